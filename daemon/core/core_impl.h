@@ -145,9 +145,9 @@ static inline kv_status_t kvd_space_group(const kvd_space_t *space, uint32_t id,
 	return KV_ERR_UNSUPPORTED;
 }
 
-static inline uint64_t kvd_id_make(kvd_core_t *core, uint32_t place)
+static inline uint64_t kvd_id_make(kvd_core_t *core, uint32_t index)
 {
-	return ++core->sequence << KVD_ID_BITS | place;
+	return ++core->sequence << KVD_ID_BITS | index;
 }
 static inline uint32_t kvd_id_index(uint64_t id)
 {

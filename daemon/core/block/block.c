@@ -133,7 +133,7 @@ void kvd_block_unref(kvd_core_t *core, uint32_t id)
 	if (block->refs > 0) {
 		return;
 	}
-	if (block->flags & KVD_TRANSIT) { /* it has served the leases that held it */
+	if (block->flags & KVD_TRANSIT) { /* it has served the leases that referenced it */
 		kvd_block_free_cpu_slot(core, id);
 	} else if (block->flags & KVD_FILLING) {
 		cancel_unwanted_fill(core, id);

@@ -51,7 +51,7 @@ static const char *check_marks(const kvd_index_t *ix, uint32_t id, kvd_set_t t, 
 		const kvd_mark_t *mark = kvd_obj_at(&ix->marks, m);
 
 		if (mark->node != id || mark->pos >= node->n[t] || mark->pos >= last) {
-			return "a mark is out of its place";
+			return "a mark is out of order";
 		}
 		last = mark->pos;
 		leaf_marked |= mark->pos + 1 == node->n[t];

@@ -217,8 +217,7 @@ static void wait_for_fill(kvd_core_t *core, kvd_lease_t *lease, uint32_t io_id)
 	kvd_list_push_front(&kvd_io_at(core, io_id)->waiters, &core->leases, offsetof(kvd_lease_t, of_io), lease->self);
 }
 
-/* Is the next block still where the lease has said it will be? Not when its fill failed and a later one took another
- * slot. */
+/* Is the next block in the slot that the header names? Not when its fill failed and a later one took another slot. */
 static int has_same_slot(const kvd_core_t *core, const kvd_lease_t *lease, const kvd_block_t *block)
 {
 	return kv_lease_slots(lease->header)[lease->ready - lease->skip] == *kvd_slot_of(&core->ix, block);

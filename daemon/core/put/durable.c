@@ -1,5 +1,5 @@
-/* DURABLE: said once, when the deepest visible block of a put and all before it are on disk and synced, or when it is
- * clear how far that goes. */
+/* DURABLE: answered once, when the deepest visible block of a put and all above it are on disk and synced, or when it
+ * is known how many of them will be. */
 #include "core/block/block.h"
 #include "core/block/write_behind.h"
 #include "core/core_impl.h"
@@ -87,7 +87,7 @@ static uint32_t count_on_disk(kvd_core_t *core, const kvd_put_t *put, uint32_t n
 	return n;
 }
 
-/* How far the ended put is on disk: 1 when entries [0, put->stored) are and no more will be, 0 when it cannot be said
+/* How far the ended put is on disk: 1 when entries [0, put->stored) are and no more will be, 0 when that is not known
  * yet. */
 static int count_stored(kvd_core_t *core, kvd_put_t *put)
 {

@@ -9,7 +9,7 @@
 void kvd_durable_fail_lost(kvd_core_t *core);
 /* A block that acknowledgements owed may rest on has a new disk copy: they wait for the flush that covers it. */
 void kvd_durable_await_again(kvd_core_t *core);
-/* Answer DURABLE where it can be said. */
+/* Answer DURABLE for the puts whose result is known. */
 void kvd_durable_run(kvd_core_t *core);
 
 #endif

@@ -232,9 +232,9 @@ static kv_status_t try_insert(kvd_core_t *core, const kvd_put_t *put, uint32_t p
 		       : KV_ERR_LIMIT;
 }
 
-/* The key is that of a block set aside: what was written takes the place of the copy that cannot be read, and what lies
- * below it is back at once. Only a client that contradicts itself has another block above it, or the key below one that
- * is hidden. */
+/* The key is that of a block set aside: the new bytes replace the copy that cannot be read, and the blocks below it are
+ * visible again at once. Only a client that contradicts itself has another block above it, or the key below one that is
+ * hidden. */
 static kv_status_t restore_set_aside(kvd_core_t *core, uint32_t id, uint32_t parent)
 {
 	const kvd_block_t *block = kvd_block_at(&core->ix, id);

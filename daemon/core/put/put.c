@@ -15,13 +15,13 @@ static kvd_put_t *put_at(const kvd_core_t *core, uint32_t self)
 
 kvd_put_t *kvd_put_find(kvd_core_t *core, uint64_t id)
 {
-	uint32_t place = kvd_id_index(id);
+	uint32_t index = kvd_id_index(id);
 	kvd_put_t *put;
 
-	if (id == 0 || place >= core->puts.made) {
+	if (id == 0 || index >= core->puts.made) {
 		return NULL;
 	}
-	put = kvd_obj_at(&core->puts, place);
+	put = kvd_obj_at(&core->puts, index);
 
 	return put->id == id ? put : NULL;
 }

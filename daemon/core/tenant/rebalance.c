@@ -185,39 +185,39 @@ static uint32_t find_giving_class(kvd_core_t *core, kvd_set_t t, uint32_t to, in
 
 /* Has the class slots enough without this slab: for what is in it, and, while it is in use, for as much again? `from`
  * KVD_NONE: a class of the disk tier that has no block. */
-static int can_spare(const kvd_core_t *core, const choice_t *choice, const kvs_slab_desc_t *look, uint32_t from)
+static int can_spare(const kvd_core_t *core, const choice_t *choice, const kvs_slab_desc_t *desc, uint32_t from)
 {
-	uint64_t free_slots = kvd_slab_ops(core, choice->t)->free_slots(core->tier[choice->t], look->slot_class);
+	uint64_t free_slots = kvd_slab_ops(core, choice->t)->free_slots(core->tier[choice->t], desc->slot_class);
 
-	if (look->open > 0 || (choice->t == KVD_DISK && look->taken > 0)) { /* on disk nothing is moved */
+	if (desc->open > 0 || (choice->t == KVD_DISK && desc->taken > 0)) { /* on disk nothing is moved */
 		return 0;
 	}
 
-	return from == KVD_NONE || free_slots >= (is_idle(core, from) ? look->slots : 2u * (uint64_t)look->slots);
+	return from == KVD_NONE || free_slots >= (is_idle(core, from) ? desc->slots : 2u * (uint64_t)desc->slots);
 }
 
 /* The one that fewer leases name, then the smaller part of it taken, else the larger one; and there must be something
  * to be had from it. */
-static void keep_better(const kvd_core_t *core, choice_t *choice, uint32_t slab, const kvs_slab_desc_t *look,
+static void keep_better(const kvd_core_t *core, choice_t *choice, uint32_t slab, const kvs_slab_desc_t *desc,
 			uint32_t named)
 {
-	uint64_t old = (uint64_t)choice->taken * look->slots, new = (uint64_t)look->taken * choice->slots;
+	uint64_t old = (uint64_t)choice->taken * desc->slots, new = (uint64_t)desc->taken * choice->slots;
 	uint32_t to = core->classes[choice->to].tier_class[choice->t];
 	int better = choice->slab == KVD_NONE || named < choice->named ||
-		     (named == choice->named && (new < old || (new == old && look->slots > choice->slots)));
+		     (named == choice->named && (new < old || (new == old && desc->slots > choice->slots)));
 
 	if (better && kvd_slab_ops(core, choice->t)->slots_gained(core->tier[choice->t], slab, to) > 0) {
 		choice->slab = slab;
-		choice->from = class_of(core, choice->t, look->slot_class);
-		choice->taken = look->taken;
-		choice->slots = look->slots;
+		choice->from = class_of(core, choice->t, desc->slot_class);
+		choice->taken = desc->taken;
+		choice->slots = desc->slots;
 		choice->named = named;
 	}
 }
 
 static void count_slots(kvd_core_t *core, kvd_set_t t)
 {
-	kvs_slab_desc_t look;
+	kvs_slab_desc_t desc;
 
 	for (uint32_t i = 0; i < core->class_count; i++) {
 		core->classes[i].slots[t] = 0;
@@ -225,15 +225,15 @@ static void count_slots(kvd_core_t *core, kvd_set_t t)
 	}
 	for (uint32_t slab = 0; slab < kvd_slab_ops(core, t)->slab_count(core->tier[t]); slab++) {
 		uint32_t class =
-			kvd_slab_ops(core, t)->describe_slab(core->tier[t], slab, &look) == KV_OK && !look.retired
-				? class_of(core, t, look.slot_class)
+			kvd_slab_ops(core, t)->describe_slab(core->tier[t], slab, &desc) == KV_OK && !desc.retired
+				? class_of(core, t, desc.slot_class)
 				: KVD_NONE;
 
 		if (class != KVD_NONE) {
 			kvd_class_t *c = &core->classes[class];
 
-			c->slots[t] += look.slots;
-			c->largest[t] = look.slots > c->largest[t] ? look.slots : c->largest[t];
+			c->slots[t] += desc.slots;
+			c->largest[t] = desc.slots > c->largest[t] ? desc.slots : c->largest[t];
 		}
 	}
 }
@@ -254,7 +254,7 @@ static choice_t choose_slab(kvd_core_t *core, kvd_set_t t, uint32_t to)
 	kvs_tier_t *tier = core->tier[t];
 	uint32_t named[MAX_SLABS], cold, file;
 	choice_t easy = {.t = t, .slab = KVD_NONE, .to = to}, other = easy;
-	kvs_slab_desc_t look;
+	kvs_slab_desc_t desc;
 
 	count_slots(core, t);
 	count_named(core, named);
@@ -263,18 +263,18 @@ static choice_t choose_slab(kvd_core_t *core, kvd_set_t t, uint32_t to)
 	for (uint32_t slab = 0; slab < kvd_slab_ops(core, t)->slab_count(tier); slab++) {
 		uint32_t from, names = t == KVD_CPU ? named[slab] : 0;
 
-		if (kvd_slab_ops(core, t)->describe_slab(tier, slab, &look) != KV_OK || look.retired || look.retiring) {
+		if (kvd_slab_ops(core, t)->describe_slab(tier, slab, &desc) != KV_OK || desc.retired || desc.retiring) {
 			continue;
 		}
-		from = class_of(core, t, look.slot_class);
-		if (from == to || (from == KVD_NONE && look.taken > 0)) {
+		from = class_of(core, t, desc.slot_class);
+		if (from == to || (from == KVD_NONE && desc.taken > 0)) {
 			continue;
 		}
-		if (names == 0 && can_spare(core, &easy, &look, from)) {
-			keep_better(core, &easy, slab, &look, 0);
-		} else if (from != KVD_NONE && from == cold && look.open == 0 && (file == KVD_NONE || slab == file) &&
-			   (other.force || (names == 0 && may_give_slab(core, t, from, look.slots)))) {
-			keep_better(core, &other, slab, &look, names);
+		if (names == 0 && can_spare(core, &easy, &desc, from)) {
+			keep_better(core, &easy, slab, &desc, 0);
+		} else if (from != KVD_NONE && from == cold && desc.open == 0 && (file == KVD_NONE || slab == file) &&
+			   (other.force || (names == 0 && may_give_slab(core, t, from, desc.slots)))) {
+			keep_better(core, &other, slab, &desc, names);
 		}
 	}
 
@@ -339,7 +339,7 @@ static uint32_t find_file_to_give(kvd_core_t *core, uint32_t ns)
 {
 	uint32_t cold = KVD_NONE, empty = KVD_NONE;
 	uint64_t age, most = 0;
-	kvs_slab_desc_t look;
+	kvs_slab_desc_t desc;
 
 	for (uint32_t i = 0; i < core->class_count; i++) {
 		if (core->classes[i].ns == ns && age_of_coldest(core, KVD_DISK, i, &age) && age >= most) {
@@ -349,9 +349,9 @@ static uint32_t find_file_to_give(kvd_core_t *core, uint32_t ns)
 	}
 	for (uint32_t file = 0; file < kvd_slab_ops(core, KVD_DISK)->slab_count(core->tier[KVD_DISK]); file++) {
 		uint32_t class =
-			kvd_slab_ops(core, KVD_DISK)->describe_slab(core->tier[KVD_DISK], file, &look) == KV_OK &&
-					!look.retired && !look.retiring && look.taken == 0
-				? class_of(core, KVD_DISK, look.slot_class)
+			kvd_slab_ops(core, KVD_DISK)->describe_slab(core->tier[KVD_DISK], file, &desc) == KV_OK &&
+					!desc.retired && !desc.retiring && desc.taken == 0
+				? class_of(core, KVD_DISK, desc.slot_class)
 				: KVD_NONE;
 
 		empty = class != KVD_NONE && core->classes[class].ns == ns ? file : empty;
@@ -364,7 +364,7 @@ static uint32_t find_file_to_give(kvd_core_t *core, uint32_t ns)
 static int pick_over_maximum(kvd_core_t *core)
 {
 	kvd_rebalance_t *rebalance = &core->rebalance[KVD_DISK];
-	kvs_slab_desc_t look;
+	kvs_slab_desc_t desc;
 
 	rebalance->look_ns = core->now_ns + AGAIN_NS;
 	for (uint32_t n = 0; n < core->ns_count; n++) {
@@ -373,9 +373,9 @@ static int pick_over_maximum(kvd_core_t *core)
 					: KVD_NONE;
 
 		if (file != KVD_NONE &&
-		    kvd_slab_ops(core, KVD_DISK)->describe_slab(core->tier[KVD_DISK], file, &look) == KV_OK &&
-		    !look.retired) {
-			begin_rebalance(core, KVD_DISK, file, class_of(core, KVD_DISK, look.slot_class), KVD_NONE);
+		    kvd_slab_ops(core, KVD_DISK)->describe_slab(core->tier[KVD_DISK], file, &desc) == KV_OK &&
+		    !desc.retired) {
+			begin_rebalance(core, KVD_DISK, file, class_of(core, KVD_DISK, desc.slot_class), KVD_NONE);
 			return 1;
 		}
 	}
@@ -458,7 +458,7 @@ static void end_rebalance(kvd_core_t *core, kvd_set_t t)
 }
 
 /* Empty one slot, or pass over some that cannot be emptied now. */
-static int empty_some(kvd_core_t *core, kvd_set_t t, const kvs_slab_desc_t *look)
+static int empty_some(kvd_core_t *core, kvd_set_t t, const kvs_slab_desc_t *desc)
 {
 	kvd_rebalance_t *rebalance = &core->rebalance[t];
 
@@ -469,7 +469,7 @@ static int empty_some(kvd_core_t *core, kvd_set_t t, const kvs_slab_desc_t *look
 		return 0;
 	}
 	for (uint32_t i = 0; i < SLOTS_A_QUANTUM; i++) {
-		if (rebalance->index == look->slots) {
+		if (rebalance->index == desc->slots) {
 			/* Blocks that were busy may not be now: another pass, if this one has moved something. */
 			int again = rebalance->moved > 0;
 
@@ -491,7 +491,7 @@ static int run_tier(kvd_core_t *core, kvd_set_t t)
 {
 	kvs_tier_t *tier = core->tier[t];
 	kvd_rebalance_t *rebalance = &core->rebalance[t];
-	kvs_slab_desc_t look;
+	kvs_slab_desc_t desc;
 
 	if (rebalance->slab == KVD_NONE && core->now_ns >= rebalance->next_ns) {
 		if (t == KVD_DISK && core->now_ns >= rebalance->look_ns && pick_over_maximum(core)) {
@@ -502,15 +502,15 @@ static int run_tier(kvd_core_t *core, kvd_set_t t)
 	if (rebalance->slab == KVD_NONE) {
 		return 0;
 	}
-	if (kvd_slab_ops(core, t)->describe_slab(tier, rebalance->slab, &look) != KV_OK ||
-	    (!look.retired && !look.retiring)) {
+	if (kvd_slab_ops(core, t)->describe_slab(tier, rebalance->slab, &desc) != KV_OK ||
+	    (!desc.retired && !desc.retiring)) {
 		end_rebalance(core, t); /* its memory has come back */
 		return 0;
 	}
-	if (look.retired) {
+	if (desc.retired) {
 		return 0;
 	}
-	if (look.taken == 0) {
+	if (desc.taken == 0) {
 		uint32_t to =
 			rebalance->to != KVD_NONE ? rebalance->to : rebalance->from; /* the namespace may not keep it */
 
@@ -525,7 +525,7 @@ static int run_tier(kvd_core_t *core, kvd_set_t t)
 		return 0;
 	}
 
-	return empty_some(core, t, &look);
+	return empty_some(core, t, &desc);
 }
 
 int kvd_rebalance_run(kvd_core_t *core)

@@ -9,8 +9,8 @@
  * used for ten seconds, another slab's worth of them left). Else that of the namespace furthest over its share
  * (share.h), of its class with the coldest block. Else that of the class of the same namespace whose coldest block is
  * the coldest of all. That block must have been unused more than twice as long as the coldest one of the class that is
- * short, unless that one has nothing it could evict: so two busy classes do not take slabs from each other in turn. A
- * class that was used in the last ten seconds then keeps half a slab at the least.
+ * short, unless that one has nothing it could evict: so two busy classes do not take slabs from each other back and
+ * forth. A class that was used in the last ten seconds then keeps half a slab at the least.
  *
  * A namespace whose maximum on disk is lower than what it has gives files back, one after the other: an empty one,
  * else that of its coldest block.

@@ -1,5 +1,6 @@
 /* records.h -- what the core knows of its tenants: namespaces, spaces, classes of slots, instances and members. Types
- * only; who may change them is said by the headers beside this one. */
+ * only; the other headers of this folder have the functions that change them.
+ */
 #ifndef KVD_CORE_RECORDS_H
 #define KVD_CORE_RECORDS_H
 
@@ -41,7 +42,7 @@ typedef struct kvd_rebalance {
 	uint32_t index;      /* slot to look at next */
 	uint32_t moved;      /* slots emptied since the last pass */
 	uint64_t named;      /* slots of it that open leases name; of files none are */
-	int force;           /* a namespace over its share gives to another: leases do not hold it back */
+	int force;           /* a namespace over its share gives to another: leases do not delay it */
 	uint64_t give_up_ns;
 	uint64_t next_ns; /* none is picked before */
 	uint64_t look_ns; /* none of a namespace over its maximum is picked before */

@@ -39,8 +39,8 @@ uint64_t kvd_share_max(const kvd_core_t *core, uint32_t ns, kvd_resource_t what)
 	return most ? most : UINT64_MAX;
 }
 
-/* What a tier needs beside slabs and files (ledger, digests, metadata) goes off all shares alike: else each could be
- * within its own and the tier full. */
+/* What a tier needs for ledger, digests and metadata is taken off all shares alike. Otherwise each namespace could be
+ * within its share and the tier full. */
 static uint64_t without_overhead(const kvd_core_t *core, kvd_set_t t, uint64_t share)
 {
 	uint64_t overhead;
@@ -135,19 +135,19 @@ uint64_t kvd_share_irreclaimable(const kvd_core_t *core, uint32_t ns)
 uint64_t kvd_share_pin_room(const kvd_core_t *core, uint32_t ns, uint32_t slot_class)
 {
 	const kvd_ns_t *name_space = core->ns[ns];
-	uint64_t held = kvd_share_irreclaimable(core, ns), share = name_space->share[KVD_SHARE_CPU];
-	uint64_t blocks = share > held ? (share - held) / core->classes[slot_class].slot_bytes : 0;
+	uint64_t charged = kvd_share_irreclaimable(core, ns), share = name_space->share[KVD_SHARE_CPU];
+	uint64_t blocks = share > charged ? (share - charged) / core->classes[slot_class].slot_bytes : 0;
 	uint64_t named = name_space->pinned_blocks + name_space->unfinished_blocks;
 	uint64_t index = name_space->share[KVD_SHARE_INDEX] > named ? name_space->share[KVD_SHARE_INDEX] - named : 0;
 
 	return blocks < index ? blocks : index;
 }
 
-static uint64_t slab_bytes(const kvd_core_t *core, uint32_t ns, const kvs_slab_desc_t *look)
+static uint64_t slab_bytes(const kvd_core_t *core, uint32_t ns, const kvs_slab_desc_t *desc)
 {
 	for (uint32_t c = 0; c < core->class_count; c++) {
-		if (core->classes[c].tier_class[KVD_CPU] == look->slot_class) {
-			return core->classes[c].ns == ns ? look->slots * core->classes[c].slot_bytes : 0;
+		if (core->classes[c].tier_class[KVD_CPU] == desc->slot_class) {
+			return core->classes[c].ns == ns ? desc->slots * core->classes[c].slot_bytes : 0;
 		}
 	}
 
@@ -158,16 +158,16 @@ int kvd_share_may_open(const kvd_core_t *core, uint32_t ns, kvs_loc_t loc)
 {
 	kvs_tier_t *tier = core->tier[KVD_CPU];
 	const kvs_rebalance_ops_t *ops = tier->ops->rebalance;
-	kvs_slab_desc_t look;
+	kvs_slab_desc_t desc;
 	uint64_t open = 0;
 
-	if (!ops || ops->describe_slab(tier, kv_slot_slab(loc.slot), &look) != KV_OK || look.open > 1 ||
+	if (!ops || ops->describe_slab(tier, kv_slot_slab(loc.slot), &desc) != KV_OK || desc.open > 1 ||
 	    kvd_share_over(core, ns, KVD_SHARE_CPU, 0) == 0) {
 		return 1;
 	}
 	for (uint32_t slab = 0; slab < ops->slab_count(tier); slab++) {
-		if (ops->describe_slab(tier, slab, &look) == KV_OK && look.open > 0) {
-			open += slab_bytes(core, ns, &look);
+		if (ops->describe_slab(tier, slab, &desc) == KV_OK && desc.open > 0) {
+			open += slab_bytes(core, ns, &desc);
 		}
 	}
 
@@ -177,9 +177,9 @@ int kvd_share_may_open(const kvd_core_t *core, uint32_t ns, kvs_loc_t loc)
 uint64_t kvd_share_instance_room(const kvd_core_t *core, const kvd_instance_rec_t *instance, uint64_t cap, uint64_t own)
 {
 	uint64_t most = cap ? cap : core->ns[instance->ns]->share[KVD_SHARE_CPU] / 2u;
-	uint64_t held = cap ? own : instance->pinned_bytes + instance->unfinished_bytes;
+	uint64_t charged = cap ? own : instance->pinned_bytes + instance->unfinished_bytes;
 
-	return most > held ? most - held : 0;
+	return most > charged ? most - charged : 0;
 }
 
 void kvd_share_count_unfinished(kvd_core_t *core, kvd_instance_rec_t *instance, uint64_t bytes, int taken)

@@ -16,10 +16,10 @@
  * namespace is not configured. */
 uint64_t kvd_share_used(const kvd_core_t *core, uint32_t ns, kvd_resource_t what);
 uint64_t kvd_share_of(const kvd_core_t *core, uint32_t ns, kvd_resource_t what);
-/* By how much the namespace would be over its share, as far as the tier has room beside its own needs, with `more`
- * more. 0: it would be within. */
+/* By how much the namespace would be over its share with `more` more. What the tier needs for itself is taken off the
+ * share. 0: it would be within. */
 uint64_t kvd_share_over(const kvd_core_t *core, uint32_t ns, kvd_resource_t what, uint64_t more);
-/* What the namespace never has more of; UINT64_MAX: nothing is said. The tiers enforce it (kvs_tier_cap). */
+/* What the namespace never exceeds; UINT64_MAX: no maximum. The tiers enforce it (kvs_tier_cap). */
 uint64_t kvd_share_max(const kvd_core_t *core, uint32_t ns, kvd_resource_t what);
 /* Shares that are not given are equal parts of what is left. */
 void kvd_shares_compute(kvd_core_t *core);

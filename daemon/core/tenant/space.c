@@ -206,7 +206,7 @@ static int groups_valid(const kvd_space_open_t *ask)
 	return ask->group_count > 0 && ask->group_count <= KV_MAX_GROUPS;
 }
 
-/* What a space says about itself must fit together before anything is sized by it. */
+/* The figures of a space come from a client and must agree before anything is sized by them. */
 static int geometry_valid(const kvd_space_open_t *ask)
 {
 	const kvs_geometry_t *g = &ask->geometry;
