@@ -13,11 +13,11 @@
  *   dispatch.c                              what arrives
  *   attach.c                                the life of an attachment
  *
- * Threads. One owner thread at a time; beside it others match, look at leases and read them, and write into puts
+ * Threads. One owner thread at a time; at the same time others match, look at leases and read them, and write into puts
  * (kvc.h says what). They reach shared memory in two ways only:
  *   kvc_match()                    through kvc->map between kvc_map_enter() and kvc_map_leave()
  *   kvc_lease_read() and the like  through the map of the lease or put, on which it holds a reference
- * A map is unmapped when it is no longer current, nobody refers to it, and no match is running (kvc_map_reap()).
+ * A map is unmapped when it is no longer current, nothing refers to it, and no match is running (kvc_map_reap()).
  */
 #ifndef KVC_IMPL_H
 #define KVC_IMPL_H
@@ -34,7 +34,7 @@
 #include <stdatomic.h>
 
 #define KVC_MAX_PENDING     1024u       /* requests in flight                                      */
-#define KVC_ONEWAY_ID       1u          /* of requests whose answer nobody waits for; no pending request has it */
+#define KVC_ONEWAY_ID       1u          /* of requests without a handler; no pending request has it */
 #define KVC_MAX_OUT         (64u << 20) /* bytes waiting for the socket                             */
 #define KVC_MAX_FDS_QUEUED  16u         /* descriptors received ahead of their frames               */
 #define KVC_MAX_BACKLOG     4096u       /* lease ids waiting to be released; RELEASE holds as many  */
@@ -54,10 +54,10 @@
 #define KVC_BACKOFF_MIN_NS    UINT64_C(10000000)
 #define KVC_BACKOFF_MAX_NS    UINT64_C(1000000000)
 #define KVC_REOPEN_NS         UINT64_C(200000000)  /* before a space that was open is asked for again */
-#define KVC_HUNG_NS           UINT64_C(1000000000) /* without a heartbeat: nothing is asked any more */
+#define KVC_HUNG_NS           UINT64_C(1000000000) /* without a heartbeat this long: no request is sent */
 #define KVC_NS_A_MS           UINT64_C(1000000)
 #define KVC_NS_A_US           UINT64_C(1000)
-#define KVC_FORK_GUARD        UINT64_C(0x6b766320616c6976) /* what the fork guard page holds in its process */
+#define KVC_FORK_GUARD        UINT64_C(0x6b766320616c6976) /* what the fork_guard page holds in its process */
 
 /* ---- shared memory of one incarnation -------------------------------------------------------- */
 
@@ -122,7 +122,7 @@ typedef kv_status_t (*kvc_frame_fn)(kvc_t *kvc, const kv_frame_header_t *header,
 typedef struct kvc_pending {
 	uint64_t id;        /* 0: free */
 	uint64_t deadline;  /* UINT64_MAX: passed already, the late answer is still expected */
-	kvc_answer_fn done; /* NULL: nobody waits; what a late answer grants is given back */
+	kvc_answer_fn done; /* NULL: no handler; what a late answer grants is given back */
 	void *object;
 	uint16_t code;
 	uint32_t next_free;
@@ -196,7 +196,7 @@ struct kvc_space {
 	uint32_t layers; /* pages a head */
 	uint32_t pieces; /* leaves a page */
 	kv_status_t reset_status;
-	uint32_t puts_left; /* closed; but the daemon still has to take what was handed in through so many puts */
+	uint32_t puts_left; /* closed; puts whose handed-in blocks the daemon has still to take */
 	uint32_t text_len;
 	char text[KV_MAX_TEXT + 1u]; /* canonical identity */
 	char asked_layout[KVC_MAX_LAYOUT_TEXT + 1u];
@@ -266,7 +266,7 @@ typedef struct kvc_counters {
 		corrupt, reattaches, timeouts, reports_dropped;
 } kvc_counters_t;
 
-/* What a session tells those who live in it, none of whom it knows. There is one table, in attach.c. */
+/* What a session tells spaces, leases and puts, which it does not know. There is one table, in attach.c. */
 typedef struct kvc_events {
 	kvc_frame_fn frame;             /* a frame has come */
 	uint32_t (*opened)(kvc_t *kvc); /* spaces can be asked for; how many are: the session is ready after as many
@@ -343,7 +343,7 @@ struct kvc {
 
 /* Note a sentence for kvc_last_error() and return status. */
 kvc_status_t kvc_fail(kv_status_t status, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* An invariant is broken, here or in the caller: no session, no copy, and nothing is unmapped any more. */
+/* An invariant is broken, here or in the caller: no session, no copy, and nothing is unmapped from then on. */
 int kvc_is_abandoned(const kvc_t *kvc);
 /* KVC_OK, KVC_ERR_CLOSED in a forked child, or KVC_ERR_INTERNAL once abandoned. No system call. */
 kvc_status_t kvc_check_process(const kvc_t *kvc);
@@ -362,12 +362,12 @@ kv_status_t kvc_flush(kvc_t *kvc);
 kv_status_t kvc_receive(kvc_t *kvc, kvc_frame_fn frame);
 /* End requests whose deadline has passed. */
 void kvc_expire(kvc_t *kvc, uint64_t now);
-/* The object goes away: its requests are nobody's. */
+/* The object goes away: answers to its requests are dropped. */
 void kvc_forget_requests(kvc_t *kvc, const void *object);
 /* The pending request of a reply, or NULL. */
 kvc_pending_t *kvc_pending_find(kvc_t *kvc, uint64_t id);
 void kvc_pending_free(kvc_t *kvc, kvc_pending_t *pending);
-/* A request nobody waits for. Gets through however many answers are awaited. */
+/* A request whose answer is dropped. It is sent however many answers are awaited. */
 void kvc_send_oneway(kvc_t *kvc, uint16_t code, const void *msg);
 /* timeout_ms from now; 0: the attachment's. */
 uint64_t kvc_deadline(const kvc_t *kvc, uint32_t timeout_ms);
@@ -379,7 +379,7 @@ kv_status_t kvc_dispatch(kvc_t *kvc, const kv_frame_header_t *header, const uint
 
 /* ---- session.c ------------------------------------------------------------------------------- */
 
-/* Every call of the owner starts here: fork guard, then what has arrived, deadlines, re-attach. OK also while
+/* Every call of the owner starts here: the fork_guard page, then what has arrived, deadlines, re-attach. OK also while
  * detached. */
 kvc_status_t kvc_enter(kvc_t *kvc);
 void kvc_pump(kvc_t *kvc);
@@ -421,16 +421,16 @@ typedef struct kvc_join_fds {
 kv_status_t kvc_map_create(kvc_t *kvc, const kv_msg_join_reply_t *reply, const kvc_join_fds_t *fds, kvc_map_t **p_map);
 void kvc_map_ref(kvc_map_t *map);
 void kvc_map_unref(kvc_map_t *map);
-/* The current map ends: it is unmapped by kvc_map_reap() once nobody uses it. */
+/* The current map ends: kvc_map_reap() unmaps it when nothing uses it. */
 void kvc_map_retire(kvc_t *kvc);
 void kvc_map_reap(kvc_t *kvc);
-/* Unmap all, whoever uses them; only when the kvc_t itself ends. */
+/* Unmap all, also maps in use; only when the kvc_t itself ends. */
 void kvc_map_destroy_all(kvc_t *kvc);
 kvc_map_t *kvc_map_enter(kvc_t *kvc);
 void kvc_map_leave(kvc_t *kvc);
 kv_status_t kvc_slab_add(kvc_t *kvc, const kv_msg_slab_add_t *msg, int data_fd, int digest_fd);
 void kvc_slab_retire(kvc_t *kvc, uint32_t number);
-/* Unmap retired slabs that no lease or put can name any more, and say so. */
+/* Unmap retired slabs that no lease or put can name, and send DRAINED. */
 void kvc_slab_reap(kvc_t *kvc);
 void kvc_slab_destroy(const kvc_t *kvc, kvc_slab_t *slab);
 /* Block and digests behind a slot. FAULT: no such memory here. LAYOUT: a slab of another geometry. */
@@ -448,7 +448,7 @@ void kvc_spaces_refresh(kvc_t *kvc);
 kvc_status_t kvc_space_usable(kvc_space_t *space);
 /* The daemon or the mirror knows another epoch. */
 void kvc_space_stale(kvc_space_t *space);
-/* Out of the attachment: nothing that arrives reaches it any more. Then kvc_space_free(). */
+/* Out of the attachment: nothing that arrives reaches it from then on. Then kvc_space_free(). */
 void kvc_space_unlink(kvc_space_t *space);
 void kvc_space_free(kvc_space_t *space);
 
@@ -475,7 +475,7 @@ typedef struct kvc_blocks {
 	uint32_t first, end;
 } kvc_blocks_t;
 kvc_blocks_t kvc_group_blocks(const kvc_space_t *space, const kvc_group_t *group, uint32_t n);
-/* A key source over an array of keys, the first of which is that of unit `first`. */
+/* A key source over an array of keys, which begins with the key of unit `first`. */
 typedef struct kvc_key_array {
 	const kvc_key_t *keys;
 	uint32_t first;

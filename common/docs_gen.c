@@ -16,7 +16,7 @@ static void print_roles(uint32_t roles)
 	static const struct {
 		uint32_t bit;
 		const char *name;
-	} names[] = {{KV_ROLE_ANY, "anybody, before HELLO too"},
+	} names[] = {{KV_ROLE_ANY, "any connection, before HELLO too"},
 		     {KV_ROLE_CLIENT, "clients"},
 		     {KV_ROLE_MEMBER, "members"},
 		     {KV_ROLE_OPERATOR, "operators"}};
@@ -234,8 +234,7 @@ static void print_mirror(void)
 	HEADER_ROW(kv_mirror_header_t, version, "1");
 	HEADER_ROW(kv_mirror_header_t, features, "0");
 	HEADER_ROW(kv_mirror_header_t, incarnation, "run of the daemon that wrote it; never 0, never reused");
-	HEADER_ROW(kv_mirror_header_t, heartbeat_ns,
-		   "CLOCK_MONOTONIC of the core loop; 0: the daemon has said goodbye");
+	HEADER_ROW(kv_mirror_header_t, heartbeat_ns, "CLOCK_MONOTONIC of the core loop; 0: the daemon has shut down");
 	HEADER_ROW(kv_mirror_header_t, bucket_count, "a power of two");
 	HEADER_ROW(kv_mirror_header_t, buckets_offset, "bytes from the start, a multiple of 4096");
 	HEADER_ROW(kv_mirror_header_t, epochs_offset, "u64 epoch[4096], by space id; 0: no such space");

@@ -1,4 +1,4 @@
-/* One log line, one write; a log nobody reads costs lines, never time. */
+/* One log line, one write; a log without a reader costs lines, never time. */
 #include "kv/log.h"
 
 #include "kv/text.h"
@@ -20,8 +20,8 @@
 /* With its newline below PIPE_BUF, so that a pipe takes a line whole or not at all. */
 #define LINE_MAX_BYTES 2048u
 #define DAY_S          86400
-/* While somebody else writes to a terminal, poll says that there is no room, and a write that does not wait is refused.
- * A line takes a microsecond or two, so many looks take 10. */
+/* While another process writes to a terminal, poll says that there is no room, and a write that does not wait is
+ * refused. A line takes a microsecond or two, and 16 looks take 10. */
 #define TERMINAL_LOOKS 16u
 
 static _Atomic int log_level = KV_LOG_INFO;
@@ -30,7 +30,7 @@ static _Atomic uint64_t log_dropped;
 
 /* Between "poll says there is room" and the write no other thread of ours may take that room. */
 static pthread_mutex_t write_lock = PTHREAD_MUTEX_INITIALIZER;
-/* Under it: the last line stayed out, so nobody reads. One look then, until a line is taken again. */
+/* Under it: the last line stayed out, so there is no reader. One look then, until a line is taken again. */
 static int unread;
 static pthread_once_t forks_seen_to = PTHREAD_ONCE_INIT;
 
@@ -73,7 +73,7 @@ kv_status_t kv_log_level_parse(const char *name, kv_log_level_t *p_level)
 	return KV_ERR_ARG;
 }
 
-/* A terminal that nobody reads is ready as long as it has any room, and a write waits for room for all of the line:
+/* A terminal without a reader is ready as long as it has any room, and a write waits for room for all of the line:
  * unless the description is one that does not wait. Ours may be shared, so it is opened anew; one we may not open is
  * written as it is. */
 static ssize_t write_now(int fd, const char *line, size_t len)
@@ -150,8 +150,8 @@ static ssize_t write_some(int fd, char *line, size_t len)
 	return n < 0 && errno != EAGAIN && errno != EPIPE ? write_when_free(fd, line, len) : n;
 }
 
-/* Nobody reads any more: that must not end the program, which may be an engine that has not thought of SIGPIPE. It is
- * kept from this thread, and taken back if it came of this line. */
+/* The reader has gone: that must not end the program, which may be an engine that does not handle SIGPIPE. The signal
+ * is blocked for this thread, and taken back if this line raised it. */
 static void write_line(int fd, char *line, size_t len)
 {
 	const struct timespec now = {0};

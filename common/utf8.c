@@ -62,7 +62,7 @@ static int eight_plain(const uint8_t *data)
 
 	memcpy(&v, data, sizeof v);
 	/* A byte below 0x20 borrows from its high bit in the second term, 0x7f carries into it in the third. A borrow
-	 * or carry into a neighbour needs a byte that is refused by itself. */
+	 * or carry into a neighbour needs a byte that is refused already. */
 	return ((v | (v - ones * 0x20) | (v + ones)) & high) == 0;
 }
 

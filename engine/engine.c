@@ -140,7 +140,7 @@ static void add_to_batch(batch_t *batch, kve_job_t *job)
 	batch->rows += n;
 }
 
-/* Those who decode go first, a token each; what rows are left go to prefill, in order of arrival. */
+/* Decodes go first, a token each; the rows that are left go to prefill, in order of arrival. */
 static void compute(kve_engine_t *engine)
 {
 	static const kve_state_t order[] = {KVE_DECODE, KVE_PREFILL};
@@ -172,7 +172,7 @@ static uint32_t advance_jobs(kve_engine_t *engine)
 	int full = 0;
 
 	for (kve_job_t *job = engine->jobs; job; job = job->next) {
-		/* Nobody overtakes who waits for room: small ones could for ever. */
+		/* No request overtakes one that waits for room: small ones could do so for ever. */
 		if (job->request.state == KVE_WAITING && !full) {
 			kve_job_admit(engine, job);
 			full = job->request.state == KVE_WAITING;

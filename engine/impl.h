@@ -41,7 +41,7 @@ void kve_job_admit(kve_engine_t *engine, kve_job_t *job);
 void kve_job_loaded(kve_engine_t *engine, kve_job_t *job);
 /* `n` more tokens are in the cache; job->logits are the last one's when all tokens are. */
 void kve_job_computed(kve_engine_t *engine, kve_job_t *job, uint32_t n);
-/* Move saves on; after DONE, give blocks back as soon as nobody reads them. */
+/* Move saves on; after DONE, give blocks back as soon as no copy reads them. */
 void kve_job_tend(kve_engine_t *engine, kve_job_t *job);
 /* End it now, wherever it is. */
 void kve_job_abort(kve_engine_t *engine, kve_job_t *job);

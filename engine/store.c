@@ -1,4 +1,4 @@
-/* Who we are to kvd. */
+/* The identity of the reference engine in kvd. */
 #include "impl.h"
 
 #include "kv/log.h"

@@ -298,7 +298,7 @@ static kvc_status_t read_block(kvc_lease_t *lease, uint32_t i, void *dst)
 	}
 	copied = kvc_copy_checked(lease->space, dst, data, leaves);
 
-	/* Taken away meanwhile: what was read may be anything, and that is nobody's fault. */
+	/* Taken away meanwhile: what was read may be anything; the block is not to blame. */
 	status = kvc_lease_state(lease);
 	if (status == KVC_OK && copied != KV_OK) {
 		kvc_count(&kvc->counters.corrupt, 1);
@@ -315,8 +315,8 @@ kvc_status_t kvc_lease_read(kvc_lease_t *lease, uint32_t first, uint32_t count, 
 	kvc_t *kvc = lease->space->kvc;
 
 	if (!dst || first < lease->skip || count > UINT32_MAX - first) {
-		return kvc_fail(KV_ERR_ARG, "kvc_lease_read: blocks from %u on, of which %u are skipped", first,
-				lease->skip);
+		return kvc_fail(KV_ERR_ARG, "kvc_lease_read: blocks from %u on, and the lease begins with block %u",
+				first, lease->skip);
 	}
 	for (uint32_t i = 0; i < count; i++) {
 		kvc_status_t status = read_block(lease, first + i, dst[i]);

@@ -2,7 +2,7 @@
  *
  * Residency of a `full` group in each tier is monotone along a prefix, so the answer is found by a search. Each probe
  * is a cache miss; four positions are looked at per round, all prefetched before the first is read, so that a search of
- * 8,192 keys takes seven rounds of one miss instead of thirteen. Blocks of other groups come and go by themselves: from
+ * 8,192 keys takes seven rounds of one miss instead of thirteen. Blocks of other groups come and go one by one: from
  * the full groups' answer downwards, lengths are tried until every group has what it needs there. A missing block rules
  * out every length that needs it, so each block is looked at about once.
  */
@@ -41,7 +41,7 @@ static inline uint32_t word_overflow(uint32_t word)
 	return word >> 16;
 }
 
-/* Keys made so far in this search: an open table by unit, of which a quarter stays empty. */
+/* Keys made so far in this search: an open table by unit; a quarter of it stays empty. */
 typedef struct kvc_memo {
 	const kvc_key_source_t *source;
 	uint32_t count;

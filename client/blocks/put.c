@@ -100,7 +100,7 @@ void kvc_puts_lost(kvc_t *kvc)
 	for (kvc_put_t *put = kvc->puts; put; put = next) {
 		next = put->next;
 		put->staging_lost = 1;
-		/* CLOSED, not REVOKED: nobody gave it up. */
+		/* CLOSED, not REVOKED: no member gave it up. */
 		if (atomic_load(&put->status) == KV_PENDING) {
 			atomic_store(&put->status, KV_ERR_CLOSED);
 		}
@@ -179,7 +179,7 @@ static kv_status_t take_put_grant(kvc_t *kvc, kvc_put_t *put, const kv_msg_put_s
 	return status;
 }
 
-/* It was granted and cannot be kept: nobody will write there. */
+/* It was granted and cannot be kept: no member will write there. */
 static void decline_grant(kvc_t *kvc, kvc_put_t *put, uint64_t id)
 {
 	kv_msg_put_revoke_t revoke = {.put = id};

@@ -170,8 +170,8 @@ void kvc_put_notice_done(kvc_t *kvc, const kv_msg_put_done_t *msg)
 		}
 		known = 1;
 	}
-	/* This member was to write into it and has no view (yet, or any more), not even one of an older session that
-	 * somebody may be writing through: none of its writes can come. */
+	/* This member had to write into it and has no view of it, not even one of an older session that a thread may
+	 * be writing through: none of its writes can come. */
 	if (!known && msg->status != KV_OK) {
 		kvc_send_oneway(kvc, KV_CODE_DRAINED, &drained);
 	}
@@ -242,8 +242,8 @@ kvc_status_t kvc_put_wait(kvc_put_t *put, int durable, uint32_t timeout_ms)
 
 /* ---- letting go ------------------------------------------------------------------------------ */
 
-/* Tell the daemon that this member does not touch the put's memory any more; if that leaves it unfinished, it is
- * over for all. */
+/* Tell the daemon that this member no longer touches the put's memory; if that leaves it unfinished, the put ends for
+ * all members. */
 static void drain_or_revoke(kvc_put_t *put)
 {
 	kvc_t *kvc = put->space->kvc;

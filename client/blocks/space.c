@@ -1,4 +1,4 @@
-/* Spaces: opened by identity, opened again by themselves after a restart or a reset; and the keys of their blocks. */
+/* Spaces: opened by identity, opened again after a restart or a reset; and the keys of their blocks. */
 #include "impl.h"
 
 #include "kv/key.h"
@@ -32,8 +32,8 @@ static kv_status_t geometry_take(kvc_space_t *space, const kv_msg_space_open_rep
 	if ((uint64_t)layers * pieces != reply->leaves || reply->leaves > KVC_MAX_LEAVES) {
 		return KV_ERR_PROTO;
 	}
-	/* Re-opened: handles in use were sized by the first answer, and whoever fills blocks does so in the order of
-	 * bytes it named. A new daemon has that of whoever came first. */
+	/* Re-opened: handles in use were sized by the first answer, and callers fill blocks in the order of bytes that
+	 * it named. A new daemon has the order of the first member that opened the space. */
 	if (space->block_bytes &&
 	    (memcmp(space->root, reply->root.data, sizeof space->root) != 0 ||
 	     space->block_bytes != reply->block_bytes || space->heads != reply->heads ||

@@ -7,27 +7,30 @@
  *   kvc_acquire      lease a prefix: it stays until released (or until its time to live ends)
  *   kvc_lease_read   copy blocks out, verified
  *   kvc_put_start .. kvc_put_write .. kvc_put_end   store new blocks
- * Non-blocking: every *_start call returns at once; kvc_poll() moves things on; the object's state says how far it
- * is. Blocking forms take a timeout. After the daemon has died or restarted, calls answer KVC_ERR_UNREACHABLE,
- * KVC_ERR_CLOSED or a miss at once; kvc_poll() (and any call) re-attaches by itself, and every lease and put of before
- * is over (a lease KVC_ERR_REVOKED, a put's result KVC_ERR_CLOSED). A daemon that is stopped is a miss after 50 ms (a
- * caller to whom a miss is dear waits a moment for the next heartbeat: kvc_await_us()) and KVC_ERR_DAEMON_STALE after a
- * second, or both after its option limits.silence where that is longer. kvc_poll() alone drives everything:
- * kvc_lease_state(), kvc_lease_ready(), kvc_lease_rest_status(), kvc_put_export() and kvc_put_get_result() say how far
- * it is and never wait.
  *
- * Threads. A kvc_t and everything made from it belong to one thread at a time: its owner, who polls. Any thread may,
- * beside the owner and beside each other, call
+ * Non-blocking. Every *_start call returns at once. kvc_poll() alone drives everything; the state of the object says
+ * how far it is. kvc_lease_state(), kvc_lease_ready(), kvc_lease_rest_status(), kvc_put_export() and
+ * kvc_put_get_result() never wait. Blocking forms take a timeout.
+ *
+ * A daemon that goes away. After the daemon has died or restarted, calls answer KVC_ERR_UNREACHABLE, KVC_ERR_CLOSED or
+ * a miss at once. kvc_poll() (and any call) attaches again. Leases and puts of before have ended: a lease is
+ * KVC_ERR_REVOKED, the result of a put is KVC_ERR_CLOSED. A stopped daemon is a miss after 50 ms, and
+ * KVC_ERR_DAEMON_STALE after a second; both come after its option limits.silence where that is longer. A caller for
+ * which a miss is expensive waits for the next heartbeat with kvc_await_us().
+ *
+ * Threads. A kvc_t and everything made from it belong to one thread at a time: its owner, which polls. Other threads
+ * may call these functions at the same time, as long as no thread frees the object:
  *   kvc_match(), kvc_match_lazy(), kvc_chain_*(), kvc_keys_of(), kvc_key_bind(), kvc_space_groups(), kvc_group_range()
- *   kvc_lease_state(), _n(), _skip(), _ready(), _rest(), _block(), _read()      once the owner has seen the lease OK
- *   kvc_put_block(), _write(), _digests()     once the owner has seen the put granted; each block by one thread at a
- *                                             time
- * while nobody frees the object. kvc_put_end() of a block comes after its writes, by whatever the threads order
- * themselves with. Ownership: what a function returns through **p is the caller's until the matching free.
- * ABI. A struct that begins with struct_size may grow at its end: the caller sets struct_size to its sizeof before
- * every call, for a struct that the library fills too; the library reads and fills no more than that. A struct without
- * struct_size never changes. KVC_ABI_VERSION is the number in the library's soname (libkvc.so.1) and changes when an
- * older program would not work any more.
+ *   kvc_lease_state(), _n(), _skip(), _ready(), _rest_status(), _block(), _read()   once the owner saw the lease OK
+ *   kvc_put_block(), _write(), _digests()   once the owner saw the put granted; each block by one thread at a time
+ * kvc_put_end() of a block comes after its writes; the threads order these themselves.
+ *
+ * Ownership. What a function returns through **p is the caller's until the matching free.
+ *
+ * ABI. A struct that begins with struct_size may grow at its end. The caller sets struct_size to its sizeof before
+ * every call, also where the library fills the struct; the library reads and fills no more than that. A struct without
+ * struct_size never changes. KVC_ABI_VERSION is the number in the library's soname (libkvc.so.1). It changes when an
+ * older program no longer works with the library.
  */
 #ifndef KVC_H
 #define KVC_H
@@ -119,13 +122,13 @@ typedef struct kvc_config {
 	int observe; /* 1: do not join an instance: documents and explain only, kvc_match() answers a miss (operators'
 			tools) */
 	/* Told of pool memory: mapped 1 when it has just been mapped, 0 right before it is unmapped, when no lease or
-	 * put can name it any more. On the owner's thread, from within any call; it must not call back. For who has to
-	 * make memory known to a device. NULL: not told. */
+	 * put can name it. On the owner's thread, from within any call; it must not call back. For callers that
+	 * make memory known to a device. NULL: not called. */
 	void (*on_memory)(void *ctx, const kvc_memory_t *memory, int mapped);
 	void *memory_ctx;
 } kvc_config_t;
 
-/* Connect, join, map the shared memory. KVC_ERR_UNREACHABLE at once when nobody listens. */
+/* Connect, join, map the shared memory. KVC_ERR_UNREACHABLE at once when no daemon listens. */
 KVC_API kvc_status_t kvc_attach(const kvc_config_t *config, kvc_t **p_kvc);
 /* Release everything: spaces, leases and puts made from it are freed, the pool's memory is unmapped, and the daemon may
  * lend it out again at once. Every copy to or from it must have ended; where one may go on, kvc_abandon() comes first
@@ -144,8 +147,8 @@ KVC_API kvc_status_t kvc_poll_us(kvc_t *kvc, uint32_t timeout_us);
  * however often they call, and one that stalls for less costs no miss. Also KVC_ERR_CLOSED and KVC_ERR_UNREACHABLE,
  * without waiting, while detached. */
 KVC_API kvc_status_t kvc_await_us(kvc_t *kvc, uint32_t timeout_us);
-/* For idle times: bring up to `bytes` more of the memory the daemon lends into this process's page table, so that who
- * reads or writes there later does not pay for it. Returns how many it was; 0: all of it is there. */
+/* For idle times: bring up to `bytes` more of the pool's memory into this process's page table, so that later reads and
+ * writes take no page faults. Returns the bytes of this call; 0: all of it is there. */
 KVC_API uint64_t kvc_prefault(kvc_t *kvc, uint64_t bytes);
 /* Incarnation of the daemon attached to; 0: detached. */
 KVC_API uint64_t kvc_incarnation(const kvc_t *kvc);
@@ -171,9 +174,11 @@ typedef struct kvc_identity {
 } kvc_identity_t;
 
 /* The layout of a block in the pool: [head][layer][page]. A page is what one head of one layer keeps of `block_tokens`
- * tokens. Of a tensor-parallel engine it is the whole model's block, not a rank's. Its text, one for each layout: kvk1
- * heads=N layers=N tokens=N k=N v=N dtype=D inner=I page=N D = f32 | f16 | bf16 | fp8_e4m3 | fp8_e5m2 | int8 | byte I =
- * split | packed | opaque */
+ * tokens. The block is the whole model's, also where tensor-parallel ranks write parts of it. Its text, one a layout:
+ *
+ *   kvk1 heads=N layers=N tokens=N k=N v=N dtype=D inner=I page=N
+ *   D: f32, f16, bf16, fp8_e4m3, fp8_e5m2, int8, byte
+ *   I: split (K of all tokens, then V of all), packed (K and V token by token), opaque (bytes of the engine's own) */
 typedef struct kvc_layout {
 	size_t struct_size;
 	uint32_t heads; /* KV heads of the model; MLA, opaque: 1 */
@@ -182,8 +187,7 @@ typedef struct kvc_layout {
 	uint32_t k_dim;      /* elements of K a token and head; opaque: 0 */
 	uint32_t v_dim;      /* elements of V; MLA, opaque: 0 */
 	const char *dtype;   /* D */
-	const char *inner;   /* NULL: split. split: K of all tokens, then V of all; packed: K and V token by token;
-				opaque: bytes only the engine understands */
+	const char *inner;   /* I; NULL: split */
 	uint32_t page_bytes; /* opaque only: bytes of one layer's page; else 0 */
 } kvc_layout_t;
 #define KVC_LAYOUT_TEXT_MAX 512u /* room for any text, with its NUL */
@@ -361,7 +365,7 @@ typedef struct kvc_put_options {
 	const void *const *blocks; /* kvc_put() only: n - from blocks of block_bytes each */
 	uint32_t group;            /* blocks, keys and tokens are this group's */
 	/* keys, event_hashes and tokens start with block `base` (<= from, and < from in a `full` group unless from is
-	 * 0). Blocks of other groups have no parent: base = from will do, and any keys may stand beside each other. */
+	 * 0). Blocks of other groups have no parent: base = from will do, and any keys may be neighbours. */
 	uint32_t base;
 } kvc_put_options_t;
 
@@ -399,7 +403,7 @@ KVC_API void kvc_put_get_result(const kvc_put_t *put, kvc_put_result_t *result);
 KVC_API kvc_status_t kvc_put_keep(kvc_put_t *put);
 /* Wait until PUT_DONE (or DURABLE too, when asked for and `durable` is 1). */
 KVC_API kvc_status_t kvc_put_wait(kvc_put_t *put, int durable, uint32_t timeout_ms);
-/* Free the handle; an unfinished put is revoked. So is one of which this is a view, unless all blocks of its range have
+/* Free the handle; an unfinished put is revoked. A view revokes its put too, unless all blocks of its range have
  * been handed in. */
 KVC_API void kvc_put_free(kvc_put_t *put);
 /* Start, write all of options->blocks, end and wait: one call for simple callers. *p_visible counts from keys[from]. */
@@ -421,7 +425,7 @@ KVC_API kvc_status_t kvc_lease_export(const kvc_lease_t *lease, kvc_handle_t *ha
  * not, the view's state is REVOKED, also after a copy that has just ended. A read that answers ERR_FAULT names a slab
  * this member has not heard of yet: kvc_poll() and read again. */
 KVC_API kvc_status_t kvc_lease_import(kvc_space_t *space, const kvc_handle_t *handle, kvc_lease_t **p_lease);
-/* Does not wait: PENDING as long as the answer has not come; KVC_ALREADY: nothing is to be written; else why not. */
+/* Does not wait: PENDING as long as the answer has not come; KVC_ALREADY: there is nothing to write; else why not. */
 KVC_API kvc_status_t kvc_put_export(const kvc_put_t *put, kvc_handle_t *handle);
 /* A view of another member's put, to write `range` of every block: kvc_put_write(), _block(), _digests() and _end().
  * How the put ends is said to its starter; a view hears only of an early end (its result). ERR_FAULT from a write: as
@@ -457,8 +461,8 @@ KVC_API void kvc_get_stats(const kvc_t *kvc, kvc_stats_t *stats);
 
 /* Detach for good, because the caller has found its own state broken: from the owner's next call on there is no
  * session, every match is a miss and every call KVC_ERR_INTERNAL. What the daemon has lent stays mapped until the
- * process ends, since a copy may be in it, and the daemon lends it to nobody else before. libkvc does the same when an
- * invariant of its own is broken. Any thread. */
+ * process ends, since a copy may be in it, and until then the daemon does not lend it again. libkvc does the same when
+ * an invariant of its own is broken. Any thread. */
 KVC_API void kvc_abandon(kvc_t *kvc);
 
 /* Documents of the daemon as JSON (NUL-terminated, freed with kvc_free): what is KVC_DOC_*. KVC_DOC_CHECK: *p_value

@@ -219,7 +219,7 @@ static const char *why_text(uint32_t why)
 {
 	static const char *const texts[] = {
 		"everything is there",
-		"never stored, or evicted so long ago that nobody remembers",
+		"never stored, or evicted so long ago that it is forgotten",
 		"evicted: more room in its tiers would have kept it",
 		"the daemon's heartbeat had stopped",
 		"no daemon was there",

@@ -1,4 +1,4 @@
-/* A daemon of our own for replays: exactly so many CPU slots, no disk tier, gone when kvctl is gone. */
+/* A daemon of our own for replays: exactly the CPU slots asked for, no disk tier, gone when kvctl is gone. */
 #include "replay.h"
 
 #include <errno.h>

@@ -13,7 +13,7 @@ kv_status_t kvc_map_fd(int fd, uint64_t bytes, int prot, void **p_base)
 	int seals = fcntl(fd, F_GET_SEALS);
 	void *base;
 
-	/* Memory that somebody can cut off under us ends in SIGBUS: only memory sealed against shrinking is used. */
+	/* Memory that another process can truncate ends in SIGBUS: only memory sealed against shrinking is used. */
 	if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(fd, &st) != 0 || bytes == 0 || bytes > SIZE_MAX / 2 ||
 	    (uint64_t)st.st_size < bytes) {
 		return KV_ERR_PROTO;

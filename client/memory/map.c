@@ -1,4 +1,4 @@
-/* The shared memory of one incarnation: checked once when it is mapped, unmapped when nobody can be in it any more. */
+/* The shared memory of one incarnation: checked once when it is mapped, unmapped when no thread can be in it. */
 #include "impl.h"
 
 #include <sys/mman.h>
@@ -107,7 +107,7 @@ static void map_destroy(kvc_t *kvc, kvc_map_t *map)
 	kv_free(&kvc->env, map);
 }
 
-/* What a member has beside the mirror. */
+/* What a member has in addition to the mirror. */
 static kv_status_t member_map(kvc_t *kvc, kvc_map_t *map, const kv_msg_join_reply_t *reply, const kvc_join_fds_t *fds)
 {
 	void *base;

@@ -28,7 +28,7 @@ static void prefault_span(const kvc_slab_t *slab, uint8_t *data, size_t bytes)
 	}
 }
 
-/* The next pages nobody has touched yet; how many bytes. */
+/* The next pages that are not in the page table yet; how many bytes. */
 static uint64_t prefault_next(kvc_slab_t *slab, uint64_t bytes)
 {
 	uint64_t done = 0;

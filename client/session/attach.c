@@ -1,4 +1,4 @@
-/* The life of an attachment, and what its session tells those who live in it. Everything of libkvc meets here. */
+/* The life of an attachment, and what its session tells spaces, leases and puts. Everything of libkvc meets here. */
 #include "impl.h"
 
 #include "session/config.h"
@@ -70,8 +70,8 @@ static void destroy_attachment(kvc_t *kvc)
 	}
 	kvc_map_destroy_all(kvc);
 	if (kvc->state >= KVC_JOIN && !kvc->observe && kvc_check_process(kvc) == KVC_OK) {
-		/* Nothing is mapped any more, so nothing is touched: the daemon need not wait for the end of this
-		 * process (decision 030). */
+		/* Nothing is mapped, so nothing is touched: the daemon need not wait for the end of this process
+		 * (decision 030). */
 		kvc_send_oneway(kvc, KV_CODE_DRAINED, &(kv_msg_drained_t){.what = 4});
 		(void)kvc_flush(kvc);
 	}

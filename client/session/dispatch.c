@@ -33,7 +33,7 @@ static void fds_close(const kvc_frame_fds_t *fds)
 	}
 }
 
-/* A late answer nobody waits for: what it grants goes back. */
+/* A late answer, after its deadline: what it grants goes back. */
 static void give_back(kvc_t *kvc, uint16_t code, const kv_msg_t *reply)
 {
 	if (code == KV_CODE_ACQUIRE && reply->acquire_reply.lease && kvc->backlog_len < KVC_MAX_BACKLOG) {

@@ -132,7 +132,7 @@ static void join(kvc_t *kvc)
 		kvc_session_lost(kvc, KV_ERR_PIDFD_REQUIRED, "this kernel gives no pidfd (Linux 5.3 does)");
 		return;
 	}
-	/* Naming the old incarnation says that no copy of ours is in its memory any more. */
+	/* Naming the old incarnation says that no copy of ours is in its memory now. */
 	kvc_map_reap(kvc);
 	msg.old_incarnation = kvc->retired ? 0 : kvc->old_incarnation;
 	kvc->must_send_drained = kvc->retired && !matching;
@@ -253,7 +253,7 @@ kvc_status_t kvc_enter(kvc_t *kvc)
 		kvc_pump(kvc);
 	}
 	if (status == KVC_ERR_INTERNAL && kvc->channel.fd >= 0) {
-		/* To the daemon this member has gone but for its pidfd: what it may still touch is lent to nobody. */
+		/* To the daemon this member has gone but for its pidfd: what it may still touch is not lent again. */
 		close(kvc->channel.fd);
 		kvc->channel.fd = -1;
 	}

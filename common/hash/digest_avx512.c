@@ -30,7 +30,7 @@ static inline void vec_fence(void)
 }
 
 /* Compilers do this at the end of most functions that need it. gcc 12 forgets some of those inlined from xxhash.h, and
- * then all SSE code of the thread runs at a quarter of its speed until somebody else does it. */
+ * then all SSE code of the thread runs at a quarter of its speed until other code does it. */
 static inline void vec_leave(void)
 {
 	_mm256_zeroupper();

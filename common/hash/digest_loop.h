@@ -14,7 +14,7 @@
  * the row: the final 64 bytes of the input (overlapping, if need be) are accumulated with a secret of their own.
  * Then the accumulators are folded. A run of whole stripes can thus be cut into pieces anywhere.
  *
- * Every byte is read from the source once: what is hashed is what was written, even while somebody else scribbles
+ * Every byte is read from the source once: what is hashed is what was written, even while another process scribbles
  * over the source. (The final overlap is read again, for the digest alone; its bytes have then been hashed by
  * their stripe too.)
  */

@@ -65,7 +65,7 @@ SHA_INLINE void store_key(kv_key_t *key, sha_regs_t r)
 	_mm_storeu_si128((__m128i *)(void *)key->b, abcd);
 }
 
-/* Four rounds with the message words w, of which w is also the schedule's newest group. */
+/* Four rounds with the message words w, which are also the newest group of the schedule. */
 SHA_INLINE sha_regs_t four_rounds(sha_regs_t r, __m128i w, unsigned group)
 {
 	__m128i wk =

@@ -1,4 +1,4 @@
-/* The shared memory the fake daemon hands out, right or spoilt. */
+/* The shared memory the fake daemon hands out, right or corrupted. */
 #include "fake_impl.h"
 
 #include "mirror_writer.h"

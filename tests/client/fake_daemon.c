@@ -247,7 +247,7 @@ static kv_status_t answer(fake_t *fake, uint32_t at, uint16_t code, const kv_msg
 	}
 }
 
-static void spoil(fake_t *fake, fake_session_t *session, kv_frame_header_t *header, uint8_t *body)
+static void corrupt_answer(fake_t *fake, fake_session_t *session, kv_frame_header_t *header, uint8_t *body)
 {
 	uint32_t bytes = header->body;
 
@@ -351,8 +351,8 @@ static int on_frame(fake_t *fake, uint32_t at, const kv_frame_header_t *ask, con
 	} else {
 		kv_assert(kv_error_encode("the fake says no", fake->out, sizeof fake->out, &header.body) == KV_OK);
 	}
-	if (atomic_load(&fake->knobs.spoil_code) == ask->code) {
-		spoil(fake, session, &header, fake->out);
+	if (atomic_load(&fake->knobs.corrupt_code) == ask->code) {
+		corrupt_answer(fake, session, &header, fake->out);
 	} else {
 		send_frame(session, &header, fake->out, NULL, 0);
 	}

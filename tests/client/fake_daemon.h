@@ -62,10 +62,10 @@ typedef struct fake_knobs {
 	_Atomic uint32_t release;
 	_Atomic uint32_t fail_code; /* this code is answered with fail_status */
 	_Atomic int32_t fail_status;
-	_Atomic uint32_t spoil_code; /* the answer to this code is spoilt as `reply` says */
-	_Atomic uint32_t reply;      /* fake_reply_fault_t */
-	_Atomic uint32_t join;       /* fake_join_fault_t */
-	_Atomic uint32_t slab;       /* fake_slab_fault_t */
+	_Atomic uint32_t corrupt_code; /* the answer to this code is corrupted as `reply` says */
+	_Atomic uint32_t reply;        /* fake_reply_fault_t */
+	_Atomic uint32_t join;         /* fake_join_fault_t */
+	_Atomic uint32_t slab;         /* fake_slab_fault_t */
 	_Atomic uint32_t no_heartbeat;
 	_Atomic uint32_t space_geometry; /* 1: leaves that do not fit the block; 2: another block size than before;
 						3: another order of bytes in a block */

@@ -239,7 +239,7 @@ static void put_finish(fake_t *fake, fake_claim_t *claim, kv_status_t status)
 	kv_msg_durable_t durable = {.put = claim->id, .n = claim->n, .status = status};
 
 	fake_notice(fake, claim->session, KV_CODE_PUT_DONE, &done, NULL, 0);
-	/* Those who may still write are asked to say that they do not. */
+	/* Members that may still write get PUT_DONE, and answer DRAINED. */
 	for (uint32_t i = 0; i < FAKE_SESSIONS && status != KV_OK; i++) {
 		if (i != claim->session && fake->sessions[i].joined) {
 			fake_notice(fake, i, KV_CODE_PUT_DONE, &done, NULL, 0);

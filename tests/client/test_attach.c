@@ -143,12 +143,12 @@ static void p10_every_broken_answer_ends_the_session_only(void **state)
 			config.lazy = 1;
 			config.timeout_ms = 200;
 			atomic_store(&fake_knobs(bed.fake)->reply, fault);
-			atomic_store(&fake_knobs(bed.fake)->spoil_code, codes[c] == KV_CODE_HELLO ? codes[c] : 0);
+			atomic_store(&fake_knobs(bed.fake)->corrupt_code, codes[c] == KV_CODE_HELLO ? codes[c] : 0);
 			assert_int_equal(kvc_attach(&config, &bed.kvc), KVC_OK);
-			atomic_store(&fake_knobs(bed.fake)->spoil_code, 0);
+			atomic_store(&fake_knobs(bed.fake)->corrupt_code, 0);
 			BED_UNTIL(&bed, kvc_poll(bed.kvc, 1) == KVC_OK);
 			bed_open(&bed);
-			atomic_store(&fake_knobs(bed.fake)->spoil_code, codes[c]);
+			atomic_store(&fake_knobs(bed.fake)->corrupt_code, codes[c]);
 			if (codes[c] == KV_CODE_SPACE_OPEN) {
 				fake_drop_sessions(bed.fake); /* the space is opened again */
 				(void)kvc_poll(bed.kvc, 30);
@@ -159,7 +159,7 @@ static void p10_every_broken_answer_ends_the_session_only(void **state)
 				kvc_free(json);
 			}
 			kvc_release(&lease, 1);
-			atomic_store(&fake_knobs(bed.fake)->spoil_code, 0);
+			atomic_store(&fake_knobs(bed.fake)->corrupt_code, 0);
 			BED_UNTIL(&bed, kvc_poll(bed.kvc, 1) == KVC_OK);
 			BED_UNTIL(&bed, bed_put(&bed, 0, 2) == KVC_OK);
 			bed_free(&bed);

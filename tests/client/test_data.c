@@ -306,7 +306,7 @@ static void p1_a_revoked_put_is_not_written(void **state)
 	assert_int_equal(kvc_put_block(put, 0, &data), KVC_ERR_REVOKED);
 	assert_int_equal(kvc_put_end(put, 0, 3), KVC_ERR_REVOKED);
 	kvc_put_free(put);
-	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->drains) == 1); /* we do not touch it any more */
+	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->drains) == 1); /* we no longer touch it */
 	assert_int_equal(atomic_load(&fake_seen(bed.fake)->revokes), 0);
 	bed_free(&bed);
 }

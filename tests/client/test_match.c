@@ -142,7 +142,7 @@ static void p7_a_stopped_daemon_is_a_miss_within_50_ms(void **state)
 	mirror_beat(bed.mirror, kv_now_ns(&bed.t.env) + KV_MIRROR_STALE_NS + 1);
 	assert_int_equal(match(&bed, 1).why, KV_WHY_DAEMON_STALE);
 
-	/* The daemon has said goodbye. */
+	/* The daemon has shut down. */
 	mirror_beat(bed.mirror, 0);
 	assert_int_equal(match(&bed, 1).why, KV_WHY_NO_DAEMON);
 	atomic_store(&bed.kvc.map, NULL);

@@ -266,7 +266,7 @@ static void p1_digests_that_were_handed_in_stay_where_they_are_until_they_are_re
 	pair_free(&pair);
 }
 
-/* So many answers may be awaited and no more; but what is given up is not asked for, it is said. */
+/* The number of awaited answers is limited; a put that is given up needs no answer and is sent all the same. */
 static void p4_what_is_given_up_is_said_however_much_is_in_flight(void **state)
 {
 	static kvc_lease_t *leases[1024];

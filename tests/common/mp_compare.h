@@ -7,7 +7,7 @@
 #include <msgpack.h>
 #include <string.h>
 
-/* Walk `object` beside the reader; 1 when both say the same. */
+/* Walk `object` and the reader together; 1 when both say the same. */
 static int mp_same(kv_mp_reader_t *reader, const msgpack_object *object);
 
 static int mp_same_bytes(const kv_mp_item_t *item, const char *data, uint32_t len)

@@ -163,8 +163,8 @@ static void p5_a_terminal_that_nobody_reads_costs_lines_never_time(void **state)
 	close(master);
 }
 
-/* While somebody else writes to a terminal it looks full, and a write that will not wait is refused: so many looks and
- * writes from now on. -1: for ever. */
+/* While another process writes to a terminal it looks full, and a write that does not wait is refused: this number of
+ * looks and writes from now on. -1: for ever. */
 static _Atomic int busy_looks, busy_writes, looks;
 int __real_poll(struct pollfd *fds, nfds_t n, int timeout);
 int __wrap_poll(struct pollfd *fds, nfds_t n, int timeout);
@@ -337,7 +337,7 @@ static void p6_a_closed_reader_or_descriptor_only_counts(void **state)
 	kv_log_set_fd(-1);
 }
 
-/* Writes a line nobody can read any more, with SIGPIPE as it is when nobody thought of it. 0: nothing came of it. */
+/* Writes a line whose reader has gone, with the default action of SIGPIPE. 0: the process goes on. */
 static int write_to_nobody(void)
 {
 	sigset_t none, mask, pending;

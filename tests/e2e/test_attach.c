@@ -73,7 +73,7 @@ static int is_read(uint64_t talk)
 	return user_get(&user, keys, LEN, &n) == KVC_OK && n == LEN && user.wrong == 0;
 }
 
-/* The attached client follows to the epoch on disk by itself. */
+/* The attached client follows to the epoch on disk without a call. */
 static void await_true_epoch(void)
 {
 	const uint64_t until = rig_now_ms() + 2 * (uint64_t)RIG_WAIT_MS;
@@ -150,7 +150,7 @@ static void p1_no_block_from_before_a_reset_is_served_when_the_tier_was_off_mean
 	start();
 	assert_int_equal(match(2), 0);
 	assert_int_equal(put(3, 0), KVC_OK);
-	assert_int_equal(kvc_space_reset(user.space), KVC_OK); /* the weights of talks 2 and 3 are not these any more */
+	assert_int_equal(kvc_space_reset(user.space), KVC_OK); /* the weights of talks 2 and 3 have changed */
 	assert_int_equal(match(3), 0);
 	assert_int_equal(put(4, 0), KVC_OK);
 	stop(SIGKILL); /* the reset was answered: a crash does not forget it */
@@ -354,7 +354,7 @@ static void p1_p6_a_tier_waits_until_resets_are_recorded_and_the_service_goes_on
 	assert_int_equal(user_put(&still, keys, 0, LEN, 1, NULL), KVC_OK);
 	user_leave(&still);
 	for (uint32_t phase = 0; phase < 3; phase++) {
-		for (uint64_t talk = 1; talk <= 8; talk++) { /* so many that they are taken in in several iterations */
+		for (uint64_t talk = 1; talk <= 8; talk++) { /* enough to be taken in in several iterations */
 			user_keys(&user, talk, RIG_BLOCKS, keys);
 			assert_int_equal(user_put(&user, keys, 0, RIG_BLOCKS / 2, 1, NULL), KVC_OK);
 		}

@@ -1,6 +1,6 @@
-/* Attackers: another user's process does one thing to excess in a namespace of its own, all the time. Whoever comes
- * after it, as a third user, has its share and keeps it: of memory, of the index, and of what the daemon answers. What
- * each attack was about: docs/decisions/025, 026 and 027. */
+/* Attackers: another user's process does one thing to excess in a namespace of its own, all the time. A tenant that
+ * comes after it, as a third user, has its share and keeps it: of memory, of the index, and of what the daemon answers.
+ * What each attack was about: docs/decisions/025, 026 and 027. */
 #include "daemon/raw.h"
 #include "e2e/rig/rig.h"
 

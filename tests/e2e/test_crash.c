@@ -22,7 +22,7 @@ typedef struct writer {
 	const char *sock;
 } writer_t;
 
-/* Attached again by itself, or, since that waits longer after every crash, anew as an engine that was restarted. */
+/* Attached again, or, since that waits longer after every crash, anew as an engine that was restarted. */
 static int ready_in_time(user_t *user, const char *sock, const kvc_identity_t *identity)
 {
 	const uint64_t deadline = rig_now_ms() + 50;
@@ -140,7 +140,7 @@ static void wait_for_writer(const notes_t *notes)
 	}
 }
 
-/* `every`: each so many rounds the keeper is killed, too (it gives up by itself after five young deaths). */
+/* `every`: after this number of rounds the keeper is killed, too (it gives up after five deaths soon after a start). */
 static void crash_loop(uint32_t every)
 {
 	kv_test_rng_t rng = {.state = kv_test_seed() + every};
@@ -251,7 +251,7 @@ static void one_failed_sync(const char *engine, uint32_t when)
 		}
 	}
 	assert_true(rig_metric_reaches(&rig, "kvd_disk_errors_total", 1));
-	assert_true(rig_metric_is(&rig, "kvd_disk_state", 0)); /* it goes on by itself */
+	assert_true(rig_metric_is(&rig, "kvd_disk_state", 0)); /* it goes on without a call */
 	for (uint32_t t = SYNC_PUTS - 2; t < SYNC_PUTS; t++) {
 		user_keys(&user, t / 2, SYNC_LEN, keys);
 		while (user_put(&user, keys, 0, SYNC_LEN, 1, &acknowledged[t]) != KVC_OK) {

@@ -218,8 +218,8 @@ static void lose_database(loop_t *l)
 	kv_test_dir_remove(path);
 }
 
-/* Kill -9, and half of the time the power goes with it. If not, what is in doubt stays so: a daemon that trusts what it
- * reads after the kill loses it later. */
+/* Kill -9, and half of the time the power goes with it. If not, what is unverified stays so: a daemon that trusts what
+ * it reads after the kill loses it later. */
 static void loop_end(loop_t *l)
 {
 	assert_int_equal(rig_kill(&l->rig, SIGKILL), 128 + SIGKILL);
@@ -306,7 +306,7 @@ static void p2_no_fault_no_kill_and_no_loss_of_power_costs_a_block_that_was_ackn
 		}
 	}
 	printf("# rounds %u, losses of power %" PRIu64 ", faults %" PRIu64 ", writes by rings %" PRIu64
-	       "; writes in doubt %" PRIu64 ", of which undone %" PRIu64 " (torn %" PRIu64 "), files cut %" PRIu64
+	       "; unverified writes %" PRIu64 ", undone %" PRIu64 " (torn %" PRIu64 "), files cut %" PRIu64
 	       ", names taken back %" PRIu64 "\n",
 	       rounds, l->losses, l->injected, l->ring_writes, l->loss.doubtful, l->loss.undone, l->loss.torn,
 	       l->loss.cut, l->loss.names);

@@ -80,7 +80,7 @@ static void read_acknowledged(void)
 	assert_int_equal(user.wrong, 0);
 }
 
-/* The fault has ended: durability comes back by itself. */
+/* The fault has ended: durability comes back without a restart. */
 static void durable_again(uint32_t talk)
 {
 	const uint64_t until = rig_now_ms() + 3 * (uint64_t)RIG_WAIT_MS;

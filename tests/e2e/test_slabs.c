@@ -1,4 +1,4 @@
-/* Two models of other block sizes on one daemon: slabs change hands, whatever those who map them are doing. */
+/* Two models of other block sizes on one daemon: slabs change hands, whatever their members are doing. */
 #include "e2e/rig/rig.h"
 
 #include <signal.h>
@@ -109,7 +109,7 @@ static uint32_t get_all(model_t *model)
 	return n;
 }
 
-/* Work until the model has so many blocks at a time, or for 20 s. */
+/* Work until the model has this number of blocks at a time, or for 20 s. */
 static void grow_to(model_t *model, uint32_t blocks, model_t *beside)
 {
 	const uint64_t deadline = rig_now_ms() + 60000;
@@ -130,7 +130,7 @@ static void grow_to(model_t *model, uint32_t blocks, model_t *beside)
 	}
 }
 
-/* The models look at their sockets until nothing that was retired is mapped any more. */
+/* The models look at their sockets until nothing that was retired is mapped. */
 static void all_unmapped(const rig_t *rig, model_t *one, model_t *other)
 {
 	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
@@ -273,7 +273,7 @@ static void p6_a_stopped_engine_and_a_killed_one_hold_nothing_up(void **state)
 	end_rig(&rig);
 }
 
-/* Poll until the daemon has announced so many bytes; nothing has been put. */
+/* Poll until the daemon has announced this number of bytes; nothing has been put. */
 static void announced(model_t *model, uint64_t bytes)
 {
 	const uint64_t deadline = rig_now_ms() + 20000;

@@ -41,7 +41,7 @@ typedef enum kv_run_order {
 
 /* Copy a leaf that is made of several runs and return the digest of the pieces, concatenated in `order`. `next`
  * (may be NULL) is memory that will be read soon, as many bytes as the leaf has: it is prefetched on the way. Made
- * for many leaves in a row, so it does not fence: call kv_copy_fence() before anybody is told about the bytes. */
+ * for many leaves in a row, so it does not fence: call kv_copy_fence() before another thread learns of the bytes. */
 uint64_t kv_copy_digest_runs(const kv_copy_run_t *runs, size_t count, kv_run_order_t order, const void *next);
 
 /* kv_copy_digest() of one leaf of many that are copied in a row: does not fence, see kv_copy_fence(). */

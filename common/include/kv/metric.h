@@ -1,7 +1,7 @@
 /* kv/metric.h -- the metric table: every number kvd publishes, with unit and help.
  *
  * Values live in one array of atomics per process: any thread adds with relaxed order, HTTP and STATS read it.
- * Prometheus text, STATS JSON and docs/metrics.md come from the table. A lint finds a metric nobody updates.
+ * Prometheus text, STATS JSON and docs/metrics.md come from the table. A lint finds a metric that is never updated.
  */
 #ifndef KV_METRIC_H
 #define KV_METRIC_H

@@ -17,8 +17,10 @@
 
 #define KV_MP_MAX_DEPTH 8u
 
-/* ---- writer: msgpack-c's packer into memory of the caller's. Everything is counted, what does not fit is left out;
- * `len > cap` at the end says that it did not fit. The packer's functions are inline: nothing is linked. ---- */
+/* ---- writer: the packer of msgpack-c --------------------------------------------------------- */
+
+/* Memory that the packer writes to. Everything is counted, what does not fit is left out; `len > cap` at the end says
+ * that it did not fit. The functions of the packer are inline: no library is linked. */
 
 typedef struct kv_mp_writer {
 	uint8_t *out;

@@ -87,9 +87,9 @@ kv_status_t kv_options_set(const kv_option_table_t *table, const char *name, con
 /* Gets one sentence, valid during the call only. */
 typedef void (*kv_option_warn_t)(const char *sentence);
 
-/* Every variable that starts with env_prefix. One the table does not know is somebody else's, or misspelt: `warn`
- * (NULL: nobody) gets a sentence with the nearest name, and the others count. env_prefix followed by TEST_ is left to
- * tests. On KV_ERR_CONFIG (a bad value) or KV_ERR_NOMEM nothing has changed. */
+/* Every variable that starts with env_prefix. One that the table does not know belongs to another program, or is
+ * misspelt: `warn` (or NULL) gets a sentence with the nearest name, and the others count. env_prefix followed by TEST_
+ * is left to tests. On KV_ERR_CONFIG (a bad value) or KV_ERR_NOMEM nothing has changed. */
 kv_status_t kv_options_env(const kv_option_table_t *table, char **environ_p, void *values, kv_option_source_t *sources,
 			   kv_option_warn_t warn, kv_option_error_t *error);
 

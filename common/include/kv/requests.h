@@ -140,7 +140,7 @@
 	F(U32, flags, 1, "bit 0: a DURABLE notice is wanted")                                                          \
 	F(KEY, parent, 0, "key of the block before the first one; zero: the first block is at the root; window, state: ignored") \
 	F(U32, depth, 0, "blocks before the first one (0 at the root); window, state: nothing depends on it")          \
-	F(KEYS, keys, KV_MAX_BLOCKS, "keys of the blocks, each the parent of the next; window, state: each by itself, none twice") \
+	F(KEYS, keys, KV_MAX_BLOCKS, "keys of the blocks, each the parent of the next; window, state: unchained, none twice") \
 	F(BIN, event_hashes, 8u * KV_MAX_BLOCKS, "the engine's 64-bit event hashes, u64 each; empty: key bytes 0-7")   \
 	F(BIN, tokens, 4u * 4u * 1024u * 1024u, "token ids of all blocks, u32 each; empty: events carry none")         \
 	F(BIN, writers, KV_WRITER_BYTES * KV_MAX_WRITERS, "who writes which heads and layers; empty: one writer, rank 0, all")

@@ -29,7 +29,7 @@ typedef struct kv_mirror_header {
 	uint32_t version;
 	uint32_t features;             /* 0 in this version */
 	uint64_t incarnation;          /* of the daemon that wrote it; never 0, never reused */
-	_Atomic uint64_t heartbeat_ns; /* CLOCK_MONOTONIC of the core loop; 0: the daemon has said goodbye */
+	_Atomic uint64_t heartbeat_ns; /* CLOCK_MONOTONIC of the core loop; 0: the daemon has shut down */
 	uint64_t bucket_count;         /* a power of two */
 	uint64_t buckets_offset;       /* bytes from the start of the memfd, a multiple of 4096 */
 	uint64_t epochs_offset;        /* _Atomic uint64_t epoch[KV_MIRROR_MAX_SPACES]; 0: no such space */
@@ -127,7 +127,7 @@ typedef struct kv_member_area_header {
 
 typedef enum kv_miss_reason {
 	KV_WHY_NONE = 0,   /* everything asked for was there */
-	KV_WHY_ABSENT = 1, /* never seen, or evicted so long ago that nobody remembers */
+	KV_WHY_ABSENT = 1, /* never seen, or evicted so long ago that it is forgotten */
 	KV_WHY_EVICTED = 2,
 	KV_WHY_DAEMON_STALE = 3,
 	KV_WHY_NO_DAEMON = 4,

@@ -6,11 +6,11 @@
 
 #include <sys/types.h>
 
-/* Connect to a daemon. KV_ERR_PATH: path does not fit sockaddr_un (107 bytes); KV_ERR_UNREACHABLE: nobody listens,
+/* Connect to a daemon. KV_ERR_PATH: path does not fit sockaddr_un (107 bytes); KV_ERR_UNREACHABLE: no process listens,
  * *p_errno says why. The fd is CLOEXEC and non-blocking. */
 kv_status_t kv_sock_connect(const char *path, int *p_fd, int *p_errno);
 
-/* Listen at path with the given mode. A left-over socket nobody answers on is replaced; a live one is KV_ERR_LOCKED.
+/* Listen at path with the given mode. A left-over socket without a listener is replaced; a live one is KV_ERR_LOCKED.
  * KV_ERR_NOSPC: the file system is full; KV_ERR_PATH: another fault of the path. *p_errno says which. */
 kv_status_t kv_sock_listen(const char *path, unsigned mode, int backlog, int *p_fd, int *p_errno);
 
@@ -31,8 +31,8 @@ kv_status_t kv_sock_recv(int fd, uint8_t *out, size_t cap, size_t *p_len, int fd
 typedef struct kv_sock_extra {
 	int fds[KV_WIRE_MAX_FDS];
 	uint32_t fd_count;
-	pid_t sender; /* process that sent them, by its number in our process namespace; 0: it has none there, or nobody
-			 asked */
+	pid_t sender; /* process that sent them, by its number in our process namespace; 0: it has none there, or none
+			 was asked */
 } kv_sock_extra_t;
 
 /* From now on the kernel says which process sends on this socket (on a listening one: on those it accepts). KV_ERR_IO:

@@ -74,7 +74,7 @@ typedef enum kv_group_rule {
 
 #define KV_MAX_GROUPS 16u /* of one space */
 
-/* Bytes borrowed from somebody else; valid as long as the owner says. */
+/* Borrowed bytes; valid as long as their owner says. */
 typedef struct kv_slice {
 	const uint8_t *data;
 	uint32_t len;

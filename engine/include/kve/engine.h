@@ -68,7 +68,7 @@ uint32_t kve_engine_flush(kve_engine_t *engine, uint32_t timeout_ms);
 
 /* NULL without a store. */
 kvx_t *kve_engine_store(kve_engine_t *engine);
-/* Cache blocks nobody has. */
+/* Free cache blocks. */
 uint32_t kve_engine_free_blocks(const kve_engine_t *engine);
 
 #endif

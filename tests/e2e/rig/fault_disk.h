@@ -10,7 +10,7 @@
  *     when the sync began is not covered.
  *   - A loss of power: after kill -9 of all processes fault_disk_lose_power() puts a drawn part of what no sync
  *   covers back. What a failed sync has covered
- *     stays in doubt until it is overwritten, as the kernel drops such pages (decision 022).
+ *     stays unverified until it is overwritten, as the kernel drops such pages (decision 022).
  *     Of direct writes no page is dropped: the first sync of the next process covers them.
  * A ring's write is done by pwritev, and its entry becomes a NOP with that result, so that what was complete when a
  * sync began is known exactly. The unit of loss is a write, 4 KiB of one, or 512 bytes of one, in any order; a file
@@ -35,7 +35,7 @@ typedef struct fault_control {
 	char data[128];
 	_Atomic uint32_t op, where;
 	_Atomic int32_t error;        /* errno; 0: only a part is moved */
-	_Atomic uint32_t skip, count; /* calls that go well first, then so many that do not */
+	_Atomic uint32_t skip, count; /* calls that go well first, then calls that fail */
 	_Atomic uint32_t lie;         /* where syncs say that they succeeded, and are not made */
 	_Atomic uint64_t seq;         /* of the next record */
 	_Atomic uint64_t links;       /* kept so far */

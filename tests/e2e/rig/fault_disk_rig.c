@@ -74,7 +74,7 @@ typedef struct file {
 	uint64_t inode, born_ns;
 	char path[256];          /* "": it has been removed */
 	int is_data;             /* something was written there */
-	uint32_t unsynced, kept; /* names in this directory that no sync covers; so many of them stay */
+	uint32_t unsynced, kept; /* names in this directory that no sync covers; how many of them stay */
 } file_t;
 
 typedef struct journal {

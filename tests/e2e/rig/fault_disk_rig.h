@@ -18,8 +18,8 @@ void fault_disk_arm(fault_disk_t *disk, enum fault_op op, uint32_t where, int er
 
 typedef struct fault_loss {
 	uint64_t writes, doubtful; /* in the journal; those among them that no sync covers */
-	uint64_t undone;           /* of these, such of which something went */
-	uint64_t torn;             /* and something stayed */
+	uint64_t undone;           /* of these, writes that were undone at least in part */
+	uint64_t torn;             /* of these, writes that stayed in part */
 	uint64_t cut;              /* files that are shorter now */
 	uint64_t names;            /* made, renamed and removed ones that were taken back */
 } fault_loss_t;

@@ -199,7 +199,7 @@ void rig_serving(const rig_t *rig)
 	while (!serves(rig)) {
 		if (rig_now_ms() > deadline) {
 			show_log(rig);
-			fail_msg("nobody serves");
+			fail_msg("no daemon serves");
 		}
 		usleep(3000);
 	}

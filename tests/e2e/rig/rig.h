@@ -46,7 +46,7 @@ void rig_option(rig_t *rig, const char *format, ...) __attribute__((format(print
 /* Start it: -1 when it serves, else the exit code it ended with (128 + signal). */
 int rig_try(rig_t *rig);
 void rig_start(rig_t *rig);
-/* Wait until somebody serves on the socket (a keeper restarts its daemon). */
+/* Wait until a daemon serves on the socket (a keeper restarts its daemon). */
 void rig_serving(const rig_t *rig);
 /* Pid of the daemon itself: the keeper's child, or what was started. 0: none at the moment. */
 pid_t rig_daemon(const rig_t *rig);
@@ -106,7 +106,7 @@ int user_match_is(user_t *user, const kvc_key_t *keys, uint32_t n, uint32_t want
 /* Memory of block i of a lease, to be scribbled on. */
 uint8_t *user_memory(kvc_lease_t *lease, uint32_t i);
 
-/* ---- somebody else, working all the time ----------------------------------------------------- */
+/* ---- another client, working all the time --------------------------------------------------- */
 
 typedef struct other_shared {
 	_Atomic uint64_t rounds, hits, failures, wrong;
@@ -125,7 +125,7 @@ typedef struct other {
 void other_start(other_t *other, const char *sock);
 /* Wait until it has gone through this many rounds more. */
 void other_goes_on(const other_t *other, uint64_t rounds);
-/* Wait until it has a hit again: attached by itself after the daemon came back. */
+/* Wait until it has a hit again: it attaches when the daemon has come back. */
 void other_recovers(const other_t *other);
 /* Stop it. It has never read other bytes; and unless `faults` are expected every call went well. */
 void other_end(other_t *other, int faults);

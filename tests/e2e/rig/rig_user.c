@@ -187,7 +187,7 @@ uint8_t *user_memory(kvc_lease_t *lease, uint32_t i)
 	return (uint8_t *)(uintptr_t)data;
 }
 
-/* ---- somebody else --------------------------------------------------------------------------- */
+/* ---- another client -------------------------------------------------------------------------- */
 
 #define OTHER_TALKS 6u
 #define OTHER_MAX   10u
@@ -278,7 +278,7 @@ void other_recovers(const other_t *other)
 
 	while (atomic_load(&other->shared->hits) == hits) {
 		if (rig_now_ms() > deadline) {
-			fail_msg("the other client has no hit any more: %s", other->shared->text);
+			fail_msg("the other client no longer has a hit: %s", other->shared->text);
 		}
 		usleep(1000);
 	}
