@@ -41,7 +41,7 @@ static void free_core(kvd_core_t *core)
 	kv_free(&env, core);
 }
 
-static int config_valid(const kvd_core_config_t *config, const kvd_world_t *world)
+static int is_config_valid(const kvd_core_config_t *config, const kvd_world_t *world)
 {
 	return world->cpu && config->incarnation != 0 && config->max_index_blocks > 0 && config->max_spaces > 1 &&
 	       config->max_spaces <= KV_MIRROR_MAX_SPACES && config->max_instances > 0 && config->max_members > 0 &&
@@ -97,7 +97,7 @@ kv_status_t kvd_core_create(const kvd_core_config_t *config, const kvd_world_t *
 	kvd_core_t *core;
 	kv_status_t status;
 
-	if (!config_valid(config, world)) {
+	if (!is_config_valid(config, world)) {
 		return KV_ERR_ARG;
 	}
 	core = kv_alloc(&world->env, sizeof *core);
@@ -168,7 +168,7 @@ void kvd_core_set_answer(kvd_core_t *core, kvd_answer_fn answer, void *ctx)
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
-static int disk_is_off(const kvd_core_t *core)
+static int is_disk_off(const kvd_core_t *core)
 {
 	kvs_tier_t *disk = core->tier[KVD_DISK];
 
@@ -193,7 +193,7 @@ static uint8_t explain_key(kvd_core_t *core, uint32_t tree, const kv_key_t *key,
 	}
 	in = kvd_tiers_of(&core->ix, kvd_block_at(&core->ix, id));
 
-	return pending | in | (shown == KVD_NONE || (in == KV_TIER_DISK && disk_is_off(core)) ? KV_TIER_UNREADABLE : 0);
+	return pending | in | (shown == KVD_NONE || (in == KV_TIER_DISK && is_disk_off(core)) ? KV_TIER_UNREADABLE : 0);
 }
 
 static kv_status_t explain_keys(kvd_core_t *core, uint32_t ns, const kv_msg_explain_t *ask,
@@ -363,7 +363,7 @@ kv_status_t kvd_core_report(kvd_core_t *core, kvd_member_t id, const kv_report_t
 /* ---- time ------------------------------------------------------------------------------------ */
 
 /* 0: no maximum. */
-static uint64_t max_of(const kvd_core_t *core, uint32_t n, kvd_resource_t what)
+static uint64_t max_share_of(const kvd_core_t *core, uint32_t n, kvd_resource_t what)
 {
 	return core->ns[n]->parts.max[what];
 }
@@ -378,9 +378,9 @@ static void update_ns_gauges(kvd_core_t *core, uint32_t n)
 	kv_ns_metric_set(m, n, KV_NM_DISK_SHARE_BYTES, kvd_share_of(core, n, KVD_SHARE_DISK));
 	kv_ns_metric_set(m, n, KV_NM_BLOCKS, kvd_share_used(core, n, KVD_SHARE_INDEX));
 	kv_ns_metric_set(m, n, KV_NM_BLOCKS_SHARE, kvd_share_of(core, n, KVD_SHARE_INDEX));
-	kv_ns_metric_set(m, n, KV_NM_CPU_MAX_BYTES, max_of(core, n, KVD_SHARE_CPU));
-	kv_ns_metric_set(m, n, KV_NM_DISK_MAX_BYTES, max_of(core, n, KVD_SHARE_DISK));
-	kv_ns_metric_set(m, n, KV_NM_BLOCKS_MAX, max_of(core, n, KVD_SHARE_INDEX));
+	kv_ns_metric_set(m, n, KV_NM_CPU_MAX_BYTES, max_share_of(core, n, KVD_SHARE_CPU));
+	kv_ns_metric_set(m, n, KV_NM_DISK_MAX_BYTES, max_share_of(core, n, KVD_SHARE_DISK));
+	kv_ns_metric_set(m, n, KV_NM_BLOCKS_MAX, max_share_of(core, n, KVD_SHARE_INDEX));
 	kv_ns_metric_set(m, n, KV_NM_IRRECLAIMABLE_BYTES, kvd_share_irreclaimable(core, n));
 }
 
@@ -415,7 +415,7 @@ static void update_gauges(kvd_core_t *core)
 
 static void write_heartbeats(kvd_core_t *core)
 {
-	const uint64_t off = disk_is_off(core) ? KV_TIER_DISK : 0;
+	const uint64_t off = is_disk_off(core) ? KV_TIER_DISK : 0;
 
 	for (uint32_t n = 0; n < core->ns_count; n++) {
 		kvd_mirror_set_unreadable(&core->ns[n]->mirror, off);

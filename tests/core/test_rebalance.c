@@ -68,7 +68,7 @@ static uint32_t release_all(int unmapped)
 	return gone;
 }
 
-static void turns(uint32_t n)
+static void tick_times(uint32_t n)
 {
 	for (uint32_t i = 0; i < n; i++) {
 		u_tick(&u_, 10);
@@ -94,7 +94,7 @@ static uint32_t fill(uint32_t s)
 	for (uint32_t round = 0; round < 2; round++) {
 		for (uint32_t c = 0; c < CHAINS; c++) {
 			(void)put_chain(s, c);
-			turns(12);
+			tick_times(12);
 		}
 	}
 	for (uint32_t c = 0; c < CHAINS; c++) {
@@ -130,7 +130,7 @@ static void stage_end(void)
 	}
 	u_settle(&u_);
 	(void)release_all(1);
-	turns(3);
+	tick_times(3);
 	assert_int_equal(u_.core->pins.used + u_.core->leases.used + u_.core->puts.used + u_.core->ios.used, 0);
 	universe_fini(&u_);
 }
@@ -150,7 +150,7 @@ static void p5_a_second_block_size_gets_memory_from_the_first_and_back(void **st
 
 	open_space(1);
 	assert_int_equal(slabs_of(1), 0);
-	turns(20);
+	tick_times(20);
 	assert_true(slabs_of(1) >= 1); /* before its first put */
 	assert_int_equal(put_chain(1, 0), slabs_of(1) * (SLAB / size_[1]) >= DEPTH ? DEPTH : 16);
 	assert_true(fill(1) >= 4 * 15);
@@ -205,14 +205,14 @@ static void p1_blocks_that_are_not_coldest_stay_with_their_bytes(void **state)
 	for (uint32_t c = 0; c < 8; c++) {
 		assert_int_equal(put_chain(0, c), DEPTH);
 	}
-	turns(1);
+	tick_times(1);
 	for (uint32_t c = 0; c < 8; c++) {
 		before += u_visible(&u_, 0, &space_[0], keys_[0][c], DEPTH);
 	}
 	heat(0); /* put first, asked for last */
 	heat(1);
 	open_space(2);
-	turns(30);
+	tick_times(30);
 	assert_true(slabs_of(2) >= 1);
 	for (uint32_t c = 0; c < 8; c++) {
 		uint32_t there = u_visible(&u_, 0, &space_[0], keys_[0][c], DEPTH);
@@ -240,7 +240,7 @@ static void p1_no_leased_slot_is_rebalanced(void **state)
 	for (uint32_t c = 0; c < 8; c++) {
 		assert_int_equal(put_chain(0, c), DEPTH);
 	}
-	turns(1);
+	tick_times(1);
 	for (uint32_t c = 0; c < 8; c++) {
 		uint32_t n = u_visible(&u_, 0, &space_[0], keys_[0][c], DEPTH);
 
@@ -249,7 +249,7 @@ static void p1_no_leased_slot_is_rebalanced(void **state)
 	open_space(1);
 	for (uint32_t i = 0; i < 40; i++) {
 		(void)put_chain(1, 0);
-		turns(3);
+		tick_times(3);
 		for (uint32_t c = 0; c < 8; c++) {
 			assert_true(u_lease_alive(&lease[c]));
 			u_lease_verify(&u_, &lease[c]);
@@ -260,7 +260,7 @@ static void p1_no_leased_slot_is_rebalanced(void **state)
 		assert_int_equal(u_release(&u_, m_, lease[c].id), KV_OK);
 	}
 	(void)put_chain(1, 0);
-	turns(40);
+	tick_times(40);
 	assert_true(put_chain(1, 0) >= 16);
 	stage_end();
 }
@@ -282,7 +282,7 @@ static void p5_two_busy_block_sizes_do_not_take_slabs_in_turn(void **state)
 		for (uint32_t c = 0; c < CHAINS; c++) {
 			(void)put_chain(0, c);
 			(void)put_chain(1, (c + round) % CHAINS);
-			turns(4);
+			tick_times(4);
 		}
 	}
 	print_message("# %u and %u slabs, %llu changes, %llu of them late\n", slabs_of(0), slabs_of(1),
@@ -349,7 +349,7 @@ static void p1_an_overwritten_block_is_not_moved(void **state)
 	}
 	heat(0);
 	open_space(1);
-	turns(60);
+	tick_times(60);
 	assert_true(slabs_of(1) >= 1);
 	assert_true(kv_metric_get(&u_.metrics, KV_M_BAD_BLOCKS) > 0);
 	for (uint32_t c = 0; c < 8; c++) {
@@ -550,14 +550,14 @@ static void p4_any_allocation_may_fail_during_rebalancing(void **state)
 		kv_test_fail_nth(&u_.env, n);
 		for (uint32_t c = 0; c < 8; c++) {
 			(void)put_chain(1, c);
-			turns(12);
+			tick_times(12);
 			(void)put_chain(0, c);
 		}
 		failed = kv_test_failed(&u_.env);
 		kv_test_fail_nth(&u_.env, 0);
 		kv_test_advance(&u_.env, UINT64_C(2000000000));
 		(void)put_chain(1, 9);
-		turns(30);
+		tick_times(30);
 		assert_true(put_chain(1, 10) > 0);
 		read_back(0);
 		read_back(1);

@@ -337,7 +337,7 @@ static void stage_pool(void)
 }
 
 /* The host: no member maps a retired slab. */
-static void turns(uint32_t n)
+static void tick_times(uint32_t n)
 {
 	for (uint32_t i = 0; i < n; i++) {
 		u_tick(&u_, 10);
@@ -356,7 +356,7 @@ static void other_comes(void)
 {
 	m_[1] = u_join(&u_, 1, "engine", 2, 0);
 	space_[1] = u_space(&u_, 1, "model");
-	turns(40);
+	tick_times(40);
 }
 
 /* Everything of the namespace is asked for all the time: no age would make it give. */
@@ -386,14 +386,14 @@ static void fill(uint32_t ns, uint32_t chains)
 	for (uint32_t round = 0; round < 3; round++) {
 		for (uint32_t c = 0; c < chains; c++) {
 			put_chain(ns, c);
-			turns(12);
+			tick_times(12);
 		}
 	}
 }
 
 static void pool_end(void)
 {
-	turns(5);
+	tick_times(5);
 	stage_end();
 }
 

@@ -50,7 +50,7 @@ void kvd_mirror_init(kvd_mirror_t *mirror, void *memory, uint64_t blocks, uint64
 
 /* Readers run at the same time, without locks: an entry is stored word by word between an odd and an even sequence
  * number. The release fence keeps the words behind the odd number, the release store keeps them before the even one. */
-static void entry_store(kv_mirror_bucket_t *bucket, uint32_t way, const kv_mirror_entry_t *entry)
+static void store_entry(kv_mirror_bucket_t *bucket, uint32_t way, const kv_mirror_entry_t *entry)
 {
 	uint32_t seq = atomic_load_explicit(&bucket->seq, memory_order_relaxed);
 	_Atomic uint32_t *to = (void *)((uint8_t *)bucket + sizeof(uint32_t) + way * sizeof *entry);
@@ -66,7 +66,7 @@ static void entry_store(kv_mirror_bucket_t *bucket, uint32_t way, const kv_mirro
 }
 
 /* How many entries were pushed past this bucket; kept in its first entry. A search may stop at 0. */
-static void overflow_add(kv_mirror_bucket_t *bucket, int delta)
+static void add_overflow(kv_mirror_bucket_t *bucket, int delta)
 {
 	kv_mirror_entry_t entry = bucket->entry[0];
 
@@ -74,7 +74,7 @@ static void overflow_add(kv_mirror_bucket_t *bucket, int delta)
 		return;
 	}
 	entry.overflow = (uint16_t)(entry.overflow + delta);
-	entry_store(bucket, 0, &entry);
+	store_entry(bucket, 0, &entry);
 }
 
 /* Where the block is: probe distance and way, or the first empty way (found 0), or none (-1). */
@@ -131,14 +131,14 @@ kv_status_t kvd_mirror_set(kvd_mirror_t *mirror, const kv_key_t *key, uint8_t gr
 		/* A reader must not stop short of an entry: count the overflow before the entry appears, and take it
 		 * off after it went. */
 		for (uint32_t d = 0; d < pos.distance; d++) {
-			overflow_add(&mirror->buckets[(home + d) & mirror->mask], 1);
+			add_overflow(&mirror->buckets[(home + d) & mirror->mask], 1);
 		}
 		mirror->entries++;
 	}
-	entry_store(bucket, pos.way, &entry);
+	store_entry(bucket, pos.way, &entry);
 	if (tiers == 0) {
 		for (uint32_t d = 0; d < pos.distance; d++) {
-			overflow_add(&mirror->buckets[(home + d) & mirror->mask], -1);
+			add_overflow(&mirror->buckets[(home + d) & mirror->mask], -1);
 		}
 		mirror->entries--;
 	}

@@ -135,7 +135,7 @@ void kvd_queue_remove(kvd_index_t *ix, uint32_t id)
 /* ---- runs ------------------------------------------------------------------------------------ */
 
 /* Slots and ids of a run share one allocation. */
-static kv_status_t run_resize(kvd_index_t *ix, kvd_node_t *node, uint32_t cap)
+static kv_status_t resize_run(kvd_index_t *ix, kvd_node_t *node, uint32_t cap)
 {
 	uint32_t *memory = kv_alloc(ix->env, 2u * sizeof(uint32_t) * cap);
 
@@ -159,7 +159,7 @@ static kvd_list_t *children_of(kvd_index_t *ix, uint32_t tree, uint32_t parent)
 	return parent == KVD_NONE ? &kvd_tree_at(ix, tree)->children : &kvd_node_at(ix, parent)->children;
 }
 
-static void child_link(kvd_index_t *ix, uint32_t parent, uint32_t id)
+static void link_child(kvd_index_t *ix, uint32_t parent, uint32_t id)
 {
 	kvd_node_t *node = kvd_node_at(ix, id);
 
@@ -170,7 +170,7 @@ static void child_link(kvd_index_t *ix, uint32_t parent, uint32_t id)
 	}
 }
 
-static void child_unlink(kvd_index_t *ix, uint32_t id)
+static void unlink_child(kvd_index_t *ix, uint32_t id)
 {
 	const kvd_node_t *node = kvd_node_at(ix, id);
 
@@ -181,7 +181,7 @@ static void child_unlink(kvd_index_t *ix, uint32_t id)
 }
 
 /* An unlinked empty run. One mark a tier is reserved with it, so that joining a set never fails. */
-static kv_status_t node_create(kvd_index_t *ix, uint32_t tree, uint32_t cap, uint32_t *p_id)
+static kv_status_t create_node(kvd_index_t *ix, uint32_t tree, uint32_t cap, uint32_t *p_id)
 {
 	/* A mark a tier for each run, the extra ones, and some to spare for touches in mid-run. */
 	kv_status_t status =
@@ -196,7 +196,7 @@ static kv_status_t node_create(kvd_index_t *ix, uint32_t tree, uint32_t cap, uin
 		return status;
 	}
 	node = kvd_node_at(ix, *p_id);
-	status = run_resize(ix, node, cap);
+	status = resize_run(ix, node, cap);
 	if (status != KV_OK) {
 		kvd_obj_pool_put(&ix->nodes, *p_id);
 		return status;
@@ -209,7 +209,7 @@ static kv_status_t node_create(kvd_index_t *ix, uint32_t tree, uint32_t cap, uin
 	return KV_OK;
 }
 
-static void node_destroy(kvd_index_t *ix, uint32_t id)
+static void destroy_node(kvd_index_t *ix, uint32_t id)
 {
 	kvd_node_t *node = kvd_node_at(ix, id);
 
@@ -224,7 +224,7 @@ static void node_destroy(kvd_index_t *ix, uint32_t id)
 }
 
 /* A walk that stands on run `from` goes on with run `to`. */
-static void cursor_move(kvd_index_t *ix, uint32_t from, uint32_t to)
+static void move_cursor(kvd_index_t *ix, uint32_t from, uint32_t to)
 {
 	kvd_tree_t *tree = kvd_tree_at(ix, kvd_node_at(ix, from)->tree);
 
@@ -234,7 +234,7 @@ static void cursor_move(kvd_index_t *ix, uint32_t from, uint32_t to)
 }
 
 /* Move marks of `from` shallower than `pos` to the empty list of `head`, and count the others from `pos`. */
-static void marks_split(kvd_index_t *ix, kvd_node_t *from, uint32_t head, uint32_t pos, kvd_set_t t)
+static void split_marks(kvd_index_t *ix, kvd_node_t *from, uint32_t head, uint32_t pos, kvd_set_t t)
 {
 	uint32_t *link = &from->marks[t], kept = 0;
 
@@ -261,7 +261,7 @@ static void marks_split(kvd_index_t *ix, kvd_node_t *from, uint32_t head, uint32
 }
 
 /* Pins of the blocks that `head` has taken over from `node`, whose length is that of the rest already. */
-static void pins_split(kvd_index_t *ix, kvd_node_t *node, kvd_node_t *head)
+static void split_pins(kvd_index_t *ix, kvd_node_t *node, kvd_node_t *head)
 {
 	for (uint32_t i = 0; node->pin_ends > 0 && i < head->len; i++) {
 		if (kvd_block_at(ix, head->ids[i])->pins.head != KVD_NONE) {
@@ -278,14 +278,14 @@ static void pins_split(kvd_index_t *ix, kvd_node_t *node, kvd_node_t *head)
 /* The first `pos` blocks of a run become a run of their own, its parent. The rest keeps its id and its children, so no
  * child has to be touched, whatever their number (decision 006). A dead run is never split: dismantling knows its top
  * by id. */
-static kv_status_t node_split(kvd_index_t *ix, uint32_t id, uint32_t pos)
+static kv_status_t split_node(kvd_index_t *ix, uint32_t id, uint32_t pos)
 {
 	kvd_node_t *node = kvd_node_at(ix, id), *head;
 	uint32_t head_id;
 	kv_status_t status;
 
 	kv_assert(!(node->flags & KVD_NODE_DEAD) && pos > 0 && pos < node->len);
-	status = node_create(ix, node->tree, pos > RUN_MIN ? pos : RUN_MIN, &head_id);
+	status = create_node(ix, node->tree, pos > RUN_MIN ? pos : RUN_MIN, &head_id);
 
 	if (status != KV_OK) {
 		return status;
@@ -314,16 +314,16 @@ static kv_status_t node_split(kvd_index_t *ix, uint32_t id, uint32_t pos)
 		head->n[t] = node->n[t] < pos ? node->n[t] : pos;
 		node->n[t] -= head->n[t];
 		head->children_in[t] = node->n[t] > 0 ? 1 : 0;
-		marks_split(ix, node, head_id, pos, t);
+		split_marks(ix, node, head_id, pos, t);
 	}
-	pins_split(ix, node, head);
+	split_pins(ix, node, head);
 	/* ASIDE is about the first block, which the head has now (decision 032). */
 	head->flags |= node->flags & KVD_NODE_ASIDE;
 	node->flags &= ~KVD_NODE_ASIDE;
-	cursor_move(ix, id, head_id);
-	child_unlink(ix, id);
-	child_link(ix, node->parent, head_id);
-	child_link(ix, head_id, id);
+	move_cursor(ix, id, head_id);
+	unlink_child(ix, id);
+	link_child(ix, node->parent, head_id);
+	link_child(ix, head_id, id);
 	/* Blocks of either part may wait to be written. */
 	if (node->flags & KVD_NODE_QUEUED) {
 		kvd_queue_push(ix, head_id);
@@ -333,7 +333,7 @@ static kv_status_t node_split(kvd_index_t *ix, uint32_t id, uint32_t pos)
 }
 
 /* Marks of a run that is about to become the first `pos` blocks of `to`. */
-static void marks_merge(kvd_index_t *ix, kvd_node_t *from, uint32_t to_id, uint32_t pos, kvd_set_t t)
+static void merge_marks(kvd_index_t *ix, kvd_node_t *from, uint32_t to_id, uint32_t pos, kvd_set_t t)
 {
 	uint32_t *link = &kvd_node_at(ix, to_id)->marks[t];
 
@@ -356,7 +356,7 @@ static void marks_merge(kvd_index_t *ix, kvd_node_t *from, uint32_t to_id, uint3
 
 /* A run with one child only merges into the child, which keeps its id and its own children. Without memory the path
  * stays one run longer. Runs at a boundary (DEAD, ASIDE) stay apart: their flag is about their first block. */
-static void node_merge(kvd_index_t *ix, uint32_t id)
+static void merge_node(kvd_index_t *ix, uint32_t id)
 {
 	kvd_node_t *node = kvd_node_at(ix, id), *child;
 	uint32_t child_id = node->children.head, len = node->len, parent = node->parent;
@@ -365,7 +365,7 @@ static void node_merge(kvd_index_t *ix, uint32_t id)
 	if (len + child->len > KVD_RUN_MAX || ((node->flags | child->flags) & (KVD_NODE_DEAD | KVD_NODE_ASIDE))) {
 		return;
 	}
-	if (len + child->len > child->cap && run_resize(ix, child, len + child->len) != KV_OK) {
+	if (len + child->len > child->cap && resize_run(ix, child, len + child->len) != KV_OK) {
 		return;
 	}
 	memmove(child->slots + len, child->slots, child->len * sizeof(uint32_t));
@@ -382,7 +382,7 @@ static void node_merge(kvd_index_t *ix, uint32_t id)
 	}
 	for (kvd_set_t t = KVD_CPU; t < KVD_TIERS; t++) {
 		child->n[t] += node->n[t];
-		marks_merge(ix, node, child_id, len, t);
+		merge_marks(ix, node, child_id, len, t);
 	}
 
 	/* A pinned block below pins all of the upper run. */
@@ -391,11 +391,11 @@ static void node_merge(kvd_index_t *ix, uint32_t id)
 	if (node->flags & KVD_NODE_QUEUED) {
 		kvd_queue_push(ix, child_id);
 	}
-	cursor_move(ix, id, child_id);
-	child_unlink(ix, child_id);
-	child_unlink(ix, id);
-	child_link(ix, parent, child_id);
-	node_destroy(ix, id);
+	move_cursor(ix, id, child_id);
+	unlink_child(ix, child_id);
+	unlink_child(ix, id);
+	link_child(ix, parent, child_id);
+	destroy_node(ix, id);
 }
 
 void kvd_index_set_aside(kvd_index_t *ix, uint32_t id, int aside)
@@ -408,7 +408,7 @@ void kvd_index_set_aside(kvd_index_t *ix, uint32_t id, int aside)
 	/* A new question makes all kept answers stale at once, without a visit (decision 026). */
 	tree->shown = kvd_index_new_question(ix);
 	if (!aside && node->parent != KVD_NONE && kvd_node_at(ix, node->parent)->child_count == 1) {
-		node_merge(ix, node->parent);
+		merge_node(ix, node->parent);
 	}
 }
 
@@ -416,7 +416,7 @@ kv_status_t kvd_index_split_before(kvd_index_t *ix, uint32_t id)
 {
 	const kvd_block_t *block = kvd_block_at(ix, id);
 
-	return block->pos == 0 ? KV_OK : node_split(ix, block->node, block->pos);
+	return block->pos == 0 ? KV_OK : split_node(ix, block->node, block->pos);
 }
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
@@ -438,25 +438,25 @@ static kv_status_t find_run_for(kvd_index_t *ix, uint32_t tree, uint32_t parent,
 			*p_node = above->node;
 			return node->len < node->cap
 				       ? KV_OK
-				       : run_resize(ix, node, node->cap < RUN_MIN ? RUN_MIN : node->cap * 2);
+				       : resize_run(ix, node, node->cap < RUN_MIN ? RUN_MIN : node->cap * 2);
 		}
 		/* The parent is in mid-run: a branch begins, and the run ends here from now on. */
 		if (above->pos + 1u < node->len) {
-			status = node_split(ix, above->node, above->pos + 1u);
+			status = split_node(ix, above->node, above->pos + 1u);
 			if (status != KV_OK) {
 				return status;
 			}
 		}
 	}
 
-	status = node_create(ix, tree, parent == KVD_NONE ? 1 : RUN_MIN,
+	status = create_node(ix, tree, parent == KVD_NONE ? 1 : RUN_MIN,
 			     &id); /* most blocks at the root are unchained and stay runs of one */
 	if (status != KV_OK) {
 		return status;
 	}
 	node = kvd_node_at(ix, id);
 	node->depth0 = parent == KVD_NONE ? 0 : kvd_depth_of(ix, kvd_block_at(ix, parent));
-	child_link(ix, parent == KVD_NONE ? KVD_NONE : kvd_block_at(ix, parent)->node, id);
+	link_child(ix, parent == KVD_NONE ? KVD_NONE : kvd_block_at(ix, parent)->node, id);
 	*p_node = id;
 
 	return KV_OK;
@@ -534,17 +534,17 @@ void kvd_index_remove(kvd_index_t *ix, uint32_t id)
 
 	if (node->len == 0) {
 		kv_assert(node->marks[KVD_CPU] == KVD_NONE && node->marks[KVD_DISK] == KVD_NONE);
-		cursor_move(ix, node_id, kvd_index_next_run(ix, node_id));
-		child_unlink(ix, node_id);
-		node_destroy(ix, node_id);
+		move_cursor(ix, node_id, kvd_index_next_run(ix, node_id));
+		unlink_child(ix, node_id);
+		destroy_node(ix, node_id);
 		/* One branch is left: the run above takes it back. In a hidden tree and below a dead run all runs go
 		 * anyway. */
 		if (parent != KVD_NONE && kvd_node_at(ix, parent)->child_count == 1 && !tree->hidden &&
 		    !kvd_node_is_dead(ix, parent)) {
-			node_merge(ix, parent);
+			merge_node(ix, parent);
 		}
 	} else if (node->cap > 4 * RUN_MIN && node->len < node->cap / 4) {
-		(void)run_resize(ix, node, node->cap / 2); /* without memory the run keeps its larger arrays */
+		(void)resize_run(ix, node, node->cap / 2); /* without memory the run keeps its larger arrays */
 	}
 }
 

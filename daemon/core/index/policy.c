@@ -39,19 +39,19 @@ static kvd_block_t *marked_block(const kvd_index_t *ix, const kvd_mark_t *mark)
 }
 
 /* In front of `before`; KVD_NONE: as the newest. */
-static void order_link(kvd_index_t *ix, kvd_order_t *order, uint32_t id, uint32_t before)
+static void link_mark(kvd_index_t *ix, kvd_order_t *order, uint32_t id, uint32_t before)
 {
 	kvd_list_insert(&order->marks, &ix->marks, offsetof(kvd_mark_t, order), id, before);
 	order->count++;
 }
 
-static void order_unlink(kvd_index_t *ix, kvd_order_t *order, uint32_t id)
+static void unlink_mark(kvd_index_t *ix, kvd_order_t *order, uint32_t id)
 {
 	kvd_list_remove(&order->marks, &ix->marks, offsetof(kvd_mark_t, order), id);
 	order->count--;
 }
 
-static void order_add_newest(kvd_index_t *ix, kvd_order_t *order, uint32_t id)
+static void link_as_newest(kvd_index_t *ix, kvd_order_t *order, uint32_t id)
 {
 	uint64_t stamp = mark_at(ix, id)->stamp;
 	uint32_t before = KVD_NONE, last = order->marks.tail;
@@ -61,10 +61,10 @@ static void order_add_newest(kvd_index_t *ix, kvd_order_t *order, uint32_t id)
 		before = last;
 		last = mark_at(ix, last)->order.prev;
 	}
-	order_link(ix, order, id, before);
+	link_mark(ix, order, id, before);
 }
 
-static void order_add_oldest(kvd_index_t *ix, kvd_order_t *order, uint32_t id)
+static void link_as_oldest(kvd_index_t *ix, kvd_order_t *order, uint32_t id)
 {
 	uint64_t stamp = mark_at(ix, id)->stamp;
 	uint32_t before = order->marks.head;
@@ -73,7 +73,7 @@ static void order_add_oldest(kvd_index_t *ix, kvd_order_t *order, uint32_t id)
 	for (uint32_t i = 0; i < ORDER_WALK && before != KVD_NONE && mark_at(ix, before)->stamp < stamp; i++) {
 		before = mark_at(ix, before)->order.next;
 	}
-	order_link(ix, order, id, before);
+	link_mark(ix, order, id, before);
 }
 
 /* Off the list, or no longer marked as off it. */
@@ -85,7 +85,7 @@ static void detach_mark(kvd_index_t *ix, kvd_order_t *order, uint32_t id, kvd_se
 		mark->off_lru = 0;
 		marked_block(ix, mark)->flags &= (uint8_t)~off_lru_flag(t);
 	} else {
-		order_unlink(ix, order, id);
+		unlink_mark(ix, order, id);
 	}
 }
 
@@ -127,7 +127,7 @@ static uint32_t *find_link(kvd_index_t *ix, kvd_node_t *node, kvd_set_t t, uint3
 	return link;
 }
 
-/* The first mark of a run always has memory (node_create reserves it), another one only while memory is not short: so a
+/* The first mark of a run always has memory (create_node reserves it), another one only while memory is not short: so a
  * set never changes without a mark on its leaf. */
 static uint32_t create_mark(kvd_index_t *ix, const kvd_node_t *node, kvd_set_t t)
 {
@@ -173,14 +173,14 @@ static void set_mark(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_t 
 		if (mark_at(ix, *at)
 			    ->off_lru) { /* It was off the list for the block that it leaves, which may stay pinned. */
 			detach_mark(ix, order, *at, t);
-			order_add_oldest(ix, order, *at);
+			link_as_oldest(ix, order, *at);
 		}
 		mark_at(ix, *at)->pos = block->pos;
 		return;
 	}
 	*mark_at(ix, id) = (kvd_mark_t){.stamp = stamp, .node = block->node, .pos = block->pos};
 	link_to_run(ix, node, at, id, t);
-	order_add_newest(ix, order, id);
+	link_as_newest(ix, order, id);
 }
 
 /* The block under mark `id` leaves: its parent inherits the mark and its position in the order. So a cold path goes
@@ -193,7 +193,7 @@ static void slide_mark(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_
 
 	if (mark->off_lru) { /* A pinned block leaves too when its space is reset: the mark goes back into the order. */
 		detach_mark(ix, order, id, t);
-		order_add_oldest(ix, order, id);
+		link_as_oldest(ix, order, id);
 	}
 	/* From the first block of a run the mark goes to the last block of the run above. A dead top passes nothing on:
 	 * quarantine.c has given its parent a mark. */
@@ -251,7 +251,7 @@ static uint32_t find_victim(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t)
 			drop_mark(ix, order, node, find_link(ix, node, t, id), t);
 		} else if (!kvd_block_is_evictable(ix, block, t)) {
 			/* Off the list, or each search would pass all pinned blocks. restore_mark() links it again. */
-			order_unlink(ix, order, id);
+			unlink_mark(ix, order, id);
 			mark->off_lru = 1;
 			block->flags |= off_lru_flag(t);
 		} else {
@@ -275,7 +275,7 @@ static void restore_mark(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint3
 		id = mark_at(ix, id)->shallower;
 	}
 	detach_mark(ix, order, id, t);
-	order_add_oldest(ix, order, id);
+	link_as_oldest(ix, order, id);
 }
 
 static void ignore_touch(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_t block, uint64_t stamp)

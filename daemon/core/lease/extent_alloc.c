@@ -11,7 +11,7 @@ static uint32_t class_of(uint32_t units)
 	return 31u - (uint32_t)__builtin_clz(units);
 }
 
-static void free_list_add(kvd_extent_alloc_t *alloc, uint32_t id)
+static void link_free(kvd_extent_alloc_t *alloc, uint32_t id)
 {
 	kvd_extent_t *extent = extent_at(alloc, id);
 	uint32_t c = class_of(extent->units);
@@ -22,7 +22,7 @@ static void free_list_add(kvd_extent_alloc_t *alloc, uint32_t id)
 	alloc->units_free += extent->units;
 }
 
-static void free_list_remove(kvd_extent_alloc_t *alloc, uint32_t id)
+static void unlink_free(kvd_extent_alloc_t *alloc, uint32_t id)
 {
 	kvd_extent_t *extent = extent_at(alloc, id);
 	uint32_t c = class_of(extent->units);
@@ -55,7 +55,7 @@ kv_status_t kvd_extent_alloc_init(kvd_extent_alloc_t *alloc, kvd_obj_pool_t *ext
 	}
 	*extent_at(alloc, alloc->first) =
 		(kvd_extent_t){.first = first, .units = alloc->units, .left = KVD_NONE, .right = KVD_NONE};
-	free_list_add(alloc, alloc->first);
+	link_free(alloc, alloc->first);
 
 	return KV_OK;
 }
@@ -122,7 +122,7 @@ kv_status_t kvd_extent_take(kvd_extent_alloc_t *alloc, uint64_t bytes, uint32_t 
 		if (status != KV_OK) {
 			return KV_ERR_BUSY;
 		}
-		free_list_remove(alloc, id);
+		unlink_free(alloc, id);
 		*extent_at(alloc, rest_id) = (kvd_extent_t){.first = extent->first + units,
 							    .units = extent->units - units,
 							    .left = id,
@@ -132,9 +132,9 @@ kv_status_t kvd_extent_take(kvd_extent_alloc_t *alloc, uint64_t bytes, uint32_t 
 		}
 		extent->right = rest_id;
 		extent->units = units;
-		free_list_add(alloc, rest_id);
+		link_free(alloc, rest_id);
 	} else {
-		free_list_remove(alloc, id);
+		unlink_free(alloc, id);
 	}
 	*p_extent = id;
 	*p_offset = (uint64_t)extent->first * KVD_EXTENT_UNIT;
@@ -162,15 +162,15 @@ void kvd_extent_give(kvd_extent_alloc_t *alloc, uint32_t id)
 
 	kv_assert(extent->taken);
 	if (right != KVD_NONE && !extent_at(alloc, right)->taken) {
-		free_list_remove(alloc, right);
+		unlink_free(alloc, right);
 		merge_extents(alloc, id, right);
 	}
 	if (left != KVD_NONE && !extent_at(alloc, left)->taken) {
-		free_list_remove(alloc, left);
+		unlink_free(alloc, left);
 		merge_extents(alloc, left, id);
 		id = left;
 	}
-	free_list_add(alloc, id);
+	link_free(alloc, id);
 }
 
 int kvd_extent_alloc_check(const kvd_extent_alloc_t *alloc)

@@ -20,7 +20,7 @@ static kvd_instance_rec_t *find_instance(kvd_core_t *core, kvd_instance_t id)
 
 /* ---- join ------------------------------------------------------------------------------------ */
 
-static int secret_equal(const kvd_instance_rec_t *instance, const kvd_join_t *join)
+static int is_secret_equal(const kvd_instance_rec_t *instance, const kvd_join_t *join)
 {
 	uint8_t differ = instance->secret_len == join->secret_len ? 0 : 1;
 
@@ -40,7 +40,7 @@ kv_status_t kvd_instance_find(kvd_core_t *core, const kvd_join_t *join, kvd_inst
 		const kvd_instance_rec_t *instance = kvd_instance_at(core, id);
 
 		if (instance->ns == join->ns && strcmp(instance->name, join->instance) == 0) {
-			if (!secret_equal(instance, join)) {
+			if (!is_secret_equal(instance, join)) {
 				return KV_ERR_SECRET;
 			}
 			*p_instance = instance->id;

@@ -195,7 +195,7 @@ err_space:
 	return status;
 }
 
-static int groups_valid(const kvd_space_open_t *ask)
+static int are_groups_valid(const kvd_space_open_t *ask)
 {
 	for (uint32_t i = 0; i < ask->group_count && i < KV_MAX_GROUPS; i++) {
 		if (ask->groups[i].block_tokens == 0 || ask->groups[i].block_tokens % ask->hash_tokens != 0) {
@@ -207,11 +207,11 @@ static int groups_valid(const kvd_space_open_t *ask)
 }
 
 /* The figures of a space come from a client and must agree before anything is sized by them. */
-static int geometry_valid(const kvd_space_open_t *ask)
+static int is_geometry_valid(const kvd_space_open_t *ask)
 {
 	const kvs_geometry_t *g = &ask->geometry;
 
-	return ask->hash_tokens > 0 && groups_valid(ask) && g->block_bytes > 0 && g->heads > 0 && g->leaves > 0 &&
+	return ask->hash_tokens > 0 && are_groups_valid(ask) && g->block_bytes > 0 && g->heads > 0 && g->leaves > 0 &&
 	       g->leaf_bytes > 0 && g->page_bytes > 0 &&
 	       g->leaves % ((g->page_bytes + g->leaf_bytes - 1) / g->leaf_bytes) == 0;
 }
@@ -232,7 +232,7 @@ kv_status_t kvd_space_open(kvd_core_t *core, const kvd_space_open_t *ask, kvd_sp
 	uint32_t free_id = 0;
 	kv_status_t status;
 
-	if (!ns || !geometry_valid(ask)) {
+	if (!ns || !is_geometry_valid(ask)) {
 		return ns ? KV_ERR_LAYOUT : KV_ERR_ARG;
 	}
 	for (uint32_t id = 1; id < core->config.max_spaces && id <= ns->space_count && !space; id++) {
