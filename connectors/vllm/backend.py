@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import runpy
 import subprocess
 import sys
 import sysconfig
@@ -16,7 +17,8 @@ HERE = Path(__file__).resolve().parent
 
 
 def _project() -> dict:
-    return tomllib.loads((HERE / "pyproject.toml").read_text())["project"]
+    version = runpy.run_path(str(HERE / "kvd_vllm" / "__init__.py"))["__version__"]
+    return tomllib.loads((HERE / "pyproject.toml").read_text())["project"] | {"version": version}
 
 
 def _tag() -> str:

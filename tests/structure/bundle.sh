@@ -39,7 +39,10 @@ for program in "$there"/libexec/kv*; do
 	fi
 done
 
-# The package's module is whole: Python binds every symbol of what it loads. (No wheel: no Python headers where the bundle was made.)
+# The package's module is whole: Python binds every symbol of what it loads. A bundle has it wherever Python has its headers.
+if python3 -c 'import os, setuptools, sysconfig; raise SystemExit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' 2>/dev/null; then
+	[ -d "$there/wheels" ]
+fi
 for wheel in "$there"/wheels/*.whl; do
 	[ -e "$wheel" ] || break
 	python3 -c 'import sys, zipfile; zipfile.ZipFile(sys.argv[1]).extractall(sys.argv[2])' "$wheel" "$dir/package"
