@@ -74,7 +74,7 @@ static void copy_blocks()
 	kvk_cu_stream_t stream;
 	shape s;
 
-	must_kv(kvk_gpu_stream(bench.gpu, 1, &stream));
+	must_kv(kvk_gpu_create_stream(bench.gpu, 1, &stream));
 	make_shape(s, 8192, KVK_PAGED_KV_TOKEN_HEAD, bench.pool, true);
 	for (int i = 0; i < WORK; i++) {
 		for (kvk_gpu_way_t way : {KVK_GPU_ZERO_COPY, KVK_GPU_STAGED}) {

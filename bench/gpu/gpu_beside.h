@@ -76,7 +76,7 @@ static void beside_row(beside_t &b, const std::string &name, const work_t &copie
 static void beside_copies(beside_t &b, shape &s, kvk_gpu_dir_t dir, kvk_gpu_way_t way, uint32_t sms)
 {
 	std::vector<kvk_gpu_job_t *> jobs(8);
-	const std::string window = s.window ? text(", %u KiB on their way", s.window >> 10) : "";
+	const std::string window = s.max_in_flight ? text(", %u KiB on their way", s.max_in_flight >> 10) : "";
 	const auto finish_all = [&] {
 		for (auto &job : jobs) {
 			if (job) {
@@ -113,14 +113,14 @@ static void beside_engine(beside_t &b, uint64_t bytes, bool save)
 // How fast a load is with so much on its way, and what that costs.
 static void beside_window(beside_t &b, shape &s, uint32_t sms, uint32_t kib)
 {
-	s.window = kib << 10;
+	s.max_in_flight = kib << 10;
 	row(
 		text("zero copy load 8192 B in rows of 256 B, %u SMs, %u KiB on their way", sms, kib), "GB/s",
 		"cudaMemcpyAsync, one piece", at_least(0),
 		[&] { return copy_rate(s, KVK_GPU_SCATTER, KVK_GPU_ZERO_COPY, sms); },
 		[&] { return memcpy_rate(bench.cache, bench.pool, s.bytes); });
 	beside_copies(b, s, KVK_GPU_SCATTER, KVK_GPU_ZERO_COPY, sms);
-	s.window = 0;
+	s.max_in_flight = 0;
 }
 
 static void rows_beside()

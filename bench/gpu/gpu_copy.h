@@ -30,7 +30,7 @@
 static inline void must_kv(kv_status_t status)
 {
 	if (status != KV_OK) {
-		printf("%s (%d)\n", kvk_gpu_why(), (int)status);
+		printf("%s (%d)\n", kvk_gpu_last_error(), (int)status);
 		exit(1);
 	}
 }
@@ -254,7 +254,7 @@ static inline bool open_bench()
 	config.cuda = kvk_cuda_load(&why);
 	if (!config.cuda || cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 ||
 	    kvk_gpu_open(&config, &bench.gpu) != KV_OK) {
-		printf("skipped: %s\n", config.cuda ? kvk_gpu_why() : why);
+		printf("skipped: %s\n", config.cuda ? kvk_gpu_last_error() : why);
 		return false;
 	}
 	CU(cudaSetDevice(0));

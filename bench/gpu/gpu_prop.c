@@ -27,7 +27,7 @@ typedef struct draw {
 	size_t pool_at, cache_bytes;
 	place_t place;
 	kvk_gpu_way_t way;
-	uint32_t sms, window;
+	uint32_t sms, max_in_flight;
 	uint32_t ids[MAX_MOVES];
 	kvk_move_t twin[MAX_MOVES], real[MAX_MOVES];
 	uint64_t *twin_leaves, *real_leaves;
@@ -166,11 +166,12 @@ static int draw(world_t *w, draw_t *d, uint32_t number)
 	d->layers = 1 + (uint32_t)below(w, d->paged.layers - d->layer);
 	d->place = w->peer_only ? PEER : (place_t)below(w, w->has_peer ? 3 : 2);
 	d->way = (kvk_gpu_way_t)below(w, 4);
-	if (d->way == KVK_GPU_EACH && d->paged.layers * d->paged.heads * d->count * d->layout.block_tokens > 2000) {
+	if (d->way == KVK_GPU_COPY_PER_PIECE &&
+	    d->paged.layers * d->paged.heads * d->count * d->layout.block_tokens > 2000) {
 		d->way = KVK_GPU_ZERO_COPY; /* right it is, but not quick */
 	}
 	d->sms = sms[below(w, KV_COUNT_OF(sms))];
-	d->window = windows[below(w, KV_COUNT_OF(windows))];
+	d->max_in_flight = windows[below(w, KV_COUNT_OF(windows))];
 	for (uint32_t i = 0; i < d->paged.blocks && i < MAX_MOVES; i++) {
 		d->ids[i] = i;
 	}
@@ -204,7 +205,7 @@ static void print_case(const world_t *w, const draw_t *d, uint32_t number)
 	       "%u SMs, %u on their way\n",
 	       number, text, (int)p->kind, p->blocks, p->block_stride, p->first_layer, p->layers, p->first_head,
 	       p->heads, d->layer, d->layers, d->count, d->pool_at, d->block_stride, place_names[d->place],
-	       way_names[d->way], d->sms, d->window);
+	       way_names[d->way], d->sms, d->max_in_flight);
 	(void)w;
 }
 
@@ -221,7 +222,7 @@ static kv_status_t copy_real(world_t *w, draw_t *d, kvk_gpu_dir_t dir, kvk_gpu_j
 				     .moves = d->real,
 				     .count = d->count,
 				     .sms = d->sms,
-				     .window = d->window,
+				     .max_in_flight = d->max_in_flight,
 				     .ready = (int)below(w, 2), /* nothing writes the pool meanwhile */
 				     .stream = w->stream};
 
@@ -315,14 +316,14 @@ static int corrupt(world_t *w, draw_t *d)
 	}
 	for (uint32_t i = 0; i < d->count; i++) {
 		w->flips += bad[i];
-		w->caught += bad[i] && kvk_gpu_bad(job, i);
-		if (bad[i] != (kvk_gpu_bad(job, i) != 0)) {
+		w->caught += bad[i] && kvk_gpu_move_is_bad(job, i);
+		if (bad[i] != (kvk_gpu_move_is_bad(job, i) != 0)) {
 			printf("gpu_prop: move %u is %s\n", i,
 			       bad[i] ? "corrupt and passed" : "right and called corrupt");
 			right = 0;
 		}
 	}
-	kvk_gpu_end(job);
+	kvk_gpu_release_job(job);
 
 	return right;
 }
@@ -340,7 +341,7 @@ static int run_case(world_t *w, draw_t *d)
 	randomise(w, &w->cache, d->cache_bytes + 7);
 	randomise(w, pool, pool_bytes + 7);
 	status = copy_real(w, d, KVK_GPU_GATHER, &job);
-	kvk_gpu_end(job);
+	kvk_gpu_release_job(job);
 	if (status == KV_ERR_UNSUPPORTED && d->place != HOST) {
 		return -1;
 	}
@@ -353,7 +354,7 @@ static int run_case(world_t *w, draw_t *d)
 
 	randomise(w, &w->cache, d->cache_bytes + 7);
 	status = copy_real(w, d, KVK_GPU_SCATTER, &job);
-	kvk_gpu_end(job);
+	kvk_gpu_release_job(job);
 	copy_twin(d, KVK_GPU_SCATTER);
 	if (status != KV_OK) {
 		printf("gpu_prop: the scatter says %d\n", (int)status);

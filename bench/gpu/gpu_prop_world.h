@@ -52,7 +52,7 @@ static inline uint64_t below(world_t *w, uint64_t n)
 static inline void must(int error, const char *what)
 {
 	if (error != 0) {
-		printf("gpu_prop: %s: error %d, %s\n", what, error, kvk_gpu_why());
+		printf("gpu_prop: %s: error %d, %s\n", what, error, kvk_gpu_last_error());
 		exit(1);
 	}
 }
@@ -151,14 +151,14 @@ static inline int make_world(world_t *w)
 	}
 	if (kvk_gpu_open(&(kvk_gpu_config_t){.cuda = w->cuda, .staging_bytes = 32u << 20, .image = GPU_PROP_IMAGE},
 			 &w->gpu) != KV_OK) {
-		printf("gpu_prop: skipped: %s\n", kvk_gpu_why());
+		printf("gpu_prop: skipped: %s\n", kvk_gpu_last_error());
 		return 77;
 	}
 	must(w->cuda->device_count(&count), "device_count");
 	must(w->cuda->device_get(&device, 0), "device_get");
 	must(w->cuda->context_retain(&w->context, device), "context");
 	must(w->cuda->context_push(w->context), "context_push");
-	must((int)kvk_gpu_stream(w->gpu, 0, &w->stream), "stream");
+	must((int)kvk_gpu_create_stream(w->gpu, 0, &w->stream), "stream");
 	must(w->cuda->event_create(&w->event, 2), "event");
 	w->has_peer = count > 1;
 	if (w->peer_only && !w->has_peer) {

@@ -19,7 +19,7 @@ struct shape {
 	std::vector<uint64_t> leaves;
 	uint64_t bytes;
 	uint32_t layers = 0; // how many, from the first; 0: all
-	uint32_t window = 0; // bytes of a scatter on their way; 0: kvk's
+	uint32_t max_in_flight = 0; // bytes of a scatter on their way; 0: kvk's
 };
 
 // Of `ranks` ranks one, whose heads are a part of each block: the pool then has that many times the bytes.
@@ -84,7 +84,7 @@ static kvk_gpu_job_t *submit(shape &s, kvk_gpu_dir_t dir, kvk_gpu_way_t way, uin
 	copy.count = (uint32_t)s.moves.size();
 	copy.layers = s.layers;
 	copy.sms = sms;
-	copy.window = s.window;
+	copy.max_in_flight = s.max_in_flight;
 	copy.ready = dir == KVK_GPU_SCATTER; // the pool's bytes are never on their way
 	copy.stream = (kvk_cu_stream_t)stream;
 	must_kv(kvk_gpu_submit(bench.gpu, &copy, &job));
@@ -95,7 +95,7 @@ static kvk_gpu_job_t *submit(shape &s, kvk_gpu_dir_t dir, kvk_gpu_way_t way, uin
 static void finish(kvk_gpu_job_t *job)
 {
 	must_kv(kvk_gpu_wait(job, 60000000));
-	kvk_gpu_end(job);
+	kvk_gpu_release_job(job);
 }
 
 #endif

@@ -164,7 +164,7 @@ KVC_API kvc_status_t kvx_worker_flush(kvx_worker_t *worker, uint32_t timeout_ms)
 	X(gpu_bytes, "bytes copied by the GPU")                                                                        \
 	X(gpu_zero_copy, "GPU copies made by a kernel over the link")                                                  \
 	X(gpu_staged, "GPU copies made by the copy engine and a kernel")                                               \
-	X(gpu_each, "GPU copies made piece by piece by the driver")                                                    \
+	X(gpu_copy_per_piece, "GPU copies made piece by piece by the driver")                                          \
 	X(gpu_failures, "calls the GPU's driver refused")                                                              \
 	X(gpu_refused, "times the driver refused to let the GPU see a piece of the pool")
 typedef struct kvx_worker_stats {

@@ -43,18 +43,18 @@ static kv_copy_run_t make_run(direction_t direction, uint8_t *page, kvk_row_t pa
 }
 
 /* Does b begin where a's piece ends, on both sides and for every token? */
-static int beside(const kv_copy_run_t *a, const kv_copy_run_t *b)
+static int are_adjacent(const kv_copy_run_t *a, const kv_copy_run_t *b)
 {
 	return (uint8_t *)b->dst == (uint8_t *)a->dst + a->piece && b->dst_stride == a->dst_stride &&
 	       (const uint8_t *)b->src == (const uint8_t *)a->src + a->piece && b->src_stride == a->src_stride;
 }
 
 /* Fewer and larger pieces where both sides agree: same bytes, same order, same digest. */
-static void join(leaf_t *leaf)
+static void join_runs(leaf_t *leaf)
 {
 	kv_copy_run_t *first = &leaf->runs[0];
 
-	if (leaf->count == 2 && leaf->order == KV_RUNS_INTERLEAVED && beside(first, &leaf->runs[1])) {
+	if (leaf->count == 2 && leaf->order == KV_RUNS_INTERLEAVED && are_adjacent(first, &leaf->runs[1])) {
 		first->piece += leaf->runs[1].piece;
 		leaf->count = 1;
 	}
@@ -82,7 +82,7 @@ static leaf_t plain_leaf(const mover_t *m, uint8_t *page, uint8_t *cache, uint32
 	leaf.runs[1] = make_run(m->direction, page, page_rows.v, cache, cache_rows.v);
 	leaf.runs[1].piece = kvk_v_bytes(m->layout);
 	leaf.runs[1].pieces = m->layout->block_tokens;
-	join(&leaf);
+	join_runs(&leaf);
 
 	return leaf;
 }
@@ -104,23 +104,23 @@ static leaf_t opaque_leaf(const mover_t *m, uint8_t *page, uint8_t *cache, uint3
 }
 
 /* One page of a move: local layer and head. */
-typedef struct place {
+typedef struct page_pos {
 	uint32_t layer;
 	uint32_t head;
-} place_t;
+} page_pos_t;
 
 /* Pages go in the order of the side that is read: a layer of the paged cache lies together, a head of a canonical
  * block does. */
-static place_t page_at(const mover_t *m, uint32_t index)
+static page_pos_t page_at(const mover_t *m, uint32_t index)
 {
 	if (m->direction == GATHER) {
-		return (place_t){index / m->paged->heads, index % m->paged->heads};
+		return (page_pos_t){index / m->paged->heads, index % m->paged->heads};
 	}
 
-	return (place_t){index % m->paged->layers, index / m->paged->layers};
+	return (page_pos_t){index % m->paged->layers, index / m->paged->layers};
 }
 
-static uint8_t *canonical_page(const mover_t *m, const kvk_move_t *move, place_t at)
+static uint8_t *canonical_page(const mover_t *m, const kvk_move_t *move, page_pos_t at)
 {
 	const kvk_paged_t *paged = m->paged;
 	const size_t page = (size_t)(paged->first_head + at.head) * m->layout->layers + paged->first_layer + at.layer;
@@ -132,7 +132,7 @@ static uint8_t *canonical_page(const mover_t *m, const kvk_move_t *move, place_t
  * to end, though not in order: the share of a head is as good as any. */
 static const uint8_t *page_source(const mover_t *m, const kvk_move_t *move, uint32_t index)
 {
-	const place_t at = page_at(m, index);
+	const page_pos_t at = page_at(m, index);
 
 	if (m->direction == SCATTER) {
 		return canonical_page(m, move, at);
@@ -148,7 +148,7 @@ static leaf_t leaf_at(const mover_t *m, uint8_t *page, uint8_t *cache, uint32_t 
 }
 
 /* Move one page. Gather stores its digests; scatter compares: 0 when one is wrong. */
-static int move_page(const mover_t *m, const kvk_move_t *move, place_t at, const uint8_t *soon)
+static int move_page(const mover_t *m, const kvk_move_t *move, page_pos_t at, const uint8_t *soon)
 {
 	const uint32_t pieces = m->geometry.pieces;
 	uint8_t *page = canonical_page(m, move, at);
@@ -200,7 +200,7 @@ static int move_block(const mover_t *m, const kvk_move_t *move, uint32_t more)
 static void clear_block(const mover_t *m, const kvk_move_t *move)
 {
 	for (uint32_t i = 0; i < m->paged->layers * m->paged->heads * m->geometry.pieces; i++) {
-		const place_t at = page_at(m, i / m->geometry.pieces);
+		const page_pos_t at = page_at(m, i / m->geometry.pieces);
 		const leaf_t leaf =
 			leaf_at(m, canonical_page(m, move, at), kvk_paged_block(m->paged, at.layer, move->block),
 				at.head, i % m->geometry.pieces);

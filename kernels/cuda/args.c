@@ -24,14 +24,14 @@ static kvk_gpu_row_t make_row(kvk_row_t page, kvk_row_t first, kvk_row_t second,
 }
 
 /* Does V begin where a piece of K ends, on both sides and for every token and head? */
-static int beside(const kvk_gpu_row_t *k, const kvk_gpu_row_t *v)
+static int are_adjacent(const kvk_gpu_row_t *k, const kvk_gpu_row_t *v)
 {
 	return v->bytes > 0 && v->pool_offset == k->pool_offset + k->bytes && v->pool_stride == k->pool_stride &&
 	       v->cache_offset == k->cache_offset + k->bytes && v->cache_stride == k->cache_stride &&
 	       v->cache_head == k->cache_head;
 }
 
-static int in_one(const kvk_gpu_row_t *row)
+static int is_contiguous(const kvk_gpu_row_t *row)
 {
 	return row->bytes == 0 || (row->pool_stride == row->bytes && row->cache_stride == row->bytes);
 }
@@ -45,20 +45,20 @@ static void make_whole(kvk_gpu_row_t *row, uint32_t tokens)
 }
 
 /* Fewer and larger pieces where both sides agree: same bytes, same order, same digest. */
-static void join(kvk_gpu_args_t *args)
+static void join_rows(kvk_gpu_args_t *args)
 {
-	if (args->interleaved && beside(&args->k, &args->v)) {
+	if (args->interleaved && are_adjacent(&args->k, &args->v)) {
 		args->k.bytes += args->v.bytes;
 		args->v = (kvk_gpu_row_t){0};
 	}
 	/* Interleaved and apart: K and V of a token follow each other, so neither is one piece. */
-	if (!in_one(&args->k) || !in_one(&args->v) || (args->interleaved && args->v.bytes > 0)) {
+	if (!is_contiguous(&args->k) || !is_contiguous(&args->v) || (args->interleaved && args->v.bytes > 0)) {
 		return;
 	}
 	make_whole(&args->k, args->tokens);
 	make_whole(&args->v, args->tokens);
 	args->tokens = 1;
-	if (beside(&args->k, &args->v)) {
+	if (are_adjacent(&args->k, &args->v)) {
 		make_whole(&args->k, 2);
 		args->v = (kvk_gpu_row_t){0};
 	}
@@ -85,7 +85,7 @@ static void make_rows(const kvk_layout_t *layout, const kvk_paged_t *paged, kvk_
 	if (layout->v_dim > 0) {
 		args->v = make_row(page.v, first.v, second.v, kvk_v_bytes(layout));
 	}
-	join(args);
+	join_rows(args);
 }
 
 static void make_args(const kvk_gpu_copy_t *copy, const kvk_geometry_t *g, kvk_gpu_args_t *args)
@@ -136,14 +136,14 @@ const kvk_gpu_choice_t *kvk_gpu_find_choice(const kvk_gpu_t *gpu, const kvk_layo
 	return NULL;
 }
 
-kvk_gpu_way_t kvk_gpu_chosen(const kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, uint64_t bytes)
+kvk_gpu_way_t kvk_gpu_find_way(const kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, uint64_t bytes)
 {
 	const kvk_gpu_choice_t *c = kvk_gpu_find_choice(gpu, copy->layout, copy->paged);
 
 	return c ? c->way[copy->dir][bytes >= KVK_GPU_LARGE_JOB] : KVK_GPU_AUTO;
 }
 
-int kvk_gpu_is_wide(const kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy)
+int kvk_gpu_link_is_wide(const kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy)
 {
 	const kvk_gpu_choice_t *c = kvk_gpu_find_choice(gpu, copy->layout, copy->paged);
 
@@ -181,36 +181,36 @@ static uint32_t least_leaf(const kvk_geometry_t *g)
 }
 
 /* How STAGED would cut it: as many layers at a time as a slot of the ring holds of one block. 0: not one. */
-static int cut_for_stages(const kvk_gpu_t *gpu, kvk_gpu_plan_t *plan)
+static int cut_for_stages(const kvk_gpu_t *gpu, kvk_gpu_copy_desc_t *desc)
 {
-	const uint64_t slice = (uint64_t)plan->args.heads * plan->args.page_bytes;
-	const uint64_t fit = kvk_gpu_ring_slot_bytes(gpu) / slice;
+	const uint64_t slice = (uint64_t)desc->args.heads * desc->args.page_bytes;
+	const uint64_t fit = kvk_gpu_ring_stage_bytes(gpu) / slice;
 
 	if (fit == 0) {
 		return 0;
 	}
-	plan->staged_layers = fit < plan->args.layers ? (uint32_t)fit : plan->args.layers;
-	plan->staged_steps = (plan->args.layers + plan->staged_layers - 1) / plan->staged_layers;
+	desc->staged_layers = fit < desc->args.layers ? (uint32_t)fit : desc->args.layers;
+	desc->staged_ranges = (desc->args.layers + desc->staged_layers - 1) / desc->staged_layers;
 
 	return 1;
 }
 
 /* Some of the layers: the copy engine takes them by rows, which are to be long, and many in a call: where blocks lie
  * beside each other. */
-static int rows_pay(const kvk_gpu_plan_t *plan)
+static int rows_are_worth_it(const kvk_gpu_copy_desc_t *desc)
 {
-	const kvk_gpu_args_t *args = &plan->args;
+	const kvk_gpu_args_t *args = &desc->args;
 	const uint64_t row = args->layers * args->page_bytes;
 	const uint64_t bytes = row * args->count * args->heads;
-	const ptrdiff_t block = (ptrdiff_t)plan->pool_bytes;
+	const ptrdiff_t block = (ptrdiff_t)desc->pool_bytes;
 	uint64_t calls = args->count;
 
 	if (row < KVK_GPU_STAGED_ROW || bytes < KVK_GPU_LARGE_JOB) {
 		return 0;
 	}
-	for (uint32_t i = 1; i < args->count && args->heads * args->pool_head == plan->pool_bytes; i++) {
+	for (uint32_t i = 1; i < args->count && args->heads * args->pool_head == desc->pool_bytes; i++) {
 		const ptrdiff_t apart =
-			(const uint8_t *)plan->copy->moves[i].data - (const uint8_t *)plan->copy->moves[i - 1].data;
+			(const uint8_t *)desc->copy->moves[i].data - (const uint8_t *)desc->copy->moves[i - 1].data;
 
 		calls -= apart == block || apart == -block;
 	}
@@ -218,41 +218,41 @@ static int rows_pay(const kvk_gpu_plan_t *plan)
 	return bytes >= calls * KVK_GPU_STAGED_CALL;
 }
 
-static kvk_gpu_way_t by_rule(const kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan)
+static kvk_gpu_way_t way_by_rule(const kvk_gpu_t *gpu, const kvk_gpu_copy_desc_t *desc)
 {
-	const kvk_gpu_copy_t *copy = plan->copy;
-	const kvk_gpu_args_t *args = &plan->args;
-	const uint64_t run = run_bytes(copy->layout, copy->paged, args->layers, plan->geometry.page_bytes);
+	const kvk_gpu_copy_t *copy = desc->copy;
+	const kvk_gpu_args_t *args = &desc->args;
+	const uint64_t run = run_bytes(copy->layout, copy->paged, args->layers, desc->geometry.page_bytes);
 	const uint64_t moves = copy->of > args->count ? copy->of : args->count;
 	const uint64_t bytes = args->layers * args->page_bytes * args->heads * moves;
 	const int some = args->layers < copy->layout->layers;
-	const kvk_gpu_way_t measured = kvk_gpu_chosen(gpu, copy, bytes);
+	const kvk_gpu_way_t measured = kvk_gpu_find_way(gpu, copy, bytes);
 
 	if (args->layers == copy->paged->layers && measured != KVK_GPU_AUTO) {
 		return measured;
 	}
 
-	return (some ? rows_pay(plan) : run >= KVK_GPU_STAGED_RUN) ? KVK_GPU_STAGED : KVK_GPU_ZERO_COPY;
+	return (some ? rows_are_worth_it(desc) : run >= KVK_GPU_STAGED_RUN) ? KVK_GPU_STAGED : KVK_GPU_ZERO_COPY;
 }
 
-static void choose(kvk_gpu_t *gpu, kvk_gpu_plan_t *plan)
+static void choose_way(kvk_gpu_t *gpu, kvk_gpu_copy_desc_t *desc)
 {
-	plan->way = plan->copy->way;
-	if (!gpu->plain[0] || (plan->digests && least_leaf(&plan->geometry) < KVK_GPU_LEAF_LEAST)) {
-		plan->way = KVK_GPU_EACH;
+	desc->way = desc->copy->way;
+	if (!gpu->plain[0] || (desc->digests && least_leaf(&desc->geometry) < KVK_GPU_LEAF_LEAST)) {
+		desc->way = KVK_GPU_COPY_PER_PIECE;
 	}
-	if (plan->way == KVK_GPU_AUTO) {
-		plan->way = by_rule(gpu, plan);
+	if (desc->way == KVK_GPU_AUTO) {
+		desc->way = way_by_rule(gpu, desc);
 	}
-	if (plan->far && plan->way == KVK_GPU_ZERO_COPY) {
-		plan->way = KVK_GPU_STAGED;
+	if (desc->far && desc->way == KVK_GPU_ZERO_COPY) {
+		desc->way = KVK_GPU_STAGED;
 	}
 	/* Without a ring, or with one too small for a layer of a block, there is the link. A ring belongs to all
 	 * streams, so none can capture its work. */
-	if (plan->way == KVK_GPU_STAGED &&
-	    (plan->args.count == 0 || !cut_for_stages(gpu, plan) || !kvk_gpu_ring_ready(gpu, plan->copy->dir))) {
-		plan->way = plan->far ? KVK_GPU_EACH : KVK_GPU_ZERO_COPY;
-		plan->staged_steps = 0;
+	if (desc->way == KVK_GPU_STAGED &&
+	    (desc->args.count == 0 || !cut_for_stages(gpu, desc) || !kvk_gpu_ring_is_ready(gpu, desc->copy->dir))) {
+		desc->way = desc->far ? KVK_GPU_COPY_PER_PIECE : KVK_GPU_ZERO_COPY;
+		desc->staged_ranges = 0;
 	}
 }
 
@@ -266,33 +266,33 @@ static kv_status_t check_capture(kvk_gpu_t *gpu, kvk_cu_stream_t stream)
 		return KV_ERR_IO;
 	}
 	if (capture == CAPTURE_INVALID) {
-		return kvk_gpu_refuse(KV_ERR_IO, "the stream's capture has been spoiled");
+		return kvk_gpu_set_error(KV_ERR_IO, "the stream's capture has been spoiled");
 	}
 	if (capture != CAPTURE_NONE) {
-		return kvk_gpu_refuse(KV_ERR_UNSUPPORTED, "the stream is being captured: a graph takes no copies");
+		return kvk_gpu_set_error(KV_ERR_UNSUPPORTED, "the stream is being captured: a graph takes no copies");
 	}
 
 	return KV_OK;
 }
 
-static kv_status_t check(const kvk_gpu_copy_t *copy)
+static kv_status_t check_copy(const kvk_gpu_copy_t *copy)
 {
 	const uint32_t held = copy->paged->layers;
 
 	if (copy->dir != KVK_GPU_GATHER && copy->dir != KVK_GPU_SCATTER) {
-		return kvk_gpu_refuse(KV_ERR_ARG, "a copy is a gather or a scatter");
+		return kvk_gpu_set_error(KV_ERR_ARG, "a copy is a gather or a scatter");
 	}
-	if ((unsigned)copy->way > KVK_GPU_EACH) {
-		return kvk_gpu_refuse(KV_ERR_ARG, "there is no such way to copy");
+	if ((unsigned)copy->way > KVK_GPU_COPY_PER_PIECE) {
+		return kvk_gpu_set_error(KV_ERR_ARG, "there is no such way to copy");
 	}
 	if (copy->layer >= held || copy->layers > held - copy->layer || (copy->layers == 0 && copy->layer != 0)) {
-		return kvk_gpu_refuse(KV_ERR_ARG, "layers %u to %u are not in the cache, which has %u", copy->layer,
-				      copy->layer + copy->layers, held);
+		return kvk_gpu_set_error(KV_ERR_ARG, "layers %u to %u are not in the cache, which has %u", copy->layer,
+					 copy->layer + copy->layers, held);
 	}
 	for (uint32_t i = 0; i < copy->count; i++) {
 		if (copy->moves[i].block >= copy->paged->blocks) {
-			return kvk_gpu_refuse(KV_ERR_ARG, "block %u is not in the cache, which has %u",
-					      copy->moves[i].block, copy->paged->blocks);
+			return kvk_gpu_set_error(KV_ERR_ARG, "block %u is not in the cache, which has %u",
+						 copy->moves[i].block, copy->paged->blocks);
 		}
 	}
 
@@ -300,41 +300,41 @@ static kv_status_t check(const kvk_gpu_copy_t *copy)
 }
 
 /* As much as fills the link: what is left to the rest is worth more than what a copy no longer gains. */
-static void budget(const kvk_gpu_t *gpu, kvk_gpu_plan_t *plan)
+static void set_budget(const kvk_gpu_t *gpu, kvk_gpu_copy_desc_t *desc)
 {
-	const kvk_gpu_copy_t *copy = plan->copy;
-	const uint32_t few = plan->args.leaf_bytes < KVK_CHUNK ? KVK_GPU_SMS_SMALL : KVK_GPU_SMS;
-	const int wide = kvk_gpu_is_wide(gpu, copy);
-	const uint32_t window = copy->window ? copy->window : wide ? UINT32_MAX : KVK_GPU_WINDOW;
+	const kvk_gpu_copy_t *copy = desc->copy;
+	const uint32_t few = desc->args.leaf_bytes < KVK_CHUNK ? KVK_GPU_SMS_SMALL : KVK_GPU_SMS;
+	const int wide = kvk_gpu_link_is_wide(gpu, copy);
+	const uint32_t bytes = copy->max_in_flight ? copy->max_in_flight : wide ? UINT32_MAX : KVK_GPU_MAX_IN_FLIGHT;
 	const uint32_t sms = copy->sms ? copy->sms : gpu->sms ? gpu->sms : wide ? KVK_GPU_SMS_WIDE : few;
 
-	plan->sms = sms < gpu->sms_all ? sms : gpu->sms_all;
-	plan->window = window < UINT32_MAX ? window : 0;
+	desc->sms = sms < gpu->sms_all ? sms : gpu->sms_all;
+	desc->max_in_flight = bytes < UINT32_MAX ? bytes : 0;
 }
 
-kv_status_t kvk_gpu_plan(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, int far, kvk_gpu_plan_t *plan)
+kv_status_t kvk_gpu_describe_copy(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, int far, kvk_gpu_copy_desc_t *desc)
 {
-	kv_status_t status = check(copy);
+	kv_status_t status = check_copy(copy);
 
 	if (status != KV_OK) {
 		return status;
 	}
-	*plan = (kvk_gpu_plan_t){.copy = copy, .far = far};
+	*desc = (kvk_gpu_copy_desc_t){.copy = copy, .far = far};
 	status = check_capture(gpu, copy->stream);
 	if (status != KV_OK) {
 		return status;
 	}
-	kvk_layout_geometry(copy->layout, &plan->geometry);
-	make_args(copy, &plan->geometry, &plan->args);
-	plan->pool_bytes = plan->geometry.block_bytes;
+	kvk_layout_geometry(copy->layout, &desc->geometry);
+	make_args(copy, &desc->geometry, &desc->args);
+	desc->pool_bytes = desc->geometry.block_bytes;
 	for (uint32_t i = 0; i < copy->count; i++) {
-		plan->digests |= copy->moves[i].leaves != NULL;
+		desc->digests |= copy->moves[i].leaves != NULL;
 	}
-	budget(gpu, plan);
-	if (kvk_gpu_units(&plan->args) > KVK_GPU_MAX_UNITS) {
-		return kvk_gpu_refuse(KV_ERR_LIMIT, "the copy has too many pages: it takes less in parts");
+	set_budget(gpu, desc);
+	if (kvk_gpu_count_units(&desc->args) > KVK_GPU_MAX_UNITS) {
+		return kvk_gpu_set_error(KV_ERR_LIMIT, "the copy has too many pages: it takes less in parts");
 	}
-	choose(gpu, plan);
+	choose_way(gpu, desc);
 
 	return KV_OK;
 }

@@ -93,15 +93,16 @@ kv_status_t kvk_gpu_clock_read(kvk_gpu_clock_t *clock, uint64_t *p_ns)
 	int error;
 
 	if (!clock->marked[0] || !clock->marked[1]) {
-		return kvk_gpu_refuse(KV_ERR_ARG, "the clock has not been started and stopped");
+		return kvk_gpu_set_error(KV_ERR_ARG, "the clock has not been started and stopped");
 	}
 	status = kvk_gpu_enter(clock->gpu);
 	if (status != KV_OK) {
 		return status;
 	}
 	error = clock->gpu->cuda->event_elapsed(&ms, clock->at[0], clock->at[1]);
-	status = error == KVK_CU_NOT_READY ? KV_PENDING
-					   : kvk_gpu_result(clock->gpu, offsetof(kvk_cuda_ops_t, event_elapsed), error);
+	status = error == KVK_CU_NOT_READY
+			 ? KV_PENDING
+			 : kvk_gpu_check_result(clock->gpu, offsetof(kvk_cuda_ops_t, event_elapsed), error);
 	kvk_gpu_leave(clock->gpu);
 	if (status == KV_OK) {
 		*p_ns = ms > 0 ? (uint64_t)((double)ms * 1e6) : 0;

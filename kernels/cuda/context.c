@@ -4,7 +4,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-static _Thread_local char why[KVK_GPU_WHY_BYTES];
+static _Thread_local char why[KVK_GPU_ERROR_BYTES];
 static _Thread_local int inside;       /* how often this thread has entered */
 static _Thread_local int capture_mode; /* its own, while it is inside */
 
@@ -14,12 +14,12 @@ static const char *const symbols[] = {
 #undef KVK_CUDA_SYMBOL
 };
 
-const char *kvk_gpu_why(void)
+const char *kvk_gpu_last_error(void)
 {
 	return why[0] ? why : "nothing has failed on this thread";
 }
 
-kv_status_t kvk_gpu_refuse(kv_status_t status, const char *format, ...)
+kv_status_t kvk_gpu_set_error(kv_status_t status, const char *format, ...)
 {
 	va_list args;
 
@@ -30,7 +30,7 @@ kv_status_t kvk_gpu_refuse(kv_status_t status, const char *format, ...)
 	return status;
 }
 
-void kvk_gpu_count(_Atomic uint64_t *counter, uint64_t n)
+void kvk_gpu_add_count(_Atomic uint64_t *counter, uint64_t n)
 {
 	atomic_fetch_add_explicit(counter, n, memory_order_relaxed);
 }
@@ -42,15 +42,15 @@ static void name_failure(const kvk_cuda_ops_t *cuda, size_t member, int error)
 	if (cuda->error_name(error, &name) != 0 || !name) {
 		name = "an error it has no name for";
 	}
-	kvk_gpu_refuse(KV_ERR_IO, "%s answered %s (%d)", symbols[member / sizeof(int (*)(void))], name, error);
+	kvk_gpu_set_error(KV_ERR_IO, "%s answered %s (%d)", symbols[member / sizeof(int (*)(void))], name, error);
 }
 
-kv_status_t kvk_gpu_result(kvk_gpu_t *gpu, size_t member, int error)
+kv_status_t kvk_gpu_check_result(kvk_gpu_t *gpu, size_t member, int error)
 {
 	if (error == 0) {
 		return KV_OK;
 	}
-	kvk_gpu_count(&gpu->counters.failures, 1);
+	kvk_gpu_add_count(&gpu->counters.failures, 1);
 	name_failure(gpu->cuda, member, error);
 
 	return error == KVK_CU_OUT_OF_MEMORY ? KV_ERR_NOMEM : KV_ERR_IO;

@@ -8,15 +8,15 @@
 kv_status_t kvk_gpu_enter(kvk_gpu_t *gpu);
 void kvk_gpu_leave(kvk_gpu_t *gpu);
 
-/* A call of the driver came back with `error`: KV_OK for 0; else it is counted, named for kvk_gpu_why(), and KV_ERR_IO
- * (KV_ERR_NOMEM: out of memory). `member`: offset of the function in the table. */
-kv_status_t kvk_gpu_result(kvk_gpu_t *gpu, size_t member, int error);
+/* A call of the driver came back with `error`: KV_OK for 0; else it is counted, named for kvk_gpu_last_error(), and
+ * KV_ERR_IO (KV_ERR_NOMEM: out of memory). `member`: offset of the function in the table. */
+kv_status_t kvk_gpu_check_result(kvk_gpu_t *gpu, size_t member, int error);
 #define KVK_GPU_CALL(gpu, member, ...)                                                                                 \
-	kvk_gpu_result(gpu, offsetof(kvk_cuda_ops_t, member), (gpu)->cuda->member(__VA_ARGS__))
+	kvk_gpu_check_result(gpu, offsetof(kvk_cuda_ops_t, member), (gpu)->cuda->member(__VA_ARGS__))
 
-/* Say why a call fails, for kvk_gpu_why(). */
-kv_status_t kvk_gpu_refuse(kv_status_t status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Say why a call fails, for kvk_gpu_last_error(). */
+kv_status_t kvk_gpu_set_error(kv_status_t status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-void kvk_gpu_count(_Atomic uint64_t *counter, uint64_t n);
+void kvk_gpu_add_count(_Atomic uint64_t *counter, uint64_t n);
 
 #endif

@@ -19,24 +19,24 @@ static kv_status_t copy_piece(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, page_t
 	return KVK_GPU_CALL(gpu, copy_async, at.pool, at.cache, bytes, copy->stream);
 }
 
-static kv_status_t copy_row(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, const kvk_gpu_row_t *row, page_t page)
+static kv_status_t copy_row(kvk_gpu_t *gpu, const kvk_gpu_copy_desc_t *desc, const kvk_gpu_row_t *row, page_t page)
 {
 	kv_status_t status = KV_OK;
 
-	for (uint32_t token = 0; token < plan->args.tokens && row->bytes > 0 && status == KV_OK; token++) {
+	for (uint32_t token = 0; token < desc->args.tokens && row->bytes > 0 && status == KV_OK; token++) {
 		const page_t at = {page.pool + row->pool_offset + token * row->pool_stride,
 				   page.cache + row->cache_offset + token * row->cache_stride};
 
-		status = copy_piece(gpu, plan->copy, at, row->bytes);
+		status = copy_piece(gpu, desc->copy, at, row->bytes);
 	}
 
 	return status;
 }
 
 /* All heads of one layer of one move. */
-static kv_status_t copy_layer(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, const kvk_gpu_move_t *move, page_t first)
+static kv_status_t copy_layer(kvk_gpu_t *gpu, const kvk_gpu_copy_desc_t *desc, const kvk_gpu_move_t *move, page_t first)
 {
-	const kvk_gpu_args_t *args = &plan->args;
+	const kvk_gpu_args_t *args = &desc->args;
 	kv_status_t status = KV_OK;
 
 	first.pool += move->pool + args->pool_first;
@@ -44,24 +44,24 @@ static kv_status_t copy_layer(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, const 
 	for (uint32_t head = 0; head < args->heads && status == KV_OK; head++) {
 		const uint64_t pool = first.pool + head * args->pool_head;
 
-		status = copy_row(gpu, plan, &args->k, (page_t){pool, first.cache + head * args->k.cache_head});
+		status = copy_row(gpu, desc, &args->k, (page_t){pool, first.cache + head * args->k.cache_head});
 		if (status == KV_OK) {
-			status = copy_row(gpu, plan, &args->v, (page_t){pool, first.cache + head * args->v.cache_head});
+			status = copy_row(gpu, desc, &args->v, (page_t){pool, first.cache + head * args->v.cache_head});
 		}
 	}
 
 	return status;
 }
 
-kv_status_t kvk_gpu_each(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, const kvk_gpu_job_t *job)
+kv_status_t kvk_gpu_copy_per_piece(kvk_gpu_t *gpu, const kvk_gpu_copy_desc_t *desc, const kvk_gpu_job_t *job)
 {
 	kv_status_t status = KV_OK;
 
 	for (uint32_t i = 0; i < job->count && status == KV_OK; i++) {
 		for (uint32_t layer = 0; layer < job->layers && status == KV_OK; layer++) {
-			const page_t first = {layer * plan->args.page_bytes, job->bases[layer]};
+			const page_t first = {layer * desc->args.page_bytes, job->bases[layer]};
 
-			status = copy_layer(gpu, plan, &job->moves[i], first);
+			status = copy_layer(gpu, desc, &job->moves[i], first);
 		}
 	}
 
@@ -94,7 +94,7 @@ static int digest_move(kvk_gpu_job_t *job, const kvk_geometry_t *g, uint32_t i)
 	return right;
 }
 
-void kvk_gpu_each_digest(kvk_gpu_job_t *job)
+void kvk_gpu_digest_pieces(kvk_gpu_job_t *job)
 {
 	kvk_geometry_t g;
 

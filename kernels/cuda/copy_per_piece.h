@@ -4,8 +4,8 @@
 
 #include "args.h"
 
-kv_status_t kvk_gpu_each(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, const kvk_gpu_job_t *job);
+kv_status_t kvk_gpu_copy_per_piece(kvk_gpu_t *gpu, const kvk_gpu_copy_desc_t *desc, const kvk_gpu_job_t *job);
 /* All copies have ended: make the digests of a gather, compare those of a scatter, in job->leaves and job->bad. */
-void kvk_gpu_each_digest(kvk_gpu_job_t *job);
+void kvk_gpu_digest_pieces(kvk_gpu_job_t *job);
 
 #endif

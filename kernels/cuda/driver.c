@@ -21,7 +21,7 @@ _Static_assert(offsetof(kvk_cu_kernel_t, params) == 40 && sizeof(kvk_cu_kernel_t
 _Static_assert(sizeof(kvk_cuda_ops_t) == sizeof symbols, "a table of functions and nothing else");
 
 /* Fill the table; the name of the first function the library lacks and has to have, or NULL. */
-static const char *fill(void *library, kvk_cuda_ops_t *ops)
+static const char *fill_table(void *library, kvk_cuda_ops_t *ops)
 {
 	for (size_t i = 0; i < KV_COUNT_OF(symbols); i++) {
 		void *found = dlsym(library, symbols[i]);
@@ -35,7 +35,7 @@ static const char *fill(void *library, kvk_cuda_ops_t *ops)
 	return NULL;
 }
 
-static void load(void)
+static void load_driver(void)
 {
 	void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
 	const char *missing;
@@ -46,7 +46,7 @@ static void load(void)
 		snprintf(why, sizeof why, "there is no CUDA driver on this machine (%s)", cause ? cause : "no reason");
 		return;
 	}
-	missing = fill(library, &driver);
+	missing = fill_table(library, &driver);
 	if (missing) {
 		snprintf(why, sizeof why, "the CUDA driver is too old: it has no %s", missing);
 		dlclose(library);
@@ -58,7 +58,7 @@ static void load(void)
 
 const kvk_cuda_ops_t *kvk_cuda_load(const char **p_why)
 {
-	pthread_once(&once, load);
+	pthread_once(&once, load_driver);
 	if (p_why) {
 		*p_why = why;
 	}

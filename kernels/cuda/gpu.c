@@ -27,15 +27,15 @@ static kv_status_t find_device(kvk_gpu_t *gpu, int ordinal)
 	int count = 0;
 
 	if (started != 0) {
-		kvk_gpu_result(gpu, offsetof(kvk_cuda_ops_t, init), started);
+		kvk_gpu_check_result(gpu, offsetof(kvk_cuda_ops_t, init), started);
 		return KV_ERR_UNSUPPORTED;
 	}
 	if (KVK_GPU_CALL(gpu, device_count, &count) != KV_OK) {
 		return KV_ERR_IO;
 	}
 	if (ordinal < 0 || ordinal >= count) {
-		return kvk_gpu_refuse(KV_ERR_UNSUPPORTED, "there is no device %d: the driver counts %d", ordinal,
-				      count);
+		return kvk_gpu_set_error(KV_ERR_UNSUPPORTED, "there is no device %d: the driver counts %d", ordinal,
+					 count);
 	}
 	gpu->ordinal = ordinal;
 	if (KVK_GPU_CALL(gpu, device_get, &gpu->device, ordinal) != KV_OK ||
@@ -60,7 +60,7 @@ static kv_status_t ask_device(kvk_gpu_t *gpu, int *p_bulk)
 		}
 	}
 	if (values[1] == 0 || values[2] == 0) {
-		return kvk_gpu_refuse(KV_ERR_UNSUPPORTED, "%s cannot use host memory where it lies", gpu->name);
+		return kvk_gpu_set_error(KV_ERR_UNSUPPORTED, "%s cannot use host memory where it lies", gpu->name);
 	}
 	gpu->sms_all = values[0] > 0 ? (uint32_t)values[0] : 1;
 	*p_bulk = values[3] >= BULK_MAJOR && values[4] >= KVK_GPU_SHARED;
@@ -93,12 +93,12 @@ static const char *load_kernels(kvk_gpu_t *gpu, const void *image, int bulk)
 	}
 	if (KVK_GPU_CALL(gpu, module_load, &gpu->module, image) != KV_OK) {
 		gpu->module = NULL;
-		return kvk_gpu_why();
+		return kvk_gpu_last_error();
 	}
 	for (int i = 0; i < 2; i++) {
 		if (KVK_GPU_CALL(gpu, module_function, &gpu->plain[i], gpu->module, plain[i]) != KV_OK) {
 			gpu->plain[0] = gpu->plain[1] = NULL;
-			return kvk_gpu_why();
+			return kvk_gpu_last_error();
 		}
 	}
 	if (bulk) {
@@ -108,7 +108,7 @@ static const char *load_kernels(kvk_gpu_t *gpu, const void *image, int bulk)
 	return NULL;
 }
 
-static void describe(kvk_gpu_t *gpu, const char *lacking)
+static void describe_device(kvk_gpu_t *gpu, const char *lacking)
 {
 	int version = 0;
 
@@ -133,7 +133,7 @@ static kv_status_t open_parts(kvk_gpu_t *gpu, const kvk_gpu_config_t *config, in
 	const char *lacking = load_kernels(gpu, config->image ? config->image : kvk_gpu_image(), bulk);
 	kv_status_t status;
 
-	describe(gpu, lacking);
+	describe_device(gpu, lacking);
 	status = kvk_gpu_memory_init(gpu);
 	if (status != KV_OK) {
 		goto err_module;
@@ -146,9 +146,9 @@ static kv_status_t open_parts(kvk_gpu_t *gpu, const kvk_gpu_config_t *config, in
 	if (status != KV_OK) {
 		goto err_jobs;
 	}
-	kvk_gpu_starters_init(gpu);
+	kvk_gpu_launch_init(gpu);
 	kvk_gpu_rings_init(gpu);
-	kvk_gpu_mirror_init(gpu);
+	kvk_gpu_device_args_init(gpu);
 	pthread_mutex_init(&gpu->lock, NULL);
 
 	return KV_OK;
@@ -173,11 +173,11 @@ kv_status_t kvk_gpu_open(const kvk_gpu_config_t *config, kvk_gpu_t **p_gpu)
 	int bulk = 0;
 
 	if (!config->cuda) {
-		return kvk_gpu_refuse(KV_ERR_UNSUPPORTED, "there is no CUDA driver on this machine");
+		return kvk_gpu_set_error(KV_ERR_UNSUPPORTED, "there is no CUDA driver on this machine");
 	}
 	gpu = kv_alloc(env, sizeof *gpu);
 	if (!gpu) {
-		return kvk_gpu_refuse(KV_ERR_NOMEM, "out of memory");
+		return kvk_gpu_set_error(KV_ERR_NOMEM, "out of memory");
 	}
 	gpu->cuda = config->cuda;
 	gpu->env = env;
@@ -237,8 +237,8 @@ void kvk_gpu_close(kvk_gpu_t *gpu)
 	entered = kvk_gpu_enter(gpu) == KV_OK;
 	kvk_gpu_jobs_fini(gpu);
 	kvk_gpu_rings_fini(gpu);
-	kvk_gpu_mirror_fini(gpu);
-	kvk_gpu_starters_fini(gpu);
+	kvk_gpu_device_args_fini(gpu);
+	kvk_gpu_launch_fini(gpu);
 	for (uint32_t i = 0; i < gpu->stream_count; i++) {
 		KVK_GPU_CALL(gpu, stream_destroy, gpu->streams[i]);
 	}
@@ -263,7 +263,7 @@ const char *kvk_gpu_describe(const kvk_gpu_t *gpu)
 
 /* ---- streams --------------------------------------------------------------------------------- */
 
-kv_status_t kvk_gpu_stream(kvk_gpu_t *gpu, int urgent, kvk_cu_stream_t *p_stream)
+kv_status_t kvk_gpu_create_stream(kvk_gpu_t *gpu, int urgent, kvk_cu_stream_t *p_stream)
 {
 	kvk_cu_stream_t stream = NULL;
 	kv_status_t status = kvk_gpu_enter(gpu);
@@ -273,8 +273,8 @@ kv_status_t kvk_gpu_stream(kvk_gpu_t *gpu, int urgent, kvk_cu_stream_t *p_stream
 	}
 	pthread_mutex_lock(&gpu->lock);
 	if (gpu->stream_count == KVK_GPU_MAX_STREAM) {
-		status = kvk_gpu_refuse(KV_ERR_LIMIT, "the device has %u streams for copies: no more are made",
-					KVK_GPU_MAX_STREAM);
+		status = kvk_gpu_set_error(KV_ERR_LIMIT, "the device has %u streams for copies: no more are made",
+					   KVK_GPU_MAX_STREAM);
 	} else {
 		status = KVK_GPU_CALL(gpu, stream_create, &stream, KVK_CU_STREAM_OWN,
 				      urgent ? KVK_CU_PRIORITY_HIGH : KVK_CU_PRIORITY_LOW);
@@ -289,7 +289,7 @@ kv_status_t kvk_gpu_stream(kvk_gpu_t *gpu, int urgent, kvk_cu_stream_t *p_stream
 	return status;
 }
 
-kv_status_t kvk_gpu_after(kvk_gpu_t *gpu, kvk_cu_stream_t earlier, kvk_cu_stream_t later)
+kv_status_t kvk_gpu_order_streams(kvk_gpu_t *gpu, kvk_cu_stream_t earlier, kvk_cu_stream_t later)
 {
 	kv_status_t status = kvk_gpu_enter(gpu);
 

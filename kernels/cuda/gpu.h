@@ -9,30 +9,31 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#define KVK_GPU_JOBS        64u
-#define KVK_GPU_SMS         4u  /* fill the link, */
-#define KVK_GPU_SMS_WIDE    16u /* where they do not, */
-#define KVK_GPU_SMS_SMALL   8u  /* and so many with leaves of less than a chunk */
-#define KVK_GPU_RING_BYTES  (UINT64_C(128) << 20)
-#define KVK_GPU_SLOTS       4u                   /* of a ring: fewer and larger ones leave the link idle less often */
-#define KVK_GPU_LINES       2u                   /* of a ring: copies, kernels */
-#define KVK_GPU_AREA_BYTES  (UINT64_C(32) << 20) /* of pinned memory for arguments of jobs */
-#define KVK_GPU_AREA_LEAST  (UINT64_C(256) << 10)
-#define KVK_GPU_MAX_JOBS    4096u
-#define KVK_GPU_MAX_RANGES  65536u /* pieces of a pool: of 256 MiB they are 16 TiB */
-#define KVK_GPU_MAX_STREAM  64u
-#define KVK_GPU_STARTERS    16u /* streams whose kernels do not wait for each other because they are launched alike */
-#define KVK_GPU_MAX_CHOICE  32u
-#define KVK_GPU_MAX_UNITS   (UINT64_C(1) << 31)
-#define KVK_GPU_TAPER       (2u << 20)   /* bytes of the smallest step of STAGED that blocks are put together for */
-#define KVK_GPU_STAGED_RUN  (256u << 10) /* contiguous bytes from which on AUTO stages, unless it was measured; */
-#define KVK_GPU_STAGED_ROW  (48u << 10)  /* of some of the layers: bytes of a row, */
-#define KVK_GPU_STAGED_CALL (2u << 20)   /* of a call, on the average; less cost the host more than the link gains */
-#define KVK_GPU_LARGE_JOB   (UINT64_C(256) << 20) /* bytes of a job whose first and last step take little of its time */
-#define KVK_GPU_WINDOW      (256u << 10)          /* bytes that a scatter has on their way over the link */
-#define KVK_GPU_LEAF_LEAST  241u /* bytes of the smallest leaf the kernels can digest: XXH3's long form */
-#define KVK_GPU_PLAIN_GRID  2u   /* blocks an SM, of the plain kernels */
-#define KVK_GPU_WHY_BYTES   256u
+#define KVK_GPU_JOBS             64u
+#define KVK_GPU_SMS              4u  /* fill the link, */
+#define KVK_GPU_SMS_WIDE         16u /* where they do not, */
+#define KVK_GPU_SMS_SMALL        8u  /* and so many with leaves of less than a chunk */
+#define KVK_GPU_RING_BYTES       (UINT64_C(128) << 20)
+#define KVK_GPU_STAGES           4u /* of a ring: fewer and larger ones leave the link idle less often */
+#define KVK_GPU_RING_STREAMS     2u /* of a ring: copies, kernels */
+#define KVK_GPU_ARG_BUFFER_BYTES (UINT64_C(32) << 20) /* of pinned memory for arguments of jobs */
+#define KVK_GPU_ARG_BUFFER_LEAST (UINT64_C(256) << 10)
+#define KVK_GPU_MAX_JOBS         4096u
+#define KVK_GPU_MAX_RANGES       65536u /* pieces of a pool: of 256 MiB they are 16 TiB */
+#define KVK_GPU_MAX_STREAM       64u
+#define KVK_GPU_LAUNCH_GRAPHS    16u /* streams whose kernels do not wait for each other because they are launched alike \
+				      */
+#define KVK_GPU_MAX_CHOICE    32u
+#define KVK_GPU_MAX_UNITS     (UINT64_C(1) << 31)
+#define KVK_GPU_MIN_CHUNK     (2u << 20)   /* bytes of the smallest step of STAGED that blocks are put together for */
+#define KVK_GPU_STAGED_RUN    (256u << 10) /* contiguous bytes from which on AUTO stages, unless it was measured; */
+#define KVK_GPU_STAGED_ROW    (48u << 10)  /* of some of the layers: bytes of a row, */
+#define KVK_GPU_STAGED_CALL   (2u << 20)   /* of a call, on the average; less cost the host more than the link gains */
+#define KVK_GPU_LARGE_JOB     (UINT64_C(256) << 20) /* bytes of a job whose first and last step take little of its time */
+#define KVK_GPU_MAX_IN_FLIGHT (256u << 10)          /* bytes that a scatter has on their way over the link */
+#define KVK_GPU_LEAF_LEAST    241u /* bytes of the smallest leaf the kernels can digest: XXH3's long form */
+#define KVK_GPU_PLAIN_GRID    2u   /* blocks an SM, of the plain kernels */
+#define KVK_GPU_ERROR_BYTES   256u
 
 #define KVK_GPU_NO_STREAM UINTPTR_MAX
 
@@ -82,12 +83,12 @@ struct kvk_gpu_job {
 
 	uint64_t at, bytes;    /* in the area */
 	uint64_t inputs;       /* bytes of it, from its start, that kernels read: moves, bases, expected digests */
-	kvk_gpu_move_t *moves; /* [count]; STAGED: behind them [staged_steps][count], where they lie in the ring */
+	kvk_gpu_move_t *moves; /* [count]; STAGED: behind them [staged_ranges][count], where they lie in the ring */
 	uint64_t *bases;
 	uint64_t *leaves; /* [count][heads][layers][pieces] of the range that is copied; NULL: none */
 	uint32_t *bad;
-	kvk_move_t *asked; /* of the caller: data, leaves */
-	uint32_t *place;   /* of the caller's moves among these; NULL: as they came */
+	kvk_move_t *asked;  /* of the caller: data, leaves */
+	uint32_t *position; /* of the caller's moves among these; NULL: as they came */
 	uint64_t start_at, moves_at, bases_at, leaves_at, bad_at; /* the same, as the device sees them */
 
 	kvk_gpu_dir_t dir;
@@ -99,38 +100,38 @@ struct kvk_gpu_job {
 };
 
 /* A part of a ring. */
-typedef struct kvk_gpu_slot {
+typedef struct kvk_gpu_stage {
 	kvk_cu_ptr_t at;
 	kvk_cu_event_t filled, empty; /* when they were recorded last */
-} kvk_gpu_slot_t;
+} kvk_gpu_stage_t;
 
 /* A stream of a ring. */
-typedef struct kvk_gpu_line {
+typedef struct kvk_gpu_ring_stream {
 	kvk_cu_stream_t stream;
 	kvk_cu_event_t done;
-} kvk_gpu_line_t;
+} kvk_gpu_ring_stream_t;
 
 typedef struct kvk_gpu_ring {
 	pthread_mutex_t lock; /* a copy enqueues its steps without another one's between */
 	atomic_int state;     /* 0: not made yet, 1: there, -1: cannot be had */
 	int broken;           /* a step was enqueued in part: nothing is known of the slots until all lines have met */
-	uint32_t turn;
-	uint64_t slot_bytes;
+	uint32_t pos;         /* of the next stage */
+	uint64_t stage_bytes;
 	kvk_cu_ptr_t memory;
 	kvk_cu_event_t start;
-	kvk_gpu_slot_t slots[KVK_GPU_SLOTS];
-	kvk_gpu_line_t lines[KVK_GPU_LINES];
+	kvk_gpu_stage_t stages[KVK_GPU_STAGES];
+	kvk_gpu_ring_stream_t streams[KVK_GPU_RING_STREAMS];
 } kvk_gpu_ring_t;
 
 /* The area once more, in the device's memory: what a job's kernels read lies there at the same place, once its upload
  * has come. */
-typedef struct kvk_gpu_mirror {
+typedef struct kvk_gpu_device_args {
 	pthread_mutex_t lock;
 	atomic_int state; /* as a ring's */
 	kvk_cu_ptr_t memory;
 	kvk_cu_stream_t stream;
 	kvk_cu_event_t come;
-} kvk_gpu_mirror_t;
+} kvk_gpu_device_args_t;
 
 /* What kvk_gpu_measure() found. */
 typedef struct kvk_gpu_choice {
@@ -138,16 +139,16 @@ typedef struct kvk_gpu_choice {
 	kvk_paged_kind_t kind;
 	uint32_t heads, layers;
 	kvk_gpu_way_t way[2][2]; /* by direction; of small jobs and of large ones */
-	int wide;                /* the link takes more than few SMs and KVK_GPU_WINDOW bring */
+	int wide;                /* the link takes more than few SMs and KVK_GPU_MAX_IN_FLIGHT bring */
 } kvk_gpu_choice_t;
 
 /* The graph of one kernel with which kernels get to a stream. */
-typedef struct kvk_gpu_starter {
+typedef struct kvk_gpu_launch_graph {
 	kvk_cu_stream_t stream;
 	kvk_cu_graph_t graph;
 	kvk_cu_node_t node;
 	kvk_cu_exec_t exec;
-} kvk_gpu_starter_t;
+} kvk_gpu_launch_graph_t;
 
 typedef struct kvk_gpu_counters {
 #define KVK_GPU_STAT(name, help) _Atomic uint64_t name;
@@ -167,7 +168,7 @@ struct kvk_gpu {
 	uint32_t sms_all, sms;      /* sms 0: what fills the link */
 	uint64_t ring_bytes;
 	char name[96];
-	char description[KVK_GPU_WHY_BYTES + 160];
+	char description[KVK_GPU_ERROR_BYTES + 160];
 
 	pthread_mutex_t lock; /* jobs, streams, choices' writers, peers */
 	kvk_gpu_job_t *jobs;
@@ -175,18 +176,18 @@ struct kvk_gpu {
 	kvk_gpu_job_t *idle;
 	kvk_gpu_job_t *busy; /* by place in the area */
 	atomic_uint ending;
-	uint8_t *area;
-	uint64_t area_at, area_bytes;
+	uint8_t *arg_buffer;
+	uint64_t arg_buffer_at, arg_buffer_bytes;
 
 	kvk_cu_stream_t streams[KVK_GPU_MAX_STREAM];
 	uint32_t stream_count;
-	kvk_cu_event_t order; /* of kvk_gpu_after() */
+	kvk_cu_event_t order; /* of kvk_gpu_order_streams() */
 	uint64_t peers, far;  /* bit: device whose memory kernels of this one may use; may not */
 
-	pthread_mutex_t starters_lock;
-	kvk_gpu_starter_t starters[KVK_GPU_STARTERS];
-	uint32_t starter_count;
-	int no_starters; /* the driver does not have, or make, them */
+	pthread_mutex_t launch_lock;
+	kvk_gpu_launch_graph_t launch_graphs[KVK_GPU_LAUNCH_GRAPHS];
+	uint32_t launch_graph_count;
+	int no_launch_graphs; /* the driver does not have, or make, them */
 
 	pthread_mutex_t ranges_lock; /* writers */
 	kvk_gpu_table_t *tables;     /* two */
@@ -195,7 +196,7 @@ struct kvk_gpu {
 	atomic_int no_batch;     /* the driver has the call and does not take it */
 	atomic_uintptr_t linked; /* stream of the last scatter, if its kernel reads the link */
 	kvk_gpu_ring_t rings[2]; /* by direction */
-	kvk_gpu_mirror_t mirror;
+	kvk_gpu_device_args_t device_args;
 	kvk_gpu_choice_t choices[KVK_GPU_MAX_CHOICE];
 	atomic_uint choice_count;
 	kvk_gpu_counters_t counters;

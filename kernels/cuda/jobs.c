@@ -23,7 +23,7 @@ typedef struct shape {
 	uint64_t moves, bases, leaves, bad, asked, place, inputs, bytes;
 } shape_t;
 
-static uint64_t place(uint64_t *p_end, uint64_t bytes)
+static uint64_t reserve_bytes(uint64_t *p_end, uint64_t bytes)
 {
 	const uint64_t at = *p_end;
 
@@ -32,19 +32,19 @@ static uint64_t place(uint64_t *p_end, uint64_t bytes)
 	return at;
 }
 
-static shape_t shape_of(const kvk_gpu_plan_t *plan)
+static shape_t job_shape(const kvk_gpu_copy_desc_t *desc)
 {
-	const kvk_gpu_args_t *args = &plan->args;
+	const kvk_gpu_args_t *args = &desc->args;
 	shape_t s = {0};
 
-	s.moves = place(&s.bytes, (uint64_t)(1 + plan->staged_steps) * args->count * sizeof(kvk_gpu_move_t));
-	s.bases = place(&s.bytes, (uint64_t)args->layers * sizeof(uint64_t));
+	s.moves = reserve_bytes(&s.bytes, (uint64_t)(1 + desc->staged_ranges) * args->count * sizeof(kvk_gpu_move_t));
+	s.bases = reserve_bytes(&s.bytes, (uint64_t)args->layers * sizeof(uint64_t));
 	s.inputs = s.bytes;
-	s.leaves = place(&s.bytes, plan->digests ? kvk_gpu_units(args) * sizeof(uint64_t) : 0);
-	s.inputs = plan->copy->dir == KVK_GPU_SCATTER ? s.bytes : s.inputs;
-	s.bad = place(&s.bytes, (uint64_t)args->count * sizeof(uint32_t));
-	s.asked = place(&s.bytes, (uint64_t)args->count * sizeof(kvk_move_t));
-	s.place = place(&s.bytes, plan->way == KVK_GPU_STAGED ? (uint64_t)args->count * sizeof(uint32_t) : 0);
+	s.leaves = reserve_bytes(&s.bytes, desc->digests ? kvk_gpu_count_units(args) * sizeof(uint64_t) : 0);
+	s.inputs = desc->copy->dir == KVK_GPU_SCATTER ? s.bytes : s.inputs;
+	s.bad = reserve_bytes(&s.bytes, (uint64_t)args->count * sizeof(uint32_t));
+	s.asked = reserve_bytes(&s.bytes, (uint64_t)args->count * sizeof(kvk_move_t));
+	s.place = reserve_bytes(&s.bytes, desc->way == KVK_GPU_STAGED ? (uint64_t)args->count * sizeof(uint32_t) : 0);
 
 	return s;
 }
@@ -63,11 +63,11 @@ static int find_gap(kvk_gpu_t *gpu, uint64_t bytes, kvk_gpu_job_t **p_after, uin
 	*p_after = after;
 	*p_at = at;
 
-	return gpu->area_bytes - at >= bytes;
+	return gpu->arg_buffer_bytes - at >= bytes;
 }
 
 /* Under the lock. */
-static void put_job(kvk_gpu_t *gpu, kvk_gpu_job_t *job)
+static void unlink_job(kvk_gpu_t *gpu, kvk_gpu_job_t *job)
 {
 	kvk_gpu_job_t **at = &gpu->busy;
 
@@ -81,7 +81,7 @@ static void put_job(kvk_gpu_t *gpu, kvk_gpu_job_t *job)
 }
 
 /* Take back what was given back before its copies had ended. In the context, under the lock. */
-static void sweep(kvk_gpu_t *gpu)
+static void reclaim_jobs(kvk_gpu_t *gpu)
 {
 	kvk_gpu_job_t *next;
 
@@ -89,29 +89,29 @@ static void sweep(kvk_gpu_t *gpu)
 		next = job->next;
 		if (job->state == KVK_GPU_JOB_ENDING && !job->lost &&
 		    gpu->cuda->event_query(job->event) != KVK_CU_NOT_READY) {
-			put_job(gpu, job);
+			unlink_job(gpu, job);
 			atomic_fetch_sub(&gpu->ending, 1);
 		}
 	}
 }
 
-static kv_status_t take_job(kvk_gpu_t *gpu, uint64_t bytes, kvk_gpu_job_t **p_job)
+static kv_status_t alloc_job(kvk_gpu_t *gpu, uint64_t bytes, kvk_gpu_job_t **p_job)
 {
 	kvk_gpu_job_t *job, *after;
 	uint64_t at;
 	kv_status_t status = KV_OK;
 
-	if (bytes > gpu->area_bytes) {
-		return kvk_gpu_refuse(KV_ERR_LIMIT, "the copy has too many blocks: it takes less in parts");
+	if (bytes > gpu->arg_buffer_bytes) {
+		return kvk_gpu_set_error(KV_ERR_LIMIT, "the copy has too many blocks: it takes less in parts");
 	}
 	pthread_mutex_lock(&gpu->lock);
 	if (atomic_load(&gpu->ending) > 0) {
-		sweep(gpu);
+		reclaim_jobs(gpu);
 	}
 	job = gpu->idle;
 	if (!job || !find_gap(gpu, bytes, &after, &at)) {
-		status = kvk_gpu_refuse(KV_ERR_BUSY, "all copies that may be on their way at a time are");
-		kvk_gpu_count(&gpu->counters.busy, 1);
+		status = kvk_gpu_set_error(KV_ERR_BUSY, "all copies that may be on their way at a time are");
+		kvk_gpu_add_count(&gpu->counters.busy, 1);
 	} else {
 		gpu->idle = job->next;
 		job->next = after ? after->next : gpu->busy;
@@ -126,15 +126,15 @@ static kv_status_t take_job(kvk_gpu_t *gpu, uint64_t bytes, kvk_gpu_job_t **p_jo
 	return status;
 }
 
-static void give_job(kvk_gpu_t *gpu, kvk_gpu_job_t *job)
+static void free_job(kvk_gpu_t *gpu, kvk_gpu_job_t *job)
 {
 	pthread_mutex_lock(&gpu->lock);
-	put_job(gpu, job);
+	unlink_job(gpu, job);
 	pthread_mutex_unlock(&gpu->lock);
 }
 
 /* Its copies may still run: it is taken back when its event says so, or never if there is none. */
-static void leave_job(kvk_gpu_t *gpu, kvk_gpu_job_t *job)
+static void free_job_later(kvk_gpu_t *gpu, kvk_gpu_job_t *job)
 {
 	pthread_mutex_lock(&gpu->lock);
 	job->state = KVK_GPU_JOB_ENDING;
@@ -164,23 +164,23 @@ static void copy_leaves(const kvk_gpu_job_t *job, uint32_t i, int out)
 	}
 }
 
-static void point_into_area(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, const shape_t *s, kvk_gpu_job_t *job)
+static void point_into_area(kvk_gpu_t *gpu, const kvk_gpu_copy_desc_t *desc, const shape_t *s, kvk_gpu_job_t *job)
 {
-	uint8_t *base = gpu->area + job->at;
-	const uint64_t at = gpu->area_at + job->at;
+	uint8_t *base = gpu->arg_buffer + job->at;
+	const uint64_t at = gpu->arg_buffer_at + job->at;
 
 	job->moves = (kvk_gpu_move_t *)(void *)(base + s->moves);
 	job->bases = (uint64_t *)(void *)(base + s->bases);
 	job->bad = (uint32_t *)(void *)(base + s->bad);
 	job->asked = (kvk_move_t *)(void *)(base + s->asked);
-	job->place = plan->way == KVK_GPU_STAGED ? (uint32_t *)(void *)(base + s->place) : NULL;
-	job->leaves = plan->digests ? (uint64_t *)(void *)(base + s->leaves) : NULL;
+	job->position = desc->way == KVK_GPU_STAGED ? (uint32_t *)(void *)(base + s->place) : NULL;
+	job->leaves = desc->digests ? (uint64_t *)(void *)(base + s->leaves) : NULL;
 	job->inputs = s->inputs;
 	job->start_at = at;
 	job->moves_at = at + s->moves;
 	job->bases_at = at + s->bases;
 	job->bad_at = at + s->bad;
-	job->leaves_at = plan->digests ? at + s->leaves : 0;
+	job->leaves_at = desc->digests ? at + s->leaves : 0;
 }
 
 static int by_pool(const void *a, const void *b)
@@ -192,73 +192,73 @@ static int by_pool(const void *a, const void *b)
 
 /* Moves in the order of their blocks in the pool, so that the copy engine finds neighbours beside each other.
  * moves[].block is the caller's number of the move until now, and its block from now on. */
-static void settle_order(const kvk_gpu_plan_t *plan, kvk_gpu_job_t *job)
+static void sort_moves(const kvk_gpu_copy_desc_t *desc, kvk_gpu_job_t *job)
 {
 	int ascending = 1;
 
 	for (uint32_t i = 1; i < job->count; i++) {
 		ascending &= job->moves[i - 1].pool <= job->moves[i].pool;
 	}
-	if (!job->place || ascending) {
-		job->place = NULL;
+	if (!job->position || ascending) {
+		job->position = NULL;
 	} else {
 		qsort(job->moves, job->count, sizeof *job->moves, by_pool);
 	}
 	for (uint32_t k = 0; k < job->count; k++) {
 		const uint32_t i = (uint32_t)job->moves[k].block;
 
-		job->asked[k] = plan->copy->moves[i];
+		job->asked[k] = desc->copy->moves[i];
 		job->moves[k].block = job->asked[k].block;
-		if (job->place) {
-			job->place[i] = k;
+		if (job->position) {
+			job->position[i] = k;
 		}
 	}
 }
 
 /* Addresses of both sides, what was asked for, what is expected. *p_bits: all addresses, or-ed. KV_ERR_ARG: memory
  * nobody sees. KV_ERR_UNREACHABLE: far memory, and it is not planned for. */
-static kv_status_t fill_job(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, kvk_gpu_job_t *job, uint64_t *p_bits)
+static kv_status_t fill_job(kvk_gpu_t *gpu, const kvk_gpu_copy_desc_t *desc, kvk_gpu_job_t *job, uint64_t *p_bits)
 {
-	const kvk_gpu_copy_t *copy = plan->copy;
+	const kvk_gpu_copy_t *copy = desc->copy;
 	uint64_t bits = 0;
 
 	job->dir = copy->dir;
-	job->way = plan->way;
+	job->way = desc->way;
 	job->near = 0;
 	job->layout = *copy->layout;
 	job->count = copy->count;
-	job->heads = plan->args.heads;
-	job->layers = plan->args.layers;
-	job->pieces = plan->args.pieces;
+	job->heads = desc->args.heads;
+	job->layers = desc->args.layers;
+	job->pieces = desc->args.pieces;
 	job->layer = copy->layer;
 	job->cache_layers = copy->paged->layers;
-	job->pool_first = plan->args.pool_first;
-	job->pool_head = plan->args.pool_head;
+	job->pool_first = desc->args.pool_first;
+	job->pool_head = desc->args.pool_head;
 	for (uint32_t l = 0; l < job->layers; l++) {
 		job->bases[l] = (uint64_t)(uintptr_t)copy->paged->base[copy->layer + l];
 		bits |= job->bases[l];
 	}
 	for (uint32_t i = 0; i < copy->count; i++) {
 		const kvk_move_t *move = &copy->moves[i];
-		kvk_gpu_place_t at = KVK_GPU_HOST;
+		kvk_gpu_mem_kind_t at = KVK_GPU_MEM_HOST;
 		const kv_status_t status =
-			kvk_gpu_translate(gpu, move->data, plan->pool_bytes, &job->moves[i].pool, &at);
+			kvk_gpu_translate(gpu, move->data, desc->pool_bytes, &job->moves[i].pool, &at);
 
 		if (status != KV_OK) {
 			return status;
 		}
-		if (at == KVK_GPU_FAR && !plan->far) {
+		if (at == KVK_GPU_MEM_FAR && !desc->far) {
 			return KV_ERR_UNREACHABLE;
 		}
-		if (plan->way == KVK_GPU_EACH && move->leaves && at != KVK_GPU_HOST) {
-			return kvk_gpu_refuse(KV_ERR_UNSUPPORTED, "no digests of device memory without kernels");
+		if (desc->way == KVK_GPU_COPY_PER_PIECE && move->leaves && at != KVK_GPU_MEM_HOST) {
+			return kvk_gpu_set_error(KV_ERR_UNSUPPORTED, "no digests of device memory without kernels");
 		}
-		job->near |= at == KVK_GPU_NEAR;
+		job->near |= at == KVK_GPU_MEM_NEAR;
 		job->moves[i].block = i;
 		job->bad[i] = 0;
 		bits |= job->moves[i].pool;
 	}
-	settle_order(plan, job);
+	sort_moves(desc, job);
 	for (uint32_t k = 0; k < job->count; k++) {
 		if (job->asked[k].leaves && copy->dir == KVK_GPU_SCATTER) {
 			copy_leaves(job, k, 0);
@@ -271,16 +271,18 @@ static kv_status_t fill_job(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, kvk_gpu_
 
 /* ---- enqueueing ------------------------------------------------------------------------------ */
 
-static kv_status_t zero_copy(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, const kvk_gpu_job_t *job, uint64_t bits)
+static kv_status_t copy_zero_copy(kvk_gpu_t *gpu, const kvk_gpu_copy_desc_t *desc, const kvk_gpu_job_t *job,
+				  uint64_t bits)
 {
-	const kvk_gpu_copy_t *copy = plan->copy;
+	const kvk_gpu_copy_t *copy = desc->copy;
 	const kvk_gpu_launch_t launch = {.dir = copy->dir,
-					 .sms = plan->sms,
+					 .sms = desc->sms,
 					 .addresses = bits,
-					 .window = copy->dir == KVK_GPU_SCATTER && !job->near ? plan->window : 0,
+					 .max_in_flight =
+						 copy->dir == KVK_GPU_SCATTER && !job->near ? desc->max_in_flight : 0,
 					 .stream = copy->stream};
-	const uint64_t inputs = kvk_gpu_upload(gpu, job, copy->stream);
-	kvk_gpu_args_t args = plan->args;
+	const uint64_t inputs = kvk_gpu_upload_args(gpu, job, copy->stream);
+	kvk_gpu_args_t args = desc->args;
 
 	args.moves = inputs + (job->moves_at - job->start_at);
 	args.bases = inputs + (job->bases_at - job->start_at);
@@ -293,41 +295,41 @@ static kv_status_t zero_copy(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, const k
 		atomic_store(&gpu->linked, (uintptr_t)copy->stream);
 	}
 
-	return kvk_gpu_launch(gpu, &launch, &args);
+	return kvk_gpu_launch_copy(gpu, &launch, &args);
 }
 
-static void count_copy(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan)
+static void count_copy(kvk_gpu_t *gpu, const kvk_gpu_copy_desc_t *desc)
 {
-	const kvk_gpu_args_t *args = &plan->args;
+	const kvk_gpu_args_t *args = &desc->args;
 	kvk_gpu_counters_t *c = &gpu->counters;
 
-	kvk_gpu_count(plan->copy->dir == KVK_GPU_GATHER ? &c->gathers : &c->scatters, 1);
-	kvk_gpu_count(&c->bytes, (uint64_t)args->count * args->heads * args->layers * args->page_bytes);
-	kvk_gpu_count(plan->way == KVK_GPU_EACH     ? &c->each
-		      : plan->way == KVK_GPU_STAGED ? &c->staged
-						    : &c->zero_copy,
-		      1);
-	kvk_gpu_count(&c->far, plan->far != 0);
+	kvk_gpu_add_count(desc->copy->dir == KVK_GPU_GATHER ? &c->gathers : &c->scatters, 1);
+	kvk_gpu_add_count(&c->bytes, (uint64_t)args->count * args->heads * args->layers * args->page_bytes);
+	kvk_gpu_add_count(desc->way == KVK_GPU_COPY_PER_PIECE ? &c->copy_per_piece
+			  : desc->way == KVK_GPU_STAGED       ? &c->staged
+							      : &c->zero_copy,
+			  1);
+	kvk_gpu_add_count(&c->far, desc->far != 0);
 }
 
 /* In the context. A failure half way leaves copies on the stream: the job's event tells when they have ended, unless it
  * is lost. */
-static kv_status_t enqueue(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, kvk_gpu_job_t *job, uint64_t bits)
+static kv_status_t enqueue_copy(kvk_gpu_t *gpu, const kvk_gpu_copy_desc_t *desc, kvk_gpu_job_t *job, uint64_t bits)
 {
-	const kvk_cu_stream_t stream = plan->copy->stream;
+	const kvk_cu_stream_t stream = desc->copy->stream;
 	kv_status_t status = KV_OK;
 
-	if (plan->args.count > 0) {
-		switch (plan->way) {
+	if (desc->args.count > 0) {
+		switch (desc->way) {
 		case KVK_GPU_STAGED:
-			status = kvk_gpu_stage(gpu, plan, job);
+			status = kvk_gpu_copy_staged(gpu, desc, job);
 			break;
-		case KVK_GPU_EACH:
-			status = kvk_gpu_each(gpu, plan, job);
+		case KVK_GPU_COPY_PER_PIECE:
+			status = kvk_gpu_copy_per_piece(gpu, desc, job);
 			break;
 		case KVK_GPU_AUTO:
 		case KVK_GPU_ZERO_COPY:
-			status = zero_copy(gpu, plan, job, bits);
+			status = copy_zero_copy(gpu, desc, job, bits);
 			break;
 		}
 	}
@@ -339,29 +341,29 @@ static kv_status_t enqueue(kvk_gpu_t *gpu, const kvk_gpu_plan_t *plan, kvk_gpu_j
 	return status;
 }
 
-/* A plan, and a job that is filled for it. */
-static kv_status_t prepare(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, int far, kvk_gpu_plan_t *plan,
-			   kvk_gpu_job_t **p_job, uint64_t *p_bits)
+/* A desc, and a job that is filled for it. */
+static kv_status_t prepare_job(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, int far, kvk_gpu_copy_desc_t *desc,
+			       kvk_gpu_job_t **p_job, uint64_t *p_bits)
 {
-	kv_status_t status = kvk_gpu_plan(gpu, copy, far, plan);
+	kv_status_t status = kvk_gpu_describe_copy(gpu, copy, far, desc);
 	kvk_gpu_job_t *job = NULL;
 	shape_t shape;
 
 	if (status != KV_OK) {
 		return status;
 	}
-	shape = shape_of(plan);
-	status = take_job(gpu, shape.bytes, &job);
+	shape = job_shape(desc);
+	status = alloc_job(gpu, shape.bytes, &job);
 	if (status == KV_OK && !kv_holds(job)) {
 		status = KV_ERR_INTERNAL;
 	}
 	if (status != KV_OK) {
 		return status;
 	}
-	point_into_area(gpu, plan, &shape, job);
-	status = fill_job(gpu, plan, job, p_bits);
+	point_into_area(gpu, desc, &shape, job);
+	status = fill_job(gpu, desc, job, p_bits);
 	if (status != KV_OK) {
-		give_job(gpu, job);
+		free_job(gpu, job);
 		return status;
 	}
 	*p_job = job;
@@ -371,7 +373,7 @@ static kv_status_t prepare(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, int far, 
 
 kv_status_t kvk_gpu_submit(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, kvk_gpu_job_t **p_job)
 {
-	kvk_gpu_plan_t plan;
+	kvk_gpu_copy_desc_t desc;
 	kvk_gpu_job_t *job = NULL;
 	uint64_t bits = 0;
 	kv_status_t status = kvk_gpu_enter(gpu);
@@ -379,22 +381,22 @@ kv_status_t kvk_gpu_submit(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, kvk_gpu_j
 	if (status != KV_OK) {
 		return KV_ERR_IO;
 	}
-	status = prepare(gpu, copy, 0, &plan, &job, &bits);
+	status = prepare_job(gpu, copy, 0, &desc, &job, &bits);
 	if (status == KV_ERR_UNREACHABLE) {
-		status = prepare(gpu, copy, 1, &plan, &job, &bits);
+		status = prepare_job(gpu, copy, 1, &desc, &job, &bits);
 	}
 	if (status != KV_OK) {
 		goto out_context;
 	}
-	job->refused = enqueue(gpu, &plan, job, bits) != KV_OK;
+	job->refused = enqueue_copy(gpu, &desc, job, bits) != KV_OK;
 	if (job->refused && job->lost) {
-		leave_job(gpu, job);
+		free_job_later(gpu, job);
 		status = KV_ERR_IO;
 		goto out_context;
 	}
 	job->status = KV_PENDING;
 	if (!job->refused) {
-		count_copy(gpu, &plan);
+		count_copy(gpu, &desc);
 	}
 	*p_job = job;
 
@@ -406,12 +408,12 @@ out_context:
 
 /* ---- ending ---------------------------------------------------------------------------------- */
 
-static kv_status_t conclude(kvk_gpu_job_t *job)
+static kv_status_t collect_digests(kvk_gpu_job_t *job)
 {
 	uint64_t corrupt = 0;
 
-	if (job->way == KVK_GPU_EACH && job->leaves) {
-		kvk_gpu_each_digest(job);
+	if (job->way == KVK_GPU_COPY_PER_PIECE && job->leaves) {
+		kvk_gpu_digest_pieces(job);
 	}
 	for (uint32_t i = 0; i < job->count; i++) {
 		if (!job->asked[i].leaves) {
@@ -423,17 +425,18 @@ static kv_status_t conclude(kvk_gpu_job_t *job)
 		}
 	}
 	if (corrupt > 0) {
-		kvk_gpu_count(&job->gpu->counters.corrupt, corrupt);
-		return kvk_gpu_refuse(KV_ERR_CORRUPT, "%llu of %u blocks do not match their digests",
-				      (unsigned long long)corrupt, job->count);
+		kvk_gpu_add_count(&job->gpu->counters.corrupt, corrupt);
+		return kvk_gpu_set_error(KV_ERR_CORRUPT, "%llu of %u blocks do not match their digests",
+					 (unsigned long long)corrupt, job->count);
 	}
 
 	return KV_OK;
 }
 
-static kv_status_t verdict(kvk_gpu_job_t *job)
+static kv_status_t job_result(kvk_gpu_job_t *job)
 {
-	return job->refused ? kvk_gpu_refuse(KV_ERR_IO, "the driver has refused a part of the copy") : conclude(job);
+	return job->refused ? kvk_gpu_set_error(KV_ERR_IO, "the driver has refused a part of the copy")
+			    : collect_digests(job);
 }
 
 kv_status_t kvk_gpu_poll(kvk_gpu_job_t *job)
@@ -450,8 +453,9 @@ kv_status_t kvk_gpu_poll(kvk_gpu_job_t *job)
 			kvk_gpu_leave(gpu);
 			return KV_PENDING;
 		}
-		job->status = kvk_gpu_result(gpu, offsetof(kvk_cuda_ops_t, event_query), error) == KV_OK ? verdict(job)
-													 : KV_ERR_IO;
+		job->status = kvk_gpu_check_result(gpu, offsetof(kvk_cuda_ops_t, event_query), error) == KV_OK
+				      ? job_result(job)
+				      : KV_ERR_IO;
 		kvk_gpu_leave(gpu);
 	} else {
 		job->status = KV_ERR_IO;
@@ -461,7 +465,7 @@ kv_status_t kvk_gpu_poll(kvk_gpu_job_t *job)
 	return job->status;
 }
 
-static void nap(uint64_t waited_ns)
+static void sleep_briefly(uint64_t waited_ns)
 {
 	const uint64_t ns = waited_ns / 8 < SLEEP_MOST_NS ? waited_ns / 8 : SLEEP_MOST_NS;
 	const struct timespec ts = {.tv_nsec = (long)ns};
@@ -482,7 +486,7 @@ kv_status_t kvk_gpu_wait(kvk_gpu_job_t *job, uint64_t timeout_us)
 			break;
 		}
 		if (waited > SPIN_NS) {
-			nap(waited);
+			sleep_briefly(waited);
 		}
 		status = kvk_gpu_poll(job);
 	}
@@ -490,12 +494,12 @@ kv_status_t kvk_gpu_wait(kvk_gpu_job_t *job, uint64_t timeout_us)
 	return status;
 }
 
-int kvk_gpu_bad(const kvk_gpu_job_t *job, uint32_t i)
+int kvk_gpu_move_is_bad(const kvk_gpu_job_t *job, uint32_t i)
 {
-	return job->status == KV_ERR_CORRUPT && i < job->count && job->bad[job->place ? job->place[i] : i] != 0;
+	return job->status == KV_ERR_CORRUPT && i < job->count && job->bad[job->position ? job->position[i] : i] != 0;
 }
 
-kv_status_t kvk_gpu_order(kvk_gpu_job_t *job, kvk_cu_stream_t stream)
+kv_status_t kvk_gpu_order_after_job(kvk_gpu_job_t *job, kvk_cu_stream_t stream)
 {
 	kvk_gpu_t *gpu = job->gpu;
 	kv_status_t status = kvk_gpu_enter(gpu);
@@ -508,13 +512,13 @@ kv_status_t kvk_gpu_order(kvk_gpu_job_t *job, kvk_cu_stream_t stream)
 	return status;
 }
 
-void kvk_gpu_end(kvk_gpu_job_t *job)
+void kvk_gpu_release_job(kvk_gpu_job_t *job)
 {
 	/* A query that failed says nothing about what the device still does. */
 	if (job && job->state == KVK_GPU_JOB_OVER && job->status != KV_ERR_IO) {
-		give_job(job->gpu, job);
+		free_job(job->gpu, job);
 	} else if (job) {
-		leave_job(job->gpu, job);
+		free_job_later(job->gpu, job);
 	}
 }
 
@@ -526,7 +530,7 @@ kv_status_t kvk_gpu_jobs_init(kvk_gpu_t *gpu, uint32_t count)
 
 	gpu->jobs = kv_alloc(gpu->env, count * sizeof *gpu->jobs);
 	if (!gpu->jobs) {
-		return kvk_gpu_refuse(KV_ERR_NOMEM, "out of memory");
+		return kvk_gpu_set_error(KV_ERR_NOMEM, "out of memory");
 	}
 	for (uint32_t i = 0; i < count; i++) {
 		kvk_gpu_job_t *job = &gpu->jobs[i];

@@ -13,85 +13,86 @@
 
 #include "kv/log.h"
 
-static void give_up(kvk_gpu_t *gpu, const char *why)
+static void give_up_graphs(kvk_gpu_t *gpu, const char *why)
 {
-	gpu->no_starters = 1;
+	gpu->no_launch_graphs = 1;
 	kv_logf(gpu->env, KV_LOG_INFO, "gpu", "kernels are launched without graphs device %d why %s", gpu->ordinal,
 		why);
 }
 
-void kvk_gpu_starters_init(kvk_gpu_t *gpu)
+void kvk_gpu_launch_init(kvk_gpu_t *gpu)
 {
 	const kvk_cuda_ops_t *cuda = gpu->cuda;
 
-	pthread_mutex_init(&gpu->starters_lock, NULL);
+	pthread_mutex_init(&gpu->launch_lock, NULL);
 	if (!cuda->graph_create || !cuda->graph_destroy || !cuda->graph_add || !cuda->graph_exec ||
 	    !cuda->graph_change || !cuda->graph_launch || !cuda->graph_drop) {
-		give_up(gpu, "the driver has no such calls");
+		give_up_graphs(gpu, "the driver has no such calls");
 	}
 }
 
-static void drop(kvk_gpu_t *gpu, const kvk_gpu_starter_t *starter)
+static void free_launch_graph(kvk_gpu_t *gpu, const kvk_gpu_launch_graph_t *single)
 {
-	if (starter->exec) {
-		KVK_GPU_CALL(gpu, graph_drop, starter->exec);
+	if (single->exec) {
+		KVK_GPU_CALL(gpu, graph_drop, single->exec);
 	}
-	if (starter->graph) {
-		KVK_GPU_CALL(gpu, graph_destroy, starter->graph);
+	if (single->graph) {
+		KVK_GPU_CALL(gpu, graph_destroy, single->graph);
 	}
 }
 
-void kvk_gpu_starters_fini(kvk_gpu_t *gpu)
+void kvk_gpu_launch_fini(kvk_gpu_t *gpu)
 {
-	for (uint32_t i = 0; i < gpu->starter_count; i++) {
-		drop(gpu, &gpu->starters[i]);
+	for (uint32_t i = 0; i < gpu->launch_graph_count; i++) {
+		free_launch_graph(gpu, &gpu->launch_graphs[i]);
 	}
-	pthread_mutex_destroy(&gpu->starters_lock);
+	pthread_mutex_destroy(&gpu->launch_lock);
 }
 
-static kv_status_t make(kvk_gpu_t *gpu, const kvk_cu_kernel_t *kernel, kvk_gpu_starter_t *starter)
+static kv_status_t make_launch_graph(kvk_gpu_t *gpu, const kvk_cu_kernel_t *kernel, kvk_gpu_launch_graph_t *single)
 {
-	kv_status_t status = KVK_GPU_CALL(gpu, graph_create, &starter->graph, 0);
+	kv_status_t status = KVK_GPU_CALL(gpu, graph_create, &single->graph, 0);
 
 	if (status != KV_OK) {
-		starter->graph = NULL;
+		single->graph = NULL;
 		return status;
 	}
-	status = KVK_GPU_CALL(gpu, graph_add, &starter->node, starter->graph, NULL, 0, kernel);
+	status = KVK_GPU_CALL(gpu, graph_add, &single->node, single->graph, NULL, 0, kernel);
 	if (status == KV_OK) {
-		status = KVK_GPU_CALL(gpu, graph_exec, &starter->exec, starter->graph, 0);
-		starter->exec = status == KV_OK ? starter->exec : NULL;
+		status = KVK_GPU_CALL(gpu, graph_exec, &single->exec, single->graph, 0);
+		single->exec = status == KV_OK ? single->exec : NULL;
 	}
 	if (status != KV_OK) {
-		drop(gpu, starter);
+		free_launch_graph(gpu, single);
 	}
 
 	return status;
 }
 
 /* Under the lock. NULL: there is none. */
-static const kvk_gpu_starter_t *starter_of(kvk_gpu_t *gpu, const kvk_cu_kernel_t *kernel, kvk_cu_stream_t stream)
+static const kvk_gpu_launch_graph_t *launch_graph_of(kvk_gpu_t *gpu, const kvk_cu_kernel_t *kernel,
+						     kvk_cu_stream_t stream)
 {
-	kvk_gpu_starter_t made = {.stream = stream};
+	kvk_gpu_launch_graph_t made = {.stream = stream};
 
-	if (gpu->no_starters) {
+	if (gpu->no_launch_graphs) {
 		return NULL;
 	}
-	for (uint32_t i = 0; i < gpu->starter_count; i++) {
-		if (gpu->starters[i].stream == stream) {
-			return &gpu->starters[i];
+	for (uint32_t i = 0; i < gpu->launch_graph_count; i++) {
+		if (gpu->launch_graphs[i].stream == stream) {
+			return &gpu->launch_graphs[i];
 		}
 	}
-	if (gpu->starter_count == KVK_GPU_STARTERS) {
-		return &gpu->starters[KVK_GPU_STARTERS - 1];
+	if (gpu->launch_graph_count == KVK_GPU_LAUNCH_GRAPHS) {
+		return &gpu->launch_graphs[KVK_GPU_LAUNCH_GRAPHS - 1];
 	}
-	if (make(gpu, kernel, &made) != KV_OK) {
-		give_up(gpu, kvk_gpu_why());
+	if (make_launch_graph(gpu, kernel, &made) != KV_OK) {
+		give_up_graphs(gpu, kvk_gpu_last_error());
 		return NULL;
 	}
-	gpu->starters[gpu->starter_count] = made;
+	gpu->launch_graphs[gpu->launch_graph_count] = made;
 
-	return &gpu->starters[gpu->starter_count++];
+	return &gpu->launch_graphs[gpu->launch_graph_count++];
 }
 
 static kv_status_t start_plain(kvk_gpu_t *gpu, const kvk_cu_kernel_t *kernel, kvk_cu_stream_t stream)
@@ -103,21 +104,21 @@ static kv_status_t start_plain(kvk_gpu_t *gpu, const kvk_cu_kernel_t *kernel, kv
 
 static kv_status_t start_kernel(kvk_gpu_t *gpu, const kvk_cu_kernel_t *kernel, kvk_cu_stream_t stream)
 {
-	const kvk_gpu_starter_t *starter;
+	const kvk_gpu_launch_graph_t *single;
 	kv_status_t status = KV_OK;
 
-	pthread_mutex_lock(&gpu->starters_lock);
-	starter = starter_of(gpu, kernel, stream);
-	if (starter && KVK_GPU_CALL(gpu, graph_change, starter->exec, starter->node, kernel) != KV_OK) {
-		give_up(gpu, kvk_gpu_why());
-		starter = NULL;
+	pthread_mutex_lock(&gpu->launch_lock);
+	single = launch_graph_of(gpu, kernel, stream);
+	if (single && KVK_GPU_CALL(gpu, graph_change, single->exec, single->node, kernel) != KV_OK) {
+		give_up_graphs(gpu, kvk_gpu_last_error());
+		single = NULL;
 	}
-	if (starter) {
-		status = KVK_GPU_CALL(gpu, graph_launch, starter->exec, stream);
+	if (single) {
+		status = KVK_GPU_CALL(gpu, graph_launch, single->exec, stream);
 	}
-	pthread_mutex_unlock(&gpu->starters_lock);
+	pthread_mutex_unlock(&gpu->launch_lock);
 
-	return starter ? status : start_plain(gpu, kernel, stream);
+	return single ? status : start_plain(gpu, kernel, stream);
 }
 
 /* ---- copies ---------------------------------------------------------------------------------- */
@@ -136,7 +137,7 @@ static int bulk_fits(const kvk_gpu_args_t *args, uint64_t addresses)
 	return bits % 16 == 0;
 }
 
-uint64_t kvk_gpu_units(const kvk_gpu_args_t *args)
+uint64_t kvk_gpu_count_units(const kvk_gpu_args_t *args)
 {
 	/* Heads x layers x pieces of one block are below 2^30: no overflow. */
 	return (uint64_t)args->count * args->heads * args->layers * args->pieces;
@@ -144,19 +145,21 @@ uint64_t kvk_gpu_units(const kvk_gpu_args_t *args)
 
 /* Chunks a warp may have on their way so that all of them have no more than the window, and each has one. 0: any
  * number. */
-static uint32_t ahead_of(const kvk_gpu_launch_t *launch, const kvk_gpu_args_t *args, unsigned grid)
+static uint32_t chunks_in_flight(const kvk_gpu_launch_t *launch, const kvk_gpu_args_t *args, unsigned grid)
 {
 	const uint64_t chunk = args->leaf_bytes < KVK_CHUNK ? args->leaf_bytes : KVK_CHUNK;
 	const uint64_t round = (uint64_t)grid * (KVK_GPU_THREADS / 32u) * chunk;
 
-	return launch->window == 0 ? 0 : launch->window > round ? (uint32_t)(launch->window / round) : 1u;
+	return launch->max_in_flight == 0      ? 0
+	       : launch->max_in_flight > round ? (uint32_t)(launch->max_in_flight / round)
+					       : 1u;
 }
 
-kv_status_t kvk_gpu_launch(kvk_gpu_t *gpu, const kvk_gpu_launch_t *launch, const kvk_gpu_args_t *args)
+kv_status_t kvk_gpu_launch_copy(kvk_gpu_t *gpu, const kvk_gpu_launch_t *launch, const kvk_gpu_args_t *args)
 {
 	const kvk_gpu_dir_t dir = launch->dir;
 	const int bulk = gpu->bulk[dir] && bulk_fits(args, launch->addresses);
-	const uint64_t units = kvk_gpu_units(args);
+	const uint64_t units = kvk_gpu_count_units(args);
 	const uint64_t useful = (units + KVK_GPU_THREADS / 32u - 1) / (KVK_GPU_THREADS / 32u);
 	const uint64_t most = bulk ? launch->sms : (uint64_t)launch->sms * KVK_GPU_PLAIN_GRID;
 	const unsigned grid = (unsigned)(useful < most ? useful : most);
@@ -168,7 +171,7 @@ kv_status_t kvk_gpu_launch(kvk_gpu_t *gpu, const kvk_gpu_launch_t *launch, const
 					.shared_bytes = bulk ? KVK_GPU_SHARED : 0,
 					.params = params};
 
-	by_value.ahead = ahead_of(launch, args, grid);
+	by_value.ahead = chunks_in_flight(launch, args, grid);
 
 	return start_kernel(gpu, &kernel, launch->stream);
 }

@@ -28,7 +28,7 @@ typedef struct scratch {
 
 /* ---- scratch --------------------------------------------------------------------------------- */
 
-static void drop_scratch(scratch_t *s)
+static void free_scratch(scratch_t *s)
 {
 	kvk_gpu_t *gpu = s->gpu;
 
@@ -46,7 +46,7 @@ static void drop_scratch(scratch_t *s)
 }
 
 /* As many blocks as can be had of what was wished; the driver may have less pinned memory to give. */
-static kv_status_t take_pool(scratch_t *s, uint64_t block_bytes)
+static kv_status_t alloc_pool(scratch_t *s, uint64_t block_bytes)
 {
 	void *pool = NULL;
 	kv_status_t status = KV_ERR_NOMEM;
@@ -63,7 +63,7 @@ static kv_status_t take_pool(scratch_t *s, uint64_t block_bytes)
 }
 
 /* In the context. What was taken before a failure is dropped by the caller. */
-static kv_status_t take_scratch(scratch_t *s, const kvk_paged_t *paged, uint64_t pool_block, uint64_t cache_block)
+static kv_status_t alloc_scratch(scratch_t *s, const kvk_paged_t *paged, uint64_t pool_block, uint64_t cache_block)
 {
 	kvk_gpu_t *gpu = s->gpu;
 	kv_status_t status;
@@ -71,9 +71,9 @@ static kv_status_t take_scratch(scratch_t *s, const kvk_paged_t *paged, uint64_t
 	s->bases = kv_alloc(gpu->env, paged->layers * sizeof *s->bases);
 	s->moves = kv_alloc(gpu->env, s->blocks * sizeof *s->moves);
 	if (!s->bases || !s->moves) {
-		return kvk_gpu_refuse(KV_ERR_NOMEM, "out of memory");
+		return kvk_gpu_set_error(KV_ERR_NOMEM, "out of memory");
 	}
-	status = take_pool(s, pool_block);
+	status = alloc_pool(s, pool_block);
 	if (status != KV_OK) {
 		return status;
 	}
@@ -120,10 +120,10 @@ static kv_status_t wait_all(kvk_gpu_job_t **jobs, uint32_t n)
 
 	for (uint32_t i = 0; i < n; i++) {
 		all = all == KV_OK ? kvk_gpu_wait(jobs[i], WAIT_US) : all;
-		kvk_gpu_end(jobs[i]);
+		kvk_gpu_release_job(jobs[i]);
 	}
 
-	return all == KV_PENDING ? kvk_gpu_refuse(KV_ERR_TIMEOUT, "the copies took too long") : all;
+	return all == KV_PENDING ? kvk_gpu_set_error(KV_ERR_TIMEOUT, "the copies took too long") : all;
 }
 
 static kv_status_t time_once(const scratch_t *s, const timing_t *t, uint64_t *p_ns)
@@ -135,7 +135,7 @@ static kv_status_t time_once(const scratch_t *s, const timing_t *t, uint64_t *p_
 			       .moves = s->moves,
 			       .count = s->blocks,
 			       .sms = t->wide ? KVK_GPU_SMS_WIDE : 0,
-			       .window = t->wide ? UINT32_MAX : 0,
+			       .max_in_flight = t->wide ? UINT32_MAX : 0,
 			       .ready = 1,
 			       .stream = s->stream};
 	const uint64_t start = kv_now_ns(s->gpu->env);
@@ -176,7 +176,7 @@ static kv_status_t time_way(const scratch_t *s, const timing_t *t, uint64_t *p_n
 	return KV_OK;
 }
 
-static kv_status_t compare_of(const scratch_t *s, kvk_gpu_choice_t *choice, kvk_gpu_dir_t dir, int large)
+static kv_status_t compare_direction(const scratch_t *s, kvk_gpu_choice_t *choice, kvk_gpu_dir_t dir, int large)
 {
 	const uint32_t jobs = large ? JOBS : 1u;
 	uint64_t link = dir == KVK_GPU_SCATTER && large ? s->link_ns : 0, staged = 0;
@@ -200,7 +200,7 @@ static kv_status_t compare_of(const scratch_t *s, kvk_gpu_choice_t *choice, kvk_
 }
 
 /* Nothing to choose where the SMs are the caller's. */
-static kv_status_t see_width(scratch_t *s, kvk_gpu_choice_t *choice)
+static kv_status_t measure_width(scratch_t *s, kvk_gpu_choice_t *choice)
 {
 	uint64_t narrow = 0, wide = 0;
 	kv_status_t status;
@@ -222,18 +222,18 @@ static kv_status_t see_width(scratch_t *s, kvk_gpu_choice_t *choice)
 	return status;
 }
 
-static kv_status_t compare(scratch_t *s, kvk_gpu_choice_t *choice)
+static kv_status_t compare_ways(scratch_t *s, kvk_gpu_choice_t *choice)
 {
-	kv_status_t status = see_width(s, choice);
+	kv_status_t status = measure_width(s, choice);
 
 	for (int i = 0; i < 4 && status == KV_OK; i++) {
-		status = compare_of(s, choice, i / 2 ? KVK_GPU_SCATTER : KVK_GPU_GATHER, i % 2);
+		status = compare_direction(s, choice, i / 2 ? KVK_GPU_SCATTER : KVK_GPU_GATHER, i % 2);
 	}
 
 	return status;
 }
 
-static kv_status_t measure(kvk_gpu_t *gpu, const kvk_layout_t *layout, const kvk_paged_t *paged)
+static kv_status_t measure_ways(kvk_gpu_t *gpu, const kvk_layout_t *layout, const kvk_paged_t *paged)
 {
 	kvk_gpu_choice_t choice = {
 		.layout = *layout, .kind = paged->kind, .heads = paged->heads, .layers = paged->layers};
@@ -243,14 +243,15 @@ static kv_status_t measure(kvk_gpu_t *gpu, const kvk_layout_t *layout, const kvk
 
 	kvk_layout_geometry(layout, &g);
 	if (g.block_bytes > SCRATCH_MOST) {
-		return kvk_gpu_refuse(KV_ERR_UNSUPPORTED, "blocks of %u bytes are too large to measure", g.block_bytes);
+		return kvk_gpu_set_error(KV_ERR_UNSUPPORTED, "blocks of %u bytes are too large to measure",
+					 g.block_bytes);
 	}
 	s.blocks = g.block_bytes < SCRATCH_BYTES ? (uint32_t)(SCRATCH_BYTES / g.block_bytes) : 1;
-	status = take_scratch(&s, paged, g.block_bytes, (uint64_t)paged->heads * g.page_bytes);
+	status = alloc_scratch(&s, paged, g.block_bytes, (uint64_t)paged->heads * g.page_bytes);
 	if (status == KV_OK) {
-		status = compare(&s, &choice);
+		status = compare_ways(&s, &choice);
 	}
-	drop_scratch(&s);
+	free_scratch(&s);
 	if (status == KV_OK) {
 		kvk_gpu_keep_choice(gpu, &choice);
 	}
@@ -269,7 +270,7 @@ kv_status_t kvk_gpu_measure(kvk_gpu_t *gpu, const kvk_layout_t *layout, const kv
 	if (status != KV_OK) {
 		return status;
 	}
-	status = measure(gpu, layout, paged);
+	status = measure_ways(gpu, layout, paged);
 	kvk_gpu_leave(gpu);
 
 	return status;

@@ -46,7 +46,7 @@ static uint32_t first_above(const kvk_gpu_table_t *table, uint32_t count, uint64
 }
 
 /* 1: the whole of [at, end) is in one range, *p_found; 0: not; -1: the table was being written. */
-static int look(const kvk_gpu_table_t *table, uint64_t at, uint64_t end, range_t *p_found)
+static int search_table(const kvk_gpu_table_t *table, uint64_t at, uint64_t end, range_t *p_found)
 {
 	const uint32_t version = atomic_load_explicit(&table->version, memory_order_acquire);
 	const uint32_t count = atomic_load_explicit(&table->count, memory_order_acquire);
@@ -66,7 +66,7 @@ static int look(const kvk_gpu_table_t *table, uint64_t at, uint64_t end, range_t
 
 /* A writer fills the table that is not current, so a reader looks again only when two writers came by while it
  * looked. */
-static int find(const kvk_gpu_t *gpu, const void *at, size_t bytes, range_t *p_found)
+static int find_range(const kvk_gpu_t *gpu, const void *at, size_t bytes, range_t *p_found)
 {
 	const uint64_t first = (uint64_t)(uintptr_t)at;
 	uint64_t end;
@@ -78,13 +78,13 @@ static int find(const kvk_gpu_t *gpu, const void *at, size_t bytes, range_t *p_f
 	while (seen < 0) {
 		const unsigned current = atomic_load_explicit(&gpu->current, memory_order_acquire);
 
-		seen = look(&gpu->tables[current], first, end, p_found);
+		seen = search_table(&gpu->tables[current], first, end, p_found);
 	}
 
 	return seen;
 }
 
-static void store(kvk_gpu_table_t *table, uint32_t i, range_t r)
+static void store_range(kvk_gpu_table_t *table, uint32_t i, range_t r)
 {
 	/* Release, so that they come after the odd version. */
 	atomic_store_explicit(&table->ranges[i].base, r.base, memory_order_release);
@@ -94,7 +94,7 @@ static void store(kvk_gpu_table_t *table, uint32_t i, range_t r)
 
 /* Make a table without range `without` (UINT32_MAX: with all) and with `added` (NULL: none) current. Under
  * ranges_lock. */
-static void rewrite(kvk_gpu_t *gpu, uint32_t without, const range_t *added)
+static void rewrite_table(kvk_gpu_t *gpu, uint32_t without, const range_t *added)
 {
 	const unsigned current = atomic_load_explicit(&gpu->current, memory_order_relaxed);
 	const kvk_gpu_table_t *from = &gpu->tables[current];
@@ -108,15 +108,15 @@ static void rewrite(kvk_gpu_t *gpu, uint32_t without, const range_t *added)
 		const range_t r = range_at(from, i);
 
 		if (added && added->base < r.base) {
-			store(to, n++, *added);
+			store_range(to, n++, *added);
 			added = NULL;
 		}
 		if (i != without) {
-			store(to, n++, r);
+			store_range(to, n++, r);
 		}
 	}
 	if (added) {
-		store(to, n++, *added);
+		store_range(to, n++, *added);
 	}
 	atomic_store_explicit(&to->count, n, memory_order_release);
 	atomic_store_explicit(&to->version, version + 2, memory_order_release);
@@ -136,13 +136,13 @@ static kv_status_t register_range(kvk_gpu_t *gpu, void *base, size_t bytes)
 	int error;
 
 	if (after < count && range_at(table, after).base < r.end) {
-		return kvk_gpu_refuse(KV_ERR_ARG, "the memory overlaps some that is registered");
+		return kvk_gpu_set_error(KV_ERR_ARG, "the memory overlaps some that is registered");
 	}
 	if (count == KVK_GPU_MAX_RANGES) {
-		return kvk_gpu_refuse(KV_ERR_LIMIT, "%u ranges are registered: no more are", KVK_GPU_MAX_RANGES);
+		return kvk_gpu_set_error(KV_ERR_LIMIT, "%u ranges are registered: no more are", KVK_GPU_MAX_RANGES);
 	}
 	error = gpu->cuda->host_register(base, bytes, KVK_CU_HOST_MAPPED);
-	status = kvk_gpu_result(gpu, offsetof(kvk_cuda_ops_t, host_register), error);
+	status = kvk_gpu_check_result(gpu, offsetof(kvk_cuda_ops_t, host_register), error);
 	if (error == KVK_CU_OUT_OF_MEMORY || error == KVK_CU_OS_ERROR || error == KVK_CU_NOT_PERMITTED) {
 		return KV_ERR_LIMIT;
 	}
@@ -154,8 +154,8 @@ static kv_status_t register_range(kvk_gpu_t *gpu, void *base, size_t bytes)
 		gpu->cuda->host_unregister(base);
 		return status;
 	}
-	rewrite(gpu, UINT32_MAX, &r);
-	kvk_gpu_count(&gpu->counters.registered_bytes, bytes);
+	rewrite_table(gpu, UINT32_MAX, &r);
+	kvk_gpu_add_count(&gpu->counters.registered_bytes, bytes);
 
 	return KV_OK;
 }
@@ -166,7 +166,7 @@ kv_status_t kvk_gpu_register(kvk_gpu_t *gpu, void *base, size_t bytes)
 	kv_status_t status;
 
 	if (!base || bytes == 0 || __builtin_add_overflow((uint64_t)(uintptr_t)base, (uint64_t)bytes, &end)) {
-		return kvk_gpu_refuse(KV_ERR_ARG, "there is no memory to register");
+		return kvk_gpu_set_error(KV_ERR_ARG, "there is no memory to register");
 	}
 	status = kvk_gpu_enter(gpu);
 	if (status != KV_OK) {
@@ -196,7 +196,7 @@ void kvk_gpu_unregister(kvk_gpu_t *gpu, void *base)
 	}
 	if (base && r.base == at) {
 		/* First out of sight, then away. */
-		rewrite(gpu, i, NULL);
+		rewrite_table(gpu, i, NULL);
 		KVK_GPU_CALL(gpu, host_unregister, base);
 		atomic_fetch_sub_explicit(&gpu->counters.registered_bytes, r.end - r.base, memory_order_relaxed);
 	}
@@ -206,19 +206,19 @@ void kvk_gpu_unregister(kvk_gpu_t *gpu, void *base)
 	}
 }
 
-int kvk_gpu_sees(const kvk_gpu_t *gpu, const void *at, size_t bytes)
+int kvk_gpu_is_registered(const kvk_gpu_t *gpu, const void *at, size_t bytes)
 {
 	range_t r;
 
-	return find(gpu, at, bytes, &r);
+	return find_range(gpu, at, bytes, &r);
 }
 
 kv_status_t kvk_gpu_address(kvk_gpu_t *gpu, const void *at, size_t bytes, kvk_cu_ptr_t *p_address)
 {
 	range_t r;
 
-	if (!find(gpu, at, bytes, &r)) {
-		return kvk_gpu_refuse(KV_ERR_ARG, "the memory at %p is not registered", at);
+	if (!find_range(gpu, at, bytes, &r)) {
+		return kvk_gpu_set_error(KV_ERR_ARG, "the memory at %p is not registered", at);
 	}
 	*p_address = r.device + ((uint64_t)(uintptr_t)at - r.base);
 
@@ -237,7 +237,7 @@ static int enable_peer(kvk_gpu_t *gpu, int ordinal)
 		return 0;
 	}
 	if (!can) {
-		kvk_gpu_refuse(KV_ERR_UNSUPPORTED, "the devices are not linked");
+		kvk_gpu_set_error(KV_ERR_UNSUPPORTED, "the devices are not linked");
 		return 0;
 	}
 	if (KVK_GPU_CALL(gpu, context_retain, &context, device) != KV_OK) {
@@ -245,7 +245,7 @@ static int enable_peer(kvk_gpu_t *gpu, int ordinal)
 	}
 	error = gpu->cuda->peer_enable(context, 0);
 	if (error != 0 && error != KVK_CU_PEER_ON) {
-		kvk_gpu_result(gpu, offsetof(kvk_cuda_ops_t, peer_enable), error);
+		kvk_gpu_check_result(gpu, offsetof(kvk_cuda_ops_t, peer_enable), error);
 		KVK_GPU_CALL(gpu, context_release, device);
 		return 0;
 	}
@@ -272,19 +272,19 @@ static int reach_peer(kvk_gpu_t *gpu, int ordinal)
 	gpu->far |= UINT64_C(1) << ordinal;
 	kv_logf(gpu->env, KV_LOG_WARN, "gpu",
 		"no access to a peer's memory: the driver copies it to a ring and from there device %d peer %d why %s",
-		gpu->ordinal, ordinal, kvk_gpu_why());
+		gpu->ordinal, ordinal, kvk_gpu_last_error());
 
 	return 0;
 }
 
-static kv_status_t not_seen(const void *at)
+static kv_status_t refuse_unseen(const void *at)
 {
-	return kvk_gpu_refuse(KV_ERR_ARG, "the device does not see the memory at %p", at);
+	return kvk_gpu_set_error(KV_ERR_ARG, "the device does not see the memory at %p", at);
 }
 
 /* Pointers that the driver does not know are no failure of it: nothing is counted. */
 static kv_status_t ask_driver(kvk_gpu_t *gpu, const void *at, size_t bytes, uint64_t *p_address,
-			      kvk_gpu_place_t *p_place)
+			      kvk_gpu_mem_kind_t *p_kind)
 {
 	const kvk_cu_ptr_t first = (kvk_cu_ptr_t)(uintptr_t)at;
 	kvk_cu_ptr_t from, to;
@@ -293,11 +293,11 @@ static kv_status_t ask_driver(kvk_gpu_t *gpu, const void *at, size_t bytes, uint
 	int reached = 1;
 
 	if (gpu->cuda->pointer_attribute(&type, POINTER_MEMORY_TYPE, first) != 0) {
-		return not_seen(at);
+		return refuse_unseen(at);
 	}
 	if (type != MEMORY_TYPE_HOST) {
 		if (gpu->cuda->pointer_attribute(&ordinal, POINTER_ORDINAL, first) != 0) {
-			return not_seen(at);
+			return refuse_unseen(at);
 		}
 		pthread_mutex_lock(&gpu->lock);
 		reached = reach_peer(gpu, ordinal);
@@ -305,43 +305,44 @@ static kv_status_t ask_driver(kvk_gpu_t *gpu, const void *at, size_t bytes, uint
 	}
 	if (!reached) { /* the driver's copies take the address everybody knows it by */
 		*p_address = first;
-		*p_place = KVK_GPU_FAR;
-		return gpu->cuda->pointer_attribute(&ordinal, POINTER_ORDINAL, first + bytes - 1) == 0 ? KV_OK
-												       : not_seen(at);
+		*p_kind = KVK_GPU_MEM_FAR;
+		return gpu->cuda->pointer_attribute(&ordinal, POINTER_ORDINAL, first + bytes - 1) == 0
+			       ? KV_OK
+			       : refuse_unseen(at);
 	}
 	if (gpu->cuda->pointer_attribute(&from, POINTER_DEVICE, first) != 0 ||
 	    gpu->cuda->pointer_attribute(&to, POINTER_DEVICE, first + bytes - 1) != 0 || to - from != bytes - 1) {
-		return not_seen(at);
+		return refuse_unseen(at);
 	}
 	*p_address = from;
-	*p_place = type == MEMORY_TYPE_HOST ? KVK_GPU_HOST : KVK_GPU_NEAR;
+	*p_kind = type == MEMORY_TYPE_HOST ? KVK_GPU_MEM_HOST : KVK_GPU_MEM_NEAR;
 
 	return KV_OK;
 }
 
 kv_status_t kvk_gpu_translate(kvk_gpu_t *gpu, const void *at, size_t bytes, uint64_t *p_address,
-			      kvk_gpu_place_t *p_place)
+			      kvk_gpu_mem_kind_t *p_kind)
 {
 	range_t r;
 
 	if (!at || bytes == 0) {
-		return not_seen(at);
+		return refuse_unseen(at);
 	}
-	if (find(gpu, at, bytes, &r)) {
+	if (find_range(gpu, at, bytes, &r)) {
 		*p_address = r.device + ((uint64_t)(uintptr_t)at - r.base);
-		*p_place = KVK_GPU_HOST;
+		*p_kind = KVK_GPU_MEM_HOST;
 		return KV_OK;
 	}
 
-	return ask_driver(gpu, at, bytes, p_address, p_place);
+	return ask_driver(gpu, at, bytes, p_address, p_kind);
 }
 
-int kvk_gpu_in_one(kvk_gpu_t *gpu, const void *at, size_t bytes)
+int kvk_gpu_is_contiguous(kvk_gpu_t *gpu, const void *at, size_t bytes)
 {
 	const kvk_cu_ptr_t first = (kvk_cu_ptr_t)(uintptr_t)at;
 	kvk_cu_ptr_t start = 0, other = 0;
 
-	if (kvk_gpu_sees(gpu, at, bytes)) {
+	if (kvk_gpu_is_registered(gpu, at, bytes)) {
 		return 1;
 	}
 
@@ -352,13 +353,13 @@ int kvk_gpu_in_one(kvk_gpu_t *gpu, const void *at, size_t bytes)
 /* ---- init and fini --------------------------------------------------------------------------- */
 
 /* As much of the wanted area as the driver gives. */
-static kv_status_t take_area(kvk_gpu_t *gpu)
+static kv_status_t alloc_arg_buffer(kvk_gpu_t *gpu)
 {
 	void *base = NULL;
 	uint64_t bytes;
 	kv_status_t status = KV_ERR_NOMEM;
 
-	for (bytes = KVK_GPU_AREA_BYTES; bytes >= KVK_GPU_AREA_LEAST; bytes /= 2) {
+	for (bytes = KVK_GPU_ARG_BUFFER_BYTES; bytes >= KVK_GPU_ARG_BUFFER_LEAST; bytes /= 2) {
 		status = KVK_GPU_CALL(gpu, host_alloc, &base, bytes, KVK_CU_HOST_MAPPED);
 		if (status == KV_OK) {
 			break;
@@ -367,13 +368,13 @@ static kv_status_t take_area(kvk_gpu_t *gpu)
 	if (status != KV_OK) {
 		return status;
 	}
-	status = KVK_GPU_CALL(gpu, host_pointer, &gpu->area_at, base, 0);
+	status = KVK_GPU_CALL(gpu, host_pointer, &gpu->arg_buffer_at, base, 0);
 	if (status != KV_OK) {
 		KVK_GPU_CALL(gpu, host_free, base);
 		return status;
 	}
-	gpu->area = base;
-	gpu->area_bytes = bytes;
+	gpu->arg_buffer = base;
+	gpu->arg_buffer_bytes = bytes;
 
 	return KV_OK;
 }
@@ -384,9 +385,9 @@ kv_status_t kvk_gpu_memory_init(kvk_gpu_t *gpu)
 
 	gpu->tables = kv_alloc(gpu->env, 2 * sizeof *gpu->tables);
 	if (!gpu->tables) {
-		return kvk_gpu_refuse(KV_ERR_NOMEM, "out of memory");
+		return kvk_gpu_set_error(KV_ERR_NOMEM, "out of memory");
 	}
-	status = take_area(gpu);
+	status = alloc_arg_buffer(gpu);
 	if (status != KV_OK) {
 		kv_free(gpu->env, gpu->tables);
 		return status;
@@ -404,7 +405,7 @@ void kvk_gpu_memory_fini(kvk_gpu_t *gpu)
 	for (uint32_t i = 0; i < count; i++) {
 		KVK_GPU_CALL(gpu, host_unregister, (void *)(uintptr_t)range_at(table, i).base);
 	}
-	KVK_GPU_CALL(gpu, host_free, gpu->area);
+	KVK_GPU_CALL(gpu, host_free, gpu->arg_buffer);
 	pthread_mutex_destroy(&gpu->ranges_lock);
 	kv_free(gpu->env, gpu->tables);
 }

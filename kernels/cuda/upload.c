@@ -5,14 +5,14 @@
 
 #include "context.h"
 
-void kvk_gpu_mirror_init(kvk_gpu_t *gpu)
+void kvk_gpu_device_args_init(kvk_gpu_t *gpu)
 {
-	pthread_mutex_init(&gpu->mirror.lock, NULL);
+	pthread_mutex_init(&gpu->device_args.lock, NULL);
 }
 
-static void drop(kvk_gpu_t *gpu)
+static void free_device_args(kvk_gpu_t *gpu)
 {
-	kvk_gpu_mirror_t *m = &gpu->mirror;
+	kvk_gpu_device_args_t *m = &gpu->device_args;
 
 	if (m->stream) {
 		KVK_GPU_CALL(gpu, stream_destroy, m->stream);
@@ -25,18 +25,18 @@ static void drop(kvk_gpu_t *gpu)
 	}
 }
 
-void kvk_gpu_mirror_fini(kvk_gpu_t *gpu)
+void kvk_gpu_device_args_fini(kvk_gpu_t *gpu)
 {
-	if (atomic_load(&gpu->mirror.state) > 0) {
-		drop(gpu);
+	if (atomic_load(&gpu->device_args.state) > 0) {
+		free_device_args(gpu);
 	}
-	pthread_mutex_destroy(&gpu->mirror.lock);
+	pthread_mutex_destroy(&gpu->device_args.lock);
 }
 
-static kv_status_t make(kvk_gpu_t *gpu)
+static kv_status_t make_device_args(kvk_gpu_t *gpu)
 {
-	kvk_gpu_mirror_t *m = &gpu->mirror;
-	kv_status_t status = KVK_GPU_CALL(gpu, mem_alloc, &m->memory, gpu->area_bytes);
+	kvk_gpu_device_args_t *m = &gpu->device_args;
+	kv_status_t status = KVK_GPU_CALL(gpu, mem_alloc, &m->memory, gpu->arg_buffer_bytes);
 
 	if (status != KV_OK) {
 		m->memory = 0;
@@ -56,18 +56,18 @@ static kv_status_t make(kvk_gpu_t *gpu)
 }
 
 /* Under the lock. */
-static int ready(kvk_gpu_t *gpu)
+static int device_args_ready(kvk_gpu_t *gpu)
 {
-	kvk_gpu_mirror_t *m = &gpu->mirror;
+	kvk_gpu_device_args_t *m = &gpu->device_args;
 
 	if (atomic_load(&m->state) == 0) {
-		if (make(gpu) == KV_OK) {
+		if (make_device_args(gpu) == KV_OK) {
 			atomic_store(&m->state, 1);
 		} else {
 			kv_logf(gpu->env, KV_LOG_INFO, "gpu",
 				"no device memory for arguments: kernels read the host's device %d why %s",
-				gpu->ordinal, kvk_gpu_why());
-			drop(gpu);
+				gpu->ordinal, kvk_gpu_last_error());
+			free_device_args(gpu);
 			atomic_store(&m->state, -1);
 		}
 	}
@@ -75,14 +75,14 @@ static int ready(kvk_gpu_t *gpu)
 	return atomic_load(&m->state) > 0;
 }
 
-uint64_t kvk_gpu_upload(kvk_gpu_t *gpu, const kvk_gpu_job_t *job, kvk_cu_stream_t stream)
+uint64_t kvk_gpu_upload_args(kvk_gpu_t *gpu, const kvk_gpu_job_t *job, kvk_cu_stream_t stream)
 {
-	kvk_gpu_mirror_t *m = &gpu->mirror;
+	kvk_gpu_device_args_t *m = &gpu->device_args;
 	uint64_t at = job->start_at;
 
 	pthread_mutex_lock(&m->lock);
 	/* An upload that nobody waits for does no harm: those that go to the same place later come after it. */
-	if (ready(gpu) &&
+	if (device_args_ready(gpu) &&
 	    KVK_GPU_CALL(gpu, copy_async, m->memory + job->at, job->start_at, job->inputs, m->stream) == KV_OK &&
 	    KVK_GPU_CALL(gpu, event_record, m->come, m->stream) == KV_OK &&
 	    KVK_GPU_CALL(gpu, stream_wait, stream, m->come, 0) == KV_OK) {

@@ -21,7 +21,7 @@ uint32_t kvk_dtype_bytes(kvk_dtype_t dtype)
 	return dtypes[dtype].bytes;
 }
 
-static kv_status_t refuse(const char **p_why, const char *why)
+static kv_status_t set_reason(const char **p_why, const char *why)
 {
 	if (p_why) {
 		*p_why = why;
@@ -46,25 +46,25 @@ static kv_status_t check_inner(const kvk_layout_t *layout, const char **p_why)
 {
 	if (layout->inner == KVK_INNER_OPAQUE) {
 		if (layout->heads != 1) {
-			return refuse(p_why, "opaque pages cannot be split by head: heads must be 1");
+			return set_reason(p_why, "opaque pages cannot be split by head: heads must be 1");
 		}
 		if (layout->k_dim != 0 || layout->v_dim != 0) {
-			return refuse(p_why, "opaque pages have no dimensions: k and v must be 0");
+			return set_reason(p_why, "opaque pages have no dimensions: k and v must be 0");
 		}
 		if (layout->page_bytes == 0 || layout->page_bytes > KVK_MAX_BLOCK_BYTES) {
-			return refuse(p_why, "the page of an opaque layout is empty or too large");
+			return set_reason(p_why, "the page of an opaque layout is empty or too large");
 		}
 		return KV_OK;
 	}
 
 	if (layout->page_bytes != 0) {
-		return refuse(p_why, "only opaque layouts give a page size");
+		return set_reason(p_why, "only opaque layouts give a page size");
 	}
 	if (layout->k_dim == 0 || layout->k_dim > KVK_MAX_DIM || layout->v_dim > KVK_MAX_DIM) {
-		return refuse(p_why, "a dimension is out of range");
+		return set_reason(p_why, "a dimension is out of range");
 	}
 	if (layout->v_dim == 0 && layout->inner != KVK_INNER_SPLIT) {
-		return refuse(p_why, "without V there is one inner order: split");
+		return set_reason(p_why, "without V there is one inner order: split");
 	}
 
 	return KV_OK;
@@ -75,26 +75,26 @@ kv_status_t kvk_layout_check(const kvk_layout_t *layout, const char **p_why)
 	kv_status_t status;
 
 	if (layout->heads == 0 || layout->heads > KVK_MAX_HEADS) {
-		return refuse(p_why, "the number of heads is out of range");
+		return set_reason(p_why, "the number of heads is out of range");
 	}
 	if (layout->layers == 0 || layout->layers > KVK_MAX_LAYERS) {
-		return refuse(p_why, "the number of layers is out of range");
+		return set_reason(p_why, "the number of layers is out of range");
 	}
 	if (layout->block_tokens == 0 || layout->block_tokens > KVK_MAX_BLOCK_TOKENS) {
-		return refuse(p_why, "the number of tokens a block is out of range");
+		return set_reason(p_why, "the number of tokens a block is out of range");
 	}
 	if ((unsigned)layout->dtype >= KVK_DTYPE_COUNT) {
-		return refuse(p_why, "the type is not known");
+		return set_reason(p_why, "the type is not known");
 	}
 	if ((unsigned)layout->inner >= KV_COUNT_OF(inners)) {
-		return refuse(p_why, "the inner order is not known");
+		return set_reason(p_why, "the inner order is not known");
 	}
 	status = check_inner(layout, p_why);
 	if (status != KV_OK) {
 		return status;
 	}
 	if (page_bytes(layout) * layout->heads * layout->layers > KVK_MAX_BLOCK_BYTES) {
-		return refuse(p_why, "the block is too large");
+		return set_reason(p_why, "the block is too large");
 	}
 
 	return KV_OK;
@@ -228,7 +228,7 @@ kv_status_t kvk_layout_parse(const char *text, size_t len, kvk_layout_t *layout,
 	kv_status_t status;
 
 	if (len >= sizeof copy) {
-		return refuse(p_why, "the layout text is too long");
+		return set_reason(p_why, "the layout text is too long");
 	}
 	memcpy(copy, text, len);
 	copy[len] = '\0';
@@ -237,7 +237,7 @@ kv_status_t kvk_layout_parse(const char *text, size_t len, kvk_layout_t *layout,
 	    !take_number(&at, " tokens=", &parsed.block_tokens) || !take_number(&at, " k=", &parsed.k_dim) ||
 	    !take_number(&at, " v=", &parsed.v_dim) || !take_dtype(&at, &parsed.dtype) ||
 	    !take_inner(&at, &parsed.inner) || !take_number(&at, " page=", &parsed.page_bytes)) {
-		return refuse(p_why, "the layout text is not one this version writes");
+		return set_reason(p_why, "the layout text is not one this version writes");
 	}
 	status = kvk_layout_check(&parsed, p_why);
 	if (status != KV_OK) {
@@ -245,7 +245,7 @@ kv_status_t kvk_layout_parse(const char *text, size_t len, kvk_layout_t *layout,
 	}
 	if (kvk_layout_format(&parsed, canonical, sizeof canonical) != KV_OK || strlen(canonical) != len ||
 	    memcmp(canonical, text, len) != 0) {
-		return refuse(p_why, "the layout text is not in its canonical form");
+		return set_reason(p_why, "the layout text is not in its canonical form");
 	}
 	*layout = parsed;
 

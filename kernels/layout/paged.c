@@ -3,7 +3,7 @@
 
 #include "page.h"
 
-static kv_status_t refuse(const char **p_why, const char *why)
+static kv_status_t set_reason(const char **p_why, const char *why)
 {
 	if (p_why) {
 		*p_why = why;
@@ -32,17 +32,17 @@ static kv_status_t check_strides(const kvk_paged_t *paged, size_t stride, const 
 	size_t blocks_span, heads_span;
 
 	if (paged->head_stride && !begins_with_head(paged->kind)) {
-		return refuse(p_why, "only an order that begins with the head has a distance between heads");
+		return set_reason(p_why, "only an order that begins with the head has a distance between heads");
 	}
 	if (__builtin_mul_overflow(stride, (size_t)paged->blocks, &blocks_span) || blocks_span > PTRDIFF_MAX / 2 ||
 	    __builtin_mul_overflow(head, (size_t)paged->heads, &heads_span) || heads_span > PTRDIFF_MAX / 2) {
-		return refuse(p_why, "the paged cache is larger than the address space");
+		return set_reason(p_why, "the paged cache is larger than the address space");
 	}
 	if (head < page) {
-		return refuse(p_why, "the paged cache's heads overlap");
+		return set_reason(p_why, "the paged cache's heads overlap");
 	}
 	if (stride < heads_span - head + page && (stride < page || head < blocks_span - stride + page)) {
-		return refuse(p_why, "the paged cache's blocks overlap");
+		return set_reason(p_why, "the paged cache's blocks overlap");
 	}
 
 	return KV_OK;
@@ -54,18 +54,18 @@ static kv_status_t check_memory(const kvk_paged_t *paged, const char **p_why)
 	kv_status_t status;
 
 	if (paged->blocks == 0) {
-		return refuse(p_why, "the paged cache has no blocks");
+		return set_reason(p_why, "the paged cache has no blocks");
 	}
 	status = check_strides(paged, stride, p_why);
 	if (status != KV_OK) {
 		return status;
 	}
 	if (!paged->base) {
-		return refuse(p_why, "the paged cache has no memory");
+		return set_reason(p_why, "the paged cache has no memory");
 	}
 	for (uint32_t i = 0; i < paged->layers; i++) {
 		if (!paged->base[i]) {
-			return refuse(p_why, "a layer of the paged cache has no memory");
+			return set_reason(p_why, "a layer of the paged cache has no memory");
 		}
 	}
 
@@ -80,28 +80,28 @@ kv_status_t kvk_paged_check(const kvk_paged_t *paged, const kvk_layout_t *layout
 		return status;
 	}
 	if ((unsigned)paged->kind >= KVK_PAGED_KIND_COUNT) {
-		return refuse(p_why, "the kind of paged cache is not known");
+		return set_reason(p_why, "the kind of paged cache is not known");
 	}
 	if ((paged->kind == KVK_PAGED_OPAQUE) != (layout->inner == KVK_INNER_OPAQUE)) {
-		return refuse(p_why, "opaque pages need an opaque layout, and the other way round");
+		return set_reason(p_why, "opaque pages need an opaque layout, and the other way round");
 	}
 	if (!range_ok(paged->first_layer, paged->layers, layout->layers)) {
-		return refuse(p_why, "the rank's layers are not within the model's");
+		return set_reason(p_why, "the rank's layers are not within the model's");
 	}
 	if (!range_ok(paged->first_head, paged->heads, layout->heads)) {
-		return refuse(p_why, "the rank's heads are not within the model's");
+		return set_reason(p_why, "the rank's heads are not within the model's");
 	}
 	if (paged->block_tokens != layout->block_tokens) {
-		return refuse(p_why, "the paged cache and the pool disagree on tokens a block");
+		return set_reason(p_why, "the paged cache and the pool disagree on tokens a block");
 	}
 	if (paged->k_dim != layout->k_dim || paged->v_dim != layout->v_dim) {
-		return refuse(p_why, "the paged cache and the pool disagree on a dimension");
+		return set_reason(p_why, "the paged cache and the pool disagree on a dimension");
 	}
 	if (paged->dtype != layout->dtype) {
-		return refuse(p_why, "the paged cache and the pool disagree on the type");
+		return set_reason(p_why, "the paged cache and the pool disagree on the type");
 	}
 	if (paged->page_bytes != layout->page_bytes) {
-		return refuse(p_why, "the paged cache and the pool disagree on the page size");
+		return set_reason(p_why, "the paged cache and the pool disagree on the page size");
 	}
 
 	return check_memory(paged, p_why);

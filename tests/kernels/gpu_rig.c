@@ -52,5 +52,5 @@ void gpu_rig_copy(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy)
 
 	assert_int_equal(kvk_gpu_submit(gpu, copy, &job), KV_OK);
 	assert_int_equal(gpu_rig_finish(job), KV_OK);
-	kvk_gpu_end(job);
+	kvk_gpu_release_job(job);
 }

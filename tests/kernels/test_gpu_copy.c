@@ -9,7 +9,7 @@
 
 static const kvk_paged_kind_t kinds[] = {KVK_PAGED_KV_TOKEN_HEAD, KVK_PAGED_HEAD_TOKEN_KV, KVK_PAGED_OPAQUE,
 					 KVK_PAGED_TOKEN_HEAD_KV, KVK_PAGED_KV_HEAD_TOKEN, KVK_PAGED_HEAD_KV_TOKEN};
-static const kvk_gpu_way_t ways[] = {KVK_GPU_AUTO, KVK_GPU_ZERO_COPY, KVK_GPU_STAGED, KVK_GPU_EACH};
+static const kvk_gpu_way_t ways[] = {KVK_GPU_AUTO, KVK_GPU_ZERO_COPY, KVK_GPU_STAGED, KVK_GPU_COPY_PER_PIECE};
 
 /* A device of some kind, with room for some blocks and not for others. */
 static kvk_gpu_t *start(gpu_rig_t *rig, kv_test_rng_t *rng, uint64_t staging)
@@ -56,7 +56,7 @@ static void p1_every_way_copies_what_the_twin_copies(void **state)
 		gpu_case_t c;
 
 		if (kv_test_below(&rng, 2)) {
-			assert_int_equal(kvk_gpu_stream(gpu, 1, &stream), KV_OK);
+			assert_int_equal(kvk_gpu_create_stream(gpu, 1, &stream), KV_OK);
 		}
 		kvk_gpu_get_stats(gpu, &before);
 		gpu_case_init(&c, &rng, gpu, kinds[(size_t)round % KV_COUNT_OF(kinds)]);
@@ -72,14 +72,14 @@ static void p1_every_way_copies_what_the_twin_copies(void **state)
 			if (status == KV_ERR_UNSUPPORTED) {
 				/* The host cannot read it, and no kernel makes the digests. */
 				assert_true(c.kind == CASE_ON_DEVICE && digests_asked(&c));
-				assert_true(way == KVK_GPU_EACH || least_leaf(&c) <= 240);
+				assert_true(way == KVK_GPU_COPY_PER_PIECE || least_leaf(&c) <= 240);
 				gpu_case_ask_no_digests(&c);
 				status = kvk_gpu_submit(gpu, &copy, &job);
 			}
 			assert_int_equal(status, KV_OK);
 			assert_int_equal(gpu_rig_finish(job), KV_OK);
 			assert_int_equal(kvk_gpu_poll(job), KV_OK);
-			kvk_gpu_end(job);
+			kvk_gpu_release_job(job);
 			gpu_case_twin(&c, dir);
 			gpu_case_equal(&c);
 			gpu_case_refill(&c);
@@ -91,13 +91,13 @@ static void p1_every_way_copies_what_the_twin_copies(void **state)
 		assert_int_equal(stats.failures, before.failures);
 		sum.zero_copy += stats.zero_copy;
 		sum.staged += stats.staged;
-		sum.each += stats.each;
+		sum.copy_per_piece += stats.copy_per_piece;
 		bulk += fake_cuda_bulk_launches();
 		gpu_case_fini(&c);
 		gpu_rig_fini(&rig);
 	}
 	/* The rounds went everywhere. */
-	assert_true(sum.zero_copy > ROUNDS / 2 && sum.staged > ROUNDS / 6 && sum.each > ROUNDS / 4 &&
+	assert_true(sum.zero_copy > ROUNDS / 2 && sum.staged > ROUNDS / 6 && sum.copy_per_piece > ROUNDS / 4 &&
 		    bulk > ROUNDS / 8);
 }
 
@@ -130,10 +130,10 @@ static void p1_a_flipped_bit_is_told_of_exactly_its_block(void **state)
 			assert_int_equal(gpu_rig_finish(job), KV_ERR_CORRUPT);
 			assert_int_equal(gpu_rig_finish(job), KV_ERR_CORRUPT);
 			for (uint32_t i = 0; i < c.count; i++) {
-				assert_int_equal(kvk_gpu_bad(job, i), i == broken);
+				assert_int_equal(kvk_gpu_move_is_bad(job, i), i == broken);
 			}
-			assert_int_equal(kvk_gpu_bad(job, c.count), 0);
-			kvk_gpu_end(job);
+			assert_int_equal(kvk_gpu_move_is_bad(job, c.count), 0);
+			kvk_gpu_release_job(job);
 			kvk_gpu_get_stats(gpu, &stats);
 			assert_int_equal(stats.corrupt, 1);
 			told++;
@@ -151,8 +151,8 @@ static void p1_a_flipped_bit_is_told_of_exactly_its_block(void **state)
 	assert_true(told > ROUNDS / 3);
 }
 
-/* Gather on one stream; the scatter of the same blocks into another cache waits for it, by kvk_gpu_order or
- * kvk_gpu_after, while nothing has run yet. */
+/* Gather on one stream; the scatter of the same blocks into another cache waits for it, by kvk_gpu_order_after_job or
+ * kvk_gpu_order_streams, while nothing has run yet. */
 static void p1_a_copy_runs_after_what_it_was_ordered_after(void **state)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
@@ -166,17 +166,17 @@ static void p1_a_copy_runs_after_what_it_was_ordered_after(void **state)
 		kvk_gpu_copy_t copy;
 		gpu_case_t c;
 
-		assert_int_equal(kvk_gpu_stream(gpu, 1, &streams[0]), KV_OK);
-		assert_int_equal(kvk_gpu_stream(gpu, 0, &streams[1]), KV_OK);
+		assert_int_equal(kvk_gpu_create_stream(gpu, 1, &streams[0]), KV_OK);
+		assert_int_equal(kvk_gpu_create_stream(gpu, 0, &streams[1]), KV_OK);
 		gpu_case_init(&c, &rng, gpu, kinds[(size_t)round % KV_COUNT_OF(kinds)]);
 		gpu_case_ask_no_digests(&c);
 		fake_cuda_hold(1);
 		copy = gpu_case_copy(&c, KVK_GPU_GATHER, ways[kv_test_below(&rng, 4)], streams[0]);
 		assert_int_equal(kvk_gpu_submit(gpu, &copy, &jobs[0]), KV_OK);
 		if (kv_test_below(&rng, 2)) {
-			assert_int_equal(kvk_gpu_order(jobs[0], streams[1]), KV_OK);
+			assert_int_equal(kvk_gpu_order_after_job(jobs[0], streams[1]), KV_OK);
 		} else {
-			assert_int_equal(kvk_gpu_after(gpu, streams[0], streams[1]), KV_OK);
+			assert_int_equal(kvk_gpu_order_streams(gpu, streams[0], streams[1]), KV_OK);
 		}
 		/* Into other blocks of the cache: the first becomes the last. */
 		for (uint32_t i = 0; i < c.count; i++) {
@@ -189,8 +189,8 @@ static void p1_a_copy_runs_after_what_it_was_ordered_after(void **state)
 		fake_cuda_hold(0);
 		assert_int_equal(gpu_rig_finish(jobs[1]), KV_OK);
 		assert_int_equal(kvk_gpu_poll(jobs[0]), KV_OK);
-		kvk_gpu_end(jobs[0]);
-		kvk_gpu_end(jobs[1]);
+		kvk_gpu_release_job(jobs[0]);
+		kvk_gpu_release_job(jobs[1]);
 		for (uint32_t i = 0; i < c.count; i++) {
 			c.moves[i].block = c.paged.blocks - 1 - c.moves[i].block;
 		}
@@ -222,7 +222,7 @@ static void p1_a_scatter_of_ready_blocks_writes_in_its_turn(void **state)
 		kvk_gpu_copy_t copy;
 		gpu_case_t c;
 
-		assert_int_equal(kvk_gpu_stream(gpu, 1, &stream), KV_OK);
+		assert_int_equal(kvk_gpu_create_stream(gpu, 1, &stream), KV_OK);
 		gpu_case_init(&c, &rng, gpu, kinds[(size_t)round % KV_COUNT_OF(kinds)]);
 		gpu_case_ask_no_digests(&c);
 		c.count /= 2;
@@ -239,7 +239,7 @@ static void p1_a_scatter_of_ready_blocks_writes_in_its_turn(void **state)
 		fake_cuda_hold(0);
 		for (int i = 1; i >= 0; i--) {
 			assert_int_equal(gpu_rig_finish(jobs[i]), KV_OK);
-			kvk_gpu_end(jobs[i]);
+			kvk_gpu_release_job(jobs[i]);
 		}
 		gpu_case_twin(&c, KVK_GPU_GATHER);
 		memcpy(c.moves, in, c.count * sizeof *in);
@@ -268,7 +268,7 @@ static void p4_jobs_given_back_early_keep_their_memory_until_they_end(void **sta
 		kvk_gpu_job_t *job;
 
 		for (int i = 0; i < JOBS; i++) {
-			assert_int_equal(kvk_gpu_stream(gpu, 0, &streams[i]), KV_OK);
+			assert_int_equal(kvk_gpu_create_stream(gpu, 0, &streams[i]), KV_OK);
 			gpu_case_init(&cases[i], &rng, gpu, kinds[kv_test_below(&rng, KV_COUNT_OF(kinds))]);
 		}
 		for (int turn = 0; turn < 3; turn++) {
@@ -284,7 +284,7 @@ static void p4_jobs_given_back_early_keep_their_memory_until_they_end(void **sta
 					status = kvk_gpu_submit(gpu, &copy, &job);
 				} while (status == KV_ERR_BUSY);
 				assert_int_equal(status, KV_OK);
-				kvk_gpu_end(job);
+				kvk_gpu_release_job(job);
 			}
 		}
 		fake_cuda_drain();

@@ -26,7 +26,7 @@ static void start(gpu_rig_t *rig, uint64_t seed, int lazy)
 static int copy_all_ways(gpu_case_t *c)
 {
 	kvk_cu_stream_t stream = NULL;
-	int failures = kvk_gpu_stream(c->gpu, 1, &stream) != KV_OK;
+	int failures = kvk_gpu_create_stream(c->gpu, 1, &stream) != KV_OK;
 
 	failures += kvk_gpu_measure(c->gpu, &c->layout, &c->paged) != KV_OK;
 	for (int i = 0; i < 6; i++) {
@@ -38,17 +38,17 @@ static int copy_all_ways(gpu_case_t *c)
 		if (status != KV_OK) {
 			assert_true(status == KV_ERR_IO || status == KV_ERR_ARG || status == KV_ERR_UNSUPPORTED);
 			assert_null(job);
-			assert_true(strlen(kvk_gpu_why()) > 10);
+			assert_true(strlen(kvk_gpu_last_error()) > 10);
 			failures++;
 			continue;
 		}
-		failures += kvk_gpu_order(job, stream) != KV_OK;
-		failures += kvk_gpu_after(c->gpu, stream, NULL) != KV_OK;
+		failures += kvk_gpu_order_after_job(job, stream) != KV_OK;
+		failures += kvk_gpu_order_streams(c->gpu, stream, NULL) != KV_OK;
 		status = gpu_rig_finish(job);
 		/* A gather that came in part leaves blocks that are not what their digests say. */
 		assert_true(status == KV_OK || status == KV_ERR_IO || (status == KV_ERR_CORRUPT && failures > 0));
 		failures += status != KV_OK;
-		kvk_gpu_end(job);
+		kvk_gpu_release_job(job);
 	}
 
 	return failures;
@@ -149,7 +149,7 @@ static void p4_a_copy_is_not_over_while_a_part_of_it_runs(void **state)
 		if (status == KV_OK) {
 			status = gpu_rig_finish(job);
 			assert_true(status == KV_OK || (failed && status == KV_ERR_IO));
-			kvk_gpu_end(job);
+			kvk_gpu_release_job(job);
 		}
 		free(before);
 		gpu_case_fini(&c);
@@ -234,14 +234,14 @@ static void p6_registering_fails_whole_or_registers(void **state)
 		status = kvk_gpu_register(gpu, memory[0], sizeof memory[0]);
 		kvk_gpu_get_stats(gpu, &stats);
 		assert_int_equal(stats.registered_bytes, status == KV_OK ? sizeof memory[0] : 0);
-		assert_int_equal(kvk_gpu_sees(gpu, memory[0], sizeof memory[0]), status == KV_OK);
+		assert_int_equal(kvk_gpu_is_registered(gpu, memory[0], sizeof memory[0]), status == KV_OK);
 		assert_int_equal(fake_cuda_live().registered, status == KV_OK);
 
 		/* The driver may say no when it gives back: it has done so, or it never will. */
 		fake_cuda_fail_nth(2);
 		kvk_gpu_unregister(gpu, memory[0]);
 		fake_cuda_fail_nth(0);
-		assert_false(kvk_gpu_sees(gpu, memory[0], 1));
+		assert_false(kvk_gpu_is_registered(gpu, memory[0], 1));
 		kvk_gpu_unregister(gpu, memory[0]);
 		assert_int_equal(kvk_gpu_register(gpu, memory[1], sizeof memory[1]), KV_OK);
 		gpu_rig_fini(&rig); /* unregisters what is left */
@@ -261,8 +261,8 @@ static void p6_a_pin_that_the_kernel_refuses_is_a_limit(void **state)
 	kvk_gpu_get_stats(gpu, &before);
 	fake_cuda_fail_always(offsetof(kvk_cuda_ops_t, host_register), 2);
 	assert_int_equal(kvk_gpu_register(gpu, memory, sizeof memory), KV_ERR_LIMIT);
-	assert_non_null(strstr(kvk_gpu_why(), "cuMemHostRegister"));
-	assert_non_null(strstr(kvk_gpu_why(), "CUDA_ERROR_OUT_OF_MEMORY"));
+	assert_non_null(strstr(kvk_gpu_last_error(), "cuMemHostRegister"));
+	assert_non_null(strstr(kvk_gpu_last_error(), "CUDA_ERROR_OUT_OF_MEMORY"));
 	fake_cuda_fail_always(offsetof(kvk_cuda_ops_t, host_register), 999);
 	assert_int_equal(kvk_gpu_register(gpu, memory, sizeof memory), KV_ERR_IO);
 	fake_cuda_fail_always(0, 0);
@@ -303,7 +303,7 @@ static void p6_without_kernels_copies_go_piece_by_piece(void **state)
 	copy_and_compare(&c, KVK_GPU_AUTO);
 	copy_and_compare(&c, KVK_GPU_STAGED);
 	kvk_gpu_get_stats(gpu, &stats);
-	assert_int_equal(stats.each, 4);
+	assert_int_equal(stats.copy_per_piece, 4);
 	assert_int_equal(fake_cuda_launches(), 0);
 	gpu_case_fini(&c);
 	gpu_rig_fini(&rig);
@@ -329,7 +329,7 @@ static void p6_a_staged_copy_cut_short_spoils_no_other(void **state)
 		rig.config.staging_bytes = UINT64_C(16) << (10 + round % 4);
 		gpu = gpu_rig_open(&rig);
 		for (int i = 0; i < 2; i++) {
-			assert_int_equal(kvk_gpu_stream(gpu, 0, &streams[i]), KV_OK);
+			assert_int_equal(kvk_gpu_create_stream(gpu, 0, &streams[i]), KV_OK);
 			do {
 				gpu_case_init(&c[i], &rng, gpu, KVK_PAGED_HEAD_TOKEN_KV);
 				if (c[i].count < 6) {
@@ -341,7 +341,7 @@ static void p6_a_staged_copy_cut_short_spoils_no_other(void **state)
 		copy = gpu_case_copy(&c[0], (kvk_gpu_dir_t)(round % 2), KVK_GPU_STAGED, streams[0]);
 		fake_cuda_fail_nth(12 + kv_test_below(&rng, 60));
 		if (kvk_gpu_submit(gpu, &copy, &job) == KV_OK) {
-			kvk_gpu_end(job);
+			kvk_gpu_release_job(job);
 		} else {
 			cut++;
 		}
@@ -460,13 +460,13 @@ static void p10_what_is_no_device_is_not_supported(void **state)
 	rig.config.cuda = fake_cuda_ops();
 	rig.config.device = 1;
 	assert_int_equal(gpu_rig_try_open(&rig), KV_ERR_UNSUPPORTED);
-	assert_string_equal(kvk_gpu_why(), "there is no device 1: the driver counts 1");
+	assert_string_equal(kvk_gpu_last_error(), "there is no device 1: the driver counts 1");
 	rig.config.device = -1;
 	assert_int_equal(gpu_rig_try_open(&rig), KV_ERR_UNSUPPORTED);
 	rig.config.device = 0;
 	fake_cuda_fail_always(offsetof(kvk_cuda_ops_t, init), 100);
 	assert_int_equal(gpu_rig_try_open(&rig), KV_ERR_UNSUPPORTED);
-	assert_non_null(strstr(kvk_gpu_why(), "cuInit answered"));
+	assert_non_null(strstr(kvk_gpu_last_error(), "cuInit answered"));
 	gpu_rig_fini(&rig);
 }
 

@@ -55,15 +55,15 @@ static void p1_copies_run_while_another_stream_is_captured(void **state)
 		fake_graph_t *graph;
 		gpu_case_t c;
 
-		assert_int_equal(kvk_gpu_stream(gpu, 1, &streams[0]), KV_OK);
-		assert_int_equal(kvk_gpu_stream(gpu, 1, &streams[1]), KV_OK);
+		assert_int_equal(kvk_gpu_create_stream(gpu, 1, &streams[0]), KV_OK);
+		assert_int_equal(kvk_gpu_create_stream(gpu, 1, &streams[1]), KV_OK);
 		some_case(&c, &rng, gpu, kinds[(size_t)round % KV_COUNT_OF(kinds)]);
 		fake_cuda_capture(streams[0], (int)kv_test_below(&rng, 2) * 2);
 		/* Staged copies and their rings included. */
 		copy = gpu_case_copy(&c, dir, (kvk_gpu_way_t)kv_test_below(&rng, 4), streams[1]);
 		assert_int_equal(kvk_gpu_submit(gpu, &copy, &job), KV_OK);
 		assert_int_equal(finish(job), KV_OK);
-		kvk_gpu_end(job);
+		kvk_gpu_release_job(job);
 		gpu_case_twin(&c, dir);
 		gpu_case_equal(&c);
 		graph = fake_cuda_captured(streams[0]);
@@ -90,8 +90,8 @@ static void p6_the_fake_driver_minds_what_spoils_a_capture(void **state)
 		kvk_cu_ptr_t ptr;
 		int device;
 
-		assert_int_equal(kvk_gpu_stream(gpu, 1, &stream), KV_OK);
-		assert_int_equal(kvk_gpu_stream(gpu, 1, &other), KV_OK);
+		assert_int_equal(kvk_gpu_create_stream(gpu, 1, &stream), KV_OK);
+		assert_int_equal(kvk_gpu_create_stream(gpu, 1, &other), KV_OK);
 		assert_int_equal(cuda->device_get(&device, 0), 0);
 		assert_int_equal(cuda->context_retain(&context, device), 0);
 		assert_int_equal(cuda->context_push(context), 0);
@@ -150,7 +150,7 @@ static void p10_a_copy_on_a_captured_stream_is_refused(void **state)
 		kv_status_t status;
 		gpu_case_t c;
 
-		assert_int_equal(kvk_gpu_stream(gpu, 1, &stream), KV_OK);
+		assert_int_equal(kvk_gpu_create_stream(gpu, 1, &stream), KV_OK);
 		some_case(&c, &rng, gpu, KVK_PAGED_KV_TOKEN_HEAD);
 		copy = gpu_case_copy(&c, KVK_GPU_GATHER, KVK_GPU_AUTO, stream);
 		fake_cuda_capture(stream, 0);
@@ -164,7 +164,7 @@ static void p10_a_copy_on_a_captured_stream_is_refused(void **state)
 		fake_cuda_graph_free(graph);
 		assert_int_equal(kvk_gpu_submit(gpu, &copy, &job), KV_OK);
 		assert_int_equal(finish(job), KV_OK);
-		kvk_gpu_end(job);
+		kvk_gpu_release_job(job);
 		gpu_case_twin(&c, KVK_GPU_GATHER);
 		gpu_case_equal(&c);
 		gpu_case_fini(&c);
@@ -184,7 +184,7 @@ static void p10_a_copy_on_an_invalid_capture_is_refused(void **state)
 	gpu_case_t c;
 
 	(void)state;
-	assert_int_equal(kvk_gpu_stream(gpu, 1, &stream), KV_OK);
+	assert_int_equal(kvk_gpu_create_stream(gpu, 1, &stream), KV_OK);
 	some_case(&c, &rng, gpu, KVK_PAGED_KV_TOKEN_HEAD);
 	copy = gpu_case_copy(&c, KVK_GPU_GATHER, KVK_GPU_AUTO, stream);
 	fake_cuda_capture(stream, 2);

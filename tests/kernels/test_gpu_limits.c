@@ -37,7 +37,7 @@ static void p10_a_copy_that_cannot_be_meant_enqueues_nothing(void **state)
 	bad = good;
 	bad.layers = c.paged.layers - c.layer + 1;
 	assert_int_equal(kvk_gpu_submit(gpu, &bad, &job), KV_ERR_ARG);
-	assert_non_null(strstr(kvk_gpu_why(), "are not in the cache"));
+	assert_non_null(strstr(kvk_gpu_last_error(), "are not in the cache"));
 	bad = good;
 	bad.way = (kvk_gpu_way_t)4;
 	assert_int_equal(kvk_gpu_submit(gpu, &bad, &job), KV_ERR_ARG);
@@ -49,7 +49,7 @@ static void p10_a_copy_that_cannot_be_meant_enqueues_nothing(void **state)
 	c.moves[c.count - 1] = last;
 	c.moves[c.count - 1].data = unseen;
 	assert_int_equal(kvk_gpu_submit(gpu, &good, &job), KV_ERR_ARG);
-	assert_non_null(strstr(kvk_gpu_why(), "does not see"));
+	assert_non_null(strstr(kvk_gpu_last_error(), "does not see"));
 	c.moves[c.count - 1].data = c.pool + c.pool_bytes - c.g.block_bytes + 1; /* a byte too far */
 	assert_int_equal(kvk_gpu_submit(gpu, &good, &job), KV_ERR_ARG);
 	c.moves[c.count - 1].data = NULL;
@@ -85,11 +85,11 @@ static void p10_memory_is_registered_once(void **state)
 	assert_int_equal(kvk_gpu_register(gpu, memory, 0), KV_ERR_ARG);
 	assert_int_equal(kvk_gpu_register(gpu, memory, 4096), KV_OK);
 	assert_int_equal(kvk_gpu_register(gpu, memory + 12288, 4096), KV_OK);
-	assert_false(kvk_gpu_sees(gpu, memory, 4097)); /* two ranges: the device may have them apart */
-	assert_false(kvk_gpu_sees(gpu, memory, SIZE_MAX));
+	assert_false(kvk_gpu_is_registered(gpu, memory, 4097)); /* two ranges: the device may have them apart */
+	assert_false(kvk_gpu_is_registered(gpu, memory, SIZE_MAX));
 	kvk_gpu_unregister(gpu, memory + 1);
 	kvk_gpu_unregister(gpu, NULL);
-	assert_true(kvk_gpu_sees(gpu, memory, 4096));
+	assert_true(kvk_gpu_is_registered(gpu, memory, 4096));
 	gpu_rig_fini(&rig);
 }
 
@@ -115,7 +115,7 @@ static void p5_jobs_are_bounded_and_come_back(void **state)
 		assert_int_equal(kvk_gpu_submit(gpu, &copy, &jobs[i]), KV_OK);
 	}
 	assert_int_equal(kvk_gpu_submit(gpu, &copy, &more), KV_ERR_BUSY);
-	kvk_gpu_end(jobs[1]); /* not over: still taken */
+	kvk_gpu_release_job(jobs[1]); /* not over: still taken */
 	assert_int_equal(kvk_gpu_submit(gpu, &copy, &more), KV_ERR_BUSY);
 	assert_int_equal(kvk_gpu_wait(jobs[0], 0), KV_PENDING);
 	kvk_gpu_get_stats(gpu, &stats);
@@ -124,10 +124,10 @@ static void p5_jobs_are_bounded_and_come_back(void **state)
 	fake_cuda_drain();
 	assert_int_equal(kvk_gpu_submit(gpu, &copy, &more), KV_OK);
 	assert_int_equal(kvk_gpu_wait(jobs[0], 0), KV_OK);
-	kvk_gpu_end(jobs[0]);
-	kvk_gpu_end(jobs[2]);
-	kvk_gpu_end(more);
-	kvk_gpu_end(NULL);
+	kvk_gpu_release_job(jobs[0]);
+	kvk_gpu_release_job(jobs[2]);
+	kvk_gpu_release_job(more);
+	kvk_gpu_release_job(NULL);
 	fake_cuda_drain();
 	gpu_case_fini(&c);
 	gpu_rig_fini(&rig);
@@ -166,7 +166,7 @@ static void p5_memory_of_arguments_is_bounded_and_comes_back(void **state)
 		while (taken > 0) {
 			taken--;
 			assert_int_equal(kvk_gpu_poll(jobs[taken]), KV_OK);
-			kvk_gpu_end(jobs[taken]);
+			kvk_gpu_release_job(jobs[taken]);
 		}
 	}
 	copy.count = MANY;
@@ -176,7 +176,7 @@ static void p5_memory_of_arguments_is_bounded_and_comes_back(void **state)
 	if ((uint64_t)MANY * (c.per_move * 8 + 44) > 256 << 10) {
 		copy.layer = copy.layers = 0;
 		assert_int_equal(kvk_gpu_submit(gpu, &copy, &job), KV_ERR_LIMIT);
-		assert_non_null(strstr(kvk_gpu_why(), "in parts"));
+		assert_non_null(strstr(kvk_gpu_last_error(), "in parts"));
 	}
 	fake_cuda_hold(0);
 	free(moves);
@@ -207,7 +207,7 @@ static void p5_a_wait_ends_in_time(void **state)
 	assert_true(kv_now_ns(&kv_env_posix) - start_ns >= 3000000);
 	fake_cuda_hold(0);
 	assert_int_equal(kvk_gpu_wait(job, 10000000), KV_OK);
-	kvk_gpu_end(job);
+	kvk_gpu_release_job(job);
 	gpu_case_fini(&c);
 	gpu_rig_fini(&rig);
 }
@@ -264,7 +264,7 @@ static void p1_the_device_sees_what_is_registered_and_nothing_else(void **state)
 			clear = clear && owner[at + i] == 0;
 			whole = whole && owner[at + i] == owner[at] && owner[at] != 0;
 		}
-		assert_int_equal(kvk_gpu_sees(gpu, memory[at], (size_t)n * 64), whole);
+		assert_int_equal(kvk_gpu_is_registered(gpu, memory[at], (size_t)n * 64), whole);
 		if (kv_test_below(&rng, 2)) {
 			assert_int_equal(kvk_gpu_register(gpu, memory[at], (size_t)n * 64), clear ? KV_OK : KV_ERR_ARG);
 			for (uint32_t i = 0; i < n && clear; i++) {
@@ -390,7 +390,7 @@ static void p5_auto_takes_what_was_faster(void **state)
 		assert_int_equal(stats.gathers, 6 + 6 * 4); /* there are 4 jobs */
 		check_measured_bytes(&c, &stats, 1 << 20);
 		copy = gpu_case_copy(&c, KVK_GPU_GATHER, KVK_GPU_AUTO, NULL);
-		assert_int_equal(kvk_gpu_chosen(gpu, &copy, KVK_GPU_LARGE_JOB),
+		assert_int_equal(kvk_gpu_find_way(gpu, &copy, KVK_GPU_LARGE_JOB),
 				 staged ? KVK_GPU_STAGED : KVK_GPU_ZERO_COPY);
 		assert_int_equal(goes_staged(gpu, &copy), staged);
 		gpu_case_fini(&c);
@@ -446,7 +446,7 @@ static void *copy_on(void *arg)
 			status = gpu_rig_finish(job);
 		}
 		if (status == KV_OK) {
-			kvk_gpu_end(job);
+			kvk_gpu_release_job(job);
 		}
 		w->failed += status != KV_OK && status != KV_ERR_BUSY;
 	}
@@ -519,7 +519,7 @@ static void p7_the_devices_clock_tells_what_a_stream_took(void **state)
 	uint64_t ns = 0;
 
 	(void)state;
-	assert_int_equal(kvk_gpu_stream(gpu, 1, &stream), KV_OK);
+	assert_int_equal(kvk_gpu_create_stream(gpu, 1, &stream), KV_OK);
 	assert_int_equal(kvk_gpu_clock_open(gpu, &clock), KV_OK);
 	assert_int_equal(kvk_gpu_clock_read(clock, &ns), KV_ERR_ARG);
 	assert_false(kvk_gpu_clock_begun(clock));

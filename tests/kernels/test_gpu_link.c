@@ -32,7 +32,7 @@ static void p5_a_load_has_no_more_on_its_way_than_it_may(void **state)
 			uint64_t came;
 
 			copy.sms = 1u << i;
-			copy.window = windows[i];
+			copy.max_in_flight = windows[i];
 			(void)fake_cuda_on_their_way();
 			gpu_rig_copy(gpu, &copy);
 			came = fake_cuda_on_their_way();
@@ -92,9 +92,9 @@ static void p5_a_link_that_takes_more_is_given_more(void **state)
 		fake_cuda_narrow(wide ? 3 : 1);
 		fake_cuda_limit_pinned(1 << 20);
 		copy = draw(&c, &rng, gpu);
-		assert_false(kvk_gpu_is_wide(gpu, &copy));
+		assert_false(kvk_gpu_link_is_wide(gpu, &copy));
 		assert_int_equal(kvk_gpu_measure(gpu, &c.layout, &c.paged), KV_OK);
-		assert_int_equal(kvk_gpu_is_wide(gpu, &copy), wide && !told);
+		assert_int_equal(kvk_gpu_link_is_wide(gpu, &copy), wide && !told);
 
 		(void)fake_cuda_sms();
 		(void)fake_cuda_on_their_way();

@@ -48,7 +48,7 @@ static void kernels_come_as_graphs_made_once_a_stream(void **state)
 
 	(void)state;
 	for (int i = 0; i < 2; i++) {
-		assert_int_equal(kvk_gpu_stream(gpu, i, &streams[i]), KV_OK);
+		assert_int_equal(kvk_gpu_create_stream(gpu, i, &streams[i]), KV_OK);
 		copy_and_compare(gpu, &rng, streams[i]);
 	}
 	made = CALLS(graph_exec);
@@ -83,14 +83,14 @@ static void p1_streams_that_share_a_graph_copy_their_own(void **state)
 			kvk_cu_stream_t stream;
 			kvk_gpu_copy_t copy;
 
-			assert_int_equal(kvk_gpu_stream(gpu, 1, &stream), KV_OK);
+			assert_int_equal(kvk_gpu_create_stream(gpu, 1, &stream), KV_OK);
 			gpu_case_usual(&cases[i], &rng, gpu, KVK_PAGED_KV_TOKEN_HEAD);
 			copy = gpu_case_copy(&cases[i], dir, KVK_GPU_ZERO_COPY, stream);
 			assert_int_equal(kvk_gpu_submit(gpu, &copy, &jobs[i]), KV_OK);
 		}
 		for (uint32_t i = 0; i < STREAMS; i++) {
 			assert_int_equal(gpu_rig_finish(jobs[i]), KV_OK);
-			kvk_gpu_end(jobs[i]);
+			kvk_gpu_release_job(jobs[i]);
 			gpu_case_twin(&cases[i], dir);
 			gpu_case_equal(&cases[i]);
 			gpu_case_fini(&cases[i]);
@@ -119,7 +119,7 @@ static void p6_without_graphs_kernels_are_launched_plainly(void **state)
 			memset((uint8_t *)&ops + member, 0, sizeof(void *));
 		}
 		gpu = start(&rig, i % 2 == 0 ? &ops : NULL);
-		assert_int_equal(kvk_gpu_stream(gpu, 1, &stream), KV_OK);
+		assert_int_equal(kvk_gpu_create_stream(gpu, 1, &stream), KV_OK);
 		fake_cuda_fail_always(member, 801);
 		copy_and_compare(gpu, &rng, stream);
 		copy_and_compare(gpu, &rng, stream);
@@ -146,9 +146,9 @@ static void p6_a_launch_that_fails_is_a_copy_that_fails(void **state)
 	copy = gpu_case_copy(&c, KVK_GPU_SCATTER, KVK_GPU_ZERO_COPY, NULL);
 	fake_cuda_fail_always(OF(graph_launch), 719);
 	assert_int_equal(kvk_gpu_submit(gpu, &copy, &job), KV_OK);
-	assert_non_null(strstr(kvk_gpu_why(), "cuGraphLaunch"));
+	assert_non_null(strstr(kvk_gpu_last_error(), "cuGraphLaunch"));
 	assert_int_equal(gpu_rig_finish(job), KV_ERR_IO);
-	kvk_gpu_end(job);
+	kvk_gpu_release_job(job);
 	fake_cuda_fail_always(0, 0);
 	gpu_case_fini(&c);
 	copy_and_compare(gpu, &rng, NULL);

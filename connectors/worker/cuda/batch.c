@@ -86,7 +86,7 @@ static void complete_batch(kvx_worker_t *worker, kvx_gpu_batch_t *batch, kvc_sta
 		atomic_store(&gpu->untracked_copies, 1u);
 	}
 	batch->done(worker, batch, status);
-	kvk_gpu_end(job);
+	kvk_gpu_release_job(job);
 	batch->job = NULL;
 	batch->load = NULL;
 	atomic_fetch_sub(&gpu->loads_in_flight, loading);

@@ -86,13 +86,13 @@ static kvc_status_t open_device(kvx_wgpu_t *gpu, const kvx_worker_config_t *conf
 	}
 	status = kvk_gpu_open(&device, &gpu->gpu);
 	if (status != KV_OK) {
-		return status == KV_ERR_NOMEM ? KVC_ERR_NOMEM : refuse("the GPU cannot be used", kvk_gpu_why());
+		return status == KV_ERR_NOMEM ? KVC_ERR_NOMEM : refuse("the GPU cannot be used", kvk_gpu_last_error());
 	}
-	status = kvk_gpu_stream(gpu->gpu, 1, &gpu->load_sync_stream);
-	status = status == KV_OK ? kvk_gpu_stream(gpu->gpu, 1, &gpu->load_async_stream) : status;
-	status = status == KV_OK ? kvk_gpu_stream(gpu->gpu, 0, &gpu->save_stream) : status;
+	status = kvk_gpu_create_stream(gpu->gpu, 1, &gpu->load_sync_stream);
+	status = status == KV_OK ? kvk_gpu_create_stream(gpu->gpu, 1, &gpu->load_async_stream) : status;
+	status = status == KV_OK ? kvk_gpu_create_stream(gpu->gpu, 0, &gpu->save_stream) : status;
 
-	return status == KV_OK ? KVC_OK : refuse("the GPU has no stream for copies", kvk_gpu_why());
+	return status == KV_OK ? KVC_OK : refuse("the GPU has no stream for copies", kvk_gpu_last_error());
 }
 
 /* Not being able to is no failure: then a rule chooses. */
@@ -101,7 +101,7 @@ static void measure_copies(kvx_worker_t *worker)
 	for (uint32_t i = 0; i < worker->group_count; i++) {
 		if (kvk_gpu_measure(worker->gpu->gpu, &worker->layout, &worker->groups[i].paged) != KV_OK) {
 			kv_log(KV_LOG_INFO, "kvx", "ways of copying group %u are not measured: %s",
-			       worker->groups[i].group, kvk_gpu_why());
+			       worker->groups[i].group, kvk_gpu_last_error());
 		}
 	}
 }
@@ -191,7 +191,8 @@ kvc_status_t kvx_gpu_decline(kvx_worker_t *worker, kvc_status_t status)
 {
 	const char *advice = status == KVC_ERR_LIMIT ? "; raise the limit on locked memory (ulimit -l)" : "";
 
-	kv_log(KV_LOG_ERROR, "kvx", "the GPU cannot be used, nothing is loaded or saved: %s%s", kvk_gpu_why(), advice);
+	kv_log(KV_LOG_ERROR, "kvx", "the GPU cannot be used, nothing is loaded or saved: %s%s", kvk_gpu_last_error(),
+	       advice);
 	kvx_self_test_decline(worker, status);
 
 	return status;
@@ -201,7 +202,7 @@ kvc_status_t kvx_gpu_decline(kvx_worker_t *worker, kvc_status_t status)
 
 int kvx_gpu_order_streams(kvx_worker_t *worker, kvk_cu_stream_t earlier, kvk_cu_stream_t later)
 {
-	return kvk_gpu_after(worker->gpu->gpu, earlier, later) == KV_OK;
+	return kvk_gpu_order_streams(worker->gpu->gpu, earlier, later) == KV_OK;
 }
 
 /* ---- counters -------------------------------------------------------------------------------- */
@@ -214,7 +215,7 @@ void kvx_gpu_fill_stats(const kvx_worker_t *worker, kvx_worker_stats_t *stats)
 	stats->gpu_bytes = gpu.bytes;
 	stats->gpu_zero_copy = gpu.zero_copy;
 	stats->gpu_staged = gpu.staged;
-	stats->gpu_each = gpu.each;
+	stats->gpu_copy_per_piece = gpu.copy_per_piece;
 	stats->gpu_failures = gpu.failures;
 	stats->gpu_refused = atomic_load(&worker->gpu->refused);
 	stats->registered_bytes = gpu.registered_bytes;

@@ -325,7 +325,7 @@ static int order_range(kvx_worker_t *worker, uint32_t r)
 	if (atomic_load(&gpu->untracked_copies)) {
 		ordered = 0;
 	} else if (batch && batch->job && batch->serial == gpu->layers.last[r].serial) {
-		ordered = kvk_gpu_order(batch->job, gpu->compute) == KV_OK;
+		ordered = kvk_gpu_order_after_job(batch->job, gpu->compute) == KV_OK;
 	}
 	(void)pthread_mutex_unlock(&gpu->lock);
 

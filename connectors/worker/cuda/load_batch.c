@@ -64,7 +64,7 @@ static void complete_load(kvx_worker_t *worker, kvx_gpu_batch_t *batch, kvc_stat
 			if (part->ids[i] == KVX_NO_BLOCK) {
 				continue;
 			}
-			if (status == KVC_ERR_CORRUPT && kvk_gpu_bad(batch->job, move)) {
+			if (status == KVC_ERR_CORRUPT && kvk_gpu_move_is_bad(batch->job, move)) {
 				part->results[i] = KVX_BLOCK_BAD;
 			} else {
 				part->ranges_done[i] = (uint8_t)(part->ranges_done[i] + batch->ranges);

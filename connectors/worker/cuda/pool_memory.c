@@ -106,7 +106,7 @@ static kvc_status_t retry_or_decline(kvx_worker_t *worker, kvx_pool_piece_t *pie
 	if (gpu->refused_pieces == 0) {
 		kv_log(KV_LOG_WARN, "kvx",
 		       "the GPU cannot be given %zu bytes of the pool now, loads from there fail; trying again: %s",
-		       bytes, kvk_gpu_why());
+		       bytes, kvk_gpu_last_error());
 	}
 	gpu->refused_pieces += piece->tries == 0 ? 1u : 0u;
 	piece->again_ns = kvx_worker_now_ns() + (PAUSE_NS << piece->tries);
@@ -146,7 +146,7 @@ kvc_status_t kvx_pool_memory_register(kvx_worker_t *worker, const void *at, size
 	kvx_wgpu_t *gpu = worker->gpu;
 	const uint8_t *first = at;
 
-	if (kvk_gpu_sees(gpu->gpu, at, bytes)) {
+	if (kvk_gpu_is_registered(gpu->gpu, at, bytes)) {
 		return KVC_OK;
 	}
 	for (kvx_pool_slab_t *slab = gpu->slabs; slab; slab = slab->next) {

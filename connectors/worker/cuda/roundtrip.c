@@ -66,7 +66,7 @@ kvc_status_t kvx_gpu_test_copy(kvx_worker_t *worker, const kvk_gpu_copy_t *copy)
 	}
 	status = (kvc_status_t)kvk_gpu_poll(test->job);
 	if (status != KVC_PENDING) {
-		kvk_gpu_end(test->job);
+		kvk_gpu_release_job(test->job);
 		test->job = NULL;
 	} else {
 		worker->polls_soon = 1;
@@ -85,7 +85,7 @@ void kvx_gpu_test_stop(kvx_worker_t *worker)
 	if (kvk_gpu_wait(test->job, GIVE_UP_US) == KV_PENDING) {
 		atomic_store(&worker->gpu->device_lost, 1u);
 	}
-	kvk_gpu_end(test->job);
+	kvk_gpu_release_job(test->job);
 	test->job = NULL;
 }
 
@@ -111,7 +111,7 @@ static kvc_status_t copy_and_wait(kvx_worker_t *worker, const kvx_wgroup_t *grou
 		atomic_store(&worker->gpu->device_lost, 1u);
 		status = KVC_ERR_TIMEOUT;
 	}
-	kvk_gpu_end(job);
+	kvk_gpu_release_job(job);
 
 	return status;
 }

@@ -34,7 +34,7 @@ static kvc_status_t add_block(kvx_worker_t *worker, kvx_gpu_batch_t *batch, kvx_
 
 	/* Without room for its digests it would be copied for nothing, again and again. */
 	status = status == KVC_OK ? kvc_put_digests(save->put, i, NULL) : status;
-	if (status == KVC_OK && !kvk_gpu_sees(gpu->gpu, data, worker->geometry.block_bytes)) {
+	if (status == KVC_OK && !kvk_gpu_is_registered(gpu->gpu, data, worker->geometry.block_bytes)) {
 		status = KVX_ERR_FAULT;
 	}
 	if ((status != KVC_OK && status != KVC_ALREADY) || !kvx_wsave_take_block(save, i)) {
@@ -319,7 +319,7 @@ static void order_batch(kvx_worker_t *worker, kvx_gpu_batch_t *batch)
 {
 	for (uint32_t m = 0; m < batch->n; m++) {
 		if (is_fenced(worker, batch->saves[m], batch->index[m])) {
-			if (kvk_gpu_order(batch->job, worker->gpu->compute) != KV_OK) {
+			if (kvk_gpu_order_after_job(batch->job, worker->gpu->compute) != KV_OK) {
 				batch->poisoned = 1;
 			}
 			return;

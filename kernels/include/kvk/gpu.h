@@ -37,7 +37,7 @@ typedef enum kvk_gpu_way {
 	KVK_GPU_AUTO = 0, /* what was fastest when the device was measured (kvk_gpu_measure), else by a rule */
 	KVK_GPU_ZERO_COPY = 1,
 	KVK_GPU_STAGED = 2,
-	KVK_GPU_EACH = 3,
+	KVK_GPU_COPY_PER_PIECE = 3,
 } kvk_gpu_way_t;
 
 typedef struct kvk_gpu_config {
@@ -50,14 +50,14 @@ typedef struct kvk_gpu_config {
 	const void *image;          /* kernels, as the driver loads them; NULL: those of this build */
 } kvk_gpu_config_t;
 
-/* KV_ERR_UNSUPPORTED: no driver, no such device, or one that cannot use host memory (kvk_gpu_why()); KV_ERR_NOMEM;
- * KV_ERR_IO: the driver says no. Without kernels it opens all the same, and copies go piece by piece:
+/* KV_ERR_UNSUPPORTED: no driver, no such device, or one that cannot use host memory (kvk_gpu_last_error());
+ * KV_ERR_NOMEM; KV_ERR_IO: the driver says no. Without kernels it opens all the same, and copies go piece by piece:
  * kvk_gpu_describe() says so. */
 kv_status_t kvk_gpu_open(const kvk_gpu_config_t *config, kvk_gpu_t **p_gpu);
 /* All jobs must have ended. Unregisters what is still registered. NULL is fine. */
 void kvk_gpu_close(kvk_gpu_t *gpu);
 /* Why the last call on this thread failed, as a sentence with the driver's word for it; never NULL. */
-const char *kvk_gpu_why(void);
+const char *kvk_gpu_last_error(void);
 /* "NVIDIA H200, driver 13000, zero copy and staged": for logs and status. Valid until close. */
 const char *kvk_gpu_describe(const kvk_gpu_t *gpu);
 
@@ -69,7 +69,7 @@ kv_status_t kvk_gpu_register(kvk_gpu_t *gpu, void *base, size_t bytes);
 /* Before it is unmapped. Waits for nothing: no job may use it any more. */
 void kvk_gpu_unregister(kvk_gpu_t *gpu, void *base);
 /* Does the device see all of these bytes? Lock-free against copies. */
-int kvk_gpu_sees(const kvk_gpu_t *gpu, const void *at, size_t bytes);
+int kvk_gpu_is_registered(const kvk_gpu_t *gpu, const void *at, size_t bytes);
 /* Where the device sees it: a paged cache in registered memory is described with such addresses. KV_ERR_ARG: it does
  * not. */
 kv_status_t kvk_gpu_address(kvk_gpu_t *gpu, const void *at, size_t bytes, kvk_cu_ptr_t *p_address);
@@ -104,7 +104,7 @@ typedef struct kvk_gpu_copy {
 	 * at least; 0: 256 KiB, or as measured; UINT32_MAX: any number. More than the link's rate times its latency
 	 * bring nothing: they wait in front of it, and with them all else that the device reads there, an engine's
 	 * launches first of all. */
-	uint32_t window;
+	uint32_t max_in_flight;
 	/* Of a scatter: nothing that the stream has still to do writes these blocks in the pool, so they may be read
 	 * before it has come to the copy. The cache is written in the stream's order in any case. */
 	int ready;
@@ -118,26 +118,26 @@ typedef struct kvk_gpu_copy {
  * poll says so). count may be 0. */
 kv_status_t kvk_gpu_submit(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, kvk_gpu_job_t **p_job);
 /* PENDING: still running. OK: all bytes are there; digests agreed or are in moves[].leaves. KV_ERR_CORRUPT: see
- * kvk_gpu_bad(); the others came. KV_ERR_IO: the device has failed, or the driver has refused a part of the copy and
- * what it took has ended; nothing is known of the bytes. The same answer again and again. */
+ * kvk_gpu_move_is_bad(); the others came. KV_ERR_IO: the device has failed, or the driver has refused a part of the
+ * copy and what it took has ended; nothing is known of the bytes. The same answer again and again. */
 kv_status_t kvk_gpu_poll(kvk_gpu_job_t *job);
 /* The same, waiting up to timeout_us, then PENDING: spinning at first, then sleeping between looks. */
 kv_status_t kvk_gpu_wait(kvk_gpu_job_t *job, uint64_t timeout_us);
 /* After KV_ERR_CORRUPT: is move i bad? */
-int kvk_gpu_bad(const kvk_gpu_job_t *job, uint32_t i);
+int kvk_gpu_move_is_bad(const kvk_gpu_job_t *job, uint32_t i);
 /* What is enqueued on this stream from now on runs after the job. */
-kv_status_t kvk_gpu_order(kvk_gpu_job_t *job, kvk_cu_stream_t stream);
+kv_status_t kvk_gpu_order_after_job(kvk_gpu_job_t *job, kvk_cu_stream_t stream);
 /* Give it back. It must be over, or its copies must not matter any more: memory they use stays in use until they
  * end. */
-void kvk_gpu_end(kvk_gpu_job_t *job);
+void kvk_gpu_release_job(kvk_gpu_job_t *job);
 
 /* ---- streams --------------------------------------------------------------------------------- */
 
 /* A stream of the device for copies, at its highest (urgent) or lowest priority, that does not wait for the default
  * stream. Lives until close. */
-kv_status_t kvk_gpu_stream(kvk_gpu_t *gpu, int urgent, kvk_cu_stream_t *p_stream);
+kv_status_t kvk_gpu_create_stream(kvk_gpu_t *gpu, int urgent, kvk_cu_stream_t *p_stream);
 /* What is enqueued on `later` from now on runs after what is on `earlier` now. */
-kv_status_t kvk_gpu_after(kvk_gpu_t *gpu, kvk_cu_stream_t earlier, kvk_cu_stream_t later);
+kv_status_t kvk_gpu_order_streams(kvk_gpu_t *gpu, kvk_cu_stream_t earlier, kvk_cu_stream_t later);
 
 /* ---- clocks ---------------------------------------------------------------------------------- */
 
@@ -173,7 +173,7 @@ kv_status_t kvk_gpu_measure(kvk_gpu_t *gpu, const kvk_layout_t *layout, const kv
 	X(bytes, "bytes copied")                                                                                       \
 	X(zero_copy, "copies made by a kernel over the link")                                                          \
 	X(staged, "copies made by the copy engine and a kernel")                                                       \
-	X(each, "copies made piece by piece by the driver")                                                            \
+	X(copy_per_piece, "copies made piece by piece by the driver")                                                  \
 	X(far, "copies of a peer's memory that kernels of this device may not use")                                    \
 	X(corrupt, "blocks whose digest did not agree")                                                                \
 	X(busy, "copies refused because all jobs were taken")                                                          \

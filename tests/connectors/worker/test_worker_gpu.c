@@ -535,7 +535,7 @@ static void what_the_device_did_is_counted(void **state)
 	stats = stats_of(&wr);
 	assert_true(stats.gpu_bytes >= 8u * WR_LAYERS * WR_PAGE);
 	assert_int_equal(stats.save_bytes, 8u * WR_LAYERS * WR_PAGE);
-	assert_true(stats.gpu_zero_copy + stats.gpu_staged + stats.gpu_each >= 3);
+	assert_true(stats.gpu_zero_copy + stats.gpu_staged + stats.gpu_copy_per_piece >= 3);
 	assert_int_equal(stats.gpu_failures + stats.gpu_refused, 0);
 	assert_true(stats.registered_bytes >= 1u << 20);
 	finish(&rig, &wr);

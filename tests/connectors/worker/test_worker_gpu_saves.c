@@ -34,8 +34,8 @@ static uint64_t save_puts(wr_t *wr, uint32_t n)
 	after = layers_stats(wr);
 	assert_int_equal(after.save_bytes - before.save_bytes, n * WR_LAYERS * WR_PAGE);
 
-	return after.gpu_zero_copy + after.gpu_staged + after.gpu_each - before.gpu_zero_copy - before.gpu_staged -
-	       before.gpu_each;
+	return after.gpu_zero_copy + after.gpu_staged + after.gpu_copy_per_piece - before.gpu_zero_copy -
+	       before.gpu_staged - before.gpu_copy_per_piece;
 }
 
 /* And each put has its own block's bytes and digests. The first one may go alone, before the others are handed over. */

@@ -383,7 +383,7 @@ static void p4_loads_of_a_step_end_each_for_itself(void **state)
 
 static uint64_t jobs_of(const kvx_worker_stats_t *stats)
 {
-	return stats->gpu_zero_copy + stats->gpu_staged + stats->gpu_each;
+	return stats->gpu_zero_copy + stats->gpu_staged + stats->gpu_copy_per_piece;
 }
 
 /* A step that computes so long, and two loads in it, with blocks nobody wants. How many jobs that took. */

@@ -34,7 +34,7 @@ static ways_t save_beside(wr_t *wr, uint32_t longest)
 	assert_int_equal(wr_put_wait(wr, put), KVC_OK);
 	layers_hear_all(wr);
 	after = layers_stats(wr);
-	assert_int_equal(after.gpu_each, before.gpu_each);
+	assert_int_equal(after.gpu_copy_per_piece, before.gpu_copy_per_piece);
 
 	return (ways_t){after.gpu_zero_copy - before.gpu_zero_copy, after.gpu_staged - before.gpu_staged};
 }
