@@ -18,7 +18,7 @@ struct shape {
 	std::vector<kvk_move_t> moves;
 	std::vector<uint64_t> leaves;
 	uint64_t bytes;
-	uint32_t layers = 0; // how many, from the first; 0: all
+	uint32_t layers = 0;        // how many, from the first; 0: all
 	uint32_t max_in_flight = 0; // bytes of a scatter on their way; 0: kvk's
 };
 

@@ -180,7 +180,7 @@ static uint32_t least_leaf(const kvk_geometry_t *g)
 	return g->page_bytes - (g->pieces - 1) * g->leaf_bytes;
 }
 
-/* How STAGED would cut it: as many layers at a time as a slot of the ring holds of one block. 0: not one. */
+/* How STAGED would cut it: as many layers at a time as a stage of the ring holds of one block. 0: not one. */
 static int cut_for_stages(const kvk_gpu_t *gpu, kvk_gpu_copy_desc_t *desc)
 {
 	const uint64_t slice = (uint64_t)desc->args.heads * desc->args.page_bytes;
@@ -266,7 +266,7 @@ static kv_status_t check_capture(kvk_gpu_t *gpu, kvk_cu_stream_t stream)
 		return KV_ERR_IO;
 	}
 	if (capture == CAPTURE_INVALID) {
-		return kvk_gpu_set_error(KV_ERR_IO, "the stream's capture has been spoiled");
+		return kvk_gpu_set_error(KV_ERR_IO, "the stream's capture is invalid");
 	}
 	if (capture != CAPTURE_NONE) {
 		return kvk_gpu_set_error(KV_ERR_UNSUPPORTED, "the stream is being captured: a graph takes no copies");

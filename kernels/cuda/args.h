@@ -14,7 +14,7 @@ typedef struct kvk_gpu_describe_copy {
 	uint32_t max_in_flight; /* of a scatter over the link; 0: any number of bytes */
 	int digests;            /* some move has leaves */
 	int far;                /* some block lies where no kernel reaches it: only the driver's copies do */
-	uint32_t staged_layers; /* layers a step of STAGED takes */
+	uint32_t staged_layers; /* layers a chunk of STAGED takes */
 	uint32_t staged_ranges; /* ceil(layers / staged_layers); other ways: 0 */
 	uint64_t pool_bytes;    /* of a block */
 } kvk_gpu_copy_desc_t;

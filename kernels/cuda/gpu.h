@@ -12,7 +12,7 @@
 #define KVK_GPU_JOBS             64u
 #define KVK_GPU_SMS              4u  /* fill the link, */
 #define KVK_GPU_SMS_WIDE         16u /* where they do not, */
-#define KVK_GPU_SMS_SMALL        8u  /* and so many with leaves of less than a chunk */
+#define KVK_GPU_SMS_SMALL        8u  /* and this many with leaves of less than KVK_CHUNK */
 #define KVK_GPU_RING_BYTES       (UINT64_C(128) << 20)
 #define KVK_GPU_STAGES           4u /* of a ring: fewer and larger ones leave the link idle less often */
 #define KVK_GPU_RING_STREAMS     2u /* of a ring: copies, kernels */
@@ -21,19 +21,18 @@
 #define KVK_GPU_MAX_JOBS         4096u
 #define KVK_GPU_MAX_RANGES       65536u /* pieces of a pool: of 256 MiB they are 16 TiB */
 #define KVK_GPU_MAX_STREAM       64u
-#define KVK_GPU_LAUNCH_GRAPHS    16u /* streams whose kernels do not wait for each other because they are launched alike \
-				      */
-#define KVK_GPU_MAX_CHOICE    32u
-#define KVK_GPU_MAX_UNITS     (UINT64_C(1) << 31)
-#define KVK_GPU_MIN_CHUNK     (2u << 20)   /* bytes of the smallest step of STAGED that blocks are put together for */
-#define KVK_GPU_STAGED_RUN    (256u << 10) /* contiguous bytes from which on AUTO stages, unless it was measured; */
-#define KVK_GPU_STAGED_ROW    (48u << 10)  /* of some of the layers: bytes of a row, */
-#define KVK_GPU_STAGED_CALL   (2u << 20)   /* of a call, on the average; less cost the host more than the link gains */
-#define KVK_GPU_LARGE_JOB     (UINT64_C(256) << 20) /* bytes of a job whose first and last step take little of its time */
-#define KVK_GPU_MAX_IN_FLIGHT (256u << 10)          /* bytes that a scatter has on their way over the link */
-#define KVK_GPU_LEAF_LEAST    241u /* bytes of the smallest leaf the kernels can digest: XXH3's long form */
-#define KVK_GPU_PLAIN_GRID    2u   /* blocks an SM, of the plain kernels */
-#define KVK_GPU_ERROR_BYTES   256u
+#define KVK_GPU_LAUNCH_GRAPHS    16u /* streams with a launch graph of their own; the others share the last one */
+#define KVK_GPU_MAX_CHOICE       32u
+#define KVK_GPU_MAX_UNITS        (UINT64_C(1) << 31)
+#define KVK_GPU_MIN_CHUNK        (2u << 20)   /* bytes: STAGED joins blocks to a chunk of this size */
+#define KVK_GPU_STAGED_RUN       (256u << 10) /* contiguous bytes from which on AUTO stages, unless it was measured; */
+#define KVK_GPU_STAGED_ROW       (48u << 10)  /* of some of the layers: bytes of a row, */
+#define KVK_GPU_STAGED_CALL      (2u << 20) /* of a call, on the average; less cost the host more than the link gains */
+#define KVK_GPU_LARGE_JOB        (UINT64_C(256) << 20) /* bytes; its first and last chunk take little of its time */
+#define KVK_GPU_MAX_IN_FLIGHT    (256u << 10)          /* bytes that a scatter has on their way over the link */
+#define KVK_GPU_LEAF_LEAST       241u /* bytes of the smallest leaf the kernels can digest: XXH3's long form */
+#define KVK_GPU_PLAIN_GRID       2u   /* blocks an SM, of the plain kernels */
+#define KVK_GPU_ERROR_BYTES      256u
 
 #define KVK_GPU_NO_STREAM UINTPTR_MAX
 
@@ -50,7 +49,7 @@
 #define KVK_CU_HOST_MAPPED   3u      /* portable, mapped: the same bits for host_alloc and host_register */
 #define KVK_CU_PRIORITY_HIGH (-1000) /* the driver takes the nearest it has */
 #define KVK_CU_PRIORITY_LOW  1000
-#define KVK_CU_CAPTURE_OWN   2 /* relaxed: this thread's calls do not spoil what another one captures */
+#define KVK_CU_CAPTURE_OWN   2 /* relaxed: this thread's calls do not invalidate what another one captures */
 
 /* One range of registered memory. */
 typedef struct kvk_gpu_range {
@@ -79,9 +78,9 @@ struct kvk_gpu_job {
 	int near;    /* some block lies in a device's memory */
 	int lost;    /* nothing tells when its copies end: its memory is not used again */
 	kv_status_t status;
-	kvk_gpu_job_t *next; /* free: any order; else by place in the area */
+	kvk_gpu_job_t *next; /* free: any order; else by offset in the argument buffer */
 
-	uint64_t at, bytes;    /* in the area */
+	uint64_t at, bytes;    /* in the argument buffer */
 	uint64_t inputs;       /* bytes of it, from its start, that kernels read: moves, bases, expected digests */
 	kvk_gpu_move_t *moves; /* [count]; STAGED: behind them [staged_ranges][count], where they lie in the ring */
 	uint64_t *bases;
@@ -112,10 +111,10 @@ typedef struct kvk_gpu_ring_stream {
 } kvk_gpu_ring_stream_t;
 
 typedef struct kvk_gpu_ring {
-	pthread_mutex_t lock; /* a copy enqueues its steps without another one's between */
+	pthread_mutex_t lock; /* a copy enqueues its chunks without another one's between */
 	atomic_int state;     /* 0: not made yet, 1: there, -1: cannot be had */
-	int broken;           /* a step was enqueued in part: nothing is known of the slots until all lines have met */
-	uint32_t pos;         /* of the next stage */
+	int broken;   /* a chunk was enqueued in part: nothing is known of the stages until both streams have met */
+	uint32_t pos; /* of the next stage */
 	uint64_t stage_bytes;
 	kvk_cu_ptr_t memory;
 	kvk_cu_event_t start;
@@ -123,8 +122,8 @@ typedef struct kvk_gpu_ring {
 	kvk_gpu_ring_stream_t streams[KVK_GPU_RING_STREAMS];
 } kvk_gpu_ring_t;
 
-/* The area once more, in the device's memory: what a job's kernels read lies there at the same place, once its upload
- * has come. */
+/* The argument buffer once more, in the memory of the device: a job's kernels read there, at the same offset, once its
+ * upload has arrived. */
 typedef struct kvk_gpu_device_args {
 	pthread_mutex_t lock;
 	atomic_int state; /* as a ring's */
@@ -174,7 +173,7 @@ struct kvk_gpu {
 	kvk_gpu_job_t *jobs;
 	uint32_t job_count;
 	kvk_gpu_job_t *idle;
-	kvk_gpu_job_t *busy; /* by place in the area */
+	kvk_gpu_job_t *busy; /* by offset in the argument buffer */
 	atomic_uint ending;
 	uint8_t *arg_buffer;
 	uint64_t arg_buffer_at, arg_buffer_bytes;

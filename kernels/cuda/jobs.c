@@ -49,8 +49,8 @@ static shape_t job_shape(const kvk_gpu_copy_desc_t *desc)
 	return s;
 }
 
-/* The first gap of the area that is large enough; *p_after: the job that lies before it (NULL: none). Under the
- * lock. */
+/* The first gap of the argument buffer that is large enough; *p_after: the job that lies before it (NULL: none). Under
+ * the lock. */
 static int find_gap(kvk_gpu_t *gpu, uint64_t bytes, kvk_gpu_job_t **p_after, uint64_t *p_at)
 {
 	kvk_gpu_job_t *after = NULL;
@@ -164,7 +164,7 @@ static void copy_leaves(const kvk_gpu_job_t *job, uint32_t i, int out)
 	}
 }
 
-static void point_into_area(kvk_gpu_t *gpu, const kvk_gpu_copy_desc_t *desc, const shape_t *s, kvk_gpu_job_t *job)
+static void point_into_arg_buffer(kvk_gpu_t *gpu, const kvk_gpu_copy_desc_t *desc, const shape_t *s, kvk_gpu_job_t *job)
 {
 	uint8_t *base = gpu->arg_buffer + job->at;
 	const uint64_t at = gpu->arg_buffer_at + job->at;
@@ -360,7 +360,7 @@ static kv_status_t prepare_job(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, int f
 	if (status != KV_OK) {
 		return status;
 	}
-	point_into_area(gpu, desc, &shape, job);
+	point_into_arg_buffer(gpu, desc, &shape, job);
 	status = fill_job(gpu, desc, job, p_bits);
 	if (status != KV_OK) {
 		free_job(gpu, job);

@@ -352,7 +352,7 @@ int kvk_gpu_is_contiguous(kvk_gpu_t *gpu, const void *at, size_t bytes)
 
 /* ---- init and fini --------------------------------------------------------------------------- */
 
-/* As much of the wanted area as the driver gives. */
+/* As much of the wanted buffer as the driver gives. */
 static kv_status_t alloc_arg_buffer(kvk_gpu_t *gpu)
 {
 	void *base = NULL;

@@ -4,7 +4,7 @@
 
 #include "gpu.h"
 
-/* Tables, lock and area; undone by fini, which unregisters what is left (in the context). */
+/* Tables, lock and argument buffer; undone by fini, which unregisters what is left (in the context). */
 kv_status_t kvk_gpu_memory_init(kvk_gpu_t *gpu);
 void kvk_gpu_memory_fini(kvk_gpu_t *gpu);
 typedef enum kvk_gpu_mem_kind {

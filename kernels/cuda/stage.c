@@ -1,17 +1,17 @@
 /* Way STAGED: the copy engine between the pool and a ring in the device's memory, a kernel between the ring and the
- * cache.
+ * cache (decision 014).
  *
- * Each direction has a ring of slots and two lines, streams of its own: copies go to one, kernels to the other. A step
- * takes the next slot and has two halves, the copies and the kernel; which comes first is the direction. So the copy
- * engine has its next work before it has done the last, whatever the kernels do. A slot's events order its halves, and
- * the next step that takes it:
+ * Each direction has a ring of stages and two streams of its own: one for copies, one for kernels. A chunk takes the
+ * next stage and has two halves, the copies and the kernel; the direction says which is first. So the copy engine has
+ * its next work before it has done the last, whatever the kernels do. Events of a stage order its halves, and the next
+ * chunk that takes it:
  *
  *     first half:  wait empty, work, record filled        second half:  wait filled, work, record empty
  *
- * The first halves wait for the caller's stream, and the caller's stream for both lines after the last step; of a
- * scatter whose blocks are ready, only kernels wait, so that one copy's blocks are on their way while the kernels of
- * the one before still run. Where nothing can run beside a half (the kernel of a scatter's last chunk, of a gather's
- * first) the steps are small. */
+ * The first halves wait for the caller's stream, and the caller's stream waits for both streams after the last chunk.
+ * Of a scatter whose blocks are ready, only kernels wait: one copy's blocks are in flight while the kernels of the copy
+ * before it still run. The kernel of a scatter's last chunk and of a gather's first have no other work at their side,
+ * so these chunks are small. */
 #include "stage.h"
 
 #include "context.h"
@@ -19,12 +19,12 @@
 #include "memory.h"
 #include "upload.h"
 
-#define SLOT_GRAIN UINT64_C(256)
-#define BATCH_MOST 256u /* copies in a call */
+#define STAGE_GRAIN UINT64_C(256)
+#define BATCH_MOST  256u /* copies in a call */
 
 typedef enum ring_stream { COPY_STREAM, KERNEL_STREAM } ring_stream_t;
 
-/* A copy under way: the same for all of its steps. */
+/* A copy under way: the same for all of its chunks. */
 typedef struct staged_copy {
 	kvk_gpu_t *gpu;
 	kvk_gpu_ring_t *ring;
@@ -33,9 +33,9 @@ typedef struct staged_copy {
 	uint64_t base_bits;
 	uint64_t inputs_at;               /* of the job, as kernels see it */
 	int early;                        /* copies do not wait for the caller's stream */
-	int used[KVK_GPU_RING_STREAMS];   /* lines that have work of it */
-	int waited[KVK_GPU_RING_STREAMS]; /* lines that wait for the caller's stream */
-	uint32_t pos;                     /* after the last step */
+	int used[KVK_GPU_RING_STREAMS];   /* streams that have work of it */
+	int waited[KVK_GPU_RING_STREAMS]; /* streams that wait for the caller's stream */
+	uint32_t pos;                     /* after the last chunk */
 } staged_copy_t;
 
 /* Blocks [first, first + count), layers [layer, layer + layers) of the range. */
@@ -52,7 +52,7 @@ typedef struct chunk {
 
 uint64_t kvk_gpu_ring_stage_bytes(const kvk_gpu_t *gpu)
 {
-	return gpu->ring_bytes / 2 / KVK_GPU_STAGES / SLOT_GRAIN * SLOT_GRAIN;
+	return gpu->ring_bytes / 2 / KVK_GPU_STAGES / STAGE_GRAIN * STAGE_GRAIN;
 }
 
 void kvk_gpu_rings_init(kvk_gpu_t *gpu)
@@ -183,7 +183,7 @@ int kvk_gpu_ring_is_ready(kvk_gpu_t *gpu, kvk_gpu_dir_t dir)
 	return atomic_load(&ring->state) > 0;
 }
 
-/* ---- copies of a step ------------------------------------------------------------------------ */
+/* ---- copies of a chunk ----------------------------------------------------------------------- */
 
 /* Pieces that lie together on both sides, not enqueued yet. */
 typedef struct batch {
@@ -316,7 +316,7 @@ static kv_status_t copy_rows(const staged_copy_t *s, const chunk_t *chunk, kvk_c
 	return status;
 }
 
-/* Between the pool and the slot, where all layers of a step and all heads lie behind each other. */
+/* Between the pool and the stage, where all layers of a chunk and all heads follow each other. */
 static kv_status_t copy_blocks(const staged_copy_t *s, const chunk_t *chunk, kvk_cu_stream_t stream)
 {
 	const kvk_gpu_args_t *args = &s->desc->args;
@@ -325,7 +325,7 @@ static kv_status_t copy_blocks(const staged_copy_t *s, const chunk_t *chunk, kvk
 								   : copy_rows(s, chunk, stream);
 }
 
-/* ---- the kernel of a step -------------------------------------------------------------------- */
+/* ---- the kernel of a chunk ------------------------------------------------------------------- */
 
 static uint64_t first_move(const staged_copy_t *s, const chunk_t *chunk)
 {
@@ -345,7 +345,7 @@ static kv_status_t write_moves(staged_copy_t *s, chunk_t *chunk)
 	return KV_OK;
 }
 
-/* Between the slot and the cache. */
+/* Between the stage and the cache. */
 static kv_status_t launch_permute(const staged_copy_t *s, const chunk_t *chunk, kvk_cu_stream_t stream)
 {
 	const kvk_gpu_job_t *job = s->job;
@@ -375,7 +375,7 @@ static kv_status_t launch_permute(const staged_copy_t *s, const chunk_t *chunk, 
 	return kvk_gpu_launch_copy(s->gpu, &launch, &args);
 }
 
-/* ---- one step -------------------------------------------------------------------------------- */
+/* ---- one chunk ------------------------------------------------------------------------------- */
 
 /* The caller's stream comes before the first halves; where the blocks of a scatter are ready, before its kernels. */
 static kv_status_t wait_start(staged_copy_t *s, ring_stream_t which)
@@ -474,7 +474,7 @@ static kv_status_t for_chunks(staged_copy_t *s, kv_status_t (*visit)(staged_copy
 	return status;
 }
 
-/* The caller's stream goes on after the lines. */
+/* The caller's stream goes on after the ring's streams. */
 static kv_status_t join_streams(const staged_copy_t *s)
 {
 	kv_status_t status = KV_OK;
@@ -492,7 +492,8 @@ static kv_status_t join_streams(const staged_copy_t *s)
 	return status;
 }
 
-/* After a step that was enqueued in part no event says when its slot is free: each line waits for the other. */
+/* A chunk that was enqueued in part leaves no event that says when its stage is free: each stream waits for the
+ * other. */
 static kv_status_t resync_streams(kvk_gpu_t *gpu, kvk_gpu_ring_t *ring)
 {
 	kv_status_t status = KV_OK;
@@ -531,7 +532,7 @@ static kv_status_t copy_chunks(staged_copy_t *s, kvk_gpu_job_t *job)
 	s->ring->broken = status != KV_OK;
 	s->ring->pos = s->pos;
 	if (join_streams(s) != KV_OK) {
-		job->lost = 1; /* its event would not tell of the lines' work */
+		job->lost = 1; /* its event would not cover the work of the ring's streams */
 		status = KV_ERR_IO;
 	}
 
