@@ -62,7 +62,7 @@ static int check_pins(kvd_core_t *core, char *why, size_t cap)
 	}
 	sum_blocks(core, &blocks);
 	/* A write in flight and a subtree being taken down reference the block above them. */
-	snprintf(why, cap, "pins %llu on blocks %llu; refs %llu on blocks %llu counted %llu; leases %llu of %u",
+	snprintf(why, cap, "pins %llu on blocks %llu; references %llu on blocks %llu counted %llu; leases %llu of %u",
 		 (unsigned long long)pins, (unsigned long long)blocks.pins, (unsigned long long)refs,
 		 (unsigned long long)blocks.refs, (unsigned long long)core->refs, (unsigned long long)leases,
 		 core->leases.used);
@@ -235,7 +235,7 @@ static int check_rebalance(kvd_core_t *core, char *why, size_t cap)
 {
 	uint64_t named = kvd_rebalance_count_named(core);
 
-	snprintf(why, cap, "slab %u in change, leases name %llu of its slots, counted %llu",
+	snprintf(why, cap, "slab %u is being rebalanced, leases name %llu of its slots, counted %llu",
 		 core->rebalance[KVD_CPU].slab, (unsigned long long)named,
 		 (unsigned long long)core->rebalance[KVD_CPU].named);
 

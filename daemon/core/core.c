@@ -254,7 +254,7 @@ static const char *detail_of(kv_status_t status)
 	case KV_ERR_ARG:
 		return "a field is out of its range, or two fields contradict each other";
 	case KV_ERR_LIMIT:
-		return "the instance refs as many leases or puts as it may";
+		return "the instance has as many leases or puts as it may have";
 	case KV_ERR_UNSUPPORTED:
 		return "the space has no such group";
 	case KV_ERR_BUSY:

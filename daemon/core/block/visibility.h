@@ -17,7 +17,7 @@ void kvd_show_tree(kvd_core_t *core, kvd_tree_t *tree);
 void kvd_show_below(kvd_core_t *core, uint32_t node);
 /* One quantum of these walks; 1 while there is more. */
 int kvd_visibility_run(kvd_core_t *core);
-/* A tree of an old epoch has gone. When it was the last, what the new one refs is announced. */
+/* A tree of an old epoch has gone. When it was the last, what the new one holds is announced. */
 void kvd_space_end_old_tree(kvd_core_t *core, uint32_t ns, uint32_t id);
 
 /* The device cannot read the block's disk copy now, and there is no other: hide it and everything below. Nothing leaves

@@ -88,7 +88,7 @@ static void handle_failed_write(kvd_core_t *core, kvd_io_t *io, uint32_t id, kv_
 	core->durable_changed |= KVD_DURABLE_DROPPED;
 	/* A client overwrote the block's memory, or punched a hole into it. */
 	if (status == KV_ERR_FAULT || status == KV_ERR_CORRUPT) {
-		kv_logf(core->env, KV_LOG_WARN, "core", "a block in memory is damaged and is taken out, status %s",
+		kv_logf(core->env, KV_LOG_WARN, "core", "a block in memory is damaged and was removed, status %s",
 			kv_status_name(status));
 		kvd_count(core, KV_M_BAD_BLOCKS, 1);
 		kvd_quarantine_subtree(core, id);

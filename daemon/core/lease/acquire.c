@@ -144,7 +144,7 @@ static kv_status_t acquire_path(kvd_core_t *core, const kvd_space_t *space, cons
 	return reply->n > ask->skip ? open_lease(core, space, member, ask, id, reply) : KV_OK;
 }
 
-/* ---- an unchained group: each block pinned, all or none  */
+/* ---- an unchained group: each block pinned, all or none -------------------------------------- */
 
 /* A pin on each of the blocks. KV_MISS: reply->why says why the first missing one is missing. */
 static kv_status_t pin_blocks(kvd_core_t *core, const kvd_space_t *space, kvd_lease_t *lease,

@@ -30,7 +30,7 @@ static void handle_failed_fill(kvd_core_t *core, kvd_io_t *io, uint32_t id, kv_s
 	/* A block that the device cannot read now (KV_ERR_IO) is not gone. */
 	if (status == KV_ERR_CORRUPT || status == KV_MISS) {
 		kv_logf(core->env, KV_LOG_WARN, "core",
-			"a block on disk is damaged and is taken out, status %s depth %u", kv_status_name(status),
+			"a block on disk is damaged and was removed, status %s depth %u", kv_status_name(status),
 			depth);
 		kvd_count(core, KV_M_BAD_BLOCKS, 1);
 		kvd_quarantine_subtree(core, id);

@@ -250,7 +250,8 @@ void kvd_put_remove_if_done(kvd_core_t *core, kvd_put_t *put)
 	}
 }
 
-int kvd_put_is_writer(const kvd_put_t *put, uint32_t rank)
+/* Could this rank still write into the put? */
+static int is_writer(const kvd_put_t *put, uint32_t rank)
 {
 	for (uint32_t w = 0; w < put->writer_count; w++) {
 		if (put->writers[w].rank == rank && put->writers[w].left > 0) {
@@ -274,7 +275,7 @@ static void find_undrained(kvd_core_t *core, kvd_put_t *put, const kv_msg_t *msg
 								 ? NULL
 								 : kvd_obj_at(&core->members, instance->members[local]);
 
-			if (member && (all || (member->role != 0 && kvd_put_is_writer(put, member->rank)))) {
+			if (member && (all || (member->role != 0 && is_writer(put, member->rank)))) {
 				put->undrained[local / 64] |= UINT64_C(1) << local % 64;
 				writers++;
 				if (member->id != put->member) {
@@ -343,7 +344,7 @@ void kvd_put_finish(kvd_core_t *core, kvd_put_t *put, kv_status_t why)
 	kvd_put_remove_if_done(core, put);
 }
 
-uint32_t kvd_put_drain_member(kvd_core_t *core, kvd_put_t *put, uint32_t local, int before)
+static uint32_t drain_member(kvd_core_t *core, kvd_put_t *put, uint32_t local, int before)
 {
 	const uint64_t bit = UINT64_C(1) << local % 64;
 	uint64_t undrained = 0;
@@ -375,7 +376,7 @@ uint32_t kvd_put_drain_member(kvd_core_t *core, kvd_put_t *put, uint32_t local, 
 	return freed;
 }
 
-void kvd_put_move_undrained(kvd_put_t *put, uint32_t from, uint32_t to)
+static void move_undrained(kvd_put_t *put, uint32_t from, uint32_t to)
 {
 	uint64_t bit = UINT64_C(1) << from % 64;
 
@@ -386,7 +387,7 @@ void kvd_put_move_undrained(kvd_put_t *put, uint32_t from, uint32_t to)
 	}
 }
 
-void kvd_put_destroy(kvd_core_t *core, kvd_put_t *put)
+static void destroy_put(kvd_core_t *core, kvd_put_t *put)
 {
 	if (put->running) {
 		kvd_put_finish(core, put, KV_ERR_REVOKED);
@@ -403,6 +404,66 @@ void kvd_put_destroy(kvd_core_t *core, kvd_put_t *put)
 	}
 	put->quarantined = 0;
 	remove_put(core, put);
+}
+
+/* ---- all puts of an instance ----------------------------------------------------------------- */
+
+void kvd_puts_revoke(kvd_core_t *core, const kvd_instance_rec_t *instance, const kvd_member_rec_t *member)
+{
+	for (uint32_t id = instance->puts.head; id != KVD_NONE;) {
+		kvd_put_t *put = put_at(core, id);
+
+		id = put->of_instance.next;
+		if (put->running && (!member || put->member == member->id || is_writer(put, member->rank))) {
+			kvd_put_finish(core, put, KV_ERR_REVOKED);
+		}
+	}
+}
+
+uint32_t kvd_put_drain_member(kvd_core_t *core, uint64_t id, const kvd_member_rec_t *member)
+{
+	kvd_put_t *put = kvd_put_find(core, id);
+
+	return put && put->instance == member->instance ? drain_member(core, put, member->local, 0) : 0;
+}
+
+uint32_t kvd_puts_drain_member(kvd_core_t *core, const kvd_instance_rec_t *instance, uint32_t local, int before)
+{
+	uint32_t freed = 0;
+
+	for (uint32_t id = instance->puts.head; id != KVD_NONE;) {
+		kvd_put_t *put = put_at(core, id);
+
+		id = put->of_instance.next;
+		freed += drain_member(core, put, local, before);
+	}
+
+	return freed;
+}
+
+void kvd_puts_move_undrained(kvd_core_t *core, const kvd_instance_rec_t *instance, uint32_t from, uint32_t to)
+{
+	for (uint32_t id = instance->puts.head; id != KVD_NONE; id = put_at(core, id)->of_instance.next) {
+		move_undrained(put_at(core, id), from, to);
+	}
+}
+
+int kvd_puts_have_quarantined_slots(const kvd_core_t *core, const kvd_instance_rec_t *instance)
+{
+	uint32_t id = instance->puts.head;
+
+	while (id != KVD_NONE && put_at(core, id)->quarantined == 0) {
+		id = put_at(core, id)->of_instance.next;
+	}
+
+	return id != KVD_NONE;
+}
+
+void kvd_puts_destroy(kvd_core_t *core, const kvd_instance_rec_t *instance)
+{
+	while (instance->puts.head != KVD_NONE) {
+		destroy_put(core, put_at(core, instance->puts.head));
+	}
 }
 
 void kvd_puts_free(kvd_core_t *core)

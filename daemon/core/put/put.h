@@ -114,20 +114,22 @@ kv_status_t kvd_put_revoke(kvd_core_t *core, kvd_member_t member, const kv_msg_p
 			   kv_msg_put_revoke_reply_t *reply);
 kv_status_t kvd_put_keep(kvd_core_t *core, kvd_member_t member, const kv_msg_keep_t *ask, kv_msg_keep_reply_t *reply);
 
-/* ---- for the life of instances and blocks ---------------------------------------------------- */
+/* ---- for instances and blocks ---------------------------------------------------------------- */
 
 kvd_put_t *kvd_put_find(kvd_core_t *core, uint64_t id);
-/* RUNNING -> ended: PUT_DONE, pins and room given back, open slots quarantined. */
-void kvd_put_finish(kvd_core_t *core, kvd_put_t *put, kv_status_t why);
-/* A member (by its index in the instance) no longer touches this put's slots; `before`: its older connections do not,
- * this one may. Returns slots freed. */
-uint32_t kvd_put_drain_member(kvd_core_t *core, kvd_put_t *put, uint32_t local, int before);
+/* Revoke unfinished puts of the instance: those that `member` started or may still write into; NULL: all. */
+void kvd_puts_revoke(kvd_core_t *core, const kvd_instance_rec_t *instance, const kvd_member_rec_t *member);
+/* The member no longer touches the slots of this put of its instance. Returns slots freed. */
+uint32_t kvd_put_drain_member(kvd_core_t *core, uint64_t id, const kvd_member_rec_t *member);
+/* A member (by its index in the instance) no longer touches slots of ended puts; `before`: its older connections do
+ * not, this one may. Returns slots freed. */
+uint32_t kvd_puts_drain_member(kvd_core_t *core, const kvd_instance_rec_t *instance, uint32_t local, int before);
 /* What waits for member `from` to be drained or gone waits for an older connection of `to` instead. */
-void kvd_put_move_undrained(kvd_put_t *put, uint32_t from, uint32_t to);
-/* Could this rank still write into the put? */
-int kvd_put_is_writer(const kvd_put_t *put, uint32_t rank);
-/* The instance has ended: everything goes, without a notice. */
-void kvd_put_destroy(kvd_core_t *core, kvd_put_t *put);
+void kvd_puts_move_undrained(kvd_core_t *core, const kvd_instance_rec_t *instance, uint32_t from, uint32_t to);
+/* Does a slot wait for a member of the instance to be drained or gone? */
+int kvd_puts_have_quarantined_slots(const kvd_core_t *core, const kvd_instance_rec_t *instance);
+/* The instance has ended: all its puts go, without a DURABLE. */
+void kvd_puts_destroy(kvd_core_t *core, const kvd_instance_rec_t *instance);
 /* The put goes on without this pin of its own. */
 void kvd_put_drop_pin(kvd_core_t *core, uint32_t pin);
 

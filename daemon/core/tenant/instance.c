@@ -143,48 +143,6 @@ static void end_leases(kvd_core_t *core, kvd_instance_rec_t *instance)
 	}
 }
 
-/* Revoke unfinished puts: all of them, or those `member` started or may still write into. */
-static void revoke_puts(kvd_core_t *core, const kvd_instance_rec_t *instance, const kvd_member_rec_t *member)
-{
-	for (uint32_t id = instance->puts.head; id != KVD_NONE;) {
-		kvd_put_t *put = kvd_obj_at(&core->puts, id);
-
-		id = put->of_instance.next;
-		if (put->running && (!member || put->member == member->id || kvd_put_is_writer(put, member->rank))) {
-			kvd_put_finish(core, put, KV_ERR_REVOKED);
-		}
-	}
-}
-
-static uint32_t drain_puts(kvd_core_t *core, const kvd_instance_rec_t *instance, uint32_t local, int before)
-{
-	uint32_t freed = 0;
-
-	for (uint32_t id = instance->puts.head; id != KVD_NONE;) {
-		kvd_put_t *put = kvd_obj_at(&core->puts, id);
-
-		id = put->of_instance.next;
-		freed += kvd_put_drain_member(core, put, local, before);
-	}
-
-	return freed;
-}
-
-/* Does a slot wait for a member of the instance to be drained or gone? */
-static int has_quarantined_slots(kvd_core_t *core, const kvd_instance_rec_t *instance)
-{
-	for (uint32_t id = instance->puts.head; id != KVD_NONE;) {
-		const kvd_put_t *put = kvd_obj_at(&core->puts, id);
-
-		if (put->quarantined > 0) {
-			return 1;
-		}
-		id = put->of_instance.next;
-	}
-
-	return 0;
-}
-
 static void free_member(kvd_core_t *core, kvd_instance_rec_t *instance, kvd_member_rec_t *member)
 {
 	uint32_t index = kvd_id_index(member->id);
@@ -198,9 +156,7 @@ static void free_member(kvd_core_t *core, kvd_instance_rec_t *instance, kvd_memb
 static void end_instance(kvd_core_t *core, kvd_instance_rec_t *instance)
 {
 	end_leases(core, instance);
-	while (instance->puts.head != KVD_NONE) {
-		kvd_put_destroy(core, kvd_obj_at(&core->puts, instance->puts.head));
-	}
+	kvd_puts_destroy(core, instance);
 	kv_assert(instance->pinned_bytes == 0 && instance->unfinished_bytes == 0);
 	for (uint32_t local = 0; local < KVD_INSTANCE_MEMBERS; local++) {
 		if (instance->members[local] != KVD_NONE) {
@@ -218,7 +174,7 @@ static void end_instance(kvd_core_t *core, kvd_instance_rec_t *instance)
  * either. */
 static void end_instance_if_unused(kvd_core_t *core, kvd_instance_rec_t *instance)
 {
-	if (instance->open_count == 0 && !has_quarantined_slots(core, instance)) {
+	if (instance->open_count == 0 && !kvd_puts_have_quarantined_slots(core, instance)) {
 		end_instance(core, instance);
 	}
 	kvd_puts_run(core);
@@ -232,7 +188,7 @@ static void close_member(kvd_core_t *core, kvd_instance_rec_t *instance, kvd_mem
 	}
 	member->open = 0;
 	instance->open_count--;
-	revoke_puts(core, instance, instance->open_count == 0 ? NULL : member);
+	kvd_puts_revoke(core, instance, instance->open_count == 0 ? NULL : member);
 	if (instance->open_count == 0) {
 		end_leases(core, instance);
 	}
@@ -265,14 +221,9 @@ void kvd_member_absorb(kvd_core_t *core, kvd_member_t closed, kvd_member_t by_id
 	instance = kvd_instance_at(core, member->instance);
 	core->now_ns = kv_now_ns(core->env);
 	if (drained) {
-		(void)drain_puts(core, instance, member->local, 0);
+		(void)kvd_puts_drain_member(core, instance, member->local, 0);
 	}
-	for (uint32_t id = instance->puts.head; id != KVD_NONE;) {
-		kvd_put_t *put = kvd_obj_at(&core->puts, id);
-
-		kvd_put_move_undrained(put, member->local, by->local);
-		id = put->of_instance.next;
-	}
+	kvd_puts_move_undrained(core, instance, member->local, by->local);
 	free_member(core, instance, member);
 	kvd_puts_run(core);
 	kvd_events_flush(core);
@@ -292,9 +243,9 @@ void kvd_member_gone(kvd_core_t *core, kvd_member_t id, int died)
 	if (died) {
 		kvd_count(core, KV_M_MEMBERS_DIED,
 			  instance->puts.head != KVD_NONE || instance->leases.head != KVD_NONE ? 1 : 0);
-		revoke_puts(core, instance, NULL);
+		kvd_puts_revoke(core, instance, NULL);
 	}
-	(void)drain_puts(core, instance, member->local, 0);
+	(void)kvd_puts_drain_member(core, instance, member->local, 0);
 	free_member(core, instance, member);
 	end_instance_if_unused(core, instance);
 }
@@ -323,19 +274,15 @@ kv_status_t kvd_member_drained(kvd_core_t *core, kvd_member_t id, const kv_msg_d
 			       kv_msg_drained_reply_t *reply)
 {
 	const kvd_member_rec_t *member = kvd_member_find(core, id);
-	kvd_put_t *put;
 
 	if (!member) {
 		return KV_ERR_NOT_JOINED;
 	}
 	reply->freed = 0;
 	if (ask->what == 0) {
-		put = kvd_put_find(core, ask->id);
-		if (put && put->instance == member->instance) {
-			reply->freed = kvd_put_drain_member(core, put, member->local, 0);
-		}
+		reply->freed = kvd_put_drain_member(core, ask->id, member);
 	} else if (ask->what == 2) {
-		reply->freed = drain_puts(core, kvd_instance_at(core, member->instance), member->local, 1);
+		reply->freed = kvd_puts_drain_member(core, kvd_instance_at(core, member->instance), member->local, 1);
 	} /* else: the host's. Reads keep no slot; slabs and leaving members are daemon/io's */
 
 	return KV_OK;

@@ -413,7 +413,7 @@ static void move_block(kvd_core_t *core, uint32_t id, kvs_loc_t from, kvs_loc_t 
 		return;
 	}
 	kvs_free(tier, to);
-	kv_logf(core->env, KV_LOG_WARN, "core", "a block in memory is damaged and is taken out, status %s",
+	kv_logf(core->env, KV_LOG_WARN, "core", "a block in memory is damaged and was removed, status %s",
 		kv_status_name(status));
 	kvd_count(core, KV_M_BAD_BLOCKS, 1);
 	kvd_quarantine_cpu_copy(core, id);
