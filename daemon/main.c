@@ -95,7 +95,7 @@ static void end(kvd_host_t *host)
 	kvd_world_destroy_core(host); /* what is in flight ends with the tiers, and then the core's last memory goes */
 	kvd_world_close(host);
 	kvd_publisher_close(host->publisher);
-	kvd_entries_fini(host);
+	kvd_members_fini(host);
 	kvd_namespaces_free(host);
 	kvd_loop_fini(host);
 	free(host->text);
@@ -128,7 +128,7 @@ static kv_status_t daemon_run(kvd_setup_t *setup)
 		status = kvd_listeners_open(host, detail, sizeof detail); /* namespaces, recovery, sockets */
 	}
 	if (status == KV_OK) {
-		status = kvd_attach_watch(host); /* a disk tier that is off */
+		status = kvd_disk_attach_watch(host); /* a disk tier that is off */
 	}
 	if (status == KV_OK) {
 		ready(host);

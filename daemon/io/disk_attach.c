@@ -38,13 +38,13 @@ typedef struct kvd_recording {
 	kv_status_t failed;
 } kvd_recording_t;
 
-typedef enum kvd_attach_stage {
+typedef enum kvd_disk_attach_state {
 	ATTACH_RECORD_FIRST, /* resets noted while the tier was off become epochs */
-	ATTACH_TAKE_IN,      /* blocks are taken in */
+	ATTACH_RECOVER,      /* blocks are taken in */
 	ATTACH_RECORD_LAST   /* so do the resets made meanwhile */
-} kvd_attach_stage_t;
+} kvd_disk_attach_state_t;
 
-typedef struct kvd_attach {
+typedef struct kvd_disk_attach {
 	kvd_source_t timer; /* the loop looks at the attachment when it has run out */
 	kvd_host_t *host;
 	pthread_t thread;
@@ -53,11 +53,11 @@ typedef struct kvd_attach {
 	int wait_ms;            /* the thread's */
 	atomic_int open;        /* the thread has done with `tier` */
 	uint64_t unreadable_ns; /* the thread's: since then every try met unreadable headers; 0: the last one did not */
-	kvd_attach_stage_t stage;
+	kvd_disk_attach_state_t stage;
 	kvd_recording_t recording;
 	kvs_tier_t *tier; /* the thread's until `open`, then the loop's */
 	char reason[192];
-} kvd_attach_t;
+} kvd_disk_attach_t;
 
 /* ---- resets noted while the tier was off ----------------------------------------------------- */
 
@@ -86,7 +86,7 @@ static off_t find_note(int fd, const uint8_t root[ROOT_BYTES], int *p_found)
 	return at;
 }
 
-kv_status_t kvd_attach_note_reset(void *ctx, const kvs_epoch_t *epoch)
+kv_status_t kvd_disk_attach_note_reset(void *ctx, const kvs_epoch_t *epoch)
 {
 	char path[KV_OPTION_STRING_MAX + 16];
 	int fd = open_notes(ctx, O_RDWR | O_CREAT, path);
@@ -109,7 +109,7 @@ kv_status_t kvd_attach_note_reset(void *ctx, const kvs_epoch_t *epoch)
 	return ok ? KV_OK : KV_ERR_TIER_OFF;
 }
 
-static void recorded(void *arg, kv_status_t status)
+static void count_recorded(void *arg, kv_status_t status)
 {
 	kvd_recording_t *recording = arg;
 
@@ -126,7 +126,7 @@ static kv_status_t next_epoch(kvs_tier_t *tier, const uint8_t root[ROOT_BYTES], 
 	if (epoch.epoch == 1) {
 		return KV_OK;
 	}
-	status = kvs_epoch_set(tier, &epoch, recorded, recording);
+	status = kvs_epoch_set(tier, &epoch, count_recorded, recording);
 	recording->pending += status == KV_OK;
 
 	return status;
@@ -194,7 +194,7 @@ static void forget_resets(const kvd_host_t *host)
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-int kvd_attach_may_pass(kv_status_t status)
+int kvd_disk_attach_may_retry(kv_status_t status)
 {
 	return status == KV_ERR_IO || status == KV_ERR_NOSPC || status == KV_ERR_TIER_OFF || status == KV_ERR_TIMEOUT;
 }
@@ -223,7 +223,7 @@ static kv_status_t open_tier(kvd_host_t *host, uint64_t *p_since, kvs_tier_t **p
 	return status;
 }
 
-kv_status_t kvd_attach_open(kvd_host_t *host, char *detail, size_t cap)
+kv_status_t kvd_disk_attach_open(kvd_host_t *host, char *detail, size_t cap)
 {
 	uint64_t since = 0, until;
 	kvd_recording_t recording = {0};
@@ -252,7 +252,7 @@ kv_status_t kvd_attach_open(kvd_host_t *host, char *detail, size_t cap)
 }
 
 /* The loop looks at the attachment then, and in every iteration from then on. 0: not any more. */
-static void set_timer(const kvd_attach_t *attach, uint64_t in_ns)
+static void set_timer(const kvd_disk_attach_t *attach, uint64_t in_ns)
 {
 	const struct itimerspec when = {
 		.it_value = {.tv_sec = (time_t)(in_ns / 1000000000u), .tv_nsec = (long)(in_ns % 1000000000u)}};
@@ -262,9 +262,9 @@ static void set_timer(const kvd_attach_t *attach, uint64_t in_ns)
 
 /* Tries until the tier opens, then stays: the tier's metadata process lives no longer than the thread that has started
  * it. */
-static void *try_main(void *arg)
+static void *attach_main(void *arg)
 {
-	kvd_attach_t *attach = arg;
+	kvd_disk_attach_t *attach = arg;
 	struct pollfd stop = {.fd = attach->stop_fd, .events = POLLIN};
 	char detail[256];
 
@@ -287,21 +287,21 @@ static void *try_main(void *arg)
 	return NULL;
 }
 
-static kv_status_t start_thread(kvd_attach_t *attach)
+static kv_status_t start_thread(kvd_disk_attach_t *attach)
 {
 	sigset_t all, before;
 	int result;
 
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
-	result = pthread_create(&attach->thread, NULL, try_main, attach);
+	result = pthread_create(&attach->thread, NULL, attach_main, attach);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	attach->running = result == 0;
 
 	return result == 0 ? KV_OK : KV_ERR_LIMIT;
 }
 
-static void stop_thread(kvd_attach_t *attach)
+static void stop_thread(kvd_disk_attach_t *attach)
 {
 	uint64_t one = 1;
 
@@ -321,7 +321,7 @@ static void show_state(kvd_host_t *host, kvs_health_t health)
 	kv_metric_set(&host->metrics, KV_M_DISK_OFF, health == KVS_HEALTH_OFF);
 }
 
-static void attached(kvd_host_t *host, kvd_attach_t *attach)
+static void finish_attach(kvd_host_t *host, kvd_disk_attach_t *attach)
 {
 	uint32_t slabs = kvs_pool_slabs_held(host->cpu) - host->own_slabs;
 
@@ -329,7 +329,7 @@ static void attached(kvd_host_t *host, kvd_attach_t *attach)
 	kvd_core_attach(host->core);
 	host->disk = attach->tier;
 	host->world.disk = attach->tier;
-	host->own_fds = kvd_process_count_fds() - host->session_count - kvd_entries_fds(host) - 2 * slabs;
+	host->own_fds = kvd_process_count_fds() - host->session_count - kvd_members_count_fds(host) - 2 * slabs;
 	if (kvd_poller_watch_tier(host, &host->disk_ready, host->disk) != KV_OK) {
 		kv_log(KV_LOG_WARN, "io", "the loop is not woken by the disk tier: it is looked at in every turn only");
 	}
@@ -339,12 +339,12 @@ static void attached(kvd_host_t *host, kvd_attach_t *attach)
 
 /* KV_PENDING: look again after *p_wait_ns. In the last iteration no request comes between the epochs of resets made
  * meanwhile and the blocks. */
-static kv_status_t take_in(kvd_host_t *host, kvd_attach_t *attach, uint64_t *p_wait_ns)
+static kv_status_t recover_step(kvd_host_t *host, kvd_disk_attach_t *attach, uint64_t *p_wait_ns)
 {
 	kv_status_t status;
 
 	*p_wait_ns = RECORD_LOOK_NS;
-	if (attach->stage == ATTACH_TAKE_IN) {
+	if (attach->stage == ATTACH_RECOVER) {
 		status = kvd_core_take_in(host->core, attach->tier);
 		attach->stage = status == KV_OK ? ATTACH_RECORD_LAST : attach->stage;
 		*p_wait_ns = 1;
@@ -354,11 +354,11 @@ static kv_status_t take_in(kvd_host_t *host, kvd_attach_t *attach, uint64_t *p_w
 	if (status == KV_OK) {
 		forget_resets(host);
 		if (attach->stage == ATTACH_RECORD_FIRST) {
-			attach->stage = ATTACH_TAKE_IN;
+			attach->stage = ATTACH_RECOVER;
 			*p_wait_ns = 1;
 			return KV_PENDING;
 		}
-		attached(host, attach);
+		finish_attach(host, attach);
 	} else if (status != KV_PENDING && attach->stage == ATTACH_RECORD_LAST) {
 		snprintf(attach->reason, sizeof attach->reason, "resets made while it was off cannot be recorded: %s",
 			 kv_status_text(status));
@@ -371,13 +371,13 @@ static kv_status_t take_in(kvd_host_t *host, kvd_attach_t *attach, uint64_t *p_w
 
 static int timer_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
 {
-	kvd_attach_t *attach = (kvd_attach_t *)source;
+	kvd_disk_attach_t *attach = (kvd_disk_attach_t *)source;
 	kv_status_t status = KV_PENDING;
 	uint64_t wait_ns = 1;
 
 	(void)events;
 	if (atomic_load(&attach->open)) {
-		status = take_in(host, attach, &wait_ns);
+		status = recover_step(host, attach, &wait_ns);
 		kvd_commit_events(host);
 		if (!host->disk) {
 			show_state(host, KVS_HEALTH_OFF); /* whatever the tier says of itself */
@@ -401,9 +401,9 @@ static int timer_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
 	return 0;
 }
 
-kv_status_t kvd_attach_begin(kvd_host_t *host, const char *reason)
+kv_status_t kvd_disk_attach_begin(kvd_host_t *host, const char *reason)
 {
-	kvd_attach_t *attach = calloc(1, sizeof *attach);
+	kvd_disk_attach_t *attach = calloc(1, sizeof *attach);
 
 	if (!attach) {
 		return KV_ERR_NOMEM;
@@ -421,7 +421,7 @@ kv_status_t kvd_attach_begin(kvd_host_t *host, const char *reason)
 	return attach->timer.fd >= 0 && attach->stop_fd >= 0 ? KV_OK : KV_ERR_LIMIT;
 }
 
-kv_status_t kvd_attach_watch(kvd_host_t *host)
+kv_status_t kvd_disk_attach_watch(kvd_host_t *host)
 {
 	kv_status_t status;
 
@@ -436,9 +436,9 @@ kv_status_t kvd_attach_watch(kvd_host_t *host)
 	return status == KV_OK ? start_thread(host->attach) : status;
 }
 
-void kvd_attach_end(kvd_host_t *host)
+void kvd_disk_attach_end(kvd_host_t *host)
 {
-	kvd_attach_t *attach = host->attach;
+	kvd_disk_attach_t *attach = host->attach;
 
 	if (!attach) {
 		return;
@@ -457,7 +457,7 @@ void kvd_attach_end(kvd_host_t *host)
 	host->attach = NULL;
 }
 
-const char *kvd_attach_reason(const kvd_host_t *host)
+const char *kvd_disk_attach_reason(const kvd_host_t *host)
 {
 	return host->attach && host->attach->reason[0] ? host->attach->reason : NULL;
 }

@@ -13,20 +13,20 @@
 #include "io/host.h"
 
 /* At the start: open the disk tier as host->disk and make noted resets true there. `detail` gets a sentence. */
-kv_status_t kvd_attach_open(kvd_host_t *host, char *detail, size_t cap);
+kv_status_t kvd_disk_attach_open(kvd_host_t *host, char *detail, size_t cap);
 /* 1: a tier that failed like this may open later. */
-int kvd_attach_may_pass(kv_status_t status);
+int kvd_disk_attach_may_retry(kv_status_t status);
 
 /* From now on the tier is off for this reason. KV_ERR_NOMEM, KV_ERR_LIMIT. */
-kv_status_t kvd_attach_begin(kvd_host_t *host, const char *reason);
+kv_status_t kvd_disk_attach_begin(kvd_host_t *host, const char *reason);
 /* The start is over. Try for the tier from now on, when one is off; else the notes have done their work. */
-kv_status_t kvd_attach_watch(kvd_host_t *host);
+kv_status_t kvd_disk_attach_watch(kvd_host_t *host);
 /* Stop trying. The tier that was attached is closed before. */
-void kvd_attach_end(kvd_host_t *host);
+void kvd_disk_attach_end(kvd_host_t *host);
 /* Why it is off; NULL: it is not. */
-const char *kvd_attach_reason(const kvd_host_t *host);
+const char *kvd_disk_attach_reason(const kvd_host_t *host);
 
 /* kvd_world_t.note_reset */
-kv_status_t kvd_attach_note_reset(void *host, const kvs_epoch_t *epoch);
+kv_status_t kvd_disk_attach_note_reset(void *host, const kvs_epoch_t *epoch);
 
 #endif

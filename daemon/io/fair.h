@@ -54,7 +54,7 @@ void kvd_fair_remove(kvd_source_t *source);
 /* A quantum of each flow. */
 void kvd_fair_serve(kvd_fair_t *fair, kvd_host_t *host, const kv_env_t *env);
 /* Is something left? */
-static inline int kvd_fair_waits(const kvd_fair_t *fair)
+static inline int kvd_fair_has_ready(const kvd_fair_t *fair)
 {
 	return fair->first != NULL;
 }

@@ -46,7 +46,7 @@ typedef struct kvd_namespace {
 	int trusted; /* members may join unproved (members.trusted) */
 	kvd_part_t used;
 	kvd_flow_t flow; /* its listening socket, sessions and pidfds that are ready */
-	kvd_area_t mirror;
+	kvd_shm_region_t mirror;
 	uint64_t refusal_logged_ns; /* when a refused frame had a log line */
 	uint64_t refusals_unlogged; /* since then */
 	uint64_t member_logged_ns;  /* lines about members: when the allowance was full again, at the latest */
@@ -56,7 +56,7 @@ typedef struct kvd_namespace {
 /* What the HTTP thread may see. */
 typedef struct kvd_health {
 	_Atomic int ready;
-	_Atomic uint64_t turn_ns; /* CLOCK_MONOTONIC of the last turn of the core loop */
+	_Atomic uint64_t iteration_ns; /* CLOCK_MONOTONIC of the last turn of the core loop */
 	_Atomic int stopping;
 } kvd_health_t;
 
@@ -96,8 +96,8 @@ struct kvd_host {
 
 	/* storage and core */
 	kvs_tier_t *cpu;
-	kvs_tier_t *disk;          /* NULL: none, or off */
-	struct kvd_attach *attach; /* a disk tier that was off at the start (disk_attach.h); NULL: none was */
+	kvs_tier_t *disk;               /* NULL: none, or off */
+	struct kvd_disk_attach *attach; /* a disk tier that was off at the start (disk_attach.h); NULL: none was */
 	kvd_world_t world;
 	kvd_core_config_t core_config;
 	kvd_core_t *core;

@@ -118,7 +118,7 @@ static enum MHD_Result answer_metrics(const kvd_http_t *http, struct MHD_Connect
 
 static int loop_turns(const kvd_health_t *health)
 {
-	uint64_t turn = atomic_load_explicit(&health->turn_ns, memory_order_relaxed);
+	uint64_t turn = atomic_load_explicit(&health->iteration_ns, memory_order_relaxed);
 	uint64_t now = kv_now_ns(&kv_env_posix);
 
 	return now < turn + STALE_NS;

@@ -35,7 +35,7 @@
 /* ---- sources of the loop itself -------------------------------------------------------------- */
 
 /* SIGHUP has the precedence of the start: file, environment, command line. It is taken whole or not at all. */
-static void reload(kvd_host_t *host)
+static void reload_config(kvd_host_t *host)
 {
 	kvd_setup_t fresh;
 	kv_option_error_t error;
@@ -64,7 +64,7 @@ static int signal_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
 	(void)events;
 	while (read(source->fd, &info, sizeof info) == (ssize_t)sizeof info) {
 		if (info.ssi_signo == SIGHUP) {
-			reload(host);
+			reload_config(host);
 		} else {
 			kv_log(KV_LOG_INFO, "io", "stopping: signal %u", info.ssi_signo);
 			host->stop = 1;
@@ -145,7 +145,7 @@ static int sleep_for(kvd_host_t *host, struct epoll_event *events, uint64_t ns)
 
 /* Somebody who has just asked will probably ask again: look before sleeping. Returns events, or 0 with host->frames >
  * 0, or 0: time is over. */
-static int spin(kvd_host_t *host, struct epoll_event *events, uint64_t until_ns)
+static int spin_for_request(kvd_host_t *host, struct epoll_event *events, uint64_t until_ns)
 {
 	while ((host->look_ns = kv_now_ns(host->env)) < until_ns) {
 		for (uint32_t i = 0; i < SPIN_LOOKS && host->hot; i++) {
@@ -153,7 +153,7 @@ static int spin(kvd_host_t *host, struct epoll_event *events, uint64_t until_ns)
 			if (kvd_session_read(host, host->hot)) {
 				kvd_fair_add(&host->fair, &host->hot->source, 0, host->look_ns);
 			}
-			if (host->frames > 0 || kvd_fair_waits(&host->fair)) {
+			if (host->frames > 0 || kvd_fair_has_ready(&host->fair)) {
 				return 0;
 			}
 		}
@@ -176,9 +176,9 @@ static int wait_for_events(kvd_host_t *host, struct epoll_event *events, uint64_
 	}
 	if (now < host->busy_until_ns) {
 		uint64_t until = now + wait_ns < host->busy_until_ns ? now + wait_ns : host->busy_until_ns;
-		int n = spin(host, events, until);
+		int n = spin_for_request(host, events, until);
 
-		if (n > 0 || host->frames > 0 || kvd_fair_waits(&host->fair)) {
+		if (n > 0 || host->frames > 0 || kvd_fair_has_ready(&host->fair)) {
 			return n;
 		}
 		now = kv_now_ns(host->env) - now;
@@ -188,33 +188,33 @@ static int wait_for_events(kvd_host_t *host, struct epoll_event *events, uint64_
 	return sleep_for(host, events, wait_ns);
 }
 
-static void every_second(kvd_host_t *host, uint64_t now)
+static void update_second_gauges(kvd_host_t *host, uint64_t now)
 {
 	kv_metric_set(&host->metrics, KV_M_UPTIME, (now - host->started_ns) / SECOND_NS);
 	kv_metric_set(&host->metrics, KV_M_LOG_DROPPED, kv_log_dropped());
 }
 
 /* 1: something goes on in the next iteration. */
-static int housekeeping(kvd_host_t *host)
+static int do_housekeeping(kvd_host_t *host)
 {
 	uint64_t now = kv_now_ns(host->env);
 	int more = 0;
 
-	atomic_store_explicit(&host->health.turn_ns, now, memory_order_relaxed);
+	atomic_store_explicit(&host->health.iteration_ns, now, memory_order_relaxed);
 	if (now >= host->next_drain_ns) {
-		more = host->expire_next ? 0 : kvd_entries_drain(host);
+		more = host->expire_next ? 0 : kvd_reports_drain(host);
 		more = more ? more : kvd_sessions_expire(host, now);
 		host->next_drain_ns = more ? now : now + DRAIN_NS;
 	}
 	if (now >= host->next_second_ns) {
 		host->next_second_ns = now + SECOND_NS;
-		every_second(host, now);
+		update_second_gauges(host, now);
 	}
 	if (host->accept_paused && now >= host->accept_again_ns) {
 		kvd_accepting_resume(host);
 	}
 
-	return kvd_entries_reap(host) || more;
+	return kvd_members_reap(host) || more;
 }
 
 /* How long to look for the next request: twice the gap that requests have lately had, if that is within the option;
@@ -232,7 +232,7 @@ static void set_busy(kvd_host_t *host, uint64_t now)
 }
 
 /* The heartbeat is to be seen as fresh: whoever is woken late gets up earlier. */
-static uint64_t longest_sleep(kvd_host_t *host, uint64_t slept_ns, uint64_t wait_ns, uint64_t now)
+static uint64_t choose_longest_sleep(kvd_host_t *host, uint64_t slept_ns, uint64_t wait_ns, uint64_t now)
 {
 	if (wait_ns > 0 && slept_ns > wait_ns + LATE_NS) {
 		host->hurried_until_ns = now + SECOND_NS;
@@ -243,7 +243,7 @@ static uint64_t longest_sleep(kvd_host_t *host, uint64_t slept_ns, uint64_t wait
 
 /* What is still queued from an earlier iteration would be reported again and again, before what has just come: once
  * more, then not until it is served. */
-static void silence(kvd_host_t *host, kvd_source_t *source)
+static void silence_source(kvd_host_t *host, kvd_source_t *source)
 {
 	kvd_poller_change(host, source, EPOLLIN | EPOLLONESHOT);
 	source->silent = 1;
@@ -260,17 +260,17 @@ static void take_events(kvd_host_t *host, const struct epoll_event *events, int 
 			continue;
 		}
 		if (source->queued && !source->silent) {
-			silence(host, source);
+			silence_source(host, source);
 		}
 		kvd_fair_add(&host->fair, source, events[i].events, since);
 	}
 }
 
 /* Between two rounds of quanta the sockets are looked at again: who has just asked comes first in the next. */
-static void serve(kvd_host_t *host, struct epoll_event *events, uint64_t until_ns)
+static void serve_sources(kvd_host_t *host, struct epoll_event *events, uint64_t until_ns)
 {
 	kvd_fair_serve(&host->fair, host, host->env);
-	while (kvd_fair_waits(&host->fair)) {
+	while (kvd_fair_has_ready(&host->fair)) {
 		uint64_t before = host->looked_ns, now = kv_now_ns(host->env);
 
 		if (now >= until_ns) {
@@ -292,15 +292,15 @@ uint64_t kvd_loop_iterate(kvd_host_t *host, uint64_t wait_ns)
 	host->looked_ns = slept;
 	n = wait_for_events(host, events, wait_ns);
 	start = host->frames > 0 ? host->look_ns : kv_now_ns(host->env);
-	longest = longest_sleep(host, start - slept, wait_ns, start);
+	longest = choose_longest_sleep(host, start - slept, wait_ns, start);
 	take_events(host, events, n, wait_ns > 0 ? start : before);
-	serve(host, events, start + SERVE_NS);
+	serve_sources(host, events, start + SERVE_NS);
 	next = kvd_core_tick(host->core);
 	kvd_commit_events(host);
 	kvs_pool_carve_ahead(host->cpu, start < host->asked_ns + QUIET_NS);
-	kvd_slabs_turn(host);
-	kvd_slabs_sync(host);
-	more = housekeeping(host);
+	kvd_slabs_release_retired(host);
+	kvd_slabs_announce(host);
+	more = do_housekeeping(host);
 
 	uint64_t end = kv_now_ns(host->env);
 	if (host->frames > 0) {
@@ -310,7 +310,7 @@ uint64_t kvd_loop_iterate(kvd_host_t *host, uint64_t wait_ns)
 	if (end - start > STALL_NS) {
 		kv_metric_add(&host->metrics, KV_M_LOOP_STALLS, 1);
 	}
-	if (more || kvd_fair_waits(&host->fair)) {
+	if (more || kvd_fair_has_ready(&host->fair)) {
 		return 0;
 	}
 

@@ -40,10 +40,10 @@ static void *map_huge(const char *name, size_t size, int *p_fd)
 }
 
 /* Seal what has been mapped, and give the advice that all areas get. */
-static kv_status_t area_finish(const char *name, kvd_area_writer_t writer, const kvd_area_t *area)
+static kv_status_t area_finish(const char *name, kvd_shm_region_writer_t writer, const kvd_shm_region_t *area)
 {
 	const int seals =
-		F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL | (writer == KVD_AREA_DAEMON ? F_SEAL_FUTURE_WRITE : 0);
+		F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL | (writer == KVD_SHM_REGION_DAEMON ? F_SEAL_FUTURE_WRITE : 0);
 
 	if (fcntl(area->fd, F_ADD_SEALS, seals) != 0) {
 		return area_failed(name, "seal", errno);
@@ -55,24 +55,26 @@ static kv_status_t area_finish(const char *name, kvd_area_writer_t writer, const
 	return KV_OK;
 }
 
-kv_status_t kvd_area_create_huge(const char *name, size_t bytes, kvd_area_writer_t writer, kvd_area_t *p_area)
+kv_status_t kvd_shm_region_create_huge(const char *name, size_t bytes, kvd_shm_region_writer_t writer,
+				       kvd_shm_region_t *p_area)
 {
-	kvd_area_t area = {.bytes = (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE};
+	kvd_shm_region_t area = {.bytes = (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE};
 
 	area.base = map_huge(name, area.bytes, &area.fd);
 	if (area.base == MAP_FAILED) {
-		return kvd_area_create(name, bytes, writer, p_area);
+		return kvd_shm_region_create(name, bytes, writer, p_area);
 	}
 	if (area_finish(name, writer, &area) != KV_OK) {
-		kvd_area_destroy(&area);
-		return kvd_area_create(name, bytes, writer, p_area);
+		kvd_shm_region_destroy(&area);
+		return kvd_shm_region_create(name, bytes, writer, p_area);
 	}
 	*p_area = area;
 
 	return KV_OK;
 }
 
-kv_status_t kvd_area_create(const char *name, size_t bytes, kvd_area_writer_t writer, kvd_area_t *p_area)
+kv_status_t kvd_shm_region_create(const char *name, size_t bytes, kvd_shm_region_writer_t writer,
+				  kvd_shm_region_t *p_area)
 {
 	size_t size = (bytes + PAGE - 1) / PAGE * PAGE;
 	kv_status_t status;
@@ -92,11 +94,11 @@ kv_status_t kvd_area_create(const char *name, size_t bytes, kvd_area_writer_t wr
 		status = area_failed(name, "mmap", errno);
 		goto err_close;
 	}
-	status = area_finish(name, writer, &(kvd_area_t){fd, base, size});
+	status = area_finish(name, writer, &(kvd_shm_region_t){fd, base, size});
 	if (status != KV_OK) {
 		goto err_unmap;
 	}
-	*p_area = (kvd_area_t){fd, base, size};
+	*p_area = (kvd_shm_region_t){fd, base, size};
 
 	return KV_OK;
 
@@ -107,11 +109,11 @@ err_close:
 	return status;
 }
 
-void kvd_area_destroy(kvd_area_t *area)
+void kvd_shm_region_destroy(kvd_shm_region_t *area)
 {
 	if (area->fd >= 0) {
 		munmap(area->base, area->bytes);
 		close(area->fd);
 	}
-	*area = KVD_AREA_NONE;
+	*area = KVD_SHM_REGION_NONE;
 }

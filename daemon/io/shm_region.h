@@ -6,25 +6,27 @@
 
 #include <stddef.h>
 
-typedef enum kvd_area_writer {
-	KVD_AREA_DAEMON, /* sealed so that nobody but this mapping can ever write it */
-	KVD_AREA_CLIENT, /* clients write too; only its size is sealed                */
-} kvd_area_writer_t;
+typedef enum kvd_shm_region_writer {
+	KVD_SHM_REGION_DAEMON, /* sealed so that nobody but this mapping can ever write it */
+	KVD_SHM_REGION_CLIENT, /* clients write too; only its size is sealed                */
+} kvd_shm_region_writer_t;
 
-typedef struct kvd_area {
+typedef struct kvd_shm_region {
 	int fd;     /* -1: none */
 	void *base; /* zeroed, page-aligned, read-write here */
 	size_t bytes;
-} kvd_area_t;
+} kvd_shm_region_t;
 
-#define KVD_AREA_NONE ((kvd_area_t){.fd = -1})
+#define KVD_SHM_REGION_NONE ((kvd_shm_region_t){.fd = -1})
 
 /* bytes is rounded up to whole pages. KV_ERR_LIMIT: no descriptor is left; KV_ERR_NOMEM. */
-kv_status_t kvd_area_create(const char *name, size_t bytes, kvd_area_writer_t writer, kvd_area_t *p_area);
+kv_status_t kvd_shm_region_create(const char *name, size_t bytes, kvd_shm_region_writer_t writer,
+				  kvd_shm_region_t *p_area);
 /* The same on reserved huge pages (vm.nr_hugepages) when there are enough: a reader that hops through a large area then
  * misses the caches once a hop instead of three times. Else ordinary pages. */
-kv_status_t kvd_area_create_huge(const char *name, size_t bytes, kvd_area_writer_t writer, kvd_area_t *p_area);
-/* An area of KVD_AREA_NONE is fine. */
-void kvd_area_destroy(kvd_area_t *area);
+kv_status_t kvd_shm_region_create_huge(const char *name, size_t bytes, kvd_shm_region_writer_t writer,
+				       kvd_shm_region_t *p_area);
+/* An area of KVD_SHM_REGION_NONE is fine. */
+void kvd_shm_region_destroy(kvd_shm_region_t *area);
 
 #endif

@@ -20,8 +20,8 @@ static void world_notify(void *ctx, kvd_member_t member, uint16_t code, const kv
 	kvd_host_t *host = ctx;
 	kvd_session_t *session;
 
-	kvd_slabs_sync(host);
-	session = kvd_entry_session(kvd_entry_find(host, member));
+	kvd_slabs_announce(host);
+	session = kvd_member_entry_session(kvd_member_entry_find(host, member));
 	if (session) {
 		kvd_session_notify(host, session, code, msg, NULL);
 	}
@@ -114,9 +114,9 @@ static kv_status_t open_cpu(kvd_host_t *host, char *detail, size_t cap)
 
 static kv_status_t open_disk(kvd_host_t *host, char *detail, size_t cap)
 {
-	kv_status_t status = host->options->nvme_path[0] ? kvd_attach_open(host, detail, cap) : KV_OK;
+	kv_status_t status = host->options->nvme_path[0] ? kvd_disk_attach_open(host, detail, cap) : KV_OK;
 
-	return kvd_attach_may_pass(status) ? kvd_attach_begin(host, detail) : status;
+	return kvd_disk_attach_may_retry(status) ? kvd_disk_attach_begin(host, detail) : status;
 }
 
 kv_status_t kvd_world_open(kvd_host_t *host, char *detail, size_t cap)
@@ -137,8 +137,8 @@ kv_status_t kvd_world_open(kvd_host_t *host, char *detail, size_t cap)
 				    .ledger_remove = world_ledger_remove,
 				    .digests = world_digests,
 				    .seal = world_seal,
-				    .describe = kvd_entry_describe,
-				    .note_reset = host->attach ? kvd_attach_note_reset : NULL};
+				    .describe = kvd_member_entry_describe,
+				    .note_reset = host->attach ? kvd_disk_attach_note_reset : NULL};
 
 	return status;
 }
@@ -147,7 +147,7 @@ void kvd_world_close(kvd_host_t *host)
 {
 	kvs_close(host->disk);
 	host->disk = NULL;
-	kvd_attach_end(host);
+	kvd_disk_attach_end(host);
 	kvs_close(host->cpu);
 	host->cpu = NULL;
 	kvd_slabs_close(host);
@@ -180,8 +180,8 @@ kv_status_t kvd_world_create_core(kvd_host_t *host, char *detail, size_t cap)
 		snprintf(detail, cap, "cannot set up the index: %s", kv_status_text(status));
 		return status;
 	}
-	kvd_core_set_staging(host->core, kvd_entry_staging, host);
-	kvd_core_set_answer(host->core, kvd_request_late, host);
+	kvd_core_set_staging(host->core, kvd_member_entry_read_staging, host);
+	kvd_core_set_answer(host->core, kvd_request_reply_late, host);
 
 	return KV_OK;
 }

@@ -13,8 +13,8 @@ static void namespace_make(kvd_host_t *host, uint32_t i, const char *word, size_
 	memcpy(ns->name, word, len);
 	ns->index = i;
 	ns->source.fd = -1;
-	kv_assert(kvd_area_create("mirror", kvd_mirror_bytes(&host->core_config), KVD_AREA_DAEMON, &ns->mirror) ==
-		  KV_OK);
+	kv_assert(kvd_shm_region_create("mirror", kvd_mirror_bytes(&host->core_config), KVD_SHM_REGION_DAEMON,
+					&ns->mirror) == KV_OK);
 	kv_assert(kvd_namespace_add(host->core, ns->name, ns->mirror.base, &ns->id) == KV_OK);
 }
 

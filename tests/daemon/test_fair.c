@@ -128,7 +128,7 @@ static void p5_every_source_that_is_ready_is_served(void **state)
 			break;
 		}
 	}
-	while (kvd_fair_waits(&fair)) {
+	while (kvd_fair_has_ready(&fair)) {
 		kvd_fair_serve(&fair, NULL, &t.env);
 	}
 	for (uint32_t f = 0; f < FLOWS; f++) {

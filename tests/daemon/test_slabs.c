@@ -87,7 +87,7 @@ int kvs_nvme_unregister(kvs_tier_t *disk, uint32_t region)
 }
 
 /* One engine maps everything; it has not looked at its socket. */
-uint32_t kvd_entries_of(const kvd_host_t *host, const char *ns, kvd_mapper_t *out, uint32_t cap)
+uint32_t kvd_members_list(const kvd_host_t *host, const char *ns, kvd_mapper_t *out, uint32_t cap)
 {
 	(void)host;
 	(void)ns;
@@ -98,7 +98,7 @@ uint32_t kvd_entries_of(const kvd_host_t *host, const char *ns, kvd_mapper_t *ou
 	return 1;
 }
 
-void kvd_session_forget(kvd_session_t *session, const int fds[2])
+void kvd_session_drop_queued(kvd_session_t *session, const int fds[2])
 {
 	(void)session;
 	(void)fds;
@@ -143,25 +143,25 @@ static void p4_a_slab_that_waits_for_its_members_leaves_the_memory_of_others_reg
 	host->cpu = host->disk = &tier;
 	assert_int_equal(kvd_slabs_open(host), KV_OK);
 	carve(0);
-	kvd_slabs_sync(host);
+	kvd_slabs_announce(host);
 	slab_[0].retired = 1;
 	version_++;
-	kvd_slabs_sync(host);
+	kvd_slabs_announce(host);
 	for (int i = 0; i < 3; i++) {
-		kvd_slabs_turn(host);
+		kvd_slabs_release_retired(host);
 	}
 	assert_int_equal(region_[0], GONE);
 	assert_int_equal(there_[0], 1);
 
 	carve(1); /* while the engine still maps the first: its memory takes the place that came free */
-	kvd_slabs_sync(host);
+	kvd_slabs_announce(host);
 	assert_int_equal(region_[0], LIVE);
 	for (int i = 0; i < 3; i++) {
-		kvd_slabs_turn(host);
+		kvd_slabs_release_retired(host);
 	}
 	assert_int_equal(region_[0], LIVE);
-	kvd_slabs_drained(host, 1, 0);
-	kvd_slabs_turn(host);
+	kvd_slabs_note_unmapped(host, 1, 0);
+	kvd_slabs_release_retired(host);
 	assert_int_equal(there_[0], 0);
 	assert_int_equal(region_[0], LIVE);
 	kvd_slabs_close(host);

@@ -51,14 +51,14 @@ static void run_iteration(int peer)
 		uint64_t before = host_->sessions->requests;
 		serve();
 		kvd_core_tick(host_->core);
-		kvd_slabs_sync(host_);
+		kvd_slabs_announce(host_);
 		if (!host_->sessions || (host_->sessions->requests == before && !host_->sessions->backlog)) {
 			break;
 		}
 	}
 	kvd_fair_serve(&host_->fair, host_, host_->env);
-	(void)kvd_entries_drain(host_);
-	(void)kvd_entries_reap(host_);
+	(void)kvd_reports_drain(host_);
+	(void)kvd_members_reap(host_);
 	while (kv_sock_recv(peer, bytes, sizeof bytes, &len, fds, &count) == KV_OK) {
 		for (uint32_t i = 0; i < count && count <= KV_WIRE_MAX_FDS; i++) {
 			close(fds[i]);
@@ -146,7 +146,7 @@ static void bury(void)
 			pidfd->ready(host_, pidfd, 0);
 		}
 	}
-	while (kvd_entries_reap(host_)) {
+	while (kvd_members_reap(host_)) {
 	}
 }
 

@@ -36,7 +36,7 @@ static void member_gone(kvd_host_t *host, kvd_member_entry_t *member)
 	kvd_poller_remove(host, &member->source);
 	snprintf(name, sizeof name, "pidfd.%llu", (unsigned long long)member->id);
 	kvd_keeper_drop(host->setup->keeper_fd, name);
-	kvd_slabs_member_gone(host, member->id);
+	kvd_slabs_forget_member(host, member->id);
 	kvd_member_gone(host->core, member->id, member->fired);
 	kvd_commit_events(host);
 	/* Its pidfd may be what is being served: freed when the iteration is over. */
@@ -62,7 +62,7 @@ static int same_attachment(const kvd_member_entry_t *closed, const kvd_member_en
 }
 
 /* The attachment goes on under `by`: nothing of its old connection needs to be kept. */
-static void absorb(kvd_host_t *host, kvd_member_entry_t *closed, const kvd_member_entry_t *by)
+static void absorb_connection(kvd_host_t *host, kvd_member_entry_t *closed, const kvd_member_entry_t *by)
 {
 	kvd_member_absorb(host->core, closed->id, by->id, by->drained);
 	member_gone(host, closed);
@@ -70,12 +70,12 @@ static void absorb(kvd_host_t *host, kvd_member_entry_t *closed, const kvd_membe
 
 /* A connection has ended: is there a newer one? It may have joined, and spoken for this one, before the end was
  * seen. */
-static void hand_over(kvd_host_t *host, kvd_member_entry_t *closed)
+static void absorb_into_newer(kvd_host_t *host, kvd_member_entry_t *closed)
 {
 	for (uint32_t i = 0; i < KVD_MEMBER_BUCKETS; i++) {
 		for (const kvd_member_entry_t *by = host->members[i]; by; by = by->next) {
 			if (same_attachment(closed, by)) {
-				absorb(host, closed, by);
+				absorb_connection(host, closed, by);
 				return;
 			}
 		}
@@ -83,26 +83,26 @@ static void hand_over(kvd_host_t *host, kvd_member_entry_t *closed)
 }
 
 /* A member has joined: has it older connections that have ended? */
-static void take_over(kvd_host_t *host, const kvd_member_entry_t *by)
+static void absorb_older(kvd_host_t *host, const kvd_member_entry_t *by)
 {
 	for (uint32_t i = 0; i < KVD_MEMBER_BUCKETS; i++) {
 		for (kvd_member_entry_t *closed = host->members[i]; closed;) {
 			kvd_member_entry_t *next = closed->next;
 
 			if (same_attachment(closed, by)) {
-				absorb(host, closed, by);
+				absorb_connection(host, closed, by);
 			}
 			closed = next;
 		}
 	}
 }
 
-void kvd_entry_drained(kvd_host_t *host, kvd_member_entry_t *member, const kv_msg_drained_t *ask)
+void kvd_member_entry_set_drained(kvd_host_t *host, kvd_member_entry_t *member, const kv_msg_drained_t *ask)
 {
 	if (ask->what == 2) {
 		member->drained = 1;
 	} else if (ask->what == 3) {
-		kvd_slabs_drained(host, member->id, ask->id);
+		kvd_slabs_note_unmapped(host, member->id, ask->id);
 	} else if (ask->what == 4) {
 		/* Its last word, whoever else holds the socket open: a child that was forked does. */
 		member->left = 1;
@@ -110,9 +110,9 @@ void kvd_entry_drained(kvd_host_t *host, kvd_member_entry_t *member, const kv_ms
 	}
 }
 
-void kvd_entry_session_ended(kvd_host_t *host, kvd_member_entry_t *member)
+void kvd_member_entry_close(kvd_host_t *host, kvd_member_entry_t *member)
 {
-	kvd_entry_drain(host, member);
+	kvd_reports_drain_member(host, member);
 	kvd_member_log(host, member,
 		       member->left    ? "a member has detached"
 		       : member->fired ? "a member's process has ended"
@@ -123,7 +123,7 @@ void kvd_entry_session_ended(kvd_host_t *host, kvd_member_entry_t *member)
 	} else {
 		kvd_member_closed(host->core, member->id);
 		kvd_commit_events(host);
-		hand_over(host, member);
+		absorb_into_newer(host, member);
 	}
 }
 
@@ -149,14 +149,14 @@ static int pidfd_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
 
 static void member_free(kvd_member_entry_t *member)
 {
-	kvd_area_destroy(&member->area);
+	kvd_shm_region_destroy(&member->area);
 	close(member->source.fd);
 	free(member);
 }
 
 static void instance_free(kvd_instance_entry_t *entry)
 {
-	kvd_area_destroy(&entry->leases);
+	kvd_shm_region_destroy(&entry->leases);
 	free(entry);
 }
 
@@ -186,7 +186,7 @@ static void instance_gone(kvd_host_t *host, kvd_instance_t id)
 	}
 }
 
-int kvd_entries_reap(kvd_host_t *host)
+int kvd_members_reap(kvd_host_t *host)
 {
 	kvd_instance_t ended;
 	uint32_t n = kvd_instances_reap(host->core, &ended, 1);
@@ -203,7 +203,7 @@ int kvd_entries_reap(kvd_host_t *host)
 	return n > 0 || host->gone != NULL;
 }
 
-void kvd_entries_fini(kvd_host_t *host)
+void kvd_members_fini(kvd_host_t *host)
 {
 	for (uint32_t i = 0; i < KVD_MEMBER_BUCKETS; i++) {
 		while (host->members[i]) {
@@ -237,7 +237,7 @@ static kv_status_t member_area(const kvd_options_t *options, const kv_msg_join_t
 	if ((size_t)ask->staging_words * sizeof(uint64_t) > options->limits_staging) {
 		return KV_ERR_LIMIT;
 	}
-	status = kvd_area_create("kvd-member", bytes, KVD_AREA_CLIENT, &member->area);
+	status = kvd_shm_region_create("kvd-member", bytes, KVD_SHM_REGION_CLIENT, &member->area);
 	if (status != KV_OK) {
 		return status;
 	}
@@ -277,7 +277,8 @@ static kv_status_t instance_open(kvd_host_t *host, kvd_namespace_t *ns, const kv
 	if (!entry) {
 		return KV_ERR_NOMEM;
 	}
-	status = kvd_area_create("kvd-leases", host->options->instance_lease_area, KVD_AREA_DAEMON, &entry->leases);
+	status = kvd_shm_region_create("kvd-leases", host->options->instance_lease_area, KVD_SHM_REGION_DAEMON,
+				       &entry->leases);
 	if (status != KV_OK) {
 		free(entry);
 		return status;
@@ -307,7 +308,7 @@ static kv_status_t member_open(kvd_host_t *host, kvd_call_t *call, const kvd_joi
 		return KV_ERR_NOMEM;
 	}
 	member->source = (kvd_source_t){.ready = pidfd_ready, .fd = call->fds[0], .flow = &call->session->ns->flow};
-	member->area = KVD_AREA_NONE;
+	member->area = KVD_SHM_REGION_NONE;
 	member->ns = call->session->ns;
 	status = member_area(host->options, &call->ask->join, member);
 	if (status != KV_OK) {
@@ -334,7 +335,7 @@ static kv_status_t member_open(kvd_host_t *host, kvd_call_t *call, const kvd_joi
 err_watch:
 	kvd_poller_remove(host, &member->source);
 err_area:
-	kvd_area_destroy(&member->area);
+	kvd_shm_region_destroy(&member->area);
 err_free:
 	free(member);
 	return status;
@@ -366,7 +367,7 @@ static kv_status_t pidfd_allowed(kvd_host_t *host, kvd_call_t *call, uint64_t *p
  * end. */
 static kv_status_t join_to_match(kvd_host_t *host, kvd_call_t *call)
 {
-	const kvd_area_t *mirror = &call->session->ns->mirror;
+	const kvd_shm_region_t *mirror = &call->session->ns->mirror;
 
 	kv_metric_add(&host->metrics, KV_M_MATCH_JOINS, !call->session->matching);
 	call->session->matching = 1;
@@ -376,7 +377,7 @@ static kv_status_t join_to_match(kvd_host_t *host, kvd_call_t *call)
 	return KV_OK;
 }
 
-kv_status_t kvd_join_request(kvd_host_t *host, kvd_call_t *call)
+kv_status_t kvd_request_join(kvd_host_t *host, kvd_call_t *call)
 {
 	const kv_msg_join_t *ask = &call->ask->join;
 	char instance[129], name[32];
@@ -431,7 +432,7 @@ kv_status_t kvd_join_request(kvd_host_t *host, kvd_call_t *call)
 	kvd_member_log(host, member, "a member has attached");
 	snprintf(name, sizeof name, "pidfd.%llu", (unsigned long long)member->id);
 	kvd_keeper_hold(host->setup->keeper_fd, name, member->source.fd);
-	take_over(host, member);
+	absorb_older(host, member);
 	call->reply->join_reply = (kv_msg_join_reply_t){.instance_id = entry->id,
 							.member_id = member->id,
 							.mirror_bytes = member->ns->mirror.bytes,

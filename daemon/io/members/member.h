@@ -11,7 +11,7 @@ struct kvd_instance_entry {
 	kvd_instance_entry_t *next;
 	kvd_instance_t id;
 	kvd_namespace_t *ns;
-	kvd_area_t leases;
+	kvd_shm_region_t leases;
 	char name[129];
 };
 
@@ -22,7 +22,7 @@ struct kvd_member_entry {
 	kvd_instance_t instance;
 	kvd_namespace_t *ns;
 	kvd_session_t *session; /* NULL: its connection has ended */
-	kvd_area_t area;
+	kvd_shm_region_t area;
 	uint64_t staging_offset, staging_words;
 	uint64_t tail;      /* reports read; the copy in the area is for the member only */
 	uint64_t dropped;   /* reports it could not write, as far as they are counted */

@@ -8,7 +8,7 @@
 #define LOG_NS    UINT64_C(100000000) /* a namespace may have one more line about its members in this time */
 #define LOG_BURST 64u                 /* and so many at once */
 
-kvd_member_entry_t *kvd_entry_find(kvd_host_t *host, kvd_member_t id)
+kvd_member_entry_t *kvd_member_entry_find(kvd_host_t *host, kvd_member_t id)
 {
 	kvd_member_entry_t *member = *kvd_member_bucket(host, id);
 
@@ -19,12 +19,12 @@ kvd_member_entry_t *kvd_entry_find(kvd_host_t *host, kvd_member_t id)
 	return member;
 }
 
-kvd_member_t kvd_entry_id(const kvd_member_entry_t *member)
+kvd_member_t kvd_member_entry_id(const kvd_member_entry_t *member)
 {
 	return member ? member->id : 0;
 }
 
-kvd_session_t *kvd_entry_session(const kvd_member_entry_t *member)
+kvd_session_t *kvd_member_entry_session(const kvd_member_entry_t *member)
 {
 	return member ? member->session : NULL;
 }
@@ -40,7 +40,7 @@ kvd_instance_entry_t *kvd_instance_entry_find(kvd_host_t *host, kvd_instance_t i
 	return entry;
 }
 
-uint32_t kvd_entries_attached(const kvd_host_t *host)
+uint32_t kvd_members_count_attached(const kvd_host_t *host)
 {
 	uint32_t n = 0;
 
@@ -53,7 +53,7 @@ uint32_t kvd_entries_attached(const kvd_host_t *host)
 	return n;
 }
 
-uint32_t kvd_entries_of(const kvd_host_t *host, const char *ns, kvd_mapper_t *out, uint32_t cap)
+uint32_t kvd_members_list(const kvd_host_t *host, const char *ns, kvd_mapper_t *out, uint32_t cap)
 {
 	uint32_t n = 0;
 
@@ -68,7 +68,7 @@ uint32_t kvd_entries_of(const kvd_host_t *host, const char *ns, kvd_mapper_t *ou
 	return n;
 }
 
-uint32_t kvd_entries_fds(const kvd_host_t *host)
+uint32_t kvd_members_count_fds(const kvd_host_t *host)
 {
 	uint32_t n = 0;
 
@@ -118,7 +118,7 @@ void kvd_member_log(kvd_host_t *host, const kvd_member_entry_t *member, const ch
 	member->ns->members_unlogged = 0;
 }
 
-void kvd_entry_opened(kvd_host_t *host, kvd_member_entry_t *member, uint32_t space, const char *model)
+void kvd_member_entry_set_space(kvd_host_t *host, kvd_member_entry_t *member, uint32_t space, const char *model)
 {
 	member->space = space;
 	if (may_log(host, member->ns)) {
@@ -130,9 +130,9 @@ void kvd_entry_opened(kvd_host_t *host, kvd_member_entry_t *member, uint32_t spa
 	}
 }
 
-void kvd_entry_describe(void *ctx, kvd_member_t id, struct kvd_json *json)
+void kvd_member_entry_describe(void *ctx, kvd_member_t id, struct kvd_json *json)
 {
-	const kvd_member_entry_t *member = kvd_entry_find(ctx, id);
+	const kvd_member_entry_t *member = kvd_member_entry_find(ctx, id);
 
 	if (member && member->session) {
 		kvd_json_text(json, "program", member->session->program);

@@ -18,7 +18,7 @@
 
 /* A number that tells the pidfd's process from all others that live, whatever namespace they are in: in pidfs (Linux
  * 6.9) the inode is the process. 0: an older kernel. */
-static uint64_t inode_of(int fd)
+static uint64_t pidfd_inode(int fd)
 {
 	struct statfs fs;
 	struct stat info;
@@ -31,7 +31,7 @@ static uint64_t inode_of(int fd)
 }
 
 /* The process id in a pidfd's fdinfo, 0: it has none in our namespace; negative: it has ended, or this is no pidfd. */
-static long id_of(int fd)
+static long pidfd_process_id(int fd)
 {
 	char path[64], line[256];
 	long pid = -1;
@@ -53,7 +53,7 @@ static long id_of(int fd)
 }
 
 /* Is it of the process that opened the connection? */
-static int is_peer(int socket, uint64_t inode)
+static int is_socket_peer(int socket, uint64_t inode)
 {
 	int peer = -1, same;
 	socklen_t len = sizeof peer;
@@ -61,7 +61,7 @@ static int is_peer(int socket, uint64_t inode)
 	if (inode == 0 || getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &peer, &len) != 0) {
 		return 0;
 	}
-	same = inode_of(peer) == inode;
+	same = pidfd_inode(peer) == inode;
 	close(peer);
 
 	return same;
@@ -71,13 +71,13 @@ kvd_pidfd_t kvd_pidfd_check(const kvd_session_t *session, uint64_t *p_process)
 {
 	int fd = session->fds[0];
 	struct pollfd look = {.fd = fd, .events = POLLIN};
-	long pid = id_of(fd);
+	long pid = pidfd_process_id(fd);
 	uint64_t inode;
 
 	if (pid < 0 || poll(&look, 1, 0) != 0) {
 		return KVD_PIDFD_BAD;
 	}
-	inode = inode_of(fd);
+	inode = pidfd_inode(fd);
 	*p_process = inode ? inode : (uint64_t)pid;
 	/* The kernel says who sent it, and a live process shares its id with nobody. Where we do not see that id, the
 	 * connection's opener must do. */
@@ -85,5 +85,5 @@ kvd_pidfd_t kvd_pidfd_check(const kvd_session_t *session, uint64_t *p_process)
 		return pid == session->fds_sender ? KVD_PIDFD_OWN : KVD_PIDFD_UNPROVED;
 	}
 
-	return is_peer(session->source.fd, inode) ? KVD_PIDFD_OWN : KVD_PIDFD_UNPROVED;
+	return is_socket_peer(session->source.fd, inode) ? KVD_PIDFD_OWN : KVD_PIDFD_UNPROVED;
 }

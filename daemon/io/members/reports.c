@@ -69,12 +69,12 @@ static uint32_t drain_ring(kvd_host_t *host, kvd_member_entry_t *member, uint32_
 	return (uint32_t)(member->tail - tail);
 }
 
-void kvd_entry_drain(kvd_host_t *host, kvd_member_entry_t *member)
+void kvd_reports_drain_member(kvd_host_t *host, kvd_member_entry_t *member)
 {
 	(void)drain_ring(host, member, KVD_REPORT_RECORDS);
 }
 
-int kvd_entries_drain(kvd_host_t *host)
+int kvd_reports_drain(kvd_host_t *host)
 {
 	uint32_t work = 0, i = host->drain_next;
 
@@ -90,9 +90,9 @@ int kvd_entries_drain(kvd_host_t *host)
 	return host->drain_next != 0;
 }
 
-kv_status_t kvd_entry_staging(void *ctx, kvd_member_t id, uint64_t first, uint32_t words, uint64_t *out)
+kv_status_t kvd_member_entry_read_staging(void *ctx, kvd_member_t id, uint64_t first, uint32_t words, uint64_t *out)
 {
-	kvd_member_entry_t *member = kvd_entry_find(ctx, id);
+	kvd_member_entry_t *member = kvd_member_entry_find(ctx, id);
 
 	if (!member || !member->session || first > member->staging_words || words > member->staging_words - first) {
 		return KV_ERR_ARG;

@@ -1,7 +1,8 @@
 /* Slabs that come and go: who has been told of which, and who still maps one that has been retired.
  *
- *   NONE --carved--> TOLD --retired--> LEAVING --nobody maps it--> NONE
- *                                      LEAVING --too long--> KEPT (its pages are taken away) --nobody maps it--> NONE
+ *   NONE --carved--> ANNOUNCED --retired--> RETIRING --nobody maps it--> NONE
+ *                                      RETIRING --too long--> ZOMBIE (its pages are taken away) --nobody maps it-->
+ * NONE
  *
  * Nothing names a slot of a retired slab, so nothing is read or written there; what is waited for is memory, and it is
  * not waited for long: an engine that is idle may not look at its socket for minutes. Pages that a member has pinned
@@ -23,26 +24,26 @@
 #define ROLE_WORKER  1u
 #define NOWHERE      UINT32_MAX
 
-typedef enum told_state { TOLD_NONE, TOLD, LEAVING, KEPT } told_state_t;
+typedef enum slab_state { SLAB_NONE, ANNOUNCED, RETIRING, ZOMBIE } slab_state_t;
 
-typedef struct told {
-	told_state_t state;
+typedef struct slab_entry {
+	slab_state_t state;
 	uint32_t region;
-	uint32_t next;   /* in the list of those that are LEAVING or KEPT */
+	uint32_t next;   /* in the list of those that are RETIRING or ZOMBIE */
 	uint32_t mapped; /* members that have not said that they do not map it */
 	uint64_t serial;
 	uint64_t since_ns;
 	uint64_t bytes;
-	uint64_t pinned; /* KEPT: bytes that may be pinned */
+	uint64_t pinned; /* ZOMBIE: bytes that may be pinned */
 	kvd_mapper_t *by;
-} told_t;
+} slab_entry_t;
 
 typedef struct kvd_slabs {
 	uint64_t version; /* of the pool, when it was looked at last */
 	uint64_t pinned;  /* sum */
 	uint32_t kept;
-	uint32_t going; /* list */
-	told_t slab[KV_SLOT_MAX_SLAB + 1u];
+	uint32_t retiring; /* list */
+	slab_entry_t slab[KV_SLOT_MAX_SLAB + 1u];
 } kvd_slabs_t;
 
 kv_status_t kvd_slabs_open(kvd_host_t *host)
@@ -51,7 +52,7 @@ kv_status_t kvd_slabs_open(kvd_host_t *host)
 	if (!host->slabs) {
 		return KV_ERR_NOMEM;
 	}
-	host->slabs->going = NOWHERE;
+	host->slabs->retiring = NOWHERE;
 
 	return KV_OK;
 }
@@ -67,7 +68,7 @@ void kvd_slabs_close(kvd_host_t *host)
 
 /* ---- telling --------------------------------------------------------------------------------- */
 
-static void tell_one(kvd_host_t *host, kvd_session_t *session, const kvs_slab_info_t *info)
+static void announce_slab(kvd_host_t *host, kvd_session_t *session, const kvs_slab_info_t *info)
 {
 	int fds[KV_WIRE_MAX_FDS] = {info->data_fd, info->digest_fd, -1};
 	kv_msg_t msg = {.slab_add = {.slab = info->slab,
@@ -84,41 +85,41 @@ static void tell_one(kvd_host_t *host, kvd_session_t *session, const kvs_slab_in
 	}
 }
 
-static void add(kvd_host_t *host, told_t *told, const kvs_slab_info_t *info)
+static void add_slab(kvd_host_t *host, slab_entry_t *entry, const kvs_slab_info_t *info)
 {
-	*told = (told_t){.state = TOLD, .region = UINT32_MAX, .serial = info->serial, .bytes = info->bytes};
+	*entry = (slab_entry_t){.state = ANNOUNCED, .region = UINT32_MAX, .serial = info->serial, .bytes = info->bytes};
 	/* On huge pages a transfer without registration costs less. */
 	if (host->disk && !info->huge) {
-		kvs_nvme_register(host->disk, info->base, info->bytes, &told->region);
-		kvs_pool_set_region(host->cpu, info->slab, told->region);
+		kvs_nvme_register(host->disk, info->base, info->bytes, &entry->region);
+		kvs_pool_set_region(host->cpu, info->slab, entry->region);
 	}
 	for (kvd_session_t *session = host->sessions; session; session = session->next) {
 		if (session->member) {
-			tell_one(host, session, info);
+			announce_slab(host, session, info);
 		}
 	}
 }
 
 /* Who maps the slab: every member of its namespace, those whose connection has ended while their process lives, too. */
-static void find_mappers(kvd_host_t *host, told_t *told, const kvs_slab_info_t *info)
+static void find_mappers(kvd_host_t *host, slab_entry_t *entry, const kvs_slab_info_t *info)
 {
-	uint32_t count = kvd_entries_of(host, info->ns, NULL, 0);
+	uint32_t count = kvd_members_list(host, info->ns, NULL, 0);
 
-	told->by = count ? calloc(count, sizeof *told->by) : NULL;
-	if (told->by) {
-		told->mapped = kvd_entries_of(host, info->ns, told->by, count);
+	entry->by = count ? calloc(count, sizeof *entry->by) : NULL;
+	if (entry->by) {
+		entry->mapped = kvd_members_list(host, info->ns, entry->by, count);
 	} /* else: nobody is waited for; the memory is theirs until they let go of it */
 }
 
-static void retire(kvd_host_t *host, told_t *told, const kvs_slab_info_t *info)
+static void announce_retirement(kvd_host_t *host, slab_entry_t *entry, const kvs_slab_info_t *info)
 {
 	kv_msg_t msg = {.slab_retire = {.slab = info->slab}};
 
-	told->state = LEAVING;
-	told->since_ns = kv_now_ns(host->env);
-	told->next = host->slabs->going;
-	host->slabs->going = info->slab;
-	find_mappers(host, told, info);
+	entry->state = RETIRING;
+	entry->since_ns = kv_now_ns(host->env);
+	entry->next = host->slabs->retiring;
+	host->slabs->retiring = info->slab;
+	find_mappers(host, entry, info);
 	for (kvd_session_t *session = host->sessions; session; session = session->next) {
 		if (session->member && strcmp(info->ns, session->ns->name) == 0) {
 			kvd_session_notify(host, session, KV_CODE_SLAB_RETIRE, &msg, NULL);
@@ -126,7 +127,7 @@ static void retire(kvd_host_t *host, told_t *told, const kvs_slab_info_t *info)
 	}
 }
 
-void kvd_slabs_sync(kvd_host_t *host)
+void kvd_slabs_announce(kvd_host_t *host)
 {
 	kvd_slabs_t *slabs = host->slabs;
 	uint64_t version = kvs_pool_version(host->cpu);
@@ -142,57 +143,57 @@ void kvd_slabs_sync(kvd_host_t *host)
 			continue;
 		}
 		if (slabs->slab[i].serial != info.serial) {
-			add(host, &slabs->slab[i], &info);
+			add_slab(host, &slabs->slab[i], &info);
 		}
-		if (info.retired && slabs->slab[i].state == TOLD) {
-			retire(host, &slabs->slab[i], &info);
+		if (info.retired && slabs->slab[i].state == ANNOUNCED) {
+			announce_retirement(host, &slabs->slab[i], &info);
 		}
 	}
 }
 
-void kvd_slabs_greet(kvd_host_t *host, kvd_session_t *session)
+void kvd_slabs_announce_to(kvd_host_t *host, kvd_session_t *session)
 {
 	for (uint32_t i = 0; i < kvs_pool_slab_count(host->cpu); i++) {
 		kvs_slab_info_t info;
 
-		if (host->slabs->slab[i].state == TOLD && kvs_pool_slab(host->cpu, i, &info) == KV_OK) {
-			tell_one(host, session, &info);
+		if (host->slabs->slab[i].state == ANNOUNCED && kvs_pool_slab(host->cpu, i, &info) == KV_OK) {
+			announce_slab(host, session, &info);
 		}
 	}
 }
 
 /* ---- letting go ------------------------------------------------------------------------------ */
 
-static void unmapped_by(told_t *told, kvd_member_t member)
+static void remove_mapper(slab_entry_t *entry, kvd_member_t member)
 {
-	for (uint32_t i = 0; i < told->mapped; i++) {
-		if (told->by[i].id == member) {
-			told->by[i] = told->by[--told->mapped];
+	for (uint32_t i = 0; i < entry->mapped; i++) {
+		if (entry->by[i].id == member) {
+			entry->by[i] = entry->by[--entry->mapped];
 			return;
 		}
 	}
 }
 
-void kvd_slabs_drained(kvd_host_t *host, kvd_member_t member, uint64_t slab)
+void kvd_slabs_note_unmapped(kvd_host_t *host, kvd_member_t member, uint64_t slab)
 {
 	if (slab <= KV_SLOT_MAX_SLAB) {
-		unmapped_by(&host->slabs->slab[slab], member);
+		remove_mapper(&host->slabs->slab[slab], member);
 	}
 }
 
-void kvd_slabs_member_gone(kvd_host_t *host, kvd_member_t member)
+void kvd_slabs_forget_member(kvd_host_t *host, kvd_member_t member)
 {
-	for (uint32_t i = host->slabs ? host->slabs->going : NOWHERE; i != NOWHERE; i = host->slabs->slab[i].next) {
-		unmapped_by(&host->slabs->slab[i], member);
+	for (uint32_t i = host->slabs ? host->slabs->retiring : NOWHERE; i != NOWHERE; i = host->slabs->slab[i].next) {
+		remove_mapper(&host->slabs->slab[i], member);
 	}
 }
 
 /* Bytes that may stay pinned when the pages are taken away. */
-static uint64_t may_be_pinned(const told_t *told)
+static uint64_t may_be_pinned(const slab_entry_t *entry)
 {
-	for (uint32_t i = 0; i < told->mapped; i++) {
-		if (told->by[i].role == ROLE_WORKER) {
-			return told->bytes;
+	for (uint32_t i = 0; i < entry->mapped; i++) {
+		if (entry->by[i].role == ROLE_WORKER) {
+			return entry->bytes;
 		}
 	}
 
@@ -200,67 +201,67 @@ static uint64_t may_be_pinned(const told_t *told)
 }
 
 /* The pool's part: 1 when the memory has come back. */
-static int release(kvd_host_t *host, uint32_t slab, int unmapped)
+static int release_slab(kvd_host_t *host, uint32_t slab, int unmapped)
 {
 	kvs_slab_info_t info;
 
-	if (kvs_pool_slab(host->cpu, slab, &info) == KV_OK && host->slabs->slab[slab].state == LEAVING) {
+	if (kvs_pool_slab(host->cpu, slab, &info) == KV_OK && host->slabs->slab[slab].state == RETIRING) {
 		const int fds[2] = {info.data_fd, info.digest_fd};
 
 		for (kvd_session_t *session = host->sessions; session; session = session->next) {
-			kvd_session_forget(session, fds);
+			kvd_session_drop_queued(session, fds);
 		}
 	}
 
 	return kvs_pool_release(host->cpu, slab, unmapped) != KV_ERR_BUSY;
 }
 
-static void keep(kvd_host_t *host, uint32_t slab)
+static void take_pages_away(kvd_host_t *host, uint32_t slab)
 {
-	told_t *told = &host->slabs->slab[slab];
-	uint64_t pinned = may_be_pinned(told);
+	slab_entry_t *entry = &host->slabs->slab[slab];
+	uint64_t pinned = may_be_pinned(entry);
 
-	if (host->slabs->pinned + pinned > host->options->cpu_size / PINNED_SHARE || !release(host, slab, 0)) {
+	if (host->slabs->pinned + pinned > host->options->cpu_size / PINNED_SHARE || !release_slab(host, slab, 0)) {
 		return;
 	}
 	kv_logf(host->env, KV_LOG_INFO, "io",
 		"the pages of a retired slab are taken away, some members still map it slab %u members %u", slab,
-		told->mapped);
-	told->state = KEPT;
-	told->pinned = pinned;
+		entry->mapped);
+	entry->state = ZOMBIE;
+	entry->pinned = pinned;
 	host->slabs->pinned += pinned;
 	host->slabs->kept++;
 }
 
 /* 1: the slab has gone, and its number is free. */
-static int let_go(kvd_host_t *host, uint32_t slab)
+static int release_if_unmapped(kvd_host_t *host, uint32_t slab)
 {
-	told_t *told = &host->slabs->slab[slab];
+	slab_entry_t *entry = &host->slabs->slab[slab];
 
-	if (told->state == LEAVING && host->disk && !kvs_nvme_unregister(host->disk, told->region)) {
+	if (entry->state == RETIRING && host->disk && !kvs_nvme_unregister(host->disk, entry->region)) {
 		return 0;
 	}
-	told->region = UINT32_MAX; /* its place may be another slab's at the next turn */
-	if (told->mapped > 0) {
-		if (told->state == LEAVING && kv_now_ns(host->env) - told->since_ns >= WAIT_NS) {
-			keep(host, slab);
+	entry->region = UINT32_MAX; /* its place may be another slab's at the next turn */
+	if (entry->mapped > 0) {
+		if (entry->state == RETIRING && kv_now_ns(host->env) - entry->since_ns >= WAIT_NS) {
+			take_pages_away(host, slab);
 		}
 		return 0;
 	}
-	if (!release(host, slab, 1)) {
+	if (!release_slab(host, slab, 1)) {
 		return 0;
 	}
-	host->slabs->kept -= told->state == KEPT ? 1u : 0u;
-	host->slabs->pinned -= told->pinned;
-	free(told->by);
-	*told = (told_t){.state = TOLD_NONE};
+	host->slabs->kept -= entry->state == ZOMBIE ? 1u : 0u;
+	host->slabs->pinned -= entry->pinned;
+	free(entry->by);
+	*entry = (slab_entry_t){.state = SLAB_NONE};
 
 	return 1;
 }
 
-void kvd_slabs_turn(kvd_host_t *host)
+void kvd_slabs_release_retired(kvd_host_t *host)
 {
-	uint32_t *link = &host->slabs->going;
+	uint32_t *link = &host->slabs->retiring;
 
 	if (*link == NOWHERE) {
 		return;
@@ -268,7 +269,7 @@ void kvd_slabs_turn(kvd_host_t *host)
 	while (*link != NOWHERE) {
 		uint32_t slab = *link, next = host->slabs->slab[slab].next;
 
-		if (let_go(host, slab)) {
+		if (release_if_unmapped(host, slab)) {
 			*link = next;
 		} else {
 			link = &host->slabs->slab[slab].next;

@@ -9,13 +9,13 @@ kv_status_t kvd_slabs_open(kvd_host_t *host);
 void kvd_slabs_close(kvd_host_t *host);
 /* Tell members of slabs that were carved or retired since the last call; call it before anything that can name their
  * slots is sent. */
-void kvd_slabs_sync(kvd_host_t *host);
+void kvd_slabs_announce(kvd_host_t *host);
 /* Tell one new member of all slabs of its namespace. */
-void kvd_slabs_greet(kvd_host_t *host, kvd_session_t *session);
+void kvd_slabs_announce_to(kvd_host_t *host, kvd_session_t *session);
 /* A member has unmapped a retired slab; it has gone, and with it all it has mapped. */
-void kvd_slabs_drained(kvd_host_t *host, kvd_member_t member, uint64_t slab);
-void kvd_slabs_member_gone(kvd_host_t *host, kvd_member_t member);
+void kvd_slabs_note_unmapped(kvd_host_t *host, kvd_member_t member, uint64_t slab);
+void kvd_slabs_forget_member(kvd_host_t *host, kvd_member_t member);
 /* Once a turn: give back the memory of retired slabs that nobody maps, or has mapped for too long. */
-void kvd_slabs_turn(kvd_host_t *host);
+void kvd_slabs_release_retired(kvd_host_t *host);
 
 #endif

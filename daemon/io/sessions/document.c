@@ -65,9 +65,9 @@ static kvs_health_t disk_state(kvd_host_t *host, char *sentence, size_t cap)
 
 	if (host->disk) {
 		kvs_tier_state(host->disk, &state);
-	} else if (kvd_attach_reason(host)) {
+	} else if (kvd_disk_attach_reason(host)) {
 		state.health = KVS_HEALTH_OFF;
-		snprintf(state.reason, sizeof state.reason, "%s", kvd_attach_reason(host));
+		snprintf(state.reason, sizeof state.reason, "%s", kvd_disk_attach_reason(host));
 	}
 	snprintf(sentence, cap, "the disk tier is %s: %s; it is tried again", kvs_health_name(state.health),
 		 state.reason);
@@ -128,7 +128,7 @@ static void put_sessions(kvd_host_t *host, const kvd_namespace_t *ns, kv_text_t 
 		kv_text_addf(text,
 			     ",\"pid\":%d,\"uid\":%u,\"member\":%llu,\"age_ns\":%llu,\"requests\":%llu,\"queued_"
 			     "bytes\":%zu,\"match_only\":%s}",
-			     (int)s->pid, (unsigned)s->uid, (unsigned long long)kvd_entry_id(s->member),
+			     (int)s->pid, (unsigned)s->uid, (unsigned long long)kvd_member_entry_id(s->member),
 			     (unsigned long long)(now - s->opened_ns), (unsigned long long)s->requests, s->out_bytes,
 			     s->matching && !s->member ? "true" : "false");
 		comma = ",";
@@ -173,7 +173,7 @@ static void put_hits(kv_text_t *text, const kv_metrics_t *m, uint32_t first, uin
 
 /* Room for what a snprintf-like function of another part writes; its answer is added to len, so that what is too long
  * is refused as a whole. */
-static char *rest(kv_text_t *text, size_t *p_cap)
+static char *remaining_text(kv_text_t *text, size_t *p_cap)
 {
 	*p_cap = text->len < text->cap ? text->cap - text->len : 0;
 
@@ -193,7 +193,7 @@ static void status_json(kvd_host_t *host, const kvd_namespace_t *ns, uint32_t de
 		     (unsigned long long)(now - host->started_ns), host->setup->restarts, host->session_count);
 	put_tier(text, "cpu", host->cpu, 0);
 	kv_text_addf(text, ",");
-	put_tier(text, "disk", host->disk, kvd_attach_reason(host) != NULL);
+	put_tier(text, "disk", host->disk, kvd_disk_attach_reason(host) != NULL);
 	kv_text_addf(text, "},");
 	put_classes(host, ns, text);
 	kv_text_addf(text, "\"hits\":{\"namespace\":");
@@ -207,7 +207,7 @@ static void status_json(kvd_host_t *host, const kvd_namespace_t *ns, uint32_t de
 		     host->accept_paused || kv_metric_get(&host->metrics, KV_M_DISK_STATE) >= KVS_HEALTH_READ_ONLY
 			     ? "false"
 			     : "true");
-	out = rest(text, &cap);
+	out = remaining_text(text, &cap);
 	text->len += kvd_core_status_json(host->core, ns->id, detail, out, cap);
 	if (detail >= 2) {
 		put_sessions(host, ns, text);
@@ -250,9 +250,9 @@ static uint32_t check_sessions(kvd_host_t *host, kv_text_t *text)
 	for (const kvd_session_t *s = host->sessions; s; s = s->next) {
 		sessions++;
 		bytes += s->in_cap;
-		joined += s->member != NULL && kvd_entry_session(s->member) == s;
+		joined += s->member != NULL && kvd_member_entry_session(s->member) == s;
 	}
-	attached = kvd_entries_attached(host);
+	attached = kvd_members_count_attached(host);
 	ok = sessions == host->session_count && bytes == host->receive_bytes && joined == attached;
 	snprintf(detail, sizeof detail, "%u sessions, %u of them members, %zu bytes of receive buffers", sessions,
 		 joined, bytes);
@@ -267,7 +267,7 @@ static uint32_t check_fds(kvd_host_t *host, kv_text_t *text)
 {
 	uint32_t open = kvd_process_count_fds();
 	uint32_t slabs = kvs_pool_slabs_held(host->cpu) - host->own_slabs;
-	uint32_t known = host->own_fds + host->session_count + kvd_entries_fds(host) + 2 * slabs;
+	uint32_t known = host->own_fds + host->session_count + kvd_members_count_fds(host) + 2 * slabs;
 	uint32_t slack = FD_SLACK;
 	char detail[160];
 	int ok = open <= known + slack;
@@ -284,7 +284,7 @@ static uint32_t check_json(kvd_host_t *host, kv_text_t *text)
 {
 	uint32_t failed = 0;
 	size_t cap;
-	char *out = rest(text, &cap);
+	char *out = remaining_text(text, &cap);
 
 	text->len += kvd_core_check_json(host->core, out, cap, &failed);
 	kv_assert(!kv_text_fits(text) || (text->len > 2 && strcmp(text->out + text->len - 2, "]}") == 0));
@@ -300,7 +300,7 @@ static uint32_t check_json(kvd_host_t *host, kv_text_t *text)
 
 /* ---- the requests ---------------------------------------------------------------------------- */
 
-kv_status_t kvd_document_request(kvd_host_t *host, kvd_call_t *call)
+kv_status_t kvd_request_document(kvd_host_t *host, kvd_call_t *call)
 {
 	kv_text_t text = kv_text(host->text, KVD_TEXT_SCRATCH);
 	kv_slice_t json;
@@ -316,11 +316,11 @@ kv_status_t kvd_document_request(kvd_host_t *host, kvd_call_t *call)
 		failed = check_json(host, &text);
 		break;
 	case KV_CODE_STATS:
-		out = rest(&text, &cap);
+		out = remaining_text(&text, &cap);
 		text.len += kv_metrics_json(&host->metrics, call->session->ns->id, out, cap);
 		break;
 	default:
-		out = rest(&text, &cap);
+		out = remaining_text(&text, &cap);
 		text.len += kv_options_json(&kvd_option_table, host->options, host->setup->sources, out, cap);
 		break;
 	}

@@ -4,6 +4,6 @@
 
 #include "io/sessions/request.h"
 
-kv_status_t kvd_document_request(kvd_host_t *host, kvd_call_t *call);
+kv_status_t kvd_request_document(kvd_host_t *host, kvd_call_t *call);
 
 #endif

@@ -88,8 +88,8 @@ static kv_status_t namespace_open(kvd_host_t *host, kvd_namespace_t *ns, const c
 	    sizeof ns->path) {
 		return KV_ERR_PATH;
 	}
-	status = (host->options->cpu_huge_pages == KVS_HUGE_OFF ? kvd_area_create : kvd_area_create_huge)(
-		"kvd-mirror", kvd_mirror_bytes(&host->core_config), KVD_AREA_DAEMON, &ns->mirror);
+	status = (host->options->cpu_huge_pages == KVS_HUGE_OFF ? kvd_shm_region_create : kvd_shm_region_create_huge)(
+		"kvd-mirror", kvd_mirror_bytes(&host->core_config), KVD_SHM_REGION_DAEMON, &ns->mirror);
 	if (status == KV_OK) {
 		status = kvd_namespace_add(host->core, ns->name, ns->mirror.base, &ns->id);
 	}
@@ -112,7 +112,7 @@ static uint32_t part_of(uint64_t total, double fit, uint32_t namespaces)
 
 /* Equal parts of the limits; less where the process may not have the descriptors that they promise, so that no
  * namespace uses up another's. */
-static void parts_make(kvd_host_t *host)
+static void set_parts(kvd_host_t *host)
 {
 	const kvd_options_t *options = host->options;
 	uint64_t own = OWN_FDS + KVD_RESERVED_SESSIONS + OWN_FDS_OF_ONE * host->namespace_count +
@@ -139,7 +139,7 @@ static void parts_make(kvd_host_t *host)
 }
 
 /* The sockets of the events are there already, for the owner alone. */
-static int give_events(const kvd_host_t *host, const kvd_namespace_t *ns, const kvd_access_t *access)
+static int hand_over_event_sockets(const kvd_host_t *host, const kvd_namespace_t *ns, const kvd_access_t *access)
 {
 	static const char *const ends[] = {".events", ".hits"};
 	const int stem = (int)(strlen(ns->path) - strlen(".sock"));
@@ -154,12 +154,12 @@ static int give_events(const kvd_host_t *host, const kvd_namespace_t *ns, const 
 	return error;
 }
 
-static kv_status_t listen_one(kvd_host_t *host, kvd_namespace_t *ns, char *detail, size_t cap)
+static kv_status_t open_listener(kvd_host_t *host, kvd_namespace_t *ns, char *detail, size_t cap)
 {
 	const kvd_access_t access = kvd_sockets_access(host->options, ns->name);
 	/* Nobody of the daemon's own group gets in before the socket has its group. */
 	const unsigned mode = access.group == (gid_t)-1 ? access.mode : 0600;
-	int error = give_events(host, ns, &access);
+	int error = hand_over_event_sockets(host, ns, &access);
 	kv_status_t status = KV_ERR_PATH;
 
 	if (error == 0) {
@@ -186,12 +186,12 @@ static kv_status_t listen_one(kvd_host_t *host, kvd_namespace_t *ns, char *detai
 	return kvd_poller_add(host, &ns->source, EPOLLIN);
 }
 
-static kv_status_t listen_all(kvd_host_t *host, char *detail, size_t cap)
+static kv_status_t open_listeners(kvd_host_t *host, char *detail, size_t cap)
 {
 	kv_status_t status = KV_OK;
 
 	for (uint32_t i = 0; i < host->namespace_count && status == KV_OK; i++) {
-		status = listen_one(host, &host->namespaces[i], detail, cap);
+		status = open_listener(host, &host->namespaces[i], detail, cap);
 	}
 
 	return status;
@@ -213,9 +213,9 @@ kv_status_t kvd_listeners_open(kvd_host_t *host, char *detail, size_t cap)
 		return KV_ERR_NOMEM;
 	}
 	host->namespace_count = count;
-	parts_make(host);
+	set_parts(host);
 	for (uint32_t i = 0; i < count; i++) {
-		host->namespaces[i].mirror = KVD_AREA_NONE;
+		host->namespaces[i].mirror = KVD_SHM_REGION_NONE;
 		host->namespaces[i].source.fd = -1;
 		host->namespaces[i].index = i;
 	}
@@ -233,7 +233,7 @@ kv_status_t kvd_listeners_open(kvd_host_t *host, char *detail, size_t cap)
 
 	kvd_accepting_fill_spares(host);
 
-	return listen_all(host, detail, cap);
+	return open_listeners(host, detail, cap);
 }
 
 void kvd_listeners_close(kvd_host_t *host)
@@ -256,7 +256,7 @@ void kvd_listeners_close(kvd_host_t *host)
 void kvd_namespaces_free(kvd_host_t *host)
 {
 	for (uint32_t i = 0; i < host->namespace_count; i++) {
-		kvd_area_destroy(&host->namespaces[i].mirror);
+		kvd_shm_region_destroy(&host->namespaces[i].mirror);
 	}
 	free(host->namespaces);
 	host->namespaces = NULL;

@@ -83,7 +83,7 @@ err_close:
 static void session_end(kvd_host_t *host, kvd_session_t *session)
 {
 	if (session->member) {
-		kvd_entry_session_ended(host, session->member);
+		kvd_member_entry_close(host, session->member);
 	}
 	kvd_session_free(host, session);
 }
@@ -115,7 +115,7 @@ static void log_refusal(kvd_host_t *host, kvd_session_t *session, kv_status_t st
 
 /* The peer has broken the protocol, or there is no room for its frame: count, say why if its header can be trusted,
  * end. */
-static void refuse(kvd_host_t *host, kvd_session_t *session, const kv_frame_header_t *header, kv_status_t status)
+static void refuse_frame(kvd_host_t *host, kvd_session_t *session, const kv_frame_header_t *header, kv_status_t status)
 {
 	kv_metric_t metric = status == KV_ERR_VERSION   ? KV_M_FRAMES_VERSION
 			     : status == KV_ERR_TOO_BIG ? KV_M_FRAMES_TOO_BIG
@@ -131,14 +131,14 @@ static void refuse(kvd_host_t *host, kvd_session_t *session, const kv_frame_head
 			call.detail = "client and daemon are of different builds: use the libkvc of kvd " KVD_VERSION
 				      " in the client and start it again";
 		}
-		kvd_request_answer(host, &call, status);
+		kvd_request_reply(host, &call, status);
 	}
 	kvd_session_doom(host, session);
 }
 
 /* A whole frame at in_off? KV_PENDING: not yet; *p_need is its length as far as it is known. Other values: it is
  * bad. */
-static kv_status_t look(const kvd_session_t *session, kv_frame_header_t *header, size_t *p_need)
+static kv_status_t check_next_frame(const kvd_session_t *session, kv_frame_header_t *header, size_t *p_need)
 {
 	size_t have = session->in_len - session->in_off;
 	uint32_t limit = session->state == KVD_SESSION_NEW ? KV_WIRE_MAX_BODY_BEFORE_HELLO : KV_WIRE_MAX_BODY;
@@ -164,19 +164,19 @@ static kv_status_t look(const kvd_session_t *session, kv_frame_header_t *header,
 
 /* Handle whole frames until the quantum is over, at least one and at most *p_left. KV_OK: there are more; KV_PENDING:
  * all are done, `need` bytes make the next. */
-static kv_status_t take_frames(kvd_host_t *host, kvd_session_t *session, uint32_t *p_left, size_t *p_need)
+static kv_status_t handle_frames(kvd_host_t *host, kvd_session_t *session, uint32_t *p_left, size_t *p_need)
 {
 	const uint64_t limit = host->options->limits_frames_turn;
 	kv_frame_header_t header = {0};
 	kv_status_t status;
 
-	while ((status = look(session, &header, p_need)) == KV_OK && *p_left > 0 &&
+	while ((status = check_next_frame(session, &header, p_need)) == KV_OK && *p_left > 0 &&
 	       (*p_left == limit || kv_now_ns(host->env) < host->fair.until_ns)) {
 		const uint8_t *body = session->in + session->in_off + HEADER;
 
 		(*p_left)--;
 		host->frames++;
-		status = kvd_request_frame(host, session, &header, body);
+		status = kvd_request_handle(host, session, &header, body);
 		session->in_off += *p_need;
 		session->partial_ns = 0;
 		if (header.fds > 0) {
@@ -190,7 +190,7 @@ static kv_status_t take_frames(kvd_host_t *host, kvd_session_t *session, uint32_
 		return KV_ERR_CLOSED;
 	}
 	if (status != KV_OK && status != KV_PENDING) {
-		refuse(host, session, &header, status);
+		refuse_frame(host, session, &header, status);
 	}
 
 	return status;
@@ -232,7 +232,7 @@ static kv_status_t make_room(kvd_host_t *host, kvd_session_t *session, size_t ne
 }
 
 /* One receive. KV_OK: the buffer is full, there may be more; KV_PENDING: that was all. */
-static kv_status_t fill(kvd_session_t *session)
+static kv_status_t receive_bytes(kvd_session_t *session)
 {
 	size_t room = session->in_cap - session->in_len;
 	size_t len = 0;
@@ -264,7 +264,7 @@ static kv_status_t fill(kvd_session_t *session)
 }
 
 /* Nothing more comes. A frame that was cut off is a broken one. */
-static void end_of_file(kvd_host_t *host, kvd_session_t *session)
+static void handle_end_of_file(kvd_host_t *host, kvd_session_t *session)
 {
 	if (session->in_len > session->in_off && !session->doomed) {
 		kv_metric_add(&host->metrics, KV_M_FRAMES_BAD, 1);
@@ -273,14 +273,14 @@ static void end_of_file(kvd_host_t *host, kvd_session_t *session)
 }
 
 /* All whole frames are handled: what is left must be the beginning of one. */
-static void settle(kvd_host_t *host, kvd_session_t *session)
+static void finish_reading(kvd_host_t *host, kvd_session_t *session)
 {
 	if (session->in_off == session->in_len) {
 		session->in_off = session->in_len = 0;
 		session->partial_ns = 0;
 		if (session->fd_count > 0) {
 			kvd_session_close_fds(session);
-			refuse(host, session, NULL, KV_ERR_PROTO);
+			refuse_frame(host, session, NULL, KV_ERR_PROTO);
 		}
 	} else if (session->partial_ns == 0) {
 		session->partial_ns = kv_now_ns(host->env);
@@ -293,35 +293,35 @@ static void stop_reading(kvd_host_t *host, kvd_session_t *session, kv_status_t s
 	kv_frame_header_t header = {0};
 
 	if (status == KV_ERR_CLOSED) {
-		end_of_file(host, session);
+		handle_end_of_file(host, session);
 		return;
 	}
 	memcpy(&header, session->in + session->in_off,
 	       need > HEADER ? HEADER : 0); /* known as soon as it asks for room */
-	refuse(host, session, &header, status);
+	refuse_frame(host, session, &header, status);
 }
 
 int kvd_session_read(kvd_host_t *host, kvd_session_t *session)
 {
 	uint32_t left = (uint32_t)host->options->limits_frames_turn;
 	size_t need = HEADER;
-	kv_status_t filled = KV_PENDING, more = take_frames(host, session, &left, &need);
+	kv_status_t filled = KV_PENDING, more = handle_frames(host, session, &left, &need);
 
 	if (more == KV_PENDING) {
 		filled = make_room(host, session, need);
-		filled = filled == KV_OK ? fill(session) : filled;
+		filled = filled == KV_OK ? receive_bytes(session) : filled;
 		if (filled != KV_OK && filled != KV_PENDING) {
 			stop_reading(host, session, filled, need);
 			return 0;
 		}
-		more = take_frames(host, session, &left, &need);
+		more = handle_frames(host, session, &left, &need);
 	}
 	if (session->doomed) {
 		return 0;
 	}
 	session->backlog = more == KV_OK;
 	if (more == KV_PENDING) {
-		settle(host, session);
+		finish_reading(host, session);
 	}
 
 	return session->backlog || filled == KV_OK;

@@ -27,7 +27,7 @@ static kv_status_t check_role(const kvd_session_t *session, const kv_request_t *
 	return KV_ERR_NOT_PERMITTED;
 }
 
-static kv_status_t hello(kvd_host_t *host, kvd_call_t *call)
+static kv_status_t handle_hello(kvd_host_t *host, kvd_call_t *call)
 {
 	const kv_msg_hello_t *ask = &call->ask->hello;
 	kvd_session_t *session = call->session;
@@ -53,45 +53,45 @@ static kv_status_t hello(kvd_host_t *host, kvd_call_t *call)
 	return KV_OK;
 }
 
-static kv_status_t core_request(kvd_host_t *host, kvd_call_t *call)
+static kv_status_t ask_core(kvd_host_t *host, kvd_call_t *call)
 {
 	const kvd_session_t *session = call->session;
 	kvd_ask_t ask = {.ns = session->ns->id,
-			 .member = session->member ? kvd_entry_id(session->member) : 0,
+			 .member = session->member ? kvd_member_entry_id(session->member) : 0,
 			 .code = call->header->code,
 			 .frame_id = call->header->id,
 			 .msg = call->ask};
 	kv_status_t status = kvd_core_request(host->core, &ask, call->reply, &call->detail);
 
 	kvd_commit_events(host);
-	kvd_slabs_sync(host);
+	kvd_slabs_announce(host);
 	if (call->header->code == KV_CODE_DRAINED && status == KV_OK) {
-		kvd_entry_drained(host, session->member, &call->ask->drained);
+		kvd_member_entry_set_drained(host, session->member, &call->ask->drained);
 	}
 
 	return status;
 }
 
-static kv_status_t dispatch(kvd_host_t *host, kvd_call_t *call)
+static kv_status_t dispatch_request(kvd_host_t *host, kvd_call_t *call)
 {
 	switch (call->header->code) {
 	case KV_CODE_HELLO:
-		return hello(host, call);
+		return handle_hello(host, call);
 	case KV_CODE_JOIN:
-		return kvd_join_request(host, call);
+		return kvd_request_join(host, call);
 	case KV_CODE_SPACE_OPEN:
-		return kvd_space_request(host, call);
+		return kvd_request_space_open(host, call);
 	case KV_CODE_STATUS:
 	case KV_CODE_STATS:
 	case KV_CODE_CHECK:
 	case KV_CODE_CONFIG:
-		return kvd_document_request(host, call);
+		return kvd_request_document(host, call);
 	default:
-		return core_request(host, call);
+		return ask_core(host, call);
 	}
 }
 
-void kvd_request_answer(kvd_host_t *host, const kvd_call_t *call, kv_status_t status)
+void kvd_request_reply(kvd_host_t *host, const kvd_call_t *call, kv_status_t status)
 {
 	kv_frame_header_t header = {.magic = KV_WIRE_MAGIC,
 				    .version = KV_WIRE_VERSION,
@@ -126,8 +126,8 @@ static int is_fatal(kv_status_t status)
 	       status == KV_ERR_UNKNOWN_REQUEST;
 }
 
-kv_status_t kvd_request_frame(kvd_host_t *host, kvd_session_t *session, const kv_frame_header_t *header,
-			      const uint8_t *body)
+kv_status_t kvd_request_handle(kvd_host_t *host, kvd_session_t *session, const kv_frame_header_t *header,
+			       const uint8_t *body)
 {
 	uint64_t start = kv_now_ns(host->env), now;
 	const kv_request_t *request = kv_request_find(header->code);
@@ -152,7 +152,7 @@ kv_status_t kvd_request_frame(kvd_host_t *host, kvd_session_t *session, const kv
 			return status;
 		}
 		memset(&host->reply, 0, sizeof host->reply);
-		status = dispatch(host, &call);
+		status = dispatch_request(host, &call);
 	}
 	if (status == KV_PENDING) {
 		return KV_OK;
@@ -160,9 +160,9 @@ kv_status_t kvd_request_frame(kvd_host_t *host, kvd_session_t *session, const kv
 	if (header->code == KV_CODE_HELLO && status != KV_OK) {
 		return status;
 	}
-	kvd_request_answer(host, &call, status);
+	kvd_request_reply(host, &call, status);
 	if (header->code == KV_CODE_JOIN && status == KV_OK) {
-		kvd_slabs_greet(host, session);
+		kvd_slabs_announce_to(host, session);
 	}
 	now = kv_now_ns(host->env);
 	kv_metric_observe_ns(&host->metrics, KV_M_REQUEST_TIME, now - start);
@@ -171,11 +171,11 @@ kv_status_t kvd_request_frame(kvd_host_t *host, kvd_session_t *session, const kv
 	return KV_OK;
 }
 
-void kvd_request_late(void *ctx, kvd_member_t member, uint16_t code, uint64_t frame_id, kv_status_t status,
-		      const kv_msg_t *reply)
+void kvd_request_reply_late(void *ctx, kvd_member_t member, uint16_t code, uint64_t frame_id, kv_status_t status,
+			    const kv_msg_t *reply)
 {
 	kvd_host_t *host = ctx;
-	kvd_session_t *session = kvd_entry_session(kvd_entry_find(host, member));
+	kvd_session_t *session = kvd_member_entry_session(kvd_member_entry_find(host, member));
 	kv_frame_header_t header = {.code = code, .id = frame_id};
 
 	if (session) {
@@ -183,6 +183,6 @@ void kvd_request_late(void *ctx, kvd_member_t member, uint16_t code, uint64_t fr
 				   .header = &header,
 				   .reply = (kv_msg_t *)(uintptr_t)reply,
 				   .reply_fds = {-1, -1, -1}};
-		kvd_request_answer(host, &call, status);
+		kvd_request_reply(host, &call, status);
 	}
 }

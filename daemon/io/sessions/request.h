@@ -17,12 +17,12 @@ typedef struct kvd_call {
 } kvd_call_t;
 
 /* A whole frame: check, decode, do, answer. Returns KV_OK when the session goes on. */
-kv_status_t kvd_request_frame(kvd_host_t *host, kvd_session_t *session, const kv_frame_header_t *header,
-			      const uint8_t *body);
+kv_status_t kvd_request_handle(kvd_host_t *host, kvd_session_t *session, const kv_frame_header_t *header,
+			       const uint8_t *body);
 /* Send the reply (or error) of `status` to a frame. */
-void kvd_request_answer(kvd_host_t *host, const kvd_call_t *call, kv_status_t status);
+void kvd_request_reply(kvd_host_t *host, const kvd_call_t *call, kv_status_t status);
 /* The core's late answer (SPACE_RESET). */
-void kvd_request_late(void *ctx, kvd_member_t member, uint16_t code, uint64_t frame_id, kv_status_t status,
-		      const kv_msg_t *reply);
+void kvd_request_reply_late(void *ctx, kvd_member_t member, uint16_t code, uint64_t frame_id, kv_status_t status,
+			    const kv_msg_t *reply);
 
 #endif

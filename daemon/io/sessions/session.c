@@ -34,7 +34,7 @@ int kvd_peer_is_operator(int fd)
 	return is_operator(kvd_session_peer(fd).uid);
 }
 
-static void show(kvd_host_t *host, const kvd_namespace_t *ns)
+static void update_session_metrics(kvd_host_t *host, const kvd_namespace_t *ns)
 {
 	kv_metric_set(&host->metrics, KV_M_SESSIONS, host->session_count);
 	kv_ns_metric_set(&host->metrics, ns->id, KV_NM_SESSIONS, ns->used.sessions);
@@ -52,7 +52,7 @@ void kvd_session_count_in(kvd_host_t *host, kvd_session_t *session)
 		session->ns->used.sessions++;
 		session->ns->used.receive += session->in_cap;
 	}
-	show(host, session->ns);
+	update_session_metrics(host, session->ns);
 }
 
 void kvd_session_count_out(kvd_host_t *host, const kvd_session_t *session)
@@ -65,7 +65,7 @@ void kvd_session_count_out(kvd_host_t *host, const kvd_session_t *session)
 		session->ns->used.sessions--;
 		session->ns->used.receive -= session->in_cap;
 	}
-	show(host, session->ns);
+	update_session_metrics(host, session->ns);
 }
 
 void kvd_session_doom(kvd_host_t *host, kvd_session_t *session)
@@ -117,7 +117,8 @@ void kvd_session_free(kvd_host_t *host, kvd_session_t *session)
 /* ---- output ---------------------------------------------------------------------------------- */
 
 /* Send what the socket takes from offset *p_done on. KV_PENDING: it is full; KV_ERR_CLOSED: the peer reads no more. */
-static kv_status_t push(int fd, const kv_frame_header_t *header, const uint8_t *body, const int *fds, size_t *p_done)
+static kv_status_t send_frame(int fd, const kv_frame_header_t *header, const uint8_t *body, const int *fds,
+			      size_t *p_done)
 {
 	size_t total = HEADER + header->body;
 
@@ -134,7 +135,7 @@ static kv_status_t push(int fd, const kv_frame_header_t *header, const uint8_t *
 	return KV_OK;
 }
 
-static void enqueue(kvd_host_t *host, kvd_session_t *session, const kvd_out_t *head, const uint8_t *body)
+static void enqueue_frame(kvd_host_t *host, kvd_session_t *session, const kvd_out_t *head, const uint8_t *body)
 {
 	size_t bytes = sizeof(kvd_out_t) + head->header.body;
 	kvd_out_t *out = NULL;
@@ -162,7 +163,7 @@ static void enqueue(kvd_host_t *host, kvd_session_t *session, const kvd_out_t *h
 
 /* What was to be sent is lost. A peer that has gone misses nothing, and what it has sent still counts; one that is
  * there would wait for it. */
-static void give_up(kvd_host_t *host, kvd_session_t *session, kv_status_t status)
+static void abandon_output(kvd_host_t *host, kvd_session_t *session, kv_status_t status)
 {
 	if (status == KV_ERR_CLOSED) {
 		session->mute = 1;
@@ -187,12 +188,12 @@ void kvd_session_send(kvd_host_t *host, kvd_session_t *session, const kv_frame_h
 		head.fds[i] = fds[i];
 	}
 	if (!session->out) {
-		status = push(session->source.fd, header, body, head.fds, &head.done);
+		status = send_frame(session->source.fd, header, body, head.fds, &head.done);
 	}
 	if (status == KV_PENDING) {
-		enqueue(host, session, &head, body);
+		enqueue_frame(host, session, &head, body);
 	} else if (status != KV_OK) {
-		give_up(host, session, status);
+		abandon_output(host, session, status);
 	}
 }
 
@@ -200,13 +201,13 @@ void kvd_session_flush(kvd_host_t *host, kvd_session_t *session)
 {
 	while (session->out) {
 		kvd_out_t *out = session->out;
-		kv_status_t status = push(session->source.fd, &out->header, out->body, out->fds, &out->done);
+		kv_status_t status = send_frame(session->source.fd, &out->header, out->body, out->fds, &out->done);
 
 		if (status == KV_PENDING) {
 			return;
 		}
 		if (status != KV_OK) {
-			give_up(host, session, status);
+			abandon_output(host, session, status);
 		}
 		if (session->doomed) {
 			return;
@@ -219,7 +220,7 @@ void kvd_session_flush(kvd_host_t *host, kvd_session_t *session)
 	kvd_poller_change(host, &session->source, EPOLLIN);
 }
 
-void kvd_session_forget(kvd_session_t *session, const int fds[2])
+void kvd_session_drop_queued(kvd_session_t *session, const int fds[2])
 {
 	for (kvd_out_t **link = &session->out; *link;) {
 		kvd_out_t *out = *link;

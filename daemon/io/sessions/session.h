@@ -56,7 +56,7 @@ struct kvd_session {
 void kvd_session_send(kvd_host_t *host, kvd_session_t *session, const kv_frame_header_t *header, const uint8_t *body,
 		      const int *fds);
 /* These two descriptors are about to be closed: a frame that would still hand them over goes. */
-void kvd_session_forget(kvd_session_t *session, const int fds[2]);
+void kvd_session_drop_queued(kvd_session_t *session, const int fds[2]);
 /* Is the peer root or the daemon's own user? */
 int kvd_session_is_operator(const kvd_session_t *session);
 int kvd_peer_is_operator(int fd);

@@ -79,7 +79,7 @@ static kvs_geometry_t geometry_of(const kvk_layout_t *layout)
 				.page_bytes = g.page_bytes};
 }
 
-kv_status_t kvd_space_request(kvd_host_t *host, kvd_call_t *call)
+kv_status_t kvd_request_space_open(kvd_host_t *host, kvd_call_t *call)
 {
 	const kv_msg_space_open_t *ask = &call->ask->space_open;
 	const kvd_namespace_t *ns = call->session->ns;
@@ -114,7 +114,7 @@ kv_status_t kvd_space_request(kvd_host_t *host, kvd_call_t *call)
 		return status;
 	}
 	if (call->session->member) {
-		kvd_entry_opened(host, call->session->member, info.space, asked.identity.model);
+		kvd_member_entry_set_space(host, call->session->member, info.space, asked.identity.model);
 	}
 	memcpy(host->root, open.root, sizeof host->root);
 	call->reply->space_open_reply = (kv_msg_space_open_reply_t){.space = info.space,
