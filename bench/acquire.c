@@ -1,152 +1,145 @@
 /* acquire -- acquire and release of a resident 8,192-block prefix, against two raw UNIX-socket round trips of messages
  * of the same size, with the same pinning (asking side on one processor, answering side on the other) and the same
- * spinning on both sides. ns a pair. Goal: ratio <= 1.5. acquire/branched -- the same of a prefix that another one
- * leaves at every block, the worst a client can make of the index. */
+ * spinning on both sides. ns a pair. Goal: ratio <= 1.5. */
 #include "bench.h"
 #include "rig.h"
 
-#include <stdio.h>
-#include <stdlib.h>
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #define PROMPT      8192u
 #define PAIRS       200u
-#define SPIN_US     50u
+#define SPIN_NS     50000u
 #define ASK_BYTES   320u /* an ACQUIRE frame with its ladder */
 #define REPLY_BYTES 72u
 
-typedef struct work {
+static struct {
 	rig_t rig;
-	kvc_t *kvc;
-	kvc_space_t *space;
 	kvc_key_t keys[PROMPT];
-	rig_echo_t echo;
+	int echo; /* of the partner in a process of its own */
+	pid_t partner;
 	double ns[PAIRS];
-} work_t;
+} work;
 
-static bench_outcome_t pairs(bench_run_t *run, void *arg, bench_sample_t *p_sample)
+/* Receive exactly n bytes: spin first, then sleep. Returns 0 at end of file. */
+static int receive(int fd, uint8_t *buffer, uint32_t n)
 {
-	work_t *work = arg;
+	const uint64_t until = bench_now_ns() + SPIN_NS;
+	uint32_t got = 0;
 
-	for (uint32_t i = 0; i < PAIRS; i++) {
-		kvc_lease_t *lease = NULL;
-		uint64_t start = bench_now_ns();
+	while (got < n) {
+		const ssize_t len = recv(fd, buffer, n - got, MSG_DONTWAIT);
 
-		if (kvc_acquire(work->space, work->keys, PROMPT, 0, 0, &lease) != KVC_OK ||
-		    kvc_lease_ready(lease) != PROMPT) {
-			return bench_fail(run, "the prefix was not leased whole: %s", kvc_last_error());
+		if (len > 0) {
+			got += (uint32_t)len;
+		} else if (len == 0 || (errno != EAGAIN && errno != EINTR)) {
+			return 0;
+		} else if (bench_now_ns() >= until) {
+			poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, -1);
 		}
-		kvc_release(&lease, 1);
-		kvc_poll(work->kvc, 0);
-		work->ns[i] = (double)(bench_now_ns() - start);
 	}
-	p_sample->value = bench_quantile(work->ns, PAIRS, 0.5);
-	p_sample->ops = PAIRS;
 
-	return BENCH_DONE;
+	return 1;
 }
 
-static bench_outcome_t two_trips(bench_run_t *run, void *arg, bench_sample_t *p_sample)
+static int start_partner(void)
 {
-	work_t *work = arg;
+	uint8_t buffer[ASK_BYTES] = {0};
+	int pair[2];
 
-	(void)run;
+	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0) {
+		return 0;
+	}
+	work.echo = pair[0];
+	work.partner = fork();
+	if (work.partner == 0) {
+		close(pair[0]);
+		bench_pin(1);
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		while (receive(pair[1], buffer, ASK_BYTES) && send(pair[1], buffer, REPLY_BYTES, MSG_NOSIGNAL) > 0) {
+		}
+		_exit(0);
+	}
+	close(pair[1]);
+
+	return work.partner > 0;
+}
+
+static bench_outcome_t pairs(void *arg, bench_sample_t *p_sample)
+{
+	(void)arg;
 	for (uint32_t i = 0; i < PAIRS; i++) {
-		uint64_t start = bench_now_ns();
-
-		rig_echo_trip(&work->echo);
-		rig_echo_trip(&work->echo);
-		work->ns[i] = (double)(bench_now_ns() - start);
+		work.ns[i] = (double)rig_acquire_ns(&work.rig, work.keys, PROMPT);
+		if (work.ns[i] <= 0) {
+			return bench_fail("the prefix was not leased whole: %s", kvc_last_error());
+		}
 	}
-	p_sample->value = bench_quantile(work->ns, PAIRS, 0.5);
+	p_sample->value = bench_quantile(work.ns, PAIRS, 0.5);
 	p_sample->ops = PAIRS;
 
 	return BENCH_DONE;
 }
 
-/* At every depth a second block next to the prefix's. */
-static int put_branches(work_t *work)
+static bench_outcome_t two_trips(void *arg, bench_sample_t *p_sample)
 {
-	int failed = 0;
+	uint8_t buffer[ASK_BYTES] = {0};
 
-	for (uint32_t i = 1; i < PROMPT && !failed; i++) {
-		kvc_key_t key = work->keys[i];
+	(void)arg;
+	for (uint32_t i = 0; i < PAIRS; i++) {
+		const uint64_t start = bench_now_ns();
 
-		work->keys[i].b[0] ^= 1;
-		failed = rig_put_index(work->space, work->keys, i, i + 1);
-		work->keys[i] = key;
+		for (int trip = 0; trip < 2; trip++) {
+			if (send(work.echo, buffer, ASK_BYTES, MSG_NOSIGNAL) != ASK_BYTES ||
+			    !receive(work.echo, buffer, REPLY_BYTES)) {
+				return bench_fail("the echo partner has gone");
+			}
+		}
+		work.ns[i] = (double)(bench_now_ns() - start);
 	}
+	p_sample->value = bench_quantile(work.ns, PAIRS, 0.5);
+	p_sample->ops = PAIRS;
 
-	return failed;
+	return BENCH_DONE;
 }
 
-static bench_outcome_t measure(bench_run_t *run, work_t *work)
+static bench_outcome_t measure(void)
 {
-	bench_outcome_t outcome;
-
-	rig_keys(work->space, 0, 0, 1, PROMPT, work->keys);
-	if (rig_put_index(work->space, work->keys, 0, PROMPT) != 0) {
-		return bench_fail(run, "the prefix could not be put");
+	if (!start_partner()) {
+		return bench_fail("the echo partner could not be started");
 	}
-	outcome = bench_measure(run, &(bench_measurement_t){.name = "acquire",
-							    .unit = "ns",
-							    .reference = "two raw round trips",
-							    .value_fn = pairs,
-							    .reference_fn = two_trips,
-							    .arg = work,
-							    .rounds = 31,
-							    .goal = BENCH_RATIO_AT_MOST,
-							    .goal_value = 1.5});
-	if (outcome != BENCH_DONE) {
-		return outcome;
-	}
-	if (put_branches(work) != 0) {
-		return bench_fail(run, "the branches could not be put");
-	}
-
-	return bench_measure(run, &(bench_measurement_t){.name = "acquire/branched",
-							 .unit = "ns",
-							 .reference = "two raw round trips",
-							 .value_fn = pairs,
-							 .reference_fn = two_trips,
-							 .arg = work,
-							 .rounds = 31});
-}
-
-static bench_outcome_t run_acquire(bench_run_t *run)
-{
-	work_t *work = calloc(1, sizeof *work);
-	bench_outcome_t outcome;
-	int other;
-
-	if (!work) {
-		return bench_fail(run, "no memory");
-	}
-	work->echo = (rig_echo_t){.spin_us = SPIN_US, .ask_bytes = ASK_BYTES, .reply_bytes = REPLY_BYTES};
-	other = bench_pin(1);
+	work.rig.cpu = bench_pin(1) + 1;
 	bench_pin(0);
-	work->rig = (rig_t){.cpu = other,
-			    .options = {"--cpu.max_blocks=32768", "--cpu.size=256MiB",
-					"--nvme.path=", "--events.enabled=off", "--spin=50us"}};
-	if (rig_echo_start(&work->echo, other) != 0) {
-		outcome = bench_fail(run, "the echo partner could not be started");
-	} else if (rig_start(&work->rig, 20000) != 0 ||
-		   rig_attach(&work->rig, "acquire", 64, &work->kvc, &work->space) != 0) {
-		outcome = bench_fail(run, "the daemon could not be started");
-	} else {
-		outcome = measure(run, work);
+	if (rig_start(&work.rig, " --limits.silence=10s --cpu.max_blocks=32768 --cpu.size=256MiB --nvme.path="
+				 " --events.enabled=off --spin=50us") != 0 ||
+	    rig_attach(&work.rig, "acquire", 64) != 0) {
+		return bench_fail("the daemon could not be started");
 	}
-	kvc_detach(work->kvc);
-	rig_remove(&work->rig);
-	rig_echo_stop(&work->echo);
-	free(work);
+	rig_keys(work.rig.space, 1, PROMPT, work.keys);
+	if (rig_put(work.rig.space, work.keys, 0, PROMPT, 0) != 0) {
+		return bench_fail("the prefix could not be put");
+	}
+
+	return bench_measure(NULL, &(bench_measurement_t){"acquire", "ns", "two raw round trips", pairs, two_trips, 31,
+							  BENCH_RATIO_AT_MOST, 1.5});
+}
+
+static bench_outcome_t run_acquire(void)
+{
+	const bench_outcome_t outcome = measure();
+
+	rig_remove(&work.rig);
+	close(work.echo);
+	waitpid(work.partner, NULL, 0);
 
 	return outcome;
 }
 
-const bench_t bench_acquire = {
-	.name = "acquire",
-	.measures = "acquire and release of a resident 8,192-block prefix, median",
-	.reference = "two raw UNIX-socket round trips, same message sizes, pinning and spinning",
-	.goal = "ratio <= 1.5",
-	.run = run_acquire,
-};
+const bench_t bench_acquire = {"acquire", "acquire and release of a resident 8,192-block prefix, median",
+			       "two raw UNIX-socket round trips, same message sizes, pinning and spinning",
+			       "ratio <= 1.5", run_acquire};

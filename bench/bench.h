@@ -1,19 +1,14 @@
 /* bench.h -- how a bench of kvd is written.
  *
- * One file a bench, one line in bench_list.h. A bench describes itself (what is measured, against which reference,
- * with which goal), and its run function makes one or more bench_measure() calls: each takes a value and its
- * reference alternately, round by round, so that a change of the machine's mood hits both. A goal that is missed
- * is printed and is no error.
- */
+ * One file a family of benches, one entry of bench_list[] a bench. A bench describes itself (what is measured, against
+ * which reference, with which goal), and its run function makes one or more bench_measure() calls: each takes a value
+ * and its reference alternately, round by round, so that a change of the machine's mood hits both. A goal that is
+ * missed is printed and is no error. C++ may use it as well. */
 #ifndef KVD_BENCH_H
 #define KVD_BENCH_H
 
 #include <stddef.h>
 #include <stdint.h>
-
-#include "bench_list.h"
-
-typedef struct bench_run bench_run_t; /* one invocation: options, output; owned by main */
 
 typedef enum bench_outcome {
 	BENCH_DONE,
@@ -26,12 +21,11 @@ typedef struct bench {
 	const char *measures;  /* one sentence                                                   */
 	const char *reference; /* what it is compared with; "" when it stands alone               */
 	const char *goal;      /* for people: "ratio <= 1.2"                                      */
-	bench_outcome_t (*run)(bench_run_t *run);
+	bench_outcome_t (*run)(void);
 } bench_t;
 
-#define BENCH_DECLARE(id) extern const bench_t bench_##id;
-BENCH_LIST(BENCH_DECLARE)
-#undef BENCH_DECLARE
+/* Every bench of the program in the order of `all`, NULL at the end: each program has its own. */
+extern const bench_t *const bench_list[];
 
 /* What one round of one side found. */
 typedef struct bench_sample {
@@ -41,14 +35,13 @@ typedef struct bench_sample {
 } bench_sample_t;
 
 /* Take one sample. Anything but BENCH_DONE ends the measurement. */
-typedef bench_outcome_t (*bench_sample_fn)(bench_run_t *run, void *arg, bench_sample_t *p_sample);
+typedef bench_outcome_t (*bench_sample_fn)(void *arg, bench_sample_t *p_sample);
 
 typedef enum bench_goal {
 	BENCH_NO_GOAL,
 	BENCH_RATIO_AT_MOST,
 	BENCH_RATIO_AT_LEAST,
 	BENCH_VALUE_AT_MOST,
-	BENCH_VALUE_AT_LEAST,
 } bench_goal_t;
 
 typedef struct bench_measurement {
@@ -57,33 +50,38 @@ typedef struct bench_measurement {
 	const char *reference; /* name of the reference; NULL: none                              */
 	bench_sample_fn value_fn;
 	bench_sample_fn reference_fn; /* NULL: none, and the ratio is left out                    */
-	void *arg;                    /* for both                                               */
 	unsigned rounds;              /* 0: the default; --rounds has the last word               */
 	bench_goal_t goal;
 	double goal_value;
 } bench_measurement_t;
 
-/* One unmeasured round of each side, then `rounds` measured ones, reference and value in turn, and a line of
- * output. The value and the reference are medians over rounds; the ratio is the median of the rounds' ratios;
- * spread is the interquartile range of the value over its median. */
-bench_outcome_t bench_measure(bench_run_t *run, const bench_measurement_t *m);
+/* One unmeasured round of each side, then `rounds` measured ones, reference and value in turn, and a line of output.
+ * The functions get `arg`. The value and the reference are medians over rounds; the ratio is the median of the rounds'
+ * ratios; spread is the interquartile range of the value over its median. After --seconds, or a signal, what has been
+ * measured counts; nothing at all is a failure. */
+bench_outcome_t bench_measure(void *arg, const bench_measurement_t *m);
 
 /* Say why a bench cannot run here, or has failed (printf format). Returns the outcome to hand on. */
-bench_outcome_t bench_skip(bench_run_t *run, const char *format, ...) __attribute__((format(printf, 2, 3)));
-bench_outcome_t bench_fail(bench_run_t *run, const char *format, ...) __attribute__((format(printf, 2, 3)));
+bench_outcome_t bench_skip(const char *format, ...) __attribute__((format(printf, 1, 2)));
+bench_outcome_t bench_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* A parameter given as --with name=value, else `otherwise`. bench_param_size() understands 4KiB, 2GiB. */
-const char *bench_param(const bench_run_t *run, const char *name, const char *otherwise);
-uint64_t bench_param_size(const bench_run_t *run, const char *name, uint64_t otherwise);
+const char *bench_param(const char *name, const char *otherwise);
+uint64_t bench_param_size(const char *name, uint64_t otherwise);
 
 /* --quick: smaller sizes, where a bench has any. */
-int bench_quick(const bench_run_t *run);
+int bench_quick(void);
 
-/* ---- tools ----------------------------------------------------------------------------------- */
+/* ---- tools.c --------------------------------------------------------------------------------- */
 
 uint64_t bench_now_ns(void);        /* CLOCK_MONOTONIC                  */
 uint64_t bench_thread_cpu_ns(void); /* of the calling thread            */
 uint64_t bench_process_cpu_ns(void);
+
+/* From now on SIGTERM, SIGINT and the end of that time (0: never) make bench_late() true: what is left is given
+ * up. */
+void bench_limit(uint64_t seconds);
+int bench_late(void);
 
 /* Pin the calling thread to the n-th CPU the program was started on (modulo their number). Returns the CPU, -1 when it
  * could not. */
@@ -91,15 +89,16 @@ int bench_pin(unsigned n);
 /* Undo it. The harness does so after each bench. */
 void bench_unpin(void);
 
-/* Sort values and return a quantile (0.5: the median) by linear interpolation. */
-double bench_quantile(double *values, size_t count, double quantile);
-
 /* Memory for benches: touched, 2 MiB-aligned, huge pages asked for. NULL when there is none. */
 void *bench_memory(size_t bytes);
 void bench_memory_free(void *memory, size_t bytes);
 
-/* Deterministic bytes. */
+/* Sort values and return a quantile (0.5: the median) by linear interpolation. */
+double bench_quantile(double *values, size_t count, double quantile);
+
+/* Deterministic bytes, never zeros. */
 void bench_fill(void *memory, size_t bytes, uint64_t seed);
+uint64_t bench_random(uint64_t *state);
 
 /* Keep the compiler from dropping a result. */
 static inline void bench_use(uint64_t value)

@@ -16,7 +16,7 @@ typedef struct work {
 	kv_key_t keys[UNITS];
 } work_t;
 
-static bench_outcome_t our_keys(bench_run_t *run, void *arg, bench_sample_t *p_sample)
+static bench_outcome_t our_keys(void *arg, bench_sample_t *p_sample)
 {
 	static const uint8_t root[32] = {1};
 	work_t *work = arg;
@@ -27,7 +27,7 @@ static bench_outcome_t our_keys(bench_run_t *run, void *arg, bench_sample_t *p_s
 	start = bench_now_ns();
 	for (unsigned i = 0; i < PASSES; i++) {
 		if (kv_chain_tokens(&chain, work->tokens, UNITS, work->keys, NULL) != KV_OK) {
-			return bench_fail(run, "a token was refused");
+			return bench_fail("a token was refused");
 		}
 	}
 	p_sample->ops = UNITS * PASSES;
@@ -37,13 +37,12 @@ static bench_outcome_t our_keys(bench_run_t *run, void *arg, bench_sample_t *p_s
 	return BENCH_DONE;
 }
 
-static bench_outcome_t library_chain(bench_run_t *run, void *arg, bench_sample_t *p_sample)
+static bench_outcome_t library_chain(void *arg, bench_sample_t *p_sample)
 {
 	const work_t *work = arg;
 	SHA256_CTX ctx;
 	uint64_t start;
 
-	(void)run;
 	SHA256_Init(&ctx);
 	start = bench_now_ns();
 	for (unsigned i = 0; i < PASSES; i++) {
@@ -58,35 +57,24 @@ static bench_outcome_t library_chain(bench_run_t *run, void *arg, bench_sample_t
 	return BENCH_DONE;
 }
 
-static bench_outcome_t run_hash(bench_run_t *run)
+static bench_outcome_t run_hash(void)
 {
 	work_t *work = bench_memory(sizeof *work);
 	bench_outcome_t outcome;
 
 	if (!work) {
-		return bench_fail(run, "no memory");
+		return bench_fail("no memory");
 	}
 	for (size_t i = 0; i < (size_t)UNITS * UNIT_TOKENS; i++) {
 		work->tokens[i] = (uint32_t)(i * 2654435761u) % 151936u;
 	}
-	outcome = bench_measure(run, &(bench_measurement_t){.name = "hash",
-							    .unit = "ns",
-							    .reference = "bare SHA-256 compressions of libcrypto",
-							    .value_fn = our_keys,
-							    .reference_fn = library_chain,
-							    .arg = work,
-							    .rounds = 41,
-							    .goal = BENCH_RATIO_AT_MOST,
-							    .goal_value = 1.2});
+	outcome = bench_measure(work, &(bench_measurement_t){"hash", "ns", "bare SHA-256 compressions of libcrypto",
+							     our_keys, library_chain, 41, BENCH_RATIO_AT_MOST, 1.2});
 	bench_memory_free(work, sizeof *work);
 
 	return outcome;
 }
 
-const bench_t bench_hash = {
-	.name = "hash",
-	.measures = "one key of a 16-token unit in a chain of 8,192, tokens checked and keys written",
-	.reference = "a bare chain of libcrypto's SHA-256 compressions over the same bytes",
-	.goal = "ratio <= 1.2",
-	.run = run_hash,
-};
+const bench_t bench_hash = {"hash", "one key of a 16-token unit in a chain of 8,192, tokens checked and keys written",
+			    "a bare chain of libcrypto's SHA-256 compressions over the same bytes", "ratio <= 1.2",
+			    run_hash};

@@ -1,4 +1,4 @@
-/* nvme/read, nvme/write and disk/read, disk/write: the disk tier, digests checked and headers written, against fio. */
+/* nvme/read, nvme/write: the disk tier, digests checked and headers written, against fio on the same device. */
 #include "bench.h"
 #include "nvme_disk.h"
 
@@ -125,7 +125,7 @@ static kv_status_t fill(work_t *w)
 	return status == KV_ERR_FULL && w->failed == 0 ? KV_OK : status;
 }
 
-static bench_outcome_t ours(bench_run_t *run, void *arg, bench_sample_t *p_sample)
+static bench_outcome_t ours(void *arg, bench_sample_t *p_sample)
 {
 	work_t *w = arg;
 	uint64_t cpu = bench_process_cpu_ns();
@@ -145,14 +145,14 @@ static bench_outcome_t ours(bench_run_t *run, void *arg, bench_sample_t *p_sampl
 				status = kvs_load(w->tier, w->loc[(w->next >> 33) % w->blocks], &b->mem, on_read, b);
 			}
 			if (status != KV_OK) {
-				return bench_fail(run, "the tier refuses: %s", kv_status_text(status));
+				return bench_fail("the tier refuses: %s", kv_status_text(status));
 			}
 		}
 		wait_some(w);
 	}
 	drain(w);
 	if (w->failed) {
-		return bench_fail(run, "%llu transfers failed", (unsigned long long)w->failed);
+		return bench_fail("%llu transfers failed", (unsigned long long)w->failed);
 	}
 	p_sample->value = (double)w->done * BLOCK / (double)(bench_now_ns() - start);
 	p_sample->ops = (double)w->done * BLOCK / MIB;
@@ -161,13 +161,13 @@ static bench_outcome_t ours(bench_run_t *run, void *arg, bench_sample_t *p_sampl
 	return BENCH_DONE;
 }
 
-static bench_outcome_t fio(bench_run_t *run, void *arg, bench_sample_t *p_sample)
+static bench_outcome_t fio(void *arg, bench_sample_t *p_sample)
 {
 	const work_t *w = arg;
 	double rate = bench_disk_fio(&w->disk, w->write, w->fio_bytes, w->seconds, &p_sample->cpu_ns);
 
 	if (rate <= 0) {
-		return bench_skip(run, "fio is not installed, or has no io_uring");
+		return bench_skip("fio is not installed, or has no io_uring");
 	}
 	p_sample->value = rate / 1e9;
 	p_sample->ops = rate * w->seconds / MIB;
@@ -181,7 +181,7 @@ static void on_epoch(void *arg, kv_status_t status)
 	(void)status;
 }
 
-static bench_outcome_t open_tier(bench_run_t *run, work_t *w, uint64_t bytes)
+static bench_outcome_t open_tier(work_t *w, uint64_t bytes)
 {
 	static char path[300];
 	char detail[256];
@@ -197,12 +197,12 @@ static bench_outcome_t open_tier(bench_run_t *run, work_t *w, uint64_t bytes)
 
 	snprintf(path, sizeof path, "%s/tier", w->disk.dir);
 	if (kvs_nvme_open(&config, &kv_env_posix, &w->tier, detail, sizeof detail) != KV_OK) {
-		return bench_fail(run, "%s", detail);
+		return bench_fail("%s", detail);
 	}
 	if (kvs_recover(w->tier, NULL, NULL) != KV_OK ||
 	    kvs_class_open(w->tier, "bench", &geometry, &w->slot_class) != KV_OK ||
 	    kvs_epoch_set(w->tier, &(kvs_epoch_t){no_root, "bench", "bench\n", 1}, on_epoch, NULL) != KV_OK) {
-		return bench_fail(run, "the tier cannot be set up");
+		return bench_fail("the tier cannot be set up");
 	}
 	kvs_nvme_register(w->tier, w->slab, (size_t)BUFFERS * BLOCK, &region);
 	for (uint32_t i = 0; i < BUFFERS; i++) {
@@ -215,7 +215,7 @@ static bench_outcome_t open_tier(bench_run_t *run, work_t *w, uint64_t bytes)
 		kvs_sigbus_verify_block(&geometry, mem->data, NULL, mem->leaves, mem->roots);
 	}
 	if (fill(w) != KV_OK) {
-		return bench_fail(run, "the tier cannot be filled");
+		return bench_fail("the tier cannot be filled");
 	}
 	if (w->write) {
 		for (uint32_t i = 0; i < w->blocks; i++) {
@@ -226,33 +226,26 @@ static bench_outcome_t open_tier(bench_run_t *run, work_t *w, uint64_t bytes)
 	return BENCH_DONE;
 }
 
-static bench_outcome_t measure(bench_run_t *run, work_t *w, const char *name, int throttled)
+static bench_outcome_t measure(work_t *w)
 {
-	uint64_t bytes = bench_param_size(run, "bytes", 512u << 20);
+	const uint64_t bytes = bench_param_size("bytes", 512u << 20);
 	bench_outcome_t outcome;
 
-	w->seconds = strtod(bench_param(run, "seconds", bench_quick(run) ? "0.5" : "1.5"), NULL);
+	w->seconds = strtod(bench_param("seconds", bench_quick() ? "0.5" : "1.5"), NULL);
 	kv_log_set_level(KV_LOG_WARN);
 	w->fio_bytes = bytes / 2u;
 	w->loc = bench_memory((bytes / BLOCK + 1u) * sizeof *w->loc);
 	w->slab = bench_memory((size_t)BUFFERS * BLOCK);
 	w->digests = bench_memory((size_t)BUFFERS * 128u * sizeof(uint64_t));
 	if (!w->loc || !w->slab || !w->digests) {
-		return bench_fail(run, "no memory");
+		return bench_fail("no memory");
 	}
 	bench_fill(w->slab, (size_t)BUFFERS * BLOCK, 1);
-	outcome = open_tier(run, w, bytes);
+	outcome = open_tier(w, bytes);
 	if (outcome == BENCH_DONE) {
-		outcome = bench_measure(
-			run, &(bench_measurement_t){.name = name,
-						    .unit = "GB/s",
-						    .reference = "fio, 256 KiB, queue 32, io_uring, O_DIRECT",
-						    .value_fn = ours,
-						    .reference_fn = fio,
-						    .arg = w,
-						    .rounds = 3,
-						    .goal = throttled ? BENCH_RATIO_AT_LEAST : BENCH_NO_GOAL,
-						    .goal_value = 0.95});
+		outcome = bench_measure(w, &(bench_measurement_t){w->write ? "nvme/write" : "nvme/read", "GB/s",
+								  "fio, 256 KiB, queue 32, io_uring, O_DIRECT", ours,
+								  fio, 3, BENCH_RATIO_AT_LEAST, 0.95});
 	}
 	kvs_close(w->tier);
 	bench_memory_free(w->digests, (size_t)BUFFERS * 128u * sizeof(uint64_t));
@@ -262,52 +255,38 @@ static bench_outcome_t measure(bench_run_t *run, work_t *w, const char *name, in
 	return outcome;
 }
 
-static bench_outcome_t run_one(bench_run_t *run, const char *name, int write, int throttled)
+/* --with dir=PATH: on the disk there, for information; else on a throttled loop device. */
+static bench_outcome_t run_nvme(int write)
 {
 	static work_t w;
-	const char *why;
+	const char *dir = bench_param("dir", NULL), *why;
 	bench_outcome_t outcome;
 
 	memset(&w, 0, sizeof w);
 	w.write = write;
-	why = throttled ? bench_disk_loop(&w.disk, 1100u << 20, 2500000000u, 3000000000u)
-			: bench_disk_real(&w.disk, bench_param(run, "dir", "/var/tmp"));
-	outcome = why ? bench_skip(run, "%s", why) : measure(run, &w, name, throttled);
+	why = dir ? bench_disk_real(&w.disk, dir) : bench_disk_loop(&w.disk, 1100u << 20, 2500000000u, 3000000000u);
+	outcome = why ? bench_skip("%s", why) : measure(&w);
 	bench_disk_fini(&w.disk);
 
 	return outcome;
 }
 
-static bench_outcome_t run_nvme_read(bench_run_t *run)
+static bench_outcome_t run_read(void)
 {
-	return run_one(run, "nvme/read", 0, 1);
+	return run_nvme(0);
 }
 
-static bench_outcome_t run_nvme_write(bench_run_t *run)
+static bench_outcome_t run_write(void)
 {
-	return run_one(run, "nvme/write", 1, 1);
-}
-
-static bench_outcome_t run_disk_read(bench_run_t *run)
-{
-	return run_one(run, "disk/read", 0, 0);
-}
-
-static bench_outcome_t run_disk_write(bench_run_t *run)
-{
-	return run_one(run, "disk/write", 1, 0);
+	return run_nvme(1);
 }
 
 #define REFERENCE "fio with the same size, queue and engine, on the same file system"
 
 const bench_t bench_nvme_read = {"nvme/read",
-				 "blocks of 256 KiB read and every digest checked, throttled loop device over memory",
-				 REFERENCE, "ratio >= 0.95", run_nvme_read};
+				 "blocks of 256 KiB read and every digest checked, throttled loop device over memory, "
+				 "or a disk (--with dir=)",
+				 REFERENCE, "ratio >= 0.95", run_read};
 const bench_t bench_nvme_write = {"nvme/write",
 				  "blocks of 256 KiB written with header, metadata committed beside, same device",
-				  REFERENCE, "ratio >= 0.95", run_nvme_write};
-const bench_t bench_disk_read = {"disk/read", "the same as nvme/read on the real disk (--with dir=), for information",
-				 REFERENCE, "", run_disk_read};
-const bench_t bench_disk_write = {"disk/write",
-				  "the same as nvme/write on the real disk (--with dir=), for information", REFERENCE,
-				  "", run_disk_write};
+				  REFERENCE, "ratio >= 0.95", run_write};

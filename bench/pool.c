@@ -1,170 +1,146 @@
-/* pool -- verified put and get through the daemon, process to process: what one process puts, another gets. Sources and
- * destinations are cold and already touched; the pool was filled once before, so puts evict.
- *   batch-8m, batch-1m       GB/s, against one core's non-temporal copy of as many bytes, and against libc's memcpy
- *   single-64k, single-256k  ns a block, against two raw socket round trips plus a non-temporal copy */
+/* pool/batch-8m, pool/batch-1m -- verified put and get through the daemon, process to process: what one process puts,
+ * another gets. Sources and destinations are cold and already touched; the pool was filled once before, so puts evict.
+ * GB/s, against one core's non-temporal copy of as many bytes, and against libc's memcpy. */
 #include "bench.h"
 #include "rig.h"
 
 #include "kv/digest.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define COLD_BYTES  ((size_t)256 << 20)
-#define POOL_BYTES  ((size_t)1 << 30)
-#define MAX_BATCH   64u
-#define SPIN_US     200u
-#define ASK_BYTES   160u
-#define REPLY_BYTES 72u
+#define COLD_BYTES ((size_t)256 << 20)
+#define POOL_BYTES ((size_t)1 << 30)
+#define MAX_BATCH  32u
+#define OTHERS     1000000u /* seed of the first batch of the other process */
 
-typedef struct work {
+static struct {
 	rig_t rig;
-	kvc_t *kvc;
-	kvc_space_t *space;
-	rig_echo_t echo;
-	uint32_t block_bytes;
-	uint32_t batch;    /* blocks */
-	uint32_t batches;  /* that fit into the pool, twice over */
-	uint32_t ops;      /* a sample */
+	uint32_t block_bytes, batch; /* blocks */
+	size_t batch_bytes;
+	uint32_t ops;      /* batches of a sample */
 	uint64_t put_next; /* seed of the next new batch */
 	uint32_t got;      /* batches of the other process read so far */
 	uint32_t others;   /* batches of the other process */
 	uint8_t *source, *target;
 	size_t at; /* in source and target */
-	int trips; /* the reference makes round trips too */
-} work_t;
-
-static size_t batch_bytes(const work_t *work)
-{
-	return (size_t)work->batch * work->block_bytes;
-}
+} work;
 
 /* The next cold piece of source and target. */
-static size_t advance(work_t *work)
+static size_t advance(void)
 {
-	size_t at = work->at;
+	const size_t at = work.at;
 
-	work->at += batch_bytes(work);
-	if (work->at + batch_bytes(work) > COLD_BYTES) {
-		work->at = 0;
-	}
+	work.at = at + 2 * work.batch_bytes > COLD_BYTES ? 0 : at + work.batch_bytes;
 
 	return at;
 }
 
-static kvc_status_t put_batch(work_t *work, uint64_t seed, const uint8_t *source)
+static kvc_status_t put_batch(uint64_t seed)
 {
-	kvc_key_t keys[MAX_BATCH];
+	const uint8_t *source = work.source + advance();
 	const void *blocks[MAX_BATCH];
-	kvc_put_options_t options = {.struct_size = sizeof options, .blocks = blocks};
+	const kvc_put_options_t options = {.struct_size = sizeof options, .blocks = blocks};
+	kvc_key_t keys[MAX_BATCH];
 	uint32_t visible = 0;
 	kvc_status_t status;
 
-	rig_keys(work->space, 0, 0, seed, work->batch, keys);
-	for (uint32_t i = 0; i < work->batch; i++) {
-		blocks[i] = source + (size_t)i * work->block_bytes;
+	rig_keys(work.rig.space, seed, work.batch, keys);
+	for (uint32_t i = 0; i < work.batch; i++) {
+		blocks[i] = source + (size_t)i * work.block_bytes;
 	}
-	status = kvc_put(work->space, keys, 0, work->batch, &options, &visible);
+	status = kvc_put(work.rig.space, keys, 0, work.batch, &options, &visible);
 
-	return status == KVC_OK && visible != work->batch ? KVC_ERR_FULL : status;
+	return status == KVC_OK && visible != work.batch ? KVC_ERR_FULL : status;
 }
 
-static kvc_status_t get_batch(work_t *work, uint64_t seed, uint8_t *target)
+static kvc_status_t get_batch(uint64_t seed)
 {
+	uint8_t *target = work.target + advance();
 	kvc_key_t keys[MAX_BATCH];
 	void *blocks[MAX_BATCH];
 	kvc_lease_t *lease = NULL;
 	kvc_status_t status;
 
-	rig_keys(work->space, 0, 0, seed, work->batch, keys);
-	for (uint32_t i = 0; i < work->batch; i++) {
-		blocks[i] = target + (size_t)i * work->block_bytes;
+	rig_keys(work.rig.space, seed, work.batch, keys);
+	for (uint32_t i = 0; i < work.batch; i++) {
+		blocks[i] = target + (size_t)i * work.block_bytes;
 	}
-	status = kvc_acquire(work->space, keys, work->batch, 0, 0, &lease);
+	status = kvc_acquire(work.rig.space, keys, work.batch, 0, 0, &lease);
 	if (status == KVC_OK) {
-		status = kvc_lease_read(lease, 0, work->batch, blocks, NULL);
+		status = kvc_lease_read(lease, 0, work.batch, blocks, NULL);
 	}
 	kvc_release(&lease, 1);
 
 	return status;
 }
 
-/* A batch counts by its speed, a single block by its time. */
-static bench_outcome_t sampled(const work_t *work, uint64_t start, bench_sample_t *p_sample)
+static kvc_status_t put_new(void)
 {
-	double ns = (double)(bench_now_ns() - start) / work->ops;
+	return put_batch(work.put_next++);
+}
 
-	p_sample->ops = work->ops;
-	p_sample->value = work->trips ? ns : (double)batch_bytes(work) / ns;
+static kvc_status_t get_other(void)
+{
+	return get_batch(OTHERS + work.got++ % work.others);
+}
+
+static kvc_status_t copy_stream(void)
+{
+	const size_t at = advance();
+
+	kv_copy_stream(work.target + at, work.source + at, work.batch_bytes);
+
+	return KVC_OK;
+}
+
+static kvc_status_t copy_libc(void)
+{
+	const size_t at = advance();
+
+	memcpy(work.target + at, work.source + at, work.batch_bytes);
+	bench_use(work.target[at]);
+
+	return KVC_OK;
+}
+
+typedef kvc_status_t (*step_fn)(void);
+
+static bench_outcome_t sample(step_fn step, bench_sample_t *p_sample)
+{
+	const uint64_t start = bench_now_ns();
+
+	for (uint32_t i = 0; i < work.ops; i++) {
+		if (step() != KVC_OK) {
+			return bench_fail("%s", kvc_last_error());
+		}
+	}
+	p_sample->ops = work.ops;
+	p_sample->value = (double)work.batch_bytes * work.ops / (double)(bench_now_ns() - start);
 
 	return BENCH_DONE;
 }
 
-static bench_outcome_t put_sample(bench_run_t *run, void *arg, bench_sample_t *p_sample)
-{
-	work_t *work = arg;
-	uint64_t start = bench_now_ns();
+/* What is compared: ours, and a copy. */
+typedef struct sides {
+	step_fn value, reference;
+} sides_t;
 
-	for (uint32_t i = 0; i < work->ops; i++) {
-		if (put_batch(work, work->put_next++, work->source + advance(work)) != KVC_OK) {
-			return bench_fail(run, "put: %s", kvc_last_error());
-		}
-	}
-	return sampled(work, start, p_sample);
+static bench_outcome_t sample_value(void *arg, bench_sample_t *p_sample)
+{
+	return sample(((const sides_t *)arg)->value, p_sample);
 }
 
-static bench_outcome_t get_sample(bench_run_t *run, void *arg, bench_sample_t *p_sample)
+static bench_outcome_t sample_reference(void *arg, bench_sample_t *p_sample)
 {
-	work_t *work = arg;
-	uint64_t start = bench_now_ns();
-
-	for (uint32_t i = 0; i < work->ops; i++) {
-		if (get_batch(work, 1000000u + work->got++ % work->others, work->target + advance(work)) != KVC_OK) {
-			return bench_fail(run, "get: %s", kvc_last_error());
-		}
-	}
-	return sampled(work, start, p_sample);
-}
-
-static bench_outcome_t stream_sample(bench_run_t *run, void *arg, bench_sample_t *p_sample)
-{
-	work_t *work = arg;
-	uint64_t start = bench_now_ns();
-
-	(void)run;
-	for (uint32_t i = 0; i < work->ops; i++) {
-		size_t at = advance(work);
-
-		if (work->trips) {
-			rig_echo_trip(&work->echo);
-			rig_echo_trip(&work->echo);
-		}
-		kv_copy_stream(work->target + at, work->source + at, batch_bytes(work));
-	}
-	return sampled(work, start, p_sample);
-}
-
-static bench_outcome_t memcpy_sample(bench_run_t *run, void *arg, bench_sample_t *p_sample)
-{
-	work_t *work = arg;
-	uint64_t start = bench_now_ns();
-
-	(void)run;
-	for (uint32_t i = 0; i < work->ops; i++) {
-		size_t at = advance(work);
-
-		memcpy(work->target + at, work->source + at, batch_bytes(work));
-		bench_use(work->target[at]);
-	}
-	return sampled(work, start, p_sample);
+	return sample(((const sides_t *)arg)->reference, p_sample);
 }
 
 /* The other process: puts the batches this one gets. */
-static int put_from_another_process(const work_t *parent)
+static int put_from_another_process(void)
 {
 	pid_t pid;
 	int code = -1;
@@ -172,11 +148,10 @@ static int put_from_another_process(const work_t *parent)
 	fflush(NULL);
 	pid = fork();
 	if (pid == 0) {
-		work_t work = *parent;
-		int failed = rig_attach(&work.rig, "pool", work.block_bytes, &work.kvc, &work.space);
+		int failed = rig_attach(&work.rig, "pool", work.block_bytes);
 
 		for (uint32_t i = 0; !failed && i < work.others; i++) {
-			failed = put_batch(&work, 1000000u + i, work.source + advance(&work)) != KVC_OK;
+			failed = put_batch(OTHERS + i) != KVC_OK;
 		}
 		_exit(failed);
 	}
@@ -184,157 +159,94 @@ static int put_from_another_process(const work_t *parent)
 		waitpid(pid, &code, 0);
 	}
 
-	return pid > 0 && WIFEXITED(code) && WEXITSTATUS(code) == 0 ? 0 : -1;
+	return code;
 }
 
-typedef struct plan {
-	const char *name;
-	uint32_t block_bytes, batch, ops;
-	int trips;
-	double goal; /* share of the reference's speed; 0: none */
-} plan_t;
-
-static bench_outcome_t compare(bench_run_t *run, work_t *work, const plan_t *plan, const char *what,
-			       bench_sample_fn value)
+static bench_outcome_t compare(const char *name, const char *what, step_fn step, double goal)
 {
-	char name[64];
-	bench_measurement_t m = {.name = name,
-				 .unit = plan->trips ? "ns" : "GB/s",
-				 .reference = plan->trips ? "two raw round trips plus a non-temporal copy"
-							  : "non-temporal copy of one core",
-				 .value_fn = value,
-				 .reference_fn = stream_sample,
-				 .arg = work,
-				 .rounds = 15,
-				 .goal = plan->goal > 0 ? BENCH_RATIO_AT_LEAST : BENCH_NO_GOAL,
-				 .goal_value = plan->goal};
+	sides_t sides = {step, copy_stream};
+	char row[64];
+	bench_measurement_t m = {
+		row, "GB/s", "non-temporal copy of one core", sample_value, sample_reference, 15, BENCH_RATIO_AT_LEAST,
+		goal};
 	bench_outcome_t outcome;
 
-	snprintf(name, sizeof name, "%s/%s", plan->name, what);
-	outcome = bench_measure(run, &m);
-	if (outcome != BENCH_DONE || plan->trips) {
-		return outcome;
-	}
-	snprintf(name, sizeof name, "%s/%s-libc", plan->name, what);
-	m.reference = "libc memcpy of one core";
-	m.reference_fn = memcpy_sample;
-	m.goal = BENCH_RATIO_AT_LEAST;
-	m.goal_value = 1.0;
-
-	return bench_measure(run, &m);
-}
-
-static bench_outcome_t measure(bench_run_t *run, work_t *work, const plan_t *plan)
-{
-	bench_outcome_t outcome;
-
-	/* Once through the whole pool: every page is touched and the pool is full. */
-	for (uint32_t i = 0; i < work->batches; i++) {
-		if (put_batch(work, work->put_next++, work->source + advance(work)) != KVC_OK) {
-			return bench_fail(run, "the pool could not be filled: %s", kvc_last_error());
-		}
-	}
-	outcome = compare(run, work, plan, "put", put_sample);
+	snprintf(row, sizeof row, "%s/%s", name, what);
+	outcome = bench_measure(&sides, &m);
 	if (outcome != BENCH_DONE) {
 		return outcome;
 	}
-	if (put_from_another_process(work) != 0) {
-		return bench_fail(run, "the other process could not put");
-	}
+	sides.reference = copy_libc;
+	snprintf(row, sizeof row, "%s/%s-libc", name, what);
+	m.reference = "libc memcpy of one core";
+	m.goal_value = 1.0;
 
-	return compare(run, work, plan, "get", get_sample);
+	return bench_measure(&sides, &m);
 }
 
-static bench_outcome_t run_pool(bench_run_t *run, const plan_t *plan)
+static bench_outcome_t measure(const char *name, double goal)
 {
-	work_t *work = calloc(1, sizeof *work);
 	bench_outcome_t outcome;
-	int other;
 
-	if (!work) {
-		return bench_fail(run, "no memory");
-	}
-	work->echo = (rig_echo_t){.spin_us = SPIN_US, .ask_bytes = ASK_BYTES, .reply_bytes = REPLY_BYTES};
-	other = bench_pin(1);
+	work.rig.cpu = bench_pin(1) + 1;
 	bench_pin(0);
-	work->rig = (rig_t){
-		.cpu = other,
-		.options = {"--cpu.size=1GiB", "--cpu.slab_size=512MiB", "--nvme.path=", "--events.enabled=off"}};
-	work->block_bytes = plan->block_bytes;
-	work->batch = plan->batch;
-	work->ops = plan->ops;
-	work->trips = plan->trips;
-	work->batches = (uint32_t)(POOL_BYTES / batch_bytes(work));
-	work->others = (uint32_t)(POOL_BYTES / 2 / batch_bytes(work));
-	/* Memory comes after the forks, else its pages would be copied on the first write. */
-	if (rig_echo_start(&work->echo, other) != 0 || rig_start(&work->rig, 20000) != 0 ||
-	    rig_attach(&work->rig, "pool", plan->block_bytes, &work->kvc, &work->space) != 0) {
-		outcome = bench_fail(run, "the daemon could not be started");
-	} else if (!(work->source = bench_memory(COLD_BYTES)) || !(work->target = bench_memory(COLD_BYTES))) {
-		outcome = bench_fail(run, "no memory");
-	} else {
-		bench_fill(work->source, COLD_BYTES, 1);
-		madvise(work->target, COLD_BYTES, MADV_DONTFORK);
-		outcome = measure(run, work, plan);
+	/* Memory comes after the fork, else its pages would be copied on the first write. */
+	if (rig_start(&work.rig, " --limits.silence=10s --cpu.size=1GiB --cpu.slab_size=512MiB --nvme.path="
+				 " --events.enabled=off") != 0 ||
+	    rig_attach(&work.rig, "pool", work.block_bytes) != 0) {
+		return bench_fail("the daemon could not be started");
 	}
-	kvc_detach(work->kvc);
-	rig_remove(&work->rig);
-	rig_echo_stop(&work->echo);
-	bench_memory_free(work->source, COLD_BYTES);
-	bench_memory_free(work->target, COLD_BYTES);
-	free(work);
+	if (!(work.source = bench_memory(COLD_BYTES)) || !(work.target = bench_memory(COLD_BYTES))) {
+		return bench_fail("no memory");
+	}
+	bench_fill(work.source, COLD_BYTES, 1);
+	madvise(work.target, COLD_BYTES, MADV_DONTFORK);
+	/* Once through the whole pool: every page is touched and the pool is full. */
+	for (size_t at = 0; at < POOL_BYTES; at += work.batch_bytes) {
+		if (put_new() != KVC_OK) {
+			return bench_fail("the pool could not be filled: %s", kvc_last_error());
+		}
+	}
+	outcome = compare(name, "put", put_new, goal);
+	if (outcome == BENCH_DONE && put_from_another_process() != 0) {
+		return bench_fail("the other process could not put");
+	}
+
+	return outcome == BENCH_DONE ? compare(name, "get", get_other, goal) : outcome;
+}
+
+static bench_outcome_t run_pool(const char *name, uint32_t block_bytes, uint32_t batch, uint32_t ops, double goal)
+{
+	bench_outcome_t outcome;
+
+	memset(&work, 0, sizeof work);
+	work.block_bytes = block_bytes;
+	work.batch = batch;
+	work.batch_bytes = (size_t)batch * block_bytes;
+	work.ops = ops;
+	work.others = (uint32_t)(POOL_BYTES / 2 / work.batch_bytes);
+	outcome = measure(name, goal);
+	rig_remove(&work.rig);
+	bench_memory_free(work.source, COLD_BYTES);
+	bench_memory_free(work.target, COLD_BYTES);
 
 	return outcome;
 }
 
-static bench_outcome_t run_batch_8m(bench_run_t *run)
+static bench_outcome_t run_batch_8m(void)
 {
-	return run_pool(run, &(plan_t){"pool/batch-8m", 256u << 10, 32, 8, 0, 0.85});
+	return run_pool("pool/batch-8m", 256u << 10, 32, 8, 0.85);
 }
 
-static bench_outcome_t run_batch_1m(bench_run_t *run)
+static bench_outcome_t run_batch_1m(void)
 {
-	return run_pool(run, &(plan_t){"pool/batch-1m", 64u << 10, 16, 64, 0, 0.6});
+	return run_pool("pool/batch-1m", 64u << 10, 16, 64, 0.6);
 }
 
-static bench_outcome_t run_single_64k(bench_run_t *run)
-{
-	return run_pool(run, &(plan_t){"pool/single-64k", 64u << 10, 1, 256, 1, 0});
-}
-
-static bench_outcome_t run_single_256k(bench_run_t *run)
-{
-	return run_pool(run, &(plan_t){"pool/single-256k", 256u << 10, 1, 128, 1, 0});
-}
-
-const bench_t bench_pool_batch_8m = {
-	.name = "pool/batch-8m",
-	.measures = "verified put and get of 32 blocks of 256 KiB, process to process",
-	.reference = "one core's non-temporal copy of 8 MiB, and libc's memcpy",
-	.goal = "share of its speed >= 0.85, and of libc's >= 1",
-	.run = run_batch_8m,
-};
-
-const bench_t bench_pool_batch_1m = {
-	.name = "pool/batch-1m",
-	.measures = "verified put and get of 16 blocks of 64 KiB, process to process",
-	.reference = "one core's non-temporal copy of 1 MiB, and libc's memcpy",
-	.goal = "share of its speed >= 0.6",
-	.run = run_batch_1m,
-};
-
-const bench_t bench_pool_single_64k = {
-	.name = "pool/single-64k",
-	.measures = "verified put and get of one block of 64 KiB",
-	.reference = "two raw round trips plus a non-temporal copy",
-	.goal = "",
-	.run = run_single_64k,
-};
-
-const bench_t bench_pool_single_256k = {
-	.name = "pool/single-256k",
-	.measures = "verified put and get of one block of 256 KiB",
-	.reference = "two raw round trips plus a non-temporal copy",
-	.goal = "",
-	.run = run_single_256k,
-};
+const bench_t bench_pool_batch_8m = {"pool/batch-8m",
+				     "verified put and get of 32 blocks of 256 KiB, process to process",
+				     "one core's non-temporal copy of 8 MiB, and libc's memcpy",
+				     "share of its speed >= 0.85, and of libc's >= 1", run_batch_8m};
+const bench_t bench_pool_batch_1m = {"pool/batch-1m", "verified put and get of 16 blocks of 64 KiB, process to process",
+				     "one core's non-temporal copy of 1 MiB, and libc's memcpy",
+				     "share of its speed >= 0.6, and of libc's >= 1", run_batch_1m};

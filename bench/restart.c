@@ -9,115 +9,86 @@
 
 #define PROMPT 8192u
 
-typedef struct work {
+static struct {
 	rig_t rig;
 	uint32_t blocks;
 	int hard;
-	char path[160], size[64], index[64];
-} work_t;
+	kvc_key_t keys[PROMPT];
+} work;
 
-static bench_outcome_t restart(bench_run_t *run, void *arg, bench_sample_t *p_sample)
+static bench_outcome_t restart(void *arg, bench_sample_t *p_sample)
 {
-	work_t *work = arg;
-	uint64_t start;
-	uint64_t found;
+	uint64_t start, found;
 
-	rig_stop(&work->rig, work->hard);
+	(void)arg;
+	rig_stop(&work.rig, work.hard);
 	start = bench_now_ns();
-	if (rig_start(&work->rig, 60000) != 0) {
-		return bench_fail(run, "the daemon did not come back");
+	if (rig_run(&work.rig) != 0) {
+		return bench_fail("the daemon did not come back");
 	}
 	p_sample->value = (double)(bench_now_ns() - start);
-	found = rig_metric(&work->rig, "kvd_disk_recovered_total");
-	if (found != work->blocks) {
-		return bench_fail(run, "%llu of %u blocks are in the index", (unsigned long long)found, work->blocks);
-	}
+	found = rig_metric(&work.rig, "kvd_disk_recovered_total");
 
-	return BENCH_DONE;
+	return found == work.blocks
+		       ? BENCH_DONE
+		       : bench_fail("%llu of %u blocks are in the index", (unsigned long long)found, work.blocks);
 }
 
 /* Prompts of 8,192 blocks, each durable before the next. */
-static int fill(work_t *work)
+static int fill(void)
 {
-	kvc_key_t *keys = malloc(PROMPT * sizeof *keys);
-	kvc_space_t *space;
-	kvc_t *kvc;
-	int failed = keys == NULL || rig_attach(&work->rig, "restart", 64, &kvc, &space) != 0;
+	int failed = rig_attach(&work.rig, "restart", 64);
 
-	if (failed) {
-		free(keys);
-		return -1;
+	for (uint32_t done = 0; !failed && done < work.blocks; done += PROMPT) {
+		rig_keys(work.rig.space, done + 1, PROMPT, work.keys);
+		failed = rig_put(work.rig.space, work.keys, 0, PROMPT, 1);
 	}
-	for (uint32_t done = 0; !failed && done < work->blocks; done += PROMPT) {
-		rig_keys(space, 0, 0, done + 1, PROMPT, keys);
-		failed = rig_put_durable(space, keys, 0, PROMPT);
-	}
-	kvc_detach(kvc);
-	free(keys);
+	kvc_detach(work.rig.kvc);
+	work.rig.kvc = NULL;
 
-	return failed ? -1 : 0;
+	return failed;
 }
 
-static bench_outcome_t measure(bench_run_t *run, work_t *work)
+static bench_outcome_t measure(void)
 {
-	bench_outcome_t outcome = bench_measure(run, &(bench_measurement_t){.name = "restart",
-									    .unit = "ns",
-									    .value_fn = restart,
-									    .arg = work,
-									    .rounds = 3,
-									    .goal = BENCH_VALUE_AT_MOST,
-									    .goal_value = 1.5e9});
+	bench_outcome_t outcome;
 
+	if (rig_start(&work.rig,
+		      " --limits.silence=10s --nvme.path=%s/data --nvme.size=%llu --index.max_blocks=%u"
+		      " --cpu.max_blocks=32768 --cpu.size=256MiB --events.enabled=off",
+		      work.rig.dir, (unsigned long long)work.blocks * (8192u + 512u) + (1ull << 30),
+		      work.blocks + 131072u) != 0 ||
+	    fill() != 0) {
+		return bench_fail("the disk tier could not be filled");
+	}
+	outcome = bench_measure(
+		NULL, &(bench_measurement_t){"restart", "ns", NULL, restart, NULL, 3, BENCH_VALUE_AT_MOST, 1.5e9});
 	if (outcome != BENCH_DONE) {
 		return outcome;
 	}
-	work->hard = 1;
+	work.hard = 1;
 
-	return bench_measure(
-		run, &(bench_measurement_t){
-			     .name = "restart/killed", .unit = "ns", .value_fn = restart, .arg = work, .rounds = 3});
+	return bench_measure(NULL,
+			     &(bench_measurement_t){"restart/killed", "ns", NULL, restart, NULL, 3, BENCH_NO_GOAL, 0});
 }
 
-static bench_outcome_t run_restart(bench_run_t *run)
+static bench_outcome_t run_restart(void)
 {
-	work_t *work = calloc(1, sizeof *work);
 	bench_outcome_t outcome;
 
-	if (!work) {
-		return bench_fail(run, "no memory");
+	work.hard = 0;
+	work.blocks = bench_quick() ? 8u * PROMPT : 122u * PROMPT; /* 999,424 */
+	snprintf(work.rig.dir, sizeof work.rig.dir, "%s/kvd-bench-XXXXXX", bench_param("dir", "/var/tmp"));
+	if (!mkdtemp(work.rig.dir)) {
+		work.rig.dir[0] = '\0';
+		return bench_skip("no temporary directory");
 	}
-	work->blocks = bench_quick(run) ? 8u * PROMPT : 122u * PROMPT; /* 999,424 */
-	work->rig = (rig_t){.cpu = -1};
-	snprintf(work->rig.dir, sizeof work->rig.dir, "%s/kvd-bench-XXXXXX", bench_param(run, "dir", "/var/tmp"));
-	if (!mkdtemp(work->rig.dir)) {
-		free(work);
-		return bench_skip(run, "no temporary directory");
-	}
-	snprintf(work->path, sizeof work->path, "--nvme.path=%s/data", work->rig.dir);
-	snprintf(work->size, sizeof work->size, "--nvme.size=%llu",
-		 (unsigned long long)work->blocks * (8192u + 512u) + (1ull << 30));
-	snprintf(work->index, sizeof work->index, "--index.max_blocks=%u", work->blocks + 131072u);
-	work->rig.options[0] = work->path;
-	work->rig.options[1] = work->size;
-	work->rig.options[2] = work->index;
-	work->rig.options[3] = "--cpu.max_blocks=32768";
-	work->rig.options[4] = "--cpu.size=256MiB";
-	work->rig.options[5] = "--events.enabled=off";
-	if (rig_start(&work->rig, 20000) != 0 || fill(work) != 0) {
-		outcome = bench_fail(run, "the disk tier could not be filled");
-	} else {
-		outcome = measure(run, work);
-	}
-	rig_remove(&work->rig);
-	free(work);
+	outcome = measure();
+	rig_remove(&work.rig);
 
 	return outcome;
 }
 
 const bench_t bench_restart = {
-	.name = "restart",
-	.measures = "from start to serving with 1 M disk blocks in the index, after a clean stop (and after kill -9)",
-	.reference = "",
-	.goal = "<= 1.5e9 ns",
-	.run = run_restart,
-};
+	"restart", "from start to serving with 1 M disk blocks in the index, after a clean stop (and after kill -9)",
+	"", "<= 1.5e9 ns", run_restart};

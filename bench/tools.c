@@ -1,11 +1,79 @@
-/* Memory, bytes and CPUs for benches. */
+/* Clocks, CPUs, memory and bytes for benches. */
 #include "bench.h"
 
 #include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 
 #define HUGE_PAGE ((size_t)2 << 20)
+
+static volatile sig_atomic_t stopped;
+static uint64_t end_ns = UINT64_MAX;
+
+static uint64_t clock_ns(clockid_t clock)
+{
+	struct timespec ts;
+
+	clock_gettime(clock, &ts);
+
+	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+uint64_t bench_now_ns(void)
+{
+	return clock_ns(CLOCK_MONOTONIC);
+}
+
+uint64_t bench_thread_cpu_ns(void)
+{
+	return clock_ns(CLOCK_THREAD_CPUTIME_ID);
+}
+
+uint64_t bench_process_cpu_ns(void)
+{
+	return clock_ns(CLOCK_PROCESS_CPUTIME_ID);
+}
+
+static void stop(int number)
+{
+	(void)number;
+	stopped = 1;
+}
+
+void bench_limit(uint64_t seconds)
+{
+	end_ns = seconds ? bench_now_ns() + seconds * 1000000000u : UINT64_MAX;
+	(void)signal(SIGTERM, stop);
+	(void)signal(SIGINT, stop);
+}
+
+int bench_late(void)
+{
+	return stopped || bench_now_ns() >= end_ns;
+}
+
+static int compare_doubles(const void *a, const void *b)
+{
+	const double x = *(const double *)a, y = *(const double *)b;
+
+	return (x > y) - (x < y);
+}
+
+double bench_quantile(double *values, size_t count, double quantile)
+{
+	const double position = quantile * (double)(count ? count - 1 : 0);
+	const size_t below = (size_t)position;
+
+	qsort(values, count, sizeof *values, compare_doubles);
+	if (below + 1 >= count) {
+		return count ? values[count - 1] : 0;
+	}
+
+	return values[below] + (position - (double)below) * (values[below + 1] - values[below]);
+}
 
 /* The processors this program was started on: pinning narrows the thread's own set, and later pins must still see
  * all. */
@@ -24,18 +92,11 @@ static const cpu_set_t *start_set(void)
 int bench_pin(unsigned n)
 {
 	const cpu_set_t *allowed = start_set();
+	unsigned skip = allowed ? n % (unsigned)CPU_COUNT(allowed) : 0;
 	cpu_set_t one;
-	unsigned skip;
 
-	if (!allowed) {
-		return -1;
-	}
-	skip = n % (unsigned)CPU_COUNT(allowed);
-	for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-		if (!CPU_ISSET((size_t)cpu, allowed)) {
-			continue;
-		}
-		if (skip-- == 0) {
+	for (int cpu = 0; allowed && cpu < CPU_SETSIZE; cpu++) {
+		if (CPU_ISSET((size_t)cpu, allowed) && skip-- == 0) {
 			CPU_ZERO(&one);
 			CPU_SET((size_t)cpu, &one);
 			return sched_setaffinity(0, sizeof one, &one) == 0 ? cpu : -1;
@@ -90,19 +151,25 @@ void bench_memory_free(void *memory, size_t bytes)
 	}
 }
 
+uint64_t bench_random(uint64_t *state)
+{
+	uint64_t z = *state += UINT64_C(0x9e3779b97f4a7c15);
+
+	z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+	z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+
+	return z ^ (z >> 31);
+}
+
 void bench_fill(void *memory, size_t bytes, uint64_t seed)
 {
 	uint8_t *out = memory;
-	uint64_t x = seed | 1;
+	uint64_t x = bench_random(&seed) | 1;
 
-	while (bytes > 0) {
-		const size_t n = bytes < sizeof x ? bytes : sizeof x;
-
+	for (size_t at = 0; at < bytes; at += sizeof x) {
 		x ^= x << 13;
 		x ^= x >> 7;
 		x ^= x << 17;
-		memcpy(out, &x, n);
-		out += n;
-		bytes -= n;
+		memcpy(out + at, &x, bytes - at < sizeof x ? bytes - at : sizeof x);
 	}
 }

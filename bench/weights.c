@@ -41,7 +41,7 @@ static void finish(const work_t *work, uint64_t start_ns, uint64_t start_cpu_ns,
 	p_sample->ops = (double)work->bytes / 1e9;
 }
 
-static bench_outcome_t digest_file(bench_run_t *run, void *arg, bench_sample_t *p_sample)
+static bench_outcome_t digest_file(void *arg, bench_sample_t *p_sample)
 {
 	const work_t *work = arg;
 	const kvx_digest_config_t config = {.struct_size = sizeof config, .fd = work->fd, .threads = work->threads};
@@ -52,7 +52,7 @@ static bench_outcome_t digest_file(bench_run_t *run, void *arg, bench_sample_t *
 	start = bench_now_ns();
 	start_cpu = bench_process_cpu_ns();
 	if (kvx_digest_file(&config, digest) != KVC_OK) {
-		return bench_fail(run, "the file cannot be digested");
+		return bench_fail("the file cannot be digested");
 	}
 	finish(work, start, start_cpu, p_sample);
 	bench_use(digest[0]);
@@ -78,7 +78,7 @@ static void *read_chunks(void *arg)
 	return NULL;
 }
 
-static bench_outcome_t read_file(bench_run_t *run, void *arg, bench_sample_t *p_sample)
+static bench_outcome_t read_file(void *arg, bench_sample_t *p_sample)
 {
 	work_t *work = arg;
 	pthread_t threads[THREADS];
@@ -96,7 +96,7 @@ static bench_outcome_t read_file(bench_run_t *run, void *arg, bench_sample_t *p_
 		(void)pthread_join(threads[i], NULL);
 	}
 	if (started == 0 || atomic_load(&work->next) * KVX_DIGEST_CHUNK < work->bytes || atomic_load(&work->failed)) {
-		return bench_fail(run, "the file cannot be read");
+		return bench_fail("the file cannot be read");
 	}
 	finish(work, start, start_cpu, p_sample);
 
@@ -120,64 +120,48 @@ static int write_file(const work_t *work)
 	return at >= work->bytes ? 0 : -1;
 }
 
-static bench_outcome_t run_weights(bench_run_t *run, int cold)
+static bench_outcome_t run_weights(int cold)
 {
+	const char *dir = bench_param("dir", "/var/tmp");
 	work_t work = {.cold = cold};
 	bench_outcome_t outcome;
 	cpu_set_t cpus;
 	char path[256];
 
-	work.bytes = bench_param_size(run, "bytes", bench_quick(run) ? UINT64_C(256) << 20 : UINT64_C(2) << 30) /
-		     PIECE * PIECE;
+	work.bytes = bench_param_size("bytes", bench_quick() ? UINT64_C(256) << 20 : UINT64_C(2) << 30) / PIECE * PIECE;
 	work.threads = sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? (uint32_t)CPU_COUNT(&cpus) : 1;
 	work.threads = work.threads < THREADS ? work.threads : THREADS;
-	(void)snprintf(path, sizeof path, "%s/kvd-bench-XXXXXX", bench_param(run, "dir", "/var/tmp"));
+	(void)snprintf(path, sizeof path, "%s/kvd-bench-XXXXXX", dir);
 	work.fd = mkostemp(path, O_CLOEXEC);
 	if (work.fd < 0) {
-		return bench_skip(run, "no file can be made in %s", bench_param(run, "dir", "/var/tmp"));
+		return bench_skip("no file can be made in %s", dir);
 	}
 	(void)unlink(path);
-	if (write_file(&work) != 0) {
-		(void)close(work.fd);
-		return bench_skip(run, "%s has no room for %llu bytes", bench_param(run, "dir", "/var/tmp"),
-				  (unsigned long long)work.bytes);
-	}
-	outcome = bench_measure(run, &(bench_measurement_t){.name = cold ? "weights/cold" : "weights/cached",
-							    .unit = "GB/s",
-							    .reference = "threads that only read",
-							    .value_fn = digest_file,
-							    .reference_fn = read_file,
-							    .arg = &work,
-							    .rounds = 3,
-							    .goal = BENCH_RATIO_AT_LEAST,
-							    .goal_value = cold ? 0.9 : 0.3});
+	outcome =
+		write_file(&work) != 0
+			? bench_skip("%s has no room for %llu bytes", dir, (unsigned long long)work.bytes)
+			: bench_measure(&work, &(bench_measurement_t){cold ? "weights/cold" : "weights/cached", "GB/s",
+								      "threads that only read", digest_file, read_file,
+								      3, BENCH_RATIO_AT_LEAST, cold ? 0.9 : 0.3});
 	(void)close(work.fd);
 
 	return outcome;
 }
 
-static bench_outcome_t run_cached(bench_run_t *run)
+static bench_outcome_t run_cached(void)
 {
-	return run_weights(run, 0);
+	return run_weights(0);
 }
 
-static bench_outcome_t run_cold(bench_run_t *run)
+static bench_outcome_t run_cold(void)
 {
-	return run_weights(run, 1);
+	return run_weights(1);
 }
 
 const bench_t bench_weights_cached = {
-	.name = "weights/cached",
-	.measures = "the digest of a file that the page cache has, by threads of idle priority",
-	.reference = "as many threads of usual priority that only read it",
-	.goal = "ratio >= 0.3",
-	.run = run_cached,
-};
-
+	"weights/cached", "the digest of a file that the page cache has, by threads of idle priority",
+	"as many threads of usual priority that only read it", "ratio >= 0.3", run_cached};
 const bench_t bench_weights_cold = {
-	.name = "weights/cold",
-	.measures = "the digest of a file that is on the disk alone",
-	.reference = "as many threads of usual priority that only read it, its pages dropped again before",
-	.goal = "ratio >= 0.9",
-	.run = run_cold,
-};
+	"weights/cold", "the digest of a file that is on the disk alone",
+	"as many threads of usual priority that only read it, its pages dropped again before", "ratio >= 0.9",
+	run_cold};

@@ -1,54 +1,10 @@
 // gpu_copy: how fast kvd's copies are between a paged cache in a GPU and blocks in host memory, in its own memory and
-// in a peer's.
+// in a peer's; a program of the harness (bench.h), a bench a family of rows.
 //
-// Every row has its reference measured in the same round: value, reference and ratio are medians over rounds. A line of
-// a table each, and a JSON line each into the file of --json. Digests are made and compared unless a row says
-// otherwise.
-//
-//     gpu_copy [--rounds N] [--mib N] [--json FILE] [--only FAMILY,...]
-#include "gpu_step.h"
-
-#include <unistd.h>
-
-// Several copies behind each other, so that what the host does for one runs while the one before it copies.
-static double copy_rate(shape &s, kvk_gpu_dir_t dir, kvk_gpu_way_t way, uint32_t sms)
-{
-	kvk_gpu_job_t *jobs[BATCH];
-	const auto enqueue = [&] {
-		for (auto &job : jobs) {
-			job = submit(s, dir, way, sms, bench.stream);
-		}
-	};
-	// Many small pieces of work would wait for each other and for the hold.
-	const double seconds =
-		way == KVK_GPU_ZERO_COPY ? timed_held(bench.stream, enqueue) : timed(bench.stream, enqueue);
-
-	for (auto job : jobs) {
-		finish(job);
-	}
-
-	return (double)s.bytes * BATCH / seconds / 1e9;
-}
-
-static double memcpy_rate(void *dst, const void *src, uint64_t bytes)
-{
-	const double seconds = timed(bench.stream, [&] {
-		for (int i = 0; i < BATCH; i++) {
-			CU(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, bench.stream));
-		}
-	});
-
-	return (double)bytes * BATCH / seconds / 1e9;
-}
-
-// Digests to compare with, of what lies in the pool: a gather makes both. And each kernel has run once, which loads it.
-static void prime(shape &s)
-{
-	finish(submit(s, KVK_GPU_GATHER, KVK_GPU_ZERO_COPY, 16, bench.stream));
-	finish(submit(s, KVK_GPU_SCATTER, KVK_GPU_ZERO_COPY, 16, bench.stream));
-}
-
-// ---- rows ---------------------------------------------------------------------------------------
+// Digests are made and compared unless a row says otherwise. --with mib=N: of each memory (384). Exit status 77: there
+// is no device.
+#include "gpu_beside.h"
+#include "gpu_gemm.h"
 
 static void rows_link()
 {
@@ -62,18 +18,13 @@ static void rows_link()
 	for (const auto &c : cases) {
 		shape s;
 
-		make_shape(s, c.fragment, KVK_PAGED_KV_TOKEN_HEAD, bench.pool, true);
+		make_shape(s, c.fragment, KVK_PAGED_KV_TOKEN_HEAD, gpu.pool, true);
 		prime(s);
-		row(
-			text("zero copy load %u B in rows of 256 B, %u SMs", c.fragment, c.sms), "GB/s",
-			"cudaMemcpyAsync, one piece", at_least(c.in),
-			[&] { return copy_rate(s, KVK_GPU_SCATTER, KVK_GPU_ZERO_COPY, c.sms); },
-			[&] { return memcpy_rate(bench.cache, bench.pool, s.bytes); });
-		row(
-			text("zero copy store %u B in rows of 256 B, %u SMs", c.fragment, c.sms), "GB/s",
-			"cudaMemcpyAsync, one piece", at_least(c.out),
-			[&] { return copy_rate(s, KVK_GPU_GATHER, KVK_GPU_ZERO_COPY, c.sms); },
-			[&] { return memcpy_rate(bench.pool, bench.cache, s.bytes); });
+		for (bool load : {true, false}) {
+			copy_row(text("zero copy %s %u B in rows of 256 B, %u SMs", load ? "load" : "store", c.fragment,
+				      c.sms),
+				 s, gpu.pool, {load, KVK_GPU_ZERO_COPY, c.sms}, ONE_PIECE, load ? c.in : c.out);
+		}
 	}
 }
 
@@ -84,8 +35,8 @@ static double both_rate(shape &in, kvk_gpu_way_t in_way, uint32_t in_sms, shape 
 	kvk_gpu_job_t *jobs[2 * BATCH];
 	const double seconds = timed_both([&] {
 		for (int i = 0; i < BATCH; i++) {
-			jobs[2 * i] = submit(in, KVK_GPU_SCATTER, in_way, in_sms, bench.stream);
-			jobs[2 * i + 1] = submit(out, KVK_GPU_GATHER, out_way, out_sms, bench.other);
+			jobs[2 * i] = submit(in, KVK_GPU_SCATTER, in_way, in_sms, gpu.stream);
+			jobs[2 * i + 1] = submit(out, KVK_GPU_GATHER, out_way, out_sms, gpu.other);
 		}
 	});
 
@@ -100,8 +51,8 @@ static double both_memcpy(uint64_t bytes)
 {
 	const double seconds = timed_both([&] {
 		for (int i = 0; i < BATCH; i++) {
-			CU(cudaMemcpyAsync(bench.cache, bench.pool, bytes, cudaMemcpyDefault, bench.stream));
-			CU(cudaMemcpyAsync(bench.pool2, bench.hbm, bytes, cudaMemcpyDefault, bench.other));
+			CU(cudaMemcpyAsync(gpu.cache, gpu.pool, bytes, cudaMemcpyDefault, gpu.stream));
+			CU(cudaMemcpyAsync(gpu.pool2, gpu.hbm, bytes, cudaMemcpyDefault, gpu.other));
 		}
 	});
 
@@ -111,13 +62,13 @@ static double both_memcpy(uint64_t bytes)
 static void rows_both()
 {
 	shape in, out;
-	uint8_t *cache = bench.cache;
+	uint8_t *cache = gpu.cache;
 
-	make_shape(in, 8192, KVK_PAGED_KV_TOKEN_HEAD, bench.pool, true);
+	make_shape(in, 8192, KVK_PAGED_KV_TOKEN_HEAD, gpu.pool, true);
 	prime(in);
-	bench.cache = bench.hbm;
-	make_shape(out, 8192, KVK_PAGED_KV_TOKEN_HEAD, bench.pool2, true);
-	bench.cache = cache;
+	gpu.cache = gpu.hbm;
+	make_shape(out, 8192, KVK_PAGED_KV_TOKEN_HEAD, gpu.pool2, true);
+	gpu.cache = cache;
 	const struct {
 		const char *name;
 		kvk_gpu_way_t in, out;
@@ -126,8 +77,6 @@ static void rows_both()
 	} cases[] = {{"zero copy", KVK_GPU_ZERO_COPY, KVK_GPU_ZERO_COPY, 8, 8, 0},
 		     {"zero copy", KVK_GPU_ZERO_COPY, KVK_GPU_ZERO_COPY, 4, 4, 0},
 		     {"zero copy", KVK_GPU_ZERO_COPY, KVK_GPU_ZERO_COPY, 8, 2, 0},
-		     {"staged load, zero copy store", KVK_GPU_STAGED, KVK_GPU_ZERO_COPY, 4, 4, 0},
-		     {"zero copy load, staged store", KVK_GPU_ZERO_COPY, KVK_GPU_STAGED, 8, 4, 0},
 		     {"staged", KVK_GPU_STAGED, KVK_GPU_STAGED, 4, 4, 0.9}};
 
 	for (const auto &c : cases) {
@@ -173,9 +122,9 @@ static pieces make_pieces(const shape &s, uint32_t fragment, uint32_t heads_toge
 
 static double loop_rate(pieces &p)
 {
-	const double seconds = timed(bench.stream, [&] {
+	const double seconds = timed(gpu.stream, [&] {
 		for (size_t i = 0; i < p.dst.size(); i++) {
-			CU(cudaMemcpyAsync(p.dst[i], p.src[i], p.sizes[i], cudaMemcpyDefault, bench.stream));
+			CU(cudaMemcpyAsync(p.dst[i], p.src[i], p.sizes[i], cudaMemcpyDefault, gpu.stream));
 		}
 	});
 
@@ -188,9 +137,9 @@ static double batch_rate(pieces &p)
 	size_t from = 0;
 
 	attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
-	const double seconds = timed(bench.stream, [&] {
+	const double seconds = timed(gpu.stream, [&] {
 		CU(cudaMemcpyBatchAsync(p.dst.data(), p.src.data(), p.sizes.data(), p.dst.size(), &attributes, &from, 1,
-					bench.stream));
+					gpu.stream));
 	});
 
 	return (double)p.bytes / seconds / 1e9;
@@ -199,44 +148,39 @@ static double batch_rate(pieces &p)
 static void rows_rivals()
 {
 	for (uint32_t fragment : {4096u, 8192u, 16384u, 24576u, 65536u}) {
-		const double goal = fragment <= 24576 ? 3 : 1;
-
 		for (bool load : {true, false}) {
-			const kvk_gpu_dir_t dir = load ? KVK_GPU_SCATTER : KVK_GPU_GATHER;
+			const std::string name = text("%s %u B pieces, 8 SMs", load ? "load" : "store", fragment);
+			const goal_t goal = at_least(fragment <= 24576 ? 3 : 1);
 			shape s;
 
-			make_shape(s, fragment, KVK_PAGED_HEAD_TOKEN_KV, bench.pool, true);
+			make_shape(s, fragment, KVK_PAGED_HEAD_TOKEN_KV, gpu.pool, true);
 			prime(s);
 			pieces p = make_pieces(s, fragment, 1, load, 4096);
-			const auto ours = [&] { return copy_rate(s, dir, KVK_GPU_AUTO, 8); };
+			const auto ours = [&] { return copy_rate(s, load, KVK_GPU_AUTO, 8); };
 
-			row(text("%s %u B pieces, 8 SMs", load ? "load" : "store", fragment), "GB/s",
-			    "cudaMemcpyAsync a piece", at_least(goal), ours, [&] { return loop_rate(p); });
-			row(text("%s %u B pieces, 8 SMs", load ? "load" : "store", fragment), "GB/s",
-			    "cudaMemcpyBatchAsync", at_least(goal), ours, [&] { return batch_rate(p); });
+			row(name, "GB/s", "cudaMemcpyAsync a piece", goal, ours, [&] { return loop_rate(p); });
+			row(name, "GB/s", "cudaMemcpyBatchAsync", goal, ours, [&] { return batch_rate(p); });
 		}
 	}
-	for (bool load :
-	     {true,
-	      false}) { /* 16 tokens of all heads of a layer, as in vLLM's native offload: layer by layer */
+	// 16 tokens of all heads of a layer, as in vLLM's native offload: layer by layer.
+	for (bool load : {true, false}) {
 		shape s;
 
-		make_shape(s, 8192, KVK_PAGED_HEAD_TOKEN_KV, bench.pool, true);
+		make_shape(s, 8192, KVK_PAGED_HEAD_TOKEN_KV, gpu.pool, true);
 		prime(s);
 		pieces p = make_pieces(s, 8192, HEADS, load, 4096);
 
 		row(
 			text("%s 2 MiB blocks, 8 SMs", load ? "load" : "store"), "GB/s",
 			"swap_blocks like vLLM's, 64 KiB a call", at_least(1),
-			[&] { return copy_rate(s, load ? KVK_GPU_SCATTER : KVK_GPU_GATHER, KVK_GPU_AUTO, 8); },
-			[&] { return loop_rate(p); });
+			[&] { return copy_rate(s, load, KVK_GPU_AUTO, 8); }, [&] { return loop_rate(p); });
 	}
 }
 
 // Of 1.25 GiB, a prompt of 10,240 tokens: less is over before a launch counts for nothing.
 static void rows_hbm()
 {
-	const bench_t before = bench;
+	const gpu_t before = gpu;
 	const struct {
 		const char *name;
 		kvk_paged_kind_t kind;
@@ -245,62 +189,48 @@ static void rows_hbm()
 		     {"HND <-> blocks", KVK_PAGED_KV_HEAD_TOKEN, 1},
 		     {"tensor parallel 2 of 8 heads, NHD", KVK_PAGED_KV_TOKEN_HEAD, 4}};
 
-	bench.bytes = 1280u << 20;
-	CU(cudaMalloc(&bench.cache, bench.bytes));
-	CU(cudaMalloc(&bench.hbm, 4 * bench.bytes));
-	for (uint64_t at = 0; at < 4 * bench.bytes; at += before.bytes) {
-		CU(cudaMemcpy(bench.hbm + at, before.pool, std::min(before.bytes, 4 * bench.bytes - at),
+	gpu.bytes = 1280u << 20;
+	CU(cudaMalloc(&gpu.cache, gpu.bytes));
+	CU(cudaMalloc(&gpu.hbm, 4 * gpu.bytes));
+	for (uint64_t at = 0; at < 4 * gpu.bytes; at += before.bytes) {
+		CU(cudaMemcpy(gpu.hbm + at, before.pool, std::min(before.bytes, 4 * gpu.bytes - at),
 			      cudaMemcpyDefault));
 	}
 	for (const auto &c : cases) {
 		for (bool digests : {true, false}) {
 			shape s;
 
-			make_shape(s, 8192, c.kind, bench.hbm, digests, {c.ranks, false});
+			make_shape(s, 8192, c.kind, gpu.hbm, digests, {c.ranks, false});
 			prime(s);
 			for (bool load : {true, false}) {
-				row(
-					text("inside one GPU, %s %s, digests %s, all SMs", c.name, load ? "in" : "out",
-					     digests ? "on" : "off"),
-					"GB/s", "cudaMemcpyAsync inside", at_least(0.9),
-					[&] {
-						return copy_rate(s, load ? KVK_GPU_SCATTER : KVK_GPU_GATHER,
-								 KVK_GPU_ZERO_COPY, 1024);
-					},
-					[&] { return memcpy_rate(bench.cache, bench.hbm, s.bytes); });
+				copy_row(text("inside one GPU, %s %s, digests %s, all SMs", c.name, load ? "in" : "out",
+					      digests ? "on" : "off"),
+					 s, gpu.hbm, {load, KVK_GPU_ZERO_COPY, 1024}, "cudaMemcpyAsync inside", 0.9);
 			}
 		}
 	}
-	CU(cudaFree(bench.cache));
-	CU(cudaFree(bench.hbm));
-	bench = before;
+	CU(cudaFree(gpu.cache));
+	CU(cudaFree(gpu.hbm));
+	gpu = before;
 }
 
 static void rows_peer()
 {
-	if (!bench.peer) {
+	if (!gpu.peer) {
 		printf("peer: skipped, this machine has one GPU\n");
 		return;
 	}
 	for (uint32_t fragment : {4096u, 8192u, 16384u}) {
-		for (uint32_t sms : {16u, 32u, 64u, 132u}) {
+		for (uint32_t sms : {16u, 132u}) {
 			shape s;
 
-			make_shape(s, fragment, KVK_PAGED_KV_TOKEN_HEAD, bench.peer, true);
+			make_shape(s, fragment, KVK_PAGED_KV_TOKEN_HEAD, gpu.peer, true);
 			prime(s);
 			for (bool load : {true, false}) {
-				row(
-					text("peer %s %u B in rows of 256 B, %u SMs", load ? "load" : "store", fragment,
-					     sms),
-					"GB/s", "cudaMemcpyPeer", at_least(sms == 132 ? 0.93 : 0),
-					[&] {
-						return copy_rate(s, load ? KVK_GPU_SCATTER : KVK_GPU_GATHER,
-								 KVK_GPU_ZERO_COPY, sms);
-					},
-					[&] {
-						return load ? memcpy_rate(bench.cache, bench.peer, s.bytes)
-							    : memcpy_rate(bench.peer, bench.cache, s.bytes);
-					});
+				copy_row(text("peer %s %u B in rows of 256 B, %u SMs", load ? "load" : "store",
+					      fragment, sms),
+					 s, gpu.peer, {load, KVK_GPU_ZERO_COPY, sms}, "cudaMemcpyPeer",
+					 sms == 132 ? 0.93 : 0);
 			}
 		}
 	}
@@ -309,48 +239,78 @@ static void rows_peer()
 static void rows_digests()
 {
 	for (uint32_t fragment : {1024u, 4096u, 8192u}) {
-		for (uint32_t sms : {2u, 4u, 8u}) {
-			shape on, off;
+		shape on, off;
 
-			make_shape(on, fragment, KVK_PAGED_KV_TOKEN_HEAD, bench.pool, true);
-			make_shape(off, fragment, KVK_PAGED_KV_TOKEN_HEAD, bench.pool, false);
-			prime(on);
+		make_shape(on, fragment, KVK_PAGED_KV_TOKEN_HEAD, gpu.pool, true);
+		make_shape(off, fragment, KVK_PAGED_KV_TOKEN_HEAD, gpu.pool, false);
+		prime(on);
+		for (bool load : {true, false}) {
+			row(
+				text("digests on, %s %u B, 8 SMs", load ? "load" : "store", fragment), "GB/s",
+				"digests off", at_least(0.97),
+				[&] { return copy_rate(on, load, KVK_GPU_ZERO_COPY, 8); },
+				[&] { return copy_rate(off, load, KVK_GPU_ZERO_COPY, 8); });
+		}
+	}
+}
+
+// Whole blocks that the copy engine moves: alone in one call, and ours.
+static void rows_staged()
+{
+	for (bool apart : {false, true}) {
+		shape s;
+
+		make_shape(s, 8192, KVK_PAGED_KV_TOKEN_HEAD, gpu.pool, true, {1, apart});
+		prime(s);
+		if (apart) {
+			const uint64_t block = s.bytes / s.moves.size();
+			pieces p;
+
+			for (size_t i = 0; i < s.moves.size(); i++) {
+				p.dst.push_back(gpu.cache + i * block);
+				p.src.push_back(s.moves[i].data);
+				p.sizes.push_back(block);
+			}
+			p.bytes = s.bytes;
+			row(
+				"copy engine alone, 2 MiB pieces in one call", "GB/s", ONE_PIECE, at_least(0),
+				[&] { return batch_rate(p); },
+				[&] { return memcpy_rate(gpu.cache, gpu.pool, s.bytes); });
+			prime(s); // the cache holds its own bytes again
+		}
+		for (uint32_t sms : {4u, 8u}) {
 			for (bool load : {true, false}) {
-				const kvk_gpu_dir_t dir = load ? KVK_GPU_SCATTER : KVK_GPU_GATHER;
-
-				row(
-					text("digests on, %s %u B, %u SMs", load ? "load" : "store", fragment, sms),
-					"GB/s", "digests off", at_least(sms == 8 ? 0.97 : 0),
-					[&] { return copy_rate(on, dir, KVK_GPU_ZERO_COPY, sms); },
-					[&] { return copy_rate(off, dir, KVK_GPU_ZERO_COPY, sms); });
+				copy_row(text("staged %s of 2 MiB blocks %s, %u SMs", load ? "load" : "store",
+					      apart ? "apart" : "side by side", sms),
+					 s, gpu.pool, {load, KVK_GPU_STAGED, sms}, ONE_PIECE, sms == 4 ? 0.98 : 0);
 			}
 		}
 	}
 }
 
-#include "gpu_beside.h"
-#include "gpu_gemm.h"
-#include "gpu_staged.h"
-
-int main(int argc, char **argv)
+template <void (*rows)()> static bench_outcome_t run_family()
 {
-	const struct {
-		const char *name;
-		void (*run)();
-	} families[] = {{"link", rows_link},       {"staged", rows_staged}, {"both", rows_both},
-			{"digests", rows_digests}, {"rivals", rows_rivals}, {"hbm", rows_hbm},
-			{"peer", rows_peer},       {"gemm", rows_gemm},     {"beside", rows_beside}};
+	const char *why = open_gpu();
 
-	parse_options(argc, argv);
-	if (!open_bench()) {
-		return 77;
+	if (why) {
+		return bench_skip("%s", why);
 	}
-	print_head();
-	for (const auto &family : families) {
-		if (wanted(family.name)) {
-			family.run();
-		}
-	}
+	rows();
 
-	return 0;
+	return BENCH_DONE;
 }
+
+#define FAMILY(id, measures, reference)                                                                                \
+	static const bench_t family_##id = {#id, measures, reference, "of each row", run_family<rows_##id>}
+FAMILY(link, "zero copy between a paged cache and the pool, by size of a page and SMs", "contiguous pinned copies");
+FAMILY(staged, "whole blocks by copy engine and kernel (--with mib=1280)", "contiguous pinned copies");
+FAMILY(both, "loads and stores at once", "contiguous pinned copies both ways");
+FAMILY(digests, "copies with digests", "without");
+FAMILY(rivals, "pieces by kvd", "by the driver's calls");
+FAMILY(hbm, "permuting copies inside one GPU", "cudaMemcpyAsync inside");
+FAMILY(peer, "copies with another layout between two GPUs", "cudaMemcpyPeer");
+FAMILY(gemm, "products of matrices while blocks are copied", "alone");
+FAMILY(beside, "small kernels of a step while blocks are copied", "alone");
+extern "C" const bench_t *const bench_list[] = {&family_link,   &family_staged, &family_both, &family_digests,
+						&family_rivals, &family_hbm,    &family_peer, &family_gemm,
+						&family_beside, nullptr};

@@ -1,17 +1,23 @@
-// gpu_copy.h -- what rows of gpu_copy and gpu_after share: options, memory, clocks, medians and printing.
+// gpu_copy.h -- what the families of gpu_copy share: memory, clocks, rows, a cache and blocks of one shape, and a copy
+// between them.
 #ifndef GPU_COPY_H
 #define GPU_COPY_H
+
+#define _Noreturn __attribute__((noreturn)) // C's word
+extern "C" {
+#include "bench.h"
+#include "kvk/gpu.h"
+}
 
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <dlfcn.h>
 #include <functional>
 #include <random>
 #include <string>
-#include <sys/mman.h>
+#include <unistd.h>
 #include <vector>
 
 #include <cuda_runtime.h>
@@ -35,19 +41,16 @@ static inline void must_kv(kv_status_t status)
 	}
 }
 
-struct bench_t {
-	kvk_gpu_t *gpu;
+struct gpu_t {
+	kvk_gpu_t *kvk;
 	cudaStream_t stream, other;
 	cudaEvent_t begin, end, end_other;
 	uint64_t bytes;        // of each memory
 	uint8_t *pool, *pool2; // registered host memory
 	uint8_t *cache, *hbm;  // device memory
 	uint8_t *peer;         // of device 1, or null
-	int rounds;
-	const char *only;
-	FILE *json;
 };
-static bench_t bench;
+static gpu_t gpu;
 
 // ---- clocks -------------------------------------------------------------------------------------
 
@@ -55,11 +58,11 @@ static inline double timed(cudaStream_t stream, const std::function<void()> &enq
 {
 	float ms;
 
-	CU(cudaEventRecord(bench.begin, stream));
+	CU(cudaEventRecord(gpu.begin, stream));
 	enqueue();
-	CU(cudaEventRecord(bench.end, stream));
-	CU(cudaEventSynchronize(bench.end));
-	CU(cudaEventElapsedTime(&ms, bench.begin, bench.end));
+	CU(cudaEventRecord(gpu.end, stream));
+	CU(cudaEventSynchronize(gpu.end));
+	CU(cudaEventElapsedTime(&ms, gpu.begin, gpu.end));
 
 	return ms / 1e3;
 }
@@ -81,12 +84,12 @@ static inline double timed_held(cudaStream_t stream, const std::function<void()>
 	}
 	*(volatile int *)go = 0;
 	hold<<<1, 1, 0, stream>>>(go);
-	CU(cudaEventRecord(bench.begin, stream));
+	CU(cudaEventRecord(gpu.begin, stream));
 	enqueue();
-	CU(cudaEventRecord(bench.end, stream));
+	CU(cudaEventRecord(gpu.end, stream));
 	*(volatile int *)go = 1;
-	CU(cudaEventSynchronize(bench.end));
-	CU(cudaEventElapsedTime(&ms, bench.begin, bench.end));
+	CU(cudaEventSynchronize(gpu.end));
+	CU(cudaEventElapsedTime(&ms, gpu.begin, gpu.end));
 
 	return ms / 1e3;
 }
@@ -94,36 +97,30 @@ static inline double timed_held(cudaStream_t stream, const std::function<void()>
 // Of work on both streams, from the start of both to the end of the later.
 static inline double timed_both(const std::function<void()> &enqueue)
 {
-	return timed(bench.stream, [&] {
-		CU(cudaStreamWaitEvent(bench.other, bench.begin, 0));
+	return timed(gpu.stream, [&] {
+		CU(cudaStreamWaitEvent(gpu.other, gpu.begin, 0));
 		enqueue();
-		CU(cudaEventRecord(bench.end_other, bench.other));
-		CU(cudaStreamWaitEvent(bench.stream, bench.end_other, 0));
+		CU(cudaEventRecord(gpu.end_other, gpu.other));
+		CU(cudaStreamWaitEvent(gpu.stream, gpu.end_other, 0));
 	});
-}
-
-static inline double median(std::vector<double> v)
-{
-	std::sort(v.begin(), v.end());
-	return v[v.size() / 2];
 }
 
 // ---- rows ---------------------------------------------------------------------------------------
 
 // Of a ratio; 0: none.
 struct goal_t {
-	bool least;
+	bench_goal_t kind;
 	double ratio;
 };
 
 static inline goal_t at_least(double ratio)
 {
-	return {true, ratio};
+	return {ratio > 0 ? BENCH_RATIO_AT_LEAST : BENCH_NO_GOAL, ratio};
 }
 
 static inline goal_t at_most(double ratio)
 {
-	return {false, ratio};
+	return {ratio > 0 ? BENCH_RATIO_AT_MOST : BENCH_NO_GOAL, ratio};
 }
 
 static inline std::string text(const char *format, ...)
@@ -138,45 +135,28 @@ static inline std::string text(const char *format, ...)
 	return out;
 }
 
-// One round before the counted ones warms everything up.
-static inline void row(const std::string &name, const char *unit, const char *reference, goal_t goal,
-		       const std::function<double()> &value_of, const std::function<double()> &reference_of)
+typedef std::function<double()> side_t;
+
+static bench_outcome_t sample_value(void *arg, bench_sample_t *p_sample)
 {
-	std::vector<double> values, references, ratios;
+	p_sample->value = (*((const side_t **)arg)[0])();
+	return BENCH_DONE;
+}
 
-	for (int i = -1; i < bench.rounds; i++) {
-		const double r = reference_of(), v = value_of();
+static bench_outcome_t sample_reference(void *arg, bench_sample_t *p_sample)
+{
+	p_sample->value = (*((const side_t **)arg)[1])();
+	return BENCH_DONE;
+}
 
-		if (i >= 0) {
-			values.push_back(v);
-			references.push_back(r);
-			ratios.push_back(v / r);
-		}
-	}
+static void row(const std::string &name, const char *unit, const char *reference, goal_t goal, const side_t &value_of,
+		const side_t &reference_of)
+{
+	const side_t *sides[] = {&value_of, &reference_of};
+	const bench_measurement_t m = {name.c_str(),     unit, reference, sample_value,
+				       sample_reference, 7,    goal.kind, goal.ratio};
 
-	const double ratio = median(ratios);
-	const bool met = goal.least ? ratio >= goal.ratio : ratio <= goal.ratio;
-
-	printf("%-58s %8.2f %-4s %8.2f %6.3f  %s", name.c_str(), median(values), unit, median(references), ratio,
-	       reference);
-	if (goal.ratio > 0) {
-		printf("  goal %s %.3f: %s", goal.least ? ">=" : "<=", goal.ratio, met ? "met" : "MISSED");
-	}
-	printf("\n");
-	fflush(stdout);
-	if (!bench.json) {
-		return;
-	}
-	fprintf(bench.json,
-		"{\"name\":\"%s\",\"value\":%.4g,\"unit\":\"%s\",\"reference\":\"%s\",\"reference_value\":%.4g,"
-		"\"ratio\":%.4f,\"rounds\":%d",
-		name.c_str(), median(values), unit, reference, median(references), ratio, bench.rounds);
-	if (goal.ratio > 0) {
-		fprintf(bench.json, ",\"goal\":\"ratio %s %g\",\"goal_met\":%s", goal.least ? ">=" : "<=", goal.ratio,
-			met ? "true" : "false");
-	}
-	fprintf(bench.json, "}\n");
-	fflush(bench.json);
+	bench_measure(sides, &m);
 }
 
 // ---- memory -------------------------------------------------------------------------------------
@@ -184,104 +164,210 @@ static inline void row(const std::string &name, const char *unit, const char *re
 // Random bytes: zeros would flatter the link.
 static inline uint8_t *host_memory()
 {
-	const uint64_t huge = 2 << 20;
-	uint8_t *p = (uint8_t *)mmap(nullptr, bench.bytes + huge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
-				     -1, 0);
-	uint64_t x = 88172645463325252u;
+	uint8_t *p = (uint8_t *)bench_memory(gpu.bytes);
 
-	if (p == MAP_FAILED) {
+	if (!p) {
 		printf("out of memory\n");
 		exit(1);
 	}
-	p += (huge - (uintptr_t)p % huge) % huge;
-	madvise(p, bench.bytes, MADV_HUGEPAGE);
-	for (uint64_t i = 0; i < bench.bytes / 8; i++) {
-		x ^= x << 13;
-		x ^= x >> 7;
-		x ^= x << 17;
-		((uint64_t *)p)[i] = x;
-	}
-	must_kv(kvk_gpu_register(bench.gpu, p, bench.bytes));
+	bench_fill(p, gpu.bytes, 1);
+	must_kv(kvk_gpu_register(gpu.kvk, p, gpu.bytes));
 
 	return p;
 }
 
-static inline uint8_t *device_memory(int device, uint64_t times)
+static inline uint8_t *device_memory(int device)
 {
 	uint8_t *p;
 
 	CU(cudaSetDevice(device));
-	CU(cudaMalloc(&p, times * bench.bytes));
-	for (uint64_t i = 0; i < times; i++) {
-		CU(cudaMemcpy(p + i * bench.bytes, bench.pool, bench.bytes, cudaMemcpyDefault));
-	}
+	CU(cudaMalloc(&p, gpu.bytes));
+	CU(cudaMemcpy(p, gpu.pool, gpu.bytes, cudaMemcpyDefault));
 	CU(cudaSetDevice(0));
 
 	return p;
 }
 
-static inline void parse_options(int argc, char **argv)
+// NULL: the device is there, and open from now on; else why it is not.
+static inline const char *open_gpu()
 {
-	bench.rounds = 7;
-	bench.bytes = 384u << 20;
-	for (int i = 1; i + 1 < argc; i += 2) {
-		if (!strcmp(argv[i], "--rounds")) {
-			bench.rounds = atoi(argv[i + 1]);
-		} else if (!strcmp(argv[i], "--mib")) {
-			bench.bytes = strtoull(argv[i + 1], nullptr, 0) << 20;
-		} else if (!strcmp(argv[i], "--only")) {
-			bench.only = argv[i + 1];
-		} else if (!strcmp(argv[i], "--json")) {
-			bench.json = fopen(argv[i + 1], "w");
-		}
-	}
-}
-
-// --only: names with commas between.
-static inline bool wanted(const char *name)
-{
-	const std::string all = std::string(",") + (bench.only ? bench.only : "") + ",";
-
-	return !bench.only || all.find(std::string(",") + name + ",") != std::string::npos;
-}
-
-static inline bool open_bench()
-{
-	const char *why = "";
+	const char *why = "no device";
 	kvk_gpu_config_t config = {};
 	int devices = 0, can = 0;
 
+	if (gpu.kvk) {
+		return nullptr;
+	}
+	gpu.bytes = bench_param_size("mib", 384) << 20;
 	config.cuda = kvk_cuda_load(&why);
 	if (!config.cuda || cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 ||
-	    kvk_gpu_open(&config, &bench.gpu) != KV_OK) {
-		printf("skipped: %s\n", config.cuda ? kvk_gpu_last_error() : why);
-		return false;
+	    kvk_gpu_open(&config, &gpu.kvk) != KV_OK) {
+		return config.cuda ? kvk_gpu_last_error() : why;
 	}
 	CU(cudaSetDevice(0));
-	CU(cudaStreamCreateWithFlags(&bench.stream, cudaStreamNonBlocking));
-	CU(cudaStreamCreateWithFlags(&bench.other, cudaStreamNonBlocking));
-	for (cudaEvent_t *event : {&bench.begin, &bench.end, &bench.end_other}) {
+	CU(cudaStreamCreateWithFlags(&gpu.stream, cudaStreamNonBlocking));
+	CU(cudaStreamCreateWithFlags(&gpu.other, cudaStreamNonBlocking));
+	for (cudaEvent_t *event : {&gpu.begin, &gpu.end, &gpu.end_other}) {
 		CU(cudaEventCreate(event));
 	}
-	bench.pool = host_memory();
-	bench.pool2 = host_memory();
-	bench.cache = device_memory(0, 1);
-	bench.hbm = device_memory(0, 1);
+	gpu.pool = host_memory();
+	gpu.pool2 = host_memory();
+	gpu.cache = device_memory(0);
+	gpu.hbm = device_memory(0);
 	if (devices > 1) {
 		CU(cudaDeviceCanAccessPeer(&can, 0, 1));
 		if (can) {
 			CU(cudaDeviceEnablePeerAccess(1, 0));
-			bench.peer = device_memory(1, 1);
+			gpu.peer = device_memory(1);
 		}
 	}
+	printf("# %s; %llu MiB a copy\n", kvk_gpu_describe(gpu.kvk), (unsigned long long)(gpu.bytes >> 20));
 
-	return true;
+	return nullptr;
 }
 
-static inline void print_head()
+// ---- copies -------------------------------------------------------------------------------------
+
+static const uint32_t HEADS = 8, LAYERS = 32, DIM = 128, ROW = 256; // bf16: rows of 256 B
+
+struct shape {
+	kvk_layout_t layout;
+	kvk_paged_t paged;
+	std::vector<void *> base;
+	std::vector<kvk_move_t> moves;
+	std::vector<uint64_t> leaves;
+	uint64_t bytes;
+	uint32_t layers = 0;        // how many, from the first; 0: all
+	uint32_t max_in_flight = 0; // bytes of a scatter on their way; 0: kvk's
+};
+
+// Of `ranks` ranks one, whose heads are a part of each block: the pool then has that many times the bytes.
+// apart: every second place of the pool is somebody else's, so that no two blocks are neighbours there.
+struct share {
+	uint32_t ranks = 1;
+	bool apart = false;
+};
+
+// Fragments of `fragment` bytes, K and V of one head and layer; blocks in an order of chance on both sides.
+static void make_shape(shape &s, uint32_t fragment, kvk_paged_kind_t kind, uint8_t *pool, bool digests, share part = {})
 {
-	printf("# %s; medians of %d rounds, %llu MiB a copy; value, reference, ratio\n", kvk_gpu_describe(bench.gpu),
-	       bench.rounds, (unsigned long long)(bench.bytes >> 20));
+	const uint32_t ranks = part.ranks, heads = HEADS / ranks;
+	const uint64_t block = (uint64_t)HEADS * LAYERS * fragment, held = block / ranks;
+	const uint64_t stride = part.apart ? 2 * block : block;
+	const uint32_t count = (uint32_t)(ranks * gpu.bytes / stride);
+
+	s.layout = {};
+	s.layout.heads = HEADS;
+	s.layout.layers = LAYERS;
+	s.layout.block_tokens = fragment / (2 * ROW);
+	s.layout.k_dim = s.layout.v_dim = DIM;
+	s.layout.dtype = KVK_DTYPE_BF16;
+	s.layout.inner = kind == KVK_PAGED_HEAD_TOKEN_KV ? KVK_INNER_PACKED : KVK_INNER_SPLIT;
+	s.base.resize(LAYERS);
+	for (uint32_t i = 0; i < LAYERS; i++) {
+		s.base[i] = gpu.cache + (uint64_t)i * count * heads * fragment;
+	}
+	s.paged = {};
+	s.paged.kind = kind;
+	s.paged.blocks = count;
+	s.paged.layers = LAYERS;
+	s.paged.heads = heads;
+	s.paged.block_tokens = s.layout.block_tokens;
+	s.paged.k_dim = s.paged.v_dim = DIM;
+	s.paged.dtype = KVK_DTYPE_BF16;
+	s.paged.base = s.base.data();
+	s.bytes = held * count;
+	s.moves.resize(count);
+	s.leaves.assign((uint64_t)count * heads * LAYERS, 0);
+	std::vector<uint32_t> order(count);
+	for (uint32_t i = 0; i < count; i++) {
+		order[i] = i;
+	}
+	std::shuffle(order.begin(), order.end(), std::mt19937(7));
+	for (uint32_t i = 0; i < count; i++) {
+		s.moves[i] = {order[i], 0, pool + (uint64_t)order[count - 1 - i] * stride,
+			      digests ? s.leaves.data() + (uint64_t)i * heads * LAYERS : nullptr};
+	}
 }
+
+static kvk_gpu_job_t *submit(shape &s, kvk_gpu_dir_t dir, kvk_gpu_way_t way, uint32_t sms, cudaStream_t stream)
+{
+	kvk_gpu_copy_t copy = {};
+	kvk_gpu_job_t *job;
+
+	copy.dir = dir;
+	copy.way = way;
+	copy.layout = &s.layout;
+	copy.paged = &s.paged;
+	copy.moves = s.moves.data();
+	copy.count = (uint32_t)s.moves.size();
+	copy.layers = s.layers;
+	copy.sms = sms;
+	copy.max_in_flight = s.max_in_flight;
+	copy.ready = dir == KVK_GPU_SCATTER; // the pool's bytes are never on their way
+	copy.stream = (kvk_cu_stream_t)stream;
+	must_kv(kvk_gpu_submit(gpu.kvk, &copy, &job));
+
+	return job;
+}
+
+static void finish(kvk_gpu_job_t *job)
+{
+	must_kv(kvk_gpu_wait(job, 60000000));
+	kvk_gpu_release_job(job);
+}
+
+// Several copies behind each other, so that what the host does for one runs while the one before it copies.
+static double copy_rate(shape &s, bool load, kvk_gpu_way_t way, uint32_t sms)
+{
+	kvk_gpu_job_t *jobs[BATCH];
+	const auto enqueue = [&] {
+		for (auto &job : jobs) {
+			job = submit(s, load ? KVK_GPU_SCATTER : KVK_GPU_GATHER, way, sms, gpu.stream);
+		}
+	};
+	// Many small pieces of work would wait for each other and for the hold.
+	const double seconds = way == KVK_GPU_ZERO_COPY ? timed_held(gpu.stream, enqueue) : timed(gpu.stream, enqueue);
+
+	for (auto job : jobs) {
+		finish(job);
+	}
+
+	return (double)s.bytes * BATCH / seconds / 1e9;
+}
+
+static double memcpy_rate(void *dst, const void *src, uint64_t bytes)
+{
+	const double seconds = timed(gpu.stream, [&] {
+		for (int i = 0; i < BATCH; i++) {
+			CU(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, gpu.stream));
+		}
+	});
+
+	return (double)bytes * BATCH / seconds / 1e9;
+}
+
+// Digests to compare with, of what lies in the pool: a gather makes both. And each kernel has run once, which loads it.
+static void prime(shape &s)
+{
+	finish(submit(s, KVK_GPU_GATHER, KVK_GPU_ZERO_COPY, 16, gpu.stream));
+	finish(submit(s, KVK_GPU_SCATTER, KVK_GPU_ZERO_COPY, 16, gpu.stream));
+}
+
+struct how {
+	bool load;
+	kvk_gpu_way_t way;
+	uint32_t sms;
+};
+
+// Ours, against as many bytes in one piece by the copy engine.
+static inline void copy_row(const std::string &name, shape &s, uint8_t *pool, how h, const char *reference, double goal)
+{
+	row(
+		name, "GB/s", reference, at_least(goal), [&] { return copy_rate(s, h.load, h.way, h.sms); },
+		[&] { return h.load ? memcpy_rate(gpu.cache, pool, s.bytes) : memcpy_rate(pool, gpu.cache, s.bytes); });
+}
+
+static const char *const ONE_PIECE = "cudaMemcpyAsync, one piece";
 
 #endif

@@ -1,34 +1,16 @@
 #include "gpu_engine.h"
 
+#include "bench.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
-#define PROVE_MS 20000u
+#define PROVE_NS UINT64_C(20000000000)
 #define LOAD_MS  5000u
 
 static const uint8_t secret[16] = "a bench's secret";
-
-uint64_t engine_now_ns(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-
-	return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
-}
-
-static uint64_t now_ms(void)
-{
-	return engine_now_ns() / 1000000u;
-}
-
-static int is_over(const engine_t *e)
-{
-	return e->p_over && *e->p_over;
-}
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
@@ -36,39 +18,41 @@ static void describe(engine_t *e)
 {
 	kvk_geometry_t g;
 
-	e->layout = (kvk_layout_t){.heads = e->small ? 2 : 8,
-				   .layers = e->small ? 4 : ENGINE_LAYERS,
-				   .block_tokens = ENGINE_TOKENS,
-				   .k_dim = e->small ? 64 : 128,
-				   .v_dim = e->small ? 64 : 128,
-				   .dtype = KVK_DTYPE_BF16,
-				   .inner = KVK_INNER_SPLIT};
 	kvk_layout_geometry(&e->layout, &g);
 	kvk_layout_format(&e->layout, e->layout_text, sizeof e->layout_text);
 	e->piece = (size_t)g.page_bytes * e->layout.heads;
 	e->block_bytes = e->piece * e->layout.layers;
-	e->paged = (kvk_paged_t){.kind = KVK_PAGED_KV_TOKEN_HEAD,
-				 .blocks = e->blocks,
-				 .layers = e->layout.layers,
-				 .heads = e->layout.heads,
-				 .block_tokens = ENGINE_TOKENS,
-				 .k_dim = e->layout.k_dim,
-				 .v_dim = e->layout.v_dim,
-				 .dtype = e->layout.dtype,
-				 .base = e->base};
+	e->paged =
+		(kvk_paged_t){.kind = e->layout.inner == KVK_INNER_OPAQUE ? KVK_PAGED_OPAQUE : KVK_PAGED_KV_TOKEN_HEAD,
+			      .page_bytes = e->layout.page_bytes,
+			      .blocks = e->blocks,
+			      .layers = e->layout.layers,
+			      .heads = e->layout.heads,
+			      .block_tokens = e->layout.block_tokens,
+			      .k_dim = e->layout.k_dim,
+			      .v_dim = e->layout.v_dim,
+			      .dtype = e->layout.dtype,
+			      .base = e->base};
 	e->identity = (kvc_identity_t){.struct_size = sizeof e->identity,
 				       .model = e->program,
 				       .weights = "none",
 				       .dtype = "bf16",
 				       .rope = "none",
-				       .hash_tokens = ENGINE_TOKENS,
+				       .hash_tokens = e->layout.block_tokens,
 				       .layout = e->layout_text,
 				       .page_format = "bench"};
 	e->writer = (kvc_writer_t){.head_count = e->layout.heads, .layer_count = e->layout.layers};
 	snprintf(e->instance, sizeof e->instance, "bench-%d", (int)getpid());
 }
 
-static int open_worker(engine_t *e)
+void engine_place(engine_t *e, uint8_t *cache)
+{
+	for (uint32_t l = 0; l < e->layout.layers; l++) {
+		e->base[l] = cache + l * e->blocks * e->piece;
+	}
+}
+
+int engine_open_worker(engine_t *e)
 {
 	const kvx_worker_group_t group = {0, &e->paged};
 	const kvx_worker_config_t config = {.struct_size = sizeof config,
@@ -83,12 +67,14 @@ static int open_worker(engine_t *e)
 					    .groups = &group,
 					    .group_count = 1,
 					    .memory = memory_cuda() ? KVX_MEMORY_CUDA : KVX_MEMORY_HOST,
+					    .threads = e->threads,
+					    .prefault = e->prefault,
 					    .sms = e->sms,
 					    .layer_bytes = e->layer_bytes,
 					    .layer_wait_us = e->layer_wait_us,
 					    .cuda = memory_cuda(),
 					    .image = memory_image()};
-	const uint64_t until = now_ms() + PROVE_MS;
+	const uint64_t until = bench_now_ns() + PROVE_NS;
 	kvc_status_t status = kvx_worker_open(&config, &e->worker);
 
 	if (status != KVC_OK) {
@@ -99,12 +85,12 @@ static int open_worker(engine_t *e)
 	do {
 		usleep(1000);
 		status = kvx_worker_self_test_status(e->worker);
-	} while (status == KVC_PENDING && now_ms() < until && !is_over(e));
-	if (status != KVC_OK && !is_over(e)) {
+	} while (status == KVC_PENDING && bench_now_ns() < until && !bench_late());
+	if (status != KVC_OK && !bench_late()) {
 		printf("%s: the self-test says %s\n", e->program, kvc_status_name(status));
 	}
 
-	return status == KVC_OK || is_over(e);
+	return status == KVC_OK || bench_late();
 }
 
 int engine_open(engine_t *e)
@@ -119,33 +105,36 @@ int engine_open(engine_t *e)
 				     .program = e->program,
 				     .timeout_ms = ENGINE_ASK_MS,
 				     .lazy = 2};
-	const uint64_t until = now_ms() + PROVE_MS;
-	size_t layer_bytes;
+	const uint64_t until = bench_now_ns() + PROVE_NS;
 	kvc_status_t status;
 
 	describe(e);
-	layer_bytes = e->blocks * e->piece;
-	e->cache = memory_take(layer_bytes * e->layout.layers);
+	e->cache = memory_take(e->blocks * e->block_bytes);
 	if (!e->cache) {
-		printf("%s: no memory for a cache of %zu MiB\n", e->program, layer_bytes * e->layout.layers >> 20);
+		printf("%s: no memory for a cache of %zu MiB\n", e->program, e->blocks * e->block_bytes >> 20);
 		return 0;
 	}
-	for (uint32_t l = 0; l < e->layout.layers; l++) {
-		e->base[l] = e->cache + l * layer_bytes;
+	engine_place(e, e->cache);
+	e->bounce_bytes = e->bounce_bytes > e->block_bytes ? e->bounce_bytes : e->block_bytes;
+	e->bounce = memory_bounce(e->bounce_bytes);
+	e->expected = malloc(e->block_bytes);
+	if (!e->bounce || !e->expected) {
+		printf("%s: no memory that copies go through\n", e->program);
+		return 0;
 	}
 	status = kvc_attach(&config, &e->kvc);
-	while (status == KVC_OK && !e->space && !is_over(e) && now_ms() < until) {
+	while (status == KVC_OK && !e->space && !bench_late() && bench_now_ns() < until) {
 		(void)kvc_poll(e->kvc, 5); /* there may be no daemon just now */
 		if (kvc_space_open_start(e->kvc, &e->identity, &e->space) != KVC_OK) {
 			e->space = NULL;
 		}
 	}
-	if (!e->space && !is_over(e)) {
+	if (!e->space && !bench_late()) {
 		printf("%s: %s\n", e->program, kvc_last_error());
 		return 0;
 	}
 
-	return open_worker(e);
+	return engine_open_worker(e);
 }
 
 void engine_close(engine_t *e)
@@ -155,24 +144,50 @@ void engine_close(engine_t *e)
 	kvc_detach(e->kvc);
 	kvx_msg_free(&e->plan);
 	memory_give(e->cache);
+	free(e->expected);
 }
 
 kvc_status_t engine_keys(const engine_t *e, uint64_t chain, kvc_key_t *keys)
 {
-	uint32_t *tokens = malloc((size_t)e->length * ENGINE_TOKENS * sizeof *tokens), n = 0;
+	const uint32_t count = e->length * e->layout.block_tokens;
+	uint32_t *tokens = malloc(count * sizeof *tokens), n = 0;
 	kvc_status_t status = KVC_ERR_NOMEM;
 
 	if (tokens) {
-		for (uint32_t i = 0; i < e->length * ENGINE_TOKENS; i++) {
+		for (uint32_t i = 0; i < count; i++) {
 			tokens[i] = (uint32_t)chain * 100000u + i;
 		}
-		status = kvc_keys_of(e->space,
-				     &(kvc_prompt_t){sizeof(kvc_prompt_t), tokens, e->length * ENGINE_TOKENS, NULL},
-				     keys, e->length, &n);
+		status = kvc_keys_of(e->space, &(kvc_prompt_t){sizeof(kvc_prompt_t), tokens, count, NULL}, keys,
+				     e->length, &n);
 	}
 	free(tokens);
 
 	return status;
+}
+
+static uint8_t *piece_of(const engine_t *e, uint32_t id, uint32_t layer)
+{
+	return (uint8_t *)e->base[layer] + (size_t)id * e->piece;
+}
+
+void engine_write(engine_t *e, uint32_t id, uint64_t seed)
+{
+	bench_fill(e->bounce, e->block_bytes, seed);
+	for (uint32_t l = 0; l < e->layout.layers; l++) {
+		memory_write(piece_of(e, id, l), e->bounce + l * e->piece, e->piece);
+	}
+	memory_settle();
+}
+
+int engine_holds(engine_t *e, uint32_t id, uint64_t seed)
+{
+	for (uint32_t l = 0; l < e->layout.layers; l++) {
+		memory_read(e->bounce + l * e->piece, piece_of(e, id, l), e->piece);
+	}
+	memory_settle();
+	bench_fill(e->expected, e->block_bytes, seed);
+
+	return memcmp(e->expected, e->bounce, e->block_bytes) == 0;
 }
 
 /* ---- steps ----------------------------------------------------------------------------------- */
@@ -236,6 +251,7 @@ int engine_save(engine_t *e, const kvc_put_t *put, const uint32_t *ids, uint32_t
 		places[i] = kvc_put_block(put, i, NULL) == KVC_ALREADY ? KVX_NO_BLOCK : ids[i];
 	}
 	begin(e);
+	e->end_ns = bench_now_ns();
 	engine_end(e);
 
 	return places != NULL;
@@ -264,17 +280,10 @@ static int add_load(engine_t *e, const kvc_lease_t *lease, uint32_t flags, const
 	       kvx_msg_append(&e->plan, ids, n * sizeof *ids);
 }
 
-/* The plan of a step that loads n leased blocks: 0: it cannot be written. */
-static int plan_load(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint32_t n)
-{
-	new_plan(e);
-
-	return add_load(e, lease, 0, ids, n);
-}
-
 int engine_load(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint32_t n)
 {
-	if (!plan_load(e, lease, ids, n)) {
+	new_plan(e);
+	if (!add_load(e, lease, 0, ids, n)) {
 		return 0;
 	}
 	begin(e);
@@ -287,7 +296,7 @@ int engine_load(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint
 
 int engine_load_beside(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint32_t n, uint32_t count)
 {
-	const uint64_t until = engine_now_ns() + (e->load_ms ? e->load_ms : LOAD_MS) * UINT64_C(2000000);
+	const uint64_t until = bench_now_ns() + (e->load_ms ? e->load_ms : LOAD_MS) * UINT64_C(2000000);
 	uint32_t good = 0, over = 0;
 
 	new_plan(e);
@@ -299,7 +308,7 @@ int engine_load_beside(engine_t *e, const kvc_lease_t *lease, const uint32_t *id
 	begin(e);
 	kvx_worker_start_async_loads(e->worker);
 	engine_end(e);
-	while (over < count && engine_now_ns() < until) {
+	while (over < count && bench_now_ns() < until) {
 		int failed = 0;
 		char id[8];
 
@@ -316,16 +325,17 @@ int engine_load_first(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids
 {
 	uint64_t start;
 
-	if (!plan_load(e, lease, ids, kvc_lease_n(lease))) {
+	new_plan(e);
+	if (!add_load(e, lease, 0, ids, kvc_lease_n(lease))) {
 		return 0;
 	}
-	start = engine_now_ns();
+	start = bench_now_ns();
 	begin(e);
 	kvx_worker_start_async_loads(e->worker);
 	*p_layered = kvx_worker_run_layered_loads(e->worker);
 	kvx_worker_await_layer(e->worker, 0);
 	memory_settle();
-	*p_ns = engine_now_ns() - start;
+	*p_ns = bench_now_ns() - start;
 
 	return 1;
 }

@@ -12,24 +12,26 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ENGINE_TOKENS 16u
 #define ENGINE_LAYERS 32u
 #define ENGINE_ASK_MS 2000u
 
 typedef struct engine {
 	/* Set before engine_open(). */
 	const char *program, *socket;
-	int host, small;            /* cache in host memory; blocks of 32 KiB, not of 2 MiB */
-	uint32_t blocks;            /* of the cache */
-	uint32_t length;            /* blocks of a prompt, at most */
-	volatile const int *p_over; /* give up opening when it is not 0; may be NULL */
-	uint32_t load_ms;           /* a load is given up after so long; 0: 5000 */
-	uint64_t layer_bytes;       /* from this many bytes on, loads may come layer by layer; 0: none */
-	uint32_t layer_wait_us;     /* if all blocks are there after so long; 0: the worker's own */
-	uint32_t sms;               /* of loads; 0: the worker's own */
+	kvk_layout_t layout;    /* at most ENGINE_LAYERS */
+	uint32_t blocks;        /* of the cache */
+	uint32_t length;        /* blocks of a prompt, at most */
+	uint32_t load_ms;       /* a load is given up after so long; 0: 5000 */
+	uint64_t layer_bytes;   /* from this many bytes on, loads may come layer by layer; 0: none */
+	uint32_t layer_wait_us; /* if all blocks are there after so long; 0: the worker's own */
+	uint32_t sms;           /* of loads; 0: the worker's own */
+	uint32_t threads;       /* that copy; 0: the worker's own */
+	int prefault;           /* pages of the cache are touched in idle time */
+	size_t bounce_bytes;    /* of `bounce`; a block at least */
 	/* Made by it. */
 	char instance[48];
-	kvk_layout_t layout;
+	uint64_t end_ns; /* when the end of the last save's step began */
+	uint8_t *bounce, *expected;
 	char layout_text[KVK_LAYOUT_TEXT_MAX];
 	kvk_paged_t paged;
 	void *base[ENGINE_LAYERS];
@@ -45,13 +47,28 @@ typedef struct engine {
 	uint64_t load;
 } engine_t;
 
-uint64_t engine_now_ns(void);
+/* The 8B shape, 2 MiB a block, or the same in 32 KiB. */
+#define ENGINE_SHAPE(small)                                                                                            \
+	((kvk_layout_t){.heads = (small) ? 2 : 8,                                                                      \
+			.layers = (small) ? 4 : ENGINE_LAYERS,                                                         \
+			.block_tokens = 16,                                                                            \
+			.k_dim = (small) ? 64 : 128,                                                                   \
+			.v_dim = (small) ? 64 : 128,                                                                   \
+			.dtype = KVK_DTYPE_BF16,                                                                       \
+			.inner = KVK_INNER_SPLIT})
 
-/* 0, after a sentence: it could not. Memory (below) is open. The daemon may come and go. */
+/* 0, after a sentence: it could not, or bench_late(). Memory (below) is open. The daemon may come and go. */
 int engine_open(engine_t *e);
 void engine_close(engine_t *e);
+/* Another worker, after kvx_worker_close(), perhaps over another cache. */
+void engine_place(engine_t *e, uint8_t *cache);
+int engine_open_worker(engine_t *e);
 /* Keys of prompt number `chain`, `length` of them. */
 kvc_status_t engine_keys(const engine_t *e, uint64_t chain, kvc_key_t *keys);
+
+/* A block of the cache gets the bytes of a seed; does it hold them? */
+void engine_write(engine_t *e, uint32_t id, uint64_t seed);
+int engine_holds(engine_t *e, uint32_t id, uint64_t seed);
 
 /* A step that says that these blocks have new owners: what is still to be read of them is read first. engine_end()
  * follows. */

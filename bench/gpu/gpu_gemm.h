@@ -2,9 +2,11 @@
 //
 // A product is cut into tiles, a wave of them for all SMs at a time; with some SMs taken a wave more may be needed,
 // which costs a shape of few waves much and one of many waves little. So several shapes are reported, the cost of SMs
-// that do nothing beside them, and the product that was told how many SMs it has.
+// that do nothing beside them.
 #ifndef GPU_GEMM_H
 #define GPU_GEMM_H
+
+#include "gpu_copy.h"
 
 struct gemm_shape {
 	int m, n, k;
@@ -22,12 +24,10 @@ struct gemm_work {
 struct gemm {
 	typedef int (*create_fn)(void **);
 	typedef int (*stream_fn)(void *, cudaStream_t);
-	typedef int (*target_fn)(void *, int);
 	typedef int (*gemm_fn)(void *, int, int, int, int, int, const void *, const void *, int, int, const void *, int,
 			       int, const void *, void *, int, int, int, int);
 	void *handle = nullptr, *a = nullptr, *b = nullptr, *c = nullptr;
 	gemm_fn product = nullptr;
-	target_fn set_target = nullptr;
 	gemm_work work;
 	double alone = 0;
 
@@ -43,9 +43,7 @@ struct gemm {
 		create_fn create = lib ? (create_fn)dlsym(lib, "cublasCreate_v2") : nullptr;
 		stream_fn set_stream = lib ? (stream_fn)dlsym(lib, "cublasSetStream_v2") : nullptr;
 		product = lib ? (gemm_fn)dlsym(lib, "cublasGemmEx") : nullptr;
-		set_target = lib ? (target_fn)dlsym(lib, "cublasSetSmCountTarget") : nullptr;
-		if (!create || !set_stream || !product || create(&handle) != 0 ||
-		    set_stream(handle, bench.stream) != 0) {
+		if (!create || !set_stream || !product || create(&handle) != 0 || set_stream(handle, gpu.stream) != 0) {
 			return false;
 		}
 		for (const gemm_work &w : works) {
@@ -74,27 +72,12 @@ struct gemm {
 		alone = run();
 	}
 
-	// sms 0: all of them.
-	bool tell(uint32_t sms)
-	{
-		return set_target && set_target(handle, (int)sms) == 0;
-	}
-
-	double run_until(volatile int *go)
-	{
-		const double seconds = run();
-
-		*go = 1;
-
-		return seconds;
-	}
-
 	double run()
 	{
 		const float one = 1, zero = 0;
 		const int bf16 = 14, f32 = 68; // CUDA_R_16BF, CUBLAS_COMPUTE_32F
 
-		return timed(bench.stream,
+		return timed(gpu.stream,
 			     [&] {
 				     for (int i = 0; i < work.times; i++) {
 					     for (const gemm_shape &s : work.products) {
@@ -116,9 +99,10 @@ struct gemm {
 		CU(cudaHostAlloc((void **)&go, sizeof *go, cudaHostAllocMapped));
 		*(volatile int *)go = 0;
 		CU(cudaFuncSetAttribute(hold, cudaFuncAttributeMaxDynamicSharedMemorySize, 200 << 10));
-		hold<<<sms, 256, 200 << 10, bench.other>>>(go);
-		seconds = run_until(go);
-		CU(cudaStreamSynchronize(bench.other));
+		hold<<<sms, 256, 200 << 10, gpu.other>>>(go);
+		seconds = run();
+		*(volatile int *)go = 1;
+		CU(cudaStreamSynchronize(gpu.other));
 		CU(cudaFreeHost(go));
 
 		return seconds;
@@ -134,11 +118,11 @@ struct gemm {
 
 		CU(cudaEventCreate(&begin));
 		CU(cudaEventCreate(&end));
-		CU(cudaEventRecord(begin, bench.other));
+		CU(cudaEventRecord(begin, gpu.other));
 		for (auto &job : jobs) {
-			job = submit(s, dir, way, sms, bench.other);
+			job = submit(s, dir, way, sms, gpu.other);
 		}
-		CU(cudaEventRecord(end, bench.other));
+		CU(cudaEventRecord(end, gpu.other));
 		seconds = run();
 		CU(cudaEventSynchronize(end));
 		CU(cudaEventElapsedTime(&ms, begin, end));
@@ -154,15 +138,15 @@ struct gemm {
 
 	double beside_engine(uint64_t bytes, bool save)
 	{
-		void *to = save ? bench.pool2 : bench.hbm;
-		const void *from = save ? bench.hbm : bench.pool;
+		void *to = save ? gpu.pool2 : gpu.hbm;
+		const void *from = save ? gpu.hbm : gpu.pool;
 
 		for (size_t i = 0; i < loads((double)bytes); i++) {
-			CU(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, bench.other));
+			CU(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, gpu.other));
 		}
 		const double seconds = run();
 
-		CU(cudaStreamSynchronize(bench.other));
+		CU(cudaStreamSynchronize(gpu.other));
 
 		return seconds;
 	}
@@ -182,31 +166,6 @@ static void gemm_row(gemm &g, shape &s, kvk_gpu_dir_t dir, kvk_gpu_way_t way, ui
 		text("%s while %s, %s, %u SMs", g.work.name.c_str(), dir == KVK_GPU_GATHER ? "saving" : "loading",
 		     way == KVK_GPU_STAGED ? "staged" : "zero copy", sms),
 		"ms", "alone", at_most(goal), [&] { return g.beside_copies(s, dir, way, sms, &rate) * 1e3; },
-		[&] { return g.run() * 1e3; });
-	printf("    copies went on at %.1f GB/s beside it\n", rate);
-}
-
-// The product knows how many SMs are left, as an engine may that sets a budget aside.
-static void gemm_told(gemm &g, shape &s, kvk_gpu_way_t way, uint32_t sms)
-{
-	int all = 0;
-	double rate = 0;
-
-	CU(cudaDeviceGetAttribute(&all, cudaDevAttrMultiProcessorCount, 0));
-	if (!g.tell(0)) {
-		return;
-	}
-	row(
-		text("%s told of %d SMs while loading, %s, %u SMs", g.work.name.c_str(), all - (int)sms,
-		     way == KVK_GPU_STAGED ? "staged" : "zero copy", sms),
-		"ms", "alone", at_most(way == KVK_GPU_STAGED ? 1.02 : 1.07),
-		[&] {
-			g.tell((uint32_t)all - sms);
-			g.run(); // another kernel may be chosen, and is loaded
-			const double seconds = g.beside_copies(s, KVK_GPU_SCATTER, way, sms, &rate);
-			g.tell(0);
-			return seconds * 1e3;
-		},
 		[&] { return g.run() * 1e3; });
 	printf("    copies went on at %.1f GB/s beside it\n", rate);
 }
@@ -235,10 +194,6 @@ static void gemm_rows(gemm &g, shape &s, const gemm_work &work)
 		gemm_row(g, s, dir, KVK_GPU_ZERO_COPY, 4, large && dir == KVK_GPU_SCATTER ? 1.07 : 0);
 		gemm_row(g, s, dir, KVK_GPU_ZERO_COPY, 2, 0);
 	}
-	if (large) {
-		gemm_told(g, s, KVK_GPU_ZERO_COPY, 8);
-		gemm_told(g, s, KVK_GPU_STAGED, 2);
-	}
 }
 
 // How much longer large matrix products, and those of a step that decodes, take while blocks are copied all the time.
@@ -260,7 +215,7 @@ static void rows_gemm()
 		printf("slowdown of a GEMM: skipped, no cuBLAS is found (KVD_CUBLAS names it)\n");
 		return;
 	}
-	make_shape(s, 8192, KVK_PAGED_KV_TOKEN_HEAD, bench.pool, true);
+	make_shape(s, 8192, KVK_PAGED_KV_TOKEN_HEAD, gpu.pool, true);
 	prime(s);
 	for (const gemm_work &work : works) {
 		gemm_rows(g, s, work);

@@ -9,10 +9,11 @@
  *
  * --host 1: caches in host memory, small blocks: the harness without a device. --control 1: one worker lies; exit
  * status 0 means that somebody noticed. Exit status: 0: as above; 1: not; 77: there is no device. */
+#include "bench.h"
 #include "gpu_engine.h"
 #include "gpu_kill.h"
+#include "rig.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <signal.h>
@@ -33,8 +34,8 @@
 typedef struct killer {
 	kill_options_t options;
 	kill_state_t *state;
-	char self[PATH_MAX];
-	pid_t daemon, worker[KILL_WORKERS];
+	rig_t rig;
+	pid_t worker[KILL_WORKERS];
 	uint64_t started[KILL_WORKERS]; /* rounds when it was started last */
 	uint64_t daemon_rounds;         /* of all, when the daemon was */
 	uint64_t rng;
@@ -48,96 +49,53 @@ typedef struct footprint {
 
 static uint64_t now_ms(void)
 {
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (uint64_t)ts.tv_sec * 1000u + (uint64_t)ts.tv_nsec / 1000000u;
+	return bench_now_ns() / 1000000u;
 }
+
+static uint64_t sum_of(const killer_t *k, size_t offset)
+{
+	uint64_t sum = 0;
+
+	for (uint32_t i = 0; i < k->options.workers; i++) {
+		sum += atomic_load(
+			(const _Atomic uint64_t *)(const void *)((const uint8_t *)&k->state->worker[i] + offset));
+	}
+
+	return sum;
+}
+#define SUM(k, field) sum_of(k, offsetof(kill_count_t, field))
 
 /* ---- processes ------------------------------------------------------------------------------- */
-
-_Noreturn static void become_daemon(const killer_t *k)
-{
-	const int small = kill_is_small(&k->options);
-	char program[PATH_MAX], run_dir[96], disk[96], log[96];
-	int fd;
-
-	(void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-	snprintf(program, sizeof program, "%.*s/kvd", (int)(strrchr(k->self, '/') - k->self), k->self);
-	snprintf(run_dir, sizeof run_dir, "--run_dir=%s/run", k->options.dir);
-	snprintf(disk, sizeof disk, "--nvme.path=%s/disk", k->options.dir);
-	snprintf(log, sizeof log, "%s/log", k->options.dir);
-	fd = open(log, O_WRONLY | O_CREAT | O_APPEND, 0600);
-	if (fd >= 0) {
-		(void)dup2(fd, STDOUT_FILENO);
-		(void)dup2(fd, STDERR_FILENO);
-	}
-	execl(program, program, run_dir, disk, "--keeper=off", "--http.listen=off",
-	      small ? "--cpu.size=12MiB" : "--cpu.size=512MiB",
-	      small ? "--cpu.slab_size=2MiB" : "--cpu.slab_size=64MiB",
-	      small ? "--nvme.size=16MiB" : "--nvme.size=512MiB",
-	      small ? "--nvme.file_size=4MiB" : "--nvme.file_size=64MiB", "--nvme.sync=off", (char *)NULL);
-	_exit(127);
-}
-
-static kvc_t *look_in(const killer_t *k)
-{
-	const kvc_config_t config = {.struct_size = sizeof config, .socket = k->options.socket, .observe = 1};
-	kvc_t *kvc = NULL;
-
-	return kvc_attach(&config, &kvc) == KVC_OK ? kvc : NULL;
-}
 
 /* 0: it does not come up. */
 static int start_daemon(killer_t *k)
 {
-	const uint64_t until = now_ms() + STUCK_MS;
-
-	k->daemon = fork();
-	if (k->daemon == 0) {
-		become_daemon(k);
+	k->daemon_rounds = SUM(k, saves);
+	if (k->rig.socket[0]) {
+		return rig_run(&k->rig) == 0;
 	}
-	k->daemon_rounds = 0;
-	for (uint32_t i = 0; i < k->options.workers; i++) {
-		k->daemon_rounds += atomic_load(&k->state->worker[i].saves);
-	}
-	while (k->daemon > 0 && now_ms() < until) {
-		kvc_t *kvc = look_in(k);
 
-		if (kvc) {
-			kvc_detach(kvc);
-			return 1;
-		}
-		usleep(2000);
-		k->daemon = waitpid(k->daemon, NULL, WNOHANG) == k->daemon ? 0 : k->daemon;
-	}
-	printf("gpu_kill: the daemon does not start: see %s/log\n", k->options.dir);
-
-	return 0;
+	return rig_start(&k->rig,
+			 kill_is_small(&k->options)
+				 ? " --nvme.path=%s/disk --nvme.sync=off --cpu.size=12MiB --cpu.slab_size=2MiB "
+				   "--nvme.size=16MiB"
+				   " --nvme.file_size=4MiB"
+				 : " --nvme.path=%s/disk --nvme.sync=off --cpu.size=512MiB --cpu.slab_size=64MiB"
+				   " --nvme.size=512MiB --nvme.file_size=64MiB",
+			 k->rig.dir) == 0;
 }
 
-static pid_t run_self(killer_t *k, char *what, char *number)
+static pid_t run_self(const killer_t *k, const char *what, uint32_t number)
 {
-	char seed[24], dir[80];
-	char *argv[] = {k->self,
-			what,
-			number,
-			(char *)"--dir",
-			dir,
-			(char *)"--seed",
-			seed,
-			(char *)"--host",
-			(char *)(k->options.host ? "1" : "0"),
-			(char *)"--control",
-			(char *)(k->options.control ? "1" : "0"),
-			NULL};
+	char text[16], seed[24];
 	const pid_t pid = fork();
 
 	if (pid == 0) {
 		(void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+		snprintf(text, sizeof text, "%u", number);
 		snprintf(seed, sizeof seed, "%llu", (unsigned long long)k->options.seed);
-		snprintf(dir, sizeof dir, "%s", k->options.dir);
-		execv(k->self, argv);
+		execl("/proc/self/exe", "kvd-gpu-kill", what, text, "--dir", k->rig.dir, "--seed", seed, "--host",
+		      k->options.host ? "1" : "0", "--control", k->options.control ? "1" : "0", (char *)NULL);
 		_exit(127);
 	}
 
@@ -146,12 +104,9 @@ static pid_t run_self(killer_t *k, char *what, char *number)
 
 static void start_worker(killer_t *k, uint32_t i)
 {
-	char number[16];
-
-	snprintf(number, sizeof number, "%u", i);
 	atomic_store(&k->state->worker[i].busy, 0);
 	k->started[i] = atomic_load(&k->state->worker[i].rounds);
-	k->worker[i] = run_self(k, (char *)"--worker", number);
+	k->worker[i] = run_self(k, "--worker", i);
 }
 
 /* Why a process ended on its own. */
@@ -189,16 +144,8 @@ static int is_busy(const killer_t *k, uint32_t victim)
 /* It has done something since it was started: there is something to interrupt. */
 static int is_ripe(const killer_t *k, uint32_t victim)
 {
-	uint64_t saves = 0;
-
-	if (victim != DAEMON) {
-		return atomic_load(&k->state->worker[victim].rounds) > k->started[victim] + 1;
-	}
-	for (uint32_t i = 0; i < k->options.workers; i++) {
-		saves += atomic_load(&k->state->worker[i].saves);
-	}
-
-	return saves > k->daemon_rounds;
+	return victim == DAEMON ? SUM(k, saves) > k->daemon_rounds
+				: atomic_load(&k->state->worker[victim].rounds) > k->started[victim] + 1;
 }
 
 /* A ripe one: a quarter of the time the daemon. Returns 0 when somebody died by himself or nobody ripens. */
@@ -208,7 +155,7 @@ static int choose(killer_t *k, uint32_t *p_victim)
 	const uint32_t workers = k->options.workers > 0 ? k->options.workers : 1;
 
 	while (now_ms() < until) {
-		const uint32_t drawn = (uint32_t)kill_random(&k->rng);
+		const uint32_t drawn = (uint32_t)bench_random(&k->rng);
 		const uint32_t victim = drawn % 4 == 0 ? DAEMON : drawn / 4 % workers;
 
 		for (uint32_t i = 0; i < k->options.workers; i++) {
@@ -231,15 +178,19 @@ static int choose(killer_t *k, uint32_t *p_victim)
 static void kill_process(killer_t *k, uint32_t victim)
 {
 	const uint64_t until = now_ms() + MOMENT_MS;
-	const pid_t pid = victim == DAEMON ? k->daemon : k->worker[victim];
 
 	while (!is_busy(k, victim) && now_ms() < until) {
 	}
-	usleep((useconds_t)(kill_random(&k->rng) % 600));
+	usleep((useconds_t)(bench_random(&k->rng) % 600));
 	k->busy_kills += (uint32_t)is_busy(k, victim);
-	kill(pid, SIGKILL);
-	waitpid(pid, NULL, 0);
-	*(victim == DAEMON ? &k->daemon_kills : &k->worker_kills) += 1;
+	if (victim == DAEMON) {
+		rig_stop(&k->rig, 1);
+		k->daemon_kills++;
+	} else {
+		kill(k->worker[victim], SIGKILL);
+		waitpid(k->worker[victim], NULL, 0);
+		k->worker_kills++;
+	}
 }
 
 /* Everybody but the victim gets on with it. */
@@ -307,23 +258,11 @@ static uint64_t read_number(const char *path, const char *name)
 }
 
 /* The device is looked at by a process of its own, which is gone before the next look. */
-static uint64_t device_free(killer_t *k)
+static uint64_t device_free(const killer_t *k)
 {
-	char path[96], text[32] = "";
-	const pid_t pid = run_self(k, (char *)"--probe", (char *)"1");
-	FILE *file;
+	waitpid(run_self(k, "--probe", 1), NULL, 0);
 
-	waitpid(pid, NULL, 0);
-	snprintf(path, sizeof path, "%s/free", k->options.dir);
-	file = fopen(path, "r");
-	if (file) {
-		if (!fgets(text, sizeof text, file)) {
-			text[0] = '\0';
-		}
-		fclose(file);
-	}
-
-	return strtoull(text, NULL, 10);
+	return atomic_load(&k->state->device_free);
 }
 
 static footprint_t read_footprint(killer_t *k)
@@ -337,21 +276,6 @@ static footprint_t read_footprint(killer_t *k)
 	return f;
 }
 
-static int probe(const kill_options_t *options)
-{
-	char path[96];
-	FILE *file;
-
-	snprintf(path, sizeof path, "%s/free", options->dir);
-	file = fopen(path, "w");
-	if (file) {
-		fprintf(file, "%llu\n", (unsigned long long)memory_free_bytes(options->host));
-		fclose(file);
-	}
-
-	return 0;
-}
-
 /* Is all of it back? Other programs of a machine with a device use a little, too; what those of one without do is not
  * known. */
 static int is_back(const footprint_t *before, const footprint_t *after)
@@ -361,43 +285,23 @@ static int is_back(const footprint_t *before, const footprint_t *after)
 					    after->shared_kib * 1024 <= before->shared_kib * 1024 + SLACK_BYTES);
 }
 
-static int is_zero(const char *json, const char *name)
-{
-	const char *at = strstr(json, name);
-
-	return at && strtol(at + strlen(name), NULL, 10) == 0;
-}
-
-static int is_quiet(kvc_t *kvc)
-{
-	char *json = NULL;
-	int quiet;
-
-	if (kvc_document(kvc, KVC_DOC_STATS, 0, &json, NULL) != KVC_OK) {
-		return 0;
-	}
-	quiet = is_zero(json, "\"kvd_leases\":") && is_zero(json, "\"kvd_puts\":");
-	kvc_free(json);
-
-	return quiet;
-}
-
 /* No lease, no put, no broken invariant, once the workers have gone. */
 static int daemon_is_sound(const killer_t *k)
 {
+	const kvc_config_t config = {.struct_size = sizeof config, .socket = k->rig.socket, .observe = 1};
 	const uint64_t until = now_ms() + 5000;
-	kvc_t *kvc = look_in(k);
 	uint32_t failed = 1;
 	char *json = NULL;
+	kvc_t *kvc;
 	int quiet = 0;
 
-	if (!kvc) {
+	while (!quiet && now_ms() < until) {
+		quiet = rig_metric(&k->rig, "kvd_leases") == 0 && rig_metric(&k->rig, "kvd_puts") == 0;
+		usleep(quiet ? 0 : 20000);
+	}
+	if (kvc_attach(&config, &kvc) != KVC_OK) {
 		printf("gpu_kill: the daemon does not answer\n");
 		return 0;
-	}
-	while (!quiet && now_ms() < until) {
-		quiet = is_quiet(kvc);
-		usleep(quiet ? 0 : 20000);
 	}
 	if (kvc_document(kvc, KVC_DOC_CHECK, 0, &json, &failed) == KVC_OK) {
 		kvc_free(json);
@@ -433,27 +337,13 @@ static void stop_workers(killer_t *k)
 	}
 }
 
-static uint64_t sum_of(const killer_t *k, size_t offset)
-{
-	uint64_t sum = 0;
-
-	for (uint32_t i = 0; i < k->options.workers; i++) {
-		sum += atomic_load(
-			(const _Atomic uint64_t *)(const void *)((const uint8_t *)&k->state->worker[i] + offset));
-	}
-
-	return sum;
-}
-#define SUM(k, field) sum_of(k, offsetof(kill_count_t, field))
-
 static int report(const killer_t *k, const footprint_t *before, const footprint_t *after, int sound, uint64_t ms)
 {
 	const uint32_t kills = k->daemon_kills + k->worker_kills;
 	const uint64_t saves = SUM(k, saves), loads = SUM(k, loads), blocks = SUM(k, blocks), wrong = SUM(k, wrong);
 	const uint64_t failed = SUM(k, failed), misses = SUM(k, misses);
 	const uint64_t bytes = SUM(k, saved_bytes) + SUM(k, loaded_bytes);
-	int good;
-	good = sound && k->stuck == 0 && is_back(before, after) && loads > 0 && saves > 0;
+	int good = sound && k->stuck == 0 && is_back(before, after) && loads > 0 && saves > 0;
 	good = good && (k->options.control ? wrong > 0 : wrong == 0 && k->died == 0 && kills >= k->options.kills);
 	printf("gpu_kill: seed 0x%llx, %u of %u kills in %.0f s: %u of the daemon, %u of workers, %u with bytes on "
 	       "their "
@@ -497,10 +387,7 @@ static int run(killer_t *k)
 	}
 	stop_workers(k);
 	sound = going && daemon_is_sound(k);
-	if (k->daemon > 0) {
-		kill(k->daemon, SIGTERM);
-		waitpid(k->daemon, NULL, 0);
-	}
+	rig_stop(&k->rig, 0);
 	if (k->no_device > 0) {
 		return 77;
 	}
@@ -511,7 +398,7 @@ static int run(killer_t *k)
 
 static kill_state_t *map_state(const char *dir)
 {
-	char path[96];
+	char path[192];
 	void *state = MAP_FAILED;
 	int fd;
 
@@ -524,18 +411,7 @@ static kill_state_t *map_state(const char *dir)
 	return state == MAP_FAILED ? NULL : state;
 }
 
-static uint64_t option(int argc, char **argv, const char *name, uint64_t otherwise)
-{
-	for (int i = 1; i + 1 < argc; i++) {
-		if (strcmp(argv[i], name) == 0) {
-			return strtoull(argv[i + 1], NULL, 0);
-		}
-	}
-
-	return otherwise;
-}
-
-static const char *option_text(int argc, char **argv, const char *name)
+static const char *option_text(int argc, char **argv, const char *name, const char *otherwise)
 {
 	for (int i = 1; i + 1 < argc; i++) {
 		if (strcmp(argv[i], name) == 0) {
@@ -543,60 +419,52 @@ static const char *option_text(int argc, char **argv, const char *name)
 		}
 	}
 
-	return NULL;
+	return otherwise;
 }
 
-static void remove_dir(const char *dir)
+static uint64_t option(int argc, char **argv, const char *name, uint64_t otherwise)
 {
-	char command[96];
+	const char *text = option_text(argc, argv, name, NULL);
 
-	snprintf(command, sizeof command, "rm -rf -- '%s'", dir);
-	if (system(command) != 0) {
-		printf("gpu_kill: %s is left behind\n", dir);
-	}
+	return text ? strtoull(text, NULL, 0) : otherwise;
 }
 
 int main(int argc, char **argv)
 {
-	killer_t k = {.options = {.seed = option(argc, argv, "--seed", 0),
+	killer_t k = {.options = {.seed = option(argc, argv, "--seed", (uint64_t)time(NULL)),
 				  .kills = (uint32_t)option(argc, argv, "--kills", 200),
 				  .seconds = (uint32_t)option(argc, argv, "--seconds", 165),
 				  .workers = (uint32_t)option(argc, argv, "--workers", 4),
 				  .host = option(argc, argv, "--host", 0) != 0,
 				  .control = option(argc, argv, "--control", 0) != 0}};
-	const char *dir = option_text(argc, argv, "--dir");
 	const uint64_t worker = option(argc, argv, "--worker", UINT64_MAX);
-	const ssize_t len = readlink("/proc/self/exe", k.self, sizeof k.self - 1);
+	const int own_dir = option_text(argc, argv, "--dir", NULL) == NULL;
 	int status;
 
-	k.self[len > 0 ? len : 0] = '\0';
 	k.options.workers = k.options.workers < 1 ? 1 : k.options.workers;
 	k.options.workers = k.options.workers < KILL_WORKERS ? k.options.workers : KILL_WORKERS;
-	snprintf(k.options.dir, sizeof k.options.dir, "%s", dir ? dir : "/tmp/kvd-gpu-kill.XXXXXX");
-	if (!dir && !mkdtemp(k.options.dir)) {
+	snprintf(k.rig.dir, sizeof k.rig.dir, "%s", option_text(argc, argv, "--dir", "/tmp/kvd-gpu-kill.XXXXXX"));
+	if (own_dir && !mkdtemp(k.rig.dir)) {
 		perror("gpu_kill: mkdtemp");
 		return 1;
 	}
-	snprintf(k.options.socket, sizeof k.options.socket, "%s/run/default.sock", k.options.dir);
 	setvbuf(stdout, NULL, _IOLBF, 0);
-	if (option(argc, argv, "--probe", 0)) {
-		return probe(&k.options);
-	}
-	k.state = map_state(k.options.dir);
+	k.state = map_state(k.rig.dir);
 	if (!k.state) {
 		return 1;
 	}
-	if (worker < KILL_WORKERS) {
-		return kill_worker(&k.options, (uint32_t)worker, k.state);
+	if (option(argc, argv, "--probe", 0)) {
+		atomic_store(&k.state->device_free, memory_free_bytes(k.options.host));
+		return 0;
 	}
-	if (k.options.seed == 0) {
-		k.options.seed = (uint64_t)time(NULL);
+	if (worker < KILL_WORKERS) {
+		return kill_worker(&k.options, (uint32_t)worker, k.state, k.rig.dir);
 	}
 	k.rng = k.options.seed;
 	printf("gpu_kill: seed 0x%llx, %u kills, %u workers, %s memory\n", (unsigned long long)k.options.seed,
 	       k.options.kills, k.options.workers, k.options.host ? "host" : "device");
 	status = run(&k);
-	remove_dir(k.options.dir);
+	rig_remove(&k.rig);
 
 	return status;
 }

@@ -21,6 +21,7 @@ typedef struct kill_count {
 
 typedef struct kill_state {
 	kill_count_t worker[KILL_WORKERS];
+	_Atomic uint64_t device_free; /* bytes of the device, at the last look */
 } kill_state_t;
 
 typedef struct kill_options {
@@ -28,8 +29,6 @@ typedef struct kill_options {
 	uint32_t kills, workers, seconds;
 	int host;    /* caches in host memory, small blocks: the harness itself */
 	int control; /* worker 0 saves other bytes than it should: somebody has to notice */
-	char dir[64];
-	char socket[96];
 } kill_options_t;
 
 /* Blocks of 32 KiB, not of 2 MiB: where the CPU moves them. */
@@ -44,20 +43,10 @@ static inline int kill_is_small(const kill_options_t *options)
 #endif
 }
 
-static inline uint64_t kill_random(uint64_t *state)
-{
-	uint64_t z = *state += UINT64_C(0x9e3779b97f4a7c15);
-
-	z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-	z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
-
-	return z ^ (z >> 31);
-}
-
 /* ---- gpu_kill_worker.c ----------------------------------------------------------------------- */
 
-/* Save and load until SIGTERM. Exit status: 0; 3: wrong bytes were loaded; 4: it could not begin; 77: there is no
- * device. */
-int kill_worker(const kill_options_t *options, uint32_t number, kill_state_t *state);
+/* Save and load until SIGTERM, by the daemon in `dir`. Exit status: 0; 3: wrong bytes were loaded; 4: it could not
+ * begin; 77: there is no device. */
+int kill_worker(const kill_options_t *options, uint32_t number, kill_state_t *state, const char *dir);
 
 #endif

@@ -1,13 +1,11 @@
 /* A worker of the kill loop: it saves prompts whose blocks hold what their numbers say and loads what is there, over
  * and over, through the same kvx_worker_t that vLLM's worker uses; every block that came is compared. It may be killed,
  * and the daemon under it, at any line. */
+#include "bench.h"
 #include "gpu_engine.h"
 #include "gpu_kill.h"
 
-#include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #define LEASE_MS   60000u
@@ -19,78 +17,32 @@ typedef struct killed {
 	kill_count_t *count;
 	uint32_t number;
 	uint64_t rng;
-	uint8_t *bounce;
 	uint32_t ids[KILL_LENGTH], n; /* of the round */
 } killed_t;
 
-static volatile int over;
-
-static void on_term(int signal)
+/* What a block of a prompt holds; KILL_CHAINS and more: no prompt's bytes. */
+static uint64_t seed_of(uint64_t chain, uint32_t block)
 {
-	(void)signal;
-	over = 1;
+	return chain * KILL_LENGTH + block + 1;
 }
 
-/* ---- what blocks hold ------------------------------------------------------------------------ */
-
-static void fill_piece(uint64_t *out, size_t bytes, uint64_t chain, uint32_t block, uint32_t layer)
-{
-	uint64_t x = (chain * KILL_LENGTH + block) * ENGINE_LAYERS + layer + 1;
-
-	x = kill_random(&x) | 1;
-	for (size_t i = 0; i < bytes / 8; i++) {
-		x ^= x << 13;
-		x ^= x >> 7;
-		x ^= x << 17;
-		out[i] = x;
-	}
-}
-
-static uint64_t *bounce_of(const killed_t *e, uint32_t i, uint32_t layer)
-{
-	return (uint64_t *)(void *)(e->bounce + ((size_t)i * e->engine.layout.layers + layer) * e->engine.piece);
-}
-
-static uint8_t *cache_of(const killed_t *e, uint32_t i, uint32_t layer)
-{
-	return (uint8_t *)e->engine.base[layer] + (size_t)e->ids[i] * e->engine.piece;
-}
-
-/* The round's blocks get the bytes of a chain; KILL_CHAINS and more: of none. */
+/* The round's blocks get the bytes of a prompt. */
 static void write_blocks(killed_t *e, uint64_t chain)
 {
 	for (uint32_t i = 0; i < e->n; i++) {
-		for (uint32_t l = 0; l < e->engine.layout.layers; l++) {
-			fill_piece(bounce_of(e, i, l), e->engine.piece, chain, i, l);
-			memory_write(cache_of(e, i, l), (const uint8_t *)bounce_of(e, i, l), e->engine.piece);
-		}
+		engine_write(&e->engine, e->ids[i], seed_of(chain, i));
 	}
-	memory_settle();
 }
 
 /* Every block that is not in failed[] holds what it should. Returns those that do not. */
-static uint32_t wrong_blocks(killed_t *e, uint64_t chain, uint32_t n, const uint8_t *failed)
+static uint32_t count_wrong(killed_t *e, uint64_t chain, uint32_t n, const uint8_t *failed)
 {
-	uint64_t *expected = malloc(e->engine.piece);
 	uint32_t wrong = 0;
 
 	for (uint32_t i = 0; i < n; i++) {
-		for (uint32_t l = 0; l < e->engine.layout.layers; l++) {
-			memory_read((uint8_t *)bounce_of(e, i, l), cache_of(e, i, l), e->engine.piece);
-		}
-	}
-	memory_settle();
-	for (uint32_t i = 0; i < n && expected; i++) {
-		int same = 1;
-
-		for (uint32_t l = 0; l < e->engine.layout.layers && !failed[i]; l++) {
-			fill_piece(expected, e->engine.piece, chain, i, l);
-			same = same && memcmp(expected, bounce_of(e, i, l), e->engine.piece) == 0;
-		}
-		wrong += !same;
+		wrong += !failed[i] && !engine_holds(&e->engine, e->ids[i], seed_of(chain, i));
 		atomic_fetch_add(&e->count->blocks, !failed[i]);
 	}
-	free(expected);
 
 	return wrong;
 }
@@ -102,12 +54,12 @@ static void draw_blocks(killed_t *e)
 {
 	uint32_t all[KILL_BLOCKS];
 
-	e->n = 1 + (uint32_t)(kill_random(&e->rng) % KILL_LENGTH);
+	e->n = 1 + (uint32_t)(bench_random(&e->rng) % KILL_LENGTH);
 	for (uint32_t i = 0; i < KILL_BLOCKS; i++) {
 		all[i] = i;
 	}
 	for (uint32_t i = 0; i < e->n; i++) {
-		const uint32_t j = i + (uint32_t)(kill_random(&e->rng) % (KILL_BLOCKS - i));
+		const uint32_t j = i + (uint32_t)(bench_random(&e->rng) % (KILL_BLOCKS - i));
 
 		e->ids[i] = all[j];
 		all[j] = all[i];
@@ -164,7 +116,7 @@ static void load_blocks(killed_t *e, uint64_t chain, const kvc_lease_t *lease, u
 			failed[k] |= bad[i] == e->ids[k];
 		}
 	}
-	wrong = wrong_blocks(e, chain, n, failed);
+	wrong = count_wrong(e, chain, n, failed);
 	if (wrong > 0) {
 		printf("gpu_kill: worker %u: %u of %u blocks of prompt %u hold other bytes\n", e->number, wrong, n,
 		       (unsigned)chain);
@@ -193,44 +145,38 @@ static void load_round(killed_t *e, uint64_t chain)
 	} else {
 		atomic_fetch_add(status == KVC_MISS ? &e->count->misses : &e->count->failed, 1);
 	}
-	if (lease) {
-		kvc_release(&lease, 1);
-	}
+	kvc_release(&lease, 1);
 }
 
-int kill_worker(const kill_options_t *options, uint32_t number, kill_state_t *state)
+int kill_worker(const kill_options_t *options, uint32_t number, kill_state_t *state, const char *dir)
 {
+	char socket[192];
 	killed_t k = {.options = options,
 		      .count = &state->worker[number],
 		      .number = number,
 		      .engine = {.program = "kill loop",
-				 .socket = options->socket,
-				 .host = options->host,
-				 .small = kill_is_small(options),
+				 .socket = socket,
+				 .layout = ENGINE_SHAPE(kill_is_small(options)),
 				 .blocks = KILL_BLOCKS,
-				 .length = KILL_LENGTH,
-				 .p_over = &over}};
+				 .length = KILL_LENGTH}};
 	int status = memory_open(options->host);
 
 	if (status != 0) {
 		return status;
 	}
-	signal(SIGTERM, on_term);
+	snprintf(socket, sizeof socket, "%s/run/default.sock", dir);
+	bench_limit(0);
 	k.rng = options->seed ^ (uint64_t)getpid() << 20;
 	atomic_store(&k.count->busy, 0);
 	if (!engine_open(&k.engine)) {
 		return 4;
 	}
-	k.bounce = memory_bounce(KILL_LENGTH * k.engine.block_bytes);
-	if (!k.bounce) {
-		return 4;
-	}
-	while (!over && getppid() != 1) {
-		const uint64_t chain = kill_random(&k.rng) % KILL_CHAINS, failed = atomic_load(&k.count->failed);
+	while (!bench_late() && getppid() != 1) {
+		const uint64_t chain = bench_random(&k.rng) % KILL_CHAINS, failed = atomic_load(&k.count->failed);
 
 		(void)kvc_poll(k.engine.kvc, 0);
 		draw_blocks(&k);
-		if (kill_random(&k.rng) % 5 < SAVE_FIRST) {
+		if (bench_random(&k.rng) % 5 < SAVE_FIRST) {
 			save_round(&k, chain);
 		} else {
 			load_round(&k, chain);

@@ -1,134 +1,40 @@
-/* gpu_load: acquire and load of a long prefix through kvx_worker_t, from kvd's CPU pool or its disk tier into GPU
- * memory. Lines of a table and of JSON, as gpu_copy's, each with its reference, taken in turn in the same run.
+/* kvd-gpu-load: acquire and load of a long prefix through kvx_worker_t, from kvd's CPU pool or its disk tier into GPU
+ * memory; a program of the harness (bench.h).
  *
  * Starts a kvd (beside this program) and saves prompts of 640 blocks of 2 MiB (10,240 tokens of an 8B shape). Bytes are
  * compared before times are taken.
  *   memory  lease + load + verdict of all digests, against one plain copy of as many pinned bytes, on the host's
  *           clock; eight asynchronous ones at a time; and how long a load that comes layer by layer takes until its
- * first layer may be read, against that layer's bytes at the rate of the plain copy disk    lease + load + verdict of a
- * prompt that lies in the disk tier alone, against reading as many bytes with io_uring and O_DIRECT from a file beside
- * it
+ *           first layer may be read, against that layer's bytes at the rate of the plain copy
+ *   disk    lease + load + verdict of a prompt that lies in the disk tier alone, against reading as many bytes with
+ *           io_uring and O_DIRECT from a file beside it. Three prompts are on disk, and the pool has room for one and a
+ *           quarter: loaded in turn, each has left memory when it is its turn again, which is asked of the daemon
+ *           before each load. Memory stays the same, so it is known to the device and touched, as in an engine that
+ *           has run for a while.
  *
- *     kvd-gpu-load [--only memory|disk] [--rounds N] [--blocks N] [--json FILE] [--host 1] [--small 0] [--dir DIR]
- *     [--seconds N] [--sms N]
- *     --host 1: a cache in host memory, and blocks of 32 KiB unless --small 0
- *     exit 0: measured; 1: wrong bytes, or it could not; 77: no device, or no disk to measure in DIR (TMPDIR, or
- *     /tmp), which is said
- */
+ * Parameters: host=1 (a cache in host memory, and blocks of 32 KiB unless small=0), blocks=N, sms=N, dir=DIR of the
+ * disk tier (else TMPDIR, or /tmp). Exit status 77: no device, or no disk to measure there, which is said. */
+#include "bench.h"
+#include "gpu_engine.h"
 #include "gpu_load.h"
+#include "rig.h"
 
+#include "kv/types.h"
+
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/statvfs.h>
 
-#define GOAL       0.9
-#define GOAL_FIRST 1.5
-#define TRIES      4u /* to have the first load come layer by layer */
-#define TOGETHER   8u /* asynchronous loads at a time */
-#define WARM_UP    2u /* rounds that do not count: memory is made known to the device */
-
-static uint32_t check_layers(load_bench_t *b)
-{
-	uint32_t wrong, early = 0;
-	int layered = 0;
-
-	for (uint32_t i = 0; i < TRIES && !layered; i++) {
-		load_spoil(b);
-		if (load_first(b, 0, &layered, &early) <= 0) {
-			return 1;
-		}
-	}
-	wrong = early + load_wrong(b, 0);
-	printf("gpu_load: %u blocks loaded %s, %u wrong\n", b->blocks,
-	       layered ? "layer by layer" : "whole where layers were asked for", wrong);
-
-	return wrong;
-}
-
-/* Saved, loaded whole and layer by layer, and looked at: wrong blocks, or 1 after a sentence. */
-static uint32_t check(load_bench_t *b, int layers)
-{
-	uint32_t wrong;
-
-	load_write(b, 0);
-	if (!load_save(b, 0, 0)) {
-		return 1;
-	}
-	load_spoil(b);
-	if (load_whole(b, 0, NULL) <= 0) {
-		return 1;
-	}
-	wrong = load_wrong(b, 0);
-	printf("gpu_load: %u blocks saved and loaded, %u wrong\n", b->blocks, wrong);
-
-	return layers ? wrong + check_layers(b) : wrong;
-}
-
-static int memory_rows(load_bench_t *b)
-{
-	const double gb = (double)(b->blocks * b->engine.block_bytes) / 1e9;
-	const uint32_t layers = b->engine.layout.layers;
-	const int by_layers = memory_cuda() != NULL;
-	char name[96], name_beside[96], name_first[96];
-	load_row_t all = {name, "GB/s", "cudaMemcpyAsync of as many bytes", 1, GOAL, {0}, {0}, {0}, 0};
-	load_row_t beside = {name_beside, "GB/s", "cudaMemcpyAsync of as many bytes", 1, GOAL, {0}, {0}, {0}, 0};
-	load_row_t first = {name_first, "ms", "its bytes at the rate of that copy", 0, GOAL_FIRST, {0}, {0}, {0}, 0};
-	load_parts_t parts = {0};
-	uint32_t whole = 0;
-
-	if (check(b, by_layers) > 0) {
-		return 1;
-	}
-	for (uint32_t i = 0; i < b->rounds + WARM_UP && !load_late(b); i++) {
-		const double link = load_plain(b), seconds = load_whole(b, 0, &parts);
-		const double eight = load_beside(b, 0, TOGETHER) / TOGETHER;
-		int layered = 1;
-		const double until = by_layers ? load_first(b, 0, &layered, NULL) : 1;
-
-		if (seconds <= 0 || eight <= 0 || until <= 0) {
-			return 1;
-		}
-		if (i >= WARM_UP) {
-			load_row_add(&all, gb / seconds, gb / link, link / seconds);
-			load_row_add(&beside, gb / eight, gb / link, link / eight);
-			load_row_add(&first, until * 1e3, link / layers * 1e3, until * layers / link);
-			whole += !layered;
-		}
-	}
-	if (all.rounds == 0) {
-		printf("gpu_load: no time is left to measure (--seconds)\n");
-		return 1;
-	}
-	snprintf(name, sizeof name, "acquire and load of %u blocks (%.2f GiB) through kvx", b->blocks,
-		 gb * 1e9 / (double)(1u << 30));
-	snprintf(name_beside, sizeof name_beside, "%u of these loads at a time, asynchronous", TOGETHER);
-	snprintf(name_first, sizeof name_first, "first of %u layers (%.1f MiB) of that load is ready", layers,
-		 gb * 1e9 / layers / (double)(1u << 20));
-	load_row_print(b, &all);
-	load_row_print(b, &beside);
-	printf("    of the last single one: lease %.3f ms, until all was enqueued %.3f, until its verdict %.3f\n",
-	       parts.lease * 1e3, parts.sent * 1e3, parts.verdict * 1e3);
-	if (!by_layers) {
-		printf("gpu_load: the first layer: skipped: loads come layer by layer in GPU memory only\n");
-		return 0;
-	}
-	load_row_print(b, &first);
-	if (whole > 0) {
-		printf("gpu_load: in %u of %u rounds the load came whole, not layer by layer\n", whole, all.rounds);
-	}
-
-	return 0;
-}
-
-static const char *option(int argc, char **argv, const char *name, const char *otherwise)
-{
-	for (int i = 1; i + 1 < argc; i++) {
-		if (strcmp(argv[i], name) == 0) {
-			return argv[i + 1];
-		}
-	}
-
-	return otherwise;
-}
+#define PROMPTS     3u  /* of the disk tier */
+#define TRIES       4u  /* to have the first load come layer by layer */
+#define TOGETHER    8u  /* asynchronous loads at a time */
+#define DEPTH       64u /* requests of the raw reader in flight: as many as the tier has */
+#define BOUNCE      (64u << 20)
+#define WAIT_MS     60000u
+#define SAVE_BLOCKS 64u /* of one put: an instance may leave half of the pool unfinished, not all of it */
+#define SEED_OTHER  UINT64_C(1)
+#define MIB         1048576.0
 
 /* Blocks of 32 KiB, not of 2 MiB: where the CPU moves them. */
 #ifdef ENGINE_FAKE
@@ -139,65 +45,520 @@ static const char *option(int argc, char **argv, const char *name, const char *o
 #define LAYER_WAIT_US  0u
 #endif
 
-static int run(load_bench_t *b)
-{
-	const char *why = b->base ? load_disk_why(b->base, b->blocks * b->engine.block_bytes) : NULL;
-	int status;
+static struct {
+	rig_t rig;
+	engine_t engine;
+	uint32_t blocks;
+	size_t bytes; /* of a prompt */
+	kvc_key_t *keys[PROMPTS];
+	uint32_t *ids, *bad;
+	char disk[256]; /* directory of the disk tier; "": none */
+	load_raw_t *raw;
+	uint32_t prompt;             /* of the disk tier, next */
+	double lease, sent, verdict; /* seconds of the last load: until it is granted, until all copies are enqueued, */
+	uint32_t first_loads, whole; /* loads that should come by layers; that came whole */
+} work;
 
-	if (why) {
-		printf("gpu_load: the disk tier: skipped: %s: %s\n", b->base, why);
-		return 77;
+/* ---- saving, loading and comparing ----------------------------------------------------------- */
+
+static uint64_t seed_of(uint32_t prompt, uint32_t block)
+{
+	return UINT64_C(1000) + (uint64_t)prompt * 1000000u + block;
+}
+
+/* The cache gets a prompt's bytes, or others. */
+static void write_cache(uint32_t prompt, int other)
+{
+	for (uint32_t i = 0; i < work.blocks; i++) {
+		engine_write(&work.engine, work.ids[i], other ? SEED_OTHER : seed_of(prompt, i));
 	}
-	status = !load_open(b) ? 1 : b->base ? load_disk_row(b) : memory_rows(b);
-	load_close(b);
+}
+
+/* Blocks of the cache that do not hold a prompt's bytes. */
+static uint32_t count_wrong(uint32_t prompt)
+{
+	uint32_t wrong = 0;
+
+	for (uint32_t i = 0; i < work.blocks; i++) {
+		wrong += !engine_holds(&work.engine, work.ids[i], seed_of(prompt, i));
+	}
+
+	return wrong;
+}
+
+/* Pieces of layer 0, side by side in the bounce memory, read as they are now: the engine's stream would wait for them.
+ * 0: it cannot. */
+static int read_layer(uint32_t count)
+{
+	const engine_t *e = &work.engine;
+	const kvk_cuda_ops_t *cuda = memory_cuda();
+	kvk_cu_stream_t stream = NULL;
+	kvk_cu_event_t event = NULL;
+	kvk_cu_ptr_t to = 0;
+	int good = cuda && cuda->stream_create(&stream, 1, 0) == 0 && cuda->event_create(&event, 2) == 0 &&
+		   cuda->host_pointer(&to, e->bounce, 0) == 0;
+
+	for (uint32_t i = 0; i < count && good; i++) {
+		good = cuda->copy_async(to + i * e->piece,
+					(kvk_cu_ptr_t)(uintptr_t)e->base[0] + (size_t)work.ids[i] * e->piece, e->piece,
+					stream) == 0;
+	}
+	good = good && cuda->event_record(event, stream) == 0 && cuda->event_wait(event) == 0;
+	if (event) {
+		cuda->event_destroy(event);
+	}
+	if (stream) {
+		cuda->stream_destroy(stream);
+	}
+
+	return good;
+}
+
+/* Blocks whose layer 0 does not hold the prompt's bytes at this moment. */
+static uint32_t count_wrong_pieces(uint32_t prompt)
+{
+	const engine_t *e = &work.engine;
+	const uint32_t most = (uint32_t)(e->bounce_bytes / e->piece), count = work.blocks < most ? work.blocks : most;
+	uint32_t wrong = 0;
+
+	if (!read_layer(count)) {
+		return work.blocks;
+	}
+	for (uint32_t i = 0; i < count; i++) {
+		bench_fill(e->expected, e->piece, seed_of(prompt, i));
+		wrong += memcmp(e->expected, e->bounce + i * e->piece, e->piece) != 0;
+	}
+
+	return wrong;
+}
+
+static kvc_status_t save_part(uint32_t prompt, uint32_t from, uint32_t n, int durable)
+{
+	engine_t *e = &work.engine;
+	const kvc_put_options_t options = {
+		.struct_size = sizeof options, .durable = durable, .writers = &e->writer, .writer_count = 1};
+	kvc_put_t *put = NULL;
+	kvc_status_t status = kvc_put_start(e->space, work.keys[prompt], from, from + n, &options, &put);
+
+	status = status == KVC_OK ? kvc_put_ready(put, WAIT_MS) : status;
+	if (status == KVC_OK) {
+		status = kvc_put_n(put) == n && engine_save(e, put, work.ids + from, n)
+				 ? kvc_put_wait(put, durable, WAIT_MS)
+				 : KVC_ERR_FULL;
+	}
+	kvc_put_free(put);
 
 	return status;
 }
 
-int main(int argc, char **argv)
+/* Save a prompt's bytes; durable: until they are on disk. 0, after a sentence: it could not. */
+static int save(uint32_t prompt, int durable)
 {
-	const char *only = option(argc, argv, "--only", "memory"), *json = option(argc, argv, "--json", NULL);
-	const char *temporary = getenv("TMPDIR");
-	const int host = strcmp(option(argc, argv, "--host", "0"), "0") != 0;
-	const int small = strcmp(option(argc, argv, "--small", IS_SMALL(host) ? "1" : "0"), "0") != 0;
-	const int disk = strcmp(only, "disk") == 0;
-	load_bench_t b = {.rounds = (uint32_t)strtoul(option(argc, argv, "--rounds", "7"), NULL, 0),
-			  .blocks = (uint32_t)strtoul(option(argc, argv, "--blocks", small ? "97" : "640"), NULL, 0)};
-	int status;
+	kvc_status_t status = KVC_OK;
 
-	if (!disk && strcmp(only, "memory") != 0) {
-		printf("gpu_load: --only memory or --only disk\n");
-		return 64;
+	write_cache(prompt, 0);
+	for (uint32_t from = 0; from < work.blocks && status == KVC_OK && !bench_late(); from += SAVE_BLOCKS) {
+		const uint32_t left = work.blocks - from;
+
+		status = save_part(prompt, from, left < SAVE_BLOCKS ? left : SAVE_BLOCKS, durable);
 	}
-	status = memory_open(host);
-	if (status != 0) {
-		return status;
+	if (status != KVC_OK) {
+		printf("gpu_load: %u blocks cannot be saved: %s\n", work.blocks, kvc_status_name(status));
 	}
-	load_catch();
-	b.rounds = b.rounds < 1 ? 1 : b.rounds < LOAD_ROUNDS_MAX ? b.rounds : LOAD_ROUNDS_MAX;
-	b.blocks = b.blocks < 1 || b.blocks % 7919u == 0 ? 1 : b.blocks;
-	b.until_ns = engine_now_ns() + strtoull(option(argc, argv, "--seconds", "300"), NULL, 0) * 1000000000u;
-	b.base = disk ? option(argc, argv, "--dir", temporary && temporary[0] ? temporary : "/tmp") : NULL;
-	b.engine = (engine_t){.program = "gpu_load",
-			      .host = host,
-			      .small = small,
-			      .blocks = b.blocks,
-			      .length = b.blocks,
-			      .load_ms = disk ? 20000 : 0,
-			      .sms = (uint32_t)strtoul(option(argc, argv, "--sms", "0"), NULL, 0),
-			      .layer_bytes = 1,
-			      .layer_wait_us = LAYER_WAIT_US,
-			      .block_bytes = small ? 32u << 10 : 2u << 20};
-	b.json = json ? fopen(json, "w") : NULL;
-	if (json && !b.json) {
-		perror("gpu_load: --json");
-		status = 1;
+
+	return status == KVC_OK;
+}
+
+typedef enum way { WHOLE, LAYERS, ASYNC } way_t;
+
+/* Seconds from asking for the lease until the verdict on the last block; ASYNC: until the same has been loaded TOGETHER
+ * times during a step, one after another; LAYERS: from the plan until layer 0 is there (engine_load_first()). 0, after
+ * a sentence: it failed. LAYERS with p_wrong: blocks whose layer 0 was wrong at that time. */
+static double load(uint32_t prompt, way_t way, uint32_t *p_wrong)
+{
+	engine_t *e = &work.engine;
+	const uint64_t start = bench_now_ns();
+	kvc_lease_t *lease = NULL;
+	kvc_status_t status = kvc_acquire(e->space, work.keys[prompt], work.blocks, 0, WAIT_MS, &lease);
+	const uint64_t leased = bench_now_ns();
+	uint64_t sent = leased, end, first_ns = 0;
+	int layered = 0, good = status == KVC_OK && kvc_lease_n(lease) == work.blocks;
+
+	if (good && way == WHOLE) {
+		good = engine_load(e, lease, work.ids, work.blocks);
+		sent = bench_now_ns();
+	} else if (good && way == ASYNC) {
+		good = engine_load_beside(e, lease, work.ids, work.blocks, TOGETHER);
+	} else if (good) {
+		good = engine_load_first(e, lease, work.ids, &first_ns, &layered);
+		if (good && p_wrong) {
+			*p_wrong = count_wrong_pieces(prompt);
+		}
+		if (good) {
+			engine_load_rest(e);
+		}
+		work.first_loads++;
+		work.whole += !layered;
 	}
-	status = status == 0 ? run(&b) : status;
-	if (b.json) {
-		fclose(b.json);
+	good = kvx_worker_take_failed_blocks(e->worker, work.bad, work.blocks) == 0 && good;
+	end = bench_now_ns();
+	kvc_release(&lease, 1);
+	if (!good) {
+		printf("gpu_load: %s load failed: %s\n",
+		       way == ASYNC    ? "an asynchronous"
+		       : way == LAYERS ? "a layered"
+				       : "a whole",
+		       kvc_status_name(status));
+		return 0;
 	}
+	if (way == WHOLE) {
+		work.lease = (double)(leased - start) / 1e9;
+		work.sent = (double)(sent - leased) / 1e9;
+		work.verdict = (double)(end - sent) / 1e9;
+	}
+
+	return (double)(way == LAYERS ? first_ns : end - start) / 1e9;
+}
+
+/* Seconds of plain copies of as many bytes, from pinned memory. */
+static double copy_plain(void)
+{
+	engine_t *e = &work.engine;
+	const uint64_t start = bench_now_ns();
+
+	for (size_t at = 0; at < work.bytes; at += e->bounce_bytes) {
+		const size_t left = work.bytes - at;
+
+		memory_write(e->cache + at, e->bounce, left < e->bounce_bytes ? left : e->bounce_bytes);
+	}
+	memory_settle();
+
+	return (double)(bench_now_ns() - start) / 1e9;
+}
+
+/* ---- samples --------------------------------------------------------------------------------- */
+
+static bench_outcome_t sample_rate(double seconds, bench_sample_t *p_sample)
+{
+	p_sample->value = seconds > 0 ? (double)work.bytes / seconds / 1e9 : 0;
+	p_sample->ops = work.blocks;
+
+	return seconds > 0 ? BENCH_DONE : BENCH_FAILED;
+}
+
+static bench_outcome_t sample_plain(void *arg, bench_sample_t *p_sample)
+{
+	(void)arg;
+	return sample_rate(copy_plain(), p_sample);
+}
+
+static bench_outcome_t sample_whole(void *arg, bench_sample_t *p_sample)
+{
+	(void)arg;
+	return sample_rate(load(0, WHOLE, NULL), p_sample);
+}
+
+static bench_outcome_t sample_async(void *arg, bench_sample_t *p_sample)
+{
+	(void)arg;
+	return sample_rate(load(0, ASYNC, NULL) / TOGETHER, p_sample);
+}
+
+static bench_outcome_t sample_layer(void *arg, bench_sample_t *p_sample)
+{
+	(void)arg;
+	p_sample->value = copy_plain() / work.engine.layout.layers * 1e3;
+
+	return BENCH_DONE;
+}
+
+static bench_outcome_t sample_first(void *arg, bench_sample_t *p_sample)
+{
+	(void)arg;
+	p_sample->value = load(0, LAYERS, NULL) * 1e3;
+
+	return p_sample->value > 0 ? BENCH_DONE : BENCH_FAILED;
+}
+
+static bench_outcome_t sample_raw(void *arg, bench_sample_t *p_sample)
+{
+	(void)arg;
+	return sample_rate(load_raw_read(work.raw), p_sample);
+}
+
+/* Every block is on disk, and none in memory. */
+static int is_on_disk_only(uint32_t prompt)
+{
+	uint8_t *tiers = calloc(work.blocks, 1);
+	uint32_t why, good = 0;
+
+	if (tiers && kvc_explain(work.engine.space, work.keys[prompt], work.blocks, tiers, &why) == KVC_OK) {
+		for (uint32_t i = 0; i < work.blocks; i++) {
+			good += tiers[i] == KV_TIER_DISK;
+		}
+	}
+	free(tiers);
+	if (good < work.blocks) {
+		printf("gpu_load: %u of %u blocks are not in the disk tier alone\n", work.blocks - good, work.blocks);
+	}
+
+	return good == work.blocks;
+}
+
+static bench_outcome_t sample_disk(void *arg, bench_sample_t *p_sample)
+{
+	const uint32_t prompt = work.prompt++ % PROMPTS;
+
+	(void)arg;
+
+	return is_on_disk_only(prompt) ? sample_rate(load(prompt, WHOLE, NULL), p_sample) : BENCH_FAILED;
+}
+
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+/* Saved, loaded whole and layer by layer, and compared. */
+static int check_memory(int layers)
+{
+	const uint32_t before = work.whole;
+	uint32_t wrong, early = 0, tries = 0;
+
+	if (!save(0, 0)) {
+		return 0;
+	}
+	write_cache(0, 1);
+	wrong = load(0, WHOLE, NULL) > 0 ? count_wrong(0) : work.blocks;
+	printf("gpu_load: %u blocks saved and loaded, %u wrong\n", work.blocks, wrong);
+	if (wrong > 0 || !layers) {
+		return wrong == 0;
+	}
+	do {
+		write_cache(0, 1);
+		if (load(0, LAYERS, &early) <= 0) {
+			return 0;
+		}
+	} while (++tries < TRIES && work.whole == before + tries);
+	wrong = early + count_wrong(0);
+	printf("gpu_load: %u blocks loaded %s, %u wrong\n", work.blocks,
+	       work.whole < before + tries ? "layer by layer" : "whole where layers were asked for", wrong);
+
+	return wrong == 0;
+}
+
+static bench_outcome_t measure_memory(void)
+{
+	static const char plain[] = "cudaMemcpyAsync of as many bytes";
+	const int layers = memory_cuda() != NULL;
+	char name[64];
+	bench_outcome_t outcome;
+
+	if (!check_memory(layers)) {
+		return bench_fail("bytes are wrong, or cannot be had");
+	}
+	work.first_loads = work.whole = 0;
+	(void)copy_plain(); /* memory is made known to the device */
+	(void)load(0, WHOLE, NULL);
+	snprintf(name, sizeof name, "memory/load-%u (%.2f GiB)", work.blocks, (double)work.bytes / (double)(1u << 30));
+	outcome = bench_measure(NULL, &(bench_measurement_t){name, "GB/s", plain, sample_whole, sample_plain, 7,
+							     BENCH_RATIO_AT_LEAST, 0.9});
+	printf("    of the last one: lease %.3f ms, until all was enqueued %.3f, until its verdict %.3f\n",
+	       work.lease * 1e3, work.sent * 1e3, work.verdict * 1e3);
+	if (outcome == BENCH_DONE) {
+		outcome = bench_measure(NULL,
+					&(bench_measurement_t){"memory/eight-at-a-time", "GB/s", plain, sample_async,
+							       sample_plain, 7, BENCH_RATIO_AT_LEAST, 0.9});
+	}
+	if (outcome == BENCH_DONE && !layers) {
+		printf("gpu_load: the first layer: skipped: loads come layer by layer in GPU memory only\n");
+		return outcome;
+	}
+	snprintf(name, sizeof name, "memory/first-of-%u-layers (%.1f MiB)", work.engine.layout.layers,
+		 (double)work.bytes / work.engine.layout.layers / MIB);
+	if (outcome == BENCH_DONE) {
+		outcome = bench_measure(
+			NULL, &(bench_measurement_t){name, "ms", "its bytes at the rate of a plain copy", sample_first,
+						     sample_layer, 7, BENCH_RATIO_AT_MOST, 1.5});
+	}
+	if (work.whole > 0) {
+		printf("gpu_load: %u of %u loads came whole, not layer by layer\n", work.whole, work.first_loads);
+	}
+
+	return outcome;
+}
+
+static bench_outcome_t measure_disk(void)
+{
+	char name[64], reference[96];
+
+	for (uint32_t p = 0; p < PROMPTS; p++) {
+		if (!save(p, 1)) {
+			return bench_fail("no prompts on disk");
+		}
+	}
+	work.raw = load_raw_open(work.disk, work.bytes, work.engine.block_bytes, DEPTH);
+	if (!work.raw) {
+		return bench_fail("no raw reader");
+	}
+	for (uint32_t p = 0; p < PROMPTS; p++) { /* each prompt once, and its bytes compared */
+		uint32_t wrong;
+
+		write_cache(p, 1);
+		if (!is_on_disk_only(p) || load(p, WHOLE, NULL) <= 0) {
+			return bench_fail("a prompt cannot be loaded");
+		}
+		wrong = count_wrong(p);
+		printf("gpu_load: prompt %u: %u blocks loaded from the disk tier, %u wrong\n", p, work.blocks, wrong);
+		if (wrong > 0) {
+			return bench_fail("wrong bytes");
+		}
+	}
+	snprintf(name, sizeof name, "disk/load-%u (%.2f GiB)", work.blocks, (double)work.bytes / (double)(1u << 30));
+	snprintf(reference, sizeof reference, "io_uring, O_DIRECT, as many bytes, %u reads of %.3g MiB in flight",
+		 DEPTH, (double)work.engine.block_bytes / MIB);
+
+	return bench_measure(NULL, &(bench_measurement_t){name, "GB/s", reference, sample_disk, sample_raw, 7,
+							  BENCH_RATIO_AT_LEAST, 0.9});
+}
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+/* NULL, or why the row cannot be measured with a tier in this directory. */
+static const char *why_no_disk(const char *base)
+{
+	const uint64_t wanted = work.bytes * (PROMPTS + 1) * 5 / 4 + (UINT64_C(512) << 20);
+	struct statvfs fs;
+
+	if (statvfs(base, &fs) != 0) {
+		return "there is no such directory";
+	}
+	if (fs.f_bavail * fs.f_frsize < wanted) {
+		return "the file system has no room for three prompts and a file";
+	}
+
+	return load_raw_why(base);
+}
+
+/* With a disk tier the pool holds a prompt and a quarter of one: what was loaded before the last prompt is on disk
+ * only. */
+static int start_daemon(int small)
+{
+	const size_t mib = work.bytes >> 20;
+	char tier[400] = "";
+
+	if (work.disk[0]) {
+		snprintf(tier, sizeof tier, " --cpu.max_blocks=%u --nvme.path=%s/tier --nvme.size=%zuMiB",
+			 work.blocks + work.blocks / 4 + 16, work.disk, mib * PROMPTS * 5 / 4 + 512);
+	}
+
+	/* A small one is a test, which may have to wait for a CPU. */
+	return rig_start(
+		       &work.rig,
+		       "%s --cpu.ahead=all --instance.max_pinned=1TiB --instance.max_unfinished=1TiB --cpu.size=%zuMiB"
+		       " --cpu.slab_size=%s%s",
+		       small ? " --limits.silence=10s" : "", mib * 5 / 4 + (small ? 8 : 256), small ? "2MiB" : "128MiB",
+		       tier) == 0;
+}
+
+static int open_all(int small, const char *base)
+{
+	snprintf(work.disk, sizeof work.disk, "%s/kvd-gpu-load.XXXXXX", base);
+	if (base[0] == '\0' || !mkdtemp(work.disk)) {
+		work.disk[0] = '\0';
+	}
+	work.ids = calloc(work.blocks, sizeof *work.ids);
+	work.bad = calloc(work.blocks, sizeof *work.bad);
+	if (!work.ids || !work.bad || (base[0] && !work.disk[0]) || !start_daemon(small) ||
+	    !engine_open(&work.engine)) {
+		return 0;
+	}
+	for (uint32_t i = 0; i < work.blocks; i++) { /* in no order of the pool's */
+		work.ids[i] = (uint32_t)((uint64_t)i * 7919u % work.blocks);
+	}
+	for (uint32_t p = 0; p < PROMPTS; p++) {
+		work.keys[p] = calloc(work.blocks, sizeof *work.keys[p]);
+		if (!work.keys[p] || engine_keys(&work.engine, p + 1, work.keys[p]) != KVC_OK) {
+			printf("gpu_load: no memory for %u blocks, or no keys\n", work.blocks);
+			return 0;
+		}
+	}
+	bench_fill(work.engine.bounce, work.engine.bounce_bytes, SEED_OTHER);
+
+	return 1;
+}
+
+static void close_all(void)
+{
+	char command[320];
+
+	load_raw_close(work.raw);
+	engine_close(&work.engine);
+	rig_remove(&work.rig);
+	snprintf(command, sizeof command, "rm -rf -- '%s'", work.disk);
+	if (work.disk[0] && system(command) != 0) {
+		printf("gpu_load: %s is left behind\n", work.disk);
+	}
+	for (uint32_t p = 0; p < PROMPTS; p++) {
+		free(work.keys[p]);
+	}
+	free(work.ids);
+	free(work.bad);
 	memory_close();
-
-	return status;
 }
+
+static bench_outcome_t measure(int disk)
+{
+	const char *temporary = getenv("TMPDIR"), *base, *why;
+	const int host = bench_param_size("host", 0) != 0;
+	const int small = bench_param_size("small", (uint64_t)IS_SMALL(host)) != 0;
+	bench_outcome_t outcome;
+
+	memset(&work, 0, sizeof work);
+	work.blocks = (uint32_t)bench_param_size("blocks", small ? 97 : 640);
+	work.blocks = work.blocks % 7919u == 0 ? 1 : work.blocks;
+	work.bytes = work.blocks * (small ? (size_t)32 << 10 : (size_t)2 << 20);
+	work.engine = (engine_t){.program = "gpu_load",
+				 .socket = work.rig.socket,
+				 .layout = ENGINE_SHAPE(small),
+				 .blocks = work.blocks,
+				 .length = work.blocks,
+				 .bounce_bytes = BOUNCE,
+				 .load_ms = disk ? 20000 : 0,
+				 .sms = (uint32_t)bench_param_size("sms", 0),
+				 .layer_bytes = 1,
+				 .layer_wait_us = LAYER_WAIT_US};
+	base = bench_param("dir", temporary && temporary[0] ? temporary : "/tmp");
+	why = disk ? why_no_disk(base) : NULL;
+	if (why) {
+		return bench_skip("%s: %s", base, why);
+	}
+	switch (memory_open(host)) {
+	case 0:
+		outcome = !open_all(small, disk ? base : "") ? bench_fail("no daemon and engine")
+			  : disk                             ? measure_disk()
+							     : measure_memory();
+		close_all();
+		return outcome;
+	case 77:
+		return bench_skip("there is no device");
+	default:
+		return bench_fail("the device cannot be used");
+	}
+}
+
+static bench_outcome_t run_memory(void)
+{
+	return measure(0);
+}
+
+static bench_outcome_t run_disk(void)
+{
+	return measure(1);
+}
+
+static const bench_t bench_memory_load = {"memory",
+					  "a prompt of 10,240 tokens leased and loaded from the CPU pool, and eight at "
+					  "a time; until its first layer is ready",
+					  "one plain copy of as many pinned bytes",
+					  "ratio >= 0.9; first layer <= 1.5 times its own transfer", run_memory};
+static const bench_t bench_disk_load = {"disk", "the same from the disk tier alone (--with dir=)",
+					"io_uring and O_DIRECT, as many bytes", "ratio >= 0.9", run_disk};
+const bench_t *const bench_list[] = {&bench_memory_load, &bench_disk_load, NULL};

@@ -1,11 +1,13 @@
-/* Reading a file with io_uring and O_DIRECT, requests in order, a fixed number in flight: what the disk tier is
- * measured against. */
+/* Reading a file with io_uring and O_DIRECT, requests in order, a fixed number in flight. */
 #include "gpu_load.h"
+
+#include "bench.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <liburing.h>
 #include <linux/magic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -82,15 +84,15 @@ const char *load_raw_why(const char *dir)
 }
 
 /* Random bytes on the disk itself: space that was never written is not read from it. */
-static int write_file(const load_bench_t *b, load_raw_t *raw)
+static int write_file(load_raw_t *raw)
 {
 	(void)posix_fallocate(raw->fd, 0, (off_t)raw->bytes);
 	for (uint64_t at = 0; at < raw->bytes; at += raw->request) {
-		if (load_late(b)) {
+		if (bench_late()) {
 			errno = ETIME;
 			return 0;
 		}
-		load_fill(raw->buffer, raw->request, at + 1);
+		bench_fill(raw->buffer, raw->request, at + 1);
 		if (pwrite(raw->fd, raw->buffer, raw->request, (off_t)at) != (ssize_t)raw->request) {
 			return 0;
 		}
@@ -99,7 +101,7 @@ static int write_file(const load_bench_t *b, load_raw_t *raw)
 	return fsync(raw->fd) == 0;
 }
 
-load_raw_t *load_raw_open(const load_bench_t *b, uint64_t bytes, size_t request, uint32_t depth)
+load_raw_t *load_raw_open(const char *dir, uint64_t bytes, size_t request, uint32_t depth)
 {
 	load_raw_t *raw = calloc(1, sizeof *raw);
 	struct iovec whole;
@@ -110,10 +112,10 @@ load_raw_t *load_raw_open(const load_bench_t *b, uint64_t bytes, size_t request,
 	raw->depth = depth;
 	raw->request = request;
 	raw->bytes = bytes;
-	raw->fd = open_direct(b->disk);
+	raw->fd = open_direct(dir);
 	raw->buffer = map_buffer(depth * request);
 	raw->idle = calloc(depth, sizeof *raw->idle);
-	if (raw->fd < 0 || !raw->buffer || !raw->idle || !write_file(b, raw)) {
+	if (raw->fd < 0 || !raw->buffer || !raw->idle || !write_file(raw)) {
 		printf("gpu_load: the file of the raw reader: %s\n", strerror(errno));
 		load_raw_close(raw);
 		return NULL;
@@ -180,7 +182,7 @@ static uint32_t reap(load_raw_t *raw, uint32_t idle, int *p_bad)
 
 double load_raw_read(load_raw_t *raw)
 {
-	const uint64_t start = engine_now_ns();
+	const uint64_t start = bench_now_ns();
 	uint64_t next = 0;
 	uint32_t idle = 0;
 	int bad = 0, result = 0;
@@ -211,5 +213,5 @@ double load_raw_read(load_raw_t *raw)
 		return 0;
 	}
 
-	return (double)(engine_now_ns() - start) / 1e9;
+	return (double)(bench_now_ns() - start) / 1e9;
 }

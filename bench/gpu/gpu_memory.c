@@ -5,12 +5,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #ifdef ENGINE_FAKE
 #include "fake_cuda.h"
 #endif
 
-#define PINNED 3u /* portable, mapped */
+#define PINNED    3u /* portable, mapped */
+#define HUGE_PAGE ((size_t)2 << 20)
 
 static const kvk_cuda_ops_t *cuda;
 static kvk_cu_context_t context;
@@ -75,6 +77,7 @@ void memory_close(void)
 
 	if (!cuda) {
 		free(bounce);
+		bounce = NULL;
 		return;
 	}
 	if (bounce) {
@@ -91,7 +94,12 @@ uint8_t *memory_take(size_t bytes)
 	kvk_cu_ptr_t at = 0;
 
 	if (!cuda) {
-		return malloc(bytes);
+		void *memory = aligned_alloc(HUGE_PAGE, (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE);
+
+		if (memory) {
+			(void)madvise(memory, bytes, MADV_HUGEPAGE);
+		}
+		return memory;
 	}
 
 	return cuda->mem_alloc(&at, bytes) == 0 ? (uint8_t *)(uintptr_t)at : NULL;

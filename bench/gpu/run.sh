@@ -5,7 +5,7 @@
 #   bench/gpu/run.sh part2 [out]   loads through kvx, from memory and from disk; matrix products beside copies; 200 kills; device == CPU, 10^4 flips, compute-sanitizer  (< 10 minutes)
 #   bench/gpu/run.sh all [out]     both
 #   bench/gpu/run.sh build         only build, to run elsewhere: the other parts build nothing when the programs are there
-#   bench/gpu/run.sh right|fast|after|gemm|kill|kvx|disk [out]   a piece of the parts
+#   bench/gpu/run.sh right|gemm|kill|kvx|disk [out]   a piece of part 2
 #   bench/gpu/run.sh lanes         no GPU: the kernels lane by lane on the CPU, the same property test; needs g++ (else 77)
 #
 # out (default build/gpu/out) gets the logs, *.json (a line a row) and goals.txt. BUILD: where to build (default build/gpu). XXHASH_INCLUDE: folder of
@@ -18,9 +18,8 @@ part=${1:?part1, part2, all, build, lanes, or a piece}
 out=${2:-build/gpu/out}
 quick=${QUICK:-}
 build=${BUILD:-build/gpu}
-cuda=${CUDA_HOME:-/usr/local/cuda}
-nvcc=$(command -v nvcc || echo "$cuda/bin/nvcc")
-include=(-I kernels/include -I common/include -I kernels ${XXHASH_INCLUDE:+-I "$XXHASH_INCLUDE"})
+nvcc=$(command -v nvcc || echo "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc")
+include=(-I kernels/include -I common/include -I kernels -I bench ${XXHASH_INCLUDE:+-I "$XXHASH_INCLUDE"})
 
 c()
 {
@@ -33,27 +32,24 @@ build_parts()
 	local file
 	mkdir -p "$build"
 	printf '#define XXH_STATIC_LINKING_ONLY\n#define XXH_IMPLEMENTATION\n#include <xxhash.h>\n' >"$build/xxh.c"
-	for file in common/hash/{digest,digest_portable,digest_sse2}.c common/{env,log,text,utf8}.c kernels/{layout,cpu,cuda}/*.c; do
+	for file in common/hash/{digest,digest_portable,digest_sse2}.c common/{env,log,status,text,units,utf8}.c kernels/{layout,cpu,cuda}/*.c \
+		bench/{harness,tools}.c bench/gpu/gpu_prop.c; do
 		c "$file" "$1"
 	done
 	c common/hash/digest_avx2.c -mavx2
 	c common/hash/digest_avx512.c -mavx512f -mavx512bw
 	gcc -O2 -w "${include[@]}" -c -o "$build/xxh.o" "$build/xxh.c"
-	c bench/gpu/gpu_prop.c "$1"
 }
 
 build_all()
 {
-	local program
 	mkdir -p "$build"
 	"$nvcc" -fatbin -std=c++17 -O3 -lineinfo -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 \
 		-o "$build/gpu.fatbin" kernels/cuda/device/kernels.cu
 	build_parts "-DKVK_GPU_FATBIN=\"$(realpath "$build")/gpu.fatbin\""
-	gcc -o "$build/gpu_prop" "$build"/{common,kernels}_*.o "$build/bench_gpu_gpu_prop.c.o" "$build/xxh.o" -ldl -lpthread
-	for program in gpu_copy gpu_after; do
-		"$nvcc" -std=c++17 -O2 -arch=sm_90 "${include[@]}" -o "$build/$program" "bench/gpu/$program.cu" \
-			"$build"/{common,kernels}_*.o "$build/xxh.o" -ldl -lpthread
-	done
+	gcc -o "$build/gpu_prop" "$build"/{common,kernels}_*.o "$build"/bench_{tools,gpu_gpu_prop}.c.o "$build/xxh.o" -ldl -lpthread
+	"$nvcc" -std=c++17 -O2 -arch=sm_90 "${include[@]}" -o "$build/gpu_copy" bench/gpu/gpu_copy.cu \
+		"$build"/{common,kernels}_*.o "$build"/bench_{harness,tools}.c.o "$build/xxh.o" -ldl -lpthread
 }
 
 # At most this many seconds, and what is left of the part's; a piece that fails or is cut off does not keep the others from running.
@@ -74,27 +70,53 @@ limited()
 	fi
 }
 
-copies() # families, seconds, options
+# The name of the file, seconds, a program of the harness and its arguments.
+measured()
 {
-	limited "$2" "$build/gpu_copy" ${quick:+--rounds 3} --only "$1" --json "$out/${1%%,*}.json" "${@:3}"
+	limited "$2" "${@:3}" ${quick:+--rounds 3} --out "$out/$1.json"
 }
 
-after()
+# Where a program of kvd's build is: of a bundle, or of a build.
+program_of()
 {
-	limited 60 "$build/gpu_after" ${quick:+--rounds 3} --mib 64 --json "$out/after.json"
+	local bundle=${BUNDLE:-$(compgen -G '.gpu/kvd-*.tar.xz' | sed -n 1p || true)}
+	if [ -z "$bundle" ]; then
+		echo "build/release/bin/$1"
+		return
+	fi
+	if [ "$(cat "$build/kvd/of" 2>/dev/null)" != "$(cksum <"$bundle")" ]; then
+		rm -rf "$build/kvd"
+		mkdir -p "$build/kvd"
+		tar -xf "$bundle" -C "$build/kvd" --strip-components=1
+		cksum <"$bundle" >"$build/kvd/of"
+	fi
+	echo "$build/kvd/bin/$1"
 }
 
-fast()
+# A function, and a program of kvd's that it needs.
+with_kvd()
 {
-	after
-	copies link,beside,both,digests,rivals,hbm,peer 420
-	copies staged 150 --mib 1280
+	local program
+	program=$(program_of "$2")
+	if [ -x "$program" ]; then
+		"$1" "$program"
+	else
+		echo "run.sh: $2 skipped: no build of kvd here, and no bundle (BUNDLE=)"
+	fi
 }
 
-gemm()
+load_memory() { measured kvx 40 "$1" memory --seconds 35; }
+load_disk() { measured disk 58 "$1" disk ${DISK:+--with "dir=$DISK"} --seconds 45; }
+kill_loop()
 {
-	copies gemm 100
+	limited 22 "$1" --kills 3 --workers 2 --control 1 --seconds 15
+	limited 170 "$1" --kills "$([ -z "$quick" ] && echo 200 || echo 20)" --seconds 150
 }
+
+kvx() { with_kvd load_memory kvd-gpu-load; }
+disk() { with_kvd load_disk kvd-gpu-load; }
+kills() { with_kvd kill_loop kvd-gpu-kill; }
+gemm() { measured gemm 100 "$build/gpu_copy" gemm; }
 
 right()
 {
@@ -107,79 +129,29 @@ right()
 	done
 }
 
-# Where a program of kvd's build is: of a bundle, or of a build.
-program_of()
-{
-	local bundle=${BUNDLE:-$(compgen -G '.gpu/kvd-*.tar.xz' | sed -n 1p || true)}
-	if [ -n "$bundle" ]; then
-		if [ "$(cat "$build/kvd/of" 2>/dev/null)" != "$(cksum <"$bundle")" ]; then
-			rm -rf "$build/kvd"
-			mkdir -p "$build/kvd"
-			tar -xf "$bundle" -C "$build/kvd" --strip-components=1
-			cksum <"$bundle" >"$build/kvd/of"
-		fi
-		echo "$build/kvd/bin/$1"
-	else
-		echo "build/release/bin/$1"
-	fi
-}
-
-# A program of kvd's and its arguments, for at most this many seconds.
-of_kvd()
-{
-	local seconds=$1 program
-	program=$(program_of "$2")
-	if [ ! -x "$program" ]; then
-		echo "run.sh: $2 skipped: no build of kvd here, and no bundle (BUNDLE=)"
-		return
-	fi
-	limited "$seconds" "$program" "${@:3}"
-}
-
-through_kvx()
-{
-	of_kvd 40 kvd-gpu-load ${quick:+--rounds 3} --seconds 35 --json "$out/kvx.json"
-}
-
-from_disk()
-{
-	of_kvd 58 kvd-gpu-load --only disk ${quick:+--rounds 3} ${DISK:+--dir "$DISK"} --seconds 45 --json "$out/disk.json"
-}
-
-kill_loop()
-{
-	local kills=200
-	[ -z "$quick" ] || kills=20
-	of_kvd 22 kvd-gpu-kill --kills 3 --workers 2 --control 1 --seconds 15
-	of_kvd 170 kvd-gpu-kill --kills "$kills" --seconds 150
-}
-
 part1()
 {
-	fast
+	measured link 420 "$build/gpu_copy" link beside both digests rivals hbm peer
+	measured staged 150 "$build/gpu_copy" staged --with mib=1280
 }
 
 part2()
 {
-	through_kvx
-	from_disk
+	kvx
+	disk
 	gemm
-	kill_loop
+	kills
 	right
 }
 
 # Rows that have a goal, the missed ones first.
 goals()
 {
-	local file
-	for file in "$out"/*.json; do
-		[ -e "$file" ] || continue
-		awk -F'"' '/"goal_met"/ {
-			match($0, /"ratio":[0-9.]+/); ratio = substr($0, RSTART + 8, RLENGTH - 8)
-			match($0, /"goal":"[^"]*"/); goal = substr($0, RSTART + 8, RLENGTH - 9)
-			printf "%-7s %-78s %8s  %s\n", /"goal_met":true/ ? "met" : "MISSED", $4, ratio, goal
-		}' "$file"
-	done | sort -s -k1,1 | tee "$out/goals.txt"
+	{ cat "$out"/*.json 2>/dev/null || true; } | awk -F'"' '/"goal_met"/ {
+		match($0, /"ratio":[0-9.]+/); ratio = substr($0, RSTART + 8, RLENGTH - 8)
+		match($0, /"goal":"[^"]*"/); goal = substr($0, RSTART + 8, RLENGTH - 9)
+		printf "%-7s %-78s %8s  %s\n", /"goal_met":true/ ? "met" : "MISSED", $4, ratio, goal
+	}' | sort -s -k1,1 | tee "$out/goals.txt"
 }
 
 # The driver's table is lanes_driver.c's, which loads any image.
@@ -191,16 +163,14 @@ lanes()
 	c tests/kernels/lanes_driver.c
 	g++ -std=gnu++17 -O2 -g -w -x c++ -I kernels -c -o "$build/lanes.o" tests/kernels/lanes.cc
 	rm -f "$build/kernels_cuda_driver.c.o"
-	g++ -o "$build/gpu_prop_lanes" "$build"/{common,kernels}_*.o "$build"/bench_gpu_gpu_prop.c.o \
+	g++ -o "$build/gpu_prop_lanes" "$build"/{common,kernels}_*.o "$build"/bench_{tools,gpu_gpu_prop}.c.o \
 		"$build/tests_kernels_lanes_driver.c.o" "$build/lanes.o" "$build/xxh.o" -lpthread
 	"$build/gpu_prop_lanes" --cases "${CASES:-40}" --flips 100 --mib 1 ${SEED:+--seed "$SEED"}
 }
 
 case $part in
-part1 | part2 | right | fast | after | gemm | build) ;;
-kvx) part=through_kvx ;;
-disk) part=from_disk ;;
-kill) part=kill_loop ;;
+part1 | part2 | right | gemm | kvx | disk | build) ;;
+kill) part=kills ;;
 all)
 	"$0" part1 "$out"
 	exec "$0" part2 "$out"
@@ -209,7 +179,7 @@ lanes)
 	lanes
 	exit
 	;;
-*) echo "run.sh: part1, part2, all, build, lanes, right, fast, after, gemm, kill, kvx or disk" >&2 && exit 64 ;;
+*) echo "run.sh: part1, part2, all, build, lanes, right, gemm, kill, kvx or disk" >&2 && exit 64 ;;
 esac
 if [ "$part" = build ] || [ ! -x "$build/gpu_copy" ]; then
 	build_all

@@ -1,29 +1,27 @@
-/* Every bench, in the order `kvd-bench all` runs them. Add a line here and a file in CMakeLists.txt. */
-#ifndef KVD_BENCH_LIST_H
-#define KVD_BENCH_LIST_H
+/* Every bench, in the order of `kvd-bench all`. */
+#include "bench.h"
 
-#define BENCH_LIST(X)                                                                                                  \
+#define BENCHES(X)                                                                                                     \
 	X(hash)                                                                                                        \
 	X(digest_copy)                                                                                                 \
 	X(digest_gather)                                                                                               \
 	X(match_unbranched)                                                                                            \
 	X(match_branched)                                                                                              \
 	X(acquire)                                                                                                     \
-	X(lookup_stalls)                                                                                               \
 	X(tenant)                                                                                                      \
 	X(connector_load)                                                                                              \
 	X(connector_first)                                                                                             \
 	X(connector_save)                                                                                              \
 	X(pool_batch_8m)                                                                                               \
 	X(pool_batch_1m)                                                                                               \
-	X(pool_single_64k)                                                                                             \
-	X(pool_single_256k)                                                                                            \
 	X(nvme_read)                                                                                                   \
 	X(nvme_write)                                                                                                  \
-	X(disk_read)                                                                                                   \
-	X(disk_write)                                                                                                  \
 	X(restart)                                                                                                     \
 	X(weights_cached)                                                                                              \
 	X(weights_cold)
 
-#endif
+#define DECLARE(id) extern const bench_t bench_##id;
+BENCHES(DECLARE)
+
+#define ENTRY(id) &bench_##id,
+const bench_t *const bench_list[] = {BENCHES(ENTRY) NULL};
