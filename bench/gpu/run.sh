@@ -31,6 +31,7 @@ build_parts()
 {
 	local file
 	mkdir -p "$build"
+	rm -f "$build"/*.o # of files that have moved since
 	printf '#define XXH_STATIC_LINKING_ONLY\n#define XXH_IMPLEMENTATION\n#include <xxhash.h>\n' >"$build/xxh.c"
 	for file in common/hash/{digest,digest_portable,digest_sse2}.c common/{env,log,status,text,utf8}.c common/option/units.c kernels/{layout,cpu,cuda}/*.c \
 		bench/{harness,tools}.c bench/gpu/gpu_prop.c; do
