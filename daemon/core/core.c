@@ -275,13 +275,13 @@ kv_status_t kvd_core_request(kvd_core_t *core, const kvd_ask_t *ask, kv_msg_t *r
 	core->now_ns = kv_now_ns(core->env);
 	switch (ask->code) {
 	case KV_CODE_ACQUIRE:
-		status = kvd_acquire(core, ns, member, &msg->acquire, &reply->acquire_reply);
+		status = kvd_lease_acquire(core, ns, member, &msg->acquire, &reply->acquire_reply);
 		break;
 	case KV_CODE_RELEASE:
-		status = kvd_release(core, member, &msg->release, &reply->release_reply);
+		status = kvd_lease_release(core, member, &msg->release, &reply->release_reply);
 		break;
 	case KV_CODE_RENEW:
-		status = kvd_renew(core, member, &msg->renew, &reply->renew_reply);
+		status = kvd_lease_renew(core, member, &msg->renew, &reply->renew_reply);
 		break;
 	case KV_CODE_PUT_START:
 		status = kvd_put_start(core, ns, member, &msg->put_start, &reply->put_start_reply);

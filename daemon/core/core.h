@@ -79,8 +79,8 @@ typedef struct kvd_world {
 	kv_status_t (*ledger_add)(void *ctx, const kvd_grant_t *grant);
 	void (*ledger_remove)(void *ctx, uint64_t id);
 	/* Digests of a put into the digest table (kvs_pool_set_leaves), and roots (kvs_pool_compute_roots). */
-	kv_status_t (*digests)(void *ctx, kvs_loc_t loc, const kvs_leaf_span_t *span, const uint64_t *values);
-	kv_status_t (*seal)(void *ctx, kvs_loc_t loc);
+	kv_status_t (*set_leaves)(void *ctx, kvs_loc_t loc, const kvs_leaf_span_t *span, const uint64_t *values);
+	kv_status_t (*compute_roots)(void *ctx, kvs_loc_t loc);
 	/* Add what the host knows of a member to its object in STATUS. NULL: nothing. */
 	void (*describe)(void *ctx, kvd_member_t member, struct kvd_json *json);
 	/* Not NULL: the disk tier is off, and its epochs are unknown. Note that this space was reset; kvd_core_attach()
@@ -212,8 +212,9 @@ kv_status_t kvd_space_open(kvd_core_t *core, const kvd_space_open_t *ask, kvd_sp
  * status of the reply; *detail (static, may be NULL) says more. */
 kv_status_t kvd_core_request(kvd_core_t *core, const kvd_ask_t *ask, kv_msg_t *reply, const char **detail);
 
-/* Digest staging of a member: the host maps it and says where; the core copies words out once, through `world.digests`.
- * `fetch` copies `words` values starting at word `first` into out, guarded: KV_ERR_FAULT, KV_ERR_ARG. */
+/* Digest staging of a member: the host maps it and says where; the core copies words out once, through
+ * `world.set_leaves`. `fetch` copies `words` values starting at word `first` into out, guarded: KV_ERR_FAULT,
+ * KV_ERR_ARG. */
 typedef kv_status_t (*kvd_staging_fn)(void *ctx, kvd_member_t member, uint64_t first, uint32_t words, uint64_t *out);
 void kvd_core_set_staging(kvd_core_t *core, kvd_staging_fn fetch, void *ctx);
 /* Answer to a request that returned KV_PENDING. */

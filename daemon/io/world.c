@@ -57,12 +57,12 @@ static void world_ledger_remove(void *ctx, uint64_t id)
 	kvs_pool_remove_record(((kvd_host_t *)ctx)->cpu, id);
 }
 
-static kv_status_t world_digests(void *ctx, kvs_loc_t loc, const kvs_leaf_span_t *span, const uint64_t *values)
+static kv_status_t world_set_leaves(void *ctx, kvs_loc_t loc, const kvs_leaf_span_t *span, const uint64_t *values)
 {
 	return kvs_pool_set_leaves(((kvd_host_t *)ctx)->cpu, loc, span, values);
 }
 
-static kv_status_t world_seal(void *ctx, kvs_loc_t loc)
+static kv_status_t world_compute_roots(void *ctx, kvs_loc_t loc)
 {
 	return kvs_pool_compute_roots(((kvd_host_t *)ctx)->cpu, loc);
 }
@@ -135,8 +135,8 @@ kv_status_t kvd_world_open(kvd_host_t *host, char *detail, size_t cap)
 				    .publish = world_publish,
 				    .ledger_add = world_ledger_add,
 				    .ledger_remove = world_ledger_remove,
-				    .digests = world_digests,
-				    .seal = world_seal,
+				    .set_leaves = world_set_leaves,
+				    .compute_roots = world_compute_roots,
 				    .describe = kvd_member_entry_describe,
 				    .note_reset = host->attach ? kvd_disk_attach_note_reset : NULL};
 

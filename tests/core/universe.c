@@ -155,7 +155,7 @@ static kv_status_t pool_digests(universe_t *u, kvs_loc_t loc, const kvs_leaf_spa
 	return kvs_pool_set_leaves(u->pool, loc, span, values);
 }
 
-static kv_status_t world_digests(void *ctx, kvs_loc_t loc, const kvs_leaf_span_t *span, const uint64_t *values)
+static kv_status_t world_set_leaves(void *ctx, kvs_loc_t loc, const kvs_leaf_span_t *span, const uint64_t *values)
 {
 	universe_t *u = ctx;
 
@@ -175,7 +175,7 @@ static kv_status_t world_digests(void *ctx, kvs_loc_t loc, const kvs_leaf_span_t
 	return KV_OK;
 }
 
-static kv_status_t world_seal(void *ctx, kvs_loc_t loc)
+static kv_status_t world_compute_roots(void *ctx, kvs_loc_t loc)
 {
 	universe_t *u = ctx;
 
@@ -215,8 +215,8 @@ void universe_init(universe_t *u, const u_config_t *config, const fake_tier_t *d
 			     .publish = world_publish,
 			     .ledger_add = world_ledger_add,
 			     .ledger_remove = world_ledger_remove,
-			     .digests = world_digests,
-			     .seal = world_seal};
+			     .set_leaves = world_set_leaves,
+			     .compute_roots = world_compute_roots};
 	kvd_parts_t parts;
 
 	memset(u, 0, sizeof *u);

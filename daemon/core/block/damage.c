@@ -36,7 +36,7 @@ static uint32_t find_leaf_below(const kvd_core_t *core, uint32_t id, kvd_set_t t
 	return --*p_steps == 0 ? KVD_NONE : node->ids[node->n[t] - 1];
 }
 
-kv_status_t kvd_evict_below(kvd_core_t *core, uint32_t id, kvd_set_t t, int force)
+kv_status_t kvd_block_evict_below(kvd_core_t *core, uint32_t id, kvd_set_t t, int force)
 {
 	uint32_t steps = DROP_STEPS, leaf = find_leaf_below(core, id, t, &steps);
 	const kvd_block_t *block = leaf == KVD_NONE ? NULL : kvd_block_at(&core->ix, leaf);

@@ -15,6 +15,6 @@ kv_status_t kvd_report_bad_block(kvd_core_t *core, kvd_member_t member, const kv
 void kvd_watch_disk(kvd_core_t *core);
 /* Evict a leaf of tier t's set at or below a block of it. `force`: leases that pin it end, and puts go on without it.
  * KV_MISS: it cannot go now. */
-kv_status_t kvd_evict_below(kvd_core_t *core, uint32_t block, kvd_set_t t, int force);
+kv_status_t kvd_block_evict_below(kvd_core_t *core, uint32_t block, kvd_set_t t, int force);
 
 #endif

@@ -244,8 +244,8 @@ static kv_status_t acquire_unchained(kvd_core_t *core, const kvd_space_t *space,
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
-kv_status_t kvd_acquire(kvd_core_t *core, uint32_t ns, kvd_member_t member_id, const kv_msg_acquire_t *ask,
-			kv_msg_acquire_reply_t *reply)
+kv_status_t kvd_lease_acquire(kvd_core_t *core, uint32_t ns, kvd_member_t member_id, const kv_msg_acquire_t *ask,
+			      kv_msg_acquire_reply_t *reply)
 {
 	kvd_member_rec_t *member;
 	kvd_instance_rec_t *instance;
@@ -277,8 +277,8 @@ kv_status_t kvd_acquire(kvd_core_t *core, uint32_t ns, kvd_member_t member_id, c
 	return status;
 }
 
-kv_status_t kvd_release(kvd_core_t *core, kvd_member_t member_id, const kv_msg_release_t *ask,
-			kv_msg_release_reply_t *reply)
+kv_status_t kvd_lease_release(kvd_core_t *core, kvd_member_t member_id, const kv_msg_release_t *ask,
+			      kv_msg_release_reply_t *reply)
 {
 	kvd_member_rec_t *member = kvd_member_find(core, member_id);
 
@@ -304,7 +304,8 @@ kv_status_t kvd_release(kvd_core_t *core, kvd_member_t member_id, const kv_msg_r
 	return KV_OK;
 }
 
-kv_status_t kvd_renew(kvd_core_t *core, kvd_member_t member_id, const kv_msg_renew_t *ask, kv_msg_renew_reply_t *reply)
+kv_status_t kvd_lease_renew(kvd_core_t *core, kvd_member_t member_id, const kv_msg_renew_t *ask,
+			    kv_msg_renew_reply_t *reply)
 {
 	kvd_member_rec_t *member = kvd_member_find(core, member_id);
 	kvd_lease_t *lease = member ? kvd_lease_find_own(core, member, ask->lease) : NULL;

@@ -252,7 +252,7 @@ static void notify_done(kvd_core_t *core, const kvd_lease_t *lease, kv_status_t 
 {
 	kv_msg_t msg = {.lease_done = {.lease = lease->id, .ready = lease->ready, .status = status}};
 
-	kvd_notify(core, lease->member, KV_CODE_LEASE_DONE, &msg);
+	kvd_member_notify(core, lease->member, KV_CODE_LEASE_DONE, &msg);
 }
 
 void kvd_lease_advance(kvd_core_t *core, kvd_lease_t *lease)
@@ -354,7 +354,7 @@ void kvd_lease_end(kvd_core_t *core, kvd_lease_t *lease, kv_status_t why)
 	/* REVOKED before any pin goes: a reader looks at the state after its copy, and a slot is reused only later. */
 	kvd_grant_revoke(lease->header);
 	if (why != KV_OK && lease->ready < lease->n) {
-		kvd_notify(core, lease->member, KV_CODE_LEASE_DONE, &msg);
+		kvd_member_notify(core, lease->member, KV_CODE_LEASE_DONE, &msg);
 	}
 	kvd_count(core,
 		  why == KV_OK            ? KV_M_LEASES_RELEASED

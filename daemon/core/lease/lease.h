@@ -42,11 +42,12 @@ typedef struct kvd_lease {
 	kvd_link_t of_io; /* leases that wait for that fill */
 } kvd_lease_t;
 
-kv_status_t kvd_acquire(kvd_core_t *core, uint32_t ns, kvd_member_t member, const kv_msg_acquire_t *ask,
-			kv_msg_acquire_reply_t *reply);
-kv_status_t kvd_release(kvd_core_t *core, kvd_member_t member, const kv_msg_release_t *ask,
-			kv_msg_release_reply_t *reply);
-kv_status_t kvd_renew(kvd_core_t *core, kvd_member_t member, const kv_msg_renew_t *ask, kv_msg_renew_reply_t *reply);
+kv_status_t kvd_lease_acquire(kvd_core_t *core, uint32_t ns, kvd_member_t member, const kv_msg_acquire_t *ask,
+			      kv_msg_acquire_reply_t *reply);
+kv_status_t kvd_lease_release(kvd_core_t *core, kvd_member_t member, const kv_msg_release_t *ask,
+			      kv_msg_release_reply_t *reply);
+kv_status_t kvd_lease_renew(kvd_core_t *core, kvd_member_t member, const kv_msg_renew_t *ask,
+			    kv_msg_renew_reply_t *reply);
 
 /* The lease of this id, or NULL. */
 kvd_lease_t *kvd_lease_find(kvd_core_t *core, uint64_t id);

@@ -13,7 +13,7 @@ static void answer_durable(kvd_core_t *core, kvd_put_t *put, uint32_t n, kv_stat
 
 	put->durable = 0;
 	core->durable_owed--;
-	kvd_notify(core, put->member, KV_CODE_DURABLE, &msg);
+	kvd_member_notify(core, put->member, KV_CODE_DURABLE, &msg);
 	kvd_put_unpin(core, put);
 	kvd_put_remove_if_done(core, put);
 }

@@ -42,7 +42,7 @@ static kv_status_t copy_digests(kvd_core_t *core, const kvd_put_t *put, const kv
 			if (status == KV_OK) {
 				kvs_leaf_span_t span = {w->head + head, some, leaf0 + leaf, part};
 
-				status = core->world.digests(core->world.ctx, loc, &span, words);
+				status = core->world.set_leaves(core->world.ctx, loc, &span, words);
 			}
 			first += (uint64_t)some * part;
 		}
@@ -102,7 +102,7 @@ static kv_status_t end_ranges(kvd_core_t *core, kvd_put_t *put, kvd_writer_t *wr
 		writer->left--;
 		entry->left--;
 		if (entry->left == 0) {
-			kv_status_t status = core->world.seal(core->world.ctx, entry->loc);
+			kv_status_t status = core->world.compute_roots(core->world.ctx, entry->loc);
 
 			if (status != KV_OK) {
 				return status;

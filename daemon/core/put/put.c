@@ -279,7 +279,7 @@ static void find_undrained(kvd_core_t *core, kvd_put_t *put, const kv_msg_t *msg
 				put->undrained[local / 64] |= UINT64_C(1) << local % 64;
 				writers++;
 				if (member->id != put->member) {
-					kvd_notify(core, member->id, KV_CODE_PUT_DONE, msg);
+					kvd_member_notify(core, member->id, KV_CODE_PUT_DONE, msg);
 				}
 			}
 		}
@@ -330,7 +330,7 @@ void kvd_put_finish(kvd_core_t *core, kvd_put_t *put, kv_status_t why)
 	} else if (why == KV_ERR_NOT_ADMITTED) {
 		kvd_count(core, KV_M_NOT_ADMITTED, lost);
 	}
-	kvd_notify(core, put->member, KV_CODE_PUT_DONE, &msg);
+	kvd_member_notify(core, put->member, KV_CODE_PUT_DONE, &msg);
 
 	if (put->quarantined > 0) {
 		find_undrained(core, put, &msg);

@@ -27,7 +27,7 @@ kv_status_t kvd_member_check(kvd_core_t *core, uint32_t ns, kvd_member_t id, kvd
 	return KV_OK;
 }
 
-void kvd_notify(kvd_core_t *core, kvd_member_t id, uint16_t code, const kv_msg_t *msg)
+void kvd_member_notify(kvd_core_t *core, kvd_member_t id, uint16_t code, const kv_msg_t *msg)
 {
 	const kvd_member_rec_t *member = kvd_member_find(core, id);
 

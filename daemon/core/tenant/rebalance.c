@@ -434,7 +434,7 @@ static int empty_slot(kvd_core_t *core, kvd_set_t t, kv_slot_t slot)
 	}
 	id = kvd_index_find_in_slot(&core->ix, &meta.key, meta.group, t, here);
 	if (t == KVD_DISK) {
-		return id != KVD_NONE && kvd_evict_below(core, id, t, core->rebalance[t].force) == KV_OK;
+		return id != KVD_NONE && kvd_block_evict_below(core, id, t, core->rebalance[t].force) == KV_OK;
 	}
 	block = id == KVD_NONE ? NULL : kvd_block_at(&core->ix, id);
 	if (!block || block->refs > 0 || block->io != KVD_NONE) {
