@@ -2,6 +2,7 @@
 #include "pool_test.h"
 
 #include "kv/digest.h"
+#include "sigbus.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -12,15 +13,19 @@
 #define PAGE  4096
 #define BYTES (64L * PAGE)
 
-typedef struct area {
+/* A block whose one digest is that of all its bytes. */
+static const kvs_geometry_t one_leaf = {
+	.block_bytes = BYTES, .heads = 1, .leaves = 1, .leaf_bytes = BYTES, .page_bytes = BYTES};
+
+typedef struct region {
 	int fd;
 	uint8_t *base;
-} area_t;
+} region_t;
 
 /* Not sealed: what a hostile client could hand in, or a slab before its seals. */
-static area_t area_make(void)
+static region_t region_map(void)
 {
-	area_t a = {.fd = memfd_create("test", MFD_CLOEXEC)};
+	region_t a = {.fd = memfd_create("test", MFD_CLOEXEC)};
 
 	assert_true(a.fd >= 0);
 	assert_int_equal(ftruncate(a.fd, BYTES), 0);
@@ -31,7 +36,7 @@ static area_t area_make(void)
 	return a;
 }
 
-static void area_drop(area_t *a)
+static void region_unmap(region_t *a)
 {
 	munmap(a->base, BYTES);
 	close(a->fd);
@@ -43,12 +48,12 @@ static void p6_truncated_memory_is_a_fault_not_a_crash(void **state)
 	kvs_geometry_t g = {
 		.block_bytes = BYTES, .heads = 4, .leaves = 4, .leaf_bytes = BYTES / 16, .page_bytes = BYTES / 16};
 	uint64_t leaves[16], roots[4], digest = 1, want;
-	area_t a = area_make();
+	region_t a = region_map();
 
 	(void)state;
 	assert_int_equal(kvs_sigbus_install(), KV_OK);
 	want = kv_digest(a.base, BYTES);
-	assert_int_equal(kvs_sigbus_copy_digest(mine, a.base, BYTES, &digest), KV_OK);
+	assert_int_equal(kvs_sigbus_copy_block(&one_leaf, mine, a.base, NULL, &digest), KV_OK);
 	assert_true(digest == want);
 	assert_memory_equal(mine, a.base, BYTES);
 	assert_int_equal(kvs_sigbus_verify_block(&g, a.base, NULL, leaves, roots), KV_OK);
@@ -57,19 +62,19 @@ static void p6_truncated_memory_is_a_fault_not_a_crash(void **state)
 	for (uint32_t keep = 0; keep < 64; keep += 7) {
 		assert_int_equal(ftruncate(a.fd, (off_t)(keep * PAGE)), 0);
 		digest = 1;
-		assert_int_equal(kvs_sigbus_copy_digest(mine, a.base, BYTES, &digest), KV_ERR_FAULT);
-		assert_int_equal(kvs_sigbus_digest(a.base, BYTES, &digest), KV_ERR_FAULT);
+		assert_int_equal(kvs_sigbus_copy_block(&one_leaf, mine, a.base, NULL, &digest), KV_ERR_FAULT);
+		assert_int_equal(kvs_sigbus_copy_block(&one_leaf, NULL, a.base, NULL, &digest), KV_ERR_FAULT);
 		assert_int_equal(kvs_sigbus_copy(mine, a.base, BYTES), KV_ERR_FAULT);
 		assert_int_equal(kvs_sigbus_copy(a.base, mine, BYTES), KV_ERR_FAULT);
-		assert_int_equal(kvs_sigbus_copy_digest(a.base, mine, BYTES, &digest), KV_ERR_FAULT);
+		assert_int_equal(kvs_sigbus_copy_block(&one_leaf, a.base, mine, NULL, &digest), KV_ERR_FAULT);
 		assert_int_equal(kvs_sigbus_verify_block(&g, a.base, NULL, leaves, roots), KV_ERR_FAULT);
 		assert_true(digest == 1); /* outputs on success only */
 		assert_int_equal(ftruncate(a.fd, BYTES), 0);
 		memset(a.base, 0x5a, BYTES);
 	}
-	assert_int_equal(kvs_sigbus_digest(a.base, BYTES, &digest), KV_OK);
+	assert_int_equal(kvs_sigbus_copy_block(&one_leaf, NULL, a.base, NULL, &digest), KV_OK);
 	assert_true(digest == want);
-	area_drop(&a);
+	region_unmap(&a);
 }
 
 static void p1_verify_finds_every_flipped_leaf(void **state)
@@ -98,19 +103,19 @@ static void p1_verify_finds_every_flipped_leaf(void **state)
 	}
 }
 
-/* Somebody else's handler, there before the guard. It mends the page, as a run-time library might. */
+/* Another handler, there before ours. It maps the page again, as a run-time library might. */
 static volatile int seen;
 static volatile kv_status_t nested;
 
-static void mend(int signum, siginfo_t *info, void *context)
+static void map_page(int signum, siginfo_t *info, void *context)
 {
-	uint64_t digest;
+	char copy[6];
 	uintptr_t page = (uintptr_t)info->si_addr & ~(uintptr_t)(PAGE - 1u);
 
 	(void)signum;
 	(void)context;
 	seen++;
-	nested = kvs_sigbus_digest("nested", 6, &digest);
+	nested = kvs_sigbus_copy(copy, "nested", sizeof copy);
 	if (mmap((void *)page, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
 	    MAP_FAILED) {
 		_exit(1);
@@ -120,9 +125,9 @@ static void mend(int signum, siginfo_t *info, void *context)
 static void p6_a_fault_outside_the_announced_memory_is_not_swallowed(void **state)
 {
 	kvs_geometry_t g = {.block_bytes = PAGE, .heads = 1, .leaves = 1, .leaf_bytes = PAGE, .page_bytes = PAGE};
-	struct sigaction action = {.sa_sigaction = mend, .sa_flags = SA_SIGINFO};
+	struct sigaction action = {.sa_sigaction = map_page, .sa_flags = SA_SIGINFO};
 	static uint8_t data[PAGE];
-	area_t a = area_make();
+	region_t a = region_map();
 	uint64_t *leaves = (uint64_t *)(a.base + BYTES - PAGE);
 
 	(void)state;
@@ -130,7 +135,7 @@ static void p6_a_fault_outside_the_announced_memory_is_not_swallowed(void **stat
 	assert_int_equal(kvs_sigbus_install(), KV_OK);
 	assert_int_equal(ftruncate(a.fd, 0), 0);
 
-	/* The digests' own place is trusted memory: a fault there is not the client's, even inside the guarded
+	/* The digests lie in trusted memory: a fault there is not the client's, even inside the protected
 	 * region. */
 	assert_int_equal(kvs_sigbus_verify_block(&g, data, NULL, leaves, NULL), KV_OK);
 	assert_int_equal(seen, 1);
@@ -141,7 +146,7 @@ static void p6_a_fault_outside_the_announced_memory_is_not_swallowed(void **stat
 	*(volatile uint8_t *)a.base = 1;
 	assert_int_equal(seen, 2);
 	assert_int_equal(nested, KV_OK);
-	area_drop(&a);
+	region_unmap(&a);
 }
 
 static void leave(int signum)
@@ -150,11 +155,11 @@ static void leave(int signum)
 	_exit(42);
 }
 
-/* Run in a child: the disposition before the guard, then a real fault or a sent signal. Returns waitpid's status. */
+/* Run in a child: the disposition before ours, then a real fault or a sent signal. Returns waitpid's status. */
 static int end_of_child(void (*before)(int), int send)
 {
 	struct sigaction action = {.sa_handler = before};
-	area_t a = area_make();
+	region_t a = region_map();
 	pid_t pid;
 	int status;
 
@@ -174,12 +179,12 @@ static int end_of_child(void (*before)(int), int send)
 		_exit(0);
 	}
 	assert_int_equal(waitpid(pid, &status, 0), pid);
-	area_drop(&a);
+	region_unmap(&a);
 
 	return status;
 }
 
-static void p6_without_a_guard_a_signal_means_what_it_meant_before(void **state)
+static void p6_an_unhandled_sigbus_means_what_it_meant_before(void **state)
 {
 	(void)state;
 	for (int send = 0; send < 2; send++) {
@@ -195,7 +200,7 @@ static void p6_without_a_guard_a_signal_means_what_it_meant_before(void **state)
 }
 
 typedef struct racer {
-	const area_t *area;
+	const region_t *region;
 	atomic_int *stop;
 	uint64_t ok, faults, odd;
 } racer_t;
@@ -212,7 +217,7 @@ static void *race_reader(void *arg)
 	while (mine && !atomic_load(r->stop)) {
 		uint64_t digest;
 
-		switch (kvs_sigbus_copy_digest(mine, r->area->base, BYTES, &digest)) {
+		switch (kvs_sigbus_copy_block(&one_leaf, mine, r->region->base, NULL, &digest)) {
 		case KV_OK:
 			r->ok++;
 			r->odd += digest != kv_digest(mine, BYTES);
@@ -231,7 +236,7 @@ static void *race_reader(void *arg)
 
 static void p6_threads_fault_each_for_themselves_while_a_client_truncates(void **state)
 {
-	area_t a = area_make();
+	region_t a = region_map();
 	atomic_int stop = 0;
 	racer_t racer[3];
 	pthread_t thread[3];
@@ -240,7 +245,7 @@ static void p6_threads_fault_each_for_themselves_while_a_client_truncates(void *
 	(void)state;
 	assert_int_equal(kvs_sigbus_install(), KV_OK);
 	for (int i = 0; i < 3; i++) {
-		racer[i] = (racer_t){.area = &a, .stop = &stop};
+		racer[i] = (racer_t){.region = &a, .stop = &stop};
 		assert_int_equal(pthread_create(&thread[i], NULL, race_reader, &racer[i]), 0);
 	}
 	for (int i = 0; i < 400; i++) {
@@ -256,7 +261,7 @@ static void p6_threads_fault_each_for_themselves_while_a_client_truncates(void *
 		faults += racer[i].faults;
 	}
 	assert_true(faults > 0);
-	area_drop(&a);
+	region_unmap(&a);
 }
 
 int main(void)
@@ -265,7 +270,7 @@ int main(void)
 		cmocka_unit_test(p6_truncated_memory_is_a_fault_not_a_crash),
 		cmocka_unit_test(p1_verify_finds_every_flipped_leaf),
 		cmocka_unit_test(p6_a_fault_outside_the_announced_memory_is_not_swallowed),
-		cmocka_unit_test(p6_without_a_guard_a_signal_means_what_it_meant_before),
+		cmocka_unit_test(p6_an_unhandled_sigbus_means_what_it_meant_before),
 		cmocka_unit_test(p6_threads_fault_each_for_themselves_while_a_client_truncates),
 	};
 
