@@ -5,6 +5,7 @@
 #include "kv/log.h"
 #include "kvs/nvme.h"
 #include "kvs/pool.h"
+#include "kvs/sigbus.h"
 
 #include <poll.h>
 #include <stdio.h>

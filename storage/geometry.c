@@ -1,6 +1,8 @@
 /* Where the leaves of a block lie. */
 #include "geometry.h"
 
+#include "kv/digest.h"
+
 #define MAX_BLOCK_BYTES (1u << 30)
 
 /* Pieces a page is cut into; a geometry without pages has pages of one leaf. */
@@ -59,4 +61,11 @@ int kvs_geometry_equal(const kvs_geometry_t *a, const kvs_geometry_t *b)
 uint32_t kvs_geometry_stride(const kvs_geometry_t *geometry)
 {
 	return (geometry->block_bytes + 4095u) & ~4095u;
+}
+
+void kvs_compute_roots(const kvs_geometry_t *geometry, const uint64_t *leaves, uint64_t *p_roots)
+{
+	for (uint32_t head = 0; head < geometry->heads; head++) {
+		p_roots[head] = kv_digest_root(leaves + (size_t)head * geometry->leaves, geometry->leaves);
+	}
 }

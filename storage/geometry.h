@@ -18,4 +18,7 @@ static inline uint64_t kvs_geometry_digest_bytes(const kvs_geometry_t *geometry)
 	return 8u * (uint64_t)geometry->heads * ((uint64_t)geometry->leaves + 1u);
 }
 
+/* Roots of all heads from the leaves of a block. */
+void kvs_compute_roots(const kvs_geometry_t *geometry, const uint64_t *leaves, uint64_t *p_roots);
+
 #endif

@@ -1,10 +1,12 @@
-/* The one place where the daemon touches memory that a client may have taken away.
+/* The one file in which the daemon touches memory that a client may have taken away.
  *
- * A thread says which ranges it is about to touch, then touches them inside run_guarded(). The SIGBUS handler looks at
- * the thread's record: a fault inside an announced range leaves by siglongjmp and becomes KV_ERR_FAULT; any other goes
- * to the handler that was there before us.
+ * A thread says which ranges it is about to touch, then touches them inside run_protected(). The SIGBUS handler looks
+ * at the thread's record: a fault inside an announced range leaves by siglongjmp and becomes KV_ERR_FAULT; any other
+ * goes to the handler that was there before us.
  */
-#include "sigbus.h"
+#include "kvs/sigbus.h"
+
+#include "geometry.h"
 
 #include "kv/digest.h"
 
@@ -19,15 +21,15 @@ typedef struct range {
 	size_t len;
 } range_t;
 
-typedef struct guard {
+typedef struct region {
 	volatile sig_atomic_t active;
 	int unblocked; /* SIGBUS is deliverable in this thread: a blocked one would kill the process */
 	range_t range[2];
 	sigjmp_buf out;
-} guard_t;
+} region_t;
 
 /* initial-exec: reading it in a signal handler never calls the dynamic linker. */
-static __thread guard_t guard __attribute__((tls_model("initial-exec")));
+static __thread region_t region __attribute__((tls_model("initial-exec")));
 
 static pthread_mutex_t install_lock = PTHREAD_MUTEX_INITIALIZER;
 static atomic_int installed;
@@ -40,7 +42,7 @@ static int is_ours(const siginfo_t *info)
 	size_t span = info->si_code == BUS_MCEERR_AR ? (size_t)1 << (info->si_addr_lsb & 63) : 1u;
 
 	for (int i = 0; i < 2; i++) {
-		const range_t *r = &guard.range[i];
+		const range_t *r = &region.range[i];
 
 		if (at < r->start + r->len && r->start < at + span) {
 			return 1;
@@ -53,13 +55,13 @@ static int is_ours(const siginfo_t *info)
 static void on_sigbus(int signum, siginfo_t *info, void *context)
 {
 	/* si_code > 0: raised by the kernel for this very access, not sent by kill(). */
-	if (guard.active && info->si_code > 0 && is_ours(info)) {
+	if (region.active && info->si_code > 0 && is_ours(info)) {
 		const ucontext_t *interrupted = context;
 
 		/* The jump saves no mask, to cost no system call where nothing faults: back to that of the faulting
 		 * access. */
 		pthread_sigmask(SIG_SETMASK, &interrupted->uc_sigmask, NULL);
-		siglongjmp(guard.out, 1);
+		siglongjmp(region.out, 1);
 	}
 
 	if (previous.sa_flags & SA_SIGINFO) {
@@ -109,32 +111,32 @@ static void unblock_sigbus(void)
 	sigemptyset(&set);
 	sigaddset(&set, SIGBUS);
 	pthread_sigmask(SIG_UNBLOCK, &set, NULL);
-	guard.unblocked = 1;
+	region.unblocked = 1;
 }
 
 /* Run work(arg), which touches only a, b and trusted memory. Not to be nested: an inner region would end the outer
  * one's protection. */
-static kv_status_t run_guarded(void (*work)(void *arg), void *arg, range_t a, range_t b)
+static kv_status_t run_protected(void (*work)(void *arg), void *arg, range_t a, range_t b)
 {
-	if (guard.active || !atomic_load_explicit(&installed, memory_order_relaxed)) {
+	if (region.active || !atomic_load_explicit(&installed, memory_order_relaxed)) {
 		return KV_ERR_INTERNAL;
 	}
-	if (!guard.unblocked) {
+	if (!region.unblocked) {
 		unblock_sigbus();
 	}
 
-	guard.range[0] = a;
-	guard.range[1] = b;
-	if (sigsetjmp(guard.out, 0) != 0) {
-		guard.active = 0;
+	region.range[0] = a;
+	region.range[1] = b;
+	if (sigsetjmp(region.out, 0) != 0) {
+		region.active = 0;
 		return KV_ERR_FAULT;
 	}
 
-	guard.active = 1;
+	region.active = 1;
 	atomic_signal_fence(memory_order_seq_cst);
 	work(arg);
 	atomic_signal_fence(memory_order_seq_cst);
-	guard.active = 0;
+	region.active = 0;
 
 	return KV_OK;
 }
@@ -143,22 +145,7 @@ typedef struct copy {
 	void *dst;
 	const void *src;
 	size_t n;
-	uint64_t digest;
 } copy_t;
-
-static void work_copy_digest(void *arg)
-{
-	copy_t *c = arg;
-
-	c->digest = kv_copy_digest(c->dst, c->src, c->n);
-}
-
-static void work_digest(void *arg)
-{
-	copy_t *c = arg;
-
-	c->digest = kv_digest(c->src, c->n);
-}
 
 static void work_copy(void *arg)
 {
@@ -172,35 +159,11 @@ static range_t range_of(const void *p, size_t n)
 	return (range_t){(uintptr_t)p, n};
 }
 
-kv_status_t kvs_sigbus_copy_digest(void *dst, const void *src, size_t n, uint64_t *p_digest)
-{
-	copy_t c = {dst, src, n, 0};
-	kv_status_t status = run_guarded(work_copy_digest, &c, range_of(dst, n), range_of(src, n));
-
-	if (status == KV_OK) {
-		*p_digest = c.digest;
-	}
-
-	return status;
-}
-
-kv_status_t kvs_sigbus_digest(const void *src, size_t n, uint64_t *p_digest)
-{
-	copy_t c = {NULL, src, n, 0};
-	kv_status_t status = run_guarded(work_digest, &c, range_of(NULL, 0), range_of(src, n));
-
-	if (status == KV_OK) {
-		*p_digest = c.digest;
-	}
-
-	return status;
-}
-
 kv_status_t kvs_sigbus_copy(void *dst, const void *src, size_t n)
 {
-	copy_t c = {dst, src, n, 0};
+	copy_t c = {dst, src, n};
 
-	return run_guarded(work_copy, &c, range_of(dst, n), range_of(src, n));
+	return run_protected(work_copy, &c, range_of(dst, n), range_of(src, n));
 }
 
 /* One block: copied when dst is given, digested leaf by leaf, compared as it goes. */
@@ -243,16 +206,9 @@ kv_status_t kvs_sigbus_copy_block(const kvs_geometry_t *geometry, void *dst, con
 {
 	block_t b = {geometry, dst, src, expected, p_leaves, KV_OK};
 	size_t n = geometry->block_bytes;
-	kv_status_t status = run_guarded(work_block, &b, range_of(dst, dst ? n : 0), range_of(src, n));
+	kv_status_t status = run_protected(work_block, &b, range_of(dst, dst ? n : 0), range_of(src, n));
 
 	return status == KV_OK ? b.status : status;
-}
-
-void kvs_compute_roots(const kvs_geometry_t *geometry, const uint64_t *leaves, uint64_t *p_roots)
-{
-	for (uint32_t head = 0; head < geometry->heads; head++) {
-		p_roots[head] = kv_digest_root(leaves + (size_t)head * geometry->leaves, geometry->leaves);
-	}
 }
 
 kv_status_t kvs_sigbus_verify_block(const kvs_geometry_t *geometry, const void *data, const uint64_t *expected,
@@ -287,7 +243,7 @@ static void work_touch(void *arg)
 
 kv_status_t kvs_sigbus_touch_pages(void *p, size_t n)
 {
-	copy_t c = {p, NULL, n, 0};
+	copy_t c = {p, NULL, n};
 
-	return run_guarded(work_touch, &c, range_of(p, n), range_of(NULL, 0));
+	return run_protected(work_touch, &c, range_of(p, n), range_of(NULL, 0));
 }

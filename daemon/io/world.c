@@ -10,6 +10,7 @@
 #include "io/sessions/session.h"
 
 #include "kvs/pool.h"
+#include "kvs/sigbus.h"
 
 #include <stdio.h>
 

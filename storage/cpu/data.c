@@ -1,8 +1,9 @@
 /* Bytes and digests of slots; epochs of spaces. */
 #include "geometry.h"
-#include "sigbus.h"
 #include "slab_table.h"
 #include "tier_ops.h"
+
+#include "kvs/sigbus.h"
 
 static int is_writable(const kvs_ledger_slot_t *slot)
 {

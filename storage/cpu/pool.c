@@ -1,7 +1,8 @@
 /* The CPU pool: composition, and what the operations are. */
-#include "sigbus.h"
 #include "slab_table.h"
 #include "tier_ops.h"
+
+#include "kvs/sigbus.h"
 
 static kv_status_t pool_flush(kvs_tier_t *tier, kvs_done_fn done, void *arg)
 {

@@ -1,7 +1,8 @@
 /* Touching new slabs in the background, so that no put pays for the kernel's zeroing. */
-#include "sigbus.h"
 #include "idle.h"
 #include "slab.h"
+
+#include "kvs/sigbus.h"
 
 #include <errno.h>
 #include <pthread.h>

@@ -14,6 +14,7 @@
 #include "unreadable.h"
 
 #include "kvs/pool.h"
+#include "kvs/sigbus.h"
 
 #include <dirent.h>
 #include <errno.h>

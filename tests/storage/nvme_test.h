@@ -8,6 +8,7 @@
 #include "kv_test.h"
 #include "kvs/nvme.h"
 #include "kvs/pool.h"
+#include "kvs/sigbus.h"
 
 #include <poll.h>
 #include <time.h>

@@ -2,8 +2,9 @@
  * not. */
 #include "pool_test.h"
 
-#include "sigbus.h"
 #include "cpu/carve.h"
+
+#include "kvs/sigbus.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -2,7 +2,7 @@
 #include "pool_test.h"
 
 #include "kv/digest.h"
-#include "sigbus.h"
+#include "kvs/sigbus.h"
 
 #include <fcntl.h>
 #include <pthread.h>

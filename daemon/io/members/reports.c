@@ -6,6 +6,7 @@
 #include "io/members/member_table.h"
 
 #include "kvs/pool.h"
+#include "kvs/sigbus.h"
 
 #define DRAIN_RECORDS 128u /* of one ring at a time */
 #define DRAIN_WORK    256u /* of all rings in a row: records, and four for a ring */

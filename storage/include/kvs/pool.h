@@ -3,7 +3,7 @@
  * A slab is one memfd (SHRINK|GROW sealed, huge pages when the kernel gives them) of one class, pre-faulted in the
  * background, and beside it a digest memfd (u64 leaf[slots][heads][leaves], then u64 root[slots][heads]) that only the
  * daemon may write. The ledger memfd holds the state of every slot, and records of open leases and puts; only daemon
- * and keeper map it. Nothing in client-writable memory is trusted: slab bytes are touched only through kvs_guard_*().
+ * and keeper map it. Nothing in client-writable memory is trusted: slab bytes are touched only through kvs_sigbus_*().
  */
 #ifndef KVS_POOL_H
 #define KVS_POOL_H
@@ -124,17 +124,5 @@ void kvs_pool_remove_record(kvs_tier_t *pool, uint64_t id);
 kv_status_t kvs_pool_set_leaves(kvs_tier_t *pool, kvs_loc_t loc, const kvs_leaf_span_t *span, const uint64_t *values);
 /* All leaves are in: compute the roots. */
 kv_status_t kvs_pool_compute_roots(kvs_tier_t *pool, kvs_loc_t loc);
-
-/* Touch memory a client may have taken away (truncated, punched) without dying: install once per process (again does no
- * harm), any thread may then call the functions. KV_ERR_FAULT: the memory was gone; dst is then undefined. The digest
- * is that of the source. KV_ERR_INTERNAL: not installed, or called inside another guarded function (from a signal
- * handler). A fault anywhere else goes to the handler that was there before. */
-kv_status_t kvs_sigbus_install(void);
-kv_status_t kvs_sigbus_copy_digest(void *dst, const void *src, size_t n, uint64_t *p_digest);
-kv_status_t kvs_sigbus_digest(const void *src, size_t n, uint64_t *p_digest);
-kv_status_t kvs_sigbus_copy(void *dst, const void *src, size_t n);
-/* Digest all leaves of a block and compare with `leaves` (NULL: only compute). KV_ERR_CORRUPT, KV_ERR_FAULT. */
-kv_status_t kvs_sigbus_verify_block(const kvs_geometry_t *geometry, const void *data, const uint64_t *expected,
-				    uint64_t *p_leaves, uint64_t *p_roots);
 
 #endif

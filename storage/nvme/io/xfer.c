@@ -5,6 +5,7 @@
 
 #include "kv/digest.h"
 #include "kvs/pool.h"
+#include "kvs/sigbus.h"
 
 void kvs_xfer_prepare(kvs_xfer_t *xfer, void *header)
 {
