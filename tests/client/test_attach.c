@@ -317,7 +317,7 @@ static void p5_a_daemon_silent_for_seconds_is_asked_nothing(void **state)
 	bed_free(&bed);
 }
 
-static void p7_leases_and_puts_end_with_the_daemon_and_it_is_joined_again(void **state)
+static void p7_leases_and_puts_end_with_the_daemon_and_it_is_rejoined(void **state)
 {
 	bed_t bed;
 	kvc_lease_t *lease = NULL, *pending;
@@ -379,7 +379,7 @@ static void p7_leases_and_puts_end_with_the_daemon_and_it_is_joined_again(void *
 
 /* Its put ends under the next session, while a copy may still be under way: the slots are not given up before the
  * handle is. */
-static void p1_a_put_of_an_older_session_is_not_drained_before_it_is_freed(void **state)
+static void p1_a_put_of_an_older_session_is_drained_when_it_is_freed(void **state)
 {
 	bed_t bed;
 	kvc_put_t *put = NULL;
@@ -422,14 +422,14 @@ static void p7_a_space_that_changed_its_shape_is_not_used_again(void **state)
 }
 
 /* Blocks would be written, and digested, in an order that nobody reads them in. */
-static void p1_a_space_that_changed_the_order_of_its_bytes_is_not_used_again(void **state)
+static void p1_a_space_whose_byte_order_changed_is_not_used_again(void **state)
 {
 	(void)state;
 	changes_shape(3);
 }
 
 /* A daemon that has just come up is busy, or slow. */
-static void p7_a_space_that_could_not_be_opened_again_at_once_is_opened_later(void **state)
+static void p7_a_space_that_could_not_be_reopened_is_opened_later(void **state)
 {
 	kvc_match_t match = {.struct_size = sizeof match};
 
@@ -615,11 +615,11 @@ int main(void)
 		cmocka_unit_test(p5_a_daemon_that_stands_still_is_waited_for_once),
 		cmocka_unit_test(p7_an_attachment_that_was_abandoned_is_a_miss_for_good),
 		cmocka_unit_test(p5_a_daemon_silent_for_seconds_is_asked_nothing),
-		cmocka_unit_test(p7_leases_and_puts_end_with_the_daemon_and_it_is_joined_again),
-		cmocka_unit_test(p1_a_put_of_an_older_session_is_not_drained_before_it_is_freed),
+		cmocka_unit_test(p7_leases_and_puts_end_with_the_daemon_and_it_is_rejoined),
+		cmocka_unit_test(p1_a_put_of_an_older_session_is_drained_when_it_is_freed),
 		cmocka_unit_test(p7_a_space_that_changed_its_shape_is_not_used_again),
-		cmocka_unit_test(p1_a_space_that_changed_the_order_of_its_bytes_is_not_used_again),
-		cmocka_unit_test(p7_a_space_that_could_not_be_opened_again_at_once_is_opened_later),
+		cmocka_unit_test(p1_a_space_whose_byte_order_changed_is_not_used_again),
+		cmocka_unit_test(p7_a_space_that_could_not_be_reopened_is_opened_later),
 		cmocka_unit_test(p1_a_reset_by_another_member_is_noticed),
 		cmocka_unit_test(p6_a_forked_child_is_told_so),
 		cmocka_unit_test(p7_a_space_can_be_opened_without_waiting),

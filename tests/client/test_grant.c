@@ -62,7 +62,7 @@ static kv_status_t check_while(uint32_t state, uint32_t closed)
 	return status;
 }
 
-static void p1_a_lease_that_is_over_is_not_taken_for_the_next_one_at_its_place(void **state)
+static void p1_an_ended_lease_is_not_taken_for_the_next_at_its_offset(void **state)
 {
 	(void)state;
 	for (uint32_t closed = 0; closed < 2; closed++) {
@@ -74,7 +74,7 @@ static void p1_a_lease_that_is_over_is_not_taken_for_the_next_one_at_its_place(v
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p1_a_lease_that_is_over_is_not_taken_for_the_next_one_at_its_place),
+		cmocka_unit_test(p1_an_ended_lease_is_not_taken_for_the_next_at_its_offset),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

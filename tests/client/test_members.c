@@ -127,7 +127,7 @@ static void p5_a_put_goes_in_piece_by_piece_where_staging_is_short(void **state)
 	pair_free(&pair);
 }
 
-static void p10_a_block_with_more_leaves_than_staging_is_refused_in_words(void **state)
+static void p10_a_block_with_more_leaves_than_staging_is_refused(void **state)
 {
 	const fake_geometry_t fine = {.block_bytes = 524288,
 				      .slot_bytes = 524288,
@@ -173,7 +173,7 @@ static void a_scheduler_takes_no_staging_though_its_rank_is_a_ranks(void **state
 	pair_free(&pair);
 }
 
-static void p4_a_view_freed_early_ends_the_put_and_one_that_is_done_does_not(void **state)
+static void p4_a_view_freed_early_ends_the_put_a_finished_one_does_not(void **state)
 {
 	kvc_put_t *put, *view = NULL;
 	kvc_handle_t handle;
@@ -222,7 +222,7 @@ static void p4_a_view_freed_early_ends_the_put_and_one_that_is_done_does_not(voi
 }
 
 /* The daemon reads them when it comes to that request, which may be after the space was closed. */
-static void p1_digests_that_were_handed_in_stay_where_they_are_until_they_are_read(void **state)
+static void p1_digests_handed_in_stay_in_staging_until_they_are_read(void **state)
 {
 	kvc_put_options_t options = {.struct_size = sizeof options, .writers = &all, .writer_count = 1};
 	kvc_put_t *first, *second = NULL, *view = NULL, *late = NULL;
@@ -458,10 +458,10 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p5_a_put_goes_in_piece_by_piece_where_staging_is_short),
-		cmocka_unit_test(p10_a_block_with_more_leaves_than_staging_is_refused_in_words),
+		cmocka_unit_test(p10_a_block_with_more_leaves_than_staging_is_refused),
 		cmocka_unit_test(a_scheduler_takes_no_staging_though_its_rank_is_a_ranks),
-		cmocka_unit_test(p4_a_view_freed_early_ends_the_put_and_one_that_is_done_does_not),
-		cmocka_unit_test(p1_digests_that_were_handed_in_stay_where_they_are_until_they_are_read),
+		cmocka_unit_test(p4_a_view_freed_early_ends_the_put_a_finished_one_does_not),
+		cmocka_unit_test(p1_digests_handed_in_stay_in_staging_until_they_are_read),
 		cmocka_unit_test(p4_what_is_given_up_is_said_however_much_is_in_flight),
 		cmocka_unit_test(p10_handles_that_do_not_agree_with_their_header_are_refused),
 		cmocka_unit_test(p5_a_view_learns_that_the_rest_of_a_lease_never_comes),

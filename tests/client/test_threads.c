@@ -177,7 +177,7 @@ static void *cut_for_ever(void *context)
 	return NULL;
 }
 
-static void p6_what_came_before_a_lost_block_is_served_however_late_one_looks(void **state)
+static void p6_blocks_before_a_lost_block_are_served(void **state)
 {
 	cutter_t cutter = {0};
 	kvc_lease_t *lease = NULL;
@@ -215,7 +215,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p1_other_threads_match_and_read_while_sessions_come_and_go),
-		cmocka_unit_test(p6_what_came_before_a_lost_block_is_served_however_late_one_looks),
+		cmocka_unit_test(p6_blocks_before_a_lost_block_are_served),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -209,7 +209,7 @@ static size_t read_line(int master, char *out, size_t cap)
 	return len;
 }
 
-static void p5_a_terminal_that_another_program_is_just_writing_to_takes_the_line(void **state)
+static void p5_a_terminal_that_another_program_writes_to_takes_the_line(void **state)
 {
 	uint64_t before = kv_log_dropped();
 	int master = -1, fd = open_terminal(&master);
@@ -413,7 +413,7 @@ ssize_t __wrap_pwritev2(int fd, const struct iovec *parts, int count, off_t offs
 	return __real_pwritev2(fd, parts, count, offset, flags);
 }
 
-static void a_file_takes_every_line_when_its_file_system_would_rather_not_now(void **state)
+static void a_file_takes_every_line_when_its_file_system_would_block(void **state)
 {
 	uint64_t before = kv_log_dropped();
 	char dir[128], path[256], out[4096];
@@ -490,12 +490,12 @@ int main(void)
 		cmocka_unit_test(p10_a_line_cannot_be_forged_or_overrun),
 		cmocka_unit_test(p5_a_full_pipe_costs_lines_never_time),
 		cmocka_unit_test(p5_a_terminal_that_nobody_reads_costs_lines_never_time),
-		cmocka_unit_test(p5_a_terminal_that_another_program_is_just_writing_to_takes_the_line),
+		cmocka_unit_test(p5_a_terminal_that_another_program_writes_to_takes_the_line),
 		cmocka_unit_test(p7_a_child_forked_while_others_log_can_log),
 		cmocka_unit_test(p6_a_closed_reader_or_descriptor_only_counts),
 		cmocka_unit_test(p7_an_engine_survives_a_line_that_nobody_reads_any_more),
 		cmocka_unit_test(a_file_and_a_socket_take_lines_too),
-		cmocka_unit_test(a_file_takes_every_line_when_its_file_system_would_rather_not_now),
+		cmocka_unit_test(a_file_takes_every_line_when_its_file_system_would_block),
 		cmocka_unit_test(levels_have_names),
 		cmocka_unit_test(lines_of_several_threads_do_not_mix),
 	};

@@ -159,7 +159,7 @@ static void json_has_every_metric_and_quantiles(void **state)
 }
 
 /* Every namespace has a line of each at /metrics; a document shows one's own, and no name. */
-static void p8_metrics_of_namespaces_are_labelled_and_documents_show_ones_own(void **state)
+static void p8_namespace_metrics_are_labelled_and_stats_show_ones_own(void **state)
 {
 	(void)state;
 	reset();
@@ -239,7 +239,7 @@ int main(void)
 		cmocka_unit_test(series_follow_the_rules_and_families_are_in_one_place),
 		cmocka_unit_test(a_value_falls_into_the_bucket_whose_bound_it_does_not_pass),
 		cmocka_unit_test(prometheus_text_has_every_metric_with_help_and_type),
-		cmocka_unit_test(p8_metrics_of_namespaces_are_labelled_and_documents_show_ones_own),
+		cmocka_unit_test(p8_namespace_metrics_are_labelled_and_stats_show_ones_own),
 		cmocka_unit_test(series_of_a_family_share_help_and_type),
 		cmocka_unit_test(json_has_every_metric_and_quantiles),
 		cmocka_unit_test(prometheus_text_passes_promtool),

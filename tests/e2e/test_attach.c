@@ -92,7 +92,7 @@ static void await_epoch(uint64_t wanted)
 	assert_int_equal(epoch(), wanted);
 }
 
-static void p6_a_disk_that_cannot_be_opened_is_a_tier_switched_off_and_comes_back(void **state)
+static void p6_a_disk_that_cannot_be_opened_is_a_tier_off_and_comes_back(void **state)
 {
 	char out[16384];
 	uint64_t was;
@@ -135,7 +135,7 @@ static void p6_a_disk_that_cannot_be_opened_is_a_tier_switched_off_and_comes_bac
 	rig_fini(&rig);
 }
 
-static void p1_no_block_from_before_a_reset_is_served_when_the_tier_was_off_meanwhile(void **state)
+static void p1_no_block_of_before_a_reset_is_served_after_a_tier_off(void **state)
 {
 	(void)state;
 	rig_init_mount(&rig, "48m");
@@ -189,7 +189,7 @@ static void p1_no_block_from_before_a_reset_is_served_when_the_tier_was_off_mean
 
 /* A start that has to write, here a copy of the superblock, finds no room: the daemon serves without the disk until
  * there is some. */
-static void p6_a_start_on_a_full_disk_serves_without_it_until_there_is_room(void **state)
+static void p6_a_start_on_a_full_disk_serves_without_the_disk_tier(void **state)
 {
 	char copy[128], out[16384];
 
@@ -224,7 +224,7 @@ static void p6_a_start_on_a_full_disk_serves_without_it_until_there_is_room(void
 }
 
 /* What is open stays open: blocks are served, and nothing is acknowledged that the next start would not find. */
-static void p2_p6_slot_files_moved_away_cost_durability_while_they_are_gone(void **state)
+static void p2_p6_slot_files_moved_away_cost_durability_meanwhile(void **state)
 {
 	char slots[128], away[128], out[16384];
 	uint64_t until;
@@ -337,7 +337,7 @@ static void attach_while_resets_cannot_be_recorded(fault_disk_t *disk, uint32_t 
 
 /* The superblock's syncs fail: at first before any block is taken in, then after that, since resets were made
  * meanwhile; then the daemon is killed as well. Until resets are on disk the tier is not attached. */
-static void p1_p6_a_tier_waits_until_resets_are_recorded_and_the_service_goes_on(void **state)
+static void p1_p6_a_tier_waits_for_recorded_resets_while_service_goes_on(void **state)
 {
 	fault_disk_t disk;
 	kvc_key_t keys[RIG_BLOCKS];
@@ -384,7 +384,7 @@ static void p1_p6_a_tier_waits_until_resets_are_recorded_and_the_service_goes_on
 }
 
 /* The metadata is lost, and the headers cannot be read: nothing is dropped for that, for ten minutes. */
-static void p2_headers_that_cannot_be_read_are_given_up_after_ten_minutes_and_no_sooner(void **state)
+static void p2_unreadable_headers_are_given_up_after_ten_minutes(void **state)
 {
 	const uint64_t until = rig_now_ms() + RIG_WAIT_MS;
 	fault_disk_t disk;
@@ -442,16 +442,12 @@ static int clean_up(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_teardown(p6_a_disk_that_cannot_be_opened_is_a_tier_switched_off_and_comes_back,
-					  clean_up),
-		cmocka_unit_test_teardown(p1_no_block_from_before_a_reset_is_served_when_the_tier_was_off_meanwhile,
-					  clean_up),
-		cmocka_unit_test_teardown(p6_a_start_on_a_full_disk_serves_without_it_until_there_is_room, clean_up),
-		cmocka_unit_test_teardown(p2_p6_slot_files_moved_away_cost_durability_while_they_are_gone, clean_up),
-		cmocka_unit_test_teardown(p1_p6_a_tier_waits_until_resets_are_recorded_and_the_service_goes_on,
-					  clean_up),
-		cmocka_unit_test_teardown(p2_headers_that_cannot_be_read_are_given_up_after_ten_minutes_and_no_sooner,
-					  clean_up),
+		cmocka_unit_test_teardown(p6_a_disk_that_cannot_be_opened_is_a_tier_off_and_comes_back, clean_up),
+		cmocka_unit_test_teardown(p1_no_block_of_before_a_reset_is_served_after_a_tier_off, clean_up),
+		cmocka_unit_test_teardown(p6_a_start_on_a_full_disk_serves_without_the_disk_tier, clean_up),
+		cmocka_unit_test_teardown(p2_p6_slot_files_moved_away_cost_durability_meanwhile, clean_up),
+		cmocka_unit_test_teardown(p1_p6_a_tier_waits_for_recorded_resets_while_service_goes_on, clean_up),
+		cmocka_unit_test_teardown(p2_unreadable_headers_are_given_up_after_ten_minutes, clean_up),
 		cmocka_unit_test_teardown(p7_clients_at_work_go_on_while_the_tier_is_attached, clean_up),
 	};
 

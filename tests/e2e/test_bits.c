@@ -131,7 +131,7 @@ static void damaged_disk(off_t from, off_t len)
 	}
 }
 
-static void p1_p6_a_bit_flipped_in_a_payload_on_disk_is_a_miss_from_there_on(void **state)
+static void p1_p6_a_bit_flipped_in_a_payload_on_disk_is_a_miss(void **state)
 {
 	(void)state;
 	damaged_disk(KVS_PAGE, RIG_BLOCK_BYTES);
@@ -143,7 +143,7 @@ static void p1_p6_a_bit_flipped_in_a_slot_header_is_a_miss_from_there_on(void **
 	damaged_disk(0, KVS_PAGE);
 }
 
-static void p1_p6_a_bit_flipped_in_memory_is_an_error_for_this_block_only(void **state)
+static void p1_p6_a_bit_flipped_in_memory_is_an_error_of_one_block(void **state)
 {
 	kv_test_rng_t rng = {.state = kv_test_seed()};
 	kvc_key_t keys[8], near[8];
@@ -234,7 +234,7 @@ static void p6_slot_files_cut_off_under_the_daemon_are_misses(void **state)
 
 /* Blocks are scribbled on while write-behind takes them to disk: what comes back from there is right or does not
  * come. */
-static void p1_a_block_scribbled_on_before_it_is_on_disk_never_comes_back_from_there(void **state)
+static void p1_a_block_overwritten_before_write_behind_is_never_served(void **state)
 {
 	static kvc_key_t keys[TALKS][LEN];
 	kv_test_rng_t rng = {.state = kv_test_seed() + 5};
@@ -320,7 +320,7 @@ static int file_behind(const void *address)
 	return fd;
 }
 
-static void p6_a_slab_punched_by_its_client_is_misses_for_it_and_nothing_for_others(void **state)
+static void p6_a_slab_punched_by_its_client_is_a_miss_for_it_only(void **state)
 {
 	kvc_key_t keys[40];
 	user_t wild;
@@ -370,12 +370,12 @@ static void p6_a_slab_punched_by_its_client_is_misses_for_it_and_nothing_for_oth
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p1_p6_a_bit_flipped_in_a_payload_on_disk_is_a_miss_from_there_on),
+		cmocka_unit_test(p1_p6_a_bit_flipped_in_a_payload_on_disk_is_a_miss),
 		cmocka_unit_test(p1_p6_a_bit_flipped_in_a_slot_header_is_a_miss_from_there_on),
-		cmocka_unit_test(p1_p6_a_bit_flipped_in_memory_is_an_error_for_this_block_only),
-		cmocka_unit_test(p1_a_block_scribbled_on_before_it_is_on_disk_never_comes_back_from_there),
+		cmocka_unit_test(p1_p6_a_bit_flipped_in_memory_is_an_error_of_one_block),
+		cmocka_unit_test(p1_a_block_overwritten_before_write_behind_is_never_served),
 		cmocka_unit_test(p6_slot_files_cut_off_under_the_daemon_are_misses),
-		cmocka_unit_test(p6_a_slab_punched_by_its_client_is_misses_for_it_and_nothing_for_others),
+		cmocka_unit_test(p6_a_slab_punched_by_its_client_is_a_miss_for_it_only),
 	};
 
 	return cmocka_run_group_tests_name("e2e.bits", tests, NULL, NULL);

@@ -278,7 +278,7 @@ static void p7_a_stopped_daemon_is_a_miss_within_50_ms_and_comes_back(void **sta
 	bed_free(&bed);
 }
 
-static void p7_a_daemon_that_may_be_silent_for_longer_is_no_miss_meanwhile(void **state)
+static void p7_a_daemon_silent_within_limits_silence_is_no_miss(void **state)
 {
 	bed_t bed;
 
@@ -558,7 +558,7 @@ int main(void)
 		cmocka_unit_test(p1_blocks_read_from_disk_are_the_same),
 		cmocka_unit_test(p2_durable_blocks_and_the_attachment_survive_kill_9),
 		cmocka_unit_test(p7_a_stopped_daemon_is_a_miss_within_50_ms_and_comes_back),
-		cmocka_unit_test(p7_a_daemon_that_may_be_silent_for_longer_is_no_miss_meanwhile),
+		cmocka_unit_test(p7_a_daemon_silent_within_limits_silence_is_no_miss),
 		cmocka_unit_test(p1_a_scribbled_block_is_refused_and_not_offered_again),
 		cmocka_unit_test(p5_more_than_fits_evicts_and_never_fails),
 		cmocka_unit_test(p1_a_reset_space_forgets),

@@ -155,7 +155,7 @@ static void flood(user_t *user, uint64_t seed)
 	}
 }
 
-static void p4_a_client_stopped_past_its_lease_reads_nothing_of_the_next_owner(void **state)
+static void p4_a_client_stopped_past_its_lease_reads_no_reused_slot(void **state)
 {
 	kv_test_rng_t rng = {.state = kv_test_seed() + 9};
 	sleeper_t *s = mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -224,7 +224,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p4_a_client_killed_with_leases_and_half_a_put_leaks_nothing),
 		cmocka_unit_test(p5_answers_are_timed_from_their_requests),
-		cmocka_unit_test(p4_a_client_stopped_past_its_lease_reads_nothing_of_the_next_owner),
+		cmocka_unit_test(p4_a_client_stopped_past_its_lease_reads_no_reused_slot),
 	};
 
 	return cmocka_run_group_tests_name("e2e.clients", tests, NULL, NULL);

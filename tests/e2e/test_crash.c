@@ -292,13 +292,13 @@ static void one_failed_sync_each(const char *engine)
 	}
 }
 
-static void p2_what_a_failed_sync_may_have_lost_is_not_acknowledged_by_threads(void **state)
+static void p2_blocks_of_a_failed_sync_are_unacknowledged_by_threads(void **state)
 {
 	(void)state;
 	one_failed_sync_each("threads");
 }
 
-static void p2_what_a_failed_sync_may_have_lost_is_not_acknowledged_by_io_uring(void **state)
+static void p2_blocks_of_a_failed_sync_are_unacknowledged_by_io_uring(void **state)
 {
 	(void)state;
 	one_failed_sync_each("auto");
@@ -338,8 +338,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p2_a_durable_put_of_what_is_there_already_is_acknowledged),
-		cmocka_unit_test(p2_what_a_failed_sync_may_have_lost_is_not_acknowledged_by_threads),
-		cmocka_unit_test(p2_what_a_failed_sync_may_have_lost_is_not_acknowledged_by_io_uring),
+		cmocka_unit_test(p2_blocks_of_a_failed_sync_are_unacknowledged_by_threads),
+		cmocka_unit_test(p2_blocks_of_a_failed_sync_are_unacknowledged_by_io_uring),
 		cmocka_unit_test(p2_durable_blocks_survive_every_kill_9_of_the_daemon),
 		cmocka_unit_test(p2_durable_blocks_survive_every_kill_9_of_daemon_and_keeper),
 	};

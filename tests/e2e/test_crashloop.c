@@ -282,7 +282,7 @@ static void loop_check(loop_t *l)
 static uint32_t rounds = 60;
 
 /* Acknowledgements are noted here, outside the daemon. */
-static void p2_no_fault_no_kill_and_no_loss_of_power_costs_a_block_that_was_acknowledged(void **state)
+static void p2_acknowledged_blocks_survive_faults_kills_and_power_loss(void **state)
 {
 	loop_t *l = calloc(1, sizeof *l);
 
@@ -324,7 +324,7 @@ static void p2_no_fault_no_kill_and_no_loss_of_power_costs_a_block_that_was_ackn
 
 /* The loop can fail: where syncs are a lie, acknowledged blocks are lost. What is left has the right bytes even
  * there. */
-static void p1_a_disk_that_lies_about_syncs_loses_blocks_and_the_loop_sees_it(void **state)
+static void p1_a_disk_that_lies_about_syncs_loses_blocks_and_is_caught(void **state)
 {
 	loop_t *l = calloc(1, sizeof *l);
 	user_t user;
@@ -463,11 +463,11 @@ static void p2_a_torn_block_that_a_rebuild_finds_is_not_acknowledged(void **stat
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p1_a_disk_that_lies_about_syncs_loses_blocks_and_the_loop_sees_it),
+		cmocka_unit_test(p1_a_disk_that_lies_about_syncs_loses_blocks_and_is_caught),
 		cmocka_unit_test(p2_what_a_rebuild_finds_is_synced_before_it_is_acknowledged),
 		cmocka_unit_test(p2_of_two_copies_a_rebuild_keeps_the_one_that_is_whole),
 		cmocka_unit_test(p2_a_torn_block_that_a_rebuild_finds_is_not_acknowledged),
-		cmocka_unit_test(p2_no_fault_no_kill_and_no_loss_of_power_costs_a_block_that_was_acknowledged)};
+		cmocka_unit_test(p2_acknowledged_blocks_survive_faults_kills_and_power_loss)};
 
 	if (argc == 2) {
 		rounds = (uint32_t)strtoul(argv[1], NULL, 10);

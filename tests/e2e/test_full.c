@@ -89,13 +89,13 @@ static void full_disk(int early)
 	rig_fini(&rig);
 }
 
-static void p5_p6_a_disk_that_is_full_from_the_start_costs_the_disk_only_and_writing_begins_later(void **state)
+static void p5_p6_a_disk_full_at_the_start_costs_the_disk_tier_only(void **state)
 {
 	(void)state;
 	full_disk(1);
 }
 
-static void p5_p6_a_disk_that_becomes_full_costs_the_disk_only_and_writing_resumes(void **state)
+static void p5_p6_a_disk_that_fills_costs_the_disk_tier_only_and_resumes(void **state)
 {
 	(void)state;
 	full_disk(0);
@@ -112,10 +112,8 @@ static int unmount(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_teardown(
-			p5_p6_a_disk_that_is_full_from_the_start_costs_the_disk_only_and_writing_begins_later, unmount),
-		cmocka_unit_test_teardown(p5_p6_a_disk_that_becomes_full_costs_the_disk_only_and_writing_resumes,
-					  unmount),
+		cmocka_unit_test_teardown(p5_p6_a_disk_full_at_the_start_costs_the_disk_tier_only, unmount),
+		cmocka_unit_test_teardown(p5_p6_a_disk_that_fills_costs_the_disk_tier_only_and_resumes, unmount),
 	};
 
 	return cmocka_run_group_tests_name("e2e.full", tests, NULL, NULL);

@@ -47,7 +47,7 @@ static void p5_more_unfinished_puts_than_allowed_are_busy_not_hung(void **state)
 	rig_fini(&rig);
 }
 
-static void p5_a_pool_that_is_leased_to_the_last_slot_is_busy_until_something_is_released(void **state)
+static void p5_a_pool_leased_to_the_last_slot_is_busy_until_a_release(void **state)
 {
 	kvc_lease_t *lease[LEASES] = {0};
 	kvc_key_t keys[LEN];
@@ -130,7 +130,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p5_more_unfinished_puts_than_allowed_are_busy_not_hung),
-		cmocka_unit_test(p5_a_pool_that_is_leased_to_the_last_slot_is_busy_until_something_is_released),
+		cmocka_unit_test(p5_a_pool_leased_to_the_last_slot_is_busy_until_a_release),
 		cmocka_unit_test(p5_more_leases_than_allowed_are_refused_and_the_others_stay),
 	};
 

@@ -180,7 +180,7 @@ static void p7_where_it_is_permitted_the_core_thread_is_realtime(void **state)
 	serves_in_class(SCHED_RR);
 }
 
-static void p6_where_realtime_is_not_permitted_the_daemon_serves_and_says_so(void **state)
+static void p6_the_daemon_serves_where_realtime_is_not_permitted(void **state)
 {
 	struct rlimit limit;
 
@@ -237,7 +237,7 @@ int main(void)
 		cmocka_unit_test(p6_with_a_memlock_of_8_mib_the_daemon_serves_and_says_so),
 		cmocka_unit_test(p6_without_huge_pages_the_daemon_serves_and_says_so),
 		cmocka_unit_test(p7_where_it_is_permitted_the_core_thread_is_realtime),
-		cmocka_unit_test(p6_where_realtime_is_not_permitted_the_daemon_serves_and_says_so),
+		cmocka_unit_test(p6_the_daemon_serves_where_realtime_is_not_permitted),
 	};
 
 	return cmocka_run_group_tests_name("e2e.machine", tests, NULL, NULL);

@@ -231,7 +231,7 @@ static void be_a_file(const char *path, kv_test_rng_t *rng)
 	close(fd);
 }
 
-static void p2_p6_a_database_that_does_not_open_is_rebuilt_from_the_headers(void **state)
+static void p2_p6_a_database_that_does_not_open_is_rebuilt_from_headers(void **state)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	char meta[96];
@@ -383,7 +383,7 @@ static int is_traced(pid_t pid)
 	return system(command) == 0;
 }
 
-static void p2_p6_an_error_of_the_device_that_passes_does_not_end_durability(void **state)
+static void p2_p6_a_passing_device_error_does_not_end_durability(void **state)
 {
 	static const char *const faults[] = {"fdatasync:error=EIO", "write:error=EIO", "write:error=ENOSPC",
 					     "pwrite64,fsync,rename:error=EIO"};
@@ -461,7 +461,7 @@ static void install_fake(const char *folder, const char *script)
 	assert_int_equal(fclose(file), 0);
 }
 
-static void p10_answers_that_make_no_sense_are_a_fault_of_the_tier_and_of_nothing_else(void **state)
+static void p10_nonsense_from_the_metadata_process_faults_the_tier_only(void **state)
 {
 	static const char *const scripts[] = {"exit 0",
 					      "kill -ABRT $$",
@@ -518,13 +518,12 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_teardown(p2_p6_a_metadata_process_killed_at_any_time_loses_nothing, clean_up),
 		cmocka_unit_test_teardown(p2_p6_a_metadata_process_that_hangs_is_replaced, clean_up),
-		cmocka_unit_test_teardown(p2_p6_a_database_that_does_not_open_is_rebuilt_from_the_headers, clean_up),
+		cmocka_unit_test_teardown(p2_p6_a_database_that_does_not_open_is_rebuilt_from_headers, clean_up),
 		cmocka_unit_test_teardown(p2_errors_of_the_device_at_a_start_cost_no_rebuild, clean_up),
 		cmocka_unit_test_teardown(p2_p6_a_foreign_lock_costs_durability_while_it_lasts, clean_up),
 		cmocka_unit_test_teardown(p2_p6_a_full_file_system_does_not_end_the_daemon, clean_up),
-		cmocka_unit_test_teardown(p2_p6_an_error_of_the_device_that_passes_does_not_end_durability, clean_up),
-		cmocka_unit_test_teardown(p10_answers_that_make_no_sense_are_a_fault_of_the_tier_and_of_nothing_else,
-					  clean_up),
+		cmocka_unit_test_teardown(p2_p6_a_passing_device_error_does_not_end_durability, clean_up),
+		cmocka_unit_test_teardown(p10_nonsense_from_the_metadata_process_faults_the_tier_only, clean_up),
 	};
 
 	return cmocka_run_group_tests_name("e2e.meta", tests, NULL, NULL);

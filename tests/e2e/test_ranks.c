@@ -347,7 +347,7 @@ static uint32_t match(bed_t *bed)
 
 /* ---- what is promised ------------------------------------------------------------------------ */
 
-static void p1_ranks_fill_what_the_scheduler_started_and_read_what_it_leased(void **state)
+static void p1_ranks_fill_the_schedulers_puts_and_read_its_leases(void **state)
 {
 	kvc_handle_t handle;
 	kvc_lease_t *full, *window;
@@ -397,7 +397,7 @@ static void p4_a_rank_that_gives_up_ends_the_put_for_all(void **state)
 	bed_free(&bed);
 }
 
-static void p4_a_put_given_up_before_its_ranks_heard_of_it_leaves_nothing(void **state)
+static void p4_a_put_revoked_before_its_ranks_import_it_leaks_nothing(void **state)
 {
 	kvc_handle_t handle;
 	kvc_put_t *put;
@@ -565,9 +565,9 @@ static void p7_handles_of_a_daemon_that_died_are_over_and_new_ones_work(void **s
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p1_ranks_fill_what_the_scheduler_started_and_read_what_it_leased),
+		cmocka_unit_test(p1_ranks_fill_the_schedulers_puts_and_read_its_leases),
 		cmocka_unit_test(p4_a_rank_that_gives_up_ends_the_put_for_all),
-		cmocka_unit_test(p4_a_put_given_up_before_its_ranks_heard_of_it_leaves_nothing),
+		cmocka_unit_test(p4_a_put_revoked_before_its_ranks_import_it_leaks_nothing),
 		cmocka_unit_test(p4_a_rank_that_detaches_holds_nothing_back),
 		cmocka_unit_test(p1_a_lease_given_back_under_a_view_reads_nothing),
 		cmocka_unit_test(p1_a_rank_reports_a_bad_block_of_the_schedulers_lease),

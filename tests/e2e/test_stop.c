@@ -83,7 +83,7 @@ static void ends_in_time(uint64_t since)
 	}
 }
 
-static void p7_under_a_stopped_daemon_a_match_is_a_miss_and_calls_end_at_their_deadline(void **state)
+static void p7_a_stopped_daemon_is_a_miss_and_calls_meet_their_deadline(void **state)
 {
 	kvc_lease_t *lease = NULL, *late = NULL;
 	kvc_space_t *space = NULL;
@@ -134,7 +134,7 @@ static void p7_under_a_stopped_daemon_a_match_is_a_miss_and_calls_end_at_their_d
 	bed_free(&bed);
 }
 
-static void p7_under_a_killed_daemon_a_match_is_a_miss_and_all_of_before_is_revoked(void **state)
+static void p7_a_killed_daemon_is_a_miss_and_revokes_leases_and_puts(void **state)
 {
 	kvc_lease_t *lease;
 	kvc_put_t *put;
@@ -202,8 +202,8 @@ static void p7_stops_of_any_length_cost_misses_and_time_only(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p7_under_a_stopped_daemon_a_match_is_a_miss_and_calls_end_at_their_deadline),
-		cmocka_unit_test(p7_under_a_killed_daemon_a_match_is_a_miss_and_all_of_before_is_revoked),
+		cmocka_unit_test(p7_a_stopped_daemon_is_a_miss_and_calls_meet_their_deadline),
+		cmocka_unit_test(p7_a_killed_daemon_is_a_miss_and_revokes_leases_and_puts),
 		cmocka_unit_test(p7_stops_of_any_length_cost_misses_and_time_only),
 	};
 

@@ -176,25 +176,25 @@ static void all(const char *engine)
 	end_bed(&bed);
 }
 
-static void p3_p6_unreadable_blocks_are_misses_that_say_so_and_hits_again_by_io_uring(void **state)
+static void p3_p6_unreadable_blocks_are_misses_then_hits_by_io_uring(void **state)
 {
 	(void)state;
 	few("auto");
 }
 
-static void p3_p6_unreadable_blocks_are_misses_that_say_so_and_hits_again_by_threads(void **state)
+static void p3_p6_unreadable_blocks_are_misses_then_hits_by_threads(void **state)
 {
 	(void)state;
 	few("threads");
 }
 
-static void p3_p6_an_unreadable_disk_is_a_miss_that_says_so_and_hits_again_by_io_uring(void **state)
+static void p3_p6_an_unreadable_disk_is_a_miss_then_hits_by_io_uring(void **state)
 {
 	(void)state;
 	all("auto");
 }
 
-static void p3_p6_an_unreadable_disk_is_a_miss_that_says_so_and_hits_again_by_threads(void **state)
+static void p3_p6_an_unreadable_disk_is_a_miss_then_hits_by_threads(void **state)
 {
 	(void)state;
 	all("threads");
@@ -203,10 +203,10 @@ static void p3_p6_an_unreadable_disk_is_a_miss_that_says_so_and_hits_again_by_th
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p3_p6_unreadable_blocks_are_misses_that_say_so_and_hits_again_by_io_uring),
-		cmocka_unit_test(p3_p6_unreadable_blocks_are_misses_that_say_so_and_hits_again_by_threads),
-		cmocka_unit_test(p3_p6_an_unreadable_disk_is_a_miss_that_says_so_and_hits_again_by_io_uring),
-		cmocka_unit_test(p3_p6_an_unreadable_disk_is_a_miss_that_says_so_and_hits_again_by_threads),
+		cmocka_unit_test(p3_p6_unreadable_blocks_are_misses_then_hits_by_io_uring),
+		cmocka_unit_test(p3_p6_unreadable_blocks_are_misses_then_hits_by_threads),
+		cmocka_unit_test(p3_p6_an_unreadable_disk_is_a_miss_then_hits_by_io_uring),
+		cmocka_unit_test(p3_p6_an_unreadable_disk_is_a_miss_then_hits_by_threads),
 	};
 
 	return cmocka_run_group_tests_name("e2e.unreadable", tests, NULL, NULL);
