@@ -253,7 +253,7 @@ static void print_mirror(void)
 	HEADER_ROW(kv_mirror_entry_t, group, "block group");
 	HEADER_ROW(kv_mirror_entry_t, tiers,
 		   "bits: 1 CPU, 2 disk, 4 GPU, 8 remote; 32: no hit, the disk cannot read it or a block above it now; "
-		   "0: an empty place");
+		   "0: an empty entry");
 	HEADER_ROW(kv_mirror_entry_t, overflow,
 		   "first entry only: entries that had to go past this bucket; sticky at 65535");
 	printf("\n");

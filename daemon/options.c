@@ -69,7 +69,7 @@ static const kv_option_t rows[] = {
 	ROW("limits.send_queue", SIZE, "4MiB", "64KiB", "1GiB", NULL, AT_START, limits_send_queue, "bytes waiting for one session that does not read; beyond them it is closed"),
 	ROW("limits.receive", SIZE, "256MiB", "1MiB", NULL, NULL, AT_START, limits_receive, "receive buffers of all sessions together; a namespace may have an equal part of them, which should hold the largest frame (32MiB)"),
 	ROW("limits.staging", SIZE, "128MiB", "64KiB", "128MiB", NULL, AT_START, limits_staging, "digest staging of one member"),
-	ROW("limits.frames_per_turn", U64, "32", "1", "4096", NULL, AT_START, limits_frames_turn, "frames of one session that are handled before it is the next one's turn"),
+	ROW("limits.frames_per_quantum", U64, "32", "1", "4096", NULL, AT_START, limits_frames_quantum, "frames of one session that are handled before its namespace's next source (decision 033)"),
 	ROW("limits.hello_time", DURATION, "1s", "10ms", "60s", NULL, AT_START, limits_hello_time, "a connection that has not said HELLO by then is closed"),
 	ROW("limits.frame_time", DURATION, "10s", "10ms", "10m", NULL, AT_START, limits_frame_time, "a frame that has begun must be complete after this, else the connection is closed"),
 	ROW("limits.silence", DURATION, "50ms", "50ms", "10s", NULL, AT_START, limits_silence, "a heartbeat older than this means to clients that the daemon is dead or stopped, and what they look for is a miss; longer where it may have to wait that long for a CPU"),

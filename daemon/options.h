@@ -25,7 +25,7 @@ typedef struct kvd_options {
 	uint64_t instance_max_pinned, instance_max_unfinished, instance_lease_area;
 	char members_trusted[KV_OPTION_STRING_MAX];
 	uint64_t limits_sessions, limits_instances, limits_members, limits_spaces, limits_leases;
-	uint64_t limits_send_queue, limits_receive, limits_staging, limits_frames_turn;
+	uint64_t limits_send_queue, limits_receive, limits_staging, limits_frames_quantum;
 	uint64_t limits_hello_time, limits_frame_time, limits_silence;
 	char http_listen[KV_OPTION_STRING_MAX];
 	int http_allow_remote;

@@ -30,8 +30,8 @@ static void place_activations(kve_model_t *m)
 	const size_t inner = (size_t)KVE_MAX_ROWS * c->inner;
 	const size_t sizes[] = {hidden, hidden, q,     kv,    kv,
 				q,      hidden, inner, inner, kve_attention_scratch(c, KVE_MAX_ROWS)};
-	float **const places[] = {&m->x,        &m->normed, &m->q,    &m->k,  &m->v,
-				  &m->attended, &m->added,  &m->gate, &m->up, &m->scratch};
+	float **const buffers[] = {&m->x,        &m->normed, &m->q,    &m->k,  &m->v,
+				   &m->attended, &m->added,  &m->gate, &m->up, &m->scratch};
 	size_t total = 0;
 
 	for (size_t i = 0; i < KV_COUNT_OF(sizes); i++) {
@@ -44,7 +44,7 @@ static void place_activations(kve_model_t *m)
 
 	total = 0;
 	for (size_t i = 0; i < KV_COUNT_OF(sizes); i++) {
-		*places[i] = m->memory + total;
+		*buffers[i] = m->memory + total;
 		total += sizes[i];
 	}
 }

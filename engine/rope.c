@@ -21,11 +21,11 @@ void kve_rope_table(const kve_config_t *config, float *table)
 	}
 }
 
-static void rotate_head(const float *turn, float *x, uint32_t half)
+static void rotate_head(const float *rotation, float *x, uint32_t half)
 {
 	for (uint32_t i = 0; i < half; i++) {
-		const float c = turn[(size_t)2 * i];
-		const float s = turn[(size_t)2 * i + 1];
+		const float c = rotation[(size_t)2 * i];
+		const float s = rotation[(size_t)2 * i + 1];
 		const float a = x[i];
 		const float b = x[i + half];
 
@@ -39,10 +39,10 @@ void kve_rope(const kve_config_t *config, const float *table, float *x, uint32_t
 	const uint32_t dim = config->head_dim;
 
 	for (uint32_t r = 0; r < rows; r++) {
-		const float *turn = table + (size_t)(start + r) * dim;
+		const float *rotation = table + (size_t)(start + r) * dim;
 
 		for (uint32_t h = 0; h < heads; h++) {
-			rotate_head(turn, x + ((size_t)r * heads + h) * dim, dim / 2);
+			rotate_head(rotation, x + ((size_t)r * heads + h) * dim, dim / 2);
 		}
 	}
 }

@@ -1,4 +1,4 @@
-/* Asking for leases: a ladder of keys for a group that is a chain, every key for one whose blocks stand alone. */
+/* Asking for leases: a ladder of keys for a group that is a chain, every key for one of unchained blocks. */
 #include "impl.h"
 
 #define KVC_LADDER_SHORT 128u /* keys that fit on the stack */

@@ -13,7 +13,7 @@ kv_status_t kvc_grant_take(kvc_t *kvc, uint64_t id, uint64_t offset, uint32_t sl
 		return KV_ERR_PROTO;
 	}
 	header = (const kv_lease_header_t *)(map->leases + offset);
-	/* Another id: it has been revoked and its place used again, which kvc_grant_check() says from now on. */
+	/* Another id: it has been revoked and its memory used again, which kvc_grant_check() says from now on. */
 	if (atomic_load(&header->id) == id && header->kind != (uint32_t)kind) {
 		return KV_ERR_PROTO;
 	}
@@ -40,7 +40,7 @@ void kvc_grant_drop(kvc_grant_t *grant)
 kv_status_t kvc_grant_check(const kvc_grant_t *grant)
 {
 	/* The bytes copied before must have been read before id and state are; and the state before the id: when the
-	 * place has gone to the next lease in between, the id is another. The other way round that lease's state would
+	 * memory has gone to the next lease in between, the id is another. The other way round that lease's state would
 	 * be taken for this one's. */
 	atomic_thread_fence(memory_order_acquire);
 	if (!grant->map || atomic_load_explicit(&grant->map->dead, memory_order_acquire) ||

@@ -11,7 +11,7 @@
 #define KVC_PROBES      3u /* positions a round: the range shrinks to a quarter */
 #define KVC_SEQ_RETRIES 64u
 #define KVC_CONTENDED   UINT32_MAX
-#define KVC_PLACES      128u /* lengths tried for groups that are not `full` */
+#define KVC_MAX_TRIES   128u /* lengths tried for groups that are not `full` */
 #define KVC_AHEAD       4u   /* blocks of a window prefetched */
 #define KVC_MEMO_BITS   7u
 #define KVC_MEMO        (1u << KVC_MEMO_BITS)
@@ -76,7 +76,7 @@ static const kv_key_t *memo_key(kvc_memo_t *memo, uint32_t unit)
 	if (memo->unit[at] == unit) {
 		return &memo->key[at];
 	}
-	/* More keys than any search of one group needs take each other's places; what is empty stays so, since searches
+	/* More keys than any search of one group needs overwrite each other; what is empty stays so, since searches
 	 * end there. */
 	if (memo->count == KVC_MEMO_FULL) {
 		at = memo->unit[home] != UINT32_MAX ? home : KVC_MEMO;
@@ -259,7 +259,7 @@ static void search_full(kvc_search_t *search, uint32_t n)
 	converge(search, &search->cpu);
 }
 
-/* ---- groups whose blocks stand alone --------------------------------------------------------- */
+/* ---- groups of unchained blocks --------------------------------------------------------- */
 
 /* Blocks (lo, hi] of a group known to be there (1-based), growing downwards. */
 typedef struct kvc_runs {
@@ -320,7 +320,7 @@ static uint32_t fit_group(kvc_search_t *search, const kvc_space_t *space, const 
 static uint32_t fit_unchained_groups(kvc_search_t *search, const kvc_space_t *space, kvc_runs_t *runs, uint32_t n,
 				     uint32_t tiers)
 {
-	for (uint32_t tries = 0; n && tries < KVC_PLACES; tries++) {
+	for (uint32_t tries = 0; n && tries < KVC_MAX_TRIES; tries++) {
 		uint32_t next = n;
 
 		for (uint32_t i = 0; i < space->group_count && next == n; i++) {

@@ -267,7 +267,7 @@ static kvc_status_t reserve_staging(kvc_put_t *put, uint32_t count)
 	return KVC_OK;
 }
 
-/* Blocks of the other groups stand alone. */
+/* Blocks of the other groups are unchained. */
 static int has_parent(const kvc_group_t *group, uint32_t from)
 {
 	return from != 0 && group->rule == KV_RULE_FULL;

@@ -91,24 +91,24 @@ static void add_result(replay_result_t *sum, const replay_result_t *one)
 }
 
 /* One process a client, so that nothing is shared but the daemon. */
-static replay_result_t run_clients(replay_plan_t plan, board_t *board)
+static replay_result_t run_clients(replay_job_t job, board_t *board)
 {
-	replay_samples_t samples = samples_of(board, plan.trace->count);
+	replay_samples_t samples = samples_of(board, job.trace->count);
 	replay_result_t sum = {0};
 	pid_t pids[MAX_CLIENTS];
 
 	fflush(NULL);
-	for (uint32_t i = 0; i < plan.clients; i++) {
+	for (uint32_t i = 0; i < job.clients; i++) {
 		board->result[i].status = KVC_ERR_CLOSED;
 		pids[i] = fork();
 		if (pids[i] == 0) {
-			plan.client = i;
+			job.client = i;
 			board->result[i].status = KVC_OK;
-			replay_client(&plan, samples, &board->result[i]);
+			replay_client(&job, samples, &board->result[i]);
 			_exit(0);
 		}
 	}
-	for (uint32_t i = 0; i < plan.clients; i++) {
+	for (uint32_t i = 0; i < job.clients; i++) {
 		int code = 0;
 
 		if (pids[i] < 0 || waitpid(pids[i], &code, 0) < 0 || !WIFEXITED(code)) {
@@ -299,7 +299,7 @@ static board_t *map_board(uint32_t requests)
 
 static int run(const kvctl_t *ctl, const options_t *options, const trace_t *trace, const char *socket)
 {
-	replay_plan_t plan = {
+	replay_job_t job = {
 		.trace = trace,
 		.socket = socket,
 		.name = options->trace,
@@ -324,7 +324,7 @@ static int run(const kvctl_t *ctl, const options_t *options, const trace_t *trac
 		munmap(board, board_bytes(trace->count));
 		return kvctl_failed(ctl, status);
 	}
-	result = run_clients(plan, board);
+	result = run_clients(job, board);
 	(void)evictions(socket, &after);
 	evicted = after < before ? after : after - before; /* less: another daemon's, or none answers */
 	samples = samples_of(board, trace->count);

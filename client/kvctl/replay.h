@@ -8,7 +8,7 @@
 /* How a replay is counted, so that figures compare: one request after the other; hit = longest run of its blocks from
  * the first that is resident; then every block of the request is offered to the store, blocks of the running request
  * being leased. A request of more than `blocks` blocks offers its first `blocks` only. */
-typedef struct replay_plan {
+typedef struct replay_job {
 	const trace_t *trace;
 	const char *socket;
 	const char *name; /* of the trace: enters the space's identity */
@@ -17,7 +17,7 @@ typedef struct replay_plan {
 	uint32_t blocks;  /* largest number of blocks a request offers; 0: all */
 	uint32_t block_bytes;
 	uint32_t timeout_ms;
-} replay_plan_t;
+} replay_job_t;
 
 /* One latency sample in nanoseconds a request; plain arrays in memory shared between the client processes. */
 typedef struct replay_samples {
@@ -43,7 +43,7 @@ typedef struct replay_result {
 } replay_result_t;
 
 /* Replay this client's requests. Samples are indexed by the request's number in the trace. */
-void replay_client(const replay_plan_t *plan, replay_samples_t samples, replay_result_t *result);
+void replay_client(const replay_job_t *job, replay_samples_t samples, replay_result_t *result);
 
 /* A daemon of our own: `blocks` CPU slots exactly, no disk tier. Empty when not started. */
 typedef struct private_daemon {

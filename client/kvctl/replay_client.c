@@ -9,7 +9,7 @@
 #define READ_BATCH 64u
 
 typedef struct client {
-	const replay_plan_t *plan;
+	const replay_job_t *job;
 	replay_result_t *result;
 	kvc_t *kvc;
 	kvc_space_t *space;
@@ -63,7 +63,7 @@ static kvc_status_t open_space(client_t *client)
 	kvc_identity_t identity = {
 		.struct_size = sizeof identity,
 		.model = "kvctl replay",
-		.weights = client->plan->name,
+		.weights = client->job->name,
 		.dtype = "byte",
 		.rope = "none",
 		.hash = "trace-ids",
@@ -73,7 +73,7 @@ static kvc_status_t open_space(client_t *client)
 	};
 
 	snprintf(layout, sizeof layout, "kvk1 heads=1 layers=1 tokens=%u k=0 v=0 dtype=byte inner=opaque page=%u",
-		 TRACE_BLOCK_TOKENS, client->plan->block_bytes);
+		 TRACE_BLOCK_TOKENS, client->job->block_bytes);
 
 	return kvc_space_open(client->kvc, &identity, &client->space);
 }
@@ -82,7 +82,7 @@ static kvc_status_t open_space(client_t *client)
 static kvc_status_t make_keys(client_t *client, const trace_request_t *request)
 {
 	for (uint32_t i = 0; i < request->count; i++) {
-		uint64_t hash[2] = {client->plan->trace->ids[request->first + i], 0};
+		uint64_t hash[2] = {client->job->trace->ids[request->first + i], 0};
 		kvc_status_t status = kvc_key_bind(client->space, hash, sizeof hash, &client->keys[i]);
 
 		if (status != KVC_OK) {
@@ -96,7 +96,7 @@ static kvc_status_t make_keys(client_t *client, const trace_request_t *request)
 /* Copy the leased blocks out in batches and compare every byte. Returns how many leading blocks were good. */
 static uint32_t read_blocks(client_t *client, kvc_lease_t *lease, uint32_t n)
 {
-	const uint32_t bytes = client->plan->block_bytes;
+	const uint32_t bytes = client->job->block_bytes;
 	void *dst[READ_BATCH];
 	uint32_t done = 0;
 
@@ -144,7 +144,7 @@ static uint32_t load_blocks(client_t *client, uint32_t wanted, uint32_t *p_cpu, 
 	*p_cpu = 0;
 	if (status == KVC_OK) {
 		n = kvc_lease_n(*p_lease);
-		status = kvc_lease_wait(*p_lease, n, client->plan->timeout_ms);
+		status = kvc_lease_wait(*p_lease, n, client->job->timeout_ms);
 		n = status == KVC_OK ? n : kvc_lease_ready(*p_lease);
 		n = read_blocks(client, *p_lease, n);
 		*p_cpu = n - (kvc_lease_disk(*p_lease) < n ? kvc_lease_disk(*p_lease) : n);
@@ -166,18 +166,18 @@ static uint64_t store_blocks(client_t *client, uint32_t from, uint32_t n)
 	kvc_status_t status = kvc_put_start(client->space, client->keys, from, n, NULL, &put);
 
 	if (status == KVC_OK) {
-		status = kvc_put_ready(put, client->plan->timeout_ms);
+		status = kvc_put_ready(put, client->job->timeout_ms);
 	}
 	for (uint32_t i = 0; status == KVC_OK && i < kvc_put_n(put); i++) {
-		block_content(&client->keys[from + i], client->expected, client->plan->block_bytes);
+		block_content(&client->keys[from + i], client->expected, client->job->block_bytes);
 		status = kvc_put_write(put, i, client->expected);
-		client->result->bytes_written += client->plan->block_bytes;
+		client->result->bytes_written += client->job->block_bytes;
 	}
 	if (status == KVC_OK) {
 		status = kvc_put_end(put, 0, kvc_put_n(put));
 	}
 	if (status == KVC_OK) {
-		status = kvc_put_wait(put, 0, client->plan->timeout_ms);
+		status = kvc_put_wait(put, 0, client->job->timeout_ms);
 	}
 	if (put) {
 		kvc_put_get_result(put, &outcome);
@@ -195,7 +195,7 @@ static uint64_t store_blocks(client_t *client, uint32_t from, uint32_t n)
 
 static void replay_request(client_t *client, uint32_t number, replay_samples_t samples)
 {
-	const trace_request_t *request = &client->plan->trace->requests[number];
+	const trace_request_t *request = &client->job->trace->requests[number];
 	replay_result_t *result = client->result;
 	kvc_lease_t *lease = NULL;
 	kvc_match_t match = {.struct_size = sizeof match};
@@ -204,8 +204,8 @@ static void replay_request(client_t *client, uint32_t number, replay_samples_t s
 	uint32_t hit;
 	uint64_t start;
 
-	if (client->plan->blocks && offered > client->plan->blocks) {
-		offered = client->plan->blocks;
+	if (client->job->blocks && offered > client->job->blocks) {
+		offered = client->job->blocks;
 	}
 	if (make_keys(client, request) != KVC_OK) {
 		result->failures++;
@@ -227,20 +227,20 @@ static void replay_request(client_t *client, uint32_t number, replay_samples_t s
 	kvc_release(&lease, 1);
 }
 
-static int open_client(client_t *client, const replay_plan_t *plan)
+static int open_client(client_t *client, const replay_job_t *job)
 {
 	kvc_config_t config = {
 		.struct_size = sizeof config,
-		.socket = plan->socket,
+		.socket = job->socket,
 		.role = KVC_ROLE_BOTH,
 		.program = "kvctl replay",
-		.timeout_ms = plan->timeout_ms,
-		.staging_blocks = plan->trace->longest,
+		.timeout_ms = job->timeout_ms,
+		.staging_blocks = job->trace->longest,
 	};
 
-	client->keys = calloc(plan->trace->longest + 1u, sizeof *client->keys);
-	client->buffer = malloc((size_t)READ_BATCH * plan->block_bytes);
-	client->expected = malloc(plan->block_bytes);
+	client->keys = calloc(job->trace->longest + 1u, sizeof *client->keys);
+	client->buffer = malloc((size_t)READ_BATCH * job->block_bytes);
+	client->expected = malloc(job->block_bytes);
 	if (!client->keys || !client->buffer || !client->expected) {
 		client->result->status = KVC_ERR_NOMEM;
 		return 0;
@@ -253,20 +253,20 @@ static int open_client(client_t *client, const replay_plan_t *plan)
 	return client->result->status == KVC_OK;
 }
 
-void replay_client(const replay_plan_t *plan, replay_samples_t samples, replay_result_t *result)
+void replay_client(const replay_job_t *job, replay_samples_t samples, replay_result_t *result)
 {
-	client_t client = {.plan = plan, .result = result};
-	uint32_t next = plan->client;
+	client_t client = {.job = job, .result = result};
+	uint32_t next = job->client;
 
-	if (!open_client(&client, plan)) {
-		fprintf(stderr, "kvctl: client %u: %s\n", plan->client, kvc_last_error());
+	if (!open_client(&client, job)) {
+		fprintf(stderr, "kvctl: client %u: %s\n", job->client, kvc_last_error());
 	}
-	while (result->status == KVC_OK && next < plan->trace->count) {
+	while (result->status == KVC_OK && next < job->trace->count) {
 		replay_request(&client, next, samples);
-		next += plan->clients;
+		next += job->clients;
 	}
 	if (result->requests > 0 && result->status != KVC_OK) {
-		fprintf(stderr, "kvctl: client %u gave up after %llu requests: %s\n", plan->client,
+		fprintf(stderr, "kvctl: client %u gave up after %llu requests: %s\n", job->client,
 			(unsigned long long)result->requests, kv_status_text((kv_status_t)result->status));
 	}
 

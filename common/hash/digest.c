@@ -82,21 +82,21 @@ void kv_copy_digest_leaves_by(const kv_digest_ops_t *ops, const kv_copy_run_t *l
 	}
 }
 
-uint64_t kv_copy_digest_runs_by(const kv_digest_ops_t *ops, const kv_copy_plan_t *plan)
+uint64_t kv_copy_digest_runs_by(const kv_digest_ops_t *ops, const kv_copy_desc_t *desc)
 {
-	const kv_copy_run_t *runs = plan->runs;
+	const kv_copy_run_t *runs = desc->runs;
 	kv_store_t store = KV_STORE_STREAM;
 
-	if (plan->count == 1 && runs->pieces == 1) {
-		return ops->copy(runs->dst, runs->src, runs->piece, plan->next, leaf_store(runs->dst));
+	if (desc->count == 1 && runs->pieces == 1) {
+		return ops->copy(runs->dst, runs->src, runs->piece, desc->next, leaf_store(runs->dst));
 	}
-	for (size_t i = 0; i < plan->count; i++) {
+	for (size_t i = 0; i < desc->count; i++) {
 		if (run_store(&runs[i]) == KV_STORE_PLAIN) {
 			store = KV_STORE_PLAIN;
 		}
 	}
 
-	return ops->copy_runs(plan, store);
+	return ops->copy_runs(desc, store);
 }
 
 void kv_copy_stream_by(const kv_digest_ops_t *ops, void *dst, const void *src, size_t n)
@@ -134,9 +134,9 @@ uint64_t kv_copy_digest_part(void *dst, const void *src, size_t n)
 
 uint64_t kv_copy_digest_runs(const kv_copy_run_t *runs, size_t count, kv_run_order_t order, const void *next)
 {
-	const kv_copy_plan_t plan = {runs, count, order, next};
+	const kv_copy_desc_t desc = {runs, count, order, next};
 
-	return kv_copy_digest_runs_by(best(), &plan);
+	return kv_copy_digest_runs_by(best(), &desc);
 }
 
 void kv_copy_digest_leaves(void *dst, const void *src, size_t leaf, size_t count, uint64_t *digests)
@@ -155,7 +155,7 @@ uint64_t kv_copy_digest_strided(void *dst, size_t dst_stride, const void *src, s
 	if (piece == 0 || pieces == 0) {
 		return kv_digest(NULL, 0);
 	}
-	digest = kv_copy_digest_runs(&run, 1, KV_RUNS_IN_TURN, NULL);
+	digest = kv_copy_digest_runs(&run, 1, KV_RUNS_SEQUENTIAL, NULL);
 	kv_copy_fence();
 
 	return digest;

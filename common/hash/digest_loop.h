@@ -254,7 +254,7 @@ typedef struct cursor {
 /* Steps to the next piece; 0 after the last. */
 LOOP_INLINE int cursor_next(cursor_t *c)
 {
-	if (c->order == KV_RUNS_IN_TURN) {
+	if (c->order == KV_RUNS_SEQUENTIAL) {
 		if (++c->piece < c->runs[c->run].pieces) {
 			return 1;
 		}
@@ -290,23 +290,23 @@ LOOP_INLINE size_t run_ahead(const kv_copy_run_t *run)
 	return (AHEAD / run->piece) * run->src_stride;
 }
 
-static size_t plan_total(const kv_copy_plan_t *plan, int *p_whole)
+static size_t desc_total(const kv_copy_desc_t *desc, int *p_whole)
 {
 	size_t total = 0;
 
 	*p_whole = 1;
-	for (size_t i = 0; i < plan->count; i++) {
-		total += plan->runs[i].piece * plan->runs[i].pieces;
-		*p_whole = *p_whole && plan->runs[i].piece % STRIPE == 0;
+	for (size_t i = 0; i < desc->count; i++) {
+		total += desc->runs[i].piece * desc->runs[i].pieces;
+		*p_whole = *p_whole && desc->runs[i].piece % STRIPE == 0;
 	}
 
 	return total;
 }
 
 /* Pieces that are not whole stripes go through a small buffer and XXH3's streaming interface. */
-static uint64_t copy_runs_odd(const kv_copy_plan_t *plan)
+static uint64_t copy_runs_odd(const kv_copy_desc_t *desc)
 {
-	cursor_t c = {plan->runs, plan->count, plan->order, 0, 0};
+	cursor_t c = {desc->runs, desc->count, desc->order, 0, 0};
 	uint8_t once[1024];
 	XXH3_state_t state;
 
@@ -326,9 +326,9 @@ static uint64_t copy_runs_odd(const kv_copy_plan_t *plan)
 	return XXH3_64bits_digest(&state);
 }
 
-LOOP_INLINE uint64_t copy_runs_whole(const kv_copy_plan_t *plan, size_t total, manner_t how)
+LOOP_INLINE uint64_t copy_runs_whole(const kv_copy_desc_t *desc, size_t total, manner_t how)
 {
-	cursor_t c = {plan->runs, plan->count, plan->order, 0, 0};
+	cursor_t c = {desc->runs, desc->count, desc->order, 0, 0};
 	size_t done = 0;
 	lanes_t acc;
 	int more;
@@ -338,7 +338,7 @@ LOOP_INLINE uint64_t copy_runs_whole(const kv_copy_plan_t *plan, size_t total, m
 		const kv_copy_run_t *run = &c.runs[c.run];
 		uint8_t *dst = cursor_dst(&c);
 		const uint8_t *src = cursor_src(&c);
-		const uint8_t *soon = plan->next ? plan->next + done : src + run_ahead(run);
+		const uint8_t *soon = desc->next ? desc->next + done : src + run_ahead(run);
 		size_t row = run->piece / STRIPE;
 
 		more = cursor_next(&c);
@@ -353,20 +353,20 @@ LOOP_INLINE uint64_t copy_runs_whole(const kv_copy_plan_t *plan, size_t total, m
 	return lanes_fold(&acc, total);
 }
 
-static uint64_t copy_runs(const kv_copy_plan_t *plan, kv_store_t store)
+static uint64_t copy_runs(const kv_copy_desc_t *desc, kv_store_t store)
 {
 	int whole;
-	const size_t total = plan_total(plan, &whole);
+	const size_t total = desc_total(desc, &whole);
 	uint64_t digest;
 
 	if (!whole || total <= SHORT_MAX) {
-		digest = copy_runs_odd(plan);
+		digest = copy_runs_odd(desc);
 	} else if (store == KV_STORE_PLAIN) {
-		digest = copy_runs_whole(plan, total, (manner_t){KV_STORE_PLAIN, NEAR});
-	} else if (plan->next && plan->runs->src_stride != plan->runs->piece) {
-		digest = copy_runs_whole(plan, total, (manner_t){KV_STORE_STREAM, FAR});
+		digest = copy_runs_whole(desc, total, (manner_t){KV_STORE_PLAIN, NEAR});
+	} else if (desc->next && desc->runs->src_stride != desc->runs->piece) {
+		digest = copy_runs_whole(desc, total, (manner_t){KV_STORE_STREAM, FAR});
 	} else {
-		digest = copy_runs_whole(plan, total, (manner_t){KV_STORE_STREAM, NEAR});
+		digest = copy_runs_whole(desc, total, (manner_t){KV_STORE_STREAM, NEAR});
 	}
 	vec_leave();
 

@@ -8,12 +8,12 @@
 typedef enum kv_store { KV_STORE_STREAM, KV_STORE_PLAIN } kv_store_t;
 
 /* The arguments of kv_copy_digest_runs(). */
-typedef struct kv_copy_plan {
+typedef struct kv_copy_desc {
 	const kv_copy_run_t *runs;
 	size_t count;
 	kv_run_order_t order;
 	const uint8_t *next;
-} kv_copy_plan_t;
+} kv_copy_desc_t;
 
 typedef struct kv_digest_ops {
 	const char *name;
@@ -28,7 +28,7 @@ typedef struct kv_digest_ops {
 	/* Copy and digest a leaf of several runs. Does not fence. KV_STORE_STREAM needs every piece at a multiple
 	 * of 64 in dst. Each run has at least one piece of at least one byte; interleaved runs have the same
 	 * number of pieces. */
-	uint64_t (*copy_runs)(const kv_copy_plan_t *plan, kv_store_t store);
+	uint64_t (*copy_runs)(const kv_copy_desc_t *desc, kv_store_t store);
 
 	/* Copy only, around the caches; dst % 64 == 0 and n % 64 == 0. Does not fence. */
 	void (*stream)(void *dst, const void *src, size_t n);
@@ -43,7 +43,7 @@ int kv_digest_runs_here(const kv_digest_ops_t *ops);
 
 /* The public calls on a given implementation: alignment rules, short leaves and fences included. */
 void kv_copy_digest_leaves_by(const kv_digest_ops_t *ops, const kv_copy_run_t *leaves, uint64_t *digests);
-uint64_t kv_copy_digest_runs_by(const kv_digest_ops_t *ops, const kv_copy_plan_t *plan);
+uint64_t kv_copy_digest_runs_by(const kv_digest_ops_t *ops, const kv_copy_desc_t *desc);
 void kv_copy_stream_by(const kv_digest_ops_t *ops, void *dst, const void *src, size_t n);
 
 extern const kv_digest_ops_t kv_digest_avx512;

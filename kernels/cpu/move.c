@@ -74,7 +74,7 @@ static leaf_t plain_leaf(const mover_t *m, uint8_t *page, uint8_t *cache, uint32
 	const kvk_rows_t page_rows = kvk_page_rows(m->layout);
 	const kvk_rows_t cache_rows = kvk_paged_rows(m->paged, head);
 	leaf_t leaf = {.count = m->layout->v_dim > 0 ? 2 : 1,
-		       .order = m->layout->inner == KVK_INNER_PACKED ? KV_RUNS_INTERLEAVED : KV_RUNS_IN_TURN};
+		       .order = m->layout->inner == KVK_INNER_PACKED ? KV_RUNS_INTERLEAVED : KV_RUNS_SEQUENTIAL};
 
 	leaf.runs[0] = make_run(m->direction, page, page_rows.k, cache, cache_rows.k);
 	leaf.runs[0].piece = kvk_k_bytes(m->layout);
@@ -94,7 +94,7 @@ static leaf_t opaque_leaf(const mover_t *m, uint8_t *page, uint8_t *cache, uint3
 	const size_t left = m->geometry.page_bytes - at;
 	const size_t n = left < KVK_OPAQUE_LEAF ? left : KVK_OPAQUE_LEAF;
 	const kvk_row_t row = {at, n};
-	leaf_t leaf = {.count = 1, .order = KV_RUNS_IN_TURN};
+	leaf_t leaf = {.count = 1, .order = KV_RUNS_SEQUENTIAL};
 
 	leaf.runs[0] = make_run(m->direction, page, row, cache, row);
 	leaf.runs[0].piece = n;

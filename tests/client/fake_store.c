@@ -106,7 +106,7 @@ static uint32_t ladder_climb(fake_t *fake, const kv_msg_acquire_t *ask, kv_slot_
 	return n;
 }
 
-/* The same of a group other than 0, whose blocks stand alone here: all or nothing. */
+/* The same of a group other than 0, whose blocks are unchained here: all or nothing. */
 static uint32_t all_or_nothing(fake_t *fake, const kv_msg_acquire_t *ask, kv_slot_t *slots)
 {
 	const kv_key_t *keys = (const kv_key_t *)(const void *)ask->ladder.data;

@@ -11,7 +11,7 @@ void mirror_init(void *base, uint64_t buckets, uint64_t incarnation);
 void mirror_beat(void *base, uint64_t now_ns);
 void mirror_epoch(void *base, uint32_t space, uint64_t epoch);
 
-/* Set the tiers of (key, group); 0 removes it. Returns 0, or -1 when it found no place within KV_MIRROR_MAX_PROBE
+/* Set the tiers of (key, group); 0 removes it. Returns 0, or -1 when it found no free entry within KV_MIRROR_MAX_PROBE
  * buckets. */
 int mirror_set(void *base, const kv_key_t *key, uint8_t group, uint8_t tiers);
 

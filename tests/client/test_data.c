@@ -104,7 +104,7 @@ static void p1_a_revoked_lease_reads_nothing(void **state)
 	assert_int_equal(kvc_lease_block(lease, 0, NULL, NULL), KVC_ERR_REVOKED);
 	assert_non_null(strstr(kvc_last_error(), "acquire again"));
 
-	/* Its place is used again by another lease: the old handle must not read through it. */
+	/* Its memory is used again by another lease: the old handle must not read through it. */
 	kvc_release(&brief, 1);
 	brief = acquire(&bed, 4, 0);
 	assert_int_equal(kvc_lease_state(lease), KVC_ERR_REVOKED);

@@ -154,15 +154,15 @@ static void p1_leaves_of_a_block_are_those_of_single_calls(void **state)
 /* What kv_copy_digest_runs() is to do, piece by piece; room for the concatenation in `row`. */
 static uint64_t reference_runs(const kv_copy_run_t *runs, size_t count, kv_run_order_t order, uint8_t *row)
 {
-	const size_t outer = order == KV_RUNS_IN_TURN ? count : runs[0].pieces;
+	const size_t outer = order == KV_RUNS_SEQUENTIAL ? count : runs[0].pieces;
 	size_t n = 0;
 
 	for (size_t a = 0; a < outer; a++) {
-		const size_t inner = order == KV_RUNS_IN_TURN ? runs[a].pieces : count;
+		const size_t inner = order == KV_RUNS_SEQUENTIAL ? runs[a].pieces : count;
 
 		for (size_t b = 0; b < inner; b++) {
-			const kv_copy_run_t *run = &runs[order == KV_RUNS_IN_TURN ? a : b];
-			const size_t piece = order == KV_RUNS_IN_TURN ? b : a;
+			const kv_copy_run_t *run = &runs[order == KV_RUNS_SEQUENTIAL ? a : b];
+			const size_t piece = order == KV_RUNS_SEQUENTIAL ? b : a;
 
 			memcpy((uint8_t *)run->dst + piece * run->dst_stride,
 			       (const uint8_t *)run->src + piece * run->src_stride, run->piece);
@@ -196,7 +196,7 @@ static void p1_leaves_of_many_pieces_are_digests_of_the_concatenation(void **sta
 	assert_non_null(row);
 	assert_non_null(expected);
 	for (int round = 0; round < 1500; round++) {
-		const kv_run_order_t order = round % 2 ? KV_RUNS_IN_TURN : KV_RUNS_INTERLEAVED;
+		const kv_run_order_t order = round % 2 ? KV_RUNS_SEQUENTIAL : KV_RUNS_INTERLEAVED;
 		const size_t count = kv_test_below(&rng, 3) + 1;
 		const size_t pieces = kv_test_below(&rng, 20) + 1;
 		const size_t slack = round % 3 ? 0 : kv_test_below(&rng, 64);
@@ -208,7 +208,7 @@ static void p1_leaves_of_many_pieces_are_digests_of_the_concatenation(void **sta
 			kv_copy_run_t *run = &runs[i];
 
 			run->piece = random_piece(&rng);
-			run->pieces = order == KV_RUNS_IN_TURN ? kv_test_below(&rng, 20) + 1 : pieces;
+			run->pieces = order == KV_RUNS_SEQUENTIAL ? kv_test_below(&rng, 20) + 1 : pieces;
 			run->dst_stride = run->piece + (round % 5 ? 0 : 64 * kv_test_below(&rng, 3));
 			run->src_stride = run->piece + kv_test_below(&rng, 300);
 			run->dst = dst + used + slack;
@@ -219,13 +219,13 @@ static void p1_leaves_of_many_pieces_are_digests_of_the_concatenation(void **sta
 		}
 		EACH_BUILD(ops)
 		{
-			const kv_copy_plan_t plan = {runs, count, order, round % 4 ? NULL : src};
+			const kv_copy_desc_t desc = {runs, count, order, round % 4 ? NULL : src};
 			uint64_t digest;
 
 			memset(expected, CANARY, used + 64);
 			memset(dst, CANARY, used + 64);
 			digest = reference_runs(shadow, count, order, row);
-			if (kv_copy_digest_runs_by(ops, &plan) != digest || memcmp(dst, expected, used + 64) != 0) {
+			if (kv_copy_digest_runs_by(ops, &desc) != digest || memcmp(dst, expected, used + 64) != 0) {
 				fail_msg("%s: round %d", ops->name, round);
 			}
 		}
@@ -321,8 +321,8 @@ static void check_fenced_runs(const kv_digest_ops_t *ops, uint8_t *to, const uin
 				       {out + half, last + half, piece, piece, piece, pieces}};
 	const kv_copy_run_t mixed[2] = {{out, last, 2 * piece, 2 * piece, piece, pieces},
 					{out + piece, last + piece, 2 * piece, 2 * piece, piece, pieces}};
-	const kv_copy_plan_t in_turn = {turn, 2, KV_RUNS_IN_TURN, NULL};
-	const kv_copy_plan_t interleaved = {mixed, 2, KV_RUNS_INTERLEAVED, NULL};
+	const kv_copy_desc_t in_turn = {turn, 2, KV_RUNS_SEQUENTIAL, NULL};
+	const kv_copy_desc_t interleaved = {mixed, 2, KV_RUNS_INTERLEAVED, NULL};
 	const uint64_t expected = XXH3_64bits(last, 2 * half);
 
 	assert_true(kv_copy_digest_runs_by(ops, &in_turn) == expected);
@@ -385,7 +385,7 @@ static void others_are_not_slowed_down(void **state)
 	{
 		for (size_t i = 0; i < KV_COUNT_OF(lengths); i++) {
 			const kv_copy_run_t run = {dst, src, 256, 300, 256, lengths[i] / 256 + 1};
-			const kv_copy_plan_t plan = {&run, 1, KV_RUNS_IN_TURN, NULL};
+			const kv_copy_desc_t desc = {&run, 1, KV_RUNS_SEQUENTIAL, NULL};
 			uint64_t sum = ops->digest(src, lengths[i]);
 
 			assert_true(upper_halves_in_use() <= 0);
@@ -393,7 +393,7 @@ static void others_are_not_slowed_down(void **state)
 			assert_true(upper_halves_in_use() <= 0);
 			sum += ops->copy(dst, src, lengths[i], NULL, KV_STORE_PLAIN);
 			assert_true(upper_halves_in_use() <= 0);
-			sum += ops->copy_runs(&plan, KV_STORE_STREAM);
+			sum += ops->copy_runs(&desc, KV_STORE_STREAM);
 			assert_true(upper_halves_in_use() <= 0);
 			ops->stream(dst, src, lengths[i] / 64 * 64);
 			assert_true(upper_halves_in_use() <= 0);

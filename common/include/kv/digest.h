@@ -35,7 +35,7 @@ typedef struct kv_copy_run {
 } kv_copy_run_t;
 
 typedef enum kv_run_order {
-	KV_RUNS_IN_TURN,     /* all pieces of the first run, then those of the next                        */
+	KV_RUNS_SEQUENTIAL,  /* all pieces of the first run, then those of the next                        */
 	KV_RUNS_INTERLEAVED, /* the first piece of each run, then the second of each; `pieces` all the same */
 } kv_run_order_t;
 

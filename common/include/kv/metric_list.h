@@ -65,7 +65,7 @@
 	X(BLOCKS_CPU, kvd_tier_blocks{tier="cpu"}, KV_METRIC_GAUGE, "blocks in the tier, with and without an engine attached to their space") \
 	X(BLOCKS_DISK, kvd_tier_blocks{tier="disk"}, KV_METRIC_GAUGE, "blocks in the tier, with and without an engine attached to their space") \
 	X(INDEX_STEPS, kvd_index_steps_total, KV_METRIC_COUNTER, "runs of the index visited by walks towards a root")  \
-	X(MIRROR_LEFT_OUT, kvd_mirror_left_out_total, KV_METRIC_COUNTER, "blocks that found no place in the mirror")   \
+	X(MIRROR_LEFT_OUT, kvd_mirror_left_out_total, KV_METRIC_COUNTER, "blocks that found no free entry in the mirror")   \
 	X(EVICTED_CPU, kvd_evicted_total{tier="cpu"}, KV_METRIC_COUNTER, "blocks evicted from the tier")               \
 	X(EVICTED_DISK, kvd_evicted_total{tier="disk"}, KV_METRIC_COUNTER, "blocks evicted from the tier")             \
 	X(PROMOTED, kvd_promoted_total, KV_METRIC_COUNTER, "blocks read from disk for a lease")                        \

@@ -38,7 +38,7 @@ typedef struct kv_mirror_header {
 	_Atomic uint64_t unreadable; /* kv_tier_t bits: tiers that cannot be read now; being there is no hit */
 } kv_mirror_header_t;
 
-/* One resident block of one group. tiers == 0 marks an empty place. */
+/* One resident block of one group. tiers == 0 marks an empty entry. */
 typedef struct kv_mirror_entry {
 	kv_key_t key;
 	uint8_t group;

@@ -166,7 +166,7 @@ static kv_status_t check_next_frame(const kvd_session_t *session, kv_frame_heade
  * all are done, `need` bytes make the next. */
 static kv_status_t handle_frames(kvd_host_t *host, kvd_session_t *session, uint32_t *p_left, size_t *p_need)
 {
-	const uint64_t limit = host->options->limits_frames_turn;
+	const uint64_t limit = host->options->limits_frames_quantum;
 	kv_frame_header_t header = {0};
 	kv_status_t status;
 
@@ -303,7 +303,7 @@ static void stop_reading(kvd_host_t *host, kvd_session_t *session, kv_status_t s
 
 int kvd_session_read(kvd_host_t *host, kvd_session_t *session)
 {
-	uint32_t left = (uint32_t)host->options->limits_frames_turn;
+	uint32_t left = (uint32_t)host->options->limits_frames_quantum;
 	size_t need = HEADER;
 	kv_status_t filled = KV_PENDING, more = handle_frames(host, session, &left, &need);
 
