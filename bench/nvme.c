@@ -1,6 +1,5 @@
 /* nvme/read, nvme/write: the disk tier, digests checked and headers written, against fio on the same device. */
 #include "bench.h"
-#include "nvme_disk.h"
 
 #include "kv/log.h"
 #include "kvs/nvme.h"
@@ -11,12 +10,34 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
+#include <unistd.h>
 
 #define BLOCK   (256u << 10)
 #define BUFFERS 64u
 #define QUEUE   32u
 #define MIB     1048576.0
+
+/* The place: a directory of a throttled loop device over memory, which repeats to 0.1 %, or of a real disk. The shell
+ * says "ok", or why there is none; $1 is the directory, $PPID this process, which is moved into the group of the limits
+ * with its children. Version 1 of the block controller, else version 2. */
+static const char make_loop[] =
+	"[ $(id -u) = 0 ] || { echo a throttled loop device needs root; exit; }\n"
+	"image=/dev/shm/${1##*/}.img; group=/sys/fs/cgroup; dev=\n"
+	"dd if=/dev/zero of=$image bs=1M count=1100 status=none && mkfs.ext4 -q -O ^has_journal $image ||"
+	" { echo no memory for the image, or no mkfs.ext4; exit; }\n"
+	"dev=$(losetup -f --show $image) && mount $dev $1 || { echo the loop device cannot be mounted; exit; }\n"
+	"id=$(lsblk -dno MAJ:MIN $dev | tr -d ' '); v1=$group/blkio\n"
+	"if [ -w $v1/cgroup.procs ]; then group=$v1; mkdir $group/${1##*/} &&"
+	" echo $id 2500000000 >$group/${1##*/}/blkio.throttle.read_bps_device &&"
+	" echo $id 3000000000 >$group/${1##*/}/blkio.throttle.write_bps_device\n"
+	"else echo +io >$group/cgroup.subtree_control; mkdir $group/${1##*/} &&"
+	" echo $id rbps=2500000000 wbps=3000000000 >$group/${1##*/}/io.max; fi &&"
+	" echo $PPID >$group/${1##*/}/cgroup.procs && echo ok ||"
+	" echo the block controller takes no limit for the loop device\n";
+static const char remove_loop[] = "for group in /sys/fs/cgroup/blkio /sys/fs/cgroup; do [ ! -d $group/${1##*/} ] ||"
+				  " { echo $PPID >$group/cgroup.procs; rmdir $group/${1##*/}; }; done\n"
+				  "dev=$(losetup -nO NAME -j /dev/shm/${1##*/}.img); umount -l $1; losetup -d $dev; rm "
+				  "-rf -- $1 /dev/shm/${1##*/}.img\n";
 
 typedef struct buffer {
 	kvs_mem_t mem;
@@ -25,7 +46,7 @@ typedef struct buffer {
 } buffer_t;
 
 typedef struct work {
-	bench_disk_t disk;
+	char dir[256]; /* where to work */
 	kv_metrics_t metrics;
 	kvs_tier_t *tier;
 	uint32_t slot_class;
@@ -162,18 +183,54 @@ static bench_outcome_t ours(void *arg, bench_sample_t *p_sample)
 	return BENCH_DONE;
 }
 
+/* Runs a script with the directory as $1. Returns the first line of its output; "": none. */
+static const char *run_shell(const char *script, const char *dir)
+{
+	static char line[4096];
+	char command[8192];
+	FILE *pipe;
+
+	snprintf(command, sizeof command, "set -- '%s'\n{\n%s} 2>/dev/null", dir, script);
+	pipe = popen(command, "re");
+	line[0] = '\0';
+	if (pipe) {
+		line[fgets(line, sizeof line, pipe) ? strcspn(line, "\n") : 0] = '\0';
+		pclose(pipe);
+	}
+
+	return line;
+}
+
+/* fio's terse output, version 3: one line of fields separated by semicolons. */
+static double field(const char *line, unsigned index)
+{
+	while (index-- > 0 && line) {
+		line = strchr(line, ';');
+		line = line ? line + 1 : NULL;
+	}
+
+	return line ? strtod(line, NULL) : 0;
+}
+
+/* On a file in the directory: 256 KiB requests, queue 32, io_uring, O_DIRECT, random places. */
 static bench_outcome_t fio(void *arg, bench_sample_t *p_sample)
 {
 	const work_t *w = arg;
-	double rate = bench_disk_fio(&w->disk, w->write, w->fio_bytes, w->seconds, &p_sample->cpu_ns);
+	char script[512];
+	const char *line;
 
-	if (rate <= 0) {
-		return bench_skip("fio is not installed, or has no io_uring");
-	}
-	p_sample->value = rate / 1e9;
-	p_sample->ops = rate * w->seconds / MIB;
+	snprintf(script, sizeof script,
+		 "fio --name=reference --filename=$1/fio.dat --size=%llu --rw=%s --bs=256k --iodepth=32"
+		 " --ioengine=io_uring --direct=1 --time_based --runtime=%.1f --randrepeat=1 --norandommap"
+		 " --output-format=terse --terse-version=3\n",
+		 (unsigned long long)w->fio_bytes, w->write ? "randwrite" : "randread", w->seconds);
+	line = run_shell(script, w->dir);
+	p_sample->value = field(line, w->write ? 47 : 6) * 1024.0 / 1e9; /* of KiB a second */
+	p_sample->ops = p_sample->value * 1e9 * w->seconds / MIB;
+	/* user and system CPU, in percent of the run time */
+	p_sample->cpu_ns = (field(line, 87) + field(line, 88)) / 100.0 * field(line, w->write ? 49 : 8) * 1e6;
 
-	return BENCH_DONE;
+	return p_sample->value > 0 ? BENCH_DONE : bench_skip("fio is not installed, or has no io_uring");
 }
 
 static void on_epoch(void *arg, kv_status_t status)
@@ -196,7 +253,7 @@ static bench_outcome_t open_tier(work_t *w, uint64_t bytes)
 				    .metrics = &w->metrics};
 	uint32_t region;
 
-	snprintf(path, sizeof path, "%s/tier", w->disk.dir);
+	snprintf(path, sizeof path, "%s/tier", w->dir);
 	if (kvs_nvme_open(&config, &kv_env_posix, &w->tier, detail, sizeof detail) != KV_OK) {
 		return bench_fail("%s", detail);
 	}
@@ -260,14 +317,18 @@ static bench_outcome_t measure(work_t *w)
 static bench_outcome_t run_nvme(int write)
 {
 	static work_t w;
-	const char *dir = bench_param("dir", NULL), *why;
+	const char *disk = bench_param("dir", NULL), *why = "ok";
 	bench_outcome_t outcome;
 
 	memset(&w, 0, sizeof w);
 	w.write = write;
-	why = dir ? bench_disk_real(&w.disk, dir) : bench_disk_loop(&w.disk, 1100u << 20, 2500000000u, 3000000000u);
-	outcome = why ? bench_skip("%s", why) : measure(&w);
-	bench_disk_fini(&w.disk);
+	snprintf(w.dir, sizeof w.dir, "%s/kvd-bench-XXXXXX", disk ? disk : "/tmp");
+	if (!mkdtemp(w.dir)) {
+		return bench_skip("no directory can be made");
+	}
+	why = disk ? "ok" : run_shell(make_loop, w.dir);
+	outcome = strcmp(why, "ok") == 0 ? measure(&w) : bench_skip("%s", why);
+	(void)run_shell(disk ? "rm -rf -- $1\n" : remove_loop, w.dir);
 
 	return outcome;
 }
