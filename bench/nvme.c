@@ -34,10 +34,11 @@ static const char make_loop[] =
 	" echo $id rbps=2500000000 wbps=3000000000 >$group/${1##*/}/io.max; fi &&"
 	" echo $PPID >$group/${1##*/}/cgroup.procs && echo ok ||"
 	" echo the block controller takes no limit for the loop device\n";
-static const char remove_loop[] = "for group in /sys/fs/cgroup/blkio /sys/fs/cgroup; do [ ! -d $group/${1##*/} ] ||"
-				  " { echo $PPID >$group/cgroup.procs; rmdir $group/${1##*/}; }; done\n"
-				  "dev=$(losetup -nO NAME -j /dev/shm/${1##*/}.img); umount -l $1; losetup -d $dev; rm "
-				  "-rf -- $1 /dev/shm/${1##*/}.img\n";
+static const char remove_loop[] =
+	"for group in /sys/fs/cgroup/blkio /sys/fs/cgroup; do [ ! -d $group/${1##*/} ] ||"
+	" { echo $PPID >$group/cgroup.procs; echo $$ >$group/cgroup.procs; rmdir $group/${1##*/}; }; done\n"
+	"dev=$(losetup -nO NAME -j /dev/shm/${1##*/}.img); umount -l $1; losetup -d $dev; rm "
+	"-rf -- $1 /dev/shm/${1##*/}.img\n";
 
 typedef struct buffer {
 	kvs_mem_t mem;
