@@ -26,7 +26,7 @@ import goals  # noqa: E402
 from configurations import configurations  # noqa: E402
 from kvd_vllm import options  # noqa: E402
 
-KINDS = ("none-v1", "ring-v1", "ring-v2", "native-v2", "lmserver-v2", "kvd-v1-whole", "disk-v2", "full-v1", "check-v2", "kvd-v2-tp2", "trace-v2", "profile-v2", "profile-v2-none", "steps-v2", "weights-v2")  # one of each
+KINDS = ("none-v1", "ring-v1", "ring-v2", "native-v2", "lmserver-v2", "kvd-v1", "disk-v2", "full-v1", "check-v2", "kvd-v2-tp2", "trace-v2", "profile-v2", "steps-v2", "weights-v2")  # one of each
 
 
 class Runs(unittest.TestCase):

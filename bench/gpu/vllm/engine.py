@@ -1,6 +1,6 @@
 """One vLLM engine, one process: what it is asked for is in a JSON file, what came of it goes to another after every phase.
 
-phases: cold, gpu (the engine's own cache), hit (the engine's cache dropped first), again (the same once more), fresh (other prompts, cold), together, burst, steady, decode,
+phases: cold, gpu (the engine's own cache), hit (the engine's cache dropped first), again (the same once more), fresh (other prompts, cold), together, burst, steady,
 tokens (16 tokens each from the GPU's cache, kept in a file), same (16 tokens each without the engine's cache, compared with that file), control (a prompt with a
 changed beginning answers otherwise), turns (short rounds of cold, gpu and decode, in turns with other engines on the same GPU), trace (when each of the
 connector's hooks was called during own hits and hits), profile (own hits, hits and steps under torch's profiler), reference (answers of an engine without a
@@ -298,15 +298,6 @@ class Bench:
             "longest": round(max(beside, default=0.0), 2),
         }
 
-    def decode(self) -> None:
-        runs = []
-        for i in range(3):
-            runs.append(1e3 * self.ask(prompts_of(time.time_ns() + i, [4096] * 16), 32)[0])
-            time.sleep(3 * self.order["pause"])
-        self.note("16 x 4096 cold + 32 tokens", {"ms": round(median(runs), 1), "min": round(min(runs), 1)})
-        one = [1e3 * self.pace(prompts_of(time.time_ns() + i, [100])[0], 257) for i in range(3)]
-        self.note("decode step, one request", {"ms": round(median(one), 3)})
-
     def turns(self) -> None:
         """One number in a file says whose turn it is: round * engines + place."""
         turn = Path(self.order["turn"]["file"])
@@ -469,8 +460,6 @@ def main() -> None:
     bench = Bench(order, Path(sys.argv[2]), daemon)
     bench.run()
     sys.stdout.flush()
-    if order["end"] == "clean":
-        del bench.llm
     os._exit(0)
 
 

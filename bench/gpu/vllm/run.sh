@@ -6,7 +6,7 @@
 #   check-failed-sync, check-failed-async  the same with every way of synchronous load, whatever the connector's table allows (what a row of that table needs),
 #                and with asynchronous loads, which every engine without a row has
 #   weights      how long after its start an engine finds a prompt where its weights (16 GB) are digested for their name: on disk, named before, in memory
-#   part1, part2 all that is measured, with CUDA graphs, in two parts of ten minutes. 1: runner V2: kvd with layers and without, native offload, LMCache in
+#   part1, part2 all that is measured, with CUDA graphs, in two parts of ten minutes. 1: runner V2: kvd, native offload, LMCache in
 #                process and as a server, and engines that take turns (what saving costs, own hits); 2: kvd, native offload and turns of V1, from disk
 #   full         an engine with 90 % of the GPU's memory is killed, the next starts
 #   tp2          two GPUs: answers and times (without NVLink multicast)
@@ -57,7 +57,7 @@ check-failed) set -- --engine-seconds 230 --shape llama1b failed-v{1,2}{,-plain}
 check-failed-sync) set -- --engine-seconds 230 --shape llama1b failed-v{1,2}{,-plain}{,-graph}-sync "$@" ;;
 check-failed-async) set -- --engine-seconds 230 --shape llama1b failed-v{1,2}{,-plain}{,-graph}-async "$@" ;;
 weights) set -- --models "$HOME/kvd-bench-models" --sizes '{"1030": 1}' weights-v2 "$@" ;;
-part1) set -- --graph --rounds 3 kvd-v2 native-v2 ring-v2 lmcache-v2 lmserver-v2 kvd-v2-whole "$@" ;;
+part1) set -- --graph --rounds 3 kvd-v2 native-v2 ring-v2 lmcache-v2 lmserver-v2 "$@" ;;
 part2) set -- --graph --rounds 3 kvd-v1 native-v1 ring-v1 disk-v1 disk-v2 "$@" ;;
 full) set -- full-v1 full-v2 "$@" ;;
 tp2) set -- --graph check-v2-tp2 none-v2-tp2 kvd-v2-tp2 native-v2-tp2 "$@" ;;
