@@ -6,7 +6,6 @@
 #   bench/gpu/run.sh all [out]     both
 #   bench/gpu/run.sh build         only build, to run elsewhere: the other parts build nothing when the programs are there
 #   bench/gpu/run.sh right|gemm|kill|kvx|disk [out]   a piece of part 2
-#   bench/gpu/run.sh lanes         no GPU: the kernels lane by lane on the CPU, the same property test; needs g++ (else 77)
 #
 # out (default build/gpu/out) gets the logs, *.json (a line a row) and goals.txt. BUILD: where to build (default build/gpu). XXHASH_INCLUDE: folder of
 # xxhash.h where the system has none. KVD_CUBLAS: cuBLAS where the system does not find it. The kills, kvx and disk need a build of kvd: build/release, a bundle
@@ -14,7 +13,7 @@
 # SECONDS_A_PART: what has not begun by then is left out, what runs is cut off (585).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-part=${1:?part1, part2, all, build, lanes, or a piece}
+part=${1:?part1, part2, all, build, or a piece}
 out=${2:-build/gpu/out}
 quick=${QUICK:-}
 build=${BUILD:-build/gpu}
@@ -26,29 +25,23 @@ c()
 	gcc -std=gnu17 -O2 -g -D_GNU_SOURCE -Wall -Wextra "${include[@]}" "${@:2}" -c -o "$build/${1//\//_}.o" "$1"
 }
 
-# The parts of kvd that copy, by hand: what CMake builds where all of its packages are. $1: what they say of the image of the kernels.
-build_parts()
+# By hand what CMake builds where all of its packages are: the parts of kvd that copy, the harness, and the programs.
+build_all()
 {
 	local file
 	mkdir -p "$build"
 	rm -f "$build"/*.o # of files that have moved since
+	"$nvcc" -fatbin -std=c++17 -O3 -lineinfo -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 \
+		-o "$build/gpu.fatbin" kernels/cuda/device/kernels.cu
 	printf '#define XXH_STATIC_LINKING_ONLY\n#define XXH_IMPLEMENTATION\n#include <xxhash.h>\n' >"$build/xxh.c"
-	for file in common/hash/{digest,digest_portable,digest_sse2}.c common/{env,log,status,text,utf8}.c common/option/units.c kernels/{layout,cpu,cuda}/*.c \
-		bench/{harness,tools}.c bench/gpu/gpu_prop.c; do
-		c "$file" "$1"
+	for file in common/hash/{digest,digest_portable,digest_sse2}.c common/{env,log,status,text,utf8}.c common/option/units.c \
+		kernels/{layout,cpu,cuda}/*.c bench/{harness,tools}.c tests/kernels/gpu_prop.c; do
+		c "$file" "-DKVK_GPU_FATBIN=\"$(realpath "$build")/gpu.fatbin\""
 	done
 	c common/hash/digest_avx2.c -mavx2
 	c common/hash/digest_avx512.c -mavx512f -mavx512bw
 	gcc -O2 -w "${include[@]}" -c -o "$build/xxh.o" "$build/xxh.c"
-}
-
-build_all()
-{
-	mkdir -p "$build"
-	"$nvcc" -fatbin -std=c++17 -O3 -lineinfo -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 \
-		-o "$build/gpu.fatbin" kernels/cuda/device/kernels.cu
-	build_parts "-DKVK_GPU_FATBIN=\"$(realpath "$build")/gpu.fatbin\""
-	gcc -o "$build/gpu_prop" "$build"/{common,kernels}_*.o "$build"/bench_{tools,gpu_gpu_prop}.c.o "$build/xxh.o" -ldl -lpthread
+	gcc -o "$build/gpu_prop" "$build"/{common,kernels}_*.o "$build/tests_kernels_gpu_prop.c.o" "$build/xxh.o" -ldl -lpthread
 	"$nvcc" -std=c++17 -O2 -arch=sm_90 "${include[@]}" -o "$build/gpu_copy" bench/gpu/gpu_copy.cu \
 		"$build"/{common,kernels}_*.o "$build"/bench_{harness,tools}.c.o "$build/xxh.o" -ldl -lpthread
 }
@@ -155,20 +148,6 @@ goals()
 	}' | sort -s -k1,1 | tee "$out/goals.txt"
 }
 
-# The driver's table is lanes_driver.c's, which loads any image.
-lanes()
-{
-	build=$build-lanes
-	command -v g++ >/dev/null || { echo "run.sh: skipped: no g++" && exit 77; }
-	build_parts "-DGPU_PROP_IMAGE=\"lanes\""
-	c tests/kernels/lanes_driver.c
-	g++ -std=gnu++17 -O2 -g -w -x c++ -I kernels -c -o "$build/lanes.o" tests/kernels/lanes.cc
-	rm -f "$build/kernels_cuda_driver.c.o"
-	g++ -o "$build/gpu_prop_lanes" "$build"/{common,kernels}_*.o "$build"/bench_{tools,gpu_gpu_prop}.c.o \
-		"$build/tests_kernels_lanes_driver.c.o" "$build/lanes.o" "$build/xxh.o" -lpthread
-	"$build/gpu_prop_lanes" --cases "${CASES:-40}" --flips 100 --mib 1 ${SEED:+--seed "$SEED"}
-}
-
 case $part in
 part1 | part2 | right | gemm | kvx | disk | build) ;;
 kill) part=kills ;;
@@ -176,11 +155,7 @@ all)
 	"$0" part1 "$out"
 	exec "$0" part2 "$out"
 	;;
-lanes)
-	lanes
-	exit
-	;;
-*) echo "run.sh: part1, part2, all, build, lanes, right, gemm, kill, kvx or disk" >&2 && exit 64 ;;
+*) echo "run.sh: part1, part2, all, build, right, gemm, kill, kvx or disk" >&2 && exit 64 ;;
 esac
 if [ "$part" = build ] || [ ! -x "$build/gpu_copy" ]; then
 	build_all
