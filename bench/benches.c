@@ -4,7 +4,6 @@
 #define BENCHES(X)                                                                                                     \
 	X(hash)                                                                                                        \
 	X(digest_copy)                                                                                                 \
-	X(digest_gather)                                                                                               \
 	X(match_unbranched)                                                                                            \
 	X(match_branched)                                                                                              \
 	X(acquire)                                                                                                     \

@@ -2,18 +2,13 @@
  * block ("copy"), and a call a leaf ("single"), each against copies of as many bytes a call: (a) kv_copy_stream(),
  * non-temporal, goal ratio >= 0.85, and (b) libc's memcpy, goal ratio >= 1 ("never below").
  *
- * digest/gather -- blocks of a 32-layer model between a paged cache and canonical blocks; [K|V][token][head][dim] is
- * the order that needs pieces of 256 bytes; against a non-temporal copy of as many bytes; for information, no goal.
- *
  * GB/s (1e9). Parameter memory=SIZE: bytes on each side (default 1GiB, --quick 256MiB).
  */
 #include "bench.h"
 
 #include "kv/digest.h"
-#include "kvk/move.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* A sample moves this much and goes on where the last one stopped, so that nothing it touches is in a cache. */
@@ -143,110 +138,3 @@ static bench_outcome_t run_copy(void)
 const bench_t bench_digest_copy = {"digest/copy",
 				   "fused copy and XXH3-64 of leaves over cold memory, one core (--with memory=SIZE)",
 				   "one core's non-temporal copy; libc's memcpy", "ratio >= 0.85; >= 1", run_copy};
-
-/* ---- gather ---------------------------------------------------------------------------------- */
-
-#define BLOCKS 64u
-#define LAYERS 32u
-#define HEADS  8u
-#define PAGE   ((size_t)16 * 256 * 2) /* 16 tokens, K and V of 128 */
-#define BYTES  (PAGE * HEADS * LAYERS * BLOCKS)
-
-typedef struct gather_work {
-	kvk_layout_t layout;
-	kvk_paged_t paged;
-	void *base[LAYERS];
-	kvk_move_t moves[BLOCKS];
-	int back; /* scatter */
-	uint8_t *cache, *blocks;
-	uint64_t leaves[BLOCKS][HEADS * LAYERS];
-} gather_work_t;
-
-static bench_outcome_t gather(void *arg, bench_sample_t *p_sample)
-{
-	gather_work_t *w = arg;
-	const stopwatch_t start = begin();
-
-	if ((w->back ? kvk_scatter(&w->layout, &w->paged, w->moves, BLOCKS, NULL)
-		     : kvk_gather(&w->layout, &w->paged, w->moves, BLOCKS)) != KV_OK) {
-		return bench_fail("the blocks are refused, or corrupt");
-	}
-
-	return finish(p_sample, start, BYTES, BLOCKS);
-}
-
-/* Each way its own, so that the blocks a scatter verifies are those that were gathered. */
-static bench_outcome_t copy_blocks(void *arg, bench_sample_t *p_sample)
-{
-	gather_work_t *w = arg;
-	const stopwatch_t start = begin();
-
-	kv_copy_stream(w->back ? w->cache : w->blocks, w->back ? w->blocks : w->cache, BYTES);
-
-	return finish(p_sample, start, BYTES, BLOCKS);
-}
-
-static bench_outcome_t gather_kind(gather_work_t *w, kvk_paged_kind_t kind, const char *kind_name)
-{
-	bench_outcome_t outcome = BENCH_DONE;
-	char name[64];
-
-	w->layout = (kvk_layout_t){.heads = HEADS,
-				   .layers = LAYERS,
-				   .block_tokens = 16,
-				   .k_dim = 128,
-				   .v_dim = 128,
-				   .dtype = KVK_DTYPE_BF16,
-				   .inner = kind == KVK_PAGED_HEAD_TOKEN_KV ? KVK_INNER_PACKED : KVK_INNER_SPLIT};
-	w->paged = (kvk_paged_t){.kind = kind,
-				 .blocks = BLOCKS,
-				 .layers = LAYERS,
-				 .heads = HEADS,
-				 .block_tokens = 16,
-				 .k_dim = 128,
-				 .v_dim = 128,
-				 .dtype = KVK_DTYPE_BF16,
-				 .base = w->base};
-	for (w->back = 0; w->back < 2 && outcome == BENCH_DONE; w->back++) {
-		snprintf(name, sizeof name, "digest/%s-%s", w->back ? "scatter" : "gather", kind_name);
-		outcome = bench_measure(w, &(bench_measurement_t){name, "GB/s", "non-temporal copy", gather,
-								  copy_blocks, 0, BENCH_NO_GOAL, 0});
-	}
-
-	return outcome;
-}
-
-static bench_outcome_t run_gather(void)
-{
-	gather_work_t *w = calloc(1, sizeof *w);
-	uint8_t *cache = bench_memory(BYTES), *blocks = bench_memory(BYTES);
-	bench_outcome_t outcome;
-
-	if (w && cache && blocks) {
-		w->cache = cache;
-		w->blocks = blocks;
-		for (uint32_t i = 0; i < LAYERS; i++) {
-			w->base[i] = cache + i * (BYTES / LAYERS);
-		}
-		for (uint32_t i = 0; i < BLOCKS; i++) {
-			w->moves[i] = (kvk_move_t){.block = i * 37 % BLOCKS,
-						   .data = blocks + i * (BYTES / BLOCKS),
-						   .leaves = w->leaves[i]};
-		}
-		bench_pin(0);
-		bench_fill(cache, BYTES, 2);
-		outcome = gather_kind(w, KVK_PAGED_KV_TOKEN_HEAD, "kv-token-head");
-		outcome = outcome == BENCH_DONE ? gather_kind(w, KVK_PAGED_HEAD_TOKEN_KV, "head-token-kv") : outcome;
-	} else {
-		outcome = bench_fail("no memory for twice %zu bytes", BYTES);
-	}
-	bench_memory_free(cache, BYTES);
-	bench_memory_free(blocks, BYTES);
-	free(w);
-
-	return outcome;
-}
-
-const bench_t bench_digest_gather = {
-	"digest/gather", "gather and verified scatter of 2 MiB blocks (32 layers, 8 heads, 16 tokens, bf16), one core",
-	"one core's non-temporal copy of as many bytes", "none; for information", run_gather};
