@@ -43,11 +43,70 @@ static void finish(rig_t *rig, wr_t *wr)
 	rig_fini(rig);
 }
 
-/* Which blocks the engine is about to write is not known: none may be read any more afterwards. */
+/* Eight saves that wait for the space of an adapter, which a stopped daemon does not open; their step has ended. */
+static kvc_put_t *save_into_unopened_space(rig_t *rig, wr_t *wr)
+{
+	kvx_msg_save_t *save;
+	kvc_put_t *put = wr_put(wr, 0, 8);
+
+	rig_signal(rig, SIGSTOP);
+	wr_plan(wr);
+	wr_plan_space(wr, 1, "somebody");
+	wr_plan_save(wr, put, 0, wr_eight, 8);
+	save = (kvx_msg_save_t *)(void *)(wr->plan.data + wr->plan.record);
+	save->space = 1;
+	wr_begin(wr);
+	kvx_worker_end_step(wr->rank[0].worker);
+	assert_int_equal(stats_of(&wr->rank[0]).marked, 8);
+
+	return put;
+}
+
+/* No block may be read any more: the saves are given up. */
+static void check_all_fenced(rig_t *rig, wr_t *wr, kvc_put_t *put)
+{
+	assert_int_equal(stats_of(&wr->rank[0]).marked, 0);
+	rig_signal(rig, SIGCONT);
+	assert_true(wr_wait_dropped(&wr->rank[0]) != 0);
+	kvc_put_free(put);
+	rig_check_quiet(rig);
+	finish(rig, wr);
+}
+
+/* Which blocks the engine is about to write is not known. */
 static void p1_a_plan_that_makes_no_sense_is_a_fence_of_all_blocks(void **state)
 {
 	static const uint64_t nonsense[8];
-	kvx_msg_save_t *save;
+	kvc_put_t *put;
+	rig_t rig;
+	wr_t wr;
+
+	(void)state;
+	start(&rig, &wr);
+	put = save_into_unopened_space(&rig, &wr);
+	kvx_worker_begin_step(wr.rank[0].worker, nonsense, sizeof nonsense);
+	check_all_fenced(&rig, &wr, put);
+}
+
+/* What a scheduler sends whose list of reused blocks did not fit. */
+static void p1_a_fence_of_no_block_is_one_of_all_blocks(void **state)
+{
+	kvc_put_t *put;
+	rig_t rig;
+	wr_t wr;
+
+	(void)state;
+	start(&rig, &wr);
+	put = save_into_unopened_space(&rig, &wr);
+	wr_plan(&wr);
+	wr_plan_fence(&wr, NULL, 0);
+	wr_begin(&wr);
+	check_all_fenced(&rig, &wr, put);
+}
+
+/* The engine was interrupted: what the step should have computed is not in its blocks. */
+static void p1_saves_of_a_step_that_did_not_end_are_dropped(void **state)
+{
 	kvc_put_t *put;
 	rig_t rig;
 	wr_t wr;
@@ -55,20 +114,13 @@ static void p1_a_plan_that_makes_no_sense_is_a_fence_of_all_blocks(void **state)
 	(void)state;
 	start(&rig, &wr);
 	put = wr_put(&wr, 0, 8);
-	rig_signal(&rig, SIGSTOP); /* the adapter's space stays unopened, the save waits for it */
 	wr_plan(&wr);
-	wr_plan_space(&wr, 1, "somebody");
 	wr_plan_save(&wr, put, 0, wr_eight, 8);
-	save = (kvx_msg_save_t *)(void *)(wr.plan.data + wr.plan.record);
-	save->space = 1;
 	wr_begin(&wr);
-	kvx_worker_end_step(wr.rank[0].worker);
-	assert_int_equal(stats_of(&wr.rank[0]).marked, 8);
-	kvx_worker_begin_step(wr.rank[0].worker, nonsense, sizeof nonsense);
-	assert_int_equal(stats_of(&wr.rank[0]).marked, 0);
-	rig_signal(&rig, SIGCONT);
+	wr_plan(&wr);
+	wr_begin(&wr);
 	assert_true(wr_wait_dropped(&wr.rank[0]) != 0);
-	kvc_put_free(put);
+	assert_int_equal(wr_put_wait(&wr, put), KVC_ERR_REVOKED);
 	rig_check_quiet(&rig);
 	finish(&rig, &wr);
 }
@@ -172,6 +224,8 @@ int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p1_a_plan_that_makes_no_sense_is_a_fence_of_all_blocks),
+		cmocka_unit_test(p1_a_fence_of_no_block_is_one_of_all_blocks),
+		cmocka_unit_test(p1_saves_of_a_step_that_did_not_end_are_dropped),
 		cmocka_unit_test(p1_a_granted_block_that_nobody_writes_is_not_handed_in),
 		cmocka_unit_test(p4_a_load_dropped_in_its_own_plan_names_no_blocks),
 		cmocka_unit_test(p5_a_worker_that_waits_burns_no_cpu),
