@@ -2,10 +2,10 @@
 
 #include "kv/shm.h"
 
-#define BRIEF_NS UINT64_C(1000000) /* an answer that comes so soon finds a processor that is awake; */
+#define BRIEF_NS UINT64_C(1000000) /* within this time a wait is short, so the processor stays awake */
 #define BRIEF_US 50u
-#define GRACE_NS UINT64_C(200000000) /* beyond the 50 ms after which a match calls it stale */
-#define SLICE_US 1000u /* later ones are waited for so long in one go: the heartbeat is looked at this often */
+#define GRACE_NS UINT64_C(200000000) /* in addition to the 50 ms after which a match calls it stale */
+#define SLICE_US 1000u               /* later waits are longer: the heartbeat is checked this often */
 
 uint32_t kvx_miss_reason(const kvc_space_t *space)
 {

@@ -1,6 +1,6 @@
-/* await.h -- the one rule for a daemon that stands still (decision 021): a miss costs more than the rest of a stall, so
- * its next sign of life is waited for, `limits.silence` in all while the heartbeat does not move. A dead daemon is a
- * miss at once. */
+/* common/await.h -- the rule for a daemon that does not answer (docs/decisions/021): a miss costs more than the rest of
+ * a stall, so its next sign of life is awaited, `limits.silence` in all while the heartbeat does not move. A dead
+ * daemon is a miss at once. */
 #ifndef KVX_AWAIT_H
 #define KVX_AWAIT_H
 
@@ -17,8 +17,8 @@ int kvx_await_daemon(kvc_t *kvc, const kv_env_t *env, uint64_t since, uint64_t u
 /* As kvx_miss_reason(), after a stale heartbeat has been waited for. */
 uint32_t kvx_miss_reason_awaited(kvc_t *kvc, const kv_env_t *env, const kvc_space_t *space);
 
-/* A load under way: has the daemon been `silent` (this very look) for longer than one that is starved of processor for
- * a moment is? *p_since is the load's, 0 at first. What such a daemon has begun to read is worth waiting for. */
+/* 1: the daemon has been `silent` (as this call sees it) for longer than a daemon short of processor time is. *p_since
+ * is the load's, 0 at first: what such a daemon has begun to read is worth the wait. */
 int kvx_silent_too_long(uint64_t *p_since, int silent, uint64_t now);
 
 #endif

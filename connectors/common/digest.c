@@ -43,7 +43,7 @@ static void fail_job(digest_job_t *job, kvc_status_t status, int error)
 	}
 }
 
-/* Whatever else wants to run or to read goes first. A refusal costs speed only. */
+/* The lowest priorities for processor and disk. A refusal costs speed only. */
 static void lower_priority(const digest_job_t *job)
 {
 	const struct sched_param param = {0};
@@ -143,7 +143,7 @@ static uint32_t count_threads(const digest_job_t *job)
 	return (uint32_t)smaller(useful, job->chunks);
 }
 
-/* Chunks have a thread each at most; those that cannot be started are done without. */
+/* At most one thread a chunk; the caller does the work of threads that cannot be started. */
 static void run_threads(digest_job_t *job)
 {
 	pthread_t threads[KVX_DIGEST_THREADS];

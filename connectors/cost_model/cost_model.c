@@ -1,4 +1,4 @@
-/* Measured times, and what follows from them. */
+/* Measured times, and the decisions that follow from them. */
 #include "cost_model/cost_model.h"
 
 #include <string.h>
@@ -20,7 +20,8 @@ void kvx_cost_model_init(kvx_cost_model_t *model, uint32_t block_tokens, uint64_
 
 /* ---- what is known --------------------------------------------------------------------------- */
 
-/* As fitted; where that is less than what was measured near this length, the latter. */
+/* The fitted time, or the time measured near this length if that is longer: short loads hidden in a step say nothing
+ * about long ones. */
 static double tier_ns(kvx_cost_model_t *model, kvx_fit_t *tier, uint32_t tokens, double guess)
 {
 	double fitted, near;
@@ -49,7 +50,7 @@ void kvx_cost_model_add_load(kvx_cost_model_t *model, const kvx_load_sample_t *l
 	kvx_fit_sample_t sample = {.n = load->cpu, .ns = (double)load->ns, .at_ns = load->now_ns};
 
 	if (load->ns == 0) {
-		return; /* nobody knows */
+		return; /* not timed */
 	}
 	if (load->disk == 0) {
 		kvx_fit_add(&model->cpu, &sample);
@@ -88,8 +89,8 @@ static double compute_ns(kvx_cost_model_t *model, uint32_t before, uint32_t toke
 	return kvx_fit_marginal(&model->prefill, work.tokens, work.square);
 }
 
-/* So many have to have been computed in one step before it is known what computing `tokens` adds to one: of fewer, most
- * of the time may be the step's own. */
+/* Tokens that one step must have computed before the cost of `tokens` is known: the time of a smaller step is mostly
+ * its fixed part. */
 static uint32_t min_step_tokens(uint32_t tokens)
 {
 	return tokens / 2u < FULL_STEP ? tokens / 2u : FULL_STEP;
@@ -122,12 +123,12 @@ static uint32_t bucket_of(const kvx_cost_model_t *model, uint32_t tokens)
 	return bucket < KVX_COST_BUCKETS ? bucket : KVX_COST_BUCKETS - 1u;
 }
 
-/* A part of a hit: what loading it takes and saves. */
+/* A part of a hit: what loading it takes, and what it saves. */
 typedef struct kvx_cost_part {
 	kvx_cost_hysteresis_t *hysteresis;
 	uint32_t tokens;
 	double load, saves;
-	int known; /* measured often enough; else a piece of it is loaded whenever it is asked for */
+	int known; /* measured often enough; else a sample of it is loaded at each lookup */
 	int on_disk;
 } kvx_cost_part_t;
 
@@ -144,7 +145,7 @@ static void record_change(kvx_cost_model_t *model, const kvx_cost_part_t *part, 
 	answer->compute_ns = (uint64_t)part->saves;
 }
 
-/* Does the part pay? When it has been stopped before, is it time to see again? */
+/* Choose for one part. A stopped part is sampled every KVX_COST_SAMPLE_EVERY lookups, or after KVX_COST_SAMPLE_NS. */
 static kvx_cost_choice_t judge_part(kvx_cost_model_t *model, const kvx_cost_part_t *part, uint64_t now,
 				    kvx_cost_decision_t *answer)
 {
@@ -181,7 +182,7 @@ static uint32_t subtract(uint32_t a, uint32_t b)
 	return a > b ? a - b : 0;
 }
 
-/* The most tokens of `most` that take so long; a part at its guess is slower than a line through it. */
+/* The most tokens of `most` that load within ns, if all of them take `load`. */
 static uint32_t tokens_within(const kvx_cost_query_t *q, uint32_t most, double load, double ns)
 {
 	const double tokens = load > 0 ? most * (ns / load) : 0;
@@ -190,8 +191,9 @@ static uint32_t tokens_within(const kvx_cost_query_t *q, uint32_t most, double l
 	return q->grain ? fit / q->grain * q->grain : 0;
 }
 
-/* Too little was computed yet: memory is loaded, of disk what is worth a bet. Enough is left to be computed that the
- * next one needs no bet; where a hit may not be cut, every other one is left. */
+/* The cost of computing is not known yet (docs/decisions/015). Memory is loaded, and of disk what the exploration
+ * budget covers. Enough tokens are left to be computed that the next decision needs no exploration; of hits that may
+ * not be cut, every other one is computed. */
 static void explore(kvx_cost_model_t *model, const kvx_cost_query_t *q, kvx_cost_decision_t *answer)
 {
 	const uint32_t hit = q->cpu + q->disk, rest = subtract(q->total, q->local + hit);
@@ -207,7 +209,7 @@ static void explore(kvx_cost_model_t *model, const kvx_cost_query_t *q, kvx_cost
 	answer->choice = answer->cpu + answer->disk ? KVX_LOAD : KVX_RECOMPUTE;
 }
 
-/* Which part of a probe's tokens is loaded. */
+/* Tokens of a sample: it takes a small share of the computing that is done anyway. */
 static uint32_t sample_tokens(kvx_cost_model_t *model, const kvx_cost_query_t *q, const kvx_cost_part_t *part)
 {
 	const uint32_t left = subtract(q->total, q->local);
@@ -243,7 +245,7 @@ static void decide_parts(kvx_cost_model_t *model, const kvx_cost_query_t *q, kvx
 	if (q->cpu && head.known) {
 		choice = judge_part(model, &head, q->now_ns, answer);
 	}
-	if (choice != KVX_LOAD) { /* what follows may make up for it */
+	if (choice != KVX_LOAD) { /* the tail may make up for the head */
 		tail.load += head.load;
 		tail.saves += head.saves;
 	}

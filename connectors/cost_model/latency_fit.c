@@ -1,4 +1,4 @@
-/* Least squares over few measurements, with every choice of terms. */
+/* Least squares over few measurements, over every choice of terms. */
 #include "cost_model/latency_fit.h"
 
 #include <string.h>
@@ -7,14 +7,14 @@
 #define CHOICES 7u
 #define ROWS    (KVX_FIT_SIZES * KVX_FIT_SAMPLES)
 #define LONGEST 100e9
-#define FAR     3.0  /* a measurement further from the median of its size is moved to here */
-#define USUAL   0.2  /* relative error from which on one counts less than half */
-#define PASSES  3u   /* of weighing them by their error */
-#define AS_GOOD 1.3  /* errors that differ by less, or */
-#define NEAR    2u   /* doublings */
-#define SLIGHT  2e-4 /* by less than this, are the same */
+#define FAR     3.0  /* a measurement further from the median of its size is clamped to here */
+#define USUAL   0.2  /* relative error that halves the weight of a measurement */
+#define PASSES  3u   /* of reweighting by the error */
+#define AS_GOOD 1.3  /* fits whose errors differ by less than this factor, or */
+#define NEAR    2u   /* in doublings of n */
+#define SLIGHT  2e-4 /* by less than this, are equal */
 
-/* One measurement, divided by what is usual for its size. */
+/* One measurement, relative to the median of its size. */
 typedef struct kvx_row {
 	double f[TERMS], t, weight;
 } kvx_row_t;
@@ -50,7 +50,7 @@ void kvx_fit_add(kvx_fit_t *curve, const kvx_fit_sample_t *sample)
 	curve->stale = 1;
 }
 
-/* Samples of a size that still count. */
+/* Samples of a size that are not too old. */
 static uint32_t fresh_samples(const kvx_fit_t *curve, uint32_t size, kvx_fit_sample_t *samples)
 {
 	uint32_t n = 0;
@@ -66,7 +66,7 @@ static uint32_t fresh_samples(const kvx_fit_t *curve, uint32_t size, kvx_fit_sam
 	return n;
 }
 
-/* Of the times, or of those of one n. The lower one of two in the middle: what disturbs a measurement makes it longer.
+/* The median of the times, or of the times for one n. The lower of two middle values: disturbances make times longer.
  */
 static double median(const kvx_fit_sample_t *sample, uint32_t count, int of_one)
 {
@@ -105,7 +105,7 @@ static uint32_t make_rows(const kvx_fit_t *curve, kvx_row_t *rows)
 	return n;
 }
 
-/* Gauss; 0: these terms cannot be told apart. Terms that are not chosen have a row of their own that says 0. */
+/* Gaussian elimination; 0: the terms cannot be told apart. A term that is not chosen has the row x = 0. */
 static int solve(double m[TERMS][TERMS + 1], double *x)
 {
 	for (uint32_t col = 0; col < TERMS; col++) {
@@ -144,7 +144,7 @@ static double row_error(const kvx_row_t *row, const double *x)
 	return sum;
 }
 
-/* The best of these terms: its mean error, below 0 when there is none. */
+/* Fit these terms: the mean error, below 0 if there is no fit. */
 static double fit_terms(kvx_row_t *rows, uint32_t n, uint32_t terms, double *x)
 {
 	double error = 0;
@@ -185,7 +185,7 @@ static double fit_terms(kvx_row_t *rows, uint32_t n, uint32_t terms, double *x)
 	return error / n;
 }
 
-/* Terms as bits, the ones to prefer first. Each can be found wanting; a proportion cannot. */
+/* Terms as bits, the preferred choice first. */
 static void refit(kvx_fit_t *curve)
 {
 	static const uint32_t choice[] = {2, 3, 6, 7, 1, 5, 4};
@@ -228,7 +228,7 @@ double kvx_fit_nearest(const kvx_fit_t *curve, uint32_t n)
 
 	for (uint32_t i = 0; n > 0 && i <= 2u * NEAR; i++) {
 		const uint32_t d = (i + 1u) / 2u, size = size_class(n);
-		const uint32_t at = i % 2u ? size + d : size - d; /* below 0: beyond all sizes */
+		const uint32_t at = i % 2u ? size + d : size - d; /* wraps below 0: beyond all sizes */
 		const uint32_t count = at < KVX_FIT_SIZES ? fresh_samples(curve, at, samples) : 0;
 
 		if (count) {

@@ -72,7 +72,7 @@ typedef struct kvx_config {
 /* Attach. A daemon that is absent, or comes to nothing within attach_ms, is no error: all is a miss until kvx_poll()
  * finds it. KVC_ERR_ARG: the configuration contradicts itself (kvx_last_error() names the field). KVC_ERR_NOMEM. */
 KVX_API kvc_status_t kvx_attach(const kvx_config_t *config, kvx_t **p_kvx);
-/* Abort what is under way, say goodbye, free everything made from it. NULL is fine. */
+/* Abort what is in progress, detach, free everything made from it. NULL is fine. */
 KVX_API void kvx_detach(kvx_t *kvx);
 /* Why the last kvx_attach() on this thread failed; never NULL. */
 KVX_API const char *kvx_last_error(void);
@@ -124,7 +124,7 @@ KVX_API void kvx_load_end(kvx_load_t *load);
 
 typedef struct kvx_save_result {
 	kvc_status_t status; /* PENDING; OK: all blocks are visible; else why some are not */
-	int copied;          /* 1: the engine's blocks are not read any more */
+	int copied;          /* 1: the engine's blocks are no longer read */
 	uint32_t blocks;     /* of the prefix that are visible, as far as known */
 } kvx_save_result_t;
 

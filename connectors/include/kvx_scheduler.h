@@ -1,35 +1,34 @@
-/* kvx_scheduler.h -- the scheduling half of a connector: what of a prompt is stored, which blocks to load, which to
+/* kvx_scheduler.h -- the scheduler half of a connector: what of a prompt is stored, which blocks to load, which to
  * save.
  *
- * An engine with a scheduler and one or more ranks (vLLM, SGLang) has one kvx_scheduler_t beside its scheduler and one
+ * An engine with a scheduler and one or more ranks (vLLM, SGLang) has one kvx_scheduler_t next to its scheduler and one
  * kvx_worker_t (kvx_worker.h) in each rank. All are members of one instance. The scheduler half looks up, leases and
- * reserves; what the ranks have to do in a step travels to them as one opaque string of bytes (the plan), and what
- * became of it travels back as another (the report):
+ * reserves. What the ranks must do in a step travels to them as one opaque string of bytes, the step message, and what
+ * became of it travels back as another, the report:
  *
- *   new request    match  -> hit         shared memory; what was found is leased once, and held while the request
- * waits: ask as often as you like admitted       place, load           the engine has given the blocks: what was held
- * is loaded into them each step      place, advance        block tables grow; blocks that are full after this step are
- * reserved for saving end of step    plan   -> bytes       to every rank, then kvx_worker_begin_step() there after it
- * report <- bytes       from every rank that has something to say gone           finish                the request has
- * ended or was aborted; whatever is under way for it goes on and is cleaned up
+ *   new request    match -> hit               shared memory; a hit is leased once, and stays leased while the request
+ * waits admitted       append_blocks, start_load  the engine has allocated the blocks: the leased tokens are loaded
+ * into them each step      append_blocks, advance     block tables grow; blocks that are full after this step are
+ * reserved for saving end of step    build_message -> bytes     to every rank, then kvx_worker_begin_step() there after
+ * it       take_report <- bytes       from every rank that has something to report gone           finish the request
+ * has ended or was aborted; what is in progress is completed and freed
  *
- * Promise to the engine: nothing here fails in a way it must handle, nothing waits longer than wait_us (a match: than
- * it is worth), and without a live daemon every call costs microseconds. A lost answer, a full store or an absent
- * daemon is a miss, or a block that is not saved, and a counter.
+ * Promise to the engine: no failure needs handling, no call waits longer than wait_us (a match: than it is worth), and
+ * without a live daemon every call costs microseconds. A lost answer, a full store or an absent daemon is a miss, or a
+ * block that is not saved, and a counter.
  *
- * Keys. With `foreign` set the engine's own block hashes are used: they are asked for one by one through kvx_hashes_t,
- * and only those a search looks at. Otherwise kvd's own chain is kept per request and fed by
- * kvx_scheduler_add_tokens().
+ * Keys. With `foreign` set the engine's own block hashes are used: kvx_hashes_t returns them one by one, and a lookup
+ * reads only those it needs. Otherwise kvd's own chain is kept for each request and fed by kvx_scheduler_add_tokens().
  *
- * Never slower. Loads and steps that compute prompts are timed by the ranks; what loading a hit would take, from memory
- * and from disk, is held against what computing it would (cost_model/cost_model.h). A part that does not pay is left
- * out of what match() answers: the tail on disk, or all. A small piece is tried now and then.
+ * Cost model. The ranks time loads, and steps that compute prompts. The expected time of loading a hit, from memory and
+ * from disk, is compared with the time of computing it (docs/decisions/015). A part that does not pay is left out of
+ * the answer of match(): the tail on disk, or all of it. A small sample is loaded now and then.
  *
  * Units. A unit is identity.hash_tokens tokens; a group's block is a whole number of units. Group numbers are those of
  * identity.groups. Block ids are the engine's, below max_blocks, unique over all groups; KVX_NO_BLOCK where a group has
- * none at that place. Threads. One kvx_scheduler_t belongs to one thread at a time. Structs the caller fills start with
- * struct_size.
- */
+ * no block.
+ *
+ * Threads. One kvx_scheduler_t belongs to one thread at a time. Structs the caller fills start with struct_size. */
 #ifndef KVX_SCHEDULER_H
 #define KVX_SCHEDULER_H
 
@@ -48,7 +47,7 @@ typedef struct kvx_scheduler kvx_scheduler_t;
 #define KVX_WAIT_US        500u  /* default of wait_us */
 #define KVX_STEP_LOAD_MS   2000u /* default of load_ms */
 
-/* What decides whether a load is waited for inside a step. */
+/* Which loads are synchronous: their step waits for them. */
 typedef enum kvx_load_mode { KVX_LOAD_AUTO = 0, KVX_LOAD_SYNC = 1, KVX_LOAD_ASYNC = 2 } kvx_load_mode_t;
 
 typedef struct kvx_scheduler_config {
@@ -59,32 +58,32 @@ typedef struct kvx_scheduler_config {
 	uint32_t secret_len;
 	const char *program;
 	const kvc_identity_t *identity; /* all fields set, groups and layout included; `lora` is that of requests
-					   without an adapter; `weights` NULL: kvx_scheduler_set_weights() */
+					 * without an adapter; `weights` NULL: kvx_scheduler_set_weights() */
 	const kvk_layout_t *layout;     /* of the pool block, the same for all groups */
-	const kvc_writer_t *writers;    /* who fills which heads and layers: one per rank */
+	const kvc_writer_t *writers;    /* which rank fills which heads and layers */
 	uint32_t writer_count;
 	uint32_t max_blocks;
 	int foreign;    /* 1: keys are bound from the engine's hashes */
-	int cost_model; /* 1: never slower */
+	int cost_model; /* 1: load only what pays */
 	int mode;       /* kvx_load_mode_t */
-	/* kvx_scheduler_build_message() waits at most so long for answers, and not at all where requests only generate;
-	 * a match waits at least so long. 0: KVX_WAIT_US, in plans no more than a 128th of what the step is expected to
-	 * take. */
+	/* kvx_scheduler_build_message() waits at most this long for answers, and not at all for decoding requests; a
+	 * match waits at least this long. 0: KVX_WAIT_US, and for a message at most a 128th of the expected time of the
+	 * step. */
 	uint32_t wait_us;
-	uint32_t load_ms;    /* the ranks give a load up after so long; 0: KVX_STEP_LOAD_MS */
-	uint32_t min_tokens; /* hits of fewer tokens are not worth a load; 0: one unit */
+	uint32_t load_ms;    /* deadline of a load on a rank; 0: KVX_STEP_LOAD_MS */
+	uint32_t min_tokens; /* shorter hits are not loaded; 0: one unit */
 } kvx_scheduler_config_t;
 
-/* Never waits for the daemon: it may be absent now and come later. KVC_ERR_ARG: the configuration contradicts itself
+/* Never waits for the daemon, which may come later. KVC_ERR_ARG: the configuration contradicts itself
  * (kvx_scheduler_last_error()). KVC_ERR_NOMEM. */
 KVC_API kvc_status_t kvx_scheduler_open(const kvx_scheduler_config_t *config, kvx_scheduler_t **p_scheduler);
-/* Says goodbye; what was leased or reserved is given back by the daemon. NULL is fine. */
+/* Detach; the daemon releases what was leased or reserved. NULL is fine. */
 KVC_API void kvx_scheduler_close(kvx_scheduler_t *scheduler);
 /* Why the last kvx_scheduler_open() on this thread failed; never NULL. */
 KVC_API const char *kvx_scheduler_last_error(void);
-/* What names the weights is known now: `text` is copied, and the ranks learn it with the next plan. Once, for a
- * scheduler opened without; until then every lookup is a miss and nothing is saved. Any thread may call it.
- * KVC_ERR_ARG: the scheduler has that text, or it is empty or longer than KVX_WEIGHTS_MAX. KVC_ERR_NOMEM. */
+/* Set what names the weights: `text` is copied, and the ranks learn it with the next message. Once, for a scheduler
+ * opened without; until then every lookup is a miss and nothing is saved. Any thread may call it. KVC_ERR_ARG: the
+ * scheduler has that text, or it is empty or longer than KVX_WEIGHTS_MAX. KVC_ERR_NOMEM. */
 #define KVX_WEIGHTS_MAX 1000u
 KVC_API kvc_status_t kvx_scheduler_set_weights(kvx_scheduler_t *scheduler, const char *text);
 /* 1: attached and the space is open. */
@@ -108,16 +107,16 @@ typedef struct kvx_ask {
 	const kvx_hashes_t *hashes; /* `foreign` only */
 	uint32_t tokens;            /* of the request now: prompt and what was generated */
 	uint32_t local;             /* the engine has these already, in whole units */
-	uint32_t busy;              /* other requests that would wait for a load inside the step */
-	int whole; /* 1: all tokens may be claimed, 0: one at least is left to compute (synchronous loads always leave
+	uint32_t busy;              /* other requests that a synchronous load would hold up */
+	int whole; /* 1: all tokens may be loaded, 0: at least one is left to compute (synchronous loads always leave
 		      one) */
 } kvx_ask_t;
 
-/* Own keys only: tokens [at, at + n) of the request are these, at being what was given before; only whole units are
- * used. extra[i], extra_len[i]: canonical extra keys of the i-th unit that starts in this piece (salt, images); NULL
- * arrays: none. KVC_ERR_ARG: token ids or `at` wrong: the request then has no keys. KVC_ERR_UNREACHABLE: its space is
- * not open yet (a match tries to open it), KVC_ERR_STALE_EPOCH: it has another epoch since: nothing was taken, begin
- * again with `at` 0. */
+/* Own keys only: tokens [at, at + n) of the request; `at` is the number given before, and only whole units are used.
+ * extra[i], extra_len[i]: canonical extra keys of the i-th unit that starts in this piece (salt, images); NULL: none.
+ * KVC_ERR_ARG: token ids or `at` are wrong, and the request has no keys. KVC_ERR_UNREACHABLE: its space is not open yet
+ * (a match tries to open it). KVC_ERR_STALE_EPOCH: the space has another epoch: nothing was taken, begin again with
+ * `at` 0. */
 typedef struct kvx_units {
 	size_t struct_size;
 	uint32_t at, n;
@@ -130,23 +129,22 @@ KVC_API kvc_status_t kvx_scheduler_add_tokens(kvx_scheduler_t *scheduler, const 
 					      const kvx_units_t *units);
 
 typedef struct kvx_hit {
-	uint32_t tokens;      /* beyond `local`, to be claimed; 0: nothing, or it does not pay */
+	uint32_t tokens;      /* beyond `local`, to load; 0: none, or loading does not pay */
 	uint32_t disk_tokens; /* of these, from disk */
 	uint32_t stored;      /* tokens from the start that are stored, whatever was decided */
 	uint32_t why;         /* kv_miss_reason_t: why not all is stored, or was leased */
-	int async;            /* 1: load beside the steps and tell the engine when it is done */
-	int declined;         /* 1: the guard has said no */
+	int async;            /* 1: load asynchronously, and tell the engine when it is done */
+	int declined;         /* 1: the cost model has declined */
 } kvx_hit_t;
-/* What is promised is leased: the first time for a request that finds something this waits for the daemon's answer, as
- * long as computing the tokens would take, at most 100 ms, at least wait_us. A daemon whose heartbeat stands still is
- * waited for limits.silence (50 ms), once, not once a request. An answer that is late is there when the request asks
- * again (why: KV_WHY_TIMEOUT or KV_WHY_DAEMON_STALE until then). Held until load(), advance() or finish(), or for a
- * second in which nobody asks. The memory that telling the ranks takes is kept until load(), advance() or finish(),
- * however many plans are made meanwhile. */
+/* A hit is leased. The first match of a request waits for the daemon's answer as long as computing the tokens would
+ * take, at most 100 ms, at least wait_us. A daemon whose heartbeat stands still is awaited for limits.silence (50 ms),
+ * once, not once a request. A late answer is there when the request asks again (why: KV_WHY_TIMEOUT or
+ * KV_WHY_DAEMON_STALE until then). The lease is kept until start_load(), advance() or finish(), or for a second without
+ * a lookup. The bytes of the load's record stay reserved until the same calls, over any number of messages. */
 KVC_API void kvx_scheduler_match(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_hit_t *hit);
 
-/* The request's blocks in `group`, from place `first` on, are ids[n]: appended, or replacing all from there. The engine
- * has just allocated those at places >= fresh: what may still be saved out of them is saved before they are written.
+/* The request's blocks in `group`, from index `first` on, are ids[n]: appended, or replacing all from there. The engine
+ * has just allocated those at indexes >= fresh: saves read what they still need of them before they are written.
  * KVC_ERR_ARG, KVC_ERR_NOMEM: the request is not saved. */
 typedef struct kvx_block_table {
 	size_t struct_size;
@@ -156,46 +154,46 @@ typedef struct kvx_block_table {
 KVC_API kvc_status_t kvx_scheduler_append_blocks(kvx_scheduler_t *scheduler, const kvx_ask_t *ask,
 						 const kvx_block_table_t *table);
 
-/* Load what the request's last match() found, with the same `local`: tokens [ask->local, ask->local + hit->tokens),
- * into the blocks placed. Whatever comes of it is in the plan: also a load whose lease has been lost since (the daemon
- * died), which the ranks then report as failed. */
+/* Load what the request's last match() has found, with the same `local`: tokens [ask->local, ask->local + hit->tokens),
+ * into the appended blocks. The load is always in the message: one whose lease was lost since (the daemon died) is
+ * reported as failed by the ranks. */
 KVC_API void kvx_scheduler_start_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_hit_t *hit);
 
 /* After this step the request's first `computed` tokens are computed (ask->hashes covers the confirmed ones): reserve
- * for saving what is full and not stored. `prefill`: tokens of it that this step computes. Less than before: blocks
+ * for saving what is full and not stored. `prefill`: tokens of it that this step computes. Fewer than before: blocks
  * were lost and are computed again. */
 KVC_API void kvx_scheduler_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t computed,
 				   uint32_t prefill);
-/* The same of a request that is not to be saved: the step computes `prefill` tokens of it. For the guard. */
+/* The step computes `prefill` tokens of a request that is not saved. For the cost model. */
 KVC_API void kvx_scheduler_note_step_tokens(kvx_scheduler_t *scheduler, uint32_t computed, uint32_t prefill);
-/* Its block table is void (preempted); kvx_scheduler_append_blocks() gives the new one. */
+/* The request was preempted: its block table is void until kvx_scheduler_append_blocks() gives the new one. */
 KVC_API void kvx_scheduler_preempt(kvx_scheduler_t *scheduler, const kvx_ask_t *ask);
 KVC_API void kvx_scheduler_finish(kvx_scheduler_t *scheduler, const kvx_ask_t *ask);
-/* The next multiple of a block's tokens at which advance() has something to do for the request; UINT32_MAX: unknown
- * request. For callers that want to save the call. */
+/* The number of tokens at which advance() next has something to do for the request, for callers that want to save the
+ * call. UINT32_MAX: unknown request. */
 KVC_API uint32_t kvx_scheduler_next_save_at(const kvx_scheduler_t *scheduler, const char *id, uint32_t id_len);
 
-/* The plan of this step. Valid until the next call. Exactly once a step, after all calls of the step; an empty plan has
- * *p_len 0. */
+/* The message of this step, valid until the next call. Exactly once a step, after all its other calls; an empty message
+ * has *p_len 0. */
 KVC_API void kvx_scheduler_build_message(kvx_scheduler_t *scheduler, const void **p_bytes, size_t *p_len);
-/* A rank's report (kvx_worker_take_report()). Garbage is counted and ignored. */
+/* A rank's report (kvx_worker_take_report()). One that is not sound is counted and ignored. */
 KVC_API void kvx_scheduler_take_report(kvx_scheduler_t *scheduler, const void *bytes, size_t len);
-/* Blocks, by id, that hang on a load within a step which a report has said to have failed, of requests that had lost
- * them by then: preempted, or at an end. An engine that has them in a cache of its own takes them out. Each is named
- * once; returns how many, at most `cap`: ask again. */
+/* Ids of blocks that depend on a synchronous load that has failed, and that their requests had lost before: preempted
+ * or ended. An engine that has them in a cache of its own removes them. Each is named once; returns how many, at most
+ * `cap`: ask again. */
 KVC_API uint32_t kvx_scheduler_take_invalidated(kvx_scheduler_t *scheduler, uint32_t *ids, uint32_t cap);
-/* 1: something waits for a plan to go out in: keep stepping although there are no requests. */
+/* 1: something waits for a message: keep stepping although there are no requests. */
 KVC_API int kvx_scheduler_has_pending(kvx_scheduler_t *scheduler);
-/* Forget all blocks of the model and of the adapters asked about so far (weights changed in place). Waits up to a
- * second, also for what is being opened. */
+/* Drop all blocks of the model and of the adapters seen so far (weights changed in place). Waits up to a second, also
+ * for spaces that are being opened. */
 KVC_API kvc_status_t kvx_scheduler_reset(kvx_scheduler_t *scheduler);
 
-/* The caller has lost track of which blocks were given to whom: saves under way are given up, and no request known now
- * is saved before it has been preempted. */
+/* The caller no longer knows which request has which blocks: saves in progress are given up, and no request known now
+ * is saved before it was preempted. */
 KVC_API void kvx_scheduler_revoke_saves(kvx_scheduler_t *scheduler);
 
-/* One request has ended: metrics and prefix-hit records of the daemon. Before kvx_scheduler_finish(), or its hits are
- * not known any more. */
+/* A request has ended: metrics and prefix-hit records of the daemon. Call it before kvx_scheduler_finish(), which drops
+ * the request's hits. */
 typedef struct kvx_ended {
 	size_t struct_size;
 	uint32_t prompt_tokens, engine_tokens, output_tokens;
@@ -221,7 +219,7 @@ KVC_API void kvx_scheduler_record_ended(kvx_scheduler_t *scheduler, const kvx_as
 	X(miss_tokens_refused, "tokens found that were not loaded: too few, or no memory for the load")                \
 	X(wait_ns, "nanoseconds that lookups have waited for the daemon")                                              \
 	X(loads, "loads started")                                                                                      \
-	X(loads_async, "of them beside the steps")                                                                     \
+	X(loads_async, "of them asynchronous")                                                                         \
 	X(loads_done, "loads that brought every block")                                                                \
 	X(loads_failed, "loads that brought less: the engine computes the rest")                                       \
 	X(load_tokens, "tokens asked for")                                                                             \
@@ -232,12 +230,12 @@ KVC_API void kvx_scheduler_record_ended(kvx_scheduler_t *scheduler, const kvx_as
 	X(save_done, "blocks that became visible")                                                                     \
 	X(save_busy, "blocks the daemon had no room for")                                                              \
 	X(save_lost, "blocks reserved that were not saved after all")                                                  \
-	X(late_answers, "answers of the daemon that came after the lookup or the plan that waited for them")           \
-	X(bad_reports, "reports of a rank that made no sense")                                                         \
-	X(cost_model_stops, "lengths at which loading was stopped")                                                    \
-	X(cost_model_resumes, "lengths at which loading was resumed")                                                  \
+	X(late_answers, "answers of the daemon that came after the lookup or the step message that waited for them")   \
+	X(bad_reports, "reports of a rank that were not sound")                                                        \
+	X(cost_model_stops, "lengths at which the cost model stopped loading")                                         \
+	X(cost_model_resumes, "lengths at which the cost model resumed loading")                                       \
 	X(cost_model_cuts, "hits loaded in part, because loading the rest is slower than computing it")                \
-	X(cost_model_samples, "hits of which a piece was loaded only to see whether it pays")                          \
+	X(cost_model_samples, "hits that were sampled: a small part was loaded to measure it")                         \
 	X(cost_model_steps, "steps whose time was measured")                                                           \
 	X(attaches, "attachments to a daemon")                                                                         \
 	X(broken_invariants,                                                                                           \

@@ -1,4 +1,4 @@
-/* Checking a configuration, and keeping what it points at. */
+/* What kvx_attach() is given: checked, and copied. */
 #include "inproc/config.h"
 
 #include <stdio.h>

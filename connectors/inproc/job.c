@@ -44,7 +44,7 @@ kvx_job_t *kvx_job_create(kvx_t *kvx, const kvk_paged_t *paged, const kvx_prefix
 		return NULL;
 	}
 
-	/* the job's struct, then u32 arrays, then keys, which need no alignment */
+	/* the struct, u32 arrays, then keys, which need no alignment */
 	job->blocks = (uint32_t *)(void *)((uint8_t *)job + size);
 	memcpy(job->blocks, prefix->blocks, n * sizeof(uint32_t));
 	if (p_tokens) {

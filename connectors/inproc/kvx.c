@@ -1,4 +1,4 @@
-/* The connector: attach, poll, and the gate in front of loads and saves. */
+/* libkvx in one process: attach, poll, and the checks in front of loads and saves. */
 #include "common/await.h"
 #include "inproc/config.h"
 #include "inproc/job.h"
@@ -13,8 +13,8 @@
 #include <string.h>
 
 #define OPEN_RETRY_NS UINT64_C(500000000)
-#define CALL_MS       1000u /* an answer of the daemon's is waited for so long, in polls: nothing here blocks */
-#define SLICE_MS      20u   /* longest wait in one go: heartbeats are looked at this often */
+#define CALL_MS       1000u /* longest wait for an answer of the daemon, over many polls: no call blocks */
+#define SLICE_MS      20u   /* longest single wait: heartbeats are checked this often */
 
 static uint32_t or_default(uint32_t value, uint32_t instead)
 {
@@ -139,7 +139,7 @@ static int is_attached(const kvx_t *kvx)
 	return kvx->self_test.step == KVX_INPROC_TEST_PASSED && kvc_incarnation(kvx->kvc) != 0;
 }
 
-/* After a re-attach the space is opened again behind our back: until then a match says that there is no daemon. */
+/* After a re-attach libkvc opens the space again: until then a match says that there is no daemon. */
 static int is_alive(uint32_t why)
 {
 	return why != KV_WHY_NO_DAEMON && why != KV_WHY_DAEMON_STALE;
@@ -168,7 +168,7 @@ static int any_job_movable(const kvx_t *kvx)
 	return 0;
 }
 
-/* The space is opened without waiting for it: a daemon that stops meanwhile does not stop the engine. */
+/* Open the space without waiting: a daemon that stops meanwhile does not stop the engine. */
 static void open_space(kvx_t *kvx, uint64_t now)
 {
 	kvc_status_t status;
@@ -206,7 +206,7 @@ static void keep_attached(kvx_t *kvx, uint64_t now)
 	}
 }
 
-/* Loads first: somebody waits for them. Returns what is left of the budget. */
+/* Loads first: requests wait for them. Returns the rest of the budget. */
 static uint32_t step_jobs(kvx_t *kvx, int saves, uint64_t now, uint32_t budget)
 {
 	for (kvx_job_t *job = kvx->first; job; job = job->next) {

@@ -1,8 +1,7 @@
-/* Loads: match, acquire, then scatter what is ready, a bounded number of blocks a poll.
+/* Loads: match, acquire, then scatter ready blocks, a bounded number in each poll.
  *
- * A block counts only when, after it was copied and its digests were right, the lease was still valid: memory of a
- * lease that is over may already belong to somebody else.
- */
+ * A block counts only if the lease was still valid after it was copied and its digests were right: the memory of an
+ * ended lease may already hold another block. */
 #include "inproc/load.h"
 #include "common/await.h"
 #include "inproc/job.h"
@@ -166,7 +165,7 @@ static kvc_status_t copy_blocks(kvx_load_t *load, uint32_t count, uint32_t *p_go
 	return status;
 }
 
-/* Has the daemon ended, or stopped for too long? Looked at only when a load stands still. */
+/* The daemon has ended, or stopped for too long. Checked only while a load makes no progress. */
 static int daemon_has_gone(kvx_load_t *load, uint64_t now)
 {
 	const uint32_t why = kvx_miss_reason(load->job.kvx->space);
@@ -174,14 +173,15 @@ static int daemon_has_gone(kvx_load_t *load, uint64_t now)
 	return why == KV_WHY_NO_DAEMON || kvx_silent_too_long(&load->silent_ns, why == KV_WHY_DAEMON_STALE, now);
 }
 
-/* Nothing can be copied now: is there still hope? */
+/* Nothing can be copied now: end the load if there is no hope of more. */
 static void check_stalled(kvx_load_t *load, uint64_t now)
 {
 	const kvc_status_t rest = kvc_lease_rest_status(load->lease);
 
 	if (now >= load->job.deadline_ns) {
 		finish_load(load, KVC_ERR_TIMEOUT);
-	} else if (rest < 0 && ready_blocks(load) <= load->done) { /* asked after `rest`: no more will come */
+	} else if (rest < 0 &&
+		   ready_blocks(load) <= load->done) { /* read after `rest`: no further block will be ready */
 		finish_load(load, rest);
 	} else if (daemon_has_gone(load, now)) {
 		finish_load(load, KVC_ERR_DAEMON_STALE);

@@ -1,9 +1,6 @@
-/* Saves: ask for slots, gather straight into them a bounded number of blocks a poll, hand them in, wait until they are
- * visible.
- *
- * Started again, a few times: when the parent has been evicted meanwhile (the engine still has it, so the whole prefix
- * is offered), and when the daemon granted only a part.
- */
+/* Saves: reserve slots, gather straight into them a bounded number of blocks in each poll, hand them in, wait until
+ * they are visible. A save is started again a few times: if the parent was evicted meanwhile (the engine still has it,
+ * so the whole prefix is offered), and if the daemon granted only a part. */
 #include "inproc/save.h"
 #include "inproc/job.h"
 
@@ -31,7 +28,7 @@ static void finish_save(kvx_save_t *save, kvc_status_t status)
 	stats->save_lost += status < 0 && status != KVC_ERR_TIMEOUT && status != KVC_ERR_BUSY && status != KVC_ERR_FULL;
 }
 
-/* Ask for [from, n). */
+/* Reserve slots for [from, n). */
 static kvc_status_t start_put(kvx_save_t *save, uint32_t from)
 {
 	const kvx_t *kvx = save->job.kvx;
@@ -55,8 +52,8 @@ static kvc_status_t start_put(kvx_save_t *save, uint32_t from)
 	return status;
 }
 
-/* Ask again for [from, n) after a rest, or give up with `status`. */
-static void rest(kvx_save_t *save, uint32_t from, kvc_status_t status, uint64_t now)
+/* Reserve [from, n) again after a rest, or give up with `status`. */
+static void rest_save(kvx_save_t *save, uint32_t from, kvc_status_t status, uint64_t now)
 {
 	kvc_put_free(save->put);
 	save->put = NULL;
@@ -132,11 +129,11 @@ static void step_asked(kvx_save_t *save, uint64_t now)
 	case KVC_ERR_NO_PARENT:
 	case (kvc_status_t)KV_ERR_PARENT_LOST:
 	case (kvc_status_t)KV_ERR_PARENT_UNREADABLE:
-		rest(save, 0, put.status, now);
+		rest_save(save, 0, put.status, now);
 		break;
 	case KVC_ERR_BUSY:
 	case KVC_ERR_STALE_EPOCH:
-		rest(save, save->from, put.status, now);
+		rest_save(save, save->from, put.status, now);
 		break;
 	default:
 		finish_save(save, put.status);
@@ -217,7 +214,7 @@ static void step_waiting(kvx_save_t *save, uint64_t now)
 		if (save->result.copied) {
 			finish_save(save, KVC_ERR_BUSY);
 		} else {
-			rest(save, visible, KVC_ERR_BUSY, now);
+			rest_save(save, visible, KVC_ERR_BUSY, now);
 		}
 	} else {
 		finish_save(save, put.status);

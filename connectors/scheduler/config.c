@@ -19,7 +19,7 @@ kvc_status_t kvx_scheduler_reject_config(const char *why)
 	return KVC_ERR_ARG;
 }
 
-/* The fields that make sense by themselves. */
+/* The fields that can be checked one by one. */
 static kvc_status_t check_fields(const kvx_scheduler_config_t *config)
 {
 	const char *why = "the layout is not valid";
@@ -40,7 +40,7 @@ static kvc_status_t check_fields(const kvx_scheduler_config_t *config)
 		return kvx_scheduler_reject_config("at least one writer is required");
 	}
 	if (config->max_blocks == 0 || config->max_blocks > KVX_MSG_BYTES_MAX / 8u) {
-		return kvx_scheduler_reject_config("max_blocks is zero or too many for a plan");
+		return kvx_scheduler_reject_config("max_blocks is zero or too many for a step message");
 	}
 	if (config->mode < KVX_LOAD_AUTO || config->mode > KVX_LOAD_ASYNC) {
 		return kvx_scheduler_reject_config("mode is none of kvx_load_mode_t");
@@ -49,7 +49,7 @@ static kvc_status_t check_fields(const kvx_scheduler_config_t *config)
 	return KVC_OK;
 }
 
-/* Who writes what must not leave the layout, and no writer be the scheduler. */
+/* Writers stay inside the layout, and none of them is the scheduler. */
 static kvc_status_t check_writers(const kvx_scheduler_config_t *config)
 {
 	for (uint32_t i = 0; i < config->writer_count; i++) {
@@ -130,7 +130,7 @@ static kvc_status_t take_arrays(kvx_scheduler_t *scheduler, const kvx_scheduler_
 	}
 	memcpy(scheduler->writers, config->writers, config->writer_count * sizeof *scheduler->writers);
 
-	/* A plan can always name the blocks allocated in its step. */
+	/* Reserved at open, so that a message can always name the blocks allocated in its step. */
 	scheduler->reserved_bytes = kvx_fence_record_bytes(config->max_blocks);
 	kvx_msg_reset(&scheduler->message, KVX_MSG_MAGIC);
 	if (scheduler->message.failed || !kvx_buffer_reserve(scheduler, 0)) {

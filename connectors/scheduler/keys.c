@@ -13,7 +13,7 @@ static void key_at(void *ctx, uint32_t i, kvc_key_t *key)
 	const void *hash;
 	uint32_t len = 0;
 
-	*key = (kvc_key_t){{0}}; /* nobody's: it is found nowhere */
+	*key = (kvc_key_t){{0}}; /* the key of no block: it is found nowhere */
 	if (i >= view->n) {
 		view->bad = 1;
 		return;
@@ -131,7 +131,7 @@ static kvc_status_t finish_unit(kvx_chain_state_t *own)
 	return status;
 }
 
-/* Take the piece in, a unit at a time. */
+/* Append the tokens, a unit at a time. */
 static kvc_status_t feed_tokens(const kv_env_t *env, kvx_chain_state_t *own, const kvx_units_t *units, uint32_t unit)
 {
 	const uint32_t first_start = (units->at + unit - 1u) / unit; /* of the units that start in this piece */
@@ -176,7 +176,7 @@ kvc_status_t kvx_scheduler_add_tokens(kvx_scheduler_t *scheduler, const kvx_ask_
 	}
 	number = kvx_space_find_or_add(scheduler, ask);
 	if (number == UINT32_MAX || !scheduler->spaces[number].open) {
-		return KVC_ERR_UNREACHABLE; /* without a space there is nothing to begin a chain with */
+		return KVC_ERR_UNREACHABLE; /* a chain begins with its space */
 	}
 	space = scheduler->spaces[number].space;
 	request = kvx_requests_find_or_add(&scheduler->requests, ask->id, ask->id_len);

@@ -1,22 +1,21 @@
-/* Holds: a match that finds something leases it before the engine is told, so that what was promised is there when the
- * engine counts on it.
+/* The lease cache: a match that finds something leases it before the engine is told, so the blocks are there when the
+ * engine counts on them.
  *
- *   match --lease--> held --admitted--> load (scheduler/load.c)
- *                    held --runs without, gone, or not asked for in a while--> given back
+ *   match --lease--> cached --admitted--> load (scheduler/load.c)
+ *                    cached --computed without it, gone, or not looked up for a while--> released
  *
- * The answer is waited for as long as computing would take, within bounds:
- * docs/decisions/021-waiting-for-a-stalled-daemon.md. One that comes later is there when the engine asks again.
- */
+ * The answer is awaited as long as computing would take, within bounds (docs/decisions/021). A later answer is there
+ * when the engine asks again. */
 #include "scheduler/lease_cache.h"
 #include "scheduler/keys.h"
 #include "scheduler/requests.h"
 #include "scheduler/spaces.h"
 
-#define WAIT_MS    100u  /* longest wait for an answer while the daemon's heart beats; */
-#define LATE_MS    20u   /* and after one that did not come in time, until one does, */
-#define LATE_PART  8u    /* at most one in so many of what computing would take */
-#define IDLE_MS    1000u /* held for a request that nobody asks about */
-#define RETRY_PART 8u    /* of the time between renewals passes until one that could not be sent is tried again */
+#define WAIT_MS    100u  /* longest wait for an answer while the heartbeat moves */
+#define LATE_MS    20u   /* the same after a late answer, until the next one is in time */
+#define LATE_PART  8u    /* and at most this part of what computing would take */
+#define IDLE_MS    1000u /* released when no lookup has asked for it for so long */
+#define RETRY_PART 8u    /* a renewal that could not be sent is tried again after this part of the interval */
 
 uint32_t kvx_load_fill_parts(const kvx_scheduler_t *scheduler, const kvc_space_t *space, const kvx_ask_t *ask,
 			     uint32_t units, kvx_sload_t *load)
@@ -49,7 +48,7 @@ void kvx_load_renew_leases(const kvx_scheduler_t *scheduler, kvx_sload_t *load, 
 			sent = 0;
 		}
 	}
-	/* The next in its turn would be the end of the lease. */
+	/* The next regular renewal would come after the lease has ended. */
 	load->renewed_ns = sent ? now : now - every + every / RETRY_PART;
 }
 
@@ -76,7 +75,7 @@ void kvx_load_free(kvx_scheduler_t *scheduler, kvx_sload_t *load)
 
 /* ---- asking ---------------------------------------------------------------------------------- */
 
-/* One lease a part. */
+/* One lease for each part. */
 static kvc_status_t start_leases(const kvx_scheduler_t *scheduler, kvc_space_t *space, kvx_key_view_t *view,
 				 kvx_sload_t *load)
 {
@@ -103,7 +102,7 @@ static kvc_status_t start_leases(const kvx_scheduler_t *scheduler, kvc_space_t *
 	return status;
 }
 
-/* In one piece of memory: itself, the ids, the request's id. `shape` has the parts. */
+/* One allocation: the load, the ids, the request's id. `shape` has the parts. */
 static kvx_sload_t *create_load(const kvx_scheduler_t *scheduler, const kvx_request_t *request,
 				const kvx_sload_t *shape, uint32_t blocks)
 {
@@ -127,8 +126,8 @@ static kvx_sload_t *create_load(const kvx_scheduler_t *scheduler, const kvx_requ
 	return load;
 }
 
-/* How long the answer is worth waiting for. Nobody knows how long a stall lasts: who waits as long as computing would
- * take, pays at most twice the better choice. Where nothing has been computed yet, loading is taken to be worth it. */
+/* How long the answer is worth waiting for. The length of a stall is unknown: a wait as long as computing costs at most
+ * twice the better choice (docs/decisions/021). Before anything was computed, loading counts as worth the wait. */
 static uint64_t max_wait_ns(kvx_scheduler_t *scheduler, uint32_t local, uint32_t tokens)
 {
 	const uint64_t compute = kvx_cost_model_compute_ns(&scheduler->cost_model, local, tokens);
@@ -227,7 +226,7 @@ static uint32_t leased_tokens(const kvx_scheduler_t *scheduler, const kvx_sload_
 	return load->units * scheduler->unit;
 }
 
-/* Are the blocks held, or asked for, those, or more? */
+/* The cached leases, granted or requested, cover these units. */
 static int covers_blocks(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request,
 			 uint32_t units)
 {
@@ -241,7 +240,7 @@ static int covers_blocks(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask,
 					   : cached->units == units && cached->local == ask->local;
 }
 
-/* And of the daemon that is there now? */
+/* They do, and they are of the daemon that is attached now. */
 static int is_reusable(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request,
 		       uint32_t units)
 {
@@ -305,7 +304,7 @@ uint32_t kvx_lease_cache_acquire(kvx_scheduler_t *scheduler, const kvx_ask_t *as
 	return tokens;
 }
 
-/* Leave out what the engine has got meanwhile, and what it does not want. */
+/* Drop the blocks that the engine has computed since, and those it does not want. */
 static void trim_load(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t units, kvx_sload_t *load)
 {
 	const uint32_t block_tokens = scheduler->groups[0].block_tokens;
@@ -313,7 +312,7 @@ static void trim_load(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask, ui
 	const uint32_t local = ask->local / block_tokens, end = units * scheduler->unit / block_tokens;
 
 	if (scheduler->group_count > 1) {
-		return; /* held for exactly this */
+		return; /* leased for exactly these units */
 	}
 	part->first = part->first > local ? part->first : local;
 	part->n = end - part->first;
@@ -360,7 +359,7 @@ void kvx_lease_cache_poll(kvx_scheduler_t *scheduler, uint64_t now)
 			kvx_requests_find_serial(&scheduler->requests, load->id, load->id_len, load->serial);
 
 		next = load->next;
-		if (!kv_holds(request)) { /* finish() gives back what its request holds */
+		if (!kv_holds(request)) { /* kvx_scheduler_finish() drops the leases of its request */
 			kvx_scheduler_detach_if_broken(scheduler);
 			return;
 		}

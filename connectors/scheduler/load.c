@@ -1,9 +1,8 @@
-/* Loads: what was held for the request (scheduler/lease_cache.c) gets its blocks, is told to the ranks in the step's
- * plan, and is over when all ranks have said so.
+/* Loads: a cached lease (scheduler/lease_cache.h) is bound to the engine's blocks, goes to the ranks in the step
+ * message, and ends when every rank has reported it.
  *
- * Once told, a load's leases live until every rank has reported, also when the request is gone: a rank reads them until
- * then. Should a rank never report, they are given back after a few times the ranks' own deadline.
- */
+ * Once emitted, a load keeps its leases until every rank has reported, also when the request is gone: a rank may still
+ * read them. If a rank never reports, the leases are released after GIVE_UP times the ranks' own deadline. */
 #include "scheduler/load.h"
 #include "scheduler/config.h"
 #include "scheduler/lease_cache.h"
@@ -15,7 +14,7 @@
 
 /* ---- taking what is held --------------------------------------------------------------------- */
 
-/* The ids of the blocks to be written; of places nobody has given a block for: none. */
+/* The ids of the blocks to write; KVX_NO_BLOCK where the table has no block yet. */
 static void fill_block_ids(const kvx_scheduler_t *scheduler, const kvx_request_t *request, const kvx_sload_part_t *part,
 			   uint32_t *ids)
 {
@@ -26,7 +25,7 @@ static void fill_block_ids(const kvx_scheduler_t *scheduler, const kvx_request_t
 	}
 }
 
-/* Name the engine's blocks in what was held. */
+/* Fill in the engine's blocks. */
 static void bind_blocks(const kvx_scheduler_t *scheduler, const kvx_request_t *request, kvx_sload_t *load)
 {
 	for (uint32_t p = 0; p < load->parts; p++) {
@@ -40,7 +39,7 @@ static void bind_blocks(const kvx_scheduler_t *scheduler, const kvx_request_t *r
 	load->ranks_left = scheduler->writer_count;
 }
 
-/* The LOAD record; its parts' ids are the load's own, or those of the request where nothing is held any more. */
+/* The LOAD record. The ids are the load's own, or with `request` those of its table. */
 static void emit_load(kvx_scheduler_t *scheduler, const kvx_sload_t *load, const kvx_request_t *request,
 		      const kvc_handle_t *handles)
 {
@@ -80,8 +79,7 @@ static void append_load(kvx_scheduler_t *scheduler, kvx_sload_t *load, uint32_t 
 	scheduler->reserved_bytes += load->bytes;
 }
 
-/* The room match() has kept for the load is there for its record, in the plan being made. 0: nothing was offered, and
- * there is none. */
+/* Use what match() has reserved for the record of this load. 0: nothing was reserved, and there is no memory. */
 static int use_reservation(kvx_scheduler_t *scheduler, kvx_request_t *request, uint32_t units)
 {
 	const size_t bytes = kvx_load_record_bytes(scheduler, units), tentative_bytes = request->tentative_bytes;
@@ -100,7 +98,7 @@ typedef struct kvx_invalidation {
 	uint32_t step; /* of the load */
 } kvx_invalidation_t;
 
-/* One that has bad blocks in its table: all it computes is garbage. */
+/* A request with invalid blocks in its table computes garbage: none of it is saved. */
 static void invalidate_request(void *ctx, kvx_request_t *request)
 {
 	const kvx_invalidation_t *invalidate_dependents = ctx;
@@ -125,7 +123,7 @@ static void invalidate_request(void *ctx, kvx_request_t *request)
 void kvx_loads_mark_unverified(kvx_scheduler_t *scheduler, const kvx_request_t *request)
 {
 	for (kvx_sload_t *load = scheduler->loads; load; load = load->next) {
-		const kvx_sload_part_t *part = &load->part[0]; /* of several groups there is no load within a step */
+		const kvx_sload_part_t *part = &load->part[0]; /* several groups have no synchronous loads */
 		const kvx_request_group_t *group = &request->groups[0];
 
 		if (load->serial != request->serial || (load->flags & KVX_MSG_ASYNC) || load->blocks_lost) {
@@ -172,7 +170,7 @@ uint32_t kvx_scheduler_take_invalidated(kvx_scheduler_t *scheduler, uint32_t *id
 	return n;
 }
 
-/* What the request still has: the load's own blocks, and those after them. */
+/* The load's own blocks, and those computed after them. */
 static void invalidate_table(kvx_scheduler_t *scheduler, const kvx_sload_t *load, kvx_request_t *request)
 {
 	for (uint32_t p = 0; p < load->parts; p++) {
@@ -189,11 +187,12 @@ static void invalidate_table(kvx_scheduler_t *scheduler, const kvx_sload_t *load
 	request->invalid_step = load->step;
 }
 
-/* An engine may name the blocks of a load within a step in its own cache at once, and not take them out when the load
- * fails: until the request has computed them again, others find garbage there. */
+/* An engine may have entered the blocks of a synchronous load in its prefix cache when it allocated them, and keep them
+ * there when the load fails (docs/decisions/019). Until the request has computed them again, every request that finds
+ * them computes garbage. So its blocks are marked invalid, and puts that depend on them are revoked. */
 static void invalidate_dependents(kvx_scheduler_t *scheduler, const kvx_sload_t *load, kvx_request_t *request)
 {
-	request = load->blocks_lost ? NULL : request; /* its blocks are others by now */
+	request = load->blocks_lost ? NULL : request; /* the table names other blocks by now */
 	if (request) {
 		invalidate_table(scheduler, load, request);
 	}
@@ -202,7 +201,7 @@ static void invalidate_dependents(kvx_scheduler_t *scheduler, const kvx_sload_t 
 			      &(kvx_invalidation_t){scheduler, request, load->step});
 }
 
-/* Nothing is held any more, and there is no memory to remember it by: the ranks report all of it as failed. */
+/* There is no lease, and no memory for a load: the ranks report all of it as failed. */
 static void emit_failed_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request,
 			     const kvx_hit_t *hit)
 {
@@ -266,7 +265,7 @@ void kvx_scheduler_start_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, 
 
 /* ---- telling the ranks ----------------------------------------------------------------------- */
 
-/* Handles of what is leased still, nothing for the rest. */
+/* Handles of the leases that are still valid, zeros for the rest. */
 static uint32_t export_leases(kvx_scheduler_t *scheduler, kvx_sload_t *load, kvc_handle_t *handles)
 {
 	uint32_t leased = 0;
@@ -288,7 +287,7 @@ static uint32_t export_leases(kvx_scheduler_t *scheduler, kvx_sload_t *load, kvc
 	return leased;
 }
 
-/* After the loads: the request may be gone in the very step that began to load for it. */
+/* After the loads, since a request may be gone in the very step that begins to load for it. */
 static void emit_drops(kvx_scheduler_t *scheduler)
 {
 	for (kvx_sload_t *load = scheduler->loads; load && scheduler->drop_count; load = load->next) {
@@ -351,7 +350,7 @@ static void remove_load(kvx_scheduler_t *scheduler, kvx_sload_t **link)
 	kvx_load_free(scheduler, load);
 }
 
-/* Every load of which the ranks have brought less than was promised. */
+/* A rank has loaded less than was leased. */
 static void fail_load(kvx_scheduler_t *scheduler, kvx_sload_t *load)
 {
 	kvx_request_t *request = kvx_requests_find_serial(&scheduler->requests, load->id, load->id_len, load->serial);
@@ -366,7 +365,7 @@ static void fail_load(kvx_scheduler_t *scheduler, kvx_sload_t *load)
 	}
 	if (request) {
 		request->failed = 1;
-		kvx_request_restart_saving(request); /* a damaged block has been dropped meanwhile */
+		kvx_request_restart_saving(request); /* the daemon has dropped a damaged block since */
 	}
 	kvx_puts_revoke(scheduler, load->serial, load->step);
 }
@@ -376,7 +375,7 @@ static void add_load_sample(kvx_scheduler_t *scheduler, const kvx_sload_t *load)
 	kvx_request_t *request = kvx_requests_find_serial(&scheduler->requests, load->id, load->id_len, load->serial);
 
 	if (load->failed && !load->timed_out) {
-		return; /* how fast it failed says nothing */
+		return; /* the time of a failure says nothing about loading */
 	}
 	kvx_cost_model_add_load(&scheduler->cost_model, &(kvx_load_sample_t){.cpu = load->cpu_tokens,
 									     .disk = load->disk_tokens,
@@ -399,7 +398,7 @@ void kvx_loads_take_report(kvx_scheduler_t *scheduler, const kvx_report_loaded_t
 	}
 	load = *link;
 	if (!load || !load->sent) {
-		return; /* given up already, or dead from the start */
+		return; /* given up already, or emitted without a record to wait for */
 	}
 	load->ns = report->ns > load->ns ? report->ns : load->ns;
 	if (report->status != KVC_OK || report->blocks < load->blocks) {
@@ -414,7 +413,7 @@ void kvx_loads_take_report(kvx_scheduler_t *scheduler, const kvx_report_loaded_t
 	}
 }
 
-/* While ranks are still reading: keep the leases alive, but not for ever. */
+/* Renew leases while ranks still read, up to the limit. */
 void kvx_loads_poll(kvx_scheduler_t *scheduler, uint64_t now)
 {
 	const uint64_t load_ns = scheduler->load_ms * KVX_MS;

@@ -8,13 +8,15 @@
 
 #include "kv/log.h"
 
-#define ATTACH_US 1000u /* a match looks for a daemon so long */
-#define AGAIN_MS  20u   /* and not again before */
+#define ATTACH_US 1000u /* longest search for a daemon in a match */
+#define AGAIN_MS  20u   /* pause between two searches */
 #define SLICE_US  50u
-#define INSIDE_NS UINT64_C(25000000) /* loads that wait for each other, at most: docs/decisions/015 */
+#define INSIDE_NS                                                                                                      \
+	UINT64_C(25000000) /* most that synchronous loads of one step may take together: docs/decisions/015            \
+			    */
 
-/* 1: load beside the steps. Inside one everybody waits for all of its loads; of an engine that plans ahead also those
- * whose answer a step before has ready. */
+/* 1: load asynchronously. A synchronous load holds up every request of its step, and on an engine that plans ahead also
+ * the answers of the step before (docs/decisions/015). */
 static int is_async(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t cpu, uint32_t disk)
 {
 	uint64_t sync_ns = kvx_cost_model_load_ns(&scheduler->cost_model, cpu, disk);
@@ -57,7 +59,7 @@ static void log_state_change(const kvx_cost_decision_t *answer)
 	}
 }
 
-/* Does it pay? Leaves out what does not. */
+/* Leave out the parts of the hit that cost more to load than to compute. 0: nothing is left. */
 static int apply_cost_model(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t *p_cpu, uint32_t *p_disk)
 {
 	const kvx_cost_query_t question = {
@@ -67,7 +69,7 @@ static int apply_cost_model(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, ui
 		.cpu = *p_cpu,
 		.disk = *p_disk,
 		.total = ask->tokens,
-		/* What several groups can serve of less is another question. */
+		/* several groups cannot serve a shorter prefix: a window may lack blocks */
 		.grain = scheduler->group_count == 1 ? scheduler->groups[0].block_tokens : 0,
 	};
 	kvx_scheduler_stats_t *stats = &scheduler->stats;
@@ -90,7 +92,7 @@ static int apply_cost_model(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, ui
 	return answer.choice != KVX_RECOMPUTE;
 }
 
-/* All that loading this will need is taken now, so that a load, once promised, cannot fail for want of memory. */
+/* Reserve all memory the load will need now: a load that was promised must not fail for lack of memory. */
 static int reserve_for_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t number, uint32_t units)
 {
 	kvx_request_t *request = kvx_requests_find_or_add(&scheduler->requests, ask->id, ask->id_len);
@@ -168,7 +170,7 @@ typedef struct kvx_found {
 	uint32_t local, all, cpu; /* tokens from the start */
 } kvx_found_t;
 
-/* Of what is stored beyond `local`: what is to be claimed. */
+/* Decide what of the stored tokens beyond `local` the engine may count on, and lease it. */
 static void decide_hit(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_found_t *found, kvx_hit_t *hit)
 {
 	const uint32_t in_cpu = found->cpu > found->local ? found->cpu : found->local;
@@ -187,7 +189,7 @@ static void decide_hit(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const k
 	stats->miss_tokens_declined += found->all - found->local - cpu - disk;
 	async = is_async(scheduler, ask, cpu, disk);
 	if (!async && found->local + cpu + disk >= ask->tokens) {
-		/* Something must be left to compute in the step. */
+		/* a synchronous step must compute at least one token */
 		most = (ask->tokens - 1u) / scheduler->groups[0].block_tokens * scheduler->groups[0].block_tokens;
 		most = most > found->local ? most - found->local : 0;
 		cpu = cpu < most ? cpu : most;
@@ -233,8 +235,8 @@ static int can_load_all(const kvx_scheduler_t *scheduler)
 	return 1;
 }
 
-/* An idle engine calls nothing, so a daemon that has come back meanwhile is not attached to. A request is worth looking
- * for it, for a moment and not for every one. Returns why not, as kvx_space_miss_reason(). */
+/* An idle engine makes no calls, so it has not attached to a daemon that came back. A request is worth a short search
+ * for it, but not every request. Returns why not, as kvx_space_miss_reason(). */
 static uint32_t poll_for_daemon(kvx_scheduler_t *scheduler, uint32_t number)
 {
 	uint64_t now = kv_now_ns(scheduler->env);
@@ -255,7 +257,8 @@ static uint32_t poll_for_daemon(kvx_scheduler_t *scheduler, uint32_t number)
 	return why;
 }
 
-/* Why nothing can be found. A heartbeat that is stale is waited for: a miss costs more than the rest of a stall. */
+/* Why nothing can be found. A stale heartbeat is waited for: a miss costs more than the rest of a stall
+ * (docs/decisions/021). */
 static uint32_t lookup_miss_reason(kvx_scheduler_t *scheduler, uint32_t number)
 {
 	const uint64_t start = kv_now_ns(scheduler->env);
@@ -272,7 +275,7 @@ static uint32_t lookup_miss_reason(kvx_scheduler_t *scheduler, uint32_t number)
 	return why;
 }
 
-/* The daemon may have been stopped in the middle of a bucket. */
+/* The daemon may have been stopped in the middle of a bucket: then the lookup is repeated. */
 static void match_keys(kvx_scheduler_t *scheduler, const kvx_key_view_t *view, kvc_match_t *match)
 {
 	const uint64_t since = kv_now_ns(scheduler->env), until = since + KVX_STALE_NS;

@@ -1,5 +1,5 @@
-/* Room in plans: what is certain to be told, what was offered and may be, and what somebody is about to add. A load
- * that was promised finds it. */
+/* Bytes of step messages: those of loads already started, those of hits that may still be loaded, and those of the
+ * record that is added next. A load that was promised finds its bytes. */
 #include "scheduler/message_buffer.h"
 
 void kvx_buffer_begin(kvx_scheduler_t *scheduler)

@@ -6,11 +6,11 @@
 
 /* Start the message of this step, once. */
 void kvx_buffer_begin(kvx_scheduler_t *scheduler);
-/* Reserve so many bytes in addition to what is reserved for loads. 0: there is no memory. */
+/* Reserve `more` bytes in addition to those of loads. 0: there is no memory. */
 int kvx_buffer_reserve(kvx_scheduler_t *scheduler, size_t more);
-/* Keep so many bytes for the request's load, whichever message that comes in; 0: none. */
+/* Reserve `bytes` for the request's load, whichever message it comes in; 0: none. */
 void kvx_buffer_reserve_tentative(kvx_scheduler_t *scheduler, kvx_request_t *request, size_t bytes);
-/* Bytes of a FENCE of all blocks; at most of the LOAD record of so many units. */
+/* Bytes of a FENCE of all blocks; at most of a LOAD record of `units` units. */
 size_t kvx_fence_record_bytes(uint32_t max_blocks);
 size_t kvx_load_record_bytes(const kvx_scheduler_t *scheduler, uint32_t units);
 

@@ -2,8 +2,8 @@
 #include "scheduler/requests.h"
 
 #define FIRST_BUCKETS    256u
-#define FREE_MAX         1024u /* objects kept for the next */
-#define MAX_KEPT_ENTRIES 8192u /* larger tables of requests that are gone are given back */
+#define FREE_MAX         1024u /* objects kept for later requests */
+#define MAX_KEPT_ENTRIES 8192u /* larger tables are freed with their request */
 
 kvc_status_t kvx_requests_init(kvx_requests_t *requests, const kv_env_t *env, uint32_t group_count)
 {
@@ -107,7 +107,7 @@ kvx_request_t *kvx_requests_find_serial(kvx_requests_t *requests, const char *id
 	return request && request->serial == serial ? request : NULL;
 }
 
-/* Twice the buckets. Without memory for them the chains just grow longer. */
+/* Double the buckets. Without memory for them the chains grow longer. */
 static void grow_table(kvx_requests_t *requests)
 {
 	const uint32_t count = requests->bucket_count * 2u;
@@ -133,7 +133,7 @@ static void grow_table(kvx_requests_t *requests)
 	requests->bucket_count = count;
 }
 
-/* An object with room for an id of that length, everything in it as of no request. */
+/* An object with memory for an id of that length, in its initial state. */
 static kvx_request_t *take_object(kvx_requests_t *requests, uint32_t id_len)
 {
 	const size_t size = sizeof(kvx_request_t) + requests->group_count * sizeof(kvx_request_group_t);
@@ -146,7 +146,7 @@ static kvx_request_t *take_object(kvx_requests_t *requests, uint32_t id_len)
 			return NULL;
 		}
 		request->next = NULL;
-		requests->free = request; /* one that cannot be used now waits there */
+		requests->free = request; /* it stays in the list if the id cannot be allocated */
 		requests->free_count++;
 	}
 	if (request->id_cap < id_len) {
@@ -192,7 +192,7 @@ kvx_request_t *kvx_requests_find_or_add(kvx_requests_t *requests, const char *id
 	return request;
 }
 
-/* Empty it but for its memory. */
+/* Reset it, but keep its memory. */
 static void reset_object(kvx_requests_t *requests, kvx_request_t *request)
 {
 	kvx_request_t fresh = {.id = request->id, .id_cap = request->id_cap};

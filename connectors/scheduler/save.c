@@ -1,10 +1,9 @@
-/* Saves: slots are asked for as soon as blocks are sure to be full, handed to the ranks when they are granted, over
- * when the daemon says so.
+/* Saves: slots are reserved as soon as blocks are certain to be full, handed to the ranks when the daemon has granted
+ * them, and done when the daemon says so.
  *
- * A block is handed out only while it is still what it was when it was asked for: each engine block counts its
- * allocations. One that was allocated to somebody else in the very step of the plan still has its old bytes when the
- * ranks look at the plan, and is saved before they are overwritten.
- */
+ * A block is handed out only while it still is what was reserved: every engine block counts its allocations. A block
+ * that is allocated to another request in the very step of the message still has its old bytes when the ranks read the
+ * message, and is saved before they are overwritten. */
 #include "scheduler/save.h"
 #include "scheduler/keys.h"
 #include "scheduler/lease_cache.h"
@@ -13,11 +12,11 @@
 #include "scheduler/spaces.h"
 #include "scheduler/step_time.h"
 
-#define LATE_MS  10000u /* after its step a put that the ranks have not handed in is not kept alive any longer */
+#define LATE_MS  10000u /* a put not handed in so long after its step is not renewed any longer */
 #define DUE_MS   20u    /* an answer that takes longer is not worth a step of its own */
-#define REST_MS  20u    /* before asking a busy daemon again; doubled each time */
+#define REST_MS  20u    /* pause before a busy daemon is asked again; doubled each time */
 #define REST_MAX 6u     /* doublings */
-#define RUNS     64u    /* puts one advance() starts for a group */
+#define RUNS     64u    /* puts that one advance() starts for a group */
 
 void kvx_request_update_next(const kvx_scheduler_t *scheduler, kvx_request_t *request)
 {
@@ -81,7 +80,7 @@ static void recycle_put(kvx_scheduler_t *scheduler, kvx_sput_t *put)
 	scheduler->put_count--;
 }
 
-/* Out of the list; returns nothing, *link is the next one. */
+/* Remove it from the list; *link is the next one. */
 static void remove_put(kvx_scheduler_t *scheduler, kvx_sput_t **link)
 {
 	kvx_sput_t *put = *link;
@@ -98,7 +97,7 @@ static kvx_request_t *find_request(kvx_scheduler_t *scheduler, const kvx_sput_t 
 	return kvx_requests_find_serial(&scheduler->requests, put->id, put->id_len, put->serial);
 }
 
-/* Blocks from `block` on are not saved after all: ask again, not before `now` and a pause. */
+/* Blocks from `block` on were not saved: ask again after `now` and a pause. */
 static void schedule_retry(kvx_scheduler_t *scheduler, const kvx_sput_t *put, uint32_t block, uint64_t now)
 {
 	kvx_request_t *request = find_request(scheduler, put);
@@ -116,7 +115,7 @@ static void schedule_retry(kvx_scheduler_t *scheduler, const kvx_sput_t *put, ui
 
 /* ---- asking ---------------------------------------------------------------------------------- */
 
-/* Is the block at that place known, and still this request's? */
+/* The entry has a block, and the block still is the request's. */
 static int entry_is_current(const kvx_scheduler_t *scheduler, const kvx_request_group_t *group, uint32_t entry)
 {
 	const kvx_table_entry_t *p = &group->entries[entry];
@@ -176,7 +175,7 @@ static kvc_status_t start_put(kvx_scheduler_t *scheduler, const kvx_run_t *run, 
 			     &options, p_put);
 }
 
-/* One put for blocks [from, to). 0: not now. */
+/* Reserve one put for blocks [from, to). 0: not now. */
 static int reserve_run(kvx_scheduler_t *scheduler, const kvx_run_t *run, uint64_t now)
 {
 	const kvx_request_group_t *group = &run->request->groups[run->index];
@@ -242,7 +241,8 @@ static int save_group(kvx_scheduler_t *scheduler, kvx_run_t *run, uint32_t full,
 	return 1;
 }
 
-/* Saving begins where the store ends, not where the engine's own hit ended: what the store has lost comes back. */
+/* Saving begins where the store ends, not where the engine's own hit ended: blocks the store has lost are stored again.
+ */
 static void begin_saving(kvx_scheduler_t *scheduler, kvx_request_t *request, kvx_key_view_t *view)
 {
 	kvc_match_t match = {.struct_size = sizeof match};
@@ -286,13 +286,13 @@ static void save_request(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_r
 	kvx_request_update_next(scheduler, request);
 }
 
-/* Another daemon than the one that was asked: it may have lost what was saved. */
+/* Another daemon has been attached since: it may not have what was saved. */
 static int is_forgotten(const kvx_scheduler_t *scheduler, const kvx_request_t *request)
 {
 	return request->generation != scheduler->generation && request->asked_to > 0;
 }
 
-/* What it has computed since its load failed is what it should be. */
+/* The blocks it has computed since its load failed are valid again. */
 static void clear_recomputed(kvx_scheduler_t *scheduler, kvx_request_t *request)
 {
 	for (uint32_t g = 0; g < scheduler->group_count; g++) {
@@ -320,7 +320,7 @@ void kvx_scheduler_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uin
 		return;
 	}
 	if (request->cached) {
-		kvx_lease_cache_drop(scheduler, request); /* it runs without */
+		kvx_lease_cache_drop(scheduler, request); /* the engine computes without it */
 	}
 	kvx_buffer_reserve_tentative(scheduler, request, 0);
 	if (computed < request->asked_to) {
@@ -339,7 +339,7 @@ void kvx_scheduler_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uin
 uint32_t kvx_scheduler_next_save_at(const kvx_scheduler_t *scheduler, const char *id, uint32_t id_len)
 {
 	kvx_requests_t *requests =
-		(kvx_requests_t *)(uintptr_t)&scheduler->requests; /* it only remembers what was found */
+		(kvx_requests_t *)(uintptr_t)&scheduler->requests; /* find() only caches the last request */
 	const kvx_request_t *request = kvx_requests_find(requests, id, id_len);
 
 	if (!request) {
@@ -366,11 +366,11 @@ static void retry_refused(kvx_scheduler_t *scheduler, const kvx_sput_t *put, kvc
 	scheduler->stats.save_busy += put->n;
 	schedule_retry(scheduler, put, put->from, now);
 	if (request && status != KVC_ERR_BUSY && status != KVC_ERR_FULL) {
-		kvx_request_restart_saving(request); /* the parent is gone, or the daemon: see again what is there */
+		kvx_request_restart_saving(request); /* the parent or the daemon is gone: match again what is stored */
 	}
 }
 
-/* 1: the put is over. */
+/* 1: the put is done. */
 static int poll_asked(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t now)
 {
 	kvc_handle_t handle;
@@ -397,7 +397,7 @@ static int poll_asked(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t now)
 		request->tries = 0;
 	}
 	if (result.status == KVC_OK || kvc_put_export(put->put, &handle) != KVC_OK) {
-		return 1; /* all of it was there already */
+		return 1; /* all of it was stored already */
 	}
 	put->handle = handle.id;
 	put->at = KVX_SPUT_GRANTED;
@@ -405,8 +405,8 @@ static int poll_asked(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t now)
 	return 0;
 }
 
-/* A step may take minutes, and its ranks hand in what it has computed when it is over. The next plan may be made during
- * it, the one after that is not; scheduler->step is the next one to be made. */
+/* A step may take minutes, and its ranks hand in its blocks when it ends. The next message may be built during the
+ * step, the one after that is not; scheduler->step is the next one. */
 static int is_late(const kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t now)
 {
 	if (put->step_done_ns == 0 && put->at == KVX_SPUT_SENT && scheduler->step - put->emitted > 2u) {
@@ -416,8 +416,8 @@ static int is_late(const kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t n
 	return put->step_done_ns != 0 && now - put->step_done_ns >= LATE_MS * KVX_MS;
 }
 
-/* 1: the put is over. How long it lives is the daemon's decision (027); one that is late is given up only where the
- * table has no place for others. */
+/* 1: the put is done. The daemon decides how long it lives (docs/decisions/027). A late put is given up only when the
+ * table is full. */
 static int poll_granted(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t now)
 {
 	kvc_put_result_t result = {.struct_size = sizeof result};
@@ -480,7 +480,8 @@ int kvx_puts_are_due(const kvx_scheduler_t *scheduler, uint64_t now)
 
 /* ---- telling the ranks ----------------------------------------------------------------------- */
 
-/* Do all blocks to be read still have, when the ranks see the plan, the bytes they were reserved for? */
+/* All blocks still have the bytes they were reserved for when the ranks read this message. A block that was reallocated
+ * in this very step counts: the ranks save it before the step writes it (FENCE). */
 static int is_intact(const kvx_scheduler_t *scheduler, const kvx_sput_t *put)
 {
 	for (uint32_t i = 0; i < put->granted; i++) {

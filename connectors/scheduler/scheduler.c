@@ -1,4 +1,4 @@
-/* The scheduling half: open, tables, plan, report. */
+/* The scheduler half: open, block tables, step messages, reports. */
 #include "scheduler/scheduler.h"
 #include "scheduler/config.h"
 #include "scheduler/lease_cache.h"
@@ -10,7 +10,7 @@
 #include "scheduler/step_time.h"
 
 #define CALL_MS  1000u
-#define SLICE_US 50u /* longest wait in one go: the heartbeat is looked at this often */
+#define SLICE_US 50u /* longest single wait: the heartbeat is checked this often */
 
 /* ---- open and close -------------------------------------------------------------------------- */
 
@@ -101,7 +101,9 @@ int kvx_scheduler_is_ready(const kvx_scheduler_t *scheduler)
 
 /* ---- block tables ---------------------------------------------------------------------------- */
 
-/* These blocks belong to somebody else from this step on. */
+/* These blocks belong to another request from this step on. What a save still has to read of them is read before the
+ * step writes them, so the ranks learn of them in a FENCE record. Their generation ends the claim of their old entries.
+ */
 static void fence_blocks(kvx_scheduler_t *scheduler, const kvx_block_table_t *table)
 {
 	for (uint32_t i = table->fresh > table->first ? table->fresh - table->first : 0; i < table->n; i++) {
@@ -123,8 +125,7 @@ static void fence_blocks(kvx_scheduler_t *scheduler, const kvx_block_table_t *ta
 	}
 }
 
-/* 1: what lies there was computed with weights that are gone, or is garbage. What is computed after it must not be
- * saved. */
+/* 1: the block was computed with old weights, or is garbage. What is computed after it must not be saved. */
 static int is_outdated(const kvx_scheduler_t *scheduler, uint32_t id)
 {
 	const kvx_block_t *block = id == KVX_NO_BLOCK ? NULL : &scheduler->blocks[id];
@@ -132,7 +133,7 @@ static int is_outdated(const kvx_scheduler_t *scheduler, uint32_t id)
 	return block && (block->invalid || block->resets != scheduler->resets);
 }
 
-/* Every id is a block or none, and the table joins what is there. */
+/* Every id is a block or none, and the table continues the known one. */
 static int table_is_sound(const kvx_scheduler_t *scheduler, const kvx_request_t *request,
 			  const kvx_block_table_t *table, uint32_t index)
 {
@@ -159,7 +160,7 @@ kvc_status_t kvx_scheduler_append_blocks(kvx_scheduler_t *scheduler, const kvx_a
 	if (!table || table->struct_size < sizeof *table || (table->n && !table->ids)) {
 		return KVC_ERR_ARG;
 	}
-	fence_blocks(scheduler, table); /* whatever becomes of the rest: they are going to be written */
+	fence_blocks(scheduler, table); /* even if the rest fails: these blocks will be written */
 	if (!kvx_ask_is_sound(ask)) {
 		return KVC_ERR_ARG;
 	}
@@ -181,7 +182,7 @@ kvc_status_t kvx_scheduler_append_blocks(kvx_scheduler_t *scheduler, const kvx_a
 	group = &request->groups[index];
 	request->space = kvx_space_find_or_add(scheduler, ask);
 	if (table->first == 0 && index == 0) {
-		request->outdated = 0; /* preempted, it may be given other blocks before anybody says so */
+		request->outdated = 0; /* a preempted request may get other blocks before preempt() is called */
 	}
 	for (uint32_t i = 0; i < table->n; i++) {
 		const uint32_t id = table->ids[i];
@@ -233,7 +234,7 @@ void kvx_scheduler_finish(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 
 /* ---- the plan -------------------------------------------------------------------------------- */
 
-/* Answers to what this step has asked for, but not for long, and not from a daemon that has stopped. */
+/* Wait a short time for the answers to this step's reservations, but not for a daemon that has stopped. */
 static void wait_for_answers(kvx_scheduler_t *scheduler, uint64_t now)
 {
 	const uint64_t wait = kvx_step_time_max_wait_ns(scheduler), until = now + wait;
@@ -258,7 +259,7 @@ static void wait_for_answers(kvx_scheduler_t *scheduler, uint64_t now)
 	}
 }
 
-/* Last, because it always fits. Should it not, a FENCE of no block does, which is one of all. */
+/* Last, because its bytes are always reserved. If it does not fit, a FENCE without ids does, which means all blocks. */
 static void emit_fence(kvx_scheduler_t *scheduler)
 {
 	kvx_msg_buf_t *message = &scheduler->message;
@@ -377,7 +378,7 @@ void kvx_scheduler_record_ended(kvx_scheduler_t *scheduler, const kvx_ask_t *ask
 
 /* ---- reset ----------------------------------------------------------------------------------- */
 
-/* With blocks it may be computed, or be loaded at this moment. */
+/* With blocks, it may be computing or loading at this moment. */
 static void mark_outdated(void *ctx, kvx_request_t *request)
 {
 	(void)ctx;
@@ -390,8 +391,7 @@ void kvx_scheduler_revoke_saves(kvx_scheduler_t *scheduler)
 	kvx_requests_for_each(&scheduler->requests, mark_outdated, NULL);
 }
 
-/* What the space of an adapter holds is not known before the daemon has said which it is. One that was refused serves
- * nothing. */
+/* A space must be open before it can be reset. One that was refused serves nothing. */
 static kvc_status_t reset_space(kvx_scheduler_t *scheduler, const kvx_sspace_t *space, uint64_t until)
 {
 	uint64_t now = kv_now_ns(scheduler->env);
@@ -416,7 +416,7 @@ kvc_status_t kvx_scheduler_reset(kvx_scheduler_t *scheduler)
 	const uint64_t until = kv_now_ns(scheduler->env) + CALL_MS * KVX_MS;
 	kvc_status_t status = scheduler->spaces[0].open ? KVC_OK : KVC_ERR_UNREACHABLE;
 
-	/* What is under way is of the old weights, and so is all that is computed now. */
+	/* Everything in progress is of the old weights, and so is what this step computes. */
 	kvx_scheduler_revoke_saves(scheduler);
 	scheduler->generation++;
 	scheduler->resets++;

@@ -142,7 +142,7 @@ int kvx_scheduler_await_daemon(kvx_scheduler_t *scheduler, uint64_t since, uint6
 	return more;
 }
 
-/* Not open yet: asked for, or answered? */
+/* Open it, or process the answer. */
 static void poll_space(kvx_scheduler_t *scheduler, kvx_sspace_t *space, uint64_t now)
 {
 	kvc_status_t status;
@@ -183,7 +183,7 @@ void kvx_spaces_poll(kvx_scheduler_t *scheduler, uint64_t now)
 	}
 }
 
-/* The ranks learn the number of an adapter, and what names the weights, before anything is to be done in its space. */
+/* The ranks learn the number of an adapter, and what names the weights, before a record uses the space. */
 void kvx_spaces_emit(kvx_scheduler_t *scheduler)
 {
 	for (uint32_t i = 0; i < scheduler->space_count && scheduler->spaces_unsent; i++) {

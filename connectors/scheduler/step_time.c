@@ -1,16 +1,15 @@
-/* What steps take: the ranks are asked to time them, the guard learns from the answers, plans wait no longer than is
- * little beside their step, and the ranks are told what a step computes while they copy.
+/* What steps take: the ranks are asked to time them, and the cost model learns from their reports. A message waits for
+ * answers only a small part of its step, and the ranks learn what a step computes while they copy.
  *
- * An engine may plan a step before the last has ended, so only a rank knows when one begins and ends (worker/timing.c).
- * Every step that computes more than single tokens, or loads, is timed, of the others one in SELDOM; of one that loads
- * what comes after that, unless it comes layer by layer.
- */
+ * An engine may plan a step before the last has ended, so only a rank knows when a step begins and ends
+ * (worker/timing.c). Steps that load or compute more than single tokens are timed, of the others one in SELDOM. Of a
+ * step that loads, the part after its loads is timed, unless they come layer by layer (docs/decisions/015). */
 #include "scheduler/step_time.h"
 #include "scheduler/message_buffer.h"
 
 #define SELDOM    16u
 #define SMOOTHING 8u
-#define PART      128u /* of what a step takes, its plan may wait one in so many */
+#define PART      128u /* part of a step's time that its message may wait */
 
 /* More than single tokens of requests that generate. */
 static int is_prefill(const kvx_scheduler_t *scheduler)
@@ -35,7 +34,7 @@ uint64_t kvx_step_time_max_wait_ns(kvx_scheduler_t *scheduler)
 	uint64_t worth;
 
 	if (!is_prefill(scheduler)) {
-		return 0; /* a block or two of requests that generate can be saved a step later */
+		return 0; /* the block that a decoding request fills can be saved a step later */
 	}
 	if (scheduler->wait_asked) {
 		return most;
@@ -45,7 +44,7 @@ uint64_t kvx_step_time_max_wait_ns(kvx_scheduler_t *scheduler)
 	return worth && worth < most ? worth : most;
 }
 
-/* What computing takes: few tokens as long as one a request. */
+/* Expected time of the step: a few tokens take as long as one for each request. */
 static uint32_t work_us(kvx_scheduler_t *scheduler)
 {
 	uint64_t ns = kvx_cost_model_step_ns(&scheduler->cost_model, &scheduler->work);
@@ -95,7 +94,7 @@ static void update_mean(uint64_t *p_mean, uint64_t ns)
 	*p_mean = *p_mean ? *p_mean - *p_mean / SMOOTHING + ns / SMOOTHING : ns;
 }
 
-/* The first rank that answers: they go in step. */
+/* The first report counts: all ranks run the same step. */
 void kvx_step_time_take_report(kvx_scheduler_t *scheduler, const kvx_report_step_t *report)
 {
 	kvx_timed_step_t *timed = &scheduler->timed[report->step % KVX_TIMED_STEPS];
@@ -105,11 +104,11 @@ void kvx_step_time_take_report(kvx_scheduler_t *scheduler, const kvx_report_step
 	}
 	timed->asked = 0;
 	scheduler->stats.cost_model_steps++;
-	if (!timed->loads) { /* else a hit that leaves little to compute would make steps look short */
+	if (!timed->loads) { /* a hit that leaves little to compute would make steps look short */
 		update_mean(&scheduler->step_ns, report->ns);
 	}
 	if (timed->prefill ||
-	    timed->single_request) { /* many that generate: how much they read counts, not what is computed */
+	    timed->single_request) { /* the time of many decoding requests depends on what they read */
 		kvx_cost_model_add_step(&scheduler->cost_model, &timed->work, report->ns);
 	}
 	if (!timed->prefill) {

@@ -1,4 +1,4 @@
-/* Plans and reports: building them, and reading them without trust. */
+/* Step messages and reports: writing them, and reading them without trust. */
 #include "step/message.h"
 
 #include <stdlib.h>
@@ -33,7 +33,7 @@ int kvx_msg_reserve(kvx_msg_buf_t *bytes, size_t more)
 	return 1;
 }
 
-/* `len` zeroed bytes at the end, padded; NULL when there is no room for them. */
+/* `len` zeroed bytes at the end, padded; NULL: no memory. */
 static uint8_t *extend(kvx_msg_buf_t *bytes, size_t len)
 {
 	const size_t size = kvx_padded(len);
@@ -136,7 +136,7 @@ int kvx_msg_open(kvx_msg_reader_t *cursor, uint32_t magic, const void *bytes, si
 	return 1;
 }
 
-/* Fixed bytes of a record of that type where that kind of message may have it; 0: no such record there. */
+/* Fixed bytes of a record of that type in that kind of message; 0: it may not be there. */
 static size_t fixed_size(uint32_t magic, uint32_t type)
 {
 	const int message = magic == KVX_MSG_MAGIC;
@@ -167,13 +167,13 @@ static size_t fixed_size(uint32_t magic, uint32_t type)
 	}
 }
 
-/* Bytes of n ids; SIZE_MAX where they cannot fit into `room`. */
+/* Bytes of n ids; SIZE_MAX if they do not fit into `room`. */
 static size_t ids_size(uint32_t n, size_t room)
 {
 	return n <= room / sizeof(uint32_t) ? kvx_padded((size_t)n * sizeof(uint32_t)) : SIZE_MAX;
 }
 
-/* All parts of a load lie in `room` bytes and fill them. */
+/* All parts of a load fill exactly `room` bytes. */
 static int parts_fit(const kvx_msg_load_t *load, size_t room)
 {
 	const size_t id = kvx_padded(load->id_len);
@@ -202,7 +202,7 @@ static int parts_fit(const kvx_msg_load_t *load, size_t room)
 	return room == 0;
 }
 
-/* What a record announces behind its fixed part is exactly `room` bytes. */
+/* The arrays that a record announces fill exactly `room` bytes. */
 static int tail_fits(const kvx_record_header_t *record, size_t room)
 {
 	const void *at = record;

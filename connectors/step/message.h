@@ -1,26 +1,25 @@
-/* step/message.h -- what the scheduling half tells the ranks in a step, and what they tell it back.
+/* step/message.h -- what the scheduler half tells the ranks in a step, and what they report back.
  *
- * Both halves are built from one source and run on one machine; the bytes are still checked on arrival: a plan that
- * makes no sense is counted and ignored. Integers in native order. A plan is a header and records, each 8-byte aligned;
- * a report likewise.
+ * Both halves are built from one source and run on one machine; the bytes are still checked on arrival, and a message
+ * that is not sound is counted and ignored. Integers are in native order. A message is a header and records, each
+ * aligned to 8 bytes; a report likewise.
  *
- *   SPACE   number, adapter text                 the space of an adapter, named by number from now on; 0 is the base
- * model's: its text names the weights, and is sent where the ranks were opened without FENCE   block ids allocated to
- * somebody in this step: what is still to be read out of them is read first LOAD    load id, request id, parts one part
- * a group: lease handle, blocks' places in the lease, ids to write to SAVE    put handle, block ids                id i
- * is block i of the put; KVX_NO_BLOCK: nothing to write there (ALREADY) DROP    load id the request is gone: end the
- * load early. finished() and the report still say that it is over TIME                                         measure
- * what this step takes the rank, and say so in a report (STEP) WORK    tokens, microseconds                 what the
- * step computes; without it, single tokens of requests that generate, or nothing
+ *   SPACE   number, adapter text        numbers the space of an adapter; 0 is the base model's, and its text names the
+ *                                       weights, if the ranks were opened without
+ *   FENCE   block ids                   allocated in this step: what saves still have to read of them is read first
+ *   LOAD    load id, request id, parts  one part a group: lease handle, first block in the lease, ids to write to
+ *   SAVE    put handle, block ids       id i is block i of the put; KVX_NO_BLOCK: it is stored already
+ *   DROP    load id                     the request is gone: end the load early. It is still finished and reported
+ *   TIME                                report what this step takes the rank (STEP)
+ *   WORK    tokens, microseconds        what the step computes; without it, single tokens or nothing
  *
- * A part of a LOAD names all blocks the engine counts on: n of them from place `first` on. The lease may cover fewer
- * (its answer was shortened: places at or beyond kvc_lease_n() have no bytes), may name none at all (lease.incarnation
- * 0), and the load as a whole may have none (KVX_MSG_NO_LEASE): every wanted id without bytes is reported as failed by
- * the rank. A load is reported once by each rank, also when it is dead. A SAVE with KVX_MSG_COMPLETE is of blocks
- * complete before this step: it is handed over before the fences of the same plan are honoured; others at the end of
- * the step. `step` of a SAVE is the plan in which its blocks are computed: a rank drops the SAVE (DROPPED) when a
- * synchronous load of that plan, or of the one before it, has failed there.
- */
+ * A part of a LOAD names all blocks the engine counts on: n of them from index `first` on. The lease may cover fewer:
+ * blocks at or beyond kvc_lease_n() have no bytes. It may cover none (lease.incarnation 0), and the whole load may have
+ * no lease (KVX_MSG_NO_LEASE). A rank reports every wanted id without bytes as failed. Every rank reports a load once.
+ *
+ * A SAVE with KVX_MSG_COMPLETE is of blocks complete before this step: it is submitted before the fences of the same
+ * message; others at the end of the step. `step` of a SAVE is the step that computes its blocks: a rank drops the SAVE
+ * (DROPPED) if a synchronous load of that step, or of the one before it, has failed there. */
 #ifndef KVX_MESSAGE_H
 #define KVX_MESSAGE_H
 
@@ -35,7 +34,7 @@ typedef struct kvx_msg_header {
 	uint32_t magic;
 	uint32_t bytes; /* of the whole, header included */
 	uint32_t records;
-	uint32_t step; /* counts plans, wraps */
+	uint32_t step; /* number of the step, wraps */
 } kvx_msg_header_t;
 
 typedef enum kvx_record {
@@ -57,7 +56,7 @@ typedef struct kvx_record_header {
 	uint32_t bytes;
 } kvx_record_header_t;
 
-#define KVX_MSG_ASYNC    1u /* LOAD: beside the steps */
+#define KVX_MSG_ASYNC    1u /* LOAD: asynchronous */
 #define KVX_MSG_NO_LEASE 2u /* LOAD: no lease */
 #define KVX_MSG_COMPLETE 4u /* SAVE: complete before this step */
 
@@ -87,7 +86,7 @@ typedef struct kvx_msg_load {
 typedef struct kvx_msg_part {
 	uint32_t group;
 	uint32_t n;     /* blocks; u32 ids follow the part, padded to 8; KVX_NO_BLOCK: not wanted */
-	uint32_t first; /* place in the prefix of the first of them: block index of kvc_lease_block() */
+	uint32_t first; /* index in the prefix of the first of them, as in kvc_lease_block() */
 	uint32_t reserved;
 	kvc_handle_t lease;
 } kvx_msg_part_t;
@@ -96,7 +95,7 @@ typedef struct kvx_msg_save {
 	kvx_record_header_t h;
 	uint32_t space, group, flags;
 	uint32_t n;    /* u32 ids follow, padded to 8 */
-	uint32_t step; /* header.step of the plan whose step computes the last of these blocks */
+	uint32_t step; /* header.step of the step that computes the last of these blocks */
 	uint32_t reserved;
 	kvc_handle_t put;
 } kvx_msg_save_t;
@@ -112,18 +111,18 @@ typedef struct kvx_msg_time {
 
 typedef struct kvx_msg_work {
 	kvx_record_header_t h;
-	uint32_t longest; /* tokens that one of its requests computes, at most */
+	uint32_t longest; /* most tokens that one of its requests computes */
 	uint32_t us;      /* about; 0: not known */
 } kvx_msg_work_t;
 
-/* A load is over on this rank. */
+/* A load has ended on this rank. */
 typedef struct kvx_report_loaded {
 	kvx_record_header_t h;
 	uint64_t load;
 	int32_t status;  /* kvc_status_t: OK, or why not all came */
-	uint32_t blocks; /* that came, over all parts */
+	uint32_t blocks; /* loaded, over all parts */
 	uint64_t bytes;
-	uint64_t ns; /* from begin to end; of a cache in GPU memory the device's time, without what came before the load
+	uint64_t ns; /* from begin to end; for a cache in GPU memory the device's time, without the work before the load
 		      */
 } kvx_report_loaded_t;
 
@@ -133,51 +132,50 @@ typedef struct kvx_report_dropped {
 	uint64_t put; /* id */
 } kvx_report_dropped_t;
 
-/* A step that was to be timed: what the rank has computed took so long, from the end of begin() (of load() where it
- * loads) to end(), by the clock of who computes. Not told of a step that computes while it loads. */
+/* The time of a step, if TIME asked for it: from the end of begin_step(), or of run_sync_loads() if it loads, to
+ * end_step(), by the clock of what computes. Not sent for a step that computes while it loads. */
 typedef struct kvx_report_step {
 	kvx_record_header_t h;
-	uint32_t step; /* header.step of its plan */
+	uint32_t step; /* header.step of its message */
 	uint32_t reserved;
 	uint64_t ns;
 } kvx_report_step_t;
 
-/* Records, and what is variable in them, begin at multiples of eight bytes. */
+/* Records and their arrays begin at multiples of eight bytes. */
 static inline size_t kvx_padded(size_t len)
 {
 	return (len + 7u) & ~(size_t)7u;
 }
 
-/* Building. Grows as needed; on a failed allocation the buffer is marked and the plan comes out empty. */
+/* Writing. Grows as needed; after a failed allocation the message comes out empty. */
 typedef struct kvx_msg_buf {
 	uint8_t *data;
 	size_t len, cap;
-	size_t record; /* where the record just started lies */
+	size_t record; /* offset of the record just started */
 	uint32_t records;
 	int failed;
 } kvx_msg_buf_t;
-/* Make room for that many bytes more, so that what follows cannot fail. 0: there is none. */
+/* Reserve memory for that many bytes more, so that adding them cannot fail. 0: there is none. */
 int kvx_msg_reserve(kvx_msg_buf_t *bytes, size_t more);
 void kvx_msg_reset(kvx_msg_buf_t *bytes, uint32_t magic);
-/* Start a record of `size` fixed bytes; returns where it lies (until the next call) or NULL. Zeroed. */
+/* Start a record of `size` zeroed bytes; its address until the next call, or NULL. */
 void *kvx_msg_add_record(kvx_msg_buf_t *bytes, uint32_t type, size_t size);
-/* Append to the record just started: one array or struct a call, padded to 8. data NULL: zeros. Returns where they lie
- * (until the next call), or NULL. */
+/* Append one array or struct to the record just started, padded to 8; data NULL: zeros. Its address until the next
+ * call, or NULL. */
 void *kvx_msg_append(kvx_msg_buf_t *bytes, const void *data, size_t len);
-/* Lengths filled in. len is 0 after it when an allocation has failed or there are no records. */
+/* Fill in the lengths. Afterwards len is 0 if an allocation has failed or there are no records. */
 void kvx_msg_finish(kvx_msg_buf_t *bytes, uint32_t step);
 void kvx_msg_free(kvx_msg_buf_t *bytes);
 
-/* Reading: the next record, or NULL at the end or at the first that does not fit (then bad is 1). Records that come out
- * have their fixed size and exactly the arrays they announce inside `bytes`: at most KVX_MAX_GROUPS parts, an id of 1
- * to KVX_MAX_ID bytes, first + n below 2^32. Groups, places and block ids are the reader's to check against its own
- * tables. */
+/* Reading: the next record, or NULL at the end or at the first that does not fit (then bad is 1). A record has its
+ * fixed size, and the arrays it announces lie inside `bytes`: at most KVX_MAX_GROUPS parts, an id of 1 to KVX_MAX_ID
+ * bytes, first + n below 2^32. The reader checks groups and block ids against its own tables. */
 typedef struct kvx_msg_reader {
 	const uint8_t *at, *end;
 	uint32_t magic, left;
 	int bad;
 } kvx_msg_reader_t;
-/* 0: not a plan (or report) at all, or not aligned to 8 bytes. */
+/* 0: not such a message, or not aligned to 8 bytes. */
 int kvx_msg_open(kvx_msg_reader_t *cursor, uint32_t magic, const void *bytes, size_t len);
 const kvx_record_header_t *kvx_msg_next(kvx_msg_reader_t *cursor);
 /* The arrays behind a record that kvx_msg_next() has returned. */

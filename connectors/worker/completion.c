@@ -1,5 +1,5 @@
-/* What is over: the engine's thread counts it, tells the scheduler in a report, the engine by ids and block ids, and
- * frees it. */
+/* Completed jobs: the engine's thread counts them, reports them to the scheduler half, names them to the engine, and
+ * frees them. */
 #include "worker/completion.h"
 #include "worker/cuda/layers.h"
 #include "worker/cuda/step.h"
@@ -16,7 +16,7 @@
 
 /* ---- the report ------------------------------------------------------------------------------ */
 
-/* ---- what is over ---------------------------------------------------------------------------- */
+/* ---- completed jobs --------------------------------------------------------------------------- */
 
 static uint32_t count_bad(const kvx_wload_t *load)
 {
@@ -59,7 +59,7 @@ static void complete_load(kvx_worker_t *worker, kvx_wload_t *load)
 	atomic_fetch_sub(&stats->loads_open, 1u);
 }
 
-/* Synchronous loads go at once, asynchronous ones when they have been named. */
+/* Synchronous loads are freed at once, asynchronous ones when the engine has been told their id. */
 static void reap_loads(kvx_worker_t *worker)
 {
 	kvx_wjob_t **link = &worker->loads;
@@ -128,7 +128,8 @@ void kvx_completions_reap(kvx_worker_t *worker)
 		return;
 	}
 	worker->completions_seen = completions;
-	/* A synchronous load of the step at hand may be over before load() has looked at it. */
+	/* A synchronous load of this step may be completed before run_sync_loads() has seen it: it stays in the list.
+	 */
 	if (!worker->sync) {
 		reap_loads(worker);
 	} else {
@@ -198,7 +199,8 @@ uint32_t kvx_worker_take_failed_blocks(kvx_worker_t *worker, uint32_t *ids, uint
 	uint32_t n = 0;
 
 	if (worker->prefetch.begun) {
-		return 0; /* the step before has said all; what fails of the next is said when it is computed */
+		return 0; /* the step before has named all its failed blocks; those of a prefetched step are named in
+			     that step */
 	}
 	worker->calls_seen |= KVX_CALLED_FAILED_BLOCKS;
 	if (worker->gpu) {

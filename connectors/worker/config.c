@@ -1,4 +1,4 @@
-/* Checking a worker's configuration, and keeping what it points at. */
+/* What kvx_worker_open() is given: checked, and copied. */
 #include "worker/config.h"
 
 #include "kv/digest.h"
@@ -170,7 +170,7 @@ static kvc_status_t copy_group(kvx_worker_t *worker, const kvx_worker_group_t *g
 	return KVC_OK;
 }
 
-/* What the leaves of a page of zeros are. */
+/* The leaves of a page of zeros. */
 static kvc_status_t make_zero_leaves(kvx_worker_t *worker)
 {
 	const kvk_geometry_t *g = &worker->geometry;

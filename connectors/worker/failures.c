@@ -80,7 +80,7 @@ int kvx_failures_taint_step(const kvx_worker_t *worker, uint32_t step)
 	return 0;
 }
 
-/* A bad block is reported to the daemon before the engine hears of it, as far as the transfer thread can. */
+/* The daemon learns of a corrupt block before the engine does, if the transfer thread gets to it in time. */
 static void await_release(kvx_worker_t *worker, kvx_wload_t *load)
 {
 	const uint64_t until = kvx_worker_now_ns() + RELEASE_NS;
@@ -94,7 +94,7 @@ static void await_release(kvx_worker_t *worker, kvx_wload_t *load)
 	}
 }
 
-/* One given up at its deadline may still be in flight: its blocks are looked at with nothing landing. */
+/* A load given up at its deadline may still be in flight: the lock keeps its batches from completing meanwhile. */
 static void add_load_locked(kvx_worker_t *worker, kvx_wload_t *load)
 {
 	if (worker->gpu) {

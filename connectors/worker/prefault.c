@@ -1,10 +1,9 @@
-/* In idle times: pages of the engine's cache and of the pool come into this process's page table, so that the first
- * load does not wait for them. Not while the engine works: threads that compute in lockstep all wait for the one whose
- * core this takes.
+/* While the engine is idle, pages of its cache and of the pool enter this process's page table, so that the first load
+ * does not wait for them. Never while it computes: threads that compute in lockstep all wait for the one whose core
+ * this takes.
  *
- * What the engine has written stays as it is. Memory that cannot be touched like that (of a device, on an old kernel)
- * is left alone.
- */
+ * What the engine has written stays as it is. Memory that cannot be touched like that (a device's, or on an old kernel)
+ * is left alone. */
 #include "worker/prefault.h"
 #include "worker/cuda/pool_memory.h"
 
@@ -15,7 +14,7 @@
 #endif
 
 #define PAGE ((uintptr_t)4096)
-#define STEP ((uintptr_t)2 << 20) /* a job that comes meanwhile waits for one step at most */
+#define STEP ((uintptr_t)2 << 20) /* a job that arrives waits for one step at most */
 
 /* Bytes of one layer's blocks, from the first to the last. */
 static size_t layer_span(const kvx_worker_t *worker, const kvk_paged_t *paged)
@@ -26,7 +25,7 @@ static size_t layer_span(const kvx_worker_t *worker, const kvk_paged_t *paged)
 	return stride * (paged->blocks - 1) + bytes;
 }
 
-/* Does the layer lie between the blocks of the group's first, which has been touched from end to end? */
+/* The layer lies between the blocks of the group's first layer, which has been touched from end to end. */
 static int lies_within_first(const kvk_paged_t *paged, uint32_t layer, size_t span)
 {
 	const uintptr_t first = (uintptr_t)paged->base[0], at = (uintptr_t)paged->base[layer];
@@ -75,7 +74,7 @@ int kvx_prefault_step(kvx_worker_t *worker)
 	kvx_wprefault_t *p = &worker->prefaulted;
 
 	if (worker->gpu) {
-		return kvx_pool_memory_register_some(worker); /* which touches it, too; the cache is the device's */
+		return kvx_pool_memory_register_some(worker); /* that touches it too; the cache is the device's */
 	}
 	if (!worker->prefault || kvx_worker_now_ns() < atomic_load_explicit(&worker->idle_from, memory_order_relaxed)) {
 		return 0;

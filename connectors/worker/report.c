@@ -1,10 +1,10 @@
 /* Records for the scheduler half, collected until the engine fetches the report. */
 #include "worker/report.h"
 
-#define REPORT_MAX (1u << 20) /* bytes; if nobody fetches reports: begin again */
+#define REPORT_MAX (1u << 20) /* bytes; a report that is never fetched starts again */
 
-/* Taken at the start: a report that could not grow would be none at all, and its loads and saves would stay open until
- * the scheduler gives them up. */
+/* Reserved at open: without memory for its report a load or save would stay open until the scheduler half gives it up.
+ */
 kvc_status_t kvx_report_reserve(kvx_worker_t *worker)
 {
 	for (uint32_t i = 0; i < 2; i++) {

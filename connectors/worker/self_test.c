@@ -1,10 +1,9 @@
 /* The self-test against the daemon: store a block of each group's exact layout in a space of its own, load it into
  * another block, compare.
  *
- * The memory is the self-test's own (of a device: of the host, as the device sees it); blocks lie in it as they do in
- * the engine's cache. The space is told apart by its `extra`, its layout is this rank's share. A daemon that goes away
- * meanwhile is tried again later; other bytes are final.
- */
+ * The memory is the self-test's own (for a device: host memory it sees); blocks lie in it as in the engine's cache. The
+ * space has its own `extra`, and its layout is this rank's share. A daemon that goes away meanwhile is tried again
+ * later; other bytes are final. */
 #include "worker/self_test.h"
 #include "worker/cuda/device.h"
 #include "worker/cuda/pool_memory.h"
@@ -17,7 +16,7 @@
 #include <string.h>
 
 #define RETRY_NS UINT64_C(200000000)
-#define LIMIT_NS UINT64_C(2000000000) /* for all of it */
+#define LIMIT_NS UINT64_C(2000000000) /* for the whole self-test */
 
 static void free_memory(const kvx_worker_t *worker, kvx_self_test_t *test)
 {
@@ -67,7 +66,7 @@ static size_t layer_bytes(const kvx_self_test_t *test)
 	return test->geometry.block_bytes / test->layout.layers;
 }
 
-/* *p_at: where who copies finds it. */
+/* *p_at: its address for the copying side. */
 static kvc_status_t alloc_memory(kvx_worker_t *worker, size_t bytes, uintptr_t *p_at)
 {
 	kvx_self_test_t *test = &worker->test;
@@ -83,8 +82,7 @@ static kvc_status_t alloc_memory(kvx_worker_t *worker, size_t bytes, uintptr_t *
 	return test->memory ? KVC_OK : KVC_ERR_NOMEM;
 }
 
-/* Blocks of all layers beside each other, as in one allocation for all layers, where the engine's are; else layer after
- * layer. */
+/* The layers of a block lie together if the engine's do; else layer after layer. */
 static kvc_status_t make_memory(kvx_worker_t *worker, const kvk_paged_t *engine)
 {
 	kvx_self_test_t *test = &worker->test;
@@ -193,7 +191,7 @@ static kvc_status_t start_put(kvx_worker_t *worker, uint64_t now)
 	return status;
 }
 
-/* One block; PENDING: a device is at it. */
+/* Copy one block; PENDING: the device copies. */
 static kvc_status_t move_block(kvx_worker_t *worker, kvk_gpu_dir_t dir, const kvk_move_t *move)
 {
 	kvx_self_test_t *test = &worker->test;
@@ -274,7 +272,8 @@ static kvc_status_t fetch_block(kvx_worker_t *worker)
 		move.data = (void *)(uintptr_t)data; /* scatter only reads it */
 		move.leaves = test->leaves;
 		status = move_block(worker, KVK_GPU_SCATTER, &move);
-		/* Taken away meanwhile, after a long pause of this process say: other bytes there prove nothing. */
+		/* The lease was lost meanwhile, after a long pause of this process for example: other bytes prove
+		 * nothing. */
 		after = kvc_lease_state(test->lease);
 		status = after == KVC_OK ? status : after;
 	}
@@ -282,7 +281,7 @@ static kvc_status_t fetch_block(kvx_worker_t *worker)
 	return status;
 }
 
-/* The group has come back, right or wrong. */
+/* The block of the group was read back, right or wrong. */
 static void finish_group(kvx_worker_t *worker, kvc_status_t status)
 {
 	kvx_self_test_t *test = &worker->test;
@@ -304,7 +303,7 @@ static void finish_group(kvx_worker_t *worker, kvc_status_t status)
 	}
 }
 
-/* What the step at hand has come to. */
+/* Advance the current step. */
 static kvc_status_t advance_test(kvx_worker_t *worker, uint64_t now)
 {
 	kvx_self_test_t *test = &worker->test;
@@ -337,7 +336,7 @@ void kvx_self_test_step(kvx_worker_t *worker, uint64_t now)
 	kvc_status_t status;
 
 	if (test->step == KVX_SELF_TEST_DONE) {
-		if (test->space) { /* declined meanwhile: memory was refused in an idle moment, or to a load */
+		if (test->space) { /* declined meanwhile: the driver refused memory in idle time, or for a load */
 			kvx_self_test_fini(worker);
 		}
 		return;

@@ -67,7 +67,7 @@ void kvx_worker_await_layer(kvx_worker_t *worker, uint32_t layer)
 void kvx_worker_end_step(kvx_worker_t *worker)
 {
 	if (worker->prefetch.begun) {
-		return; /* of a step that is gone: what waited for it was given up when the next was begun */
+		return; /* a prefetch has begun the next step, and has given up what waited for this one */
 	}
 	worker->calls_seen |= KVX_CALLED_END;
 	kvx_timing_stop(worker);

@@ -1,4 +1,7 @@
-/* What a plan asks for, in its order: early saves, fences, loads; the other saves at the end of the step. */
+/* A step message, in its order: saves of complete blocks, fences, loads; the other saves wait for the end of the step.
+ *
+ * Saves come before fences, because a fence reads what they mark; fences before loads, because a load may write a block
+ * that a save still has to read. */
 #include "worker/step_begin.h"
 #include "worker/completion.h"
 #include "worker/cuda/step.h"
@@ -89,7 +92,7 @@ static void drop_load(kvx_worker_t *worker, uint64_t id)
 	}
 }
 
-/* Synchronous loads that nobody has waited for: their step is gone. */
+/* Synchronous loads that the engine never ran: their step is gone. */
 static void cancel_sync_loads(kvx_worker_t *worker)
 {
 	for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
@@ -100,7 +103,7 @@ static void cancel_sync_loads(kvx_worker_t *worker)
 
 /* ---- plans ----------------------------------------------------------------------------------- */
 
-/* The scheduler says once only what an adapter's number is: where the queue is full, it goes with a later plan. */
+/* The scheduler half announces an adapter's number once: while the queue is full, it waits for a later step. */
 static void submit_adapters(kvx_worker_t *worker)
 {
 	while (worker->unsent_adapters) {
@@ -133,7 +136,7 @@ static void add_adapter(kvx_worker_t *worker, const kvx_msg_space_t *record)
 	submit_adapters(worker);
 }
 
-/* Each record is whole and lies within the plan. */
+/* Each record is complete and lies inside the message. */
 static int message_is_sound(const void *message, size_t len)
 {
 	kvx_msg_reader_t cursor;
@@ -147,7 +150,7 @@ static int message_is_sound(const void *message, size_t len)
 	return !cursor.bad;
 }
 
-/* What the step computes: where no record says so, little. */
+/* What the step computes; without a WORK record, single tokens. */
 static void read_work(kvx_worker_t *worker, kvx_msg_reader_t cursor)
 {
 	static const kvx_msg_work_t little;
@@ -164,7 +167,7 @@ static void read_work(kvx_worker_t *worker, kvx_msg_reader_t cursor)
 	}
 }
 
-/* Adapters and early saves, which the fences may concern. */
+/* Adapters, and saves, whose blocks the fences may name. */
 static void read_spaces_and_saves(kvx_worker_t *worker, kvx_msg_reader_t cursor)
 {
 	const kvx_record_header_t *record;
@@ -198,7 +201,7 @@ static void run_fences(kvx_worker_t *worker, kvx_msg_reader_t cursor)
 	}
 }
 
-/* In their order: a request may be gone in the very plan that begins to load for it. */
+/* In their order: a request may be gone in the very step that begins to load for it. */
 static void begin_loads(kvx_worker_t *worker, kvx_msg_reader_t cursor)
 {
 	const kvx_record_header_t *record;
@@ -226,7 +229,7 @@ void kvx_step_begin(kvx_worker_t *worker, const void *message, size_t len)
 	}
 	kvx_completions_reap(worker);
 	cancel_sync_loads(worker);
-	kvx_saves_submit_deferred(worker, 1); /* their step has not come to its end */
+	kvx_saves_submit_deferred(worker, 1); /* their step has not ended */
 	kvx_timing_cancel(worker);
 	submit_adapters(worker);
 	if (len == 0) {
@@ -235,7 +238,8 @@ void kvx_step_begin(kvx_worker_t *worker, const void *message, size_t len)
 	}
 	if (!message_is_sound(message, len)) {
 		kvx_stat_add(&worker->stats.bad_messages, 1);
-		kvx_fence_save_all(worker); /* which blocks are about to be written is not known */
+		kvx_fence_save_all(
+			worker); /* it is unknown which blocks the engine is about to write, so all are saved first */
 		return;
 	}
 	worker->step = ((const kvx_msg_header_t *)message)->step;

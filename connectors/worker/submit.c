@@ -1,4 +1,4 @@
-/* What the engine's thread and the transfer thread hand each other, and how one tells the other. */
+/* Jobs between the engine's thread and the transfer thread, and the wakeups. */
 #include "worker/submit.h"
 
 #include <unistd.h>

@@ -1,4 +1,4 @@
-/* The worker: open, close, its counters, and the half of the self-test that needs no daemon. */
+/* The worker: open, close, counters, and the part of the self-test that needs no daemon. */
 #include "worker/completion.h"
 #include "worker/config.h"
 #include "worker/cuda/device.h"

@@ -139,7 +139,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             config.kv_load_failure_policy = "recompute"
 
     def _preempt_failed_loads(self) -> None:
-        """What a failed load within a step needs here. Without it loads are asynchronous."""
+        """Recovery of a failed synchronous load in this engine. Without it loads are asynchronous."""
         from vllm.v1.core.sched.scheduler import Scheduler
 
         try:
@@ -338,7 +338,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         if space.device != "cuda" or not self._options["layers"] or "layers" not in self._ways.ways or not self._compat["eager_modes"]:
             return None
         if len(space.groups) > 1 or getattr(config, "speculative_config", None) is not None or getattr(config.parallel_config, "use_ubatching", False):
-            return None  # loads come beside the steps; layers are read after the step's own; two halves of a step run through each other
+            return None  # several groups have asynchronous loads; a draft model reads layers after the step's own; microbatches overlap
         return {name: number for number, name in enumerate(space.groups[0].layers)}, self._compat["eager_modes"]
 
     def _prefetches(self) -> bool:
@@ -387,7 +387,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             self.has_connector_metadata = c.wants_layers
             self.wait_for_layer_load = c.await_layer
             self.save_kv_layer = c.skip_save
-            logger.info("kvd: rank %d: loads within a step of %d MiB and more come layer by layer, once a step has waited for each of the %d layers", rank, chosen["layers_mb"], len(layers[0]))
+            logger.info("kvd: rank %d: synchronous loads of %d MiB and more come layer by layer, once a step has waited for each of the %d layers", rank, chosen["layers_mb"], len(layers[0]))
         self.get_finished = c.take_finished
         if self._compat["results"] is not None:
             self.get_transfer_results = c.take_results

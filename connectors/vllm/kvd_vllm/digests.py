@@ -29,7 +29,7 @@ LOCK_TRIES, LOCK_PAUSE_S = 100, 0.02  # a process that was stopped may hold it
 
 
 class Cancelled(Exception):
-    """Nobody wants the digest any more."""
+    """The digest is no longer wanted."""
 
 
 class Changing(OSError):
@@ -118,7 +118,7 @@ class Cache:
     @staticmethod
     @contextlib.contextmanager
     def _lock(folder: int) -> Iterator[None]:
-        """Of those who write: each keeps what the others have added."""
+        """Writers take it: each keeps what the others have added."""
         fd = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
         try:
             for _ in range(LOCK_TRIES):

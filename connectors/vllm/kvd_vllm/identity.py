@@ -179,7 +179,7 @@ def _model_name(model_config: Any) -> str:
 
 
 def _settings(model: Any) -> dict[str, Any]:
-    """What an operator has set beside the model's files, where it changes values: equal files then are other models."""
+    """Settings of the operator that change values in addition to the model's files: equal files are then other models."""
     images = getattr(model, "multimodal_config", None)
     found = {name: getattr(model, name, None) for name in ("hf_overrides", "quantization_config", "model_impl", "config_format")}
     found |= {name: getattr(images, name, None) for name in ("mm_processor_kwargs", "media_io_kwargs")}

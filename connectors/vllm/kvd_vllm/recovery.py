@@ -1,4 +1,4 @@
-"""After a failed load within a step: vLLM 0.25.1 rewinds the requests in place, which the tokens and steps already on their way survive in no mode but one. Here they
+"""After a failed synchronous load vLLM 0.25.1 rewinds the requests in place, which the tokens and steps already in flight survive in one mode only. Here they
 are preempted instead, as reset_prefix_cache(reset_running_requests=True) does it. This replaces a method of vLLM's scheduler, so only where all the source that has
 to do with it is known byte by byte. (Decision 019.)"""
 
@@ -89,7 +89,7 @@ def spread(tables: Iterable[list[int]], invalid: set[int], null: int) -> set[int
 
 
 def recover(scheduler: Any, invalid: set[int], scheduled: dict[str, int]) -> set[str]:
-    """Called for the output of a step, before its tokens are taken in. Returns the requests whose output of this step is to be skipped."""
+    """Called for the output of a step, before its tokens are taken in. Returns the requests whose output of this step must be skipped."""
     manager = scheduler.kv_cache_manager
     waiting = [*scheduler.waiting, *scheduler.skipped_waiting]
     tables = {request.request_id: manager.get_block_ids(request.request_id)[0] for request in (*scheduler.running, *waiting)}
@@ -105,7 +105,7 @@ def recover(scheduler: Any, invalid: set[int], scheduled: dict[str, int]) -> set
     now = time.monotonic()
     for request in reversed(preempted):  # each goes to the head of the queue
         scheduler._preempt_request(request, now)
-    # One that was preempted since this step was planned has no table any more that would tell.
+    # A request that was preempted since this step was planned no longer has a table that would tell.
     lost = [request for request in waiting if request.request_id in scheduled and not tables[request.request_id]]
     skipped = {request.request_id for request in (*preempted, *lost)}
     scheduler.prev_step_scheduled_req_ids -= skipped
@@ -117,13 +117,13 @@ def recover(scheduler: Any, invalid: set[int], scheduled: dict[str, int]) -> set
 
 
 def discard(request: Any) -> None:
-    """All outputs that are on their way, this step's among them, are of what was garbage."""
+    """All outputs in flight, this step's among them, were computed from garbage."""
     request.async_tokens_to_discard += request.num_output_placeholders
     request.num_output_placeholders = 0
 
 
 def rewind(scheduler: Any, request: Any, good: int) -> None:
-    """One that is not running computes nothing yet: it begins at its first bad block. While a load beside the steps is under way the engine looks at `failed_recving...`."""
+    """A request that is not running begins at its first bad block. While an asynchronous load is in progress, the engine reads `failed_recving...`."""
     request.num_computed_tokens = min(request.num_computed_tokens, good)
     if request.status.name == "WAITING_FOR_REMOTE_KVS":
         scheduler.failed_recving_kv_req_ids.add(request.request_id)

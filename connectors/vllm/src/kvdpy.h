@@ -124,8 +124,8 @@ typedef struct kvdpy_request {
 	uint32_t local;      /* tokens the engine had itself when it asked last */
 	uint32_t fed_tokens; /* tokens kvx_scheduler_add_tokens() has taken */
 	uint32_t computed;   /* after the last step planned */
-	uint32_t step;       /* in which its blocks were given last */
-	uint32_t last_step;  /* the last one after which it goes on */
+	uint32_t step;       /* in which its blocks were appended last */
+	uint32_t last_step;  /* the last step after which it continues */
 	uint32_t single;     /* tokens of the prompt where one token is wanted after it; 0: more are */
 	uint32_t engine;     /* tokens the engine had itself when it was admitted first */
 	kvx_hit_t hit;
@@ -133,8 +133,8 @@ typedef struct kvdpy_request {
 	int admitted;                            /* 1: it has been given blocks once */
 	int extra;                               /* 1: its units have extra keys */
 	int no_read;                             /* 1: skip_reading_prefix_cache */
-	int own;                                 /* its `lora` is of before (0) or after (1) the engine's first reset */
-	int no_keys;                             /* 1: its tokens may be replaced later, and we would not notice */
+	int own;     /* its `lora` is from before (0) or after (1) the engine's first reset */
+	int no_keys; /* 1: its tokens may be replaced later without notice */
 } kvdpy_request_t;
 
 extern PyTypeObject *kvdpy_request_type;
@@ -147,24 +147,24 @@ typedef struct kvdpy_scheduler {
 	kvdpy_breaker_t breaker;
 	PyObject *config;      /* keeps the texts alive */
 	PyObject *requests;    /* {request_id: kvdpy_request_t} */
-	PyObject *meta_class;  /* of what build() returns: meta_class(plan) */
-	PyObject *meta_empty;  /* one for all steps without a plan */
+	PyObject *meta_class;  /* of what build_meta() returns: meta_class(message) */
+	PyObject *meta_empty;  /* one for all steps without a message */
 	PyObject *lora_text;   /* callable(lora_request) -> str; after a reset for None as well */
 	PyObject *unit_extras; /* callable(request, at, units) -> [bytes|None] */
 	PyObject *forget;      /* callable(block ids that a load has not filled, ids of the requests that live) */
 	uint32_t groups;
 	uint32_t block_tokens[KVDPY_MAX_GROUPS];
 	uint32_t hash_tokens;
-	uint32_t request_count; /* requests in the last step; */
-	uint32_t continuing;    /* of these, those that go on: the next step is theirs, too */
-	uint32_t built_step;    /* its number */
-	uint32_t step;          /* counts plans */
+	uint32_t request_count; /* requests in the last step */
+	uint32_t continuing;    /* of these, requests that continue in the next step */
+	uint32_t built_step;    /* number of that step */
+	uint32_t step;          /* number of the next step */
 	const char *instance;
-	int prefetch; /* 1: a worker of it in this process may begin loads when they are planned */
+	int prefetch; /* 1: a worker in this process may begin loads when they are planned */
 	int foreign, loads, saves;
 	int publishable;    /* 1: requests have num_publishable_block_hashes */
-	int own;            /* 1: reset once: the weights may be others than the files say */
-	int off;            /* 1: nothing is matched or saved; what is under way goes on */
+	int own;            /* 1: reset once: the weights may differ from the files */
+	int off;            /* 1: no match and no save; what is in progress is completed */
 	PyObject *nothing;  /* (0, False) */
 	PyObject *released; /* (False, None) */
 	PyObject *stats_class;
@@ -183,42 +183,42 @@ typedef struct kvdpy_ask {
 /* 0, or -1 with an exception. kvdpy_ask_end() in any case after 0. */
 int kvdpy_ask_begin(kvdpy_scheduler_t *self, kvdpy_request_t *request, kvdpy_ask_t *ask);
 void kvdpy_ask_end(kvdpy_ask_t *ask);
-/* The request as we know it, made when it is new. New reference. */
+/* The request's object, made when it is new. New reference. */
 kvdpy_request_t *kvdpy_find_request(kvdpy_scheduler_t *self, PyObject *request);
-/* Own keys: hand in the tokens below `upto` that have not been. */
+/* Own keys: add the tokens below `upto` that were not added yet. */
 int kvdpy_feed_tokens(kvdpy_scheduler_t *self, kvdpy_request_t *request, kvdpy_ask_t *ask, uint32_t upto);
 /* `tables`: a sequence with a list of block ids per group: the whole table, or what is appended to it. */
 int kvdpy_append_blocks(kvdpy_scheduler_t *self, kvdpy_request_t *request, kvdpy_ask_t *ask, PyObject *tables,
 			int append);
-/* It has ended, and is not known any more; 0, or -1 with an exception. */
+/* It has ended and is forgotten; 0, or -1 with an exception. */
 int kvdpy_request_finish(kvdpy_scheduler_t *self, PyObject *request);
 
 /* ---- prefetch.c ------------------------------------------------------------------------------ */
 
-/* The plan of a step, as soon as it is made. */
+/* The message of a step, as soon as it is built. */
 typedef struct kvdpy_message {
 	const void *bytes;
 	size_t len;
 	int after_computing;   /* the step before computes something */
-	const PyObject *given; /* what the engine is given of it; NULL: it is empty */
+	const PyObject *given; /* the bytes object the engine gets; NULL: the message is empty */
 } kvdpy_message_t;
 
-/* What a worker is known by to the scheduler of its instance. */
+/* How the scheduler half finds a worker of its instance. */
 typedef struct kvdpy_prefetch {
 	struct kvdpy_prefetch *next;
-	struct kvdpy_worker *worker; /* it leaves before it goes */
+	struct kvdpy_worker *worker; /* removed before the worker is freed */
 	const char *instance;
-	pthread_t thread; /* that called begin() last */
+	pthread_t thread; /* that called begin_step() last */
 	int called;
-	uint32_t owed;        /* plans made that begin() has not been called with, */
-	const PyObject *last; /* the last of them; NULL: it is empty. Not owned, only compared */
+	uint32_t owed;        /* messages built that begin_step() was not called with */
+	const PyObject *last; /* the last of them; NULL: it is empty. Borrowed, only compared */
 } kvdpy_prefetch_t;
 void kvdpy_prefetch_join(struct kvdpy_worker *worker, const char *instance);
-/* Fine for one that has not joined. */
+/* Allowed for one that has not joined. */
 void kvdpy_prefetch_leave(kvdpy_prefetch_t *prefetch);
-/* begin() was called with this; NULL: with nothing that makes sense. */
+/* begin_step() was called with this; NULL: with no message. */
 void kvdpy_prefetch_note_begin(kvdpy_prefetch_t *prefetch, const PyObject *message);
-/* build() has made a plan: its loads begin now if they may. -1: interrupted. */
+/* build_meta() has built a message: its loads begin now if they may. -1: interrupted. */
 int kvdpy_prefetch_planned(kvdpy_scheduler_t *self, PyObject *output, const kvdpy_message_t *message);
 
 /* ---- layers.c -------------------------------------------------------------------------------- */
@@ -232,8 +232,8 @@ typedef struct kvdpy_layers {
 	uint32_t trusted;           /* bit a mode: each layer has been named in a step of it */
 	uint8_t tries[KVDPY_MODES]; /* steps of the mode in which only some were */
 	int mode;                   /* of the step at hand */
-	int asked;                  /* in this step the engine shall name its layers: */
-	int layered;                /* its loads come layer by layer, else it is watched */
+	int asked;                  /* in this step the engine must name its layers */
+	int layered;                /* its loads come layer by layer; else the step is watched */
 	int strange;                /* a layer was not on the step's stream */
 	uint32_t seen;
 	uint8_t *named; /* [count] */
@@ -241,12 +241,12 @@ typedef struct kvdpy_layers {
 /* Key "layers": ({name: number}, (mode, ..)), or None. */
 int kvdpy_layers_init(kvdpy_layers_t *layers, PyObject *dict);
 void kvdpy_layers_fini(kvdpy_layers_t *layers);
-/* start_load_kv(context): load, layer by layer where that may be. */
+/* start_load_kv(context): run the loads, layer by layer where allowed. */
 void kvdpy_layers_run_loads(kvdpy_layers_t *layers, kvx_worker_t *worker, PyObject *context);
 /* wait_for_layer_load(name), in a step that has asked for it. */
 void kvdpy_layers_note(kvdpy_layers_t *layers, kvx_worker_t *worker, PyObject *name, int own_stream);
 void kvdpy_layers_end(kvdpy_layers_t *layers);
-/* A step that has not ended is gone. */
+/* Drop the state of a step that did not end. */
 void kvdpy_layers_clear(kvdpy_layers_t *layers);
 
 /* ---- worker.c -------------------------------------------------------------------------------- */
@@ -277,7 +277,7 @@ int kvdpy_digest_init(PyObject *module);
 
 /* ---- stream.c -------------------------------------------------------------------------------- */
 
-/* The stream that is current. -1: nobody knows it. */
+/* The engine's current stream. -1: unknown. */
 int kvdpy_current_stream(kvdpy_worker_t *self, void **p_stream);
 
 #endif

@@ -1,17 +1,16 @@
-/* Loads that come layer by layer: in which steps the engine can be trusted to name each layer before it reads it.
+/* Loads that come layer by layer: in which steps the engine awaits each layer before it reads it.
  *
- * It does so where attention runs from Python, around every layer (wait_for_layer_load), and not in a graph of the
- * whole step. Which of the two a step is, its forward context says before it is computed. That does not tell whether
- * every layer of this model is named, by its own name and on the step's stream; so in each mode a step is watched
- * first, in which loads come whole. A layer that is skipped later is found by the worker, and its loads have failed.
+ * It does where attention runs from Python around every layer (wait_for_layer_load), and not in a graph of the whole
+ * step. The forward context says which of the two a step is. That does not tell whether every layer of this model is
+ * awaited, by its own name and on the step's stream; so in each mode one step is watched first, whose loads come whole.
+ * The worker finds a layer that is skipped later, and its loads have failed.
  *
- * In all other steps has_connector_metadata() is false, and the engine calls nothing around its layers.
- */
+ * In all other steps has_connector_metadata() is false, and the engine makes no call around its layers. */
 #include "kvdpy.h"
 
 #include <string.h>
 
-#define TRIES 8u /* steps of a mode that named some layers and not all: then it is not watched any more */
+#define TRIES 8u /* a mode in which this many steps named only some layers is not watched again */
 
 /* ---- configuration --------------------------------------------------------------------------- */
 
@@ -81,7 +80,7 @@ static int find_mode(const kvdpy_layers_t *layers, PyObject *context)
 	PyObject *mode = context_part(context, "cudagraph_runtime_mode");
 	int found = -1;
 
-	/* Without metadata no layer is named; a list is of two halves of a step that run through each other. */
+	/* Without metadata no layer is named; a list is of two halves of a step that overlap. */
 	if (metadata && PyDict_Check(metadata) && !halves) {
 		for (Py_ssize_t i = 0; i < PyTuple_Size(layers->modes) && found < 0; i++) {
 			found = PyTuple_GetItem(layers->modes, i) == mode ? (int)i : -1;

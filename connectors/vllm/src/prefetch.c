@@ -1,14 +1,13 @@
-/* Loads that begin when their step is planned: how the two halves find each other where they share a process and a
- * thread.
+/* Loads that begin when their step is planned (docs/decisions/016): how the two halves find each other if they share a
+ * process and a thread.
  *
- * A half knows the other by the instance's name. The worker's half may be told of a plan before the engine tells it, if
- *   - there is one such worker, of one rank, and its hooks are called by the thread that plans,
- *   - each plan before this one has reached it (begin()), or one behind that has, so that it is the next,
- *   - the engine enqueues nothing between the plan and the step that writes blocks by itself,
- *   - it still enqueues where it did in the step before.
- * Whether the step before is over, the worker knows itself (kvx_worker_prefetch_step()). All of this is under the
- * interpreter's lock.
- */
+ * A half finds the other by the instance's name. The worker half gets a message before the engine passes it on, if
+ *   - there is one such worker, of one rank, and the planning thread calls its hooks,
+ *   - every earlier message has reached it (begin_step()), or a later one has, so that this is the next,
+ *   - the engine's own block writes come after begin_step(),
+ *   - the engine still enqueues on the stream of the step before.
+ * The worker knows if the step before is complete (kvx_worker_prefetch_step()). All of this is under the interpreter's
+ * lock. */
 #include "kvdpy.h"
 
 #include <string.h>
@@ -37,8 +36,7 @@ void kvdpy_prefetch_leave(kvdpy_prefetch_t *prefetch)
 	}
 }
 
-/* Plans come in their order: of those before the last one none comes after it. An engine that was interrupted has lost
- * one. */
+/* Messages come in their order: after the last one no earlier one comes. An interrupted engine has lost one. */
 void kvdpy_prefetch_note_begin(kvdpy_prefetch_t *prefetch, const PyObject *message)
 {
 	prefetch->owed = message && message == prefetch->last ? 0 : prefetch->owed - (prefetch->owed > 0);
@@ -63,7 +61,7 @@ static kvdpy_prefetch_t *find_partner(const char *instance)
 	return found;
 }
 
-/* What went wrong, a hook will meet again and say so. -1: it is an interrupt, which passes through. */
+/* A hook will meet the error again and report it. -1: it is an interrupt, which passes through. */
 static int clear_error(void)
 {
 	if (!PyErr_ExceptionMatches(PyExc_Exception)) {
@@ -81,7 +79,7 @@ static int has_some(PyObject *output, PyObject *name)
 	int some;
 
 	if (!list) {
-		return clear_error(); /* an engine that has no such thing */
+		return clear_error(); /* this engine has no such list */
 	}
 	some = PyObject_IsTrue(list);
 	Py_DECREF(list);
@@ -89,7 +87,7 @@ static int has_some(PyObject *output, PyObject *name)
 	return some;
 }
 
-/* Before the forward the engine zeroes blocks, or copies them. */
+/* Before the forward pass the engine zeroes or copies blocks. */
 static int writes_blocks(PyObject *output)
 {
 	const int zeroes = has_some(output, kvdpy_names.new_block_ids_to_zero);
@@ -108,7 +106,7 @@ static int begin_loads(kvdpy_worker_t *worker, const kvdpy_message_t *message)
 	if (kvdpy_current_stream(worker, &stream)) {
 		return clear_error();
 	}
-	if (stream == worker->stream && worker->worker) { /* else what came before is somewhere else */
+	if (stream == worker->stream && worker->worker) { /* else earlier work is on another stream */
 		state = PyEval_SaveThread();
 		(void)kvx_worker_prefetch_step(worker->worker, message->bytes, message->len, flags);
 		PyEval_RestoreThread(state);

@@ -229,7 +229,7 @@ static PyObject *with_invalidated(kvdpy_scheduler_t *self, PyObject *ids)
 	return all;
 }
 
-/* A load within a step has failed. */
+/* A synchronous load has failed. */
 static int forget_invalid(kvdpy_scheduler_t *self, PyObject *output)
 {
 	PyObject *invalid = PyObject_GetAttr(output, kvdpy_names.invalid_block_ids);
@@ -558,7 +558,7 @@ static PyMethodDef scheduler_methods[] = {
 	{"set_weights", scheduler_set_weights, METH_O, "what names the weights is known; a status"},
 	{"set_enabled", scheduler_set_enabled, METH_O, "on or off"},
 	{"reset", scheduler_reset, METH_NOARGS, "drop all blocks of the space; a status"},
-	{"close", scheduler_close, METH_NOARGS, "say goodbye"},
+	{"close", scheduler_close, METH_NOARGS, "detach"},
 	{NULL, NULL, 0, NULL},
 };
 

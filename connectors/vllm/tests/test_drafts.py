@@ -80,9 +80,9 @@ class Speaker:
 class Run:
     """Requests of one engine, stepped until each has that many tokens. `ahead`: steps planned before the one under way has ended."""
 
-    def __init__(self, engine: Engine, speakers: list[Speaker], ahead: int, spoil: bool = False) -> None:
-        self.engine, self.speakers, self.ahead, self.spoil = engine, speakers, ahead, spoil
-        self.spoiled = 0
+    def __init__(self, engine: Engine, speakers: list[Speaker], ahead: int, save_rejected: bool = False) -> None:
+        self.engine, self.speakers, self.ahead, self.save_rejected = engine, speakers, ahead, save_rejected
+        self.rejected_saves = 0
         self.under_way: list[tuple[Any, list[tuple[Speaker, int, int]]]] = []
 
     def start(self) -> None:
@@ -106,10 +106,10 @@ class Run:
             cached.append((s.request.request_id, ([*new],) if new else None, had, count))
             part.append((s, count, drafts))
         ends = [(s, s.real // BLOCK * BLOCK + BLOCK) for s in self.speakers]
-        if self.spoil and any(end - s.real <= 2 * DRAFTS for s, end in ends):
-            time.sleep(0.001)  # the daemon answers between two steps, also on a busy machine: else the save comes a step later, and nothing is spoiled
+        if self.save_rejected and any(end - s.real <= 2 * DRAFTS for s, end in ends):
+            time.sleep(0.001)  # the daemon answers between two steps, also on a busy machine: else the save comes a step later, and no rejected draft is saved
         meta = self.engine.scheduler.build_meta(output(cached=cached))
-        if self.spoil and meta.message and all(s.rejected_to >= end > s.real for s, end in ends):
+        if self.save_rejected and meta.message and all(s.rejected_to >= end > s.real for s, end in ends):
             meta = self.too_early(meta)
         self.under_way.append((meta, part))
 
@@ -120,7 +120,7 @@ class Run:
             kind, size = struct.unpack_from("II", out, at)
             if kind == SAVE:
                 flags = struct.unpack_from("I", out, at + 16)[0]
-                self.spoiled += not flags & EARLY
+                self.rejected_saves += not flags & EARLY
                 struct.pack_into("I", out, at + 16, flags | EARLY)
             at += size
         return Meta(bytes(out))
@@ -182,11 +182,11 @@ class Drafts(unittest.TestCase):
         self.assertEqual(engine.breaker.errors, [])
         return bad
 
-    def speak(self, seed: int, ahead: int, count: int, spoil: bool = False, **options: Any) -> tuple[Run, list[Speaker]]:
+    def speak(self, seed: int, ahead: int, count: int, save_rejected: bool = False, **options: Any) -> tuple[Run, list[Speaker]]:
         rng = random.Random(f"{SEED} {seed} {ahead} {count}")
         engine = self.engine(f"{seed}", **options)
         speakers = [Speaker(rng, f"r{seed}-{i}", list(range(1 + 15 * i, 16 + 15 * i)), rng.randint(40, 130)) for i in range(count)]
-        run = Run(engine, speakers, ahead, spoil)
+        run = Run(engine, speakers, ahead, save_rejected)
         run.start()
         run.to(300)
         engine.saved(sum(s.real // BLOCK - 1 for s in speakers))
@@ -212,12 +212,12 @@ class Drafts(unittest.TestCase):
         self.check(1, foreign=0)
 
     def test_a_block_saved_with_a_rejected_draft_in_it_is_seen(self) -> None:
-        spoiled = wrong = 0
+        rejected_saves = wrong = 0
         for seed in range(100, 120):  # a draft must be rejected at the very end of a block
-            run, speakers = self.speak(seed, 0, 1, spoil=True)
-            spoiled += run.spoiled
+            run, speakers = self.speak(seed, 0, 1, save_rejected=True)
+            rejected_saves += run.rejected_saves
             wrong += self.wrong(speakers[0], f"again-{seed}")
-        self.assertGreater(spoiled, 0)
+        self.assertGreater(rejected_saves, 0)
         self.assertGreater(wrong, 0)
 
 

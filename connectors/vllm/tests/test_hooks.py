@@ -467,7 +467,7 @@ class Hooks(unittest.TestCase):
         self.assertEqual(engine.scheduler.match(request, 0), (96, False))
 
     def test_blocks_lost_while_it_was_off_are_known_to_be_lost(self) -> None:
-        """Preempted and resumed within a step, as a reset of the engine does it."""
+        """Preempted and resumed in one step, as a reset of the engine does it."""
         engine = self.engine()
         request = Request("a", prompt(22, 100))
         engine.prefill(request, [1, 2, 3, 4])
@@ -477,7 +477,7 @@ class Hooks(unittest.TestCase):
         meta = engine.scheduler.build_meta(output(cached=[("a", ([5, 6, 7, 8],), 0, 100)], resumed={"a"}, preempted={"a"}))
         self.assertIn(struct.pack("<IIII", 5, 6, 7, 8), meta.message)
 
-    def test_what_was_under_way_when_it_was_switched_off_is_not_saved(self) -> None:
+    def test_saves_in_progress_at_a_switch_off_are_given_up(self) -> None:
         """Switched off by an error: blocks change hands that nobody is told about."""
         engine = self.engine()
         request, table = Request("a", prompt(18, 100)), [1, 2, 3, 4]
@@ -503,7 +503,7 @@ class Hooks(unittest.TestCase):
         engine.scheduler.take_output(SimpleNamespace(kv_connector_worker_meta=None, invalid_block_ids={2, 3}))
         self.assertEqual(engine.forgotten, [({2, 3}, ["a"])])
 
-    def test_the_engine_forgets_what_a_request_that_has_ended_computed_after_a_failed_load(self) -> None:
+    def test_blocks_an_ended_request_computed_after_a_failed_load_go(self) -> None:
         self.saved_by(Request("a", prompt(61, 100)))
         for lose in ("finished", "preempted"):
             engine = self.engine()

@@ -29,7 +29,7 @@ def cache_config(*groups: tuple[Any, int], num_blocks: int = 64) -> Any:
 
 
 class Resets(unittest.TestCase):
-    def test_a_reset_without_a_daemon_is_made_up_for_before_anything_is_found(self) -> None:
+    def test_a_reset_without_a_daemon_is_repeated_before_any_match(self) -> None:
         from kvd_vllm import _kvd, connector
 
         half = connector.KvdConnector.__new__(connector.KvdConnector)
@@ -288,7 +288,7 @@ class Rest(unittest.TestCase):
         page = (pathlib.Path(__file__).resolve().parents[3] / "docs" / "vllm.md").read_text()
         self.assertIn(options.table(), page)
 
-    def test_the_circuit_breaker_says_each_kind_once_and_gives_up_once(self) -> None:
+    def test_the_circuit_breaker_logs_each_kind_once_and_opens_once(self) -> None:
         said: list[str] = []
         offs: list[str] = []
         breaker = CircuitBreaker(SimpleNamespace(error=lambda *a, **k: said.append(a[1])), most=3)

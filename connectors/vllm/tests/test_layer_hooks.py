@@ -48,7 +48,7 @@ class Layers(unittest.TestCase):
         self.assertTrue(self.step(self.PIECEWISE, ["model.layers.0.attn"]))
         self.assertTrue(self.step(self.PIECEWISE))
         self.assertFalse(self.step(self.PIECEWISE), "a step without a load that comes layer by layer has nothing to wait for")
-        self.assertTrue(self.step(self.NONE), "each mode by itself")
+        self.assertTrue(self.step(self.NONE), "each mode separately")
         self.assertFalse(self.step(self.NONE))
 
     def test_steps_that_do_not_name_layers_are_not_asked(self) -> None:

@@ -169,7 +169,7 @@ class Structured(unittest.TestCase):
         self.assertEqual((page.stride, page.tokens), (73728, 64))
         self.assertIsNone(fits([page], 1, 64))
 
-    def test_a_block_cut_by_the_kernels_into_pieces_of_keys_and_values_is_declined(self) -> None:
+    def test_a_block_cut_into_pieces_of_keys_and_values_is_declined(self) -> None:
         with self.assertRaisesRegex(Declined, "cut"):
             layout.structured(Device((2000, 2, 16, 8, 128)), 1000, layout.Shape(32, 8, 128, 128, "bf16"))
 

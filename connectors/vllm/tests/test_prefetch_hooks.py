@@ -59,19 +59,19 @@ class Early(unittest.TestCase):
         (engine or self.engine).work(meta)
         return told
 
-    def test_a_plan_is_told_once_the_worker_has_had_a_step(self) -> None:
+    def test_a_message_is_prefetched_once_the_worker_has_had_a_step(self) -> None:
         self.assertFalse(self.step(), "nobody knows which thread calls it")
         for _ in range(3):
             self.assertTrue(self.step())
 
-    def test_an_empty_plan_is_not_told_and_counts_all_the_same(self) -> None:
+    def test_an_empty_message_is_not_prefetched_and_counts(self) -> None:
         self.step()
         before = self.asked
         meta = self.engine.scheduler.build_meta(output())
         self.assertEqual((meta.message, self.asked), (b"", before))
         self.assertFalse(self.plan()[0], "the worker has not begun the one before")
 
-    def test_a_plan_does_not_overtake_an_empty_one(self) -> None:
+    def test_a_message_does_not_overtake_an_empty_one(self) -> None:
         self.step()
         first = self.plan()[1]
         empty = self.engine.scheduler.build_meta(output())
@@ -82,7 +82,7 @@ class Early(unittest.TestCase):
         self.engine.work(meta)
         self.assertTrue(self.step())
 
-    def test_a_plan_does_not_overtake_another(self) -> None:
+    def test_a_message_does_not_overtake_another(self) -> None:
         self.step()
         plans = [self.plan() for _ in range(3)]
         self.assertEqual([told for told, _ in plans], [True, False, False])
@@ -94,7 +94,7 @@ class Early(unittest.TestCase):
         self.assertFalse(self.plan()[0], "and another")
         self.engine.work(last)
 
-    def test_a_plan_the_engine_has_lost_is_not_waited_for_when_a_later_one_has_come(self) -> None:
+    def test_a_lost_message_is_not_awaited_after_a_later_one(self) -> None:
         self.step()
         self.assertTrue(self.plan()[0], "this one is lost,")
         self.engine.scheduler.build_meta(output())  # and an empty one
@@ -104,7 +104,7 @@ class Early(unittest.TestCase):
         self.assertTrue(self.step(), "they do not, after this one")
         self.assertTrue(self.step())
 
-    def test_steps_that_write_blocks_before_the_forward_are_not_told(self) -> None:
+    def test_steps_that_write_blocks_before_the_forward_do_not_prefetch(self) -> None:
         self.step()
         for name in ("new_block_ids_to_zero", "kv_cache_block_copies"):
             self.assertFalse(self.step(**{name: [3]}))
@@ -117,7 +117,7 @@ class Early(unittest.TestCase):
 
             self.assertFalse(self.step(**{name: Strange()}))
 
-    def test_another_thread_tells_nothing(self) -> None:
+    def test_another_thread_does_not_prefetch(self) -> None:
         self.step()
         told: list[bool] = []
         thread = threading.Thread(target=lambda: told.append(self.step()))
@@ -127,7 +127,7 @@ class Early(unittest.TestCase):
         self.assertFalse(self.step(), "that thread has called it last")
         self.assertTrue(self.step())
 
-    def test_a_stream_nobody_knows_is_the_hooks_error_and_not_the_plans(self) -> None:
+    def test_an_unknown_stream_is_the_hooks_error(self) -> None:
         self.step()
         self.stream = "no stream"
         told, meta = self.plan()
@@ -155,13 +155,13 @@ class Early(unittest.TestCase):
         with self.assertRaises(KeyboardInterrupt):
             self.plan(engine, new_block_ids_to_zero=Interrupted())
 
-    def test_it_can_be_turned_off_on_either_side(self) -> None:
+    def test_prefetch_can_be_turned_off_on_either_side(self) -> None:
         for n, options in enumerate(({"prefetch": 0}, {"stream_of": None})):
             engine = self.make(f"off{n}", **options)
             self.step(engine)
             self.assertFalse(self.step(engine))
 
-    def test_a_worker_of_another_instance_is_not_told(self) -> None:
+    def test_a_worker_of_another_instance_does_not_prefetch(self) -> None:
         other = self.make("another")
         self.step()
         self.step(other)
@@ -171,7 +171,7 @@ class Early(unittest.TestCase):
         self.assertEqual(self.asked, before)
         self.assertTrue(self.step(other))
 
-    def test_of_two_workers_of_an_instance_none_is_told(self) -> None:
+    def test_of_two_workers_of_an_instance_none_prefetches(self) -> None:
         second = self.make("prefetch")
         self.step()
         self.assertFalse(self.step())

@@ -1,4 +1,4 @@
-"""What becomes of requests and blocks after a failed load within a step (kvd_vllm/recovery.py), over a scheduler that has what the recovery touches. Needs no engine."""
+"""What becomes of requests and blocks after a failed synchronous load (kvd_vllm/recovery.py), over a scheduler that has what the recovery touches. Needs no engine."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Recovery(unittest.TestCase):
         self.assertEqual(scheduler.kv_cache_manager.named, {1, 5, 6, 7, 9})
         self.assertEqual(scheduler.prev_step_scheduled_req_ids, {"other", "before it", "queued"})
 
-    def test_p1_every_output_on_its_way_is_discarded_once(self) -> None:
+    def test_p1_every_output_in_flight_is_discarded_once(self) -> None:
         scheduler = Scheduler()
         hit = scheduler.add(scheduler.running, [1, 2], "hit", "RUNNING", 8, 2)
         hit.async_tokens_to_discard = 1  # of an earlier failure
@@ -144,7 +144,7 @@ class Recovery(unittest.TestCase):
 
 
 class Replacing(unittest.TestCase):
-    def test_it_replaces_the_known_method_once_and_leaves_the_policy_to_fail(self) -> None:
+    def test_the_known_method_is_replaced_once_and_may_fail_requests(self) -> None:
         class Known(Scheduler):
             def _handle_invalid_blocks(self, invalid_block_ids: set[int], num_scheduled_tokens: dict[str, int]) -> set[str]:
                 return {"the original"}
@@ -161,7 +161,7 @@ class Replacing(unittest.TestCase):
         scheduler.recompute_kv_load_failures = False
         self.assertEqual(scheduler._handle_invalid_blocks({1}, {"hit": 1}), {"the original"})
 
-    def test_a_method_that_somebody_else_has_replaced_is_left(self) -> None:
+    def test_a_method_replaced_by_another_package_is_left(self) -> None:
         with self.assertRaises(ValueError):
             recovery.install(type("Foreign", (Scheduler,), {}))
 

@@ -1,4 +1,4 @@
-"""Whether a hit is loaded inside the step: when no request goes on that would wait for it. As test_hooks.py, whose engine it drives."""
+"""When a hit is loaded synchronously: if no continuing request would wait for it. As test_hooks.py, whose engine it drives."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Inside(unittest.TestCase):
             self.engine.scheduler.finish_request(request, ([],))
         self.assertTrue(self.inside())
 
-    def test_one_of_a_single_answer_token_waits_for_nothing_after_its_prompt(self) -> None:
+    def test_a_request_for_one_token_waits_for_no_step_after_its_prompt(self) -> None:
         request = Request("single", prompt(62, 40), max_tokens=1)
         self.begin(request)
         self.assertFalse(self.inside())

@@ -225,7 +225,7 @@ class Adapters(Folder):
         self.assertNotEqual(again, before)
         self.assertEqual(self.text(self.request(lora_name="b", lora_int_id=3)), "b" + again[1:])
 
-    def test_p7_an_adapter_that_is_being_digested_has_no_name_yet_and_holds_up_nobody(self) -> None:
+    def test_p7_an_adapter_under_digestion_holds_up_no_request(self) -> None:
         with open(self.model / "huge.safetensors", "wb") as file:
             file.truncate(1 << 42)  # a hole: hours
         began = time.monotonic()
@@ -281,7 +281,7 @@ class Digests(Folder):
         self.assertEqual(self.cache.load(), {})
         self.assertEqual(self.file()[1], digest)
 
-    def test_p1_a_file_that_changes_while_it_is_read_is_read_again_and_not_remembered_by_half(self) -> None:
+    def test_p1_a_file_changed_during_its_digest_is_read_again(self) -> None:
         self.settle()
         path, changes = self.model / "model.safetensors", [data(2, LARGE), data(3, LARGE // 2)]
         digester = digests.Digester(self.cache)
@@ -366,7 +366,7 @@ class Digests(Folder):
         with unittest.mock.patch.dict(os.environ, {"XDG_CACHE_HOME": "not/absolute", "HOME": "/home/me"}):
             self.assertEqual(digests.default_folder(), pathlib.Path("/home/me/.cache/kvd"))
 
-    def test_p7_a_stopped_process_that_holds_the_lock_holds_up_nobody(self) -> None:
+    def test_p7_a_stopped_process_with_the_lock_holds_up_no_other(self) -> None:
         self.settle()
         self.file()
         holder = subprocess.Popen([sys.executable, "-c", "import fcntl,sys,time; f=open(sys.argv[1]); fcntl.flock(f,2); print(1,flush=True); time.sleep(600)", str(self.cache.folder / "lock")], stdout=subprocess.PIPE)

@@ -1,4 +1,4 @@
-/* Flights: jobs on the device, and whom they are for. */
+/* Batches in flight: jobs of the device, and the load or saves they copy for. */
 #include "worker/cuda/batch.h"
 #include "worker/cuda/timers.h"
 
@@ -29,7 +29,7 @@ kvx_gpu_batch_t *kvx_gpu_batch_for_save(kvx_wgpu_t *gpu, int fence)
 	return find_free(gpu->batches + KVX_GPU_LOADS, KVX_GPU_SAVES, fence ? 0 : KVX_GPU_SAVES - KVX_GPU_SAVES_AHEAD);
 }
 
-/* Jobs were too large: from now on they are of so many blocks at most. */
+/* The driver has refused a job for its size: from now on jobs have at most `most` blocks. */
 static void shrink_batches(kvx_wgpu_t *gpu, uint32_t most)
 {
 	gpu->sync_batch = gpu->sync_batch < most ? gpu->sync_batch : most;
@@ -37,7 +37,7 @@ static void shrink_batches(kvx_wgpu_t *gpu, uint32_t most)
 	gpu->save_batch = gpu->save_batch < most ? gpu->save_batch : most;
 }
 
-/* Behind the last of its lane. */
+/* Append it to its lane. */
 static void append_to_lane(kvx_wgpu_t *gpu, kvx_gpu_batch_t *batch)
 {
 	batch->next = NULL;
@@ -81,7 +81,7 @@ static void complete_batch(kvx_worker_t *worker, kvx_gpu_batch_t *batch, kvc_sta
 	kvk_gpu_job_t *job = batch->job;
 	const uint32_t loading = batch->load ? 1u : 0u;
 
-	/* Once its load or save no longer counts it, that may be gone. */
+	/* done() may drop the last reference to the load or save: neither is used after it. */
 	if (batch->load && status != KVC_OK && status != KVC_ERR_CORRUPT) {
 		atomic_store(&gpu->untracked_copies, 1u);
 	}
@@ -94,7 +94,8 @@ static void complete_batch(kvx_worker_t *worker, kvx_gpu_batch_t *batch, kvc_sta
 	atomic_fetch_sub(&gpu->in_flight, 1u);
 }
 
-/* The driver is asked about one flight a lane: whoever asks it holds up who enqueues. */
+/* Jobs of a lane end in order, so the driver is asked about its first job only: every call to it delays the engine's
+ * own launches. */
 static uint32_t complete_lane(kvx_worker_t *worker, kvx_lane_t lane)
 {
 	kvx_wgpu_t *gpu = worker->gpu;

@@ -1,5 +1,4 @@
-/* The device behind a worker: open and close, streams, what comes after what, and the verdicts a step's saves wait for.
- */
+/* The device behind a worker: open, close, and the order of its streams. */
 #include "worker/cuda/device.h"
 #include "worker/config.h"
 #include "worker/cuda/timers.h"
@@ -12,7 +11,7 @@
 #define LAYER_WAIT_US 1000u
 #define SAVE_SMS      2u
 #define LEAVES_BYTES  (UINT64_C(8) << 20)
-#define QUIT_NS       UINT64_C(3000000000) /* closing: for the device to let go of what it still copies */
+#define QUIT_NS       UINT64_C(3000000000) /* closing: wait for the copies of the device */
 
 /* ---- open and close -------------------------------------------------------------------------- */
 
@@ -25,7 +24,7 @@ static kvc_status_t refuse(const char *what, const char *why)
 	return kvx_worker_reject_config(text);
 }
 
-/* Blocks a job of so many bytes. */
+/* Blocks a job of `bytes` bytes. */
 static uint32_t blocks_a_batch(const kvx_worker_t *worker, uint64_t bytes, uint32_t most)
 {
 	const uint64_t blocks = bytes / worker->geometry.block_bytes;
@@ -33,9 +32,9 @@ static uint32_t blocks_a_batch(const kvx_worker_t *worker, uint64_t bytes, uint3
 	return blocks < 1 ? 1u : blocks > most ? most : (uint32_t)blocks;
 }
 
-/* Blocks a job that a step needs: as many as there is room for leaves of, which are expected one by one where a rank
- * has some of the layers only. After the last copy of a job its last kernel runs alone, so few jobs are better than
- * many. */
+/* Blocks a job of a synchronous load: as many as the expected leaves of fit in the table, which a rank with some of the
+ * layers fills one by one. The last kernel of a job runs alone after its last copy, so few jobs are better than many.
+ */
 static uint32_t blocks_a_sync_batch(const kvx_worker_t *worker)
 {
 	const uint32_t least = blocks_a_batch(worker, KVX_GPU_SYNC_BYTES, KVX_GPU_MOVES);
@@ -95,7 +94,7 @@ static kvc_status_t open_device(kvx_wgpu_t *gpu, const kvx_worker_config_t *conf
 	return status == KV_OK ? KVC_OK : refuse("the GPU has no stream for copies", kvk_gpu_last_error());
 }
 
-/* Not being able to is no failure: then a rule chooses. */
+/* If measuring fails, a rule chooses the way of copying. */
 static void measure_copies(kvx_worker_t *worker)
 {
 	for (uint32_t i = 0; i < worker->group_count; i++) {

@@ -1,17 +1,17 @@
-/* Synchronous loads that come layer by layer. All blocks of a range of layers go before the next range, and what the
- * engine enqueues for a layer is put after the last job of the range it is in. Nothing waits on the host.
+/* Synchronous loads that come layer by layer (docs/decisions/012). All blocks of a layer range are sent before the next
+ * range, and what the engine enqueues for a layer is ordered after the last job of its range. The host waits for
+ * nothing.
  *
- * Ranges are small at both ends: the first is what the engine waits for before it can begin, and when the last has
- * come, the engine computes that range alone. Between them they are larger, for each range costs a launch.
+ * Ranges are small at both ends: the engine waits for the first one before it can begin, and computes the last one
+ * after everything has arrived. Between them they are larger, because each range costs a launch.
  *
- * Whole blocks come faster than their layers one by one, and of a step that computes less than it loads, most of what
- * comes layer by layer has nothing computed beside it. So where it is known what the step computes, the first blocks
- * come whole, and as many by layers as are loaded meanwhile.
+ * Whole blocks load faster than layer by layer. If a step computes less than it loads, most of what comes layer by
+ * layer has nothing to overlap with. So where the step's work is known, the first blocks come whole, and only as many
+ * by layers as are loaded during the computation.
  *
- * The engine names each layer before it enqueues what reads it. If by the end of the step it has not named one, that
- * layer may have been read before it was there: then all blocks of these loads have failed, what the step computed is
- * not stored, and loads come whole from then on.
- */
+ * The engine awaits each layer before it enqueues what reads it. A layer that it has not awaited by the end of the step
+ * may have been read too early: then all blocks of these loads have failed, the step's blocks are not stored, and later
+ * loads come whole. */
 #include "worker/cuda/layers.h"
 #include "worker/cuda/batch.h"
 #include "worker/cuda/device.h"
@@ -25,8 +25,8 @@
 #define PARTS      5u /* the largest range has a fifth of the layers */
 #define SPINS      4000u
 #define NAP_NS     UINT64_C(100000)
-#define LOOKUP_NS  2000u /* that the transfer thread takes to look a block up, where it is busy */
-#define RATE_DECAY 64u   /* the best rate seen counts a part in so many less with each load */
+#define LOOKUP_NS  2000u /* of the transfer thread, when busy, to look up a block */
+#define RATE_DECAY 64u   /* the best rate decays by this part with each load */
 
 /* ---- which ranges ---------------------------------------------------------------------------- */
 
@@ -78,7 +78,7 @@ static uint32_t range_of(const kvx_wlayers_t *l, uint32_t layer)
 
 /* ---- whether --------------------------------------------------------------------------------- */
 
-/* Blocks of the step's loads that go somewhere. */
+/* Blocks of the step's loads with a destination. */
 static uint32_t count_wanted(const kvx_worker_t *worker)
 {
 	uint32_t blocks = 0;
@@ -90,7 +90,7 @@ static uint32_t count_wanted(const kvx_worker_t *worker)
 	return blocks;
 }
 
-/* 1: every block of every load may be taken; -1: of one, that will not be. */
+/* 1: every block of every load may be taken; -1: one of them never will be. */
 static int check_ready(const kvx_worker_t *worker)
 {
 	int all = 1;
@@ -107,7 +107,7 @@ static int check_ready(const kvx_worker_t *worker)
 	return all;
 }
 
-/* Where some still have to be read from a disk, what is there is better sent at once. */
+/* If some blocks still have to be read from a disk, the others are better sent at once. */
 int kvx_layers_await_blocks(kvx_worker_t *worker)
 {
 	const uint64_t looking = (uint64_t)count_wanted(worker) * LOOKUP_NS;
@@ -136,7 +136,7 @@ static int can_send_layers(kvx_worker_t *worker)
 	const kvk_paged_t *paged = &worker->groups[0].paged;
 	uint64_t block_bytes;
 
-	/* Several groups share block ids, and their loads come beside the steps. */
+	/* Several groups share block ids, and have no synchronous loads. */
 	if (l->least_bytes == 0 || l->disabled || worker->group_count > 1 || paged->layers < 2) {
 		return 0;
 	}
@@ -153,7 +153,7 @@ void kvx_layers_add_rate_sample(kvx_worker_t *worker, uint64_t bytes, uint64_t n
 	kvx_wlayers_t *l = &worker->gpu->layers;
 	const double rate = ns ? (double)bytes * 1e3 / (double)ns : 0;
 
-	/* The best: others may be on the link. */
+	/* The best rate counts: other traffic may slow a load down. */
 	if (ns && bytes >= l->least_bytes) {
 		l->rate -= l->rate / RATE_DECAY;
 		l->rate = rate > l->rate ? rate : l->rate;
@@ -168,7 +168,7 @@ static uint64_t count_whole_blocks(const kvx_worker_t *worker)
 	const double bytes = (double)paged->heads * paged->layers * worker->geometry.page_bytes;
 	const double all = (double)count_wanted(worker), beside = l->work_us * l->rate / bytes;
 
-	/* Few are not worth jobs of their own. */
+	/* A few blocks are not worth jobs of their own. */
 	return beside > 0 && (all - beside) * bytes >= (double)l->least_bytes ? (uint64_t)(all - beside) : 0;
 }
 
@@ -188,10 +188,10 @@ static void split_whole_blocks(kvx_worker_t *worker)
 
 /* ---- sending --------------------------------------------------------------------------------- */
 
-/* Once over the step's blocks: those that come whole, or the others' layers of range r. */
+/* One pass over the step's blocks: those that come whole, or range r of the others. */
 typedef struct kvx_wpass {
 	int whole;
-	uint32_t r; /* 0 where they come whole: the engine's first layer waits for them */
+	uint32_t r; /* 0 for whole blocks: the engine's first layer waits for them */
 } kvx_wpass_t;
 
 static uint32_t pass_end(const kvx_wpart_t *part, const kvx_wpass_t *pass)
@@ -236,7 +236,7 @@ static uint32_t send_blocks(kvx_worker_t *worker, kvx_wload_t *load, kvx_wpart_t
 	return batch->count;
 }
 
-/* Blocks of the load that the pass still lacks: 1 when there are none. */
+/* Send the blocks of the load that the pass still lacks: 1 when all are sent. */
 static int send_load(kvx_worker_t *worker, kvx_wload_t *load, const kvx_wpass_t *pass)
 {
 	int sent = 1;
@@ -313,8 +313,8 @@ int kvx_layers_send(kvx_worker_t *worker)
 
 /* ---- the engine's side ----------------------------------------------------------------------- */
 
-/* What the engine enqueues from now on comes after range r and those before it. 0: the driver refuses, or nothing is
- * known of a copy. */
+/* What the engine enqueues from now on comes after ranges [0, r]. 0: the driver refuses, or there are untracked copies.
+ */
 static int order_range(kvx_worker_t *worker, uint32_t r)
 {
 	kvx_wgpu_t *gpu = worker->gpu;

@@ -6,7 +6,7 @@
 
 /* Wait a little for all blocks of the synchronous loads to be ready. 0: some are not, or will not be. */
 int kvx_layers_await_blocks(kvx_worker_t *worker);
-/* A load of so many bytes took the device so long. */
+/* A load of these bytes took the device ns. */
 void kvx_layers_add_rate_sample(kvx_worker_t *worker, uint64_t bytes, uint64_t ns);
 /* Submit the synchronous loads in layer ranges, if that pays and all their blocks are ready. 0: nothing was done. */
 int kvx_layers_send(kvx_worker_t *worker);

@@ -1,5 +1,5 @@
-/* Loads into GPU memory. A batch goes onto a stream when its blocks are there; what it has come to is looked at when it
- * lands: the digests the device has compared, and the lease, which has to be valid still when all bytes have come. */
+/* Which loads are sent to the device, and when: asynchronous ones as their blocks become ready, synchronous ones when
+ * the engine runs them, or when their step is prefetched (docs/decisions/016). */
 #include "worker/cuda/load.h"
 #include "worker/cuda/batch.h"
 #include "worker/cuda/device.h"
@@ -9,9 +9,10 @@
 #include "worker/jobs/load.h"
 #include "worker/submit.h"
 
-#define YIELD_DEADLINE_MARGIN_NS UINT64_C(500000000) /* before its deadline a load gives way no more */
+#define YIELD_DEADLINE_MARGIN_NS                                                                                       \
+	UINT64_C(500000000) /* before its deadline a load does not yield to synchronous loads */
 
-/* A batch of the part, if there is one and a flight for it: how many blocks. Lock held. */
+/* Send a batch of the part, if there is one and a batch is free: how many blocks. Lock held. */
 static uint32_t send_part(kvx_worker_t *worker, kvx_wload_t *load, kvx_wpart_t *part)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
@@ -33,7 +34,7 @@ static uint32_t send_part(kvx_worker_t *worker, kvx_wload_t *load, kvx_wpart_t *
 	batch->ranges = load->ranges;
 	status = kvx_gpu_load_submit_batch(worker, batch);
 	if (status == KVC_ERR_BUSY) {
-		atomic_store(&part->next, batch->first); /* nobody else takes of this load */
+		atomic_store(&part->next, batch->first); /* only this thread takes blocks of the load */
 	} else if (status != KVC_OK) {
 		kvx_wload_close(worker, load, status);
 	}
@@ -44,7 +45,7 @@ static uint32_t send_part(kvx_worker_t *worker, kvx_wload_t *load, kvx_wpart_t *
 	return status == KVC_ERR_BUSY ? 0 : batch->count;
 }
 
-/* One batch of the load: how many blocks. */
+/* Send one batch of the load: how many blocks. */
 static uint32_t send_batch(kvx_worker_t *worker, kvx_wload_t *load)
 {
 	uint32_t count = 0;
@@ -62,10 +63,10 @@ static uint32_t send_batch(kvx_worker_t *worker, kvx_wload_t *load)
 	return count;
 }
 
-/* ---- beside the steps (transfer thread) ------------------------------------------------------ */
+/* ---- asynchronous loads (transfer thread) ------------------------------------------------------ */
 
-/* The device copies what a step waits for, and two streams would share the link. Not while that is behind the step
- * before. */
+/* The device is copying a synchronous load. Asynchronous loads yield to it, because two streams would share the link
+ * (docs/decisions/015); not while its copies still wait for the step before. */
 static int sync_copies_run(kvx_wgpu_t *gpu)
 {
 	const kvx_gpu_batch_t *batch;
@@ -104,9 +105,9 @@ uint32_t kvx_gpu_send_async_loads(kvx_worker_t *worker, uint64_t now)
 	return total;
 }
 
-/* ---- within a step (engine's thread) --------------------------------------------------------- */
+/* ---- synchronous loads (engine's thread) --------------------------------------------------------- */
 
-/* Every block of every load has gone, or the load has failed. */
+/* Every block of every load is submitted, or the load has failed. */
 static int all_sent(const kvx_worker_t *worker)
 {
 	for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
@@ -120,7 +121,7 @@ static int all_sent(const kvx_worker_t *worker)
 	return 1;
 }
 
-/* A batch of each load that has one: how many blocks. */
+/* Send a batch of each load that has one: how many blocks. */
 static uint32_t send_some(kvx_worker_t *worker)
 {
 	uint32_t moved = 0;
@@ -147,7 +148,7 @@ static void send_until_sent(kvx_worker_t *worker)
 	}
 }
 
-/* Their copies may begin, after all that the engine has enqueued. 0: the driver refuses, so they have failed. */
+/* Copies may begin after all that the engine has enqueued. 0: the driver refuses, so the loads have failed. */
 static int start_sync_loads(kvx_worker_t *worker)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
@@ -189,7 +190,7 @@ void kvx_gpu_cancel_prefetch(kvx_worker_t *worker)
 	gpu->sync_loads_sent = 0;
 	gpu->layers.count = 0;
 	for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
-		load->layer_skipped = 1; /* also what has come: nobody has waited for it */
+		load->layer_skipped = 1; /* loaded blocks have failed too: the engine has not waited for them */
 		atomic_store(&load->cancel, 1u);
 	}
 	kvx_transfer_wake(worker);
@@ -216,7 +217,7 @@ int kvx_gpu_send_sync_loads(kvx_worker_t *worker, int layers)
 		}
 		return 1;
 	}
-	gpu->layers.count = 0; /* whatever order they were sent in */
+	gpu->layers.count = 0; /* even if they were prefetched in layer order */
 	send_until_sent(worker);
 
 	return 0;

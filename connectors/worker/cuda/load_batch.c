@@ -10,7 +10,7 @@
 #define NAP_NS   UINT64_C(100000)
 #define GRACE_NS UINT64_C(20000000) /* past its deadline the engine ends a load itself */
 
-/* Leaves of all layers lie in the block's as a move wants them: they are read there. */
+/* The group has all layers, so its expected leaves are those of the block and need no copy. */
 static void expect_in_place(const kvx_worker_t *worker, const kvx_wpart_t *part, const kvx_source_t *source,
 			    kvk_move_t *move)
 {
@@ -42,7 +42,7 @@ static uint32_t prepare_moves(const kvx_worker_t *worker, const kvx_wpart_t *par
 	return n;
 }
 
-/* So many more blocks of the load need nothing any more. */
+/* `count` more blocks of the load are done. */
 static void count_done(kvx_worker_t *worker, kvx_wload_t *load, uint32_t count)
 {
 	if (atomic_fetch_sub(&load->remaining, count) == count) {
@@ -86,7 +86,7 @@ static void complete_load(kvx_worker_t *worker, kvx_gpu_batch_t *batch, kvc_stat
 	atomic_fetch_sub(&load->active, 1u);
 }
 
-/* Blocks of the part that come whole behind these; what comes layer by layer is another way's. */
+/* Blocks of the part that come whole after this batch. */
 static uint32_t blocks_behind(const kvx_wload_t *load, const kvx_wpart_t *part, const kvx_gpu_batch_t *batch)
 {
 	const uint32_t end = load->batch_total_blocks ? part->whole_blocks : part->n, at = batch->first + batch->count;
@@ -94,8 +94,8 @@ static uint32_t blocks_behind(const kvx_wload_t *load, const kvx_wpart_t *part, 
 	return batch->layers || end < at ? 0 : end - at;
 }
 
-/* Beside the steps by kernels: what an engine copies in before it computes waits until the copy engine has nothing of a
- * load on its way. */
+/* Asynchronous loads are copied by kernels: the engine's own input copies would queue behind them in the copy engine.
+ */
 kvc_status_t kvx_gpu_load_submit_batch(kvx_worker_t *worker, kvx_gpu_batch_t *batch)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
@@ -113,7 +113,7 @@ kvc_status_t kvx_gpu_load_submit_batch(kvx_worker_t *worker, kvx_gpu_batch_t *ba
 				     .count = moves,
 				     .of = part->n,
 				     .rest = blocks_behind(load, part, batch),
-				     .ready = 1, /* leased: nobody writes there */
+				     .ready = 1, /* leased: no writer touches it */
 				     .stream = beside ? gpu->load_async_stream : gpu->load_sync_stream};
 	kvc_status_t status = kvc_lease_state(part->lease);
 
@@ -135,7 +135,7 @@ kvc_status_t kvx_gpu_load_submit_batch(kvx_worker_t *worker, kvx_gpu_batch_t *ba
 		atomic_fetch_sub(&load->active, 1u);
 	}
 	if (status == (kvc_status_t)KV_ERR_IO) {
-		atomic_store(&gpu->untracked_copies, 1u); /* some of it may have been enqueued */
+		atomic_store(&gpu->untracked_copies, 1u); /* a part of it may have been enqueued */
 	}
 
 	return status;

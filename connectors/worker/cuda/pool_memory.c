@@ -1,12 +1,10 @@
-/* Pool memory the device sees. libkvc says when a slab is mapped and when it is about to go; the transfer thread makes
- * it known to the device piece by piece, in idle times or when a block in it is wanted. All calls but the last, of
- * detaching, are the transfer thread's.
+/* Pool memory the device sees. libkvc announces when a slab is mapped and when it is about to be unmapped; the transfer
+ * thread registers it with the device piece by piece, in idle time or when a block in it is needed. All calls but the
+ * last, of detaching, are the transfer thread's.
  *
- * Pinning is bounded by the process's limit on locked memory. Where the limit is reached the worker declines: a pool of
- * which only a part can be used is a cache whose hits fail. What a driver refuses for another reason may pass: the
- * piece is tried again, with longer and longer pauses, and blocks in it are not there meanwhile. Only where it goes on
- * is the pool declined.
- */
+ * The process's limit on locked memory bounds what can be pinned. At the limit the worker declines: hits fail in a pool
+ * that can be used only in part. Any other refusal of the driver may be temporary: the piece is tried again with
+ * growing pauses, and its blocks count as missing meanwhile. The worker declines only if the refusals go on. */
 #include "worker/cuda/pool_memory.h"
 #include "worker/cuda/device.h"
 
@@ -19,7 +17,7 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-/* Bytes made known at once, about: 10 ms where pages are huge, 150 ms where they are small. */
+/* Bytes registered at once, about: 10 ms on huge pages, 150 ms on small ones. */
 #define PIECE    ((size_t)256 << 20)
 #define TRIES    8u
 #define PAUSE_NS (20 * KVX_NS_A_MS) /* after the first refusal, twice as long after each further one: 2.5 s in all */
@@ -31,8 +29,8 @@ static size_t piece_bytes(const kvx_pool_slab_t *slab, uint32_t i)
 	return left < slab->each ? left : slab->each;
 }
 
-/* No block lies in two pieces, and none is a small rest: a large pool is of thousands of slabs, and the device knows
- * only so many pieces. 0: there is no memory to list it. */
+/* No block lies in two pieces, and no piece is a small rest: a large pool has thousands of slabs, and the device a
+ * limited number of registrations. 0: no memory to list the slab. */
 static int add_slab(kvx_wgpu_t *gpu, const kvc_memory_t *memory)
 {
 	const size_t slots = (memory->bytes + memory->slot_bytes - 1) / memory->slot_bytes;
@@ -54,7 +52,7 @@ static int add_slab(kvx_wgpu_t *gpu, const kvc_memory_t *memory)
 	return 1;
 }
 
-/* It was refused, and is to be tried again. */
+/* It was refused, and will be tried again. */
 static int is_waiting(const kvx_pool_piece_t *piece)
 {
 	return piece->tries > 0 && !piece->known;
@@ -94,7 +92,7 @@ void kvx_pool_memory_changed(void *ctx, const kvc_memory_t *memory, int mapped)
 	}
 }
 
-/* BUSY: it is tried again. */
+/* BUSY: the piece will be tried again. */
 static kvc_status_t retry_or_decline(kvx_worker_t *worker, kvx_pool_piece_t *piece, size_t bytes, kvc_status_t status)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
@@ -129,7 +127,7 @@ static kvc_status_t register_piece(kvx_worker_t *worker, kvx_pool_slab_t *slab, 
 	if (is_waiting(piece) && kvx_worker_now_ns() < piece->again_ns) {
 		return KVC_ERR_BUSY;
 	}
-	/* libkvc has asked for huge pages; many pages at once are cheaper than a fault for each. */
+	/* libkvc has requested huge pages; touching many pages at once is cheaper than a fault for each */
 	(void)madvise(base, bytes, MADV_POPULATE_WRITE);
 	status = (kvc_status_t)kvk_gpu_register(worker->gpu->gpu, base, bytes);
 	if (status != KVC_OK) {
@@ -158,7 +156,7 @@ kvc_status_t kvx_pool_memory_register(kvx_worker_t *worker, const void *at, size
 	return KVC_ERR_NOMEM;
 }
 
-/* The first piece whose pause is over. */
+/* Register the first piece whose pause has ended. */
 static int retry_refused(kvx_worker_t *worker)
 {
 	const uint64_t now = kvx_worker_now_ns();

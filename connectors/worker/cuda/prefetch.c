@@ -1,10 +1,10 @@
-/* Loads that begin when their step is planned: what the engine does between a plan and begin(), the link to the device
- * would be idle for.
+/* Loads that begin when their step is planned (docs/decisions/016): the link to the device would be idle while the
+ * engine prepares its inputs.
  *
- * The plan is begun as begin() would, so all that comes before its loads does: fences, early saves, and on the device
- * whatever the engine has enqueued. What load() has to decide is left to it: whether the engine waits for each layer or
- * for everything, and what was not there yet. A begin() with other bytes finds a step that is gone.
- */
+ * The step begins as begin_step() would begin it, so everything that must come before its loads does: fences, saves of
+ * complete blocks, and on the device what the engine has enqueued. The decisions of run_sync_loads() stay with it:
+ * whether the engine waits for each layer or for everything, and blocks that were not ready yet. If begin_step() comes
+ * with other bytes, the prefetched step is given up. */
 #include "worker/cuda/prefetch.h"
 #include "worker/cuda/device.h"
 #include "worker/cuda/load.h"
@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Synchronous loads of the plan; 0 as well: it makes no sense. */
+/* Synchronous loads of the message; 0 also if it is not sound. */
 static uint32_t count_sync_loads(const void *message, size_t len)
 {
 	const kvx_record_header_t *record;
@@ -53,7 +53,7 @@ static int copy_message(kvx_prefetch_t *prefetch, const void *message, size_t le
 	return 1;
 }
 
-/* The step before is over, in all the engine asks about it. */
+/* The engine has made all calls of the step before. */
 static int step_is_done(const kvx_worker_t *worker, uint32_t flags)
 {
 	const uint32_t had =
@@ -82,15 +82,16 @@ int kvx_worker_prefetch_step(kvx_worker_t *worker, const void *message, size_t l
 	if (worker->sync) {
 		kvx_gpu_prefetch_loads(worker, flags & KVX_PREFETCH_LAYERS ? 1 : 0);
 	}
-	kvx_step_start_async_loads(worker); /* what gives way to these is behind them from the start */
+	kvx_step_start_async_loads(
+		worker); /* asynchronous loads, which yield to these, come behind them from the start */
 	kvx_stat_add(&worker->stats.loads_prefetched, loads);
 	kvx_stat_add(&worker->stats.load_wait_ns, kvx_worker_now_ns() - start);
 
 	return 1;
 }
 
-/* The engine goes on on another stream: what was put before this step on the old one has to come before it there, too.
- */
+/* The engine has changed its stream: what was ordered before this step on the old stream must come before it on the new
+ * one too. */
 static void follow_stream(kvx_worker_t *worker)
 {
 	kvx_wgpu_t *gpu = worker->gpu;

@@ -1,5 +1,5 @@
-/* Self-tests over a device: an echo in the engine's own cache, and the memory and moves of the one against the daemon.
- */
+/* Self-tests over a device: a roundtrip in the engine's own cache, and memory and copies of the self-test against the
+ * daemon. */
 #include "worker/cuda/roundtrip.h"
 #include "worker/cuda/device.h"
 
@@ -7,7 +7,7 @@
 #include <string.h>
 
 #define PAGE       ((size_t)4096)
-#define ECHO_US    UINT64_C(10000000) /* the engine is about to start: its stream may hold a warm-up */
+#define ECHO_US    UINT64_C(10000000) /* at the engine's start its stream may hold a warm-up */
 #define GIVE_UP_US UINT64_C(3000000)
 
 /* ---- memory that both see -------------------------------------------------------------------- */
@@ -116,7 +116,7 @@ static kvc_status_t copy_and_wait(kvx_worker_t *worker, const kvx_wgroup_t *grou
 	return status;
 }
 
-/* Leaves of the group's layers and heads, of bytes in canonical order. */
+/* Leaves of the group's layers and heads, of a block in canonical order. */
 static void group_leaves(const kvx_worker_t *worker, const kvx_wgroup_t *group, const uint8_t *block, uint64_t *all,
 			 uint64_t *leaves)
 {
@@ -132,7 +132,7 @@ static void group_leaves(const kvx_worker_t *worker, const kvx_wgroup_t *group, 
 	}
 }
 
-/* The device's digests are the host's, what was scattered is there, and it gathers as the same bytes. */
+/* The device computes the host's digests, and a scattered block gathers as the same bytes. */
 static kvc_status_t run_roundtrip(kvx_worker_t *worker, const kvx_wgroup_t *group, const uint32_t *ids, uint8_t *memory,
 				  uint64_t *leaves)
 {

@@ -1,10 +1,9 @@
-/* Saves out of GPU memory, and fences. A block is taken and submitted in one go under the lock, so that a fence finds
- * it waiting or in flight, never between.
+/* Saves out of GPU memory, and fences. A block is taken and submitted under one lock, so that a fence finds it waiting
+ * or in flight, never between (docs/decisions/011).
  *
- * What a gather reads is right only if nothing wrote there meanwhile: the engine's next kernels are put in order after
- * it, on the device. Where that cannot be done, what the flight brings is poisoned and counts for nothing, for its
- * digests would be right whatever it read.
- */
+ * A gather is right only if no kernel writes its source meanwhile: the engine's next kernels are ordered after it on
+ * the device. If the driver refuses that order, the batch is poisoned and counts for nothing, because its digests would
+ * be right whatever it has read. */
 #include "worker/cuda/save.h"
 #include "worker/cuda/batch.h"
 #include "worker/cuda/pool_memory.h"
@@ -13,8 +12,7 @@
 #include "worker/submit.h"
 
 #define STAGED_LEAST                                                                                                   \
-	(UINT64_C(256)                                                                                                 \
-	 << 10) /* bytes beside each other in the pool, from which on the copy engine is worth its calls */
+	(UINT64_C(256) << 10) /* contiguous bytes in the pool from which on the copy engine is worth its calls */
 
 /* ---- submitting ------------------------------------------------------------------------------ */
 
@@ -25,7 +23,7 @@ static int is_fenced(const kvx_worker_t *worker, const kvx_wsave_t *save, uint32
 	return id != KVX_NO_BLOCK && worker->fence[id / 64u] >> id % 64u & 1u;
 }
 
-/* Put block i of the save into the flight. Not OK: it stays as it was; ALREADY: there is nothing to do. */
+/* Add block i of the save to the batch. Not OK: the block is unchanged; ALREADY: nothing to do. */
 static kvc_status_t add_block(kvx_worker_t *worker, kvx_gpu_batch_t *batch, kvx_wsave_t *save, uint32_t i)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
@@ -56,8 +54,8 @@ static kvc_status_t add_block(kvx_worker_t *worker, kvx_gpu_batch_t *batch, kvx_
 	return KVC_OK;
 }
 
-/* Blocks of the save that wait, those of the fence or from the first on. Not OK: why the next one cannot be copied now,
- * or ever. */
+/* Add waiting blocks of the save: those of the fence, or from the first on. Not OK: why the next one cannot be copied
+ * now, or ever. */
 static kvc_status_t add_blocks(kvx_worker_t *worker, kvx_gpu_batch_t *batch, kvx_wsave_t *save, int fence)
 {
 	kvc_status_t status = KVC_OK;
@@ -75,8 +73,8 @@ static kvc_status_t add_blocks(kvx_worker_t *worker, kvx_gpu_batch_t *batch, kvx
 	return KVC_OK;
 }
 
-/* What one step has to save are many puts, some of a block each: those behind the save come with it. What of them
- * cannot is seen to in their own turn. */
+/* One step saves many puts, some of one block: the batch takes blocks of the puts behind this one too. What cannot be
+ * added waits for its own turn. */
 static void add_other_saves(kvx_worker_t *worker, kvx_gpu_batch_t *batch, const kvx_wsave_t *save)
 {
 	for (kvx_wjob_t *job = save->job.next_run; job && batch->n < worker->gpu->save_batch; job = job->next_run) {
@@ -90,7 +88,7 @@ static void add_other_saves(kvx_worker_t *worker, kvx_gpu_batch_t *batch, const 
 	}
 }
 
-/* What was put into the flight is given up, or put back. */
+/* The blocks of the batch are dropped, or wait again. */
 static void return_blocks(kvx_worker_t *worker, kvx_gpu_batch_t *batch, int give_up)
 {
 	for (uint32_t m = 0; m < batch->n; m++) {
@@ -105,10 +103,11 @@ static void return_blocks(kvx_worker_t *worker, kvx_gpu_batch_t *batch, int give
 	}
 }
 
-/* Saves have time, and steps run beside them: a matrix product waits for its slowest SM, so that a copy that takes some
- * costs it far more than their share. Beside products of many waves the copy engine takes the link's part, and a kernel
- * on few SMs the rest, which gets them between two waves. Those of a step that generates are of a wave or less and wait
- * for the memory: there, one kernel that reads the cache once and writes the pool disturbs them least. */
+/* A save has time, but it runs while the engine computes, and a matrix product waits for its slowest SM: a copy on a
+ * few SMs costs it far more than their share. While a step computes prompts (products of many waves), the copy engine
+ * takes most of the bytes and a kernel on few SMs the rest, which it gets between two waves. Steps of single tokens
+ * have a wave or less and wait for memory: there one kernel that reads the cache once and writes the pool disturbs them
+ * least. */
 static kvk_gpu_way_t choose_way(const kvx_worker_t *worker, const kvx_wsave_t *save)
 {
 	const kvk_paged_t *paged = &save->group->paged;
@@ -122,7 +121,7 @@ static kvk_gpu_way_t choose_way(const kvx_worker_t *worker, const kvx_wsave_t *s
 	return run >= STAGED_LEAST ? KVK_GPU_STAGED : KVK_GPU_AUTO;
 }
 
-/* It has been read: its digests go where the daemon looks for them. */
+/* A block was read: its digests go to the daemon's staging. */
 static kvc_status_t hand_in_digests(kvx_worker_t *worker, const kvx_gpu_batch_t *batch, uint32_t m)
 {
 	const kvx_wsave_t *save = batch->saves[m];
@@ -148,14 +147,14 @@ static void complete_saves(kvx_worker_t *worker, kvx_gpu_batch_t *batch, kvc_sta
 
 		kvx_wsave_release_block(worker, save, batch->index[m], good ? KVX_MARK_DONE : KVX_MARK_DROPPED);
 		done += good ? 1u : 0u;
-		atomic_fetch_sub(&save->active, 1u); /* it may be gone now */
+		atomic_fetch_sub(&save->active, 1u); /* the save may be freed now */
 	}
 	kvx_stat_add(&worker->stats.save_bytes, done * bytes);
 	kvx_stat_add(&worker->stats.save_ns, kvx_worker_now_ns() - batch->begin_ns);
 }
 
-/* One flight with blocks of the save that wait, those of the fence or from the first on, onto the stream: how many.
- * Lock held. PENDING: no flight is free, or the driver has no job; else why a block cannot be copied now, or ever. */
+/* Submit one batch of waiting blocks of the save, those of the fence or from the first on: *p_sent blocks. Lock held.
+ * PENDING: no batch is free, or the driver has no job; else why a block cannot be copied now, or ever. */
 static kvc_status_t send_batch(kvx_worker_t *worker, kvx_wsave_t *save, int fence, uint32_t *p_sent)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
@@ -195,8 +194,7 @@ static kvc_status_t send_batch(kvx_worker_t *worker, kvx_wsave_t *save, int fenc
 
 /* ---- the transfer thread --------------------------------------------------------------------- */
 
-/* The device sees the next blocks' memory, or that of the first of them: those before memory that is refused now can
- * go. */
+/* Register the memory of the next blocks, at least of the first one: blocks before refused memory can be copied. */
 static kvc_status_t register_next(kvx_worker_t *worker, const kvx_wsave_t *save)
 {
 	kvc_status_t status = KVC_OK;
@@ -217,7 +215,7 @@ static kvc_status_t register_next(kvx_worker_t *worker, const kvx_wsave_t *save)
 	return status == KVC_ERR_BUSY && looked > 1 ? KVC_OK : status;
 }
 
-/* Past what has been read. REVOKED: something was given up. */
+/* Skip blocks that are done. REVOKED: a block was given up. */
 static kvc_status_t skip_done(kvx_wsave_t *save)
 {
 	while (save->at < save->n) {
@@ -258,7 +256,7 @@ kvc_status_t kvx_gpu_send_save(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t
 
 /* ---- fences (engine's thread) ---------------------------------------------------------------- */
 
-/* Blocks of the fence that nobody has taken. */
+/* A block of the fence still waits. */
 static int has_waiting(const kvx_worker_t *worker, kvx_wsave_t *save)
 {
 	for (uint32_t i = 0; i < save->n; i++) {
@@ -270,7 +268,7 @@ static int has_waiting(const kvx_worker_t *worker, kvx_wsave_t *save)
 	return 0;
 }
 
-/* One flight of the save's fenced blocks onto the engine's stream: how many. 0: none can go now. */
+/* Submit one batch of the save's fenced blocks on the engine's stream: how many. 0: none can be submitted now. */
 static uint32_t send_fenced(kvx_worker_t *worker, kvx_wsave_t *save)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
@@ -314,7 +312,7 @@ static void drop_waiting(kvx_worker_t *worker, kvx_wsave_t *save)
 	}
 }
 
-/* What the engine enqueues from now on comes after the flight, if it reads a block of the fence. */
+/* If the batch reads a block of the fence, what the engine enqueues from now on comes after it. */
 static void order_batch(kvx_worker_t *worker, kvx_gpu_batch_t *batch)
 {
 	for (uint32_t m = 0; m < batch->n; m++) {
@@ -336,7 +334,7 @@ void kvx_gpu_save_fenced(kvx_worker_t *worker)
 			send_waiting(worker, (kvx_wsave_t *)job);
 		}
 	}
-	/* What still waits is given up before anybody can submit it. */
+	/* Under the lock, so that no thread submits a block that is given up here. */
 	(void)pthread_mutex_lock(&gpu->lock);
 	for (kvx_wjob_t *job = worker->saves; job; job = job->next) {
 		if (!atomic_load(&job->completed)) {

@@ -53,7 +53,7 @@ static int all_settled(const kvx_worker_t *worker)
 	return 1;
 }
 
-/* Loads whose deadline is over are; their copies come before the engine's next ones on the device. 0: there are others.
+/* Time out overdue loads; their copies are ordered before the engine's next kernels on the device. 0: there are others.
  */
 static int close_overdue(kvx_worker_t *worker)
 {

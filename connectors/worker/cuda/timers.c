@@ -3,7 +3,6 @@
 
 #define END_NS UINT64_C(200000)
 
-/* What cannot be had is not timed. */
 void kvx_timers_open(kvx_wgpu_t *gpu)
 {
 	for (uint32_t i = 0; i < KVX_GPU_STEP_TIMERS; i++) {
@@ -100,7 +99,6 @@ void kvx_timers_mark_load_end(kvx_wgpu_t *gpu, const kvx_wload_t *load, kvk_cu_s
 	}
 }
 
-/* By the device's clock; 0: it has none for this load. */
 uint64_t kvx_timers_load_ns(kvx_worker_t *worker, kvx_wload_t *load)
 {
 	const uint64_t wall = load->end_ns - load->begin_ns, until = kvx_worker_now_ns() + END_NS;
@@ -112,7 +110,7 @@ uint64_t kvx_timers_load_ns(kvx_worker_t *worker, kvx_wload_t *load)
 		return atomic_load(&load->all_ready) ? 0 : wall;
 	}
 	timer = &worker->gpu->load_timers[load->timer - 1u];
-	/* Its end is what the stream has next after the last job, which is over. */
+	/* The end mark is next on the stream after the last job, which has ended. */
 	do {
 		status = kvk_gpu_clock_read(timer->clock, &ns);
 	} while (status == KV_PENDING && kvx_worker_now_ns() < until);

@@ -1,5 +1,5 @@
-/* The crew that copies the synchronous loads of a step: the engine's thread, which waits for them anyway, the transfer
- * thread, and helpers. */
+/* Copying the synchronous loads of a step: by the engine's thread, which waits for them anyway, the transfer thread,
+ * and copy threads. */
 #include "worker/host/copy_threads.h"
 #include "worker/failures.h"
 #include "worker/jobs/load.h"
@@ -10,7 +10,7 @@
 #define IDLE_NS  UINT64_C(1000000000)
 #define GRACE_NS UINT64_C(20000000) /* past its deadline the engine ends a load itself */
 
-/* Copy batches of any of these loads until there is none: how many blocks. */
+/* Copy batches of these loads until there is none: how many blocks. */
 static uint32_t copy_loads(kvx_worker_t *worker, kvx_wload_t *loads, kvx_scratch_t *scratch)
 {
 	uint32_t total = 0;
@@ -61,7 +61,7 @@ static int all_settled(kvx_wload_t *loads)
 	return 1;
 }
 
-/* The transfer thread watches deadlines; should it hang in a system call, the engine does not. */
+/* The transfer thread watches deadlines; if it hangs in a system call, the engine's thread does not wait for it. */
 static void close_overdue(kvx_worker_t *worker, kvx_wload_t *loads)
 {
 	const uint64_t now = kvx_worker_now_ns();

@@ -13,7 +13,6 @@ static void append_job(kvx_wjob_t ***p_end, kvx_wjob_t *job)
 	*p_end = &job->next;
 }
 
-/* To the transfer thread; one that is to be dropped as well, which says to the daemon that nobody writes there. */
 void kvx_save_submit(kvx_worker_t *worker, kvx_wsave_t *save)
 {
 	const int off = atomic_load(&worker->self_test_status) != KVC_OK;

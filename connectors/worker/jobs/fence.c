@@ -1,7 +1,6 @@
-/* Fences: blocks that the engine is about to write and that a save still has to read. The engine's thread copies them
- * itself; only what the transfer thread is copying at that very moment is waited for. Where a block cannot be copied
- * without the daemon, its save is given up.
- */
+/* Fences: blocks that the engine is about to write and that a save still has to read (docs/decisions/009). The engine's
+ * thread copies them; it waits only for a block that the transfer thread is copying. If a block cannot be copied
+ * without the daemon, its save is given up: the step is never held for it. */
 #include "worker/jobs/fence.h"
 #include "worker/cuda/save.h"
 #include "worker/jobs/save.h"
@@ -9,10 +8,8 @@
 
 #include <string.h>
 
-#define IMPORT_NS UINT64_C(20000000) /* longest wait for the transfer thread to look at new puts */
-#define RETRY_NS                                                                                                       \
-	UINT64_C(2000000) /* for memory that the daemon has named already and the transfer thread has not read of yet  \
-			   */
+#define IMPORT_NS UINT64_C(20000000) /* longest wait for the transfer thread to import new puts */
+#define RETRY_NS  UINT64_C(2000000)  /* for a slab announced by the daemon and not mapped yet */
 
 void kvx_fence_begin(kvx_worker_t *worker)
 {
@@ -56,7 +53,7 @@ static void save_fenced_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t 
 		kvx_transfer_wake(worker);
 		kvx_wsave_copy_block(worker, save, i, &worker->scratch);
 	}
-	/* The transfer thread may put a block back that it could not reach: then it is given up here. */
+	/* The transfer thread may return a block it could not copy: then it is given up here. */
 	while (atomic_load(&save->state[i]) < KVX_MARK_DONE) {
 		kvx_wsave_drop_block(worker, save, i);
 		kvx_cpu_relax();

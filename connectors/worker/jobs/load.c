@@ -1,10 +1,9 @@
-/* Loads: the transfer thread imports the leases and says how far blocks may be taken; whoever has time takes a batch
- * and copies it.
+/* Loads: the transfer thread imports the leases and publishes how far blocks may be taken; any thread takes a batch and
+ * copies it.
  *
- * A block counts only when, after it was copied and its digests were right, the lease was still valid: memory of a
- * lease that is over may already belong to somebody else. The first failure closes a load: no batch is taken any more,
- * and what was taken before may still become good.
- */
+ * A block counts only if the lease was still valid after it was copied and its digests were right: the memory of an
+ * ended lease may already hold another block. The first failure closes a load: no further batch is taken, and batches
+ * taken before may still be verified. */
 #include "worker/jobs/load.h"
 #include "worker/config.h"
 #include "worker/host/move.h"
@@ -44,8 +43,8 @@ static int part_is_sound(const kvx_wgroup_t *group, const kvx_msg_part_t *part)
 	return 1;
 }
 
-/* Take the part over; its arrays begin there, that of what came behind the ends. Blocks nobody wants are good from the
- * start. How many are wanted. */
+/* Copy the part; its arrays begin at these addresses. Blocks without a destination are good from the start. Returns how
+ * many have one. */
 static uint32_t copy_part(kvx_wpart_t *to, const kvx_msg_part_t *part, kvx_source_t *sources, uint32_t *ids,
 			  uint8_t *ends)
 {
@@ -172,7 +171,7 @@ uint32_t kvx_wpart_take(kvx_wpart_t *part, uint32_t most, uint32_t *p_first)
 	return count;
 }
 
-/* The moves of blocks [first, first + count) that are wanted: how many. */
+/* Fill in the moves of blocks [first, first + count) with a destination: how many. */
 static uint32_t prepare_moves(const kvx_worker_t *worker, const kvx_wpart_t *part, uint32_t first, uint32_t count,
 			      kvx_scratch_t *scratch)
 {

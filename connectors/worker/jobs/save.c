@@ -1,10 +1,5 @@
-/* Saves: the transfer thread imports the put and copies block after block out of the engine's cache, hands in what is
- * done, and lets go.
- *
- * A block that is about to be reused is copied by the engine's thread (worker/fence.c), so a save's blocks may be done
- * in any order; they are handed in from the first on. Where one had to be given up, everything behind it is too: a
- * block whose parent is missing cannot become visible.
- */
+/* Saves: creation, the state of each block, and the copy of one block. A block goes from WAITING to TAKEN by one
+ * thread, and from there to DONE or DROPPED; a fence finds it by worker->save_marks until then. */
 #include "worker/jobs/save.h"
 #include "worker/config.h"
 #include "worker/host/move.h"
@@ -109,7 +104,7 @@ static kvc_status_t copy_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t
 	void *data = NULL;
 	kvc_status_t status = kvc_put_block(save->put, i, &data);
 
-	/* Without room for its digests it would be copied for nothing, again and again. */
+	/* Without staging for its digests it would be copied in vain, again and again. */
 	status = status == KVC_OK ? kvc_put_digests(save->put, i, NULL) : status;
 	if (status == KVC_OK) {
 		status = kvx_move_gather(worker, save->group, save->layout, save->ids[i], data, scratch);
@@ -121,13 +116,13 @@ static kvc_status_t copy_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t
 	return status == KVC_ALREADY ? KVC_OK : status;
 }
 
-/* The daemon has to say something first: nothing is lost by waiting for it. */
+/* The daemon must answer first: waiting loses nothing. */
 int kvx_wsave_must_wait(kvc_status_t status)
 {
 	return status == KVX_ERR_FAULT || status == KVC_ERR_BUSY;
 }
 
-/* What is stuck stays as it was. */
+/* A block that must wait stays as it was. */
 kvc_status_t kvx_wsave_copy_taken(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, kvx_scratch_t *scratch)
 {
 	const uint64_t start = kvx_worker_now_ns();

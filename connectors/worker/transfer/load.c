@@ -1,4 +1,5 @@
-/* What the transfer thread does for a load: import its leases, say which blocks may be copied, watch it, give back. */
+/* What the transfer thread does for a load: import its leases, publish which blocks may be copied, watch it, release.
+ */
 #include "worker/transfer/load.h"
 #include "common/await.h"
 #include "worker/cuda/pool_memory.h"
@@ -6,7 +7,7 @@
 #include "worker/submit.h"
 #include "worker/transfer/spaces.h"
 
-/* A part without a lease, or one that begins before it, brings nothing. */
+/* A part without a lease, or that begins before it, has no bytes. */
 static kvc_status_t import_part(kvx_wpart_t *part, kvc_space_t *space)
 {
 	kvc_status_t status;
@@ -49,8 +50,8 @@ static kvc_status_t import_parts(kvx_worker_t *worker, kvx_wload_t *load, uint64
 	return status;
 }
 
-/* How many blocks of the part have come; KV_ERR_FAULT: a slab this process has not heard of yet, so poll and look
- * again. */
+/* Publish the blocks of the part that are ready; KV_ERR_FAULT: one lies in a slab this process has not mapped yet, so
+ * poll and try again. */
 static kvc_status_t publish_ready_blocks(kvx_worker_t *worker, kvx_wpart_t *part)
 {
 	const uint32_t ready = kvc_lease_ready(part->lease);
@@ -82,7 +83,7 @@ static kvc_status_t publish_ready_blocks(kvx_worker_t *worker, kvx_wpart_t *part
 	return status;
 }
 
-/* Every block that can come has been taken and copied: what is left has no bytes. */
+/* Every leased block is copied: the rest has no bytes. */
 static int all_leased_copied(kvx_wload_t *load)
 {
 	uint32_t missing = 0;
@@ -99,7 +100,7 @@ static int all_leased_copied(kvx_wload_t *load)
 	return atomic_load(&load->remaining) == missing;
 }
 
-/* Wanted blocks beyond what the leases cover; unwanted ones there are no failure. */
+/* A block with a destination lies beyond the leases. */
 static int lacks_blocks(const kvx_wload_t *load)
 {
 	for (uint32_t p = 0; p < load->parts; p++) {
@@ -120,13 +121,13 @@ static int daemon_silent_too_long(const kvx_worker_t *worker, kvx_wload_t *load,
 	return kvx_silent_too_long(&load->silent_ns, kvx_daemon_is_silent(worker), now);
 }
 
-/* Blocks that are there and not taken yet. After kvc_lease_rest_status() has failed: the last ones. */
+/* Ready blocks that are not published yet. Asked after the rest of the lease has failed: these are the last ones. */
 static int has_more_ready(kvx_wpart_t *part)
 {
 	return kvc_lease_ready(part->lease) > part->first + atomic_load(&part->limit);
 }
 
-/* Nothing new to copy: is there still hope? */
+/* Nothing new to copy: close the load if there is no hope of more. */
 static void check_progress(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
 {
 	if (now >= load->deadline_ns) {
@@ -152,7 +153,7 @@ static void check_progress(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now
 	}
 }
 
-/* Closed, and nobody copies: what was corrupt is reported, the leases go back. */
+/* Closed, and no thread copies: report corrupt blocks, release the leases. */
 static void release_leases(kvx_worker_t *worker, kvx_wload_t *load)
 {
 	for (uint32_t p = 0; p < load->parts; p++) {
@@ -169,7 +170,7 @@ static void release_leases(kvx_worker_t *worker, kvx_wload_t *load)
 	kvx_wjob_complete(worker, &load->job);
 }
 
-/* 1: all blocks that the leases cover may be copied. */
+/* 1: all leased blocks may be copied. */
 static int publish_all_parts(kvx_worker_t *worker, kvx_wload_t *load)
 {
 	int all = 1;

@@ -15,7 +15,7 @@
 #define STUCK_NS  UINT64_C(1000000000) /* for staging, or a slab this process has not mapped yet */
 #define IMPORT_MS 2000u                /* for the space to be opened */
 
-/* A block without a source must be one that has no slot: else what lies there would be handed in as its bytes. */
+/* A block without a source must have no slot either: else the old bytes of the slot would be handed in as its own. */
 static kvc_status_t check_sources(kvx_worker_t *worker, const kvx_wsave_t *save)
 {
 	for (uint32_t i = 0; i < save->n; i++) {
@@ -50,7 +50,7 @@ static kvc_status_t import_put(kvx_worker_t *worker, kvx_wsave_t *save, uint64_t
 	return status;
 }
 
-/* Hand in what is done from the first block on. */
+/* Hand in the blocks that are done, from the first one on. */
 static kvc_status_t end_blocks(const kvx_worker_t *worker, kvx_wsave_t *save, int all)
 {
 	const uint64_t bytes = (uint64_t)(save->at - save->ended) * worker->geometry.block_bytes;
@@ -67,7 +67,7 @@ static kvc_status_t end_blocks(const kvx_worker_t *worker, kvx_wsave_t *save, in
 	return status;
 }
 
-/* Nobody copies into the put any more, and it is given back. 0: a device still does. */
+/* No thread copies into the put: free it. 0: the device still copies. */
 static int release_put(kvx_worker_t *worker, kvx_wsave_t *save)
 {
 	atomic_store(&save->closed, 1u);
@@ -89,7 +89,7 @@ static int release_put(kvx_worker_t *worker, kvx_wsave_t *save)
 	return 1;
 }
 
-/* Copy up to a batch, skip what the fences have done. */
+/* Copy up to a batch; skip blocks that a fence has saved. */
 static kvc_status_t copy_batch(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t *p_moved)
 {
 	kvc_status_t status = KVC_OK;
@@ -114,7 +114,7 @@ static kvc_status_t copy_batch(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t
 	return status;
 }
 
-/* 1: wait on; 0: for too long now. */
+/* 0: it has waited for too long. */
 static int may_wait(kvx_worker_t *worker, kvx_wsave_t *save, uint64_t now)
 {
 	save->stuck_ns = save->stuck_ns ? save->stuck_ns : now;
@@ -123,7 +123,7 @@ static int may_wait(kvx_worker_t *worker, kvx_wsave_t *save, uint64_t now)
 	return now - save->stuck_ns < STUCK_NS;
 }
 
-/* Copy a batch and hand in. OK: going on. */
+/* Copy a batch and hand in. OK: continue. */
 static kvc_status_t advance_save(kvx_worker_t *worker, kvx_wsave_t *save, uint64_t now, uint32_t *p_moved)
 {
 	const uint32_t at = save->at, ended = save->ended;

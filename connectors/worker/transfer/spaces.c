@@ -1,4 +1,4 @@
-/* The spaces of the base model and of adapters, opened when they are needed first and kept. */
+/* The spaces of the base model and of adapters: opened at their first use, and kept. */
 #include "worker/transfer/spaces.h"
 #include "common/await.h"
 
@@ -28,7 +28,7 @@ void kvx_wspace_add_adapter(kvx_worker_t *worker, kvx_wadapter_t *adapter)
 	}
 }
 
-/* The pool's inner order may be another than ours. */
+/* The pool's inner order may differ from ours. */
 static kvc_status_t learn_layout(const kvx_worker_t *worker, kvx_wspace_t *space)
 {
 	const char *text = kvc_space_layout(space->space);
@@ -92,7 +92,7 @@ kvc_status_t kvx_wspace_get(kvx_worker_t *worker, uint32_t number, uint64_t now,
 	return status;
 }
 
-/* Refused ones are asked for again, now and then; a job may hold on to a space that was open once. */
+/* Refused spaces are requested again after a pause; a job may hold a space that was open before. */
 void kvx_wspaces_poll(kvx_worker_t *worker, uint64_t now)
 {
 	if (kvc_incarnation(worker->kvc) == 0) {

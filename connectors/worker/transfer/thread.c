@@ -1,5 +1,5 @@
-/* The transfer thread: owns the attachment, runs the jobs, loads first. When there is nothing to do it spins for a
- * moment, then sleeps. */
+/* The transfer thread: it owns the attachment and runs the jobs, loads first. With nothing to do it spins for a moment,
+ * then sleeps. */
 #include "worker/transfer/thread.h"
 #include "worker/cuda/batch.h"
 #include "worker/cuda/device.h"
@@ -21,11 +21,11 @@
 #include <unistd.h>
 
 #define SPIN_NS    UINT64_C(50000)
-#define POLL_NS    UINT64_C(100000)   /* the socket is looked at this often while there is work */
-#define NAP_NS     UINT64_C(50000)    /* something comes without a message: look again soon, */
-#define NAP_MAX_NS UINT64_C(1000000)  /* then less soon */
-#define COPY_NS    UINT64_C(100000)   /* a device copies: it must not run dry */
-#define OPEN_NS    UINT64_C(5000000)  /* jobs wait for others */
+#define POLL_NS    UINT64_C(100000)   /* the socket is read this often while there is work */
+#define NAP_NS     UINT64_C(50000)    /* for an event without a message: poll soon at first, */
+#define NAP_MAX_NS UINT64_C(1000000)  /* then less often */
+#define COPY_NS    UINT64_C(100000)   /* the device copies: its queue must not run empty */
+#define OPEN_NS    UINT64_C(5000000)  /* jobs wait for the daemon */
 #define AWAY_NS    UINT64_C(20000000) /* no daemon: look for one */
 #define IDLE_NS    UINT64_C(100000000)
 
@@ -47,7 +47,7 @@ static void take_jobs(kvx_worker_t *worker)
 	}
 }
 
-/* Step the jobs of a kind; those that are over belong to the engine again. */
+/* Advance the loads; completed ones belong to the engine's thread again. */
 static void step_loads(kvx_worker_t *worker, uint64_t now)
 {
 	kvx_wjob_t **link = &worker->run;
@@ -65,7 +65,7 @@ static void step_loads(kvx_worker_t *worker, uint64_t now)
 	worker->run_end = link;
 }
 
-/* One batch of the oldest load of a kind that has one. */
+/* Copy one batch of the oldest load of that kind that has one. */
 static uint32_t copy_oldest(kvx_worker_t *worker, uint32_t async)
 {
 	for (kvx_wjob_t *job = worker->run; job; job = job->next_run) {
@@ -84,7 +84,7 @@ static uint32_t copy_oldest(kvx_worker_t *worker, uint32_t async)
 	return 0;
 }
 
-/* Loads that a step waits for come before those beside the steps. */
+/* Synchronous loads come before asynchronous ones. */
 static uint32_t copy_loads(kvx_worker_t *worker)
 {
 	const uint32_t copied = worker->threads > 1 ? copy_oldest(worker, 0) : 0;
@@ -92,7 +92,7 @@ static uint32_t copy_loads(kvx_worker_t *worker)
 	return copied > 0 ? copied : copy_oldest(worker, KVX_MSG_ASYNC);
 }
 
-/* All are imported, the oldest is copied; none while loads go on. */
+/* Import all saves, copy the oldest; copy none while loads are copied. */
 static uint32_t step_saves(kvx_worker_t *worker, uint64_t now, int copy)
 {
 	kvx_wjob_t **link = &worker->run;
@@ -138,7 +138,6 @@ static void keep_attached(kvx_worker_t *worker, uint64_t now, int moving)
 	kvx_self_test_step(worker, now);
 }
 
-/* Whether anything was moved. */
 static int run_iteration(kvx_worker_t *worker, int moving)
 {
 	const uint64_t now = kvx_worker_now_ns();
@@ -151,7 +150,7 @@ static int run_iteration(kvx_worker_t *worker, int moving)
 	moved = worker->gpu ? kvx_gpu_complete_batches(worker) + kvx_gpu_send_async_loads(worker, now)
 			    : copy_loads(worker);
 	if (worker->gpu) {
-		(void)step_saves(worker, now, 0); /* then they go together */
+		(void)step_saves(worker, now, 0); /* so that their blocks share batches */
 	}
 	moved += step_saves(worker, now, worker->gpu || moved == 0);
 
@@ -165,7 +164,7 @@ static int is_copying(const kvx_worker_t *worker)
 	return worker->gpu && atomic_load(&worker->gpu->in_flight) > 0;
 }
 
-/* For something that comes without a message. */
+/* For an event that comes without a message. */
 static int is_waiting(const kvx_worker_t *worker)
 {
 	return worker->polls_soon || is_copying(worker);
@@ -189,7 +188,7 @@ static uint64_t max_sleep_ns(const kvx_worker_t *worker, uint64_t nap)
 	return atomic_load_explicit(&worker->self_test_status, memory_order_relaxed) == KVC_PENDING ? OPEN_NS : IDLE_NS;
 }
 
-/* Not at all when it has been poked since `seen`. */
+/* Not at all if the thread was poked since `seen`. */
 static void sleep_until_woken(kvx_worker_t *worker, uint32_t seen, uint64_t ns)
 {
 	struct pollfd fds[2] = {{.fd = worker->event_fd, .events = POLLIN},
@@ -214,7 +213,7 @@ static uint64_t next_nap(const kvx_worker_t *worker, uint64_t nap)
 	return nap * 2 < most ? nap * 2 : most;
 }
 
-/* Is there reason not to sleep yet? */
+/* 1: do not sleep yet. */
 static int spin_briefly(kvx_worker_t *worker, uint32_t seen, uint64_t idle_since)
 {
 	for (int i = 0; i < 64; i++) {
@@ -229,7 +228,7 @@ static int spin_briefly(kvx_worker_t *worker, uint32_t seen, uint64_t idle_since
 
 /* ---- the thread ------------------------------------------------------------------------------ */
 
-/* When it stops, jobs under way are ended first: where a device hangs they cannot be. */
+/* Before it stops, it completes the jobs in progress, unless the device hangs. */
 static int must_go_on(kvx_worker_t *worker)
 {
 	if (!atomic_load(&worker->stop)) {
