@@ -176,8 +176,8 @@ void rig_check_quiet(const rig_t *rig)
 
 	assert_non_null(kvc);
 	for (int i = 0; i < 3000 && !quiet; i++) {
-		if (rig->turn) {
-			rig->turn(rig->turn_ctx);
+		if (rig->run_iteration) {
+			rig->run_iteration(rig->iteration_ctx);
 		}
 		quiet = is_quiet(kvc);
 		usleep(quiet ? 0 : 10000);

@@ -15,8 +15,8 @@ typedef struct rig {
 	pid_t pid;           /* 0: not running */
 	/* What a live engine does all the time, while the rig waits for the daemon: hear it, and give back what it
 	 * grants too late. NULL: nothing */
-	void (*turn)(void *ctx);
-	void *turn_ctx;
+	void (*run_iteration)(void *ctx);
+	void *iteration_ctx;
 } rig_t;
 
 #define RIG_SILENCE "10s"

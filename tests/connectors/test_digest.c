@@ -1,4 +1,4 @@
-/* Digests of whole files: every byte counts, however many threads read; whoever reads gives way to everybody else. */
+/* Digests of whole files: every byte counts, however many threads read; the reading threads yield to all others. */
 #include "kv_cmocka.h"
 #include "kv_test.h"
 #include "kvx_digest.h"
@@ -19,7 +19,7 @@
 
 typedef struct watch {
 	int fd;
-	uint64_t cut;          /* the file is cut to so many bytes when it is asked first; 0: not */
+	uint64_t cut;          /* the file is cut to this many bytes when it is asked first; 0: not */
 	_Atomic uint32_t asks; /* so often, */
 	uint32_t most;         /* then it is cancelled; 0: never */
 	_Atomic int hasty;     /* somebody asks who does not give way */
@@ -109,7 +109,7 @@ static void p1_one_bit_changed_anywhere_is_another_digest(void **state)
 	(void)close(fd);
 }
 
-static int ask(void *ctx)
+static int ask_cancelled(void *ctx)
 {
 	watch_t *watch = ctx;
 	const uint32_t asks = atomic_fetch_add(&watch->asks, 1) + 1;
@@ -127,7 +127,7 @@ static int ask(void *ctx)
 static kvc_status_t watched(int fd, watch_t *watch)
 {
 	const kvx_digest_config_t config = {
-		.struct_size = sizeof config, .fd = fd, .threads = 2, .cancelled = ask, .ctx = watch};
+		.struct_size = sizeof config, .fd = fd, .threads = 2, .cancelled = ask_cancelled, .ctx = watch};
 	uint8_t digest[KVX_DIGEST_BYTES];
 
 	watch->fd = fd;
@@ -135,7 +135,7 @@ static kvc_status_t watched(int fd, watch_t *watch)
 	return kvx_digest_file(&config, digest);
 }
 
-static void p7_whoever_reads_gives_way_to_everybody(void **state)
+static void p7_digest_threads_yield_to_all_others(void **state)
 {
 	const int fd = make_file(memory, LARGE);
 	watch_t watch = {0};
@@ -148,7 +148,7 @@ static void p7_whoever_reads_gives_way_to_everybody(void **state)
 	(void)close(fd);
 }
 
-static void p5_a_digest_that_nobody_wants_any_more_ends_at_the_next_piece(void **state)
+static void p5_a_cancelled_digest_ends_at_the_next_piece(void **state)
 {
 	const int fd = make_file(memory, LARGE);
 	watch_t watch = {.most = 5};
@@ -202,8 +202,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p1_a_digest_is_of_all_bytes_whatever_reads_them),
 		cmocka_unit_test(p1_one_bit_changed_anywhere_is_another_digest),
-		cmocka_unit_test(p7_whoever_reads_gives_way_to_everybody),
-		cmocka_unit_test(p5_a_digest_that_nobody_wants_any_more_ends_at_the_next_piece),
+		cmocka_unit_test(p7_digest_threads_yield_to_all_others),
+		cmocka_unit_test(p5_a_cancelled_digest_ends_at_the_next_piece),
 		cmocka_unit_test(p10_what_cannot_be_read_whole_has_no_digest),
 	};
 	kv_test_rng_t rng = {.state = kv_test_seed()};

@@ -1,4 +1,4 @@
-/* Never slower: what the guard learns from times and decides from them, with a clock of the test's own. */
+/* The cost model: what it learns from times, and decides from them, with a clock of the test's own. */
 #include "cost_model/cost_model.h"
 #include "kv_cmocka.h"
 #include "kv_test.h"
@@ -47,7 +47,7 @@ static kvx_cost_decision_t ask_of(uint32_t local, uint32_t cpu, uint32_t disk)
 	return answer;
 }
 
-static kvx_cost_decision_t ask(uint32_t cpu, uint32_t disk)
+static kvx_cost_decision_t query(uint32_t cpu, uint32_t disk)
 {
 	return ask_of(0, cpu, disk);
 }
@@ -106,7 +106,7 @@ static kvx_cost_decision_t ask_rest(uint32_t disk, uint32_t rest)
 	return answer;
 }
 
-/* Nanoseconds, in chunks, after so many others; times `slower`. */
+/* Nanoseconds, in chunks, after `before` others; times `slower`. */
 static double computed_ns(uint32_t before, uint32_t tokens, double slower, int learn)
 {
 	double sum = 0;
@@ -129,7 +129,7 @@ static double cold_ns(uint32_t tokens)
 	return computed_ns(0, tokens, 1, 0);
 }
 
-/* A prompt all of which but its last tokens lies on disk, from question to answer; all that is done is measured. */
+/* A prompt that lies on disk but for its last tokens, from question to answer; all that is done is measured. */
 static double answered(uint32_t tokens, double rate, double slower)
 {
 	const uint32_t hit = (tokens - 1u) / BLOCK * BLOCK;
@@ -146,7 +146,7 @@ static double answered(uint32_t tokens, double rate, double slower)
 /* Ask, load what the answer says, learn from it; what the hit costs, loading and computing, beside computing all. */
 static double serve(uint32_t cpu, uint32_t disk, double memory_rate, double disk_rate)
 {
-	const kvx_cost_decision_t answer = ask(cpu, disk);
+	const kvx_cost_decision_t answer = query(cpu, disk);
 	const uint32_t all = cpu + disk + 12u, got = answer.cpu + answer.disk;
 	const double load = load_ns(answer.cpu, memory_rate) + load_ns(answer.disk, disk_rate);
 
@@ -222,7 +222,7 @@ static void p7_a_hit_on_a_slow_disk_costs_what_a_cold_prompt_does(void **state)
 		}
 		/* With a part in memory, that is loaded and the rest computed. */
 		for (uint32_t i = 0; i < 100; i++) {
-			const kvx_cost_decision_t answer = ask(4096, 6144);
+			const kvx_cost_decision_t answer = query(4096, 6144);
 
 			assert_int_equal(answer.cpu, 4096);
 			assert_true(answer.disk <= 6144 / 8);
@@ -243,7 +243,7 @@ static void p7_a_disk_that_pays_is_loaded_from(void **state)
 		(void)prompt(9000, 2);
 		(void)prompt(66000, 2);
 	}
-	while (ask(0, 10240).disk < 10240) {
+	while (query(0, 10240).disk < 10240) {
 		assert_true(serve(0, 10240, 50, 12) <= 1.02);
 		assert_true(++asked < 6);
 		now += S;
@@ -255,36 +255,36 @@ static void p7_a_disk_that_pays_is_loaded_from(void **state)
 		(void)prompt(66000, 2);
 		loaded(0, 1024, load_ns(1024, 2.6));
 	}
-	assert_int_equal(ask(0, 32768).choice, KVX_RECOMPUTE);
-	assert_int_equal(ask(0, 120000).disk, 120000);
+	assert_int_equal(query(0, 32768).choice, KVX_RECOMPUTE);
+	assert_int_equal(query(0, 120000).disk, 120000);
 	/* The engine has the first half: what follows is dear to compute. */
 	assert_int_equal(ask_of(60000, 0, 4096).disk, 4096);
 	assert_int_equal(ask_of(0, 0, 4096).choice, KVX_RECOMPUTE);
 }
 
 /* An engine whose first request ever is a hit on disk. */
-static void p7_before_anything_is_measured_little_is_bet_on_a_disk(void **state)
+static void p7_before_any_measurement_exploration_of_a_disk_is_small(void **state)
 {
 	kvx_cost_decision_t answer;
 
 	(void)state;
 	fresh();
-	answer = ask(8192, 32768);
+	answer = query(8192, 32768);
 	assert_int_equal(answer.cpu, 8192);
 	assert_true(answer.disk > 0);
 	assert_in_range((uint64_t)answer.disk * TOKEN, 240u * MS, 250u * MS); /* a byte a nanosecond */
-	answer = ask(0, 1024);
+	answer = query(0, 1024);
 	assert_int_equal(answer.disk, 512); /* the rest is computed, which is measured */
 	assert_int_equal(ask_rest(1024, 3000).disk, 1024);
 	assert_int_equal(ask_rest(1024, 100).disk, 1024 - 416);
-	assert_int_equal(ask(8192, 64).disk, 0);
+	assert_int_equal(query(8192, 64).disk, 0);
 	step(8192, 64 + 12, 6e6);
-	assert_true(ask(0, 1024).disk > 0); /* that was too little */
+	assert_true(query(0, 1024).disk > 0); /* that was too little */
 }
 
 /* All of an engine's prompts lie on a disk, also the first ones: it learns what computing takes all the same, and where
  * the disk does not pay, only the first few cost more than a cold prompt, by what was bet. */
-static void p7_an_engine_that_finds_all_its_prompts_on_disk_learns_what_computing_takes(void **state)
+static void p7_an_engine_with_all_prompts_on_disk_learns_compute_cost(void **state)
 {
 	static const uint32_t lengths[] = {200, 1030, 10250, 32780};
 	static const double rates[] = {0.3, 1.2, 2.6};
@@ -308,7 +308,7 @@ static void p7_an_engine_that_finds_all_its_prompts_on_disk_learns_what_computin
 }
 
 /* Where it does pay, little is left to be computed, once. */
-static void p7_a_disk_that_pays_is_loaded_from_whole_by_the_second_prompt(void **state)
+static void p7_a_disk_that_pays_is_used_fully_by_the_second_prompt(void **state)
 {
 	static const uint32_t lengths[] = {1030, 10250, 32780};
 	double ns = 0;
@@ -325,7 +325,7 @@ static void p7_a_disk_that_pays_is_loaded_from_whole_by_the_second_prompt(void *
 }
 
 /* Several groups: a hit is loaded whole or not at all. */
-static void p7_every_other_hit_that_may_not_be_cut_is_computed_until_that_is_known(void **state)
+static void p7_half_of_the_uncuttable_hits_explore_the_compute_cost(void **state)
 {
 	kvx_cost_query_t question = {.now_ns = 100u * S, .disk = 1024, .total = 1030, .grain = 0};
 	kvx_cost_decision_t answer;
@@ -360,11 +360,11 @@ static void p7_memory_is_trusted_until_it_was_measured(void **state)
 
 	(void)state;
 	fresh();
-	assert_int_equal(ask(1024, 0).choice, KVX_LOAD);
+	assert_int_equal(query(1024, 0).choice, KVX_LOAD);
 	measure(2, 1024, 100u * MS, 10u * MS);
-	assert_int_equal(ask(1024, 0).choice, KVX_LOAD);
+	assert_int_equal(query(1024, 0).choice, KVX_LOAD);
 	measure(1, 1024, 100u * MS, 10u * MS);
-	answer = ask(1024, 0);
+	answer = query(1024, 0);
 	assert_int_equal(answer.choice, KVX_RECOMPUTE);
 	assert_int_equal(answer.state_changed, 1);
 	assert_int_equal(answer.from, 1024);
@@ -374,16 +374,16 @@ static void p7_memory_is_trusted_until_it_was_measured(void **state)
 }
 
 /* A piece of it, every 32nd time and once in 30 s. */
-static void p7_a_slow_tier_is_tried_now_and_then_at_little_cost(void **state)
+static void p7_a_slow_tier_is_sampled_now_and_then_at_little_cost(void **state)
 {
 	uint32_t probes = 0;
 
 	(void)state;
 	fresh();
 	measure(5, 16384, 1600u * MS, 160u * MS);
-	assert_int_equal(ask(16384, 0).state_changed, 1);
+	assert_int_equal(query(16384, 0).state_changed, 1);
 	for (uint32_t i = 0; i < 320; i++) {
-		const kvx_cost_decision_t answer = ask(16384, 0);
+		const kvx_cost_decision_t answer = query(16384, 0);
 
 		assert_int_equal(answer.state_changed, 0);
 		assert_true(answer.choice != KVX_LOAD);
@@ -396,8 +396,8 @@ static void p7_a_slow_tier_is_tried_now_and_then_at_little_cost(void **state)
 	assert_int_equal(probes, 10);
 	for (uint32_t i = 0; i < 3; i++) {
 		now += KVX_COST_SAMPLE_NS;
-		assert_int_equal(ask(16384, 0).choice, KVX_LOAD_SAMPLE);
-		assert_int_equal(ask(16384, 0).choice, KVX_RECOMPUTE);
+		assert_int_equal(query(16384, 0).choice, KVX_LOAD_SAMPLE);
+		assert_int_equal(query(16384, 0).choice, KVX_RECOMPUTE);
 	}
 }
 
@@ -408,10 +408,10 @@ static void p7_it_resumes_when_loading_has_become_faster(void **state)
 	(void)state;
 	fresh();
 	measure(7, 16384, 1600u * MS, 160u * MS);
-	assert_int_equal(ask(16384, 0).state_changed, 1);
+	assert_int_equal(query(16384, 0).state_changed, 1);
 	/* Pieces say otherwise; when the old measurements have had their time, they are believed. */
 	for (;;) {
-		const kvx_cost_decision_t answer = ask(16384, 0);
+		const kvx_cost_decision_t answer = query(16384, 0);
 
 		if (answer.state_changed == -1) {
 			assert_int_equal(answer.cpu, 16384);
@@ -430,14 +430,14 @@ static void p7_about_equal_does_not_flap(void **state)
 	(void)state;
 	fresh();
 	measure(7, 16384, 136u * MS, 160u * MS);
-	assert_int_equal(ask(16384, 0).state_changed, 0);
-	assert_int_equal(ask(16384, 0).choice, KVX_LOAD);
+	assert_int_equal(query(16384, 0).state_changed, 0);
+	assert_int_equal(query(16384, 0).choice, KVX_LOAD);
 	measure(7, 16384, 150u * MS, 160u * MS);
-	assert_int_equal(ask(16384, 0).state_changed, 1);
+	assert_int_equal(query(16384, 0).state_changed, 1);
 	measure(7, 16384, 136u * MS, 160u * MS);
-	assert_int_equal(ask(16384, 0).choice, KVX_RECOMPUTE);
+	assert_int_equal(query(16384, 0).choice, KVX_RECOMPUTE);
 	measure(7, 16384, 120u * MS, 160u * MS);
-	assert_int_equal(ask(16384, 0).state_changed, -1);
+	assert_int_equal(query(16384, 0).state_changed, -1);
 }
 
 /* Pieces are read while a step runs, and look as if they cost nothing: what was measured near a length counts more. */
@@ -449,12 +449,12 @@ static void p7_small_loads_do_not_speak_for_large_ones(void **state)
 		step(0, 10240, 273e6);
 		loaded(0, 80, 3e5);
 	}
-	assert_int_equal(ask(0, 10240).disk, 10240);
+	assert_int_equal(query(0, 10240).disk, 10240);
 	loaded(0, 10240, load_ns(10240, 2.6));
-	assert_true(ask(0, 10240).disk < 10240);
+	assert_true(query(0, 10240).disk < 10240);
 	for (uint32_t i = 0; i < 20; i++) {
 		loaded(0, 80, 3e5);
-		assert_true(ask(0, 10240).disk < 10240);
+		assert_true(query(0, 10240).disk < 10240);
 	}
 }
 
@@ -483,10 +483,10 @@ static void p7_single_outliers_decide_nothing(void **state)
 	fresh();
 	measure(7, 1024, 1u * MS, 10u * MS);
 	measure(3, 1024, 90u * S, 10u * MS);
-	assert_int_equal(ask(1024, 0).choice, KVX_LOAD);
+	assert_int_equal(query(1024, 0).choice, KVX_LOAD);
 	loaded(1024, 0, 200e9); /* the machine slept */
 	loaded(0, 0, 5);
-	assert_int_equal(ask(1024, 0).choice, KVX_LOAD);
+	assert_int_equal(query(1024, 0).choice, KVX_LOAD);
 }
 
 /* Any sequence gives sane answers, and the same when repeated. */
@@ -507,7 +507,7 @@ static void p7_the_same_history_gives_the_same_answers(void **state)
 			loaded(cpu, disk, (double)kv_test_below(&rng, S));
 			step((uint32_t)kv_test_below(&rng, 100000), cpu, (double)kv_test_below(&rng, S));
 			if (cpu + disk) {
-				const kvx_cost_decision_t answer = ask(cpu, disk);
+				const kvx_cost_decision_t answer = query(cpu, disk);
 
 				assert_true(answer.choice <= KVX_RECOMPUTE);
 				sum[round] = sum[round] * 31u + answer.choice + answer.cpu * 4u + answer.disk;
@@ -524,12 +524,12 @@ int main(void)
 		cmocka_unit_test(p7_one_measurement_is_a_proportion),
 		cmocka_unit_test(p7_a_hit_on_a_slow_disk_costs_what_a_cold_prompt_does),
 		cmocka_unit_test(p7_a_disk_that_pays_is_loaded_from),
-		cmocka_unit_test(p7_before_anything_is_measured_little_is_bet_on_a_disk),
-		cmocka_unit_test(p7_an_engine_that_finds_all_its_prompts_on_disk_learns_what_computing_takes),
-		cmocka_unit_test(p7_a_disk_that_pays_is_loaded_from_whole_by_the_second_prompt),
-		cmocka_unit_test(p7_every_other_hit_that_may_not_be_cut_is_computed_until_that_is_known),
+		cmocka_unit_test(p7_before_any_measurement_exploration_of_a_disk_is_small),
+		cmocka_unit_test(p7_an_engine_with_all_prompts_on_disk_learns_compute_cost),
+		cmocka_unit_test(p7_a_disk_that_pays_is_used_fully_by_the_second_prompt),
+		cmocka_unit_test(p7_half_of_the_uncuttable_hits_explore_the_compute_cost),
 		cmocka_unit_test(p7_memory_is_trusted_until_it_was_measured),
-		cmocka_unit_test(p7_a_slow_tier_is_tried_now_and_then_at_little_cost),
+		cmocka_unit_test(p7_a_slow_tier_is_sampled_now_and_then_at_little_cost),
 		cmocka_unit_test(p7_it_resumes_when_loading_has_become_faster),
 		cmocka_unit_test(p7_about_equal_does_not_flap),
 		cmocka_unit_test(p7_small_loads_do_not_speak_for_large_ones),

@@ -24,7 +24,7 @@ typedef struct fake {
 	kvc_status_t put_done;    /* status of PUT_DONE                                        */
 	kvc_status_t put_end;     /* what kvc_put_end() returns                                */
 	int silent;               /* match says DAEMON_STALE; nothing is ever answered         */
-	uint32_t stall;           /* waits after which it is not silent any more; 0: for ever  */
+	uint32_t stall;           /* waits after which it answers again; 0: for ever  */
 	int wrong_bytes;          /* puts store other bytes, with digests that fit them        */
 	int no_space;             /* the space cannot be opened                                */
 	/* seen */

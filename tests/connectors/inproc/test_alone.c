@@ -89,7 +89,7 @@ static int mute_listen(const char *path)
 	return fd;
 }
 
-static void p7_a_daemon_that_only_listens_costs_attach_ms_and_no_poll_waits_for_it(void **state)
+static void p7_a_daemon_that_only_listens_costs_attach_ms_once(void **state)
 {
 	char dir[64], path[96];
 	uint64_t start, longest = 0;
@@ -279,7 +279,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p7_without_a_daemon_everything_is_a_quick_miss),
-		cmocka_unit_test(p7_a_daemon_that_only_listens_costs_attach_ms_and_no_poll_waits_for_it),
+		cmocka_unit_test(p7_a_daemon_that_only_listens_costs_attach_ms_once),
 		cmocka_unit_test(p7_the_engine_computes_everything_itself),
 		cmocka_unit_test(p10_bad_requests_are_refused),
 		cmocka_unit_test(p4_aborted_requests_give_their_blocks_back),

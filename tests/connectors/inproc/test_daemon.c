@@ -82,7 +82,7 @@ static void p7_hits_come_from_disk_after_the_daemon_was_killed(void **state)
 	rig_kill(&rig);
 	rig_start(&rig);
 
-	/* The same engine finds the new daemon by itself. */
+	/* The same engine finds the new daemon without help. */
 	for (int i = 0; i < 500 && (attaches(engine) < 2 || !kvx_is_ready(kve_engine_store(engine))); i++) {
 		(void)kvx_poll(kve_engine_store(engine), 10);
 	}

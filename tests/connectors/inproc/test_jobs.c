@@ -85,7 +85,7 @@ static void jobs_that_share_a_small_budget_all_end_well(void **state)
 	bench_close(&b);
 }
 
-static void p1_a_block_copied_under_a_lease_that_ended_meanwhile_does_not_count(void **state)
+static void p1_a_block_copied_while_its_lease_ends_does_not_count(void **state)
 {
 	kvx_load_result_t result;
 	prompt_t from, to;
@@ -475,7 +475,7 @@ static void random_job(bench_t *b, uint64_t *seed)
 	assert_int_equal(fake.puts, 0);
 }
 
-static void p1_p4_p7_whatever_fails_what_is_reported_loaded_is_right_and_nothing_stays(void **state)
+static void p1_p4_p7_under_any_fault_loads_are_right_and_nothing_leaks(void **state)
 {
 	uint64_t seed = 101;
 	kvx_stats_t stats;
@@ -502,7 +502,7 @@ int main(void)
 		cmocka_unit_test(a_prefix_comes_back_as_it_was),
 		cmocka_unit_test(p5_one_poll_moves_no_more_than_its_budget),
 		cmocka_unit_test(jobs_that_share_a_small_budget_all_end_well),
-		cmocka_unit_test(p1_a_block_copied_under_a_lease_that_ended_meanwhile_does_not_count),
+		cmocka_unit_test(p1_a_block_copied_while_its_lease_ends_does_not_count),
 		cmocka_unit_test(p1_a_damaged_block_ends_the_load_before_it_and_is_reported),
 		cmocka_unit_test(p7_a_load_that_stands_still_ends_in_time_or_at_once),
 		cmocka_unit_test(p7_a_daemon_that_falls_silent_or_dies_amid_a_load_is_a_miss),
@@ -515,7 +515,7 @@ int main(void)
 		cmocka_unit_test(p7_what_fails_at_attach_is_tried_again_in_poll),
 		cmocka_unit_test(p5_jobs_are_limited_and_bad_prefixes_refused),
 		cmocka_unit_test(reports_carry_the_reason_of_the_miss),
-		cmocka_unit_test(p1_p4_p7_whatever_fails_what_is_reported_loaded_is_right_and_nothing_stays),
+		cmocka_unit_test(p1_p4_p7_under_any_fault_loads_are_right_and_nothing_leaks),
 	};
 
 	return cmocka_run_group_tests_name("kvx.jobs", tests, NULL, NULL);

@@ -491,7 +491,7 @@ kvx_scheduler_stats_t sr_stats(const sr_t *sr)
 
 /* ---- both ends ------------------------------------------------------------------------------- */
 
-static void turn(void *ctx)
+static void run_iteration(void *ctx)
 {
 	sr_t *sr = ctx;
 
@@ -505,8 +505,8 @@ void sr_start(sr_t *sr, rig_t *rig, const sr_options_t *options)
 	rig->silence = options->silence ? options->silence : rig->silence;
 	rig_start(rig);
 	sr_open(sr, rig, options);
-	rig->turn = turn;
-	rig->turn_ctx = sr;
+	rig->run_iteration = run_iteration;
+	rig->iteration_ctx = sr;
 	sr_wait_ready(sr);
 }
 

@@ -89,7 +89,7 @@ int sr_is_right(const sr_t *sr, const sr_request_t *request, uint32_t from, uint
 /* Make the plan and do what it says; reports go back. Returns its length. */
 size_t sr_step(sr_t *sr);
 /* Step until nothing is pending and the puts are over. */
-/* Write the save that `hold_saves` has kept, and hold none any more. */
+/* Write the save that `hold_saves` has kept, and hold none from now on. */
 void sr_release_save(sr_t *sr);
 void sr_settle(sr_t *sr);
 /* Match; a miss must be one of blocks, not of a daemon that does not answer. */

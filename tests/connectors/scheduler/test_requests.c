@@ -142,7 +142,7 @@ static void p5_memory_does_not_grow_with_requests_gone(void **state)
 }
 
 /* Each allocation fails in turn: the answer says so, what is there stays right, nothing leaks. */
-static void p5_want_of_memory_is_an_answer(void **state)
+static void p5_lack_of_memory_is_an_answer(void **state)
 {
 	kvx_requests_t requests;
 	kv_test_env_t t;
@@ -191,7 +191,7 @@ int main(void)
 		cmocka_unit_test(p4_the_table_knows_exactly_the_living),
 		cmocka_unit_test(p10_ids_that_are_none_are_refused),
 		cmocka_unit_test(p5_memory_does_not_grow_with_requests_gone),
-		cmocka_unit_test(p5_want_of_memory_is_an_answer),
+		cmocka_unit_test(p5_lack_of_memory_is_an_answer),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

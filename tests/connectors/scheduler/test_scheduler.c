@@ -54,7 +54,7 @@ static void p1_what_was_saved_is_loaded_into_other_blocks(void **state)
 	comes_back(&(sr_options_t){.foreign = 1, .cost_model = 1});
 }
 
-static void p1_two_groups_are_loaded_beside_the_steps(void **state)
+static void p1_two_groups_are_loaded_asynchronously(void **state)
 {
 	(void)state;
 	comes_back(&(sr_options_t){.foreign = 1, .groups = 2});
@@ -146,7 +146,7 @@ static void p7_small_and_local_hits_are_left_to_the_engine(void **state)
 }
 
 /* Others would wait for a load in the step: without any measurement it is done beside it. */
-static void p7_a_load_that_others_would_wait_for_goes_beside_the_steps(void **state)
+static void p7_a_load_that_would_hold_up_others_is_asynchronous(void **state)
 {
 	kvx_hit_t hit;
 	rig_t rig;
@@ -196,7 +196,7 @@ static void p8_adapters_do_not_share_blocks(void **state)
 }
 
 /* Its load has failed: it is computed, it does not ask again, and what was lost is saved again. */
-static void p7_a_request_whose_load_failed_does_not_ask_again(void **state)
+static void p7_a_request_whose_load_failed_is_not_matched_again(void **state)
 {
 	kvx_scheduler_stats_t stats;
 	kvx_hit_t hit;
@@ -340,7 +340,7 @@ static void place_shared(sr_t *sr, sr_request_t *to, const sr_request_t *from, u
 	kvx_scheduler_advance(sr->scheduler, &to->ask, 120, 40);
 }
 
-/* The engine's cache names the blocks of a load within the step at once. It fails, and until the request has computed
+/* The engine's cache names the blocks of a synchronous load at once. It fails, and until the request has computed
  * them, piece by piece, what others compute after them is garbage. */
 static void after_a_failed_load(int lost)
 {
@@ -395,7 +395,7 @@ static void after_a_failed_load(int lost)
 }
 
 /* The ranks report it, or nothing is leased when they are told. */
-static void p1_what_was_computed_after_blocks_that_failed_to_load_is_not_saved(void **state)
+static void p1_blocks_computed_after_a_failed_load_are_not_saved(void **state)
 {
 	(void)state;
 	after_a_failed_load(0);
@@ -406,18 +406,18 @@ int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p1_what_was_saved_is_loaded_into_other_blocks),
-		cmocka_unit_test(p1_two_groups_are_loaded_beside_the_steps),
+		cmocka_unit_test(p1_two_groups_are_loaded_asynchronously),
 		cmocka_unit_test(p1_a_window_of_whole_blocks_leaves_the_last_one_to_compute),
 		cmocka_unit_test(p7_only_steps_that_fill_a_block_save),
 		cmocka_unit_test(p7_small_and_local_hits_are_left_to_the_engine),
-		cmocka_unit_test(p7_a_load_that_others_would_wait_for_goes_beside_the_steps),
+		cmocka_unit_test(p7_a_load_that_would_hold_up_others_is_asynchronous),
 		cmocka_unit_test(p8_adapters_do_not_share_blocks),
-		cmocka_unit_test(p7_a_request_whose_load_failed_does_not_ask_again),
+		cmocka_unit_test(p7_a_request_whose_load_failed_is_not_matched_again),
 		cmocka_unit_test(p7_saves_given_up_by_a_rank_are_made_again),
 		cmocka_unit_test(p7_a_preempted_request_resumes_from_the_store),
 		cmocka_unit_test(p4_leases_of_an_aborted_request_live_until_reported),
 		cmocka_unit_test(p5_a_full_store_costs_old_blocks_only),
-		cmocka_unit_test(p1_what_was_computed_after_blocks_that_failed_to_load_is_not_saved),
+		cmocka_unit_test(p1_blocks_computed_after_a_failed_load_are_not_saved),
 	};
 
 	if (argc < 2) {

@@ -141,7 +141,7 @@ static void ask_of_a_stopped_daemon(sr_t *sr, const rig_t *rig, sr_request_t *re
 }
 
 /* An answer that comes after its plan: the engine is asked to step once more, and the blocks go out early. */
-static void p7_a_late_answer_goes_out_in_a_later_plan(void **state)
+static void p7_a_late_answer_goes_out_in_a_later_message(void **state)
 {
 	rig_t rig;
 	sr_t sr;
@@ -165,7 +165,7 @@ static void p7_a_late_answer_goes_out_in_a_later_plan(void **state)
 
 /* The same, but the blocks were allocated to somebody else meanwhile: in the very plan, they still hold what they did;
  * before it, they do not. */
-static void p1_blocks_given_away_before_the_answer_are_not_saved(void **state)
+static void p1_blocks_reallocated_before_the_answer_are_not_saved(void **state)
 {
 	rig_t rig;
 	sr_t sr;
@@ -195,8 +195,8 @@ static void p1_blocks_given_away_before_the_answer_are_not_saved(void **state)
 }
 
 /* A request whose id is too long for us is not saved, but what it was given is fenced: old bytes of its blocks must not
- * be saved any more. */
-static void p1_blocks_given_to_a_request_that_is_not_served_are_not_saved(void **state)
+ * be saved. */
+static void p1_blocks_of_a_request_that_is_not_served_are_not_saved(void **state)
 {
 	char id[KVX_MAX_ID + 2];
 	rig_t rig;
@@ -264,7 +264,7 @@ static void p7_nothing_is_promised_that_is_not_leased(void **state)
 }
 
 /* The daemon dies between promise and plan: the ranks are told that the load is dead, and the request computes. */
-static void p7_a_load_whose_daemon_died_is_told_as_failed(void **state)
+static void p7_a_load_whose_daemon_died_is_reported_as_failed(void **state)
 {
 	kvx_hit_t hit;
 	rig_t rig;
@@ -292,7 +292,7 @@ static void p7_a_load_whose_daemon_died_is_told_as_failed(void **state)
 }
 
 /* Reports and tables that make no sense: counted, ignored. */
-static void p10_reports_and_tables_that_make_no_sense_are_refused(void **state)
+static void p10_unsound_reports_and_block_tables_are_refused(void **state)
 {
 	const uint32_t ids[4] = {1, 2, SR_BLOCKS, 4};
 	kvx_block_table_t table = {.struct_size = sizeof table, .n = 4, .fresh = 4, .ids = ids};
@@ -429,12 +429,12 @@ int main(int argc, char **argv)
 		cmocka_unit_test(p7_without_a_daemon_nothing_is_done_and_nothing_kept),
 		cmocka_unit_test(p7_hits_come_back_after_the_daemon_was_killed),
 		cmocka_unit_test(p7_a_stopped_daemon_holds_no_step),
-		cmocka_unit_test(p7_a_late_answer_goes_out_in_a_later_plan),
-		cmocka_unit_test(p1_blocks_given_away_before_the_answer_are_not_saved),
-		cmocka_unit_test(p1_blocks_given_to_a_request_that_is_not_served_are_not_saved),
+		cmocka_unit_test(p7_a_late_answer_goes_out_in_a_later_message),
+		cmocka_unit_test(p1_blocks_reallocated_before_the_answer_are_not_saved),
+		cmocka_unit_test(p1_blocks_of_a_request_that_is_not_served_are_not_saved),
 		cmocka_unit_test(p7_nothing_is_promised_that_is_not_leased),
-		cmocka_unit_test(p7_a_load_whose_daemon_died_is_told_as_failed),
-		cmocka_unit_test(p10_reports_and_tables_that_make_no_sense_are_refused),
+		cmocka_unit_test(p7_a_load_whose_daemon_died_is_reported_as_failed),
+		cmocka_unit_test(p10_unsound_reports_and_block_tables_are_refused),
 		cmocka_unit_test(p4_ten_thousand_operations_leak_nothing),
 	};
 

@@ -60,7 +60,7 @@ static void start(sr_t *sr, rig_t *rig)
 }
 
 /* A look at everything without a plan: how often was a put kept? */
-static uint32_t look(sr_t *sr)
+static uint32_t poll_and_count_kept(sr_t *sr)
 {
 	kept = 0;
 	(void)kvx_scheduler_has_pending(sr->scheduler);
@@ -146,11 +146,11 @@ static void p7_a_save_lives_as_long_as_its_step_takes(void **state)
 	plan(&sr); /* of the next step, while that one is computed */
 	for (uint32_t i = 0; i < 10; i++) {
 		jump(30000);
-		assert_int_equal(look(&sr), 1);
+		assert_int_equal(poll_and_count_kept(&sr), 1);
 		assert_int_equal(sr_stats(&sr).puts_open, 1);
 	}
 	plan(&sr); /* its step is over: the ranks write it now */
-	assert_int_equal(look(&sr), 1);
+	assert_int_equal(poll_and_count_kept(&sr), 1);
 	end_save(&sr, &rig, &request);
 }
 
@@ -166,18 +166,18 @@ static void p7_a_save_that_is_late_is_left_to_its_time_to_live(void **state)
 	begin_save(&sr, &rig, &request);
 	plan(&sr);
 	plan(&sr);
-	assert_int_equal(look(&sr), 1);
+	assert_int_equal(poll_and_count_kept(&sr), 1);
 	jump(10000);
-	assert_int_equal(look(&sr), 0);
+	assert_int_equal(poll_and_count_kept(&sr), 0);
 	jump(1000000);
 	plan(&sr);
-	assert_int_equal(look(&sr), 0);
+	assert_int_equal(poll_and_count_kept(&sr), 0);
 	assert_int_equal(sr_stats(&sr).puts_open, 1);
 	end_save(&sr, &rig, &request);
 }
 
-/* The daemon needs the room of a put that nobody keeps any more: it is asked for again. */
-static void p7_a_save_that_the_daemon_has_ended_is_asked_for_again(void **state)
+/* The daemon needs the room of a put that is no longer renewed: it is reserved again. */
+static void p7_a_save_that_the_daemon_ended_is_reserved_again(void **state)
 {
 	static sr_request_t request;
 	kvc_put_t *rival = NULL;
@@ -191,9 +191,9 @@ static void p7_a_save_that_the_daemon_has_ended_is_asked_for_again(void **state)
 	(void)unsetenv("KVD_PUT_TTL");
 	plan(&sr);
 	plan(&sr);
-	(void)look(&sr);
+	(void)poll_and_count_kept(&sr);
 	jump(10000);
-	assert_int_equal(look(&sr), 0);
+	assert_int_equal(poll_and_count_kept(&sr), 0);
 	usleep(200000);
 	for (uint32_t i = 0; i < 2048; i++) {
 		many[i] = (kvc_key_t){{0x77, (uint8_t)i, (uint8_t)(i >> 8)}};
@@ -257,7 +257,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(p4_leases_no_rank_reports_are_given_back),
 		cmocka_unit_test(p7_a_save_lives_as_long_as_its_step_takes),
 		cmocka_unit_test(p7_a_save_that_is_late_is_left_to_its_time_to_live),
-		cmocka_unit_test(p7_a_save_that_the_daemon_has_ended_is_asked_for_again),
+		cmocka_unit_test(p7_a_save_that_the_daemon_ended_is_reserved_again),
 		cmocka_unit_test(p5_saves_that_are_late_make_room_when_the_table_is_full),
 	};
 

@@ -37,7 +37,7 @@ static void report_loaded(sr_t *sr, uint64_t number, uint32_t blocks)
 	kvx_scheduler_take_report(sr->scheduler, sr->report.data, sr->report.len);
 }
 
-/* A rank is slow to read, and the queue to the daemon is full when its lease is to be renewed. */
+/* A rank is slow to read, and the queue to the daemon is full when its lease must be renewed. */
 static void p7_a_lease_that_could_not_be_renewed_is_renewed_in_time(void **state)
 {
 	static sr_request_t request;
@@ -70,7 +70,7 @@ static void p7_a_lease_that_could_not_be_renewed_is_renewed_in_time(void **state
 }
 
 /* The engine may have cached what it computed after a load whose failure it learns of when the request is gone. */
-static void p1_what_came_after_a_failed_load_of_a_request_that_is_gone_is_named(void **state)
+static void p1_dependents_of_a_failed_load_of_a_gone_request_are_named(void **state)
 {
 	static sr_request_t request, other;
 	uint32_t ids[SR_BLOCKS], n = 0;
@@ -115,7 +115,7 @@ static void begin_load(sr_t *sr, rig_t *rig, sr_request_t *request, kvx_hit_t *p
 	sr_find(sr, request, 160, p_hit);
 }
 
-/* Two steps, each of which computes and saves five blocks after the load. */
+/* Two steps; each computes and saves five blocks after the load. */
 static void plan_two_steps(sr_t *sr, const sr_request_t *request)
 {
 	const void *bytes;
@@ -130,7 +130,7 @@ static void plan_two_steps(sr_t *sr, const sr_request_t *request)
 
 /* Plans are a step ahead: the request is aborted when the step after that of its load has been planned, and before the
  * load is known to have failed. */
-static void p1_saves_after_a_failed_load_of_a_request_that_is_gone_are_given_up(void **state)
+static void p1_saves_after_a_failed_load_of_a_gone_request_are_revoked(void **state)
 {
 	static sr_request_t request;
 	kvx_hit_t hit;
@@ -165,9 +165,9 @@ static void begin_lost_load(sr_t *sr, rig_t *rig, sr_request_t *request, int all
 	kvx_scheduler_start_load(sr->scheduler, &request->ask, &hit);
 }
 
-/* A load that cannot be done any more when its step begins fails like any other: while the ranks have not said so, the
+/* A load that has become impossible when its step begins fails like any other: while the ranks have not said so, the
  * request may end ... */
-static void p1_what_came_after_a_lost_load_of_a_request_that_is_gone_is_named(void **state)
+static void p1_dependents_of_a_lost_load_of_a_gone_request_are_named(void **state)
 {
 	static sr_request_t request;
 	uint32_t ids[SR_BLOCKS];
@@ -208,7 +208,7 @@ static void p1_saves_after_a_lost_load_are_given_up(void **state)
 }
 
 /* Its blocks are another request's by the time its load is known to have failed. */
-static void p7_a_failed_load_of_a_request_that_is_gone_costs_others_no_saves(void **state)
+static void p7_a_failed_load_of_a_gone_request_costs_others_no_saves(void **state)
 {
 	static sr_request_t request, other;
 	const void *bytes;
@@ -239,11 +239,11 @@ int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p7_a_lease_that_could_not_be_renewed_is_renewed_in_time),
-		cmocka_unit_test(p1_what_came_after_a_failed_load_of_a_request_that_is_gone_is_named),
-		cmocka_unit_test(p1_saves_after_a_failed_load_of_a_request_that_is_gone_are_given_up),
-		cmocka_unit_test(p1_what_came_after_a_lost_load_of_a_request_that_is_gone_is_named),
+		cmocka_unit_test(p1_dependents_of_a_failed_load_of_a_gone_request_are_named),
+		cmocka_unit_test(p1_saves_after_a_failed_load_of_a_gone_request_are_revoked),
+		cmocka_unit_test(p1_dependents_of_a_lost_load_of_a_gone_request_are_named),
 		cmocka_unit_test(p1_saves_after_a_lost_load_are_given_up),
-		cmocka_unit_test(p7_a_failed_load_of_a_request_that_is_gone_costs_others_no_saves),
+		cmocka_unit_test(p7_a_failed_load_of_a_gone_request_costs_others_no_saves),
 	};
 
 	if (argc < 2) {

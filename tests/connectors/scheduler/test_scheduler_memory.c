@@ -83,7 +83,7 @@ static void live(sr_t *sr, sr_request_t *request, uint32_t base, int fail_after_
 	kvx_scheduler_finish(sr->scheduler, &request->ask);
 }
 
-static void p5_want_of_memory_breaks_no_promise(void **state)
+static void p5_lack_of_memory_breaks_no_promise(void **state)
 {
 	static sr_request_t request;
 	const sr_options_t options = {.foreign = 1, .open = open_in, .mode = KVX_LOAD_SYNC};
@@ -125,7 +125,7 @@ static void p5_want_of_memory_breaks_no_promise(void **state)
 }
 
 /* Nor can be remembered what was given back before the engine came to load it: the ranks are told all the same. */
-static void p5_a_lost_load_there_is_no_memory_for_is_told_as_failed(void **state)
+static void p5_a_lost_load_without_memory_is_reported_as_failed(void **state)
 {
 	static sr_request_t request;
 	const sr_options_t options = {.foreign = 1, .open = open_in, .mode = KVX_LOAD_SYNC};
@@ -194,7 +194,7 @@ static void p5_loads_found_in_earlier_steps_need_no_memory(void **state)
 
 /* Last, since it is for good: a plan that does not fit fences all blocks, the daemon is left, and the engine goes on
  * with misses. */
-static void p7_a_broken_plan_detaches_the_engine_and_fences_all(void **state)
+static void p7_a_broken_message_detaches_the_engine_and_fences_all(void **state)
 {
 	static sr_request_t request;
 	const kvx_record_header_t *record;
@@ -244,10 +244,10 @@ static void p7_a_broken_plan_detaches_the_engine_and_fences_all(void **state)
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p5_want_of_memory_breaks_no_promise),
-		cmocka_unit_test(p5_a_lost_load_there_is_no_memory_for_is_told_as_failed),
+		cmocka_unit_test(p5_lack_of_memory_breaks_no_promise),
+		cmocka_unit_test(p5_a_lost_load_without_memory_is_reported_as_failed),
 		cmocka_unit_test(p5_loads_found_in_earlier_steps_need_no_memory),
-		cmocka_unit_test(p7_a_broken_plan_detaches_the_engine_and_fences_all),
+		cmocka_unit_test(p7_a_broken_message_detaches_the_engine_and_fences_all),
 	};
 
 	if (argc < 2) {

@@ -22,7 +22,7 @@ kvc_status_t __wrap_kvc_poll_us(kvc_t *kvc, uint32_t timeout_us)
 	return __real_kvc_poll_us(kvc, timeout_us);
 }
 
-/* Without a daemon: the guard and its steps need none. */
+/* Without a daemon: the cost model and its steps need none. */
 static void open_alone(rig_t *rig, sr_t *sr)
 {
 	rig_init(rig, sr_program);
@@ -67,7 +67,7 @@ static told_t plan(sr_t *sr)
 	return told;
 }
 
-/* A step in which a request computes so many tokens after others: was it asked to be timed? Its number. */
+/* A step in which a request computes `tokens` tokens after others: was it asked to be timed? Its number. */
 static int plan_step(sr_t *sr, uint32_t before, uint32_t tokens, uint32_t *p_step)
 {
 	const kvx_ask_t ask = {.struct_size = sizeof ask, .id = "r", .id_len = 1, .tokens = before + tokens};
@@ -147,7 +147,7 @@ static void p7_steps_that_compute_prompts_are_timed(void **state)
 	close_alone(&rig, &sr);
 }
 
-/* Of a step that computes so many tokens beside so many loads. */
+/* Of a step that computes these tokens and runs these loads. */
 static told_t plan_work(sr_t *sr, uint32_t before, uint32_t tokens, uint32_t loads)
 {
 	if (tokens) {
@@ -158,7 +158,7 @@ static told_t plan_work(sr_t *sr, uint32_t before, uint32_t tokens, uint32_t loa
 	return plan(sr);
 }
 
-static void p7_ranks_are_told_what_a_step_computes(void **state)
+static void p7_ranks_learn_what_a_step_computes(void **state)
 {
 	uint32_t step;
 	told_t told;
@@ -190,7 +190,7 @@ static void p7_ranks_are_told_what_a_step_computes(void **state)
 	close_alone(&rig, &sr);
 }
 
-static void p7_a_plan_waits_for_little_of_its_step(void **state)
+static void p7_a_message_waits_for_little_of_its_step(void **state)
 {
 	uint32_t step;
 	rig_t rig;
@@ -370,7 +370,7 @@ static void finish_all(sr_t *sr, const sr_request_t *requests, uint32_t count)
 	sr_settle(sr);
 }
 
-/* A hit of 992 tokens, ten milliseconds in memory: is it loaded beside the steps? It is admitted to the step at hand.
+/* A hit of 992 tokens, ten milliseconds in memory: is it loaded asynchronously? It is admitted to the step at hand.
  */
 static int goes_beside(sr_t *sr, sr_request_t *request, uint32_t number, uint32_t busy)
 {
@@ -388,7 +388,7 @@ static int goes_beside(sr_t *sr, sr_request_t *request, uint32_t number, uint32_
 	return hit.async;
 }
 
-static void p7_loads_inside_a_step_wait_for_each_other_only_so_long(void **state)
+static void p7_synchronous_loads_of_a_step_have_a_common_limit(void **state)
 {
 	static sr_request_t requests[4];
 	rig_t rig;
@@ -401,7 +401,7 @@ static void p7_loads_inside_a_step_wait_for_each_other_only_so_long(void **state
 
 		teach(&sr, 1000, 10, 10);
 		sr.scheduler->step_ns = 15u * MS;
-		for (uint32_t i = 0; i < 4; i++) { /* two of them in 25 ms, one beside a step of 15 */
+		for (uint32_t i = 0; i < 4; i++) { /* two of them in 25 ms, one during a step of 15 */
 			assert_int_equal(goes_beside(&sr, &requests[i], 4 * round + i, busy), i >= (busy ? 1u : 2u));
 		}
 		(void)sr_step(&sr);
@@ -411,8 +411,8 @@ static void p7_loads_inside_a_step_wait_for_each_other_only_so_long(void **state
 }
 
 /* It has the answers of a step when it has planned, and begun, the next one: a load inside that would hold them up; and
- * one that is waited for beside the steps would be overtaken. */
-static void p7_an_engine_that_plans_ahead_waits_for_one_load_inside_at_a_time(void **state)
+ * an asynchronous one would be overtaken. */
+static void p7_an_engine_planning_ahead_has_one_synchronous_load(void **state)
 {
 	static sr_request_t requests[3];
 	rig_t rig;
@@ -438,7 +438,7 @@ static void p7_an_engine_that_plans_ahead_waits_for_one_load_inside_at_a_time(vo
 }
 
 /* Nothing is known of the disk, and its guess does not pay: a piece is loaded, which is measured. */
-static void p7_a_disk_is_tried_by_a_piece(void **state)
+static void p7_a_disk_is_sampled_by_a_piece(void **state)
 {
 	static sr_request_t request;
 	kvx_step_work_t work = {0};
@@ -461,7 +461,7 @@ static void p7_a_disk_is_tried_by_a_piece(void **state)
 	sr_stop(&sr, &rig);
 }
 
-/* The number of the step that was to be timed and computes so many tokens. */
+/* The number of the step that was to be timed and computes these tokens. */
 static uint32_t timed_of(const sr_t *sr, uint32_t tokens)
 {
 	for (uint32_t i = 0; i < KVX_TIMED_STEPS; i++) {
@@ -476,7 +476,7 @@ static uint32_t timed_of(const sr_t *sr, uint32_t tokens)
 
 /* Engine and daemon were restarted, and all that is asked for is on disk: the first hit leaves enough to be computed,
  * and its step tells. */
-static void p7_the_first_hit_on_a_disk_tells_what_computing_takes(void **state)
+static void p7_the_first_hit_on_a_disk_teaches_the_compute_cost(void **state)
 {
 	static sr_request_t request;
 	kvx_cost_model_t *cost_model;
@@ -517,7 +517,7 @@ static uint64_t patience_of(sr_t *sr, sr_request_t *request, const char *name)
 	return found->cached->until_ns - found->cached->asked_ns;
 }
 
-static void p7_after_a_late_answer_less_is_waited_for_until_one_comes_in_time(void **state)
+static void p7_after_a_late_answer_waits_are_shorter_until_one_is_early(void **state)
 {
 	static sr_request_t a, b, c, d;
 	kvx_hit_t hit = {0};
@@ -556,15 +556,15 @@ int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p7_steps_that_compute_prompts_are_timed),
-		cmocka_unit_test(p7_ranks_are_told_what_a_step_computes),
-		cmocka_unit_test(p7_a_plan_waits_for_little_of_its_step),
+		cmocka_unit_test(p7_ranks_learn_what_a_step_computes),
+		cmocka_unit_test(p7_a_message_waits_for_little_of_its_step),
 		cmocka_unit_test(p7_a_step_that_generates_waits_for_no_answer),
 		cmocka_unit_test(p7_a_part_that_does_not_pay_is_not_loaded),
-		cmocka_unit_test(p7_loads_inside_a_step_wait_for_each_other_only_so_long),
-		cmocka_unit_test(p7_an_engine_that_plans_ahead_waits_for_one_load_inside_at_a_time),
-		cmocka_unit_test(p7_after_a_late_answer_less_is_waited_for_until_one_comes_in_time),
-		cmocka_unit_test(p7_a_disk_is_tried_by_a_piece),
-		cmocka_unit_test(p7_the_first_hit_on_a_disk_tells_what_computing_takes),
+		cmocka_unit_test(p7_synchronous_loads_of_a_step_have_a_common_limit),
+		cmocka_unit_test(p7_an_engine_planning_ahead_has_one_synchronous_load),
+		cmocka_unit_test(p7_after_a_late_answer_waits_are_shorter_until_one_is_early),
+		cmocka_unit_test(p7_a_disk_is_sampled_by_a_piece),
+		cmocka_unit_test(p7_the_first_hit_on_a_disk_teaches_the_compute_cost),
 	};
 
 	if (argc < 2) {

@@ -69,7 +69,7 @@ static void open_worker(fe_t *fe, uint32_t r)
 	assert_int_equal(kvx_worker_open(&config, &fe->worker[r]), KVC_OK);
 }
 
-static void turn(void *ctx)
+static void run_iteration(void *ctx)
 {
 	(void)kvx_scheduler_has_pending(((fe_t *)ctx)->scheduler);
 }
@@ -81,8 +81,8 @@ void fe_open(fe_t *fe, rig_t *rig, const fe_options_t *options)
 	memset(fe, 0, sizeof *fe);
 	fe->options = *options;
 	fe->rig = rig;
-	rig->turn = turn;
-	rig->turn_ctx = fe;
+	rig->run_iteration = run_iteration;
+	rig->iteration_ctx = fe;
 	fe->rng.state = kv_test_seed();
 	describe(fe);
 	fe->cache = calloc((size_t)FE_LAYERS * FE_BLOCKS, options->page_bytes);

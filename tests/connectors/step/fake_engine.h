@@ -51,7 +51,7 @@ typedef struct fe_options {
 	int sharing; /* living requests share blocks of equal prefixes */
 	int swap;    /* negative control: loads go to each other's blocks */
 	uint32_t conversations, step_us;
-	uint32_t faults; /* one step in so many the daemon is killed or stopped; 0: never */
+	uint32_t faults; /* the daemon in one step of this many is killed or stopped; 0: never */
 } fe_options_t;
 
 typedef struct fe {
@@ -85,7 +85,7 @@ typedef struct fe {
 
 void fe_open(fe_t *fe, rig_t *rig, const fe_options_t *options);
 void fe_close(fe_t *fe);
-/* Run until so many requests have ended, then end the rest and wait until nothing is under way. */
+/* Run until n requests have ended, then end the rest and wait until nothing is under way. */
 void fe_run(fe_t *fe, uint64_t requests);
 
 /* ---- between fake_engine.c and fake_engine_step.c -------------------------------------------- */

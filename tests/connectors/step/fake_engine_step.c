@@ -41,7 +41,7 @@ static uint32_t schedule_running(fe_t *fe, uint32_t budget)
 	return preempted ? 0 : budget;
 }
 
-/* Nobody runs, so nobody will free a block, and those who wait hold what loads have brought them: the youngest gives
+/* Nobody runs, so nobody will free a block, and waiting requests hold what loads have brought them: the youngest gives
  * its own up. */
 static void make_room(fe_t *fe)
 {

@@ -13,7 +13,7 @@ static void show(const fe_t *fe, const char *what)
 
 	kvx_scheduler_get_stats(fe->scheduler, &s);
 	printf("# %s: %" PRIu64 " steps, %" PRIu64 " requests, %" PRIu64 " aborted, %" PRIu64
-	       " preempted, loads %" PRIu64 " in %" PRIu64 " beside steps, %" PRIu64 " failed, %" PRIu64
+	       " preempted, loads %" PRIu64 " in %" PRIu64 " asynchronously, %" PRIu64 " failed, %" PRIu64
 	       " tokens hit, %" PRIu64 " computed; saved %" PRIu64 " blocks, lost %" PRIu64 ", busy %" PRIu64
 	       ", late %" PRIu64 "\n",
 	       what, fe->steps, fe->finished, fe->aborted, fe->preempted, fe->sync_loads, fe->async_loads,
@@ -54,7 +54,7 @@ static void p1_every_loaded_byte_is_what_computing_would_have_left(void **state)
 	assert_true(fe.sync_loads + fe.async_loads > 50);
 }
 
-static void p1_beside_the_steps_too(void **state)
+static void p1_asynchronous_loads_are_right_too(void **state)
 {
 	(void)state;
 	run("asynchronous",
@@ -94,7 +94,7 @@ static void p1_from_a_store_that_is_too_small_too(void **state)
 	    200);
 }
 
-static void p7_a_daemon_killed_and_stopped_at_any_time_spoils_nothing(void **state)
+static void p7_a_daemon_killed_or_stopped_at_any_time_harms_nothing(void **state)
 {
 	(void)state;
 	run("faults",
@@ -144,10 +144,10 @@ int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p1_every_loaded_byte_is_what_computing_would_have_left),
-		cmocka_unit_test(p1_beside_the_steps_too),
+		cmocka_unit_test(p1_asynchronous_loads_are_right_too),
 		cmocka_unit_test(p1_with_a_window_group_too),
 		cmocka_unit_test(p1_from_a_store_that_is_too_small_too),
-		cmocka_unit_test(p7_a_daemon_killed_and_stopped_at_any_time_spoils_nothing),
+		cmocka_unit_test(p7_a_daemon_killed_or_stopped_at_any_time_harms_nothing),
 		cmocka_unit_test(a_load_into_the_wrong_blocks_is_caught),
 	};
 

@@ -136,7 +136,7 @@ static void p1_what_was_written_is_read(void **state)
 	kvx_msg_free(&bytes);
 }
 
-static void p10_a_plan_is_no_report_and_a_piece_is_neither(void **state)
+static void p10_a_message_is_no_report_and_a_piece_is_neither(void **state)
 {
 	kvx_msg_buf_t bytes = {0};
 	int bad;
@@ -185,7 +185,7 @@ static void p10_every_changed_length_is_refused(void **state)
 }
 
 /* Without memory there is no plan at all; with room taken before, there is no way to fail. */
-static void p5_want_of_memory_leaves_no_half_of_a_plan(void **state)
+static void p5_lack_of_memory_leaves_no_half_of_a_message(void **state)
 {
 	kvx_msg_buf_t bytes = {0};
 
@@ -217,9 +217,9 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p1_what_was_written_is_read),
-		cmocka_unit_test(p10_a_plan_is_no_report_and_a_piece_is_neither),
+		cmocka_unit_test(p10_a_message_is_no_report_and_a_piece_is_neither),
 		cmocka_unit_test(p10_every_changed_length_is_refused),
-		cmocka_unit_test(p5_want_of_memory_leaves_no_half_of_a_plan),
+		cmocka_unit_test(p5_lack_of_memory_leaves_no_half_of_a_message),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
-/* A worker with a healthy daemon: what was saved comes back, in and beside the steps, on one rank and on two; blocks
- * reused at once were saved first. */
+/* A worker with a healthy daemon: what was saved comes back, synchronously and asynchronously, on one rank and on two;
+ * blocks reused at once were saved first. */
 #include "connectors/worker/worker_rig.h"
 #include "engine/check.h"
 
@@ -73,14 +73,14 @@ static void stored_blocks_come_back(uint32_t ranks, uint32_t flags)
 	wr_finish(&wr, &rig);
 }
 
-static void p1_blocks_loaded_within_a_step_are_those_saved(void **state)
+static void p1_synchronously_loaded_blocks_are_those_saved(void **state)
 {
 	(void)state;
 	stored_blocks_come_back(1, 0);
 	stored_blocks_come_back(2, 0);
 }
 
-static void p1_blocks_loaded_beside_the_steps_are_those_saved(void **state)
+static void p1_asynchronously_loaded_blocks_are_those_saved(void **state)
 {
 	(void)state;
 	stored_blocks_come_back(1, KVX_MSG_ASYNC);
@@ -169,7 +169,7 @@ static void p1_a_block_reused_at_once_was_saved_before(void **state)
 }
 
 /* Also of a group with fewer layers. */
-static void p1_an_echo_brings_a_block_back(void **state)
+static void p1_a_roundtrip_brings_a_block_back(void **state)
 {
 	rig_t rig;
 	wr_t wr = {.groups = "0:full:32,1:window:32:511", .layers = 4};
@@ -242,10 +242,10 @@ static void p10_a_configuration_that_contradicts_itself_is_refused(void **state)
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p1_blocks_loaded_within_a_step_are_those_saved),
-		cmocka_unit_test(p1_blocks_loaded_beside_the_steps_are_those_saved),
+		cmocka_unit_test(p1_synchronously_loaded_blocks_are_those_saved),
+		cmocka_unit_test(p1_asynchronously_loaded_blocks_are_those_saved),
 		cmocka_unit_test(p1_a_block_reused_at_once_was_saved_before),
-		cmocka_unit_test(p1_an_echo_brings_a_block_back),
+		cmocka_unit_test(p1_a_roundtrip_brings_a_block_back),
 		cmocka_unit_test(p10_a_configuration_that_contradicts_itself_is_refused),
 	};
 

@@ -129,7 +129,7 @@ static void run_plan(wr_t *wr, uint32_t n)
 	fail_at = 0;
 }
 
-static void p7_a_plan_without_memory_fails_like_any_other(void **state)
+static void p7_a_message_without_memory_fails_like_any_other(void **state)
 {
 	rig_t rig = {.socket = "/nonexistent/kvd.sock"};
 	wr_t wr = {0};
@@ -202,7 +202,7 @@ static void p7_every_load_there_was_no_memory_for_is_named(void **state)
 }
 
 /* A scheduler keeps leases and slots for as long as it is not told. */
-static void p7_what_is_over_is_reported_without_memory(void **state)
+static void p7_completed_loads_are_reported_without_memory(void **state)
 {
 	rig_t rig = {.socket = "/nonexistent/kvd.sock"};
 	const kvc_handle_t put = {.incarnation = 5, .id = 9, .offset = 4096, .kind = 2, .n = 8};
@@ -244,10 +244,10 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p5_open_without_memory_says_so_and_leaves_nothing),
-		cmocka_unit_test(p7_a_plan_without_memory_fails_like_any_other),
+		cmocka_unit_test(p7_a_message_without_memory_fails_like_any_other),
 		cmocka_unit_test(p5_a_worker_that_cannot_list_a_slab_declines),
 		cmocka_unit_test(p7_every_load_there_was_no_memory_for_is_named),
-		cmocka_unit_test(p7_what_is_over_is_reported_without_memory),
+		cmocka_unit_test(p7_completed_loads_are_reported_without_memory),
 	};
 
 	return cmocka_run_group_tests_name("kvx.worker-alloc", tests, NULL, NULL);

@@ -192,7 +192,7 @@ static void p7_a_released_lease_is_a_failed_load(void **state)
 	finish(&rig, &wr);
 }
 
-/* The lease is said to have 16 blocks, 8 of which will never come. */
+/* The lease is said to have 16 blocks; 8 of them will never come. */
 static void p7_a_lease_cut_short_fails_a_load_long_before_its_deadline(void **state)
 {
 	kvc_lease_t *lease;
@@ -308,7 +308,7 @@ static void p4_a_dropped_load_ends_early_and_is_named_once(void **state)
 	wr_wait_load(&wr.rank[0], 7, 1, &end);
 	assert_true(wr_now_ms() - begin < QUICK_MS);
 	assert_int_equal(end.failed, 1);
-	assert_int_equal(end.error_count, 0); /* they are nobody's */
+	assert_int_equal(end.error_count, 0); /* they belong to no request */
 	kvc_release(&lease, 1);
 	rig_check_quiet(&rig);
 	finish(&rig, &wr);
@@ -397,7 +397,7 @@ static void p7_without_a_daemon_everything_fails_at_once(void **state)
 }
 
 /* Until both members have found the daemon that has come after `before`. */
-static void settle(wr_t *wr, uint64_t before)
+static void await_settled(wr_t *wr, uint64_t before)
 {
 	const uint64_t until = wr_now_ms() + WR_PATIENCE;
 	uint64_t now = before;
@@ -442,7 +442,7 @@ static void kill_amid_jobs(rig_t *rig, wr_t *wr, uint32_t round)
 }
 
 /* At many moments; with a new daemon everything works again. */
-static void p7_a_daemon_killed_under_loads_and_saves_costs_no_more_than_them(void **state)
+static void p7_a_daemon_killed_under_jobs_costs_these_jobs_only(void **state)
 {
 	kvc_lease_t *lease;
 	uint64_t before, begin;
@@ -467,7 +467,7 @@ static void p7_a_daemon_killed_under_loads_and_saves_costs_no_more_than_them(voi
 		assert_true(wr_now_ms() - begin < SLOW_MS);
 
 		rig_start(&rig);
-		settle(&wr, before);
+		await_settled(&wr, before);
 		wr_fill(&wr, 3);
 		assert_int_equal(kvc_space_reset(wr.space), KVC_OK);
 		wr_store(&wr, wr_eight, 8);
@@ -513,7 +513,7 @@ static void p4_a_worker_closed_amid_loads_and_saves_leaves_nothing(void **state)
 	finish(&rig, &wr);
 }
 
-static void p10_a_plan_that_makes_no_sense_is_counted_and_harms_nothing(void **state)
+static void p10_an_unsound_message_is_counted_and_harmless(void **state)
 {
 	uint64_t bad, words[8] = {0};
 	kvc_lease_t *lease;
@@ -554,9 +554,9 @@ int main(int argc, char **argv)
 		cmocka_unit_test(p4_a_dropped_load_ends_early_and_is_named_once),
 		cmocka_unit_test(p1_saves_of_a_step_whose_load_failed_are_dropped),
 		cmocka_unit_test(p7_without_a_daemon_everything_fails_at_once),
-		cmocka_unit_test(p7_a_daemon_killed_under_loads_and_saves_costs_no_more_than_them),
+		cmocka_unit_test(p7_a_daemon_killed_under_jobs_costs_these_jobs_only),
 		cmocka_unit_test(p4_a_worker_closed_amid_loads_and_saves_leaves_nothing),
-		cmocka_unit_test(p10_a_plan_that_makes_no_sense_is_counted_and_harms_nothing),
+		cmocka_unit_test(p10_an_unsound_message_is_counted_and_harmless),
 	};
 
 	if (argc < 2) {

@@ -277,7 +277,7 @@ static void p1_a_lease_lost_under_a_copy_is_a_failed_load(void **state)
 	finish(&rig, &wr);
 }
 
-static void p7_a_daemon_killed_under_copies_costs_no_more_than_them(void **state)
+static void p7_a_daemon_killed_under_copies_costs_these_copies_only(void **state)
 {
 	kvc_lease_t *lease;
 	uint64_t before, until;
@@ -420,7 +420,7 @@ static void p10_a_pool_the_device_cannot_be_given_is_declined(void **state)
 	finish(&rig, &wr);
 }
 
-/* A save and a load, within a step or beside it: what no error names is right. Whether a call was refused. */
+/* A save and a load, synchronous or asynchronous: what no error names is right. Whether a call was refused. */
 static int save_and_load(wr_t *wr, uint32_t flags)
 {
 	int refused;
@@ -495,7 +495,7 @@ static void check_stored(wr_t *wr)
 	kvc_release(&lease, 1);
 }
 
-static void p1_a_call_the_driver_refuses_costs_a_copy_and_no_wrong_byte(void **state)
+static void p1_a_refused_driver_call_costs_a_copy_and_no_wrong_byte(void **state)
 {
 	uint32_t failures = 0;
 	uint64_t seed = WR_SEED;
@@ -550,10 +550,10 @@ int main(int argc, char **argv)
 		cmocka_unit_test(p5_a_device_that_hangs_does_not_hold_the_end),
 		cmocka_unit_test(p1_what_a_step_computed_from_a_bad_block_is_not_stored),
 		cmocka_unit_test(p1_a_lease_lost_under_a_copy_is_a_failed_load),
-		cmocka_unit_test(p7_a_daemon_killed_under_copies_costs_no_more_than_them),
+		cmocka_unit_test(p7_a_daemon_killed_under_copies_costs_these_copies_only),
 		cmocka_unit_test(p10_a_device_that_cannot_be_opened_is_refused_with_a_reason),
 		cmocka_unit_test(p10_a_pool_the_device_cannot_be_given_is_declined),
-		cmocka_unit_test(p1_a_call_the_driver_refuses_costs_a_copy_and_no_wrong_byte),
+		cmocka_unit_test(p1_a_refused_driver_call_costs_a_copy_and_no_wrong_byte),
 		cmocka_unit_test(what_the_device_did_is_counted),
 	};
 

@@ -47,7 +47,7 @@ static int one_step(wr_t *wr, uint64_t nth, uint32_t *p_layered)
 	return (int)refused;
 }
 
-static void p1_a_call_the_driver_refuses_costs_a_load_and_no_wrong_byte(void **state)
+static void p1_a_refused_driver_call_costs_a_load_and_no_wrong_byte(void **state)
 {
 	uint32_t refused = 0, layered = 0;
 	rig_t rig;
@@ -165,7 +165,7 @@ static void p1_without_orders_the_host_waits(void **state)
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p1_a_call_the_driver_refuses_costs_a_load_and_no_wrong_byte),
+		cmocka_unit_test(p1_a_refused_driver_call_costs_a_load_and_no_wrong_byte),
 		cmocka_unit_test(p1_a_copy_that_is_lost_does_not_hide_another),
 		cmocka_unit_test(p1_without_orders_the_host_waits),
 	};

@@ -60,7 +60,7 @@ static void p1_a_layer_that_was_named_is_there(void **state)
 }
 
 /* Each has some of the block's layers. */
-static void p1_so_it_is_on_each_of_several_ranks(void **state)
+static void p1_loads_are_right_on_each_of_several_ranks(void **state)
 {
 	(void)state;
 	check_order(2);
@@ -214,14 +214,14 @@ static void check_skip(uint32_t named, int end_it)
 	layers_finish(&rig, &wr);
 }
 
-static void p1_what_was_computed_without_waiting_counts_for_nothing(void **state)
+static void p1_blocks_computed_without_awaiting_a_layer_are_dropped(void **state)
 {
 	(void)state;
 	check_skip(0, 1);
 	check_skip(WR_LAYERS - 1, 1);
 }
 
-static void p1_nor_does_it_in_a_step_that_has_no_end(void **state)
+static void p1_a_prefetch_does_not_overtake_a_step_without_an_end(void **state)
 {
 	(void)state;
 	check_skip(2, 0);
@@ -428,7 +428,7 @@ static uint64_t load_beside(wr_t *wr, const kvc_lease_t *lease, uint32_t us, uin
 }
 
 /* However long the step computes, which says how many blocks come by layers: all, some, hardly any. */
-static void p1_a_layer_of_blocks_that_came_whole_is_there_too(void **state)
+static void p1_a_layer_of_whole_blocks_is_ready_too(void **state)
 {
 	uint64_t all_by_layers, jobs, more = 0;
 	uint32_t wrong = 0;
@@ -457,7 +457,7 @@ static void p1_a_layer_of_blocks_that_came_whole_is_there_too(void **state)
 
 /* ---- what comes whole ------------------------------------------------------------------------ */
 
-/* The lease covers so many blocks of wr_eight: the others will never be there. */
+/* The lease covers n blocks of wr_eight: the others will never be there. */
 static void check_whole(wr_t *wr, uint32_t covered)
 {
 	kvc_lease_t *lease = wr_lease(wr, 0, covered);
@@ -503,17 +503,17 @@ int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p1_a_layer_that_was_named_is_there),
-		cmocka_unit_test(p1_so_it_is_on_each_of_several_ranks),
+		cmocka_unit_test(p1_loads_are_right_on_each_of_several_ranks),
 		cmocka_unit_test(p1_layers_may_be_named_in_any_order),
 		cmocka_unit_test(p5_a_step_does_not_wait_for_its_layers),
 		cmocka_unit_test(control_a_layer_read_too_early_is_wrong),
-		cmocka_unit_test(p1_what_was_computed_without_waiting_counts_for_nothing),
-		cmocka_unit_test(p1_nor_does_it_in_a_step_that_has_no_end),
+		cmocka_unit_test(p1_blocks_computed_without_awaiting_a_layer_are_dropped),
+		cmocka_unit_test(p1_a_prefetch_does_not_overtake_a_step_without_an_end),
 		cmocka_unit_test(p1_a_block_with_a_bad_layer_is_bad),
 		cmocka_unit_test(p1_a_lease_lost_between_layers_is_a_failed_load),
 		cmocka_unit_test(p5_a_device_that_hangs_between_layers_costs_the_deadline),
 		cmocka_unit_test(p4_loads_of_a_step_end_each_for_itself),
-		cmocka_unit_test(p1_a_layer_of_blocks_that_came_whole_is_there_too),
+		cmocka_unit_test(p1_a_layer_of_whole_blocks_is_ready_too),
 		cmocka_unit_test(short_loads_and_slow_ones_come_whole),
 	};
 

@@ -62,7 +62,7 @@ static kvc_put_t *save_into_unopened_space(rig_t *rig, wr_t *wr)
 	return put;
 }
 
-/* No block may be read any more: the saves are given up. */
+/* No block is read from now on: the saves are given up. */
 static void check_all_fenced(rig_t *rig, wr_t *wr, kvc_put_t *put)
 {
 	assert_int_equal(stats_of(&wr->rank[0]).marked, 0);
@@ -74,7 +74,7 @@ static void check_all_fenced(rig_t *rig, wr_t *wr, kvc_put_t *put)
 }
 
 /* Which blocks the engine is about to write is not known. */
-static void p1_a_plan_that_makes_no_sense_is_a_fence_of_all_blocks(void **state)
+static void p1_an_unsound_message_is_a_fence_of_all_blocks(void **state)
 {
 	static const uint64_t nonsense[8];
 	kvc_put_t *put;
@@ -126,7 +126,7 @@ static void p1_saves_of_a_step_that_did_not_end_are_dropped(void **state)
 }
 
 /* A granted block without a source: what lies in its slot is anybody's. */
-static void p1_a_granted_block_that_nobody_writes_is_not_handed_in(void **state)
+static void p1_a_granted_block_that_is_not_written_is_not_handed_in(void **state)
 {
 	uint32_t ids[8];
 	kvc_put_t *put;
@@ -149,8 +149,8 @@ static void p1_a_granted_block_that_nobody_writes_is_not_handed_in(void **state)
 	finish(&rig, &wr);
 }
 
-/* Its blocks are nobody's: the engine is told that the load is over, not that they have failed. */
-static void p4_a_load_dropped_in_its_own_plan_names_no_blocks(void **state)
+/* Its blocks belong to no request: the engine is told that the load is over, not that they have failed. */
+static void p4_a_load_dropped_in_its_own_message_names_no_blocks(void **state)
 {
 	wr_end_t end;
 	rig_t rig;
@@ -223,11 +223,11 @@ static void p5_a_worker_that_waits_burns_no_cpu(void **state)
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p1_a_plan_that_makes_no_sense_is_a_fence_of_all_blocks),
+		cmocka_unit_test(p1_an_unsound_message_is_a_fence_of_all_blocks),
 		cmocka_unit_test(p1_a_fence_of_no_block_is_one_of_all_blocks),
 		cmocka_unit_test(p1_saves_of_a_step_that_did_not_end_are_dropped),
-		cmocka_unit_test(p1_a_granted_block_that_nobody_writes_is_not_handed_in),
-		cmocka_unit_test(p4_a_load_dropped_in_its_own_plan_names_no_blocks),
+		cmocka_unit_test(p1_a_granted_block_that_is_not_written_is_not_handed_in),
+		cmocka_unit_test(p4_a_load_dropped_in_its_own_message_names_no_blocks),
 		cmocka_unit_test(p5_a_worker_that_waits_burns_no_cpu),
 	};
 
@@ -237,5 +237,5 @@ int main(int argc, char **argv)
 	}
 	kvd_program = argv[1];
 
-	return cmocka_run_group_tests_name("kvx.worker-plans", tests, NULL, NULL);
+	return cmocka_run_group_tests_name("kvx.worker-messages", tests, NULL, NULL);
 }

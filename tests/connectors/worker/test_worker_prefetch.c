@@ -1,5 +1,5 @@
 /* Loads that begin when their step is planned: they are on their way before the engine begins the step, in their place
- * among all that the device does, and whatever comes instead of that step finds blocks that nobody writes any more. */
+ * among all that the device does, and whatever comes instead of that step finds blocks that are no longer written. */
 #include "connectors/worker/layers_rig.h"
 #include "connectors/worker/wr_device.h"
 #include "engine/check.h"
@@ -77,13 +77,13 @@ static void check_step(uint32_t order, int layers)
 	layers_finish(&rig, &wr);
 }
 
-static void p1_a_load_begun_before_its_step_is_there_and_right(void **state)
+static void p1_a_prefetched_load_is_complete_and_right(void **state)
 {
 	(void)state;
 	check_step(KVX_PREFETCH_LAYERS, 1);
 }
 
-static void p1_so_it_is_where_the_step_waits_for_all_of_it(void **state)
+static void p1_a_bad_block_of_a_whole_load_is_named_too(void **state)
 {
 	(void)state;
 	check_step(KVX_PREFETCH_LAYERS, 0);
@@ -91,7 +91,7 @@ static void p1_so_it_is_where_the_step_waits_for_all_of_it(void **state)
 	check_step(0, 1);
 }
 
-static void p5_a_plan_does_not_wait_for_the_device(void **state)
+static void p5_a_message_does_not_wait_for_the_device(void **state)
 {
 	uint32_t wrong = 0, ids[WR_BLOCKS];
 	kvc_lease_t *lease;
@@ -121,7 +121,7 @@ static void p5_a_plan_does_not_wait_for_the_device(void **state)
 }
 
 /* The blocks loaded into are still to be read for a save: what is stored is what they had. */
-static void p1_what_is_still_to_be_saved_is_read_before_a_load_begun_early(void **state)
+static void p1_blocks_to_save_are_read_before_a_prefetched_load(void **state)
 {
 	uint32_t wrong = 0, ids[WR_BLOCKS];
 	kvc_lease_t *lease;
@@ -193,7 +193,7 @@ static void begin_other(wr_t *wr, other_plan_t which)
 }
 
 /* Its blocks are the engine's again: what it writes stays, and their loads have failed. */
-static void p1_blocks_of_a_step_that_never_comes_are_written_by_nobody(void **state)
+static void p1_blocks_of_a_step_that_never_comes_are_not_written(void **state)
 {
 	uint32_t wrong = 0, ids[WR_BLOCKS], failed = 0;
 	kvc_lease_t *lease;
@@ -229,7 +229,7 @@ static void p1_blocks_of_a_step_that_never_comes_are_written_by_nobody(void **st
 	layers_finish(&rig, &wr);
 }
 
-static void p4_a_worker_that_closes_ends_what_it_has_begun_early(void **state)
+static void p4_a_worker_that_closes_ends_its_prefetch(void **state)
 {
 	uint32_t wrong = 0;
 	kvc_lease_t *lease;
@@ -303,7 +303,7 @@ static void p1_late_hooks_of_the_step_before_do_not_touch_it(void **state)
 }
 
 /* The engine computes without having asked for its loads: nothing of that counts. */
-static void p1_a_step_that_never_asks_for_its_loads_has_lost_them(void **state)
+static void p1_a_step_that_never_runs_its_prefetched_loads_loses_them(void **state)
 {
 	uint32_t ids[WR_BLOCKS];
 	kvc_lease_t *lease;
@@ -355,7 +355,7 @@ static void part_of_step(wr_t *wr, int end, int errors, int report)
 	}
 }
 
-static void p1_a_step_that_is_not_over_is_not_overtaken(void **state)
+static void p1_a_step_that_has_not_ended_is_not_overtaken(void **state)
 {
 	kvc_lease_t *lease;
 	rig_t rig;
@@ -392,7 +392,7 @@ static void p1_a_step_that_is_not_over_is_not_overtaken(void **state)
 }
 
 /* By layers it computes while it loads: what took how long cannot be told. */
-static void p7_a_step_begun_early_is_timed_once_it_has_loaded(void **state)
+static void p7_a_prefetched_step_is_timed_after_its_loads(void **state)
 {
 	kvx_report_step_t steps[2];
 	uint32_t wrong = 0;
@@ -425,7 +425,7 @@ static void p7_a_step_begun_early_is_timed_once_it_has_loaded(void **state)
 	layers_finish(&rig, &wr);
 }
 
-static void only_plans_with_loads_of_their_step_are_begun_early(void **state)
+static void only_messages_with_synchronous_loads_are_prefetched(void **state)
 {
 	const uint64_t nonsense[4] = {1, 2, 3, 4};
 	kvc_lease_t *lease;
@@ -458,17 +458,17 @@ static void only_plans_with_loads_of_their_step_are_begun_early(void **state)
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p1_a_load_begun_before_its_step_is_there_and_right),
-		cmocka_unit_test(p1_so_it_is_where_the_step_waits_for_all_of_it),
-		cmocka_unit_test(p5_a_plan_does_not_wait_for_the_device),
-		cmocka_unit_test(p1_what_is_still_to_be_saved_is_read_before_a_load_begun_early),
-		cmocka_unit_test(p1_blocks_of_a_step_that_never_comes_are_written_by_nobody),
-		cmocka_unit_test(p4_a_worker_that_closes_ends_what_it_has_begun_early),
+		cmocka_unit_test(p1_a_prefetched_load_is_complete_and_right),
+		cmocka_unit_test(p1_a_bad_block_of_a_whole_load_is_named_too),
+		cmocka_unit_test(p5_a_message_does_not_wait_for_the_device),
+		cmocka_unit_test(p1_blocks_to_save_are_read_before_a_prefetched_load),
+		cmocka_unit_test(p1_blocks_of_a_step_that_never_comes_are_not_written),
+		cmocka_unit_test(p4_a_worker_that_closes_ends_its_prefetch),
 		cmocka_unit_test(p1_late_hooks_of_the_step_before_do_not_touch_it),
-		cmocka_unit_test(p1_a_step_that_never_asks_for_its_loads_has_lost_them),
-		cmocka_unit_test(p1_a_step_that_is_not_over_is_not_overtaken),
-		cmocka_unit_test(p7_a_step_begun_early_is_timed_once_it_has_loaded),
-		cmocka_unit_test(only_plans_with_loads_of_their_step_are_begun_early),
+		cmocka_unit_test(p1_a_step_that_never_runs_its_prefetched_loads_loses_them),
+		cmocka_unit_test(p1_a_step_that_has_not_ended_is_not_overtaken),
+		cmocka_unit_test(p7_a_prefetched_step_is_timed_after_its_loads),
+		cmocka_unit_test(only_messages_with_synchronous_loads_are_prefetched),
 	};
 
 	if (argc < 2) {
@@ -477,5 +477,5 @@ int main(int argc, char **argv)
 	}
 	layers_program = argv[1];
 
-	return cmocka_run_group_tests_name("kvx.worker-early", tests, NULL, NULL);
+	return cmocka_run_group_tests_name("kvx.worker-prefetch", tests, NULL, NULL);
 }

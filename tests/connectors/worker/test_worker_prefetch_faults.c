@@ -101,7 +101,7 @@ static void p1_the_engine_may_change_its_stream(void **state)
 
 /* ---- verdicts -------------------------------------------------------------------------------- */
 
-static void p1_a_bad_block_begun_early_is_named_by_its_step(void **state)
+static void p1_a_bad_prefetched_block_is_named_by_its_step(void **state)
 {
 	uint32_t ids[WR_BLOCKS];
 	const void *data;
@@ -135,7 +135,7 @@ static void p1_a_bad_block_begun_early_is_named_by_its_step(void **state)
 }
 
 /* The lease has six of the blocks: what is there goes early, the others have failed when the step has asked. */
-static void p7_what_is_not_there_is_left_to_the_step(void **state)
+static void p7_blocks_not_ready_are_left_to_the_step(void **state)
 {
 	uint32_t wrong = 0, ids[WR_BLOCKS];
 	kvc_lease_t *lease;
@@ -170,7 +170,7 @@ static void p7_what_is_not_there_is_left_to_the_step(void **state)
 
 /* Killed between the plan and the step: what no error names was there when the step read it, and nothing computed from
  * the rest is stored. */
-static void p7_a_daemon_that_dies_after_a_plan_costs_its_loads(void **state)
+static void p7_a_daemon_that_dies_after_a_message_costs_its_loads(void **state)
 {
 	uint32_t wrong[8], ids[WR_BLOCKS], count, losses = 0;
 	kvc_lease_t *lease;
@@ -213,7 +213,7 @@ static void p7_a_daemon_that_dies_after_a_plan_costs_its_loads(void **state)
 }
 
 /* Any call of the driver refused, from the plan to the end of the step. */
-static void p1_a_call_the_driver_refuses_costs_a_load_begun_early_and_no_wrong_byte(void **state)
+static void p1_a_refused_driver_call_costs_a_prefetched_load_and_no_byte(void **state)
 {
 	uint32_t refused = 0, lost = 0;
 	rig_t rig;
@@ -270,10 +270,10 @@ int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p1_the_engine_may_change_its_stream),
-		cmocka_unit_test(p1_a_bad_block_begun_early_is_named_by_its_step),
-		cmocka_unit_test(p7_what_is_not_there_is_left_to_the_step),
-		cmocka_unit_test(p7_a_daemon_that_dies_after_a_plan_costs_its_loads),
-		cmocka_unit_test(p1_a_call_the_driver_refuses_costs_a_load_begun_early_and_no_wrong_byte),
+		cmocka_unit_test(p1_a_bad_prefetched_block_is_named_by_its_step),
+		cmocka_unit_test(p7_blocks_not_ready_are_left_to_the_step),
+		cmocka_unit_test(p7_a_daemon_that_dies_after_a_message_costs_its_loads),
+		cmocka_unit_test(p1_a_refused_driver_call_costs_a_prefetched_load_and_no_byte),
 	};
 
 	if (argc < 2) {
@@ -282,5 +282,5 @@ int main(int argc, char **argv)
 	}
 	layers_program = argv[1];
 
-	return cmocka_run_group_tests_name("kvx.worker-early-faults", tests, NULL, NULL);
+	return cmocka_run_group_tests_name("kvx.worker-prefetch-faults", tests, NULL, NULL);
 }

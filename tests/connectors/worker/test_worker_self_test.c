@@ -1,4 +1,4 @@
-/* A worker whose blocks come back with other bytes than went in finds out by itself, and from then on neither loads nor
+/* A worker whose blocks come back with other bytes than went in finds out, and from then on neither loads nor
  * saves. And one whose transfer thread is held up. */
 #include "connectors/worker/worker_rig.h"
 #include "engine/check.h"
@@ -85,7 +85,7 @@ static void prove(wr_t *wr)
 	}
 }
 
-static void p1_a_layout_that_cannot_be_proved_is_not_used(void **state)
+static void p1_a_layout_that_fails_its_self_test_is_not_used(void **state)
 {
 	kvx_worker_stats_t stats = {.struct_size = sizeof stats};
 	kvc_lease_t *lease;
@@ -123,7 +123,7 @@ static void p1_a_layout_that_cannot_be_proved_is_not_used(void **state)
 }
 
 /* It is told once only. */
-static void p7_an_adapter_the_queue_had_no_room_for_is_known_later(void **state)
+static void p7_an_adapter_refused_by_a_full_queue_is_known_later(void **state)
 {
 	const uint64_t until = wr_now_ms() + WR_PATIENCE;
 	kvc_match_t match = {.struct_size = sizeof match};
@@ -173,8 +173,8 @@ static void p7_an_adapter_the_queue_had_no_room_for_is_known_later(void **state)
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p1_a_layout_that_cannot_be_proved_is_not_used),
-		cmocka_unit_test(p7_an_adapter_the_queue_had_no_room_for_is_known_later),
+		cmocka_unit_test(p1_a_layout_that_fails_its_self_test_is_not_used),
+		cmocka_unit_test(p7_an_adapter_refused_by_a_full_queue_is_known_later),
 	};
 
 	if (argc < 2) {
@@ -183,5 +183,5 @@ int main(int argc, char **argv)
 	}
 	kvd_program = argv[1];
 
-	return cmocka_run_group_tests_name("kvx.worker-proof", tests, NULL, NULL);
+	return cmocka_run_group_tests_name("kvx.worker-self-test", tests, NULL, NULL);
 }

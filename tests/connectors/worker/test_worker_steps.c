@@ -33,7 +33,7 @@ typedef struct world {
 	uint8_t busy[WR_BLOCKS];  /* an asynchronous load writes there */
 	uint8_t given[WR_BLOCKS]; /* in this step */
 	pending_t puts[PUTS];
-	kvc_lease_t *async; /* of the load beside the steps; NULL: none */
+	kvc_lease_t *async; /* of the asynchronous load; NULL: none */
 	uint32_t async_keys[A_STEP], async_ids[A_STEP], async_n;
 	uint32_t loads, saves, lost;
 	uint32_t wrong; /* blocks that were not what they should have been when the engine read them */
@@ -137,7 +137,7 @@ static void check(world_t *w, const uint32_t *ids, const uint32_t *keys, uint32_
 	w->loads += n;
 }
 
-/* The load beside the steps, if it is over. */
+/* The asynchronous load, if it has ended. */
 static void look_beside(world_t *w)
 {
 	char id[16];
@@ -288,7 +288,7 @@ static void p1_whatever_is_loaded_is_what_was_computed(void **state)
 	for (uint32_t i = 0; i < PUTS; i++) {
 		kvc_put_free(w->puts[i].put);
 	}
-	do { /* what is over is counted when the engine looks next */
+	do { /* completed jobs are counted when the engine looks next */
 		const void *report;
 		size_t len;
 

@@ -87,7 +87,7 @@ static void p7_a_step_is_timed_by_who_computes_it(void **state)
 }
 
 /* The device copies for 50 ms, the engine computes for 5 after that. */
-static void p7_a_step_that_loads_is_timed_once_it_has_loaded(void **state)
+static void p7_a_step_that_loads_is_timed_after_its_loads(void **state)
 {
 	const uint64_t bytes = UINT64_C(8) * WR_LAYERS * WR_PAGE;
 	kvx_report_step_t steps[4];
@@ -237,7 +237,7 @@ static void burst(wr_t *wr, uint32_t flags, int layers, uint64_t *took)
 }
 
 /* Else a burst of hits would make memory look slower than computing. */
-static void p7_loads_that_wait_for_each_other_are_each_timed_by_their_own_part(void **state)
+static void p7_overlapping_loads_are_each_timed_by_their_own_part(void **state)
 {
 	static const struct {
 		uint32_t flags;
@@ -275,9 +275,9 @@ int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p7_a_step_is_timed_by_who_computes_it),
-		cmocka_unit_test(p7_a_step_that_loads_is_timed_once_it_has_loaded),
+		cmocka_unit_test(p7_a_step_that_loads_is_timed_after_its_loads),
 		cmocka_unit_test(p7_a_load_is_timed_without_what_it_waits_behind),
-		cmocka_unit_test(p7_loads_that_wait_for_each_other_are_each_timed_by_their_own_part),
+		cmocka_unit_test(p7_overlapping_loads_are_each_timed_by_their_own_part),
 	};
 
 	if (argc < 2) {
@@ -286,5 +286,5 @@ int main(int argc, char **argv)
 	}
 	kvd_program = argv[1];
 
-	return cmocka_run_group_tests_name("kvx.worker-clock", tests, NULL, NULL);
+	return cmocka_run_group_tests_name("kvx.worker-timing", tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* How saves leave the device beside a step, with blocks that are large enough for either way: built with pages of their
+/* How saves leave the device during a step, with blocks that are large enough for either way: built with pages of their
  * own size (WR_PAGE). Which loads come first. */
 #include "connectors/worker/layers_rig.h"
 #include "engine/check.h"
@@ -15,7 +15,7 @@ typedef struct ways {
 	uint64_t zero_copy, staged;
 } ways_t;
 
-/* What a step saves that computes so many tokens of one request; 0: it does not say. */
+/* What a step saves that computes these tokens of one request; 0: it does not say. */
 static ways_t save_beside(wr_t *wr, uint32_t longest)
 {
 	const kvx_worker_stats_t before = layers_stats(wr);
@@ -40,9 +40,9 @@ static ways_t save_beside(wr_t *wr, uint32_t longest)
 }
 
 /* A prompt's products are of many waves of all SMs, those of a step that generates of one or less: through the ring
- * beside the first, by a kernel beside the second. A step that says nothing computes no prompt. What is stored is the
+ * during the first, by a kernel during the second. A step that says nothing computes no prompt. What is stored is the
  * same. */
-static void saves_go_through_the_ring_beside_prompts_only(void **state)
+static void saves_use_the_copy_engine_in_prefill_steps_only(void **state)
 {
 	static const struct {
 		uint32_t longest;
@@ -87,7 +87,7 @@ static uint64_t asked(void)
 
 /* The ring is faster, and what an engine copies in before it computes waits behind all that the copy engine has on its
  * way. */
-static void p7_a_load_beside_the_steps_leaves_the_copy_engine_to_the_engine(void **state)
+static void p7_an_asynchronous_load_leaves_the_copy_engine_alone(void **state)
 {
 	rig_t rig;
 	wr_t wr;
@@ -117,7 +117,7 @@ static void p7_a_load_beside_the_steps_leaves_the_copy_engine_to_the_engine(void
 	layers_finish(&rig, &wr);
 }
 
-/* Has the load beside the steps failed? */
+/* Has the asynchronous load failed? */
 static int wait_named(wr_t *wr)
 {
 	const uint64_t until = wr_now_ms() + WR_PATIENCE;
@@ -134,13 +134,13 @@ static int wait_named(wr_t *wr)
 	return failed;
 }
 
-/* What is beside a step's load in flight: copies of the load that the device has begun, or that are behind a step
+/* What is in flight besides a synchronous load: copies of the load that the device has begun, or that are behind a step
  * before. */
 typedef struct giving {
 	int begun, soon;
 } giving_t;
 
-/* A plan of a load inside the step and of one beside it has begun. */
+/* A plan of a synchronous and of an asynchronous load has begun. */
 static void begin_both(wr_t *wr, const kvc_lease_t *lease, giving_t giving, const uint32_t *beside)
 {
 	fake_cuda_drain();
@@ -154,9 +154,9 @@ static void begin_both(wr_t *wr, const kvc_lease_t *lease, giving_t giving, cons
 	assert_int_equal(layers_early(wr, KVX_PREFETCH_COMPUTED), 1);
 }
 
-/* A step waits for its loads, and the link would be shared: loads beside the steps are sent when these have come, or
+/* A step waits for its loads, and the link would be shared: asynchronous loads are sent when these have come, or
  * when their own time runs out; and as long as these cannot begin. */
-static void p7_loads_beside_the_steps_give_way_to_those_of_a_step(void **state)
+static void p7_asynchronous_loads_yield_to_synchronous_ones(void **state)
 {
 	static const uint32_t beside[SAVED] = {11, 32, 13, 42, 15, 52, 17, 61};
 	static const giving_t givings[] = {{1, 0}, {1, 1}, {0, 0}, {1, 0}, {0, 1}};
@@ -202,9 +202,9 @@ static void p7_loads_beside_the_steps_give_way_to_those_of_a_step(void **state)
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(saves_go_through_the_ring_beside_prompts_only),
-		cmocka_unit_test(p7_a_load_beside_the_steps_leaves_the_copy_engine_to_the_engine),
-		cmocka_unit_test(p7_loads_beside_the_steps_give_way_to_those_of_a_step),
+		cmocka_unit_test(saves_use_the_copy_engine_in_prefill_steps_only),
+		cmocka_unit_test(p7_an_asynchronous_load_leaves_the_copy_engine_alone),
+		cmocka_unit_test(p7_asynchronous_loads_yield_to_synchronous_ones),
 	};
 
 	if (argc != 2) {

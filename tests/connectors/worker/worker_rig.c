@@ -120,7 +120,7 @@ static void attach_scheduler(wr_t *wr)
 	assert_int_equal(n, WR_KEYS);
 }
 
-static void turn(void *ctx)
+static void run_iteration(void *ctx)
 {
 	(void)kvc_poll(((wr_t *)ctx)->kvc, 0);
 }
@@ -134,8 +134,8 @@ void wr_init_with(wr_t *wr, rig_t *rig, uint32_t ranks, int daemon)
 	describe(wr);
 	if (daemon) {
 		attach_scheduler(wr);
-		rig->turn = turn;
-		rig->turn_ctx = wr;
+		rig->run_iteration = run_iteration;
+		rig->iteration_ctx = wr;
 	}
 	for (uint32_t r = 0; r < ranks; r++) {
 		make_cache(wr, r);
@@ -151,7 +151,7 @@ void wr_init(wr_t *wr, rig_t *rig, uint32_t ranks)
 
 void wr_fini(wr_t *wr)
 {
-	wr->rig->turn = NULL;
+	wr->rig->run_iteration = NULL;
 	for (uint32_t r = 0; r < wr->rank_count; r++) {
 		kvx_worker_close(wr->rank[r].worker);
 		wr_device_free(wr->rank[r].cache);

@@ -43,7 +43,7 @@ typedef struct wr {
 	const char
 		*groups; /* of the identity; two groups, the second of `layers` layers on each rank. NULL: one group */
 	uint32_t layers;
-	uint32_t forge_n;     /* leases in plans pretend to have so many blocks; 0: no */
+	uint32_t forge_n;     /* leases in plans pretend to have this many blocks; 0: no */
 	uint32_t number;      /* of the space that loads name */
 	uint32_t group;       /* named by loads */
 	uint32_t timeout_ms;  /* of loads */
@@ -60,7 +60,7 @@ void wr_init(wr_t *wr, rig_t *rig, uint32_t ranks);
 void wr_init_with(wr_t *wr, rig_t *rig, uint32_t ranks, int daemon);
 void wr_fini(wr_t *wr);
 /* The same with a daemon of its own, in which wr_eight are stored with seed 1; and the end of both, when nothing is
- * open any more. */
+ * open. */
 void wr_start(wr_t *wr, rig_t *rig, const char *program, uint32_t ranks);
 void wr_finish(wr_t *wr, rig_t *rig);
 /* Open the rank's worker again, after it was closed; waits until it is proved when `prove`. */
