@@ -21,7 +21,7 @@ Versions = dict[str, set[str]]
 
 
 class Needed:
-    """Which libraries torch wants, which functions of which symbol version, and those without one."""
+    """The libraries that torch needs, the functions and their symbol versions, and those without one."""
 
     def __init__(self) -> None:
         self.libraries: set[str] = set()

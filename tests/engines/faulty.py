@@ -30,12 +30,12 @@ class State:
     def __init__(self) -> None:
         self.fault = ""
         self.value = 0.0
-        self.spoiled = 0
+        self.corrupted = 0
         self.errors = 0  # blocks that were reported as not loaded
         self.rows: dict[str, numpy.ndarray] = {}
         self.group_of: dict[str, int] = {}
         self.now: list[Places] = []  # loaded inside the coming step
-        self.later: dict[str, Places] = {}  # by request: loaded beside the steps
+        self.later: dict[str, Places] = {}  # by request: loaded asynchronously
         self.written = 0  # tokens whose places the last step has written, drafts too
 
 
@@ -43,10 +43,10 @@ state = State()
 
 
 def set_fault(_engine: Any, fault: str, value: float = 0.0) -> int:
-    """Returns how many pages (draft: blocks) were spoiled since the last call."""
-    spoiled, state.spoiled = state.spoiled, 0
+    """Returns how many pages (draft: blocks) were corrupted since the last call."""
+    corrupted, state.corrupted = state.corrupted, 0
     state.fault, state.value = fault, value
-    return spoiled
+    return corrupted
 
 
 def load_errors(_engine: Any) -> int:
@@ -55,23 +55,23 @@ def load_errors(_engine: Any) -> int:
     return errors
 
 
-def spoil(places: Places) -> None:
+def corrupt(places: Places) -> None:
     for number, (layer, rows) in enumerate(state.rows.items()):
         blocks = [b for b in places[state.group_of[layer]] if b != 0]
         if state.fault == "zeros":
             rows[blocks] = 0
-            state.spoiled += len(blocks)
+            state.corrupted += len(blocks)
         elif state.fault == "page" and number == 1:
             for i in range(0, len(blocks) - 1, 8):
                 rows[blocks[i]] = rows[blocks[i + 1]]
-                state.spoiled += 1
+                state.corrupted += 1
 
 
 SAVE, EARLY = 4, 4  # connectors/step/message.h: KVX_RECORD_SAVE, KVX_MSG_COMPLETE
 
 
 def early(plan: bytes) -> tuple[bytes, int]:
-    """The plan with all that is to be saved after the step saved before it; how many blocks."""
+    """The message with all saves of the end of the step moved before it; how many blocks."""
     out, at, count = bytearray(plan), 16, 0
     while at < len(out):
         kind, size = struct.unpack_from("II", out, at)
@@ -132,7 +132,7 @@ class FaultyConnector(Base):
             if state.written // self.block * self.block > had and meta.message:  # a block's end was written, and then rejected
                 plan, count = early(meta.message)
                 meta = type(meta)(plan)
-                state.spoiled += count
+                state.corrupted += count
             state.written = had + output.num_scheduled_tokens[cached.req_ids[0]]
         else:
             state.written = 0
@@ -151,7 +151,7 @@ class FaultyConnector(Base):
             time.sleep(state.value / 1e3)
         inner(*arguments, **more)
         for places in state.now:
-            spoil(places)
+            corrupt(places)
         state.now = []
 
     def errors(self, inner: Callable[[], set[int]]) -> set[int]:
@@ -163,5 +163,5 @@ class FaultyConnector(Base):
         results = inner(finished_req_ids)
         for name in results.finished_recving if results else ():
             if name in state.later:
-                spoil(state.later.pop(name))
+                corrupt(state.later.pop(name))
         return results

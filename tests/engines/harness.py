@@ -61,7 +61,7 @@ class Answer:
 
 
 def die_with_parent() -> None:
-    """In a child, before it becomes what it is to be: it must not outlive a test run that was killed."""
+    """In a child, before it runs its program: it must not outlive a test run that was killed."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
@@ -244,7 +244,7 @@ class Engine:
         self.close()
 
     def stop(self) -> None:
-        """Let it go; it does not say goodbye to anybody (engine.py ends without an orderly shutdown)."""
+        """Let it go; it detaches from nothing (engine.py ends without an orderly shutdown)."""
         if self.alive() and not self.expected_dead:
             try:
                 self.send(do="exit")

@@ -1,4 +1,4 @@
-"""The baseline: a connector that keeps one file per block, read and written inside the step. It must pass the same tests of correctness as kvd."""
+"""The baseline: a connector that keeps one file per block, read and written synchronously. It must pass the same tests of correctness as kvd."""
 from __future__ import annotations
 
 import hashlib

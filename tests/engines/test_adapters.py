@@ -79,8 +79,8 @@ def check(context: Context, **extra: Any) -> None:
         must_equal(f"{name} after a restart", expected[name], answers)
     engine.reset()
     for name, answers in all_at_once(engine, prompts, {name: kinds[name] for name in beside}).items():
-        must_find(f"{name} beside the others", answers)
-        must_equal(f"{name} beside the others", expected[name], answers)
+        must_find(f"{name} with the others", answers)
+        must_equal(f"{name} with the others", expected[name], answers)
     engine.reset()
     changed = dict(name="one", number=3, path=two)  # the name of one, the files of the other
     answers = ask(engine, prompts, changed)

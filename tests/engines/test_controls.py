@@ -21,9 +21,9 @@ def wrong_bytes_are_noticed(context: Context) -> None:
         engine.reset()
         engine.call("faulty", "set_fault", fault=fault)
         d = difference(expected, engine.generate(prompts))
-        spoiled = engine.call("faulty", "set_fault", fault="")
-        context.note(f"{fault or 'honest'}: {spoiled} pages spoiled, {d.tokens} of {d.requests} answers, logprobs off by {d.logprob:.2g}")
-        if fault and not spoiled:
-            raise Missed(f"{fault}: nothing was loaded, so nothing was spoiled")
+        corrupted = engine.call("faulty", "set_fault", fault="")
+        context.note(f"{fault or 'honest'}: {corrupted} pages corrupted, {d.tokens} of {d.requests} answers, logprobs off by {d.logprob:.2g}")
+        if fault and not corrupted:
+            raise Missed(f"{fault}: nothing was loaded, so no page was corrupted")
         if d.any() != bool(fault):
             raise Failed(f"{fault or 'honest'}: {d}")

@@ -54,14 +54,14 @@ def must_notice(context: Context, engine: Engine, said: Talk, settle: Any) -> No
     engine.call("faulty", "set_fault", fault="draft")
     must_equal("while it is stored", said.expected[0], ask(engine, said.rounds[0], together=False))
     settle()
-    spoiled = engine.call("faulty", "set_fault", fault="")
+    corrupted = engine.call("faulty", "set_fault", fault="")
     engine.reset()
-    if not spoiled:
+    if not corrupted:
         raise Missed("no block was saved too early")
     d = difference(said.expected[1], ask(engine, said.rounds[1]))
-    context.note(f"{spoiled} blocks saved too early: {d.tokens} of {d.requests} answers, logprobs off by {d.logprob:.2g}")
+    context.note(f"{corrupted} blocks saved too early: {d.tokens} of {d.requests} answers, logprobs off by {d.logprob:.2g}")
     if not d.any():
-        raise Failed(f"{spoiled} blocks with rejected drafts were stored, and nothing noticed it")
+        raise Failed(f"{corrupted} blocks with rejected drafts were stored, and nothing noticed it")
 
 
 def check(context: Context, model: str, control: bool) -> None:

@@ -88,13 +88,13 @@ def answers_are_equal_sliding_window(context: Context) -> None:
 
 
 @promise()
-def answers_are_equal_with_loads_inside_the_step(context: Context) -> None:
+def answers_are_equal_with_synchronous_loads(context: Context) -> None:
     """the load mode forced to synchronous"""
     check(context, Case(restart=False, extra=dict(mode="sync")))
 
 
 @promise()
-def answers_are_equal_with_loads_beside_the_steps(context: Context) -> None:
+def answers_are_equal_with_asynchronous_loads(context: Context) -> None:
     """the load mode forced to asynchronous"""
     check(context, Case(restart=False, extra=dict(mode="async")))
 

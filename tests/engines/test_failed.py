@@ -109,7 +109,7 @@ def fail_loads(context: Context, mode: str, **options: Any) -> None:
 
 @promise(daemon=True)
 def failed_synchronous_loads_are_computed_again(context: Context) -> None:
-    """flipped bits, a lost lease, a deadline, a killed daemon; alone and among 8 that share prefixes; loads within a step"""
+    """flipped bits, a lost lease, a deadline, a killed daemon; alone and among 8 that share prefixes; synchronous loads"""
     fail_loads(context, "sync")
 
 

@@ -19,7 +19,7 @@ def cached(answers: list[Answer]) -> int:
 
 
 def must_come_back(what: str, engine: Engine, store: Store, prompts: list[Prompt], expected: list[Answer]) -> None:
-    """Ask until the store serves again: the connector attaches by itself."""
+    """Ask until the store serves again: the connector attaches on its own."""
     possible = sum((len(p) - 1) // 32 * 32 for p in prompts)
 
     def served() -> bool:
