@@ -60,7 +60,7 @@ typedef struct word {
 
 /* ---- daemon side ----------------------------------------------------------------------------- */
 
-static void tell(int keeper_fd, char verb, const char *name, int fd)
+static void send_to_keeper(int keeper_fd, char verb, const char *name, int fd)
 {
 	union {
 		struct cmsghdr align;
@@ -91,22 +91,22 @@ static void tell(int keeper_fd, char verb, const char *name, int fd)
 
 void kvd_keeper_hold(int keeper_fd, const char *name, int fd)
 {
-	tell(keeper_fd, 'H', name, fd);
+	send_to_keeper(keeper_fd, 'H', name, fd);
 }
 
 void kvd_keeper_drop(int keeper_fd, const char *name)
 {
-	tell(keeper_fd, 'D', name, -1);
+	send_to_keeper(keeper_fd, 'D', name, -1);
 }
 
 void kvd_keeper_config(int keeper_fd, int fd)
 {
-	tell(keeper_fd, 'H', CONFIG, fd);
+	send_to_keeper(keeper_fd, 'H', CONFIG, fd);
 }
 
 void kvd_keeper_serves(int keeper_fd)
 {
-	tell(keeper_fd, 'S', "", -1);
+	send_to_keeper(keeper_fd, 'S', "", -1);
 }
 
 /* ---- what is held ---------------------------------------------------------------------------- */
@@ -214,7 +214,7 @@ static _Noreturn void become_daemon(const keeper_t *keeper, int fd, pid_t parent
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);
 	prctl(PR_SET_PDEATHSIG, SIGTERM);
-	(void)setsid(); /* a scheduling group of its own beside the engine's threads: docs/decisions/021 */
+	(void)setsid(); /* a scheduling group apart from the engine's threads: docs/decisions/021 */
 	if (getppid() != parent) {
 		_exit(70);
 	}
@@ -406,7 +406,7 @@ static uint64_t buried(keeper_t *keeper, int wstatus, int *p_exit)
 	return pause_after(keeper->crashes);
 }
 
-static void rest(keeper_t *keeper, uint64_t ns)
+static void serve_during_pause(keeper_t *keeper, uint64_t ns)
 {
 	uint64_t end = kv_now_ns(&kv_env_posix) + ns;
 	uint64_t now;
@@ -418,7 +418,7 @@ static void rest(keeper_t *keeper, uint64_t ns)
 	}
 }
 
-static int keep(keeper_t *keeper)
+static int run_keeper(keeper_t *keeper)
 {
 	while (!keeper->stopping) {
 		kv_status_t status = start(keeper);
@@ -437,7 +437,7 @@ static int keep(keeper_t *keeper)
 		if (pause == UINT64_MAX) {
 			return code;
 		}
-		rest(keeper, pause);
+		serve_during_pause(keeper, pause);
 	}
 
 	return 0;
@@ -460,7 +460,7 @@ int kvd_keeper_run(kvd_setup_t *setup)
 		return kv_status_exit_code(KV_ERR_LIMIT);
 	}
 	prctl(PR_SET_NAME, "kvd-keeper");
-	code = keep(&keeper);
+	code = run_keeper(&keeper);
 	free(keeper.held);
 	replace(&keeper.config_fd, -1);
 	replace(&keeper.proven_fd, -1);

@@ -1,4 +1,5 @@
-/* kvd: the composition root. Read daemon() and its mirror end() to see what there is and in which order it lives. */
+/* kvd: the composition root. Read daemon() and its mirror end_daemon() to see what there is and in which order it
+ * lives. */
 #include "io/disk_attach.h"
 #include "io/http.h"
 #include "io/loop.h"
@@ -83,7 +84,7 @@ static void ready(kvd_host_t *host)
 }
 
 /* Mirror of daemon(), for as much as there is. */
-static void end(kvd_host_t *host)
+static void end_daemon(kvd_host_t *host)
 {
 	kvd_process_notify("STOPPING=1");
 	kvd_listeners_close(host);
@@ -137,7 +138,7 @@ static kv_status_t daemon_run(kvd_setup_t *setup)
 		kv_log(KV_LOG_ERROR, "main", "cannot start: %s", detail[0] ? detail : kv_status_text(status));
 	}
 	if (host) {
-		end(host);
+		end_daemon(host);
 	}
 
 	return status;

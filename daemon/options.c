@@ -93,9 +93,9 @@ _Static_assert(KV_COUNT_OF(rows) <= KVD_OPTION_COUNT_MAX, "room for every option
 
 const kv_option_table_t kvd_option_table = {rows, KV_COUNT_OF(rows), "KVD_"};
 
-static kv_status_t say(kv_option_error_t *error, kv_status_t status, const char *format, ...)
+static kv_status_t set_error(kv_option_error_t *error, kv_status_t status, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
-static kv_status_t say(kv_option_error_t *error, kv_status_t status, const char *format, ...)
+static kv_status_t set_error(kv_option_error_t *error, kv_status_t status, const char *format, ...)
 {
 	va_list args;
 
@@ -134,26 +134,28 @@ static kv_status_t check_namespaces(const kvd_options_t *options, kv_option_erro
 
 	for (uint32_t i = 0; (len = kvd_list_word(options->namespaces, i, &word)) > 0; i++) {
 		if (!namespace_ok(word, len)) {
-			return say(error, KV_ERR_CONFIG,
-				   "namespaces: \"%.*s\" is not a name of letters, digits, '-', '_' and '.'", (int)len,
-				   word);
+			return set_error(error, KV_ERR_CONFIG,
+					 "namespaces: \"%.*s\" is not a name of letters, digits, '-', '_' and '.'",
+					 (int)len, word);
 		}
 		for (uint32_t j = 0; j < i; j++) {
 			if (kvd_list_word(options->namespaces, j, &other) == len && memcmp(word, other, len) == 0) {
-				return say(error, KV_ERR_CONFIG, "namespaces: \"%.*s\" is there twice", (int)len, word);
+				return set_error(error, KV_ERR_CONFIG, "namespaces: \"%.*s\" is there twice", (int)len,
+						 word);
 			}
 		}
 
 		size_t need = strlen(options->run_dir) + 1 + len + strlen(".events");
 		if (need > room) {
-			return say(error, KV_ERR_PATH,
-				   "run_dir: the path of a socket %s/%.*s.events has %zu bytes, %zu fit; choose a "
-				   "shorter run_dir",
-				   options->run_dir, (int)len, word, need, room);
+			return set_error(
+				error, KV_ERR_PATH,
+				"run_dir: the path of a socket %s/%.*s.events has %zu bytes, %zu fit; choose a "
+				"shorter run_dir",
+				options->run_dir, (int)len, word, need, room);
 		}
 	}
 	if (kvd_list_word(options->namespaces, 0, &word) == 0) {
-		return say(error, KV_ERR_CONFIG, "namespaces: at least one is needed");
+		return set_error(error, KV_ERR_CONFIG, "namespaces: at least one is needed");
 	}
 
 	return KV_OK;
@@ -168,8 +170,8 @@ static kv_status_t check_trusted(const kvd_options_t *options, kv_option_error_t
 	for (uint32_t i = 0; (len = kvd_list_word(options->members_trusted, i, &word)) > 0; i++) {
 		snprintf(name, sizeof name, "%.*s", (int)len, word);
 		if (len >= sizeof name || !kvd_list_has(options->namespaces, name)) {
-			return say(error, KV_ERR_CONFIG, "members.trusted: \"%.*s\" is not one of the namespaces",
-				   (int)len, word);
+			return set_error(error, KV_ERR_CONFIG, "members.trusted: \"%.*s\" is not one of the namespaces",
+					 (int)len, word);
 		}
 	}
 
@@ -212,30 +214,31 @@ static kv_status_t check_together(const kvd_options_t *options, kv_option_error_
 	kv_status_t status;
 
 	if (options->cpu_slab_size > options->cpu_size) {
-		return say(error, KV_ERR_CONFIG,
-			   "cpu.slab_size is larger than cpu.size (%llu and %llu bytes); make it smaller",
-			   (unsigned long long)options->cpu_slab_size, (unsigned long long)options->cpu_size);
+		return set_error(error, KV_ERR_CONFIG,
+				 "cpu.slab_size is larger than cpu.size (%llu and %llu bytes); make it smaller",
+				 (unsigned long long)options->cpu_slab_size, (unsigned long long)options->cpu_size);
 	}
 	if (kvd_ahead_parse(options, &ahead) != KV_OK) {
-		return say(error, KV_ERR_CONFIG, "cpu.ahead: \"%s\" is neither a size nor auto nor all",
-			   options->cpu_ahead);
+		return set_error(error, KV_ERR_CONFIG, "cpu.ahead: \"%s\" is neither a size nor auto nor all",
+				 options->cpu_ahead);
 	}
 	if (options->nvme_path[0] && options->nvme_file_size > options->nvme_size) {
-		return say(error, KV_ERR_CONFIG,
-			   "nvme.file_size is larger than nvme.size (%llu and %llu bytes); make it smaller",
-			   (unsigned long long)options->nvme_file_size, (unsigned long long)options->nvme_size);
+		return set_error(error, KV_ERR_CONFIG,
+				 "nvme.file_size is larger than nvme.size (%llu and %llu bytes); make it smaller",
+				 (unsigned long long)options->nvme_file_size, (unsigned long long)options->nvme_size);
 	}
 	if (strcmp(options->http_listen, "off") != 0) {
 		if (!has_port(options->http_listen)) {
-			return say(error, KV_ERR_CONFIG,
-				   "http.listen: \"%s\" is neither host:port (1 to 65535) nor off",
-				   options->http_listen);
+			return set_error(error, KV_ERR_CONFIG,
+					 "http.listen: \"%s\" is neither host:port (1 to 65535) nor off",
+					 options->http_listen);
 		}
 		if (!options->http_allow_remote && !is_loopback(options->http_listen)) {
-			return say(error, KV_ERR_CONFIG,
-				   "http.listen: \"%s\" can be reached from other machines and has no authentication; "
-				   "use 127.0.0.1, or set http.allow_remote",
-				   options->http_listen);
+			return set_error(
+				error, KV_ERR_CONFIG,
+				"http.listen: \"%s\" can be reached from other machines and has no authentication; "
+				"use 127.0.0.1, or set http.allow_remote",
+				options->http_listen);
 		}
 	}
 
@@ -306,8 +309,8 @@ static kv_status_t take_assignment(const char *arg, kvd_setup_t *setup, kv_optio
 	size_t len = equals ? (size_t)(equals - arg) : strlen(arg);
 
 	if (len < 3 || strncmp(arg, "--", 2) != 0 || len - 2 >= sizeof name) {
-		return say(error, KV_ERR_CONFIG, "\"%.100s\" is not an option; options are --name=value (see --help)",
-			   arg);
+		return set_error(error, KV_ERR_CONFIG,
+				 "\"%.100s\" is not an option; options are --name=value (see --help)", arg);
 	}
 	memcpy(name, arg + 2, len - 2);
 	name[len - 2] = '\0';
@@ -317,7 +320,7 @@ static kv_status_t take_assignment(const char *arg, kvd_setup_t *setup, kv_optio
 			names[i] = rows[i].name;
 		}
 		const char *near = kv_nearest(name, names, KV_COUNT_OF(rows));
-		return say(error, KV_ERR_CONFIG, "--%s has no value; write --%s=VALUE", name, near ? near : name);
+		return set_error(error, KV_ERR_CONFIG, "--%s has no value; write --%s=VALUE", name, near ? near : name);
 	}
 
 	return kv_options_set(&kvd_option_table, name, equals + 1, &setup->options, setup->sources, error);
@@ -354,7 +357,7 @@ static kv_status_t read_environment(char **environment, kvd_setup_t *setup, kv_o
 	}
 	char **ours = calloc(count + 1, sizeof *ours);
 	if (!ours) {
-		return say(error, KV_ERR_NOMEM, "out of memory");
+		return set_error(error, KV_ERR_NOMEM, "out of memory");
 	}
 	for (size_t i = 0; i < count; i++) {
 		if (!is_for_others(environment[i])) {
@@ -376,7 +379,7 @@ static kv_status_t find_config(int argc, char **argv, kvd_setup_t *setup, kv_opt
 		const char *path = NULL;
 
 		if (strncmp(argv[i], "--kept=", 7) == 0 && !take_kept(argv[i], setup)) {
-			return say(error, KV_ERR_CONFIG, "--kept= is between the keeper and the daemon");
+			return set_error(error, KV_ERR_CONFIG, "--kept= is between the keeper and the daemon");
 		}
 
 		if (strncmp(argv[i], "--config=", 9) == 0) {
@@ -385,7 +388,7 @@ static kv_status_t find_config(int argc, char **argv, kvd_setup_t *setup, kv_opt
 			path = i + 1 < argc && argv[i + 1] ? argv[i + 1] : "";
 		}
 		if (path && (path[0] == '\0' || strlen(path) >= sizeof setup->config)) {
-			return say(error, KV_ERR_CONFIG, "--config wants the name of a file");
+			return set_error(error, KV_ERR_CONFIG, "--config wants the name of a file");
 		}
 		if (path) {
 			snprintf(setup->config, sizeof setup->config, "%s", path);
@@ -429,7 +432,7 @@ static kv_status_t keep_text(const char *text, size_t len, int *p_fd, kv_option_
 		if (fd >= 0) {
 			close(fd);
 		}
-		return say(error, KV_ERR_NOMEM, "cannot keep a copy of the configuration: %s", strerror(errno));
+		return set_error(error, KV_ERR_NOMEM, "cannot keep a copy of the configuration: %s", strerror(errno));
 	}
 	*p_fd = fd;
 
@@ -546,7 +549,7 @@ kv_status_t kvd_setup_reread(kvd_setup_t *running, kvd_setup_t *fresh, kv_option
 		status = kvd_memory_check(&fresh->options, why, sizeof why);
 		status = status == KV_ERR_NOMEM ? KV_OK : status; /* we use it */
 		if (status != KV_OK) {
-			say(error, status, "%s", why);
+			set_error(error, status, "%s", why);
 		}
 	}
 	if (status != KV_OK) {

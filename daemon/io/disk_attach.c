@@ -251,7 +251,7 @@ kv_status_t kvd_disk_attach_open(kvd_host_t *host, char *detail, size_t cap)
 	return status;
 }
 
-/* The loop looks at the attachment then, and in every iteration from then on. 0: not any more. */
+/* The loop looks at the attachment then, and in every iteration from then on. 0: no more. */
 static void set_timer(const kvd_disk_attach_t *attach, uint64_t in_ns)
 {
 	const struct itimerspec when = {
@@ -445,7 +445,7 @@ void kvd_disk_attach_end(kvd_host_t *host)
 	}
 	stop_thread(attach);
 	if (attach->tier && attach->reason[0]) {
-		kvs_close(attach->tier); /* opened, and not taken in any more */
+		kvs_close(attach->tier); /* opened, and its blocks not taken in */
 	}
 	if (attach->timer.fd >= 0) {
 		close(attach->timer.fd);

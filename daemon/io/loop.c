@@ -231,7 +231,7 @@ static void set_busy(kvd_host_t *host, uint64_t now)
 	host->busy_until_ns = now + (2 * host->gap_ns <= most && 2 * host->gap_ns > brief ? 2 * host->gap_ns : brief);
 }
 
-/* The heartbeat is to be seen as fresh: whoever is woken late gets up earlier. */
+/* Clients must see a fresh heartbeat: a daemon that is woken late sleeps less long. */
 static uint64_t choose_longest_sleep(kvd_host_t *host, uint64_t slept_ns, uint64_t wait_ns, uint64_t now)
 {
 	if (wait_ns > 0 && slept_ns > wait_ns + LATE_NS) {

@@ -196,7 +196,8 @@ static int move_block(const mover_t *m, const kvk_move_t *move, uint32_t more)
 }
 
 /* Zeros where a corrupt block was scattered to. An engine that computes on the CPU multiplies what it masks by zero, so
- * that a NaN left in rows that are not written yet would reach the answer of whoever is given the block next. */
+ * that a NaN left in rows that are not written yet would reach the answer of the request that is given the block next.
+ */
 static void clear_block(const mover_t *m, const kvk_move_t *move)
 {
 	for (uint32_t i = 0; i < m->paged->layers * m->paged->heads * m->geometry.pieces; i++) {

@@ -195,7 +195,7 @@ static int cut_for_stages(const kvk_gpu_t *gpu, kvk_gpu_copy_desc_t *desc)
 	return 1;
 }
 
-/* Some of the layers: the copy engine takes them by rows, which are to be long, and many in a call: where blocks lie
+/* Some of the layers: the copy engine takes them by rows. These must be long, and many in a call: where blocks lie
  * beside each other. */
 static int rows_are_worth_it(const kvk_gpu_copy_desc_t *desc)
 {

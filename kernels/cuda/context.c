@@ -56,8 +56,8 @@ kv_status_t kvk_gpu_check_result(kvk_gpu_t *gpu, size_t member, int error)
 	return error == KVK_CU_OUT_OF_MEMORY ? KV_ERR_NOMEM : KV_ERR_IO;
 }
 
-/* An engine may be capturing a graph on another thread. Asking for an event, or pinning memory, would spoil that unless
- * this thread says that it has nothing to do with it. */
+/* An engine may be capturing a graph on another thread. A query of an event, or pinning memory, would invalidate the
+ * capture unless this thread declares its calls independent of it (decision 035). */
 kv_status_t kvk_gpu_enter(kvk_gpu_t *gpu)
 {
 	kv_status_t status = KVK_GPU_CALL(gpu, context_push, gpu->context);
@@ -82,7 +82,7 @@ void kvk_gpu_leave(kvk_gpu_t *gpu)
 {
 	kvk_cu_context_t popped;
 
-	/* They can fail only where every other call does, too. */
+	/* These fail only where every other call fails, too: there is nothing to undo. */
 	if (--inside == 0) {
 		KVK_GPU_CALL(gpu, capture_mode, &capture_mode);
 	}

@@ -150,7 +150,7 @@ static void copy_leaves(const kvk_gpu_job_t *job, uint32_t i, int out)
 	const size_t row = (size_t)job->layers * job->pieces;
 
 	if (!kv_holds(job->leaves && job->asked[i].leaves)) {
-		return; /* what is compared, or stored, does not fit its bytes: the block is corrupt to whoever reads it
+		return; /* what is compared, or stored, does not fit its bytes: the block is corrupt to every reader
 			 */
 	}
 

@@ -10,7 +10,7 @@
 #define ROUNDS        3u                    /* the first warms up */
 #define WAIT_US       2000000u
 #define JOBS          16u /* like a large one */
-#define WORTH         8u  /* more SMs, and more on its way, are to gain one part in so many */
+#define WORTH         8u  /* more SMs, and more in flight, must gain one part in this number */
 
 /* Scratch of both sides. */
 typedef struct scratch {
@@ -105,7 +105,7 @@ static kv_status_t alloc_scratch(scratch_t *s, const kvk_paged_t *paged, uint64_
 
 /* ---- timing ---------------------------------------------------------------------------------- */
 
-/* What is timed: the same copy so many times behind each other. */
+/* What is timed: the same copy, several times behind each other. */
 typedef struct timing {
 	kvk_gpu_dir_t dir;
 	kvk_gpu_way_t way;

@@ -11,7 +11,7 @@ struct kvs_idle {
 	sem_t told;
 	atomic_int woken;
 	atomic_int stop, end;
-	atomic_int users; /* its owner and its thread: whoever leaves last frees it */
+	atomic_int users; /* its owner and its thread: the last of them frees it */
 };
 
 static void wait_semaphore(sem_t *sem)

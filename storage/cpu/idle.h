@@ -19,7 +19,7 @@ void kvs_idle_wait(kvs_idle_t *idle);
 void kvs_idle_wake(kvs_idle_t *idle);
 /* Waits are over, now and from now on. Any thread. */
 void kvs_idle_stop(kvs_idle_t *idle);
-/* Nobody waits any more. Does not wait for the thread, which may not get any time for long; what it needs goes with it.
+/* No wait follows. Does not wait for the thread, which may not get any time for long; what it needs goes with it.
  * NULL is fine. */
 void kvs_idle_free(kvs_idle_t *idle);
 

@@ -275,7 +275,8 @@ void kvs_ledger_remove_record(kvs_ledger_t *ledger, uint64_t id)
 		return;
 	}
 
-	/* Close the gap: whoever could have lain in the hole moves there, copied before it is cleared. */
+	/* Close the gap: a record whose id may lie in the hole moves there. It is copied before it is cleared, so a
+	 * reader after a crash finds it once or twice, never not at all (decision 004). */
 	clear_record(&ledger->records[hole]);
 	for (uint32_t at = (hole + 1u) & mask;; at = (at + 1u) & mask) {
 		uint64_t other = atomic_load_explicit(&ledger->records[at].id, memory_order_relaxed);

@@ -31,7 +31,7 @@ typedef struct kvs_ledger_size {
 int kvs_ledger_create(kvs_ledger_t *ledger, const kvs_sys_t *sys, const kv_env_t *env, const kvs_ledger_size_t *size);
 void kvs_ledger_destroy(kvs_ledger_t *ledger, const kv_env_t *env);
 
-/* What a slab of so many slots would add to charged_bytes in this chunk. */
+/* What a slab of this many slots would add to charged_bytes in this chunk. */
 uint64_t kvs_ledger_slab_cost(const kvs_ledger_t *ledger, uint32_t number, uint64_t slots);
 /* Write the slab's chunk and admit it; returns its slot records, all FREE. */
 kvs_ledger_slot_t *kvs_ledger_add_slab(kvs_ledger_t *ledger, const kvs_slab_t *slab, uint32_t slot_class,

@@ -214,7 +214,8 @@ static kv_status_t pool_memory(kvs_pool_t *pool)
 				: KV_OK;
 }
 
-/* Slab numbers have 12 bits: slabs must be large enough for so many of them to make up the limit, even half filled. */
+/* Slab numbers have 12 bits: slabs must be large enough for that many of them to make up the limit, even half filled.
+ */
 static void pool_slab_size(kvs_pool_t *pool)
 {
 	uint64_t least = (pool->config.limit_bytes / (KVS_POOL_MAX_SLABS / 2u) + 4095u) / 4096u * 4096u;

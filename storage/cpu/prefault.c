@@ -202,7 +202,7 @@ void kvs_prefault_add(kvs_prefault_t *prefault, kvs_slab_t *slab)
 	entry_t *entry = &prefault->ring[n % prefault->cap];
 
 	if (n - atomic_load_explicit(&prefault->done, memory_order_acquire) == prefault->cap) {
-		return; /* the thread is far behind: whoever uses the slab touches it */
+		return; /* the thread is far behind: the users of the slab touch it */
 	}
 	entry->slab = slab;
 	atomic_store_explicit(&entry->state, QUEUED, memory_order_relaxed);

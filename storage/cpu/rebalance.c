@@ -103,7 +103,7 @@ static uint64_t slab_bytes(kvs_tier_t *tier, uint32_t slot_class)
 	return kvs_pool_of(tier)->config.slab_bytes;
 }
 
-/* Memory that has been retired is the next slab at once when it comes back: the core sees that by itself. */
+/* Memory that has been retired becomes the next slab as soon as it comes back, and the core sees the free slots. */
 static int is_coming(kvs_tier_t *tier, uint32_t slot_class)
 {
 	(void)tier;
@@ -200,7 +200,7 @@ static void free_slab_memory(kvs_pool_t *pool, kvs_pool_slab_t *p)
 	drop_names(pool, p->slab.number);
 	if (fallocate(p->slab.data.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)p->slab.data.bytes) != 0) {
 		kv_logf(&pool->env, KV_LOG_WARN, "pool",
-			"the pages of a retired slab stay with those who map it slab %u", p->slab.number);
+			"the pages of a retired slab stay with the processes that map it slab %u", p->slab.number);
 	}
 	pool->usage.charged_bytes -= p->slab.data.bytes;
 	pool->classes[p->slot_class].bytes -= p->slab.data.bytes;

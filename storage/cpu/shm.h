@@ -16,7 +16,7 @@ typedef struct kvs_sys {
 	int (*seal)(int fd, int seals);
 	/* Make the pages exist without changing a byte. -EINVAL: this kernel cannot (before 5.14). */
 	int (*populate)(void *base, uint64_t bytes);
-	/* Make 2 MiB, aligned, of which nothing exists yet, exist as one huge page, whatever the machine's setting for
+	/* Make 2 MiB, aligned, not touched yet, exist as one huge page, whatever the machine's setting for
 	 * shared memory says (unless that is `deny`). -EEXIST: something does exist. -EINVAL: never here (before 6.1).
 	 * Else: not now. NULL: not to be tried. */
 	int (*collapse)(void *base);
@@ -24,7 +24,7 @@ typedef struct kvs_sys {
 
 extern const kvs_sys_t kvs_sys_posix;
 
-/* Memory of which this process holds fd and mapping. All zero: none. */
+/* Memory whose descriptor and mapping this process holds. All zero: none. */
 typedef struct kvs_shm {
 	uint8_t *base;
 	uint64_t bytes;

@@ -26,7 +26,7 @@ typedef struct kvs_slab {
 	uint64_t ticket;              /* the pre-fault thread's; 0: never added */
 } kvs_slab_t;
 
-/* Bytes of a slab's parts for so many slots; `page` is 4096 or KVS_HUGE_PAGE and rounds the data. */
+/* Bytes of a slab's parts for this many slots; `page` is 4096 or KVS_HUGE_PAGE and rounds the data. */
 uint64_t kvs_slab_data_bytes(const kvs_geometry_t *geometry, uint64_t slots, uint64_t page);
 uint64_t kvs_slab_digest_bytes(const kvs_geometry_t *geometry, uint64_t slots);
 

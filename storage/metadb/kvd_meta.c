@@ -143,7 +143,7 @@ int main(int argc, char **argv)
 	socklen_t len = sizeof type;
 
 	if (argc != 4 || getsockopt(KVS_META_FD, SOL_SOCKET, SO_TYPE, &type, &len) != 0 || type != SOCK_SEQPACKET) {
-		fprintf(stderr, "kvd-meta: kvd starts this program for its disk tier; it does nothing by itself\n");
+		fprintf(stderr, "kvd-meta: kvd starts this program for its disk tier; it does nothing alone\n");
 		return kv_status_exit_code(KV_ERR_ARG);
 	}
 	prctl(PR_SET_NAME, "kvd-meta");

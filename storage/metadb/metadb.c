@@ -76,7 +76,7 @@ static int reap(kvs_metadb_t *db, int wait_ms)
 	return 1;
 }
 
-/* One that has hung up is about to end by itself; another one is killed. A process the kernel holds back is reaped
+/* One that has hung up is about to end; another one is killed. A process the kernel holds back is reaped
  * before the next one starts. */
 static void end_process(kvs_metadb_t *db, int has_hung_up)
 {
@@ -300,7 +300,7 @@ static kv_status_t move_aside(kvs_metadb_t *db)
 }
 
 /* Opened: may it be used? KV_ERR_CORRUPT: it has to go. */
-static kv_status_t judge(kvs_metadb_t *db)
+static kv_status_t check_opened(kvs_metadb_t *db)
 {
 	int is_marked = (db->answer.flags & KVS_META_MARKED) != 0;
 	char aside[PATH_MAX];
@@ -335,7 +335,7 @@ static kv_status_t open_once(kvs_metadb_t *db)
 	status = take_answer(db, KVS_META_OPEN, OPEN_MS);
 	db->failures = status == KV_ERR_IO ? db->failures + 1u : 0;
 
-	return status == KV_OK ? judge(db) : status;
+	return status == KV_OK ? check_opened(db) : status;
 }
 
 /* A process with the database open. */

@@ -7,7 +7,7 @@
 /* `fault` is there, or is still there after a try: the next try comes after a pause twice as long, 0.1 s to 60 s.
  * `doing`: "syncing slot files". */
 void kvs_fault_raise(kvs_nvme_t *nvme, kvs_fault_t fault, const char *doing, const char *why);
-/* It is not there any more. clear: the pause goes on growing if it comes back; forget: the pause begins anew. */
+/* It has ended. clear: the pause goes on growing if it comes back; reset: the pause begins anew. */
 void kvs_fault_clear(kvs_nvme_t *nvme, kvs_fault_t fault);
 void kvs_fault_reset(kvs_nvme_t *nvme, kvs_fault_t fault);
 /* 1: it is active and its next try is due. */

@@ -183,7 +183,7 @@ void kvs_file_quarantine(kvs_nvme_t *nvme, uint32_t number)
 	}
 }
 
-/* The user has freed all slots, and no row speaks of them any more. */
+/* The user has freed all slots, and the metadata has no row of them. */
 static int is_let_go(const kvs_dfile_t *file)
 {
 	for (uint32_t i = 0; i < file->slots; i++) {
@@ -450,8 +450,8 @@ static kv_status_t scan_one(kvs_nvme_t *nvme, const char *name)
 	}
 	if (!fits_limit(nvme, nvme->classes[slot_class].slots_per_file * nvme->classes[slot_class].stride,
 			nvme->classes[slot_class].slots_per_file)) {
-		kv_logf(nvme->env, KV_LOG_WARN, "nvme",
-			"slot file %s does not fit under the limit any more and is removed", name);
+		kv_logf(nvme->env, KV_LOG_WARN, "nvme", "slot file %s no longer fits under the limit and is removed",
+			name);
 		unlinkat(nvme->slots_fd, name, 0);
 		return KV_OK;
 	}

@@ -22,7 +22,7 @@ void kvs_file_unlist_free_slots(kvs_nvme_t *nvme, uint32_t number);
 /* Find the files of the directory and set up their slot tables; damaged ones are left out and said. */
 kv_status_t kvs_file_scan(kvs_nvme_t *nvme);
 
-/* Every slot of a removed file is quarantined for good; when nothing refers to one any more the file is let go. */
+/* Every slot of a removed file is quarantined for good. When nothing refers to its slots the file is closed. */
 void kvs_file_quarantine(kvs_nvme_t *nvme, uint32_t number);
 void kvs_files_close_removed(kvs_nvme_t *nvme);
 

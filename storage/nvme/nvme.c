@@ -248,8 +248,8 @@ static kv_status_t write_super(kvs_nvme_t *nvme)
 	return status;
 }
 
-/* The lock is ours: read what is there now, or make it. Copies of which one is old or damaged are written anew; two
- * good ones are left alone, so that a start needs nothing of a device that is full or read-only. */
+/* The lock is ours: read what is there now, or make it. When one of its two copies is old or damaged, both are written
+ * anew; two good ones are left alone, so that a start needs nothing of a device that is full or read-only. */
 static kv_status_t open_superblock(kvs_nvme_t *nvme, const detail_t *detail)
 {
 	kv_status_t status;

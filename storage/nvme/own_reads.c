@@ -8,7 +8,7 @@
 
 #include <stdlib.h>
 
-#define LOOK_SLOTS 4096u        /* a poll looks at so many */
+#define LOOK_SLOTS 4096u        /* at most, in a poll */
 #define PAUSE_NS   100000000ull /* after a pass over all slots in which no read could be begun */
 
 typedef struct own_read {
@@ -112,7 +112,7 @@ void kvs_retry_aside_slot(kvs_nvme_t *nvme)
 	}
 }
 
-/* The next slot that is to be read, at most `*p_look` slots on. One that is set aside is read again by itself. */
+/* The next slot to verify, at most `*p_look` slots on. kvs_retry_aside_slot() reads slots that are set aside. */
 static kvs_dslot_t *next_slot(kvs_nvme_t *nvme, verify_t *v, uint32_t *p_look)
 {
 	for (; v->file < KVS_MAX_FILES; v->file++, v->index = 0) {

@@ -1,4 +1,4 @@
-/* Slot files that go: emptied by the core, given up when no row speaks of them any more, their room another class's. */
+/* Slot files that go: emptied by the core, removed when the metadata has no row of them, their room another class's. */
 #include "rebalance.h"
 
 #include "files.h"
@@ -172,8 +172,8 @@ void kvs_rebalance_step(kvs_nvme_t *nvme)
 			kvs_dclass_t *cls = &nvme->classes[file->for_class];
 			const kvs_retired_sum_t going = retired_for(nvme, cls->id);
 
-			/* One may be too small: then another one is emptied, and both wait for each other. What the
-			 * class may not have any more is idle. */
+			/* One may be too small: then another one is emptied, and both wait for each other. A file that
+			 * the cap of the class forbids stays idle. */
 			if (!kvs_file_fits_cap(nvme, cls, &going)) {
 				(void)kvs_file_remove(nvme, i);
 			} else if (kvs_file_fits_limit(nvme, cls, &going)) {

@@ -224,12 +224,12 @@ void kvs_report_lost_slots(kvs_nvme_t *nvme)
 		}
 	}
 	if (told > 0) {
-		kv_logf(nvme->env, KV_LOG_ERROR, "nvme", "blocks on disk are in doubt and are dropped: %llu",
+		kv_logf(nvme->env, KV_LOG_ERROR, "nvme", "blocks on disk cannot be verified and are dropped: %llu",
 			(unsigned long long)told);
 	}
 }
 
-/* No location is good for it any more and no transfer touches it. */
+/* No location names it and no transfer touches it. */
 void kvs_slot_release(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s)
 {
 	int usable = !nvme->files[kv_slot_slab(slot)].gone && !(s->flags & KVS_SLOT_RETIRED);

@@ -12,7 +12,7 @@ kvs_dclass_t *kvs_slot_class(kvs_nvme_t *nvme, kv_slot_t slot);
 void kvs_slot_mark_dirty(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s);
 void kvs_slot_set_state(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s, kvs_state_t state);
 void kvs_slot_release(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s);
-/* Quarantine a stored slot whose bytes are in doubt; kvs_report_lost_slots() tells the watch at the end of the poll. */
+/* Quarantine a stored slot whose bytes may be wrong; kvs_report_lost_slots() tells the watch at the end of the poll. */
 void kvs_slot_mark_lost(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s);
 void kvs_report_lost_slots(kvs_nvme_t *nvme);
 /* The slot was freed: the watch does not hear of it. */
@@ -26,7 +26,7 @@ void kvs_slot_clear_unverified(kvs_nvme_t *nvme, kvs_dslot_t *s);
 kvs_aside_t *kvs_aside_find(kvs_nvme_t *nvme, kv_slot_t slot);
 void kvs_aside_remove(kvs_nvme_t *nvme, kv_slot_t slot, kvs_dslot_t *s);
 
-/* A record for a slot that is to be stored; KVS_NONE: no memory. */
+/* A record for a slot that a put or fill has taken; KVS_NONE: no memory. */
 uint32_t kvs_rec_alloc(kvs_nvme_t *nvme);
 void kvs_rec_free(kvs_nvme_t *nvme, kvs_dslot_t *s);
 

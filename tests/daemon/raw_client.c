@@ -150,7 +150,7 @@ int raw_closed(int fd, int timeout_ms)
 	return n == 0 || (n < 0 && errno == ECONNRESET);
 }
 
-static void keep(int fd, const raw_frame_t *frame)
+static void keep_notice(int fd, const raw_frame_t *frame)
 {
 	struct kept *k = &kept[kept_count++];
 
@@ -180,7 +180,7 @@ kv_status_t raw_call_with(int fd, uint16_t code, const void *msg, int sent_fd, v
 			return KV_ERR_CLOSED;
 		}
 		if (frame.header.kind == KV_FRAME_NOTICE) {
-			keep(fd, &frame);
+			keep_notice(fd, &frame);
 		}
 	} while (frame.header.kind == KV_FRAME_NOTICE);
 	assert_int_equal(frame.header.id, id);
@@ -218,7 +218,7 @@ int raw_notice_any(int fd, uint16_t code, int timeout_ms, void *msg, int fds[KV_
 			return 0;
 		}
 		assert_int_equal(frame.header.kind, KV_FRAME_NOTICE);
-		keep(fd, &frame);
+		keep_notice(fd, &frame);
 	}
 }
 

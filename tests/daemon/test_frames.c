@@ -416,7 +416,7 @@ static void p5_sessions_over_the_limit_are_refused(void **state)
 {
 	static const char *const args[] = {"--limits.sessions=2", NULL};
 	raw_daemon_t daemon;
-	int fds[2 + 8], over; /* whoever runs the daemon has the operators' eight as well */
+	int fds[2 + 8], over; /* the daemon's own user has the operators' eight as well */
 
 	(void)state;
 	raw_daemon_start(&daemon, args);

@@ -50,7 +50,7 @@ static void start(bed_t *bed, const char *text, const char *const *more)
 	close(raw_open_when_there(&bed->daemon));
 }
 
-static void end(bed_t *bed)
+static void bed_end(bed_t *bed)
 {
 	raw_daemon_end(&bed->daemon);
 	kv_test_dir_remove(bed->folder);
@@ -161,7 +161,7 @@ static void serves_again(bed_t *bed)
 
 	assert_int_equal(raw_metric(fd, "kvd_restarts_total"), 1);
 	close(fd);
-	end(bed);
+	bed_end(bed);
 }
 
 static void p6_a_taken_port_after_a_crash_is_tried_again(void **state)
@@ -209,7 +209,7 @@ static void p6_a_full_run_dir_after_a_crash_is_tried_again(void **state)
 	if (mount("tmpfs", bed.daemon.dir, "tmpfs", 0, "nr_inodes=8") != 0) {
 		int error = errno;
 
-		end(&bed);
+		bed_end(&bed);
 		kv_test_skip("mounting a small tmpfs is not permitted: %s", strerror(error));
 	}
 	assert_int_equal(raw_daemon_spawn(&bed.daemon, args, &code), 1);
@@ -222,7 +222,7 @@ static void p6_a_full_run_dir_after_a_crash_is_tried_again(void **state)
 	close(raw_open_when_there(&bed.daemon));
 	assert_int_equal(raw_daemon_kill(&bed.daemon, SIGTERM), 0);
 	assert_int_equal(umount(bed.daemon.dir), 0);
-	end(&bed);
+	bed_end(&bed);
 }
 
 /* ---- the configuration ----------------------------------------------------------------------- */
@@ -304,7 +304,7 @@ static void p6_a_crash_restarts_with_the_configuration_validated_last(void **sta
 	}
 	status_says(fd, DIFFERS, 0);
 	close(fd);
-	end(&bed);
+	bed_end(&bed);
 }
 
 static void p6_a_sighup_with_an_invalid_file_changes_nothing(void **state)
@@ -343,7 +343,7 @@ static void p6_a_sighup_with_an_invalid_file_changes_nothing(void **state)
 	config_is(fd, "\"policy\"", "lru");
 	config_is(fd, "\"log.level\"", "debug");
 	close(fd);
-	end(&bed);
+	bed_end(&bed);
 }
 
 static void p6_sighup_has_the_precedence_of_the_start(void **state)
@@ -359,7 +359,7 @@ static void p6_sighup_has_the_precedence_of_the_start(void **state)
 		write_text(bed.conf, "log.level: error\n");
 		kill(bed.daemon.pid, SIGHUP);
 		wait_for_log(&bed, i ? "SIGHUP: log.level is info" : "SIGHUP: log.level is debug");
-		end(&bed);
+		bed_end(&bed);
 	}
 }
 
@@ -386,7 +386,7 @@ static void p6_a_valid_configuration_that_does_not_start_gives_way_to_the_last_o
 	config_is(fd, "\"namespaces\"", "default\"");
 	status_says(fd, DIFFERS, 1);
 	close(fd);
-	end(&bed);
+	bed_end(&bed);
 }
 
 int main(void)

@@ -16,7 +16,7 @@
 static uint64_t now_ns_ = 1000000;
 static kvd_host_t *host_;
 
-static uint64_t look(void *ctx)
+static uint64_t read_clock(void *ctx)
 {
 	(void)ctx;
 
@@ -80,7 +80,7 @@ static void p8_a_request_is_answered_before_a_quantum_of_another_tenants_crowd(v
 	size_t len = 0;
 
 	(void)state;
-	env.now_ns = look;
+	env.now_ns = read_clock;
 	(void)setrlimit(RLIMIT_NOFILE, &files);
 	host_ = host_make(&env, "quiet,crowd");
 	quiet = connect_to(0);

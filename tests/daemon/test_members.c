@@ -575,7 +575,7 @@ static void p4_a_word_for_a_connection_whose_end_was_not_seen_yet_counts(void **
 	falls_to("kvd_members", 0);
 }
 
-/* Its last word counts, whoever else holds the socket open. */
+/* Its last word counts, although another process holds the socket open. */
 static void p4_a_member_that_leaves_is_not_waited_for(void **state)
 {
 	const kv_msg_drained_t leave = {.what = 4};

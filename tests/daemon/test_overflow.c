@@ -1,4 +1,4 @@
-/* A session that cannot take what it is sent is closed at once, whoever's doing it was. */
+/* A session that cannot take what it is sent is closed at once, whichever side caused it. */
 #include "daemon/raw.h"
 
 #include <linux/capability.h>

@@ -255,7 +255,7 @@ static void p5_a_put_past_its_time_gives_way_and_its_late_end_is_refused(void **
 	assert_int_equal(raw_metric(member.fd, "kvd_puts_expired_total"), 0);
 	usleep(150000);
 	assert_int_equal(raw_put_start(&member, NULL, 0, keys + 4, 12, &more), KV_OK);
-	assert_true(more.n < 12); /* short of room: the oldest is revoked for whoever asks next */
+	assert_true(more.n < 12); /* short of room: the oldest is revoked for the next request */
 	assert_int_equal(raw_metric(member.fd, "kvd_puts_expired_total"), 1);
 	assert_int_equal(raw_metric(member.fd, "kvd_namespace_puts_expired_total"), 1);
 	assert_int_equal(raw_call(member.fd, KV_CODE_PUT_END,

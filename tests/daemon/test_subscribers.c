@@ -93,7 +93,7 @@ static int dial(void)
 }
 
 /* All of it, waiting while the socket is full. 0: the endpoint has closed. */
-static int say(int fd, const void *bytes, size_t n)
+static int send_bytes(int fd, const void *bytes, size_t n)
 {
 	size_t done = 0;
 
@@ -152,7 +152,7 @@ static int greet(void)
 	uint8_t answer[64 + sizeof ready];
 	int fd = dial();
 
-	assert_true(say(fd, greeting, sizeof greeting) && say(fd, ready, sizeof ready));
+	assert_true(send_bytes(fd, greeting, sizeof greeting) && send_bytes(fd, ready, sizeof ready));
 	assert_true(hear(fd, answer, sizeof answer));
 	assert_memory_equal(answer + 64 + sizeof ready - 3, "PUB", 3);
 
@@ -164,7 +164,7 @@ static void ping(int fd)
 	static const uint8_t ask[] = {4, 9, 4, 'P', 'I', 'N', 'G', 0, 0, 'h', 'i'};
 	uint8_t answer[9];
 
-	assert_true(say(fd, ask, sizeof ask) && hear(fd, answer, sizeof answer));
+	assert_true(send_bytes(fd, ask, sizeof ask) && hear(fd, answer, sizeof answer));
 	assert_memory_equal(answer, "\4\7\4PONGhi", sizeof answer);
 }
 
@@ -174,7 +174,7 @@ static int subscribed(void)
 	static const uint8_t everything[] = {0, 1, 1};
 	int fd = greet();
 
-	assert_true(say(fd, everything, sizeof everything));
+	assert_true(send_bytes(fd, everything, sizeof everything));
 	ping(fd);
 
 	return fd;
@@ -297,8 +297,8 @@ static void p5_a_frame_is_refused_when_it_is_announced(void **state)
 	begin();
 	before = resident();
 	fd = greet();
-	if (say(fd, huge, sizeof huge)) {
-		for (int i = 0; i < 1024 && say(fd, topic, sizeof topic); i++) {
+	if (send_bytes(fd, huge, sizeof huge)) {
+		for (int i = 0; i < 1024 && send_bytes(fd, topic, sizeof topic); i++) {
 		}
 	}
 	assert_true(is_closed(fd));
@@ -323,7 +323,7 @@ static void p5_subscriptions_cost_nothing_however_many(void **state)
 	for (uint32_t i = 0; i < 20000; i++) { /* as many topics, none like another */
 		kv_test_fill(&rng, one + 3, 254);
 		one[2] = 1;
-		assert_true(say(fd, one, 2 + 255));
+		assert_true(send_bytes(fd, one, 2 + 255));
 	}
 	ping(fd);
 	assert_in_range(resident() - before, 0, BUDGET);
@@ -382,7 +382,7 @@ static void p10_who_speaks_another_protocol_is_closed(void **state)
 	for (size_t i = 0; i < KV_COUNT_OF(words); i++) {
 		int fd = dial();
 
-		assert_true(say(fd, words[i], lens[i]));
+		assert_true(send_bytes(fd, words[i], lens[i]));
 		assert_true(is_closed(fd));
 		close(fd);
 	}
@@ -420,7 +420,7 @@ static void p6_garbage_ends_only_its_own_subscriber(void **state)
 			}
 		}
 		fd = dial();
-		(void)say(fd, said, n);
+		(void)send_bytes(fd, said, n);
 		publish(round % 100 == 0);
 		close(fd);
 	}

@@ -30,7 +30,7 @@ int fake_begin(size_t member, int flags)
 	if (fake.always_error && fake.always_member == member) {
 		error = fake.always_error;
 	}
-	if (flags & WAITS && fake_spoils(mode)) {
+	if (flags & WAITS && fake_check_capture(mode)) {
 		error = CU_UNSUPPORTED;
 	}
 
@@ -470,7 +470,7 @@ static int fake_event_record(kvk_cu_event_t event, kvk_cu_stream_t stream)
 static int in_capture(kvk_cu_event_t event)
 {
 	if (((fake_event_t *)(void *)event)->graph) {
-		fake_spoil("an event of a capture is asked about");
+		fake_invalidate("an event of a capture is asked about");
 		return CU_CAPTURED_EVENT;
 	}
 

@@ -52,9 +52,9 @@ unsigned fake_cuda_sms(void);
 uint64_t fake_cuda_on_their_way(void);
 /* Largest pinned allocation it gives; 0: any. */
 void fake_cuda_limit_pinned(size_t bytes);
-/* A bulk scatter of host memory with a bound on what is on its way takes so many times as long. */
+/* A bulk scatter of host memory with a bound on what is on its way takes this many times as long. */
 void fake_cuda_narrow(uint64_t times);
-/* Nanoseconds that its clock has gone on: so many a byte copied by the engine, so many a kernel's byte over the
+/* Nanoseconds that its clock has gone on: this many a byte copied by the engine, this many a kernel's byte over the
  * link. */
 void fake_cuda_costs(uint64_t engine, uint64_t link);
 uint64_t fake_cuda_clock(void *ctx);
@@ -62,11 +62,11 @@ uint64_t fake_cuda_clock(void *ctx);
 void fake_cuda_advance(uint64_t ns);
 
 /* What begins and ends a capture, as the driver has it. `mode` 0: calls of any thread that might wait for the device
- * spoil it, unless that thread has exchanged its mode; 2: none does. A call that is illegal while something is captured
- * is an error, a fault, and spoils the capture. */
+ * invalidate it, unless that thread has exchanged its mode; 2: none does. A call that is illegal while something is
+ * captured is an error, a fault, and invalidates the capture. */
 typedef struct fake_graph fake_graph_t;
 void fake_cuda_capture(kvk_cu_stream_t stream, int mode);
-/* NULL: it was spoiled. */
+/* NULL: it was invalidated. */
 fake_graph_t *fake_cuda_captured(kvk_cu_stream_t stream);
 void fake_cuda_graph_free(fake_graph_t *graph);
 

@@ -72,7 +72,7 @@ typedef struct fake_queue {
 /* Work of all streams of a capture, in the order in which it was enqueued: one that is legal. */
 struct fake_graph {
 	fake_queue_t queue;
-	int mode, spoiled;
+	int mode, invalid;
 	struct fake_stream *origin;
 };
 
@@ -157,9 +157,9 @@ int fake_record(kvk_cu_stream_t stream, fake_event_t *event);
 int fake_wait(kvk_cu_stream_t stream, fake_event_t *event);
 void fake_take_sms(kvk_cu_stream_t stream, unsigned sms);
 int fake_is_capturing(kvk_cu_stream_t stream);
-/* Does this call spoil the capture that is going on? Then it does, and is a fault. */
-int fake_spoils(int thread_mode);
-void fake_spoil(const char *what);
+/* Does this call invalidate the capture that is going on? Then it does, and is a fault. */
+int fake_check_capture(int thread_mode);
+void fake_invalidate(const char *what);
 void fake_run_all(void); /* under the lock */
 /* Has the event come? Running some work first, or (`all`) all of it. */
 int fake_look(fake_event_t *event, int all);

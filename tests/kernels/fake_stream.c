@@ -138,7 +138,7 @@ static void capture(fake_graph_t *graph, fake_work_t *work)
 {
 	if (work->what != FAKE_COPY && work->what != FAKE_LAUNCH) {
 		fake_fault("work that no graph takes");
-		graph->spoiled = 1;
+		graph->invalid = 1;
 	}
 	if (graph->queue.first) {
 		graph->queue.last->next = work;
@@ -148,17 +148,17 @@ static void capture(fake_graph_t *graph, fake_work_t *work)
 	graph->queue.last = work;
 }
 
-void fake_spoil(const char *what)
+void fake_invalidate(const char *what)
 {
 	fake_fault(what);
 	pthread_mutex_lock(&fake.lock);
 	if (fake.capture) {
-		fake.capture->spoiled = 1;
+		fake.capture->invalid = 1;
 	}
 	pthread_mutex_unlock(&fake.lock);
 }
 
-int fake_spoils(int thread_mode)
+int fake_check_capture(int thread_mode)
 {
 	int does;
 
@@ -166,7 +166,7 @@ int fake_spoils(int thread_mode)
 	does = fake.capture && fake.capture->mode == 0 && thread_mode != 2;
 	pthread_mutex_unlock(&fake.lock);
 	if (does) {
-		fake_spoil("a call that is not to be made while something is captured");
+		fake_invalidate("a call that is not to be made while something is captured");
 	}
 
 	return does;
@@ -179,7 +179,7 @@ int fake_is_capturing(kvk_cu_stream_t handle)
 
 	pthread_mutex_lock(&fake.lock);
 	graph = stream_of(handle)->graph;
-	status = !graph ? 0 : graph->spoiled ? 2 : 1;
+	status = !graph ? 0 : graph->invalid ? 2 : 1;
 	pthread_mutex_unlock(&fake.lock);
 
 	return status;
@@ -218,7 +218,7 @@ int fake_wait(kvk_cu_stream_t handle, fake_event_t *event)
 	}
 	pthread_mutex_unlock(&fake.lock);
 	if (of_stream && of_event != of_stream) {
-		fake_spoil("a stream that is captured waits for what is not in the graph");
+		fake_invalidate("a stream that is captured waits for what is not in the graph");
 		return CU_ISOLATION;
 	}
 	if (of_event) {
@@ -250,7 +250,7 @@ void fake_cuda_capture(kvk_cu_stream_t handle, int mode)
 fake_graph_t *fake_cuda_captured(kvk_cu_stream_t handle)
 {
 	fake_graph_t *graph;
-	int spoiled;
+	int invalid;
 
 	pthread_mutex_lock(&fake.lock);
 	graph = stream_of(handle)->graph;
@@ -268,9 +268,9 @@ fake_graph_t *fake_cuda_captured(kvk_cu_stream_t handle)
 		}
 		stream->graph = NULL;
 	}
-	spoiled = graph->spoiled;
+	invalid = graph->invalid;
 	pthread_mutex_unlock(&fake.lock);
-	if (spoiled) {
+	if (invalid) {
 		fake_cuda_graph_free(graph);
 		graph = NULL;
 	}

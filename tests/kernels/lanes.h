@@ -2,7 +2,7 @@
 // others wait for.
 //
 // What is asynchronous on a device happens as late as it may here: a copy lands when somebody has waited for it and is
-// read when nobody may write any more, and memory that is being written holds rubbish till then. So a missing wait, a
+// read when no lane may write it, and memory that is being written holds rubbish till then. So a missing wait, a
 // wrong count of what is on its way or a stage filled too early show.
 #ifndef LANES_H
 #define LANES_H

@@ -196,7 +196,7 @@ static void p5_a_wait_ends_in_time(void **state)
 
 	(void)state;
 	gpu_rig_init(&rig, NULL);
-	rig.config.env = NULL; /* time that goes on by itself */
+	rig.config.env = NULL; /* time that goes on */
 	gpu = gpu_rig_open(&rig);
 	gpu_case_usual(&c, &rng, gpu, KVK_PAGED_HEAD_TOKEN_KV);
 	copy = gpu_case_copy(&c, KVK_GPU_SCATTER, KVK_GPU_AUTO, NULL);

@@ -70,8 +70,8 @@ static kvk_gpu_copy_t draw(gpu_case_t *c, kv_test_rng_t *rng, kvk_gpu_t *gpu)
 	}
 }
 
-/* A link of several times the rate is not filled by few SMs with little on its way: that is measured. Whoever says how
- * many SMs there are is believed. */
+/* A link of several times the rate is not filled by few SMs with little on its way: that is measured. A caller that
+ * says how many SMs there are is believed. */
 static void p5_a_link_that_takes_more_is_given_more(void **state)
 {
 	kv_test_rng_t rng = {kv_test_seed()};

@@ -9,7 +9,7 @@
 
 #define MAX_RANKS 4u
 #define BLOCKS    5u
-#define GUARD     0xa7
+#define CANARY    0xa7
 
 /* ---- reference ------------------------------------------------------------------------------- */
 
@@ -253,12 +253,12 @@ static uint64_t block_leaf(const model_t *m, const rank_t *r, const uint64_t *le
 	return leaves[head * m->g.leaves + (size_t)r->paged.first_layer * m->g.pieces + local % per_head];
 }
 
-static void *take(size_t n)
+static void *alloc_with_canary(size_t n)
 {
 	void *p = aligned_alloc(64, (n + 63) / 64 * 64 + 64);
 
 	assert_non_null(p);
-	memset(p, GUARD, n + 1);
+	memset(p, CANARY, n + 1);
 
 	return p;
 }
@@ -280,11 +280,11 @@ static void check_model(kv_test_rng_t *rng, kvk_paged_kind_t kind)
 
 	make_model(rng, kind, &m);
 
-	uint8_t *block = take(m.g.block_bytes);
-	uint8_t *expected = take(m.g.block_bytes);
-	uint64_t *leaves = take((size_t)m.g.heads * m.g.leaves * sizeof *leaves);
-	uint64_t *roots = take(m.g.heads * sizeof *roots);
-	uint64_t *all = take((size_t)m.g.heads * m.g.leaves * sizeof *all);
+	uint8_t *block = alloc_with_canary(m.g.block_bytes);
+	uint8_t *expected = alloc_with_canary(m.g.block_bytes);
+	uint64_t *leaves = alloc_with_canary((size_t)m.g.heads * m.g.leaves * sizeof *leaves);
+	uint64_t *roots = alloc_with_canary(m.g.heads * sizeof *roots);
+	uint64_t *all = alloc_with_canary((size_t)m.g.heads * m.g.leaves * sizeof *all);
 	const uint32_t id = (uint32_t)kv_test_below(rng, BLOCKS);
 
 	/* Each rank gathers its own ranges and touches no other's. */
@@ -302,7 +302,7 @@ static void check_model(kv_test_rng_t *rng, kvk_paged_kind_t kind)
 	for (uint32_t i = 0; i < m.rank_count; i++) {
 		rank_t *r = &m.ranks[i];
 		kvk_move_t move = {.block = id, .data = block, .leaves = leaves};
-		uint8_t *before = take(r->bytes);
+		uint8_t *before = alloc_with_canary(r->bytes);
 		uint32_t bad = 99;
 
 		assert_int_equal(kvk_gather(&m.layout, &r->paged, &move, 1), KV_OK);
@@ -345,7 +345,7 @@ static void p1_gather_and_scatter_do_what_the_words_say(void **state)
 /* What the rank has of this block is zeros. */
 static void expect_cleared(const model_t *m, const rank_t *r, uint32_t block)
 {
-	uint8_t *data = take(m->g.block_bytes);
+	uint8_t *data = alloc_with_canary(m->g.block_bytes);
 	const kvk_move_t move = {.block = block, .data = data};
 
 	memset(data, 0, m->g.block_bytes);
@@ -372,8 +372,8 @@ static void p1_a_flipped_bit_is_refused_and_leaves_zeros(void **state)
 		make_model(&rng, round % 4 ? KVK_PAGED_KV_TOKEN_HEAD : KVK_PAGED_OPAQUE, &m);
 
 		rank_t *r = &m.ranks[0];
-		uint8_t *blocks = take((size_t)3 * m.g.block_bytes);
-		uint64_t *leaves = take(3 * rank_leaves(&m, r) * sizeof *leaves);
+		uint8_t *blocks = alloc_with_canary((size_t)3 * m.g.block_bytes);
+		uint64_t *leaves = alloc_with_canary(3 * rank_leaves(&m, r) * sizeof *leaves);
 		const uint32_t broken = (uint32_t)kv_test_below(&rng, 3);
 		const size_t page =
 			(size_t)(r->paged.first_head * m.layout.layers + r->paged.first_layer) * m.g.page_bytes;
@@ -415,9 +415,9 @@ static void p10_a_block_id_out_of_range_moves_nothing(void **state)
 	make_model(&rng, KVK_PAGED_KV_TOKEN_HEAD, &m);
 
 	rank_t *r = &m.ranks[0];
-	uint8_t *block = take(m.g.block_bytes);
-	uint8_t *untouched = take(m.g.block_bytes);
-	uint8_t *before = take(r->bytes);
+	uint8_t *block = alloc_with_canary(m.g.block_bytes);
+	uint8_t *untouched = alloc_with_canary(m.g.block_bytes);
+	uint8_t *before = alloc_with_canary(r->bytes);
 	const kvk_move_t moves[] = {{.block = 0, .data = block}, {.block = BLOCKS, .data = block}};
 	uint32_t bad = 99;
 
@@ -448,13 +448,13 @@ static void p1_permute_moves_every_element_and_back(void **state)
 		to.inner = (kvk_inner_t)kv_test_below(&rng, 2);
 		kvk_layout_geometry(&from, &g);
 
-		uint8_t *a = take(g.block_bytes);
-		uint8_t *b = take(g.block_bytes);
-		uint8_t *c = take(g.block_bytes);
+		uint8_t *a = alloc_with_canary(g.block_bytes);
+		uint8_t *b = alloc_with_canary(g.block_bytes);
+		uint8_t *c = alloc_with_canary(g.block_bytes);
 
 		kv_test_fill(&rng, a, g.block_bytes);
 		assert_int_equal(kvk_permute(&from, a, &to, b), KV_OK);
-		assert_int_equal(b[g.block_bytes], GUARD);
+		assert_int_equal(b[g.block_bytes], CANARY);
 		for (int probe = 0; probe < 200; probe++) {
 			const uint32_t head = (uint32_t)kv_test_below(&rng, from.heads);
 			const uint32_t layer = (uint32_t)kv_test_below(&rng, from.layers);
@@ -487,10 +487,10 @@ static void p1_block_digests_are_the_librarys(void **state)
 
 		kvk_layout_geometry(&l, &g);
 
-		uint8_t *data = take(g.block_bytes);
-		uint64_t *leaves = take((size_t)g.heads * g.leaves * sizeof *leaves);
-		uint64_t *roots = take(g.heads * sizeof *roots);
-		uint64_t *roots_alone = take(g.heads * sizeof *roots);
+		uint8_t *data = alloc_with_canary(g.block_bytes);
+		uint64_t *leaves = alloc_with_canary((size_t)g.heads * g.leaves * sizeof *leaves);
+		uint64_t *roots = alloc_with_canary(g.heads * sizeof *roots);
+		uint64_t *roots_alone = alloc_with_canary(g.heads * sizeof *roots);
 
 		kv_test_fill(&rng, data, g.block_bytes);
 		kvk_digest_block(&l, data, leaves, roots);

@@ -144,7 +144,7 @@ typedef struct outcome {
 	kv_status_t status;
 } outcome_t;
 
-static void __attribute__((unused)) note(void *arg, kv_status_t status)
+static void __attribute__((unused)) record_outcome(void *arg, kv_status_t status)
 {
 	outcome_t *o = arg;
 
@@ -174,7 +174,7 @@ static inline kv_status_t await(kvs_tier_t *tier, const outcome_t *o)
 static inline kv_status_t store_wait(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *mem)
 {
 	outcome_t o = {0};
-	kv_status_t status = kvs_store(tier, loc, mem, note, &o);
+	kv_status_t status = kvs_store(tier, loc, mem, record_outcome, &o);
 
 	return status == KV_OK ? await(tier, &o) : status;
 }
@@ -182,7 +182,7 @@ static inline kv_status_t store_wait(kvs_tier_t *tier, kvs_loc_t loc, const kvs_
 static inline kv_status_t load_wait(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *mem)
 {
 	outcome_t o = {0};
-	kv_status_t status = kvs_load(tier, loc, mem, note, &o);
+	kv_status_t status = kvs_load(tier, loc, mem, record_outcome, &o);
 
 	return status == KV_OK ? await(tier, &o) : status;
 }
@@ -190,7 +190,7 @@ static inline kv_status_t load_wait(kvs_tier_t *tier, kvs_loc_t loc, const kvs_m
 static inline kv_status_t flush_wait(kvs_tier_t *tier)
 {
 	outcome_t o = {0};
-	kv_status_t status = kvs_flush(tier, note, &o);
+	kv_status_t status = kvs_flush(tier, record_outcome, &o);
 
 	return status == KV_OK ? await(tier, &o) : status;
 }
@@ -199,7 +199,7 @@ static inline kv_status_t epoch_wait(kvs_tier_t *tier, uint64_t epoch)
 {
 	outcome_t o = {0};
 	kv_status_t status =
-		kvs_epoch_set(tier, &(kvs_epoch_t){space_root, "default", "model=test\n", epoch}, note, &o);
+		kvs_epoch_set(tier, &(kvs_epoch_t){space_root, "default", "model=test\n", epoch}, record_outcome, &o);
 
 	return status == KV_OK ? await(tier, &o) : status;
 }

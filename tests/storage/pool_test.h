@@ -75,7 +75,7 @@ typedef struct outcome {
 	kv_status_t status;
 } outcome_t;
 
-static inline void note(void *arg, kv_status_t status)
+static inline void record_outcome(void *arg, kv_status_t status)
 {
 	outcome_t *o = arg;
 
@@ -86,7 +86,7 @@ static inline void note(void *arg, kv_status_t status)
 static inline kv_status_t store(kvs_tier_t *t, kvs_loc_t loc, const kvs_mem_t *mem)
 {
 	outcome_t o = {0, KV_OK};
-	kv_status_t status = kvs_store(t, loc, mem, note, &o);
+	kv_status_t status = kvs_store(t, loc, mem, record_outcome, &o);
 
 	assert_int_equal(o.calls, status == KV_OK);
 
@@ -96,7 +96,7 @@ static inline kv_status_t store(kvs_tier_t *t, kvs_loc_t loc, const kvs_mem_t *m
 static inline kv_status_t load(kvs_tier_t *t, kvs_loc_t loc, const kvs_mem_t *mem)
 {
 	outcome_t o = {0, KV_OK};
-	kv_status_t status = kvs_load(t, loc, mem, note, &o);
+	kv_status_t status = kvs_load(t, loc, mem, record_outcome, &o);
 
 	assert_int_equal(o.calls, status == KV_OK);
 

@@ -1,4 +1,4 @@
-/* A machine all of whose CPUs are busy: memory is touched ahead in nobody's time, and nobody waits for that. */
+/* A machine all of whose CPUs are busy: no time is left to touch memory ahead, and no caller waits for that. */
 #include "pool_test.h"
 
 #include <pthread.h>

@@ -148,8 +148,9 @@ static void p2_blocks_without_parent_of_old_epochs_and_unknown_spaces_are_droppe
 	assert_int_equal(flush_wait(f.tier), KV_OK);
 	keep_supers(&f, kept, sizeof kept);
 	stranger.root[0] = 99;
-	assert_int_equal(kvs_epoch_set(f.tier, &(kvs_epoch_t){stranger.root, "default", "model=other\n", 1}, note, &o),
-			 KV_OK);
+	assert_int_equal(
+		kvs_epoch_set(f.tier, &(kvs_epoch_t){stranger.root, "default", "model=other\n", 1}, record_outcome, &o),
+		KV_OK);
 	assert_int_equal(await(f.tier, &o), KV_OK);
 	assert_int_equal(kvs_alloc(f.tier, f.slot_class, KVS_PUT, 1, &stranger, &loc), KV_OK);
 	block_fill(&plain, &stranger.key, &b);
@@ -266,12 +267,12 @@ static void p1_a_stale_location_is_a_miss(void **state)
 	block_blank(&b);
 	assert_int_equal(put_block(&f, &plain, 1, 1, &loc), KV_OK);
 	kvs_free(f.tier, loc);
-	assert_int_equal(kvs_load(f.tier, loc, &b.mem, note, NULL), KV_MISS);
-	assert_int_equal(kvs_store(f.tier, loc, &b.mem, note, NULL), KV_MISS);
+	assert_int_equal(kvs_load(f.tier, loc, &b.mem, record_outcome, NULL), KV_MISS);
+	assert_int_equal(kvs_store(f.tier, loc, &b.mem, record_outcome, NULL), KV_MISS);
 	assert_int_equal(kvs_set_state(f.tier, loc, KVS_QUARANTINED), KV_MISS);
 	kvs_free(f.tier, loc);
 	kvs_free(f.tier, wild);
-	assert_int_equal(kvs_load(f.tier, wild, &b.mem, note, NULL), KV_MISS);
+	assert_int_equal(kvs_load(f.tier, wild, &b.mem, record_outcome, NULL), KV_MISS);
 	assert_int_equal(kvs_mem(f.tier, loc, &b.mem), KV_ERR_UNSUPPORTED);
 	check_sums(&f);
 	fixture_fini(&f);
@@ -299,13 +300,13 @@ static void p10_wrong_states_and_arguments_are_refused(void **state)
 	assert_int_equal(kvs_class_open(f.tier, "default", &wide, &id), KV_ERR_LAYOUT);
 	assert_int_equal(kvs_class_open(f.tier, "default", &no_leaf, &id), KV_ERR_LAYOUT);
 	assert_int_equal(kvs_alloc(f.tier, f.slot_class, KVS_PUT, 1, &meta, &loc), KV_OK);
-	assert_int_equal(kvs_load(f.tier, loc, &b.mem, note, NULL), KV_ERR_ARG);
+	assert_int_equal(kvs_load(f.tier, loc, &b.mem, record_outcome, NULL), KV_ERR_ARG);
 	assert_int_equal(kvs_set_state(f.tier, loc, KVS_READY), KV_ERR_ARG);
-	assert_int_equal(kvs_store(f.tier, loc, &crooked, note, NULL), KV_ERR_ARG);
+	assert_int_equal(kvs_store(f.tier, loc, &crooked, record_outcome, NULL), KV_ERR_ARG);
 	assert_int_equal(store_wait(f.tier, loc, &b.mem), KV_OK);
 	assert_int_equal(store_wait(f.tier, loc, &b.mem), KV_ERR_ARG);
 	assert_int_equal(kvs_set_state(f.tier, loc, KVS_QUARANTINED), KV_OK);
-	assert_int_equal(kvs_load(f.tier, loc, &b.mem, note, NULL), KV_ERR_CORRUPT);
+	assert_int_equal(kvs_load(f.tier, loc, &b.mem, record_outcome, NULL), KV_ERR_CORRUPT);
 	assert_int_equal(kvs_set_state(f.tier, loc, KVS_READY), KV_ERR_ARG);
 	check_sums(&f);
 	fixture_fini(&f);
@@ -377,7 +378,7 @@ static void p5_an_emptied_file_makes_room_for_the_class_it_was_emptied_for(void 
 				loc[i].slot = KV_SLOT_NONE;
 			}
 		}
-		assert_int_equal(change->free_slots(f.tier, first_class), 0); /* what has come free is nobody's */
+		assert_int_equal(change->free_slots(f.tier, first_class), 0); /* what has come free has no owner */
 		change->cancel_retire(f.tier, file);
 		assert_int_equal(change->free_slots(f.tier, first_class), look.slots);
 		change->begin_retire(f.tier, file);
@@ -417,10 +418,10 @@ static void p4_a_slot_freed_under_its_write_is_free_when_that_has_ended(void **s
 	fixture_begin(&f, &found);
 	block_fill(&plain, &meta.key, &b);
 	assert_int_equal(kvs_alloc(f.tier, f.slot_class, KVS_PUT, 1, &meta, &loc), KV_OK);
-	assert_int_equal(kvs_store(f.tier, loc, &b.mem, note, &o), KV_OK);
+	assert_int_equal(kvs_store(f.tier, loc, &b.mem, record_outcome, &o), KV_OK);
 	assert_int_equal(kvs_in_flight(f.tier), 1);
 	kvs_free(f.tier, loc);
-	assert_int_equal(kvs_load(f.tier, loc, &b.mem, note, NULL), KV_MISS);
+	assert_int_equal(kvs_load(f.tier, loc, &b.mem, record_outcome, NULL), KV_MISS);
 	kvs_usage(f.tier, &usage);
 	assert_int_equal(usage.used_slots, 1);
 	await(f.tier, &o);
@@ -445,7 +446,7 @@ static order_t order;
 
 static void on_flushed(void *arg, kv_status_t status)
 {
-	note(arg, status);
+	record_outcome(arg, status);
 	for (size_t i = 0; i < KV_COUNT_OF(order.store); i++) {
 		order.stores_at_flush += order.store[i].calls;
 	}
@@ -466,7 +467,7 @@ static void p2_a_flush_is_answered_after_all_stores_before_it(void **state)
 
 		block_fill(&plain, &meta.key, &b[i]);
 		assert_int_equal(kvs_alloc(f.tier, f.slot_class, KVS_PUT, 1, &meta, &loc[i]), KV_OK);
-		assert_int_equal(kvs_store(f.tier, loc[i], &b[i].mem, note, &order.store[i]), KV_OK);
+		assert_int_equal(kvs_store(f.tier, loc[i], &b[i].mem, record_outcome, &order.store[i]), KV_OK);
 	}
 	assert_int_equal(kvs_flush(f.tier, on_flushed, &order.flush), KV_OK);
 	assert_int_equal(order.flush.calls, 0);
@@ -491,11 +492,11 @@ static void p5_callbacks_are_bounded_and_the_queue_says_busy(void **state)
 	memset(o, 0, sizeof o);
 	assert_int_equal(put_block(&f, &plain, 1, 1, &loc), KV_OK);
 	block_blank(&b);
-	while (n < 2000 && kvs_load(f.tier, loc, &b.mem, note, &o[n]) == KV_OK) {
+	while (n < 2000 && kvs_load(f.tier, loc, &b.mem, record_outcome, &o[n]) == KV_OK) {
 		n++;
 	}
 	assert_true(n >= 16 && n < 2000);
-	assert_int_equal(kvs_load(f.tier, loc, &b.mem, note, &o[n]), KV_ERR_BUSY);
+	assert_int_equal(kvs_load(f.tier, loc, &b.mem, record_outcome, &o[n]), KV_ERR_BUSY);
 	while (ran < n) {
 		struct pollfd wait = {.fd = kvs_event_fd(f.tier), .events = POLLIN};
 		uint32_t got = kvs_poll(f.tier, 3);

@@ -31,7 +31,7 @@ static int writer(const char *dir, const char *side, uint64_t chain)
 
 			block_fill(&plain, &meta.key, &b[i]);
 			if (kvs_alloc(f.tier, f.slot_class, KVS_FILLING, 1, &meta, &loc) != KV_OK ||
-			    kvs_store(f.tier, loc, &b[i].mem, note, &o[i]) != KV_OK) {
+			    kvs_store(f.tier, loc, &b[i].mem, record_outcome, &o[i]) != KV_OK) {
 				return 3;
 			}
 		}

@@ -207,7 +207,7 @@ static void p2_a_slot_file_that_was_cut_loses_only_what_was_cut(void **state)
 	fixture_fini(&f);
 }
 
-/* rm, and then a cut, under an open tier: no acknowledgement rests on what is not there any more. */
+/* rm, and then a cut, under an open tier: no acknowledgement rests on what has gone. */
 static void p2_a_slot_file_removed_while_it_is_open_is_noticed(void **state)
 {
 	fixture_t f;
@@ -596,7 +596,7 @@ static void p5_a_full_file_system_is_full_and_the_tier_goes_on(void **state)
 	assert_true(status == KV_ERR_NOSPC);
 	check_sums(&f);
 	fixture_close(&f);
-	assert_int_equal(umount(f.dir), 0); /* nothing holds a file any more */
+	assert_int_equal(umount(f.dir), 0); /* nothing holds a file open */
 	fixture_fini(&f);
 }
 

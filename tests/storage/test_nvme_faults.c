@@ -92,7 +92,7 @@ static void switch_off(fixture_t *f, struct rlimit *before, kvs_loc_t *p_fourth)
 	assert_int_equal(kv_metric_get(&f->metrics, KV_M_DISK_STATE), KVS_HEALTH_READ_ONLY);
 }
 
-/* The tier tries by itself, and works again. */
+/* The tier tries again without help, and works. */
 static void wait_works(fixture_t *f)
 {
 	const uint64_t deadline = real_now(NULL) + UINT64_C(20000000000);
@@ -227,9 +227,10 @@ static void p5_a_flush_that_never_came_to_an_end_is_told_that_the_tier_is_closed
 	f.test.env.alloc = alloc_unless_starved;
 	f.test.env.now_ns = now_in_a_hurry;
 	fixture_begin(&f, &found);
-	assert_int_equal(kvs_epoch_set(f.tier, &(kvs_epoch_t){space_root, "default", "model=test\n", 2}, note, &epoch),
-			 KV_OK);
-	assert_int_equal(kvs_flush(f.tier, note, &flush), KV_OK);
+	assert_int_equal(
+		kvs_epoch_set(f.tier, &(kvs_epoch_t){space_root, "default", "model=test\n", 2}, record_outcome, &epoch),
+		KV_OK);
+	assert_int_equal(kvs_flush(f.tier, record_outcome, &flush), KV_OK);
 	atomic_store(&starved, 1);
 	fixture_close(&f);
 	atomic_store(&starved, 0);
@@ -261,8 +262,8 @@ static int child_life(const char *dir, uint64_t fallback)
 	return 0;
 }
 
-/* A failed fdatasync of the slot file: nothing of it is acknowledged, nothing is offered, and it is said which blocks
- * are in doubt. */
+/* A failed fdatasync of the slot file: nothing of it is acknowledged, nothing is offered, and the blocks that may be
+ * wrong are reported. */
 static int child_sync(const char *dir)
 {
 	fixture_t f;
@@ -309,7 +310,7 @@ static uint64_t now_with_jumps(void *ctx)
 	return real_now(ctx) + atomic_load(&hurry_ns);
 }
 
-/* Four blocks, of which the first could not be read, with a clock that can be turned on. */
+/* Four blocks, the first unreadable, with a clock that can be turned on. */
 static void begin_unreadable(fixture_t *f, const char *dir, kvs_loc_t loc[4])
 {
 	fixture_init(f, dir);
@@ -507,11 +508,11 @@ static int child_sync_race(const char *dir)
 	f.config.flush_interval_ns = UINT64_C(60000000000);
 	fixture_begin(&f, &found);
 	assert_int_equal(put_block(&f, &plain, 1, 1, &first), KV_OK);
-	assert_int_equal(kvs_flush(f.tier, note, &flush), KV_OK);
+	assert_int_equal(kvs_flush(f.tier, record_outcome, &flush), KV_OK);
 	kvs_poll(f.tier, 64); /* the turn begins, and its sync lasts a while */
 	assert_int_equal(kvs_alloc(f.tier, f.slot_class, KVS_FILLING, 1, &meta, &second), KV_OK);
 	block_fill(&plain, &meta.key, &b);
-	assert_int_equal(kvs_store(f.tier, second, &b.mem, note, &store), KV_OK);
+	assert_int_equal(kvs_store(f.tier, second, &b.mem, record_outcome, &store), KV_OK);
 	for (int i = 0; i < 10000 && flush.calls == 0; i++) {
 		kvs_poll(f.tier, 0); /* no transfer is taken in */
 		usleep(1000);

@@ -361,15 +361,16 @@ static void epochs_are_remembered_in_memory(void **state)
 	for (uint8_t i = 0; i < 100; i++) {
 		root[31] = i;
 		assert_int_equal(kvs_epoch_get(pool, root), 0);
-		assert_int_equal(kvs_epoch_set(pool, &(kvs_epoch_t){root, "ns", "text", 1}, note, &o), KV_OK);
-		assert_int_equal(kvs_epoch_set(pool, &(kvs_epoch_t){root, "ns", "text", i + 2u}, note, &o), KV_OK);
+		assert_int_equal(kvs_epoch_set(pool, &(kvs_epoch_t){root, "ns", "text", 1}, record_outcome, &o), KV_OK);
+		assert_int_equal(kvs_epoch_set(pool, &(kvs_epoch_t){root, "ns", "text", i + 2u}, record_outcome, &o),
+				 KV_OK);
 	}
 	for (uint8_t i = 0; i < 100; i++) {
 		root[31] = i;
 		assert_int_equal(kvs_epoch_get(pool, root), i + 2u);
 	}
 	assert_int_equal(o.calls, 200);
-	assert_int_equal(kvs_flush(pool, note, &o), KV_OK);
+	assert_int_equal(kvs_flush(pool, record_outcome, &o), KV_OK);
 	assert_int_equal(o.calls, 201);
 	assert_int_equal(kvs_event_fd(pool), -1);
 	assert_int_equal(kvs_poll(pool, 8) + kvs_in_flight(pool), 0);

@@ -260,7 +260,8 @@ static void p6_every_failed_allocation_is_survived(void **state)
 		if (status == KV_OK) {
 			assert_int_equal(kvs_class_open(pool, "ns", &plain, &class), KV_OK);
 			fill(pool, class);
-			status = kvs_epoch_set(pool, &(kvs_epoch_t){(const uint8_t[32]){1}, "ns", "text", 1}, note, &o);
+			status = kvs_epoch_set(pool, &(kvs_epoch_t){(const uint8_t[32]){1}, "ns", "text", 1},
+					       record_outcome, &o);
 			assert_int_equal(o.calls, status == KV_OK);
 			check(pool);
 			kvs_close(pool);
@@ -301,7 +302,7 @@ static void p6_descriptors_run_out_and_come_back(void **state)
 }
 
 /* The keeper's descriptor whose word was lost, a mapping of the same process's connection before: what the limit no
- * longer counts is nobody's. */
+ * longer counts has no owner. */
 static void p5_a_slab_leaves_no_pages_with_whoever_has_it_unheard_of(void **state)
 {
 	kvs_pool_config_t config = pool_config(&metrics, 400u << 10, 100000);

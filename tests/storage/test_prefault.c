@@ -1,5 +1,5 @@
-/* The first touch of fresh memory is slow (0.3 to 1 GB/s): it is done beside the callers, and counted when it is
- * not. */
+/* The first touch of fresh memory is slow (0.3 to 1 GB/s): a thread does it ahead of the callers, and it is counted
+ * when the thread has not. */
 #include "pool_test.h"
 
 #include "cpu/carve.h"
@@ -81,7 +81,7 @@ static void a_slab_is_touched_before_the_first_put(void **state)
 	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
-/* As the daemon's loop does in idle moments, until there are so many slabs. */
+/* As the daemon's loop does in idle moments, until there are this many slabs. */
 static void idle_until(kvs_tier_t *tier, uint32_t slabs)
 {
 	for (int i = 0; i < 200000 && kvs_pool_slab_count(tier) < slabs; i++) {
@@ -92,7 +92,7 @@ static void idle_until(kvs_tier_t *tier, uint32_t slabs)
 	assert_int_equal(kvs_pool_slab_count(tier), slabs);
 }
 
-static void take(kvs_tier_t *tier, uint32_t class, uint32_t count)
+static void alloc_slots(kvs_tier_t *tier, uint32_t class, uint32_t count)
 {
 	kvs_meta_t meta = meta_of(1);
 	kvs_loc_t loc;
@@ -142,11 +142,11 @@ static void p5_memory_is_kept_ready_for_the_size_in_use_and_no_more_of_it_than_s
 	wait_ready(&pool->slabs[7]->slab);
 	slots = pool->slabs[4]->slab.slots;
 	for (uint32_t s = 9; s <= 11; s++) {
-		take(tier, class, slots);
+		alloc_slots(tier, class, slots);
 		idle_until(tier, s);
 		wait_ready(&pool->slabs[s - 1]->slab);
 	}
-	take(tier, other, 1);
+	alloc_slots(tier, other, 1);
 	for (int i = 0; i < 100; i++) {
 		kvs_pool_carve_ahead(tier, 0);
 	}

@@ -149,7 +149,7 @@ static void p6_a_fault_outside_the_announced_memory_is_not_swallowed(void **stat
 	region_unmap(&a);
 }
 
-static void leave(int signum)
+static void exit_on_signal(int signum)
 {
 	(void)signum;
 	_exit(42);
@@ -191,7 +191,7 @@ static void p6_an_unhandled_sigbus_means_what_it_meant_before(void **state)
 		int status = end_of_child(SIG_DFL, send);
 
 		assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS);
-		status = end_of_child(leave, send);
+		status = end_of_child(exit_on_signal, send);
 		assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 42);
 		status = end_of_child(SIG_IGN, send);
 		assert_true(send ? WIFEXITED(status) && WEXITSTATUS(status) == 0

@@ -50,7 +50,7 @@ typedef struct feed {
 	char topic[256];
 	kvd_ring_t ring;
 	uint32_t open_events; /* in the batch being built */
-	uint32_t open_bytes;  /* its payload has at most so many */
+	uint32_t open_bytes;  /* at most, of its payload */
 	int lost;             /* the batch being built has lost an event */
 	uint64_t event_seq, hit_seq;
 	kvd_zmtp_t *events, *hits; /* the thread's once it runs */
@@ -343,7 +343,7 @@ static void tick(kvd_publisher_t *publisher)
 }
 
 /* What connections say and ask for, within the time. */
-static void look(kvd_publisher_t *publisher, int timeout_ms)
+static void serve_connections(kvd_publisher_t *publisher, int timeout_ms)
 {
 	struct epoll_event events[64];
 	int n = epoll_wait(publisher->epoll_fd, events, 64, timeout_ms);
@@ -373,7 +373,7 @@ static void linger(kvd_publisher_t *publisher)
 			waiting |= kvd_zmtp_waiting(publisher->feeds[i].events) |
 				   kvd_zmtp_waiting(publisher->feeds[i].hits);
 		}
-		look(publisher, waiting ? 1 : 0);
+		serve_connections(publisher, waiting ? 1 : 0);
 	}
 }
 
@@ -390,7 +390,7 @@ static void *publish_thread(void *arg)
 			atomic_store(&publisher->asleep, 1);
 			busy = drain(publisher) || atomic_load(&publisher->stop);
 		}
-		look(publisher, busy ? 0 : WAKE_MS);
+		serve_connections(publisher, busy ? 0 : WAKE_MS);
 		tick(publisher);
 	}
 	linger(publisher);

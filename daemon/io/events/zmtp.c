@@ -22,7 +22,7 @@
 #define REST_MAX       ((size_t)2 * KVD_ZMTP_MESSAGE_MAX)
 #define SEND_BYTES     262144u /* to one subscriber before it is the next one's turn */
 #define HANDSHAKE_NS   UINT64_C(5000000000)
-#define MESSAGE_MIN    64u /* the log has a place for the end of a message each so many bytes */
+#define MESSAGE_MIN    64u /* the log can hold the end of one message in this many bytes */
 
 #define FLAG_MORE    1u
 #define FLAG_LONG    2u

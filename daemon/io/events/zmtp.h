@@ -1,5 +1,5 @@
-/* daemon/io/events/zmtp.h -- a ZeroMQ PUB endpoint on a UNIX socket (ZMTP 3.0, rfc.zeromq.org/spec/23) of which every
- * byte is counted (decision 026).
+/* daemon/io/events/zmtp.h -- a ZeroMQ PUB endpoint on a UNIX socket (ZMTP 3.0, rfc.zeromq.org/spec/23) that counts
+ * every byte it holds (decision 026).
  *
  *   accept --greeting--> GREETED
  *       --READY--> OPEN          any frame over 512 bytes, other protocol, late handshake--> closed

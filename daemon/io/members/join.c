@@ -104,7 +104,7 @@ void kvd_member_entry_set_drained(kvd_host_t *host, kvd_member_entry_t *member, 
 	} else if (ask->what == 3) {
 		kvd_slabs_note_unmapped(host, member->id, ask->id);
 	} else if (ask->what == 4) {
-		/* Its last word, whoever else holds the socket open: a child that was forked does. */
+		/* Its last word, although a forked child may hold the socket open. */
 		member->left = 1;
 		kvd_session_doom(host, member->session);
 	}

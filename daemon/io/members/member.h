@@ -33,7 +33,7 @@ struct kvd_member_entry {
 	uint32_t space; /* opened last; 0: none */
 	int drained;    /* it has said that copies of its older connections have ended */
 	int left;       /* its last word was that it has unmapped everything */
-	int fired;      /* the pidfd has: it touches nothing any more */
+	int fired;      /* the pidfd has: it touches nothing */
 };
 
 static inline kvd_member_entry_t **kvd_member_bucket(kvd_host_t *host, kvd_member_t id)

@@ -6,7 +6,7 @@
 #include "io/sessions/session.h"
 
 #define LOG_NS    UINT64_C(100000000) /* a namespace may have one more line about its members in this time */
-#define LOG_BURST 64u                 /* and so many at once */
+#define LOG_BURST 64u                 /* and this many at once */
 
 kvd_member_entry_t *kvd_member_entry_find(kvd_host_t *host, kvd_member_t id)
 {

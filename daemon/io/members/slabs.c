@@ -1,13 +1,12 @@
-/* Slabs that come and go: who has been told of which, and who still maps one that has been retired.
+/* Slabs that come and go: which members know each one, and which still map a retired one (decision 013).
  *
- *   NONE --carved--> ANNOUNCED --retired--> RETIRING --nobody maps it--> NONE
- *                                      RETIRING --too long--> ZOMBIE (its pages are taken away) --nobody maps it-->
- * NONE
+ *   NONE --carved--> ANNOUNCED --retired--> RETIRING --no member maps it--> NONE
+ *   RETIRING --too long--> ZOMBIE (its pages are taken away) --no member maps it--> NONE
  *
- * Nothing names a slot of a retired slab, so nothing is read or written there; what is waited for is memory, and it is
- * not waited for long: an engine that is idle may not look at its socket for minutes. Pages that a member has pinned
- * for a device stay its own when they are taken away. Members that may do that look at their socket all the time, and
- * what those that do not answer may keep so is bounded.
+ * Nothing names a slot of a retired slab, so nothing is read or written there. What is waited for is memory, and not
+ * for long: an idle engine may not read its socket for minutes. Pages that a member has pinned for a device stay its
+ * own when they are taken away. Members that pin memory read their sockets all the time; what members that do not
+ * answer can keep in this way is bounded (PINNED_SHARE).
  */
 #include "io/members/slabs.h"
 
@@ -29,7 +28,7 @@ typedef enum slab_state { SLAB_NONE, ANNOUNCED, RETIRING, ZOMBIE } slab_state_t;
 typedef struct slab_entry {
 	slab_state_t state;
 	uint32_t region;
-	uint32_t next;   /* in the list of those that are RETIRING or ZOMBIE */
+	uint32_t next;   /* in the list of RETIRING and ZOMBIE slabs */
 	uint32_t mapped; /* members that have not said that they do not map it */
 	uint64_t serial;
 	uint64_t since_ns;

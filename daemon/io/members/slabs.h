@@ -1,4 +1,4 @@
-/* daemon/io/members/slabs.h -- slabs that come and go: which members know of which, and which still map a retired one.
+/* daemon/io/members/slabs.h -- slabs that come and go: which members know each one, and which still map a retired one.
  */
 #ifndef KVD_IO_MEMBERS_SLABS_H
 #define KVD_IO_MEMBERS_SLABS_H

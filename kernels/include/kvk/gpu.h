@@ -66,7 +66,7 @@ const char *kvk_gpu_describe(const kvk_gpu_t *gpu);
 /* Make host memory known to the device, for as long as it stays mapped here: pins it. 0.035 s/GiB on huge pages, 0.6 on
  * small ones. KV_ERR_LIMIT: the kernel refuses to pin so much (memlock); KV_ERR_IO. Ranges do not overlap. */
 kv_status_t kvk_gpu_register(kvk_gpu_t *gpu, void *base, size_t bytes);
-/* Before it is unmapped. Waits for nothing: no job may use it any more. */
+/* Before it is unmapped. Waits for nothing: no job may use it. */
 void kvk_gpu_unregister(kvk_gpu_t *gpu, void *base);
 /* Does the device see all of these bytes? Lock-free against copies. */
 int kvk_gpu_is_registered(const kvk_gpu_t *gpu, const void *at, size_t bytes);
@@ -93,11 +93,11 @@ typedef struct kvk_gpu_copy {
 	 * whatever the range. */
 	const kvk_move_t *moves;
 	uint32_t count;
-	/* Moves of which these are a part, the others right before and behind them on the stream: AUTO goes by all of
-	 * them. 0: these are all. */
+	/* How many moves AUTO counts: these and those of neighbouring jobs, right before and behind on the stream. 0:
+	 * these are all. */
 	uint32_t of;
-	/* And so many of these come behind this job: a scatter need not end in small steps, beside whose kernels the
-	 * link would be idle. */
+	/* And this many of them come behind this job: a scatter that is not the last need not end in small chunks,
+	 * whose kernels leave the link idle. */
 	uint32_t rest;
 	uint32_t sms; /* budget; 0: the device's */
 	/* Of a scatter that reads host memory with a kernel: bytes on their way over the link at a time, 4 KiB a warp
@@ -127,7 +127,7 @@ kv_status_t kvk_gpu_wait(kvk_gpu_job_t *job, uint64_t timeout_us);
 int kvk_gpu_move_is_bad(const kvk_gpu_job_t *job, uint32_t i);
 /* What is enqueued on this stream from now on runs after the job. */
 kv_status_t kvk_gpu_order_after_job(kvk_gpu_job_t *job, kvk_cu_stream_t stream);
-/* Give it back. It must be over, or its copies must not matter any more: memory they use stays in use until they
+/* Give it back. It must be over, or its copies must no longer matter: memory they use stays in use until they
  * end. */
 void kvk_gpu_release_job(kvk_gpu_job_t *job);
 
@@ -148,7 +148,7 @@ typedef struct kvk_gpu_clock kvk_gpu_clock_t;
 kv_status_t kvk_gpu_clock_open(kvk_gpu_t *gpu, kvk_gpu_clock_t **p_clock);
 /* Before its device. NULL is fine. */
 void kvk_gpu_clock_close(kvk_gpu_clock_t *clock);
-/* Start it (end 0; it is then not stopped any more), or stop it, once or again, when the stream comes to here.
+/* Start it (end 0; an earlier stop is then forgotten), or stop it, once or again, when the stream comes to here.
  * KV_ERR_IO: it is not. */
 kv_status_t kvk_gpu_clock_mark(kvk_gpu_clock_t *clock, int end, kvk_cu_stream_t stream);
 /* The device has come to where it was started last. 0: it has not, or nobody can tell. */

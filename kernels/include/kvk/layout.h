@@ -114,7 +114,7 @@ typedef struct kvk_paged {
 				as in (layers, heads, blocks, tokens, 2 x dim) */
 } kvk_paged_t;
 
-/* Valid by itself, and for this pool layout (heads, layers, dims and dtype agree). KV_ERR_LAYOUT with a sentence. */
+/* Valid alone, and for this pool layout (heads, layers, dims and dtype agree). KV_ERR_LAYOUT with a sentence. */
 kv_status_t kvk_paged_check(const kvk_paged_t *paged, const kvk_layout_t *layout, const char **p_why);
 
 #endif

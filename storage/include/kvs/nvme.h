@@ -50,7 +50,7 @@ kv_status_t kvs_nvme_open(const kvs_nvme_config_t *config, const kv_env_t *env, 
  * said once. UINT32_MAX when registration would gain nothing: no io_uring, too many regions. Memory on reserved huge
  * pages gains nothing either (docs/decisions/005-nvme-slots.md): do not register it. */
 void kvs_nvme_register(kvs_tier_t *tier, void *base, size_t bytes, uint32_t *p_region);
-/* The memory is to be unmapped, and no transfer uses it any more. 1: nothing of it is registered now (any region that
+/* The memory will be unmapped, and no transfer uses it. 1: nothing of it is registered now (any region that
  * is none: at once). 0: the I/O thread has been told; ask again, and leave it mapped until then. */
 int kvs_nvme_unregister(kvs_tier_t *tier, uint32_t region);
 

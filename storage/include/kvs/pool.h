@@ -54,7 +54,7 @@ typedef struct kvs_slab_info {
 	uint32_t slab;
 	uint32_t slots;
 	uint64_t serial; /* never 0, and no other slab's: numbers come back, serials do not */
-	int retired;     /* 1: clients are to unmap it; nothing names its slots any more */
+	int retired;     /* 1: clients must unmap it; nothing names its slots */
 	uint32_t slot_class;
 	uint32_t slot_bytes; /* stride */
 	kvs_geometry_t geometry;

@@ -113,24 +113,24 @@ typedef struct kvs_tier kvs_tier_t;
 
 /* Ends a transfer. `status`: OK, or KV_ERR_CORRUPT (header or digest), KV_ERR_FAULT (memory taken away), KV_ERR_IO,
  * KV_ERR_NOSPC, KV_MISS (the location is stale). It runs only when the device has let go of the memory: a stuck device
- * holds its transfers back, and the core answers those who wait from its own deadline. */
+ * holds its transfers back, and the core answers waiting requests at its own deadline. */
 typedef void (*kvs_done_fn)(void *arg, kv_status_t status);
 
 /* One block found at open. Return other than KV_OK to have it dropped (its slot is freed). KV_PENDING: not now, but
  * with what is below it after all others. */
 typedef kv_status_t (*kvs_found_fn)(void *arg, uint32_t slot_class, kvs_loc_t loc, const kvs_meta_t *meta);
 
-/* A slab, or a slot file, as those see it who decide which class it should belong to. */
+/* A slab, or a slot file, as the core sees it when it decides which class it should belong to. */
 typedef struct kvs_slab_desc {
 	uint32_t slot_class;
 	uint32_t slots;
 	uint32_t taken; /* not FREE */
 	uint32_t open;  /* of them, not READY either; of a file: 0 */
-	int retiring;   /* 1: gives out no slot any more */
+	int retiring;   /* 1: gives out no slot */
 	int retired;    /* 1: empty for good; its memory is still there */
 } kvs_slab_desc_t;
 
-/* Slabs and slot files that change their class. A file that has been retired goes by itself when its rows have:
+/* Slabs and slot files that change their class. A retired file is removed when its rows are deleted:
  *
  *   USED --leave--> LEAVING --every slot FREE, retire--> RETIRED --nobody maps it--> its memory is another class's
  *   LEAVING --stay--> USED
@@ -159,15 +159,15 @@ typedef struct kvs_rebalance_ops {
 	kv_status_t (*retire)(kvs_tier_t *tier, uint32_t slab, uint32_t for_class);
 } kvs_rebalance_ops_t;
 
-/* What a tier tells its user by itself, from inside kvs_poll(). Any call to the tier but kvs_poll() and kvs_close() may
+/* What a tier reports unasked, from inside kvs_poll(). Any call to the tier but kvs_poll() and kvs_close() may
  * be made from there. */
 typedef struct kvs_watch {
 	void *arg;
-	/* The bytes of a stored slot cannot be vouched for any more: a sync failed since they were written, or their
+	/* The bytes of a stored slot may be wrong: a sync failed since they were written, or their
 	 * file is gone. The slot is QUARANTINED and waits to be freed; nothing may be acknowledged that rests on it. */
 	void (*lost)(void *arg, kvs_loc_t loc, const kv_key_t *key, uint8_t group);
 	/* The device cannot read a stored slot (0), or has read it again (1). It keeps its block meanwhile: the tier
-	 * reads it again by itself, after pauses, and says what became of it, lost in the end. NULL: nobody is told. */
+	 * reads it again after pauses, and reports the result: readable, or lost. NULL: no report. */
 	void (*readable)(void *arg, kvs_loc_t loc, const kv_key_t *key, uint8_t group, int readable);
 } kvs_watch_t;
 
@@ -277,8 +277,8 @@ static inline kv_status_t kvs_load(kvs_tier_t *t, kvs_loc_t loc, const kvs_mem_t
 }
 
 /* done runs when everything stored before this call is durable, data synced, then metadata synced, but for what the
- * watch has been told is lost. KV_ERR_IO: a sync has failed; what it leaves in doubt is reported lost before kvs_poll()
- * returns. */
+ * watch has been told is lost. KV_ERR_IO: a sync has failed; what it leaves unverified is reported lost before
+ * kvs_poll() returns. */
 static inline kv_status_t kvs_flush(kvs_tier_t *t, kvs_done_fn done, void *arg)
 {
 	return t->ops->flush(t, done, arg);
@@ -326,7 +326,7 @@ static inline kv_status_t kvs_readable(kvs_tier_t *t, kvs_loc_t loc)
 {
 	return t->ops->readable ? t->ops->readable(t, loc) : KV_OK;
 }
-/* Copied; {0}: nobody is told any more. Until somebody is, a flush after a loss ends with KV_ERR_IO. */
+/* Copied; {0}: no reports. Without a watch, a flush after a loss ends with KV_ERR_IO. */
 static inline void kvs_tier_watch(kvs_tier_t *t, const kvs_watch_t *watch)
 {
 	if (t->ops->watch) {

@@ -25,7 +25,7 @@ typedef struct kvs_region {
 	uint8_t *base;
 	size_t bytes;
 	_Atomic uint32_t state;
-	size_t most_bytes; /* its pieces' part of the ring's table is for so many */
+	size_t most_bytes; /* what its part of the table of the ring holds */
 } kvs_region_t;
 
 /* The ring thread's side of it. */

@@ -11,7 +11,7 @@
 
 #define START_WAIT_MS 5000
 
-/* Signals are the owner's business; SIGBUS is let through by the guard itself. */
+/* Signals are handled by the owner; kvs_sigbus_copy() and its like unblock SIGBUS in the thread that needs it. */
 static int start_thread(pthread_t *p_thread, void *(*main)(void *), void *arg)
 {
 	sigset_t all;

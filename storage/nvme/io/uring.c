@@ -120,18 +120,18 @@ static int start_xfer(kvs_ring_t *r, kvs_xfer_t *xfer)
 /* Back to the owner. Only a store that went well can wait to be told. */
 static void return_xfer(kvs_ring_t *r, kvs_xfer_t *xfer)
 {
-	r->tell |= xfer->kind != KVS_STORE || xfer->status != KV_OK;
-	r->untold++;
+	r->wake |= xfer->kind != KVS_STORE || xfer->status != KV_OK;
+	r->unannounced++;
 	kvs_xfer_return(r->io, xfer); /* and is the owner's from here on */
 }
 
 static void wake_owner(kvs_ring_t *r)
 {
-	if (r->untold > 0 && (r->tell || r->in_flight == 0 || r->untold >= STORE_BATCH)) {
-		r->untold = 0;
+	if (r->unannounced > 0 && (r->wake || r->in_flight == 0 || r->unannounced >= STORE_BATCH)) {
+		r->unannounced = 0;
 		kvs_xfer_wake_owner(r->io);
 	}
-	r->tell = 0;
+	r->wake = 0;
 }
 
 /* Loads into memory that is not registered are few a turn: it may never have been used, and then the kernel finds pages
@@ -230,8 +230,8 @@ static void reap_completions(kvs_ring_t *r)
 	io_uring_cq_advance(&r->uring, seen);
 }
 
-/* A client may punch a hole into its slab: then the registration holds pages that nobody sees any more, and the bytes
- * went there. Before a block on disk is called bad it is read again, past the registration. */
+/* A client may punch a hole into its slab: then the registration holds pages that no process sees, and the bytes went
+ * there. Before a block on disk is called bad it is read again, past the registration. */
 static int read_again(kvs_ring_t *r, uint32_t at)
 {
 	kvs_ring_entry_t *entry = &r->entry[at];
@@ -311,7 +311,7 @@ static int wait_for_some(kvs_ring_t *r)
 	}
 	result = wait_until(r, want, STORE_WAIT_NS);
 	r->store_waited = result == -ETIME;
-	r->tell |= r->store_waited;
+	r->wake |= r->store_waited;
 
 	return r->store_waited ? 0 : result;
 }

@@ -39,11 +39,11 @@ typedef struct kvs_ring {
 	uint32_t ready_head;
 	uint32_t ready_count;
 	uint32_t in_flight;
-	uint32_t loads;   /* of those in flight */
-	uint32_t untold;  /* handed back, and the owner has not been woken */
-	int tell;         /* it is to be woken now */
-	int batches;      /* the kernel can wait for several with a limit of time */
-	int store_waited; /* that limit was reached: now for the next one, however long */
+	uint32_t loads;       /* of those in flight */
+	uint32_t unannounced; /* handed back since the owner was woken */
+	int wake;             /* wake it now */
+	int batches;          /* the kernel can wait for several with a limit of time */
+	int store_waited;     /* that limit was reached: now for the next one, however long */
 	uint8_t *headers;
 	uint8_t *big_headers;
 	int *file_fd; /* registered by file number; -1: not. NULL: no registered files */
