@@ -333,6 +333,8 @@ static kv_status_t enqueue_copy(kvk_gpu_t *gpu, const kvk_gpu_copy_desc_t *desc,
 			break;
 		}
 	}
+	/* Also after a failure: what the driver took before it still runs, and only an event behind it says when the
+	 * memory of the job may be used again. Without the event the job is lost and its memory stays taken. */
 	if (KVK_GPU_CALL(gpu, event_record, job->event, stream) != KV_OK) {
 		job->lost = 1;
 		status = KV_ERR_IO;

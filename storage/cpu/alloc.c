@@ -240,6 +240,8 @@ static void set_slot_state(kvs_pool_t *pool, kvs_pool_slab_t *p, kvs_loc_t loc, 
 	if ((from == KVS_PUT || from == KVS_FILLING) && (to == KVS_READY || to == KVS_TRANSIT)) {
 		digest = kv_digest_root(kvs_slab_roots(&p->slab, index), p->slab.geometry.heads);
 	}
+	/* The ledger first, the sums and the free list after it: whenever the process dies, the ledger says what the
+	 * slot is, and the sums are counted from it. */
 	kvs_ledger_set_state(record, to, digest);
 	count_transition(pool, p, from, to);
 	if (to == KVS_FREE) {

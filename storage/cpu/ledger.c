@@ -145,6 +145,8 @@ kvs_ledger_slot_t *kvs_ledger_add_slab(kvs_ledger_t *ledger, const kvs_slab_t *s
 	head->digest_bytes = slab->digest.bytes;
 	head->chunk_bytes = chunk;
 	snprintf(head->ns, sizeof head->ns, "%s", ns);
+	/* A reader after a crash trusts a chunk only through these two counts, so each is stored after what it admits.
+	 */
 	atomic_store_explicit(&head->slots, slab->slots, memory_order_release);
 	if (slab->number == count) {
 		atomic_store_explicit(&ledger->header->slab_count, count + 1u, memory_order_release);

@@ -215,14 +215,16 @@ kv_status_t kvs_pool_release(kvs_tier_t *tier, uint32_t slab, int unmapped)
 	kvs_pool_t *pool = kvs_pool_of(tier);
 	kvs_pool_slab_t *p = slab_at(pool, slab);
 	uint32_t for_class;
-	int was_ghost;
+	int was_zombie;
 
 	if (!p || p->state < KVS_SLAB_RETIRED) {
 		return KV_MISS;
 	}
-	was_ghost = p->state == KVS_SLAB_ZOMBIE;
+	was_zombie = p->state == KVS_SLAB_ZOMBIE;
 	for_class = p->for_class;
-	if (!was_ghost) {
+	/* The pre-fault thread must be out of the slab before its pages go: it would make them exist again, charged to
+	 * no slab (decision 013). */
+	if (!was_zombie) {
 		if (!kvs_prefault_drop(pool->prefault, &p->slab)) {
 			return KV_ERR_BUSY;
 		}
@@ -234,7 +236,7 @@ kv_status_t kvs_pool_release(kvs_tier_t *tier, uint32_t slab, int unmapped)
 		kv_free(&pool->env, p);
 	}
 	kvs_pool_update_gauges(pool);
-	if (!was_ghost) {
+	if (!was_zombie) {
 		(void)kvs_pool_carve(pool, for_class);
 	}
 

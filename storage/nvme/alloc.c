@@ -159,6 +159,9 @@ void kvs_nvme_free(kvs_tier_t *tier, kvs_loc_t loc)
 		return;
 	}
 
+	/* The generation passes now, so every location of the slot misses at once. Its bytes may still be under a
+	 * transfer: the slot is given out again only when the last one has ended, or the device could write an old
+	 * block over a new one (decision 005). */
 	s->gen = s->gen == UINT32_MAX ? 1u : s->gen + 1u;
 	kvs_slot_clear_lost(nvme, loc.slot, s);
 	if (s->io > 0) {

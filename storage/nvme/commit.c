@@ -82,6 +82,8 @@ static void run_round(kvs_nvme_t *nvme, kvs_commit_t *c)
 		c->status = probe_device(nvme, c);
 		return;
 	}
+	/* The order is what makes rows true (decision 005): the superblock first, for a row names a class and an epoch;
+	 * then the data; the rows last, so that no row ever speaks of bytes that a power loss can take. */
 	kvs_file_checks_run(nvme, c);
 	if (c->image) {
 		int sync_failed = 0;
@@ -387,6 +389,9 @@ static uint32_t apply_result(kvs_nvme_t *nvme)
 	int had_image = c->image != NULL;
 	uint32_t ran = 0;
 
+	/* First of all: after a failed sync the kernel may have dropped the dirty pages and marked them clean, so a
+	 * second sync proves nothing (decision 022). What the round was to carry is lost before any waiter is answered.
+	 */
 	if (c->sync_status != KV_OK) {
 		kv_metric_add(nvme->metrics, KV_M_DISK_ERRORS, 1);
 		kvs_fault_raise(nvme, KVS_FAULT_SYNC, "a sync of the disk tier", kv_status_text(c->sync_status));
@@ -537,6 +542,8 @@ uint32_t kvs_commit_step(kvs_nvme_t *nvme)
 	} else if (!nvme->draining && flush_is_wanted(nvme)) {
 		begin_drain(nvme);
 	}
+	/* The stores of the flush have ended. Their rows are among those queued by now: a round that has taken all of
+	 * them covers the flush, however many rows come later. */
 	if (nvme->draining && !nvme->drained && nvme->drain_open == 0) {
 		nvme->drained = 1;
 		nvme->drain_target = nvme->dirty_in;

@@ -149,6 +149,8 @@ static void file_drop(kvs_nvme_t *nvme, uint32_t number)
 		kvs_file_unlist_free_slots(nvme, number);
 	}
 	nvme->retired_files -= file->state == KVS_FILE_RETIRED ? 1 : 0;
+	/* A later file may get this number. Its slots begin above every generation used here, so that no old location
+	 * and no old header can pass for a new one (decision 005). */
 	for (uint32_t i = 0; i < file->slots; i++) {
 		if (file->slot[i].gen >= nvme->gen_base) {
 			nvme->gen_base = file->slot[i].gen + 1u;

@@ -461,6 +461,8 @@ static uint32_t poll_tier(kvs_tier_t *tier, uint32_t max)
 		kvs_wakeup_clear(&nvme->owner_wakeup);
 	}
 	ran = kvs_transfers_finish(nvme, max);
+	/* Finished transfers first: their slots may be in the round that begins here. Lost slots are reported after
+	 * everything that can lose one. */
 	ran += kvs_commit_step(nvme);
 	kvs_retry_aside_slot(nvme);
 	kvs_verify_some_blocks(nvme);

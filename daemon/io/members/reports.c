@@ -64,6 +64,8 @@ static uint32_t drain_ring(kvd_host_t *host, kvd_member_entry_t *member, uint32_
 		kv_metric_add(&host->metrics, KV_M_BAD_REPORTS, 1);
 		member->tail = tail = head;
 	}
+	/* `head` was read once and is bounded: the client can at worst lose its own reports. Its tail is published
+	 * after the copies, so it never overwrites a record that is being read. */
 	drain_records(host, member, head, limit);
 	atomic_store_explicit(&header->tail, member->tail, memory_order_release);
 

@@ -64,6 +64,8 @@ static kv_status_t ask_core(kvd_host_t *host, kvd_call_t *call)
 	kv_status_t status = kvd_core_request(host->core, &ask, call->reply, &call->detail);
 
 	kvd_commit_events(host);
+	/* Events go out as one batch a call, and slabs that the call has carved are announced before its reply can name
+	 * a slot of them. */
 	kvd_slabs_announce(host);
 	if (call->header->code == KV_CODE_DRAINED && status == KV_OK) {
 		kvd_member_entry_set_drained(host, session->member, &call->ask->drained);

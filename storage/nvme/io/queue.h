@@ -43,6 +43,9 @@ static inline int kvs_queue_push(kvs_queue_t *q, void *item)
 	}
 
 	q->item[tail & q->mask] = item;
+	/* Sequentially consistent, as are the reader's load of tail and both accesses to `armed`: either the reader
+	 * sees this item before it sleeps, or the writer sees `armed` and signals. With release and acquire alone both
+	 * could miss. */
 	atomic_store_explicit(&q->tail, tail + 1u, memory_order_seq_cst);
 
 	return 1;
