@@ -1,5 +1,5 @@
 /* digest/copy -- the fused copy-and-digest over cold memory on one core: blocks of 2 MiB, leaf by leaf, a call a
- * block ("copy"), and a call a leaf ("single"), each against copies of as many bytes a call: (a) kv_copy_stream(),
+ * block, against copies of as many bytes a call: (a) kv_copy_stream(),
  * non-temporal, goal ratio >= 0.85, and (b) libc's memcpy, goal ratio >= 1 ("never below").
  *
  * GB/s (1e9). Parameter memory=SIZE: bytes on each side (default 1GiB, --quick 256MiB).
@@ -18,8 +18,7 @@
 typedef struct copy_work {
 	uint8_t *dst, *src;
 	size_t bytes, leaf, at;
-	size_t call; /* bytes that value and references copy in one call */
-	int libc;    /* the reference: memcpy */
+	int libc; /* the reference: memcpy */
 	uint64_t digests[BLOCK_BYTES / 4096];
 } copy_work_t;
 
@@ -60,15 +59,11 @@ static size_t next_area(copy_work_t *w)
 static bench_outcome_t fused(void *arg, bench_sample_t *p_sample)
 {
 	copy_work_t *w = arg;
-	const size_t from = next_area(w), leaves = w->call / w->leaf;
+	const size_t from = next_area(w);
 	const stopwatch_t start = begin();
 
-	for (size_t at = from; at < from + SAMPLE_BYTES; at += w->call) {
-		if (leaves > 1) {
-			kv_copy_digest_leaves(w->dst + at, w->src + at, w->leaf, leaves, w->digests);
-		} else {
-			w->digests[0] = kv_copy_digest(w->dst + at, w->src + at, w->leaf);
-		}
+	for (size_t at = from; at < from + SAMPLE_BYTES; at += BLOCK_BYTES) {
+		kv_copy_digest_leaves(w->dst + at, w->src + at, w->leaf, BLOCK_BYTES / w->leaf, w->digests);
 	}
 	bench_use(w->digests[0]);
 
@@ -81,26 +76,26 @@ static bench_outcome_t copy(void *arg, bench_sample_t *p_sample)
 	const size_t from = next_area(w);
 	const stopwatch_t start = begin();
 
-	for (size_t at = from; at < from + SAMPLE_BYTES; at += w->call) {
+	for (size_t at = from; at < from + SAMPLE_BYTES; at += BLOCK_BYTES) {
 		if (w->libc) {
-			memcpy(w->dst + at, w->src + at, w->call);
+			memcpy(w->dst + at, w->src + at, BLOCK_BYTES);
 			bench_use(w->dst[at]);
 		} else {
-			kv_copy_stream(w->dst + at, w->src + at, w->call);
+			kv_copy_stream(w->dst + at, w->src + at, BLOCK_BYTES);
 		}
 	}
 
 	return finish(p_sample, start, SAMPLE_BYTES, SAMPLE_BYTES / w->leaf);
 }
 
-/* One leaf size and way of calling, against both references. */
-static bench_outcome_t copy_case(copy_work_t *w, const char *what)
+/* One leaf size against both references. */
+static bench_outcome_t copy_case(copy_work_t *w)
 {
 	bench_outcome_t outcome = BENCH_DONE;
 	char name[64];
 
 	for (w->libc = 0; w->libc < 2 && outcome == BENCH_DONE; w->libc++) {
-		snprintf(name, sizeof name, "digest/%s-%zuk%s", what, w->leaf >> 10, w->libc ? "-libc" : "");
+		snprintf(name, sizeof name, "digest/copy-%zuk%s", w->leaf >> 10, w->libc ? "-libc" : "");
 		outcome = bench_measure(w, &(bench_measurement_t){name, "GB/s",
 								  w->libc ? "libc memcpy" : "non-temporal copy", fused,
 								  copy, 0, BENCH_RATIO_AT_LEAST, w->libc ? 1 : 0.85});
@@ -124,10 +119,7 @@ static bench_outcome_t run_copy(void)
 		outcome = bench_fail("no memory for twice %zu bytes", w.bytes);
 	}
 	for (w.leaf = 4096; w.leaf <= 262144 && outcome == BENCH_DONE; w.leaf *= w.leaf < 16384 ? 2 : 4) {
-		w.call = BLOCK_BYTES;
-		outcome = copy_case(&w, "copy");
-		w.call = w.leaf;
-		outcome = outcome == BENCH_DONE ? copy_case(&w, "single") : outcome;
+		outcome = copy_case(&w);
 	}
 	bench_memory_free(w.src, w.bytes);
 	bench_memory_free(w.dst, w.bytes);

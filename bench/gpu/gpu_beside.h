@@ -8,6 +8,8 @@
 
 #include "gpu_copy.h"
 
+#include <unistd.h>
+
 static const int STEP_PAIRS = 220;
 
 static __global__ void little(float *x, int n)
@@ -84,10 +86,8 @@ struct beside_t {
 	int short_rounds; // the copies were over before the step
 };
 
-typedef std::function<void()> work_t;
-
 // Milliseconds of a step that is enqueued first, and let go when the copies are under way.
-static double beside_ms(beside_t &b, const work_t &copies)
+static double beside_ms(beside_t &b, background *copies)
 {
 	cudaEvent_t over;
 	float ms;
@@ -105,7 +105,7 @@ static double beside_ms(beside_t &b, const work_t &copies)
 	}
 	CU(cudaEventRecord(gpu.end, gpu.stream));
 	if (copies) {
-		copies();
+		copies->start(8);
 	}
 	CU(cudaEventRecord(over, gpu.other));
 	usleep(3000);
@@ -115,73 +115,28 @@ static double beside_ms(beside_t &b, const work_t &copies)
 	CU(cudaEventSynchronize(over));
 	CU(cudaEventElapsedTime(&ms, gpu.begin, gpu.end));
 	CU(cudaEventDestroy(over));
+	if (copies) {
+		copies->end();
+	}
 
 	return ms;
 }
 
-static void beside_row(beside_t &b, const std::string &name, const work_t &copies)
+static void beside_rows(beside_t &b, background copies)
 {
 	for (int kind = 0; kind < BESIDE_KINDS; kind++) {
 		b.kind = (beside_kind)kind;
 		b.short_rounds = 0;
-		row(
-			kind == COPIES_IN
-				? text("%d copies of 4 KiB in, a kernel behind each, while %s", INPUTS, name.c_str())
-				: text("step of %d small kernels %s while %s", 2 * STEP_PAIRS,
-				       kind == AS_GRAPH ? "as a graph" : "one by one", name.c_str()),
-			"ms", "alone", at_most(0), [&] { return beside_ms(b, copies); },
-			[&] { return beside_ms(b, nullptr); });
+		row((kind == COPIES_IN ? text("%d copies of 4 KiB in, a kernel behind each, while ", INPUTS)
+				       : text("step of %d small kernels %s while ", 2 * STEP_PAIRS,
+					      kind == AS_GRAPH ? "as a graph" : "one by one")) +
+			    copies.name(),
+		    "ms", "alone", at_most(0), [&] { return beside_ms(b, &copies); },
+		    [&] { return beside_ms(b, nullptr); });
 		if (b.short_rounds > 0) {
 			printf("    the copies were over before the step in %d rounds\n", b.short_rounds);
 		}
 	}
-}
-
-static void beside_copies(beside_t &b, shape &s, bool load, kvk_gpu_way_t way, uint32_t sms)
-{
-	std::vector<kvk_gpu_job_t *> jobs(8);
-	const std::string window = s.max_in_flight ? text(", %u KiB on their way", s.max_in_flight >> 10) : "";
-	const auto finish_all = [&] {
-		for (auto &job : jobs) {
-			if (job) {
-				finish(job);
-			}
-			job = nullptr;
-		}
-	};
-
-	beside_row(b,
-		   text("%s, %s, %u SMs%s", load ? "loading" : "saving", way == KVK_GPU_STAGED ? "staged" : "zero copy",
-			sms, window.c_str()),
-		   [&] {
-			   finish_all();
-			   for (auto &job : jobs) {
-				   job = submit(s, load ? KVK_GPU_SCATTER : KVK_GPU_GATHER, way, sms, gpu.other);
-			   }
-		   });
-	finish_all();
-}
-
-static void beside_engine(beside_t &b, uint64_t bytes, bool save)
-{
-	void *to = save ? gpu.pool2 : gpu.hbm;
-	const void *from = save ? gpu.hbm : gpu.pool;
-
-	beside_row(b, text("the copy engine %s", save ? "saves" : "loads"), [&] {
-		for (int i = 0; i < 8; i++) {
-			CU(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, gpu.other));
-		}
-	});
-}
-
-// How fast a load is with so much on its way, and what that costs.
-static void beside_window(beside_t &b, shape &s, uint32_t sms, uint32_t kib)
-{
-	s.max_in_flight = kib << 10;
-	copy_row(text("zero copy load 8192 B in rows of 256 B, %u SMs, %u KiB on their way", sms, kib), s, gpu.pool,
-		 {true, KVK_GPU_ZERO_COPY, sms}, ONE_PIECE, 0);
-	beside_copies(b, s, true, KVK_GPU_ZERO_COPY, sms);
-	s.max_in_flight = 0;
 }
 
 static void rows_beside()
@@ -195,16 +150,21 @@ static void rows_beside()
 	make_shape(s, 8192, KVK_PAGED_KV_TOKEN_HEAD, gpu.pool, true);
 	prime(s);
 	for (bool load : {true, false}) {
-		beside_engine(b, s.bytes, !load);
+		beside_rows(b, {s, {load, KVK_GPU_AUTO, 0}});
 		for (uint32_t sms : {4u, 2u}) {
-			beside_copies(b, s, load, KVK_GPU_STAGED, sms);
-			beside_copies(b, s, load, KVK_GPU_ZERO_COPY, sms);
+			beside_rows(b, {s, {load, KVK_GPU_STAGED, sms}});
+			beside_rows(b, {s, {load, KVK_GPU_ZERO_COPY, sms}});
 		}
 	}
-	for (uint32_t kib : {256u, 512u}) {
-		beside_window(b, s, 4, kib);
+	// How fast a load is with so much on its way, and what that costs; the last has all that there is room for.
+	for (auto [sms, kib] : {std::pair{4u, 256u}, {4u, 512u}, {8u, 4096u}}) {
+		const how h = {true, KVK_GPU_ZERO_COPY, sms};
+
+		s.max_in_flight = kib << 10;
+		copy_row(text("zero copy load 8192 B in rows of 256 B, %u SMs, %u KiB on their way", sms, kib), s,
+			 gpu.pool, h, ONE_PIECE, 0);
+		beside_rows(b, {s, h});
 	}
-	beside_window(b, s, 8, 4096); // all that there is room for
 }
 
 #endif

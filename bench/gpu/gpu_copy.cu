@@ -29,14 +29,13 @@ static void rows_link()
 }
 
 // Loads and stores of different halves at the same time, on two streams: bytes of both over the time of the longer.
-static double both_rate(shape &in, kvk_gpu_way_t in_way, uint32_t in_sms, shape &out, kvk_gpu_way_t out_way,
-			uint32_t out_sms)
+static double both_rate(shape &in, how in_how, shape &out, how out_how)
 {
 	kvk_gpu_job_t *jobs[2 * BATCH];
 	const double seconds = timed_both([&] {
 		for (int i = 0; i < BATCH; i++) {
-			jobs[2 * i] = submit(in, KVK_GPU_SCATTER, in_way, in_sms, gpu.stream);
-			jobs[2 * i + 1] = submit(out, KVK_GPU_GATHER, out_way, out_sms, gpu.other);
+			jobs[2 * i] = submit(in, in_how, gpu.stream);
+			jobs[2 * i + 1] = submit(out, out_how, gpu.other);
 		}
 	});
 
@@ -70,20 +69,22 @@ static void rows_both()
 	make_shape(out, 8192, KVK_PAGED_KV_TOKEN_HEAD, gpu.pool2, true);
 	gpu.cache = cache;
 	const struct {
-		const char *name;
-		kvk_gpu_way_t in, out;
-		uint32_t in_sms, out_sms;
+		kvk_gpu_way_t way;
+		uint32_t in, out;
 		double goal;
-	} cases[] = {{"zero copy", KVK_GPU_ZERO_COPY, KVK_GPU_ZERO_COPY, 8, 8, 0},
-		     {"zero copy", KVK_GPU_ZERO_COPY, KVK_GPU_ZERO_COPY, 4, 4, 0},
-		     {"zero copy", KVK_GPU_ZERO_COPY, KVK_GPU_ZERO_COPY, 8, 2, 0},
-		     {"staged", KVK_GPU_STAGED, KVK_GPU_STAGED, 4, 4, 0.9}};
+	} cases[] = {{KVK_GPU_ZERO_COPY, 8, 8, 0},
+		     {KVK_GPU_ZERO_COPY, 4, 4, 0},
+		     {KVK_GPU_ZERO_COPY, 8, 2, 0},
+		     {KVK_GPU_STAGED, 4, 4, 0.9}};
 
 	for (const auto &c : cases) {
 		row(
-			text("both ways at once, %s, 8192 B, %u + %u SMs", c.name, c.in_sms, c.out_sms), "GB/s",
-			"cudaMemcpyAsync both ways", at_least(c.goal),
-			[&] { return both_rate(in, c.in, c.in_sms, out, c.out, c.out_sms); },
+			text("both ways at once, %s, 8192 B, %u + %u SMs",
+			     c.way == KVK_GPU_STAGED ? "staged" : "zero copy", c.in, c.out),
+			"GB/s", "cudaMemcpyAsync both ways", at_least(c.goal),
+			[&] {
+				return both_rate(in, {true, c.way, c.in}, out, {false, c.way, c.out});
+			},
 			[&] { return both_memcpy(in.bytes); });
 	}
 }
@@ -156,7 +157,7 @@ static void rows_rivals()
 			make_shape(s, fragment, KVK_PAGED_HEAD_TOKEN_KV, gpu.pool, true);
 			prime(s);
 			pieces p = make_pieces(s, fragment, 1, load, 4096);
-			const auto ours = [&] { return copy_rate(s, load, KVK_GPU_AUTO, 8); };
+			const auto ours = [&] { return copy_rate(s, {load, KVK_GPU_AUTO, 8}); };
 
 			row(name, "GB/s", "cudaMemcpyAsync a piece", goal, ours, [&] { return loop_rate(p); });
 			row(name, "GB/s", "cudaMemcpyBatchAsync", goal, ours, [&] { return batch_rate(p); });
@@ -173,7 +174,10 @@ static void rows_rivals()
 		row(
 			text("%s 2 MiB blocks, 8 SMs", load ? "load" : "store"), "GB/s",
 			"swap_blocks like vLLM's, 64 KiB a call", at_least(1),
-			[&] { return copy_rate(s, load, KVK_GPU_AUTO, 8); }, [&] { return loop_rate(p); });
+			[&] {
+				return copy_rate(s, {load, KVK_GPU_AUTO, 8});
+			},
+			[&] { return loop_rate(p); });
 	}
 }
 
@@ -248,8 +252,12 @@ static void rows_digests()
 			row(
 				text("digests on, %s %u B, 8 SMs", load ? "load" : "store", fragment), "GB/s",
 				"digests off", at_least(0.97),
-				[&] { return copy_rate(on, load, KVK_GPU_ZERO_COPY, 8); },
-				[&] { return copy_rate(off, load, KVK_GPU_ZERO_COPY, 8); });
+				[&] {
+					return copy_rate(on, {load, KVK_GPU_ZERO_COPY, 8});
+				},
+				[&] {
+					return copy_rate(off, {load, KVK_GPU_ZERO_COPY, 8});
+				});
 		}
 	}
 }

@@ -17,7 +17,6 @@ extern "C" {
 #include <functional>
 #include <random>
 #include <string>
-#include <unistd.h>
 #include <vector>
 
 #include <cuda_runtime.h>
@@ -77,21 +76,17 @@ static __global__ void hold(volatile int *go)
 static inline double timed_held(cudaStream_t stream, const std::function<void()> &enqueue)
 {
 	static int *go;
-	float ms;
 
 	if (!go) {
 		CU(cudaHostAlloc((void **)&go, sizeof *go, cudaHostAllocMapped));
 	}
 	*(volatile int *)go = 0;
 	hold<<<1, 1, 0, stream>>>(go);
-	CU(cudaEventRecord(gpu.begin, stream));
-	enqueue();
-	CU(cudaEventRecord(gpu.end, stream));
-	*(volatile int *)go = 1;
-	CU(cudaEventSynchronize(gpu.end));
-	CU(cudaEventElapsedTime(&ms, gpu.begin, gpu.end));
 
-	return ms / 1e3;
+	return timed(stream, [&] {
+		enqueue();
+		*(volatile int *)go = 1;
+	});
 }
 
 // Of work on both streams, from the start of both to the end of the later.
@@ -137,15 +132,9 @@ static inline std::string text(const char *format, ...)
 
 typedef std::function<double()> side_t;
 
-static bench_outcome_t sample_value(void *arg, bench_sample_t *p_sample)
+template <int side> static bench_outcome_t sample(void *arg, bench_sample_t *p_sample)
 {
-	p_sample->value = (*((const side_t **)arg)[0])();
-	return BENCH_DONE;
-}
-
-static bench_outcome_t sample_reference(void *arg, bench_sample_t *p_sample)
-{
-	p_sample->value = (*((const side_t **)arg)[1])();
+	p_sample->value = (*((const side_t **)arg)[side])();
 	return BENCH_DONE;
 }
 
@@ -153,8 +142,7 @@ static void row(const std::string &name, const char *unit, const char *reference
 		const side_t &reference_of)
 {
 	const side_t *sides[] = {&value_of, &reference_of};
-	const bench_measurement_t m = {name.c_str(),     unit, reference, sample_value,
-				       sample_reference, 7,    goal.kind, goal.ratio};
+	const bench_measurement_t m = {name.c_str(), unit, reference, sample<0>, sample<1>, 7, goal.kind, goal.ratio};
 
 	bench_measure(sides, &m);
 }
@@ -237,7 +225,6 @@ struct shape {
 	std::vector<kvk_move_t> moves;
 	std::vector<uint64_t> leaves;
 	uint64_t bytes;
-	uint32_t layers = 0;        // how many, from the first; 0: all
 	uint32_t max_in_flight = 0; // bytes of a scatter on their way; 0: kvk's
 };
 
@@ -290,21 +277,27 @@ static void make_shape(shape &s, uint32_t fragment, kvk_paged_kind_t kind, uint8
 	}
 }
 
-static kvk_gpu_job_t *submit(shape &s, kvk_gpu_dir_t dir, kvk_gpu_way_t way, uint32_t sms, cudaStream_t stream)
+// Which way, and with what.
+struct how {
+	bool load;
+	kvk_gpu_way_t way;
+	uint32_t sms;
+};
+
+static kvk_gpu_job_t *submit(shape &s, how h, cudaStream_t stream)
 {
 	kvk_gpu_copy_t copy = {};
 	kvk_gpu_job_t *job;
 
-	copy.dir = dir;
-	copy.way = way;
+	copy.dir = h.load ? KVK_GPU_SCATTER : KVK_GPU_GATHER;
+	copy.way = h.way;
 	copy.layout = &s.layout;
 	copy.paged = &s.paged;
 	copy.moves = s.moves.data();
 	copy.count = (uint32_t)s.moves.size();
-	copy.layers = s.layers;
-	copy.sms = sms;
+	copy.sms = h.sms;
 	copy.max_in_flight = s.max_in_flight;
-	copy.ready = dir == KVK_GPU_SCATTER; // the pool's bytes are never on their way
+	copy.ready = h.load; // the pool's bytes are never on their way
 	copy.stream = (kvk_cu_stream_t)stream;
 	must_kv(kvk_gpu_submit(gpu.kvk, &copy, &job));
 
@@ -318,16 +311,17 @@ static void finish(kvk_gpu_job_t *job)
 }
 
 // Several copies behind each other, so that what the host does for one runs while the one before it copies.
-static double copy_rate(shape &s, bool load, kvk_gpu_way_t way, uint32_t sms)
+static double copy_rate(shape &s, how h)
 {
 	kvk_gpu_job_t *jobs[BATCH];
 	const auto enqueue = [&] {
 		for (auto &job : jobs) {
-			job = submit(s, load ? KVK_GPU_SCATTER : KVK_GPU_GATHER, way, sms, gpu.stream);
+			job = submit(s, h, gpu.stream);
 		}
 	};
 	// Many small pieces of work would wait for each other and for the hold.
-	const double seconds = way == KVK_GPU_ZERO_COPY ? timed_held(gpu.stream, enqueue) : timed(gpu.stream, enqueue);
+	const double seconds =
+		h.way == KVK_GPU_ZERO_COPY ? timed_held(gpu.stream, enqueue) : timed(gpu.stream, enqueue);
 
 	for (auto job : jobs) {
 		finish(job);
@@ -350,24 +344,56 @@ static double memcpy_rate(void *dst, const void *src, uint64_t bytes)
 // Digests to compare with, of what lies in the pool: a gather makes both. And each kernel has run once, which loads it.
 static void prime(shape &s)
 {
-	finish(submit(s, KVK_GPU_GATHER, KVK_GPU_ZERO_COPY, 16, gpu.stream));
-	finish(submit(s, KVK_GPU_SCATTER, KVK_GPU_ZERO_COPY, 16, gpu.stream));
+	finish(submit(s, {false, KVK_GPU_ZERO_COPY, 16}, gpu.stream));
+	finish(submit(s, {true, KVK_GPU_ZERO_COPY, 16}, gpu.stream));
 }
-
-struct how {
-	bool load;
-	kvk_gpu_way_t way;
-	uint32_t sms;
-};
 
 // Ours, against as many bytes in one piece by the copy engine.
 static inline void copy_row(const std::string &name, shape &s, uint8_t *pool, how h, const char *reference, double goal)
 {
 	row(
-		name, "GB/s", reference, at_least(goal), [&] { return copy_rate(s, h.load, h.way, h.sms); },
+		name, "GB/s", reference, at_least(goal), [&] { return copy_rate(s, h); },
 		[&] { return h.load ? memcpy_rate(gpu.cache, pool, s.bytes) : memcpy_rate(pool, gpu.cache, s.bytes); });
 }
 
 static const char *const ONE_PIECE = "cudaMemcpyAsync, one piece";
+
+// Copies one behind another on the other stream: of blocks, or (sms 0) plain ones by the copy engine.
+struct background {
+	shape &s;
+	how h;
+	std::vector<kvk_gpu_job_t *> jobs;
+
+	std::string name() const
+	{
+		if (h.sms == 0) {
+			return text("the copy engine %s", h.load ? "loads" : "saves");
+		}
+		return text("%s, %s, %u SMs", h.load ? "loading" : "saving",
+			    h.way == KVK_GPU_STAGED ? "staged" : "zero copy", h.sms) +
+		       (s.max_in_flight ? text(", %u KiB on their way", s.max_in_flight >> 10) : "");
+	}
+
+	void start(size_t count)
+	{
+		for (size_t i = 0; i < count; i++) {
+			if (h.sms > 0) {
+				jobs.push_back(submit(s, h, gpu.other));
+			} else {
+				CU(cudaMemcpyAsync(h.load ? gpu.hbm : gpu.pool2, h.load ? gpu.pool : gpu.hbm, s.bytes,
+						   cudaMemcpyDefault, gpu.other));
+			}
+		}
+	}
+
+	void end()
+	{
+		for (auto job : jobs) {
+			finish(job);
+		}
+		jobs.clear();
+		CU(cudaStreamSynchronize(gpu.other));
+	}
+};
 
 #endif

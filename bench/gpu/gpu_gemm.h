@@ -108,10 +108,11 @@ struct gemm {
 		return seconds;
 	}
 
-	// While blocks are copied all the time; *p_rate: how fast.
-	double beside_copies(shape &s, kvk_gpu_dir_t dir, kvk_gpu_way_t way, uint32_t sms, double *p_rate)
+	// While copies that last longer than the products go on all the time; *p_rate: how fast.
+	double beside_copies(background &copies, double *p_rate)
 	{
-		std::vector<kvk_gpu_job_t *> jobs(loads((double)s.bytes));
+		const double bytes = (double)copies.s.bytes;
+		const size_t count = (size_t)(alone * work.times * 1.6 / (bytes / 45e9)) + 2;
 		cudaEvent_t begin, end;
 		double seconds;
 		float ms;
@@ -119,54 +120,27 @@ struct gemm {
 		CU(cudaEventCreate(&begin));
 		CU(cudaEventCreate(&end));
 		CU(cudaEventRecord(begin, gpu.other));
-		for (auto &job : jobs) {
-			job = submit(s, dir, way, sms, gpu.other);
-		}
+		copies.start(count);
 		CU(cudaEventRecord(end, gpu.other));
 		seconds = run();
 		CU(cudaEventSynchronize(end));
 		CU(cudaEventElapsedTime(&ms, begin, end));
-		*p_rate = (double)s.bytes * (double)jobs.size() / ms / 1e6;
-		for (auto job : jobs) {
-			finish(job);
-		}
+		*p_rate = bytes * (double)count / ms / 1e6;
+		copies.end();
 		CU(cudaEventDestroy(begin));
 		CU(cudaEventDestroy(end));
 
 		return seconds;
 	}
-
-	double beside_engine(uint64_t bytes, bool save)
-	{
-		void *to = save ? gpu.pool2 : gpu.hbm;
-		const void *from = save ? gpu.hbm : gpu.pool;
-
-		for (size_t i = 0; i < loads((double)bytes); i++) {
-			CU(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, gpu.other));
-		}
-		const double seconds = run();
-
-		CU(cudaStreamSynchronize(gpu.other));
-
-		return seconds;
-	}
-
-	// Copies that last longer than the products.
-	size_t loads(double bytes) const
-	{
-		return (size_t)(alone * work.times * 1.6 / (bytes / 45e9)) + 2;
-	}
 };
 
-static void gemm_row(gemm &g, shape &s, kvk_gpu_dir_t dir, kvk_gpu_way_t way, uint32_t sms, double goal)
+static void gemm_row(gemm &g, background copies, double goal)
 {
 	double rate = 0;
 
 	row(
-		text("%s while %s, %s, %u SMs", g.work.name.c_str(), dir == KVK_GPU_GATHER ? "saving" : "loading",
-		     way == KVK_GPU_STAGED ? "staged" : "zero copy", sms),
-		"ms", "alone", at_most(goal), [&] { return g.beside_copies(s, dir, way, sms, &rate) * 1e3; },
-		[&] { return g.run() * 1e3; });
+		g.work.name + " while " + copies.name(), "ms", "alone", at_most(goal),
+		[&] { return g.beside_copies(copies, &rate) * 1e3; }, [&] { return g.run() * 1e3; });
 	printf("    copies went on at %.1f GB/s beside it\n", rate);
 }
 
@@ -175,24 +149,19 @@ static void gemm_rows(gemm &g, shape &s, const gemm_work &work)
 	const bool large = work.products[0].large;
 
 	g.take(work);
-	for (uint32_t sms : {8u, 4u, 2u}) {
+	for (uint32_t sms : {8u, 2u}) {
 		row(
 			text("%s while %u SMs are busy with nothing", work.name.c_str(), sms), "ms", "alone",
 			at_most(0), [&] { return g.beside_nothing(sms) * 1e3; }, [&] { return g.run() * 1e3; });
 	}
-	for (bool save : {false, true}) {
-		row(
-			text("%s while the copy engine %s", work.name.c_str(), save ? "saves" : "loads"), "ms", "alone",
-			at_most(0), [&] { return g.beside_engine(s.bytes, save) * 1e3; },
-			[&] { return g.run() * 1e3; });
-	}
-	for (kvk_gpu_dir_t dir : {KVK_GPU_SCATTER, KVK_GPU_GATHER}) {
+	for (bool load : {true, false}) {
+		gemm_row(g, {s, {load, KVK_GPU_AUTO, 0}}, 0);
 		for (uint32_t sms : {2u, 8u, 32u, 132u}) {
-			gemm_row(g, s, dir, KVK_GPU_STAGED, sms, large && dir == KVK_GPU_SCATTER ? 1.02 : 0);
+			gemm_row(g, {s, {load, KVK_GPU_STAGED, sms}}, large && load ? 1.02 : 0);
 		}
-		gemm_row(g, s, dir, KVK_GPU_ZERO_COPY, 8, large && dir == KVK_GPU_SCATTER ? 1.07 : 0);
-		gemm_row(g, s, dir, KVK_GPU_ZERO_COPY, 4, large && dir == KVK_GPU_SCATTER ? 1.07 : 0);
-		gemm_row(g, s, dir, KVK_GPU_ZERO_COPY, 2, 0);
+		for (uint32_t sms : {8u, 4u, 2u}) {
+			gemm_row(g, {s, {load, KVK_GPU_ZERO_COPY, sms}}, large && load && sms > 2 ? 1.07 : 0);
+		}
 	}
 }
 

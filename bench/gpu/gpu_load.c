@@ -394,10 +394,6 @@ static bench_outcome_t measure_disk(void)
 			return bench_fail("no prompts on disk");
 		}
 	}
-	work.raw = load_raw_open(work.disk, work.bytes, work.engine.block_bytes, DEPTH);
-	if (!work.raw) {
-		return bench_fail("no raw reader");
-	}
 	for (uint32_t p = 0; p < PROMPTS; p++) { /* each prompt once, and its bytes compared */
 		uint32_t wrong;
 
@@ -421,20 +417,22 @@ static bench_outcome_t measure_disk(void)
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-/* NULL, or why the row cannot be measured with a tier in this directory. */
-static const char *why_no_disk(const char *base)
+/* The directory of the disk tier, and the raw reader's file. NULL, or why the row cannot be measured there. */
+static const char *open_disk(const char *base, size_t block_bytes)
 {
 	const uint64_t wanted = work.bytes * (PROMPTS + 1) * 5 / 4 + (UINT64_C(512) << 20);
 	struct statvfs fs;
 
-	if (statvfs(base, &fs) != 0) {
-		return "there is no such directory";
-	}
-	if (fs.f_bavail * fs.f_frsize < wanted) {
+	if (statvfs(base, &fs) == 0 && fs.f_bavail * fs.f_frsize < wanted) {
 		return "the file system has no room for three prompts and a file";
 	}
+	snprintf(work.disk, sizeof work.disk, "%s/kvd-gpu-load.XXXXXX", base);
+	if (!mkdtemp(work.disk)) {
+		work.disk[0] = '\0';
+		return "no directory can be made";
+	}
 
-	return load_raw_why(base);
+	return load_raw_open(work.disk, work.bytes, block_bytes, DEPTH, &work.raw);
 }
 
 /* With a disk tier the pool holds a prompt and a quarter of one: what was loaded before the last prompt is on disk
@@ -458,16 +456,11 @@ static int start_daemon(int small)
 		       tier) == 0;
 }
 
-static int open_all(int small, const char *base)
+static int open_all(int small)
 {
-	snprintf(work.disk, sizeof work.disk, "%s/kvd-gpu-load.XXXXXX", base);
-	if (base[0] == '\0' || !mkdtemp(work.disk)) {
-		work.disk[0] = '\0';
-	}
 	work.ids = calloc(work.blocks, sizeof *work.ids);
 	work.bad = calloc(work.blocks, sizeof *work.bad);
-	if (!work.ids || !work.bad || (base[0] && !work.disk[0]) || !start_daemon(small) ||
-	    !engine_open(&work.engine)) {
+	if (!work.ids || !work.bad || !start_daemon(small) || !engine_open(&work.engine)) {
 		return 0;
 	}
 	for (uint32_t i = 0; i < work.blocks; i++) { /* in no order of the pool's */
@@ -506,15 +499,16 @@ static void close_all(void)
 
 static bench_outcome_t measure(int disk)
 {
-	const char *temporary = getenv("TMPDIR"), *base, *why;
+	const char *temporary = getenv("TMPDIR"), *base, *why = NULL;
 	const int host = bench_param_size("host", 0) != 0;
 	const int small = bench_param_size("small", (uint64_t)IS_SMALL(host)) != 0;
+	const size_t block_bytes = small ? (size_t)32 << 10 : (size_t)2 << 20;
 	bench_outcome_t outcome;
 
 	memset(&work, 0, sizeof work);
 	work.blocks = (uint32_t)bench_param_size("blocks", small ? 97 : 640);
 	work.blocks = work.blocks % 7919u == 0 ? 1 : work.blocks;
-	work.bytes = work.blocks * (small ? (size_t)32 << 10 : (size_t)2 << 20);
+	work.bytes = work.blocks * block_bytes;
 	work.engine = (engine_t){.program = "gpu_load",
 				 .socket = work.rig.socket,
 				 .layout = ENGINE_SHAPE(small),
@@ -526,15 +520,13 @@ static bench_outcome_t measure(int disk)
 				 .layer_bytes = 1,
 				 .layer_wait_us = LAYER_WAIT_US};
 	base = bench_param("dir", temporary && temporary[0] ? temporary : "/tmp");
-	why = disk ? why_no_disk(base) : NULL;
-	if (why) {
-		return bench_skip("%s: %s", base, why);
-	}
 	switch (memory_open(host)) {
 	case 0:
-		outcome = !open_all(small, disk ? base : "") ? bench_fail("no daemon and engine")
-			  : disk                             ? measure_disk()
-							     : measure_memory();
+		why = disk ? open_disk(base, block_bytes) : NULL;
+		outcome = why                ? bench_skip("%s: %s", base, why)
+			  : !open_all(small) ? bench_fail("no daemon and engine")
+			  : disk             ? measure_disk()
+					     : measure_memory();
 		close_all();
 		return outcome;
 	case 77:

@@ -7,11 +7,9 @@
 
 typedef struct load_raw load_raw_t;
 
-/* NULL, or why there is no raw reading in a directory. */
-const char *load_raw_why(const char *dir);
-/* A file of `bytes`, a multiple of `request`, in a directory; its name is removed. NULL, after a sentence: it could
- * not. */
-load_raw_t *load_raw_open(const char *dir, uint64_t bytes, size_t request, uint32_t depth);
+/* A file of `bytes`, a multiple of `request`, in a directory; its name is removed. NULL, or why there is no raw reading
+ * there; load_raw_close() follows in any case. */
+const char *load_raw_open(const char *dir, uint64_t bytes, size_t request, uint32_t depth, load_raw_t **p_raw);
 /* Seconds that reading all of it took; 0, after a sentence: it failed. */
 double load_raw_read(load_raw_t *raw);
 void load_raw_close(load_raw_t *raw);

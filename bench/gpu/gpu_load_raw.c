@@ -14,8 +14,6 @@
 #include <sys/statfs.h>
 #include <unistd.h>
 
-#define PAGE 4096u
-
 struct load_raw {
 	struct io_uring ring;
 	int fd;
@@ -51,38 +49,6 @@ static void *map_buffer(size_t bytes)
 	return p == MAP_FAILED ? NULL : p;
 }
 
-const char *load_raw_why(const char *dir)
-{
-	static char why[128];
-	struct io_uring ring;
-	struct statfs fs;
-	void *page;
-	int fd, result;
-
-	/* Newer kernels open files of tmpfs with O_DIRECT, and copy. */
-	if (statfs(dir, &fs) != 0 || fs.f_type == TMPFS_MAGIC || fs.f_type == RAMFS_MAGIC) {
-		return "memory, not a disk: it has no O_DIRECT (tmpfs)";
-	}
-	result = io_uring_queue_init(4, &ring, 0);
-	if (result < 0) {
-		snprintf(why, sizeof why, "io_uring is refused: %s", strerror(-result));
-		return why;
-	}
-	io_uring_queue_exit(&ring);
-	page = map_buffer(PAGE);
-	fd = open_direct(dir);
-	result = page && fd >= 0 && pwrite(fd, page, PAGE, 0) == (ssize_t)PAGE;
-	snprintf(why, sizeof why, "the file system refuses O_DIRECT: %s", strerror(errno));
-	if (fd >= 0) {
-		close(fd);
-	}
-	if (page) {
-		munmap(page, PAGE);
-	}
-
-	return result ? NULL : why;
-}
-
 /* Random bytes on the disk itself: space that was never written is not read from it. */
 static int write_file(load_raw_t *raw)
 {
@@ -101,13 +67,18 @@ static int write_file(load_raw_t *raw)
 	return fsync(raw->fd) == 0;
 }
 
-load_raw_t *load_raw_open(const char *dir, uint64_t bytes, size_t request, uint32_t depth)
+const char *load_raw_open(const char *dir, uint64_t bytes, size_t request, uint32_t depth, load_raw_t **p_raw)
 {
-	load_raw_t *raw = calloc(1, sizeof *raw);
+	load_raw_t *raw = *p_raw = calloc(1, sizeof *raw);
+	struct statfs fs;
 	struct iovec whole;
 
+	/* Newer kernels open files of tmpfs with O_DIRECT, and copy. */
+	if (statfs(dir, &fs) != 0 || fs.f_type == TMPFS_MAGIC || fs.f_type == RAMFS_MAGIC) {
+		return "memory, not a disk: it has no O_DIRECT (tmpfs)";
+	}
 	if (!raw) {
-		return NULL;
+		return "no memory";
 	}
 	raw->depth = depth;
 	raw->request = request;
@@ -116,20 +87,16 @@ load_raw_t *load_raw_open(const char *dir, uint64_t bytes, size_t request, uint3
 	raw->buffer = map_buffer(depth * request);
 	raw->idle = calloc(depth, sizeof *raw->idle);
 	if (raw->fd < 0 || !raw->buffer || !raw->idle || !write_file(raw)) {
-		printf("gpu_load: the file of the raw reader: %s\n", strerror(errno));
-		load_raw_close(raw);
-		return NULL;
+		return strerror(errno);
 	}
 	raw->has_ring = io_uring_queue_init(depth, &raw->ring, 0) == 0;
 	if (!raw->has_ring) {
-		printf("gpu_load: io_uring is refused\n");
-		load_raw_close(raw);
-		return NULL;
+		return "io_uring is refused";
 	}
 	whole = (struct iovec){raw->buffer, depth * request};
 	raw->registered = io_uring_register_buffers(&raw->ring, &whole, 1) == 0; /* else: too little may be locked */
 
-	return raw;
+	return NULL;
 }
 
 void load_raw_close(load_raw_t *raw)
@@ -140,7 +107,7 @@ void load_raw_close(load_raw_t *raw)
 	if (raw->has_ring) {
 		io_uring_queue_exit(&raw->ring);
 	}
-	if (raw->fd >= 0) {
+	if (raw->fd > 0) {
 		close(raw->fd);
 	}
 	if (raw->buffer) {
