@@ -129,10 +129,11 @@ static bench_outcome_t measure(void)
 							  BENCH_RATIO_AT_MOST, 1.5});
 }
 
-static bench_outcome_t run_acquire(void)
+static bench_outcome_t run_acquire(int variant)
 {
 	const bench_outcome_t outcome = measure();
 
+	(void)variant;
 	rig_remove(&work.rig);
 	close(work.echo);
 	waitpid(work.partner, NULL, 0);
@@ -140,6 +141,9 @@ static bench_outcome_t run_acquire(void)
 	return outcome;
 }
 
-const bench_t bench_acquire = {"acquire", "acquire and release of a resident 8,192-block prefix, median",
+const bench_t bench_acquire = {"acquire",
+			       "acquire and release of a resident 8,192-block prefix, median",
 			       "two raw UNIX-socket round trips, same message sizes, pinning and spinning",
-			       "ratio <= 1.5", run_acquire};
+			       "ratio <= 1.5",
+			       run_acquire,
+			       0};

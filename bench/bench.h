@@ -21,7 +21,8 @@ typedef struct bench {
 	const char *measures;  /* one sentence                                                   */
 	const char *reference; /* what it is compared with; "" when it stands alone               */
 	const char *goal;      /* for people: "ratio <= 1.2"                                      */
-	bench_outcome_t (*run)(void);
+	bench_outcome_t (*run)(int variant);
+	int variant; /* for a function of several benches */
 } bench_t;
 
 /* Every bench of the program in the order of `all`, NULL at the end: each program has its own. */
@@ -62,8 +63,9 @@ typedef struct bench_measurement {
 bench_outcome_t bench_measure(void *arg, const bench_measurement_t *m);
 
 /* Say why a bench cannot run here, or has failed (printf format). Returns the outcome to hand on. */
-bench_outcome_t bench_skip(const char *format, ...) __attribute__((format(printf, 1, 2)));
-bench_outcome_t bench_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
+bench_outcome_t bench_end(bench_outcome_t outcome, const char *format, ...) __attribute__((format(printf, 2, 3)));
+#define bench_skip(...) bench_end(BENCH_SKIPPED, __VA_ARGS__)
+#define bench_fail(...) bench_end(BENCH_FAILED, __VA_ARGS__)
 
 /* A parameter given as --with name=value, else `otherwise`. bench_param_size() understands 4KiB, 2GiB. */
 const char *bench_param(const char *name, const char *otherwise);

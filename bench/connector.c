@@ -168,10 +168,17 @@ static int prepare(void)
 	return save_all() > 0 && kvc_acquire(work.engine.space, work.keys, BLOCKS, 0, 600000, &work.lease) == KVC_OK;
 }
 
-static bench_outcome_t measure(const bench_measurement_t *m)
+static const bench_measurement_t rows[] = {
+	{"connector/load", "ns", "memcpy, one thread", load, copy, 0, BENCH_RATIO_AT_MOST, 1.0},
+	{"connector/first", "ns", "without touching pages before", load_first_touched, load_first_untouched, 5,
+	 BENCH_NO_GOAL, 0},
+	{"connector/save", "ns", "memcpy, one thread", save, copy, 0, BENCH_NO_GOAL, 0},
+};
+
+static bench_outcome_t run_connector(int variant)
 {
-	const bench_outcome_t outcome =
-		prepare() ? bench_measure(NULL, m) : bench_fail("no daemon and worker: %s", kvc_last_error());
+	const bench_outcome_t outcome = prepare() ? bench_measure(NULL, &rows[variant])
+						  : bench_fail("no daemon and worker: %s", kvc_last_error());
 
 	engine_close(&work.engine);
 	memory_close();
@@ -181,31 +188,17 @@ static bench_outcome_t measure(const bench_measurement_t *m)
 	return outcome;
 }
 
-static bench_outcome_t run_load(void)
-{
-	return measure(&(bench_measurement_t){"connector/load", "ns", "memcpy, one thread", load, copy, 0,
-					      BENCH_RATIO_AT_MOST, 1.0});
-}
-
-static bench_outcome_t run_first(void)
-{
-	return measure(&(bench_measurement_t){"connector/first", "ns", "without touching pages before",
-					      load_first_touched, load_first_untouched, 5, BENCH_NO_GOAL, 0});
-}
-
-static bench_outcome_t run_save(void)
-{
-	return measure(
-		&(bench_measurement_t){"connector/save", "ns", "memcpy, one thread", save, copy, 0, BENCH_NO_GOAL, 0});
-}
-
 #define REFERENCE "memcpy of the same pages on one thread"
 
 const bench_t bench_connector_load = {
 	"connector/load", "100 MB in blocks of 384 KiB, 6 layers, into an engine's cache synchronously, verified",
-	REFERENCE, "ratio <= 1", run_load};
-const bench_t bench_connector_first = {"connector/first",
-				       "the first such load of a process, its pages touched in idle time",
-				       "the same without", "", run_first};
+	REFERENCE,        "ratio <= 1",
+	run_connector,    0};
+const bench_t bench_connector_first = {
+	"connector/first",  "the first such load of a process, its pages touched in idle time",
+	"the same without", "",
+	run_connector,      1};
 const bench_t bench_connector_save = {
-	"connector/save", "the same blocks from the end of a step until the daemon has them", REFERENCE, "", run_save};
+	"connector/save", "the same blocks from the end of a step until the daemon has them",
+	REFERENCE,        "",
+	run_connector,    2};

@@ -167,38 +167,22 @@ static void report(const result_t *r)
 }
 
 /* Reasons may hold paths and messages of others: quotes and control characters do not reach JSON. */
-static void report_reason(const char *what, const char *format, va_list args)
+bench_outcome_t bench_end(bench_outcome_t outcome, const char *format, ...)
 {
 	char reason[512];
+	va_list args;
 
+	va_start(args, format);
 	vsnprintf(reason, sizeof reason, format, args);
+	va_end(args);
 	for (char *c = reason; run.json && *c; c++) {
 		*c = *c == '"' || *c == '\\' || (unsigned char)*c < 0x20 ? '\'' : *c;
 	}
-	printf(run.json ? "{\"name\":\"%s\",\"%s\":\"%s\"}\n" : "%-44s %s: %s\n", run.bench->name, what, reason);
+	printf(run.json ? "{\"name\":\"%s\",\"%s\":\"%s\"}\n" : "%-44s %s: %s\n", run.bench->name,
+	       outcome == BENCH_SKIPPED ? "skipped" : "failed", reason);
 	fflush(stdout);
-}
 
-bench_outcome_t bench_skip(const char *format, ...)
-{
-	va_list args;
-
-	va_start(args, format);
-	report_reason("skipped", format, args);
-	va_end(args);
-
-	return BENCH_SKIPPED;
-}
-
-bench_outcome_t bench_fail(const char *format, ...)
-{
-	va_list args;
-
-	va_start(args, format);
-	report_reason("failed", format, args);
-	va_end(args);
-
-	return BENCH_FAILED;
+	return outcome;
 }
 
 /* ---- rounds ---------------------------------------------------------------------------------- */
@@ -378,7 +362,7 @@ int main(int argc, char **argv)
 		for (size_t b = 0; bench_list[b]; b++) {
 			if (is_named(bench_list[b], argv[i])) {
 				run.bench = bench_list[b];
-				const bench_outcome_t outcome = run.bench->run();
+				const bench_outcome_t outcome = run.bench->run(run.bench->variant);
 
 				failed += outcome == BENCH_FAILED;
 				done += outcome == BENCH_DONE;

@@ -201,7 +201,7 @@ static bench_outcome_t measure(const char *name, work_t *work, int (*fill)(work_
 	return outcome;
 }
 
-static bench_outcome_t run_match(const char *name, uint32_t prompts, int (*fill)(work_t *, uint32_t))
+static bench_outcome_t run_match(int branched)
 {
 	work_t *work = calloc(1, sizeof *work);
 	bench_outcome_t outcome;
@@ -211,8 +211,9 @@ static bench_outcome_t run_match(const char *name, uint32_t prompts, int (*fill)
 		return bench_fail("no memory");
 	}
 	make_chain(work);
-	work->prompts = bench_quick() ? 4 : prompts;
-	outcome = measure(name, work, fill);
+	work->prompts = bench_quick() ? 4 : branched ? 8 : MAX_PROMPTS;
+	outcome = branched ? measure("match/branched", work, fill_branched)
+			   : measure("match/unbranched", work, fill_unbranched);
 	rig_remove(&work->rig);
 	bench_memory_free(work->chain, SCRUB_BYTES);
 	free(work);
@@ -220,21 +221,12 @@ static bench_outcome_t run_match(const char *name, uint32_t prompts, int (*fill)
 	return outcome;
 }
 
-static bench_outcome_t run_unbranched(void)
-{
-	return run_match("match/unbranched", MAX_PROMPTS, fill_unbranched);
-}
-
-static bench_outcome_t run_branched(void)
-{
-	return run_match("match/branched", 8, fill_branched);
-}
-
 #define REFERENCE "13 dependent cache-line loads from a table as large as the mirror"
 #define GOAL      "p50 <= 2,000 ns, no system call"
 
 const bench_t bench_match_unbranched = {
 	"match/unbranched", "longest match of 8,192 keys, 90 % resident, 1 M blocks in the index, prompts side by side",
-	REFERENCE, GOAL, run_unbranched};
-const bench_t bench_match_branched = {"match/branched", "the same with a branch at every block of every prompt",
-				      REFERENCE, GOAL, run_branched};
+	REFERENCE,          GOAL,
+	run_match,          0};
+const bench_t bench_match_branched = {
+	"match/branched", "the same with a branch at every block of every prompt", REFERENCE, GOAL, run_match, 1};

@@ -334,22 +334,16 @@ static bench_outcome_t run_nvme(int write)
 	return outcome;
 }
 
-static bench_outcome_t run_read(void)
-{
-	return run_nvme(0);
-}
-
-static bench_outcome_t run_write(void)
-{
-	return run_nvme(1);
-}
-
 #define REFERENCE "fio with the same size, queue and engine, on the same file system"
 
 const bench_t bench_nvme_read = {"nvme/read",
 				 "blocks of 256 KiB read and every digest checked, throttled loop device over memory, "
 				 "or a disk (--with dir=)",
-				 REFERENCE, "ratio >= 0.95", run_read};
-const bench_t bench_nvme_write = {"nvme/write",
-				  "blocks of 256 KiB written with header, metadata committed beside, same device",
-				  REFERENCE, "ratio >= 0.95", run_write};
+				 REFERENCE,
+				 "ratio >= 0.95",
+				 run_nvme,
+				 0};
+const bench_t bench_nvme_write = {
+	"nvme/write", "blocks of 256 KiB written with header, metadata committed beside, same device",
+	REFERENCE,    "ratio >= 0.95",
+	run_nvme,     1};

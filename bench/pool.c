@@ -215,17 +215,17 @@ static bench_outcome_t measure(const char *name, double goal)
 	return outcome == BENCH_DONE ? compare(name, "get", get_other, goal) : outcome;
 }
 
-static bench_outcome_t run_pool(const char *name, uint32_t block_bytes, uint32_t batch, uint32_t ops, double goal)
+static bench_outcome_t run_pool(int small)
 {
 	bench_outcome_t outcome;
 
 	memset(&work, 0, sizeof work);
-	work.block_bytes = block_bytes;
-	work.batch = batch;
-	work.batch_bytes = (size_t)batch * block_bytes;
-	work.ops = ops;
+	work.block_bytes = small ? 64u << 10 : 256u << 10;
+	work.batch = small ? 16 : 32;
+	work.batch_bytes = (size_t)work.batch * work.block_bytes;
+	work.ops = small ? 64 : 8;
 	work.others = (uint32_t)(POOL_BYTES / 2 / work.batch_bytes);
-	outcome = measure(name, goal);
+	outcome = small ? measure("pool/batch-1m", 0.6) : measure("pool/batch-8m", 0.85);
 	rig_remove(&work.rig);
 	bench_memory_free(work.source, COLD_BYTES);
 	bench_memory_free(work.target, COLD_BYTES);
@@ -233,20 +233,15 @@ static bench_outcome_t run_pool(const char *name, uint32_t block_bytes, uint32_t
 	return outcome;
 }
 
-static bench_outcome_t run_batch_8m(void)
-{
-	return run_pool("pool/batch-8m", 256u << 10, 32, 8, 0.85);
-}
-
-static bench_outcome_t run_batch_1m(void)
-{
-	return run_pool("pool/batch-1m", 64u << 10, 16, 64, 0.6);
-}
-
 const bench_t bench_pool_batch_8m = {"pool/batch-8m",
 				     "verified put and get of 32 blocks of 256 KiB, process to process",
 				     "one core's non-temporal copy of 8 MiB, and libc's memcpy",
-				     "share of its speed >= 0.85, and of libc's >= 1", run_batch_8m};
-const bench_t bench_pool_batch_1m = {"pool/batch-1m", "verified put and get of 16 blocks of 64 KiB, process to process",
+				     "share of its speed >= 0.85, and of libc's >= 1",
+				     run_pool,
+				     0};
+const bench_t bench_pool_batch_1m = {"pool/batch-1m",
+				     "verified put and get of 16 blocks of 64 KiB, process to process",
 				     "one core's non-temporal copy of 1 MiB, and libc's memcpy",
-				     "share of its speed >= 0.6, and of libc's >= 1", run_batch_1m};
+				     "share of its speed >= 0.6, and of libc's >= 1",
+				     run_pool,
+				     1};

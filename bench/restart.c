@@ -72,10 +72,11 @@ static bench_outcome_t measure(void)
 			     &(bench_measurement_t){"restart/killed", "ns", NULL, restart, NULL, 3, BENCH_NO_GOAL, 0});
 }
 
-static bench_outcome_t run_restart(void)
+static bench_outcome_t run_restart(int variant)
 {
 	bench_outcome_t outcome;
 
+	(void)variant;
 	work.hard = 0;
 	work.blocks = bench_quick() ? 8u * PROMPT : 122u * PROMPT; /* 999,424 */
 	snprintf(work.rig.dir, sizeof work.rig.dir, "%s/kvd-bench-XXXXXX", bench_param("dir", "/var/tmp"));
@@ -90,5 +91,6 @@ static bench_outcome_t run_restart(void)
 }
 
 const bench_t bench_restart = {
-	"restart", "from start to serving with 1 M disk blocks in the index, after a clean stop (and after kill -9)",
-	"", "<= 1.5e9 ns", run_restart};
+	"restart",   "from start to serving with 1 M disk blocks in the index, after a clean stop (and after kill -9)",
+	"",          "<= 1.5e9 ns",
+	run_restart, 0};

@@ -148,20 +148,16 @@ static bench_outcome_t run_weights(int cold)
 	return outcome;
 }
 
-static bench_outcome_t run_cached(void)
-{
-	return run_weights(0);
-}
-
-static bench_outcome_t run_cold(void)
-{
-	return run_weights(1);
-}
-
-const bench_t bench_weights_cached = {
-	"weights/cached", "the digest of a file that the page cache has, by threads of idle priority",
-	"as many threads of usual priority that only read it", "ratio >= 0.3", run_cached};
+const bench_t bench_weights_cached = {"weights/cached",
+				      "the digest of a file that the page cache has, by threads of idle priority",
+				      "as many threads of usual priority that only read it",
+				      "ratio >= 0.3",
+				      run_weights,
+				      0};
 const bench_t bench_weights_cold = {
-	"weights/cold", "the digest of a file that is on the disk alone",
-	"as many threads of usual priority that only read it, its pages dropped again before", "ratio >= 0.9",
-	run_cold};
+	"weights/cold",
+	"the digest of a file that is on the disk alone",
+	"as many threads of usual priority that only read it, its pages dropped again before",
+	"ratio >= 0.9",
+	run_weights,
+	1};

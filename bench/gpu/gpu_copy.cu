@@ -296,7 +296,7 @@ static void rows_staged()
 	}
 }
 
-template <void (*rows)()> static bench_outcome_t run_family()
+template <void (*rows)()> static bench_outcome_t run_family(int)
 {
 	const char *why = open_gpu();
 
@@ -309,7 +309,7 @@ template <void (*rows)()> static bench_outcome_t run_family()
 }
 
 #define FAMILY(id, measures, reference)                                                                                \
-	static const bench_t family_##id = {#id, measures, reference, "of each row", run_family<rows_##id>}
+	static const bench_t family_##id = {#id, measures, reference, "of each row", run_family<rows_##id>, 0}
 FAMILY(link, "zero copy between a paged cache and the pool, by size of a page and SMs", "contiguous pinned copies");
 FAMILY(staged, "whole blocks by copy engine and kernel (--with mib=1280)", "contiguous pinned copies");
 FAMILY(both, "loads and stores at once", "contiguous pinned copies both ways");

@@ -88,7 +88,7 @@ int engine_load_first(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids
 void engine_load_rest(engine_t *e);
 void engine_end(engine_t *e);
 
-/* ---- gpu_memory.c: memory of an engine's cache, and how the engine gets at it ---------------- */
+/* ---- memory of an engine's cache, and how the engine gets at it ------------------------------- */
 
 int memory_open(int host); /* 0: there; 77: no device, which is said; 4: it cannot be used */
 void memory_close(void);

@@ -165,7 +165,6 @@ class Run:
         turn = work / "turn"
         turn.write_text("-1")
         children: dict[str, subprocess.Popen] = {}
-        clocks = watch_clocks(self.args.out / f"{name}-clocks.csv")
         share = {"kv_gib": self.args.ring_kv_gib, "share": 0.9 / len(c.ring), "phases": ["turns"]}
         try:
             for me, (member, connector) in enumerate(c.ring.items()):
@@ -182,7 +181,7 @@ class Run:
                     self.results[name][member]["between kernels"] = found = gaps(profile)
                     self.say(f"{name}, {member}: between kernels: {json.dumps(found)}")
         finally:
-            for child in [*children.values(), *clocks]:
+            for child in children.values():
                 end_group(child)
 
     # ---- configurations ------------------------------------------------------------------------------------------------
@@ -255,14 +254,6 @@ def gaps(profile: Path) -> dict[str, Any]:
     if not between:
         return {"kernels": len(there)}
     return {"kernels": len(there), "mean us": round(sum(between) / len(between), 3), "median us": round(between[len(between) // 2], 3)}
-
-
-def watch_clocks(file: Path) -> list[subprocess.Popen]:
-    """The GPU's clocks and power ten times a second, with the time, to be put beside that of the rounds (`at` in the results): a turn may find the device slower."""
-    asked = ["nvidia-smi", "--query-gpu=timestamp,clocks.sm,clocks.mem,power.draw,temperature.gpu", "--format=csv,noheader", "-lms", "100"]
-    if shutil.which(asked[0]) is None:
-        return []
-    return [subprocess.Popen(asked, stdout=file.open("wb"), stderr=subprocess.DEVNULL, start_new_session=True)]
 
 
 def end_group(child: subprocess.Popen) -> None:

@@ -9,12 +9,8 @@ from typing import Any
 
 NOTHING = {"kv_connector": "Nothing", "kv_connector_module_path": "nothing", "kv_role": "kv_both"}
 LMCACHE = {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}
-LMSERVER = {
-    "kv_connector": "LMCacheMPConnector",
-    "kv_connector_module_path": "lmcache.integration.vllm.lmcache_mp_connector",
-    "kv_role": "kv_both",
-    "kv_connector_extra_config": {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": 5555},
-}
+LMSERVER: dict[str, Any] = {"kv_connector": "LMCacheMPConnector", "kv_connector_module_path": "lmcache.integration.vllm.lmcache_mp_connector", "kv_role": "kv_both"}
+LMSERVER["kv_connector_extra_config"] = {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": 5555}
 # Several GPUs: nothing may use NVLink multicast, which can put a host's GPUs out of service.
 TWO_GPUS = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}
 

@@ -88,16 +88,9 @@ class Bench:
         self.llm = LLM(
             model=str(folder),
             load_format="auto" if order["weights"] == "drawn" else "dummy",
-            skip_tokenizer_init=True,
-            dtype=order["dtype"],
-            enforce_eager=not order["graph"],
-            max_model_len=40960,
-            max_num_batched_tokens=8192,
-            max_num_seqs=64,
-            gpu_memory_utilization=order["share"],
-            tensor_parallel_size=order["gpus"],
+            **dict(skip_tokenizer_init=True, max_model_len=40960, max_num_batched_tokens=8192, max_num_seqs=64, generation_config="vllm"),
+            **dict(dtype=order["dtype"], enforce_eager=not order["graph"], gpu_memory_utilization=order["share"], tensor_parallel_size=order["gpus"]),
             kv_cache_memory_bytes=order["kv_gib"] << 30,
-            generation_config="vllm",
             **order["options"],
             **({"kv_transfer_config": order["connector"]} if order["connector"] and "reference" not in order["phases"] else {}),
             **({"profiler_config": {"profiler": "torch", "torch_profiler_dir": order["profile"], "ignore_frontend": True}} if "profile" in order["phases"] or order["profiled"] else {}),
@@ -289,14 +282,8 @@ class Bench:
         gaps = [(1e3 * (b - a), b) for a, b in zip(at, at[1:])]
         alone = [gap for gap, when in gaps if when < began]
         beside = [gap for gap, when in gaps if added + 0.005 < when < began + took[-1] / 1e3]
-        return {
-            "ms": round(took[-1], 1),
-            "mean": round(sum(took) / len(took), 1),
-            "each": [round(ms, 1) for ms in took],
-            "step": round(median(alone), 2),
-            "beside": round(sum(beside) / max(1, len(beside)), 2),
-            "longest": round(max(beside, default=0.0), 2),
-        }
+        answered = {"ms": round(took[-1], 1), "mean": round(sum(took) / len(took), 1), "each": [round(ms, 1) for ms in took]}
+        return {**answered, "step": round(median(alone), 2), "beside": round(sum(beside) / max(1, len(beside)), 2), "longest": round(max(beside, default=0.0), 2)}
 
     def turns(self) -> None:
         """One number in a file says whose turn it is: round * engines + place."""

@@ -1,16 +1,6 @@
 #!/usr/bin/env bash
 # vLLM with kvd, with other caches and with none, on one GPU: bench/gpu/vllm/run.sh PART [bench.py's options]
-#   check        answers are those of the engine's own cache: both model runners, engine restarted, daemon restarted   (about 5 minutes)
-#   check-async  the same with asynchronous loads
-#   check-failed loads fail (flipped bits, lost lease, deadline, killed daemon): both model runners, asynchronous scheduling on and off, eager and graphs
-#   check-failed-sync, check-failed-async  the same with every way of synchronous load, whatever the connector's table allows (what a row of that table needs),
-#                and with asynchronous loads, which every engine without a row has
-#   weights      how long after its start an engine finds a prompt where its weights (16 GB) are digested for their name: on disk, named before, in memory
-#   part1, part2 all that is measured, with CUDA graphs, in two parts of ten minutes. 1: runner V2: kvd, native offload, LMCache in
-#                process and as a server, and engines that take turns (what saving costs, own hits); 2: kvd, native offload and turns of V1, from disk
-#   full         an engine with 90 % of the GPU's memory is killed, the next starts
-#   tp2          two GPUs: answers and times (without NVLink multicast)
-#   anything else: names of configurations (bench.py --help)
+# README.md has the parts; anything else: names of configurations (bench.py --help).
 # Where a machine has no vLLM: .vllm[1-9]/site.tar.xz.* (or .vllm0/) are unpacked to ~/v/site; where kvd is not built: a bundle (scripts/offline-bundle) named in BUNDLE,
 # or .gpu/kvd-*.tar.xz. Results: $OUT (default bench-out): results.json, table.md, log.txt.
 set -euo pipefail

@@ -15,23 +15,10 @@ from kvd_vllm.connector import KvdConnector
 from nothing import Nothing
 
 HOOKS = (
-    "on_new_request",
-    "get_num_new_matched_tokens",
-    "update_state_after_alloc",
-    "build_connector_meta",
-    "handle_preemptions",
-    "bind_connector_metadata",
-    "start_load_kv",
-    "wait_for_layer_load",
-    "wait_for_save",
-    "get_finished",
-    "get_block_ids_with_load_errors",
-    "build_connector_worker_meta",
-    "update_connector_output",
-    "get_kv_connector_stats",
-    "request_finished",
-    "request_finished_all_groups",
-)
+    "on_new_request get_num_new_matched_tokens update_state_after_alloc build_connector_meta handle_preemptions bind_connector_metadata start_load_kv "
+    "wait_for_layer_load wait_for_save get_finished get_block_ids_with_load_errors build_connector_worker_meta update_connector_output "
+    "get_kv_connector_stats request_finished request_finished_all_groups"
+).split()
 LAST = HOOKS[-2:]
 COUNTERS = "get_kv_connector_stats"
 
