@@ -122,7 +122,7 @@ static void drop_name(keeper_t *keeper, const char *name)
 	}
 }
 
-static void hold(keeper_t *keeper, const char *name, int fd)
+static void hold_fd(keeper_t *keeper, const char *name, int fd)
 {
 	drop_name(keeper, name);
 	if (keeper->held_count == keeper->held_cap && keeper->held_cap < HELD_MAX) {
@@ -192,7 +192,7 @@ static int take_word(keeper_t *keeper)
 	if (word.verb == 'H' && fd >= 0 && strcmp(word.name, CONFIG) == 0) {
 		replace(&keeper->config_fd, fd);
 	} else if (word.verb == 'H' && fd >= 0) {
-		hold(keeper, word.name, fd);
+		hold_fd(keeper, word.name, fd);
 	} else if (word.verb == 'D') {
 		drop_name(keeper, word.name);
 	} else if (word.verb == 'S') {
@@ -225,7 +225,7 @@ static _Noreturn void become_daemon(const keeper_t *keeper, int fd, pid_t parent
 	_exit(70);
 }
 
-static kv_status_t start(keeper_t *keeper)
+static kv_status_t start_daemon(keeper_t *keeper)
 {
 	int pair[2];
 	char kept[64];
@@ -303,7 +303,7 @@ static void forward(keeper_t *keeper)
 }
 
 /* Wait for a word, a signal, or the time to pass. Returns 1 and the status when the daemon has ended. */
-static int watch(keeper_t *keeper, int timeout_ms, int *p_wstatus)
+static int watch_daemon(keeper_t *keeper, int timeout_ms, int *p_wstatus)
 {
 	struct pollfd look[2] = {{.fd = keeper->signal_fd, .events = POLLIN},
 				 {.fd = keeper->socket_fd, .events = POLLIN}};
@@ -414,19 +414,19 @@ static void serve_during_pause(keeper_t *keeper, uint64_t ns)
 
 	keeper->hurry = 0;
 	while (!keeper->stopping && !keeper->hurry && (now = kv_now_ns(&kv_env_posix)) < end) {
-		watch(keeper, (int)((end - now) / 1000000u) + 1, &ignored);
+		watch_daemon(keeper, (int)((end - now) / 1000000u) + 1, &ignored);
 	}
 }
 
 static int run_keeper(keeper_t *keeper)
 {
 	while (!keeper->stopping) {
-		kv_status_t status = start(keeper);
+		kv_status_t status = start_daemon(keeper);
 		int wstatus = 0, code = 0;
 		uint64_t pause;
 
 		if (status == KV_OK) {
-			while (!watch(keeper, -1, &wstatus)) {
+			while (!watch_daemon(keeper, -1, &wstatus)) {
 			}
 			pause = buried(keeper, wstatus, &code);
 		} else {

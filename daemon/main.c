@@ -146,7 +146,7 @@ static kv_status_t daemon_run(kvd_setup_t *setup)
 
 /* ---- the program ----------------------------------------------------------------------------- */
 
-static int fail(kv_status_t status, const kv_option_error_t *error)
+static int report_failure(kv_status_t status, const kv_option_error_t *error)
 {
 	if (error->file[0] && error->line == 0) {
 		fprintf(stderr, "kvd: %s: %s\n", error->file, error->text); /* the file as a whole */
@@ -184,7 +184,7 @@ int main(int argc, char **argv)
 		status = check_memory(&setup, &error);
 	}
 	if (status != KV_OK) {
-		return fail(status, &error);
+		return report_failure(status, &error);
 	}
 	if (setup.action == KVD_CHECK_CONFIG) {
 		printf("kvd: the configuration is valid\n");
@@ -199,7 +199,7 @@ int main(int argc, char **argv)
 	if (setup.lock_fd < 0) {
 		status = kvd_process_lock(setup.options.run_dir, &setup.lock_fd, error.text, sizeof error.text);
 		if (status != KV_OK) {
-			return fail(status, &error);
+			return report_failure(status, &error);
 		}
 		if (setup.options.keeper) {
 			return kvd_keeper_run(&setup);

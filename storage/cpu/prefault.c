@@ -129,7 +129,7 @@ static void touch_slab(kvs_prefault_t *p, entry_t *entry)
 	}
 }
 
-static void *run(void *arg)
+static void *prefault_main(void *arg)
 {
 	kvs_prefault_t *p = arg;
 	uint64_t done = 0;
@@ -173,7 +173,7 @@ kv_status_t kvs_prefault_start(uint32_t max_slabs, const kvs_sys_t *sys, int hug
 	/* Signals belong to the daemon's loop. */
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
-	int error = kvs_idle_start(&p->idle) != KV_OK || pthread_create(&p->thread, NULL, run, p) != 0;
+	int error = kvs_idle_start(&p->idle) != KV_OK || pthread_create(&p->thread, NULL, prefault_main, p) != 0;
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	if (error) {
 		goto err_work;

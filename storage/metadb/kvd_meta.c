@@ -76,7 +76,7 @@ static kv_status_t scan(kvs_rocks_t *db, kvs_meta_message_t *m)
 }
 
 /* The answer's fields replace the request's. */
-static kv_status_t handle(kvs_rocks_t *db, kvs_meta_message_t *m)
+static kv_status_t handle_request(kvs_rocks_t *db, kvs_meta_message_t *m)
 {
 	int sync = (m->flags & KVS_META_SYNC) != 0;
 	kv_status_t status = KV_ERR_PROTO;
@@ -106,7 +106,7 @@ static kv_status_t handle(kvs_rocks_t *db, kvs_meta_message_t *m)
 }
 
 /* Returns when the daemon has closed its end, or when an answer was not OK. */
-static void serve(kvs_rocks_t *db)
+static void serve_requests(kvs_rocks_t *db)
 {
 	static kvs_meta_message_t m;
 
@@ -124,8 +124,8 @@ static void serve(kvs_rocks_t *db)
 		verb = m.verb;
 		silent = verb == KVS_META_WRITE && (m.flags & KVS_META_MORE);
 		if (silent) {
-			(void)handle(db, &m);
-		} else if (!send_answer(&m, handle(db, &m)) || verb == KVS_META_CLOSE) {
+			(void)handle_request(db, &m);
+		} else if (!send_answer(&m, handle_request(db, &m)) || verb == KVS_META_CLOSE) {
 			return;
 		} else if (verb == KVS_META_SCAN && (m.flags & KVS_META_MORE)) {
 			read_ahead(db, kvs_meta_row_id(&m.change[m.count - 1u].row) + 1u);
@@ -153,7 +153,7 @@ int main(int argc, char **argv)
 	status = open_database(argv, &db, &marked);
 	opened.flags = marked ? KVS_META_MARKED : 0;
 	if (send_answer(&opened, status)) {
-		serve(db);
+		serve_requests(db);
 	}
 
 	_exit(0); /* past the library's own ends: they may abort after a failed write */

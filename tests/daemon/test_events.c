@@ -238,7 +238,7 @@ static void p5_the_ring_keeps_records_whole_and_in_order(void **state)
 }
 
 /* One record at a time, of each length at each place. */
-static void p5_a_record_that_fits_an_empty_ring_is_taken_wherever_it_begins(void **state)
+static void p5_a_record_that_fits_an_empty_ring_fits_at_every_offset(void **state)
 {
 	static const size_t lens[] = {4096 - 8, 2048, 2048 + 8,
 				      3000}; /* with their words an odd number of words a round */
@@ -344,7 +344,7 @@ static kvd_publisher_t *publisher_open(kv_metrics_t *metrics, const char *dir, u
 	return publisher;
 }
 
-static void p9_batches_are_numbered_from_zero_and_a_lost_one_leaves_a_gap(void **state)
+static void p9_batches_are_numbered_from_zero_and_a_loss_leaves_a_gap(void **state)
 {
 	static kv_metrics_t metrics;
 	static uint64_t many[2048];
@@ -494,8 +494,8 @@ int main(void)
 		cmocka_unit_test(p9_each_tier_has_a_medium_routers_know),
 		cmocka_unit_test(p9_each_group_has_a_kind_vllm_knows),
 		cmocka_unit_test(p5_the_ring_keeps_records_whole_and_in_order),
-		cmocka_unit_test(p5_a_record_that_fits_an_empty_ring_is_taken_wherever_it_begins),
-		cmocka_unit_test(p9_batches_are_numbered_from_zero_and_a_lost_one_leaves_a_gap),
+		cmocka_unit_test(p5_a_record_that_fits_an_empty_ring_fits_at_every_offset),
+		cmocka_unit_test(p9_batches_are_numbered_from_zero_and_a_loss_leaves_a_gap),
 		cmocka_unit_test(p8_namespaces_have_endpoints_of_their_own),
 		cmocka_unit_test(p9_a_prefix_hit_is_one_map_on_its_own_endpoint),
 	};

@@ -205,7 +205,7 @@ static void p10_a_body_that_does_not_decode_is_refused(void **state)
 
 /* JOIN got a seventh field, EXPLAIN a sixth, and so on: a request of another build is refused for this reason,
  * whichever it is, and the text says what to do. */
-static void p10_a_request_with_another_number_of_fields_is_of_another_build(void **state)
+static void p10_a_request_with_another_count_of_fields_is_refused(void **state)
 {
 	static uint8_t body[64];
 	static kv_msg_t msg;
@@ -446,7 +446,7 @@ int main(void)
 		cmocka_unit_test(p10_a_notice_or_reply_from_a_client_is_refused),
 		cmocka_unit_test(p10_descriptors_promised_but_not_sent_are_refused),
 		cmocka_unit_test(p10_a_body_that_does_not_decode_is_refused),
-		cmocka_unit_test(p10_a_request_with_another_number_of_fields_is_of_another_build),
+		cmocka_unit_test(p10_a_request_with_another_count_of_fields_is_refused),
 		cmocka_unit_test(p10_anything_before_hello_and_a_second_hello_are_refused),
 		cmocka_unit_test(p10_a_members_request_needs_a_join),
 		cmocka_unit_test(p6_garbage_ends_only_its_own_connection),

@@ -363,7 +363,7 @@ static void p6_sighup_has_the_precedence_of_the_start(void **state)
 	}
 }
 
-static void p6_a_valid_configuration_that_does_not_start_gives_way_to_the_last_one(void **state)
+static void p6_a_configuration_that_does_not_start_is_rolled_back(void **state)
 {
 	const char *const more[] = {NULL};
 	char path[128];
@@ -398,7 +398,7 @@ int main(void)
 		cmocka_unit_test(p6_a_crash_restarts_with_the_configuration_validated_last),
 		cmocka_unit_test(p6_a_sighup_with_an_invalid_file_changes_nothing),
 		cmocka_unit_test(p6_sighup_has_the_precedence_of_the_start),
-		cmocka_unit_test(p6_a_valid_configuration_that_does_not_start_gives_way_to_the_last_one),
+		cmocka_unit_test(p6_a_configuration_that_does_not_start_is_rolled_back),
 	};
 
 	return cmocka_run_group_tests_name("daemon.keeper", tests, NULL, NULL);

@@ -559,7 +559,7 @@ static void p6_a_start_that_fails_is_not_repeated(void **state)
 }
 
 /* Else its ledger, or a file on disk, takes the place of standard error and gets the log lines. */
-static void p6_a_daemon_started_with_closed_streams_logs_into_nothing_of_its_own(void **state)
+static void p6_a_daemon_with_closed_streams_logs_into_no_own_file(void **state)
 {
 	raw_daemon_t daemon = {0};
 	char run_dir[96], name[64], target[96];
@@ -615,7 +615,7 @@ int main(void)
 		cmocka_unit_test(p6_the_keeper_gives_up_on_a_daemon_that_keeps_dying),
 		cmocka_unit_test(p6_a_daemon_ends_when_its_keeper_is_killed),
 		cmocka_unit_test(p6_a_start_that_fails_is_not_repeated),
-		cmocka_unit_test(p6_a_daemon_started_with_closed_streams_logs_into_nothing_of_its_own),
+		cmocka_unit_test(p6_a_daemon_with_closed_streams_logs_into_no_own_file),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

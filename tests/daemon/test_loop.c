@@ -71,7 +71,7 @@ static uint64_t requests(void)
 	return kv_metric_get(&host_->metrics, KV_M_REQUESTS);
 }
 
-static void p8_a_request_is_answered_before_a_quantum_of_another_tenants_crowd(void **state)
+static void p8_a_request_waits_for_one_quantum_of_another_tenant_at_most(void **state)
 {
 	static uint8_t many[PIPELINED * sizeof(kv_frame_header_t)];
 	struct rlimit files = {4096, 4096};
@@ -127,7 +127,7 @@ static void p8_a_request_is_answered_before_a_quantum_of_another_tenants_crowd(v
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p8_a_request_is_answered_before_a_quantum_of_another_tenants_crowd),
+		cmocka_unit_test(p8_a_request_waits_for_one_quantum_of_another_tenant_at_most),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

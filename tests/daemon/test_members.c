@@ -194,7 +194,7 @@ static kv_status_t space_with(int fd, const char *from, const char *to)
 	return raw_call(fd, KV_CODE_SPACE_OPEN, &ask, &reply);
 }
 
-static void p10_an_identity_that_is_incomplete_or_contradicts_itself_is_refused(void **state)
+static void p10_an_incomplete_or_contradictory_identity_is_refused(void **state)
 {
 	(void)state;
 	assert_int_equal(space_with(watch_, "model=m", "model=m"), KV_OK);
@@ -378,7 +378,7 @@ static void hold_things(int ready)
 	say_ready(ready);
 }
 
-static void p4_a_client_killed_with_a_lease_and_half_a_put_leaves_nothing(void **state)
+static void p4_a_client_killed_with_a_lease_and_a_put_leaves_nothing(void **state)
 {
 	int ready;
 
@@ -607,7 +607,7 @@ static void ask_and_stop(int ready)
 	}
 }
 
-static void p5_a_member_that_does_not_read_is_closed_and_nobody_waits_for_it(void **state)
+static void p5_a_member_that_does_not_read_is_closed_and_delays_no_other(void **state)
 {
 	uint64_t before = raw_metric(watch_, "kvd_send_overflows_total");
 	raw_member_t member;
@@ -671,20 +671,20 @@ int main(void)
 		cmocka_unit_test(p1_a_join_needs_a_live_pidfd),
 		cmocka_unit_test(p8_an_instance_is_joined_with_its_secret_only),
 		cmocka_unit_test(p6_a_client_cannot_write_or_resize_what_the_daemon_writes),
-		cmocka_unit_test(p10_an_identity_that_is_incomplete_or_contradicts_itself_is_refused),
+		cmocka_unit_test(p10_an_incomplete_or_contradictory_identity_is_refused),
 		cmocka_unit_test(p1_what_one_instance_puts_another_one_reads),
 		cmocka_unit_test(p8_a_namespace_sees_nothing_of_another),
 		cmocka_unit_test(p9_a_put_is_announced_to_subscribers),
 		cmocka_unit_test(p6_reports_are_copied_out_once_and_checked),
 		cmocka_unit_test(p6_a_count_of_lost_reports_that_cannot_be_is_refused),
-		cmocka_unit_test(p4_a_client_killed_with_a_lease_and_half_a_put_leaves_nothing),
+		cmocka_unit_test(p4_a_client_killed_with_a_lease_and_a_put_leaves_nothing),
 		cmocka_unit_test(p1_memory_a_member_may_still_touch_waits_for_its_death),
 		cmocka_unit_test(p4_a_process_that_attaches_again_leaves_nothing_behind),
 		cmocka_unit_test(p1_an_attachment_speaks_for_its_own_connections_only),
 		cmocka_unit_test(p4_a_word_for_a_connection_whose_end_was_not_seen_yet_counts),
 		cmocka_unit_test(p4_a_member_that_leaves_is_not_waited_for),
 		cmocka_unit_test(p5_a_refused_member_leaves_no_instance_behind),
-		cmocka_unit_test(p5_a_member_that_does_not_read_is_closed_and_nobody_waits_for_it),
+		cmocka_unit_test(p5_a_member_that_does_not_read_is_closed_and_delays_no_other),
 		cmocka_unit_test(p6_a_slab_with_holes_does_not_end_the_daemon),
 		cmocka_unit_test(p4_the_documents_are_whole),
 	};

@@ -84,7 +84,7 @@ static void p10_options_that_contradict_each_other_are_refused(void **state)
 	refused("--policy=random", NULL, KV_ERR_CONFIG, "lru");
 }
 
-static void p10_a_socket_path_that_does_not_fit_is_refused_before_the_start(void **state)
+static void p10_a_socket_path_that_is_too_long_is_refused_at_the_start(void **state)
 {
 	char option[200] = "--run_dir=/tmp/";
 
@@ -184,7 +184,7 @@ int main(void)
 		cmocka_unit_test(p10_a_misspelt_option_names_the_nearest_one),
 		cmocka_unit_test(p10_a_typo_in_the_file_has_line_and_column),
 		cmocka_unit_test(p10_options_that_contradict_each_other_are_refused),
-		cmocka_unit_test(p10_a_socket_path_that_does_not_fit_is_refused_before_the_start),
+		cmocka_unit_test(p10_a_socket_path_that_is_too_long_is_refused_at_the_start),
 		cmocka_unit_test(p8_http_is_not_reachable_from_outside_unless_said_twice),
 		cmocka_unit_test(p10_the_last_source_wins),
 		cmocka_unit_test(p6_what_is_exported_for_clients_and_scripts_stops_no_daemon),

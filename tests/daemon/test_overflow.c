@@ -74,7 +74,7 @@ static int ends(int fd)
 	return raw_closed(fd, 0);
 }
 
-static void p5_a_member_whose_queue_overflows_as_another_one_leaves_is_closed(void **state)
+static void p5_a_queue_that_overflows_as_another_member_leaves_is_closed(void **state)
 {
 	const kv_msg_drained_t drained = {.what = 2};
 	raw_member_t first, second, last;
@@ -114,7 +114,7 @@ static void p5_a_member_whose_queue_overflows_as_another_one_leaves_is_closed(vo
 }
 
 /* A user may have as many descriptors on their way as a process may have open; then the kernel takes no more. */
-static void p5_a_member_whose_descriptors_cannot_be_sent_is_closed_and_may_come_again(void **state)
+static void p5_a_member_whose_fds_cannot_be_sent_is_closed_may_rejoin(void **state)
 {
 	const struct rlimit few = {IN_FLIGHT / 2, IN_FLIGHT / 2};
 	int pair[2], fds[16], fd = raw_open(daemon_.sock), pidfd = pidfd_open(getpid(), 0);
@@ -147,8 +147,8 @@ static void p5_a_member_whose_descriptors_cannot_be_sent_is_closed_and_may_come_
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p5_a_member_whose_queue_overflows_as_another_one_leaves_is_closed),
-		cmocka_unit_test(p5_a_member_whose_descriptors_cannot_be_sent_is_closed_and_may_come_again),
+		cmocka_unit_test(p5_a_queue_that_overflows_as_another_member_leaves_is_closed),
+		cmocka_unit_test(p5_a_member_whose_fds_cannot_be_sent_is_closed_may_rejoin),
 	};
 
 	/* Who has these is not counted; the daemon shall not have them. */

@@ -64,7 +64,7 @@ static int half_frame(const char *sock)
 	return fd;
 }
 
-static void p8_receive_buffers_of_one_namespace_close_no_session_of_another(void **state)
+static void p8_receive_buffers_of_one_tenant_close_no_session_of_another(void **state)
 {
 	static const char *const args[] = {"--namespaces=other,default", "--limits.receive=2MiB",
 					   "--limits.frame_time=10m", NULL};
@@ -95,7 +95,7 @@ static void p8_receive_buffers_of_one_namespace_close_no_session_of_another(void
 	raw_daemon_end(&daemon_);
 }
 
-static void p8_members_and_instances_of_one_namespace_leave_the_others_theirs(void **state)
+static void p8_one_namespace_leaves_members_and_instances_to_the_others(void **state)
 {
 	static const char *const args[] = {"--namespaces=other,default", "--limits.instances=4", "--limits.members=6",
 					   NULL};
@@ -274,8 +274,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p8_a_namespace_full_of_sessions_refuses_its_own_only),
-		cmocka_unit_test(p8_receive_buffers_of_one_namespace_close_no_session_of_another),
-		cmocka_unit_test(p8_members_and_instances_of_one_namespace_leave_the_others_theirs),
+		cmocka_unit_test(p8_receive_buffers_of_one_tenant_close_no_session_of_another),
+		cmocka_unit_test(p8_one_namespace_leaves_members_and_instances_to_the_others),
 		cmocka_unit_test(p5_a_put_past_its_time_gives_way_and_its_late_end_is_refused),
 		/* the last ones: they may skip */
 		cmocka_unit_test(p8_a_tenant_does_not_lock_the_operator_out),

@@ -171,7 +171,7 @@ static int inodes_tell_processes(void)
 	return yes;
 }
 
-static void p4_a_member_in_another_process_namespace_is_proved_by_its_socket(void **state)
+static void p4_a_member_in_another_pid_namespace_is_proved_by_its_socket(void **state)
 {
 	int say[2], end[2], status;
 	kv_status_t own, another;
@@ -219,7 +219,7 @@ int main(void)
 		cmocka_unit_test(p4_a_namespace_the_operator_trusts_may_join_unproved),
 		cmocka_unit_test(p4_only_a_namespace_of_the_daemon_can_be_trusted),
 		/* the last one: it may skip */
-		cmocka_unit_test(p4_a_member_in_another_process_namespace_is_proved_by_its_socket),
+		cmocka_unit_test(p4_a_member_in_another_pid_namespace_is_proved_by_its_socket),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -128,7 +128,7 @@ static void carve(uint32_t slab)
 	there_[slab] = 1;
 }
 
-static void p4_a_slab_that_waits_for_its_members_leaves_the_memory_of_others_registered(void **state)
+static void p4_a_retiring_slab_leaves_the_memory_of_others_registered(void **state)
 {
 	static const kvd_options_t options = {.cpu_size = 16u << 20};
 	static kvs_tier_t tier;
@@ -171,7 +171,7 @@ static void p4_a_slab_that_waits_for_its_members_leaves_the_memory_of_others_reg
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p4_a_slab_that_waits_for_its_members_leaves_the_memory_of_others_registered),
+		cmocka_unit_test(p4_a_retiring_slab_leaves_the_memory_of_others_registered),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -444,7 +444,7 @@ static void p5_a_part_of_a_load_is_not_cut_small_at_its_end(void **state)
 	large_fini(&l);
 }
 
-static void p5_some_layers_go_by_rows_where_rows_are_long_and_blocks_lie_together(void **state)
+static void p5_layer_ranges_are_copied_by_rows_where_rows_are_long(void **state)
 {
 	const size_t rows = offsetof(kvk_cuda_ops_t, copy_rows);
 	uint64_t staged[2];
@@ -512,7 +512,7 @@ int main(void)
 		cmocka_unit_test(p1_a_copy_runs_after_what_it_was_ordered_after),
 		cmocka_unit_test(p1_a_scatter_of_ready_blocks_writes_in_its_turn),
 		cmocka_unit_test(p5_neighbours_in_the_pool_are_one_copy),
-		cmocka_unit_test(p5_some_layers_go_by_rows_where_rows_are_long_and_blocks_lie_together),
+		cmocka_unit_test(p5_layer_ranges_are_copied_by_rows_where_rows_are_long),
 		cmocka_unit_test(p5_a_part_of_a_load_is_not_cut_small_at_its_end),
 		cmocka_unit_test(p1_no_copy_goes_from_one_registration_into_the_next),
 		cmocka_unit_test(p4_jobs_given_back_early_keep_their_memory_until_they_end),

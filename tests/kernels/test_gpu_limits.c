@@ -293,7 +293,7 @@ static void copy_on_device(gpu_case_t *c, kvk_gpu_way_t way)
 }
 
 /* A peer that may be used, one whose access somebody else has enabled, one that refuses, one without a link. */
-static void p8_memory_of_a_peer_is_used_by_kernels_only_with_access_to_it(void **state)
+static void p8_kernels_use_memory_of_a_peer_only_with_access_to_it(void **state)
 {
 	static const int answers[] = {0, 704, 217, -1};
 	const fake_cuda_config_t driver = {.seed = 1, .lazy = 1, .major = 9, .devices = 2};
@@ -570,7 +570,7 @@ int main(void)
 		cmocka_unit_test(p5_a_wait_ends_in_time),
 		cmocka_unit_test(p5_a_copy_takes_no_more_sms_than_it_may),
 		cmocka_unit_test(p1_the_device_sees_what_is_registered_and_nothing_else),
-		cmocka_unit_test(p8_memory_of_a_peer_is_used_by_kernels_only_with_access_to_it),
+		cmocka_unit_test(p8_kernels_use_memory_of_a_peer_only_with_access_to_it),
 		cmocka_unit_test(p5_auto_takes_what_was_faster),
 		cmocka_unit_test(p5_a_part_goes_the_way_of_all),
 		cmocka_unit_test(p6_threads_copy_while_others_register),

@@ -130,7 +130,7 @@ static void p2_a_block_of_an_unrecorded_space_or_epoch_is_not_taken(void **state
 	fixture_fini(&f);
 }
 
-static void p2_blocks_without_parent_of_old_epochs_and_unknown_spaces_are_dropped(void **state)
+static void p2_orphans_old_epochs_and_unknown_spaces_are_dropped(void **state)
 {
 	static block_t b;
 	fixture_t f;
@@ -342,7 +342,7 @@ static void p5_full_is_full_and_freed_slots_serve_again_within_the_limit(void **
 
 /* A file changes its class: it gives out no slot while it is emptied, may stay after all, and is the other class's
  * alone when its rows have gone. */
-static void p5_an_emptied_file_makes_room_for_the_class_it_was_emptied_for(void **state)
+static void p5_an_emptied_file_makes_room_for_the_class_that_needs_it(void **state)
 {
 	const kvs_rebalance_ops_t *change;
 	kvs_slab_desc_t look;
@@ -567,13 +567,13 @@ int main(void)
 		cmocka_unit_test(p1_uneven_pieces_and_two_classes_do_not_mix),
 		cmocka_unit_test(p2_what_was_flushed_is_there_after_reopen_parents_first),
 		cmocka_unit_test(p2_a_block_of_an_unrecorded_space_or_epoch_is_not_taken),
-		cmocka_unit_test(p2_blocks_without_parent_of_old_epochs_and_unknown_spaces_are_dropped),
+		cmocka_unit_test(p2_orphans_old_epochs_and_unknown_spaces_are_dropped),
 		cmocka_unit_test(p2_blocks_that_are_put_off_come_again_parents_first),
 		cmocka_unit_test(p3_a_block_the_core_refuses_takes_its_children_along),
 		cmocka_unit_test(p1_a_stale_location_is_a_miss),
 		cmocka_unit_test(p10_wrong_states_and_arguments_are_refused),
 		cmocka_unit_test(p5_full_is_full_and_freed_slots_serve_again_within_the_limit),
-		cmocka_unit_test(p5_an_emptied_file_makes_room_for_the_class_it_was_emptied_for),
+		cmocka_unit_test(p5_an_emptied_file_makes_room_for_the_class_that_needs_it),
 		cmocka_unit_test(p4_a_slot_freed_under_its_write_is_free_when_that_has_ended),
 		cmocka_unit_test(p2_a_flush_is_answered_after_all_stores_before_it),
 		cmocka_unit_test(p5_callbacks_are_bounded_and_the_queue_says_busy),

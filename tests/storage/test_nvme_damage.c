@@ -141,7 +141,7 @@ static void p6_one_damaged_superblock_is_repaired_from_the_other(void **state)
 	fixture_fini(&f);
 }
 
-static void p10_two_damaged_superblocks_are_foreign_and_nothing_is_touched(void **state)
+static void p10_two_damaged_superblocks_are_foreign_and_left_untouched(void **state)
 {
 	fixture_t f;
 	int fd;
@@ -408,7 +408,7 @@ static void p2_a_rebuild_leaves_damaged_headers_out(void **state)
 }
 
 /* A header proves that a write had begun. */
-static void p2_a_torn_block_that_a_rebuild_finds_is_lost_before_a_flush_ends(void **state)
+static void p2_a_torn_block_found_by_a_rebuild_is_lost_before_a_flush(void **state)
 {
 	(void)state;
 	for (int engine = KVS_IO_URING; engine <= KVS_IO_THREADS; engine++) {
@@ -456,7 +456,7 @@ static void lose_metadata(const fixture_t *f)
 
 /* A slot that is freed keeps its header. Its block may come back, once, as what it was; after a reset nothing of the
  * old epoch does. */
-static void p1_a_rebuild_finds_freed_blocks_of_the_same_epoch_once_and_none_of_an_old_one(void **state)
+static void p1_a_rebuild_finds_blocks_of_this_epoch_once_and_no_old_ones(void **state)
 {
 	fixture_t f;
 	kvs_loc_t loc;
@@ -608,7 +608,7 @@ int main(void)
 		cmocka_unit_test(p2_a_slot_file_that_was_cut_loses_only_what_was_cut),
 		cmocka_unit_test(p2_a_slot_file_removed_while_it_is_open_is_noticed),
 		cmocka_unit_test(p6_one_damaged_superblock_is_repaired_from_the_other),
-		cmocka_unit_test(p10_two_damaged_superblocks_are_foreign_and_nothing_is_touched),
+		cmocka_unit_test(p10_two_damaged_superblocks_are_foreign_and_left_untouched),
 		cmocka_unit_test(p10_another_version_is_refused),
 		cmocka_unit_test(p10_a_foreign_directory_is_left_alone),
 		cmocka_unit_test(p10_a_second_daemon_on_the_directory_is_told_so),
@@ -616,8 +616,8 @@ int main(void)
 		cmocka_unit_test(p1_a_file_truncated_under_the_tier_is_not_served),
 		cmocka_unit_test(p2_lost_metadata_is_rebuilt_from_the_headers),
 		cmocka_unit_test(p2_a_rebuild_leaves_damaged_headers_out),
-		cmocka_unit_test(p2_a_torn_block_that_a_rebuild_finds_is_lost_before_a_flush_ends),
-		cmocka_unit_test(p1_a_rebuild_finds_freed_blocks_of_the_same_epoch_once_and_none_of_an_old_one),
+		cmocka_unit_test(p2_a_torn_block_found_by_a_rebuild_is_lost_before_a_flush),
+		cmocka_unit_test(p1_a_rebuild_finds_blocks_of_this_epoch_once_and_no_old_ones),
 		cmocka_unit_test(p2_a_rebuild_that_was_cut_short_is_done_again),
 		cmocka_unit_test(p1_p6_damaged_metadata_costs_time_but_no_right_bytes),
 		cmocka_unit_test(p5_a_full_file_system_is_full_and_the_tier_goes_on),

@@ -112,7 +112,7 @@ static void wait_on_again(fixture_t *f, const struct rlimit *before)
 	wait_works(f);
 }
 
-static void p6_failed_writes_are_quarantined_and_too_many_switch_the_tier_off_for_a_while(void **state)
+static void p6_failed_writes_are_quarantined_and_many_stop_the_tier(void **state)
 {
 	struct rlimit before;
 	fixture_t f;
@@ -146,7 +146,7 @@ static void p6_failed_writes_are_quarantined_and_too_many_switch_the_tier_off_fo
 }
 
 /* Else a model that attaches meanwhile would have no cache in memory either. */
-static void p6_a_size_of_blocks_that_is_new_while_the_tier_is_off_is_kept_there_later(void **state)
+static void p6_a_class_opened_while_the_tier_is_off_is_kept_later(void **state)
 {
 	struct rlimit before;
 	fixture_t f;
@@ -169,7 +169,7 @@ static void p6_a_size_of_blocks_that_is_new_while_the_tier_is_off_is_kept_there_
 	fixture_fini(&f);
 }
 
-static void p6_memory_that_is_taken_away_is_a_fault_and_the_block_stays_good(void **state)
+static void p6_memory_taken_away_is_a_fault_and_the_block_stays_good(void **state)
 {
 	fixture_t f;
 	kvs_loc_t loc;
@@ -217,7 +217,7 @@ static uint64_t now_in_a_hurry(void *ctx)
 
 /* No memory for the superblock's image: neither an epoch nor the flush behind it comes to an end, and nothing is in
  * flight. */
-static void p5_a_flush_that_never_came_to_an_end_is_told_that_the_tier_is_closed(void **state)
+static void p5_an_unfinished_flush_ends_with_closed_when_the_tier_closes(void **state)
 {
 	outcome_t epoch = {0}, flush = {0};
 	fixture_t f;
@@ -701,7 +701,7 @@ static void p2_a_failed_sync_is_never_acknowledged_nor_retried_blindly(void **st
 	in_child("sync", "slots/0.0", "inject=fdatasync:error=EIO");
 }
 
-static void p2_a_directory_that_could_not_be_synced_is_synced_before_the_next_acknowledgement(void **state)
+static void p2_an_unsynced_directory_is_synced_before_the_next_answer(void **state)
 {
 	(void)state;
 	in_child("sync-dir", "slots", "inject=fsync:error=EIO:when=1..2");
@@ -732,7 +732,7 @@ static void p2_what_could_not_be_read_is_found_by_the_next_start(void **state)
 	in_child("restart-aside", "slots/0.0", "inject=preadv:error=EIO:when=1" /* in the first thread */);
 }
 
-static void p2_a_write_that_a_failed_sync_may_have_lost_is_never_acknowledged(void **state)
+static void p2_a_write_that_a_failed_sync_may_lose_is_never_acknowledged(void **state)
 {
 	(void)state;
 	in_child("sync-race", "slots/0.0", "inject=fdatasync:error=EIO:when=1:delay_enter=300000");
@@ -757,19 +757,19 @@ int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p5_each_allocation_may_fail),
-		cmocka_unit_test(p6_failed_writes_are_quarantined_and_too_many_switch_the_tier_off_for_a_while),
-		cmocka_unit_test(p6_a_size_of_blocks_that_is_new_while_the_tier_is_off_is_kept_there_later),
-		cmocka_unit_test(p6_memory_that_is_taken_away_is_a_fault_and_the_block_stays_good),
-		cmocka_unit_test(p5_a_flush_that_never_came_to_an_end_is_told_that_the_tier_is_closed),
+		cmocka_unit_test(p6_failed_writes_are_quarantined_and_many_stop_the_tier),
+		cmocka_unit_test(p6_a_class_opened_while_the_tier_is_off_is_kept_later),
+		cmocka_unit_test(p6_memory_taken_away_is_a_fault_and_the_block_stays_good),
+		cmocka_unit_test(p5_an_unfinished_flush_ends_with_closed_when_the_tier_closes),
 		cmocka_unit_test(p6_a_kernel_without_io_uring_is_served_by_plain_calls),
 		cmocka_unit_test(p5_submissions_refused_for_a_while_go_through_later),
 		cmocka_unit_test(p2_a_failed_sync_is_never_acknowledged_nor_retried_blindly),
-		cmocka_unit_test(p2_a_directory_that_could_not_be_synced_is_synced_before_the_next_acknowledgement),
+		cmocka_unit_test(p2_an_unsynced_directory_is_synced_before_the_next_answer),
 		cmocka_unit_test(p2_blocks_that_cannot_be_read_for_a_while_are_not_lost),
 		cmocka_unit_test(p2_a_slot_that_cannot_be_read_for_ten_minutes_is_given_up),
 		cmocka_unit_test(p2_a_rebuild_needs_every_header_that_it_cannot_read_now),
 		cmocka_unit_test(p2_what_could_not_be_read_is_found_by_the_next_start),
-		cmocka_unit_test(p2_a_write_that_a_failed_sync_may_have_lost_is_never_acknowledged),
+		cmocka_unit_test(p2_a_write_that_a_failed_sync_may_lose_is_never_acknowledged),
 		cmocka_unit_test(p2_new_directories_are_synced_under_their_names),
 		cmocka_unit_test(p6_a_memlock_of_8_mib_costs_speed_only),
 	};

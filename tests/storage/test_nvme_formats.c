@@ -353,7 +353,7 @@ static void directory(const char *file)
 }
 
 /* The library that is linked says what kvs_rocks_error() knows. */
-static void p10_the_sentences_of_the_linked_library_are_those_that_are_known(void **state)
+static void p10_the_error_texts_of_the_linked_library_are_known(void **state)
 {
 	static const struct {
 		const char *part;
@@ -482,7 +482,7 @@ int main(void)
 		cmocka_unit_test(p2_a_superblock_is_overwritten_in_place),
 		cmocka_unit_test(p2_a_superblock_never_outgrows_what_is_read_back),
 		cmocka_unit_test(p10_the_metadata_library_s_sentences_are_told_apart),
-		cmocka_unit_test(p10_the_sentences_of_the_linked_library_are_those_that_are_known),
+		cmocka_unit_test(p10_the_error_texts_of_the_linked_library_are_known),
 		cmocka_unit_test(p1_p2_random_use_agrees_with_a_table),
 	};
 

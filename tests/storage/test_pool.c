@@ -58,7 +58,7 @@ static void p1_bytes_come_back_as_they_were_put(void **state)
 	close_pool(&t, pool);
 }
 
-static void p1_a_wrong_digest_is_never_stored_and_a_flipped_bit_never_served(void **state)
+static void p1_a_wrong_digest_is_not_stored_and_a_flipped_bit_not_served(void **state)
 {
 	kvs_pool_config_t config = pool_config(&metrics, 1u << 20, 256u << 10);
 	static block_buf_t b;
@@ -583,7 +583,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p1_bytes_come_back_as_they_were_put),
-		cmocka_unit_test(p1_a_wrong_digest_is_never_stored_and_a_flipped_bit_never_served),
+		cmocka_unit_test(p1_a_wrong_digest_is_not_stored_and_a_flipped_bit_not_served),
 		cmocka_unit_test(p1_digests_handed_in_piecewise_make_the_same_block),
 		cmocka_unit_test(p10_digest_ranges_outside_the_block_are_refused),
 		cmocka_unit_test(p6_a_punched_slab_is_a_fault_not_a_crash),

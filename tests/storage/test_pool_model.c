@@ -270,7 +270,7 @@ static void p4_sums_hold_while_slabs_come_and_go(void **state)
 	run_changes(0);
 }
 
-static void p4_sums_hold_while_slabs_come_and_go_under_the_prefault_thread(void **state)
+static void p4_sums_hold_while_slabs_come_and_go_during_prefault(void **state)
 {
 	(void)state;
 	run_changes(1);
@@ -330,7 +330,7 @@ int main(void)
 		cmocka_unit_test(p4_sums_hold_after_every_step),
 		cmocka_unit_test(p4_sums_hold_with_the_prefault_thread_running),
 		cmocka_unit_test(p4_sums_hold_while_slabs_come_and_go),
-		cmocka_unit_test(p4_sums_hold_while_slabs_come_and_go_under_the_prefault_thread),
+		cmocka_unit_test(p4_sums_hold_while_slabs_come_and_go_during_prefault),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -111,7 +111,7 @@ static uint32_t slabs_of(kvs_tier_t *tier, uint32_t class)
 	return look.slabs;
 }
 
-static void p5_memory_is_kept_ready_for_the_size_in_use_and_no_more_of_it_than_said(void **state)
+static void p5_memory_is_touched_ahead_for_the_class_in_use(void **state)
 {
 	kvs_pool_config_t config = pool_config(&metrics, 64u << 20, 4u << 20);
 	kv_test_env_t t;
@@ -480,7 +480,7 @@ static uint32_t asked_for(kvs_huge_t huge, int answer)
 	return atomic_load(&collapse_calls);
 }
 
-static void a_slab_gets_huge_pages_where_the_kernel_makes_them_when_asked(void **state)
+static void a_slab_gets_huge_pages_where_the_kernel_grants_them(void **state)
 {
 	(void)state;
 	assert_in_range(asked_for(KVS_HUGE_AUTO, 0), 3, 4);
@@ -523,7 +523,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_slab_is_touched_before_the_first_put),
-		cmocka_unit_test(p5_memory_is_kept_ready_for_the_size_in_use_and_no_more_of_it_than_said),
+		cmocka_unit_test(p5_memory_is_touched_ahead_for_the_class_in_use),
 		cmocka_unit_test(p5_memory_is_touched_ahead_while_blocks_rest),
 		cmocka_unit_test(p5_the_first_size_takes_all_of_the_pool_when_told_so),
 		cmocka_unit_test(p5_a_slab_is_let_go_while_it_is_being_touched),
@@ -531,7 +531,7 @@ int main(void)
 		cmocka_unit_test(p5_close_does_not_wait_for_a_whole_slab),
 		cmocka_unit_test(p1_touching_loses_no_byte_a_client_writes),
 		cmocka_unit_test(a_kernel_without_populate_is_served_by_touching),
-		cmocka_unit_test(a_slab_gets_huge_pages_where_the_kernel_makes_them_when_asked),
+		cmocka_unit_test(a_slab_gets_huge_pages_where_the_kernel_grants_them),
 		cmocka_unit_test(a_huge_page_is_made_only_where_nothing_is),
 		cmocka_unit_test(p6_a_machine_without_memory_ends_the_prefault_not_the_pool),
 	};

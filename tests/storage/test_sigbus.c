@@ -234,7 +234,7 @@ static void *race_reader(void *arg)
 	return NULL;
 }
 
-static void p6_threads_fault_each_for_themselves_while_a_client_truncates(void **state)
+static void p6_threads_fault_separately_while_a_client_truncates(void **state)
 {
 	region_t a = region_map();
 	atomic_int stop = 0;
@@ -271,7 +271,7 @@ int main(void)
 		cmocka_unit_test(p1_verify_finds_every_flipped_leaf),
 		cmocka_unit_test(p6_a_fault_outside_the_announced_memory_is_not_swallowed),
 		cmocka_unit_test(p6_an_unhandled_sigbus_means_what_it_meant_before),
-		cmocka_unit_test(p6_threads_fault_each_for_themselves_while_a_client_truncates),
+		cmocka_unit_test(p6_threads_fault_separately_while_a_client_truncates),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

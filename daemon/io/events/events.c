@@ -101,7 +101,7 @@ static feed_t *feed_of(kvd_publisher_t *publisher, const char *ns)
 	return NULL;
 }
 
-static int put(kvd_ring_t *ring, const void *data, size_t n)
+static int push_record(kvd_ring_t *ring, const void *data, size_t n)
 {
 	void *to = kvd_ring_extend(ring, n);
 
@@ -152,11 +152,11 @@ static void pack(feed_t *feed, const kvd_event_t *event)
 	if (feed->lost) {
 		return;
 	}
-	feed->lost = (feed->open_events == 1 && !put(&feed->ring, &empty, sizeof empty)) ||
-		     !put(&feed->ring, &packed, sizeof packed) ||
-		     !put(&feed->ring, event->hashes, event->count * sizeof *event->hashes) ||
-		     !put(&feed->ring, event->tokens, tokens * sizeof *event->tokens) ||
-		     !put(&feed->ring, event->lora, packed.lora);
+	feed->lost = (feed->open_events == 1 && !push_record(&feed->ring, &empty, sizeof empty)) ||
+		     !push_record(&feed->ring, &packed, sizeof packed) ||
+		     !push_record(&feed->ring, event->hashes, event->count * sizeof *event->hashes) ||
+		     !push_record(&feed->ring, event->tokens, tokens * sizeof *event->tokens) ||
+		     !push_record(&feed->ring, event->lora, packed.lora);
 }
 
 /* A message has at most 64 KiB, so a batch becomes several, each with a number of its own. An event that fits none is
@@ -213,8 +213,8 @@ void kvd_publisher_hit(kvd_publisher_t *publisher, uint32_t ns_index, const kv_r
 
 	kv_assert(ns_index < publisher->feed_count && feed->open_events == 0);
 	/* Events matter more: hits leave them half of the ring. */
-	if (kvd_ring_used(&feed->ring) > feed->ring.size / 2 || !put(&feed->ring, &record, sizeof record) ||
-	    !put(&feed->ring, report, sizeof *report)) {
+	if (kvd_ring_used(&feed->ring) > feed->ring.size / 2 || !push_record(&feed->ring, &record, sizeof record) ||
+	    !push_record(&feed->ring, report, sizeof *report)) {
 		kvd_ring_abort(&feed->ring);
 		kv_metric_add(publisher->metrics, KV_M_PREFIX_RECORDS_LOST, 1);
 		return;
@@ -287,7 +287,7 @@ static void send_record(kvd_publisher_t *publisher, feed_t *feed, const uint8_t 
 }
 
 /* 1: records were there. */
-static int drain(kvd_publisher_t *publisher)
+static int send_queued(kvd_publisher_t *publisher)
 {
 	int found = 0;
 
@@ -365,7 +365,7 @@ static void linger(kvd_publisher_t *publisher)
 	uint64_t end = clock_ms() + LINGER_MS;
 	int waiting = 1;
 
-	while (drain(publisher)) {
+	while (send_queued(publisher)) {
 	}
 	while (waiting && clock_ms() < end) {
 		waiting = flush(publisher);
@@ -383,12 +383,12 @@ static void *publish_thread(void *arg)
 
 	(void)prctl(PR_SET_NAME, "kvd-events", 0, 0, 0);
 	while (!atomic_load(&publisher->stop)) {
-		int busy = drain(publisher);
+		int busy = send_queued(publisher);
 
 		busy |= flush(publisher);
 		if (!busy) {
 			atomic_store(&publisher->asleep, 1);
-			busy = drain(publisher) || atomic_load(&publisher->stop);
+			busy = send_queued(publisher) || atomic_load(&publisher->stop);
 		}
 		serve_connections(publisher, busy ? 0 : WAKE_MS);
 		tick(publisher);
