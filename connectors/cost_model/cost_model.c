@@ -5,7 +5,7 @@
 
 #define MEMORY_BYTES 4.0 /* a nanosecond: guessed until it was measured */
 #define DISK_BYTES   1.0
-#define FULL_STEP    512u /* tokens of a step whose fixed part is small beside them */
+#define FULL_STEP    512u /* tokens of a step whose fixed part is small compared to theirs */
 #define STOP_RATIO   0.9  /* of what it saves, a load may take */
 #define RESUME_RATIO 0.8
 
@@ -164,15 +164,15 @@ static kvx_cost_choice_t judge_part(kvx_cost_model_t *model, const kvx_cost_part
 	}
 	if (!hysteresis->stopped) {
 		record_change(model, part, 1, answer);
-		*hysteresis = (kvx_cost_hysteresis_t){.stopped = 1, .probe_ns = now};
+		*hysteresis = (kvx_cost_hysteresis_t){.stopped = 1, .sampled_ns = now};
 	}
 
 	hysteresis->asked++;
-	if (hysteresis->asked < KVX_COST_SAMPLE_EVERY && now - hysteresis->probe_ns < KVX_COST_SAMPLE_NS) {
+	if (hysteresis->asked < KVX_COST_SAMPLE_EVERY && now - hysteresis->sampled_ns < KVX_COST_SAMPLE_NS) {
 		return KVX_RECOMPUTE;
 	}
 	hysteresis->asked = 0;
-	hysteresis->probe_ns = now;
+	hysteresis->sampled_ns = now;
 
 	return KVX_LOAD_SAMPLE;
 }

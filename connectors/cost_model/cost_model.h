@@ -37,7 +37,7 @@
 typedef struct kvx_cost_hysteresis {
 	int stopped;
 	uint32_t asked; /* lookups since the last sample */
-	uint64_t probe_ns;
+	uint64_t sampled_ns;
 } kvx_cost_hysteresis_t;
 
 typedef enum kvx_cost_choice { KVX_LOAD = 0, KVX_LOAD_SAMPLE = 1, KVX_RECOMPUTE = 2 } kvx_cost_choice_t;

@@ -31,7 +31,7 @@ static uint32_t size_class(uint32_t n)
 	return size < KVX_FIT_SIZES ? size : KVX_FIT_SIZES - 1u;
 }
 
-void kvx_fit_add(kvx_fit_t *curve, const kvx_fit_sample_t *sample)
+void kvx_fit_add(kvx_fit_t *fit, const kvx_fit_sample_t *sample)
 {
 	uint32_t size;
 
@@ -39,26 +39,26 @@ void kvx_fit_add(kvx_fit_t *curve, const kvx_fit_sample_t *sample)
 		return;
 	}
 	size = size_class(sample->n);
-	curve->sample[size][curve->at[size]] = *sample;
-	curve->at[size] = (curve->at[size] + 1u) % KVX_FIT_SAMPLES;
-	if (curve->count[size] < KVX_FIT_SAMPLES) {
-		curve->count[size]++;
-		curve->known++;
+	fit->sample[size][fit->at[size]] = *sample;
+	fit->at[size] = (fit->at[size] + 1u) % KVX_FIT_SAMPLES;
+	if (fit->count[size] < KVX_FIT_SAMPLES) {
+		fit->count[size]++;
+		fit->known++;
 	}
-	curve->most = sample->n > curve->most ? sample->n : curve->most;
-	curve->newest_ns = sample->at_ns > curve->newest_ns ? sample->at_ns : curve->newest_ns;
-	curve->stale = 1;
+	fit->most = sample->n > fit->most ? sample->n : fit->most;
+	fit->newest_ns = sample->at_ns > fit->newest_ns ? sample->at_ns : fit->newest_ns;
+	fit->stale = 1;
 }
 
 /* Samples of a size that are not too old. */
-static uint32_t fresh_samples(const kvx_fit_t *curve, uint32_t size, kvx_fit_sample_t *samples)
+static uint32_t fresh_samples(const kvx_fit_t *fit, uint32_t size, kvx_fit_sample_t *samples)
 {
 	uint32_t n = 0;
 
-	for (uint32_t i = 0; i < curve->count[size]; i++) {
-		const kvx_fit_sample_t *s = &curve->sample[size][i];
+	for (uint32_t i = 0; i < fit->count[size]; i++) {
+		const kvx_fit_sample_t *s = &fit->sample[size][i];
 
-		if (curve->age_ns == 0 || curve->newest_ns - s->at_ns <= curve->age_ns) {
+		if (fit->age_ns == 0 || fit->newest_ns - s->at_ns <= fit->age_ns) {
 			samples[n++] = *s;
 		}
 	}
@@ -85,13 +85,13 @@ static double median(const kvx_fit_sample_t *sample, uint32_t count, int of_one)
 	return sorted[(count - 1u) / 2u];
 }
 
-static uint32_t make_rows(const kvx_fit_t *curve, kvx_row_t *rows)
+static uint32_t make_rows(const kvx_fit_t *fit, kvx_row_t *rows)
 {
 	uint32_t n = 0;
 
 	for (uint32_t size = 0; size < KVX_FIT_SIZES; size++) {
 		kvx_fit_sample_t samples[KVX_FIT_SAMPLES];
-		const uint32_t count = fresh_samples(curve, size, samples);
+		const uint32_t count = fresh_samples(fit, size, samples);
 		const double usual = count ? median(samples, count, 0) : 0;
 
 		for (uint32_t i = 0; i < count; i++) {
@@ -186,12 +186,12 @@ static double fit_terms(kvx_row_t *rows, uint32_t n, uint32_t terms, double *x)
 }
 
 /* Terms as bits, the preferred choice first. */
-static void refit(kvx_fit_t *curve)
+static void refit(kvx_fit_t *fit)
 {
 	static const uint32_t choice[] = {2, 3, 6, 7, 1, 5, 4};
 	double x[CHOICES][TERMS], error[CHOICES], best = -1;
 	kvx_row_t rows[ROWS];
-	const uint32_t n = make_rows(curve, rows);
+	const uint32_t n = make_rows(fit, rows);
 
 	for (uint32_t i = 0; i < CHOICES; i++) {
 		error[i] = fit_terms(rows, n, choice[i], x[i]);
@@ -199,37 +199,37 @@ static void refit(kvx_fit_t *curve)
 	}
 	for (uint32_t i = 0; i < CHOICES; i++) {
 		if (error[i] >= 0 && error[i] <= best * AS_GOOD + SLIGHT) {
-			memcpy(curve->x, x[i], sizeof curve->x);
+			memcpy(fit->x, x[i], sizeof fit->x);
 			break;
 		}
 	}
-	curve->stale = 0;
+	fit->stale = 0;
 }
 
-double kvx_fit_marginal(kvx_fit_t *curve, double n, double q)
+double kvx_fit_marginal(kvx_fit_t *fit, double n, double q)
 {
-	if (curve->stale) {
-		refit(curve);
+	if (fit->stale) {
+		refit(fit);
 	}
 
-	return curve->x[1] * n + curve->x[2] * q;
+	return fit->x[1] * n + fit->x[2] * q;
 }
 
-double kvx_fit_total(kvx_fit_t *curve, double n, double q)
+double kvx_fit_total(kvx_fit_t *fit, double n, double q)
 {
-	const double share = kvx_fit_marginal(curve, n, q);
+	const double marginal = kvx_fit_marginal(fit, n, q);
 
-	return curve->x[0] + share;
+	return fit->x[0] + marginal;
 }
 
-double kvx_fit_nearest(const kvx_fit_t *curve, uint32_t n)
+double kvx_fit_nearest(const kvx_fit_t *fit, uint32_t n)
 {
 	kvx_fit_sample_t samples[KVX_FIT_SAMPLES];
 
 	for (uint32_t i = 0; n > 0 && i <= 2u * NEAR; i++) {
 		const uint32_t d = (i + 1u) / 2u, size = size_class(n);
 		const uint32_t at = i % 2u ? size + d : size - d; /* wraps below 0: beyond all sizes */
-		const uint32_t count = at < KVX_FIT_SIZES ? fresh_samples(curve, at, samples) : 0;
+		const uint32_t count = at < KVX_FIT_SIZES ? fresh_samples(fit, at, samples) : 0;
 
 		if (count) {
 			return n * median(samples, count, 1);

@@ -33,12 +33,12 @@ typedef struct kvx_fit {
 } kvx_fit_t;
 
 /* Times of 0 and of more than 100 s (a machine that slept), and an n of 0, are ignored. */
-void kvx_fit_add(kvx_fit_t *curve, const kvx_fit_sample_t *sample);
+void kvx_fit_add(kvx_fit_t *fit, const kvx_fit_sample_t *sample);
 /* The total a + b n + c q; and the marginal b n + c q. 0: nothing is known. */
-double kvx_fit_total(kvx_fit_t *curve, double n, double q);
-double kvx_fit_marginal(kvx_fit_t *curve, double n, double q);
+double kvx_fit_total(kvx_fit_t *fit, double n, double q);
+double kvx_fit_marginal(kvx_fit_t *fit, double n, double q);
 /* Proportional to what was measured at this size, or up to four times more or less, whatever the fit says. 0: nothing
  * was. */
-double kvx_fit_nearest(const kvx_fit_t *curve, uint32_t n);
+double kvx_fit_nearest(const kvx_fit_t *fit, uint32_t n);
 
 #endif

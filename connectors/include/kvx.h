@@ -80,8 +80,6 @@ KVX_API const char *kvx_last_error(void);
 /* Move loads and saves on, re-attach when due. With nothing to move it waits up to timeout_ms for news from the daemon
  * (0: does not wait). Returns the number of loads and saves still PENDING. */
 KVX_API uint32_t kvx_poll(kvx_t *kvx, uint32_t timeout_ms);
-/* Readable when kvx_poll() has news to read; changes with a re-attach. -1: not attached. */
-KVX_API int kvx_fd(const kvx_t *kvx);
 /* 1: attached and the self-test has passed. */
 KVX_API int kvx_is_ready(const kvx_t *kvx);
 

@@ -1,4 +1,4 @@
-/* kvx_digest.h -- the digest of a whole file, computed beside a busy engine.
+/* kvx_digest.h -- the digest of a whole file, computed while the engine is busy.
  *
  * The digest is XXH3-128 (canonical byte order) over: the XXH3-128 (canonical) of each chunk of KVX_DIGEST_CHUNK bytes,
  * in order, then the file's length as u64 little-endian. It depends on the file's bytes alone, not on the number of

@@ -129,11 +129,6 @@ void kvx_detach(kvx_t *kvx)
 	free(kvx);
 }
 
-int kvx_fd(const kvx_t *kvx)
-{
-	return kvc_fd(kvx->kvc);
-}
-
 static int is_attached(const kvx_t *kvx)
 {
 	return kvx->self_test.step == KVX_INPROC_TEST_PASSED && kvc_incarnation(kvx->kvc) != 0;

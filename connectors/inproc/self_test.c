@@ -11,9 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define RETRY_NS   UINT64_C(500000000)
-#define PROBE_SALT "kvx self-test 1"
-#define PROBE_MS   1000u
+#define RETRY_NS  UINT64_C(500000000)
+#define TEST_SALT "kvx self-test 1"
+#define TEST_MS   1000u
 
 /* Bytes of one layer's block that hold values, and from there to the next block's. */
 static void measure_cache(kvx_inproc_test_t *self_test, const kvx_t *kvx)
@@ -84,8 +84,8 @@ static kvx_prefix_t reserved_prefix(const kvx_t *kvx, const uint32_t *block)
 		.tokens = kvx->self_test.tokens,
 		.n_tokens = kvx->layout.block_tokens,
 		.blocks = block,
-		.salt = PROBE_SALT,
-		.deadline_ms = PROBE_MS,
+		.salt = TEST_SALT,
+		.deadline_ms = TEST_MS,
 	};
 }
 

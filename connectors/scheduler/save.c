@@ -18,7 +18,7 @@
 #define REST_MAX 6u     /* doublings */
 #define RUNS     64u    /* puts that one advance() starts for a group */
 
-void kvx_request_update_next(const kvx_scheduler_t *scheduler, kvx_request_t *request)
+static void update_next_save(const kvx_scheduler_t *scheduler, kvx_request_t *request)
 {
 	uint64_t next = UINT32_MAX, to = 0;
 
@@ -110,7 +110,7 @@ static void schedule_retry(kvx_scheduler_t *scheduler, const kvx_sput_t *put, ui
 	group->asked = group->asked < block ? group->asked : block;
 	request->retry_ns = now + ((uint64_t)REST_MS << request->tries) * KVX_MS;
 	request->tries += request->tries < REST_MAX;
-	kvx_request_update_next(scheduler, request);
+	update_next_save(scheduler, request);
 }
 
 /* ---- asking ---------------------------------------------------------------------------------- */
@@ -283,7 +283,7 @@ static void save_request(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_r
 		request->retry_ns = now + ((uint64_t)REST_MS << request->tries) * KVX_MS;
 		request->tries += request->tries < REST_MAX;
 	}
-	kvx_request_update_next(scheduler, request);
+	update_next_save(scheduler, request);
 }
 
 /* Another daemon has been attached since: it may not have what was saved. */

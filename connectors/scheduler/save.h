@@ -16,8 +16,6 @@ void kvx_puts_revoke_all(kvx_scheduler_t *scheduler);
 void kvx_puts_close(kvx_scheduler_t *scheduler);
 /* The message of this step waits for the answers to the step's reservations. */
 void kvx_puts_mark_awaited(kvx_scheduler_t *scheduler);
-/* Update at how many tokens the request has something to save. */
-void kvx_request_update_next(const kvx_scheduler_t *scheduler, kvx_request_t *request);
 /* Match again what of it is stored before more of it is saved. */
 void kvx_request_restart_saving(kvx_request_t *request);
 

@@ -232,7 +232,7 @@ void kvx_scheduler_finish(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 	}
 }
 
-/* ---- the plan -------------------------------------------------------------------------------- */
+/* ---- the message -------------------------------------------------------------------------------- */
 
 /* Wait a short time for the answers to this step's reservations, but not for a daemon that has stopped. */
 static void wait_for_answers(kvx_scheduler_t *scheduler, uint64_t now)

@@ -191,13 +191,21 @@ static kvc_status_t make_zero_leaves(kvx_worker_t *worker)
 	return KVC_OK;
 }
 
+static int init_scratch(kvx_scratch_t *scratch, const kvx_worker_t *worker)
+{
+	scratch->leaves = calloc((size_t)worker->batch * worker->words, sizeof *scratch->leaves);
+	scratch->gathered = calloc(worker->words, sizeof *scratch->gathered);
+
+	return scratch->leaves && scratch->gathered;
+}
+
 static kvc_status_t make_scratches(kvx_worker_t *worker)
 {
-	int made = kvx_scratch_init(&worker->scratch, worker) && kvx_scratch_init(&worker->transfer_scratch, worker);
+	int made = init_scratch(&worker->scratch, worker) && init_scratch(&worker->transfer_scratch, worker);
 
 	for (uint32_t i = 0; i + 2 < worker->threads && made; i++) {
 		worker->copy_threads[i].worker = worker;
-		made = kvx_scratch_init(&worker->copy_threads[i].scratch, worker);
+		made = init_scratch(&worker->copy_threads[i].scratch, worker);
 	}
 
 	return made ? KVC_OK : KVC_ERR_NOMEM;
@@ -254,14 +262,6 @@ const kvx_wgroup_t *kvx_worker_find_group(const kvx_worker_t *worker, uint32_t g
 	}
 
 	return NULL;
-}
-
-int kvx_scratch_init(kvx_scratch_t *scratch, const kvx_worker_t *worker)
-{
-	scratch->leaves = calloc((size_t)worker->batch * worker->words, sizeof *scratch->leaves);
-	scratch->gathered = calloc(worker->words, sizeof *scratch->gathered);
-
-	return scratch->leaves && scratch->gathered;
 }
 
 void kvx_scratch_fini(kvx_scratch_t *scratch)

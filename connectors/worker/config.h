@@ -10,7 +10,6 @@ kvc_status_t kvx_worker_check_config(const kvx_worker_config_t *config);
 kvc_status_t kvx_worker_apply_config(kvx_worker_t *worker, const kvx_worker_config_t *config);
 /* NULL: this rank has no such group. */
 const kvx_wgroup_t *kvx_worker_find_group(const kvx_worker_t *worker, uint32_t group);
-int kvx_scratch_init(kvx_scratch_t *scratch, const kvx_worker_t *worker);
 void kvx_scratch_fini(kvx_scratch_t *scratch);
 
 #endif

@@ -88,7 +88,7 @@ static kvc_status_t make_memory(kvx_worker_t *worker, const kvk_paged_t *engine)
 	kvx_self_test_t *test = &worker->test;
 	const size_t bytes = layer_bytes(test);
 	const size_t block = bytes * engine->layers;
-	const int beside = engine->block_stride >= block;
+	const int together = engine->block_stride >= block;
 	uintptr_t at = 0;
 	kvc_status_t status;
 
@@ -96,7 +96,7 @@ static kvc_status_t make_memory(kvx_worker_t *worker, const kvk_paged_t *engine)
 	test->paged.blocks = 2;
 	test->paged.first_layer = 0;
 	test->paged.first_head = 0;
-	test->paged.block_stride = beside ? block : 0;
+	test->paged.block_stride = together ? block : 0;
 	test->paged.head_stride = 0;
 	test->base = calloc(engine->layers, sizeof *test->base);
 	test->leaves = calloc((size_t)test->geometry.heads * test->geometry.leaves, sizeof *test->leaves);
@@ -109,7 +109,8 @@ static kvc_status_t make_memory(kvx_worker_t *worker, const kvk_paged_t *engine)
 	}
 	test->paged.base = test->base;
 	for (uint32_t l = 0; l < engine->layers; l++) {
-		test->base[l] = (void *)(at + (size_t)l * (beside ? bytes : 2 * bytes)); /* of a device: its address */
+		test->base[l] =
+			(void *)(at + (size_t)l * (together ? bytes : 2 * bytes)); /* of a device: its address */
 	}
 
 	return KVC_OK;

@@ -101,7 +101,7 @@ static void cancel_sync_loads(kvx_worker_t *worker)
 	worker->sync = NULL;
 }
 
-/* ---- plans ----------------------------------------------------------------------------------- */
+/* ---- messages ----------------------------------------------------------------------------------- */
 
 /* The scheduler half announces an adapter's number once: while the queue is full, it waits for a later step. */
 static void submit_adapters(kvx_worker_t *worker)

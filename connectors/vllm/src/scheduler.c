@@ -96,8 +96,8 @@ static PyObject *scheduler_match(PyObject *object, PyObject *const *args, Py_ssi
 	return answer ? answer : kvdpy_answer_error(&self->breaker, "get_num_new_matched_tokens", self->nothing);
 }
 
-/* Whatever fails here, a load the engine counts on goes into the plan, where a load that cannot be done is reported as
- * failed. */
+/* Whatever fails here, a load the engine counts on goes into the message, where a load that cannot be done is reported
+ * as failed. */
 static int run_add_blocks(kvdpy_scheduler_t *self, PyObject *const *args)
 {
 	kvdpy_request_t *r = kvdpy_find_request(self, args[0]);

@@ -1,4 +1,4 @@
-/* The walk over one step of vLLM's scheduler: block tables grow, computed tokens advance, a plan comes out. */
+/* The walk over one step of vLLM's scheduler: block tables grow, computed tokens advance, a step message comes out. */
 #include "kvdpy.h"
 
 #include <string.h>
@@ -258,7 +258,7 @@ PyObject *kvdpy_build_meta(kvdpy_scheduler_t *self, PyObject *output)
 
 	if (walk_step(self, output)) {
 		meta = kvdpy_answer_error(&self->breaker, "build_connector_meta",
-					  Py_None); /* the plan goes out all the same: loads count on it */
+					  Py_None); /* the message goes out all the same: loads depend on it */
 		if (!meta) {
 			return NULL;
 		}

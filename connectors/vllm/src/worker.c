@@ -36,7 +36,7 @@ static PyObject *worker_begin_step(PyObject *object, PyObject *meta)
 		if (self->worker) {
 			kvx_worker_begin_step(
 				self->worker, "",
-				1); /* no plan: what is about to be reused is not known, so all is read before */
+				1); /* no message: the reused blocks are unknown, so all marked blocks are saved */
 		}
 		return kvdpy_answer_error(&self->breaker, "handle_preemptions", Py_None);
 	}

@@ -166,10 +166,11 @@ static uint64_t count_whole_blocks(const kvx_worker_t *worker)
 	const kvx_wlayers_t *l = &worker->gpu->layers;
 	const kvk_paged_t *paged = &worker->groups[0].paged;
 	const double bytes = (double)paged->heads * paged->layers * worker->geometry.page_bytes;
-	const double all = (double)count_wanted(worker), beside = l->work_us * l->rate / bytes;
+	const double all = (double)count_wanted(worker), overlapped = l->work_us * l->rate / bytes;
 
 	/* A few blocks are not worth jobs of their own. */
-	return beside > 0 && (all - beside) * bytes >= (double)l->least_bytes ? (uint64_t)(all - beside) : 0;
+	return overlapped > 0 && (all - overlapped) * bytes >= (double)l->least_bytes ? (uint64_t)(all - overlapped)
+										      : 0;
 }
 
 static void split_whole_blocks(kvx_worker_t *worker)

@@ -202,11 +202,11 @@ void kvx_gpu_cancel_prefetch(kvx_worker_t *worker)
 int kvx_gpu_send_sync_loads(kvx_worker_t *worker, int layers)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
-	const int early = gpu->sync_loads_sent;
+	const int prefetched = gpu->sync_loads_sent;
 	int layered;
 
 	gpu->sync_loads_sent = 0;
-	if (early) {
+	if (prefetched) {
 		layered = layers && gpu->layers.count > 0;
 	} else {
 		layered = start_sync_loads(worker) && layers && kvx_layers_send(worker);

@@ -102,9 +102,9 @@ kvc_status_t kvx_gpu_load_submit_batch(kvx_worker_t *worker, kvx_gpu_batch_t *ba
 	kvx_wload_t *load = batch->load;
 	kvx_wpart_t *part = batch->part;
 	const uint32_t moves = prepare_moves(worker, part, batch->first, batch->count);
-	const int beside = (load->flags & KVX_MSG_ASYNC) != 0;
+	const int async = (load->flags & KVX_MSG_ASYNC) != 0;
 	const kvk_gpu_copy_t copy = {.dir = KVK_GPU_SCATTER,
-				     .way = beside ? KVK_GPU_ZERO_COPY : KVK_GPU_AUTO,
+				     .way = async ? KVK_GPU_ZERO_COPY : KVK_GPU_AUTO,
 				     .layout = load->layout,
 				     .paged = &part->group->paged,
 				     .layer = batch->layer,
@@ -114,10 +114,10 @@ kvc_status_t kvx_gpu_load_submit_batch(kvx_worker_t *worker, kvx_gpu_batch_t *ba
 				     .of = part->n,
 				     .rest = blocks_behind(load, part, batch),
 				     .ready = 1, /* leased: no writer touches it */
-				     .stream = beside ? gpu->load_async_stream : gpu->load_sync_stream};
+				     .stream = async ? gpu->load_async_stream : gpu->load_sync_stream};
 	kvc_status_t status = kvc_lease_state(part->lease);
 
-	batch->lane = beside ? KVX_LANE_ASYNC : KVX_LANE_SYNC;
+	batch->lane = async ? KVX_LANE_ASYNC : KVX_LANE_SYNC;
 	batch->done = complete_load;
 	if (status != KVC_OK) {
 		return status;
