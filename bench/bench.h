@@ -91,9 +91,8 @@ int bench_pin(unsigned n);
 /* Undo it. The harness does so after each bench. */
 void bench_unpin(void);
 
-/* Memory for benches: touched, 2 MiB-aligned, huge pages asked for. NULL when there is none. */
+/* Memory for benches, for free(): touched, 2 MiB-aligned, huge pages asked for. NULL when there is none. */
 void *bench_memory(size_t bytes);
-void bench_memory_free(void *memory, size_t bytes);
 
 /* Sort values and return a quantile (0.5: the median) by linear interpolation. */
 double bench_quantile(double *values, size_t count, double quantile);

@@ -183,7 +183,7 @@ static bench_outcome_t run_connector(int variant)
 	engine_close(&work.engine);
 	memory_close();
 	rig_remove(&work.rig);
-	bench_memory_free(work.other, BYTES);
+	free(work.other);
 
 	return outcome;
 }

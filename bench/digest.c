@@ -9,6 +9,7 @@
 #include "kv/digest.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* A sample moves this much and goes on where the last one stopped, so that nothing it touches is in a cache. */
@@ -122,8 +123,8 @@ static bench_outcome_t run_copy(int variant)
 	for (w.leaf = 4096; w.leaf <= 262144 && outcome == BENCH_DONE; w.leaf *= w.leaf < 16384 ? 2 : 4) {
 		outcome = copy_case(&w);
 	}
-	bench_memory_free(w.src, w.bytes);
-	bench_memory_free(w.dst, w.bytes);
+	free(w.src);
+	free(w.dst);
 
 	return outcome;
 }

@@ -307,9 +307,9 @@ static bench_outcome_t measure(work_t *w)
 								  fio, 3, BENCH_RATIO_AT_LEAST, 0.95});
 	}
 	kvs_close(w->tier);
-	bench_memory_free(w->digests, (size_t)BUFFERS * 128u * sizeof(uint64_t));
-	bench_memory_free(w->slab, (size_t)BUFFERS * BLOCK);
-	bench_memory_free(w->loc, (bytes / BLOCK + 1u) * sizeof *w->loc);
+	free(w->digests);
+	free(w->slab);
+	free(w->loc);
 
 	return outcome;
 }

@@ -115,40 +115,17 @@ void bench_unpin(void)
 	}
 }
 
-static size_t whole_pages(size_t bytes)
-{
-	return (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
-}
-
 void *bench_memory(size_t bytes)
 {
-	const size_t size = whole_pages(bytes);
-	uint8_t *raw = mmap(NULL, size + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	uint8_t *memory;
-	size_t before;
+	const size_t size = (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+	void *memory = aligned_alloc(HUGE_PAGE, size);
 
-	if (raw == MAP_FAILED) {
-		return NULL;
+	if (memory) {
+		(void)madvise(memory, size, MADV_HUGEPAGE);
+		memset(memory, 1, size);
 	}
-	before = (HUGE_PAGE - (uintptr_t)raw % HUGE_PAGE) % HUGE_PAGE;
-	memory = raw + before;
-	if (before > 0) {
-		munmap(raw, before);
-	}
-	if (before < HUGE_PAGE) {
-		munmap(memory + size, HUGE_PAGE - before);
-	}
-	madvise(memory, size, MADV_HUGEPAGE);
-	memset(memory, 1, size);
 
 	return memory;
-}
-
-void bench_memory_free(void *memory, size_t bytes)
-{
-	if (memory) {
-		munmap(memory, whole_pages(bytes));
-	}
 }
 
 uint64_t bench_random(uint64_t *state)

@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #define PROVE_NS UINT64_C(20000000000)
@@ -356,8 +355,7 @@ void engine_load_rest(engine_t *e)
 
 /* ---- memory: of the device, of the fake driver's device (ENGINE_FAKE), or the host's ---------- */
 
-#define PINNED    3u /* portable, mapped */
-#define HUGE_PAGE ((size_t)2 << 20)
+#define PINNED 3u /* portable, mapped */
 
 static const kvk_cuda_ops_t *cuda;
 static kvk_cu_context_t context;
@@ -439,12 +437,7 @@ uint8_t *memory_take(size_t bytes)
 	kvk_cu_ptr_t at = 0;
 
 	if (!cuda) {
-		void *memory = aligned_alloc(HUGE_PAGE, (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE);
-
-		if (memory) {
-			(void)madvise(memory, bytes, MADV_HUGEPAGE);
-		}
-		return memory;
+		return bench_memory(bytes);
 	}
 
 	return cuda->mem_alloc(&at, bytes) == 0 ? (uint8_t *)(uintptr_t)at : NULL;

@@ -13,7 +13,6 @@
 #include "gpu_engine.h"
 #include "rig.h"
 
-#include <fcntl.h>
 #include <limits.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -314,28 +313,16 @@ static int start_daemon(killer_t *k)
 			 k->rig.dir) == 0;
 }
 
-static pid_t run_self(const killer_t *k, const char *what, uint32_t number)
-{
-	char text[16], seed[24];
-	const pid_t pid = fork();
-
-	if (pid == 0) {
-		(void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-		snprintf(text, sizeof text, "%u", number);
-		snprintf(seed, sizeof seed, "%llu", (unsigned long long)k->options.seed);
-		execl("/proc/self/exe", "kvd-gpu-kill", what, text, "--dir", k->rig.dir, "--seed", seed, "--host",
-		      k->options.host ? "1" : "0", "--control", k->options.control ? "1" : "0", (char *)NULL);
-		_exit(127);
-	}
-
-	return pid;
-}
-
 static void start_worker(killer_t *k, uint32_t i)
 {
 	atomic_store(&k->state->worker[i].busy, 0);
 	k->started[i] = atomic_load(&k->state->worker[i].rounds);
-	k->worker[i] = run_self(k, "--worker", i);
+	fflush(NULL);
+	k->worker[i] = fork();
+	if (k->worker[i] == 0) {
+		(void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+		exit(kill_worker(&k->options, i, k->state, k->rig.dir));
+	}
 }
 
 /* Why a process ended on its own. */
@@ -489,7 +476,13 @@ static uint64_t read_number(const char *path, const char *name)
 /* The device is looked at by a process of its own, which is gone before the next look. */
 static uint64_t device_free(const killer_t *k)
 {
-	waitpid(run_self(k, "--probe", 1), NULL, 0);
+	const pid_t pid = fork();
+
+	if (pid == 0) {
+		atomic_store(&k->state->device_free, memory_free_bytes(k->options.host));
+		_exit(0);
+	}
+	waitpid(pid, NULL, 0);
 
 	return atomic_load(&k->state->device_free);
 }
@@ -625,37 +618,15 @@ static int run(killer_t *k)
 	return report(k, &before, &after, sound || k->options.control, now_ms() - start);
 }
 
-static kill_state_t *map_state(const char *dir)
-{
-	char path[192];
-	void *state = MAP_FAILED;
-	int fd;
-
-	snprintf(path, sizeof path, "%s/state", dir);
-	fd = open(path, O_RDWR | O_CREAT, 0600);
-	if (fd >= 0 && ftruncate(fd, sizeof(kill_state_t)) == 0) {
-		state = mmap(NULL, sizeof(kill_state_t), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	}
-
-	return state == MAP_FAILED ? NULL : state;
-}
-
-static const char *option_text(int argc, char **argv, const char *name, const char *otherwise)
+static uint64_t option(int argc, char **argv, const char *name, uint64_t otherwise)
 {
 	for (int i = 1; i + 1 < argc; i++) {
 		if (strcmp(argv[i], name) == 0) {
-			return argv[i + 1];
+			return strtoull(argv[i + 1], NULL, 0);
 		}
 	}
 
 	return otherwise;
-}
-
-static uint64_t option(int argc, char **argv, const char *name, uint64_t otherwise)
-{
-	const char *text = option_text(argc, argv, name, NULL);
-
-	return text ? strtoull(text, NULL, 0) : otherwise;
 }
 
 int main(int argc, char **argv)
@@ -666,28 +637,14 @@ int main(int argc, char **argv)
 				  .workers = (uint32_t)option(argc, argv, "--workers", 4),
 				  .host = option(argc, argv, "--host", 0) != 0,
 				  .control = option(argc, argv, "--control", 0) != 0}};
-	const uint64_t worker = option(argc, argv, "--worker", UINT64_MAX);
-	const int own_dir = option_text(argc, argv, "--dir", NULL) == NULL;
 	int status;
 
 	k.options.workers = k.options.workers < 1 ? 1 : k.options.workers;
 	k.options.workers = k.options.workers < KILL_WORKERS ? k.options.workers : KILL_WORKERS;
-	snprintf(k.rig.dir, sizeof k.rig.dir, "%s", option_text(argc, argv, "--dir", "/tmp/kvd-gpu-kill.XXXXXX"));
-	if (own_dir && !mkdtemp(k.rig.dir)) {
-		perror("gpu_kill: mkdtemp");
-		return 1;
-	}
 	setvbuf(stdout, NULL, _IOLBF, 0);
-	k.state = map_state(k.rig.dir);
-	if (!k.state) {
+	k.state = mmap(NULL, sizeof *k.state, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	if (k.state == MAP_FAILED) {
 		return 1;
-	}
-	if (option(argc, argv, "--probe", 0)) {
-		atomic_store(&k.state->device_free, memory_free_bytes(k.options.host));
-		return 0;
-	}
-	if (worker < KILL_WORKERS) {
-		return kill_worker(&k.options, (uint32_t)worker, k.state, k.rig.dir);
 	}
 	k.rng = k.options.seed;
 	printf("gpu_kill: seed 0x%llx, %u kills, %u workers, %s memory\n", (unsigned long long)k.options.seed,
