@@ -28,11 +28,10 @@ typedef struct bench {
 /* Every bench of the program in the order of `all`, NULL at the end: each program has its own. */
 extern const bench_t *const bench_list[];
 
-/* What one round of one side found. */
+/* One round of one side: a value in the measurement's unit, the operations it consists of (0: one), and their CPU time
+ * (0: the calling thread's, over the whole call). */
 typedef struct bench_sample {
-	double value;  /* in the measurement's unit                                                        */
-	double ops;    /* operations it consists of, for CPU nanoseconds an operation; 0 counts as 1        */
-	double cpu_ns; /* CPU time spent; 0: the harness takes the calling thread's, over the whole call     */
+	double value, ops, cpu_ns;
 } bench_sample_t;
 
 /* Take one sample. Anything but BENCH_DONE ends the measurement. */
@@ -76,8 +75,8 @@ int bench_quick(void);
 
 /* ---- tools.c --------------------------------------------------------------------------------- */
 
-uint64_t bench_now_ns(void);        /* CLOCK_MONOTONIC                  */
-uint64_t bench_thread_cpu_ns(void); /* of the calling thread            */
+uint64_t bench_now_ns(void); /* CLOCK_MONOTONIC */
+uint64_t bench_thread_cpu_ns(void);
 uint64_t bench_process_cpu_ns(void);
 
 /* From now on SIGTERM, SIGINT and the end of that time (0: never) make bench_late() true: what is left is given

@@ -85,7 +85,6 @@ static bench_outcome_t save(void *arg, bench_sample_t *p_sample)
 	const uint64_t cpu = bench_process_cpu_ns();
 
 	(void)arg;
-
 	return sample(save_all(), cpu, p_sample);
 }
 
@@ -98,7 +97,6 @@ static bench_outcome_t load(void *arg, bench_sample_t *p_sample)
 	uint32_t bad;
 
 	(void)arg;
-
 	return sample(sent && kvx_worker_take_failed_blocks(work.engine.worker, &bad, 1) == 0 ? ns : 0, cpu, p_sample);
 }
 

@@ -84,23 +84,15 @@ int bench_quick(void)
 
 /* ---- report ---------------------------------------------------------------------------------- */
 
-/* 1 met, 0 missed, -1 no goal. */
-static int goal_met(const result_t *r)
+static int is_goal_met(const result_t *r)
 {
-	const double goal = r->measurement->goal_value;
+	const bench_measurement_t *m = r->measurement;
 
-	switch (r->measurement->goal) {
-	case BENCH_RATIO_AT_MOST:
-		return r->ratio <= goal;
-	case BENCH_RATIO_AT_LEAST:
-		return r->ratio >= goal;
-	case BENCH_VALUE_AT_MOST:
-		return r->value <= goal;
-	case BENCH_NO_GOAL:
-		break;
+	if (m->goal == BENCH_RATIO_AT_LEAST) {
+		return r->ratio >= m->goal_value;
 	}
 
-	return -1;
+	return (m->goal == BENCH_VALUE_AT_MOST ? r->value : r->ratio) <= m->goal_value;
 }
 
 static const char *const goal_words[] = {
@@ -127,7 +119,7 @@ static void print_json(FILE *out, const result_t *r)
 	}
 	if (m->goal != BENCH_NO_GOAL) {
 		fprintf(out, ",\"goal\":\"%s %g\",\"goal_met\":%s", goal_words[m->goal], m->goal_value,
-			goal_met(r) ? "true" : "false");
+			is_goal_met(r) ? "true" : "false");
 	}
 	fprintf(out, "}\n");
 	fflush(out);
@@ -145,24 +137,12 @@ static void print_row(const result_t *r)
 	printf("%-44s %10.5g %-5s %10.5g %7.3f %6u %6.1f%% %11.5g %11.5g  %s", m->name, r->value, m->unit, r->reference,
 	       r->ratio, r->rounds, 100 * r->spread, r->cpu_ns_per_op, r->reference_cpu_ns_per_op, goal_words[m->goal]);
 	if (m->goal != BENCH_NO_GOAL) {
-		printf(" %g %s", m->goal_value, goal_met(r) ? "met" : "MISSED");
+		printf(" %g %s", m->goal_value, is_goal_met(r) ? "met" : "MISSED");
 	}
 	if (m->reference_fn) {
 		printf("  (against %s)", m->reference);
 	}
 	putchar('\n');
-}
-
-static void report(const result_t *r)
-{
-	if (run.json) {
-		print_json(stdout, r);
-	} else {
-		print_row(r);
-	}
-	if (run.out) {
-		print_json(run.out, r);
-	}
 	fflush(stdout);
 }
 
@@ -247,7 +227,14 @@ bench_outcome_t bench_measure(void *arg, const bench_measurement_t *m)
 	r.reference_cpu_ns_per_op = bench_quantile(rounds[4], r.rounds, 0.5);
 	r.spread = bench_quantile(rounds[0], r.rounds, 0.75) - bench_quantile(rounds[0], r.rounds, 0.25);
 	r.spread = r.value > 0 ? r.spread / r.value : 0;
-	report(&r);
+	if (run.json) {
+		print_json(stdout, &r);
+	} else {
+		print_row(&r);
+	}
+	if (run.out) {
+		print_json(run.out, &r);
+	}
 
 	return BENCH_DONE;
 }
@@ -275,17 +262,17 @@ static int list_benches(void)
 	return 0;
 }
 
+/* Is one called so? Else says which may be meant. */
 static int is_known(const char *name)
 {
-	const char *names[MAX_NAMES];
-	const char *near;
+	const char *names[MAX_NAMES], *near;
 	size_t n = 0;
 
-	for (; bench_list[n]; n++) {
-		if (is_named(bench_list[n], name)) {
-			return 1;
-		}
+	for (; bench_list[n] && !is_named(bench_list[n], name); n++) {
 		names[n] = bench_list[n]->name;
+	}
+	if (bench_list[n]) {
+		return 1;
 	}
 	near = kv_nearest(name, names, n);
 	fprintf(stderr, "kvd-bench: no bench is called %s%s%s; kvd-bench list shows them\n", name,

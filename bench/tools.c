@@ -77,26 +77,21 @@ double bench_quantile(double *values, size_t count, double quantile)
 
 /* The processors this program was started on: pinning narrows the thread's own set, and later pins must still see
  * all. */
-static const cpu_set_t *start_set(void)
+static cpu_set_t start_set;
+
+__attribute__((constructor)) static void read_start_set(void)
 {
-	static cpu_set_t set;
-	static int known;
-
-	if (!known) {
-		known = sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0;
-	}
-
-	return known ? &set : NULL;
+	(void)sched_getaffinity(0, sizeof start_set, &start_set);
 }
 
 int bench_pin(unsigned n)
 {
-	const cpu_set_t *allowed = start_set();
-	unsigned skip = allowed ? n % (unsigned)CPU_COUNT(allowed) : 0;
+	const unsigned count = (unsigned)CPU_COUNT(&start_set);
+	unsigned skip = count > 0 ? n % count : 0;
 	cpu_set_t one;
 
-	for (int cpu = 0; allowed && cpu < CPU_SETSIZE; cpu++) {
-		if (CPU_ISSET((size_t)cpu, allowed) && skip-- == 0) {
+	for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+		if (CPU_ISSET((size_t)cpu, &start_set) && skip-- == 0) {
 			CPU_ZERO(&one);
 			CPU_SET((size_t)cpu, &one);
 			return sched_setaffinity(0, sizeof one, &one) == 0 ? cpu : -1;
@@ -108,11 +103,7 @@ int bench_pin(unsigned n)
 
 void bench_unpin(void)
 {
-	const cpu_set_t *allowed = start_set();
-
-	if (allowed) {
-		sched_setaffinity(0, sizeof *allowed, allowed);
-	}
+	(void)sched_setaffinity(0, sizeof start_set, &start_set);
 }
 
 void *bench_memory(size_t bytes)

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from typing import Any
 
 from rig import PAUSE_S, Rig, spread
 
@@ -53,7 +52,6 @@ def turns(rig: Rig) -> None:
         ratio = statistics.median(b / a for a, b in zip(rates["none"], values)) if "none" in rates else 0.0
         hit = statistics.median(hits[kind])  # of the prompt tokens, own cache and connector together: equal between those that miss nothing
         rig.line("turns", f"{USERS} users, {TURNS} turns", kind, values, "prompt tokens/s", ratio=ratio, cached=round(hit, 4))
-        rig.row("multi-turn, prompt tokens a second", kind, rate=statistics.median(values), to_none=ratio, cached=hit)
 
 
 def unique(rig: Rig) -> None:
@@ -88,8 +86,6 @@ def unique_in(rig: Rig, name: str, before: int) -> None:
     rig.line("unique", what, "none", none, "s")
     rig.line("unique", what, "kvd", times["kvd"], "s", ratio=statistics.median(ratios), ratio_spread=spread(ratios), noise=statistics.median(noise),
              noise_spread=spread(noise), goal="ratio <= 1.03")
-    rig.row("unique prompts, 4 x 1024 tokens", name, none=statistics.median(none), kvd=statistics.median(times["kvd"]),
-            ratio=statistics.median(ratios), noise=statistics.median(noise))
 
 
 def cpu_of(rig: Rig, kind: str) -> float:
@@ -110,9 +106,5 @@ def cpu(rig: Rig) -> None:
                 batch(rig, kind, prompts, 1)
                 rig.settle()
                 used.setdefault((kind, state), []).append((cpu_of(rig, kind) - before) / sum(map(len, prompts)) * 1e6)
-    rows: dict[str, dict[str, Any]] = {}
     for (kind, state), values in used.items():
         rig.line("cpu", f"8 x 1024 tokens, {state}", kind, values, "us/prompt token")
-        rows.setdefault(kind, {})[state] = statistics.median(values)
-    for kind, columns in rows.items():
-        rig.row("CPU time a prompt token, us (engine and daemon)", kind, **columns)

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 import time
 from typing import Any, Callable
 
@@ -75,7 +74,5 @@ def run(rig: Rig) -> None:
         rig.settle()
         for name, found in engine.call("micro", "match_us", tokens=tokens).items():
             rig.line("micro", f"match of {HASHES} hashes, {name}", kind, found["us"], "us", hit_tokens=found["tokens"], goal="<= 20")
-            rig.row("single calls, us", f"match, {name}", **{kind: statistics.median(found["us"])})
         for name, values in engine.call("micro", "idle_us").items():
             rig.line("micro", f"{name}, nothing to report", kind, values, "us", goal="<= 2")
-            rig.row("single calls, us", name, **{kind: statistics.median(values)})

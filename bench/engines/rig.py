@@ -33,9 +33,6 @@ class Rig:
         self.bench, self.args = bench, args
         self.random = random.Random(args.seed)
         self.engines: dict[str, Engine] = {}
-        self.lines: list[dict[str, Any]] = []
-        self.titles: dict[str, str] = {}
-        self.rows: dict[str, list[tuple[str, dict[str, float]]]] = {}
         self.daemon: Daemon | None = None
         self.pool: dict[str, str] = {}  # options of the daemon that differ
         self.options: dict[str, Any] = {}
@@ -105,22 +102,11 @@ class Rig:
     def line(self, family: str, name: str, kind: str, values: Sequence[float], unit: str, **more: Any) -> None:
         out = dict(family=family, name=name, kind=kind, value=round(statistics.median(values), 6), unit=unit, rounds=len(values),
                    spread=round(spread(values), 4), least=round(min(values), 6), most=round(max(values), 6), load=round(os.getloadavg()[0], 2)) | more
-        self.lines.append(out)
         text = json.dumps(out)
         print(text, flush=True)
         if self.args.out:
             with open(self.args.out, "a") as f:
                 f.write(text + "\n")
-
-    def row(self, table: str, name: str, **columns: float) -> None:
-        self.rows.setdefault(table, []).append((name, columns))
-
-    def tables(self) -> None:
-        for table, rows in self.rows.items():
-            columns = list(dict.fromkeys(column for _, values in rows for column in values))
-            print(f"\n{table}\n  {'':18s}" + "".join(f"{column:>14s}" for column in columns))
-            for name, values in rows:
-                print(f"  {name:18s}" + "".join(f"{values[column]:14.3f}" if column in values else f"{'-':>14s}" for column in columns))
 
 
 def must_cache(kind: str, what: str, answer: Answer, tokens: int) -> None:

@@ -1,4 +1,4 @@
-"""Benchmarks of kvd under a real vLLM, always beside what it is compared with: pairs in turn, medians and spread. One JSON object a line, then tables.
+"""Benchmarks of kvd under a real vLLM, always beside what it is compared with: pairs in turn, medians and spread. One JSON object a line.
 
 usage: run.py [--only ttft turns unique cpu micro] [--lengths 1024,2048,4096,8192] [--rounds N] [--pairs N] [--store ...] [--out FILE] [--mp]
 Interrupted, it says what it has until then.
@@ -56,7 +56,6 @@ def main() -> int:
         except Failed as failure:
             print(f"failed: {failure}", file=sys.stderr)
             status = 1
-        rig.tables()
     return status
 
 

@@ -10,6 +10,7 @@ extern "C" {
 }
 
 #include <algorithm>
+#include <cmath>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -50,8 +51,6 @@ struct gpu_t {
 	uint8_t *peer;         // of device 1, or null
 };
 static gpu_t gpu;
-
-// ---- clocks -------------------------------------------------------------------------------------
 
 static inline double timed(cudaStream_t stream, const std::function<void()> &enqueue)
 {
@@ -100,24 +99,6 @@ static inline double timed_both(const std::function<void()> &enqueue)
 	});
 }
 
-// ---- rows ---------------------------------------------------------------------------------------
-
-// Of a ratio; 0: none.
-struct goal_t {
-	bench_goal_t kind;
-	double ratio;
-};
-
-static inline goal_t at_least(double ratio)
-{
-	return {ratio > 0 ? BENCH_RATIO_AT_LEAST : BENCH_NO_GOAL, ratio};
-}
-
-static inline goal_t at_most(double ratio)
-{
-	return {ratio > 0 ? BENCH_RATIO_AT_MOST : BENCH_NO_GOAL, ratio};
-}
-
 static inline std::string text(const char *format, ...)
 {
 	char out[256];
@@ -138,16 +119,16 @@ template <int side> static bench_outcome_t sample(void *arg, bench_sample_t *p_s
 	return BENCH_DONE;
 }
 
-static void row(const std::string &name, const char *unit, const char *reference, goal_t goal, const side_t &value_of,
+// goal: of the ratio, at least so much; negative: at most; 0: none.
+static void row(const std::string &name, const char *unit, const char *reference, double goal, const side_t &value_of,
 		const side_t &reference_of)
 {
 	const side_t *sides[] = {&value_of, &reference_of};
-	const bench_measurement_t m = {name.c_str(), unit, reference, sample<0>, sample<1>, 7, goal.kind, goal.ratio};
+	const bench_goal_t kind = goal > 0 ? BENCH_RATIO_AT_LEAST : goal < 0 ? BENCH_RATIO_AT_MOST : BENCH_NO_GOAL;
+	const bench_measurement_t m = {name.c_str(), unit, reference, sample<0>, sample<1>, 7, kind, std::abs(goal)};
 
 	bench_measure(sides, &m);
 }
-
-// ---- memory -------------------------------------------------------------------------------------
 
 // Random bytes: zeros would flatter the link.
 static inline uint8_t *host_memory()
@@ -213,8 +194,6 @@ static inline const char *open_gpu()
 
 	return nullptr;
 }
-
-// ---- copies -------------------------------------------------------------------------------------
 
 static const uint32_t HEADS = 8, LAYERS = 32, DIM = 128, ROW = 256; // bf16: rows of 256 B
 
@@ -352,7 +331,7 @@ static void prime(shape &s)
 static inline void copy_row(const std::string &name, shape &s, uint8_t *pool, how h, const char *reference, double goal)
 {
 	row(
-		name, "GB/s", reference, at_least(goal), [&] { return copy_rate(s, h); },
+		name, "GB/s", reference, goal, [&] { return copy_rate(s, h); },
 		[&] { return h.load ? memcpy_rate(gpu.cache, pool, s.bytes) : memcpy_rate(pool, gpu.cache, s.bytes); });
 }
 

@@ -47,7 +47,14 @@ typedef struct engine {
 	uint64_t load;
 } engine_t;
 
-/* The 8B shape, 2 MiB a block, or the same in 32 KiB. */
+#ifdef ENGINE_FAKE
+#define ENGINE_IS_SMALL(host) 1
+#define ENGINE_LAYER_WAIT_US  1000000u /* the machine may be busy */
+#else
+#define ENGINE_IS_SMALL(host) (host)
+#define ENGINE_LAYER_WAIT_US  0u
+#endif
+/* The 8B shape, 2 MiB a block, or the same in 32 KiB: where the CPU moves them. */
 #define ENGINE_SHAPE(small)                                                                                            \
 	((kvk_layout_t){.heads = (small) ? 2 : 8,                                                                      \
 			.layers = (small) ? 4 : ENGINE_LAYERS,                                                         \

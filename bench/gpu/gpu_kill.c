@@ -13,7 +13,7 @@
 #include "gpu_engine.h"
 #include "rig.h"
 
-#include <limits.h>
+#include <inttypes.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stddef.h>
@@ -50,18 +50,6 @@ typedef struct kill_options {
 	int host;    /* caches in host memory, small blocks: the harness itself */
 	int control; /* worker 0 saves other bytes than it should: somebody has to notice */
 } kill_options_t;
-
-/* Blocks of 32 KiB, not of 2 MiB: where the CPU moves them. */
-static int kill_is_small(const kill_options_t *options)
-{
-#ifdef ENGINE_FAKE
-	(void)options;
-
-	return 1;
-#else
-	return options->host;
-#endif
-}
 
 /* ---- a worker -------------------------------------------------------------------------------- */
 
@@ -216,7 +204,7 @@ static int kill_worker(const kill_options_t *options, uint32_t number, kill_stat
 		      .number = number,
 		      .engine = {.program = "kill loop",
 				 .socket = socket,
-				 .layout = ENGINE_SHAPE(kill_is_small(options)),
+				 .layout = ENGINE_SHAPE(ENGINE_IS_SMALL(options->host)),
 				 .blocks = KILL_BLOCKS,
 				 .length = KILL_LENGTH}};
 	int status = memory_open(options->host);
@@ -304,7 +292,7 @@ static int start_daemon(killer_t *k)
 	}
 
 	return rig_start(&k->rig,
-			 kill_is_small(&k->options)
+			 ENGINE_IS_SMALL(k->options.host)
 				 ? " --nvme.path=%s/disk --nvme.sync=off --cpu.size=12MiB --cpu.slab_size=2MiB "
 				   "--nvme.size=16MiB"
 				   " --nvme.file_size=4MiB"
@@ -474,23 +462,17 @@ static uint64_t read_number(const char *path, const char *name)
 }
 
 /* The device is looked at by a process of its own, which is gone before the next look. */
-static uint64_t device_free(const killer_t *k)
+static footprint_t read_footprint(killer_t *k)
 {
 	const pid_t pid = fork();
+	footprint_t f;
 
 	if (pid == 0) {
 		atomic_store(&k->state->device_free, memory_free_bytes(k->options.host));
 		_exit(0);
 	}
 	waitpid(pid, NULL, 0);
-
-	return atomic_load(&k->state->device_free);
-}
-
-static footprint_t read_footprint(killer_t *k)
-{
-	footprint_t f = {.device_free = device_free(k)};
-
+	f.device_free = atomic_load(&k->state->device_free);
 	f.pinned_pages = read_number("/proc/vmstat", "nr_foll_pin_acquired ") -
 			 read_number("/proc/vmstat", "nr_foll_pin_released ");
 	f.shared_kib = read_number("/proc/meminfo", "Shmem:");
@@ -567,18 +549,16 @@ static int report(const killer_t *k, const footprint_t *before, const footprint_
 	const uint64_t bytes = SUM(k, saved_bytes) + SUM(k, loaded_bytes);
 	int good = sound && k->stuck == 0 && is_back(before, after) && loads > 0 && saves > 0;
 	good = good && (k->options.control ? wrong > 0 : wrong == 0 && k->died == 0 && kills >= k->options.kills);
-	printf("gpu_kill: seed 0x%llx, %u of %u kills in %.0f s: %u of the daemon, %u of workers, %u with bytes on "
-	       "their "
-	       "way; %llu saves, %llu loads, %.1f GB, %llu blocks compared, %llu wrong; %llu interrupted, %llu misses; "
-	       "%u stuck, %u died; free on the device %llu then %llu MiB, pinned %llu then %llu pages, shared %llu "
-	       "then %llu MiB%s: %s\n",
-	       (unsigned long long)k->options.seed, kills, k->options.kills, (double)ms / 1e3, k->daemon_kills,
-	       k->worker_kills, k->busy_kills, (unsigned long long)saves, (unsigned long long)loads,
-	       (double)bytes / 1e9, (unsigned long long)blocks, (unsigned long long)wrong, (unsigned long long)failed,
-	       (unsigned long long)misses, k->stuck, k->died, (unsigned long long)before->device_free >> 20,
-	       (unsigned long long)after->device_free >> 20, (unsigned long long)before->pinned_pages,
-	       (unsigned long long)after->pinned_pages, (unsigned long long)before->shared_kib >> 10,
-	       (unsigned long long)after->shared_kib >> 10,
+	printf("gpu_kill: seed 0x%" PRIx64
+	       ", %u of %u kills in %.0f s: %u of the daemon, %u of workers, %u with bytes on"
+	       " their way; %" PRIu64 " saves, %" PRIu64 " loads, %.1f GB, %" PRIu64 " blocks compared, %" PRIu64
+	       " wrong; %" PRIu64 " interrupted, %" PRIu64 " misses; %u stuck, %u died; free on the device %" PRIu64
+	       " then %" PRIu64 " MiB, pinned %" PRIu64 " then %" PRIu64 " pages, shared %" PRIu64 " then %" PRIu64
+	       " MiB%s: %s\n",
+	       k->options.seed, kills, k->options.kills, (double)ms / 1e3, k->daemon_kills, k->worker_kills,
+	       k->busy_kills, saves, loads, (double)bytes / 1e9, blocks, wrong, failed, misses, k->stuck, k->died,
+	       before->device_free >> 20, after->device_free >> 20, before->pinned_pages, after->pinned_pages,
+	       before->shared_kib >> 10, after->shared_kib >> 10,
 	       k->options.control ? "; a control: wrong bytes are wanted" : "", good ? "good" : "BAD");
 
 	return good ? 0 : 1;
@@ -639,8 +619,9 @@ int main(int argc, char **argv)
 				  .control = option(argc, argv, "--control", 0) != 0}};
 	int status;
 
-	k.options.workers = k.options.workers < 1 ? 1 : k.options.workers;
-	k.options.workers = k.options.workers < KILL_WORKERS ? k.options.workers : KILL_WORKERS;
+	k.options.workers = k.options.workers < 1              ? 1
+			    : k.options.workers < KILL_WORKERS ? k.options.workers
+							       : KILL_WORKERS;
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	k.state = mmap(NULL, sizeof *k.state, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (k.state == MAP_FAILED) {

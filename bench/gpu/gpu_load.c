@@ -42,15 +42,6 @@
 #define SEED_OTHER  UINT64_C(1)
 #define MIB         1048576.0
 
-/* Blocks of 32 KiB, not of 2 MiB: where the CPU moves them. */
-#ifdef ENGINE_FAKE
-#define IS_SMALL(host) 1
-#define LAYER_WAIT_US  1000000u /* the machine may be busy */
-#else
-#define IS_SMALL(host) (host)
-#define LAYER_WAIT_US  0u
-#endif
-
 /* ---- the raw reader: a file with io_uring and O_DIRECT, requests in order, a fixed number in flight ------- */
 
 typedef struct load_raw {
@@ -224,8 +215,6 @@ static double load_raw_read(load_raw_t *raw)
 
 	return (double)(bench_now_ns() - start) / 1e9;
 }
-
-/* ---- the state ------------------------------------------------------------------------------- */
 
 static struct {
 	rig_t rig;
@@ -492,7 +481,6 @@ static bench_outcome_t sample_disk(void *arg, bench_sample_t *p_sample)
 	const uint32_t prompt = work.prompt++ % PROMPTS;
 
 	(void)arg;
-
 	return is_on_disk_only(prompt) ? sample_rate(load(prompt, WHOLE, NULL), p_sample) : BENCH_FAILED;
 }
 
@@ -683,7 +671,7 @@ static bench_outcome_t run_load(int disk)
 {
 	const char *temporary = getenv("TMPDIR"), *base, *why = NULL;
 	const int host = bench_param_size("host", 0) != 0;
-	const int small = bench_param_size("small", (uint64_t)IS_SMALL(host)) != 0;
+	const int small = bench_param_size("small", (uint64_t)ENGINE_IS_SMALL(host)) != 0;
 	const size_t block_bytes = small ? (size_t)32 << 10 : (size_t)2 << 20;
 	bench_outcome_t outcome;
 
@@ -700,7 +688,7 @@ static bench_outcome_t run_load(int disk)
 				 .load_ms = disk ? 20000 : 0,
 				 .sms = (uint32_t)bench_param_size("sms", 0),
 				 .layer_bytes = 1,
-				 .layer_wait_us = LAYER_WAIT_US};
+				 .layer_wait_us = ENGINE_LAYER_WAIT_US};
 	base = bench_param("dir", temporary && temporary[0] ? temporary : "/tmp");
 	switch (memory_open(host)) {
 	case 0:

@@ -1,12 +1,7 @@
 #!/bin/bash
 # Build and run the GPU programs on a machine that has a GPU, nvcc and gcc, and nothing else of ours: no CMake, no packages.
-#
-#   bench/gpu/run.sh part1 [out]   the table of copies: each row with its reference in the same run, its goal, met or missed    (< 10 minutes)
-#   bench/gpu/run.sh part2 [out]   loads through kvx, from memory and from disk; matrix products beside copies; 200 kills; device == CPU, 10^4 flips, compute-sanitizer  (< 10 minutes)
-#   bench/gpu/run.sh all [out]     both
-#   bench/gpu/run.sh build         only build, to run elsewhere: the other parts build nothing when the programs are there
-#   bench/gpu/run.sh right|gemm|kill|kvx|disk [out]   a piece of part 2
-#
+#   bench/gpu/run.sh part1|part2|all|right|gemm|kill|kvx|disk [out]   parts and pieces: README.md
+#   bench/gpu/run.sh build   only build, to run elsewhere: the other parts build nothing when the programs are there
 # out (default build/gpu/out) gets the logs, *.json (a line a row) and goals.txt. BUILD: where to build (default build/gpu). XXHASH_INCLUDE: folder of
 # xxhash.h where the system has none. KVD_CUBLAS: cuBLAS where the system does not find it. The kills, kvx and disk need a build of kvd: build/release, a bundle
 # (scripts/offline-bundle) named in BUNDLE, or .gpu/kvd-*.tar.xz. DISK: where the disk tier is measured (else TMPDIR, or /tmp). QUICK=1: a minute or so each.

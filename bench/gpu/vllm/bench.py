@@ -67,11 +67,9 @@ class Run:
             options += [f"--nvme.path={work / 'disk'}", f"--nvme.size={gib}GiB"]
         return options + self.args.kvd_option
 
-    # ---- engines -------------------------------------------------------------------------------------------------------
-
     def order(self, c: Configuration, work: Path, daemon: Daemon | None) -> dict[str, Any]:
         """What every engine of a configuration is told, but for its connector, its phases and its share."""
-        same = {name: getattr(self.args, name) for name in ("shape", "dtype", "seed", "sizes", "prompts", "pause")}
+        same = {name: getattr(self.args, name) for name in ("shape", "seed", "sizes", "prompts", "pause")}
         return {
             **same,
             "weights": c.weights,
@@ -134,7 +132,6 @@ class Run:
                 return
             if phases == ["daemon"]:
                 assert daemon is not None
-                self.results.setdefault(name, {})["daemon before its restart"] = counters(daemon)
                 daemon.stop()
                 daemon.start()
                 continue
@@ -184,8 +181,6 @@ class Run:
             for child in children.values():
                 end_group(child)
 
-    # ---- configurations ------------------------------------------------------------------------------------------------
-
     def configuration(self, name: str, c: Configuration) -> None:
         work = self.args.work / name
         shutil.rmtree(work, ignore_errors=True)
@@ -200,8 +195,6 @@ class Run:
                 server = subprocess.Popen(lmserver(self.args.pool_gib), stdout=(work / "server.log").open("wb"), stderr=subprocess.STDOUT, start_new_session=True)
                 wait_for_port(5555, server)
             (self.in_turns if c.ring else self.one_by_one)(name, c, work, daemon)
-            if daemon and c.daemon != "own":
-                self.results.setdefault(name, {})["daemon at the end"] = counters(daemon)
         except (RuntimeError, OSError) as error:
             self.results.setdefault(name, {})["error"] = repr(error)
             self.say(f"{name}: {error!r}")
@@ -283,12 +276,6 @@ def wait_for_port(port: int, server: subprocess.Popen) -> None:
     raise RuntimeError("the server does not listen")
 
 
-def counters(daemon: Daemon) -> dict[str, str]:
-    wanted = ("kvd_blocks", "kvd_leases", "kvd_puts", "kvd_pins", "kvd_evicted_total{tier=cpu}", "kvd_disk_written_bytes_total", "kvd_disk_read_bytes_total", "kvd_disk_read_seconds", "kvd_cpu_huge_pages")
-    stats = daemon.stats()
-    return {name: value for name, value in stats.items() if name in wanted or name.startswith("kvd_blocks")}
-
-
 def cell(value: Any) -> str:
     if not isinstance(value, dict):
         return str(value)
@@ -303,7 +290,7 @@ def table(results: dict[str, Any]) -> str:
     rows: dict[str, dict[str, str]] = {}
     for name, engines in results.items():
         for at, found in engines.items():
-            if not isinstance(found, dict) or at.startswith("daemon at") or at.startswith("daemon before"):
+            if not isinstance(found, dict):
                 continue
             for what, value in found.items():
                 label = what if at == "first engine" else f"{at}: {what}"
@@ -344,7 +331,6 @@ OPTIONS: tuple[tuple[str, Any, str], ...] = (
     ("shape", "llama8b", "of the model (model.py)"),
     ("sizes", {"1030": 5, "10250": 5, "32780": 3}, "tokens of a prompt: how many prompts"),
     ("pool-gib", 36, "of every cache outside of the GPU"),
-    ("dtype", "bfloat16", "of the model"),
     ("beside", 8, "configurations that are not timed and run at once"),
     ("kv-gib", 48, "of an engine's cache"),
     ("prompts", 20, "of a check"),

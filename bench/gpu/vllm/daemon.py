@@ -47,7 +47,3 @@ class Daemon:
             self.process.kill()
             self.process.wait()
             self.process = None
-
-    def stats(self) -> dict[str, str]:
-        text = subprocess.run([self.kvctl, "--socket", self.socket, "stats"], capture_output=True, text=True).stdout
-        return {line.split()[0]: line.split(None, 1)[1] for line in text.splitlines() if " " in line.strip()}

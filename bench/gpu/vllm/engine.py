@@ -89,7 +89,7 @@ class Bench:
             model=str(folder),
             load_format="auto" if order["weights"] == "drawn" else "dummy",
             **dict(skip_tokenizer_init=True, max_model_len=40960, max_num_batched_tokens=8192, max_num_seqs=64, generation_config="vllm"),
-            **dict(dtype=order["dtype"], enforce_eager=not order["graph"], gpu_memory_utilization=order["share"], tensor_parallel_size=order["gpus"]),
+            **dict(dtype="bfloat16", enforce_eager=not order["graph"], gpu_memory_utilization=order["share"], tensor_parallel_size=order["gpus"]),
             kv_cache_memory_bytes=order["kv_gib"] << 30,
             **order["options"],
             **({"kv_transfer_config": order["connector"]} if order["connector"] and "reference" not in order["phases"] else {}),
@@ -186,8 +186,6 @@ class Bench:
             cached.update(hit)
             time.sleep(pause)
         self.note(name, {"ms": round(median(took), 2), "min": round(min(took), 2), "max": round(max(took), 2), "each": [round(ms, 2) for ms in took], "cached": sorted(cached)})
-
-    # ---- phases: timing --------------------------------------------------------------------------------------------
 
     def by_size(self) -> dict[int, list[Prompt]]:
         return {n: prompts_of(self.order["seed"] + n, [n] * count) for n, count in self.sizes.items()}
@@ -366,8 +364,6 @@ class Bench:
         self.profile_of("hits", first, 0)
         self.profile_of("own_hits", first, 0)
         self.profile_of("steps", [], 24)
-
-    # ---- phases: correctness ---------------------------------------------------------------------------------------
 
     def checked(self) -> list[Prompt]:
         drawn = random.Random(self.order["seed"])

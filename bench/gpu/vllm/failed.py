@@ -55,8 +55,6 @@ class Failures:
     def answers(self, prompts: list[Prompt]) -> list[list[int]]:
         return self.bench.ask(prompts, TOKENS)[2]
 
-    # ---- without a connector -----------------------------------------------------------------------------------------
-
     def reference(self) -> None:
         """Also whether the same comes from the middle on, and alone of those that are asked at once: else nothing could be compared."""
         alone = [self.bench.choices(prompt, TOKENS) for prompt in self.alone]
@@ -79,8 +77,6 @@ class Failures:
         places = [(differs(a, b), a, b) for a, b, verdict in zip(got, right, verdicts) if verdict == "wrong"]
         wrong = [(at, a[at : at + 1], b[at : at + 1]) for at, a, b in places]
         return {"right": len(got) - len(wrong), "of": len(got), "tied": verdicts.count("tied"), "wrong": wrong}
-
-    # ---- with one ----------------------------------------------------------------------------------------------------
 
     def run(self, daemon: Daemon) -> None:
         expected = json.loads(Path(self.order["tokens"]).read_text())
