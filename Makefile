@@ -5,7 +5,7 @@ JOBS ?= $(shell nproc)
 BUILD = build/$(PRESET)
 
 .DEFAULT_GOAL := help
-.PHONY: help deps configure build bundle demo demo-vllm test crashloop test-engines bench bench-engines lint ci docs install clean
+.PHONY: help deps configure build bundle demo demo-vllm test crashloop mutants test-engines bench bench-engines lint ci docs install clean
 
 help: ## this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ test: build ## every test
 
 crashloop: build ## 1,000 rounds of faults of the disk, kills and losses of power, with every acknowledgement checked (ROUNDS=100)
 	@$(BUILD)/bin/test_e2e_crashloop $(or $(ROUNDS),1000)
+
+mutants: deps ## rules of connectors/ broken one by one: some test must fail for each (40 minutes; MUTANTS=expression)
+	@scripts/mutants.sh $(MUTANTS)
 
 test-engines: ## every promise under a real vLLM (ENGINES=short: 8 minutes)
 	@scripts/test_engines.sh $(or $(ENGINES),full) || [ $$? -eq 77 ]

@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# make mutants: each line of tests/mutants/connectors.tsv breaks one rule of connectors/, and some test of connectors/ must fail for it.
+# usage: scripts/mutants.sh [--check] [EXPRESSION]     --check: only that each line still names one place; EXPRESSION: the mutants so named
+# Works on a copy of the tracked files in build/mutants. Exit 1: a mutant lives, does not compile, or names no place.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+list=tests/mutants/connectors.tsv
+copy=build/mutants
+check=0
+[ "${1:-}" != --check ] || { check=1; shift; }
+wanted=${1:-.}
+
+# FILE OLD NEW: the file with its only OLD replaced, on standard output.
+mutate() {
+	OLD=$2 NEW=$3 awk '
+		{ text = text $0 "\n" }
+		END {
+			at = index(text, ENVIRON["OLD"])
+			rest = substr(text, at + length(ENVIRON["OLD"]))
+			if (!at || index(rest, ENVIRON["OLD"])) exit 1
+			printf "%s%s%s", substr(text, 1, at - 1), ENVIRON["NEW"], rest
+		}' "$1"
+}
+
+if [ $check -eq 0 ]; then
+	mkdir -p $copy
+	git ls-files -z | tar --null -T - -cf - | tar -xf - -C $copy
+	(cd $copy && cmake --preset release -DKVD_WERROR=OFF && cmake --build build/release --target tests/connectors/all) >$copy.log 2>&1 || { tail $copy.log; exit 1; }
+fi
+lives=0
+total=0
+while IFS=$'\t' read -r name file old new; do
+	case $name in '' | \#*) continue ;; esac
+	[[ $name =~ $wanted ]] || continue
+	total=$((total + 1))
+	if ! mutate "$file" "$old" "$new" >"${TMPDIR:-/tmp}/mutant.$$"; then
+		echo "$name: $file does not have its text exactly once"
+		lives=$((lives + 1))
+	elif [ $check -eq 0 ]; then
+		cp "${TMPDIR:-/tmp}/mutant.$$" "$copy/$file"
+		if ! cmake --build $copy/build/release --target tests/connectors/all >$copy.log 2>&1; then
+			echo "$name: does not compile"
+			lives=$((lives + 1))
+		elif ctest --test-dir $copy/build/release/tests/connectors -j "$(nproc)" --timeout 120 --stop-on-failure >$copy.log 2>&1; then
+			echo "$name: LIVES"
+			lives=$((lives + 1))
+		else
+			echo "$name: dies of $(awk '/\*\*\*/ {print $4; exit}' $copy.log)"
+		fi
+		cp "$file" "$copy/$file"
+	fi
+done <$list
+rm -f "${TMPDIR:-/tmp}/mutant.$$"
+echo "mutants: $total, $lives not killed"
+[ $lives -eq 0 ]
