@@ -202,14 +202,27 @@ static ssize_t move(int is_write, int fd, const struct iovec *iov, int count, of
 	return is_write ? REAL(pwritev)(fd, part, n, offset) : REAL(preadv)(fd, part, n, offset);
 }
 
+/* What follows is one step with its record, of the file as large as it is then: another thread may have written since
+ * find(). */
+static void begin_step(file_t *file)
+{
+	struct stat now;
+
+	pthread_mutex_lock(&lock);
+	if (fstat(file->fd, &now) != 0) {
+		give_up("a file has no size");
+	}
+	file->size = (uint64_t)now.st_size;
+}
+
 /* A write that fails has moved its first half. */
-static ssize_t faulty_write(const file_t *file, const struct iovec *iov, int count, off_t offset)
+static ssize_t faulty_write(file_t *file, const struct iovec *iov, int count, off_t offset)
 {
 	size_t len = length(iov, count), some = len;
 	int error = 0, failed;
 	ssize_t n = 0;
 
-	pthread_mutex_lock(&lock);
+	begin_step(file);
 	failed = fails(FAULT_WRITE, file, &error);
 	if (failed) {
 		some = len < 2 * SECTOR ? 0 : len / 2 & ~(size_t)(SECTOR - 1);
@@ -362,7 +375,7 @@ EXPORT int ftruncate(int fd, off_t size)
 	if (!find(fd, &file)) {
 		return REAL(ftruncate)(fd, size);
 	}
-	pthread_mutex_lock(&lock);
+	begin_step(&file);
 	if ((uint64_t)size < file.size) {
 		save_old_bytes(&file, (uint64_t)size, file.size - (uint64_t)size);
 	}
@@ -383,7 +396,7 @@ EXPORT int fallocate(int fd, int mode, off_t offset, off_t len)
 	if (!find(fd, &file)) {
 		return REAL(fallocate)(fd, mode, offset, len);
 	}
-	pthread_mutex_lock(&lock);
+	begin_step(&file);
 	if (mode == 0 && file.size < record.offset) {
 		record.size = file.size;
 		append_record(&file, &record, NULL);
