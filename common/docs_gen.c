@@ -207,6 +207,9 @@ static void print_metrics(void)
 	       "p99_ns}, where a\n"
 	       "quantile is the bound of its bucket. In JSON a series with a label is a member as "
 	       "`kvd_tier_blocks{tier=cpu}`, without quotes.\n"
+	       "The hit rate of a namespace is `sum by (namespace) (rate(kvd_prefix_hit_tokens_total[5m])) / sum by "
+	       "(namespace) (rate(kvd_prefix_query_tokens_total[5m]))`;\n"
+	       "since the start `kvctl status --json` has it in `hits.namespace` and `hits.total`.\n"
 	       "`kvd_build_info` (gauge, at `/metrics` only): " KV_HELP_BUILD_INFO " (`version`).\n\n",
 	       KV_HISTOGRAM_BUCKETS);
 	print_families(kv_metric_infos, KV_METRIC_COUNT);

@@ -121,6 +121,8 @@ static kvc_status_t reserve_view_staging(kvc_put_t *put)
 	if (put->words_a_block == 0 || blocks == 0) {
 		return KVC_OK;
 	}
+	/* Half as much each time: a put of many blocks then moves through a small window, instead of being refused
+	 * while other puts hold the staging. */
 	most = words / put->words_a_block < blocks ? (uint32_t)(words / put->words_a_block) : blocks;
 	if (most == 0) {
 		return kvc_fail(KV_ERR_LIMIT,

@@ -1,7 +1,7 @@
 /* Match: the longest resident prefix, from the mirror alone.
  *
  * Residency of a `full` group in each tier is monotone along a prefix, so the answer is found by a search. Each probe
- * is a cache miss; four positions are looked at per round, all prefetched before the first is read, so that a search of
+ * is a cache miss; three positions are read in a round, all prefetched before the first is read, so that a search of
  * 8,192 keys takes seven rounds of one miss instead of thirteen. Blocks of other groups come and go one by one: from
  * the full groups' answer downwards, lengths are tried until every group has what it needs there. A missing block rules
  * out every length that needs it, so each block is looked at about once.
@@ -99,6 +99,8 @@ static inline const kv_key_t *key_at(const kvc_search_t *search, uint32_t positi
 /* Tiers of `key` in one bucket; *p_last: the search ends here. CONTENDED: the writer never let go. */
 static uint32_t bucket_find(const kvc_words_t *bucket, const uint32_t key[4], uint32_t group, int *p_last)
 {
+	/* A sequence lock (decision 006): odd while the daemon writes, another number after it has written. The bound
+	 * keeps a match from waiting for a daemon that was stopped inside a bucket. */
 	for (uint32_t retry = 0; retry < KVC_SEQ_RETRIES; retry++) {
 		uint32_t seq = atomic_load_explicit(&bucket->seq, memory_order_acquire);
 		uint32_t tiers = 0, first;
@@ -113,6 +115,7 @@ static uint32_t bucket_find(const kvc_words_t *bucket, const uint32_t key[4], ui
 			const _Atomic uint32_t *entry = bucket->entry[way];
 			uint32_t last;
 
+			/* The first word of a SHA-256 key differs in all but one of 4 G other entries. */
 			if (atomic_load_explicit(&entry[0], memory_order_acquire) != key[0]) {
 				continue;
 			}
@@ -141,6 +144,7 @@ static uint32_t key_find(kvc_search_t *search, const kv_key_t *key)
 	uint32_t words[4];
 
 	memcpy(words, key->b, sizeof words);
+	/* The daemon puts no entry further from its home bucket than this; a block that finds no room is left out. */
 	for (uint32_t i = 0; i < KV_MIRROR_MAX_PROBE; i++) {
 		int last = 1;
 		uint32_t tiers =
@@ -177,6 +181,8 @@ static uint32_t read_tiers(kvc_search_t *search, uint32_t position)
 {
 	uint32_t tiers = key_find(search, key_at(search, position)), at = position * search->units;
 
+	/* Neither is a hit. The smallest such length is kept, because it may be what ends the match: then the reason is
+	 * not ABSENT, and an operator does not look for a tier that is too small (decision 032). */
 	if (tiers == KVC_CONTENDED) {
 		search->contended_at = at < search->contended_at ? at : search->contended_at;
 		return 0;
@@ -200,6 +206,8 @@ static void probe_block(kvc_search_t *search, uint32_t position)
 /* Until hi == lo + 1: blocks [0, lo) are there and block hi (1-based) is not. */
 static void converge(kvc_search_t *search, kvc_range_t *range)
 {
+	/* KVC_PROBES blocks a round, all prefetched before the first is read: their cache misses overlap, so a round
+	 * costs one miss and leaves a part of the gap that a binary search would need two rounds for. */
 	while (range->hi > range->lo + 1u) {
 		uint32_t lo = range->lo, gap = range->hi - range->lo - 1u;
 		uint32_t count = gap < KVC_PROBES ? gap : KVC_PROBES;
@@ -230,6 +238,7 @@ static kv_miss_reason_t check_daemon_alive(const kvc_space_t *space, const kvc_m
 	if (beat == 0) {
 		return KV_WHY_NO_DAEMON;
 	}
+	/* A shared heartbeat is the only sign of life that costs no system call (decision 021). */
 	now = kv_now_ns(&space->kvc->env);
 	age = now > beat ? now - beat : beat - now; /* a beat from the future is of another clock */
 	if (age > map->stale_ns) {
@@ -254,6 +263,7 @@ static void search_full(kvc_search_t *search, uint32_t n)
 	prefetch(search, n);
 	probe_block(search, n);
 	converge(search, &search->any);
+	/* The CPU tier holds a prefix of what is in any tier, and the first search has narrowed both ranges. */
 	search->cpu.hi = search->cpu.hi < search->any.lo + 1u ? search->cpu.hi : search->any.lo + 1u;
 	search->cpu.lo = search->cpu.lo < search->cpu.hi ? search->cpu.lo : search->cpu.hi - 1u;
 	converge(search, &search->cpu);

@@ -249,6 +249,8 @@ static kvc_status_t reserve_staging(kvc_put_t *put, uint32_t count)
 	uint64_t words = atomic_load_explicit(&kvc->map, memory_order_relaxed)->staging_words;
 	kv_status_t status;
 
+	/* The daemon reads the digests of a block out of staging when it answers PUT_END: blocks without room there
+	 * are not asked for, and the caller puts them with its next put. */
 	put->asked = count;
 	if (put->words_a_block && words / put->words_a_block < count) {
 		put->asked = (uint32_t)(words / put->words_a_block);

@@ -255,7 +255,7 @@ static void drain_or_revoke(kvc_put_t *put)
 		return;
 	}
 	if (atomic_load(&put->grant.map->dead)) {
-		/* Another session of the same daemon may have been asked for it meanwhile. */
+		/* The daemon may wait for this member under a later session of the same incarnation (decision 030). */
 		if (put->grant.map->incarnation == kvc->incarnation && kvc->state >= KVC_OPEN) {
 			kvc_send_oneway(kvc, KV_CODE_DRAINED, &drained);
 		}
@@ -267,6 +267,8 @@ static void drain_or_revoke(kvc_put_t *put)
 	if (!over && (!put->imported || kvc_grant_check(&put->grant) == KV_OK)) {
 		kvc_send_oneway(kvc, KV_CODE_PUT_REVOKE, &revoke);
 	}
+	/* In this order: the daemon quarantines the slots with the first and frees them with the second (decision 027).
+	 */
 	kvc_send_oneway(kvc, KV_CODE_DRAINED, &drained);
 }
 

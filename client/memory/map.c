@@ -16,6 +16,7 @@ static kv_status_t mirror_check(kvc_t *kvc, kvc_map_t *map)
 	    (count & (count - 1)) != 0) {
 		return KV_ERR_PROTO;
 	}
+	/* Subtracted and divided, never added and multiplied: no header can make a sum wrap. */
 	if (buckets % 4096 != 0 || buckets > bytes || count > (bytes - buckets) / sizeof(kv_mirror_bucket_t)) {
 		return KV_ERR_PROTO;
 	}

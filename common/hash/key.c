@@ -91,6 +91,7 @@ static kv_status_t unit_tokens_into(uint32_t state[8], const uint32_t *tokens, u
 	const uint32_t whole = count / UNIT_BLOCK_TOKENS;
 	const uint32_t rest = count % UNIT_BLOCK_TOKENS;
 
+	/* The marker of extra keys as a token would give two prompts one key. */
 	for (uint32_t i = 0; i < count; i++) {
 		if (tokens[i] == KV_TOKEN_REFUSED) {
 			return KV_ERR_ARG;
@@ -112,6 +113,8 @@ kv_status_t kv_chain_tokens(kv_chain_t *chain, const uint32_t *tokens, uint32_t 
 {
 	uint32_t done = 0;
 
+	/* Without padding the tokens are the message: the loop of the CPU's instructions hashes all units in one call.
+	 */
 	if (chain->unit_tokens % UNIT_BLOCK_TOKENS == 0) {
 		done = sha()->chain(chain->h, tokens, chain->unit_tokens / UNIT_BLOCK_TOKENS, units, keys);
 	} else {
@@ -159,6 +162,7 @@ kv_status_t kv_chain_unit(kv_chain_t *chain, const void *extra, uint32_t extra_l
 		return KV_ERR_ARG;
 	}
 
+	/* A copy: a token that is refused leaves the chain as it was. */
 	memcpy(state, chain->h, sizeof state);
 	if (extra_len > 0) {
 		extra_into(state, extra, extra_len);
@@ -181,6 +185,7 @@ kv_status_t kv_key_bind(const kv_chain_t *header, const void *hash, uint32_t len
 		return KV_ERR_ARG;
 	}
 
+	/* The length is hashed too: a hash and the same hash with zeros behind it have different keys. */
 	memcpy(block, hash, len);
 	memcpy(block + FOREIGN_HASH_MAX, &len, sizeof len);
 	memcpy(state, header->h, sizeof state);

@@ -75,6 +75,8 @@ static kv_status_t set_bytes(kv_mp_reader_t *r, kv_mp_item_t *item, kv_mp_type_t
 /* A count of things each at least one byte long (a pair: two). */
 static kv_status_t set_count(const kv_mp_reader_t *r, kv_mp_item_t *item, kv_mp_type_t type, uint64_t count)
 {
+	/* A header of five bytes can claim 4 G elements: it is believed only as far as bytes are left (decision 002).
+	 */
 	uint64_t least = type == KV_MP_MAP ? 2 * count : count;
 
 	if ((uint64_t)(r->end - r->at) < least) {
@@ -137,6 +139,7 @@ static kv_status_t read_shaped(kv_mp_reader_t *r, kv_mp_item_t *item, shape_t sh
 
 kv_status_t kv_mp_next(kv_mp_reader_t *reader, kv_mp_item_t *item)
 {
+	/* Copies: on failure neither the reader nor the item has changed. */
 	kv_mp_reader_t r = *reader;
 	kv_mp_item_t got = {0};
 	kv_status_t status = KV_OK;
@@ -171,6 +174,7 @@ kv_status_t kv_mp_next(kv_mp_reader_t *reader, kv_mp_item_t *item)
 
 kv_status_t kv_mp_skip(kv_mp_reader_t *reader, unsigned max_depth)
 {
+	/* Elements left at each depth: a stack of fixed size, where recursion would let the sender choose ours. */
 	uint64_t left[KV_MP_MAX_DEPTH + 1] = {1};
 	kv_mp_reader_t r = *reader;
 	unsigned depth = 0;

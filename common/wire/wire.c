@@ -198,6 +198,7 @@ size_t kv_body_size(const kv_body_t *body, const void *msg)
 
 static kv_status_t check_number(const kv_field_t *field, const kv_mp_item_t *item)
 {
+	/* Any width is taken, since not every library writes the shortest: the value decides. */
 	uint64_t most = field->kind == KV_FIELD_U64 ? UINT64_MAX : field->kind == KV_FIELD_U32 ? UINT32_MAX : INT32_MAX;
 
 	if (item->type == KV_MP_INT) {
@@ -291,6 +292,7 @@ kv_status_t kv_body_decode(const kv_body_t *body, const uint8_t *data, uint32_t 
 		return other_count(&reader, array.len);
 	}
 
+	/* Everything is checked before the first field is stored, so that msg is whole or untouched. */
 	for (uint32_t i = 0; i < body->count; i++) {
 		kv_status_t status = kv_mp_next(&reader, &items[i]);
 
