@@ -52,7 +52,7 @@ int kvctl_take_options(kvctl_t *ctl, int argc, char **argv)
 {
 	static const struct option names[] = {
 #define OPTION_NAME(ID, name, value, command, help)                                                                    \
-	{name, (value) ? required_argument : no_argument, NULL, FIRST_OPTION + KVCTL_##ID},
+	{name, (value) != NULL ? required_argument : no_argument, NULL, FIRST_OPTION + KVCTL_##ID},
 		KVCTL_OPTION_LIST(OPTION_NAME)
 #undef OPTION_NAME
 			{NULL, 0, NULL, 0},
