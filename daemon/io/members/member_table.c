@@ -97,6 +97,11 @@ static int may_log(kvd_host_t *host, kvd_namespace_t *ns)
 		return 0;
 	}
 	ns->member_logged_ns += LOG_NS;
+	if (ns->members_unlogged > 0) {
+		kv_log(KV_LOG_INFO, "io", "lines about members were left out: namespace %s lines %llu", ns->name,
+		       (unsigned long long)ns->members_unlogged);
+		ns->members_unlogged = 0;
+	}
 
 	return 1;
 }
@@ -110,23 +115,17 @@ void kvd_member_log(kvd_host_t *host, const kvd_member_entry_t *member, const ch
 	if (!may_log(host, member->ns)) {
 		return;
 	}
-	kv_log(KV_LOG_INFO, "io",
-	       "%s: namespace %s instance %s member %llu role %s rank %u program %s pid %d unlogged %llu", what,
+	kv_log(KV_LOG_INFO, "io", "%s: namespace %s instance %s member %llu role %s rank %u program %s pid %d", what,
 	       member->ns->name, instance ? instance->name : "?", (unsigned long long)member->id, roles[member->role],
-	       member->rank, member->session->program, (int)member->session->pid,
-	       (unsigned long long)member->ns->members_unlogged);
-	member->ns->members_unlogged = 0;
+	       member->rank, member->session->program, (int)member->session->pid);
 }
 
 void kvd_member_entry_set_space(kvd_host_t *host, kvd_member_entry_t *member, uint32_t space, const char *model)
 {
 	member->space = space;
 	if (may_log(host, member->ns)) {
-		kv_log(KV_LOG_INFO, "io",
-		       "a space is open: namespace %s space %u model \"%.128s\" member %llu unlogged %llu",
-		       member->ns->name, space, model, (unsigned long long)member->id,
-		       (unsigned long long)member->ns->members_unlogged);
-		member->ns->members_unlogged = 0;
+		kv_log(KV_LOG_INFO, "io", "a space is open: namespace %s space %u model \"%.128s\" member %llu",
+		       member->ns->name, space, model, (unsigned long long)member->id);
 	}
 }
 
