@@ -35,6 +35,9 @@ extern "C" {
 
 #define KVX_API KVC_API
 
+/* The number in libkvx's soname (libkvx.so.1); it changes as KVC_ABI_VERSION does. */
+#define KVX_ABI_VERSION 1
+
 typedef struct kvx kvx_t;
 typedef struct kvx_load kvx_load_t;
 typedef struct kvx_save kvx_save_t;
