@@ -7,6 +7,7 @@ import sys
 try:
     import json
     import os
+    import re
     import subprocess
     import tarfile
     import tempfile
@@ -138,6 +139,18 @@ class Runs(unittest.TestCase):
             for connector in [configuration.connector, *configuration.ring.values()]:
                 if connector and connector["kv_connector"] == "KvdConnector":
                     self.assertEqual(options.parse(connector["kv_connector_extra_config"])[1], [], name)
+
+
+class Connector(unittest.TestCase):
+    def test_methods_that_benches_and_tests_call_exist(self) -> None:
+        """Their connectors run in real engines only, on GPUs some of them."""
+        sources = "".join(path.read_text() for path in (ROOT / "connectors" / "vllm" / "src").glob("*.c"))
+        methods = set(re.findall(r'\{"([a-z_]+)", [^}]*METH_', sources))
+        self.assertIn("is_ready", methods)
+        for folder in (BENCH, ROOT / "tests" / "engines", ROOT / "bench" / "engines"):
+            for path in folder.glob("*.py"):
+                called = set(re.findall(r"\b_c\.([a-z_]+)\(", path.read_text()))
+                self.assertLessEqual(called, methods, path)
 
 
 class Bundles(unittest.TestCase):

@@ -81,7 +81,7 @@ class Failing(Tried):
 
     def _write_counters(self) -> None:
         if self._c is not None:
-            self._write("counters", {**self._c.stats(), "ready": int(self._c.ready())})
+            self._write("counters", {**self._c.stats(), "ready": int(self._c.is_ready())})
 
     def _write(self, name: str, found: dict[str, int]) -> None:
         text = json.dumps(found)
