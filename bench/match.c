@@ -120,7 +120,7 @@ static int fill_unbranched(work_t *work, uint32_t blocks)
 /* A branch of its own at every block of every prompt. */
 static int fill_branched(work_t *work, uint32_t blocks)
 {
-	const uint32_t length = blocks / (work->prompts * RESIDENT);
+	const uint32_t length = work->prompts > 0 ? blocks / (work->prompts * RESIDENT) : 0;
 	int failed = 0;
 
 	for (uint32_t i = 0; !failed && i < work->prompts; i++) {

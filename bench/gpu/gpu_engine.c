@@ -53,7 +53,7 @@ static void describe(engine_t *e)
 void engine_place(engine_t *e, uint8_t *cache)
 {
 	for (uint32_t l = 0; l < e->layout.layers; l++) {
-		e->base[l] = cache + l * e->blocks * e->piece;
+		e->base[l] = cache + (size_t)l * e->blocks * e->piece;
 	}
 }
 

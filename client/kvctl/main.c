@@ -68,7 +68,7 @@ static int check_line(const kvctl_t *ctl, const kvctl_command_t *command)
 
 static int run(kvctl_t *ctl)
 {
-	char *help[] = {"help", ctl->argc > 0 ? ctl->argv[0] : NULL, NULL};
+	static char *help[] = {"help", NULL, NULL};
 	const kvctl_command_t *command;
 	int code;
 
@@ -79,6 +79,7 @@ static int run(kvctl_t *ctl)
 		return kvctl_error(ctl, KV_ERR_ARG, "no command given; `kvctl help` lists them");
 	}
 	if (ctl->given[KVCTL_HELP] && (ctl->argc == 0 || command_find(ctl->argv[0]))) {
+		help[1] = ctl->argc > 0 ? ctl->argv[0] : NULL;
 		ctl->argc = ctl->argc > 0 ? 2 : 1;
 		ctl->argv = help;
 		return kvctl_help(ctl);
