@@ -22,15 +22,6 @@
 
 #define ADAPTER_TEXT_MAX 4096u /* bytes */
 
-/* ---- lists of the engine's thread ------------------------------------------------------------ */
-
-static void append_job(kvx_wjob_t ***p_end, kvx_wjob_t *job)
-{
-	job->next = NULL;
-	**p_end = job;
-	*p_end = &job->next;
-}
-
 /* ---- saves ----------------------------------------------------------------------------------- */
 
 static void begin_save(kvx_worker_t *worker, const kvx_msg_save_t *record)
@@ -60,7 +51,7 @@ static void begin_load(kvx_worker_t *worker, const kvx_msg_load_t *record)
 		return;
 	}
 	kvx_stat_add(&worker->stats.loads_open, 1);
-	append_job(&worker->loads_end, &load->job);
+	kvx_wjob_append(&worker->loads_end, &load->job);
 	if (!(load->flags & KVX_MSG_ASYNC)) {
 		load->next_sync = worker->sync;
 		worker->sync = load;
@@ -113,7 +104,7 @@ static void submit_adapters(kvx_worker_t *worker)
 			return;
 		}
 		worker->unsent_adapters = job->next;
-		append_job(&worker->adapters_end, job);
+		kvx_wjob_append(&worker->adapters_end, job);
 	}
 	worker->unsent_adapters_end = &worker->unsent_adapters;
 }
@@ -132,7 +123,7 @@ static void add_adapter(kvx_worker_t *worker, const kvx_msg_space_t *record)
 	adapter->job.kind = KVX_WJOB_SPACE;
 	adapter->number = record->number;
 	memcpy(adapter->text, kvx_msg_space_text(record), record->text_len);
-	append_job(&worker->unsent_adapters_end, &adapter->job);
+	kvx_wjob_append(&worker->unsent_adapters_end, &adapter->job);
 	submit_adapters(worker);
 }
 

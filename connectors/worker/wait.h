@@ -3,6 +3,7 @@
 #define KVX_WAIT_H
 
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #define KVX_WORKER_QUEUE 1024u /* jobs submitted and not taken yet */
@@ -27,6 +28,14 @@ typedef struct kvx_wjob {
 	struct kvx_wjob *next_run;  /* in the transfer thread's list */
 	_Atomic uint32_t completed; /* the transfer thread does not use it any longer */
 } kvx_wjob_t;
+
+/* To the end of a list of the engine's thread. */
+static inline void kvx_wjob_append(kvx_wjob_t ***p_end, kvx_wjob_t *job)
+{
+	job->next = NULL;
+	**p_end = job;
+	*p_end = &job->next;
+}
 
 /* One producer, one consumer. */
 typedef struct kvx_queue {

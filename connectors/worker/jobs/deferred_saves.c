@@ -6,20 +6,13 @@
 
 #include <stddef.h>
 
-static void append_job(kvx_wjob_t ***p_end, kvx_wjob_t *job)
-{
-	job->next = NULL;
-	**p_end = job;
-	*p_end = &job->next;
-}
-
 void kvx_save_submit(kvx_worker_t *worker, kvx_wsave_t *save)
 {
 	const int off = atomic_load(&worker->self_test_status) != KVC_OK;
 
 	kvx_wsave_mark_blocks(worker, save);
 	kvx_stat_add(&worker->stats.saves_open, 1);
-	append_job(&worker->saves_end, &save->job);
+	kvx_wjob_append(&worker->saves_end, &save->job);
 	if (off || atomic_load(&save->dropped) || kvx_failures_taint_step(worker, save->step)) {
 		kvx_wsave_drop(worker, save);
 	}
@@ -31,7 +24,7 @@ void kvx_save_submit(kvx_worker_t *worker, kvx_wsave_t *save)
 
 void kvx_save_defer(kvx_worker_t *worker, kvx_wsave_t *save)
 {
-	append_job(&worker->deferred_end, &save->job);
+	kvx_wjob_append(&worker->deferred_end, &save->job);
 }
 
 void kvx_saves_submit_deferred(kvx_worker_t *worker, int drop)
