@@ -263,7 +263,7 @@ const char *kvk_gpu_describe(const kvk_gpu_t *gpu)
 
 /* ---- streams --------------------------------------------------------------------------------- */
 
-kv_status_t kvk_gpu_create_stream(kvk_gpu_t *gpu, int urgent, kvk_cu_stream_t *p_stream)
+kv_status_t kvk_gpu_create_stream(kvk_gpu_t *gpu, int high_priority, kvk_cu_stream_t *p_stream)
 {
 	kvk_cu_stream_t stream = NULL;
 	kv_status_t status = kvk_gpu_enter(gpu);
@@ -277,7 +277,7 @@ kv_status_t kvk_gpu_create_stream(kvk_gpu_t *gpu, int urgent, kvk_cu_stream_t *p
 					   KVK_GPU_MAX_STREAM);
 	} else {
 		status = KVK_GPU_CALL(gpu, stream_create, &stream, KVK_CU_STREAM_OWN,
-				      urgent ? KVK_CU_PRIORITY_HIGH : KVK_CU_PRIORITY_LOW);
+				      high_priority ? KVK_CU_PRIORITY_HIGH : KVK_CU_PRIORITY_LOW);
 	}
 	if (status == KV_OK) {
 		gpu->streams[gpu->stream_count++] = stream;

@@ -133,9 +133,9 @@ void kvk_gpu_release_job(kvk_gpu_job_t *job);
 
 /* ---- streams --------------------------------------------------------------------------------- */
 
-/* A stream of the device for copies, at its highest (urgent) or lowest priority, that does not wait for the default
+/* A stream of the device for copies, at its highest priority or its lowest, that does not wait for the default
  * stream. Lives until close. */
-kv_status_t kvk_gpu_create_stream(kvk_gpu_t *gpu, int urgent, kvk_cu_stream_t *p_stream);
+kv_status_t kvk_gpu_create_stream(kvk_gpu_t *gpu, int high_priority, kvk_cu_stream_t *p_stream);
 /* What is enqueued on `later` from now on runs after what is on `earlier` now. */
 kv_status_t kvk_gpu_order_streams(kvk_gpu_t *gpu, kvk_cu_stream_t earlier, kvk_cu_stream_t later);
 
