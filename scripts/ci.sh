@@ -18,7 +18,16 @@ configure() {
 	rm -f "$log"
 }
 
+# promtool without the server that Debian's package would start.
+fetch_promtool() {
+	mkdir -p build/tools
+	(cd build/tools && apt-get download prometheus && dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x --strip-components=3 ./usr/bin/promtool)
+	rm -f build/tools/prometheus_*.deb
+}
+
 scripts/deps.sh build lint ci
+export PATH=$PWD/build/tools:$PATH
+command -v promtool >/dev/null || fetch_promtool
 
 step "lint"
 configure release

@@ -189,7 +189,7 @@ static void prometheus_text_passes_promtool(void **state)
 
 	(void)state;
 	if (system("command -v promtool >/dev/null 2>&1") != 0) {
-		printf("# SKIP: promtool is not installed (Debian package prometheus)\n");
+		printf("# SKIP: promtool is not installed (Debian package prometheus; `make ci` fetches it)\n");
 		skip();
 	}
 	reset();
