@@ -138,8 +138,8 @@ static void all_unmapped(const rig_t *rig, model_t *one, model_t *other)
 	do {
 		(void)kvc_poll(one->kvc, 5);
 		(void)kvc_poll(other->kvc, 5);
-	} while (rig_metric(rig, "kvd_slabs_kept") != 0 && rig_now_ms() < deadline);
-	assert_int_equal(rig_metric(rig, "kvd_slabs_kept"), 0);
+	} while (rig_metric(rig, "kvd_slabs_still_mapped") != 0 && rig_now_ms() < deadline);
+	assert_int_equal(rig_metric(rig, "kvd_slabs_still_mapped"), 0);
 }
 
 static void end_rig(rig_t *rig)
@@ -217,7 +217,7 @@ static void p5_an_idle_engine_holds_nothing_up(void **state)
 	grow_to(&small, 440, NULL);
 	attach(&large, &rig, "large", LARGE_BYTES);
 	grow_to(&large, 150, NULL);
-	assert_true(rig_metric(&rig, "kvd_slabs_kept") >= 3);
+	assert_true(rig_metric(&rig, "kvd_slabs_still_mapped") >= 3);
 	assert_int_equal(small.unmapped, 0);
 	(void)get_all(&small);
 	all_unmapped(&rig, &small, &large);
@@ -263,11 +263,11 @@ static void p6_a_stopped_engine_and_a_killed_one_hold_nothing_up(void **state)
 	kill(pid, SIGSTOP);
 	attach(&large, &rig, "large", LARGE_BYTES);
 	grow_to(&large, 120, NULL);
-	assert_true(rig_metric(&rig, "kvd_slabs_kept") >= 1);
+	assert_true(rig_metric(&rig, "kvd_slabs_still_mapped") >= 1);
 	kill(pid, SIGKILL);
 	kill(pid, SIGCONT);
 	assert_int_equal(waitpid(pid, NULL, 0), pid);
-	assert_true(rig_metric_is(&rig, "kvd_slabs_kept", 0));
+	assert_true(rig_metric_is(&rig, "kvd_slabs_still_mapped", 0));
 	grow_to(&large, 150, NULL);
 	kvc_detach(large.kvc);
 	end_rig(&rig);

@@ -82,7 +82,7 @@
 	X(DISK_QUARANTINED_BYTES, kvd_tier_quarantined_bytes{tier="disk"}, KV_METRIC_GAUGE, "slot bytes in quarantine") \
 	X(CPU_FIRST_TOUCH, kvd_cpu_first_touch_total, KV_METRIC_COUNTER, "slots given out before they were pre-faulted") \
 	X(SLABS_RETIRED, kvd_slabs_retired_total, KV_METRIC_COUNTER, "slabs whose memory went to another block size")  \
-	X(SLABS_KEPT, kvd_slabs_kept, KV_METRIC_GAUGE, "retired slabs that a member has not unmapped in time: their pages were taken away") \
+	X(SLABS_STILL_MAPPED, kvd_slabs_still_mapped, KV_METRIC_GAUGE, "retired slabs that a member has not unmapped in time: their pages were taken away") \
 	X(SLABS_RECLAIMED, kvd_slabs_reclaimed_total, KV_METRIC_COUNTER, "slabs and slot files that a namespace over its share began to give to another") \
 	X(BLOCKS_MOVED, kvd_blocks_moved_total, KV_METRIC_COUNTER, "blocks copied out of slabs that were to be retired") \
 	X(CPU_HUGE_PAGES, kvd_cpu_huge_pages, KV_METRIC_GAUGE, "1 when the pool lies on huge pages")                   \

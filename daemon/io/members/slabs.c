@@ -274,5 +274,5 @@ void kvd_slabs_release_retired(kvd_host_t *host)
 			link = &host->slabs->slab[slab].next;
 		}
 	}
-	kv_metric_set(&host->metrics, KV_M_SLABS_KEPT, host->slabs->kept);
+	kv_metric_set(&host->metrics, KV_M_SLABS_STILL_MAPPED, host->slabs->kept);
 }
