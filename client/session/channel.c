@@ -116,6 +116,7 @@ static kvc_pending_t *pending_new(kvc_t *kvc, const kvc_ask_t *ask)
 	pending = &channel->pending[at];
 	channel->free_pending = pending->next_free;
 	channel->in_flight++;
+	/* The id names the entry and its use: a late answer to an earlier use finds another id there. */
 	*pending = (kvc_pending_t){
 		.id = ++channel->serial * KVC_MAX_PENDING + at,
 		.deadline = ask->deadline ? ask->deadline : kvc_deadline(kvc, 0),
@@ -148,6 +149,7 @@ kvc_pending_t *kvc_pending_find(kvc_t *kvc, uint64_t id)
 
 void kvc_forget_requests(kvc_t *kvc, const void *object)
 {
+	/* The entries stay: their answers come, and must not be taken for those of other requests. */
 	for (uint32_t i = 0; i < KVC_MAX_PENDING && kvc->channel.in_flight; i++) {
 		kvc_pending_t *pending = &kvc->channel.pending[i];
 
@@ -218,6 +220,7 @@ static kv_status_t out_reserve(kvc_t *kvc, size_t need)
 	if (channel->out_cap - used >= need) {
 		return KV_OK;
 	}
+	/* A daemon that does not read: BUSY is a miss for the caller, an ever longer queue would be a leak. */
 	if (used + need > KVC_MAX_OUT) {
 		return KV_ERR_BUSY;
 	}

@@ -88,6 +88,7 @@ static int epoch_is_current(scan_t *scan, const kvs_meta_t *meta)
 {
 	const kvs_super_space_t *space;
 
+	/* One lookup for a run of rows: slots that follow one another are mostly of one space. */
 	if (!scan->root_known || memcmp(scan->root, meta->root, sizeof scan->root) != 0) {
 		space = kvs_super_space_find(&scan->nvme->super, meta->root);
 		memcpy(scan->root, meta->root, sizeof scan->root);
@@ -104,6 +105,8 @@ static kvs_dslot_t *row_slot(scan_t *scan, const kvs_row_t *row)
 	kvs_nvme_t *nvme = scan->nvme;
 	kvs_dslot_t *s = kvs_slot_get(nvme, row->slot);
 
+	/* Flags that are set: another row has named the slot before. A slot holds one block, and the first row counts.
+	 */
 	if (!s || kv_slot_index(row->slot) >= nvme->files[kv_slot_slab(row->slot)].whole ||
 	    nvme->files[kv_slot_slab(row->slot)].slot_class != row->slot_class || s->flags ||
 	    row->length != kvs_slot_class(nvme, row->slot)->geometry.block_bytes || row->meta.depth == 0 ||
@@ -144,6 +147,8 @@ static kv_status_t take_row(void *arg, const kvs_row_t *row)
 
 	if (!s) {
 		scan->dropped++;
+		/* While rows are made from headers, there is none to delete: the new database has those that are
+		 * added only. */
 		if (!nvme->rebuild) {
 			add_change(scan, row, 0);
 		}
@@ -165,6 +170,8 @@ static kv_status_t take_row(void *arg, const kvs_row_t *row)
 	nvme->free_slots--;
 	nvme->used_bytes += kvs_slot_class(nvme, row->slot)->stride;
 	if (nvme->rebuild) {
+		/* A header says what was to be written. Whether the payload behind it was, is known when it has been
+		 * read (decision 023). */
 		kvs_slot_mark_unverified(nvme, s);
 		add_change(scan, row, 1);
 	}
@@ -192,6 +199,7 @@ static kv_status_t sort_by_depth(const scan_t *scan, uint32_t **p_order)
 
 		start[(depth < last ? depth : last) + 1u]++;
 	}
+	/* A counting sort: a million rows are ordered in milliseconds, and rows of one depth keep their order. */
 	for (uint32_t d = 1; d <= last; d++) {
 		start[d] += start[d - 1u];
 	}
@@ -283,6 +291,7 @@ static void report_some(scan_t *scan, kvs_found_fn found, void *arg, uint32_t ma
 
 		kv_status_t status = KV_ERR_NO_PARENT;
 
+		/* A parent that is missing now may be one that the core has put off: then this one comes after it. */
 		if (!*place && !f->is_spare && epoch_is_current(scan, &f->meta)) {
 			status = has_parent(scan, &f->meta) ? found(arg, slot_class, loc, &f->meta)
 				 : scan->put_off > 0        ? KV_PENDING
@@ -293,6 +302,7 @@ static void report_some(scan_t *scan, kvs_found_fn found, void *arg, uint32_t ma
 			scan->kept++;
 			continue;
 		}
+		/* In place: never more are put off than have been taken from the order. */
 		if (status == KV_PENDING) {
 			scan->order[scan->put_off++] = i;
 			continue;
@@ -353,6 +363,8 @@ static kv_status_t scan_rows(scan_t *scan)
 
 	if (!nvme->rebuild) {
 		status = scan_metadata(scan);
+		/* Slots carry all that a row does, so a database that cannot be read costs a scan of the headers and no
+		 * block. Without memory a scan would fail too. */
 		if (status != KV_OK && status != KV_ERR_NOMEM) {
 			nvme->rebuild = 1;
 			(void)kvs_metadb_replace(nvme->db);
@@ -417,6 +429,7 @@ kv_status_t kvs_recovery_read(kvs_nvme_t *nvme)
 	if (status != KV_OK) {
 		return status;
 	}
+	/* At most half full, so that a probe stays short. */
 	scan->mask = 1023u;
 	while (scan->mask < (uint64_t)scan->count * 2u) {
 		scan->mask = scan->mask * 2u + 1u;

@@ -38,6 +38,7 @@ static void xfer_submit(kvs_nvme_t *nvme, kvs_xfer_t *xfer, kvs_loc_t loc)
 	kvs_io_t *io = &nvme->io[nvme->next_worker];
 	int pushed;
 
+	/* In turns: transfers of one batch are alike, so that no worker falls behind. */
 	nvme->next_worker = (nvme->next_worker + 1u) % nvme->workers;
 	xfer->cls = kvs_slot_class(nvme, loc.slot);
 	xfer->slot = loc.slot;
@@ -50,6 +51,7 @@ static void xfer_submit(kvs_nvme_t *nvme, kvs_xfer_t *xfer, kvs_loc_t loc)
 	/* As many places as transfers: it cannot be full. */
 	pushed = kvs_queue_push(&io->in, xfer);
 	kv_assert(pushed);
+	/* A wake-up is a system call: one for a batch, or for what there is when the owner polls. */
 	if (++io->unflushed >= SUBMIT_BATCH) {
 		kvs_flush_submissions(nvme);
 	}
@@ -102,6 +104,7 @@ kv_status_t kvs_nvme_store(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *src
 			     .failed_syncs = nvme->failed_syncs,
 			     .done = done,
 			     .arg = arg};
+	/* A flush waits for the stores of its own round only: later ones cannot hold it up for ever. */
 	nvme->round_open++;
 	xfer_submit(nvme, xfer, loc);
 
@@ -164,6 +167,7 @@ static void count_error(kvs_nvme_t *nvme, kvs_fault_t fault, const char *doing, 
 
 static void count_ended_store(kvs_nvme_t *nvme, const kvs_xfer_t *xfer)
 {
+	/* Of the round that is open, or of the round before, which a flush drains; there is no third. */
 	if (xfer->flush_round == nvme->round) {
 		nvme->round_open--;
 	} else {
@@ -215,6 +219,7 @@ static void finish_load(kvs_nvme_t *nvme, const kvs_xfer_t *xfer, kvs_dslot_t *s
 		kv_metric_add(nvme->metrics, KV_M_DISK_READ_BYTES, xfer->cls->stride);
 		kv_metric_observe_ns(nvme->metrics, KV_M_DISK_READ_TIME, kv_now_ns(nvme->env) - xfer->start_ns);
 	}
+	/* The first whole read of a block that a rebuild has found is its verification. */
 	if (xfer->status == KV_OK) {
 		kvs_slot_clear_unverified(nvme, s);
 	}
@@ -258,7 +263,7 @@ static void finish_xfer(kvs_nvme_t *nvme, kvs_xfer_t *xfer)
 		}
 	}
 	status = xfer->status;
-	xfer_free(nvme, xfer);
+	xfer_free(nvme, xfer); /* first: `done` may start the next transfer, and finds a free one */
 	done(arg, status);
 }
 

@@ -77,6 +77,7 @@ static kv_status_t open_lease(kvd_core_t *core, const kvd_space_t *space, const 
 	kvd_count(core, KV_M_SHARE_FULL, n > most ? 1 : 0);
 	kvd_count_ns(core, space->ns, KV_NM_SHARE_FULL, n > most ? 1 : 0);
 	n = n > most ? (uint32_t)most : n; /* skipped blocks are pinned too */
+	/* Until the fills are known the lease counts as whole: its pin must be there before the first fill evicts. */
 	draft.n = draft.ready = draft.ref_from = n;
 	if (n <= ask->skip) {
 		return instance->lease_count >= core->config.max_leases ? KV_ERR_LIMIT : KV_ERR_BUSY;
@@ -96,6 +97,7 @@ static kv_status_t open_lease(kvd_core_t *core, const kvd_space_t *space, const 
 
 	cpu_depth = kvd_index_depth_in(&core->ix, kvd_lease_block(core, lease, n), KVD_CPU);
 	if (cpu_depth < n) {
+		/* It may shorten the lease: what the tier has no room for is not promised. */
 		kvd_lease_start_fills(core, lease, cpu_depth);
 		instance->pinned_bytes -= lease->bytes;
 		lease->bytes = lease->n > lease->skip ? (lease->n - lease->skip) * slot_bytes : 0;
@@ -181,6 +183,7 @@ static kv_status_t open_blocks(kvd_core_t *core, const kvd_space_t *space, kvd_l
 	uint32_t on_disk = 0;
 	kv_status_t status;
 
+	/* One block, the usual case, needs no array. */
 	lease->pins = lease->n - lease->skip == 1
 			      ? &lease->pin
 			      : kv_alloc(core->env, (size_t)(lease->n - lease->skip) * sizeof *lease->pins);
@@ -266,7 +269,7 @@ kv_status_t kvd_lease_acquire(kvd_core_t *core, uint32_t ns, kvd_member_t member
 		return KV_ERR_ARG;
 	}
 
-	core->stamp++;
+	core->stamp++; /* the clock of recency: all blocks of one request are used at the same time */
 	*reply = (kv_msg_acquire_reply_t){.why = KV_WHY_NONE};
 	status = kvd_group_unchained(group) ? acquire_unchained(core, space, member, ask, reply)
 					    : acquire_path(core, space, member, ask, reply);

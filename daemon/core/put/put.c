@@ -53,6 +53,7 @@ static void stop_expiry(kvd_core_t *core, kvd_put_t *put)
 
 void kvd_put_extend(kvd_core_t *core, kvd_put_t *put)
 {
+	/* All puts have the same time to live, so the list stays ordered by it when the newest goes to its end. */
 	stop_expiry(core, put);
 	put->expiry_ns = core->now_ns + core->config.put_ttl_ns;
 	kvd_list_push(&core->ns[put->ns]->puts, &core->puts, offsetof(kvd_put_t, of_ns), put->self);
@@ -335,6 +336,8 @@ void kvd_put_finish(kvd_core_t *core, kvd_put_t *put, kv_status_t why)
 	if (put->quarantined > 0) {
 		find_undrained(core, put, &msg);
 	}
+	/* A durable put keeps its pins until its acknowledgement is decided: a block that is evicted meanwhile could
+	 * not be acknowledged. */
 	if (put->durable) {
 		core->durable_owed++;
 		core->durable_changed |= KVD_DURABLE_STORED;
@@ -353,6 +356,8 @@ static uint32_t drain_member(kvd_core_t *core, kvd_put_t *put, uint32_t local, i
 	if (put->running || put->quarantined == 0) {
 		return 0;
 	}
+	/* What a member says of the time before its present connection settles what older ones owed, and no more
+	 * (decision 030). */
 	put->undrained_older[local / 64] &= ~bit;
 	if (!before) {
 		put->undrained[local / 64] &= ~bit;

@@ -35,7 +35,7 @@ static void member_gone(kvd_host_t *host, kvd_member_entry_t *member)
 	kvd_fair_remove(&member->source);
 	kvd_poller_remove(host, &member->source);
 	snprintf(name, sizeof name, "pidfd.%llu", (unsigned long long)member->id);
-	kvd_keeper_drop(host->setup->keeper_fd, name);
+	kvd_keeper_drop(host->setup->keeper_fd, name); /* a daemon that is started anew need not watch it */
 	kvd_slabs_forget_member(host, member->id);
 	kvd_member_gone(host->core, member->id, member->fired);
 	kvd_commit_events(host);
@@ -139,6 +139,7 @@ static int pidfd_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
 	member->fired = 1;
 	kvd_poller_change(host, source, 0);
 	if (member->session) {
+		/* The session reads to the end of the stream and closes the member then. */
 		shutdown(member->session->source.fd, SHUT_RDWR);
 	} else {
 		member_gone(host, member);
@@ -420,6 +421,7 @@ kv_status_t kvd_request_join(kvd_host_t *host, kvd_call_t *call)
 	member->looked_ns = kv_now_ns(host->env);
 	member->process = process;
 	member->attachment = ask->attachment;
+	/* A member names the daemon it was attached to before only when no copy into its memory is left. */
 	member->drained = ask->old_incarnation == host->incarnation;
 	member->role = join.role;
 	member->rank = join.rank;
@@ -431,6 +433,7 @@ kv_status_t kvd_request_join(kvd_host_t *host, kvd_call_t *call)
 	call->session->roles |= KV_ROLE_MEMBER;
 	kvd_member_log(host, member, "a member has attached");
 	snprintf(name, sizeof name, "pidfd.%llu", (unsigned long long)member->id);
+	/* The next daemon, after a crash of this one, learns from it which writers still live (decision 024). */
 	kvd_keeper_hold(host->setup->keeper_fd, name, member->source.fd);
 	absorb_older(host, member);
 	call->reply->join_reply = (kv_msg_join_reply_t){.instance_id = entry->id,
