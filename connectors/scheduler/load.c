@@ -377,10 +377,8 @@ static void add_load_sample(kvx_scheduler_t *scheduler, const kvx_sload_t *load)
 	if (load->failed && !load->timed_out) {
 		return; /* the time of a failure says nothing about loading */
 	}
-	kvx_cost_model_add_load(&scheduler->cost_model, &(kvx_load_sample_t){.cpu = load->cpu_tokens,
-									     .disk = load->disk_tokens,
-									     .ns = load->ns,
-									     .now_ns = kv_now_ns(scheduler->env)});
+	kvx_cost_model_add_load(&scheduler->cost_model, load->cpu_tokens, load->disk_tokens, load->ns,
+				kv_now_ns(scheduler->env));
 	if (request && !load->failed) {
 		request->cpu_tokens += load->cpu_tokens;
 		request->disk_tokens += load->disk_tokens;

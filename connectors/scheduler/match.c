@@ -8,8 +8,9 @@
 
 #include "kv/log.h"
 
-#define ATTACH_US 1000u /* longest search for a daemon in a match */
-#define AGAIN_MS  20u   /* pause between two searches */
+#define ATTACH_US 1000u            /* longest search for a daemon in a match */
+#define AGAIN_MS  20u              /* pause between two searches */
+#define ANSWER_NS (1000u * KVX_MS) /* a waiting request that asks again gets the same answer for so long */
 #define SLICE_US  50u
 #define INSIDE_NS                                                                                                      \
 	UINT64_C(25000000) /* most that synchronous loads of one step may take together: docs/decisions/015            \
@@ -42,28 +43,46 @@ static int is_async(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t c
 
 static void log_state_change(const kvx_cost_decision_t *answer)
 {
-	const char *where = answer->on_disk ? "disk" : "memory";
-	const double load = (double)answer->load_ns / 1e6, compute = (double)answer->compute_ns / 1e6;
+	const int stopped = answer->state_changed > 0;
 
-	if (answer->state_changed > 0) {
+	if (answer->state_changed) {
 		kv_log(KV_LOG_INFO, "kvx",
-		       "loading %u tokens and more from %s is slower than computing them (%.1f ms, %.1f ms): stopped, "
-		       "a "
-		       "piece is tried now and then",
-		       answer->from, where, load, compute);
-	} else if (answer->state_changed < 0) {
-		kv_log(KV_LOG_INFO, "kvx",
-		       "loading %u tokens and more from %s is faster than computing them again (%.1f ms, %.1f ms): "
-		       "resumed",
-		       answer->from, where, load, compute);
+		       "loading %u tokens and more from %s is %s than computing them (%.1f ms, %.1f ms): %s",
+		       answer->from, answer->on_disk ? "disk" : "memory", stopped ? "slower" : "faster",
+		       (double)answer->load_ns / 1e6, (double)answer->compute_ns / 1e6,
+		       stopped ? "stopped, a piece is tried now and then" : "resumed");
+	}
+}
+
+/* Ask the cost model, once for a request that waits: each answer counts, and may be a sample. */
+static void decide_once(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_cost_query_t *query,
+			kvx_cost_decision_t *answer)
+{
+	kvx_request_t *request = kvx_requests_find_or_add(&scheduler->requests, ask->id, ask->id_len);
+	const kvx_cost_query_t *last = request ? &request->cost_query : &(const kvx_cost_query_t){0};
+	kvx_scheduler_stats_t *stats = &scheduler->stats;
+
+	if (last->now_ns && query->now_ns - last->now_ns < ANSWER_NS && last->local == query->local &&
+	    last->cpu == query->cpu && last->disk == query->disk) {
+		*answer = request->cost_answer;
+		return;
+	}
+	kvx_cost_model_decide(&scheduler->cost_model, query, answer);
+	log_state_change(answer);
+	stats->cost_model_stops += answer->state_changed > 0;
+	stats->cost_model_resumes += answer->state_changed < 0;
+	stats->cost_model_samples += answer->choice == KVX_LOAD_SAMPLE;
+	stats->cost_model_cuts += answer->choice == KVX_LOAD && answer->cpu + answer->disk < query->cpu + query->disk;
+	if (request) {
+		request->cost_query = *query;
+		request->cost_answer = *answer;
 	}
 }
 
 /* Leave out the parts of the hit that cost more to load than to compute. 0: nothing is left. */
 static int apply_cost_model(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t *p_cpu, uint32_t *p_disk)
 {
-	const kvx_cost_query_t question = {
-		.request = kvx_requests_hash(&scheduler->requests, ask->id, ask->id_len) | 1u,
+	const kvx_cost_query_t query = {
 		.now_ns = kv_now_ns(scheduler->env),
 		.local = ask->local,
 		.cpu = *p_cpu,
@@ -72,20 +91,12 @@ static int apply_cost_model(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, ui
 		/* several groups cannot serve a shorter prefix: a window may lack blocks */
 		.grain = scheduler->group_count == 1 ? scheduler->groups[0].block_tokens : 0,
 	};
-	kvx_scheduler_stats_t *stats = &scheduler->stats;
 	kvx_cost_decision_t answer;
 
 	if (!scheduler->use_cost_model) {
 		return 1;
 	}
-	kvx_cost_model_decide(&scheduler->cost_model, &question, &answer);
-	log_state_change(&answer);
-	stats->cost_model_stops += answer.state_changed > 0;
-	stats->cost_model_resumes += answer.state_changed < 0;
-	if (!answer.repeated) {
-		stats->cost_model_samples += answer.choice == KVX_LOAD_SAMPLE;
-		stats->cost_model_cuts += answer.choice == KVX_LOAD && answer.cpu + answer.disk < *p_cpu + *p_disk;
-	}
+	decide_once(scheduler, ask, &query, &answer);
 	*p_cpu = answer.cpu;
 	*p_disk = answer.disk;
 

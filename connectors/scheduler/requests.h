@@ -6,6 +6,7 @@
 #ifndef KVX_REQUESTS_H
 #define KVX_REQUESTS_H
 
+#include "cost_model/cost_model.h"
 #include "step/message.h"
 
 #include "kv/env.h"
@@ -51,6 +52,8 @@ typedef struct kvx_request {
 	int outdated; /* some blocks are of old weights or after garbage: nothing is saved until it has others */
 	uint32_t invalid_until; /* its synchronous load has failed: blocks before that token are valid when computed */
 	uint32_t invalid_step;  /* in a later step than this */
+	kvx_cost_query_t cost_query; /* last question to the cost model; now_ns 0: none */
+	kvx_cost_decision_t cost_answer;
 	uint32_t cpu_tokens, disk_tokens, why;
 	uint64_t match_ns, load_ns;
 	struct kvx_sload *cached; /* leased until the engine admits it; NULL: nothing */
