@@ -269,11 +269,8 @@ static void teach(sr_t *sr, double compute, double memory, double disk)
 	kvx_step_work_add(&work, 0, 1000);
 	kvx_cost_model_add_step(cost_model, &work, (uint64_t)(compute * 1e6));
 	for (uint32_t i = 0; i < 3; i++) {
-		const kvx_load_sample_t load = {.cpu = 1000, .ns = (uint64_t)(memory * 1e6), .now_ns = 1};
-		const kvx_load_sample_t tail = {.disk = 1000, .ns = (uint64_t)(disk * 1e6), .now_ns = 1};
-
-		kvx_cost_model_add_load(cost_model, &load);
-		kvx_cost_model_add_load(cost_model, &tail);
+		kvx_cost_model_add_load(cost_model, 1000, 0, (uint64_t)(memory * 1e6), 1);
+		kvx_cost_model_add_load(cost_model, 0, 1000, (uint64_t)(disk * 1e6), 1);
 	}
 }
 
@@ -456,7 +453,7 @@ static void p7_a_disk_is_sampled_by_a_piece(void **state)
 	loaded = sr_run(&sr, &request, 0);
 	assert_in_range(loaded, SR_UNIT, 2000 * 9 / 10 / KVX_COST_SAMPLE_SHARE);
 	assert_int_equal(sr_stats(&sr).cost_model_samples, 1);
-	assert_int_equal(sr.scheduler->cost_model.disk.known, 1);
+	assert_int_equal(sr.scheduler->cost_model.disk.fit.count, 1);
 	kvx_scheduler_finish(sr.scheduler, &request.ask);
 	sr_stop(&sr, &rig);
 }
