@@ -57,7 +57,6 @@ def from_pkg_config() -> dict | None:
     return {
         "include_dirs": [flag[2:] for flag in flags if flag.startswith("-I")],
         "extra_link_args": [flag for flag in flags if not flag.startswith("-I")] + [f"-Wl,-rpath,{flag[2:]}" for flag in flags if flag.startswith("-L")],
-        "define_macros": [("KVDPY_SHARED", None)],
     }
 
 
@@ -73,7 +72,7 @@ def extension() -> Extension:
         **{
             **where,
             "depends": [*where.get("depends", []), "src/kvdpy.h"],
-            "define_macros": [("Py_LIMITED_API", "0x030b0000"), ("_GNU_SOURCE", None), *where.get("define_macros", [])],
+            "define_macros": [("Py_LIMITED_API", "0x030b0000"), ("_GNU_SOURCE", None)],
         },
     )
 

@@ -128,6 +128,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             "secret": secret,
             "program": f"vllm {self._compat['version']} {self._half}",
             "identity": self._space.identity,
+            "layout": self._space.block.fields(),
             "circuit_breaker": self._breaker,
         }
 
@@ -323,13 +324,14 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         devices = {str(tensor.device) for own in tensors for tensor in own}
         if len(devices) != 1 or tensors[0][0].device.type != space.device:
             raise Declined(f"the cache lies on {', '.join(sorted(devices))}, not on one {space.device} device")
-        if space.device == "cpu":
-            return {"memory": "cpu", "device": 0, "sms": 0, "save_sms": 0, "stream_of": None}
-        import torch
+        config: dict[str, Any] = {"memory": _kvd.MEMORY_HOST, "device": 0, "stream_of": None}
+        if space.device == "cuda":
+            import torch
 
-        raw = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (lambda index: torch.cuda.current_stream(index).cuda_stream)
-        torch.cuda.synchronize()
-        return {"memory": "cuda", "device": tensors[0][0].device.index, "sms": self._options["sms"], "save_sms": self._options["save_sms"], "stream_of": raw}
+            raw = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (lambda index: torch.cuda.current_stream(index).cuda_stream)
+            torch.cuda.synchronize()
+            config = {"memory": _kvd.MEMORY_CUDA, "device": tensors[0][0].device.index, "stream_of": raw}
+        return config | {"measure": int(space.device == "cuda"), "sms": self._options["sms"], "save_sms": self._options["save_sms"]}
 
     def _layers(self) -> tuple[dict[str, int], tuple[Any, ...]] | None:
         """Names of the layers, by which the engine waits for each, and the modes it does that in. None: loads come whole."""
@@ -373,7 +375,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
                 "threads": chosen["threads"],
                 "prefault": int(chosen["prefault"]),
                 "layers": layers,
-                "layers_mb": chosen["layers_mb"],
+                "layer_bytes": chosen["layers_mb"] << 20 or 1,
                 "prefetch": int(self._prefetches()),
             }
         )

@@ -41,6 +41,7 @@ class Space:
     """All that both halves must agree on."""
 
     identity: dict[str, Any]
+    block: layout.Block  # of the pool; its text is in `identity`
     groups: list[Group]
     hash_tokens: int
     foreign: bool
@@ -282,9 +283,9 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: dict[str, Any], co
     world = parallel.tensor_parallel_size
     shape = _shape(vllm_config, kv_cache_config) if device == "cuda" else None
     if shape is not None:
-        text, page_format = layout.layout_text(layers, world * shape.heads, shape), "canonical"
+        block, page_format = layout.Block(world * shape.heads, layers, shape.tokens, shape.k, shape.v, shape.dtype), "canonical"
     else:
-        text = layout.opaque_text(world * layers, block_tokens, groups[0].page_bytes)
+        block = layout.opaque_block(world * layers, block_tokens, groups[0].page_bytes)
         page_format = _page_format(vllm_config, kv_cache_config, groups, compat)
     identity = {
         "model": options["model"] or _model_name(model),
@@ -296,12 +297,12 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: dict[str, Any], co
         "hash": hash_text,
         "hash_tokens": hash_tokens,
         "groups": ",".join(group.text() for group in groups),
-        "layout": text,
+        "layout": block.text(),
         "page_format": page_format,
         "extra": _extra(vllm_config, groups, shape is not None),
     }
     named = weights.of_model(vllm_config, options["weights"], compat["version"], device)
-    return Space(identity, groups, hash_tokens, none_hash is not None, reason, none_hash, world, layers, int(kv_cache_config.num_blocks), device, shape, named)
+    return Space(identity, block, groups, hash_tokens, none_hash is not None, reason, none_hash, world, layers, int(kv_cache_config.num_blocks), device, shape, named)
 
 
 def membership(engine_id: str) -> tuple[str, bytes]:

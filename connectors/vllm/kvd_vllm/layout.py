@@ -3,31 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvd_vllm import _kvd
 from kvd_vllm.errors import Declined
 
 
+BYTES = {"f32": 4, "f16": 2, "bf16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1, "int8": 1, "byte": 1}
+
+
+@dataclass(frozen=True)
+class Block:
+    """kvk_layout_t: a block of the pool, the same whatever order an engine's own cache has."""
+
+    heads: int
+    layers: int
+    block_tokens: int
+    k_dim: int
+    v_dim: int
+    dtype: str
+    inner: str = "split"
+    page_bytes: int = 0  # opaque only
+
+    def text(self) -> str:
+        return f"kvk1 heads={self.heads} layers={self.layers} tokens={self.block_tokens} k={self.k_dim} v={self.v_dim} dtype={self.dtype} inner={self.inner} page={self.page_bytes}"
+
+    def fields(self) -> dict[str, Any]:
+        return {**vars(self), "dtype": getattr(_kvd, "DTYPE_" + self.dtype), "inner": getattr(_kvd, "INNER_" + self.inner)}
+
+
+def opaque_block(layers: int, tokens: int, page_bytes: int) -> Block:
+    """Of pages as the engine has them."""
+    return Block(1, layers, tokens, 0, 0, "byte", "opaque", page_bytes)
+
+
 @dataclass(frozen=True)
 class Page:
-    """A layer's cache: `kind` of kvk_paged_kind_t and the dimensions that belong to it; bytes."""
+    """What kvk_paged_t says of one layer."""
 
-    kind: int
+    kind: int  # kvk_paged_kind_t
     heads: int
-    tokens: int
-    k: int
-    v: int
-    page: int  # bytes of one block in this layer
-    stride: int  # bytes from block to block
+    block_tokens: int
+    k_dim: int
+    v_dim: int
+    page_bytes: int  # of one block in this layer
+    block_stride: int  # bytes from block to block
     base: int  # address of block 0
     blocks: int
     dtype: str
-    apart: int = 0  # bytes from head to head; 0: one after another
-
-
-BYTES = {"f32": 4, "f16": 2, "bf16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1, "int8": 1, "byte": 1}
+    head_stride: int = 0  # bytes from head to head; 0: one after another
 
 
 def _block(tensor: Any, num_blocks: int) -> tuple[list[int], list[int], int]:
@@ -155,40 +180,21 @@ def of_all_layers(tensor: Any, order: Sequence[int]) -> Any:
 
 
 def paged(pages: Sequence[Page], group: int, first_layer: int, first_head: int = 0, block_tokens: int | None = None) -> dict[str, Any]:
-    """kvk_paged_t of a group as _kvd takes it. All layers must lie alike."""
+    """kvk_paged_t of a group as _kvd takes it. All layers must have the same layout."""
     first = pages[0]
-    alike = ("kind", "heads", "tokens", "k", "v", "page", "stride", "blocks", "dtype", "apart")
-    for other in pages[1:]:
-        if any(getattr(first, name) != getattr(other, name) for name in alike):
-            raise Declined("the layers of a group do not lie alike")
-    plain = first.kind == _kvd.KIND_OPAQUE
+    if any(replace(page, base=first.base) != first for page in pages):
+        raise Declined("the layers of a group have different layouts")
     return {
+        **vars(first),
         "group": group,
-        "kind": first.kind,
         "dtype": getattr(_kvd, "DTYPE_" + first.dtype),
-        "blocks": first.blocks,
         "layers": len(pages),
         "first_layer": first_layer,
-        "heads": first.heads,
         "first_head": first_head,
-        "tokens": block_tokens or first.tokens,
-        "k": first.k,
-        "v": first.v,
-        "page": first.page if plain else 0,
-        "stride": first.stride,
-        "apart": first.apart,
+        "block_tokens": block_tokens or first.block_tokens,
+        "page_bytes": first.page_bytes if first.kind == _kvd.KIND_OPAQUE else 0,
         "base": [page.base for page in pages],
     }
-
-
-def layout_text(layers: int, heads: int, want: Shape) -> str:
-    """Canonical text of a pool block with real heads. The same whatever order an engine's own cache has."""
-    return f"kvk1 heads={heads} layers={layers} tokens={want.tokens} k={want.k} v={want.v} dtype={want.dtype} inner=split page=0"
-
-
-def opaque_text(layers: int, tokens: int, page_bytes: int) -> str:
-    """Of a pool block of pages as the engine has them."""
-    return f"kvk1 heads=1 layers={layers} tokens={tokens} k=0 v=0 dtype=byte inner=opaque page={page_bytes}"
 
 
 def sentence(paged: dict[str, Any]) -> str:
@@ -201,6 +207,6 @@ def sentence(paged: dict[str, Any]) -> str:
         _kvd.KIND_HEAD_TOKEN_KV: "[head][token][key, value]",
     }
     bases = sorted(paged["base"])
-    beside = len(bases) > 1 and bases[-1] - bases[0] < paged["stride"]
+    beside = len(bases) > 1 and bases[-1] - bases[0] < paged["block_stride"]
     where = "all layers of a block together" if beside else "layer by layer"
     return f"the cache lies {orders.get(paged['kind'], 'in opaque pages')}, {where}; {paged['layers']} layers, heads {paged['first_head']} to {paged['first_head'] + paged['heads'] - 1}"

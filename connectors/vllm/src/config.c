@@ -1,248 +1,157 @@
-/* A Python dict into what the C interface takes. */
+/* A Python dict into what the C interface takes: each configuration is a table of its keys. */
 #include "kvdpy.h"
 
-#include <stdlib.h>
 #include <string.h>
 
-int kvdpy_get_object(PyObject *dict, const char *key, PyObject **p_object)
+_Static_assert(sizeof(int) == sizeof(uint32_t) && sizeof(kvk_dtype_t) == sizeof(uint32_t) &&
+		       sizeof(kvk_inner_t) == sizeof(uint32_t) && sizeof(kvk_paged_kind_t) == sizeof(uint32_t),
+	       "they are read as a uint32_t");
+
+PyObject *kvdpy_find_key(PyObject *dict, const char *key)
 {
 	PyObject *value = PyDict_GetItemString(dict, key);
 
 	if (!value) {
 		PyErr_Format(PyExc_KeyError, "%s is missing", key);
+	}
+
+	return value;
+}
+
+static int read_number(PyObject *value, const kvdpy_key_t *key, void *field)
+{
+	const unsigned long most = key->kind == KVDPY_INT ? INT32_MAX : UINT32_MAX;
+	const unsigned long number = PyLong_AsUnsignedLong(value);
+	const uint32_t small = (uint32_t)number;
+
+	if (PyErr_Occurred() || number > most) {
+		PyErr_Format(PyExc_ValueError, "%s must be a whole number from 0 to %lu", key->name, most);
 		return -1;
 	}
-	*p_object = value;
+	memcpy(field, &small, sizeof small);
 
 	return 0;
 }
 
-int kvdpy_get_u32(PyObject *dict, const char *key, uint32_t *p_value)
+static int read_value(PyObject *value, const kvdpy_key_t *key, void *field)
 {
-	PyObject *value;
-	unsigned long number;
-
-	if (kvdpy_get_object(dict, key, &value)) {
-		return -1;
+	switch (key->kind) {
+	case KVDPY_REF:
+		*(PyObject **)field = Py_NewRef(value);
+		return 0;
+	case KVDPY_TEXT:
+		*(const char **)field = value == Py_None ? NULL : PyUnicode_AsUTF8AndSize(value, NULL);
+		return PyErr_Occurred() ? -1 : 0;
+	case KVDPY_SIZE:
+		*(size_t *)field = PyLong_AsSize_t(value);
+		return PyErr_Occurred() ? -1 : 0;
+	case KVDPY_U32:
+	case KVDPY_INT:
+		break;
 	}
-	number = PyLong_AsUnsignedLong(value);
-	if (PyErr_Occurred() || number > UINT32_MAX) {
-		PyErr_Format(PyExc_ValueError, "%s must be from 0 to 4294967295", key);
-		return -1;
-	}
-	*p_value = (uint32_t)number;
 
-	return 0;
+	return read_number(value, key, field);
 }
 
-int kvdpy_get_int(PyObject *dict, const char *key, int *p_value)
+int kvdpy_read_keys(PyObject *dict, const kvdpy_key_t *keys, size_t n, void *out)
 {
-	PyObject *value;
-	long number;
+	for (size_t i = 0; i < n; i++) {
+		PyObject *value = kvdpy_find_key(dict, keys[i].name);
 
-	if (kvdpy_get_object(dict, key, &value)) {
-		return -1;
-	}
-	number = PyLong_AsLong(value);
-	if (PyErr_Occurred() || number < 0 || number > INT32_MAX) {
-		PyErr_Format(PyExc_ValueError, "%s must be a small whole number", key);
-		return -1;
-	}
-	*p_value = (int)number;
-
-	return 0;
-}
-
-int kvdpy_get_text(PyObject *dict, const char *key, const char **p_text)
-{
-	PyObject *value;
-	const char *text = NULL;
-
-	if (kvdpy_get_object(dict, key, &value)) {
-		return -1;
-	}
-	if (value != Py_None) {
-		text = PyUnicode_AsUTF8AndSize(value, NULL);
-		if (!text) {
+		if (!value || read_value(value, &keys[i], (char *)out + keys[i].offset)) {
 			return -1;
 		}
 	}
-	*p_text = text;
 
 	return 0;
 }
 
-static int get_identity(PyObject *dict, kvc_identity_t *identity)
+void kvdpy_drop_keys(const kvdpy_key_t *keys, size_t n, void *out)
 {
-	PyObject *value;
-
-	memset(identity, 0, sizeof *identity);
-	identity->struct_size = sizeof *identity;
-	if (kvdpy_get_object(dict, "identity", &value)) {
-		return -1;
+	for (size_t i = 0; i < n; i++) {
+		if (keys[i].kind == KVDPY_REF) {
+			Py_CLEAR(*(PyObject **)((char *)out + keys[i].offset));
+		}
 	}
-
-	return kvdpy_get_text(value, "model", &identity->model) ||
-			       kvdpy_get_text(value, "weights", &identity->weights) ||
-			       kvdpy_get_text(value, "dtype", &identity->dtype) ||
-			       kvdpy_get_text(value, "quantization", &identity->quantization) ||
-			       kvdpy_get_text(value, "rope", &identity->rope) ||
-			       kvdpy_get_text(value, "lora", &identity->lora) ||
-			       kvdpy_get_text(value, "hash", &identity->hash) ||
-			       kvdpy_get_u32(value, "hash_tokens", &identity->hash_tokens) ||
-			       kvdpy_get_text(value, "groups", &identity->groups) ||
-			       kvdpy_get_text(value, "layout", &identity->layout) ||
-			       kvdpy_get_text(value, "page_format", &identity->page_format) ||
-			       kvdpy_get_text(value, "extra", &identity->extra)
-		       ? -1
-		       : 0;
 }
 
-/* The value after "name=" in a layout text; NULL: it is not there. */
-static const char *value_of(const char *text, const char *name)
+/* ---- what both halves have ------------------------------------------------------------------- */
+
+#define COMMON(field)         KVDPY_KEY(kvdpy_common_t, KVDPY_TEXT, field)
+#define IDENTITY(kind, field) KVDPY_KEY(kvc_identity_t, kind, field)
+#define LAYOUT(field)         KVDPY_KEY(kvk_layout_t, KVDPY_U32, field)
+
+int kvdpy_read_common(PyObject *dict, kvdpy_common_t *common)
 {
-	const char *at = strstr(text, name);
-
-	return at ? at + strlen(name) : NULL;
-}
-
-static int number_in(const char *text, const char *name, uint32_t *p_number)
-{
-	const char *value = value_of(text, name);
-	char *end = NULL;
-	const unsigned long number = value ? strtoul(value, &end, 10) : 0;
-
-	*p_number = (uint32_t)number;
-
-	return value && end != value && number <= UINT32_MAX ? 0 : -1;
-}
-
-/* Which of `count` words it is; count: none. */
-static size_t word_in(const char *text, const char *name, const char *const *words, size_t count)
-{
-	const char *value = value_of(text, name);
-	const size_t len = value ? strcspn(value, " ") : 0;
-	size_t i = value ? 0 : count;
-
-	while (i < count && (strlen(words[i]) != len || memcmp(words[i], value, len) != 0)) {
-		i++;
-	}
-
-	return i;
-}
-
-/* The text was made by our own Python, and the C interface checks what comes of it: it is only taken apart here. An
- * installed libkvx has no function for that. */
-static int read_layout(const char *text, kvk_layout_t *layout)
-{
-	static const char *const dtypes[] = {
-#define KVDPY_DTYPE(NAME, name, bytes) name,
-		KVK_DTYPE_LIST(KVDPY_DTYPE)
-#undef KVDPY_DTYPE
+	static const kvdpy_key_t texts[] = {COMMON(socket), COMMON(instance), COMMON(program)};
+	static const kvdpy_key_t identity[] = {
+		IDENTITY(KVDPY_TEXT, model),        IDENTITY(KVDPY_TEXT, weights),     IDENTITY(KVDPY_TEXT, dtype),
+		IDENTITY(KVDPY_TEXT, quantization), IDENTITY(KVDPY_TEXT, rope),        IDENTITY(KVDPY_TEXT, lora),
+		IDENTITY(KVDPY_TEXT, hash),         IDENTITY(KVDPY_U32, hash_tokens),  IDENTITY(KVDPY_TEXT, groups),
+		IDENTITY(KVDPY_TEXT, layout),       IDENTITY(KVDPY_TEXT, page_format), IDENTITY(KVDPY_TEXT, extra),
 	};
-	static const char *const inners[] = {"split", "packed", "opaque"};
-	const size_t inner_count = sizeof inners / sizeof inners[0];
-	const size_t dtype = word_in(text, " dtype=", dtypes, KVK_DTYPE_COUNT);
-	const size_t inner = word_in(text, " inner=", inners, inner_count);
-
-	layout->dtype = (kvk_dtype_t)dtype;
-	layout->inner = (kvk_inner_t)inner;
-
-	return dtype == KVK_DTYPE_COUNT || inner == inner_count || number_in(text, " heads=", &layout->heads) ||
-			       number_in(text, " layers=", &layout->layers) ||
-			       number_in(text, " tokens=", &layout->block_tokens) ||
-			       number_in(text, " k=", &layout->k_dim) || number_in(text, " v=", &layout->v_dim) ||
-			       number_in(text, " page=", &layout->page_bytes)
-		       ? -1
-		       : 0;
-}
-
-int kvdpy_get_common(PyObject *dict, kvdpy_common_t *common)
-{
-	PyObject *value;
-	char *secret;
+	static const kvdpy_key_t layout[] = {LAYOUT(heads), LAYOUT(layers), LAYOUT(block_tokens), LAYOUT(k_dim),
+					     LAYOUT(v_dim), LAYOUT(dtype),  LAYOUT(inner),        LAYOUT(page_bytes)};
+	PyObject *named = kvdpy_find_key(dict, "identity"), *fields = kvdpy_find_key(dict, "layout");
+	PyObject *secret = kvdpy_find_key(dict, "secret");
+	char *bytes;
 	Py_ssize_t len;
 
-	if (kvdpy_get_text(dict, "socket", &common->socket) || kvdpy_get_text(dict, "instance", &common->instance) ||
-	    kvdpy_get_text(dict, "program", &common->program) || kvdpy_get_object(dict, "secret", &value) ||
-	    PyBytes_AsStringAndSize(value, &secret, &len) || get_identity(dict, &common->identity)) {
+	memset(common, 0, sizeof *common);
+	common->identity.struct_size = sizeof common->identity;
+	if (!named || !fields || !secret || PyBytes_AsStringAndSize(secret, &bytes, &len) ||
+	    kvdpy_read_keys(dict, texts, KVDPY_COUNT(texts), common) ||
+	    kvdpy_read_keys(named, identity, KVDPY_COUNT(identity), &common->identity) ||
+	    kvdpy_read_keys(fields, layout, KVDPY_COUNT(layout), &common->layout)) {
 		return -1;
 	}
-
-	common->secret = (const uint8_t *)secret;
+	common->secret = (const uint8_t *)bytes;
 	common->secret_len = (uint32_t)len;
-	if (!common->identity.layout || read_layout(common->identity.layout, &common->layout)) {
-		PyErr_Format(PyExc_ValueError, "%s is no layout",
-			     common->identity.layout ? common->identity.layout : "");
-		return -1;
-	}
 
 	return 0;
 }
 
-int kvdpy_get_writer(PyObject *tuple, kvc_writer_t *writer)
+int kvdpy_read_writer(PyObject *tuple, kvc_writer_t *writer)
 {
-	uint32_t *const field[] = {&writer->rank, &writer->head_first, &writer->head_count, &writer->layer_first,
-				   &writer->layer_count};
-
-	for (Py_ssize_t i = 0; i < 5; i++) {
-		PyObject *value = PyTuple_GetItem(tuple, i);
-		unsigned long number = value ? PyLong_AsUnsignedLong(value) : 0;
-
-		if (PyErr_Occurred()) {
-			return -1;
-		}
-		*field[i] = (uint32_t)number;
-	}
-
-	return 0;
+	return PyArg_ParseTuple(tuple, "IIIII", &writer->rank, &writer->head_first, &writer->head_count,
+				&writer->layer_first, &writer->layer_count)
+		       ? 0
+		       : -1;
 }
 
-static int get_bases(PyObject *list, kvdpy_paged_t *paged)
+/* ---- the engine's cache ---------------------------------------------------------------------- */
+
+#define PAGED(kind, field) KVDPY_KEY(kvk_paged_t, kind, field)
+
+int kvdpy_read_paged(PyObject *dict, kvdpy_paged_t *paged)
 {
-	for (uint32_t i = 0; i < paged->paged.layers; i++) {
-		PyObject *value = PyList_GetItem(list, (Py_ssize_t)i);
-		void *base = value ? PyLong_AsVoidPtr(value) : NULL;
-
-		if (!base) {
-			return -1;
-		}
-		paged->base[i] = base;
-	}
-	paged->paged.base = paged->base;
-
-	return 0;
-}
-
-int kvdpy_get_paged(PyObject *dict, kvdpy_paged_t *paged)
-{
+	static const kvdpy_key_t keys[] = {
+		PAGED(KVDPY_U32, kind),         PAGED(KVDPY_U32, dtype),        PAGED(KVDPY_U32, blocks),
+		PAGED(KVDPY_U32, layers),       PAGED(KVDPY_U32, first_layer),  PAGED(KVDPY_U32, heads),
+		PAGED(KVDPY_U32, first_head),   PAGED(KVDPY_U32, block_tokens), PAGED(KVDPY_U32, k_dim),
+		PAGED(KVDPY_U32, v_dim),        PAGED(KVDPY_U32, page_bytes),   PAGED(KVDPY_SIZE, block_stride),
+		PAGED(KVDPY_SIZE, head_stride),
+	};
 	kvk_paged_t *p = &paged->paged;
-	uint32_t kind, dtype;
-	PyObject *list, *stride, *apart;
+	PyObject *list = kvdpy_find_key(dict, "base");
 
-	if (kvdpy_get_u32(dict, "kind", &kind) || kvdpy_get_u32(dict, "dtype", &dtype) ||
-	    kvdpy_get_u32(dict, "blocks", &p->blocks) || kvdpy_get_u32(dict, "layers", &p->layers) ||
-	    kvdpy_get_u32(dict, "first_layer", &p->first_layer) || kvdpy_get_u32(dict, "heads", &p->heads) ||
-	    kvdpy_get_u32(dict, "first_head", &p->first_head) || kvdpy_get_u32(dict, "tokens", &p->block_tokens) ||
-	    kvdpy_get_u32(dict, "k", &p->k_dim) || kvdpy_get_u32(dict, "v", &p->v_dim) ||
-	    kvdpy_get_u32(dict, "page", &p->page_bytes) || kvdpy_get_object(dict, "stride", &stride) ||
-	    kvdpy_get_object(dict, "apart", &apart) || kvdpy_get_object(dict, "base", &list)) {
+	if (!list || kvdpy_read_keys(dict, keys, KVDPY_COUNT(keys), p)) {
 		return -1;
 	}
-	if (kind >= KVK_PAGED_KIND_COUNT || dtype >= KVK_DTYPE_COUNT || p->layers == 0 || p->layers > KVK_MAX_LAYERS) {
+	if (p->kind >= KVK_PAGED_KIND_COUNT || p->dtype >= KVK_DTYPE_COUNT || p->layers == 0 ||
+	    p->layers > KVK_MAX_LAYERS) {
 		PyErr_SetString(PyExc_ValueError, "kind, dtype or layers of the paged cache are out of range");
 		return -1;
 	}
+	for (uint32_t i = 0; i < p->layers; i++) {
+		PyObject *base = PyList_GetItem(list, (Py_ssize_t)i);
 
-	p->kind = (kvk_paged_kind_t)kind;
-	p->dtype = (kvk_dtype_t)dtype;
-	p->block_stride = PyLong_AsSize_t(stride);
-	if (!PyErr_Occurred()) {
-		p->head_stride = PyLong_AsSize_t(apart);
+		paged->base[i] = base ? PyLong_AsVoidPtr(base) : NULL;
+		if (!paged->base[i]) {
+			return -1;
+		}
 	}
-	if (PyErr_Occurred()) {
-		return -1;
-	}
+	p->base = paged->base;
 
-	return get_bases(list, paged);
+	return 0;
 }

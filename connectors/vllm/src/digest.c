@@ -6,7 +6,6 @@
 
 #include <errno.h>
 #include <stdatomic.h>
-#include <string.h>
 
 typedef struct kvdpy_digest {
 	PyObject_HEAD _Atomic int cancelled;
@@ -23,19 +22,24 @@ static PyObject *digest_file(PyObject *object, PyObject *number)
 	kvx_digest_config_t config = {.struct_size = sizeof config, .cancelled = is_cancelled, .ctx = object};
 	const long fd = PyLong_AsLong(number);
 	uint8_t digest[KVX_DIGEST_BYTES];
+	PyThreadState *state;
 	kvc_status_t status;
+	int error;
 
 	if (PyErr_Occurred()) {
 		return NULL;
 	}
 	config.fd = fd >= 0 && fd <= INT32_MAX ? (int)fd : -1;
-	Py_BEGIN_ALLOW_THREADS errno = 0;
+	state = PyEval_SaveThread();
+	errno = 0;
 	status = kvx_digest_file(&config, digest);
-	Py_END_ALLOW_THREADS if (status == KVC_ERR_CLOSED)
-	{
+	error = errno;
+	PyEval_RestoreThread(state);
+	if (status == KVC_ERR_CLOSED) {
 		return Py_NewRef(Py_None);
 	}
-	if (status == KVC_ERR_FAULT && errno != 0) {
+	if (status == KVC_ERR_FAULT && error != 0) {
+		errno = error;
 		return PyErr_SetFromErrno(PyExc_OSError);
 	}
 	if (status != KVC_OK) {
@@ -55,26 +59,12 @@ static PyObject *digest_cancel(PyObject *object, PyObject *unused)
 	return Py_NewRef(Py_None);
 }
 
-static PyObject *digest_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static PyObject *digest_create(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-	kvdpy_digest_t *self;
-
 	(void)args;
 	(void)kwargs;
-	self = PyObject_New(kvdpy_digest_t, type);
-	if (self) {
-		atomic_init(&self->cancelled, 0);
-	}
 
-	return (PyObject *)self;
-}
-
-static void digest_dealloc(PyObject *object)
-{
-	PyTypeObject *type = Py_TYPE(object);
-
-	PyObject_Free(object);
-	Py_DECREF(type);
+	return kvdpy_new_object(type);
 }
 
 int kvdpy_digest_init(PyObject *module)
@@ -84,22 +74,8 @@ int kvdpy_digest_init(PyObject *module)
 		{"cancel", digest_cancel, METH_NOARGS, "end file(), now and from now on"},
 		{NULL, NULL, 0, NULL},
 	};
-	static PyType_Slot slots[] = {
-		{Py_tp_new, KVDPY_SLOT(digest_new)},
-		{Py_tp_dealloc, KVDPY_SLOT(digest_dealloc)},
-		{Py_tp_methods, methods},
-		{0, NULL},
-	};
-	static PyType_Spec spec = {
-		.name = "kvd_vllm._kvd.Digest",
-		.basicsize = (int)sizeof(kvdpy_digest_t),
-		.flags = Py_TPFLAGS_DEFAULT,
-		.slots = slots,
-	};
-	PyTypeObject *type = (PyTypeObject *)PyType_FromSpec(&spec);
-	const int failed = !type || PyModule_AddObjectRef(module, "Digest", (PyObject *)type);
+	static const kvdpy_type_t type = {"kvd_vllm._kvd.Digest", sizeof(kvdpy_digest_t), digest_create,
+					  kvdpy_free_object, methods};
 
-	Py_XDECREF((PyObject *)type);
-
-	return failed ? -1 : 0;
+	return kvdpy_add_type(module, &type) ? 0 : -1;
 }

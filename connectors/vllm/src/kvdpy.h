@@ -14,6 +14,7 @@
 #include "kvx_worker.h"
 
 #include <pthread.h>
+#include <stddef.h>
 
 /* A slot's function as the object pointer that the interpreter wants. */
 #define KVDPY_SLOT(function) (__extension__(void *)(function))
@@ -26,8 +27,10 @@
 #define KVDPY_NAMES(X)                                                                                                 \
 	X(all_token_ids)                                                                                               \
 	X(_all_token_ids)                                                                                              \
+	X(attn_metadata)                                                                                               \
 	X(block_hashes)                                                                                                \
 	X(cache_salt)                                                                                                  \
+	X(cudagraph_runtime_mode)                                                                                      \
 	X(get_block_ids)                                                                                               \
 	X(invalid_block_ids)                                                                                           \
 	X(kv_cache_block_copies)                                                                                       \
@@ -54,7 +57,8 @@
 	X(resumable)                                                                                                   \
 	X(scheduled_cached_reqs)                                                                                       \
 	X(scheduled_new_reqs)                                                                                          \
-	X(skip_reading_prefix_cache)
+	X(skip_reading_prefix_cache)                                                                                   \
+	X(ubatch_slices)
 typedef struct kvdpy_names {
 #define KVDPY_NAME(name) PyObject *name;
 	KVDPY_NAMES(KVDPY_NAME)
@@ -63,53 +67,101 @@ typedef struct kvdpy_names {
 extern kvdpy_names_t kvdpy_names;
 int kvdpy_names_init(void);
 
-/* ---- circuit_breaker.c: errors of a hook ----------------------------------------------------- */
+/* ---- python.c: what every file needs of Python ------------------------------------------------ */
 
 typedef struct kvdpy_breaker {
 	PyObject *object; /* .error(hook, exception) */
-	uint64_t errors, said;
+	uint64_t errors, reported;
 } kvdpy_breaker_t;
 /* The hook `name` has raised: count it, tell the circuit breaker, drop the exception and return a new reference to
  * `answer`. What is no Exception (an interrupt) passes through: NULL. */
 PyObject *kvdpy_answer_error(kvdpy_breaker_t *breaker, const char *name, PyObject *answer);
+/* What a hook returns: `value`, a new reference; after an error (NULL) as above. */
+PyObject *kvdpy_answer(kvdpy_breaker_t *breaker, PyObject *value, const char *name, PyObject *harmless);
 
-/* ---- config.c: a dict into what the C interface takes. Texts are borrowed from the dict's values.  */
+typedef struct kvdpy_type {
+	const char *name; /* with the module's */
+	size_t size;
+	newfunc create; /* NULL: not from Python */
+	destructor destroy;
+	PyMethodDef *methods; /* may be NULL */
+} kvdpy_type_t;
+/* A borrowed reference to the new type, which the module has; NULL: an exception. */
+PyTypeObject *kvdpy_add_type(PyObject *module, const kvdpy_type_t *type);
+/* A zeroed object. */
+void *kvdpy_new_object(PyTypeObject *type);
+void kvdpy_free_object(PyObject *object);
+
+/* These return 0, or -1 with an exception. */
+
+/* New references to n attributes of an object; on -1 kvdpy_drop() as well. */
+int kvdpy_get_attributes(PyObject *object, PyObject *const *names, PyObject **values, int n);
+void kvdpy_drop(PyObject **values, int n);
+/* `number` may be NULL: a KeyError, if there is no exception yet. */
+int kvdpy_read_u32(PyObject *number, uint32_t *p_value);
+int kvdpy_read_u32_attribute(PyObject *object, PyObject *name, uint32_t *p_value);
+int kvdpy_add_numbers(PyObject *set, const uint32_t *numbers, uint32_t n);
+/* The engine's current stream: stream_of(device). */
+int kvdpy_current_stream(PyObject *stream_of, PyObject *device, void **p_stream);
+
+/* ---- config.c: a dict into what the C interface takes ----------------------------------------- */
+
+typedef enum kvdpy_kind {
+	KVDPY_U32,  /* uint32_t, or an enumeration */
+	KVDPY_INT,  /* int, not negative */
+	KVDPY_SIZE, /* size_t */
+	KVDPY_TEXT, /* const char *, borrowed from the dict's value; NULL: None */
+	KVDPY_REF,  /* PyObject *, a new reference */
+} kvdpy_kind_t;
+
+/* A key of a configuration, and the field its value goes to. */
+typedef struct kvdpy_key {
+	const char *name;
+	kvdpy_kind_t kind;
+	size_t offset;
+} kvdpy_key_t;
+#define KVDPY_KEY(type, kind, field)                                                                                   \
+	{                                                                                                              \
+#field, kind, offsetof(type, field)                                                                    \
+	}
+#define KVDPY_COUNT(rows) (sizeof(rows) / sizeof(rows)[0])
 
 /* 0, or -1 with an exception that names the key. */
-int kvdpy_get_u32(PyObject *dict, const char *key, uint32_t *p_value);
-int kvdpy_get_int(PyObject *dict, const char *key, int *p_value);
-/* NULL for None. */
-int kvdpy_get_text(PyObject *dict, const char *key, const char **p_text);
-int kvdpy_get_object(PyObject *dict, const char *key, PyObject **p_object);
+int kvdpy_read_keys(PyObject *dict, const kvdpy_key_t *keys, size_t n, void *out);
+/* Drop the references that a table has taken. */
+void kvdpy_drop_keys(const kvdpy_key_t *keys, size_t n, void *out);
+/* Borrowed; NULL with an exception that names the key. */
+PyObject *kvdpy_find_key(PyObject *dict, const char *key);
 
 typedef struct kvdpy_common {
 	const char *socket, *instance, *program;
 	const uint8_t *secret;
 	uint32_t secret_len;
 	kvc_identity_t identity;
-	kvk_layout_t layout; /* parsed from identity.layout */
+	kvk_layout_t layout;
 } kvdpy_common_t;
-int kvdpy_get_common(PyObject *dict, kvdpy_common_t *common);
+int kvdpy_read_common(PyObject *dict, kvdpy_common_t *common);
 /* (rank, head_first, head_count, layer_first, layer_count) */
-int kvdpy_get_writer(PyObject *tuple, kvc_writer_t *writer);
+int kvdpy_read_writer(PyObject *tuple, kvc_writer_t *writer);
 
 typedef struct kvdpy_paged {
 	kvk_paged_t paged;
 	void *base[KVK_MAX_LAYERS];
 } kvdpy_paged_t;
-int kvdpy_get_paged(PyObject *dict, kvdpy_paged_t *paged);
+int kvdpy_read_paged(PyObject *dict, kvdpy_paged_t *paged);
 
 /* ---- stats.c: counters as dicts -------------------------------------------------------------- */
 
+/* The statistics of a half, by the tables in kvx_scheduler.h and kvx_worker.h. */
+typedef struct kvdpy_half kvdpy_half_t;
+extern const kvdpy_half_t kvdpy_scheduler_half, kvdpy_worker_half;
+
 /* The answer to get_kv_connector_stats(): stats_class({name: increment}) of what has changed since `last`, which is
  * brought up to date; None: nothing. */
-PyObject *kvdpy_scheduler_delta(const kvx_scheduler_stats_t *now, kvx_scheduler_stats_t *last, PyObject *stats_class,
-				kvdpy_breaker_t *breaker);
-PyObject *kvdpy_worker_delta(const kvx_worker_stats_t *now, kvx_worker_stats_t *last, PyObject *stats_class,
-			     kvdpy_breaker_t *breaker);
+PyObject *kvdpy_stats_delta(const kvdpy_half_t *half, const void *now, void *last, PyObject *stats_class,
+			    kvdpy_breaker_t *breaker);
 /* Totals and gauges. */
-PyObject *kvdpy_scheduler_dict(const kvx_scheduler_stats_t *now);
-PyObject *kvdpy_worker_dict(const kvx_worker_stats_t *now);
+PyObject *kvdpy_stats_totals(const kvdpy_half_t *half, const void *now);
 /* [(name, help)] of all counters, scheduler's and worker's. */
 PyObject *kvdpy_stats_table(void);
 
@@ -137,7 +189,6 @@ typedef struct kvdpy_request {
 	int no_keys; /* 1: its tokens may be replaced later without notice */
 } kvdpy_request_t;
 
-extern PyTypeObject *kvdpy_request_type;
 int kvdpy_request_init(PyObject *module);
 
 /* ---- scheduler.c, step.c --------------------------------------------------------------------- */
@@ -174,22 +225,25 @@ typedef struct kvdpy_scheduler {
 int kvdpy_scheduler_init(PyObject *module);
 PyObject *kvdpy_build_meta(kvdpy_scheduler_t *self, PyObject *output);
 
-/* The engine's hashes of a request, while a call lasts. */
+/* A request as the C interface is asked about it, while a call lasts. */
 typedef struct kvdpy_ask {
 	kvx_ask_t ask;
 	kvx_hashes_t hashes;
-	PyObject *list; /* owned */
+	kvdpy_request_t *request; /* owned */
+	PyObject *list;           /* of the engine's hashes; owned */
 } kvdpy_ask_t;
-/* 0, or -1 with an exception. kvdpy_ask_end() in any case after 0. */
-int kvdpy_ask_begin(kvdpy_scheduler_t *self, kvdpy_request_t *request, kvdpy_ask_t *ask);
+/* vLLM's request, and one that is known. 0: kvdpy_ask_end() follows; -1: an exception. */
+int kvdpy_ask_begin(kvdpy_scheduler_t *self, PyObject *request, kvdpy_ask_t *ask);
+int kvdpy_ask_known(kvdpy_scheduler_t *self, kvdpy_request_t *request, kvdpy_ask_t *ask);
 void kvdpy_ask_end(kvdpy_ask_t *ask);
 /* The request's object, made when it is new. New reference. */
 kvdpy_request_t *kvdpy_find_request(kvdpy_scheduler_t *self, PyObject *request);
 /* Own keys: add the tokens below `upto` that were not added yet. */
-int kvdpy_feed_tokens(kvdpy_scheduler_t *self, kvdpy_request_t *request, kvdpy_ask_t *ask, uint32_t upto);
+int kvdpy_feed_tokens(kvdpy_scheduler_t *self, kvdpy_ask_t *ask, uint32_t upto);
 /* `tables`: a sequence with a list of block ids per group: the whole table, or what is appended to it. */
-int kvdpy_append_blocks(kvdpy_scheduler_t *self, kvdpy_request_t *request, kvdpy_ask_t *ask, PyObject *tables,
-			int append);
+int kvdpy_append_blocks(kvdpy_scheduler_t *self, kvdpy_ask_t *ask, PyObject *tables, int append);
+/* The engine has taken its blocks. */
+void kvdpy_drop_blocks(kvdpy_scheduler_t *self, kvdpy_ask_t *ask);
 /* It has ended and is forgotten; 0, or -1 with an exception. */
 int kvdpy_request_finish(kvdpy_scheduler_t *self, PyObject *request);
 
@@ -207,6 +261,7 @@ typedef struct kvdpy_message {
 typedef struct kvdpy_prefetch {
 	struct kvdpy_prefetch *next;
 	struct kvdpy_worker *worker; /* removed before the worker is freed */
+	int wanted;
 	const char *instance;
 	pthread_t thread; /* that called begin_step() last */
 	int called;
@@ -274,10 +329,5 @@ int kvdpy_worker_init(PyObject *module);
 /* ---- digest.c -------------------------------------------------------------------------------- */
 
 int kvdpy_digest_init(PyObject *module);
-
-/* ---- stream.c -------------------------------------------------------------------------------- */
-
-/* The engine's current stream. -1: unknown. */
-int kvdpy_current_stream(kvdpy_worker_t *self, void **p_stream);
 
 #endif

@@ -16,10 +16,10 @@
 
 int kvdpy_layers_init(kvdpy_layers_t *layers, PyObject *dict)
 {
-	PyObject *value;
+	PyObject *value = kvdpy_find_key(dict, "layers");
 	Py_ssize_t modes;
 
-	if (kvdpy_get_object(dict, "layers", &value)) {
+	if (!value) {
 		return -1;
 	}
 	if (value == Py_None) {
@@ -59,9 +59,9 @@ void kvdpy_layers_fini(kvdpy_layers_t *layers)
 /* ---- a step ---------------------------------------------------------------------------------- */
 
 /* Attribute of the forward context; NULL: it has none, or it is None. */
-static PyObject *context_part(PyObject *context, const char *name)
+static PyObject *context_part(PyObject *context, PyObject *name)
 {
-	PyObject *value = PyObject_GetAttrString(context, name);
+	PyObject *value = PyObject_GetAttr(context, name);
 
 	if (!value || value == Py_None) {
 		PyErr_Clear();
@@ -75,9 +75,9 @@ static PyObject *context_part(PyObject *context, const char *name)
 /* Number of the step's mode, if attention runs from Python in it; -1: it may not. */
 static int find_mode(const kvdpy_layers_t *layers, PyObject *context)
 {
-	PyObject *metadata = context_part(context, "attn_metadata");
-	PyObject *halves = context_part(context, "ubatch_slices");
-	PyObject *mode = context_part(context, "cudagraph_runtime_mode");
+	PyObject *metadata = context_part(context, kvdpy_names.attn_metadata);
+	PyObject *halves = context_part(context, kvdpy_names.ubatch_slices);
+	PyObject *mode = context_part(context, kvdpy_names.cudagraph_runtime_mode);
 	int found = -1;
 
 	/* Without metadata no layer is named; a list is of two halves of a step that overlap. */
@@ -126,27 +126,21 @@ void kvdpy_layers_run_loads(kvdpy_layers_t *layers, kvx_worker_t *worker, PyObje
 }
 
 /* The name's number; `count` when it is not one of ours. */
-static uint32_t read_number(const kvdpy_layers_t *layers, PyObject *name)
+static uint32_t find_layer(const kvdpy_layers_t *layers, PyObject *name)
 {
-	PyObject *number = PyDict_GetItemWithError(layers->names, name);
-	unsigned long value;
+	uint32_t layer;
 
-	if (!number) {
-		PyErr_Clear();
-		return layers->count;
-	}
-	value = PyLong_AsUnsignedLong(number);
-	if (PyErr_Occurred()) {
+	if (kvdpy_read_u32(PyDict_GetItemWithError(layers->names, name), &layer)) {
 		PyErr_Clear();
 		return layers->count;
 	}
 
-	return value < layers->count ? (uint32_t)value : layers->count;
+	return layer < layers->count ? layer : layers->count;
 }
 
 void kvdpy_layers_note(kvdpy_layers_t *layers, kvx_worker_t *worker, PyObject *name, int own_stream)
 {
-	const uint32_t layer = read_number(layers, name);
+	const uint32_t layer = find_layer(layers, name);
 
 	if (layers->layered) {
 		kvx_worker_await_layer(worker, layer);

@@ -103,7 +103,7 @@ static int begin_loads(kvdpy_worker_t *worker, const kvdpy_message_t *message)
 	PyThreadState *state;
 	void *stream;
 
-	if (kvdpy_current_stream(worker, &stream)) {
+	if (kvdpy_current_stream(worker->stream_of, worker->device, &stream)) {
 		return clear_error();
 	}
 	if (stream == worker->stream && worker->worker) { /* else earlier work is on another stream */

@@ -7,34 +7,26 @@
 #define FEED_UNITS  512u
 #define STACK_IDS   512u
 
-PyTypeObject *kvdpy_request_type;
+static PyTypeObject *request_type;
 
-static void request_dealloc(PyObject *object)
+static void request_destroy(PyObject *object)
 {
 	kvdpy_request_t *r = (kvdpy_request_t *)object;
-	PyTypeObject *type = Py_TYPE(object);
 
 	Py_XDECREF(r->request);
 	Py_XDECREF(r->id);
 	Py_XDECREF(r->lora);
-	PyObject_Free(object);
-	Py_DECREF(type);
+	kvdpy_free_object(object);
 }
 
 int kvdpy_request_init(PyObject *module)
 {
-	static PyType_Slot slots[] = {{Py_tp_dealloc, KVDPY_SLOT(request_dealloc)}, {0, NULL}};
-	static PyType_Spec spec = {
-		.name = "kvd_vllm._kvd.Request",
-		.basicsize = (int)sizeof(kvdpy_request_t),
-		.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-		.slots = slots,
-	};
+	static const kvdpy_type_t type = {"kvd_vllm._kvd.Request", sizeof(kvdpy_request_t), NULL, request_destroy,
+					  NULL};
 
-	(void)module;
-	kvdpy_request_type = (PyTypeObject *)PyType_FromSpec(&spec);
+	request_type = kvdpy_add_type(module, &type);
 
-	return kvdpy_request_type ? 0 : -1;
+	return request_type ? 0 : -1;
 }
 
 /* 1: the attribute is there and true. */
@@ -76,23 +68,16 @@ static int read_lora(kvdpy_scheduler_t *self, kvdpy_request_t *r)
 	return 0;
 }
 
-static uint32_t read_number(PyObject *object, PyObject *name)
-{
-	PyObject *value = PyObject_GetAttr(object, name);
-	const unsigned long number = value ? PyLong_AsUnsignedLong(value) : 0;
-
-	Py_XDECREF(value);
-
-	return PyErr_Occurred() ? 0 : (uint32_t)number;
-}
-
 /* An engine that computes prompts for another asks for one token. */
 static uint32_t single_token_at(PyObject *request)
 {
-	const uint32_t most = read_number(request, kvdpy_names.max_tokens);
-	const uint32_t prompt = most == 1 ? read_number(request, kvdpy_names.num_prompt_tokens) : 0;
+	uint32_t most = 0, prompt = 0;
 
-	PyErr_Clear(); /* then that is not known */
+	if (kvdpy_read_u32_attribute(request, kvdpy_names.max_tokens, &most) || most != 1 ||
+	    kvdpy_read_u32_attribute(request, kvdpy_names.num_prompt_tokens, &prompt)) {
+		PyErr_Clear(); /* then that is not known */
+		return 0;
+	}
 
 	return prompt;
 }
@@ -121,12 +106,11 @@ static int read_request(kvdpy_scheduler_t *self, kvdpy_request_t *r)
 
 static kvdpy_request_t *new_request(kvdpy_scheduler_t *self, PyObject *request, PyObject *id)
 {
-	kvdpy_request_t *r = PyObject_New(kvdpy_request_t, kvdpy_request_type);
+	kvdpy_request_t *r = kvdpy_new_object(request_type);
 
 	if (!r) {
 		return NULL;
 	}
-	memset((char *)r + sizeof(PyObject), 0, sizeof *r - sizeof(PyObject));
 	r->request = Py_NewRef(request);
 	r->id = Py_NewRef(id);
 	if (read_request(self, r) || PyDict_SetItem(self->requests, id, (PyObject *)r)) {
@@ -181,7 +165,6 @@ static int read_hashes(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t 
 	ask->list = PyObject_GetAttr(r->request, kvdpy_names.block_hashes);
 	n = ask->list ? PyList_Size(ask->list) : -1;
 	if (n < 0) {
-		Py_CLEAR(ask->list);
 		return -1;
 	}
 	if (self->publishable) {
@@ -212,7 +195,7 @@ static PyObject *token_list(PyObject *request)
 	return list;
 }
 
-int kvdpy_ask_begin(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *ask)
+static int fill_ask(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *ask)
 {
 	PyObject *tokens = token_list(r->request);
 	const Py_ssize_t n = tokens ? PyObject_Size(tokens) : -1;
@@ -222,13 +205,13 @@ int kvdpy_ask_begin(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *as
 		return -1;
 	}
 
-	*ask = (kvdpy_ask_t){.ask = {.struct_size = sizeof ask->ask,
-				     .id = r->id_text,
-				     .id_len = r->id_len,
-				     .tokens = (uint32_t)n,
-				     .local = r->local,
-				     .busy = self->continuing,
-				     .whole = 1}};
+	ask->ask = (kvx_ask_t){.struct_size = sizeof ask->ask,
+			       .id = r->id_text,
+			       .id_len = r->id_len,
+			       .tokens = (uint32_t)n,
+			       .local = r->local,
+			       .busy = self->continuing,
+			       .whole = 1};
 	if (r->lora != Py_None) {
 		ask->ask.lora = PyUnicode_AsUTF8AndSize(r->lora, NULL);
 		if (!ask->ask.lora) {
@@ -239,9 +222,32 @@ int kvdpy_ask_begin(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *as
 	return self->foreign ? read_hashes(self, r, ask) : 0;
 }
 
+int kvdpy_ask_known(kvdpy_scheduler_t *self, kvdpy_request_t *request, kvdpy_ask_t *ask)
+{
+	ask->list = NULL;
+	ask->request = (kvdpy_request_t *)Py_NewRef((PyObject *)request);
+	if (fill_ask(self, request, ask)) {
+		kvdpy_ask_end(ask);
+		return -1;
+	}
+
+	return 0;
+}
+
+int kvdpy_ask_begin(kvdpy_scheduler_t *self, PyObject *request, kvdpy_ask_t *ask)
+{
+	kvdpy_request_t *r = kvdpy_find_request(self, request);
+	const int failed = !r || kvdpy_ask_known(self, r, ask);
+
+	Py_XDECREF((PyObject *)r);
+
+	return failed ? -1 : 0;
+}
+
 void kvdpy_ask_end(kvdpy_ask_t *ask)
 {
 	Py_CLEAR(ask->list);
+	Py_DECREF((PyObject *)ask->request);
 }
 
 /* ---- own keys -------------------------------------------------------------------------------- */
@@ -250,7 +256,7 @@ static int read_tokens(PyObject *list, uint32_t at, uint32_t n, uint32_t *tokens
 {
 	for (uint32_t i = 0; i < n; i++) {
 		PyObject *item = PySequence_GetItem(list, (Py_ssize_t)at + (Py_ssize_t)i);
-		unsigned long token = item ? PyLong_AsUnsignedLong(item) : 0;
+		const unsigned long token = item ? PyLong_AsUnsignedLong(item) : 0;
 
 		Py_XDECREF(item);
 		if (PyErr_Occurred()) {
@@ -263,13 +269,13 @@ static int read_tokens(PyObject *list, uint32_t at, uint32_t n, uint32_t *tokens
 }
 
 /* Extra keys of `units` units as pointers into the bytes of *p_list. */
-static int read_extras(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvx_units_t *units, PyObject **p_list)
+static int read_extras(kvdpy_scheduler_t *self, PyObject *request, kvx_units_t *units, PyObject **p_list)
 {
 	static const void *extra[FEED_UNITS]; /* under the interpreter's lock, like everything here */
 	static uint32_t len[FEED_UNITS];
 	const uint32_t count = units->n / self->hash_tokens;
 
-	*p_list = PyObject_CallFunction(self->unit_extras, "OII", r->request, units->at, count);
+	*p_list = PyObject_CallFunction(self->unit_extras, "OII", request, units->at, count);
 	for (uint32_t i = 0; *p_list && i < count; i++) {
 		PyObject *bytes = PyList_GetItem(*p_list, (Py_ssize_t)i);
 		char *data = NULL;
@@ -289,6 +295,23 @@ static int read_extras(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvx_units_t 
 	return *p_list ? 0 : -1;
 }
 
+static int feed_piece(kvdpy_scheduler_t *self, kvdpy_ask_t *ask, kvx_units_t *units)
+{
+	kvdpy_request_t *r = ask->request;
+	PyObject *extras = NULL;
+	kvc_status_t status;
+
+	if (r->extra && read_extras(self, r->request, units, &extras)) {
+		return -1;
+	}
+	/* A bad token: taken, but the request has no keys. */
+	status = kvx_scheduler_add_tokens(self->scheduler, &ask->ask, units);
+	r->fed_tokens = status == KVC_ERR_UNREACHABLE || status == KVC_ERR_STALE_EPOCH ? 0 : units->at + units->n;
+	Py_XDECREF(extras);
+
+	return 0;
+}
+
 /* Has its space been opened? Cheaper than reading tokens for nothing. */
 static int may_begin(kvdpy_scheduler_t *self, kvdpy_ask_t *ask)
 {
@@ -297,26 +320,11 @@ static int may_begin(kvdpy_scheduler_t *self, kvdpy_ask_t *ask)
 	return kvx_scheduler_add_tokens(self->scheduler, &ask->ask, &none) != KVC_ERR_UNREACHABLE;
 }
 
-static int feed_piece(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *ask, kvx_units_t *units)
-{
-	PyObject *extras = NULL;
-	kvc_status_t status;
-
-	if (r->extra && read_extras(self, r, units, &extras)) {
-		return -1;
-	}
-	status = kvx_scheduler_add_tokens(self->scheduler, &ask->ask,
-					  units); /* a bad token: taken, but the request has no keys */
-	r->fed_tokens = status == KVC_ERR_UNREACHABLE || status == KVC_ERR_STALE_EPOCH ? 0 : units->at + units->n;
-	Py_XDECREF(extras);
-
-	return 0;
-}
-
-int kvdpy_feed_tokens(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *ask, uint32_t upto)
+int kvdpy_feed_tokens(kvdpy_scheduler_t *self, kvdpy_ask_t *ask, uint32_t upto)
 {
 	static uint32_t tokens[FEED_TOKENS]; /* under the interpreter's lock */
 	const uint32_t end = upto < ask->ask.tokens ? upto : ask->ask.tokens;
+	kvdpy_request_t *r = ask->request;
 	uint32_t most = FEED_TOKENS / self->hash_tokens, was;
 	PyObject *list;
 	int failed = 0;
@@ -340,7 +348,7 @@ int kvdpy_feed_tokens(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *
 		};
 
 		was = r->fed_tokens;
-		failed = read_tokens(list, units.at, units.n, tokens) || feed_piece(self, r, ask, &units);
+		failed = read_tokens(list, units.at, units.n, tokens) || feed_piece(self, ask, &units);
 	} while (!failed && r->fed_tokens > was && end >= r->fed_tokens + self->hash_tokens);
 	Py_DECREF(list);
 
@@ -365,8 +373,7 @@ static int read_ids(PyObject *list, Py_ssize_t n, uint32_t *ids)
 	return 0;
 }
 
-static int append_group(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *ask, PyObject *list,
-			kvx_block_table_t *table)
+static int append_group(kvdpy_scheduler_t *self, kvdpy_ask_t *ask, PyObject *list, kvx_block_table_t *table)
 {
 	uint32_t stack[STACK_IDS];
 	const Py_ssize_t n = PyList_Size(list);
@@ -381,10 +388,9 @@ static int append_group(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t
 	if (!failed && n > 0) {
 		table->ids = ids;
 		table->n = (uint32_t)n;
-		kvx_scheduler_append_blocks(self->scheduler, &ask->ask,
-					    table); /* not taken: the request is not saved */
-		r->known_blocks[table->group] = table->first + table->n;
-		table->ids = NULL;
+		/* Not taken: the request is not saved. */
+		kvx_scheduler_append_blocks(self->scheduler, &ask->ask, table);
+		ask->request->known_blocks[table->group] = table->first + table->n;
 	}
 	if (ids != stack) {
 		PyMem_Free(ids);
@@ -393,50 +399,54 @@ static int append_group(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t
 	return failed ? -1 : 0;
 }
 
-int kvdpy_append_blocks(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *ask, PyObject *tables, int append)
+int kvdpy_append_blocks(kvdpy_scheduler_t *self, kvdpy_ask_t *ask, PyObject *tables, int append)
 {
-	for (uint32_t g = 0; g < self->groups; g++) {
+	const kvdpy_request_t *r = ask->request;
+	int failed = 0;
+
+	for (uint32_t g = 0; g < self->groups && !failed; g++) {
 		PyObject *list = PySequence_GetItem(tables, (Py_ssize_t)g);
 		kvx_block_table_t table = {.struct_size = sizeof table, .group = g};
-		int failed;
 
 		table.first = append ? r->known_blocks[g] : 0;
 		table.fresh = r->known_blocks[g] > 0 ? r->known_blocks[g] : r->local / self->block_tokens[g];
-		failed = !list || append_group(self, r, ask, list, &table);
+		failed = !list || append_group(self, ask, list, &table);
 		Py_XDECREF(list);
-		if (failed) {
-			return -1;
-		}
 	}
 
-	return 0;
+	return failed ? -1 : 0;
+}
+
+void kvdpy_drop_blocks(kvdpy_scheduler_t *self, kvdpy_ask_t *ask)
+{
+	kvdpy_request_t *r = ask->request;
+
+	kvx_scheduler_preempt(self->scheduler, &ask->ask);
+	memset(r->known_blocks, 0, sizeof r->known_blocks);
+	r->step = 0;
+	r->computed = 0;
 }
 
 int kvdpy_request_finish(kvdpy_scheduler_t *self, PyObject *request)
 {
-	kvdpy_request_t *r = kvdpy_find_request(self, request);
 	kvx_ended_t ended = {.struct_size = sizeof ended};
 	kvdpy_ask_t ask;
+	int failed;
 
-	if (!r || kvdpy_ask_begin(self, r, &ask)) {
-		Py_XDECREF((PyObject *)r);
+	if (kvdpy_ask_begin(self, request, &ask)) {
 		return -1;
 	}
 
-	ended.prompt_tokens = read_number(request, kvdpy_names.num_prompt_tokens);
-	ended.output_tokens = read_number(request, kvdpy_names.num_output_tokens);
-	ended.engine_tokens = r->engine;
-	if (!PyErr_Occurred() && r->admitted) {
+	failed = kvdpy_read_u32_attribute(request, kvdpy_names.num_prompt_tokens, &ended.prompt_tokens) ||
+		 kvdpy_read_u32_attribute(request, kvdpy_names.num_output_tokens, &ended.output_tokens);
+	ended.engine_tokens = ask.request->engine;
+	if (!failed && ask.request->admitted) {
 		kvx_scheduler_record_ended(self->scheduler, &ask.ask, &ended);
 	}
 	kvx_scheduler_finish(self->scheduler, &ask.ask);
+	self->continuing -= self->continuing > 0 && ask.request->last_step == self->built_step;
+	failed |= PyDict_DelItem(self->requests, ask.request->id);
 	kvdpy_ask_end(&ask);
-	self->continuing -= self->continuing > 0 && r->last_step == self->built_step;
-	if (PyDict_DelItem(self->requests, r->id)) {
-		Py_DECREF((PyObject *)r);
-		return -1;
-	}
-	Py_DECREF((PyObject *)r);
 
-	return PyErr_Occurred() ? -1 : 0;
+	return failed ? -1 : 0;
 }

@@ -3,40 +3,32 @@
 
 #include <string.h>
 
-static PyTypeObject *scheduler_type;
-
 #define SELF(object) ((kvdpy_scheduler_t *)(object))
 
 /* ---- hooks ----------------------------------------------------------------------------------- */
 
-static PyObject *bad_call(const char *name, Py_ssize_t wanted)
+/* 0, or -1 with an exception: the engine calls with another number of arguments. */
+static int check_count(Py_ssize_t n, Py_ssize_t wanted)
 {
-	PyErr_Format(PyExc_TypeError, "%s() takes %zd arguments", name, wanted);
-
-	return NULL;
-}
-
-/* The request is asked about from its beginning although it had blocks: they are gone. */
-static void drop_blocks(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *ask)
-{
-	if (r->step == 0) {
-		return;
+	if (n != wanted) {
+		PyErr_Format(PyExc_TypeError, "%zd arguments instead of %zd", n, wanted);
+		return -1;
 	}
-	kvx_scheduler_preempt(self->scheduler, &ask->ask);
-	memset(r->known_blocks, 0, sizeof r->known_blocks);
-	r->step = 0;
-	r->computed = 0;
+
+	return 0;
 }
 
 /* Keys of our own begin with the space, and it is a match that opens the space of an adapter seen for the first time:
  * then once more. */
-static int match_request(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *ask)
+static int match_request(kvdpy_scheduler_t *self, kvdpy_ask_t *ask)
 {
-	for (int turn = 0; turn < 2; turn++) {
-		if (kvdpy_feed_tokens(self, r, ask, ask->ask.tokens)) {
+	kvdpy_request_t *r = ask->request;
+
+	for (int attempt = 0; attempt < 2; attempt++) {
+		if (kvdpy_feed_tokens(self, ask, ask->ask.tokens)) {
 			return -1;
 		}
-		if (turn == 0 || r->fed_tokens > 0) {
+		if (attempt == 0 || r->fed_tokens > 0) {
 			kvx_scheduler_match(self->scheduler, &ask->ask, &r->hit);
 		}
 		if (self->foreign || r->fed_tokens > 0) {
@@ -47,140 +39,131 @@ static int match_request(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_
 	return 0;
 }
 
-static PyObject *run_match(kvdpy_scheduler_t *self, PyObject *request, uint32_t local)
+static PyObject *run_match(kvdpy_scheduler_t *self, PyObject *const *args)
 {
-	kvdpy_request_t *r = kvdpy_find_request(self, request);
+	kvdpy_request_t *r;
+	PyObject *found = NULL;
+	uint32_t local;
 	kvdpy_ask_t ask;
-	PyObject *answer = NULL;
 
-	if (!r) {
+	if (kvdpy_read_u32(args[1], &local) || kvdpy_ask_begin(self, args[0], &ask)) {
 		return NULL;
 	}
-	r->local = local;
+	r = ask.request;
+	r->local = ask.ask.local = local;
 	memset(&r->hit, 0, sizeof r->hit);
-	if (kvdpy_ask_begin(self, r, &ask)) {
-		Py_DECREF((PyObject *)r);
-		return NULL;
+	if (r->step != 0) {
+		kvdpy_drop_blocks(self, &ask); /* it is asked about from its beginning although it had blocks */
 	}
 
-	drop_blocks(self, r, &ask);
 	if (self->off || r->no_read || r->no_keys || !self->loads) {
-		answer = Py_NewRef(self->nothing);
-	} else if (match_request(self, r, &ask) == 0) {
-		answer = r->hit.tokens ? Py_BuildValue("(IO)", r->hit.tokens, r->hit.async ? Py_True : Py_False)
-				       : Py_NewRef(self->nothing);
+		found = Py_NewRef(self->nothing);
+	} else if (match_request(self, &ask) == 0) {
+		found = r->hit.tokens ? Py_BuildValue("(IO)", r->hit.tokens, r->hit.async ? Py_True : Py_False)
+				      : Py_NewRef(self->nothing);
 	}
 	kvdpy_ask_end(&ask);
-	Py_DECREF((PyObject *)r);
 
-	return answer;
+	return found;
 }
 
 /* get_num_new_matched_tokens(request, num_computed_tokens) */
 static PyObject *scheduler_match(PyObject *object, PyObject *const *args, Py_ssize_t n)
 {
 	kvdpy_scheduler_t *self = SELF(object);
-	PyObject *answer = NULL;
-	unsigned long local;
+	PyObject *found;
 
 	if (!self->scheduler) {
 		return Py_NewRef(self->nothing);
 	}
-	if (n != 2) {
-		bad_call("match", 2);
-	} else {
-		local = PyLong_AsUnsignedLong(args[1]);
-		answer = PyErr_Occurred() ? NULL : run_match(self, args[0], (uint32_t)local);
-	}
+	found = check_count(n, 2) ? NULL : run_match(self, args);
 
-	return answer ? answer : kvdpy_answer_error(&self->breaker, "get_num_new_matched_tokens", self->nothing);
+	return kvdpy_answer(&self->breaker, found, "get_num_new_matched_tokens", self->nothing);
 }
 
 /* Whatever fails here, a load the engine counts on goes into the message, where a load that cannot be done is reported
  * as failed. */
-static int run_add_blocks(kvdpy_scheduler_t *self, PyObject *const *args)
+static PyObject *run_add_blocks(kvdpy_scheduler_t *self, PyObject *const *args)
 {
-	kvdpy_request_t *r = kvdpy_find_request(self, args[0]);
-	const unsigned long external = PyLong_AsUnsignedLong(args[2]);
+	kvdpy_request_t *r;
 	PyObject *tables;
+	uint32_t external;
 	kvdpy_ask_t ask;
 	int failed;
 
-	if (!r || PyErr_Occurred() || kvdpy_ask_begin(self, r, &ask)) {
-		Py_XDECREF((PyObject *)r);
-		return -1;
+	if (kvdpy_read_u32(args[2], &external) || kvdpy_ask_begin(self, args[0], &ask)) {
+		return NULL;
 	}
 
+	r = ask.request;
 	tables = PyObject_CallMethodObjArgs(args[1], kvdpy_names.get_block_ids, NULL);
-	failed = !tables || kvdpy_append_blocks(self, r, &ask, tables, 0);
+	failed = !tables || kvdpy_append_blocks(self, &ask, tables, 0);
 	r->step = self->step;
 	if (!r->admitted) {
 		r->admitted = 1;
 		r->engine = r->local;
 	}
 	if (external > 0) {
-		r->hit.tokens = (uint32_t)external;
+		r->hit.tokens = external;
 		kvx_scheduler_start_load(self->scheduler, &ask.ask, &r->hit);
 	}
 	Py_XDECREF(tables);
 	kvdpy_ask_end(&ask);
-	Py_DECREF((PyObject *)r);
 
-	return failed;
+	return failed ? NULL : Py_NewRef(Py_None);
 }
 
 /* update_state_after_alloc(request, blocks, num_external_tokens) */
 static PyObject *scheduler_add_blocks(PyObject *object, PyObject *const *args, Py_ssize_t n)
 {
 	kvdpy_scheduler_t *self = SELF(object);
+	PyObject *done;
 
 	if (!self->scheduler) {
 		return Py_NewRef(Py_None);
 	}
-	if (n != 3) {
-		bad_call("add_blocks", 3);
-	} else if (run_add_blocks(self, args) == 0) {
-		return Py_NewRef(Py_None);
-	}
+	done = check_count(n, 3) ? NULL : run_add_blocks(self, args);
 
-	return kvdpy_answer_error(&self->breaker, "update_state_after_alloc", Py_None);
+	return kvdpy_answer(&self->breaker, done, "update_state_after_alloc", Py_None);
 }
 
 /* on_new_request(request) */
 static PyObject *scheduler_add_request(PyObject *object, PyObject *request)
 {
 	kvdpy_scheduler_t *self = SELF(object);
-	kvdpy_request_t *r = self->off || !self->scheduler ? NULL : kvdpy_find_request(self, request);
+	kvdpy_request_t *r;
 
+	if (self->off || !self->scheduler) {
+		return Py_NewRef(Py_None);
+	}
+	r = kvdpy_find_request(self, request);
 	Py_XDECREF((PyObject *)r);
 
-	return PyErr_Occurred() ? kvdpy_answer_error(&self->breaker, "on_new_request", Py_None) : Py_NewRef(Py_None);
+	return kvdpy_answer(&self->breaker, r ? Py_NewRef(Py_None) : NULL, "on_new_request", Py_None);
 }
 
-/* build_connector_meta(scheduler_take_output) */
+/* build_connector_meta(scheduler_output) */
 static PyObject *scheduler_build_meta(PyObject *object, PyObject *output)
 {
 	kvdpy_scheduler_t *self = SELF(object);
 	PyObject *meta = self->scheduler ? kvdpy_build_meta(self, output) : Py_NewRef(self->meta_empty);
 
-	return meta ? meta : kvdpy_answer_error(&self->breaker, "build_connector_meta", self->meta_empty);
+	return kvdpy_answer(&self->breaker, meta, "build_connector_meta", self->meta_empty);
 }
 
 /* request_finished(request, block_ids), request_finished_all_groups(request, block_ids) */
 static PyObject *scheduler_finish_request(PyObject *object, PyObject *const *args, Py_ssize_t n)
 {
 	kvdpy_scheduler_t *self = SELF(object);
+	int failed;
 
 	if (!self->scheduler) {
 		return Py_NewRef(self->released);
 	}
-	if (n != 2) {
-		bad_call("finish_request", 2);
-	} else if (kvdpy_request_finish(self, args[0]) == 0) {
-		return Py_NewRef(self->released);
-	}
+	failed = check_count(n, 2) || kvdpy_request_finish(self, args[0]);
 
-	return kvdpy_answer_error(&self->breaker, "request_finished", self->released);
+	return kvdpy_answer(&self->breaker, failed ? NULL : Py_NewRef(self->released), "request_finished",
+			    self->released);
 }
 
 static int read_reports(kvdpy_scheduler_t *self, PyObject *meta)
@@ -216,13 +199,8 @@ static PyObject *with_invalidated(kvdpy_scheduler_t *self, PyObject *ids)
 		Py_INCREF(all);
 	}
 	for (; all && n > 0; n = kvx_scheduler_take_invalidated(self->scheduler, invalidated, 256)) {
-		for (uint32_t i = 0; all && i < n; i++) {
-			PyObject *id = PyLong_FromUnsignedLong(invalidated[i]);
-
-			if (!id || PySet_Add(all, id)) {
-				Py_CLEAR(all);
-			}
-			Py_XDECREF(id);
+		if (kvdpy_add_numbers(all, invalidated, n)) {
+			Py_CLEAR(all);
 		}
 	}
 
@@ -235,16 +213,16 @@ static int forget_invalid(kvdpy_scheduler_t *self, PyObject *output)
 	PyObject *invalid = PyObject_GetAttr(output, kvdpy_names.invalid_block_ids);
 	PyObject *ids = invalid ? with_invalidated(self, invalid) : NULL;
 	const int some = ids ? PyObject_IsTrue(ids) : -1;
-	PyObject *said = NULL;
+	PyObject *reply = NULL;
 
 	Py_XDECREF(invalid);
 	if (some > 0) {
-		said = PyObject_CallFunctionObjArgs(self->forget, ids, self->requests, NULL);
+		reply = PyObject_CallFunctionObjArgs(self->forget, ids, self->requests, NULL);
 	}
-	Py_XDECREF(said);
+	Py_XDECREF(reply);
 	Py_XDECREF(ids);
 
-	return some == 0 || said ? 0 : -1;
+	return some == 0 || reply ? 0 : -1;
 }
 
 /* update_connector_output(output) */
@@ -261,7 +239,7 @@ static PyObject *scheduler_take_output(PyObject *object, PyObject *output)
 	failed = !meta || (meta != Py_None && read_reports(self, meta)) || forget_invalid(self, output);
 	Py_XDECREF(meta);
 
-	return failed ? kvdpy_answer_error(&self->breaker, "update_connector_output", Py_None) : Py_NewRef(Py_None);
+	return kvdpy_answer(&self->breaker, failed ? NULL : Py_NewRef(Py_None), "update_connector_output", Py_None);
 }
 
 /* has_pending_push_work() */
@@ -284,7 +262,7 @@ static PyObject *scheduler_take_stats(PyObject *object, PyObject *unused)
 	}
 	kvx_scheduler_get_stats(self->scheduler, &now);
 
-	return kvdpy_scheduler_delta(&now, &self->last, self->stats_class, &self->breaker);
+	return kvdpy_stats_delta(&kvdpy_scheduler_half, &now, &self->last, self->stats_class, &self->breaker);
 }
 
 /* ---- what our own Python calls --------------------------------------------------------------- */
@@ -298,7 +276,7 @@ static PyObject *scheduler_stats(PyObject *object, PyObject *unused)
 		kvx_scheduler_get_stats(SELF(object)->scheduler, &now);
 	}
 
-	return kvdpy_scheduler_dict(&now);
+	return kvdpy_stats_totals(&kvdpy_scheduler_half, &now);
 }
 
 /* Tokens of the request's last hit that come from disk. */
@@ -338,8 +316,7 @@ static PyObject *scheduler_set_enabled(PyObject *object, PyObject *on)
 
 	self->off = PyObject_IsTrue(on) != 1;
 	if (self->off && self->scheduler) {
-		kvx_scheduler_revoke_saves(
-			self->scheduler); /* blocks may change hands from now on that nobody tells us about */
+		kvx_scheduler_revoke_saves(self->scheduler); /* blocks change owners from now on, unseen */
 	}
 
 	return Py_NewRef(Py_None);
@@ -372,74 +349,69 @@ static PyObject *scheduler_close(PyObject *object, PyObject *unused)
 	return Py_NewRef(Py_None);
 }
 
-/* ---- life ------------------------------------------------------------------------------------ */
+/* ---- create and destroy ---------------------------------------------------------------------- */
 
-static void scheduler_dealloc(PyObject *object)
+#define OWN(kind, field)    KVDPY_KEY(kvdpy_scheduler_t, kind, field)
+#define CONFIG(kind, field) KVDPY_KEY(kvx_scheduler_config_t, kind, field)
+
+static const kvdpy_key_t own_keys[] = {
+	{"circuit_breaker", KVDPY_REF, offsetof(kvdpy_scheduler_t, breaker.object)},
+	OWN(KVDPY_REF, meta_class),
+	OWN(KVDPY_REF, stats_class),
+	OWN(KVDPY_REF, lora_text),
+	OWN(KVDPY_REF, unit_extras),
+	OWN(KVDPY_REF, forget),
+	OWN(KVDPY_U32, hash_tokens),
+	OWN(KVDPY_INT, foreign),
+	OWN(KVDPY_INT, loads),
+	OWN(KVDPY_INT, saves),
+	OWN(KVDPY_INT, publishable),
+	OWN(KVDPY_INT, prefetch),
+};
+static const kvdpy_key_t config_keys[] = {
+	CONFIG(KVDPY_U32, max_blocks), CONFIG(KVDPY_INT, foreign), CONFIG(KVDPY_INT, cost_model),
+	CONFIG(KVDPY_INT, mode),       CONFIG(KVDPY_U32, wait_us), CONFIG(KVDPY_U32, load_ms),
+	CONFIG(KVDPY_U32, min_tokens),
+};
+
+static void scheduler_destroy(PyObject *object)
 {
 	kvdpy_scheduler_t *self = SELF(object);
-	PyTypeObject *type = Py_TYPE(object);
 
 	kvx_scheduler_close(self->scheduler);
-	Py_XDECREF(self->breaker.object);
+	kvdpy_drop_keys(own_keys, KVDPY_COUNT(own_keys), self);
 	Py_XDECREF(self->config);
 	Py_XDECREF(self->requests);
-	Py_XDECREF(self->meta_class);
 	Py_XDECREF(self->meta_empty);
-	Py_XDECREF(self->stats_class);
-	Py_XDECREF(self->lora_text);
-	Py_XDECREF(self->unit_extras);
-	Py_XDECREF(self->forget);
 	Py_XDECREF(self->nothing);
 	Py_XDECREF(self->released);
-	PyObject_Free(object);
-	Py_DECREF(type);
+	kvdpy_free_object(object);
 }
 
-static int take_callables(kvdpy_scheduler_t *self, PyObject *dict)
+static int make_answers(kvdpy_scheduler_t *self)
 {
-	PyObject *empty = PyBytes_FromStringAndSize("", 0);
-	PyObject **const field[] = {&self->breaker.object, &self->meta_class,  &self->stats_class,
-				    &self->lora_text,      &self->unit_extras, &self->forget};
-	static const char *const key[] = {"circuit_breaker", "meta_class",  "stats_class",
-					  "lora_text",       "unit_extras", "forget"};
-
-	for (size_t i = 0; i < sizeof key / sizeof key[0]; i++) {
-		PyObject *value;
-
-		if (kvdpy_get_object(dict, key[i], &value)) {
-			Py_XDECREF(empty);
-			return -1;
-		}
-		*field[i] = Py_NewRef(value);
-	}
-
-	self->config = Py_NewRef(dict);
 	self->requests = PyDict_New();
 	self->nothing = Py_BuildValue("(iO)", 0, Py_False);
 	self->released = Py_BuildValue("(OO)", Py_False, Py_None);
-	self->meta_empty = empty ? PyObject_CallFunctionObjArgs(self->meta_class, empty, NULL) : NULL;
-	Py_XDECREF(empty);
+	self->meta_empty = PyObject_CallFunction(self->meta_class, "y", "");
 
 	return self->requests && self->nothing && self->released && self->meta_empty ? 0 : -1;
 }
 
-static int take_groups(kvdpy_scheduler_t *self, PyObject *dict)
+static int read_groups(kvdpy_scheduler_t *self, PyObject *dict)
 {
-	PyObject *list;
-	Py_ssize_t n;
+	PyObject *list = kvdpy_find_key(dict, "group_tokens");
+	const Py_ssize_t n = list ? PyList_Size(list) : -1;
 
-	if (kvdpy_get_object(dict, "group_tokens", &list) || kvdpy_get_u32(dict, "hash_tokens", &self->hash_tokens)) {
-		return -1;
-	}
-	n = PyList_Size(list);
-	if (n < 1 || n > (Py_ssize_t)KVDPY_MAX_GROUPS) {
-		PyErr_SetString(PyExc_ValueError, "group_tokens must be a list of 1 to 16 numbers");
+	if (n < 1 || n > (Py_ssize_t)KVDPY_MAX_GROUPS || self->hash_tokens == 0) {
+		PyErr_SetString(PyExc_ValueError, "group_tokens must be a list of 1 to 16 numbers of whole units");
 		return -1;
 	}
 	for (Py_ssize_t i = 0; i < n; i++) {
-		self->block_tokens[i] = (uint32_t)PyLong_AsUnsignedLong(PyList_GetItem(list, i));
-		if (PyErr_Occurred() || self->block_tokens[i] == 0 || self->hash_tokens == 0 ||
-		    self->block_tokens[i] % self->hash_tokens != 0) {
+		uint32_t *tokens = &self->block_tokens[i];
+
+		if (kvdpy_read_u32(PyList_GetItem(list, i), tokens) || *tokens == 0 ||
+		    *tokens % self->hash_tokens != 0) {
 			PyErr_SetString(PyExc_ValueError, "a group's block must be whole units");
 			return -1;
 		}
@@ -451,21 +423,17 @@ static int take_groups(kvdpy_scheduler_t *self, PyObject *dict)
 
 static kvc_writer_t *read_writers(PyObject *dict, uint32_t *p_count)
 {
-	PyObject *list;
-	Py_ssize_t n;
+	PyObject *list = kvdpy_find_key(dict, "writers");
+	const Py_ssize_t n = list ? PyList_Size(list) : -1;
 	kvc_writer_t *writers;
 
-	if (kvdpy_get_object(dict, "writers", &list)) {
-		return NULL;
-	}
-	n = PyList_Size(list);
 	if (n < 1 || n > (Py_ssize_t)KVDPY_MAX_RANKS) {
 		PyErr_SetString(PyExc_ValueError, "writers must be a list of 1 to 1024 ranges");
 		return NULL;
 	}
 	writers = PyMem_Malloc((size_t)n * sizeof *writers);
 	for (Py_ssize_t i = 0; writers && i < n; i++) {
-		if (kvdpy_get_writer(PyList_GetItem(list, i), &writers[i])) {
+		if (kvdpy_read_writer(PyList_GetItem(list, i), &writers[i])) {
 			PyMem_Free(writers);
 			return NULL;
 		}
@@ -482,13 +450,7 @@ static int open_scheduler(kvdpy_scheduler_t *self, PyObject *dict)
 	kvc_writer_t *writers;
 	kvc_status_t status;
 
-	if (kvdpy_get_common(dict, &common) || kvdpy_get_u32(dict, "max_blocks", &c.max_blocks) ||
-	    kvdpy_get_int(dict, "foreign", &c.foreign) || kvdpy_get_int(dict, "cost_model", &c.cost_model) ||
-	    kvdpy_get_int(dict, "mode", &c.mode) || kvdpy_get_u32(dict, "wait_us", &c.wait_us) ||
-	    kvdpy_get_u32(dict, "load_ms", &c.load_ms) || kvdpy_get_u32(dict, "min_tokens", &c.min_tokens) ||
-	    kvdpy_get_int(dict, "loads", &self->loads) || kvdpy_get_int(dict, "saves", &self->saves) ||
-	    kvdpy_get_int(dict, "publishable", &self->publishable) ||
-	    kvdpy_get_int(dict, "prefetch", &self->prefetch)) {
+	if (kvdpy_read_common(dict, &common) || kvdpy_read_keys(dict, config_keys, KVDPY_COUNT(config_keys), &c)) {
 		return -1;
 	}
 	writers = read_writers(dict, &c.writer_count);
@@ -497,15 +459,13 @@ static int open_scheduler(kvdpy_scheduler_t *self, PyObject *dict)
 	}
 
 	c.socket = common.socket;
-	c.instance = common.instance;
+	c.instance = self->instance = common.instance;
 	c.secret = common.secret;
 	c.secret_len = common.secret_len;
 	c.program = common.program;
 	c.identity = &common.identity;
 	c.layout = &common.layout;
 	c.writers = writers;
-	self->foreign = c.foreign;
-	self->instance = common.instance;
 	status = kvx_scheduler_open(&c, &self->scheduler);
 	PyMem_Free(writers);
 	if (status != KVC_OK) {
@@ -516,7 +476,7 @@ static int open_scheduler(kvdpy_scheduler_t *self, PyObject *dict)
 	return 0;
 }
 
-static PyObject *scheduler_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static PyObject *scheduler_create(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
 	kvdpy_scheduler_t *self;
 	PyObject *dict;
@@ -525,16 +485,17 @@ static PyObject *scheduler_new(PyTypeObject *type, PyObject *args, PyObject *kwa
 	if (!PyArg_ParseTuple(args, "O!", &PyDict_Type, &dict)) {
 		return NULL;
 	}
-	self = PyObject_New(kvdpy_scheduler_t, type);
+	self = kvdpy_new_object(type);
 	if (!self) {
 		return NULL;
 	}
 
-	memset((char *)self + sizeof(PyObject), 0, sizeof *self - sizeof(PyObject));
+	self->config = Py_NewRef(dict);
 	self->step = 1;
 	self->last.struct_size = sizeof self->last;
 	self->off = 1;
-	if (take_callables(self, dict) || take_groups(self, dict) || open_scheduler(self, dict)) {
+	if (kvdpy_read_keys(dict, own_keys, KVDPY_COUNT(own_keys), self) || make_answers(self) ||
+	    read_groups(self, dict) || open_scheduler(self, dict)) {
 		Py_DECREF((PyObject *)self);
 		return NULL;
 	}
@@ -564,20 +525,8 @@ static PyMethodDef scheduler_methods[] = {
 
 int kvdpy_scheduler_init(PyObject *module)
 {
-	static PyType_Slot slots[] = {
-		{Py_tp_new, KVDPY_SLOT(scheduler_new)},
-		{Py_tp_dealloc, KVDPY_SLOT(scheduler_dealloc)},
-		{Py_tp_methods, scheduler_methods},
-		{0, NULL},
-	};
-	static PyType_Spec spec = {
-		.name = "kvd_vllm._kvd.Scheduler",
-		.basicsize = (int)sizeof(kvdpy_scheduler_t),
-		.flags = Py_TPFLAGS_DEFAULT,
-		.slots = slots,
-	};
+	static const kvdpy_type_t type = {"kvd_vllm._kvd.Scheduler", sizeof(kvdpy_scheduler_t), scheduler_create,
+					  scheduler_destroy, scheduler_methods};
 
-	scheduler_type = (PyTypeObject *)PyType_FromSpec(&spec);
-
-	return scheduler_type ? PyModule_AddObjectRef(module, "Scheduler", (PyObject *)scheduler_type) : -1;
+	return kvdpy_add_type(module, &type) ? 0 : -1;
 }

@@ -1,192 +1,138 @@
 /* Counters as dicts. Names and help come from the tables in kvx_scheduler.h and kvx_worker.h. */
 #include "kvdpy.h"
 
-#include <stddef.h>
 #include <string.h>
 
-#define KVDPY_ERRORS_HELP "errors inside the connector, answered as nothing found or nothing done"
+#define ERRORS_HELP "errors inside the connector, answered as nothing found or nothing done"
 
-static int put(PyObject *dict, const char *name, uint64_t value)
+typedef struct row {
+	const char *name; /* with the half's name before it */
+	const char *help; /* NULL: a gauge */
+} row_t;
+
+/* The statistics of a half are struct_size, and then a uint64_t a row in the order of the rows. */
+struct kvdpy_half {
+	size_t prefix; /* length of the half's name in the names */
+	row_t errors;  /* what the circuit breaker has counted: not in the statistics */
+	const row_t *rows;
+	size_t count;
+};
+_Static_assert(sizeof(size_t) == sizeof(uint64_t), "struct_size is as long as a counter");
+
+#define ROW(name, help) {"scheduler_" #name, help},
+static const row_t scheduler_rows[] = {KVX_SCHEDULER_STATS(ROW) ROW(requests, NULL) ROW(leases_open, NULL)
+					       ROW(puts_open, NULL)};
+#undef ROW
+const kvdpy_half_t kvdpy_scheduler_half = {
+	.prefix = sizeof "scheduler_" - 1,
+	.errors = {"scheduler_internal_errors", ERRORS_HELP},
+	.rows = scheduler_rows,
+	.count = KVDPY_COUNT(scheduler_rows),
+};
+_Static_assert(sizeof(kvx_scheduler_stats_t) == (KVDPY_COUNT(scheduler_rows) + 1u) * sizeof(uint64_t), "a row each");
+
+#define ROW(name, help) {"worker_" #name, help},
+static const row_t worker_rows[] = {KVX_WORKER_STATS(ROW) ROW(loads_open, NULL) ROW(saves_open, NULL) ROW(marked, NULL)
+					    ROW(registered_bytes, NULL)};
+#undef ROW
+const kvdpy_half_t kvdpy_worker_half = {
+	.prefix = sizeof "worker_" - 1,
+	.errors = {"worker_internal_errors", ERRORS_HELP},
+	.rows = worker_rows,
+	.count = KVDPY_COUNT(worker_rows),
+};
+_Static_assert(sizeof(kvx_worker_stats_t) == (KVDPY_COUNT(worker_rows) + 1u) * sizeof(uint64_t), "a row each");
+
+/* The dict is made with its first value. */
+static int put(PyObject **p_dict, const char *name, uint64_t value)
 {
 	PyObject *number = PyLong_FromUnsignedLongLong(value);
-	const int failed = !number || PyDict_SetItemString(dict, name, number);
+	int failed;
 
+	if (!*p_dict) {
+		*p_dict = PyDict_New();
+	}
+	failed = !number || !*p_dict || PyDict_SetItemString(*p_dict, name, number);
 	Py_XDECREF(number);
 
 	return failed ? -1 : 0;
 }
 
-/* Counters and gauges of a half, by where they lie in its statistics. */
-typedef struct field {
-	const char *name; /* with the half's name before a counter's */
-	size_t offset;
-} field_t;
-
-typedef struct half {
-	const char *name, *errors;
-	const field_t *counters, *gauges;
-	size_t counter_count, gauge_count;
-} half_t;
-
-#define COUNT_OF(rows) (sizeof(rows) / sizeof(rows)[0])
-
-#define SCHEDULER_AT(name)            offsetof(kvx_scheduler_stats_t, name)
-#define SCHEDULER_COUNTER(name, help) {"scheduler_" #name, SCHEDULER_AT(name)},
-static const field_t scheduler_counters[] = {KVX_SCHEDULER_STATS(SCHEDULER_COUNTER)};
-static const field_t scheduler_gauges[] = {{"requests", SCHEDULER_AT(requests)},
-					   {"leases_open", SCHEDULER_AT(leases_open)},
-					   {"puts_open", SCHEDULER_AT(puts_open)}};
-static const half_t scheduler_half = {
-	.name = "scheduler_",
-	.errors = "scheduler_internal_errors",
-	.counters = scheduler_counters,
-	.gauges = scheduler_gauges,
-	.counter_count = COUNT_OF(scheduler_counters),
-	.gauge_count = COUNT_OF(scheduler_gauges),
-};
-
-#define WORKER_AT(name)            offsetof(kvx_worker_stats_t, name)
-#define WORKER_COUNTER(name, help) {"worker_" #name, WORKER_AT(name)},
-static const field_t worker_counters[] = {KVX_WORKER_STATS(WORKER_COUNTER)};
-static const field_t worker_gauges[] = {
-	{"loads_open", WORKER_AT(loads_open)}, {"saves_open", WORKER_AT(saves_open)}, {"marked", WORKER_AT(marked)}};
-static const half_t worker_half = {
-	.name = "worker_",
-	.errors = "worker_internal_errors",
-	.counters = worker_counters,
-	.gauges = worker_gauges,
-	.counter_count = COUNT_OF(worker_counters),
-	.gauge_count = COUNT_OF(worker_gauges),
-};
-
-static uint64_t read_stat(const void *stats, const field_t *stat)
+/* {name: increment} of what has changed; NULL without an exception: nothing has. */
+static PyObject *changed(const kvdpy_half_t *half, const uint64_t *now, const uint64_t *last, kvdpy_breaker_t *breaker)
 {
-	uint64_t value;
-
-	memcpy(&value, (const char *)stats + stat->offset, sizeof value);
-
-	return value;
-}
-
-/* One changed counter; the dict is made when the first has. */
-static int put_delta(PyObject **p_dict, const char *name, uint64_t delta)
-{
-	if (delta == 0) {
-		return 0;
-	}
-	if (!*p_dict) {
-		*p_dict = PyDict_New();
-	}
-
-	return *p_dict ? put(*p_dict, name, delta) : -1;
-}
-
-/* What has changed since `last` as {name: increment}, None: nothing. */
-static PyObject *changed(const half_t *half, const void *now, const void *last, kvdpy_breaker_t *breaker)
-{
+	const uint64_t errors = breaker->errors - breaker->reported;
 	PyObject *dict = NULL;
 	int failed = 0;
 
-	for (size_t i = 0; i < half->counter_count; i++) {
-		const field_t *stat = &half->counters[i];
-
-		failed |= put_delta(&dict, stat->name, read_stat(now, stat) - read_stat(last, stat));
+	for (size_t i = 0; i < half->count && half->rows[i].help && !failed; i++) {
+		failed = now[i] != last[i] && put(&dict, half->rows[i].name, now[i] - last[i]);
 	}
-	failed |= put_delta(&dict, half->errors, breaker->errors - breaker->said);
-	if (failed) {
-		Py_XDECREF(dict);
-		return NULL;
-	}
-	breaker->said = breaker->errors;
-
-	return dict ? dict : Py_NewRef(Py_None);
-}
-
-/* The answer to get_kv_connector_stats(). */
-static PyObject *report(const half_t *half, const void *now, const void *last, PyObject *stats_class,
-			kvdpy_breaker_t *breaker)
-{
-	PyObject *delta = changed(half, now, last, breaker);
-	PyObject *stats = NULL;
-
-	if (delta) {
-		stats = delta == Py_None ? Py_NewRef(delta) : PyObject_CallFunctionObjArgs(stats_class, delta, NULL);
-		Py_DECREF(delta);
-	}
-
-	return stats ? stats : kvdpy_answer_error(breaker, "get_kv_connector_stats", Py_None);
-}
-
-static PyObject *totals(const half_t *half, const void *now)
-{
-	const size_t prefix = strlen(half->name);
-	PyObject *dict = PyDict_New();
-	int failed = !dict;
-
-	for (size_t i = 0; i < half->counter_count && !failed; i++) {
-		failed = put(dict, half->counters[i].name + prefix, read_stat(now, &half->counters[i]));
-	}
-	for (size_t i = 0; i < half->gauge_count && !failed; i++) {
-		failed = put(dict, half->gauges[i].name, read_stat(now, &half->gauges[i]));
-	}
+	failed = failed || (errors && put(&dict, half->errors.name, errors));
 	if (failed) {
 		Py_CLEAR(dict);
+	} else {
+		breaker->reported = breaker->errors;
 	}
 
 	return dict;
 }
 
-PyObject *kvdpy_scheduler_delta(const kvx_scheduler_stats_t *now, kvx_scheduler_stats_t *last, PyObject *stats_class,
-				kvdpy_breaker_t *breaker)
+PyObject *kvdpy_stats_delta(const kvdpy_half_t *half, const void *now, void *last, PyObject *stats_class,
+			    kvdpy_breaker_t *breaker)
 {
-	PyObject *answer = report(&scheduler_half, now, last, stats_class, breaker);
+	PyObject *delta = changed(half, (const uint64_t *)now + 1, (const uint64_t *)last + 1, breaker);
+	PyObject *stats = NULL;
 
-	*last = *now;
+	if (delta) {
+		stats = PyObject_CallFunctionObjArgs(stats_class, delta, NULL);
+		Py_DECREF(delta);
+	} else if (!PyErr_Occurred()) {
+		stats = Py_NewRef(Py_None);
+	}
+	memcpy(last, now, (half->count + 1) * sizeof(uint64_t));
 
-	return answer;
+	return kvdpy_answer(breaker, stats, "get_kv_connector_stats", Py_None);
 }
 
-PyObject *kvdpy_worker_delta(const kvx_worker_stats_t *now, kvx_worker_stats_t *last, PyObject *stats_class,
-			     kvdpy_breaker_t *breaker)
+PyObject *kvdpy_stats_totals(const kvdpy_half_t *half, const void *now)
 {
-	PyObject *answer = report(&worker_half, now, last, stats_class, breaker);
+	PyObject *dict = NULL;
 
-	*last = *now;
+	for (size_t i = 0; i < half->count; i++) {
+		if (put(&dict, half->rows[i].name + half->prefix, ((const uint64_t *)now)[i + 1])) {
+			Py_CLEAR(dict);
+			break;
+		}
+	}
 
-	return answer;
+	return dict;
 }
 
-PyObject *kvdpy_scheduler_dict(const kvx_scheduler_stats_t *now)
+static int add_help(PyObject *table, const row_t *row)
 {
-	return totals(&scheduler_half, now);
-}
+	PyObject *pair = Py_BuildValue("(ss)", row->name, row->help);
+	const int failed = !pair || PyList_Append(table, pair);
 
-PyObject *kvdpy_worker_dict(const kvx_worker_stats_t *now)
-{
-	return totals(&worker_half, now);
+	Py_XDECREF(pair);
+
+	return failed;
 }
 
 PyObject *kvdpy_stats_table(void)
 {
-	static const char *const rows[][2] = {
-#define KVDPY_ROW(name, help) {"scheduler_" #name, help},
-		KVX_SCHEDULER_STATS(KVDPY_ROW)
-#undef KVDPY_ROW
-			{"scheduler_internal_errors", KVDPY_ERRORS_HELP},
-#define KVDPY_ROW(name, help) {"worker_" #name, help},
-		KVX_WORKER_STATS(KVDPY_ROW)
-#undef KVDPY_ROW
-			{"worker_internal_errors", KVDPY_ERRORS_HELP},
-	};
+	static const kvdpy_half_t *const halves[] = {&kvdpy_scheduler_half, &kvdpy_worker_half};
 	PyObject *table = PyList_New(0);
+	int failed = !table;
 
-	for (size_t i = 0; table && i < sizeof rows / sizeof rows[0]; i++) {
-		PyObject *row = Py_BuildValue("(ss)", rows[i][0], rows[i][1]);
-
-		if (!row || PyList_Append(table, row)) {
-			Py_CLEAR(table);
+	for (size_t h = 0; h < KVDPY_COUNT(halves); h++) {
+		for (size_t i = 0; halves[h]->rows[i].help && !failed; i++) {
+			failed = add_help(table, &halves[h]->rows[i]);
 		}
-		Py_XDECREF(row);
+		failed = failed || add_help(table, &halves[h]->errors);
+	}
+	if (failed) {
+		Py_CLEAR(table);
 	}
 
 	return table;

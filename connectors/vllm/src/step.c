@@ -1,8 +1,6 @@
 /* The walk over one step of vLLM's scheduler: block tables grow, computed tokens advance, a step message comes out. */
 #include "kvdpy.h"
 
-#include <string.h>
-
 /* One request of the step. */
 typedef struct kvdpy_item {
 	kvdpy_request_t *r;   /* borrowed from self->requests */
@@ -39,7 +37,7 @@ static int append_item(kvdpy_scheduler_t *self, kvdpy_item_t *item, kvdpy_ask_t 
 		differ = tables_differ(self, item);
 	}
 	if (differ > 0) {
-		return kvdpy_append_blocks(self, item->r, ask, item->tables, !item->whole);
+		return kvdpy_append_blocks(self, ask, item->tables, !item->whole);
 	}
 
 	return differ;
@@ -70,14 +68,14 @@ static int step_item(kvdpy_scheduler_t *self, kvdpy_item_t *item)
 		r->computed = computed;
 		return 0;
 	}
-	if (kvdpy_ask_begin(self, r, &ask)) {
+	if (kvdpy_ask_known(self, r, &ask)) {
 		return -1;
 	}
 
 	failed = append_item(self, item, &ask);
 	r->computed = computed;
 	if (!failed && self->saves && !self->off && !r->no_keys) {
-		failed = kvdpy_feed_tokens(self, r, &ask, computed);
+		failed = kvdpy_feed_tokens(self, &ask, computed);
 		kvx_scheduler_advance(self->scheduler, &ask.ask, computed, item->tokens);
 	} else {
 		kvx_scheduler_note_step_tokens(self->scheduler, computed, item->tokens);
@@ -92,34 +90,24 @@ static kvdpy_request_t *find_known(kvdpy_scheduler_t *self, PyObject *id)
 	return id ? (kvdpy_request_t *)PyDict_GetItemWithError(self->requests, id) : NULL;
 }
 
-static int read_count(PyObject *number, uint32_t *p_count)
-{
-	const unsigned long count = number ? PyLong_AsUnsignedLong(number) : 0;
-
-	if (!number && !PyErr_Occurred()) {
-		PyErr_SetString(PyExc_KeyError, "a request without its number of tokens");
-	}
-	*p_count = (uint32_t)count;
-
-	return PyErr_Occurred() ? -1 : 0;
-}
-
 /* NewRequestData: scheduled for the first time, or (model runner V2) resumed. */
 static int step_new(kvdpy_scheduler_t *self, PyObject *data, PyObject *scheduled)
 {
-	PyObject *id = PyObject_GetAttr(data, kvdpy_names.req_id);
-	PyObject *tables = PyObject_GetAttr(data, kvdpy_names.block_ids);
-	PyObject *had = PyObject_GetAttr(data, kvdpy_names.num_computed_tokens);
-	kvdpy_item_t item = {.r = find_known(self, id), .tables = tables, .whole = 1};
-	int failed = !id || !tables || read_count(had, &item.had) ||
-		     read_count(PyDict_GetItemWithError(scheduled, id), &item.tokens);
+	PyObject *const names[] = {kvdpy_names.req_id, kvdpy_names.block_ids, kvdpy_names.num_computed_tokens};
+	PyObject *values[3];
+	kvdpy_item_t item = {.whole = 1};
+	int failed = !data || kvdpy_get_attributes(data, names, values, 3);
 
-	if (!failed && item.r) {
-		failed = step_item(self, &item);
+	if (!failed) {
+		item.r = find_known(self, values[0]);
+		item.tables = values[1];
+		failed = kvdpy_read_u32(values[2], &item.had) ||
+			 kvdpy_read_u32(PyDict_GetItemWithError(scheduled, values[0]), &item.tokens) ||
+			 (item.r && step_item(self, &item));
 	}
-	Py_XDECREF(had);
-	Py_XDECREF(tables);
-	Py_XDECREF(id);
+	if (data) {
+		kvdpy_drop(values, 3);
+	}
 
 	return failed ? -1 : 0;
 }
@@ -139,14 +127,12 @@ static int walk_new(kvdpy_scheduler_t *self, PyObject *output, PyObject *schedul
 }
 
 /* CachedRequestData: parallel lists. */
-typedef struct kvdpy_cached {
-	PyObject *ids, *tables, *had, *resumed;
-} kvdpy_cached_t;
+enum { IDS, TABLES, HAD, RESUMED, CACHED_COUNT };
 
-static int step_cached(kvdpy_scheduler_t *self, const kvdpy_cached_t *c, Py_ssize_t i, PyObject *scheduled)
+static int step_cached(kvdpy_scheduler_t *self, PyObject *const *lists, Py_ssize_t i, PyObject *scheduled)
 {
-	PyObject *id = PyList_GetItem(c->ids, i);
-	kvdpy_item_t item = {.r = find_known(self, id), .tables = PyList_GetItem(c->tables, i)};
+	PyObject *id = PyList_GetItem(lists[IDS], i);
+	kvdpy_item_t item = {.r = find_known(self, id), .tables = PyList_GetItem(lists[TABLES], i)};
 
 	if (!id || !item.tables || PyErr_Occurred()) {
 		return -1;
@@ -154,37 +140,28 @@ static int step_cached(kvdpy_scheduler_t *self, const kvdpy_cached_t *c, Py_ssiz
 	if (!item.r) {
 		return 0;
 	}
-	if (read_count(PyList_GetItem(c->had, i), &item.had) ||
-	    read_count(PyDict_GetItemWithError(scheduled, id), &item.tokens)) {
+	if (kvdpy_read_u32(PyList_GetItem(lists[HAD], i), &item.had) ||
+	    kvdpy_read_u32(PyDict_GetItemWithError(scheduled, id), &item.tokens)) {
 		return -1;
 	}
-	item.whole = PySet_Size(c->resumed) > 0 && PySet_Contains(c->resumed, id) == 1;
+	item.whole = PySet_Size(lists[RESUMED]) > 0 && PySet_Contains(lists[RESUMED], id) == 1;
 
 	return step_item(self, &item);
 }
 
 static int walk_cached(kvdpy_scheduler_t *self, PyObject *output, PyObject *scheduled)
 {
+	PyObject *const names[] = {kvdpy_names.req_ids, kvdpy_names.new_block_ids, kvdpy_names.num_computed_tokens,
+				   kvdpy_names.resumed_req_ids};
 	PyObject *data = PyObject_GetAttr(output, kvdpy_names.scheduled_cached_reqs);
-	kvdpy_cached_t c = {0};
-	Py_ssize_t n = -1;
-	int failed;
+	PyObject *lists[CACHED_COUNT] = {0};
+	int failed = !data || kvdpy_get_attributes(data, names, lists, CACHED_COUNT);
+	const Py_ssize_t n = failed ? -1 : PyList_Size(lists[IDS]);
 
-	if (data) {
-		c.ids = PyObject_GetAttr(data, kvdpy_names.req_ids);
-		c.tables = PyObject_GetAttr(data, kvdpy_names.new_block_ids);
-		c.had = PyObject_GetAttr(data, kvdpy_names.num_computed_tokens);
-		c.resumed = PyObject_GetAttr(data, kvdpy_names.resumed_req_ids);
-	}
-	failed = !c.ids || !c.tables || !c.had || !c.resumed;
-	n = failed ? -1 : PyList_Size(c.ids);
 	for (Py_ssize_t i = 0; i < n && !failed; i++) {
-		failed = step_cached(self, &c, i, scheduled);
+		failed = step_cached(self, lists, i, scheduled);
 	}
-	Py_XDECREF(c.ids);
-	Py_XDECREF(c.tables);
-	Py_XDECREF(c.had);
-	Py_XDECREF(c.resumed);
+	kvdpy_drop(lists, CACHED_COUNT);
 	Py_XDECREF(data);
 
 	return failed || n < 0 ? -1 : 0;
@@ -199,13 +176,10 @@ static int step_preempted(kvdpy_scheduler_t *self, PyObject *id)
 	if (!r || r->step == self->step) {
 		return PyErr_Occurred() ? -1 : 0;
 	}
-	if (kvdpy_ask_begin(self, r, &ask)) {
+	if (kvdpy_ask_known(self, r, &ask)) {
 		return -1;
 	}
-	kvx_scheduler_preempt(self->scheduler, &ask.ask);
-	memset(r->known_blocks, 0, sizeof r->known_blocks);
-	r->step = 0;
-	r->computed = 0;
+	kvdpy_drop_blocks(self, &ask);
 	kvdpy_ask_end(&ask);
 
 	return 0;
@@ -256,9 +230,8 @@ PyObject *kvdpy_build_meta(kvdpy_scheduler_t *self, PyObject *output)
 	kvdpy_message_t message = {.after_computing = self->request_count > 0};
 	PyObject *bytes, *meta;
 
-	if (walk_step(self, output)) {
-		meta = kvdpy_answer_error(&self->breaker, "build_connector_meta",
-					  Py_None); /* the message goes out all the same: loads depend on it */
+	if (walk_step(self, output)) { /* the message goes out all the same: loads depend on it */
+		meta = kvdpy_answer_error(&self->breaker, "build_connector_meta", Py_None);
 		if (!meta) {
 			return NULL;
 		}

@@ -1,11 +1,7 @@
 /* The moving half: what vLLM's model runner calls on every rank. */
 #include "kvdpy.h"
 
-#include <string.h>
-
 #define SELF(object) ((kvdpy_worker_t *)(object))
-
-static PyTypeObject *worker_type;
 
 /* What the engine enqueues from now on goes there: the copies are put in order with that. */
 static int read_stream(kvdpy_worker_t *self)
@@ -13,7 +9,7 @@ static int read_stream(kvdpy_worker_t *self)
 	if (self->stream_of == Py_None || !self->worker) {
 		return 0;
 	}
-	if (kvdpy_current_stream(self, &self->stream)) {
+	if (kvdpy_current_stream(self->stream_of, self->device, &self->stream)) {
 		return -1;
 	}
 	kvx_worker_set_stream(self->worker, self->stream);
@@ -26,6 +22,7 @@ static PyObject *worker_begin_step(PyObject *object, PyObject *meta)
 {
 	kvdpy_worker_t *self = SELF(object);
 	PyObject *message = self->worker ? PyObject_GetAttr(meta, kvdpy_names.message) : Py_NewRef(Py_None);
+	PyThreadState *state;
 	char *bytes = NULL;
 	Py_ssize_t len = 0;
 
@@ -33,16 +30,13 @@ static PyObject *worker_begin_step(PyObject *object, PyObject *meta)
 	kvdpy_layers_clear(&self->layers);
 	if (!message || read_stream(self) || (message != Py_None && PyBytes_AsStringAndSize(message, &bytes, &len))) {
 		Py_XDECREF(message);
-		if (self->worker) {
-			kvx_worker_begin_step(
-				self->worker, "",
-				1); /* no message: the reused blocks are unknown, so all marked blocks are saved */
+		if (self->worker) { /* no message: the reused blocks are unknown, so all marked blocks are saved */
+			kvx_worker_begin_step(self->worker, "", 1);
 		}
 		return kvdpy_answer_error(&self->breaker, "handle_preemptions", Py_None);
 	}
 	if (message != Py_None) {
-		PyThreadState *state = len ? PyEval_SaveThread() : NULL;
-
+		state = len ? PyEval_SaveThread() : NULL;
 		kvx_worker_begin_step(self->worker, bytes, (size_t)len);
 		if (state) {
 			PyEval_RestoreThread(state);
@@ -96,7 +90,8 @@ static PyObject *worker_await_layer(PyObject *object, PyObject *name)
 	if (!self->layers.asked || !self->worker) {
 		return Py_NewRef(Py_None);
 	}
-	if (!self->layers.layered && self->stream_of != Py_None && kvdpy_current_stream(self, &stream)) {
+	if (!self->layers.layered && self->stream_of != Py_None &&
+	    kvdpy_current_stream(self->stream_of, self->device, &stream)) {
 		answer = kvdpy_answer_error(&self->breaker, "wait_for_layer_load", Py_None);
 		if (!answer) {
 			return NULL;
@@ -127,6 +122,16 @@ static PyObject *worker_end_step(PyObject *object, PyObject *unused)
 	kvdpy_layers_end(&SELF(object)->layers);
 
 	return Py_NewRef(Py_None);
+}
+
+/* `value`, also after an error: what was found before it. */
+static PyObject *answer_with(kvdpy_worker_t *self, PyObject *value, int failed, const char *hook)
+{
+	PyObject *found = failed ? kvdpy_answer_error(&self->breaker, hook, value) : Py_NewRef(value);
+
+	Py_DECREF(value);
+
+	return found;
 }
 
 static int add_id(PyObject **p_set, const char *id, uint32_t len)
@@ -165,28 +170,26 @@ static int take_finished(kvdpy_worker_t *self, PyObject **p_done, PyObject **p_f
 static PyObject *worker_take_finished(PyObject *object, PyObject *ids)
 {
 	kvdpy_worker_t *self = SELF(object);
-	PyObject *done = NULL, *bad = NULL, *answer;
+	PyObject *done = NULL, *bad = NULL, *found = NULL;
 
 	(void)ids;
 	if (!self->worker) {
 		return Py_NewRef(self->nothing);
 	}
-	if (take_finished(self, &done, &bad)) {
-		answer = NULL;
-	} else {
-		answer = done ? Py_BuildValue("(OO)", Py_None, done) : Py_NewRef(self->nothing);
+	if (take_finished(self, &done, &bad) == 0) {
+		found = done ? Py_BuildValue("(OO)", Py_None, done) : Py_NewRef(self->nothing);
 	}
 	Py_XDECREF(done);
 	Py_XDECREF(bad);
 
-	return answer ? answer : kvdpy_answer_error(&self->breaker, "get_finished", self->nothing);
+	return kvdpy_answer(&self->breaker, found, "get_finished", self->nothing);
 }
 
 /* get_transfer_results(finished_req_ids) */
 static PyObject *worker_take_results(PyObject *object, PyObject *ids)
 {
 	kvdpy_worker_t *self = SELF(object);
-	PyObject *results = PyObject_CallFunctionObjArgs(self->results_class, NULL);
+	PyObject *results = PyObject_CallNoArgs(self->results_class);
 	PyObject *done = NULL, *bad = NULL;
 	int failed = 0;
 
@@ -201,14 +204,8 @@ static PyObject *worker_take_results(PyObject *object, PyObject *ids)
 	failed = (bad && PyObject_SetAttrString(results, "failed_recving", bad)) || failed;
 	Py_XDECREF(done);
 	Py_XDECREF(bad);
-	if (failed) {
-		PyObject *answer = kvdpy_answer_error(&self->breaker, "get_transfer_results", results);
 
-		Py_DECREF(results);
-		return answer;
-	}
-
-	return results;
+	return answer_with(self, results, failed, "get_transfer_results");
 }
 
 /* Of a cache in GPU memory this may wait for the loads of the step; other threads of the engine go on meanwhile. */
@@ -229,27 +226,15 @@ static PyObject *worker_take_failed_blocks(PyObject *object, PyObject *unused)
 {
 	kvdpy_worker_t *self = SELF(object);
 	PyObject *set = PySet_New(NULL);
-	uint32_t ids[256];
-	uint32_t n = 0;
+	uint32_t ids[256], n = 0;
 	int failed = 0;
 
 	(void)unused;
 	while (set && self->worker && (n = read_failed_blocks(self, ids, 256)) > 0) {
-		for (uint32_t i = 0; i < n && self->groups == 1; i++) {
-			PyObject *id = PyLong_FromUnsignedLong(ids[i]);
-
-			failed = !id || PySet_Add(set, id) || failed;
-			Py_XDECREF(id);
-		}
-	}
-	if (failed) {
-		PyObject *answer = kvdpy_answer_error(&self->breaker, "get_block_ids_with_load_errors", set);
-
-		Py_DECREF(set);
-		return answer;
+		failed = (self->groups == 1 && kvdpy_add_numbers(set, ids, n)) || failed;
 	}
 
-	return set;
+	return set ? answer_with(self, set, failed, "get_block_ids_with_load_errors") : NULL;
 }
 
 /* build_connector_worker_meta() */
@@ -271,7 +256,7 @@ static PyObject *worker_take_report(PyObject *object, PyObject *unused)
 	meta = list ? PyObject_CallFunctionObjArgs(self->report_class, list, NULL) : NULL;
 	Py_XDECREF(list);
 
-	return meta ? meta : kvdpy_answer_error(&self->breaker, "build_connector_worker_meta", Py_None);
+	return kvdpy_answer(&self->breaker, meta, "build_connector_worker_meta", Py_None);
 }
 
 /* get_kv_connector_stats() */
@@ -286,7 +271,7 @@ static PyObject *worker_take_stats(PyObject *object, PyObject *unused)
 	}
 	kvx_worker_get_stats(self->worker, &now);
 
-	return kvdpy_worker_delta(&now, &self->last, self->stats_class, &self->breaker);
+	return kvdpy_stats_delta(&kvdpy_worker_half, &now, &self->last, self->stats_class, &self->breaker);
 }
 
 /* ---- what our own Python calls --------------------------------------------------------------- */
@@ -300,41 +285,43 @@ static PyObject *worker_stats(PyObject *object, PyObject *unused)
 		kvx_worker_get_stats(SELF(object)->worker, &now);
 	}
 
-	return kvdpy_worker_dict(&now);
+	return kvdpy_stats_totals(&kvdpy_worker_half, &now);
 }
 
 static PyObject *worker_roundtrip_test(PyObject *object, PyObject *args)
 {
+	kvx_worker_t *worker = SELF(object)->worker;
 	unsigned int group, from, to;
 
 	if (!PyArg_ParseTuple(args, "III", &group, &from, &to)) {
 		return NULL;
 	}
 
-	return PyLong_FromLong(SELF(object)->worker ? kvx_worker_roundtrip_test(SELF(object)->worker, group, from, to)
-						    : KVC_ERR_CLOSED);
+	return PyLong_FromLong(worker ? kvx_worker_roundtrip_test(worker, group, from, to) : KVC_ERR_CLOSED);
 }
 
 static PyObject *worker_self_test_status(PyObject *object, PyObject *unused)
 {
+	kvx_worker_t *worker = SELF(object)->worker;
+
 	(void)unused;
 
-	return PyLong_FromLong(SELF(object)->worker ? kvx_worker_self_test_status(SELF(object)->worker)
-						    : KVC_ERR_CLOSED);
+	return PyLong_FromLong(worker ? kvx_worker_self_test_status(worker) : KVC_ERR_CLOSED);
 }
 
 static PyObject *worker_flush(PyObject *object, PyObject *number)
 {
-	const unsigned long timeout_ms = PyLong_AsUnsignedLong(number);
+	kvx_worker_t *worker = SELF(object)->worker;
 	kvc_status_t status = KVC_ERR_CLOSED;
-	PyThreadState *state;
+	uint32_t timeout_ms;
 
-	if (PyErr_Occurred()) {
+	if (kvdpy_read_u32(number, &timeout_ms)) {
 		return NULL;
 	}
-	if (SELF(object)->worker) {
-		state = PyEval_SaveThread();
-		status = kvx_worker_flush(SELF(object)->worker, (uint32_t)timeout_ms);
+	if (worker) {
+		PyThreadState *state = PyEval_SaveThread();
+
+		status = kvx_worker_flush(worker, timeout_ms);
 		PyEval_RestoreThread(state);
 	}
 
@@ -356,58 +343,46 @@ static PyObject *worker_close(PyObject *object, PyObject *unused)
 	return Py_NewRef(Py_None);
 }
 
-/* ---- life ------------------------------------------------------------------------------------ */
+/* ---- create and destroy ---------------------------------------------------------------------- */
 
-static void worker_dealloc(PyObject *object)
+#define OWN(kind, field)    KVDPY_KEY(kvdpy_worker_t, kind, field)
+#define CONFIG(kind, field) KVDPY_KEY(kvx_worker_config_t, kind, field)
+
+static const kvdpy_key_t own_keys[] = {
+	{"circuit_breaker", KVDPY_REF, offsetof(kvdpy_worker_t, breaker.object)},
+	OWN(KVDPY_REF, report_class),
+	OWN(KVDPY_REF, results_class),
+	OWN(KVDPY_REF, stats_class),
+	OWN(KVDPY_REF, stream_of),
+	OWN(KVDPY_REF, device),
+	{"prefetch", KVDPY_INT, offsetof(kvdpy_worker_t, prefetch.wanted)},
+};
+static const kvdpy_key_t config_keys[] = {
+	CONFIG(KVDPY_U32, rank),     CONFIG(KVDPY_U32, threads), CONFIG(KVDPY_INT, prefault),
+	CONFIG(KVDPY_U32, memory),   CONFIG(KVDPY_INT, device),  CONFIG(KVDPY_U32, sms),
+	CONFIG(KVDPY_U32, save_sms), CONFIG(KVDPY_INT, measure), CONFIG(KVDPY_SIZE, layer_bytes),
+};
+_Static_assert(sizeof(size_t) == sizeof(uint64_t), "layer_bytes is read as a size_t");
+
+static void worker_destroy(PyObject *object)
 {
 	kvdpy_worker_t *self = SELF(object);
-	PyTypeObject *type = Py_TYPE(object);
 
 	kvdpy_prefetch_leave(&self->prefetch);
 	kvx_worker_close(self->worker);
-	Py_XDECREF(self->breaker.object);
+	kvdpy_drop_keys(own_keys, KVDPY_COUNT(own_keys), self);
 	Py_XDECREF(self->config);
-	Py_XDECREF(self->report_class);
-	Py_XDECREF(self->results_class);
-	Py_XDECREF(self->stats_class);
 	Py_XDECREF(self->nothing);
-	Py_XDECREF(self->stream_of);
-	Py_XDECREF(self->device);
 	kvdpy_layers_fini(&self->layers);
-	PyObject_Free(object);
-	Py_DECREF(type);
-}
-
-static int take_callables(kvdpy_worker_t *self, PyObject *dict)
-{
-	PyObject **const field[] = {&self->breaker.object, &self->report_class, &self->results_class,
-				    &self->stats_class,    &self->stream_of,    &self->device};
-	static const char *const key[] = {"circuit_breaker", "report_class", "results_class",
-					  "stats_class",     "stream_of",    "device"};
-
-	for (size_t i = 0; i < sizeof key / sizeof key[0]; i++) {
-		PyObject *value;
-
-		if (kvdpy_get_object(dict, key[i], &value)) {
-			return -1;
-		}
-		*field[i] = Py_NewRef(value);
-	}
-	self->config = Py_NewRef(dict);
-	self->nothing = Py_BuildValue("(OO)", Py_None, Py_None);
-
-	return self->nothing ? 0 : -1;
+	kvdpy_free_object(object);
 }
 
 static int read_groups(PyObject *dict, kvdpy_paged_t *paged, kvx_worker_group_t *groups, uint32_t *p_count)
 {
-	PyObject *list;
-	Py_ssize_t n;
+	static const kvdpy_key_t keys[] = {KVDPY_KEY(kvx_worker_group_t, KVDPY_U32, group)};
+	PyObject *list = kvdpy_find_key(dict, "groups");
+	const Py_ssize_t n = list ? PyList_Size(list) : -1;
 
-	if (kvdpy_get_object(dict, "groups", &list)) {
-		return -1;
-	}
-	n = PyList_Size(list);
 	if (n < 1 || n > (Py_ssize_t)KVDPY_MAX_GROUPS) {
 		PyErr_SetString(PyExc_ValueError, "groups must be a list of 1 to 16");
 		return -1;
@@ -415,7 +390,7 @@ static int read_groups(PyObject *dict, kvdpy_paged_t *paged, kvx_worker_group_t 
 	for (Py_ssize_t i = 0; i < n; i++) {
 		PyObject *group = PyList_GetItem(list, i);
 
-		if (kvdpy_get_u32(group, "group", &groups[i].group) || kvdpy_get_paged(group, &paged[i])) {
+		if (kvdpy_read_keys(group, keys, 1, &groups[i]) || kvdpy_read_paged(group, &paged[i])) {
 			return -1;
 		}
 		groups[i].paged = &paged[i].paged;
@@ -425,45 +400,18 @@ static int read_groups(PyObject *dict, kvdpy_paged_t *paged, kvx_worker_group_t 
 	return 0;
 }
 
-/* Where the engine's cache lies. */
-static int read_memory(PyObject *dict, kvx_worker_config_t *c)
-{
-	const char *memory = NULL;
-	uint32_t layers_mb = 0;
-
-	if (kvdpy_get_text(dict, "memory", &memory) || kvdpy_get_int(dict, "device", &c->device) ||
-	    kvdpy_get_u32(dict, "sms", &c->sms) || kvdpy_get_u32(dict, "save_sms", &c->save_sms) ||
-	    kvdpy_get_u32(dict, "layers_mb", &layers_mb)) {
-		return -1;
-	}
-	if (!memory || (strcmp(memory, "cpu") != 0 && strcmp(memory, "cuda") != 0)) {
-		PyErr_SetString(PyExc_ValueError, "memory must be cpu or cuda");
-		return -1;
-	}
-	c->memory = memory[1] == 'u' ? KVX_MEMORY_CUDA : KVX_MEMORY_HOST;
-	c->measure = c->memory == KVX_MEMORY_CUDA;
-	c->layer_bytes = layers_mb ? (uint64_t)layers_mb << 20 : 1; /* of those that are asked for */
-
-	return 0;
-}
-
-static int open_worker(kvdpy_worker_t *self, PyObject *dict)
+static int open_worker(kvdpy_worker_t *self, PyObject *dict, kvdpy_paged_t *paged)
 {
 	kvx_worker_config_t c = {.struct_size = sizeof c};
 	kvx_worker_group_t groups[KVDPY_MAX_GROUPS];
-	kvdpy_paged_t *paged = PyMem_Calloc(KVDPY_MAX_GROUPS, sizeof *paged);
+	PyObject *range = kvdpy_find_key(dict, "range");
 	kvdpy_common_t common;
-	PyObject *range;
 	kvc_status_t status;
-	int failed = -1, prefetch = 0;
 
-	if (!paged || kvdpy_get_common(dict, &common) || kvdpy_get_u32(dict, "rank", &c.rank) ||
-	    kvdpy_get_object(dict, "range", &range) || kvdpy_get_writer(range, &c.range) ||
-	    kvdpy_get_u32(dict, "threads", &c.threads) || kvdpy_get_int(dict, "prefault", &c.prefault) ||
-	    kvdpy_get_int(dict, "prefetch", &prefetch) || read_memory(dict, &c) ||
+	if (!range || kvdpy_read_writer(range, &c.range) || kvdpy_read_common(dict, &common) ||
+	    kvdpy_read_keys(dict, config_keys, KVDPY_COUNT(config_keys), &c) ||
 	    read_groups(dict, paged, groups, &c.group_count)) {
-		PyMem_Free(paged);
-		return failed;
+		return -1;
 	}
 
 	c.socket = common.socket;
@@ -476,35 +424,44 @@ static int open_worker(kvdpy_worker_t *self, PyObject *dict)
 	c.groups = groups;
 	self->groups = (int)c.group_count;
 	status = kvx_worker_open(&c, &self->worker);
-	PyMem_Free(paged);
 	if (status != KVC_OK) {
 		PyErr_Format(PyExc_ValueError, "%s: %s", kvc_status_name(status), kvx_worker_last_error());
-		return failed;
+		return -1;
 	}
-	if (prefetch && self->stream_of != Py_None) {
+	if (self->prefetch.wanted && self->stream_of != Py_None) {
 		kvdpy_prefetch_join(self, common.instance);
 	}
 
 	return 0;
 }
 
-static PyObject *worker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static PyObject *worker_create(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
 	kvdpy_worker_t *self;
+	kvdpy_paged_t *paged;
 	PyObject *dict;
+	int failed;
 
 	(void)kwargs;
 	if (!PyArg_ParseTuple(args, "O!", &PyDict_Type, &dict)) {
 		return NULL;
 	}
-	self = PyObject_New(kvdpy_worker_t, type);
+	self = kvdpy_new_object(type);
 	if (!self) {
 		return NULL;
 	}
 
-	memset((char *)self + sizeof(PyObject), 0, sizeof *self - sizeof(PyObject));
+	self->config = Py_NewRef(dict);
 	self->last.struct_size = sizeof self->last;
-	if (take_callables(self, dict) || kvdpy_layers_init(&self->layers, dict) || open_worker(self, dict)) {
+	self->nothing = Py_BuildValue("(OO)", Py_None, Py_None);
+	paged = PyMem_Calloc(KVDPY_MAX_GROUPS, sizeof *paged);
+	if (!paged) {
+		PyErr_NoMemory();
+	}
+	failed = !self->nothing || !paged || kvdpy_read_keys(dict, own_keys, KVDPY_COUNT(own_keys), self) ||
+		 kvdpy_layers_init(&self->layers, dict) || open_worker(self, dict, paged);
+	PyMem_Free(paged);
+	if (failed) {
 		Py_DECREF((PyObject *)self);
 		return NULL;
 	}
@@ -538,20 +495,8 @@ static PyMethodDef worker_methods[] = {
 
 int kvdpy_worker_init(PyObject *module)
 {
-	static PyType_Slot slots[] = {
-		{Py_tp_new, KVDPY_SLOT(worker_new)},
-		{Py_tp_dealloc, KVDPY_SLOT(worker_dealloc)},
-		{Py_tp_methods, worker_methods},
-		{0, NULL},
-	};
-	static PyType_Spec spec = {
-		.name = "kvd_vllm._kvd.Worker",
-		.basicsize = (int)sizeof(kvdpy_worker_t),
-		.flags = Py_TPFLAGS_DEFAULT,
-		.slots = slots,
-	};
+	static const kvdpy_type_t type = {"kvd_vllm._kvd.Worker", sizeof(kvdpy_worker_t), worker_create, worker_destroy,
+					  worker_methods};
 
-	worker_type = (PyTypeObject *)PyType_FromSpec(&spec);
-
-	return worker_type ? PyModule_AddObjectRef(module, "Worker", (PyObject *)worker_type) : -1;
+	return kvdpy_add_type(module, &type) ? 0 : -1;
 }
