@@ -1,7 +1,7 @@
 """Speculative decoding: a step writes places of drafts that are rejected afterwards. What is stored must be what the confirmed tokens give, place by place.
 
 A scheduler as small as can be, in vLLM's order: also with asynchronous scheduling, where a step is planned before it is known how many drafts of the
-step before were accepted. Needs what test_hooks.py needs.
+step before were accepted (rig.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 import unittest
 from typing import Any
 
-from test_hooks import BLOCK, LAYERS, PAGE, Blocks, Daemon, Engine, Meta, Request, output
+from rig import BLOCK, LAYERS, PAGE, Blocks, Engine, Engines, Meta, Request, output
 
 SLOT = PAGE // BLOCK
 SEED = int(os.environ.get("SEED", "1"))
@@ -147,31 +147,14 @@ class Run:
             self.end_step()
 
 
-class Drafts(unittest.TestCase):
-    daemon: Daemon
-
-    @classmethod
-    def setUpClass(cls) -> None:
-        cls.daemon = Daemon()
-
-    @classmethod
-    def tearDownClass(cls) -> None:
-        cls.daemon.stop()
-
-    def engine(self, name: str, **options: Any) -> Engine:
-        engine = Engine(self.daemon.socket, f"{self.id()}-{name}", **options)
-        self.addCleanup(engine.close)
-        engine.wait()
-        return engine
-
+class Drafts(Engines):
     def wrong(self, said: Speaker, name: str, **options: Any) -> int:
         """Places that another engine loads and that do not hold what they should; at most the last block may not have come."""
         engine = self.engine(name, **options)
         again = Request(name, said.true + [1])
         table = list(range(1, 1 + -(-len(again._all_token_ids) // BLOCK)))
-        tokens, _ = engine.scheduler.match(again, 0)
+        tokens, _ = engine.admit(again, table)
         self.assertGreaterEqual(tokens, (said.real // BLOCK - 1) * BLOCK)
-        engine.scheduler.add_blocks(again, Blocks(table), tokens)
         results = engine.step(output(new=[(name, (table,), tokens, len(again._all_token_ids) - tokens)]))
         self.assertFalse(results.errors)
         row, bad = slots(said.true), 0

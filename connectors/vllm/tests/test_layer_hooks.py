@@ -1,36 +1,29 @@
-"""In which steps the engine is asked to name its layers, and that asking and answering cost next to nothing. As test_hooks.py, whose engine it drives."""
+"""In which steps the engine is asked to name its layers, and that asking and answering cost next to nothing (rig.py)."""
 
 from __future__ import annotations
 
-import os
-import tempfile
 import unittest
 from types import SimpleNamespace
 from typing import Any
 
-import test_hooks
-from test_hooks import Engine, Meta
+from rig import SLOW, Engine, Engines, Meta, time_us
 
 
-class Layers(unittest.TestCase):
+class Layers(Engines):
     """The cache is in host memory, so that loads come whole whatever it is trusted with."""
 
+    with_daemon = False
     NONE, PIECEWISE, FULL = object(), object(), object()
     NAMES = {"model.layers.0.attn": 0, "model.layers.1.attn": 1}
 
     def setUp(self) -> None:
-        self.folder = tempfile.TemporaryDirectory()
-        self.stream = 7
-        self.engine = Engine(self.folder.name + "/nobody.sock", "layers", layers=(self.NAMES, (self.NONE, self.PIECEWISE)), stream_of=lambda device: self.stream)
-
-    def tearDown(self) -> None:
-        self.assertEqual(self.engine.breaker.errors, [])
-        self.engine.close()
-        self.folder.cleanup()
+        super().setUp()
+        self.stream: Any = 7
+        self.worker = self.engine(layers=(self.NAMES, (self.NONE, self.PIECEWISE)), stream_of=lambda device: self.stream).worker
 
     def step(self, mode: Any, names: Any = NAMES, end: bool = True, **context: Any) -> bool:
         """Whether the step asked for its layers' names."""
-        worker, meta = self.engine.worker, Meta(b"")
+        worker, meta = self.worker, Meta(b"")
         worker.begin_step(meta)
         self.assertIs(worker.wants_layers(), False)
         worker.start_async_loads(meta)
@@ -56,7 +49,7 @@ class Layers(unittest.TestCase):
         self.assertFalse(self.step(self.NONE, attn_metadata=None))
         self.assertFalse(self.step(self.NONE, attn_metadata=[{}, {}]))
         self.assertFalse(self.step(self.NONE, ubatch_slices=[1, 2]))
-        worker = self.engine.worker
+        worker = self.worker
         for context in ((), (None,), (object(),)):
             worker.begin_step(Meta(b""))
             worker.run_sync_loads(*context)
@@ -93,26 +86,24 @@ class Layers(unittest.TestCase):
     def test_an_error_in_a_hook_is_the_circuit_breakers(self) -> None:
         self.step(self.NONE, [], end=False)
         self.stream = "no stream"
-        self.assertIsNone(self.engine.worker.await_layer("model.layers.0.attn"))
+        self.assertIsNone(self.worker.await_layer("model.layers.0.attn"))
         self.stream = 7
-        self.engine.worker.end_step()
-        self.assertEqual([hook for hook, _ in self.engine.breaker.errors], ["wait_for_layer_load"])
-        self.engine.breaker.errors.clear()
+        self.worker.end_step()
+        self.assertEqual([hook for hook, _ in self.engines[0].breaker.errors], ["wait_for_layer_load"])
+        self.engines[0].breaker.errors.clear()
 
     def test_wrong_layers_are_refused(self) -> None:
         for broken in (3, ({}, ()), ([], ()), ({"a": 0}, [])):
             with self.assertRaises((TypeError, ValueError)):
-                Engine(self.folder.name + "/nobody.sock", "broken", layers=broken)
+                Engine(self.socket, "broken", layers=broken)
 
     def test_asking_and_answering_cost_little(self) -> None:
-        worker = self.engine.worker
+        worker = self.worker
         self.step(self.NONE)
         worker.begin_step(Meta(b""))
-        asks = min(test_hooks.Cost.timed(lambda: [worker.wants_layers() for _ in range(1000)]) for _ in range(50))
-        layer = min(test_hooks.Cost.timed(lambda: [worker.await_layer("model.layers.0.attn") for _ in range(1000)]) for _ in range(50))
+        asks, layer = (1000 * time_us(call, 50, 1000) for call in (worker.wants_layers, lambda: worker.await_layer("model.layers.0.attn")))
         print(f"has_connector_metadata {asks:.0f} ns, wait_for_layer_load with nothing to wait for {layer:.0f} ns")
-        factor = 20 if "LD_PRELOAD" in os.environ else 1
-        self.assertLess(asks + layer, 1000 * factor)
+        self.assertLess(asks + layer, 1000 * SLOW)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import tempfile
 import unittest
 import unittest.mock
@@ -13,7 +14,8 @@ from vllm.config import CUDAGraphMode
 from vllm.forward_context import ForwardContext, override_forward_context
 from vllm.model_executor.layers.attention import kv_transfer_utils
 
-from kvd_vllm import compat, connector, options
+from kvd_vllm import _kvd, compat, connector, options
+from rig import PAGE, common_config, worker_config
 
 NAMES = [f"model.layers.{i}.self_attn.attn" for i in range(12)]
 
@@ -115,32 +117,18 @@ class Early(unittest.TestCase):
 class Steps(unittest.TestCase):
     """The module with a real forward context; the cache is in host memory."""
 
-    def worker(self, folder: str) -> Any:
-        import ctypes
-
-        from kvd_vllm import _kvd
-
-        memory = [ctypes.create_string_buffer(4 * 4096) for _ in range(len(NAMES))]
-        layout = f"kvk1 heads=1 layers={len(NAMES)} tokens=32 k=0 v=0 dtype=byte inner=opaque page=4096"
-        identity = {
-            "model": "layers", "weights": "w", "dtype": "f32", "quantization": None, "rope": "none", "lora": None, "hash": None, "hash_tokens": 32,
-            "groups": "0:full:32", "layout": layout, "page_format": "test", "extra": None,
-        }
-        paged = {"group": 0, "kind": _kvd.KIND_OPAQUE, "dtype": _kvd.DTYPE_byte, "blocks": 4, "layers": len(NAMES), "first_layer": 0, "heads": 1, "first_head": 0,
-                 "tokens": 32, "k": 0, "v": 0, "page": 4096, "stride": 4096, "apart": 0, "base": [ctypes.addressof(m) for m in memory]}
-        self.memory = memory
-        return _kvd.Worker({
-            "socket": folder + "/nobody.sock", "instance": "layers", "secret": bytes(32), "program": "layers", "identity": identity, "circuit_breaker": self, "report_class": list,
-            "results_class": None, "stats_class": dict, "rank": 0, "range": (0, 0, 1, 0, len(NAMES)), "groups": [paged], "threads": 1, "prefault": 0, "memory": "cpu", "device": 0,
-            "sms": 0, "save_sms": 0, "stream_of": None, "layers": ({name: i for i, name in enumerate(NAMES)}, compat.probe()["eager_modes"]), "layers_mb": 0, "prefetch": 0,
-        })
+    def worker(self, socket: str) -> Any:
+        memory = [ctypes.create_string_buffer(4 * PAGE) for _ in NAMES]
+        self.addCleanup(memory.clear)
+        layers = {name: i for i, name in enumerate(NAMES)}, compat.probe()["eager_modes"]
+        return _kvd.Worker(worker_config(common_config(socket, "layers", self, len(NAMES)), memory, layers=layers))
 
     def error(self, hook: str, error: BaseException) -> None:
         raise AssertionError(f"{hook}: {error!r}")
 
     def test_a_step_is_known_by_its_forward_context(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            worker = self.worker(folder)
+            worker = self.worker(folder + "/nobody.sock")
 
             def asked(mode: Any, metadata: Any) -> bool:
                 worker.begin_step(SimpleNamespace(message=b""))

@@ -10,80 +10,76 @@ import torch
 
 from kvd_vllm import _kvd, layout, selftest
 from kvd_vllm.errors import Declined
+from rig import common_config, worker_config
 
 B, H, N, D, L = 6, 4, 32, 16, 3
+SIZE = H * N * 2 * D  # elements of a block
 
 
-def fits(pages: list[layout.Page], heads: int, block_tokens: int = N) -> str | None:
-    """What the C side says of pages: opaque ones, or those of a rank that has `heads` heads."""
+def refusal(pages: list[layout.Page], block_tokens: int = N, heads: int = 0, first_head: int = 0) -> str:
+    """Why a worker does not take these pages; empty: it does. heads: of the model, if it has more than the rank."""
     first = pages[0]
     if first.kind == _kvd.KIND_OPAQUE:
-        text = layout.opaque_text(len(pages), block_tokens, first.page)
+        block = layout.opaque_block(len(pages), block_tokens, first.page_bytes)
     else:
-        text = layout.layout_text(len(pages), heads, layout.Shape(block_tokens, heads, first.k, first.v, first.dtype))
-    assert _kvd.check_layout(text) is None, text
-    return _kvd.check_paged(layout.paged(pages, 0, 0, block_tokens=block_tokens), text)
+        block = layout.Block(heads or first.heads, len(pages), block_tokens, first.k_dim, first.v_dim, first.dtype)
+    common = common_config("/nobody.sock", "layout", None, 1, layout=block.text(), groups=f"0:full:{block_tokens}", hash_tokens=block_tokens)
+    paged = layout.paged(pages, 0, 0, first_head, block_tokens)
+    try:
+        _kvd.Worker(worker_config({**common, "layout": block.fields()}, [], groups=[paged], range=(0, first_head, first.heads, 0, len(pages)))).close()
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
-def address(tensor: Any, *index: int) -> int:
-    return tensor[index].data_ptr()
+def in_order(sizes: list[int], order: tuple[int, ...]) -> Any:
+    """[L, B, H, N, C] in one allocation whose dimensions lie in `order`."""
+    flat = torch.zeros([sizes[i] for i in order])
+    return flat.permute([order.index(i) for i in range(len(sizes))])
 
 
 class Opaque(unittest.TestCase):
-    def storage(self, shape: tuple[int, ...], order: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Any:
-        """[L, B, H, N, C] in one allocation whose dimensions lie in `order`."""
-        flat = torch.zeros([shape[i] for i in order], dtype=dtype)
-        return flat.permute([order.index(i) for i in range(len(shape))])
+    def opaque(self, tensor: Any, page_bytes: int = SIZE * 4) -> layout.Page:
+        return layout.opaque(tensor, B, page_bytes)
 
-    def test_a_layer_of_its_own_region(self) -> None:
-        every = self.storage((L, B, H, N, 2 * D), (0, 1, 2, 3, 4))
-        pages = [layout.opaque(every[i], B, H * N * 2 * D * 4) for i in range(L)]
-        self.assertEqual([page.base for page in pages], [address(every, i) for i in range(L)])
-        self.assertEqual(pages[0].stride, H * N * 2 * D * 4)
-        self.assertIsNone(fits(pages, 1))
-
-    def test_tokens_outside_of_heads_are_one_run_all_the_same(self) -> None:
-        every = self.storage((L, B, H, N, 2 * D), (0, 1, 3, 2, 4))
-        self.assertIsNone(fits([layout.opaque(every[i], B, H * N * 2 * D * 4) for i in range(L)], 1))
-
-    def test_blocks_of_all_layers_together(self) -> None:
-        for order in ((1, 0, 2, 3, 4), (1, 0, 3, 2, 4)):
-            every = self.storage((L, B, H, N, 2 * D), order)
-            pages = [layout.opaque(every[i], B, H * N * 2 * D * 4) for i in range(L)]
-            self.assertEqual(pages[1].base - pages[0].base, H * N * 2 * D * 4)
-            self.assertEqual(pages[0].stride, L * H * N * 2 * D * 4)
-            self.assertIsNone(fits(pages, 1))
+    def test_every_order_whose_blocks_are_one_run_of_bytes(self) -> None:
+        for order, stride, apart in (
+            ((0, 1, 2, 3, 4), SIZE, B * SIZE),  # a layer of its own region
+            ((0, 1, 3, 2, 4), SIZE, B * SIZE),  # tokens outside of heads
+            ((1, 0, 2, 3, 4), L * SIZE, SIZE),  # blocks of all layers together
+            ((1, 0, 3, 2, 4), L * SIZE, SIZE),
+        ):
+            every = in_order([L, B, H, N, 2 * D], order)
+            pages = [self.opaque(every[i]) for i in range(L)]
+            self.assertEqual([page.base for page in pages], [every.data_ptr() + i * apart * 4 for i in range(L)], order)
+            self.assertEqual(pages[0].block_stride, stride * 4, order)
+            self.assertEqual(refusal(pages), "", order)
 
     def test_heads_outside_of_blocks_or_layers_are_declined(self) -> None:
         for order in ((0, 2, 1, 3, 4), (1, 2, 0, 3, 4)):
-            every = self.storage((L, B, H, N, 2 * D), order)
             with self.assertRaises(Declined):
-                layout.opaque(every[0], B, H * N * 2 * D * 4)
+                self.opaque(in_order([L, B, H, N, 2 * D], order)[0])
 
     def test_kernel_blocks_are_put_together_again(self) -> None:
-        layer = torch.zeros(B * 4, H, N // 4, 2 * D)
-        page = layout.opaque(layer, B, H * N * 2 * D * 4)
-        self.assertEqual(page.stride, H * N * 2 * D * 4)
+        self.assertEqual(self.opaque(torch.zeros(B * 4, H, N // 4, 2 * D)).block_stride, SIZE * 4)
 
     def test_latent_pages_of_16_tokens(self) -> None:
-        self.assertIsNone(fits([layout.opaque(torch.zeros(B, 16, 576), B, 16 * 576 * 4)], 1, 16))
+        self.assertEqual(refusal([self.opaque(torch.zeros(B, 16, 576), 16 * 576 * 4)], 16), "")
 
     def test_half_types_have_half_the_bytes(self) -> None:
-        self.assertEqual(layout.opaque(torch.zeros(B, H, N, 2 * D, dtype=torch.bfloat16), B, H * N * 2 * D * 2).stride, H * N * 2 * D * 2)
+        self.assertEqual(self.opaque(torch.zeros(B, H, N, 2 * D, dtype=torch.bfloat16), SIZE * 2).block_stride, SIZE * 2)
 
     def test_padded_pages_keep_their_distance(self) -> None:
-        flat = torch.zeros(B, H * N * 2 * D + 64)
-        layer = flat[:, : H * N * 2 * D].unflatten(1, (H, N, 2 * D))
-        page = layout.opaque(layer, B, (H * N * 2 * D + 64) * 4)
-        self.assertEqual((page.page, page.stride), ((H * N * 2 * D + 64) * 4,) * 2)
-        with self.assertRaises(Declined):
-            layout.opaque(layer, B, H * N * 2 * D * 4 - 4)
-        with self.assertRaises(Declined):
-            layout.opaque(layer, B, (H * N * 2 * D + 65) * 4)
+        layer = torch.zeros(B, SIZE + 64)[:, :SIZE].unflatten(1, (H, N, 2 * D))
+        page = self.opaque(layer, (SIZE + 64) * 4)
+        self.assertEqual((page.page_bytes, page.block_stride), ((SIZE + 64) * 4,) * 2)
+        for wrong in (SIZE * 4 - 4, (SIZE + 65) * 4):
+            with self.assertRaises(Declined):
+                self.opaque(layer, wrong)
 
     def test_blocks_that_are_not_the_first_dimension_are_declined(self) -> None:
         with self.assertRaises(Declined):
-            layout.opaque(torch.zeros(2, B + 1, N, H, D), B, 4)
+            self.opaque(torch.zeros(2, B + 1, N, H, D), 4)
 
 
 class Device:
@@ -117,57 +113,52 @@ class Device:
 
 GQA = layout.Shape(16, 8, 128, 128, "bf16")
 LATENT = layout.Shape(16, 1, 576, 0, "bf16")
+FLASH = (0, 1, 3, 2, 4)  # heads before tokens, seen as (blocks, 2, tokens, heads, dim)
 
 
-def model(page: layout.Page) -> tuple[Any, ...]:
-    return page.kind, page.heads, page.k, page.v, page.stride, page.apart
+def pages_of(every: Device, shape: layout.Shape = GQA, blocks: int = 1000) -> list[layout.Page]:
+    return [layout.structured(every[i], blocks, shape) for i in range(every.shape[0])]
 
 
 class Structured(unittest.TestCase):
     """Shapes and strides as vLLM registers them (0.25.1 and 0.32), Llama 8B where nothing else is said: 8 heads of 128, 32 layers."""
 
-    def test_layer_by_layer_tokens_first(self) -> None:
-        pages = [layout.structured(Device((1000, 2, 16, 8, 128), at=0x7F0000000000 + i * 0x10000000), 1000, GQA) for i in range(32)]
-        self.assertEqual(model(pages[0]), (_kvd.KIND_KV_TOKEN_HEAD, 8, 128, 128, 65536, 0))
-        self.assertIsNone(fits(pages, 8, 16))
+    def check(self, pages: list[layout.Page], kind: int, block_stride: int, head_stride: int = 0, tokens: int = 16, message: Any = None) -> None:
+        found = {(page.kind, page.block_stride, page.head_stride) for page in pages}
+        self.assertEqual(found, {(kind, block_stride, head_stride)}, message)
+        self.assertEqual(refusal(pages, tokens), "", message)
 
-    def test_layer_by_layer_heads_first(self) -> None:
-        tensor = Device((1000, 2, 8, 16, 128)).permute([0, 1, 3, 2, 4])
-        self.assertEqual(tensor.shape, (1000, 2, 16, 8, 128))
-        page = layout.structured(tensor, 1000, GQA)
-        self.assertEqual(model(page), (_kvd.KIND_KV_HEAD_TOKEN, 8, 128, 128, 65536, 0))
-        self.assertIsNone(fits([page], 8, 16))
+    def test_layer_by_layer(self) -> None:
+        tokens_first = [Device((1000, 2, 16, 8, 128), at=0x7F0000000000 + i * 0x10000000) for i in range(32)]
+        self.check([layout.structured(tensor, 1000, GQA) for tensor in tokens_first], _kvd.KIND_KV_TOKEN_HEAD, 65536)
+        heads_first = Device((1000, 2, 8, 16, 128)).permute([*FLASH])
+        self.assertEqual(heads_first.shape, (1000, 2, 16, 8, 128))
+        self.check([layout.structured(heads_first, 1000, GQA)], _kvd.KIND_KV_HEAD_TOKEN, 65536)
 
-    def test_one_tensor_for_all_layers_tokens_first(self) -> None:
-        every = layout.of_all_layers(Device((1000, 32, 2, 16, 8, 128)), (1, 0, 2, 3, 4, 5))
-        pages = [layout.structured(every[i], 1000, GQA) for i in range(32)]
-        self.assertEqual(model(pages[0]), (_kvd.KIND_KV_TOKEN_HEAD, 8, 128, 128, 32 * 65536, 0))
-        self.assertEqual(pages[3].base - pages[0].base, 3 * 65536)
-        self.assertIsNone(fits(pages, 8, 16))
-
-    def test_one_tensor_for_all_layers_heads_first_is_the_pools_own_block(self) -> None:
-        every = layout.of_all_layers(Device((1000, 8, 32, 2, 16, 128)), (1, 4, 0, 2, 3, 5))
-        self.assertEqual(every.shape, (32, 1000, 2, 16, 8, 128))
-        pages = [layout.structured(every[i], 1000, GQA) for i in range(32)]
-        self.assertEqual(model(pages[0]), (_kvd.KIND_HEAD_KV_TOKEN, 8, 128, 128, 2 << 20, 32 * 8192))
-        self.assertEqual(pages[31].base - pages[0].base, 31 * 8192)
-        self.assertIsNone(fits(pages, 8, 16))
+    def test_one_tensor_for_all_layers(self) -> None:
+        for shape, order, kind, head_stride, apart in (
+            ((1000, 32, 2, 16, 8, 128), (1, 0, 2, 3, 4, 5), _kvd.KIND_KV_TOKEN_HEAD, 0, 65536),
+            ((1000, 8, 32, 2, 16, 128), (1, 4, 0, 2, 3, 5), _kvd.KIND_HEAD_KV_TOKEN, 32 * 8192, 8192),  # the pool's own block
+        ):
+            every = layout.of_all_layers(Device(shape), order)
+            self.assertEqual(every.shape, (32, 1000, 2, 16, 8, 128))
+            pages = pages_of(every)
+            self.check(pages, kind, 2 << 20, head_stride)
+            self.assertEqual([page.base - pages[0].base for page in pages], [i * apart for i in range(32)])
 
     def test_an_order_that_is_none_is_declined(self) -> None:
         with self.assertRaises(Declined):
             layout.of_all_layers(Device((1000, 32, 2, 16, 8, 128)), (1, 0, 2, 3, 4))
 
     def test_one_latent_vector_a_token(self) -> None:
-        page = layout.structured(Device((1000, 16, 576)), 1000, LATENT)
-        self.assertEqual(model(page), (_kvd.KIND_KV_TOKEN_HEAD, 1, 576, 0, 18432, 0))
-        self.assertIsNone(fits([page], 1, 16))
-        packed = layout.structured(Device((1000, 64, 656), size=1), 1000, layout.Shape(64, 1, 656, 0, "byte"))
-        self.assertIsNone(fits([packed], 1, 64))
-
-    def test_latent_vectors_of_small_kernel_blocks_are_one_block(self) -> None:
-        page = layout.structured(Device((4000, 16, 576)), 1000, layout.Shape(64, 1, 576, 0, "bf16"))
-        self.assertEqual((page.stride, page.tokens), (73728, 64))
-        self.assertIsNone(fits([page], 1, 64))
+        for tensor, shape, stride in (
+            (Device((1000, 16, 576)), LATENT, 18432),
+            (Device((1000, 64, 656), size=1), layout.Shape(64, 1, 656, 0, "byte"), 64 * 656),
+            (Device((4000, 16, 576)), layout.Shape(64, 1, 576, 0, "bf16"), 73728),  # of kernel blocks of 16 tokens
+        ):
+            page = layout.structured(tensor, 1000, shape)
+            self.check([page], _kvd.KIND_KV_TOKEN_HEAD, stride, tokens=shape.tokens)
+            self.assertEqual((page.heads, page.block_tokens, page.v_dim), (1, shape.tokens, 0))
 
     def test_a_block_cut_into_pieces_of_keys_and_values_is_declined(self) -> None:
         with self.assertRaisesRegex(Declined, "cut"):
@@ -177,42 +168,35 @@ class Structured(unittest.TestCase):
         shape = layout.Shape(16, 1, 256, 256, "bf16")
         groups = [[layout.structured(Device((500, 2, 16, 1, 256), at=0x7F0000000000 + s * 0x20000000), 500, shape) for s in range(2)] for _ in range(6)]
         for group in groups:
-            self.assertIsNone(fits(group, 1, 16))
+            self.assertEqual(refusal(group, 16), "")
         self.assertEqual(len({page.base for group in groups for page in group}), 2)
 
     def test_padded_pages_keep_their_distance(self) -> None:
         page = layout.structured(Device((500, 2, 16, 8, 128), (40000, 16384, 1024, 128, 1)), 500, GQA)
-        self.assertEqual(model(page), (_kvd.KIND_KV_TOKEN_HEAD, 8, 128, 128, 80000, 0))
-        self.assertIsNone(fits([page], 8, 16))
+        self.check([page], _kvd.KIND_KV_TOKEN_HEAD, 80000)
 
     def test_all_orders_of_later_versions(self) -> None:
         sizes = {"L": 32, "B": 1000, "H": 8, "N": 16, "C": 256}
-        expected = {
-            "LBHNC": (_kvd.KIND_HEAD_TOKEN_KV, 65536, 0),
-            "LBNHC": (_kvd.KIND_TOKEN_HEAD_KV, 65536, 0),
-            "LHBNC": (_kvd.KIND_HEAD_TOKEN_KV, 8192, 8192000),
-            "BLHNC": (_kvd.KIND_HEAD_TOKEN_KV, 2 << 20, 0),
-            "BLNHC": (_kvd.KIND_TOKEN_HEAD_KV, 2 << 20, 0),
-            "BHLNC": (_kvd.KIND_HEAD_TOKEN_KV, 2 << 20, 32 * 8192),
-        }
-        for order, (kind, stride, apart) in expected.items():
+        for order, kind, stride, apart in (
+            ("LBHNC", _kvd.KIND_HEAD_TOKEN_KV, 65536, 0),
+            ("LBNHC", _kvd.KIND_TOKEN_HEAD_KV, 65536, 0),
+            ("LHBNC", _kvd.KIND_HEAD_TOKEN_KV, 8192, 8192000),
+            ("BLHNC", _kvd.KIND_HEAD_TOKEN_KV, 2 << 20, 0),
+            ("BLNHC", _kvd.KIND_TOKEN_HEAD_KV, 2 << 20, 0),
+            ("BHLNC", _kvd.KIND_HEAD_TOKEN_KV, 2 << 20, 32 * 8192),
+        ):
             every = Device(tuple(sizes[c] for c in order)).permute([order.index(c) for c in "LBHNC"])
-            pages = [layout.structured(every[i], 1000, GQA) for i in range(32)]
-            self.assertEqual((pages[0].kind, pages[0].stride, pages[0].apart), (kind, stride, apart), order)
-            self.assertIsNone(fits(pages, 8, 16), order)
+            self.check(pages_of(every), kind, stride, apart, message=order)
 
     def test_one_head_of_a_rank_has_whatever_stride(self) -> None:
         shape = layout.Shape(16, 1, 128, 128, "bf16")
-        for tensor in (Device((64, 2, 16, 1, 128)), Device((64, 2, 1, 16, 128)).permute([0, 1, 3, 2, 4]), Device((64, 1, 16, 256))):
-            self.assertIsNone(fits([layout.structured(tensor, 64, shape)], 1, 16))
+        for tensor in (Device((64, 2, 16, 1, 128)), Device((64, 2, 1, 16, 128)).permute([*FLASH]), Device((64, 1, 16, 256))):
+            self.assertEqual(refusal([layout.structured(tensor, 64, shape)], 16), "")
 
     def test_a_rank_has_its_own_heads(self) -> None:
-        shape = layout.Shape(16, 4, 128, 128, "bf16")
-        page = layout.structured(Device((64, 2, 16, 4, 128)), 64, shape)
-        text = layout.layout_text(1, 8, shape)
-        for first in (0, 4):
-            self.assertIsNone(_kvd.check_paged(layout.paged([page], 0, 0, first), text))
-        self.assertIsNotNone(_kvd.check_paged(layout.paged([page], 0, 0, 5), text))
+        page = layout.structured(Device((64, 2, 16, 4, 128)), 64, layout.Shape(16, 4, 128, 128, "bf16"))
+        for first, refused in ((0, False), (4, False), (5, True)):
+            self.assertEqual(bool(refusal([page], 16, 8, first)), refused)
 
     def test_what_cannot_be_described_is_declined_with_its_shape(self) -> None:
         for tensor, shape in (
@@ -229,13 +213,13 @@ class Structured(unittest.TestCase):
                 layout.structured(tensor, 1000, shape)
 
     def test_layers_of_different_shape_are_declined(self) -> None:
-        pages = [layout.structured(tensor, 1000, GQA) for tensor in (Device((1000, 2, 16, 8, 128)), Device((1000, 2, 8, 16, 128)).permute([0, 1, 3, 2, 4]))]
+        pages = [layout.structured(tensor, 1000, GQA) for tensor in (Device((1000, 2, 16, 8, 128)), Device((1000, 2, 8, 16, 128)).permute([*FLASH]))]
         with self.assertRaises(Declined):
             layout.paged(pages, 0, 0)
 
     def test_the_log_says_how_it_lies(self) -> None:
         every = layout.of_all_layers(Device((1000, 8, 32, 2, 16, 128)), (1, 4, 0, 2, 3, 5))
-        text = layout.sentence(layout.paged([layout.structured(every[i], 1000, GQA) for i in range(32)], 0, 0))
+        text = layout.sentence(layout.paged(pages_of(every), 0, 0))
         self.assertIn("[head][keys, values][token], all layers of a block together; 32 layers, heads 0 to 7", text)
 
 

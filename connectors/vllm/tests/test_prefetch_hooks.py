@@ -1,37 +1,32 @@
-"""When a worker is told of a plan before the engine tells it: asking for the engine's stream, which it does then, shows it. As test_hooks.py, whose engine it
-drives; the cache is in host memory, so that nothing else comes of it."""
+"""When a worker is told of a step message before the engine tells it: asking for the engine's stream, which it does then, shows it (rig.py). The cache is in host
+memory, so that nothing else comes of it."""
 
 from __future__ import annotations
 
-import tempfile
 import threading
 import unittest
-from types import SimpleNamespace
 from typing import Any
 
-from test_hooks import Engine, Meta, Request, Blocks, output, prompt
+from rig import Engine, Engines, Request, output, prompt
 
 
-class Early(unittest.TestCase):
+class Early(Engines):
+    with_daemon = False
+
     def setUp(self) -> None:
-        self.folder = tempfile.TemporaryDirectory()
+        super().setUp()
         self.asked = 0
         self.stream: Any = 7
-        self.engines: list[Engine] = []
         self.requests = 0
-        self.engine = self.make("prefetch")
+        self.first = self.make("prefetch")
 
     def tearDown(self) -> None:
+        super().tearDown()
         for engine in self.engines:
-            self.assertEqual(engine.breaker.errors, [])
             self.assertEqual(engine.worker.stats()["loads_prefetched"], 0)
-            engine.close()
-        self.folder.cleanup()
 
     def make(self, name: str, **options: Any) -> Engine:
-        engine = Engine(self.folder.name + "/nobody.sock", name, **{"prefetch": 1, "stream_of": self.stream_of, **options})
-        self.engines.append(engine)
-        return engine
+        return self.engine(name, **{"prefetch": 1, "stream_of": self.stream_of, **options})
 
     def stream_of(self, device: int) -> Any:
         self.asked += 1
@@ -41,22 +36,18 @@ class Early(unittest.TestCase):
 
     def plan(self, engine: Engine | None = None, **extra: Any) -> tuple[bool, Any]:
         """Build a plan with something in it. Whether the worker was told, and the plan."""
-        engine = engine or self.engine
+        engine = engine or self.first
         request = Request(f"r{self.requests}", prompt(1, 40))
         self.requests += 1
-        engine.scheduler.match(request, 0)
-        engine.scheduler.add_blocks(request, Blocks([1, 2]), 0)
-        out = output(new=[(request.request_id, ([1, 2],), 0, 40)])
-        for name, value in extra.items():
-            setattr(out, name, value)
+        engine.admit(request, [1, 2])
         before = self.asked
-        meta = engine.scheduler.build_meta(out)
+        meta = engine.scheduler.build_meta(output(new=[(request.request_id, ([1, 2],), 0, 40)], **extra))
         self.assertNotEqual(meta.message, b"")
         return self.asked > before, meta
 
     def step(self, engine: Engine | None = None, **extra: Any) -> bool:
         told, meta = self.plan(engine, **extra)
-        (engine or self.engine).work(meta)
+        (engine or self.first).work(meta)
         return told
 
     def test_a_message_is_prefetched_once_the_worker_has_had_a_step(self) -> None:
@@ -67,19 +58,19 @@ class Early(unittest.TestCase):
     def test_an_empty_message_is_not_prefetched_and_counts(self) -> None:
         self.step()
         before = self.asked
-        meta = self.engine.scheduler.build_meta(output())
+        meta = self.first.scheduler.build_meta(output())
         self.assertEqual((meta.message, self.asked), (b"", before))
         self.assertFalse(self.plan()[0], "the worker has not begun the one before")
 
     def test_a_message_does_not_overtake_an_empty_one(self) -> None:
         self.step()
         first = self.plan()[1]
-        empty = self.engine.scheduler.build_meta(output())
-        self.engine.work(first)
+        empty = self.first.scheduler.build_meta(output())
+        self.first.work(first)
         told, meta = self.plan()
         self.assertFalse(told, "the empty one is still to come")
-        self.engine.work(empty)
-        self.engine.work(meta)
+        self.first.work(empty)
+        self.first.work(meta)
         self.assertTrue(self.step())
 
     def test_a_message_does_not_overtake_another(self) -> None:
@@ -87,20 +78,20 @@ class Early(unittest.TestCase):
         plans = [self.plan() for _ in range(3)]
         self.assertEqual([told for told, _ in plans], [True, False, False])
         for _, meta in plans[:2]:
-            self.engine.work(meta)
+            self.first.work(meta)
         told, last = self.plan()
         self.assertFalse(told, "one is still to come")
-        self.engine.work(plans[2][1])
+        self.first.work(plans[2][1])
         self.assertFalse(self.plan()[0], "and another")
-        self.engine.work(last)
+        self.first.work(last)
 
     def test_a_lost_message_is_not_awaited_after_a_later_one(self) -> None:
         self.step()
         self.assertTrue(self.plan()[0], "this one is lost,")
-        self.engine.scheduler.build_meta(output())  # and an empty one
+        self.first.scheduler.build_meta(output())  # and an empty one
         told, meta = self.plan()
         self.assertFalse(told, "they may still come")
-        self.engine.work(meta)
+        self.first.work(meta)
         self.assertTrue(self.step(), "they do not, after this one")
         self.assertTrue(self.step())
 
@@ -132,9 +123,9 @@ class Early(unittest.TestCase):
         self.stream = "no stream"
         told, meta = self.plan()
         self.assertTrue(told)
-        self.assertEqual(self.engine.breaker.errors, [])
+        self.assertEqual(self.first.breaker.errors, [])
         self.stream = 7
-        self.engine.work(meta)
+        self.first.work(meta)
         self.assertTrue(self.step())
 
     def test_an_interrupt_is_not_swallowed(self) -> None:
@@ -166,7 +157,7 @@ class Early(unittest.TestCase):
         self.step()
         self.step(other)
         before = self.asked
-        self.engine.worker.close()
+        self.first.worker.close()
         self.assertFalse(self.plan()[0])
         self.assertEqual(self.asked, before)
         self.assertTrue(self.step(other))

@@ -1,46 +1,35 @@
-"""When a hit is loaded synchronously: if no continuing request would wait for it. As test_hooks.py, whose engine it drives."""
+"""When a hit is loaded synchronously: if no continuing request would wait for it (rig.py)."""
 
 from __future__ import annotations
 
 import unittest
-from typing import Any
 
-from test_hooks import Daemon, Engine, Request, output, prompt
+from rig import Engines, Request, output, prompt
 
 
-class Inside(unittest.TestCase):
+class Inside(Engines):
     def setUp(self) -> None:
-        self.daemon = Daemon()
-        self.addCleanup(self.daemon.stop)
-        before = self.make("before")
-        before.prefill(Request("stored", prompt(6, 128)), [1, 2, 3, 4])
-        before.saved(4)
-        self.engine = self.make("inside", mode=0)
+        super().setUp()
+        before = self.engine()
+        if before.prefill(Request("stored", prompt(6, 128)), [1, 2, 3, 4]) == 0:  # of the first test
+            before.saved(4)
+        self.inner = self.engine(mode=0)
         self.asked = 0
-
-    def make(self, name: str, **options: Any) -> Engine:
-        engine = Engine(self.daemon.socket, name, **options)
-        self.addCleanup(engine.close)
-        engine.wait()
-        return engine
-
-    def tearDown(self) -> None:
-        self.assertEqual(self.engine.breaker.errors, [])
 
     def inside(self) -> bool:
         """Of a hit that is refused again: it is in no step."""
         self.asked += 1
         request = Request(f"asks-{self.asked}", prompt(6, 128))
-        tokens, is_async = self.engine.scheduler.match(request, 0)
+        tokens, is_async = self.inner.scheduler.match(request, 0)
         self.assertGreater(tokens, 0)
-        self.engine.scheduler.finish_request(request, ([],))
+        self.inner.scheduler.finish_request(request, ([],))
         return not is_async
 
     def begin(self, *requests: Request) -> None:
         """The first 20 tokens of each: so few that the step is not timed, and any load may take longer than it."""
         for request in requests:
-            self.assertEqual(self.engine.scheduler.match(request, 0), (0, False))
-        self.engine.step(output(new=[(r.request_id, ([20 + i, 30 + i],), 0, 20) for i, r in enumerate(requests)]))
+            self.assertEqual(self.inner.scheduler.match(request, 0), (0, False))
+        self.inner.step(output(new=[(r.request_id, ([20 + i, 30 + i],), 0, 20) for i, r in enumerate(requests)]))
 
     def test_requests_wait_until_they_end(self) -> None:
         self.assertTrue(self.inside())
@@ -48,22 +37,22 @@ class Inside(unittest.TestCase):
         self.begin(*running)
         for request in running:
             self.assertFalse(self.inside())
-            self.engine.scheduler.finish_request(request, ([],))
+            self.inner.scheduler.finish_request(request, ([],))
         self.assertTrue(self.inside())
 
     def test_a_request_for_one_token_waits_for_no_step_after_its_prompt(self) -> None:
         request = Request("single", prompt(62, 40), max_tokens=1)
         self.begin(request)
         self.assertFalse(self.inside())
-        self.engine.step(output(cached=[("single", None, 20, 20)]))
+        self.inner.step(output(cached=[("single", None, 20, 20)]))
         self.assertTrue(self.inside())
-        self.engine.scheduler.finish_request(request, ([],))
+        self.inner.scheduler.finish_request(request, ([],))
         self.assertTrue(self.inside())
 
     def test_one_that_is_not_known_waits_as_others_do(self) -> None:
-        self.engine.step(output(new=[("unknown", ([20, 30],), 0, 20)]))
+        self.inner.step(output(new=[("unknown", ([20, 30],), 0, 20)]))
         self.assertFalse(self.inside())
-        self.engine.step(output())
+        self.inner.step(output())
         self.assertTrue(self.inside())
 
 
