@@ -1,7 +1,9 @@
-"""What differs between vLLM 0.25.1 and 0.32, found by looking and not by version number. One row a difference; the line printed at start has them all."""
+"""What differs between vLLM 0.25.1 and 0.32, found by looking and not by version number; the line logged at start has it all. And which ways to load an engine survives."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import inspect
 from collections.abc import Callable
@@ -11,6 +13,8 @@ from typing import Any
 from kvd_vllm import recovery
 
 BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
+OUTPUT = "vllm.v1.core.sched.output"
+HASHES = "vllm.v1.core.kv_cache_utils"
 
 
 def _module(path: str) -> Any:
@@ -32,38 +36,21 @@ def _fields(path: str, name: str) -> set[str]:
     return set(getattr(_has(path, name), "__dataclass_fields__", ()))
 
 
-@dataclass(frozen=True)
-class Row:
-    """name; where to look and what to use: probe() gives the value that is used; note says what the values mean."""
-
-    name: str
-    probe: Callable[[], Any]
-    note: str
-
-
 def _tensors() -> str:
     fields = _fields("vllm.v1.kv_cache_interface", "KVCacheTensor")
     return "placed" if "layer_stride" in fields else "shared_by" if "shared_by" in fields else "unknown"
 
 
 def _none_hash() -> str:
-    if _has("vllm.v1.core.kv_cache_utils", "resolve_none_hash_seed"):
+    if _has(HASHES, "resolve_none_hash_seed"):
         return "resolved"
-    return "environment" if _has("vllm.v1.core.kv_cache_utils", "init_none_hash") else "unknown"
+    return "environment" if _has(HASHES, "init_none_hash") else "unknown"
 
 
 def _publishable() -> bool:
-    """An attribute of requests in some builds: hashes beyond it are of tokens not confirmed."""
+    """An attribute of requests in some builds: how many of their hashes are of confirmed tokens."""
     request = _has("vllm.v1.request", "Request")
-    if request is None:
-        return False
-    if hasattr(request, "num_publishable_block_hashes"):
-        return True
-    return "num_publishable_block_hashes" in inspect.getsource(request)
-
-
-def _sync_loads() -> bool:
-    return "has_sync_kv_loads" in _fields("vllm.v1.core.sched.output", "SchedulerOutput")
+    return request is not None and (hasattr(request, "num_publishable_block_hashes") or "num_publishable_block_hashes" in inspect.getsource(request))
 
 
 # What a step may ask of a rank in 0.25.1 and 0.32. What is written before the forward, and where, is known for these; C looks at the two that write blocks.
@@ -75,11 +62,6 @@ STEP = frozenset(
 )
 
 
-def _known_steps() -> bool:
-    fields = _fields("vllm.v1.core.sched.output", "SchedulerOutput")
-    return bool(fields) and fields <= STEP
-
-
 def _eager_modes() -> tuple[Any, ...]:
     """Modes of CUDA graphs in which attention runs from Python, so that each layer is waited for; none if a forward context does not tell."""
     if not {"attn_metadata", "cudagraph_runtime_mode", "ubatch_slices"} <= _fields("vllm.forward_context", "ForwardContext"):
@@ -88,27 +70,53 @@ def _eager_modes() -> tuple[Any, ...]:
     return tuple(getattr(modes, name) for name in ("NONE", "PIECEWISE") if hasattr(modes, name))
 
 
-ROWS: tuple[Row, ...] = (
-    Row("version", lambda: getattr(_module("vllm"), "__version__", "unknown"), "named in page formats that may change with it"),
-    Row("results", lambda: _has(BASE, "KVConnectorTransferResults"), "0.30: get_transfer_results() asks for sent, received and failed at once; before: get_finished()"),
-    Row("failed_recving", lambda: "failed_recving" in _fields(BASE, "KVConnectorTransferResults"), "0.30: a whole load can fail, so several KV groups can be served"),
-    Row("sync_loads", _sync_loads, "0.30: start_load_kv() comes after the forward in steps without a synchronous load; before: always ahead of it"),
-    Row("known_steps", _known_steps, "a step asks for nothing that is not known here, so its loads may begin before the engine prepares it"),
-    Row("eager_modes", _eager_modes, "what a forward context calls a step whose layers can be waited for one by one"),
-    Row("hit_sources", lambda: _has("vllm.v1.metrics.cache_hit_source", "CacheHitSource"), "0.32: hits are labelled host or disk"),
-    Row("cross_layers", lambda: _has(BASE, "KVConnectorBase_V1.register_cross_layers_kv_cache") is not None, "0.25.1: one tensor for all layers may be registered"),
-    Row("cache_tensors", _tensors, "0.30: KVCacheTensor gives layer and block strides; 0.25.1: who shares it"),
-    Row("none_hash", _none_hash, "0.30: without PYTHONHASHSEED a fixed seed is used; before: a random one"),
-    Row("hash_sizes", lambda: _has("vllm.v1.core.kv_cache_utils", "resolve_kv_cache_block_sizes"), "tokens a block hash covers; else computed from the groups"),
-    Row("publishable", _publishable, "requests say how many of their hashes are confirmed"),
-    Row("cpu_isa", lambda: _has("vllm.v1.attention.backends.cpu_attn", "_get_attn_isa"), "how the CPU backend packs a page"),
-    Row("bind_manager", lambda: _has(BASE, "KVConnectorBase_V1.bind_kv_cache_manager") is not None, "0.30: the cache manager is shown; before: the block pool (neither is needed)"),
-)
+# A row a difference: its name in the log, and what finds the value that is used.
+ROWS: dict[str, Callable[[], Any]] = {
+    "version": lambda: getattr(_module("vllm"), "__version__", "unknown"),  # named in page formats that may change with it
+    # 0.30: get_transfer_results() asks for sent, received and failed at once; before: get_finished().
+    "results": lambda: _has(BASE, "KVConnectorTransferResults"),
+    # 0.30: a whole load can fail, so several KV groups can be served.
+    "failed_recving": lambda: "failed_recving" in _fields(BASE, "KVConnectorTransferResults"),
+    # 0.30: start_load_kv() comes after the forward in steps without a synchronous load; before: always ahead of it.
+    "sync_loads": lambda: "has_sync_kv_loads" in _fields(OUTPUT, "SchedulerOutput"),
+    "known_steps": lambda: bool(fields := _fields(OUTPUT, "SchedulerOutput")) and fields <= STEP,  # loads of such a step may begin before the engine prepares it
+    "eager_modes": _eager_modes,
+    "hit_sources": lambda: _has("vllm.v1.metrics.cache_hit_source", "CacheHitSource"),  # 0.32: hits are labelled host or disk
+    "cross_layers": lambda: _has(BASE, "KVConnectorBase_V1.register_cross_layers_kv_cache") is not None,  # 0.25.1: one tensor for all layers may be registered
+    "cache_tensors": _tensors,  # 0.30: KVCacheTensor gives layer and block strides; 0.25.1: who shares it
+    "none_hash": _none_hash,  # 0.30: without PYTHONHASHSEED a fixed seed is used; before: a random one
+    "hash_sizes": lambda: _has(HASHES, "resolve_kv_cache_block_sizes"),  # tokens a block hash covers; else computed from the groups
+    "publishable": _publishable,
+    "cpu_isa": lambda: _has("vllm.v1.attention.backends.cpu_attn", "_get_attn_isa"),  # how the CPU backend packs a page
+    "bind_manager": lambda: _has(BASE, "KVConnectorBase_V1.bind_kv_cache_manager") is not None,  # 0.30: the cache manager is given; before: the block pool
+}
+
+
+@functools.cache
+def probe() -> dict[str, Any]:
+    """The values for the vLLM that is there. A probe that fails has found nothing."""
+    values: dict[str, Any] = {}
+    for name, find in ROWS.items():
+        values[name] = None
+        with contextlib.suppress(Exception):
+            values[name] = find()
+    return values
+
+
+def line(values: dict[str, Any]) -> str:
+    """For the log."""
+
+    def short(value: Any) -> str:
+        if value is None or value is False:
+            return "no"
+        return value if isinstance(value, str) else "yes"
+
+    return " ".join(f"{name}={short(value)}" for name, value in values.items())
 
 
 @dataclass(frozen=True)
 class Mode:
-    """How an engine runs, as far as the recovery from a failed load depends on it."""
+    """What the recovery from a failed load depends on."""
 
     version: str
     device: str
@@ -123,7 +131,7 @@ class Mode:
 
 
 def mode_of(vllm_config: Any, version: str) -> Mode:
-    """A scheduler class of the user's own is unknown, so are models that answer without tokens, and what a configuration does not say."""
+    """The scheduling is unknown with the user's own scheduler class, and of models that answer without tokens; unknown is also what the configuration lacks."""
     scheduler = getattr(vllm_config, "scheduler_config", None)
     generates = getattr(getattr(vllm_config, "model_config", None), "runner_type", None) == "generate"
     listed = getattr(scheduler, "scheduler_cls", None) is None and generates
@@ -170,7 +178,7 @@ SURVIVORS: tuple[Survivor, ...] = (
 
 @dataclass(frozen=True)
 class LoadWays:
-    """The ways that kvd uses in this engine beside asynchronous loads, and a sentence for the log. refused: the user asked for another one; preempts: as in its row."""
+    """The ways that kvd uses in this engine in addition to asynchronous loads, and a sentence for the log. refused: the user has asked for sync; preempts: as in its row."""
 
     ways: frozenset[str]
     sentence: str
@@ -189,40 +197,3 @@ def load_ways(mode: Mode, wanted: str, groups: int = 1, survivors: tuple[Survivo
         return LoadWays(row.ways, f"synchronous loads are used ({', '.join(sorted(row.ways))}): {mode.text()} survives a failed one{how} ({row.proof})", False, row.preempts)
     why = f"{mode.text()} is not known to survive a failed synchronous load" if row is None else f"there are {groups} KV groups" if known else f"the source of this {mode.text()} is not the one whose recovery is known"
     return LoadWays(frozenset(), f"loads are asynchronous{', mode=sync is refused' if wanted == 'sync' else ''}: {why}", wanted == "sync")
-
-
-class Compat:
-    """The table with its values for the vLLM that is there."""
-
-    def __init__(self, rows: tuple[Row, ...] = ROWS) -> None:
-        self.values: dict[str, Any] = {}
-        for row in rows:
-            try:
-                self.values[row.name] = row.probe()
-            except Exception as error:  # a probe that fails has found nothing
-                self.values[row.name] = None
-                self.values[row.name + "_error"] = repr(error)
-
-    def __getitem__(self, name: str) -> Any:
-        return self.values[name]
-
-    def line(self) -> str:
-        """One line for the log."""
-
-        def short(value: Any) -> str:
-            if value is None or value is False:
-                return "no"
-            return value if isinstance(value, str) else "yes"
-
-        return " ".join(f"{row.name}={short(self.values[row.name])}" for row in ROWS)
-
-
-_found: Compat | None = None
-
-
-def probe() -> Compat:
-    """Looked up once a process."""
-    global _found
-    if _found is None:
-        _found = Compat()
-    return _found

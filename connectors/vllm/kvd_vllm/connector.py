@@ -1,5 +1,5 @@
-"""KvdConnector: what vLLM loads. The hooks that run every step are methods of the C objects, bound as attributes of the instance; what is here runs at start
-and at the end. A cache that is not served, and any error at start, leaves a connector whose every hook answers nothing."""
+"""KvdConnector: the class that vLLM loads. The hooks that run every step are methods of the C objects, bound as attributes of the instance. The code here runs at
+start and at shutdown. After an error at start, and for a cache that is not served, all hooks of the connector do nothing."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.logger import init_logger
 
-from kvd_vllm import _kvd, compat, digests, identity, layout, options, recovery, selftest, weights
+from kvd_vllm import _kvd, compat, digests, identity, layout, options, recovery, self_test, weights
 from kvd_vllm.errors import CircuitBreaker, Declined
 from kvd_vllm.metrics import KvdPromMetrics, KvdStats
 
@@ -46,7 +47,7 @@ class KvdMetadata(KVConnectorMetadata):
 
 @dataclass
 class KvdReports(KVConnectorWorkerMetadata):
-    """What the ranks have to say about a step."""
+    """Reports of the ranks about a step."""
 
     reports: list[bytes] = field(default_factory=list)
 
@@ -56,7 +57,7 @@ class KvdReports(KVConnectorWorkerMetadata):
 
 @dataclass
 class KvdHandshake(KVConnectorHandshakeMetadata):
-    """What a rank tells the scheduler once: the space it serves and which weight files it sees, or why it does not."""
+    """Sent by a rank at start: digests of its space and of the weight files it sees, or the reason why it serves nothing."""
 
     space: str = ""
     files: str = ""
@@ -73,9 +74,9 @@ def _tensor_parallel_rank(vllm_config: Any) -> int:
 
 
 class KvdConnector(KVConnectorBase_V1, SupportsHMA):
-    """One object a half; which one says `role`."""
+    """An object for each half: `role` says which."""
 
-    _private = ""  # part of every space's name after the first reset
+    _private = ""  # after the first reset: part of the name of every space
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
@@ -93,22 +94,30 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self._pool: Any = None
         self._ways_told = False
         self._compat = compat.probe()
-        try:
-            self._options, complaints = options.parse(dict(self._kv_transfer_config.kv_connector_extra_config or {}))
-            self._breaker.most = self._options["max_errors"]
-            for complaint in complaints:
-                logger.warning("kvd: %s", complaint)
-            self._space = identity.describe(vllm_config, kv_cache_config, self._options, self._compat)
-            self._ways = compat.load_ways(compat.mode_of(vllm_config, self._compat["version"]), self._options["mode"], len(self._space.groups))
-            if role == KVConnectorRole.SCHEDULER:
-                self._open_scheduler()
-        except Declined as declined:
-            self._decline(str(declined))
-        except Exception as error:
-            self._breaker.error("start", error)
-            self._decline(f"internal error at start: {error!r}")
+        self._attempt("start", lambda: self._open(vllm_config, kv_cache_config))
 
     # ---- start and end ---------------------------------------------------------------------------------------------
+
+    def _attempt(self, when: str, open_half: Callable[[], None]) -> None:
+        """Whatever goes wrong in it leaves a half that does nothing."""
+        try:
+            open_half()
+        except Exception as error:
+            self._close()
+            declined = isinstance(error, Declined)
+            if not declined:
+                self._breaker.error(when, error)
+            self._decline(str(error) if declined else f"internal error at {when}: {error!r}")
+
+    def _open(self, vllm_config: Any, kv_cache_config: Any) -> None:
+        self._options, complaints = options.parse(dict(self._kv_transfer_config.kv_connector_extra_config or {}))
+        self._breaker.most = self._options["max_errors"]
+        for complaint in complaints:
+            logger.warning("kvd: %s", complaint)
+        self._space = identity.describe(vllm_config, kv_cache_config, self._options, self._compat)
+        self._ways = compat.load_ways(compat.mode_of(vllm_config, self._compat["version"]), self._options["mode"], len(self._space.groups))
+        if self._half == "scheduler":
+            self._open_scheduler()
 
     def _decline(self, reason: str) -> None:
         self._reason = reason
@@ -133,7 +142,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         }
 
     def _recompute_failed_loads(self) -> None:
-        """vLLM's default fails a request whose load has failed. It reads the policy after the connector was made."""
+        """vLLM's default policy fails a request whose load has failed. vLLM reads the policy after it has made the connector."""
         config = self._kv_transfer_config
         if config.kv_load_failure_policy != "recompute":
             logger.warning("kvd: kv_load_failure_policy is %r; set to 'recompute', so that a failed load costs time and not the request", config.kv_load_failure_policy)
@@ -195,12 +204,12 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self._digester = digests.Digester()
         self._naming = threading.Thread(target=self._name_weights, name="kvd-weights", daemon=True)
         self._naming.start()
-        logger.info("kvd: %s; %s", _kvd.version, self._compat.line())
+        logger.info("kvd: %s; %s", _kvd.version, compat.line(self._compat))
         logger.log(logging.WARNING if self._ways.refused else logging.INFO, "kvd: %s", self._ways.sentence)
         logger.info("kvd: block hashes: %s; groups %s; %s", space.hash_reason, space.identity["groups"], space.identity["layout"])
 
     def _name_weights(self) -> None:
-        """In a thread of its own, for as long as reading the weights takes. Nothing is matched or saved before its end, and none after an error."""
+        """Runs in a thread, as long as reading the weights takes. Nothing is matched or saved before its end, nor after an error."""
         space, digester, c = self._space, self._digester, self._c
         assert space is not None and digester is not None
         began = time.monotonic()
@@ -225,8 +234,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self._pool = gpu_block_pool
 
     def _forget(self, invalid: set[int], requests: dict[str, Any]) -> None:
-        """Blocks of a load that has failed, and those computed after them: the engine has them in its prefix cache since they were allocated, and with the policy
-        'recompute' leaves them there. Until they are computed again, which may take many steps, another request would find garbage."""
+        """Evict the blocks of a failed load, and those computed from them, from the engine's prefix cache. They are there since they were allocated, and the policy
+        'recompute' does not remove them: until they are computed again, which may take many steps, another request would find garbage."""
         if self._pool is None:
             return
         blocks = set(invalid)
@@ -237,13 +246,13 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self._pool.evict_blocks(blocks)
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]) -> None:
-        """Every rank has said whether it serves its cache: only then is anything matched or saved."""
+        """All ranks have answered. Nothing is matched or saved before that."""
         if self._c is None or self._space is None:
             return
-        said = list(metadata.values())
-        wrong = [why for why in map(self._disagreement, said) if why]
-        if len(said) != self._space.world:
-            wrong.append(f"{len(said)} of {self._space.world} ranks have answered")
+        answers = list(metadata.values())
+        wrong = [why for why in map(self._find_mismatch, answers) if why]
+        if len(answers) != self._space.world:
+            wrong.append(f"{len(answers)} of {self._space.world} ranks have answered")
         if wrong:
             self._decline("; ".join(sorted(set(wrong))))
             return
@@ -253,15 +262,15 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         waits = "the weights are being digested: everything is a miss until that is done" if digesting else "no daemon yet: everything is a miss until there is one"
         logger.info("kvd: all ranks serve their cache; on (%s)", "attached" if self._c.is_ready() else waits)
 
-    def _disagreement(self, rank: Any) -> str:
-        """Why a rank and the scheduling half do not go together; empty: they do."""
+    def _find_mismatch(self, rank: Any) -> str:
+        """Why a rank's answer does not fit the scheduling half; empty: it does."""
         assert self._space is not None
         if not isinstance(rank, KvdHandshake) or rank.reason or rank.space != self._space.digest():
             return getattr(rank, "reason", "") or "another space"
-        return "" if rank.files == self._space.weights.claim() else "the scheduler's process sees other weight files than a rank; option weights names them"
+        return "" if rank.files == self._space.weights.fingerprint() else "the scheduler's process sees other weight files than a rank; option weights names them"
 
     def _wait_for_daemon(self) -> None:
-        """Once, at start: the first request shall not miss because the answer to the attachment is not read yet."""
+        """Once, at start. Otherwise the first request would miss, because the answer to the attachment is not read yet."""
         end = time.monotonic() + ATTACH_S
         while not self._c.is_ready() and time.monotonic() < end:
             self._c.has_pending()
@@ -273,35 +282,25 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         if self._space is None or self._c is None:
             return KvdHandshake(reason=self._reason or "no KV cache was registered")
-        return KvdHandshake(space=self._space.digest(), files=self._space.weights.claim(), reason=self._reason)
+        return KvdHandshake(space=self._space.digest(), files=self._space.weights.fingerprint(), reason=self._reason)
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        try:
-            if self._space is not None:
-                self._open_worker(kv_caches)
-        except Declined as declined:
-            self._close()
-            self._decline(str(declined))
-        except Exception as error:
-            self._close()
-            self._breaker.error("register_kv_caches", error)
-            self._decline(f"internal error at registration: {error!r}")
+        if self._space is not None:
+            self._attempt("register_kv_caches", lambda: self._open_worker(kv_caches))
 
     def register_cross_layers_kv_cache(self, kv_cache: Any, attn_backend: Any) -> None:
         """vLLM 0.25, model runner V1: one tensor for all layers, in the order its bytes lie."""
-        try:
-            if self._space is not None:
-                order = attn_backend.get_kv_cache_stride_order(include_num_layers_dimension=True)
-                layers = layout.of_all_layers(kv_cache, order)
-                names = [tensor.shared_by for tensor in self._kv_cache_config.kv_cache_tensors]
-                if len(names) != layers.shape[0]:
-                    raise Declined(f"one tensor for {layers.shape[0]} layers, but {len(names)} are configured")
-                self.register_kv_caches({name: layers[i] for i, shared in enumerate(names) for name in shared})
-        except Declined as declined:
-            self._decline(str(declined))
-        except Exception as error:
-            self._breaker.error("register_cross_layers_kv_cache", error)
-            self._decline(f"internal error at registration: {error!r}")
+
+        def split() -> None:
+            order = attn_backend.get_kv_cache_stride_order(include_num_layers_dimension=True)
+            layers = layout.of_all_layers(kv_cache, order)
+            names = [tensor.shared_by for tensor in self._kv_cache_config.kv_cache_tensors]
+            if len(names) != layers.shape[0]:
+                raise Declined(f"one tensor for {layers.shape[0]} layers, but {len(names)} are configured")
+            self._open_worker({name: layers[i] for i, shared in enumerate(names) for name in shared})
+
+        if self._space is not None:
+            self._attempt("register_cross_layers_kv_cache", split)
 
     def _describe(self, tensors: list[list[Any]], rank: int) -> list[dict[str, Any]]:
         """Every group's cache as the C side takes it."""
@@ -318,7 +317,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         return described
 
     def _memory(self, tensors: list[list[Any]]) -> dict[str, Any]:
-        """Where the cache is, and how to ask for the stream the engine computes on."""
+        """The memory the cache is in, and the function that returns the engine's current stream."""
         space = self._space
         assert space is not None
         devices = {str(tensor.device) for own in tensors for tensor in own}
@@ -334,7 +333,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         return config | {"measure": int(space.device == "cuda"), "sms": self._options["sms"], "save_sms": self._options["save_sms"]}
 
     def _layers(self) -> tuple[dict[str, int], tuple[Any, ...]] | None:
-        """Names of the layers, by which the engine waits for each, and the modes it does that in. None: loads come whole."""
+        """Layer names that the engine waits for, and the modes in which it does. None: loads come whole."""
         space, config = self._space, self._vllm_config
         assert space is not None
         if space.device != "cuda" or not self._options["layers"] or "layers" not in self._ways.ways or not self._compat["eager_modes"]:
@@ -344,16 +343,10 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         return {name: number for number, name in enumerate(space.groups[0].layers)}, self._compat["eager_modes"]
 
     def _prefetches(self) -> bool:
-        """Whether loads may begin when their step is planned. The halves share a process and a thread only if there is one rank; they look themselves whether they do."""
+        """Whether loads may begin when their step is planned: that needs one rank, whose halves share a process and a thread. The C side checks whether they do."""
         assert self._space is not None
         wanted = self._options["prefetch"] and "prefetch" in self._ways.ways
         return bool(wanted and self._compat["known_steps"] and int(getattr(self._vllm_config.parallel_config, "world_size", self._space.world)) == 1 and self._space.device == "cuda")
-
-    def _worker(self, config: dict[str, Any]) -> Any:
-        try:
-            return _kvd.Worker(config)
-        except ValueError as error:
-            raise Declined(str(error)) from error
 
     def _open_worker(self, kv_caches: dict[str, Any]) -> None:
         space, chosen = self._space, self._options
@@ -362,25 +355,27 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         tensors = [[kv_caches[name] for name in group.layers] for group in space.groups]
         described = self._describe(tensors, rank)
         layers = self._layers()
-        c = self._c = self._worker(
-            {
-                **self._common(),
-                **self._memory(tensors),
-                "report_class": KvdReports,
-                "results_class": self._compat["results"],
-                "stats_class": self._worker_stats,
-                "rank": rank,
-                "range": space.writers()[rank],
-                "groups": described,
-                "threads": chosen["threads"],
-                "prefault": int(chosen["prefault"]),
-                "layers": layers,
-                "layer_bytes": chosen["layers_mb"] << 20 or 1,
-                "prefetch": int(self._prefetches()),
-            }
-        )
+        config = {
+            **self._common(),
+            **self._memory(tensors),
+            "report_class": KvdReports,
+            "results_class": self._compat["results"],
+            "stats_class": self._worker_stats,
+            "rank": rank,
+            "range": space.writers()[rank],
+            "groups": described,
+            "threads": chosen["threads"],
+            "prefault": int(chosen["prefault"]),
+            "layers": layers,
+            "layer_bytes": chosen["layers_mb"] << 20 or 1,
+            "prefetch": int(self._prefetches()),
+        }
+        try:
+            c = self._c = _kvd.Worker(config)
+        except ValueError as error:
+            raise Declined(str(error)) from error
         for group, own in zip(space.groups, tensors):
-            selftest.run(c, group.number, own, space.max_blocks)
+            self_test.run(c, group.number, own, space.max_blocks)
         self.handle_preemptions = c.begin_step
         self.bind_connector_metadata = c.start_async_loads
         self.start_load_kv = c.run_sync_loads
@@ -398,7 +393,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self.get_kv_connector_stats = c.take_stats
         logger.info("kvd: rank %d: self-test passed for %d groups of %s layers", rank, len(tensors), "+".join(str(len(own)) for own in tensors))
         if space.device == "cuda":
-            logger.info("kvd: rank %d: %s", rank, layout.sentence(described[0]))
+            logger.info("kvd: rank %d: %s", rank, layout.describe(described[0]))
 
     def _close(self) -> None:
         if self._digester is not None and self._naming is not None:
@@ -418,16 +413,16 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         except Exception as error:
             self._breaker.error("shutdown", error)
 
-    # ---- what both halves do nothing about, or little --------------------------------------------------------------
+    # ---- hooks of both halves --------------------------------------------------------------------------------------
 
     @property
     def prefer_cross_layer_blocks(self) -> bool:
-        """Model runner V1 of 0.25: all layers of a block beside each other in the GPU's memory."""
+        """Model runner V1 of 0.25: all layers of a block are adjacent in the GPU's memory."""
         return self._space is not None and self._space.device == "cuda" and self._options["arrange"] == "blocks"
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
-        """On GPUs of 0.25: keys and values of a head together, so that larger pieces are copied. Elsewhere the engine's own choice is as good."""
+        """On GPUs, vLLM 0.25: keys and values of a head together, so that larger pieces are copied. Otherwise the engine chooses."""
         extra = getattr(vllm_config.kv_transfer_config, "kv_connector_extra_config", None) or {}
         wanted = options.parse({"arrange": extra.get("arrange")})[0]["arrange"]
         if str(vllm_config.device_config.device_type) != "cuda" or wanted == "engine" or not compat.probe()["cross_layers"]:
@@ -442,42 +437,23 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         """False keeps the engine from calling wait_for_layer_load() and save_kv_layer() around every layer: nothing is done there. On GPUs the C side answers."""
         return False
 
-    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
-        return
+    def _do_nothing(self, *args: Any, **kwargs: Any) -> None:
+        """What a hook does in a half that is not open, or has nothing to do there."""
 
-    def clear_connector_metadata(self) -> None:
-        return
-
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        return
-
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        return
-
-    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        return
-
-    def wait_for_save(self) -> None:
-        return
+    bind_connector_metadata = clear_connector_metadata = start_load_kv = wait_for_layer_load = save_kv_layer = wait_for_save = update_state_after_alloc = _do_nothing
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         return 0, False
 
-    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        return
-
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         return KvdMetadata(b"")
-
-    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        return False, None
 
     def request_finished_all_groups(self, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
         return False, None
 
     def on_new_request(self, request: Any) -> None:
-        """The first request: the engine's hashes have their seed by now, and it must be the one in the space's identity."""
-        self.on_new_request = self._c.add_request if self._c is not None else (lambda request: None)
+        """The first request: the engine's hashes have a seed by now. It must be the one in the space's identity."""
+        self.on_new_request = self._c.add_request if self._c is not None else self._do_nothing
         if self._c is None or self._space is None:
             return
         try:
@@ -489,12 +465,6 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         except Exception as error:
             self._breaker.error("on_new_request", error)
         self.on_new_request(request)
-
-    def take_events(self) -> tuple:
-        return ()
-
-    def get_finished_count(self) -> int | None:
-        return None
 
     def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict[Any, int]:
         """0.32: tokens from memory and from disk."""
@@ -510,7 +480,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         return {source: tokens for source, tokens in split.items() if tokens}
 
     def reset_cache(self) -> bool | None:
-        """The weights may have been changed in place: what is computed from now on is not what the files' fingerprint says. It goes to spaces of this engine's own."""
+        """The weights may have been changed in place, so they are no longer those of the files. Blocks computed from now on go to spaces of this engine alone."""
         self._private = self._private or f" reset {secrets.token_hex(8)}"
         try:
             status = self._c.reset() if self._c is not None else _kvd.OK
@@ -519,17 +489,17 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             return False
         if status != _kvd.OK:
             logger.warning("kvd: the space could not be reset (%s): nothing is matched or saved until it has been", _kvd.status_name(status))
-            self._owe_reset()
+            self._reset_later()
         return True
 
-    def _owe_reset(self) -> None:
-        """False, or an exception, would make the engine's pause or sleep fail because a daemon is absent. So nothing old may be found, and nothing saved."""
+    def _reset_later(self) -> None:
+        """Matches and saves stop until the daemon has reset the space. An answer of False would make the engine's pause or sleep fail because a daemon is absent."""
         if not self._reason:
             self._c.set_enabled(False)
             self._retry_at = time.monotonic() + RETRY_S
-            self.on_new_request = self._reset_first
+            self.on_new_request = self._retry_reset
 
-    def _reset_first(self, request: Any) -> None:
+    def _retry_reset(self, request: Any) -> None:
         try:
             if time.monotonic() >= self._retry_at and self._c.is_ready():
                 self._retry_at = time.monotonic() + RETRY_S

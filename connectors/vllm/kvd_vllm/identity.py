@@ -1,4 +1,4 @@
-"""Who may share a block: the space's identity and its block layout, from vllm_config and kv_cache_config alone, so that both halves compute the same."""
+"""Which engines share blocks: the identity of their space. Computed from vllm_config and kv_cache_config alone, so that both halves get the same."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvd_vllm import layout, weights
-from kvd_vllm.compat import Compat
 from kvd_vllm.errors import Declined
 
 CRYPTOGRAPHIC = ("sha256", "sha256_cbor")
@@ -38,7 +37,7 @@ class Group:
 
 @dataclass
 class Space:
-    """All that both halves must agree on."""
+    """What both halves must have equal."""
 
     identity: dict[str, Any]
     block: layout.Block  # of the pool; its text is in `identity`
@@ -52,7 +51,7 @@ class Space:
     max_blocks: int
     device: str = "cpu"  # where the engine's cache is: "cpu" or "cuda"
     shape: layout.Shape | None = None  # of a rank's page; None: pages are opaque
-    weights: weights.Weights = weights.Weights()  # what names them may take a while to find out: not in `identity`
+    weights: weights.Weights = weights.Weights()  # not in `identity`: digesting them takes a while
     notes: list[str] = field(default_factory=list)
 
     def digest(self) -> str:
@@ -76,7 +75,7 @@ def short(dtype: Any) -> str:
 
 
 def canonical(value: Any) -> str:
-    """JSON with one form; long ones by their digest."""
+    """Canonical JSON; the digest of a long one."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
     return text if len(text.encode()) <= MAX_VALUE else "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
@@ -107,7 +106,7 @@ def _group(number: int, group: Any) -> Group:
     return Group(number, "window" if kind in WINDOW else "full", spec.block_size, window, tuple(group.layer_names), spec.page_size_bytes)
 
 
-def groups_of(kv_cache_config: Any, compat: Compat) -> list[Group]:
+def groups_of(kv_cache_config: Any, compat: dict[str, Any]) -> list[Group]:
     groups = [_group(number, group) for number, group in enumerate(kv_cache_config.kv_cache_groups)]
     if not groups:
         raise Declined("the model has no KV cache")
@@ -120,7 +119,7 @@ def groups_of(kv_cache_config: Any, compat: Compat) -> list[Group]:
     return groups
 
 
-def hash_tokens_of(vllm_config: Any, kv_cache_config: Any, groups: list[Group], compat: Compat) -> int:
+def hash_tokens_of(vllm_config: Any, kv_cache_config: Any, groups: list[Group], compat: dict[str, Any]) -> int:
     """Tokens one of the engine's block hashes covers."""
     resolve = compat["hash_sizes"]
     if resolve is not None:
@@ -131,7 +130,7 @@ def hash_tokens_of(vllm_config: Any, kv_cache_config: Any, groups: list[Group], 
 # ---- hashes --------------------------------------------------------------------------------------------------------
 
 
-def engine_hashes(vllm_config: Any, compat: Compat) -> tuple[bytes | None, str, str]:
+def engine_hashes(vllm_config: Any, compat: dict[str, Any]) -> tuple[bytes | None, str, str]:
     """(NONE_HASH, algorithm, reason): None where the engine's hashes differ from process to process or can be forged."""
     algorithm = str(vllm_config.cache_config.prefix_caching_hash_algo)
     if algorithm not in CRYPTOGRAPHIC:
@@ -150,7 +149,7 @@ def engine_hashes(vllm_config: Any, compat: Compat) -> tuple[bytes | None, str, 
     return bytes(function(seed)), algorithm, f"the engine's {algorithm} with a seed that stays the same"
 
 
-def _hash(vllm_config: Any, compat: Compat, wanted: str) -> tuple[str, bytes | None, str]:
+def _hash(vllm_config: Any, compat: dict[str, Any], wanted: str) -> tuple[str, bytes | None, str]:
     if wanted == "own":
         return "kv1", None, "kvd's own, as asked"
     none_hash, algorithm, reason = engine_hashes(vllm_config, compat)
@@ -180,7 +179,7 @@ def _model_name(model_config: Any) -> str:
 
 
 def _settings(model: Any) -> dict[str, Any]:
-    """Settings of the operator that change values in addition to the model's files: equal files are then other models."""
+    """Settings of the operator that change values: with others, equal files are another model."""
     images = getattr(model, "multimodal_config", None)
     found = {name: getattr(model, name, None) for name in ("hf_overrides", "quantization_config", "model_impl", "config_format")}
     found |= {name: getattr(images, name, None) for name in ("mm_processor_kwargs", "media_io_kwargs")}
@@ -206,8 +205,8 @@ def _extra(vllm_config: Any, groups: list[Group], whole: bool) -> str:
     return canonical(extra)
 
 
-def _page_format(vllm_config: Any, kv_cache_config: Any, groups: list[Group], compat: Compat) -> str:
-    """The CPU backend packs keys for its instruction set; nobody promises that the packing stays from release to release."""
+def _page_format(vllm_config: Any, kv_cache_config: Any, groups: list[Group], compat: dict[str, Any]) -> str:
+    """The CPU backend packs keys for its instruction set, and the packing may change with any release."""
     import torch
 
     spec = _specs(kv_cache_config.kv_cache_groups[0].kv_cache_spec)[0]
@@ -225,7 +224,7 @@ def _cache_dtype(vllm_config: Any) -> str:
 
 
 def _page_shape(spec: Any, dtype: str) -> layout.Shape:
-    """Of one page of a rank on a GPU, from its spec. A type kvd has no name for is bytes, as with DeepSeek's own packing of a latent vector."""
+    """One page of a rank on a GPU, from its spec. A latent vector of a type that kvd does not know is bytes (DeepSeek's packing)."""
     latent = type(spec).__name__ == "MLAAttentionSpec"
     real = int(getattr(spec, "real_page_size_bytes", spec.page_size_bytes))
     known = dtype in layout.BYTES
@@ -244,7 +243,7 @@ def _page_shape(spec: Any, dtype: str) -> layout.Shape:
 
 
 def _shape(vllm_config: Any, kv_cache_config: Any) -> layout.Shape:
-    """The one shape all groups have."""
+    """The shape of all groups."""
     specs = [spec for group in kv_cache_config.kv_cache_groups for spec in _specs(group.kv_cache_spec)]
     shapes = {_page_shape(spec, _cache_dtype(vllm_config)) for spec in specs}
     if len(shapes) != 1:
@@ -265,7 +264,7 @@ def _check_parallel(parallel: Any) -> None:
             raise Declined(f"{name} above 1 is not served by this version")
 
 
-def describe(vllm_config: Any, kv_cache_config: Any, options: dict[str, Any], compat: Compat) -> Space:
+def describe(vllm_config: Any, kv_cache_config: Any, options: dict[str, Any], compat: dict[str, Any]) -> Space:
     """Declined: this cache is not served."""
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
     device = str(vllm_config.device_config.device_type)
@@ -312,7 +311,7 @@ def membership(engine_id: str) -> tuple[str, bytes]:
 
 
 def unit_extras(request: Any, at: int, units: int, hash_tokens: int) -> list[bytes | None]:
-    """Extra keys of units of a request as canonical bytes: what vLLM would put into its own hash (salt, images, embeddings)."""
+    """Extra keys of units of a request (salt, images, embeddings) as canonical bytes: the same that vLLM puts into its own hash."""
     from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
 
     keys: list[bytes | None] = []

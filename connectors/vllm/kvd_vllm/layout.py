@@ -1,4 +1,4 @@
-"""How an engine's KV tensors lie, as kvk_paged_t wants it: where each layer begins, from block to block, and what a page looks like inside."""
+"""The layout of an engine's KV tensors, as kvk_paged_t describes it: address of each layer, strides, order inside a page; and of a block of the pool."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _block(tensor: Any, num_blocks: int) -> tuple[list[int], list[int], int]:
 
 
 def opaque(tensor: Any, num_blocks: int, page_bytes: int) -> Page:
-    """Pages whose inside is the engine's business. Any order of dimensions, as long as a block of a layer is one run of bytes."""
+    """A page in the engine's own format. Its dimensions may have any order if a block of a layer is contiguous."""
     shape, stride, step = _block(tensor, num_blocks)
     size = tensor.element_size()
     run = 1 + sum((n - 1) * s for n, s in zip(shape, stride))
@@ -75,7 +75,7 @@ def opaque(tensor: Any, num_blocks: int, page_bytes: int) -> Page:
     for n in shape:
         count *= n
     if run != count:
-        raise Declined(f"a block of a KV tensor of shape {tuple(tensor.shape)}, strides {tuple(tensor.stride())} is not one run of bytes")
+        raise Declined(f"a block of a KV tensor of shape {tuple(tensor.shape)}, strides {tuple(tensor.stride())} is not contiguous")
     if count * size > page_bytes or step * size < page_bytes:
         raise Declined(f"a page has {count * size} bytes and blocks are {step * size} apart; the engine said {page_bytes} bytes a page")
     return Page(_kvd.KIND_OPAQUE, 1, 0, 0, 0, page_bytes, step * size, tensor.data_ptr(), num_blocks, "byte")
@@ -83,7 +83,7 @@ def opaque(tensor: Any, num_blocks: int, page_bytes: int) -> Page:
 
 @dataclass(frozen=True)
 class Shape:
-    """What the engine's configuration says of a page: keys and values of `heads` heads held here. v 0: one vector a token (MLA)."""
+    """A page by the engine's configuration: keys and values of this rank's heads. v 0: one vector a token (MLA)."""
 
     tokens: int
     heads: int
@@ -94,7 +94,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class _Steps:
-    """A block in elements: from head to head, from token to token, from keys to values, from block to block."""
+    """Strides in elements: from head to head, from token to token, from keys to values, from block to block."""
 
     head: int
     token: int
@@ -107,7 +107,7 @@ def _refuse(tensor: Any, why: str) -> Declined:
 
 
 def _steps(tensor: Any, num_blocks: int, want: Shape) -> _Steps:
-    """Of the tensors that GPU backends have: (B, 2, N, H, D), (B, H, N, K + V), (B, N, H, K + V) and (B, N, K), in any physical order."""
+    """Strides of the tensors that GPU backends have: (B, 2, N, H, D), (B, H, N, K + V), (B, N, H, K + V) and (B, N, K), in any physical order."""
     shape, stride = list(tensor.shape), list(tensor.stride())
     pieces = shape[0] // num_blocks if num_blocks > 0 and shape[0] % num_blocks == 0 else 0
     if pieces < 1 or want.tokens % pieces != 0:
@@ -128,39 +128,39 @@ def _steps(tensor: Any, num_blocks: int, want: Shape) -> _Steps:
     else:
         raise _refuse(tensor, f"no known layout of {tokens} tokens, {want.heads} heads, {want.k} + {want.v} elements")
     if pieces > 1 and (steps.value >= steps.block or steps.block != tokens * steps.token):
-        raise _refuse(tensor, f"the kernels cut a block of {want.tokens} tokens into {pieces}, and they do not lie like one")
+        raise _refuse(tensor, f"the kernels cut a block of {want.tokens} tokens into {pieces}, whose strides are not those of one block")
 
     return _Steps(steps.head, steps.token, steps.value, steps.block * pieces)
 
 
 def _kind(steps: _Steps, want: Shape) -> tuple[int, int] | None:
-    """(kvk_paged_kind_t, elements from head to head or 0); what a dimension of one has as stride does not matter."""
+    """(kvk_paged_kind_t, elements from head to head or 0). The stride of a dimension of size 1 does not matter."""
     tokens, heads, k, v = want.tokens, want.heads, want.k, want.v
     one, single = heads == 1, tokens == 1
 
-    def lies(head: int, token: int, value: int) -> bool:
+    def has_strides(head: int, token: int, value: int) -> bool:
         return (one or steps.head == head) and (single or steps.token == token) and (v == 0 or steps.value == value)
 
-    def apart(page: int) -> int:
+    def head_stride(page: int) -> int:
         return 0 if one or steps.head == page else steps.head
 
     if k == v or v == 0:
-        if lies(k, heads * k, tokens * heads * k):
+        if has_strides(k, heads * k, tokens * heads * k):
             return _kvd.KIND_KV_TOKEN_HEAD, 0
-        if lies(tokens * k, k, heads * tokens * k):
+        if has_strides(tokens * k, k, heads * tokens * k):
             return _kvd.KIND_KV_HEAD_TOKEN, 0
-        if lies(steps.head, k, tokens * k):
-            return _kvd.KIND_HEAD_KV_TOKEN, apart(tokens * (k + v))
-    if lies(k + v, heads * (k + v), k):
+        if has_strides(steps.head, k, tokens * k):
+            return _kvd.KIND_HEAD_KV_TOKEN, head_stride(tokens * (k + v))
+    if has_strides(k + v, heads * (k + v), k):
         return _kvd.KIND_TOKEN_HEAD_KV, 0
-    if lies(steps.head, k + v, k):
-        return _kvd.KIND_HEAD_TOKEN_KV, apart(tokens * (k + v))
+    if has_strides(steps.head, k + v, k):
+        return _kvd.KIND_HEAD_TOKEN_KV, head_stride(tokens * (k + v))
 
     return None
 
 
 def structured(tensor: Any, num_blocks: int, want: Shape) -> Page:
-    """A layer whose heads kvd can tell apart: found from its strides, whatever made them. Declined: they are of no order kvd knows."""
+    """A layer with real heads, found from its strides. Declined: kvd does not know their order."""
     size = tensor.element_size()
     if size != BYTES[want.dtype]:
         raise _refuse(tensor, f"its elements have {size} bytes, those of {want.dtype} have {BYTES[want.dtype]}")
@@ -173,7 +173,7 @@ def structured(tensor: Any, num_blocks: int, want: Shape) -> Page:
 
 
 def of_all_layers(tensor: Any, order: Sequence[int]) -> Any:
-    """One tensor for all layers, as it lies, seen as (layers, one layer's dimensions). `order`: which of those each physical dimension is."""
+    """One tensor for all layers, in physical order, permuted to (layers, one layer's dimensions). `order`: which of those each physical dimension is."""
     if sorted(order) != list(range(tensor.dim())):
         raise Declined(f"a KV tensor of all layers of shape {tuple(tensor.shape)}, but its dimensions are in the order {tuple(order)}")
     return tensor.permute([order.index(i) for i in range(tensor.dim())])
@@ -197,8 +197,8 @@ def paged(pages: Sequence[Page], group: int, first_layer: int, first_head: int =
     }
 
 
-def sentence(paged: dict[str, Any]) -> str:
-    """For the log: how the cache lies."""
+def describe(paged: dict[str, Any]) -> str:
+    """A sentence for the log."""
     orders = {
         _kvd.KIND_KV_TOKEN_HEAD: "[keys, values][token][head]",
         _kvd.KIND_KV_HEAD_TOKEN: "[keys, values][head][token]",

@@ -1,8 +1,8 @@
-"""What decides the values in a cache: weight files and adapters, named by what is in them.
+"""Names of weights and adapters: digests of their files.
 
-The files of a model are listed when a half of the connector starts, which is after the engine has read them; they are digested whole, in the background, by
-the scheduling half. The text that comes of it names the weights only if the digested bytes are those that the engine has read: no file may have been changed
-since the engine's process began. Where nothing names the weights, the blocks are this engine's own: nobody else finds them, nor does it after a restart."""
+A half of the connector lists the files of a model when it starts, which is after the engine has read them. The scheduling half digests them whole, in the
+background. The digest names the weights only if the engine has read the same bytes: no file may have been changed since the engine's process began. Weights
+without a name get a random one: no other engine finds the blocks, and neither does this engine after a restart. (Decision 020.)"""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kvd_vllm.digests import Cancelled, Digester, Key
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".ckpt")
 OTHERS = (".json", ".py")  # configurations, and code of the model's own
-# Of prompts and answers as text, which blocks do not depend on: their keys are token ids.
+# Of texts and tokens. Blocks do not depend on them: their keys are token ids.
 TEXTS = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "special_tokens_map.json", "added_tokens.json", "generation_config.json", "chat_template.json")
 # Formats whose loaders read weights from the files of the model's folder. Others fetch them elsewhere.
 FORMATS = ("auto", "hf", "safetensors", "fastsafetensors", "instanttensor", "pt", "npcache", "mistral", "gguf", "bitsandbytes", "sharded_state", "runai_streamer", "runai_streamer_sharded")
@@ -29,23 +29,23 @@ REVISION = "revision"  # the option `weights`: the operator vouches for the reso
 
 @dataclass(frozen=True)
 class File:
-    name: str  # where it lies in the model
+    name: str  # path inside the model
     path: str
     key: Key
-    written_once: bool  # its path is that of its content
+    written_once: bool  # another content has another path
 
 
 @dataclass(frozen=True)
 class Weights:
-    """What an engine was started with. `text` names the weights without a look at the files; `private` says why nothing names them."""
+    """The weights of an engine at its start. `text`: their name, if no file needs to be read for it; `private`: the reason why they have no name."""
 
     text: str = ""
     private: str = ""
     kind: str = "files"
     files: tuple[File, ...] = ()
 
-    def claim(self) -> str:
-        """Which files these are: equal where two processes see the same files, unchanged."""
+    def fingerprint(self) -> str:
+        """Equal in two processes that see the same files, unchanged."""
         if not self.files:
             return self.text or "private"
         return hashlib.sha256(repr((self.kind, [(file.name, file.key) for file in self.files])).encode()).hexdigest()
@@ -53,7 +53,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Named:
-    """The outcome. `private`: why the text is one of a kind."""
+    """The name. `private`: why it is a random one."""
 
     text: str
     private: str = ""
@@ -78,19 +78,19 @@ def _paths(folder: str | os.PathLike[str]) -> list[tuple[str, Path]]:
 
 
 def _is_written_once(path: Path) -> bool:
-    """Hugging Face's cache: snapshots/COMMIT/NAME is a link to blobs/DIGEST. Such a file is renamed into its place when it is whole, and never changed. The
-    name is not taken for its digest."""
+    """Hugging Face's cache: snapshots/COMMIT/NAME is a link to blobs/DIGEST. Such a file is renamed when it is complete, and never changed. Its name is
+    not used as its digest."""
     return path.is_symlink() and "snapshots" in path.parts and Path(os.readlink(path)).parent.name == "blobs"
 
 
 def list_files(folders: list[str]) -> tuple[File, ...]:
-    """All files of the folders that values may depend on. OSError: one cannot be looked at."""
+    """All files of the folders that the values of blocks may depend on. OSError: stat() of one has failed."""
     found = [(f"{i}/{name}", path) for i, folder in enumerate(folders) for name, path in _paths(folder)]
     return tuple(File(name, str(path), Key.of(os.stat(path)), _is_written_once(path)) for name, path in found)
 
 
 def hub_folder(name: str, revision: str | None, cache: str | None, file: str = "config.json") -> str | None:
-    """The snapshot of a Hugging Face model in the local cache, known by a file that it has; None: there is none."""
+    """The snapshot of a Hugging Face model in the local cache that has this file; None: there is none."""
     try:
         from huggingface_hub import try_to_load_from_cache
 
@@ -118,7 +118,7 @@ def _commit(model: Any) -> str | None:
 
 
 def _folders(model: Any, download_dir: str | None) -> list[str] | None:
-    """Where the files of a model lie; None: not on a file system that is seen here."""
+    """The folders with the files of a model; None: none in this file system."""
     name = str(getattr(model, "model_weights", "") or model.model)
     if os.path.exists(name):
         return [name]
@@ -128,7 +128,7 @@ def _folders(model: Any, download_dir: str | None) -> list[str] | None:
 
 
 def _all_folders(vllm_config: Any) -> list[str] | None:
-    """Of the model, its configuration if that lies elsewhere, and of a model that drafts: its layers are in the cache as well."""
+    """Of the model, of its configuration if that is elsewhere, and of a draft model: its layers are in the cache as well."""
     model, download_dir = vllm_config.model_config, getattr(vllm_config.load_config, "download_dir", None)
     draft = getattr(getattr(vllm_config, "speculative_config", None), "draft_model_config", None)
     folders: list[str] = []
@@ -147,7 +147,7 @@ def _all_folders(vllm_config: Any) -> list[str] | None:
 
 
 def _why_unsteady(vllm_config: Any) -> str:
-    """Why the weights that an engine starts with do not decide the values; empty: they do."""
+    """Why values do not follow from the weights at the start; empty: they do."""
     if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
         return "the scales of the cache are found from the first prompts"
     if getattr(vllm_config, "weight_transfer_config", None) is not None:
@@ -165,7 +165,7 @@ def _why_unknown(load: Any, load_format: str) -> str:
 
 
 def of_model(vllm_config: Any, vouched: str | None, version: str, device: str) -> Weights:
-    """What is known at start."""
+    """The weights of this configuration; no file is read."""
     model, load = vllm_config.model_config, vllm_config.load_config
     load_format = str(getattr(load.load_format, "value", load.load_format))
     private = _why_unsteady(vllm_config) or ("" if vouched else _why_unknown(load, load_format))
@@ -216,7 +216,7 @@ def name_weights(weights: Weights, digester: Digester, started_ns: int) -> Named
 
 
 def name_adapter(request: Any, digester: Digester, unknown: str) -> str:
-    """Text that names a LoRA adapter: its name and what is in its files; `unknown` where they cannot be read. Blocks as long as reading takes. Cancelled."""
+    """A LoRA adapter's name and the digest of its files, or `unknown` if they cannot be read. Blocks until all files are digested. Cancelled."""
     name = str(getattr(request, "lora_name", "") or getattr(request, "name", ""))
     path = str(getattr(request, "lora_path", "") or getattr(request, "path", ""))
     digest = hashlib.sha256(b"kvd adapter 2\n")
@@ -227,15 +227,15 @@ def name_adapter(request: Any, digester: Digester, unknown: str) -> str:
         for file in files:
             key, content = digester.file(file.path, remembered)
             digest.update(f"{file.name}\0{key.size}\0{content}\n".encode())
-    except OSError:  # may not be read, or is changing at this moment
+    except OSError:  # not readable, or changed while it was read
         files = ()
     return f"{name}@files:{digest.hexdigest()[:32]}" if files else f"{name}@unknown:{unknown}"
 
 
 class Adapters:
-    """Names of adapters, asked for by the engine's thread, found in a thread of its own."""
+    """Names of adapters. The engine's thread asks; another thread digests the files."""
 
-    WAIT_S = 0.05  # the first request of a small adapter, or of one whose digests are remembered, has its name
+    WAIT_S = 0.05  # enough for a small adapter, or remembered digests: then its first request is served
 
     def __init__(self, digester: Digester) -> None:
         self.digester = digester
@@ -246,8 +246,7 @@ class Adapters:
         self.thread: threading.Thread | None = None
 
     def text(self, request: Any) -> str:
-        """Empty: not known yet, or one that is reloaded in place: which of its weights a request is computed with, nobody says. Its blocks are neither loaded nor
-        saved."""
+        """Empty: not known yet, or an adapter that is reloaded in place, where the weights of a request are not known. Its blocks are neither loaded nor saved."""
         if getattr(request, "load_inplace", False):
             return ""
         key = tuple(getattr(request, name, None) for name in ("lora_name", "lora_path", "lora_int_id"))
