@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
 import pathlib
 import tempfile
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, MLAAttentionSpec, SlidingWindowSpec
 
-from kvd_vllm import compat, identity, options
+from kvd_vllm import _kvd, compat, connector, identity, metrics, options
 from kvd_vllm.errors import CircuitBreaker, Declined
 
 
@@ -28,13 +27,21 @@ def cache_config(*groups: tuple[Any, int], num_blocks: int = 64) -> Any:
     return SimpleNamespace(kv_cache_groups=made, num_blocks=num_blocks)
 
 
+def gpu_spec(kind: Any = FullAttentionSpec, **fields: Any) -> Any:
+    return spec(kind, **{**dict(block_size=16, num_kv_heads=8, head_size=128, dtype=torch.bfloat16), **fields})
+
+
+def half_of(**attributes: Any) -> Any:
+    """A connector that has not started."""
+    half = connector.KvdConnector.__new__(connector.KvdConnector)
+    half.__dict__.update(_breaker=CircuitBreaker(connector.logger), **attributes)
+    return half
+
+
 class Resets(unittest.TestCase):
     def test_a_reset_without_a_daemon_is_repeated_before_any_match(self) -> None:
-        from kvd_vllm import _kvd, connector
-
-        half = connector.KvdConnector.__new__(connector.KvdConnector)
-        half._reason, half._breaker = "", CircuitBreaker(connector.logger)
-        half._c = c = unittest.mock.Mock()
+        c = unittest.mock.Mock()
+        half = half_of(_reason="", _c=c)
         c.reset.return_value, c.is_ready.return_value = _kvd.PENDING, False
         self.assertTrue(half.reset_cache())
         c.set_enabled.assert_called_once_with(False)
@@ -47,10 +54,7 @@ class Resets(unittest.TestCase):
         self.assertEqual(c.add_request.call_count, 2)
 
     def test_what_was_declined_stays_off(self) -> None:
-        from kvd_vllm import _kvd, connector
-
-        half = connector.KvdConnector.__new__(connector.KvdConnector)
-        half._reason, half._breaker, half._c = "another space", CircuitBreaker(connector.logger), unittest.mock.Mock()
+        half = half_of(_reason="another space", _c=unittest.mock.Mock())
         half._c.reset.return_value = _kvd.PENDING
         self.assertTrue(half.reset_cache())
         half._c.set_enabled.assert_not_called()
@@ -58,16 +62,13 @@ class Resets(unittest.TestCase):
 
 class Configs(unittest.TestCase):
     def setUp(self) -> None:
-        self.folder = tempfile.TemporaryDirectory()
-        self.path = pathlib.Path(self.folder.name) / "tiny"
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.path = pathlib.Path(folder.name) / "tiny"
         self.path.mkdir()
         (self.path / "config.json").write_text("{}")
         (self.path / "model.safetensors").write_bytes(os.urandom(3 << 20))
-        self.compat = compat.Compat()
-        self.compat.values["hash_sizes"] = None  # takes a whole configuration
-
-    def tearDown(self) -> None:
-        self.folder.cleanup()
+        self.compat = compat.probe() | {"hash_sizes": None}  # takes a whole configuration
 
     def config(self, device: str = "cpu") -> Any:
         hf = SimpleNamespace(rope_theta=10000.0, max_position_embeddings=4096)
@@ -99,32 +100,32 @@ class Configs(unittest.TestCase):
 
     def test_everything_that_changes_values_changes_the_space(self) -> None:
         def whole(space: identity.Space) -> tuple[str, str]:
-            return space.digest(), space.weights.claim()
+            return space.digest(), space.weights.fingerprint()
 
         here = whole(self.describe())
-        for change in (
-            lambda c: setattr(c.model_config, "dtype", torch.bfloat16),
-            lambda c: setattr(c.model_config, "quantization", "fp8"),
-            lambda c: setattr(c.model_config.hf_text_config, "rope_theta", 5e5),
-            lambda c: setattr(c.model_config, "hf_overrides", {"rope_theta": 1}),
-            lambda c: setattr(c.model_config, "quantization_config", {"ignore": ["lm_head"]}),
-            lambda c: setattr(c.model_config, "model_impl", "transformers"),
-            lambda c: setattr(c.model_config, "multimodal_config", SimpleNamespace(mm_processor_kwargs={"num_crops": 4})),
-            lambda c: setattr(c.model_config, "hf_config_path", "nobody/has-this"),
-            lambda c: setattr(c.cache_config, "cache_dtype", "fp8_e5m2"),
-            lambda c: setattr(c.cache_config, "prefix_caching_hash_algo", "sha256_cbor"),
-            lambda c: setattr(c.cache_config, "calculate_kv_scales", True),
-            lambda c: setattr(c.parallel_config, "tensor_parallel_size", 2),
-            lambda c: setattr(c.load_config, "load_format", "dummy"),
+        for part, name, value in (
+            ("model_config", "dtype", torch.bfloat16),
+            ("model_config", "quantization", "fp8"),
+            ("model_config", "hf_text_config", SimpleNamespace(rope_theta=5e5, max_position_embeddings=4096)),
+            ("model_config", "hf_overrides", {"rope_theta": 1}),
+            ("model_config", "quantization_config", {"ignore": ["lm_head"]}),
+            ("model_config", "model_impl", "transformers"),
+            ("model_config", "multimodal_config", SimpleNamespace(mm_processor_kwargs={"num_crops": 4})),
+            ("model_config", "hf_config_path", "nobody/has-this"),
+            ("cache_config", "cache_dtype", "fp8_e5m2"),
+            ("cache_config", "prefix_caching_hash_algo", "sha256_cbor"),
+            ("cache_config", "calculate_kv_scales", True),
+            ("parallel_config", "tensor_parallel_size", 2),
+            ("load_config", "load_format", "dummy"),
         ):
             config = self.config()
-            change(config)
+            setattr(getattr(config, part), name, value)
             try:
                 changed = whole(self.describe(config))
             except NotImplementedError:  # vLLM has no FP8 cache on a CPU without AVX-512
                 self.assertEqual(config.cache_config.cache_dtype, "fp8_e5m2")
                 continue
-            self.assertNotEqual(changed, here)
+            self.assertNotEqual(changed, here, name)
         for cache in (cache_config((spec(block_size=64), 4)), cache_config((spec(head_size=128), 4)), cache_config((spec(), 5))):
             self.assertNotEqual(whole(self.describe(cache=cache)), here)
         for chosen in ({"model": "other"}, {"weights": "w"}, {"hash": "own"}):
@@ -142,17 +143,14 @@ class Configs(unittest.TestCase):
         self.assertEqual(self.describe(config, weights="revision").weights.text, "commit:abc")
 
     def test_ranks_that_see_other_files_than_the_scheduler_are_not_served(self) -> None:
-        from kvd_vllm import connector
-
-        half = connector.KvdConnector.__new__(connector.KvdConnector)
-        half._space = self.describe()
-        good = connector.KvdHandshake(space=half._space.digest(), files=half._space.weights.claim())
-        self.assertEqual(half._disagreement(good), "")
+        half = half_of(_space=self.describe())
+        good = connector.KvdHandshake(space=half._space.digest(), files=half._space.weights.fingerprint())
+        self.assertEqual(half._find_mismatch(good), "")
         os.utime(self.path / "config.json")
-        self.assertIn("other weight files", half._disagreement(connector.KvdHandshake(space=good.space, files=self.describe().weights.claim())))
-        self.assertEqual(half._disagreement(connector.KvdHandshake(reason="no")), "no")
-        self.assertEqual(half._disagreement(connector.KvdHandshake(space="x", files=good.files)), "another space")
-        self.assertEqual(half._disagreement(None), "another space")
+        self.assertIn("other weight files", half._find_mismatch(connector.KvdHandshake(space=good.space, files=self.describe().weights.fingerprint())))
+        self.assertEqual(half._find_mismatch(connector.KvdHandshake(reason="no")), "no")
+        self.assertEqual(half._find_mismatch(connector.KvdHandshake(space="x", files=good.files)), "another space")
+        self.assertEqual(half._find_mismatch(None), "another space")
 
     def test_groups_become_rules(self) -> None:
         window = spec(SlidingWindowSpec, sliding_window=512)
@@ -169,23 +167,22 @@ class Configs(unittest.TestCase):
         return config
 
     def test_on_a_gpu_blocks_have_real_heads_and_no_machine(self) -> None:
-        llama = spec(block_size=16, num_kv_heads=8, head_size=128, dtype=torch.bfloat16)
-        space = self.describe(self.gpu(), cache_config((llama, 32)))
+        space = self.describe(self.gpu(), cache_config((gpu_spec(), 32)))
         self.assertEqual(space.identity["layout"], "kvk1 heads=8 layers=32 tokens=16 k=128 v=128 dtype=bf16 inner=split page=0")
         self.assertEqual((space.identity["page_format"], space.device), ("canonical", "cuda"))
         self.assertEqual(space.writers(), [(0, 0, 8, 0, 32)])
 
     def test_ranks_of_a_gpu_engine_hold_heads_and_share_the_space_of_one(self) -> None:
-        one = self.describe(self.gpu(), cache_config((spec(block_size=16, num_kv_heads=8, head_size=128, dtype=torch.bfloat16), 32)))
-        two = self.describe(self.gpu(2), cache_config((spec(block_size=16, num_kv_heads=4, head_size=128, dtype=torch.bfloat16), 32)))
+        one = self.describe(self.gpu(), cache_config((gpu_spec(), 32)))
+        two = self.describe(self.gpu(2), cache_config((gpu_spec(num_kv_heads=4), 32)))
         self.assertEqual(one.identity, two.identity)
         self.assertEqual(two.writers(), [(0, 0, 4, 0, 32), (1, 4, 4, 0, 32)])
         self.assertEqual(two.place(1), (4, 0))
         with self.assertRaisesRegex(Declined, "copies of the same KV heads"):
-            self.describe(self.gpu(4, 2), cache_config((spec(block_size=16, num_kv_heads=1, head_size=128, dtype=torch.bfloat16), 32)))
+            self.describe(self.gpu(4, 2), cache_config((gpu_spec(num_kv_heads=1), 32)))
 
     def test_latent_vectors_of_a_gpu_are_one_head(self) -> None:
-        latent = spec(MLAAttentionSpec, block_size=64, num_kv_heads=1, head_size=576, dtype=torch.bfloat16)
+        latent = gpu_spec(MLAAttentionSpec, block_size=64, num_kv_heads=1, head_size=576)
         self.assertIn("heads=1 layers=27 tokens=64 k=576 v=0 dtype=bf16", self.describe(self.gpu(), cache_config((latent, 27))).identity["layout"])
         with self.assertRaisesRegex(Declined, "copies"):
             self.describe(self.gpu(2), cache_config((latent, 27)))
@@ -193,25 +190,18 @@ class Configs(unittest.TestCase):
     def test_quantised_caches_of_a_gpu_have_their_own_type(self) -> None:
         config = self.gpu()
         config.cache_config.cache_dtype = "fp8"
-        byte = spec(block_size=16, num_kv_heads=8, head_size=128, dtype=torch.uint8)
+        byte = gpu_spec(dtype=torch.uint8)
         self.assertIn("dtype=fp8_e4m3", self.describe(config, cache_config((byte, 32))).identity["layout"])
-        config.cache_config.cache_dtype = "nvfp4"
-        with self.assertRaisesRegex(Declined, "nvfp4"):
-            self.describe(config, cache_config((byte, 32)))
-        config.cache_config.cache_dtype = "auto"
-        with self.assertRaisesRegex(Declined, "holds more than"):
-            self.describe(config, cache_config((byte, 32)))
+        for config.cache_config.cache_dtype, word in (("nvfp4", "nvfp4"), ("auto", "holds more than")):
+            with self.assertRaisesRegex(Declined, word):
+                self.describe(config, cache_config((byte, 32)))
 
     def test_groups_of_a_gpu_with_other_heads_are_declined(self) -> None:
-        groups = cache_config(
-            (spec(block_size=16, num_kv_heads=8, head_size=128, dtype=torch.bfloat16), 4), (spec(SlidingWindowSpec, sliding_window=512, block_size=16, num_kv_heads=4, head_size=256, dtype=torch.bfloat16), 4)
-        )
+        groups = cache_config((gpu_spec(), 4), (gpu_spec(SlidingWindowSpec, sliding_window=512, num_kv_heads=4, head_size=256), 4))
         with self.assertRaisesRegex(Declined, "different shapes"):
             self.describe(self.gpu(), groups)
 
     def test_the_engine_is_asked_for_heads_first_where_that_helps(self) -> None:
-        from kvd_vllm import connector
-
         def asked(config: Any, **extra: Any) -> str | None:
             config.kv_transfer_config.kv_connector_extra_config = extra
             return connector.KvdConnector.get_required_kvcache_layout(config)
@@ -229,23 +219,20 @@ class Configs(unittest.TestCase):
 
     def test_what_is_not_served_is_declined_with_a_reason(self) -> None:
         mamba = MambaSpec(block_size=32, shapes=((2, 2),), dtypes=(torch.float32,))
+        plain, pipeline = self.config(), self.config()
+        plain.cache_config.enable_prefix_caching = False
+        pipeline.parallel_config.pipeline_parallel_size = 2
         for config, cache, word in (
             (self.config("xpu"), None, "xpu"),
             (None, cache_config((spec(), 2), (mamba, 2)), "MambaSpec"),
             (None, cache_config((spec(), 2), (spec(SlidingWindowSpec, sliding_window=512, head_size=128), 2)), "different sizes"),
             (None, cache_config(), "no KV cache"),
+            (plain, None, "prefix caching"),
+            (pipeline, None, "pipeline"),
         ):
             with self.assertRaisesRegex(Declined, word):
                 self.describe(config, cache)
-        config = self.config()
-        config.cache_config.enable_prefix_caching = False
-        with self.assertRaisesRegex(Declined, "prefix caching"):
-            self.describe(config)
-        config = self.config()
-        config.parallel_config.pipeline_parallel_size = 2
-        with self.assertRaisesRegex(Declined, "pipeline"):
-            self.describe(config)
-        self.compat.values["failed_recving"] = False
+        self.compat["failed_recving"] = False
         with self.assertRaisesRegex(Declined, "0.30"):
             self.describe(cache=cache_config((spec(), 2), (spec(SlidingWindowSpec, sliding_window=512), 2)))
 
@@ -257,16 +244,12 @@ class Configs(unittest.TestCase):
         self.assertFalse(self.describe(config).foreign)
         with self.assertRaisesRegex(Declined, "cryptographic"):
             self.describe(config, hash="engine")
-        self.compat.values["none_hash"] = "environment"  # as before 0.30
-        saved = os.environ.pop("PYTHONHASHSEED", None)
-        try:
+        self.compat["none_hash"] = "environment"  # as before 0.30
+        with unittest.mock.patch.dict(os.environ):
+            os.environ.pop("PYTHONHASHSEED", None)
             self.assertIn("PYTHONHASHSEED", self.describe().hash_reason)
             os.environ["PYTHONHASHSEED"] = "0"
             self.assertTrue(self.describe().foreign)
-        finally:
-            os.environ.pop("PYTHONHASHSEED", None)
-            if saved is not None:
-                os.environ["PYTHONHASHSEED"] = saved
 
     def test_long_values_stay_within_the_limit(self) -> None:
         config = self.config()
@@ -306,14 +289,11 @@ class Rest(unittest.TestCase):
         self.assertNotEqual(identity._extra_bytes(("01",)), identity._extra_bytes((b"\x01",)))
 
     def test_the_compatibility_line_has_every_row(self) -> None:
-        line = compat.Compat().line()
-        for row in compat.ROWS:
-            self.assertIn(row.name + "=", line)
-        json.dumps(line)
+        line = compat.line(compat.probe())
+        for name in compat.ROWS:
+            self.assertIn(name + "=", line)
 
     def test_counters_have_one_name_and_a_help(self) -> None:
-        from kvd_vllm import metrics
-
         names = [metrics.prometheus_name(name)[0] for name in metrics.TABLE]
         self.assertEqual(len(set(names)), len(names))
         self.assertEqual(metrics.prometheus_name("worker_load_ns")[0], "kvd:worker_load_seconds")
@@ -325,8 +305,6 @@ class Rest(unittest.TestCase):
     def test_counters_reach_prometheus_in_seconds(self) -> None:
         from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
-        from kvd_vllm import metrics
-
         config = SimpleNamespace(kv_transfer_config=None)
         prom = metrics.KvdPromMetrics(config, {Gauge: Gauge, Counter: Counter, Histogram: Histogram}, ["engine"], {0: ["0"]})
         prom.observe({"worker_load_ns": 1500000000, "scheduler_matches": 2, "of a newer version": 1}, 0)
@@ -336,10 +314,7 @@ class Rest(unittest.TestCase):
         self.assertEqual([REGISTRY.get_sample_value(f"kvd:load_way_{way}", {"engine": "0"}) for way in ("sync", "prefetch")], [1, 0])
 
     def test_the_chosen_ways_are_told_once(self) -> None:
-        from kvd_vllm import connector
-
-        half = connector.KvdConnector.__new__(connector.KvdConnector)
-        half._ways, half._ways_told = compat.LoadWays(frozenset({"sync"}), "", False), False
+        half = half_of(_ways=compat.LoadWays(frozenset({"sync"}), "", False), _ways_told=False)
         self.assertEqual(half._scheduler_stats({"scheduler_matches": 1}).data, {"scheduler_matches": 1, "load_way_sync": 1, "load_way_layers": 0, "load_way_prefetch": 0})
         self.assertEqual(half._scheduler_stats({"scheduler_matches": 1}).data, {"scheduler_matches": 1})
 

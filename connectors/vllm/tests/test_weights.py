@@ -188,11 +188,11 @@ class Names(Folder):
             self.assertEqual(self.name(self.config(model="name/on-a-hub")).text, self.name().text)
 
     def test_two_processes_that_see_the_same_files_say_so(self) -> None:
-        claim = self.of().claim()
-        self.assertEqual(self.of().claim(), claim)
+        before = self.of().fingerprint()
+        self.assertEqual(self.of().fingerprint(), before)
         os.utime(self.model / "config.json")
-        self.assertNotEqual(self.of().claim(), claim)
-        self.assertEqual((self.of(vouched="mine").claim(), self.of(vouched="other").claim()), ("mine", "other"))
+        self.assertNotEqual(self.of().fingerprint(), before)
+        self.assertEqual((self.of(vouched="mine").fingerprint(), self.of(vouched="other").fingerprint()), ("mine", "other"))
 
     def test_the_process_began_before_now_and_after_the_machine(self) -> None:
         self.assertLess(0, time.time_ns() - weights.process_start_ns())
