@@ -1,6 +1,7 @@
 /* kvd-docs: print docs/wire.md, docs/status.md, docs/metrics.md or docs/shm.md from the tables they describe.
  * tests/common compares the files in docs/ with what this prints. */
 #include "kv/metric.h"
+#include "kv/miss_reason_list.h"
 #include "kv/shm.h"
 #include "kv/wire.h"
 
@@ -329,10 +330,11 @@ static void print_member_area(void)
 	HEADER_ROW(kv_report_t, match_ns, "time of the match; 0: not measured");
 	HEADER_ROW(kv_report_t, load_ns, "time of the load; 0: none");
 	HEADER_ROW(kv_report_t, reserved, "0");
-	printf("\nReasons of a miss: %d none, %d absent, %d evicted, %d daemon stale, %d no daemon, %d stale epoch, %d "
-	       "contended, %d corrupt, %d timeout, %d unreadable.\n",
-	       KV_WHY_NONE, KV_WHY_ABSENT, KV_WHY_EVICTED, KV_WHY_DAEMON_STALE, KV_WHY_NO_DAEMON, KV_WHY_STALE_EPOCH,
-	       KV_WHY_CONTENDED, KV_WHY_CORRUPT, KV_WHY_TIMEOUT, KV_WHY_UNREADABLE);
+	printf("\nReasons of a miss:");
+#define REASON(NAME, label, words) printf("%s %d `%s`", KV_WHY_##NAME ? "," : "", KV_WHY_##NAME, label);
+	KV_MISS_REASON_LIST(REASON)
+#undef REASON
+	printf(".\n");
 }
 
 static void print_shm(void)

@@ -3,6 +3,7 @@
 
 #include "kv/identity.h"
 #include "kv/key.h"
+#include "kv/miss_reason_list.h"
 #include "kv/shm.h"
 #include "kv/units.h"
 
@@ -209,8 +210,11 @@ static int open_space(const kvctl_t *ctl, kvc_t *kvc, const char *text, kvc_spac
 
 static const char *why_name(uint32_t why)
 {
-	static const char *const names[] = {"all there",   "absent",    "evicted", "daemon stale", "no daemon",
-					    "stale epoch", "contended", "corrupt", "timeout",      "unreadable"};
+	static const char *const names[] = {
+#define REASON(NAME, label, words) [KV_WHY_##NAME] = label,
+		KV_MISS_REASON_LIST(REASON)
+#undef REASON
+	};
 
 	return why < KV_COUNT_OF(names) ? names[why] : "unknown";
 }

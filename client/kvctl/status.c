@@ -1,6 +1,7 @@
 /* kvctl status: the daemon on one screen. */
 #include "kvctl.h"
 
+#include "kv/miss_reason_list.h"
 #include "kv/units.h"
 
 #include <stdio.h>
@@ -81,9 +82,9 @@ static void print_numbers(struct json_object *object)
 static void print_misses(struct json_object *missed, uint64_t asked)
 {
 	static const char *const reasons[][2] = {
-		{"absent", "not stored"},       {"evicted", "evicted"},         {"daemon_stale", "daemon silent"},
-		{"no_daemon", "no daemon"},     {"stale_epoch", "space reset"}, {"contended", "index busy"},
-		{"corrupt", "digest mismatch"}, {"timeout", "answer late"},     {"unreadable", "disk unreadable"},
+#define REASON(NAME, label, words) {label, words},
+		KV_MISS_REASON_LIST(REASON)
+#undef REASON
 	};
 	const char *before = "  missed: ";
 

@@ -2,6 +2,7 @@
 #include "io/events/events.h"
 
 #include "kv/key.h"
+#include "kv/miss_reason_list.h"
 
 #include <string.h>
 
@@ -125,8 +126,11 @@ void kvd_encode_event(msgpack_packer *packer, const kvd_event_t *event)
 
 static const char *why_name(uint32_t why)
 {
-	static const char *const names[] = {"none",        "absent",    "evicted", "daemon_stale", "no_daemon",
-					    "stale_epoch", "contended", "corrupt", "timeout",      "unreadable"};
+	static const char *const names[] = {
+#define REASON(NAME, label, words) [KV_WHY_##NAME] = label,
+		KV_MISS_REASON_LIST(REASON)
+#undef REASON
+	};
 
 	return why < KV_COUNT_OF(names) ? names[why] : "unknown";
 }
