@@ -17,27 +17,6 @@
 #define IDLE_MS    1000u /* released when no lookup has asked for it for so long */
 #define RETRY_PART 8u    /* a renewal that could not be sent is tried again after this part of the interval */
 
-uint32_t kvx_load_fill_parts(const kvx_scheduler_t *scheduler, const kvc_space_t *space, const kvx_ask_t *ask,
-			     uint32_t units, kvx_sload_t *load)
-{
-	uint32_t blocks = 0;
-
-	for (uint32_t g = 0; g < scheduler->group_count; g++) {
-		const uint32_t local = ask->local / scheduler->groups[g].block_tokens;
-		uint32_t first = 0, end = 0;
-
-		kvc_group_range(space, scheduler->groups[g].id, units, &first, &end);
-		first = first > local ? first : local;
-		if (first < end) {
-			load->part[load->parts++] =
-				(kvx_sload_part_t){.group = scheduler->groups[g].id, .first = first, .n = end - first};
-			blocks += end - first;
-		}
-	}
-
-	return blocks;
-}
-
 void kvx_load_renew_leases(const kvx_scheduler_t *scheduler, kvx_sload_t *load, uint64_t now)
 {
 	const uint64_t every = scheduler->load_ms * KVX_MS;
@@ -65,11 +44,17 @@ uint64_t kvx_load_count_leases(const kvx_sload_t *load)
 	return leases;
 }
 
-void kvx_load_free(kvx_scheduler_t *scheduler, kvx_sload_t *load)
+static void release_leases(kvx_sload_t *load)
 {
 	for (uint32_t p = 0; p < load->parts; p++) {
 		kvc_release(&load->part[p].lease, 1);
+		load->part[p].lease = NULL;
 	}
+}
+
+void kvx_load_free(kvx_scheduler_t *scheduler, kvx_sload_t *load)
+{
+	release_leases(load);
 	kv_free(scheduler->env, load);
 }
 
@@ -102,6 +87,27 @@ static kvc_status_t start_leases(const kvx_scheduler_t *scheduler, kvc_space_t *
 	return status;
 }
 
+/* Which blocks of each group the load covers. Returns how many. */
+static uint32_t fill_parts(const kvx_scheduler_t *scheduler, const kvc_space_t *space, kvx_sload_t *load)
+{
+	uint32_t blocks = 0;
+
+	for (uint32_t g = 0; g < scheduler->group_count; g++) {
+		const uint32_t local = load->local / scheduler->groups[g].block_tokens;
+		uint32_t first = 0, end = 0;
+
+		kvc_group_range(space, scheduler->groups[g].id, load->units, &first, &end);
+		first = first > local ? first : local;
+		if (first < end) {
+			load->part[load->parts++] =
+				(kvx_sload_part_t){.group = scheduler->groups[g].id, .first = first, .n = end - first};
+			blocks += end - first;
+		}
+	}
+
+	return blocks;
+}
+
 /* One allocation: the load, the ids, the request's id. `shape` has the parts. */
 static kvx_sload_t *create_load(const kvx_scheduler_t *scheduler, const kvx_request_t *request,
 				const kvx_sload_t *shape, uint32_t blocks)
@@ -121,7 +127,6 @@ static kvx_sload_t *create_load(const kvx_scheduler_t *scheduler, const kvx_requ
 	load->id = (char *)ids;
 	load->id_len = request->id_len;
 	memcpy(load->id, request->id, request->id_len);
-	load->serial = request->serial;
 
 	return load;
 }
@@ -143,6 +148,8 @@ static kvc_status_t start_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask,
 	kvc_space_t *space = scheduler->spaces[request->space].space;
 	const uint64_t now = kv_now_ns(scheduler->env);
 	kvx_sload_t shape = {
+		.hash = request->hash,
+		.serial = request->serial,
 		.space = request->space,
 		.generation = scheduler->generation,
 		.local = ask->local,
@@ -151,7 +158,7 @@ static kvc_status_t start_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask,
 		.renewed_ns = now,
 		.until_ns = now + max_wait_ns(scheduler, ask->local, end - ask->local),
 	};
-	const uint32_t blocks = kvx_load_fill_parts(scheduler, space, ask, shape.units, &shape);
+	const uint32_t blocks = fill_parts(scheduler, space, &shape);
 	kvx_sload_t *load = create_load(scheduler, request, &shape, blocks);
 	kvx_key_view_t view;
 	kvc_status_t status;
@@ -249,16 +256,17 @@ static int is_reusable(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask, c
 
 /* ---- used by match, load, finish ------------------------------------------------------------- */
 
-static void unlink_cached(kvx_scheduler_t *scheduler, kvx_request_t *request)
+static void unlink_cached(kvx_scheduler_t *scheduler, const kvx_sload_t *load)
 {
 	kvx_sload_t **link = &scheduler->cached;
 
-	while (*link != request->cached) {
+	while (*link && *link != load) {
 		link = &(*link)->next;
 	}
-	*link = request->cached->next;
-	scheduler->cached_count--;
-	request->cached = NULL;
+	if (*link) { /* else its leases were given back */
+		*link = load->next;
+		scheduler->cached_count--;
+	}
 }
 
 void kvx_lease_cache_drop(kvx_scheduler_t *scheduler, kvx_request_t *request)
@@ -266,9 +274,18 @@ void kvx_lease_cache_drop(kvx_scheduler_t *scheduler, kvx_request_t *request)
 	kvx_sload_t *cached = request->cached;
 
 	if (cached) {
-		unlink_cached(scheduler, request);
+		request->cached = NULL;
+		unlink_cached(scheduler, cached);
 		kvx_load_free(scheduler, cached);
 	}
+}
+
+/* The load stays with its request: one that the engine starts after all is reported as failed, which needs memory. */
+void kvx_lease_cache_give_back(kvx_scheduler_t *scheduler, kvx_sload_t *load)
+{
+	unlink_cached(scheduler, load);
+	release_leases(load);
+	load->generation = 0;
 }
 
 uint32_t kvx_lease_cache_acquire(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t end,
@@ -322,32 +339,19 @@ kvx_sload_t *kvx_lease_cache_take(kvx_scheduler_t *scheduler, const kvx_ask_t *a
 				  uint32_t units)
 {
 	kvx_sload_t *load = request->cached;
-	int lost;
 
 	if (!load || !covers_blocks(scheduler, ask, request, units)) {
 		kvx_lease_cache_drop(scheduler, request);
 		return NULL;
 	}
-	lost = load->generation != scheduler->generation || worst_lease_state(load) != KVC_OK;
-	unlink_cached(scheduler, request);
+	request->cached = NULL;
+	unlink_cached(scheduler, load);
 	trim_load(scheduler, ask, units, load);
-	for (uint32_t p = 0; lost && p < load->parts; p++) {
-		kvc_release(&load->part[p].lease, 1);
-		load->part[p].lease = NULL;
+	if (load->generation != scheduler->generation || worst_lease_state(load) != KVC_OK) {
+		release_leases(load);
 	}
 
 	return load;
-}
-
-kvx_sload_t *kvx_load_create_lost(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request,
-				  uint32_t units)
-{
-	kvx_sload_t shape = {
-		.space = request->space, .generation = scheduler->generation, .local = ask->local, .units = units};
-	const uint32_t blocks =
-		kvx_load_fill_parts(scheduler, scheduler->spaces[request->space].space, ask, units, &shape);
-
-	return create_load(scheduler, request, &shape, blocks);
 }
 
 void kvx_lease_cache_poll(kvx_scheduler_t *scheduler, uint64_t now)
@@ -355,32 +359,21 @@ void kvx_lease_cache_poll(kvx_scheduler_t *scheduler, uint64_t now)
 	kvx_sload_t *next;
 
 	for (kvx_sload_t *load = scheduler->cached; load; load = next) {
-		kvx_request_t *request =
-			kvx_requests_find_serial(&scheduler->requests, load->id, load->id_len, load->serial);
-
 		next = load->next;
-		if (!kv_holds(request)) { /* kvx_scheduler_finish() drops the leases of its request */
-			kvx_scheduler_detach_if_broken(scheduler);
-			return;
-		}
 		if (now - load->used_ns > IDLE_MS * KVX_MS) {
-			kvx_lease_cache_drop(scheduler, request);
+			kvx_lease_cache_give_back(scheduler, load);
 		} else if (now - load->renewed_ns > scheduler->load_ms * KVX_MS) {
 			kvx_load_renew_leases(scheduler, load, now);
 		}
 	}
 }
 
+static void drop_cached(void *ctx, kvx_request_t *request)
+{
+	kvx_lease_cache_drop(ctx, request);
+}
+
 void kvx_lease_cache_close(kvx_scheduler_t *scheduler)
 {
-	while (scheduler->cached) {
-		kvx_sload_t *load = scheduler->cached;
-		kvx_request_t *request =
-			kvx_requests_find_serial(&scheduler->requests, load->id, load->id_len, load->serial);
-
-		if (!kv_holds(request)) {
-			return;
-		}
-		kvx_lease_cache_drop(scheduler, request);
-	}
+	kvx_requests_for_each(&scheduler->requests, drop_cached, scheduler);
 }

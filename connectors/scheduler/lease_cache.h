@@ -8,21 +8,17 @@
  * are leased, ask->local: none. *p_status: why not all (PENDING: no answer in time). */
 uint32_t kvx_lease_cache_acquire(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t end,
 				 kvc_status_t *p_status);
-/* The request's cached load, cut to units [local, units), without leases if they are lost; NULL: none covers them. It
- * becomes the caller's. */
+/* The request's cached load, cut to units [local, units), without leases if they are lost; NULL: match() has found
+ * less. It becomes the caller's. */
 kvx_sload_t *kvx_lease_cache_take(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request,
 				  uint32_t units);
 void kvx_lease_cache_drop(kvx_scheduler_t *scheduler, kvx_request_t *request);
-/* Renew leases; drop those of requests that were not looked up for a while. */
+/* Release the leases of a cached load. */
+void kvx_lease_cache_give_back(kvx_scheduler_t *scheduler, kvx_sload_t *load);
+/* Renew leases; give back those of requests that were not looked up for a while. */
 void kvx_lease_cache_poll(kvx_scheduler_t *scheduler, uint64_t now);
 void kvx_lease_cache_close(kvx_scheduler_t *scheduler);
 
-/* A load of these units without leases; NULL: no memory. */
-kvx_sload_t *kvx_load_create_lost(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request,
-				  uint32_t units);
-/* Fill the parts of `load`: which blocks of each group it covers. Returns how many blocks. */
-uint32_t kvx_load_fill_parts(const kvx_scheduler_t *scheduler, const kvc_space_t *space, const kvx_ask_t *ask,
-			     uint32_t units, kvx_sload_t *load);
 void kvx_load_renew_leases(const kvx_scheduler_t *scheduler, kvx_sload_t *load, uint64_t now);
 /* Leases of a list of loads. */
 uint64_t kvx_load_count_leases(const kvx_sload_t *load);

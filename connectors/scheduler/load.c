@@ -12,36 +12,26 @@
 
 #define GIVE_UP 4u /* times load_ms */
 
-/* ---- taking what is held --------------------------------------------------------------------- */
+/* ---- taking what is leased ------------------------------------------------------------------- */
 
-/* The ids of the blocks to write; KVX_NO_BLOCK where the table has no block yet. */
-static void fill_block_ids(const kvx_scheduler_t *scheduler, const kvx_request_t *request, const kvx_sload_part_t *part,
-			   uint32_t *ids)
-{
-	const kvx_request_group_t *group = &request->groups[kvx_scheduler_find_group(scheduler, part->group)];
-
-	for (uint32_t i = 0; i < part->n; i++) {
-		ids[i] = part->first + i < group->n ? group->entries[part->first + i].id : KVX_NO_BLOCK;
-	}
-}
-
-/* Fill in the engine's blocks. */
+/* Fill in the engine's blocks; KVX_NO_BLOCK where the table has no block yet. */
 static void bind_blocks(const kvx_scheduler_t *scheduler, const kvx_request_t *request, kvx_sload_t *load)
 {
 	for (uint32_t p = 0; p < load->parts; p++) {
 		kvx_sload_part_t *part = &load->part[p];
+		const kvx_request_group_t *group = &request->groups[kvx_scheduler_find_group(scheduler, part->group)];
 
-		fill_block_ids(scheduler, request, part, part->ids);
 		for (uint32_t i = 0; i < part->n; i++) {
+			const uint32_t at = part->first + i;
+
+			part->ids[i] = at < group->n ? group->entries[at].id : KVX_NO_BLOCK;
 			load->blocks += part->ids[i] != KVX_NO_BLOCK;
 		}
 	}
 	load->ranks_left = scheduler->writer_count;
 }
 
-/* The LOAD record. The ids are the load's own, or with `request` those of its table. */
-static void emit_load(kvx_scheduler_t *scheduler, const kvx_sload_t *load, const kvx_request_t *request,
-		      const kvc_handle_t *handles)
+static void emit_load(kvx_scheduler_t *scheduler, const kvx_sload_t *load, const kvc_handle_t *handles)
 {
 	kvx_msg_load_t *record = kvx_msg_add_record(&scheduler->message, KVX_RECORD_LOAD, sizeof *record);
 
@@ -53,41 +43,28 @@ static void emit_load(kvx_scheduler_t *scheduler, const kvx_sload_t *load, const
 	record->flags = load->flags;
 	record->timeout_ms = scheduler->load_ms;
 	record->parts = load->parts;
-	record->id_len = request ? request->id_len : load->id_len;
-	(void)kvx_msg_append(&scheduler->message, request ? request->id : load->id, record->id_len);
+	record->id_len = load->id_len;
+	(void)kvx_msg_append(&scheduler->message, load->id, load->id_len);
 	for (uint32_t p = 0; p < load->parts; p++) {
 		const kvx_sload_part_t *part = &load->part[p];
 		const kvx_msg_part_t head = {
 			.group = part->group, .n = part->n, .first = part->first, .lease = handles[p]};
-		uint32_t *ids;
 
 		(void)kvx_msg_append(&scheduler->message, &head, sizeof head);
-		ids = kvx_msg_append(&scheduler->message, part->ids, part->n * sizeof(uint32_t));
-		if (ids && request) {
-			fill_block_ids(scheduler, request, part, ids);
-		}
+		(void)kvx_msg_append(&scheduler->message, part->ids, part->n * sizeof(uint32_t));
 	}
 }
 
-static void append_load(kvx_scheduler_t *scheduler, kvx_sload_t *load, uint32_t units)
+/* What match() has reserved for the record is the load's now. */
+static void append_load(kvx_scheduler_t *scheduler, kvx_request_t *request, kvx_sload_t *load)
 {
 	load->next = NULL;
 	*scheduler->loads_end = load;
 	scheduler->loads_end = &load->next;
 	scheduler->load_count++;
-	load->bytes = kvx_load_record_bytes(scheduler, units);
-	scheduler->reserved_bytes += load->bytes;
-}
-
-/* Use what match() has reserved for the record of this load. 0: nothing was reserved, and there is no memory. */
-static int use_reservation(kvx_scheduler_t *scheduler, kvx_request_t *request, uint32_t units)
-{
-	const size_t bytes = kvx_load_record_bytes(scheduler, units), tentative_bytes = request->tentative_bytes;
-	const int there = kvx_buffer_reserve(scheduler, bytes > tentative_bytes ? bytes - tentative_bytes : 0);
-
+	load->bytes = request->tentative_bytes;
 	kvx_buffer_reserve_tentative(scheduler, request, 0);
-
-	return there;
+	scheduler->reserved_bytes += load->bytes;
 }
 
 /* ---- blocks that were not filled ------------------------------------------------------------- */
@@ -98,32 +75,29 @@ typedef struct kvx_invalidation {
 	uint32_t step; /* of the load */
 } kvx_invalidation_t;
 
-/* A request with invalid blocks in its table computes garbage: none of it is saved. */
+/* A request with garbage in its table computes garbage: none of it is saved. */
 static void invalidate_request(void *ctx, kvx_request_t *request)
 {
-	const kvx_invalidation_t *invalidate_dependents = ctx;
-	kvx_scheduler_t *scheduler = invalidate_dependents->scheduler;
+	const kvx_invalidation_t *invalidation = ctx;
+	const kvx_request_group_t *group = &request->groups[0]; /* several groups have no synchronous loads */
+	uint32_t i = 0;
 
-	for (uint32_t g = 0; g < scheduler->group_count && request != invalidate_dependents->by && !request->outdated;
-	     g++) {
-		const kvx_request_group_t *group = &request->groups[g];
-
-		for (uint32_t i = 0; i < group->n && !request->outdated; i++) {
-			const kvx_table_entry_t *entry = &group->entries[i];
-
-			request->outdated = entry->id != KVX_NO_BLOCK && scheduler->blocks[entry->id].invalid &&
-					    scheduler->blocks[entry->id].gen == entry->gen;
-		}
-		if (request->outdated) {
-			kvx_puts_revoke(scheduler, request->serial, invalidate_dependents->step);
-		}
+	if (request == invalidation->by) {
+		return;
+	}
+	while (i < group->n && !kvx_entry_is_garbage(invalidation->scheduler, &group->entries[i])) {
+		i++;
+	}
+	if (i < group->n) {
+		request->unsavable = 1;
+		kvx_puts_revoke(invalidation->scheduler, request->serial, invalidation->step);
 	}
 }
 
 void kvx_loads_mark_unverified(kvx_scheduler_t *scheduler, const kvx_request_t *request)
 {
 	for (kvx_sload_t *load = scheduler->loads; load; load = load->next) {
-		const kvx_sload_part_t *part = &load->part[0]; /* several groups have no synchronous loads */
+		const kvx_sload_part_t *part = &load->part[0];
 		const kvx_request_group_t *group = &request->groups[0];
 
 		if (load->serial != request->serial || (load->flags & KVX_MSG_ASYNC) || load->blocks_lost) {
@@ -132,11 +106,10 @@ void kvx_loads_mark_unverified(kvx_scheduler_t *scheduler, const kvx_request_t *
 		load->blocks_lost = 1;
 		for (uint32_t i = part->first; i < group->n; i++) {
 			const kvx_table_entry_t *entry = &group->entries[i];
-			kvx_block_t *block = entry->id == KVX_NO_BLOCK ? NULL : &scheduler->blocks[entry->id];
 
-			if (block && block->gen == entry->gen && block->unverified_by != KVX_INVALIDATED) {
-				block->unverified_by = load->number;
-				load->has_unverified = 1;
+			if (kvx_entry_is_current(scheduler, entry) &&
+			    scheduler->blocks[entry->id].unverified_by != KVX_UNNAMED) {
+				scheduler->blocks[entry->id].unverified_by = load->number;
 			}
 		}
 	}
@@ -144,13 +117,13 @@ void kvx_loads_mark_unverified(kvx_scheduler_t *scheduler, const kvx_request_t *
 
 static void invalidate_unverified(kvx_scheduler_t *scheduler, const kvx_sload_t *load)
 {
-	for (uint32_t i = 0; load->has_unverified && i < scheduler->max_blocks; i++) {
+	for (uint32_t i = 0; load->blocks_lost && i < scheduler->max_blocks; i++) {
 		kvx_block_t *block = &scheduler->blocks[i];
 
 		if (block->unverified_by == load->number) {
-			block->invalid = 1;
-			block->unverified_by = KVX_INVALIDATED;
-			scheduler->invalidated++;
+			block->gen |= 1u;
+			block->unverified_by = KVX_UNNAMED;
+			scheduler->unnamed++;
 		}
 	}
 }
@@ -159,10 +132,10 @@ uint32_t kvx_scheduler_take_invalidated(kvx_scheduler_t *scheduler, uint32_t *id
 {
 	uint32_t n = 0;
 
-	for (uint32_t i = 0; scheduler->invalidated > 0 && n < cap && i < scheduler->max_blocks; i++) {
-		if (scheduler->blocks[i].unverified_by == KVX_INVALIDATED) {
+	for (uint32_t i = 0; scheduler->unnamed > 0 && n < cap && i < scheduler->max_blocks; i++) {
+		if (scheduler->blocks[i].unverified_by == KVX_UNNAMED) {
 			scheduler->blocks[i].unverified_by = 0;
-			scheduler->invalidated--;
+			scheduler->unnamed--;
 			ids[n++] = i;
 		}
 	}
@@ -173,18 +146,17 @@ uint32_t kvx_scheduler_take_invalidated(kvx_scheduler_t *scheduler, uint32_t *id
 /* The load's own blocks, and those computed after them. */
 static void invalidate_table(kvx_scheduler_t *scheduler, const kvx_sload_t *load, kvx_request_t *request)
 {
-	for (uint32_t p = 0; p < load->parts; p++) {
-		const kvx_sload_part_t *part = &load->part[p];
-		const kvx_request_group_t *group = &request->groups[kvx_scheduler_find_group(scheduler, part->group)];
+	const kvx_request_group_t *group = &request->groups[0];
 
-		for (uint32_t i = part->first; i < group->n; i++) {
-			if (group->entries[i].id != KVX_NO_BLOCK) {
-				scheduler->blocks[group->entries[i].id].invalid = 1;
-			}
+	for (uint32_t i = load->part[0].first; i < group->n; i++) {
+		if (kvx_entry_is_current(scheduler, &group->entries[i])) {
+			scheduler->blocks[group->entries[i].id].gen |= 1u;
 		}
 	}
-	request->invalid_until = request->groups[0].n * scheduler->groups[0].block_tokens;
-	request->invalid_step = load->step;
+	if (!request->unsavable) { /* else what it computes again comes after other garbage */
+		request->garbage_until = group->n * scheduler->groups[0].block_tokens;
+		request->garbage_step = load->step;
+	}
 }
 
 /* An engine may have entered the blocks of a synchronous load in its prefix cache when it allocated them, and keep them
@@ -201,66 +173,33 @@ static void invalidate_dependents(kvx_scheduler_t *scheduler, const kvx_sload_t 
 			      &(kvx_invalidation_t){scheduler, request, load->step});
 }
 
-/* There is no lease, and no memory for a load: the ranks report all of it as failed. */
-static void emit_failed_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request,
-			     const kvx_hit_t *hit)
-{
-	static const kvc_handle_t none[KVX_MAX_GROUPS];
-	kvx_sload_t shape = {
-		.number = ++scheduler->load_number,
-		.space = request->space,
-		.flags = (hit->async ? KVX_MSG_ASYNC : 0u) | KVX_MSG_NO_LEASE,
-		.step = scheduler->step,
-	};
-
-	(void)kvx_load_fill_parts(scheduler, scheduler->spaces[request->space].space, ask,
-				  (ask->local + hit->tokens) / scheduler->unit, &shape);
-	emit_load(scheduler, &shape, request, none);
-	if (!hit->async) {
-		invalidate_dependents(scheduler, &shape, request);
-	}
-	request->failed = 1;
-	scheduler->stats.lease_lost++;
-	scheduler->stats.loads_failed++;
-}
-
 void kvx_scheduler_start_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_hit_t *hit)
 {
-	kvx_request_t *request =
-		kvx_ask_is_sound(ask) ? kvx_requests_find_or_add(&scheduler->requests, ask->id, ask->id_len) : NULL;
+	kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
 	kvx_sload_t *load;
-	uint32_t units;
 
-	if (!request || !hit || hit->tokens == 0 || request->space >= scheduler->space_count ||
-	    !scheduler->spaces[request->space].space) {
-		return;
+	if (!request || !hit || hit->tokens == 0 || request->tentative_bytes == 0) {
+		return; /* nothing was promised */
 	}
-	units = (ask->local + hit->tokens) / scheduler->unit;
-	if (!use_reservation(scheduler, request, units)) {
+	load = kvx_lease_cache_take(scheduler, ask, request, (ask->local + hit->tokens) / scheduler->unit);
+	if (!load) {
 		return;
 	}
 	scheduler->stats.loads++;
 	scheduler->stats.loads_async += hit->async != 0;
 	scheduler->stats.load_tokens += hit->tokens;
 	scheduler->stats.disk_tokens += hit->disk_tokens;
-	if (!hit->async) {
-		scheduler->sync_loads++;
-	}
-	load = kvx_lease_cache_take(scheduler, ask, request, units);
-	load = load ? load : kvx_load_create_lost(scheduler, ask, request, units);
-	if (!load) {
-		emit_failed_load(scheduler, ask, request, hit);
-		return;
-	}
 	load->number = ++scheduler->load_number;
 	load->step = scheduler->step;
 	load->flags = hit->async ? KVX_MSG_ASYNC : 0;
 	load->disk_tokens = hit->disk_tokens;
 	load->cpu_tokens = hit->tokens - hit->disk_tokens;
-	load->sync_ns =
-		hit->async ? 0 : kvx_cost_model_load_ns(&scheduler->cost_model, load->cpu_tokens, load->disk_tokens);
+	if (!hit->async) {
+		scheduler->sync_loads++;
+		load->sync_ns = kvx_cost_model_load_ns(&scheduler->cost_model, load->cpu_tokens, load->disk_tokens);
+	}
 	bind_blocks(scheduler, request, load);
-	append_load(scheduler, load, units);
+	append_load(scheduler, request, load);
 }
 
 /* ---- telling the ranks ----------------------------------------------------------------------- */
@@ -314,7 +253,7 @@ void kvx_loads_emit(kvx_scheduler_t *scheduler, uint64_t now)
 		if (export_leases(scheduler, load, handles) == 0) {
 			load->flags |= KVX_MSG_NO_LEASE;
 		}
-		emit_load(scheduler, load, NULL, handles);
+		emit_load(scheduler, load, handles);
 		load->sent = 1;
 		scheduler->reserved_bytes -= load->bytes;
 		load->asked_ns = load->renewed_ns = now;
@@ -353,7 +292,7 @@ static void remove_load(kvx_scheduler_t *scheduler, kvx_sload_t **link)
 /* A rank has loaded less than was leased. */
 static void fail_load(kvx_scheduler_t *scheduler, kvx_sload_t *load)
 {
-	kvx_request_t *request = kvx_requests_find_serial(&scheduler->requests, load->id, load->id_len, load->serial);
+	kvx_request_t *request = kvx_requests_find_serial(&scheduler->requests, load->hash, load->serial);
 
 	if (load->failed) {
 		return;
@@ -372,7 +311,7 @@ static void fail_load(kvx_scheduler_t *scheduler, kvx_sload_t *load)
 
 static void add_load_sample(kvx_scheduler_t *scheduler, const kvx_sload_t *load)
 {
-	kvx_request_t *request = kvx_requests_find_serial(&scheduler->requests, load->id, load->id_len, load->serial);
+	kvx_request_t *request = kvx_requests_find_serial(&scheduler->requests, load->hash, load->serial);
 
 	if (load->failed && !load->timed_out) {
 		return; /* the time of a failure says nothing about loading */
@@ -396,7 +335,7 @@ void kvx_loads_take_report(kvx_scheduler_t *scheduler, const kvx_report_loaded_t
 	}
 	load = *link;
 	if (!load || !load->sent) {
-		return; /* given up already, or emitted without a record to wait for */
+		return; /* given up already */
 	}
 	load->ns = report->ns > load->ns ? report->ns : load->ns;
 	if (report->status != KVC_OK || report->blocks < load->blocks) {

@@ -7,11 +7,12 @@
 
 kvc_status_t kvx_requests_init(kvx_requests_t *requests, const kv_env_t *env, uint32_t group_count)
 {
-	*requests = (kvx_requests_t){.env = env, .group_count = group_count, .bucket_count = FIRST_BUCKETS};
+	*requests = (kvx_requests_t){.env = env, .group_count = group_count};
 	requests->buckets = kv_alloc(env, FIRST_BUCKETS * sizeof(kvx_request_t *));
 	if (!requests->buckets) {
 		return KVC_ERR_NOMEM;
 	}
+	requests->bucket_count = FIRST_BUCKETS;
 	kv_random(env, &requests->seed, sizeof requests->seed);
 
 	return KVC_OK;
@@ -41,7 +42,7 @@ static void free_objects(kvx_requests_t *requests, kvx_request_t *request)
 
 void kvx_requests_fini(kvx_requests_t *requests)
 {
-	for (uint32_t b = 0; requests->buckets && b < requests->bucket_count; b++) {
+	for (uint32_t b = 0; b < requests->bucket_count; b++) {
 		free_objects(requests, requests->buckets[b]);
 	}
 	free_objects(requests, requests->free);
@@ -100,11 +101,20 @@ kvx_request_t *kvx_requests_find(kvx_requests_t *requests, const char *id, uint3
 	return request;
 }
 
-kvx_request_t *kvx_requests_find_serial(kvx_requests_t *requests, const char *id, uint32_t len, uint64_t serial)
+kvx_request_t *kvx_requests_find_asked(kvx_requests_t *requests, const kvx_ask_t *ask)
 {
-	kvx_request_t *request = kvx_requests_find(requests, id, len);
+	return kvx_ask_is_sound(ask) ? kvx_requests_find(requests, ask->id, ask->id_len) : NULL;
+}
 
-	return request && request->serial == serial ? request : NULL;
+kvx_request_t *kvx_requests_find_serial(kvx_requests_t *requests, uint64_t hash, uint64_t serial)
+{
+	kvx_request_t *request = requests->buckets[hash & (requests->bucket_count - 1u)];
+
+	while (request && request->serial != serial) {
+		request = request->next;
+	}
+
+	return request;
 }
 
 /* Double the buckets. Without memory for them the chains grow longer. */

@@ -11,8 +11,7 @@
 
 #include "kv/env.h"
 
-/* A block of the engine, and its allocation count when it was entered: another count means that another request has it.
- */
+/* A block of the engine, and its generation when it was entered (scheduler/state.h). */
 typedef struct kvx_table_entry {
 	uint32_t id, gen;
 } kvx_table_entry_t;
@@ -40,18 +39,17 @@ typedef struct kvx_request {
 	uint64_t hash, serial;
 	char *id;
 	uint32_t id_len, id_cap;
-	uint32_t space;          /* number */
-	uint32_t computed;       /* tokens, as of the last advance */
-	uint32_t next_at;        /* tokens at which there is something to save */
-	uint32_t asked_to;       /* tokens before which all is stored, reserved or given up */
-	uint32_t tries;          /* reservations refused in a row */
-	uint64_t retry_ns;       /* not before */
-	uint64_t generation;     /* when saving began; another one: begin again */
-	int failed;              /* a load has failed: the store is not looked up again */
-	int block_table_invalid; /* the table is wrong or incomplete: nothing is saved until the next one */
-	int outdated; /* some blocks are of old weights or after garbage: nothing is saved until it has others */
-	uint32_t invalid_until; /* its synchronous load has failed: blocks before that token are valid when computed */
-	uint32_t invalid_step;  /* in a later step than this */
+	uint32_t space;      /* number */
+	uint32_t computed;   /* tokens, as of the last advance */
+	uint32_t next_at;    /* tokens at which there is something to save */
+	uint32_t asked_to;   /* tokens before which all is stored, reserved or given up */
+	uint32_t tries;      /* reservations refused in a row */
+	uint64_t retry_ns;   /* not before */
+	uint64_t generation; /* when saving began; another one: begin again */
+	int failed;          /* a load has failed: the store is not looked up again */
+	int unsavable;       /* its table is wrong or incomplete, or has garbage: nothing is saved until the next one */
+	uint32_t garbage_until; /* its synchronous load has failed: blocks before that token are valid when computed */
+	uint32_t garbage_step;  /* in a later step than this */
 	kvx_cost_query_t cost_query; /* last question to the cost model; now_ns 0: none */
 	kvx_cost_decision_t cost_answer;
 	uint32_t cpu_tokens, disk_tokens, why;
@@ -73,14 +71,21 @@ typedef struct kvx_requests {
 	uint32_t free_count;
 } kvx_requests_t;
 
+static inline int kvx_ask_is_sound(const kvx_ask_t *ask)
+{
+	return ask && ask->struct_size >= sizeof *ask && ask->id && ask->id_len > 0 && ask->id_len <= KVX_MAX_ID;
+}
+
 kvc_status_t kvx_requests_init(kvx_requests_t *requests, const kv_env_t *env, uint32_t group_count);
 void kvx_requests_fini(kvx_requests_t *requests);
 
 uint64_t kvx_requests_hash(const kvx_requests_t *requests, const char *id, uint32_t len);
 /* NULL: unknown. */
 kvx_request_t *kvx_requests_find(kvx_requests_t *requests, const char *id, uint32_t len);
-/* The one with that id and serial number, or NULL. */
-kvx_request_t *kvx_requests_find_serial(kvx_requests_t *requests, const char *id, uint32_t len, uint64_t serial);
+/* The one it is about, NULL: none is known. */
+kvx_request_t *kvx_requests_find_asked(kvx_requests_t *requests, const kvx_ask_t *ask);
+/* The one with that hash and serial number, or NULL. */
+kvx_request_t *kvx_requests_find_serial(kvx_requests_t *requests, uint64_t hash, uint64_t serial);
 /* Added if it is unknown. NULL: out of memory, or the id is empty or longer than KVX_MAX_ID bytes. */
 kvx_request_t *kvx_requests_find_or_add(kvx_requests_t *requests, const char *id, uint32_t len);
 void kvx_requests_remove(kvx_requests_t *requests, kvx_request_t *request);

@@ -10,7 +10,6 @@
 #include "scheduler/message_buffer.h"
 #include "scheduler/requests.h"
 #include "scheduler/spaces.h"
-#include "scheduler/step_time.h"
 
 #define LATE_MS  10000u /* a put not handed in so long after its step is not renewed any longer */
 #define DUE_MS   20u    /* an answer that takes longer is not worth a step of its own */
@@ -42,44 +41,6 @@ void kvx_request_restart_saving(kvx_request_t *request)
 
 /* ---- puts as objects ------------------------------------------------------------------------- */
 
-static kvx_sput_t *take_put(kvx_scheduler_t *scheduler, uint32_t n)
-{
-	kvx_sput_t *put = scheduler->free_puts;
-	kvx_table_entry_t *entries;
-
-	if (scheduler->put_count >= KVX_PUTS_MAX) {
-		return NULL;
-	}
-	if (!put) {
-		put = kv_alloc(scheduler->env, sizeof *put);
-		if (!put) {
-			return NULL;
-		}
-		scheduler->free_puts = put;
-	}
-	if (put->cap < n) {
-		entries = kv_resize(scheduler->env, put->entries, put->cap * sizeof *entries, n * sizeof *entries);
-		if (!entries) {
-			return NULL;
-		}
-		put->entries = entries;
-		put->cap = n;
-	}
-	scheduler->free_puts = put->next;
-	scheduler->put_count++;
-
-	return put;
-}
-
-static void recycle_put(kvx_scheduler_t *scheduler, kvx_sput_t *put)
-{
-	kvc_put_free(put->put);
-	put->put = NULL;
-	put->next = scheduler->free_puts;
-	scheduler->free_puts = put;
-	scheduler->put_count--;
-}
-
 /* Remove it from the list; *link is the next one. */
 static void remove_put(kvx_scheduler_t *scheduler, kvx_sput_t **link)
 {
@@ -89,12 +50,14 @@ static void remove_put(kvx_scheduler_t *scheduler, kvx_sput_t **link)
 	if (scheduler->puts_end == &put->next) {
 		scheduler->puts_end = link;
 	}
-	recycle_put(scheduler, put);
+	scheduler->put_count--;
+	kvc_put_free(put->put);
+	kv_free(scheduler->env, put);
 }
 
 static kvx_request_t *find_request(kvx_scheduler_t *scheduler, const kvx_sput_t *put)
 {
-	return kvx_requests_find_serial(&scheduler->requests, put->id, put->id_len, put->serial);
+	return kvx_requests_find_serial(&scheduler->requests, put->hash, put->serial);
 }
 
 /* Blocks from `block` on were not saved: ask again after `now` and a pause. */
@@ -115,12 +78,9 @@ static void schedule_retry(kvx_scheduler_t *scheduler, const kvx_sput_t *put, ui
 
 /* ---- asking ---------------------------------------------------------------------------------- */
 
-/* The entry has a block, and the block still is the request's. */
 static int entry_is_current(const kvx_scheduler_t *scheduler, const kvx_request_group_t *group, uint32_t entry)
 {
-	const kvx_table_entry_t *p = &group->entries[entry];
-
-	return entry < group->n && p->id != KVX_NO_BLOCK && scheduler->blocks[p->id].gen == p->gen;
+	return entry < group->n && kvx_entry_is_current(scheduler, &group->entries[entry]);
 }
 
 /* vLLM's events name a block by the last eight bytes of its hash, as a number. */
@@ -144,7 +104,8 @@ typedef struct kvx_run {
 	uint32_t from, to; /* blocks */
 } kvx_run_t;
 
-static kvc_status_t start_put(kvx_scheduler_t *scheduler, const kvx_run_t *run, kvc_put_t **p_put)
+/* NULL: not now. */
+static kvc_put_t *start_put(kvx_scheduler_t *scheduler, const kvx_run_t *run)
 {
 	const kv_group_t *group = &scheduler->groups[run->index];
 	const uint32_t units = group->block_tokens / scheduler->unit;
@@ -157,6 +118,7 @@ static kvc_status_t start_put(kvx_scheduler_t *scheduler, const kvx_run_t *run, 
 		.group = group->id,
 		.base = base,
 	};
+	kvc_put_t *put = NULL;
 
 	run->view->bad = 0;
 	for (uint32_t i = base; i < run->to; i++) {
@@ -167,45 +129,42 @@ static kvc_status_t start_put(kvx_scheduler_t *scheduler, const kvx_run_t *run, 
 			scheduler->events[i - base] = event_hash(run->view, unit);
 		}
 	}
-	if (run->view->bad) {
-		return KVC_ERR_ARG;
+	if (run->view->bad || kvc_put_start(scheduler->spaces[run->request->space].space, scheduler->keys, run->from,
+					    run->to, &options, &put) != KVC_OK) {
+		return NULL;
 	}
 
-	return kvc_put_start(scheduler->spaces[run->request->space].space, scheduler->keys, run->from, run->to,
-			     &options, p_put);
+	return put;
 }
 
 /* Reserve one put for blocks [from, to). 0: not now. */
 static int reserve_run(kvx_scheduler_t *scheduler, const kvx_run_t *run, uint64_t now)
 {
-	const kvx_request_group_t *group = &run->request->groups[run->index];
 	const uint32_t n = run->to - run->from;
-	kvx_sput_t *put = take_put(scheduler, n);
-	kvx_sput_t was;
+	kvx_sput_t *put = scheduler->put_count < KVX_PUTS_MAX
+				  ? kv_alloc(scheduler->env, sizeof *put + n * sizeof *put->entries)
+				  : NULL;
+	kvc_put_t *started = put ? start_put(scheduler, run) : NULL;
 
-	if (!put) {
+	if (!started) {
+		kv_free(scheduler->env, put);
 		scheduler->stats.save_busy += n;
 		return 0;
 	}
-	was = *put;
-	*put = (kvx_sput_t){.entries = was.entries, .cap = was.cap};
-	put->serial = run->request->serial;
-	put->asked_ns = now;
-	put->space = run->request->space;
-	put->group = scheduler->groups[run->index].id;
-	put->index = run->index;
-	put->from = run->from;
-	put->n = n;
-	put->step = scheduler->step;
-	put->id_len = run->request->id_len;
-	memcpy(put->id, run->request->id, put->id_len);
-	memcpy(put->entries, group->entries + run->from, n * sizeof *put->entries);
-	if (start_put(scheduler, run, &put->put) != KVC_OK) {
-		recycle_put(scheduler, put);
-		scheduler->stats.save_busy += n;
-		return 0;
-	}
+	*put = (kvx_sput_t){
+		.put = started,
+		.hash = run->request->hash,
+		.serial = run->request->serial,
+		.asked_ns = now,
+		.space = run->request->space,
+		.index = run->index,
+		.from = run->from,
+		.n = n,
+		.step = scheduler->step,
+	};
+	memcpy(put->entries, run->request->groups[run->index].entries + run->from, n * sizeof *put->entries);
 	scheduler->stats.saves++;
+	scheduler->put_count++;
 	*scheduler->puts_end = put;
 	scheduler->puts_end = &put->next;
 
@@ -222,7 +181,7 @@ static int save_group(kvx_scheduler_t *scheduler, kvx_run_t *run, uint32_t full,
 		run->from = group->asked;
 		while (run->from < full && !entry_is_current(scheduler, group, run->from)) {
 			if (chained) {
-				run->request->block_table_invalid = 1; /* nothing after a hole has a parent */
+				run->request->unsavable = 1; /* nothing after a hole has a parent */
 				return 1;
 			}
 			run->from++;
@@ -263,7 +222,7 @@ static void save_request(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_r
 	kvx_run_t run = {.request = request, .view = &view};
 	int went = 1;
 
-	if (request->block_table_invalid || request->outdated || now < request->retry_ns ||
+	if (request->unsavable || now < request->retry_ns ||
 	    kvx_space_miss_reason(scheduler, request->space) != KV_WHY_NONE) {
 		return;
 	}
@@ -292,30 +251,29 @@ static int is_forgotten(const kvx_scheduler_t *scheduler, const kvx_request_t *r
 	return request->generation != scheduler->generation && request->asked_to > 0;
 }
 
-/* The blocks it has computed since its load failed are valid again. */
+/* The blocks it has computed since its load failed are valid again, for it and for requests that enter them now. */
 static void clear_recomputed(kvx_scheduler_t *scheduler, kvx_request_t *request)
 {
-	for (uint32_t g = 0; g < scheduler->group_count; g++) {
-		const kvx_request_group_t *group = &request->groups[g];
-		const uint32_t full = request->computed / scheduler->groups[g].block_tokens;
+	kvx_request_group_t *group = &request->groups[0]; /* several groups have no synchronous loads */
+	const uint32_t full = request->computed / scheduler->groups[0].block_tokens;
 
-		for (uint32_t i = 0; i < full && i < group->n; i++) {
-			if (entry_is_current(scheduler, group, i)) {
-				scheduler->blocks[group->entries[i].id].invalid = 0;
-			}
+	for (uint32_t i = 0; i < full && i < group->n; i++) {
+		kvx_table_entry_t *entry = &group->entries[i];
+
+		if (kvx_entry_is_garbage(scheduler, entry)) {
+			entry->gen = ++scheduler->blocks[entry->id].gen;
 		}
 	}
-	if (request->computed >= request->invalid_until) {
-		request->invalid_until = 0;
+	if (request->computed >= request->garbage_until) {
+		request->garbage_until = 0;
 	}
 }
 
 void kvx_scheduler_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t computed, uint32_t prefill)
 {
-	kvx_request_t *request =
-		kvx_ask_is_sound(ask) ? kvx_requests_find(&scheduler->requests, ask->id, ask->id_len) : NULL;
+	kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
 
-	kvx_step_time_add_tokens(scheduler, computed, prefill);
+	kvx_scheduler_note_step_tokens(scheduler, computed, prefill);
 	if (!request) {
 		return;
 	}
@@ -328,7 +286,10 @@ void kvx_scheduler_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uin
 		kvx_request_restart_saving(request);
 	}
 	request->computed = computed;
-	if (request->invalid_until && request->invalid_step != scheduler->step) {
+	if (request->garbage_until && request->garbage_step == scheduler->step) {
+		return; /* it computes after what was not loaded */
+	}
+	if (request->garbage_until) {
 		clear_recomputed(scheduler, request);
 	}
 	if (computed >= request->next_at || is_forgotten(scheduler, request)) {
@@ -487,7 +448,7 @@ static int is_intact(const kvx_scheduler_t *scheduler, const kvx_sput_t *put)
 	for (uint32_t i = 0; i < put->granted; i++) {
 		const kvx_table_entry_t *entry = &put->entries[i];
 		const kvx_block_t *block = &scheduler->blocks[entry->id];
-		const int moved = block->gen == entry->gen + 1u && block->step == scheduler->step;
+		const int moved = block->gen == entry->gen + 2u && block->step == scheduler->step;
 		void *unused;
 
 		if (block->gen != entry->gen && !(moved && put->step != scheduler->step) &&
@@ -505,7 +466,7 @@ static void emit_save(kvx_scheduler_t *scheduler, kvx_sput_t *put, const kvc_han
 	uint32_t *ids;
 
 	record->space = put->space;
-	record->group = put->group;
+	record->group = scheduler->groups[put->index].id;
 	record->flags = put->step == scheduler->step ? 0 : KVX_MSG_COMPLETE;
 	record->n = put->granted;
 	record->step = put->step;
@@ -584,17 +545,5 @@ void kvx_puts_revoke_all(kvx_scheduler_t *scheduler)
 	while (scheduler->puts) {
 		scheduler->stats.save_lost += scheduler->puts->granted;
 		remove_put(scheduler, &scheduler->puts);
-	}
-}
-
-void kvx_puts_close(kvx_scheduler_t *scheduler)
-{
-	kvx_puts_revoke_all(scheduler);
-	while (scheduler->free_puts) {
-		kvx_sput_t *put = scheduler->free_puts;
-
-		scheduler->free_puts = put->next;
-		kv_free(scheduler->env, put->entries);
-		kv_free(scheduler->env, put);
 	}
 }

@@ -13,7 +13,6 @@ void kvx_puts_take_dropped(kvx_scheduler_t *scheduler, uint64_t handle);
 /* Give up what the request, which may be gone, has reserved since that step: it may be garbage. */
 void kvx_puts_revoke(kvx_scheduler_t *scheduler, uint64_t serial, uint32_t since);
 void kvx_puts_revoke_all(kvx_scheduler_t *scheduler);
-void kvx_puts_close(kvx_scheduler_t *scheduler);
 /* The message of this step waits for the answers to the step's reservations. */
 void kvx_puts_mark_awaited(kvx_scheduler_t *scheduler);
 /* Match again what of it is stored before more of it is saved. */

@@ -78,7 +78,7 @@ void kvx_scheduler_close(kvx_scheduler_t *scheduler)
 	env = scheduler->env;
 	kvx_lease_cache_close(scheduler);
 	kvx_loads_close(scheduler);
-	kvx_puts_close(scheduler);
+	kvx_puts_revoke_all(scheduler);
 	kvx_spaces_close(scheduler);
 	kvc_detach(scheduler->kvc);
 	kvx_requests_fini(&scheduler->requests);
@@ -102,8 +102,7 @@ int kvx_scheduler_is_ready(const kvx_scheduler_t *scheduler)
 /* ---- block tables ---------------------------------------------------------------------------- */
 
 /* These blocks belong to another request from this step on. What a save still has to read of them is read before the
- * step writes them, so the ranks learn of them in a FENCE record. Their generation ends the claim of their old entries.
- */
+ * step writes them, so the ranks learn of them in a FENCE record. */
 static void fence_blocks(kvx_scheduler_t *scheduler, const kvx_block_table_t *table)
 {
 	for (uint32_t i = table->fresh > table->first ? table->fresh - table->first : 0; i < table->n; i++) {
@@ -113,24 +112,14 @@ static void fence_blocks(kvx_scheduler_t *scheduler, const kvx_block_table_t *ta
 			continue;
 		}
 		block = &scheduler->blocks[table->ids[i]];
-		block->gen++;
-		block->resets = scheduler->resets;
-		block->invalid = 0;
-		scheduler->invalidated -= block->unverified_by == KVX_INVALIDATED;
+		block->gen += 2u + (block->gen & 1u);
+		scheduler->unnamed -= block->unverified_by == KVX_UNNAMED;
 		block->unverified_by = 0;
 		if (block->step != scheduler->step) {
 			block->step = scheduler->step;
 			scheduler->fence[scheduler->fence_count++] = table->ids[i];
 		}
 	}
-}
-
-/* 1: the block was computed with old weights, or is garbage. What is computed after it must not be saved. */
-static int is_outdated(const kvx_scheduler_t *scheduler, uint32_t id)
-{
-	const kvx_block_t *block = id == KVX_NO_BLOCK ? NULL : &scheduler->blocks[id];
-
-	return block && (block->invalid || block->resets != scheduler->resets);
 }
 
 /* Every id is a block or none, and the table continues the known one. */
@@ -169,40 +158,33 @@ kvc_status_t kvx_scheduler_append_blocks(kvx_scheduler_t *scheduler, const kvx_a
 		return KVC_ERR_NOMEM;
 	}
 	index = kvx_scheduler_find_group(scheduler, table->group);
-	if (!table_is_sound(scheduler, request, table, index)) {
-		request->block_table_invalid = 1;
-		return KVC_ERR_ARG;
-	}
-	status = kvx_request_reserve(&scheduler->requests, request, index, table->first + table->n);
+	status = table_is_sound(scheduler, request, table, index)
+			 ? kvx_request_reserve(&scheduler->requests, request, index, table->first + table->n)
+			 : KVC_ERR_ARG;
 	if (status != KVC_OK) {
-		request->block_table_invalid = 1;
+		request->unsavable = 1;
 		return status;
 	}
 
 	group = &request->groups[index];
 	request->space = kvx_space_find_or_add(scheduler, ask);
 	if (table->first == 0 && index == 0) {
-		request->outdated = 0; /* a preempted request may get other blocks before preempt() is called */
+		request->unsavable = 0; /* a preempted request may get other blocks before preempt() is called */
 	}
 	for (uint32_t i = 0; i < table->n; i++) {
-		const uint32_t id = table->ids[i];
+		const uint32_t id = table->ids[i], gen = id == KVX_NO_BLOCK ? 0 : scheduler->blocks[id].gen;
 
-		group->entries[table->first + i] =
-			(kvx_table_entry_t){id, id == KVX_NO_BLOCK ? 0 : scheduler->blocks[id].gen};
-		request->outdated |= is_outdated(scheduler, id);
+		group->entries[table->first + i] = (kvx_table_entry_t){id, gen};
+		request->unsavable |= (int)(gen & 1u); /* what it computes after garbage is garbage */
 	}
 	group->n = table->first + table->n;
-	if (table->first == 0) {
-		request->block_table_invalid = 0;
-	}
 
 	return KVC_OK;
 }
 
 void kvx_scheduler_preempt(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 {
-	kvx_request_t *request =
-		kvx_ask_is_sound(ask) ? kvx_requests_find(&scheduler->requests, ask->id, ask->id_len) : NULL;
+	kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
 
 	if (!request) {
 		return;
@@ -213,15 +195,13 @@ void kvx_scheduler_preempt(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 	}
 	kvx_request_restart_saving(request);
 	request->computed = 0;
-	request->outdated = 0;
-	request->invalid_until = 0;
-	request->block_table_invalid = 0;
+	request->unsavable = 0;
+	request->garbage_until = 0;
 }
 
 void kvx_scheduler_finish(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 {
-	kvx_request_t *request =
-		kvx_ask_is_sound(ask) ? kvx_requests_find(&scheduler->requests, ask->id, ask->id_len) : NULL;
+	kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
 
 	if (request) {
 		kvx_lease_cache_drop(scheduler, request);
@@ -379,16 +359,17 @@ void kvx_scheduler_record_ended(kvx_scheduler_t *scheduler, const kvx_ask_t *ask
 /* ---- reset ----------------------------------------------------------------------------------- */
 
 /* With blocks, it may be computing or loading at this moment. */
-static void mark_outdated(void *ctx, kvx_request_t *request)
+static void stop_saving(void *ctx, kvx_request_t *request)
 {
 	(void)ctx;
-	request->outdated |= request->computed > 0 || request->groups[0].n > 0;
+	request->unsavable |= request->computed > 0 || request->groups[0].n > 0;
+	request->garbage_until = 0;
 }
 
 void kvx_scheduler_revoke_saves(kvx_scheduler_t *scheduler)
 {
 	kvx_puts_revoke_all(scheduler);
-	kvx_requests_for_each(&scheduler->requests, mark_outdated, NULL);
+	kvx_requests_for_each(&scheduler->requests, stop_saving, NULL);
 }
 
 /* A space must be open before it can be reset. One that was refused serves nothing. */
@@ -419,7 +400,9 @@ kvc_status_t kvx_scheduler_reset(kvx_scheduler_t *scheduler)
 	/* Everything in progress is of the old weights, and so is what this step computes. */
 	kvx_scheduler_revoke_saves(scheduler);
 	scheduler->generation++;
-	scheduler->resets++;
+	for (uint32_t i = 0; i < scheduler->max_blocks; i++) {
+		scheduler->blocks[i].gen |= 1u;
+	}
 	for (uint32_t i = 0; i < scheduler->space_count && status == KVC_OK; i++) {
 		status = reset_space(scheduler, &scheduler->spaces[i], until);
 	}

@@ -23,7 +23,7 @@
 #define KVX_RUN_BLOCKS  8192u /* most blocks of one put */
 #define KVX_MS          UINT64_C(1000000)
 #define KVX_ADAPTER_MAX 1024u
-#define KVX_INVALIDATED UINT64_MAX
+#define KVX_UNNAMED     UINT64_MAX
 #define KVX_TIMED_STEPS 16u /* steps whose time may still be reported */
 
 /* The space of the base model or of an adapter. */
@@ -47,7 +47,7 @@ typedef struct kvx_sload_part {
 typedef struct kvx_sload {
 	struct kvx_sload *next;
 	uint64_t number;
-	uint64_t serial; /* of the request */
+	uint64_t hash, serial; /* of the request */
 	uint64_t asked_ns, renewed_ns;
 	uint64_t ns;      /* the longest that a rank has reported */
 	uint64_t sync_ns; /* expected time, if it is synchronous; else 0 */
@@ -57,13 +57,12 @@ typedef struct kvx_sload {
 	uint32_t cpu_tokens, disk_tokens;
 	uint32_t step;
 	uint32_t local, units;         /* cached: tokens the engine had, units requested */
-	uint64_t generation, until_ns; /* cached: of the daemon; end of the wait for its answer */
+	uint64_t generation, until_ns; /* cached: of the daemon, 0: the leases are given back; end of the wait */
 	uint64_t used_ns;              /* cached: last use */
 	int sent;                      /* in a step message */
 	int failed, timed_out;         /* a rank loaded less; because of its deadline */
 	int cancelled, must_emit_drop; /* the request has ended; the ranks must be notified */
 	int blocks_lost;               /* the request has lost the blocks before the ranks reported */
-	int has_unverified;            /* some of these blocks still carry the load's number */
 	uint32_t id_len;
 	char *id;
 	kvx_sload_part_t part[KVX_MAX_GROUPS];
@@ -75,17 +74,16 @@ typedef struct kvx_sput {
 	struct kvx_sput *next;
 	kvc_put_t *put;
 	kvx_sput_step_t at;
-	uint64_t serial, asked_ns;
-	uint64_t handle;              /* id; 0: not granted yet */
-	uint32_t space, group, index; /* the group's number, and its index */
-	uint32_t from, n, granted;    /* blocks [from, from + n) of the request */
-	uint32_t step;                /* the step that computes them */
-	uint32_t emitted;             /* the step whose message names them */
-	uint64_t step_done_ns;        /* that step was seen to have ended; 0: not yet */
-	int awaited;                  /* the message of that step has waited for the answer */
-	uint32_t cap, id_len;
-	kvx_table_entry_t *entries; /* [n] */
-	char id[KVX_MAX_ID];
+	uint64_t hash, serial; /* of the request */
+	uint64_t asked_ns;
+	uint64_t handle;             /* id; 0: not granted yet */
+	uint32_t space, index;       /* of the group */
+	uint32_t from, n, granted;   /* blocks [from, from + n) of the request */
+	uint32_t step;               /* the step that computes them */
+	uint32_t emitted;            /* the step whose message names them */
+	uint64_t step_done_ns;       /* that step was seen to have ended; 0: not yet */
+	int awaited;                 /* the message of that step has waited for the answer */
+	kvx_table_entry_t entries[]; /* [n] */
 } kvx_sput_t;
 
 /* A step that the ranks were asked to time. */
@@ -96,12 +94,24 @@ typedef struct kvx_timed_step {
 	kvx_step_work_t work;
 } kvx_timed_step_t;
 
-/* How often an engine block was allocated, and when last: in which step, after how many resets. */
+/* An engine block, and the generation of its bytes: odd where they are garbage, which are those of weights from before
+ * a reset, those that a failed synchronous load has left, and what was computed after such a block.
+ *
+ *   allocated        + 2, from an odd one + 3
+ *   becomes garbage  + 1, if it is even
+ *   computed again   + 1, also in the table entry of the request that has done it
+ *
+ * A table entry keeps the generation of when the block was entered, and nothing else is needed to save no garbage:
+ *   - A block is saved only while its entry is current, so it was neither reallocated nor made garbage since. One that
+ *     was reallocated in the very step of the message has + 2; garbage in between would make that + 4 (is_intact()).
+ *   - What is computed after garbage is garbage. A request that enters an odd generation is not saved. One that had
+ *     entered the block before is found when the block becomes garbage, in that same call (invalidate_request()).
+ *   - The request that computes a block again makes its own entry current again, and those of others never. */
 typedef struct kvx_block {
-	uint32_t gen, step, resets;
-	int invalid; /* a synchronous load has failed to fill it, or a block before it, and it was not computed since */
+	uint32_t gen;
+	uint32_t step; /* in which it was allocated last */
 	/* Number of the synchronous load that fills it, or a block before it, if the request has lost the block before
-	 * the ranks reported; KVX_INVALIDATED: that load has failed. 0: none. */
+	 * the ranks reported; KVX_UNNAMED: that load has failed, and the engine was not told. 0: none. */
 	uint64_t unverified_by;
 } kvx_block_t;
 
@@ -127,14 +137,13 @@ struct kvx_scheduler {
 	uint64_t token_bytes;    /* of all groups, about */
 
 	uint64_t incarnation, generation; /* generation: counts daemons and resets */
-	uint32_t resets;
-	kvx_sspace_t *spaces; /* [KVX_SPACES_MAX] */
+	kvx_sspace_t *spaces;             /* [KVX_SPACES_MAX] */
 	uint32_t space_count, spaces_unsent;
 
 	kvx_sload_t *loads, **loads_end;
 	kvx_sload_t *cached; /* leased for requests that may be admitted at any time */
 	uint32_t cached_count;
-	kvx_sput_t *puts, **puts_end, *free_puts;
+	kvx_sput_t *puts, **puts_end;
 	uint32_t load_count, put_count;
 	uint64_t load_number;
 	uint32_t drop_count; /* loads with must_emit_drop */
@@ -142,9 +151,9 @@ struct kvx_scheduler {
 	kvc_key_t *keys;  /* [KVX_RUN_BLOCKS + 1]: of one put */
 	uint64_t *events; /* the same */
 
-	kvx_block_t *blocks;  /* [max_blocks] */
-	uint32_t invalidated; /* blocks with KVX_INVALIDATED: the engine was not told yet */
-	uint32_t *fence;      /* [max_blocks]: allocated in this step */
+	kvx_block_t *blocks; /* [max_blocks] */
+	uint32_t unnamed;    /* blocks with KVX_UNNAMED */
+	uint32_t *fence;     /* [max_blocks]: allocated in this step */
 	uint32_t fence_count;
 	kvx_msg_buf_t message;
 	size_t reserved_bytes;  /* that the message will need for the loads already started */
@@ -164,9 +173,18 @@ struct kvx_scheduler {
 	int lease_late; /* the last lease a lookup has waited for was not granted in time */
 };
 
-static inline int kvx_ask_is_sound(const kvx_ask_t *ask)
+/* The block still has the bytes it had when it was entered. */
+static inline int kvx_entry_is_current(const kvx_scheduler_t *scheduler, const kvx_table_entry_t *entry)
 {
-	return ask && ask->struct_size >= sizeof *ask && ask->id && ask->id_len > 0 && ask->id_len <= KVX_MAX_ID;
+	return entry->id != KVX_NO_BLOCK && scheduler->blocks[entry->id].gen == entry->gen;
+}
+
+/* It has become garbage since. */
+static inline int kvx_entry_is_garbage(const kvx_scheduler_t *scheduler, const kvx_table_entry_t *entry)
+{
+	const uint32_t gen = entry->id == KVX_NO_BLOCK ? 0 : scheduler->blocks[entry->id].gen;
+
+	return (gen & 1u) && gen == entry->gen + 1u;
 }
 
 #endif

@@ -17,15 +17,10 @@ static int is_prefill(const kvx_scheduler_t *scheduler)
 	return scheduler->longest >= scheduler->unit;
 }
 
-void kvx_step_time_add_tokens(kvx_scheduler_t *scheduler, uint32_t computed, uint32_t tokens)
-{
-	scheduler->longest = tokens > scheduler->longest ? tokens : scheduler->longest;
-	kvx_step_work_add(&scheduler->work, computed > tokens ? computed - tokens : 0, tokens);
-}
-
 void kvx_scheduler_note_step_tokens(kvx_scheduler_t *scheduler, uint32_t computed, uint32_t prefill)
 {
-	kvx_step_time_add_tokens(scheduler, computed, prefill);
+	scheduler->longest = prefill > scheduler->longest ? prefill : scheduler->longest;
+	kvx_step_work_add(&scheduler->work, computed > prefill ? computed - prefill : 0, prefill);
 }
 
 uint64_t kvx_step_time_max_wait_ns(kvx_scheduler_t *scheduler)

@@ -4,8 +4,6 @@
 
 #include "scheduler/state.h"
 
-/* In this step a request computes `tokens` tokens and has `computed` then. */
-void kvx_step_time_add_tokens(kvx_scheduler_t *scheduler, uint32_t computed, uint32_t tokens);
 /* How long the message of this step may wait for answers. */
 uint64_t kvx_step_time_max_wait_ns(kvx_scheduler_t *scheduler);
 /* Ask the ranks for the step's time, if it is worth it; the next step begins. */
