@@ -62,8 +62,8 @@ static void check(kvx_requests_t *requests, const model_t *model, uint32_t i)
 		assert_int_equal(request->groups[1].entries[p].id, i);
 		assert_int_equal(request->groups[1].entries[p].gen, p);
 	}
-	assert_ptr_equal(kvx_requests_find_serial(requests, id, len, model->serial), request);
-	assert_null(kvx_requests_find_serial(requests, id, len, model->serial + 1u));
+	assert_ptr_equal(kvx_requests_find_serial(requests, request->hash, model->serial), request);
+	assert_null(kvx_requests_find_serial(requests, request->hash, model->serial + 1000000u));
 }
 
 static void p4_the_table_knows_exactly_the_living(void **state)

@@ -158,7 +158,7 @@ static void begin_lost_load(sr_t *sr, rig_t *rig, sr_request_t *request, int all
 	begin_load(sr, rig, request, &hit);
 	found = kvx_requests_find(&sr->scheduler->requests, request->ask.id, request->ask.id_len);
 	if (all) {
-		kvx_lease_cache_drop(sr->scheduler, found);
+		kvx_lease_cache_give_back(sr->scheduler, found->cached);
 	} else {
 		found->cached->generation--;
 	}

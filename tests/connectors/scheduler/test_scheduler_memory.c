@@ -137,7 +137,7 @@ static void p5_a_lost_load_without_memory_is_reported_as_failed(void **state)
 	env_begin();
 	sr_start(&sr, &rig, &options);
 	sr_find(&sr, &request, 160, &hit);
-	kvx_lease_cache_drop(sr.scheduler, kvx_requests_find(&sr.scheduler->requests, "second", 6));
+	kvx_lease_cache_give_back(sr.scheduler, kvx_requests_find(&sr.scheduler->requests, "second", 6)->cached);
 	failing = 1;
 	kvx_scheduler_start_load(sr.scheduler, &request.ask, &hit);
 	(void)sr_step(&sr);
