@@ -8,74 +8,82 @@
 #include <string.h>
 #include <unistd.h>
 
-const char *sr_program;
+sr_t sr;
 
+static const char *program;
 static const uint8_t secret[16] = "sixteen bytes!!!";
 static _Alignas(8) uint8_t report_memory[1u << 20]; /* never grown: allocations fail in some tests */
 
 /* ---- members --------------------------------------------------------------------------------- */
 
-static void describe(sr_t *sr)
+static void describe(void)
 {
-	sr->layout = (kvk_layout_t){.heads = 1,
-				    .layers = 2,
-				    .block_tokens = SR_UNIT,
-				    .k_dim = 4,
-				    .v_dim = 4,
-				    .dtype = KVK_DTYPE_F32,
-				    .inner = KVK_INNER_SPLIT};
-	assert_int_equal(kvk_layout_format(&sr->layout, sr->layout_text, sizeof sr->layout_text), KV_OK);
-	sr->identity = (kvc_identity_t){.struct_size = sizeof sr->identity,
-					.model = "scheduler test",
-					.weights = "w1",
-					.dtype = "f32",
-					.rope = "r",
-					.hash = sr->foreign ? "test:fnv" : NULL,
-					.hash_tokens = SR_UNIT,
-					.groups = sr->groups > 1 ? sr->even_window ? "0:full:8,1:window:8:24"
-										   : "0:full:8,1:window:8:20"
-								 : "0:full:8",
-					.layout = sr->layout_text};
-	sr->writer = (kvc_writer_t){.rank = 0, .head_count = 1, .layer_count = 2};
+	sr.layout = (kvk_layout_t){.heads = 1,
+				   .layers = 2,
+				   .block_tokens = SR_UNIT,
+				   .k_dim = 4,
+				   .v_dim = 4,
+				   .dtype = KVK_DTYPE_F32,
+				   .inner = KVK_INNER_SPLIT};
+	assert_int_equal(kvk_layout_format(&sr.layout, sr.layout_text, sizeof sr.layout_text), KV_OK);
+	sr.identity = (kvc_identity_t){.struct_size = sizeof sr.identity,
+				       .model = "scheduler test",
+				       .weights = "w1",
+				       .dtype = "f32",
+				       .rope = "r",
+				       .hash = sr.foreign ? "test:fnv" : NULL,
+				       .hash_tokens = SR_UNIT,
+				       .groups = sr.groups > 1 ? sr.even_window ? "0:full:8,1:window:8:24"
+										: "0:full:8,1:window:8:20"
+							       : "0:full:8",
+				       .layout = sr.layout_text};
+	sr.writer = (kvc_writer_t){.rank = 0, .head_count = 1, .layer_count = 2};
 }
 
-static void attach_hand(sr_t *sr)
+static void attach_hand(void)
 {
 	const kvc_config_t config = {.struct_size = sizeof config,
-				     .socket = sr->rig->socket,
+				     .socket = sr.rig.socket,
 				     .instance = "scheduler-test",
 				     .secret = secret,
 				     .secret_len = sizeof secret,
 				     .role = KVC_ROLE_WORKER,
 				     .rank = 0,
 				     .lazy = 2};
-	assert_int_equal(kvc_attach(&config, &sr->kvc), KVC_OK);
-	(void)kvc_space_open_start(sr->kvc, &sr->identity, &sr->space);
+	assert_int_equal(kvc_attach(&config, &sr.kvc), KVC_OK);
+	(void)kvc_space_open_start(sr.kvc, &sr.identity, &sr.space);
 }
 
-kvc_status_t sr_open(sr_t *sr, const rig_t *rig, const sr_options_t *options)
+static void run_iteration(void *ctx)
+{
+	(void)ctx;
+	(void)kvx_scheduler_has_pending(sr.scheduler);
+	(void)kvc_poll(sr.kvc, 0);
+}
+
+kvc_status_t sr_open(const sr_options_t *options)
 {
 	kvk_geometry_t geometry;
 
-	*sr = (sr_t){.rig = rig,
-		     .groups = options->groups ? options->groups : 1,
-		     .even_window = options->even_window,
-		     .foreign = options->foreign};
-	sr->report = (kvx_msg_buf_t){.data = report_memory, .cap = sizeof report_memory};
-	describe(sr);
-	kvk_layout_geometry(&sr->layout, &geometry);
-	sr->block_bytes = geometry.block_bytes;
-	sr->cache = calloc(SR_BLOCKS, sr->block_bytes);
-	assert_non_null(sr->cache);
+	sr = (sr_t){.rig = sr.rig,
+		    .groups = options->groups ? options->groups : 1,
+		    .even_window = options->even_window,
+		    .foreign = options->foreign};
+	sr.report = (kvx_msg_buf_t){.data = report_memory, .cap = sizeof report_memory};
+	describe();
+	kvk_layout_geometry(&sr.layout, &geometry);
+	sr.block_bytes = geometry.block_bytes;
+	sr.cache = calloc(SR_BLOCKS, sr.block_bytes);
+	assert_non_null(sr.cache);
 
 	const kvx_scheduler_config_t config = {.struct_size = sizeof config,
-					       .socket = rig->socket,
+					       .socket = sr.rig.socket,
 					       .instance = "scheduler-test",
 					       .secret = secret,
 					       .secret_len = sizeof secret,
-					       .identity = &sr->identity,
-					       .layout = &sr->layout,
-					       .writers = &sr->writer,
+					       .identity = &sr.identity,
+					       .layout = &sr.layout,
+					       .writers = &sr.writer,
 					       .writer_count = 1,
 					       .max_blocks = SR_BLOCKS,
 					       .foreign = options->foreign,
@@ -83,52 +91,54 @@ kvc_status_t sr_open(sr_t *sr, const rig_t *rig, const sr_options_t *options)
 					       .mode = options->mode,
 					       .wait_us = options->wait_us ? options->wait_us : SR_WAIT_US,
 					       .load_ms = options->load_ms ? options->load_ms : SR_LOAD_MS};
-	const kvc_status_t status = (options->open ? options->open : kvx_scheduler_open)(&config, &sr->scheduler);
+	const kvc_status_t status = (options->open ? options->open : kvx_scheduler_open)(&config, &sr.scheduler);
 
 	if (status != KVC_OK) {
 		assert_non_null(options->open);
-		free(sr->cache);
+		free(sr.cache);
 		return status;
 	}
-	if (!options->no_hand) {
-		attach_hand(sr);
+	if (!options->alone) {
+		attach_hand();
+		sr.rig.run_iteration = run_iteration;
 	}
 
 	return KVC_OK;
 }
 
-static void free_puts(sr_t *sr)
+static void free_puts(void)
 {
-	for (uint32_t i = 0; i < sr->put_count; i++) {
-		kvc_put_free(sr->puts[i]);
+	for (uint32_t i = 0; i < sr.put_count; i++) {
+		kvc_put_free(sr.puts[i]);
 	}
-	sr->put_count = 0;
+	sr.put_count = 0;
 }
 
-void sr_close(sr_t *sr)
+void sr_close(void)
 {
-	free_puts(sr);
-	kvx_scheduler_close(sr->scheduler);
-	kvc_space_close(sr->space);
-	kvc_detach(sr->kvc);
-	free(sr->cache);
+	sr.rig.run_iteration = NULL;
+	free_puts();
+	kvx_scheduler_close(sr.scheduler);
+	kvc_space_close(sr.space);
+	kvc_detach(sr.kvc);
+	free(sr.cache);
 }
 
-void sr_wait_ready(sr_t *sr)
+void sr_wait_ready(void)
 {
 	for (int i = 0; i < 30000; i++) {
-		(void)sr_step(sr);
-		if (!sr->space) {
-			(void)kvc_space_open_start(sr->kvc, &sr->identity, &sr->space);
+		(void)sr_step();
+		if (!sr.space) {
+			(void)kvc_space_open_start(sr.kvc, &sr.identity, &sr.space);
 		}
-		(void)kvc_poll(sr->kvc, 0);
-		if (kvx_scheduler_is_ready(sr->scheduler) && sr->space && kvc_space_state(sr->space) == KVC_OK) {
+		(void)kvc_poll(sr.kvc, 0);
+		if (kvx_scheduler_is_ready(sr.scheduler) && sr.space && kvc_space_state(sr.space) == KVC_OK) {
 			return;
 		}
-		if (sr->space && kvc_space_state(sr->space) != KVC_OK && kvc_space_state(sr->space) != KVC_PENDING &&
-		    kvc_incarnation(sr->kvc)) {
-			kvc_space_close(sr->space);
-			sr->space = NULL;
+		if (sr.space && kvc_space_state(sr.space) != KVC_OK && kvc_space_state(sr.space) != KVC_PENDING &&
+		    kvc_incarnation(sr.kvc)) {
+			kvc_space_close(sr.space);
+			sr.space = NULL;
 		}
 		usleep(1000);
 	}
@@ -146,14 +156,15 @@ static const void *hash_at(void *ctx, uint32_t i, uint32_t *p_len)
 	return request->hash[i];
 }
 
-void sr_request(sr_t *sr, sr_request_t *request, const char *id, uint32_t seed, uint32_t shared, uint32_t n)
+void sr_request(sr_request_t *request, const char *id, uint32_t seed, uint32_t shared, uint32_t n)
 {
 	uint64_t base = 0, own = seed, hash = HASH_START;
+	uint32_t i;
 
 	assert_true(n <= SR_MAX_TOKENS);
 	(void)snprintf(request->id, sizeof request->id, "%s", id);
 	request->n = n;
-	for (uint32_t i = 0; i < n; i++) {
+	for (i = 0; i < n; i++) {
 		request->tokens[i] = i < shared ? below(&base, 50000) : below(&own, 50000);
 		hash = hash_bytes(hash, &request->tokens[i], sizeof request->tokens[i]);
 		if (i % SR_UNIT == SR_UNIT - 1u) {
@@ -166,64 +177,70 @@ void sr_request(sr_t *sr, sr_request_t *request, const char *id, uint32_t seed, 
 			}
 		}
 	}
+	for (i = 0; i < sr.request_count && sr.requests[i] != request; i++) {
+	}
+	if (i == sr.request_count) {
+		assert_true(i < SR_REQUESTS);
+		sr.requests[sr.request_count++] = request;
+	}
 	request->hashes = (kvx_hashes_t){.at = hash_at, .ctx = request, .n = n / SR_UNIT};
 	request->ask = (kvx_ask_t){.struct_size = sizeof request->ask,
 				   .id = request->id,
 				   .id_len = (uint32_t)strlen(request->id),
 				   .hashes = &request->hashes,
 				   .tokens = n};
-	if (!sr->foreign) {
+	if (!sr.foreign) {
 		const kvx_units_t units = {.struct_size = sizeof units, .n = n, .tokens = request->tokens};
 
-		(void)kvx_scheduler_add_tokens(sr->scheduler, &request->ask, &units);
+		(void)kvx_scheduler_add_tokens(sr.scheduler, &request->ask, &units);
 	}
 }
 
-void sr_place(sr_t *sr, sr_request_t *request, uint32_t base, uint32_t fresh)
+void sr_place(sr_request_t *request, uint32_t base, uint32_t fresh)
 {
 	const uint32_t n = (request->n + SR_UNIT - 1u) / SR_UNIT;
 
-	for (uint32_t g = 0; g < (uint32_t)sr->groups; g++) {
+	for (uint32_t g = 0; g < (uint32_t)sr.groups; g++) {
 		const kvx_block_table_t table = {
 			.struct_size = sizeof table, .group = g, .n = n, .fresh = fresh, .ids = request->ids[g]};
 
 		for (uint32_t i = 0; i < n; i++) {
 			request->ids[g][i] = (base + g * n + i) % SR_BLOCKS;
 		}
-		assert_int_equal(kvx_scheduler_append_blocks(sr->scheduler, &request->ask, &table), KVC_OK);
+		assert_int_equal(kvx_scheduler_append_blocks(sr.scheduler, &request->ask, &table), KVC_OK);
 	}
 }
 
-static void content(const sr_t *sr, const sr_request_t *request, uint32_t group, uint32_t block, uint8_t *out)
+static void content(const sr_request_t *request, uint32_t group, uint32_t block, uint8_t *out)
 {
 	uint64_t state;
 
 	memcpy(&state, request->hash[block], sizeof state);
 	state ^= group * UINT64_C(0x1234567);
-	for (uint32_t i = 0; i < sr->block_bytes; i += 8) {
+	for (uint32_t i = 0; i < sr.block_bytes; i += 8) {
 		const uint64_t word = next_random(&state);
 
 		memcpy(out + i, &word, 8);
 	}
 }
 
-void sr_compute(sr_t *sr, const sr_request_t *request, uint32_t from, uint32_t to)
+void sr_compute(const sr_request_t *request, uint32_t from, uint32_t to)
 {
-	for (uint32_t g = 0; g < (uint32_t)sr->groups; g++) {
+	for (uint32_t g = 0; g < (uint32_t)sr.groups; g++) {
 		for (uint32_t i = from; i < to; i++) {
-			content(sr, request, g, i, sr->cache + (size_t)request->ids[g][i] * sr->block_bytes);
+			content(request, g, i, sr.cache + (size_t)request->ids[g][i] * sr.block_bytes);
 		}
 	}
 }
 
-int sr_is_right(const sr_t *sr, const sr_request_t *request, uint32_t from, uint32_t to)
+int sr_is_right(const sr_request_t *request, uint32_t from, uint32_t to)
 {
 	uint8_t expected[4096];
 
-	assert_true(sr->block_bytes <= sizeof expected);
+	assert_true(sr.block_bytes <= sizeof expected);
 	for (uint32_t i = from; i < to; i++) {
-		content(sr, request, 0, i, expected);
-		if (memcmp(expected, sr->cache + (size_t)request->ids[0][i] * sr->block_bytes, sr->block_bytes) != 0) {
+		content(request, 0, i, expected);
+		if (memcmp(expected, sr.cache + (size_t)request->ids[0][i] * sr.block_bytes, sr.block_bytes) != 0) {
 			return 0;
 		}
 	}
@@ -234,25 +251,25 @@ int sr_is_right(const sr_t *sr, const sr_request_t *request, uint32_t from, uint
 /* ---- the stand-in for the ranks -------------------------------------------------------------- */
 
 /* Blocks of a part that could be read. */
-static uint32_t read_part(sr_t *sr, const kvx_msg_part_t *part, uint32_t flags, kvc_status_t *p_status)
+static uint32_t read_part(const kvx_msg_part_t *part, uint32_t flags, kvc_status_t *p_status)
 {
 	const uint32_t *ids = kvx_msg_part_ids(part);
 	kvc_lease_t *lease = NULL;
 	uint32_t good = 0, end;
 
 	*p_status = KVC_MISS;
-	if ((flags & KVX_MSG_NO_LEASE) || part->lease.incarnation == 0 || sr->fail_loads) {
+	if ((flags & KVX_MSG_NO_LEASE) || part->lease.incarnation == 0 || sr.fail_loads) {
 		return 0;
 	}
-	(void)kvc_poll(sr->kvc, 0);
-	*p_status = kvc_lease_import(sr->space, &part->lease, &lease);
+	(void)kvc_poll(sr.kvc, 0);
+	*p_status = kvc_lease_import(sr.space, &part->lease, &lease);
 	if (*p_status != KVC_OK) {
 		return 0;
 	}
 	end = kvc_lease_n(lease) < part->first + part->n ? kvc_lease_n(lease) : part->first + part->n;
 	if (kvc_lease_wait(lease, end, SR_LOAD_MS) == KVC_OK) {
 		for (uint32_t i = part->first; i < end; i++) {
-			void *to = sr->cache + (size_t)ids[i - part->first] * sr->block_bytes;
+			void *to = sr.cache + (size_t)ids[i - part->first] * sr.block_bytes;
 			uint32_t bad;
 
 			good += kvc_lease_read(lease, i, 1, &to, &bad) == KVC_OK;
@@ -264,7 +281,7 @@ static uint32_t read_part(sr_t *sr, const kvx_msg_part_t *part, uint32_t flags, 
 	return good;
 }
 
-static void do_load(sr_t *sr, const kvx_msg_load_t *load)
+static void do_load(const kvx_msg_load_t *load)
 {
 	const kvx_msg_part_t *part = kvx_msg_part_first(load);
 	kvx_report_loaded_t *loaded;
@@ -274,138 +291,166 @@ static void do_load(sr_t *sr, const kvx_msg_load_t *load)
 	for (uint32_t p = 0; p < load->parts; p++) {
 		kvc_status_t one;
 
-		good += read_part(sr, part, load->flags, &one);
+		good += read_part(part, load->flags, &one);
 		asked += part->n;
 		status = status == KVC_OK ? one : status;
 		part = kvx_msg_part_next(part);
 	}
-	sr->loads++;
-	sr->async += (load->flags & KVX_MSG_ASYNC) != 0;
-	sr->dead += (load->flags & KVX_MSG_NO_LEASE) != 0;
-	sr->loaded_blocks += good;
-	sr->failed_blocks += asked - good;
-	loaded = kvx_msg_add_record(&sr->report, KVX_RECORD_LOADED, sizeof *loaded);
+	sr.plan.loads++;
+	sr.plan.async += (load->flags & KVX_MSG_ASYNC) != 0;
+	sr.plan.dead += (load->flags & KVX_MSG_NO_LEASE) != 0;
+	sr.plan.loaded_blocks += good;
+	sr.plan.failed_blocks += asked - good;
+	loaded = kvx_msg_add_record(&sr.report, KVX_RECORD_LOADED, sizeof *loaded);
 	loaded->load = load->load;
 	loaded->status = status;
 	loaded->blocks = good;
 	loaded->ns = 1000;
 }
 
-static void dropped(sr_t *sr, const kvx_msg_save_t *save)
+static void dropped(const kvx_msg_save_t *save)
 {
-	kvx_report_dropped_t *record = kvx_msg_add_record(&sr->report, KVX_RECORD_DROPPED, sizeof *record);
+	kvx_report_dropped_t *record = kvx_msg_add_record(&sr.report, KVX_RECORD_DROPPED, sizeof *record);
 
 	record->put = save->put.id;
 }
 
-static void write_save(sr_t *sr, kvc_put_t *put, const uint32_t *ids, uint32_t n)
+static void write_save(kvc_put_t *put, const uint32_t *ids, uint32_t n)
 {
 	for (uint32_t i = 0; i < n; i++) {
 		if (ids[i] != KVX_NO_BLOCK) {
-			(void)kvc_put_write(put, i, sr->cache + (size_t)ids[i] * sr->block_bytes);
+			(void)kvc_put_write(put, i, sr.cache + (size_t)ids[i] * sr.block_bytes);
 		}
 	}
 	(void)kvc_put_end(put, 0, n);
-	assert_true(sr->put_count < SR_PUTS);
-	sr->puts[sr->put_count++] = put;
+	assert_true(sr.put_count < SR_PUTS);
+	sr.puts[sr.put_count++] = put;
 }
 
-void sr_release_save(sr_t *sr)
+void sr_release_save(void)
 {
-	assert_non_null(sr->cached);
-	write_save(sr, sr->cached, sr->held_ids, sr->held_n);
-	sr->cached = NULL;
-	sr->hold_saves = 0;
+	assert_non_null(sr.cached);
+	write_save(sr.cached, sr.held_ids, sr.held_n);
+	sr.cached = NULL;
+	sr.hold_saves = 0;
 }
 
-static void do_save(sr_t *sr, const kvx_msg_save_t *save)
+static void do_save(const kvx_msg_save_t *save)
 {
 	const uint32_t *ids = kvx_msg_save_ids(save);
 	kvc_put_t *put = NULL;
 
-	sr->saves++;
-	sr->early += (save->flags & KVX_MSG_COMPLETE) != 0;
-	sr->save_blocks += save->n;
-	(void)kvc_poll(sr->kvc, 0);
-	if (sr->drop_saves || (sr->failed_blocks && !(save->flags & KVX_MSG_COMPLETE)) ||
-	    kvc_put_import(sr->space, &save->put, &sr->writer, &put) != KVC_OK) {
-		dropped(sr, save);
+	sr.plan.saves++;
+	sr.plan.early += (save->flags & KVX_MSG_COMPLETE) != 0;
+	sr.plan.save_blocks += save->n;
+	(void)kvc_poll(sr.kvc, 0);
+	if (sr.drop_saves || (sr.plan.failed_blocks && !(save->flags & KVX_MSG_COMPLETE)) ||
+	    kvc_put_import(sr.space, &save->put, &sr.writer, &put) != KVC_OK) {
+		dropped(save);
 		return;
 	}
-	if (sr->hold_saves) {
-		assert_true(!sr->cached && save->n <= SR_BLOCKS);
-		sr->cached = put;
-		sr->held_n = save->n;
-		memcpy(sr->held_ids, ids, save->n * sizeof *ids);
+	if (sr.hold_saves) {
+		assert_true(!sr.cached && save->n <= SR_BLOCKS);
+		sr.cached = put;
+		sr.held_n = save->n;
+		memcpy(sr.held_ids, ids, save->n * sizeof *ids);
 		return;
 	}
-	write_save(sr, put, ids, save->n);
-	if (sr->put_count > SR_PUTS / 2) {
-		(void)kvc_poll(sr->kvc, 20);
-		free_puts(sr);
+	write_save(put, ids, save->n);
+	if (sr.put_count > SR_PUTS / 2) {
+		(void)kvc_poll(sr.kvc, 20);
+		free_puts();
 	}
 }
 
-size_t sr_step(sr_t *sr)
+static void take_record(const kvx_record_header_t *record, int act)
+{
+	const void *at = record;
+
+	switch (record->type) {
+	case KVX_RECORD_LOAD:
+		if (act) {
+			do_load(at);
+		}
+		break;
+	case KVX_RECORD_SAVE:
+		if (act) {
+			do_save(at);
+		}
+		break;
+	case KVX_RECORD_FENCE:
+		sr.plan.fences += ((const kvx_msg_fence_t *)at)->n;
+		break;
+	case KVX_RECORD_DROP:
+		sr.plan.drops++;
+		break;
+	case KVX_RECORD_TIME:
+		sr.plan.timed = 1;
+		break;
+	case KVX_RECORD_WORK:
+		sr.plan.work = *(const kvx_msg_work_t *)at;
+		break;
+	default:
+		sr.plan.spaces++;
+		break;
+	}
+}
+
+/* The message of the step, and what the ranks do about it. */
+static size_t take_message(int act)
 {
 	const kvx_record_header_t *record;
 	const void *bytes = NULL;
 	kvx_msg_reader_t cursor;
 	size_t len = 0;
 
-	sr->saves = sr->early = sr->save_blocks = sr->loads = sr->dead = sr->async = 0;
-	sr->fences = sr->drops = sr->spaces = sr->loaded_blocks = sr->failed_blocks = 0;
-	kvx_scheduler_build_message(sr->scheduler, &bytes, &len);
-	if (sr->kvc) {
-		(void)kvc_poll(sr->kvc, 0); /* it has a thread of its own for that in life */
+	sr.plan = (sr_plan_t){.step = sr.scheduler->step};
+	kvx_scheduler_build_message(sr.scheduler, &bytes, &len);
+	if (sr.kvc) {
+		(void)kvc_poll(sr.kvc, 0); /* it has a thread of its own for that in life */
 	}
 	if (len == 0) {
 		return 0;
 	}
 	assert_true(kvx_msg_open(&cursor, KVX_MSG_MAGIC, bytes, len));
-	kvx_msg_reset(&sr->report, KVX_REPORT_MAGIC);
-	for (record = kvx_msg_next(&cursor); record; record = kvx_msg_next(&cursor)) {
-		const void *at = record;
-
-		switch (record->type) {
-		case KVX_RECORD_LOAD:
-			do_load(sr, at);
-			break;
-		case KVX_RECORD_SAVE:
-			do_save(sr, at);
-			break;
-		case KVX_RECORD_FENCE:
-			sr->fences += ((const kvx_msg_fence_t *)at)->n;
-			break;
-		case KVX_RECORD_DROP:
-			sr->drops++;
-			break;
-		default:
-			sr->spaces++;
-			break;
-		}
+	kvx_msg_reset(&sr.report, KVX_REPORT_MAGIC);
+	while ((record = kvx_msg_next(&cursor)) != NULL) {
+		take_record(record, act);
 	}
 	assert_false(cursor.bad);
-	kvx_msg_finish(&sr->report, 1);
-	if (sr->report.len && !sr->ahead) {
-		kvx_scheduler_take_report(sr->scheduler, sr->report.data, sr->report.len);
+
+	return len;
+}
+
+void sr_plan(void)
+{
+	(void)take_message(0);
+}
+
+size_t sr_step(void)
+{
+	const size_t len = take_message(1);
+
+	kvx_msg_finish(&sr.report, 1);
+	if (len && sr.report.len && !sr.ahead) {
+		kvx_scheduler_take_report(sr.scheduler, sr.report.data, sr.report.len);
 	}
 
 	return len;
 }
 
-void sr_settle(sr_t *sr)
+void sr_settle(void)
 {
 	for (int i = 0; i < 30000; i++) {
 		kvx_scheduler_stats_t stats;
 
-		(void)kvx_scheduler_has_pending(sr->scheduler);
-		(void)sr_step(sr);
-		(void)kvc_poll(sr->kvc, 0);
-		stats = sr_stats(sr);
-		if (stats.puts_open == 0 && stats.leases_open == 0 && !kvx_scheduler_has_pending(sr->scheduler)) {
-			(void)kvc_poll(sr->kvc, 2);
-			free_puts(sr);
+		(void)kvx_scheduler_has_pending(sr.scheduler);
+		(void)sr_step();
+		(void)kvc_poll(sr.kvc, 0);
+		stats = sr_stats();
+		if (stats.puts_open == 0 && stats.leases_open == 0 && !kvx_scheduler_has_pending(sr.scheduler)) {
+			(void)kvc_poll(sr.kvc, 2);
+			free_puts();
 			return;
 		}
 		usleep(1000);
@@ -413,107 +458,167 @@ void sr_settle(sr_t *sr)
 	fail_msg("puts or leases stay open");
 }
 
-void sr_match(sr_t *sr, const sr_request_t *request, kvx_hit_t *hit)
+uint32_t sr_look_up(const sr_request_t *request)
 {
-	kvx_scheduler_match(sr->scheduler, &request->ask, hit);
-	if (hit->tokens == 0 && (hit->why == KV_WHY_TIMEOUT || hit->why == KV_WHY_DAEMON_STALE)) {
-		fail_msg("the daemon does not answer: reason %u, answers late %lu, leases lost %lu: %s", hit->why,
-			 (unsigned long)sr_stats(sr).late_answers, (unsigned long)sr_stats(sr).lease_lost,
+	kvx_scheduler_match(sr.scheduler, &request->ask, &sr.hit);
+
+	return sr.hit.tokens;
+}
+
+uint32_t sr_match(const sr_request_t *request)
+{
+	if (sr_look_up(request) == 0 && (sr.hit.why == KV_WHY_TIMEOUT || sr.hit.why == KV_WHY_DAEMON_STALE)) {
+		fail_msg("the daemon does not answer: reason %u, answers late %lu, leases lost %lu: %s", sr.hit.why,
+			 (unsigned long)sr_stats().late_answers, (unsigned long)sr_stats().lease_lost,
 			 kvc_last_error());
 	}
+
+	return sr.hit.tokens;
 }
 
-uint32_t sr_run(sr_t *sr, sr_request_t *request, uint32_t base)
+void sr_start_load(const sr_request_t *request)
 {
-	const uint32_t full = request->n / SR_UNIT;
-	uint32_t failed;
-	kvx_hit_t hit;
+	kvx_scheduler_start_load(sr.scheduler, &request->ask, &sr.hit);
+}
 
-	sr->loads = 0;
-	sr_match(sr, request, &hit);
-	sr_place(sr, request, base, 0);
-	if (hit.tokens) {
-		kvx_scheduler_start_load(sr->scheduler, &request->ask, &hit);
+void sr_advance(const sr_request_t *request, uint32_t computed, uint32_t prefill)
+{
+	kvx_scheduler_advance(sr.scheduler, &request->ask, computed, prefill);
+}
+
+void sr_finish(const sr_request_t *request)
+{
+	kvx_scheduler_finish(sr.scheduler, &request->ask);
+}
+
+void sr_wait_saved(const sr_request_t *request, uint64_t blocks)
+{
+	for (int i = 0; i < 10000 && sr_stats().save_done < blocks; i++) {
+		(void)kvc_poll(sr.kvc, 0);
+		sr_advance(request, request->n, 0);
+		(void)sr_step();
+		usleep(1000);
 	}
-	if (!hit.async) {
-		sr_compute(sr, request, hit.tokens / SR_UNIT, full);
-		kvx_scheduler_advance(sr->scheduler, &request->ask, request->n, request->n - hit.tokens);
-		(void)sr_step(sr);
-		failed = sr->failed_blocks;
-	} else {
-		for (uint32_t i = 0; i < 1000 && sr->loads == 0; i++) { /* told when its lease is there */
-			(void)sr_step(sr);
-			usleep(sr->loads ? 0 : 200);
-		}
-		failed = sr->failed_blocks;
-		sr_compute(sr, request, hit.tokens / SR_UNIT, full);
-		kvx_scheduler_advance(sr->scheduler, &request->ask, request->n, request->n - hit.tokens);
-		(void)sr_step(sr);
+	assert_int_equal(sr_stats().save_done, blocks);
+}
+
+uint32_t sr_run(sr_request_t *request, uint32_t base)
+{
+	const uint32_t full = request->n / SR_UNIT, loaded = sr_match(request);
+	const int async = sr.hit.async;
+	uint32_t failed = 0;
+
+	sr.plan.loads = 0;
+	sr_place(request, base, 0);
+	if (loaded) {
+		sr_start_load(request);
 	}
-	if (hit.tokens && !failed) {
-		assert_true(sr_is_right(sr, request, 0, full));
+	for (uint32_t i = 0; async && i < 1000 && sr.plan.loads == 0; i++) { /* told when its lease is there */
+		(void)sr_step();
+		failed = sr.plan.failed_blocks;
+		usleep(sr.plan.loads ? 0 : 200);
+	}
+	sr_compute(request, loaded / SR_UNIT, full);
+	sr_advance(request, request->n, request->n - loaded);
+	(void)sr_step();
+	failed += async ? 0 : sr.plan.failed_blocks;
+	if (loaded && !failed) {
+		assert_true(sr_is_right(request, 0, full));
 	}
 	if (failed) {
-		sr_compute(sr, request, 0, full);
-		kvx_scheduler_advance(sr->scheduler, &request->ask, request->n, request->n);
-		(void)sr_step(sr);
+		sr_compute(request, 0, full);
+		sr_advance(request, request->n, request->n);
+		(void)sr_step();
 	}
 
-	return hit.tokens;
+	return loaded;
 }
 
-void sr_store(sr_t *sr, sr_request_t *request, const char *id, uint32_t seed, uint32_t shared, uint32_t n)
+void sr_store(sr_request_t *request, const char *id, uint32_t seed, uint32_t shared, uint32_t n)
 {
-	sr_request(sr, request, id, seed, shared, n);
-	(void)sr_run(sr, request, 0);
-	sr_settle(sr);
+	sr_request(request, id, seed, shared, n);
+	(void)sr_run(request, 0);
+	sr_settle();
 }
 
-void sr_find(sr_t *sr, sr_request_t *request, uint32_t n, kvx_hit_t *p_hit)
+void sr_find(sr_request_t *request, uint32_t n)
 {
-	sr_store(sr, request, "first", 1, 0, 80);
-	kvx_scheduler_finish(sr->scheduler, &request->ask);
-	sr_settle(sr);
-	sr_request(sr, request, "second", 1, 0, n);
-	sr_match(sr, request, p_hit);
-	assert_int_equal(p_hit->tokens, 80);
-	sr_place(sr, request, 100, 0);
+	sr_store(request, "first", 1, 0, 80);
+	sr_finish(request);
+	sr_settle();
+	sr_request(request, "second", 1, 0, n);
+	assert_int_equal(sr_match(request), 80);
+	sr_place(request, 100, 0);
 }
 
-kvx_scheduler_stats_t sr_stats(const sr_t *sr)
+void *sr_begin_report(uint32_t type, size_t size)
+{
+	kvx_msg_reset(&sr.report, KVX_REPORT_MAGIC);
+
+	return kvx_msg_add_record(&sr.report, type, size);
+}
+
+void sr_give_report(void)
+{
+	kvx_msg_finish(&sr.report, 1);
+	kvx_scheduler_take_report(sr.scheduler, sr.report.data, sr.report.len);
+}
+
+void sr_report_loaded(uint64_t number, uint32_t blocks)
+{
+	kvx_report_loaded_t *record = sr_begin_report(KVX_RECORD_LOADED, sizeof *record);
+
+	record->load = number;
+	record->blocks = blocks;
+	record->ns = 1000;
+	sr_give_report();
+}
+
+kvx_scheduler_stats_t sr_stats(void)
 {
 	kvx_scheduler_stats_t stats = {.struct_size = sizeof stats};
 
-	kvx_scheduler_get_stats(sr->scheduler, &stats);
+	kvx_scheduler_get_stats(sr.scheduler, &stats);
 
 	return stats;
 }
 
 /* ---- both ends ------------------------------------------------------------------------------- */
 
-static void run_iteration(void *ctx)
+void sr_start(const sr_options_t *options)
 {
-	sr_t *sr = ctx;
-
-	(void)kvx_scheduler_has_pending(sr->scheduler);
-	(void)kvc_poll(sr->kvc, 0);
+	rig_init(&sr.rig, program);
+	sr.rig.silence = options->silence ? options->silence : sr.rig.silence;
+	if (!options->alone) {
+		rig_start(&sr.rig);
+	}
+	assert_int_equal(sr_open(options), KVC_OK);
+	if (!options->alone) {
+		sr_wait_ready();
+	}
 }
 
-void sr_start(sr_t *sr, rig_t *rig, const sr_options_t *options)
+void sr_abandon(void)
 {
-	rig_init(rig, sr_program);
-	rig->silence = options->silence ? options->silence : rig->silence;
-	rig_start(rig);
-	sr_open(sr, rig, options);
-	rig->run_iteration = run_iteration;
-	rig->iteration_ctx = sr;
-	sr_wait_ready(sr);
+	sr_close();
+	rig_fini(&sr.rig);
 }
 
-void sr_stop(sr_t *sr, rig_t *rig)
+void sr_stop(void)
 {
-	sr_settle(sr);
-	rig_check_quiet(rig);
-	sr_close(sr);
-	rig_fini(rig);
+	for (uint32_t i = 0; i < sr.request_count; i++) {
+		sr_finish(sr.requests[i]);
+	}
+	sr_settle();
+	rig_check_quiet(&sr.rig);
+	sr_abandon();
+}
+
+void sr_begin_main(int argc, char **argv)
+{
+	if (argc < 2) {
+		(void)fprintf(stderr, "usage: %s <kvd>\n", argv[0]);
+		exit(2);
+	}
+	program = argv[1];
 }

@@ -7,14 +7,13 @@
 #include "connectors/rig.h"
 
 #include "kvx_scheduler.h"
-#include "step/message.h"
-
-#include "kv/shm.h"
+#include "scheduler/state.h"
 
 #define SR_UNIT       8u /* tokens a block of group 0 */
 #define SR_BLOCKS     512u
 #define SR_MAX_TOKENS 2048u
 #define SR_PUTS       2048u
+#define SR_REQUESTS   64u
 #define SR_WAIT_US    5000000u /* on a busy machine an answer takes its time */
 #define SR_LOAD_MS    10000u
 
@@ -29,8 +28,16 @@ typedef struct sr_request {
 	kvx_ask_t ask;
 } sr_request_t;
 
+/* What the last plan has asked for, and what became of it. */
+typedef struct sr_plan {
+	uint32_t step, saves, early, save_blocks, loads, dead, async, fences, drops, spaces;
+	uint32_t loaded_blocks, failed_blocks;
+	int timed;
+	kvx_msg_work_t work; /* all 0: none */
+} sr_plan_t;
+
 typedef struct sr {
-	const rig_t *rig;
+	rig_t rig;
 	int groups, even_window, foreign;
 	kvx_scheduler_t *scheduler;
 	kvk_layout_t layout;
@@ -48,9 +55,10 @@ typedef struct sr {
 	uint32_t held_ids[SR_BLOCKS], held_n;
 	int drop_saves, hold_saves, fail_loads; /* knobs: */
 	int ahead;                              /* the report of a step is left to be given by hand */
-	/* of the last plan */
-	uint32_t saves, early, save_blocks, loads, dead, async, fences, drops, spaces;
-	uint32_t loaded_blocks, failed_blocks;
+	kvx_hit_t hit;                          /* of the last match */
+	sr_request_t *requests[SR_REQUESTS];    /* all that were made */
+	uint32_t request_count;
+	sr_plan_t plan;
 } sr_t;
 
 typedef struct sr_options {
@@ -58,49 +66,89 @@ typedef struct sr_options {
 	int even_window; /* the window is whole blocks */
 	int foreign;     /* the engine's hashes */
 	int cost_model, mode;
-	int no_hand; /* the stand-in does not attach */
+	int alone; /* no daemon, and no stand-in */
 	uint32_t wait_us, load_ms;
 	const char *silence; /* NULL: the rig's */
 	/* NULL: kvx_scheduler_open() */
 	kvc_status_t (*open)(const kvx_scheduler_config_t *config, kvx_scheduler_t **p_scheduler);
 } sr_options_t;
 
-/* The daemon's path: main() sets it. */
-extern const char *sr_program;
-/* A daemon and a scheduling half, ready; and the end of both, where nothing may be left open. */
-void sr_start(sr_t *sr, rig_t *rig, const sr_options_t *options);
-void sr_stop(sr_t *sr, rig_t *rig);
+/* The rig of the test that runs. */
+extern sr_t sr;
+
+/* A daemon and a scheduling half, ready; and the end of both, where all requests finish and nothing may be left open.
+ */
+void sr_start(const sr_options_t *options);
+void sr_stop(void);
+/* The end without a daemon that answers. */
+void sr_abandon(void);
 
 /* With options->open: its status, and nothing is left open when it is not OK. Else it is OK. */
-kvc_status_t sr_open(sr_t *sr, const rig_t *rig, const sr_options_t *options);
-void sr_close(sr_t *sr);
+kvc_status_t sr_open(const sr_options_t *options);
+void sr_close(void);
 /* Wait until both are attached and their spaces open. */
-void sr_wait_ready(sr_t *sr);
+void sr_wait_ready(void);
 
 /* `n` tokens that follow from seed; the first `shared` of them from seed 0. */
-void sr_request(sr_t *sr, sr_request_t *request, const char *id, uint32_t seed, uint32_t shared, uint32_t n);
+void sr_request(sr_request_t *request, const char *id, uint32_t seed, uint32_t shared, uint32_t n);
 /* Blocks ids[i] = base + i for all tokens, fresh from `fresh` on. */
-void sr_place(sr_t *sr, sr_request_t *request, uint32_t base, uint32_t fresh);
+void sr_place(sr_request_t *request, uint32_t base, uint32_t fresh);
 /* The engine computes blocks [from, to): their bytes are written. */
-void sr_compute(sr_t *sr, const sr_request_t *request, uint32_t from, uint32_t to);
+void sr_compute(const sr_request_t *request, uint32_t from, uint32_t to);
 /* Blocks [from, to) hold what they must. */
-int sr_is_right(const sr_t *sr, const sr_request_t *request, uint32_t from, uint32_t to);
+int sr_is_right(const sr_request_t *request, uint32_t from, uint32_t to);
+
+/* Match: the hit's tokens, and all of it in sr.hit. sr_match(): a miss must be one of blocks, not of a daemon that does
+ * not answer. */
+uint32_t sr_look_up(const sr_request_t *request);
+uint32_t sr_match(const sr_request_t *request);
+/* Load what was matched last. */
+void sr_start_load(const sr_request_t *request);
+void sr_advance(const sr_request_t *request, uint32_t computed, uint32_t prefill);
+void sr_finish(const sr_request_t *request);
 
 /* Make the plan and do what it says; reports go back. Returns its length. */
-size_t sr_step(sr_t *sr);
-/* Step until nothing is pending and the puts are over. */
+size_t sr_step(void);
+/* A plan that the ranks do not hear of. */
+void sr_plan(void);
+/* A report of theirs, by hand: its record, and then the report itself. */
+void *sr_begin_report(uint32_t type, size_t size);
+void sr_give_report(void);
+void sr_report_loaded(uint64_t number, uint32_t blocks);
 /* Write the save that `hold_saves` has kept, and hold none from now on. */
-void sr_release_save(sr_t *sr);
-void sr_settle(sr_t *sr);
-/* Match; a miss must be one of blocks, not of a daemon that does not answer. */
-void sr_match(sr_t *sr, const sr_request_t *request, kvx_hit_t *hit);
+void sr_release_save(void);
+/* Step until nothing is pending and the puts are over. */
+void sr_settle(void);
+/* Advance the request, which is computed, until that many blocks are saved in all. */
+void sr_wait_saved(const sr_request_t *request, uint64_t blocks);
+
 /* New request, all of it: match, load, compute, save. Returns what match() found. */
-uint32_t sr_run(sr_t *sr, sr_request_t *request, uint32_t base);
+uint32_t sr_run(sr_request_t *request, uint32_t base);
 /* New request that is run into blocks from 0, until all of it is stored. */
-void sr_store(sr_t *sr, sr_request_t *request, const char *id, uint32_t seed, uint32_t shared, uint32_t n);
+void sr_store(sr_request_t *request, const char *id, uint32_t seed, uint32_t shared, uint32_t n);
 /* Ten blocks are stored, by a request that has finished. Another one, "second", of n tokens finds them and has its
  * blocks, from 100 on. */
-void sr_find(sr_t *sr, sr_request_t *request, uint32_t n, kvx_hit_t *p_hit);
-kvx_scheduler_stats_t sr_stats(const sr_t *sr);
+void sr_find(sr_request_t *request, uint32_t n);
+kvx_scheduler_stats_t sr_stats(void);
+
+/* Step until it is so. */
+#define SR_UNTIL(condition)                                                                                            \
+	for (uint32_t sr_i = 0; !(condition); sr_i++) {                                                                \
+		assert_true(sr_i < 10000);                                                                             \
+		usleep(1000);                                                                                          \
+		(void)sr_step();                                                                                       \
+	}
+
+/* main(): the tests are run with the daemon's path as the argument. */
+void sr_begin_main(int argc, char **argv);
+#define SR_MAIN(...)                                                                                                   \
+	int main(int argc, char **argv)                                                                                \
+	{                                                                                                              \
+		const struct CMUnitTest tests[] = {__VA_ARGS__};                                                       \
+                                                                                                                       \
+		sr_begin_main(argc, argv);                                                                             \
+                                                                                                                       \
+		return cmocka_run_group_tests(tests, NULL, NULL);                                                      \
+	}
 
 #endif

@@ -53,84 +53,62 @@ static kvc_status_t open_ahead(const kvx_scheduler_config_t *config, kvx_schedul
 	return kvx_scheduler_open_in(&env, config, p_scheduler);
 }
 
-static void start(sr_t *sr, rig_t *rig)
+static void start(void)
 {
 	ahead_ns = 0;
-	sr_start(sr, rig, &(sr_options_t){.foreign = 1, .load_ms = LOAD_MS, .open = open_ahead});
+	sr_start(&(sr_options_t){.foreign = 1, .load_ms = LOAD_MS, .open = open_ahead});
 }
 
 /* A look at everything without a plan: how often was a put kept? */
-static uint32_t poll_and_count_kept(sr_t *sr)
+static uint32_t poll_and_count_kept(void)
 {
 	kept = 0;
-	(void)kvx_scheduler_has_pending(sr->scheduler);
+	(void)kvx_scheduler_has_pending(sr.scheduler);
 
 	return kept;
-}
-
-/* A step that the ranks do not hear of. */
-static void plan(sr_t *sr)
-{
-	const void *bytes;
-	size_t len;
-
-	kvx_scheduler_build_message(sr->scheduler, &bytes, &len);
 }
 
 /* Ranks that never report: the lease is kept alive past its time to live, then given back. */
 static void p4_leases_no_rank_reports_are_given_back(void **state)
 {
-	static sr_request_t a, b;
-	kvx_hit_t hit;
-	rig_t rig;
-	sr_t sr;
+	static sr_request_t request;
 
 	(void)state;
-	start(&sr, &rig);
-	sr_store(&sr, &a, "a", 1, 0, 80);
-	sr_request(&sr, &b, "b", 1, 0, 100);
-	sr_match(&sr, &b, &hit);
-	sr_place(&sr, &b, 100, 0);
-	kvx_scheduler_start_load(sr.scheduler, &b.ask, &hit);
-	plan(&sr);
+	start();
+	sr_find(&request, 100);
+	sr_start_load(&request);
+	sr_plan();
 	for (uint32_t i = 0; i < 3; i++) {
 		jump(LOAD_MS + 1u);
 		renewed = 0;
-		plan(&sr);
+		sr_plan();
 		assert_int_equal(renewed, 1);
-		assert_int_equal(sr_stats(&sr).leases_open, 1);
+		assert_int_equal(sr_stats().leases_open, 1);
 	}
 	jump(LOAD_MS);
-	plan(&sr);
-	assert_int_equal(sr_stats(&sr).leases_open, 0);
-	assert_int_equal(sr_stats(&sr).loads_failed, 1);
-	kvx_scheduler_finish(sr.scheduler, &a.ask);
-	kvx_scheduler_finish(sr.scheduler, &b.ask);
-	sr_stop(&sr, &rig);
+	sr_plan();
+	assert_int_equal(sr_stats().leases_open, 0);
+	assert_int_equal(sr_stats().loads_failed, 1);
+	sr_stop();
 }
 
 /* A request of ten blocks is computed, and its save is in the hands of a rank that does not write it yet. */
-static void begin_save(sr_t *sr, rig_t *rig, sr_request_t *request)
+static void begin_save(sr_request_t *request)
 {
-	start(sr, rig);
-	sr->hold_saves = 1;
-	sr_request(sr, request, "a", 1, 0, 80);
-	(void)sr_run(sr, request, 0);
-	assert_non_null(sr->cached);
+	start();
+	sr.hold_saves = 1;
+	sr_request(request, "a", 1, 0, 80);
+	(void)sr_run(request, 0);
+	assert_non_null(sr.cached);
 }
 
-static void end_save(sr_t *sr, rig_t *rig, const sr_request_t *request)
+static void end_save(void)
 {
-	sr_release_save(sr);
-	for (int i = 0; i < 10000 && sr_stats(sr).save_done < 10; i++) {
-		(void)kvc_poll(sr->kvc, 1);
-		(void)sr_step(sr);
-	}
-	assert_int_equal(sr_stats(sr).save_done, 10);
-	assert_int_equal(sr_stats(sr).save_lost, 0);
-	assert_int_equal(sr_stats(sr).saves, 1);
-	kvx_scheduler_finish(sr->scheduler, &request->ask);
-	sr_stop(sr, rig);
+	sr_release_save();
+	SR_UNTIL((kvc_poll(sr.kvc, 1), sr_stats().save_done == 10))
+	assert_int_equal(sr_stats().save_lost, 0);
+	assert_int_equal(sr_stats().saves, 1);
+	sr_stop();
 }
 
 /* A prefill of minutes, in an engine that plans a step ahead: the put is kept alive at each look, and its blocks become
@@ -138,20 +116,18 @@ static void end_save(sr_t *sr, rig_t *rig, const sr_request_t *request)
 static void p7_a_save_lives_as_long_as_its_step_takes(void **state)
 {
 	static sr_request_t request;
-	rig_t rig;
-	sr_t sr;
 
 	(void)state;
-	begin_save(&sr, &rig, &request);
-	plan(&sr); /* of the next step, while that one is computed */
+	begin_save(&request);
+	sr_plan(); /* of the next step, while that one is computed */
 	for (uint32_t i = 0; i < 10; i++) {
 		jump(30000);
-		assert_int_equal(poll_and_count_kept(&sr), 1);
-		assert_int_equal(sr_stats(&sr).puts_open, 1);
+		assert_int_equal(poll_and_count_kept(), 1);
+		assert_int_equal(sr_stats().puts_open, 1);
 	}
-	plan(&sr); /* its step is over: the ranks write it now */
-	assert_int_equal(poll_and_count_kept(&sr), 1);
-	end_save(&sr, &rig, &request);
+	sr_plan(); /* its step is over: the ranks write it now */
+	assert_int_equal(poll_and_count_kept(), 1);
+	end_save();
 }
 
 /* Ranks that have long computed the step: the daemon alone decides how long the put lives, and a rank that is late
@@ -159,21 +135,19 @@ static void p7_a_save_lives_as_long_as_its_step_takes(void **state)
 static void p7_a_save_that_is_late_is_left_to_its_time_to_live(void **state)
 {
 	static sr_request_t request;
-	rig_t rig;
-	sr_t sr;
 
 	(void)state;
-	begin_save(&sr, &rig, &request);
-	plan(&sr);
-	plan(&sr);
-	assert_int_equal(poll_and_count_kept(&sr), 1);
+	begin_save(&request);
+	sr_plan();
+	sr_plan();
+	assert_int_equal(poll_and_count_kept(), 1);
 	jump(10000);
-	assert_int_equal(poll_and_count_kept(&sr), 0);
+	assert_int_equal(poll_and_count_kept(), 0);
 	jump(1000000);
-	plan(&sr);
-	assert_int_equal(poll_and_count_kept(&sr), 0);
-	assert_int_equal(sr_stats(&sr).puts_open, 1);
-	end_save(&sr, &rig, &request);
+	sr_plan();
+	assert_int_equal(poll_and_count_kept(), 0);
+	assert_int_equal(sr_stats().puts_open, 1);
+	end_save();
 }
 
 /* The daemon needs the room of a put that is no longer renewed: it is reserved again. */
@@ -182,39 +156,31 @@ static void p7_a_save_that_the_daemon_ended_is_reserved_again(void **state)
 	static sr_request_t request;
 	kvc_put_t *rival = NULL;
 	kvc_key_t many[2048];
-	rig_t rig;
-	sr_t sr;
 
 	(void)state;
 	(void)setenv("KVD_PUT_TTL", "100ms", 1);
-	begin_save(&sr, &rig, &request);
+	begin_save(&request);
 	(void)unsetenv("KVD_PUT_TTL");
-	plan(&sr);
-	plan(&sr);
-	(void)poll_and_count_kept(&sr);
+	sr_plan();
+	sr_plan();
+	(void)poll_and_count_kept();
 	jump(10000);
-	assert_int_equal(poll_and_count_kept(&sr), 0);
+	assert_int_equal(poll_and_count_kept(), 0);
 	usleep(200000);
 	for (uint32_t i = 0; i < 2048; i++) {
 		many[i] = (kvc_key_t){{0x77, (uint8_t)i, (uint8_t)(i >> 8)}};
 	}
 	assert_int_equal(kvc_put_start(sr.space, many, 0, 2048, NULL, &rival), KVC_OK);
 	assert_int_equal(kvc_put_ready(rival, 0), KVC_OK);
-	assert_int_equal(rig_counter(&rig, "kvd_puts_expired_total"), 1);
+	assert_int_equal(rig_counter(&sr.rig, "kvd_puts_expired_total"), 1);
 	kvc_put_free(rival);
 	kvc_put_free(sr.cached);
 	sr.cached = NULL;
 	sr.hold_saves = 0;
-	for (int i = 0; i < 10000 && sr_stats(&sr).save_done < 10; i++) {
-		(void)kvc_poll(sr.kvc, 1);
-		kvx_scheduler_advance(sr.scheduler, &request.ask, 80, 0);
-		(void)sr_step(&sr);
-		jump(100);
-	}
-	assert_int_equal(sr_stats(&sr).save_lost, 10);
-	assert_int_equal(sr_stats(&sr).save_done, 10);
-	kvx_scheduler_finish(sr.scheduler, &request.ask);
-	sr_stop(&sr, &rig);
+	jump(2000);
+	sr_wait_saved(&request, 10);
+	assert_int_equal(sr_stats().save_lost, 10);
+	sr_stop();
 }
 
 /* Ranks that never hand anything in fill the table of puts: those that are late make room for others. */
@@ -222,50 +188,35 @@ static void p5_saves_that_are_late_make_room_when_the_table_is_full(void **state
 {
 	const uint32_t taken = KVX_PUTS_MAX - 8u; /* all places but eight */
 	static sr_request_t request;
-	rig_t rig;
-	sr_t sr;
 
 	(void)state;
-	start(&sr, &rig);
+	start();
 	sr.scheduler->put_count += taken;
-	sr_request(&sr, &request, "a", 1, 0, 80);
-	sr_place(&sr, &request, 0, 0);
+	sr_request(&request, "a", 1, 0, 80);
+	sr_place(&request, 0, 0);
 	for (uint32_t n = SR_UNIT; n <= 80; n += SR_UNIT) {
-		kvx_scheduler_advance(sr.scheduler, &request.ask, n, SR_UNIT);
-		plan(&sr);
+		sr_advance(&request, n, SR_UNIT);
+		sr_plan();
 	}
-	assert_int_equal(sr_stats(&sr).saves, 8);
+	assert_int_equal(sr_stats().saves, 8);
 	jump(5000);
-	plan(&sr);
-	kvx_scheduler_advance(sr.scheduler, &request.ask, 80, 0);
-	assert_int_equal(sr_stats(&sr).saves, 8);
+	sr_plan();
+	sr_advance(&request, 80, 0);
+	assert_int_equal(sr_stats().saves, 8);
 	jump(10000); /* the last ones were told later */
-	plan(&sr);
-	assert_int_equal(sr_stats(&sr).puts_open, KVX_PUTS_MAX - 1u);
+	sr_plan();
+	assert_int_equal(sr_stats().puts_open, KVX_PUTS_MAX - 1u);
 	jump(2000); /* what was refused or lost is not asked for again at once */
-	kvx_scheduler_advance(sr.scheduler, &request.ask, 80, 0);
-	assert_int_equal(sr_stats(&sr).saves, 9);
+	sr_advance(&request, 80, 0);
+	assert_int_equal(sr_stats().saves, 9);
 	sr.scheduler->put_count -= taken;
-	kvx_scheduler_finish(sr.scheduler, &request.ask);
+	sr_finish(&request);
 	kvx_scheduler_revoke_saves(sr.scheduler);
-	sr_stop(&sr, &rig);
+	sr_stop();
 }
 
-int main(int argc, char **argv)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p4_leases_no_rank_reports_are_given_back),
-		cmocka_unit_test(p7_a_save_lives_as_long_as_its_step_takes),
-		cmocka_unit_test(p7_a_save_that_is_late_is_left_to_its_time_to_live),
-		cmocka_unit_test(p7_a_save_that_the_daemon_ended_is_reserved_again),
-		cmocka_unit_test(p5_saves_that_are_late_make_room_when_the_table_is_full),
-	};
-
-	if (argc < 2) {
-		fprintf(stderr, "usage: %s <kvd>\n", argv[0]);
-		return 2;
-	}
-	sr_program = argv[1];
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SR_MAIN(cmocka_unit_test(p4_leases_no_rank_reports_are_given_back),
+	cmocka_unit_test(p7_a_save_lives_as_long_as_its_step_takes),
+	cmocka_unit_test(p7_a_save_that_is_late_is_left_to_its_time_to_live),
+	cmocka_unit_test(p7_a_save_that_the_daemon_ended_is_reserved_again),
+	cmocka_unit_test(p5_saves_that_are_late_make_room_when_the_table_is_full))

@@ -53,34 +53,33 @@ static void env_begin(void)
 
 /* As sr_run(), but place() may say that there is no memory; a hit that was promised is loaded, or the ranks said that
  * it failed. */
-static void live(sr_t *sr, sr_request_t *request, uint32_t base, int fail_after_match)
+static void live(sr_request_t *request, uint32_t base, int fail_after_match)
 {
 	const uint32_t full = request->n / SR_UNIT;
 	kvx_block_table_t table = {.struct_size = sizeof table, .n = full, .ids = request->ids[0]};
 	kvc_status_t placed;
-	kvx_hit_t hit;
 
 	for (uint32_t i = 0; i < full; i++) {
 		request->ids[0][i] = base + i;
 	}
-	kvx_scheduler_match(sr->scheduler, &request->ask, &hit);
+	(void)sr_look_up(request);
 	failing = fail_after_match;
-	placed = kvx_scheduler_append_blocks(sr->scheduler, &request->ask, &table);
-	if (hit.tokens) {
+	placed = kvx_scheduler_append_blocks(sr.scheduler, &request->ask, &table);
+	if (sr.hit.tokens) {
 		assert_int_equal(placed, KVC_OK);
-		kvx_scheduler_start_load(sr->scheduler, &request->ask, &hit);
+		sr_start_load(request);
 	}
-	sr_compute(sr, request, hit.tokens / SR_UNIT, full);
-	kvx_scheduler_advance(sr->scheduler, &request->ask, request->n, request->n - hit.tokens);
-	(void)sr_step(sr);
+	sr_compute(request, sr.hit.tokens / SR_UNIT, full);
+	sr_advance(request, request->n, request->n - sr.hit.tokens);
+	(void)sr_step();
 	failing = 0;
-	assert_int_equal(sr->fences, full);
-	if (hit.tokens) {
-		assert_int_equal(sr->loads, 1);
-		assert_int_equal(sr->loaded_blocks + sr->failed_blocks, hit.tokens / SR_UNIT);
-		assert_true(sr->failed_blocks || sr_is_right(sr, request, 0, full));
+	assert_int_equal(sr.plan.fences, full);
+	if (sr.hit.tokens) {
+		assert_int_equal(sr.plan.loads, 1);
+		assert_int_equal(sr.plan.loaded_blocks + sr.plan.failed_blocks, sr.hit.tokens / SR_UNIT);
+		assert_true(sr.plan.failed_blocks || sr_is_right(request, 0, full));
 	}
-	kvx_scheduler_finish(sr->scheduler, &request->ask);
+	sr_finish(request);
 }
 
 static void p5_lack_of_memory_breaks_no_promise(void **state)
@@ -88,40 +87,38 @@ static void p5_lack_of_memory_breaks_no_promise(void **state)
 	static sr_request_t request;
 	const sr_options_t options = {.foreign = 1, .open = open_in, .mode = KVX_LOAD_SYNC};
 	uint32_t dead = 0;
-	rig_t rig;
-	sr_t sr;
 
 	(void)state;
-	rig_init(&rig, sr_program);
-	rig_start(&rig);
+	sr_start(&(sr_options_t){.foreign = 1});
+	sr_close();
 	env_begin();
 	KV_TEST_EACH_FAILURE(&t, n)
 	{
-		if (sr_open(&sr, &rig, &options) != KVC_OK) {
+		if (sr_open(&options) != KVC_OK) {
 			assert_int_equal(kv_test_env_live(&t), 0);
 			continue;
 		}
-		sr_wait_ready(&sr);
+		sr_wait_ready();
 		for (uint32_t i = 0; i < 4; i++) {
 			char id[16];
 
 			(void)snprintf(id, sizeof id, "m%u", i);
-			sr_request(&sr, &request, id, i / 2u + (uint32_t)n * 10u, 40, 120);
-			live(&sr, &request, i * 20u, 0);
+			sr_request(&request, id, i / 2u + (uint32_t)n * 10u, 40, 120);
+			live(&request, i * 20u, 0);
 		}
-		sr_settle(&sr);
+		sr_settle();
 		for (uint32_t i = 0; i < 2; i++) { /* and none at all from the promise on */
-			sr_request(&sr, &request, "last", 40, 40, 80);
-			live(&sr, &request, 100, 1);
-			dead += sr.dead;
-			sr_settle(&sr);
+			sr_request(&request, "last", 40, 40, 80);
+			live(&request, 100, 1);
+			dead += sr.plan.dead;
+			sr_settle();
 		}
-		sr_close(&sr);
+		sr_close();
 		assert_int_equal(kv_test_env_live(&t), 0);
 	}
 	assert_int_equal(dead, 0); /* what was promised needs no memory */
-	rig_check_quiet(&rig);
-	rig_fini(&rig);
+	rig_check_quiet(&sr.rig);
+	rig_fini(&sr.rig);
 }
 
 /* Nor can be remembered what was given back before the engine came to load it: the ranks are told all the same. */
@@ -129,25 +126,21 @@ static void p5_a_lost_load_without_memory_is_reported_as_failed(void **state)
 {
 	static sr_request_t request;
 	const sr_options_t options = {.foreign = 1, .open = open_in, .mode = KVX_LOAD_SYNC};
-	kvx_hit_t hit;
-	rig_t rig;
-	sr_t sr;
 
 	(void)state;
 	env_begin();
-	sr_start(&sr, &rig, &options);
-	sr_find(&sr, &request, 160, &hit);
+	sr_start(&options);
+	sr_find(&request, 160);
 	kvx_lease_cache_give_back(sr.scheduler, kvx_requests_find(&sr.scheduler->requests, "second", 6)->cached);
 	failing = 1;
-	kvx_scheduler_start_load(sr.scheduler, &request.ask, &hit);
-	(void)sr_step(&sr);
+	sr_start_load(&request);
+	(void)sr_step();
 	failing = 0;
-	assert_int_equal(sr.dead, 1);
-	assert_int_equal(sr.failed_blocks, 10);
+	assert_int_equal(sr.plan.dead, 1);
+	assert_int_equal(sr.plan.failed_blocks, 10);
 	assert_null(sr.scheduler->loads);
-	assert_int_equal(sr_stats(&sr).loads_failed, 1);
-	kvx_scheduler_finish(sr.scheduler, &request.ask);
-	sr_stop(&sr, &rig);
+	assert_int_equal(sr_stats().loads_failed, 1);
+	sr_stop();
 	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
@@ -157,38 +150,34 @@ static void p5_loads_found_in_earlier_steps_need_no_memory(void **state)
 	enum { LOADS = 8, BLOCKS = 120 }; /* more than fit beside each other in a plan of one of them */
 	static sr_request_t request[LOADS];
 	const sr_options_t options = {.foreign = 1, .open = open_in, .mode = KVX_LOAD_SYNC};
-	kvx_hit_t hit[LOADS];
-	rig_t rig;
-	sr_t sr;
 
 	(void)state;
 	env_begin();
-	sr_start(&sr, &rig, &options);
-	sr_store(&sr, &request[0], "first", 0, BLOCKS * SR_UNIT, BLOCKS * SR_UNIT);
+	sr_start(&options);
+	sr_store(&request[0], "first", 0, BLOCKS * SR_UNIT, BLOCKS * SR_UNIT);
 	for (uint32_t i = 0; i < LOADS; i++) {
 		char id[16];
 
 		(void)snprintf(id, sizeof id, "later %u", i);
-		sr_request(&sr, &request[i], id, i + 1u, BLOCKS * SR_UNIT, (BLOCKS + 2) * SR_UNIT);
-		sr_match(&sr, &request[i], &hit[i]);
-		assert_int_equal(hit[i].tokens, BLOCKS * SR_UNIT);
-		sr_place(&sr, &request[i], 0, UINT32_MAX); /* the same bytes into the same blocks */
-		(void)sr_step(&sr);
+		sr_request(&request[i], id, i + 1u, BLOCKS * SR_UNIT, (BLOCKS + 2) * SR_UNIT);
+		assert_int_equal(sr_match(&request[i]), BLOCKS * SR_UNIT);
+		sr_place(&request[i], 0, UINT32_MAX); /* the same bytes into the same blocks */
+		(void)sr_step();
 	}
 	failing = 1;
 	for (uint32_t i = 0; i < LOADS; i++) {
-		kvx_scheduler_start_load(sr.scheduler, &request[i].ask, &hit[i]);
+		sr_start_load(&request[i]); /* equal hits */
 	}
-	assert_true(sr_step(&sr) > 4096);
+	assert_true(sr_step() > 4096);
 	failing = 0;
-	assert_int_equal(sr.loads, LOADS);
-	assert_int_equal(sr.loaded_blocks, LOADS * BLOCKS);
+	assert_int_equal(sr.plan.loads, LOADS);
+	assert_int_equal(sr.plan.loaded_blocks, LOADS * BLOCKS);
 	for (uint32_t i = 0; i < LOADS; i++) {
-		assert_true(sr_is_right(&sr, &request[i], 0, BLOCKS));
-		kvx_scheduler_finish(sr.scheduler, &request[i].ask);
+		assert_true(sr_is_right(&request[i], 0, BLOCKS));
+		sr_finish(&request[i]);
 	}
 	assert_int_equal(sr.scheduler->tentative_bytes, 0);
-	sr_stop(&sr, &rig);
+	sr_stop();
 	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
@@ -200,22 +189,12 @@ static void p7_a_broken_message_detaches_the_engine_and_fences_all(void **state)
 	const kvx_record_header_t *record;
 	const void *bytes = NULL;
 	kvx_msg_reader_t cursor;
-	kvx_hit_t hit;
 	size_t len = 0;
-	rig_t rig;
-	sr_t sr;
 
 	(void)state;
 	failing = 0;
-	sr_start(&sr, &rig, &(sr_options_t){.foreign = 1});
-	sr_store(&sr, &request, "a", 1, 0, 80);
-	kvx_scheduler_finish(sr.scheduler, &request.ask);
-	sr_settle(&sr);
-	sr_request(&sr, &request, "b", 1, 0, 100);
-	sr_match(&sr, &request, &hit);
-	assert_int_equal(hit.tokens, 80);
-	sr_place(&sr, &request, 100, 0);
-
+	sr_start(&(sr_options_t){.foreign = 1});
+	sr_find(&request, 100);
 	kvx_buffer_begin(sr.scheduler);
 	sr.scheduler->message.failed = 1;
 	kvx_scheduler_build_message(sr.scheduler, &bytes, &len);
@@ -226,35 +205,20 @@ static void p7_a_broken_message_detaches_the_engine_and_fences_all(void **state)
 	assert_int_equal(((const kvx_msg_fence_t *)(const void *)record)->n, 0);
 	assert_null(kvx_msg_next(&cursor));
 	assert_false(cursor.bad);
-	assert_int_equal(sr_stats(&sr).broken_invariants, 1);
+	assert_int_equal(sr_stats().broken_invariants, 1);
 	assert_int_equal(kvc_fd(sr.scheduler->kvc), -1);
 	for (uint32_t i = 0; i < 3; i++) {
-		kvx_scheduler_match(sr.scheduler, &request.ask, &hit);
-		assert_int_equal(hit.tokens, 0);
-		kvx_scheduler_advance(sr.scheduler, &request.ask, 100, 100);
-		(void)sr_step(&sr);
-		assert_int_equal(sr.saves + sr.loads, 0);
+		assert_int_equal(sr_look_up(&request), 0);
+		sr_advance(&request, 100, 100);
+		(void)sr_step();
+		assert_int_equal(sr.plan.saves + sr.plan.loads, 0);
 		assert_false(kvx_scheduler_has_pending(sr.scheduler));
 	}
-	kvx_scheduler_finish(sr.scheduler, &request.ask);
-	sr_close(&sr);
-	rig_fini(&rig);
+	sr_finish(&request);
+	sr_abandon();
 }
 
-int main(int argc, char **argv)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p5_lack_of_memory_breaks_no_promise),
-		cmocka_unit_test(p5_a_lost_load_without_memory_is_reported_as_failed),
-		cmocka_unit_test(p5_loads_found_in_earlier_steps_need_no_memory),
-		cmocka_unit_test(p7_a_broken_message_detaches_the_engine_and_fences_all),
-	};
-
-	if (argc < 2) {
-		(void)fprintf(stderr, "usage: %s <kvd>\n", argv[0]);
-		return 2;
-	}
-	sr_program = argv[1];
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SR_MAIN(cmocka_unit_test(p5_lack_of_memory_breaks_no_promise),
+	cmocka_unit_test(p5_a_lost_load_without_memory_is_reported_as_failed),
+	cmocka_unit_test(p5_loads_found_in_earlier_steps_need_no_memory),
+	cmocka_unit_test(p7_a_broken_message_detaches_the_engine_and_fences_all))

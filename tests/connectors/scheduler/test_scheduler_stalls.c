@@ -26,7 +26,6 @@
 #define STARVE_NS  UINT64_C(45000000) /* the daemon did not run for longer than promised: not counted */
 
 typedef struct staller {
-	const rig_t *rig;
 	kv_test_rng_t rng;
 	_Atomic int stop;
 	_Atomic uint32_t stalls;
@@ -43,14 +42,14 @@ static uint64_t now_ns(void)
 }
 
 /* How often the daemon's loop has gone to sleep, stops included: after a turn. */
-static uint64_t sleeps(const rig_t *rig)
+static uint64_t sleeps(void)
 {
 	static const char name[] = "voluntary_ctxt_switches:";
 	unsigned long long number = 0;
 	char line[256];
 	FILE *in;
 
-	(void)snprintf(line, sizeof line, "/proc/%d/task/%d/status", (int)rig->pid, (int)rig->pid);
+	(void)snprintf(line, sizeof line, "/proc/%d/task/%d/status", (int)sr.rig.pid, (int)sr.rig.pid);
 	in = fopen(line, "r");
 	while (in && fgets(line, sizeof line, in)) {
 		if (strncmp(line, name, sizeof name - 1) == 0) {
@@ -65,13 +64,13 @@ static uint64_t sleeps(const rig_t *rig)
 }
 
 /* How long it has been ready to run without a processor, since its start. */
-static uint64_t starved_ns(const rig_t *rig)
+static uint64_t starved_ns(void)
 {
 	unsigned long long ran = 0, waited = 0;
 	char path[64];
 	FILE *in;
 
-	(void)snprintf(path, sizeof path, "/proc/%d/task/%d/schedstat", (int)rig->pid, (int)rig->pid);
+	(void)snprintf(path, sizeof path, "/proc/%d/task/%d/schedstat", (int)sr.rig.pid, (int)sr.rig.pid);
 	in = fopen(path, "r");
 	if (in) {
 		waited = fscanf(in, "%llu %llu", &ran, &waited) == 2 ? waited : 0;
@@ -91,11 +90,11 @@ static void *stall(void *arg)
 		usleep((useconds_t)kv_test_below(&staller->rng, GAP_US));
 		start = now_ns();
 		atomic_store(&staller->since_ns, start);
-		rig_signal(staller->rig, SIGSTOP);
+		rig_signal(&sr.rig, SIGSTOP);
 		usleep((useconds_t)kv_test_below(&staller->rng, STALL_US));
-		slept = sleeps(staller->rig);
-		rig_signal(staller->rig, SIGCONT);
-		for (uint32_t i = 0; i < 10000 && sleeps(staller->rig) == slept; i++) { /* over when a turn is */
+		slept = sleeps();
+		rig_signal(&sr.rig, SIGCONT);
+		for (uint32_t i = 0; i < 10000 && sleeps() == slept; i++) { /* over when a turn is */
 			usleep(100);
 		}
 		ns = now_ns() - start;
@@ -109,7 +108,7 @@ static void *stall(void *arg)
 	return NULL;
 }
 
-/* The longest stall since the last hit. */
+/* The longest stall since the last sr.hit. */
 static uint64_t longest(staller_t *staller)
 {
 	const uint64_t since = atomic_load(&staller->since_ns), now = since ? now_ns() - since : 0;
@@ -117,9 +116,9 @@ static uint64_t longest(staller_t *staller)
 	return now > atomic_load(&staller->longest_ns) ? now : atomic_load(&staller->longest_ns);
 }
 
-static void begin_stalls(staller_t *staller, const rig_t *rig)
+static void begin_stalls(staller_t *staller)
 {
-	*staller = (staller_t){.rig = rig, .rng.state = kv_test_seed()};
+	*staller = (staller_t){.rng.state = kv_test_seed()};
 	assert_int_equal(pthread_create(&staller->thread, NULL, stall, staller), 0);
 }
 
@@ -130,44 +129,43 @@ static void end_stalls(staller_t *staller)
 }
 
 /* What one lookup of a stored prompt finds. */
-static uint32_t look_up(sr_t *sr, uint32_t number, uint32_t prompt)
+static uint32_t look_up(uint32_t number, uint32_t prompt)
 {
-	kvx_hit_t hit;
 	char id[16];
 
 	(void)snprintf(id, sizeof id, "l%u", number);
-	sr_request(sr, &request, id, prompt + 1u, 0, TOKENS + 1u);
-	kvx_scheduler_match(sr->scheduler, &request.ask, &hit);
-	kvx_scheduler_finish(sr->scheduler, &request.ask);
-	(void)sr_step(sr);
+	sr_request(&request, id, prompt + 1u, 0, TOKENS + 1u);
+	(void)sr_look_up(&request);
+	sr_finish(&request);
+	(void)sr_step();
 
-	return hit.tokens;
+	return sr.hit.tokens;
 }
 
 /* Computed and saved; more than once, should the daemon be without a processor meanwhile. */
-static void store_one(sr_t *sr, uint32_t prompt)
+static void store_one(uint32_t prompt)
 {
 	uint32_t i;
 
-	for (i = 0; i < MOST && look_up(sr, i, prompt) < TOKENS; i++) {
-		sr_request(sr, &request, "saved", prompt + 1u, 0, TOKENS);
-		sr_place(sr, &request, 0, 0);
-		sr_compute(sr, &request, 0, TOKENS / SR_UNIT);
-		kvx_scheduler_advance(sr->scheduler, &request.ask, TOKENS, TOKENS);
-		(void)sr_step(sr);
-		sr_settle(sr);
-		kvx_scheduler_finish(sr->scheduler, &request.ask);
+	for (i = 0; i < MOST && look_up(i, prompt) < TOKENS; i++) {
+		sr_request(&request, "saved", prompt + 1u, 0, TOKENS);
+		sr_place(&request, 0, 0);
+		sr_compute(&request, 0, TOKENS / SR_UNIT);
+		sr_advance(&request, TOKENS, TOKENS);
+		(void)sr_step();
+		sr_settle();
+		sr_finish(&request);
 	}
 	assert_true(i < MOST);
 }
 
-static void store(sr_t *sr, rig_t *rig, const char *silence)
+static void store(const char *silence)
 {
-	sr_start(sr, rig, &(sr_options_t){.foreign = 1, .wait_us = 500, .silence = silence});
+	sr_start(&(sr_options_t){.foreign = 1, .wait_us = 500, .silence = silence});
 	for (uint32_t i = 0; i < PROMPTS; i++) {
-		store_one(sr, i);
+		store_one(i);
 	}
-	sr_settle(sr);
+	sr_settle();
 }
 
 static void print_reasons(const kvx_scheduler_stats_t *stats)
@@ -186,24 +184,22 @@ static void p7_stalls_of_40_ms_cost_no_stored_token(void **state)
 	kvx_scheduler_stats_t stats;
 	staller_t staller;
 	uint32_t starved = 0;
-	rig_t rig;
-	sr_t sr;
 
 	(void)state;
-	store(&sr, &rig, "50ms");
-	begin_stalls(&staller, &rig);
-	before = starved_ns(&rig);
+	store("50ms");
+	begin_stalls(&staller);
+	before = starved_ns();
 	for (uint32_t i = 0; i < LOOKUPS + starved && i < MOST; i++) {
 		uint32_t tokens;
 
 		usleep((useconds_t)(i * 2654435761u % PAUSE_US));
-		tokens = look_up(&sr, i, i % PROMPTS);
-		if (tokens < TOKENS && longest(&staller) + starved_ns(&rig) - before > STARVE_NS) {
+		tokens = look_up(i, i % PROMPTS);
+		if (tokens < TOKENS && longest(&staller) + starved_ns() - before > STARVE_NS) {
 			starved++;
 			continue;
 		}
 		if (tokens == TOKENS) {
-			before = starved_ns(&rig);
+			before = starved_ns();
 			atomic_store(&staller.longest_ns, 0);
 		}
 		hit += tokens;
@@ -212,34 +208,31 @@ static void p7_stalls_of_40_ms_cost_no_stored_token(void **state)
 	end_stalls(&staller);
 	printf("# %u stalls; %lu of %lu stored tokens hit; %u lookups not counted, of a daemon without a processor\n",
 	       atomic_load(&staller.stalls), (unsigned long)hit, (unsigned long)stored, starved);
-	stats = sr_stats(&sr);
+	stats = sr_stats();
 	print_reasons(&stats);
 	assert_int_equal(stored, (uint64_t)LOOKUPS * TOKENS);
 	assert_true(hit * 100u >= stored * 99u);
-	sr_stop(&sr, &rig);
+	sr_stop();
 }
 
 /* Lookups of a stopped daemon wait for it 50 ms in all, however many there are; each new stop costs that again. All is
  * found once it goes on. */
 static void p7_a_stopped_daemon_costs_lookups_50_ms_once(void **state)
 {
-	rig_t rig;
-	sr_t sr;
-
 	(void)state;
-	store(&sr, &rig, "50ms");
+	store("50ms");
 	for (uint32_t round = 0; round < 3; round++) {
-		const kvx_scheduler_stats_t before = sr_stats(&sr);
+		const kvx_scheduler_stats_t before = sr_stats();
 		kvx_scheduler_stats_t after;
 		uint32_t i;
 
-		rig_signal(&rig, SIGSTOP);
-		while (look_up(&sr, 0, 0) > 0) {
+		rig_signal(&sr.rig, SIGSTOP);
+		while (look_up(0, 0) > 0) {
 		}
 		for (i = 1; i < STOPPED; i++) {
-			assert_int_equal(look_up(&sr, i, i % PROMPTS), 0);
+			assert_int_equal(look_up(i, i % PROMPTS), 0);
 		}
-		after = sr_stats(&sr);
+		after = sr_stats();
 		printf("# %u lookups of a stopped daemon waited %.1f ms\n", STOPPED,
 		       (double)(after.wait_ns - before.wait_ns) / 1e6);
 		assert_true(after.wait_ns - before.wait_ns >=
@@ -247,58 +240,42 @@ static void p7_a_stopped_daemon_costs_lookups_50_ms_once(void **state)
 		assert_true(after.wait_ns - before.wait_ns <
 			    STOPPED * SILENCE_NS / 10u); /* each of them: ten times as much */
 		assert_int_equal(after.miss_tokens_daemon_stale - before.miss_tokens_daemon_stale, STOPPED * TOKENS);
-		rig_signal(&rig, SIGCONT);
-		for (i = 0; i < 1000 && look_up(&sr, i, 0) < TOKENS; i++) {
+		rig_signal(&sr.rig, SIGCONT);
+		for (i = 0; i < 1000 && look_up(i, 0) < TOKENS; i++) {
 			usleep(10000);
 		}
 		assert_true(i < 1000);
 	}
-	sr_stop(&sr, &rig);
+	sr_stop();
 }
 
 /* An operator sees why tokens were missed. */
 static void p7_every_missed_token_is_counted_under_its_reason(void **state)
 {
 	kvx_scheduler_stats_t stats;
-	kvx_hit_t hit;
-	rig_t rig;
-	sr_t sr;
 
 	(void)state;
-	store(&sr, &rig, RIG_SILENCE);
-	stats = sr_stats(&sr);
+	store(RIG_SILENCE);
+	stats = sr_stats();
 
-	sr_request(&sr, &request, "new", 77, 0, TOKENS);
+	sr_request(&request, "new", 77, 0, TOKENS);
 	request.ask.local = 2u * SR_UNIT;
-	kvx_scheduler_match(sr.scheduler, &request.ask, &hit);
-	kvx_scheduler_finish(sr.scheduler, &request.ask);
-	assert_int_equal(sr_stats(&sr).miss_tokens_absent - stats.miss_tokens_absent, TOKENS - 3u * SR_UNIT);
+	(void)sr_look_up(&request);
+	sr_finish(&request);
+	assert_int_equal(sr_stats().miss_tokens_absent - stats.miss_tokens_absent, TOKENS - 3u * SR_UNIT);
 
-	rig_signal(&rig, SIGSTOP);
-	assert_int_equal(look_up(&sr, 0, 0), 0);
-	assert_int_equal(sr_stats(&sr).miss_tokens_late, TOKENS);
-	rig_signal(&rig, SIGCONT);
-	rig_kill(&rig);
-	(void)sr_step(&sr);
-	assert_int_equal(look_up(&sr, 1, 0), 0);
-	assert_int_equal(sr_stats(&sr).miss_tokens_no_daemon, TOKENS);
-	sr_close(&sr);
-	rig_fini(&rig);
+	rig_signal(&sr.rig, SIGSTOP);
+	assert_int_equal(look_up(0, 0), 0);
+	assert_int_equal(sr_stats().miss_tokens_late, TOKENS);
+	rig_signal(&sr.rig, SIGCONT);
+	rig_kill(&sr.rig);
+	(void)sr_step();
+	assert_int_equal(look_up(1, 0), 0);
+	assert_int_equal(sr_stats().miss_tokens_no_daemon, TOKENS);
+	sr_close();
+	rig_fini(&sr.rig);
 }
 
-int main(int argc, char **argv)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p7_stalls_of_40_ms_cost_no_stored_token),
-		cmocka_unit_test(p7_a_stopped_daemon_costs_lookups_50_ms_once),
-		cmocka_unit_test(p7_every_missed_token_is_counted_under_its_reason),
-	};
-
-	if (argc < 2) {
-		(void)fprintf(stderr, "usage: %s <kvd>\n", argv[0]);
-		return 2;
-	}
-	sr_program = argv[1];
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+SR_MAIN(cmocka_unit_test(p7_stalls_of_40_ms_cost_no_stored_token),
+	cmocka_unit_test(p7_a_stopped_daemon_costs_lookups_50_ms_once),
+	cmocka_unit_test(p7_every_missed_token_is_counted_under_its_reason))
