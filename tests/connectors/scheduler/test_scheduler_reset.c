@@ -132,6 +132,27 @@ static void p1_what_lay_in_the_engine_before_a_reset_is_not_saved(void **state)
 	saved_after_a_reset(1);
 }
 
+/* The caller no longer knows whose the blocks are: what is reserved is given up, and the request is saved again only
+ * with blocks that it is given after a preemption. */
+static void p1_after_saves_are_revoked_only_a_new_table_is_saved(void **state)
+{
+	(void)state;
+	sr_start(&(sr_options_t){.foreign = 1});
+	sr_request(&a, "a", 1, 0, 160);
+	sr_place(&a, 0, 0);
+	sr_advance(&a, 80, 80);
+	assert_int_equal(sr_stats().puts_open, 1);
+	kvx_scheduler_revoke_saves(sr.scheduler);
+	assert_int_equal(sr_stats().puts_open, 0);
+	sr_advance(&a, 160, 80);
+	(void)sr_step();
+	assert_int_equal(sr.plan.saves, 0);
+	kvx_scheduler_preempt(sr.scheduler, &a.ask);
+	(void)sr_run(&a, 100);
+	assert_int_equal(sr.plan.save_blocks, 20);
+	sr_stop();
+}
+
 /* A load that was under way fails after the reset, and its request computes its blocks again, after others of before:
  * neither it nor one that shares them is saved. */
 static void p1_computing_again_after_a_reset_makes_no_block_valid(void **state)
@@ -165,7 +186,8 @@ static void p1_preempted_and_resumed_in_one_step_it_is_saved_again(void **state)
 	saved_after_a_reset(0);
 }
 
-SR_MAIN(cmocka_unit_test(p1_computing_again_after_a_reset_makes_no_block_valid),
+SR_MAIN(cmocka_unit_test(p1_after_saves_are_revoked_only_a_new_table_is_saved),
+	cmocka_unit_test(p1_computing_again_after_a_reset_makes_no_block_valid),
 	cmocka_unit_test(p1_after_a_reset_nothing_old_is_found_or_saved),
 	cmocka_unit_test(p1_preempted_and_resumed_in_one_step_it_is_saved_again),
 	cmocka_unit_test(p1_an_adapter_that_is_being_opened_is_reset_too),
