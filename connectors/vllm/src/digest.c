@@ -59,14 +59,6 @@ static PyObject *digest_cancel(PyObject *object, PyObject *unused)
 	return Py_NewRef(Py_None);
 }
 
-static PyObject *digest_create(PyTypeObject *type, PyObject *args, PyObject *kwargs)
-{
-	(void)args;
-	(void)kwargs;
-
-	return kvdpy_new_object(type);
-}
-
 int kvdpy_digest_init(PyObject *module)
 {
 	static PyMethodDef methods[] = {
@@ -74,8 +66,8 @@ int kvdpy_digest_init(PyObject *module)
 		{"cancel", digest_cancel, METH_NOARGS, "end file(), now and from now on"},
 		{NULL, NULL, 0, NULL},
 	};
-	static const kvdpy_type_t type = {"kvd_vllm._kvd.Digest", sizeof(kvdpy_digest_t), digest_create,
-					  kvdpy_free_object, methods};
+	static const kvdpy_type_t type = {"kvd_vllm._kvd.Digest", sizeof(kvdpy_digest_t), NULL, kvdpy_free_object,
+					  methods};
 
 	return kvdpy_add_type(module, &type) ? 0 : -1;
 }

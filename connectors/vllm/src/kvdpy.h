@@ -82,14 +82,13 @@ PyObject *kvdpy_answer(kvdpy_breaker_t *breaker, PyObject *value, const char *na
 typedef struct kvdpy_type {
 	const char *name; /* with the module's */
 	size_t size;
-	newfunc create; /* NULL: not from Python */
+	initproc init; /* of a zeroed object; NULL: it takes no arguments */
 	destructor destroy;
-	PyMethodDef *methods; /* may be NULL */
+	PyMethodDef *methods; /* NULL: none */
 } kvdpy_type_t;
 /* A borrowed reference to the new type, which the module has; NULL: an exception. */
 PyTypeObject *kvdpy_add_type(PyObject *module, const kvdpy_type_t *type);
-/* A zeroed object. */
-void *kvdpy_new_object(PyTypeObject *type);
+/* An object's own memory, the last act of destroy(). */
 void kvdpy_free_object(PyObject *object);
 
 /* These return 0, or -1 with an exception. */

@@ -61,16 +61,12 @@ PyTypeObject *kvdpy_add_type(PyObject *module, const kvdpy_type_t *type)
 {
 	PyType_Slot slots[4] = {{Py_tp_dealloc, KVDPY_SLOT(type->destroy)}};
 	PyType_Spec spec = {
-		.name = type->name,
-		.basicsize = (int)type->size,
-		.flags = Py_TPFLAGS_DEFAULT | (type->create ? 0u : Py_TPFLAGS_DISALLOW_INSTANTIATION),
-		.slots = slots,
-	};
+		.name = type->name, .basicsize = (int)type->size, .flags = Py_TPFLAGS_DEFAULT, .slots = slots};
 	int n = 1;
 	PyTypeObject *made;
 
-	if (type->create) {
-		slots[n++] = (PyType_Slot){Py_tp_new, KVDPY_SLOT(type->create)};
+	if (type->init) {
+		slots[n++] = (PyType_Slot){Py_tp_init, KVDPY_SLOT(type->init)};
 	}
 	if (type->methods) {
 		slots[n++] = (PyType_Slot){Py_tp_methods, type->methods};
@@ -82,11 +78,6 @@ PyTypeObject *kvdpy_add_type(PyObject *module, const kvdpy_type_t *type)
 	Py_XDECREF((PyObject *)made);
 
 	return made;
-}
-
-void *kvdpy_new_object(PyTypeObject *type)
-{
-	return PyType_GenericAlloc(type, 0);
 }
 
 void kvdpy_free_object(PyObject *object)

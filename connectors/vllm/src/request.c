@@ -106,7 +106,7 @@ static int read_request(kvdpy_scheduler_t *self, kvdpy_request_t *r)
 
 static kvdpy_request_t *new_request(kvdpy_scheduler_t *self, PyObject *request, PyObject *id)
 {
-	kvdpy_request_t *r = kvdpy_new_object(request_type);
+	kvdpy_request_t *r = (kvdpy_request_t *)PyType_GenericAlloc(request_type, 0);
 
 	if (!r) {
 		return NULL;

@@ -476,31 +476,24 @@ static int open_scheduler(kvdpy_scheduler_t *self, PyObject *dict)
 	return 0;
 }
 
-static PyObject *scheduler_create(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static int scheduler_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-	kvdpy_scheduler_t *self;
+	kvdpy_scheduler_t *self = SELF(object);
 	PyObject *dict;
 
 	(void)kwargs;
 	if (!PyArg_ParseTuple(args, "O!", &PyDict_Type, &dict)) {
-		return NULL;
+		return -1;
 	}
-	self = kvdpy_new_object(type);
-	if (!self) {
-		return NULL;
-	}
-
 	self->config = Py_NewRef(dict);
 	self->step = 1;
 	self->last.struct_size = sizeof self->last;
 	self->off = 1;
-	if (kvdpy_read_keys(dict, own_keys, KVDPY_COUNT(own_keys), self) || make_answers(self) ||
-	    read_groups(self, dict) || open_scheduler(self, dict)) {
-		Py_DECREF((PyObject *)self);
-		return NULL;
-	}
 
-	return (PyObject *)self;
+	return kvdpy_read_keys(dict, own_keys, KVDPY_COUNT(own_keys), self) || make_answers(self) ||
+			       read_groups(self, dict) || open_scheduler(self, dict)
+		       ? -1
+		       : 0;
 }
 
 #define FAST(function) ((PyCFunction)(void (*)(void))(function))
@@ -525,7 +518,7 @@ static PyMethodDef scheduler_methods[] = {
 
 int kvdpy_scheduler_init(PyObject *module)
 {
-	static const kvdpy_type_t type = {"kvd_vllm._kvd.Scheduler", sizeof(kvdpy_scheduler_t), scheduler_create,
+	static const kvdpy_type_t type = {"kvd_vllm._kvd.Scheduler", sizeof(kvdpy_scheduler_t), scheduler_init,
 					  scheduler_destroy, scheduler_methods};
 
 	return kvdpy_add_type(module, &type) ? 0 : -1;

@@ -435,22 +435,17 @@ static int open_worker(kvdpy_worker_t *self, PyObject *dict, kvdpy_paged_t *page
 	return 0;
 }
 
-static PyObject *worker_create(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static int worker_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-	kvdpy_worker_t *self;
+	kvdpy_worker_t *self = SELF(object);
 	kvdpy_paged_t *paged;
 	PyObject *dict;
 	int failed;
 
 	(void)kwargs;
 	if (!PyArg_ParseTuple(args, "O!", &PyDict_Type, &dict)) {
-		return NULL;
+		return -1;
 	}
-	self = kvdpy_new_object(type);
-	if (!self) {
-		return NULL;
-	}
-
 	self->config = Py_NewRef(dict);
 	self->last.struct_size = sizeof self->last;
 	self->nothing = Py_BuildValue("(OO)", Py_None, Py_None);
@@ -461,12 +456,8 @@ static PyObject *worker_create(PyTypeObject *type, PyObject *args, PyObject *kwa
 	failed = !self->nothing || !paged || kvdpy_read_keys(dict, own_keys, KVDPY_COUNT(own_keys), self) ||
 		 kvdpy_layers_init(&self->layers, dict) || open_worker(self, dict, paged);
 	PyMem_Free(paged);
-	if (failed) {
-		Py_DECREF((PyObject *)self);
-		return NULL;
-	}
 
-	return (PyObject *)self;
+	return failed ? -1 : 0;
 }
 
 #define FAST(function) ((PyCFunction)(void (*)(void))(function))
@@ -495,7 +486,7 @@ static PyMethodDef worker_methods[] = {
 
 int kvdpy_worker_init(PyObject *module)
 {
-	static const kvdpy_type_t type = {"kvd_vllm._kvd.Worker", sizeof(kvdpy_worker_t), worker_create, worker_destroy,
+	static const kvdpy_type_t type = {"kvd_vllm._kvd.Worker", sizeof(kvdpy_worker_t), worker_init, worker_destroy,
 					  worker_methods};
 
 	return kvdpy_add_type(module, &type) ? 0 : -1;
