@@ -263,7 +263,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         logger.info("kvd: all ranks serve their cache; on (%s)", "attached" if self._c.is_ready() else waits)
 
     def _find_mismatch(self, rank: Any) -> str:
-        """Why a rank's answer does not fit the scheduling half; empty: it does."""
+        """Why a rank's answer does not fit the scheduler half; empty: it does."""
         assert self._space is not None
         if not isinstance(rank, KvdHandshake) or rank.reason or rank.space != self._space.digest():
             return getattr(rank, "reason", "") or "another space"

@@ -1,6 +1,6 @@
 """Names of weights and adapters: digests of their files.
 
-A half of the connector lists the files of a model when it starts, which is after the engine has read them. The scheduling half digests them whole, in the
+A half of the connector lists the files of a model when it starts, which is after the engine has read them. The scheduler half digests them whole, in the
 background. The digest names the weights only if the engine has read the same bytes: no file may have been changed since the engine's process began. Weights
 without a name get a random one: no other engine finds the blocks, and neither does this engine after a restart. (Decision 020.)"""
 

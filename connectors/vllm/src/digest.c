@@ -1,5 +1,4 @@
-/* Digests of whole files, for a thread of Python's that has nothing else to do: it waits without the interpreter's
- * lock. */
+/* Digests of whole files. A Python thread calls, and waits without the interpreter's lock. */
 #include "kvdpy.h"
 
 #include "kvx_digest.h"

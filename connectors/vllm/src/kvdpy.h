@@ -74,7 +74,7 @@ typedef struct kvdpy_breaker {
 	uint64_t errors, reported;
 } kvdpy_breaker_t;
 /* The hook `name` has raised: count it, tell the circuit breaker, drop the exception and return a new reference to
- * `answer`. What is no Exception (an interrupt) passes through: NULL. */
+ * `answer`. An interrupt is no Exception, and is raised: NULL. */
 PyObject *kvdpy_answer_error(kvdpy_breaker_t *breaker, const char *name, PyObject *answer);
 /* What a hook returns: `value`, a new reference; after an error (NULL) as above. */
 PyObject *kvdpy_answer(kvdpy_breaker_t *breaker, PyObject *value, const char *name, PyObject *harmless);
@@ -164,7 +164,7 @@ PyObject *kvdpy_stats_totals(const kvdpy_half_t *half, const void *now);
 /* [(name, help)] of all counters, scheduler's and worker's. */
 PyObject *kvdpy_stats_table(void);
 
-/* ---- request.c: a request the engine has told us about --------------------------------------- */
+/* ---- request.c: a request of the engine ------------------------------------------------------ */
 
 typedef struct kvdpy_request {
 	PyObject_HEAD PyObject *request; /* vLLM's */
@@ -172,7 +172,7 @@ typedef struct kvdpy_request {
 	PyObject *lora;                  /* text of its adapter, or None */
 	const char *id_text;
 	uint32_t id_len;
-	uint32_t local;      /* tokens the engine had itself when it asked last */
+	uint32_t local;      /* tokens the engine had itself at the last match */
 	uint32_t fed_tokens; /* tokens kvx_scheduler_add_tokens() has taken */
 	uint32_t computed;   /* after the last step planned */
 	uint32_t step;       /* in which its blocks were appended last */

@@ -125,7 +125,7 @@ void kvdpy_layers_run_loads(kvdpy_layers_t *layers, kvx_worker_t *worker, PyObje
 	}
 }
 
-/* The name's number; `count` when it is not one of ours. */
+/* The number of a layer; `count` for another name. */
 static uint32_t find_layer(const kvdpy_layers_t *layers, PyObject *name)
 {
 	uint32_t layer;

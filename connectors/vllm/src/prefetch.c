@@ -1,5 +1,5 @@
-/* Loads that begin when their step is planned (docs/decisions/016): how the two halves find each other if they share a
- * process and a thread.
+/* Loads that begin when their step is planned (decision 016): the halves find each other if they share a process and a
+ * thread.
  *
  * A half finds the other by the instance's name. The worker half gets a message before the engine passes it on, if
  *   - there is one such worker, of one rank, and the planning thread calls its hooks,
@@ -61,7 +61,7 @@ static kvdpy_prefetch_t *find_partner(const char *instance)
 	return found;
 }
 
-/* A hook will meet the error again and report it. -1: it is an interrupt, which passes through. */
+/* A later hook gets the same error and reports it. -1: an interrupt, which is raised. */
 static int clear_error(void)
 {
 	if (!PyErr_ExceptionMatches(PyExc_Exception)) {
@@ -72,7 +72,7 @@ static int clear_error(void)
 	return 0;
 }
 
-/* 1: the output's list is there and not empty. -1: an exception. */
+/* 1: the output has this list, and it is not empty. -1: an exception. */
 static int has_some(PyObject *output, PyObject *name)
 {
 	PyObject *list = PyObject_GetAttr(output, name);

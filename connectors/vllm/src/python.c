@@ -1,4 +1,4 @@
-/* What every file of the module needs of Python: names, types, numbers, and where errors of a hook go. */
+/* What all files of the module use of Python: names, errors of a hook, types, numbers. */
 #include "kvdpy.h"
 
 /* ---- names ----------------------------------------------------------------------------------- */

@@ -1,4 +1,4 @@
-/* A request the engine has told us about: its id, keys, tokens and blocks as the C interface wants them. */
+/* A request of the engine: its id, keys, tokens and blocks as the C interface takes them. */
 #include "kvdpy.h"
 
 #include <string.h>
@@ -29,7 +29,7 @@ int kvdpy_request_init(PyObject *module)
 	return request_type ? 0 : -1;
 }
 
-/* 1: the attribute is there and true. */
+/* 1: the attribute exists and is true. */
 static int has_value(PyObject *object, PyObject *name)
 {
 	PyObject *value = PyObject_GetAttr(object, name);
@@ -40,13 +40,13 @@ static int has_value(PyObject *object, PyObject *name)
 		return 0;
 	}
 	truth = value != Py_None && PyObject_IsTrue(value) != 0;
-	PyErr_Clear(); /* a tensor's truth may be ambiguous: it is there */
+	PyErr_Clear(); /* the truth of a tensor may be ambiguous: it has a value */
 	Py_DECREF(value);
 
 	return truth;
 }
 
-/* The text of its adapter: what the space is told apart by. After a reset the base model has one, too. */
+/* The name of its adapter, which selects the space. After a reset the base model has one as well. */
 static int read_lora(kvdpy_scheduler_t *self, kvdpy_request_t *r)
 {
 	PyObject *lora = PyObject_GetAttr(r->request, kvdpy_names.lora_request);
@@ -68,14 +68,14 @@ static int read_lora(kvdpy_scheduler_t *self, kvdpy_request_t *r)
 	return 0;
 }
 
-/* An engine that computes prompts for another asks for one token. */
+/* Tokens of a prompt that is followed by a single token: the engine computes it for another one. */
 static uint32_t single_token_at(PyObject *request)
 {
 	uint32_t most = 0, prompt = 0;
 
 	if (kvdpy_read_u32_attribute(request, kvdpy_names.max_tokens, &most) || most != 1 ||
 	    kvdpy_read_u32_attribute(request, kvdpy_names.num_prompt_tokens, &prompt)) {
-		PyErr_Clear(); /* then that is not known */
+		PyErr_Clear(); /* unknown */
 		return 0;
 	}
 
@@ -157,7 +157,7 @@ static const void *hash_at(void *ctx, uint32_t i, uint32_t *p_len)
 	return bytes;
 }
 
-/* Hashes of the request that may be used: those of confirmed tokens. */
+/* The hashes of confirmed tokens. */
 static int read_hashes(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *ask)
 {
 	Py_ssize_t n;
@@ -312,7 +312,7 @@ static int feed_piece(kvdpy_scheduler_t *self, kvdpy_ask_t *ask, kvx_units_t *un
 	return 0;
 }
 
-/* Has its space been opened? Cheaper than reading tokens for nothing. */
+/* Whether its space is open. This saves reading tokens in vain. */
 static int may_begin(kvdpy_scheduler_t *self, kvdpy_ask_t *ask)
 {
 	const kvx_units_t none = {.struct_size = sizeof none};
@@ -357,7 +357,7 @@ int kvdpy_feed_tokens(kvdpy_scheduler_t *self, kvdpy_ask_t *ask, uint32_t upto)
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
-/* Block 0 is vLLM's null block: nothing lies there. */
+/* Block 0 is vLLM's null block: it has no data. */
 static int read_ids(PyObject *list, Py_ssize_t n, uint32_t *ids)
 {
 	for (Py_ssize_t i = 0; i < n; i++) {

@@ -1,4 +1,4 @@
-/* The scheduling half: what vLLM's scheduler calls, but for the walk over a step (step.c). */
+/* The scheduler half: the hooks that vLLM's scheduler calls. The walk over a step is in step.c. */
 #include "kvdpy.h"
 
 #include <string.h>
@@ -7,7 +7,7 @@
 
 /* ---- hooks ----------------------------------------------------------------------------------- */
 
-/* 0, or -1 with an exception: the engine calls with another number of arguments. */
+/* -1 with an exception: the engine has called with another number of arguments. */
 static int check_count(Py_ssize_t n, Py_ssize_t wanted)
 {
 	if (n != wanted) {
@@ -18,8 +18,7 @@ static int check_count(Py_ssize_t n, Py_ssize_t wanted)
 	return 0;
 }
 
-/* Keys of our own begin with the space, and it is a match that opens the space of an adapter seen for the first time:
- * then once more. */
+/* kvd's own keys contain the space. The first match of an adapter opens its space; tokens and a second match follow. */
 static int match_request(kvdpy_scheduler_t *self, kvdpy_ask_t *ask)
 {
 	kvdpy_request_t *r = ask->request;
@@ -53,7 +52,7 @@ static PyObject *run_match(kvdpy_scheduler_t *self, PyObject *const *args)
 	r->local = ask.ask.local = local;
 	memset(&r->hit, 0, sizeof r->hit);
 	if (r->step != 0) {
-		kvdpy_drop_blocks(self, &ask); /* it is asked about from its beginning although it had blocks */
+		kvdpy_drop_blocks(self, &ask); /* the engine matches it again, so it has lost its blocks */
 	}
 
 	if (self->off || r->no_read || r->no_keys || !self->loads) {
@@ -81,8 +80,8 @@ static PyObject *scheduler_match(PyObject *object, PyObject *const *args, Py_ssi
 	return kvdpy_answer(&self->breaker, found, "get_num_new_matched_tokens", self->nothing);
 }
 
-/* Whatever fails here, a load the engine counts on goes into the message, where a load that cannot be done is reported
- * as failed. */
+/* The engine relies on the load, so after any failure here it still goes into the message. The ranks report a load that
+ * they cannot do as failed. */
 static PyObject *run_add_blocks(kvdpy_scheduler_t *self, PyObject *const *args)
 {
 	kvdpy_request_t *r;
@@ -187,8 +186,8 @@ static int read_reports(kvdpy_scheduler_t *self, PyObject *meta)
 	return failed ? -1 : 0;
 }
 
-/* With the blocks that requests had lost by the time their load failed; as a rule there are none, and the engine's own
- * set does. */
+/* The engine's set, and blocks that requests had lost before their load failed. There rarely are any: then the engine's
+ * own set is returned. */
 static PyObject *with_invalidated(kvdpy_scheduler_t *self, PyObject *ids)
 {
 	uint32_t invalidated[256];
@@ -207,7 +206,7 @@ static PyObject *with_invalidated(kvdpy_scheduler_t *self, PyObject *ids)
 	return all;
 }
 
-/* A synchronous load has failed. */
+/* After a failed synchronous load: the engine removes these blocks from its prefix cache. */
 static int forget_invalid(kvdpy_scheduler_t *self, PyObject *output)
 {
 	PyObject *invalid = PyObject_GetAttr(output, kvdpy_names.invalid_block_ids);
@@ -265,7 +264,7 @@ static PyObject *scheduler_take_stats(PyObject *object, PyObject *unused)
 	return kvdpy_stats_delta(&kvdpy_scheduler_half, &now, &self->last, self->stats_class, &self->breaker);
 }
 
-/* ---- what our own Python calls --------------------------------------------------------------- */
+/* ---- called by kvd_vllm ---------------------------------------------------------------------- */
 
 static PyObject *scheduler_stats(PyObject *object, PyObject *unused)
 {
@@ -294,7 +293,7 @@ static PyObject *scheduler_is_ready(PyObject *object, PyObject *unused)
 	return PyBool_FromLong(SELF(object)->scheduler && kvx_scheduler_is_ready(SELF(object)->scheduler));
 }
 
-/* weights(text): what names them is known. Of any thread. */
+/* set_weights(text): their name is known. Any thread may call it. */
 static PyObject *scheduler_set_weights(PyObject *object, PyObject *value)
 {
 	const char *text = PyUnicode_AsUTF8AndSize(value, NULL);
@@ -316,7 +315,7 @@ static PyObject *scheduler_set_enabled(PyObject *object, PyObject *on)
 
 	self->off = PyObject_IsTrue(on) != 1;
 	if (self->off && self->scheduler) {
-		kvx_scheduler_revoke_saves(self->scheduler); /* blocks change owners from now on, unseen */
+		kvx_scheduler_revoke_saves(self->scheduler); /* block owners are no longer known */
 	}
 
 	return Py_NewRef(Py_None);

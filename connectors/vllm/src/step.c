@@ -9,7 +9,7 @@ typedef struct kvdpy_item {
 	int whole;            /* tables is everything, not what is appended */
 } kvdpy_item_t;
 
-/* 1: a group's list in `tables` is not as long as what we know. */
+/* 1: a list in `tables` has another length than the known blocks of its group. */
 static int tables_differ(kvdpy_scheduler_t *self, const kvdpy_item_t *item)
 {
 	for (uint32_t g = 0; g < self->groups; g++) {
@@ -28,7 +28,7 @@ static int tables_differ(kvdpy_scheduler_t *self, const kvdpy_item_t *item)
 	return 0;
 }
 
-/* Blocks in this step that update_state_after_alloc() has not told us. */
+/* Append the blocks of this step that update_state_after_alloc() has not named. */
 static int append_item(kvdpy_scheduler_t *self, kvdpy_item_t *item, kvdpy_ask_t *ask)
 {
 	int differ = item->tables != Py_None;
@@ -43,7 +43,7 @@ static int append_item(kvdpy_scheduler_t *self, kvdpy_item_t *item, kvdpy_ask_t 
 	return differ;
 }
 
-/* Nothing to do for a request that decodes inside a block. */
+/* A request that decodes inside a block needs nothing. */
 static int is_idle(kvdpy_scheduler_t *self, const kvdpy_item_t *item)
 {
 	const uint32_t computed = item->had + item->tokens;
@@ -167,7 +167,7 @@ static int walk_cached(kvdpy_scheduler_t *self, PyObject *output, PyObject *sche
 	return failed || n < 0 ? -1 : 0;
 }
 
-/* A preempted request that was given blocks again in this very step keeps those. */
+/* A preempted request that got blocks again in this step keeps them. */
 static int step_preempted(kvdpy_scheduler_t *self, PyObject *id)
 {
 	kvdpy_request_t *r = find_known(self, id);

@@ -1,9 +1,9 @@
-/* The moving half: what vLLM's model runner calls on every rank. */
+/* The worker half: the hooks that vLLM's model runner calls on every rank. */
 #include "kvdpy.h"
 
 #define SELF(object) ((kvdpy_worker_t *)(object))
 
-/* What the engine enqueues from now on goes there: the copies are put in order with that. */
+/* The stream of this step: copies are ordered with what the engine enqueues on it. */
 static int read_stream(kvdpy_worker_t *self)
 {
 	if (self->stream_of == Py_None || !self->worker) {
@@ -124,7 +124,7 @@ static PyObject *worker_end_step(PyObject *object, PyObject *unused)
 	return Py_NewRef(Py_None);
 }
 
-/* `value`, also after an error: what was found before it. */
+/* Returns `value`, also after an error. */
 static PyObject *answer_with(kvdpy_worker_t *self, PyObject *value, int failed, const char *hook)
 {
 	PyObject *found = failed ? kvdpy_answer_error(&self->breaker, hook, value) : Py_NewRef(value);
@@ -149,7 +149,7 @@ static int add_id(PyObject **p_set, const char *id, uint32_t len)
 	return failed;
 }
 
-/* Ids of asynchronous loads that are over; with several groups those that failed as well. NULL sets: none. */
+/* Ids of asynchronous loads that have ended, and with several groups those that failed. A set stays NULL if empty. */
 static int take_finished(kvdpy_worker_t *self, PyObject **p_done, PyObject **p_failed)
 {
 	char id[KVDPY_MAX_ID];
@@ -208,7 +208,7 @@ static PyObject *worker_take_results(PyObject *object, PyObject *ids)
 	return answer_with(self, results, failed, "get_transfer_results");
 }
 
-/* Of a cache in GPU memory this may wait for the loads of the step; other threads of the engine go on meanwhile. */
+/* With a cache in GPU memory this may wait for the loads of the step: other threads of the engine may run meanwhile. */
 static uint32_t read_failed_blocks(kvdpy_worker_t *self, uint32_t *ids, uint32_t cap)
 {
 	PyThreadState *state = self->stream_of == Py_None ? NULL : PyEval_SaveThread();
@@ -274,7 +274,7 @@ static PyObject *worker_take_stats(PyObject *object, PyObject *unused)
 	return kvdpy_stats_delta(&kvdpy_worker_half, &now, &self->last, self->stats_class, &self->breaker);
 }
 
-/* ---- what our own Python calls --------------------------------------------------------------- */
+/* ---- called by kvd_vllm ---------------------------------------------------------------------- */
 
 static PyObject *worker_stats(PyObject *object, PyObject *unused)
 {
