@@ -99,23 +99,6 @@ static void reap_saves(kvx_worker_t *worker)
 	worker->saves_end = link;
 }
 
-static void reap_adapters(kvx_worker_t *worker)
-{
-	kvx_wjob_t **link = &worker->adapters;
-
-	while (*link) {
-		kvx_wjob_t *job = *link;
-
-		if (atomic_load(&job->completed)) {
-			*link = job->next;
-			free(job);
-		} else {
-			link = &job->next;
-		}
-	}
-	worker->adapters_end = link;
-}
-
 void kvx_completions_reap(kvx_worker_t *worker)
 {
 	const uint32_t completions = atomic_load(&worker->completions);
@@ -132,7 +115,6 @@ void kvx_completions_reap(kvx_worker_t *worker)
 		worker->completions_seen = completions - 1;
 	}
 	reap_saves(worker);
-	reap_adapters(worker);
 }
 
 /* ---- asked by the engine --------------------------------------------------------------------- */

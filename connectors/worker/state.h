@@ -38,6 +38,16 @@
 struct kvx_wload;
 typedef struct kvx_wgpu kvx_wgpu_t;
 
+typedef enum kvx_wjob_kind { KVX_WJOB_LOAD, KVX_WJOB_SAVE, KVX_WJOB_ADAPTER } kvx_wjob_kind_t;
+
+/* First member of everything that the engine's thread submits to the transfer thread. */
+typedef struct kvx_wjob {
+	kvx_wjob_kind_t kind;
+	struct kvx_wjob *next;      /* in the engine's list */
+	struct kvx_wjob *next_run;  /* submitted, or in the transfer thread's list */
+	_Atomic uint32_t completed; /* the transfer thread does not use it any longer */
+} kvx_wjob_t;
+
 /* One group of the engine's cache, checked; its pointers are copied. */
 typedef struct kvx_wgroup {
 	uint32_t group;
@@ -155,9 +165,9 @@ struct kvx_worker {
 	uint64_t *zero_leaves; /* [pieces] digests of a page of zeros */
 
 	/* shared */
-	kvx_queue_t queue;
-	kvx_gate_t progress; /* the engine waits at it */
-	kvx_gate_t work;     /* copy threads wait at it */
+	_Atomic(kvx_wjob_t *) submitted; /* and not taken by the transfer thread yet, newest first */
+	kvx_gate_t progress;             /* the engine waits at it */
+	kvx_gate_t work;                 /* copy threads wait at it */
 	_Atomic uint32_t asleep, pokes, stop;
 	_Atomic uint32_t completions;     /* jobs that the transfer thread has completed */
 	_Atomic int32_t self_test_status; /* kvx_worker_self_test_status() */
@@ -181,10 +191,6 @@ struct kvx_worker {
 	kvx_wjob_t **saves_end;
 	kvx_wjob_t *deferred; /* saves of this step that wait for end_step() */
 	kvx_wjob_t **deferred_end;
-	kvx_wjob_t *adapters;
-	kvx_wjob_t **adapters_end;
-	kvx_wjob_t *unsent_adapters; /* the queue was full: they go with the next step */
-	kvx_wjob_t **unsent_adapters_end;
 	struct kvx_wload *sync; /* synchronous loads of this step */
 	uint32_t completions_seen;
 	uint32_t unnamed_finished; /* asynchronous loads that finished and were not named yet */

@@ -61,10 +61,10 @@ static void begin_load(kvx_worker_t *worker, const kvx_msg_load_t *record)
 		refused = KVC_MISS;
 	} else if (atomic_load(&worker->self_test_status) != KVC_OK) {
 		refused = KVC_ERR_UNREACHABLE;
-	} else if (!kvx_wjob_submit(worker, &load->job)) {
-		refused = KVC_ERR_BUSY;
 	}
-	if (refused != KVC_OK) {
+	if (refused == KVC_OK) {
+		kvx_wjob_submit(worker, &load->job);
+	} else {
 		kvx_wload_close(worker, load, refused);
 		kvx_wjob_complete(worker, &load->job);
 	}
@@ -94,21 +94,6 @@ static void cancel_sync_loads(kvx_worker_t *worker)
 
 /* ---- messages ----------------------------------------------------------------------------------- */
 
-/* The scheduler half announces an adapter's number once: while the queue is full, it waits for a later step. */
-static void submit_adapters(kvx_worker_t *worker)
-{
-	while (worker->unsent_adapters) {
-		kvx_wjob_t *job = worker->unsent_adapters;
-
-		if (!kvx_wjob_submit(worker, job)) {
-			return;
-		}
-		worker->unsent_adapters = job->next;
-		kvx_wjob_append(&worker->adapters_end, job);
-	}
-	worker->unsent_adapters_end = &worker->unsent_adapters;
-}
-
 static void add_adapter(kvx_worker_t *worker, const kvx_msg_space_t *record)
 {
 	kvx_wadapter_t *adapter = NULL;
@@ -120,11 +105,10 @@ static void add_adapter(kvx_worker_t *worker, const kvx_msg_space_t *record)
 		kvx_stat_add(&worker->stats.bad_messages, 1);
 		return;
 	}
-	adapter->job.kind = KVX_WJOB_SPACE;
+	adapter->job.kind = KVX_WJOB_ADAPTER;
 	adapter->number = record->number;
 	memcpy(adapter->text, kvx_msg_space_text(record), record->text_len);
-	kvx_wjob_append(&worker->unsent_adapters_end, &adapter->job);
-	submit_adapters(worker);
+	kvx_wjob_submit(worker, &adapter->job);
 }
 
 /* Each record is complete and lies inside the message. */
@@ -222,7 +206,6 @@ void kvx_step_begin(kvx_worker_t *worker, const void *message, size_t len)
 	cancel_sync_loads(worker);
 	kvx_saves_submit_deferred(worker, 1); /* their step has not ended */
 	kvx_timing_cancel(worker);
-	submit_adapters(worker);
 	if (len == 0) {
 		read_work(worker, cursor);
 		return;

@@ -13,14 +13,34 @@ void kvx_transfer_wake(kvx_worker_t *worker)
 	}
 }
 
-int kvx_wjob_submit(kvx_worker_t *worker, kvx_wjob_t *job)
+void kvx_wjob_submit(kvx_worker_t *worker, kvx_wjob_t *job)
 {
-	if (!kvx_queue_put(&worker->queue, job)) {
-		return 0;
+	job->next_run = atomic_load(&worker->submitted);
+	while (!atomic_compare_exchange_weak(&worker->submitted, &job->next_run, job)) {
 	}
 	kvx_transfer_wake(worker);
+}
 
-	return 1;
+kvx_wjob_t *kvx_wjobs_take(kvx_worker_t *worker)
+{
+	kvx_wjob_t *newest = atomic_exchange(&worker->submitted, NULL), *oldest = NULL;
+
+	while (newest) {
+		kvx_wjob_t *older = newest->next_run;
+
+		newest->next_run = oldest;
+		oldest = newest;
+		newest = older;
+	}
+
+	return oldest;
+}
+
+void kvx_wjob_append(kvx_wjob_t ***p_end, kvx_wjob_t *job)
+{
+	job->next = NULL;
+	**p_end = job;
+	*p_end = &job->next;
 }
 
 void kvx_wjob_complete(kvx_worker_t *worker, kvx_wjob_t *job)

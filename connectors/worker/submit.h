@@ -6,8 +6,12 @@
 
 /* Wake the transfer thread if it sleeps. */
 void kvx_transfer_wake(kvx_worker_t *worker);
-/* To the transfer thread; 0: the queue is full. */
-int kvx_wjob_submit(kvx_worker_t *worker, kvx_wjob_t *job);
+/* To the end of a list of the engine's thread. */
+void kvx_wjob_append(kvx_wjob_t ***p_end, kvx_wjob_t *job);
+/* To the transfer thread. */
+void kvx_wjob_submit(kvx_worker_t *worker, kvx_wjob_t *job);
+/* All that were submitted, oldest first. Transfer thread. */
+kvx_wjob_t *kvx_wjobs_take(kvx_worker_t *worker);
 /* The job belongs to the engine's thread again. Called by the transfer thread, or by the engine's for a job that was
  * never submitted. */
 void kvx_wjob_complete(kvx_worker_t *worker, kvx_wjob_t *job);

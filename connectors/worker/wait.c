@@ -1,4 +1,4 @@
-/* Gates threads sleep at, and the queue from the engine's thread to the transfer thread. */
+/* Gates that threads sleep at. */
 #include "worker/wait.h"
 
 #include <linux/futex.h>
@@ -38,36 +38,4 @@ void kvx_gate_open(kvx_gate_t *gate)
 	if (atomic_load(&gate->waiters) > 0) {
 		(void)syscall(SYS_futex, &gate->seq, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
 	}
-}
-
-int kvx_queue_put(kvx_queue_t *queue, kvx_wjob_t *job)
-{
-	const uint32_t head = atomic_load_explicit(&queue->head, memory_order_relaxed);
-
-	if (head - atomic_load_explicit(&queue->tail, memory_order_acquire) == KVX_WORKER_QUEUE) {
-		return 0;
-	}
-	queue->ring[head % KVX_WORKER_QUEUE] = job;
-	atomic_store(&queue->head, head + 1);
-
-	return 1;
-}
-
-kvx_wjob_t *kvx_queue_take(kvx_queue_t *queue)
-{
-	const uint32_t tail = atomic_load_explicit(&queue->tail, memory_order_relaxed);
-	kvx_wjob_t *job;
-
-	if (atomic_load(&queue->head) == tail) {
-		return NULL;
-	}
-	job = queue->ring[tail % KVX_WORKER_QUEUE];
-	atomic_store_explicit(&queue->tail, tail + 1, memory_order_release);
-
-	return job;
-}
-
-int kvx_queue_empty(kvx_queue_t *queue)
-{
-	return atomic_load(&queue->head) == atomic_load(&queue->tail);
 }

@@ -75,8 +75,6 @@ kvc_status_t kvx_worker_open(const kvx_worker_config_t *config, kvx_worker_t **p
 	worker->loads_end = &worker->loads;
 	worker->saves_end = &worker->saves;
 	worker->deferred_end = &worker->deferred;
-	worker->adapters_end = &worker->adapters;
-	worker->unsent_adapters_end = &worker->unsent_adapters;
 	worker->run_end = &worker->run;
 	worker->space_top = 1;
 	atomic_store(&worker->self_test_status, KVC_PENDING);
@@ -118,8 +116,6 @@ void kvx_worker_close(kvx_worker_t *worker)
 	free_jobs(worker->loads);
 	free_jobs(worker->saves);
 	free_jobs(worker->deferred);
-	free_jobs(worker->adapters);
-	free_jobs(worker->unsent_adapters);
 	kvx_msg_free(&worker->report[0]);
 	kvx_msg_free(&worker->report[1]);
 	kvx_scratch_fini(&worker->scratch);

@@ -16,10 +16,7 @@ void kvx_save_submit(kvx_worker_t *worker, kvx_wsave_t *save)
 	if (off || atomic_load(&save->dropped) || kvx_failures_taint_step(worker, save->step)) {
 		kvx_wsave_drop(worker, save);
 	}
-	if (!kvx_wjob_submit(worker, &save->job)) {
-		kvx_wsave_drop(worker, save);
-		kvx_wjob_complete(worker, &save->job);
-	}
+	kvx_wjob_submit(worker, &save->job);
 }
 
 void kvx_save_defer(kvx_worker_t *worker, kvx_wsave_t *save)

@@ -9,7 +9,7 @@
 
 #define RETRY_NS UINT64_C(500000000)
 
-void kvx_wspace_add_adapter(kvx_worker_t *worker, kvx_wadapter_t *adapter)
+void kvx_wspace_add_adapter(kvx_worker_t *worker, const kvx_wadapter_t *adapter)
 {
 	kvx_wspace_t *space = &worker->spaces[adapter->number];
 

@@ -11,7 +11,7 @@ typedef struct kvx_wadapter {
 	char text[];
 } kvx_wadapter_t;
 
-void kvx_wspace_add_adapter(kvx_worker_t *worker, kvx_wadapter_t *adapter);
+void kvx_wspace_add_adapter(kvx_worker_t *worker, const kvx_wadapter_t *adapter);
 void kvx_wspaces_poll(kvx_worker_t *worker, uint64_t now);
 void kvx_wspaces_close(kvx_worker_t *worker);
 /* OK: *p_space; PENDING while it is being opened; else why there is none. */

@@ -15,6 +15,7 @@
 
 #include <poll.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <time.h>
@@ -33,12 +34,13 @@
 
 static void take_jobs(kvx_worker_t *worker)
 {
-	kvx_wjob_t *job;
+	kvx_wjob_t *next;
 
-	while ((job = kvx_queue_take(&worker->queue)) != NULL) {
-		if (job->kind == KVX_WJOB_SPACE) {
+	for (kvx_wjob_t *job = kvx_wjobs_take(worker); job; job = next) {
+		next = job->next_run;
+		if (job->kind == KVX_WJOB_ADAPTER) {
 			kvx_wspace_add_adapter(worker, (kvx_wadapter_t *)job);
-			kvx_wjob_complete(worker, job);
+			free(job);
 			continue;
 		}
 		job->next_run = NULL;
@@ -235,8 +237,7 @@ static int must_go_on(kvx_worker_t *worker)
 		return 1;
 	}
 
-	return (worker->run || !kvx_queue_empty(&worker->queue)) &&
-	       !(worker->gpu && kvx_gpu_shutdown_timed_out(worker));
+	return (worker->run || atomic_load(&worker->submitted)) && !(worker->gpu && kvx_gpu_shutdown_timed_out(worker));
 }
 
 static void *run_transfer(void *arg)
