@@ -55,27 +55,32 @@ static void complete_load(kvx_worker_t *worker, kvx_wload_t *load)
 	atomic_fetch_sub(&stats->loads_open, 1u);
 }
 
-/* Synchronous loads are freed at once, asynchronous ones when the engine has been told their id. */
-static void reap_loads(kvx_worker_t *worker)
+/* Remove the completed loads. 0: some stay, because too many asynchronous ones are not named yet. */
+static int reap_loads(kvx_worker_t *worker)
 {
 	kvx_wjob_t **link = &worker->loads;
+	int all = 1;
 
 	while (*link) {
 		kvx_wload_t *load = (kvx_wload_t *)*link;
+		int removed = (int)atomic_load(&load->job.completed);
 
-		if (!load->reported && atomic_load(&load->job.completed)) {
-			complete_load(worker, load);
-			load->reported = 1;
-			worker->unnamed_finished += load->flags & KVX_MSG_ASYNC ? 1u : 0u;
-			if (!(load->flags & KVX_MSG_ASYNC)) {
-				*link = load->job.next;
-				kvx_wload_free(load);
-				continue;
-			}
+		if (removed && load->flags & KVX_MSG_ASYNC) {
+			removed = kvx_report_add_finished(worker, load->request, load->id_len,
+							  atomic_load(&load->cause) != KVC_OK);
+			all = all && removed;
 		}
-		link = &load->job.next;
+		if (!removed) {
+			link = &load->job.next;
+			continue;
+		}
+		complete_load(worker, load);
+		*link = load->job.next;
+		free(load);
 	}
 	worker->loads_end = link;
+
+	return all;
 }
 
 static void reap_saves(kvx_worker_t *worker)
@@ -93,7 +98,7 @@ static void reap_saves(kvx_worker_t *worker)
 			kvx_report_add_dropped(worker, save->handle.id);
 		}
 		*link = save->job.next;
-		kvx_wsave_free(save);
+		free(save);
 		atomic_fetch_sub(&worker->stats.saves_open, 1u);
 	}
 	worker->saves_end = link;
@@ -106,70 +111,29 @@ void kvx_completions_reap(kvx_worker_t *worker)
 	if (completions == worker->completions_seen) {
 		return;
 	}
-	worker->completions_seen = completions;
 	/* A synchronous load of this step may be completed before run_sync_loads() has seen it: it stays in the list.
 	 */
-	if (!worker->sync) {
-		reap_loads(worker);
-	} else {
-		worker->completions_seen = completions - 1;
-	}
+	worker->completions_seen = !worker->sync && reap_loads(worker) ? completions : completions - 1;
 	reap_saves(worker);
 }
 
 /* ---- asked by the engine --------------------------------------------------------------------- */
 
-static uint32_t copy_id(char *id, uint32_t cap, const char *from, uint32_t len)
-{
-	memcpy(id, from, len < cap ? len : cap);
-
-	return len;
-}
-
-static uint32_t take_lost_load(kvx_worker_t *worker, char *id, uint32_t cap)
-{
-	const kvx_lost_load_t *lost = &worker->lost_loads[--worker->lost_count];
-
-	return copy_id(id, cap, lost->id, lost->len);
-}
-
-static uint32_t take_finished_load(kvx_worker_t *worker, char *id, uint32_t cap, int *p_failed)
-{
-	kvx_wjob_t **link = &worker->loads;
-	kvx_wload_t *load = (kvx_wload_t *)*link;
-	uint32_t len;
-
-	while (load && !load->reported) {
-		link = &load->job.next;
-		load = (kvx_wload_t *)*link;
-	}
-	if (!load) {
-		return 0;
-	}
-	len = copy_id(id, cap, load->request, load->id_len);
-	*p_failed = atomic_load(&load->cause) != KVC_OK;
-	*link = load->job.next;
-	if (!*link) {
-		worker->loads_end = link;
-	}
-	kvx_wload_free(load);
-	worker->unnamed_finished--;
-
-	return len;
-}
-
 uint32_t kvx_worker_take_finished(kvx_worker_t *worker, char *id, uint32_t cap, int *p_failed)
 {
-	int unused;
-	int *failed = p_failed ? p_failed : &unused;
+	const kvx_finished_t *finished;
 
 	kvx_completions_reap(worker);
-	if (worker->lost_count > 0) {
-		*failed = 1;
-		return take_lost_load(worker, id, cap);
+	if (worker->finished_taken == worker->finished_added) {
+		return 0;
+	}
+	finished = &worker->finished[worker->finished_taken++ % KVX_WORKER_NAMES];
+	memcpy(id, finished->id, finished->len < cap ? finished->len : cap);
+	if (p_failed) {
+		*p_failed = finished->failed;
 	}
 
-	return worker->unnamed_finished > 0 ? take_finished_load(worker, id, cap, failed) : 0;
+	return finished->len;
 }
 
 uint32_t kvx_worker_take_failed_blocks(kvx_worker_t *worker, uint32_t *ids, uint32_t cap)

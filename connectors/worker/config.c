@@ -218,9 +218,9 @@ static kvc_status_t make_tables(kvx_worker_t *worker)
 	worker->save_marks = calloc(worker->max_blocks, sizeof *worker->save_marks);
 	worker->failed = calloc(words, sizeof *worker->failed);
 	worker->fence = calloc(words, sizeof *worker->fence);
-	worker->lost_loads = calloc(KVX_WORKER_LOST, sizeof *worker->lost_loads);
+	worker->finished = calloc(KVX_WORKER_NAMES, sizeof *worker->finished);
 
-	return worker->save_marks && worker->failed && worker->fence && worker->lost_loads ? KVC_OK : KVC_ERR_NOMEM;
+	return worker->save_marks && worker->failed && worker->fence && worker->finished ? KVC_OK : KVC_ERR_NOMEM;
 }
 
 kvc_status_t kvx_worker_apply_config(kvx_worker_t *worker, const kvx_worker_config_t *config)

@@ -3,8 +3,6 @@
 #include "worker/cuda/state.h"
 #include "worker/report.h"
 
-#include <string.h>
-
 #define NAP_NS     UINT64_C(500000)
 #define RELEASE_NS UINT64_C(50000000) /* for the transfer thread to report a corrupt block */
 
@@ -27,10 +25,14 @@ static void add_step(kvx_worker_t *worker)
 
 void kvx_failures_add_load(kvx_worker_t *worker, kvx_wload_t *load)
 {
-	if (load->failed || load->cancelled || (atomic_load(&load->cause) == KVC_OK && !load->layer_skipped)) {
+	if (load->named || (atomic_load(&load->cause) == KVC_OK && !load->layer_skipped)) {
 		return;
 	}
-	load->failed = 1;
+	load->named = 1;
+	if (worker->gpu) {
+		/* A load given up at its deadline may be in flight: no batch completes meanwhile. */
+		(void)pthread_mutex_lock(&worker->gpu->lock);
+	}
 	for (uint32_t p = 0; p < load->parts; p++) {
 		const kvx_wpart_t *part = &load->part[p];
 
@@ -39,6 +41,9 @@ void kvx_failures_add_load(kvx_worker_t *worker, kvx_wload_t *load)
 				add_block(worker, part->ids[i]);
 			}
 		}
+	}
+	if (worker->gpu) {
+		(void)pthread_mutex_unlock(&worker->gpu->lock);
 	}
 }
 
@@ -57,13 +62,10 @@ void kvx_failures_add_record(kvx_worker_t *worker, const kvx_msg_load_t *record)
 		}
 		part = kvx_msg_part_next(part);
 	}
-	if (!(record->flags & KVX_MSG_ASYNC)) {
+	if (record->flags & KVX_MSG_ASYNC) {
+		(void)kvx_report_add_finished(worker, kvx_msg_load_id(record), record->id_len, 1);
+	} else {
 		add_step(worker);
-	} else if (worker->lost_count < KVX_WORKER_LOST) {
-		kvx_lost_load_t *lost = &worker->lost_loads[worker->lost_count++];
-
-		lost->len = record->id_len;
-		memcpy(lost->id, kvx_msg_load_id(record), record->id_len);
 	}
 }
 
@@ -94,18 +96,6 @@ static void await_release(kvx_worker_t *worker, kvx_wload_t *load)
 	}
 }
 
-/* A load given up at its deadline may still be in flight: the lock keeps its batches from completing meanwhile. */
-static void add_load_locked(kvx_worker_t *worker, kvx_wload_t *load)
-{
-	if (worker->gpu) {
-		(void)pthread_mutex_lock(&worker->gpu->lock);
-		kvx_failures_add_load(worker, load);
-		(void)pthread_mutex_unlock(&worker->gpu->lock);
-	} else {
-		kvx_failures_add_load(worker, load);
-	}
-}
-
 void kvx_sync_loads_close(kvx_worker_t *worker)
 {
 	int failed = 0;
@@ -117,7 +107,7 @@ void kvx_sync_loads_close(kvx_worker_t *worker)
 			await_release(worker, load);
 		}
 		failed |= cause != KVC_OK || load->layer_skipped;
-		add_load_locked(worker, load);
+		kvx_failures_add_load(worker, load);
 	}
 	if (failed) {
 		add_step(worker);

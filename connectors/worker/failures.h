@@ -4,8 +4,7 @@
 
 #include "worker/jobs/load.h"
 
-/* kvx_worker_take_failed_blocks() names the blocks of the load that were not verified. Once; not of a cancelled load.
- */
+/* kvx_worker_take_failed_blocks() names the blocks of the load that were not verified. Once; not of a dropped load. */
 void kvx_failures_add_load(kvx_worker_t *worker, kvx_wload_t *load);
 /* There was no memory for the load of this record: all its blocks have failed. */
 void kvx_failures_add_record(kvx_worker_t *worker, const kvx_msg_load_t *record);

@@ -1,6 +1,8 @@
 /* Records for the scheduler half, collected until the engine fetches the report. */
 #include "worker/report.h"
 
+#include <string.h>
+
 #define REPORT_MAX (1u << 20) /* bytes; a report that is never fetched starts again */
 
 /* Reserved at open: without memory for its report a load or save would stay open until the scheduler half gives it up.
@@ -38,6 +40,20 @@ void kvx_report_add_loaded(kvx_worker_t *worker, uint64_t id, const kvx_report_l
 		record->bytes = what->bytes;
 		record->ns = what->ns;
 	}
+}
+
+int kvx_report_add_finished(kvx_worker_t *worker, const char *id, uint32_t len, int failed)
+{
+	kvx_finished_t *finished = &worker->finished[worker->finished_added % KVX_WORKER_NAMES];
+
+	if (worker->finished_added - worker->finished_taken == KVX_WORKER_NAMES) {
+		return 0;
+	}
+	*finished = (kvx_finished_t){.failed = failed, .len = len};
+	memcpy(finished->id, id, len);
+	worker->finished_added++;
+
+	return 1;
 }
 
 void kvx_report_add_step(kvx_worker_t *worker, uint32_t step, uint64_t ns)

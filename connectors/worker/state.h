@@ -31,7 +31,7 @@
 #define KVX_WORKER_BATCH   (256u << 10) /* bytes a batch */
 #define KVX_WORKER_THREADS 16u
 #define KVX_WORKER_STEPS   8u    /* steps with a failed load that are remembered */
-#define KVX_WORKER_LOST    1024u /* ids of loads there was no memory for: as many as a scheduler has at a time */
+#define KVX_WORKER_NAMES   1024u /* finished loads to name: as many as a scheduler has at a time */
 #define KVX_ERR_FAULT      ((kvc_status_t)KV_ERR_FAULT) /* a slab this process has not mapped yet */
 #define KVX_NS_A_MS        UINT64_C(1000000)
 
@@ -116,11 +116,12 @@ typedef struct kvx_wstats {
 	_Atomic uint64_t loads_open, saves_open, marked;
 } kvx_wstats_t;
 
-/* An asynchronous load that failed for lack of memory. */
-typedef struct kvx_lost_load {
+/* An asynchronous load that has finished, as kvx_worker_take_finished() names it. */
+typedef struct kvx_finished {
+	int failed;
 	uint32_t len;
 	char id[KVX_MAX_ID];
-} kvx_lost_load_t;
+} kvx_finished_t;
 
 /* A thread that only copies. */
 typedef struct kvx_copy_thread {
@@ -193,9 +194,10 @@ struct kvx_worker {
 	kvx_wjob_t **deferred_end;
 	struct kvx_wload *sync; /* synchronous loads of this step */
 	uint32_t completions_seen;
-	uint32_t unnamed_finished; /* asynchronous loads that finished and were not named yet */
-	uint32_t step;             /* of the current step message */
-	uint32_t calls_seen;       /* KVX_CALLED_* */
+	kvx_finished_t *finished; /* [KVX_WORKER_NAMES] a ring: [finished_taken, finished_added) are not named yet */
+	uint32_t finished_added, finished_taken;
+	uint32_t step;       /* of the current step message */
+	uint32_t calls_seen; /* KVX_CALLED_* */
 	kvx_prefetch_t prefetch;
 	kvx_timing_t timing;
 	uint64_t timed_ns;                      /* start of the timed step, where a host computes */
@@ -208,8 +210,6 @@ struct kvx_worker {
 	uint32_t fence_count;
 	uint64_t fence_until; /* end of the wait for the transfer thread */
 	uint64_t fence_retry; /* end of the retries of a copy */
-	kvx_lost_load_t *lost_loads;
-	uint32_t lost_count;
 	kvx_msg_buf_t report[2];
 	uint32_t report_at;
 	kvx_scratch_t scratch;

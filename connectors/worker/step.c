@@ -3,7 +3,7 @@
 #include "worker/cuda/prefetch.h"
 #include "worker/cuda/step.h"
 #include "worker/host/copy_threads.h"
-#include "worker/jobs/deferred_saves.h"
+#include "worker/jobs/save.h"
 #include "worker/prefault.h"
 #include "worker/step_begin.h"
 #include "worker/timing.h"
@@ -16,11 +16,6 @@ void kvx_worker_begin_step(kvx_worker_t *worker, const void *message, size_t len
 	if (!worker->sync) {
 		kvx_timing_start(worker);
 	}
-}
-
-void kvx_worker_start_async_loads(kvx_worker_t *worker)
-{
-	kvx_step_start_async_loads(worker);
 }
 
 static int run_sync_loads(kvx_worker_t *worker, int layers)

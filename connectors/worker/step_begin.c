@@ -7,7 +7,6 @@
 #include "worker/cuda/step.h"
 #include "worker/cuda/timers.h"
 #include "worker/failures.h"
-#include "worker/jobs/deferred_saves.h"
 #include "worker/jobs/fence.h"
 #include "worker/jobs/load.h"
 #include "worker/jobs/save.h"
@@ -34,7 +33,7 @@ static void begin_save(kvx_worker_t *worker, const kvx_msg_save_t *record)
 		atomic_store(&save->dropped, worker->gpu && !kvx_gpu_order_saves(worker));
 		kvx_save_submit(worker, save);
 	} else {
-		kvx_save_defer(worker, save);
+		kvx_wjob_append(&worker->deferred_end, &save->job);
 	}
 }
 
@@ -76,7 +75,7 @@ static void drop_load(kvx_worker_t *worker, uint64_t id)
 		kvx_wload_t *load = (kvx_wload_t *)job;
 
 		if (load->id == id) {
-			load->cancelled = 1;
+			load->named = 1;
 			atomic_store(&load->cancel, 1u);
 			kvx_transfer_wake(worker);
 		}
@@ -224,7 +223,7 @@ void kvx_step_begin(kvx_worker_t *worker, const void *message, size_t len)
 	begin_loads(worker, cursor);
 }
 
-void kvx_step_start_async_loads(kvx_worker_t *worker)
+void kvx_worker_start_async_loads(kvx_worker_t *worker)
 {
 	uint32_t started = 0;
 	int ordered = 0;

@@ -6,7 +6,5 @@
 
 /* kvx_worker_begin_step() without prefetch. */
 void kvx_step_begin(kvx_worker_t *worker, const void *message, size_t len);
-/* kvx_worker_start_async_loads(). */
-void kvx_step_start_async_loads(kvx_worker_t *worker);
 
 #endif

@@ -6,7 +6,7 @@
 #include "worker/cuda/roundtrip.h"
 #include "worker/cuda/step.h"
 #include "worker/host/move.h"
-#include "worker/jobs/deferred_saves.h"
+#include "worker/jobs/save.h"
 #include "worker/report.h"
 #include "worker/transfer/thread.h"
 
@@ -127,7 +127,7 @@ void kvx_worker_close(kvx_worker_t *worker)
 		free(worker->groups[i].base);
 	}
 	free(worker->groups);
-	free(worker->lost_loads);
+	free(worker->finished);
 	free(worker->fence);
 	free(worker->failed);
 	free(worker->save_marks);

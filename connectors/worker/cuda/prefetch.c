@@ -82,8 +82,8 @@ int kvx_worker_prefetch_step(kvx_worker_t *worker, const void *message, size_t l
 	if (worker->sync) {
 		kvx_gpu_prefetch_loads(worker, flags & KVX_PREFETCH_LAYERS ? 1 : 0);
 	}
-	kvx_step_start_async_loads(
-		worker); /* asynchronous loads, which yield to these, come behind them from the start */
+	/* asynchronous loads, which yield to these, come behind them from the start */
+	kvx_worker_start_async_loads(worker);
 	kvx_stat_add(&worker->stats.loads_prefetched, loads);
 	kvx_stat_add(&worker->stats.load_wait_ns, kvx_worker_now_ns() - start);
 

@@ -5,7 +5,7 @@
 #include "worker/cuda/layers.h"
 #include "worker/cuda/load.h"
 #include "worker/failures.h"
-#include "worker/jobs/deferred_saves.h"
+#include "worker/jobs/save.h"
 #include "worker/jobs/load.h"
 
 #define NAP_NS         UINT64_C(100000)

@@ -130,11 +130,6 @@ kvx_wload_t *kvx_wload_create(kvx_worker_t *worker, const kvx_msg_load_t *record
 	return load;
 }
 
-void kvx_wload_free(kvx_wload_t *load)
-{
-	free(load);
-}
-
 /* ---- the end of one -------------------------------------------------------------------------- */
 
 void kvx_wload_close(kvx_worker_t *worker, kvx_wload_t *load, kvc_status_t cause)

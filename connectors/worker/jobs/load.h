@@ -28,9 +28,7 @@ typedef struct kvx_wload {
 	uint64_t id;
 	uint32_t space, flags, parts, id_len;
 	int imported;
-	int failed;                  /* its blocks were added to the failed ones */
-	int cancelled;               /* DROP: the request is gone, so its blocks are not named as failed */
-	int reported;                /* only kvx_worker_take_finished() has still to name it */
+	int named;                   /* its failed blocks were named, or never will be: the request is gone (DROP) */
 	int layer_skipped;           /* the engine did not await each layer: what it computed may be garbage */
 	uint32_t ranges;             /* layer ranges it is loaded in: above 1 only for synchronous loads of a GPU */
 	uint32_t timer;              /* the device timer it uses, from 1; 0: none */
@@ -54,9 +52,8 @@ typedef struct kvx_wload {
 	kvx_wpart_t part[];
 } kvx_wload_t;
 
-/* Of a LOAD record; NULL: out of memory, or the record is not sound. Engine's thread. */
+/* Of a LOAD record, to be freed with free(); NULL: out of memory, or the record is not sound. Engine's thread. */
 kvx_wload_t *kvx_wload_create(kvx_worker_t *worker, const kvx_msg_load_t *record);
-void kvx_wload_free(kvx_wload_t *load);
 /* The first cause stays. */
 void kvx_wload_close(kvx_worker_t *worker, kvx_wload_t *load, kvc_status_t cause);
 /* Closed, and no copy uses it. */

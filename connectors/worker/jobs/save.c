@@ -2,7 +2,9 @@
  * thread, and from there to DONE or DROPPED; a fence finds it by worker->save_marks until then. */
 #include "worker/jobs/save.h"
 #include "worker/config.h"
+#include "worker/failures.h"
 #include "worker/host/move.h"
+#include "worker/submit.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -58,26 +60,6 @@ kvx_wsave_t *kvx_wsave_create(kvx_worker_t *worker, const kvx_msg_save_t *record
 	}
 
 	return save;
-}
-
-void kvx_wsave_free(kvx_wsave_t *save)
-{
-	free(save);
-}
-
-void kvx_wsave_mark_blocks(kvx_worker_t *worker, kvx_wsave_t *save)
-{
-	uint32_t marked = 0;
-
-	for (uint32_t i = 0; i < save->n; i++) {
-		if (save->ids[i] != KVX_NO_BLOCK) {
-			atomic_fetch_add_explicit(&worker->save_marks[save->ids[i]], 1, memory_order_relaxed);
-			marked++;
-		}
-	}
-	kvx_stat_add(&worker->stats.saves, 1);
-	kvx_stat_add(&worker->stats.save_blocks, marked);
-	kvx_stat_add(&worker->stats.marked, marked);
 }
 
 /* ---- one block (any thread) ------------------------------------------------------------------ */
@@ -160,6 +142,50 @@ void kvx_wsave_drop(kvx_worker_t *worker, kvx_wsave_t *save)
 	for (uint32_t i = 0; i < save->n; i++) {
 		kvx_wsave_drop_block(worker, save, i);
 	}
+}
+
+/* ---- to the transfer thread (engine's thread) -------------------------------------------------- */
+
+/* From now on a fence finds its blocks. */
+static void mark_blocks(kvx_worker_t *worker, kvx_wsave_t *save)
+{
+	uint32_t marked = 0;
+
+	for (uint32_t i = 0; i < save->n; i++) {
+		if (save->ids[i] != KVX_NO_BLOCK) {
+			atomic_fetch_add_explicit(&worker->save_marks[save->ids[i]], 1, memory_order_relaxed);
+			marked++;
+		}
+	}
+	kvx_stat_add(&worker->stats.saves, 1);
+	kvx_stat_add(&worker->stats.save_blocks, marked);
+	kvx_stat_add(&worker->stats.marked, marked);
+}
+
+void kvx_save_submit(kvx_worker_t *worker, kvx_wsave_t *save)
+{
+	const int off = atomic_load(&worker->self_test_status) != KVC_OK;
+
+	mark_blocks(worker, save);
+	kvx_stat_add(&worker->stats.saves_open, 1);
+	kvx_wjob_append(&worker->saves_end, &save->job);
+	if (off || atomic_load(&save->dropped) || kvx_failures_taint_step(worker, save->step)) {
+		kvx_wsave_drop(worker, save);
+	}
+	kvx_wjob_submit(worker, &save->job);
+}
+
+void kvx_saves_submit_deferred(kvx_worker_t *worker, int drop)
+{
+	kvx_wjob_t *next;
+
+	for (kvx_wjob_t *job = worker->deferred; job; job = next) {
+		next = job->next;
+		atomic_store(&((kvx_wsave_t *)job)->dropped, (uint32_t)drop);
+		kvx_save_submit(worker, (kvx_wsave_t *)job);
+	}
+	worker->deferred = NULL;
+	worker->deferred_end = &worker->deferred;
 }
 
 int kvx_wsave_await_import(kvx_worker_t *worker, kvx_wsave_t *save)

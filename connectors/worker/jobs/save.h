@@ -26,11 +26,12 @@ typedef struct kvx_wsave {
 	_Atomic uint8_t state[]; /* [n] kvx_mark_t */
 } kvx_wsave_t;
 
-/* Of a SAVE record; NULL: out of memory, or the record is not sound. Engine's thread. */
+/* Of a SAVE record, to be freed with free(); NULL: out of memory, or the record is not sound. Engine's thread. */
 kvx_wsave_t *kvx_wsave_create(kvx_worker_t *worker, const kvx_msg_save_t *record);
-void kvx_wsave_free(kvx_wsave_t *save);
-/* From now on a fence finds its blocks. */
-void kvx_wsave_mark_blocks(kvx_worker_t *worker, kvx_wsave_t *save);
+/* To the transfer thread; a dropped save goes there too, which tells the daemon that nothing is written. */
+void kvx_save_submit(kvx_worker_t *worker, kvx_wsave_t *save);
+/* Submit the saves that wait for the end of their step (worker->deferred), or drop them. */
+void kvx_saves_submit_deferred(kvx_worker_t *worker, int drop);
 /* 1: block i is the caller's to read. */
 int kvx_wsave_take_block(kvx_wsave_t *save, uint32_t i);
 /* A taken block was read, or never will be. */
