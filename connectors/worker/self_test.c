@@ -1,13 +1,15 @@
-/* The self-test against the daemon: store a block of each group's exact layout in a space of its own, load it into
- * another block, compare.
+/* Two self-tests. In the engine's own cache, a block is copied out and back into another one. Against the daemon, a
+ * block of each group's exact layout is stored in a space of its own, loaded into another block and compared. Host and
+ * device do the same; both wait for a copy, because nothing is loaded or saved before the self-test has passed.
  *
- * The memory is the self-test's own (for a device: host memory it sees); blocks lie in it as in the engine's cache. The
- * space has its own `extra`, and its layout is this rank's share. A daemon that goes away meanwhile is tried again
- * later; other bytes are final. */
+ * Against the daemon, the memory is the self-test's own (for a device: host memory it sees); blocks lie in it as in the
+ * engine's cache. The space has its own `extra`, and its layout is this rank's share. A daemon that goes away meanwhile
+ * is tried again later; other bytes are final. */
 #include "worker/self_test.h"
+#include "worker/config.h"
 #include "worker/cuda/device.h"
 #include "worker/cuda/pool_memory.h"
-#include "worker/cuda/roundtrip.h"
+#include "worker/host/move.h"
 
 #include "kv/log.h"
 
@@ -18,19 +20,107 @@
 #define RETRY_NS UINT64_C(200000000)
 #define LIMIT_NS UINT64_C(2000000000) /* for the whole self-test */
 
-static void free_memory(const kvx_worker_t *worker, kvx_self_test_t *test)
+/* ---- copies and their memory ----------------------------------------------------------------- */
+
+/* Zeroed; *p_at: its address for the copying side. */
+static kvc_status_t alloc_memory(kvx_worker_t *worker, size_t bytes, uint8_t **p_memory, uintptr_t *p_at)
 {
-	free(test->base);
 	if (worker->gpu) {
-		kvx_gpu_test_free(worker, test->memory);
-	} else {
-		free(test->memory);
+		return kvx_gpu_alloc_shared(worker, bytes, p_memory, p_at);
 	}
-	free(test->leaves);
-	test->base = NULL;
-	test->memory = NULL;
-	test->leaves = NULL;
+	*p_memory = calloc(1, bytes);
+	*p_at = (uintptr_t)*p_memory;
+
+	return *p_memory ? KVC_OK : KVC_ERR_NOMEM;
 }
+
+static void free_memory(const kvx_worker_t *worker, uint8_t *memory)
+{
+	if (worker->gpu) {
+		kvx_gpu_free_shared(worker, memory);
+	} else {
+		free(memory);
+	}
+}
+
+/* Copy one block. */
+static kvc_status_t copy_block(kvx_worker_t *worker, const kvk_gpu_copy_t *copy)
+{
+	if (worker->gpu) {
+		return kvx_gpu_copy_and_wait(worker, copy);
+	}
+
+	return (kvc_status_t)(copy->dir == KVK_GPU_GATHER
+				      ? kvk_gather(copy->layout, copy->paged, copy->moves, 1)
+				      : kvk_scatter(copy->layout, copy->paged, copy->moves, 1, NULL));
+}
+
+/* ---- in the engine's cache (engine's thread) ------------------------------------------------- */
+
+/* The digests made by what copies are those of the host, for a block gathered into zeroed memory. */
+static kvc_status_t check_leaves(const kvx_worker_t *worker, const kvx_wgroup_t *group, const uint8_t *block,
+				 const uint64_t *leaves, uint64_t *scratch)
+{
+	uint64_t *expected = scratch, *all = scratch + worker->words;
+	const size_t words = (size_t)group->paged.heads * group->paged.layers * worker->geometry.pieces;
+	kvk_move_t unused;
+
+	kvk_digest_block(&worker->layout, block, all, NULL);
+	kvx_move_prepare(worker, group, &(kvx_source_t){block, all}, &unused, expected);
+
+	return memcmp(leaves, expected, words * sizeof *leaves) == 0 ? KVC_OK : KVC_ERR_CORRUPT;
+}
+
+static kvc_status_t run_roundtrip(kvx_worker_t *worker, const kvx_wgroup_t *group, kvk_move_t *move, uint32_t to)
+{
+	kvk_gpu_copy_t copy = {
+		.dir = KVK_GPU_GATHER, .layout = &worker->layout, .paged = &group->paged, .moves = move, .count = 1};
+	kvc_status_t status = copy_block(worker, &copy);
+
+	if (status == KVC_OK) {
+		status = check_leaves(worker, group, move->data, move->leaves, move->leaves + worker->words);
+	}
+	if (status == KVC_OK) {
+		copy.dir = KVK_GPU_SCATTER;
+		move->block = to;
+		status = copy_block(worker, &copy);
+	}
+
+	return status;
+}
+
+kvc_status_t kvx_worker_roundtrip_test(kvx_worker_t *worker, uint32_t group, uint32_t from, uint32_t to)
+{
+	const kvx_wgroup_t *of = kvx_worker_find_group(worker, group);
+	const size_t words = 2 * (size_t)worker->words + (size_t)worker->geometry.heads * worker->geometry.leaves;
+	kvx_wgpu_t *gpu = worker->gpu;
+	kvk_move_t move = {.block = from};
+	uint8_t *memory = NULL;
+	kvc_status_t status;
+	uintptr_t unused;
+
+	if (!of || from >= of->paged.blocks || to >= of->paged.blocks) {
+		return KVC_ERR_ARG;
+	}
+	move.leaves = calloc(words, sizeof *move.leaves);
+	status = move.leaves ? alloc_memory(worker, worker->geometry.block_bytes, &memory, &unused) : KVC_ERR_NOMEM;
+	move.data = memory;
+	if (status == KVC_OK && gpu && !kvx_gpu_order_streams(worker, gpu->compute, gpu->load_sync_stream)) {
+		status = (kvc_status_t)KV_ERR_IO;
+	}
+	if (status == KVC_OK) {
+		status = run_roundtrip(worker, of, &move, to);
+	}
+	if (gpu && !kvx_gpu_order_streams(worker, gpu->load_sync_stream, gpu->compute) && status == KVC_OK) {
+		status = (kvc_status_t)KV_ERR_IO;
+	}
+	free_memory(worker, memory);
+	free(move.leaves);
+
+	return status;
+}
+
+/* ---- against the daemon: its state (transfer thread) ------------------------------------------ */
 
 static void free_handles(kvx_self_test_t *test)
 {
@@ -42,13 +132,17 @@ static void free_handles(kvx_self_test_t *test)
 
 void kvx_self_test_fini(kvx_worker_t *worker)
 {
-	if (worker->gpu) {
-		kvx_gpu_test_stop(worker);
-	}
-	free_handles(&worker->test);
-	kvc_space_close(worker->test.space);
-	worker->test.space = NULL;
-	free_memory(worker, &worker->test);
+	kvx_self_test_t *test = &worker->test;
+
+	free_handles(test);
+	kvc_space_close(test->space);
+	free_memory(worker, test->memory);
+	free(test->base);
+	free(test->leaves);
+	test->space = NULL;
+	test->memory = NULL;
+	test->base = NULL;
+	test->leaves = NULL;
 }
 
 static void retry_later(kvx_worker_t *worker, uint64_t now)
@@ -64,22 +158,6 @@ static void retry_later(kvx_worker_t *worker, uint64_t now)
 static size_t layer_bytes(const kvx_self_test_t *test)
 {
 	return test->geometry.block_bytes / test->layout.layers;
-}
-
-/* *p_at: its address for the copying side. */
-static kvc_status_t alloc_memory(kvx_worker_t *worker, size_t bytes, uintptr_t *p_at)
-{
-	kvx_self_test_t *test = &worker->test;
-
-	if (worker->gpu) {
-		const kvc_status_t status = kvx_gpu_test_alloc(worker, bytes, &test->memory, p_at);
-
-		return status == KVC_ERR_LIMIT ? kvx_gpu_decline(worker, status) : status;
-	}
-	test->memory = calloc(1, bytes);
-	*p_at = (uintptr_t)test->memory;
-
-	return test->memory ? KVC_OK : KVC_ERR_NOMEM;
 }
 
 /* The layers of a block lie together if the engine's do; else layer after layer. */
@@ -103,9 +181,9 @@ static kvc_status_t make_memory(kvx_worker_t *worker, const kvk_paged_t *engine)
 	if (!test->base || !test->leaves) {
 		return KVC_ERR_NOMEM;
 	}
-	status = alloc_memory(worker, 2 * block, &at);
+	status = alloc_memory(worker, 2 * block, &test->memory, &at);
 	if (status != KVC_OK) {
-		return status;
+		return status == KVC_ERR_LIMIT ? kvx_gpu_decline(worker, status) : status;
 	}
 	test->paged.base = test->base;
 	for (uint32_t l = 0; l < engine->layers; l++) {
@@ -192,30 +270,26 @@ static kvc_status_t start_put(kvx_worker_t *worker, uint64_t now)
 	return status;
 }
 
-/* Copy one block; PENDING: the device copies. */
 static kvc_status_t move_block(kvx_worker_t *worker, kvk_gpu_dir_t dir, const kvk_move_t *move)
 {
 	kvx_self_test_t *test = &worker->test;
 	const char *text = kvc_space_layout(test->space);
 	kvk_layout_t layout;
+	const kvk_gpu_copy_t copy = {.dir = dir, .layout = &layout, .paged = &test->paged, .moves = move, .count = 1};
 	kvc_status_t status = (kvc_status_t)kvk_layout_parse(text, strlen(text), &layout, NULL);
 
 	if (status == KVC_OK && worker->gpu) {
-		const kvk_gpu_copy_t copy = {.dir = dir,
-					     .layout = &layout,
-					     .paged = &test->paged,
-					     .moves = move,
-					     .count = 1,
-					     .stream = worker->gpu->load_sync_stream};
-
 		status = kvx_pool_memory_register(worker, move->data, test->geometry.block_bytes);
-		return status == KVC_OK ? kvx_gpu_test_copy(worker, &copy) : status;
 	}
-	if (status == KVC_OK && dir == KVK_GPU_GATHER) {
-		return (kvc_status_t)kvk_gather(&layout, &test->paged, move, 1);
+	if (status != KVC_OK) {
+		return status;
+	}
+	status = copy_block(worker, &copy);
+	if (worker->gpu && (status == (kvc_status_t)KV_ERR_UNSUPPORTED || status == KVC_ERR_ARG)) {
+		(void)kvx_gpu_decline(worker, (kvc_status_t)KV_ERR_UNSUPPORTED);
 	}
 
-	return status == KVC_OK ? (kvc_status_t)kvk_scatter(&layout, &test->paged, move, 1, NULL) : status;
+	return status;
 }
 
 static kvc_status_t store_block(kvx_worker_t *worker)
@@ -243,7 +317,7 @@ static kvc_status_t poll_put(kvx_worker_t *worker)
 	}
 	if (!test->handed_in && kvc_put_n(test->put) > 0) {
 		status = store_block(worker);
-		if (status != KVC_OK && status != KVC_PENDING && status != KVX_ERR_FAULT) {
+		if (status != KVC_OK && status != KVX_ERR_FAULT) {
 			return status;
 		}
 		test->handed_in = status == KVC_OK;

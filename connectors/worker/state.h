@@ -92,7 +92,6 @@ typedef struct kvx_self_test {
 	void **base;
 	uint8_t *memory;
 	uint64_t *leaves;
-	kvk_gpu_job_t *job; /* NULL: none in flight */
 	kvc_key_t key;
 	kvc_space_t *space;
 	kvc_put_t *put;

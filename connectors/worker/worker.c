@@ -1,11 +1,9 @@
-/* The worker: open, close, counters, and the part of the self-test that needs no daemon. */
+/* The worker: open, close, counters. */
 #include "worker/completion.h"
 #include "worker/config.h"
 #include "worker/cuda/device.h"
 #include "worker/cuda/pool_memory.h"
-#include "worker/cuda/roundtrip.h"
 #include "worker/cuda/step.h"
-#include "worker/host/move.h"
 #include "worker/jobs/save.h"
 #include "worker/report.h"
 #include "worker/transfer/thread.h"
@@ -136,41 +134,6 @@ void kvx_worker_close(kvx_worker_t *worker)
 	free(worker->weights);
 	free(worker->prefetch.message);
 	free(worker);
-}
-
-kvc_status_t kvx_worker_roundtrip_test(kvx_worker_t *worker, uint32_t group, uint32_t from, uint32_t to)
-{
-	const kvx_wgroup_t *of = kvx_worker_find_group(worker, group);
-	const uint32_t words = worker->geometry.heads * worker->geometry.leaves;
-	kvx_source_t source;
-	kvc_status_t status;
-	uint64_t *leaves;
-	uint8_t *data;
-
-	if (!of || from >= of->paged.blocks || to >= of->paged.blocks) {
-		return KVC_ERR_ARG;
-	}
-	if (worker->gpu) {
-		return kvx_gpu_roundtrip_test(worker, of, from, to);
-	}
-	data = calloc(1, worker->geometry.block_bytes);
-	leaves = calloc(words, sizeof *leaves);
-	if (!data || !leaves) {
-		status = KVC_ERR_NOMEM;
-		goto out;
-	}
-	status = kvx_move_gather(worker, of, &worker->layout, from, data, &worker->scratch);
-	if (status == KVC_OK) {
-		kvk_digest_block(&worker->layout, data, leaves, NULL);
-		source = (kvx_source_t){data, leaves};
-		kvx_move_prepare(worker, of, &source, &worker->scratch.moves[0], worker->scratch.leaves);
-		worker->scratch.moves[0].block = to;
-		status = (kvc_status_t)kvk_scatter(&worker->layout, &of->paged, worker->scratch.moves, 1, NULL);
-	}
-out:
-	free(leaves);
-	free(data);
-	return status;
 }
 
 kvc_status_t kvx_worker_self_test_status(const kvx_worker_t *worker)

@@ -17,6 +17,11 @@ int kvx_gpu_leak_until_exit(kvx_worker_t *worker);
 kvc_status_t kvx_gpu_decline(kvx_worker_t *worker, kvc_status_t status);
 /* What is enqueued on `later` from now on runs after what is on `earlier` now. 0: the driver refuses. */
 int kvx_gpu_order_streams(kvx_worker_t *worker, kvk_cu_stream_t earlier, kvk_cu_stream_t later);
+/* Memory of the self-tests that host and device both see, zeroed; *p_device is the device's address of it. */
+kvc_status_t kvx_gpu_alloc_shared(kvx_worker_t *worker, size_t bytes, uint8_t **p_memory, uintptr_t *p_device);
+void kvx_gpu_free_shared(const kvx_worker_t *worker, uint8_t *memory);
+/* One copy of the self-tests, on load_sync_stream. KVC_ERR_TIMEOUT: the device hangs. */
+kvc_status_t kvx_gpu_copy_and_wait(kvx_worker_t *worker, const kvk_gpu_copy_t *copy);
 /* The device's part of the counters. */
 void kvx_gpu_fill_stats(const kvx_worker_t *worker, kvx_worker_stats_t *stats);
 
