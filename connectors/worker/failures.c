@@ -87,12 +87,15 @@ static void await_release(kvx_worker_t *worker, kvx_wload_t *load)
 {
 	const uint64_t until = kvx_worker_now_ns() + RELEASE_NS;
 
-	while (!atomic_load(&load->job.completed) && kvx_worker_now_ns() < until) {
+	uint32_t spins = 0;
+
+	for (;;) {
 		const uint32_t seen = kvx_gate_read(&worker->progress);
 
-		if (!atomic_load(&load->job.completed)) {
-			kvx_gate_wait(&worker->progress, seen, NAP_NS);
+		if (atomic_load(&load->job.completed) || kvx_worker_now_ns() >= until) {
+			return;
 		}
+		kvx_gate_pause(&worker->progress, seen, &spins, NAP_NS);
 	}
 }
 

@@ -63,12 +63,12 @@ static kvc_status_t check_leaves(const kvx_worker_t *worker, const kvx_wgroup_t 
 {
 	uint64_t *expected = scratch, *all = scratch + worker->words;
 	const size_t words = (size_t)group->paged.heads * group->paged.layers * worker->geometry.pieces;
-	kvk_move_t unused;
+	kvk_move_t move;
 
 	kvk_digest_block(&worker->layout, block, all, NULL);
-	kvx_move_prepare(worker, group, &(kvx_source_t){block, all}, &unused, expected);
+	kvx_move_prepare(worker, group, &(kvx_source_t){block, all}, &move, expected);
 
-	return memcmp(leaves, expected, words * sizeof *leaves) == 0 ? KVC_OK : KVC_ERR_CORRUPT;
+	return memcmp(leaves, move.leaves, words * sizeof *leaves) == 0 ? KVC_OK : KVC_ERR_CORRUPT;
 }
 
 static kvc_status_t run_roundtrip(kvx_worker_t *worker, const kvx_wgroup_t *group, kvk_move_t *move, uint32_t to)

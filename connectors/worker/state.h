@@ -59,9 +59,8 @@ typedef struct kvx_wgroup {
 /* Buffers for one batch; each copying thread has one. */
 typedef struct kvx_scratch {
 	kvk_move_t moves[KVX_WORKER_MOVES];
-	uint32_t index[KVX_WORKER_MOVES]; /* which block of the job a move is of */
-	uint64_t *leaves;                 /* [batch][words] */
-	uint64_t *gathered;               /* [words]: of a padded group, without its missing layers */
+	uint64_t *leaves;   /* [batch][words] */
+	uint64_t *gathered; /* [words]: of a padded group, without its missing layers */
 } kvx_scratch_t;
 
 /* A space; the transfer thread's. */

@@ -6,6 +6,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#define SPINS 4000u
+
 void kvx_cpu_relax(void)
 {
 #if defined(__x86_64__)
@@ -30,6 +32,15 @@ void kvx_gate_wait(kvx_gate_t *gate, uint32_t seen, uint64_t timeout_ns)
 		(void)syscall(SYS_futex, &gate->seq, FUTEX_WAIT_PRIVATE, seen, &time, NULL, 0);
 	}
 	atomic_fetch_sub(&gate->waiters, 1u);
+}
+
+void kvx_gate_pause(kvx_gate_t *gate, uint32_t seen, uint32_t *p_spins, uint64_t nap_ns)
+{
+	if ((*p_spins)++ < SPINS) {
+		kvx_cpu_relax();
+	} else {
+		kvx_gate_wait(gate, seen, nap_ns);
+	}
 }
 
 void kvx_gate_open(kvx_gate_t *gate)

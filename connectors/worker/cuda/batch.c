@@ -62,10 +62,10 @@ kvc_status_t kvx_gpu_batch_submit(kvx_worker_t *worker, kvx_gpu_batch_t *batch, 
 		batch->serial = ++gpu->serial;
 		append_to_lane(gpu, batch);
 		atomic_fetch_add(&gpu->in_flight, 1u);
-		atomic_fetch_add(&gpu->loads_in_flight, batch->load ? 1u : 0u);
-		atomic_fetch_add(&gpu->save_blocks_in_flight, batch->load ? 0u : copy->count);
-		if (batch->load) {
-			kvx_timers_mark_load_end(gpu, batch->load, copy->stream);
+		atomic_fetch_add(&gpu->loads_in_flight, batch->of.load ? 1u : 0u);
+		atomic_fetch_add(&gpu->save_blocks_in_flight, batch->of.load ? 0u : copy->count);
+		if (batch->of.load) {
+			kvx_timers_mark_load_end(gpu, batch->of.load, copy->stream);
 		}
 	} else if (status == KVC_ERR_LIMIT && copy->count > 1) {
 		shrink_batches(gpu, copy->count / 2);
@@ -79,16 +79,16 @@ static void complete_batch(kvx_worker_t *worker, kvx_gpu_batch_t *batch, kvc_sta
 {
 	kvx_wgpu_t *gpu = worker->gpu;
 	kvk_gpu_job_t *job = batch->job;
-	const uint32_t loading = batch->load ? 1u : 0u;
+	const uint32_t loading = batch->of.load ? 1u : 0u;
 
 	/* done() may drop the last reference to the load or save: neither is used after it. */
-	if (batch->load && status != KVC_OK && status != KVC_ERR_CORRUPT) {
+	if (batch->of.load && status != KVC_OK && status != KVC_ERR_CORRUPT) {
 		atomic_store(&gpu->untracked_copies, 1u);
 	}
 	batch->done(worker, batch, status);
 	kvk_gpu_release_job(job);
 	batch->job = NULL;
-	batch->load = NULL;
+	batch->of.load = NULL;
 	atomic_fetch_sub(&gpu->loads_in_flight, loading);
 	atomic_fetch_sub(&gpu->save_blocks_in_flight, loading ? 0u : batch->n);
 	atomic_fetch_sub(&gpu->in_flight, 1u);

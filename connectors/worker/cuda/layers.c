@@ -13,9 +13,7 @@
  * may have been read too early: then all blocks of these loads have failed, the step's blocks are not stored, and later
  * loads come whole. */
 #include "worker/cuda/layers.h"
-#include "worker/cuda/batch.h"
 #include "worker/cuda/device.h"
-#include "worker/cuda/load_batch.h"
 #include "worker/jobs/load.h"
 
 #include "kv/log.h"
@@ -23,7 +21,6 @@
 #include <string.h>
 
 #define PARTS      5u /* the largest range has a fifth of the layers */
-#define SPINS      4000u
 #define NAP_NS     UINT64_C(100000)
 #define LOOKUP_NS  2000u /* of the transfer thread, when busy, to look up a block */
 #define RATE_DECAY 64u   /* the best rate decays by this part with each load */
@@ -122,11 +119,7 @@ int kvx_layers_await_blocks(kvx_worker_t *worker)
 		if (there != 0 || kvx_worker_now_ns() >= until) {
 			return there > 0;
 		}
-		if (spins++ < SPINS) {
-			kvx_cpu_relax();
-		} else {
-			kvx_gate_wait(&worker->progress, seen, NAP_NS);
-		}
+		kvx_gate_pause(&worker->progress, seen, &spins, NAP_NS);
 	}
 }
 
@@ -187,101 +180,7 @@ static void split_whole_blocks(kvx_worker_t *worker)
 	}
 }
 
-/* ---- sending --------------------------------------------------------------------------------- */
-
-/* One pass over the step's blocks: those that come whole, or range r of the others. */
-typedef struct kvx_wpass {
-	int whole;
-	uint32_t r; /* 0 for whole blocks: the engine's first layer waits for them */
-} kvx_wpass_t;
-
-static uint32_t pass_end(const kvx_wpart_t *part, const kvx_wpass_t *pass)
-{
-	return pass->whole ? part->whole_blocks : part->n;
-}
-
-/* The next blocks of the part: how many; 0: not now, or the load has failed. Lock held. */
-static uint32_t send_blocks(kvx_worker_t *worker, kvx_wload_t *load, kvx_wpart_t *part, const kvx_wpass_t *pass)
-{
-	kvx_wgpu_t *gpu = worker->gpu;
-	kvx_wlayers_t *l = &gpu->layers;
-	kvx_gpu_batch_t *batch = kvx_gpu_batch_for_load(gpu, load->flags);
-	const uint32_t left = pass_end(part, pass) - part->at, r = pass->r;
-	kvc_status_t status;
-
-	if (!batch) {
-		return 0;
-	}
-	batch->load = load;
-	batch->part = part;
-	batch->first = part->at;
-	batch->count = left < gpu->sync_batch ? left : gpu->sync_batch;
-	batch->layer = r > 0 ? l->end[r - 1] : 0;
-	batch->layers = pass->whole ? 0 : l->end[r] - batch->layer;
-	batch->ranges = pass->whole ? load->ranges : 1u;
-	status = kvx_gpu_load_submit_batch(worker, batch);
-	if (batch->job) {
-		l->last[r].batch = batch;
-		l->last[r].serial = batch->serial;
-	} else {
-		batch->load = NULL;
-	}
-	if (status != KVC_OK && status != KVC_ERR_BUSY) {
-		kvx_wload_close(worker, load, status);
-	}
-	if (status != KVC_OK) {
-		return 0;
-	}
-	part->at += batch->count;
-
-	return batch->count;
-}
-
-/* Send the blocks of the load that the pass still lacks: 1 when all are sent. */
-static int send_load(kvx_worker_t *worker, kvx_wload_t *load, const kvx_wpass_t *pass)
-{
-	int sent = 1;
-
-	atomic_fetch_add(&load->active, 1u);
-	for (uint32_t p = 0; p < load->parts && sent; p++) {
-		kvx_wpart_t *part = &load->part[p];
-
-		while (part->at < pass_end(part, pass) && sent && atomic_load(&load->cause) == KVC_PENDING) {
-			(void)pthread_mutex_lock(&worker->gpu->lock);
-			sent = send_blocks(worker, load, part, pass) > 0 || atomic_load(&load->cause) != KVC_PENDING;
-			(void)pthread_mutex_unlock(&worker->gpu->lock);
-		}
-	}
-	atomic_fetch_sub(&load->active, 1u);
-
-	return sent;
-}
-
-static void send_pass(kvx_worker_t *worker, const kvx_wpass_t *pass)
-{
-	kvx_wlayers_t *l = &worker->gpu->layers;
-	uint32_t spins = 0;
-
-	if (pass->r > 0) {
-		l->last[pass->r] = l->last[pass->r - 1];
-	}
-	for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
-		for (uint32_t p = 0; p < load->parts; p++) {
-			load->part[p].at = pass->whole ? 0 : load->part[p].whole_blocks;
-		}
-	}
-	for (kvx_wload_t *load = worker->sync; load;) {
-		const uint32_t seen = kvx_gate_read(&worker->progress);
-
-		if (send_load(worker, load, pass)) {
-			load = load->next_sync;
-		} else {
-			kvx_gpu_load_wait(worker, seen, &spins);
-		}
-	}
-}
-
-int kvx_layers_send(kvx_worker_t *worker)
+int kvx_layers_plan(kvx_worker_t *worker)
 {
 	kvx_wlayers_t *l = &worker->gpu->layers;
 	const uint32_t all = count_wanted(worker);
@@ -299,15 +198,6 @@ int kvx_layers_send(kvx_worker_t *worker)
 		atomic_store(&load->remaining, atomic_load(&load->remaining) * l->count);
 	}
 	split_whole_blocks(worker);
-	send_pass(worker, &(kvx_wpass_t){.whole = 1});
-	for (uint32_t r = 0; r < l->count; r++) {
-		send_pass(worker, &(kvx_wpass_t){.r = r});
-	}
-	for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
-		for (uint32_t p = 0; p < load->parts; p++) {
-			atomic_store(&load->part[p].next, load->part[p].n);
-		}
-	}
 
 	return 1;
 }

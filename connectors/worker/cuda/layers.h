@@ -8,8 +8,8 @@
 int kvx_layers_await_blocks(kvx_worker_t *worker);
 /* A load of these bytes took the device ns. */
 void kvx_layers_add_rate_sample(kvx_worker_t *worker, uint64_t bytes, uint64_t ns);
-/* Submit the synchronous loads in layer ranges, if that pays and all their blocks are ready. 0: nothing was done. */
-int kvx_layers_send(kvx_worker_t *worker);
+/* The synchronous loads come in layer ranges, if that pays and all their blocks are ready. 0: nothing was done. */
+int kvx_layers_plan(kvx_worker_t *worker);
 /* The engine is about to read the layer: order its stream after the range it is in. 0: the driver refuses, so the host
  * must wait for all loads. */
 int kvx_layers_await(kvx_worker_t *worker, uint32_t layer);

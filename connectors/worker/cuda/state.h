@@ -49,12 +49,8 @@ struct kvx_gpu_batch {
 	kvk_gpu_job_t *job;
 	kvx_gpu_batch_done_t *done;
 	kvx_lane_t lane;
-	kvx_gpu_batch_t *next; /* in the lane, later */
-	kvx_wload_t *load;     /* NULL: a save's */
-	kvx_wpart_t *part;
-	uint32_t first, count;                /* blocks of the load's part */
-	uint32_t layer, layers;               /* of the load's group; layers 0: all */
-	uint32_t ranges;                      /* layer ranges of the load that this is */
+	kvx_gpu_batch_t *next;                /* in the lane, later */
+	kvx_wbatch_t of;                      /* what it copies of a load; its load is NULL: a save's */
 	uint64_t serial;                      /* tells whose job it is */
 	uint32_t n;                           /* moves, of saves */
 	kvx_wsave_t *saves[KVX_WORKER_MOVES]; /* of one group: whose a move is; each counts as active there */

@@ -8,9 +8,6 @@
 #include "worker/jobs/save.h"
 #include "worker/jobs/load.h"
 
-#define NAP_NS         UINT64_C(100000)
-#define SPINS          2000u
-#define GRACE_NS       UINT64_C(20000000) /* past its deadline the engine ends a load itself */
 #define PREFILL_TOKENS 16u /* of a request that a step computes: its kernels are of many waves of all SMs */
 
 void kvx_gpu_step_begin(kvx_worker_t *worker)
@@ -42,56 +39,17 @@ int kvx_gpu_order_async_loads(kvx_worker_t *worker)
 	return kvx_gpu_order_streams(worker, worker->gpu->compute, worker->gpu->load_async_stream);
 }
 
-static int all_settled(const kvx_worker_t *worker)
-{
-	for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
-		if (!kvx_wload_is_settled(load)) {
-			return 0;
-		}
-	}
-
-	return 1;
-}
-
-/* Time out overdue loads; their copies are ordered before the engine's next kernels on the device. 0: there are others.
+/* Until all are settled, or closed late: then their copies are ordered before the engine's next kernels on the device.
  */
-static int close_overdue(kvx_worker_t *worker)
-{
-	const uint64_t now = kvx_worker_now_ns();
-	int all = 1;
-
-	for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
-		if (kvx_wload_is_settled(load)) {
-			continue;
-		}
-		if (now >= load->deadline_ns + GRACE_NS) {
-			kvx_wload_close(worker, load, KVC_ERR_TIMEOUT);
-		} else {
-			all = 0;
-		}
-	}
-
-	return all;
-}
-
 static void wait_settled(kvx_worker_t *worker)
 {
 	uint32_t spins = 0;
+	int late = 0;
 
-	while (!all_settled(worker)) {
+	while (!late && !kvx_sync_loads_settled(worker)) {
 		const uint32_t seen = kvx_gate_read(&worker->progress);
 
-		if (kvx_gpu_complete_batches(worker) > 0) {
-			continue;
-		}
-		if (spins++ < SPINS) {
-			kvx_cpu_relax();
-			continue;
-		}
-		if (close_overdue(worker)) {
-			return;
-		}
-		kvx_gate_wait(&worker->progress, seen, NAP_NS);
+		late = kvx_gpu_complete_batches(worker) == 0 && kvx_sync_loads_pause(worker, seen, &spins);
 	}
 }
 
@@ -141,7 +99,7 @@ void kvx_gpu_step_end(kvx_worker_t *worker)
 	if (worker->sync) {
 		(void)kvx_gpu_complete_batches(worker);
 	}
-	if (all_settled(worker)) {
+	if (kvx_sync_loads_settled(worker)) {
 		kvx_gpu_step_settle(worker);
 	}
 }

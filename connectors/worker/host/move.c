@@ -57,14 +57,17 @@ void kvx_move_prepare(const kvx_worker_t *worker, const kvx_wgroup_t *group, con
 {
 	const kvk_geometry_t *g = &worker->geometry;
 	const kvk_paged_t *paged = &group->paged;
+	const uint64_t *first = source->leaves + (size_t)paged->first_head * g->leaves;
 	const uint32_t count = paged->layers * g->pieces;
 
+	move->data = (void *)(uintptr_t)source->data; /* scatter only reads both */
+	move->leaves = (uint64_t *)(uintptr_t)first;
+	if (paged->layers == worker->layout.layers) {
+		return; /* the group has all layers, so its leaves lie together */
+	}
 	for (uint32_t h = 0; h < paged->heads; h++) {
 		memcpy(leaves + (size_t)h * count,
-		       source->leaves + (size_t)(paged->first_head + h) * g->leaves +
-			       (size_t)paged->first_layer * g->pieces,
-		       count * sizeof *leaves);
+		       first + (size_t)h * g->leaves + (size_t)paged->first_layer * g->pieces, count * sizeof *leaves);
 	}
-	move->data = (void *)(uintptr_t)source->data; /* scatter only reads it */
 	move->leaves = leaves;
 }

@@ -14,8 +14,8 @@ typedef struct kvx_source {
 /* Copy block `from` of the group into the pool block at data, missing layers zero; its leaves go to scratch->leaves. */
 kvc_status_t kvx_move_gather(const kvx_worker_t *worker, const kvx_wgroup_t *group, const kvk_layout_t *layout,
 			     uint32_t from, void *data, kvx_scratch_t *scratch);
-/* Fill a move but for its block: the expected leaves of this group's layers are copied out of the block's, to
- * leaves[words]. */
+/* Fill a move but for its block: the expected leaves of this group's layers are in place, or copied to leaves[words].
+ */
 void kvx_move_prepare(const kvx_worker_t *worker, const kvx_wgroup_t *group, const kvx_source_t *source,
 		      kvk_move_t *move, uint64_t *leaves);
 /* Of a padded group: zero the pages of the rank's range that it has no layer for. */

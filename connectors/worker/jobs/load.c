@@ -11,6 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define NAP_NS        UINT64_C(500000)
+#define DEVICE_NAP_NS UINT64_C(100000)   /* nothing wakes who waits for a device */
+#define GRACE_NS      UINT64_C(20000000) /* past its deadline the engine ends a load itself */
+
 /* ---- making one (engine's thread) ------------------------------------------------------------ */
 
 /* Bytes of all arrays behind the parts, and of the request's id. */
@@ -149,92 +153,146 @@ int kvx_wload_is_settled(kvx_wload_t *load)
 
 /* ---- copying (any thread) -------------------------------------------------------------------- */
 
-uint32_t kvx_wpart_take(kvx_wpart_t *part, uint32_t most, uint32_t *p_first)
+uint32_t kvx_wpart_take(kvx_wpart_t *part, uint32_t end, uint32_t most, uint32_t *p_first)
 {
 	uint32_t first = atomic_load(&part->next);
-	uint32_t limit, count;
+	uint32_t count;
 
 	do {
-		limit = atomic_load(&part->limit);
-		if (first >= limit) {
+		if (first >= end) {
 			return 0;
 		}
-		count = limit - first < most ? limit - first : most;
+		count = end - first < most ? end - first : most;
 	} while (!atomic_compare_exchange_weak(&part->next, &first, first + count));
 	*p_first = first;
 
 	return count;
 }
 
-/* Fill in the moves of blocks [first, first + count) with a destination: how many. */
-static uint32_t prepare_moves(const kvx_worker_t *worker, const kvx_wpart_t *part, uint32_t first, uint32_t count,
-			      kvx_scratch_t *scratch)
+uint32_t kvx_wbatch_prepare(const kvx_worker_t *worker, const kvx_wbatch_t *batch, kvk_move_t *moves, uint64_t *leaves)
 {
-	uint32_t moves = 0;
+	const kvx_wpart_t *part = batch->part;
+	uint32_t n = 0;
 
-	for (uint32_t i = first; i < first + count; i++) {
+	for (uint32_t i = batch->first; i < batch->first + batch->count; i++) {
+		if (part->ids[i] != KVX_NO_BLOCK) {
+			kvx_move_prepare(worker, part->group, &part->sources[i], &moves[n],
+					 leaves + (size_t)n * worker->words);
+			moves[n++].block = part->ids[i];
+		}
+	}
+
+	return n;
+}
+
+/* Enter the results of the moves: how many blocks are complete with them. */
+static uint32_t enter_results(const kvx_wbatch_t *batch, kvc_status_t status, const kvk_gpu_job_t *job, uint32_t moves)
+{
+	const uint32_t ranges = batch->load->ranges;
+	kvx_wpart_t *part = batch->part;
+	uint32_t good = 0, move = 0;
+
+	for (uint32_t i = batch->first; i < batch->first + batch->count && move < moves; i++) {
 		if (part->ids[i] == KVX_NO_BLOCK) {
 			continue;
 		}
-		kvx_move_prepare(worker, part->group, &part->sources[i], &scratch->moves[moves],
-				 scratch->leaves + (size_t)moves * worker->words);
-		scratch->moves[moves].block = part->ids[i];
-		scratch->index[moves] = i;
-		moves++;
+		move++;
+		if (status == KVC_ERR_CORRUPT && (job ? kvk_gpu_move_is_bad(job, move - 1) : move == moves)) {
+			part->results[i] = KVX_BLOCK_BAD;
+			continue;
+		}
+		part->ranges_done[i] = (uint8_t)(part->ranges_done[i] + batch->ranges);
+		part->results[i] = part->ranges_done[i] == ranges ? KVX_BLOCK_GOOD : part->results[i];
+		good += part->ranges_done[i] == ranges;
 	}
 
-	return moves;
+	return good;
 }
 
-static void copy_blocks(kvx_worker_t *worker, kvx_wload_t *load, kvx_wpart_t *part, uint32_t first, uint32_t count,
-			kvx_scratch_t *scratch)
+void kvx_wbatch_complete(kvx_worker_t *worker, const kvx_wbatch_t *batch, kvc_status_t status, const kvk_gpu_job_t *job,
+			 uint32_t moves)
 {
-	const kvk_paged_t *paged = &part->group->paged;
-	const uint32_t moves = prepare_moves(worker, part, first, count, scratch);
-	kvc_status_t status = kvc_lease_state(part->lease);
-	kvc_status_t after;
-	uint32_t good = moves, bad = 0;
+	const kvk_paged_t *paged = &batch->part->group->paged;
+	const uint32_t done = batch->count * batch->ranges;
+	const kvc_status_t after = kvc_lease_state(batch->part->lease);
+	const kvc_status_t verdict = after != KVC_OK ? after : status;
+	kvx_wload_t *load = batch->load;
+	uint32_t good;
 
-	if (status == KVC_OK && moves > 0) {
-		status = (kvc_status_t)kvk_scatter(load->layout, paged, scratch->moves, moves, &bad);
-		after = kvc_lease_state(part->lease);
-		good = status == KVC_ERR_CORRUPT ? bad : moves;
-		status = after != KVC_OK ? after : status;
+	if (verdict == KVC_OK || verdict == KVC_ERR_CORRUPT) {
+		good = enter_results(batch, status, job, moves);
+		atomic_fetch_add(&load->verified, good);
+		atomic_fetch_add(&load->bytes,
+				 (uint64_t)good * paged->heads * paged->layers * worker->geometry.page_bytes);
 	}
-	if (status != KVC_OK && status != KVC_ERR_CORRUPT) {
-		kvx_wload_close(worker, load, status);
-		return;
-	}
-
-	for (uint32_t i = 0; i < good; i++) {
-		part->results[scratch->index[i]] = KVX_BLOCK_GOOD;
-	}
-	atomic_fetch_add(&load->verified, good);
-	atomic_fetch_add(&load->bytes, (uint64_t)good * paged->heads * paged->layers * worker->geometry.page_bytes);
-	if (status == KVC_ERR_CORRUPT) {
-		part->results[scratch->index[bad]] = KVX_BLOCK_BAD;
-		kvx_wload_close(worker, load, status);
-	} else if (atomic_fetch_sub(&load->remaining, count) == count) {
+	if (verdict != KVC_OK) {
+		kvx_wload_close(worker, load, verdict);
+	} else if (atomic_fetch_sub(&load->remaining, done) == done) {
 		kvx_wload_close(worker, load, KVC_OK);
 	}
 }
 
+static void copy_batch(kvx_worker_t *worker, const kvx_wbatch_t *batch, kvx_scratch_t *scratch)
+{
+	const kvx_wpart_t *part = batch->part;
+	const uint32_t moves = kvx_wbatch_prepare(worker, batch, scratch->moves, scratch->leaves);
+	kvc_status_t status = kvc_lease_state(part->lease);
+	uint32_t bad = 0;
+
+	if (status == KVC_OK && moves > 0) {
+		status = (kvc_status_t)kvk_scatter(batch->load->layout, &part->group->paged, scratch->moves, moves,
+						   &bad);
+	}
+	kvx_wbatch_complete(worker, batch, status, NULL, status == KVC_ERR_CORRUPT ? bad + 1 : moves);
+}
+
 uint32_t kvx_wload_copy(kvx_worker_t *worker, kvx_wload_t *load, kvx_scratch_t *scratch)
 {
-	uint32_t count = 0;
+	kvx_wbatch_t batch = {.load = load, .ranges = 1};
 
 	atomic_fetch_add(&load->active, 1u);
 	if (atomic_load(&load->may_copy) && atomic_load(&load->cause) == KVC_PENDING) {
-		for (uint32_t p = 0; p < load->parts && count == 0; p++) {
-			uint32_t first = 0;
-
-			count = kvx_wpart_take(&load->part[p], worker->batch, &first);
-			if (count > 0) {
-				copy_blocks(worker, load, &load->part[p], first, count, scratch);
-			}
+		for (uint32_t p = 0; p < load->parts && batch.count == 0; p++) {
+			batch.part = &load->part[p];
+			batch.count = kvx_wpart_take(batch.part, atomic_load(&batch.part->limit), worker->batch,
+						     &batch.first);
+		}
+		if (batch.count > 0) {
+			copy_batch(worker, &batch, scratch);
 		}
 	}
 	atomic_fetch_sub(&load->active, 1u);
 
-	return count;
+	return batch.count;
+}
+
+/* ---- waiting for the synchronous ones (engine's thread) --------------------------------------- */
+
+int kvx_sync_loads_settled(const kvx_worker_t *worker)
+{
+	for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
+		if (!kvx_wload_is_settled(load)) {
+			return 0;
+		}
+	}
+
+	return 1;
+}
+
+/* The transfer thread watches deadlines; if it hangs in a system call, the engine's thread does not wait for it. */
+int kvx_sync_loads_pause(kvx_worker_t *worker, uint32_t seen, uint32_t *p_spins)
+{
+	const uint64_t now = kvx_worker_now_ns();
+	int all = 1;
+
+	for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
+		if (now >= load->deadline_ns + GRACE_NS) {
+			kvx_wload_close(worker, load, KVC_ERR_TIMEOUT);
+		} else {
+			all = all && kvx_wload_is_settled(load);
+		}
+	}
+	kvx_gate_pause(&worker->progress, seen, p_spins, worker->gpu ? DEVICE_NAP_NS : NAP_NS);
+
+	return all;
 }

@@ -15,7 +15,6 @@ typedef struct kvx_wpart {
 	kvx_source_t *sources;  /* [n], filled up to `limit` */
 	uint8_t *results;       /* [n] kvx_block_result_t, written by the copying thread */
 	uint8_t *ranges_done;   /* [n] layer ranges that are loaded; of a cache in GPU memory */
-	uint32_t at;            /* blocks sent of the current layer range */
 	uint32_t whole_blocks;  /* blocks before this one come with all layers in one copy */
 	kvc_lease_t *lease;     /* the transfer thread's; copying threads read its state */
 	uint32_t leased_blocks; /* that the lease covers */
@@ -52,15 +51,36 @@ typedef struct kvx_wload {
 	kvx_wpart_t part[];
 } kvx_wload_t;
 
+/* What one copy brings of a load: some blocks of a part, all their layers or one range of them. */
+typedef struct kvx_wbatch {
+	kvx_wload_t *load;
+	kvx_wpart_t *part;
+	uint32_t first, count;
+	uint32_t layer, layers; /* of the group; layers 0: all */
+	uint32_t ranges;        /* layer ranges of the load that these are */
+} kvx_wbatch_t;
+
 /* Of a LOAD record, to be freed with free(); NULL: out of memory, or the record is not sound. Engine's thread. */
 kvx_wload_t *kvx_wload_create(kvx_worker_t *worker, const kvx_msg_load_t *record);
 /* The first cause stays. */
 void kvx_wload_close(kvx_worker_t *worker, kvx_wload_t *load, kvc_status_t cause);
 /* Closed, and no copy uses it. */
 int kvx_wload_is_settled(kvx_wload_t *load);
-/* Take up to `most` blocks: *p_first and how many. Any thread. */
-uint32_t kvx_wpart_take(kvx_wpart_t *part, uint32_t most, uint32_t *p_first);
+/* Take up to `most` blocks before `end`: *p_first and how many. Any thread. */
+uint32_t kvx_wpart_take(kvx_wpart_t *part, uint32_t end, uint32_t most, uint32_t *p_first);
+/* Fill in the moves of the batch's blocks with a destination: how many. leaves: [count][words]. */
+uint32_t kvx_wbatch_prepare(const kvx_worker_t *worker, const kvx_wbatch_t *batch, kvk_move_t *moves, uint64_t *leaves);
+/* The copy of the batch's first `moves` moves has ended with this status. CORRUPT: the device's job tells which blocks
+ * are bad; without a job it is the last of the moves. */
+void kvx_wbatch_complete(kvx_worker_t *worker, const kvx_wbatch_t *batch, kvc_status_t status, const kvk_gpu_job_t *job,
+			 uint32_t moves);
 /* Copy one batch if there is one: how many blocks. Any thread. */
 uint32_t kvx_wload_copy(kvx_worker_t *worker, kvx_wload_t *load, kvx_scratch_t *scratch);
+
+/* The synchronous loads of the step are settled. Engine's thread. */
+int kvx_sync_loads_settled(const kvx_worker_t *worker);
+/* One round of waiting for them; past their deadline they are closed. 1: all of them are settled, or were closed late,
+ * and copies of them may be in flight. */
+int kvx_sync_loads_pause(kvx_worker_t *worker, uint32_t seen, uint32_t *p_spins);
 
 #endif

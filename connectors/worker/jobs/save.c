@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SPINS  2000u
 #define NAP_NS UINT64_C(200000)
 
 /* ---- making one (engine's thread) ------------------------------------------------------------ */
@@ -190,19 +189,15 @@ void kvx_saves_submit_deferred(kvx_worker_t *worker, int drop)
 
 int kvx_wsave_await_import(kvx_worker_t *worker, kvx_wsave_t *save)
 {
-	for (uint32_t spins = 0; atomic_load(&save->imported) == KVC_PENDING; spins++) {
+	uint32_t spins = 0;
+
+	for (;;) {
 		const uint32_t seen = kvx_gate_read(&worker->progress);
 
-		if (spins < SPINS) {
-			kvx_cpu_relax();
-			continue;
+		if (atomic_load(&save->imported) != KVC_PENDING || kvx_worker_now_ns() >= worker->fence_until) {
+			break;
 		}
-		if (kvx_worker_now_ns() >= worker->fence_until) {
-			return 0;
-		}
-		if (atomic_load(&save->imported) == KVC_PENDING) {
-			kvx_gate_wait(&worker->progress, seen, NAP_NS);
-		}
+		kvx_gate_pause(&worker->progress, seen, &spins, NAP_NS);
 	}
 
 	return atomic_load(&save->imported) == KVC_OK;
