@@ -7,67 +7,36 @@
 #include "worker/cuda/save.h"
 #include "worker/cuda/batch.h"
 #include "worker/cuda/pool_memory.h"
-#include "worker/host/move.h"
 #include "worker/jobs/save.h"
-#include "worker/submit.h"
 
 #define STAGED_LEAST                                                                                                   \
 	(UINT64_C(256) << 10) /* contiguous bytes in the pool from which on the copy engine is worth its calls */
 
 /* ---- submitting ------------------------------------------------------------------------------ */
 
-static int is_fenced(const kvx_worker_t *worker, const kvx_wsave_t *save, uint32_t i)
-{
-	const uint32_t id = save->ids[i];
-
-	return id != KVX_NO_BLOCK && worker->fence[id / 64u] >> id % 64u & 1u;
-}
-
-/* Add block i of the save to the batch. Not OK: the block is unchanged; ALREADY: nothing to do. */
-static kvc_status_t add_block(kvx_worker_t *worker, kvx_gpu_batch_t *batch, kvx_wsave_t *save, uint32_t i)
-{
-	kvx_wgpu_t *gpu = worker->gpu;
-	void *data = NULL;
-	kvc_status_t status = kvc_put_block(save->put, i, &data);
-
-	/* Without room for its digests it would be copied for nothing, again and again. */
-	status = status == KVC_OK ? kvc_put_digests(save->put, i, NULL) : status;
-	if (status == KVC_OK && !kvk_gpu_is_registered(gpu->gpu, data, worker->geometry.block_bytes)) {
-		status = KVX_ERR_FAULT;
-	}
-	if ((status != KVC_OK && status != KVC_ALREADY) || !kvx_wsave_take_block(save, i)) {
-		return status;
-	}
-	if (status == KVC_ALREADY) {
-		kvx_wsave_release_block(worker, save, i, KVX_MARK_DONE);
-		return status;
-	}
-	if (save->group->padded) {
-		kvx_move_zero_padding(worker, save->group, data);
-	}
-	atomic_fetch_add(&save->active, 1u);
-	gpu->moves[batch->n] = (kvk_move_t){
-		.block = save->ids[i], .data = data, .leaves = batch->leaves + (size_t)batch->n * worker->words};
-	batch->saves[batch->n] = save;
-	batch->index[batch->n++] = i;
-
-	return KVC_OK;
-}
-
 /* Add waiting blocks of the save: those of the fence, or from the first on. Not OK: why the next one cannot be copied
  * now, or ever. */
 static kvc_status_t add_blocks(kvx_worker_t *worker, kvx_gpu_batch_t *batch, kvx_wsave_t *save, int fence)
 {
-	kvc_status_t status = KVC_OK;
-
 	for (uint32_t i = fence ? 0 : save->at; i < save->n && batch->n < worker->gpu->save_batch; i++) {
-		if (atomic_load(&save->state[i]) != KVX_MARK_WAITING || (fence && !is_fenced(worker, save, i))) {
+		kvk_move_t *move = &worker->gpu->moves[batch->n];
+		kvc_status_t status;
+
+		if (atomic_load(&save->state[i]) != KVX_MARK_WAITING ||
+		    (fence && !kvx_wsave_is_fenced(worker, save, i))) {
 			continue;
 		}
-		status = add_block(worker, batch, save, i);
-		if (status != KVC_OK && status != KVC_ALREADY) {
+		status = kvx_wsave_begin_block(worker, save, i, &move->data);
+		if (status == KVC_ALREADY) {
+			continue;
+		}
+		if (status != KVC_OK) {
 			return status;
 		}
+		move->block = save->ids[i];
+		move->leaves = batch->leaves + (size_t)batch->n * worker->words;
+		batch->saves[batch->n] = save;
+		batch->index[batch->n++] = i;
 	}
 
 	return KVC_OK;
@@ -92,14 +61,11 @@ static void add_other_saves(kvx_worker_t *worker, kvx_gpu_batch_t *batch, const 
 static void return_blocks(kvx_worker_t *worker, kvx_gpu_batch_t *batch, int give_up)
 {
 	for (uint32_t m = 0; m < batch->n; m++) {
-		kvx_wsave_t *save = batch->saves[m];
-
 		if (give_up) {
-			kvx_wsave_release_block(worker, save, batch->index[m], KVX_MARK_DROPPED);
+			kvx_wsave_end_block(worker, batch->saves[m], batch->index[m], NULL, NULL);
 		} else {
-			atomic_store(&save->state[batch->index[m]], KVX_MARK_WAITING);
+			kvx_wsave_return_block(batch->saves[m], batch->index[m]);
 		}
-		atomic_fetch_sub(&save->active, 1u);
 	}
 }
 
@@ -121,35 +87,14 @@ static kvk_gpu_way_t choose_way(const kvx_worker_t *worker, const kvx_wsave_t *s
 	return run >= STAGED_LEAST ? KVK_GPU_STAGED : KVK_GPU_AUTO;
 }
 
-/* A block was read: its digests go to the daemon's staging. */
-static kvc_status_t hand_in_digests(kvx_worker_t *worker, const kvx_gpu_batch_t *batch, uint32_t m)
-{
-	const kvx_wsave_t *save = batch->saves[m];
-	uint64_t *leaves = batch->leaves + (size_t)m * worker->words;
-
-	if (save->group->padded) {
-		kvx_move_pad_leaves(worker, save->group, leaves, worker->gpu->padded);
-		leaves = worker->gpu->padded;
-	}
-
-	return kvc_put_digests(save->put, batch->index[m], leaves);
-}
-
 static void complete_saves(kvx_worker_t *worker, kvx_gpu_batch_t *batch, kvc_status_t status)
 {
-	const kvk_paged_t *paged = &batch->saves[0]->group->paged;
-	const uint64_t bytes = (uint64_t)paged->heads * paged->layers * worker->geometry.page_bytes;
-	uint32_t done = 0;
+	const int good = status == KVC_OK && !batch->poisoned;
 
 	for (uint32_t m = 0; m < batch->n; m++) {
-		const int good = status == KVC_OK && !batch->poisoned && hand_in_digests(worker, batch, m) == KVC_OK;
-		kvx_wsave_t *save = batch->saves[m];
-
-		kvx_wsave_release_block(worker, save, batch->index[m], good ? KVX_MARK_DONE : KVX_MARK_DROPPED);
-		done += good ? 1u : 0u;
-		atomic_fetch_sub(&save->active, 1u); /* the save may be freed now */
+		kvx_wsave_end_block(worker, batch->saves[m], batch->index[m],
+				    good ? batch->leaves + (size_t)m * worker->words : NULL, worker->gpu->padded);
 	}
-	kvx_stat_add(&worker->stats.save_bytes, done * bytes);
 	kvx_stat_add(&worker->stats.save_ns, kvx_worker_now_ns() - batch->begin_ns);
 }
 
@@ -215,28 +160,13 @@ static kvc_status_t register_next(kvx_worker_t *worker, const kvx_wsave_t *save)
 	return status == KVC_ERR_BUSY && looked > 1 ? KVC_OK : status;
 }
 
-/* Skip blocks that are done. REVOKED: a block was given up. */
-static kvc_status_t skip_done(kvx_wsave_t *save)
-{
-	while (save->at < save->n) {
-		const uint8_t state = atomic_load(&save->state[save->at]);
-
-		if (state != KVX_MARK_DONE) {
-			return state == KVX_MARK_DROPPED ? KVC_ERR_REVOKED : KVC_OK;
-		}
-		save->at++;
-	}
-
-	return KVC_OK;
-}
-
 kvc_status_t kvx_gpu_send_save(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t *p_moved)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
 	const int full = atomic_load(&gpu->in_flight) - atomic_load(&gpu->loads_in_flight) >= KVX_GPU_SAVES_AHEAD ||
 			 (uint64_t)atomic_load(&gpu->save_blocks_in_flight) * worker->geometry.block_bytes >=
 				 KVX_GPU_SAVE_AHEAD_BYTES;
-	kvc_status_t status = full ? KVC_PENDING : register_next(worker, save), passed;
+	kvc_status_t status = full ? KVC_PENDING : register_next(worker, save);
 
 	*p_moved = 0;
 	if (status == KVC_OK) {
@@ -249,74 +179,30 @@ kvc_status_t kvx_gpu_send_save(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t
 		status = KVC_OK;
 	}
 
-	passed = skip_done(save);
-
-	return passed == KVC_OK ? status : passed;
+	return status;
 }
 
 /* ---- fences (engine's thread) ---------------------------------------------------------------- */
 
-/* A block of the fence still waits. */
-static int has_waiting(const kvx_worker_t *worker, kvx_wsave_t *save)
+uint32_t kvx_gpu_send_fenced(kvx_worker_t *worker, kvx_wsave_t *save)
 {
-	for (uint32_t i = 0; i < save->n; i++) {
-		if (is_fenced(worker, save, i) && atomic_load(&save->state[i]) == KVX_MARK_WAITING) {
-			return 1;
-		}
-	}
-
-	return 0;
-}
-
-/* Submit one batch of the save's fenced blocks on the engine's stream: how many. 0: none can be submitted now. */
-static uint32_t send_fenced(kvx_worker_t *worker, kvx_wsave_t *save)
-{
-	kvx_wgpu_t *gpu = worker->gpu;
 	uint32_t sent = 0;
 
-	atomic_fetch_add(&save->active, 1u);
-	(void)pthread_mutex_lock(&gpu->lock);
-	if (!atomic_load(&save->closed)) {
-		(void)send_batch(worker, save, 1, &sent);
+	(void)pthread_mutex_lock(&worker->gpu->lock);
+	(void)send_batch(worker, save, 1, &sent);
+	(void)pthread_mutex_unlock(&worker->gpu->lock);
+	if (sent == 0) {
+		(void)kvx_gpu_complete_batches(worker);
 	}
-	(void)pthread_mutex_unlock(&gpu->lock);
-	atomic_fetch_sub(&save->active, 1u);
 
 	return sent;
-}
-
-static void send_waiting(kvx_worker_t *worker, kvx_wsave_t *save)
-{
-	if (!has_waiting(worker, save) || !kvx_wsave_await_import(worker, save)) {
-		return;
-	}
-	while (has_waiting(worker, save) && !atomic_load(&save->closed)) {
-		if (send_fenced(worker, save) > 0) {
-			continue;
-		}
-		if (kvx_worker_now_ns() >= worker->fence_retry) {
-			return;
-		}
-		kvx_transfer_wake(worker);
-		(void)kvx_gpu_complete_batches(worker);
-		kvx_cpu_relax();
-	}
-}
-
-static void drop_waiting(kvx_worker_t *worker, kvx_wsave_t *save)
-{
-	for (uint32_t i = 0; i < save->n; i++) {
-		if (is_fenced(worker, save, i)) {
-			kvx_wsave_drop_block(worker, save, i);
-		}
-	}
 }
 
 /* If the batch reads a block of the fence, what the engine enqueues from now on comes after it. */
 static void order_batch(kvx_worker_t *worker, kvx_gpu_batch_t *batch)
 {
 	for (uint32_t m = 0; m < batch->n; m++) {
-		if (is_fenced(worker, batch->saves[m], batch->index[m])) {
+		if (kvx_wsave_is_fenced(worker, batch->saves[m], batch->index[m])) {
 			if (kvk_gpu_order_after_job(batch->job, worker->gpu->compute) != KV_OK) {
 				batch->poisoned = 1;
 			}
@@ -325,26 +211,11 @@ static void order_batch(kvx_worker_t *worker, kvx_gpu_batch_t *batch)
 	}
 }
 
-void kvx_gpu_save_fenced(kvx_worker_t *worker)
+void kvx_gpu_order_fenced(kvx_worker_t *worker)
 {
-	kvx_wgpu_t *gpu = worker->gpu;
-
-	for (kvx_wjob_t *job = worker->saves; job; job = job->next) {
-		if (!atomic_load(&job->completed)) {
-			send_waiting(worker, (kvx_wsave_t *)job);
-		}
-	}
-	/* Under the lock, so that no thread submits a block that is given up here. */
-	(void)pthread_mutex_lock(&gpu->lock);
-	for (kvx_wjob_t *job = worker->saves; job; job = job->next) {
-		if (!atomic_load(&job->completed)) {
-			drop_waiting(worker, (kvx_wsave_t *)job);
-		}
-	}
 	for (uint32_t i = KVX_GPU_LOADS; i < KVX_GPU_BATCHES; i++) {
-		if (gpu->batches[i].job) {
-			order_batch(worker, &gpu->batches[i]);
+		if (worker->gpu->batches[i].job) {
+			order_batch(worker, &worker->gpu->batches[i]);
 		}
 	}
-	(void)pthread_mutex_unlock(&gpu->lock);
 }

@@ -39,10 +39,13 @@ void kvx_copy_thread_run(kvx_copy_thread_t *helper)
 		loads = atomic_load(&worker->shared_loads);
 		copied = copy_loads(worker, loads, &helper->scratch);
 		atomic_fetch_sub(&worker->copy_threads_inside, 1u);
-		if (copied > 0) {
-			spins = 0;
-		} else {
-			kvx_gate_pause(&worker->work, seen, &spins, loads ? NAP_NS : IDLE_NS);
+		if (copied == 0 && loads) {
+			kvx_gate_pause(&worker->work, seen, &spins, NAP_NS);
+			continue;
+		}
+		spins = 0;
+		if (!loads) {
+			kvx_gate_wait(&worker->work, seen, IDLE_NS);
 		}
 	}
 }

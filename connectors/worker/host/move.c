@@ -37,21 +37,6 @@ void kvx_move_pad_leaves(const kvx_worker_t *worker, const kvx_wgroup_t *group, 
 	}
 }
 
-kvc_status_t kvx_move_gather(const kvx_worker_t *worker, const kvx_wgroup_t *group, const kvk_layout_t *layout,
-			     uint32_t from, void *data, kvx_scratch_t *scratch)
-{
-	const kvk_move_t move = {
-		.block = from, .data = data, .leaves = group->padded ? scratch->gathered : scratch->leaves};
-	const kvc_status_t status = (kvc_status_t)kvk_gather(layout, &group->paged, &move, 1);
-
-	if (status == KVC_OK && group->padded) {
-		kvx_move_zero_padding(worker, group, data);
-		kvx_move_pad_leaves(worker, group, scratch->gathered, scratch->leaves);
-	}
-
-	return status;
-}
-
 void kvx_move_prepare(const kvx_worker_t *worker, const kvx_wgroup_t *group, const kvx_source_t *source,
 		      kvk_move_t *move, uint64_t *leaves)
 {

@@ -11,9 +11,6 @@ typedef struct kvx_source {
 	const uint64_t *leaves; /* of the whole block */
 } kvx_source_t;
 
-/* Copy block `from` of the group into the pool block at data, missing layers zero; its leaves go to scratch->leaves. */
-kvc_status_t kvx_move_gather(const kvx_worker_t *worker, const kvx_wgroup_t *group, const kvk_layout_t *layout,
-			     uint32_t from, void *data, kvx_scratch_t *scratch);
 /* Fill a move but for its block: the expected leaves of this group's layers are in place, or copied to leaves[words].
  */
 void kvx_move_prepare(const kvx_worker_t *worker, const kvx_wgroup_t *group, const kvx_source_t *source,

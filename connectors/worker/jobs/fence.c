@@ -10,6 +10,7 @@
 
 #define IMPORT_NS UINT64_C(20000000) /* longest wait for the transfer thread to import new puts */
 #define RETRY_NS  UINT64_C(2000000)  /* for a slab announced by the daemon and not mapped yet */
+#define NAP_NS    UINT64_C(200000)
 
 void kvx_fence_begin(kvx_worker_t *worker)
 {
@@ -39,34 +40,88 @@ void kvx_fence_save_all(kvx_worker_t *worker)
 	kvx_fence_save(worker);
 }
 
-/* Block i is read, or given up, when this returns. */
-static void save_fenced_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i)
+static void await_import(kvx_worker_t *worker, const kvx_wsave_t *save)
 {
-	if (atomic_load(&save->state[i]) >= KVX_MARK_DONE) {
+	uint32_t spins = 0;
+
+	for (;;) {
+		const uint32_t seen = kvx_gate_read(&worker->progress);
+
+		if (atomic_load(&save->imported) != KVC_PENDING || kvx_worker_now_ns() >= worker->fence_until) {
+			return;
+		}
+		kvx_gate_pause(&worker->progress, seen, &spins, NAP_NS);
+	}
+}
+
+/* A block of the fence still waits. */
+static int has_waiting(const kvx_worker_t *worker, const kvx_wsave_t *save)
+{
+	for (uint32_t i = 0; i < save->n; i++) {
+		if (kvx_wsave_is_fenced(worker, save, i) && atomic_load(&save->state[i]) == KVX_MARK_WAITING) {
+			return 1;
+		}
+	}
+
+	return 0;
+}
+
+/* In host memory: how many blocks of the fence were copied. */
+static uint32_t copy_fenced(kvx_worker_t *worker, kvx_wsave_t *save)
+{
+	uint32_t copied = 0;
+
+	for (uint32_t i = 0; i < save->n; i++) {
+		if (kvx_wsave_is_fenced(worker, save, i) && atomic_load(&save->state[i]) == KVX_MARK_WAITING) {
+			copied += kvx_wsave_copy_block(worker, save, i, &worker->scratch) == KVC_OK;
+		}
+	}
+
+	return copied;
+}
+
+/* Copy blocks of the fence, or send them to the device: how many. 0: none can be copied now. */
+static uint32_t copy_some(kvx_worker_t *worker, kvx_wsave_t *save)
+{
+	uint32_t copied = 0;
+
+	atomic_fetch_add(&save->active, 1u);
+	if (!atomic_load(&save->closed) && atomic_load(&save->imported) == KVC_OK) {
+		copied = worker->gpu ? kvx_gpu_send_fenced(worker, save) : copy_fenced(worker, save);
+	}
+	atomic_fetch_sub(&save->active, 1u);
+
+	return copied;
+}
+
+static void save_waiting(kvx_worker_t *worker, kvx_wsave_t *save)
+{
+	if (!has_waiting(worker, save)) {
 		return;
 	}
-	if (kvx_wsave_await_import(worker, save)) {
-		kvx_wsave_copy_block(worker, save, i, &worker->scratch);
-	}
-	while (atomic_load(&save->state[i]) < KVX_MARK_DONE && !atomic_load(&save->closed) &&
-	       kvx_worker_now_ns() < worker->fence_retry) {
+	await_import(worker, save);
+	while (has_waiting(worker, save) && !atomic_load(&save->closed)) {
+		if (copy_some(worker, save) > 0) {
+			continue;
+		}
+		if (kvx_worker_now_ns() >= worker->fence_retry) {
+			return;
+		}
 		kvx_transfer_wake(worker);
-		kvx_wsave_copy_block(worker, save, i, &worker->scratch);
-	}
-	/* The transfer thread may return a block it could not copy: then it is given up here. */
-	while (atomic_load(&save->state[i]) < KVX_MARK_DONE) {
-		kvx_wsave_drop_block(worker, save, i);
 		kvx_cpu_relax();
 	}
 }
 
-static void save_fenced(kvx_worker_t *worker, kvx_wsave_t *save)
+/* What still waits is given up. In host memory another thread may be copying a block: soon it is done. */
+static void finish_fenced(kvx_worker_t *worker, kvx_wsave_t *save)
 {
 	for (uint32_t i = 0; i < save->n; i++) {
-		const uint32_t id = save->ids[i];
-
-		if (id != KVX_NO_BLOCK && worker->fence[id / 64u] >> id % 64u & 1u) {
-			save_fenced_block(worker, save, i);
+		if (!kvx_wsave_is_fenced(worker, save, i)) {
+			continue;
+		}
+		kvx_wsave_drop_block(worker, save, i);
+		while (!worker->gpu && atomic_load(&save->state[i]) < KVX_MARK_DONE) {
+			kvx_cpu_relax();
 		}
 	}
 }
@@ -81,13 +136,23 @@ void kvx_fence_save(kvx_worker_t *worker)
 
 	worker->fence_until = start + IMPORT_NS;
 	worker->fence_retry = start + RETRY_NS;
-	if (worker->gpu) {
-		kvx_gpu_save_fenced(worker);
-	}
-	for (kvx_wjob_t *job = worker->saves; job && !worker->gpu; job = job->next) {
+	for (kvx_wjob_t *job = worker->saves; job; job = job->next) {
 		if (!atomic_load(&job->completed)) {
-			save_fenced(worker, (kvx_wsave_t *)job);
+			save_waiting(worker, (kvx_wsave_t *)job);
 		}
+	}
+	if (worker->gpu) {
+		/* so that no thread submits a block that is given up here */
+		(void)pthread_mutex_lock(&worker->gpu->lock);
+	}
+	for (kvx_wjob_t *job = worker->saves; job; job = job->next) {
+		if (!atomic_load(&job->completed)) {
+			finish_fenced(worker, (kvx_wsave_t *)job);
+		}
+	}
+	if (worker->gpu) {
+		kvx_gpu_order_fenced(worker);
+		(void)pthread_mutex_unlock(&worker->gpu->lock);
 	}
 	memset(worker->fence, 0, (worker->max_blocks + 63u) / 64u * sizeof *worker->fence);
 	kvx_stat_add(&worker->stats.fences, worker->fence_count);

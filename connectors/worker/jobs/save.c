@@ -2,14 +2,13 @@
  * thread, and from there to DONE or DROPPED; a fence finds it by worker->save_marks until then. */
 #include "worker/jobs/save.h"
 #include "worker/config.h"
+#include "worker/cuda/state.h"
 #include "worker/failures.h"
 #include "worker/host/move.h"
 #include "worker/submit.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-#define NAP_NS UINT64_C(200000)
 
 /* ---- making one (engine's thread) ------------------------------------------------------------ */
 
@@ -63,7 +62,8 @@ kvx_wsave_t *kvx_wsave_create(kvx_worker_t *worker, const kvx_msg_save_t *record
 
 /* ---- one block (any thread) ------------------------------------------------------------------ */
 
-void kvx_wsave_release_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, kvx_mark_t end)
+/* A taken block was read, or never will be. */
+static void release_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, kvx_mark_t end)
 {
 	if (end == KVX_MARK_DROPPED) {
 		atomic_store(&save->dropped, 1u);
@@ -73,28 +73,11 @@ void kvx_wsave_release_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i
 	atomic_store(&save->state[i], (uint8_t)end);
 }
 
-int kvx_wsave_take_block(kvx_wsave_t *save, uint32_t i)
+static int take_block(kvx_wsave_t *save, uint32_t i)
 {
 	uint8_t waiting = KVX_MARK_WAITING;
 
 	return atomic_compare_exchange_strong(&save->state[i], &waiting, KVX_MARK_TAKEN);
-}
-
-static kvc_status_t copy_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, kvx_scratch_t *scratch)
-{
-	void *data = NULL;
-	kvc_status_t status = kvc_put_block(save->put, i, &data);
-
-	/* Without staging for its digests it would be copied in vain, again and again. */
-	status = status == KVC_OK ? kvc_put_digests(save->put, i, NULL) : status;
-	if (status == KVC_OK) {
-		status = kvx_move_gather(worker, save->group, save->layout, save->ids[i], data, scratch);
-		status = status == KVC_OK ? kvc_put_digests(save->put, i, scratch->leaves) : status;
-		kvx_stat_add(&worker->stats.save_bytes, (uint64_t)save->group->paged.heads * save->group->paged.layers *
-								worker->geometry.page_bytes);
-	}
-
-	return status == KVC_ALREADY ? KVC_OK : status;
 }
 
 /* The daemon must answer first: waiting loses nothing. */
@@ -103,35 +86,75 @@ int kvx_wsave_must_wait(kvc_status_t status)
 	return status == KVX_ERR_FAULT || status == KVC_ERR_BUSY;
 }
 
-/* A block that must wait stays as it was. */
-kvc_status_t kvx_wsave_copy_taken(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, kvx_scratch_t *scratch)
+kvc_status_t kvx_wsave_begin_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, void **p_data)
 {
-	const uint64_t start = kvx_worker_now_ns();
-	const kvc_status_t status = copy_block(worker, save, i, scratch);
+	kvc_status_t status = kvc_put_block(save->put, i, p_data);
 
-	if (kvx_wsave_must_wait(status)) {
-		atomic_store(&save->state[i], KVX_MARK_WAITING);
-	} else {
-		kvx_wsave_release_block(worker, save, i, status == KVC_OK ? KVX_MARK_DONE : KVX_MARK_DROPPED);
+	/* Without staging for its digests it would be copied in vain, again and again. */
+	status = status == KVC_OK ? kvc_put_digests(save->put, i, NULL) : status;
+	if (status == KVC_OK && worker->gpu &&
+	    !kvk_gpu_is_registered(worker->gpu->gpu, *p_data, worker->geometry.block_bytes)) {
+		status = KVX_ERR_FAULT;
 	}
-	kvx_stat_add(&worker->stats.save_ns, kvx_worker_now_ns() - start);
+	if (kvx_wsave_must_wait(status)) {
+		return status;
+	}
+	if (!take_block(save, i)) {
+		return KVC_ALREADY;
+	}
+	if (status != KVC_OK) {
+		release_block(worker, save, i, status == KVC_ALREADY ? KVX_MARK_DONE : KVX_MARK_DROPPED);
+		return status;
+	}
+	if (save->group->padded) {
+		kvx_move_zero_padding(worker, save->group, *p_data);
+	}
+	atomic_fetch_add(&save->active, 1u);
 
-	return status;
+	return KVC_OK;
 }
 
-void kvx_wsave_copy_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, kvx_scratch_t *scratch)
+void kvx_wsave_end_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, const uint64_t *leaves, uint64_t *padded)
 {
-	atomic_fetch_add(&save->active, 1u);
-	if (!atomic_load(&save->closed) && atomic_load(&save->imported) == KVC_OK && kvx_wsave_take_block(save, i)) {
-		(void)kvx_wsave_copy_taken(worker, save, i, scratch);
+	const kvk_paged_t *paged = &save->group->paged;
+	const uint64_t bytes = (uint64_t)paged->heads * paged->layers * worker->geometry.page_bytes;
+	int good = leaves != NULL;
+
+	if (good && save->group->padded) {
+		kvx_move_pad_leaves(worker, save->group, leaves, padded);
+		leaves = padded;
 	}
+	good = good && kvc_put_digests(save->put, i, leaves) == KVC_OK;
+	kvx_stat_add(&worker->stats.save_bytes, good ? bytes : 0);
+	release_block(worker, save, i, good ? KVX_MARK_DONE : KVX_MARK_DROPPED);
+	atomic_fetch_sub(&save->active, 1u); /* the save may be freed now */
+}
+
+void kvx_wsave_return_block(kvx_wsave_t *save, uint32_t i)
+{
+	atomic_store(&save->state[i], KVX_MARK_WAITING);
 	atomic_fetch_sub(&save->active, 1u);
+}
+
+kvc_status_t kvx_wsave_copy_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, kvx_scratch_t *scratch)
+{
+	const uint64_t start = kvx_worker_now_ns();
+	kvk_move_t move = {.block = save->ids[i], .leaves = scratch->gathered};
+	kvc_status_t status = kvx_wsave_begin_block(worker, save, i, &move.data);
+
+	if (status == KVC_OK) {
+		status = (kvc_status_t)kvk_gather(save->layout, &save->group->paged, &move, 1);
+		kvx_wsave_end_block(worker, save, i, status == KVC_OK ? move.leaves : NULL, scratch->leaves);
+		kvx_stat_add(&worker->stats.save_ns, kvx_worker_now_ns() - start);
+	}
+
+	return status == KVC_ALREADY ? KVC_OK : status;
 }
 
 void kvx_wsave_drop_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i)
 {
-	if (kvx_wsave_take_block(save, i)) {
-		kvx_wsave_release_block(worker, save, i, KVX_MARK_DROPPED);
+	if (take_block(save, i)) {
+		release_block(worker, save, i, KVX_MARK_DROPPED);
 	}
 }
 
@@ -185,20 +208,4 @@ void kvx_saves_submit_deferred(kvx_worker_t *worker, int drop)
 	}
 	worker->deferred = NULL;
 	worker->deferred_end = &worker->deferred;
-}
-
-int kvx_wsave_await_import(kvx_worker_t *worker, kvx_wsave_t *save)
-{
-	uint32_t spins = 0;
-
-	for (;;) {
-		const uint32_t seen = kvx_gate_read(&worker->progress);
-
-		if (atomic_load(&save->imported) != KVC_PENDING || kvx_worker_now_ns() >= worker->fence_until) {
-			break;
-		}
-		kvx_gate_pause(&worker->progress, seen, &spins, NAP_NS);
-	}
-
-	return atomic_load(&save->imported) == KVC_OK;
 }

@@ -26,28 +26,32 @@ typedef struct kvx_wsave {
 	_Atomic uint8_t state[]; /* [n] kvx_mark_t */
 } kvx_wsave_t;
 
+/* The engine is about to write block i. */
+static inline int kvx_wsave_is_fenced(const kvx_worker_t *worker, const kvx_wsave_t *save, uint32_t i)
+{
+	const uint32_t id = save->ids[i];
+
+	return id != KVX_NO_BLOCK && worker->fence[id / 64u] >> id % 64u & 1u;
+}
+
 /* Of a SAVE record, to be freed with free(); NULL: out of memory, or the record is not sound. Engine's thread. */
 kvx_wsave_t *kvx_wsave_create(kvx_worker_t *worker, const kvx_msg_save_t *record);
 /* To the transfer thread; a dropped save goes there too, which tells the daemon that nothing is written. */
 void kvx_save_submit(kvx_worker_t *worker, kvx_wsave_t *save);
 /* Submit the saves that wait for the end of their step (worker->deferred), or drop them. */
 void kvx_saves_submit_deferred(kvx_worker_t *worker, int drop);
-/* 1: block i is the caller's to read. */
-int kvx_wsave_take_block(kvx_wsave_t *save, uint32_t i);
-/* A taken block was read, or never will be. */
-void kvx_wsave_release_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, kvx_mark_t end);
-/* Copy a taken block. Not OK: it was given up, or the daemon must answer first (kvx_wsave_must_wait()) and it waits
- * again. */
-kvc_status_t kvx_wsave_copy_taken(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, kvx_scratch_t *scratch);
 int kvx_wsave_must_wait(kvc_status_t status);
-/* Copy block i if it waits. Any thread. */
-void kvx_wsave_copy_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, kvx_scratch_t *scratch);
+/* OK: the caller reads block i into *p_data, and counts as active until it ends or returns the block. ALREADY: nothing
+ * is to be read. Else the daemon must answer first (kvx_wsave_must_wait()), or the block was given up. Any thread. */
+kvc_status_t kvx_wsave_begin_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, void **p_data);
+/* Its digests; NULL: it could not be read, and is given up. padded: [words], for a group that lacks layers. */
+void kvx_wsave_end_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, const uint64_t *leaves, uint64_t *padded);
+/* It waits again. */
+void kvx_wsave_return_block(kvx_wsave_t *save, uint32_t i);
+/* In host memory: begin, copy and end block i. */
+kvc_status_t kvx_wsave_copy_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, kvx_scratch_t *scratch);
 /* Give block i up if it waits. */
 void kvx_wsave_drop_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i);
 /* Give up all of it that waits. */
 void kvx_wsave_drop(kvx_worker_t *worker, kvx_wsave_t *save);
-/* 1: the put is imported. 0: it is not, and the daemon must answer first. Engine's thread, until worker->fence_until.
- */
-int kvx_wsave_await_import(kvx_worker_t *worker, kvx_wsave_t *save);
-
 #endif

@@ -89,29 +89,36 @@ static int release_put(kvx_worker_t *worker, kvx_wsave_t *save)
 	return 1;
 }
 
-/* Copy up to a batch; skip blocks that a fence has saved. */
+/* In host memory: copy up to a batch; a fence may save blocks meanwhile. */
 static kvc_status_t copy_batch(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t *p_moved)
 {
 	kvc_status_t status = KVC_OK;
 	uint32_t moved = 0;
 
-	while (save->at < save->n && moved < worker->batch && status == KVC_OK) {
-		const uint8_t state = atomic_load(&save->state[save->at]);
-
-		if (state == KVX_MARK_WAITING && kvx_wsave_take_block(save, save->at)) {
-			status = kvx_wsave_copy_taken(worker, save, save->at, &worker->transfer_scratch);
+	for (uint32_t i = save->at; i < save->n && moved < worker->batch && status == KVC_OK; i++) {
+		if (atomic_load(&save->state[i]) == KVX_MARK_WAITING) {
+			status = kvx_wsave_copy_block(worker, save, i, &worker->transfer_scratch);
 			moved += status == KVC_OK;
-		} else if (state == KVX_MARK_DONE) {
-			save->at++;
-		} else if (state == KVX_MARK_DROPPED) {
-			status = KVC_ERR_REVOKED;
-		} else {
-			break; /* the engine is copying it */
 		}
 	}
 	*p_moved = moved;
 
 	return status;
+}
+
+/* Skip blocks that are done. REVOKED: a block was given up. */
+static kvc_status_t skip_done(kvx_wsave_t *save)
+{
+	while (save->at < save->n) {
+		const uint8_t state = atomic_load(&save->state[save->at]);
+
+		if (state != KVX_MARK_DONE) {
+			return state == KVX_MARK_DROPPED ? KVC_ERR_REVOKED : KVC_OK;
+		}
+		save->at++;
+	}
+
+	return KVC_OK;
 }
 
 /* 0: it has waited for too long. */
@@ -129,8 +136,10 @@ static kvc_status_t advance_save(kvx_worker_t *worker, kvx_wsave_t *save, uint64
 	const uint32_t at = save->at, ended = save->ended;
 	kvc_status_t status =
 		worker->gpu ? kvx_gpu_send_save(worker, save, p_moved) : copy_batch(worker, save, p_moved);
-	kvc_status_t handed = end_blocks(worker, save, save->at == save->n || status != KVC_OK);
+	kvc_status_t passed = skip_done(save), handed;
 
+	status = passed == KVC_OK ? status : passed;
+	handed = end_blocks(worker, save, save->at == save->n || status != KVC_OK);
 	if (save->at > at || save->ended > ended) {
 		save->stuck_ns = 0;
 	}
