@@ -4,6 +4,7 @@
  * that a save still has to read. */
 #include "worker/step_begin.h"
 #include "worker/completion.h"
+#include "worker/cuda/device.h"
 #include "worker/cuda/step.h"
 #include "worker/cuda/timers.h"
 #include "worker/failures.h"
@@ -26,11 +27,13 @@
 static void begin_save(kvx_worker_t *worker, const kvx_msg_save_t *record)
 {
 	kvx_wsave_t *save = kvx_wsave_create(worker, record);
+	const kvx_wgpu_t *gpu = worker->gpu;
 
 	if (!save) {
 		kvx_report_add_dropped(worker, record->put.id);
 	} else if (record->flags & KVX_MSG_COMPLETE) {
-		atomic_store(&save->dropped, worker->gpu && !kvx_gpu_order_saves(worker));
+		/* after what the engine has enqueued */
+		atomic_store(&save->dropped, gpu && !kvx_gpu_order_streams(worker, gpu->compute, gpu->save_stream));
 		kvx_save_submit(worker, save);
 	} else {
 		kvx_wjob_append(&worker->deferred_end, &save->job);
@@ -225,6 +228,7 @@ void kvx_step_begin(kvx_worker_t *worker, const void *message, size_t len)
 
 void kvx_worker_start_async_loads(kvx_worker_t *worker)
 {
+	const kvx_wgpu_t *gpu = worker->gpu;
 	uint32_t started = 0;
 	int ordered = 0;
 
@@ -232,11 +236,13 @@ void kvx_worker_start_async_loads(kvx_worker_t *worker)
 		kvx_wload_t *load = (kvx_wload_t *)job;
 
 		if (load->flags & KVX_MSG_ASYNC && !atomic_load_explicit(&load->may_copy, memory_order_relaxed)) {
-			ordered = ordered || !worker->gpu || kvx_gpu_order_async_loads(worker);
+			/* after what the engine has enqueued */
+			ordered =
+				ordered || !gpu || kvx_gpu_order_streams(worker, gpu->compute, gpu->load_async_stream);
 			if (!ordered) {
 				kvx_wload_close(worker, load, (kvc_status_t)KV_ERR_IO);
-			} else if (worker->gpu) {
-				kvx_timers_start_load(worker, load, worker->gpu->load_async_stream);
+			} else if (gpu) {
+				kvx_timers_start_load(worker, load, gpu->load_async_stream);
 			}
 			atomic_store(&load->may_copy, 1u);
 			started++;

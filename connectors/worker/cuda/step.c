@@ -29,16 +29,6 @@ void kvx_gpu_set_work(kvx_worker_t *worker, const kvx_msg_work_t *work)
 	atomic_store(&worker->gpu->is_prefill_step, work->longest >= PREFILL_TOKENS);
 }
 
-int kvx_gpu_order_saves(kvx_worker_t *worker)
-{
-	return kvx_gpu_order_streams(worker, worker->gpu->compute, worker->gpu->save_stream);
-}
-
-int kvx_gpu_order_async_loads(kvx_worker_t *worker)
-{
-	return kvx_gpu_order_streams(worker, worker->gpu->compute, worker->gpu->load_async_stream);
-}
-
 /* Until all are settled, or closed late: then their copies are ordered before the engine's next kernels on the device.
  */
 static void wait_settled(kvx_worker_t *worker)

@@ -9,10 +9,6 @@
 void kvx_gpu_step_begin(kvx_worker_t *worker);
 /* What the step computes. */
 void kvx_gpu_set_work(kvx_worker_t *worker, const kvx_msg_work_t *work);
-/* Saves of blocks complete before this step come after what the engine has enqueued. 0: they must not be made. */
-int kvx_gpu_order_saves(kvx_worker_t *worker);
-/* Asynchronous loads come after what the engine has enqueued. 0: they must not begin. */
-int kvx_gpu_order_async_loads(kvx_worker_t *worker);
 /* All synchronous loads are submitted and come before what the engine enqueues from now on. 1: layer by layer. */
 int kvx_gpu_step_load(kvx_worker_t *worker, int layers);
 /* Saves of this step come after it, and are submitted when its synchronous loads have succeeded. */

@@ -146,6 +146,13 @@ void kvx_wload_close(kvx_worker_t *worker, kvx_wload_t *load, kvc_status_t cause
 	}
 }
 
+void kvx_wload_count_done(kvx_worker_t *worker, kvx_wload_t *load, uint32_t blocks)
+{
+	if (atomic_fetch_sub(&load->remaining, blocks) == blocks) {
+		kvx_wload_close(worker, load, load->lacks_blocks ? KVC_MISS : KVC_OK);
+	}
+}
+
 int kvx_wload_is_settled(kvx_wload_t *load)
 {
 	return atomic_load(&load->cause) != KVC_PENDING && atomic_load(&load->active) == 0;
@@ -213,7 +220,6 @@ void kvx_wbatch_complete(kvx_worker_t *worker, const kvx_wbatch_t *batch, kvc_st
 			 uint32_t moves)
 {
 	const kvk_paged_t *paged = &batch->part->group->paged;
-	const uint32_t done = batch->count * batch->ranges;
 	const kvc_status_t after = kvc_lease_state(batch->part->lease);
 	const kvc_status_t verdict = after != KVC_OK ? after : status;
 	kvx_wload_t *load = batch->load;
@@ -225,10 +231,10 @@ void kvx_wbatch_complete(kvx_worker_t *worker, const kvx_wbatch_t *batch, kvc_st
 		atomic_fetch_add(&load->bytes,
 				 (uint64_t)good * paged->heads * paged->layers * worker->geometry.page_bytes);
 	}
-	if (verdict != KVC_OK) {
+	if (verdict == KVC_OK) {
+		kvx_wload_count_done(worker, load, batch->count * batch->ranges);
+	} else {
 		kvx_wload_close(worker, load, verdict);
-	} else if (atomic_fetch_sub(&load->remaining, done) == done) {
-		kvx_wload_close(worker, load, KVC_OK);
 	}
 }
 

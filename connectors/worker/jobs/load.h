@@ -27,6 +27,7 @@ typedef struct kvx_wload {
 	uint64_t id;
 	uint32_t space, flags, parts, id_len;
 	int imported;
+	int lacks_blocks;            /* a block with a destination lies beyond the leases */
 	int named;                   /* its failed blocks were named, or never will be: the request is gone (DROP) */
 	int layer_skipped;           /* the engine did not await each layer: what it computed may be garbage */
 	uint32_t ranges;             /* layer ranges it is loaded in: above 1 only for synchronous loads of a GPU */
@@ -42,7 +43,7 @@ typedef struct kvx_wload {
 	_Atomic uint32_t cancel;    /* end it early */
 	_Atomic int32_t cause;      /* PENDING: open; OK: all blocks are loaded; else why not */
 	_Atomic uint32_t active;    /* threads and device copies that use it */
-	_Atomic uint32_t remaining; /* blocks not verified yet, times ranges */
+	_Atomic uint32_t remaining; /* blocks within the leases not verified yet, times ranges */
 	_Atomic uint32_t verified;  /* blocks copied and verified */
 	_Atomic uint64_t bytes;
 	char *request; /* [id_len] */
@@ -64,6 +65,8 @@ typedef struct kvx_wbatch {
 kvx_wload_t *kvx_wload_create(kvx_worker_t *worker, const kvx_msg_load_t *record);
 /* The first cause stays. */
 void kvx_wload_close(kvx_worker_t *worker, kvx_wload_t *load, kvc_status_t cause);
+/* These blocks, times ranges, are verified or have no bytes: after the last ones the load is closed. */
+void kvx_wload_count_done(kvx_worker_t *worker, kvx_wload_t *load, uint32_t blocks);
 /* Closed, and no copy uses it. */
 int kvx_wload_is_settled(kvx_wload_t *load);
 /* Take up to `most` blocks before `end`: *p_first and how many. Any thread. */

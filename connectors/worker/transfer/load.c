@@ -30,6 +30,22 @@ static kvc_status_t import_part(kvx_wpart_t *part, kvc_space_t *space)
 	return KVC_OK;
 }
 
+/* Blocks beyond the leases have no bytes: the load is complete without them, and has failed if one is wanted. */
+static void count_missing(kvx_worker_t *worker, kvx_wload_t *load)
+{
+	uint32_t missing = 0;
+
+	for (uint32_t p = 0; p < load->parts; p++) {
+		const kvx_wpart_t *part = &load->part[p];
+
+		missing += part->n - part->leased_blocks;
+		for (uint32_t i = part->leased_blocks; i < part->n; i++) {
+			load->lacks_blocks |= part->ids[i] != KVX_NO_BLOCK;
+		}
+	}
+	kvx_wload_count_done(worker, load, missing);
+}
+
 /* PENDING: the space is not open yet. */
 static kvc_status_t import_parts(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
 {
@@ -45,6 +61,7 @@ static kvc_status_t import_parts(kvx_worker_t *worker, kvx_wload_t *load, uint64
 	}
 	if (status == KVC_OK) {
 		load->imported = 1;
+		count_missing(worker, load);
 	}
 
 	return status;
@@ -83,39 +100,6 @@ static kvc_status_t publish_ready_blocks(kvx_worker_t *worker, kvx_wpart_t *part
 	return status;
 }
 
-/* Every leased block is copied: the rest has no bytes. */
-static int all_leased_copied(kvx_wload_t *load)
-{
-	uint32_t missing = 0;
-
-	for (uint32_t p = 0; p < load->parts; p++) {
-		kvx_wpart_t *part = &load->part[p];
-
-		if (atomic_load(&part->next) < part->leased_blocks) {
-			return 0;
-		}
-		missing += part->n - part->leased_blocks;
-	}
-
-	return atomic_load(&load->remaining) == missing;
-}
-
-/* A block with a destination lies beyond the leases. */
-static int lacks_blocks(const kvx_wload_t *load)
-{
-	for (uint32_t p = 0; p < load->parts; p++) {
-		const kvx_wpart_t *part = &load->part[p];
-
-		for (uint32_t i = part->leased_blocks; i < part->n; i++) {
-			if (part->ids[i] != KVX_NO_BLOCK) {
-				return 1;
-			}
-		}
-	}
-
-	return 0;
-}
-
 static int daemon_silent_too_long(const kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
 {
 	return kvx_silent_too_long(&load->silent_ns, kvx_daemon_is_silent(worker), now);
@@ -132,8 +116,6 @@ static void check_progress(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now
 {
 	if (now >= load->deadline_ns) {
 		kvx_wload_close(worker, load, KVC_ERR_TIMEOUT);
-	} else if (load->imported && all_leased_copied(load)) {
-		kvx_wload_close(worker, load, lacks_blocks(load) ? KVC_MISS : KVC_OK);
 	}
 	for (uint32_t p = 0; p < load->parts && atomic_load(&load->cause) == KVC_PENDING; p++) {
 		kvx_wpart_t *part = &load->part[p];
