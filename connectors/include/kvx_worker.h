@@ -1,14 +1,19 @@
 /* kvx_worker.h -- the worker half of a connector: one in each rank of an engine, next to that rank's paged cache.
  *
  *   begin_step(message)   before the engine writes any block of this step: blocks that are about to be reused and not
- * saved yet are saved now start_async_loads()   asynchronous loads of the step begin run_sync_loads()      synchronous
- * loads of the step are in the cache, or have failed, when it returns. For a cache in GPU memory they come before what
- * the engine enqueues from then on, and take_failed_blocks() has the result. kvx_worker_run_layered_loads(): layer by
- * layer, as await_layer() asks for them [the engine computes] end_step()            what this step has computed goes to
- * the transfer thread; no wait take_finished()       ids of finished asynchronous loads, successful or not; each
- * exactly once take_failed_blocks()  blocks whose load has failed: the engine computes them. For a cache in GPU memory
- * call it in each step, after end_step(): it waits for the bytes of the synchronous loads, not for the step
- * take_report() bytes for kvx_scheduler_take_report()
+ *                         saved yet are saved now
+ *   start_async_loads()   asynchronous loads of the step begin
+ *   run_sync_loads()      synchronous loads of the step are in the cache, or have failed, when it returns. For a cache
+ *                         in GPU memory they come before what the engine enqueues from then on, and
+ *                         take_failed_blocks() has the result. kvx_worker_run_layered_loads(): layer by layer, as
+ *                         await_layer() asks for them
+ *   [the engine computes]
+ *   end_step()            what this step has computed goes to the transfer thread; no wait
+ *   take_finished()       ids of finished asynchronous loads, successful or not; each exactly once
+ *   take_failed_blocks()  blocks whose load has failed: the engine computes them. For a cache in GPU memory call it in
+ *                         each step, after end_step(): it waits for the bytes of the synchronous loads, not for the
+ *                         step
+ *   take_report()         bytes for kvx_scheduler_take_report()
  *
  * A transfer thread owns the attachment to the daemon and moves bytes whether or not the engine steps. Blocks it still
  * has to read are marked; begin_step() checks the marks of the blocks the message says are reused. So a save holds only

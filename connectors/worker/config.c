@@ -156,6 +156,7 @@ static kvc_status_t copy_group(kvx_worker_t *worker, const kvx_worker_group_t *g
 
 	group->group = given->group;
 	group->paged = *given->paged;
+	group->block_bytes = (uint64_t)given->paged->heads * given->paged->layers * worker->geometry.page_bytes;
 	group->padded = given->paged->layers < worker->range.layer_count;
 	group->base = malloc(bytes);
 	if (!group->base) {

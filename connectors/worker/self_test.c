@@ -342,10 +342,8 @@ static kvc_status_t fetch_block(kvx_worker_t *worker)
 		return KVC_PENDING;
 	}
 	if (status == KVC_OK) {
-		memcpy(test->leaves, leaves,
-		       (size_t)test->geometry.heads * test->geometry.leaves * sizeof *test->leaves);
-		move.data = (void *)(uintptr_t)data; /* scatter only reads it */
-		move.leaves = test->leaves;
+		move.data = (void *)(uintptr_t)data; /* scatter only reads both */
+		move.leaves = (uint64_t *)(uintptr_t)leaves;
 		status = move_block(worker, KVK_GPU_SCATTER, &move);
 		/* The lease was lost meanwhile, after a long pause of this process for example: other bytes prove
 		 * nothing. */

@@ -4,9 +4,10 @@
  * attachment (kvc_t) and everything made of it: it imports leases and puts, publishes which blocks may be copied, ends
  * puts and releases leases. Any thread may copy blocks.
  *
- *   a load or save   created by the engine's thread -> queue -> transfer thread -> `completed` -> freed by the engine's
- * thread a copy           active++, still open?, take blocks, copy, active--; the thread that closes a job waits until
- * active is 0
+ *   a load or save   created by the engine's thread -> submitted -> transfer thread -> `completed` -> freed by the
+ *                    engine's thread
+ *   a copy           active++, still open?, take blocks, copy, active--; the thread that closes a job waits until
+ *                    active is 0
  *
  * This header has no functions of a module: each module's header has its own, so a file sees the modules it calls and
  * no others.
@@ -53,7 +54,8 @@ typedef struct kvx_wgroup {
 	uint32_t group;
 	kvk_paged_t paged;
 	void **base;
-	int padded; /* it has fewer layers than the rank's range */
+	uint64_t block_bytes; /* in the cache, of this rank's heads and layers */
+	int padded;           /* it has fewer layers than the rank's range */
 } kvx_wgroup_t;
 
 /* Buffers for one batch; each copying thread has one. */

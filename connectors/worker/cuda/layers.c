@@ -126,17 +126,14 @@ int kvx_layers_await_blocks(kvx_worker_t *worker)
 static int can_send_layers(kvx_worker_t *worker)
 {
 	const kvx_wlayers_t *l = &worker->gpu->layers;
-	const kvk_paged_t *paged = &worker->groups[0].paged;
-	uint64_t block_bytes;
+	const kvx_wgroup_t *group = &worker->groups[0];
 
 	/* Several groups share block ids, and have no synchronous loads. */
-	if (l->least_bytes == 0 || l->disabled || worker->group_count > 1 || paged->layers < 2) {
+	if (l->least_bytes == 0 || l->disabled || worker->group_count > 1 || group->paged.layers < 2) {
 		return 0;
 	}
 
-	block_bytes = (uint64_t)paged->heads * paged->layers * worker->geometry.page_bytes;
-
-	return count_wanted(worker) * block_bytes >= l->least_bytes && kvx_layers_await_blocks(worker);
+	return count_wanted(worker) * group->block_bytes >= l->least_bytes && kvx_layers_await_blocks(worker);
 }
 
 /* ---- what comes whole ------------------------------------------------------------------------ */
@@ -157,8 +154,7 @@ void kvx_layers_add_rate_sample(kvx_worker_t *worker, uint64_t bytes, uint64_t n
 static uint64_t count_whole_blocks(const kvx_worker_t *worker)
 {
 	const kvx_wlayers_t *l = &worker->gpu->layers;
-	const kvk_paged_t *paged = &worker->groups[0].paged;
-	const double bytes = (double)paged->heads * paged->layers * worker->geometry.page_bytes;
+	const double bytes = (double)worker->groups[0].block_bytes;
 	const double all = (double)count_wanted(worker), overlapped = l->work_us * l->rate / bytes;
 
 	/* A few blocks are not worth jobs of their own. */

@@ -3,8 +3,9 @@
  *
  *   compute             the engine's own stream
  *   load_sync_stream    synchronous loads: after what compute had when they were started, before what compute gets
- * afterwards; the host does not wait load_async_stream   asynchronous loads, by kernels: after what compute had when
- * they were started save_stream         saves: after what compute had at the end of their step
+ *                       afterwards; the host does not wait
+ *   load_async_stream   asynchronous loads, by kernels: after what compute had when they were started
+ *   save_stream         saves: after what compute had at the end of their step
  *
  * A batch is one job of the device and the load or saves it copies for. Each of them counts the batch as active until
  * it is complete, so lease, put and pool memory stay as long as the device may use them, whatever else happens
@@ -93,12 +94,10 @@ typedef struct kvx_wlayers {
 	} last[KVX_GPU_RANGES]; /* the last batch submitted up to the end of the range */
 } kvx_wlayers_t;
 
-typedef enum kvx_timer_state { KVX_TIMER_FREE = 0, KVX_TIMER_RUNNING = 1 } kvx_timer_state_t;
-
 /* The engine's thread starts and reads it; the thread that submits a load's last copy stops it. */
 typedef struct kvx_gpu_timer {
 	kvk_gpu_clock_t *clock; /* NULL: the driver has refused */
-	kvx_timer_state_t state;
+	int running;
 	uint32_t step;
 } kvx_gpu_timer_t;
 

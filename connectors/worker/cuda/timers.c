@@ -27,8 +27,7 @@ int kvx_timers_start_step(kvx_wgpu_t *gpu)
 {
 	const kvx_gpu_timer_t *timer = &gpu->step_timers[gpu->step_at];
 
-	return timer->clock && timer->state == KVX_TIMER_FREE &&
-	       kvk_gpu_clock_mark(timer->clock, 0, gpu->compute) == KV_OK;
+	return timer->clock && !timer->running && kvk_gpu_clock_mark(timer->clock, 0, gpu->compute) == KV_OK;
 }
 
 void kvx_timers_stop_step(kvx_wgpu_t *gpu, uint32_t step)
@@ -36,7 +35,7 @@ void kvx_timers_stop_step(kvx_wgpu_t *gpu, uint32_t step)
 	kvx_gpu_timer_t *timer = &gpu->step_timers[gpu->step_at];
 
 	if (kvk_gpu_clock_mark(timer->clock, 1, gpu->compute) == KV_OK) {
-		timer->state = KVX_TIMER_RUNNING;
+		timer->running = 1;
 		timer->step = step;
 		gpu->step_at = (gpu->step_at + 1u) % KVX_GPU_STEP_TIMERS;
 	}
@@ -48,14 +47,14 @@ int kvx_timers_poll_step(kvx_wgpu_t *gpu, uint32_t *p_step, uint64_t *p_ns)
 		kvx_gpu_timer_t *timer = &gpu->step_timers[i];
 		kv_status_t status;
 
-		if (timer->state != KVX_TIMER_RUNNING) {
+		if (!timer->running) {
 			continue;
 		}
 		status = kvk_gpu_clock_read(timer->clock, p_ns);
 		if (status == KV_PENDING) {
 			continue;
 		}
-		timer->state = KVX_TIMER_FREE;
+		timer->running = 0;
 		if (status == KV_OK) {
 			*p_step = timer->step;
 			return 1;
@@ -72,9 +71,8 @@ void kvx_timers_start_load(kvx_worker_t *worker, kvx_wload_t *load, kvk_cu_strea
 	for (uint32_t i = 0; i < KVX_GPU_LOAD_TIMERS && !load->timer; i++) {
 		kvx_gpu_timer_t *timer = &gpu->load_timers[i];
 
-		if (timer->clock && timer->state == KVX_TIMER_FREE &&
-		    kvk_gpu_clock_mark(timer->clock, 0, stream) == KV_OK) {
-			timer->state = KVX_TIMER_RUNNING;
+		if (timer->clock && !timer->running && kvk_gpu_clock_mark(timer->clock, 0, stream) == KV_OK) {
+			timer->running = 1;
 			load->timer = i + 1u;
 		}
 	}
@@ -114,7 +112,7 @@ uint64_t kvx_timers_load_ns(kvx_worker_t *worker, kvx_wload_t *load)
 	do {
 		status = kvk_gpu_clock_read(timer->clock, &ns);
 	} while (status == KV_PENDING && kvx_worker_now_ns() < until);
-	timer->state = KVX_TIMER_FREE;
+	timer->running = 0;
 	load->timer = 0;
 
 	return status == KV_OK && ns < wall ? ns : wall;

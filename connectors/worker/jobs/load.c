@@ -219,7 +219,6 @@ static uint32_t enter_results(const kvx_wbatch_t *batch, kvc_status_t status, co
 void kvx_wbatch_complete(kvx_worker_t *worker, const kvx_wbatch_t *batch, kvc_status_t status, const kvk_gpu_job_t *job,
 			 uint32_t moves)
 {
-	const kvk_paged_t *paged = &batch->part->group->paged;
 	const kvc_status_t after = kvc_lease_state(batch->part->lease);
 	const kvc_status_t verdict = after != KVC_OK ? after : status;
 	kvx_wload_t *load = batch->load;
@@ -228,8 +227,7 @@ void kvx_wbatch_complete(kvx_worker_t *worker, const kvx_wbatch_t *batch, kvc_st
 	if (verdict == KVC_OK || verdict == KVC_ERR_CORRUPT) {
 		good = enter_results(batch, status, job, moves);
 		atomic_fetch_add(&load->verified, good);
-		atomic_fetch_add(&load->bytes,
-				 (uint64_t)good * paged->heads * paged->layers * worker->geometry.page_bytes);
+		atomic_fetch_add(&load->bytes, good * batch->part->group->block_bytes);
 	}
 	if (verdict == KVC_OK) {
 		kvx_wload_count_done(worker, load, batch->count * batch->ranges);

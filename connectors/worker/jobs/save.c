@@ -116,8 +116,6 @@ kvc_status_t kvx_wsave_begin_block(kvx_worker_t *worker, kvx_wsave_t *save, uint
 
 void kvx_wsave_end_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, const uint64_t *leaves, uint64_t *padded)
 {
-	const kvk_paged_t *paged = &save->group->paged;
-	const uint64_t bytes = (uint64_t)paged->heads * paged->layers * worker->geometry.page_bytes;
 	int good = leaves != NULL;
 
 	if (good && save->group->padded) {
@@ -125,7 +123,7 @@ void kvx_wsave_end_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, co
 		leaves = padded;
 	}
 	good = good && kvc_put_digests(save->put, i, leaves) == KVC_OK;
-	kvx_stat_add(&worker->stats.save_bytes, good ? bytes : 0);
+	kvx_stat_add(&worker->stats.save_bytes, good ? save->group->block_bytes : 0);
 	release_block(worker, save, i, good ? KVX_MARK_DONE : KVX_MARK_DROPPED);
 	atomic_fetch_sub(&save->active, 1u); /* the save may be freed now */
 }

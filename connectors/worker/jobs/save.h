@@ -41,8 +41,9 @@ void kvx_save_submit(kvx_worker_t *worker, kvx_wsave_t *save);
 /* Submit the saves that wait for the end of their step (worker->deferred), or drop them. */
 void kvx_saves_submit_deferred(kvx_worker_t *worker, int drop);
 int kvx_wsave_must_wait(kvc_status_t status);
-/* OK: the caller reads block i into *p_data, and counts as active until it ends or returns the block. ALREADY: nothing
- * is to be read. Else the daemon must answer first (kvx_wsave_must_wait()), or the block was given up. Any thread. */
+/* OK: the caller reads block i into *p_data, and counts as active until it ends or returns the block. ALREADY: there
+ * is nothing to read. Else the daemon must answer first (kvx_wsave_must_wait()), or the block was given up. Any thread.
+ */
 kvc_status_t kvx_wsave_begin_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, void **p_data);
 /* Its digests; NULL: it could not be read, and is given up. padded: [words], for a group that lacks layers. */
 void kvx_wsave_end_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, const uint64_t *leaves, uint64_t *padded);

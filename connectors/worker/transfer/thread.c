@@ -49,22 +49,33 @@ static void take_jobs(kvx_worker_t *worker)
 	}
 }
 
-/* Advance the loads; completed ones belong to the engine's thread again. */
-static void step_loads(kvx_worker_t *worker, uint64_t now)
+/* Advance the jobs of a kind; completed ones belong to the engine's thread again. All saves are imported; the oldest
+ * that can is copied, none unless `copy`: while loads are copied. Returns how many blocks of saves were copied. */
+static uint32_t step_jobs(kvx_worker_t *worker, kvx_wjob_kind_t kind, uint64_t now, int copy)
 {
 	kvx_wjob_t **link = &worker->run;
+	uint32_t moved = 0;
 
 	while (*link) {
 		kvx_wjob_t *job = *link;
 		kvx_wjob_t *next = job->next_run;
+		uint32_t *p_moved = copy && moved == 0 ? &moved : NULL;
+		int completed = 0;
 
-		if (job->kind == KVX_WJOB_LOAD && kvx_load_transfer_step(worker, (kvx_wload_t *)job, now)) {
+		if (job->kind == kind) {
+			completed = kind == KVX_WJOB_LOAD
+					    ? kvx_load_transfer_step(worker, (kvx_wload_t *)job, now)
+					    : kvx_save_transfer_step(worker, (kvx_wsave_t *)job, now, p_moved);
+		}
+		if (completed) {
 			*link = next;
 		} else {
 			link = &job->next_run;
 		}
 	}
 	worker->run_end = link;
+
+	return moved;
 }
 
 /* Copy one batch of the oldest load of that kind that has one. */
@@ -92,28 +103,6 @@ static uint32_t copy_loads(kvx_worker_t *worker)
 	const uint32_t copied = worker->threads > 1 ? copy_oldest(worker, 0) : 0;
 
 	return copied > 0 ? copied : copy_oldest(worker, KVX_MSG_ASYNC);
-}
-
-/* Import all saves, copy the oldest; copy none while loads are copied. */
-static uint32_t step_saves(kvx_worker_t *worker, uint64_t now, int copy)
-{
-	kvx_wjob_t **link = &worker->run;
-	uint32_t moved = 0;
-
-	while (*link) {
-		kvx_wjob_t *job = *link;
-		kvx_wjob_t *next = job->next_run;
-		uint32_t *p_moved = copy && moved == 0 ? &moved : NULL;
-
-		if (job->kind == KVX_WJOB_SAVE && kvx_save_transfer_step(worker, (kvx_wsave_t *)job, now, p_moved)) {
-			*link = next;
-		} else {
-			link = &job->next_run;
-		}
-	}
-	worker->run_end = link;
-
-	return moved;
 }
 
 static void keep_attached(kvx_worker_t *worker, uint64_t now, int moving)
@@ -148,13 +137,13 @@ static int run_iteration(kvx_worker_t *worker, int moving)
 	worker->polls_soon = 0;
 	keep_attached(worker, now, moving);
 	take_jobs(worker);
-	step_loads(worker, now);
+	(void)step_jobs(worker, KVX_WJOB_LOAD, now, 0);
 	moved = worker->gpu ? kvx_gpu_complete_batches(worker) + kvx_gpu_send_async_loads(worker, now)
 			    : copy_loads(worker);
 	if (worker->gpu) {
-		(void)step_saves(worker, now, 0); /* so that their blocks share batches */
+		(void)step_jobs(worker, KVX_WJOB_SAVE, now, 0); /* so that their blocks share batches */
 	}
-	moved += step_saves(worker, now, worker->gpu || moved == 0);
+	moved += step_jobs(worker, KVX_WJOB_SAVE, now, worker->gpu || moved == 0);
 
 	return moved > 0;
 }
