@@ -5,7 +5,8 @@ set -euo pipefail
 kvctl=$1
 dir=$(mktemp -d /tmp/kvd-test-replay.XXXXXX)
 daemon=
-trap 'kill -9 $daemon 2>/dev/null || true; rm -rf "$dir"' EXIT
+replay=
+trap 'kill -9 $daemon $replay 2>/dev/null || true; rm -rf "$dir"' EXIT
 bad=0
 
 field() { sed -n "s/.*\"$1\":\([0-9.]*\).*/\1/p" <<<"$2"; }
@@ -78,12 +79,20 @@ done
 before=$(evicted)
 "$kvctl" --socket "$dir/run/default.sock" --timeout 100ms replay --live --trace "$dir/endless" --json >"$dir/out" 2>"$dir/said" &
 replay=$!
-until [ "$(evicted)" -gt "$before" ]; do sleep 0.01; done
+# It is stopped for each look, so that it cannot end before the daemon does, however slow the machine.
+kill -STOP $replay
+until [ "$(evicted)" -gt "$before" ]; do
+	kill -CONT $replay
+	sleep 0.01
+	kill -STOP $replay
+done
 kill -9 $daemon
+kill -CONT $replay
 code=0
 wait $replay || code=$?
 wait $daemon || true
 daemon=
+replay=
 expect "exit code when the daemon has gone" "$code" 69
 expect "what is said when the daemon has gone" "$(grep -c 'client 0 gave up after [0-9]* requests' "$dir/said")" 1
 expect "evictions of a daemon that has gone" "$(field evictions "$(cat "$dir/out")")" 0
