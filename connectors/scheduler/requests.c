@@ -1,9 +1,7 @@
 /* The table of requests: chained buckets, found by id, the last one found first. */
 #include "scheduler/requests.h"
 
-#define FIRST_BUCKETS    256u
-#define FREE_MAX         1024u /* objects kept for later requests */
-#define MAX_KEPT_ENTRIES 8192u /* larger tables are freed with their request */
+#define FIRST_BUCKETS 256u
 
 kvc_status_t kvx_requests_init(kvx_requests_t *requests, const kv_env_t *env, uint32_t group_count)
 {
@@ -26,26 +24,19 @@ static void free_object(kvx_requests_t *requests, kvx_request_t *request)
 	kv_free(requests->env, request->own.keys);
 	kv_free(requests->env, request->own.tail);
 	kv_free(requests->env, request->own.extra);
-	kv_free(requests->env, request->id);
 	kv_free(requests->env, request);
-}
-
-static void free_objects(kvx_requests_t *requests, kvx_request_t *request)
-{
-	while (request) {
-		kvx_request_t *next = request->next;
-
-		free_object(requests, request);
-		request = next;
-	}
 }
 
 void kvx_requests_fini(kvx_requests_t *requests)
 {
 	for (uint32_t b = 0; b < requests->bucket_count; b++) {
-		free_objects(requests, requests->buckets[b]);
+		kvx_request_t *next;
+
+		for (kvx_request_t *request = requests->buckets[b]; request; request = next) {
+			next = request->next;
+			free_object(requests, request);
+		}
 	}
-	free_objects(requests, requests->free);
 	if (requests->env) {
 		kv_free(requests->env, requests->buckets);
 	}
@@ -143,45 +134,16 @@ static void grow_table(kvx_requests_t *requests)
 	requests->bucket_count = count;
 }
 
-/* An object with memory for an id of that length, in its initial state. */
-static kvx_request_t *take_object(kvx_requests_t *requests, uint32_t id_len)
-{
-	const size_t size = sizeof(kvx_request_t) + requests->group_count * sizeof(kvx_request_group_t);
-	kvx_request_t *request = requests->free;
-	char *id;
-
-	if (!request) {
-		request = kv_alloc(requests->env, size);
-		if (!request) {
-			return NULL;
-		}
-		request->next = NULL;
-		requests->free = request; /* it stays in the list if the id cannot be allocated */
-		requests->free_count++;
-	}
-	if (request->id_cap < id_len) {
-		id = kv_alloc(requests->env, KVX_MAX_ID);
-		if (!id) {
-			return NULL;
-		}
-		request->id = id;
-		request->id_cap = KVX_MAX_ID;
-	}
-	requests->free = request->next;
-	requests->free_count--;
-
-	return request;
-}
-
 kvx_request_t *kvx_requests_find_or_add(kvx_requests_t *requests, const char *id, uint32_t len)
 {
+	const size_t size = sizeof(kvx_request_t) + requests->group_count * sizeof(kvx_request_group_t);
 	kvx_request_t *request = kvx_requests_find(requests, id, len);
 	kvx_request_t **bucket;
 
 	if (request || !id || len == 0 || len > KVX_MAX_ID) {
 		return request;
 	}
-	request = take_object(requests, len);
+	request = kv_alloc(requests->env, size + len);
 	if (!request) {
 		return NULL;
 	}
@@ -189,6 +151,7 @@ kvx_request_t *kvx_requests_find_or_add(kvx_requests_t *requests, const char *id
 		grow_table(requests);
 	}
 
+	request->id = (char *)request + size;
 	memcpy(request->id, id, len);
 	request->id_len = len;
 	request->hash = kvx_requests_hash(requests, id, len);
@@ -200,32 +163,6 @@ kvx_request_t *kvx_requests_find_or_add(kvx_requests_t *requests, const char *id
 	requests->last = request;
 
 	return request;
-}
-
-/* Reset it, but keep its memory. */
-static void reset_object(kvx_requests_t *requests, kvx_request_t *request)
-{
-	kvx_request_t fresh = {.id = request->id, .id_cap = request->id_cap};
-
-	fresh.own = (kvx_chain_state_t){
-		.keys = request->own.keys,
-		.cap = request->own.cap,
-		.tail = request->own.tail,
-		.tail_cap = request->own.tail_cap,
-		.extra = request->own.extra,
-		.extra_cap = request->own.extra_cap,
-	};
-	*request = fresh;
-	for (uint32_t g = 0; g < requests->group_count; g++) {
-		kvx_request_group_t *group = &request->groups[g];
-
-		if (group->cap > MAX_KEPT_ENTRIES) {
-			kv_free(requests->env, group->entries);
-			*group = (kvx_request_group_t){0};
-		}
-		group->n = 0;
-		group->asked = 0;
-	}
 }
 
 void kvx_requests_remove(kvx_requests_t *requests, kvx_request_t *request)
@@ -240,14 +177,7 @@ void kvx_requests_remove(kvx_requests_t *requests, kvx_request_t *request)
 	if (requests->last == request) {
 		requests->last = NULL;
 	}
-	if (requests->free_count >= FREE_MAX) {
-		free_object(requests, request);
-		return;
-	}
-	reset_object(requests, request);
-	request->next = requests->free;
-	requests->free = request;
-	requests->free_count++;
+	free_object(requests, request);
 }
 
 kvc_status_t kvx_request_reserve(kvx_requests_t *requests, kvx_request_t *request, uint32_t index, uint32_t n)

@@ -1,8 +1,8 @@
 /* scheduler/requests.h -- what the scheduler half keeps of a request: its block table, how far it is saved, and its own
  * keys.
  *
- * Requests are found by the engine's id. Objects and their arrays are reused. A pointer is valid until the request is
- * removed; longer references keep the serial number and look it up again. */
+ * Requests are found by the engine's id. A pointer is valid until the request is removed; longer references keep its
+ * hash and serial number and look it up again. */
 #ifndef KVX_REQUESTS_H
 #define KVX_REQUESTS_H
 
@@ -35,10 +35,10 @@ typedef struct kvx_chain_state {
 } kvx_chain_state_t;
 
 typedef struct kvx_request {
-	struct kvx_request *next; /* of the same bucket, or free */
+	struct kvx_request *next; /* of the same bucket */
 	uint64_t hash, serial;
-	char *id;
-	uint32_t id_len, id_cap;
+	char *id; /* in the same allocation */
+	uint32_t id_len;
 	uint32_t space;      /* number */
 	uint32_t computed;   /* tokens, as of the last advance */
 	uint32_t next_at;    /* tokens at which there is something to save */
@@ -67,8 +67,6 @@ typedef struct kvx_requests {
 	uint32_t group_count, count;
 	uint64_t seed, serial;
 	kvx_request_t *last; /* the last one found; NULL: none */
-	kvx_request_t *free;
-	uint32_t free_count;
 } kvx_requests_t;
 
 static inline int kvx_ask_is_sound(const kvx_ask_t *ask)
