@@ -155,7 +155,6 @@ static void invalidate_table(kvx_scheduler_t *scheduler, const kvx_sload_t *load
 	}
 	if (!request->unsavable) { /* else what it computes again comes after other garbage */
 		request->garbage_until = group->n * scheduler->groups[0].block_tokens;
-		request->garbage_step = load->step;
 	}
 }
 

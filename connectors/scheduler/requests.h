@@ -49,7 +49,6 @@ typedef struct kvx_request {
 	int failed;          /* a load has failed: the store is not looked up again */
 	int unsavable;       /* its table is wrong or incomplete, or has garbage: nothing is saved until the next one */
 	uint32_t garbage_until; /* its synchronous load has failed: blocks before that token are valid when computed */
-	uint32_t garbage_step;  /* in a later step than this */
 	kvx_cost_query_t cost_query; /* last question to the cost model; now_ns 0: none */
 	kvx_cost_decision_t cost_answer;
 	uint32_t cpu_tokens, disk_tokens, why;

@@ -60,6 +60,12 @@ static kvx_request_t *find_request(kvx_scheduler_t *scheduler, const kvx_sput_t 
 	return kvx_requests_find_serial(&scheduler->requests, put->hash, put->serial);
 }
 
+static void postpone_saving(kvx_request_t *request, uint64_t now)
+{
+	request->retry_ns = now + ((uint64_t)REST_MS << request->tries) * KVX_MS;
+	request->tries += request->tries < REST_MAX;
+}
+
 /* Blocks from `block` on were not saved: ask again after `now` and a pause. */
 static void schedule_retry(kvx_scheduler_t *scheduler, const kvx_sput_t *put, uint32_t block, uint64_t now)
 {
@@ -71,8 +77,7 @@ static void schedule_retry(kvx_scheduler_t *scheduler, const kvx_sput_t *put, ui
 	}
 	group = &request->groups[put->index];
 	group->asked = group->asked < block ? group->asked : block;
-	request->retry_ns = now + ((uint64_t)REST_MS << request->tries) * KVX_MS;
-	request->tries += request->tries < REST_MAX;
+	postpone_saving(request, now);
 	update_next_save(scheduler, request);
 }
 
@@ -239,8 +244,7 @@ static void save_request(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_r
 		went = save_group(scheduler, &run, view.n * scheduler->unit / scheduler->groups[g].block_tokens, now);
 	}
 	if (!went) {
-		request->retry_ns = now + ((uint64_t)REST_MS << request->tries) * KVX_MS;
-		request->tries += request->tries < REST_MAX;
+		postpone_saving(request, now);
 	}
 	update_next_save(scheduler, request);
 }
@@ -286,9 +290,6 @@ void kvx_scheduler_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uin
 		kvx_request_restart_saving(request);
 	}
 	request->computed = computed;
-	if (request->garbage_until && request->garbage_step == scheduler->step) {
-		return; /* it computes after what was not loaded */
-	}
 	if (request->garbage_until) {
 		clear_recomputed(scheduler, request);
 	}
