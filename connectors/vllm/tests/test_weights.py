@@ -296,7 +296,7 @@ class Digests(Folder):
         digester.engine = Slow()
         key, digest = digester.file(str(path), {})
         self.assertEqual((key.size, digest), (LARGE, _kvd.Digest().file(os.open(path, os.O_RDONLY)).hex()))
-        self.assertEqual(self.cache.load(), {})
+        self.assertIn(self.cache.load(), ({}, {key: digest}))  # on a busy machine the last change may be old enough
         changes.extend(data(seed, LARGE) for seed in range(4, 4 + digests.TRIES))
         with self.assertRaises(digests.Changing):
             digester.file(str(path), {})
