@@ -109,3 +109,8 @@ void wr_device_sync(void)
 	}
 	assert_int_equal(cuda->event_destroy(event), 0);
 }
+
+void wr_device_fail(uint64_t nth)
+{
+	fake_cuda_fail_nth(nth);
+}

@@ -26,6 +26,8 @@ void wr_device_take(uint64_t ns);
 void wr_device_hold(int held);
 void wr_device_cost(uint64_t ns);
 int wr_device_runs_behind(void);
+/* Its driver refuses the n-th call from now on; 0: none. */
+void wr_device_fail(uint64_t nth);
 /* All of these have been done. */
 void wr_device_sync(void);
 

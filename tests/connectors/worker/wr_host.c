@@ -65,3 +65,8 @@ int wr_device_runs_behind(void)
 void wr_device_sync(void)
 {
 }
+
+void wr_device_fail(uint64_t nth)
+{
+	(void)nth;
+}

@@ -1,0 +1,854 @@
+#include "connectors/worker/wr.h"
+#include "connectors/worker/wr_device.h"
+
+#include "kv/env.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define LATE_KERNELS 400u
+#define STORED_SEED  1u
+
+const uint32_t wr_eight[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+const uint32_t wr_other[8] = {21, 30, 23, 40, 25, 50, 27, 63};
+const wr_t wr_one = {0};
+const wr_t wr_two_ranks = {.rank_count = 2};
+const wr_t wr_layered = {.layer_bytes = 1, .layer_wait_us = WR_PATIENCE * 1000u};
+const wr_t wr_alone = {.no_daemon = 1};
+
+static const uint8_t secret[16] = "sixteen bytes!!!";
+static const char *kvd_program;
+
+uint64_t wr_now_ms(void)
+{
+	return kv_now_ns(&kv_env_posix) / 1000000u;
+}
+
+kvx_worker_stats_t wr_stats(const wr_t *wr, uint32_t r)
+{
+	kvx_worker_stats_t stats = {.struct_size = sizeof stats};
+
+	kvx_worker_get_stats(wr->rank[r].worker, &stats);
+
+	return stats;
+}
+
+/* ---- members --------------------------------------------------------------------------------- */
+
+static void describe(wr_t *wr)
+{
+	wr->layout = (kvk_layout_t){.heads = 1,
+				    .layers = WR_LAYERS,
+				    .block_tokens = 32,
+				    .dtype = KVK_DTYPE_F32,
+				    .inner = KVK_INNER_OPAQUE,
+				    .page_bytes = WR_PAGE};
+	assert_int_equal(kvk_layout_format(&wr->layout, wr->layout_text, sizeof wr->layout_text), KV_OK);
+	wr->identity = (kvc_identity_t){.struct_size = sizeof wr->identity,
+					.model = "worker test",
+					.weights = "w1",
+					.dtype = "f32",
+					.rope = "r",
+					.hash_tokens = 32,
+					.layout = wr->layout_text,
+					.groups = wr->groups,
+					.page_format = "test"};
+}
+
+static void make_cache(wr_t *wr, uint32_t r)
+{
+	wr_rank_t *rank = &wr->rank[r];
+
+	rank->layers = WR_LAYERS / wr->rank_count;
+	rank->cache = wr_device_alloc((size_t)rank->layers * WR_BLOCKS * WR_PAGE);
+	assert_non_null(rank->cache);
+	for (uint32_t l = 0; l < rank->layers; l++) {
+		rank->base[l] = rank->cache + (size_t)l * WR_BLOCKS * WR_PAGE;
+	}
+	rank->paged = (kvk_paged_t){.kind = KVK_PAGED_OPAQUE,
+				    .blocks = WR_BLOCKS,
+				    .layers = rank->layers,
+				    .first_layer = r * rank->layers,
+				    .heads = 1,
+				    .block_tokens = 32,
+				    .dtype = KVK_DTYPE_F32,
+				    .page_bytes = WR_PAGE,
+				    .base = rank->base};
+	rank->padded = rank->paged;
+	rank->padded.layers = wr->layers;
+	wr->writers[r] = (kvc_writer_t){
+		.rank = r, .head_count = 1, .layer_first = rank->paged.first_layer, .layer_count = rank->layers};
+}
+
+kvx_worker_config_t wr_config(const wr_t *wr, uint32_t r, kvx_worker_group_t *groups)
+{
+	kvx_worker_config_t config = {.struct_size = sizeof config,
+				      .socket = wr->rig.socket,
+				      .instance = "worker-test",
+				      .secret = secret,
+				      .secret_len = sizeof secret,
+				      .rank = r,
+				      .identity = &wr->identity,
+				      .layout = &wr->layout,
+				      .range = wr->writers[r],
+				      .groups = groups,
+				      .group_count = wr->groups ? 2 : 1,
+				      .threads = r == 0 ? 3 : 1,
+				      .layer_bytes = wr->layer_bytes,
+				      .layer_wait_us = wr->layer_wait_us};
+
+	groups[0] = (kvx_worker_group_t){0, &wr->rank[r].paged};
+	groups[1] = (kvx_worker_group_t){1, &wr->rank[r].padded};
+	wr_device_config(&config);
+
+	return config;
+}
+
+kvc_status_t wr_await_self_test(const wr_t *wr)
+{
+	const uint64_t until = wr_now_ms() + WR_PATIENCE;
+
+	while (kvx_worker_self_test_status(wr->rank[0].worker) == KVC_PENDING && wr_now_ms() < until) {
+		usleep(1000);
+	}
+
+	return kvx_worker_self_test_status(wr->rank[0].worker);
+}
+
+void wr_open_rank(wr_t *wr, uint32_t r, int prove)
+{
+	const uint64_t until = wr_now_ms() + WR_PATIENCE;
+	kvx_worker_group_t groups[2];
+	const kvx_worker_config_t config = wr_config(wr, r, groups);
+
+	assert_int_equal(kvx_worker_open(&config, &wr->rank[r].worker), KVC_OK);
+	wr_device_stream(wr->rank[r].worker);
+	while (prove && kvx_worker_self_test_status(wr->rank[r].worker) == KVC_PENDING && wr_now_ms() < until) {
+		usleep(1000);
+	}
+	if (prove) {
+		assert_int_equal(kvx_worker_self_test_status(wr->rank[r].worker), KVC_OK);
+	}
+}
+
+void wr_reopen(wr_t *wr)
+{
+	kvx_worker_close(wr->rank[0].worker);
+	wr_open_rank(wr, 0, 1);
+}
+
+static void attach_scheduler(wr_t *wr)
+{
+	const kvc_config_t config = {.struct_size = sizeof config,
+				     .socket = wr->rig.socket,
+				     .instance = "worker-test",
+				     .secret = secret,
+				     .secret_len = sizeof secret,
+				     .role = KVC_ROLE_SCHEDULER,
+				     .rank = KVX_SCHEDULER_RANK};
+	uint32_t tokens[WR_KEYS * 32], n = 0;
+
+	assert_int_equal(kvc_attach(&config, &wr->kvc), KVC_OK);
+	assert_int_equal(kvc_space_open(wr->kvc, &wr->identity, &wr->space), KVC_OK);
+	for (uint32_t i = 0; i < WR_KEYS * 32; i++) {
+		tokens[i] = i;
+	}
+	assert_int_equal(kvc_keys_of(wr->space, &(kvc_prompt_t){sizeof(kvc_prompt_t), tokens, WR_KEYS * 32, NULL},
+				     wr->keys, WR_KEYS, &n),
+			 KVC_OK);
+	assert_int_equal(n, WR_KEYS);
+}
+
+static void run_iteration(void *ctx)
+{
+	(void)kvc_poll(((wr_t *)ctx)->kvc, 0);
+}
+
+void wr_await_restart(wr_t *wr, uint64_t before)
+{
+	const uint64_t until = wr_now_ms() + WR_PATIENCE;
+	uint64_t now = before;
+
+	while (now == before || now == 0 || kvc_space_state(wr->space) != KVC_OK) {
+		assert_true(wr_now_ms() < until);
+		(void)kvc_poll(wr->kvc, 10);
+		now = kvc_incarnation(wr->kvc);
+	}
+	for (uint32_t r = 0; r < wr->rank_count; r++) {
+		while (wr_stats(wr, r).attaches < 2) {
+			assert_true(wr_now_ms() < until);
+			(void)kvc_poll(wr->kvc, 10);
+		}
+		assert_int_equal(wr_stats(wr, r).attaches, 2);
+	}
+	usleep(100000); /* the workers' spaces are opened again with their sessions */
+}
+
+/* ---- fixtures -------------------------------------------------------------------------------- */
+
+void wr_open(wr_t *wr)
+{
+	wr->rank_count = wr->rank_count ? wr->rank_count : 1;
+	wr->timeout_ms = WR_LOAD_MS;
+	wr_device_start(WR_SEED);
+	describe(wr);
+	rig_init(&wr->rig, kvd_program);
+	if (!wr->no_daemon) {
+		assert_non_null(kvd_program);
+		wr->rig.silence = wr->silence ? wr->silence : RIG_SILENCE;
+		rig_start(&wr->rig);
+		attach_scheduler(wr);
+		wr->rig.run_iteration = run_iteration;
+		wr->rig.iteration_ctx = wr;
+	}
+	for (uint32_t r = 0; r < wr->rank_count; r++) {
+		make_cache(wr, r);
+		wr_open_rank(wr, r, !wr->no_daemon);
+	}
+	wr_fill(wr, STORED_SEED);
+	if (!wr->no_daemon && !wr->empty) {
+		wr_store(wr, wr_eight, 8);
+	}
+}
+
+void wr_close(wr_t *wr)
+{
+	if (wr->rig.pid) {
+		rig_check_quiet(&wr->rig);
+	}
+	wr->rig.run_iteration = NULL;
+	for (uint32_t r = 0; r < wr->rank_count; r++) {
+		kvx_worker_close(wr->rank[r].worker);
+		wr_device_free(wr->rank[r].cache);
+	}
+	wr_device_stop();
+	kvc_space_close(wr->space);
+	kvc_detach(wr->kvc);
+	kvx_msg_free(&wr->message);
+	rig_fini(&wr->rig);
+}
+
+int wr_setup(void **state)
+{
+	wr_t *wr = malloc(sizeof *wr);
+
+	assert_non_null(wr);
+	memcpy(wr, *state, sizeof *wr);
+	*state = wr;
+	wr_open(wr);
+
+	return 0;
+}
+
+int wr_teardown(void **state)
+{
+	wr_t *wr = *state;
+
+	for (uint32_t r = 0; r < wr->rank_count && wr->rank[r].worker; r++) {
+		kvx_worker_stats_t stats;
+
+		if (!wr->strict) {
+			wr_drain(wr);
+		}
+		stats = wr_stats(wr, r);
+		assert_int_equal(stats.loads_open + stats.saves_open + stats.marked, 0);
+		wr_check_silent(&wr->rank[r]);
+	}
+	wr_close(wr);
+	free(wr);
+
+	return 0;
+}
+
+int wr_run_tests(int argc, char **argv, const struct CMUnitTest *tests, size_t count)
+{
+	kvd_program = argc > 1 ? argv[1] : NULL;
+
+	return _cmocka_run_group_tests(strrchr(argv[0], '/') ? strrchr(argv[0], '/') + 1 : argv[0], tests, count, NULL,
+				       NULL);
+}
+
+/* ---- bytes ----------------------------------------------------------------------------------- */
+
+static uint8_t byte_of(uint32_t seed, uint32_t block, uint32_t layer, uint32_t i)
+{
+	return (uint8_t)((i * 7u + block * 31u + layer * 101u + seed * 57u) * 2654435761u >> 11);
+}
+
+/* A block of a rank, and what its bytes are or should be. */
+typedef struct content {
+	const wr_rank_t *rank;
+	uint32_t block, seed, as, first_layer, end_layer;
+	uint32_t *wrong; /* incremented if they are not */
+} content_t;
+
+static void write_block(void *args)
+{
+	const content_t *c = args;
+
+	for (uint32_t l = c->first_layer; l < c->end_layer; l++) {
+		uint8_t *at = (uint8_t *)c->rank->base[l] + (size_t)c->block * WR_PAGE;
+
+		for (uint32_t i = 0; i < WR_PAGE; i++) {
+			at[i] = byte_of(c->seed, c->as, c->rank->paged.first_layer + l, i);
+		}
+	}
+}
+
+static int content_is(const content_t *c)
+{
+	for (uint32_t l = c->first_layer; l < c->end_layer; l++) {
+		const uint8_t *at = (const uint8_t *)c->rank->base[l] + (size_t)c->block * WR_PAGE;
+
+		for (uint32_t i = 0; i < WR_PAGE; i++) {
+			if (at[i] != byte_of(c->seed, c->as, c->rank->paged.first_layer + l, i)) {
+				return 0;
+			}
+		}
+	}
+
+	return 1;
+}
+
+static void compare(void *args)
+{
+	const content_t *c = args;
+
+	*c->wrong += !content_is(c);
+}
+
+static void call(void (*kernel)(void *args), const content_t *content)
+{
+	content_t *c = malloc(sizeof *c);
+
+	assert_non_null(c);
+	*c = *content;
+	wr_device_call(kernel, c);
+}
+
+void wr_fill_block(wr_rank_t *rank, uint32_t block, uint32_t seed, uint32_t as)
+{
+	call(write_block,
+	     &(content_t){.rank = rank, .block = block, .seed = seed, .as = as, .end_layer = rank->layers});
+}
+
+int wr_block_is(const wr_rank_t *rank, uint32_t block, uint32_t seed, uint32_t as)
+{
+	wr_device_sync();
+
+	return content_is(
+		&(content_t){.rank = rank, .block = block, .seed = seed, .as = as, .end_layer = rank->layers});
+}
+
+void wr_compare_block(const wr_rank_t *rank, uint32_t block, uint32_t seed, uint32_t as, uint32_t *p_wrong)
+{
+	call(compare, &(content_t){.rank = rank,
+				   .block = block,
+				   .seed = seed,
+				   .as = as,
+				   .end_layer = rank->layers,
+				   .wrong = p_wrong});
+}
+
+void wr_compare_layers(const wr_rank_t *rank, uint32_t block, uint32_t first, uint32_t end, uint32_t seed,
+		       uint32_t *p_wrong)
+{
+	call(compare, &(content_t){.rank = rank,
+				   .block = block,
+				   .seed = seed,
+				   .first_layer = first,
+				   .end_layer = end,
+				   .wrong = p_wrong});
+}
+
+void wr_compare_layer(const wr_rank_t *rank, uint32_t block, uint32_t layer, uint32_t as, uint32_t *p_wrong)
+{
+	call(compare, &(content_t){.rank = rank,
+				   .block = block,
+				   .seed = STORED_SEED,
+				   .as = as,
+				   .first_layer = layer,
+				   .end_layer = layer + 1,
+				   .wrong = p_wrong});
+}
+
+void wr_compare_other(wr_t *wr, uint32_t seed, uint32_t *p_wrong)
+{
+	for (uint32_t i = 0; i < 8; i++) {
+		wr_compare_block(&wr->rank[0], wr_other[i], seed, wr_eight[i], p_wrong);
+	}
+}
+
+void wr_compare_other_layer(const wr_rank_t *rank, uint32_t layer, uint32_t *p_wrong)
+{
+	for (uint32_t i = 0; i < 8; i++) {
+		wr_compare_layer(rank, wr_other[i], layer, wr_eight[i], p_wrong);
+	}
+}
+
+void wr_compare_each(const wr_rank_t *rank, uint32_t *wrong)
+{
+	for (uint32_t i = 0; i < 8; i++) {
+		wr_compare_block(rank, wr_other[i], STORED_SEED, wr_eight[i], &wrong[i]);
+	}
+}
+
+void wr_compute_layers_each(const wr_rank_t *rank, uint32_t *wrong)
+{
+	for (uint32_t l = 0; l < rank->layers; l++) {
+		kvx_worker_await_layer(rank->worker, l);
+		for (uint32_t i = 0; i < 8; i++) {
+			wr_compare_layer(rank, wr_other[i], l, wr_eight[i], &wrong[i]);
+		}
+	}
+}
+
+void wr_check_named(const uint32_t *ids, uint32_t count, const uint32_t *wrong)
+{
+	for (uint32_t i = 0; i < 8; i++) {
+		int named = 0;
+
+		for (uint32_t e = 0; e < count; e++) {
+			named = named || ids[e] == wr_other[i];
+		}
+		assert_true(named || wrong[i] == 0);
+	}
+}
+
+void wr_fill_other(wr_t *wr, uint32_t seed)
+{
+	for (uint32_t r = 0; r < wr->rank_count; r++) {
+		for (uint32_t i = 0; i < 8; i++) {
+			wr_fill_block(&wr->rank[r], wr_other[i], seed, wr_eight[i]);
+		}
+	}
+}
+
+void wr_fill(wr_t *wr, uint32_t seed)
+{
+	for (uint32_t r = 0; r < wr->rank_count; r++) {
+		for (uint32_t b = 0; b < WR_BLOCKS; b++) {
+			wr_fill_block(&wr->rank[r], b, seed, b);
+		}
+	}
+}
+
+void wr_flip_byte(const kvc_lease_t *lease, uint32_t block)
+{
+	const void *data;
+
+	assert_int_equal(kvc_lease_block(lease, block, &data, NULL), KVC_OK);
+	((uint8_t *)(uintptr_t)data)[3 * WR_PAGE + 17000] ^= 1;
+}
+
+/* ---- step messages --------------------------------------------------------------------------- */
+
+void wr_message(wr_t *wr)
+{
+	wr->step++;
+	kvx_msg_reset(&wr->message, KVX_MSG_MAGIC);
+}
+
+static void *add(wr_t *wr, uint32_t type, size_t size)
+{
+	void *record = kvx_msg_add_record(&wr->message, type, size);
+
+	assert_non_null(record);
+
+	return record;
+}
+
+void wr_add_fence(wr_t *wr, const uint32_t *ids, uint32_t n)
+{
+	((kvx_msg_fence_t *)add(wr, KVX_RECORD_FENCE, sizeof(kvx_msg_fence_t)))->n = n;
+	kvx_msg_append(&wr->message, ids, n * sizeof *ids);
+}
+
+void wr_add_save(wr_t *wr, const kvc_put_t *put, uint32_t flags, const uint32_t *ids, uint32_t n)
+{
+	kvx_msg_save_t *save = add(wr, KVX_RECORD_SAVE, sizeof *save);
+
+	save->space = wr->number;
+	save->flags = flags;
+	save->group = wr->group;
+	save->n = n;
+	save->step = flags & KVX_MSG_COMPLETE ? wr->step - 2 : wr->step;
+	if (put) {
+		assert_int_equal(kvc_put_export(put, &save->put), KVC_OK);
+	} else { /* of a daemon that nobody knows */
+		save->put = (kvc_handle_t){.incarnation = 5, .id = 9, .offset = 4096, .kind = 2, .n = 8};
+	}
+	kvx_msg_append(&wr->message, ids, n * sizeof *ids);
+}
+
+void wr_add_part(wr_t *wr, const kvc_lease_t *lease, const uint32_t *ids, uint32_t n)
+{
+	kvx_msg_part_t part = {.n = n, .group = wr->group};
+
+	if (lease) {
+		assert_int_equal(kvc_lease_export(lease, &part.lease), KVC_OK);
+		part.first = kvc_lease_skip(lease);
+		part.lease.n = wr->forge_n ? wr->forge_n : part.lease.n;
+	}
+	((kvx_msg_load_t *)(void *)(wr->message.data + wr->message.record))->parts++;
+	kvx_msg_append(&wr->message, &part, sizeof part);
+	kvx_msg_append(&wr->message, ids, n * sizeof *ids);
+}
+
+void wr_add_load(wr_t *wr, const kvc_lease_t *lease, uint32_t flags, uint64_t load, const uint32_t *ids, uint32_t n)
+{
+	kvx_msg_load_t *record = add(wr, KVX_RECORD_LOAD, sizeof *record);
+	char id[16];
+
+	(void)snprintf(id, sizeof id, "request-%u", (unsigned)load);
+	record->load = load;
+	record->flags = lease ? flags : flags | KVX_MSG_NO_LEASE;
+	record->timeout_ms = wr->timeout_ms;
+	record->space = wr->number;
+	record->id_len = (uint32_t)strlen(id);
+	kvx_msg_append(&wr->message, id, strlen(id));
+	wr_add_part(wr, lease, ids, n);
+}
+
+void wr_add_drop(wr_t *wr, uint64_t load)
+{
+	((kvx_msg_drop_t *)add(wr, KVX_RECORD_DROP, sizeof(kvx_msg_drop_t)))->load = load;
+}
+
+void wr_add_space(wr_t *wr, uint32_t number, const char *text)
+{
+	kvx_msg_space_t *space = add(wr, KVX_RECORD_SPACE, sizeof *space);
+
+	space->number = number;
+	space->text_len = (uint32_t)strlen(text);
+	kvx_msg_append(&wr->message, text, space->text_len);
+}
+
+void wr_add_work(wr_t *wr, uint32_t longest, uint32_t us)
+{
+	kvx_msg_work_t *work = add(wr, KVX_RECORD_WORK, sizeof *work);
+
+	work->longest = longest;
+	work->us = us;
+}
+
+void wr_add_time(wr_t *wr)
+{
+	(void)add(wr, KVX_RECORD_TIME, sizeof(kvx_msg_time_t));
+}
+
+void wr_message_load(wr_t *wr, const kvc_lease_t *lease, uint32_t flags)
+{
+	wr_message(wr);
+	wr_add_fence(wr, wr_other, 8);
+	wr_add_load(wr, lease, flags, 7, wr_other, 8);
+}
+
+static void do_nothing(void *args)
+{
+	(void)args;
+}
+
+void wr_be_late(void)
+{
+	for (uint32_t i = 0; i < LATE_KERNELS; i++) {
+		wr_device_call(do_nothing, NULL);
+	}
+}
+
+void wr_message_late_load(wr_t *wr, const kvc_lease_t *lease)
+{
+	wr_be_late();
+	wr_fill_other(wr, 5);
+	wr_message_load(wr, lease, 0);
+}
+
+/* ---- hooks of a step ------------------------------------------------------------------------- */
+
+void wr_begin(wr_t *wr)
+{
+	kvx_msg_finish(&wr->message, wr->step);
+	for (uint32_t r = 0; r < wr->rank_count; r++) {
+		kvx_worker_begin_step(wr->rank[r].worker, wr->message.data, wr->message.len);
+	}
+}
+
+void wr_run_loads(wr_t *wr)
+{
+	for (uint32_t r = 0; r < wr->rank_count; r++) {
+		kvx_worker_start_async_loads(wr->rank[r].worker);
+		kvx_worker_run_sync_loads(wr->rank[r].worker);
+	}
+}
+
+void wr_end(wr_t *wr)
+{
+	for (uint32_t r = 0; r < wr->rank_count; r++) {
+		kvx_worker_end_step(wr->rank[r].worker);
+	}
+}
+
+void wr_step(wr_t *wr)
+{
+	wr_begin(wr);
+	wr_run_loads(wr);
+	wr_end(wr);
+}
+
+uint32_t wr_run_layered(wr_t *wr)
+{
+	uint32_t layered = 0;
+
+	for (uint32_t r = 0; r < wr->rank_count; r++) {
+		kvx_worker_start_async_loads(wr->rank[r].worker);
+		layered += kvx_worker_run_layered_loads(wr->rank[r].worker) ? 1u : 0u;
+	}
+
+	return layered;
+}
+
+void wr_compute_layers(const wr_rank_t *rank, uint32_t *p_wrong)
+{
+	for (uint32_t l = 0; l < rank->layers; l++) {
+		kvx_worker_await_layer(rank->worker, l);
+		wr_compare_other_layer(rank, l, p_wrong);
+	}
+}
+
+uint32_t wr_begin_layered(wr_t *wr, const kvc_lease_t *lease)
+{
+	wr_fill_other(wr, 5);
+	wr_message_load(wr, lease, 0);
+	wr_begin(wr);
+
+	return wr_run_layered(wr);
+}
+
+int wr_prefetch(wr_t *wr, uint32_t flags)
+{
+	kvx_msg_finish(&wr->message, wr->step);
+
+	return kvx_worker_prefetch_step(wr->rank[0].worker, wr->message.data, wr->message.len, flags);
+}
+
+void wr_begin_prefetched(wr_t *wr)
+{
+	kvx_worker_begin_step(wr->rank[0].worker, wr->message.data, wr->message.len);
+	kvx_worker_start_async_loads(wr->rank[0].worker);
+}
+
+void wr_idle_step(wr_t *wr)
+{
+	wr_message(wr);
+	wr_begin(wr);
+	wr_end(wr);
+	assert_int_equal(wr_count_failed(wr), 0);
+	kvx_worker_take_report(wr->rank[0].worker, &(const void *){NULL}, &(size_t){0});
+}
+
+uint32_t wr_take_failed(wr_t *wr, uint32_t *ids)
+{
+	return kvx_worker_take_failed_blocks(wr->rank[0].worker, ids, WR_BLOCKS);
+}
+
+uint32_t wr_count_failed(wr_t *wr)
+{
+	uint32_t ids[WR_BLOCKS];
+
+	return wr_take_failed(wr, ids);
+}
+
+void wr_drain(wr_t *wr)
+{
+	const uint64_t until = wr_now_ms() + UINT64_C(2) * WR_PATIENCE;
+	uint32_t ids[WR_BLOCKS];
+	const void *bytes;
+	uint64_t open;
+	char id[16];
+	size_t len;
+
+	do {
+		open = 0;
+		for (uint32_t r = 0; r < wr->rank_count; r++) {
+			kvx_worker_t *worker = wr->rank[r].worker;
+			kvx_worker_stats_t stats;
+
+			while (kvx_worker_take_finished(worker, id, sizeof id, NULL) > 0) {
+			}
+			(void)kvx_worker_take_failed_blocks(worker, ids, WR_BLOCKS);
+			kvx_worker_take_report(worker, &bytes, &len);
+			stats = wr_stats(wr, r);
+			open += stats.loads_open + stats.saves_open + stats.marked;
+		}
+		usleep(open ? 500 : 0);
+		assert_true(wr_now_ms() < until);
+	} while (open > 0);
+}
+
+/* ---- the store ------------------------------------------------------------------------------- */
+
+kvc_put_t *wr_put(wr_t *wr, uint32_t from, uint32_t n)
+{
+	const kvc_put_options_t options = {
+		.struct_size = sizeof options, .writers = wr->writers, .writer_count = wr->rank_count};
+	kvc_put_t *put = NULL;
+
+	assert_int_equal(kvc_put_start(wr->space, wr->keys, from, n, &options, &put), KVC_OK);
+	assert_int_equal(kvc_put_ready(put, WR_PATIENCE), KVC_OK);
+	assert_int_equal(kvc_put_n(put), n - from);
+
+	return put;
+}
+
+kvc_status_t wr_put_wait(kvc_put_t *put)
+{
+	const kvc_status_t status = kvc_put_wait(put, 0, WR_PATIENCE);
+
+	kvc_put_free(put);
+
+	return status;
+}
+
+kvc_lease_t *wr_lease(wr_t *wr, uint32_t skip, uint32_t n)
+{
+	kvc_lease_t *lease = NULL;
+
+	assert_int_equal(kvc_acquire(wr->space, wr->keys, n, skip, 60000, &lease), KVC_OK);
+	assert_int_equal(kvc_lease_n(lease), n);
+
+	return lease;
+}
+
+/* The daemon answers what one connection sends in its order. */
+void wr_revoke(wr_t *wr, kvc_lease_t *lease)
+{
+	char *json = NULL;
+
+	kvc_release(&lease, 1);
+	assert_int_equal(kvc_document(wr->kvc, KVC_DOC_STATUS, 0, &json, NULL), KVC_OK);
+	kvc_free(json);
+}
+
+void wr_store(wr_t *wr, const uint32_t *ids, uint32_t n)
+{
+	kvc_put_t *put = wr_put(wr, 0, n);
+
+	wr_message(wr);
+	wr_add_save(wr, put, 0, ids, n);
+	wr_begin(wr);
+	wr_end(wr);
+	assert_int_equal(wr_put_wait(put), KVC_OK);
+	for (uint32_t r = 0; r < wr->rank_count; r++) {
+		assert_int_equal(kvx_worker_flush(wr->rank[r].worker, WR_PATIENCE), KVC_OK);
+		wr_check_silent(&wr->rank[r]);
+	}
+}
+
+/* ---- reports --------------------------------------------------------------------------------- */
+
+/* The records of the next report that are of a type, `size` bytes each; others must be LOADED. How many. */
+static uint32_t take_records(wr_rank_t *rank, uint32_t type, void *out, size_t size, uint32_t cap)
+{
+	const kvx_record_header_t *record;
+	const void *bytes;
+	kvx_msg_reader_t cursor;
+	uint32_t n = 0;
+	size_t len;
+
+	kvx_worker_take_report(rank->worker, &bytes, &len);
+	if (len == 0) {
+		return 0;
+	}
+	assert_true(kvx_msg_open(&cursor, KVX_REPORT_MAGIC, bytes, len));
+	while ((record = kvx_msg_next(&cursor)) != NULL) {
+		if (record->type == type) {
+			assert_true(n < cap);
+			memcpy((uint8_t *)out + n++ * size, record, size);
+		} else {
+			assert_true(type == KVX_RECORD_STEP && record->type == KVX_RECORD_LOADED);
+		}
+	}
+	assert_false(cursor.bad);
+
+	return n;
+}
+
+uint32_t wr_take_steps(wr_t *wr, kvx_report_step_t *steps, uint32_t cap)
+{
+	const uint64_t until = wr_now_ms() + WR_PATIENCE;
+	kvx_worker_stats_t stats;
+	uint32_t n = 0;
+
+	do {
+		assert_true(wr_now_ms() < until);
+		(void)wr_count_failed(wr);
+		stats = wr_stats(wr, 0);
+		n += take_records(&wr->rank[0], KVX_RECORD_STEP, steps + n, sizeof *steps, cap - n);
+		usleep(stats.loads_open ? 500 : 0);
+	} while (stats.loads_open);
+
+	return n;
+}
+
+void wr_wait_load(wr_rank_t *rank, uint64_t load, uint32_t flags, wr_end_t *end)
+{
+	const uint64_t until = wr_now_ms() + WR_PATIENCE;
+	char expected[16];
+	uint32_t len = 0;
+
+	*end = (wr_end_t){0};
+	while (flags & KVX_MSG_ASYNC && len == 0 && wr_now_ms() < until) {
+		len = kvx_worker_take_finished(rank->worker, end->id, sizeof end->id, &end->failed);
+		usleep(len ? 0 : 200);
+	}
+	if (flags & KVX_MSG_ASYNC) {
+		(void)snprintf(expected, sizeof expected, "request-%u", (unsigned)load);
+		assert_string_equal(end->id, expected);
+		assert_int_equal(kvx_worker_take_finished(rank->worker, end->id, sizeof end->id, NULL), 0);
+	}
+	end->error_count = kvx_worker_take_failed_blocks(rank->worker, end->errors, WR_BLOCKS);
+	while (take_records(rank, KVX_RECORD_LOADED, &end->loaded, sizeof end->loaded, 1) == 0) {
+		assert_true(wr_now_ms() < until);
+		usleep(200);
+	}
+	assert_true(end->loaded.load == load);
+}
+
+int wr_names(const wr_end_t *end, uint32_t id)
+{
+	for (uint32_t i = 0; i < end->error_count; i++) {
+		if (end->errors[i] == id) {
+			return 1;
+		}
+	}
+
+	return 0;
+}
+
+uint64_t wr_wait_dropped(wr_rank_t *rank)
+{
+	const uint64_t until = wr_now_ms() + WR_PATIENCE;
+	kvx_report_dropped_t dropped;
+
+	while (take_records(rank, KVX_RECORD_DROPPED, &dropped, sizeof dropped, 1) == 0) {
+		assert_true(wr_now_ms() < until);
+		usleep(200);
+	}
+
+	return dropped.put;
+}
+
+void wr_check_silent(wr_rank_t *rank)
+{
+	const void *bytes;
+	uint32_t id;
+	size_t len;
+	char name[4];
+
+	assert_int_equal(kvx_worker_take_finished(rank->worker, name, sizeof name, NULL), 0);
+	assert_int_equal(kvx_worker_take_failed_blocks(rank->worker, &id, 1), 0);
+	kvx_worker_take_report(rank->worker, &bytes, &len);
+	assert_int_equal(len, 0);
+}

@@ -1,0 +1,188 @@
+/* wr.h -- workers next to caches of known bytes, and a stand-in for the scheduler: a second member that leases,
+ * reserves and writes step messages. A test's state is a wr_t that wr_setup() has opened and wr_teardown() checks. */
+#ifndef TESTS_CONNECTORS_WR_H
+#define TESTS_CONNECTORS_WR_H
+
+#include "connectors/rig.h"
+#include "engine/check.h"
+
+#include "kvx_worker.h"
+#include "step/message.h"
+
+#define WR_LAYERS 6u
+#ifndef WR_PAGE
+#define WR_PAGE 20000u /* two leaves, the second shorter */
+#endif
+#define WR_BLOCKS    64u /* of the engine */
+#define WR_KEYS      64u
+#define WR_MAX_RANKS 2u
+#define WR_LOAD_MS   20000u
+#define WR_SEED      UINT64_C(4711)
+#define WR_PATIENCE  60000u /* ms: longer than anything takes that is not broken */
+#define WR_QUICK_MS  10000u /* far less than that, far more than a busy machine needs */
+#define WR_PREFETCH  (KVX_PREFETCH_COMPUTED | KVX_PREFETCH_LAYERS)
+
+typedef struct wr_rank {
+	kvx_worker_t *worker;
+	uint8_t *cache; /* [layers][blocks][page] */
+	void *base[WR_LAYERS];
+	kvk_paged_t paged, padded; /* of the first group, of the second */
+	uint32_t layers;           /* that are filled and compared */
+} wr_rank_t;
+
+typedef struct wr {
+	/* What a test wants; the rest is 0 in a template. */
+	uint32_t rank_count;  /* 0: one */
+	int no_daemon, empty; /* empty: nothing is stored */
+	int strict;           /* at its end the test has taken all that the workers have to say */
+	const char *silence;  /* limits.silence of the daemon; NULL: RIG_SILENCE */
+	const char *groups;   /* of the identity: two groups, the second of `layers` layers a rank; NULL: one group */
+	uint32_t layers;
+	uint64_t layer_bytes; /* kvx_worker_config_t's */
+	uint32_t layer_wait_us;
+
+	/* What step messages say from now on. */
+	uint32_t number;     /* of the space */
+	uint32_t group;      /* of loads and saves */
+	uint32_t timeout_ms; /* of loads */
+	uint32_t forge_n;    /* leases pretend to have this many blocks; 0: no */
+
+	rig_t rig;
+	kvk_layout_t layout;
+	char layout_text[KVK_LAYOUT_TEXT_MAX];
+	kvc_identity_t identity;
+	kvc_writer_t writers[WR_MAX_RANKS];
+	wr_rank_t rank[WR_MAX_RANKS];
+	kvc_t *kvc; /* the scheduler's */
+	kvc_space_t *space;
+	kvc_key_t keys[WR_KEYS];
+	kvx_msg_buf_t message;
+	uint32_t step;
+} wr_t;
+
+extern const uint32_t wr_eight[8];                            /* engine blocks that are stored */
+extern const uint32_t wr_other[8];                            /* engine blocks that are loaded to */
+extern const wr_t wr_one, wr_two_ranks, wr_layered, wr_alone; /* templates; alone: without a daemon */
+
+/* ---- fixtures -------------------------------------------------------------------------------- */
+
+/* Daemon, scheduler and workers, proved; wr_eight are stored with seed 1. */
+int wr_setup(void **state);
+/* No job is open, the daemon has neither lease nor put, the device was used as it may be, and nothing of it is left. */
+int wr_teardown(void **state);
+#define WR_TEST(test, with)                                                                                            \
+	cmocka_unit_test_prestate_setup_teardown(test, wr_setup, wr_teardown, (void *)(uintptr_t) & (with))
+/* main(): argv[1] is the daemon's program, if a test has one. */
+int wr_run_tests(int argc, char **argv, const struct CMUnitTest *tests, size_t count);
+
+/* The two for a test with its own sequence; *wr is a template. */
+void wr_open(wr_t *wr);
+void wr_close(wr_t *wr);
+/* kvx_worker_open()'s argument for a rank; `groups` are two. */
+kvx_worker_config_t wr_config(const wr_t *wr, uint32_t rank, kvx_worker_group_t *groups);
+/* Open the rank's worker again, after it was closed; waits until it is proved when `prove`. */
+void wr_open_rank(wr_t *wr, uint32_t rank, int prove);
+void wr_reopen(wr_t *wr); /* the first rank's */
+kvc_status_t wr_await_self_test(const wr_t *wr);
+/* Until scheduler and first rank have found a daemon other than `before`. */
+void wr_await_restart(wr_t *wr, uint64_t before);
+kvx_worker_stats_t wr_stats(const wr_t *wr, uint32_t rank);
+uint64_t wr_now_ms(void);
+
+/* ---- bytes ----------------------------------------------------------------------------------- */
+
+/* Write every engine block of every rank, or one, with the bytes of a seed and a block number. */
+void wr_fill(wr_t *wr, uint32_t seed);
+void wr_fill_block(wr_rank_t *rank, uint32_t block, uint32_t seed, uint32_t as);
+/* Does the block have these bytes? */
+int wr_block_is(const wr_rank_t *rank, uint32_t block, uint32_t seed, uint32_t as);
+/* Compare as a kernel of the engine, in stream order: *p_wrong is incremented if it does not. */
+void wr_compare_block(const wr_rank_t *rank, uint32_t block, uint32_t seed, uint32_t as, uint32_t *p_wrong);
+void wr_compare_layers(const wr_rank_t *rank, uint32_t block, uint32_t first, uint32_t end, uint32_t seed,
+		       uint32_t *p_wrong); /* of block number 0 */
+void wr_compare_layer(const wr_rank_t *rank, uint32_t block, uint32_t layer, uint32_t as, uint32_t *p_wrong);
+/* wr_other of the first rank: compare with wr_eight as stored with a seed, one layer of them, write them. */
+void wr_compare_other(wr_t *wr, uint32_t seed, uint32_t *p_wrong);
+void wr_compare_other_layer(const wr_rank_t *rank, uint32_t layer, uint32_t *p_wrong);
+void wr_fill_other(wr_t *wr, uint32_t seed);
+/* The same with a counter for each of wr_other; and what is wrong there at last must be among the failed blocks. */
+void wr_compare_each(const wr_rank_t *rank, uint32_t *wrong);
+void wr_compute_layers_each(const wr_rank_t *rank, uint32_t *wrong);
+void wr_check_named(const uint32_t *ids, uint32_t count, const uint32_t *wrong);
+void wr_flip_byte(const kvc_lease_t *lease, uint32_t block); /* of a stored block, in a layer in the middle */
+
+/* ---- step messages --------------------------------------------------------------------------- */
+
+/* A new message, of the next step; then its records. */
+void wr_message(wr_t *wr);
+void wr_add_fence(wr_t *wr, const uint32_t *ids, uint32_t n);
+void wr_add_save(wr_t *wr, const kvc_put_t *put, uint32_t flags, const uint32_t *ids, uint32_t n);
+/* Lease NULL: it has none. */
+void wr_add_load(wr_t *wr, const kvc_lease_t *lease, uint32_t flags, uint64_t load, const uint32_t *ids, uint32_t n);
+/* Another part of that load, of wr->group. */
+void wr_add_part(wr_t *wr, const kvc_lease_t *lease, const uint32_t *ids, uint32_t n);
+void wr_add_drop(wr_t *wr, uint64_t load);
+void wr_add_space(wr_t *wr, uint32_t number, const char *text);
+void wr_add_work(wr_t *wr, uint32_t longest, uint32_t us);
+void wr_add_time(wr_t *wr);
+/* A new message that loads wr_other as load 7, fenced. */
+void wr_message_load(wr_t *wr, const kvc_lease_t *lease, uint32_t flags);
+/* What is enqueued from now on runs late, such as kernels that write wr_other; then that message. */
+void wr_be_late(void);
+void wr_message_late_load(wr_t *wr, const kvc_lease_t *lease);
+
+/* ---- hooks of a step, on all ranks ------------------------------------------------------------- */
+
+void wr_begin(wr_t *wr);
+void wr_run_loads(wr_t *wr); /* asynchronous and synchronous ones */
+void wr_end(wr_t *wr);
+void wr_step(wr_t *wr); /* the three */
+/* kvx_worker_run_layered_loads(): on how many ranks. */
+uint32_t wr_run_layered(wr_t *wr);
+/* Await each layer, then compare it in wr_other. */
+void wr_compute_layers(const wr_rank_t *rank, uint32_t *p_wrong);
+/* A kernel of the step before writes wr_other; then begin a step that loads them, layered if it may be. */
+uint32_t wr_begin_layered(wr_t *wr, const kvc_lease_t *lease);
+/* kvx_worker_prefetch_step() of the message, on the first rank; and what comes first when its step begins. */
+int wr_prefetch(wr_t *wr, uint32_t flags);
+void wr_begin_prefetched(wr_t *wr);
+/* A step with all its hooks in which nothing is done. */
+void wr_idle_step(wr_t *wr);
+/* Failed blocks of the first rank. */
+uint32_t wr_take_failed(wr_t *wr, uint32_t *ids);
+uint32_t wr_count_failed(wr_t *wr);
+/* Take reports until no job is open. */
+void wr_drain(wr_t *wr);
+
+/* ---- the store ------------------------------------------------------------------------------- */
+
+/* Reserve keys [from, n); granted when it returns. */
+kvc_put_t *wr_put(wr_t *wr, uint32_t from, uint32_t n);
+/* Until the put is visible: its status. */
+kvc_status_t wr_put_wait(kvc_put_t *put);
+kvc_lease_t *wr_lease(wr_t *wr, uint32_t skip, uint32_t n);
+/* Release it, and the daemon has done so when this returns. */
+void wr_revoke(wr_t *wr, kvc_lease_t *lease);
+/* Keys [0, n) are stored, key i from engine block ids[i]; in one step. */
+void wr_store(wr_t *wr, const uint32_t *ids, uint32_t n);
+
+/* ---- reports --------------------------------------------------------------------------------- */
+
+/* How a load has ended: its report on the rank, waited for, and what the engine was told. */
+typedef struct wr_end {
+	kvx_report_loaded_t loaded;
+	char id[16];
+	int failed;
+	uint32_t errors[WR_BLOCKS];
+	uint32_t error_count;
+} wr_end_t;
+void wr_wait_load(wr_rank_t *rank, uint64_t load, uint32_t flags, wr_end_t *end);
+int wr_names(const wr_end_t *end, uint32_t id);
+/* Until no load is open: times of steps, as the first rank reports them. */
+uint32_t wr_take_steps(wr_t *wr, kvx_report_step_t *steps, uint32_t cap);
+/* The next DROPPED of the rank's reports, waited for: its put. */
+uint64_t wr_wait_dropped(wr_rank_t *rank);
+/* The rank has nothing more to say. */
+void wr_check_silent(wr_rank_t *rank);
+
+#endif
