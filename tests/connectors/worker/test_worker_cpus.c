@@ -1,7 +1,7 @@
 /* The transfer threads run where the user lets the process run: nowhere else, and not on the one core the engine has
  * bound its thread to. The parts are run in a process of their own, started on the CPUs that are said; a user's taskset
  * does the same. */
-#include "connectors/worker/worker_rig.h"
+#include "connectors/worker/wr.h"
 
 #include "kv_cmocka.h"
 #include "common/cpus.h"
@@ -77,16 +77,15 @@ static uint32_t bound_threads(const cpu_set_t *expected)
 
 static void open_and_check(const cpu_set_t *expected)
 {
-	rig_t rig = {.socket = "/nonexistent/kvd.sock"};
-	wr_t wr = {0};
+	wr_t wr = wr_alone;
 	uint32_t waited = 0;
 
-	wr_init_with(&wr, &rig, 1, 0);
+	wr_open(&wr);
 	while (bound_threads(expected) != WORKER_THREADS - 1 && ++waited < WR_PATIENCE) {
 		usleep(1000); /* threads name themselves and move */
 	}
 	assert_int_equal(bound_threads(expected), WORKER_THREADS - 1);
-	wr_fini(&wr);
+	wr_close(&wr);
 }
 
 /* ---- parts, each in a process of its own ----------------------------------------------------- */

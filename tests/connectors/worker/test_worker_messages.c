@@ -1,7 +1,6 @@
 /* Plans a worker should never get, and time in which it gets none: nothing wrong is saved, and waiting costs nothing.
  */
-#include "connectors/worker/worker_rig.h"
-#include "engine/check.h"
+#include "connectors/worker/wr.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -17,157 +16,60 @@
 #define IDLE_PC 10u
 #endif
 
-static const char *kvd_program;
-
-static kvx_worker_stats_t stats_of(const wr_rank_t *rank)
-{
-	kvx_worker_stats_t stats = {.struct_size = sizeof stats};
-
-	kvx_worker_get_stats(rank->worker, &stats);
-
-	return stats;
-}
-
-static void start(rig_t *rig, wr_t *wr)
-{
-	*wr = (wr_t){0};
-	rig_init(rig, kvd_program);
-	rig_start(rig);
-	wr_init(wr, rig, 1);
-	wr_fill(wr, 1);
-}
-
-static void finish(rig_t *rig, wr_t *wr)
-{
-	wr_fini(wr);
-	rig_fini(rig);
-}
+static const wr_t unstored = {.empty = 1};
 
 /* Eight saves that wait for the space of an adapter, which a stopped daemon does not open; their step has ended. */
-static kvc_put_t *save_into_unopened_space(rig_t *rig, wr_t *wr)
+static kvc_put_t *save_into_unopened_space(wr_t *wr)
 {
-	kvx_msg_save_t *save;
 	kvc_put_t *put = wr_put(wr, 0, 8);
 
-	rig_signal(rig, SIGSTOP);
-	wr_plan(wr);
-	wr_plan_space(wr, 1, "somebody");
-	wr_plan_save(wr, put, 0, wr_eight, 8);
-	save = (kvx_msg_save_t *)(void *)(wr->plan.data + wr->plan.record);
-	save->space = 1;
+	rig_signal(&wr->rig, SIGSTOP);
+	wr_message(wr);
+	wr_add_space(wr, 1, "somebody");
+	wr->number = 1;
+	wr_add_save(wr, put, 0, wr_eight, 8);
 	wr_begin(wr);
-	kvx_worker_end_step(wr->rank[0].worker);
-	assert_int_equal(stats_of(&wr->rank[0]).marked, 8);
+	wr_end(wr);
+	assert_int_equal(wr_stats(wr, 0).marked, 8);
 
 	return put;
 }
 
 /* No block is read from now on: the saves are given up. */
-static void check_all_fenced(rig_t *rig, wr_t *wr, kvc_put_t *put)
+static void check_all_fenced(wr_t *wr, kvc_put_t *put)
 {
-	assert_int_equal(stats_of(&wr->rank[0]).marked, 0);
-	rig_signal(rig, SIGCONT);
+	assert_int_equal(wr_stats(wr, 0).marked, 0);
+	rig_signal(&wr->rig, SIGCONT);
 	assert_true(wr_wait_dropped(&wr->rank[0]) != 0);
 	kvc_put_free(put);
-	rig_check_quiet(rig);
-	finish(rig, wr);
 }
 
 /* Which blocks the engine is about to write is not known. */
 static void p1_an_unsound_message_is_a_fence_of_all_blocks(void **state)
 {
+	wr_t *wr = *state;
 	static const uint64_t nonsense[8];
-	kvc_put_t *put;
-	rig_t rig;
-	wr_t wr;
+	kvc_put_t *put = save_into_unopened_space(wr);
 
-	(void)state;
-	start(&rig, &wr);
-	put = save_into_unopened_space(&rig, &wr);
-	kvx_worker_begin_step(wr.rank[0].worker, nonsense, sizeof nonsense);
-	check_all_fenced(&rig, &wr, put);
-}
-
-/* What a scheduler sends whose list of reused blocks did not fit. */
-static void p1_a_fence_of_no_block_is_one_of_all_blocks(void **state)
-{
-	kvc_put_t *put;
-	rig_t rig;
-	wr_t wr;
-
-	(void)state;
-	start(&rig, &wr);
-	put = save_into_unopened_space(&rig, &wr);
-	wr_plan(&wr);
-	wr_plan_fence(&wr, NULL, 0);
-	wr_begin(&wr);
-	check_all_fenced(&rig, &wr, put);
-}
-
-/* The engine was interrupted: what the step should have computed is not in its blocks. */
-static void p1_saves_of_a_step_that_did_not_end_are_dropped(void **state)
-{
-	kvc_put_t *put;
-	rig_t rig;
-	wr_t wr;
-
-	(void)state;
-	start(&rig, &wr);
-	put = wr_put(&wr, 0, 8);
-	wr_plan(&wr);
-	wr_plan_save(&wr, put, 0, wr_eight, 8);
-	wr_begin(&wr);
-	wr_plan(&wr);
-	wr_begin(&wr);
-	assert_true(wr_wait_dropped(&wr.rank[0]) != 0);
-	assert_int_equal(wr_put_wait(&wr, put), KVC_ERR_REVOKED);
-	rig_check_quiet(&rig);
-	finish(&rig, &wr);
-}
-
-/* A granted block without a source: what lies in its slot is anybody's. */
-static void p1_a_granted_block_that_is_not_written_is_not_handed_in(void **state)
-{
-	uint32_t ids[8];
-	kvc_put_t *put;
-	rig_t rig;
-	wr_t wr;
-
-	(void)state;
-	start(&rig, &wr);
-	put = wr_put(&wr, 0, 8);
-	memcpy(ids, wr_eight, sizeof ids);
-	ids[3] = KVX_NO_BLOCK;
-	wr_plan(&wr);
-	wr_plan_save(&wr, put, 0, ids, 8);
-	wr_begin(&wr);
-	kvx_worker_end_step(wr.rank[0].worker);
-	assert_int_equal(wr_put_wait(&wr, put), KVC_ERR_REVOKED);
-	assert_true(wr_wait_dropped(&wr.rank[0]) != 0);
-	assert_int_equal(stats_of(&wr.rank[0]).bad_messages, 1);
-	rig_check_quiet(&rig);
-	finish(&rig, &wr);
+	kvx_worker_begin_step(wr->rank[0].worker, nonsense, sizeof nonsense);
+	check_all_fenced(wr, put);
 }
 
 /* Its blocks belong to no request: the engine is told that the load is over, not that they have failed. */
 static void p4_a_load_dropped_in_its_own_message_names_no_blocks(void **state)
 {
+	wr_t *wr = *state;
 	wr_end_t end;
-	rig_t rig;
-	wr_t wr;
 
-	(void)state;
-	start(&rig, &wr);
-	wr_plan(&wr);
-	wr_plan_load(&wr, NULL, KVX_MSG_ASYNC, 7, wr_eight, 8);
-	wr_plan_drop(&wr, 7);
-	wr_begin(&wr);
-	kvx_worker_start_async_loads(wr.rank[0].worker);
-	wr_wait_load(&wr.rank[0], 7, 1, &end);
+	wr_message(wr);
+	wr_add_load(wr, NULL, KVX_MSG_ASYNC, 7, wr_eight, 8);
+	wr_add_drop(wr, 7);
+	wr_begin(wr);
+	kvx_worker_start_async_loads(wr->rank[0].worker);
+	wr_wait_load(&wr->rank[0], 7, 1, &end);
 	assert_int_equal(end.loaded.status, KVC_MISS);
 	assert_int_equal(end.failed, 1);
 	assert_int_equal(end.error_count, 0);
-	finish(&rig, &wr);
 }
 
 static uint64_t cpu_ns(void)
@@ -192,50 +94,34 @@ static void check_idle(const char *when)
 /* With a daemon, with one that hangs while a save waits for it, and without one. */
 static void p5_a_worker_that_waits_burns_no_cpu(void **state)
 {
-	kvx_msg_save_t *save;
-	kvc_put_t *put;
-	rig_t rig;
-	wr_t wr;
+	wr_t *wr = *state;
+	kvc_put_t *put = wr_put(wr, 0, 8);
 
-	(void)state;
-	start(&rig, &wr);
-	put = wr_put(&wr, 0, 8);
 	usleep(IDLE_MS * 1000u);
 	check_idle("idle");
-	rig_signal(&rig, SIGSTOP);
+	rig_signal(&wr->rig, SIGSTOP);
 	check_idle("daemon stopped");
-	wr_plan(&wr);
-	wr_plan_space(&wr, 1, "somebody");
-	wr_plan_save(&wr, put, 0, wr_eight, 8);
-	save = (kvx_msg_save_t *)(void *)(wr.plan.data + wr.plan.record);
-	save->space = 1;
-	wr_begin(&wr);
-	kvx_worker_end_step(wr.rank[0].worker);
+	wr_message(wr);
+	wr_add_space(wr, 1, "somebody");
+	wr->number = 1;
+	wr_add_save(wr, put, 0, wr_eight, 8);
+	wr_begin(wr);
+	wr_end(wr);
 	check_idle("daemon stopped, a save waits");
-	rig_signal(&rig, SIGCONT);
+	rig_signal(&wr->rig, SIGCONT);
 	kvc_put_free(put);
-	rig_kill(&rig);
+	rig_kill(&wr->rig);
 	usleep(IDLE_MS * 1000u);
 	check_idle("no daemon");
-	finish(&rig, &wr);
 }
 
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p1_an_unsound_message_is_a_fence_of_all_blocks),
-		cmocka_unit_test(p1_a_fence_of_no_block_is_one_of_all_blocks),
-		cmocka_unit_test(p1_saves_of_a_step_that_did_not_end_are_dropped),
-		cmocka_unit_test(p1_a_granted_block_that_is_not_written_is_not_handed_in),
-		cmocka_unit_test(p4_a_load_dropped_in_its_own_message_names_no_blocks),
-		cmocka_unit_test(p5_a_worker_that_waits_burns_no_cpu),
+		WR_TEST(p1_an_unsound_message_is_a_fence_of_all_blocks, unstored),
+		WR_TEST(p4_a_load_dropped_in_its_own_message_names_no_blocks, unstored),
+		WR_TEST(p5_a_worker_that_waits_burns_no_cpu, unstored),
 	};
 
-	if (argc < 2) {
-		fprintf(stderr, "usage: %s KVD\n", argv[0]);
-		return 64;
-	}
-	kvd_program = argv[1];
-
-	return cmocka_run_group_tests_name("kvx.worker-messages", tests, NULL, NULL);
+	return wr_run_tests(argc, argv, tests, KV_COUNT_OF(tests));
 }

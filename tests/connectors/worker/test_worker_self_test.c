@@ -1,7 +1,6 @@
 /* A worker whose blocks come back with other bytes than went in finds out, and from then on neither loads nor
  * saves. And one whose transfer thread is held up. */
-#include "connectors/worker/worker_rig.h"
-#include "engine/check.h"
+#include "connectors/worker/wr.h"
 
 #include "kv/shm.h"
 #include "kvk/gpu.h"
@@ -14,7 +13,6 @@
 #include <string.h>
 #include <unistd.h>
 
-static const char *kvd_program;
 static atomic_int wrong; /* scatters flip a bit behind the digests' back */
 
 kv_status_t __real_kvk_scatter(const kvk_layout_t *layout, const kvk_paged_t *paged, const kvk_move_t *moves,
@@ -75,113 +73,88 @@ kvc_status_t __wrap_kvc_poll(kvc_t *kvc, uint32_t timeout_ms)
 	return __real_kvc_poll(kvc, timeout_ms);
 }
 
-static void prove(wr_t *wr)
-{
-	const uint64_t until = wr_now_ms() + WR_PATIENCE;
-
-	wr_open_rank(wr, 0, 0);
-	while (kvx_worker_self_test_status(wr->rank[0].worker) == KVC_PENDING && wr_now_ms() < until) {
-		usleep(1000);
-	}
-}
-
 static void p1_a_layout_that_fails_its_self_test_is_not_used(void **state)
 {
+	wr_t *wr = *state;
 	kvx_worker_stats_t stats = {.struct_size = sizeof stats};
 	kvc_lease_t *lease;
 	kvc_put_t *put;
 	wr_end_t end;
-	rig_t rig;
-	wr_t wr;
 
-	(void)state;
-	wr_start(&wr, &rig, kvd_program, 1);
-	kvx_worker_close(wr.rank[0].worker);
+	kvx_worker_close(wr->rank[0].worker);
 
 	atomic_store(&wrong, 1);
-	prove(&wr);
+	wr_open_rank(wr, 0, 0);
+	assert_int_equal(wr_await_self_test(wr), KVC_ERR_CORRUPT);
 	atomic_store(&wrong, 0);
-	assert_int_equal(kvx_worker_self_test_status(wr.rank[0].worker), KVC_ERR_CORRUPT);
-	lease = wr_lease(&wr, 0, 8);
-	put = wr_put(&wr, 8, 16);
-	wr_plan(&wr);
-	wr_plan_load(&wr, lease, 0, 7, wr_eight, 8);
-	wr_begin(&wr);
-	kvx_worker_run_sync_loads(wr.rank[0].worker);
-	wr_wait_load(&wr.rank[0], 7, 0, &end);
+	lease = wr_lease(wr, 0, 8);
+	put = wr_put(wr, 8, 16);
+	wr_message(wr);
+	wr_add_load(wr, lease, 0, 7, wr_eight, 8);
+	wr_begin(wr);
+	kvx_worker_run_sync_loads(wr->rank[0].worker);
+	wr_wait_load(&wr->rank[0], 7, 0, &end);
 	assert_int_equal(end.error_count, 8);
-	wr_plan(&wr);
-	wr_plan_save(&wr, put, KVX_MSG_COMPLETE, wr_eight, 8);
-	wr_begin(&wr);
-	(void)wr_wait_dropped(&wr.rank[0]);
-	kvx_worker_get_stats(wr.rank[0].worker, &stats);
+	wr_message(wr);
+	wr_add_save(wr, put, KVX_MSG_COMPLETE, wr_eight, 8);
+	wr_begin(wr);
+	(void)wr_wait_dropped(&wr->rank[0]);
+	kvx_worker_get_stats(wr->rank[0].worker, &stats);
 	assert_int_equal(stats.self_test_failures, 1);
 	assert_int_equal(stats.self_tests + stats.load_bytes + stats.save_bytes, 0);
 	kvc_put_free(put);
 	kvc_release(&lease, 1);
-	wr_finish(&wr, &rig);
 }
 
 /* It is told once only. */
 static void p7_an_adapter_refused_by_a_full_queue_is_known_later(void **state)
 {
+	wr_t *wr = *state;
 	const uint64_t until = wr_now_ms() + WR_PATIENCE;
 	kvc_match_t match = {.struct_size = sizeof match};
-	kvc_lease_t *lease;
 	wr_end_t end;
-	rig_t rig;
-	wr_t wr;
+	kvc_lease_t *lease = wr_lease(wr, 0, 8);
 
-	(void)state;
-	wr_start(&wr, &rig, kvd_program, 1);
-	lease = wr_lease(&wr, 0, 8);
-	rig_signal(&rig, SIGSTOP); /* a space that is known stays unopened, and is waited for */
+	rig_signal(&wr->rig, SIGSTOP); /* a space that is known stays unopened, and is waited for */
 	do {
 		usleep(1000);
-		kvc_match(wr.space, wr.keys, 8, &match);
+		kvc_match(wr->space, wr->keys, 8, &match);
 	} while (match.why != KV_WHY_DAEMON_STALE && wr_now_ms() < until);
 	atomic_store(&held, 1);
 	do {
-		wr_plan(&wr);
-		wr_plan_space(&wr, 2, "other");
-		wr_begin(&wr);
+		wr_message(wr);
+		wr_add_space(wr, 2, "other");
+		wr_begin(wr);
 		usleep(1000);
 	} while (!atomic_load(&waits) && wr_now_ms() < until);
-	wr_plan(&wr);
+	wr_message(wr);
 	for (uint32_t i = 0; i < 1024; i++) {
-		wr_plan_space(&wr, 2, "other");
+		wr_add_space(wr, 2, "other");
 	}
-	wr_plan_space(&wr, 1, "adapter");
-	wr_begin(&wr);
+	wr_add_space(wr, 1, "adapter");
+	wr_begin(wr);
 
 	atomic_store(&held, 0);
-	wr.number = 1;
-	wr.timeout_ms = 300;
+	wr->number = 1;
+	wr->timeout_ms = 300;
 	do {
-		wr_plan(&wr);
-		wr_plan_load(&wr, lease, 0, 7, wr_eight, 8);
-		wr_begin(&wr);
-		kvx_worker_run_sync_loads(wr.rank[0].worker);
-		wr_wait_load(&wr.rank[0], 7, 0, &end);
+		wr_message(wr);
+		wr_add_load(wr, lease, 0, 7, wr_eight, 8);
+		wr_begin(wr);
+		kvx_worker_run_sync_loads(wr->rank[0].worker);
+		wr_wait_load(&wr->rank[0], 7, 0, &end);
 	} while ((end.loaded.status == KVC_ERR_BUSY || end.loaded.status == KVC_ERR_ARG) && wr_now_ms() < until);
 	assert_true(end.loaded.status == KVC_ERR_DAEMON_STALE || end.loaded.status == KVC_ERR_TIMEOUT);
-	rig_signal(&rig, SIGCONT);
+	rig_signal(&wr->rig, SIGCONT);
 	kvc_release(&lease, 1);
-	wr_finish(&wr, &rig);
 }
 
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p1_a_layout_that_fails_its_self_test_is_not_used),
-		cmocka_unit_test(p7_an_adapter_refused_by_a_full_queue_is_known_later),
+		WR_TEST(p1_a_layout_that_fails_its_self_test_is_not_used, wr_one),
+		WR_TEST(p7_an_adapter_refused_by_a_full_queue_is_known_later, wr_one),
 	};
 
-	if (argc < 2) {
-		fprintf(stderr, "usage: %s KVD\n", argv[0]);
-		return 64;
-	}
-	kvd_program = argv[1];
-
-	return cmocka_run_group_tests_name("kvx.worker-self-test", tests, NULL, NULL);
+	return wr_run_tests(argc, argv, tests, KV_COUNT_OF(tests));
 }

@@ -1,6 +1,5 @@
 /* A driver that refuses memory of the pool: for a moment, in one place, for good. */
-#include "connectors/worker/worker_rig.h"
-#include "engine/check.h"
+#include "connectors/worker/wr.h"
 
 #include "kvk/gpu.h"
 
@@ -13,7 +12,6 @@
 #define BEHIND 8u                /* the last of them, in another slab than the first */
 #define TRIES  8u
 
-static const char *kvd_program;
 static atomic_uint refusals;        /* calls that are refused from now on, */
 static _Atomic(kv_status_t) answer; /* with this one, */
 static atomic_int sparing;          /* but not for the memory */
@@ -56,31 +54,16 @@ static void refuse(uint32_t calls, kv_status_t status, int spare)
 	atomic_store(&refusals, calls);
 }
 
-static kvx_worker_stats_t stats_of(const wr_t *wr)
-{
-	kvx_worker_stats_t stats = {.struct_size = sizeof stats};
-
-	kvx_worker_get_stats(wr->rank[0].worker, &stats);
-
-	return stats;
-}
-
 static kvc_status_t proved_at_last(wr_t *wr)
 {
-	const uint64_t until = wr_now_ms() + WR_PATIENCE;
-
 	wr_open_rank(wr, 0, 0);
-	while (kvx_worker_self_test_status(wr->rank[0].worker) == KVC_PENDING && wr_now_ms() < until) {
-		usleep(1000);
-	}
 
-	return kvx_worker_self_test_status(wr->rank[0].worker);
+	return wr_await_self_test(wr);
 }
 
 /* Closed, and what is opened next is refused all memory of the pool, with this answer. */
-static void start_refused(wr_t *wr, rig_t *rig, kv_status_t status)
+static void close_and_refuse(wr_t *wr, kv_status_t status)
 {
-	wr_start(wr, rig, kvd_program, 1);
 	kvx_worker_close(wr->rank[0].worker);
 	refuse(UINT32_MAX, status, 0);
 }
@@ -90,13 +73,8 @@ static void load_eight(wr_t *wr, uint32_t from, wr_end_t *end)
 {
 	kvc_lease_t *lease = wr_lease(wr, from, from + 8);
 
-	wr_plan(wr);
-	wr_plan_fence(wr, wr_other, 8);
-	wr_plan_load(wr, lease, 0, 7, wr_other, 8);
-	wr_begin(wr);
-	kvx_worker_start_async_loads(wr->rank[0].worker);
-	kvx_worker_run_sync_loads(wr->rank[0].worker);
-	kvx_worker_end_step(wr->rank[0].worker);
+	wr_message_load(wr, lease, 0);
+	wr_step(wr);
 	wr_wait_load(&wr->rank[0], 7, 0, end);
 	kvc_release(&lease, 1);
 }
@@ -109,166 +87,139 @@ static kvc_status_t save_behind(wr_t *wr)
 	for (uint32_t i = 8; i < STORED; i++) {
 		ids[i - 8] = i;
 	}
-	wr_plan(wr);
-	wr_plan_save(wr, put, 0, ids, STORED - 8);
+	wr_message(wr);
+	wr_add_save(wr, put, 0, ids, STORED - 8);
 	wr_begin(wr);
-	kvx_worker_end_step(wr->rank[0].worker);
+	wr_end(wr);
 
-	return wr_put_wait(wr, put);
+	return wr_put_wait(put);
 }
 
 static void p10_memory_the_driver_refuses_for_a_moment_is_tried_again(void **state)
 {
+	wr_t *wr = *state;
 	static const kv_status_t passing[] = {KV_ERR_IO, KV_ERR_NOMEM};
 	wr_end_t end;
-	rig_t rig;
-	wr_t wr;
 
-	(void)state;
-	wr_start(&wr, &rig, kvd_program, 1);
 	for (uint32_t i = 0; i < 2; i++) {
-		kvx_worker_close(wr.rank[0].worker);
+		kvx_worker_close(wr->rank[0].worker);
 		refuse(3, passing[i], 0);
-		assert_int_equal(proved_at_last(&wr), KVC_OK);
-		assert_int_equal(stats_of(&wr).gpu_refused, 3);
-		load_eight(&wr, 0, &end);
+		assert_int_equal(proved_at_last(wr), KVC_OK);
+		assert_int_equal(wr_stats(wr, 0).gpu_refused, 3);
+		load_eight(wr, 0, &end);
 		assert_int_equal(end.loaded.status, KVC_OK);
 		assert_int_equal(end.error_count, 0);
 	}
-	wr_finish(&wr, &rig);
 }
 
 static void p10_saves_wait_for_memory_the_driver_refuses_for_a_moment(void **state)
 {
+	wr_t *wr = *state;
 	wr_end_t end;
-	rig_t rig;
-	wr_t wr;
 
-	(void)state;
-	wr_start(&wr, &rig, kvd_program, 1);
-	assert_true(stats_of(&wr).registered_bytes < (5u << 20)); /* one slab */
+	assert_true(wr_stats(wr, 0).registered_bytes < (5u << 20)); /* one slab */
 	refuse(2, KV_ERR_IO, 0);
-	assert_int_equal(save_behind(&wr), KVC_OK);
-	assert_int_equal(kvx_worker_self_test_status(wr.rank[0].worker), KVC_OK);
-	assert_int_equal(stats_of(&wr).gpu_refused, 2);
-	assert_int_equal(stats_of(&wr).save_dropped, 0);
-	load_eight(&wr, STORED - BEHIND, &end);
+	assert_int_equal(save_behind(wr), KVC_OK);
+	assert_int_equal(kvx_worker_self_test_status(wr->rank[0].worker), KVC_OK);
+	assert_int_equal(wr_stats(wr, 0).gpu_refused, 2);
+	assert_int_equal(wr_stats(wr, 0).save_dropped, 0);
+	load_eight(wr, STORED - BEHIND, &end);
 	assert_int_equal(end.loaded.status, KVC_OK);
 	for (uint32_t i = 0; i < 8; i++) {
-		assert_true(wr_block_is(&wr.rank[0], wr_other[i], 1, STORED - BEHIND + i));
+		assert_true(wr_block_is(&wr->rank[0], wr_other[i], 1, STORED - BEHIND + i));
 	}
-	wr_finish(&wr, &rig);
 }
 
 /* They have waited for the rest for a second; what the device did see is stored by then. */
 static void p6_blocks_of_a_save_before_memory_that_is_refused_are_stored(void **state)
 {
+	wr_t *wr = *state;
 	kvc_match_t match = {.struct_size = sizeof match};
-	rig_t rig;
-	wr_t wr;
 
-	(void)state;
-	wr_start(&wr, &rig, kvd_program, 1);
 	refuse(UINT32_MAX, KV_ERR_IO, 0);
-	assert_int_not_equal(save_behind(&wr), KVC_OK);
+	assert_int_not_equal(save_behind(wr), KVC_OK);
 	refuse(0, KV_OK, 0);
-	kvc_match(wr.space, wr.keys, STORED, &match);
+	kvc_match(wr->space, wr->keys, STORED, &match);
 	print_message("%u of %u blocks\n", match.n, STORED);
 	assert_in_range(match.n, 9, STORED - 1);
-	assert_int_equal(kvx_worker_self_test_status(wr.rank[0].worker), KVC_OK);
-	assert_int_equal(save_behind(&wr), KVC_OK);
-	wr_finish(&wr, &rig);
+	assert_int_equal(kvx_worker_self_test_status(wr->rank[0].worker), KVC_OK);
+	assert_int_equal(save_behind(wr), KVC_OK);
 }
 
 /* Two slabs, and that without room for the self-test is refused: a load from there fails at once, the other one comes;
  * and when the driver gives way, both do. */
 static void p10_only_blocks_in_refused_memory_are_not_there(void **state)
 {
+	wr_t *wr = *state;
 	const uint32_t from[2] = {0, STORED - BEHIND};
 	uint32_t failed = 0;
 	uint64_t until;
 	wr_end_t end;
-	rig_t rig;
-	wr_t wr;
 
-	(void)state;
-	wr_start(&wr, &rig, kvd_program, 1);
-	assert_int_equal(save_behind(&wr), KVC_OK);
-	kvx_worker_close(wr.rank[0].worker);
+	assert_int_equal(save_behind(wr), KVC_OK);
+	kvx_worker_close(wr->rank[0].worker);
 	refuse(UINT32_MAX, KV_ERR_IO, 1);
-	assert_int_equal(proved_at_last(&wr), KVC_OK);
+	assert_int_equal(proved_at_last(wr), KVC_OK);
 	for (uint32_t i = 0; i < 2; i++) {
 		const uint64_t begin = wr_now_ms();
 
-		load_eight(&wr, from[i], &end);
+		load_eight(wr, from[i], &end);
 		assert_true(wr_now_ms() - begin < WR_LOAD_MS / 2);
 		assert_int_equal(end.error_count, end.loaded.status == KVC_OK ? 0 : 8);
 		assert_true(end.loaded.status == KVC_OK || end.loaded.status == KVC_ERR_BUSY);
 		failed += end.loaded.status != KVC_OK;
 	}
 	assert_int_equal(failed, 1);
-	assert_int_equal(kvx_worker_self_test_status(wr.rank[0].worker), KVC_OK);
+	assert_int_equal(kvx_worker_self_test_status(wr->rank[0].worker), KVC_OK);
 
 	refuse(0, KV_OK, 0);
 	until = wr_now_ms() + WR_PATIENCE;
-	while (stats_of(&wr).registered_bytes < 7u << 20 && wr_now_ms() < until) {
+	while (wr_stats(wr, 0).registered_bytes < 7u << 20 && wr_now_ms() < until) {
 		usleep(1000); /* both; nobody asks for it, the worker has time */
 	}
 	for (uint32_t i = 0; i < 2; i++) {
-		load_eight(&wr, from[i], &end);
+		load_eight(wr, from[i], &end);
 		assert_int_equal(end.loaded.status, KVC_OK);
 	}
-	wr_finish(&wr, &rig);
 }
 
 static void p10_memory_that_is_refused_again_and_again_is_declined(void **state)
 {
-	rig_t rig;
-	wr_t wr;
+	wr_t *wr = *state;
 
-	(void)state;
-	start_refused(&wr, &rig, KV_ERR_IO);
-	assert_int_equal(proved_at_last(&wr), KV_ERR_IO);
-	assert_int_equal(stats_of(&wr).gpu_refused, TRIES);
-	kvx_worker_close(wr.rank[0].worker);
+	close_and_refuse(wr, KV_ERR_IO);
+	assert_int_equal(proved_at_last(wr), KV_ERR_IO);
+	assert_int_equal(wr_stats(wr, 0).gpu_refused, TRIES);
+	kvx_worker_close(wr->rank[0].worker);
 	refuse(UINT32_MAX, KV_ERR_LIMIT, 0); /* which is no different the next time */
-	assert_int_equal(proved_at_last(&wr), KVC_ERR_LIMIT);
-	assert_int_equal(stats_of(&wr).gpu_refused, 1);
+	assert_int_equal(proved_at_last(wr), KVC_ERR_LIMIT);
+	assert_int_equal(wr_stats(wr, 0).gpu_refused, 1);
 	refuse(0, KV_OK, 0);
-	wr_finish(&wr, &rig);
 }
 
 /* Memory is refused while the self-test has a block to write. */
 static void p4_a_worker_that_declines_gives_back_what_its_self_test_has(void **state)
 {
-	rig_t rig;
-	wr_t wr;
+	wr_t *wr = *state;
 
-	(void)state;
-	start_refused(&wr, &rig, KV_ERR_IO);
+	close_and_refuse(wr, KV_ERR_IO);
 	atomic_store(&stuck, 1);
-	assert_int_equal(proved_at_last(&wr), KVC_ERR_LIMIT);
+	assert_int_equal(proved_at_last(wr), KVC_ERR_LIMIT);
 	atomic_store(&stuck, 0);
 	refuse(0, KV_OK, 0);
-	wr_finish(&wr, &rig); /* the daemon has nothing of it */
+	rig_check_quiet(&wr->rig); /* the daemon has nothing of it */
 }
 
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p10_memory_the_driver_refuses_for_a_moment_is_tried_again),
-		cmocka_unit_test(p10_saves_wait_for_memory_the_driver_refuses_for_a_moment),
-		cmocka_unit_test(p6_blocks_of_a_save_before_memory_that_is_refused_are_stored),
-		cmocka_unit_test(p10_only_blocks_in_refused_memory_are_not_there),
-		cmocka_unit_test(p10_memory_that_is_refused_again_and_again_is_declined),
-		cmocka_unit_test(p4_a_worker_that_declines_gives_back_what_its_self_test_has),
+		WR_TEST(p10_memory_the_driver_refuses_for_a_moment_is_tried_again, wr_one),
+		WR_TEST(p10_saves_wait_for_memory_the_driver_refuses_for_a_moment, wr_one),
+		WR_TEST(p6_blocks_of_a_save_before_memory_that_is_refused_are_stored, wr_one),
+		WR_TEST(p10_only_blocks_in_refused_memory_are_not_there, wr_one),
+		WR_TEST(p10_memory_that_is_refused_again_and_again_is_declined, wr_one),
+		WR_TEST(p4_a_worker_that_declines_gives_back_what_its_self_test_has, wr_one),
 	};
 
-	if (argc != 2) {
-		(void)fprintf(stderr, "usage: %s KVD\n", argv[0]);
-		return 2;
-	}
-	kvd_program = argv[1];
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return wr_run_tests(argc, argv, tests, KV_COUNT_OF(tests));
 }

@@ -1,7 +1,6 @@
 /* What a worker says that steps and loads took: the time of who computes, not of who enqueues. */
-#include "connectors/worker/worker_rig.h"
+#include "connectors/worker/wr.h"
 #include "connectors/worker/wr_device.h"
-#include "engine/check.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,8 +8,6 @@
 #include <unistd.h>
 
 #define MS UINT64_C(1000000)
-
-static const char *kvd_program;
 
 static void take_ms(void *args)
 {
@@ -28,9 +25,9 @@ static void compute(uint64_t ms)
 
 static void begin_step(wr_t *wr, int timed)
 {
-	wr_plan(wr);
+	wr_message(wr);
 	if (timed) {
-		(void)kvx_msg_add_record(&wr->plan, KVX_RECORD_TIME, sizeof(kvx_msg_time_t));
+		(void)kvx_msg_add_record(&wr->message, KVX_RECORD_TIME, sizeof(kvx_msg_time_t));
 	}
 	wr_begin(wr);
 	kvx_worker_start_async_loads(wr->rank[0].worker);
@@ -45,86 +42,76 @@ static uint64_t at_most(uint64_t ms)
 
 static void p7_a_step_is_timed_by_who_computes_it(void **state)
 {
+	wr_t *wr = *state;
 	kvx_report_step_t steps[4];
-	rig_t rig;
-	wr_t wr;
 
-	(void)state;
-	wr_start(&wr, &rig, kvd_program, 1);
 	compute(20); /* of an earlier step */
-	begin_step(&wr, 1);
+	begin_step(wr, 1);
 	compute(5);
-	kvx_worker_end_step(wr.rank[0].worker);
+	wr_end(wr);
 	compute(20); /* sampling */
 	wr_device_sync();
-	assert_int_equal(wr_hear_steps(&wr, steps, 4), 1);
-	assert_int_equal(steps[0].step, wr.step);
+	assert_int_equal(wr_take_steps(wr, steps, 4), 1);
+	assert_int_equal(steps[0].step, wr->step);
 	assert_in_range(steps[0].ns, 4990000, at_most(19));
 
 	/* Nobody asks; a step that does not end. */
-	begin_step(&wr, 0);
+	begin_step(wr, 0);
 	compute(5);
-	kvx_worker_end_step(wr.rank[0].worker);
-	begin_step(&wr, 1);
-	begin_step(&wr, 0);
-	kvx_worker_end_step(wr.rank[0].worker);
+	wr_end(wr);
+	begin_step(wr, 1);
+	begin_step(wr, 0);
+	wr_end(wr);
 	wr_device_sync();
-	assert_int_equal(wr_hear_steps(&wr, steps, 4), 0);
+	assert_int_equal(wr_take_steps(wr, steps, 4), 0);
 
 	/* Two are enqueued before the first has ended. */
-	begin_step(&wr, 1);
+	begin_step(wr, 1);
 	compute(3);
-	kvx_worker_end_step(wr.rank[0].worker);
-	begin_step(&wr, 1);
+	wr_end(wr);
+	begin_step(wr, 1);
 	compute(9);
-	kvx_worker_end_step(wr.rank[0].worker);
+	wr_end(wr);
 	wr_device_sync();
-	assert_int_equal(wr_hear_steps(&wr, steps, 4), 2);
+	assert_int_equal(wr_take_steps(wr, steps, 4), 2);
 	assert_int_equal(steps[0].step + 1, steps[1].step);
 	assert_in_range(steps[0].ns, 2990000, at_most(9));
 	assert_in_range(steps[1].ns, 8990000, at_most(20));
-	wr_finish(&wr, &rig);
 }
 
 /* The device copies for 50 ms, the engine computes for 5 after that. */
 static void p7_a_step_that_loads_is_timed_after_its_loads(void **state)
 {
+	wr_t *wr = *state;
 	const uint64_t bytes = UINT64_C(8) * WR_LAYERS * WR_PAGE;
 	kvx_report_step_t steps[4];
 	kvc_lease_t *lease;
-	rig_t rig;
-	wr_t wr;
 
-	(void)state;
-	wr_start(&wr, &rig, kvd_program, 1);
 	wr_device_cost(50u * MS / bytes);
 	for (uint32_t round = 0; round < 4; round++) {
-		lease = wr_lease(&wr, 0, 8);
-		wr_plan(&wr);
-		wr_plan_fence(&wr, wr_other, 8);
-		wr_plan_load(&wr, lease, 0, 7, wr_other, 8);
-		(void)kvx_msg_add_record(&wr.plan, KVX_RECORD_TIME, sizeof(kvx_msg_time_t));
-		wr_begin(&wr);
-		kvx_worker_start_async_loads(wr.rank[0].worker);
+		lease = wr_lease(wr, 0, 8);
+		wr_message_load(wr, lease, 0);
+		(void)kvx_msg_add_record(&wr->message, KVX_RECORD_TIME, sizeof(kvx_msg_time_t));
+		wr_begin(wr);
+		kvx_worker_start_async_loads(wr->rank[0].worker);
 		if (round < 3) {
-			kvx_worker_run_sync_loads(wr.rank[0].worker);
+			kvx_worker_run_sync_loads(wr->rank[0].worker);
 		} /* else a step in which the engine forgets it: when it could compute is not known */
 		compute(5);
-		kvx_worker_end_step(wr.rank[0].worker);
+		wr_end(wr);
 		wr_device_sync();
 		if (round < 3) {
-			assert_int_equal(wr_hear_steps(&wr, steps, 4), 1);
-			assert_int_equal(steps[0].step, wr.step);
+			assert_int_equal(wr_take_steps(wr, steps, 4), 1);
+			assert_int_equal(steps[0].step, wr->step);
 			assert_in_range(steps[0].ns, 4990000, at_most(19));
 		} else {
-			begin_step(&wr, 0);
-			kvx_worker_end_step(wr.rank[0].worker);
-			assert_int_equal(wr_hear_steps(&wr, steps, 4), 0);
+			begin_step(wr, 0);
+			wr_end(wr);
+			assert_int_equal(wr_take_steps(wr, steps, 4), 0);
 		}
 		kvc_release(&lease, 1);
 	}
 	wr_device_cost(0);
-	wr_finish(&wr, &rig);
 }
 
 /* What the engine has enqueued before a load is no part of it. */
@@ -137,13 +124,8 @@ static void load_behind(wr_t *wr, uint32_t flags)
 
 	wr_device_hold(1);
 	compute(200);
-	wr_plan(wr);
-	wr_plan_fence(wr, wr_other, 8);
-	wr_plan_load(wr, lease, flags, 7, wr_other, 8);
-	wr_begin(wr);
-	kvx_worker_start_async_loads(wr->rank[0].worker);
-	kvx_worker_run_sync_loads(wr->rank[0].worker);
-	kvx_worker_end_step(wr->rank[0].worker);
+	wr_message_load(wr, lease, flags);
+	wr_step(wr);
 	usleep(20000);
 	wr_device_hold(0);
 	wr_wait_load(&wr->rank[0], 7, (flags & KVX_MSG_ASYNC) != 0, &end);
@@ -160,16 +142,12 @@ static void load_behind(wr_t *wr, uint32_t flags)
 
 static void p7_a_load_is_timed_without_what_it_waits_behind(void **state)
 {
-	rig_t rig;
-	wr_t wr;
+	wr_t *wr = *state;
 
-	(void)state;
-	wr_start(&wr, &rig, kvd_program, 1);
 	wr_device_cost(1);
-	load_behind(&wr, 0);
-	load_behind(&wr, KVX_MSG_ASYNC);
+	load_behind(wr, 0);
+	load_behind(wr, KVX_MSG_ASYNC);
 	wr_device_cost(0);
-	wr_finish(&wr, &rig);
 }
 
 #define BURST 7u
@@ -189,7 +167,7 @@ static void hear_burst(wr_t *wr, uint64_t *took)
 
 		while (kvx_worker_take_finished(wr->rank[0].worker, id, sizeof id, NULL) > 0) {
 		}
-		assert_int_equal(kvx_worker_take_failed_blocks(wr->rank[0].worker, ids, WR_BLOCKS), 0);
+		assert_int_equal(wr_take_failed(wr, ids), 0);
 		kvx_worker_take_report(wr->rank[0].worker, &bytes, &len);
 		assert_true(len == 0 || kvx_msg_open(&cursor, KVX_REPORT_MAGIC, bytes, len));
 		while (len > 0 && (record = kvx_msg_next(&cursor)) != NULL) {
@@ -211,14 +189,14 @@ static void burst(wr_t *wr, uint32_t flags, int layers, uint64_t *took)
 	kvc_lease_t *lease = wr_lease(wr, 0, 8);
 
 	wr_device_hold(1);
-	wr_plan(wr);
+	wr_message(wr);
 	for (uint32_t i = 0; i < BURST; i++) {
 		uint32_t ids[8];
 
 		for (uint32_t b = 0; b < 8; b++) {
 			ids[b] = 8 + 8 * i + b;
 		}
-		wr_plan_load(wr, lease, flags, i + 1, ids, 8);
+		wr_add_load(wr, lease, flags, i + 1, ids, 8);
 	}
 	wr_begin(wr);
 	kvx_worker_start_async_loads(wr->rank[0].worker);
@@ -229,7 +207,7 @@ static void burst(wr_t *wr, uint32_t flags, int layers, uint64_t *took)
 	} else if (!layers) {
 		kvx_worker_run_sync_loads(wr->rank[0].worker);
 	}
-	kvx_worker_end_step(wr->rank[0].worker);
+	wr_end(wr);
 	usleep(20000); /* longer than all of it takes the device */
 	wr_device_hold(0);
 	hear_burst(wr, took);
@@ -239,26 +217,19 @@ static void burst(wr_t *wr, uint32_t flags, int layers, uint64_t *took)
 /* Else a burst of hits would make memory look slower than computing. */
 static void p7_overlapping_loads_are_each_timed_by_their_own_part(void **state)
 {
+	wr_t *wr = *state;
 	static const struct {
 		uint32_t flags;
 		int layers;
 	} ways[] = {{0, 0}, {0, 1}, {KVX_MSG_ASYNC, 0}};
 	const uint64_t each = UINT64_C(8) * WR_LAYERS * WR_PAGE;
-	rig_t rig;
-	wr_t wr = {.layer_bytes = 1, .layer_wait_us = WR_PATIENCE * 1000u};
 
-	(void)state;
-	rig_init(&rig, kvd_program);
-	rig_start(&rig);
-	wr_init_with(&wr, &rig, 1, 1);
-	wr_fill(&wr, 1);
-	wr_store(&wr, wr_eight, 8);
 	wr_device_cost(1);
 	for (size_t way = 0; way < KV_COUNT_OF(ways); way++) {
 		const uint64_t begin = wr_now_ms();
 		uint64_t took[BURST] = {0}, sum = 0;
 
-		burst(&wr, ways[way].flags, ways[way].layers, took);
+		burst(wr, ways[way].flags, ways[way].layers, took);
 		for (uint32_t i = 0; i < BURST; i++) {
 			sum += took[i];
 			if (wr_device_runs_behind()) { /* the host may take any time */
@@ -268,23 +239,16 @@ static void p7_overlapping_loads_are_each_timed_by_their_own_part(void **state)
 		assert_true(wr_device_runs_behind() || sum <= (wr_now_ms() - begin + 1) * MS);
 	}
 	wr_device_cost(0);
-	wr_finish(&wr, &rig);
 }
 
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p7_a_step_is_timed_by_who_computes_it),
-		cmocka_unit_test(p7_a_step_that_loads_is_timed_after_its_loads),
-		cmocka_unit_test(p7_a_load_is_timed_without_what_it_waits_behind),
-		cmocka_unit_test(p7_overlapping_loads_are_each_timed_by_their_own_part),
+		WR_TEST(p7_a_step_is_timed_by_who_computes_it, wr_one),
+		WR_TEST(p7_a_step_that_loads_is_timed_after_its_loads, wr_one),
+		WR_TEST(p7_a_load_is_timed_without_what_it_waits_behind, wr_one),
+		WR_TEST(p7_overlapping_loads_are_each_timed_by_their_own_part, wr_layered),
 	};
 
-	if (argc < 2) {
-		fprintf(stderr, "usage: %s KVD\n", argv[0]);
-		return 64;
-	}
-	kvd_program = argv[1];
-
-	return cmocka_run_group_tests_name("kvx.worker-timing", tests, NULL, NULL);
+	return wr_run_tests(argc, argv, tests, KV_COUNT_OF(tests));
 }

@@ -1,7 +1,6 @@
 /* How saves leave the device during a step, with blocks that are large enough for either way: built with pages of their
  * own size (WR_PAGE). Which loads come first. */
-#include "connectors/worker/layers_rig.h"
-#include "engine/check.h"
+#include "connectors/worker/wr.h"
 #include "kernels/fake_cuda.h"
 
 #include <stddef.h>
@@ -18,22 +17,22 @@ typedef struct ways {
 /* What a step saves that computes these tokens of one request; 0: it does not say. */
 static ways_t save_beside(wr_t *wr, uint32_t longest)
 {
-	const kvx_worker_stats_t before = layers_stats(wr);
+	const kvx_worker_stats_t before = wr_stats(wr, 0);
 	kvc_put_t *put = wr_put(wr, 0, SAVED);
 	kvx_worker_stats_t after;
 
-	wr_plan(wr);
+	wr_message(wr);
 	if (longest > 0) {
-		kvx_msg_work_t *work = kvx_msg_add_record(&wr->plan, KVX_RECORD_WORK, sizeof *work);
+		kvx_msg_work_t *work = kvx_msg_add_record(&wr->message, KVX_RECORD_WORK, sizeof *work);
 
 		work->longest = longest;
 	}
-	wr_plan_save(wr, put, 0, wr_eight, SAVED);
+	wr_add_save(wr, put, 0, wr_eight, SAVED);
 	wr_begin(wr);
-	kvx_worker_end_step(wr->rank[0].worker);
-	assert_int_equal(wr_put_wait(wr, put), KVC_OK);
-	layers_hear_all(wr);
-	after = layers_stats(wr);
+	wr_end(wr);
+	assert_int_equal(wr_put_wait(put), KVC_OK);
+	wr_drain(wr);
+	after = wr_stats(wr, 0);
 	assert_int_equal(after.gpu_copy_per_piece, before.gpu_copy_per_piece);
 
 	return (ways_t){after.gpu_zero_copy - before.gpu_zero_copy, after.gpu_staged - before.gpu_staged};
@@ -44,38 +43,31 @@ static ways_t save_beside(wr_t *wr, uint32_t longest)
  * same. */
 static void saves_use_the_copy_engine_in_prefill_steps_only(void **state)
 {
+	wr_t *wr = *state;
 	static const struct {
 		uint32_t longest;
 		int ring;
 	} steps[] = {{4096, 1}, {1, 0}, {0, 0}, {16, 1}, {15, 0}, {0, 0}};
-	rig_t rig;
-	wr_t wr;
 
-	(void)state;
-	layers_start(&rig, &wr, 1);
 	for (size_t i = 0; i < KV_COUNT_OF(steps); i++) {
 		kvc_lease_t *lease;
 		ways_t ways;
 
-		assert_int_equal(kvc_space_reset(wr.space), KVC_OK);
-		wr_fill(&wr, 1 + (uint32_t)i);
-		ways = save_beside(&wr, steps[i].longest);
+		assert_int_equal(kvc_space_reset(wr->space), KVC_OK);
+		wr_fill(wr, 1 + (uint32_t)i);
+		ways = save_beside(wr, steps[i].longest);
 		assert_true(steps[i].ring ? ways.staged > 0 : ways.zero_copy > 0);
 		assert_int_equal(steps[i].ring ? ways.zero_copy : ways.staged, 0);
-		lease = wr_lease(&wr, 0, SAVED);
-		wr_plan(&wr);
-		wr_plan_load(&wr, lease, 0, 1 + i, wr_other, SAVED);
-		wr_begin(&wr);
-		kvx_worker_run_sync_loads(wr.rank[0].worker);
-		kvx_worker_end_step(wr.rank[0].worker);
+		lease = wr_lease(wr, 0, SAVED);
+		wr_message(wr);
+		wr_add_load(wr, lease, 0, 1 + i, wr_other, SAVED);
+		wr_step(wr);
 		for (uint32_t b = 0; b < SAVED; b++) {
-			assert_true(wr_block_is(&wr.rank[0], wr_other[b], 1 + (uint32_t)i, wr_eight[b]));
+			assert_true(wr_block_is(&wr->rank[0], wr_other[b], 1 + (uint32_t)i, wr_eight[b]));
 		}
-		layers_hear_all(&wr);
+		wr_drain(wr);
 		kvc_release(&lease, 1);
 	}
-	rig_check_quiet(&rig);
-	layers_finish(&rig, &wr);
 }
 
 /* Kernels and copies that the driver was asked for. */
@@ -89,43 +81,34 @@ static uint64_t asked(void)
  * way. */
 static void p7_an_asynchronous_load_leaves_the_copy_engine_alone(void **state)
 {
-	rig_t rig;
-	wr_t wr;
+	wr_t *wr = *state;
 
-	(void)state;
-	layers_start(&rig, &wr, 1);
 	for (uint32_t flags = 0; flags <= KVX_MSG_ASYNC; flags += KVX_MSG_ASYNC) {
-		const kvx_worker_stats_t before = layers_stats(&wr);
-		kvc_lease_t *lease = wr_lease(&wr, 0, SAVED);
+		const kvx_worker_stats_t before = wr_stats(wr, 0);
+		kvc_lease_t *lease = wr_lease(wr, 0, SAVED);
 		kvx_worker_stats_t after;
 		wr_end_t end;
 
-		wr_plan(&wr);
-		wr_plan_load(&wr, lease, flags, 7, wr_other, SAVED);
-		wr_begin(&wr);
-		kvx_worker_start_async_loads(wr.rank[0].worker);
-		kvx_worker_run_sync_loads(wr.rank[0].worker);
-		kvx_worker_end_step(wr.rank[0].worker);
-		wr_wait_load(&wr.rank[0], 7, flags != 0, &end);
-		after = layers_stats(&wr);
+		wr_message(wr);
+		wr_add_load(wr, lease, flags, 7, wr_other, SAVED);
+		wr_step(wr);
+		wr_wait_load(&wr->rank[0], 7, flags != 0, &end);
+		after = wr_stats(wr, 0);
 		assert_int_equal(end.loaded.status, KVC_OK);
 		assert_int_equal(after.gpu_staged - before.gpu_staged, flags == 0);
 		assert_int_equal(after.gpu_zero_copy - before.gpu_zero_copy, flags != 0);
 		kvc_release(&lease, 1);
 	}
-	rig_check_quiet(&rig);
-	layers_finish(&rig, &wr);
 }
 
 /* Has the asynchronous load failed? */
 static int wait_named(wr_t *wr)
 {
 	const uint64_t until = wr_now_ms() + WR_PATIENCE;
-	uint32_t ids[WR_BLOCKS];
 	int failed = 0;
 	char id[16];
 
-	(void)kvx_worker_take_failed_blocks(wr->rank[0].worker, ids, WR_BLOCKS);
+	(void)wr_count_failed(wr);
 	while (kvx_worker_take_finished(wr->rank[0].worker, id, sizeof id, &failed) == 0) {
 		assert_true(wr_now_ms() < until);
 		usleep(500);
@@ -146,33 +129,30 @@ static void begin_both(wr_t *wr, const kvc_lease_t *lease, giving_t giving, cons
 	fake_cuda_drain();
 	fake_cuda_hold(giving.begun ? 2 : 1);
 	wr->timeout_ms = WR_PATIENCE;
-	wr_plan(wr);
-	wr_plan_fence(wr, wr_other, SAVED);
-	wr_plan_load(wr, lease, 0, 7, wr_other, SAVED);
+	wr_message(wr);
+	wr_add_fence(wr, wr_other, SAVED);
+	wr_add_load(wr, lease, 0, 7, wr_other, SAVED);
 	wr->timeout_ms = giving.soon ? SOON : WR_PATIENCE;
-	wr_plan_load(wr, lease, KVX_MSG_ASYNC, 8, beside, SAVED);
-	assert_int_equal(layers_early(wr, KVX_PREFETCH_COMPUTED), 1);
+	wr_add_load(wr, lease, KVX_MSG_ASYNC, 8, beside, SAVED);
+	assert_int_equal(wr_prefetch(wr, KVX_PREFETCH_COMPUTED), 1);
 }
 
 /* A step waits for its loads, and the link would be shared: asynchronous loads are sent when these have come, or
  * when their own time runs out; and as long as these cannot begin. */
 static void p7_asynchronous_loads_yield_to_synchronous_ones(void **state)
 {
+	wr_t *wr = *state;
 	static const uint32_t beside[SAVED] = {11, 32, 13, 42, 15, 52, 17, 61};
 	static const giving_t givings[] = {{1, 0}, {1, 1}, {0, 0}, {1, 0}, {0, 1}};
 	uint64_t of_step = 0;
-	rig_t rig;
-	wr_t wr;
 
-	(void)state;
-	layers_start(&rig, &wr, 1);
 	for (size_t round = 0; round < KV_COUNT_OF(givings); round++) {
 		const int waits = givings[round].begun && !givings[round].soon;
 		const uint64_t before = asked(), until = wr_now_ms() + WR_PATIENCE;
-		kvc_lease_t *lease = wr_lease(&wr, 0, SAVED);
+		kvc_lease_t *lease = wr_lease(wr, 0, SAVED);
 		int failed;
 
-		begin_both(&wr, lease, givings[round], beside);
+		begin_both(wr, lease, givings[round], beside);
 		if (waits) {
 			of_step = asked() - before;
 			usleep(50000);
@@ -182,36 +162,28 @@ static void p7_asynchronous_loads_yield_to_synchronous_ones(void **state)
 			assert_true(wr_now_ms() < until);
 			usleep(500);
 		}
-		layers_go_on(&wr);
-		kvx_worker_run_sync_loads(wr.rank[0].worker);
-		kvx_worker_end_step(wr.rank[0].worker);
+		wr_begin_prefetched(wr);
+		kvx_worker_run_sync_loads(wr->rank[0].worker);
+		wr_end(wr);
 		fake_cuda_hold(0);
-		failed = wait_named(&wr);
+		failed = wait_named(wr);
 		assert_true(!failed || givings[round].soon); /* it may come too late */
-		layers_hear_all(&wr);
+		wr_drain(wr);
 		for (uint32_t b = 0; b < SAVED; b++) {
-			assert_true(wr_block_is(&wr.rank[0], wr_other[b], 1, wr_eight[b]));
-			assert_true(failed || wr_block_is(&wr.rank[0], beside[b], 1, wr_eight[b]));
+			assert_true(wr_block_is(&wr->rank[0], wr_other[b], 1, wr_eight[b]));
+			assert_true(failed || wr_block_is(&wr->rank[0], beside[b], 1, wr_eight[b]));
 		}
 		kvc_release(&lease, 1);
 	}
-	rig_check_quiet(&rig);
-	layers_finish(&rig, &wr);
 }
 
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(saves_use_the_copy_engine_in_prefill_steps_only),
-		cmocka_unit_test(p7_an_asynchronous_load_leaves_the_copy_engine_alone),
-		cmocka_unit_test(p7_asynchronous_loads_yield_to_synchronous_ones),
+		WR_TEST(saves_use_the_copy_engine_in_prefill_steps_only, wr_layered),
+		WR_TEST(p7_an_asynchronous_load_leaves_the_copy_engine_alone, wr_layered),
+		WR_TEST(p7_asynchronous_loads_yield_to_synchronous_ones, wr_layered),
 	};
 
-	if (argc != 2) {
-		printf("usage: %s KVD\n", argv[0]);
-		return 2;
-	}
-	layers_program = argv[1];
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return wr_run_tests(argc, argv, tests, KV_COUNT_OF(tests));
 }

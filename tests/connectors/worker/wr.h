@@ -151,6 +151,7 @@ void wr_idle_step(wr_t *wr);
 /* Failed blocks of the first rank. */
 uint32_t wr_take_failed(wr_t *wr, uint32_t *ids);
 uint32_t wr_count_failed(wr_t *wr);
+void wr_skip_report(wr_t *wr); /* the next of the first rank */
 /* Take reports until no job is open. */
 void wr_drain(wr_t *wr);
 
