@@ -12,8 +12,7 @@ kve_engine_t *chat_engine(const char *socket)
 		.store = socket != NULL,
 		.socket = socket,
 		.program = "test",
-		.load_ms = 120000,   /* what is there is loaded, however busy the machine is */
-		.poll_bytes = 32768, /* a few blocks a poll, so that tests meet loads and saves half way */
+		.load_ms = 120000, /* what is there is loaded, however busy the machine is */
 	};
 	kve_engine_t *engine = NULL;
 
