@@ -46,7 +46,6 @@
 #define KVC_MAX_HEADS       65536u
 #define KVC_MAX_LEAVES      (1u << 20)
 #define KVC_MAX_LAYOUT_TEXT 512u
-#define KVC_MAX_SALT        1024u
 #define KVC_EXPLAIN_KEYS    4096u
 #define KVC_STAGING_WORDS_A_BLOCK                                                                                      \
 	256u /* what staging_blocks is multiplied with; heads and layers are not known at attach */

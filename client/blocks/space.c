@@ -453,8 +453,8 @@ kvc_status_t kvc_chain_unit(kvc_chain_t *chain, const void *extra, uint32_t extr
 /* Canonical bytes of a salt: a name of its own keeps it apart from every other extra key. */
 static kvc_status_t salted_unit(kvc_chain_t *chain, const char *salt, const uint32_t *tokens, kvc_key_t *key)
 {
-	char extra[KVC_MAX_SALT + 16];
-	int len = snprintf(extra, sizeof extra, "cache_salt=%s", salt);
+	char extra[KVC_MAX_SALT + sizeof KVC_SALT_PREFIX];
+	int len = snprintf(extra, sizeof extra, KVC_SALT_PREFIX "%s", salt);
 
 	if (len < 0 || (size_t)len >= sizeof extra) {
 		return kvc_fail(KV_ERR_ARG, "the cache salt is longer than %u bytes", KVC_MAX_SALT);

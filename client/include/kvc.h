@@ -235,8 +235,10 @@ typedef struct kvc_prompt {
 	size_t struct_size;
 	const uint32_t *tokens;
 	uint32_t n_tokens;
-	const char *salt; /* an extra key of unit 0; NULL or "": none */
+	const char *salt; /* NULL or "": none; else unit 0 has the extra key KVC_SALT_PREFIX and this */
 } kvc_prompt_t;
+#define KVC_SALT_PREFIX "cache_salt="
+#define KVC_MAX_SALT    1024u /* bytes */
 /* Keys of the whole units of a prompt, from the root: *p_n = n_tokens / hash_tokens keys. KVC_ERR_ARG: more than
  * cap. */
 KVC_API kvc_status_t kvc_keys_of(const kvc_space_t *space, const kvc_prompt_t *prompt, kvc_key_t *keys, uint32_t cap,

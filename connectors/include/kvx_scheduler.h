@@ -108,8 +108,10 @@ typedef struct kvx_ask {
 	uint32_t tokens;            /* of the request now: prompt and what was generated */
 	uint32_t local;             /* the engine has these already, in whole units */
 	uint32_t busy;              /* other requests that a synchronous load would hold up */
-	int whole; /* 1: all tokens may be loaded, 0: at least one is left to compute (synchronous loads always leave
-		      one) */
+	int whole;  /* 1: all tokens may be loaded, 0: at least one is left to compute (synchronous loads always leave
+		       one) */
+	int polled; /* 1: a match waits wait_us at most, and is repeated while hit->leasing is set */
+	uint32_t load_ms; /* deadline of its load on a rank; 0: the configuration's */
 } kvx_ask_t;
 
 /* Own keys only: tokens [at, at + n) of the request; `at` is the number given before, and only whole units are used.
@@ -135,6 +137,7 @@ typedef struct kvx_hit {
 	uint32_t why;         /* kv_miss_reason_t: why not all is stored, or was leased */
 	int async;            /* 1: load asynchronously, and tell the engine when it is done */
 	int declined;         /* 1: the cost model has declined */
+	int leasing;          /* 1: the daemon has not answered yet: the same match later has its answer */
 } kvx_hit_t;
 /* A hit is leased. The first match of a request waits for the daemon's answer as long as computing the tokens would
  * take, at most 100 ms, at least wait_us. A daemon whose heartbeat stands still is awaited for limits.silence (50 ms),
@@ -173,6 +176,17 @@ KVC_API void kvx_scheduler_finish(kvx_scheduler_t *scheduler, const kvx_ask_t *a
  * call. UINT32_MAX: unknown request. */
 KVC_API uint32_t kvx_scheduler_next_save_at(const kvx_scheduler_t *scheduler, const char *id, uint32_t id_len);
 
+/* What became of the request's load and saves. */
+typedef struct kvx_outcome {
+	kvc_status_t load;    /* of the last load: PENDING until every rank has reported; OK; else why less came */
+	uint32_t why;         /* kv_miss_reason_t of the first token that was not found, leased or loaded */
+	uint32_t stored;      /* tokens from the start that are visible to others */
+	uint32_t sent;        /* tokens from the start that are visible, or that a message told the ranks to save */
+	kvc_status_t refused; /* why blocks were not saved: the last reason. OK: none since the last grant */
+	uint32_t refusals;    /* in a row, without a block that became visible */
+} kvx_outcome_t;
+KVC_API void kvx_scheduler_get_outcome(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_outcome_t *outcome);
+
 /* The message of this step, valid until the next call. Exactly once a step, after all its other calls; an empty message
  * has *p_len 0. */
 KVC_API void kvx_scheduler_build_message(kvx_scheduler_t *scheduler, const void **p_bytes, size_t *p_len);
@@ -192,6 +206,13 @@ KVC_API kvc_status_t kvx_scheduler_reset(kvx_scheduler_t *scheduler);
  * is saved before it was preempted. */
 KVC_API void kvx_scheduler_revoke_saves(kvx_scheduler_t *scheduler);
 
+/* Wait until the daemon has sent something, timeout_us at most. 0: no daemon listens. For an engine that has nothing to
+ * compute. */
+KVC_API int kvx_scheduler_wait(kvx_scheduler_t *scheduler, uint32_t timeout_us);
+/* Own keys only: the key of that unit of the request. KVC_MISS: it has none. */
+KVC_API kvc_status_t kvx_scheduler_get_key(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t unit,
+					   kvc_key_t *key);
+
 /* A request has ended: metrics and prefix-hit records of the daemon. Call it before kvx_scheduler_finish(), which drops
  * the request's hits. */
 typedef struct kvx_ended {
@@ -199,6 +220,8 @@ typedef struct kvx_ended {
 	uint32_t prompt_tokens, engine_tokens, output_tokens;
 } kvx_ended_t;
 KVC_API void kvx_scheduler_record_ended(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_ended_t *ended);
+/* The same for a caller that knows what was hit. lora: as in kvx_ask_t. */
+KVC_API void kvx_scheduler_record(kvx_scheduler_t *scheduler, const char *lora, const kvc_report_t *report);
 
 /* X(name, help): counters since kvx_scheduler_open(). */
 #define KVX_SCHEDULER_STATS(X)                                                                                         \

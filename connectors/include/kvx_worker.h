@@ -101,6 +101,9 @@ KVC_API kvc_status_t kvx_worker_roundtrip_test(kvx_worker_t *worker, uint32_t gr
  * list the pool; another error: it cannot copy this cache. */
 KVC_API kvc_status_t kvx_worker_self_test_status(const kvx_worker_t *worker);
 
+/* 1: attached to a daemon, and the self-test has passed. */
+KVC_API int kvx_worker_is_ready(const kvx_worker_t *worker);
+
 /* For a cache in GPU memory: the CUstream that the next step is enqueued on, before begin_step(); NULL, as at first:
  * the legacy default stream. */
 KVC_API void kvx_worker_set_stream(kvx_worker_t *worker, void *stream);
@@ -137,6 +140,11 @@ KVC_API uint32_t kvx_worker_take_finished(kvx_worker_t *worker, char *id, uint32
 KVC_API uint32_t kvx_worker_take_failed_blocks(kvx_worker_t *worker, uint32_t *ids, uint32_t cap);
 /* The next report, valid until the next call; *p_len 0: none. */
 KVC_API void kvx_worker_take_report(kvx_worker_t *worker, const void **p_bytes, size_t *p_len);
+/* Wait until a load or save has ended that no call has seen yet, timeout_us at most. The caller's thread copies blocks
+ * of loads meanwhile, if the cache is in host memory. */
+KVC_API void kvx_worker_wait(kvx_worker_t *worker, uint32_t timeout_us);
+/* 1: a submitted save still has to read one of these blocks. */
+KVC_API int kvx_worker_has_unsaved(const kvx_worker_t *worker, const uint32_t *ids, uint32_t n);
 /* Wait until all submitted saves are visible to the daemon, or timeout_ms have passed. For tests and shutdown. */
 KVC_API kvc_status_t kvx_worker_flush(kvx_worker_t *worker, uint32_t timeout_ms);
 

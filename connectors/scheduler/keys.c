@@ -66,24 +66,18 @@ static void drop_chain(kvx_chain_state_t *own)
 	own->extra_len = 0;
 }
 
-static kvc_status_t reserve_keys(const kv_env_t *env, kvx_chain_state_t *own, uint32_t units, uint32_t unit)
+/* Memory for n tokens more, and their keys. */
+static kvc_status_t reserve_units(const kv_env_t *env, kvx_chain_state_t *own, uint32_t n, uint32_t unit)
 {
+	const uint32_t need = own->n + (own->given % unit + n + unit - 1u) / unit;
 	uint32_t cap = own->cap ? own->cap : 64u;
 	kvc_key_t *keys;
+	uint32_t *tokens;
 
-	if (own->tail_cap < unit) {
-		uint32_t *tail = kv_resize(env, own->tail, own->tail_cap * sizeof *tail, unit * sizeof *tail);
-
-		if (!tail) {
-			return KVC_ERR_NOMEM;
-		}
-		own->tail = tail;
-		own->tail_cap = unit;
-	}
-	if (own->n + units <= own->cap) {
+	if (need <= own->cap) {
 		return KVC_OK;
 	}
-	while (cap < own->n + units) {
+	while (cap < need) {
 		cap *= 2u;
 	}
 	keys = kv_resize(env, own->keys, own->cap * sizeof *keys, cap * sizeof *keys);
@@ -91,6 +85,12 @@ static kvc_status_t reserve_keys(const kv_env_t *env, kvx_chain_state_t *own, ui
 		return KVC_ERR_NOMEM;
 	}
 	own->keys = keys;
+	tokens = kv_resize(env, own->tokens, (size_t)own->cap * unit * sizeof *tokens,
+			   (size_t)cap * unit * sizeof *tokens);
+	if (!tokens) {
+		return KVC_ERR_NOMEM;
+	}
+	own->tokens = tokens;
 	own->cap = cap;
 
 	return KVC_OK;
@@ -119,12 +119,13 @@ static kvc_status_t keep_extra(const kv_env_t *env, kvx_chain_state_t *own, cons
 	return KVC_OK;
 }
 
-static kvc_status_t finish_unit(kvx_chain_state_t *own)
+static kvc_status_t finish_unit(kvx_chain_state_t *own, uint32_t unit)
 {
+	const uint32_t *tokens = own->tokens + (size_t)own->n * unit;
 	kvc_key_t *key = &own->keys[own->n];
 	const kvc_status_t status = own->extra_len
-					    ? kvc_chain_unit(&own->chain, own->extra, own->extra_len, own->tail, key)
-					    : kvc_chain_tokens(&own->chain, own->tail, 1, key);
+					    ? kvc_chain_unit(&own->chain, own->extra, own->extra_len, tokens, key)
+					    : kvc_chain_tokens(&own->chain, tokens, 1, key);
 
 	own->n += status == KVC_OK;
 
@@ -148,11 +149,11 @@ static kvc_status_t feed_tokens(const kv_env_t *env, kvx_chain_state_t *own, con
 
 			status = keep_extra(env, own, extra ? units->extra[i] : NULL, extra ? units->extra_len[i] : 0);
 		}
-		memcpy(own->tail + have, units->tokens + done, take * sizeof *own->tail);
+		memcpy(own->tokens + own->given, units->tokens + done, take * sizeof *own->tokens);
 		own->given += take;
 		done += take;
 		if (status == KVC_OK && own->given % unit == 0) {
-			status = finish_unit(own);
+			status = finish_unit(own, unit);
 		}
 		if (status != KVC_OK) {
 			return status;
@@ -201,7 +202,7 @@ kvc_status_t kvx_scheduler_add_tokens(kvx_scheduler_t *scheduler, const kvx_ask_
 		return KVC_ERR_ARG;
 	}
 
-	status = reserve_keys(scheduler->env, own, units->n / scheduler->unit + 1u, scheduler->unit);
+	status = reserve_units(scheduler->env, own, units->n, scheduler->unit);
 	if (status == KVC_OK) {
 		status = feed_tokens(scheduler->env, own, units, scheduler->unit);
 	}
@@ -210,4 +211,16 @@ kvc_status_t kvx_scheduler_add_tokens(kvx_scheduler_t *scheduler, const kvx_ask_
 	}
 
 	return status;
+}
+
+kvc_status_t kvx_scheduler_get_key(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t unit, kvc_key_t *key)
+{
+	const kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
+
+	if (!request || unit >= request->own.n) {
+		return KVC_MISS;
+	}
+	*key = request->own.keys[unit];
+
+	return KVC_OK;
 }

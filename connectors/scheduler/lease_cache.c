@@ -133,14 +133,14 @@ static kvx_sload_t *create_load(const kvx_scheduler_t *scheduler, const kvx_requ
 
 /* How long the answer is worth waiting for. The length of a stall is unknown: a wait as long as computing costs at most
  * twice the better choice (docs/decisions/021). Before anything was computed, loading counts as worth the wait. */
-static uint64_t max_wait_ns(kvx_scheduler_t *scheduler, uint32_t local, uint32_t tokens)
+static uint64_t max_wait_ns(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t tokens)
 {
-	const uint64_t compute = kvx_cost_model_compute_ns(&scheduler->cost_model, local, tokens);
+	const uint64_t compute = kvx_cost_model_compute_ns(&scheduler->cost_model, ask->local, tokens);
 	const uint64_t least = scheduler->wait_us * UINT64_C(1000);
 	const uint64_t most = (scheduler->lease_late ? LATE_MS : WAIT_MS) * KVX_MS;
 	const uint64_t worth = !compute ? most : scheduler->lease_late ? compute / LATE_PART : compute;
 
-	return worth < least ? least : worth < most ? worth : most;
+	return ask->polled || worth < least ? least : worth < most ? worth : most;
 }
 
 static kvc_status_t start_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t end)
@@ -156,7 +156,7 @@ static kvc_status_t start_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask,
 		.units = end / scheduler->unit,
 		.asked_ns = now,
 		.renewed_ns = now,
-		.until_ns = now + max_wait_ns(scheduler, ask->local, end - ask->local),
+		.until_ns = now + max_wait_ns(scheduler, ask, end - ask->local),
 	};
 	const uint32_t blocks = fill_parts(scheduler, space, &shape);
 	kvx_sload_t *load = create_load(scheduler, request, &shape, blocks);

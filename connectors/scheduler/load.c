@@ -41,7 +41,7 @@ static void emit_load(kvx_scheduler_t *scheduler, const kvx_sload_t *load, const
 	record->load = load->number;
 	record->space = load->space;
 	record->flags = load->flags;
-	record->timeout_ms = scheduler->load_ms;
+	record->timeout_ms = load->timeout_ms;
 	record->parts = load->parts;
 	record->id_len = load->id_len;
 	(void)kvx_msg_append(&scheduler->message, load->id, load->id_len);
@@ -188,9 +188,11 @@ void kvx_scheduler_start_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, 
 	scheduler->stats.loads_async += hit->async != 0;
 	scheduler->stats.load_tokens += hit->tokens;
 	scheduler->stats.disk_tokens += hit->disk_tokens;
+	request->load_status = KVC_PENDING;
 	load->number = ++scheduler->load_number;
 	load->step = scheduler->step;
 	load->flags = hit->async ? KVX_MSG_ASYNC : 0;
+	load->timeout_ms = ask->load_ms ? ask->load_ms : scheduler->load_ms;
 	load->disk_tokens = hit->disk_tokens;
 	load->cpu_tokens = hit->tokens - hit->disk_tokens;
 	if (!hit->async) {
@@ -288,8 +290,30 @@ static void remove_load(kvx_scheduler_t *scheduler, kvx_sload_t **link)
 	kvx_load_free(scheduler, load);
 }
 
+static uint32_t miss_reason(kvc_status_t failure)
+{
+	switch (failure) {
+	case KVC_MISS:
+		return KV_WHY_EVICTED;
+	case KVC_ERR_TIMEOUT:
+		return KV_WHY_TIMEOUT;
+	case KVC_ERR_CORRUPT:
+		return KV_WHY_CORRUPT;
+	case (kvc_status_t)KV_ERR_IO:
+		return KV_WHY_UNREADABLE;
+	case KVC_ERR_DAEMON_STALE:
+		return KV_WHY_DAEMON_STALE;
+	case KVC_ERR_CLOSED:
+	case KVC_ERR_REVOKED:
+	case KVC_ERR_UNREACHABLE:
+		return KV_WHY_NO_DAEMON;
+	default:
+		return KV_WHY_NONE;
+	}
+}
+
 /* A rank has loaded less than was leased. */
-static void fail_load(kvx_scheduler_t *scheduler, kvx_sload_t *load)
+static void fail_load(kvx_scheduler_t *scheduler, kvx_sload_t *load, kvc_status_t why)
 {
 	kvx_request_t *request = kvx_requests_find_serial(&scheduler->requests, load->hash, load->serial);
 
@@ -303,6 +327,8 @@ static void fail_load(kvx_scheduler_t *scheduler, kvx_sload_t *load)
 	}
 	if (request) {
 		request->failed = 1;
+		request->load_status = why;
+		request->why = miss_reason(why);
 		kvx_request_restart_saving(request); /* the daemon has dropped a damaged block since */
 	}
 	kvx_puts_revoke(scheduler, load->serial, load->step);
@@ -318,6 +344,7 @@ static void add_load_sample(kvx_scheduler_t *scheduler, const kvx_sload_t *load)
 	kvx_cost_model_add_load(&scheduler->cost_model, load->cpu_tokens, load->disk_tokens, load->ns,
 				kv_now_ns(scheduler->env));
 	if (request && !load->failed) {
+		request->load_status = KVC_OK;
 		request->cpu_tokens += load->cpu_tokens;
 		request->disk_tokens += load->disk_tokens;
 		request->load_ns += load->ns;
@@ -339,7 +366,7 @@ void kvx_loads_take_report(kvx_scheduler_t *scheduler, const kvx_report_loaded_t
 	load->ns = report->ns > load->ns ? report->ns : load->ns;
 	if (report->status != KVC_OK || report->blocks < load->blocks) {
 		load->timed_out |= report->status == KVC_ERR_TIMEOUT;
-		fail_load(scheduler, load);
+		fail_load(scheduler, load, report->status != KVC_OK ? report->status : KVC_MISS);
 	}
 	load->ranks_left--;
 	if (load->ranks_left == 0) {
@@ -358,8 +385,8 @@ void kvx_loads_poll(kvx_scheduler_t *scheduler, uint64_t now)
 	while (*link) {
 		kvx_sload_t *load = *link;
 
-		if (load->sent && now - load->asked_ns > GIVE_UP * load_ns) {
-			fail_load(scheduler, load);
+		if (load->sent && now - load->asked_ns > GIVE_UP * load->timeout_ms * KVX_MS) {
+			fail_load(scheduler, load, KVC_ERR_TIMEOUT);
 			remove_load(scheduler, link);
 			continue;
 		}

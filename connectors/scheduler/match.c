@@ -219,6 +219,7 @@ static void decide_hit(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const k
 		count_missed(scheduler, why, cpu + disk - leased);
 		stats->miss_tokens_refused += why == KV_WHY_NONE ? cpu + disk - leased : 0;
 		hit->why = why == KV_WHY_NONE ? KV_WHY_TIMEOUT : why;
+		hit->leasing = status == KVC_PENDING;
 	}
 	if (leased == 0) {
 		return;

@@ -25,11 +25,11 @@ typedef struct kvx_request_group {
 /* Own keys only. */
 typedef struct kvx_chain_state {
 	kvc_key_t *keys;
-	uint32_t n, cap;
-	uint32_t given; /* tokens seen */
-	uint32_t *tail; /* given % unit of them are in no key yet */
-	uint8_t *extra; /* extra keys of that unit */
-	uint32_t extra_len, extra_cap, tail_cap;
+	uint32_t *tokens; /* events name them */
+	uint32_t n, cap;  /* units */
+	uint32_t given;   /* tokens; given % unit of them are in no key yet */
+	uint8_t *extra;   /* extra keys of that unit */
+	uint32_t extra_len, extra_cap;
 	uint64_t epoch; /* of the space; 0: no chain */
 	kvc_chain_t chain;
 } kvx_chain_state_t;
@@ -53,6 +53,9 @@ typedef struct kvx_request {
 	kvx_cost_decision_t cost_answer;
 	uint32_t cpu_tokens, disk_tokens, why;
 	uint64_t match_ns, load_ns;
+	kvc_status_t load_status; /* of the last load; PENDING: not every rank has reported it */
+	kvc_status_t refused;     /* why blocks were not saved; OK: all that were asked for were granted since */
+	uint32_t refusals;        /* since blocks became visible */
 	struct kvx_sload *cached; /* leased until the engine admits it; NULL: nothing */
 	size_t tentative_bytes;   /* bytes reserved for the load of its hit */
 	kvx_chain_state_t own;

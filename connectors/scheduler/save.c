@@ -60,14 +60,17 @@ static kvx_request_t *find_request(kvx_scheduler_t *scheduler, const kvx_sput_t 
 	return kvx_requests_find_serial(&scheduler->requests, put->hash, put->serial);
 }
 
-static void postpone_saving(kvx_request_t *request, uint64_t now)
+static void postpone_saving(kvx_request_t *request, kvc_status_t why, uint64_t now)
 {
+	request->refused = why;
+	request->refusals++;
 	request->retry_ns = now + ((uint64_t)REST_MS << request->tries) * KVX_MS;
 	request->tries += request->tries < REST_MAX;
 }
 
-/* Blocks from `block` on were not saved: ask again after `now` and a pause. */
-static void schedule_retry(kvx_scheduler_t *scheduler, const kvx_sput_t *put, uint32_t block, uint64_t now)
+/* Blocks from `block` on were not saved, and why: ask again after `now` and a pause. */
+static void schedule_retry(kvx_scheduler_t *scheduler, const kvx_sput_t *put, uint32_t block, kvc_status_t why,
+			   uint64_t now)
 {
 	kvx_request_t *request = find_request(scheduler, put);
 	kvx_request_group_t *group;
@@ -77,7 +80,7 @@ static void schedule_retry(kvx_scheduler_t *scheduler, const kvx_sput_t *put, ui
 	}
 	group = &request->groups[put->index];
 	group->asked = group->asked < block ? group->asked : block;
-	postpone_saving(request, now);
+	postpone_saving(request, why, now);
 	update_next_save(scheduler, request);
 }
 
@@ -118,6 +121,7 @@ static kvc_put_t *start_put(kvx_scheduler_t *scheduler, const kvx_run_t *run)
 	const kvc_put_options_t options = {
 		.struct_size = sizeof options,
 		.event_hashes = scheduler->foreign ? scheduler->events : NULL,
+		.tokens = scheduler->foreign ? NULL : run->request->own.tokens + (size_t)base * group->block_tokens,
 		.writers = scheduler->writers,
 		.writer_count = scheduler->writer_count,
 		.group = group->id,
@@ -244,7 +248,7 @@ static void save_request(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_r
 		went = save_group(scheduler, &run, view.n * scheduler->unit / scheduler->groups[g].block_tokens, now);
 	}
 	if (!went) {
-		postpone_saving(request, now);
+		postpone_saving(request, KVC_ERR_BUSY, now);
 	}
 	update_next_save(scheduler, request);
 }
@@ -311,13 +315,51 @@ uint32_t kvx_scheduler_next_save_at(const kvx_scheduler_t *scheduler, const char
 	return is_forgotten(scheduler, request) ? 0 : request->next_at;
 }
 
+/* Tokens before which no block of the group waits for the daemon; with `unsent`: for a message to the ranks. */
+static uint32_t saved_to(const kvx_scheduler_t *scheduler, const kvx_request_t *request, uint32_t index, int unsent)
+{
+	uint32_t blocks = request->groups[index].asked;
+
+	for (const kvx_sput_t *put = scheduler->puts; put; put = put->next) {
+		if (put->serial == request->serial && put->index == index && put->from < blocks &&
+		    !(unsent && put->at == KVX_SPUT_SENT)) {
+			blocks = put->from;
+		}
+	}
+
+	return blocks * scheduler->groups[index].block_tokens;
+}
+
+void kvx_scheduler_get_outcome(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_outcome_t *outcome)
+{
+	const kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
+
+	*outcome = (kvx_outcome_t){.load = KVC_MISS};
+	if (!request) {
+		return;
+	}
+	outcome->load = request->load_status;
+	outcome->why = request->why;
+	outcome->refused = request->refused;
+	outcome->refusals = request->refusals;
+	if (request->generation == scheduler->generation) { /* else another daemon has it, or none */
+		outcome->stored = outcome->sent = UINT32_MAX;
+	}
+	for (uint32_t g = 0; g < scheduler->group_count; g++) {
+		const uint32_t stored = saved_to(scheduler, request, g, 0), sent = saved_to(scheduler, request, g, 1);
+
+		outcome->stored = stored < outcome->stored ? stored : outcome->stored;
+		outcome->sent = sent < outcome->sent ? sent : outcome->sent;
+	}
+}
+
 /* ---- answers --------------------------------------------------------------------------------- */
 
 /* The rest of a put that was not, or not wholly, saved. */
-static void retry_lost(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint32_t saved, uint64_t now)
+static void retry_lost(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint32_t saved, kvc_status_t why, uint64_t now)
 {
 	scheduler->stats.save_lost += put->granted - saved;
-	schedule_retry(scheduler, put, put->from + saved, now);
+	schedule_retry(scheduler, put, put->from + saved, why, now);
 }
 
 /* A put that was never granted. */
@@ -326,7 +368,7 @@ static void retry_refused(kvx_scheduler_t *scheduler, const kvx_sput_t *put, kvc
 	kvx_request_t *request = find_request(scheduler, put);
 
 	scheduler->stats.save_busy += put->n;
-	schedule_retry(scheduler, put, put->from, now);
+	schedule_retry(scheduler, put, put->from, status, now);
 	if (request && status != KVC_ERR_BUSY && status != KVC_ERR_FULL) {
 		kvx_request_restart_saving(request); /* the parent or the daemon is gone: match again what is stored */
 	}
@@ -354,8 +396,9 @@ static int poll_asked(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t now)
 	request = find_request(scheduler, put);
 	if (put->granted < put->n) {
 		scheduler->stats.save_busy += put->n - put->granted;
-		schedule_retry(scheduler, put, put->from + put->granted, now);
+		schedule_retry(scheduler, put, put->from + put->granted, KVC_ERR_BUSY, now);
 	} else if (request) {
+		request->refused = KVC_OK;
 		request->tries = 0;
 	}
 	if (result.status == KVC_OK || kvc_put_export(put->put, &handle) != KVC_OK) {
@@ -384,6 +427,7 @@ static int poll_granted(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t no
 {
 	kvc_put_result_t result = {.struct_size = sizeof result};
 	const int late = is_late(scheduler, put, now);
+	kvx_request_t *request;
 
 	kvc_put_get_result(put->put, &result);
 	if (result.status == KVC_PENDING && !(late && scheduler->put_count == KVX_PUTS_MAX)) {
@@ -393,8 +437,12 @@ static int poll_granted(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t no
 		return 0;
 	}
 	scheduler->stats.save_done += result.visible < put->granted ? result.visible : put->granted;
+	request = find_request(scheduler, put);
+	if (request && result.visible > 0) {
+		request->refusals = 0;
+	}
 	if (result.visible < put->granted) {
-		retry_lost(scheduler, put, result.visible, now);
+		retry_lost(scheduler, put, result.visible, result.status == KVC_OK ? KVC_ERR_BUSY : result.status, now);
 	}
 
 	return 1;
@@ -500,7 +548,7 @@ void kvx_puts_emit(kvx_scheduler_t *scheduler)
 		}
 		if (!is_intact(scheduler, put) || !kvx_buffer_reserve(scheduler, size) ||
 		    kvc_put_export(put->put, &handle) != KVC_OK) {
-			retry_lost(scheduler, put, 0, now);
+			retry_lost(scheduler, put, 0, KVC_ERR_REVOKED, now);
 			remove_put(scheduler, link);
 			continue;
 		}
@@ -519,7 +567,7 @@ void kvx_puts_take_dropped(kvx_scheduler_t *scheduler, uint64_t handle)
 		link = &(*link)->next;
 	}
 	if (*link) {
-		retry_lost(scheduler, *link, 0, kv_now_ns(scheduler->env));
+		retry_lost(scheduler, *link, 0, KVC_ERR_REVOKED, kv_now_ns(scheduler->env));
 		remove_put(scheduler, link);
 	}
 }
@@ -533,7 +581,7 @@ void kvx_puts_revoke(kvx_scheduler_t *scheduler, uint64_t serial, uint32_t since
 
 		if (put->serial == serial && (int32_t)(put->step - since) >= 0) {
 			scheduler->stats.save_lost += put->granted;
-			schedule_retry(scheduler, put, put->from, 0);
+			schedule_retry(scheduler, put, put->from, KVC_ERR_REVOKED, 0);
 			remove_put(scheduler, link);
 			continue;
 		}

@@ -328,17 +328,28 @@ void kvx_scheduler_take_report(kvx_scheduler_t *scheduler, const void *bytes, si
 	scheduler->stats.bad_reports += cursor.bad != 0;
 }
 
+int kvx_scheduler_wait(kvx_scheduler_t *scheduler, uint32_t timeout_us)
+{
+	(void)kvc_poll_us(scheduler->kvc, timeout_us);
+
+	return kvc_fd(scheduler->kvc) >= 0;
+}
+
+void kvx_scheduler_record(kvx_scheduler_t *scheduler, const char *lora, const kvc_report_t *report)
+{
+	const uint32_t number = kvx_space_find_or_add(scheduler, &(kvx_ask_t){.lora = lora});
+
+	if (number != UINT32_MAX && scheduler->spaces[number].open) {
+		kvc_report(scheduler->spaces[number].space, report);
+	}
+}
+
 void kvx_scheduler_record_ended(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_ended_t *ended)
 {
 	kvc_report_t report = {.struct_size = sizeof report};
 	const kvx_request_t *request;
-	uint32_t number;
 
 	if (!kvx_ask_is_sound(ask) || !ended || ended->struct_size < sizeof *ended) {
-		return;
-	}
-	number = kvx_space_find_or_add(scheduler, ask);
-	if (number == UINT32_MAX || !scheduler->spaces[number].open) {
 		return;
 	}
 	request = kvx_requests_find(&scheduler->requests, ask->id, ask->id_len);
@@ -353,7 +364,7 @@ void kvx_scheduler_record_ended(kvx_scheduler_t *scheduler, const kvx_ask_t *ask
 		report.match_ns = request->match_ns;
 		report.load_ns = request->load_ns;
 	}
-	kvc_report(scheduler->spaces[number].space, &report);
+	kvx_scheduler_record(scheduler, ask->lora, &report);
 }
 
 /* ---- reset ----------------------------------------------------------------------------------- */

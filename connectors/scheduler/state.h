@@ -53,6 +53,7 @@ typedef struct kvx_sload {
 	uint64_t sync_ns; /* expected time, if it is synchronous; else 0 */
 	size_t bytes;     /* reserved for its record */
 	uint32_t space, flags, parts, blocks;
+	uint32_t timeout_ms; /* of each rank */
 	uint32_t ranks_left; /* that have not reported */
 	uint32_t cpu_tokens, disk_tokens;
 	uint32_t step;

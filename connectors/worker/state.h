@@ -171,6 +171,7 @@ struct kvx_worker {
 	kvx_gate_t work;                 /* copy threads wait at it */
 	_Atomic uint32_t asleep, pokes, stop;
 	_Atomic uint32_t completions;     /* jobs that the transfer thread has completed */
+	_Atomic uint64_t incarnation;     /* of the daemon; 0: not attached */
 	_Atomic int32_t self_test_status; /* kvx_worker_self_test_status() */
 	_Atomic uint32_t unacked;         /* puts whose acknowledgement is awaited */
 	_Atomic uint64_t idle_from;       /* the engine counts as idle from then on, if no step comes */
@@ -218,7 +219,6 @@ struct kvx_worker {
 	pthread_t thread;
 	int started;
 	kvc_t *kvc;
-	uint64_t incarnation;
 	kvx_wjob_t *run; /* jobs in progress, oldest first */
 	kvx_wjob_t **run_end;
 	kvx_wspace_t spaces[KVX_WORKER_SPACES];

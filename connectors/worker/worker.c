@@ -4,6 +4,7 @@
 #include "worker/cuda/device.h"
 #include "worker/cuda/pool_memory.h"
 #include "worker/cuda/step.h"
+#include "worker/jobs/load.h"
 #include "worker/jobs/save.h"
 #include "worker/report.h"
 #include "worker/transfer/thread.h"
@@ -139,6 +140,52 @@ void kvx_worker_close(kvx_worker_t *worker)
 kvc_status_t kvx_worker_self_test_status(const kvx_worker_t *worker)
 {
 	return (kvc_status_t)atomic_load(&worker->self_test_status);
+}
+
+int kvx_worker_is_ready(const kvx_worker_t *worker)
+{
+	return atomic_load(&worker->incarnation) != 0 && atomic_load(&worker->self_test_status) == KVC_OK;
+}
+
+/* One batch of the oldest load that has one. */
+static uint32_t copy_batch(kvx_worker_t *worker)
+{
+	uint32_t copied = 0;
+
+	for (kvx_wjob_t *job = worker->loads; job && copied == 0 && !worker->gpu; job = job->next) {
+		copied = kvx_wload_copy(worker, (kvx_wload_t *)job, &worker->scratch);
+	}
+
+	return copied;
+}
+
+void kvx_worker_wait(kvx_worker_t *worker, uint32_t timeout_us)
+{
+	const uint64_t until = kvx_worker_now_ns() + timeout_us * UINT64_C(1000);
+	uint64_t now = kvx_worker_now_ns();
+
+	while (now < until) {
+		const uint32_t seen = kvx_gate_read(&worker->progress);
+
+		if (atomic_load(&worker->completions) != worker->completions_seen) {
+			return;
+		}
+		if (copy_batch(worker) == 0) {
+			kvx_gate_wait(&worker->progress, seen, until - now);
+		}
+		now = kvx_worker_now_ns();
+	}
+}
+
+int kvx_worker_has_unsaved(const kvx_worker_t *worker, const uint32_t *ids, uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		if (ids[i] < worker->max_blocks && atomic_load(&worker->save_marks[ids[i]]) > 0) {
+			return 1;
+		}
+	}
+
+	return 0;
 }
 
 kvc_status_t kvx_worker_flush(kvx_worker_t *worker, uint32_t timeout_ms)

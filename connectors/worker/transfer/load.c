@@ -111,6 +111,12 @@ static int has_more_ready(kvx_wpart_t *part)
 	return kvc_lease_ready(part->lease) > part->first + atomic_load(&part->limit);
 }
 
+/* Of an asynchronous load, what has come is copied before the rest is given up: its engine uses every block. */
+static int has_blocks_to_copy(const kvx_wload_t *load, kvx_wpart_t *part)
+{
+	return load->flags & KVX_MSG_ASYNC && atomic_load(&part->next) < atomic_load(&part->limit);
+}
+
 /* Nothing new to copy: close the load if there is no hope of more. */
 static void check_progress(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
 {
@@ -126,7 +132,7 @@ static void check_progress(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now
 			kvx_wload_close(worker, load, state);
 		} else if (atomic_load(&part->limit) < part->leased_blocks) {
 			worker->polls_soon = 1;
-			if (rest < 0 && !has_more_ready(part)) {
+			if (rest < 0 && !has_more_ready(part) && !has_blocks_to_copy(load, part)) {
 				kvx_wload_close(worker, load, rest);
 			} else if (daemon_silent_too_long(worker, load, now)) {
 				kvx_wload_close(worker, load, KVC_ERR_DAEMON_STALE);

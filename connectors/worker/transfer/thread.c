@@ -118,9 +118,9 @@ static void keep_attached(kvx_worker_t *worker, uint64_t now, int moving)
 	}
 	(void)kvc_poll(worker->kvc, 0);
 	incarnation = kvc_incarnation(worker->kvc);
-	if (incarnation != worker->incarnation) {
+	if (incarnation != atomic_load_explicit(&worker->incarnation, memory_order_relaxed)) {
 		kvx_stat_add(&worker->stats.attaches, incarnation != 0);
-		worker->incarnation = incarnation;
+		atomic_store(&worker->incarnation, incarnation);
 	}
 	if (atomic_load_explicit(&worker->unacked, memory_order_relaxed)) {
 		kvx_transfer_count_unacked(worker);
@@ -172,7 +172,7 @@ static uint64_t max_sleep_ns(const kvx_worker_t *worker, uint64_t nap)
 	if (worker->run || atomic_load_explicit(&worker->unacked, memory_order_relaxed)) {
 		return OPEN_NS;
 	}
-	if (worker->incarnation == 0) {
+	if (atomic_load_explicit(&worker->incarnation, memory_order_relaxed) == 0) {
 		return AWAY_NS;
 	}
 
