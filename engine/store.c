@@ -33,7 +33,6 @@ kv_status_t kve_store_attach(kve_engine_t *engine)
 		.layout = &layout,
 		.paged = &engine->cache.paged,
 		.load_ms = engine->config.load_ms,
-		.poll_bytes = engine->config.poll_bytes,
 	};
 
 	status = kvx_attach(&config, &engine->kvx);

@@ -4,24 +4,28 @@
  * The promise to the engine. Nothing here fails in a way the engine must handle: whatever goes wrong (no daemon, a dead
  * or stopped daemon, an evicted or damaged block, a deadline) is a miss and a counter, and the engine computes what it
  * did not get. A load says how many tokens are in the cache, verified; tokens beyond them are the engine's to compute.
- * No call waits longer than its deadline; one kvx_poll() moves a bounded number of bytes. The engine may start before
- * the daemon and outlives it: re-attaching happens in kvx_poll().
+ * No call waits longer than its deadline. The engine may start before the daemon and outlives it: re-attaching happens
+ * in kvx_poll().
  *
  *   kvx_load_prefix  .. kvx_poll .. kvx_load_state   until not PENDING   kvx_load_end
  *   kvx_save_prefix  .. kvx_poll .. kvx_save_state   until not PENDING   kvx_save_end
  *
- * Engine blocks. A load writes the blocks it was given only inside kvx_poll(), until its state is no longer PENDING or
- * kvx_load_end() was called. A save reads its blocks only inside kvx_poll(), until its result says `copied` or
- * kvx_save_end() was called. Then they are the engine's again.
+ * Engine blocks. A thread of the library copies while the engine computes. A load writes the blocks it was given until
+ * its state is no longer PENDING or kvx_load_end() has returned. A save reads its blocks until its result says `copied`
+ * or kvx_save_end() has returned. Then they are the engine's again. Ending a load early waits for the few blocks that
+ * are being copied; ending a save early may read what it has not read yet.
  *
- * Before the first load the connector tests itself: it stores a block of a reserved prefix, loads it back in this
+ * Before the first load the connector tests itself: it stores a block in a space of its own, loads it back in this
  * cache's exact layout and compares. Until that has passed every load is a miss; when the bytes differ it stays so for
  * good.
  *
+ * It is a front of the two halves of a connector, kvx_scheduler.h and kvx_worker.h, for an engine without ranks.
+ *
  * Of kvk/layout.h the types and limits are for callers; its functions are the library's own and not exported.
  *
- * Threads. A kvx_t and all made from it belong to one thread at a time. Structs the caller fills start with
- * struct_size. Tokens are ids below 0xFFFFFFFF; a block is block_tokens of the layout.
+ * Threads. A kvx_t and all made from it belong to one thread at a time. Not fork-safe: a child must not call any
+ * function. Structs the caller fills start with struct_size. Tokens are ids below 0xFFFFFFFF; a block is block_tokens
+ * of the layout.
  */
 #ifndef KVX_H
 #define KVX_H
@@ -45,31 +49,24 @@ typedef struct kvx_save kvx_save_t;
 /* What this process does: saves, loads, or both. The other verb then answers KVC_MISS at once. */
 enum { KVX_PRODUCER = 1, KVX_CONSUMER = 2, KVX_BOTH = 3 };
 
-#define KVX_POLL_BYTES (4u << 20) /* default of poll_bytes */
-#define KVX_LOAD_MS    2000u      /* default of load_ms    */
-#define KVX_SAVE_MS    10000u     /* default of save_ms    */
-#define KVX_ATTACH_MS  2000u      /* default of attach_ms  */
-#define KVX_JOBS       256u       /* default of jobs       */
+#define KVX_LOAD_MS   2000u  /* default of load_ms */
+#define KVX_SAVE_MS   10000u /* default of save_ms */
+#define KVX_ATTACH_MS 2000u  /* default of attach_ms */
+#define KVX_JOBS      256u   /* most loads plus saves at one time */
 
 typedef struct kvx_config {
 	size_t struct_size;
-	uint32_t roles;       /* KVX_PRODUCER | KVX_CONSUMER */
-	const char *socket;   /* NULL: $KVD_SOCKET, else /run/kvd/default.sock */
-	const char *instance; /* as in kvc_config_t */
-	const uint8_t *secret;
-	uint32_t secret_len;
-	uint32_t rank;
+	uint32_t roles;                 /* KVX_PRODUCER | KVX_CONSUMER */
+	const char *socket;             /* NULL: $KVD_SOCKET, else /run/kvd/default.sock */
 	const char *program;            /* shown by kvctl; NULL: the process name */
 	const kvc_identity_t *identity; /* who may share these blocks; `layout`, `hash_tokens` and `groups` in it are
 					   ignored: kvx fills them in */
 	const kvk_layout_t *layout;     /* of the pool block */
 	const kvk_paged_t *paged;       /* the engine's cache: all heads and layers of the layout; its memory stays the
 					   engine's and outlives the kvx_t */
-	uint32_t poll_bytes;            /* most bytes one kvx_poll() moves, one block at least */
 	uint32_t load_ms;               /* deadline of a load that names none */
 	uint32_t save_ms;               /* deadline of a save that names none */
 	uint32_t attach_ms; /* kvx_attach() waits this long for daemon and self-test; UINT32_MAX: not at all */
-	uint32_t jobs;      /* most loads plus saves at one time */
 } kvx_config_t;
 
 /* Attach. A daemon that is absent, or comes to nothing within attach_ms, is no error: all is a miss until kvx_poll()
@@ -80,8 +77,8 @@ KVX_API void kvx_detach(kvx_t *kvx);
 /* Why the last kvx_attach() on this thread failed; never NULL. */
 KVX_API const char *kvx_last_error(void);
 
-/* Move loads and saves on, re-attach when due. With nothing to move it waits up to timeout_ms for news from the daemon
- * (0: does not wait). Returns the number of loads and saves still PENDING. */
+/* Move loads and saves on, re-attach when due. Wait up to timeout_ms (0: not at all) until a load or save has ended.
+ * Returns the number of loads and saves still PENDING. */
 KVX_API uint32_t kvx_poll(kvx_t *kvx, uint32_t timeout_ms);
 /* 1: attached and the self-test has passed. */
 KVX_API int kvx_is_ready(const kvx_t *kvx);
@@ -165,9 +162,8 @@ typedef struct kvx_stats {
 	uint64_t save_timeouts;
 	uint64_t save_busy; /* the daemon took only a part and the rest was given up */
 	uint64_t save_lost;
-	uint64_t save_retries; /* started again: parent gone, or the rest after a partial grant */
 	uint64_t blocks_saved, bytes_saved;
-	uint64_t self_tests, self_test_retries, self_test_failures;
+	uint64_t self_tests, self_test_failures;
 	uint64_t attaches; /* attachments seen: first and repeated */
 } kvx_stats_t;
 KVX_API void kvx_get_stats(const kvx_t *kvx, kvx_stats_t *stats);

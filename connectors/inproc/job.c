@@ -1,8 +1,9 @@
-/* Jobs: one allocation each, in a list of their connector. */
+/* What loads and saves have in common: a request with the keys and blocks of a prefix, and the step message. */
 #include "inproc/job.h"
 
 #include "kv/env.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,15 +12,32 @@ uint64_t kvx_now_ns(void)
 	return kv_now_ns(&kv_env_posix);
 }
 
-static int prefix_is_sound(const kvx_t *kvx, const kvk_paged_t *paged, const kvx_prefix_t *prefix)
+kvx_ask_t kvx_job_ask(const kvx_job_t *job)
 {
-	const uint32_t n = prefix->n_tokens / kvx->layout.block_tokens;
+	return (kvx_ask_t){
+		.struct_size = sizeof(kvx_ask_t),
+		.id = (const char *)&job->id,
+		.id_len = sizeof job->id,
+		.tokens = job->n * job->kvx->block_tokens,
+		.whole = 1,
+		.polled = 1,
+	};
+}
 
+void kvx_job_finish_request(const kvx_job_t *job)
+{
+	const kvx_ask_t ask = kvx_job_ask(job);
+
+	kvx_scheduler_finish(job->kvx->scheduler, &ask);
+}
+
+static int prefix_is_sound(const kvx_t *kvx, const kvx_prefix_t *prefix, uint32_t n)
+{
 	if (n == 0 || prefix->skip > n || !prefix->tokens || !prefix->blocks) {
 		return 0;
 	}
 	for (uint32_t i = 0; i < n; i++) {
-		if (prefix->blocks[i] >= paged->blocks) {
+		if (prefix->blocks[i] >= kvx->max_blocks) {
 			return 0;
 		}
 	}
@@ -27,52 +45,85 @@ static int prefix_is_sound(const kvx_t *kvx, const kvk_paged_t *paged, const kvx
 	return 1;
 }
 
-kvx_job_t *kvx_job_create(kvx_t *kvx, const kvk_paged_t *paged, const kvx_prefix_t *prefix, size_t size,
-			  uint32_t **p_tokens)
+/* The salt is an extra key of the first block, as in kvc_keys_of(). */
+static kvc_status_t add_tokens(const kvx_job_t *job, const kvx_prefix_t *prefix)
 {
-	const uint32_t block_tokens = kvx->layout.block_tokens;
-	const uint32_t n = prefix->n_tokens / block_tokens;
-	const size_t token_bytes = p_tokens ? (size_t)n * block_tokens * sizeof(uint32_t) : 0;
-	uint32_t got = 0;
+	const kvx_ask_t ask = kvx_job_ask(job);
+	char salt[sizeof KVC_SALT_PREFIX + KVC_MAX_SALT];
+	const void *extra = salt;
+	uint32_t extra_len = 0;
+	kvx_units_t units = {.struct_size = sizeof units,
+			     .n = ask.tokens,
+			     .tokens = prefix->tokens,
+			     .extra = &extra,
+			     .extra_len = &extra_len};
+
+	if (prefix->salt && *prefix->salt) {
+		const int len = snprintf(salt, sizeof salt, KVC_SALT_PREFIX "%s", prefix->salt);
+
+		if (len < 0 || (size_t)len >= sizeof salt) {
+			return KVC_ERR_ARG;
+		}
+		extra_len = (uint32_t)len;
+		units.extra_count = 1;
+	}
+
+	return kvx_scheduler_add_tokens(job->kvx->scheduler, &ask, &units);
+}
+
+static kvc_status_t begin_request(const kvx_job_t *job, const kvx_prefix_t *prefix)
+{
+	const kvx_ask_t ask = kvx_job_ask(job);
+	const kvx_block_table_t table = {
+		.struct_size = sizeof table, .n = job->n, .fresh = UINT32_MAX, .ids = job->blocks};
+	kvc_status_t status = add_tokens(job, prefix);
+
+	status = status == KVC_OK ? kvx_scheduler_append_blocks(job->kvx->scheduler, &ask, &table) : status;
+	if (status != KVC_OK) {
+		kvx_job_finish_request(job);
+	}
+
+	return status;
+}
+
+kvc_status_t kvx_job_create(kvx_t *kvx, const kvx_prefix_t *prefix, size_t size, kvx_job_t **first, kvx_job_t **p_job)
+{
+	const uint32_t n = prefix->n_tokens / kvx->block_tokens;
+	kvc_status_t status;
 	kvx_job_t *job;
 
-	if (kvx->jobs >= kvx->max_jobs || !prefix_is_sound(kvx, paged, prefix)) {
-		return NULL;
+	if (!prefix_is_sound(kvx, prefix, n)) {
+		return KVC_ERR_ARG;
 	}
-	job = calloc(1, size + n * (sizeof(kvc_key_t) + sizeof(uint32_t)) + token_bytes);
+	if (kvx->jobs >= KVX_JOBS) {
+		return KVC_ERR_LIMIT;
+	}
+	job = calloc(1, size + n * sizeof *job->blocks);
 	if (!job) {
-		return NULL;
-	}
-
-	/* the struct, u32 arrays, then keys, which need no alignment */
-	job->blocks = (uint32_t *)(void *)((uint8_t *)job + size);
-	memcpy(job->blocks, prefix->blocks, n * sizeof(uint32_t));
-	if (p_tokens) {
-		*p_tokens = job->blocks + n;
-		memcpy(*p_tokens, prefix->tokens, token_bytes);
-	}
-	job->keys = (kvc_key_t *)(void *)((uint8_t *)(job->blocks + n) + token_bytes);
-	if (kvc_keys_of(kvx->space,
-			&(kvc_prompt_t){sizeof(kvc_prompt_t), prefix->tokens, n * block_tokens, prefix->salt},
-			job->keys, n, &got) != KVC_OK ||
-	    got != n) {
-		free(job);
-		return NULL;
+		return KVC_ERR_NOMEM;
 	}
 
 	job->kvx = kvx;
-	job->paged = paged;
+	job->id = ++kvx->last_id;
 	job->n = n;
-	job->internal = paged == &kvx->self_test.paged;
+	job->blocks = (uint32_t *)(void *)((uint8_t *)job + size);
+	memcpy(job->blocks, prefix->blocks, n * sizeof *job->blocks);
 	job->start_ns = kvx_now_ns();
-	job->link = &kvx->first;
+	status = begin_request(job, prefix);
+	if (status != KVC_OK) {
+		free(job);
+		return status;
+	}
+	job->link = first;
 	while (*job->link) {
 		job->link = &(*job->link)->next;
 	}
 	*job->link = job;
 	kvx->jobs++;
+	kvx->pending++;
+	*p_job = job;
 
-	return job;
+	return KVC_OK;
 }
 
 void kvx_job_destroy(kvx_job_t *job)
@@ -83,4 +134,16 @@ void kvx_job_destroy(kvx_job_t *job)
 	}
 	job->kvx->jobs--;
 	free(job);
+}
+
+/* The engine computes in no step: all that a message names is begun at once. */
+void kvx_run_message(kvx_t *kvx)
+{
+	const void *message;
+	size_t len;
+
+	kvx_scheduler_build_message(kvx->scheduler, &message, &len);
+	kvx_worker_begin_step(kvx->worker, message, len);
+	kvx_worker_start_async_loads(kvx->worker);
+	kvx_worker_end_step(kvx->worker);
 }

@@ -1,109 +1,197 @@
 /* libkvx in one process: attach, poll, and the checks in front of loads and saves. */
-#include "common/await.h"
-#include "inproc/config.h"
 #include "inproc/job.h"
-#include "inproc/load.h"
-#include "inproc/save.h"
-#include "inproc/self_test.h"
 
 #include "kv/env.h"
-#include "kv/log.h"
+#include "kv/shm.h"
 
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define OPEN_RETRY_NS UINT64_C(500000000)
-#define CALL_MS       1000u /* longest wait for an answer of the daemon, over many polls: no call blocks */
-#define SLICE_MS      20u   /* longest single wait: heartbeats are checked this often */
+#define SLICE_US 1000u             /* longest single wait: either half may have news */
+#define BRIEF_NS UINT64_C(2000000) /* wait for loads just begun: a hit in memory is copied in less time than a step */
+
+/* ---- configuration ---------------------------------------------------------------------------- */
+
+static _Thread_local const char *why_text = "no call has failed";
+
+const char *kvx_last_error(void)
+{
+	return why_text;
+}
+
+static kvc_status_t refuse(const char *why)
+{
+	why_text = why;
+
+	return KVC_ERR_ARG;
+}
+
+/* What the halves do not check, or would take for something else: a rank may hold a part of a block, and the weights
+ * may be named later. */
+static kvc_status_t check_config(const kvx_config_t *config)
+{
+	if (!config || config->struct_size < sizeof *config) {
+		return refuse("struct_size is not that of kvx_config_t");
+	}
+	if (config->roles == 0 || config->roles > KVX_BOTH) {
+		return refuse("roles is neither KVX_PRODUCER nor KVX_CONSUMER nor both");
+	}
+	if (!config->identity || !config->layout || !config->paged) {
+		return refuse("identity, layout and paged are required");
+	}
+	if (config->identity->struct_size < sizeof *config->identity || !config->identity->weights) {
+		return refuse("struct_size is not that of kvc_identity_t, or the weights have no name");
+	}
+	if (config->paged->first_layer != 0 || config->paged->layers != config->layout->layers) {
+		return refuse("paged does not hold all layers of the layout");
+	}
+
+	return KVC_OK;
+}
+
+/* An instance is shared by its members alone, and this process has them all. */
+typedef struct kvx_instance {
+	char name[32];
+	uint8_t secret[32];
+} kvx_instance_t;
+
+static void make_instance(kvx_instance_t *instance)
+{
+	uint64_t number;
+
+	kv_random(&kv_env_posix, &number, sizeof number);
+	kv_random(&kv_env_posix, instance->secret, sizeof instance->secret);
+	(void)snprintf(instance->name, sizeof instance->name, "kvx-%016" PRIx64, number);
+}
+
+static kvc_status_t open_worker(kvx_t *kvx, const kvx_config_t *config, const kvx_instance_t *instance,
+				const kvc_identity_t *identity, const kvc_writer_t *range)
+{
+	const kvx_worker_group_t group = {.group = 0, .paged = config->paged};
+	const kvx_worker_config_t worker = {
+		.struct_size = sizeof worker,
+		.socket = config->socket,
+		.instance = instance->name,
+		.secret = instance->secret,
+		.secret_len = sizeof instance->secret,
+		.program = config->program,
+		.identity = identity,
+		.layout = config->layout,
+		.range = *range,
+		.groups = &group,
+		.group_count = 1,
+		.threads = 1, /* all loads are asynchronous: the transfer thread copies them */
+	};
+	const kvc_status_t status = kvx_worker_open(&worker, &kvx->worker);
+
+	return status == KVC_ERR_ARG ? refuse(kvx_worker_last_error()) : status;
+}
+
+static kvc_status_t open_scheduler(kvx_t *kvx, const kvx_config_t *config, const kvx_instance_t *instance,
+				   const kvc_identity_t *identity, const kvc_writer_t *range)
+{
+	const kvx_scheduler_config_t scheduler = {
+		.struct_size = sizeof scheduler,
+		.socket = config->socket,
+		.instance = instance->name,
+		.secret = instance->secret,
+		.secret_len = sizeof instance->secret,
+		.program = config->program,
+		.identity = identity,
+		.layout = config->layout,
+		.writers = range,
+		.writer_count = 1,
+		.max_blocks = config->paged->blocks,
+		.mode = KVX_LOAD_ASYNC,
+		.load_ms = kvx->load_ms,
+	};
+	const kvc_status_t status = kvx_scheduler_open(&scheduler, &kvx->scheduler);
+
+	return status == KVC_ERR_ARG ? refuse(kvx_scheduler_last_error()) : status;
+}
+
+static kvc_status_t open_halves(kvx_t *kvx, const kvx_config_t *config)
+{
+	char layout[KVK_LAYOUT_TEXT_MAX];
+	kvx_instance_t instance;
+	kvc_identity_t identity;
+	kvc_writer_t range;
+	kvc_status_t status;
+
+	if (kvk_layout_format(config->layout, layout, sizeof layout) != KV_OK) {
+		return refuse("the layout has no canonical text");
+	}
+	identity = *config->identity;
+	identity.struct_size = sizeof identity;
+	identity.hash_tokens = config->layout->block_tokens;
+	identity.groups = NULL;
+	identity.layout = layout;
+	range = (kvc_writer_t){.head_count = config->layout->heads, .layer_count = config->layout->layers};
+	make_instance(&instance);
+	status = open_worker(kvx, config, &instance, &identity, &range);
+
+	return status == KVC_OK ? open_scheduler(kvx, config, &instance, &identity, &range) : status;
+}
+
+/* ---- attach and detach ----------------------------------------------------------------------- */
 
 static uint32_t or_default(uint32_t value, uint32_t instead)
 {
 	return value ? value : instead;
 }
 
-static kvc_status_t attach_kvc(kvx_t *kvx, const kvx_config_t *config)
-{
-	const kvc_config_t kvc = {
-		.struct_size = sizeof kvc,
-		.socket = config->socket,
-		.instance = config->instance,
-		.secret = config->secret,
-		.secret_len = config->secret_len,
-		.role = KVC_ROLE_BOTH,
-		.rank = config->rank,
-		.program = config->program,
-		.timeout_ms = CALL_MS,
-		.lazy = 2,
-	};
-	const kvc_status_t status = kvc_attach(&kvc, &kvx->kvc);
-
-	return status == KVC_OK || status == KVC_ERR_NOMEM ? status : kvx_config_identity_refused();
-}
-
 static kvc_status_t init_kvx(kvx_t *kvx, const kvx_config_t *config)
 {
-	const uint32_t poll_bytes = or_default(config->poll_bytes, KVX_POLL_BYTES);
-	kvc_status_t status;
-
 	kvx->roles = config->roles;
 	kvx->load_ms = or_default(config->load_ms, KVX_LOAD_MS);
 	kvx->save_ms = or_default(config->save_ms, KVX_SAVE_MS);
-	kvx->max_jobs = or_default(config->jobs, KVX_JOBS);
-	kvx->layout = *config->layout;
-	kvx->paged = *config->paged;
-	kvk_layout_geometry(&kvx->layout, &kvx->geometry);
-	if (!kv_holds(kvx->geometry.block_bytes > 0)) {
-		return KVC_ERR_INTERNAL;
-	}
-	kvx->batch = poll_bytes / kvx->geometry.block_bytes;
-	kvx->batch = kvx->batch ? kvx->batch : 1;
+	kvx->block_tokens = config->layout->block_tokens;
+	kvx->max_blocks = config->paged->blocks;
+	kvx->failed = calloc(kvx->max_blocks / 64u + 1u, sizeof *kvx->failed);
 
-	kvx->moves = calloc(kvx->batch, sizeof *kvx->moves);
-	kvx->leaves = calloc((size_t)kvx->batch * kvx_leaf_count(kvx), sizeof *kvx->leaves);
-	if (!kvx->moves || !kvx->leaves) {
-		return KVC_ERR_NOMEM;
-	}
-	status = kvx_config_keep_identity(kvx, config);
-	if (status == KVC_OK) {
-		status = kvx_inproc_test_init(kvx);
-	}
-
-	return status;
+	return kvx->failed ? open_halves(kvx, config) : KVC_ERR_NOMEM;
 }
 
 kvc_status_t kvx_attach(const kvx_config_t *config, kvx_t **p_kvx)
 {
 	const uint64_t start = kvx_now_ns();
-	kvc_status_t status = kvx_config_check(config);
-	uint32_t attach_ms;
+	kvc_status_t status = check_config(config);
+	uint64_t wait_ns;
 	kvx_t *kvx;
 
 	if (status != KVC_OK) {
 		return status;
 	}
-	attach_ms = config->attach_ms == UINT32_MAX ? 0 : or_default(config->attach_ms, KVX_ATTACH_MS);
 	kvx = calloc(1, sizeof *kvx);
 	if (!kvx) {
 		return KVC_ERR_NOMEM;
 	}
 	status = init_kvx(kvx, config);
-	if (status == KVC_OK) {
-		status = attach_kvc(kvx, config);
-	}
 	if (status != KVC_OK) {
-		goto err_kvx;
+		kvx_detach(kvx);
+		return status;
 	}
 
+	wait_ns =
+		config->attach_ms == UINT32_MAX ? 0 : or_default(config->attach_ms, KVX_ATTACH_MS) * UINT64_C(1000000);
 	do {
 		(void)kvx_poll(kvx, 1);
-	} while (!kvx_is_ready(kvx) && kvc_fd(kvx->kvc) >= 0 && kvx_now_ns() - start < (uint64_t)attach_ms * 1000000u);
+	} while (!kvx_is_ready(kvx) && kvx_scheduler_wait(kvx->scheduler, 0) && kvx_now_ns() - start < wait_ns);
 	*p_kvx = kvx;
 
 	return KVC_OK;
+}
 
-err_kvx:
-	kvx_detach(kvx);
-	return status;
+static void free_jobs(kvx_job_t *job)
+{
+	while (job) {
+		kvx_job_t *next = job->next;
+
+		free(job);
+		job = next;
+	}
 }
 
 void kvx_detach(kvx_t *kvx)
@@ -112,164 +200,85 @@ void kvx_detach(kvx_t *kvx)
 		return;
 	}
 
-	kvx_inproc_test_fini(kvx);
-	while (kvx->first) {
-		if (kvx->first->is_save) {
-			kvx_save_end((kvx_save_t *)kvx->first);
-		} else {
-			kvx_load_end((kvx_load_t *)kvx->first);
-		}
-	}
-	kvc_space_close(kvx->opening);
-	kvc_space_close(kvx->space);
-	kvc_detach(kvx->kvc);
-	free(kvx->identity_text);
-	free(kvx->leaves);
-	free(kvx->moves);
+	kvx_worker_close(kvx->worker); /* no block is touched from here on */
+	kvx_scheduler_close(kvx->scheduler);
+	free_jobs(kvx->loads);
+	free_jobs(kvx->saves);
+	free(kvx->failed);
 	free(kvx);
-}
-
-static int is_attached(const kvx_t *kvx)
-{
-	return kvx->self_test.step == KVX_INPROC_TEST_PASSED && kvc_incarnation(kvx->kvc) != 0;
-}
-
-/* After a re-attach libkvc opens the space again: until then a match says that there is no daemon. */
-static int is_alive(uint32_t why)
-{
-	return why != KV_WHY_NO_DAEMON && why != KV_WHY_DAEMON_STALE;
 }
 
 int kvx_is_ready(const kvx_t *kvx)
 {
-	return is_attached(kvx) && is_alive(kvx_miss_reason(kvx->space));
+	return kvx_worker_is_ready(kvx->worker) && kvx_scheduler_is_ready(kvx->scheduler);
 }
 
 /* ---- poll ------------------------------------------------------------------------------------ */
 
-static int job_is_movable(const kvx_job_t *job)
+/* One step of both halves. */
+static void run_step(kvx_t *kvx)
 {
-	return job->is_save ? kvx_save_movable((const kvx_save_t *)job) : kvx_load_movable((const kvx_load_t *)job);
+	const uint64_t now = kvx_now_ns();
+
+	kvx_loads_advance(kvx, now);
+	kvx_saves_advance(kvx, now);
+	kvx_run_message(kvx);
+	kvx_loads_collect(kvx);
 }
 
-static int any_job_movable(const kvx_t *kvx)
+/* Loads are copied by the worker half; everything else waits for the daemon, which the scheduler half hears. */
+static void wait_for_news(kvx_t *kvx, uint64_t ns)
 {
-	for (const kvx_job_t *job = kvx->first; job; job = job->next) {
-		if (job_is_movable(job)) {
-			return 1;
-		}
-	}
+	const uint32_t us = ns / 1000u < SLICE_US ? (uint32_t)(ns / 1000u) : SLICE_US;
 
-	return 0;
-}
-
-/* Open the space without waiting: a daemon that stops meanwhile does not stop the engine. */
-static void open_space(kvx_t *kvx, uint64_t now)
-{
-	kvc_status_t status;
-
-	if (!kvx->opening) {
-		status = kvc_space_open_start(kvx->kvc, &kvx->identity, &kvx->opening);
+	if (kvx->copying > 0) {
+		kvx_worker_wait(kvx->worker, us);
 	} else {
-		status = kvc_space_state(kvx->opening);
-		if (status == KVC_PENDING) {
-			return;
-		}
-		if (status == KVC_OK) {
-			kvx->space = kvx->opening;
-			kvx->opening = NULL;
-		}
+		(void)kvx_scheduler_wait(kvx->scheduler, us);
 	}
-	if (status != KVC_OK) {
-		kv_log(KV_LOG_WARN, "kvx", "the space cannot be opened, all is a miss: %s", kvc_last_error());
-		kvc_space_close(kvx->opening);
-		kvx->opening = NULL;
-		kvx->next_open_ns = now + OPEN_RETRY_NS;
-	}
-}
-
-static void keep_attached(kvx_t *kvx, uint64_t now)
-{
-	const uint64_t incarnation = kvc_incarnation(kvx->kvc);
-
-	if (incarnation != kvx->incarnation) {
-		kvx->stats.attaches += incarnation != 0;
-		kvx->incarnation = incarnation;
-	}
-	if (!kvx->space && incarnation != 0 && now >= kvx->next_open_ns) {
-		open_space(kvx, now);
-	}
-}
-
-/* Loads first: requests wait for them. Returns the rest of the budget. */
-static uint32_t step_jobs(kvx_t *kvx, int saves, uint64_t now, uint32_t budget)
-{
-	for (kvx_job_t *job = kvx->first; job; job = job->next) {
-		if (job->is_save != saves) {
-			continue;
-		}
-		if (saves && ((kvx_save_t *)job)->result.status == KVC_PENDING) {
-			budget -= kvx_save_step((kvx_save_t *)job, now, budget);
-		} else if (!saves && ((kvx_load_t *)job)->result.status == KVC_PENDING) {
-			budget -= kvx_load_step((kvx_load_t *)job, now, budget);
-		}
-	}
-
-	return budget;
-}
-
-static uint32_t count_pending(const kvx_t *kvx)
-{
-	uint32_t n = 0;
-
-	for (const kvx_job_t *job = kvx->first; job; job = job->next) {
-		const kvc_status_t status = job->is_save ? ((const kvx_save_t *)job)->result.status
-							 : ((const kvx_load_t *)job)->result.status;
-
-		n += status == KVC_PENDING && !job->internal;
-	}
-
-	return n;
 }
 
 uint32_t kvx_poll(kvx_t *kvx, uint32_t timeout_ms)
 {
-	const uint32_t slice = timeout_ms < SLICE_MS ? timeout_ms : SLICE_MS;
-	uint64_t now;
-	uint32_t left;
+	const uint64_t start = kvx_now_ns();
+	uint64_t until = start + timeout_ms * UINT64_C(1000000), now;
+	uint32_t before;
+	int begun;
 
-	if (kv_broken_count() > 0) {
-		kvc_abandon(kvx->kvc);
+	run_step(kvx);
+	before = kvx->pending;
+	begun = kvx->begun;
+	kvx->begun = 0;
+	if (begun && until < start + BRIEF_NS) {
+		until = start + BRIEF_NS;
 	}
-	(void)kvc_poll(kvx->kvc, any_job_movable(kvx) ? 0 : slice);
-	now = kvx_now_ns();
-	keep_attached(kvx, now);
-	kvx_inproc_test_step(kvx, now);
-	left = step_jobs(kvx, 0, now, kvx->batch);
-	(void)step_jobs(kvx, 1, now, left);
+	for (now = start; now < until && (begun ? kvx->copying > 0 : kvx->pending >= before); now = kvx_now_ns()) {
+		wait_for_news(kvx, until - now);
+		run_step(kvx);
+	}
 
-	return count_pending(kvx);
+	return kvx->pending;
 }
 
 /* ---- the gate -------------------------------------------------------------------------------- */
 
 kvc_status_t kvx_load_prefix(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_load_t **p_load, kvx_load_result_t *result)
 {
+	const int attached = kvx_worker_is_ready(kvx->worker);
 	kvx_load_result_t unused;
 	kvx_load_result_t *to = result ? result : &unused;
-	const uint32_t why =
-		is_attached(kvx) ? kvx_miss_reason_awaited(kvx->kvc, &kv_env_posix, kvx->space) : KV_WHY_NO_DAEMON;
 
 	*p_load = NULL;
 	kvx->stats.loads++;
-	if (prefix->struct_size < sizeof *prefix || !(kvx->roles & KVX_CONSUMER) || !is_alive(why)) {
+	if (prefix->struct_size < sizeof *prefix || !(kvx->roles & KVX_CONSUMER) || !attached) {
 		kvx->stats.load_refused++;
-		*to = (kvx_load_result_t){
-			.status = KVC_MISS, .cause = KVC_ERR_UNREACHABLE, .why = is_alive(why) ? KV_WHY_NONE : why};
+		*to = (kvx_load_result_t){.status = KVC_MISS,
+					  .cause = attached ? KVC_ERR_ARG : KVC_ERR_UNREACHABLE,
+					  .why = attached ? KV_WHY_NONE : KV_WHY_NO_DAEMON};
 		return KVC_MISS;
 	}
 
-	return kvx_load_start(kvx, &kvx->paged, prefix, p_load, to);
+	return kvx_load_start(kvx, prefix, p_load, to);
 }
 
 kvc_status_t kvx_save_prefix(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_save_t **p_save)
@@ -281,8 +290,10 @@ kvc_status_t kvx_save_prefix(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_save_t 
 		return KVC_MISS;
 	}
 
-	return kvx_save_start(kvx, &kvx->paged, prefix, p_save);
+	return kvx_save_start(kvx, prefix, p_save);
 }
+
+/* ---- looking in ------------------------------------------------------------------------------ */
 
 void kvx_record_request(kvx_t *kvx, const kvx_request_t *request)
 {
@@ -304,17 +315,28 @@ void kvx_record_request(kvx_t *kvx, const kvx_request_t *request)
 		.load_ns = load->load_ns,
 	};
 
-	if (kvx->space && request->struct_size >= sizeof *request) {
-		kvc_report(kvx->space, &report);
+	if (request->struct_size >= sizeof *request) {
+		kvx_scheduler_record(kvx->scheduler, NULL, &report);
 	}
 }
 
 void kvx_get_stats(const kvx_t *kvx, kvx_stats_t *stats)
 {
 	const size_t size = stats->struct_size < sizeof *stats ? stats->struct_size : sizeof *stats;
+	kvx_scheduler_stats_t scheduler = {.struct_size = sizeof scheduler};
+	kvx_worker_stats_t worker = {.struct_size = sizeof worker};
+	kvx_stats_t all = kvx->stats;
 
-	memcpy(stats, &kvx->stats, size);
+	kvx_scheduler_get_stats(kvx->scheduler, &scheduler);
+	kvx_worker_get_stats(kvx->worker, &worker);
+	all.struct_size = size;
+	all.bytes_loaded = worker.load_bytes;
+	all.blocks_saved = scheduler.save_done;
+	all.bytes_saved = worker.save_bytes;
+	all.self_tests = worker.self_tests;
+	all.self_test_failures = worker.self_test_failures;
+	all.attaches = scheduler.attaches;
 	if (size >= sizeof size) {
-		stats->struct_size = size;
+		memcpy(stats, &all, size);
 	}
 }

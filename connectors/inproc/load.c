@@ -1,242 +1,213 @@
-/* Loads: match, acquire, then scatter ready blocks, a bounded number in each poll.
- *
- * A block counts only if the lease was still valid after it was copied and its digests were right: the memory of an
- * ended lease may already hold another block. */
-#include "inproc/load.h"
-#include "common/await.h"
+/* Loads: an asynchronous load of the two halves. A match leases what it finds, the worker half copies and verifies it,
+ * and the first block that it names as failed ends the prefix. */
 #include "inproc/job.h"
 
-#include <string.h>
+#include "kv/shm.h"
 
-static void count_result(kvx_load_t *load, kvc_status_t cause)
+#define ABORT_US 1000u /* pause between two looks at a load that was cancelled */
+
+/* ---- the end --------------------------------------------------------------------------------- */
+
+static void count_load(kvx_t *kvx, const kvx_load_result_t *result)
 {
-	kvx_stats_t *stats = &load->job.kvx->stats;
+	kvx_stats_t *stats = &kvx->stats;
+	const int timeout = result->cause == KVC_ERR_TIMEOUT, corrupt = result->cause == KVC_ERR_CORRUPT;
 
-	if (load->job.internal) {
-		return;
-	}
-
-	stats->load_hits += load->done > load->skip;
-	stats->cpu_tokens += load->result.cpu_tokens;
-	stats->disk_tokens += load->result.disk_tokens;
-	stats->load_timeouts += cause == KVC_ERR_TIMEOUT;
-	stats->load_corrupt += cause == KVC_ERR_CORRUPT;
-	stats->load_lost += cause < 0 && cause != KVC_ERR_TIMEOUT && cause != KVC_ERR_CORRUPT;
-	stats->load_misses += cause == KVC_MISS && load->done == load->skip;
+	stats->load_hits += result->status == KVC_OK;
+	stats->load_misses += result->status == KVC_MISS && result->cause == KVC_MISS;
+	stats->load_timeouts += (uint64_t)timeout;
+	stats->load_corrupt += (uint64_t)corrupt;
+	stats->load_lost += result->cause < 0 && !timeout && !corrupt;
+	stats->cpu_tokens += result->cpu_tokens;
+	stats->disk_tokens += result->disk_tokens;
 }
 
-/* Every load ends here. */
-static void finish_load(kvx_load_t *load, kvc_status_t cause)
+/* Every load ends here. Its first `done` blocks are in the cache; why no more are. */
+static void end_load(kvx_load_t *load, uint32_t done, uint32_t why, kvc_status_t cause)
 {
-	const uint32_t block_tokens = load->job.kvx->layout.block_tokens;
-	const uint32_t leased = kvc_lease_n(load->lease);
-	const uint32_t disk = kvc_lease_disk(load->lease);
-	const uint32_t first_disk = leased > disk ? leased - disk : 0;
-	const uint32_t from_disk = load->done > first_disk ? load->done - first_disk : 0;
-	const uint32_t loaded = load->done - load->skip;
+	kvx_t *kvx = load->job.kvx;
+	const kvx_ask_t ask = kvx_job_ask(&load->job);
+	const uint32_t loaded = (done - load->skip) * kvx->block_tokens;
+	const uint32_t in_cpu = load->hit.tokens - load->hit.disk_tokens;
 	kvx_load_result_t *result = &load->result;
 
+	load->step = KVX_LOAD_ENDED;
+	kvx->pending--;
 	result->status = loaded > 0 ? KVC_OK : KVC_MISS;
-	result->cause = cause;
-	result->blocks = load->done;
-	result->tokens = load->done * block_tokens;
-	result->disk_tokens = (from_disk < loaded ? from_disk : loaded) * block_tokens;
-	result->cpu_tokens = loaded * block_tokens - result->disk_tokens;
+	result->cause = cause == KVC_OK && done < load->job.n ? KVC_MISS : cause;
+	result->blocks = done;
+	result->tokens = done * kvx->block_tokens;
+	result->cpu_tokens = loaded < in_cpu ? loaded : in_cpu;
+	result->disk_tokens = loaded - result->cpu_tokens;
+	result->why = why;
+	(void)kvx_scheduler_get_key(kvx->scheduler, &ask, done, &result->first_missing);
 	result->load_ns = kvx_now_ns() - load->job.start_ns;
-	if (load->done < load->job.n) {
-		result->first_missing = load->job.keys[load->done];
-	}
-	if (cause == KVC_ERR_CORRUPT || cause == KVC_ERR_TIMEOUT || cause == (kvc_status_t)KV_ERR_IO) {
-		result->why = cause == KVC_ERR_CORRUPT   ? KV_WHY_CORRUPT
-			      : cause == KVC_ERR_TIMEOUT ? KV_WHY_TIMEOUT
-							 : KV_WHY_UNREADABLE;
-	}
-
-	kvc_release(&load->lease, 1);
-	load->lease = NULL;
-	count_result(load, cause);
+	kvx_job_finish_request(&load->job);
+	count_load(kvx, result);
 }
 
-kvc_status_t kvx_load_start(kvx_t *kvx, const kvk_paged_t *paged, const kvx_prefix_t *prefix, kvx_load_t **p_load,
-			    kvx_load_result_t *result)
+static void mark_copied(kvx_t *kvx, uint64_t id)
+{
+	for (kvx_job_t *job = kvx->loads; job; job = job->next) {
+		if (job->id == id) {
+			((kvx_load_t *)job)->step = KVX_LOAD_COPIED;
+			kvx->copying--;
+		}
+	}
+}
+
+static void take_failed_blocks(kvx_t *kvx)
+{
+	uint32_t ids[64], n;
+
+	do {
+		n = kvx_worker_take_failed_blocks(kvx->worker, ids, KV_COUNT_OF(ids));
+		for (uint32_t i = 0; i < n; i++) {
+			kvx->failed[ids[i] / 64u] |= UINT64_C(1) << ids[i] % 64u;
+		}
+	} while (n == KV_COUNT_OF(ids));
+}
+
+static void take_reports(kvx_t *kvx)
+{
+	const void *report;
+	size_t len;
+
+	do {
+		kvx_worker_take_report(kvx->worker, &report, &len);
+		if (len > 0) {
+			kvx_scheduler_take_report(kvx->scheduler, report, len);
+		}
+	} while (len > 0);
+}
+
+static void end_copied(kvx_load_t *load)
+{
+	kvx_t *kvx = load->job.kvx;
+	const kvx_ask_t ask = kvx_job_ask(&load->job);
+	uint32_t done = load->skip + load->hit.tokens / kvx->block_tokens;
+	kvx_outcome_t outcome;
+
+	for (uint32_t i = done; i-- > load->skip;) {
+		const uint32_t id = load->job.blocks[i];
+		const uint64_t bit = UINT64_C(1) << id % 64u;
+
+		done = kvx->failed[id / 64u] & bit ? i : done;
+		kvx->failed[id / 64u] &= ~bit;
+	}
+	if (load->aborted) {
+		load->step = KVX_LOAD_ENDED;
+		return;
+	}
+	kvx_scheduler_get_outcome(kvx->scheduler, &ask, &outcome);
+	end_load(load, done, outcome.why, outcome.load);
+}
+
+/* The worker half does not have it, and it has ended for the scheduler half: its message was broken, or there was no
+ * memory to name it. */
+static int was_never_begun(const kvx_load_t *load)
+{
+	const kvx_ask_t ask = kvx_job_ask(&load->job);
+	kvx_worker_stats_t stats = {.struct_size = sizeof stats};
+	kvx_outcome_t outcome;
+
+	kvx_scheduler_get_outcome(load->job.kvx->scheduler, &ask, &outcome);
+	kvx_worker_get_stats(load->job.kvx->worker, &stats);
+
+	return outcome.load != KVC_PENDING && stats.loads_open == 0;
+}
+
+void kvx_loads_collect(kvx_t *kvx)
+{
+	uint64_t id;
+
+	/* In this order: once a load was named, its failed blocks and its report are there. */
+	while (kvx_worker_take_finished(kvx->worker, (char *)&id, sizeof id, NULL) > 0) {
+		mark_copied(kvx, id);
+	}
+	take_failed_blocks(kvx);
+	take_reports(kvx);
+	for (kvx_job_t *job = kvx->loads; job; job = job->next) {
+		kvx_load_t *load = (kvx_load_t *)job;
+
+		if (load->step == KVX_LOAD_COPYING && was_never_begun(load)) {
+			load->hit = (kvx_hit_t){.why = load->hit.why};
+			mark_copied(kvx, job->id);
+		}
+		if (load->step == KVX_LOAD_COPIED) {
+			end_copied(load);
+		}
+	}
+}
+
+/* ---- the beginning --------------------------------------------------------------------------- */
+
+/* What is leased goes into the next message. */
+static void look_up(kvx_load_t *load, uint64_t now)
+{
+	kvx_t *kvx = load->job.kvx;
+	const uint64_t left = load->job.deadline_ns > now ? load->job.deadline_ns - now : 0;
+	kvx_ask_t ask = kvx_job_ask(&load->job);
+
+	ask.local = load->skip * kvx->block_tokens;
+	ask.load_ms = (uint32_t)(left / 1000000u) + 1u;
+	kvx_scheduler_match(kvx->scheduler, &ask, &load->hit);
+	load->result.match_ns = kvx_now_ns() - load->job.start_ns;
+	load->result.why = load->hit.why;
+	if (load->hit.tokens > 0) {
+		kvx_scheduler_start_load(kvx->scheduler, &ask, &load->hit);
+		load->step = KVX_LOAD_COPYING;
+		kvx->copying++;
+		kvx->begun = 1;
+	} else if (!load->hit.leasing) {
+		end_load(load, load->skip, load->hit.why, KVC_MISS);
+	} else if (left == 0) {
+		end_load(load, load->skip, KV_WHY_TIMEOUT, KVC_ERR_TIMEOUT);
+	}
+}
+
+kvc_status_t kvx_load_start(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_load_t **p_load, kvx_load_result_t *result)
 {
 	const uint32_t deadline_ms = prefix->deadline_ms ? prefix->deadline_ms : kvx->load_ms;
-	kvx_load_t *load = (kvx_load_t *)kvx_job_create(kvx, paged, prefix, sizeof *load, NULL);
-	kvc_match_t match = {.struct_size = sizeof match};
+	kvx_job_t *job;
+	kvx_load_t *load;
+	const kvc_status_t status = kvx_job_create(kvx, prefix, sizeof *load, &kvx->loads, &job);
 
-	if (!load) {
+	if (status != KVC_OK) {
 		kvx->stats.load_refused++;
-		*result = (kvx_load_result_t){.status = KVC_MISS, .cause = KVC_ERR_ARG};
+		*result = (kvx_load_result_t){.status = KVC_MISS,
+					      .cause = status,
+					      .why = status == KVC_ERR_UNREACHABLE ? KV_WHY_NO_DAEMON : KV_WHY_NONE};
 		return KVC_MISS;
 	}
 
-	load->result.status = KVC_MISS;
-	load->result.cause = KVC_MISS;
-	do { /* the daemon may have been stopped in the middle of a bucket */
-		kvc_match(kvx->space, load->job.keys, load->job.n, &match);
-	} while (match.why == KV_WHY_CONTENDED &&
-		 kvx_await_daemon(kvx->kvc, &kv_env_posix, load->job.start_ns, load->job.start_ns + KVX_STALE_NS));
-	load->result.match_ns = kvx_now_ns() - load->job.start_ns;
-	load->result.why = match.why;
+	load = (kvx_load_t *)job;
 	load->skip = prefix->skip;
-	load->done = prefix->skip;
-	load->result.blocks = load->skip;
-	load->result.tokens = load->skip * kvx->layout.block_tokens;
-	load->job.deadline_ns = load->job.start_ns + (uint64_t)deadline_ms * 1000000u;
-	if (match.n < load->job.n) {
-		load->result.first_missing = load->job.keys[match.n];
-	}
-	if (match.n <= load->skip) {
-		kvx->stats.load_misses += !load->job.internal;
-		goto miss;
-	}
-	load->result.cause = kvc_acquire_start(kvx->space, load->job.keys, match.n, load->skip, 0, &load->lease);
-	if (load->result.cause != KVC_OK) {
-		load->result.why = KV_WHY_NO_DAEMON;
-		kvx->stats.load_lost += !load->job.internal;
-		goto miss;
-	}
-
 	load->result.status = KVC_PENDING;
-	*p_load = load;
+	load->result.blocks = prefix->skip;
+	load->result.tokens = prefix->skip * kvx->block_tokens;
+	job->deadline_ns = job->start_ns + deadline_ms * UINT64_C(1000000);
+	look_up(load, job->start_ns);
 	*result = load->result;
+	if (load->step == KVX_LOAD_ENDED) {
+		kvx_job_destroy(job);
+		return KVC_MISS;
+	}
+	*p_load = load;
 
 	return KVC_PENDING;
-
-miss:
-	*result = load->result;
-	kvx_job_destroy(&load->job);
-	return KVC_MISS;
 }
 
-/* Blocks of the lease that are wanted. */
-static uint32_t wanted_blocks(const kvx_load_t *load)
+void kvx_loads_advance(kvx_t *kvx, uint64_t now)
 {
-	const uint32_t n = kvc_lease_n(load->lease);
-
-	return n < load->job.n ? n : load->job.n;
-}
-
-static uint32_t ready_blocks(const kvx_load_t *load)
-{
-	const uint32_t n = wanted_blocks(load);
-	const uint32_t there = kvc_lease_ready(load->lease);
-
-	return there < n ? there : n;
-}
-
-int kvx_load_movable(const kvx_load_t *load)
-{
-	if (!load->lease) {
-		return 0;
-	}
-
-	return kvc_lease_state(load->lease) != KVC_PENDING &&
-	       (ready_blocks(load) > load->done || load->done >= wanted_blocks(load));
-}
-
-/* Scatter blocks [done, done + count). OK: all are verified. CORRUPT: *p_good of them are. */
-static kvc_status_t copy_blocks(kvx_load_t *load, uint32_t count, uint32_t *p_good)
-{
-	kvx_t *kvx = load->job.kvx;
-	const uint32_t leaves = kvx_leaf_count(kvx);
-	kvc_status_t status;
-	uint32_t bad = 0;
-
-	for (uint32_t i = 0; i < count; i++) {
-		const void *data;
-		const uint64_t *expected;
-
-		status = kvc_lease_block(load->lease, load->done + i, &data, &expected);
-		if (status != KVC_OK) {
-			return status;
-		}
-		memcpy(kvx->leaves + (size_t)i * leaves, expected, leaves * sizeof(uint64_t));
-		kvx->moves[i] = (kvk_move_t){
-			.block = load->job.blocks[load->done + i],
-			.data = (void *)(uintptr_t)data, /* scatter only reads it */
-			.leaves = kvx->leaves + (size_t)i * leaves,
-		};
-	}
-
-	status = (kvc_status_t)kvk_scatter(&kvx->layout, load->job.paged, kvx->moves, count, &bad);
-	*p_good = status == KVC_ERR_CORRUPT ? bad : count;
-
-	return status;
-}
-
-/* The daemon has ended, or stopped for too long. Checked only while a load makes no progress. */
-static int daemon_has_gone(kvx_load_t *load, uint64_t now)
-{
-	const uint32_t why = kvx_miss_reason(load->job.kvx->space);
-
-	return why == KV_WHY_NO_DAEMON || kvx_silent_too_long(&load->silent_ns, why == KV_WHY_DAEMON_STALE, now);
-}
-
-/* Nothing can be copied now: end the load if there is no hope of more. */
-static void check_stalled(kvx_load_t *load, uint64_t now)
-{
-	const kvc_status_t rest = kvc_lease_rest_status(load->lease);
-
-	if (now >= load->job.deadline_ns) {
-		finish_load(load, KVC_ERR_TIMEOUT);
-	} else if (rest < 0 &&
-		   ready_blocks(load) <= load->done) { /* read after `rest`: no further block will be ready */
-		finish_load(load, rest);
-	} else if (daemon_has_gone(load, now)) {
-		finish_load(load, KVC_ERR_DAEMON_STALE);
-	}
-}
-
-uint32_t kvx_load_step(kvx_load_t *load, uint64_t now, uint32_t budget)
-{
-	kvc_status_t status = kvc_lease_state(load->lease);
-	uint32_t count, good = 0;
-
-	if (status == KVC_PENDING) {
-		check_stalled(load, now);
-		return 0;
-	}
-	if (status != KVC_OK) {
-		finish_load(load, status);
-		return 0;
-	}
-
-	count = ready_blocks(load) - load->done;
-	if (count > budget) {
-		count = budget;
-	}
-	if (count > 0) {
-		const uint32_t first = load->done;
-		kvc_status_t after;
-
-		status = copy_blocks(load, count, &good);
-		after = kvc_lease_state(load->lease);
-		if (after != KVC_OK) {
-			finish_load(load, after);
-			return count;
-		}
-		load->done += good;
-		load->job.kvx->stats.bytes_loaded += (uint64_t)good * load->job.kvx->geometry.block_bytes;
-		if (status == KVC_ERR_CORRUPT) {
-			(void)kvc_lease_report_bad(load->lease, first + good);
-		}
-		if (status != KVC_OK) {
-			finish_load(load, status);
-			return count;
+	for (kvx_job_t *job = kvx->loads; job; job = job->next) {
+		if (((kvx_load_t *)job)->step == KVX_LOAD_LEASING) {
+			look_up((kvx_load_t *)job, now);
 		}
 	}
-
-	if (load->done >= wanted_blocks(load)) {
-		finish_load(load, load->done == load->job.n ? KVC_OK : KVC_MISS);
-	} else if (ready_blocks(load) == load->done) {
-		check_stalled(load, now);
-	} else if (now >= load->job.deadline_ns) {
-		finish_load(load, KVC_ERR_TIMEOUT);
-	}
-
-	return count;
 }
+
+/* ---- called by the engine -------------------------------------------------------------------- */
 
 kvc_status_t kvx_load_state(const kvx_load_t *load, kvx_load_result_t *result)
 {
@@ -247,14 +218,32 @@ kvc_status_t kvx_load_state(const kvx_load_t *load, kvx_load_result_t *result)
 	return load->result.status;
 }
 
+/* The transfer thread finishes the batch it copies, then it lets go of the blocks. */
+static void abort_load(kvx_load_t *load)
+{
+	kvx_t *kvx = load->job.kvx;
+
+	load->aborted = 1;
+	kvx->stats.load_aborted++;
+	kvx->pending--;
+	kvx_job_finish_request(&load->job);
+	if (load->step == KVX_LOAD_COPYING) {
+		kvx_run_message(kvx);
+		kvx_loads_collect(kvx);
+	}
+	while (load->step == KVX_LOAD_COPYING) {
+		kvx_worker_wait(kvx->worker, ABORT_US);
+		kvx_loads_collect(kvx);
+	}
+}
+
 void kvx_load_end(kvx_load_t *load)
 {
 	if (!load) {
 		return;
 	}
-	if (load->lease) {
-		load->job.kvx->stats.load_aborted += !load->job.internal;
-		kvc_release(&load->lease, 1);
+	if (load->step != KVX_LOAD_ENDED) {
+		abort_load(load);
 	}
 	kvx_job_destroy(&load->job);
 }

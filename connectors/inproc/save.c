@@ -1,258 +1,116 @@
-/* Saves: reserve slots, gather straight into them a bounded number of blocks in each poll, hand them in, wait until
- * they are visible. A save is started again a few times: if the parent was evicted meanwhile (the engine still has it,
- * so the whole prefix is offered), and if the daemon granted only a part. */
-#include "inproc/save.h"
+/* Saves: a request that has computed all of its prefix. The scheduler half reserves what is not stored, and again what
+ * was refused; the worker half copies. Once every block has been read the engine may write them, so from then on
+ * nothing is reserved again. */
 #include "inproc/job.h"
 
-#include "kv/status.h"
+#define TRIES 4u /* refusals in a row, then the rest is given up */
 
-#define TRIES   4u
-#define REST_NS UINT64_C(20000000) /* before asking a busy daemon again; doubled each time */
+/* Blocks that may still be read, or be reserved for reading, are another request's from here on, as a fence has it:
+ * what the worker half has to read of them is read before this returns, the rest is given up. */
+static void take_back_blocks(const kvx_save_t *save)
+{
+	const kvx_job_t *job = &save->job;
+	const kvx_ask_t ask = kvx_job_ask(job);
+	const kvx_block_table_t table = {.struct_size = sizeof table, .n = job->n, .ids = job->blocks};
 
-/* Every save ends here. */
-static void finish_save(kvx_save_t *save, kvc_status_t status)
+	(void)kvx_scheduler_append_blocks(job->kvx->scheduler, &ask, &table);
+	kvx_job_finish_request(job);
+	kvx_run_message(job->kvx);
+}
+
+static void end_request(kvx_save_t *save)
+{
+	save->job.kvx->pending--;
+	if (save->result.copied) {
+		kvx_job_finish_request(&save->job);
+	} else {
+		take_back_blocks(save);
+	}
+	save->result.copied = 1;
+}
+
+/* Every save that is not aborted ends here. */
+static void end_save(kvx_save_t *save, kvc_status_t status)
 {
 	kvx_stats_t *stats = &save->job.kvx->stats;
+	const int busy = status == KVC_ERR_BUSY || status == KVC_ERR_FULL;
 
-	kvc_put_free(save->put);
-	save->put = NULL;
 	save->result.status = status;
-	save->result.copied = 1;
-	if (save->job.internal) {
-		return;
-	}
-
+	end_request(save);
 	stats->save_done += status == KVC_OK;
 	stats->save_timeouts += status == KVC_ERR_TIMEOUT;
-	stats->save_busy += status == KVC_ERR_BUSY || status == KVC_ERR_FULL;
-	stats->save_lost += status < 0 && status != KVC_ERR_TIMEOUT && status != KVC_ERR_BUSY && status != KVC_ERR_FULL;
+	stats->save_busy += (uint64_t)busy;
+	stats->save_lost += status != KVC_OK && status != KVC_ERR_TIMEOUT && !busy;
 }
 
-/* Reserve slots for [from, n). */
-static kvc_status_t start_put(kvx_save_t *save, uint32_t from)
+/* The rest will not come: it was refused too often, what was read cannot be read again, or the blocks are no longer
+ * what was reserved. */
+static int is_given_up(const kvx_save_t *save, const kvx_outcome_t *outcome)
 {
-	const kvx_t *kvx = save->job.kvx;
-	const kvc_put_options_t options = {
-		.struct_size = sizeof options,
-		.tokens = save->tokens,
-	};
-	kvc_status_t status;
-
-	save->from = from;
-	save->granted = 0;
-	save->done = 0;
-	save->tries++;
-	status = kvc_put_start(kvx->space, save->job.keys, from, save->job.n, &options, &save->put);
-	if (status == KVC_OK || status == KVC_PENDING) {
-		save->step = KVX_SAVE_ASKED;
-		return KVC_OK;
-	}
-	save->put = NULL;
-
-	return status;
+	return outcome->refused == KVC_ERR_REVOKED ||
+	       (outcome->refused != KVC_OK && (save->result.copied || outcome->refusals >= TRIES));
 }
 
-/* Reserve [from, n) again after a rest, or give up with `status`. */
-static void rest_save(kvx_save_t *save, uint32_t from, kvc_status_t status, uint64_t now)
+static void advance_save(kvx_save_t *save, uint64_t now)
 {
-	kvc_put_free(save->put);
-	save->put = NULL;
-	if (save->tries >= TRIES) {
-		finish_save(save, status);
-		return;
-	}
+	const kvx_job_t *job = &save->job;
+	kvx_scheduler_t *scheduler = job->kvx->scheduler;
+	const kvx_worker_t *worker = job->kvx->worker;
+	const kvx_ask_t ask = kvx_job_ask(job);
+	kvx_outcome_t outcome;
+	uint32_t stored;
 
-	save->job.kvx->stats.save_retries += !save->job.internal;
-	save->from = from;
-	save->step = KVX_SAVE_RESTING;
-	save->rest_until_ns = now + (REST_NS << save->tries);
+	if (!save->result.copied && kvx_scheduler_next_save_at(scheduler, ask.id, ask.id_len) <= ask.tokens) {
+		kvx_scheduler_advance(scheduler, &ask, ask.tokens, 0);
+	}
+	kvx_scheduler_get_outcome(scheduler, &ask, &outcome);
+	stored = outcome.stored / job->kvx->block_tokens;
+	save->result.blocks = stored > save->result.blocks ? stored : save->result.blocks;
+	save->result.copied |= outcome.sent >= ask.tokens && !kvx_worker_has_unsaved(worker, job->blocks, job->n);
+	if (stored >= job->n) {
+		end_save(save, KVC_OK);
+	} else if (now >= job->deadline_ns) {
+		end_save(save, KVC_ERR_TIMEOUT);
+	} else if (is_given_up(save, &outcome)) {
+		end_save(save, outcome.refused);
+	} else if (!save->result.copied && !kvx_worker_is_ready(worker)) {
+		end_save(save, KVC_ERR_CLOSED);
+	}
 }
 
-kvc_status_t kvx_save_start(kvx_t *kvx, const kvk_paged_t *paged, const kvx_prefix_t *prefix, kvx_save_t **p_save)
+kvc_status_t kvx_save_start(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_save_t **p_save)
 {
 	const uint32_t deadline_ms = prefix->deadline_ms ? prefix->deadline_ms : kvx->save_ms;
-	uint32_t *tokens = NULL;
-	kvx_save_t *save = (kvx_save_t *)kvx_job_create(kvx, paged, prefix, sizeof *save, &tokens);
-	kvc_status_t status = KVC_MISS;
-	kvc_match_t match = {.struct_size = sizeof match};
+	kvx_job_t *job;
+	kvx_save_t *save;
+	kvc_status_t status = kvx_job_create(kvx, prefix, sizeof *save, &kvx->saves, &job);
 
-	if (!save) {
+	if (status != KVC_OK) {
 		kvx->stats.save_refused++;
 		return KVC_MISS;
 	}
 
-	save->job.is_save = 1;
-	save->job.deadline_ns = save->job.start_ns + (uint64_t)deadline_ms * 1000000u;
-	save->tokens = tokens;
-	kvc_match(kvx->space, save->job.keys, save->job.n, &match);
-	if (match.n == save->job.n) {
-		kvx->stats.save_done += !save->job.internal;
-		status = KVC_ALREADY;
-		goto none;
-	}
-	save->result = (kvx_save_result_t){.status = KVC_PENDING, .blocks = match.n};
-	if (start_put(save, match.n) != KVC_OK) {
-		kvx->stats.save_lost += !save->job.internal;
-		goto none;
+	save = (kvx_save_t *)job;
+	save->result.status = KVC_PENDING;
+	job->deadline_ns = job->start_ns + deadline_ms * UINT64_C(1000000);
+	advance_save(save, job->start_ns);
+	status = save->result.status;
+	if (status != KVC_PENDING) {
+		kvx_job_destroy(job);
+		return status == KVC_OK ? KVC_ALREADY : KVC_MISS;
 	}
 	*p_save = save;
 
 	return KVC_PENDING;
-
-none:
-	kvx_job_destroy(&save->job);
-	return status;
 }
 
-int kvx_save_movable(const kvx_save_t *save)
+void kvx_saves_advance(kvx_t *kvx, uint64_t now)
 {
-	return save->put && save->step == KVX_SAVE_COPYING;
-}
-
-static void step_asked(kvx_save_t *save, uint64_t now)
-{
-	kvc_put_result_t put = {.struct_size = sizeof put};
-
-	kvc_put_get_result(save->put, &put);
-	save->granted = kvc_put_n(save->put);
-	switch (put.status) {
-	case KVC_PENDING:
-		if (save->granted > 0) {
-			save->step = KVX_SAVE_COPYING;
+	for (kvx_job_t *job = kvx->saves; job; job = job->next) {
+		if (((kvx_save_t *)job)->result.status == KVC_PENDING) {
+			advance_save((kvx_save_t *)job, now);
 		}
-		break;
-	case KVC_OK:
-		/* all that was granted is visible already */
-		save->done = save->granted;
-		save->step = KVX_SAVE_WAITING;
-		break;
-	case KVC_ERR_NO_PARENT:
-	case (kvc_status_t)KV_ERR_PARENT_LOST:
-	case (kvc_status_t)KV_ERR_PARENT_UNREADABLE:
-		rest_save(save, 0, put.status, now);
-		break;
-	case KVC_ERR_BUSY:
-	case KVC_ERR_STALE_EPOCH:
-		rest_save(save, save->from, put.status, now);
-		break;
-	default:
-		finish_save(save, put.status);
-		break;
 	}
-}
-
-/* One block into its slot. */
-static kvc_status_t copy_block(kvx_save_t *save, uint32_t i)
-{
-	kvx_t *kvx = save->job.kvx;
-	kvk_move_t move = {.block = save->job.blocks[save->from + i], .leaves = kvx->leaves};
-	kvc_status_t status = kvc_put_block(save->put, i, &move.data);
-
-	if (status == KVC_ALREADY) {
-		return KVC_OK;
-	}
-	if (status != KVC_OK) {
-		return status;
-	}
-
-	status = (kvc_status_t)kvk_gather(&kvx->layout, save->job.paged, &move, 1);
-	if (status != KVC_OK) {
-		return status;
-	}
-	kvx->stats.blocks_saved += !save->job.internal;
-	kvx->stats.bytes_saved += save->job.internal ? 0 : kvx->geometry.block_bytes;
-
-	return kvc_put_digests(save->put, i, kvx->leaves);
-}
-
-static uint32_t step_copying(kvx_save_t *save, uint32_t budget)
-{
-	const uint32_t left = save->granted - save->done;
-	const uint32_t count = left < budget ? left : budget;
-	kvc_status_t status = KVC_OK;
-
-	if (count == 0) {
-		return 0; /* other jobs have used this poll's budget up */
-	}
-	for (uint32_t i = 0; i < count && status == KVC_OK; i++) {
-		status = copy_block(save, save->done + i);
-	}
-	if (status == KVC_OK) {
-		status = kvc_put_end(save->put, save->done, count);
-	}
-	if (status != KVC_OK) {
-		finish_save(save, status);
-		return count;
-	}
-
-	save->done += count;
-	if (save->done == save->granted) {
-		save->step = KVX_SAVE_WAITING;
-		save->result.copied = save->from + save->granted == save->job.n;
-	}
-
-	return count;
-}
-
-static void step_waiting(kvx_save_t *save, uint64_t now)
-{
-	kvc_put_result_t put = {.struct_size = sizeof put};
-	uint32_t visible;
-
-	kvc_put_get_result(save->put, &put);
-	if (put.status == KVC_PENDING) {
-		return;
-	}
-
-	visible = save->from + put.visible;
-	if (visible > save->result.blocks) {
-		save->result.blocks = visible;
-	}
-	if (put.status == KVC_OK && visible >= save->job.n) {
-		finish_save(save, KVC_OK);
-	} else if (put.status == KVC_OK || put.status == KVC_ERR_BUSY) {
-		if (save->result.copied) {
-			finish_save(save, KVC_ERR_BUSY);
-		} else {
-			rest_save(save, visible, KVC_ERR_BUSY, now);
-		}
-	} else {
-		finish_save(save, put.status);
-	}
-}
-
-uint32_t kvx_save_step(kvx_save_t *save, uint64_t now, uint32_t budget)
-{
-	uint32_t moved = 0;
-	kvc_status_t status;
-
-	if (now >= save->job.deadline_ns) {
-		finish_save(save, KVC_ERR_TIMEOUT);
-		return 0;
-	}
-
-	switch (save->step) {
-	case KVX_SAVE_ASKED:
-		step_asked(save, now);
-		break;
-	case KVX_SAVE_COPYING:
-		(void)kvc_put_keep(save->put); /* other jobs may use the budget up for long */
-		moved = step_copying(save, budget);
-		break;
-	case KVX_SAVE_WAITING:
-		step_waiting(save, now);
-		break;
-	case KVX_SAVE_RESTING:
-		if (now >= save->rest_until_ns) {
-			status = start_put(save, save->from);
-			if (status != KVC_OK) {
-				finish_save(save, status);
-			}
-		}
-		break;
-	}
-
-	return moved;
 }
 
 kvc_status_t kvx_save_state(const kvx_save_t *save, kvx_save_result_t *result)
@@ -270,8 +128,8 @@ void kvx_save_end(kvx_save_t *save)
 		return;
 	}
 	if (save->result.status == KVC_PENDING) {
-		save->job.kvx->stats.save_aborted += !save->job.internal;
-		kvc_put_free(save->put);
+		save->job.kvx->stats.save_aborted++;
+		end_request(save);
 	}
 	kvx_job_destroy(&save->job);
 }
