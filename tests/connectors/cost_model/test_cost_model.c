@@ -435,6 +435,25 @@ static void p7_small_loads_do_not_speak_for_large_ones(void **state)
 	}
 }
 
+/* Of a load that lies in memory but for one block, the disk's part is smaller than the error of the memory's. */
+static void p7_a_load_mostly_of_memory_says_nothing_of_disk(void **state)
+{
+	uint64_t guessed;
+
+	(void)state;
+	begin();
+	for (uint32_t i = 0; i < 7; i++) {
+		add_load(10240, 0, load_ns(10240, 50.0));
+	}
+	guessed = kvx_cost_model_load_ns(&model, 0, 10240);
+	for (uint32_t i = 0; i < 7; i++) {
+		add_load(10240, BLOCK, load_ns(10240, 50.0) * 1.1);
+	}
+	assert_int_equal(kvx_cost_model_load_ns(&model, 0, 10240), guessed);
+	add_load(10240, BLOCK, load_ns(10240, 50.0) * 1.2);
+	assert_int_not_equal(kvx_cost_model_load_ns(&model, 0, 10240), guessed);
+}
+
 /* Any sequence gives sane answers, and the same when repeated. */
 static void p7_the_same_history_gives_the_same_answers(void **state)
 {
@@ -475,6 +494,7 @@ int main(void)
 		cmocka_unit_test(p7_a_slow_tier_is_sampled_now_and_then_at_little_cost),
 		cmocka_unit_test(p7_it_resumes_when_loading_has_become_faster),
 		cmocka_unit_test(p7_small_loads_do_not_speak_for_large_ones),
+		cmocka_unit_test(p7_a_load_mostly_of_memory_says_nothing_of_disk),
 		cmocka_unit_test(p7_the_same_history_gives_the_same_answers),
 	};
 
