@@ -400,7 +400,7 @@ static void end_load(world_t *w, u_load_t *load)
 	uint8_t *tainted = &w->tainted[load->step % HISTORY];
 
 	(void)kvc_poll(w->wr.kvc, 0);
-	for (uint32_t i = 0; i < 2; i++) { /* the daemon may have ended a lease by itself */
+	for (uint32_t i = 0; i < 2; i++) { /* the daemon may have ended a lease */
 		load->excused |= load->lease[i] && kvc_lease_state(load->lease[i]) != KVC_OK;
 	}
 	for (uint32_t r = 0; r < w->wr.rank_count && load->flags & KVX_MSG_ASYNC; r++) {
