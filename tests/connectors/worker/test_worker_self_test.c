@@ -107,7 +107,7 @@ static void p1_a_layout_that_fails_its_self_test_is_not_used(void **state)
 }
 
 /* It is told once only. */
-static void p7_an_adapter_refused_by_a_full_queue_is_known_later(void **state)
+static void p7_an_adapter_behind_a_thousand_others_is_known(void **state)
 {
 	wr_t *wr = *state;
 	const uint64_t until = wr_now_ms() + WR_PATIENCE;
@@ -153,7 +153,7 @@ int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		WR_TEST(p1_a_layout_that_fails_its_self_test_is_not_used, wr_one),
-		WR_TEST(p7_an_adapter_refused_by_a_full_queue_is_known_later, wr_one),
+		WR_TEST(p7_an_adapter_behind_a_thousand_others_is_known, wr_one),
 	};
 
 	return wr_run_tests(argc, argv, tests, KV_COUNT_OF(tests));
