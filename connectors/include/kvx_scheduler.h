@@ -132,7 +132,8 @@ KVC_API kvc_status_t kvx_scheduler_add_tokens(kvx_scheduler_t *scheduler, const 
 
 typedef struct kvx_hit {
 	uint32_t tokens;      /* beyond `local`, to load; 0: none, or loading does not pay */
-	uint32_t disk_tokens; /* of these, from disk */
+	uint32_t disk_tokens; /* of these, from disk; while leasing, of those asked for: the answer may find them in
+				 memory */
 	uint32_t stored;      /* tokens from the start that are stored, whatever was decided */
 	uint32_t why;         /* kv_miss_reason_t: why not all is stored, or was leased */
 	int async;            /* 1: load asynchronously, and tell the engine when it is done */

@@ -28,7 +28,6 @@ static void end_load(kvx_load_t *load, uint32_t done, uint32_t why, kvc_status_t
 	kvx_t *kvx = load->job.kvx;
 	const kvx_ask_t ask = kvx_job_ask(&load->job);
 	const uint32_t loaded = (done - load->skip) * kvx->block_tokens;
-	const uint32_t in_cpu = load->hit.tokens - load->hit.disk_tokens;
 	kvx_load_result_t *result = &load->result;
 
 	load->step = KVX_LOAD_ENDED;
@@ -37,7 +36,7 @@ static void end_load(kvx_load_t *load, uint32_t done, uint32_t why, kvc_status_t
 	result->cause = cause == KVC_OK && done < load->job.n ? KVC_MISS : cause;
 	result->blocks = done;
 	result->tokens = done * kvx->block_tokens;
-	result->cpu_tokens = loaded < in_cpu ? loaded : in_cpu;
+	result->cpu_tokens = loaded < load->in_cpu ? loaded : load->in_cpu;
 	result->disk_tokens = loaded - result->cpu_tokens;
 	result->why = why;
 	(void)kvx_scheduler_get_key(kvx->scheduler, &ask, done, &result->first_missing);
@@ -152,6 +151,12 @@ static void look_up(kvx_load_t *load, uint64_t now)
 	ask.local = load->skip * kvx->block_tokens;
 	ask.load_ms = (uint32_t)(left / 1000000u) + 1u;
 	kvx_scheduler_match(kvx->scheduler, &ask, &load->hit);
+	if (!load->looked_up) {
+		/* What is on disk now is in memory when the lease is granted: a later lookup finds it there. */
+		load->looked_up = 1;
+		load->in_cpu =
+			(load->hit.leasing ? load->hit.stored - ask.local : load->hit.tokens) - load->hit.disk_tokens;
+	}
 	load->result.match_ns = kvx_now_ns() - load->job.start_ns;
 	load->result.why = load->hit.why;
 	if (load->hit.tokens > 0) {

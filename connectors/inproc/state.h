@@ -33,6 +33,8 @@ struct kvx_load {
 	kvx_load_step_t step;
 	int aborted;
 	uint32_t skip;
+	int looked_up;   /* once at least */
+	uint32_t in_cpu; /* tokens beyond skip that the first lookup has found in memory */
 	kvx_hit_t hit;
 	kvx_load_result_t result;
 };

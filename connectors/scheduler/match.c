@@ -220,6 +220,7 @@ static void decide_hit(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const k
 		stats->miss_tokens_refused += why == KV_WHY_NONE ? cpu + disk - leased : 0;
 		hit->why = why == KV_WHY_NONE ? KV_WHY_TIMEOUT : why;
 		hit->leasing = status == KVC_PENDING;
+		hit->disk_tokens = hit->leasing ? disk : 0;
 	}
 	if (leased == 0) {
 		return;
