@@ -186,8 +186,15 @@ static void compute_layers(world_t *w, uint32_t r, uint32_t first, int skip)
 		}
 	}
 	for (uint32_t n = 0; n < LOADS && skip; n++) {
-		if (u_is_sync(&w->loads[n], w->wr.step) && !w->loads[n].doomed) {
-			u_doom(&w->loads[n], KVC_PENDING);
+		u_load_t *load = &w->loads[n];
+
+		if (!u_is_sync(load, w->wr.step)) {
+			continue;
+		}
+		if (w->wr.rank_count > 1) { /* on another rank it may come whole, and be fine */
+			load->excused = 1;
+		} else if (!load->doomed) {
+			u_doom(load, KVC_PENDING);
 		}
 	}
 }
