@@ -85,7 +85,8 @@ static void what_a_step_saves_of_many_requests_goes_together(void **state)
 	check_stored(wr, PUTS);
 }
 
-/* Some blocks of the batch are about to be reused, and on some rounds no order is to be had: each save ends for itself.
+/* Some blocks of the batch are about to be reused, and in some rounds the driver refuses to order them: each save ends
+ * for itself.
  */
 static void p1_saves_that_go_together_end_each_for_itself(void **state)
 {
