@@ -102,9 +102,8 @@ static void end_copied(kvx_load_t *load)
 	end_load(load, done, outcome.why, outcome.load);
 }
 
-/* The worker half does not have it, and it has ended for the scheduler half: its message was broken, or there was no
- * memory to name it. */
-static int was_never_begun(const kvx_load_t *load)
+/* It has ended for the scheduler half, and the worker half has no load under way. */
+static int has_ended(const kvx_load_t *load)
 {
 	const kvx_ask_t ask = kvx_job_ask(&load->job);
 	kvx_worker_stats_t stats = {.struct_size = sizeof stats};
@@ -120,6 +119,12 @@ void kvx_loads_collect(kvx_t *kvx)
 {
 	uint64_t id;
 
+	/* Looked at before names are taken: what ends meanwhile is reported now, and named the next time. */
+	for (kvx_job_t *job = kvx->loads; job; job = job->next) {
+		kvx_load_t *load = (kvx_load_t *)job;
+
+		load->ended = load->step == KVX_LOAD_COPYING && has_ended(load);
+	}
 	/* In this order: once a load was named, its failed blocks and its report are there. */
 	while (kvx_worker_take_finished(kvx->worker, (char *)&id, sizeof id, NULL) > 0) {
 		mark_copied(kvx, id);
@@ -129,7 +134,7 @@ void kvx_loads_collect(kvx_t *kvx)
 	for (kvx_job_t *job = kvx->loads; job; job = job->next) {
 		kvx_load_t *load = (kvx_load_t *)job;
 
-		if (load->step == KVX_LOAD_COPYING && was_never_begun(load)) {
+		if (load->step == KVX_LOAD_COPYING && load->ended) { /* its message was broken, or no memory was left */
 			load->hit = (kvx_hit_t){.why = load->hit.why};
 			mark_copied(kvx, job->id);
 		}

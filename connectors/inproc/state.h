@@ -34,6 +34,7 @@ struct kvx_load {
 	int aborted;
 	uint32_t skip;
 	int looked_up;   /* once at least */
+	int ended;       /* for both halves: the worker half has named it, or never will */
 	uint32_t in_cpu; /* tokens beyond skip that the first lookup has found in memory */
 	kvx_hit_t hit;
 	kvx_load_result_t result;
