@@ -385,7 +385,7 @@ void kvx_loads_poll(kvx_scheduler_t *scheduler, uint64_t now)
 	while (*link) {
 		kvx_sload_t *load = *link;
 
-		if (load->sent && now - load->asked_ns > GIVE_UP * load->timeout_ms * KVX_MS) {
+		if (load->sent && now - load->asked_ns > (uint64_t)GIVE_UP * load->timeout_ms * KVX_MS) {
 			fail_load(scheduler, load, KVC_ERR_TIMEOUT);
 			remove_load(scheduler, link);
 			continue;
