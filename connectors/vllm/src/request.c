@@ -390,6 +390,7 @@ static int append_group(kvdpy_scheduler_t *self, kvdpy_ask_t *ask, PyObject *lis
 		table->n = (uint32_t)n;
 		/* Not taken: the request is not saved. */
 		kvx_scheduler_append_blocks(self->scheduler, &ask->ask, table);
+		table->ids = NULL; /* copied */
 		ask->request->known_blocks[table->group] = table->first + table->n;
 	}
 	if (ids != stack) {
