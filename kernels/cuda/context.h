@@ -13,6 +13,12 @@ void kvk_gpu_leave(kvk_gpu_t *gpu);
 kv_status_t kvk_gpu_check_result(kvk_gpu_t *gpu, size_t member, int error);
 #define KVK_GPU_CALL(gpu, member, ...)                                                                                 \
 	kvk_gpu_check_result(gpu, offsetof(kvk_cuda_ops_t, member), (gpu)->cuda->member(__VA_ARGS__))
+/* The same, for a call that alone can tell when copies end: one that fails is repeated twice. A driver that refuses
+ * three times has lost its context, and with it all copies (docs/decisions/011). */
+#define KVK_GPU_CALL_AGAIN(gpu, member, ...)                                                                           \
+	(KVK_GPU_CALL(gpu, member, __VA_ARGS__) == KV_OK || KVK_GPU_CALL(gpu, member, __VA_ARGS__) == KV_OK            \
+		 ? KV_OK                                                                                               \
+		 : KVK_GPU_CALL(gpu, member, __VA_ARGS__))
 
 /* Say why a call fails, for kvk_gpu_last_error(). */
 kv_status_t kvk_gpu_set_error(kv_status_t status, const char *format, ...) __attribute__((format(printf, 2, 3)));

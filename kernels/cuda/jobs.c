@@ -15,6 +15,7 @@
 #define ALIGNMENT     UINT64_C(256)
 #define SPIN_NS       UINT64_C(50000)
 #define SLEEP_MOST_NS UINT64_C(200000)
+#define QUERIES       3u /* see KVK_GPU_CALL_AGAIN */
 
 /* ---- memory of a job ------------------------------------------------------------------------- */
 
@@ -335,7 +336,7 @@ static kv_status_t enqueue_copy(kvk_gpu_t *gpu, const kvk_gpu_copy_desc_t *desc,
 	}
 	/* Also after a failure: what the driver took before it still runs, and only an event behind it says when the
 	 * memory of the job may be used again. Without the event the job is lost and its memory stays taken. */
-	if (KVK_GPU_CALL(gpu, event_record, job->event, stream) != KV_OK) {
+	if (KVK_GPU_CALL_AGAIN(gpu, event_record, job->event, stream) != KV_OK) {
 		job->lost = 1;
 		status = KV_ERR_IO;
 	}
@@ -441,27 +442,38 @@ static kv_status_t job_result(kvk_gpu_job_t *job)
 			    : collect_digests(job);
 }
 
-kv_status_t kvk_gpu_poll(kvk_gpu_job_t *job)
+/* PENDING: its copies have not ended. KV_ERR_IO: the driver does not say whether they have. */
+static kv_status_t query_end(const kvk_gpu_job_t *job)
 {
 	kvk_gpu_t *gpu = job->gpu;
-	int error;
+	kv_status_t status = KV_ERR_IO;
+
+	for (uint32_t i = 0; i < QUERIES && status == KV_ERR_IO; i++) {
+		if (kvk_gpu_enter(gpu) == KV_OK) {
+			const int error = gpu->cuda->event_query(job->event);
+
+			status = error == KVK_CU_NOT_READY
+					 ? KV_PENDING
+					 : kvk_gpu_check_result(gpu, offsetof(kvk_cuda_ops_t, event_query), error);
+			kvk_gpu_leave(gpu);
+		}
+	}
+
+	return status;
+}
+
+kv_status_t kvk_gpu_poll(kvk_gpu_job_t *job)
+{
+	kv_status_t end;
 
 	if (job->state == KVK_GPU_JOB_OVER) {
 		return job->status;
 	}
-	if (kvk_gpu_enter(gpu) == KV_OK) {
-		error = gpu->cuda->event_query(job->event);
-		if (error == KVK_CU_NOT_READY) {
-			kvk_gpu_leave(gpu);
-			return KV_PENDING;
-		}
-		job->status = kvk_gpu_check_result(gpu, offsetof(kvk_cuda_ops_t, event_query), error) == KV_OK
-				      ? job_result(job)
-				      : KV_ERR_IO;
-		kvk_gpu_leave(gpu);
-	} else {
-		job->status = KV_ERR_IO;
+	end = query_end(job);
+	if (end == KV_PENDING) {
+		return KV_PENDING;
 	}
+	job->status = end == KV_OK ? job_result(job) : end;
 	job->state = KVK_GPU_JOB_OVER;
 
 	return job->status;

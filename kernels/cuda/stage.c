@@ -483,8 +483,8 @@ static kv_status_t join_streams(const staged_copy_t *s)
 		const kvk_gpu_ring_stream_t *stream = &s->ring->streams[i];
 
 		if (s->used[i] &&
-		    (KVK_GPU_CALL(s->gpu, event_record, stream->done, stream->stream) != KV_OK ||
-		     KVK_GPU_CALL(s->gpu, stream_wait, s->desc->copy->stream, stream->done, 0) != KV_OK)) {
+		    (KVK_GPU_CALL_AGAIN(s->gpu, event_record, stream->done, stream->stream) != KV_OK ||
+		     KVK_GPU_CALL_AGAIN(s->gpu, stream_wait, s->desc->copy->stream, stream->done, 0) != KV_OK)) {
 			status = KV_ERR_IO;
 		}
 	}
