@@ -129,7 +129,7 @@ static bench_outcome_t measure(void)
 							  BENCH_RATIO_AT_MOST, 1.5});
 }
 
-static bench_outcome_t run_acquire(int variant)
+bench_outcome_t run_acquire(int variant)
 {
 	const bench_outcome_t outcome = measure();
 
@@ -140,10 +140,3 @@ static bench_outcome_t run_acquire(int variant)
 
 	return outcome;
 }
-
-const bench_t bench_acquire = {"acquire",
-			       "acquire and release of a resident 8,192-block prefix, median",
-			       "two raw UNIX-socket round trips, same message sizes, pinning and spinning",
-			       "ratio <= 1.5",
-			       run_acquire,
-			       0};

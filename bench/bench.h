@@ -1,9 +1,9 @@
 /* bench.h -- how a bench of kvd is written.
  *
- * One file a family of benches, one entry of bench_list[] a bench. A bench describes itself (what is measured, against
- * which reference, with which goal), and its run function makes one or more bench_measure() calls: each takes a value
- * and its reference alternately, round by round, so that a change of the machine's mood hits both. A goal that is
- * missed is printed and is no error. C++ may use it as well. */
+ * One file a family of benches, one entry of bench_list[] a bench: what it measures, against which reference, with
+ * which goal. Its run function makes one or more bench_measure() calls: each takes a value and its reference
+ * alternately, round by round, so that a change of the machine's speed affects both. A missed goal is printed and is no
+ * error. C++ may use it as well. */
 #ifndef KVD_BENCH_H
 #define KVD_BENCH_H
 
@@ -16,17 +16,19 @@ typedef enum bench_outcome {
 	BENCH_FAILED,  /* bench_fail() has said why */
 } bench_outcome_t;
 
+typedef bench_outcome_t bench_run_t(int variant);
+
 typedef struct bench {
-	const char *name;      /* "hash", "pool/batch-8m"; `kvd-bench pool` runs all under pool/ */
-	const char *measures;  /* one sentence                                                   */
-	const char *reference; /* what it is compared with; "" when it stands alone               */
-	const char *goal;      /* for people: "ratio <= 1.2"                                      */
-	bench_outcome_t (*run)(int variant);
-	int variant; /* for a function of several benches */
+	const char *name; /* "hash", "pool/batch-8m"; `kvd-bench pool` runs all under pool/ */
+	bench_run_t *run;
+	int variant;           /* for a function of several benches                     */
+	const char *measures;  /* one sentence                                          */
+	const char *reference; /* what it is compared with; NULL when it stands alone   */
+	const char *goal;      /* for people: "ratio <= 1.2"                            */
 } bench_t;
 
-/* Every bench of the program in the order of `all`, NULL at the end: each program has its own. */
-extern const bench_t *const bench_list[];
+/* Every bench of the program in the order of `all`; the last entry has no name. Each program has a list of its own. */
+extern const bench_t bench_list[];
 
 /* One round of one side: a value in the measurement's unit, the operations it consists of (0: one), and their CPU time
  * (0: the calling thread's, over the whole call). */

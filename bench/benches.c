@@ -1,24 +1,47 @@
 /* Every bench, in the order of `kvd-bench all`. */
 #include "bench.h"
 
-extern const bench_t bench_hash, bench_digest_copy, bench_match_unbranched, bench_match_branched, bench_acquire,
-	bench_tenant, bench_connector_load, bench_connector_first, bench_connector_save, bench_pool_batch_8m,
-	bench_pool_batch_1m, bench_nvme_read, bench_nvme_write, bench_restart, bench_weights_cached, bench_weights_cold;
+extern bench_run_t run_acquire, run_connector, run_copy, run_hash, run_match, run_nvme, run_pool, run_restart,
+	run_tenant, run_weights;
 
-const bench_t *const bench_list[] = {&bench_hash,
-				     &bench_digest_copy,
-				     &bench_match_unbranched,
-				     &bench_match_branched,
-				     &bench_acquire,
-				     &bench_tenant,
-				     &bench_connector_load,
-				     &bench_connector_first,
-				     &bench_connector_save,
-				     &bench_pool_batch_8m,
-				     &bench_pool_batch_1m,
-				     &bench_nvme_read,
-				     &bench_nvme_write,
-				     &bench_restart,
-				     &bench_weights_cached,
-				     &bench_weights_cold,
-				     NULL};
+#define LINES     "13 dependent cache-line loads from a table as large as the mirror"
+#define LINE_GOAL "p50 <= 2,000 ns, no system call"
+#define PAGES     "memcpy of the same pages on one thread"
+#define FIO       "fio with the same size, queue and engine, on the same file system"
+
+const bench_t bench_list[] = {
+	{"hash", run_hash, 0, "one key of a 16-token unit in a chain of 8,192, tokens checked and keys written",
+	 "a bare chain of libcrypto's SHA-256 compressions over the same bytes", "ratio <= 1.2"},
+	{"digest/copy", run_copy, 0, "fused copy and XXH3-64 of leaves over cold memory, one core (--with memory=SIZE)",
+	 "one core's non-temporal copy; libc's memcpy", "ratio >= 0.85; >= 1"},
+	{"match/unbranched", run_match, 0,
+	 "longest match of 8,192 keys, 90 % resident, 1 M blocks in the index, prompts side by side", LINES, LINE_GOAL},
+	{"match/branched", run_match, 1, "the same with a branch at every block of every prompt", LINES, LINE_GOAL},
+	{"acquire", run_acquire, 0, "acquire and release of a resident 8,192-block prefix, median",
+	 "two raw UNIX-socket round trips, same message sizes, pinning and spinning", "ratio <= 1.5"},
+	{"tenant", run_tenant, 0, "p99 of acquire and release while another namespace attacks", "the same in quiet",
+	 "ratio <= 2"},
+	{"connector/load", run_connector, 0,
+	 "100 MB in blocks of 384 KiB, 6 layers, into an engine's cache synchronously, verified", PAGES, "ratio <= 1"},
+	{"connector/first", run_connector, 1, "the first such load of a process, its pages touched in idle time",
+	 "the same without", ""},
+	{"connector/save", run_connector, 2, "the same blocks from the end of a step until the daemon has them", PAGES,
+	 ""},
+	{"pool/batch-8m", run_pool, 0, "verified put and get of 32 blocks of 256 KiB, process to process",
+	 "one core's non-temporal copy of 8 MiB, and libc's memcpy", "share of its speed >= 0.85, and of libc's >= 1"},
+	{"pool/batch-1m", run_pool, 1, "verified put and get of 16 blocks of 64 KiB, process to process",
+	 "one core's non-temporal copy of 1 MiB, and libc's memcpy", "share of its speed >= 0.6, and of libc's >= 1"},
+	{"nvme/read", run_nvme, 0,
+	 "blocks of 256 KiB read and every digest checked, throttled loop device over memory, or a disk (--with dir=)",
+	 FIO, "ratio >= 0.95"},
+	{"nvme/write", run_nvme, 1, "blocks of 256 KiB written with header, metadata committed beside, same device",
+	 FIO, "ratio >= 0.95"},
+	{"restart", run_restart, 0,
+	 "from start to serving with 1 M disk blocks in the index, after a clean stop (and after kill -9)", NULL,
+	 "<= 1.5e9 ns"},
+	{"weights/cached", run_weights, 0, "the digest of a file that the page cache has, by threads of idle priority",
+	 "as many threads of usual priority that only read it", "ratio >= 0.3"},
+	{"weights/cold", run_weights, 1, "the digest of a file that is on the disk alone",
+	 "as many threads of usual priority that only read it, its pages dropped again before", "ratio >= 0.9"},
+	{.name = NULL},
+};

@@ -173,7 +173,7 @@ static const bench_measurement_t rows[] = {
 	{"connector/save", "ns", "memcpy, one thread", save, copy, 0, BENCH_NO_GOAL, 0},
 };
 
-static bench_outcome_t run_connector(int variant)
+bench_outcome_t run_connector(int variant)
 {
 	const bench_outcome_t outcome = prepare() ? bench_measure(NULL, &rows[variant])
 						  : bench_fail("no daemon and worker: %s", kvc_last_error());
@@ -185,18 +185,3 @@ static bench_outcome_t run_connector(int variant)
 
 	return outcome;
 }
-
-#define REFERENCE "memcpy of the same pages on one thread"
-
-const bench_t bench_connector_load = {
-	"connector/load", "100 MB in blocks of 384 KiB, 6 layers, into an engine's cache synchronously, verified",
-	REFERENCE,        "ratio <= 1",
-	run_connector,    0};
-const bench_t bench_connector_first = {
-	"connector/first",  "the first such load of a process, its pages touched in idle time",
-	"the same without", "",
-	run_connector,      1};
-const bench_t bench_connector_save = {
-	"connector/save", "the same blocks from the end of a step until the daemon has them",
-	REFERENCE,        "",
-	run_connector,    2};

@@ -105,7 +105,7 @@ static bench_outcome_t copy_case(copy_work_t *w)
 	return outcome;
 }
 
-static bench_outcome_t run_copy(int variant)
+bench_outcome_t run_copy(int variant)
 {
 	const uint64_t wanted = bench_param_size("memory", (uint64_t)(bench_quick() ? 256 : 1024) << 20);
 	copy_work_t w = {.bytes = wanted < 2 * SAMPLE_BYTES ? 2 * SAMPLE_BYTES : wanted / SAMPLE_BYTES * SAMPLE_BYTES};
@@ -128,10 +128,3 @@ static bench_outcome_t run_copy(int variant)
 
 	return outcome;
 }
-
-const bench_t bench_digest_copy = {"digest/copy",
-				   "fused copy and XXH3-64 of leaves over cold memory, one core (--with memory=SIZE)",
-				   "one core's non-temporal copy; libc's memcpy",
-				   "ratio >= 0.85; >= 1",
-				   run_copy,
-				   0};

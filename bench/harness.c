@@ -252,11 +252,9 @@ static int is_named(const bench_t *bench, const char *name)
 
 static int list_benches(void)
 {
-	for (size_t i = 0; bench_list[i]; i++) {
-		const bench_t *b = bench_list[i];
-
+	for (const bench_t *b = bench_list; b->name; b++) {
 		printf("%s\n  measures   %s\n  reference  %s\n  goal       %s\n", b->name, b->measures,
-		       *b->reference ? b->reference : "none", b->goal);
+		       b->reference ? b->reference : "none", b->goal);
 	}
 
 	return 0;
@@ -268,10 +266,10 @@ static int is_known(const char *name)
 	const char *names[MAX_NAMES], *near;
 	size_t n = 0;
 
-	for (; bench_list[n] && !is_named(bench_list[n], name); n++) {
-		names[n] = bench_list[n]->name;
+	for (; bench_list[n].name && !is_named(&bench_list[n], name); n++) {
+		names[n] = bench_list[n].name;
 	}
-	if (bench_list[n]) {
+	if (bench_list[n].name) {
 		return 1;
 	}
 	near = kv_nearest(name, names, n);
@@ -346,9 +344,8 @@ int main(int argc, char **argv)
 		}
 	}
 	for (int i = 0; i < names; i++) {
-		for (size_t b = 0; bench_list[b]; b++) {
-			if (is_named(bench_list[b], argv[i])) {
-				run.bench = bench_list[b];
+		for (run.bench = bench_list; run.bench->name; run.bench++) {
+			if (is_named(run.bench, argv[i])) {
 				const bench_outcome_t outcome = run.bench->run(run.bench->variant);
 
 				failed += outcome == BENCH_FAILED;

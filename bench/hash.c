@@ -58,7 +58,7 @@ static bench_outcome_t library_chain(void *arg, bench_sample_t *p_sample)
 	return BENCH_DONE;
 }
 
-static bench_outcome_t run_hash(int variant)
+bench_outcome_t run_hash(int variant)
 {
 	work_t *work = bench_memory(sizeof *work);
 	bench_outcome_t outcome;
@@ -76,10 +76,3 @@ static bench_outcome_t run_hash(int variant)
 
 	return outcome;
 }
-
-const bench_t bench_hash = {"hash",
-			    "one key of a 16-token unit in a chain of 8,192, tokens checked and keys written",
-			    "a bare chain of libcrypto's SHA-256 compressions over the same bytes",
-			    "ratio <= 1.2",
-			    run_hash,
-			    0};

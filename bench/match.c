@@ -201,7 +201,7 @@ static bench_outcome_t measure(const char *name, work_t *work, int (*fill)(work_
 	return outcome;
 }
 
-static bench_outcome_t run_match(int branched)
+bench_outcome_t run_match(int branched)
 {
 	work_t *work = calloc(1, sizeof *work);
 	bench_outcome_t outcome;
@@ -220,13 +220,3 @@ static bench_outcome_t run_match(int branched)
 
 	return outcome;
 }
-
-#define REFERENCE "13 dependent cache-line loads from a table as large as the mirror"
-#define GOAL      "p50 <= 2,000 ns, no system call"
-
-const bench_t bench_match_unbranched = {
-	"match/unbranched", "longest match of 8,192 keys, 90 % resident, 1 M blocks in the index, prompts side by side",
-	REFERENCE,          GOAL,
-	run_match,          0};
-const bench_t bench_match_branched = {
-	"match/branched", "the same with a branch at every block of every prompt", REFERENCE, GOAL, run_match, 1};

@@ -315,7 +315,7 @@ static bench_outcome_t measure(work_t *w)
 }
 
 /* --with dir=PATH: on the disk there, for information; else on a throttled loop device. */
-static bench_outcome_t run_nvme(int write)
+bench_outcome_t run_nvme(int write)
 {
 	static work_t w;
 	const char *disk = bench_param("dir", NULL), *why = "ok";
@@ -333,17 +333,3 @@ static bench_outcome_t run_nvme(int write)
 
 	return outcome;
 }
-
-#define REFERENCE "fio with the same size, queue and engine, on the same file system"
-
-const bench_t bench_nvme_read = {"nvme/read",
-				 "blocks of 256 KiB read and every digest checked, throttled loop device over memory, "
-				 "or a disk (--with dir=)",
-				 REFERENCE,
-				 "ratio >= 0.95",
-				 run_nvme,
-				 0};
-const bench_t bench_nvme_write = {
-	"nvme/write", "blocks of 256 KiB written with header, metadata committed beside, same device",
-	REFERENCE,    "ratio >= 0.95",
-	run_nvme,     1};

@@ -216,7 +216,7 @@ static bench_outcome_t measure(const char *name, double goal)
 	return outcome == BENCH_DONE ? compare(name, "get", get_other, goal) : outcome;
 }
 
-static bench_outcome_t run_pool(int small)
+bench_outcome_t run_pool(int small)
 {
 	bench_outcome_t outcome;
 
@@ -233,16 +233,3 @@ static bench_outcome_t run_pool(int small)
 
 	return outcome;
 }
-
-const bench_t bench_pool_batch_8m = {"pool/batch-8m",
-				     "verified put and get of 32 blocks of 256 KiB, process to process",
-				     "one core's non-temporal copy of 8 MiB, and libc's memcpy",
-				     "share of its speed >= 0.85, and of libc's >= 1",
-				     run_pool,
-				     0};
-const bench_t bench_pool_batch_1m = {"pool/batch-1m",
-				     "verified put and get of 16 blocks of 64 KiB, process to process",
-				     "one core's non-temporal copy of 1 MiB, and libc's memcpy",
-				     "share of its speed >= 0.6, and of libc's >= 1",
-				     run_pool,
-				     1};

@@ -72,7 +72,7 @@ static bench_outcome_t measure(void)
 			     &(bench_measurement_t){"restart/killed", "ns", NULL, restart, NULL, 3, BENCH_NO_GOAL, 0});
 }
 
-static bench_outcome_t run_restart(int variant)
+bench_outcome_t run_restart(int variant)
 {
 	bench_outcome_t outcome;
 
@@ -89,8 +89,3 @@ static bench_outcome_t run_restart(int variant)
 
 	return outcome;
 }
-
-const bench_t bench_restart = {
-	"restart",   "from start to serving with 1 M disk blocks in the index, after a clean stop (and after kill -9)",
-	"",          "<= 1.5e9 ns",
-	run_restart, 0};

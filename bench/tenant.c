@@ -248,7 +248,7 @@ static bench_outcome_t measure(void)
 								    BENCH_RATIO_AT_MOST, 2});
 }
 
-static bench_outcome_t run_tenant(int variant)
+bench_outcome_t run_tenant(int variant)
 {
 	const bench_outcome_t outcome = measure();
 
@@ -257,10 +257,3 @@ static bench_outcome_t run_tenant(int variant)
 
 	return outcome;
 }
-
-const bench_t bench_tenant = {"tenant",
-			      "p99 of acquire and release while another namespace attacks",
-			      "the same in quiet",
-			      "ratio <= 2",
-			      run_tenant,
-			      0};

@@ -120,7 +120,7 @@ static int write_file(const work_t *work)
 	return at >= work->bytes ? 0 : -1;
 }
 
-static bench_outcome_t run_weights(int cold)
+bench_outcome_t run_weights(int cold)
 {
 	const char *dir = bench_param("dir", "/var/tmp");
 	work_t work = {.cold = cold};
@@ -147,17 +147,3 @@ static bench_outcome_t run_weights(int cold)
 
 	return outcome;
 }
-
-const bench_t bench_weights_cached = {"weights/cached",
-				      "the digest of a file that the page cache has, by threads of idle priority",
-				      "as many threads of usual priority that only read it",
-				      "ratio >= 0.3",
-				      run_weights,
-				      0};
-const bench_t bench_weights_cold = {
-	"weights/cold",
-	"the digest of a file that is on the disk alone",
-	"as many threads of usual priority that only read it, its pages dropped again before",
-	"ratio >= 0.9",
-	run_weights,
-	1};

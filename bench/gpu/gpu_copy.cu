@@ -307,17 +307,16 @@ template <void (*rows)()> static bench_outcome_t run_family(int)
 	return BENCH_DONE;
 }
 
-#define FAMILY(id, measures, reference)                                                                                \
-	static const bench_t family_##id = {#id, measures, reference, "of each row", run_family<rows_##id>, 0}
-FAMILY(link, "zero copy between a paged cache and the pool, by size of a page and SMs", "contiguous pinned copies");
-FAMILY(staged, "whole blocks by copy engine and kernel (--with mib=1280)", "contiguous pinned copies");
-FAMILY(both, "loads and stores at once", "contiguous pinned copies both ways");
-FAMILY(digests, "copies with digests", "without");
-FAMILY(rivals, "pieces by kvd", "by the driver's calls");
-FAMILY(hbm, "permuting copies inside one GPU", "cudaMemcpyAsync inside");
-FAMILY(peer, "copies with another layout between two GPUs", "cudaMemcpyPeer");
-FAMILY(gemm, "products of matrices while blocks are copied", "alone");
-FAMILY(beside, "small kernels of a step while blocks are copied", "alone");
-extern "C" const bench_t *const bench_list[] = {&family_link,   &family_staged, &family_both, &family_digests,
-						&family_rivals, &family_hbm,    &family_peer, &family_gemm,
-						&family_beside, nullptr};
+#define FAMILY(id, measures, reference) {#id, run_family<rows_##id>, 0, measures, reference, "of each row"}
+extern "C" const bench_t bench_list[] = {
+	FAMILY(link, "zero copy between a paged cache and the pool, by size of a page and SMs", "contiguous pinned copies"),
+	FAMILY(staged, "whole blocks by copy engine and kernel (--with mib=1280)", "contiguous pinned copies"),
+	FAMILY(both, "loads and stores at once", "contiguous pinned copies both ways"),
+	FAMILY(digests, "copies with digests", "without"),
+	FAMILY(rivals, "pieces by kvd", "by the driver's calls"),
+	FAMILY(hbm, "permuting copies inside one GPU", "cudaMemcpyAsync inside"),
+	FAMILY(peer, "copies with another layout between two GPUs", "cudaMemcpyPeer"),
+	FAMILY(gemm, "products of matrices while blocks are copied", "alone"),
+	FAMILY(beside, "small kernels of a step while blocks are copied", "alone"),
+	{},
+};

@@ -711,17 +711,12 @@ static bench_outcome_t run_load(int disk)
 	}
 }
 
-static const bench_t bench_memory_load = {"memory",
-					  "a prompt of 10,240 tokens leased and loaded from the CPU pool, and eight at "
-					  "a time; until its first layer is ready",
-					  "one plain copy of as many pinned bytes",
-					  "ratio >= 0.9; first layer <= 1.5 times its own transfer",
-					  run_load,
-					  0};
-static const bench_t bench_disk_load = {"disk",
-					"the same from the disk tier alone (--with dir=)",
-					"io_uring and O_DIRECT, as many bytes",
-					"ratio >= 0.9",
-					run_load,
-					1};
-const bench_t *const bench_list[] = {&bench_memory_load, &bench_disk_load, NULL};
+const bench_t bench_list[] = {
+	{"memory", run_load, 0,
+	 "a prompt of 10,240 tokens leased and loaded from the CPU pool, and eight at a time; until its first layer is "
+	 "ready",
+	 "one plain copy of as many pinned bytes", "ratio >= 0.9; first layer <= 1.5 times its own transfer"},
+	{"disk", run_load, 1, "the same from the disk tier alone (--with dir=)", "io_uring and O_DIRECT, as many bytes",
+	 "ratio >= 0.9"},
+	{.name = NULL},
+};
