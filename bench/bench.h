@@ -95,6 +95,10 @@ void bench_unpin(void);
 /* Memory for benches, for free(): touched, 2 MiB-aligned, huge pages asked for. NULL when there is none. */
 void *bench_memory(size_t bytes);
 
+/* A file of random bytes in a directory, which already has no name; flags: of open(), such as O_DIRECT. -1: errno says
+ * why (ETIME: bench_late()). */
+int bench_file(const char *dir, uint64_t bytes, int flags);
+
 /* Sort values and return a quantile (0.5: the median) by linear interpolation. */
 double bench_quantile(double *values, size_t count, double quantile);
 

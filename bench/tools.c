@@ -1,14 +1,19 @@
 /* Clocks, CPUs, memory and bytes for benches. */
 #include "bench.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
-#define HUGE_PAGE ((size_t)2 << 20)
+#define HUGE_PAGE  ((size_t)2 << 20)
+#define FILE_PIECE ((size_t)1 << 20)
 
 static volatile sig_atomic_t stopped;
 static uint64_t end_ns = UINT64_MAX;
@@ -140,4 +145,45 @@ void bench_fill(void *memory, size_t bytes, uint64_t seed)
 		x ^= x << 17;
 		memcpy(out + at, &x, bytes - at < sizeof x ? bytes - at : sizeof x);
 	}
+}
+
+/* Every byte is written: a disk does not read space that was never written. */
+static int write_random(int fd, uint64_t bytes)
+{
+	uint8_t *piece = bench_memory(FILE_PIECE);
+	uint64_t at = 0;
+
+	(void)posix_fallocate(fd, 0, (off_t)bytes);
+	while (piece && at < bytes && !bench_late()) {
+		const size_t n = bytes - at < FILE_PIECE ? (size_t)(bytes - at) : FILE_PIECE;
+
+		bench_fill(piece, n, at + 1);
+		if (pwrite(fd, piece, n, (off_t)at) != (ssize_t)n) {
+			break;
+		}
+		at += n;
+	}
+	errno = bench_late() ? ETIME : errno;
+	free(piece);
+
+	return at == bytes;
+}
+
+int bench_file(const char *dir, uint64_t bytes, int flags)
+{
+	char path[512];
+	int fd;
+
+	snprintf(path, sizeof path, "%s/kvd-bench-XXXXXX", dir);
+	fd = mkostemp(path, flags | O_CLOEXEC);
+	if (fd < 0) {
+		return -1;
+	}
+	(void)unlink(path);
+	if (!write_random(fd, bytes)) {
+		close(fd);
+		return -1;
+	}
+
+	return fd;
 }

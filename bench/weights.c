@@ -6,12 +6,13 @@
 
 #include "kvx_digest.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #define PIECE   (UINT64_C(256) << 10)
@@ -103,46 +104,24 @@ static bench_outcome_t read_file(void *arg, bench_sample_t *p_sample)
 	return BENCH_DONE;
 }
 
-static int write_file(const work_t *work)
-{
-	uint8_t *buffer = malloc(PIECE);
-	uint64_t at = 0;
-
-	while (buffer && at < work->bytes) {
-		bench_fill(buffer, PIECE, at);
-		if (pwrite(work->fd, buffer, PIECE, (off_t)at) != (ssize_t)PIECE) {
-			break;
-		}
-		at += PIECE;
-	}
-	free(buffer);
-
-	return at >= work->bytes ? 0 : -1;
-}
-
 bench_outcome_t run_weights(int cold)
 {
 	const char *dir = bench_param("dir", "/var/tmp");
 	work_t work = {.cold = cold};
 	bench_outcome_t outcome;
 	cpu_set_t cpus;
-	char path[256];
 
 	work.bytes = bench_param_size("bytes", bench_quick() ? UINT64_C(256) << 20 : UINT64_C(2) << 30) / PIECE * PIECE;
 	work.threads = sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? (uint32_t)CPU_COUNT(&cpus) : 1;
 	work.threads = work.threads < THREADS ? work.threads : THREADS;
-	(void)snprintf(path, sizeof path, "%s/kvd-bench-XXXXXX", dir);
-	work.fd = mkostemp(path, O_CLOEXEC);
+	work.fd = bench_file(dir, work.bytes, 0);
 	if (work.fd < 0) {
-		return bench_skip("no file can be made in %s", dir);
+		return bench_skip("no file of %llu bytes in %s: %s", (unsigned long long)work.bytes, dir,
+				  strerror(errno));
 	}
-	(void)unlink(path);
-	outcome =
-		write_file(&work) != 0
-			? bench_skip("%s has no room for %llu bytes", dir, (unsigned long long)work.bytes)
-			: bench_measure(&work, &(bench_measurement_t){cold ? "weights/cold" : "weights/cached", "GB/s",
-								      "threads that only read", digest_file, read_file,
-								      3, BENCH_RATIO_AT_LEAST, cold ? 0.9 : 0.3});
+	outcome = bench_measure(&work, &(bench_measurement_t){cold ? "weights/cold" : "weights/cached", "GB/s",
+							      "threads that only read", digest_file, read_file, 3,
+							      BENCH_RATIO_AT_LEAST, cold ? 0.9 : 0.3});
 	(void)close(work.fd);
 
 	return outcome;
