@@ -27,7 +27,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/statfs.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -44,64 +43,18 @@
 
 /* ---- the raw reader: a file with io_uring and O_DIRECT, requests in order, a fixed number in flight ------- */
 
-typedef struct load_raw {
+typedef struct raw_reader {
 	struct io_uring ring;
-	int fd;
-	uint8_t *buffer; /* [depth] of `request` bytes */
-	uint32_t *idle;  /* [depth]: indices of free pieces */
-	uint32_t depth;
+	int fd, has_ring, registered;
+	uint8_t *buffer; /* [DEPTH] of `request` bytes */
 	size_t request;
-	uint64_t bytes;
-	int has_ring, registered;
-} load_raw_t;
+	uint64_t bytes, next; /* of the file; the first byte that no request has asked for */
+} raw_reader_t;
 
-/* A file without a name. -1: errno says why. */
-static int open_direct(const char *dir)
+/* A file of `bytes`, a multiple of `request`, in a directory. NULL, or why there is no raw reading there; close_raw()
+ * follows in any case. */
+static const char *open_raw(raw_reader_t *raw, const char *dir, uint64_t bytes, size_t request)
 {
-	char path[512];
-	int fd;
-
-	snprintf(path, sizeof path, "%s/kvd-gpu-load-raw.%d", dir, (int)getpid());
-	fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_DIRECT | O_CLOEXEC, 0600);
-	(void)unlink(path);
-
-	return fd;
-}
-
-static void *map_buffer(size_t bytes)
-{
-	void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
-	if (p != MAP_FAILED) {
-		(void)madvise(p, bytes, MADV_HUGEPAGE);
-	}
-
-	return p == MAP_FAILED ? NULL : p;
-}
-
-/* Random bytes on the disk itself: space that was never written is not read from it. */
-static int write_file(load_raw_t *raw)
-{
-	(void)posix_fallocate(raw->fd, 0, (off_t)raw->bytes);
-	for (uint64_t at = 0; at < raw->bytes; at += raw->request) {
-		if (bench_late()) {
-			errno = ETIME;
-			return 0;
-		}
-		bench_fill(raw->buffer, raw->request, at + 1);
-		if (pwrite(raw->fd, raw->buffer, raw->request, (off_t)at) != (ssize_t)raw->request) {
-			return 0;
-		}
-	}
-
-	return fsync(raw->fd) == 0;
-}
-
-/* A file of `bytes`, a multiple of `request`, in a directory; its name is removed. NULL, or why there is no raw reading
- * there; load_raw_close() follows in any case. */
-static const char *load_raw_open(const char *dir, uint64_t bytes, size_t request, uint32_t depth, load_raw_t **p_raw)
-{
-	load_raw_t *raw = *p_raw = calloc(1, sizeof *raw);
 	struct statfs fs;
 	struct iovec whole;
 
@@ -109,107 +62,86 @@ static const char *load_raw_open(const char *dir, uint64_t bytes, size_t request
 	if (statfs(dir, &fs) != 0 || fs.f_type == TMPFS_MAGIC || fs.f_type == RAMFS_MAGIC) {
 		return "memory, not a disk: it has no O_DIRECT (tmpfs)";
 	}
-	if (!raw) {
-		return "no memory";
-	}
-	raw->depth = depth;
 	raw->request = request;
 	raw->bytes = bytes;
-	raw->fd = open_direct(dir);
-	raw->buffer = map_buffer(depth * request);
-	raw->idle = calloc(depth, sizeof *raw->idle);
-	if (raw->fd < 0 || !raw->buffer || !raw->idle || !write_file(raw)) {
+	raw->buffer = bench_memory(DEPTH * request);
+	raw->fd = bench_file(dir, bytes, O_DIRECT);
+	if (!raw->buffer || raw->fd < 0 || fsync(raw->fd) != 0) {
 		return strerror(errno);
 	}
-	raw->has_ring = io_uring_queue_init(depth, &raw->ring, 0) == 0;
+	raw->has_ring = io_uring_queue_init(DEPTH, &raw->ring, 0) == 0;
 	if (!raw->has_ring) {
 		return "io_uring is refused";
 	}
-	whole = (struct iovec){raw->buffer, depth * request};
+	whole = (struct iovec){raw->buffer, DEPTH * request};
 	raw->registered = io_uring_register_buffers(&raw->ring, &whole, 1) == 0; /* else: too little may be locked */
 
 	return NULL;
 }
 
-static void load_raw_close(load_raw_t *raw)
+static void close_raw(raw_reader_t *raw)
 {
-	if (!raw) {
-		return;
-	}
 	if (raw->has_ring) {
 		io_uring_queue_exit(&raw->ring);
 	}
 	if (raw->fd > 0) {
 		close(raw->fd);
 	}
-	if (raw->buffer) {
-		munmap(raw->buffer, raw->depth * raw->request);
-	}
-	free(raw->idle);
-	free(raw);
+	free(raw->buffer);
 }
 
-static void submit_read(load_raw_t *raw, uint32_t index, uint64_t at)
+/* Queue the next read into a slot of the buffer. Returns 0: all has been asked for. */
+static uint32_t queue_read(raw_reader_t *raw, uint32_t slot)
 {
-	struct io_uring_sqe *sqe = io_uring_get_sqe(&raw->ring); /* as many as requests in flight */
-	uint8_t *to = raw->buffer + index * raw->request;
+	uint8_t *to = raw->buffer + slot * raw->request;
+	struct io_uring_sqe *sqe;
 
+	if (raw->next == raw->bytes) {
+		return 0;
+	}
+	sqe = io_uring_get_sqe(&raw->ring); /* there are as many as slots */
 	if (raw->registered) {
-		io_uring_prep_read_fixed(sqe, raw->fd, to, (unsigned)raw->request, at, 0);
+		io_uring_prep_read_fixed(sqe, raw->fd, to, (unsigned)raw->request, raw->next, 0);
 	} else {
-		io_uring_prep_read(sqe, raw->fd, to, (unsigned)raw->request, at);
+		io_uring_prep_read(sqe, raw->fd, to, (unsigned)raw->request, raw->next);
 	}
-	io_uring_sqe_set_data64(sqe, index);
+	io_uring_sqe_set_data64(sqe, slot);
+	raw->next += raw->request;
+
+	return 1;
 }
 
-/* Requests that have ended: how many; an answer that is not all of its bytes is kept in *p_bad. */
-static uint32_t reap(load_raw_t *raw, uint32_t idle, int *p_bad)
-{
-	struct io_uring_cqe *cqe;
-	uint32_t n = 0;
-
-	while (io_uring_peek_cqe(&raw->ring, &cqe) == 0) {
-		if (cqe->res != (int)raw->request) {
-			*p_bad = cqe->res < 0 ? cqe->res : -EIO;
-		}
-		raw->idle[idle + n++] = (uint32_t)io_uring_cqe_get_data64(cqe);
-		io_uring_cqe_seen(&raw->ring, cqe);
-	}
-
-	return n;
-}
-
-/* Seconds that reading all of it took; 0, after a sentence: it failed. */
-static double load_raw_read(load_raw_t *raw)
+/* Seconds that reading all of it took; 0, after a message: it failed. */
+static double read_raw(raw_reader_t *raw)
 {
 	const uint64_t start = bench_now_ns();
-	uint64_t next = 0;
-	uint32_t idle = 0;
-	int bad = 0, result = 0;
+	struct io_uring_cqe *cqe;
+	uint32_t in_flight = 0;
+	int error = 0;
 
-	while (idle < raw->depth) {
-		raw->idle[idle] = idle;
-		idle++;
+	raw->next = 0;
+	for (uint32_t slot = 0; slot < DEPTH; slot++) {
+		in_flight += queue_read(raw, slot);
 	}
-	while (next < raw->bytes || idle < raw->depth) {
-		while (idle > 0 && next < raw->bytes && bad == 0) {
-			submit_read(raw, raw->idle[--idle], next);
-			next += raw->request;
-		}
-		if (bad != 0) {
-			next = raw->bytes;
-		}
-		if (idle < raw->depth) {
-			result = io_uring_submit_and_wait(&raw->ring, 1);
-		}
+	while (in_flight > 0) {
+		const int result = io_uring_submit_and_wait(&raw->ring, 1);
+
 		if (result < 0 && result != -EINTR) {
-			bad = result;
+			error = result;
 			break;
 		}
-		idle += reap(raw, idle, &bad);
+		while (io_uring_peek_cqe(&raw->ring, &cqe) == 0) {
+			const uint32_t slot = (uint32_t)io_uring_cqe_get_data64(cqe);
+
+			if (cqe->res != (int)raw->request) {
+				error = cqe->res < 0 ? cqe->res : -EIO;
+			}
+			io_uring_cqe_seen(&raw->ring, cqe);
+			in_flight -= error != 0 || !queue_read(raw, slot);
+		}
 	}
-	if (bad != 0) {
-		printf("gpu_load: the raw reader: %s\n", strerror(-bad));
+	if (error != 0) {
+		printf("gpu_load: the raw reader: %s\n", strerror(-error));
 		return 0;
 	}
 
@@ -224,7 +156,7 @@ static struct {
 	kvc_key_t *keys[PROMPTS];
 	uint32_t *ids, *bad;
 	char disk[256]; /* directory of the disk tier; "": none */
-	load_raw_t *raw;
+	raw_reader_t raw;
 	uint32_t prompt;             /* of the disk tier, next */
 	double lease, sent, verdict; /* seconds of the last load: until it is granted, until all copies are enqueued, */
 	uint32_t first_loads, whole; /* loads that should come by layers; that came whole */
@@ -454,7 +386,7 @@ static bench_outcome_t sample_first(void *arg, bench_sample_t *p_sample)
 static bench_outcome_t sample_raw(void *arg, bench_sample_t *p_sample)
 {
 	(void)arg;
-	return sample_rate(load_raw_read(work.raw), p_sample);
+	return sample_rate(read_raw(&work.raw), p_sample);
 }
 
 /* Every block is on disk, and none in memory. */
@@ -602,7 +534,7 @@ static const char *open_disk(const char *base, size_t block_bytes)
 		return "no directory can be made";
 	}
 
-	return load_raw_open(work.disk, work.bytes, block_bytes, DEPTH, &work.raw);
+	return open_raw(&work.raw, work.disk, work.bytes, block_bytes);
 }
 
 /* With a disk tier the pool holds a prompt and a quarter of one: what was loaded before the last prompt is on disk
@@ -657,7 +589,7 @@ static void close_all(void)
 {
 	char command[320];
 
-	load_raw_close(work.raw);
+	close_raw(&work.raw);
 	engine_close(&work.engine);
 	rig_remove(&work.rig);
 	snprintf(command, sizeof command, "rm -rf -- '%s'", work.disk);
