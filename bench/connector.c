@@ -7,8 +7,6 @@
  *
  * connector/save -- the same blocks from end() of a step until the daemon has them all, against the same memcpy. Nobody
  * waits for it; for information.
- *
- * Parameters: threads=N that copy in a load (default: chosen by the worker).
  */
 #include "bench.h"
 #include "gpu_engine.h"
@@ -149,8 +147,7 @@ static int prepare(void)
 					    .inner = KVK_INNER_OPAQUE,
 					    .page_bytes = PAGE},
 				 .blocks = BLOCKS,
-				 .length = BLOCKS,
-				 .threads = (uint32_t)strtoul(bench_param("threads", "0"), NULL, 10)};
+				 .length = BLOCKS};
 	for (uint32_t i = 0; i < BLOCKS; i++) {
 		work.ids[i] = i * 85u % BLOCKS; /* an engine's table is not in order */
 	}

@@ -24,8 +24,6 @@ typedef struct engine {
 	uint32_t load_ms;       /* a load is given up after so long; 0: 5000 */
 	uint64_t layer_bytes;   /* from this many bytes on, loads may come layer by layer; 0: none */
 	uint32_t layer_wait_us; /* if all blocks are there after so long; 0: the worker's own */
-	uint32_t sms;           /* of loads; 0: the worker's own */
-	uint32_t threads;       /* that copy; 0: the worker's own */
 	int prefault;           /* pages of the cache are touched in idle time */
 	size_t bounce_bytes;    /* of `bounce`; a block at least */
 	/* Made by it. */

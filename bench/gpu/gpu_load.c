@@ -12,8 +12,8 @@
  *           before each load. Memory stays the same, so it is known to the device and touched, as in an engine that
  *           has run for a while.
  *
- * Parameters: host=1 (a cache in host memory, and blocks of 32 KiB unless small=0), blocks=N, sms=N, dir=DIR of the
- * disk tier (else TMPDIR, or /tmp). Exit status 77: no device, or no disk to measure there, which is said. */
+ * Parameters: host=1 (a cache in host memory, blocks of 32 KiB), blocks=N, dir=DIR of the disk tier (else TMPDIR, or
+ * /tmp). Exit status 77: no device, or no disk to measure there, which is said. */
 #include "bench.h"
 #include "gpu_engine.h"
 #include "rig.h"
@@ -608,7 +608,7 @@ static bench_outcome_t run_load(int disk)
 {
 	const char *temporary = getenv("TMPDIR"), *base, *why = NULL;
 	const int host = bench_param_size("host", 0) != 0;
-	const int small = bench_param_size("small", (uint64_t)ENGINE_IS_SMALL(host)) != 0;
+	const int small = ENGINE_IS_SMALL(host);
 	const size_t block_bytes = small ? (size_t)32 << 10 : (size_t)2 << 20;
 	bench_outcome_t outcome;
 
@@ -623,7 +623,6 @@ static bench_outcome_t run_load(int disk)
 				 .length = work.blocks,
 				 .bounce_bytes = BOUNCE,
 				 .load_ms = disk ? 20000 : 0,
-				 .sms = (uint32_t)bench_param_size("sms", 0),
 				 .layer_bytes = 1,
 				 .layer_wait_us = ENGINE_LAYER_WAIT_US};
 	base = bench_param("dir", temporary && temporary[0] ? temporary : "/tmp");
