@@ -168,7 +168,7 @@ kvc_status_t engine_keys(const engine_t *e, uint64_t chain, kvc_key_t *keys)
 	return status;
 }
 
-static uint8_t *piece_of(const engine_t *e, uint32_t id, uint32_t layer)
+uint8_t *engine_piece(const engine_t *e, uint32_t id, uint32_t layer)
 {
 	return (uint8_t *)e->base[layer] + (size_t)id * e->piece;
 }
@@ -177,17 +177,17 @@ void engine_write(engine_t *e, uint32_t id, uint64_t seed)
 {
 	bench_fill(e->bounce, e->block_bytes, seed);
 	for (uint32_t l = 0; l < e->layout.layers; l++) {
-		memory_write(piece_of(e, id, l), e->bounce + l * e->piece, e->piece);
+		memory_write(engine_piece(e, id, l), e->bounce + l * e->piece, e->piece);
 	}
-	memory_settle();
+	memory_settle(MEMORY_ENGINE_STREAM);
 }
 
 int engine_holds(engine_t *e, uint32_t id, uint64_t seed)
 {
 	for (uint32_t l = 0; l < e->layout.layers; l++) {
-		memory_read(e->bounce + l * e->piece, piece_of(e, id, l), e->piece);
+		memory_read(MEMORY_ENGINE_STREAM, e->bounce + l * e->piece, engine_piece(e, id, l), e->piece);
 	}
-	memory_settle();
+	memory_settle(MEMORY_ENGINE_STREAM);
 	bench_fill(e->expected, e->block_bytes, seed);
 
 	return memcmp(e->expected, e->bounce, e->block_bytes) == 0;
@@ -337,7 +337,7 @@ int engine_load_first(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids
 	kvx_worker_start_async_loads(e->worker);
 	*p_layered = kvx_worker_run_layered_loads(e->worker);
 	kvx_worker_await_layer(e->worker, 0);
-	memory_settle();
+	memory_settle(MEMORY_ENGINE_STREAM);
 	*p_ns = bench_now_ns() - start;
 
 	return 1;
@@ -357,7 +357,7 @@ void engine_load_rest(engine_t *e)
 
 static const kvk_cuda_ops_t *cuda;
 static kvk_cu_context_t context;
-static kvk_cu_stream_t stream;
+static kvk_cu_stream_t streams[MEMORY_STREAMS];
 static kvk_cu_event_t event;
 static uint8_t *bounce;
 static kvk_cu_ptr_t bounce_at;
@@ -403,8 +403,8 @@ int memory_open(int host)
 		return 77;
 	}
 	if (cuda->device_get(&device, 0) != 0 || cuda->context_retain(&context, device) != 0 ||
-	    cuda->context_push(context) != 0 || cuda->stream_create(&stream, 1, 0) != 0 ||
-	    cuda->event_create(&event, 2) != 0) {
+	    cuda->context_push(context) != 0 || cuda->stream_create(&streams[MEMORY_ENGINE_STREAM], 1, 0) != 0 ||
+	    cuda->stream_create(&streams[MEMORY_OTHER_STREAM], 1, 0) != 0 || cuda->event_create(&event, 2) != 0) {
 		printf("gpu: the device cannot be used\n");
 		return 4;
 	}
@@ -425,7 +425,8 @@ void memory_close(void)
 		cuda->host_free(bounce);
 	}
 	cuda->event_destroy(event);
-	cuda->stream_destroy(stream);
+	cuda->stream_destroy(streams[MEMORY_ENGINE_STREAM]);
+	cuda->stream_destroy(streams[MEMORY_OTHER_STREAM]);
 	cuda->context_pop(&popped);
 	cuda->context_release(device);
 }
@@ -466,25 +467,27 @@ uint8_t *memory_bounce(size_t bytes)
 void memory_write(uint8_t *to, const uint8_t *from, size_t bytes)
 {
 	if (cuda) {
-		cuda->copy_async((kvk_cu_ptr_t)(uintptr_t)to, bounce_at + (kvk_cu_ptr_t)(from - bounce), bytes, stream);
+		cuda->copy_async((kvk_cu_ptr_t)(uintptr_t)to, bounce_at + (kvk_cu_ptr_t)(from - bounce), bytes,
+				 streams[MEMORY_ENGINE_STREAM]);
 	} else {
 		memcpy(to, from, bytes);
 	}
 }
 
-void memory_read(uint8_t *to, const uint8_t *from, size_t bytes)
+void memory_read(memory_stream_t stream, uint8_t *to, const uint8_t *from, size_t bytes)
 {
 	if (cuda) {
-		cuda->copy_async(bounce_at + (kvk_cu_ptr_t)(to - bounce), (kvk_cu_ptr_t)(uintptr_t)from, bytes, stream);
+		cuda->copy_async(bounce_at + (kvk_cu_ptr_t)(to - bounce), (kvk_cu_ptr_t)(uintptr_t)from, bytes,
+				 streams[stream]);
 	} else {
 		memcpy(to, from, bytes);
 	}
 }
 
-void memory_settle(void)
+void memory_settle(memory_stream_t stream)
 {
 	if (cuda) {
-		cuda->event_record(event, stream);
+		cuda->event_record(event, streams[stream]);
 		cuda->event_wait(event);
 	}
 }
@@ -496,7 +499,7 @@ const kvk_cuda_ops_t *memory_cuda(void)
 
 void *memory_stream(void)
 {
-	return stream;
+	return streams[MEMORY_ENGINE_STREAM];
 }
 
 uint64_t memory_free_bytes(int host)

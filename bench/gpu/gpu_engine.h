@@ -71,6 +71,8 @@ int engine_open_worker(engine_t *e);
 /* Keys of prompt number `chain`, `length` of them. */
 kvc_status_t engine_keys(const engine_t *e, uint64_t chain, kvc_key_t *keys);
 
+/* Where a block's part of a layer lies. */
+uint8_t *engine_piece(const engine_t *e, uint32_t id, uint32_t layer);
 /* A block of the cache gets the bytes of a seed; does it hold them? */
 void engine_write(engine_t *e, uint32_t id, uint64_t seed);
 int engine_holds(engine_t *e, uint32_t id, uint64_t seed);
@@ -102,10 +104,12 @@ uint8_t *memory_take(size_t bytes);
 void memory_give(uint8_t *memory);
 /* The engine's own host memory that copies go through: one of them. */
 uint8_t *memory_bounce(size_t bytes);
-/* Enqueued as an engine does; memory_settle() waits for them. */
+/* Enqueue a copy to the engine's stream, or from the cache to another one; memory_settle() waits for those of a
+ * stream. */
+typedef enum memory_stream { MEMORY_ENGINE_STREAM, MEMORY_OTHER_STREAM, MEMORY_STREAMS } memory_stream_t;
 void memory_write(uint8_t *to, const uint8_t *bounce, size_t bytes);
-void memory_read(uint8_t *bounce, const uint8_t *from, size_t bytes);
-void memory_settle(void);
+void memory_read(memory_stream_t stream, uint8_t *bounce, const uint8_t *from, size_t bytes);
+void memory_settle(memory_stream_t stream);
 /* The driver, the kernels (NULL: the build's) and the engine's stream; host: all NULL. */
 const kvk_cuda_ops_t *memory_cuda(void);
 const void *memory_image(void);

@@ -1,19 +1,18 @@
 /* kvd-gpu-load: acquire and load of a long prefix through kvx_worker_t, from kvd's CPU pool or its disk tier into GPU
  * memory; a program of the harness (bench.h).
  *
- * Starts a kvd (beside this program) and saves prompts of 640 blocks of 2 MiB (10,240 tokens of an 8B shape). Bytes are
- * compared before times are taken.
+ * Starts a kvd and saves prompts of 640 blocks of 2 MiB (10,240 tokens of an 8B shape). Bytes are compared before times
+ * are taken.
  *   memory  lease + load + verdict of all digests, against one plain copy of as many pinned bytes, on the host's
- *           clock; eight asynchronous ones at a time; and how long a load that comes layer by layer takes until its
- *           first layer may be read, against that layer's bytes at the rate of the plain copy
+ *           clock; eight asynchronous loads at a time; and the time until the first layer of a layer-by-layer load may
+ *           be read, against that layer's bytes at the rate of the plain copy
  *   disk    lease + load + verdict of a prompt that lies in the disk tier alone, against reading as many bytes with
- *           io_uring and O_DIRECT from a file beside it. Three prompts are on disk, and the pool has room for one and a
- *           quarter: loaded in turn, each has left memory when it is its turn again, which is asked of the daemon
- *           before each load. Memory stays the same, so it is known to the device and touched, as in an engine that
- *           has run for a while.
+ *           io_uring and O_DIRECT from a file of the same file system. The pool has room for one and a quarter of the
+ *           three prompts on disk: loaded in turn, each has left memory before its next load, which the bench checks.
+ *           The pool's memory stays the same: registered with the device and touched, as after some time of use.
  *
  * Parameters: host=1 (a cache in host memory, blocks of 32 KiB), blocks=N, dir=DIR of the disk tier (else TMPDIR, or
- * /tmp). Exit status 77: no device, or no disk to measure there, which is said. */
+ * /tmp). Exit status 77: no device, or no disk to measure there, after a message. */
 #include "bench.h"
 #include "gpu_engine.h"
 #include "rig.h"
@@ -189,44 +188,18 @@ static uint32_t count_wrong(uint32_t prompt)
 	return wrong;
 }
 
-/* Pieces of layer 0, side by side in the bounce memory, read as they are now: the engine's stream would wait for them.
- * 0: it cannot. */
-static int read_layer(uint32_t count)
-{
-	const engine_t *e = &work.engine;
-	const kvk_cuda_ops_t *cuda = memory_cuda();
-	kvk_cu_stream_t stream = NULL;
-	kvk_cu_event_t event = NULL;
-	kvk_cu_ptr_t to = 0;
-	int good = cuda && cuda->stream_create(&stream, 1, 0) == 0 && cuda->event_create(&event, 2) == 0 &&
-		   cuda->host_pointer(&to, e->bounce, 0) == 0;
-
-	for (uint32_t i = 0; i < count && good; i++) {
-		good = cuda->copy_async(to + i * e->piece,
-					(kvk_cu_ptr_t)(uintptr_t)e->base[0] + (size_t)work.ids[i] * e->piece, e->piece,
-					stream) == 0;
-	}
-	good = good && cuda->event_record(event, stream) == 0 && cuda->event_wait(event) == 0;
-	if (event) {
-		cuda->event_destroy(event);
-	}
-	if (stream) {
-		cuda->stream_destroy(stream);
-	}
-
-	return good;
-}
-
-/* Blocks whose layer 0 does not hold the prompt's bytes at this moment. */
+/* Blocks whose layer 0 does not hold the prompt's bytes at this moment. Another stream reads: the engine's waits for
+ * the other layers. */
 static uint32_t count_wrong_pieces(uint32_t prompt)
 {
 	const engine_t *e = &work.engine;
 	const uint32_t most = (uint32_t)(e->bounce_bytes / e->piece), count = work.blocks < most ? work.blocks : most;
 	uint32_t wrong = 0;
 
-	if (!read_layer(count)) {
-		return work.blocks;
+	for (uint32_t i = 0; i < count; i++) {
+		memory_read(MEMORY_OTHER_STREAM, e->bounce + i * e->piece, engine_piece(e, work.ids[i], 0), e->piece);
 	}
+	memory_settle(MEMORY_OTHER_STREAM);
 	for (uint32_t i = 0; i < count; i++) {
 		bench_fill(e->expected, e->piece, seed_of(prompt, i));
 		wrong += memcmp(e->expected, e->bounce + i * e->piece, e->piece) != 0;
@@ -274,9 +247,11 @@ static int save(uint32_t prompt, int durable)
 
 typedef enum way { WHOLE, LAYERS, ASYNC } way_t;
 
-/* Seconds from asking for the lease until the verdict on the last block; ASYNC: until the same has been loaded TOGETHER
- * times during a step, one after another; LAYERS: from the plan until layer 0 is there (engine_load_first()). 0, after
- * a sentence: it failed. LAYERS with p_wrong: blocks whose layer 0 was wrong at that time. */
+static const char *const way_names[] = {[WHOLE] = "a whole", [LAYERS] = "a layered", [ASYNC] = "an asynchronous"};
+
+/* Seconds from the request for the lease until the verdict on the last block. ASYNC: the mean of TOGETHER loads of the
+ * same during a step, one after another. LAYERS: from the step message until layer 0 is there (engine_load_first()),
+ * with p_wrong: blocks whose layer 0 was wrong at that time. 0, after a message: it failed. */
 static double load(uint32_t prompt, way_t way, uint32_t *p_wrong)
 {
 	engine_t *e = &work.engine;
@@ -307,11 +282,7 @@ static double load(uint32_t prompt, way_t way, uint32_t *p_wrong)
 	end = bench_now_ns();
 	kvc_release(&lease, 1);
 	if (!good) {
-		printf("gpu_load: %s load failed: %s\n",
-		       way == ASYNC    ? "an asynchronous"
-		       : way == LAYERS ? "a layered"
-				       : "a whole",
-		       kvc_status_name(status));
+		printf("gpu_load: %s load failed: %s\n", way_names[way], kvc_status_name(status));
 		return 0;
 	}
 	if (way == WHOLE) {
@@ -320,7 +291,7 @@ static double load(uint32_t prompt, way_t way, uint32_t *p_wrong)
 		work.verdict = (double)(end - sent) / 1e9;
 	}
 
-	return (double)(way == LAYERS ? first_ns : end - start) / 1e9;
+	return (double)(way == LAYERS ? first_ns : end - start) / 1e9 / (way == ASYNC ? TOGETHER : 1);
 }
 
 /* Seconds of plain copies of as many bytes, from pinned memory. */
@@ -334,7 +305,7 @@ static double copy_plain(void)
 
 		memory_write(e->cache + at, e->bounce, left < e->bounce_bytes ? left : e->bounce_bytes);
 	}
-	memory_settle();
+	memory_settle(MEMORY_ENGINE_STREAM);
 
 	return (double)(bench_now_ns() - start) / 1e9;
 }
@@ -355,16 +326,9 @@ static bench_outcome_t sample_plain(void *arg, bench_sample_t *p_sample)
 	return sample_rate(copy_plain(), p_sample);
 }
 
-static bench_outcome_t sample_whole(void *arg, bench_sample_t *p_sample)
+static bench_outcome_t sample_load(void *arg, bench_sample_t *p_sample)
 {
-	(void)arg;
-	return sample_rate(load(0, WHOLE, NULL), p_sample);
-}
-
-static bench_outcome_t sample_async(void *arg, bench_sample_t *p_sample)
-{
-	(void)arg;
-	return sample_rate(load(0, ASYNC, NULL) / TOGETHER, p_sample);
+	return sample_rate(load(0, *(const way_t *)arg, NULL), p_sample);
 }
 
 static bench_outcome_t sample_layer(void *arg, bench_sample_t *p_sample)
@@ -448,9 +412,11 @@ static int check_memory(int layers)
 
 static bench_outcome_t measure_memory(void)
 {
-	static const char plain[] = "cudaMemcpyAsync of as many bytes";
 	const int layers = memory_cuda() != NULL;
 	char name[64];
+	bench_measurement_t m = {
+		name, "GB/s", "cudaMemcpyAsync of as many bytes", sample_load, sample_plain, 7, BENCH_RATIO_AT_LEAST,
+		0.9};
 	bench_outcome_t outcome;
 
 	if (!check_memory(layers)) {
@@ -460,14 +426,12 @@ static bench_outcome_t measure_memory(void)
 	(void)copy_plain(); /* memory is made known to the device */
 	(void)load(0, WHOLE, NULL);
 	snprintf(name, sizeof name, "memory/load-%u (%.2f GiB)", work.blocks, (double)work.bytes / (double)(1u << 30));
-	outcome = bench_measure(NULL, &(bench_measurement_t){name, "GB/s", plain, sample_whole, sample_plain, 7,
-							     BENCH_RATIO_AT_LEAST, 0.9});
+	outcome = bench_measure(&(way_t){WHOLE}, &m);
 	printf("    of the last one: lease %.3f ms, until all was enqueued %.3f, until its verdict %.3f\n",
 	       work.lease * 1e3, work.sent * 1e3, work.verdict * 1e3);
 	if (outcome == BENCH_DONE) {
-		outcome = bench_measure(NULL,
-					&(bench_measurement_t){"memory/eight-at-a-time", "GB/s", plain, sample_async,
-							       sample_plain, 7, BENCH_RATIO_AT_LEAST, 0.9});
+		m.name = "memory/eight-at-a-time";
+		outcome = bench_measure(&(way_t){ASYNC}, &m);
 	}
 	if (outcome == BENCH_DONE && !layers) {
 		printf("gpu_load: the first layer: skipped: loads come layer by layer in GPU memory only\n");
