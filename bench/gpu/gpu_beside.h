@@ -82,20 +82,16 @@ enum beside_kind { ONE_BY_ONE, AS_GRAPH, COPIES_IN, BESIDE_KINDS };
 struct beside_t {
 	small_step step;
 	beside_kind kind;
-	char *inputs; // pinned
-	int *go;
+	char *inputs;     // pinned
 	int short_rounds; // the copies were over before the step
 };
 
 // Milliseconds of a step that is enqueued first, and let go when the copies are under way.
 static double beside_ms(beside_t &b, background *copies)
 {
-	cudaEvent_t over;
 	float ms;
 
-	CU(cudaEventCreate(&over));
-	*(volatile int *)b.go = 0;
-	hold<<<1, 1, 0, gpu.stream>>>(b.go);
+	close_gate(gpu.stream);
 	CU(cudaEventRecord(gpu.begin, gpu.stream));
 	if (b.kind == AS_GRAPH) {
 		CU(cudaGraphLaunch(b.step.graph, gpu.stream));
@@ -108,14 +104,13 @@ static double beside_ms(beside_t &b, background *copies)
 	if (copies) {
 		copies->start(8);
 	}
-	CU(cudaEventRecord(over, gpu.other));
+	CU(cudaEventRecord(gpu.end_other, gpu.other));
 	usleep(3000);
-	*(volatile int *)b.go = 1;
+	*gpu.gate = 1;
 	CU(cudaEventSynchronize(gpu.end));
-	b.short_rounds += copies && cudaEventQuery(over) == cudaSuccess;
-	CU(cudaEventSynchronize(over));
+	b.short_rounds += copies && cudaEventQuery(gpu.end_other) == cudaSuccess;
+	CU(cudaEventSynchronize(gpu.end_other));
 	CU(cudaEventElapsedTime(&ms, gpu.begin, gpu.end));
-	CU(cudaEventDestroy(over));
 	if (copies) {
 		copies->end();
 	}
@@ -145,7 +140,6 @@ static void rows_beside()
 	shape s;
 
 	b.step.open();
-	CU(cudaHostAlloc((void **)&b.go, sizeof *b.go, cudaHostAllocMapped));
 	CU(cudaHostAlloc((void **)&b.inputs, INPUTS * small_step::INPUT, cudaHostAllocDefault));
 	make_shape(s, 8192, KVK_PAGED_KV_TOKEN_HEAD, gpu.pool, true);
 	prime(s);
@@ -258,17 +252,13 @@ struct gemm {
 	// cost by themselves.
 	double beside_nothing(uint32_t sms)
 	{
-		int *go;
 		double seconds;
 
-		CU(cudaHostAlloc((void **)&go, sizeof *go, cudaHostAllocMapped));
-		*(volatile int *)go = 0;
 		CU(cudaFuncSetAttribute(hold, cudaFuncAttributeMaxDynamicSharedMemorySize, 200 << 10));
-		hold<<<sms, 256, 200 << 10, gpu.other>>>(go);
+		close_gate(gpu.other, sms, 256, 200 << 10);
 		seconds = run();
-		*(volatile int *)go = 1;
+		*gpu.gate = 1;
 		CU(cudaStreamSynchronize(gpu.other));
-		CU(cudaFreeHost(go));
 
 		return seconds;
 	}
@@ -278,22 +268,17 @@ struct gemm {
 	{
 		const double bytes = (double)copies.s.bytes;
 		const size_t count = (size_t)(alone * work.times * 1.6 / (bytes / 45e9)) + 2;
-		cudaEvent_t begin, end;
 		double seconds;
 		float ms;
 
-		CU(cudaEventCreate(&begin));
-		CU(cudaEventCreate(&end));
-		CU(cudaEventRecord(begin, gpu.other));
+		CU(cudaEventRecord(gpu.begin_other, gpu.other));
 		copies.start(count);
-		CU(cudaEventRecord(end, gpu.other));
+		CU(cudaEventRecord(gpu.end_other, gpu.other));
 		seconds = run();
-		CU(cudaEventSynchronize(end));
-		CU(cudaEventElapsedTime(&ms, begin, end));
+		CU(cudaEventSynchronize(gpu.end_other));
+		CU(cudaEventElapsedTime(&ms, gpu.begin_other, gpu.end_other));
 		*p_rate = bytes * (double)count / ms / 1e6;
 		copies.end();
-		CU(cudaEventDestroy(begin));
-		CU(cudaEventDestroy(end));
 
 		return seconds;
 	}

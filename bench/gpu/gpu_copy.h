@@ -44,7 +44,8 @@ static inline void must_kv(kv_status_t status)
 struct gpu_t {
 	kvk_gpu_t *kvk;
 	cudaStream_t stream, other;
-	cudaEvent_t begin, end, end_other;
+	cudaEvent_t begin, end, begin_other, end_other;
+	volatile int *gate;    // pinned; 0: hold() holds its stream
 	uint64_t bytes;        // of each memory
 	uint8_t *pool, *pool2; // registered host memory
 	uint8_t *cache, *hbm;  // device memory
@@ -65,26 +66,27 @@ static inline double timed(cudaStream_t stream, const std::function<void()> &enq
 	return ms / 1e3;
 }
 
-// Holds a stream until the host has enqueued everything that is measured: else short copies measure how fast it does.
-static __global__ void hold(volatile int *go)
+static __global__ void hold(volatile int *gate)
 {
-	while (*go == 0) {
+	while (*gate == 0) {
 	}
 }
 
+// What follows in the stream waits until the host opens the gate (*gpu.gate = 1).
+static inline void close_gate(cudaStream_t stream, uint32_t blocks = 1, uint32_t threads = 1, size_t shared_bytes = 0)
+{
+	*gpu.gate = 0;
+	hold<<<blocks, threads, shared_bytes, stream>>>(gpu.gate);
+}
+
+// The stream waits until the host has enqueued all: else a sample of short copies measures how fast the host does that.
 static inline double timed_held(cudaStream_t stream, const std::function<void()> &enqueue)
 {
-	static int *go;
-
-	if (!go) {
-		CU(cudaHostAlloc((void **)&go, sizeof *go, cudaHostAllocMapped));
-	}
-	*(volatile int *)go = 0;
-	hold<<<1, 1, 0, stream>>>(go);
+	close_gate(stream);
 
 	return timed(stream, [&] {
 		enqueue();
-		*(volatile int *)go = 1;
+		*gpu.gate = 1;
 	});
 }
 
@@ -176,9 +178,10 @@ static inline const char *open_gpu()
 	CU(cudaSetDevice(0));
 	CU(cudaStreamCreateWithFlags(&gpu.stream, cudaStreamNonBlocking));
 	CU(cudaStreamCreateWithFlags(&gpu.other, cudaStreamNonBlocking));
-	for (cudaEvent_t *event : {&gpu.begin, &gpu.end, &gpu.end_other}) {
+	for (cudaEvent_t *event : {&gpu.begin, &gpu.end, &gpu.begin_other, &gpu.end_other}) {
 		CU(cudaEventCreate(event));
 	}
+	CU(cudaHostAlloc((void **)&gpu.gate, sizeof *gpu.gate, cudaHostAllocMapped));
 	gpu.pool = host_memory();
 	gpu.pool2 = host_memory();
 	gpu.cache = device_memory(0);
