@@ -54,7 +54,7 @@ static bench_outcome_t measure(void)
 	bench_outcome_t outcome;
 
 	if (rig_start(&work.rig,
-		      " --limits.silence=10s --nvme.path=%s/data --nvme.size=%llu --index.max_blocks=%u"
+		      " --limits.silence=10s --nvme.path='%s/data' --nvme.size=%llu --index.max_blocks=%u"
 		      " --cpu.max_blocks=32768 --cpu.size=256MiB --events.enabled=off",
 		      work.rig.dir, (unsigned long long)work.blocks * (8192u + 512u) + (1ull << 30),
 		      work.blocks + 131072u) != 0 ||

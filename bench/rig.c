@@ -3,8 +3,6 @@
 
 #include "bench.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <sched.h>
 #include <signal.h>
@@ -17,42 +15,29 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define MAX_OPTIONS 32
-#define START_NS    UINT64_C(60000000000)
-#define WAIT_MS     30000
+#define START_NS UINT64_C(60000000000)
+#define WAIT_MS  30000
 
-/* rig->options is cut into arguments in place: this process ends, or becomes kvd. */
-_Noreturn static void become_daemon(rig_t *rig)
+/* This process ends, or becomes kvd. */
+_Noreturn static void become_daemon(const rig_t *rig)
 {
-	char self[PATH_MAX] = "", program[PATH_MAX + 8], run_dir[192], log[192];
-	char *argv[MAX_OPTIONS] = {program, run_dir, (char *)"--keeper=off", (char *)"--http.listen=off"};
+	char self[PATH_MAX] = "", command[PATH_MAX + 1600];
 	cpu_set_t set;
 	char *slash;
-	int n = 4, fd;
 
 	(void)prctl(PR_SET_PDEATHSIG, SIGKILL);
 	if (readlink("/proc/self/exe", self, sizeof self - 1) > 0 && (slash = strrchr(self, '/'))) {
 		*slash = '\0';
-	}
-	snprintf(program, sizeof program, "%s/kvd", self);
-	snprintf(run_dir, sizeof run_dir, "--run_dir=%s/run", rig->dir);
-	snprintf(log, sizeof log, "%s/log", rig->dir);
-	for (char *at = strstr(rig->options, " --"); at && n + 1 < MAX_OPTIONS; at = strstr(at, " --")) {
-		*at++ = '\0';
-		argv[n++] = at;
 	}
 	if (rig->cpu > 0) {
 		CPU_ZERO(&set);
 		CPU_SET((size_t)rig->cpu - 1, &set);
 		sched_setaffinity(0, sizeof set, &set);
 	}
-	fd = open(log, O_WRONLY | O_CREAT | O_APPEND, 0600);
-	if (fd >= 0) {
-		(void)dup2(fd, STDOUT_FILENO);
-		(void)dup2(fd, STDERR_FILENO);
-	}
-	execv(program, argv);
-	fprintf(stderr, "cannot run %s: %s\n", program, strerror(errno));
+	snprintf(command, sizeof command,
+		 "exec '%s/kvd' --run_dir='%s/run' --keeper=off --http.listen=off %s >>'%s/log' 2>&1", self, rig->dir,
+		 rig->options, rig->dir);
+	execl("/bin/sh", "sh", "-c", command, (char *)NULL);
 	_exit(127);
 }
 

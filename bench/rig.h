@@ -11,13 +11,13 @@ typedef struct rig {
 	pid_t pid;
 	char dir[160]; /* below /tmp when rig_start() finds it empty */
 	char socket[192];
-	char options[1024]; /* each begins with " --" */
+	char options[1024]; /* words of a shell */
 	int cpu;            /* processor the daemon is pinned to, + 1; 0: none */
 	kvc_t *kvc;
 	kvc_space_t *space;
 } rig_t;
 
-/* Start kvd (built beside this program) with these options (printf format), each after a space, and wait until it
+/* Start kvd (built in this program's folder) with these options (printf format; words of a shell) and wait until it
  * serves. Returns 0, or -1 after a message and the daemon's log. rig_remove() follows in any case. */
 int rig_start(rig_t *rig, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* The same again, after rig_stop(). */

@@ -291,14 +291,12 @@ static int start_daemon(killer_t *k)
 		return rig_run(&k->rig) == 0;
 	}
 
-	return rig_start(&k->rig,
-			 ENGINE_IS_SMALL(k->options.host)
-				 ? " --nvme.path=%s/disk --nvme.sync=off --cpu.size=12MiB --cpu.slab_size=2MiB "
-				   "--nvme.size=16MiB"
-				   " --nvme.file_size=4MiB"
-				 : " --nvme.path=%s/disk --nvme.sync=off --cpu.size=512MiB --cpu.slab_size=64MiB"
-				   " --nvme.size=512MiB --nvme.file_size=64MiB",
-			 k->rig.dir) == 0;
+	return rig_start(
+		       &k->rig, "--nvme.path=%s/disk --nvme.sync=off %s", k->rig.dir,
+		       ENGINE_IS_SMALL(k->options.host)
+			       ? "--cpu.size=12MiB --cpu.slab_size=2MiB --nvme.size=16MiB --nvme.file_size=4MiB"
+			       : "--cpu.size=512MiB --cpu.slab_size=64MiB --nvme.size=512MiB --nvme.file_size=64MiB") ==
+	       0;
 }
 
 static void start_worker(killer_t *k, uint32_t i)

@@ -509,7 +509,7 @@ static int start_daemon(int small)
 	char tier[400] = "";
 
 	if (work.disk[0]) {
-		snprintf(tier, sizeof tier, " --cpu.max_blocks=%u --nvme.path=%s/tier --nvme.size=%zuMiB",
+		snprintf(tier, sizeof tier, " --cpu.max_blocks=%u --nvme.path='%s/tier' --nvme.size=%zuMiB",
 			 work.blocks + work.blocks / 4 + 16, work.disk, mib * PROMPTS * 5 / 4 + 512);
 	}
 
