@@ -31,9 +31,10 @@ typedef struct bench {
 extern const bench_t bench_list[];
 
 /* One round of one side: a value in the measurement's unit, the operations it consists of (0: one), and their CPU time
- * (0: the calling thread's, over the whole call). */
+ * (0: the calling thread's, over the whole call). is_reference tells a function of both sides which one to take. */
 typedef struct bench_sample {
 	double value, ops, cpu_ns;
+	int is_reference;
 } bench_sample_t;
 
 /* Take one sample. Anything but BENCH_DONE ends the measurement. */

@@ -38,11 +38,10 @@ static const char usage[] =
 	"usage: kvd-bench NAME... [--json] [--out FILE] [--rounds N] [--seconds N] [--quick] [--with name=value]...\n"
 	"       kvd-bench list | all\n"
 	"\n"
-	"NAME is a bench, or a family of them (`pool` runs all under pool/). Each measures a value and its reference "
-	"in\n"
-	"turn in the same run and prints medians over rounds; ratio is value over reference, round by round; spread "
-	"is\n"
-	"the interquartile range over the median. A goal that is missed is printed, the exit status stays 0.\n"
+	"NAME is a bench, or a family of them (`pool` runs all under pool/). Each measures a value and its reference\n"
+	"in turn in the same run and prints medians over rounds; ratio is value over reference, round by round; "
+	"spread\n"
+	"is the interquartile range over the median. A missed goal is printed, the exit status stays 0.\n"
 	"\n"
 	"  --json             one object a line, times in ns\n"
 	"  --out FILE         these lines to FILE, and the table here\n"
@@ -185,7 +184,7 @@ typedef double rounds_t[5][MAX_ROUNDS]; /* value, reference, ratio, CPU, the ref
 /* Reference, then value. */
 static bench_outcome_t take_round(void *arg, const bench_measurement_t *m, rounds_t rounds, unsigned i)
 {
-	bench_sample_t value = {0}, reference = {0};
+	bench_sample_t value = {0}, reference = {.is_reference = 1};
 	bench_outcome_t outcome = BENCH_DONE;
 
 	if (m->reference_fn) {

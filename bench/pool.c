@@ -110,8 +110,15 @@ static kvc_status_t copy_libc(void)
 
 typedef kvc_status_t (*step_fn)(void);
 
-static bench_outcome_t sample(step_fn step, bench_sample_t *p_sample)
+/* What is compared: ours, and a copy. */
+typedef struct sides {
+	step_fn value, reference;
+} sides_t;
+
+static bench_outcome_t sample(void *arg, bench_sample_t *p_sample)
 {
+	const sides_t *sides = arg;
+	const step_fn step = p_sample->is_reference ? sides->reference : sides->value;
 	const uint64_t start = bench_now_ns();
 
 	for (uint32_t i = 0; i < work.ops; i++) {
@@ -123,21 +130,6 @@ static bench_outcome_t sample(step_fn step, bench_sample_t *p_sample)
 	p_sample->value = (double)work.batch_bytes * work.ops / (double)(bench_now_ns() - start);
 
 	return BENCH_DONE;
-}
-
-/* What is compared: ours, and a copy. */
-typedef struct sides {
-	step_fn value, reference;
-} sides_t;
-
-static bench_outcome_t sample_value(void *arg, bench_sample_t *p_sample)
-{
-	return sample(((const sides_t *)arg)->value, p_sample);
-}
-
-static bench_outcome_t sample_reference(void *arg, bench_sample_t *p_sample)
-{
-	return sample(((const sides_t *)arg)->reference, p_sample);
 }
 
 /* The other process: puts the batches this one gets. */
@@ -167,9 +159,8 @@ static bench_outcome_t compare(const char *name, const char *what, step_fn step,
 {
 	sides_t sides = {step, copy_stream};
 	char row[64];
-	bench_measurement_t m = {
-		row, "GB/s", "non-temporal copy of one core", sample_value, sample_reference, 15, BENCH_RATIO_AT_LEAST,
-		goal};
+	bench_measurement_t m = {row, "GB/s", "non-temporal copy of one core", sample, sample, 15, BENCH_RATIO_AT_LEAST,
+				 goal};
 	bench_outcome_t outcome;
 
 	snprintf(row, sizeof row, "%s/%s", name, what);

@@ -115,9 +115,9 @@ static inline std::string text(const char *format, ...)
 
 typedef std::function<double()> side_t;
 
-template <int side> static bench_outcome_t sample(void *arg, bench_sample_t *p_sample)
+static bench_outcome_t sample(void *arg, bench_sample_t *p_sample)
 {
-	p_sample->value = (*((const side_t **)arg)[side])();
+	p_sample->value = (*((const side_t **)arg)[p_sample->is_reference])();
 	return BENCH_DONE;
 }
 
@@ -127,7 +127,7 @@ static void row(const std::string &name, const char *unit, const char *reference
 {
 	const side_t *sides[] = {&value_of, &reference_of};
 	const bench_goal_t kind = goal > 0 ? BENCH_RATIO_AT_LEAST : goal < 0 ? BENCH_RATIO_AT_MOST : BENCH_NO_GOAL;
-	const bench_measurement_t m = {name.c_str(), unit, reference, sample<0>, sample<1>, 7, kind, std::abs(goal)};
+	const bench_measurement_t m = {name.c_str(), unit, reference, sample, sample, 7, kind, std::abs(goal)};
 
 	bench_measure(sides, &m);
 }
