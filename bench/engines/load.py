@@ -11,17 +11,12 @@ PROCESS_PAIRS = 3  # of unique, then come new engines
 FULL_POOL, FULL_BATCHES = {"cpu.size": "512MiB"}, 12  # a batch of unique stores 50 MB
 
 
-def timed(rig: Rig, kind: str, prompts: list[list[int]], tokens: int = 16) -> tuple[float, int]:
+def batch(rig: Rig, kind: str, prompts: list[list[int]], tokens: int = 16) -> tuple[float, int]:
     """Seconds, and prompt tokens that were not computed."""
     time.sleep(PAUSE_S)
     began = time.perf_counter()
     answers = rig.engines[kind].generate(prompts, tokens)
     return time.perf_counter() - began, sum(answer.cached or 0 for answer in answers)
-
-
-def batch(rig: Rig, kind: str, prompts: list[list[int]], tokens: int = 16) -> float:
-    """Seconds."""
-    return timed(rig, kind, prompts, tokens)[0]
 
 
 def conversations(rig: Rig) -> list[list[list[int]]]:
@@ -45,7 +40,7 @@ def turns(rig: Rig) -> None:
         rounds = conversations(rig)
         tokens = sum(len(p) for prompts in rounds for p in prompts)
         for kind in rig.random.sample(rig.args.kinds, len(rig.args.kinds)):
-            done = [timed(rig, kind, prompts) for prompts in rounds]
+            done = [batch(rig, kind, prompts) for prompts in rounds]
             rates[kind].append(tokens / sum(seconds for seconds, _ in done))
             hits[kind].append(sum(cached for _, cached in done) / tokens)
     for kind, values in rates.items():
@@ -78,7 +73,7 @@ def unique_in(rig: Rig, name: str, before: int) -> None:
             batch(rig, "kvd", prompts())
         order = ["none", "kvd", "again"]
         for kind in order if i % 2 == 0 else order[::-1]:
-            times[kind].append(batch(rig, "none" if kind == "again" else kind, prompts()))
+            times[kind].append(batch(rig, "none" if kind == "again" else kind, prompts())[0])
     ratios = [2 * k / (a + b) for a, k, b in zip(times["none"], times["kvd"], times["again"])]
     noise = [b / a for a, b in zip(times["none"], times["again"])]
     none = times["none"] + times["again"]

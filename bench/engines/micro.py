@@ -20,12 +20,10 @@ def per_call_us(call: Callable[[], Any], rounds: int = 200, calls: int = 20) -> 
     return out
 
 
-def request(name: str, tokens: list[int], hashes: list[bytes]) -> Any:
+def request(name: str, tokens: list[int], hasher: Any = None) -> Any:
     from vllm import SamplingParams
     from vllm.v1.request import Request
-    out = Request(request_id=name, prompt_token_ids=tokens, sampling_params=SamplingParams(max_tokens=1), pooling_params=None)
-    out.block_hashes = hashes
-    return out
+    return Request(request_id=name, prompt_token_ids=tokens, sampling_params=SamplingParams(max_tokens=1), pooling_params=None, block_hasher=hasher)
 
 
 def halves(engine: Any) -> tuple[Any, Any]:
@@ -38,18 +36,12 @@ def match_us(engine: Any, tokens: list[int]) -> dict[str, Any]:
     scheduler = engine.engine_core.engine_core.scheduler
     connector, _ = halves(engine)
     size = scheduler.block_size
-    known: list[Any] = []
-    from vllm import SamplingParams
-    from vllm.v1.request import Request
-    hasher = engine.engine_core.engine_core.request_block_hasher
-    stored = Request(request_id="bench-stored", prompt_token_ids=tokens, sampling_params=SamplingParams(max_tokens=1), pooling_params=None,
-                     block_hasher=hasher)
-    known = list(stored.block_hashes)
+    known = list(request("bench-stored", tokens, engine.engine_core.engine_core.request_block_hasher).block_hashes)
     out: dict[str, Any] = {}
     filler = (tokens * (HASHES * size // len(tokens) + 1))[:HASHES * size + 1]
     for name, start in (("stored", known), ("unknown", [])):
-        hashes = [*start, *(os.urandom(32) for _ in range(HASHES - len(start)))]
-        asked = request(f"bench-{name}", filler, hashes)
+        asked = request(f"bench-{name}", filler)
+        asked.block_hashes = [*start, *(os.urandom(32) for _ in range(HASHES - len(start)))]
         connector.on_new_request(asked)
         out[name] = dict(us=per_call_us(lambda: connector.get_num_new_matched_tokens(asked, 0)),
                          tokens=connector.get_num_new_matched_tokens(asked, 0)[0])

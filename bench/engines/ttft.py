@@ -16,23 +16,16 @@ def run(rig: Rig) -> None:
         length(rig, tokens)
 
 
-def cold(rig: Rig, prompts: list[list[int]]) -> dict[str, list[float]]:
+def in_turn(rig: Rig, prompts: list[list[int]], warm: bool) -> dict[str, list[float]]:
+    """Prompt by prompt, every kind in turn. Warm: from the store, the engine without a connector from its own cache."""
     out: dict[str, list[float]] = {kind: [] for kind in rig.args.kinds}
     for prompt in prompts:
         for kind in rig.random.sample(rig.args.kinds, len(rig.args.kinds)):
-            out[kind].append(rig.first_token(kind, prompt).ttft_ms or 0.0)
-    return out
-
-
-def warm(rig: Rig, prompts: list[list[int]]) -> dict[str, list[float]]:
-    """Prompt by prompt, every kind in turn; the engine without a connector from its own cache."""
-    out: dict[str, list[float]] = {kind: [] for kind in rig.args.kinds}
-    for prompt in prompts:
-        for kind in rig.random.sample(rig.args.kinds, len(rig.args.kinds)):
-            if kind != "none":
+            if warm and kind != "none":
                 rig.engines[kind].reset()
             answer = rig.first_token(kind, prompt)
-            must_cache(kind, "warm", answer, len(prompt) - 64)
+            if warm:
+                must_cache(kind, "warm", answer, len(prompt) - 64)
             out[kind].append(answer.ttft_ms or 0.0)
     return out
 
@@ -68,13 +61,13 @@ def wait_attached(rig: Rig) -> None:
 
 def length(rig: Rig, tokens: int) -> None:
     prompts = [rig.prompt(tokens) for _ in range(rig.args.rounds)]
-    for kind, values in cold(rig, prompts).items():
+    for kind, values in in_turn(rig, prompts, warm=False).items():
         rig.line("ttft", f"cold {tokens}", kind, values, "ms")
     rig.settle()
     for kind in [kind for kind in rig.args.kinds if kind != "none"]:
         rig.restart(kind)
     medians: dict[str, float] = {}
-    for kind, values in warm(rig, prompts).items():
+    for kind, values in in_turn(rig, prompts, warm=True).items():
         rig.line("ttft", f"warm {tokens}", "own" if kind == "none" else kind, values, "ms")
         medians[kind] = statistics.median(values)
     if "kvd" in rig.args.kinds:
