@@ -82,6 +82,13 @@ uint64_t bench_now_ns(void); /* CLOCK_MONOTONIC */
 uint64_t bench_thread_cpu_ns(void);
 uint64_t bench_process_cpu_ns(void);
 
+/* The clocks of a sample that measures a rate: GB/s, and the CPU time of the whole process. */
+typedef struct bench_clock {
+	uint64_t ns, cpu_ns;
+} bench_clock_t;
+bench_clock_t bench_start(void);
+bench_outcome_t bench_rate(bench_clock_t start, double bytes, double ops, bench_sample_t *p_sample);
+
 /* From now on SIGTERM, SIGINT and the end of that time (0: never) make bench_late() true: what is left is given
  * up. */
 void bench_limit(uint64_t seconds);

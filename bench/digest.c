@@ -1,9 +1,6 @@
-/* digest/copy -- the fused copy-and-digest over cold memory on one core: blocks of 2 MiB, leaf by leaf, a call a
- * block, against copies of as many bytes a call: (a) kv_copy_stream(),
- * non-temporal, goal ratio >= 0.85, and (b) libc's memcpy, goal ratio >= 1 ("never below").
- *
- * GB/s (1e9). Parameter memory=SIZE: bytes on each side (default 1GiB, --quick 256MiB).
- */
+/* digest/copy -- the fused copy-and-digest over cold memory on one core: blocks of 2 MiB, leaf by leaf, a call a block,
+ * against copies of as many bytes a call: (a) kv_copy_stream(), non-temporal, goal ratio >= 0.85, and (b) libc's
+ * memcpy, goal ratio >= 1. GB/s. Parameter memory=SIZE: bytes on each side (default 1GiB, --quick 256MiB). */
 #include "bench.h"
 
 #include "kv/digest.h"
@@ -22,25 +19,6 @@ typedef struct copy_work {
 	int libc; /* the reference: memcpy */
 	uint64_t digests[BLOCK_BYTES / 4096];
 } copy_work_t;
-
-/* What is timed; the settling before it is not. */
-typedef struct stopwatch {
-	uint64_t wall, cpu;
-} stopwatch_t;
-
-static stopwatch_t begin(void)
-{
-	return (stopwatch_t){.cpu = bench_thread_cpu_ns(), .wall = bench_now_ns()};
-}
-
-static bench_outcome_t finish(bench_sample_t *sample, stopwatch_t start, size_t bytes, size_t ops)
-{
-	sample->value = (double)bytes / (double)(bench_now_ns() - start.wall);
-	sample->cpu_ns = (double)(bench_thread_cpu_ns() - start.cpu);
-	sample->ops = (double)ops;
-
-	return BENCH_DONE;
-}
 
 /* The next area, with nothing dirty left in the caches that this sample would have to pay for: memcpy leaves its
  * last megabytes to be written back during the next measurement. */
@@ -61,21 +39,21 @@ static bench_outcome_t fused(void *arg, bench_sample_t *p_sample)
 {
 	copy_work_t *w = arg;
 	const size_t from = next_area(w);
-	const stopwatch_t start = begin();
+	const bench_clock_t start = bench_start();
 
 	for (size_t at = from; at < from + SAMPLE_BYTES; at += BLOCK_BYTES) {
 		kv_copy_digest_leaves(w->dst + at, w->src + at, w->leaf, BLOCK_BYTES / w->leaf, w->digests);
 	}
 	bench_use(w->digests[0]);
 
-	return finish(p_sample, start, SAMPLE_BYTES, SAMPLE_BYTES / w->leaf);
+	return bench_rate(start, SAMPLE_BYTES, (double)(SAMPLE_BYTES / w->leaf), p_sample);
 }
 
 static bench_outcome_t copy(void *arg, bench_sample_t *p_sample)
 {
 	copy_work_t *w = arg;
 	const size_t from = next_area(w);
-	const stopwatch_t start = begin();
+	const bench_clock_t start = bench_start();
 
 	for (size_t at = from; at < from + SAMPLE_BYTES; at += BLOCK_BYTES) {
 		if (w->libc) {
@@ -86,7 +64,7 @@ static bench_outcome_t copy(void *arg, bench_sample_t *p_sample)
 		}
 	}
 
-	return finish(p_sample, start, SAMPLE_BYTES, SAMPLE_BYTES / w->leaf);
+	return bench_rate(start, SAMPLE_BYTES, (double)(SAMPLE_BYTES / w->leaf), p_sample);
 }
 
 /* One leaf size against both references. */

@@ -151,9 +151,8 @@ static kv_status_t fill(work_t *w)
 static bench_outcome_t ours(void *arg, bench_sample_t *p_sample)
 {
 	work_t *w = arg;
-	uint64_t cpu = bench_process_cpu_ns();
-	uint64_t start = bench_now_ns();
-	uint64_t end = start + (uint64_t)(w->seconds * 1e9);
+	const bench_clock_t start = bench_start();
+	const uint64_t end = start.ns + (uint64_t)(w->seconds * 1e9);
 
 	w->done = 0;
 	while (bench_now_ns() < end) {
@@ -177,11 +176,8 @@ static bench_outcome_t ours(void *arg, bench_sample_t *p_sample)
 	if (w->failed) {
 		return bench_fail("%llu transfers failed", (unsigned long long)w->failed);
 	}
-	p_sample->value = (double)w->done * BLOCK / (double)(bench_now_ns() - start);
-	p_sample->ops = (double)w->done * BLOCK / MIB;
-	p_sample->cpu_ns = (double)(bench_process_cpu_ns() - cpu);
 
-	return BENCH_DONE;
+	return bench_rate(start, (double)w->done * BLOCK, (double)w->done * BLOCK / MIB, p_sample);
 }
 
 /* Runs a script with the directory as $1. Returns the first line of its output; "": none. */

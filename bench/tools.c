@@ -42,6 +42,20 @@ uint64_t bench_process_cpu_ns(void)
 	return clock_ns(CLOCK_PROCESS_CPUTIME_ID);
 }
 
+bench_clock_t bench_start(void)
+{
+	return (bench_clock_t){.cpu_ns = bench_process_cpu_ns(), .ns = bench_now_ns()};
+}
+
+bench_outcome_t bench_rate(bench_clock_t start, double bytes, double ops, bench_sample_t *p_sample)
+{
+	p_sample->value = bytes / (double)(bench_now_ns() - start.ns);
+	p_sample->cpu_ns = (double)(bench_process_cpu_ns() - start.cpu_ns);
+	p_sample->ops = ops;
+
+	return BENCH_DONE;
+}
+
 static void stop(int number)
 {
 	(void)number;

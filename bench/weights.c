@@ -35,30 +35,21 @@ static void prepare(const work_t *work)
 	}
 }
 
-static void finish(const work_t *work, uint64_t start_ns, uint64_t start_cpu_ns, bench_sample_t *p_sample)
-{
-	p_sample->value = (double)work->bytes / (double)(bench_now_ns() - start_ns);
-	p_sample->cpu_ns = (double)(bench_process_cpu_ns() - start_cpu_ns);
-	p_sample->ops = (double)work->bytes / 1e9;
-}
-
 static bench_outcome_t digest_file(void *arg, bench_sample_t *p_sample)
 {
 	const work_t *work = arg;
 	const kvx_digest_config_t config = {.struct_size = sizeof config, .fd = work->fd, .threads = work->threads};
 	uint8_t digest[KVX_DIGEST_BYTES];
-	uint64_t start, start_cpu;
+	bench_clock_t start;
 
 	prepare(work);
-	start = bench_now_ns();
-	start_cpu = bench_process_cpu_ns();
+	start = bench_start();
 	if (kvx_digest_file(&config, digest) != KVC_OK) {
 		return bench_fail("the file cannot be digested");
 	}
-	finish(work, start, start_cpu, p_sample);
 	bench_use(digest[0]);
 
-	return BENCH_DONE;
+	return bench_rate(start, (double)work->bytes, (double)work->bytes / 1e9, p_sample);
 }
 
 static void *read_chunks(void *arg)
@@ -84,12 +75,11 @@ static bench_outcome_t read_file(void *arg, bench_sample_t *p_sample)
 	work_t *work = arg;
 	pthread_t threads[THREADS];
 	uint32_t started = 0;
-	uint64_t start, start_cpu;
+	bench_clock_t start;
 
 	prepare(work);
 	atomic_store(&work->next, 0);
-	start = bench_now_ns();
-	start_cpu = bench_process_cpu_ns();
+	start = bench_start();
 	while (started < work->threads && pthread_create(&threads[started], NULL, read_chunks, work) == 0) {
 		started++;
 	}
@@ -99,9 +89,8 @@ static bench_outcome_t read_file(void *arg, bench_sample_t *p_sample)
 	if (started == 0 || atomic_load(&work->next) * KVX_DIGEST_CHUNK < work->bytes || atomic_load(&work->failed)) {
 		return bench_fail("the file cannot be read");
 	}
-	finish(work, start, start_cpu, p_sample);
 
-	return BENCH_DONE;
+	return bench_rate(start, (double)work->bytes, (double)work->bytes / 1e9, p_sample);
 }
 
 bench_outcome_t run_weights(int cold)
