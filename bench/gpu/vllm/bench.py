@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import faults
 import goals
 from configurations import COMPILE, Configuration, configurations, lmserver
 from daemon import Daemon
@@ -49,9 +50,7 @@ class Run:
 
     def save(self) -> None:
         with self.lock:
-            part = self.args.out / "results.part"
-            part.write_text(json.dumps({"graph": self.args.graph, "shape": self.args.shape, "results": self.results}, indent=1))
-            part.replace(self.args.out / "results.json")
+            faults.write(self.args.out, "results.json", json.dumps({"graph": self.args.graph, "shape": self.args.shape, "results": self.results}, indent=1))
             (self.args.out / "table.md").write_text(table(self.results))
             (self.args.out / "goals.md").write_text(goals.table(self.results))
 

@@ -296,9 +296,7 @@ class Bench:
             for what, seconds in self.round(i, at).items():
                 rounds.setdefault(what, []).append(round(1e3 * seconds, 3))
             self.wait_for_saves()
-            part = turn.with_suffix(f".{me}")
-            part.write_text(str(i * of + me + 1))
-            part.replace(turn)
+            faults.write(turn.parent, turn.name, str(i * of + me + 1))
             for what, took in rounds.items():
                 self.result[what] = {"ms": round(median(took), 2), "min": min(took), "max": max(took), "rounds": took}
             self.note(f"at {i}", {what: round(when, 2) for what, when in at.items()})
