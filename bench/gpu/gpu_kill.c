@@ -1,14 +1,14 @@
 /* gpu_kill: kill -9 of daemon and engines while their copies are under way, again and again.
  *
- * Starts a kvd (beside this program) and workers that save and load blocks of known content through kvx_worker_t,
- * between GPU memory and kvd's. Kills one of them at a random moment at which bytes are on their way, waits until all
- * others have gone on, starts it again. In the end nobody has loaded a wrong byte, the daemon's invariants hold with
- * neither lease nor put left, and the device's free memory, pinned pages and shared memory are what they were before.
+ * Starts a kvd and workers that save and load blocks of known content through kvx_worker_t, between GPU memory and
+ * kvd's. Kills one of these processes at a random moment while bytes are in flight, waits until all others have made
+ * progress, starts it again. At the end no worker has loaded a wrong byte, the daemon's invariants hold with neither
+ * lease nor put left, and the device's free memory, pinned pages and shared memory are what they were before.
  *
  *     gpu_kill [--kills N] [--seconds N] [--workers N] [--seed N] [--host 1] [--control 1]
  *
- * --host 1: caches in host memory, small blocks: the harness without a device. --control 1: one worker lies; exit
- * status 0 means that somebody noticed. Exit status: 0: as above; 1: not; 77: there is no device. */
+ * --host 1: caches in host memory, small blocks, no device. --control 1: one worker saves wrong bytes; exit status 0
+ * means that another one noticed. Exit status: 0: as above; 1: not; 77: there is no device. */
 #include "bench.h"
 #include "gpu_engine.h"
 #include "rig.h"
@@ -48,14 +48,13 @@ typedef struct kill_options {
 	uint64_t seed;
 	uint32_t kills, workers, seconds;
 	int host;    /* caches in host memory, small blocks: the harness itself */
-	int control; /* worker 0 saves other bytes than it should: somebody has to notice */
+	int control; /* worker 0 saves wrong bytes: another worker must notice */
 } kill_options_t;
 
 /* ---- a worker -------------------------------------------------------------------------------- */
 
-/* It saves prompts whose blocks hold what their numbers say and loads what is there, over and over, through the same
- * kvx_worker_t that vLLM's worker uses; every block that came is compared. It may be killed, and the daemon under it,
- * at any line. */
+/* Saves prompts whose bytes follow from their numbers and loads what is stored, through the same kvx_worker_t that
+ * vLLM's worker uses; compares every loaded block. It may be killed, and so may its daemon, at any line. */
 #define LEASE_MS   60000u
 #define SAVE_FIRST 3u /* of 5 rounds save */
 
@@ -179,7 +178,7 @@ static void load_round(killed_t *e, uint64_t chain)
 	kvc_lease_t *lease = NULL;
 	kvc_status_t status = engine_keys(&e->engine, chain, keys);
 
-	/* Bytes of nobody, so that a load that leaves a block as it was is seen. */
+	/* Bytes of no prompt: they show a load that leaves a block as it was. */
 	engine_fence(&e->engine, e->ids, e->n);
 	write_blocks(e, KILL_CHAINS + chain);
 	engine_end(&e->engine);
@@ -258,7 +257,7 @@ typedef struct killer {
 	uint32_t daemon_kills, worker_kills, busy_kills, stuck, died, no_device;
 } killer_t;
 
-/* What has to be as it was. */
+/* What is compared before and after. */
 typedef struct footprint {
 	uint64_t device_free, pinned_pages, shared_kib;
 } footprint_t;
@@ -335,30 +334,28 @@ static int is_busy(const killer_t *k, uint32_t victim)
 	int busy = 0;
 
 	for (uint32_t i = 0; i < k->options.workers; i++) {
-		if (victim == DAEMON || victim == i) {
-			busy |= atomic_load(&k->state->worker[i].busy) != 0;
-		}
+		busy |= (victim == DAEMON || victim == i) && atomic_load(&k->state->worker[i].busy) != 0;
 	}
 
 	return busy;
 }
 
-/* It has done something since it was started: there is something to interrupt. */
+/* It has done something since its start: there is something to interrupt. */
 static int is_ripe(const killer_t *k, uint32_t victim)
 {
 	return victim == DAEMON ? SUM(k, saves) > k->daemon_rounds
 				: atomic_load(&k->state->worker[victim].rounds) > k->started[victim] + 1;
 }
 
-/* A ripe one: a quarter of the time the daemon. Returns 0 when somebody died by himself or nobody ripens. */
+/* Draw a ripe victim: the daemon in a quarter of the draws. Returns 0 when a worker ended on its own or no process
+ * ripens. */
 static int choose(killer_t *k, uint32_t *p_victim)
 {
 	const uint64_t until = now_ms() + STUCK_MS;
-	const uint32_t workers = k->options.workers > 0 ? k->options.workers : 1;
 
 	while (now_ms() < until) {
 		const uint32_t drawn = (uint32_t)bench_random(&k->rng);
-		const uint32_t victim = drawn % 4 == 0 ? DAEMON : drawn / 4 % workers;
+		const uint32_t victim = drawn % 4 == 0 ? DAEMON : drawn / 4 % k->options.workers;
 
 		for (uint32_t i = 0; i < k->options.workers; i++) {
 			if (ended_badly(k, i)) {
@@ -395,7 +392,7 @@ static void kill_process(killer_t *k, uint32_t victim)
 	}
 }
 
-/* Everybody but the victim gets on with it. */
+/* Every worker but the victim completes a round. */
 static int survivors_go_on(killer_t *k, uint32_t victim, const uint64_t *rounds)
 {
 	const uint64_t until = now_ms() + STUCK_MS;
@@ -459,7 +456,7 @@ static uint64_t read_number(const char *path, const char *name)
 	return n;
 }
 
-/* The device is looked at by a process of its own, which is gone before the next look. */
+/* A child reads the device's free memory and ends: its own context is gone before the next reading. */
 static footprint_t read_footprint(killer_t *k)
 {
 	const pid_t pid = fork();
@@ -478,8 +475,8 @@ static footprint_t read_footprint(killer_t *k)
 	return f;
 }
 
-/* Is all of it back? Other programs of a machine with a device use a little, too; what those of one without do is not
- * known. */
+/* Is all of it back? Other programs of a machine with a device may use up to SLACK_BYTES more; on a machine without one
+ * there is no such limit. */
 static int is_back(const footprint_t *before, const footprint_t *after)
 {
 	return before->device_free == 0 || (after->device_free + SLACK_BYTES >= before->device_free &&
@@ -583,7 +580,7 @@ static int run(killer_t *k)
 		going = kill_one(k);
 	}
 	while (going && !k->options.control && SUM(k, loads) == 0 && now_ms() < until) {
-		usleep(10000); /* on a slow machine nobody has come to it yet */
+		usleep(10000); /* on a slow machine no worker has loaded yet */
 	}
 	stop_workers(k);
 	sound = going && daemon_is_sound(k);
