@@ -10,7 +10,7 @@ typedef ssize_t (*preadv_t)(int fd, const struct iovec *iov, int count, off64_t 
 
 /* A program calls one or the other, as it was compiled; here they are the same function. */
 ssize_t preadv64(int fd, const struct iovec *iov, int count, off64_t offset);
-ssize_t preadv(int fd, const struct iovec *iov, int count, off_t offset);
+ssize_t preadv(int fd, const struct iovec *iov, int count, off_t offset) __attribute__((alias("preadv64")));
 
 ssize_t preadv64(int fd, const struct iovec *iov, int count, off64_t offset)
 {
@@ -24,9 +24,4 @@ ssize_t preadv64(int fd, const struct iovec *iov, int count, off64_t offset)
 	*(void **)&next = dlsym(RTLD_NEXT, "preadv64");
 
 	return next(fd, iov, count, offset);
-}
-
-ssize_t preadv(int fd, const struct iovec *iov, int count, off_t offset)
-{
-	return preadv64(fd, iov, count, offset);
 }
