@@ -77,14 +77,11 @@ static void rows_both()
 		     {KVK_GPU_STAGED, 4, 4, 0.9}};
 
 	for (const auto &c : cases) {
-		row(
-			text("both ways at once, %s, 8192 B, %u + %u SMs",
-			     c.way == KVK_GPU_STAGED ? "staged" : "zero copy", c.in, c.out),
-			"GB/s", "cudaMemcpyAsync both ways", c.goal,
-			[&] {
-				return both_rate(in, {true, c.way, c.in}, out, {false, c.way, c.out});
-			},
-			[&] { return both_memcpy(in.bytes); });
+		const char *way = c.way == KVK_GPU_STAGED ? "staged" : "zero copy";
+		const auto ours = [&] { return both_rate(in, {true, c.way, c.in}, out, {false, c.way, c.out}); };
+
+		row(text("both ways at once, %s, 8192 B, %u + %u SMs", way, c.in, c.out), "GB/s",
+		    "cudaMemcpyAsync both ways", c.goal, ours, [&] { return both_memcpy(in.bytes); });
 	}
 }
 
@@ -96,14 +93,16 @@ struct pieces {
 	uint64_t bytes = 0;
 };
 
-static pieces make_pieces(const shape &s, uint32_t fragment, uint32_t heads_together, bool load, uint32_t most)
+static const size_t MOST_PIECES = 4096; // of a sample
+
+static pieces make_pieces(const shape &s, uint32_t fragment, uint32_t heads_together, bool load)
 {
 	const uint64_t page = fragment;
 	pieces p;
 
 	for (const auto &move : s.moves) {
 		for (uint32_t layer = 0; layer < LAYERS; layer++) {
-			for (uint32_t head = 0; head < HEADS && p.dst.size() < most; head += heads_together) {
+			for (uint32_t head = 0; head < HEADS && p.dst.size() < MOST_PIECES; head += heads_together) {
 				uint8_t *cache =
 					(uint8_t *)s.base[layer] + (move.block * (uint64_t)HEADS + head) * page;
 				uint8_t *pool = (uint8_t *)move.data +
@@ -155,7 +154,7 @@ static void rows_rivals()
 
 			make_shape(s, fragment, KVK_PAGED_HEAD_TOKEN_KV, gpu.pool, true);
 			prime(s);
-			pieces p = make_pieces(s, fragment, 1, load, 4096);
+			pieces p = make_pieces(s, fragment, 1, load);
 			const auto ours = [&] { return copy_rate(s, {load, KVK_GPU_AUTO, 8}); };
 
 			row(name, "GB/s", "cudaMemcpyAsync a piece", goal, ours, [&] { return loop_rate(p); });
@@ -168,15 +167,11 @@ static void rows_rivals()
 
 		make_shape(s, 8192, KVK_PAGED_HEAD_TOKEN_KV, gpu.pool, true);
 		prime(s);
-		pieces p = make_pieces(s, 8192, HEADS, load, 4096);
+		pieces p = make_pieces(s, 8192, HEADS, load);
+		const auto ours = [&] { return copy_rate(s, {load, KVK_GPU_AUTO, 8}); };
 
-		row(
-			text("%s 2 MiB blocks, 8 SMs", load ? "load" : "store"), "GB/s",
-			"swap_blocks like vLLM's, 64 KiB a call", 1,
-			[&] {
-				return copy_rate(s, {load, KVK_GPU_AUTO, 8});
-			},
-			[&] { return loop_rate(p); });
+		row(text("%s 2 MiB blocks, 8 SMs", load ? "load" : "store"), "GB/s",
+		    "swap_blocks like vLLM's, 64 KiB a call", 1, ours, [&] { return loop_rate(p); });
 	}
 }
 
@@ -248,15 +243,12 @@ static void rows_digests()
 		make_shape(off, fragment, KVK_PAGED_KV_TOKEN_HEAD, gpu.pool, false);
 		prime(on);
 		for (bool load : {true, false}) {
-			row(
-				text("digests on, %s %u B, 8 SMs", load ? "load" : "store", fragment), "GB/s",
-				"digests off", 0.97,
-				[&] {
-					return copy_rate(on, {load, KVK_GPU_ZERO_COPY, 8});
-				},
-				[&] {
-					return copy_rate(off, {load, KVK_GPU_ZERO_COPY, 8});
-				});
+			const how h = {load, KVK_GPU_ZERO_COPY, 8};
+			const auto with = [&] { return copy_rate(on, h); };
+			const auto without = [&] { return copy_rate(off, h); };
+
+			row(text("digests on, %s %u B, 8 SMs", load ? "load" : "store", fragment), "GB/s",
+			    "digests off", 0.97, with, without);
 		}
 	}
 }
@@ -279,10 +271,10 @@ static void rows_staged()
 				p.sizes.push_back(block);
 			}
 			p.bytes = s.bytes;
-			row(
-				"copy engine alone, 2 MiB pieces in one call", "GB/s", ONE_PIECE, 0,
-				[&] { return batch_rate(p); },
-				[&] { return memcpy_rate(gpu.cache, gpu.pool, s.bytes); });
+			const auto one_piece = [&] { return memcpy_rate(gpu.cache, gpu.pool, s.bytes); };
+
+			row("copy engine alone, 2 MiB pieces in one call", "GB/s", ONE_PIECE, 0,
+			    [&] { return batch_rate(p); }, one_piece);
 			prime(s); // the cache holds its own bytes again
 		}
 		for (uint32_t sms : {4u, 8u}) {
