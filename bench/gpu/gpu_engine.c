@@ -112,19 +112,16 @@ int engine_open(engine_t *e)
 	kvc_status_t status;
 
 	describe(e);
+	e->bounce_bytes = e->bounce_bytes > e->block_bytes ? e->bounce_bytes : e->block_bytes;
 	e->cache = memory_take(e->blocks * e->block_bytes);
-	if (!e->cache) {
-		printf("%s: no memory for a cache of %zu MiB\n", e->program, e->blocks * e->block_bytes >> 20);
+	e->bounce = memory_bounce(e->bounce_bytes);
+	e->expected = malloc(e->block_bytes);
+	if (!e->cache || !e->bounce || !e->expected) {
+		printf("%s: no memory for a cache of %zu MiB and for copies of %zu MiB\n", e->program,
+		       e->blocks * e->block_bytes >> 20, e->bounce_bytes >> 20);
 		return 0;
 	}
 	engine_place(e, e->cache);
-	e->bounce_bytes = e->bounce_bytes > e->block_bytes ? e->bounce_bytes : e->block_bytes;
-	e->bounce = memory_bounce(e->bounce_bytes);
-	e->expected = malloc(e->block_bytes);
-	if (!e->bounce || !e->expected) {
-		printf("%s: no memory that copies go through\n", e->program);
-		return 0;
-	}
 	status = kvc_attach(&config, &e->kvc);
 	while (status == KVC_OK && !e->space && !bench_late() && bench_now_ns() < until) {
 		(void)kvc_poll(e->kvc, 5); /* there may be no daemon just now */

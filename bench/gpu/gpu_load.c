@@ -38,6 +38,7 @@
 #define WAIT_MS     60000u
 #define SAVE_BLOCKS 64u /* of one put: an instance may leave half of the pool unfinished, not all of it */
 #define SEED_OTHER  UINT64_C(1)
+#define ID_STEP     7919u /* a prime: ids of the cache in another order than the pool's */
 #define MIB         1048576.0
 
 /* ---- the raw reader: a file with io_uring and O_DIRECT, requests in order, a fixed number in flight ------- */
@@ -526,16 +527,13 @@ static int open_all(int small)
 {
 	const size_t blocks = work.blocks;
 
-	if (blocks == 0) {
-		return 0;
-	}
 	work.ids = calloc(blocks, sizeof *work.ids);
 	work.bad = calloc(blocks, sizeof *work.bad);
 	if (!work.ids || !work.bad || !start_daemon(small) || !engine_open(&work.engine)) {
 		return 0;
 	}
-	for (uint32_t i = 0; i < work.blocks; i++) { /* in no order of the pool's */
-		work.ids[i] = (uint32_t)((uint64_t)i * 7919u % work.blocks);
+	for (uint32_t i = 0; i < work.blocks; i++) {
+		work.ids[i] = (uint32_t)((uint64_t)i * ID_STEP % work.blocks);
 	}
 	for (uint32_t p = 0; p < PROMPTS; p++) {
 		work.keys[p] = calloc(blocks, sizeof *work.keys[p]);
@@ -574,11 +572,15 @@ static bench_outcome_t run_load(int disk)
 	const int host = bench_param_size("host", 0) != 0;
 	const int small = ENGINE_IS_SMALL(host);
 	const size_t block_bytes = small ? (size_t)32 << 10 : (size_t)2 << 20;
+	const int status = memory_open(host);
 	bench_outcome_t outcome;
 
+	if (status != 0) {
+		return status == 77 ? bench_skip("there is no device") : bench_fail("the device cannot be used");
+	}
 	memset(&work, 0, sizeof work);
 	work.blocks = (uint32_t)bench_param_size("blocks", small ? 97 : 640);
-	work.blocks = work.blocks % 7919u == 0 ? 1 : work.blocks;
+	work.blocks = work.blocks % ID_STEP == 0 ? 1 : work.blocks;
 	work.bytes = work.blocks * block_bytes;
 	work.engine = (engine_t){.program = "gpu_load",
 				 .socket = work.rig.socket,
@@ -590,20 +592,14 @@ static bench_outcome_t run_load(int disk)
 				 .layer_bytes = 1,
 				 .layer_wait_us = ENGINE_LAYER_WAIT_US};
 	base = bench_param("dir", temporary && temporary[0] ? temporary : "/tmp");
-	switch (memory_open(host)) {
-	case 0:
-		why = disk ? open_disk(base, block_bytes) : NULL;
-		outcome = why                ? bench_skip("%s: %s", base, why)
-			  : !open_all(small) ? bench_fail("no daemon and engine")
-			  : disk             ? measure_disk()
-					     : measure_memory();
-		close_all();
-		return outcome;
-	case 77:
-		return bench_skip("there is no device");
-	default:
-		return bench_fail("the device cannot be used");
-	}
+	why = disk ? open_disk(base, block_bytes) : NULL;
+	outcome = why                ? bench_skip("%s: %s", base, why)
+		  : !open_all(small) ? bench_fail("no daemon and engine")
+		  : disk             ? measure_disk()
+				     : measure_memory();
+	close_all();
+
+	return outcome;
 }
 
 const bench_t bench_list[] = {
