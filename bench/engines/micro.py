@@ -26,16 +26,10 @@ def request(name: str, tokens: list[int], hasher: Any = None) -> Any:
     return Request(request_id=name, prompt_token_ids=tokens, sampling_params=SamplingParams(max_tokens=1), pooling_params=None, block_hasher=hasher)
 
 
-def halves(engine: Any) -> tuple[Any, Any]:
-    from vllm.distributed.kv_transfer import get_kv_transfer_group
-    return engine.engine_core.engine_core.scheduler.connector, get_kv_transfer_group()
-
-
 def match_us(engine: Any, tokens: list[int]) -> dict[str, Any]:
     """Ask for a prompt of HASHES blocks: one whose start is stored, one that is not stored."""
     scheduler = engine.engine_core.engine_core.scheduler
-    connector, _ = halves(engine)
-    size = scheduler.block_size
+    connector, size = scheduler.connector, scheduler.block_size
     known = list(request("bench-stored", tokens, engine.engine_core.engine_core.request_block_hasher).block_hashes)
     out: dict[str, Any] = {}
     filler = (tokens * (HASHES * size // len(tokens) + 1))[:HASHES * size + 1]
@@ -49,7 +43,8 @@ def match_us(engine: Any, tokens: list[int]) -> dict[str, Any]:
 
 
 def idle_us(engine: Any) -> dict[str, list[float]]:
-    _, worker = halves(engine)
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+    worker = get_kv_transfer_group()
     nobody: set[str] = set()
     out = {name: per_call_us(lambda: getattr(worker, name)(nobody), 200, 200) for name in ("get_finished", "get_transfer_results")}
     out["empty function"] = per_call_us(lambda: None, 200, 200)
