@@ -1,13 +1,9 @@
 /* connector/load -- 100 MB of an engine's cache (256 blocks of 384 KiB, 6 layers of opaque pages) loaded by a worker
- * synchronously, verified, against memcpy of the same pages on one thread. ns. Goal: ratio <= 1, and far below 15 ms on
- * two cores.
- *
- * connector/first -- the same, the first load of a process, after half a second of idling: with and without touching
- * the pages in the background.
- *
- * connector/save -- the same blocks from end() of a step until the daemon has them all, against the same memcpy. Nobody
- * waits for it; for information.
- */
+ * synchronously, verified, against memcpy of the same pages on one thread. ns. Goal: ratio <= 1.
+ * connector/first -- the first such load of a process, after half a second without work: with and without touching the
+ * pages in the background.
+ * connector/save -- the same blocks from end() of a step until the daemon has them all, against the same memcpy. No
+ * request waits for a save: for information. */
 #include "bench.h"
 #include "gpu_engine.h"
 #include "rig.h"

@@ -49,9 +49,14 @@ static int fill(void)
 	return failed;
 }
 
+static const bench_measurement_t rows[] = {
+	{"restart", "ns", NULL, restart, NULL, 3, BENCH_VALUE_AT_MOST, 1.5e9},
+	{"restart/killed", "ns", NULL, restart, NULL, 3, BENCH_NO_GOAL, 0},
+};
+
 static bench_outcome_t measure(void)
 {
-	bench_outcome_t outcome;
+	bench_outcome_t outcome = BENCH_DONE;
 
 	if (rig_start(&work.rig,
 		      " --limits.silence=10s --nvme.path='%s/data' --nvme.size=%llu --index.max_blocks=%u"
@@ -61,15 +66,11 @@ static bench_outcome_t measure(void)
 	    fill() != 0) {
 		return bench_fail("the disk tier could not be filled");
 	}
-	outcome = bench_measure(
-		NULL, &(bench_measurement_t){"restart", "ns", NULL, restart, NULL, 3, BENCH_VALUE_AT_MOST, 1.5e9});
-	if (outcome != BENCH_DONE) {
-		return outcome;
+	for (work.hard = 0; work.hard < 2 && outcome == BENCH_DONE; work.hard++) {
+		outcome = bench_measure(NULL, &rows[work.hard]);
 	}
-	work.hard = 1;
 
-	return bench_measure(NULL,
-			     &(bench_measurement_t){"restart/killed", "ns", NULL, restart, NULL, 3, BENCH_NO_GOAL, 0});
+	return outcome;
 }
 
 bench_outcome_t run_restart(int variant)
@@ -77,7 +78,6 @@ bench_outcome_t run_restart(int variant)
 	bench_outcome_t outcome;
 
 	(void)variant;
-	work.hard = 0;
 	work.blocks = bench_quick() ? 8u * PROMPT : 122u * PROMPT; /* 999,424 */
 	snprintf(work.rig.dir, sizeof work.rig.dir, "%s/kvd-bench-XXXXXX", bench_param("dir", "/var/tmp"));
 	if (!mkdtemp(work.rig.dir)) {

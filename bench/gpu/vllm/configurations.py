@@ -84,8 +84,6 @@ CHAIN = [("first engine", ALL), ("engine restarted", ["hit", "gpu", "together", 
 CHECKS = [("first engine", ["tokens", "same", "control"]), ("engine restarted", ["same"]), ("daemon", ["daemon"]), ("daemon restarted", ["same"])]
 DISK = [("first engine", ["cold"]), ("daemon", ["daemon"]), ("daemon restarted", ["hit", "fresh"])]
 FULL = [("first engine", ["cold"]), ("engine restarted", ["hit"])]
-
-
 SYNC_LOADS = {"BENCH_WAYS": "sync,layers,prefetch"}
 NAMES = [("weights on disk", ["unread", "unnamed", "named"]), ("named before", ["unread", "named"]), ("weights in memory", ["unnamed", "named"])]
 
