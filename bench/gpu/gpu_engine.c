@@ -4,6 +4,9 @@
 
 #ifdef ENGINE_FAKE
 #include "fake_cuda.h"
+#define KERNELS fake_cuda_image()
+#else
+#define KERNELS NULL /* the build's */
 #endif
 
 #include <dlfcn.h>
@@ -16,6 +19,15 @@
 #define LOAD_MS  5000u
 
 static const uint8_t secret[16] = "a bench's secret";
+
+/* The device, the engine's streams and the host memory that copies go through; cuda NULL: all is in host memory. */
+static const kvk_cuda_ops_t *cuda;
+static kvk_cu_context_t context;
+static kvk_cu_stream_t streams[MEMORY_STREAMS];
+static kvk_cu_event_t event;
+static uint8_t *bounce;
+static kvk_cu_ptr_t bounce_at;
+static int device;
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
@@ -71,12 +83,12 @@ int engine_open_worker(engine_t *e)
 					    .range = e->writer,
 					    .groups = &group,
 					    .group_count = 1,
-					    .memory = memory_cuda() ? KVX_MEMORY_CUDA : KVX_MEMORY_HOST,
+					    .memory = cuda ? KVX_MEMORY_CUDA : KVX_MEMORY_HOST,
 					    .prefault = e->prefault,
 					    .layer_bytes = e->layer_bytes,
 					    .layer_wait_us = e->layer_wait_us,
-					    .cuda = memory_cuda(),
-					    .image = memory_image()};
+					    .cuda = cuda,
+					    .image = KERNELS};
 	const uint64_t until = bench_now_ns() + PROVE_NS;
 	kvc_status_t status = kvx_worker_open(&config, &e->worker);
 
@@ -84,7 +96,7 @@ int engine_open_worker(engine_t *e)
 		printf("%s: %s\n", e->program, kvx_worker_last_error());
 		return 0;
 	}
-	kvx_worker_set_stream(e->worker, memory_stream());
+	kvx_worker_set_stream(e->worker, streams[MEMORY_ENGINE_STREAM]);
 	do {
 		usleep(1000);
 		status = kvx_worker_self_test_status(e->worker);
@@ -352,14 +364,6 @@ void engine_load_rest(engine_t *e)
 
 #define PINNED 3u /* portable, mapped */
 
-static const kvk_cuda_ops_t *cuda;
-static kvk_cu_context_t context;
-static kvk_cu_stream_t streams[MEMORY_STREAMS];
-static kvk_cu_event_t event;
-static uint8_t *bounce;
-static kvk_cu_ptr_t bounce_at;
-static int device;
-
 static const kvk_cuda_ops_t *find_driver(void)
 {
 #ifdef ENGINE_FAKE
@@ -375,15 +379,6 @@ static const kvk_cuda_ops_t *find_driver(void)
 	}
 
 	return found;
-#endif
-}
-
-const void *memory_image(void)
-{
-#ifdef ENGINE_FAKE
-	return fake_cuda_image();
-#else
-	return NULL;
 #endif
 }
 
@@ -492,11 +487,6 @@ void memory_settle(memory_stream_t stream)
 const kvk_cuda_ops_t *memory_cuda(void)
 {
 	return cuda;
-}
-
-void *memory_stream(void)
-{
-	return streams[MEMORY_ENGINE_STREAM];
 }
 
 uint64_t memory_free_bytes(int host)

@@ -110,10 +110,8 @@ typedef enum memory_stream { MEMORY_ENGINE_STREAM, MEMORY_OTHER_STREAM, MEMORY_S
 void memory_write(uint8_t *to, const uint8_t *bounce, size_t bytes);
 void memory_read(memory_stream_t stream, uint8_t *bounce, const uint8_t *from, size_t bytes);
 void memory_settle(memory_stream_t stream);
-/* The driver, the kernels (NULL: the build's) and the engine's stream; host: all NULL. */
+/* The driver; NULL: the cache is in host memory. */
 const kvk_cuda_ops_t *memory_cuda(void);
-const void *memory_image(void);
-void *memory_stream(void);
 /* Free bytes of the device's memory; 0: not known. Opens and closes the device. */
 uint64_t memory_free_bytes(int host);
 
