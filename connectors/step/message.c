@@ -52,16 +52,10 @@ static uint8_t *extend(kvx_msg_buf_t *bytes, size_t len)
 
 void kvx_msg_reset(kvx_msg_buf_t *bytes, uint32_t magic)
 {
-	kvx_msg_header_t *header;
-
-	bytes->len = 0;
+	bytes->magic = magic;
+	bytes->len = sizeof(kvx_msg_header_t);
 	bytes->records = 0;
-	bytes->record = 0;
 	bytes->failed = 0;
-	header = (kvx_msg_header_t *)(void *)extend(bytes, sizeof *header);
-	if (header) {
-		header->magic = magic;
-	}
 }
 
 void *kvx_msg_add_record(kvx_msg_buf_t *bytes, uint32_t type, size_t size)
@@ -99,15 +93,12 @@ void *kvx_msg_append(kvx_msg_buf_t *bytes, const void *data, size_t len)
 
 void kvx_msg_finish(kvx_msg_buf_t *bytes, uint32_t step)
 {
-	kvx_msg_header_t *header = (kvx_msg_header_t *)(void *)bytes->data;
-
 	if (bytes->failed || bytes->records == 0) {
 		bytes->len = 0;
 		return;
 	}
-	header->bytes = (uint32_t)bytes->len;
-	header->records = bytes->records;
-	header->step = step;
+	*(kvx_msg_header_t *)(void *)bytes->data = (kvx_msg_header_t){
+		.magic = bytes->magic, .bytes = (uint32_t)bytes->len, .records = bytes->records, .step = step};
 }
 
 void kvx_msg_free(kvx_msg_buf_t *bytes)
@@ -139,32 +130,23 @@ int kvx_msg_open(kvx_msg_reader_t *cursor, uint32_t magic, const void *bytes, si
 /* Fixed bytes of a record of that type in that kind of message; 0: it may not be there. */
 static size_t fixed_size(uint32_t magic, uint32_t type)
 {
-	const int message = magic == KVX_MSG_MAGIC;
+	static const size_t in_message[] = {
+		[KVX_RECORD_SPACE] = sizeof(kvx_msg_space_t), [KVX_RECORD_FENCE] = sizeof(kvx_msg_fence_t),
+		[KVX_RECORD_LOAD] = sizeof(kvx_msg_load_t),   [KVX_RECORD_SAVE] = sizeof(kvx_msg_save_t),
+		[KVX_RECORD_DROP] = sizeof(kvx_msg_drop_t),   [KVX_RECORD_TIME] = sizeof(kvx_msg_time_t),
+		[KVX_RECORD_WORK] = sizeof(kvx_msg_work_t),
+	};
+	static const size_t in_report[] = {
+		[KVX_RECORD_LOADED] = sizeof(kvx_report_loaded_t),
+		[KVX_RECORD_DROPPED] = sizeof(kvx_report_dropped_t),
+		[KVX_RECORD_STEP] = sizeof(kvx_report_step_t),
+	};
 
-	switch (type) {
-	case KVX_RECORD_SPACE:
-		return message ? sizeof(kvx_msg_space_t) : 0;
-	case KVX_RECORD_FENCE:
-		return message ? sizeof(kvx_msg_fence_t) : 0;
-	case KVX_RECORD_LOAD:
-		return message ? sizeof(kvx_msg_load_t) : 0;
-	case KVX_RECORD_SAVE:
-		return message ? sizeof(kvx_msg_save_t) : 0;
-	case KVX_RECORD_DROP:
-		return message ? sizeof(kvx_msg_drop_t) : 0;
-	case KVX_RECORD_TIME:
-		return message ? sizeof(kvx_msg_time_t) : 0;
-	case KVX_RECORD_WORK:
-		return message ? sizeof(kvx_msg_work_t) : 0;
-	case KVX_RECORD_LOADED:
-		return message ? 0 : sizeof(kvx_report_loaded_t);
-	case KVX_RECORD_DROPPED:
-		return message ? 0 : sizeof(kvx_report_dropped_t);
-	case KVX_RECORD_STEP:
-		return message ? 0 : sizeof(kvx_report_step_t);
-	default:
-		return 0;
+	if (magic == KVX_MSG_MAGIC) {
+		return type < KV_COUNT_OF(in_message) ? in_message[type] : 0;
 	}
+
+	return type < KV_COUNT_OF(in_report) ? in_report[type] : 0;
 }
 
 /* Bytes of n ids; SIZE_MAX if they do not fit into `room`. */
@@ -208,11 +190,8 @@ static int tail_fits(const kvx_record_header_t *record, size_t room)
 	const void *at = record;
 
 	switch (record->type) {
-	case KVX_RECORD_SPACE: {
-		const kvx_msg_space_t *space = at;
-
-		return space->text_len <= room && kvx_padded(space->text_len) == room;
-	}
+	case KVX_RECORD_SPACE:
+		return kvx_padded(((const kvx_msg_space_t *)at)->text_len) == room;
 	case KVX_RECORD_FENCE:
 		return ids_size(((const kvx_msg_fence_t *)at)->n, room) == room;
 	case KVX_RECORD_SAVE:

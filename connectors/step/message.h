@@ -152,11 +152,12 @@ typedef struct kvx_msg_buf {
 	uint8_t *data;
 	size_t len, cap;
 	size_t record; /* offset of the record just started */
-	uint32_t records;
+	uint32_t magic, records;
 	int failed;
 } kvx_msg_buf_t;
 /* Reserve memory for that many bytes more, so that adding them cannot fail. 0: there is none. */
 int kvx_msg_reserve(kvx_msg_buf_t *bytes, size_t more);
+/* Start the next message. The bytes of the last one stay as they are until a record is added or memory reserved. */
 void kvx_msg_reset(kvx_msg_buf_t *bytes, uint32_t magic);
 /* Start a record of `size` zeroed bytes; its address until the next call, or NULL. */
 void *kvx_msg_add_record(kvx_msg_buf_t *bytes, uint32_t type, size_t size);
