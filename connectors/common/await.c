@@ -1,6 +1,7 @@
 #include "common/await.h"
 
 #include "kv/shm.h"
+#include "kv/status.h"
 
 #define BRIEF_NS UINT64_C(1000000) /* within this time a wait is short, so the processor stays awake */
 #define BRIEF_US 50u
@@ -15,6 +16,32 @@ uint32_t kvx_miss_reason(const kvc_space_t *space)
 	kvc_match(space, &any, 0, &match);
 
 	return match.why;
+}
+
+uint32_t kvx_miss_reason_of(kvc_status_t status)
+{
+	switch (status) {
+	case KVC_OK:
+	case KVC_MISS:
+		return KV_WHY_EVICTED;
+	case KVC_PENDING:
+	case KVC_ERR_TIMEOUT:
+		return KV_WHY_TIMEOUT;
+	case KVC_ERR_CORRUPT:
+		return KV_WHY_CORRUPT;
+	case (kvc_status_t)KV_ERR_IO:
+		return KV_WHY_UNREADABLE;
+	case KVC_ERR_STALE_EPOCH:
+		return KV_WHY_STALE_EPOCH;
+	case KVC_ERR_DAEMON_STALE:
+		return KV_WHY_DAEMON_STALE;
+	case KVC_ERR_CLOSED:
+	case KVC_ERR_REVOKED:
+	case KVC_ERR_UNREACHABLE:
+		return KV_WHY_NO_DAEMON;
+	default:
+		return KV_WHY_NONE;
+	}
 }
 
 int kvx_await_daemon(kvc_t *kvc, const kv_env_t *env, uint64_t since, uint64_t until)

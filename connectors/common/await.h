@@ -11,6 +11,8 @@
 
 /* Why nothing can be found in the space now; KV_WHY_NONE: it can. */
 uint32_t kvx_miss_reason(const kvc_space_t *space);
+/* Why a lease or load in that state has brought less than it was asked for; KV_WHY_NONE: it was refused. */
+uint32_t kvx_miss_reason_of(kvc_status_t status);
 /* Wait a little, at most until `until`, for whatever the daemon does next. `since`: when this wait began. 0: no longer.
  */
 int kvx_await_daemon(kvc_t *kvc, const kv_env_t *env, uint64_t since, uint64_t until);

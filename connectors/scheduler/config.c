@@ -1,6 +1,5 @@
 /* What kvx_scheduler_open() is given: checked, and copied. */
 #include "scheduler/config.h"
-#include "scheduler/message_buffer.h"
 #include "scheduler/requests.h"
 
 #include <stdio.h>
@@ -131,9 +130,9 @@ static kvc_status_t take_arrays(kvx_scheduler_t *scheduler, const kvx_scheduler_
 	memcpy(scheduler->writers, config->writers, config->writer_count * sizeof *scheduler->writers);
 
 	/* Reserved at open, so that a message can always name the blocks allocated in its step. */
-	scheduler->reserved_bytes = kvx_fence_record_bytes(config->max_blocks);
+	scheduler->reserved_bytes = sizeof(kvx_msg_fence_t) + kvx_padded(config->max_blocks * sizeof(uint32_t));
 	kvx_msg_reset(&scheduler->message, KVX_MSG_MAGIC);
-	if (scheduler->message.failed || !kvx_buffer_reserve(scheduler, 0)) {
+	if (!kvx_message_reserve(scheduler, 0)) {
 		return KVC_ERR_NOMEM;
 	}
 
@@ -167,15 +166,4 @@ kvc_status_t kvx_scheduler_apply_config(kvx_scheduler_t *scheduler, const kvx_sc
 	kvx_cost_model_init(&scheduler->cost_model, scheduler->groups[0].block_tokens, scheduler->token_bytes);
 
 	return take_arrays(scheduler, config);
-}
-
-uint32_t kvx_scheduler_find_group(const kvx_scheduler_t *scheduler, uint32_t number)
-{
-	for (uint32_t g = 0; g < scheduler->group_count; g++) {
-		if (scheduler->groups[g].id == number) {
-			return g;
-		}
-	}
-
-	return UINT32_MAX;
 }

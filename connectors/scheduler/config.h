@@ -7,7 +7,5 @@
 /* KVC_ERR_ARG, and a sentence for kvx_scheduler_last_error(). */
 kvc_status_t kvx_scheduler_reject_config(const char *why);
 kvc_status_t kvx_scheduler_apply_config(kvx_scheduler_t *scheduler, const kvx_scheduler_config_t *config);
-/* Index of the group with that number; UINT32_MAX: there is none. */
-uint32_t kvx_scheduler_find_group(const kvx_scheduler_t *scheduler, uint32_t number);
 
 #endif

@@ -37,20 +37,20 @@ static uint64_t space_epoch(const kvc_space_t *space)
 	return info.epoch;
 }
 
-void kvx_key_view_init(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request, uint32_t number,
-		       uint32_t tokens, kvx_key_view_t *view)
+void kvx_key_view_init(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request, uint32_t tokens,
+		       kvx_key_view_t *view)
 {
 	uint32_t n = 0;
 
 	*view = (kvx_key_view_t){.scheduler = scheduler, .hashes = ask->hashes, .request = request};
 	view->source = (kvc_key_source_t){.key = key_at, .ctx = view};
-	if (number >= scheduler->space_count || !scheduler->spaces[number].open) {
+	if (request->space >= scheduler->space_count || !scheduler->spaces[request->space].open) {
 		return;
 	}
-	view->space = scheduler->spaces[number].space;
+	view->space = scheduler->spaces[request->space].space;
 	if (scheduler->foreign) {
 		n = ask->hashes && ask->hashes->at ? ask->hashes->n : 0;
-	} else if (request && request->own.epoch && request->own.epoch == space_epoch(view->space)) {
+	} else if (request->own.epoch && request->own.epoch == space_epoch(view->space)) {
 		n = request->own.n;
 	}
 	view->n = tokens / scheduler->unit < n ? tokens / scheduler->unit : n;

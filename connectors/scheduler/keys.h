@@ -15,8 +15,8 @@ typedef struct kvx_key_view {
 	kvc_key_source_t source;
 } kvx_key_view_t;
 
-/* Keys of the first `tokens` tokens. */
-void kvx_key_view_init(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request, uint32_t number,
-		       uint32_t tokens, kvx_key_view_t *view);
+/* Keys of the request's first `tokens` tokens, in its space. */
+void kvx_key_view_init(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request, uint32_t tokens,
+		       kvx_key_view_t *view);
 
 #endif

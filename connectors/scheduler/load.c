@@ -1,25 +1,387 @@
-/* Loads: a cached lease (scheduler/lease_cache.h) is bound to the engine's blocks, goes to the ranks in the step
- * message, and ends when every rank has reported it.
+/* Loads, from the lease of a hit to the reports of all ranks.
  *
- * Once emitted, a load keeps its leases until every rank has reported, also when the request is gone: a rank may still
+ *   match --lease--> cached --admitted--> started --step message--> sent --reported by every rank--> freed
+ *                    cached --computed without it, or gone--> freed
+ *                    cached --not looked up for a while--> given back: without leases, out of the list
+ *
+ * A match that finds something leases it before the engine is told, so the blocks are there when the engine counts on
+ * them, and reserves the bytes of the LOAD record, so that starting a load needs no memory. The answer is awaited as
+ * long as computing would take, within bounds (docs/decisions/021). A later answer is there when the engine asks again.
+ *
+ * Once sent, a load keeps its leases until every rank has reported, also when the request is gone: a rank may still
  * read them. If a rank never reports, the leases are released after GIVE_UP times the ranks' own deadline. */
 #include "scheduler/load.h"
-#include "scheduler/config.h"
-#include "scheduler/lease_cache.h"
-#include "scheduler/message_buffer.h"
+#include "common/await.h"
+#include "scheduler/keys.h"
 #include "scheduler/requests.h"
 #include "scheduler/save.h"
+#include "scheduler/spaces.h"
 
-#define GIVE_UP 4u /* times load_ms */
+#define WAIT_MS    100u  /* longest wait for an answer while the heartbeat moves */
+#define LATE_MS    20u   /* the same after a late answer, until the next one is in time */
+#define LATE_PART  8u    /* and at most this part of what computing would take */
+#define IDLE_MS    1000u /* released when no lookup has asked for it for so long */
+#define RETRY_PART 8u    /* a renewal that could not be sent is tried again after this part of the interval */
+#define GIVE_UP    4u    /* times load_ms */
+
+/* ---- loads as objects ------------------------------------------------------------------------ */
+
+static void append_load(kvx_scheduler_t *scheduler, kvx_sload_t *load)
+{
+	load->link = scheduler->loads_end;
+	*load->link = load;
+	scheduler->loads_end = &load->next;
+	scheduler->load_count++;
+}
+
+static void unlink_load(kvx_scheduler_t *scheduler, kvx_sload_t *load)
+{
+	if (!load->link) {
+		return; /* given back */
+	}
+	*load->link = load->next;
+	*(load->next ? &load->next->link : &scheduler->loads_end) = load->link;
+	load->next = NULL;
+	load->link = NULL;
+	scheduler->load_count--;
+}
+
+static void renew_leases(const kvx_scheduler_t *scheduler, kvx_sload_t *load, uint64_t now)
+{
+	const uint64_t every = scheduler->load_ms * KVX_MS;
+	int sent = 1;
+
+	for (uint32_t p = 0; p < load->parts; p++) {
+		if (load->part[p].lease && kvc_lease_renew(load->part[p].lease, scheduler->load_ms * 2u) != KVC_OK) {
+			sent = 0;
+		}
+	}
+	/* The next regular renewal would come after the lease has ended. */
+	load->renewed_ns = sent ? now : now - every + every / RETRY_PART;
+}
+
+static void release_leases(kvx_sload_t *load)
+{
+	for (uint32_t p = 0; p < load->parts; p++) {
+		kvc_release(&load->part[p].lease, 1);
+		load->part[p].lease = NULL;
+	}
+}
+
+static void free_load(kvx_scheduler_t *scheduler, kvx_sload_t *load)
+{
+	unlink_load(scheduler, load);
+	release_leases(load);
+	scheduler->reserved_bytes -= load->bytes;
+	kv_free(scheduler->env, load);
+}
+
+/* ---- leasing --------------------------------------------------------------------------------- */
+
+/* One lease for each part. */
+static kvc_status_t start_leases(const kvx_scheduler_t *scheduler, kvc_space_t *space, kvx_key_view_t *view,
+				 kvx_sload_t *load)
+{
+	kvc_status_t status = view->n < load->units ? KVC_ERR_ARG : KVC_OK;
+
+	for (uint32_t p = 0; p < load->parts && status == KVC_OK; p++) {
+		const kvc_want_t want = {
+			.struct_size = sizeof want,
+			.group = scheduler->groups[load->part[p].index].id,
+			.n = load->units,
+			.skip = load->part[p].first,
+			.ttl_ms = scheduler->load_ms * 2u,
+			.source = &view->source,
+		};
+
+		status = kvc_lease_start(space, &want, &load->part[p].lease);
+		if (status != KVC_OK) {
+			load->part[p].lease = NULL;
+		} else if (view->bad) {
+			status = KVC_ERR_ARG;
+		}
+	}
+
+	return status;
+}
+
+/* Which blocks of each group the load covers. Returns how many. */
+static uint32_t fill_parts(const kvx_scheduler_t *scheduler, const kvc_space_t *space, kvx_sload_t *load)
+{
+	uint32_t blocks = 0;
+
+	for (uint32_t g = 0; g < scheduler->group_count; g++) {
+		const uint32_t local = load->local / scheduler->groups[g].block_tokens;
+		uint32_t first = 0, end = 0;
+
+		kvc_group_range(space, scheduler->groups[g].id, load->units, &first, &end);
+		first = first > local ? first : local;
+		if (first < end) {
+			load->part[load->parts++] = (kvx_sload_part_t){.index = g, .first = first, .n = end - first};
+			blocks += end - first;
+		}
+	}
+
+	return blocks;
+}
+
+/* At most of a LOAD record of so many tokens. */
+static size_t record_bytes(const kvx_scheduler_t *scheduler, uint32_t tokens)
+{
+	size_t bytes = sizeof(kvx_msg_load_t) + KVX_MAX_ID;
+
+	for (uint32_t g = 0; g < scheduler->group_count; g++) {
+		const size_t blocks = tokens / scheduler->groups[g].block_tokens;
+
+		bytes += sizeof(kvx_msg_part_t) + kvx_padded(blocks * sizeof(uint32_t));
+	}
+
+	return bytes;
+}
+
+/* One allocation: the load, the ids, the request's id. `shape` has the parts. */
+static kvx_sload_t *create_load(kvx_scheduler_t *scheduler, const kvx_request_t *request, const kvx_sload_t *shape,
+				uint32_t blocks)
+{
+	kvx_sload_t *load = kv_alloc(scheduler->env, sizeof *load + blocks * sizeof(uint32_t) + request->id_len);
+	uint32_t *ids;
+
+	if (!load) {
+		return NULL;
+	}
+	*load = *shape;
+	ids = (uint32_t *)(void *)(load + 1);
+	for (uint32_t p = 0; p < load->parts; p++) {
+		load->part[p].ids = ids;
+		ids += load->part[p].n;
+	}
+	load->id = (char *)ids;
+	load->id_len = request->id_len;
+	memcpy(load->id, request->id, request->id_len);
+	scheduler->reserved_bytes += load->bytes;
+	append_load(scheduler, load);
+
+	return load;
+}
+
+/* How long the answer is worth waiting for. The length of a stall is unknown: a wait as long as computing costs at most
+ * twice the better choice (docs/decisions/021). Before anything was computed, loading counts as worth the wait. */
+static uint64_t max_wait_ns(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t tokens)
+{
+	const uint64_t compute = kvx_cost_model_compute_ns(&scheduler->cost_model, ask->local, tokens);
+	const uint64_t least = scheduler->wait_us * UINT64_C(1000);
+	const uint64_t most = (scheduler->lease_late ? LATE_MS : WAIT_MS) * KVX_MS;
+	const uint64_t worth = !compute ? most : scheduler->lease_late ? compute / LATE_PART : compute;
+
+	return ask->polled || worth < least ? least : worth < most ? worth : most;
+}
+
+static kvc_status_t start_lease(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t end)
+{
+	kvc_space_t *space = scheduler->spaces[request->space].space;
+	const uint64_t now = kv_now_ns(scheduler->env);
+	kvx_sload_t shape = {
+		.hash = request->hash,
+		.serial = request->serial,
+		.space = request->space,
+		.generation = scheduler->generation,
+		.local = ask->local,
+		.units = end / scheduler->unit,
+		.bytes = record_bytes(scheduler, end),
+		.asked_ns = now,
+		.renewed_ns = now,
+		.until_ns = now + max_wait_ns(scheduler, ask, end - ask->local),
+	};
+	const uint32_t blocks = fill_parts(scheduler, space, &shape);
+	kvx_key_view_t view;
+	kvx_sload_t *load;
+	kvc_status_t status;
+
+	if (scheduler->load_count >= KVX_LOADS_MAX || !kvx_message_reserve(scheduler, shape.bytes)) {
+		return KVC_ERR_LIMIT;
+	}
+	load = create_load(scheduler, request, &shape, blocks);
+	if (!load) {
+		return KVC_ERR_NOMEM;
+	}
+	kvx_key_view_init(scheduler, ask, request, end, &view);
+	status = start_leases(scheduler, space, &view, load);
+	if (status != KVC_OK) {
+		free_load(scheduler, load);
+		return status;
+	}
+	request->cached = load;
+
+	return KVC_OK;
+}
+
+/* ---- answers --------------------------------------------------------------------------------- */
+
+/* The worst of its leases: PENDING before OK, anything else before both. */
+static kvc_status_t worst_lease_state(const kvx_sload_t *load)
+{
+	kvc_status_t worst = KVC_OK;
+
+	for (uint32_t p = 0; p < load->parts; p++) {
+		const kvc_status_t state = kvc_lease_state(load->part[p].lease);
+
+		if (state != KVC_OK && state != KVC_PENDING) {
+			return state;
+		}
+		worst = state == KVC_PENDING ? state : worst;
+	}
+
+	return worst;
+}
+
+static kvc_status_t await_leases(kvx_scheduler_t *scheduler, const kvx_sload_t *load)
+{
+	const uint64_t since = kv_now_ns(scheduler->env);
+	kvc_status_t state = worst_lease_state(load);
+	int more = 1;
+
+	while (state == KVC_PENDING && more) {
+		more = kvx_scheduler_await_daemon(scheduler, since, load->until_ns);
+		state = worst_lease_state(load);
+	}
+	scheduler->lease_late = state == KVC_PENDING && kv_now_ns(scheduler->env) >= load->until_ns;
+
+	return state;
+}
+
+/* Tokens from the start that are leased. Of several groups all that was asked for, or nothing. */
+static uint32_t leased_tokens(const kvx_scheduler_t *scheduler, const kvx_sload_t *load)
+{
+	const uint32_t block_tokens = scheduler->groups[0].block_tokens;
+
+	for (uint32_t p = 0; p < load->parts; p++) {
+		const uint32_t n = kvc_lease_n(load->part[p].lease);
+
+		if (scheduler->group_count == 1) {
+			return n * block_tokens;
+		}
+		if (n < load->part[p].first + load->part[p].n) {
+			return 0;
+		}
+	}
+
+	return load->units * scheduler->unit;
+}
+
+/* The cached leases, granted or requested, cover these units. */
+static int covers_blocks(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request,
+			 uint32_t units)
+{
+	const kvx_sload_t *cached = request->cached;
+
+	if (cached->space != request->space || cached->local > ask->local) {
+		return 0;
+	}
+
+	return scheduler->group_count == 1 ? cached->units >= units
+					   : cached->units == units && cached->local == ask->local;
+}
+
+/* They do, and they are of the daemon that is attached now. */
+static int is_reusable(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request,
+		       uint32_t units)
+{
+	return request->cached->generation == scheduler->generation && covers_blocks(scheduler, ask, request, units);
+}
+
+/* ---- the cache ------------------------------------------------------------------------------- */
+
+void kvx_lease_cache_drop(kvx_scheduler_t *scheduler, kvx_request_t *request)
+{
+	if (request->cached) {
+		free_load(scheduler, request->cached);
+		request->cached = NULL;
+	}
+}
+
+/* The load stays with its request: one that the engine starts after all is reported as failed, which needs memory. */
+void kvx_lease_cache_give_back(kvx_scheduler_t *scheduler, kvx_sload_t *load)
+{
+	unlink_load(scheduler, load);
+	release_leases(load);
+	load->generation = 0;
+}
+
+uint32_t kvx_lease_cache_acquire(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t end,
+				 kvc_status_t *p_status)
+{
+	uint32_t tokens;
+
+	*p_status = KVC_OK;
+	if (request->cached && !is_reusable(scheduler, ask, request, end / scheduler->unit)) {
+		kvx_lease_cache_drop(scheduler, request);
+	}
+	if (!request->cached) {
+		*p_status = start_lease(scheduler, ask, request, end);
+	}
+	if (!request->cached) {
+		return ask->local;
+	}
+	request->cached->used_ns = kv_now_ns(scheduler->env);
+	*p_status = await_leases(scheduler, request->cached);
+	if (*p_status == KVC_PENDING) {
+		scheduler->stats.late_answers++;
+		return ask->local;
+	}
+	tokens = *p_status == KVC_OK ? leased_tokens(scheduler, request->cached) : 0;
+	if (tokens <= ask->local) {
+		scheduler->stats.lease_lost++;
+		kvx_lease_cache_drop(scheduler, request);
+		return ask->local;
+	}
+
+	return tokens < end ? tokens : end;
+}
 
 /* ---- taking what is leased ------------------------------------------------------------------- */
+
+/* Drop the blocks that the engine has computed since, and those it does not want. */
+static void trim_load(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t units, kvx_sload_t *load)
+{
+	const uint32_t block_tokens = scheduler->groups[0].block_tokens;
+	kvx_sload_part_t *part = &load->part[0];
+	const uint32_t local = ask->local / block_tokens, end = units * scheduler->unit / block_tokens;
+
+	if (scheduler->group_count > 1) {
+		return; /* leased for exactly these units */
+	}
+	part->first = part->first > local ? part->first : local;
+	part->n = end - part->first;
+}
+
+/* The request's cached load, cut to units [local, units), without leases if they are lost; NULL: match() has found
+ * less. It goes to the end of the list. */
+static kvx_sload_t *take_cached(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request,
+				uint32_t units)
+{
+	kvx_sload_t *load = request->cached;
+
+	if (!load || !covers_blocks(scheduler, ask, request, units)) {
+		kvx_lease_cache_drop(scheduler, request);
+		return NULL;
+	}
+	request->cached = NULL;
+	unlink_load(scheduler, load);
+	append_load(scheduler, load);
+	trim_load(scheduler, ask, units, load);
+	if (load->generation != scheduler->generation || worst_lease_state(load) != KVC_OK) {
+		release_leases(load);
+	}
+
+	return load;
+}
 
 /* Fill in the engine's blocks; KVX_NO_BLOCK where the table has no block yet. */
 static void bind_blocks(const kvx_scheduler_t *scheduler, const kvx_request_t *request, kvx_sload_t *load)
 {
 	for (uint32_t p = 0; p < load->parts; p++) {
 		kvx_sload_part_t *part = &load->part[p];
-		const kvx_request_group_t *group = &request->groups[kvx_scheduler_find_group(scheduler, part->group)];
+		const kvx_request_group_t *group = &request->groups[part->index];
 
 		for (uint32_t i = 0; i < part->n; i++) {
 			const uint32_t at = part->first + i;
@@ -31,10 +393,68 @@ static void bind_blocks(const kvx_scheduler_t *scheduler, const kvx_request_t *r
 	load->ranks_left = scheduler->writer_count;
 }
 
-static void emit_load(kvx_scheduler_t *scheduler, const kvx_sload_t *load, const kvc_handle_t *handles)
+void kvx_scheduler_start_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_hit_t *hit)
 {
+	kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
+	kvx_sload_t *load;
+
+	if (!request || !hit || hit->tokens == 0) {
+		return;
+	}
+	load = take_cached(scheduler, ask, request, (ask->local + hit->tokens) / scheduler->unit);
+	if (!load) {
+		return;
+	}
+	scheduler->stats.loads++;
+	scheduler->stats.loads_async += hit->async != 0;
+	scheduler->stats.load_tokens += hit->tokens;
+	scheduler->stats.disk_tokens += hit->disk_tokens;
+	request->load_status = KVC_PENDING;
+	load->number = ++scheduler->load_number;
+	load->step = scheduler->step;
+	load->flags = hit->async ? KVX_MSG_ASYNC : 0;
+	load->timeout_ms = ask->load_ms ? ask->load_ms : scheduler->load_ms;
+	load->disk_tokens = hit->disk_tokens;
+	load->cpu_tokens = hit->tokens - hit->disk_tokens;
+	if (!hit->async) {
+		scheduler->sync_loads++;
+		load->sync_ns = kvx_cost_model_load_ns(&scheduler->cost_model, load->cpu_tokens, load->disk_tokens);
+	}
+	bind_blocks(scheduler, request, load);
+}
+
+/* ---- telling the ranks ----------------------------------------------------------------------- */
+
+/* Handles of the leases that are still valid, zeros for the rest. */
+static uint32_t export_leases(kvx_scheduler_t *scheduler, kvx_sload_t *load, kvc_handle_t *handles)
+{
+	uint32_t leased = 0;
+
+	for (uint32_t p = 0; p < load->parts; p++) {
+		kvx_sload_part_t *part = &load->part[p];
+
+		if (part->lease && kvc_lease_state(part->lease) == KVC_OK &&
+		    kvc_lease_export(part->lease, &handles[p]) == KVC_OK) {
+			leased++;
+			continue;
+		}
+		handles[p] = (kvc_handle_t){0};
+		kvc_release(&part->lease, 1);
+		part->lease = NULL;
+	}
+	scheduler->stats.lease_lost += leased < load->parts;
+
+	return leased;
+}
+
+static void emit_load(kvx_scheduler_t *scheduler, kvx_sload_t *load)
+{
+	kvc_handle_t handles[KVX_MAX_GROUPS];
 	kvx_msg_load_t *record = kvx_msg_add_record(&scheduler->message, KVX_RECORD_LOAD, sizeof *record);
 
+	if (export_leases(scheduler, load, handles) == 0) {
+		load->flags |= KVX_MSG_NO_LEASE;
+	}
 	if (!record) {
 		return;
 	}
@@ -47,51 +467,75 @@ static void emit_load(kvx_scheduler_t *scheduler, const kvx_sload_t *load, const
 	(void)kvx_msg_append(&scheduler->message, load->id, load->id_len);
 	for (uint32_t p = 0; p < load->parts; p++) {
 		const kvx_sload_part_t *part = &load->part[p];
-		const kvx_msg_part_t head = {
-			.group = part->group, .n = part->n, .first = part->first, .lease = handles[p]};
+		const kvx_msg_part_t head = {.group = scheduler->groups[part->index].id,
+					     .n = part->n,
+					     .first = part->first,
+					     .lease = handles[p]};
 
 		(void)kvx_msg_append(&scheduler->message, &head, sizeof head);
 		(void)kvx_msg_append(&scheduler->message, part->ids, part->n * sizeof(uint32_t));
 	}
 }
 
-/* What match() has reserved for the record is the load's now. */
-static void append_load(kvx_scheduler_t *scheduler, kvx_request_t *request, kvx_sload_t *load)
+static void emit_drop(kvx_scheduler_t *scheduler, kvx_sload_t *load)
 {
-	load->next = NULL;
-	*scheduler->loads_end = load;
-	scheduler->loads_end = &load->next;
-	scheduler->load_count++;
-	load->bytes = request->tentative_bytes;
-	kvx_buffer_reserve_tentative(scheduler, request, 0);
-	scheduler->reserved_bytes += load->bytes;
+	kvx_msg_drop_t *record;
+
+	if (kvx_message_reserve(scheduler, sizeof *record)) {
+		record = kvx_msg_add_record(&scheduler->message, KVX_RECORD_DROP, sizeof *record);
+		record->load = load->number;
+		load->must_emit_drop = 0;
+	}
+}
+
+void kvx_loads_emit(kvx_scheduler_t *scheduler, uint64_t now)
+{
+	for (kvx_sload_t *load = scheduler->loads; load; load = load->next) {
+		if (load->number && !load->sent) {
+			emit_load(scheduler, load);
+			load->sent = 1;
+			load->asked_ns = load->renewed_ns = now;
+			scheduler->reserved_bytes -= load->bytes;
+			load->bytes = 0;
+		}
+		if (load->must_emit_drop) {
+			emit_drop(scheduler, load);
+		}
+	}
+}
+
+int kvx_loads_have_drops(const kvx_scheduler_t *scheduler)
+{
+	const kvx_sload_t *load = scheduler->loads;
+
+	while (load && !load->must_emit_drop) {
+		load = load->next;
+	}
+
+	return load != NULL;
+}
+
+void kvx_loads_cancel(kvx_scheduler_t *scheduler, const kvx_request_t *request)
+{
+	for (kvx_sload_t *load = scheduler->loads; load; load = load->next) {
+		if (load->serial == request->serial) {
+			load->cancelled = 1;
+			load->must_emit_drop = (load->flags & KVX_MSG_ASYNC) != 0;
+		}
+	}
 }
 
 /* ---- blocks that were not filled ------------------------------------------------------------- */
 
-typedef struct kvx_invalidation {
-	kvx_scheduler_t *scheduler;
-	const kvx_request_t *by;
-	uint32_t step; /* of the load */
-} kvx_invalidation_t;
-
-/* A request with garbage in its table computes garbage: none of it is saved. */
-static void invalidate_request(void *ctx, kvx_request_t *request)
+static int has_garbage(const kvx_scheduler_t *scheduler, const kvx_request_group_t *group)
 {
-	const kvx_invalidation_t *invalidation = ctx;
-	const kvx_request_group_t *group = &request->groups[0]; /* several groups have no synchronous loads */
 	uint32_t i = 0;
 
-	if (request == invalidation->by) {
-		return;
-	}
-	while (i < group->n && !kvx_entry_is_garbage(invalidation->scheduler, &group->entries[i])) {
+	while (i < group->n && !kvx_entry_is_garbage(scheduler, &group->entries[i])) {
 		i++;
 	}
-	if (i < group->n) {
-		request->unsavable = 1;
-		kvx_puts_revoke(invalidation->scheduler, request->serial, invalidation->step);
-	}
+
+	return i < group->n;
 }
 
 void kvx_loads_mark_unverified(kvx_scheduler_t *scheduler, const kvx_request_t *request)
@@ -100,7 +544,8 @@ void kvx_loads_mark_unverified(kvx_scheduler_t *scheduler, const kvx_request_t *
 		const kvx_sload_part_t *part = &load->part[0];
 		const kvx_request_group_t *group = &request->groups[0];
 
-		if (load->serial != request->serial || (load->flags & KVX_MSG_ASYNC) || load->blocks_lost) {
+		if (load->serial != request->serial || !load->number || (load->flags & KVX_MSG_ASYNC) ||
+		    load->blocks_lost) {
 			continue;
 		}
 		load->blocks_lost = 1;
@@ -160,7 +605,8 @@ static void invalidate_table(kvx_scheduler_t *scheduler, const kvx_sload_t *load
 
 /* An engine may have entered the blocks of a synchronous load in its prefix cache when it allocated them, and keep them
  * there when the load fails (docs/decisions/019). Until the request has computed them again, every request that finds
- * them computes garbage. So its blocks are marked invalid, and puts that depend on them are revoked. */
+ * them computes garbage: none of it is saved. So its blocks are marked invalid, and puts that depend on them are
+ * revoked. */
 static void invalidate_dependents(kvx_scheduler_t *scheduler, const kvx_sload_t *load, kvx_request_t *request)
 {
 	request = load->blocks_lost ? NULL : request; /* the table names other blocks by now */
@@ -168,149 +614,15 @@ static void invalidate_dependents(kvx_scheduler_t *scheduler, const kvx_sload_t 
 		invalidate_table(scheduler, load, request);
 	}
 	invalidate_unverified(scheduler, load);
-	kvx_requests_for_each(&scheduler->requests, invalidate_request,
-			      &(kvx_invalidation_t){scheduler, request, load->step});
-}
-
-void kvx_scheduler_start_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_hit_t *hit)
-{
-	kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
-	kvx_sload_t *load;
-
-	if (!request || !hit || hit->tokens == 0 || request->tentative_bytes == 0) {
-		return; /* nothing was promised */
-	}
-	load = kvx_lease_cache_take(scheduler, ask, request, (ask->local + hit->tokens) / scheduler->unit);
-	if (!load) {
-		return;
-	}
-	scheduler->stats.loads++;
-	scheduler->stats.loads_async += hit->async != 0;
-	scheduler->stats.load_tokens += hit->tokens;
-	scheduler->stats.disk_tokens += hit->disk_tokens;
-	request->load_status = KVC_PENDING;
-	load->number = ++scheduler->load_number;
-	load->step = scheduler->step;
-	load->flags = hit->async ? KVX_MSG_ASYNC : 0;
-	load->timeout_ms = ask->load_ms ? ask->load_ms : scheduler->load_ms;
-	load->disk_tokens = hit->disk_tokens;
-	load->cpu_tokens = hit->tokens - hit->disk_tokens;
-	if (!hit->async) {
-		scheduler->sync_loads++;
-		load->sync_ns = kvx_cost_model_load_ns(&scheduler->cost_model, load->cpu_tokens, load->disk_tokens);
-	}
-	bind_blocks(scheduler, request, load);
-	append_load(scheduler, request, load);
-}
-
-/* ---- telling the ranks ----------------------------------------------------------------------- */
-
-/* Handles of the leases that are still valid, zeros for the rest. */
-static uint32_t export_leases(kvx_scheduler_t *scheduler, kvx_sload_t *load, kvc_handle_t *handles)
-{
-	uint32_t leased = 0;
-
-	for (uint32_t p = 0; p < load->parts; p++) {
-		kvx_sload_part_t *part = &load->part[p];
-
-		if (part->lease && kvc_lease_state(part->lease) == KVC_OK &&
-		    kvc_lease_export(part->lease, &handles[p]) == KVC_OK) {
-			leased++;
-			continue;
+	for (kvx_request_t *other = NULL; (other = kvx_requests_next(&scheduler->requests, other));) {
+		if (other != request && has_garbage(scheduler, &other->groups[0])) {
+			other->unsavable = 1;
+			kvx_puts_revoke(scheduler, other->serial, load->step);
 		}
-		handles[p] = (kvc_handle_t){0};
-		kvc_release(&part->lease, 1);
-		part->lease = NULL;
-	}
-	scheduler->stats.lease_lost += leased < load->parts;
-
-	return leased;
-}
-
-/* After the loads, since a request may be gone in the very step that begins to load for it. */
-static void emit_drops(kvx_scheduler_t *scheduler)
-{
-	for (kvx_sload_t *load = scheduler->loads; load && scheduler->drop_count; load = load->next) {
-		kvx_msg_drop_t *record;
-
-		if (!load->must_emit_drop || !load->sent || !kvx_buffer_reserve(scheduler, sizeof *record)) {
-			continue;
-		}
-		record = kvx_msg_add_record(&scheduler->message, KVX_RECORD_DROP, sizeof *record);
-		record->load = load->number;
-		load->must_emit_drop = 0;
-		scheduler->drop_count--;
-	}
-}
-
-void kvx_loads_emit(kvx_scheduler_t *scheduler, uint64_t now)
-{
-	for (kvx_sload_t *load = scheduler->loads; load; load = load->next) {
-		kvc_handle_t handles[KVX_MAX_GROUPS];
-
-		if (load->sent) {
-			continue;
-		}
-		if (export_leases(scheduler, load, handles) == 0) {
-			load->flags |= KVX_MSG_NO_LEASE;
-		}
-		emit_load(scheduler, load, handles);
-		load->sent = 1;
-		scheduler->reserved_bytes -= load->bytes;
-		load->asked_ns = load->renewed_ns = now;
-	}
-
-	emit_drops(scheduler);
-}
-
-void kvx_loads_cancel(kvx_scheduler_t *scheduler, const kvx_request_t *request)
-{
-	for (kvx_sload_t *load = scheduler->loads; load; load = load->next) {
-		if (load->serial != request->serial || load->cancelled) {
-			continue;
-		}
-		load->cancelled = 1;
-		load->must_emit_drop = (load->flags & KVX_MSG_ASYNC) != 0;
-		scheduler->drop_count += (uint32_t)load->must_emit_drop;
 	}
 }
 
 /* ---- the end --------------------------------------------------------------------------------- */
-
-static void remove_load(kvx_scheduler_t *scheduler, kvx_sload_t **link)
-{
-	kvx_sload_t *load = *link;
-
-	scheduler->drop_count -= (uint32_t)load->must_emit_drop;
-	*link = load->next;
-	if (scheduler->loads_end == &load->next) {
-		scheduler->loads_end = link;
-	}
-	scheduler->load_count--;
-	kvx_load_free(scheduler, load);
-}
-
-static uint32_t miss_reason(kvc_status_t failure)
-{
-	switch (failure) {
-	case KVC_MISS:
-		return KV_WHY_EVICTED;
-	case KVC_ERR_TIMEOUT:
-		return KV_WHY_TIMEOUT;
-	case KVC_ERR_CORRUPT:
-		return KV_WHY_CORRUPT;
-	case (kvc_status_t)KV_ERR_IO:
-		return KV_WHY_UNREADABLE;
-	case KVC_ERR_DAEMON_STALE:
-		return KV_WHY_DAEMON_STALE;
-	case KVC_ERR_CLOSED:
-	case KVC_ERR_REVOKED:
-	case KVC_ERR_UNREACHABLE:
-		return KV_WHY_NO_DAEMON;
-	default:
-		return KV_WHY_NONE;
-	}
-}
 
 /* A rank has loaded less than was leased. */
 static void fail_load(kvx_scheduler_t *scheduler, kvx_sload_t *load, kvc_status_t why)
@@ -328,7 +640,7 @@ static void fail_load(kvx_scheduler_t *scheduler, kvx_sload_t *load, kvc_status_
 	if (request) {
 		request->failed = 1;
 		request->load_status = why;
-		request->why = miss_reason(why);
+		request->why = kvx_miss_reason_of(why);
 		kvx_request_restart_saving(request); /* the daemon has dropped a damaged block since */
 	}
 	kvx_puts_revoke(scheduler, load->serial, load->step);
@@ -353,13 +665,11 @@ static void add_load_sample(kvx_scheduler_t *scheduler, const kvx_sload_t *load)
 
 void kvx_loads_take_report(kvx_scheduler_t *scheduler, const kvx_report_loaded_t *report)
 {
-	kvx_sload_t **link = &scheduler->loads;
-	kvx_sload_t *load;
+	kvx_sload_t *load = scheduler->loads;
 
-	while (*link && (*link)->number != report->load) {
-		link = &(*link)->next;
+	while (load && load->number != report->load) {
+		load = load->next;
 	}
-	load = *link;
 	if (!load || !load->sent) {
 		return; /* given up already */
 	}
@@ -372,34 +682,48 @@ void kvx_loads_take_report(kvx_scheduler_t *scheduler, const kvx_report_loaded_t
 	if (load->ranks_left == 0) {
 		scheduler->stats.loads_done += !load->failed;
 		add_load_sample(scheduler, load);
-		remove_load(scheduler, link);
+		free_load(scheduler, load);
 	}
 }
 
-/* Renew leases while ranks still read, up to the limit. */
+/* Renew leases while they may be needed, up to the limits. */
 void kvx_loads_poll(kvx_scheduler_t *scheduler, uint64_t now)
 {
 	const uint64_t load_ns = scheduler->load_ms * KVX_MS;
-	kvx_sload_t **link = &scheduler->loads;
+	kvx_sload_t *next;
 
-	while (*link) {
-		kvx_sload_t *load = *link;
-
+	for (kvx_sload_t *load = scheduler->loads; load; load = next) {
+		next = load->next;
 		if (load->sent && now - load->asked_ns > (uint64_t)GIVE_UP * load->timeout_ms * KVX_MS) {
 			fail_load(scheduler, load, KVC_ERR_TIMEOUT);
-			remove_load(scheduler, link);
-			continue;
+			free_load(scheduler, load);
+		} else if (!load->number && now - load->used_ns > IDLE_MS * KVX_MS) {
+			kvx_lease_cache_give_back(scheduler, load);
+		} else if (now - load->renewed_ns > load_ns) {
+			renew_leases(scheduler, load, now);
 		}
-		if (load->sent && now - load->renewed_ns > load_ns) {
-			kvx_load_renew_leases(scheduler, load, now);
-		}
-		link = &load->next;
 	}
 }
 
 void kvx_loads_close(kvx_scheduler_t *scheduler)
 {
-	while (scheduler->loads) {
-		remove_load(scheduler, &scheduler->loads);
+	for (kvx_request_t *request = NULL; (request = kvx_requests_next(&scheduler->requests, request));) {
+		kvx_lease_cache_drop(scheduler, request);
 	}
+	while (scheduler->loads) {
+		free_load(scheduler, scheduler->loads);
+	}
+}
+
+uint64_t kvx_loads_count_leases(const kvx_scheduler_t *scheduler)
+{
+	uint64_t leases = 0;
+
+	for (const kvx_sload_t *load = scheduler->loads; load; load = load->next) {
+		for (uint32_t p = 0; p < load->parts; p++) {
+			leases += load->part[p].lease != NULL;
+		}
+	}
+
+	return leases;
 }

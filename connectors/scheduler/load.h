@@ -1,11 +1,23 @@
-/* scheduler/load.h -- loads, from their step message to the reports of all ranks. */
+/* scheduler/load.h -- loads, from the lease of a hit to the reports of all ranks. A load is cached between match(),
+ * which leases it, and start_load(). */
 #ifndef KVX_SCHEDULER_LOAD_H
 #define KVX_SCHEDULER_LOAD_H
 
 #include "scheduler/state.h"
 
+/* Lease tokens [ask->local, end) for the request, which may be admitted next. Returns how many tokens from the start
+ * are leased, ask->local: none. *p_status: why not all (PENDING: no answer in time). */
+uint32_t kvx_lease_cache_acquire(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t end,
+				 kvc_status_t *p_status);
+void kvx_lease_cache_drop(kvx_scheduler_t *scheduler, kvx_request_t *request);
+/* Release the leases of a cached load. */
+void kvx_lease_cache_give_back(kvx_scheduler_t *scheduler, kvx_sload_t *load);
+
 void kvx_loads_emit(kvx_scheduler_t *scheduler, uint64_t now);
-/* Renew leases; give up loads that a rank does not report. */
+/* 1: the ranks are still to be told of a load whose request is gone. */
+int kvx_loads_have_drops(const kvx_scheduler_t *scheduler);
+/* Renew leases; give back those of requests that were not looked up for a while; give up loads that a rank does not
+ * report. */
 void kvx_loads_poll(kvx_scheduler_t *scheduler, uint64_t now);
 void kvx_loads_close(kvx_scheduler_t *scheduler);
 void kvx_loads_take_report(kvx_scheduler_t *scheduler, const kvx_report_loaded_t *report);
@@ -13,5 +25,6 @@ void kvx_loads_take_report(kvx_scheduler_t *scheduler, const kvx_report_loaded_t
 void kvx_loads_mark_unverified(kvx_scheduler_t *scheduler, const kvx_request_t *request);
 /* The request is gone: its asynchronous loads end early. */
 void kvx_loads_cancel(kvx_scheduler_t *scheduler, const kvx_request_t *request);
+uint64_t kvx_loads_count_leases(const kvx_scheduler_t *scheduler);
 
 #endif

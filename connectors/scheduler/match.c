@@ -1,8 +1,7 @@
 /* Match: how much of a request is stored, and whether loading it pays. */
 #include "common/await.h"
 #include "scheduler/keys.h"
-#include "scheduler/lease_cache.h"
-#include "scheduler/message_buffer.h"
+#include "scheduler/load.h"
 #include "scheduler/requests.h"
 #include "scheduler/spaces.h"
 
@@ -12,15 +11,14 @@
 #define AGAIN_MS  20u              /* pause between two searches */
 #define ANSWER_NS (1000u * KVX_MS) /* a waiting request that asks again gets the same answer for so long */
 #define SLICE_US  50u
-#define INSIDE_NS                                                                                                      \
-	UINT64_C(25000000) /* most that synchronous loads of one step may take together: docs/decisions/015            \
-			    */
+#define INSIDE_NS (25u * KVX_MS) /* most that synchronous loads of one step may take together: docs/decisions/015 */
 
 /* 1: load asynchronously. A synchronous load holds up every request of its step, and on an engine that plans ahead also
  * the answers of the step before (docs/decisions/015). */
 static int is_async(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t cpu, uint32_t disk)
 {
 	uint64_t sync_ns = kvx_cost_model_load_ns(&scheduler->cost_model, cpu, disk);
+	int others = 0;
 
 	if (scheduler->group_count > 1 || scheduler->mode == KVX_LOAD_ASYNC) {
 		return 1;
@@ -30,9 +28,10 @@ static int is_async(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t c
 	}
 	for (const kvx_sload_t *load = scheduler->loads; load; load = load->next) {
 		sync_ns += load->sync_ns;
+		others |= load->number != 0;
 	}
 	if (ask->busy == 0) {
-		return scheduler->loads && sync_ns >= INSIDE_NS;
+		return others && sync_ns >= INSIDE_NS;
 	}
 	if (disk > 0 && disk >= cpu / 3u) {
 		return 1;
@@ -54,33 +53,10 @@ static void log_state_change(const kvx_cost_decision_t *answer)
 	}
 }
 
-/* Ask the cost model, once for a request that waits: each answer counts, and may be a sample. */
-static void decide_once(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_cost_query_t *query,
-			kvx_cost_decision_t *answer)
-{
-	kvx_request_t *request = kvx_requests_find_or_add(&scheduler->requests, ask->id, ask->id_len);
-	const kvx_cost_query_t *last = request ? &request->cost_query : &(const kvx_cost_query_t){0};
-	kvx_scheduler_stats_t *stats = &scheduler->stats;
-
-	if (last->now_ns && query->now_ns - last->now_ns < ANSWER_NS && last->local == query->local &&
-	    last->cpu == query->cpu && last->disk == query->disk) {
-		*answer = request->cost_answer;
-		return;
-	}
-	kvx_cost_model_decide(&scheduler->cost_model, query, answer);
-	log_state_change(answer);
-	stats->cost_model_stops += answer->state_changed > 0;
-	stats->cost_model_resumes += answer->state_changed < 0;
-	stats->cost_model_samples += answer->choice == KVX_LOAD_SAMPLE;
-	stats->cost_model_cuts += answer->choice == KVX_LOAD && answer->cpu + answer->disk < query->cpu + query->disk;
-	if (request) {
-		request->cost_query = *query;
-		request->cost_answer = *answer;
-	}
-}
-
-/* Leave out the parts of the hit that cost more to load than to compute. 0: nothing is left. */
-static int apply_cost_model(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t *p_cpu, uint32_t *p_disk)
+/* Leave out the parts of the hit that cost more to load than to compute. 0: nothing is left. The cost model is asked
+ * once for a request that waits: each answer counts, and may be a sample. */
+static int apply_cost_model(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t *p_cpu,
+			    uint32_t *p_disk)
 {
 	const kvx_cost_query_t query = {
 		.now_ns = kv_now_ns(scheduler->env),
@@ -91,29 +67,33 @@ static int apply_cost_model(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, ui
 		/* several groups cannot serve a shorter prefix: a window may lack blocks */
 		.grain = scheduler->group_count == 1 ? scheduler->groups[0].block_tokens : 0,
 	};
-	kvx_cost_decision_t answer;
+	const kvx_cost_query_t *last = &request->cost_query;
+	kvx_cost_decision_t *answer = &request->cost_answer;
+	kvx_scheduler_stats_t *stats = &scheduler->stats;
 
 	if (!scheduler->use_cost_model) {
 		return 1;
 	}
-	decide_once(scheduler, ask, &query, &answer);
-	*p_cpu = answer.cpu;
-	*p_disk = answer.disk;
+	if (!last->now_ns || query.now_ns - last->now_ns >= ANSWER_NS || last->local != query.local ||
+	    last->cpu != query.cpu || last->disk != query.disk) {
+		kvx_cost_model_decide(&scheduler->cost_model, &query, answer);
+		request->cost_query = query;
+		log_state_change(answer);
+		stats->cost_model_stops += answer->state_changed > 0;
+		stats->cost_model_resumes += answer->state_changed < 0;
+		stats->cost_model_samples += answer->choice == KVX_LOAD_SAMPLE;
+		stats->cost_model_cuts +=
+			answer->choice == KVX_LOAD && answer->cpu + answer->disk < query.cpu + query.disk;
+	}
+	*p_cpu = answer->cpu;
+	*p_disk = answer->disk;
 
-	return answer.choice != KVX_RECOMPUTE;
+	return answer->choice != KVX_RECOMPUTE;
 }
 
-/* Reserve all memory the load will need now: a load that was promised must not fail for lack of memory. */
-static int reserve_for_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t number, uint32_t units)
+/* Reserve the block tables that the load will need now: a load that was promised must not fail for lack of memory. */
+static int reserve_tables(kvx_scheduler_t *scheduler, kvx_request_t *request, uint32_t tokens)
 {
-	kvx_request_t *request = kvx_requests_find_or_add(&scheduler->requests, ask->id, ask->id_len);
-	const uint32_t tokens = ask->tokens > units * scheduler->unit ? ask->tokens : units * scheduler->unit;
-	const size_t bytes = kvx_load_record_bytes(scheduler, units);
-
-	if (!request || scheduler->load_count + scheduler->cached_count >= KVX_LOADS_MAX) {
-		return 0;
-	}
-	request->space = number;
 	for (uint32_t g = 0; g < scheduler->group_count; g++) {
 		const uint32_t blocks = tokens / scheduler->groups[g].block_tokens + 1u;
 
@@ -121,12 +101,6 @@ static int reserve_for_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, ui
 			return 0;
 		}
 	}
-
-	kvx_buffer_reserve_tentative(scheduler, request, 0);
-	if (!kvx_buffer_reserve(scheduler, bytes)) {
-		return 0;
-	}
-	kvx_buffer_reserve_tentative(scheduler, request, bytes);
 
 	return 1;
 }
@@ -149,87 +123,70 @@ static void count_missed(kvx_scheduler_t *scheduler, uint32_t why, uint32_t toke
 
 	if (why < KV_COUNT_OF(counters) && counters[why]) {
 		*counters[why] += tokens;
+	} else {
+		stats->miss_tokens_refused += tokens;
 	}
 }
 
-/* Why a lease did not bring all that was found. */
-static uint32_t why_not_leased(const kvx_scheduler_t *scheduler, uint32_t number, kvc_status_t status)
+/* What a lease did not bring of the tokens found. */
+static void count_unleased(kvx_scheduler_t *scheduler, const kvx_request_t *request, uint32_t tokens,
+			   kvc_status_t status, kvx_hit_t *hit)
 {
-	switch (status) {
-	case KVC_OK:
-	case KVC_MISS:
-		return KV_WHY_EVICTED;
-	case KVC_PENDING:
-	case KVC_ERR_TIMEOUT:
-		return kvx_space_miss_reason(scheduler, number) == KV_WHY_DAEMON_STALE ? KV_WHY_DAEMON_STALE
-										       : KV_WHY_TIMEOUT;
-	case KVC_ERR_DAEMON_STALE:
-		return KV_WHY_DAEMON_STALE;
-	case KVC_ERR_STALE_EPOCH:
-		return KV_WHY_STALE_EPOCH;
-	case KVC_ERR_CLOSED:
-	case KVC_ERR_REVOKED:
-	case KVC_ERR_UNREACHABLE:
-		return KV_WHY_NO_DAEMON;
-	default:
-		return KV_WHY_NONE; /* refused */
+	uint32_t why = kvx_miss_reason_of(status);
+
+	if (why == KV_WHY_TIMEOUT && kvx_space_miss_reason(scheduler, request->space) == KV_WHY_DAEMON_STALE) {
+		why = KV_WHY_DAEMON_STALE;
 	}
+	count_missed(scheduler, why, tokens);
+	hit->why = why == KV_WHY_NONE ? KV_WHY_TIMEOUT : why;
+	hit->leasing = status == KVC_PENDING;
 }
 
-typedef struct kvx_found {
-	uint32_t space;           /* number */
-	uint32_t local, all, cpu; /* tokens from the start */
-} kvx_found_t;
-
-/* Decide what of the stored tokens beyond `local` the engine may count on, and lease it. */
-static void decide_hit(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_found_t *found, kvx_hit_t *hit)
+/* Decide what of the tokens beyond ask->local, stored up to `all`, in memory up to `in_cpu`, the engine may count on,
+ * and lease it. */
+static void decide_hit(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request,
+		       const kvc_match_t *match, kvx_hit_t *hit)
 {
-	const uint32_t in_cpu = found->cpu > found->local ? found->cpu : found->local;
-	uint32_t cpu = in_cpu - found->local, disk = found->all - in_cpu, most, leased;
+	const uint32_t all = match->n * scheduler->unit, local = ask->local,
+		       block_tokens = scheduler->groups[0].block_tokens;
+	const uint32_t in_cpu = match->n_cpu * scheduler->unit > local ? match->n_cpu * scheduler->unit : local;
+	uint32_t cpu = in_cpu - local, disk = all - in_cpu, most, end, leased;
 	kvx_scheduler_stats_t *stats = &scheduler->stats;
-	kvx_request_t *request;
 	kvc_status_t status;
 	int async;
 
-	if (!apply_cost_model(scheduler, ask, &cpu, &disk)) {
-		hit->declined = 1;
-		stats->match_declined++;
-		stats->miss_tokens_declined += found->all - found->local;
+	hit->declined = !apply_cost_model(scheduler, ask, request, &cpu, &disk);
+	stats->match_declined += (uint64_t)hit->declined;
+	if (hit->declined) {
+		stats->miss_tokens_declined += all - local;
 		return;
 	}
-	stats->miss_tokens_declined += found->all - found->local - cpu - disk;
+	stats->miss_tokens_declined += all - local - cpu - disk;
 	async = is_async(scheduler, ask, cpu, disk);
-	if (!async && found->local + cpu + disk >= ask->tokens) {
+	if (!async && local + cpu + disk >= ask->tokens) {
 		/* a synchronous step must compute at least one token */
-		most = (ask->tokens - 1u) / scheduler->groups[0].block_tokens * scheduler->groups[0].block_tokens;
-		most = most > found->local ? most - found->local : 0;
+		most = (ask->tokens - 1u) / block_tokens * block_tokens;
+		most = most > local ? most - local : 0;
 		cpu = cpu < most ? cpu : most;
 		disk = cpu + disk < most ? disk : most - cpu;
 	}
+	end = local + cpu + disk;
 	if (cpu + disk < scheduler->min_tokens ||
-	    !reserve_for_load(scheduler, ask, found->space, (found->local + cpu + disk) / scheduler->unit)) {
+	    !reserve_tables(scheduler, request, ask->tokens > end ? ask->tokens : end)) {
 		stats->miss_tokens_refused += cpu + disk;
 		return;
 	}
-	request = kvx_requests_find(&scheduler->requests, ask->id, ask->id_len);
-	leased = kvx_lease_cache_acquire(scheduler, ask, request, found->local + cpu + disk, &status) - found->local;
+	leased = kvx_lease_cache_acquire(scheduler, ask, request, end, &status) - local;
 	if (leased < cpu + disk) {
-		const uint32_t why = why_not_leased(scheduler, found->space, status);
-
-		count_missed(scheduler, why, cpu + disk - leased);
-		stats->miss_tokens_refused += why == KV_WHY_NONE ? cpu + disk - leased : 0;
-		hit->why = why == KV_WHY_NONE ? KV_WHY_TIMEOUT : why;
-		hit->leasing = status == KVC_PENDING;
+		count_unleased(scheduler, request, cpu + disk - leased, status, hit);
 		hit->disk_tokens = hit->leasing ? disk : 0;
 	}
-	if (leased == 0) {
-		return;
+	if (leased > 0) {
+		hit->tokens = leased;
+		hit->async = async;
+		hit->disk_tokens = leased > cpu ? leased - cpu : 0;
+		stats->match_hits++;
 	}
-	cpu = cpu < leased ? cpu : leased;
-	hit->tokens = leased;
-	hit->async = async;
-	hit->disk_tokens = leased - cpu;
-	stats->match_hits++;
 }
 
 /* When all tokens are loaded, the engine computes the last one again, in the blocks it was given for all. A window of
@@ -298,66 +255,65 @@ static void match_keys(kvx_scheduler_t *scheduler, const kvx_key_view_t *view, k
 	} while (match->why == KV_WHY_CONTENDED && kvx_scheduler_await_daemon(scheduler, since, until));
 }
 
-/* For the report at the request's end. */
-static void record_match(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t why, uint64_t start)
+/* Search the store, and lease what is worth loading. Sets hit->why. */
+static void look_up(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t tokens,
+		    kvx_hit_t *hit)
 {
-	kvx_request_t *request = why == KV_WHY_NONE
-					 ? kvx_requests_find(&scheduler->requests, ask->id, ask->id_len)
-					 : kvx_requests_find_or_add(&scheduler->requests, ask->id, ask->id_len);
+	kvc_match_t match = {.struct_size = sizeof match};
+	kvx_key_view_t view;
+	uint32_t reach, end;
 
-	if (request) {
-		request->why = why;
-		request->match_ns = kv_now_ns(scheduler->env) - start;
+	kvx_key_view_init(scheduler, ask, request, tokens, &view);
+	if (view.n == 0) {
+		return;
+	}
+	match_keys(scheduler, &view, &match);
+	hit->stored = match.n * scheduler->unit;
+	hit->why = match.why;
+	reach = hit->stored > ask->local ? hit->stored : ask->local;
+	end = view.n * scheduler->unit;
+	count_missed(scheduler, match.why, end > reach ? end - reach : 0);
+	if (reach - ask->local < scheduler->min_tokens || request->failed) {
+		scheduler->stats.miss_tokens_refused += reach - ask->local;
+	} else {
+		decide_hit(scheduler, ask, request, &match, hit);
 	}
 }
 
 void kvx_scheduler_match(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_hit_t *hit)
 {
 	const uint64_t start = kv_now_ns(scheduler->env);
-	const kvx_request_t *request;
-	kvx_key_view_t view;
-	kvx_found_t found;
-	kvc_match_t match = {.struct_size = sizeof match};
-	uint32_t number, tokens, reach, end, missed;
+	kvx_scheduler_stats_t *stats = &scheduler->stats;
+	kvx_request_t *request;
+	uint32_t tokens, end, missed;
 
 	*hit = (kvx_hit_t){0};
-	scheduler->stats.matches++;
+	stats->matches++;
 	if (!kvx_ask_is_sound(ask) || ask->tokens == 0) {
 		return;
 	}
 	tokens = ask->whole && can_load_all(scheduler) ? ask->tokens : ask->tokens - 1u;
 	end = tokens - tokens % scheduler->unit;
 	missed = end > ask->local ? end - ask->local : 0;
+	request = kvx_requests_find_or_add(&scheduler->requests, ask->id, ask->id_len);
+	if (!request) {
+		stats->miss_tokens_refused += missed;
+		return;
+	}
 	if (!kvx_weights_text(scheduler)) {
-		scheduler->stats.miss_tokens_weights_pending += missed;
+		stats->miss_tokens_weights_pending += missed;
 		hit->why = KV_WHY_NO_DAEMON;
 		return;
 	}
-	number = kvx_space_find_or_add(scheduler, ask);
-	hit->why = lookup_miss_reason(scheduler, number);
-	if (hit->why != KV_WHY_NONE) {
-		scheduler->stats.match_no_daemon += hit->why == KV_WHY_NO_DAEMON || hit->why == KV_WHY_DAEMON_STALE;
-		count_missed(scheduler, hit->why, missed);
-		record_match(scheduler, ask, hit->why, start);
-		return;
-	}
-	request = kvx_requests_find(&scheduler->requests, ask->id, ask->id_len);
-	kvx_key_view_init(scheduler, ask, request, number, tokens, &view);
-	if (view.n == 0) {
-		return;
-	}
-
-	match_keys(scheduler, &view, &match);
-	hit->stored = match.n * scheduler->unit;
-	hit->why = match.why;
-	found = (kvx_found_t){number, ask->local, hit->stored, match.n_cpu * scheduler->unit};
-	reach = found.all > ask->local ? found.all : ask->local;
-	end = view.n * scheduler->unit;
-	count_missed(scheduler, match.why, end > reach ? end - reach : 0);
-	if (reach - ask->local < scheduler->min_tokens || (request && request->failed)) {
-		scheduler->stats.miss_tokens_refused += reach - ask->local;
+	request->space = kvx_space_find_or_add(scheduler, ask);
+	hit->why = lookup_miss_reason(scheduler, request->space);
+	if (hit->why == KV_WHY_NONE) {
+		look_up(scheduler, ask, request, tokens, hit);
 	} else {
-		decide_hit(scheduler, ask, &found, hit);
+		stats->match_no_daemon += hit->why == KV_WHY_NO_DAEMON || hit->why == KV_WHY_DAEMON_STALE;
+		count_missed(scheduler, hit->why, missed);
 	}
-	record_match(scheduler, ask, hit->why, start);
+	/* for the report at the request's end */
+	request->why = hit->why;
+	request->match_ns = kv_now_ns(scheduler->env) - start;
 }

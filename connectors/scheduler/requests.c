@@ -29,13 +29,11 @@ static void free_object(kvx_requests_t *requests, kvx_request_t *request)
 
 void kvx_requests_fini(kvx_requests_t *requests)
 {
-	for (uint32_t b = 0; b < requests->bucket_count; b++) {
-		kvx_request_t *next;
+	kvx_request_t *next;
 
-		for (kvx_request_t *request = requests->buckets[b]; request; request = next) {
-			next = request->next;
-			free_object(requests, request);
-		}
+	for (kvx_request_t *request = kvx_requests_next(requests, NULL); request; request = next) {
+		next = kvx_requests_next(requests, request);
+		free_object(requests, request);
 	}
 	if (requests->env) {
 		kv_free(requests->env, requests->buckets);
@@ -203,11 +201,16 @@ kvc_status_t kvx_request_reserve(kvx_requests_t *requests, kvx_request_t *reques
 	return KVC_OK;
 }
 
-void kvx_requests_for_each(kvx_requests_t *requests, void (*fn)(void *ctx, kvx_request_t *request), void *ctx)
+kvx_request_t *kvx_requests_next(const kvx_requests_t *requests, const kvx_request_t *request)
 {
-	for (uint32_t b = 0; b < requests->bucket_count; b++) {
-		for (kvx_request_t *request = requests->buckets[b]; request; request = request->next) {
-			fn(ctx, request);
-		}
+	uint32_t b = request ? (uint32_t)(request->hash & (requests->bucket_count - 1u)) + 1u : 0;
+
+	if (request && request->next) {
+		return request->next;
 	}
+	while (b < requests->bucket_count && !requests->buckets[b]) {
+		b++;
+	}
+
+	return b < requests->bucket_count ? requests->buckets[b] : NULL;
 }

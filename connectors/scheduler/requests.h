@@ -57,7 +57,6 @@ typedef struct kvx_request {
 	kvc_status_t refused;     /* why blocks were not saved; OK: all that were asked for were granted since */
 	uint32_t refusals;        /* since blocks became visible */
 	struct kvx_sload *cached; /* leased until the engine admits it; NULL: nothing */
-	size_t tentative_bytes;   /* bytes reserved for the load of its hit */
 	kvx_chain_state_t own;
 	kvx_request_group_t groups[];
 } kvx_request_t;
@@ -91,7 +90,7 @@ kvx_request_t *kvx_requests_find_or_add(kvx_requests_t *requests, const char *id
 void kvx_requests_remove(kvx_requests_t *requests, kvx_request_t *request);
 /* Memory for n entries in the table of group `index`. */
 kvc_status_t kvx_request_reserve(kvx_requests_t *requests, kvx_request_t *request, uint32_t index, uint32_t n);
-/* Calls fn for each. */
-void kvx_requests_for_each(kvx_requests_t *requests, void (*fn)(void *ctx, kvx_request_t *request), void *ctx);
+/* The one after `request`, NULL: the first; NULL after the last. */
+kvx_request_t *kvx_requests_next(const kvx_requests_t *requests, const kvx_request_t *request);
 
 #endif

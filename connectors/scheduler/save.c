@@ -6,8 +6,7 @@
  * message, and is saved before they are overwritten. */
 #include "scheduler/save.h"
 #include "scheduler/keys.h"
-#include "scheduler/lease_cache.h"
-#include "scheduler/message_buffer.h"
+#include "scheduler/load.h"
 #include "scheduler/requests.h"
 #include "scheduler/spaces.h"
 
@@ -235,7 +234,7 @@ static void save_request(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_r
 	    kvx_space_miss_reason(scheduler, request->space) != KV_WHY_NONE) {
 		return;
 	}
-	kvx_key_view_init(scheduler, ask, request, request->space, request->computed, &view);
+	kvx_key_view_init(scheduler, ask, request, request->computed, &view);
 	if (view.n == 0) {
 		request->next_at = request->computed < scheduler->unit ? scheduler->unit : 0;
 		return;
@@ -285,10 +284,7 @@ void kvx_scheduler_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uin
 	if (!request) {
 		return;
 	}
-	if (request->cached) {
-		kvx_lease_cache_drop(scheduler, request); /* the engine computes without it */
-	}
-	kvx_buffer_reserve_tentative(scheduler, request, 0);
+	kvx_lease_cache_drop(scheduler, request); /* the engine computes without it */
 	if (computed < request->asked_to) {
 		kvx_puts_revoke(scheduler, request->serial, scheduler->step - 1u);
 		kvx_request_restart_saving(request);
@@ -546,7 +542,7 @@ void kvx_puts_emit(kvx_scheduler_t *scheduler)
 			link = &put->next;
 			continue;
 		}
-		if (!is_intact(scheduler, put) || !kvx_buffer_reserve(scheduler, size) ||
+		if (!is_intact(scheduler, put) || !kvx_message_reserve(scheduler, size) ||
 		    kvc_put_export(put->put, &handle) != KVC_OK) {
 			retry_lost(scheduler, put, 0, KVC_ERR_REVOKED, now);
 			remove_put(scheduler, link);

@@ -1,9 +1,7 @@
 /* The scheduler half: open, block tables, step messages, reports. */
 #include "scheduler/scheduler.h"
 #include "scheduler/config.h"
-#include "scheduler/lease_cache.h"
 #include "scheduler/load.h"
-#include "scheduler/message_buffer.h"
 #include "scheduler/requests.h"
 #include "scheduler/save.h"
 #include "scheduler/spaces.h"
@@ -76,7 +74,6 @@ void kvx_scheduler_close(kvx_scheduler_t *scheduler)
 		return;
 	}
 	env = scheduler->env;
-	kvx_lease_cache_close(scheduler);
 	kvx_loads_close(scheduler);
 	kvx_puts_revoke_all(scheduler);
 	kvx_spaces_close(scheduler);
@@ -122,6 +119,18 @@ static void fence_blocks(kvx_scheduler_t *scheduler, const kvx_block_table_t *ta
 	}
 }
 
+/* Index of the group with that number; UINT32_MAX: there is none. */
+static uint32_t find_group(const kvx_scheduler_t *scheduler, uint32_t number)
+{
+	for (uint32_t g = 0; g < scheduler->group_count; g++) {
+		if (scheduler->groups[g].id == number) {
+			return g;
+		}
+	}
+
+	return UINT32_MAX;
+}
+
 /* Every id is a block or none, and the table continues the known one. */
 static int table_is_sound(const kvx_scheduler_t *scheduler, const kvx_request_t *request,
 			  const kvx_block_table_t *table, uint32_t index)
@@ -157,7 +166,7 @@ kvc_status_t kvx_scheduler_append_blocks(kvx_scheduler_t *scheduler, const kvx_a
 	if (!request) {
 		return KVC_ERR_NOMEM;
 	}
-	index = kvx_scheduler_find_group(scheduler, table->group);
+	index = find_group(scheduler, table->group);
 	status = table_is_sound(scheduler, request, table, index)
 			 ? kvx_request_reserve(&scheduler->requests, request, index, table->first + table->n)
 			 : KVC_ERR_ARG;
@@ -205,7 +214,6 @@ void kvx_scheduler_finish(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 
 	if (request) {
 		kvx_lease_cache_drop(scheduler, request);
-		kvx_buffer_reserve_tentative(scheduler, request, 0);
 		kvx_loads_mark_unverified(scheduler, request);
 		kvx_loads_cancel(scheduler, request);
 		kvx_requests_remove(&scheduler->requests, request);
@@ -272,9 +280,7 @@ void kvx_scheduler_build_message(kvx_scheduler_t *scheduler, const void **p_byte
 	wait_for_answers(scheduler, now);
 	now = kv_now_ns(scheduler->env);
 	kvx_loads_poll(scheduler, now);
-	kvx_lease_cache_poll(scheduler, now);
 
-	kvx_buffer_begin(scheduler);
 	kvx_spaces_emit(scheduler);
 	kvx_loads_emit(scheduler, now);
 	kvx_puts_emit(scheduler);
@@ -285,7 +291,7 @@ void kvx_scheduler_build_message(kvx_scheduler_t *scheduler, const void **p_byte
 	*p_bytes = scheduler->message.len ? scheduler->message.data : NULL;
 	*p_len = scheduler->message.len;
 
-	scheduler->building = 0;
+	kvx_msg_reset(&scheduler->message, KVX_MSG_MAGIC);
 	scheduler->step++;
 }
 
@@ -296,11 +302,8 @@ int kvx_scheduler_has_pending(kvx_scheduler_t *scheduler)
 	(void)kvc_poll_us(scheduler->kvc, 0);
 	kvx_spaces_poll(scheduler, now);
 	(void)kvx_puts_poll(scheduler, now);
-	if (scheduler->drop_count) {
-		return 1;
-	}
 
-	return kvx_daemon_is_alive(scheduler) && kvx_puts_are_due(scheduler, now);
+	return kvx_loads_have_drops(scheduler) || (kvx_daemon_is_alive(scheduler) && kvx_puts_are_due(scheduler, now));
 }
 
 /* ---- reports --------------------------------------------------------------------------------- */
@@ -369,18 +372,14 @@ void kvx_scheduler_record_ended(kvx_scheduler_t *scheduler, const kvx_ask_t *ask
 
 /* ---- reset ----------------------------------------------------------------------------------- */
 
-/* With blocks, it may be computing or loading at this moment. */
-static void stop_saving(void *ctx, kvx_request_t *request)
-{
-	(void)ctx;
-	request->unsavable |= request->computed > 0 || request->groups[0].n > 0;
-	request->garbage_until = 0;
-}
-
 void kvx_scheduler_revoke_saves(kvx_scheduler_t *scheduler)
 {
 	kvx_puts_revoke_all(scheduler);
-	kvx_requests_for_each(&scheduler->requests, stop_saving, NULL);
+	for (kvx_request_t *request = NULL; (request = kvx_requests_next(&scheduler->requests, request));) {
+		/* With blocks, it may be computing or loading at this moment. */
+		request->unsavable |= request->computed > 0 || request->groups[0].n > 0;
+		request->garbage_until = 0;
+	}
 }
 
 /* A space must be open before it can be reset. One that was refused serves nothing. */
@@ -430,6 +429,6 @@ void kvx_scheduler_get_stats(const kvx_scheduler_t *scheduler, kvx_scheduler_sta
 	now.broken_invariants = kv_broken_count();
 	now.requests = scheduler->requests.count;
 	now.puts_open = scheduler->put_count;
-	now.leases_open = kvx_load_count_leases(scheduler->loads) + kvx_load_count_leases(scheduler->cached);
+	now.leases_open = kvx_loads_count_leases(scheduler);
 	memcpy(stats, &now, size);
 }

@@ -1,7 +1,6 @@
 /* Spaces: the base model's, and one for each adapter that is used. */
 #include "scheduler/spaces.h"
 #include "common/await.h"
-#include "scheduler/message_buffer.h"
 
 #include "kv/log.h"
 
@@ -192,7 +191,7 @@ void kvx_spaces_emit(kvx_scheduler_t *scheduler)
 		const size_t len = text ? strlen(text) : 0;
 		kvx_msg_space_t *record;
 
-		if (space->emitted || !text || !kvx_buffer_reserve(scheduler, sizeof *record + len + 8u)) {
+		if (space->emitted || !text || !kvx_message_reserve(scheduler, sizeof *record + len + 8u)) {
 			continue;
 		}
 		record = kvx_msg_add_record(&scheduler->message, KVX_RECORD_SPACE, sizeof *record);

@@ -38,27 +38,27 @@ typedef struct kvx_sspace {
 } kvx_sspace_t;
 
 typedef struct kvx_sload_part {
-	kvc_lease_t *lease; /* NULL: none, or released */
-	uint32_t group, first, n;
-	uint32_t *ids; /* [n] */
+	kvc_lease_t *lease;       /* NULL: none, or released */
+	uint32_t index, first, n; /* index: of the group, among ours */
+	uint32_t *ids;            /* [n] */
 } kvx_sload_part_t;
 
-/* A load; before the engine admits its request it is cached: only its leases exist (scheduler/lease_cache.h). */
+/* A load. Before the engine admits its request it is cached: only its leases exist (scheduler/load.c). */
 typedef struct kvx_sload {
-	struct kvx_sload *next;
-	uint64_t number;
-	uint64_t hash, serial; /* of the request */
+	struct kvx_sload *next, **link; /* link: what points at this one; NULL: the leases were given back */
+	uint64_t number;                /* 0: cached */
+	uint64_t hash, serial;          /* of the request */
 	uint64_t asked_ns, renewed_ns;
 	uint64_t ns;      /* the longest that a rank has reported */
 	uint64_t sync_ns; /* expected time, if it is synchronous; else 0 */
-	size_t bytes;     /* reserved for its record */
+	size_t bytes;     /* reserved for its record; 0: it was sent */
 	uint32_t space, flags, parts, blocks;
 	uint32_t timeout_ms; /* of each rank */
 	uint32_t ranks_left; /* that have not reported */
 	uint32_t cpu_tokens, disk_tokens;
 	uint32_t step;
 	uint32_t local, units;         /* cached: tokens the engine had, units requested */
-	uint64_t generation, until_ns; /* cached: of the daemon, 0: the leases are given back; end of the wait */
+	uint64_t generation, until_ns; /* cached: of the daemon, 0: the leases were given back; end of the wait */
 	uint64_t used_ns;              /* cached: last use */
 	int sent;                      /* in a step message */
 	int failed, timed_out;         /* a rank loaded less; because of its deadline */
@@ -72,7 +72,7 @@ typedef struct kvx_sload {
 typedef enum kvx_sput_step { KVX_SPUT_ASKED, KVX_SPUT_GRANTED, KVX_SPUT_SENT } kvx_sput_step_t;
 
 typedef struct kvx_sput {
-	struct kvx_sput *next;
+	struct kvx_sput *next, **link; /* link: what points at this one */
 	kvc_put_t *put;
 	kvx_sput_step_t at;
 	uint64_t hash, serial; /* of the request */
@@ -142,12 +142,9 @@ struct kvx_scheduler {
 	uint32_t space_count, spaces_unsent;
 
 	kvx_sload_t *loads, **loads_end;
-	kvx_sload_t *cached; /* leased for requests that may be admitted at any time */
-	uint32_t cached_count;
 	kvx_sput_t *puts, **puts_end;
 	uint32_t load_count, put_count;
 	uint64_t load_number;
-	uint32_t drop_count; /* loads with must_emit_drop */
 
 	kvc_key_t *keys;  /* [KVX_RUN_BLOCKS + 1]: of one put */
 	uint64_t *events; /* the same */
@@ -157,11 +154,9 @@ struct kvx_scheduler {
 	uint32_t *fence;     /* [max_blocks]: allocated in this step */
 	uint32_t fence_count;
 	kvx_msg_buf_t message;
-	size_t reserved_bytes;  /* that the message will need for the loads already started */
-	size_t tentative_bytes; /* and for hits that may still be loaded, of all requests */
-	int building;           /* the message has been started */
-	int slow;               /* the daemon did not answer in time lately: messages do not wait for reservations */
-	uint32_t step;          /* number of the message being built */
+	size_t reserved_bytes; /* that messages will need for loads not sent yet, and for a FENCE of all blocks */
+	int slow;              /* the daemon did not answer in time lately: messages do not wait for reservations */
+	uint32_t step;         /* number of the message being built */
 
 	kvx_step_work_t work; /* of the step being planned */
 	uint32_t longest;     /* most tokens of one request in it */
@@ -173,6 +168,13 @@ struct kvx_scheduler {
 	uint64_t next_log_ns, next_attach_ns;
 	int lease_late; /* the last lease a lookup has waited for was not granted in time */
 };
+
+/* Memory for `more` bytes of this message in addition to what is reserved for loads, so that adding them cannot fail.
+ * 0: there is none. */
+static inline int kvx_message_reserve(kvx_scheduler_t *scheduler, size_t more)
+{
+	return kvx_msg_reserve(&scheduler->message, scheduler->reserved_bytes + more);
+}
 
 /* The block still has the bytes it had when it was entered. */
 static inline int kvx_entry_is_current(const kvx_scheduler_t *scheduler, const kvx_table_entry_t *entry)

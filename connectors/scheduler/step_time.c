@@ -5,7 +5,6 @@
  * (worker/timing.c). Steps that load or compute more than single tokens are timed, of the others one in SELDOM. Of a
  * step that loads, the part after its loads is timed, unless they come layer by layer (docs/decisions/015). */
 #include "scheduler/step_time.h"
-#include "scheduler/message_buffer.h"
 
 #define SELDOM    16u
 #define SMOOTHING 8u
@@ -53,7 +52,7 @@ static void emit_work(kvx_scheduler_t *scheduler)
 {
 	kvx_msg_work_t *record;
 
-	if ((!is_prefill(scheduler) && !scheduler->sync_loads) || !kvx_buffer_reserve(scheduler, sizeof *record)) {
+	if ((!is_prefill(scheduler) && !scheduler->sync_loads) || !kvx_message_reserve(scheduler, sizeof *record)) {
 		return;
 	}
 	record = kvx_msg_add_record(&scheduler->message, KVX_RECORD_WORK, sizeof *record);
@@ -69,7 +68,7 @@ void kvx_step_time_emit(kvx_scheduler_t *scheduler)
 	emit_work(scheduler);
 	scheduler->untimed++;
 	if (scheduler->work.tokens && (prefill || loads || scheduler->untimed >= SELDOM) &&
-	    kvx_buffer_reserve(scheduler, sizeof(kvx_msg_time_t))) {
+	    kvx_message_reserve(scheduler, sizeof(kvx_msg_time_t))) {
 		(void)kvx_msg_add_record(&scheduler->message, KVX_RECORD_TIME, sizeof(kvx_msg_time_t));
 		*timed = (kvx_timed_step_t){.step = scheduler->step,
 					    .asked = 1,
