@@ -3,7 +3,7 @@
 #include "connectors/scheduler/sched_rig.h"
 #include "engine/check.h"
 #include "kv_test.h"
-#include "scheduler/lease_cache.h"
+#include "scheduler/load.h"
 #include "scheduler/scheduler.h"
 
 #include <unistd.h>

@@ -4,8 +4,7 @@
 #include "connectors/scheduler/sched_rig.h"
 #include "engine/check.h"
 #include "kv_test.h"
-#include "scheduler/lease_cache.h"
-#include "scheduler/message_buffer.h"
+#include "scheduler/load.h"
 #include "scheduler/scheduler.h"
 
 #undef realloc /* step/message.c calls plan_realloc() by that name */
@@ -150,10 +149,12 @@ static void p5_loads_found_in_earlier_steps_need_no_memory(void **state)
 	enum { LOADS = 8, BLOCKS = 120 }; /* more than fit beside each other in a plan of one of them */
 	static sr_request_t request[LOADS];
 	const sr_options_t options = {.foreign = 1, .open = open_in, .mode = KVX_LOAD_SYNC};
+	size_t reserved;
 
 	(void)state;
 	env_begin();
 	sr_start(&options);
+	reserved = sr.scheduler->reserved_bytes;
 	sr_store(&request[0], "first", 0, BLOCKS * SR_UNIT, BLOCKS * SR_UNIT);
 	for (uint32_t i = 0; i < LOADS; i++) {
 		char id[16];
@@ -176,7 +177,7 @@ static void p5_loads_found_in_earlier_steps_need_no_memory(void **state)
 		assert_true(sr_is_right(&request[i], 0, BLOCKS));
 		sr_finish(&request[i]);
 	}
-	assert_int_equal(sr.scheduler->tentative_bytes, 0);
+	assert_int_equal(sr.scheduler->reserved_bytes, reserved);
 	sr_stop();
 	assert_int_equal(kv_test_env_live(&t), 0);
 }
@@ -195,7 +196,6 @@ static void p7_a_broken_message_detaches_the_engine_and_fences_all(void **state)
 	failing = 0;
 	sr_start(&(sr_options_t){.foreign = 1});
 	sr_find(&request, 100);
-	kvx_buffer_begin(sr.scheduler);
 	sr.scheduler->message.failed = 1;
 	kvx_scheduler_build_message(sr.scheduler, &bytes, &len);
 	assert_true(kvx_msg_open(&cursor, KVX_MSG_MAGIC, bytes, len));
