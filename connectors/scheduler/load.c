@@ -641,7 +641,7 @@ static void fail_load(kvx_scheduler_t *scheduler, kvx_sload_t *load, kvc_status_
 		request->failed = 1;
 		request->load_status = why;
 		request->why = kvx_miss_reason_of(why);
-		kvx_request_restart_saving(request); /* the daemon has dropped a damaged block since */
+		request->generation = 0; /* the daemon has dropped a damaged block since */
 	}
 	kvx_puts_revoke(scheduler, load->serial, load->step);
 }

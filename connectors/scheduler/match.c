@@ -10,8 +10,7 @@
 #define ATTACH_US 1000u            /* longest search for a daemon in a match */
 #define AGAIN_MS  20u              /* pause between two searches */
 #define ANSWER_NS (1000u * KVX_MS) /* a waiting request that asks again gets the same answer for so long */
-#define SLICE_US  50u
-#define INSIDE_NS (25u * KVX_MS) /* most that synchronous loads of one step may take together: docs/decisions/015 */
+#define INSIDE_NS (25u * KVX_MS)   /* most that synchronous loads of one step may take together: docs/decisions/015 */
 
 /* 1: load asynchronously. A synchronous load holds up every request of its step, and on an engine that plans ahead also
  * the answers of the step before (docs/decisions/015). */
@@ -217,7 +216,7 @@ static uint32_t poll_for_daemon(kvx_scheduler_t *scheduler, uint32_t number)
 		return why;
 	}
 	do {
-		(void)kvc_poll_us(scheduler->kvc, SLICE_US);
+		(void)kvc_poll_us(scheduler->kvc, KVX_SLICE_US);
 		kvx_spaces_poll(scheduler, now);
 		why = kvx_space_miss_reason(scheduler, number);
 		now = kv_now_ns(scheduler->env);

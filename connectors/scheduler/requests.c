@@ -41,7 +41,6 @@ void kvx_requests_fini(kvx_requests_t *requests)
 	*requests = (kvx_requests_t){0};
 }
 
-/* Ids are partly the clients' choice: the seed keeps them from choosing a bucket. */
 uint64_t kvx_requests_hash(const kvx_requests_t *requests, const char *id, uint32_t len)
 {
 	uint64_t hash = requests->seed ^ len * UINT64_C(0x9e3779b97f4a7c15);

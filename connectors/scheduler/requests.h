@@ -41,11 +41,9 @@ typedef struct kvx_request {
 	uint32_t id_len;
 	uint32_t space;      /* number */
 	uint32_t computed;   /* tokens, as of the last advance */
-	uint32_t next_at;    /* tokens at which there is something to save */
-	uint32_t asked_to;   /* tokens before which all is stored, reserved or given up */
 	uint32_t tries;      /* reservations refused in a row */
 	uint64_t retry_ns;   /* not before */
-	uint64_t generation; /* when saving began; another one: begin again */
+	uint64_t generation; /* when saving began; another one: match again what is stored, and begin again */
 	int failed;          /* a load has failed: the store is not looked up again */
 	int unsavable;       /* its table is wrong or incomplete, or has garbage: nothing is saved until the next one */
 	uint32_t garbage_until; /* its synchronous load has failed: blocks before that token are valid when computed */
@@ -78,6 +76,7 @@ static inline int kvx_ask_is_sound(const kvx_ask_t *ask)
 kvc_status_t kvx_requests_init(kvx_requests_t *requests, const kv_env_t *env, uint32_t group_count);
 void kvx_requests_fini(kvx_requests_t *requests);
 
+/* Of a text that clients may choose: seeded, so that they cannot choose a bucket. */
 uint64_t kvx_requests_hash(const kvx_requests_t *requests, const char *id, uint32_t len);
 /* NULL: unknown. */
 kvx_request_t *kvx_requests_find(kvx_requests_t *requests, const char *id, uint32_t len);

@@ -9,6 +9,7 @@
 #include "scheduler/load.h"
 #include "scheduler/requests.h"
 #include "scheduler/spaces.h"
+#include "scheduler/step_time.h"
 
 #define LATE_MS  10000u /* a put not handed in so long after its step is not renewed any longer */
 #define DUE_MS   20u    /* an answer that takes longer is not worth a step of its own */
@@ -16,39 +17,18 @@
 #define REST_MAX 6u     /* doublings */
 #define RUNS     64u    /* puts that one advance() starts for a group */
 
-static void update_next_save(const kvx_scheduler_t *scheduler, kvx_request_t *request)
+/* Saving has begun, with the daemon that is attached now: another one may not have what was saved. */
+static int has_begun(const kvx_scheduler_t *scheduler, const kvx_request_t *request)
 {
-	uint64_t next = UINT32_MAX, to = 0;
-
-	for (uint32_t g = 0; g < scheduler->group_count; g++) {
-		const uint64_t at = (uint64_t)request->groups[g].asked * scheduler->groups[g].block_tokens;
-		const uint64_t full = at + scheduler->groups[g].block_tokens;
-
-		next = full < next ? full : next;
-		to = at > to ? at : to;
-	}
-	request->next_at = (uint32_t)next;
-	request->asked_to = (uint32_t)to;
-}
-
-void kvx_request_restart_saving(kvx_request_t *request)
-{
-	request->generation = 0;
-	request->next_at = 0;
-	request->asked_to = 0;
+	return request->generation == scheduler->generation;
 }
 
 /* ---- puts as objects ------------------------------------------------------------------------- */
 
-/* Remove it from the list; *link is the next one. */
-static void remove_put(kvx_scheduler_t *scheduler, kvx_sput_t **link)
+static void remove_put(kvx_scheduler_t *scheduler, kvx_sput_t *put)
 {
-	kvx_sput_t *put = *link;
-
-	*link = put->next;
-	if (scheduler->puts_end == &put->next) {
-		scheduler->puts_end = link;
-	}
+	*put->link = put->next;
+	*(put->next ? &put->next->link : &scheduler->puts_end) = put->link;
 	scheduler->put_count--;
 	kvc_put_free(put->put);
 	kv_free(scheduler->env, put);
@@ -80,7 +60,14 @@ static void schedule_retry(kvx_scheduler_t *scheduler, const kvx_sput_t *put, ui
 	group = &request->groups[put->index];
 	group->asked = group->asked < block ? group->asked : block;
 	postpone_saving(request, why, now);
-	update_next_save(scheduler, request);
+}
+
+/* The rest of a put that was not, or not wholly, saved. */
+static void retry_lost(kvx_scheduler_t *scheduler, const kvx_sput_t *put, uint32_t saved, kvc_status_t why,
+		       uint64_t now)
+{
+	scheduler->stats.save_lost += put->granted - saved;
+	schedule_retry(scheduler, put, put->from + saved, why, now);
 }
 
 /* ---- asking ---------------------------------------------------------------------------------- */
@@ -171,10 +158,11 @@ static int reserve_run(kvx_scheduler_t *scheduler, const kvx_run_t *run, uint64_
 		.step = scheduler->step,
 	};
 	memcpy(put->entries, run->request->groups[run->index].entries + run->from, n * sizeof *put->entries);
-	scheduler->stats.saves++;
-	scheduler->put_count++;
-	*scheduler->puts_end = put;
+	put->link = scheduler->puts_end;
+	*put->link = put;
 	scheduler->puts_end = &put->next;
+	scheduler->put_count++;
+	scheduler->stats.saves++;
 
 	return 1;
 }
@@ -236,10 +224,9 @@ static void save_request(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_r
 	}
 	kvx_key_view_init(scheduler, ask, request, request->computed, &view);
 	if (view.n == 0) {
-		request->next_at = request->computed < scheduler->unit ? scheduler->unit : 0;
 		return;
 	}
-	if (request->generation != scheduler->generation) {
+	if (!has_begun(scheduler, request)) {
 		begin_saving(scheduler, request, &view);
 	}
 	for (uint32_t g = 0; g < scheduler->group_count && went; g++) {
@@ -249,13 +236,33 @@ static void save_request(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_r
 	if (!went) {
 		postpone_saving(request, KVC_ERR_BUSY, now);
 	}
-	update_next_save(scheduler, request);
 }
 
-/* Another daemon has been attached since: it may not have what was saved. */
-static int is_forgotten(const kvx_scheduler_t *scheduler, const kvx_request_t *request)
+/* Tokens at which there is something to save. */
+static uint32_t next_save_at(const kvx_scheduler_t *scheduler, const kvx_request_t *request)
 {
-	return request->generation != scheduler->generation && request->asked_to > 0;
+	uint64_t next = has_begun(scheduler, request) ? UINT32_MAX : 0;
+
+	for (uint32_t g = 0; g < scheduler->group_count; g++) {
+		const uint64_t full = (request->groups[g].asked + UINT64_C(1)) * scheduler->groups[g].block_tokens;
+
+		next = full < next ? full : next;
+	}
+
+	return (uint32_t)next;
+}
+
+/* Fewer tokens are computed than are reserved or saved: blocks were lost and are computed again. */
+static int is_rewound(const kvx_scheduler_t *scheduler, const kvx_request_t *request, uint32_t computed)
+{
+	uint32_t g = 0;
+
+	while (g < scheduler->group_count &&
+	       (uint64_t)request->groups[g].asked * scheduler->groups[g].block_tokens <= computed) {
+		g++;
+	}
+
+	return g < scheduler->group_count && has_begun(scheduler, request);
 }
 
 /* The blocks it has computed since its load failed are valid again, for it and for requests that enter them now. */
@@ -285,15 +292,15 @@ void kvx_scheduler_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uin
 		return;
 	}
 	kvx_lease_cache_drop(scheduler, request); /* the engine computes without it */
-	if (computed < request->asked_to) {
+	if (is_rewound(scheduler, request, computed)) {
 		kvx_puts_revoke(scheduler, request->serial, scheduler->step - 1u);
-		kvx_request_restart_saving(request);
+		request->generation = 0;
 	}
 	request->computed = computed;
 	if (request->garbage_until) {
 		clear_recomputed(scheduler, request);
 	}
-	if (computed >= request->next_at || is_forgotten(scheduler, request)) {
+	if (computed >= next_save_at(scheduler, request)) {
 		save_request(scheduler, ask, request);
 	}
 }
@@ -304,11 +311,7 @@ uint32_t kvx_scheduler_next_save_at(const kvx_scheduler_t *scheduler, const char
 		(kvx_requests_t *)(uintptr_t)&scheduler->requests; /* find() only caches the last request */
 	const kvx_request_t *request = kvx_requests_find(requests, id, id_len);
 
-	if (!request) {
-		return UINT32_MAX;
-	}
-
-	return is_forgotten(scheduler, request) ? 0 : request->next_at;
+	return request ? next_save_at(scheduler, request) : UINT32_MAX;
 }
 
 /* Tokens before which no block of the group waits for the daemon; with `unsent`: for a message to the ranks. */
@@ -338,7 +341,7 @@ void kvx_scheduler_get_outcome(kvx_scheduler_t *scheduler, const kvx_ask_t *ask,
 	outcome->why = request->why;
 	outcome->refused = request->refused;
 	outcome->refusals = request->refusals;
-	if (request->generation == scheduler->generation) { /* else another daemon has it, or none */
+	if (has_begun(scheduler, request)) {
 		outcome->stored = outcome->sent = UINT32_MAX;
 	}
 	for (uint32_t g = 0; g < scheduler->group_count; g++) {
@@ -351,13 +354,6 @@ void kvx_scheduler_get_outcome(kvx_scheduler_t *scheduler, const kvx_ask_t *ask,
 
 /* ---- answers --------------------------------------------------------------------------------- */
 
-/* The rest of a put that was not, or not wholly, saved. */
-static void retry_lost(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint32_t saved, kvc_status_t why, uint64_t now)
-{
-	scheduler->stats.save_lost += put->granted - saved;
-	schedule_retry(scheduler, put, put->from + saved, why, now);
-}
-
 /* A put that was never granted. */
 static void retry_refused(kvx_scheduler_t *scheduler, const kvx_sput_t *put, kvc_status_t status, uint64_t now)
 {
@@ -366,7 +362,7 @@ static void retry_refused(kvx_scheduler_t *scheduler, const kvx_sput_t *put, kvc
 	scheduler->stats.save_busy += put->n;
 	schedule_retry(scheduler, put, put->from, status, now);
 	if (request && status != KVC_ERR_BUSY && status != KVC_ERR_FULL) {
-		kvx_request_restart_saving(request); /* the parent or the daemon is gone: match again what is stored */
+		request->generation = 0; /* the parent or the daemon is gone: match again what is stored */
 	}
 }
 
@@ -446,29 +442,40 @@ static int poll_granted(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t no
 
 int kvx_puts_poll(kvx_scheduler_t *scheduler, uint64_t now)
 {
-	kvx_sput_t **link = &scheduler->puts;
+	kvx_sput_t *next;
 	int open = 0;
 
-	while (*link) {
-		kvx_sput_t *put = *link;
-		const int over =
-			put->at == KVX_SPUT_ASKED ? poll_asked(scheduler, put, now) : poll_granted(scheduler, put, now);
+	for (kvx_sput_t *put = scheduler->puts; put; put = next) {
+		const int asked = put->at == KVX_SPUT_ASKED;
 
-		if (over) {
-			remove_put(scheduler, link);
-			continue;
+		next = put->next;
+		if (asked ? poll_asked(scheduler, put, now) : poll_granted(scheduler, put, now)) {
+			remove_put(scheduler, put);
+		} else {
+			open |= put->at == KVX_SPUT_ASKED && put->step == scheduler->step;
 		}
-		open |= put->at == KVX_SPUT_ASKED && put->step == scheduler->step;
-		link = &put->next;
 	}
 
 	return open;
 }
 
-void kvx_puts_mark_awaited(kvx_scheduler_t *scheduler)
+void kvx_puts_await(kvx_scheduler_t *scheduler, uint64_t now)
 {
-	for (kvx_sput_t *put = scheduler->puts; put; put = put->next) {
+	const uint64_t wait = kvx_step_time_max_wait_ns(scheduler), until = now + wait;
+
+	for (kvx_sput_t *put = scheduler->puts; put && wait && !scheduler->slow; put = put->next) {
 		put->awaited |= put->step == scheduler->step;
+	}
+	while (kvx_puts_poll(scheduler, now) && wait && !scheduler->slow && kvx_daemon_is_alive(scheduler)) {
+		uint64_t left;
+
+		now = kv_now_ns(scheduler->env);
+		if (now >= until) {
+			scheduler->slow = 1;
+			return;
+		}
+		left = (until - now) / 1000u;
+		(void)kvc_poll_us(scheduler->kvc, left < KVX_SLICE_US ? (uint32_t)left : KVX_SLICE_US);
 	}
 }
 
@@ -486,6 +493,14 @@ int kvx_puts_are_due(const kvx_scheduler_t *scheduler, uint64_t now)
 
 /* ---- telling the ranks ----------------------------------------------------------------------- */
 
+/* The daemon has this block of the put already. */
+static int is_stored(const kvx_sput_t *put, uint32_t i)
+{
+	void *unused;
+
+	return kvc_put_block(put->put, i, &unused) == KVC_ALREADY;
+}
+
 /* All blocks still have the bytes they were reserved for when the ranks read this message. A block that was reallocated
  * in this very step counts: the ranks save it before the step writes it (FENCE). */
 static int is_intact(const kvx_scheduler_t *scheduler, const kvx_sput_t *put)
@@ -494,10 +509,8 @@ static int is_intact(const kvx_scheduler_t *scheduler, const kvx_sput_t *put)
 		const kvx_table_entry_t *entry = &put->entries[i];
 		const kvx_block_t *block = &scheduler->blocks[entry->id];
 		const int moved = block->gen == entry->gen + 2u && block->step == scheduler->step;
-		void *unused;
 
-		if (block->gen != entry->gen && !(moved && put->step != scheduler->step) &&
-		    kvc_put_block(put->put, i, &unused) != KVC_ALREADY) {
+		if (block->gen != entry->gen && !(moved && put->step != scheduler->step) && !is_stored(put, i)) {
 			return 0;
 		}
 	}
@@ -518,8 +531,7 @@ static void emit_save(kvx_scheduler_t *scheduler, kvx_sput_t *put, const kvc_han
 	record->put = *handle;
 	ids = kvx_msg_append(&scheduler->message, NULL, put->granted * sizeof *ids);
 	for (uint32_t i = 0; i < put->granted; i++) {
-		void *unused;
-		const int there = kvc_put_block(put->put, i, &unused) == KVC_ALREADY;
+		const int there = is_stored(put, i);
 
 		ids[i] = there ? KVX_NO_BLOCK : put->entries[i].id;
 		scheduler->stats.save_blocks += !there;
@@ -531,25 +543,23 @@ static void emit_save(kvx_scheduler_t *scheduler, kvx_sput_t *put, const kvc_han
 void kvx_puts_emit(kvx_scheduler_t *scheduler)
 {
 	const uint64_t now = kv_now_ns(scheduler->env);
-	kvx_sput_t **link = &scheduler->puts;
+	kvx_sput_t *next;
 
-	while (*link) {
-		kvx_sput_t *put = *link;
+	for (kvx_sput_t *put = scheduler->puts; put; put = next) {
 		const size_t size = sizeof(kvx_msg_save_t) + put->granted * sizeof(uint32_t) + 8u;
 		kvc_handle_t handle;
 
+		next = put->next;
 		if (put->at != KVX_SPUT_GRANTED) {
-			link = &put->next;
 			continue;
 		}
-		if (!is_intact(scheduler, put) || !kvx_message_reserve(scheduler, size) ||
-		    kvc_put_export(put->put, &handle) != KVC_OK) {
+		if (is_intact(scheduler, put) && kvx_message_reserve(scheduler, size) &&
+		    kvc_put_export(put->put, &handle) == KVC_OK) {
+			emit_save(scheduler, put, &handle);
+		} else {
 			retry_lost(scheduler, put, 0, KVC_ERR_REVOKED, now);
-			remove_put(scheduler, link);
-			continue;
+			remove_put(scheduler, put);
 		}
-		emit_save(scheduler, put, &handle);
-		link = &put->next;
 	}
 }
 
@@ -557,31 +567,27 @@ void kvx_puts_emit(kvx_scheduler_t *scheduler)
 
 void kvx_puts_take_dropped(kvx_scheduler_t *scheduler, uint64_t handle)
 {
-	kvx_sput_t **link = &scheduler->puts;
+	kvx_sput_t *put = scheduler->puts;
 
-	while (*link && ((*link)->at != KVX_SPUT_SENT || (*link)->handle != handle)) {
-		link = &(*link)->next;
+	while (put && (put->at != KVX_SPUT_SENT || put->handle != handle)) {
+		put = put->next;
 	}
-	if (*link) {
-		retry_lost(scheduler, *link, 0, KVC_ERR_REVOKED, kv_now_ns(scheduler->env));
-		remove_put(scheduler, link);
+	if (put) {
+		retry_lost(scheduler, put, 0, KVC_ERR_REVOKED, kv_now_ns(scheduler->env));
+		remove_put(scheduler, put);
 	}
 }
 
 void kvx_puts_revoke(kvx_scheduler_t *scheduler, uint64_t serial, uint32_t since)
 {
-	kvx_sput_t **link = &scheduler->puts;
+	kvx_sput_t *next;
 
-	while (*link) {
-		kvx_sput_t *put = *link;
-
+	for (kvx_sput_t *put = scheduler->puts; put; put = next) {
+		next = put->next;
 		if (put->serial == serial && (int32_t)(put->step - since) >= 0) {
-			scheduler->stats.save_lost += put->granted;
-			schedule_retry(scheduler, put, put->from, KVC_ERR_REVOKED, 0);
-			remove_put(scheduler, link);
-			continue;
+			retry_lost(scheduler, put, 0, KVC_ERR_REVOKED, 0);
+			remove_put(scheduler, put);
 		}
-		link = &put->next;
 	}
 }
 
@@ -589,6 +595,6 @@ void kvx_puts_revoke_all(kvx_scheduler_t *scheduler)
 {
 	while (scheduler->puts) {
 		scheduler->stats.save_lost += scheduler->puts->granted;
-		remove_put(scheduler, &scheduler->puts);
+		remove_put(scheduler, scheduler->puts);
 	}
 }

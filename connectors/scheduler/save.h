@@ -6,6 +6,8 @@
 
 /* Process answers that have arrived; 1: one of this step is still due. */
 int kvx_puts_poll(kvx_scheduler_t *scheduler, uint64_t now);
+/* Wait a short time for the answers to this step's reservations, but not for a daemon that has stopped. */
+void kvx_puts_await(kvx_scheduler_t *scheduler, uint64_t now);
 void kvx_puts_emit(kvx_scheduler_t *scheduler);
 /* 1: a put is granted and not emitted, or an answer is due soon. */
 int kvx_puts_are_due(const kvx_scheduler_t *scheduler, uint64_t now);
@@ -13,9 +15,5 @@ void kvx_puts_take_dropped(kvx_scheduler_t *scheduler, uint64_t handle);
 /* Give up what the request, which may be gone, has reserved since that step: it may be garbage. */
 void kvx_puts_revoke(kvx_scheduler_t *scheduler, uint64_t serial, uint32_t since);
 void kvx_puts_revoke_all(kvx_scheduler_t *scheduler);
-/* The message of this step waits for the answers to the step's reservations. */
-void kvx_puts_mark_awaited(kvx_scheduler_t *scheduler);
-/* Match again what of it is stored before more of it is saved. */
-void kvx_request_restart_saving(kvx_request_t *request);
 
 #endif

@@ -7,8 +7,7 @@
 #include "scheduler/spaces.h"
 #include "scheduler/step_time.h"
 
-#define CALL_MS  1000u
-#define SLICE_US 50u /* longest single wait: the heartbeat is checked this often */
+#define CALL_MS 1000u
 
 /* ---- open and close -------------------------------------------------------------------------- */
 
@@ -202,7 +201,7 @@ void kvx_scheduler_preempt(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 	for (uint32_t g = 0; g < scheduler->group_count; g++) {
 		request->groups[g].n = 0;
 	}
-	kvx_request_restart_saving(request);
+	request->generation = 0;
 	request->computed = 0;
 	request->unsavable = 0;
 	request->garbage_until = 0;
@@ -221,31 +220,6 @@ void kvx_scheduler_finish(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 }
 
 /* ---- the message -------------------------------------------------------------------------------- */
-
-/* Wait a short time for the answers to this step's reservations, but not for a daemon that has stopped. */
-static void wait_for_answers(kvx_scheduler_t *scheduler, uint64_t now)
-{
-	const uint64_t wait = kvx_step_time_max_wait_ns(scheduler), until = now + wait;
-
-	if (wait && !scheduler->slow) {
-		kvx_puts_mark_awaited(scheduler);
-	}
-	for (;;) {
-		const int open = kvx_puts_poll(scheduler, now);
-		uint64_t left;
-
-		if (!open || !wait || scheduler->slow || !kvx_daemon_is_alive(scheduler)) {
-			return;
-		}
-		now = kv_now_ns(scheduler->env);
-		if (now >= until) {
-			scheduler->slow = 1;
-			return;
-		}
-		left = (until - now) / 1000u;
-		(void)kvc_poll_us(scheduler->kvc, left < SLICE_US ? (uint32_t)left : SLICE_US);
-	}
-}
 
 /* Last, because its bytes are always reserved. If it does not fit, a FENCE without ids does, which means all blocks. */
 static void emit_fence(kvx_scheduler_t *scheduler)
@@ -277,7 +251,7 @@ void kvx_scheduler_build_message(kvx_scheduler_t *scheduler, const void **p_byte
 
 	(void)kvc_poll_us(scheduler->kvc, 0);
 	kvx_spaces_poll(scheduler, now);
-	wait_for_answers(scheduler, now);
+	kvx_puts_await(scheduler, now);
 	now = kv_now_ns(scheduler->env);
 	kvx_loads_poll(scheduler, now);
 
@@ -388,7 +362,7 @@ static kvc_status_t reset_space(kvx_scheduler_t *scheduler, const kvx_sspace_t *
 	uint64_t now = kv_now_ns(scheduler->env);
 
 	while (space->space && !space->open && now < until && kvx_daemon_is_alive(scheduler)) {
-		(void)kvc_poll_us(scheduler->kvc, SLICE_US);
+		(void)kvc_poll_us(scheduler->kvc, KVX_SLICE_US);
 		kvx_spaces_poll(scheduler, now);
 		now = kv_now_ns(scheduler->env);
 	}

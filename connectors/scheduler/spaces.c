@@ -6,17 +6,6 @@
 
 #define RETRY_NS (500u * KVX_MS)
 
-static uint64_t hash_text(const char *text, uint32_t len)
-{
-	uint64_t hash = UINT64_C(0xcbf29ce484222325);
-
-	for (uint32_t i = 0; i < len; i++) {
-		hash = (hash ^ (uint8_t)text[i]) * UINT64_C(0x100000001b3);
-	}
-
-	return hash;
-}
-
 static void log_rarely(kvx_scheduler_t *scheduler, uint64_t now, const char *sentence)
 {
 	if (now >= scheduler->next_log_ns) {
@@ -105,7 +94,7 @@ uint32_t kvx_space_find_or_add(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 		return 0;
 	}
 	len = (uint32_t)strnlen(ask->lora, KVX_ADAPTER_MAX + 1u);
-	hash = hash_text(ask->lora, len);
+	hash = kvx_requests_hash(&scheduler->requests, ask->lora, len);
 	for (uint32_t i = 1; i < scheduler->space_count; i++) {
 		const kvx_sspace_t *space = &scheduler->spaces[i];
 

@@ -23,6 +23,7 @@
 #define KVX_RUN_BLOCKS  8192u /* most blocks of one put */
 #define KVX_MS          UINT64_C(1000000)
 #define KVX_ADAPTER_MAX 1024u
+#define KVX_SLICE_US    50u /* longest single wait: the heartbeat is checked this often */
 #define KVX_UNNAMED     UINT64_MAX
 #define KVX_TIMED_STEPS 16u /* steps whose time may still be reported */
 
