@@ -12,27 +12,10 @@ uint64_t kvx_now_ns(void)
 	return kv_now_ns(&kv_env_posix);
 }
 
-kvx_ask_t kvx_job_ask(const kvx_job_t *job)
+static int prefix_is_sound(const kvx_t *kvx, const kvx_prefix_t *prefix)
 {
-	return (kvx_ask_t){
-		.struct_size = sizeof(kvx_ask_t),
-		.id = (const char *)&job->id,
-		.id_len = sizeof job->id,
-		.tokens = job->n * job->kvx->block_tokens,
-		.whole = 1,
-		.polled = 1,
-	};
-}
+	const uint32_t n = prefix->n_tokens / kvx->block_tokens;
 
-void kvx_job_finish_request(const kvx_job_t *job)
-{
-	const kvx_ask_t ask = kvx_job_ask(job);
-
-	kvx_scheduler_finish(job->kvx->scheduler, &ask);
-}
-
-static int prefix_is_sound(const kvx_t *kvx, const kvx_prefix_t *prefix, uint32_t n)
-{
 	if (n == 0 || prefix->skip > n || !prefix->tokens || !prefix->blocks) {
 		return 0;
 	}
@@ -48,12 +31,11 @@ static int prefix_is_sound(const kvx_t *kvx, const kvx_prefix_t *prefix, uint32_
 /* The salt is an extra key of the first block, as in kvc_keys_of(). */
 static kvc_status_t add_tokens(const kvx_job_t *job, const kvx_prefix_t *prefix)
 {
-	const kvx_ask_t ask = kvx_job_ask(job);
 	char salt[sizeof KVC_SALT_PREFIX + KVC_MAX_SALT];
 	const void *extra = salt;
 	uint32_t extra_len = 0;
 	kvx_units_t units = {.struct_size = sizeof units,
-			     .n = ask.tokens,
+			     .n = job->ask.tokens,
 			     .tokens = prefix->tokens,
 			     .extra = &extra,
 			     .extra_len = &extra_len};
@@ -68,53 +50,62 @@ static kvc_status_t add_tokens(const kvx_job_t *job, const kvx_prefix_t *prefix)
 		units.extra_count = 1;
 	}
 
-	return kvx_scheduler_add_tokens(job->kvx->scheduler, &ask, &units);
+	return kvx_scheduler_add_tokens(job->kvx->scheduler, &job->ask, &units);
 }
 
 static kvc_status_t begin_request(const kvx_job_t *job, const kvx_prefix_t *prefix)
 {
-	const kvx_ask_t ask = kvx_job_ask(job);
 	const kvx_block_table_t table = {
 		.struct_size = sizeof table, .n = job->n, .fresh = UINT32_MAX, .ids = job->blocks};
 	kvc_status_t status = add_tokens(job, prefix);
 
-	status = status == KVC_OK ? kvx_scheduler_append_blocks(job->kvx->scheduler, &ask, &table) : status;
+	status = status == KVC_OK ? kvx_scheduler_append_blocks(job->kvx->scheduler, &job->ask, &table) : status;
 	if (status != KVC_OK) {
-		kvx_job_finish_request(job);
+		kvx_scheduler_finish(job->kvx->scheduler, &job->ask);
 	}
 
 	return status;
 }
 
-kvc_status_t kvx_job_create(kvx_t *kvx, const kvx_prefix_t *prefix, size_t size, kvx_job_t **first, kvx_job_t **p_job)
+kvc_status_t kvx_job_create(kvx_t *kvx, const kvx_prefix_t *prefix, const kvx_job_kind_t *kind, kvx_job_t **p_job)
 {
 	const uint32_t n = prefix->n_tokens / kvx->block_tokens;
 	kvc_status_t status;
 	kvx_job_t *job;
 
-	if (!prefix_is_sound(kvx, prefix, n)) {
+	if (prefix->struct_size < sizeof *prefix || !(kvx->roles & kind->role) || !prefix_is_sound(kvx, prefix)) {
 		return KVC_ERR_ARG;
 	}
 	if (kvx->jobs >= KVX_JOBS) {
 		return KVC_ERR_LIMIT;
 	}
-	job = calloc(1, size + n * sizeof *job->blocks);
+	job = calloc(1, kind->size + n * sizeof *job->blocks);
 	if (!job) {
 		return KVC_ERR_NOMEM;
 	}
 
 	job->kvx = kvx;
 	job->id = ++kvx->last_id;
+	job->ask = (kvx_ask_t){
+		.struct_size = sizeof job->ask,
+		.id = (const char *)&job->id,
+		.id_len = sizeof job->id,
+		.tokens = n * kvx->block_tokens,
+		.whole = 1,
+		.polled = 1,
+	};
 	job->n = n;
-	job->blocks = (uint32_t *)(void *)((uint8_t *)job + size);
+	job->blocks = (uint32_t *)(void *)((uint8_t *)job + kind->size);
 	memcpy(job->blocks, prefix->blocks, n * sizeof *job->blocks);
 	job->start_ns = kvx_now_ns();
+	job->deadline_ns =
+		job->start_ns + (prefix->deadline_ms ? prefix->deadline_ms : kind->deadline_ms) * UINT64_C(1000000);
 	status = begin_request(job, prefix);
 	if (status != KVC_OK) {
 		free(job);
 		return status;
 	}
-	job->link = first;
+	job->link = kind->first;
 	while (*job->link) {
 		job->link = &(*job->link)->next;
 	}

@@ -1,30 +1,84 @@
-/* inproc/job.h -- loads and saves, as requests of the scheduler half. */
+/* inproc/job.h -- an engine in one process: a scheduler half, a worker half, and its loads and saves.
+ *
+ * Each load and each save is a request of the scheduler half, which looks up, leases and reserves; the worker half
+ * copies. kvx_poll() is a step of an engine that computes nothing (docs/decisions/039). */
 #ifndef KVX_INPROC_JOB_H
 #define KVX_INPROC_JOB_H
 
-#include "inproc/state.h"
+#include "kvx.h"
+#include "kvx_scheduler.h"
+#include "kvx_worker.h"
+
+/* What loads and saves have in common. */
+typedef struct kvx_job {
+	kvx_t *kvx;
+	struct kvx_job *next;  /* of the same kind, oldest first */
+	struct kvx_job **link; /* what points at this one */
+	uint64_t id;           /* of the request */
+	kvx_ask_t ask;         /* the request, with that id */
+	uint64_t start_ns, deadline_ns;
+	uint32_t n;       /* blocks of the prefix */
+	uint32_t *blocks; /* [n], in the same allocation as the job */
+} kvx_job_t;
+
+typedef enum kvx_load_step {
+	KVX_LOAD_LEASING, /* the lease was asked for */
+	KVX_LOAD_COPYING, /* from its step message until the worker half has named it: blocks may be written */
+	KVX_LOAD_COPIED,
+	KVX_LOAD_ENDED
+} kvx_load_step_t;
+
+struct kvx_load {
+	kvx_job_t job;
+	kvx_load_step_t step;
+	int aborted;
+	uint32_t skip;
+	int looked_up;   /* once at least */
+	uint32_t in_cpu; /* tokens beyond skip that the first lookup has found in memory */
+	kvx_hit_t hit;
+	kvx_load_result_t result;
+};
+
+struct kvx_save {
+	kvx_job_t job;
+	kvx_save_result_t result;
+};
+
+struct kvx {
+	kvx_scheduler_t *scheduler;
+	kvx_worker_t *worker;
+	uint32_t roles, load_ms, save_ms;
+	uint32_t block_tokens, max_blocks;
+	kvx_job_t *loads, *saves;
+	uint32_t jobs;    /* all of them */
+	uint32_t pending; /* not ended */
+	uint32_t copying; /* loads */
+	int begun;        /* loads, since the last poll */
+	uint64_t last_id;
+	uint64_t *failed; /* bit a block: it was to be loaded, and was not */
+	kvx_stats_t stats;
+};
 
 uint64_t kvx_now_ns(void);
-
-/* Copy the prefix and begin its request. `size` bytes for the job, `first`: the list it goes to. KVC_ERR_ARG: the
- * prefix is not sound; KVC_ERR_LIMIT: too many jobs; KVC_ERR_NOMEM; KVC_ERR_UNREACHABLE: no daemon was ever there. */
-kvc_status_t kvx_job_create(kvx_t *kvx, const kvx_prefix_t *prefix, size_t size, kvx_job_t **first, kvx_job_t **p_job);
-void kvx_job_destroy(kvx_job_t *job);
-kvx_ask_t kvx_job_ask(const kvx_job_t *job);
-/* Release its leases; cancel its load with the next message. */
-void kvx_job_finish_request(const kvx_job_t *job);
 /* Build the step message, and execute it. */
 void kvx_run_message(kvx_t *kvx);
 
-/* kvx_load_prefix(), once this process may load; result is never NULL. */
-kvc_status_t kvx_load_start(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_load_t **p_load, kvx_load_result_t *result);
+/* What a new job needs to know of its kind. */
+typedef struct kvx_job_kind {
+	uint32_t role;        /* that this process needs */
+	uint32_t deadline_ms; /* of a prefix that names none */
+	size_t size;
+	kvx_job_t **first; /* the list it goes to */
+} kvx_job_kind_t;
+/* Copy the prefix and begin its request. KVC_ERR_ARG: the prefix is not sound, or the role is another one;
+ * KVC_ERR_LIMIT: too many jobs; KVC_ERR_NOMEM; KVC_ERR_UNREACHABLE: no daemon was ever there. */
+kvc_status_t kvx_job_create(kvx_t *kvx, const kvx_prefix_t *prefix, const kvx_job_kind_t *kind, kvx_job_t **p_job);
+void kvx_job_destroy(kvx_job_t *job);
+
 /* Match again where the lease was not granted yet. */
 void kvx_loads_advance(kvx_t *kvx, uint64_t now);
 /* End the loads that the worker half has completed. */
 void kvx_loads_collect(kvx_t *kvx);
-
-/* kvx_save_prefix(), once this process may save. */
-kvc_status_t kvx_save_start(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_save_t **p_save);
 /* See how far they are; reserve again what was refused. */
 void kvx_saves_advance(kvx_t *kvx, uint64_t now);
 

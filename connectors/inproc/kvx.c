@@ -1,4 +1,4 @@
-/* libkvx in one process: attach, poll, and the checks in front of loads and saves. */
+/* libkvx in one process: attach, poll, and looking in. */
 #include "inproc/job.h"
 
 #include "kv/env.h"
@@ -51,88 +51,63 @@ static kvc_status_t check_config(const kvx_config_t *config)
 	return KVC_OK;
 }
 
-/* An instance is shared by its members alone, and this process has them all. */
-typedef struct kvx_instance {
-	char name[32];
-	uint8_t secret[32];
-} kvx_instance_t;
-
-static void make_instance(kvx_instance_t *instance)
+/* The name and the secret of the instance are made here: this process has all its members. */
+static kvc_status_t open_halves(kvx_t *kvx, const kvx_config_t *config)
 {
-	uint64_t number;
-
-	kv_random(&kv_env_posix, &number, sizeof number);
-	kv_random(&kv_env_posix, instance->secret, sizeof instance->secret);
-	(void)snprintf(instance->name, sizeof instance->name, "kvx-%016" PRIx64, number);
-}
-
-static kvc_status_t open_worker(kvx_t *kvx, const kvx_config_t *config, const kvx_instance_t *instance,
-				const kvc_identity_t *identity, const kvc_writer_t *range)
-{
+	const kvc_writer_t range = {.head_count = config->layout->heads, .layer_count = config->layout->layers};
 	const kvx_worker_group_t group = {.group = 0, .paged = config->paged};
+	kvc_identity_t identity = *config->identity;
+	char layout[KVK_LAYOUT_TEXT_MAX], instance[32];
+	uint8_t secret[32];
+	uint64_t number;
 	const kvx_worker_config_t worker = {
 		.struct_size = sizeof worker,
 		.socket = config->socket,
-		.instance = instance->name,
-		.secret = instance->secret,
-		.secret_len = sizeof instance->secret,
+		.instance = instance,
+		.secret = secret,
+		.secret_len = sizeof secret,
 		.program = config->program,
-		.identity = identity,
+		.identity = &identity,
 		.layout = config->layout,
-		.range = *range,
+		.range = range,
 		.groups = &group,
 		.group_count = 1,
 		.threads = 1, /* all loads are asynchronous: the transfer thread copies them */
 	};
-	const kvc_status_t status = kvx_worker_open(&worker, &kvx->worker);
-
-	return status == KVC_ERR_ARG ? refuse(kvx_worker_last_error()) : status;
-}
-
-static kvc_status_t open_scheduler(kvx_t *kvx, const kvx_config_t *config, const kvx_instance_t *instance,
-				   const kvc_identity_t *identity, const kvc_writer_t *range)
-{
 	const kvx_scheduler_config_t scheduler = {
 		.struct_size = sizeof scheduler,
 		.socket = config->socket,
-		.instance = instance->name,
-		.secret = instance->secret,
-		.secret_len = sizeof instance->secret,
+		.instance = instance,
+		.secret = secret,
+		.secret_len = sizeof secret,
 		.program = config->program,
-		.identity = identity,
+		.identity = &identity,
 		.layout = config->layout,
-		.writers = range,
+		.writers = &range,
 		.writer_count = 1,
 		.max_blocks = config->paged->blocks,
 		.mode = KVX_LOAD_ASYNC,
 		.load_ms = kvx->load_ms,
 	};
-	const kvc_status_t status = kvx_scheduler_open(&scheduler, &kvx->scheduler);
-
-	return status == KVC_ERR_ARG ? refuse(kvx_scheduler_last_error()) : status;
-}
-
-static kvc_status_t open_halves(kvx_t *kvx, const kvx_config_t *config)
-{
-	char layout[KVK_LAYOUT_TEXT_MAX];
-	kvx_instance_t instance;
-	kvc_identity_t identity;
-	kvc_writer_t range;
 	kvc_status_t status;
 
 	if (kvk_layout_format(config->layout, layout, sizeof layout) != KV_OK) {
 		return refuse("the layout has no canonical text");
 	}
-	identity = *config->identity;
 	identity.struct_size = sizeof identity;
 	identity.hash_tokens = config->layout->block_tokens;
 	identity.groups = NULL;
 	identity.layout = layout;
-	range = (kvc_writer_t){.head_count = config->layout->heads, .layer_count = config->layout->layers};
-	make_instance(&instance);
-	status = open_worker(kvx, config, &instance, &identity, &range);
+	kv_random(&kv_env_posix, &number, sizeof number);
+	kv_random(&kv_env_posix, secret, sizeof secret);
+	(void)snprintf(instance, sizeof instance, "kvx-%016" PRIx64, number);
+	status = kvx_worker_open(&worker, &kvx->worker);
+	if (status != KVC_OK) {
+		return status == KVC_ERR_ARG ? refuse(kvx_worker_last_error()) : status;
+	}
+	status = kvx_scheduler_open(&scheduler, &kvx->scheduler);
 
-	return status == KVC_OK ? open_scheduler(kvx, config, &instance, &identity, &range) : status;
+	return status == KVC_ERR_ARG ? refuse(kvx_scheduler_last_error()) : status;
 }
 
 /* ---- attach and detach ----------------------------------------------------------------------- */
@@ -258,39 +233,6 @@ uint32_t kvx_poll(kvx_t *kvx, uint32_t timeout_ms)
 	}
 
 	return kvx->pending;
-}
-
-/* ---- the gate -------------------------------------------------------------------------------- */
-
-kvc_status_t kvx_load_prefix(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_load_t **p_load, kvx_load_result_t *result)
-{
-	const int attached = kvx_worker_is_ready(kvx->worker);
-	kvx_load_result_t unused;
-	kvx_load_result_t *to = result ? result : &unused;
-
-	*p_load = NULL;
-	kvx->stats.loads++;
-	if (prefix->struct_size < sizeof *prefix || !(kvx->roles & KVX_CONSUMER) || !attached) {
-		kvx->stats.load_refused++;
-		*to = (kvx_load_result_t){.status = KVC_MISS,
-					  .cause = attached ? KVC_ERR_ARG : KVC_ERR_UNREACHABLE,
-					  .why = attached ? KV_WHY_NONE : KV_WHY_NO_DAEMON};
-		return KVC_MISS;
-	}
-
-	return kvx_load_start(kvx, prefix, p_load, to);
-}
-
-kvc_status_t kvx_save_prefix(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_save_t **p_save)
-{
-	*p_save = NULL;
-	kvx->stats.saves++;
-	if (prefix->struct_size < sizeof *prefix || !(kvx->roles & KVX_PRODUCER) || !kvx_is_ready(kvx)) {
-		kvx->stats.save_refused++;
-		return KVC_MISS;
-	}
-
-	return kvx_save_start(kvx, prefix, p_save);
 }
 
 /* ---- looking in ------------------------------------------------------------------------------ */

@@ -26,7 +26,6 @@ static void count_load(kvx_t *kvx, const kvx_load_result_t *result)
 static void end_load(kvx_load_t *load, uint32_t done, uint32_t why, kvc_status_t cause)
 {
 	kvx_t *kvx = load->job.kvx;
-	const kvx_ask_t ask = kvx_job_ask(&load->job);
 	const uint32_t loaded = (done - load->skip) * kvx->block_tokens;
 	kvx_load_result_t *result = &load->result;
 
@@ -39,18 +38,28 @@ static void end_load(kvx_load_t *load, uint32_t done, uint32_t why, kvc_status_t
 	result->cpu_tokens = loaded < load->in_cpu ? loaded : load->in_cpu;
 	result->disk_tokens = loaded - result->cpu_tokens;
 	result->why = why;
-	(void)kvx_scheduler_get_key(kvx->scheduler, &ask, done, &result->first_missing);
+	(void)kvx_scheduler_get_key(kvx->scheduler, &load->job.ask, done, &result->first_missing);
 	result->load_ns = kvx_now_ns() - load->job.start_ns;
-	kvx_job_finish_request(&load->job);
+	kvx_scheduler_finish(kvx->scheduler, &load->job.ask);
 	count_load(kvx, result);
 }
 
-static void mark_copied(kvx_t *kvx, uint64_t id)
+static void mark_copied(kvx_load_t *load)
 {
-	for (kvx_job_t *job = kvx->loads; job; job = job->next) {
-		if (job->id == id) {
-			((kvx_load_t *)job)->step = KVX_LOAD_COPIED;
-			kvx->copying--;
+	load->step = KVX_LOAD_COPIED;
+	load->job.kvx->copying--;
+}
+
+/* The name is the request's id. */
+static void take_finished(kvx_t *kvx)
+{
+	uint64_t id;
+
+	while (kvx_worker_take_finished(kvx->worker, (char *)&id, sizeof id, NULL) > 0) {
+		for (kvx_job_t *job = kvx->loads; job; job = job->next) {
+			if (job->id == id) {
+				mark_copied((kvx_load_t *)job);
+			}
 		}
 	}
 }
@@ -83,7 +92,6 @@ static void take_reports(kvx_t *kvx)
 static void end_copied(kvx_load_t *load)
 {
 	kvx_t *kvx = load->job.kvx;
-	const kvx_ask_t ask = kvx_job_ask(&load->job);
 	uint32_t done = load->skip + load->hit.tokens / kvx->block_tokens;
 	kvx_outcome_t outcome;
 
@@ -98,48 +106,42 @@ static void end_copied(kvx_load_t *load)
 		load->step = KVX_LOAD_ENDED;
 		return;
 	}
-	kvx_scheduler_get_outcome(kvx->scheduler, &ask, &outcome);
+	kvx_scheduler_get_outcome(kvx->scheduler, &load->job.ask, &outcome);
 	end_load(load, done, outcome.why, outcome.load);
 }
 
-/* It has ended for the scheduler half, and the worker half has no load under way. */
-static int has_ended(const kvx_load_t *load)
+/* Loads that the worker half never had, since their message was broken or no memory was left: they have ended for the
+ * scheduler half. */
+static void give_up_unknown(kvx_t *kvx)
 {
-	const kvx_ask_t ask = kvx_job_ask(&load->job);
-	kvx_worker_stats_t stats = {.struct_size = sizeof stats};
-	kvx_outcome_t outcome;
+	for (kvx_job_t *job = kvx->loads; job; job = job->next) {
+		kvx_load_t *load = (kvx_load_t *)job;
+		kvx_outcome_t outcome;
 
-	kvx_scheduler_get_outcome(load->job.kvx->scheduler, &ask, &outcome);
-	kvx_worker_get_stats(load->job.kvx->worker, &stats);
-
-	return outcome.load != KVC_PENDING && stats.loads_open == 0;
+		kvx_scheduler_get_outcome(kvx->scheduler, &job->ask, &outcome);
+		if (load->step == KVX_LOAD_COPYING && outcome.load != KVC_PENDING) {
+			load->hit = (kvx_hit_t){.why = load->hit.why};
+			mark_copied(load);
+		}
+	}
 }
 
 void kvx_loads_collect(kvx_t *kvx)
 {
-	uint64_t id;
+	kvx_worker_stats_t worker = {.struct_size = sizeof worker};
 
 	/* Looked at before names are taken: what ends meanwhile is reported now, and named the next time. */
-	for (kvx_job_t *job = kvx->loads; job; job = job->next) {
-		kvx_load_t *load = (kvx_load_t *)job;
-
-		load->ended = load->step == KVX_LOAD_COPYING && has_ended(load);
-	}
+	kvx_worker_get_stats(kvx->worker, &worker);
 	/* In this order: once a load was named, its failed blocks and its report are there. */
-	while (kvx_worker_take_finished(kvx->worker, (char *)&id, sizeof id, NULL) > 0) {
-		mark_copied(kvx, id);
-	}
+	take_finished(kvx);
 	take_failed_blocks(kvx);
+	if (worker.loads_open == 0) {
+		give_up_unknown(kvx);
+	}
 	take_reports(kvx);
 	for (kvx_job_t *job = kvx->loads; job; job = job->next) {
-		kvx_load_t *load = (kvx_load_t *)job;
-
-		if (load->step == KVX_LOAD_COPYING && load->ended) { /* its message was broken, or no memory was left */
-			load->hit = (kvx_hit_t){.why = load->hit.why};
-			mark_copied(kvx, job->id);
-		}
-		if (load->step == KVX_LOAD_COPIED) {
-			end_copied(load);
+		if (((kvx_load_t *)job)->step == KVX_LOAD_COPIED) {
+			end_copied((kvx_load_t *)job);
 		}
 	}
 }
@@ -151,7 +153,7 @@ static void look_up(kvx_load_t *load, uint64_t now)
 {
 	kvx_t *kvx = load->job.kvx;
 	const uint64_t left = load->job.deadline_ns > now ? load->job.deadline_ns - now : 0;
-	kvx_ask_t ask = kvx_job_ask(&load->job);
+	kvx_ask_t ask = load->job.ask;
 
 	ask.local = load->skip * kvx->block_tokens;
 	ask.load_ms = (uint32_t)(left / 1000000u) + 1u;
@@ -176,13 +178,31 @@ static void look_up(kvx_load_t *load, uint64_t now)
 	}
 }
 
-kvc_status_t kvx_load_start(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_load_t **p_load, kvx_load_result_t *result)
+void kvx_loads_advance(kvx_t *kvx, uint64_t now)
 {
-	const uint32_t deadline_ms = prefix->deadline_ms ? prefix->deadline_ms : kvx->load_ms;
+	for (kvx_job_t *job = kvx->loads; job; job = job->next) {
+		if (((kvx_load_t *)job)->step == KVX_LOAD_LEASING) {
+			look_up((kvx_load_t *)job, now);
+		}
+	}
+}
+
+/* ---- called by the engine -------------------------------------------------------------------- */
+
+kvc_status_t kvx_load_prefix(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_load_t **p_load, kvx_load_result_t *result)
+{
+	const kvx_job_kind_t kind = {KVX_CONSUMER, kvx->load_ms, sizeof(kvx_load_t), &kvx->loads};
+	kvc_status_t status = KVC_ERR_UNREACHABLE;
+	kvx_load_result_t unused;
 	kvx_job_t *job;
 	kvx_load_t *load;
-	const kvc_status_t status = kvx_job_create(kvx, prefix, sizeof *load, &kvx->loads, &job);
 
+	result = result ? result : &unused;
+	*p_load = NULL;
+	kvx->stats.loads++;
+	if (kvx_worker_is_ready(kvx->worker)) {
+		status = kvx_job_create(kvx, prefix, &kind, &job);
+	}
 	if (status != KVC_OK) {
 		kvx->stats.load_refused++;
 		*result = (kvx_load_result_t){.status = KVC_MISS,
@@ -196,7 +216,6 @@ kvc_status_t kvx_load_start(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_load_t *
 	load->result.status = KVC_PENDING;
 	load->result.blocks = prefix->skip;
 	load->result.tokens = prefix->skip * kvx->block_tokens;
-	job->deadline_ns = job->start_ns + deadline_ms * UINT64_C(1000000);
 	look_up(load, job->start_ns);
 	*result = load->result;
 	if (load->step == KVX_LOAD_ENDED) {
@@ -207,17 +226,6 @@ kvc_status_t kvx_load_start(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_load_t *
 
 	return KVC_PENDING;
 }
-
-void kvx_loads_advance(kvx_t *kvx, uint64_t now)
-{
-	for (kvx_job_t *job = kvx->loads; job; job = job->next) {
-		if (((kvx_load_t *)job)->step == KVX_LOAD_LEASING) {
-			look_up((kvx_load_t *)job, now);
-		}
-	}
-}
-
-/* ---- called by the engine -------------------------------------------------------------------- */
 
 kvc_status_t kvx_load_state(const kvx_load_t *load, kvx_load_result_t *result)
 {
@@ -236,7 +244,7 @@ static void abort_load(kvx_load_t *load)
 	load->aborted = 1;
 	kvx->stats.load_aborted++;
 	kvx->pending--;
-	kvx_job_finish_request(&load->job);
+	kvx_scheduler_finish(kvx->scheduler, &load->job.ask);
 	if (load->step == KVX_LOAD_COPYING) {
 		kvx_run_message(kvx);
 		kvx_loads_collect(kvx);

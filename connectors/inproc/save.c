@@ -10,11 +10,10 @@
 static void take_back_blocks(const kvx_save_t *save)
 {
 	const kvx_job_t *job = &save->job;
-	const kvx_ask_t ask = kvx_job_ask(job);
 	const kvx_block_table_t table = {.struct_size = sizeof table, .n = job->n, .ids = job->blocks};
 
-	(void)kvx_scheduler_append_blocks(job->kvx->scheduler, &ask, &table);
-	kvx_job_finish_request(job);
+	(void)kvx_scheduler_append_blocks(job->kvx->scheduler, &job->ask, &table);
+	kvx_scheduler_finish(job->kvx->scheduler, &job->ask);
 	kvx_run_message(job->kvx);
 }
 
@@ -22,7 +21,7 @@ static void end_request(kvx_save_t *save)
 {
 	save->job.kvx->pending--;
 	if (save->result.copied) {
-		kvx_job_finish_request(&save->job);
+		kvx_scheduler_finish(save->job.kvx->scheduler, &save->job.ask);
 	} else {
 		take_back_blocks(save);
 	}
@@ -56,17 +55,17 @@ static void advance_save(kvx_save_t *save, uint64_t now)
 	const kvx_job_t *job = &save->job;
 	kvx_scheduler_t *scheduler = job->kvx->scheduler;
 	const kvx_worker_t *worker = job->kvx->worker;
-	const kvx_ask_t ask = kvx_job_ask(job);
+	const kvx_ask_t *ask = &job->ask;
 	kvx_outcome_t outcome;
 	uint32_t stored;
 
-	if (!save->result.copied && kvx_scheduler_next_save_at(scheduler, ask.id, ask.id_len) <= ask.tokens) {
-		kvx_scheduler_advance(scheduler, &ask, ask.tokens, 0);
+	if (!save->result.copied && kvx_scheduler_next_save_at(scheduler, ask->id, ask->id_len) <= ask->tokens) {
+		kvx_scheduler_advance(scheduler, ask, ask->tokens, 0);
 	}
-	kvx_scheduler_get_outcome(scheduler, &ask, &outcome);
+	kvx_scheduler_get_outcome(scheduler, ask, &outcome);
 	stored = outcome.stored / job->kvx->block_tokens;
 	save->result.blocks = stored > save->result.blocks ? stored : save->result.blocks;
-	save->result.copied |= outcome.sent >= ask.tokens && !kvx_worker_has_unsaved(worker, job->blocks, job->n);
+	save->result.copied |= outcome.sent >= ask->tokens && !kvx_worker_has_unsaved(worker, job->blocks, job->n);
 	if (stored >= job->n) {
 		end_save(save, KVC_OK);
 	} else if (now >= job->deadline_ns) {
@@ -78,21 +77,31 @@ static void advance_save(kvx_save_t *save, uint64_t now)
 	}
 }
 
-kvc_status_t kvx_save_start(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_save_t **p_save)
+void kvx_saves_advance(kvx_t *kvx, uint64_t now)
 {
-	const uint32_t deadline_ms = prefix->deadline_ms ? prefix->deadline_ms : kvx->save_ms;
+	for (kvx_job_t *job = kvx->saves; job; job = job->next) {
+		if (((kvx_save_t *)job)->result.status == KVC_PENDING) {
+			advance_save((kvx_save_t *)job, now);
+		}
+	}
+}
+
+kvc_status_t kvx_save_prefix(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_save_t **p_save)
+{
+	const kvx_job_kind_t kind = {KVX_PRODUCER, kvx->save_ms, sizeof(kvx_save_t), &kvx->saves};
+	kvc_status_t status;
 	kvx_job_t *job;
 	kvx_save_t *save;
-	kvc_status_t status = kvx_job_create(kvx, prefix, sizeof *save, &kvx->saves, &job);
 
-	if (status != KVC_OK) {
+	*p_save = NULL;
+	kvx->stats.saves++;
+	if (!kvx_is_ready(kvx) || kvx_job_create(kvx, prefix, &kind, &job) != KVC_OK) {
 		kvx->stats.save_refused++;
 		return KVC_MISS;
 	}
 
 	save = (kvx_save_t *)job;
 	save->result.status = KVC_PENDING;
-	job->deadline_ns = job->start_ns + deadline_ms * UINT64_C(1000000);
 	advance_save(save, job->start_ns);
 	status = save->result.status;
 	if (status != KVC_PENDING) {
@@ -102,15 +111,6 @@ kvc_status_t kvx_save_start(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_save_t *
 	*p_save = save;
 
 	return KVC_PENDING;
-}
-
-void kvx_saves_advance(kvx_t *kvx, uint64_t now)
-{
-	for (kvx_job_t *job = kvx->saves; job; job = job->next) {
-		if (((kvx_save_t *)job)->result.status == KVC_PENDING) {
-			advance_save((kvx_save_t *)job, now);
-		}
-	}
 }
 
 kvc_status_t kvx_save_state(const kvx_save_t *save, kvx_save_result_t *result)
