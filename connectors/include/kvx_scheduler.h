@@ -114,8 +114,8 @@ typedef struct kvx_ask {
 	uint32_t load_ms; /* deadline of its load on a rank; 0: the configuration's */
 } kvx_ask_t;
 
-/* Own keys only: tokens [at, at + n) of the request; `at` is the number given before, and only whole units are used.
- * extra[i], extra_len[i]: canonical extra keys of the i-th unit that starts in this piece (salt, images); NULL: none.
+/* Own keys only: the whole units of tokens [at, at + n) of the request; `at` is the number taken before. extra[i],
+ * extra_len[i]: canonical extra keys of the i-th unit (salt, images); NULL: none.
  * KVC_ERR_ARG: token ids or `at` are wrong, and the request has no keys. KVC_ERR_UNREACHABLE: its space is not open yet
  * (a match tries to open it). KVC_ERR_STALE_EPOCH: the space has another epoch: nothing was taken, begin again with
  * `at` 0. */

@@ -3,8 +3,6 @@
 #include "scheduler/requests.h"
 #include "scheduler/spaces.h"
 
-#define EXTRA_MAX 65536u /* bytes of extra keys of one unit */
-
 /* ---- looking --------------------------------------------------------------------------------- */
 
 static void key_at(void *ctx, uint32_t i, kvc_key_t *key)
@@ -61,15 +59,13 @@ void kvx_key_view_init(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const k
 static void drop_chain(kvx_chain_state_t *own)
 {
 	own->n = 0;
-	own->given = 0;
 	own->epoch = 0;
-	own->extra_len = 0;
 }
 
-/* Memory for n tokens more, and their keys. */
-static kvc_status_t reserve_units(const kv_env_t *env, kvx_chain_state_t *own, uint32_t n, uint32_t unit)
+/* Memory for so many units more: tokens and keys. */
+static kvc_status_t reserve_units(const kv_env_t *env, kvx_chain_state_t *own, uint32_t units, uint32_t unit)
 {
-	const uint32_t need = own->n + (own->given % unit + n + unit - 1u) / unit;
+	const uint32_t need = own->n + units;
 	uint32_t cap = own->cap ? own->cap : 64u;
 	kvc_key_t *keys;
 	uint32_t *tokens;
@@ -96,71 +92,23 @@ static kvc_status_t reserve_units(const kv_env_t *env, kvx_chain_state_t *own, u
 	return KVC_OK;
 }
 
-static kvc_status_t keep_extra(const kv_env_t *env, kvx_chain_state_t *own, const void *extra, uint32_t len)
+static kvc_status_t append_units(kvx_chain_state_t *own, const kvx_units_t *units, uint32_t unit)
 {
-	own->extra_len = 0;
-	if (len > EXTRA_MAX || (len && !extra)) {
-		return KVC_ERR_ARG;
+	kvc_status_t status = KVC_OK;
+
+	for (uint32_t i = 0; i < units->n / unit && status == KVC_OK; i++) {
+		const int may_have = units->extra && units->extra_len && i < units->extra_count;
+		const void *extra = may_have && units->extra_len[i] ? units->extra[i] : NULL;
+		uint32_t *tokens = own->tokens + (size_t)own->n * unit;
+		kvc_key_t *key = &own->keys[own->n];
+
+		memcpy(tokens, units->tokens + (size_t)i * unit, unit * sizeof *tokens);
+		status = extra ? kvc_chain_unit(&own->chain, extra, units->extra_len[i], tokens, key)
+			       : kvc_chain_tokens(&own->chain, tokens, 1, key);
+		own->n += status == KVC_OK;
 	}
-	if (len > own->extra_cap) {
-		uint8_t *bytes = kv_resize(env, own->extra, own->extra_cap, len);
-
-		if (!bytes) {
-			return KVC_ERR_NOMEM;
-		}
-		own->extra = bytes;
-		own->extra_cap = len;
-	}
-	if (len) {
-		memcpy(own->extra, extra, len);
-	}
-	own->extra_len = len;
-
-	return KVC_OK;
-}
-
-static kvc_status_t finish_unit(kvx_chain_state_t *own, uint32_t unit)
-{
-	const uint32_t *tokens = own->tokens + (size_t)own->n * unit;
-	kvc_key_t *key = &own->keys[own->n];
-	const kvc_status_t status = own->extra_len
-					    ? kvc_chain_unit(&own->chain, own->extra, own->extra_len, tokens, key)
-					    : kvc_chain_tokens(&own->chain, tokens, 1, key);
-
-	own->n += status == KVC_OK;
 
 	return status;
-}
-
-/* Append the tokens, a unit at a time. */
-static kvc_status_t feed_tokens(const kv_env_t *env, kvx_chain_state_t *own, const kvx_units_t *units, uint32_t unit)
-{
-	const uint32_t first_start = (units->at + unit - 1u) / unit; /* of the units that start in this piece */
-	uint32_t done = 0;
-
-	while (done < units->n) {
-		const uint32_t have = own->given % unit, left = units->n - done;
-		const uint32_t take = unit - have < left ? unit - have : left;
-		kvc_status_t status = KVC_OK;
-
-		if (have == 0) {
-			const uint32_t i = own->given / unit - first_start;
-			const int extra = units->extra && units->extra_len && i < units->extra_count;
-
-			status = keep_extra(env, own, extra ? units->extra[i] : NULL, extra ? units->extra_len[i] : 0);
-		}
-		memcpy(own->tokens + own->given, units->tokens + done, take * sizeof *own->tokens);
-		own->given += take;
-		done += take;
-		if (status == KVC_OK && own->given % unit == 0) {
-			status = finish_unit(own, unit);
-		}
-		if (status != KVC_OK) {
-			return status;
-		}
-	}
-
-	return KVC_OK;
 }
 
 kvc_status_t kvx_scheduler_add_tokens(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_units_t *units)
@@ -197,14 +145,12 @@ kvc_status_t kvx_scheduler_add_tokens(kvx_scheduler_t *scheduler, const kvx_ask_
 	if (own->epoch != space_epoch(space)) {
 		return KVC_ERR_STALE_EPOCH;
 	}
-	if (units->at != own->given) {
-		drop_chain(own);
-		return KVC_ERR_ARG;
-	}
 
-	status = reserve_units(scheduler->env, own, units->n, scheduler->unit);
+	status = units->at == own->n * scheduler->unit
+			 ? reserve_units(scheduler->env, own, units->n / scheduler->unit, scheduler->unit)
+			 : KVC_ERR_ARG;
 	if (status == KVC_OK) {
-		status = feed_tokens(scheduler->env, own, units, scheduler->unit);
+		status = append_units(own, units, scheduler->unit);
 	}
 	if (status != KVC_OK) {
 		drop_chain(own);

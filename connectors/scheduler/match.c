@@ -141,14 +141,12 @@ static void count_unleased(kvx_scheduler_t *scheduler, const kvx_request_t *requ
 	hit->leasing = status == KVC_PENDING;
 }
 
-/* Decide what of the tokens beyond ask->local, stored up to `all`, in memory up to `in_cpu`, the engine may count on,
- * and lease it. */
+/* Decide what of the stored tokens beyond ask->local the engine may count on, and lease it. */
 static void decide_hit(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request,
 		       const kvc_match_t *match, kvx_hit_t *hit)
 {
-	const uint32_t all = match->n * scheduler->unit, local = ask->local,
-		       block_tokens = scheduler->groups[0].block_tokens;
-	const uint32_t in_cpu = match->n_cpu * scheduler->unit > local ? match->n_cpu * scheduler->unit : local;
+	const uint32_t local = ask->local, all = match->n * scheduler->unit, n_cpu = match->n_cpu * scheduler->unit;
+	const uint32_t in_cpu = n_cpu > local ? n_cpu : local, block_tokens = scheduler->groups[0].block_tokens;
 	uint32_t cpu = in_cpu - local, disk = all - in_cpu, most, end, leased;
 	kvx_scheduler_stats_t *stats = &scheduler->stats;
 	kvc_status_t status;

@@ -23,7 +23,6 @@ static void free_object(kvx_requests_t *requests, kvx_request_t *request)
 	}
 	kv_free(requests->env, request->own.keys);
 	kv_free(requests->env, request->own.tokens);
-	kv_free(requests->env, request->own.extra);
 	kv_free(requests->env, request);
 }
 

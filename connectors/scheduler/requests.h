@@ -27,10 +27,7 @@ typedef struct kvx_chain_state {
 	kvc_key_t *keys;
 	uint32_t *tokens; /* events name them */
 	uint32_t n, cap;  /* units */
-	uint32_t given;   /* tokens; given % unit of them are in no key yet */
-	uint8_t *extra;   /* extra keys of that unit */
-	uint32_t extra_len, extra_cap;
-	uint64_t epoch; /* of the space; 0: no chain */
+	uint64_t epoch;   /* of the space; 0: no chain */
 	kvc_chain_t chain;
 } kvx_chain_state_t;
 
