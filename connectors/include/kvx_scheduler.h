@@ -6,12 +6,12 @@
  * reserves. What the ranks must do in a step travels to them as one opaque string of bytes, the step message, and what
  * became of it travels back as another, the report:
  *
- *   new request    match -> hit               shared memory; a hit is leased once, and stays leased while the request
- * waits admitted       append_blocks, start_load  the engine has allocated the blocks: the leased tokens are loaded
- * into them each step      append_blocks, advance     block tables grow; blocks that are full after this step are
- * reserved for saving end of step    build_message -> bytes     to every rank, then kvx_worker_begin_step() there after
- * it       take_report <- bytes       from every rank that has something to report gone           finish the request
- * has ended or was aborted; what is in progress is completed and freed
+ *   new request   match -> hit               shared memory; a hit is leased once, and stays leased while it waits
+ *   admitted      append_blocks, start_load  the engine has allocated blocks: the leased tokens are loaded into them
+ *   each step     append_blocks, advance     tables grow; blocks that are full after this step are reserved
+ *   end of step   build_message -> bytes     to every rank, then kvx_worker_begin_step() there
+ *   after it      take_report <- bytes       from every rank that has something to report
+ *   gone          finish                     the request has ended: what is in progress is completed and freed
  *
  * Promise to the engine: no failure needs handling, no call waits longer than wait_us (a match: than it is worth), and
  * without a live daemon every call costs microseconds. A lost answer, a full store or an absent daemon is a miss, or a

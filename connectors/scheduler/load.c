@@ -78,10 +78,65 @@ static void free_load(kvx_scheduler_t *scheduler, kvx_sload_t *load)
 
 /* ---- leasing --------------------------------------------------------------------------------- */
 
-/* One lease for each part. */
-static kvc_status_t start_leases(const kvx_scheduler_t *scheduler, kvc_space_t *space, kvx_key_view_t *view,
-				 kvx_sload_t *load)
+/* At most of a LOAD record of so many tokens. */
+static size_t record_bytes(const kvx_scheduler_t *scheduler, uint32_t tokens)
 {
+	size_t bytes = sizeof(kvx_msg_load_t) + KVX_MAX_ID;
+
+	for (uint32_t g = 0; g < scheduler->group_count; g++) {
+		const size_t blocks = tokens / scheduler->groups[g].block_tokens;
+
+		bytes += sizeof(kvx_msg_part_t) + kvx_padded(blocks * sizeof(uint32_t));
+	}
+
+	return bytes;
+}
+
+/* A load of the blocks that each group has in tokens [ask->local, end). One allocation, for the ids and the request's
+ * id no more than for its record. */
+static kvx_sload_t *create_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request,
+				uint32_t end)
+{
+	const size_t bytes = record_bytes(scheduler, end);
+	const kvc_space_t *space = scheduler->spaces[request->space].space;
+	kvx_sload_t *load = kv_alloc(scheduler->env, sizeof *load + bytes);
+	uint32_t *ids = (uint32_t *)(void *)(load + 1);
+
+	if (!load) {
+		return NULL;
+	}
+	load->hash = request->hash;
+	load->serial = request->serial;
+	load->space = request->space;
+	load->generation = scheduler->generation;
+	load->local = ask->local;
+	load->units = end / scheduler->unit;
+	for (uint32_t g = 0; g < scheduler->group_count; g++) {
+		const uint32_t local = ask->local / scheduler->groups[g].block_tokens;
+		uint32_t first = 0, last = 0;
+
+		kvc_group_range(space, scheduler->groups[g].id, load->units, &first, &last);
+		first = first > local ? first : local;
+		if (first < last) {
+			load->part[load->parts++] =
+				(kvx_sload_part_t){.index = g, .first = first, .n = last - first, .ids = ids};
+			ids += last - first;
+		}
+	}
+	load->id = (char *)ids;
+	load->id_len = request->id_len;
+	memcpy(load->id, request->id, request->id_len);
+	load->bytes = bytes;
+	scheduler->reserved_bytes += load->bytes;
+	append_load(scheduler, load);
+
+	return load;
+}
+
+/* One lease for each part. */
+static kvc_status_t start_leases(const kvx_scheduler_t *scheduler, kvx_key_view_t *view, kvx_sload_t *load)
+{
+	kvc_space_t *space = scheduler->spaces[load->space].space;
 	kvc_status_t status = view->n < load->units ? KVC_ERR_ARG : KVC_OK;
 
 	for (uint32_t p = 0; p < load->parts && status == KVC_OK; p++) {
@@ -105,65 +160,6 @@ static kvc_status_t start_leases(const kvx_scheduler_t *scheduler, kvc_space_t *
 	return status;
 }
 
-/* Which blocks of each group the load covers. Returns how many. */
-static uint32_t fill_parts(const kvx_scheduler_t *scheduler, const kvc_space_t *space, kvx_sload_t *load)
-{
-	uint32_t blocks = 0;
-
-	for (uint32_t g = 0; g < scheduler->group_count; g++) {
-		const uint32_t local = load->local / scheduler->groups[g].block_tokens;
-		uint32_t first = 0, end = 0;
-
-		kvc_group_range(space, scheduler->groups[g].id, load->units, &first, &end);
-		first = first > local ? first : local;
-		if (first < end) {
-			load->part[load->parts++] = (kvx_sload_part_t){.index = g, .first = first, .n = end - first};
-			blocks += end - first;
-		}
-	}
-
-	return blocks;
-}
-
-/* At most of a LOAD record of so many tokens. */
-static size_t record_bytes(const kvx_scheduler_t *scheduler, uint32_t tokens)
-{
-	size_t bytes = sizeof(kvx_msg_load_t) + KVX_MAX_ID;
-
-	for (uint32_t g = 0; g < scheduler->group_count; g++) {
-		const size_t blocks = tokens / scheduler->groups[g].block_tokens;
-
-		bytes += sizeof(kvx_msg_part_t) + kvx_padded(blocks * sizeof(uint32_t));
-	}
-
-	return bytes;
-}
-
-/* One allocation: the load, the ids, the request's id. `shape` has the parts. */
-static kvx_sload_t *create_load(kvx_scheduler_t *scheduler, const kvx_request_t *request, const kvx_sload_t *shape,
-				uint32_t blocks)
-{
-	kvx_sload_t *load = kv_alloc(scheduler->env, sizeof *load + blocks * sizeof(uint32_t) + request->id_len);
-	uint32_t *ids;
-
-	if (!load) {
-		return NULL;
-	}
-	*load = *shape;
-	ids = (uint32_t *)(void *)(load + 1);
-	for (uint32_t p = 0; p < load->parts; p++) {
-		load->part[p].ids = ids;
-		ids += load->part[p].n;
-	}
-	load->id = (char *)ids;
-	load->id_len = request->id_len;
-	memcpy(load->id, request->id, request->id_len);
-	scheduler->reserved_bytes += load->bytes;
-	append_load(scheduler, load);
-
-	return load;
-}
-
 /* How long the answer is worth waiting for. The length of a stall is unknown: a wait as long as computing costs at most
  * twice the better choice (docs/decisions/021). Before anything was computed, loading counts as worth the wait. */
 static uint64_t max_wait_ns(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t tokens)
@@ -178,34 +174,21 @@ static uint64_t max_wait_ns(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, ui
 
 static kvc_status_t start_lease(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t end)
 {
-	kvc_space_t *space = scheduler->spaces[request->space].space;
-	const uint64_t now = kv_now_ns(scheduler->env);
-	kvx_sload_t shape = {
-		.hash = request->hash,
-		.serial = request->serial,
-		.space = request->space,
-		.generation = scheduler->generation,
-		.local = ask->local,
-		.units = end / scheduler->unit,
-		.bytes = record_bytes(scheduler, end),
-		.asked_ns = now,
-		.renewed_ns = now,
-		.until_ns = now + max_wait_ns(scheduler, ask, end - ask->local),
-	};
-	const uint32_t blocks = fill_parts(scheduler, space, &shape);
 	kvx_key_view_t view;
 	kvx_sload_t *load;
 	kvc_status_t status;
 
-	if (scheduler->load_count >= KVX_LOADS_MAX || !kvx_message_reserve(scheduler, shape.bytes)) {
+	if (scheduler->load_count >= KVX_LOADS_MAX || !kvx_message_reserve(scheduler, record_bytes(scheduler, end))) {
 		return KVC_ERR_LIMIT;
 	}
-	load = create_load(scheduler, request, &shape, blocks);
+	load = create_load(scheduler, ask, request, end);
 	if (!load) {
 		return KVC_ERR_NOMEM;
 	}
+	load->asked_ns = load->renewed_ns = kv_now_ns(scheduler->env);
+	load->until_ns = load->asked_ns + max_wait_ns(scheduler, ask, end - ask->local);
 	kvx_key_view_init(scheduler, ask, request, end, &view);
-	status = start_leases(scheduler, space, &view, load);
+	status = start_leases(scheduler, &view, load);
 	if (status != KVC_OK) {
 		free_load(scheduler, load);
 		return status;

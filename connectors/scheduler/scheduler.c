@@ -261,7 +261,10 @@ void kvx_scheduler_build_message(kvx_scheduler_t *scheduler, const void **p_byte
 	kvx_step_time_emit(scheduler);
 	emit_fence(scheduler);
 	kvx_msg_finish(&scheduler->message, scheduler->step);
-	kvx_scheduler_detach_if_broken(scheduler);
+	if (kv_broken_count() > 0) { /* detach for good */
+		kvc_abandon(scheduler->kvc);
+		(void)kvc_poll_us(scheduler->kvc, 0); /* the daemon hears of it at once */
+	}
 	*p_bytes = scheduler->message.len ? scheduler->message.data : NULL;
 	*p_len = scheduler->message.len;
 
@@ -323,24 +326,26 @@ void kvx_scheduler_record(kvx_scheduler_t *scheduler, const char *lora, const kv
 
 void kvx_scheduler_record_ended(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_ended_t *ended)
 {
-	kvc_report_t report = {.struct_size = sizeof report};
-	const kvx_request_t *request;
+	static const kvx_request_t unknown;
+	const kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
+	kvc_report_t report;
 
 	if (!kvx_ask_is_sound(ask) || !ended || ended->struct_size < sizeof *ended) {
 		return;
 	}
-	request = kvx_requests_find(&scheduler->requests, ask->id, ask->id_len);
-	report.request = kvx_requests_hash(&scheduler->requests, ask->id, ask->id_len);
-	report.query_tokens = ended->prompt_tokens;
-	report.hit_engine_tokens = ended->engine_tokens;
-	report.output_tokens = ended->output_tokens;
-	if (request) {
-		report.hit_cpu_tokens = request->cpu_tokens;
-		report.hit_disk_tokens = request->disk_tokens;
-		report.why = request->why;
-		report.match_ns = request->match_ns;
-		report.load_ns = request->load_ns;
-	}
+	request = request ? request : &unknown;
+	report = (kvc_report_t){
+		.struct_size = sizeof report,
+		.request = kvx_requests_hash(&scheduler->requests, ask->id, ask->id_len),
+		.query_tokens = ended->prompt_tokens,
+		.hit_cpu_tokens = request->cpu_tokens,
+		.hit_disk_tokens = request->disk_tokens,
+		.hit_engine_tokens = ended->engine_tokens,
+		.output_tokens = ended->output_tokens,
+		.why = request->why,
+		.match_ns = request->match_ns,
+		.load_ns = request->load_ns,
+	};
 	kvx_scheduler_record(scheduler, ask->lora, &report);
 }
 

@@ -199,11 +199,3 @@ void kvx_spaces_close(kvx_scheduler_t *scheduler)
 		kv_free(scheduler->env, scheduler->spaces[i].adapter);
 	}
 }
-
-void kvx_scheduler_detach_if_broken(kvx_scheduler_t *scheduler)
-{
-	if (kv_broken_count() > 0) {
-		kvc_abandon(scheduler->kvc);
-		(void)kvc_poll_us(scheduler->kvc, 0); /* the daemon hears of it at once */
-	}
-}

@@ -19,7 +19,5 @@ void kvx_spaces_emit(kvx_scheduler_t *scheduler);
 /* What names the weights; NULL: nothing yet. */
 const char *kvx_weights_text(const kvx_scheduler_t *scheduler);
 void kvx_spaces_close(kvx_scheduler_t *scheduler);
-/* Detach for good if an invariant is broken. */
-void kvx_scheduler_detach_if_broken(kvx_scheduler_t *scheduler);
 
 #endif
