@@ -3,10 +3,7 @@
 #include "kv/shm.h"
 #include "kv/status.h"
 
-#define BRIEF_NS UINT64_C(1000000) /* within this time a wait is short, so the processor stays awake */
-#define BRIEF_US 50u
 #define GRACE_NS UINT64_C(200000000) /* in addition to the 50 ms after which a match calls it stale */
-#define SLICE_US 1000u               /* later waits are longer: the heartbeat is checked this often */
 
 uint32_t kvx_miss_reason(const kvc_space_t *space)
 {
@@ -42,26 +39,6 @@ uint32_t kvx_miss_reason_of(kvc_status_t status)
 	default:
 		return KV_WHY_NONE;
 	}
-}
-
-int kvx_await_daemon(kvc_t *kvc, const kv_env_t *env, uint64_t since, uint64_t until)
-{
-	const uint64_t now = kv_now_ns(env), left = now < until ? (until - now) / 1000u : 0;
-	const uint32_t slice = now < since + BRIEF_NS ? BRIEF_US : SLICE_US;
-
-	return now < until && kvc_await_us(kvc, left < slice ? (uint32_t)left : slice) == KVC_OK;
-}
-
-uint32_t kvx_miss_reason_awaited(kvc_t *kvc, const kv_env_t *env, const kvc_space_t *space)
-{
-	const uint64_t since = kv_now_ns(env);
-	uint32_t why = kvx_miss_reason(space);
-
-	while (why == KV_WHY_DAEMON_STALE && kvx_await_daemon(kvc, env, since, since + KVX_STALE_NS)) {
-		why = kvx_miss_reason(space);
-	}
-
-	return why;
 }
 
 int kvx_silent_too_long(uint64_t *p_since, int silent, uint64_t now)

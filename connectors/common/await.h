@@ -13,12 +13,6 @@
 uint32_t kvx_miss_reason(const kvc_space_t *space);
 /* Why a lease or load in that state has brought less than it was asked for; KV_WHY_NONE: it was refused. */
 uint32_t kvx_miss_reason_of(kvc_status_t status);
-/* Wait a little, at most until `until`, for whatever the daemon does next. `since`: when this wait began. 0: no longer.
- */
-int kvx_await_daemon(kvc_t *kvc, const kv_env_t *env, uint64_t since, uint64_t until);
-/* As kvx_miss_reason(), after a stale heartbeat has been waited for. */
-uint32_t kvx_miss_reason_awaited(kvc_t *kvc, const kv_env_t *env, const kvc_space_t *space);
-
 /* 1: the daemon has been `silent` (as this call sees it) for longer than a daemon short of processor time is. *p_since
  * is the load's, 0 at first: what such a daemon has begun to read is worth the wait. */
 int kvx_silent_too_long(uint64_t *p_since, int silent, uint64_t now);

@@ -228,12 +228,11 @@ static uint32_t poll_for_daemon(kvx_scheduler_t *scheduler, uint32_t number)
  * (docs/decisions/021). */
 static uint32_t lookup_miss_reason(kvx_scheduler_t *scheduler, uint32_t number)
 {
-	const uint64_t start = kv_now_ns(scheduler->env);
+	const uint64_t since = kv_now_ns(scheduler->env);
 	uint32_t why = kvx_space_miss_reason(scheduler, number);
 
-	if (why == KV_WHY_DAEMON_STALE) {
-		why = kvx_miss_reason_awaited(scheduler->kvc, scheduler->env, scheduler->spaces[number].space);
-		scheduler->stats.wait_ns += kv_now_ns(scheduler->env) - start;
+	while (why == KV_WHY_DAEMON_STALE && kvx_scheduler_await_daemon(scheduler, since, since + KVX_STALE_NS)) {
+		why = kvx_space_miss_reason(scheduler, number);
 	}
 	if (why == KV_WHY_NO_DAEMON && number != UINT32_MAX) {
 		why = poll_for_daemon(scheduler, number);

@@ -32,7 +32,6 @@ kvc_status_t kvx_scheduler_open_in(const kv_env_t *env, const kvx_scheduler_conf
 	}
 	scheduler->space_count = 1; /* the base model's */
 	scheduler->spaces[0].emitted = config->identity->weights != NULL;
-	scheduler->spaces_unsent = config->identity->weights == NULL;
 
 	kvc = (kvc_config_t){
 		.struct_size = sizeof kvc,

@@ -4,7 +4,9 @@
 
 #include "kv/log.h"
 
-#define RETRY_NS (500u * KVX_MS)
+#define RETRY_NS      (500u * KVX_MS)
+#define BRIEF_NS      KVX_MS /* within this time a wait is short, so the processor stays awake */
+#define LONG_SLICE_US 1000u  /* later waits are longer */
 
 static void log_rarely(kvx_scheduler_t *scheduler, uint64_t now, const char *sentence)
 {
@@ -75,9 +77,7 @@ static uint32_t add_space(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint
 		return UINT32_MAX;
 	}
 	memcpy(space->adapter, ask->lora, len);
-	space->adapter_len = len;
 	space->hash = hash;
-	scheduler->spaces_unsent++;
 	if (scheduler->incarnation) {
 		start_open(scheduler, space, kv_now_ns(scheduler->env));
 	}
@@ -98,7 +98,7 @@ uint32_t kvx_space_find_or_add(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 	for (uint32_t i = 1; i < scheduler->space_count; i++) {
 		const kvx_sspace_t *space = &scheduler->spaces[i];
 
-		if (space->hash == hash && space->adapter_len == len && memcmp(space->adapter, ask->lora, len) == 0) {
+		if (space->hash == hash && strcmp(space->adapter, ask->lora) == 0) {
 			return i;
 		}
 	}
@@ -122,8 +122,9 @@ int kvx_daemon_is_alive(const kvx_scheduler_t *scheduler)
 
 int kvx_scheduler_await_daemon(kvx_scheduler_t *scheduler, uint64_t since, uint64_t until)
 {
-	const uint64_t start = kv_now_ns(scheduler->env);
-	const int more = kvx_await_daemon(scheduler->kvc, scheduler->env, since, until);
+	const uint64_t start = kv_now_ns(scheduler->env), left = start < until ? (until - start) / 1000u : 0;
+	const uint32_t slice = start < since + BRIEF_NS ? KVX_SLICE_US : LONG_SLICE_US;
+	const int more = start < until && kvc_await_us(scheduler->kvc, left < slice ? (uint32_t)left : slice) == KVC_OK;
 
 	scheduler->stats.wait_ns += kv_now_ns(scheduler->env) - start;
 
@@ -174,13 +175,13 @@ void kvx_spaces_poll(kvx_scheduler_t *scheduler, uint64_t now)
 /* The ranks learn the number of an adapter, and what names the weights, before a record uses the space. */
 void kvx_spaces_emit(kvx_scheduler_t *scheduler)
 {
-	for (uint32_t i = 0; i < scheduler->space_count && scheduler->spaces_unsent; i++) {
+	for (uint32_t i = 0; i < scheduler->space_count; i++) {
 		kvx_sspace_t *space = &scheduler->spaces[i];
 		const char *text = i == 0 ? kvx_weights_text(scheduler) : space->adapter;
-		const size_t len = text ? strlen(text) : 0;
+		const size_t len = text && !space->emitted ? strlen(text) : 0;
 		kvx_msg_space_t *record;
 
-		if (space->emitted || !text || !kvx_message_reserve(scheduler, sizeof *record + len + 8u)) {
+		if (len == 0 || !kvx_message_reserve(scheduler, sizeof *record + len + 8u)) {
 			continue;
 		}
 		record = kvx_msg_add_record(&scheduler->message, KVX_RECORD_SPACE, sizeof *record);
@@ -188,7 +189,6 @@ void kvx_spaces_emit(kvx_scheduler_t *scheduler)
 		record->text_len = (uint32_t)len;
 		kvx_msg_append(&scheduler->message, text, len);
 		space->emitted = 1;
-		scheduler->spaces_unsent--;
 	}
 }
 

@@ -30,7 +30,6 @@
 /* The space of the base model or of an adapter. */
 typedef struct kvx_sspace {
 	char *adapter; /* NULL: the base model's */
-	uint32_t adapter_len;
 	uint64_t hash;
 	kvc_space_t *space; /* NULL: not requested, or refused */
 	int open;           /* it was open once */
@@ -140,7 +139,7 @@ struct kvx_scheduler {
 
 	uint64_t incarnation, generation; /* generation: counts daemons and resets */
 	kvx_sspace_t *spaces;             /* [KVX_SPACES_MAX] */
-	uint32_t space_count, spaces_unsent;
+	uint32_t space_count;
 
 	kvx_sload_t *loads, **loads_end;
 	kvx_sput_t *puts, **puts_end;
