@@ -143,8 +143,9 @@ typedef struct kvx_hit {
 /* A hit is leased. The first match of a request waits for the daemon's answer as long as computing the tokens would
  * take, at most 100 ms, at least wait_us. A daemon whose heartbeat stands still is awaited for limits.silence (50 ms),
  * once, not once a request. A late answer is there when the request asks again (why: KV_WHY_TIMEOUT or
- * KV_WHY_DAEMON_STALE until then). The lease is kept until start_load(), advance() or finish(), or for a second without
- * a lookup. The bytes of the load's record stay reserved until the same calls, over any number of messages. */
+ * KV_WHY_DAEMON_STALE until then). The lease is kept until kvx_scheduler_start_load(), advance() or finish(), or for a
+ * second without a lookup. The bytes of the load's record stay reserved until the same calls, over any number of
+ * messages. */
 KVC_API void kvx_scheduler_match(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_hit_t *hit);
 
 /* The request's blocks in `group`, from index `first` on, are ids[n]: appended, or replacing all from there. The engine

@@ -12,6 +12,11 @@ uint64_t kvx_now_ns(void)
 	return kv_now_ns(&kv_env_posix);
 }
 
+int kvx_is_ready(const kvx_t *kvx)
+{
+	return kvx_worker_is_ready(kvx->worker) && kvx_scheduler_is_ready(kvx->scheduler);
+}
+
 static int prefix_is_sound(const kvx_t *kvx, const kvx_prefix_t *prefix)
 {
 	const uint32_t n = prefix->n_tokens / kvx->block_tokens;

@@ -183,11 +183,6 @@ void kvx_detach(kvx_t *kvx)
 	free(kvx);
 }
 
-int kvx_is_ready(const kvx_t *kvx)
-{
-	return kvx_worker_is_ready(kvx->worker) && kvx_scheduler_is_ready(kvx->scheduler);
-}
-
 /* ---- poll ------------------------------------------------------------------------------------ */
 
 /* One step of both halves. */

@@ -62,7 +62,7 @@ static void drop_chain(kvx_chain_state_t *own)
 	own->epoch = 0;
 }
 
-/* Memory for so many units more: tokens and keys. */
+/* Memory for the tokens and keys of more units. */
 static kvc_status_t reserve_units(const kv_env_t *env, kvx_chain_state_t *own, uint32_t units, uint32_t unit)
 {
 	const uint32_t need = own->n + units;

@@ -78,7 +78,7 @@ static void free_load(kvx_scheduler_t *scheduler, kvx_sload_t *load)
 
 /* ---- leasing --------------------------------------------------------------------------------- */
 
-/* At most of a LOAD record of so many tokens. */
+/* Upper bound of a LOAD record of that number of tokens. */
 static size_t record_bytes(const kvx_scheduler_t *scheduler, uint32_t tokens)
 {
 	size_t bytes = sizeof(kvx_msg_load_t) + KVX_MAX_ID;

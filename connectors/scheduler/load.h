@@ -1,5 +1,5 @@
-/* scheduler/load.h -- loads, from the lease of a hit to the reports of all ranks. A load is cached between match(),
- * which leases it, and start_load(). */
+/* scheduler/load.h -- loads, from the lease of a hit to the reports of all ranks. A load is cached until the engine
+ * admits its request. */
 #ifndef KVX_SCHEDULER_LOAD_H
 #define KVX_SCHEDULER_LOAD_H
 

@@ -6,7 +6,6 @@
  * message, and is saved before they are overwritten. */
 #include "scheduler/save.h"
 #include "scheduler/keys.h"
-#include "scheduler/load.h"
 #include "scheduler/requests.h"
 #include "scheduler/spaces.h"
 #include "scheduler/step_time.h"
@@ -283,15 +282,8 @@ static void clear_recomputed(kvx_scheduler_t *scheduler, kvx_request_t *request)
 	}
 }
 
-void kvx_scheduler_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t computed, uint32_t prefill)
+void kvx_request_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t computed)
 {
-	kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
-
-	kvx_scheduler_note_step_tokens(scheduler, computed, prefill);
-	if (!request) {
-		return;
-	}
-	kvx_lease_cache_drop(scheduler, request); /* the engine computes without it */
 	if (is_rewound(scheduler, request, computed)) {
 		kvx_puts_revoke(scheduler, request->serial, scheduler->step - 1u);
 		request->generation = 0;

@@ -4,6 +4,8 @@
 
 #include "scheduler/state.h"
 
+/* Its first `computed` tokens are computed: reserve what is full and not stored. */
+void kvx_request_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t computed);
 /* Process answers that have arrived; 1: one of this step is still due. */
 int kvx_puts_poll(kvx_scheduler_t *scheduler, uint64_t now);
 /* Wait a short time for the answers to this step's reservations, but not for a daemon that has stopped. */

@@ -189,6 +189,17 @@ kvc_status_t kvx_scheduler_append_blocks(kvx_scheduler_t *scheduler, const kvx_a
 	return KVC_OK;
 }
 
+void kvx_scheduler_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t computed, uint32_t prefill)
+{
+	kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
+
+	kvx_scheduler_note_step_tokens(scheduler, computed, prefill);
+	if (request) {
+		kvx_lease_cache_drop(scheduler, request); /* the engine computes without it */
+		kvx_request_advance(scheduler, ask, request, computed);
+	}
+}
+
 void kvx_scheduler_preempt(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 {
 	kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
