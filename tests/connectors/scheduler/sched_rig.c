@@ -1,23 +1,84 @@
 #include "connectors/scheduler/sched_rig.h"
 #include "engine/check.h"
+#include "scheduler/scheduler.h"
 
-#include "kv/env.h"
-
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 sr_t sr;
+kv_test_env_t sr_env;
 
 static const char *program;
 static const uint8_t secret[16] = "sixteen bytes!!!";
 static _Alignas(8) uint8_t report_memory[1u << 20]; /* never grown: allocations fail in some tests */
 
+/* ---- what the half calls --------------------------------------------------------------------- */
+
+uint64_t sr_now_ns(void)
+{
+	return kv_now_ns(&kv_env_posix);
+}
+
+static uint64_t env_now(void *ctx)
+{
+	(void)ctx;
+
+	return sr_now_ns() + sr.ahead_ns;
+}
+
+static void *env_alloc(void *ctx, size_t n)
+{
+	return sr.no_memory ? NULL : kv_test_env_alloc(ctx, n);
+}
+
+static void *env_resize(void *ctx, void *p, size_t old_n, size_t n)
+{
+	return sr.no_memory ? NULL : kv_test_env_resize(ctx, p, old_n, n);
+}
+
+/* step/message.c calls it for realloc(). */
+void *sr_realloc(void *p, size_t n);
+void *sr_realloc(void *p, size_t n)
+{
+	return sr.no_memory || kv_test_env_fails(&sr_env) ? NULL : realloc(p, n);
+}
+
+#define WRAP(type, name, ...)                                                                                          \
+	type __real_##name(__VA_ARGS__);                                                                               \
+	type __wrap_##name(__VA_ARGS__);                                                                               \
+	type __wrap_##name(__VA_ARGS__)
+
+WRAP(kvc_status_t, kvc_lease_renew, kvc_lease_t *lease, uint32_t ttl_ms)
+{
+	if (sr.refuse_renewals > 0) {
+		sr.refuse_renewals--;
+		return KVC_ERR_BUSY;
+	}
+	sr.renewals++;
+
+	return __real_kvc_lease_renew(lease, ttl_ms);
+}
+
+WRAP(kvc_status_t, kvc_put_keep, kvc_put_t *put)
+{
+	sr.keeps++;
+
+	return __real_kvc_put_keep(put);
+}
+
+WRAP(kvc_status_t, kvc_poll_us, kvc_t *kvc, uint32_t timeout_us)
+{
+	sr.naps += timeout_us > 0;
+
+	return __real_kvc_poll_us(kvc, timeout_us);
+}
+
 /* ---- members --------------------------------------------------------------------------------- */
 
 static void describe(void)
 {
+	kvk_geometry_t geometry;
+
 	sr.layout = (kvk_layout_t){.heads = 1,
 				   .layers = 2,
 				   .block_tokens = SR_UNIT,
@@ -26,21 +87,44 @@ static void describe(void)
 				   .dtype = KVK_DTYPE_F32,
 				   .inner = KVK_INNER_SPLIT};
 	assert_int_equal(kvk_layout_format(&sr.layout, sr.layout_text, sizeof sr.layout_text), KV_OK);
+	kvk_layout_geometry(&sr.layout, &geometry);
+	sr.block_bytes = geometry.block_bytes;
 	sr.identity = (kvc_identity_t){.struct_size = sizeof sr.identity,
 				       .model = "scheduler test",
 				       .weights = "w1",
 				       .dtype = "f32",
 				       .rope = "r",
-				       .hash = sr.foreign ? "test:fnv" : NULL,
+				       .hash = sr.options.own_keys ? NULL : "test:fnv",
 				       .hash_tokens = SR_UNIT,
-				       .groups = sr.groups > 1 ? sr.even_window ? "0:full:8,1:window:8:24"
-										: "0:full:8,1:window:8:20"
-							       : "0:full:8",
+				       .groups = sr.groups == 1           ? "0:full:8"
+						 : sr.options.even_window ? "0:full:8,1:window:8:24"
+									  : "0:full:8,1:window:8:20",
 				       .layout = sr.layout_text};
 	sr.writer = (kvc_writer_t){.rank = 0, .head_count = 1, .layer_count = 2};
 }
 
-static void attach_hand(void)
+static kvc_status_t open_scheduler(void)
+{
+	const kvx_scheduler_config_t config = {.struct_size = sizeof config,
+					       .socket = sr.rig.socket,
+					       .instance = "scheduler-test",
+					       .secret = secret,
+					       .secret_len = sizeof secret,
+					       .identity = &sr.identity,
+					       .layout = &sr.layout,
+					       .writers = &sr.writer,
+					       .writer_count = 1,
+					       .max_blocks = SR_BLOCKS,
+					       .foreign = !sr.options.own_keys,
+					       .cost_model = sr.options.cost_model,
+					       .mode = sr.options.mode,
+					       .wait_us = sr.options.wait_us ? sr.options.wait_us : SR_WAIT_US,
+					       .load_ms = sr.options.load_ms ? sr.options.load_ms : SR_LOAD_MS};
+
+	return kvx_scheduler_open_in(&sr_env.env, &config, &sr.scheduler);
+}
+
+static void attach_stand_in(void)
 {
 	const kvc_config_t config = {.struct_size = sizeof config,
 				     .socket = sr.rig.socket,
@@ -50,8 +134,8 @@ static void attach_hand(void)
 				     .role = KVC_ROLE_WORKER,
 				     .rank = 0,
 				     .lazy = 2};
+
 	assert_int_equal(kvc_attach(&config, &sr.kvc), KVC_OK);
-	(void)kvc_space_open_start(sr.kvc, &sr.identity, &sr.space);
 }
 
 static void run_iteration(void *ctx)
@@ -63,43 +147,19 @@ static void run_iteration(void *ctx)
 
 kvc_status_t sr_open(const sr_options_t *options)
 {
-	kvk_geometry_t geometry;
+	kvc_status_t status;
 
-	sr = (sr_t){.rig = sr.rig,
-		    .groups = options->groups ? options->groups : 1,
-		    .even_window = options->even_window,
-		    .foreign = options->foreign};
+	sr = (sr_t){.rig = sr.rig, .options = *options, .groups = options->groups > 1 ? 2 : 1};
 	sr.report = (kvx_msg_buf_t){.data = report_memory, .cap = sizeof report_memory};
 	describe();
-	kvk_layout_geometry(&sr.layout, &geometry);
-	sr.block_bytes = geometry.block_bytes;
-	sr.cache = calloc(SR_BLOCKS, sr.block_bytes);
-	assert_non_null(sr.cache);
-
-	const kvx_scheduler_config_t config = {.struct_size = sizeof config,
-					       .socket = sr.rig.socket,
-					       .instance = "scheduler-test",
-					       .secret = secret,
-					       .secret_len = sizeof secret,
-					       .identity = &sr.identity,
-					       .layout = &sr.layout,
-					       .writers = &sr.writer,
-					       .writer_count = 1,
-					       .max_blocks = SR_BLOCKS,
-					       .foreign = options->foreign,
-					       .cost_model = options->cost_model,
-					       .mode = options->mode,
-					       .wait_us = options->wait_us ? options->wait_us : SR_WAIT_US,
-					       .load_ms = options->load_ms ? options->load_ms : SR_LOAD_MS};
-	const kvc_status_t status = (options->open ? options->open : kvx_scheduler_open)(&config, &sr.scheduler);
-
+	status = open_scheduler();
 	if (status != KVC_OK) {
-		assert_non_null(options->open);
-		free(sr.cache);
 		return status;
 	}
+	sr.cache = calloc(SR_BLOCKS, sr.block_bytes);
+	assert_non_null(sr.cache);
 	if (!options->alone) {
-		attach_hand();
+		attach_stand_in();
 		sr.rig.run_iteration = run_iteration;
 	}
 
@@ -122,27 +182,39 @@ void sr_close(void)
 	kvc_space_close(sr.space);
 	kvc_detach(sr.kvc);
 	free(sr.cache);
+	assert_int_equal(kv_test_env_live(&sr_env), 0);
+}
+
+/* 1: the stand-in's space is open. One that was refused, or is of a daemon that is gone, is asked for again. */
+static int open_space(void)
+{
+	const kvc_status_t state = sr.space ? kvc_space_state(sr.space) : KVC_MISS;
+
+	if (state != KVC_OK && state != KVC_PENDING && kvc_incarnation(sr.kvc)) {
+		kvc_space_close(sr.space);
+		sr.space = NULL;
+		(void)kvc_space_open_start(sr.kvc, &sr.identity, &sr.space);
+	}
+
+	return state == KVC_OK;
 }
 
 void sr_wait_ready(void)
 {
 	for (int i = 0; i < 30000; i++) {
 		(void)sr_step();
-		if (!sr.space) {
-			(void)kvc_space_open_start(sr.kvc, &sr.identity, &sr.space);
-		}
-		(void)kvc_poll(sr.kvc, 0);
-		if (kvx_scheduler_is_ready(sr.scheduler) && sr.space && kvc_space_state(sr.space) == KVC_OK) {
+		if (open_space() && kvx_scheduler_is_ready(sr.scheduler)) {
 			return;
-		}
-		if (sr.space && kvc_space_state(sr.space) != KVC_OK && kvc_space_state(sr.space) != KVC_PENDING &&
-		    kvc_incarnation(sr.kvc)) {
-			kvc_space_close(sr.space);
-			sr.space = NULL;
 		}
 		usleep(1000);
 	}
 	fail_msg("not ready");
+}
+
+void sr_restart_daemon(void)
+{
+	rig_start(&sr.rig);
+	sr_wait_ready();
 }
 
 /* ---- requests -------------------------------------------------------------------------------- */
@@ -189,7 +261,7 @@ void sr_request(sr_request_t *request, const char *id, uint32_t seed, uint32_t s
 				   .id_len = (uint32_t)strlen(request->id),
 				   .hashes = &request->hashes,
 				   .tokens = n};
-	if (!sr.foreign) {
+	if (sr.options.own_keys) {
 		const kvx_units_t units = {.struct_size = sizeof units, .n = n, .tokens = request->tokens};
 
 		(void)kvx_scheduler_add_tokens(sr.scheduler, &request->ask, &units);
@@ -200,7 +272,7 @@ void sr_place(sr_request_t *request, uint32_t base, uint32_t fresh)
 {
 	const uint32_t n = (request->n + SR_UNIT - 1u) / SR_UNIT;
 
-	for (uint32_t g = 0; g < (uint32_t)sr.groups; g++) {
+	for (uint32_t g = 0; g < sr.groups; g++) {
 		const kvx_block_table_t table = {
 			.struct_size = sizeof table, .group = g, .n = n, .fresh = fresh, .ids = request->ids[g]};
 
@@ -209,6 +281,17 @@ void sr_place(sr_request_t *request, uint32_t base, uint32_t fresh)
 		}
 		assert_int_equal(kvx_scheduler_append_blocks(sr.scheduler, &request->ask, &table), KVC_OK);
 	}
+}
+
+void sr_place_after(sr_request_t *request, const sr_request_t *from, uint32_t base)
+{
+	const uint32_t n = request->n / SR_UNIT;
+	const kvx_block_table_t table = {.struct_size = sizeof table, .n = n, .fresh = 10, .ids = request->ids[0]};
+
+	for (uint32_t i = 0; i < n; i++) {
+		request->ids[0][i] = i < 10 ? from->ids[0][i] : base + i;
+	}
+	assert_int_equal(kvx_scheduler_append_blocks(sr.scheduler, &request->ask, &table), KVC_OK);
 }
 
 static void content(const sr_request_t *request, uint32_t group, uint32_t block, uint8_t *out)
@@ -226,7 +309,7 @@ static void content(const sr_request_t *request, uint32_t group, uint32_t block,
 
 void sr_compute(const sr_request_t *request, uint32_t from, uint32_t to)
 {
-	for (uint32_t g = 0; g < (uint32_t)sr.groups; g++) {
+	for (uint32_t g = 0; g < sr.groups; g++) {
 		for (uint32_t i = from; i < to; i++) {
 			content(request, g, i, sr.cache + (size_t)request->ids[g][i] * sr.block_bytes);
 		}
@@ -251,22 +334,20 @@ int sr_is_right(const sr_request_t *request, uint32_t from, uint32_t to)
 /* ---- the stand-in for the ranks -------------------------------------------------------------- */
 
 /* Blocks of a part that could be read. */
-static uint32_t read_part(const kvx_msg_part_t *part, uint32_t flags, kvc_status_t *p_status)
+static uint32_t read_part(const kvx_msg_part_t *part, uint32_t flags)
 {
-	const uint32_t *ids = kvx_msg_part_ids(part);
+	const uint32_t *ids = kvx_msg_part_ids(part), last = part->first + part->n;
 	kvc_lease_t *lease = NULL;
 	uint32_t good = 0, end;
 
-	*p_status = KVC_MISS;
 	if ((flags & KVX_MSG_NO_LEASE) || part->lease.incarnation == 0 || sr.fail_loads) {
 		return 0;
 	}
 	(void)kvc_poll(sr.kvc, 0);
-	*p_status = kvc_lease_import(sr.space, &part->lease, &lease);
-	if (*p_status != KVC_OK) {
+	if (kvc_lease_import(sr.space, &part->lease, &lease) != KVC_OK) {
 		return 0;
 	}
-	end = kvc_lease_n(lease) < part->first + part->n ? kvc_lease_n(lease) : part->first + part->n;
+	end = kvc_lease_n(lease) < last ? kvc_lease_n(lease) : last;
 	if (kvc_lease_wait(lease, end, SR_LOAD_MS) == KVC_OK) {
 		for (uint32_t i = part->first; i < end; i++) {
 			void *to = sr.cache + (size_t)ids[i - part->first] * sr.block_bytes;
@@ -275,44 +356,36 @@ static uint32_t read_part(const kvx_msg_part_t *part, uint32_t flags, kvc_status
 			good += kvc_lease_read(lease, i, 1, &to, &bad) == KVC_OK;
 		}
 	}
-	*p_status = good == part->n ? KVC_OK : KVC_MISS;
 	kvc_release(&lease, 1);
 
 	return good;
 }
 
+static void add_loaded(uint64_t number, kvc_status_t status, uint32_t blocks)
+{
+	kvx_report_loaded_t *record = kvx_msg_add_record(&sr.report, KVX_RECORD_LOADED, sizeof *record);
+
+	record->load = number;
+	record->status = status;
+	record->blocks = blocks;
+	record->ns = 1000;
+}
+
 static void do_load(const kvx_msg_load_t *load)
 {
 	const kvx_msg_part_t *part = kvx_msg_part_first(load);
-	kvx_report_loaded_t *loaded;
-	kvc_status_t status = KVC_OK;
 	uint32_t good = 0, asked = 0;
 
 	for (uint32_t p = 0; p < load->parts; p++) {
-		kvc_status_t one;
-
-		good += read_part(part, load->flags, &one);
+		good += read_part(part, load->flags);
 		asked += part->n;
-		status = status == KVC_OK ? one : status;
 		part = kvx_msg_part_next(part);
 	}
 	sr.plan.loads++;
-	sr.plan.async += (load->flags & KVX_MSG_ASYNC) != 0;
 	sr.plan.dead += (load->flags & KVX_MSG_NO_LEASE) != 0;
 	sr.plan.loaded_blocks += good;
 	sr.plan.failed_blocks += asked - good;
-	loaded = kvx_msg_add_record(&sr.report, KVX_RECORD_LOADED, sizeof *loaded);
-	loaded->load = load->load;
-	loaded->status = status;
-	loaded->blocks = good;
-	loaded->ns = 1000;
-}
-
-static void dropped(const kvx_msg_save_t *save)
-{
-	kvx_report_dropped_t *record = kvx_msg_add_record(&sr.report, KVX_RECORD_DROPPED, sizeof *record);
-
-	record->put = save->put.id;
+	add_loaded(load->load, good == asked ? KVC_OK : KVC_MISS, good);
 }
 
 static void write_save(kvc_put_t *put, const uint32_t *ids, uint32_t n)
@@ -329,29 +402,32 @@ static void write_save(kvc_put_t *put, const uint32_t *ids, uint32_t n)
 
 void sr_release_save(void)
 {
-	assert_non_null(sr.cached);
-	write_save(sr.cached, sr.held_ids, sr.held_n);
-	sr.cached = NULL;
+	assert_non_null(sr.held);
+	write_save(sr.held, sr.held_ids, sr.held_n);
+	sr.held = NULL;
 	sr.hold_saves = 0;
 }
 
 static void do_save(const kvx_msg_save_t *save)
 {
 	const uint32_t *ids = kvx_msg_save_ids(save);
+	const int complete = (save->flags & KVX_MSG_COMPLETE) != 0;
 	kvc_put_t *put = NULL;
 
 	sr.plan.saves++;
-	sr.plan.early += (save->flags & KVX_MSG_COMPLETE) != 0;
+	sr.plan.early += (uint32_t)complete;
 	sr.plan.save_blocks += save->n;
 	(void)kvc_poll(sr.kvc, 0);
-	if (sr.drop_saves || (sr.plan.failed_blocks && !(save->flags & KVX_MSG_COMPLETE)) ||
+	if (sr.drop_saves || (sr.plan.failed_blocks && !complete) ||
 	    kvc_put_import(sr.space, &save->put, &sr.writer, &put) != KVC_OK) {
-		dropped(save);
+		kvx_report_dropped_t *record = kvx_msg_add_record(&sr.report, KVX_RECORD_DROPPED, sizeof *record);
+
+		record->put = save->put.id;
 		return;
 	}
 	if (sr.hold_saves) {
-		assert_true(!sr.cached && save->n <= SR_BLOCKS);
-		sr.cached = put;
+		assert_true(!sr.held && save->n <= SR_BLOCKS);
+		sr.held = put;
 		sr.held_n = save->n;
 		memcpy(sr.held_ids, ids, save->n * sizeof *ids);
 		return;
@@ -369,6 +445,7 @@ static void take_record(const kvx_record_header_t *record, int act)
 
 	switch (record->type) {
 	case KVX_RECORD_LOAD:
+		sr.load = ((const kvx_msg_load_t *)at)->load;
 		if (act) {
 			do_load(at);
 		}
@@ -404,7 +481,7 @@ static size_t take_message(int act)
 	kvx_msg_reader_t cursor;
 	size_t len = 0;
 
-	sr.plan = (sr_plan_t){.step = sr.scheduler->step};
+	sr.plan = (sr_plan_t){0};
 	kvx_scheduler_build_message(sr.scheduler, &bytes, &len);
 	if (sr.kvc) {
 		(void)kvc_poll(sr.kvc, 0); /* it has a thread of its own for that in life */
@@ -412,6 +489,7 @@ static size_t take_message(int act)
 	if (len == 0) {
 		return 0;
 	}
+	sr.plan.step = ((const kvx_msg_header_t *)bytes)->step;
 	assert_true(kvx_msg_open(&cursor, KVX_MSG_MAGIC, bytes, len));
 	kvx_msg_reset(&sr.report, KVX_REPORT_MAGIC);
 	while ((record = kvx_msg_next(&cursor)) != NULL) {
@@ -427,17 +505,46 @@ void sr_plan(void)
 	(void)take_message(0);
 }
 
+void sr_give_report(void)
+{
+	kvx_msg_finish(&sr.report, 1);
+	kvx_scheduler_take_report(sr.scheduler, sr.report.data, sr.report.len);
+}
+
 size_t sr_step(void)
 {
 	const size_t len = take_message(1);
 
-	kvx_msg_finish(&sr.report, 1);
-	if (len && sr.report.len && !sr.ahead) {
-		kvx_scheduler_take_report(sr.scheduler, sr.report.data, sr.report.len);
+	if (len && sr.report.records && !sr.ahead) {
+		sr_give_report();
 	}
 
 	return len;
 }
+
+uint32_t sr_step_saves(const sr_request_t *request, uint32_t computed)
+{
+	sr_advance(request, computed, computed);
+	(void)sr_step();
+
+	return sr.plan.save_blocks;
+}
+
+void *sr_begin_report(uint32_t type, size_t size)
+{
+	kvx_msg_reset(&sr.report, KVX_REPORT_MAGIC);
+
+	return kvx_msg_add_record(&sr.report, type, size);
+}
+
+void sr_report_loaded(uint64_t number, uint32_t blocks)
+{
+	kvx_msg_reset(&sr.report, KVX_REPORT_MAGIC);
+	add_loaded(number, KVC_OK, blocks);
+	sr_give_report();
+}
+
+/* ---- what an engine does --------------------------------------------------------------------- */
 
 void sr_settle(void)
 {
@@ -551,29 +658,6 @@ void sr_find(sr_request_t *request, uint32_t n)
 	sr_place(request, 100, 0);
 }
 
-void *sr_begin_report(uint32_t type, size_t size)
-{
-	kvx_msg_reset(&sr.report, KVX_REPORT_MAGIC);
-
-	return kvx_msg_add_record(&sr.report, type, size);
-}
-
-void sr_give_report(void)
-{
-	kvx_msg_finish(&sr.report, 1);
-	kvx_scheduler_take_report(sr.scheduler, sr.report.data, sr.report.len);
-}
-
-void sr_report_loaded(uint64_t number, uint32_t blocks)
-{
-	kvx_report_loaded_t *record = sr_begin_report(KVX_RECORD_LOADED, sizeof *record);
-
-	record->load = number;
-	record->blocks = blocks;
-	record->ns = 1000;
-	sr_give_report();
-}
-
 kvx_scheduler_stats_t sr_stats(void)
 {
 	kvx_scheduler_stats_t stats = {.struct_size = sizeof stats};
@@ -587,6 +671,10 @@ kvx_scheduler_stats_t sr_stats(void)
 
 void sr_start(const sr_options_t *options)
 {
+	kv_test_env_init(&sr_env);
+	sr_env.env.now_ns = env_now;
+	sr_env.env.alloc = env_alloc;
+	sr_env.env.resize = env_resize;
 	rig_init(&sr.rig, program);
 	sr.rig.silence = options->silence ? options->silence : sr.rig.silence;
 	if (!options->alone) {
@@ -598,20 +686,27 @@ void sr_start(const sr_options_t *options)
 	}
 }
 
-void sr_abandon(void)
-{
-	sr_close();
-	rig_fini(&sr.rig);
-}
-
 void sr_stop(void)
 {
 	for (uint32_t i = 0; i < sr.request_count; i++) {
 		sr_finish(sr.requests[i]);
 	}
-	sr_settle();
-	rig_check_quiet(&sr.rig);
-	sr_abandon();
+	if (sr.rig.pid) {
+		sr_settle();
+		rig_check_quiet(&sr.rig);
+	}
+	sr_close();
+	rig_fini(&sr.rig);
+}
+
+void sr_run_test(void **state)
+{
+	const sr_test_t *test = *state;
+
+	sr_start(test->options);
+	sr.row = test->row;
+	test->run();
+	sr_stop();
 }
 
 void sr_begin_main(int argc, char **argv)

@@ -1,10 +1,13 @@
 /* sched_rig.h -- a scheduling half against a real daemon, with a hand-written stand-in for the ranks: a second member
  * that reads plans, fills puts and reads leases. What a block holds follows from the tokens before it, so that every
- * loaded byte can be checked. */
+ * loaded byte can be checked. The half lives in an environment of the test's own: clock, memory and some calls of
+ * libkvc can be changed. Built with the part's sources. */
 #ifndef TESTS_CONNECTORS_SCHED_RIG_H
 #define TESTS_CONNECTORS_SCHED_RIG_H
 
 #include "connectors/rig.h"
+#include "kv_cmocka.h"
+#include "kv_test.h"
 
 #include "kvx_scheduler.h"
 #include "scheduler/state.h"
@@ -16,6 +19,16 @@
 #define SR_REQUESTS   64u
 #define SR_WAIT_US    5000000u /* on a busy machine an answer takes its time */
 #define SR_LOAD_MS    10000u
+
+typedef struct sr_options {
+	int groups;      /* 0, 1: full; 2: and a window */
+	int even_window; /* the window is whole blocks */
+	int own_keys;    /* kvd's, not the engine's hashes */
+	int cost_model, mode;
+	int alone; /* no daemon, and no stand-in */
+	uint32_t wait_us, load_ms;
+	const char *silence; /* NULL: the rig's */
+} sr_options_t;
 
 /* A request: its tokens, and the hash of the prefix up to each block. */
 typedef struct sr_request {
@@ -30,7 +43,7 @@ typedef struct sr_request {
 
 /* What the last plan has asked for, and what became of it. */
 typedef struct sr_plan {
-	uint32_t step, saves, early, save_blocks, loads, dead, async, fences, drops, spaces;
+	uint32_t step, saves, early, save_blocks, loads, dead, fences, drops, spaces;
 	uint32_t loaded_blocks, failed_blocks;
 	int timed;
 	kvx_msg_work_t work; /* all 0: none */
@@ -38,7 +51,9 @@ typedef struct sr_plan {
 
 typedef struct sr {
 	rig_t rig;
-	int groups, even_window, foreign;
+	sr_options_t options;
+	int row; /* of the test */
+	uint32_t groups;
 	kvx_scheduler_t *scheduler;
 	kvk_layout_t layout;
 	char layout_text[KVK_LAYOUT_TEXT_MAX];
@@ -51,48 +66,43 @@ typedef struct sr {
 	kvc_put_t *puts[SR_PUTS]; /* views still open */
 	uint32_t put_count;
 	kvx_msg_buf_t report;
-	kvc_put_t *cached; /* a save that is begun and not written */
+	kvc_put_t *held; /* a save that is begun and not written */
 	uint32_t held_ids[SR_BLOCKS], held_n;
 	int drop_saves, hold_saves, fail_loads; /* knobs: */
 	int ahead;                              /* the report of a step is left to be given by hand */
 	kvx_hit_t hit;                          /* of the last match */
+	uint64_t load;                          /* number of the load told last */
 	sr_request_t *requests[SR_REQUESTS];    /* all that were made */
 	uint32_t request_count;
 	sr_plan_t plan;
+	/* what the half calls */
+	uint64_t ahead_ns;              /* of its clock, before the rest of the process */
+	int no_memory;                  /* every allocation fails */
+	uint32_t refuse_renewals;       /* that find no room in the queue to the daemon */
+	uint32_t renewals, keeps, naps; /* calls: leases renewed, puts kept, sleeps for an answer */
 } sr_t;
 
-typedef struct sr_options {
-	int groups;      /* 1: full; 2: and a window */
-	int even_window; /* the window is whole blocks */
-	int foreign;     /* the engine's hashes */
-	int cost_model, mode;
-	int alone; /* no daemon, and no stand-in */
-	uint32_t wait_us, load_ms;
-	const char *silence; /* NULL: the rig's */
-	/* NULL: kvx_scheduler_open() */
-	kvc_status_t (*open)(const kvx_scheduler_config_t *config, kvx_scheduler_t **p_scheduler);
-} sr_options_t;
-
-/* The rig of the test that runs. */
+/* The rig of the test that runs, and its memory: nothing is left of it when the half is closed. */
 extern sr_t sr;
+extern kv_test_env_t sr_env;
 
-/* A daemon and a scheduling half, ready; and the end of both, where all requests finish and nothing may be left open.
- */
+/* A daemon and a scheduling half, ready; and the end of both, where all requests finish and nothing may be left open
+ * if the daemon lives. Each test runs between the two; it may begin anew with other options. */
 void sr_start(const sr_options_t *options);
 void sr_stop(void);
-/* The end without a daemon that answers. */
-void sr_abandon(void);
-
-/* With options->open: its status, and nothing is left open when it is not OK. Else it is OK. */
+/* The half and the stand-in alone. Not OK: no memory, and nothing is left open. */
 kvc_status_t sr_open(const sr_options_t *options);
 void sr_close(void);
 /* Wait until both are attached and their spaces open. */
 void sr_wait_ready(void);
+void sr_restart_daemon(void);
 
 /* `n` tokens that follow from seed; the first `shared` of them from seed 0. */
 void sr_request(sr_request_t *request, const char *id, uint32_t seed, uint32_t shared, uint32_t n);
 /* Blocks ids[i] = base + i for all tokens, fresh from `fresh` on. */
 void sr_place(sr_request_t *request, uint32_t base, uint32_t fresh);
+/* The first ten blocks of `from`, found in the engine's own cache, and its own after them. */
+void sr_place_after(sr_request_t *request, const sr_request_t *from, uint32_t base);
 /* The engine computes blocks [from, to): their bytes are written. */
 void sr_compute(const sr_request_t *request, uint32_t from, uint32_t to);
 /* Blocks [from, to) hold what they must. */
@@ -111,6 +121,8 @@ void sr_finish(const sr_request_t *request);
 size_t sr_step(void);
 /* A plan that the ranks do not hear of. */
 void sr_plan(void);
+/* All that the request has now is computed, and a step is done: blocks that its plan saves. */
+uint32_t sr_step_saves(const sr_request_t *request, uint32_t computed);
 /* A report of theirs, by hand: its record, and then the report itself. */
 void *sr_begin_report(uint32_t type, size_t size);
 void sr_give_report(void);
@@ -130,6 +142,7 @@ void sr_store(sr_request_t *request, const char *id, uint32_t seed, uint32_t sha
  * blocks, from 100 on. */
 void sr_find(sr_request_t *request, uint32_t n);
 kvx_scheduler_stats_t sr_stats(void);
+uint64_t sr_now_ns(void); /* of the process */
 
 /* Step until it is so. */
 #define SR_UNTIL(condition)                                                                                            \
@@ -138,6 +151,23 @@ kvx_scheduler_stats_t sr_stats(void);
 		usleep(1000);                                                                                          \
 		(void)sr_step();                                                                                       \
 	}
+
+/* A test, and the options it starts with. `row`: which of several cases of it runs. */
+typedef struct sr_test {
+	void (*run)(void);
+	const sr_options_t *options;
+	int row;
+} sr_test_t;
+void sr_run_test(void **state);
+#define SR_ROW(text, function, start, number)                                                                          \
+	{                                                                                                              \
+		.name = (text), .test_func = sr_run_test, .initial_state = &(sr_test_t)                                \
+		{                                                                                                      \
+			(function), &(start), (number)                                                                 \
+		}                                                                                                      \
+	}
+#define SR_NAMED(text, function, start) SR_ROW(text, function, start, 0)
+#define SR_TEST(function, start)        SR_ROW(#function, function, start, 0)
 
 /* main(): the tests are run with the daemon's path as the argument. */
 void sr_begin_main(int argc, char **argv);

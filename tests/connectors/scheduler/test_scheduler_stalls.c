@@ -1,17 +1,10 @@
 /* The daemon is stopped and continued at random moments, up to 40 ms at a time, while prompts it has stored are looked
  * up: a lookup waits for it instead of missing. One that stays stopped costs 50 ms once. */
 #include "connectors/scheduler/sched_rig.h"
-#include "engine/check.h"
-
-#include "kv/env.h"
-#include "kv_test.h"
 
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #define PROMPTS    4u
@@ -36,25 +29,18 @@ typedef struct staller {
 
 static sr_request_t request;
 
-static uint64_t now_ns(void)
-{
-	return kv_now_ns(&kv_env_posix);
-}
+static const sr_options_t brief = {.wait_us = 500, .silence = "50ms"}, patient = {.wait_us = 500};
 
-/* How often the daemon's loop has gone to sleep, stops included: after a turn. */
-static uint64_t sleeps(void)
+/* A number of a file of the daemon's thread in /proc, after this text; 0: it is not there. */
+static uint64_t thread_number(const char *file, const char *format)
 {
-	static const char name[] = "voluntary_ctxt_switches:";
 	unsigned long long number = 0;
 	char line[256];
 	FILE *in;
 
-	(void)snprintf(line, sizeof line, "/proc/%d/task/%d/status", (int)sr.rig.pid, (int)sr.rig.pid);
+	(void)snprintf(line, sizeof line, "/proc/%d/task/%d/%s", (int)sr.rig.pid, (int)sr.rig.pid, file);
 	in = fopen(line, "r");
-	while (in && fgets(line, sizeof line, in)) {
-		if (strncmp(line, name, sizeof name - 1) == 0) {
-			number = strtoull(line + sizeof name - 1, NULL, 10);
-		}
+	while (in && fgets(line, sizeof line, in) && sscanf(line, format, &number) != 1) {
 	}
 	if (in) {
 		(void)fclose(in);
@@ -63,21 +49,16 @@ static uint64_t sleeps(void)
 	return number;
 }
 
+/* How often the daemon's loop has gone to sleep, stops included: after a turn. */
+static uint64_t sleeps(void)
+{
+	return thread_number("status", "voluntary_ctxt_switches: %llu");
+}
+
 /* How long it has been ready to run without a processor, since its start. */
 static uint64_t starved_ns(void)
 {
-	unsigned long long ran = 0, waited = 0;
-	char path[64];
-	FILE *in;
-
-	(void)snprintf(path, sizeof path, "/proc/%d/task/%d/schedstat", (int)sr.rig.pid, (int)sr.rig.pid);
-	in = fopen(path, "r");
-	if (in) {
-		waited = fscanf(in, "%llu %llu", &ran, &waited) == 2 ? waited : 0;
-		(void)fclose(in);
-	}
-
-	return waited;
+	return thread_number("schedstat", "%*u %llu");
 }
 
 static void *stall(void *arg)
@@ -88,7 +69,7 @@ static void *stall(void *arg)
 		uint64_t start, ns, slept;
 
 		usleep((useconds_t)kv_test_below(&staller->rng, GAP_US));
-		start = now_ns();
+		start = sr_now_ns();
 		atomic_store(&staller->since_ns, start);
 		rig_signal(&sr.rig, SIGSTOP);
 		usleep((useconds_t)kv_test_below(&staller->rng, STALL_US));
@@ -97,7 +78,7 @@ static void *stall(void *arg)
 		for (uint32_t i = 0; i < 10000 && sleeps() == slept; i++) { /* over when a turn is */
 			usleep(100);
 		}
-		ns = now_ns() - start;
+		ns = sr_now_ns() - start;
 		atomic_store(&staller->since_ns, 0);
 		if (ns > atomic_load(&staller->longest_ns)) {
 			atomic_store(&staller->longest_ns, ns);
@@ -111,21 +92,9 @@ static void *stall(void *arg)
 /* The longest stall since the last sr.hit. */
 static uint64_t longest(staller_t *staller)
 {
-	const uint64_t since = atomic_load(&staller->since_ns), now = since ? now_ns() - since : 0;
+	const uint64_t since = atomic_load(&staller->since_ns), now = since ? sr_now_ns() - since : 0;
 
 	return now > atomic_load(&staller->longest_ns) ? now : atomic_load(&staller->longest_ns);
-}
-
-static void begin_stalls(staller_t *staller)
-{
-	*staller = (staller_t){.rng.state = kv_test_seed()};
-	assert_int_equal(pthread_create(&staller->thread, NULL, stall, staller), 0);
-}
-
-static void end_stalls(staller_t *staller)
-{
-	atomic_store(&staller->stop, 1);
-	assert_int_equal(pthread_join(staller->thread, NULL), 0);
 }
 
 /* What one lookup of a stored prompt finds. */
@@ -151,17 +120,15 @@ static void store_one(uint32_t prompt)
 		sr_request(&request, "saved", prompt + 1u, 0, TOKENS);
 		sr_place(&request, 0, 0);
 		sr_compute(&request, 0, TOKENS / SR_UNIT);
-		sr_advance(&request, TOKENS, TOKENS);
-		(void)sr_step();
+		(void)sr_step_saves(&request, TOKENS);
 		sr_settle();
 		sr_finish(&request);
 	}
 	assert_true(i < MOST);
 }
 
-static void store(const char *silence)
+static void store(void)
 {
-	sr_start(&(sr_options_t){.foreign = 1, .wait_us = 500, .silence = silence});
 	for (uint32_t i = 0; i < PROMPTS; i++) {
 		store_one(i);
 	}
@@ -178,16 +145,15 @@ static void print_reasons(const kvx_scheduler_stats_t *stats)
 #undef REASON
 }
 
-static void p7_stalls_of_40_ms_cost_no_stored_token(void **state)
+static void p7_stalls_of_40_ms_cost_no_stored_token(void)
 {
 	uint64_t hit = 0, stored = 0, before;
 	kvx_scheduler_stats_t stats;
-	staller_t staller;
+	staller_t staller = {.rng.state = kv_test_seed()};
 	uint32_t starved = 0;
 
-	(void)state;
-	store("50ms");
-	begin_stalls(&staller);
+	store();
+	assert_int_equal(pthread_create(&staller.thread, NULL, stall, &staller), 0);
 	before = starved_ns();
 	for (uint32_t i = 0; i < LOOKUPS + starved && i < MOST; i++) {
 		uint32_t tokens;
@@ -205,22 +171,21 @@ static void p7_stalls_of_40_ms_cost_no_stored_token(void **state)
 		hit += tokens;
 		stored += TOKENS;
 	}
-	end_stalls(&staller);
+	atomic_store(&staller.stop, 1);
+	assert_int_equal(pthread_join(staller.thread, NULL), 0);
 	printf("# %u stalls; %lu of %lu stored tokens hit; %u lookups not counted, of a daemon without a processor\n",
 	       atomic_load(&staller.stalls), (unsigned long)hit, (unsigned long)stored, starved);
 	stats = sr_stats();
 	print_reasons(&stats);
 	assert_int_equal(stored, (uint64_t)LOOKUPS * TOKENS);
 	assert_true(hit * 100u >= stored * 99u);
-	sr_stop();
 }
 
 /* Lookups of a stopped daemon wait for it 50 ms in all, however many there are; each new stop costs that again. All is
  * found once it goes on. */
-static void p7_a_stopped_daemon_costs_lookups_50_ms_once(void **state)
+static void p7_a_stopped_daemon_costs_lookups_50_ms_once(void)
 {
-	(void)state;
-	store("50ms");
+	store();
 	for (uint32_t round = 0; round < 3; round++) {
 		const kvx_scheduler_stats_t before = sr_stats();
 		kvx_scheduler_stats_t after;
@@ -246,16 +211,14 @@ static void p7_a_stopped_daemon_costs_lookups_50_ms_once(void **state)
 		}
 		assert_true(i < 1000);
 	}
-	sr_stop();
 }
 
 /* An operator sees why tokens were missed. */
-static void p7_every_missed_token_is_counted_under_its_reason(void **state)
+static void p7_every_missed_token_is_counted_under_its_reason(void)
 {
 	kvx_scheduler_stats_t stats;
 
-	(void)state;
-	store(RIG_SILENCE);
+	store();
 	stats = sr_stats();
 
 	sr_request(&request, "new", 77, 0, TOKENS);
@@ -272,10 +235,8 @@ static void p7_every_missed_token_is_counted_under_its_reason(void **state)
 	(void)sr_step();
 	assert_int_equal(look_up(1, 0), 0);
 	assert_int_equal(sr_stats().miss_tokens_no_daemon, TOKENS);
-	sr_close();
-	rig_fini(&sr.rig);
 }
 
-SR_MAIN(cmocka_unit_test(p7_stalls_of_40_ms_cost_no_stored_token),
-	cmocka_unit_test(p7_a_stopped_daemon_costs_lookups_50_ms_once),
-	cmocka_unit_test(p7_every_missed_token_is_counted_under_its_reason))
+SR_MAIN(SR_TEST(p7_stalls_of_40_ms_cost_no_stored_token, brief),
+	SR_TEST(p7_a_stopped_daemon_costs_lookups_50_ms_once, brief),
+	SR_TEST(p7_every_missed_token_is_counted_under_its_reason, patient))

@@ -1,8 +1,6 @@
 /* What steps and loads take, as the ranks report it, and what the scheduling half makes of that: which steps are timed,
- * how long plans wait, what of a hit is loaded. Built with the part's sources. */
+ * how long plans wait, what of a hit is loaded. */
 #include "connectors/scheduler/sched_rig.h"
-#include "engine/check.h"
-#include "kv_test.h"
 #include "scheduler/scheduler.h"
 #include "scheduler/step_time.h"
 
@@ -11,22 +9,10 @@
 
 #define MS UINT64_C(1000000)
 
-static uint32_t waits; /* times somebody slept for an answer of the daemon */
+static const sr_options_t plain, alone = {.alone = 1, .cost_model = 1}, /* the cost model needs no daemon */
+	stored = {.cost_model = 1, .mode = KVX_LOAD_SYNC}, slow = {.silence = "10s", .wait_us = 1}; /* and not dead */
 
-kvc_status_t __real_kvc_poll_us(kvc_t *kvc, uint32_t timeout_us);
-kvc_status_t __wrap_kvc_poll_us(kvc_t *kvc, uint32_t timeout_us);
-kvc_status_t __wrap_kvc_poll_us(kvc_t *kvc, uint32_t timeout_us)
-{
-	waits += timeout_us > 0;
-
-	return __real_kvc_poll_us(kvc, timeout_us);
-}
-
-/* Without a daemon: the cost model and its steps need none. */
-static void start_alone(void)
-{
-	sr_start(&(sr_options_t){.foreign = 1, .cost_model = 1, .alone = 1});
-}
+static sr_request_t a, b, c, d, requests[4];
 
 /* The plan of a step that computes `tokens` tokens after others and runs these synchronous loads: 1: it is timed. */
 static int plan(uint32_t before, uint32_t tokens, uint32_t loads)
@@ -65,14 +51,12 @@ static void teach_step(uint32_t tokens, uint64_t ns)
 	tell_step(sr.plan.step, ns);
 }
 
-static void p7_steps_that_compute_prompts_are_timed(void **state)
+static void p7_steps_that_compute_prompts_are_timed(void)
 {
 	const kvx_ask_t unknown = {.struct_size = sizeof unknown, .id = "r", .id_len = 1, .tokens = 100};
 	const uint64_t mean = 10u * MS - 10u * MS / 8u + 20u * MS / 8u;
 	uint32_t step, first, timed = 0;
 
-	(void)state;
-	start_alone();
 	for (uint32_t i = 0; i < 10; i++) {
 		assert_true(plan(0, 100 + i, 0));
 	}
@@ -116,15 +100,12 @@ static void p7_steps_that_compute_prompts_are_timed(void **state)
 	}
 	tell_step(first, 10u * MS);
 	assert_int_equal(sr_stats().cost_model_steps, 3);
-	sr_abandon();
 }
 
-static void p7_ranks_learn_what_a_step_computes(void **state)
+static void p7_ranks_learn_what_a_step_computes(void)
 {
 	uint32_t asked = 0;
 
-	(void)state;
-	start_alone();
 	(void)plan(100, 1, 0); /* a request that generates */
 	assert_int_equal(sr.plan.work.h.type, 0);
 	(void)plan(0, 0, 0);
@@ -140,7 +121,6 @@ static void p7_ranks_learn_what_a_step_computes(void **state)
 	tell_step(sr.plan.step, 5u * MS);
 	assert_in_range(plan_us(1000, 10, 1), 5000, 5100);
 	assert_in_range(plan_us(0, 2000, 1), 14800, 15200); /* five are any step's */
-	sr_abandon();
 }
 
 /* How long the message of a step that computes n times `tokens` tokens may wait. */
@@ -157,10 +137,8 @@ static uint64_t max_wait_ns(uint32_t n, uint32_t tokens)
 	return ns;
 }
 
-static void p7_a_message_waits_for_little_of_its_step(void **state)
+static void p7_a_message_waits_for_little_of_its_step(void)
 {
-	(void)state;
-	start_alone();
 	sr.scheduler->wait_us = 500;
 	sr.scheduler->wait_asked = 0;
 	assert_int_equal(max_wait_ns(1, 1000), 500000); /* nothing is known */
@@ -170,26 +148,22 @@ static void p7_a_message_waits_for_little_of_its_step(void **state)
 	assert_int_equal(max_wait_ns(100, 1), 0);
 	sr.scheduler->wait_asked = 1;
 	assert_int_equal(max_wait_ns(1, 1000), 500000);
-	sr_abandon();
 }
 
 /* Requests that generate fill a block now and then: no plan waits for that, and the block is saved all the same. */
-static void p7_a_step_that_generates_waits_for_no_answer(void **state)
+static void p7_a_step_that_generates_waits_for_no_answer(void)
 {
-	static sr_request_t request;
 	uint32_t saved = 0, early = 0;
 
-	(void)state;
-	sr_start(&(sr_options_t){.foreign = 1});
-	sr_request(&request, "g", 3, 0, 160);
-	sr_place(&request, 0, 0);
-	sr_compute(&request, 0, 20);
-	sr_advance(&request, 80, 80);
+	sr_request(&d, "g", 3, 0, 160);
+	sr_place(&d, 0, 0);
+	sr_compute(&d, 0, 20);
+	sr_advance(&d, 80, 80);
 	(void)sr_step();
 	assert_int_equal(sr.plan.save_blocks, 10);
-	waits = 0;
+	sr.naps = 0;
 	for (uint32_t computed = 81; computed <= 160; computed++) {
-		sr_advance(&request, computed, 1);
+		sr_advance(&d, computed, 1);
 		(void)sr_step();
 		saved += sr.plan.save_blocks;
 		early += sr.plan.early;
@@ -201,11 +175,10 @@ static void p7_a_step_that_generates_waits_for_no_answer(void **state)
 		early += sr.plan.early;
 		usleep(100);
 	}
-	assert_int_equal(waits, 0);
+	assert_int_equal(sr.naps, 0);
 	assert_int_equal(saved, 10);
 	assert_true(early > 0);
 	assert_int_equal(sr_stats().late_answers, 0);
-	sr_stop();
 }
 
 /* ---- what of a hit is loaded ----------------------------------------------------------------- */
@@ -225,56 +198,43 @@ static void teach(double compute, double memory, double disk)
 	}
 }
 
-static void restart(void)
+/* n tokens are stored, on disk alone. */
+static void store_on_disk(uint32_t n)
 {
+	sr_store(&a, "first", 0, 0, n);
+	sr_finish(&a);
 	rig_wait_written(&sr.rig);
 	rig_stop(&sr.rig); /* what is on disk is committed, too */
-	rig_start(&sr.rig);
-	sr_wait_ready();
-}
-
-/* n tokens are stored, on disk alone. */
-static void start_stored(uint32_t n)
-{
-	static sr_request_t request;
-
-	sr_start(&(sr_options_t){.foreign = 1, .cost_model = 1, .mode = KVX_LOAD_SYNC});
-	sr_store(&request, "first", 0, 0, n);
-	sr_finish(&request);
-	restart();
+	sr_restart_daemon();
 }
 
 /* A prompt of 1,000 tokens is looked up, whose first `local` tokens the engine has: what is loaded. */
 static uint32_t loaded_of(const char *id, uint32_t local)
 {
-	static sr_request_t request;
 	uint32_t tokens;
 
-	sr_request(&request, id, 0, 0, 1000);
-	request.ask.local = local;
-	tokens = sr_match(&request);
+	sr_request(&d, id, 0, 0, 1000);
+	d.ask.local = local;
+	tokens = sr_match(&d);
 	assert_int_equal(sr.hit.stored, 1000 - SR_UNIT);
 	assert_int_equal(sr.hit.disk_tokens, 0);
 	assert_int_equal(sr.hit.declined, tokens == 0);
-	assert_int_equal(sr_match(&request), tokens); /* again: the same answer, counted once */
-	sr_finish(&request);
+	assert_int_equal(sr_match(&d), tokens); /* again: the same answer, counted once */
+	sr_finish(&d);
 
 	return tokens;
 }
 
-static void p7_a_part_that_does_not_pay_is_not_loaded(void **state)
+static void p7_a_part_that_does_not_pay_is_not_loaded(void)
 {
-	static sr_request_t head;
-
-	(void)state;
-	start_stored(1000);
+	store_on_disk(1000);
 	teach(20, 2, 50);
 	assert_int_equal(loaded_of("all on disk", 0), 0);
 	assert_int_equal(sr_stats().cost_model_stops, 1);
 	teach(20, 2, 5); /* a faster disk: the first half is loaded, and is in memory from then on */
-	sr_request(&head, "head", 0, 0, 504);
-	assert_int_equal(sr_run(&head, 0), 496);
-	sr_finish(&head);
+	sr_request(&b, "head", 0, 0, 504);
+	assert_int_equal(sr_run(&b, 0), 496);
+	sr_finish(&b);
 	sr_settle();
 	teach(20, 2, 50);
 	assert_int_equal(loaded_of("half in memory", 0), 496);
@@ -283,18 +243,9 @@ static void p7_a_part_that_does_not_pay_is_not_loaded(void **state)
 	teach(1, 2, 50); /* neither does memory */
 	assert_int_equal(loaded_of("nothing pays", 0), 0);
 	assert_int_equal(sr_stats().cost_model_cuts, 1);
-	sr_stop();
 }
 
-/* A prompt of 1,000 tokens is stored that others find. */
-static void start_first(sr_request_t *request)
-{
-	sr_start(&(sr_options_t){.foreign = 1});
-	sr_store(request, "first", 0, 0, 1000);
-	sr_finish(request);
-}
-
-static void finish_all(const sr_request_t *requests, uint32_t count)
+static void finish_all(uint32_t count)
 {
 	sr_settle();
 	for (uint32_t i = 0; i < count; i++) {
@@ -319,12 +270,9 @@ static int goes_beside(sr_request_t *request, uint32_t number, uint32_t busy)
 	return sr.hit.async;
 }
 
-static void p7_synchronous_loads_of_a_step_have_a_common_limit(void **state)
+static void p7_synchronous_loads_of_a_step_have_a_common_limit(void)
 {
-	static sr_request_t requests[4];
-
-	(void)state;
-	start_first(&requests[0]);
+	sr_store(&a, "first", 0, 0, 1000); /* that others find */
 	for (uint32_t round = 0; round < 4; round++) {
 		const uint32_t busy = round % 2;
 
@@ -334,19 +282,15 @@ static void p7_synchronous_loads_of_a_step_have_a_common_limit(void **state)
 			assert_int_equal(goes_beside(&requests[i], 4 * round + i, busy), i >= (busy ? 1u : 2u));
 		}
 		(void)sr_step();
-		finish_all(requests, 4);
+		finish_all(4);
 	}
-	sr_stop();
 }
 
 /* It has the answers of a step when it has planned, and begun, the next one: a load inside that would hold them up; and
  * an asynchronous one would be overtaken. */
-static void p7_an_engine_planning_ahead_has_one_synchronous_load(void **state)
+static void p7_an_engine_planning_ahead_has_one_synchronous_load(void)
 {
-	static sr_request_t requests[3];
-
-	(void)state;
-	start_first(&requests[0]);
+	sr_store(&a, "first", 0, 0, 1000); /* that others find */
 	for (uint32_t round = 0; round < 6; round++) {
 		const int large = round % 2 != 0;
 
@@ -355,72 +299,48 @@ static void p7_an_engine_planning_ahead_has_one_synchronous_load(void **state)
 		sr.ahead = 1;
 		(void)sr_step();
 		assert_int_equal(goes_beside(&requests[1], 3 * round + 1, 0), large);
-		kvx_scheduler_take_report(sr.scheduler, sr.report.data, sr.report.len);
+		sr_give_report();
 		teach(1000, large ? 30 : 10, 30); /* the stand-in is faster */
 		assert_int_equal(goes_beside(&requests[2], 3 * round + 2, 0), large);
 		sr.ahead = 0;
-		finish_all(requests, 3);
+		finish_all(3);
 	}
-	sr_stop();
 }
 
 /* Nothing is known of the disk, and its guess does not pay: a piece is loaded, which is measured. */
-static void p7_a_disk_is_sampled_by_a_piece(void **state)
+static void p7_a_disk_is_sampled_by_a_piece(void)
 {
-	static sr_request_t request;
 	kvx_step_work_t work = {0};
-	uint32_t loaded;
 
-	(void)state;
-	start_stored(2000);
+	store_on_disk(2000);
 	kvx_cost_model_init(&sr.scheduler->cost_model, SR_UNIT, 1000);
 	kvx_step_work_add(&work, 0, 1000);
 	kvx_cost_model_add_step(&sr.scheduler->cost_model, &work,
 				UINT64_C(900000)); /* 0.9 us a token, 1 us to load it */
-	sr_request(&request, "piece", 0, 0, 2000);
-	loaded = sr_run(&request, 0);
-	assert_in_range(loaded, SR_UNIT, 2000 * 9 / 10 / KVX_COST_SAMPLE_SHARE);
+	sr_request(&d, "piece", 0, 0, 2000);
+	assert_in_range(sr_run(&d, 0), SR_UNIT, 2000 * 9 / 10 / KVX_COST_SAMPLE_SHARE);
 	assert_int_equal(sr_stats().cost_model_samples, 1);
 	assert_int_equal(sr.scheduler->cost_model.disk.fit.count, 1);
-	sr_stop();
-}
-
-/* The number of the step that was to be timed and computes these tokens. */
-static uint32_t timed_of(uint32_t tokens)
-{
-	for (uint32_t i = 0; i < KVX_TIMED_STEPS; i++) {
-		if (sr.scheduler->timed[i].asked && sr.scheduler->timed[i].work.tokens == tokens) {
-			return sr.scheduler->timed[i].step;
-		}
-	}
-	fail_msg("no step of %u tokens is timed", (unsigned)tokens);
-
-	return 0;
 }
 
 /* Engine and daemon were restarted, and all that is asked for is on disk: the first hit leaves enough to be computed,
  * and its step tells. */
-static void p7_the_first_hit_on_a_disk_teaches_the_compute_cost(void **state)
+static void p7_the_first_hit_on_a_disk_teaches_the_compute_cost(void)
 {
-	static sr_request_t request;
-	kvx_cost_model_t *cost_model;
-	uint32_t loaded;
+	kvx_cost_model_t *cost_model = &sr.scheduler->cost_model;
 
-	(void)state;
-	start_stored(2000);
-	cost_model = &sr.scheduler->cost_model;
+	store_on_disk(2000);
 	kvx_cost_model_init(cost_model, SR_UNIT, 100000); /* 0.1 ms a token, at the guess */
-	sr_request(&request, "bet", 0, 0, 2000);
-	loaded = sr_run(&request, 0);
-	assert_int_equal(loaded, 2000 - 512);
+	sr_request(&d, "bet", 0, 0, 2000);
+	assert_int_equal(sr_run(&d, 0), 2000 - 512);
 	assert_int_equal(kvx_cost_model_compute_ns(cost_model, 0, 2000), 0);
-	tell_step(timed_of(512), 51200u * MS);
+	assert_true(sr.plan.timed);
+	tell_step(sr.plan.step, 51200u * MS);
 	assert_in_range(kvx_cost_model_compute_ns(cost_model, 0, 512), 51100u * MS, 51300u * MS);
-	sr_finish(&request);
+	sr_finish(&d);
 	sr_settle();
-	sr_request(&request, "known", 0, 0, 2000);
-	assert_int_equal(sr_run(&request, 0), 2000 - SR_UNIT);
-	sr_stop();
+	sr_request(&d, "known", 0, 0, 2000);
+	assert_int_equal(sr_run(&d, 0), 2000 - SR_UNIT);
 }
 
 /* How long the lookup is prepared to wait for its lease. */
@@ -437,12 +357,8 @@ static uint64_t patience_of(sr_request_t *request, const char *name)
 	return found->cached->until_ns - found->cached->asked_ns;
 }
 
-static void p7_after_a_late_answer_waits_are_shorter_until_one_is_early(void **state)
+static void p7_after_a_late_answer_waits_are_shorter_until_one_is_early(void)
 {
-	static sr_request_t a, b, c, d;
-
-	(void)state;
-	sr_start(&(sr_options_t){.foreign = 1, .silence = "10s", .wait_us = 1}); /* slow, and not dead */
 	sr_store(&a, "a", 1, 0, 80);
 	rig_signal(&sr.rig, SIGSTOP);
 	assert_int_equal(patience_of(&b, "b"), 100 * MS);
@@ -453,16 +369,14 @@ static void p7_after_a_late_answer_waits_are_shorter_until_one_is_early(void **s
 	SR_UNTIL(sr_look_up(&b) == 80) /* what has come late is there now */
 	SR_UNTIL((sr_look_up(&c), !sr.scheduler->lease_late))
 	assert_int_equal(patience_of(&d, "d"), 100 * MS);
-	sr_stop();
 }
 
-SR_MAIN(cmocka_unit_test(p7_steps_that_compute_prompts_are_timed),
-	cmocka_unit_test(p7_ranks_learn_what_a_step_computes),
-	cmocka_unit_test(p7_a_message_waits_for_little_of_its_step),
-	cmocka_unit_test(p7_a_step_that_generates_waits_for_no_answer),
-	cmocka_unit_test(p7_a_part_that_does_not_pay_is_not_loaded),
-	cmocka_unit_test(p7_synchronous_loads_of_a_step_have_a_common_limit),
-	cmocka_unit_test(p7_an_engine_planning_ahead_has_one_synchronous_load),
-	cmocka_unit_test(p7_after_a_late_answer_waits_are_shorter_until_one_is_early),
-	cmocka_unit_test(p7_a_disk_is_sampled_by_a_piece),
-	cmocka_unit_test(p7_the_first_hit_on_a_disk_teaches_the_compute_cost))
+SR_MAIN(SR_TEST(p7_steps_that_compute_prompts_are_timed, alone), SR_TEST(p7_ranks_learn_what_a_step_computes, alone),
+	SR_TEST(p7_a_message_waits_for_little_of_its_step, alone),
+	SR_TEST(p7_a_step_that_generates_waits_for_no_answer, plain),
+	SR_TEST(p7_a_part_that_does_not_pay_is_not_loaded, stored),
+	SR_TEST(p7_synchronous_loads_of_a_step_have_a_common_limit, plain),
+	SR_TEST(p7_an_engine_planning_ahead_has_one_synchronous_load, plain),
+	SR_TEST(p7_after_a_late_answer_waits_are_shorter_until_one_is_early, slow),
+	SR_TEST(p7_a_disk_is_sampled_by_a_piece, stored),
+	SR_TEST(p7_the_first_hit_on_a_disk_teaches_the_compute_cost, stored))

@@ -1,0 +1,358 @@
+/* What must not be saved: blocks that a failed load has left, what was computed after them, blocks of weights from
+ * before a reset, and blocks that are another request's by now. */
+#include "connectors/scheduler/sched_rig.h"
+#include "scheduler/lease_cache.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+static sr_request_t a, b, c, d, e;
+
+static const sr_options_t plain, sync_loads = {.mode = KVX_LOAD_SYNC}, async_loads = {.mode = KVX_LOAD_ASYNC},
+				 late = {.wait_us = 1};
+
+/* ---- loads that fail ------------------------------------------------------------------------- */
+
+/* What is leased for the load is of another daemon than the one that is asked now, or it was given back, as nobody had
+ * asked for it in a while. */
+typedef enum leased { LEASED, OTHER_DAEMON, GIVEN_BACK } leased_t;
+
+/* A request of twenty blocks loads ten of them synchronously, and computes five more in each of the steps that are
+ * planned before the ranks report. */
+typedef struct failing_load {
+	const char *name;
+	leased_t leased;
+	uint32_t steps;
+	int gone;            /* the request has ended before the report */
+	uint32_t taken;      /* its last blocks, which another request has got and computed by then */
+	uint32_t loaded;     /* blocks, as reported */
+	uint32_t named;      /* what the engine must forget */
+	uint32_t puts, lost; /* saves that stay open; blocks whose saves are given up */
+} failing_load_t;
+
+static const failing_load_t failing_loads[] = {
+	{"p1_saves_after_a_failed_load_of_a_gone_request_are_revoked", LEASED, 2, 1, 0, 9, 20, 0, 10},
+	/* A load that has become impossible when its step begins fails like any other. */
+	{"p1_saves_after_a_lost_load_are_given_up", OTHER_DAEMON, 2, 0, 0, 0, 0, 0, 10},
+	{"p1_saves_after_a_lost_load_are_given_up", GIVEN_BACK, 2, 0, 0, 0, 0, 0, 10},
+	{"p1_dependents_of_a_lost_load_of_a_gone_request_are_named", OTHER_DAEMON, 0, 1, 0, 0, 20, 0, 0},
+	{"p1_dependents_of_a_lost_load_of_a_gone_request_are_named", GIVEN_BACK, 0, 1, 0, 0, 20, 0, 0},
+	/* The engine may have cached what it computed after the load; what is another request's is not named. */
+	{"p1_dependents_of_a_failed_load_of_a_gone_request_are_named", LEASED, 0, 1, 5, 9, 15, 1, 0},
+	{"a load that succeeds names nothing", LEASED, 2, 1, 5, 10, 0, 3, 0},
+	{"p7_a_failed_load_of_a_gone_request_costs_others_no_saves", LEASED, 0, 1, 20, 9, 0, 1, 0},
+};
+
+static void begin_load(leased_t leased)
+{
+	kvx_request_t *found;
+
+	sr_find(&b, 160);
+	found = kvx_requests_find(&sr.scheduler->requests, b.ask.id, b.ask.id_len);
+	if (leased == GIVEN_BACK) {
+		kvx_lease_cache_give_back(sr.scheduler, found->cached);
+	} else if (leased == OTHER_DAEMON) {
+		found->cached->generation--;
+	}
+	sr_start_load(&b);
+}
+
+/* In two calls. */
+static void check_invalidated(uint32_t named)
+{
+	const uint32_t first = named < 4 ? named : 4;
+	uint32_t ids[SR_BLOCKS];
+
+	assert_int_equal(kvx_scheduler_take_invalidated(sr.scheduler, ids, 4), first);
+	assert_int_equal(kvx_scheduler_take_invalidated(sr.scheduler, ids + first, SR_BLOCKS - first), named - first);
+	for (uint32_t i = 0; i < named; i++) {
+		assert_int_equal(ids[i], 100 + i);
+	}
+	assert_int_equal(kvx_scheduler_take_invalidated(sr.scheduler, ids, SR_BLOCKS), 0);
+}
+
+static void check_failing_load(const failing_load_t *row)
+{
+	begin_load(row->leased);
+	for (uint32_t step = 0; step < row->steps || step == 0; step++) {
+		if (row->steps) {
+			sr_advance(&b, 120 + 40 * step, 40);
+		}
+		sr_plan();
+	}
+	assert_int_equal(sr_stats().puts_open, row->steps);
+	if (row->gone) {
+		sr_finish(&b);
+	}
+	if (row->taken) {
+		sr_request(&c, "other", 2, 0, row->taken * SR_UNIT);
+		sr_place(&c, 120 - row->taken, 0);
+		sr_advance(&c, row->taken * SR_UNIT, row->taken * SR_UNIT);
+		sr_plan();
+	}
+	sr_report_loaded(sr.load, row->loaded);
+	check_invalidated(row->named);
+	assert_int_equal(sr_stats().puts_open, row->puts);
+	assert_int_equal(sr_stats().save_lost, row->lost);
+	assert_int_equal(sr_stats().lease_lost, row->leased != LEASED);
+	assert_int_equal(sr_stats().loads_failed, !row->gone);
+	kvx_scheduler_revoke_saves(sr.scheduler); /* the ranks do not write */
+}
+
+static void what_follows_a_failed_load_is_not_saved_and_is_named(void)
+{
+	for (uint32_t i = 0; i < KV_COUNT_OF(failing_loads); i++) {
+		print_message("# %s\n", failing_loads[i].name);
+		check_failing_load(&failing_loads[i]);
+		sr_stop();
+		sr_start(&sync_loads);
+	}
+}
+
+/* The engine's cache names the blocks of a synchronous load at once. It fails, or what was leased was given back before
+ * the ranks are told; and until the request has computed them, piece by piece, what others compute after them is
+ * garbage. */
+static void p1_blocks_computed_after_a_failed_load_are_not_saved(void)
+{
+	uint64_t before;
+
+	sr_store(&a, "a", 1, 80, 80);
+	sr_finish(&a);
+	sr_request(&b, "b", 2, 80, 88);
+	sr_request(&c, "c", 3, 80, 120);
+	sr_request(&d, "d", 4, 80, 120);
+	sr_request(&e, "e", 5, 80, 120);
+	assert_int_equal(sr_match(&b), 80);
+	SR_UNTIL(sr_stats().leases_open == !sr.row)
+	sr_place(&b, 100, 0);
+	sr_start_load(&b);
+	sr_place_after(&c, &b, 200);
+	sr_advance(&c, 120, 40);
+	sr.fail_loads = 1;
+	(void)sr_step();
+	assert_int_equal(sr.plan.failed_blocks, 10);
+	sr.fail_loads = 0;
+
+	/* Half of them are there again. One that came with the load, and one that comes now. */
+	sr_advance(&b, 40, 40);
+	sr_place_after(&d, &b, 250);
+	for (int i = 0; i < 20; i++) {
+		usleep(5000);
+		sr_advance(&c, 120, 1);
+		assert_int_equal(sr_step_saves(&d, 120), 0);
+	}
+	/* And all of them. */
+	before = sr_stats().save_blocks;
+	sr_advance(&b, 88, 48);
+	sr_compute(&b, 0, 11);
+	sr_place_after(&e, &b, 300);
+	sr_compute(&e, 10, 15);
+	(void)sr_step_saves(&e, 120);
+	assert_int_equal(sr_stats().save_blocks - before, 6);
+}
+
+/* ---- resets ---------------------------------------------------------------------------------- */
+
+/* The stand-in opens the space again, too. */
+static void reset(void)
+{
+	assert_int_equal(kvx_scheduler_reset(sr.scheduler), KVC_OK);
+	kvc_space_close(sr.space);
+	sr.space = NULL;
+	sr_wait_ready();
+}
+
+/* Nothing of before is found, and what the living had computed is not saved under the new weights. */
+static void p1_after_a_reset_nothing_old_is_found_or_saved(void)
+{
+	sr_store(&a, "a", 1, 0, 120);
+	reset();
+	assert_int_equal(sr_step_saves(&a, 120), 0);
+	sr_request(&b, "b", 1, 0, 120);
+	(void)sr_match(&b);
+	assert_int_equal(sr.hit.stored, 0);
+	assert_int_equal(sr_run(&b, 100), 0);
+	sr_settle();
+	sr_request(&c, "c", 1, 0, 121);
+	assert_int_equal(sr_run(&c, 200), 120);
+}
+
+#define ADAPTER "adapter-1:0123"
+
+/* Somebody else has stored the request's first ten blocks for the adapter. */
+static void store_for_adapter(const sr_request_t *request)
+{
+	const kvc_config_t config = {.struct_size = sizeof config, .socket = sr.rig.socket, .role = KVC_ROLE_BOTH};
+	kvc_identity_t identity = sr.identity;
+	const void *blocks[10];
+	const kvc_put_options_t options = {.struct_size = sizeof options, .blocks = blocks};
+	kvc_key_t keys[10];
+	kvc_space_t *space;
+	uint32_t visible;
+	kvc_t *kvc;
+
+	identity.lora = ADAPTER;
+	assert_int_equal(kvc_attach(&config, &kvc), KVC_OK);
+	assert_int_equal(kvc_space_open(kvc, &identity, &space), KVC_OK);
+	for (uint32_t i = 0; i < 10; i++) {
+		blocks[i] = sr.cache;
+		assert_int_equal(kvc_key_bind(space, request->hash[i], 32, &keys[i]), KVC_OK);
+	}
+	assert_int_equal(kvc_put(space, keys, 0, 10, &options, &visible), KVC_OK);
+	assert_int_equal(visible, 10);
+	kvc_detach(kvc);
+}
+
+/* The daemon has not answered yet which space the adapter's is. */
+static void p1_an_adapter_that_is_being_opened_is_reset_too(void)
+{
+	for (int reset = 0; reset < 2; reset++) {
+		sr_request(&a, "a", 1, 0, 81);
+		store_for_adapter(&a);
+		a.ask.lora = ADAPTER;
+		sr_place(&a, 0, 0);
+		if (reset) {
+			assert_int_equal(kvx_scheduler_reset(sr.scheduler), KVC_OK);
+		}
+		do {
+			(void)sr_look_up(&a);
+			(void)sr_step();
+			usleep(1000);
+		} while (sr.hit.why == KV_WHY_NO_DAEMON);
+		assert_int_equal(sr.hit.stored, reset ? 0 : 80);
+		sr_finish(&a);
+		sr_close();
+		assert_int_equal(sr_open(&plain), KVC_OK);
+		sr_wait_ready();
+	}
+}
+
+/* Blocks from before a reset that are used after it, by a load that was under way or as a hit of the engine's own
+ * cache: they are not saved. Those that the request is given afterwards are, whether the engine first says that it was
+ * preempted or has given them in the same step (row 1). */
+static void p1_what_lay_in_the_engine_before_a_reset_is_not_saved(void)
+{
+	sr_store(&a, "a", 1, 0, 80);
+	sr_request(&b, "b", 1, 0, 81);
+	assert_int_equal(sr_match(&b), 80);
+	sr_place(&b, 100, 0);
+	sr_start_load(&b);
+	SR_UNTIL(sr.plan.loads > 0)
+	assert_int_equal(sr.plan.loaded_blocks, 10);
+	reset();
+	assert_int_equal(sr_step_saves(&b, 81), 0);
+
+	sr_request(&c, "c", 1, 0, 120);
+	sr_place(&c, 0, 10);
+	assert_int_equal(sr_step_saves(&c, 120), 0);
+	if (!sr.row) {
+		kvx_scheduler_preempt(sr.scheduler, &c.ask);
+	}
+	sr_place(&c, 200, 0);
+	sr_compute(&c, 0, 15);
+	assert_int_equal(sr_step_saves(&c, 120), 15);
+}
+
+/* The caller no longer knows whose the blocks are: what is reserved is given up, and the request is saved again only
+ * with blocks that it is given after a preemption. */
+static void p1_after_saves_are_revoked_only_a_new_table_is_saved(void)
+{
+	sr_request(&a, "a", 1, 0, 160);
+	sr_place(&a, 0, 0);
+	sr_advance(&a, 80, 80);
+	assert_int_equal(sr_stats().puts_open, 1);
+	kvx_scheduler_revoke_saves(sr.scheduler);
+	assert_int_equal(sr_stats().puts_open, 0);
+	assert_int_equal(sr_step_saves(&a, 160), 0);
+	kvx_scheduler_preempt(sr.scheduler, &a.ask);
+	(void)sr_run(&a, 100);
+	assert_int_equal(sr.plan.save_blocks, 20);
+}
+
+/* A load that was under way fails after the reset, and its request computes its blocks again, after others of before:
+ * neither it nor one that shares them is saved. */
+static void p1_computing_again_after_a_reset_makes_no_block_valid(void)
+{
+	sr_find(&b, 88);
+	sr_start_load(&b);
+	sr_plan();
+	reset();
+	sr_report_loaded(sr.load, 9);
+	assert_int_equal(sr_step_saves(&b, 88), 0);
+	sr_request(&c, "c", 1, 0, 120);
+	sr_place_after(&c, &b, 200);
+	assert_int_equal(sr_step_saves(&c, 120), 0);
+}
+
+/* ---- blocks that are another request's by now ------------------------------------------------ */
+
+/* A request is computed and its blocks are asked for; it ends, and the answer will be late. */
+static void ask_of_a_stopped_daemon(void)
+{
+	sr_request(&a, "a", 1, 0, 80);
+	sr_place(&a, 0, 0);
+	sr_compute(&a, 0, 10);
+	rig_signal(&sr.rig, SIGSTOP);
+	assert_int_equal(sr_step_saves(&a, 80), 0);
+	assert_true(sr_stats().puts_open > 0);
+	sr_finish(&a);
+}
+
+/* The late answer comes, and goes out with the next message. */
+static void continue_daemon(void)
+{
+	rig_signal(&sr.rig, SIGCONT);
+	for (int i = 0; i < 1000 && sr_stats().late_answers == 0; i++) {
+		usleep(1000);
+		(void)kvx_scheduler_has_pending(sr.scheduler);
+	}
+	(void)sr_step();
+}
+
+/* In the very plan of the answer, they still hold what they did; in one before it (row 1), they do not. */
+static void p1_blocks_reallocated_before_the_answer_are_not_saved(void)
+{
+	ask_of_a_stopped_daemon();
+	sr_request(&b, "b", 2, 0, 40);
+	sr_place(&b, 5, 0);
+	if (sr.row) {
+		(void)sr_step();
+		sr_compute(&b, 0, 5);
+	}
+	continue_daemon();
+	assert_int_equal(sr.plan.early, !sr.row);
+	assert_int_equal(sr_stats().save_lost, sr.row ? 10 : 0);
+}
+
+/* A request whose id is too long for us is not saved, but what it was given is fenced: old bytes of its blocks must not
+ * be saved. */
+static void p1_blocks_of_a_request_that_is_not_served_are_not_saved(void)
+{
+	const uint32_t ids[5] = {5, 6, 7, 8, 9};
+	const kvx_block_table_t table = {.struct_size = sizeof table, .n = 5, .ids = ids};
+	char id[KVX_MAX_ID + 2] = {0};
+	const kvx_ask_t ask = {.struct_size = sizeof ask, .id = id, .id_len = sizeof id, .tokens = 40};
+
+	ask_of_a_stopped_daemon();
+	assert_int_equal(kvx_scheduler_append_blocks(sr.scheduler, &ask, &table), KVC_ERR_ARG);
+	(void)sr_step();
+	assert_int_equal(sr.plan.fences, 5);
+	memset(sr.cache + 5u * sr.block_bytes, 0, 5u * sr.block_bytes);
+	continue_daemon();
+	assert_int_equal(sr.plan.saves, 0);
+	assert_int_equal(sr_stats().save_lost, 10);
+}
+
+SR_MAIN(SR_TEST(what_follows_a_failed_load_is_not_saved_and_is_named, sync_loads),
+	SR_TEST(p1_blocks_computed_after_a_failed_load_are_not_saved, sync_loads),
+	SR_ROW("after a load that was given back", p1_blocks_computed_after_a_failed_load_are_not_saved, sync_loads, 1),
+	SR_TEST(p1_after_saves_are_revoked_only_a_new_table_is_saved, plain),
+	SR_TEST(p1_computing_again_after_a_reset_makes_no_block_valid, sync_loads),
+	SR_TEST(p1_after_a_reset_nothing_old_is_found_or_saved, plain),
+	SR_TEST(p1_an_adapter_that_is_being_opened_is_reset_too, plain),
+	SR_TEST(p1_what_lay_in_the_engine_before_a_reset_is_not_saved, async_loads),
+	SR_ROW("p1_preempted_and_resumed_in_one_step_it_is_saved_again",
+	       p1_what_lay_in_the_engine_before_a_reset_is_not_saved, async_loads, 1),
+	SR_TEST(p1_blocks_reallocated_before_the_answer_are_not_saved, late),
+	SR_ROW("reallocated in a plan before", p1_blocks_reallocated_before_the_answer_are_not_saved, late, 1),
+	SR_TEST(p1_blocks_of_a_request_that_is_not_served_are_not_saved, late))
