@@ -1,6 +1,9 @@
-/* Loads and saves against a real daemon, with every way in which they can fail, one at a time and at random. */
-#include "connectors/inproc/jobs_rig.h"
+/* Loads and saves of libkvx against a real daemon, with every way in which they can fail, one at a time and at random.
+ */
+#include "connectors/inproc/knobs.h"
+#include "connectors/rig.h"
 #include "engine/check.h"
+#include "kvx.h"
 
 #include "common/await.h"
 #include "kv/env.h"
@@ -11,122 +14,498 @@
 #include <string.h>
 #include <unistd.h>
 
-static const char *kvd_program;
+#define BLOCKS  64u
+#define LAYERS  3u
+#define MAX_JOB 20u
+#define JOBS_MS 20000u /* what attaching, loads and saves may take where a prompt does not say less */
+#define JOBS_NS (JOBS_MS * UINT64_C(1000000))
 
-static void open_with_ten(bench_t *b, prompt_t *from, prompt_t *to)
+/* ---- what a test has ------------------------------------------------------------------------- */
+
+/* A paged cache, and the pool block that it is copied to. */
+typedef struct shape {
+	const char *name;
+	kvk_paged_kind_t kind;
+	kvk_inner_t inner;
+	kvk_dtype_t dtype;
+	uint32_t heads, tokens, dim, page_bytes;
+	uint32_t payload, stride; /* bytes of a layer's block, and from one to the next */
+} shape_t;
+
+static const shape_t shapes[] = {
+	{"f32", KVK_PAGED_KV_TOKEN_HEAD, KVK_INNER_SPLIT, KVK_DTYPE_F32, 2, 16, 16, 0, 4096, 4096},
+	{"nhd", KVK_PAGED_KV_TOKEN_HEAD, KVK_INNER_SPLIT, KVK_DTYPE_BF16, 2, 16, 64, 0, 8192, 8192},
+	{"hnd", KVK_PAGED_HEAD_TOKEN_KV, KVK_INNER_PACKED, KVK_DTYPE_F16, 4, 32, 64, 0, 32768, 32768},
+	{"opaque", KVK_PAGED_OPAQUE, KVK_INNER_OPAQUE, KVK_DTYPE_BYTE, 1, 16, 0, 20000, 20000, 20480},
+};
+
+#define TOKENS 16u /* of a block of the first shape */
+
+/* A test, and what it starts with: a daemon of its own (silence: rig_t), and these knobs. */
+typedef struct jobs_test {
+	void (*run)(void);
+	const char *silence;
+	int wrong, no_space;
+} jobs_test_t;
+
+typedef struct prompt {
+	uint32_t tokens[MAX_JOB * 32u];
+	uint32_t blocks[MAX_JOB];
+	kvx_prefix_t prefix;
+} prompt_t;
+
+static const char *program;
+
+/* The connector of the test that runs. */
+static struct jobs {
+	rig_t rig;
+	const shape_t *shape;
+	kvc_identity_t identity;
+	kvk_layout_t layout;
+	kvk_paged_t paged;
+	void *base[LAYERS];
+	kvx_t *kvx;
+} jobs;
+
+/* Ten blocks of conversation 1 that are stored, and where they are read back to: blocks 30 on. */
+static prompt_t from, to;
+
+/* ---- the connector --------------------------------------------------------------------------- */
+
+static void await_ready(void)
 {
-	bench_open(b, kvd_program, RIG_SILENCE);
-	store_ten(b, from, to);
+	for (uint32_t i = 0; i < JOBS_MS / 10u && !kvx_is_ready(jobs.kvx); i++) {
+		(void)kvx_poll(jobs.kvx, 10);
+	}
+	assert_true(kvx_is_ready(jobs.kvx));
 }
 
-static void a_prefix_comes_back_as_it_was(void **state)
+static void open_connector(const shape_t *shape)
 {
-	kvx_load_result_t result;
-	prompt_t from, to;
-	kvx_load_t *load;
-	bench_t b;
+	const kvx_config_t config = {.struct_size = sizeof config,
+				     .roles = KVX_BOTH,
+				     .socket = jobs.rig.socket,
+				     .identity = &jobs.identity,
+				     .layout = &jobs.layout,
+				     .paged = &jobs.paged,
+				     .load_ms = JOBS_MS,
+				     .save_ms = JOBS_MS,
+				     .attach_ms = knobs.no_space || knobs.wrong ? 200 : JOBS_MS};
 
+	jobs.shape = shape;
+	jobs.identity = (kvc_identity_t){
+		.struct_size = sizeof jobs.identity, .model = shape->name, .weights = "w", .dtype = "x", .rope = "r"};
+	for (uint32_t l = 0; l < LAYERS; l++) {
+		jobs.base[l] = calloc(BLOCKS, shape->stride);
+		assert_non_null(jobs.base[l]);
+	}
+	jobs.layout = (kvk_layout_t){.heads = shape->heads,
+				     .layers = LAYERS,
+				     .block_tokens = shape->tokens,
+				     .k_dim = shape->dim,
+				     .v_dim = shape->dim,
+				     .dtype = shape->dtype,
+				     .inner = shape->inner,
+				     .page_bytes = shape->page_bytes};
+	jobs.paged = (kvk_paged_t){.kind = shape->kind,
+				   .blocks = BLOCKS,
+				   .layers = LAYERS,
+				   .heads = shape->heads,
+				   .block_tokens = shape->tokens,
+				   .k_dim = shape->dim,
+				   .v_dim = shape->dim,
+				   .dtype = shape->dtype,
+				   .page_bytes = shape->page_bytes,
+				   .block_stride = shape->stride,
+				   .base = jobs.base};
+	assert_int_equal(kvx_attach(&config, &jobs.kvx), KVC_OK);
+}
+
+static void close_connector(void)
+{
+	kvx_detach(jobs.kvx);
+	for (uint32_t l = 0; l < LAYERS; l++) {
+		free(jobs.base[l]);
+	}
+}
+
+static int begin_test(void **state)
+{
+	const jobs_test_t *test = *state;
+
+	knobs_reset();
+	atomic_store(&knobs.wrong, test->wrong);
+	atomic_store(&knobs.no_space, test->no_space);
+	rig_init(&jobs.rig, program);
+	jobs.rig.silence = test->silence;
+	rig_start(&jobs.rig);
+	open_connector(&shapes[0]);
+
+	return 0;
+}
+
+/* Fails the test when a lease or put is still open. */
+static int end_test(void **state)
+{
 	(void)state;
-	open_with_ten(&b, &from, &to);
-	assert_int_equal(load_now(&b, &to, &result), KVC_OK);
-	assert_int_equal(result.tokens, 10 * TOKENS);
-	assert_int_equal(result.cause, KVC_OK);
-	assert_int_equal(result.cpu_tokens, 10 * TOKENS);
-	for (uint32_t i = 0; i < 10; i++) {
-		assert_true(holds(&b, 30 + i, 1, i));
+	knobs_reset();
+	close_connector();
+	if (jobs.rig.pid) {
+		rig_check_quiet(&jobs.rig);
 	}
-	rig_wait_written(&b.rig);
-	rig_kill(&b.rig);
-	rig_start(&b.rig);
-	for (uint32_t i = 0; i < JOBS_MS / 10u && stats_of(&b).attaches < 2; i++) {
-		(void)kvx_poll(b.kvx, 10);
+	rig_fini(&jobs.rig);
+
+	return 0;
+}
+
+static void run(void **state)
+{
+	((const jobs_test_t *)*state)->run();
+}
+
+/* ---- prompts --------------------------------------------------------------------------------- */
+
+/* What block i of conversation c holds in layer l: a function of all three. */
+static void content(uint32_t c, uint32_t i, uint32_t l, uint8_t *out)
+{
+	uint64_t seed = (uint64_t)c << 32 | i << 8 | l;
+
+	for (size_t at = 0; at < jobs.shape->payload; at += 8) {
+		const uint64_t word = next_random(&seed);
+
+		memcpy(out + at, &word, 8);
 	}
-	bench_await_ready(&b);
-	prompt_init(&to, 1, 10, 50);
-	atomic_store(&knobs.late, 1); /* while the daemon reads them: a lookup finds them in memory then */
-	assert_int_equal(kvx_load_prefix(b.kvx, &to.prefix, &load, NULL), KVC_PENDING);
-	for (uint32_t i = 0; i < 200; i++) {
-		(void)kvx_poll(b.kvx, 1);
+}
+
+static uint8_t *block_at(uint32_t layer, uint32_t block)
+{
+	return (uint8_t *)jobs.base[layer] + block * jobs.shape->stride;
+}
+
+static void fill(uint32_t block, uint32_t c, uint32_t i)
+{
+	for (uint32_t l = 0; l < LAYERS; l++) {
+		content(c, i, l, block_at(l, block));
 	}
-	atomic_store(&knobs.late, 0);
-	while (kvx_load_state(load, &result) == KVC_PENDING) {
-		(void)kvx_poll(b.kvx, 1);
+}
+
+static int holds(uint32_t block, uint32_t c, uint32_t i)
+{
+	static uint8_t expected[32768];
+
+	for (uint32_t l = 0; l < LAYERS; l++) {
+		content(c, i, l, expected);
+		if (memcmp(expected, block_at(l, block), jobs.shape->payload) != 0) {
+			return 0;
+		}
+	}
+
+	return 1;
+}
+
+/* n blocks of conversation c, lying from block `first` on. */
+static void prompt_init(prompt_t *p, uint32_t c, uint32_t n, uint32_t first)
+{
+	const uint32_t tokens = n * jobs.shape->tokens;
+
+	for (uint32_t i = 0; i < tokens; i++) {
+		p->tokens[i] = c * 100000 + i;
+	}
+	for (uint32_t i = 0; i < n; i++) {
+		p->blocks[i] = (first + i) % BLOCKS;
+	}
+	p->prefix = (kvx_prefix_t){
+		.struct_size = sizeof p->prefix, .tokens = p->tokens, .n_tokens = tokens, .blocks = p->blocks};
+}
+
+/* The same, computed. */
+static void prompt_compute(prompt_t *p, uint32_t c, uint32_t n, uint32_t first)
+{
+	prompt_init(p, c, n, first);
+	for (uint32_t i = 0; i < n; i++) {
+		fill(p->blocks[i], c, i);
+	}
+}
+
+static void await_load(kvx_load_t *load, kvx_load_result_t *result)
+{
+	while (kvx_load_state(load, result) == KVC_PENDING) {
+		(void)kvx_poll(jobs.kvx, 1);
 	}
 	kvx_load_end(load);
+}
+
+static void await_save(kvx_save_t *save, kvx_save_result_t *result)
+{
+	while (kvx_save_state(save, result) == KVC_PENDING) {
+		(void)kvx_poll(jobs.kvx, 1);
+	}
+	kvx_save_end(save);
+}
+
+/* Start, poll to the end, free. */
+static kvc_status_t save_now(const prompt_t *p, kvx_save_result_t *result)
+{
+	kvx_save_t *save;
+	const kvc_status_t status = kvx_save_prefix(jobs.kvx, &p->prefix, &save);
+
+	if (status != KVC_PENDING) {
+		return status;
+	}
+	await_save(save, result);
+
+	return result->status;
+}
+
+static kvc_status_t load_now(const prompt_t *p, kvx_load_result_t *result)
+{
+	kvx_load_t *load;
+
+	if (kvx_load_prefix(jobs.kvx, &p->prefix, &load, result) != KVC_MISS) {
+		await_load(load, result);
+	}
+
+	return result->status;
+}
+
+static kvc_status_t start_load(const prompt_t *p, kvx_load_t **p_load)
+{
+	return kvx_load_prefix(jobs.kvx, &p->prefix, p_load, NULL);
+}
+
+static kvx_stats_t stats(void)
+{
+	kvx_stats_t stats = {.struct_size = sizeof stats};
+
+	kvx_get_stats(jobs.kvx, &stats);
+
+	return stats;
+}
+
+static void store_ten(uint32_t c, const char *salt)
+{
+	kvx_save_result_t saved;
+
+	await_ready();
+	prompt_compute(&from, c, 10, 0);
+	prompt_init(&to, c, 10, 30);
+	from.prefix.salt = to.prefix.salt = salt;
+	assert_int_equal(save_now(&from, &saved), KVC_OK);
+	assert_int_equal(saved.blocks, 10);
+	assert_true(saved.copied);
+}
+
+/* The keys of a prompt, for another client. It may flip a bit of the stored block `damaged`, as one with a wild pointer
+ * could. */
+static void keys_of(const prompt_t *p, uint32_t damaged, kvc_key_t *keys)
+{
+	const kvc_config_t config = {.struct_size = sizeof config, .socket = jobs.rig.socket};
+	const kvc_prompt_t prompt = {sizeof prompt, p->tokens, p->prefix.n_tokens, p->prefix.salt};
+	kvc_identity_t same = jobs.identity;
+	char text[KVK_LAYOUT_TEXT_MAX];
+	kvc_space_t *space;
+	kvc_lease_t *lease;
+	const void *data;
+	uint32_t n;
+	kvc_t *kvc;
+
+	assert_int_equal(kvk_layout_format(&jobs.layout, text, sizeof text), KV_OK);
+	same.hash_tokens = TOKENS;
+	same.layout = text;
+	assert_int_equal(kvc_attach(&config, &kvc), KVC_OK);
+	assert_int_equal(kvc_space_open(kvc, &same, &space), KVC_OK);
+	assert_int_equal(kvc_keys_of(space, &prompt, keys, MAX_JOB, &n), KVC_OK);
+	assert_int_equal(n, p->prefix.n_tokens / TOKENS);
+	if (damaged != NONE) {
+		assert_int_equal(kvc_acquire(space, keys, damaged + 1, 0, 0, &lease), KVC_OK);
+		assert_int_equal(kvc_lease_wait(lease, damaged + 1, JOBS_MS), KVC_OK);
+		assert_int_equal(kvc_lease_block(lease, damaged, &data, NULL), KVC_OK);
+		((uint8_t *)(uintptr_t)data)[1234] ^= 0x10;
+		kvc_release(&lease, 1);
+	}
+	kvc_detach(kvc);
+}
+
+/* ---- loads ----------------------------------------------------------------------------------- */
+
+static void a_prefix_comes_back_as_it_was(void)
+{
+	kvx_load_result_t result;
+	kvx_load_t *load;
+
+	store_ten(1, NULL);
+	rig_wait_written(&jobs.rig);
+	rig_kill(&jobs.rig);
+	rig_start(&jobs.rig);
+	for (uint32_t i = 0; i < JOBS_MS / 10u && stats().attaches < 2; i++) {
+		(void)kvx_poll(jobs.kvx, 10);
+	}
+	await_ready();
+	atomic_store(&knobs.late, 1); /* while the daemon reads them: a lookup finds them in memory then */
+	assert_int_equal(start_load(&to, &load), KVC_PENDING);
+	for (uint32_t i = 0; i < 200; i++) {
+		(void)kvx_poll(jobs.kvx, 1);
+	}
+	atomic_store(&knobs.late, 0);
+	await_load(load, &result);
 	assert_int_equal(result.status, KVC_OK);
 	assert_int_equal(result.disk_tokens, 10 * TOKENS);
 	assert_int_equal(result.cpu_tokens, 0);
-	bench_close(&b);
+	for (uint32_t i = 0; i < 10; i++) {
+		assert_true(holds(30 + i, 1, i));
+	}
 }
 
-/* A key says which salt it is of, and libkvc derives the same. */
-static void p1_a_salt_keeps_callers_apart(void **state)
+/* The first of five blocks is skipped and not touched; another salt finds nothing. */
+static void p1_every_cache_layout_passes_its_self_test_and_a_round_trip(void)
 {
 	kvx_load_result_t result;
 	kvx_save_result_t saved;
-	kvc_key_t keys[2][MAX_JOB];
-	prompt_t from, to;
-	bench_t b;
 
-	(void)state;
-	open_with_ten(&b, &from, &to);
-	keys_of(&b, &from, keys[0]);
-	prompt_init(&to, 1, 12, 30);
-	to.prefix.salt = "another tenant's salt";
-	keys_of(&b, &to, keys[1]);
-	assert_int_equal(load_now(&b, &to, &result), KVC_MISS);
-	assert_memory_equal(&result.first_missing, &keys[1][0], sizeof keys[1][0]);
-	to.prefix.salt = NULL;
-	assert_int_equal(load_now(&b, &to, &result), KVC_OK);
-	assert_int_equal(result.blocks, 10);
-	assert_int_equal(result.why, KV_WHY_ABSENT);
-	from.prefix.salt = to.prefix.salt = "another tenant's salt";
-	assert_int_equal(save_now(&b, &from, &saved), KVC_OK);
-	assert_int_equal(load_now(&b, &to, &result), KVC_OK);
-	assert_memory_equal(&result.first_missing, &keys[1][10], sizeof keys[1][10]);
-	bench_close(&b);
+	for (size_t i = 0; i < KV_COUNT_OF(shapes); i++) {
+		close_connector();
+		open_connector(&shapes[i]);
+		assert_true(kvx_is_ready(jobs.kvx));
+		prompt_compute(&from, 1, 5, 0);
+		prompt_init(&to, 1, 5, 30);
+		assert_int_equal(save_now(&from, &saved), KVC_OK);
+		assert_int_equal(saved.blocks, 5);
+		assert_int_equal(save_now(&from, &saved), KVC_ALREADY);
+		to.prefix.skip = 1;
+		assert_int_equal(load_now(&to, &result), KVC_OK);
+		assert_int_equal(result.blocks, 5);
+		assert_int_equal(result.cpu_tokens, 4 * shapes[i].tokens);
+		assert_true(block_at(0, 30)[0] == 0 && block_at(LAYERS - 1u, 30)[shapes[i].payload - 1] == 0);
+		for (uint32_t b = 1; b < 5; b++) {
+			assert_true(holds(30 + b, 1, b));
+		}
+		to.prefix.salt = "another tenant's salt";
+		assert_int_equal(load_now(&to, &result), KVC_MISS);
+	}
 }
 
-static void p5_a_poll_returns_in_time_whatever_a_load_waits_for(void **state)
-{
-	prompt_t from, to;
-	kvx_load_t *load;
-	bench_t b;
+/* A load of a prompt whose first ten blocks are stored, and how it ends. 0, where nothing is said: no such fault, or
+ * nothing counted. */
+typedef struct load_case {
+	const char *name;
+	const char *stored, *salt; /* whose blocks are stored, and who asks */
+	uint32_t more;             /* blocks, than are stored */
+	uint32_t damaged;          /* block */
+	uint32_t ready, revoke_on; /* knobs */
+	int rest, lease, stuck;    /* stuck: no block becomes ready */
+	uint32_t deadline_ms;
+	kvc_status_t cause;
+	uint32_t blocks, why;
+	uint32_t hits, lost, timeouts, corrupt, bad; /* counted */
+} load_case_t;
 
-	(void)state;
-	open_with_ten(&b, &from, &to);
+#define US   "a tenant's salt"
+#define THEM "another tenant's salt"
+
+static const load_case_t load_cases[] = {
+	{"all of it", .stored = US, .salt = US, .blocks = 10, .hits = 1},
+	{"more than is stored", .stored = US, .salt = US, .more = 4, .cause = KVC_MISS, .blocks = 10,
+	 .why = KV_WHY_ABSENT, .hits = 1},
+	{"p1_a_salt_keeps_callers_apart", .stored = US, .salt = THEM, .cause = KVC_MISS, .why = KV_WHY_ABSENT},
+	{"no salt is one, too", .salt = THEM, .cause = KVC_MISS, .why = KV_WHY_ABSENT},
+	{"p1_a_block_copied_while_its_lease_ends_does_not_count", .revoke_on = 30, .cause = KVC_ERR_REVOKED,
+	 .why = KV_WHY_NO_DAEMON, .lost = 1},
+	{"p1_a_damaged_block_ends_the_load_before_it_and_is_reported", .damaged = 6, .cause = KVC_ERR_CORRUPT,
+	 .blocks = 6, .why = KV_WHY_CORRUPT, .hits = 1, .corrupt = 1, .bad = 1},
+	{"a load that stands still", .stuck = 1, .deadline_ms = 200, .cause = KVC_ERR_TIMEOUT, .why = KV_WHY_TIMEOUT,
+	 .timeouts = 1},
+	{"no more blocks become ready", .ready = 4, .rest = KVC_ERR_CORRUPT, .cause = KVC_ERR_CORRUPT, .blocks = 4,
+	 .why = KV_WHY_CORRUPT, .hits = 1, .corrupt = 1},
+	{"there is no lease", .lease = KVC_ERR_BUSY, .cause = KVC_MISS, .why = KV_WHY_TIMEOUT},
+};
+
+static void check_load(const load_case_t *row, const kvx_load_result_t *result, const kvx_stats_t *before)
+{
+	const kvx_stats_t after = stats();
+	kvx_request_t request = {.struct_size = sizeof request, .request = 1, .prompt_tokens = 100, .load = result};
+
+	assert_int_equal(result->cause, row->cause);
+	assert_int_equal(result->blocks, row->blocks);
+	assert_int_equal(result->tokens, row->blocks * TOKENS);
+	assert_int_equal(result->cpu_tokens, row->blocks * TOKENS);
+	assert_int_equal(result->why, row->why);
+	assert_true(result->load_ns >= row->deadline_ms * UINT64_C(950000) && result->load_ns < JOBS_NS);
+	assert_int_equal(after.load_hits - before->load_hits, row->hits);
+	assert_int_equal(after.load_lost - before->load_lost, row->lost);
+	assert_int_equal(after.load_timeouts - before->load_timeouts, row->timeouts);
+	assert_int_equal(after.load_corrupt - before->load_corrupt, row->corrupt);
+	assert_int_equal(atomic_load(&knobs.bad), row->bad);
+	kvx_record_request(jobs.kvx, &request);
+	assert_int_equal(atomic_load(&knobs.reports), 1);
+	assert_int_equal(atomic_load(&knobs.report_why), row->why);
+}
+
+static void loads_end_as_what_befell_them_and_say_why(void)
+{
+	kvx_load_result_t result;
+	kvc_key_t keys[MAX_JOB];
+
+	for (uint32_t i = 0; i < KV_COUNT_OF(load_cases); i++) {
+		const load_case_t *row = &load_cases[i];
+		kvx_stats_t before;
+
+		print_message("# %s\n", row->name);
+		store_ten(i, row->stored);
+		prompt_init(&to, i, 10 + row->more, 30);
+		to.prefix.salt = row->salt;
+		to.prefix.deadline_ms = row->deadline_ms;
+		keys_of(&to, row->damaged ? row->damaged : NONE, keys);
+		before = stats();
+		atomic_store(&knobs.ready, row->ready || row->stuck ? row->ready : NONE);
+		atomic_store(&knobs.revoke_on, row->revoke_on ? row->revoke_on : NONE);
+		atomic_store(&knobs.rest, row->rest);
+		atomic_store(&knobs.lease, row->lease);
+		assert_int_equal(load_now(&to, &result), row->blocks ? KVC_OK : KVC_MISS);
+		check_load(row, &result, &before);
+		if (row->blocks < 10 + row->more) {
+			assert_memory_equal(&result.first_missing, &keys[row->blocks], sizeof keys[0]);
+		}
+		for (uint32_t b = 0; b < row->blocks; b++) {
+			assert_true(holds(30 + b, i, b));
+		}
+		knobs_reset();
+	}
+}
+
+static void p5_a_poll_returns_in_time_whatever_a_load_waits_for(void)
+{
+	kvx_load_t *load;
+
+	store_ten(1, NULL);
 	atomic_store(&knobs.ready, 0);
-	assert_int_equal(kvx_load_prefix(b.kvx, &to.prefix, &load, NULL), KVC_PENDING);
+	assert_int_equal(start_load(&to, &load), KVC_PENDING);
 	for (uint32_t i = 0; i < 20; i++) {
 		const uint64_t start = kv_now_ns(&kv_env_posix);
 
-		assert_int_equal(kvx_poll(b.kvx, i % 5u), 1);
+		assert_int_equal(kvx_poll(jobs.kvx, i % 5u), 1);
 		assert_true(kv_now_ns(&kv_env_posix) - start < UINT64_C(2000000000)); /* of a busy machine */
 	}
 	assert_int_equal(kvx_load_state(load, NULL), KVC_PENDING);
 	kvx_load_end(load);
 	for (uint32_t i = 0; i < 10; i++) {
-		assert_false(holds(&b, 30 + i, 1, i));
+		assert_false(holds(30 + i, 1, i));
 	}
-	bench_close(&b);
 }
 
-static void jobs_that_share_the_transfer_thread_all_end_well(void **state)
+static void jobs_that_share_the_transfer_thread_all_end_well(void)
 {
-	prompt_t from, to, p[4];
 	kvx_load_t *loads[4];
 	kvx_save_t *saves[4];
-	bench_t b;
+	prompt_t p;
 
-	(void)state;
-	open_with_ten(&b, &from, &to);
+	store_ten(1, NULL);
 	for (uint32_t i = 0; i < 4; i++) {
 		prompt_init(&to, 1, 2 + i, 10 + 5 * i);
-		assert_int_equal(kvx_load_prefix(b.kvx, &to.prefix, &loads[i], NULL), KVC_PENDING);
-		prompt_init(&p[i], 20 + i, 5 + i, 40);
-		assert_int_equal(kvx_save_prefix(b.kvx, &p[i].prefix, &saves[i]), KVC_PENDING);
+		assert_int_equal(start_load(&to, &loads[i]), KVC_PENDING);
+		prompt_init(&p, 20 + i, 5 + i, 40);
+		assert_int_equal(kvx_save_prefix(jobs.kvx, &p.prefix, &saves[i]), KVC_PENDING);
 	}
-	while (kvx_poll(b.kvx, 1) > 0) {
+	while (kvx_poll(jobs.kvx, 1) > 0) {
 	}
 	for (uint32_t i = 0; i < 4; i++) {
 		assert_int_equal(kvx_load_state(loads[i], NULL), KVC_OK);
@@ -134,405 +513,275 @@ static void jobs_that_share_the_transfer_thread_all_end_well(void **state)
 		kvx_load_end(loads[i]);
 		kvx_save_end(saves[i]);
 		for (uint32_t j = 0; j < 2 + i; j++) {
-			assert_true(holds(&b, 10 + 5 * i + j, 1, j));
+			assert_true(holds(10 + 5 * i + j, 1, j));
 		}
 	}
-	bench_close(&b);
 }
 
-static void p1_a_block_copied_while_its_lease_ends_does_not_count(void **state)
+/* ---- a daemon that stops or dies ------------------------------------------------------------- */
+
+static void p7_a_daemon_that_falls_silent_or_dies_amid_a_load_is_a_miss(void)
 {
 	kvx_load_result_t result;
-	prompt_t from, to;
-	bench_t b;
-
-	(void)state;
-	open_with_ten(&b, &from, &to);
-	atomic_store(&knobs.revoke_on, 30);
-	assert_int_equal(load_now(&b, &to, &result), KVC_MISS);
-	assert_int_equal(result.blocks, 0);
-	assert_int_equal(result.cause, KVC_ERR_REVOKED);
-	assert_int_equal(stats_of(&b).load_lost, 1);
-	bench_close(&b);
-}
-
-static void p1_a_damaged_block_ends_the_load_before_it_and_is_reported(void **state)
-{
-	kvx_load_result_t result;
-	kvc_key_t keys[MAX_JOB];
-	prompt_t from, to;
-	bench_t b;
-
-	(void)state;
-	open_with_ten(&b, &from, &to);
-	keys_of(&b, &from, keys);
-	damage(&b, &from, 6);
-	assert_int_equal(load_now(&b, &to, &result), KVC_OK);
-	assert_int_equal(result.blocks, 6);
-	assert_int_equal(result.cause, KVC_ERR_CORRUPT);
-	assert_int_equal(result.why, KV_WHY_CORRUPT);
-	assert_memory_equal(&result.first_missing, &keys[6], sizeof keys[6]);
-	assert_int_equal(atomic_load(&knobs.bad), 1);
-	assert_int_equal(stats_of(&b).load_corrupt, 1);
-	bench_close(&b);
-}
-
-static void p7_a_load_that_stands_still_ends_in_time_or_at_once(void **state)
-{
-	kvx_load_result_t result;
-	prompt_t from, to;
-	bench_t b;
-
-	(void)state;
-	open_with_ten(&b, &from, &to);
-	atomic_store(&knobs.ready, 0);
-	to.prefix.deadline_ms = 200;
-	assert_int_equal(load_now(&b, &to, &result), KVC_MISS);
-	assert_int_equal(result.cause, KVC_ERR_TIMEOUT);
-	assert_int_equal(stats_of(&b).load_timeouts, 1);
-	assert_true(result.load_ns >= 190000000u && result.load_ns < JOBS_MS * UINT64_C(1000000));
-	to.prefix.deadline_ms = 0;
-
-	atomic_store(&knobs.rest, KVC_ERR_CORRUPT);
-	atomic_store(&knobs.ready, 4);
-	assert_int_equal(load_now(&b, &to, &result), KVC_OK);
-	assert_int_equal(result.blocks, 4);
-	assert_int_equal(result.cause, KVC_ERR_CORRUPT);
-	assert_true(result.load_ns < JOBS_MS * UINT64_C(1000000));
-
-	atomic_store(&knobs.rest, 0);
-	atomic_store(&knobs.lease, KVC_ERR_BUSY);
-	assert_int_equal(load_now(&b, &to, &result), KVC_MISS);
-	assert_true(result.load_ns < JOBS_MS * UINT64_C(1000000));
-	bench_close(&b);
-}
-
-static void p7_a_daemon_that_falls_silent_or_dies_amid_a_load_is_a_miss(void **state)
-{
-	kvx_load_result_t result;
-	prompt_t from, to;
 	kvx_load_t *load;
-	bench_t b;
 
-	(void)state;
+	store_ten(1, NULL);
+	rig_wait_written(&jobs.rig);
 	for (int death = 0; death < 2; death++) {
-		bench_open(&b, kvd_program, "500ms");
-		store_ten(&b, &from, &to);
-		rig_wait_written(&b.rig);
-		bench_await_ready(&b);
+		await_ready();
 		atomic_store(&knobs.ready, 0);
-		assert_int_equal(kvx_load_prefix(b.kvx, &to.prefix, &load, NULL), KVC_PENDING);
-		assert_int_equal(kvx_poll(b.kvx, 50), 1); /* the ranks have it */
+		assert_int_equal(start_load(&to, &load), KVC_PENDING);
+		assert_int_equal(kvx_poll(jobs.kvx, 50), 1); /* the ranks have it */
 		if (death) {
-			rig_kill(&b.rig);
+			rig_kill(&jobs.rig);
 		} else {
-			rig_signal(&b.rig, SIGSTOP);
+			rig_signal(&jobs.rig, SIGSTOP);
 		}
-		while (kvx_load_state(load, &result) == KVC_PENDING) {
-			(void)kvx_poll(b.kvx, 1);
-		}
+		await_load(load, &result);
 		assert_int_equal(result.status, KVC_MISS);
 		assert_true(result.cause == KVC_ERR_DAEMON_STALE || (death && result.cause == KVC_ERR_REVOKED));
-		assert_true(result.load_ns < JOBS_MS * UINT64_C(1000000));
-		kvx_load_end(load);
-		assert_int_equal(stats_of(&b).load_lost, 1);
+		assert_true(result.load_ns < JOBS_NS);
+		assert_int_equal(stats().load_lost, 1 + death);
 
 		atomic_store(&knobs.ready, NONE);
 		if (death) {
-			rig_start(&b.rig);
+			rig_start(&jobs.rig);
 		} else {
-			rig_signal(&b.rig, SIGCONT);
+			rig_signal(&jobs.rig, SIGCONT);
 		}
-		bench_await_ready(&b);
-		assert_int_equal(load_now(&b, &to, &result), KVC_OK);
-		bench_close(&b);
+		await_ready();
+		assert_int_equal(load_now(&to, &result), KVC_OK);
 	}
 }
 
 /* Whether their space is open yet or not. */
-static void p7_a_load_bears_a_silence_of_200_ms(void **state)
+static void p7_a_load_bears_a_silence_of_200_ms(void)
 {
-	const uint64_t ms = UINT64_C(1000000), start = 5 * ms;
+	static const struct {
+		int silent;
+		uint64_t ms;
+		int too_long;
+	} looks[] = {{0, 5, 0}, {1, 5, 0}, {1, 205, 0}, {1, 206, 1}, {0, 305, 0}, {1, 405, 0}, {1, 605, 0}};
 	uint64_t since = 0;
 
-	(void)state;
-	assert_false(kvx_silent_too_long(&since, 0, start));
-	assert_false(kvx_silent_too_long(&since, 1, start));
-	assert_false(kvx_silent_too_long(&since, 1, start + 200 * ms));
-	assert_true(kvx_silent_too_long(&since, 1, start + 200 * ms + 1));
-	assert_false(kvx_silent_too_long(&since, 0, start + 300 * ms));
-	assert_false(kvx_silent_too_long(&since, 1, start + 400 * ms));
-	assert_false(kvx_silent_too_long(&since, 1, start + 600 * ms));
+	for (uint32_t i = 0; i < KV_COUNT_OF(looks); i++) {
+		assert_int_equal(kvx_silent_too_long(&since, looks[i].silent, looks[i].ms * UINT64_C(1000000)),
+				 looks[i].too_long);
+	}
 }
 
 /* A miss costs more than the rest of a stall. */
-static void p7_a_lookup_waits_for_a_daemon_that_stalls(void **state)
+static void p7_a_lookup_waits_for_a_daemon_that_stalls(void)
 {
 	kvx_load_result_t result;
-	prompt_t from, to;
 	kvx_load_t *load;
-	bench_t b;
 
-	(void)state;
-	bench_open(&b, kvd_program, "500ms");
-	store_ten(&b, &from, &to);
-	bench_await_ready(&b);
-	knobs.stalled = b.rig.pid;
-	rig_signal(&b.rig, SIGSTOP);
+	store_ten(1, NULL);
+	knobs.stalled = jobs.rig.pid;
+	rig_signal(&jobs.rig, SIGSTOP);
 	usleep(700000);
 	atomic_store(&knobs.stall, 3);
-	assert_int_equal(kvx_load_prefix(b.kvx, &to.prefix, &load, NULL), KVC_PENDING);
+	assert_int_equal(start_load(&to, &load), KVC_PENDING);
 	assert_int_equal(atomic_load(&knobs.stall), 0);
 	kvx_load_end(load);
 
-	rig_signal(&b.rig, SIGSTOP);
+	rig_signal(&jobs.rig, SIGSTOP);
 	usleep(700000);
-	assert_int_equal(kvx_load_prefix(b.kvx, &to.prefix, &load, &result), KVC_MISS);
+	assert_int_equal(load_now(&to, &result), KVC_MISS);
 	assert_int_equal(result.why, KV_WHY_DAEMON_STALE);
-	rig_signal(&b.rig, SIGCONT);
-	bench_await_ready(&b);
-	bench_close(&b);
+	rig_signal(&jobs.rig, SIGCONT);
+	await_ready();
 }
 
-static void a_save_takes_what_is_granted_and_comes_back_for_the_rest(void **state)
+/* ---- saves ----------------------------------------------------------------------------------- */
+
+/* A save of ten blocks, and how it ends. */
+typedef struct save_case {
+	const char *name;
+	uint32_t grant; /* knobs */
+	int put, put_times, put_end, put_done;
+	kvc_status_t status;
+	uint32_t starts;           /* puts asked for; 0: some */
+	uint32_t done, busy, lost; /* counted */
+} save_case_t;
+
+static const save_case_t save_cases[] = {
+	{"it takes what is granted and comes back for the rest", .grant = 4, .starts = 3, .done = 1},
+	{"there is no room", .put = KVC_ERR_BUSY, .put_times = 100, .status = KVC_ERR_BUSY, .busy = 1},
+	{"the rank gives its part up", .put_end = KVC_ERR_CLOSED, .status = KVC_ERR_REVOKED, .lost = 1},
+	{"the daemon ends the put", .put_done = KVC_ERR_REVOKED, .status = KVC_ERR_REVOKED, .lost = 1},
+};
+
+static void p7_a_save_that_cannot_be_is_given_up_and_counted(void)
 {
-	kvx_save_result_t saved;
 	kvx_load_result_t result;
-	prompt_t from, to;
-	bench_t b;
+	kvx_save_result_t saved;
 
-	(void)state;
-	open_with_ten(&b, &from, &to);
-	prompt_init(&from, 2, 10, 10);
-	prompt_init(&to, 2, 10, 40);
-	for (uint32_t i = 0; i < 10; i++) {
-		fill(&b, 10 + i, 2, i);
+	await_ready();
+	knobs_reset();
+	for (uint32_t i = 0; i < KV_COUNT_OF(save_cases); i++) {
+		const save_case_t *row = &save_cases[i];
+		const kvx_stats_t before = stats();
+
+		print_message("# %s\n", row->name);
+		prompt_compute(&from, i, 10, 10);
+		atomic_store(&knobs.grant, row->grant ? row->grant : NONE);
+		atomic_store(&knobs.put, row->put);
+		atomic_store(&knobs.put_times, row->put_times);
+		atomic_store(&knobs.put_end, row->put_end);
+		atomic_store(&knobs.put_done, row->put_done);
+		assert_int_equal(save_now(&from, &saved), row->status);
+		assert_true(saved.copied);
+		assert_true(row->starts == 0 || atomic_load(&knobs.put_starts) == row->starts);
+		assert_int_equal(stats().save_done - before.save_done, row->done);
+		assert_int_equal(stats().save_busy - before.save_busy, row->busy);
+		assert_int_equal(stats().save_lost - before.save_lost, row->lost);
+		knobs_reset();
+		prompt_init(&to, i, 10, 40);
+		if (row->status == KVC_OK) {
+			assert_int_equal(load_now(&to, &result), KVC_OK);
+			assert_int_equal(result.blocks, 10);
+		}
+		for (uint32_t b = 0; row->status == KVC_OK && b < 10; b++) {
+			assert_true(holds(40 + b, i, b));
+		}
 	}
-	atomic_store(&knobs.grant, 4);
-	atomic_store(&knobs.put_starts, 0);
-	assert_int_equal(save_now(&b, &from, &saved), KVC_OK);
-	assert_int_equal(saved.blocks, 10);
-	assert_int_equal(atomic_load(&knobs.put_starts), 3);
-	assert_int_equal(load_now(&b, &to, &result), KVC_OK);
-	for (uint32_t i = 0; i < 10; i++) {
-		assert_true(holds(&b, 40 + i, 2, i));
-	}
-	bench_close(&b);
 }
 
-static void a_save_whose_parent_is_gone_offers_the_whole_prefix(void **state)
+static void a_save_whose_parent_is_gone_offers_the_whole_prefix(void)
 {
 	static const int32_t refusals[] = {KVC_ERR_NO_PARENT, KV_ERR_PARENT_LOST, KV_ERR_PARENT_UNREADABLE};
 	kvx_save_result_t saved;
-	prompt_t from, to;
 	kvx_save_t *save;
-	bench_t b;
 
-	(void)state;
-	for (size_t r = 0; r < KV_COUNT_OF(refusals); r++) {
-		open_with_ten(&b, &from, &to);
-		prompt_init(&from, 1, 15, 0);
-		for (uint32_t i = 10; i < 15; i++) {
-			fill(&b, i, 1, i);
-		}
+	for (uint32_t r = 0; r < KV_COUNT_OF(refusals); r++) {
+		store_ten(r, NULL);
+		prompt_compute(&from, r, 15, 0);
 		atomic_store(&knobs.put_times, 1);
-		assert_int_equal(kvx_save_prefix(b.kvx, &from.prefix, &save), KVC_PENDING);
+		assert_int_equal(kvx_save_prefix(jobs.kvx, &from.prefix, &save), KVC_PENDING);
 		assert_int_equal(atomic_load(&knobs.put_from), 10);
 		atomic_store(&knobs.put, refusals[r]);
-		while (kvx_save_state(save, &saved) == KVC_PENDING) {
-			(void)kvx_poll(b.kvx, 1);
-		}
-		kvx_save_end(save);
+		await_save(save, &saved);
 		assert_int_equal(saved.status, KVC_OK);
 		assert_int_equal(atomic_load(&knobs.put_from), 0);
 		assert_int_equal(saved.blocks, 15);
-		atomic_store(&knobs.put, 0);
-		assert_int_equal(save_now(&b, &from, &saved), KVC_ALREADY);
-		bench_close(&b);
+		knobs_reset();
+		assert_int_equal(save_now(&from, &saved), KVC_ALREADY);
 	}
 }
 
-static void p7_a_save_that_cannot_be_is_given_up_and_counted(void **state)
+static void p7_a_save_ends_in_time_though_the_daemon_is_stopped(void)
 {
 	kvx_save_result_t saved;
 	kvx_save_t *save;
-	prompt_t p, unused;
-	bench_t b;
 
-	(void)state;
-	open_with_ten(&b, &unused, &p);
-	prompt_init(&p, 3, 6, 0);
-	atomic_store(&knobs.put, KVC_ERR_BUSY);
-	atomic_store(&knobs.put_times, 100);
-	assert_int_equal(save_now(&b, &p, &saved), KVC_ERR_BUSY);
+	await_ready();
+	prompt_init(&from, 4, 6, 0);
+	from.prefix.deadline_ms = 200;
+	rig_signal(&jobs.rig, SIGSTOP);
+	assert_int_equal(save_now(&from, &saved), KVC_ERR_TIMEOUT);
 	assert_true(saved.copied);
-	assert_int_equal(stats_of(&b).save_busy, 1);
-	atomic_store(&knobs.put_times, 0);
-	atomic_store(&knobs.put_end, KVC_ERR_CLOSED);
-	assert_int_equal(save_now(&b, &p, &saved), KVC_ERR_REVOKED); /* the rank gives its part up */
-	atomic_store(&knobs.put_end, 0);
-	atomic_store(&knobs.put_done, KVC_ERR_REVOKED);
-	assert_int_equal(save_now(&b, &p, &saved), KVC_ERR_REVOKED);
-	assert_int_equal(stats_of(&b).save_lost, 2);
-	atomic_store(&knobs.put_done, 0);
-	prompt_init(&p, 4, 6, 0);
-	p.prefix.deadline_ms = 200;
-	rig_signal(&b.rig, SIGSTOP);
-	assert_int_equal(kvx_save_prefix(b.kvx, &p.prefix, &save), KVC_PENDING);
-	while (kvx_save_state(save, &saved) == KVC_PENDING) {
-		(void)kvx_poll(b.kvx, 1);
+	assert_int_equal(stats().save_timeouts, 1);
+	rig_kill(&jobs.rig);
+	while (kvx_is_ready(jobs.kvx)) {
+		(void)kvx_poll(jobs.kvx, 1);
 	}
-	assert_int_equal(saved.status, KVC_ERR_TIMEOUT);
-	assert_true(saved.copied);
-	kvx_save_end(save);
-	assert_int_equal(stats_of(&b).save_timeouts, 1);
-	rig_kill(&b.rig);
-	while (kvx_is_ready(b.kvx)) {
-		(void)kvx_poll(b.kvx, 1);
-	}
-	assert_int_equal(kvx_save_prefix(b.kvx, &p.prefix, &save), KVC_MISS);
-	bench_close(&b);
+	assert_int_equal(kvx_save_prefix(jobs.kvx, &from.prefix, &save), KVC_MISS);
 }
 
 /* What was aborted half way reads and writes no block of the engine's any longer. */
-static void p1_blocks_are_the_engines_again_once_a_job_was_ended(void **state)
+static void p1_blocks_are_the_engines_again_once_a_job_was_ended(void)
 {
 	kvx_load_result_t result;
-	prompt_t from, to;
 	kvx_load_t *load;
 	kvx_save_t *save;
-	bench_t b;
 
-	(void)state;
-	open_with_ten(&b, &from, &to);
-	for (uint32_t round = 0; round < 60; round++) {
+	store_ten(1, NULL);
+	for (uint32_t c = 100; c < 160; c++) {
 		prompt_t p;
 
-		prompt_init(&p, 100 + round, 15, 40);
-		for (uint32_t i = 0; i < 15; i++) {
-			fill(&b, 40 + i, 100 + round, i);
-		}
-		assert_int_equal(kvx_save_prefix(b.kvx, &p.prefix, &save), KVC_PENDING);
-		assert_int_equal(kvx_load_prefix(b.kvx, &to.prefix, &load, NULL), KVC_PENDING);
-		for (uint32_t polls = round % 4u; polls > 0; polls--) {
-			(void)kvx_poll(b.kvx, 0);
+		prompt_compute(&p, c, 15, 40);
+		assert_int_equal(kvx_save_prefix(jobs.kvx, &p.prefix, &save), KVC_PENDING);
+		assert_int_equal(start_load(&to, &load), KVC_PENDING);
+		for (uint32_t polls = c % 4u; polls > 0; polls--) {
+			(void)kvx_poll(jobs.kvx, 0);
 		}
 		kvx_load_end(load);
 		kvx_save_end(save);
 		for (uint32_t i = 0; i < 15; i++) {
-			fill(&b, 30 + i, 7, i);
-			fill(&b, 45 + i, 8, i);
+			fill(30 + i, 7, i);
+			fill(45 + i, 8, i);
 		}
 		for (uint32_t i = 0; i < 10; i++) {
-			(void)kvx_poll(b.kvx, 1);
-			assert_true(holds(&b, 30 + i, 7, i));
+			(void)kvx_poll(jobs.kvx, 1);
+			assert_true(holds(30 + i, 7, i));
 		}
-		prompt_init(&p, 100 + round, 15, 0);
-		if (load_now(&b, &p, &result) == KVC_OK) {
-			for (uint32_t i = 0; i < result.blocks; i++) {
-				assert_true(holds(&b, i, 100 + round, i));
-			}
+		prompt_init(&p, c, 15, 0);
+		(void)load_now(&p, &result);
+		for (uint32_t i = 0; i < result.blocks; i++) {
+			assert_true(holds(i, c, i));
 		}
 	}
-	assert_true(stats_of(&b).save_aborted + stats_of(&b).load_aborted > 0);
-	bench_close(&b);
+	assert_true(stats().save_aborted + stats().load_aborted > 0);
 }
 
-static void p7_a_connector_whose_self_test_reads_other_bytes_never_loads(void **state)
+/* ---- attaching, and what is refused ---------------------------------------------------------- */
+
+static void p7_a_connector_whose_self_test_reads_other_bytes_never_loads(void)
 {
 	kvx_load_result_t result;
 	kvx_save_result_t saved;
-	prompt_t p;
-	bench_t b;
 
-	(void)state;
-	atomic_store(&knobs.wrong, 1);
-	bench_open(&b, kvd_program, RIG_SILENCE);
-	for (uint32_t i = 0; i < JOBS_MS / 10u && stats_of(&b).self_test_failures == 0; i++) {
-		(void)kvx_poll(b.kvx, 10);
+	for (uint32_t i = 0; i < JOBS_MS / 10u && stats().self_test_failures == 0; i++) {
+		(void)kvx_poll(jobs.kvx, 10);
 	}
-	assert_false(kvx_is_ready(b.kvx));
-	prompt_init(&p, 1, 4, 0);
-	assert_int_equal(save_now(&b, &p, &saved), KVC_MISS);
+	assert_false(kvx_is_ready(jobs.kvx));
+	prompt_init(&from, 1, 4, 0);
+	assert_int_equal(save_now(&from, &saved), KVC_MISS);
 	atomic_store(&knobs.wrong, 0);
 	for (int i = 0; i < 50; i++) {
-		(void)kvx_poll(b.kvx, 1);
+		(void)kvx_poll(jobs.kvx, 1);
 	}
-	assert_false(kvx_is_ready(b.kvx));
-	assert_int_equal(load_now(&b, &p, &result), KVC_MISS);
-	assert_int_equal(stats_of(&b).self_test_failures, 1);
-	bench_close(&b);
+	assert_false(kvx_is_ready(jobs.kvx));
+	assert_int_equal(load_now(&from, &result), KVC_MISS);
+	assert_int_equal(stats().self_test_failures, 1);
 }
 
-static void p7_what_fails_at_attach_is_tried_again_in_poll(void **state)
+static void p7_what_fails_at_attach_is_tried_again_in_poll(void)
 {
-	bench_t b;
-
-	(void)state;
-	atomic_store(&knobs.no_space, 1);
-	bench_open(&b, kvd_program, RIG_SILENCE);
-	assert_false(kvx_is_ready(b.kvx));
+	assert_false(kvx_is_ready(jobs.kvx));
 	atomic_store(&knobs.no_space, 0);
-	bench_await_ready(&b);
-	bench_close(&b);
+	await_ready();
 }
 
-static void p5_jobs_are_limited_and_bad_prefixes_refused(void **state)
+static void p5_jobs_are_limited_and_bad_prefixes_refused(void)
 {
+	static const uint32_t beyond[] = {30, 31, 32, BLOCKS, 34, 35, 36, 37, 38, 39};
+	kvx_prefix_t bad[6];
 	kvx_load_t *load;
 	kvx_save_t *save;
-	prompt_t from, to;
-	bench_t b;
 
-	(void)state;
-	open_with_ten(&b, &from, &to);
-	to.blocks[3] = BLOCKS;
-	assert_int_equal(kvx_load_prefix(b.kvx, &to.prefix, &load, NULL), KVC_MISS);
-	assert_int_equal(kvx_save_prefix(b.kvx, &to.prefix, &save), KVC_MISS);
-	to.blocks[3] = 33;
-	to.prefix.skip = 11;
-	assert_int_equal(kvx_load_prefix(b.kvx, &to.prefix, &load, NULL), KVC_MISS);
-	to.prefix.skip = 0;
-	to.prefix.n_tokens = TOKENS - 1;
-	assert_int_equal(kvx_load_prefix(b.kvx, &to.prefix, &load, NULL), KVC_MISS);
-	to.prefix.struct_size = 4;
-	assert_int_equal(kvx_load_prefix(b.kvx, &to.prefix, &load, NULL), KVC_MISS);
-	assert_int_equal(stats_of(&b).load_refused, 4);
-	prompt_init(&to, 1, 10, 30);
-	to.prefix.blocks = NULL;
-	assert_int_equal(kvx_load_prefix(b.kvx, &to.prefix, &load, NULL), KVC_MISS);
-	assert_int_equal(kvx_save_prefix(b.kvx, &to.prefix, &save), KVC_MISS);
-	prompt_init(&to, 1, 10, 30);
-	to.prefix.tokens = NULL;
-	assert_int_equal(kvx_load_prefix(b.kvx, &to.prefix, &load, NULL), KVC_MISS);
-	assert_int_equal(kvx_save_prefix(b.kvx, &to.prefix, &save), KVC_MISS);
+	store_ten(1, NULL);
+	for (uint32_t i = 0; i < KV_COUNT_OF(bad); i++) {
+		bad[i] = to.prefix;
+	}
+	bad[0].blocks = beyond;
+	bad[1].blocks = NULL;
+	bad[2].tokens = NULL;
+	bad[3].n_tokens = TOKENS - 1;
+	bad[4].struct_size = 4;
+	bad[5].skip = 11; /* ignored by saves */
+	for (uint32_t i = 0; i < KV_COUNT_OF(bad); i++) {
+		assert_int_equal(kvx_load_prefix(jobs.kvx, &bad[i], &load, NULL), KVC_MISS);
+		assert_int_equal(stats().load_refused, i + 1);
+		assert_true(i == 5 || kvx_save_prefix(jobs.kvx, &bad[i], &save) == KVC_MISS);
+	}
 	prompt_init(&to, 1, 1, 30);
 	for (uint32_t i = 0; i < KVX_JOBS; i++) {
-		assert_int_equal(kvx_load_prefix(b.kvx, &to.prefix, &load, NULL), KVC_PENDING);
+		assert_int_equal(start_load(&to, &load), KVC_PENDING);
 	}
-	assert_int_equal(kvx_load_prefix(b.kvx, &to.prefix, &load, NULL), KVC_MISS);
-	assert_int_equal(stats_of(&b).load_refused, 7);
-	bench_close(&b); /* ends them all */
-}
-
-static void reports_carry_the_reason_of_the_miss(void **state)
-{
-	kvx_request_t request = {.struct_size = sizeof request, .request = 1, .prompt_tokens = 100};
-	kvx_load_result_t result;
-	prompt_t from, to;
-	bench_t b;
-
-	(void)state;
-	open_with_ten(&b, &from, &to);
-	prompt_init(&to, 1, 14, 30);
-	assert_int_equal(load_now(&b, &to, &result), KVC_OK);
-	assert_int_equal(result.blocks, 10);
-	assert_int_equal(result.why, KV_WHY_ABSENT);
-	request.load = &result;
-	kvx_record_request(b.kvx, &request);
-	assert_int_equal(atomic_load(&knobs.reports), 1);
-	assert_int_equal(atomic_load(&knobs.report_why), KV_WHY_ABSENT);
-	bench_close(&b);
+	assert_int_equal(start_load(&to, &load), KVC_MISS);
+	assert_int_equal(stats().load_refused, KV_COUNT_OF(bad) + 1); /* the end of the test ends them all */
 }
 
 /* ---- at random ------------------------------------------------------------------------------- */
@@ -550,7 +799,7 @@ static void random_knobs(uint64_t *seed)
 }
 
 /* One load or save of a random conversation; aborted at times. What a load reports is there, to the last float. */
-static void random_job(bench_t *b, uint64_t *seed)
+static void random_job(uint64_t *seed)
 {
 	const uint32_t c = below(seed, 12), n = 1 + below(seed, MAX_JOB),
 		       abort_at = below(seed, 4) ? 60 : below(seed, 6);
@@ -562,16 +811,14 @@ static void random_job(bench_t *b, uint64_t *seed)
 
 	prompt_init(&p, c, n, first);
 	if (below(seed, 2)) {
-		for (uint32_t i = 0; i < n; i++) {
-			fill(b, p.blocks[i], c, i);
-		}
+		prompt_compute(&p, c, n, first);
 		p.prefix.deadline_ms = 100;
-		(void)kvx_save_prefix(b->kvx, &p.prefix, &save);
+		(void)kvx_save_prefix(jobs.kvx, &p.prefix, &save);
 	} else {
 		p.prefix.deadline_ms = 20;
-		(void)kvx_load_prefix(b->kvx, &p.prefix, &load, &result);
+		(void)kvx_load_prefix(jobs.kvx, &p.prefix, &load, &result);
 	}
-	for (uint32_t i = 0; i < abort_at && kvx_poll(b->kvx, 1) > 0; i++) {
+	for (uint32_t i = 0; i < abort_at && kvx_poll(jobs.kvx, 1) > 0; i++) {
 		if (load && kvx_load_state(load, &result) != KVC_PENDING) {
 			break;
 		}
@@ -580,68 +827,62 @@ static void random_job(bench_t *b, uint64_t *seed)
 		(void)kvx_load_state(load, &result);
 	}
 	for (uint32_t i = 0; result.status == KVC_OK && i < result.blocks; i++) {
-		assert_true(holds(b, p.blocks[i], c, i));
+		assert_true(holds(p.blocks[i], c, i));
 	}
 	kvx_load_end(load);
 	kvx_save_end(save);
 }
 
-static void p1_p4_p7_under_any_fault_loads_are_right_and_nothing_leaks(void **state)
+static void p1_p4_p7_under_any_fault_loads_are_right_and_nothing_leaks(void)
 {
 	uint64_t seed = 101;
-	kvx_stats_t stats;
-	bench_t b;
+	kvx_stats_t s;
 
-	(void)state;
-	bench_open(&b, kvd_program, RIG_SILENCE);
-	bench_await_ready(&b);
+	await_ready();
 	for (int round = 0; round < 600; round++) {
 		random_knobs(&seed);
-		random_job(&b, &seed);
+		random_job(&seed);
 	}
-	stats = stats_of(&b);
-	print_message("load hits %lu lost %lu, save done %lu lost %lu\n", (unsigned long)stats.load_hits,
-		      (unsigned long)stats.load_lost, (unsigned long)stats.save_done, (unsigned long)stats.save_lost);
-	assert_true(stats.load_hits > 20 && stats.load_lost > 5 && stats.save_done > 20 && stats.save_lost > 5);
-	bench_close(&b); /* no lease and no put is left */
+	s = stats();
+	print_message("load hits %lu lost %lu, save done %lu lost %lu\n", (unsigned long)s.load_hits,
+		      (unsigned long)s.load_lost, (unsigned long)s.save_done, (unsigned long)s.save_lost);
+	assert_true(s.load_hits > 20 && s.load_lost > 5 && s.save_done > 20 && s.save_lost > 5);
 }
 
-static int reset(void **state)
-{
-	(void)state;
-	knobs_reset();
-
-	return 0;
-}
+#define JOBS_TEST(function, ...)                                                                                       \
+	{                                                                                                              \
+		.name = #function, .test_func = run, .setup_func = begin_test, .teardown_func = end_test,              \
+		.initial_state = &(jobs_test_t)                                                                        \
+		{                                                                                                      \
+			.run = (function), .silence = __VA_ARGS__                                                      \
+		}                                                                                                      \
+	}
 
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup(a_prefix_comes_back_as_it_was, reset),
-		cmocka_unit_test_setup(p1_a_salt_keeps_callers_apart, reset),
-		cmocka_unit_test_setup(p5_a_poll_returns_in_time_whatever_a_load_waits_for, reset),
-		cmocka_unit_test_setup(jobs_that_share_the_transfer_thread_all_end_well, reset),
-		cmocka_unit_test_setup(p1_a_block_copied_while_its_lease_ends_does_not_count, reset),
-		cmocka_unit_test_setup(p1_a_damaged_block_ends_the_load_before_it_and_is_reported, reset),
-		cmocka_unit_test_setup(p7_a_load_that_stands_still_ends_in_time_or_at_once, reset),
-		cmocka_unit_test_setup(p7_a_daemon_that_falls_silent_or_dies_amid_a_load_is_a_miss, reset),
-		cmocka_unit_test_setup(p7_a_load_bears_a_silence_of_200_ms, reset),
-		cmocka_unit_test_setup(p7_a_lookup_waits_for_a_daemon_that_stalls, reset),
-		cmocka_unit_test_setup(a_save_takes_what_is_granted_and_comes_back_for_the_rest, reset),
-		cmocka_unit_test_setup(a_save_whose_parent_is_gone_offers_the_whole_prefix, reset),
-		cmocka_unit_test_setup(p7_a_save_that_cannot_be_is_given_up_and_counted, reset),
-		cmocka_unit_test_setup(p1_blocks_are_the_engines_again_once_a_job_was_ended, reset),
-		cmocka_unit_test_setup(p7_a_connector_whose_self_test_reads_other_bytes_never_loads, reset),
-		cmocka_unit_test_setup(p7_what_fails_at_attach_is_tried_again_in_poll, reset),
-		cmocka_unit_test_setup(p5_jobs_are_limited_and_bad_prefixes_refused, reset),
-		cmocka_unit_test_setup(reports_carry_the_reason_of_the_miss, reset),
-		cmocka_unit_test_setup(p1_p4_p7_under_any_fault_loads_are_right_and_nothing_leaks, reset),
+		JOBS_TEST(a_prefix_comes_back_as_it_was, RIG_SILENCE),
+		JOBS_TEST(p1_every_cache_layout_passes_its_self_test_and_a_round_trip, RIG_SILENCE),
+		JOBS_TEST(loads_end_as_what_befell_them_and_say_why, RIG_SILENCE),
+		JOBS_TEST(p5_a_poll_returns_in_time_whatever_a_load_waits_for, RIG_SILENCE),
+		JOBS_TEST(jobs_that_share_the_transfer_thread_all_end_well, RIG_SILENCE),
+		JOBS_TEST(p7_a_daemon_that_falls_silent_or_dies_amid_a_load_is_a_miss, "500ms"),
+		JOBS_TEST(p7_a_load_bears_a_silence_of_200_ms, RIG_SILENCE),
+		JOBS_TEST(p7_a_lookup_waits_for_a_daemon_that_stalls, "500ms"),
+		JOBS_TEST(p7_a_save_that_cannot_be_is_given_up_and_counted, RIG_SILENCE),
+		JOBS_TEST(a_save_whose_parent_is_gone_offers_the_whole_prefix, RIG_SILENCE),
+		JOBS_TEST(p7_a_save_ends_in_time_though_the_daemon_is_stopped, RIG_SILENCE),
+		JOBS_TEST(p1_blocks_are_the_engines_again_once_a_job_was_ended, RIG_SILENCE),
+		JOBS_TEST(p7_a_connector_whose_self_test_reads_other_bytes_never_loads, RIG_SILENCE, .wrong = 1),
+		JOBS_TEST(p7_what_fails_at_attach_is_tried_again_in_poll, RIG_SILENCE, .no_space = 1),
+		JOBS_TEST(p5_jobs_are_limited_and_bad_prefixes_refused, RIG_SILENCE),
+		JOBS_TEST(p1_p4_p7_under_any_fault_loads_are_right_and_nothing_leaks, RIG_SILENCE),
 	};
 
 	if (argc != 2) {
 		return 64;
 	}
-	kvd_program = argv[1];
+	program = argv[1];
 
 	return cmocka_run_group_tests_name("kvx.jobs", tests, NULL, NULL);
 }

@@ -1,0 +1,735 @@
+/* The reference engine with libkvx: random conversations on the tiny model, whose answers do not depend on who computes
+ * which part. With a healthy daemon, without one, and under one that dies, stops or serves damaged memory: the same
+ * tokens, in time, and nothing left behind. */
+#include "connectors/rig.h"
+#include "engine/check.h"
+#include "kv_test.h"
+
+#include "kve/engine.h"
+#include "kv/env.h"
+
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define TURNS         3u
+#define USERS         4u
+#define CHAT_MAX      800u
+#define ENGINE_BLOCKS 256u
+#define MS            UINT64_C(1000000)
+
+static const char *program;
+static rig_t rig;
+
+static uint64_t now_ns(void)
+{
+	return kv_now_ns(&kv_env_posix);
+}
+
+/* ---- engines --------------------------------------------------------------------------------- */
+
+/* Blocks of a prompt are loaded however busy the machine is. NULL: it computes everything itself. */
+static kve_engine_t *make_engine(const char *socket, uint32_t blocks, uint32_t running)
+{
+	const kve_engine_config_t config = {
+		.model = kve_config_tiny,
+		.cache_blocks = blocks,
+		.max_running = running,
+		.store = socket != NULL,
+		.socket = socket,
+		.program = "test",
+		.load_ms = 120000,
+	};
+	kve_engine_t *engine = NULL;
+
+	assert_int_equal(kve_engine_create(&config, &engine), KV_OK);
+
+	return engine;
+}
+
+static kve_engine_t *chat_engine(const char *socket)
+{
+	return make_engine(socket, ENGINE_BLOCKS, USERS);
+}
+
+static kvx_stats_t stats_of(kve_engine_t *engine)
+{
+	kvx_stats_t stats = {.struct_size = sizeof stats};
+
+	kvx_get_stats(kve_engine_store(engine), &stats);
+
+	return stats;
+}
+
+/* The engine finds a daemon without help. */
+static void await_attached(kve_engine_t *engine, uint64_t attaches)
+{
+	kvx_t *kvx = kve_engine_store(engine);
+
+	for (int i = 0; i < 500 && (stats_of(engine).attaches < attaches || !kvx_is_ready(kvx)); i++) {
+		(void)kvx_poll(kvx, 10);
+	}
+	assert_true(kvx_is_ready(kvx));
+	assert_int_equal(stats_of(engine).attaches, attaches);
+}
+
+/* What it saves is saved, and all blocks are free. */
+static void flush(kve_engine_t *engine)
+{
+	assert_int_equal(kve_engine_flush(engine, 15000), 0);
+	assert_int_equal(kve_engine_free_blocks(engine), ENGINE_BLOCKS);
+}
+
+static void append_random(uint32_t *tokens, uint32_t *n, uint64_t seed, uint32_t more)
+{
+	for (uint32_t i = 0; i < more; i++) {
+		tokens[(*n)++] = below(&seed, kve_config_tiny.vocab);
+	}
+}
+
+/* ---- conversations --------------------------------------------------------------------------- */
+
+typedef struct totals {
+	uint64_t answers; /* hash of all tokens generated */
+	uint64_t prompt_tokens, cpu_tokens, disk_tokens;
+	uint64_t longest_ns; /* slowest request */
+} totals_t;
+
+/* What happens between steps; the chat goes on whatever it does. */
+typedef struct trouble {
+	void (*happen)(struct trouble *trouble, kve_engine_t *engine);
+	uint64_t seed;
+	uint32_t every;        /* steps between events, on average */
+	uint32_t down;         /* steps until the daemon is back; 0: it is up */
+	uint32_t events, most; /* seen, and when it is enough */
+} trouble_t;
+
+typedef struct talk {
+	uint32_t tokens[CHAT_MAX];
+	uint32_t n;
+} talk_t;
+
+static void run_turn(kve_engine_t *engine, talk_t *talks, uint32_t turn, trouble_t *trouble, totals_t *totals)
+{
+	kve_request_t *requests[USERS];
+
+	for (uint32_t u = 0; u < USERS; u++) {
+		const kve_ask_t ask = {.tokens = talks[u].tokens,
+				       .n_tokens = talks[u].n,
+				       .max_new = 20 + u,
+				       .session = u + 1,
+				       .turn = turn + 1};
+
+		assert_int_equal(kve_engine_submit(engine, &ask, &requests[u]), KV_OK);
+	}
+	while (kve_engine_step(engine) > 0) {
+		if (trouble) {
+			trouble->happen(trouble, engine);
+		}
+	}
+	for (uint32_t u = 0; u < USERS; u++) {
+		const kve_request_t *r = requests[u];
+		const uint32_t n_new = r->n_tokens - r->n_prompt;
+		const uint64_t ns = r->done_ns - r->submit_ns;
+
+		totals->answers = hash_bytes(totals->answers, r->tokens + r->n_prompt, n_new * sizeof(uint32_t));
+		totals->prompt_tokens += r->n_prompt;
+		totals->cpu_tokens += r->load.cpu_tokens;
+		totals->disk_tokens += r->load.disk_tokens;
+		totals->longest_ns = ns > totals->longest_ns ? ns : totals->longest_ns;
+		memcpy(talks[u].tokens + talks[u].n, r->tokens + r->n_prompt, n_new * sizeof(uint32_t));
+		talks[u].n += n_new;
+		kve_engine_release(engine, requests[u]);
+	}
+}
+
+/* All users together, TURNS turns each: shared starts, growing histories. */
+static totals_t chat(kve_engine_t *engine, uint64_t seed, trouble_t *trouble)
+{
+	static talk_t talks[USERS];
+	totals_t totals = {.answers = HASH_START};
+
+	memset(talks, 0, sizeof talks);
+	for (uint32_t u = 0; u < USERS; u++) {
+		append_random(talks[u].tokens, &talks[u].n, seed * 1000 + u % 2, 150);
+	}
+	for (uint32_t t = 0; t < TURNS; t++) {
+		for (uint32_t u = 0; u < USERS; u++) {
+			append_random(talks[u].tokens, &talks[u].n, seed * 1000 + 10 * u + t + 100, 20 + 7 * u);
+		}
+		run_turn(engine, talks, t, trouble, &totals);
+	}
+
+	return totals;
+}
+
+/* The chat, whose answers are those of an engine without a store. */
+static totals_t check_chat(kve_engine_t *engine, uint64_t seed, trouble_t *trouble)
+{
+	static uint64_t known, answers;
+	const totals_t totals = chat(engine, seed, trouble);
+
+	if (seed != known) {
+		kve_engine_t *alone = chat_engine(NULL);
+
+		answers = chat(alone, seed, NULL).answers;
+		known = seed;
+		kve_engine_destroy(alone);
+	}
+	assert_true(totals.answers == answers);
+
+	return totals;
+}
+
+/* ---- a healthy daemon ------------------------------------------------------------------------ */
+
+static void p1_tokens_are_equal_with_and_without_the_cache(void **state)
+{
+	(void)state;
+	rig_start(&rig);
+	for (uint64_t seed = 1; seed <= 4; seed++) {
+		for (int warm = 0; warm < 2; warm++) {
+			kve_engine_t *engine = chat_engine(rig.socket); /* its cache is empty */
+			const totals_t totals = check_chat(engine, seed, NULL);
+			kvx_stats_t stats;
+
+			assert_true(!warm || totals.cpu_tokens + totals.disk_tokens > totals.prompt_tokens * 9 / 10);
+			flush(engine);
+			stats = stats_of(engine);
+			assert_int_equal(stats.load_corrupt + stats.save_lost + stats.save_busy, 0);
+			assert_int_equal(stats.self_test_failures, 0);
+			kve_engine_destroy(engine);
+		}
+	}
+}
+
+/* An engine starts before the daemon, and finds the next one, too. */
+static void p7_hits_come_from_disk_after_the_daemon_was_killed(void **state)
+{
+	kve_engine_t *engine = chat_engine(rig.socket);
+	totals_t totals;
+
+	(void)state;
+	assert_false(kvx_is_ready(kve_engine_store(engine)));
+	rig_start(&rig);
+	await_attached(engine, 1);
+	totals = chat(engine, 9, NULL);
+	assert_true(totals.cpu_tokens > 0);
+	flush(engine);
+	rig_wait_written(&rig);
+	rig_kill(&rig);
+	rig_start(&rig);
+	await_attached(engine, 2);
+	totals = check_chat(engine, 9, NULL);
+	print_message("prompt tokens %lu, from disk %lu, from memory then %lu\n", (unsigned long)totals.prompt_tokens,
+		      (unsigned long)totals.disk_tokens, (unsigned long)totals.cpu_tokens);
+	assert_true(totals.disk_tokens > 0 && totals.disk_tokens + totals.cpu_tokens > totals.prompt_tokens * 9 / 10);
+	kve_engine_destroy(engine);
+}
+
+/* The prompt's blocks are saved while the request goes on. */
+static void a_flush_waits_for_the_saves_of_running_requests_too(void **state)
+{
+	uint32_t tokens[600], n = 0;
+	const kve_ask_t ask = {.tokens = tokens, .n_tokens = 600, .max_new = 100};
+	kve_request_t *request;
+	kve_engine_t *engine;
+
+	(void)state;
+	rig_start(&rig);
+	engine = chat_engine(rig.socket);
+	append_random(tokens, &n, 51, 600);
+	assert_int_equal(kve_engine_submit(engine, &ask, &request), KV_OK);
+	while (request->state != KVE_DECODE) {
+		(void)kve_engine_step(engine);
+	}
+	assert_int_equal(kve_engine_flush(engine, 5000), 0);
+	assert_int_equal(stats_of(engine).saves, 1);
+	assert_int_equal(stats_of(engine).save_done, 1);
+	assert_int_equal(request->state, KVE_DECODE);
+	kve_engine_destroy(engine);
+}
+
+/* A shared beginning, so that there is something to load. */
+static void abort_one(trouble_t *trouble, kve_engine_t *engine)
+{
+	uint32_t tokens[200];
+	const kve_ask_t ask = {.tokens = tokens, .n_tokens = 100 + below(&trouble->seed, 100), .max_new = 3};
+	kve_request_t *request;
+
+	for (uint32_t i = 0; i < ask.n_tokens; i++) {
+		tokens[i] = (i * 37 + 5) % kve_config_tiny.vocab;
+	}
+	if (below(&trouble->seed, trouble->every) || kve_engine_submit(engine, &ask, &request) != KV_OK) {
+		return;
+	}
+	for (uint32_t steps = below(&trouble->seed, 12); steps > 0 && request->state != KVE_DONE; steps--) {
+		(void)kve_engine_step(engine);
+	}
+	kve_engine_release(engine, request);
+}
+
+static void p4_aborts_at_random_moments_leave_no_lease_and_no_put(void **state)
+{
+	trouble_t trouble = {.happen = abort_one, .seed = 41, .every = 3};
+	kve_engine_t *engine;
+
+	(void)state;
+	rig_start(&rig);
+	engine = chat_engine(rig.socket);
+	(void)check_chat(engine, 5, &trouble);
+	flush(engine);
+
+	/* A request that was aborted before its answer came is given back when the answer comes. */
+	for (int i = 0; i < 50; i++) {
+		(void)kvx_poll(kve_engine_store(engine), 2);
+	}
+	rig_check_quiet(&rig);
+	kve_engine_destroy(engine);
+}
+
+/* ---- faults ---------------------------------------------------------------------------------- */
+
+static void kill_and_start(trouble_t *trouble, kve_engine_t *engine)
+{
+	(void)engine;
+	if (trouble->down > 0) {
+		if (--trouble->down == 0) {
+			rig_start(&rig);
+		}
+	} else if (trouble->events < trouble->most && below(&trouble->seed, trouble->every) == 0) {
+		rig_kill(&rig);
+		trouble->events++;
+		trouble->down = 1 + below(&trouble->seed, 8);
+	}
+}
+
+static void p7_a_daemon_killed_amid_loads_and_saves_changes_no_token(void **state)
+{
+	uint32_t events = 0;
+
+	(void)state;
+	for (uint64_t seed = 61; seed < 64; seed++) {
+		trouble_t trouble = {.happen = kill_and_start, .seed = seed, .every = 12, .most = 8};
+		kve_engine_t *engine;
+
+		rig_start(&rig);
+		engine = chat_engine(rig.socket);
+		(void)check_chat(engine, seed, &trouble);
+		if (rig.pid == 0) {
+			rig_start(&rig);
+		}
+		(void)kve_engine_flush(engine, 15000);
+		assert_int_equal(kve_engine_free_blocks(engine), ENGINE_BLOCKS);
+		kve_engine_destroy(engine);
+		rig_check_quiet(&rig);
+		rig_kill(&rig);
+		events += trouble.events;
+	}
+	assert_true(events > 3);
+}
+
+static void stop_and_go(trouble_t *trouble, kve_engine_t *engine)
+{
+	(void)engine;
+	if (trouble->down > 0) {
+		if (--trouble->down == 0) {
+			rig_signal(&rig, SIGCONT);
+		}
+	} else if (trouble->events < trouble->most && below(&trouble->seed, trouble->every) == 0) {
+		rig_signal(&rig, SIGSTOP);
+		trouble->events++;
+		trouble->down = 30;
+	}
+}
+
+static void p7_a_stopped_daemon_is_a_quick_miss(void **state)
+{
+	trouble_t trouble = {.happen = stop_and_go, .seed = 72, .every = 10, .most = 6};
+	kve_engine_t *engine;
+
+	(void)state;
+	rig.silence = "50ms";
+	rig_start(&rig);
+	engine = chat_engine(rig.socket);
+	(void)chat(engine, 71, NULL);
+	(void)kve_engine_flush(engine, 5000);
+
+	/* Stopped from the beginning: no request waits for it. */
+	rig_signal(&rig, SIGSTOP);
+	assert_true(check_chat(engine, 71, NULL).longest_ns < 60000u * MS);
+	rig_signal(&rig, SIGCONT);
+
+	/* Stopping and going on meanwhile. */
+	(void)check_chat(engine, 71, &trouble);
+	rig_signal(&rig, SIGCONT);
+	assert_true(trouble.events > 1);
+	(void)kve_engine_flush(engine, 15000);
+	assert_int_equal(kve_engine_free_blocks(engine), ENGINE_BLOCKS);
+	kve_engine_destroy(engine);
+}
+
+/* A flipped bit in a stored block of a prompt, as a client with a wild pointer could. */
+static void scribble(const uint32_t *tokens, uint32_t n_tokens, uint32_t block)
+{
+	const kvc_config_t config = {.struct_size = sizeof config, .socket = rig.socket};
+	const kvc_prompt_t prompt = {sizeof prompt, tokens, n_tokens, NULL};
+	char weights[KVE_FINGERPRINT_MAX], text[KVK_LAYOUT_TEXT_MAX];
+	kvk_layout_t layout;
+	kvc_key_t keys[64];
+	kvc_space_t *space;
+	kvc_lease_t *lease;
+	const void *data;
+	uint32_t n;
+	kvc_t *kvc;
+
+	kve_weights_fingerprint(&kve_config_tiny, weights);
+	kve_config_layout(&kve_config_tiny, &layout);
+	assert_int_equal(kvk_layout_format(&layout, text, sizeof text), KV_OK);
+
+	const kvc_identity_t identity = {.struct_size = sizeof identity,
+					 .model = "kve-reference",
+					 .weights = weights,
+					 .dtype = "f32",
+					 .rope = "theta 10000",
+					 .hash_tokens = layout.block_tokens,
+					 .layout = text};
+	assert_int_equal(kvc_attach(&config, &kvc), KVC_OK);
+	assert_int_equal(kvc_space_open(kvc, &identity, &space), KVC_OK);
+	assert_int_equal(kvc_keys_of(space, &prompt, keys, 64, &n), KVC_OK);
+	assert_int_equal(kvc_acquire(space, keys, n, 0, 0, &lease), KVC_OK);
+	assert_true(kvc_lease_n(lease) > block);
+	assert_int_equal(kvc_lease_wait(lease, block + 1, 5000), KVC_OK);
+	assert_int_equal(kvc_lease_block(lease, block, &data, NULL), KVC_OK);
+	((uint8_t *)(uintptr_t)data)[1234] ^= 0x10;
+	kvc_release(&lease, 1);
+	kvc_detach(kvc);
+}
+
+static void answer(kve_engine_t *engine, const uint32_t *tokens, uint32_t n, uint32_t out[8], kvx_load_result_t *load)
+{
+	const kve_ask_t ask = {.tokens = tokens, .n_tokens = n, .max_new = 8};
+	kve_request_t *request;
+
+	assert_int_equal(kve_engine_submit(engine, &ask, &request), KV_OK);
+	while (kve_engine_step(engine) > 0) {
+	}
+	memcpy(out, request->tokens + n, 8 * sizeof *out);
+	*load = request->load;
+	kve_engine_release(engine, request);
+	assert_int_equal(kve_engine_flush(engine, 5000), 0);
+}
+
+static void p1_a_damaged_block_is_computed_again_not_served(void **state)
+{
+	uint32_t tokens[300], n = 0, first[8], again[8];
+	kvx_load_result_t load;
+	kve_engine_t *engine;
+
+	(void)state;
+	append_random(tokens, &n, 91, 300);
+	rig_start(&rig);
+	engine = chat_engine(rig.socket);
+	answer(engine, tokens, 300, first, &load);
+	assert_int_equal(load.tokens, 0);
+
+	scribble(tokens, 300, 5);
+	answer(engine, tokens, 300, again, &load);
+	assert_memory_equal(first, again, sizeof first);
+	assert_int_equal(load.blocks, 5);
+	assert_int_equal(load.cause, KVC_ERR_CORRUPT);
+	assert_int_equal(stats_of(engine).load_corrupt, 1);
+
+	/* The save behind the recomputation has put a good one in its place, or the disk has it. */
+	answer(engine, tokens, 300, again, &load);
+	assert_memory_equal(first, again, sizeof first);
+	assert_true(load.blocks >= 5);
+	kve_engine_destroy(engine);
+}
+
+/* ---- without a daemon ------------------------------------------------------------------------ */
+
+typedef struct parts {
+	kve_cache_t cache;
+	kvk_layout_t layout;
+	kvc_identity_t identity;
+	kvx_config_t config;
+} parts_t;
+
+static void parts_init(parts_t *p)
+{
+	assert_int_equal(kve_cache_init(&p->cache, &kve_config_tiny, 16), KV_OK);
+	kve_config_layout(&kve_config_tiny, &p->layout);
+	p->identity = (kvc_identity_t){
+		.struct_size = sizeof p->identity, .model = "m", .weights = "w", .dtype = "f32", .rope = "none"};
+	p->config = (kvx_config_t){
+		.struct_size = sizeof p->config,
+		.roles = KVX_BOTH,
+		.socket = rig.socket,
+		.identity = &p->identity,
+		.layout = &p->layout,
+		.paged = &p->cache.paged,
+	};
+}
+
+static void p7_without_a_daemon_everything_is_a_quick_miss(void **state)
+{
+	uint32_t tokens[64] = {0}, blocks[4] = {0, 1, 2, 3};
+	const kvx_prefix_t prefix = {.struct_size = sizeof prefix, .tokens = tokens, .n_tokens = 64, .blocks = blocks};
+	kvx_stats_t stats = {.struct_size = sizeof stats};
+	const uint64_t start = now_ns();
+	kvx_load_result_t result;
+	kvx_load_t *load;
+	kvx_save_t *save;
+	parts_t p;
+	kvx_t *kvx;
+
+	(void)state;
+	parts_init(&p);
+	assert_int_equal(kvx_attach(&p.config, &kvx), KVC_OK);
+	for (int i = 0; i < 100; i++) {
+		assert_int_equal(kvx_load_prefix(kvx, &prefix, &load, &result), KVC_MISS);
+		assert_null(load);
+		assert_int_equal(result.tokens, 0);
+		assert_int_equal(result.why, 4); /* NO_DAEMON */
+		assert_int_equal(kvx_save_prefix(kvx, &prefix, &save), KVC_MISS);
+		assert_null(save);
+		assert_int_equal(kvx_poll(kvx, 0), 0);
+	}
+	kvx_get_stats(kvx, &stats);
+	assert_int_equal(stats.loads, 100);
+	assert_int_equal(stats.load_refused, 100);
+	assert_int_equal(stats.save_refused, 100);
+	assert_false(kvx_is_ready(kvx));
+	kvx_detach(kvx);
+	kvx_detach(NULL);
+	kve_cache_fini(&p.cache);
+	assert_true(now_ns() - start < 20000u * MS); /* 100 ms a round */
+}
+
+/* Somebody listens and says nothing: a daemon that has been stopped. */
+static int mute_listen(const char *path)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	(void)snprintf(address.sun_path, sizeof address.sun_path, "%s", path);
+	assert_int_equal(bind(fd, (const struct sockaddr *)&address, sizeof address), 0);
+	assert_int_equal(listen(fd, 4), 0);
+
+	return fd;
+}
+
+/* Who waits does so for a second. */
+static uint64_t attach_ns(const kvx_config_t *config, kvx_t **p_kvx)
+{
+	const uint64_t start = now_ns();
+
+	assert_int_equal(kvx_attach(config, p_kvx), KVC_OK);
+	assert_in_range(now_ns() - start, 0, 900u * MS);
+
+	return now_ns() - start;
+}
+
+static void p7_a_daemon_that_only_listens_costs_attach_ms_once(void **state)
+{
+	uint64_t start, longest = 0;
+	char path[96];
+	parts_t p;
+	kvx_t *kvx;
+	int fd;
+
+	(void)state;
+	(void)snprintf(path, sizeof path, "%s/s", rig.dir);
+	fd = mute_listen(path);
+	parts_init(&p);
+	p.config.socket = path;
+	p.config.attach_ms = UINT32_MAX;
+	(void)attach_ns(&p.config, &kvx);
+	start = now_ns();
+	while (now_ns() - start < 1500u * MS) { /* beyond the deadline of its first question */
+		const uint64_t begin = now_ns();
+
+		assert_int_equal(kvx_poll(kvx, 5), 0);
+		longest = now_ns() - begin > longest ? now_ns() - begin : longest;
+	}
+	assert_in_range(longest, 0, 900u * MS);
+	kvx_detach(kvx);
+
+	p.config.attach_ms = 100;
+	assert_true(attach_ns(&p.config, &kvx) >= 90u * MS);
+	kvx_detach(kvx);
+	(void)close(fd);
+	kve_cache_fini(&p.cache);
+}
+
+/* With a store that has no daemon the engine computes everything itself. */
+static void p7_the_engine_computes_everything_itself(void **state)
+{
+	kve_engine_t *engine = chat_engine(rig.socket);
+
+	(void)state;
+	(void)check_chat(engine, 31, NULL);
+	flush(engine);
+	kve_engine_destroy(engine);
+}
+
+static void p10_contradictory_configurations_are_refused_with_a_sentence(void **state)
+{
+	parts_t p;
+	kvx_config_t bad[6];
+	kvk_layout_t other;
+	kvk_paged_t part;
+	kvx_t *kvx = NULL;
+
+	(void)state;
+	parts_init(&p);
+	assert_int_equal(kvx_attach(NULL, &kvx), KVC_ERR_ARG);
+	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
+		bad[i] = p.config;
+	}
+	other = p.layout;
+	other.block_tokens *= 2;
+	part = p.cache.paged;
+	part.layers -= 1;
+	bad[0].struct_size = 8;
+	bad[1].roles = 0;
+	bad[2].identity = NULL;
+	bad[3].layout = &other;
+	bad[4].paged = &part;
+	bad[5].roles = 4;
+	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
+		assert_int_equal(kvx_attach(&bad[i], &kvx), KVC_ERR_ARG);
+		assert_null(kvx);
+		assert_true(strlen(kvx_last_error()) > 10);
+	}
+	kve_cache_fini(&p.cache);
+}
+
+/* ---- the engine ------------------------------------------------------------------------------ */
+
+static void p10_bad_requests_are_refused(void **state)
+{
+	const uint32_t good[4] = {1, 2, 3, 4}, bad[1] = {kve_config_tiny.vocab};
+	const kve_ask_t asks[] = {
+		{.tokens = good, .n_tokens = 0, .max_new = 1},
+		{.tokens = good, .n_tokens = 4, .max_new = 0},
+		{.tokens = bad, .n_tokens = 1, .max_new = 1},
+		{.tokens = good, .n_tokens = 4, .max_new = kve_config_tiny.max_tokens},
+		{.tokens = good, .n_tokens = 4, .max_new = 8 * 16},
+		{.tokens = good, .n_tokens = UINT32_MAX, .max_new = 2},
+	};
+	kve_engine_t *engine = make_engine(NULL, 8, 2);
+	kve_request_t *request = NULL;
+
+	(void)state;
+	for (size_t i = 0; i < KV_COUNT_OF(asks); i++) {
+		assert_int_equal(kve_engine_submit(engine, &asks[i], &request), KV_ERR_ARG);
+		assert_null(request);
+	}
+	kve_engine_destroy(engine);
+}
+
+static void p4_aborted_requests_give_their_blocks_back(void **state)
+{
+	kve_engine_t *engine = make_engine(NULL, 32, 3);
+	uint32_t tokens[120] = {0};
+	uint64_t seed = 32;
+
+	(void)state;
+	for (int round = 0; round < 40; round++) {
+		kve_request_t *requests[5];
+
+		for (int i = 0; i < 5; i++) {
+			const kve_ask_t ask = {
+				.tokens = tokens, .n_tokens = 1 + below(&seed, 120), .max_new = 1 + below(&seed, 5)};
+
+			assert_int_equal(kve_engine_submit(engine, &ask, &requests[i]), KV_OK);
+		}
+		for (uint32_t steps = below(&seed, 6); steps > 0; steps--) {
+			(void)kve_engine_step(engine);
+		}
+		for (int i = 0; i < 5; i++) {
+			kve_engine_release(engine, requests[i]);
+		}
+		assert_int_equal(kve_engine_step(engine), 0);
+		assert_int_equal(kve_engine_free_blocks(engine), 32);
+	}
+	kve_engine_destroy(engine);
+}
+
+/* It needs every block there is, and one-block requests keep coming. */
+static void p5_a_long_request_is_not_overtaken_for_ever(void **state)
+{
+	enum { STEPS = 200 };
+	uint32_t tokens[100] = {0};
+	const kve_ask_t small = {.tokens = tokens, .n_tokens = 8, .max_new = 8};
+	const kve_ask_t large = {.tokens = tokens, .n_tokens = 100, .max_new = 28};
+	kve_engine_t *engine = make_engine(NULL, 8, 8);
+	kve_request_t *requests[STEPS], *waits;
+
+	(void)state;
+	for (uint32_t step = 0; step < STEPS; step++) {
+		assert_int_equal(kve_engine_submit(engine, &small, &requests[step]), KV_OK);
+		if (step == 0) {
+			assert_int_equal(kve_engine_submit(engine, &large, &waits), KV_OK);
+		}
+		(void)kve_engine_step(engine);
+	}
+	assert_int_equal(waits->state, KVE_DONE);
+	while (kve_engine_step(engine) > 0) {
+	}
+	for (uint32_t step = 0; step < STEPS; step++) {
+		assert_int_equal(requests[step]->state, KVE_DONE);
+	}
+	kve_engine_destroy(engine);
+}
+
+static int begin_test(void **state)
+{
+	(void)state;
+	rig_init(&rig, program);
+
+	return 0;
+}
+
+static int end_test(void **state)
+{
+	(void)state;
+	if (rig.pid) {
+		rig_check_quiet(&rig);
+	}
+	rig_fini(&rig);
+
+	return 0;
+}
+
+#define ENGINE_TEST(function) cmocka_unit_test_setup_teardown(function, begin_test, end_test)
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+		ENGINE_TEST(p1_tokens_are_equal_with_and_without_the_cache),
+		ENGINE_TEST(p7_hits_come_from_disk_after_the_daemon_was_killed),
+		ENGINE_TEST(a_flush_waits_for_the_saves_of_running_requests_too),
+		ENGINE_TEST(p4_aborts_at_random_moments_leave_no_lease_and_no_put),
+		ENGINE_TEST(p1_a_damaged_block_is_computed_again_not_served),
+		ENGINE_TEST(p7_a_stopped_daemon_is_a_quick_miss),
+		ENGINE_TEST(p7_a_daemon_killed_amid_loads_and_saves_changes_no_token),
+		ENGINE_TEST(p7_without_a_daemon_everything_is_a_quick_miss),
+		ENGINE_TEST(p7_a_daemon_that_only_listens_costs_attach_ms_once),
+		ENGINE_TEST(p7_the_engine_computes_everything_itself),
+		ENGINE_TEST(p10_contradictory_configurations_are_refused_with_a_sentence),
+		ENGINE_TEST(p10_bad_requests_are_refused),
+		ENGINE_TEST(p4_aborted_requests_give_their_blocks_back),
+		ENGINE_TEST(p5_a_long_request_is_not_overtaken_for_ever),
+	};
+
+	if (argc != 2) {
+		return 64;
+	}
+	program = argv[1];
+
+	return cmocka_run_group_tests_name("kvx.engine", tests, NULL, NULL);
+}
