@@ -11,8 +11,7 @@
 static sr_request_t a, b;
 
 static const sr_options_t plain, sync_loads = {.mode = KVX_LOAD_SYNC}, alone = {.alone = 1}, late = {.wait_us = 1},
-				 stopped = {.wait_us = 500, .silence = "50ms"},
-				 universe = {.cost_model = 1, .wait_us = 500};
+				 stopped = {.wait_us = 500, .silence = "50ms"};
 
 /* ---- the daemon ------------------------------------------------------------------------------ */
 
@@ -167,85 +166,6 @@ static void p10_unsound_reports_and_block_tables_are_refused(void)
 		kvx_scheduler_advance(sr.scheduler, &asks[i], 100, 100);
 		kvx_scheduler_finish(sr.scheduler, &asks[i]);
 	}
-}
-
-/* ---- ten thousand operations ----------------------------------------------------------------- */
-
-#define LIVE 24u
-
-static kv_test_rng_t rng;
-static sr_request_t request[LIVE];
-static int alive[LIVE];
-static uint32_t computed[LIVE];
-
-static uint32_t random_below(uint32_t n)
-{
-	return (uint32_t)kv_test_below(&rng, n);
-}
-
-static void begin_one(uint32_t i)
-{
-	static uint32_t serial;
-	const uint32_t n = 8u + random_below(150);
-	char id[16];
-
-	(void)snprintf(id, sizeof id, "c%u", serial++);
-	sr_request(&request[i], id, random_below(30), n / 2u, n);
-	request[i].ask.busy = random_below(2);
-	request[i].ask.whole = (int)random_below(2);
-	(void)sr_look_up(&request[i]);
-	sr_place(&request[i], i * (SR_BLOCKS / LIVE), 0);
-	if (sr.hit.tokens) {
-		sr_start_load(&request[i]);
-	}
-	sr_compute(&request[i], sr.hit.tokens / SR_UNIT, n / SR_UNIT);
-	computed[i] = sr.hit.tokens;
-	alive[i] = 1;
-}
-
-static void operate(void)
-{
-	const uint32_t i = random_below(LIVE), what = random_below(100), more = 1u + random_below(40);
-
-	if (!alive[i]) {
-		begin_one(i);
-	} else if (what < 55) {
-		computed[i] = computed[i] + more < request[i].n ? computed[i] + more : request[i].n;
-		computed[i] /= random_below(50) == 0 ? 2u : 1u;
-		sr_advance(&request[i], computed[i], more);
-	} else if (what < 70) {
-		sr_finish(&request[i]);
-		alive[i] = 0;
-	} else if (what < 75) {
-		kvx_scheduler_preempt(sr.scheduler, &request[i].ask);
-		sr_place(&request[i], i * (SR_BLOCKS / LIVE), 0);
-		computed[i] = 0;
-	} else {
-		sr.fail_loads = random_below(20) == 0;
-		sr.drop_saves = random_below(20) == 0;
-		(void)sr_step();
-	}
-}
-
-static void p4_ten_thousand_operations_leak_nothing(void)
-{
-	rng.state = kv_test_seed();
-	for (uint32_t n = 0; n < 10000; n++) {
-		operate();
-		if (n % 2500 == 2499) {
-			rig_kill(&sr.rig);
-			(void)sr_step();
-			sr_restart_daemon();
-		}
-	}
-	sr.fail_loads = 0;
-	for (uint32_t i = 0; i < LIVE; i++) {
-		sr_finish(&request[i]);
-	}
-	sr_settle();
-	assert_int_equal(sr_stats().requests, 0);
-	assert_true(sr_stats().loads_done > 100);
-	assert_true(sr_stats().save_done > 100);
 }
 
 /* ---- how long leases and puts are kept -------------------------------------------------------- */
@@ -497,6 +417,7 @@ static void p5_a_lost_load_without_memory_is_reported_as_failed(void)
 static void p5_loads_found_in_earlier_steps_need_no_memory(void)
 {
 	enum { LOADS = 8, BLOCKS = 120 }; /* more than fit beside each other in a plan of one of them */
+	static sr_request_t request[LOADS];
 
 	sr_store(&request[0], "first", 0, BLOCKS * SR_UNIT, BLOCKS * SR_UNIT);
 	for (uint32_t i = 0; i < LOADS; i++) {
@@ -559,7 +480,6 @@ SR_MAIN(SR_TEST(p7_without_a_daemon_nothing_is_done_and_nothing_kept, alone),
 	SR_TEST(p7_nothing_is_promised_that_is_not_leased, late),
 	SR_TEST(p7_a_load_whose_daemon_died_is_reported_as_failed, plain),
 	SR_TEST(p10_unsound_reports_and_block_tables_are_refused, plain),
-	SR_TEST(p4_ten_thousand_operations_leak_nothing, universe),
 	SR_TEST(p4_leases_no_rank_reports_are_given_back, plain),
 	SR_TEST(p7_a_lease_that_could_not_be_renewed_is_renewed_in_time, sync_loads),
 	SR_TEST(p7_a_save_lives_as_long_as_its_step_takes, plain),

@@ -1,161 +1,101 @@
 /* Both halves of a connector in an engine that does all an engine does, as fast as it can: whatever is loaded is what
- * would have been computed. */
+ * would have been computed. Each row is a universe that follows from the seed. */
 #include "connectors/step/fake_engine.h"
-#include "engine/check.h"
+#include "kv_cmocka.h"
 
-#include <stdio.h>
+static const char *program;
+static fe_t fe;
 
-static const char *kvd_program;
+typedef struct universe {
+	const char *name;
+	uint64_t requests;                         /* 0: 150 */
+	uint32_t loads, async_loads, failed_loads; /* at least */
+	fe_options_t options;
+} universe_t;
 
-static void show(const fe_t *fe, const char *what)
+static const universe_t universes[] = {
+	{.name = "p1_every_loaded_byte_is_what_computing_would_have_left", .loads = 50, .options = {.step_us = 100}},
+	{.name = "p1_with_two_ranks_shared_blocks_and_own_keys_too",
+	 .loads = 50,
+	 .options = {.ranks = 2, .own_keys = 1, .sharing = 1}},
+	{.name = "p1_asynchronous_loads_are_right_too",
+	 .async_loads = 50,
+	 .options = {.ranks = 2, .mode = KVX_LOAD_ASYNC, .sharing = 1}},
+	{.name = "p1_with_a_window_group_too", .async_loads = 20, .options = {.groups = 2, .step_us = 100}},
+	/* More than memory holds: evictions, loads from disk. */
+	{.name = "p1_from_a_store_that_is_too_small_too",
+	 .options = {.page_bytes = 16384, .cost_model = 1, .conversations = 40, .step_us = 500}},
+	{.name = "p1_after_loads_and_saves_that_fail_too",
+	 .loads = 50,
+	 .failed_loads = 10,
+	 .options = {.ranks = 2, .sharing = 1, .conversations = 10, .step_us = 100, .fail = 8}},
+	{.name = "p1_after_failures_with_a_window_group_too",
+	 .async_loads = 20,
+	 .failed_loads = 10,
+	 .options = {.groups = 2, .conversations = 10, .step_us = 100, .fail = 8}},
+	{.name = "p7_a_daemon_killed_or_stopped_at_any_time_harms_nothing",
+	 .options = {.ranks = 2, .conversations = 10, .step_us = 500, .faults = 300}},
+	{.name = "p7_and_nothing_with_a_window_group",
+	 .requests = 120,
+	 .options = {.groups = 2, .conversations = 10, .step_us = 500, .faults = 300}},
+	{.name = "p4_faults_and_failures_and_late_answers_leak_nothing",
+	 .requests = 120,
+	 .options = {.conversations = 10, .wait_us = 500, .fail = 8, .faults = 300}},
+	/* The harness sees what is wrong. */
+	{.name = "a_load_into_the_wrong_blocks_is_caught",
+	 .requests = 60,
+	 .options = {.swap = 1, .conversations = 5, .step_us = 200}},
+};
+
+static void print_totals(void)
 {
 	kvx_scheduler_stats_t s = {.struct_size = sizeof s};
 
-	kvx_scheduler_get_stats(fe->scheduler, &s);
-	printf("# %s: %" PRIu64 " steps, %" PRIu64 " requests, %" PRIu64 " aborted, %" PRIu64
-	       " preempted, loads %" PRIu64 " in %" PRIu64 " asynchronously, %" PRIu64 " failed, %" PRIu64
-	       " tokens hit, %" PRIu64 " computed; saved %" PRIu64 " blocks, lost %" PRIu64 ", busy %" PRIu64
-	       ", late %" PRIu64 "\n",
-	       what, fe->steps, fe->finished, fe->aborted, fe->preempted, fe->sync_loads, fe->async_loads,
-	       fe->failed_loads, fe->hit_tokens, fe->computed_tokens, s.save_done, s.save_lost, s.save_busy,
-	       s.late_answers);
+	kvx_scheduler_get_stats(fe.scheduler, &s);
+	printf("# %" PRIu64 " steps, %" PRIu64 " requests, %" PRIu64 " aborted, %" PRIu64 " preempted, loads %" PRIu64
+	       " in %" PRIu64 " asynchronously, %" PRIu64 " failed (made to: %" PRIu64 " loads, %" PRIu64
+	       " saves), %" PRIu64 " tokens hit, %" PRIu64 " computed; saved %" PRIu64 " blocks, lost %" PRIu64
+	       ", busy %" PRIu64 ", late %" PRIu64 "\n",
+	       fe.steps, fe.finished, fe.aborted, fe.preempted, fe.sync_loads, fe.async_loads, fe.failed_loads,
+	       fe.spoilt_loads, fe.spoilt_saves, fe.hit_tokens, fe.computed_tokens, s.save_done, s.save_lost,
+	       s.save_busy, s.late_answers);
 }
 
-static fe_t fe;
-
-/* Run; nothing may be wrong, and nothing left behind. */
-static void run(const char *what, const fe_options_t *options, uint64_t requests)
+/* Nothing may be wrong, and nothing left behind. */
+static void run_universe(void **state)
 {
+	const universe_t *universe = *state;
 	rig_t rig;
 
-	rig_init(&rig, kvd_program);
-	rig.silence = options->faults ? "50ms" : rig.silence;
+	rig_init(&rig, program);
+	rig.silence = universe->options.faults ? "50ms" : rig.silence;
 	rig_start(&rig);
-	fe_open(&fe, &rig, options);
-	fe_run(&fe, requests);
-	show(&fe, what);
-	assert_int_equal(fe.wrong_bytes, 0);
-	assert_true(fe.checked_tokens > 0);
+	fe_open(&fe, &rig, &universe->options);
+	fe_run(&fe, universe->requests ? universe->requests : 150);
+	print_totals();
+	assert_int_equal(fe.wrong_bytes > 0, universe->options.swap);
+	assert_true(fe.checked_tokens > 0 && fe.aborted > 0);
+	assert_true(fe.sync_loads + fe.async_loads >= universe->loads && fe.async_loads >= universe->async_loads);
+	assert_true(fe.failed_loads >= universe->failed_loads);
 	rig_check_quiet(&rig);
-	fe_close(&fe);
-	rig_fini(&rig);
-}
-
-static void p1_every_loaded_byte_is_what_computing_would_have_left(void **state)
-{
-	(void)state;
-	run("one rank",
-	    &(fe_options_t){
-		    .ranks = 1, .groups = 1, .page_bytes = 1024, .foreign = 1, .conversations = 20, .step_us = 100},
-	    200);
-	assert_true(fe.sync_loads + fe.async_loads > 50 && fe.preempted > 0 && fe.aborted > 0);
-	run("two ranks, shared blocks, own keys",
-	    &(fe_options_t){.ranks = 2, .groups = 1, .page_bytes = 1024, .sharing = 1, .conversations = 20}, 200);
-	assert_true(fe.sync_loads + fe.async_loads > 50);
-}
-
-static void p1_asynchronous_loads_are_right_too(void **state)
-{
-	(void)state;
-	run("asynchronous",
-	    &(fe_options_t){.ranks = 2,
-			    .groups = 1,
-			    .page_bytes = 1024,
-			    .foreign = 1,
-			    .mode = KVX_LOAD_ASYNC,
-			    .sharing = 1,
-			    .conversations = 20},
-	    200);
-	assert_true(fe.async_loads > 50);
-}
-
-static void p1_with_a_window_group_too(void **state)
-{
-	(void)state;
-	run("two groups",
-	    &(fe_options_t){
-		    .ranks = 1, .groups = 2, .page_bytes = 1024, .foreign = 1, .conversations = 20, .step_us = 100},
-	    200);
-	assert_true(fe.async_loads > 20);
-}
-
-/* More than memory holds: evictions, loads from disk. */
-static void p1_from_a_store_that_is_too_small_too(void **state)
-{
-	(void)state;
-	run("small store",
-	    &(fe_options_t){.ranks = 1,
-			    .groups = 1,
-			    .page_bytes = 16384,
-			    .foreign = 1,
-			    .cost_model = 1,
-			    .conversations = 40,
-			    .step_us = 500},
-	    200);
-}
-
-static void p7_a_daemon_killed_or_stopped_at_any_time_harms_nothing(void **state)
-{
-	(void)state;
-	run("faults",
-	    &(fe_options_t){.ranks = 2,
-			    .groups = 1,
-			    .page_bytes = 1024,
-			    .foreign = 1,
-			    .conversations = 10,
-			    .step_us = 500,
-			    .faults = 300},
-	    200);
-	run("faults, two groups",
-	    &(fe_options_t){.ranks = 1,
-			    .groups = 2,
-			    .page_bytes = 1024,
-			    .foreign = 1,
-			    .conversations = 10,
-			    .step_us = 500,
-			    .faults = 300},
-	    120);
-}
-
-/* The harness sees what is wrong: two blocks of each load change places. */
-static void a_load_into_the_wrong_blocks_is_caught(void **state)
-{
-	rig_t rig;
-
-	(void)state;
-	rig_init(&rig, kvd_program);
-	rig_start(&rig);
-	fe_open(&fe, &rig,
-		&(fe_options_t){.ranks = 1,
-				.groups = 1,
-				.page_bytes = 1024,
-				.foreign = 1,
-				.swap = 1,
-				.conversations = 5,
-				.step_us = 200});
-	fe_run(&fe, 60);
-	show(&fe, "negative control");
-	assert_true(fe.wrong_bytes > 0);
 	fe_close(&fe);
 	rig_fini(&rig);
 }
 
 int main(int argc, char **argv)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p1_every_loaded_byte_is_what_computing_would_have_left),
-		cmocka_unit_test(p1_asynchronous_loads_are_right_too),
-		cmocka_unit_test(p1_with_a_window_group_too),
-		cmocka_unit_test(p1_from_a_store_that_is_too_small_too),
-		cmocka_unit_test(p7_a_daemon_killed_or_stopped_at_any_time_harms_nothing),
-		cmocka_unit_test(a_load_into_the_wrong_blocks_is_caught),
-	};
+	struct CMUnitTest tests[KV_COUNT_OF(universes)];
 
 	if (argc < 2) {
 		(void)fprintf(stderr, "usage: %s <kvd>\n", argv[0]);
 		return 2;
 	}
-	kvd_program = argv[1];
+	program = argv[1];
+	for (size_t i = 0; i < KV_COUNT_OF(universes); i++) {
+		tests[i] = (struct CMUnitTest){.name = universes[i].name,
+					       .test_func = run_universe,
+					       .initial_state = (void *)(uintptr_t)&universes[i]};
+	}
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
