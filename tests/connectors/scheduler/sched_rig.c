@@ -283,17 +283,6 @@ void sr_place(sr_request_t *request, uint32_t base, uint32_t fresh)
 	}
 }
 
-void sr_place_after(sr_request_t *request, const sr_request_t *from, uint32_t base)
-{
-	const uint32_t n = request->n / SR_UNIT;
-	const kvx_block_table_t table = {.struct_size = sizeof table, .n = n, .fresh = 10, .ids = request->ids[0]};
-
-	for (uint32_t i = 0; i < n; i++) {
-		request->ids[0][i] = i < 10 ? from->ids[0][i] : base + i;
-	}
-	assert_int_equal(kvx_scheduler_append_blocks(sr.scheduler, &request->ask, &table), KVC_OK);
-}
-
 static void content(const sr_request_t *request, uint32_t group, uint32_t block, uint8_t *out)
 {
 	uint64_t state;

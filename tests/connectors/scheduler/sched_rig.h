@@ -101,8 +101,6 @@ void sr_restart_daemon(void);
 void sr_request(sr_request_t *request, const char *id, uint32_t seed, uint32_t shared, uint32_t n);
 /* Blocks ids[i] = base + i for all tokens, fresh from `fresh` on. */
 void sr_place(sr_request_t *request, uint32_t base, uint32_t fresh);
-/* The first ten blocks of `from`, found in the engine's own cache, and its own after them. */
-void sr_place_after(sr_request_t *request, const sr_request_t *from, uint32_t base);
 /* The engine computes blocks [from, to): their bytes are written. */
 void sr_compute(const sr_request_t *request, uint32_t from, uint32_t to);
 /* Blocks [from, to) hold what they must. */
