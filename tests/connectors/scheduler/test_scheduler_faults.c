@@ -1,8 +1,7 @@
 /* The scheduling half when the daemon is absent, stopped, killed, late or full, when ranks never report, when memory is
  * short, and when the engine does things in the worst order. */
 #include "connectors/scheduler/sched_rig.h"
-#include "scheduler/lease_cache.h"
-#include "scheduler/message_buffer.h"
+#include "scheduler/load.h"
 #include "scheduler/scheduler.h"
 
 #include <signal.h>
@@ -418,6 +417,7 @@ static void p5_loads_found_in_earlier_steps_need_no_memory(void)
 {
 	enum { LOADS = 8, BLOCKS = 120 }; /* more than fit beside each other in a plan of one of them */
 	static sr_request_t request[LOADS];
+	const size_t reserved = sr.scheduler->reserved_bytes;
 
 	sr_store(&request[0], "first", 0, BLOCKS * SR_UNIT, BLOCKS * SR_UNIT);
 	for (uint32_t i = 0; i < LOADS; i++) {
@@ -440,7 +440,7 @@ static void p5_loads_found_in_earlier_steps_need_no_memory(void)
 	for (uint32_t i = 0; i < LOADS; i++) {
 		assert_true(sr_is_right(&request[i], 0, BLOCKS));
 	}
-	assert_int_equal(sr.scheduler->tentative_bytes, 0);
+	assert_int_equal(sr.scheduler->reserved_bytes, reserved);
 }
 
 /* Last, since it is for good: a plan that does not fit fences all blocks, the daemon is left, and the engine goes on
@@ -453,7 +453,6 @@ static void p7_a_broken_message_detaches_the_engine_and_fences_all(void)
 	size_t len = 0;
 
 	sr_find(&b, 100);
-	kvx_buffer_begin(sr.scheduler);
 	sr.scheduler->message.failed = 1;
 	kvx_scheduler_build_message(sr.scheduler, &bytes, &len);
 	assert_true(kvx_msg_open(&cursor, KVX_MSG_MAGIC, bytes, len));
