@@ -58,15 +58,10 @@ static PyObject *digest_cancel(PyObject *object, PyObject *unused)
 	return Py_NewRef(Py_None);
 }
 
-int kvdpy_digest_init(PyObject *module)
-{
-	static PyMethodDef methods[] = {
-		{"file", digest_file, METH_O, "digest of an open file; None: cancelled"},
-		{"cancel", digest_cancel, METH_NOARGS, "end file(), now and from now on"},
-		{NULL, NULL, 0, NULL},
-	};
-	static const kvdpy_type_t type = {"kvd_vllm._kvd.Digest", sizeof(kvdpy_digest_t), NULL, kvdpy_free_object,
-					  methods};
-
-	return kvdpy_add_type(module, &type) ? 0 : -1;
-}
+static PyMethodDef methods[] = {
+	{"file", digest_file, METH_O, "digest of an open file; None: cancelled"},
+	{"cancel", digest_cancel, METH_NOARGS, "end file(), now and from now on"},
+	{NULL, NULL, 0, NULL},
+};
+static PyType_Slot slots[] = {{Py_tp_dealloc, KVDPY_SLOT(kvdpy_free_object)}, {Py_tp_methods, methods}, {0, NULL}};
+PyType_Spec kvdpy_digest_spec = {"kvd_vllm._kvd.Digest", sizeof(kvdpy_digest_t), 0, Py_TPFLAGS_DEFAULT, slots};

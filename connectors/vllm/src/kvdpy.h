@@ -1,8 +1,8 @@
 /* kvdpy.h -- the module kvd_vllm._kvd: both halves of the connector as Python objects that read vLLM's own objects.
  *
- * Stable ABI of Python 3.11. Every method that vLLM calls ends in kvdpy_answer_error(): the circuit breaker (Python)
- * logs and counts the exception, and the method answers with a value that means "nothing". Constructors raise; their
- * caller is our own Python.
+ * Stable ABI of Python 3.11. Every method of a half is a KVDPY_METHOD: after an exception the circuit breaker (Python)
+ * logs and counts it, and the method answers with a value that means "nothing". Constructors raise; their caller is our
+ * own Python.
  */
 #ifndef KVDPY_H
 #define KVDPY_H
@@ -71,24 +71,41 @@ int kvdpy_names_init(void);
 
 typedef struct kvdpy_breaker {
 	PyObject *object; /* .error(hook, exception) */
-	uint64_t errors, reported;
+	uint64_t errors;
 } kvdpy_breaker_t;
-/* The hook `name` has raised: count it, tell the circuit breaker, drop the exception and return a new reference to
- * `answer`. An interrupt is no Exception, and is raised: NULL. */
-PyObject *kvdpy_answer_error(kvdpy_breaker_t *breaker, const char *name, PyObject *answer);
-/* What a hook returns: `value`, a new reference; after an error (NULL) as above. */
-PyObject *kvdpy_answer(kvdpy_breaker_t *breaker, PyObject *value, const char *name, PyObject *harmless);
+/* `hook` has raised: count it, tell the circuit breaker and drop the exception. -1: an interrupt, which is no Exception
+ * and stays raised. */
+int kvdpy_report_error(kvdpy_breaker_t *breaker, const char *hook);
+/* 0, or -1 with an exception: the method has another number of arguments. */
+int kvdpy_check_count(Py_ssize_t n, Py_ssize_t wanted);
 
-typedef struct kvdpy_type {
-	const char *name; /* with the module's */
-	size_t size;
-	initproc init; /* of a zeroed object; NULL: it takes no arguments */
-	destructor destroy;
-	PyMethodDef *methods; /* NULL: none */
-} kvdpy_type_t;
-/* A borrowed reference to the new type, which the module has; NULL: an exception. */
-PyTypeObject *kvdpy_add_type(PyObject *module, const kvdpy_type_t *type);
-/* An object's own memory, the last act of destroy(). */
+/* A method of a half: the value of `call`, if the half is open and has got `count` arguments. Else, and after an error,
+ * the value of `harmless`. Both are new references. `text` is vLLM's name of the hook, or says what the method does. */
+#define KVDPY_METHOD(half, method, count, call, harmless, text)                                                        \
+	static PyObject *half##_##method(PyObject *object, PyObject *const *args, Py_ssize_t n)                        \
+	{                                                                                                              \
+		kvdpy_##half##_t *self = (kvdpy_##half##_t *)object;                                                   \
+		PyObject *answer;                                                                                      \
+                                                                                                                       \
+		(void)args;                                                                                            \
+		if (!self->half) {                                                                                     \
+			return (harmless);                                                                             \
+		}                                                                                                      \
+		answer = kvdpy_check_count(n, count) ? NULL : (call);                                                  \
+		if (!answer && kvdpy_report_error(&self->breaker, text) == 0) {                                        \
+			answer = (harmless);                                                                           \
+		}                                                                                                      \
+                                                                                                                       \
+		return answer;                                                                                         \
+	}
+#define KVDPY_METHOD_ROW(half, method, text) {#method, KVDPY_FAST(half##_##method), METH_FASTCALL, text},
+#define KVDPY_FAST(function)                 ((PyCFunction)(void (*)(void))(function))
+/* Answers. */
+#define KVDPY_NONE       Py_NewRef(Py_None)
+#define KVDPY_CLOSED     PyLong_FromLong(KVC_ERR_CLOSED)
+#define KVDPY_DONE(call) ((call), Py_NewRef(Py_None))
+
+/* An object's own memory, the last act of its destructor. */
 void kvdpy_free_object(PyObject *object);
 
 /* These return 0, or -1 with an exception. */
@@ -105,35 +122,27 @@ int kvdpy_current_stream(PyObject *stream_of, PyObject *device, void **p_stream)
 
 /* ---- config.c: a dict into what the C interface takes ----------------------------------------- */
 
-typedef enum kvdpy_kind {
-	KVDPY_U32,  /* uint32_t, or an enumeration */
-	KVDPY_INT,  /* int, not negative */
-	KVDPY_SIZE, /* size_t */
-	KVDPY_TEXT, /* const char *, borrowed from the dict's value; NULL: None */
-	KVDPY_REF,  /* PyObject *, a new reference */
-} kvdpy_kind_t;
-
-/* A key of a configuration, and the field its value goes to. */
+/* A key of a configuration, and the field its value goes to. `format` is one of PyArg_Parse(): "i", also for uint32_t
+ * and enumerations; "n" for size_t; "z" and "O" borrow from the dict. */
 typedef struct kvdpy_key {
-	const char *name;
-	kvdpy_kind_t kind;
+	const char *name, *format;
 	size_t offset;
 } kvdpy_key_t;
-#define KVDPY_KEY(type, kind, field)                                                                                   \
+#define KVDPY_KEY(type, format, field)                                                                                 \
 	{                                                                                                              \
-#field, kind, offsetof(type, field)                                                                    \
+#field, format, offsetof(type, field)                                                                  \
 	}
 #define KVDPY_COUNT(rows) (sizeof(rows) / sizeof(rows)[0])
 
-/* 0, or -1 with an exception that names the key. */
+/* 0, or -1 with an exception. */
 int kvdpy_read_keys(PyObject *dict, const kvdpy_key_t *keys, size_t n, void *out);
-/* Drop the references that a table has taken. */
-void kvdpy_drop_keys(const kvdpy_key_t *keys, size_t n, void *out);
 /* Borrowed; NULL with an exception that names the key. */
 PyObject *kvdpy_find_key(PyObject *dict, const char *key);
+/* The list of 1 to `most` values of a key, and how many; NULL with an exception. */
+PyObject *kvdpy_find_list(PyObject *dict, const char *key, Py_ssize_t most, uint32_t *p_count);
 
+/* What both halves have. */
 typedef struct kvdpy_common {
-	const char *socket, *instance, *program;
 	const uint8_t *secret;
 	uint32_t secret_len;
 	kvc_identity_t identity;
@@ -143,7 +152,9 @@ int kvdpy_read_common(PyObject *dict, kvdpy_common_t *common);
 /* (rank, head_first, head_count, layer_first, layer_count) */
 int kvdpy_read_writer(PyObject *tuple, kvc_writer_t *writer);
 
+/* The engine's cache: a group of it. */
 typedef struct kvdpy_paged {
+	uint32_t group;
 	kvk_paged_t paged;
 	void *base[KVK_MAX_LAYERS];
 } kvdpy_paged_t;
@@ -151,14 +162,21 @@ int kvdpy_read_paged(PyObject *dict, kvdpy_paged_t *paged);
 
 /* ---- stats.c: counters as dicts -------------------------------------------------------------- */
 
-/* The statistics of a half, by the tables in kvx_scheduler.h and kvx_worker.h. */
+/* The statistics of a half, by the tables in kvx_scheduler.h and kvx_worker.h, and what the circuit breaker counts. */
+typedef struct kvdpy_scheduler_stats {
+	kvx_scheduler_stats_t stats;
+	uint64_t internal_errors;
+} kvdpy_scheduler_stats_t;
+typedef struct kvdpy_worker_stats {
+	kvx_worker_stats_t stats;
+	uint64_t internal_errors;
+} kvdpy_worker_stats_t;
 typedef struct kvdpy_half kvdpy_half_t;
 extern const kvdpy_half_t kvdpy_scheduler_half, kvdpy_worker_half;
 
 /* The answer to get_kv_connector_stats(): stats_class({name: increment}) of what has changed since `last`, which is
  * brought up to date; None: nothing. */
-PyObject *kvdpy_stats_delta(const kvdpy_half_t *half, const void *now, void *last, PyObject *stats_class,
-			    kvdpy_breaker_t *breaker);
+PyObject *kvdpy_stats_delta(const kvdpy_half_t *half, const void *now, void *last, PyObject *stats_class);
 /* Totals and gauges. */
 PyObject *kvdpy_stats_totals(const kvdpy_half_t *half, const void *now);
 /* [(name, help)] of all counters, scheduler's and worker's. */
@@ -188,14 +206,14 @@ typedef struct kvdpy_request {
 	int no_keys; /* 1: its tokens may be replaced later without notice */
 } kvdpy_request_t;
 
-int kvdpy_request_init(PyObject *module);
+extern PyTypeObject *kvdpy_request_type;
 
 /* ---- scheduler.c, step.c --------------------------------------------------------------------- */
 
 typedef struct kvdpy_scheduler {
 	PyObject_HEAD kvx_scheduler_t *scheduler;
 	kvdpy_breaker_t breaker;
-	PyObject *config;      /* keeps the texts alive */
+	PyObject *config;      /* keeps alive what the fields borrow from it */
 	PyObject *requests;    /* {request_id: kvdpy_request_t} */
 	PyObject *meta_class;  /* of what build_meta() returns: meta_class(message) */
 	PyObject *meta_empty;  /* one for all steps without a message */
@@ -218,10 +236,9 @@ typedef struct kvdpy_scheduler {
 	PyObject *nothing;  /* (0, False) */
 	PyObject *released; /* (False, None) */
 	PyObject *stats_class;
-	kvx_scheduler_stats_t last;
+	kvdpy_scheduler_stats_t last;
 } kvdpy_scheduler_t;
 
-int kvdpy_scheduler_init(PyObject *module);
 PyObject *kvdpy_build_meta(kvdpy_scheduler_t *self, PyObject *output);
 
 /* A request as the C interface is asked about it, while a call lasts. */
@@ -280,8 +297,8 @@ int kvdpy_prefetch_planned(kvdpy_scheduler_t *self, PyObject *output, const kvdp
 #define KVDPY_MODES 8u
 
 typedef struct kvdpy_layers {
-	PyObject *names; /* {name: number}; NULL: loads come whole */
-	PyObject *modes; /* of CUDA graphs, in which attention runs from Python */
+	PyObject *names; /* {name: number}, borrowed; NULL: loads come whole */
+	PyObject *modes; /* of CUDA graphs, in which attention runs from Python; borrowed */
 	uint32_t count;
 	uint32_t trusted;           /* bit a mode: each layer has been named in a step of it */
 	uint8_t tries[KVDPY_MODES]; /* steps of the mode in which only some were */
@@ -290,15 +307,14 @@ typedef struct kvdpy_layers {
 	int layered;                /* its loads come layer by layer; else the step is watched */
 	int strange;                /* a layer was not on the step's stream */
 	uint32_t seen;
-	uint8_t *named; /* [count] */
+	uint8_t named[KVK_MAX_LAYERS];
 } kvdpy_layers_t;
 /* Key "layers": ({name: number}, (mode, ..)), or None. */
 int kvdpy_layers_init(kvdpy_layers_t *layers, PyObject *dict);
-void kvdpy_layers_fini(kvdpy_layers_t *layers);
 /* start_load_kv(context): run the loads, layer by layer where allowed. */
 void kvdpy_layers_run_loads(kvdpy_layers_t *layers, kvx_worker_t *worker, PyObject *context);
 /* wait_for_layer_load(name), in a step that has asked for it. */
-void kvdpy_layers_note(kvdpy_layers_t *layers, kvx_worker_t *worker, PyObject *name, int own_stream);
+void kvdpy_layers_note(kvdpy_layers_t *layers, kvx_worker_t *worker, PyObject *name);
 void kvdpy_layers_end(kvdpy_layers_t *layers);
 /* Drop the state of a step that did not end. */
 void kvdpy_layers_clear(kvdpy_layers_t *layers);
@@ -308,7 +324,7 @@ void kvdpy_layers_clear(kvdpy_layers_t *layers);
 typedef struct kvdpy_worker {
 	PyObject_HEAD kvx_worker_t *worker;
 	kvdpy_breaker_t breaker;
-	PyObject *config;        /* keeps the texts alive */
+	PyObject *config;        /* keeps alive what the fields borrow from it */
 	PyObject *report_class;  /* report_class([bytes]) */
 	PyObject *results_class; /* KVConnectorTransferResults, or None where the engine has none */
 	PyObject *stats_class;
@@ -320,13 +336,11 @@ typedef struct kvdpy_worker {
 	kvdpy_layers_t layers;
 	kvdpy_prefetch_t prefetch;
 	int groups;
-	kvx_worker_stats_t last;
+	kvdpy_worker_stats_t last;
 } kvdpy_worker_t;
 
-int kvdpy_worker_init(PyObject *module);
+/* ---- module.c makes the types ---------------------------------------------------------------- */
 
-/* ---- digest.c -------------------------------------------------------------------------------- */
-
-int kvdpy_digest_init(PyObject *module);
+extern PyType_Spec kvdpy_request_spec, kvdpy_scheduler_spec, kvdpy_worker_spec, kvdpy_digest_spec;
 
 #endif

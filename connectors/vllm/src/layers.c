@@ -17,43 +17,21 @@
 int kvdpy_layers_init(kvdpy_layers_t *layers, PyObject *dict)
 {
 	PyObject *value = kvdpy_find_key(dict, "layers");
-	Py_ssize_t modes;
 
-	if (!value) {
+	if (!value || value == Py_None) {
+		return value ? 0 : -1;
+	}
+	if (!PyArg_Parse(value, "(O!O!)", &PyDict_Type, &layers->names, &PyTuple_Type, &layers->modes)) {
 		return -1;
 	}
-	if (value == Py_None) {
-		return 0;
-	}
-	if (!PyTuple_Check(value) ||
-	    !PyArg_ParseTuple(value, "O!O!", &PyDict_Type, &layers->names, &PyTuple_Type, &layers->modes)) {
-		layers->names = NULL;
-		layers->modes = NULL;
-		PyErr_SetString(PyExc_TypeError, "layers must be None or ({name: number}, (mode, ..))");
-		return -1;
-	}
-	(void)Py_NewRef(layers->names);
-	(void)Py_NewRef(layers->modes);
-	modes = PyTuple_Size(layers->modes);
 	layers->count = (uint32_t)PyDict_Size(layers->names);
-	if (modes > (Py_ssize_t)KVDPY_MODES || layers->count == 0) {
+	if (PyTuple_Size(layers->modes) > (Py_ssize_t)KVDPY_MODES || layers->count == 0 ||
+	    layers->count > KVK_MAX_LAYERS) {
 		PyErr_SetString(PyExc_ValueError, "layers must be some names and at most 8 modes");
-		return -1;
-	}
-	layers->named = PyMem_Calloc(layers->count, 1);
-	if (!layers->named) {
-		PyErr_NoMemory();
 		return -1;
 	}
 
 	return 0;
-}
-
-void kvdpy_layers_fini(kvdpy_layers_t *layers)
-{
-	Py_XDECREF(layers->names);
-	Py_XDECREF(layers->modes);
-	PyMem_Free(layers->named);
 }
 
 /* ---- a step ---------------------------------------------------------------------------------- */
@@ -138,7 +116,7 @@ static uint32_t find_layer(const kvdpy_layers_t *layers, PyObject *name)
 	return layer < layers->count ? layer : layers->count;
 }
 
-void kvdpy_layers_note(kvdpy_layers_t *layers, kvx_worker_t *worker, PyObject *name, int own_stream)
+void kvdpy_layers_note(kvdpy_layers_t *layers, kvx_worker_t *worker, PyObject *name)
 {
 	const uint32_t layer = find_layer(layers, name);
 
@@ -146,7 +124,6 @@ void kvdpy_layers_note(kvdpy_layers_t *layers, kvx_worker_t *worker, PyObject *n
 		kvx_worker_await_layer(worker, layer);
 		return;
 	}
-	layers->strange |= !own_stream;
 	if (layer < layers->count && !layers->named[layer]) {
 		layers->named[layer] = 1;
 		layers->seen++;

@@ -44,10 +44,24 @@ static const struct {
 #undef KVDPY_DTYPE
 };
 
+/* A borrowed reference to a new type, which the module has; NULL: an exception. */
+static PyTypeObject *add_type(PyObject *module, PyType_Spec *spec)
+{
+	PyTypeObject *type = (PyTypeObject *)PyType_FromSpec(spec);
+
+	if (type && PyModule_AddType(module, type)) {
+		Py_CLEAR(type);
+	}
+	Py_XDECREF((PyObject *)type);
+
+	return type;
+}
+
 static int module_fill(PyObject *module)
 {
-	if (kvdpy_names_init() || kvdpy_request_init(module) || kvdpy_scheduler_init(module) ||
-	    kvdpy_worker_init(module) || kvdpy_digest_init(module) ||
+	kvdpy_request_type = add_type(module, &kvdpy_request_spec);
+	if (!kvdpy_request_type || !add_type(module, &kvdpy_scheduler_spec) || !add_type(module, &kvdpy_worker_spec) ||
+	    !add_type(module, &kvdpy_digest_spec) || kvdpy_names_init() ||
 	    PyModule_AddStringConstant(module, "version", kvc_version())) {
 		return -1;
 	}

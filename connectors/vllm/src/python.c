@@ -26,12 +26,12 @@ int kvdpy_names_init(void)
 
 /* ---- errors of a hook ------------------------------------------------------------------------ */
 
-PyObject *kvdpy_answer_error(kvdpy_breaker_t *breaker, const char *name, PyObject *answer)
+int kvdpy_report_error(kvdpy_breaker_t *breaker, const char *hook)
 {
 	PyObject *type, *value, *trace, *reply;
 
-	if (!PyErr_Occurred() || !PyErr_ExceptionMatches(PyExc_Exception)) {
-		return PyErr_Occurred() ? NULL : Py_NewRef(answer);
+	if (!PyErr_ExceptionMatches(PyExc_Exception)) {
+		return PyErr_Occurred() ? -1 : 0;
 	}
 
 	PyErr_Fetch(&type, &value, &trace);
@@ -40,44 +40,24 @@ PyObject *kvdpy_answer_error(kvdpy_breaker_t *breaker, const char *name, PyObjec
 		PyException_SetTraceback(value, trace);
 	}
 	breaker->errors++;
-	reply = PyObject_CallMethod(breaker->object, "error", "sO", name, value ? value : Py_None);
+	reply = PyObject_CallMethod(breaker->object, "error", "sO", hook, value ? value : Py_None);
 	Py_XDECREF(reply);
 	PyErr_Clear();
 	Py_XDECREF(type);
 	Py_XDECREF(value);
 	Py_XDECREF(trace);
 
-	return Py_NewRef(answer);
+	return 0;
 }
 
-PyObject *kvdpy_answer(kvdpy_breaker_t *breaker, PyObject *value, const char *name, PyObject *harmless)
+int kvdpy_check_count(Py_ssize_t n, Py_ssize_t wanted)
 {
-	return value ? value : kvdpy_answer_error(breaker, name, harmless);
-}
-
-/* ---- types ----------------------------------------------------------------------------------- */
-
-PyTypeObject *kvdpy_add_type(PyObject *module, const kvdpy_type_t *type)
-{
-	PyType_Slot slots[4] = {{Py_tp_dealloc, KVDPY_SLOT(type->destroy)}};
-	PyType_Spec spec = {
-		.name = type->name, .basicsize = (int)type->size, .flags = Py_TPFLAGS_DEFAULT, .slots = slots};
-	int n = 1;
-	PyTypeObject *made;
-
-	if (type->init) {
-		slots[n++] = (PyType_Slot){Py_tp_init, KVDPY_SLOT(type->init)};
+	if (n != wanted) {
+		PyErr_Format(PyExc_TypeError, "%zd arguments instead of %zd", n, wanted);
+		return -1;
 	}
-	if (type->methods) {
-		slots[n++] = (PyType_Slot){Py_tp_methods, type->methods};
-	}
-	made = (PyTypeObject *)PyType_FromSpec(&spec);
-	if (made && PyModule_AddType(module, made)) {
-		Py_CLEAR(made);
-	}
-	Py_XDECREF((PyObject *)made);
 
-	return made;
+	return 0;
 }
 
 void kvdpy_free_object(PyObject *object)

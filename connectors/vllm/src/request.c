@@ -7,8 +7,6 @@
 #define FEED_UNITS  512u
 #define STACK_IDS   512u
 
-static PyTypeObject *request_type;
-
 static void request_destroy(PyObject *object)
 {
 	kvdpy_request_t *r = (kvdpy_request_t *)object;
@@ -19,15 +17,9 @@ static void request_destroy(PyObject *object)
 	kvdpy_free_object(object);
 }
 
-int kvdpy_request_init(PyObject *module)
-{
-	static const kvdpy_type_t type = {"kvd_vllm._kvd.Request", sizeof(kvdpy_request_t), NULL, request_destroy,
-					  NULL};
-
-	request_type = kvdpy_add_type(module, &type);
-
-	return request_type ? 0 : -1;
-}
+static PyType_Slot slots[] = {{Py_tp_dealloc, KVDPY_SLOT(request_destroy)}, {0, NULL}};
+PyType_Spec kvdpy_request_spec = {"kvd_vllm._kvd.Request", sizeof(kvdpy_request_t), 0, Py_TPFLAGS_DEFAULT, slots};
+PyTypeObject *kvdpy_request_type;
 
 /* 1: the attribute exists and is true. */
 static int has_value(PyObject *object, PyObject *name)
@@ -106,7 +98,7 @@ static int read_request(kvdpy_scheduler_t *self, kvdpy_request_t *r)
 
 static kvdpy_request_t *new_request(kvdpy_scheduler_t *self, PyObject *request, PyObject *id)
 {
-	kvdpy_request_t *r = (kvdpy_request_t *)PyType_GenericAlloc(request_type, 0);
+	kvdpy_request_t *r = (kvdpy_request_t *)PyType_GenericAlloc(kvdpy_request_type, 0);
 
 	if (!r) {
 		return NULL;

@@ -3,20 +3,7 @@
 
 #include <string.h>
 
-#define SELF(object) ((kvdpy_scheduler_t *)(object))
-
 /* ---- hooks ----------------------------------------------------------------------------------- */
-
-/* -1 with an exception: the engine has called with another number of arguments. */
-static int check_count(Py_ssize_t n, Py_ssize_t wanted)
-{
-	if (n != wanted) {
-		PyErr_Format(PyExc_TypeError, "%zd arguments instead of %zd", n, wanted);
-		return -1;
-	}
-
-	return 0;
-}
 
 /* kvd's own keys contain the space. The first match of an adapter opens its space; tokens and a second match follow. */
 static int match_request(kvdpy_scheduler_t *self, kvdpy_ask_t *ask)
@@ -38,6 +25,7 @@ static int match_request(kvdpy_scheduler_t *self, kvdpy_ask_t *ask)
 	return 0;
 }
 
+/* get_num_new_matched_tokens(request, num_computed_tokens) */
 static PyObject *run_match(kvdpy_scheduler_t *self, PyObject *const *args)
 {
 	kvdpy_request_t *r;
@@ -66,21 +54,9 @@ static PyObject *run_match(kvdpy_scheduler_t *self, PyObject *const *args)
 	return found;
 }
 
-/* get_num_new_matched_tokens(request, num_computed_tokens) */
-static PyObject *scheduler_match(PyObject *object, PyObject *const *args, Py_ssize_t n)
-{
-	kvdpy_scheduler_t *self = SELF(object);
-	PyObject *found;
-
-	if (!self->scheduler) {
-		return Py_NewRef(self->nothing);
-	}
-	found = check_count(n, 2) ? NULL : run_match(self, args);
-
-	return kvdpy_answer(&self->breaker, found, "get_num_new_matched_tokens", self->nothing);
-}
-
-/* The engine relies on the load, so after any failure here it still goes into the message. The ranks report a load that
+/* update_state_after_alloc(request, blocks, num_external_tokens)
+ *
+ * The engine relies on the load, so after any failure here it still goes into the message. The ranks report a load that
  * they cannot do as failed. */
 static PyObject *run_add_blocks(kvdpy_scheduler_t *self, PyObject *const *args)
 {
@@ -109,60 +85,16 @@ static PyObject *run_add_blocks(kvdpy_scheduler_t *self, PyObject *const *args)
 	Py_XDECREF(tables);
 	kvdpy_ask_end(&ask);
 
-	return failed ? NULL : Py_NewRef(Py_None);
+	return failed ? NULL : KVDPY_NONE;
 }
 
-/* update_state_after_alloc(request, blocks, num_external_tokens) */
-static PyObject *scheduler_add_blocks(PyObject *object, PyObject *const *args, Py_ssize_t n)
+static PyObject *add_request(kvdpy_scheduler_t *self, PyObject *request)
 {
-	kvdpy_scheduler_t *self = SELF(object);
-	PyObject *done;
+	kvdpy_request_t *r = self->off ? NULL : kvdpy_find_request(self, request);
 
-	if (!self->scheduler) {
-		return Py_NewRef(Py_None);
-	}
-	done = check_count(n, 3) ? NULL : run_add_blocks(self, args);
-
-	return kvdpy_answer(&self->breaker, done, "update_state_after_alloc", Py_None);
-}
-
-/* on_new_request(request) */
-static PyObject *scheduler_add_request(PyObject *object, PyObject *request)
-{
-	kvdpy_scheduler_t *self = SELF(object);
-	kvdpy_request_t *r;
-
-	if (self->off || !self->scheduler) {
-		return Py_NewRef(Py_None);
-	}
-	r = kvdpy_find_request(self, request);
 	Py_XDECREF((PyObject *)r);
 
-	return kvdpy_answer(&self->breaker, r ? Py_NewRef(Py_None) : NULL, "on_new_request", Py_None);
-}
-
-/* build_connector_meta(scheduler_output) */
-static PyObject *scheduler_build_meta(PyObject *object, PyObject *output)
-{
-	kvdpy_scheduler_t *self = SELF(object);
-	PyObject *meta = self->scheduler ? kvdpy_build_meta(self, output) : Py_NewRef(self->meta_empty);
-
-	return kvdpy_answer(&self->breaker, meta, "build_connector_meta", self->meta_empty);
-}
-
-/* request_finished(request, block_ids), request_finished_all_groups(request, block_ids) */
-static PyObject *scheduler_finish_request(PyObject *object, PyObject *const *args, Py_ssize_t n)
-{
-	kvdpy_scheduler_t *self = SELF(object);
-	int failed;
-
-	if (!self->scheduler) {
-		return Py_NewRef(self->released);
-	}
-	failed = check_count(n, 2) || kvdpy_request_finish(self, args[0]);
-
-	return kvdpy_answer(&self->breaker, failed ? NULL : Py_NewRef(self->released), "request_finished",
-			    self->released);
+	return PyErr_Occurred() ? NULL : KVDPY_NONE;
 }
 
 static int read_reports(kvdpy_scheduler_t *self, PyObject *meta)
@@ -225,160 +157,146 @@ static int forget_invalid(kvdpy_scheduler_t *self, PyObject *output)
 }
 
 /* update_connector_output(output) */
-static PyObject *scheduler_take_output(PyObject *object, PyObject *output)
+static PyObject *take_output(kvdpy_scheduler_t *self, PyObject *output)
 {
-	kvdpy_scheduler_t *self = SELF(object);
-	PyObject *meta;
-	int failed;
+	PyObject *meta = PyObject_GetAttr(output, kvdpy_names.kv_connector_worker_meta);
+	const int failed = !meta || (meta != Py_None && read_reports(self, meta)) || forget_invalid(self, output);
 
-	if (!self->scheduler) {
-		return Py_NewRef(Py_None);
-	}
-	meta = PyObject_GetAttr(output, kvdpy_names.kv_connector_worker_meta);
-	failed = !meta || (meta != Py_None && read_reports(self, meta)) || forget_invalid(self, output);
 	Py_XDECREF(meta);
 
-	return kvdpy_answer(&self->breaker, failed ? NULL : Py_NewRef(Py_None), "update_connector_output", Py_None);
+	return failed ? NULL : KVDPY_NONE;
 }
 
-/* has_pending_push_work() */
-static PyObject *scheduler_has_pending(PyObject *object, PyObject *unused)
+static kvdpy_scheduler_stats_t read_stats(const kvdpy_scheduler_t *self)
 {
-	(void)unused;
+	kvdpy_scheduler_stats_t now = {.stats.struct_size = sizeof now.stats, .internal_errors = self->breaker.errors};
 
-	return PyBool_FromLong(SELF(object)->scheduler && kvx_scheduler_has_pending(SELF(object)->scheduler));
+	kvx_scheduler_get_stats(self->scheduler, &now.stats);
+
+	return now;
 }
 
 /* get_kv_connector_stats() */
-static PyObject *scheduler_take_stats(PyObject *object, PyObject *unused)
+static PyObject *take_stats(kvdpy_scheduler_t *self)
 {
-	kvdpy_scheduler_t *self = SELF(object);
-	kvx_scheduler_stats_t now = {.struct_size = sizeof now};
+	const kvdpy_scheduler_stats_t now = read_stats(self);
 
-	(void)unused;
-	if (!self->scheduler) {
-		return Py_NewRef(Py_None);
-	}
-	kvx_scheduler_get_stats(self->scheduler, &now);
-
-	return kvdpy_stats_delta(&kvdpy_scheduler_half, &now, &self->last, self->stats_class, &self->breaker);
+	return kvdpy_stats_delta(&kvdpy_scheduler_half, &now, &self->last, self->stats_class);
 }
 
 /* ---- called by kvd_vllm ---------------------------------------------------------------------- */
 
-static PyObject *scheduler_stats(PyObject *object, PyObject *unused)
+static PyObject *read_totals(kvdpy_scheduler_t *self)
 {
-	kvx_scheduler_stats_t now = {.struct_size = sizeof now};
-
-	(void)unused;
-	if (SELF(object)->scheduler) {
-		kvx_scheduler_get_stats(SELF(object)->scheduler, &now);
-	}
+	const kvdpy_scheduler_stats_t now = read_stats(self);
 
 	return kvdpy_stats_totals(&kvdpy_scheduler_half, &now);
 }
 
-/* Tokens of the request's last hit that come from disk. */
-static PyObject *scheduler_disk_tokens(PyObject *object, PyObject *id)
+static PyObject *find_disk_tokens(kvdpy_scheduler_t *self, PyObject *id)
 {
-	kvdpy_request_t *r = (kvdpy_request_t *)PyDict_GetItemWithError(SELF(object)->requests, id);
+	const kvdpy_request_t *r = (kvdpy_request_t *)PyDict_GetItemWithError(self->requests, id);
 
 	return PyErr_Occurred() ? NULL : PyLong_FromUnsignedLong(r ? r->hit.disk_tokens : 0);
 }
 
-static PyObject *scheduler_is_ready(PyObject *object, PyObject *unused)
-{
-	(void)unused;
-
-	return PyBool_FromLong(SELF(object)->scheduler && kvx_scheduler_is_ready(SELF(object)->scheduler));
-}
-
-/* set_weights(text): their name is known. Any thread may call it. */
-static PyObject *scheduler_set_weights(PyObject *object, PyObject *value)
+/* Any thread may call it. */
+static PyObject *set_weights(kvdpy_scheduler_t *self, PyObject *value)
 {
 	const char *text = PyUnicode_AsUTF8AndSize(value, NULL);
-	kvc_status_t status = KVC_ERR_CLOSED;
 
-	if (!text) {
-		return NULL;
-	}
-	if (SELF(object)->scheduler) {
-		status = kvx_scheduler_set_weights(SELF(object)->scheduler, text);
-	}
-
-	return PyLong_FromLong(status);
+	return text ? PyLong_FromLong(kvx_scheduler_set_weights(self->scheduler, text)) : NULL;
 }
 
-static PyObject *scheduler_set_enabled(PyObject *object, PyObject *on)
+static PyObject *set_enabled(kvdpy_scheduler_t *self, PyObject *on)
 {
-	kvdpy_scheduler_t *self = SELF(object);
-
 	self->off = PyObject_IsTrue(on) != 1;
-	if (self->off && self->scheduler) {
+	if (self->off) {
 		kvx_scheduler_revoke_saves(self->scheduler); /* block owners are no longer known */
 	}
 
-	return Py_NewRef(Py_None);
+	return KVDPY_NONE;
 }
 
-static PyObject *scheduler_reset(PyObject *object, PyObject *unused)
+static PyObject *reset_spaces(kvdpy_scheduler_t *self)
 {
-	kvdpy_scheduler_t *self = SELF(object);
-	kvc_status_t status = KVC_ERR_CLOSED;
-
-	(void)unused;
 	self->own = 1;
-	if (self->scheduler) {
-		status = kvx_scheduler_reset(self->scheduler);
-	}
 
-	return PyLong_FromLong(status);
+	return PyLong_FromLong(kvx_scheduler_reset(self->scheduler));
 }
 
-static PyObject *scheduler_close(PyObject *object, PyObject *unused)
+static PyObject *close_scheduler(kvdpy_scheduler_t *self)
 {
-	kvdpy_scheduler_t *self = SELF(object);
 	kvx_scheduler_t *scheduler = self->scheduler;
 
-	(void)unused;
 	self->scheduler = NULL;
 	kvx_scheduler_close(scheduler);
 	PyDict_Clear(self->requests);
 
-	return Py_NewRef(Py_None);
+	return KVDPY_NONE;
 }
+
+/* ---- the methods ----------------------------------------------------------------------------- */
+
+#define NOTHING  Py_NewRef(self->nothing)
+#define RELEASED Py_NewRef(self->released)
+#define EMPTY    Py_NewRef(self->meta_empty)
+#define NO       Py_NewRef(Py_False)
+#define LAST     kvdpy_stats_totals(&kvdpy_scheduler_half, &self->last)
+/* X(method, number of arguments, what is called, harmless answer, vLLM's hook or what it does) */
+#define METHODS(X)                                                                                                     \
+	X(match, 2, run_match(self, args), NOTHING, "get_num_new_matched_tokens")                                      \
+	X(add_blocks, 3, run_add_blocks(self, args), KVDPY_NONE, "update_state_after_alloc")                           \
+	X(add_request, 1, add_request(self, args[0]), KVDPY_NONE, "on_new_request")                                    \
+	X(build_meta, 1, kvdpy_build_meta(self, args[0]), EMPTY, "build_connector_meta")                               \
+	X(finish_request, 2, kvdpy_request_finish(self, args[0]) ? NULL : RELEASED, RELEASED, "request_finished")      \
+	X(take_output, 1, take_output(self, args[0]), KVDPY_NONE, "update_connector_output")                           \
+	X(has_pending, 0, PyBool_FromLong(kvx_scheduler_has_pending(self->scheduler)), NO, "has_pending_push_work")    \
+	X(take_stats, 0, take_stats(self), KVDPY_NONE, "get_kv_connector_stats")                                       \
+	X(stats, 0, read_totals(self), LAST, "counters since the start")                                               \
+	X(disk_tokens, 1, find_disk_tokens(self, args[0]), PyLong_FromLong(0), "get_external_cache_hit_sources")       \
+	X(is_ready, 0, PyBool_FromLong(kvx_scheduler_is_ready(self->scheduler)), NO, "attached and the space is open") \
+	X(set_weights, 1, set_weights(self, args[0]), KVDPY_CLOSED, "what names the weights is known; a status")       \
+	X(set_enabled, 1, set_enabled(self, args[0]), KVDPY_NONE, "on or off")                                         \
+	X(reset, 0, reset_spaces(self), KVDPY_CLOSED, "reset_cache: drop all blocks of the space; a status")           \
+	X(close, 0, close_scheduler(self), KVDPY_NONE, "detach")
+
+#define DEFINE(method, count, call, harmless, text) KVDPY_METHOD(scheduler, method, count, call, harmless, text)
+#define ROW(method, count, call, harmless, text)    KVDPY_METHOD_ROW(scheduler, method, text)
+METHODS(DEFINE)
+static PyMethodDef methods[] = {METHODS(ROW){NULL, NULL, 0, NULL}};
 
 /* ---- create and destroy ---------------------------------------------------------------------- */
 
-#define OWN(kind, field)    KVDPY_KEY(kvdpy_scheduler_t, kind, field)
-#define CONFIG(kind, field) KVDPY_KEY(kvx_scheduler_config_t, kind, field)
+#define OWN(format, field)    KVDPY_KEY(kvdpy_scheduler_t, format, field)
+#define CONFIG(format, field) KVDPY_KEY(kvx_scheduler_config_t, format, field)
 
 static const kvdpy_key_t own_keys[] = {
-	{"circuit_breaker", KVDPY_REF, offsetof(kvdpy_scheduler_t, breaker.object)},
-	OWN(KVDPY_REF, meta_class),
-	OWN(KVDPY_REF, stats_class),
-	OWN(KVDPY_REF, lora_text),
-	OWN(KVDPY_REF, unit_extras),
-	OWN(KVDPY_REF, forget),
-	OWN(KVDPY_U32, hash_tokens),
-	OWN(KVDPY_INT, foreign),
-	OWN(KVDPY_INT, loads),
-	OWN(KVDPY_INT, saves),
-	OWN(KVDPY_INT, publishable),
-	OWN(KVDPY_INT, prefetch),
+	{"circuit_breaker", "O", offsetof(kvdpy_scheduler_t, breaker.object)},
+	OWN("O", meta_class),
+	OWN("O", stats_class),
+	OWN("O", lora_text),
+	OWN("O", unit_extras),
+	OWN("O", forget),
+	OWN("i", hash_tokens),
+	OWN("i", foreign),
+	OWN("i", loads),
+	OWN("i", saves),
+	OWN("i", publishable),
+	OWN("i", prefetch),
+	OWN("z", instance),
 };
 static const kvdpy_key_t config_keys[] = {
-	CONFIG(KVDPY_U32, max_blocks), CONFIG(KVDPY_INT, foreign), CONFIG(KVDPY_INT, cost_model),
-	CONFIG(KVDPY_INT, mode),       CONFIG(KVDPY_U32, wait_us), CONFIG(KVDPY_U32, load_ms),
-	CONFIG(KVDPY_U32, min_tokens),
+	CONFIG("z", socket),  CONFIG("z", instance),   CONFIG("z", program), CONFIG("i", max_blocks),
+	CONFIG("i", foreign), CONFIG("i", cost_model), CONFIG("i", mode),    CONFIG("i", wait_us),
+	CONFIG("i", load_ms), CONFIG("i", min_tokens),
 };
 
 static void scheduler_destroy(PyObject *object)
 {
-	kvdpy_scheduler_t *self = SELF(object);
+	kvdpy_scheduler_t *self = (kvdpy_scheduler_t *)object;
 
 	kvx_scheduler_close(self->scheduler);
-	kvdpy_drop_keys(own_keys, KVDPY_COUNT(own_keys), self);
 	Py_XDECREF(self->config);
 	Py_XDECREF(self->requests);
 	Py_XDECREF(self->meta_empty);
@@ -399,74 +317,53 @@ static int make_answers(kvdpy_scheduler_t *self)
 
 static int read_groups(kvdpy_scheduler_t *self, PyObject *dict)
 {
-	PyObject *list = kvdpy_find_key(dict, "group_tokens");
-	const Py_ssize_t n = list ? PyList_Size(list) : -1;
+	PyObject *list = kvdpy_find_list(dict, "group_tokens", KVDPY_MAX_GROUPS, &self->groups);
 
-	if (n < 1 || n > (Py_ssize_t)KVDPY_MAX_GROUPS || self->hash_tokens == 0) {
-		PyErr_SetString(PyExc_ValueError, "group_tokens must be a list of 1 to 16 numbers of whole units");
-		return -1;
-	}
-	for (Py_ssize_t i = 0; i < n; i++) {
-		uint32_t *tokens = &self->block_tokens[i];
-
-		if (kvdpy_read_u32(PyList_GetItem(list, i), tokens) || *tokens == 0 ||
-		    *tokens % self->hash_tokens != 0) {
+	for (uint32_t i = 0; list && i < self->groups; i++) {
+		if (kvdpy_read_u32(PyList_GetItem(list, (Py_ssize_t)i), &self->block_tokens[i])) {
+			return -1;
+		}
+		if (self->hash_tokens == 0 || self->block_tokens[i] == 0 ||
+		    self->block_tokens[i] % self->hash_tokens != 0) {
 			PyErr_SetString(PyExc_ValueError, "a group's block must be whole units");
 			return -1;
 		}
 	}
-	self->groups = (uint32_t)n;
 
-	return 0;
+	return list ? 0 : -1;
 }
 
-static kvc_writer_t *read_writers(PyObject *dict, uint32_t *p_count)
+static int read_writers(PyObject *dict, kvc_writer_t *writers, uint32_t *p_count)
 {
-	PyObject *list = kvdpy_find_key(dict, "writers");
-	const Py_ssize_t n = list ? PyList_Size(list) : -1;
-	kvc_writer_t *writers;
+	PyObject *list = kvdpy_find_list(dict, "writers", KVDPY_MAX_RANKS, p_count);
 
-	if (n < 1 || n > (Py_ssize_t)KVDPY_MAX_RANKS) {
-		PyErr_SetString(PyExc_ValueError, "writers must be a list of 1 to 1024 ranges");
-		return NULL;
-	}
-	writers = PyMem_Malloc((size_t)n * sizeof *writers);
-	for (Py_ssize_t i = 0; writers && i < n; i++) {
-		if (kvdpy_read_writer(PyList_GetItem(list, i), &writers[i])) {
-			PyMem_Free(writers);
-			return NULL;
+	for (uint32_t i = 0; list && i < *p_count; i++) {
+		if (kvdpy_read_writer(PyList_GetItem(list, (Py_ssize_t)i), &writers[i])) {
+			return -1;
 		}
 	}
-	*p_count = (uint32_t)n;
 
-	return writers ? writers : (kvc_writer_t *)PyErr_NoMemory();
+	return list ? 0 : -1;
 }
 
 static int open_scheduler(kvdpy_scheduler_t *self, PyObject *dict)
 {
 	kvx_scheduler_config_t c = {.struct_size = sizeof c};
-	kvdpy_common_t common;
-	kvc_writer_t *writers;
+	kvc_writer_t writers[KVDPY_MAX_RANKS];
+	kvdpy_common_t common = {0};
 	kvc_status_t status;
 
-	if (kvdpy_read_common(dict, &common) || kvdpy_read_keys(dict, config_keys, KVDPY_COUNT(config_keys), &c)) {
-		return -1;
-	}
-	writers = read_writers(dict, &c.writer_count);
-	if (!writers) {
+	if (kvdpy_read_common(dict, &common) || kvdpy_read_keys(dict, config_keys, KVDPY_COUNT(config_keys), &c) ||
+	    read_writers(dict, writers, &c.writer_count)) {
 		return -1;
 	}
 
-	c.socket = common.socket;
-	c.instance = self->instance = common.instance;
 	c.secret = common.secret;
 	c.secret_len = common.secret_len;
-	c.program = common.program;
 	c.identity = &common.identity;
 	c.layout = &common.layout;
 	c.writers = writers;
 	status = kvx_scheduler_open(&c, &self->scheduler);
-	PyMem_Free(writers);
 	if (status != KVC_OK) {
 		PyErr_Format(PyExc_ValueError, "%s: %s", kvc_status_name(status), kvx_scheduler_last_error());
 		return -1;
@@ -477,7 +374,7 @@ static int open_scheduler(kvdpy_scheduler_t *self, PyObject *dict)
 
 static int scheduler_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-	kvdpy_scheduler_t *self = SELF(object);
+	kvdpy_scheduler_t *self = (kvdpy_scheduler_t *)object;
 	PyObject *dict;
 
 	(void)kwargs;
@@ -486,7 +383,6 @@ static int scheduler_init(PyObject *object, PyObject *args, PyObject *kwargs)
 	}
 	self->config = Py_NewRef(dict);
 	self->step = 1;
-	self->last.struct_size = sizeof self->last;
 	self->off = 1;
 
 	return kvdpy_read_keys(dict, own_keys, KVDPY_COUNT(own_keys), self) || make_answers(self) ||
@@ -495,30 +391,10 @@ static int scheduler_init(PyObject *object, PyObject *args, PyObject *kwargs)
 		       : 0;
 }
 
-#define FAST(function) ((PyCFunction)(void (*)(void))(function))
-static PyMethodDef scheduler_methods[] = {
-	{"match", FAST(scheduler_match), METH_FASTCALL, "get_num_new_matched_tokens"},
-	{"add_blocks", FAST(scheduler_add_blocks), METH_FASTCALL, "update_state_after_alloc"},
-	{"add_request", scheduler_add_request, METH_O, "on_new_request"},
-	{"build_meta", scheduler_build_meta, METH_O, "build_connector_meta"},
-	{"finish_request", FAST(scheduler_finish_request), METH_FASTCALL, "request_finished"},
-	{"take_output", scheduler_take_output, METH_O, "update_connector_output"},
-	{"has_pending", scheduler_has_pending, METH_NOARGS, "has_pending_push_work"},
-	{"take_stats", scheduler_take_stats, METH_NOARGS, "get_kv_connector_stats"},
-	{"stats", scheduler_stats, METH_NOARGS, "counters since the start"},
-	{"disk_tokens", scheduler_disk_tokens, METH_O, "tokens of a request's hit that come from disk"},
-	{"is_ready", scheduler_is_ready, METH_NOARGS, "attached and the space is open"},
-	{"set_weights", scheduler_set_weights, METH_O, "what names the weights is known; a status"},
-	{"set_enabled", scheduler_set_enabled, METH_O, "on or off"},
-	{"reset", scheduler_reset, METH_NOARGS, "drop all blocks of the space; a status"},
-	{"close", scheduler_close, METH_NOARGS, "detach"},
-	{NULL, NULL, 0, NULL},
+static PyType_Slot slots[] = {
+	{Py_tp_init, KVDPY_SLOT(scheduler_init)},
+	{Py_tp_dealloc, KVDPY_SLOT(scheduler_destroy)},
+	{Py_tp_methods, methods},
+	{0, NULL},
 };
-
-int kvdpy_scheduler_init(PyObject *module)
-{
-	static const kvdpy_type_t type = {"kvd_vllm._kvd.Scheduler", sizeof(kvdpy_scheduler_t), scheduler_init,
-					  scheduler_destroy, scheduler_methods};
-
-	return kvdpy_add_type(module, &type) ? 0 : -1;
-}
+PyType_Spec kvdpy_scheduler_spec = {"kvd_vllm._kvd.Scheduler", sizeof(kvdpy_scheduler_t), 0, Py_TPFLAGS_DEFAULT, slots};

@@ -230,12 +230,9 @@ PyObject *kvdpy_build_meta(kvdpy_scheduler_t *self, PyObject *output)
 	kvdpy_message_t message = {.after_computing = self->request_count > 0};
 	PyObject *bytes, *meta;
 
-	if (walk_step(self, output)) { /* the message goes out all the same: loads depend on it */
-		meta = kvdpy_answer_error(&self->breaker, "build_connector_meta", Py_None);
-		if (!meta) {
-			return NULL;
-		}
-		Py_DECREF(meta);
+	/* After an error the message goes out all the same: loads depend on it. */
+	if (walk_step(self, output) && kvdpy_report_error(&self->breaker, "build_connector_meta")) {
+		return NULL;
 	}
 	self->step = self->step == UINT32_MAX ? 1 : self->step + 1;
 
