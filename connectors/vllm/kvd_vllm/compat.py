@@ -47,6 +47,11 @@ def _none_hash() -> str:
     return "environment" if _has(HASHES, "init_none_hash") else "unknown"
 
 
+def none_hash() -> bytes | None:
+    """The hash that the engine's block hashes start from, once it has one."""
+    return _has(HASHES, "NONE_HASH")
+
+
 def _publishable() -> bool:
     """An attribute of requests in some builds: how many of their hashes are of confirmed tokens."""
     request = _has("vllm.v1.request", "Request")

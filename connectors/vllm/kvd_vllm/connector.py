@@ -83,7 +83,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self._half = "scheduler" if role == KVConnectorRole.SCHEDULER else "worker"
         self._breaker = CircuitBreaker(logger)
         self._breaker.on_open = self._switch_off
-        self._space: identity.Space | None = None
+        self._space: Any = None  # identity.Space
         self._c: Any = None
         self._reason = ""
         self._retry_at = 0.0
@@ -129,7 +129,6 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             self._c.set_enabled(False)
 
     def _common(self) -> dict[str, Any]:
-        assert self._space is not None
         instance, secret = identity.membership(str(self._kv_transfer_config.engine_id))
         return {
             "socket": self._options["socket"],
@@ -159,7 +158,6 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _open_scheduler(self) -> None:
         space, chosen, config = self._space, self._options, self._kv_transfer_config
-        assert space is not None
         self._recompute_failed_loads()
         if self._ways.preempts:
             self._preempt_failed_loads()
@@ -211,7 +209,6 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     def _name_weights(self) -> None:
         """Runs in a thread, as long as reading the weights takes. Nothing is matched or saved before its end, nor after an error."""
         space, digester, c = self._space, self._digester, self._c
-        assert space is not None and digester is not None
         began = time.monotonic()
         try:
             named = weights.name_weights(space.weights, digester, weights.process_start_ns())
@@ -264,7 +261,6 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _find_mismatch(self, rank: Any) -> str:
         """Why a rank's answer does not fit the scheduler half; empty: it does."""
-        assert self._space is not None
         if not isinstance(rank, KvdHandshake) or rank.reason or rank.space != self._space.digest():
             return getattr(rank, "reason", "") or "another space"
         return "" if rank.files == self._space.weights.fingerprint() else "the scheduler's process sees other weight files than a rank; option weights names them"
@@ -305,7 +301,6 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     def _describe(self, tensors: list[list[Any]], rank: int) -> list[dict[str, Any]]:
         """Every group's cache as the C side takes it."""
         space = self._space
-        assert space is not None
         head, layer = space.place(rank)
         described = []
         for group, own in zip(space.groups, tensors):
@@ -319,7 +314,6 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     def _memory(self, tensors: list[list[Any]]) -> dict[str, Any]:
         """The memory the cache is in, and the function that returns the engine's current stream."""
         space = self._space
-        assert space is not None
         devices = {str(tensor.device) for own in tensors for tensor in own}
         if len(devices) != 1 or tensors[0][0].device.type != space.device:
             raise Declined(f"the cache lies on {', '.join(sorted(devices))}, not on one {space.device} device")
@@ -335,7 +329,6 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     def _layers(self) -> tuple[dict[str, int], tuple[Any, ...]] | None:
         """Layer names that the engine waits for, and the modes in which it does. None: loads come whole."""
         space, config = self._space, self._vllm_config
-        assert space is not None
         if space.device != "cuda" or not self._options["layers"] or "layers" not in self._ways.ways or not self._compat["eager_modes"]:
             return None
         if len(space.groups) > 1 or getattr(config, "speculative_config", None) is not None or getattr(config.parallel_config, "use_ubatching", False):
@@ -344,13 +337,11 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _prefetches(self) -> bool:
         """Whether loads may begin when their step is planned: that needs one rank, whose halves share a process and a thread. The C side checks whether they do."""
-        assert self._space is not None
         wanted = self._options["prefetch"] and "prefetch" in self._ways.ways
         return bool(wanted and self._compat["known_steps"] and int(getattr(self._vllm_config.parallel_config, "world_size", self._space.world)) == 1 and self._space.device == "cuda")
 
     def _open_worker(self, kv_caches: dict[str, Any]) -> None:
         space, chosen = self._space, self._options
-        assert space is not None
         rank = _tensor_parallel_rank(self._vllm_config)
         tensors = [[kv_caches[name] for name in group.layers] for group in space.groups]
         described = self._describe(tensors, rank)
@@ -456,14 +447,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self.on_new_request = self._c.add_request if self._c is not None else self._do_nothing
         if self._c is None or self._space is None:
             return
-        try:
-            from vllm.v1.core import kv_cache_utils
-
-            found = getattr(kv_cache_utils, "NONE_HASH", None)
-            if self._space.foreign and bytes(found or b"") != self._space.none_hash:
-                self._switch_off("the engine's block hashes start from another seed than the one expected")
-        except Exception as error:
-            self._breaker.error("on_new_request", error)
+        if self._space.foreign and compat.none_hash() != self._space.none_hash:
+            self._switch_off("the engine's block hashes start from another seed than the one expected")
         self.on_new_request(request)
 
     def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict[Any, int]:
@@ -471,22 +456,14 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         sources = self._compat["hit_sources"]
         if num_external_tokens == 0 or sources is None:
             return {}
-        try:
-            disk = min(self._c.disk_tokens(request.request_id), num_external_tokens) if self._c is not None else 0
-        except Exception as error:
-            self._breaker.error("get_external_cache_hit_sources", error)
-            disk = 0
+        disk = min(self._c.disk_tokens(request.request_id), num_external_tokens) if self._c is not None else 0
         split = {sources.HOST: num_external_tokens - disk, sources.DISK: disk}
         return {source: tokens for source, tokens in split.items() if tokens}
 
     def reset_cache(self) -> bool | None:
         """The weights may have been changed in place, so they are no longer those of the files. Blocks computed from now on go to spaces of this engine alone."""
         self._private = self._private or f" reset {secrets.token_hex(8)}"
-        try:
-            status = self._c.reset() if self._c is not None else _kvd.OK
-        except Exception as error:
-            self._breaker.error("reset_cache", error)
-            return False
+        status = self._c.reset() if self._c is not None else _kvd.OK
         if status != _kvd.OK:
             logger.warning("kvd: the space could not be reset (%s): nothing is matched or saved until it has been", _kvd.status_name(status))
             self._reset_later()
@@ -500,15 +477,12 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             self.on_new_request = self._retry_reset
 
     def _retry_reset(self, request: Any) -> None:
-        try:
-            if time.monotonic() >= self._retry_at and self._c.is_ready():
-                self._retry_at = time.monotonic() + RETRY_S
-                if self._c.reset() == _kvd.OK and not self._reason:
-                    logger.info("kvd: the space has been reset; on")
-                    self._c.set_enabled(True)
-                    self.on_new_request = self._c.add_request
-        except Exception as error:
-            self._breaker.error("on_new_request", error)
+        if time.monotonic() >= self._retry_at and self._c.is_ready():
+            self._retry_at = time.monotonic() + RETRY_S
+            if self._c.reset() == _kvd.OK and not self._reason:
+                logger.info("kvd: the space has been reset; on")
+                self._c.set_enabled(True)
+                self.on_new_request = self._c.add_request
         self._c.add_request(request)
 
     # ---- counters --------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from kvd_vllm import layout, weights
@@ -52,7 +52,6 @@ class Space:
     device: str = "cpu"  # where the engine's cache is: "cpu" or "cuda"
     shape: layout.Shape | None = None  # of a rank's page; None: pages are opaque
     weights: weights.Weights = weights.Weights()  # not in `identity`: digesting them takes a while
-    notes: list[str] = field(default_factory=list)
 
     def digest(self) -> str:
         text = json.dumps([self.identity, [group.text() for group in self.groups], self.world, self.layers], sort_keys=True)
@@ -119,22 +118,24 @@ def groups_of(kv_cache_config: Any, compat: dict[str, Any]) -> list[Group]:
     return groups
 
 
-def hash_tokens_of(vllm_config: Any, kv_cache_config: Any, groups: list[Group], compat: dict[str, Any]) -> int:
-    """Tokens one of the engine's block hashes covers."""
-    resolve = compat["hash_sizes"]
-    if resolve is not None:
-        return int(resolve(kv_cache_config, vllm_config)[1])
-    return math.gcd(*(group.block_tokens for group in groups))
-
-
 # ---- hashes --------------------------------------------------------------------------------------------------------
 
 
-def engine_hashes(vllm_config: Any, compat: dict[str, Any]) -> tuple[bytes | None, str, str]:
-    """(NONE_HASH, algorithm, reason): None where the engine's hashes differ from process to process or can be forged."""
-    algorithm = str(vllm_config.cache_config.prefix_caching_hash_algo)
+def _hash(vllm_config: Any, compat: dict[str, Any], wanted: str) -> tuple[str, bytes | None, str]:
+    """(its text in the identity, NONE_HASH, reason). NONE_HASH is None with kvd's own hashes: where the engine's differ from process to process or can be forged."""
+    if wanted == "own":
+        return "kv1", None, "kvd's own, as asked"
+    algorithm, seed = str(vllm_config.cache_config.prefix_caching_hash_algo), os.environ.get("PYTHONHASHSEED")
+    reason = ""
     if algorithm not in CRYPTOGRAPHIC:
-        return None, algorithm, f"the engine's {algorithm} is not cryptographic"
+        reason = f"the engine's {algorithm} is not cryptographic"
+    elif compat["none_hash"] != "resolved" and seed is None:
+        reason = "PYTHONHASHSEED is not set, so the engine's hashes differ from process to process"
+    if reason and wanted == "engine":
+        raise Declined(f"hash=engine, but {reason}")
+    if reason:
+        return "kv1", None, f"kvd's own: {reason}"
+
     from vllm.utils.hashing import get_hash_fn_by_name
 
     function = get_hash_fn_by_name(algorithm)
@@ -142,22 +143,8 @@ def engine_hashes(vllm_config: Any, compat: dict[str, Any]) -> tuple[bytes | Non
         from vllm.v1.core.kv_cache_utils import resolve_none_hash_seed
 
         seed = resolve_none_hash_seed(function)
-    else:
-        seed = os.environ.get("PYTHONHASHSEED")
-        if seed is None:
-            return None, algorithm, "PYTHONHASHSEED is not set, so the engine's hashes differ from process to process"
-    return bytes(function(seed)), algorithm, f"the engine's {algorithm} with a seed that stays the same"
-
-
-def _hash(vllm_config: Any, compat: dict[str, Any], wanted: str) -> tuple[str, bytes | None, str]:
-    if wanted == "own":
-        return "kv1", None, "kvd's own, as asked"
-    none_hash, algorithm, reason = engine_hashes(vllm_config, compat)
-    if none_hash is None:
-        if wanted == "engine":
-            raise Declined(f"hash=engine, but {reason}")
-        return "kv1", None, f"kvd's own: {reason}"
-    return f"vllm:{algorithm}:{none_hash.hex()}", none_hash, reason
+    none_hash = bytes(function(seed))
+    return f"vllm:{algorithm}:{none_hash.hex()}", none_hash, f"the engine's {algorithm} with a seed that stays the same"
 
 
 # ---- the rest ------------------------------------------------------------------------------------------------------
@@ -275,8 +262,8 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: dict[str, Any], co
         raise Declined("the engine's prefix caching is off: vLLM switches it off where its kernels cannot go on from a prefix (MLA on CPUs), and a hit would give wrong answers")
 
     groups = groups_of(kv_cache_config, compat)
-    hash_tokens = hash_tokens_of(vllm_config, kv_cache_config, groups, compat)
-    block_tokens = groups[0].block_tokens
+    resolve = compat["hash_sizes"]
+    hash_tokens = int(resolve(kv_cache_config, vllm_config)[1]) if resolve else math.gcd(*(group.block_tokens for group in groups))
     hash_text, none_hash, reason = _hash(vllm_config, compat, options["hash"])
     layers = max(len(group.layers) for group in groups)
     world = parallel.tensor_parallel_size
@@ -284,7 +271,7 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: dict[str, Any], co
     if shape is not None:
         block, page_format = layout.Block(world * shape.heads, layers, shape.tokens, shape.k, shape.v, shape.dtype), "canonical"
     else:
-        block = layout.opaque_block(world * layers, block_tokens, groups[0].page_bytes)
+        block = layout.opaque_block(world * layers, groups[0].block_tokens, groups[0].page_bytes)
         page_format = _page_format(vllm_config, kv_cache_config, groups, compat)
     identity = {
         "model": options["model"] or _model_name(model),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from kvd_vllm import _kvd
 from kvd_vllm.errors import Declined
-
 
 BYTES = {"f32": 4, "f16": 2, "bf16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1, "int8": 1, "byte": 1}
 
@@ -71,9 +71,7 @@ def opaque(tensor: Any, num_blocks: int, page_bytes: int) -> Page:
     shape, stride, step = _block(tensor, num_blocks)
     size = tensor.element_size()
     run = 1 + sum((n - 1) * s for n, s in zip(shape, stride))
-    count = 1
-    for n in shape:
-        count *= n
+    count = math.prod(shape)
     if run != count:
         raise Declined(f"a block of a KV tensor of shape {tuple(tensor.shape)}, strides {tuple(tensor.stride())} is not contiguous")
     if count * size > page_bytes or step * size < page_bytes:

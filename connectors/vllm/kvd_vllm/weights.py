@@ -146,20 +146,16 @@ def _all_folders(vllm_config: Any) -> list[str] | None:
     return list(dict.fromkeys(folders))
 
 
-def _why_unsteady(vllm_config: Any) -> str:
-    """Why values do not follow from the weights at the start; empty: they do."""
+def _why_private(vllm_config: Any, load_format: str, vouched: str | None) -> str:
+    """Why values do not follow from the weights at the start, or the files in the model's folder are not the weights; empty: they do, and are or are vouched for."""
+    more = getattr(vllm_config.load_config, "model_loader_extra_config", None) or {}
     if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
         return "the scales of the cache are found from the first prompts"
     if getattr(vllm_config, "weight_transfer_config", None) is not None:
         return "weights are replaced while the engine runs"
-    return ""
-
-
-def _why_unknown(load: Any, load_format: str) -> str:
-    """Why the files in the model's folder are not the weights; empty: they are."""
-    if load_format not in FORMATS + ("dummy",):
+    if not vouched and load_format not in FORMATS + ("dummy",):
         return f"where load_format={load_format} takes weights from is not known"
-    if "qlora_adapter_name_or_path" in (getattr(load, "model_loader_extra_config", None) or {}):
+    if not vouched and "qlora_adapter_name_or_path" in more:
         return "an adapter is merged into the weights at load"
     return ""
 
@@ -168,7 +164,7 @@ def of_model(vllm_config: Any, vouched: str | None, version: str, device: str) -
     """The weights of this configuration; no file is read."""
     model, load = vllm_config.model_config, vllm_config.load_config
     load_format = str(getattr(load.load_format, "value", load.load_format))
-    private = _why_unsteady(vllm_config) or ("" if vouched else _why_unknown(load, load_format))
+    private = _why_private(vllm_config, load_format, vouched)
     if private:
         return Weights(private=private)
     if vouched == REVISION:
