@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -87,9 +86,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self._c: Any = None
         self._reason = ""
         self._retry_at = 0.0
-        self._digester: digests.Digester | None = None
-        self._naming: threading.Thread | None = None
         self._adapters: weights.Adapters | None = None
+        self._naming = False
         self._manager: Any = None
         self._pool: Any = None
         self._ways_told = False
@@ -199,25 +197,25 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self.request_finished_all_groups = c.finish_request
         self.has_pending_push_work = c.has_pending
         self.get_kv_connector_stats = c.take_stats
-        self._digester = digests.Digester()
-        self._naming = threading.Thread(target=self._name_weights, name="kvd-weights", daemon=True)
-        self._naming.start()
+        self._naming = True
+        adapters.run(lambda: self._name_weights(adapters.digester, c))
         logger.info("kvd: %s; %s", _kvd.version, compat.line(self._compat))
         logger.log(logging.WARNING if self._ways.refused else logging.INFO, "kvd: %s", self._ways.sentence)
         logger.info("kvd: block hashes: %s; groups %s; %s", space.hash_reason, space.identity["groups"], space.identity["layout"])
 
-    def _name_weights(self) -> None:
+    def _name_weights(self, digester: digests.Digester, c: Any) -> None:
         """Runs in a thread, as long as reading the weights takes. Nothing is matched or saved before its end, nor after an error."""
-        space, digester, c = self._space, self._digester, self._c
-        began = time.monotonic()
+        space, began = self._space, time.monotonic()
         try:
             named = weights.name_weights(space.weights, digester, weights.process_start_ns())
             c.set_weights(named.text)
         except digests.Cancelled:
-            return
+            raise
         except Exception as error:
             logger.error("kvd: the weights have no name, so nothing is loaded or saved: %r", error)
             return
+        finally:
+            self._naming = False
         files = len(space.weights.files)
         logger.info("kvd: weights %s after %.2f s: %.2f GB read, %d of %d files known before", named.text, time.monotonic() - began, digester.bytes / 1e9, digester.known, files)
         if named.private:
@@ -238,8 +236,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         blocks = set(invalid)
         for request_id in requests if self._manager is not None else ():
             for table in self._manager.get_block_ids(request_id):
-                first = next((place for place, block in enumerate(table) if block in invalid), len(table))
-                blocks.update(table[first:])
+                blocks.update(table[recovery.first_bad(table, invalid) :])
         self._pool.evict_blocks(blocks)
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]) -> None:
@@ -255,8 +252,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             return
         self._c.set_enabled(True)
         self._wait_for_daemon()
-        digesting = self._naming is not None and self._naming.is_alive()
-        waits = "the weights are being digested: everything is a miss until that is done" if digesting else "no daemon yet: everything is a miss until there is one"
+        waits = "the weights are being digested: everything is a miss until that is done" if self._naming else "no daemon yet: everything is a miss until there is one"
         logger.info("kvd: all ranks serve their cache; on (%s)", "attached" if self._c.is_ready() else waits)
 
     def _find_mismatch(self, rank: Any) -> str:
@@ -387,9 +383,6 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             logger.info("kvd: rank %d: %s", rank, layout.describe(described[0]))
 
     def _close(self) -> None:
-        if self._digester is not None and self._naming is not None:
-            self._digester.cancel()
-            self._naming.join(CANCEL_S)
         if self._adapters is not None:
             self._adapters.close(CANCEL_S)
         c, self._c = self._c, None

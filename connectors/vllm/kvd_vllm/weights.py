@@ -6,12 +6,14 @@ without a name get a random one: no other engine finds the blocks, and neither d
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import queue
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -229,7 +231,7 @@ def name_adapter(request: Any, digester: Digester, unknown: str) -> str:
 
 
 class Adapters:
-    """Names of adapters. The engine's thread asks; another thread digests the files."""
+    """Names of adapters. The engine's thread asks; another thread digests the files, after those of the model."""
 
     WAIT_S = 0.05  # enough for a small adapter, or remembered digests: then its first request is served
 
@@ -237,9 +239,21 @@ class Adapters:
         self.digester = digester
         self.unknown = secrets.token_hex(16)  # of this engine alone
         self.names: dict[tuple[Any, ...], str] = {}
-        self.asked: queue.SimpleQueue[tuple[tuple[Any, ...], Any, threading.Event] | None] = queue.SimpleQueue()
         self.waiting: set[tuple[Any, ...]] = set()
+        self.jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self.thread: threading.Thread | None = None
+
+    def run(self, job: Callable[[], None]) -> None:
+        """In the thread that digests, in the order asked for."""
+        self.jobs.put(job)
+        if self.thread is None:
+            self.thread = threading.Thread(target=self._run_jobs, name="kvd-weights", daemon=True)
+            self.thread.start()
+
+    def _run_jobs(self) -> None:
+        with contextlib.suppress(Cancelled):
+            while (job := self.jobs.get()) is not None:
+                job()
 
     def text(self, request: Any) -> str:
         """Empty: not known yet, or an adapter that is reloaded in place, where the weights of a request are not known. Its blocks are neither loaded nor saved."""
@@ -247,31 +261,23 @@ class Adapters:
             return ""
         key = tuple(getattr(request, name, None) for name in ("lora_name", "lora_path", "lora_int_id"))
         if key not in self.names and key not in self.waiting:
-            self._ask(key, request).wait(self.WAIT_S)
+            done = threading.Event()
+            self.waiting.add(key)
+            self.run(lambda: self._name(key, request, done))
+            done.wait(self.WAIT_S)
         return self.names.get(key, "")
 
-    def _ask(self, key: tuple[Any, ...], request: Any) -> threading.Event:
-        done = threading.Event()
-        self.waiting.add(key)
-        self.asked.put((key, request, done))
-        if self.thread is None:
-            self.thread = threading.Thread(target=self._answer, name="kvd-adapters", daemon=True)
-            self.thread.start()
-        return done
-
-    def _answer(self) -> None:
-        while (asked := self.asked.get()) is not None:
-            key, request, done = asked
-            try:
-                self.names[key] = name_adapter(request, self.digester, self.unknown)
-            except Cancelled:
-                return
-            except Exception:
-                self.names[key] = ""
-            done.set()
+    def _name(self, key: tuple[Any, ...], request: Any, done: threading.Event) -> None:
+        try:
+            self.names[key] = name_adapter(request, self.digester, self.unknown)
+        except Cancelled:
+            raise
+        except Exception:
+            self.names[key] = ""
+        done.set()
 
     def close(self, seconds: float) -> None:
         self.digester.cancel()
-        self.asked.put(None)
+        self.jobs.put(None)
         if self.thread is not None:
             self.thread.join(seconds)
