@@ -131,29 +131,24 @@ def _steps(tensor: Any, num_blocks: int, want: Shape) -> _Steps:
     return _Steps(steps.head, steps.token, steps.value, steps.block * pieces)
 
 
+ANY = -1  # as a stride: kvk_paged_t says it
+
+
 def _kind(steps: _Steps, want: Shape) -> tuple[int, int] | None:
     """(kvk_paged_kind_t, elements from head to head or 0). The stride of a dimension of size 1 does not matter."""
     tokens, heads, k, v = want.tokens, want.heads, want.k, want.v
-    one, single = heads == 1, tokens == 1
-
-    def has_strides(head: int, token: int, value: int) -> bool:
-        return (one or steps.head == head) and (single or steps.token == token) and (v == 0 or steps.value == value)
-
-    def head_stride(page: int) -> int:
-        return 0 if one or steps.head == page else steps.head
-
-    if k == v or v == 0:
-        if has_strides(k, heads * k, tokens * heads * k):
-            return _kvd.KIND_KV_TOKEN_HEAD, 0
-        if has_strides(tokens * k, k, heads * tokens * k):
-            return _kvd.KIND_KV_HEAD_TOKEN, 0
-        if has_strides(steps.head, k, tokens * k):
-            return _kvd.KIND_HEAD_KV_TOKEN, head_stride(tokens * (k + v))
-    if has_strides(k + v, heads * (k + v), k):
-        return _kvd.KIND_TOKEN_HEAD_KV, 0
-    if has_strides(steps.head, k + v, k):
-        return _kvd.KIND_HEAD_TOKEN_KV, head_stride(tokens * (k + v))
-
+    both = k + v
+    orders = (  # strides of each kind: from head to head, from token to token, from keys to values
+        (_kvd.KIND_KV_TOKEN_HEAD, k, heads * k, tokens * heads * k),
+        (_kvd.KIND_KV_HEAD_TOKEN, tokens * k, k, heads * tokens * k),
+        (_kvd.KIND_HEAD_KV_TOKEN, ANY, k, tokens * k),
+        (_kvd.KIND_TOKEN_HEAD_KV, both, heads * both, k),
+        (_kvd.KIND_HEAD_TOKEN_KV, ANY, both, k),
+    )
+    apart = v not in (0, k)  # keys and values of different size: only side by side
+    for kind, head, token, value in orders[3:] if apart else orders:
+        if (heads == 1 or head in (ANY, steps.head)) and (tokens == 1 or steps.token == token) and (v == 0 or steps.value == value):
+            return kind, steps.head if head == ANY and heads > 1 and steps.head != tokens * both else 0
     return None
 
 

@@ -179,8 +179,8 @@ extern const kvdpy_half_t kvdpy_scheduler_half, kvdpy_worker_half;
 PyObject *kvdpy_stats_delta(const kvdpy_half_t *half, const void *now, void *last, PyObject *stats_class);
 /* Totals and gauges. */
 PyObject *kvdpy_stats_totals(const kvdpy_half_t *half, const void *now);
-/* [(name, help)] of all counters, scheduler's and worker's. */
-PyObject *kvdpy_stats_table(void);
+/* stats_table() of the module: [(name, help)] of all counters, scheduler's and worker's. */
+PyObject *kvdpy_stats_table(PyObject *module, PyObject *unused);
 
 /* ---- request.c: a request of the engine ------------------------------------------------------ */
 

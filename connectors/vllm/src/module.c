@@ -1,14 +1,6 @@
 /* The module kvd_vllm._kvd. */
 #include "kvdpy.h"
 
-static PyObject *module_stats_table(PyObject *module, PyObject *unused)
-{
-	(void)module;
-	(void)unused;
-
-	return kvdpy_stats_table();
-}
-
 static PyObject *module_status_name(PyObject *module, PyObject *number)
 {
 	const long status = PyLong_AsLong(number);
@@ -19,7 +11,7 @@ static PyObject *module_status_name(PyObject *module, PyObject *number)
 }
 
 static PyMethodDef module_methods[] = {
-	{"stats_table", module_stats_table, METH_NOARGS, "[(name, help)] of all counters"},
+	{"stats_table", kvdpy_stats_table, METH_NOARGS, "[(name, help)] of all counters"},
 	{"status_name", module_status_name, METH_O, "name of a status"},
 	{NULL, NULL, 0, NULL},
 };

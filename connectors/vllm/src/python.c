@@ -7,16 +7,14 @@ kvdpy_names_t kvdpy_names;
 
 int kvdpy_names_init(void)
 {
-#define KVDPY_NAME(name) {#name, &kvdpy_names.name},
-	static const struct {
-		const char *text;
-		PyObject **p_name;
-	} all[] = {KVDPY_NAMES(KVDPY_NAME)};
+#define KVDPY_NAME(name) #name,
+	static const char *const texts[] = {KVDPY_NAMES(KVDPY_NAME)};
 #undef KVDPY_NAME
+	PyObject **names = (PyObject **)&kvdpy_names; /* it has nothing else */
 
-	for (size_t i = 0; i < KVDPY_COUNT(all); i++) {
-		*all[i].p_name = PyUnicode_InternFromString(all[i].text);
-		if (!*all[i].p_name) {
+	for (size_t i = 0; i < KVDPY_COUNT(texts); i++) {
+		names[i] = PyUnicode_InternFromString(texts[i]);
+		if (!names[i]) {
 			return -1;
 		}
 	}

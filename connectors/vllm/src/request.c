@@ -5,7 +5,6 @@
 
 #define FEED_TOKENS 8192u /* handed in at once */
 #define FEED_UNITS  512u
-#define STACK_IDS   512u
 
 static void request_destroy(PyObject *object)
 {
@@ -367,12 +366,11 @@ static int read_ids(PyObject *list, Py_ssize_t n, uint32_t *ids)
 
 static int append_group(kvdpy_scheduler_t *self, kvdpy_ask_t *ask, PyObject *list, kvx_block_table_t *table)
 {
-	uint32_t stack[STACK_IDS];
 	const Py_ssize_t n = PyList_Size(list);
-	uint32_t *ids = n > (Py_ssize_t)STACK_IDS ? PyMem_Malloc((size_t)n * sizeof *ids) : stack;
+	uint32_t *ids = n > 0 ? PyMem_Malloc((size_t)n * sizeof *ids) : NULL;
 	int failed = n < 0;
 
-	if (!ids) {
+	if (n > 0 && !ids) {
 		PyErr_NoMemory();
 		return -1;
 	}
@@ -385,9 +383,7 @@ static int append_group(kvdpy_scheduler_t *self, kvdpy_ask_t *ask, PyObject *lis
 		table->ids = NULL; /* copied */
 		ask->request->known_blocks[table->group] = table->first + table->n;
 	}
-	if (ids != stack) {
-		PyMem_Free(ids);
-	}
+	PyMem_Free(ids);
 
 	return failed ? -1 : 0;
 }

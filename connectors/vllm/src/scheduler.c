@@ -118,42 +118,27 @@ static int read_reports(kvdpy_scheduler_t *self, PyObject *meta)
 	return failed ? -1 : 0;
 }
 
-/* The engine's set, and blocks that requests had lost before their load failed. There rarely are any: then the engine's
- * own set is returned. */
-static PyObject *with_invalidated(kvdpy_scheduler_t *self, PyObject *ids)
-{
-	uint32_t invalidated[256];
-	uint32_t n = kvx_scheduler_take_invalidated(self->scheduler, invalidated, 256);
-	PyObject *all = n > 0 ? PySet_New(ids == Py_None ? NULL : ids) : ids;
-
-	if (n == 0) {
-		Py_INCREF(all);
-	}
-	for (; all && n > 0; n = kvx_scheduler_take_invalidated(self->scheduler, invalidated, 256)) {
-		if (kvdpy_add_numbers(all, invalidated, n)) {
-			Py_CLEAR(all);
-		}
-	}
-
-	return all;
-}
-
-/* After a failed synchronous load: the engine removes these blocks from its prefix cache. */
+/* The engine removes from its prefix cache the blocks of a failed synchronous load, and those that requests had lost
+ * before their load failed. There rarely are any. */
 static int forget_invalid(kvdpy_scheduler_t *self, PyObject *output)
 {
+	uint32_t lost[256], n = kvx_scheduler_take_invalidated(self->scheduler, lost, 256);
 	PyObject *invalid = PyObject_GetAttr(output, kvdpy_names.invalid_block_ids);
-	PyObject *ids = invalid ? with_invalidated(self, invalid) : NULL;
-	const int some = ids ? PyObject_IsTrue(ids) : -1;
+	const int some = invalid ? PyObject_IsTrue(invalid) : -1;
+	PyObject *ids = some > 0 || (some == 0 && n > 0) ? PySet_New(some ? invalid : NULL) : NULL;
 	PyObject *reply = NULL;
 
-	Py_XDECREF(invalid);
-	if (some > 0) {
+	while (ids && n > 0 && kvdpy_add_numbers(ids, lost, n) == 0) {
+		n = kvx_scheduler_take_invalidated(self->scheduler, lost, 256);
+	}
+	if (ids && n == 0) {
 		reply = PyObject_CallFunctionObjArgs(self->forget, ids, self->requests, NULL);
 	}
 	Py_XDECREF(reply);
 	Py_XDECREF(ids);
+	Py_XDECREF(invalid);
 
-	return some == 0 || reply ? 0 : -1;
+	return PyErr_Occurred() ? -1 : 0;
 }
 
 /* update_connector_output(output) */

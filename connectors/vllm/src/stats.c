@@ -79,12 +79,14 @@ PyObject *kvdpy_stats_totals(const kvdpy_half_t *half, const void *now)
 	return dict;
 }
 
-PyObject *kvdpy_stats_table(void)
+PyObject *kvdpy_stats_table(PyObject *module, PyObject *unused)
 {
 	static const kvdpy_half_t *const halves[] = {&kvdpy_scheduler_half, &kvdpy_worker_half};
 	PyObject *table = PyList_New(0);
 	int failed = !table;
 
+	(void)module;
+	(void)unused;
 	for (size_t h = 0; h < KVDPY_COUNT(halves); h++) {
 		for (size_t i = 0; i < halves[h]->count && !failed; i++) {
 			const row_t *row = &halves[h]->rows[i];
