@@ -47,7 +47,7 @@ class Page:
     block_tokens: int
     k_dim: int
     v_dim: int
-    page_bytes: int  # of one block in this layer
+    page_bytes: int  # opaque: of one block in this layer
     block_stride: int  # bytes from block to block
     base: int  # address of block 0
     blocks: int
@@ -131,7 +131,7 @@ def _steps(tensor: Any, num_blocks: int, want: Shape) -> _Steps:
     return _Steps(steps.head, steps.token, steps.value, steps.block * pieces)
 
 
-ANY = -1  # as a stride: kvk_paged_t says it
+ANY = -1  # a stride that kvk_paged_t states
 
 
 def _kind(steps: _Steps, want: Shape) -> tuple[int, int] | None:
@@ -161,8 +161,7 @@ def structured(tensor: Any, num_blocks: int, want: Shape) -> Page:
     kind = _kind(steps, want)
     if kind is None:
         raise _refuse(tensor, "its heads and tokens are in no order kvd knows")
-    page = want.tokens * want.heads * (want.k + want.v) * size
-    return Page(kind[0], want.heads, want.tokens, want.k, want.v, page, steps.block * size, tensor.data_ptr(), num_blocks, want.dtype, kind[1] * size)
+    return Page(kind[0], want.heads, want.tokens, want.k, want.v, 0, steps.block * size, tensor.data_ptr(), num_blocks, want.dtype, kind[1] * size)
 
 
 def of_all_layers(tensor: Any, order: Sequence[int]) -> Any:
@@ -185,7 +184,6 @@ def paged(pages: Sequence[Page], group: int, first_layer: int, first_head: int =
         "first_layer": first_layer,
         "first_head": first_head,
         "block_tokens": block_tokens or first.block_tokens,
-        "page_bytes": first.page_bytes if first.kind == _kvd.KIND_OPAQUE else 0,
         "base": [page.base for page in pages],
     }
 

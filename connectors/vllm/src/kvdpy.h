@@ -162,23 +162,23 @@ int kvdpy_read_paged(PyObject *dict, kvdpy_paged_t *paged);
 
 /* ---- stats.c: counters as dicts -------------------------------------------------------------- */
 
-/* The statistics of a half, by the tables in kvx_scheduler.h and kvx_worker.h, and what the circuit breaker counts. */
-typedef struct kvdpy_scheduler_stats {
-	kvx_scheduler_stats_t stats;
-	uint64_t internal_errors;
-} kvdpy_scheduler_stats_t;
-typedef struct kvdpy_worker_stats {
-	kvx_worker_stats_t stats;
-	uint64_t internal_errors;
-} kvdpy_worker_stats_t;
+/* The tables in kvx_scheduler.h and kvx_worker.h, and what the circuit breaker counts. */
 typedef struct kvdpy_half kvdpy_half_t;
 extern const kvdpy_half_t kvdpy_scheduler_half, kvdpy_worker_half;
 
+/* Statistics of an open half as the engine has got them last. */
+#define KVDPY_MAX_COUNTERS 64u
+typedef struct kvdpy_counters {
+	PyObject *stats_class;
+	uint64_t values[KVDPY_MAX_COUNTERS];
+} kvdpy_counters_t;
 /* The answer to get_kv_connector_stats(): stats_class({name: increment}) of what has changed since `last`, which is
- * brought up to date; None: nothing. */
-PyObject *kvdpy_stats_delta(const kvdpy_half_t *half, const void *now, void *last, PyObject *stats_class);
-/* Totals and gauges. */
-PyObject *kvdpy_stats_totals(const kvdpy_half_t *half, const void *now);
+ * brought up to date; None: nothing. `open` is a kvx_scheduler_t or a kvx_worker_t. */
+PyObject *kvdpy_stats_delta(const kvdpy_half_t *half, const void *open, const kvdpy_breaker_t *breaker,
+			    kvdpy_counters_t *last);
+/* Totals and gauges; open NULL: those of `last`. */
+PyObject *kvdpy_stats_totals(const kvdpy_half_t *half, const void *open, const kvdpy_breaker_t *breaker,
+			     const kvdpy_counters_t *last);
 /* stats_table() of the module: [(name, help)] of all counters, scheduler's and worker's. */
 PyObject *kvdpy_stats_table(PyObject *module, PyObject *unused);
 
@@ -235,8 +235,7 @@ typedef struct kvdpy_scheduler {
 	int off;            /* 1: no match and no save; what is in progress is completed */
 	PyObject *nothing;  /* (0, False) */
 	PyObject *released; /* (False, None) */
-	PyObject *stats_class;
-	kvdpy_scheduler_stats_t last;
+	kvdpy_counters_t counters;
 } kvdpy_scheduler_t;
 
 PyObject *kvdpy_build_meta(kvdpy_scheduler_t *self, PyObject *output);
@@ -327,8 +326,7 @@ typedef struct kvdpy_worker {
 	PyObject *config;        /* keeps alive what the fields borrow from it */
 	PyObject *report_class;  /* report_class([bytes]) */
 	PyObject *results_class; /* KVConnectorTransferResults, or None where the engine has none */
-	PyObject *stats_class;
-	PyObject *nothing;   /* (None, None) */
+	PyObject *nothing;       /* (None, None) */
 	PyObject *stream_of; /* callable(device) -> the stream the engine enqueues on now; None: the cache is in host
 				memory */
 	PyObject *device;    /* its number */
@@ -336,7 +334,7 @@ typedef struct kvdpy_worker {
 	kvdpy_layers_t layers;
 	kvdpy_prefetch_t prefetch;
 	int groups;
-	kvdpy_worker_stats_t last;
+	kvdpy_counters_t counters;
 } kvdpy_worker_t;
 
 /* ---- module.c makes the types ---------------------------------------------------------------- */

@@ -152,31 +152,7 @@ static PyObject *take_output(kvdpy_scheduler_t *self, PyObject *output)
 	return failed ? NULL : KVDPY_NONE;
 }
 
-static kvdpy_scheduler_stats_t read_stats(const kvdpy_scheduler_t *self)
-{
-	kvdpy_scheduler_stats_t now = {.stats.struct_size = sizeof now.stats, .internal_errors = self->breaker.errors};
-
-	kvx_scheduler_get_stats(self->scheduler, &now.stats);
-
-	return now;
-}
-
-/* get_kv_connector_stats() */
-static PyObject *take_stats(kvdpy_scheduler_t *self)
-{
-	const kvdpy_scheduler_stats_t now = read_stats(self);
-
-	return kvdpy_stats_delta(&kvdpy_scheduler_half, &now, &self->last, self->stats_class);
-}
-
 /* ---- called by kvd_vllm ---------------------------------------------------------------------- */
-
-static PyObject *read_totals(kvdpy_scheduler_t *self)
-{
-	const kvdpy_scheduler_stats_t now = read_stats(self);
-
-	return kvdpy_stats_totals(&kvdpy_scheduler_half, &now);
-}
 
 static PyObject *find_disk_tokens(kvdpy_scheduler_t *self, PyObject *id)
 {
@@ -227,7 +203,8 @@ static PyObject *close_scheduler(kvdpy_scheduler_t *self)
 #define RELEASED Py_NewRef(self->released)
 #define EMPTY    Py_NewRef(self->meta_empty)
 #define NO       Py_NewRef(Py_False)
-#define LAST     kvdpy_stats_totals(&kvdpy_scheduler_half, &self->last)
+#define DELTA    kvdpy_stats_delta(&kvdpy_scheduler_half, self->scheduler, &self->breaker, &self->counters)
+#define TOTALS   kvdpy_stats_totals(&kvdpy_scheduler_half, self->scheduler, &self->breaker, &self->counters)
 /* X(method, number of arguments, what is called, harmless answer, vLLM's hook or what it does) */
 #define METHODS(X)                                                                                                     \
 	X(match, 2, run_match(self, args), NOTHING, "get_num_new_matched_tokens")                                      \
@@ -237,8 +214,8 @@ static PyObject *close_scheduler(kvdpy_scheduler_t *self)
 	X(finish_request, 2, kvdpy_request_finish(self, args[0]) ? NULL : RELEASED, RELEASED, "request_finished")      \
 	X(take_output, 1, take_output(self, args[0]), KVDPY_NONE, "update_connector_output")                           \
 	X(has_pending, 0, PyBool_FromLong(kvx_scheduler_has_pending(self->scheduler)), NO, "has_pending_push_work")    \
-	X(take_stats, 0, take_stats(self), KVDPY_NONE, "get_kv_connector_stats")                                       \
-	X(stats, 0, read_totals(self), LAST, "counters since the start")                                               \
+	X(take_stats, 0, DELTA, KVDPY_NONE, "get_kv_connector_stats")                                                  \
+	X(stats, 0, TOTALS, TOTALS, "counters since the start")                                                        \
 	X(disk_tokens, 1, find_disk_tokens(self, args[0]), PyLong_FromLong(0), "get_external_cache_hit_sources")       \
 	X(is_ready, 0, PyBool_FromLong(kvx_scheduler_is_ready(self->scheduler)), NO, "attached and the space is open") \
 	X(set_weights, 1, set_weights(self, args[0]), KVDPY_CLOSED, "what names the weights is known; a status")       \
@@ -259,7 +236,7 @@ static PyMethodDef methods[] = {METHODS(ROW){NULL, NULL, 0, NULL}};
 static const kvdpy_key_t own_keys[] = {
 	{"circuit_breaker", "O", offsetof(kvdpy_scheduler_t, breaker.object)},
 	OWN("O", meta_class),
-	OWN("O", stats_class),
+	{"stats_class", "O", offsetof(kvdpy_scheduler_t, counters.stats_class)},
 	OWN("O", lora_text),
 	OWN("O", unit_extras),
 	OWN("O", forget),

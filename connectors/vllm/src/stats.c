@@ -5,31 +5,54 @@
 
 #define ERRORS_HELP "errors inside the connector, answered as nothing found or nothing done"
 
-/* The statistics of a half are struct_size, and then a uint64_t a row in the order of the rows. */
 typedef struct row {
 	const char *name; /* with the half's name before it */
 	const char *help; /* NULL: a gauge */
 } row_t;
+
+/* The statistics of libkvx are struct_size, and then a uint64_t a row but the last. */
 struct kvdpy_half {
+	void (*read)(const void *open, void *stats);
 	size_t prefix; /* length of the half's name in the names */
 	const row_t *rows;
 	size_t count;
 };
 _Static_assert(sizeof(size_t) == sizeof(uint64_t), "struct_size is as long as a counter");
 
+static void read_scheduler(const void *open, void *stats)
+{
+	kvx_scheduler_get_stats(open, stats);
+}
+
 #define ROW(name, help) {"scheduler_" #name, help},
 static const row_t scheduler_rows[] = {KVX_SCHEDULER_STATS(ROW) ROW(requests, NULL) ROW(leases_open, NULL)
 					       ROW(puts_open, NULL) ROW(internal_errors, ERRORS_HELP)};
 #undef ROW
-const kvdpy_half_t kvdpy_scheduler_half = {sizeof "scheduler_" - 1, scheduler_rows, KVDPY_COUNT(scheduler_rows)};
-_Static_assert(sizeof(kvdpy_scheduler_stats_t) == (KVDPY_COUNT(scheduler_rows) + 1u) * sizeof(uint64_t), "a row each");
+const kvdpy_half_t kvdpy_scheduler_half = {read_scheduler, sizeof "scheduler_" - 1, scheduler_rows,
+					   KVDPY_COUNT(scheduler_rows)};
+_Static_assert(sizeof(kvx_scheduler_stats_t) == KVDPY_COUNT(scheduler_rows) * sizeof(uint64_t), "a row each");
+_Static_assert(KVDPY_COUNT(scheduler_rows) < KVDPY_MAX_COUNTERS, "they fit");
+
+static void read_worker(const void *open, void *stats)
+{
+	kvx_worker_get_stats(open, stats);
+}
 
 #define ROW(name, help) {"worker_" #name, help},
 static const row_t worker_rows[] = {KVX_WORKER_STATS(ROW) ROW(loads_open, NULL) ROW(saves_open, NULL) ROW(marked, NULL)
 					    ROW(registered_bytes, NULL) ROW(internal_errors, ERRORS_HELP)};
 #undef ROW
-const kvdpy_half_t kvdpy_worker_half = {sizeof "worker_" - 1, worker_rows, KVDPY_COUNT(worker_rows)};
-_Static_assert(sizeof(kvdpy_worker_stats_t) == (KVDPY_COUNT(worker_rows) + 1u) * sizeof(uint64_t), "a row each");
+const kvdpy_half_t kvdpy_worker_half = {read_worker, sizeof "worker_" - 1, worker_rows, KVDPY_COUNT(worker_rows)};
+_Static_assert(sizeof(kvx_worker_stats_t) == KVDPY_COUNT(worker_rows) * sizeof(uint64_t), "a row each");
+_Static_assert(KVDPY_COUNT(worker_rows) < KVDPY_MAX_COUNTERS, "they fit");
+
+/* values[i + 1] is that of row i. */
+static void read_values(const kvdpy_half_t *half, const void *open, const kvdpy_breaker_t *breaker, uint64_t *values)
+{
+	values[0] = half->count * sizeof *values; /* struct_size */
+	half->read(open, values);
+	values[half->count] = breaker->errors;
+}
 
 /* The dict is made with its first value. */
 static int put(PyObject **p_dict, const char *name, uint64_t value)
@@ -46,31 +69,41 @@ static int put(PyObject **p_dict, const char *name, uint64_t value)
 	return failed ? -1 : 0;
 }
 
-PyObject *kvdpy_stats_delta(const kvdpy_half_t *half, const void *now, void *last, PyObject *stats_class)
+PyObject *kvdpy_stats_delta(const kvdpy_half_t *half, const void *open, const kvdpy_breaker_t *breaker,
+			    kvdpy_counters_t *last)
 {
-	const uint64_t *values = (const uint64_t *)now + 1, *before = (const uint64_t *)last + 1;
+	uint64_t now[KVDPY_MAX_COUNTERS];
 	PyObject *delta = NULL, *stats = NULL;
 	int failed = 0;
 
+	read_values(half, open, breaker, now);
 	for (size_t i = 0; i < half->count && !failed; i++) {
-		failed = values[i] != before[i] && half->rows[i].help &&
-			 put(&delta, half->rows[i].name, values[i] - before[i]);
+		const uint64_t more = now[i + 1] - last->values[i + 1];
+
+		failed = more != 0 && half->rows[i].help && put(&delta, half->rows[i].name, more);
 	}
-	memcpy(last, now, (half->count + 1) * sizeof(uint64_t));
+	memcpy(last->values, now, (half->count + 1) * sizeof *now);
 	if (!failed) {
-		stats = delta ? PyObject_CallFunctionObjArgs(stats_class, delta, NULL) : KVDPY_NONE;
+		stats = delta ? PyObject_CallFunctionObjArgs(last->stats_class, delta, NULL) : KVDPY_NONE;
 	}
 	Py_XDECREF(delta);
 
 	return stats;
 }
 
-PyObject *kvdpy_stats_totals(const kvdpy_half_t *half, const void *now)
+PyObject *kvdpy_stats_totals(const kvdpy_half_t *half, const void *open, const kvdpy_breaker_t *breaker,
+			     const kvdpy_counters_t *last)
 {
+	uint64_t now[KVDPY_MAX_COUNTERS];
 	PyObject *dict = NULL;
 
+	if (open) {
+		read_values(half, open, breaker, now);
+	}
 	for (size_t i = 0; i < half->count; i++) {
-		if (put(&dict, half->rows[i].name + half->prefix, ((const uint64_t *)now)[i + 1])) {
+		const uint64_t value = open ? now[i + 1] : last->values[i + 1];
+
+		if (put(&dict, half->rows[i].name + half->prefix, value)) {
 			Py_CLEAR(dict);
 			break;
 		}

@@ -201,31 +201,7 @@ static PyObject *take_report(kvdpy_worker_t *self)
 	return meta;
 }
 
-static kvdpy_worker_stats_t read_stats(const kvdpy_worker_t *self)
-{
-	kvdpy_worker_stats_t now = {.stats.struct_size = sizeof now.stats, .internal_errors = self->breaker.errors};
-
-	kvx_worker_get_stats(self->worker, &now.stats);
-
-	return now;
-}
-
-/* get_kv_connector_stats() */
-static PyObject *take_stats(kvdpy_worker_t *self)
-{
-	const kvdpy_worker_stats_t now = read_stats(self);
-
-	return kvdpy_stats_delta(&kvdpy_worker_half, &now, &self->last, self->stats_class);
-}
-
 /* ---- called by kvd_vllm ---------------------------------------------------------------------- */
-
-static PyObject *read_totals(kvdpy_worker_t *self)
-{
-	const kvdpy_worker_stats_t now = read_stats(self);
-
-	return kvdpy_stats_totals(&kvdpy_worker_half, &now);
-}
 
 static PyObject *run_roundtrip_test(kvdpy_worker_t *self, PyObject *const *args)
 {
@@ -274,7 +250,8 @@ static PyObject *close_worker(kvdpy_worker_t *self)
 #define NO        Py_NewRef(Py_False)
 #define NOTHING   Py_NewRef(self->nothing)
 #define RESULTS   PyObject_CallNoArgs(self->results_class)
-#define LAST      kvdpy_stats_totals(&kvdpy_worker_half, &self->last)
+#define DELTA     kvdpy_stats_delta(&kvdpy_worker_half, self->worker, &self->breaker, &self->counters)
+#define TOTALS    kvdpy_stats_totals(&kvdpy_worker_half, self->worker, &self->breaker, &self->counters)
 #define START     KVDPY_DONE(kvx_worker_start_async_loads(self->worker))
 #define SELF_TEST PyLong_FromLong(kvx_worker_self_test_status(self->worker))
 /* X(method, number of arguments, what is called, harmless answer, vLLM's hook or what it does) */
@@ -288,8 +265,8 @@ static PyObject *close_worker(kvdpy_worker_t *self)
 	X(take_results, 1, find_results(self), RESULTS, "get_transfer_results")                                        \
 	X(take_failed_blocks, 0, find_failed_blocks(self), PySet_New(NULL), "get_block_ids_with_load_errors")          \
 	X(take_report, 0, take_report(self), KVDPY_NONE, "build_connector_worker_meta")                                \
-	X(take_stats, 0, take_stats(self), KVDPY_NONE, "get_kv_connector_stats")                                       \
-	X(stats, 0, read_totals(self), LAST, "counters since the start")                                               \
+	X(take_stats, 0, DELTA, KVDPY_NONE, "get_kv_connector_stats")                                                  \
+	X(stats, 0, TOTALS, TOTALS, "counters since the start")                                                        \
 	X(roundtrip_test, 3, run_roundtrip_test(self, args), KVDPY_CLOSED,                                             \
 	  "gather a block of a group and scatter it to another; a status")                                             \
 	X(self_test_status, 0, SELF_TEST, KVDPY_CLOSED, "how the self-test against the daemon went; a status")         \
@@ -315,7 +292,7 @@ static const kvdpy_key_t own_keys[] = {
 	{"circuit_breaker", "O", offsetof(kvdpy_worker_t, breaker.object)},
 	OWN("O", report_class),
 	OWN("O", results_class),
-	OWN("O", stats_class),
+	{"stats_class", "O", offsetof(kvdpy_worker_t, counters.stats_class)},
 	OWN("O", stream_of),
 	OWN("O", device),
 	{"prefetch", "i", offsetof(kvdpy_worker_t, prefetch.wanted)},
