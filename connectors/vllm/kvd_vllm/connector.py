@@ -127,9 +127,10 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             self._c.set_enabled(False)
 
     def _common(self) -> dict[str, Any]:
+        """What both halves of the C side are given. They take the options that they know."""
         instance, secret = identity.membership(str(self._kv_transfer_config.engine_id))
         return {
-            "socket": self._options["socket"],
+            **self._options,
             "instance": instance,
             "secret": secret,
             "program": f"vllm {self._compat['version']} {self._half}",
@@ -155,7 +156,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             self._ways = compat.LoadWays(frozenset(), f"loads are asynchronous: {error}", True)
 
     def _open_scheduler(self) -> None:
-        space, chosen, config = self._space, self._options, self._kv_transfer_config
+        space, config = self._space, self._kv_transfer_config
         self._recompute_failed_loads()
         if self._ways.preempts:
             self._preempt_failed_loads()
@@ -177,16 +178,12 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
                 "hash_tokens": space.hash_tokens,
                 "writers": space.writers(),
                 "max_blocks": space.max_blocks,
-                "foreign": int(space.foreign),
-                "cost_model": int(chosen["cost_model"]),
-                "mode": MODES[chosen["mode"] if "sync" in self._ways.ways else "async"],
-                "wait_us": chosen["wait_us"],
-                "load_ms": chosen["load_ms"],
-                "min_tokens": chosen["min_tokens"],
-                "loads": int(config.is_kv_consumer),
-                "saves": int(config.is_kv_producer),
-                "publishable": int(bool(self._compat["publishable"])),
-                "prefetch": int(self._prefetches()),
+                "foreign": space.foreign,
+                "mode": MODES[self._options["mode"] if "sync" in self._ways.ways else "async"],
+                "loads": config.is_kv_consumer,
+                "saves": config.is_kv_producer,
+                "publishable": bool(self._compat["publishable"]),
+                "prefetch": self._prefetches(),
             }
         )
         self.get_num_new_matched_tokens = c.match
@@ -313,14 +310,13 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         devices = {str(tensor.device) for own in tensors for tensor in own}
         if len(devices) != 1 or tensors[0][0].device.type != space.device:
             raise Declined(f"the cache lies on {', '.join(sorted(devices))}, not on one {space.device} device")
-        config: dict[str, Any] = {"memory": _kvd.MEMORY_HOST, "device": 0, "stream_of": None}
-        if space.device == "cuda":
-            import torch
+        if space.device != "cuda":
+            return {"memory": _kvd.MEMORY_HOST, "device": 0, "measure": 0, "stream_of": None}
+        import torch
 
-            raw = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (lambda index: torch.cuda.current_stream(index).cuda_stream)
-            torch.cuda.synchronize()
-            config = {"memory": _kvd.MEMORY_CUDA, "device": tensors[0][0].device.index, "stream_of": raw}
-        return config | {"measure": int(space.device == "cuda"), "sms": self._options["sms"], "save_sms": self._options["save_sms"]}
+        raw = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (lambda index: torch.cuda.current_stream(index).cuda_stream)
+        torch.cuda.synchronize()
+        return {"memory": _kvd.MEMORY_CUDA, "device": tensors[0][0].device.index, "measure": 1, "stream_of": raw}
 
     def _layers(self) -> tuple[dict[str, int], tuple[Any, ...]] | None:
         """Layer names that the engine waits for, and the modes in which it does. None: loads come whole."""
@@ -337,7 +333,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         return bool(wanted and self._compat["known_steps"] and int(getattr(self._vllm_config.parallel_config, "world_size", self._space.world)) == 1 and self._space.device == "cuda")
 
     def _open_worker(self, kv_caches: dict[str, Any]) -> None:
-        space, chosen = self._space, self._options
+        space, megabytes = self._space, self._options["layers_mb"]
         rank = _tensor_parallel_rank(self._vllm_config)
         tensors = [[kv_caches[name] for name in group.layers] for group in space.groups]
         described = self._describe(tensors, rank)
@@ -351,11 +347,9 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             "rank": rank,
             "range": space.writers()[rank],
             "groups": described,
-            "threads": chosen["threads"],
-            "prefault": int(chosen["prefault"]),
             "layers": layers,
-            "layer_bytes": chosen["layers_mb"] << 20 or 1,
-            "prefetch": int(self._prefetches()),
+            "layer_bytes": megabytes << 20 or 1,
+            "prefetch": self._prefetches(),
         }
         try:
             c = self._c = _kvd.Worker(config)
@@ -371,7 +365,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             self.has_connector_metadata = c.wants_layers
             self.wait_for_layer_load = c.await_layer
             self.save_kv_layer = c.skip_save
-            logger.info("kvd: rank %d: synchronous loads of %d MiB and more come layer by layer, once a step has waited for each of the %d layers", rank, chosen["layers_mb"], len(layers[0]))
+            logger.info("kvd: rank %d: synchronous loads of %d MiB and more come layer by layer, once a step has waited for each of the %d layers", rank, megabytes, len(layers[0]))
         self.get_finished = c.take_finished
         if self._compat["results"] is not None:
             self.get_transfer_results = c.take_results

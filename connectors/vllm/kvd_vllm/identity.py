@@ -24,15 +24,13 @@ class Group:
     """One KV cache group of the engine."""
 
     number: int
-    rule: str  # "full" or "window"
     block_tokens: int
-    window: int  # tokens
+    window: int  # tokens; 0: full attention
     layers: tuple[str, ...]
     page_bytes: int
 
     def text(self) -> str:
-        tail = f":{self.window}" if self.rule == "window" else ""
-        return f"{self.number}:{self.rule}:{self.block_tokens}{tail}"
+        return f"{self.number}:window:{self.block_tokens}:{self.window}" if self.window else f"{self.number}:full:{self.block_tokens}"
 
 
 @dataclass
@@ -102,7 +100,7 @@ def _group(number: int, group: Any) -> Group:
     window = spec.sliding_window - 1 if kind in WINDOW else 0
     if kind in WINDOW and window < 1:
         raise Declined(f"KV cache group {number} has a window of {spec.sliding_window} tokens")
-    return Group(number, "window" if kind in WINDOW else "full", spec.block_size, window, tuple(group.layer_names), spec.page_size_bytes)
+    return Group(number, spec.block_size, window, tuple(group.layer_names), spec.page_size_bytes)
 
 
 def groups_of(kv_cache_config: Any, compat: dict[str, Any]) -> list[Group]:
