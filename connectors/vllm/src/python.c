@@ -1,4 +1,4 @@
-/* What all files of the module use of Python: names, errors of a hook, types, numbers. */
+/* What all files of the module use of Python: names, errors of a hook, numbers. */
 #include "kvdpy.h"
 
 /* ---- names ----------------------------------------------------------------------------------- */
