@@ -1,94 +1,24 @@
-/* A worker with a healthy daemon: blocks reused at once were saved first; what it cannot do it says when it is opened.
- */
+/* A worker and its daemon, where no seed of a universe leads: the daemon hangs or is not there, and messages that are
+ * fences of all blocks. What it cannot do it says when it is opened. */
 #include "connectors/worker/wr.h"
 
+#include <signal.h>
+#include <stdio.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
-static uint64_t count_dropped(const wr_t *wr)
-{
-	return wr_stats(wr, 0).save_dropped + wr_stats(wr, 1).save_dropped;
-}
+#define IDLE_MS 300u
+/* percent of a CPU: more than it needs, far less than a thread that spins */
+#ifdef KVD_SANITIZE /* each of its looks takes twice as long */
+#define IDLE_PC 20u
+#else
+#define IDLE_PC 10u
+#endif
 
-static uint64_t count_fences(const wr_t *wr)
-{
-	return wr_stats(wr, 0).fences + wr_stats(wr, 1).fences;
-}
+static const uint32_t both_kinds[2] = {0, KVX_MSG_ASYNC};
 
-/* A rank that gives a save up tells the scheduler, and nobody ends the put for it: until it is visible, or given up. */
-static int is_saved(wr_t *wr, kvc_put_t *put, uint64_t dropped_before)
-{
-	const uint64_t until = wr_now_ms() + WR_PATIENCE;
-	kvc_status_t status;
-
-	do {
-		status = kvc_put_wait(put, 0, 20);
-	} while (status == KVC_ERR_TIMEOUT && wr_now_ms() < until && count_dropped(wr) == dropped_before);
-	kvc_put_free(put);
-
-	return status == KVC_OK;
-}
-
-/* Save blocks, complete or computed by this step, and free them: the next step's first hook is the fence. */
-static kvc_put_t *save_and_reuse(wr_t *wr, int complete)
-{
-	kvc_put_t *put = wr_put(wr, 0, 8);
-
-	wr_message(wr);
-	wr_add_save(wr, put, complete ? KVX_MSG_COMPLETE : 0, wr_eight, 8);
-	if (!complete) {
-		wr_begin(wr);
-		wr_end(wr);
-		wr_message(wr);
-	}
-	wr_add_fence(wr, wr_eight, 8);
-	wr_begin(wr);
-	wr_fill(wr, 2); /* the engine's next step */
-
-	return put;
-}
-
-static void check_stored(wr_t *wr)
-{
-	kvc_lease_t *lease = wr_lease(wr, 0, 8);
-
-	wr_message_load(wr, lease, 0);
-	wr_begin(wr);
-	wr_run_loads(wr);
-	for (uint32_t i = 0; i < 16; i++) {
-		assert_true(wr_block_is(&wr->rank[i / 8], wr_other[i % 8], 1, wr_eight[i % 8]));
-	}
-	kvc_release(&lease, 1);
-}
-
-/* The engine frees a block, gets it again in the next step and writes it: what was to be saved is saved before. A
- * transfer thread that gets no CPU for 20 ms gives its save up, and says so: then once more; one that is always the
- * first leaves nothing to fence. */
-static void p1_a_block_reused_at_once_was_saved_before(void **state)
-{
-	wr_t *wr = *state;
-	uint32_t saved = 0, rounds = 0;
-
-	for (; rounds < 20 || ((saved < 10 || count_fences(wr) == 0) && rounds < 400); rounds++) {
-		const uint64_t before = count_dropped(wr);
-		kvc_put_t *put;
-
-		wr_fill(wr, 1);
-		put = save_and_reuse(wr, rounds % 2);
-		if (is_saved(wr, put, before)) {
-			check_stored(wr);
-			saved++;
-		}
-		assert_int_equal(kvc_space_reset(wr->space), KVC_OK);
-	}
-	/* The last one may have been given up by one rank while the other still copied. */
-	for (uint32_t r = 0; r < 2; r++) {
-		assert_int_equal(kvx_worker_flush(wr->rank[r].worker, WR_PATIENCE), KVC_OK);
-	}
-	assert_true(saved >= 10);
-	assert_true(saved == rounds || count_dropped(wr) > 0);
-	assert_true(count_fences(wr) > 0);
-	assert_int_equal(wr_stats(wr, 0).marked + wr_stats(wr, 1).marked, 0);
-}
+/* ---- how it is opened ------------------------------------------------------------------------ */
 
 /* Also of a group with fewer layers. */
 static void p1_a_roundtrip_brings_a_block_back(void **state)
@@ -139,14 +69,171 @@ static void p10_a_configuration_that_contradicts_itself_is_refused(void **state)
 	REFUSED(config.secret_len = 3, "secret");
 }
 
+/* ---- a daemon that hangs --------------------------------------------------------------------- */
+
+/* Eight saves that wait for the space of an adapter, which a stopped daemon does not open; their step has ended. */
+static kvc_put_t *save_into_unopened_space(wr_t *wr)
+{
+	kvc_put_t *put = wr_put(wr, 0, 8);
+	char name[16];
+
+	rig_signal(&wr->rig, SIGSTOP);
+	wr->number++;
+	(void)snprintf(name, sizeof name, "adapter-%u", wr->number);
+	wr_message(wr);
+	wr_add_space(wr, wr->number, name);
+	wr_add_save(wr, put, 0, wr_eight, 8);
+	wr_begin(wr);
+	wr_end(wr);
+
+	return put;
+}
+
+/* Also a message that is not sound: which blocks the engine is about to write is not known then. No block is read after
+ * it, and the saves are given up. */
+static void p1_a_fence_of_all_blocks_leaves_none_to_be_read(void **state)
+{
+	wr_t *wr = *state;
+	static const uint64_t zeros[8];
+	const struct {
+		const void *message;
+		size_t len;
+		uint32_t fenced;
+	} rows[] = {{zeros, sizeof zeros, 0}, {(const uint8_t *)zeros + 1, 24, 0}, {zeros, 3, 0}, {0}, {.fenced = 8}};
+
+	for (size_t i = 0; i < KV_COUNT_OF(rows); i++) {
+		kvc_put_t *put = save_into_unopened_space(wr);
+
+		assert_int_equal(wr_stats(wr, 0).marked, 8);
+		if (rows[i].message) {
+			kvx_worker_begin_step(wr->rank[0].worker, rows[i].message, rows[i].len);
+		} else {
+			wr_message(wr);
+			wr_add_fence(wr, wr_eight, rows[i].fenced);
+			wr_begin(wr);
+		}
+		assert_int_equal(wr_stats(wr, 0).marked, 0);
+		rig_signal(&wr->rig, SIGCONT);
+		assert_true(wr_wait_dropped(&wr->rank[0]) != 0);
+		kvc_put_free(put);
+	}
+	assert_int_equal(wr_stats(wr, 0).bad_messages, 3);
+}
+
+/* What is in memory still comes; what has to be asked for does not. */
+static void p5_a_stopped_daemon_fails_a_load_long_before_its_deadline(void **state)
+{
+	wr_t *wr = *state;
+	kvc_lease_t *lease = wr_lease(wr, 0, 8);
+	wr_end_t end;
+
+	wr->timeout_ms = WR_PATIENCE;
+	rig_signal(&wr->rig, SIGSTOP);
+	for (uint32_t i = 0; i < 3; i++) {
+		const uint64_t begin = wr_now_ms();
+		const uint32_t flags = i < 2 ? both_kinds[i] : 0;
+
+		wr->number = i < 2 ? i + 1 : 0;
+		wr_message(wr);
+		wr_add_space(wr, i + 1, i ? "adapter-b" : "adapter-a");
+		wr_add_load(wr, lease, flags, 7, wr_other, 8);
+		wr_begin(wr);
+		wr_run_loads(wr);
+		wr_wait_load(&wr->rank[0], 7, flags, &end);
+		assert_true(wr_now_ms() - begin < WR_QUICK_MS);
+		assert_int_equal(end.loaded.status, i < 2 ? KVC_ERR_DAEMON_STALE : KVC_OK);
+		assert_int_equal(end.error_count, i < 2 ? 8 : 0);
+	}
+	rig_signal(&wr->rig, SIGCONT);
+	kvc_release(&lease, 1);
+}
+
+/* ---- no daemon ------------------------------------------------------------------------------- */
+
+/* Nor is there a self-test, before which nothing is loaded. */
+static void p7_without_a_daemon_everything_fails_at_once(void **state)
+{
+	wr_t *wr = *state;
+	const uint64_t begin = wr_now_ms();
+	wr_end_t end;
+
+	for (uint32_t round = 0; round < 50; round++) {
+		wr_message(wr);
+		wr_add_save(wr, NULL, KVX_MSG_COMPLETE, wr_eight, 8);
+		wr_add_fence(wr, wr_eight, 8);
+		wr_begin(wr);
+		wr_end(wr);
+		assert_true(wr_wait_dropped(&wr->rank[0]) == 9);
+	}
+	assert_int_equal(kvx_worker_self_test_status(wr->rank[0].worker), KVC_PENDING);
+	for (uint32_t i = 0; i < 4; i++) {
+		const uint32_t flags = both_kinds[i % 2];
+
+		wr_message(wr);
+		wr_add_load(wr, NULL, flags, 7, wr_other, 8);
+		if (i >= 2) { /* a lease of a daemon that nobody knows */
+			((kvx_msg_load_t *)(void *)(wr->message.data + wr->message.record))->flags = flags;
+		}
+		wr_begin(wr);
+		wr_run_loads(wr);
+		wr_wait_load(&wr->rank[0], 7, flags, &end);
+		assert_int_equal(end.loaded.status, i < 2 ? KVC_MISS : KVC_ERR_UNREACHABLE);
+		assert_int_equal(end.error_count, 8);
+	}
+	assert_true(wr_now_ms() - begin < WR_QUICK_MS);
+}
+
+/* ---- time in which nothing happens ----------------------------------------------------------- */
+
+static uint64_t cpu_ns(void)
+{
+	struct timespec time;
+
+	(void)clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+
+	return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
+}
+
+static void check_idle(const char *when)
+{
+	uint64_t before = cpu_ns(), used;
+
+	usleep(IDLE_MS * 1000u);
+	used = cpu_ns() - before;
+	print_message("%s: %lu us of CPU in %u ms\n", when, (unsigned long)used / 1000u, IDLE_MS);
+	assert_true(used < (uint64_t)IDLE_MS * 1000000u / 100u * IDLE_PC);
+}
+
+/* With a daemon, with one that hangs while a save waits for it, and without one. */
+static void p5_a_worker_that_waits_burns_no_cpu(void **state)
+{
+	wr_t *wr = *state;
+	kvc_put_t *put;
+
+	usleep(IDLE_MS * 1000u);
+	check_idle("idle");
+	put = save_into_unopened_space(wr);
+	check_idle("daemon stopped, a save waits");
+	rig_signal(&wr->rig, SIGCONT);
+	kvc_put_free(put);
+	rig_kill(&wr->rig);
+	usleep(IDLE_MS * 1000u);
+	check_idle("no daemon");
+}
+
 int main(int argc, char **argv)
 {
-	static const wr_t unstored = {.rank_count = 2, .empty = 1};
+	static const wr_t unstored = {.empty = 1};
 	static const wr_t padded = {.no_daemon = 1, .groups = "0:full:32,1:window:32:511", .layers = 4};
+	static const wr_t strict_alone = {.strict = 1, .no_daemon = 1};
+	static const wr_t strict_quick = {.strict = 1, .silence = "50ms"};
 	const struct CMUnitTest tests[] = {
-		WR_TEST(p1_a_block_reused_at_once_was_saved_before, unstored),
 		WR_TEST(p1_a_roundtrip_brings_a_block_back, padded),
 		WR_TEST(p10_a_configuration_that_contradicts_itself_is_refused, wr_alone),
+		WR_TEST(p1_a_fence_of_all_blocks_leaves_none_to_be_read, unstored),
+		WR_TEST(p5_a_stopped_daemon_fails_a_load_long_before_its_deadline, strict_quick),
+		WR_TEST(p7_without_a_daemon_everything_fails_at_once, strict_alone),
+		WR_TEST(p5_a_worker_that_waits_burns_no_cpu, unstored),
 	};
 
 	return wr_run_tests(argc, argv, tests, KV_COUNT_OF(tests));

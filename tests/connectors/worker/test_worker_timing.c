@@ -150,6 +150,38 @@ static void p7_a_load_is_timed_without_what_it_waits_behind(void **state)
 	wr_device_cost(0);
 }
 
+/* By layers it computes while it loads: what took how long cannot be told. */
+static void p7_a_prefetched_step_is_timed_after_its_loads(void **state)
+{
+	wr_t *wr = *state;
+	kvx_report_step_t steps[2];
+	uint32_t wrong = 0;
+	kvc_lease_t *lease;
+
+	if (!wr_device_runs_behind()) {
+		return; /* nothing is prefetched into host memory */
+	}
+	for (int layers = 0; layers < 2; layers++) {
+		lease = wr_lease(wr, 0, 8);
+		wr_message_late_load(wr, lease);
+		(void)kvx_msg_add_record(&wr->message, KVX_RECORD_TIME, sizeof(kvx_msg_time_t));
+		assert_int_equal(wr_prefetch(wr, WR_PREFETCH), 1);
+		wr_begin_prefetched(wr);
+		if (layers) {
+			assert_int_equal(kvx_worker_run_layered_loads(wr->rank[0].worker), 1);
+			wr_compute_layers(&wr->rank[0], &wrong);
+		} else {
+			kvx_worker_run_sync_loads(wr->rank[0].worker);
+		}
+		wr_end(wr);
+		wr_device_sync();
+		assert_int_equal(wr_take_steps(wr, steps, 2), !layers);
+		assert_true(layers || steps[0].step == wr->step);
+		kvc_release(&lease, 1);
+	}
+	assert_int_equal(wr_stats(wr, 0).loads_prefetched, 2);
+}
+
 #define BURST 7u
 
 /* What the loads of a burst took; all are of the same blocks, and were there. */
@@ -246,6 +278,7 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		WR_TEST(p7_a_step_is_timed_by_who_computes_it, wr_one),
 		WR_TEST(p7_a_step_that_loads_is_timed_after_its_loads, wr_one),
+		WR_TEST(p7_a_prefetched_step_is_timed_after_its_loads, wr_layered),
 		WR_TEST(p7_a_load_is_timed_without_what_it_waits_behind, wr_one),
 		WR_TEST(p7_overlapping_loads_are_each_timed_by_their_own_part, wr_layered),
 	};

@@ -3,8 +3,10 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-#define LATE_MS 20u
+#define LATE_MS       20u
+#define UNKNOWN_GROUP 5u
 
 uint32_t u_roll(world_t *w, uint32_t n)
 {
@@ -13,7 +15,7 @@ uint32_t u_roll(world_t *w, uint32_t n)
 
 int u_one_in(world_t *w, uint32_t n)
 {
-	return u_roll(w, n) == 0;
+	return n > 0 && u_roll(w, n) == 0;
 }
 
 /* ---- engine blocks --------------------------------------------------------------------------- */
@@ -25,6 +27,15 @@ void u_fill(world_t *w, uint32_t id, uint32_t tag)
 	}
 	w->tag[id][0] = tag;
 	w->tag[id][1] = tag;
+}
+
+void u_excuse_saves_of(world_t *w, uint32_t id)
+{
+	for (uint32_t p = 0; p < PUTS; p++) {
+		for (uint32_t i = 0; w->puts[p].put && i < w->puts[p].n; i++) {
+			w->puts[p].excused |= w->puts[p].ids[i] == id;
+		}
+	}
 }
 
 void u_check_blocks(world_t *w)
@@ -62,11 +73,7 @@ static uint32_t give_block(world_t *w)
 		id = u_roll(w, WR_BLOCKS);
 	}
 	w->given[id] = 1;
-	for (uint32_t p = 0; p < PUTS; p++) {
-		for (uint32_t i = 0; w->puts[p].put && i < w->puts[p].n; i++) {
-			w->puts[p].excused |= w->puts[p].ids[i] == id;
-		}
-	}
+	u_excuse_saves_of(w, id);
 
 	return id;
 }
@@ -235,6 +242,7 @@ static int add_part(world_t *w, u_load_t *load, uint32_t group)
 {
 	u_space_t *s = &w->space[load->space];
 	const uint32_t lacks = !w->now.held && u_one_in(w, 12) ? 1 : 0, bad = u_one_in(w, 40) ? 1 : 0;
+	const int forged = lacks && u_one_in(w, 2); /* the lease is said to have more blocks, which never come */
 	uint32_t keys[MOST + 1], ids[MOST + 2], n;
 	kvc_lease_t *leased = lease_some(w, s, group, keys, &n);
 	kvc_handle_t handle;
@@ -262,13 +270,20 @@ static int add_part(world_t *w, u_load_t *load, uint32_t group)
 		}
 	}
 	ids[n + lacks] = WR_BLOCKS + u_roll(w, 9);
-	w->wr.group = group;
+	w->wr.group = bad && u_one_in(w, 2) ? UNKNOWN_GROUP : group;
+	w->wr.forge_n = forged ? 2 * WR_BLOCKS : 0;
 	if (load->lease[0]) {
 		wr_add_part(&w->wr, leased, ids, n + lacks + bad);
 	} else {
 		wr_add_load(&w->wr, leased, load->flags, load->number, ids, n + lacks + bad);
 	}
+	if (forged) {
+		load->want = KVC_PENDING;
+		load->may_fail = 1;
+	}
 	load->lease[load->lease[0] ? 1 : 0] = leased;
+	w->wr.forge_n = 0;
+	w->now.leased |= !load->flags;
 
 	return bad ? 2 : 1;
 }
@@ -279,6 +294,7 @@ static void add_dead_load(world_t *w, u_load_t *load)
 	const uint32_t id = give_block(w);
 
 	w->busy[id] = 1;
+	w->wr.group = 0;
 	load->block[load->n++] = (u_block_t){.id = id};
 	wr_add_load(&w->wr, NULL, load->flags, load->number, &id, 1);
 	u_doom(load, KVC_MISS);
@@ -366,6 +382,18 @@ static void expect(const u_load_t *load, uint32_t r, int is, const char *what)
 	}
 }
 
+/* The daemon, which soon knows of each. */
+static void await_report_of_corrupt_block(world_t *w)
+{
+	const uint64_t until = wr_now_ms() + WR_PATIENCE;
+
+	w->corrupt++;
+	while (rig_counter(&w->wr.rig, "kvd_bad_blocks_total") < w->corrupt) {
+		assert_true(wr_now_ms() < until);
+		usleep(10000);
+	}
+}
+
 static void check_ended(const world_t *w, const u_load_t *load, uint32_t r)
 {
 	const kvx_report_loaded_t *loaded = &load->loaded[r];
@@ -409,6 +437,9 @@ static void end_load(world_t *w, u_load_t *load)
 	wr_device_sync();
 	for (uint32_t r = 0; r < w->wr.rank_count; r++) {
 		check_ended(w, load, r);
+		if (load->loaded[r].status == KVC_ERR_CORRUPT && !load->excused) {
+			await_report_of_corrupt_block(w);
+		}
 		if (!(load->flags & KVX_MSG_ASYNC) && load->loaded[r].status != KVC_OK && !*tainted) {
 			*tainted = 1;
 		}
@@ -431,6 +462,23 @@ static void end_load(world_t *w, u_load_t *load)
 	kvc_release(load->lease, 2);
 	load->number = 0;
 	w->seen.loads++;
+}
+
+void u_fill_load(world_t *w, const u_load_t *load)
+{
+	for (uint32_t i = 0; i < load->n; i++) {
+		u_fill(w, load->block[i].id, ++w->serial);
+	}
+}
+
+void u_excuse_all(world_t *w)
+{
+	for (uint32_t i = 0; i < LOADS; i++) {
+		w->loads[i].excused = 1;
+	}
+	for (uint32_t i = 0; i < PUTS; i++) {
+		w->puts[i].excused = 1;
+	}
 }
 
 static u_load_t *find_load(world_t *w, uint64_t number)
@@ -513,17 +561,33 @@ void u_take_report(world_t *w, uint32_t r)
 	assert_false(cursor.bad);
 }
 
+/* In any order. No step is prefetched before the engine has heard all of the one before. */
+static void hear_rank(world_t *w, uint32_t r)
+{
+	const uint32_t first = u_roll(w, 2);
+
+	take_finished(w, r);
+	for (uint32_t i = 0; i < 2; i++) {
+		assert_false(r == 0 && !w->heard && wr_prefetch(&w->wr, KVX_PREFETCH_LAYERS));
+		if (i == first) {
+			take_failed(w, r);
+		} else {
+			u_take_report(w, r);
+		}
+	}
+	take_failed(w, r);
+}
+
 void u_collect(world_t *w)
 {
 	const uint32_t all = (1u << w->wr.rank_count) - 1;
 
 	for (uint32_t r = 0; r < w->wr.rank_count; r++) {
-		take_finished(w, r);
-		take_failed(w, r);
-		u_take_report(w, r);
-		take_failed(w, r);
+		hear_rank(w, r);
 	}
-	wr_device_fail(0);
+	w->heard = 1;
+	w->seen.refused += wr_device_fail(0) ? 1u : 0u;
+	wr_device_refuse_orders(0);
 	for (uint32_t i = 0; i < LOADS; i++) {
 		u_load_t *load = &w->loads[i];
 
@@ -627,7 +691,7 @@ static void announce(world_t *w, u_put_t *put)
 	w->wr.group = put->group;
 	wr_add_save(&w->wr, put->put, put->later ? KVX_MSG_COMPLETE : 0, ids, put->n);
 	((kvx_msg_save_t *)(void *)(w->wr.message.data + w->wr.message.record))->step = put->step;
-	put->excused |= w->now.driver || w->now.alloc || w->wr.step < w->fresh_until;
+	put->excused |= w->now.alloc || w->wr.step < w->fresh_until;
 	put->doomed |= !put->later && w->now.no_end;
 	put->later = 0;
 }

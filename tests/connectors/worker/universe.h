@@ -56,17 +56,34 @@ typedef struct u_put {
 	int dropped;         /* a rank has given it up */
 } u_put_t;
 
+/* A universe, and how often things happen in it: 3: in one step of three; 0: never. */
+typedef struct u_profile {
+	const char *name;
+	uint32_t ranks;
+	int groups, layers; /* a second group; loads come layer by layer */
+	uint32_t prefetched, held, refused, killed, closed;
+} u_profile_t;
+
+/* What goes wrong in a step, and when: before its first call, between prefetch and begin_step(), when its loads have
+ * been sent, when everything has been enqueued. */
+typedef enum u_event { CALL_REFUSED = 1, ORDERS_REFUSED, DAEMON_KILLED, WORKER_CLOSED } u_event_t;
+typedef enum u_moment { BEFORE, PREFETCHED, SENT, COMPUTED, MOMENTS } u_moment_t;
+
 /* What happens in a step. */
 typedef struct u_step {
+	u_event_t event; /* 0: none */
+	u_moment_t moment;
 	int held;           /* the device does nothing until the step has ended */
 	int late, drop;     /* asynchronous loads are not started: until their deadline, until they are dropped */
 	int no_run, no_end; /* hooks that the engine does not call */
-	int driver, alloc;  /* calls that fail */
-	int prefetched, abandoned; /* the message is prefetched; another one comes */
+	int alloc;          /* an allocation fails */
+	int leased;         /* a synchronous load of it has a lease */
+	int prefetched;
 } u_step_t;
 
 typedef struct world {
 	wr_t wr;
+	const u_profile_t *profile;
 	uint64_t seed;
 	uint32_t spaces;
 	uint32_t split; /* layers of the second group */
@@ -82,18 +99,26 @@ typedef struct world {
 	uint32_t fresh_until;    /* step; before it workers may still be opening their spaces */
 	uint32_t unsound, holes; /* messages and records that are not sound; saves without a source */
 	uint32_t wrong;          /* blocks that were not what they must be */
+	uint32_t corrupt;        /* blocks that the daemon must have been told of */
+	int ended, heard;        /* the engine has made the last calls of the step before: end_step(); the others */
+	int not_run;             /* in the step before the engine did not ask for its loads */
+	int second_stream;       /* the engine computes there */
+	int layer_skipped;       /* loads come whole until the worker is closed */
 	u_step_t now;
 	struct {
 		uint32_t loads, failed, layered, prefetched, abandoned, stored, dropped, damaged, revoked, late;
+		uint32_t refused, killed, closed;
 		uint64_t fences;
 	} seen;
 } world_t;
 
 uint32_t u_roll(world_t *w, uint32_t n);
-int u_one_in(world_t *w, uint32_t n);
+int u_one_in(world_t *w, uint32_t n); /* 0: never */
 
 /* The engine writes a block, on every rank. */
 void u_fill(world_t *w, uint32_t id, uint32_t tag);
+/* Saves that still have to read it may be given up. */
+void u_excuse_saves_of(world_t *w, uint32_t id);
 /* Every block that no load may write is what it must be. */
 void u_check_blocks(world_t *w);
 
@@ -113,6 +138,11 @@ void u_doom(u_load_t *load, kvc_status_t why);
 void u_revoke(world_t *w, u_load_t *load);
 /* The engine reads what a load has brought: some layers of it. */
 void u_compare_load(world_t *w, u_load_t *load, uint32_t r, uint32_t layer, uint32_t layers);
+
+/* The engine has lost the blocks of a load: it writes them. */
+void u_fill_load(world_t *w, const u_load_t *load);
+/* Everything that is open may fail. */
+void u_excuse_all(world_t *w);
 
 /* Hear all ranks, as after each step, and check what they say of loads; then what has become of puts. */
 void u_collect(world_t *w);

@@ -124,7 +124,7 @@ void wr_open_rank(wr_t *wr, uint32_t r, int prove)
 	const kvx_worker_config_t config = wr_config(wr, r, groups);
 
 	assert_int_equal(kvx_worker_open(&config, &wr->rank[r].worker), KVC_OK);
-	wr_device_stream(wr->rank[r].worker);
+	wr_device_set_stream(wr->rank[r].worker, 0);
 	while (prove && kvx_worker_self_test_status(wr->rank[r].worker) == KVC_PENDING && wr_now_ms() < until) {
 		usleep(1000);
 	}
@@ -166,22 +166,32 @@ static void run_iteration(void *ctx)
 	(void)kvc_poll(((wr_t *)ctx)->kvc, 0);
 }
 
-void wr_await_restart(wr_t *wr, uint64_t before)
+void wr_kill(wr_t *wr)
+{
+	wr->killed = kvc_incarnation(wr->kvc);
+	for (uint32_t r = 0; r < wr->rank_count; r++) {
+		wr->attaches[r] = wr_stats(wr, r).attaches;
+	}
+	rig_kill(&wr->rig);
+}
+
+void wr_restart(wr_t *wr)
 {
 	const uint64_t until = wr_now_ms() + WR_PATIENCE;
-	uint64_t now = before;
+	uint64_t now = wr->killed;
 
-	while (now == before || now == 0 || kvc_space_state(wr->space) != KVC_OK) {
+	rig_start(&wr->rig);
+	while (now == wr->killed || now == 0 || kvc_space_state(wr->space) != KVC_OK) {
 		assert_true(wr_now_ms() < until);
 		(void)kvc_poll(wr->kvc, 10);
 		now = kvc_incarnation(wr->kvc);
 	}
 	for (uint32_t r = 0; r < wr->rank_count; r++) {
-		while (wr_stats(wr, r).attaches < 2) {
+		while (wr_stats(wr, r).attaches == wr->attaches[r]) {
 			assert_true(wr_now_ms() < until);
 			(void)kvc_poll(wr->kvc, 10);
 		}
-		assert_int_equal(wr_stats(wr, r).attaches, 2);
+		assert_int_equal(wr_stats(wr, r).attaches, wr->attaches[r] + 1);
 	}
 	usleep(100000); /* the workers' spaces are opened again with their sessions */
 }

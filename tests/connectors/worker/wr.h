@@ -58,6 +58,7 @@ typedef struct wr {
 	kvc_key_t keys[WR_KEYS];
 	kvx_msg_buf_t message;
 	uint32_t step;
+	uint64_t killed, attaches[WR_MAX_RANKS]; /* when the daemon was killed: its incarnation, the ranks' count */
 } wr_t;
 
 extern const uint32_t wr_eight[8];                            /* engine blocks that are stored */
@@ -84,8 +85,9 @@ kvx_worker_config_t wr_config(const wr_t *wr, uint32_t rank, kvx_worker_group_t 
 void wr_open_rank(wr_t *wr, uint32_t rank, int prove);
 void wr_reopen(wr_t *wr); /* the first rank's */
 kvc_status_t wr_await_self_test(const wr_t *wr);
-/* Until scheduler and first rank have found a daemon other than `before`. */
-void wr_await_restart(wr_t *wr, uint64_t before);
+/* kill -9; then another daemon, when scheduler and workers have found it. */
+void wr_kill(wr_t *wr);
+void wr_restart(wr_t *wr);
 kvx_worker_stats_t wr_stats(const wr_t *wr, uint32_t rank);
 uint64_t wr_now_ms(void);
 

@@ -2,7 +2,7 @@
 #include "engine/check.h"
 #include "kernels/fake_cuda.h"
 
-static kvk_cu_stream_t compute, first;
+static kvk_cu_stream_t streams[2], compute;
 static kvk_cu_context_t context;
 static int running, device, left;
 
@@ -17,7 +17,9 @@ void wr_device_start(uint64_t seed)
 	assert_int_equal(cuda->device_get(&device, 0), 0);
 	assert_int_equal(cuda->context_retain(&context, device), 0);
 	assert_int_equal(cuda->context_push(context), 0);
-	assert_int_equal(cuda->stream_create(&compute, 1, 0), 0);
+	assert_int_equal(cuda->stream_create(&streams[0], 1, 0), 0);
+	assert_int_equal(cuda->stream_create(&streams[1], 1, 0), 0);
+	compute = streams[0];
 	running = 1;
 }
 
@@ -27,7 +29,8 @@ void wr_device_stop(void)
 
 	running = 0;
 	fake_cuda_drain();
-	assert_int_equal(cuda->stream_destroy(compute), 0);
+	assert_int_equal(cuda->stream_destroy(streams[0]), 0);
+	assert_int_equal(cuda->stream_destroy(streams[1]), 0);
 	assert_int_equal(cuda->context_pop(&context), 0);
 	assert_int_equal(cuda->context_release(device), 0);
 	assert_true(left || fake_cuda_clean());
@@ -61,16 +64,10 @@ void wr_device_config(kvx_worker_config_t *config)
 	config->image = fake_cuda_image();
 }
 
-void wr_device_stream(kvx_worker_t *worker)
+void wr_device_set_stream(kvx_worker_t *worker, int second)
 {
+	compute = streams[second];
 	kvx_worker_set_stream(worker, compute);
-}
-
-void wr_device_swap(void *stream)
-{
-	first = first ? first : compute;
-	compute = stream ? stream : first;
-	first = stream ? first : NULL;
 }
 
 void wr_device_call(void (*call)(void *args), void *args)
@@ -110,7 +107,16 @@ void wr_device_sync(void)
 	assert_int_equal(cuda->event_destroy(event), 0);
 }
 
-void wr_device_fail(uint64_t nth)
+int wr_device_fail(uint64_t nth)
 {
+	const int refused = fake_cuda_failed();
+
 	fake_cuda_fail_nth(nth);
+
+	return refused;
+}
+
+void wr_device_refuse_orders(int refuse)
+{
+	fake_cuda_fail_always(offsetof(kvk_cuda_ops_t, stream_wait), refuse ? 999 : 0);
 }

@@ -12,12 +12,9 @@ void wr_device_stop(void);
 void wr_device_leave(void);
 uint8_t *wr_device_alloc(size_t bytes);
 void wr_device_free(uint8_t *memory);
-/* Say where the cache is; the engine's stream. */
+/* Say where the cache is. The engine has two streams. */
 void wr_device_config(kvx_worker_config_t *config);
-void wr_device_stream(kvx_worker_t *worker);
-/* Of a device: the engine's kernels go onto that stream from now on; NULL: onto its first one again. The worker is not
- * told. */
-void wr_device_swap(void *stream);
+void wr_device_set_stream(kvx_worker_t *worker, int second); /* where its kernels go from now on */
 /* What a kernel of the engine does: now, or when its stream comes to it. args is freed. */
 void wr_device_call(void (*call)(void *args), void *args);
 /* Of such a call: what it does takes so long, by the clock of who does it. */
@@ -26,8 +23,10 @@ void wr_device_take(uint64_t ns);
 void wr_device_hold(int held);
 void wr_device_cost(uint64_t ns);
 int wr_device_runs_behind(void);
-/* Its driver refuses the n-th call from now on; 0: none. */
-void wr_device_fail(uint64_t nth);
+/* Its driver refuses the n-th call from now on; 0: none. Whether the one asked for before was refused. */
+int wr_device_fail(uint64_t nth);
+/* It orders no stream behind another one. */
+void wr_device_refuse_orders(int refuse);
 /* All of these have been done. */
 void wr_device_sync(void);
 

@@ -31,9 +31,10 @@ void wr_device_config(kvx_worker_config_t *config)
 	config->memory = KVX_MEMORY_HOST;
 }
 
-void wr_device_stream(kvx_worker_t *worker)
+void wr_device_set_stream(kvx_worker_t *worker, int second)
 {
 	(void)worker;
+	(void)second;
 }
 
 void wr_device_call(void (*call)(void *args), void *args)
@@ -66,7 +67,14 @@ void wr_device_sync(void)
 {
 }
 
-void wr_device_fail(uint64_t nth)
+int wr_device_fail(uint64_t nth)
 {
 	(void)nth;
+
+	return 0;
+}
+
+void wr_device_refuse_orders(int refuse)
+{
+	(void)refuse;
 }
