@@ -1,10 +1,8 @@
 /* The transfer threads run where the user lets the process run: nowhere else, and not on the one core the engine has
- * bound its thread to. The parts are run in a process of their own, started on the CPUs that are said; a user's taskset
- * does the same. */
+ * bound its thread to. Each row runs in a process of its own, started on its CPUs, as a user's taskset does. */
 #include "connectors/worker/wr.h"
 
 #include "kv_cmocka.h"
-#include "common/cpus.h"
 
 #include <dirent.h>
 #include <pthread.h>
@@ -20,28 +18,40 @@
 static const char *self;
 static int cpu[2]; /* two that this process may use */
 
-static cpu_set_t only(int one)
+/* CPUs of a row: 1 the first, 2 the second, 3 both. */
+typedef struct row {
+	const char *name;
+	uint32_t start;         /* those of the process */
+	uint32_t engine, other; /* where the engine's thread, and another one, have bound themselves; 0: nowhere */
+	uint32_t expected;
+} row_t;
+
+static const row_t rows[] = {
+	{"p5_threads_leave_the_core_that_the_engine_is_bound_to", 3, 1, 0, 3},
+	{"p10_threads_stay_where_the_user_lets_the_process_run", 2, 0, 0, 2},
+	/* a compute library has bound the process's threads before it loaded us: what they have together */
+	{"p5_threads_may_go_where_any_thread_of_the_process_may", 1, 0, 2, 3},
+};
+
+static cpu_set_t set_of(uint32_t cpus)
 {
 	cpu_set_t set;
 
 	CPU_ZERO(&set);
-	CPU_SET((size_t)one, &set);
+	for (uint32_t i = 0; i < 2; i++) {
+		if (cpus >> i & 1u) {
+			CPU_SET((size_t)cpu[i], &set);
+		}
+	}
 
 	return set;
 }
 
-static cpu_set_t both(void)
+static void bind_to(uint32_t cpus)
 {
-	cpu_set_t set = only(cpu[0]);
+	const cpu_set_t set = set_of(cpus);
 
-	CPU_SET((size_t)cpu[1], &set);
-
-	return set;
-}
-
-static void bind_to(const cpu_set_t *set)
-{
-	assert_int_equal(sched_setaffinity(0, sizeof *set, set), 0);
+	assert_int_equal(sched_setaffinity(0, sizeof set, &set), 0);
 }
 
 /* Threads of the worker; 0 when one of them may use other CPUs than these. */
@@ -88,119 +98,75 @@ static void open_and_check(const cpu_set_t *expected)
 	wr_close(&wr);
 }
 
-/* ---- parts, each in a process of its own ----------------------------------------------------- */
+/* ---- a row's process ------------------------------------------------------------------------- */
 
-static void *sleeper(void *arg)
+static void *sleep_bound(void *arg)
 {
-	const cpu_set_t *set = arg;
+	const row_t *row = arg;
 
-	bind_to(set);
+	bind_to(row->other);
 	(void)pause();
 
 	return NULL;
 }
 
-static void engine_binds_itself(void **state)
+static void run_row(void **state)
 {
-	const cpu_set_t all = both(), one = only(cpu[0]);
-
-	(void)state;
-	bind_to(&one);
-	open_and_check(&all);
-}
-
-static void nothing_is_bound(void **state)
-{
-	const cpu_set_t one = only(cpu[1]);
-
-	(void)state;
-	open_and_check(&one);
-}
-
-/* A compute library has bound the process's threads before it loaded us: what they have together. */
-static void threads_are_bound(void **state)
-{
-	static cpu_set_t other;
-	const cpu_set_t all = both();
-	kvx_cpus_t allowed;
+	const row_t *row = *state;
+	const cpu_set_t other = set_of(row->other), expected = set_of(row->expected);
+	cpu_set_t bound;
 	pthread_t thread;
-	uint32_t waited = 0;
 
-	(void)state;
-	other = only(cpu[1]);
-	kvx_cpus_read_allowed(&allowed);
-	assert_int_equal(kvx_cpus_count(&allowed), 1);
-	assert_int_equal(pthread_create(&thread, NULL, sleeper, &other), 0);
-	do {
-		usleep(1000);
-		kvx_cpus_read_allowed(&allowed);
-	} while (kvx_cpus_count(&allowed) != 2 && ++waited < WR_PATIENCE);
-	assert_true(CPU_EQUAL(&allowed.set, &all));
-	pthread_cancel(thread);
-	pthread_join(thread, NULL);
+	if (row->engine) {
+		bind_to(row->engine);
+	}
+	if (row->other) {
+		assert_int_equal(pthread_create(&thread, NULL, sleep_bound, *state), 0);
+		do {
+			assert_int_equal(pthread_getaffinity_np(thread, sizeof bound, &bound), 0);
+		} while (!CPU_EQUAL(&bound, &other));
+	}
+	open_and_check(&expected);
+	if (row->other) {
+		pthread_cancel(thread);
+		pthread_join(thread, NULL);
+	}
 }
 
-static const struct CMUnitTest parts[] = {
-	cmocka_unit_test(engine_binds_itself),
-	cmocka_unit_test(nothing_is_bound),
-	cmocka_unit_test(threads_are_bound),
-};
-
-static int run_part(char **argv)
+static int run_child(char **argv)
 {
-	const struct CMUnitTest part[] = {parts[strtoul(argv[1], NULL, 10)]};
+	const row_t *row = &rows[strtoul(argv[1], NULL, 10)];
+	const struct CMUnitTest test[] = {{row->name, run_row, NULL, NULL, (void *)(uintptr_t)row}};
 
 	cpu[0] = atoi(argv[2]);
 	cpu[1] = atoi(argv[3]);
 
-	return cmocka_run_group_tests(part, NULL, NULL);
+	return cmocka_run_group_tests(test, NULL, NULL);
 }
 
 /* ---- tests ----------------------------------------------------------------------------------- */
 
-static void run(uint32_t part, const cpu_set_t *set)
+static void start_row(void **state)
 {
+	const row_t *row = *state;
+	const cpu_set_t set = set_of(row->start);
 	char text[3][16];
 	int status;
 	pid_t pid;
 
-	snprintf(text[0], sizeof text[0], "%u", part);
+	snprintf(text[0], sizeof text[0], "%u", (uint32_t)(row - rows));
 	snprintf(text[1], sizeof text[1], "%d", cpu[0]);
 	snprintf(text[2], sizeof text[2], "%d", cpu[1]);
 	pid = fork();
 	assert_true(pid >= 0);
 	if (pid == 0) {
-		if (sched_setaffinity(0, sizeof *set, set) == 0) {
+		if (sched_setaffinity(0, sizeof set, &set) == 0) {
 			execl(self, self, text[0], text[1], text[2], (char *)NULL);
 		}
 		_exit(127);
 	}
 	assert_int_equal(waitpid(pid, &status, 0), pid);
 	assert_int_equal(status, 0);
-}
-
-static void p5_threads_leave_the_core_that_the_engine_is_bound_to(void **state)
-{
-	const cpu_set_t all = both();
-
-	(void)state;
-	run(0, &all);
-}
-
-static void p10_threads_stay_where_the_user_lets_the_process_run(void **state)
-{
-	const cpu_set_t one = only(cpu[1]);
-
-	(void)state;
-	run(1, &one);
-}
-
-static void p5_threads_may_go_where_any_thread_of_the_process_may(void **state)
-{
-	const cpu_set_t one = only(cpu[0]);
-
-	(void)state;
-	run(2, &one);
 }
 
 static int two_cpus(void)
@@ -222,19 +188,18 @@ static int two_cpus(void)
 
 int main(int argc, char **argv)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p5_threads_leave_the_core_that_the_engine_is_bound_to),
-		cmocka_unit_test(p10_threads_stay_where_the_user_lets_the_process_run),
-		cmocka_unit_test(p5_threads_may_go_where_any_thread_of_the_process_may),
-	};
+	struct CMUnitTest tests[KV_COUNT_OF(rows)];
 
 	self = argv[0];
 	if (argc == 4) {
-		return run_part(argv);
+		return run_child(argv);
 	}
 	if (!two_cpus()) {
 		printf("# SKIP: there is one CPU to run on\n");
 		return 77;
+	}
+	for (size_t i = 0; i < KV_COUNT_OF(rows); i++) {
+		tests[i] = (struct CMUnitTest){rows[i].name, start_row, NULL, NULL, (void *)(uintptr_t)&rows[i]};
 	}
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
