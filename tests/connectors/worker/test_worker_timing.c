@@ -27,7 +27,7 @@ static void begin_step(wr_t *wr, int timed)
 {
 	wr_message(wr);
 	if (timed) {
-		(void)kvx_msg_add_record(&wr->message, KVX_RECORD_TIME, sizeof(kvx_msg_time_t));
+		wr_add_time(wr);
 	}
 	wr_begin(wr);
 	kvx_worker_start_async_loads(wr->rank[0].worker);
@@ -91,7 +91,7 @@ static void p7_a_step_that_loads_is_timed_after_its_loads(void **state)
 	for (uint32_t round = 0; round < 4; round++) {
 		lease = wr_lease(wr, 0, 8);
 		wr_message_load(wr, lease, 0);
-		(void)kvx_msg_add_record(&wr->message, KVX_RECORD_TIME, sizeof(kvx_msg_time_t));
+		wr_add_time(wr);
 		wr_begin(wr);
 		kvx_worker_start_async_loads(wr->rank[0].worker);
 		if (round < 3) {
@@ -155,7 +155,6 @@ static void p7_a_prefetched_step_is_timed_after_its_loads(void **state)
 {
 	wr_t *wr = *state;
 	kvx_report_step_t steps[2];
-	uint32_t wrong = 0;
 	kvc_lease_t *lease;
 
 	if (!wr_device_runs_behind()) {
@@ -164,12 +163,12 @@ static void p7_a_prefetched_step_is_timed_after_its_loads(void **state)
 	for (int layers = 0; layers < 2; layers++) {
 		lease = wr_lease(wr, 0, 8);
 		wr_message_late_load(wr, lease);
-		(void)kvx_msg_add_record(&wr->message, KVX_RECORD_TIME, sizeof(kvx_msg_time_t));
+		wr_add_time(wr);
 		assert_int_equal(wr_prefetch(wr, WR_PREFETCH), 1);
 		wr_begin_prefetched(wr);
 		if (layers) {
 			assert_int_equal(kvx_worker_run_layered_loads(wr->rank[0].worker), 1);
-			wr_compute_layers(&wr->rank[0], &wrong);
+			wr_await_layers(&wr->rank[0]);
 		} else {
 			kvx_worker_run_sync_loads(wr->rank[0].worker);
 		}
@@ -189,7 +188,7 @@ static void hear_burst(wr_t *wr, uint64_t *took)
 {
 	const uint64_t until = wr_now_ms() + WR_PATIENCE;
 	const kvx_record_header_t *record;
-	uint32_t ids[WR_BLOCKS], heard = 0;
+	uint32_t heard = 0;
 
 	while (heard < BURST) {
 		kvx_msg_reader_t cursor;
@@ -199,7 +198,7 @@ static void hear_burst(wr_t *wr, uint64_t *took)
 
 		while (kvx_worker_take_finished(wr->rank[0].worker, id, sizeof id, NULL) > 0) {
 		}
-		assert_int_equal(wr_take_failed(wr, ids), 0);
+		assert_int_equal(wr_count_failed(wr), 0);
 		kvx_worker_take_report(wr->rank[0].worker, &bytes, &len);
 		assert_true(len == 0 || kvx_msg_open(&cursor, KVX_REPORT_MAGIC, bytes, len));
 		while (len > 0 && (record = kvx_msg_next(&cursor)) != NULL) {
@@ -233,9 +232,7 @@ static void burst(wr_t *wr, uint32_t flags, int layers, uint64_t *took)
 	wr_begin(wr);
 	kvx_worker_start_async_loads(wr->rank[0].worker);
 	if (layers && kvx_worker_run_layered_loads(wr->rank[0].worker)) {
-		for (uint32_t l = 0; l < WR_LAYERS; l++) {
-			kvx_worker_await_layer(wr->rank[0].worker, l);
-		}
+		wr_await_layers(&wr->rank[0]);
 	} else if (!layers) {
 		kvx_worker_run_sync_loads(wr->rank[0].worker);
 	}

@@ -23,9 +23,7 @@ static ways_t save_beside(wr_t *wr, uint32_t longest)
 
 	wr_message(wr);
 	if (longest > 0) {
-		kvx_msg_work_t *work = kvx_msg_add_record(&wr->message, KVX_RECORD_WORK, sizeof *work);
-
-		work->longest = longest;
+		wr_add_work(wr, longest, 0);
 	}
 	wr_add_save(wr, put, 0, wr_eight, SAVED);
 	wr_begin(wr);

@@ -44,8 +44,8 @@ void u_check_blocks(world_t *w)
 		for (uint32_t r = 0; r < w->wr.rank_count && !w->busy[b]; r++) {
 			const wr_rank_t *rank = &w->wr.rank[r];
 
-			wr_compare_layers(rank, b, 0, w->split, w->tag[b][0], &w->wrong);
-			wr_compare_layers(rank, b, w->split, rank->layers, w->tag[b][1], &w->wrong);
+			wr_compare(rank, (wr_content_t){b, w->tag[b][0], 0, 0, w->split}, &w->wrong);
+			wr_compare(rank, (wr_content_t){b, w->tag[b][1], 0, w->split, rank->layers}, &w->wrong);
 		}
 	}
 	wr_device_sync();
@@ -364,7 +364,8 @@ void u_compare_load(world_t *w, u_load_t *load, uint32_t r, uint32_t layer, uint
 		const uint32_t end = layer + layers < all ? layer + layers : all;
 
 		if (layer < end) {
-			wr_compare_layers(rank, b->id, layer, end, w->space[load->space].tag[b->key], &b->wrong[r]);
+			wr_compare(rank, (wr_content_t){b->id, w->space[load->space].tag[b->key], 0, layer, end},
+				   &b->wrong[r]);
 		}
 	}
 }

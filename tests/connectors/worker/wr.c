@@ -14,7 +14,6 @@
 const uint32_t wr_eight[8] = {1, 2, 3, 4, 5, 6, 7, 8};
 const uint32_t wr_other[8] = {21, 30, 23, 40, 25, 50, 27, 63};
 const wr_t wr_one = {0};
-const wr_t wr_two_ranks = {.rank_count = 2};
 const wr_t wr_layered = {.layer_bytes = 1, .layer_wait_us = WR_PATIENCE * 1000u};
 const wr_t wr_alone = {.no_daemon = 1};
 
@@ -287,33 +286,33 @@ static uint8_t byte_of(uint32_t seed, uint32_t block, uint32_t layer, uint32_t i
 	return (uint8_t)((i * 7u + block * 31u + layer * 101u + seed * 57u) * 2654435761u >> 11);
 }
 
-/* A block of a rank, and what its bytes are or should be. */
-typedef struct content {
+typedef struct call_args {
 	const wr_rank_t *rank;
-	uint32_t block, seed, as, first_layer, end_layer;
+	wr_content_t content;
 	uint32_t *wrong; /* incremented if they are not */
-} content_t;
+} call_args_t;
 
 static void write_block(void *args)
 {
-	const content_t *c = args;
+	const wr_rank_t *rank = ((const call_args_t *)args)->rank;
+	const wr_content_t *c = &((const call_args_t *)args)->content;
 
 	for (uint32_t l = c->first_layer; l < c->end_layer; l++) {
-		uint8_t *at = (uint8_t *)c->rank->base[l] + (size_t)c->block * WR_PAGE;
+		uint8_t *at = (uint8_t *)rank->base[l] + (size_t)c->block * WR_PAGE;
 
 		for (uint32_t i = 0; i < WR_PAGE; i++) {
-			at[i] = byte_of(c->seed, c->as, c->rank->paged.first_layer + l, i);
+			at[i] = byte_of(c->seed, c->as, rank->paged.first_layer + l, i);
 		}
 	}
 }
 
-static int content_is(const content_t *c)
+static int content_is(const wr_rank_t *rank, const wr_content_t *c)
 {
 	for (uint32_t l = c->first_layer; l < c->end_layer; l++) {
-		const uint8_t *at = (const uint8_t *)c->rank->base[l] + (size_t)c->block * WR_PAGE;
+		const uint8_t *at = (const uint8_t *)rank->base[l] + (size_t)c->block * WR_PAGE;
 
 		for (uint32_t i = 0; i < WR_PAGE; i++) {
-			if (at[i] != byte_of(c->seed, c->as, c->rank->paged.first_layer + l, i)) {
+			if (at[i] != byte_of(c->seed, c->as, rank->paged.first_layer + l, i)) {
 				return 0;
 			}
 		}
@@ -324,110 +323,38 @@ static int content_is(const content_t *c)
 
 static void compare(void *args)
 {
-	const content_t *c = args;
+	const call_args_t *a = args;
 
-	*c->wrong += !content_is(c);
+	*a->wrong += !content_is(a->rank, &a->content);
 }
 
-static void call(void (*kernel)(void *args), const content_t *content)
+static void call(void (*kernel)(void *args), const call_args_t *args)
 {
-	content_t *c = malloc(sizeof *c);
+	call_args_t *copy = malloc(sizeof *copy);
 
-	assert_non_null(c);
-	*c = *content;
-	wr_device_call(kernel, c);
+	assert_non_null(copy);
+	*copy = *args;
+	wr_device_call(kernel, copy);
 }
 
 void wr_fill_block(wr_rank_t *rank, uint32_t block, uint32_t seed, uint32_t as)
 {
-	call(write_block,
-	     &(content_t){.rank = rank, .block = block, .seed = seed, .as = as, .end_layer = rank->layers});
+	call(write_block, &(call_args_t){rank, {block, seed, as, 0, rank->layers}, NULL});
 }
 
 int wr_block_is(const wr_rank_t *rank, uint32_t block, uint32_t seed, uint32_t as)
 {
 	wr_device_sync();
 
-	return content_is(
-		&(content_t){.rank = rank, .block = block, .seed = seed, .as = as, .end_layer = rank->layers});
+	return content_is(rank, &(wr_content_t){block, seed, as, 0, rank->layers});
 }
 
-void wr_compare_block(const wr_rank_t *rank, uint32_t block, uint32_t seed, uint32_t as, uint32_t *p_wrong)
+void wr_compare(const wr_rank_t *rank, wr_content_t content, uint32_t *p_wrong)
 {
-	call(compare, &(content_t){.rank = rank,
-				   .block = block,
-				   .seed = seed,
-				   .as = as,
-				   .end_layer = rank->layers,
-				   .wrong = p_wrong});
+	call(compare, &(call_args_t){rank, content, p_wrong});
 }
 
-void wr_compare_layers(const wr_rank_t *rank, uint32_t block, uint32_t first, uint32_t end, uint32_t seed,
-		       uint32_t *p_wrong)
-{
-	call(compare, &(content_t){.rank = rank,
-				   .block = block,
-				   .seed = seed,
-				   .first_layer = first,
-				   .end_layer = end,
-				   .wrong = p_wrong});
-}
-
-void wr_compare_layer(const wr_rank_t *rank, uint32_t block, uint32_t layer, uint32_t as, uint32_t *p_wrong)
-{
-	call(compare, &(content_t){.rank = rank,
-				   .block = block,
-				   .seed = STORED_SEED,
-				   .as = as,
-				   .first_layer = layer,
-				   .end_layer = layer + 1,
-				   .wrong = p_wrong});
-}
-
-void wr_compare_other(wr_t *wr, uint32_t seed, uint32_t *p_wrong)
-{
-	for (uint32_t i = 0; i < 8; i++) {
-		wr_compare_block(&wr->rank[0], wr_other[i], seed, wr_eight[i], p_wrong);
-	}
-}
-
-void wr_compare_other_layer(const wr_rank_t *rank, uint32_t layer, uint32_t *p_wrong)
-{
-	for (uint32_t i = 0; i < 8; i++) {
-		wr_compare_layer(rank, wr_other[i], layer, wr_eight[i], p_wrong);
-	}
-}
-
-void wr_compare_each(const wr_rank_t *rank, uint32_t *wrong)
-{
-	for (uint32_t i = 0; i < 8; i++) {
-		wr_compare_block(rank, wr_other[i], STORED_SEED, wr_eight[i], &wrong[i]);
-	}
-}
-
-void wr_compute_layers_each(const wr_rank_t *rank, uint32_t *wrong)
-{
-	for (uint32_t l = 0; l < rank->layers; l++) {
-		kvx_worker_await_layer(rank->worker, l);
-		for (uint32_t i = 0; i < 8; i++) {
-			wr_compare_layer(rank, wr_other[i], l, wr_eight[i], &wrong[i]);
-		}
-	}
-}
-
-void wr_check_named(const uint32_t *ids, uint32_t count, const uint32_t *wrong)
-{
-	for (uint32_t i = 0; i < 8; i++) {
-		int named = 0;
-
-		for (uint32_t e = 0; e < count; e++) {
-			named = named || ids[e] == wr_other[i];
-		}
-		assert_true(named || wrong[i] == 0);
-	}
-}
-
-void wr_fill_other(wr_t *wr, uint32_t seed)
+static void fill_other(wr_t *wr, uint32_t seed)
 {
 	for (uint32_t r = 0; r < wr->rank_count; r++) {
 		for (uint32_t i = 0; i < 8; i++) {
@@ -443,14 +370,6 @@ void wr_fill(wr_t *wr, uint32_t seed)
 			wr_fill_block(&wr->rank[r], b, seed, b);
 		}
 	}
-}
-
-void wr_flip_byte(const kvc_lease_t *lease, uint32_t block)
-{
-	const void *data;
-
-	assert_int_equal(kvc_lease_block(lease, block, &data, NULL), KVC_OK);
-	((uint8_t *)(uintptr_t)data)[3 * WR_PAGE + 17000] ^= 1;
 }
 
 /* ---- step messages --------------------------------------------------------------------------- */
@@ -561,7 +480,7 @@ static void do_nothing(void *args)
 	(void)args;
 }
 
-void wr_be_late(void)
+static void be_late(void)
 {
 	for (uint32_t i = 0; i < LATE_KERNELS; i++) {
 		wr_device_call(do_nothing, NULL);
@@ -570,8 +489,8 @@ void wr_be_late(void)
 
 void wr_message_late_load(wr_t *wr, const kvc_lease_t *lease)
 {
-	wr_be_late();
-	wr_fill_other(wr, 5);
+	be_late();
+	fill_other(wr, 5);
 	wr_message_load(wr, lease, 0);
 }
 
@@ -607,33 +526,21 @@ void wr_step(wr_t *wr)
 	wr_end(wr);
 }
 
-uint32_t wr_run_layered(wr_t *wr)
-{
-	uint32_t layered = 0;
-
-	for (uint32_t r = 0; r < wr->rank_count; r++) {
-		kvx_worker_start_async_loads(wr->rank[r].worker);
-		layered += kvx_worker_run_layered_loads(wr->rank[r].worker) ? 1u : 0u;
-	}
-
-	return layered;
-}
-
-void wr_compute_layers(const wr_rank_t *rank, uint32_t *p_wrong)
+void wr_await_layers(const wr_rank_t *rank)
 {
 	for (uint32_t l = 0; l < rank->layers; l++) {
 		kvx_worker_await_layer(rank->worker, l);
-		wr_compare_other_layer(rank, l, p_wrong);
 	}
 }
 
-uint32_t wr_begin_layered(wr_t *wr, const kvc_lease_t *lease)
+int wr_begin_layered(wr_t *wr, const kvc_lease_t *lease)
 {
-	wr_fill_other(wr, 5);
+	fill_other(wr, 5);
 	wr_message_load(wr, lease, 0);
 	wr_begin(wr);
+	kvx_worker_start_async_loads(wr->rank[0].worker);
 
-	return wr_run_layered(wr);
+	return kvx_worker_run_layered_loads(wr->rank[0].worker);
 }
 
 int wr_prefetch(wr_t *wr, uint32_t flags)
@@ -649,33 +556,11 @@ void wr_begin_prefetched(wr_t *wr)
 	kvx_worker_start_async_loads(wr->rank[0].worker);
 }
 
-void wr_idle_step(wr_t *wr)
-{
-	wr_message(wr);
-	wr_begin(wr);
-	wr_end(wr);
-	assert_int_equal(wr_count_failed(wr), 0);
-	wr_skip_report(wr);
-}
-
-uint32_t wr_take_failed(wr_t *wr, uint32_t *ids)
-{
-	return kvx_worker_take_failed_blocks(wr->rank[0].worker, ids, WR_BLOCKS);
-}
-
 uint32_t wr_count_failed(wr_t *wr)
 {
 	uint32_t ids[WR_BLOCKS];
 
-	return wr_take_failed(wr, ids);
-}
-
-void wr_skip_report(wr_t *wr)
-{
-	const void *bytes;
-	size_t len;
-
-	kvx_worker_take_report(wr->rank[0].worker, &bytes, &len);
+	return kvx_worker_take_failed_blocks(wr->rank[0].worker, ids, WR_BLOCKS);
 }
 
 void wr_drain(wr_t *wr)
@@ -832,17 +717,6 @@ void wr_wait_load(wr_rank_t *rank, uint64_t load, uint32_t flags, wr_end_t *end)
 		usleep(200);
 	}
 	assert_true(end->loaded.load == load);
-}
-
-int wr_names(const wr_end_t *end, uint32_t id)
-{
-	for (uint32_t i = 0; i < end->error_count; i++) {
-		if (end->errors[i] == id) {
-			return 1;
-		}
-	}
-
-	return 0;
 }
 
 uint64_t wr_wait_dropped(wr_rank_t *rank)

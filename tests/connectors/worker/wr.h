@@ -61,9 +61,9 @@ typedef struct wr {
 	uint64_t killed, attaches[WR_MAX_RANKS]; /* when the daemon was killed: its incarnation, the ranks' count */
 } wr_t;
 
-extern const uint32_t wr_eight[8];                            /* engine blocks that are stored */
-extern const uint32_t wr_other[8];                            /* engine blocks that are loaded to */
-extern const wr_t wr_one, wr_two_ranks, wr_layered, wr_alone; /* templates; alone: without a daemon */
+extern const uint32_t wr_eight[8];              /* engine blocks that are stored */
+extern const uint32_t wr_other[8];              /* engine blocks that are loaded to */
+extern const wr_t wr_one, wr_layered, wr_alone; /* templates; alone: without a daemon */
 
 /* ---- fixtures -------------------------------------------------------------------------------- */
 
@@ -98,20 +98,12 @@ void wr_fill(wr_t *wr, uint32_t seed);
 void wr_fill_block(wr_rank_t *rank, uint32_t block, uint32_t seed, uint32_t as);
 /* Does the block have these bytes? */
 int wr_block_is(const wr_rank_t *rank, uint32_t block, uint32_t seed, uint32_t as);
-/* Compare as a kernel of the engine, in stream order: *p_wrong is incremented if it does not. */
-void wr_compare_block(const wr_rank_t *rank, uint32_t block, uint32_t seed, uint32_t as, uint32_t *p_wrong);
-void wr_compare_layers(const wr_rank_t *rank, uint32_t block, uint32_t first, uint32_t end, uint32_t seed,
-		       uint32_t *p_wrong); /* of block number 0 */
-void wr_compare_layer(const wr_rank_t *rank, uint32_t block, uint32_t layer, uint32_t as, uint32_t *p_wrong);
-/* wr_other of the first rank: compare with wr_eight as stored with a seed, one layer of them, write them. */
-void wr_compare_other(wr_t *wr, uint32_t seed, uint32_t *p_wrong);
-void wr_compare_other_layer(const wr_rank_t *rank, uint32_t layer, uint32_t *p_wrong);
-void wr_fill_other(wr_t *wr, uint32_t seed);
-/* The same with a counter for each of wr_other; and what is wrong there at last must be among the failed blocks. */
-void wr_compare_each(const wr_rank_t *rank, uint32_t *wrong);
-void wr_compute_layers_each(const wr_rank_t *rank, uint32_t *wrong);
-void wr_check_named(const uint32_t *ids, uint32_t count, const uint32_t *wrong);
-void wr_flip_byte(const kvc_lease_t *lease, uint32_t block); /* of a stored block, in a layer in the middle */
+/* Bytes of a block: of a seed and a block number, in some layers. */
+typedef struct wr_content {
+	uint32_t block, seed, as, first_layer, end_layer;
+} wr_content_t;
+/* Compare as a kernel of the engine, in stream order: *p_wrong is incremented if they are others. */
+void wr_compare(const wr_rank_t *rank, wr_content_t content, uint32_t *p_wrong);
 
 /* ---- step messages --------------------------------------------------------------------------- */
 
@@ -129,8 +121,7 @@ void wr_add_work(wr_t *wr, uint32_t longest, uint32_t us);
 void wr_add_time(wr_t *wr);
 /* A new message that loads wr_other as load 7, fenced. */
 void wr_message_load(wr_t *wr, const kvc_lease_t *lease, uint32_t flags);
-/* What is enqueued from now on runs late, such as kernels that write wr_other; then that message. */
-void wr_be_late(void);
+/* That message, while what was enqueued before it runs late: it writes wr_other too. */
 void wr_message_late_load(wr_t *wr, const kvc_lease_t *lease);
 
 /* ---- hooks of a step, on all ranks ------------------------------------------------------------- */
@@ -139,21 +130,15 @@ void wr_begin(wr_t *wr);
 void wr_run_loads(wr_t *wr); /* asynchronous and synchronous ones */
 void wr_end(wr_t *wr);
 void wr_step(wr_t *wr); /* the three */
-/* kvx_worker_run_layered_loads(): on how many ranks. */
-uint32_t wr_run_layered(wr_t *wr);
-/* Await each layer, then compare it in wr_other. */
-void wr_compute_layers(const wr_rank_t *rank, uint32_t *p_wrong);
-/* A kernel of the step before writes wr_other; then begin a step that loads them, layered if it may be. */
-uint32_t wr_begin_layered(wr_t *wr, const kvc_lease_t *lease);
+/* As an engine does that computes layer by layer. */
+void wr_await_layers(const wr_rank_t *rank);
+/* On the first rank: a kernel of the step before writes wr_other; then begin a step that loads them, layered if it may
+ * be: does it? */
+int wr_begin_layered(wr_t *wr, const kvc_lease_t *lease);
 /* kvx_worker_prefetch_step() of the message, on the first rank; and what comes first when its step begins. */
 int wr_prefetch(wr_t *wr, uint32_t flags);
 void wr_begin_prefetched(wr_t *wr);
-/* A step with all its hooks in which nothing is done. */
-void wr_idle_step(wr_t *wr);
-/* Failed blocks of the first rank. */
-uint32_t wr_take_failed(wr_t *wr, uint32_t *ids);
-uint32_t wr_count_failed(wr_t *wr);
-void wr_skip_report(wr_t *wr); /* the next of the first rank */
+uint32_t wr_count_failed(wr_t *wr); /* blocks of the first rank */
 /* Take reports until no job is open. */
 void wr_drain(wr_t *wr);
 
@@ -180,7 +165,6 @@ typedef struct wr_end {
 	uint32_t error_count;
 } wr_end_t;
 void wr_wait_load(wr_rank_t *rank, uint64_t load, uint32_t flags, wr_end_t *end);
-int wr_names(const wr_end_t *end, uint32_t id);
 /* Until no load is open: times of steps, as the first rank reports them. */
 uint32_t wr_take_steps(wr_t *wr, kvx_report_step_t *steps, uint32_t cap);
 /* The next DROPPED of the rank's reports, waited for: its put. */
