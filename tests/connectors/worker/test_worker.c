@@ -114,7 +114,7 @@ static void p1_a_fence_of_all_blocks_leaves_none_to_be_read(void **state)
 		}
 		assert_int_equal(wr_stats(wr, 0).marked, 0);
 		rig_signal(&wr->rig, SIGCONT);
-		assert_true(wr_wait_dropped(&wr->rank[0]) != 0);
+		assert_true(wr_wait_dropped(wr) != 0);
 		kvc_put_free(put);
 	}
 	assert_int_equal(wr_stats(wr, 0).bad_messages, 3);
@@ -139,7 +139,7 @@ static void p5_a_stopped_daemon_fails_a_load_long_before_its_deadline(void **sta
 		wr_add_load(wr, lease, flags, 7, wr_other, 8);
 		wr_begin(wr);
 		wr_run_loads(wr);
-		wr_wait_load(&wr->rank[0], 7, flags, &end);
+		wr_wait_load(wr, flags, &end);
 		assert_true(wr_now_ms() - begin < WR_QUICK_MS);
 		assert_int_equal(end.loaded.status, i < 2 ? KVC_ERR_DAEMON_STALE : KVC_OK);
 		assert_int_equal(end.error_count, i < 2 ? 8 : 0);
@@ -163,7 +163,7 @@ static void p7_without_a_daemon_everything_fails_at_once(void **state)
 		wr_add_fence(wr, wr_eight, 8);
 		wr_begin(wr);
 		wr_end(wr);
-		assert_true(wr_wait_dropped(&wr->rank[0]) == 9);
+		assert_true(wr_wait_dropped(wr) == 9);
 	}
 	assert_int_equal(kvx_worker_self_test_status(wr->rank[0].worker), KVC_PENDING);
 	for (uint32_t i = 0; i < 4; i++) {
@@ -176,7 +176,7 @@ static void p7_without_a_daemon_everything_fails_at_once(void **state)
 		}
 		wr_begin(wr);
 		wr_run_loads(wr);
-		wr_wait_load(&wr->rank[0], 7, flags, &end);
+		wr_wait_load(wr, flags, &end);
 		assert_int_equal(end.loaded.status, i < 2 ? KVC_MISS : KVC_ERR_UNREACHABLE);
 		assert_int_equal(end.error_count, 8);
 	}

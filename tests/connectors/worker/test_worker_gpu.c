@@ -91,7 +91,7 @@ static void p1_a_lease_lost_under_a_copy_is_a_failed_load(void **state)
 		assert_int_equal(kvx_worker_take_finished(wr->rank[0].worker, id, sizeof id, NULL), 0);
 		assert_int_equal(wr_stats(wr, 0).loads_open, 1);
 		fake_cuda_hold(0);
-		wr_wait_load(&wr->rank[0], 7, flags != 0, &end);
+		wr_wait_load(wr, flags, &end);
 		assert_int_equal(end.loaded.status, KVC_ERR_REVOKED);
 		assert_int_equal(end.error_count, 8);
 	}
@@ -158,9 +158,7 @@ static void p10_a_pool_the_device_cannot_be_given_is_declined(void **state)
 	assert_int_equal(wr_await_self_test(wr), KVC_ERR_LIMIT);
 	assert_int_equal(wr_stats(wr, 0).registered_bytes, 0);
 	lease = wr_lease(wr, 0, 8);
-	begin_load(wr, lease, 0);
-	wr_end(wr);
-	wr_wait_load(&wr->rank[0], 7, 0, &end);
+	wr_load(wr, lease, 0, &end);
 	assert_int_equal(end.error_count, 8);
 	kvc_release(&lease, 1);
 	fake_cuda_fail_always(0, 0);

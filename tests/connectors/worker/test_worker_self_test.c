@@ -76,7 +76,7 @@ kvc_status_t __wrap_kvc_poll(kvc_t *kvc, uint32_t timeout_ms)
 static void p1_a_layout_that_fails_its_self_test_is_not_used(void **state)
 {
 	wr_t *wr = *state;
-	kvx_worker_stats_t stats = {.struct_size = sizeof stats};
+	kvx_worker_stats_t stats;
 	kvc_lease_t *lease;
 	kvc_put_t *put;
 	wr_end_t end;
@@ -89,17 +89,13 @@ static void p1_a_layout_that_fails_its_self_test_is_not_used(void **state)
 	atomic_store(&wrong, 0);
 	lease = wr_lease(wr, 0, 8);
 	put = wr_put(wr, 8, 16);
-	wr_message(wr);
-	wr_add_load(wr, lease, 0, 7, wr_eight, 8);
-	wr_begin(wr);
-	kvx_worker_run_sync_loads(wr->rank[0].worker);
-	wr_wait_load(&wr->rank[0], 7, 0, &end);
+	wr_load(wr, lease, 0, &end);
 	assert_int_equal(end.error_count, 8);
 	wr_message(wr);
 	wr_add_save(wr, put, KVX_MSG_COMPLETE, wr_eight, 8);
 	wr_begin(wr);
-	(void)wr_wait_dropped(&wr->rank[0]);
-	kvx_worker_get_stats(wr->rank[0].worker, &stats);
+	(void)wr_wait_dropped(wr);
+	stats = wr_stats(wr, 0);
 	assert_int_equal(stats.self_test_failures, 1);
 	assert_int_equal(stats.self_tests + stats.load_bytes + stats.save_bytes, 0);
 	kvc_put_free(put);
@@ -138,11 +134,7 @@ static void p7_an_adapter_behind_a_thousand_others_is_known(void **state)
 	wr->number = 1;
 	wr->timeout_ms = 300;
 	do {
-		wr_message(wr);
-		wr_add_load(wr, lease, 0, 7, wr_eight, 8);
-		wr_begin(wr);
-		kvx_worker_run_sync_loads(wr->rank[0].worker);
-		wr_wait_load(&wr->rank[0], 7, 0, &end);
+		wr_load(wr, lease, 0, &end);
 	} while ((end.loaded.status == KVC_ERR_BUSY || end.loaded.status == KVC_ERR_ARG) && wr_now_ms() < until);
 	assert_true(end.loaded.status == KVC_ERR_DAEMON_STALE || end.loaded.status == KVC_ERR_TIMEOUT);
 	rig_signal(&wr->rig, SIGCONT);

@@ -73,9 +73,7 @@ static void load_eight(wr_t *wr, uint32_t from, wr_end_t *end)
 {
 	kvc_lease_t *lease = wr_lease(wr, from, from + 8);
 
-	wr_message_load(wr, lease, 0);
-	wr_step(wr);
-	wr_wait_load(&wr->rank[0], 7, 0, end);
+	wr_load(wr, lease, 0, end);
 	kvc_release(&lease, 1);
 }
 
@@ -87,10 +85,7 @@ static kvc_status_t save_behind(wr_t *wr)
 	for (uint32_t i = 8; i < STORED; i++) {
 		ids[i - 8] = i;
 	}
-	wr_message(wr);
-	wr_add_save(wr, put, 0, ids, STORED - 8);
-	wr_begin(wr);
-	wr_end(wr);
+	wr_save(wr, put, ids, STORED - 8);
 
 	return wr_put_wait(put);
 }

@@ -50,6 +50,7 @@ static void saves_use_the_copy_engine_in_prefill_steps_only(void **state)
 	for (size_t i = 0; i < KV_COUNT_OF(steps); i++) {
 		kvc_lease_t *lease;
 		ways_t ways;
+		wr_end_t end;
 
 		assert_int_equal(kvc_space_reset(wr->space), KVC_OK);
 		wr_fill(wr, 1 + (uint32_t)i);
@@ -57,13 +58,8 @@ static void saves_use_the_copy_engine_in_prefill_steps_only(void **state)
 		assert_true(steps[i].ring ? ways.staged > 0 : ways.zero_copy > 0);
 		assert_int_equal(steps[i].ring ? ways.zero_copy : ways.staged, 0);
 		lease = wr_lease(wr, 0, SAVED);
-		wr_message(wr);
-		wr_add_load(wr, lease, 0, 1 + i, wr_other, SAVED);
-		wr_step(wr);
-		for (uint32_t b = 0; b < SAVED; b++) {
-			assert_true(wr_block_is(&wr->rank[0], wr_other[b], 1 + (uint32_t)i, wr_eight[b]));
-		}
-		wr_drain(wr);
+		wr_load(wr, lease, 0, &end);
+		wr_check_other(wr, 1 + (uint32_t)i);
 		kvc_release(&lease, 1);
 	}
 }
@@ -87,10 +83,7 @@ static void p7_an_asynchronous_load_leaves_the_copy_engine_alone(void **state)
 		kvx_worker_stats_t after;
 		wr_end_t end;
 
-		wr_message(wr);
-		wr_add_load(wr, lease, flags, 7, wr_other, SAVED);
-		wr_step(wr);
-		wr_wait_load(&wr->rank[0], 7, flags != 0, &end);
+		wr_load(wr, lease, flags, &end);
 		after = wr_stats(wr, 0);
 		assert_int_equal(end.loaded.status, KVC_OK);
 		assert_int_equal(after.gpu_staged - before.gpu_staged, flags == 0);
@@ -160,15 +153,16 @@ static void p7_asynchronous_loads_yield_to_synchronous_ones(void **state)
 			assert_true(wr_now_ms() < until);
 			usleep(500);
 		}
-		wr_begin_prefetched(wr);
+		wr_begin(wr);
+		kvx_worker_start_async_loads(wr->rank[0].worker);
 		kvx_worker_run_sync_loads(wr->rank[0].worker);
 		wr_end(wr);
 		fake_cuda_hold(0);
 		failed = wait_named(wr);
 		assert_true(!failed || givings[round].soon); /* it may come too late */
 		wr_drain(wr);
+		wr_check_other(wr, 1);
 		for (uint32_t b = 0; b < SAVED; b++) {
-			assert_true(wr_block_is(&wr->rank[0], wr_other[b], 1, wr_eight[b]));
 			assert_true(failed || wr_block_is(&wr->rank[0], beside[b], 1, wr_eight[b]));
 		}
 		kvc_release(&lease, 1);

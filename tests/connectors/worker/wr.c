@@ -8,8 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define LATE_KERNELS 400u
-#define STORED_SEED  1u
+#define STORED_SEED 1u
 
 const uint32_t wr_eight[8] = {1, 2, 3, 4, 5, 6, 7, 8};
 const uint32_t wr_other[8] = {21, 30, 23, 40, 25, 50, 27, 63};
@@ -195,6 +194,18 @@ void wr_restart(wr_t *wr)
 	usleep(100000); /* the workers' spaces are opened again with their sessions */
 }
 
+static void store(wr_t *wr, const uint32_t *ids, uint32_t n)
+{
+	kvc_put_t *put = wr_put(wr, 0, n);
+
+	wr_save(wr, put, ids, n);
+	assert_int_equal(wr_put_wait(put), KVC_OK);
+	for (uint32_t r = 0; r < wr->rank_count; r++) {
+		assert_int_equal(kvx_worker_flush(wr->rank[r].worker, WR_PATIENCE), KVC_OK);
+		wr_check_silent(&wr->rank[r]);
+	}
+}
+
 /* ---- fixtures -------------------------------------------------------------------------------- */
 
 void wr_open(wr_t *wr)
@@ -218,7 +229,7 @@ void wr_open(wr_t *wr)
 	}
 	wr_fill(wr, STORED_SEED);
 	if (!wr->no_daemon && !wr->empty) {
-		wr_store(wr, wr_eight, 8);
+		store(wr, wr_eight, 8);
 	}
 }
 
@@ -475,25 +486,6 @@ void wr_message_load(wr_t *wr, const kvc_lease_t *lease, uint32_t flags)
 	wr_add_load(wr, lease, flags, 7, wr_other, 8);
 }
 
-static void do_nothing(void *args)
-{
-	(void)args;
-}
-
-static void be_late(void)
-{
-	for (uint32_t i = 0; i < LATE_KERNELS; i++) {
-		wr_device_call(do_nothing, NULL);
-	}
-}
-
-void wr_message_late_load(wr_t *wr, const kvc_lease_t *lease)
-{
-	be_late();
-	fill_other(wr, 5);
-	wr_message_load(wr, lease, 0);
-}
-
 /* ---- hooks of a step ------------------------------------------------------------------------- */
 
 void wr_begin(wr_t *wr)
@@ -548,12 +540,6 @@ int wr_prefetch(wr_t *wr, uint32_t flags)
 	kvx_msg_finish(&wr->message, wr->step);
 
 	return kvx_worker_prefetch_step(wr->rank[0].worker, wr->message.data, wr->message.len, flags);
-}
-
-void wr_begin_prefetched(wr_t *wr)
-{
-	kvx_worker_begin_step(wr->rank[0].worker, wr->message.data, wr->message.len);
-	kvx_worker_start_async_loads(wr->rank[0].worker);
 }
 
 uint32_t wr_count_failed(wr_t *wr)
@@ -634,19 +620,12 @@ void wr_revoke(wr_t *wr, kvc_lease_t *lease)
 	kvc_free(json);
 }
 
-void wr_store(wr_t *wr, const uint32_t *ids, uint32_t n)
+void wr_save(wr_t *wr, const kvc_put_t *put, const uint32_t *ids, uint32_t n)
 {
-	kvc_put_t *put = wr_put(wr, 0, n);
-
 	wr_message(wr);
 	wr_add_save(wr, put, 0, ids, n);
 	wr_begin(wr);
 	wr_end(wr);
-	assert_int_equal(wr_put_wait(put), KVC_OK);
-	for (uint32_t r = 0; r < wr->rank_count; r++) {
-		assert_int_equal(kvx_worker_flush(wr->rank[r].worker, WR_PATIENCE), KVC_OK);
-		wr_check_silent(&wr->rank[r]);
-	}
 }
 
 /* ---- reports --------------------------------------------------------------------------------- */
@@ -695,10 +674,10 @@ uint32_t wr_take_steps(wr_t *wr, kvx_report_step_t *steps, uint32_t cap)
 	return n;
 }
 
-void wr_wait_load(wr_rank_t *rank, uint64_t load, uint32_t flags, wr_end_t *end)
+void wr_wait_load(wr_t *wr, uint32_t flags, wr_end_t *end)
 {
+	wr_rank_t *rank = &wr->rank[0];
 	const uint64_t until = wr_now_ms() + WR_PATIENCE;
-	char expected[16];
 	uint32_t len = 0;
 
 	*end = (wr_end_t){0};
@@ -707,8 +686,7 @@ void wr_wait_load(wr_rank_t *rank, uint64_t load, uint32_t flags, wr_end_t *end)
 		usleep(len ? 0 : 200);
 	}
 	if (flags & KVX_MSG_ASYNC) {
-		(void)snprintf(expected, sizeof expected, "request-%u", (unsigned)load);
-		assert_string_equal(end->id, expected);
+		assert_string_equal(end->id, "request-7");
 		assert_int_equal(kvx_worker_take_finished(rank->worker, end->id, sizeof end->id, NULL), 0);
 	}
 	end->error_count = kvx_worker_take_failed_blocks(rank->worker, end->errors, WR_BLOCKS);
@@ -716,15 +694,29 @@ void wr_wait_load(wr_rank_t *rank, uint64_t load, uint32_t flags, wr_end_t *end)
 		assert_true(wr_now_ms() < until);
 		usleep(200);
 	}
-	assert_true(end->loaded.load == load);
+	assert_int_equal(end->loaded.load, 7);
 }
 
-uint64_t wr_wait_dropped(wr_rank_t *rank)
+void wr_load(wr_t *wr, const kvc_lease_t *lease, uint32_t flags, wr_end_t *end)
+{
+	wr_message_load(wr, lease, flags);
+	wr_step(wr);
+	wr_wait_load(wr, flags, end);
+}
+
+void wr_check_other(wr_t *wr, uint32_t seed)
+{
+	for (uint32_t i = 0; i < 8; i++) {
+		assert_true(wr_block_is(&wr->rank[0], wr_other[i], seed, wr_eight[i]));
+	}
+}
+
+uint64_t wr_wait_dropped(wr_t *wr)
 {
 	const uint64_t until = wr_now_ms() + WR_PATIENCE;
 	kvx_report_dropped_t dropped;
 
-	while (take_records(rank, KVX_RECORD_DROPPED, &dropped, sizeof dropped, 1) == 0) {
+	while (take_records(&wr->rank[0], KVX_RECORD_DROPPED, &dropped, sizeof dropped, 1) == 0) {
 		assert_true(wr_now_ms() < until);
 		usleep(200);
 	}

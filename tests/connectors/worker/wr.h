@@ -121,9 +121,6 @@ void wr_add_work(wr_t *wr, uint32_t longest, uint32_t us);
 void wr_add_time(wr_t *wr);
 /* A new message that loads wr_other as load 7, fenced. */
 void wr_message_load(wr_t *wr, const kvc_lease_t *lease, uint32_t flags);
-/* That message, while what was enqueued before it runs late: it writes wr_other too. */
-void wr_message_late_load(wr_t *wr, const kvc_lease_t *lease);
-
 /* ---- hooks of a step, on all ranks ------------------------------------------------------------- */
 
 void wr_begin(wr_t *wr);
@@ -135,9 +132,8 @@ void wr_await_layers(const wr_rank_t *rank);
 /* On the first rank: a kernel of the step before writes wr_other; then begin a step that loads them, layered if it may
  * be: does it? */
 int wr_begin_layered(wr_t *wr, const kvc_lease_t *lease);
-/* kvx_worker_prefetch_step() of the message, on the first rank; and what comes first when its step begins. */
+/* kvx_worker_prefetch_step() of the message, on the first rank. */
 int wr_prefetch(wr_t *wr, uint32_t flags);
-void wr_begin_prefetched(wr_t *wr);
 uint32_t wr_count_failed(wr_t *wr); /* blocks of the first rank */
 /* Take reports until no job is open. */
 void wr_drain(wr_t *wr);
@@ -151,12 +147,12 @@ kvc_status_t wr_put_wait(kvc_put_t *put);
 kvc_lease_t *wr_lease(wr_t *wr, uint32_t skip, uint32_t n);
 /* Release it, and the daemon has done so when this returns. */
 void wr_revoke(wr_t *wr, kvc_lease_t *lease);
-/* Keys [0, n) are stored, key i from engine block ids[i]; in one step. */
-void wr_store(wr_t *wr, const uint32_t *ids, uint32_t n);
+/* A step that saves these blocks. */
+void wr_save(wr_t *wr, const kvc_put_t *put, const uint32_t *ids, uint32_t n);
 
 /* ---- reports --------------------------------------------------------------------------------- */
 
-/* How a load has ended: its report on the rank, waited for, and what the engine was told. */
+/* How load 7 has ended on the first rank: its report, waited for, and what the engine was told. */
 typedef struct wr_end {
 	kvx_report_loaded_t loaded;
 	char id[16];
@@ -164,11 +160,15 @@ typedef struct wr_end {
 	uint32_t errors[WR_BLOCKS];
 	uint32_t error_count;
 } wr_end_t;
-void wr_wait_load(wr_rank_t *rank, uint64_t load, uint32_t flags, wr_end_t *end);
+void wr_wait_load(wr_t *wr, uint32_t flags, wr_end_t *end);
+/* After the step of wr_message_load(). */
+void wr_load(wr_t *wr, const kvc_lease_t *lease, uint32_t flags, wr_end_t *end);
+/* wr_other have the bytes that wr_eight had with a seed. */
+void wr_check_other(wr_t *wr, uint32_t seed);
 /* Until no load is open: times of steps, as the first rank reports them. */
 uint32_t wr_take_steps(wr_t *wr, kvx_report_step_t *steps, uint32_t cap);
-/* The next DROPPED of the rank's reports, waited for: its put. */
-uint64_t wr_wait_dropped(wr_rank_t *rank);
+/* The next DROPPED of the first rank's reports, waited for: its put. */
+uint64_t wr_wait_dropped(wr_t *wr);
 /* The rank has nothing more to say. */
 void wr_check_silent(wr_rank_t *rank);
 
