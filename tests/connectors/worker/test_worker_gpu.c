@@ -8,7 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#define PUTS 16u
+#define PUTS   16u
+#define ROUNDS 12u
 
 static void begin_load(wr_t *wr, const kvc_lease_t *lease, uint32_t flags)
 {
@@ -164,6 +165,74 @@ static void p10_a_pool_the_device_cannot_be_given_is_declined(void **state)
 	fake_cuda_fail_always(0, 0);
 }
 
+/* What came before a step on the stream that it was planned on comes before it on the one it is computed on, also where
+ * the driver refuses the n-th call of the plan: a save, which the step overwrites. Whether it was made. */
+static int change_stream(wr_t *wr, uint32_t key, uint64_t nth)
+{
+	kvx_worker_t *worker = wr->rank[0].worker;
+	kvc_lease_t *lease = wr_lease(wr, 0, 8);
+	kvc_put_t *put = wr_put(wr, key, key + 4);
+	kvc_status_t status;
+
+	fake_cuda_hold(1);
+	wr_be_late();
+	wr_save(wr, put, wr_eight, 4);
+	(void)wr_take_steps(wr, NULL, 0); /* the step has ended */
+	wr_message(wr);
+	wr_add_fence(wr, wr_eight, 4);
+	wr_add_load(wr, lease, 0, 7, wr_other, 8);
+	usleep(2000); /* for the save to be on the device */
+	fake_cuda_fail_nth(nth);
+	assert_int_equal(wr_prefetch(wr, WR_PREFETCH), 1);
+	fake_cuda_fail_nth(0);
+	wr_device_set_stream(worker, 1);
+	wr_begin(wr);
+	wr_run_loads(wr);
+	for (uint32_t i = 0; i < 4; i++) {
+		wr_fill_block(&wr->rank[0], wr_eight[i], 9, i);
+	}
+	wr_end(wr);
+	fake_cuda_hold(0);
+	status = wr_put_wait(put);
+	wr_drain(wr);
+	kvc_release(&lease, 1);
+
+	return status == KVC_OK;
+}
+
+static void p1_the_engine_may_change_its_stream(void **state)
+{
+	wr_t *wr = *state;
+	uint32_t key = 8;
+
+	for (uint64_t nth = 0; nth < ROUNDS; nth++) {
+		const int saved = change_stream(wr, key, nth);
+		kvc_lease_t *lease;
+
+		for (uint32_t i = 0; i < 4; i++) {
+			wr_fill_block(&wr->rank[0], wr_eight[i], 1, wr_eight[i]);
+		}
+		wr_device_sync();
+		wr_device_set_stream(wr->rank[0].worker, 0);
+		if (!saved) {
+			continue;
+		}
+
+		lease = wr_lease(wr, key, key + 4); /* what has been stored was read before it was written */
+		key += 4;
+		wr_message(wr);
+		wr_add_load(wr, lease, 0, 8, wr_other, 4);
+		wr_step(wr);
+		for (uint32_t i = 0; i < 4; i++) {
+			assert_true(wr_block_is(&wr->rank[0], wr_other[i], 1, wr_eight[i]));
+		}
+		wr_drain(wr);
+		kvc_release(&lease, 1);
+	}
+	assert_int_equal(wr_stats(wr, 0).loads_prefetched, ROUNDS);
+	print_message("%u of %u saves were made\n", (key - 8) / 4, ROUNDS);
+}
+
 /* ---- what comes whole ------------------------------------------------------------------------ */
 
 /* The lease covers n blocks of wr_eight: the others will never be there. */
@@ -272,6 +341,7 @@ int main(int argc, char **argv)
 		WR_TEST(p1_a_lease_lost_under_a_copy_is_a_failed_load, wr_one),
 		WR_TEST(p10_a_device_that_cannot_be_opened_is_refused_with_a_reason, wr_alone),
 		WR_TEST(p10_a_pool_the_device_cannot_be_given_is_declined, wr_one),
+		WR_TEST(p1_the_engine_may_change_its_stream, wr_layered),
 		WR_TEST(short_loads_and_slow_ones_come_whole, wr_layered),
 		WR_TEST(what_a_step_saves_of_many_requests_goes_together, wr_one),
 	};

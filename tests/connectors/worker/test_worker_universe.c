@@ -108,6 +108,9 @@ static void write_message(world_t *w, int idle)
 	if (w->second_stream) {
 		set_stream(w, 0);
 	}
+	if (u_one_in(w, 3)) {
+		wr_be_late();
+	}
 	wr_message(&w->wr);
 	w->tainted[w->wr.step % HISTORY] = 0;
 	choose_step(w, idle);
@@ -304,8 +307,8 @@ static void abandon(world_t *w)
 	w->seen.abandoned++;
 }
 
-/* Hooks of the step before, after all: they end, fail and name nothing of what was begun. The worker counts them for
- * the step that has begun. */
+/* Hooks of the step before, after all: they end, fail and name nothing of what was begun, and are no calls of its step.
+ */
 static void call_late_hooks(world_t *w)
 {
 	kvx_worker_await_layer(w->wr.rank[0].worker, 0);
@@ -313,7 +316,6 @@ static void call_late_hooks(world_t *w)
 	assert_int_equal(wr_count_failed(&w->wr), 0);
 	u_take_report(w, 0);
 	assert_false(wr_prefetch(&w->wr, KVX_PREFETCH_LAYERS));
-	w->heard = 1;
 }
 
 static void prefetch(world_t *w)
@@ -337,7 +339,7 @@ static int begin_step(world_t *w)
 	const uint32_t fails = w->now.alloc ? 1 + u_roll(w, 8) : 0;
 	const int swap = u_one_in(w, 4);
 
-	if (swap) {
+	if (swap && is_refused(&w->now)) {
 		wr_device_sync(); /* the engine's own order, should the worker's be refused */
 	}
 	wr_device_hold(w->now.held);
@@ -371,7 +373,7 @@ static int begin_step(world_t *w)
 	return 0;
 }
 
-/* The engine awaits each layer, in some order, then reads it; now and then not all. */
+/* The engine awaits each layer, in some order, then reads it; `skip`: all but the last. */
 static void compute_layers(world_t *w, uint32_t r, uint32_t first, int skip)
 {
 	const uint32_t layers = w->wr.rank[r].layers;
@@ -384,16 +386,18 @@ static void compute_layers(world_t *w, uint32_t r, uint32_t first, int skip)
 			}
 		}
 	}
-	w->layer_skipped |= skip;
-	for (uint32_t n = 0; n < LOADS && skip; n++) {
+}
+
+/* Loads whose layers the engine has not all awaited; on a rank where they came whole they may be fine. */
+static void doom_skipped_loads(world_t *w, int on_all_ranks)
+{
+	w->layer_skipped = 1;
+	for (uint32_t n = 0; n < LOADS; n++) {
 		u_load_t *load = &w->loads[n];
 
-		if (!u_is_sync(load, w->wr.step)) {
-			continue;
-		}
-		if (w->wr.rank_count > 1) { /* on another rank it may come whole, and be fine */
+		if (u_is_sync(load, w->wr.step) && !on_all_ranks) {
 			load->excused = 1;
-		} else if (!load->doomed) {
+		} else if (u_is_sync(load, w->wr.step) && !load->doomed) {
 			u_doom(load, KVC_PENDING);
 		}
 	}
@@ -419,14 +423,15 @@ static int send_loads(world_t *w, uint32_t r, int layers)
 
 static int run_loads(world_t *w)
 {
-	const int layers = w->wr.layer_bytes && !u_one_in(w, 4), skip = u_one_in(w, 30);
+	const int layers = w->wr.layer_bytes && !u_one_in(w, 4), skip = u_one_in(w, 10);
 	const uint32_t first = u_roll(w, WR_LAYERS);
-	int layered[WR_MAX_RANKS];
+	uint32_t layered[WR_MAX_RANKS], all = 0;
 
 	for (uint32_t r = 0; r < w->wr.rank_count; r++) {
-		layered[r] = send_loads(w, r, layers);
-		w->seen.layered += layered[r] ? 1u : 0u;
+		layered[r] = send_loads(w, r, layers) ? 1u : 0u;
+		all += layered[r];
 	}
+	w->seen.layered += all;
 	if (cause_event(w, SENT)) {
 		return 1;
 	}
@@ -439,6 +444,9 @@ static int run_loads(world_t *w)
 				u_compare_load(w, &w->loads[i], r, 0, WR_LAYERS);
 			}
 		}
+	}
+	if (all > 0 && skip) {
+		doom_skipped_loads(w, all == w->wr.rank_count);
 	}
 
 	return 0;
@@ -495,7 +503,7 @@ static void reuse_while_held(world_t *w)
 	wr_device_refuse_orders(0);
 	for (uint32_t i = 0; i < put->n; i++) {
 		if (!w->busy[put->ids[i]]) {
-			u_excuse_saves_of(w, put->ids[i]);
+			(void)u_excuse_saves_of(w, put->ids[i]);
 			u_fill(w, put->ids[i], ++w->serial);
 		}
 	}
@@ -639,7 +647,6 @@ static void close_universe(world_t *w)
 static void check_seen(const world_t *w)
 {
 	const u_profile_t *p = w->profile;
-	const uint32_t some = STEPS / 20, device = wr_device_runs_behind() ? some : 0;
 
 	print_message("  %u loads, %u failed, %u layered, %u prefetched, %u of them abandoned, %u revoked, "
 		      "%u late, %u bytes changed; %u puts stored, %u dropped, %u fences; %u calls refused, %u times "
@@ -647,13 +654,15 @@ static void check_seen(const world_t *w)
 		      w->seen.loads, w->seen.failed, w->seen.layered, w->seen.prefetched, w->seen.abandoned,
 		      w->seen.revoked, w->seen.late, w->seen.damaged, w->seen.stored, w->seen.dropped,
 		      (unsigned)w->seen.fences, w->seen.refused, w->seen.killed, w->seen.closed);
-	assert_true(w->seen.loads > STEPS / 5 && w->seen.stored > some);
-	assert_true(w->seen.fences > 0);
-	assert_true(!p->layers || w->seen.layered >= device);
-	assert_true(!p->prefetched || w->seen.prefetched >= device);
-	assert_true(p->refused == 0 || w->seen.refused >= device / p->refused);
+	assert_true(w->seen.loads > STEPS / 5 && w->seen.stored > STEPS / 20);
+	assert_true(p->closed < 40 || w->seen.fences > 0);
+	assert_true(p->closed > 5 || w->seen.closed > 0);
 	assert_true(p->killed == 0 || w->seen.killed > 0);
-	assert_true(p->closed == 0 || p->closed > 20 || w->seen.closed > 0);
+	if (wr_device_runs_behind()) {
+		assert_true(!p->layers || w->seen.layered > 0);
+		assert_true(p->prefetched == 0 || w->seen.prefetched > 0);
+		assert_true(p->refused != 2 || w->seen.refused > 0);
+	}
 }
 
 static void run_universe(uint64_t seed, const u_profile_t *profile)

@@ -29,13 +29,18 @@ void u_fill(world_t *w, uint32_t id, uint32_t tag)
 	w->tag[id][1] = tag;
 }
 
-void u_excuse_saves_of(world_t *w, uint32_t id)
+int u_excuse_saves_of(world_t *w, uint32_t id)
 {
+	int found = 0;
+
 	for (uint32_t p = 0; p < PUTS; p++) {
 		for (uint32_t i = 0; w->puts[p].put && i < w->puts[p].n; i++) {
 			w->puts[p].excused |= w->puts[p].ids[i] == id;
+			found |= w->puts[p].ids[i] == id;
 		}
 	}
+
+	return found;
 }
 
 void u_check_blocks(world_t *w)
@@ -63,7 +68,7 @@ static uint32_t free_blocks(const world_t *w)
 	return n;
 }
 
-/* A block for new contents; often one that a save still has to read. */
+/* A block for new contents; often one that a save still has to read, else one that a kernel still has to write. */
 static uint32_t give_block(world_t *w)
 {
 	const u_put_t *put = &w->puts[u_roll(w, PUTS)];
@@ -73,7 +78,9 @@ static uint32_t give_block(world_t *w)
 		id = u_roll(w, WR_BLOCKS);
 	}
 	w->given[id] = 1;
-	u_excuse_saves_of(w, id);
+	if (!u_excuse_saves_of(w, id)) {
+		u_fill(w, id, ++w->serial);
+	}
 
 	return id;
 }

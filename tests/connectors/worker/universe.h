@@ -117,8 +117,8 @@ int u_one_in(world_t *w, uint32_t n); /* 0: never */
 
 /* The engine writes a block, on every rank. */
 void u_fill(world_t *w, uint32_t id, uint32_t tag);
-/* Saves that still have to read it may be given up. */
-void u_excuse_saves_of(world_t *w, uint32_t id);
+/* Saves that still have to read it may be given up: is there one? */
+int u_excuse_saves_of(world_t *w, uint32_t id);
 /* Every block that no load may write is what it must be. */
 void u_check_blocks(world_t *w);
 

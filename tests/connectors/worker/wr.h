@@ -105,6 +105,9 @@ typedef struct wr_content {
 /* Compare as a kernel of the engine, in stream order: *p_wrong is incremented if they are others. */
 void wr_compare(const wr_rank_t *rank, wr_content_t content, uint32_t *p_wrong);
 
+/* Kernels that do nothing: what is enqueued from now on runs late. */
+void wr_be_late(void);
+
 /* ---- step messages --------------------------------------------------------------------------- */
 
 /* A new message, of the next step; then its records. */
