@@ -10,6 +10,7 @@
 
 #define PUTS   16u
 #define ROUNDS 12u
+#define LOSSES 40u
 
 static void begin_load(wr_t *wr, const kvc_lease_t *lease, uint32_t flags)
 {
@@ -233,6 +234,66 @@ static void p1_the_engine_may_change_its_stream(void **state)
 	print_message("%u of %u saves were made\n", (key - 8) / 4, ROUNDS);
 }
 
+/* One of two loads is lost that come in the same layers: nobody knows when its copy ends, and it was the last of its
+ * range. The other load is as good as the engine was told when it read it. Whether one was lost. */
+static int lose_one(wr_t *wr, uint64_t nth)
+{
+	wr_rank_t *rank = &wr->rank[0];
+	uint32_t ids[WR_BLOCKS], wrong[8] = {0}, count;
+	kvc_lease_t *leases[2] = {wr_lease(wr, 0, 8), wr_lease(wr, 4, 8)};
+
+	for (uint32_t i = 0; i < 8; i++) {
+		wr_fill_block(rank, wr_other[i], 5, i);
+	}
+	wr_device_sync();
+	fake_cuda_hold(1);
+	wr_message(wr);
+	wr_add_load(wr, leases[0], 0, 7, wr_other, 4);
+	wr_add_load(wr, leases[1], 0, 8, wr_other + 4, 4);
+	wr_begin(wr);
+	assert_int_equal(kvx_worker_run_layered_loads(rank->worker), 1);
+	fake_cuda_fail_nth(nth); /* of those that the transfer thread asks with */
+	for (uint32_t i = 0; i < 100 && !fake_cuda_failed(); i++) {
+		usleep(500);
+	}
+	fake_cuda_fail_nth(0);
+	for (uint32_t i = 0; i < 8 * WR_LAYERS; i++) {
+		const uint32_t l = i / 8, b = i % 8;
+
+		kvx_worker_await_layer(rank->worker, l);
+		wr_compare(rank, (wr_content_t){wr_other[b], 1, wr_eight[b], l, l + 1}, &wrong[b]);
+	}
+	wr_end(wr);
+	fake_cuda_hold(0);
+	count = kvx_worker_take_failed_blocks(rank->worker, ids, WR_BLOCKS);
+	wr_message(wr);
+	wr_begin(wr);
+	wr_device_sync();
+	for (uint32_t i = 0; i < 8; i++) {
+		int named = 0;
+
+		for (uint32_t e = 0; e < count; e++) {
+			named |= ids[e] == wr_other[i];
+		}
+		assert_true(named || wrong[i] == 0);
+	}
+	wr_drain(wr);
+	kvc_release(leases, 2);
+
+	return count > 0;
+}
+
+static void p1_a_copy_that_is_lost_does_not_hide_another(void **state)
+{
+	uint32_t lost = 0;
+
+	for (uint32_t nth = 1; nth <= LOSSES; nth++) {
+		lost += lose_one(*state, nth) ? 1u : 0u;
+	}
+	print_message("%u of %u times a load was lost\n", lost, LOSSES);
+	assert_true(lost > LOSSES / 4);
+}
+
 /* ---- what comes whole ------------------------------------------------------------------------ */
 
 /* The lease covers n blocks of wr_eight: the others will never be there. */
@@ -342,6 +403,7 @@ int main(int argc, char **argv)
 		WR_TEST(p10_a_device_that_cannot_be_opened_is_refused_with_a_reason, wr_alone),
 		WR_TEST(p10_a_pool_the_device_cannot_be_given_is_declined, wr_one),
 		WR_TEST(p1_the_engine_may_change_its_stream, wr_layered),
+		WR_TEST(p1_a_copy_that_is_lost_does_not_hide_another, wr_layered),
 		WR_TEST(short_loads_and_slow_ones_come_whole, wr_layered),
 		WR_TEST(what_a_step_saves_of_many_requests_goes_together, wr_one),
 	};

@@ -45,7 +45,8 @@ static void choose_event(world_t *w)
 	} else if (u_one_in(w, w->layer_skipped ? 3 : p->closed)) {
 		now->event = WORKER_CLOSED;
 	} else if (u_one_in(w, p->refused)) {
-		now->event = u_one_in(w, 4) ? ORDERS_REFUSED : CALL_REFUSED;
+		now->event = u_one_in(w, 3) ? ORDERS_REFUSED : CALL_REFUSED;
+		now->moment = u_one_in(w, 2) ? SENT : now->moment; /* layers are ordered from then on */
 	}
 }
 
@@ -329,6 +330,7 @@ static void prefetch(world_t *w)
 	}
 	kvx_msg_finish(&w->wr.message, w->wr.step);
 	assert_false(kvx_worker_prefetch_step(w->wr.rank[0].worker, w->wr.message.data, w->wr.message.len - 8, flags));
+	assert_false(!w->ended && wr_prefetch(&w->wr, KVX_PREFETCH_COMPUTED));
 	w->now.prefetched = wr_prefetch(&w->wr, flags);
 	assert_true(w->now.prefetched == may || (may && (w->now.alloc || w->not_run)));
 	w->seen.prefetched += w->now.prefetched ? 1u : 0u;
