@@ -6,7 +6,6 @@
  * engine's cache. The space has its own `extra`, and its layout is this rank's share. A daemon that goes away meanwhile
  * is tried again later; other bytes are final. */
 #include "worker/self_test.h"
-#include "worker/config.h"
 #include "worker/cuda/device.h"
 #include "worker/cuda/pool_memory.h"
 #include "worker/host/move.h"

@@ -18,7 +18,6 @@
 #include "common/cpus.h"
 #include "kvx_worker.h"
 #include "step/message.h"
-#include "worker/wait.h"
 
 #include "kv/env.h"
 #include "kv/shm.h"
@@ -38,6 +37,12 @@
 
 struct kvx_wload;
 typedef struct kvx_wgpu kvx_wgpu_t;
+
+/* Threads sleep at it until it is opened. */
+typedef struct kvx_gate {
+	_Atomic uint32_t seq;
+	_Atomic uint32_t waiters;
+} kvx_gate_t;
 
 typedef enum kvx_wjob_kind { KVX_WJOB_LOAD, KVX_WJOB_SAVE, KVX_WJOB_ADAPTER } kvx_wjob_kind_t;
 
@@ -233,6 +238,18 @@ struct kvx_worker {
 static inline void kvx_stat_add(_Atomic uint64_t *counter, uint64_t n)
 {
 	atomic_fetch_add_explicit(counter, n, memory_order_relaxed);
+}
+
+/* NULL: this rank has no such group. */
+static inline const kvx_wgroup_t *kvx_worker_find_group(const kvx_worker_t *worker, uint32_t group)
+{
+	for (uint32_t i = 0; i < worker->group_count; i++) {
+		if (worker->groups[i].group == group) {
+			return &worker->groups[i];
+		}
+	}
+
+	return NULL;
 }
 
 static inline uint64_t kvx_worker_now_ns(void)

@@ -1,17 +1,464 @@
-/* A step as the engine calls it. */
-#include "worker/cuda/layers.h"
-#include "worker/cuda/prefetch.h"
-#include "worker/cuda/step.h"
+/* A step as the engine calls it: its message is executed up to its loads, these are run, and after its end its saves go
+ * to the transfer thread. Before and after it come the orders of a device's streams.
+ *
+ * A step may begin when it is planned (docs/decisions/016): the link to the device would be idle while the engine
+ * prepares its inputs. It begins as begin_step() would begin it, so everything that must come before its loads does:
+ * fences, saves of complete blocks, and on the device what the engine has enqueued. The decisions of run_sync_loads()
+ * stay with it: whether the engine waits for each layer or for everything, and blocks that were not ready yet. If
+ * begin_step() comes with other bytes, the prefetched step is given up. */
+#include "worker/cuda/device.h"
+#include "worker/cuda/load.h"
+#include "worker/cuda/timers.h"
 #include "worker/host/copy_threads.h"
+#include "worker/jobs/fence.h"
+#include "worker/jobs/load.h"
 #include "worker/jobs/save.h"
 #include "worker/prefault.h"
-#include "worker/step_begin.h"
-#include "worker/timing.h"
+#include "worker/report.h"
+#include "worker/submit.h"
+#include "worker/transfer/spaces.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define ADAPTER_TEXT_MAX 4096u /* bytes */
+#define PREFILL_TOKENS   16u   /* of a request that a step computes: its kernels are of many waves of all SMs */
+
+/* ---- on a device ------------------------------------------------------------------------------ */
+
+/* Untracked copies come before what the engine does next. */
+static void begin_on_device(kvx_worker_t *worker)
+{
+	kvx_wgpu_t *gpu = worker->gpu;
+
+	if (atomic_exchange(&gpu->untracked_copies, 0u) &&
+	    !(kvx_gpu_order_streams(worker, gpu->load_sync_stream, gpu->compute) &&
+	      kvx_gpu_order_streams(worker, gpu->load_async_stream, gpu->compute))) {
+		atomic_store(&gpu->untracked_copies, 1u);
+	}
+	gpu->ended = 0;
+	gpu->unordered = 0;
+}
+
+static void set_work(kvx_worker_t *worker, const kvx_msg_work_t *work)
+{
+	worker->gpu->layers.work_us = work->us;
+	atomic_store(&worker->gpu->is_prefill_step, work->longest >= PREFILL_TOKENS);
+}
+
+/* Until all are settled, or closed late: then their copies are ordered before the engine's next kernels on the device.
+ */
+static void wait_settled(kvx_worker_t *worker)
+{
+	uint32_t spins = 0;
+	int late = 0;
+
+	while (!late && !kvx_sync_loads_settled(worker)) {
+		const uint32_t seen = kvx_gate_read(&worker->progress);
+
+		late = kvx_gpu_complete_batches(worker) == 0 && kvx_sync_loads_pause(worker, seen, &spins);
+	}
+}
+
+/* Wait for the synchronous loads of the step (at most until their deadline), then submit the saves that waited for
+ * them. */
+static void settle_step(kvx_worker_t *worker)
+{
+	kvx_wgpu_t *gpu = worker->gpu;
+	const uint64_t start = kvx_worker_now_ns();
+
+	kvx_gpu_cancel_prefetch(worker);
+	kvx_layers_close(worker);
+	if (worker->sync && atomic_load(&worker->sync->may_copy)) {
+		wait_settled(worker);
+		kvx_sync_loads_close(worker);
+		kvx_stat_add(&worker->stats.load_wait_ns, kvx_worker_now_ns() - start);
+	}
+	if (gpu->ended) {
+		gpu->ended = 0;
+		kvx_saves_submit_deferred(worker, gpu->unordered);
+	}
+}
+
+/* All synchronous loads are submitted and come before what the engine enqueues from now on. 1: layer by layer. */
+static int load_on_device(kvx_worker_t *worker, int layers)
+{
+	kvx_wgpu_t *gpu = worker->gpu;
+
+	if (kvx_gpu_send_sync_loads(worker, layers)) {
+		return 1;
+	}
+	if (!kvx_gpu_order_streams(worker, gpu->load_sync_stream, gpu->compute)) {
+		atomic_store(&gpu->untracked_copies, 1u);
+		settle_step(worker); /* then the host waits */
+	}
+
+	return 0;
+}
+
+/* Saves of this step come after it, and are submitted when its synchronous loads have succeeded. */
+static void end_on_device(kvx_worker_t *worker)
+{
+	kvx_wgpu_t *gpu = worker->gpu;
+
+	kvx_gpu_cancel_prefetch(worker);
+	kvx_layers_close(worker);
+	if (worker->deferred) {
+		gpu->unordered = !kvx_gpu_order_streams(worker, gpu->compute, gpu->save_stream);
+	}
+	gpu->ended = 1;
+	if (worker->sync) {
+		(void)kvx_gpu_complete_batches(worker);
+	}
+	if (kvx_sync_loads_settled(worker)) {
+		settle_step(worker);
+	}
+}
+
+/* ---- saves ----------------------------------------------------------------------------------- */
+
+static void begin_save(kvx_worker_t *worker, const kvx_msg_save_t *record)
+{
+	kvx_wsave_t *save = kvx_wsave_create(worker, record);
+	const kvx_wgpu_t *gpu = worker->gpu;
+
+	if (!save) {
+		kvx_report_add_dropped(worker, record->put.id);
+	} else if (record->flags & KVX_MSG_COMPLETE) {
+		/* after what the engine has enqueued */
+		atomic_store(&save->dropped, gpu && !kvx_gpu_order_streams(worker, gpu->compute, gpu->save_stream));
+		kvx_save_submit(worker, save);
+	} else {
+		kvx_wjob_append(&worker->deferred_end, &save->job);
+	}
+}
+
+/* ---- loads ----------------------------------------------------------------------------------- */
+
+static void begin_load(kvx_worker_t *worker, const kvx_msg_load_t *record)
+{
+	kvx_wload_t *load = kvx_wload_create(worker, record);
+	kvc_status_t refused = KVC_OK;
+
+	kvx_stat_add(&worker->stats.loads, 1);
+	if (!load) {
+		kvx_report_add_failed(worker, record);
+		return;
+	}
+	kvx_stat_add(&worker->stats.loads_open, 1);
+	kvx_wjob_append(&worker->loads_end, &load->job);
+	if (!(load->flags & KVX_MSG_ASYNC)) {
+		load->next_sync = worker->sync;
+		worker->sync = load;
+	}
+
+	if (record->flags & KVX_MSG_NO_LEASE) {
+		refused = KVC_MISS;
+	} else if (atomic_load(&worker->self_test_status) != KVC_OK) {
+		refused = KVC_ERR_UNREACHABLE;
+	}
+	if (refused == KVC_OK) {
+		kvx_wjob_submit(worker, &load->job);
+	} else {
+		kvx_wload_close(worker, load, refused);
+		kvx_wjob_complete(worker, &load->job);
+	}
+}
+
+static void drop_load(kvx_worker_t *worker, uint64_t id)
+{
+	for (kvx_wjob_t *job = worker->loads; job; job = job->next) {
+		kvx_wload_t *load = (kvx_wload_t *)job;
+
+		if (load->id == id) {
+			load->named = 1;
+			atomic_store(&load->cancel, 1u);
+			kvx_transfer_wake(worker);
+		}
+	}
+}
+
+/* Synchronous loads that the engine never ran: their step is gone. */
+static void cancel_sync_loads(kvx_worker_t *worker)
+{
+	for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
+		atomic_store(&load->cancel, 1u);
+	}
+	worker->sync = NULL;
+}
+
+/* ---- messages ----------------------------------------------------------------------------------- */
+
+static void add_adapter(kvx_worker_t *worker, const kvx_msg_space_t *record)
+{
+	kvx_wadapter_t *adapter = NULL;
+
+	if (record->number < KVX_WORKER_SPACES && record->text_len <= ADAPTER_TEXT_MAX) {
+		adapter = calloc(1, sizeof *adapter + record->text_len + 1u);
+	}
+	if (!adapter) {
+		kvx_stat_add(&worker->stats.bad_messages, 1);
+		return;
+	}
+	adapter->job.kind = KVX_WJOB_ADAPTER;
+	adapter->number = record->number;
+	memcpy(adapter->text, kvx_msg_space_text(record), record->text_len);
+	kvx_wjob_submit(worker, &adapter->job);
+}
+
+/* Each record is complete and lies inside the message. */
+static int message_is_sound(const void *message, size_t len)
+{
+	kvx_msg_reader_t cursor;
+
+	if (!kvx_msg_open(&cursor, KVX_MSG_MAGIC, message, len)) {
+		return 0;
+	}
+	while (kvx_msg_next(&cursor)) {
+	}
+
+	return !cursor.bad;
+}
+
+/* What the step computes; without a WORK record, single tokens. */
+static void read_work(kvx_worker_t *worker, kvx_msg_reader_t cursor)
+{
+	static const kvx_msg_work_t little;
+	const kvx_msg_work_t *work = &little;
+	const kvx_record_header_t *record;
+
+	while ((record = kvx_msg_next(&cursor)) != NULL) {
+		if (record->type == KVX_RECORD_WORK) {
+			work = (const kvx_msg_work_t *)(const void *)record;
+		}
+	}
+	if (worker->gpu) {
+		set_work(worker, work);
+	}
+}
+
+/* Adapters, and saves, whose blocks the fences may name. */
+static void read_spaces_and_saves(kvx_worker_t *worker, kvx_msg_reader_t cursor)
+{
+	const kvx_record_header_t *record;
+
+	while ((record = kvx_msg_next(&cursor)) != NULL) {
+		if (record->type == KVX_RECORD_SPACE) {
+			add_adapter(worker, (const kvx_msg_space_t *)(const void *)record);
+		} else if (record->type == KVX_RECORD_SAVE) {
+			begin_save(worker, (const kvx_msg_save_t *)(const void *)record);
+		}
+	}
+}
+
+static void run_fences(kvx_worker_t *worker, kvx_msg_reader_t cursor)
+{
+	const kvx_record_header_t *record;
+	int all = 0;
+
+	kvx_fence_begin(worker);
+	while ((record = kvx_msg_next(&cursor)) != NULL) {
+		if (record->type == KVX_RECORD_FENCE) {
+			const kvx_msg_fence_t *fence = (const kvx_msg_fence_t *)(const void *)record;
+
+			kvx_fence_add(worker, kvx_msg_fence_ids(fence), fence->n);
+			all |= fence->n == 0;
+		}
+	}
+	kvx_fence_save(worker);
+	if (all) {
+		kvx_fence_save_all(worker);
+	}
+}
+
+/* In their order: a request may be gone in the very step that begins to load for it. */
+static void begin_loads(kvx_worker_t *worker, kvx_msg_reader_t cursor)
+{
+	const kvx_record_header_t *record;
+
+	while ((record = kvx_msg_next(&cursor)) != NULL) {
+		if (record->type == KVX_RECORD_LOAD) {
+			begin_load(worker, (const kvx_msg_load_t *)(const void *)record);
+		} else if (record->type == KVX_RECORD_DROP) {
+			drop_load(worker, ((const kvx_msg_drop_t *)(const void *)record)->load);
+		} else if (record->type == KVX_RECORD_TIME) {
+			kvx_timing_request(worker);
+		}
+	}
+}
+
+static void begin_step(kvx_worker_t *worker, const void *message, size_t len)
+{
+	kvx_msg_reader_t cursor = {0};
+
+	worker->calls_seen = 0;
+	kvx_prefault_defer(worker, KVX_PREFAULT_STEP_NS);
+	if (worker->gpu) {
+		settle_step(worker);
+		begin_on_device(worker);
+	}
+	kvx_completions_reap(worker);
+	cancel_sync_loads(worker);
+	kvx_saves_submit_deferred(worker, 1); /* their step has not ended */
+	kvx_timing_cancel(worker);
+	if (len == 0) {
+		read_work(worker, cursor);
+		return;
+	}
+	if (!message_is_sound(message, len)) {
+		kvx_stat_add(&worker->stats.bad_messages, 1);
+		kvx_fence_save_all(worker); /* the engine may be about to write any block */
+		return;
+	}
+	worker->step = ((const kvx_msg_header_t *)message)->step;
+	(void)kvx_msg_open(&cursor, KVX_MSG_MAGIC, message, len);
+	read_work(worker, cursor);
+	read_spaces_and_saves(worker, cursor);
+	run_fences(worker, cursor);
+	begin_loads(worker, cursor);
+}
+
+void kvx_worker_start_async_loads(kvx_worker_t *worker)
+{
+	const kvx_wgpu_t *gpu = worker->gpu;
+	uint32_t started = 0;
+	int ordered = 0;
+
+	for (kvx_wjob_t *job = worker->loads; job; job = job->next) {
+		kvx_wload_t *load = (kvx_wload_t *)job;
+
+		if (load->flags & KVX_MSG_ASYNC && !atomic_load_explicit(&load->may_copy, memory_order_relaxed)) {
+			/* after what the engine has enqueued */
+			ordered =
+				ordered || !gpu || kvx_gpu_order_streams(worker, gpu->compute, gpu->load_async_stream);
+			if (!ordered) {
+				kvx_wload_close(worker, load, (kvc_status_t)KV_ERR_IO);
+			} else if (gpu) {
+				kvx_timers_start_load(worker, load, gpu->load_async_stream);
+			}
+			atomic_store(&load->may_copy, 1u);
+			started++;
+		}
+	}
+	if (started > 0) {
+		kvx_transfer_wake(worker);
+	}
+}
+
+/* ---- a step that begins when it is planned ---------------------------------------------------- */
+
+/* Synchronous loads of the message; 0 also if it is not sound. */
+static uint32_t count_sync_loads(const void *message, size_t len)
+{
+	const kvx_record_header_t *record;
+	kvx_msg_reader_t cursor;
+	uint32_t loads = 0;
+
+	if (!kvx_msg_open(&cursor, KVX_MSG_MAGIC, message, len)) {
+		return 0;
+	}
+	while ((record = kvx_msg_next(&cursor)) != NULL) {
+		if (record->type == KVX_RECORD_LOAD) {
+			const kvx_msg_load_t *load = (const kvx_msg_load_t *)(const void *)record;
+
+			loads += !(load->flags & (KVX_MSG_ASYNC | KVX_MSG_NO_LEASE));
+		}
+	}
+
+	return cursor.bad ? 0 : loads;
+}
+
+static int copy_message(kvx_prefetch_t *prefetch, const void *message, size_t len)
+{
+	if (len > prefetch->cap) {
+		uint8_t *more = realloc(prefetch->message, len);
+
+		if (!more) {
+			return 0;
+		}
+		prefetch->message = more;
+		prefetch->cap = len;
+	}
+	memcpy(prefetch->message, message, len);
+	prefetch->len = len;
+
+	return 1;
+}
+
+/* The engine has made all calls of the step before. */
+static int step_is_done(const kvx_worker_t *worker, uint32_t flags)
+{
+	const uint32_t had =
+		KVX_CALLED_FAILED_BLOCKS | KVX_CALLED_REPORT | (flags & KVX_PREFETCH_COMPUTED ? KVX_CALLED_END : 0u);
+
+	return (worker->calls_seen & had) == had && !worker->sync && !worker->gpu->ended;
+}
+
+int kvx_worker_prefetch_step(kvx_worker_t *worker, const void *message, size_t len, uint32_t flags)
+{
+	uint32_t loads;
+	uint64_t start;
+
+	if (!worker->gpu || !step_is_done(worker, flags)) {
+		return 0;
+	}
+	loads = count_sync_loads(message, len);
+	if (loads == 0 || !copy_message(&worker->prefetch, message, len)) {
+		return 0;
+	}
+
+	begin_step(worker, message, len);
+	worker->prefetch.begun = 1;
+	worker->prefetch.stream = worker->gpu->compute;
+	start = kvx_worker_now_ns();
+	if (worker->sync) {
+		kvx_gpu_prefetch_loads(worker, flags & KVX_PREFETCH_LAYERS ? 1 : 0);
+	}
+	/* asynchronous loads, which yield to these, come behind them from the start */
+	kvx_worker_start_async_loads(worker);
+	kvx_stat_add(&worker->stats.loads_prefetched, loads);
+	kvx_stat_add(&worker->stats.load_wait_ns, kvx_worker_now_ns() - start);
+
+	return 1;
+}
+
+/* The engine has changed its stream: what was ordered before this step on the old stream must come before it on the new
+ * one too. */
+static void follow_stream(kvx_worker_t *worker)
+{
+	kvx_wgpu_t *gpu = worker->gpu;
+
+	if (worker->prefetch.stream != gpu->compute &&
+	    !kvx_gpu_order_streams(worker, worker->prefetch.stream, gpu->compute)) {
+		atomic_store(&gpu->untracked_copies, 1u);
+		kvx_fence_save_all(worker);
+	}
+}
+
+/* 1: the message is the one that was prefetched, so the step has begun. 0: it is not; a prefetched step is given up. */
+static int matches_prefetched(kvx_worker_t *worker, const void *message, size_t len)
+{
+	kvx_prefetch_t *prefetch = &worker->prefetch;
+
+	if (!prefetch->begun) {
+		return 0;
+	}
+	prefetch->begun = 0;
+	if (len != prefetch->len || memcmp(message, prefetch->message, len) != 0) {
+		return 0;
+	}
+	follow_stream(worker);
+	kvx_prefault_defer(worker, KVX_PREFAULT_STEP_NS);
+
+	return 1;
+}
+
+/* ---- the calls of each step ------------------------------------------------------------------- */
 
 void kvx_worker_begin_step(kvx_worker_t *worker, const void *message, size_t len)
 {
-	if (!kvx_prefetch_matches(worker, message, len)) {
-		kvx_step_begin(worker, message, len);
+	if (!matches_prefetched(worker, message, len)) {
+		begin_step(worker, message, len);
 	}
 	if (!worker->sync) {
 		kvx_timing_start(worker);
@@ -28,7 +475,7 @@ static int run_sync_loads(kvx_worker_t *worker, int layers)
 	}
 	start = kvx_worker_now_ns();
 	if (worker->gpu) {
-		layered = kvx_gpu_step_load(worker, layers);
+		layered = load_on_device(worker, layers);
 	} else {
 		kvx_copy_threads_run_loads(worker);
 	}
@@ -55,7 +502,7 @@ int kvx_worker_run_layered_loads(kvx_worker_t *worker)
 void kvx_worker_await_layer(kvx_worker_t *worker, uint32_t layer)
 {
 	if (worker->gpu && !kvx_layers_await(worker, layer)) {
-		kvx_gpu_step_settle(worker);
+		settle_step(worker);
 	}
 }
 
@@ -67,9 +514,54 @@ void kvx_worker_end_step(kvx_worker_t *worker)
 	worker->calls_seen |= KVX_CALLED_END;
 	kvx_timing_stop(worker);
 	if (worker->gpu) {
-		kvx_gpu_step_end(worker);
+		end_on_device(worker);
 	} else {
 		kvx_saves_submit_deferred(worker, 0);
 	}
 	kvx_prefault_defer(worker, KVX_PREFAULT_PAUSE_NS);
+}
+
+uint32_t kvx_worker_take_failed_blocks(kvx_worker_t *worker, uint32_t *ids, uint32_t cap)
+{
+	uint32_t n = 0;
+
+	if (worker->prefetch.begun) {
+		return 0; /* the step before has named all its failed blocks; those of a prefetched step are named in
+			     that step */
+	}
+	worker->calls_seen |= KVX_CALLED_FAILED_BLOCKS;
+	if (worker->gpu) {
+		settle_step(worker);
+	}
+	kvx_completions_reap(worker);
+	for (uint32_t w = 0; worker->failed_count > 0 && n < cap; w++) {
+		while (worker->failed[w] && n < cap) {
+			ids[n++] = w * 64u + (uint32_t)__builtin_ctzll(worker->failed[w]);
+			worker->failed[w] &= worker->failed[w] - 1;
+			worker->failed_count--;
+		}
+	}
+
+	return n;
+}
+
+kvc_status_t kvx_worker_flush(kvx_worker_t *worker, uint32_t timeout_ms)
+{
+	const uint64_t until = kvx_worker_now_ns() + timeout_ms * KVX_NS_A_MS;
+
+	for (;;) {
+		const uint32_t seen = kvx_gate_read(&worker->progress);
+
+		if (worker->gpu && !worker->prefetch.begun) {
+			settle_step(worker);
+		}
+		kvx_completions_reap(worker);
+		if (!worker->saves && atomic_load(&worker->unacked) == 0) {
+			return KVC_OK;
+		}
+		if (kvx_worker_now_ns() >= until) {
+			return KVC_ERR_TIMEOUT;
+		}
+		kvx_gate_wait(&worker->progress, seen, KVX_NS_A_MS);
+	}
 }

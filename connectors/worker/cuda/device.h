@@ -1,10 +1,12 @@
-/* worker/cuda/device.h -- the device behind a worker: open, close, and the order of its streams. */
+/* worker/cuda/device.h -- the device behind a worker: open, close, the order of its streams, and its batches in flight.
+ */
 #ifndef KVX_CUDA_DEVICE_H
 #define KVX_CUDA_DEVICE_H
 
 #include "worker/cuda/state.h"
 
-kvc_status_t kvx_gpu_open(kvx_worker_t *worker, const kvx_worker_config_t *config);
+/* KVC_ERR_ARG: *p_why is a sentence. */
+kvc_status_t kvx_gpu_open(kvx_worker_t *worker, const kvx_worker_config_t *config, const char **p_why);
 void kvx_gpu_close(kvx_worker_t *worker);
 /* From now on the device is waited for 3 s at most. */
 void kvx_gpu_begin_shutdown(kvx_worker_t *worker);
@@ -17,6 +19,14 @@ int kvx_gpu_leak_until_exit(kvx_worker_t *worker);
 kvc_status_t kvx_gpu_decline(kvx_worker_t *worker, kvc_status_t status);
 /* What is enqueued on `later` from now on runs after what is on `earlier` now. 0: the driver refuses. */
 int kvx_gpu_order_streams(kvx_worker_t *worker, kvk_cu_stream_t earlier, kvk_cu_stream_t later);
+/* A free batch for a load, or for saves; NULL: none is free now. Lock held. */
+kvx_gpu_batch_t *kvx_gpu_batch_for_load(kvx_wgpu_t *gpu, uint32_t flags);
+kvx_gpu_batch_t *kvx_gpu_batch_for_save(kvx_wgpu_t *gpu, int fence);
+/* Lock held. Not OK: nothing is in flight; KVC_ERR_BUSY: try again later. */
+kvc_status_t kvx_gpu_batch_submit(kvx_worker_t *worker, kvx_gpu_batch_t *batch, const kvk_gpu_copy_t *copy);
+/* Complete the batches whose job has ended: how many. Any thread. */
+uint32_t kvx_gpu_complete_batches(kvx_worker_t *worker);
+
 /* Memory of the self-tests that host and device both see, zeroed; *p_device is the device's address of it. */
 kvc_status_t kvx_gpu_alloc_shared(kvx_worker_t *worker, size_t bytes, uint8_t **p_memory, uintptr_t *p_device);
 void kvx_gpu_free_shared(const kvx_worker_t *worker, uint8_t *memory);

@@ -5,7 +5,7 @@
  * the device. If the driver refuses that order, the batch is poisoned and counts for nothing, because its digests would
  * be right whatever it has read. */
 #include "worker/cuda/save.h"
-#include "worker/cuda/batch.h"
+#include "worker/cuda/device.h"
 #include "worker/cuda/pool_memory.h"
 #include "worker/jobs/save.h"
 

@@ -1,9 +1,8 @@
 /* Saves: creation, the state of each block, and the copy of one block. A block goes from WAITING to TAKEN by one
  * thread, and from there to DONE or DROPPED; a fence finds it by worker->save_marks until then. */
 #include "worker/jobs/save.h"
-#include "worker/config.h"
 #include "worker/cuda/state.h"
-#include "worker/failures.h"
+#include "worker/report.h"
 #include "worker/host/move.h"
 #include "worker/submit.h"
 

@@ -1,16 +1,23 @@
 /* The transfer thread: it owns the attachment and runs the jobs, loads first. With nothing to do it spins for a moment,
- * then sleeps. */
+ * then sleeps.
+ *
+ * For a load it imports the leases, publishes which blocks may be copied, watches it, and releases the leases. For a
+ * save it imports the put, copies block after block out of the engine's cache, hands in what is done, and frees the
+ * put. A block that is about to be reused is copied by the engine's thread (worker/jobs/fence.c), so blocks may be done
+ * in any order; they are handed in from the first on. All blocks behind one that was given up are given up too: a block
+ * whose parent is missing cannot become visible. */
 #include "worker/transfer/thread.h"
-#include "worker/cuda/batch.h"
+#include "common/await.h"
 #include "worker/cuda/device.h"
 #include "worker/cuda/load.h"
+#include "worker/cuda/pool_memory.h"
+#include "worker/cuda/save.h"
 #include "worker/host/copy_threads.h"
 #include "worker/jobs/load.h"
+#include "worker/jobs/save.h"
 #include "worker/prefault.h"
 #include "worker/self_test.h"
 #include "worker/submit.h"
-#include "worker/transfer/load.h"
-#include "worker/transfer/save.h"
 #include "worker/transfer/spaces.h"
 
 #include <poll.h>
@@ -29,6 +36,400 @@
 #define OPEN_NS    UINT64_C(5000000)  /* jobs wait for the daemon */
 #define AWAY_NS    UINT64_C(20000000) /* no daemon: look for one */
 #define IDLE_NS    UINT64_C(100000000)
+#define HAND_IN    (4u << 20) /* bytes copied before they are handed in: the daemon works while the rest is copied */
+#define STUCK_NS   UINT64_C(1000000000) /* for staging, or a slab this process has not mapped yet */
+#define IMPORT_MS  2000u                /* for the space to be opened */
+
+/* ---- a load ------------------------------------------------------------------------------------ */
+
+/* A part without a lease, or that begins before it, has no bytes. */
+static kvc_status_t import_part(kvx_wpart_t *part, kvc_space_t *space)
+{
+	kvc_status_t status;
+	uint32_t n;
+
+	if (part->n == 0 || part->handle.incarnation == 0) {
+		return KVC_OK;
+	}
+	if (part->first < part->handle.first) {
+		return KVC_ERR_ARG;
+	}
+	status = kvc_lease_import(space, &part->handle, &part->lease);
+	if (status != KVC_OK) {
+		return status;
+	}
+	n = kvc_lease_n(part->lease);
+	part->leased_blocks = n > part->first ? n - part->first : 0;
+	part->leased_blocks = part->leased_blocks < part->n ? part->leased_blocks : part->n;
+
+	return KVC_OK;
+}
+
+/* Blocks beyond the leases have no bytes: the load is complete without them, and has failed if one is wanted. */
+static void count_missing(kvx_worker_t *worker, kvx_wload_t *load)
+{
+	uint32_t missing = 0;
+
+	for (uint32_t p = 0; p < load->parts; p++) {
+		const kvx_wpart_t *part = &load->part[p];
+
+		missing += part->n - part->leased_blocks;
+		for (uint32_t i = part->leased_blocks; i < part->n; i++) {
+			load->lacks_blocks |= part->ids[i] != KVX_NO_BLOCK;
+		}
+	}
+	kvx_wload_count_done(worker, load, missing);
+}
+
+/* PENDING: the space is not open yet. */
+static kvc_status_t import_parts(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
+{
+	const kvx_wspace_t *space = NULL;
+	kvc_status_t status = kvx_wspace_get(worker, load->space, now, &space);
+
+	if (status != KVC_OK) {
+		return status;
+	}
+	load->layout = &space->layout;
+	for (uint32_t p = 0; p < load->parts && status == KVC_OK; p++) {
+		status = import_part(&load->part[p], space->space);
+	}
+	if (status == KVC_OK) {
+		load->imported = 1;
+		count_missing(worker, load);
+	}
+
+	return status;
+}
+
+/* Publish the blocks of the part that are ready; KV_ERR_FAULT: one lies in a slab this process has not mapped yet, so
+ * poll and try again. */
+static kvc_status_t publish_ready_blocks(kvx_worker_t *worker, kvx_wpart_t *part)
+{
+	const uint32_t ready = kvc_lease_ready(part->lease);
+	const uint32_t end = ready > part->first ? ready - part->first : 0;
+	const uint32_t stop = end < part->leased_blocks ? end : part->leased_blocks;
+	const uint32_t before = atomic_load_explicit(&part->limit, memory_order_relaxed);
+	uint32_t at = before;
+	kvc_status_t status = KVC_OK;
+
+	while (at < stop && status == KVC_OK) {
+		kvx_source_t *source = &part->sources[at];
+
+		if (part->ids[at] != KVX_NO_BLOCK) {
+			status = kvc_lease_block(part->lease, part->first + at, &source->data, &source->leaves);
+			if (status == KVC_OK && worker->gpu) {
+				status = kvx_pool_memory_register(worker, source->data, worker->geometry.block_bytes);
+			}
+		}
+		at += status == KVC_OK;
+		if (at % KVX_WORKER_MOVES == 0) {
+			atomic_store(&part->limit, at);
+		}
+	}
+	atomic_store(&part->limit, at);
+	if (at > before) {
+		kvx_gate_open(&worker->progress);
+	}
+
+	return status;
+}
+
+static int daemon_silent_too_long(const kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
+{
+	return kvx_silent_too_long(&load->silent_ns, kvx_daemon_is_silent(worker), now);
+}
+
+/* Ready blocks that are not published yet. Asked after the rest of the lease has failed: these are the last ones. */
+static int has_more_ready(kvx_wpart_t *part)
+{
+	return kvc_lease_ready(part->lease) > part->first + atomic_load(&part->limit);
+}
+
+/* Of an asynchronous load, what has come is copied before the rest is given up: its engine uses every block. */
+static int has_blocks_to_copy(const kvx_wload_t *load, kvx_wpart_t *part)
+{
+	return load->flags & KVX_MSG_ASYNC && atomic_load(&part->next) < atomic_load(&part->limit);
+}
+
+/* Nothing new to copy: close the load if there is no hope of more. */
+static void check_progress(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
+{
+	if (now >= load->deadline_ns) {
+		kvx_wload_close(worker, load, KVC_ERR_TIMEOUT);
+	}
+	for (uint32_t p = 0; p < load->parts && atomic_load(&load->cause) == KVC_PENDING; p++) {
+		kvx_wpart_t *part = &load->part[p];
+		const kvc_status_t state = part->lease ? kvc_lease_state(part->lease) : KVC_OK;
+		const kvc_status_t rest = part->lease ? kvc_lease_rest_status(part->lease) : KVC_OK;
+
+		if (state != KVC_OK) {
+			kvx_wload_close(worker, load, state);
+		} else if (atomic_load(&part->limit) < part->leased_blocks) {
+			worker->polls_soon = 1;
+			if (rest < 0 && !has_more_ready(part) && !has_blocks_to_copy(load, part)) {
+				kvx_wload_close(worker, load, rest);
+			} else if (daemon_silent_too_long(worker, load, now)) {
+				kvx_wload_close(worker, load, KVC_ERR_DAEMON_STALE);
+			}
+		}
+	}
+}
+
+/* Closed, and no thread copies: report corrupt blocks, release the leases. */
+static void release_leases(kvx_worker_t *worker, kvx_wload_t *load)
+{
+	for (uint32_t p = 0; p < load->parts; p++) {
+		kvx_wpart_t *part = &load->part[p];
+
+		for (uint32_t i = 0; part->lease && i < part->n; i++) {
+			if (part->results[i] == KVX_BLOCK_BAD) {
+				(void)kvc_lease_report_bad(part->lease, part->first + i);
+			}
+		}
+		kvc_release(&part->lease, 1);
+		part->lease = NULL;
+	}
+	kvx_wjob_complete(worker, &load->job);
+}
+
+/* 1: all leased blocks may be copied. */
+static int publish_all_parts(kvx_worker_t *worker, kvx_wload_t *load)
+{
+	int all = 1;
+
+	for (uint32_t p = 0; p < load->parts; p++) {
+		kvx_wpart_t *part = &load->part[p];
+		kvc_status_t status;
+
+		if (!part->lease || atomic_load(&part->limit) >= part->leased_blocks) {
+			continue;
+		}
+		status = publish_ready_blocks(worker, part);
+		if (status < 0 && status != KVX_ERR_FAULT) {
+			kvx_wload_close(worker, load, status);
+		}
+		all = all && atomic_load(&part->limit) >= part->leased_blocks;
+	}
+
+	return all;
+}
+
+static void advance_load(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
+{
+	const int first = !load->imported;
+	kvc_status_t status = KVC_OK;
+	int all;
+
+	if (atomic_load(&load->cancel) || atomic_load(&worker->stop)) {
+		kvx_wload_close(worker, load, KVC_MISS);
+		return;
+	}
+	if (!load->imported) {
+		status = import_parts(worker, load, now);
+		if (status == KVC_PENDING) {
+			worker->polls_soon = 1;
+			if (kvc_incarnation(worker->kvc) == 0 || daemon_silent_too_long(worker, load, now)) {
+				kvx_wload_close(worker, load, KVC_ERR_DAEMON_STALE);
+			}
+		} else if (status != KVC_OK) {
+			kvx_wload_close(worker, load, status);
+		}
+	}
+	if (load->imported) {
+		all = publish_all_parts(worker, load);
+		if (first && all) {
+			atomic_store(&load->all_ready, 1u);
+		}
+	}
+	check_progress(worker, load, now);
+}
+
+/* Import its leases, publish which blocks may be copied, watch its deadline. 1: it has been completed. */
+static int advance_load_job(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
+{
+	if (atomic_load(&load->cause) == KVC_PENDING) {
+		advance_load(worker, load, now);
+	}
+	if (!kvx_wload_is_settled(load)) {
+		return 0;
+	}
+	release_leases(worker, load);
+
+	return 1;
+}
+
+/* ---- a save ------------------------------------------------------------------------------------ */
+
+/* A block without a source must have no slot either: else the old bytes of the slot would be handed in as its own. */
+static kvc_status_t check_sources(kvx_worker_t *worker, const kvx_wsave_t *save)
+{
+	for (uint32_t i = 0; i < save->n; i++) {
+		if (save->ids[i] == KVX_NO_BLOCK && kvc_put_block(save->put, i, NULL) == KVC_OK) {
+			kvx_stat_add(&worker->stats.bad_messages, 1);
+			return KVC_ERR_ARG;
+		}
+	}
+
+	return KVC_OK;
+}
+
+/* BUSY: the space is not open yet, or there is no staging now. */
+static kvc_status_t import_put(kvx_worker_t *worker, kvx_wsave_t *save, uint64_t now)
+{
+	const kvx_wspace_t *space = NULL;
+	kvc_status_t status = kvx_wspace_get(worker, save->space, now, &space);
+
+	if (status == KVC_OK) {
+		save->layout = &space->layout;
+		status = kvc_put_import(space->space, &save->handle, &worker->range, &save->put);
+	}
+	if (status == KVC_OK) {
+		status = check_sources(worker, save);
+	}
+	if (status == KVC_PENDING || status == KVC_ERR_BUSY) {
+		status = now - save->begin_ns > IMPORT_MS * KVX_NS_A_MS ? KVC_ERR_TIMEOUT : KVC_ERR_BUSY;
+	}
+	atomic_store(&save->imported, status);
+	kvx_gate_open(&worker->progress);
+
+	return status;
+}
+
+/* Hand in the blocks that are done, from the first one on. */
+static kvc_status_t end_blocks(const kvx_worker_t *worker, kvx_wsave_t *save, int all)
+{
+	const uint64_t bytes = (uint64_t)(save->at - save->ended) * worker->geometry.block_bytes;
+	kvc_status_t status;
+
+	if (save->at == save->ended || (!all && bytes < HAND_IN)) {
+		return KVC_OK;
+	}
+	status = kvc_put_end(save->put, save->ended, save->at - save->ended);
+	if (status == KVC_OK) {
+		save->ended = save->at;
+	}
+
+	return status;
+}
+
+/* No thread copies into the put: free it. 0: the device still copies. */
+static int release_put(kvx_worker_t *worker, kvx_wsave_t *save)
+{
+	atomic_store(&save->closed, 1u);
+	if (atomic_load(&save->dropped)) {
+		kvx_wsave_drop(worker, save);
+	}
+	if (worker->gpu && atomic_load(&save->active) > 0) {
+		worker->polls_soon = 1;
+		return 0;
+	}
+	while (atomic_load(&save->active) > 0) {
+		kvx_cpu_relax();
+	}
+	kvc_put_free(save->put);
+	save->put = NULL;
+	kvx_transfer_count_unacked(worker);
+	kvx_wjob_complete(worker, &save->job);
+
+	return 1;
+}
+
+/* In host memory: copy up to a batch; a fence may save blocks meanwhile. */
+static kvc_status_t copy_batch(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t *p_moved)
+{
+	kvc_status_t status = KVC_OK;
+	uint32_t moved = 0;
+
+	for (uint32_t i = save->at; i < save->n && moved < worker->batch && status == KVC_OK; i++) {
+		if (atomic_load(&save->state[i]) == KVX_MARK_WAITING) {
+			status = kvx_wsave_copy_block(worker, save, i, &worker->transfer_scratch);
+			moved += status == KVC_OK;
+		}
+	}
+	*p_moved = moved;
+
+	return status;
+}
+
+/* Skip blocks that are done. REVOKED: a block was given up. */
+static kvc_status_t skip_done(kvx_wsave_t *save)
+{
+	while (save->at < save->n) {
+		const uint8_t state = atomic_load(&save->state[save->at]);
+
+		if (state != KVX_MARK_DONE) {
+			return state == KVX_MARK_DROPPED ? KVC_ERR_REVOKED : KVC_OK;
+		}
+		save->at++;
+	}
+
+	return KVC_OK;
+}
+
+/* 0: it has waited for too long. */
+static int may_wait(kvx_worker_t *worker, kvx_wsave_t *save, uint64_t now)
+{
+	save->stuck_ns = save->stuck_ns ? save->stuck_ns : now;
+	worker->polls_soon = 1;
+
+	return now - save->stuck_ns < STUCK_NS;
+}
+
+/* Copy a batch and hand in. OK: continue. */
+static kvc_status_t advance_save(kvx_worker_t *worker, kvx_wsave_t *save, uint64_t now, uint32_t *p_moved)
+{
+	const uint32_t at = save->at, ended = save->ended;
+	kvc_status_t status =
+		worker->gpu ? kvx_gpu_send_save(worker, save, p_moved) : copy_batch(worker, save, p_moved);
+	kvc_status_t passed = skip_done(save), handed;
+
+	status = passed == KVC_OK ? status : passed;
+	handed = end_blocks(worker, save, save->at == save->n || status != KVC_OK);
+	if (save->at > at || save->ended > ended) {
+		save->stuck_ns = 0;
+	}
+	if (handed != KVC_OK && !kvx_wsave_must_wait(handed)) {
+		return handed;
+	}
+	if ((kvx_wsave_must_wait(status) || kvx_wsave_must_wait(handed)) && !may_wait(worker, save, now)) {
+		return KVC_ERR_TIMEOUT;
+	}
+
+	return kvx_wsave_must_wait(status) ? KVC_OK : status;
+}
+
+/* Import its put, copy a batch, hand in copied blocks. Without p_moved it is imported only. 1: it has been completed.
+ */
+static int advance_save_job(kvx_worker_t *worker, kvx_wsave_t *save, uint64_t now, uint32_t *p_moved)
+{
+	kvc_status_t status = (kvc_status_t)atomic_load(&save->imported);
+
+	if (atomic_load(&worker->stop)) {
+		atomic_store(&save->dropped, 1u);
+	}
+	if (status == KVC_PENDING || status == KVC_ERR_BUSY) {
+		status = import_put(worker, save, now);
+		if (status == KVC_ERR_BUSY && !atomic_load(&worker->stop)) {
+			worker->polls_soon = 1;
+			return 0;
+		}
+	}
+	if (status == KVC_OK && !atomic_load(&save->dropped)) {
+		if (!p_moved) {
+			return 0;
+		}
+		status = advance_save(worker, save, now, p_moved);
+	}
+	if (status != KVC_OK) {
+		atomic_store(&save->dropped, 1u);
+	}
+	if (atomic_load(&save->dropped) || save->ended == save->n) {
+		return release_put(worker, save);
+	}
+
+	return 0;
+}
 
 /* ---- one round ------------------------------------------------------------------------------- */
 
@@ -63,9 +464,8 @@ static uint32_t step_jobs(kvx_worker_t *worker, kvx_wjob_kind_t kind, uint64_t n
 		int completed = 0;
 
 		if (job->kind == kind) {
-			completed = kind == KVX_WJOB_LOAD
-					    ? kvx_load_transfer_step(worker, (kvx_wload_t *)job, now)
-					    : kvx_save_transfer_step(worker, (kvx_wsave_t *)job, now, p_moved);
+			completed = kind == KVX_WJOB_LOAD ? advance_load_job(worker, (kvx_wload_t *)job, now)
+							  : advance_save_job(worker, (kvx_wsave_t *)job, now, p_moved);
 		}
 		if (completed) {
 			*link = next;
