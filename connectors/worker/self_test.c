@@ -3,8 +3,9 @@
  * device do the same; both wait for a copy, because nothing is loaded or saved before the self-test has passed.
  *
  * Against the daemon, the memory is the self-test's own (for a device: host memory it sees); blocks lie in it as in the
- * engine's cache. The space has its own `extra`, and its layout is this rank's share. A daemon that goes away meanwhile
- * is tried again later; other bytes are final. */
+ * engine's cache. The space has its own `extra`, and its layout is this rank's share. The transfer thread waits for
+ * each answer, since it has no other work yet. A daemon that goes away meanwhile is tried again later; other bytes are
+ * final. */
 #include "worker/self_test.h"
 #include "worker/cuda/device.h"
 #include "worker/cuda/pool_memory.h"
@@ -17,7 +18,8 @@
 #include <string.h>
 
 #define RETRY_NS UINT64_C(200000000)
-#define LIMIT_NS UINT64_C(2000000000) /* for the whole self-test */
+#define LIMIT_NS UINT64_C(2000000000) /* for a group */
+#define POLL_MS  1u
 
 /* ---- copies and their memory ----------------------------------------------------------------- */
 
@@ -119,62 +121,35 @@ kvc_status_t kvx_worker_roundtrip_test(kvx_worker_t *worker, uint32_t group, uin
 	return status;
 }
 
-/* ---- against the daemon: its state (transfer thread) ------------------------------------------ */
+/* ---- against the daemon (transfer thread) ------------------------------------------------------ */
 
-static void free_handles(kvx_self_test_t *test)
+/* One group's block, stored and read back. */
+typedef struct self_test {
+	kvx_worker_t *worker;
+	uint64_t start_ns;
+	kvk_layout_t layout; /* of the group's share of a block */
+	kvk_geometry_t geometry;
+	kvk_paged_t paged; /* two blocks in the group's layout: 0 is stored, 1 is read back */
+	void **base;
+	uint8_t *memory;
+	size_t layer_bytes, layer_stride; /* of one block; from a layer to the next */
+	uint64_t *leaves;
+	kvc_key_t key;
+	kvc_space_t *space;
+	kvc_put_t *put;
+	kvc_lease_t *lease;
+} self_test_t;
+
+/* The layers of a block lie together if the engine's do; else layer after layer. All bytes differ from attempt to
+ * attempt. */
+static kvc_status_t make_blocks(self_test_t *test, const kvk_paged_t *engine)
 {
-	kvc_put_free(test->put);
-	kvc_release(&test->lease, 1);
-	test->put = NULL;
-	test->lease = NULL;
-}
-
-void kvx_self_test_fini(kvx_worker_t *worker)
-{
-	kvx_self_test_t *test = &worker->test;
-
-	free_handles(test);
-	kvc_space_close(test->space);
-	free_memory(worker, test->memory);
-	free(test->base);
-	free(test->leaves);
-	test->space = NULL;
-	test->memory = NULL;
-	test->base = NULL;
-	test->leaves = NULL;
-}
-
-static void retry_later(kvx_worker_t *worker, uint64_t now)
-{
-	kvx_self_test_fini(worker);
-	worker->test.step = KVX_SELF_TEST_IDLE;
-	worker->test.next_ns = now + RETRY_NS;
-}
-
-/* ---- the two blocks -------------------------------------------------------------------------- */
-
-/* Bytes of one layer's block. */
-static size_t layer_bytes(const kvx_self_test_t *test)
-{
-	return test->geometry.block_bytes / test->layout.layers;
-}
-
-/* The layers of a block lie together if the engine's do; else layer after layer. */
-static kvc_status_t make_memory(kvx_worker_t *worker, const kvk_paged_t *engine)
-{
-	kvx_self_test_t *test = &worker->test;
-	const size_t bytes = layer_bytes(test);
-	const size_t block = bytes * engine->layers;
+	kvx_worker_t *worker = test->worker;
+	const size_t layer = test->geometry.block_bytes / engine->layers, block = test->geometry.block_bytes;
 	const int together = engine->block_stride >= block;
 	uintptr_t at = 0;
 	kvc_status_t status;
 
-	test->paged = *engine;
-	test->paged.blocks = 2;
-	test->paged.first_layer = 0;
-	test->paged.first_head = 0;
-	test->paged.block_stride = together ? block : 0;
-	test->paged.head_stride = 0;
 	test->base = calloc(engine->layers, sizeof *test->base);
 	test->leaves = calloc((size_t)test->geometry.heads * test->geometry.leaves, sizeof *test->leaves);
 	if (!test->base || !test->leaves) {
@@ -184,38 +159,32 @@ static kvc_status_t make_memory(kvx_worker_t *worker, const kvk_paged_t *engine)
 	if (status != KVC_OK) {
 		return status == KVC_ERR_LIMIT ? kvx_gpu_decline(worker, status) : status;
 	}
-	test->paged.base = test->base;
-	for (uint32_t l = 0; l < engine->layers; l++) {
-		test->base[l] =
-			(void *)(at + (size_t)l * (together ? bytes : 2 * bytes)); /* of a device: its address */
+	for (size_t i = 0; i < 2 * block; i++) {
+		test->memory[i] = (uint8_t)((i + test->start_ns) * UINT64_C(0x9e3779b97f4a7c15) >> 56);
 	}
+
+	test->layer_bytes = layer;
+	test->layer_stride = together ? layer : 2 * layer;
+	for (uint32_t l = 0; l < engine->layers; l++) {
+		test->base[l] = (void *)(at + l * test->layer_stride); /* of a device: its address */
+	}
+	test->paged = *engine;
+	test->paged.blocks = 2;
+	test->paged.first_layer = 0;
+	test->paged.first_head = 0;
+	test->paged.block_stride = together ? block : layer;
+	test->paged.head_stride = 0;
+	test->paged.base = test->base;
 
 	return KVC_OK;
 }
 
-static uint8_t *block_at(const kvx_self_test_t *test, uint32_t layer, uint32_t block)
-{
-	const size_t stride = test->paged.block_stride ? test->paged.block_stride : layer_bytes(test);
-	const size_t at = (size_t)((uintptr_t)test->base[layer] - (uintptr_t)test->base[0]);
-
-	return test->memory + at + block * stride;
-}
-
-static void fill_block(const kvx_self_test_t *test, uint32_t salt)
+static int blocks_equal(const self_test_t *test)
 {
 	for (uint32_t l = 0; l < test->paged.layers; l++) {
-		uint8_t *at = block_at(test, l, 0);
+		const uint8_t *stored = test->memory + l * test->layer_stride;
 
-		for (size_t i = 0; i < layer_bytes(test); i++) {
-			at[i] = (uint8_t)(((uint32_t)i + salt) * 2654435761u >> 13 ^ l);
-		}
-	}
-}
-
-static int blocks_equal(const kvx_self_test_t *test)
-{
-	for (uint32_t l = 0; l < test->paged.layers; l++) {
-		if (memcmp(block_at(test, l, 0), block_at(test, l, 1), layer_bytes(test)) != 0) {
+		if (memcmp(stored, stored + test->paged.block_stride, test->layer_bytes) != 0) {
 			return 0;
 		}
 	}
@@ -223,55 +192,10 @@ static int blocks_equal(const kvx_self_test_t *test)
 	return 1;
 }
 
-/* ---- steps ----------------------------------------------------------------------------------- */
-
-/* A space for this group's share of a block. */
-static kvc_status_t open_space(kvx_worker_t *worker)
+/* Copy between the pool, whose blocks may have another inner order, and one of the two blocks. */
+static kvc_status_t move_block(self_test_t *test, kvk_gpu_dir_t dir, const kvk_move_t *move)
 {
-	const kvx_wgroup_t *group = &worker->groups[worker->test.group];
-	kvx_self_test_t *test = &worker->test;
-	kvc_identity_t identity = worker->identity;
-	kvc_status_t status;
-
-	test->layout = worker->layout;
-	test->layout.heads = group->paged.heads;
-	test->layout.layers = group->paged.layers;
-	kvk_layout_geometry(&test->layout, &test->geometry);
-	status = make_memory(worker, &group->paged);
-	if (status != KVC_OK) {
-		return status;
-	}
-	(void)kvk_layout_format(&test->layout, test->layout_text, sizeof test->layout_text);
-	identity.weights = "self-test"; /* those of the model may not be known yet */
-	identity.layout = test->layout_text;
-	identity.hash = NULL;
-	identity.hash_tokens = test->layout.block_tokens;
-	identity.groups = NULL;
-	identity.extra = "self-test";
-
-	return kvc_space_open_start(worker->kvc, &identity, &test->space);
-}
-
-/* A block nobody has stored before. */
-static kvc_status_t start_put(kvx_worker_t *worker, uint64_t now)
-{
-	kvx_self_test_t *test = &worker->test;
-	const uint64_t name[4] = {now, worker->range.rank, test->group, ++test->serial};
-	const kvc_put_options_t options = {.struct_size = sizeof options};
-	kvc_status_t status = kvc_key_bind(test->space, name, sizeof name, &test->key);
-
-	if (status == KVC_OK) {
-		fill_block(test, (uint32_t)now);
-		test->handed_in = 0;
-		status = kvc_put_start(test->space, &test->key, 0, 1, &options, &test->put);
-	}
-
-	return status;
-}
-
-static kvc_status_t move_block(kvx_worker_t *worker, kvk_gpu_dir_t dir, const kvk_move_t *move)
-{
-	kvx_self_test_t *test = &worker->test;
+	kvx_worker_t *worker = test->worker;
 	const char *text = kvc_space_layout(test->space);
 	kvk_layout_t layout;
 	const kvk_gpu_copy_t copy = {.dir = dir, .layout = &layout, .paged = &test->paged, .moves = move, .count = 1};
@@ -291,139 +215,164 @@ static kvc_status_t move_block(kvx_worker_t *worker, kvk_gpu_dir_t dir, const kv
 	return status;
 }
 
-static kvc_status_t store_block(kvx_worker_t *worker)
-{
-	kvx_self_test_t *test = &worker->test;
-	kvk_move_t move = {.block = 0, .leaves = test->leaves};
-	kvc_status_t status = kvc_put_block(test->put, 0, &move.data);
+/* ---- its steps: PENDING, or KVX_ERR_FAULT, until the daemon has answered ----------------------- */
 
-	status = status == KVC_OK ? move_block(worker, KVK_GPU_GATHER, &move) : status;
+static kvc_status_t await_space(self_test_t *test)
+{
+	return kvc_space_state(test->space);
+}
+
+/* A block nobody has stored before. */
+static kvc_status_t start_put(self_test_t *test)
+{
+	const kvx_worker_t *worker = test->worker;
+	const uint64_t name[] = {kvx_worker_now_ns(), worker->range.rank, (uintptr_t)worker};
+	const kvc_put_options_t options = {.struct_size = sizeof options};
+	const kvc_status_t status = kvc_key_bind(test->space, name, sizeof name, &test->key);
+
+	return status == KVC_OK ? kvc_put_start(test->space, &test->key, 0, 1, &options, &test->put) : status;
+}
+
+static kvc_status_t await_put(self_test_t *test)
+{
+	kvc_put_result_t result = {.struct_size = sizeof result};
+
+	kvc_put_get_result(test->put, &result);
+
+	return result.status;
+}
+
+static kvc_status_t store_block(self_test_t *test)
+{
+	kvk_move_t move = {.block = 0, .leaves = test->leaves};
+	kvc_status_t status = await_put(test);
+
+	if (status != KVC_PENDING || kvc_put_n(test->put) == 0) {
+		return status;
+	}
+	status = kvc_put_block(test->put, 0, &move.data);
+	status = status == KVC_OK ? move_block(test, KVK_GPU_GATHER, &move) : status;
 	status = status == KVC_OK ? kvc_put_digests(test->put, 0, test->leaves) : status;
 
 	return status == KVC_OK ? kvc_put_end(test->put, 0, 1) : status;
 }
 
-/* PENDING: not visible yet. */
-static kvc_status_t poll_put(kvx_worker_t *worker)
+static kvc_status_t start_lease(self_test_t *test)
 {
-	kvx_self_test_t *test = &worker->test;
-	kvc_put_result_t result = {.struct_size = sizeof result};
-	kvc_status_t status;
-
-	kvc_put_get_result(test->put, &result);
-	if (result.status != KVC_PENDING) {
-		return result.status;
-	}
-	if (!test->handed_in && kvc_put_n(test->put) > 0) {
-		status = store_block(worker);
-		if (status != KVC_OK && status != KVX_ERR_FAULT) {
-			return status;
-		}
-		test->handed_in = status == KVC_OK;
-	}
-
-	return KVC_PENDING;
+	return kvc_acquire_start(test->space, &test->key, 1, 0, 0, &test->lease);
 }
 
-static kvc_status_t fetch_block(kvx_worker_t *worker)
+static kvc_status_t fetch_block(self_test_t *test)
 {
-	kvx_self_test_t *test = &worker->test;
 	const uint64_t *leaves = NULL;
 	const void *data = NULL;
 	kvk_move_t move = {.block = 1};
 	kvc_status_t status = kvc_lease_state(test->lease);
 	kvc_status_t after;
 
-	if (status == KVC_OK) {
-		status = kvc_lease_block(test->lease, 0, &data, &leaves);
+	status = status == KVC_OK ? kvc_lease_block(test->lease, 0, &data, &leaves) : status;
+	if (status != KVC_OK) {
+		return status;
 	}
-	if (status == KVX_ERR_FAULT) {
-		return KVC_PENDING;
+	move.data = (void *)(uintptr_t)data; /* scatter only reads both */
+	move.leaves = (uint64_t *)(uintptr_t)leaves;
+	status = move_block(test, KVK_GPU_SCATTER, &move);
+	/* The lease was lost meanwhile, after a long pause of this process for example: other bytes prove nothing. */
+	after = kvc_lease_state(test->lease);
+
+	return after == KVC_OK ? status : after;
+}
+
+/* A space for this group's share of a block, and the two blocks. */
+static kvc_status_t open_space(self_test_t *test, const kvx_wgroup_t *group)
+{
+	kvx_worker_t *worker = test->worker;
+	kvc_identity_t identity = worker->identity;
+	char text[KVK_LAYOUT_TEXT_MAX];
+	kvc_status_t status;
+
+	test->layout = worker->layout;
+	test->layout.heads = group->paged.heads;
+	test->layout.layers = group->paged.layers;
+	kvk_layout_geometry(&test->layout, &test->geometry);
+	status = make_blocks(test, &group->paged);
+	if (status != KVC_OK) {
+		return status;
 	}
-	if (status == KVC_OK) {
-		move.data = (void *)(uintptr_t)data; /* scatter only reads both */
-		move.leaves = (uint64_t *)(uintptr_t)leaves;
-		status = move_block(worker, KVK_GPU_SCATTER, &move);
-		/* The lease was lost meanwhile, after a long pause of this process for example: other bytes prove
-		 * nothing. */
-		after = kvc_lease_state(test->lease);
-		status = after == KVC_OK ? status : after;
+	(void)kvk_layout_format(&test->layout, text, sizeof text);
+	identity.weights = "self-test"; /* those of the model may not be known yet */
+	identity.layout = text;
+	identity.hash = NULL;
+	identity.hash_tokens = test->layout.block_tokens;
+	identity.groups = NULL;
+	identity.extra = "self-test";
+
+	return kvc_space_open_start(worker->kvc, &identity, &test->space);
+}
+
+/* ---- all of it ---------------------------------------------------------------------------------- */
+
+/* Wait a little for the daemon. 0: it is away or slow, the worker is closed, or it has declined meanwhile. */
+static int await_daemon(const self_test_t *test)
+{
+	kvx_worker_t *worker = test->worker;
+
+	(void)kvc_poll(worker->kvc, POLL_MS);
+
+	return kvc_incarnation(worker->kvc) != 0 && kvx_worker_now_ns() < test->start_ns + LIMIT_NS &&
+	       !atomic_load(&worker->stop) && atomic_load(&worker->self_test_status) == KVC_PENDING;
+}
+
+static kvc_status_t test_group(kvx_worker_t *worker, const kvx_wgroup_t *group)
+{
+	static kvc_status_t (*const steps[])(self_test_t *) = {await_space, start_put,   store_block,
+							       await_put,   start_lease, fetch_block};
+	self_test_t test = {.worker = worker, .start_ns = kvx_worker_now_ns()};
+	kvc_status_t status = open_space(&test, group);
+
+	for (size_t i = 0; i < KV_COUNT_OF(steps) && status == KVC_OK; i++) {
+		do {
+			status = steps[i](&test);
+		} while ((status == KVC_PENDING || status == KVX_ERR_FAULT) && await_daemon(&test));
 	}
+	if (status == KVC_OK && !blocks_equal(&test)) {
+		status = KVC_ERR_CORRUPT;
+	}
+	kvc_put_free(test.put);
+	kvc_release(&test.lease, 1);
+	kvc_space_close(test.space);
+	free_memory(worker, test.memory);
+	free(test.base);
+	free(test.leaves);
 
 	return status;
 }
 
-/* The block of the group was read back, right or wrong. */
-static void finish_group(kvx_worker_t *worker, kvc_status_t status)
+void kvx_self_test_run(kvx_worker_t *worker, uint64_t now)
 {
-	kvx_self_test_t *test = &worker->test;
-	const int right = status == KVC_OK && blocks_equal(test);
+	kvc_status_t status = KVC_OK;
+	uint32_t i = 0;
 
-	kvx_self_test_fini(worker);
-	test->step = KVX_SELF_TEST_IDLE;
-	if (!right) {
+	if (atomic_load(&worker->self_test_status) != KVC_PENDING || now < worker->self_test_ns ||
+	    kvc_incarnation(worker->kvc) == 0) {
+		return;
+	}
+	while (i < worker->group_count && status == KVC_OK) {
+		status = test_group(worker, &worker->groups[i++]);
+	}
+	if (atomic_load(&worker->self_test_status) != KVC_PENDING) {
+		return; /* declined on the way */
+	}
+	if (status == KVC_OK) {
+		kvx_stat_add(&worker->stats.self_tests, 1);
+		atomic_store(&worker->self_test_status, KVC_OK);
+	} else if (status == KVC_ERR_CORRUPT) {
 		kvx_stat_add(&worker->stats.self_test_failures, 1);
 		kv_log(KV_LOG_ERROR, "kvx",
 		       "self-test: a block of group %u came back with other bytes; nothing is loaded or saved",
-		       worker->groups[test->group].group);
-		test->step = KVX_SELF_TEST_DONE;
+		       worker->groups[i - 1].group);
 		atomic_store(&worker->self_test_status, KVC_ERR_CORRUPT);
-	} else if (++test->group == worker->group_count) {
-		kvx_stat_add(&worker->stats.self_tests, 1);
-		test->step = KVX_SELF_TEST_DONE;
-		atomic_store(&worker->self_test_status, KVC_OK);
-	}
-}
-
-/* Advance the current step. */
-static kvc_status_t advance_test(kvx_worker_t *worker, uint64_t now)
-{
-	kvx_self_test_t *test = &worker->test;
-	kvc_status_t status = KVC_PENDING;
-
-	switch (test->step) {
-	case KVX_SELF_TEST_IDLE:
-		test->deadline_ns = now + LIMIT_NS;
-		status = open_space(worker);
-		test->step = KVX_SELF_TEST_OPENING;
-		return status == KVC_OK ? KVC_PENDING : status;
-	case KVX_SELF_TEST_OPENING:
-		status = kvc_space_state(test->space);
-		return status == KVC_OK ? start_put(worker, now) : status;
-	case KVX_SELF_TEST_PUTTING:
-		status = poll_put(worker);
-		return status == KVC_OK ? kvc_acquire_start(test->space, &test->key, 1, 0, 0, &test->lease) : status;
-	case KVX_SELF_TEST_LEASING:
-		return fetch_block(worker);
-	case KVX_SELF_TEST_DONE:
-		break;
-	}
-
-	return status;
-}
-
-void kvx_self_test_step(kvx_worker_t *worker, uint64_t now)
-{
-	kvx_self_test_t *test = &worker->test;
-	kvc_status_t status;
-
-	if (test->step == KVX_SELF_TEST_DONE) {
-		if (test->space) { /* declined meanwhile: the driver refused memory in idle time, or for a load */
-			kvx_self_test_fini(worker);
-		}
-		return;
-	}
-	if (now < test->next_ns || kvc_incarnation(worker->kvc) == 0) {
-		return;
-	}
-	status = advance_test(worker, now);
-	if (test->step == KVX_SELF_TEST_DONE) {
-		kvx_self_test_fini(worker); /* declined on the way */
-	} else if (status == KVC_ERR_CORRUPT || (status == KVC_OK && test->step == KVX_SELF_TEST_LEASING)) {
-		finish_group(worker, status);
-	} else if (status == KVC_OK) {
-		test->step++;
-	} else if (status != KVC_PENDING || now > test->deadline_ns) {
-		retry_later(worker, now);
+	} else {
+		worker->self_test_ns = kvx_worker_now_ns() + RETRY_NS;
 	}
 }

@@ -4,7 +4,7 @@
 
 #include "worker/state.h"
 
-void kvx_self_test_step(kvx_worker_t *worker, uint64_t now);
-void kvx_self_test_fini(kvx_worker_t *worker);
+/* Run it, if it has not passed or failed yet and there is a daemon. Waits for each answer, 2 s a group at most. */
+void kvx_self_test_run(kvx_worker_t *worker, uint64_t now);
 
 #endif

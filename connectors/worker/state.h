@@ -79,34 +79,6 @@ typedef struct kvx_wspace {
 	kvk_layout_t layout; /* of the pool's blocks: its inner order may differ from ours */
 } kvx_wspace_t;
 
-typedef enum kvx_self_test_step {
-	KVX_SELF_TEST_IDLE,
-	KVX_SELF_TEST_OPENING,
-	KVX_SELF_TEST_PUTTING,
-	KVX_SELF_TEST_LEASING,
-	KVX_SELF_TEST_DONE
-} kvx_self_test_step_t;
-
-/* The self-test against the daemon; the transfer thread's. */
-typedef struct kvx_self_test {
-	kvx_self_test_step_t step;
-	uint32_t group; /* index of the group under test */
-	kvk_layout_t layout;
-	char layout_text[KVK_LAYOUT_TEXT_MAX];
-	kvk_geometry_t geometry;
-	kvk_paged_t paged; /* two blocks in the group's layout: 0 is stored, 1 is read back */
-	void **base;
-	uint8_t *memory;
-	uint64_t *leaves;
-	kvc_key_t key;
-	kvc_space_t *space;
-	kvc_put_t *put;
-	int handed_in;
-	kvc_lease_t *lease;
-	uint64_t next_ns, deadline_ns;
-	uint32_t serial;
-} kvx_self_test_t;
-
 /* How far the engine's cache has been touched. */
 typedef struct kvx_wprefault {
 	uint32_t group; /* index */
@@ -229,7 +201,7 @@ struct kvx_worker {
 	kvx_wspace_t spaces[KVX_WORKER_SPACES];
 	uint32_t space_top; /* numbers below it may be in use */
 	kvx_scratch_t transfer_scratch;
-	kvx_self_test_t test;
+	uint64_t self_test_ns; /* the self-test is not tried before */
 	kvx_wprefault_t prefaulted;
 	uint64_t polled_ns;
 	int polls_soon; /* a job waits for the daemon or the device: sleep briefly */
@@ -255,13 +227,6 @@ static inline const kvx_wgroup_t *kvx_worker_find_group(const kvx_worker_t *work
 static inline uint64_t kvx_worker_now_ns(void)
 {
 	return kv_now_ns(&kv_env_posix);
-}
-
-/* Loads and saves are off for good, and why. The transfer thread frees what the self-test holds. */
-static inline void kvx_self_test_decline(kvx_worker_t *worker, kvc_status_t why)
-{
-	worker->test.step = KVX_SELF_TEST_DONE;
-	atomic_store(&worker->self_test_status, why);
 }
 
 #endif

@@ -199,7 +199,7 @@ kvc_status_t kvx_gpu_decline(kvx_worker_t *worker, kvc_status_t status)
 
 	kv_log(KV_LOG_ERROR, "kvx", "the GPU cannot be used, nothing is loaded or saved: %s%s", kvk_gpu_last_error(),
 	       advice);
-	kvx_self_test_decline(worker, status);
+	atomic_store(&worker->self_test_status, status);
 
 	return status;
 }

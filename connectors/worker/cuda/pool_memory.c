@@ -88,7 +88,7 @@ void kvx_pool_memory_changed(void *ctx, const kvc_memory_t *memory, int mapped)
 		drop_slab(worker->gpu, memory);
 	} else if (!add_slab(worker->gpu, memory)) {
 		kv_log(KV_LOG_ERROR, "kvx", "no memory to list a slab of the pool: nothing is loaded or saved");
-		kvx_self_test_decline(worker, KVC_ERR_NOMEM);
+		atomic_store(&worker->self_test_status, KVC_ERR_NOMEM);
 	}
 }
 

@@ -526,7 +526,7 @@ static void keep_attached(kvx_worker_t *worker, uint64_t now, int moving)
 		kvx_transfer_count_unacked(worker);
 	}
 	kvx_wspaces_poll(worker, now);
-	kvx_self_test_step(worker, now);
+	kvx_self_test_run(worker, now);
 }
 
 static int run_iteration(kvx_worker_t *worker, int moving)
@@ -657,7 +657,6 @@ static void *run_transfer(void *arg)
 		nap = is_waiting(worker) ? next_nap(worker, nap) : NAP_NS;
 	}
 	if (!worker->run) {
-		kvx_self_test_fini(worker);
 		kvx_wspaces_close(worker);
 	}
 
