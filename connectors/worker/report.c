@@ -50,17 +50,14 @@ static kvx_msg_buf_t *open_report(kvx_worker_t *worker)
 	return report;
 }
 
-/* `what` without its header and id. */
-static void add_loaded(kvx_worker_t *worker, uint64_t id, const kvx_report_loaded_t *what)
+/* `what` without its header. */
+static void add_loaded(kvx_worker_t *worker, kvx_report_loaded_t what)
 {
 	kvx_report_loaded_t *record = kvx_msg_add_record(open_report(worker), KVX_RECORD_LOADED, sizeof *record);
 
 	if (record) {
-		record->load = id;
-		record->status = what->status;
-		record->blocks = what->blocks;
-		record->bytes = what->bytes;
-		record->ns = what->ns;
+		what.h = record->h;
+		*record = what;
 	}
 }
 
@@ -203,8 +200,8 @@ static void add_failed_blocks(kvx_worker_t *worker, kvx_wload_t *load)
 		const kvx_wpart_t *part = &load->part[p];
 
 		for (uint32_t i = 0; i < part->n; i++) {
-			if (part->results[i] != KVX_BLOCK_GOOD || load->layer_skipped) {
-				add_block(worker, part->ids[i]);
+			if (!kvx_wblock_is_loaded(load, &part->blocks[i]) || load->layer_skipped) {
+				add_block(worker, part->blocks[i].id);
 			}
 		}
 	}
@@ -215,11 +212,11 @@ static void add_failed_blocks(kvx_worker_t *worker, kvx_wload_t *load)
 
 void kvx_report_add_failed(kvx_worker_t *worker, const kvx_msg_load_t *record)
 {
-	const kvx_report_loaded_t what = {.status = KVC_ERR_NOMEM};
+	const kvx_report_loaded_t what = {.load = record->load, .status = KVC_ERR_NOMEM};
 	const kvx_msg_part_t *part = kvx_msg_part_first(record);
 
 	kvx_stat_add(&worker->stats.loads_failed, 1);
-	add_loaded(worker, record->load, &what);
+	add_loaded(worker, what);
 	for (uint32_t p = 0; p < record->parts; p++) {
 		const uint32_t *ids = kvx_msg_part_ids(part);
 
@@ -285,14 +282,21 @@ void kvx_sync_loads_close(kvx_worker_t *worker)
 
 /* ---- completed jobs --------------------------------------------------------------------------- */
 
-static uint32_t count_bad(const kvx_wload_t *load)
+/* The blocks that came; returns how many had a wrong digest. */
+static uint32_t count_blocks(const kvx_wload_t *load, kvx_report_loaded_t *what)
 {
 	uint32_t bad = 0;
 
 	for (uint32_t p = 0; p < load->parts; p++) {
-		for (uint32_t i = 0; i < load->part[p].n; i++) {
-			bad += load->part[p].results[i] == KVX_BLOCK_BAD;
+		const kvx_wpart_t *part = &load->part[p];
+		uint32_t loaded = 0;
+
+		for (uint32_t i = 0; i < part->n; i++) {
+			loaded += kvx_wblock_is_loaded(load, &part->blocks[i]) ? 1u : 0u;
+			bad += part->blocks[i].ranges_done == KVX_BLOCK_BAD;
 		}
+		what->blocks += loaded;
+		what->bytes += loaded * part->group->block_bytes;
 	}
 
 	return bad;
@@ -301,16 +305,16 @@ static uint32_t count_bad(const kvx_wload_t *load)
 static void complete_load(kvx_worker_t *worker, kvx_wload_t *load)
 {
 	const kvc_status_t cause = (kvc_status_t)atomic_load(&load->cause);
-	const kvx_report_loaded_t what = {
-		.status = cause == KVC_OK && load->layer_skipped ? (kvc_status_t)KV_ERR_UNSUPPORTED : cause,
-		.blocks = atomic_load(&load->verified),
-		.bytes = atomic_load(&load->bytes),
-		.ns = measure_load(worker, load)};
+	kvx_report_loaded_t what = {.load = load->id,
+				    .status = cause == KVC_OK && load->layer_skipped ? (kvc_status_t)KV_ERR_UNSUPPORTED
+										     : cause,
+				    .ns = measure_load(worker, load)};
 	kvx_wstats_t *stats = &worker->stats;
 	const int lost = cause < 0 && cause != KVC_ERR_TIMEOUT && cause != KVC_ERR_CORRUPT;
 
+	kvx_stat_add(&stats->load_corrupt, count_blocks(load, &what));
 	add_failed_blocks(worker, load);
-	add_loaded(worker, load->id, &what);
+	add_loaded(worker, what);
 	kvx_stat_add(&stats->load_blocks, what.blocks);
 	kvx_stat_add(&stats->load_bytes, what.bytes);
 	kvx_stat_add(&stats->load_ns, what.ns);
@@ -319,9 +323,6 @@ static void complete_load(kvx_worker_t *worker, kvx_wload_t *load)
 	kvx_stat_add(&stats->load_lost, (uint64_t)lost);
 	if (worker->gpu && what.status == KVC_OK) {
 		kvx_layers_add_rate_sample(worker, what.bytes, what.ns);
-	}
-	if (what.status == KVC_ERR_CORRUPT) {
-		kvx_stat_add(&stats->load_corrupt, count_bad(load));
 	}
 	atomic_fetch_sub(&stats->loads_open, 1u);
 }

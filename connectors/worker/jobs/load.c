@@ -17,99 +17,58 @@
 
 /* ---- making one (engine's thread) ------------------------------------------------------------ */
 
-/* Bytes of all arrays behind the parts, and of the request's id. */
-static size_t arrays_size(const kvx_msg_load_t *record)
+static uint32_t count_blocks(const kvx_msg_load_t *record)
 {
 	const kvx_msg_part_t *part = kvx_msg_part_first(record);
-	size_t size = 0;
+	uint32_t blocks = 0;
 
 	for (uint32_t p = 0; p < record->parts; p++) {
-		size += (size_t)part->n * (sizeof(kvx_source_t) + sizeof(uint32_t) + 2u);
+		blocks += part->n;
 		part = kvx_msg_part_next(part);
 	}
 
-	return size + record->id_len;
+	return blocks;
 }
 
-static int part_is_sound(const kvx_wgroup_t *group, const kvx_msg_part_t *part)
-{
-	const uint32_t *ids = kvx_msg_part_ids(part);
-
-	if (!group) {
-		return 0;
-	}
-	for (uint32_t i = 0; i < part->n; i++) {
-		if (ids[i] >= group->paged.blocks && ids[i] != KVX_NO_BLOCK) {
-			return 0;
-		}
-	}
-
-	return 1;
-}
-
-/* Copy the part; its arrays begin at these addresses. Blocks without a destination are good from the start. Returns how
- * many have one. */
-static uint32_t copy_part(kvx_wpart_t *to, const kvx_msg_part_t *part, kvx_source_t *sources, uint32_t *ids,
-			  uint8_t *ends)
-{
-	uint32_t wanted = 0;
-
-	to->handle = part->lease;
-	to->n = part->n;
-	to->first = part->first;
-	to->sources = sources;
-	to->ids = ids;
-	to->results = ends;
-	to->ranges_done = ends + part->n;
-	memcpy(ids, kvx_msg_part_ids(part), part->n * sizeof *ids);
-	for (uint32_t i = 0; i < part->n; i++) {
-		ends[i] = ids[i] == KVX_NO_BLOCK ? KVX_BLOCK_GOOD : KVX_BLOCK_OPEN;
-		wanted += ids[i] != KVX_NO_BLOCK;
-	}
-
-	return wanted;
-}
-
+/* 0: the record names a group or a block that this rank does not have. */
 static int copy_parts(kvx_worker_t *worker, kvx_wload_t *load, const kvx_msg_load_t *record)
 {
 	const kvx_msg_part_t *part = kvx_msg_part_first(record);
-	uint32_t total = 0;
-	kvx_source_t *sources = (kvx_source_t *)(void *)(load->part + record->parts);
-	uint32_t *ids;
-	uint8_t *ends;
+	kvx_wblock_t *block = (kvx_wblock_t *)(void *)(load->part + record->parts);
 
 	for (uint32_t p = 0; p < record->parts; p++) {
-		total += part->n;
-		part = kvx_msg_part_next(part);
-	}
-	ids = (uint32_t *)(void *)(sources + total);
-	ends = (uint8_t *)(ids + total);
-	load->request = (char *)(ends + (size_t)2 * total);
-	memcpy(load->request, kvx_msg_load_id(record), record->id_len);
-
-	part = kvx_msg_part_first(record);
-	for (uint32_t p = 0; p < record->parts; p++) {
+		const kvx_wgroup_t *group = kvx_worker_find_group(worker, part->group);
+		const uint32_t *ids = kvx_msg_part_ids(part);
 		kvx_wpart_t *to = &load->part[p];
 
-		to->group = kvx_worker_find_group(worker, part->group);
-		if (!part_is_sound(to->group, part)) {
+		if (!group) {
 			return 0;
 		}
-		load->wanted += copy_part(to, part, sources, ids, ends);
-		sources += part->n;
-		ids += part->n;
-		ends += (size_t)2 * part->n;
+		to->group = group;
+		to->handle = part->lease;
+		to->n = part->n;
+		to->first = part->first;
+		to->blocks = block;
+		for (uint32_t i = 0; i < part->n; i++, block++) {
+			if (ids[i] >= group->paged.blocks && ids[i] != KVX_NO_BLOCK) {
+				return 0;
+			}
+			block->id = ids[i];
+			load->wanted += ids[i] != KVX_NO_BLOCK;
+		}
 		part = kvx_msg_part_next(part);
 	}
-	atomic_store(&load->remaining, total);
+	load->request = (char *)block;
+	memcpy(load->request, kvx_msg_load_id(record), record->id_len);
 
 	return 1;
 }
 
 kvx_wload_t *kvx_wload_create(kvx_worker_t *worker, const kvx_msg_load_t *record)
 {
-	const size_t size = sizeof(kvx_wload_t) + record->parts * sizeof(kvx_wpart_t) + arrays_size(record);
-	kvx_wload_t *load = calloc(1, size);
+	const uint32_t blocks = count_blocks(record);
+	kvx_wload_t *load = calloc(1, sizeof *load + record->parts * sizeof *load->part +
+					      blocks * sizeof *load->part->blocks + record->id_len);
 
 	if (!load) {
 		return NULL;
@@ -125,6 +84,7 @@ kvx_wload_t *kvx_wload_create(kvx_worker_t *worker, const kvx_msg_load_t *record
 	load->copied_ns = worker->copied_ns;
 	load->deadline_ns = load->begin_ns + record->timeout_ms * KVX_NS_A_MS;
 	atomic_store(&load->cause, KVC_PENDING);
+	atomic_store(&load->remaining, blocks);
 	if (!copy_parts(worker, load, record)) {
 		kvx_stat_add(&worker->stats.bad_messages, 1);
 		free(load);
@@ -182,38 +142,36 @@ uint32_t kvx_wbatch_prepare(const kvx_worker_t *worker, const kvx_wbatch_t *batc
 	uint32_t n = 0;
 
 	for (uint32_t i = batch->first; i < batch->first + batch->count; i++) {
-		if (part->ids[i] != KVX_NO_BLOCK) {
-			kvx_move_prepare(worker, part->group, &part->sources[i], &moves[n],
+		const kvx_wblock_t *block = &part->blocks[i];
+
+		if (block->id != KVX_NO_BLOCK) {
+			kvx_move_prepare(worker, part->group, &block->source, &moves[n],
 					 leaves + (size_t)n * worker->words);
-			moves[n++].block = part->ids[i];
+			moves[n++].block = block->id;
 		}
 	}
 
 	return n;
 }
 
-/* Enter the results of the moves: how many blocks are complete with them. */
-static uint32_t enter_results(const kvx_wbatch_t *batch, kvc_status_t status, const kvk_gpu_job_t *job, uint32_t moves)
+/* Enter the results of the moves. */
+static void enter_results(const kvx_wbatch_t *batch, kvc_status_t status, const kvk_gpu_job_t *job, uint32_t moves)
 {
-	const uint32_t ranges = batch->load->ranges;
-	kvx_wpart_t *part = batch->part;
-	uint32_t good = 0, move = 0;
+	uint32_t move = 0;
 
 	for (uint32_t i = batch->first; i < batch->first + batch->count && move < moves; i++) {
-		if (part->ids[i] == KVX_NO_BLOCK) {
+		kvx_wblock_t *block = &batch->part->blocks[i];
+
+		if (block->id == KVX_NO_BLOCK) {
 			continue;
 		}
 		move++;
 		if (status == KVC_ERR_CORRUPT && (job ? kvk_gpu_move_is_bad(job, move - 1) : move == moves)) {
-			part->results[i] = KVX_BLOCK_BAD;
-			continue;
+			block->ranges_done = KVX_BLOCK_BAD;
+		} else if (block->ranges_done != KVX_BLOCK_BAD) {
+			block->ranges_done = (uint8_t)(block->ranges_done + batch->ranges);
 		}
-		part->ranges_done[i] = (uint8_t)(part->ranges_done[i] + batch->ranges);
-		part->results[i] = part->ranges_done[i] == ranges ? KVX_BLOCK_GOOD : part->results[i];
-		good += part->ranges_done[i] == ranges;
 	}
-
-	return good;
 }
 
 void kvx_wbatch_complete(kvx_worker_t *worker, const kvx_wbatch_t *batch, kvc_status_t status, const kvk_gpu_job_t *job,
@@ -221,18 +179,14 @@ void kvx_wbatch_complete(kvx_worker_t *worker, const kvx_wbatch_t *batch, kvc_st
 {
 	const kvc_status_t after = kvc_lease_state(batch->part->lease);
 	const kvc_status_t verdict = after != KVC_OK ? after : status;
-	kvx_wload_t *load = batch->load;
-	uint32_t good;
 
 	if (verdict == KVC_OK || verdict == KVC_ERR_CORRUPT) {
-		good = enter_results(batch, status, job, moves);
-		atomic_fetch_add(&load->verified, good);
-		atomic_fetch_add(&load->bytes, good * batch->part->group->block_bytes);
+		enter_results(batch, status, job, moves);
 	}
 	if (verdict == KVC_OK) {
-		kvx_wload_count_done(worker, load, batch->count * batch->ranges);
+		kvx_wload_count_done(worker, batch->load, batch->count * batch->ranges);
 	} else {
-		kvx_wload_close(worker, load, verdict);
+		kvx_wload_close(worker, batch->load, verdict);
 	}
 }
 

@@ -4,17 +4,20 @@
 
 #include "worker/host/move.h"
 
-typedef enum kvx_block_result { KVX_BLOCK_OPEN = 0, KVX_BLOCK_GOOD = 1, KVX_BLOCK_BAD = 2 } kvx_block_result_t;
+#define KVX_BLOCK_BAD UINT8_MAX /* kvx_wblock_t.ranges_done: its digest was wrong */
+
+typedef struct kvx_wblock {
+	uint32_t id;         /* in the engine's cache; KVX_NO_BLOCK: it has no destination */
+	uint8_t ranges_done; /* layer ranges that are loaded and verified; written by the copying thread */
+	kvx_source_t source; /* known up to `limit` of its part */
+} kvx_wblock_t;
 
 /* The blocks of one group. */
 typedef struct kvx_wpart {
 	const kvx_wgroup_t *group;
 	kvc_handle_t handle;
 	uint32_t n, first;
-	uint32_t *ids;          /* [n] */
-	kvx_source_t *sources;  /* [n], filled up to `limit` */
-	uint8_t *results;       /* [n] kvx_block_result_t, written by the copying thread */
-	uint8_t *ranges_done;   /* [n] layer ranges that are loaded; of a cache in GPU memory */
+	kvx_wblock_t *blocks;   /* [n] */
 	uint32_t whole_blocks;  /* blocks before this one come with all layers in one copy */
 	kvc_lease_t *lease;     /* the transfer thread's; copying threads read its state */
 	uint32_t leased_blocks; /* that the lease covers */
@@ -44,9 +47,7 @@ typedef struct kvx_wload {
 	_Atomic int32_t cause;      /* PENDING: open; OK: all blocks are loaded; else why not */
 	_Atomic uint32_t active;    /* threads and device copies that use it */
 	_Atomic uint32_t remaining; /* blocks within the leases not verified yet, times ranges */
-	_Atomic uint32_t verified;  /* blocks copied and verified */
-	_Atomic uint64_t bytes;
-	char *request; /* [id_len] */
+	char *request;              /* [id_len] */
 	struct kvx_wload *next_sync;
 	const kvk_layout_t *layout;
 	kvx_wpart_t part[];
@@ -60,6 +61,12 @@ typedef struct kvx_wbatch {
 	uint32_t layer, layers; /* of the group; layers 0: all */
 	uint32_t ranges;        /* layer ranges of the load that these are */
 } kvx_wbatch_t;
+
+/* All its layers are loaded and verified. */
+static inline int kvx_wblock_is_loaded(const kvx_wload_t *load, const kvx_wblock_t *block)
+{
+	return block->ranges_done == load->ranges;
+}
 
 /* Of a LOAD record, to be freed with free(); NULL: out of memory, or the record is not sound. Engine's thread. */
 kvx_wload_t *kvx_wload_create(kvx_worker_t *worker, const kvx_msg_load_t *record);

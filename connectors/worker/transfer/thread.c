@@ -75,7 +75,7 @@ static void count_missing(kvx_worker_t *worker, kvx_wload_t *load)
 
 		missing += part->n - part->leased_blocks;
 		for (uint32_t i = part->leased_blocks; i < part->n; i++) {
-			load->lacks_blocks |= part->ids[i] != KVX_NO_BLOCK;
+			load->lacks_blocks |= part->blocks[i].id != KVX_NO_BLOCK;
 		}
 	}
 	kvx_wload_count_done(worker, load, missing);
@@ -114,12 +114,14 @@ static kvc_status_t publish_ready_blocks(kvx_worker_t *worker, kvx_wpart_t *part
 	kvc_status_t status = KVC_OK;
 
 	while (at < stop && status == KVC_OK) {
-		kvx_source_t *source = &part->sources[at];
+		kvx_wblock_t *block = &part->blocks[at];
 
-		if (part->ids[at] != KVX_NO_BLOCK) {
-			status = kvc_lease_block(part->lease, part->first + at, &source->data, &source->leaves);
+		if (block->id != KVX_NO_BLOCK) {
+			status = kvc_lease_block(part->lease, part->first + at, &block->source.data,
+						 &block->source.leaves);
 			if (status == KVC_OK && worker->gpu) {
-				status = kvx_pool_memory_register(worker, source->data, worker->geometry.block_bytes);
+				status = kvx_pool_memory_register(worker, block->source.data,
+								  worker->geometry.block_bytes);
 			}
 		}
 		at += status == KVC_OK;
@@ -183,7 +185,7 @@ static void release_leases(kvx_worker_t *worker, kvx_wload_t *load)
 		kvx_wpart_t *part = &load->part[p];
 
 		for (uint32_t i = 0; part->lease && i < part->n; i++) {
-			if (part->results[i] == KVX_BLOCK_BAD) {
+			if (part->blocks[i].ranges_done == KVX_BLOCK_BAD) {
 				(void)kvc_lease_report_bad(part->lease, part->first + i);
 			}
 		}
