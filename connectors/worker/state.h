@@ -25,6 +25,8 @@
 #include "kvk/move.h"
 
 #include <pthread.h>
+#include <stddef.h>
+#include <stdlib.h>
 
 #define KVX_WORKER_SPACES  1024u        /* numbers of adapters */
 #define KVX_WORKER_MOVES   32u          /* blocks a batch */
@@ -58,10 +60,15 @@ typedef struct kvx_wjob {
 typedef struct kvx_wgroup {
 	uint32_t group;
 	kvk_paged_t paged;
-	void **base;
 	uint64_t block_bytes; /* in the cache, of this rank's heads and layers */
 	int padded;           /* it has fewer layers than the rank's range */
 } kvx_wgroup_t;
+
+/* Memory that is freed with the worker. */
+typedef struct kvx_owned {
+	struct kvx_owned *next;
+	_Alignas(max_align_t) uint8_t bytes[];
+} kvx_owned_t;
 
 /* Buffers for one batch; each copying thread has one. */
 typedef struct kvx_scratch {
@@ -103,6 +110,7 @@ typedef struct kvx_finished {
 /* A thread that only copies. */
 typedef struct kvx_copy_thread {
 	kvx_worker_t *worker;
+	pthread_t thread;
 	kvx_scratch_t scratch;
 } kvx_copy_thread_t;
 
@@ -128,7 +136,6 @@ struct kvx_worker {
 	kvk_layout_t layout;
 	kvk_geometry_t geometry;
 	char layout_text[KVK_LAYOUT_TEXT_MAX];
-	char *identity_text;
 	kvc_identity_t identity; /* but for `weights`, which may come in a step message: transfer thread only */
 	char *weights;           /* that came so */
 	kvc_writer_t range;
@@ -141,6 +148,8 @@ struct kvx_worker {
 	kvx_cpus_t cpus; /* that the threads may use */
 	int prefault;
 	uint64_t *zero_leaves; /* [pieces] digests of a page of zeros */
+	kvx_owned_t *owned;
+	int no_memory; /* an allocation has failed while it was opened */
 
 	/* shared */
 	_Atomic(kvx_wjob_t *) submitted; /* and not taken by the transfer thread yet, newest first */
@@ -160,7 +169,6 @@ struct kvx_worker {
 	_Atomic(struct kvx_wload *) shared_loads;
 	_Atomic uint32_t copy_threads_inside;
 	uint32_t copy_thread_count;
-	pthread_t copy_thread[KVX_WORKER_THREADS];
 	kvx_copy_thread_t copy_threads[KVX_WORKER_THREADS];
 
 	/* the engine's thread */
@@ -222,6 +230,21 @@ static inline const kvx_wgroup_t *kvx_worker_find_group(const kvx_worker_t *work
 	}
 
 	return NULL;
+}
+
+/* Zeroed, and freed with the worker; NULL: there is none. While it is opened. */
+static inline void *kvx_worker_alloc(kvx_worker_t *worker, size_t n, size_t size)
+{
+	kvx_owned_t *owned = calloc(1, sizeof *owned + n * size);
+
+	if (!owned) {
+		worker->no_memory = 1;
+		return NULL;
+	}
+	owned->next = worker->owned;
+	worker->owned = owned;
+
+	return owned->bytes;
 }
 
 static inline uint64_t kvx_worker_now_ns(void)

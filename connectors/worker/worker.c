@@ -121,11 +121,10 @@ static char *move_text(char *at, const char **p_text)
 {
 	const size_t size = text_size(*p_text);
 
-	if (size == 0) {
-		return at;
+	if (size > 0) {
+		memcpy(at, *p_text, size);
+		*p_text = at;
 	}
-	memcpy(at, *p_text, size);
-	*p_text = at;
 
 	return at + size;
 }
@@ -135,148 +134,118 @@ static kvc_status_t copy_identity(kvx_worker_t *worker, const kvx_worker_config_
 	kvc_identity_t *id = &worker->identity;
 	const char **const texts[] = {&id->model, &id->weights, &id->dtype,  &id->quantization, &id->rope,
 				      &id->lora,  &id->hash,    &id->groups, &id->page_format,  &id->extra};
-	size_t size = 1;
+	size_t size = 0;
 	char *at;
 
 	if (kvk_layout_format(config->layout, worker->layout_text, sizeof worker->layout_text) != KV_OK) {
 		return reject_config("the layout has no canonical text");
 	}
 	*id = *config->identity;
+	id->struct_size = sizeof *id;
+	id->layout = worker->layout_text;
 	for (size_t i = 0; i < KV_COUNT_OF(texts); i++) {
 		size += text_size(*texts[i]);
 	}
-	worker->identity_text = malloc(size);
-	if (!worker->identity_text) {
-		return KVC_ERR_NOMEM;
-	}
-	at = worker->identity_text;
-	for (size_t i = 0; i < KV_COUNT_OF(texts); i++) {
+	at = kvx_worker_alloc(worker, 1, size);
+	for (size_t i = 0; i < KV_COUNT_OF(texts) && at; i++) {
 		at = move_text(at, texts[i]);
 	}
-	id->struct_size = sizeof *id;
-	id->layout = worker->layout_text;
 
 	return KVC_OK;
 }
 
-static kvc_status_t copy_group(kvx_worker_t *worker, const kvx_worker_group_t *given, kvx_wgroup_t *group)
+static void copy_group(kvx_worker_t *worker, const kvx_worker_group_t *given, kvx_wgroup_t *group)
 {
-	const size_t bytes = given->paged->layers * sizeof *group->base;
+	const kvk_paged_t *paged = given->paged;
+	void **base = kvx_worker_alloc(worker, paged->layers, sizeof *base);
 
 	group->group = given->group;
-	group->paged = *given->paged;
-	group->block_bytes = (uint64_t)given->paged->heads * given->paged->layers * worker->geometry.page_bytes;
-	group->padded = given->paged->layers < worker->range.layer_count;
-	group->base = malloc(bytes);
-	if (!group->base) {
-		return KVC_ERR_NOMEM;
+	group->paged = *paged;
+	group->block_bytes = (uint64_t)paged->heads * paged->layers * worker->geometry.page_bytes;
+	group->padded = paged->layers < worker->range.layer_count;
+	if (base) {
+		memcpy(base, paged->base, paged->layers * sizeof *base);
 	}
-	memcpy(group->base, given->paged->base, bytes);
-	group->paged.base = group->base;
-	if (worker->max_blocks < group->paged.blocks) {
-		worker->max_blocks = group->paged.blocks;
+	group->paged.base = base;
+	if (worker->max_blocks < paged->blocks) {
+		worker->max_blocks = paged->blocks;
 	}
+}
 
-	return KVC_OK;
+static void copy_groups(kvx_worker_t *worker, const kvx_worker_config_t *config)
+{
+	worker->groups = kvx_worker_alloc(worker, config->group_count, sizeof *worker->groups);
+	worker->group_count = worker->groups ? config->group_count : 0;
+	for (uint32_t i = 0; i < worker->group_count; i++) {
+		copy_group(worker, &config->groups[i], &worker->groups[i]);
+	}
 }
 
 /* The leaves of a page of zeros. */
-static kvc_status_t make_zero_leaves(kvx_worker_t *worker)
+static void make_zero_leaves(kvx_worker_t *worker)
 {
 	const kvk_geometry_t *g = &worker->geometry;
-	uint8_t *zeros = calloc(1, g->leaf_bytes);
+	const uint8_t *zeros = kvx_worker_alloc(worker, 1, g->leaf_bytes);
 
-	worker->zero_leaves = calloc(g->pieces, sizeof *worker->zero_leaves);
-	if (!zeros || !worker->zero_leaves) {
-		free(zeros);
-		return KVC_ERR_NOMEM;
-	}
-	for (uint32_t i = 0; i < g->pieces; i++) {
+	worker->zero_leaves = kvx_worker_alloc(worker, g->pieces, sizeof *worker->zero_leaves);
+	for (uint32_t i = 0; i < g->pieces && !worker->no_memory; i++) {
 		const size_t left = g->page_bytes - (size_t)i * g->leaf_bytes;
 
 		worker->zero_leaves[i] = kv_digest(zeros, left < g->leaf_bytes ? left : g->leaf_bytes);
 	}
-	free(zeros);
-
-	return KVC_OK;
 }
 
-static int init_scratch(kvx_scratch_t *scratch, const kvx_worker_t *worker)
+static void make_scratch(kvx_worker_t *worker, kvx_scratch_t *scratch)
 {
-	scratch->leaves = calloc((size_t)worker->batch * worker->words, sizeof *scratch->leaves);
-	scratch->gathered = calloc(worker->words, sizeof *scratch->gathered);
-
-	return scratch->leaves && scratch->gathered;
+	scratch->leaves = kvx_worker_alloc(worker, (size_t)worker->batch * worker->words, sizeof *scratch->leaves);
+	scratch->gathered = kvx_worker_alloc(worker, worker->words, sizeof *scratch->gathered);
 }
 
-static kvc_status_t make_scratches(kvx_worker_t *worker)
-{
-	int made = init_scratch(&worker->scratch, worker) && init_scratch(&worker->transfer_scratch, worker);
-
-	for (uint32_t i = 0; i + 2 < worker->threads && made; i++) {
-		worker->copy_threads[i].worker = worker;
-		made = init_scratch(&worker->copy_threads[i].scratch, worker);
-	}
-
-	return made ? KVC_OK : KVC_ERR_NOMEM;
-}
-
-static kvc_status_t make_tables(kvx_worker_t *worker)
+static void make_tables(kvx_worker_t *worker)
 {
 	const size_t words = (worker->max_blocks + 63u) / 64u;
 
-	worker->save_marks = calloc(worker->max_blocks, sizeof *worker->save_marks);
-	worker->failed = calloc(words, sizeof *worker->failed);
-	worker->fence = calloc(words, sizeof *worker->fence);
-	worker->finished = calloc(KVX_WORKER_NAMES, sizeof *worker->finished);
-
-	return worker->save_marks && worker->failed && worker->fence && worker->finished ? KVC_OK : KVC_ERR_NOMEM;
+	worker->save_marks = kvx_worker_alloc(worker, worker->max_blocks, sizeof *worker->save_marks);
+	worker->failed = kvx_worker_alloc(worker, words, sizeof *worker->failed);
+	worker->fence = kvx_worker_alloc(worker, words, sizeof *worker->fence);
+	worker->finished = kvx_worker_alloc(worker, KVX_WORKER_NAMES, sizeof *worker->finished);
+	make_scratch(worker, &worker->scratch);
+	make_scratch(worker, &worker->transfer_scratch);
+	for (uint32_t i = 0; i + 2 < worker->threads; i++) {
+		worker->copy_threads[i].worker = worker;
+		make_scratch(worker, &worker->copy_threads[i].scratch);
+	}
 }
 
 static kvc_status_t apply_config(kvx_worker_t *worker, const kvx_worker_config_t *config)
 {
+	const uint32_t cpus = kvx_cpus_count(&worker->cpus);
+	const uint32_t chosen = cpus > THREADS_MAX ? THREADS_MAX : cpus;
+	uint32_t batch;
 	kvc_status_t status;
 
+	worker->threads = config->threads ? config->threads : chosen;
+	if (config->memory == KVX_MEMORY_CUDA) {
+		worker->threads = 1; /* the device copies */
+	}
+	worker->prefault = config->prefault;
 	worker->layout = *config->layout;
 	worker->range = config->range;
 	kvk_layout_geometry(&worker->layout, &worker->geometry);
 	worker->words = config->range.head_count * config->range.layer_count * worker->geometry.pieces;
-	worker->batch = KVX_WORKER_BATCH / worker->geometry.block_bytes;
-	worker->batch = worker->batch < 1 ? 1 : worker->batch;
-	worker->batch = worker->batch > KVX_WORKER_MOVES ? KVX_WORKER_MOVES : worker->batch;
+	batch = KVX_WORKER_BATCH / worker->geometry.block_bytes;
+	batch = batch < 1 ? 1 : batch;
+	worker->batch = batch > KVX_WORKER_MOVES ? KVX_WORKER_MOVES : batch;
 
-	worker->groups = calloc(config->group_count, sizeof *worker->groups);
-	if (!worker->groups) {
-		return KVC_ERR_NOMEM;
-	}
-	worker->group_count = config->group_count;
-	for (uint32_t i = 0; i < config->group_count; i++) {
-		status = copy_group(worker, &config->groups[i], &worker->groups[i]);
-		if (status != KVC_OK) {
-			return status;
-		}
-	}
 	status = copy_identity(worker, config);
-	status = status == KVC_OK ? make_zero_leaves(worker) : status;
-	status = status == KVC_OK ? make_tables(worker) : status;
+	copy_groups(worker, config);
+	make_zero_leaves(worker);
+	make_tables(worker);
 
-	return status == KVC_OK ? make_scratches(worker) : status;
-}
-
-static void free_scratch(kvx_scratch_t *scratch)
-{
-	free(scratch->leaves);
-	free(scratch->gathered);
+	return worker->no_memory ? KVC_ERR_NOMEM : status;
 }
 
 /* ---- open and close ---------------------------------------------------------------------------- */
-
-static uint32_t default_threads(const kvx_worker_t *worker)
-{
-	const uint32_t cpus = kvx_cpus_count(&worker->cpus);
-
-	return cpus > THREADS_MAX ? THREADS_MAX : cpus;
-}
 
 static void free_jobs(kvx_wjob_t *job)
 {
@@ -285,6 +254,16 @@ static void free_jobs(kvx_wjob_t *job)
 	for (; job; job = next) {
 		next = job->next;
 		free(job);
+	}
+}
+
+static void free_owned(kvx_owned_t *owned)
+{
+	kvx_owned_t *next;
+
+	for (; owned; owned = next) {
+		next = owned->next;
+		free(owned);
 	}
 }
 
@@ -322,11 +301,6 @@ kvc_status_t kvx_worker_open(const kvx_worker_config_t *config, kvx_worker_t **p
 	}
 	worker->event_fd = -1;
 	kvx_cpus_read_allowed(&worker->cpus);
-	worker->threads = config->threads ? config->threads : default_threads(worker);
-	if (config->memory == KVX_MEMORY_CUDA) {
-		worker->threads = 1; /* the device copies */
-	}
-	worker->prefault = config->prefault;
 	worker->loads_end = &worker->loads;
 	worker->saves_end = &worker->saves;
 	worker->deferred_end = &worker->deferred;
@@ -373,23 +347,9 @@ void kvx_worker_close(kvx_worker_t *worker)
 	free_jobs(worker->deferred);
 	kvx_msg_free(&worker->report[0]);
 	kvx_msg_free(&worker->report[1]);
-	free_scratch(&worker->scratch);
-	free_scratch(&worker->transfer_scratch);
-	for (uint32_t i = 0; i < KVX_WORKER_THREADS; i++) {
-		free_scratch(&worker->copy_threads[i].scratch);
-	}
-	for (uint32_t i = 0; i < worker->group_count; i++) {
-		free(worker->groups[i].base);
-	}
-	free(worker->groups);
-	free(worker->finished);
-	free(worker->fence);
-	free(worker->failed);
-	free(worker->save_marks);
-	free(worker->zero_leaves);
-	free(worker->identity_text);
 	free(worker->weights);
 	free(worker->prefetch.message);
+	free_owned(worker->owned);
 	free(worker);
 }
 

@@ -49,31 +49,21 @@ static uint32_t blocks_a_sync_batch(const kvx_worker_t *worker)
 	return blocks < least ? least : blocks > KVX_GPU_SYNC_MOVES ? KVX_GPU_SYNC_MOVES : (uint32_t)blocks;
 }
 
-static kvc_status_t make_tables(kvx_worker_t *worker, kvx_wgpu_t *gpu, const kvx_worker_config_t *config)
+static void make_tables(kvx_worker_t *worker, kvx_wgpu_t *gpu, const kvx_worker_config_t *config)
 {
-	const uint32_t first_save = KVX_GPU_LOADS;
-
 	gpu->sync_batch = blocks_a_sync_batch(worker);
 	gpu->save_sms = config->save_sms ? config->save_sms : SAVE_SMS;
 	gpu->layers.least_bytes = config->layer_bytes;
 	gpu->layers.wait_ns = (config->layer_wait_us ? config->layer_wait_us : LAYER_WAIT_US) * UINT64_C(1000);
 	gpu->async_batch = blocks_a_batch(worker, KVX_GPU_ASYNC_BYTES, KVX_GPU_MOVES);
 	gpu->save_batch = blocks_a_batch(worker, KVX_GPU_SAVE_BYTES, KVX_WORKER_MOVES);
-	gpu->expected = calloc((size_t)gpu->sync_batch * worker->words, sizeof *gpu->expected);
-	gpu->padded = calloc(worker->words, sizeof *gpu->padded);
-	gpu->layers.named = calloc(worker->groups[0].paged.layers, sizeof *gpu->layers.named);
-	if (!gpu->expected || !gpu->padded || !gpu->layers.named) {
-		return KVC_ERR_NOMEM;
+	gpu->expected = kvx_worker_alloc(worker, (size_t)gpu->sync_batch * worker->words, sizeof *gpu->expected);
+	gpu->padded = kvx_worker_alloc(worker, worker->words, sizeof *gpu->padded);
+	gpu->layers.named = kvx_worker_alloc(worker, worker->groups[0].paged.layers, sizeof *gpu->layers.named);
+	for (uint32_t i = KVX_GPU_LOADS; i < KVX_GPU_BATCHES; i++) {
+		gpu->batches[i].leaves = kvx_worker_alloc(worker, (size_t)gpu->save_batch * worker->words,
+							  sizeof *gpu->batches[i].leaves);
 	}
-	for (uint32_t i = first_save; i < KVX_GPU_BATCHES; i++) {
-		gpu->batches[i].leaves =
-			calloc((size_t)gpu->save_batch * worker->words, sizeof *gpu->batches[i].leaves);
-		if (!gpu->batches[i].leaves) {
-			return KVC_ERR_NOMEM;
-		}
-	}
-
-	return KVC_OK;
 }
 
 static kvc_status_t open_device(kvx_wgpu_t *gpu, const kvx_worker_config_t *config, const char **p_why)
@@ -114,7 +104,7 @@ static void measure_copies(kvx_worker_t *worker)
 
 kvc_status_t kvx_gpu_open(kvx_worker_t *worker, const kvx_worker_config_t *config, const char **p_why)
 {
-	kvx_wgpu_t *gpu = calloc(1, sizeof *gpu);
+	kvx_wgpu_t *gpu = kvx_worker_alloc(worker, 1, sizeof *gpu);
 	kvc_status_t status;
 
 	if (!gpu) {
@@ -122,8 +112,8 @@ kvc_status_t kvx_gpu_open(kvx_worker_t *worker, const kvx_worker_config_t *confi
 	}
 	(void)pthread_mutex_init(&gpu->lock, NULL);
 	worker->gpu = gpu;
-	status = make_tables(worker, gpu, config);
-	status = status == KVC_OK ? open_device(gpu, config, p_why) : status;
+	make_tables(worker, gpu, config);
+	status = worker->no_memory ? KVC_ERR_NOMEM : open_device(gpu, config, p_why);
 	if (status == KVC_OK) {
 		kvx_timers_open(gpu);
 		if (config->measure) {
@@ -144,14 +134,7 @@ void kvx_gpu_close(kvx_worker_t *worker)
 	}
 	kvx_timers_close(gpu);
 	kvk_gpu_close(gpu->gpu);
-	for (uint32_t i = 0; i < KVX_GPU_BATCHES; i++) {
-		free(gpu->batches[i].leaves);
-	}
-	free(gpu->expected);
-	free(gpu->padded);
-	free(gpu->layers.named);
 	(void)pthread_mutex_destroy(&gpu->lock);
-	free(gpu);
 	worker->gpu = NULL;
 }
 

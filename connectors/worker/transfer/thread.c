@@ -690,7 +690,8 @@ kvc_status_t kvx_transfer_start(kvx_worker_t *worker)
 	failed = pthread_create(&worker->thread, NULL, run_transfer, worker);
 	worker->started = !failed;
 	for (uint32_t i = 0; i + 2 < worker->threads && !failed; i++) {
-		failed = pthread_create(&worker->copy_thread[i], NULL, run_copy_thread, &worker->copy_threads[i]);
+		failed = pthread_create(&worker->copy_threads[i].thread, NULL, run_copy_thread,
+					&worker->copy_threads[i]);
 		worker->copy_thread_count += !failed;
 	}
 	(void)pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -711,7 +712,7 @@ void kvx_transfer_stop(kvx_worker_t *worker)
 		(void)pthread_join(worker->thread, NULL);
 	}
 	for (uint32_t i = 0; i < worker->copy_thread_count; i++) {
-		(void)pthread_join(worker->copy_thread[i], NULL);
+		(void)pthread_join(worker->copy_threads[i].thread, NULL);
 	}
 	if (worker->event_fd >= 0) {
 		(void)close(worker->event_fd);
