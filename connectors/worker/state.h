@@ -194,8 +194,6 @@ struct kvx_worker {
 	uint32_t failed_count;
 	uint64_t *fence; /* bit a block: it is about to be reused */
 	uint32_t fence_count;
-	uint64_t fence_until; /* end of the wait for the transfer thread */
-	uint64_t fence_retry; /* end of the retries of a copy */
 	kvx_msg_buf_t report[2];
 	uint32_t report_at;
 	kvx_scratch_t scratch;

@@ -237,52 +237,42 @@ static void read_work(kvx_worker_t *worker, kvx_msg_reader_t cursor)
 	}
 }
 
-/* Adapters, and saves, whose blocks the fences may name. */
-static void read_spaces_and_saves(kvx_worker_t *worker, kvx_msg_reader_t cursor)
+static void run_record(kvx_worker_t *worker, const kvx_record_header_t *record)
 {
-	const kvx_record_header_t *record;
+	const void *bytes = record;
 
-	while ((record = kvx_msg_next(&cursor)) != NULL) {
-		if (record->type == KVX_RECORD_SPACE) {
-			add_adapter(worker, (const kvx_msg_space_t *)(const void *)record);
-		} else if (record->type == KVX_RECORD_SAVE) {
-			begin_save(worker, (const kvx_msg_save_t *)(const void *)record);
-		}
+	switch ((kvx_record_t)record->type) {
+	case KVX_RECORD_SPACE:
+		add_adapter(worker, bytes);
+		break;
+	case KVX_RECORD_SAVE:
+		begin_save(worker, bytes);
+		break;
+	case KVX_RECORD_FENCE:
+		kvx_fence_add(worker, kvx_msg_fence_ids(bytes), ((const kvx_msg_fence_t *)bytes)->n);
+		break;
+	case KVX_RECORD_LOAD:
+		begin_load(worker, bytes);
+		break;
+	case KVX_RECORD_DROP:
+		drop_load(worker, ((const kvx_msg_drop_t *)bytes)->load);
+		break;
+	case KVX_RECORD_TIME:
+		kvx_timing_request(worker);
+		break;
+	default:
+		break;
 	}
 }
 
-static void run_fences(kvx_worker_t *worker, kvx_msg_reader_t cursor)
-{
-	const kvx_record_header_t *record;
-	int all = 0;
-
-	kvx_fence_begin(worker);
-	while ((record = kvx_msg_next(&cursor)) != NULL) {
-		if (record->type == KVX_RECORD_FENCE) {
-			const kvx_msg_fence_t *fence = (const kvx_msg_fence_t *)(const void *)record;
-
-			kvx_fence_add(worker, kvx_msg_fence_ids(fence), fence->n);
-			all |= fence->n == 0;
-		}
-	}
-	kvx_fence_save(worker);
-	if (all) {
-		kvx_fence_save_all(worker);
-	}
-}
-
-/* In their order: a request may be gone in the very step that begins to load for it. */
-static void begin_loads(kvx_worker_t *worker, kvx_msg_reader_t cursor)
+/* Run the records of these types, in their order. */
+static void run_records(kvx_worker_t *worker, kvx_msg_reader_t cursor, uint32_t types)
 {
 	const kvx_record_header_t *record;
 
 	while ((record = kvx_msg_next(&cursor)) != NULL) {
-		if (record->type == KVX_RECORD_LOAD) {
-			begin_load(worker, (const kvx_msg_load_t *)(const void *)record);
-		} else if (record->type == KVX_RECORD_DROP) {
-			drop_load(worker, ((const kvx_msg_drop_t *)(const void *)record)->load);
-		} else if (record->type == KVX_RECORD_TIME) {
-			kvx_timing_request(worker);
+		if (types >> record->type & 1u) {
+			run_record(worker, record);
 		}
 	}
 }
@@ -313,9 +303,11 @@ static void begin_step(kvx_worker_t *worker, const void *message, size_t len)
 	worker->step = ((const kvx_msg_header_t *)message)->step;
 	(void)kvx_msg_open(&cursor, KVX_MSG_MAGIC, message, len);
 	read_work(worker, cursor);
-	read_spaces_and_saves(worker, cursor);
-	run_fences(worker, cursor);
-	begin_loads(worker, cursor);
+	run_records(worker, cursor, 1u << KVX_RECORD_SPACE | 1u << KVX_RECORD_SAVE); /* fences may name their blocks */
+	run_records(worker, cursor, 1u << KVX_RECORD_FENCE);
+	kvx_fence_save(worker);
+	/* in their order: a request may be gone in the very step that begins to load for it */
+	run_records(worker, cursor, 1u << KVX_RECORD_LOAD | 1u << KVX_RECORD_DROP | 1u << KVX_RECORD_TIME);
 }
 
 void kvx_worker_start_async_loads(kvx_worker_t *worker)

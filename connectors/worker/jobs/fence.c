@@ -12,15 +12,12 @@
 #define RETRY_NS  UINT64_C(2000000)  /* for a slab announced by the daemon and not mapped yet */
 #define NAP_NS    UINT64_C(200000)
 
-void kvx_fence_begin(kvx_worker_t *worker)
-{
-	worker->fence_count = 0;
-}
-
 void kvx_fence_add(kvx_worker_t *worker, const uint32_t *ids, uint32_t n)
 {
-	for (uint32_t i = 0; i < n; i++) {
-		const uint32_t id = ids[i];
+	const uint32_t count = n ? n : worker->max_blocks;
+
+	for (uint32_t i = 0; i < count; i++) {
+		const uint32_t id = n ? ids[i] : i;
 
 		if (id >= worker->max_blocks ||
 		    atomic_load_explicit(&worker->save_marks[id], memory_order_acquire) == 0) {
@@ -31,23 +28,14 @@ void kvx_fence_add(kvx_worker_t *worker, const uint32_t *ids, uint32_t n)
 	}
 }
 
-void kvx_fence_save_all(kvx_worker_t *worker)
-{
-	kvx_fence_begin(worker);
-	for (uint32_t id = 0; id < worker->max_blocks; id++) {
-		kvx_fence_add(worker, &id, 1);
-	}
-	kvx_fence_save(worker);
-}
-
-static void await_import(kvx_worker_t *worker, const kvx_wsave_t *save)
+static void await_import(kvx_worker_t *worker, const kvx_wsave_t *save, uint64_t until)
 {
 	uint32_t spins = 0;
 
 	for (;;) {
 		const uint32_t seen = kvx_gate_read(&worker->progress);
 
-		if (atomic_load(&save->imported) != KVC_PENDING || kvx_worker_now_ns() >= worker->fence_until) {
+		if (atomic_load(&save->imported) != KVC_PENDING || kvx_worker_now_ns() >= until) {
 			return;
 		}
 		kvx_gate_pause(&worker->progress, seen, &spins, NAP_NS);
@@ -94,17 +82,18 @@ static uint32_t copy_some(kvx_worker_t *worker, kvx_wsave_t *save)
 	return copied;
 }
 
-static void save_waiting(kvx_worker_t *worker, kvx_wsave_t *save)
+/* `start`: when the fence began. */
+static void save_waiting(kvx_worker_t *worker, kvx_wsave_t *save, uint64_t start)
 {
 	if (!has_waiting(worker, save)) {
 		return;
 	}
-	await_import(worker, save);
+	await_import(worker, save, start + IMPORT_NS);
 	while (has_waiting(worker, save) && !atomic_load(&save->closed)) {
 		if (copy_some(worker, save) > 0) {
 			continue;
 		}
-		if (kvx_worker_now_ns() >= worker->fence_retry) {
+		if (kvx_worker_now_ns() >= start + RETRY_NS) {
 			return;
 		}
 		kvx_transfer_wake(worker);
@@ -134,11 +123,9 @@ void kvx_fence_save(kvx_worker_t *worker)
 		return;
 	}
 
-	worker->fence_until = start + IMPORT_NS;
-	worker->fence_retry = start + RETRY_NS;
 	for (kvx_wjob_t *job = worker->saves; job; job = job->next) {
 		if (!atomic_load(&job->completed)) {
-			save_waiting(worker, (kvx_wsave_t *)job);
+			save_waiting(worker, (kvx_wsave_t *)job, start);
 		}
 	}
 	if (worker->gpu) {
@@ -156,6 +143,13 @@ void kvx_fence_save(kvx_worker_t *worker)
 	}
 	memset(worker->fence, 0, (worker->max_blocks + 63u) / 64u * sizeof *worker->fence);
 	kvx_stat_add(&worker->stats.fences, worker->fence_count);
+	worker->fence_count = 0;
 	kvx_stat_add(&worker->stats.fence_ns, kvx_worker_now_ns() - start);
 	kvx_transfer_wake(worker);
+}
+
+void kvx_fence_save_all(kvx_worker_t *worker)
+{
+	kvx_fence_add(worker, NULL, 0);
+	kvx_fence_save(worker);
 }

@@ -4,8 +4,7 @@
 
 #include "worker/state.h"
 
-void kvx_fence_begin(kvx_worker_t *worker);
-/* Those of the blocks that a save has not read yet. */
+/* Those of the blocks that a save has not read yet. n 0: of all blocks. */
 void kvx_fence_add(kvx_worker_t *worker, const uint32_t *ids, uint32_t n);
 /* All blocks of the fence are saved, or their saves given up, when it returns. */
 void kvx_fence_save(kvx_worker_t *worker);
