@@ -116,9 +116,9 @@ typedef struct kvx_copy_thread {
 
 /* A step begun before kvx_worker_begin_step(); the engine's thread. */
 typedef struct kvx_prefetch {
-	int begun;        /* and begin_step() has not been called yet */
-	uint8_t *message; /* its bytes */
-	size_t len, cap;
+	int begun;  /* and begin_step() has not been called yet */
+	size_t len; /* of its message */
+	uint64_t digest;
 	void *stream; /* the engine's at that time */
 } kvx_prefetch_t;
 

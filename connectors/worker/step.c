@@ -17,6 +17,8 @@
 #include "worker/report.h"
 #include "worker/submit.h"
 #include "worker/transfer/spaces.h"
+#include "kv/digest.h"
+
 
 #include <stdlib.h>
 #include <string.h>
@@ -360,23 +362,6 @@ static uint32_t count_sync_loads(const void *message, size_t len)
 	return cursor.bad ? 0 : loads;
 }
 
-static int copy_message(kvx_prefetch_t *prefetch, const void *message, size_t len)
-{
-	if (len > prefetch->cap) {
-		uint8_t *more = realloc(prefetch->message, len);
-
-		if (!more) {
-			return 0;
-		}
-		prefetch->message = more;
-		prefetch->cap = len;
-	}
-	memcpy(prefetch->message, message, len);
-	prefetch->len = len;
-
-	return 1;
-}
-
 /* The engine has made all calls of the step before. */
 static int step_is_done(const kvx_worker_t *worker, uint32_t flags)
 {
@@ -395,13 +380,13 @@ int kvx_worker_prefetch_step(kvx_worker_t *worker, const void *message, size_t l
 		return 0;
 	}
 	loads = count_sync_loads(message, len);
-	if (loads == 0 || !copy_message(&worker->prefetch, message, len)) {
+	if (loads == 0) {
 		return 0;
 	}
 
 	begin_step(worker, message, len);
-	worker->prefetch.begun = 1;
-	worker->prefetch.stream = worker->gpu->compute;
+	worker->prefetch = (kvx_prefetch_t){
+		.begun = 1, .len = len, .digest = kv_digest(message, len), .stream = worker->gpu->compute};
 	start = kvx_worker_now_ns();
 	if (worker->sync) {
 		kvx_gpu_prefetch_loads(worker, flags & KVX_PREFETCH_LAYERS ? 1 : 0);
@@ -436,7 +421,7 @@ static int matches_prefetched(kvx_worker_t *worker, const void *message, size_t 
 		return 0;
 	}
 	prefetch->begun = 0;
-	if (len != prefetch->len || memcmp(message, prefetch->message, len) != 0) {
+	if (len != prefetch->len || kv_digest(message, len) != prefetch->digest) {
 		return 0;
 	}
 	follow_stream(worker);

@@ -348,7 +348,6 @@ void kvx_worker_close(kvx_worker_t *worker)
 	kvx_msg_free(&worker->report[0]);
 	kvx_msg_free(&worker->report[1]);
 	free(worker->weights);
-	free(worker->prefetch.message);
 	free_owned(worker->owned);
 	free(worker);
 }
