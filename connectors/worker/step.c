@@ -38,14 +38,6 @@ static void begin_on_device(kvx_worker_t *worker)
 	      kvx_gpu_order_streams(worker, gpu->load_async_stream, gpu->compute))) {
 		atomic_store(&gpu->untracked_copies, 1u);
 	}
-	gpu->ended = 0;
-	gpu->unordered = 0;
-}
-
-static void set_work(kvx_worker_t *worker, const kvx_msg_work_t *work)
-{
-	worker->gpu->layers.work_us = work->us;
-	atomic_store(&worker->gpu->is_prefill_step, work->longest >= PREFILL_TOKENS);
 }
 
 /* Until all are settled, or closed late: then their copies are ordered before the engine's next kernels on the device.
@@ -78,7 +70,7 @@ static void settle_step(kvx_worker_t *worker)
 	}
 	if (gpu->ended) {
 		gpu->ended = 0;
-		kvx_saves_submit_deferred(worker, gpu->unordered);
+		kvx_saves_submit_deferred(worker, 0);
 	}
 }
 
@@ -105,8 +97,8 @@ static void end_on_device(kvx_worker_t *worker)
 
 	kvx_gpu_cancel_prefetch(worker);
 	kvx_layers_close(worker);
-	if (worker->deferred) {
-		gpu->unordered = !kvx_gpu_order_streams(worker, gpu->compute, gpu->save_stream);
+	if (worker->deferred && !kvx_gpu_order_streams(worker, gpu->compute, gpu->save_stream)) {
+		kvx_saves_submit_deferred(worker, 1);
 	}
 	gpu->ended = 1;
 	if (worker->sync) {
@@ -235,7 +227,8 @@ static void read_work(kvx_worker_t *worker, kvx_msg_reader_t cursor)
 		}
 	}
 	if (worker->gpu) {
-		set_work(worker, work);
+		worker->gpu->layers.work_us = work->us;
+		atomic_store(&worker->gpu->is_prefill_step, work->longest >= PREFILL_TOKENS);
 	}
 }
 

@@ -117,7 +117,6 @@ struct kvx_wgpu {
 	/* the engine's thread */
 	kvk_cu_stream_t compute;
 	int ended;           /* end_step() was called, and its synchronous loads are not settled yet */
-	int unordered;       /* saves of this step cannot be ordered after it */
 	int sync_loads_sent; /* by a prefetch, and run_sync_loads() has not been called yet */
 	kvx_wlayers_t layers;
 	kvx_gpu_timer_t load_timers[KVX_GPU_LOAD_TIMERS], step_timers[KVX_GPU_STEP_TIMERS];
