@@ -408,6 +408,5 @@ void kvx_gpu_fill_stats(const kvx_worker_t *worker, kvx_worker_stats_t *stats)
 	stats->gpu_staged = gpu.staged;
 	stats->gpu_copy_per_piece = gpu.copy_per_piece;
 	stats->gpu_failures = gpu.failures;
-	stats->gpu_refused = atomic_load(&worker->gpu->refused);
 	stats->registered_bytes = gpu.registered_bytes;
 }

@@ -97,7 +97,7 @@ static kvc_status_t retry_or_decline(kvx_worker_t *worker, kvx_pool_piece_t *pie
 {
 	kvx_wgpu_t *gpu = worker->gpu;
 
-	atomic_fetch_add(&gpu->refused, 1u);
+	kvx_stat_add(&worker->stats.gpu_refused, 1);
 	if (status == KVC_ERR_LIMIT || piece->tries + 1 >= TRIES) {
 		return kvx_gpu_decline(worker, status);
 	}
@@ -156,31 +156,17 @@ kvc_status_t kvx_pool_memory_register(kvx_worker_t *worker, const void *at, size
 	return KVC_ERR_NOMEM;
 }
 
-/* Register the first piece whose pause has ended. */
-static int retry_refused(kvx_worker_t *worker)
+int kvx_pool_memory_register_some(kvx_worker_t *worker)
 {
 	const uint64_t now = kvx_worker_now_ns();
 
-	for (kvx_pool_slab_t *slab = worker->gpu->slabs; slab && worker->gpu->refused_pieces > 0; slab = slab->next) {
+	for (kvx_pool_slab_t *slab = worker->gpu->slabs; slab; slab = slab->next) {
 		for (uint32_t i = 0; i < slab->pieces; i++) {
-			if (is_waiting(&slab->piece[i]) && now >= slab->piece[i].again_ns) {
+			if (!slab->piece[i].known && now >= slab->piece[i].again_ns) {
 				return register_piece(worker, slab, i) == KVC_OK;
 			}
 		}
 	}
 
 	return 0;
-}
-
-int kvx_pool_memory_register_some(kvx_worker_t *worker)
-{
-	const kvc_status_t proved = (kvc_status_t)atomic_load_explicit(&worker->self_test_status, memory_order_relaxed);
-
-	for (kvx_pool_slab_t *slab = worker->gpu->slabs; slab && proved >= 0; slab = slab->next) {
-		if (slab->at < slab->pieces) {
-			return register_piece(worker, slab, slab->at++) == KVC_OK;
-		}
-	}
-
-	return proved >= 0 && retry_refused(worker);
 }

@@ -71,8 +71,8 @@ typedef struct kvx_pool_piece {
 typedef struct kvx_pool_slab {
 	struct kvx_pool_slab *next;
 	uint8_t *base;
-	size_t bytes, each;       /* of the slab, of a piece */
-	uint32_t pieces, at;      /* pieces before `at` have been tried */
+	size_t bytes, each; /* of the slab, of a piece */
+	uint32_t pieces;
 	kvx_pool_piece_t piece[]; /* [pieces] */
 } kvx_pool_slab_t;
 
@@ -112,7 +112,6 @@ struct kvx_wgpu {
 	_Atomic uint32_t save_blocks_in_flight; /* blocks in the batches for saves */
 	_Atomic uint32_t device_lost;           /* the device hangs: memory it may use is never freed */
 	_Atomic uint64_t shutdown_ns;           /* closing: end of the wait for the device; 0: not closing */
-	_Atomic uint64_t refused;               /* registrations of a pool piece that failed */
 
 	/* the engine's thread */
 	kvk_cu_stream_t compute;
