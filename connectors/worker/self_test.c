@@ -13,42 +13,85 @@
 
 #include "kv/log.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define RETRY_NS UINT64_C(200000000)
 #define LIMIT_NS UINT64_C(2000000000) /* for a group */
 #define POLL_MS  1u
+#define COPY_NS  UINT64_C(10000000000) /* at the engine's start its stream may hold a warm-up */
+#define SLICE_US UINT64_C(50000)
+#define PAGE     ((size_t)4096)
 
 /* ---- copies and their memory ----------------------------------------------------------------- */
 
-/* Zeroed; *p_at: its address for the copying side. */
-static kvc_status_t alloc_memory(kvx_worker_t *worker, size_t bytes, uint8_t **p_memory, uintptr_t *p_at)
-{
-	if (worker->gpu) {
-		return kvx_gpu_alloc_shared(worker, bytes, p_memory, p_at);
-	}
-	*p_memory = calloc(1, bytes);
-	*p_at = (uintptr_t)*p_memory;
-
-	return *p_memory ? KVC_OK : KVC_ERR_NOMEM;
-}
-
 static void free_memory(const kvx_worker_t *worker, uint8_t *memory)
 {
-	if (worker->gpu) {
-		kvx_gpu_free_shared(worker, memory);
-	} else {
+	if (!worker->gpu) {
+		free(memory);
+	} else if (memory && !atomic_load(&worker->gpu->device_lost)) {
+		kvk_gpu_unregister(worker->gpu->gpu, memory);
 		free(memory);
 	}
 }
 
-/* Copy one block. */
+/* Zeroed; *p_at: its address for the copying side. */
+static kvc_status_t alloc_memory(kvx_worker_t *worker, size_t bytes, uint8_t **p_memory, kvk_cu_ptr_t *p_at)
+{
+	const size_t size = (bytes + PAGE - 1) / PAGE * PAGE;
+	kv_status_t status = KV_OK;
+	uint8_t *memory = aligned_alloc(PAGE, size);
+
+	if (!memory) {
+		return KVC_ERR_NOMEM;
+	}
+	memset(memory, 0, size);
+	*p_at = (uintptr_t)memory;
+	if (worker->gpu) {
+		status = kvk_gpu_register(worker->gpu->gpu, memory, size);
+		status = status == KV_OK ? kvk_gpu_address(worker->gpu->gpu, memory, size, p_at) : status;
+	}
+	if (status != KV_OK) {
+		free_memory(worker, memory);
+		return (kvc_status_t)status;
+	}
+	*p_memory = memory;
+
+	return KVC_OK;
+}
+
+/* On load_sync_stream. KVC_ERR_TIMEOUT: the device hangs. */
+static kvc_status_t copy_on_device(kvx_wgpu_t *gpu, kvk_gpu_copy_t copy)
+{
+	const uint64_t start = kvx_worker_now_ns();
+	kvk_gpu_job_t *job = NULL;
+	kvc_status_t status;
+	uint64_t now, quit;
+
+	copy.stream = gpu->load_sync_stream;
+	status = (kvc_status_t)kvk_gpu_submit(gpu->gpu, &copy, &job);
+	if (status != KVC_OK) {
+		return status;
+	}
+	do {
+		status = (kvc_status_t)kvk_gpu_wait(job, SLICE_US);
+		now = kvx_worker_now_ns();
+		quit = atomic_load(&gpu->shutdown_ns);
+	} while (status == KVC_PENDING && now - start < COPY_NS && (quit == 0 || now < quit));
+	if (status == KVC_PENDING) {
+		atomic_store(&gpu->device_lost, 1u);
+		status = KVC_ERR_TIMEOUT;
+	}
+	kvk_gpu_release_job(job);
+
+	return status;
+}
+
+/* Copy one block, and wait for it. */
 static kvc_status_t copy_block(kvx_worker_t *worker, const kvk_gpu_copy_t *copy)
 {
 	if (worker->gpu) {
-		return kvx_gpu_copy_and_wait(worker, copy);
+		return copy_on_device(worker->gpu, *copy);
 	}
 
 	return (kvc_status_t)(copy->dir == KVK_GPU_GATHER
@@ -98,7 +141,7 @@ kvc_status_t kvx_worker_roundtrip_test(kvx_worker_t *worker, uint32_t group, uin
 	kvk_move_t move = {.block = from};
 	uint8_t *memory = NULL;
 	kvc_status_t status;
-	uintptr_t unused;
+	kvk_cu_ptr_t unused;
 
 	if (!of || from >= of->paged.blocks || to >= of->paged.blocks) {
 		return KVC_ERR_ARG;
@@ -147,7 +190,7 @@ static kvc_status_t make_blocks(self_test_t *test, const kvk_paged_t *engine)
 	kvx_worker_t *worker = test->worker;
 	const size_t layer = test->geometry.block_bytes / engine->layers, block = test->geometry.block_bytes;
 	const int together = engine->block_stride >= block;
-	uintptr_t at = 0;
+	kvk_cu_ptr_t at = 0;
 	kvc_status_t status;
 
 	test->base = calloc(engine->layers, sizeof *test->base);
@@ -166,7 +209,7 @@ static kvc_status_t make_blocks(self_test_t *test, const kvk_paged_t *engine)
 	test->layer_bytes = layer;
 	test->layer_stride = together ? layer : 2 * layer;
 	for (uint32_t l = 0; l < engine->layers; l++) {
-		test->base[l] = (void *)(at + l * test->layer_stride); /* of a device: its address */
+		test->base[l] = (void *)(uintptr_t)(at + l * test->layer_stride); /* of a device: its address */
 	}
 	test->paged = *engine;
 	test->paged.blocks = 2;

@@ -13,10 +13,8 @@
 #define LAYER_WAIT_US 1000u
 #define SAVE_SMS      2u
 #define LEAVES_BYTES  (UINT64_C(8) << 20)
-#define QUIT_NS       UINT64_C(3000000000)  /* closing: wait for the copies of the device */
-#define COPY_NS       UINT64_C(10000000000) /* at the engine's start its stream may hold a warm-up */
-#define SLICE_US      UINT64_C(50000)
-#define PAGE          ((size_t)4096)
+#define TIMER_NS      UINT64_C(200000)     /* for the end mark of a load that has ended */
+#define QUIT_NS       UINT64_C(3000000000) /* closing: wait for the copies of the device */
 
 /* ---- open and close -------------------------------------------------------------------------- */
 
@@ -321,72 +319,6 @@ uint32_t kvx_gpu_complete_batches(kvx_worker_t *worker)
 	}
 
 	return landed;
-}
-
-/* ---- the self-tests -------------------------------------------------------------------------- */
-
-kvc_status_t kvx_gpu_alloc_shared(kvx_worker_t *worker, size_t bytes, uint8_t **p_memory, uintptr_t *p_device)
-{
-	kvk_gpu_t *gpu = worker->gpu->gpu;
-	const size_t size = (bytes + PAGE - 1) / PAGE * PAGE;
-	uint8_t *memory = aligned_alloc(PAGE, size);
-	kvk_cu_ptr_t device = 0;
-	kv_status_t status;
-
-	if (!memory) {
-		return KVC_ERR_NOMEM;
-	}
-	memset(memory, 0, size);
-	status = kvk_gpu_register(gpu, memory, size);
-	if (status != KV_OK) {
-		free(memory);
-		return (kvc_status_t)status;
-	}
-	status = kvk_gpu_address(gpu, memory, size, &device);
-	if (status != KV_OK) {
-		kvx_gpu_free_shared(worker, memory);
-		return (kvc_status_t)status;
-	}
-	*p_memory = memory;
-	*p_device = (uintptr_t)device;
-
-	return KVC_OK;
-}
-
-void kvx_gpu_free_shared(const kvx_worker_t *worker, uint8_t *memory)
-{
-	if (memory && !atomic_load(&worker->gpu->device_lost)) {
-		kvk_gpu_unregister(worker->gpu->gpu, memory);
-		free(memory);
-	}
-}
-
-kvc_status_t kvx_gpu_copy_and_wait(kvx_worker_t *worker, const kvk_gpu_copy_t *copy)
-{
-	kvx_wgpu_t *gpu = worker->gpu;
-	const uint64_t start = kvx_worker_now_ns();
-	kvk_gpu_copy_t on_stream = *copy;
-	kvk_gpu_job_t *job = NULL;
-	kvc_status_t status;
-	uint64_t now, quit;
-
-	on_stream.stream = gpu->load_sync_stream;
-	status = (kvc_status_t)kvk_gpu_submit(gpu->gpu, &on_stream, &job);
-	if (status != KVC_OK) {
-		return status;
-	}
-	do {
-		status = (kvc_status_t)kvk_gpu_wait(job, SLICE_US);
-		now = kvx_worker_now_ns();
-		quit = atomic_load(&gpu->shutdown_ns);
-	} while (status == KVC_PENDING && now - start < COPY_NS && (quit == 0 || now < quit));
-	if (status == KVC_PENDING) {
-		atomic_store(&gpu->device_lost, 1u);
-		status = KVC_ERR_TIMEOUT;
-	}
-	kvk_gpu_release_job(job);
-
-	return status;
 }
 
 /* ---- order ----------------------------------------------------------------------------------- */

@@ -14,6 +14,8 @@ void kvx_gpu_begin_shutdown(kvx_worker_t *worker);
 int kvx_gpu_shutdown_timed_out(kvx_worker_t *worker);
 /* 1: the device hangs, so the worker and the memory it may use stay until the process ends. */
 int kvx_gpu_leak_until_exit(kvx_worker_t *worker);
+/* The device's part of the counters. */
+void kvx_gpu_fill_stats(const kvx_worker_t *worker, kvx_worker_stats_t *stats);
 /* The device cannot be used, as its last error says: loads and saves are off for good. Transfer thread. Returns the
  * status. */
 kvc_status_t kvx_gpu_decline(kvx_worker_t *worker, kvc_status_t status);
@@ -26,13 +28,5 @@ kvx_gpu_batch_t *kvx_gpu_batch_for_save(kvx_wgpu_t *gpu, int fence);
 kvc_status_t kvx_gpu_batch_submit(kvx_worker_t *worker, kvx_gpu_batch_t *batch, const kvk_gpu_copy_t *copy);
 /* Complete the batches whose job has ended: how many. Any thread. */
 uint32_t kvx_gpu_complete_batches(kvx_worker_t *worker);
-
-/* Memory of the self-tests that host and device both see, zeroed; *p_device is the device's address of it. */
-kvc_status_t kvx_gpu_alloc_shared(kvx_worker_t *worker, size_t bytes, uint8_t **p_memory, uintptr_t *p_device);
-void kvx_gpu_free_shared(const kvx_worker_t *worker, uint8_t *memory);
-/* One copy of the self-tests, on load_sync_stream. KVC_ERR_TIMEOUT: the device hangs. */
-kvc_status_t kvx_gpu_copy_and_wait(kvx_worker_t *worker, const kvk_gpu_copy_t *copy);
-/* The device's part of the counters. */
-void kvx_gpu_fill_stats(const kvx_worker_t *worker, kvx_worker_stats_t *stats);
 
 #endif
