@@ -5,15 +5,15 @@
  * Time is measured by the clock of what does the work: the host's, or the device's, which an engine that runs ahead of
  * it cannot see. A step runs from the end of begin_step(), or of run_sync_loads() where the engine waits for all loads
  * of the step, to end_step(). A load into a device's cache runs from where its copies may begin, which is after all
- * that the engine had enqueued, to the end of its last copy (worker/cuda/timers.h).
+ * that the engine had enqueued, to the end of its last copy (worker/cuda/device.c).
  *
  * Loads that come together wait for each other. That is no part of what a load takes, or a burst of hits would make
  * memory look slower than computing (docs/decisions/015). A load whose blocks were all ready counts its own time only:
  * without the loads before it, or its share of a layered group.
  */
 #include "worker/report.h"
+#include "worker/cuda/device.h"
 #include "worker/cuda/load.h"
-#include "worker/cuda/timers.h"
 #include "worker/jobs/save.h"
 #include "worker/submit.h"
 

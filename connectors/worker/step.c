@@ -8,7 +8,6 @@
  * begin_step() comes with other bytes, the prefetched step is given up. */
 #include "worker/cuda/device.h"
 #include "worker/cuda/load.h"
-#include "worker/cuda/timers.h"
 #include "worker/host/copy_threads.h"
 #include "worker/jobs/fence.h"
 #include "worker/jobs/load.h"
@@ -17,8 +16,8 @@
 #include "worker/report.h"
 #include "worker/submit.h"
 #include "worker/transfer/spaces.h"
-#include "kv/digest.h"
 
+#include "kv/digest.h"
 
 #include <stdlib.h>
 #include <string.h>

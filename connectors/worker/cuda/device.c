@@ -1,14 +1,11 @@
-/* The device behind a worker: open, close, the order of its streams, and its jobs in flight with the load or saves they
- * copy for. */
+/* The device behind a worker: open, close, the order of its streams, timers on them, and its jobs in flight with the
+ * load or saves they copy for. A timer that the driver refuses leaves its step or load untimed. */
 #include "worker/cuda/device.h"
-#include "worker/cuda/timers.h"
 #include "worker/submit.h"
 
 #include "kv/log.h"
 
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define LAYER_WAIT_US 1000u
 #define SAVE_SMS      2u
@@ -100,6 +97,20 @@ static void measure_copies(kvx_worker_t *worker)
 	}
 }
 
+static void open_timers(kvx_wgpu_t *gpu)
+{
+	for (uint32_t i = 0; i < KVX_GPU_TIMERS; i++) {
+		(void)kvk_gpu_clock_open(gpu->gpu, &gpu->timers[i].clock);
+	}
+}
+
+static void close_timers(kvx_wgpu_t *gpu)
+{
+	for (uint32_t i = 0; i < KVX_GPU_TIMERS; i++) {
+		kvk_gpu_clock_close(gpu->timers[i].clock);
+	}
+}
+
 kvc_status_t kvx_gpu_open(kvx_worker_t *worker, const kvx_worker_config_t *config, const char **p_why)
 {
 	kvx_wgpu_t *gpu = kvx_worker_alloc(worker, 1, sizeof *gpu);
@@ -113,7 +124,7 @@ kvc_status_t kvx_gpu_open(kvx_worker_t *worker, const kvx_worker_config_t *confi
 	make_tables(worker, gpu, config);
 	status = worker->no_memory ? KVC_ERR_NOMEM : open_device(gpu, config, p_why);
 	if (status == KVC_OK) {
-		kvx_timers_open(gpu);
+		open_timers(gpu);
 		if (config->measure) {
 			measure_copies(worker);
 		}
@@ -130,7 +141,7 @@ void kvx_gpu_close(kvx_worker_t *worker)
 	if (!gpu) {
 		return;
 	}
-	kvx_timers_close(gpu);
+	close_timers(gpu);
 	kvk_gpu_close(gpu->gpu);
 	(void)pthread_mutex_destroy(&gpu->lock);
 	worker->gpu = NULL;
@@ -185,33 +196,131 @@ kvc_status_t kvx_gpu_decline(kvx_worker_t *worker, kvc_status_t status)
 	return status;
 }
 
+/* ---- timers ----------------------------------------------------------------------------------- */
+
+int kvx_timers_start_step(kvx_wgpu_t *gpu)
+{
+	const kvx_gpu_timer_t *timer = &gpu->timers[gpu->step_at];
+
+	return timer->clock && !timer->running && kvk_gpu_clock_mark(timer->clock, 0, gpu->compute) == KV_OK;
+}
+
+void kvx_timers_stop_step(kvx_wgpu_t *gpu, uint32_t step)
+{
+	kvx_gpu_timer_t *timer = &gpu->timers[gpu->step_at];
+
+	if (kvk_gpu_clock_mark(timer->clock, 1, gpu->compute) == KV_OK) {
+		timer->running = 1;
+		timer->step = step;
+		gpu->step_at = (gpu->step_at + 1u) % KVX_GPU_STEP_TIMERS;
+	}
+}
+
+int kvx_timers_poll_step(kvx_wgpu_t *gpu, uint32_t *p_step, uint64_t *p_ns)
+{
+	for (uint32_t i = 0; i < KVX_GPU_STEP_TIMERS; i++) {
+		kvx_gpu_timer_t *timer = &gpu->timers[i];
+		kv_status_t status;
+
+		if (!timer->running) {
+			continue;
+		}
+		status = kvk_gpu_clock_read(timer->clock, p_ns);
+		if (status == KV_PENDING) {
+			continue;
+		}
+		timer->running = 0;
+		if (status == KV_OK) {
+			*p_step = timer->step;
+			return 1;
+		}
+	}
+
+	return 0;
+}
+
+void kvx_timers_start_load(kvx_worker_t *worker, kvx_wload_t *load, kvk_cu_stream_t stream)
+{
+	kvx_wgpu_t *gpu = worker->gpu;
+
+	for (uint32_t i = KVX_GPU_STEP_TIMERS; i < KVX_GPU_TIMERS && !load->timer; i++) {
+		kvx_gpu_timer_t *timer = &gpu->timers[i];
+
+		if (timer->clock && !timer->running && kvk_gpu_clock_mark(timer->clock, 0, stream) == KV_OK) {
+			timer->running = 1;
+			load->timer = i;
+		}
+	}
+}
+
+int kvx_timers_load_has_begun(const kvx_wgpu_t *gpu, const kvx_wload_t *load)
+{
+	return load->timer && kvk_gpu_clock_begun(gpu->timers[load->timer].clock);
+}
+
+void kvx_timers_restart_load(kvx_wgpu_t *gpu, const kvx_wload_t *load, kvk_cu_stream_t stream)
+{
+	if (load->timer && !load->submitted && !load->batch_total_blocks && atomic_load(&load->all_ready)) {
+		(void)kvk_gpu_clock_mark(gpu->timers[load->timer].clock, 0, stream);
+	}
+}
+
+void kvx_timers_mark_load_end(kvx_wgpu_t *gpu, const kvx_wload_t *load, kvk_cu_stream_t stream)
+{
+	if (load->timer) {
+		(void)kvk_gpu_clock_mark(gpu->timers[load->timer].clock, 1, stream);
+	}
+}
+
+uint64_t kvx_timers_load_ns(kvx_worker_t *worker, kvx_wload_t *load)
+{
+	const uint64_t wall = load->end_ns - load->begin_ns, until = kvx_worker_now_ns() + TIMER_NS;
+	kvx_gpu_timer_t *timer;
+	uint64_t ns = 0;
+	kv_status_t status;
+
+	if (!load->timer) {
+		return atomic_load(&load->all_ready) ? 0 : wall;
+	}
+	timer = &worker->gpu->timers[load->timer];
+	/* The end mark is next on the stream after the last job, which has ended. */
+	do {
+		status = kvk_gpu_clock_read(timer->clock, &ns);
+	} while (status == KV_PENDING && kvx_worker_now_ns() < until);
+	timer->running = 0;
+	load->timer = 0;
+
+	return status == KV_OK && ns < wall ? ns : wall;
+}
+
 /* ---- batches in flight ----------------------------------------------------------------------- */
 
-static kvx_gpu_batch_t *find_free(kvx_gpu_batch_t *batches, uint32_t count, uint32_t keep)
+kvx_gpu_batch_t *kvx_gpu_batch_find(kvx_wgpu_t *gpu, kvx_lane_t lane)
 {
-	kvx_gpu_batch_t *found = NULL;
+	/* Batches of its kind, and how many of them must stay free for the other lane of that kind. */
+	static const struct {
+		uint32_t first, count, keep;
+	} lanes[KVX_LANES] = {
+		[KVX_LANE_SYNC] = {0, KVX_GPU_LOADS, 0},
+		[KVX_LANE_ASYNC] = {0, KVX_GPU_LOADS, KVX_GPU_LOADS - KVX_GPU_ASYNC_LOADS},
+		[KVX_LANE_SAVE] = {KVX_GPU_LOADS, KVX_GPU_SAVES, KVX_GPU_SAVES - KVX_GPU_SAVES_AHEAD},
+		[KVX_LANE_FENCE] = {KVX_GPU_LOADS, KVX_GPU_SAVES, 0},
+	};
+	kvx_gpu_batch_t *batches = gpu->batches + lanes[lane].first, *found = NULL;
 	uint32_t free = 0;
 
-	for (uint32_t i = 0; i < count; i++) {
+	for (uint32_t i = 0; i < lanes[lane].count; i++) {
 		if (!batches[i].job) {
 			found = found ? found : &batches[i];
 			free++;
 		}
 	}
+	if (free <= lanes[lane].keep) {
+		return NULL;
+	}
+	found->lane = lane;
 
-	return free > keep ? found : NULL;
-}
-
-kvx_gpu_batch_t *kvx_gpu_batch_for_load(kvx_wgpu_t *gpu, uint32_t flags)
-{
-	const uint32_t keep = flags & KVX_MSG_ASYNC ? KVX_GPU_LOADS - KVX_GPU_ASYNC_LOADS : 0;
-
-	return find_free(gpu->batches, KVX_GPU_LOADS, keep);
-}
-
-kvx_gpu_batch_t *kvx_gpu_batch_for_save(kvx_wgpu_t *gpu, int fence)
-{
-	return find_free(gpu->batches + KVX_GPU_LOADS, KVX_GPU_SAVES, fence ? 0 : KVX_GPU_SAVES - KVX_GPU_SAVES_AHEAD);
+	return found;
 }
 
 /* The driver has refused a job for its size: from now on jobs have at most `most` blocks. */

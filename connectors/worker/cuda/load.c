@@ -19,7 +19,6 @@
  * loads come whole. */
 #include "worker/cuda/load.h"
 #include "worker/cuda/device.h"
-#include "worker/cuda/timers.h"
 #include "worker/jobs/load.h"
 #include "worker/submit.h"
 
@@ -237,7 +236,7 @@ static kvc_status_t submit_batch(kvx_worker_t *worker, kvx_gpu_batch_t *batch)
 	kvx_wload_t *load = batch->of.load;
 	kvx_wpart_t *part = batch->of.part;
 	const uint32_t moves = kvx_wbatch_prepare(worker, &batch->of, gpu->moves, gpu->expected);
-	const int async = (load->flags & KVX_MSG_ASYNC) != 0;
+	const int async = batch->lane == KVX_LANE_ASYNC;
 	const kvk_gpu_copy_t copy = {.dir = KVK_GPU_SCATTER,
 				     .way = async ? KVK_GPU_ZERO_COPY : KVK_GPU_AUTO,
 				     .layout = load->layout,
@@ -252,7 +251,6 @@ static kvc_status_t submit_batch(kvx_worker_t *worker, kvx_gpu_batch_t *batch)
 				     .stream = async ? gpu->load_async_stream : gpu->load_sync_stream};
 	kvc_status_t status = kvc_lease_state(part->lease);
 
-	batch->lane = async ? KVX_LANE_ASYNC : KVX_LANE_SYNC;
 	batch->done = complete_load;
 	if (status != KVC_OK) {
 		return status;
@@ -293,8 +291,9 @@ static uint32_t send_part(kvx_worker_t *worker, kvx_wload_t *load, kvx_wpart_t *
 {
 	kvx_wgpu_t *gpu = worker->gpu;
 	kvx_wlayers_t *l = &gpu->layers;
-	kvx_gpu_batch_t *batch = kvx_gpu_batch_for_load(gpu, load->flags);
-	const uint32_t most = load->flags & KVX_MSG_ASYNC ? gpu->async_batch : gpu->sync_batch;
+	const int async = (load->flags & KVX_MSG_ASYNC) != 0;
+	kvx_gpu_batch_t *batch = kvx_gpu_batch_find(gpu, async ? KVX_LANE_ASYNC : KVX_LANE_SYNC);
+	const uint32_t most = async ? gpu->async_batch : gpu->sync_batch;
 	kvx_wbatch_t of = {.load = load, .part = part, .ranges = load->ranges};
 	kvc_status_t status;
 

@@ -103,7 +103,7 @@ static void complete_saves(kvx_worker_t *worker, kvx_gpu_batch_t *batch, kvc_sta
 static kvc_status_t send_batch(kvx_worker_t *worker, kvx_wsave_t *save, int fence, uint32_t *p_sent)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
-	kvx_gpu_batch_t *batch = kvx_gpu_batch_for_save(gpu, fence);
+	kvx_gpu_batch_t *batch = kvx_gpu_batch_find(gpu, fence ? KVX_LANE_FENCE : KVX_LANE_SAVE);
 	kvk_gpu_copy_t copy = {.dir = KVK_GPU_GATHER,
 			       .layout = save->layout,
 			       .paged = &save->group->paged,
@@ -117,7 +117,6 @@ static kvc_status_t send_batch(kvx_worker_t *worker, kvx_wsave_t *save, int fenc
 	if (!batch) {
 		return KVC_PENDING;
 	}
-	batch->lane = fence ? KVX_LANE_FENCE : KVX_LANE_SAVE;
 	batch->done = complete_saves;
 	batch->n = 0;
 	status = add_blocks(worker, batch, save, fence);

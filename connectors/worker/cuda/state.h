@@ -35,8 +35,9 @@
 #define KVX_GPU_SAVE_AHEAD_BYTES (UINT64_C(64) << 20) /* in the jobs without a fence */
 #define KVX_GPU_BATCHES          (KVX_GPU_LOADS + KVX_GPU_SAVES)
 #define KVX_GPU_JOBS             160u /* batches and self-tests */
-#define KVX_GPU_LOAD_TIMERS      64u  /* loads that are timed at once; further ones are not timed */
 #define KVX_GPU_STEP_TIMERS      4u
+#define KVX_GPU_LOAD_TIMERS      64u /* loads that are timed at once; further ones are not timed */
+#define KVX_GPU_TIMERS           (KVX_GPU_STEP_TIMERS + KVX_GPU_LOAD_TIMERS)
 
 /* The stream a batch is on: jobs of one stream end in the order they were submitted in. */
 typedef enum kvx_lane { KVX_LANE_SYNC, KVX_LANE_ASYNC, KVX_LANE_SAVE, KVX_LANE_FENCE, KVX_LANES } kvx_lane_t;
@@ -118,8 +119,8 @@ struct kvx_wgpu {
 	int ended;           /* end_step() was called, and its synchronous loads are not settled yet */
 	int sync_loads_sent; /* by a prefetch, and run_sync_loads() has not been called yet */
 	kvx_wlayers_t layers;
-	kvx_gpu_timer_t load_timers[KVX_GPU_LOAD_TIMERS], step_timers[KVX_GPU_STEP_TIMERS];
-	uint32_t step_at; /* the next to be used */
+	kvx_gpu_timer_t timers[KVX_GPU_TIMERS]; /* of steps, then of loads */
+	uint32_t step_at;                       /* the next to be used for a step */
 
 	/* under the lock */
 	pthread_mutex_t lock;

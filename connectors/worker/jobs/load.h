@@ -34,7 +34,7 @@ typedef struct kvx_wload {
 	int named;                   /* its failed blocks were named, or never will be: the request is gone (DROP) */
 	int layer_skipped;           /* the engine did not await each layer: what it computed may be garbage */
 	uint32_t ranges;             /* layer ranges it is loaded in: above 1 only for synchronous loads of a GPU */
-	uint32_t timer;              /* the device timer it uses, from 1; 0: none */
+	uint32_t timer;              /* the device timer it uses; 0: none */
 	uint32_t wanted;             /* blocks with a destination */
 	uint32_t batch_total_blocks; /* `wanted` of all loads it is layered with; 0: it is loaded whole */
 	int submitted;               /* a copy of it was submitted; under the lock */
