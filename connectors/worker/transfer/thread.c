@@ -557,20 +557,17 @@ static int is_copying(const kvx_worker_t *worker)
 	return worker->gpu && atomic_load(&worker->gpu->in_flight) > 0;
 }
 
-/* For an event that comes without a message. */
-static int is_waiting(const kvx_worker_t *worker)
+/* How long to sleep at most. *p_nap: for an event that comes without a message, twice as long each time. */
+static uint64_t choose_sleep_ns(const kvx_worker_t *worker, uint64_t *p_nap)
 {
-	return worker->polls_soon || is_copying(worker);
-}
+	const int copying = is_copying(worker);
+	const uint64_t nap = *p_nap, most = copying ? COPY_NS : NAP_MAX_NS;
 
-static uint64_t max_sleep_ns(const kvx_worker_t *worker, uint64_t nap)
-{
-	if (worker->gpu && atomic_load(&worker->gpu->loads_in_flight) > 0) {
-		return NAP_NS;
+	if (copying || worker->polls_soon) {
+		*p_nap = nap * 2 < most ? nap * 2 : most;
+		return copying && atomic_load(&worker->gpu->loads_in_flight) > 0 ? NAP_NS : nap;
 	}
-	if (is_waiting(worker)) {
-		return nap;
-	}
+	*p_nap = NAP_NS;
 	if (worker->run || atomic_load_explicit(&worker->unacked, memory_order_relaxed)) {
 		return OPEN_NS;
 	}
@@ -597,13 +594,6 @@ static void sleep_until_woken(kvx_worker_t *worker, uint32_t seen, uint64_t ns)
 	if (fds[0].revents) {
 		(void)!read(worker->event_fd, &count, sizeof count);
 	}
-}
-
-static uint64_t next_nap(const kvx_worker_t *worker, uint64_t nap)
-{
-	const uint64_t most = is_copying(worker) ? COPY_NS : NAP_MAX_NS;
-
-	return nap * 2 < most ? nap * 2 : most;
 }
 
 /* 1: do not sleep yet. */
@@ -655,8 +645,7 @@ static void *run_transfer(void *arg)
 		if (!worker->run && kvx_prefault_step(worker)) {
 			continue;
 		}
-		sleep_until_woken(worker, seen, max_sleep_ns(worker, nap));
-		nap = is_waiting(worker) ? next_nap(worker, nap) : NAP_NS;
+		sleep_until_woken(worker, seen, choose_sleep_ns(worker, &nap));
 	}
 	if (!worker->run) {
 		kvx_wspaces_close(worker);
