@@ -73,21 +73,6 @@ void kvx_wjob_submit(kvx_worker_t *worker, kvx_wjob_t *job)
 	kvx_transfer_wake(worker);
 }
 
-kvx_wjob_t *kvx_wjobs_take(kvx_worker_t *worker)
-{
-	kvx_wjob_t *newest = atomic_exchange(&worker->submitted, NULL), *oldest = NULL;
-
-	while (newest) {
-		kvx_wjob_t *older = newest->next_run;
-
-		newest->next_run = oldest;
-		oldest = newest;
-		newest = older;
-	}
-
-	return oldest;
-}
-
 void kvx_wjob_append(kvx_wjob_t ***p_end, kvx_wjob_t *job)
 {
 	job->next = NULL;
@@ -100,12 +85,4 @@ void kvx_wjob_complete(kvx_worker_t *worker, kvx_wjob_t *job)
 	atomic_store(&job->completed, 1u);
 	atomic_fetch_add(&worker->completions, 1u);
 	kvx_gate_open(&worker->progress);
-}
-
-void kvx_transfer_count_unacked(kvx_worker_t *worker)
-{
-	kvc_stats_t stats = {.struct_size = sizeof stats};
-
-	kvc_get_stats(worker->kvc, &stats);
-	atomic_store(&worker->unacked, (uint32_t)stats.puts_open);
 }

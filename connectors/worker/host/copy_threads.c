@@ -5,6 +5,8 @@
 #include "worker/jobs/load.h"
 #include "worker/submit.h"
 
+#include <sys/prctl.h>
+
 #define NAP_NS  UINT64_C(500000)
 #define IDLE_NS UINT64_C(1000000000)
 
@@ -25,11 +27,14 @@ static uint32_t copy_loads(kvx_worker_t *worker, kvx_wload_t *loads, kvx_scratch
 	return total;
 }
 
-void kvx_copy_thread_run(kvx_copy_thread_t *helper)
+void *kvx_copy_thread_run(void *copy_thread)
 {
+	kvx_copy_thread_t *helper = copy_thread;
 	kvx_worker_t *worker = helper->worker;
 	uint32_t spins = 0;
 
+	(void)prctl(PR_SET_NAME, "kvx-helper", 0, 0, 0);
+	kvx_cpus_bind_thread(&worker->cpus);
 	while (!atomic_load(&worker->stop)) {
 		const uint32_t seen = kvx_gate_read(&worker->work);
 		kvx_wload_t *loads;
@@ -48,6 +53,8 @@ void kvx_copy_thread_run(kvx_copy_thread_t *helper)
 			kvx_gate_wait(&worker->work, seen, IDLE_NS);
 		}
 	}
+
+	return NULL;
 }
 
 void kvx_copy_threads_run_loads(kvx_worker_t *worker)

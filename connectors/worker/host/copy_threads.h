@@ -5,8 +5,8 @@
 
 #include "worker/state.h"
 
-/* A copy thread, until the worker stops. */
-void kvx_copy_thread_run(kvx_copy_thread_t *thread);
+/* A copy thread (kvx_copy_thread_t), until the worker stops. */
+void *kvx_copy_thread_run(void *copy_thread);
 /* All synchronous loads of the step are complete or have failed when it returns. Engine's thread. */
 void kvx_copy_threads_run_loads(kvx_worker_t *worker);
 

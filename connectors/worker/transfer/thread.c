@@ -315,6 +315,15 @@ static kvc_status_t end_blocks(const kvx_worker_t *worker, kvx_wsave_t *save, in
 	return status;
 }
 
+/* Publish how many puts still wait for an answer. */
+static void count_unacked(kvx_worker_t *worker)
+{
+	kvc_stats_t stats = {.struct_size = sizeof stats};
+
+	kvc_get_stats(worker->kvc, &stats);
+	atomic_store(&worker->unacked, (uint32_t)stats.puts_open);
+}
+
 /* No thread copies into the put: free it. 0: the device still copies. */
 static int release_put(kvx_worker_t *worker, kvx_wsave_t *save)
 {
@@ -331,7 +340,7 @@ static int release_put(kvx_worker_t *worker, kvx_wsave_t *save)
 	}
 	kvc_put_free(save->put);
 	save->put = NULL;
-	kvx_transfer_count_unacked(worker);
+	count_unacked(worker);
 	kvx_wjob_complete(worker, &save->job);
 
 	return 1;
@@ -435,11 +444,17 @@ static int advance_save_job(kvx_worker_t *worker, kvx_wsave_t *save, uint64_t no
 
 /* ---- one round ------------------------------------------------------------------------------- */
 
+/* Take all jobs that were submitted, oldest first. */
 static void take_jobs(kvx_worker_t *worker)
 {
-	kvx_wjob_t *next;
+	kvx_wjob_t *newest = atomic_exchange(&worker->submitted, NULL), *oldest = NULL, *next;
 
-	for (kvx_wjob_t *job = kvx_wjobs_take(worker); job; job = next) {
+	for (; newest; newest = next) {
+		next = newest->next_run;
+		newest->next_run = oldest;
+		oldest = newest;
+	}
+	for (kvx_wjob_t *job = oldest; job; job = next) {
 		next = job->next_run;
 		if (job->kind == KVX_WJOB_ADAPTER) {
 			kvx_wspace_add_adapter(worker, (kvx_wadapter_t *)job);
@@ -525,7 +540,7 @@ static void keep_attached(kvx_worker_t *worker, uint64_t now, int moving)
 		atomic_store(&worker->incarnation, incarnation);
 	}
 	if (atomic_load_explicit(&worker->unacked, memory_order_relaxed)) {
-		kvx_transfer_count_unacked(worker);
+		count_unacked(worker);
 	}
 	kvx_wspaces_poll(worker, now);
 	kvx_self_test_run(worker, now);
@@ -654,17 +669,6 @@ static void *run_transfer(void *arg)
 	return NULL;
 }
 
-static void *run_copy_thread(void *arg)
-{
-	kvx_copy_thread_t *helper = arg;
-
-	(void)prctl(PR_SET_NAME, "kvx-helper", 0, 0, 0);
-	kvx_cpus_bind_thread(&helper->worker->cpus);
-	kvx_copy_thread_run(helper);
-
-	return NULL;
-}
-
 kvc_status_t kvx_transfer_start(kvx_worker_t *worker)
 {
 	sigset_t all, before;
@@ -679,7 +683,7 @@ kvc_status_t kvx_transfer_start(kvx_worker_t *worker)
 	failed = pthread_create(&worker->thread, NULL, run_transfer, worker);
 	worker->started = !failed;
 	for (uint32_t i = 0; i + 2 < worker->threads && !failed; i++) {
-		failed = pthread_create(&worker->copy_threads[i].thread, NULL, run_copy_thread,
+		failed = pthread_create(&worker->copy_threads[i].thread, NULL, kvx_copy_thread_run,
 					&worker->copy_threads[i]);
 		worker->copy_thread_count += !failed;
 	}
