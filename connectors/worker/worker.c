@@ -36,74 +36,74 @@ static int range_fits(uint32_t first, uint32_t count, uint32_t total)
 	return count > 0 && first < total && count <= total - first;
 }
 
-static kvc_status_t check_group(const kvx_worker_config_t *config, const kvk_paged_t *paged)
+/* NULL, or what is wrong. */
+static const char *check_group(const kvx_worker_config_t *config, const kvk_paged_t *paged)
 {
 	const kvc_writer_t *range = &config->range;
 	const char *why = "paged does not fit layout";
 
 	if (!paged || kvk_paged_check(paged, config->layout, &why) != KV_OK) {
-		return reject_config(why);
+		return why;
 	}
 	if (paged->first_head != range->head_first || paged->heads != range->head_count) {
-		return reject_config("a group's heads are not those of the rank's range");
+		return "a group's heads are not those of the rank's range";
 	}
 	if (paged->first_layer < range->layer_first ||
 	    paged->first_layer + paged->layers > range->layer_first + range->layer_count) {
-		return reject_config("a group's layers are not within the rank's range");
+		return "a group's layers are not within the rank's range";
 	}
 
-	return KVC_OK;
+	return NULL;
 }
 
-static kvc_status_t check_groups(const kvx_worker_config_t *config)
+static const char *check_groups(const kvx_worker_config_t *config)
 {
 	if (!config->groups || config->group_count == 0 || config->group_count > KVX_MAX_GROUPS) {
-		return reject_config("there are no groups, or too many");
+		return "there are no groups, or too many";
 	}
 	for (uint32_t i = 0; i < config->group_count; i++) {
-		const kvc_status_t status = check_group(config, config->groups[i].paged);
+		const char *why = check_group(config, config->groups[i].paged);
 
-		for (uint32_t j = 0; j < i; j++) {
-			if (config->groups[j].group == config->groups[i].group) {
-				return reject_config("two groups have the same number");
-			}
+		for (uint32_t j = 0; j < i && !why; j++) {
+			why = config->groups[j].group == config->groups[i].group ? "two groups have the same number"
+										 : NULL;
 		}
-		if (status != KVC_OK) {
-			return status;
+		if (why) {
+			return why;
 		}
 	}
 
-	return KVC_OK;
+	return NULL;
 }
 
-static kvc_status_t check_config(const kvx_worker_config_t *config)
+static const char *check_config(const kvx_worker_config_t *config)
 {
 	const char *why = "the layout is not valid";
 
 	if (!config || config->struct_size < sizeof *config) {
-		return reject_config("struct_size is not that of kvx_worker_config_t");
+		return "struct_size is not that of kvx_worker_config_t";
 	}
 	if (!config->identity || !config->layout) {
-		return reject_config("identity and layout are required");
+		return "identity and layout are required";
 	}
 	if (config->identity->struct_size < sizeof *config->identity) {
-		return reject_config("struct_size is not that of kvc_identity_t");
+		return "struct_size is not that of kvc_identity_t";
 	}
 	if (kvk_layout_check(config->layout, &why) != KV_OK) {
-		return reject_config(why);
+		return why;
 	}
 	if (!range_fits(config->range.head_first, config->range.head_count, config->layout->heads) ||
 	    !range_fits(config->range.layer_first, config->range.layer_count, config->layout->layers)) {
-		return reject_config("the rank's range is not within the layout");
+		return "the rank's range is not within the layout";
 	}
 	if (config->range.rank != config->rank) {
-		return reject_config("range is another rank's");
+		return "range is another rank's";
 	}
 	if (config->memory != KVX_MEMORY_HOST && config->memory != KVX_MEMORY_CUDA) {
-		return reject_config("the kind of memory is not known");
+		return "the kind of memory is not known";
 	}
 	if (config->threads > KVX_WORKER_THREADS) {
-		return reject_config("more threads than are of use");
+		return "more threads than are of use";
 	}
 
 	return check_groups(config);
@@ -289,11 +289,12 @@ static kvc_status_t attach(kvx_worker_t *worker, const kvx_worker_config_t *conf
 
 kvc_status_t kvx_worker_open(const kvx_worker_config_t *config, kvx_worker_t **p_worker)
 {
-	kvc_status_t status = check_config(config);
+	const char *why = check_config(config);
 	kvx_worker_t *worker;
+	kvc_status_t status;
 
-	if (status != KVC_OK) {
-		return status;
+	if (why) {
+		return reject_config(why);
 	}
 	worker = calloc(1, sizeof *worker);
 	if (!worker) {
@@ -316,15 +317,12 @@ kvc_status_t kvx_worker_open(const kvx_worker_config_t *config, kvx_worker_t **p
 	status = status == KVC_OK ? attach(worker, config) : status;
 	status = status == KVC_OK ? kvx_transfer_start(worker) : status;
 	if (status != KVC_OK) {
-		goto err_worker;
+		kvx_worker_close(worker);
+		return status;
 	}
 	*p_worker = worker;
 
 	return KVC_OK;
-
-err_worker:
-	kvx_worker_close(worker);
-	return status;
 }
 
 void kvx_worker_close(kvx_worker_t *worker)
