@@ -324,19 +324,16 @@ static void count_unacked(kvx_worker_t *worker)
 	atomic_store(&worker->unacked, (uint32_t)stats.puts_open);
 }
 
-/* No thread copies into the put: free it. 0: the device still copies. */
+/* Free the put. 0: a thread or the device still copies into it. */
 static int release_put(kvx_worker_t *worker, kvx_wsave_t *save)
 {
 	atomic_store(&save->closed, 1u);
 	if (atomic_load(&save->dropped)) {
 		kvx_wsave_drop(worker, save);
 	}
-	if (worker->gpu && atomic_load(&save->active) > 0) {
+	if (atomic_load(&save->active) > 0) {
 		worker->polls_soon = 1;
 		return 0;
-	}
-	while (atomic_load(&save->active) > 0) {
-		kvx_cpu_relax();
 	}
 	kvc_put_free(save->put);
 	save->put = NULL;
