@@ -9,7 +9,7 @@
 #include "worker/self_test.h"
 #include "worker/cuda/device.h"
 #include "worker/cuda/pool_memory.h"
-#include "worker/host/move.h"
+#include "worker/jobs/load.h"
 
 #include "kv/log.h"
 

@@ -8,7 +8,7 @@
  * begin_step() comes with other bytes, the prefetched step is given up. */
 #include "worker/cuda/device.h"
 #include "worker/cuda/load.h"
-#include "worker/host/copy_threads.h"
+#include "worker/copy_threads.h"
 #include "worker/jobs/fence.h"
 #include "worker/jobs/load.h"
 #include "worker/jobs/save.h"

@@ -5,7 +5,6 @@
  * ended lease may already hold another block. The first failure closes a load: no further batch is taken, and batches
  * taken before may still be verified. */
 #include "worker/jobs/load.h"
-#include "worker/host/move.h"
 #include "worker/submit.h"
 
 #include <stdlib.h>
@@ -134,6 +133,26 @@ uint32_t kvx_wpart_take(kvx_wpart_t *part, uint32_t end, uint32_t most, uint32_t
 	*p_first = first;
 
 	return count;
+}
+
+void kvx_move_prepare(const kvx_worker_t *worker, const kvx_wgroup_t *group, const kvx_source_t *source,
+		      kvk_move_t *move, uint64_t *leaves)
+{
+	const kvk_geometry_t *g = &worker->geometry;
+	const kvk_paged_t *paged = &group->paged;
+	const uint64_t *first = source->leaves + (size_t)paged->first_head * g->leaves;
+	const uint32_t count = paged->layers * g->pieces;
+
+	move->data = (void *)(uintptr_t)source->data; /* scatter only reads both */
+	move->leaves = (uint64_t *)(uintptr_t)first;
+	if (paged->layers == worker->layout.layers) {
+		return; /* the group has all layers, so its leaves lie together */
+	}
+	for (uint32_t h = 0; h < paged->heads; h++) {
+		memcpy(leaves + (size_t)h * count,
+		       first + (size_t)h * g->leaves + (size_t)paged->first_layer * g->pieces, count * sizeof *leaves);
+	}
+	move->leaves = leaves;
 }
 
 uint32_t kvx_wbatch_prepare(const kvx_worker_t *worker, const kvx_wbatch_t *batch, kvk_move_t *moves, uint64_t *leaves)

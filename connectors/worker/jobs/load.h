@@ -2,7 +2,13 @@
 #ifndef KVX_JOB_LOAD_H
 #define KVX_JOB_LOAD_H
 
-#include "worker/host/move.h"
+#include "worker/state.h"
+
+/* A block in the pool. */
+typedef struct kvx_source {
+	const void *data;
+	const uint64_t *leaves; /* of the whole block */
+} kvx_source_t;
 
 #define KVX_BLOCK_BAD UINT8_MAX /* kvx_wblock_t.ranges_done: its digest was wrong */
 
@@ -78,6 +84,10 @@ void kvx_wload_count_done(kvx_worker_t *worker, kvx_wload_t *load, uint32_t bloc
 int kvx_wload_is_settled(kvx_wload_t *load);
 /* Take up to `most` blocks before `end`: *p_first and how many. Any thread. */
 uint32_t kvx_wpart_take(kvx_wpart_t *part, uint32_t end, uint32_t most, uint32_t *p_first);
+/* Fill a move but for its block: the expected leaves of this group's layers are in place, or copied to leaves[words].
+ */
+void kvx_move_prepare(const kvx_worker_t *worker, const kvx_wgroup_t *group, const kvx_source_t *source,
+		      kvk_move_t *move, uint64_t *leaves);
 /* Fill in the moves of the batch's blocks with a destination: how many. leaves: [count][words]. */
 uint32_t kvx_wbatch_prepare(const kvx_worker_t *worker, const kvx_wbatch_t *batch, kvk_move_t *moves, uint64_t *leaves);
 /* The copy of the batch's first `moves` moves has ended with this status. CORRUPT: the device's job tells which blocks

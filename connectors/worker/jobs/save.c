@@ -3,7 +3,6 @@
 #include "worker/jobs/save.h"
 #include "worker/cuda/state.h"
 #include "worker/report.h"
-#include "worker/host/move.h"
 #include "worker/submit.h"
 
 #include <stdlib.h>
@@ -59,6 +58,43 @@ kvx_wsave_t *kvx_wsave_create(kvx_worker_t *worker, const kvx_msg_save_t *record
 	return save;
 }
 
+/* ---- a group with fewer layers than the rank's range is padded with zero pages (any thread) ----- */
+
+/* Zero the pages of the rank's range that the group has no layer for. */
+static void zero_padding(const kvx_worker_t *worker, const kvx_wgroup_t *group, uint8_t *data)
+{
+	const kvk_paged_t *paged = &group->paged;
+	const kvc_writer_t *range = &worker->range;
+	const size_t page = worker->geometry.page_bytes;
+	const uint32_t before = paged->first_layer - range->layer_first;
+	const uint32_t after = range->layer_count - before - paged->layers;
+
+	for (uint32_t h = 0; h < range->head_count; h++) {
+		uint8_t *head = data + (size_t)(range->head_first + h) * worker->layout.layers * page;
+
+		memset(head + range->layer_first * page, 0, before * page);
+		memset(head + (paged->first_layer + paged->layers) * page, 0, after * page);
+	}
+}
+
+/* The leaves of the range, made of the gathered ones and of those of zero pages. */
+static void pad_leaves(const kvx_worker_t *worker, const kvx_wgroup_t *group, const uint64_t *gathered,
+		       uint64_t *leaves)
+{
+	const uint32_t pieces = worker->geometry.pieces;
+	const uint32_t first = group->paged.first_layer - worker->range.layer_first;
+
+	for (uint32_t h = 0; h < worker->range.head_count; h++) {
+		for (uint32_t l = 0; l < worker->range.layer_count; l++) {
+			const int held = l >= first && l - first < group->paged.layers;
+
+			memcpy(leaves, held ? gathered : worker->zero_leaves, pieces * sizeof *leaves);
+			leaves += pieces;
+			gathered += held ? pieces : 0;
+		}
+	}
+}
+
 /* ---- one block (any thread) ------------------------------------------------------------------ */
 
 /* A taken block was read, or never will be. */
@@ -106,7 +142,7 @@ kvc_status_t kvx_wsave_begin_block(kvx_worker_t *worker, kvx_wsave_t *save, uint
 		return status;
 	}
 	if (save->group->padded) {
-		kvx_move_zero_padding(worker, save->group, *p_data);
+		zero_padding(worker, save->group, *p_data);
 	}
 	atomic_fetch_add(&save->active, 1u);
 
@@ -118,7 +154,7 @@ void kvx_wsave_end_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, co
 	int good = leaves != NULL;
 
 	if (good && save->group->padded) {
-		kvx_move_pad_leaves(worker, save->group, leaves, padded);
+		pad_leaves(worker, save->group, leaves, padded);
 		leaves = padded;
 	}
 	good = good && kvc_put_digests(save->put, i, leaves) == KVC_OK;

@@ -12,7 +12,7 @@
 #include "worker/cuda/load.h"
 #include "worker/cuda/pool_memory.h"
 #include "worker/cuda/save.h"
-#include "worker/host/copy_threads.h"
+#include "worker/copy_threads.h"
 #include "worker/jobs/load.h"
 #include "worker/jobs/save.h"
 #include "worker/prefault.h"

@@ -1,6 +1,6 @@
 /* Copying the synchronous loads of a step: by the engine's thread, which waits for them anyway, the transfer thread,
  * and copy threads. */
-#include "worker/host/copy_threads.h"
+#include "worker/copy_threads.h"
 #include "worker/report.h"
 #include "worker/jobs/load.h"
 #include "worker/submit.h"

@@ -1,4 +1,4 @@
-/* worker/host/copy_threads.h -- who copies the synchronous loads of a step, of a cache in host memory: the engine's
+/* worker/copy_threads.h -- who copies the synchronous loads of a step, of a cache in host memory: the engine's
  * thread, the transfer thread, and copy threads. */
 #ifndef KVX_COPY_THREADS_H
 #define KVX_COPY_THREADS_H
