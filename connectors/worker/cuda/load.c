@@ -30,15 +30,16 @@
 #define NAP_NS     UINT64_C(100000)
 #define LOOKUP_NS  2000u /* of the transfer thread, when busy, to look up a block */
 #define RATE_DECAY 64u   /* the best rate decays by this part with each load */
-#define YIELD_DEADLINE_MARGIN_NS                                                                                       \
-	UINT64_C(500000000) /* before its deadline a load does not yield to synchronous loads */
+/* Before its deadline a load does not yield to synchronous loads. */
+#define YIELD_DEADLINE_MARGIN_NS UINT64_C(500000000)
 
 /* ---- which ranges ---------------------------------------------------------------------------- */
 
-static void add_range(kvx_wlayers_t *l, uint32_t end)
+static void add_range(kvx_wlayers_t *l, uint32_t layers)
 {
 	if (kv_holds(l->count < KVX_GPU_RANGES)) {
-		l->end[l->count++] = end;
+		l->end[l->count] = (l->count > 0 ? l->end[l->count - 1] : 0) + layers;
+		l->count++;
 	}
 }
 
@@ -46,28 +47,22 @@ static void add_range(kvx_wlayers_t *l, uint32_t end)
 static int plan_ranges(kvx_wlayers_t *l, uint32_t layers)
 {
 	const uint32_t most = layers / PARTS > 2 ? layers / PARTS : 2;
-	uint32_t side[KVX_GPU_RANGES], sides = 0, left = layers, pieces, at = 0;
+	uint32_t left = layers, size, pieces;
 
-	for (uint32_t size = 1; size <= most && left >= 2 * size; size *= 2) {
-		side[sides++] = size;
-		left -= 2 * size;
-	}
 	l->count = 0;
-	for (uint32_t i = 0; i < sides; i++) {
-		at += side[i];
-		add_range(l, at);
+	for (size = 1; size <= most && left >= 2 * size; size *= 2) {
+		add_range(l, size);
+		left -= 2 * size;
 	}
 	pieces = (left + most - 1) / most;
 	for (uint32_t i = 0; i < pieces; i++) {
-		at += left / pieces + (i < left % pieces ? 1u : 0u);
-		add_range(l, at);
+		add_range(l, left / pieces + (i < left % pieces ? 1u : 0u));
 	}
-	for (uint32_t i = sides; i > 0; i--) {
-		at += side[i - 1];
-		add_range(l, at);
+	while ((size /= 2) > 0) {
+		add_range(l, size);
 	}
 
-	return kv_holds(l->count > 0 && at == layers && l->end[l->count - 1] == layers);
+	return kv_holds(l->count > 0 && l->end[l->count - 1] == layers);
 }
 
 static uint32_t range_of(const kvx_wlayers_t *l, uint32_t layer)
