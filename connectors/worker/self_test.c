@@ -194,7 +194,7 @@ static kvc_status_t make_blocks(self_test_t *test, const kvk_paged_t *engine)
 	kvc_status_t status;
 
 	test->base = calloc(engine->layers, sizeof *test->base);
-	test->leaves = calloc((size_t)test->geometry.heads * test->geometry.leaves, sizeof *test->leaves);
+	test->leaves = calloc(worker->words, sizeof *test->leaves);
 	if (!test->base || !test->leaves) {
 		return KVC_ERR_NOMEM;
 	}
