@@ -145,7 +145,7 @@ class Connector(unittest.TestCase):
     def test_methods_that_benches_and_tests_call_exist(self) -> None:
         """Their connectors run in real engines only, on GPUs some of them."""
         sources = "".join(path.read_text() for path in (ROOT / "connectors" / "vllm" / "src").glob("*.c"))
-        methods = set(re.findall(r'\{"([a-z_]+)", [^}]*METH_', sources))
+        methods = set(re.findall(r'\{"([a-z_]+)", [^}]*METH_', sources)) | set(re.findall(r"\bX\(([a-z_]+), \d", sources))
         self.assertIn("is_ready", methods)
         for folder in (BENCH, ROOT / "tests" / "engines", ROOT / "bench" / "engines"):
             for path in folder.glob("*.py"):

@@ -40,7 +40,7 @@ for program in "$there"/libexec/kv*; do
 done
 
 # The package's module is whole: Python binds every symbol of what it loads. A bundle has it wherever Python has its headers.
-if python3 -c 'import os, setuptools, sysconfig; raise SystemExit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' 2>/dev/null; then
+if python3 -c 'import os, sysconfig; raise SystemExit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' 2>/dev/null; then
 	[ -d "$there/wheels" ]
 fi
 for wheel in "$there"/wheels/*.whl; do
