@@ -23,7 +23,7 @@ int fake_begin(size_t member, int flags)
 	if (flags & NEEDS_CONTEXT && depth == 0) {
 		fake_fault("a call out of context");
 	}
-	if (call == atomic_load(&fake.fail_at)) {
+	if (call - atomic_load(&fake.fail_at) < atomic_load(&fake.fail_count)) {
 		atomic_store(&fake.failed, 1);
 		error = CU_UNKNOWN;
 	}

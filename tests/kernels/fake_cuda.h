@@ -37,6 +37,8 @@ uint64_t fake_cuda_faults(void);
 /* Let the n-th call from now on answer CUDA_ERROR_UNKNOWN; calls that give something back do it nevertheless. 0:
  * none. */
 void fake_cuda_fail_nth(uint64_t n);
+/* The same of `count` calls from the n-th on. */
+void fake_cuda_fail_run(uint64_t n, uint64_t count);
 int fake_cuda_failed(void);
 /* Let each call of this member of the table answer `error` until 0 is given. */
 void fake_cuda_fail_always(size_t member, int error);

@@ -101,7 +101,7 @@ typedef struct fake {
 	fake_range_t ranges[FAKE_RANGES];
 	fake_stream_t streams[FAKE_STREAMS]; /* 0: the default stream */
 	fake_function_t functions[FAKE_KERNELS];
-	_Atomic uint64_t faults, call, fail_at, calls[FAKE_OPS];
+	_Atomic uint64_t faults, call, fail_at, fail_count, calls[FAKE_OPS];
 	_Atomic int failed;
 	_Atomic size_t always_member;
 	_Atomic int always_error;

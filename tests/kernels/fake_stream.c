@@ -455,8 +455,15 @@ uint64_t fake_cuda_faults(void)
 
 void fake_cuda_fail_nth(uint64_t n)
 {
+	fake_cuda_fail_run(n, n ? 1 : 0);
+}
+
+void fake_cuda_fail_run(uint64_t n, uint64_t count)
+{
+	atomic_store(&fake.fail_count, 0);
 	atomic_store(&fake.failed, 0);
-	atomic_store(&fake.fail_at, n ? atomic_load(&fake.call) + n : 0);
+	atomic_store(&fake.fail_at, atomic_load(&fake.call) + n);
+	atomic_store(&fake.fail_count, count);
 }
 
 int fake_cuda_failed(void)

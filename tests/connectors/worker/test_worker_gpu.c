@@ -252,7 +252,7 @@ static int lose_one(wr_t *wr, uint64_t nth)
 	wr_add_load(wr, leases[1], 0, 8, wr_other + 4, 4);
 	wr_begin(wr);
 	assert_int_equal(kvx_worker_run_layered_loads(rank->worker), 1);
-	fake_cuda_fail_nth(nth); /* of those that the transfer thread asks with */
+	fake_cuda_fail_run(nth, 3); /* of those that the transfer thread asks with: one alone is repeated */
 	for (uint32_t i = 0; i < 100 && !fake_cuda_failed(); i++) {
 		usleep(500);
 	}
