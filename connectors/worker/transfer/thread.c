@@ -429,7 +429,8 @@ static int advance_save_job(kvx_worker_t *worker, kvx_wsave_t *save, uint64_t no
 		}
 		status = advance_save(worker, save, now, p_moved);
 	}
-	if (status != KVC_OK) {
+	/* What has failed may be a batch for other saves, tried when all blocks of this one were handed in. */
+	if (status != KVC_OK && save->ended < save->n) {
 		atomic_store(&save->dropped, 1u);
 	}
 	if (atomic_load(&save->dropped) || save->ended == save->n) {
