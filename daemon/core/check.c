@@ -105,10 +105,12 @@ static void sum_namespace(kvd_core_t *core, uint32_t ns, kvd_ns_t *sum)
 		}
 		sum->blocks += tree->blocks;
 		for (uint32_t n = tree->children.head; n != KVD_NONE; n = kvd_index_next_run(&core->ix, n)) {
-			uint32_t pinned = kvd_node_at(&core->ix, n)->pinned;
+			const kvd_pinned_t *pinned = kvd_node_at(&core->ix, n)->pinned;
+			uint64_t slot_bytes = core->classes[tree->slot_class].slot_bytes;
 
-			sum->pinned_blocks += pinned;
-			sum->pinned_bytes += pinned * core->classes[tree->slot_class].slot_bytes;
+			sum->pinned_blocks += pinned[KVD_PINS_ALL].blocks;
+			sum->pinned_bytes += pinned[KVD_PINS_ALL].blocks * slot_bytes;
+			sum->handover_bytes += pinned[KVD_PINS_HANDOVER].blocks * slot_bytes;
 		}
 	}
 	for (uint32_t i = core->instance_list.head; i != KVD_NONE; i = kvd_instance_at(core, i)->of_core.next) {
@@ -127,13 +129,15 @@ static int check_shares(kvd_core_t *core, char *why, size_t cap)
 		sum_namespace(core, n, &sum);
 		if (sum.blocks != ns->blocks || sum.pinned_blocks != ns->pinned_blocks ||
 		    sum.pinned_bytes != ns->pinned_bytes || sum.unfinished_bytes != ns->unfinished_bytes ||
+		    sum.handover_bytes != ns->handover_bytes ||
 		    kvd_share_irreclaimable(core, n) > ns->share[KVD_SHARE_CPU]) {
 			snprintf(why, cap,
 				 "namespace %u: blocks %llu of %llu, pinned %llu of %llu, unfinished %llu of %llu, "
-				 "share %llu",
+				 "handed over %llu of %llu, share %llu",
 				 n, (unsigned long long)sum.blocks, (unsigned long long)ns->blocks,
 				 (unsigned long long)sum.pinned_bytes, (unsigned long long)ns->pinned_bytes,
 				 (unsigned long long)sum.unfinished_bytes, (unsigned long long)ns->unfinished_bytes,
+				 (unsigned long long)sum.handover_bytes, (unsigned long long)ns->handover_bytes,
 				 (unsigned long long)ns->share[KVD_SHARE_CPU]);
 			return 0;
 		}

@@ -15,14 +15,27 @@ static kvd_pin_t *pin_at(kvd_core_t *core, uint32_t id)
 	return kvd_obj_at(&core->pins, id);
 }
 
-/* Charge the namespace with blocks that are pinned now (`more`), or credit it with those that are not. */
-static void count_pinned(kvd_core_t *core, uint32_t block, uint32_t blocks, int more)
+/* The block has its first pin of the class (`pinned`), or has lost its last one: charge the namespace with the blocks
+ * that this pins, or credit it with those it releases. */
+static void count_pinned(kvd_core_t *core, uint32_t block, kvd_pin_class_t pins, int pinned)
 {
 	const kvd_class_t *class = &core->classes[kvd_tree_of(&core->ix, kvd_block_at(&core->ix, block))->slot_class];
 	kvd_ns_t *ns = core->ns[class->ns];
+	uint64_t blocks = pinned ? kvd_index_pin_path(&core->ix, block, pins)
+				 : (uint64_t)0 - kvd_index_unpin_path(&core->ix, block, pins);
 
-	ns->pinned_blocks += more ? blocks : (uint64_t)0 - blocks;
-	ns->pinned_bytes += (more ? blocks : (uint64_t)0 - blocks) * class->slot_bytes;
+	if (pins == KVD_PINS_HANDOVER) {
+		ns->handover_bytes += blocks * class->slot_bytes;
+		return;
+	}
+	ns->pinned_blocks += blocks;
+	ns->pinned_bytes += blocks * class->slot_bytes;
+}
+
+/* Pins of hand-over entries are a block's first ones, so that its first pin says whether it has any. */
+static int is_handed_over(kvd_core_t *core, const kvd_block_t *block)
+{
+	return block->pins.head != KVD_NONE && pin_at(core, block->pins.head)->kind == KVD_PIN_HANDOVER;
 }
 
 static void link_pin(kvd_core_t *core, uint32_t id, uint32_t block_id)
@@ -31,9 +44,17 @@ static void link_pin(kvd_core_t *core, uint32_t id, uint32_t block_id)
 	int first = block->pins.head == KVD_NONE;
 
 	pin_at(core, id)->block = block_id;
-	kvd_list_push_front(&block->pins, &core->pins, offsetof(kvd_pin_t, of_block), id);
+	if (pin_at(core, id)->kind == KVD_PIN_HANDOVER) {
+		kvd_list_push_front(&block->pins, &core->pins, offsetof(kvd_pin_t, of_block), id);
+	} else {
+		kvd_list_push(&block->pins, &core->pins, offsetof(kvd_pin_t, of_block), id);
+	}
 	if (first) {
-		count_pinned(core, block_id, kvd_index_pin_path(&core->ix, block_id), 1);
+		count_pinned(core, block_id, KVD_PINS_ALL, 1);
+	}
+	if (!(block->flags & KVD_HANDED_OVER) && is_handed_over(core, block)) {
+		block->flags |= KVD_HANDED_OVER;
+		count_pinned(core, block_id, KVD_PINS_HANDOVER, 1);
 	}
 }
 
@@ -44,7 +65,11 @@ static void unlink_pin(kvd_core_t *core, uint32_t id)
 
 	kvd_list_remove(&block->pins, &core->pins, offsetof(kvd_pin_t, of_block), id);
 	if (block->pins.head == KVD_NONE) {
-		count_pinned(core, block_id, kvd_index_unpin_path(&core->ix, block_id), 0);
+		count_pinned(core, block_id, KVD_PINS_ALL, 0);
+	}
+	if ((block->flags & KVD_HANDED_OVER) && !is_handed_over(core, block)) {
+		block->flags &= (uint8_t)~KVD_HANDED_OVER;
+		count_pinned(core, block_id, KVD_PINS_HANDOVER, 0);
 	}
 }
 

@@ -3,10 +3,10 @@
  *   join:   index counter, mark, mirror, event BlockStored, then children that were waiting for it
  *   leave:  mark, index counter, mirror, event BlockRemoved, slot; with its last tier the block leaves the index
  *
- * A pin has an owner, a lease or a put, and keeps its block and the path above it. Each block of an unchained group is
- * pinned on its own. A reference keeps one block, for a read, a write or a subtree that is being taken down.
- * Sum of pins on blocks == pins of leases and puts; sum of references on blocks == references of leases and transfers
- * (check.h counts both).
+ * A pin has an owner, a lease, a put or a hand-over entry, and keeps its block and the path above it. Each block of an
+ * unchained group is pinned on its own. A reference keeps one block, for a read, a write or a subtree that is being
+ * taken down. Sum of pins on blocks == pins of leases, puts and hand-over entries; sum of references on blocks ==
+ * references of leases and transfers (check.h counts both).
  */
 #ifndef KVD_CORE_BLOCK_H
 #define KVD_CORE_BLOCK_H
@@ -14,14 +14,15 @@
 #include "core/core.h"
 #include "core/index/index.h"
 
-typedef enum kvd_pin_kind { KVD_PIN_LEASE = 1, KVD_PIN_PUT = 2 } kvd_pin_kind_t;
+typedef enum kvd_pin_kind { KVD_PIN_LEASE = 1, KVD_PIN_PUT = 2, KVD_PIN_HANDOVER = 3 } kvd_pin_kind_t;
 
 typedef struct kvd_pin {
 	uint32_t block;
 	kvd_link_t of_block;
 	uint32_t kind;
-	uint64_t owner; /* lease or put id */
+	uint64_t owner; /* id of the lease, put or hand-over entry */
 	uint32_t entry; /* of an unchained put: its entry */
+	uint32_t next;  /* of a hand-over entry: the next of its pins */
 } kvd_pin_t;
 
 kv_status_t kvd_pin_create(kvd_core_t *core, uint32_t block, kvd_pin_kind_t kind, uint64_t owner, uint32_t *p_pin);

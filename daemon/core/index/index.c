@@ -261,18 +261,31 @@ static void split_marks(kvd_index_t *ix, kvd_node_t *from, uint32_t head, uint32
 }
 
 /* Pins of the blocks that `head` has taken over from `node`, whose length is that of the rest already. */
-static void split_pins(kvd_index_t *ix, kvd_node_t *node, kvd_node_t *head)
+static void split_pins(kvd_index_t *ix, kvd_node_t *node, kvd_node_t *head, kvd_pin_class_t pins)
 {
-	for (uint32_t i = 0; node->pin_ends > 0 && i < head->len; i++) {
-		if (kvd_block_at(ix, head->ids[i])->pins.head != KVD_NONE) {
-			head->pin_ends++;
-			node->pin_ends--;
+	kvd_pinned_t *rest = &node->pinned[pins], *upper = &head->pinned[pins];
+
+	for (uint32_t i = 0; rest->ends > 0 && i < head->len; i++) {
+		if (kvd_index_has_pin(kvd_block_at(ix, head->ids[i]), pins)) {
+			upper->ends++;
+			rest->ends--;
 		}
 	}
 	/* Pinned blocks are a prefix: if the rest has any, all of the head is pinned. */
-	head->pinned = node->pinned < head->len ? node->pinned : head->len;
-	node->pinned -= head->pinned;
-	head->pinned_children = node->pinned > 0 ? 1 : 0;
+	upper->blocks = rest->blocks < head->len ? rest->blocks : head->len;
+	rest->blocks -= upper->blocks;
+	upper->children = rest->blocks > 0 ? 1 : 0;
+}
+
+/* Pins of a run of `len` blocks whose only child takes it over. */
+static void merge_pins(const kvd_node_t *node, kvd_node_t *child, uint32_t len, kvd_pin_class_t pins)
+{
+	const kvd_pinned_t *upper = &node->pinned[pins];
+	kvd_pinned_t *all = &child->pinned[pins];
+
+	all->ends += upper->ends;
+	/* A pinned block below pins all of the upper run. */
+	all->blocks = all->blocks > 0 ? len + all->blocks : upper->blocks;
 }
 
 /* The first `pos` blocks of a run become a run of their own, its parent. The rest keeps its id and its children, so no
@@ -316,7 +329,9 @@ static kv_status_t split_node(kvd_index_t *ix, uint32_t id, uint32_t pos)
 		head->children_in[t] = node->n[t] > 0 ? 1 : 0;
 		split_marks(ix, node, head_id, pos, t);
 	}
-	split_pins(ix, node, head);
+	for (kvd_pin_class_t pins = KVD_PINS_ALL; pins < KVD_PIN_CLASSES; pins++) {
+		split_pins(ix, node, head, pins);
+	}
 	/* ASIDE is about the first block, which the head has now (decision 032). */
 	head->flags |= node->flags & KVD_NODE_ASIDE;
 	node->flags &= ~KVD_NODE_ASIDE;
@@ -384,10 +399,9 @@ static void merge_node(kvd_index_t *ix, uint32_t id)
 		child->n[t] += node->n[t];
 		merge_marks(ix, node, child_id, len, t);
 	}
-
-	/* A pinned block below pins all of the upper run. */
-	child->pin_ends += node->pin_ends;
-	child->pinned = child->pinned > 0 ? len + child->pinned : node->pinned;
+	for (kvd_pin_class_t pins = KVD_PINS_ALL; pins < KVD_PIN_CLASSES; pins++) {
+		merge_pins(node, child, len, pins);
+	}
 	if (node->flags & KVD_NODE_QUEUED) {
 		kvd_queue_push(ix, child_id);
 	}
@@ -621,13 +635,13 @@ uint32_t kvd_index_depth_in(const kvd_index_t *ix, uint32_t id, kvd_set_t t)
 
 /* ---- pins ------------------------------------------------------------------------------------ */
 
-uint32_t kvd_index_depth_pinned(const kvd_index_t *ix, uint32_t id)
+uint32_t kvd_index_depth_pinned(const kvd_index_t *ix, uint32_t id, kvd_pin_class_t pins)
 {
 	const kvd_block_t *block = kvd_block_at(ix, id);
 	const kvd_node_t *node = kvd_node_of(ix, block);
 	uint32_t upto = block->pos + 1u;
 
-	while (node->pinned == 0) {
+	while (node->pinned[pins].blocks == 0) {
 		if (node->parent == KVD_NONE) {
 			return 0;
 		}
@@ -635,21 +649,21 @@ uint32_t kvd_index_depth_pinned(const kvd_index_t *ix, uint32_t id)
 		upto = node->len;
 	}
 
-	return node->depth0 + (node->pinned < upto ? node->pinned : upto);
+	return node->depth0 + (node->pinned[pins].blocks < upto ? node->pinned[pins].blocks : upto);
 }
 
-uint32_t kvd_index_pin_path(kvd_index_t *ix, uint32_t id)
+uint32_t kvd_index_pin_path(kvd_index_t *ix, uint32_t id, kvd_pin_class_t pins)
 {
 	const kvd_block_t *block = kvd_block_at(ix, id);
 	kvd_node_t *node = kvd_node_of(ix, block);
 	uint32_t upto = block->pos + 1u, fresh = 0;
 
-	node->pin_ends++;
+	node->pinned[pins].ends++;
 	for (;;) {
-		uint32_t before = node->pinned;
+		uint32_t before = node->pinned[pins].blocks;
 
 		if (before < upto) {
-			node->pinned = upto;
+			node->pinned[pins].blocks = upto;
 			fresh += upto - before;
 		}
 		/* A run with pinned blocks has pinned the path above it already: the walk ends at the first such run.
@@ -658,44 +672,44 @@ uint32_t kvd_index_pin_path(kvd_index_t *ix, uint32_t id)
 			return fresh;
 		}
 		node = kvd_node_at(ix, node->parent);
-		node->pinned_children++;
+		node->pinned[pins].children++;
 		upto = node->len;
 	}
 }
 
 /* How much of the run its own pins and its children keep pinned. Each block that is released is visited once. */
-static uint32_t count_still_pinned(const kvd_index_t *ix, const kvd_node_t *node)
+static uint32_t count_still_pinned(const kvd_index_t *ix, const kvd_node_t *node, kvd_pin_class_t pins)
 {
-	uint32_t pinned = node->pin_ends > 0 ? node->pinned : 0;
+	uint32_t pinned = node->pinned[pins].ends > 0 ? node->pinned[pins].blocks : 0;
 
 	/* A pin below keeps the whole run. */
-	if (node->pinned_children > 0) {
+	if (node->pinned[pins].children > 0) {
 		return node->len;
 	}
-	while (pinned > 0 && kvd_block_at(ix, node->ids[pinned - 1])->pins.head == KVD_NONE) {
+	while (pinned > 0 && !kvd_index_has_pin(kvd_block_at(ix, node->ids[pinned - 1]), pins)) {
 		pinned--;
 	}
 
 	return pinned;
 }
 
-uint32_t kvd_index_unpin_path(kvd_index_t *ix, uint32_t id)
+uint32_t kvd_index_unpin_path(kvd_index_t *ix, uint32_t id, kvd_pin_class_t pins)
 {
 	kvd_node_t *node = kvd_node_of(ix, kvd_block_at(ix, id));
 	uint32_t freed = 0;
 
-	node->pin_ends--;
+	node->pinned[pins].ends--;
 	for (;;) {
-		uint32_t pinned = count_still_pinned(ix, node);
+		uint32_t pinned = count_still_pinned(ix, node, pins);
 
-		freed += node->pinned - pinned;
-		node->pinned = pinned;
+		freed += node->pinned[pins].blocks - pinned;
+		node->pinned[pins].blocks = pinned;
 		/* What is still pinned here keeps the runs above pinned. */
 		if (pinned > 0 || node->parent == KVD_NONE) {
 			return freed;
 		}
 		node = kvd_node_at(ix, node->parent);
-		node->pinned_children--;
+		node->pinned[pins].children--;
 	}
 }
 

@@ -16,7 +16,8 @@
  * State of a block:             insert --> known --> remove (in no set, no child, no reference)
  *
  * A pin keeps its block and the path above it, so the pinned blocks of a run are a prefix of it as well. `pinned`
- * counts each of them once, whatever the number of its pins (decision 025).
+ * counts each of them once, whatever the number of its pins (decision 025); and so once more for the pins of hand-over
+ * entries alone, which have a limit of their own (decision 042).
  *
  * Blocks of `window` and `state` groups are unchained: each is a run of one block at the root, which joins and leaves a
  * set without regard to others (decision 010). A tree may have as many of them as the index holds.
@@ -43,8 +44,9 @@ typedef enum kvd_set { KVD_CPU = 0, KVD_DISK = 1 } kvd_set_t;
 #define KVD_DISK_UNLINKED 4u /* its disk slot holds the bytes, but its parent is not in the disk set */
 #define KVD_OFF_LRU_CPU   8u /* its mark was found pinned and is off the list (policy.h) */
 #define KVD_OFF_LRU_DISK  16u
-#define KVD_EVENT_PENDING 32u /* not announced to subscribers yet (events.h) */
-#define KVD_DUP_CHECK     64u /* named by the PUT_START that is being checked, and by nothing else            */
+#define KVD_EVENT_PENDING 32u  /* not announced to subscribers yet (events.h) */
+#define KVD_DUP_CHECK     64u  /* named by the PUT_START that is being checked, and by nothing else            */
+#define KVD_HANDED_OVER   128u /* a hand-over entry has a pin on it: the first of its pins (block.h) */
 
 /* 64 bytes: one cache line of what is known about a block. Its CPU slot lies in its run. */
 typedef struct kvd_block {
@@ -56,7 +58,7 @@ typedef struct kvd_block {
 	uint32_t hash_next;
 	uint32_t refs;   /* references of leases, of writes below it, and of subtrees that are being taken down */
 	uint32_t io;     /* transfer that reads or writes one of its slots (transfer.h)             */
-	kvd_list_t pins; /* leases and puts that end here (block.h)                              */
+	kvd_list_t pins; /* leases, puts and hand-overs that end here (block.h)                   */
 	uint16_t pos;    /* in its run                                                              */
 	uint8_t group;
 	uint8_t flags;
@@ -78,6 +80,15 @@ typedef struct kvd_mark {
 #define KVD_NODE_QUEUED 2u /* waits for write-behind                                                   */
 #define KVD_NODE_ASIDE  4u /* the device cannot read its first block now: hidden, with everything below */
 
+/* Whose pins are counted: those of all owners, and those of hand-over entries. */
+typedef enum kvd_pin_class { KVD_PINS_ALL, KVD_PINS_HANDOVER, KVD_PIN_CLASSES } kvd_pin_class_t;
+
+typedef struct kvd_pinned {
+	uint32_t blocks;   /* blocks [0, blocks) of the run are pinned */
+	uint32_t children; /* child nodes with pinned blocks           */
+	uint32_t ends;     /* blocks of the run with pins of their own */
+} kvd_pinned_t;
+
 typedef struct kvd_node {
 	uint32_t tree;
 	uint32_t parent;
@@ -88,11 +99,9 @@ typedef struct kvd_node {
 	uint32_t len, cap;
 	uint32_t n[KVD_TIERS];
 	uint32_t children_in[KVD_TIERS]; /* child nodes whose first block is in the set                    */
-	uint32_t pinned;                 /* blocks [0, pinned) of the run are pinned */
-	uint32_t pinned_children;        /* child nodes with pinned blocks                                 */
-	uint32_t pin_ends;               /* blocks of the run with pins of their own */
-	uint32_t marks[KVD_TIERS];       /* deepest first                                                  */
-	kvd_link_t queue;                /* of write-behind while QUEUED, of what is taken down while DEAD */
+	kvd_pinned_t pinned[KVD_PIN_CLASSES];
+	uint32_t marks[KVD_TIERS]; /* deepest first                                                  */
+	kvd_link_t queue;          /* of write-behind while QUEUED, of what is taken down while DEAD */
 	uint32_t flags;
 	uint64_t answer; /* the last question about the path to this run, and its answer, as a number (decision 026) */
 	uint32_t *slots; /* [cap] CPU slots; KV_SLOT_NONE: none                            */
@@ -235,10 +244,15 @@ void kvd_index_copy_path(const kvd_index_t *ix, uint32_t block, uint32_t skip, u
 uint32_t kvd_index_depth_in(const kvd_index_t *ix, uint32_t block, kvd_set_t t);
 
 /* Depth of the deepest pinned block on the path to `block`; 0: none. */
-uint32_t kvd_index_depth_pinned(const kvd_index_t *ix, uint32_t block);
-/* The block has its first pin, or has lost its last one. Returns how many blocks that pins or releases. */
-uint32_t kvd_index_pin_path(kvd_index_t *ix, uint32_t block);
-uint32_t kvd_index_unpin_path(kvd_index_t *ix, uint32_t block);
+uint32_t kvd_index_depth_pinned(const kvd_index_t *ix, uint32_t block, kvd_pin_class_t pins);
+/* The block has its first pin of the class, or has lost its last one. Returns how many blocks that pins or releases. */
+uint32_t kvd_index_pin_path(kvd_index_t *ix, uint32_t block, kvd_pin_class_t pins);
+uint32_t kvd_index_unpin_path(kvd_index_t *ix, uint32_t block, kvd_pin_class_t pins);
+/* Has the block a pin of its own? */
+static inline int kvd_index_has_pin(const kvd_block_t *block, kvd_pin_class_t pins)
+{
+	return pins == KVD_PINS_ALL ? block->pins.head != KVD_NONE : (block->flags & KVD_HANDED_OVER) != 0;
+}
 
 /* Make the block the first of its run, so that its subtree is a node's subtree. KV_ERR_NOMEM, KV_ERR_LIMIT. */
 kv_status_t kvd_index_split_before(kvd_index_t *ix, uint32_t block);

@@ -13,13 +13,12 @@ typedef struct kvd_sums {
 static const char *check_children(const kvd_index_t *ix, uint32_t id)
 {
 	const kvd_node_t *node = kvd_node_at(ix, id);
-	uint32_t children = 0, children_in[KVD_TIERS] = {0, 0}, pinned = 0;
+	uint32_t children = 0, children_in[KVD_TIERS] = {0, 0};
 
 	for (uint32_t c = node->children.head; c != KVD_NONE; c = kvd_node_at(ix, c)->siblings.next) {
 		const kvd_node_t *child = kvd_node_at(ix, c);
 
 		children++;
-		pinned += child->pinned > 0 ? 1 : 0;
 		for (kvd_set_t t = KVD_CPU; t < KVD_TIERS; t++) {
 			children_in[t] += child->n[t] > 0 && !(child->flags & KVD_NODE_DEAD) ? 1 : 0;
 			if (child->n[t] > 0 && node->n[t] < node->len && !(child->flags & KVD_NODE_DEAD)) {
@@ -30,15 +29,35 @@ static const char *check_children(const kvd_index_t *ix, uint32_t id)
 			return "a child disagrees with its parent";
 		}
 	}
-	if (pinned != node->pinned_children || (pinned > 0 && node->pinned != node->len)) {
-		return "pinned children are miscounted";
-	}
 	if (children != node->child_count || children_in[KVD_CPU] != node->children_in[KVD_CPU] ||
 	    children_in[KVD_DISK] != node->children_in[KVD_DISK]) {
 		return "children are miscounted";
 	}
 
 	return NULL;
+}
+
+static const char *check_pins(const kvd_index_t *ix, uint32_t id, kvd_pin_class_t pins)
+{
+	const kvd_node_t *node = kvd_node_at(ix, id);
+	const kvd_pinned_t *pinned = &node->pinned[pins];
+	uint32_t children = 0, ends = 0, deepest = 0;
+
+	for (uint32_t c = node->children.head; c != KVD_NONE; c = kvd_node_at(ix, c)->siblings.next) {
+		children += kvd_node_at(ix, c)->pinned[pins].blocks > 0 ? 1 : 0;
+	}
+	if (children != pinned->children || (children > 0 && pinned->blocks != node->len)) {
+		return "pinned children are miscounted";
+	}
+	for (uint32_t i = 0; i < node->len; i++) {
+		if (kvd_index_has_pin(kvd_block_at(ix, node->ids[i]), pins)) {
+			ends++;
+			deepest = i + 1;
+		}
+	}
+
+	return ends != pinned->ends || (children == 0 && deepest != pinned->blocks) ? "a run's pins are miscounted"
+										    : NULL;
 }
 
 static const char *check_marks(const kvd_index_t *ix, uint32_t id, kvd_set_t t, kvd_sums_t *sums)
@@ -69,8 +88,6 @@ static const char *check_marks(const kvd_index_t *ix, uint32_t id, kvd_set_t t, 
 static const char *check_run(const kvd_index_t *ix, uint32_t id, kvd_sums_t *sums)
 {
 	const kvd_node_t *node = kvd_node_at(ix, id);
-	uint32_t pin_ends = 0, deepest = 0;
-
 	if (node->len == 0 || node->len > KVD_RUN_MAX || node->len > node->cap || node->n[KVD_CPU] > node->len ||
 	    node->n[KVD_DISK] > node->len) {
 		return "a run's counters are out of range";
@@ -81,10 +98,6 @@ static const char *check_run(const kvd_index_t *ix, uint32_t id, kvd_sums_t *sum
 
 		if (block->node != id || block->pos != i) {
 			return "a block does not know its run";
-		}
-		if (block->pins.head != KVD_NONE) {
-			pin_ends++;
-			deepest = i + 1;
 		}
 		if ((node->slots[i] != KV_SLOT_NONE) != (i < node->n[KVD_CPU] || filled) ||
 		    (i < node->n[KVD_CPU] && filled)) {
@@ -97,9 +110,6 @@ static const char *check_run(const kvd_index_t *ix, uint32_t id, kvd_sums_t *sum
 		    kvd_index_find(ix, node->tree, &block->key, block->group) != node->ids[i]) {
 			return "a block is not found by its key";
 		}
-	}
-	if (pin_ends != node->pin_ends || (node->pinned_children == 0 && deepest != node->pinned)) {
-		return "a run's pins are miscounted";
 	}
 	sums->blocks += node->len;
 	sums->in[KVD_CPU] += node->n[KVD_CPU];
@@ -119,6 +129,8 @@ static const char *check_tree(const kvd_index_t *ix, uint32_t id, kvd_sums_t *al
 		aside += (kvd_node_at(ix, n)->flags & KVD_NODE_ASIDE) != 0;
 		wrong = check_run(ix, n, &sums);
 		wrong = wrong ? wrong : check_children(ix, n);
+		wrong = wrong ? wrong : check_pins(ix, n, KVD_PINS_ALL);
+		wrong = wrong ? wrong : check_pins(ix, n, KVD_PINS_HANDOVER);
 		wrong = wrong ? wrong : check_marks(ix, n, KVD_CPU, &sums);
 		wrong = wrong ? wrong : check_marks(ix, n, KVD_DISK, &sums);
 	}

@@ -67,7 +67,8 @@ static kv_status_t open_lease(kvd_core_t *core, const kvd_space_t *space, const 
 	uint64_t room = kvd_lease_room(core, instance) / slot_bytes;
 	uint32_t depth = kvd_depth_of(&core->ix, kvd_block_at(&core->ix, id));
 	uint32_t n = depth - ask->skip > room ? ask->skip + (uint32_t)room : depth;
-	uint64_t most = kvd_index_depth_pinned(&core->ix, id) + kvd_share_pin_room(core, space->ns, space->slot_class);
+	uint64_t most = kvd_index_depth_pinned(&core->ix, id, KVD_PINS_ALL) +
+			kvd_share_pin_room(core, space->ns, space->slot_class);
 	uint32_t cpu_depth, before;
 	kvd_lease_t draft = {
 		.instance = member->instance, .member = member->id, .skip = ask->skip, .stamp = core->stamp};
@@ -161,7 +162,7 @@ static kv_status_t pin_blocks(kvd_core_t *core, const kvd_space_t *space, kvd_le
 			reply->why = kvd_explain_miss(core, space->tree, &key, (uint8_t)ask->group);
 			return KV_MISS;
 		}
-		if (kvd_index_depth_pinned(&core->ix, id) == 0 &&
+		if (kvd_index_depth_pinned(&core->ix, id, KVD_PINS_ALL) == 0 &&
 		    kvd_share_pin_room(core, space->ns, space->slot_class) == 0) {
 			kvd_count(core, KV_M_SHARE_FULL, 1);
 			kvd_count_ns(core, space->ns, KV_NM_SHARE_FULL, 1);

@@ -81,7 +81,8 @@ int kvd_put_may_pin(const kvd_core_t *core, const kvd_put_t *put, uint32_t block
 {
 	uint32_t depth = kvd_depth_of(&core->ix, kvd_block_at(&core->ix, block));
 
-	return depth - kvd_index_depth_pinned(&core->ix, block) <= kvd_share_pin_room(core, put->ns, put->slot_class);
+	return depth - kvd_index_depth_pinned(&core->ix, block, KVD_PINS_ALL) <=
+	       kvd_share_pin_room(core, put->ns, put->slot_class);
 }
 
 kv_status_t kvd_put_pin_block(kvd_core_t *core, kvd_put_t *put, uint32_t block)

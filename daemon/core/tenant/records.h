@@ -74,6 +74,7 @@ typedef struct kvd_ns {
 	uint64_t share[KVD_SHARES];                   /* in force                                    */
 	uint64_t blocks;                              /* in the index                                */
 	uint64_t pinned_blocks, pinned_bytes;         /* kept by pins, each counted once */
+	uint64_t handover_bytes;                      /* kept by pins of hand-over entries, each counted once */
 	kvd_list_t puts;                              /* running ones (put.h)                        */
 	uint64_t unfinished_blocks, unfinished_bytes; /* slots of puts, those in quarantine too      */
 } kvd_ns_t;
