@@ -112,10 +112,9 @@ kv_status_t kvd_core_create(const kvd_core_config_t *config, const kvd_world_t *
 	core->policy = config->policy == KVD_POLICY_FIFO ? &kvd_policy_fifo : &kvd_policy_lru;
 	core->instance_list = core->fills = core->run_puts = core->dead_nodes = KVD_LIST_EMPTY;
 	core->dead_trees = KVD_NONE;
-	memset(core->wheel, 0xff, sizeof core->wheel);
 	memset(core->pending_heads, 0xff, sizeof core->pending_heads);
 	core->now_ns = kv_now_ns(core->env);
-	core->wheel_at = core->now_ns >> KVD_WHEEL_SHIFT;
+	kvd_wheel_init(&core->lease_wheel, core->now_ns);
 	core->rebalance[KVD_CPU].slab = core->rebalance[KVD_DISK].slab = KVD_NONE;
 	core->ghost_mask = count_ghosts(config->max_index_blocks) - 1;
 

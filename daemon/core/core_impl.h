@@ -10,11 +10,10 @@
 #include "core/index/policy.h"
 #include "core/list.h"
 #include "core/tenant/records.h"
+#include "core/wheel.h"
 
 #define KVD_EXPLAIN_KEYS    4096u
 #define KVD_PENDING_HEADS   32768u
-#define KVD_WHEEL_BUCKETS   256u
-#define KVD_WHEEL_SHIFT     26u /* 67 ms a bucket */
 #define KVD_DURABLE_STORED  1u  /* something is on disk or synced, or waits for it newly */
 #define KVD_DURABLE_DROPPED 2u  /* something will not be written after all */
 #define KVD_ID_BITS         24u /* of an id: the record's index; above it a sequence number that never comes back */
@@ -53,9 +52,8 @@ struct kvd_core {
 	uint64_t gauge_due_ns;
 	uint32_t gauge_ns; /* the namespace whose gauges are set next */
 
-	kvd_list_t wheel[KVD_WHEEL_BUCKETS];
-	uint64_t wheel_at; /* next bucket to look at */
-	uint64_t refs;     /* sum over leases and transfers */
+	kvd_wheel_t lease_wheel;
+	uint64_t refs; /* sum over leases and transfers */
 
 	kvd_list_t fills; /* queued */
 	uint32_t reads, writes;

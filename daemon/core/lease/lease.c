@@ -6,8 +6,6 @@
 #include "core/tenant/member.h"
 #include "core/tenant/share.h"
 
-#define EXPIRE_QUANTUM 64u
-
 kvd_lease_t *kvd_lease_find(kvd_core_t *core, uint64_t id)
 {
 	uint32_t index = kvd_id_index(id);
@@ -42,19 +40,16 @@ uint32_t kvd_lease_block(kvd_core_t *core, const kvd_lease_t *lease, uint32_t de
 
 /* ---- expiry ---------------------------------------------------------------------------------- */
 
-static kvd_list_t *expiry_bucket(kvd_core_t *core, const kvd_lease_t *lease)
-{
-	return &core->wheel[(lease->expiry_ns >> KVD_WHEEL_SHIFT) % KVD_WHEEL_BUCKETS];
-}
-
 static void link_expiry(kvd_core_t *core, const kvd_lease_t *lease)
 {
-	kvd_list_push_front(expiry_bucket(core, lease), &core->leases, offsetof(kvd_lease_t, of_bucket), lease->self);
+	kvd_list_push_front(kvd_wheel_bucket(&core->lease_wheel, lease->expiry_ns), &core->leases,
+			    offsetof(kvd_lease_t, of_bucket), lease->self);
 }
 
 static void unlink_expiry(kvd_core_t *core, const kvd_lease_t *lease)
 {
-	kvd_list_remove(expiry_bucket(core, lease), &core->leases, offsetof(kvd_lease_t, of_bucket), lease->self);
+	kvd_list_remove(kvd_wheel_bucket(&core->lease_wheel, lease->expiry_ns), &core->leases,
+			offsetof(kvd_lease_t, of_bucket), lease->self);
 }
 
 uint64_t kvd_lease_expiry(const kvd_core_t *core, uint32_t ttl_ms)
@@ -396,33 +391,24 @@ void kvd_lease_cut_before(kvd_core_t *core, kvd_lease_t *lease, uint32_t depth, 
 	}
 }
 
+static uint32_t expire_lease(void *ctx, uint32_t id)
+{
+	kvd_core_t *core = ctx;
+	kvd_lease_t *lease = kvd_obj_at(&core->leases, id);
+	uint32_t work = 1 + lease->pin_count / 16; /* a window's pins are dropped one by one */
+
+	kvd_lease_end(core, lease, KV_ERR_EXPIRED);
+
+	return work;
+}
+
 int kvd_leases_expire(kvd_core_t *core, uint64_t now_ns)
 {
-	uint64_t bucket_now = now_ns >> KVD_WHEEL_SHIFT;
-	uint32_t work = 0;
+	const kvd_wheel_items_t items = {.pool = &core->leases,
+					 .link = offsetof(kvd_lease_t, of_bucket),
+					 .expiry = offsetof(kvd_lease_t, expiry_ns),
+					 .expire = expire_lease,
+					 .ctx = core};
 
-	/* After a long pause each bucket is visited once, not once a round. */
-	if (bucket_now > core->wheel_at + KVD_WHEEL_BUCKETS) {
-		core->wheel_at = bucket_now - KVD_WHEEL_BUCKETS;
-	}
-	for (; core->wheel_at < bucket_now; core->wheel_at++) {
-		uint32_t id = core->wheel[core->wheel_at % KVD_WHEEL_BUCKETS].head;
-
-		while (id != KVD_NONE) {
-			kvd_lease_t *lease = kvd_obj_at(&core->leases, id);
-
-			id = lease->of_bucket.next;
-			/* Of a later round of the wheel. */
-			if (lease->expiry_ns > now_ns) {
-				continue;
-			}
-			if (work >= EXPIRE_QUANTUM) {
-				return 1;
-			}
-			work += 1 + lease->pin_count / 16; /* a window's pins are dropped one by one */
-			kvd_lease_end(core, lease, KV_ERR_EXPIRED);
-		}
-	}
-
-	return 0;
+	return kvd_wheel_run(&core->lease_wheel, &items, now_ns);
 }
