@@ -2,6 +2,7 @@
 #include "core/check.h"
 #include "core/block/block.h"
 #include "core/core_impl.h"
+#include "core/handover/handover.h"
 #include "core/json.h"
 #include "core/lease/lease.h"
 #include "core/put/put.h"
@@ -40,8 +41,12 @@ static void sum_blocks(const kvd_core_t *core, kvd_sums_t *sums)
 
 static int check_pins(kvd_core_t *core, char *why, size_t cap)
 {
-	uint64_t pins = 0, refs = 0, leases = 0;
+	uint64_t pins, refs = 0, leases = 0;
 	kvd_sums_t blocks;
+
+	if (!kvd_handovers_check(core, &pins, why, cap)) {
+		return 0;
+	}
 
 	for (uint32_t i = core->instance_list.head; i != KVD_NONE; i = kvd_instance_at(core, i)->of_core.next) {
 		const kvd_instance_rec_t *instance = kvd_instance_at(core, i);
@@ -130,6 +135,7 @@ static int check_shares(kvd_core_t *core, char *why, size_t cap)
 		if (sum.blocks != ns->blocks || sum.pinned_blocks != ns->pinned_blocks ||
 		    sum.pinned_bytes != ns->pinned_bytes || sum.unfinished_bytes != ns->unfinished_bytes ||
 		    sum.handover_bytes != ns->handover_bytes ||
+		    ns->handover_bytes + ns->tail_bytes > kvd_share_handover_max(core, n) ||
 		    kvd_share_irreclaimable(core, n) > ns->share[KVD_SHARE_CPU]) {
 			snprintf(why, cap,
 				 "namespace %u: blocks %llu of %llu, pinned %llu of %llu, unfinished %llu of %llu, "

@@ -1,7 +1,7 @@
 /* check.h -- invariants that can be verified at any time between two calls.
  *
  *   index       sets prefix-closed, counters, keys, marks
- *   pins        pins and references of leases, puts and transfers == those on blocks
+ *   pins        pins and references of leases, puts, hand-overs and transfers == those on blocks
  *   caps        pinned and unfinished bytes of each instance, lease areas
  *   cpu_slots, disk_slots   what the tier counts as used == what the core knows of
  *   mirror      nothing in it that is not in the index

@@ -7,6 +7,7 @@
 #include "core/block/visibility.h"
 #include "core/block/write_behind.h"
 #include "core/core_impl.h"
+#include "core/handover/handover.h"
 #include "core/index/policy.h"
 #include "core/lease/lease.h"
 #include "core/put/durable.h"
@@ -35,6 +36,7 @@ static void free_core(kvd_core_t *core)
 	kvd_obj_pool_fini(&core->extents);
 	kvd_obj_pool_fini(&core->instances);
 	kvd_obj_pool_fini(&core->members);
+	kvd_obj_pool_fini(&core->handovers);
 	kv_free(&env, core->reaped);
 	kv_free(&env, core->ghosts);
 	kv_free(&env, core->explain);
@@ -47,6 +49,7 @@ static int is_config_valid(const kvd_core_config_t *config, const kvd_world_t *w
 	       config->max_spaces <= KV_MIRROR_MAX_SPACES && config->max_instances > 0 && config->max_members > 0 &&
 	       config->max_leases > 0 && config->lease_ttl_ns > 0 && config->put_ttl_ns > 0 && config->read_depth > 0 &&
 	       config->write_behind_depth > 0 && config->policy <= KVD_POLICY_FIFO &&
+	       (config->max_handovers == 0 || config->handover_ttl_ns > 0) &&
 	       (uint64_t)config->max_instances * config->max_leases < 1u << KVD_ID_BITS;
 }
 
@@ -55,6 +58,7 @@ static kv_status_t init_pools(kvd_core_t *core)
 	const kvd_core_config_t *config = &core->config;
 	uint32_t leases = config->max_instances * config->max_leases;
 	uint32_t blocks = (uint32_t)config->max_index_blocks;
+	uint64_t handovers = (uint64_t)KVD_MAX_NAMESPACES * config->max_handovers;
 	const struct {
 		kvd_obj_pool_t *pool;
 		size_t item;
@@ -63,7 +67,7 @@ static kv_status_t init_pools(kvd_core_t *core)
 		{&core->leases, sizeof(kvd_lease_t), leases},
 		{&core->puts, sizeof(kvd_put_t), leases},
 		/* One a lease, one a put; and of unchained groups one a block, of several leases of all
-		 * blocks. */
+		 * blocks. Hand-overs have theirs of these, or are refused. */
 		{&core->pins, sizeof(kvd_pin_t), 2u * (uint64_t)leases + 4u * (uint64_t)blocks},
 		{&core->pendings, sizeof(kvd_pending_t), blocks + 65536u},
 		{&core->ios, sizeof(kvd_io_t), blocks + 65536u},
@@ -71,6 +75,8 @@ static kv_status_t init_pools(kvd_core_t *core)
 		 4u * (uint64_t)leases + 2u * (uint64_t)config->max_instances + 64u},
 		{&core->instances, sizeof(kvd_instance_rec_t), config->max_instances},
 		{&core->members, sizeof(kvd_member_rec_t), config->max_members},
+		{&core->handovers, sizeof(kvd_handover_t),
+		 handovers < 1u << KVD_ID_BITS ? handovers : (1u << KVD_ID_BITS) - 1},
 	};
 	kv_status_t status = kvd_index_init(&core->ix, core->env, core->world.metrics, config->max_index_blocks);
 
@@ -113,8 +119,10 @@ kv_status_t kvd_core_create(const kvd_core_config_t *config, const kvd_world_t *
 	core->instance_list = core->fills = core->run_puts = core->dead_nodes = KVD_LIST_EMPTY;
 	core->dead_trees = KVD_NONE;
 	memset(core->pending_heads, 0xff, sizeof core->pending_heads);
+	memset(core->handover_heads, 0xff, sizeof core->handover_heads);
 	core->now_ns = kv_now_ns(core->env);
 	kvd_wheel_init(&core->lease_wheel, core->now_ns);
+	kvd_wheel_init(&core->handover_wheel, core->now_ns);
 	core->rebalance[KVD_CPU].slab = core->rebalance[KVD_DISK].slab = KVD_NONE;
 	core->ghost_mask = count_ghosts(config->max_index_blocks) - 1;
 
@@ -144,6 +152,7 @@ void kvd_core_destroy(kvd_core_t *core)
 	}
 	kvd_puts_free(core);
 	kvd_leases_free(core);
+	kvd_handovers_free(core);
 	if (core->tier[KVD_DISK]) {
 		kvs_tier_watch(core->tier[KVD_DISK], &(kvs_watch_t){0});
 	}
@@ -253,12 +262,15 @@ static const char *detail_of(kv_status_t status)
 	case KV_ERR_ARG:
 		return "a field is out of its range, or two fields contradict each other";
 	case KV_ERR_LIMIT:
-		return "the instance has as many leases or puts as it may have";
+		return "the instance has as many leases, puts or hand-overs, or its namespace as many hand-overs, as "
+		       "it "
+		       "may have";
 	case KV_ERR_UNSUPPORTED:
 		return "the space has no such group";
 	case KV_ERR_BUSY:
-		return "pinned or unfinished bytes of the instance or its namespace are at their limit, or nothing can "
-		       "be evicted";
+		return "pinned or unfinished bytes of the instance or its namespace, or what its hand-overs keep, are "
+		       "at "
+		       "their limit, or nothing can be evicted";
 	default:
 		return NULL;
 	}
@@ -299,6 +311,18 @@ kv_status_t kvd_core_request(kvd_core_t *core, const kvd_ask_t *ask, kv_msg_t *r
 		break;
 	case KV_CODE_BAD_BLOCK:
 		status = kvd_report_bad_block(core, member, &msg->bad_block, &reply->bad_block_reply);
+		break;
+	case KV_CODE_HANDOVER_SEND:
+		status = kvd_handover_send(core, ns, member, &msg->handover_send, &reply->handover_send_reply);
+		break;
+	case KV_CODE_HANDOVER_RECV:
+		status = kvd_handover_recv(core, ns, member, &msg->handover_recv, &reply->handover_recv_reply);
+		break;
+	case KV_CODE_HANDOVER_TAIL:
+		status = kvd_handover_tail(core, ns, member, &msg->handover_tail, &reply->handover_tail_reply);
+		break;
+	case KV_CODE_HANDOVER_DONE:
+		status = kvd_handover_done(core, ns, member, &msg->handover_done);
 		break;
 	case KV_CODE_SPACE_RESET:
 		status = reset_space(core, ns, member, ask->frame_id, msg, reply);
@@ -381,15 +405,18 @@ static void update_ns_gauges(kvd_core_t *core, uint32_t n)
 	kv_ns_metric_set(m, n, KV_NM_DISK_MAX_BYTES, max_share_of(core, n, KVD_SHARE_DISK));
 	kv_ns_metric_set(m, n, KV_NM_BLOCKS_MAX, max_share_of(core, n, KVD_SHARE_INDEX));
 	kv_ns_metric_set(m, n, KV_NM_IRRECLAIMABLE_BYTES, kvd_share_irreclaimable(core, n));
+	kv_ns_metric_set(m, n, KV_NM_HANDOVERS, core->ns[n]->handovers);
+	kv_ns_metric_set(m, n, KV_NM_HANDOVER_BYTES, core->ns[n]->handover_bytes + core->ns[n]->tail_bytes);
 }
 
 static void update_gauges(kvd_core_t *core)
 {
 	kv_metrics_t *m = core->world.metrics;
-	uint64_t spaces = 0, in[KVD_TIERS] = {0, 0};
+	uint64_t spaces = 0, handed_over = 0, in[KVD_TIERS] = {0, 0};
 
 	for (uint32_t n = 0; n < core->ns_count; n++) {
 		spaces += core->ns[n]->space_count;
+		handed_over += core->ns[n]->handover_bytes + core->ns[n]->tail_bytes;
 	}
 	/* Of all trees: blocks taken in from disk count before an engine opens their space. */
 	for (uint32_t id = 0; id < core->ix.trees.made; id++) {
@@ -409,6 +436,8 @@ static void update_gauges(kvd_core_t *core)
 	kv_metric_set(m, KV_M_MEMBERS, core->members.used);
 	kv_metric_set(m, KV_M_LEASES, core->leases.used);
 	kv_metric_set(m, KV_M_PUTS, core->puts.used);
+	kv_metric_set(m, KV_M_HANDOVERS, core->handovers.used);
+	kv_metric_set(m, KV_M_HANDOVER_BYTES, handed_over);
 	kv_metric_set(m, KV_M_PINS, core->pins.used + core->refs);
 }
 
@@ -427,6 +456,7 @@ static int run_quantum(kvd_core_t *core)
 {
 	int more = kvd_leases_expire(core, core->now_ns);
 
+	more |= kvd_handovers_run(core);
 	more |= kvd_dismantle_run(core);
 	more |= kvd_visibility_run(core);
 	more |= kvd_rebalance_run(core);

@@ -5,7 +5,7 @@
  * of at most 20 us, run by kvd_core_tick().
  *
  * Hosts:    daemon/io (sockets), tests/core (a seeded universe).
- * Modules:  index/ (radix tree), block/, lease/, put/, tenant/; README.md lists them
+ * Modules:  index/ (radix tree), block/, lease/, put/, handover/, tenant/; README.md lists them
  */
 #ifndef KVD_CORE_H
 #define KVD_CORE_H
@@ -101,6 +101,9 @@ typedef struct kvd_core_config {
 	uint64_t max_pinned_bytes;     /* slots that read leases keep from eviction, promotions included */
 	uint64_t max_unfinished_bytes; /* slots of unfinished puts */
 	uint64_t lease_ttl_ns;         /* default, and the largest granted */
+	uint32_t max_handovers;        /* hand-over entries of a namespace; 0: none. An instance: max_leases of them */
+	uint64_t max_handover_bytes;   /* that they keep, of a namespace; 0: a quarter of its CPU share */
+	uint64_t handover_ttl_ns;      /* of an entry without a consumer, and of a consumer's wait */
 	uint64_t put_ttl_ns; /* a put without KEEP or PUT_END for this time is revoked when its namespace lacks room */
 	uint32_t write_behind_depth; /* disk writes in flight */
 	uint32_t read_depth;         /* disk reads in flight */
@@ -206,10 +209,10 @@ typedef struct kvd_space_info {
 } kvd_space_info_t;
 kv_status_t kvd_space_open(kvd_core_t *core, const kvd_space_open_t *ask, kvd_space_info_t *p_info);
 
-/* ACQUIRE .. BAD_BLOCK and KEEP of a member, EXPLAIN of any connection in namespace `ns`: ask->msg is the decoded
- * request, *reply the decoded reply (same code). Slices in the reply are valid until the next call. KV_PENDING: the
- * reply comes later through kvd_world_t.notify's sibling `answer` (SPACE_RESET only). Any other value than OK is the
- * status of the reply; *detail (static, may be NULL) says more. */
+/* ACQUIRE .. BAD_BLOCK, KEEP and HANDOVER_* of a member, EXPLAIN of any connection in namespace `ns`: ask->msg is the
+ * decoded request, *reply the decoded reply (same code). Slices in the reply are valid until the next call. KV_PENDING:
+ * the reply comes later through kvd_world_t.notify's sibling `answer` (SPACE_RESET only). Any other value than OK is
+ * the status of the reply; *detail (static, may be NULL) says more. */
 kv_status_t kvd_core_request(kvd_core_t *core, const kvd_ask_t *ask, kv_msg_t *reply, const char **detail);
 
 /* Digest staging of a member: the host maps it and says where; the core copies words out once, through
@@ -236,9 +239,10 @@ void kvd_core_shutdown(kvd_core_t *core);
 
 /* ---- status ---------------------------------------------------------------------------------- */
 
-/* JSON for STATUS (spaces, instances, tiers; only those of namespace ns) and CHECK. Return bytes needed, like
- * snprintf. */
+/* JSON for STATUS (spaces, instances, tiers; only those of namespace ns), TRANSFERS (likewise; some are left out, and
+ * counted, where they would fill more than three quarters of cap) and CHECK. Return bytes needed, like snprintf. */
 size_t kvd_core_status_json(kvd_core_t *core, uint32_t ns, uint32_t detail, char *out, size_t cap);
+size_t kvd_core_transfers_json(kvd_core_t *core, uint32_t ns, char *out, size_t cap);
 size_t kvd_core_check_json(kvd_core_t *core, char *out, size_t cap, uint32_t *p_failed);
 
 /* Force one eviction step, for tests: KV_MISS when nothing can go. */

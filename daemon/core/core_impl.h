@@ -14,6 +14,7 @@
 
 #define KVD_EXPLAIN_KEYS    4096u
 #define KVD_PENDING_HEADS   32768u
+#define KVD_HANDOVER_HEADS  4096u
 #define KVD_DURABLE_STORED  1u  /* something is on disk or synced, or waits for it newly */
 #define KVD_DURABLE_DROPPED 2u  /* something will not be written after all */
 #define KVD_ID_BITS         24u /* of an id: the record's index; above it a sequence number that never comes back */
@@ -41,7 +42,7 @@ struct kvd_core {
 	kvd_class_t *classes;
 	uint32_t class_count, class_cap;
 
-	kvd_obj_pool_t pins, leases, puts, pendings, ios, extents, instances, members;
+	kvd_obj_pool_t pins, leases, puts, pendings, ios, extents, instances, members, handovers;
 	kvd_list_t instance_list;
 	kvd_instance_t *reaped; /* ids the host has not fetched; with those that live at most twice max_instances */
 	uint32_t reaped_count;
@@ -52,7 +53,7 @@ struct kvd_core {
 	uint64_t gauge_due_ns;
 	uint32_t gauge_ns; /* the namespace whose gauges are set next */
 
-	kvd_wheel_t lease_wheel;
+	kvd_wheel_t lease_wheel, handover_wheel;
 	uint64_t refs; /* sum over leases and transfers */
 
 	kvd_list_t fills; /* queued */
@@ -64,6 +65,9 @@ struct kvd_core {
 	uint64_t write_wait_ns;             /* how long it waited after the last failure; 0: the last write went well */
 	int flush_busy;
 	kv_status_t flush_status;
+
+	uint32_t handover_heads[KVD_HANDOVER_HEADS]; /* by transfer id */
+	uint32_t handover_sweep;                     /* entries before it are looked at: a side or an epoch has ended */
 
 	kvd_list_t run_puts; /* to look at again */
 	uint32_t pending_heads[KVD_PENDING_HEADS];
@@ -150,6 +154,12 @@ static inline uint64_t kvd_id_make(kvd_core_t *core, uint32_t index)
 static inline uint32_t kvd_id_index(uint64_t id)
 {
 	return (uint32_t)(id & ((1u << KVD_ID_BITS) - 1));
+}
+
+/* A member has gone, or a space has another epoch: entries with them end in quanta. */
+static inline void kvd_handovers_sweep(kvd_core_t *core)
+{
+	core->handover_sweep = core->handovers.made;
 }
 
 /* What the header grants is over. A member that still copies sees this when it looks again, if it can have seen

@@ -6,6 +6,7 @@
 /* Series of one family differ in their label and share their help. */
 #define KV_HELP_FRAMES "frames refused, their session closed: malformed, of another protocol version, over the size limit, or without room in the receive buffers of their namespace"
 #define KV_HELP_JOINS "joins refused: without a live pidfd, or with one not proved to be the joining process's own"
+#define KV_HELP_HANDOVERS "hand-overs ended: taken, their consumer was done; expired, without a consumer or with one that was too late; failed, by the end of their producer, their space or a block; aborted, by either side"
 #define KV_HELP_LEASES "leases ended: given back, by their time to live, or with their instance, space or block"
 
 #define KV_METRIC_LIST(X)                                                                                              \
@@ -38,7 +39,7 @@
 	X(LEASES_RELEASED, kvd_leases_ended_total{reason="released"}, KV_METRIC_COUNTER, KV_HELP_LEASES)               \
 	X(LEASES_EXPIRED, kvd_leases_ended_total{reason="expired"}, KV_METRIC_COUNTER, KV_HELP_LEASES)                 \
 	X(LEASES_REVOKED, kvd_leases_ended_total{reason="revoked"}, KV_METRIC_COUNTER, KV_HELP_LEASES)                 \
-	X(PINS, kvd_pins, KV_METRIC_GAUGE, "pins on blocks; equals leases, open puts and I/O")                         \
+	X(PINS, kvd_pins, KV_METRIC_GAUGE, "pins on blocks; equals leases, open puts, hand-overs and I/O")                         \
 	X(ACQUIRE_HITS, kvd_acquires_total{result="hit"}, KV_METRIC_COUNTER, "acquires: hit, at least one block was leased; miss, none was") \
 	X(ACQUIRE_MISSES, kvd_acquires_total{result="miss"}, KV_METRIC_COUNTER, "acquires: hit, at least one block was leased; miss, none was") \
 	X(ACQUIRE_SHORTENED, kvd_acquire_shortened_total, KV_METRIC_COUNTER, "acquires that got less than was resident because room for promotion lacked") \
@@ -51,6 +52,14 @@
 	X(PUT_ALREADY, kvd_put_already_total, KV_METRIC_COUNTER, "put blocks that were visible already")               \
 	X(PUT_DUPLICATES, kvd_put_duplicates_total, KV_METRIC_COUNTER, "put blocks that lost to another instance's copy") \
 	X(PUT_BUSY, kvd_put_busy_total, KV_METRIC_COUNTER, "puts cut short at a limit")                                \
+	X(HANDOVERS, kvd_handovers, KV_METRIC_GAUGE, "hand-overs: awaited, sending, or waiting to be taken")            \
+	X(HANDOVER_BYTES, kvd_handover_bytes, KV_METRIC_GAUGE, "slots and tails that hand-overs keep, each slot counted once") \
+	X(HANDOVERS_TAKEN, kvd_handovers_ended_total{result="taken"}, KV_METRIC_COUNTER, KV_HELP_HANDOVERS)            \
+	X(HANDOVERS_EXPIRED, kvd_handovers_ended_total{result="expired"}, KV_METRIC_COUNTER, KV_HELP_HANDOVERS)        \
+	X(HANDOVERS_FAILED, kvd_handovers_ended_total{result="failed"}, KV_METRIC_COUNTER, KV_HELP_HANDOVERS)          \
+	X(HANDOVERS_ABORTED, kvd_handovers_ended_total{result="aborted"}, KV_METRIC_COUNTER, KV_HELP_HANDOVERS)        \
+	X(HANDOVERS_REFUSED, kvd_handovers_refused_total, KV_METRIC_COUNTER, "HANDOVER_SENDs answered BUSY: no room within the bytes that hand-overs may keep, or within the share") \
+	X(HANDOVER_WAIT, kvd_handover_wait_seconds, KV_METRIC_HISTOGRAM, "time consumers waited for a hand-over to be complete or to fail") \
 	X(SHARE_FULL, kvd_share_full_total, KV_METRIC_COUNTER, "acquires and puts cut short because their namespace's irreclaimable bytes were at its share") \
 	X(NO_PARENT, kvd_no_parent_total, KV_METRIC_COUNTER, "puts below an unknown parent")                           \
 	X(PARENT_UNREADABLE, kvd_parent_unreadable_total, KV_METRIC_COUNTER, "puts refused or ended because the disk could not read their parent, or a block above it") \

@@ -32,6 +32,10 @@
 
 /* Bytes of one PUT_START writer entry (u32 rank, head_first, head_count, layer_first, layer_count; little-endian). */
 #define KV_WRITER_BYTES 20u
+/* Bytes of one HANDOVER_SEND part (u32 group, n, count; little-endian). */
+#define KV_HANDOVER_PART_BYTES 12u
+#define KV_HANDOVER_LAST  1u /* flags of HANDOVER_SEND: nothing follows */
+#define KV_HANDOVER_ABORT 1u /* flags of HANDOVER_DONE: the hand-over is given up */
 
 /* X(code, NAME, name, roles, help): request from a client, answered by exactly one reply (same code) */
 #define KV_REQUEST_LIST(X)                                                                                             \
@@ -52,7 +56,12 @@
 	X(15, STATS, stats, KV_ROLE_CLIENT | KV_ROLE_OPERATOR, "every metric as JSON")                                 \
 	X(16, CHECK, check, KV_ROLE_OPERATOR, "verify the invariants: leaks, sums, index against storage")             \
 	X(17, CONFIG, config, KV_ROLE_OPERATOR, "the options in force as JSON")                                        \
-	X(18, KEEP, keep, KV_ROLE_MEMBER, "a put is still being written: its time to live begins again")
+	X(18, KEEP, keep, KV_ROLE_MEMBER, "a put is still being written: its time to live begins again")               \
+	X(19, HANDOVER_SEND, handover_send, KV_ROLE_MEMBER, "hand a prefix over, or more of it: it stays until its consumer is done") \
+	X(20, HANDOVER_RECV, handover_recv, KV_ROLE_MEMBER, "be the consumer of a hand-over that has begun or will; HANDOVER follows until it is complete") \
+	X(21, HANDOVER_TAIL, handover_tail, KV_ROLE_MEMBER, "the bytes that came with a hand-over; to its consumer")   \
+	X(22, HANDOVER_DONE, handover_done, KV_ROLE_MEMBER, "the consumer needs the hand-over no longer, or either side gives it up") \
+	X(23, TRANSFERS, transfers, KV_ROLE_CLIENT | KV_ROLE_OPERATOR, "the namespace's hand-overs as JSON")
 
 /* Sent by the daemon on its own, never answered. */
 #define KV_NOTICE_LIST(X)                                                                                              \
@@ -60,7 +69,8 @@
 	X(65, SLAB_RETIRE, slab_retire, KV_ROLE_NONE, "unmap this slab, then send DRAINED")                               \
 	X(66, LEASE_DONE, lease_done, KV_ROLE_NONE, "a lease's blocks are all ready, or will never be")                \
 	X(67, PUT_DONE, put_done, KV_ROLE_NONE, "a put has ended: to its starter, and to ranks whose DRAINED its slots wait for") \
-	X(68, DURABLE, durable, KV_ROLE_NONE, "what of a put survives kill -9 and power loss")
+	X(68, DURABLE, durable, KV_ROLE_NONE, "what of a put survives kill -9 and power loss")                         \
+	X(69, HANDOVER, handover, KV_ROLE_NONE, "a hand-over has moved on or ended: to its consumer; failed or ended: to its producer too")
 
 #define KV_FIELDS_hello(F)                                                                                             \
 	F(U32, version, 0, "protocol version of the client")                                                          \
@@ -165,6 +175,48 @@
 #define KV_FIELDS_keep(F) F(U64, put, 0, "put id")
 #define KV_FIELDS_keep_reply(F) F(U32, ttl_ms, 0, "time to live granted; after it the put is revoked when its namespace lacks room")
 
+#define KV_FIELDS_handover_send(F)                                                                                     \
+	F(STR, transfer, 128, "transfer id, 1 to 128 bytes: the same as its consumer's, and of one hand-over at a time in the space") \
+	F(U64, number, 0, "0: the first one of the hand-over; else its number, from the reply")                        \
+	F(U32, space, 0, "space id")                                                                                   \
+	F(U64, epoch, 0, "epoch the keys were made in")                                                                \
+	F(BIN, parts, KV_HANDOVER_PART_BYTES * KV_MAX_GROUPS, "u32 group, n, count of each group that has more: its first n blocks are handed over, the next count keys name them") \
+	F(KEYS, keys, KV_MAX_BLOCKS, "of each part: full: the key of block n; window, state: those of the blocks that a sequence needs after n. One that is not visible: MISS") \
+	F(U32, flags, KV_HANDOVER_LAST, "bit 0: nothing follows, the hand-over is complete")                           \
+	F(U32, ttl_ms, 0, "life from now on without a consumer; 0: the daemon's default and most")                     \
+	F(BIN, tail, 1u << 20, "bytes for the consumer, opaque; they replace earlier ones unless empty")
+#define KV_FIELDS_handover_send_reply(F)                                                                               \
+	F(U64, number, 0, "the daemon's number for the hand-over; never reused")                                       \
+	F(U32, n, 0, "units that every group of the space has handed over")                                            \
+	F(U32, taken, 0, "1: it has a consumer")                                                                       \
+	F(U64, bytes, 0, "slots and tail that it keeps")                                                               \
+	F(U32, ttl_ms, 0, "life granted")
+
+#define KV_FIELDS_handover_recv(F)                                                                                     \
+	F(STR, transfer, 128, "transfer id, 1 to 128 bytes")                                                           \
+	F(U32, space, 0, "space id")                                                                                   \
+	F(U64, epoch, 0, "epoch the keys were made in")                                                                \
+	F(U32, timeout_ms, 0, "from now until HANDOVER_DONE, or until this is asked again; then the hand-over is another one's. 0: the daemon's default and most")
+#define KV_FIELDS_handover_recv_reply(F)                                                                               \
+	F(U64, number, 0, "the daemon's number for the hand-over; never reused")                                       \
+	F(U32, state, 0, "kv_handover_state_t")                                                                        \
+	F(U32, n, 0, "units that every group of the space has handed over: to be leased by their keys")                \
+	F(I32, status, 0, "FAILED: why")                                                                               \
+	F(U32, tail_bytes, 0, "of HANDOVER_TAIL's answer")                                                             \
+	F(U64, bytes, 0, "slots and tail that it keeps")                                                               \
+	F(U32, ttl_ms, 0, "time granted")
+
+#define KV_FIELDS_handover_tail(F) F(U64, number, 0, "hand-over")
+#define KV_FIELDS_handover_tail_reply(F) F(BIN, tail, 1u << 20, "as its producer gave it last")
+
+#define KV_FIELDS_handover_done(F)                                                                                     \
+	F(U64, number, 0, "hand-over")                                                                                 \
+	F(U32, flags, KV_HANDOVER_ABORT, "bit 0: given up: by its consumer, another one may take it; by its producer, it fails")
+#define KV_FIELDS_handover_done_reply(F) F(U32, reserved, 0, "0")
+
+#define KV_FIELDS_transfers(F) F(U32, reserved, 0, "0")
+#define KV_FIELDS_transfers_reply(F) F(TEXT, json, KV_MAX_JSON, "one object: transfers[], and how many are left out")
+
 #define KV_FIELDS_drained(F)                                                                                             \
 	F(U32, what, 4, "0 a put, 1 a lease, 2 all that its older connections touched, 3 a retired slab, 4 everything: the member leaves")                           \
 	F(U64, id, 0, "put, lease or slab id; 0 with `everything`")
@@ -214,6 +266,12 @@
 	F(U64, put, 0, "put id")                                                                                       \
 	F(U32, n, 0, "blocks from the put's first that are visible; window, state: others may be too")                 \
 	F(I32, status, 0, "OK, or why the rest is not")
+#define KV_FIELDS_handover(F)                                                                                          \
+	F(U64, number, 0, "hand-over")                                                                                 \
+	F(U32, state, 0, "kv_handover_state_t; ENDED: the number means nothing from now on")                           \
+	F(U32, n, 0, "units that every group of the space has handed over, and that stay")                             \
+	F(I32, status, 0, "FAILED and ENDED: why; OK: its consumer is done")                                           \
+	F(U32, tail_bytes, 0, "of HANDOVER_TAIL's answer")
 #define KV_FIELDS_durable(F)                                                                                           \
 	F(U64, put, 0, "put id")                                                                                       \
 	F(U32, n, 0, "blocks from the root that are synced, ancestors and ALREADY blocks included; window, state: from the put's first") \

@@ -56,7 +56,10 @@
 	X(ERR_LIMIT, -37, REQUEST, NO, 75, "an instance, space or session limit is reached")                           \
 	X(ERR_TIER_OFF, -38, TIER, LATER, 75, "the tier is switched off after a fault")                                \
 	X(ERR_INTERNAL, -39, REQUEST, NO, 70, "a bug in kvd; please report the log line")                              \
-	X(ERR_PARENT_UNREADABLE, -40, BLOCK, LATER, 75, "the disk cannot read the parent block, or one above it, now; put those blocks again")
+	X(ERR_PARENT_UNREADABLE, -40, BLOCK, LATER, 75, "the disk cannot read the parent block, or one above it, now; put those blocks again") \
+	X(ERR_TAKEN, -41, REQUEST, NO, 65, "another consumer has the hand-over")                                       \
+	X(ERR_ABORTED, -42, REQUEST, NO, 75, "the other side has given the hand-over up")                              \
+	X(ERR_PRODUCER_LOST, -43, REQUEST, NO, 75, "the producer has gone before the hand-over was complete")
 
 typedef enum kv_status {
 #define KV_STATUS_ENUM(name, code, radius, retry, exit_code, sentence) KV_##name = (code),

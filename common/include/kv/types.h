@@ -74,6 +74,15 @@ typedef enum kv_group_rule {
 
 #define KV_MAX_GROUPS 16u /* of one space */
 
+/* Where a hand-over is. */
+typedef enum kv_handover_state {
+	KV_HANDOVER_AWAITED = 1, /* its consumer has asked, its producer has not begun */
+	KV_HANDOVER_SENDING = 2,
+	KV_HANDOVER_COMPLETE = 3,
+	KV_HANDOVER_FAILED = 4, /* nothing follows; what is there stays until its consumer is done */
+	KV_HANDOVER_ENDED = 5,
+} kv_handover_state_t;
+
 /* Borrowed bytes; valid as long as their owner says. */
 typedef struct kv_slice {
 	const uint8_t *data;

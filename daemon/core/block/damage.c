@@ -3,6 +3,7 @@
 #include "core/block/quarantine.h"
 #include "core/block/visibility.h"
 #include "core/core_impl.h"
+#include "core/handover/handover.h"
 #include "core/lease/lease.h"
 #include "core/put/put.h"
 #include "core/tenant/member.h"
@@ -36,6 +37,16 @@ static uint32_t find_leaf_below(const kvd_core_t *core, uint32_t id, kvd_set_t t
 	return --*p_steps == 0 ? KVD_NONE : node->ids[node->n[t] - 1];
 }
 
+/* Of a put, which goes on without it, or of a hand-over entry. */
+static void drop_pin(kvd_core_t *core, uint32_t pin, kv_status_t why)
+{
+	if (((const kvd_pin_t *)kvd_obj_at(&core->pins, pin))->kind == KVD_PIN_HANDOVER) {
+		kvd_handover_lose_block(core, pin, why);
+	} else {
+		kvd_put_drop_pin(core, pin);
+	}
+}
+
 kv_status_t kvd_block_evict_below(kvd_core_t *core, uint32_t id, kvd_set_t t, int force)
 {
 	uint32_t steps = DROP_STEPS, leaf = find_leaf_below(core, id, t, &steps);
@@ -48,7 +59,7 @@ kv_status_t kvd_block_evict_below(kvd_core_t *core, uint32_t id, kvd_set_t t, in
 		if (lease) {
 			kvd_lease_end(core, lease, KV_ERR_REVOKED);
 		} else {
-			kvd_put_drop_pin(core, block->pins.head);
+			drop_pin(core, block->pins.head, KV_ERR_REVOKED);
 		}
 	}
 	if (!block || !kvd_block_is_evictable(&core->ix, block, t)) {
@@ -90,13 +101,13 @@ static void revoke_leases_through(kvd_core_t *core, uint32_t id)
 	}
 }
 
-/* No lease reads it now. A put that is pinned to it goes on below the disk copy, if there is one. */
+/* No lease reads it now. Puts and hand-over entries that are pinned to it go on with the disk copy, if there is one. */
 static void drop_cpu_leaf(kvd_core_t *core, uint32_t id)
 {
 	const kvd_block_t *block = kvd_block_at(&core->ix, id);
 
 	while (!kvd_in_set(&core->ix, block, KVD_DISK) && block->pins.head != KVD_NONE) {
-		kvd_put_drop_pin(core, block->pins.head);
+		drop_pin(core, block->pins.head, KV_ERR_CORRUPT);
 	}
 	core->durable_changed |= KVD_DURABLE_DROPPED;
 	if (block->io == KVD_NONE) {

@@ -13,7 +13,8 @@ kv_status_t kvd_report_bad_block(kvd_core_t *core, kvd_member_t member, const kv
 				 kv_msg_bad_block_reply_t *reply);
 /* Let the disk tier report which slots it has lost, cannot read now, or reads again. */
 void kvd_watch_disk(kvd_core_t *core);
-/* Evict a leaf of tier t's set at or below a block of it. `force`: leases that pin it end, and puts go on without it.
+/* Evict a leaf of tier t's set at or below a block of it. `force`: leases that pin it end, hand-overs fail, and puts go
+ * on without it.
  * KV_MISS: it cannot go now. */
 kv_status_t kvd_block_evict_below(kvd_core_t *core, uint32_t block, kvd_set_t t, int force);
 

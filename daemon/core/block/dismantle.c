@@ -3,13 +3,14 @@
 #include "core/block/quarantine.h"
 #include "core/block/visibility.h"
 #include "core/core_impl.h"
+#include "core/handover/handover.h"
 #include "core/lease/lease.h"
 #include "core/put/put.h"
 
 #define QUANTUM_BLOCKS 64u
 
-/* End the leases pinned here, or cut those whose ready blocks all lie above the dead top. Puts go on without the pin.
- */
+/* End the leases pinned here, or cut those whose ready blocks all lie above the dead top. Hand-overs fail, and puts go
+ * on without the pin. */
 static void drop_pins(kvd_core_t *core, uint32_t id, uint32_t top_depth)
 {
 	const kvd_block_t *block = kvd_block_at(&core->ix, id);
@@ -18,7 +19,9 @@ static void drop_pins(kvd_core_t *core, uint32_t id, uint32_t top_depth)
 		const kvd_pin_t *pin = kvd_obj_at(&core->pins, block->pins.head);
 		kvd_lease_t *lease = pin->kind == KVD_PIN_LEASE ? kvd_lease_find(core, pin->owner) : NULL;
 
-		if (!lease) {
+		if (pin->kind == KVD_PIN_HANDOVER) {
+			kvd_handover_lose_block(core, block->pins.head, KV_ERR_CORRUPT);
+		} else if (!lease) {
 			kvd_put_drop_pin(core, block->pins.head);
 		} else if (top_depth > 1 && lease->ready < top_depth) {
 			kvd_lease_cut_before(core, lease, top_depth, KV_ERR_CORRUPT);

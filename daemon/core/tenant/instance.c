@@ -188,6 +188,9 @@ static void close_member(kvd_core_t *core, kvd_instance_rec_t *instance, kvd_mem
 	}
 	member->open = 0;
 	instance->open_count--;
+	if (instance->handovers > 0) {
+		kvd_handovers_sweep(core);
+	}
 	kvd_puts_revoke(core, instance, instance->open_count == 0 ? NULL : member);
 	if (instance->open_count == 0) {
 		end_leases(core, instance);

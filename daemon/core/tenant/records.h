@@ -75,6 +75,8 @@ typedef struct kvd_ns {
 	uint64_t blocks;                              /* in the index                                */
 	uint64_t pinned_blocks, pinned_bytes;         /* kept by pins, each counted once */
 	uint64_t handover_bytes;                      /* kept by pins of hand-over entries, each counted once */
+	uint64_t tail_bytes;                          /* of these entries                            */
+	uint32_t handovers;                           /* the entries                                 */
 	kvd_list_t puts;                              /* running ones (put.h)                        */
 	uint64_t unfinished_blocks, unfinished_bytes; /* slots of puts, those in quarantine too      */
 } kvd_ns_t;
@@ -93,6 +95,7 @@ typedef struct kvd_instance_rec {
 	uint32_t open_count;
 	kvd_list_t leases, puts;
 	uint32_t lease_count;
+	uint32_t handovers; /* hand-over entries that it is a side of; twice where it is both */
 	uint64_t pinned_bytes;
 	uint64_t unfinished_bytes;
 	kvd_link_t of_core; /* all instances */

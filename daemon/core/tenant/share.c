@@ -129,7 +129,14 @@ kv_status_t kvd_namespace_share(kvd_core_t *core, uint32_t ns, const kvd_parts_t
 
 uint64_t kvd_share_irreclaimable(const kvd_core_t *core, uint32_t ns)
 {
-	return core->ns[ns]->pinned_bytes + core->ns[ns]->unfinished_bytes;
+	return core->ns[ns]->pinned_bytes + core->ns[ns]->unfinished_bytes + core->ns[ns]->tail_bytes;
+}
+
+uint64_t kvd_share_handover_max(const kvd_core_t *core, uint32_t ns)
+{
+	uint64_t most = core->config.max_handover_bytes;
+
+	return most ? most : core->ns[ns]->share[KVD_SHARE_CPU] / 4u;
 }
 
 uint64_t kvd_share_pin_room(const kvd_core_t *core, uint32_t ns, uint32_t slot_class)

@@ -1,7 +1,7 @@
 /* share.h -- what is whose: each namespace has a share of the CPU tier, of the disk tier and of the index
  * (docs/decisions/025).
  *
- *   used = irreclaimable (pinned by leases and puts, unfinished, quarantined) + evictable
+ *   used = irreclaimable (pinned by leases, puts and hand-overs, unfinished, quarantined) + evictable
  *
  * Irreclaimable never exceeds the share. Evictable may: what is idle is lent, and it goes before any block within its
  * owner's share. So the namespace that gives is the one furthest over its share; those within theirs give
@@ -24,8 +24,10 @@ uint64_t kvd_share_max(const kvd_core_t *core, uint32_t ns, kvd_resource_t what)
 /* Shares that are not given are equal parts of what is left. */
 void kvd_shares_compute(kvd_core_t *core);
 
-/* Pinned, unfinished and quarantined bytes of the CPU tier. */
+/* Pinned, unfinished and quarantined bytes of the CPU tier, and the tails of hand-overs. */
 uint64_t kvd_share_irreclaimable(const kvd_core_t *core, uint32_t ns);
+/* How many of them its hand-over entries may pin and have as tails. */
+uint64_t kvd_share_handover_max(const kvd_core_t *core, uint32_t ns);
 /* How many blocks more of the class may be pinned, or put. */
 uint64_t kvd_share_pin_room(const kvd_core_t *core, uint32_t ns, uint32_t slot_class);
 /* May a put have the slot that it has just been given? A slab with an open slot cannot change hands, so where the

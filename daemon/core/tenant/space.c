@@ -351,6 +351,7 @@ static void move_to_epoch(kvd_core_t *core, kvd_space_t *space, uint32_t tree, u
 	space->leaving++;
 	space->tree = tree;
 	space->epoch = epoch;
+	kvd_handovers_sweep(core);
 	adopt_tree(core, space);
 	kvd_tree_at(&core->ix, tree)->mute = 1;
 	kvd_mirror_set_epoch(&core->ns[space->ns]->mirror, space->id, epoch);

@@ -1,5 +1,5 @@
-/* STATUS, STATS, CHECK and CONFIG as JSON. A document speaks of the asker's namespace and of the daemon as a whole,
- * never of another namespace. */
+/* STATUS, TRANSFERS, STATS, CHECK and CONFIG as JSON. A document speaks of the asker's namespace and of the daemon as a
+ * whole, never of another namespace. */
 #include "io/disk_attach.h"
 #include "io/members/member_table.h"
 #include "io/sessions/document.h"
@@ -315,6 +315,10 @@ kv_status_t kvd_request_document(kvd_host_t *host, kvd_call_t *call)
 	case KV_CODE_CHECK:
 		failed = check_json(host, &text);
 		break;
+	case KV_CODE_TRANSFERS:
+		out = remaining_text(&text, &cap);
+		text.len += kvd_core_transfers_json(host->core, call->session->ns->id, out, cap);
+		break;
 	case KV_CODE_STATS:
 		out = remaining_text(&text, &cap);
 		text.len += kv_metrics_json(&host->metrics, call->session->ns->id, out, cap);
@@ -335,6 +339,9 @@ kv_status_t kvd_request_document(kvd_host_t *host, kvd_call_t *call)
 		break;
 	case KV_CODE_CHECK:
 		call->reply->check_reply = (kv_msg_check_reply_t){failed, json};
+		break;
+	case KV_CODE_TRANSFERS:
+		call->reply->transfers_reply.json = json;
 		break;
 	case KV_CODE_STATS:
 		call->reply->stats_reply.json = json;

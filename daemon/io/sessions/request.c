@@ -87,6 +87,7 @@ static kv_status_t dispatch_request(kvd_host_t *host, kvd_call_t *call)
 	case KV_CODE_STATS:
 	case KV_CODE_CHECK:
 	case KV_CODE_CONFIG:
+	case KV_CODE_TRANSFERS:
 		return kvd_request_document(host, call);
 	default:
 		return ask_core(host, call);

@@ -1,0 +1,510 @@
+/* An entry's life: found, failed, given back, expired, ended. */
+#include "core/handover/handover.h"
+#include "core/block/block.h"
+#include "core/handover/handover_impl.h"
+#include "core/tenant/member.h"
+#include "core/tenant/space.h"
+
+#include <stdio.h>
+
+#define SWEEP_QUANTUM 256u
+
+__extension__ typedef unsigned __int128 wide_t;
+
+/* ---- the table of transfer ids --------------------------------------------------------------- */
+
+static uint64_t mix(uint64_t a, uint64_t b)
+{
+	wide_t product = (wide_t)a * b;
+
+	return (uint64_t)product ^ (uint64_t)(product >> 64);
+}
+
+/* Transfer ids are chosen by clients: a secret decides which of them share a bucket. */
+static uint32_t *bucket_of(kvd_core_t *core, uint32_t ns, uint32_t space, const kv_slice_t *transfer)
+{
+	const uint64_t *seed = core->ix.seed;
+	uint64_t hash = mix(seed[0] ^ transfer->len, seed[1] ^ ((uint64_t)ns << 32 | space));
+
+	for (uint32_t at = 0; at < transfer->len; at += 16) {
+		uint64_t words[2] = {0, 0};
+		uint32_t left = transfer->len - at;
+
+		memcpy(words, transfer->data + at, left < sizeof words ? left : sizeof words);
+		hash = mix(words[0] ^ hash ^ seed[0], words[1] ^ seed[1]);
+	}
+
+	return &core->handover_heads[hash % KVD_HANDOVER_HEADS];
+}
+
+static kv_slice_t transfer_of(const kvd_handover_t *entry)
+{
+	return (kv_slice_t){entry->transfer, entry->transfer_len};
+}
+
+static kvd_handover_t *find_transfer(kvd_core_t *core, const kvd_space_t *space, const kv_slice_t *transfer)
+{
+	uint32_t id = *bucket_of(core, space->ns, space->id, transfer);
+
+	while (id != KVD_NONE) {
+		kvd_handover_t *entry = kvd_handover_at(core, id);
+
+		if (entry->ns == space->ns && entry->space == space->id && entry->transfer_len == transfer->len &&
+		    memcmp(entry->transfer, transfer->data, transfer->len) == 0) {
+			return entry;
+		}
+		id = entry->hash_next;
+	}
+
+	return NULL;
+}
+
+static void unlink_transfer(kvd_core_t *core, const kvd_handover_t *entry)
+{
+	const kv_slice_t transfer = transfer_of(entry);
+	uint32_t *link = bucket_of(core, entry->ns, entry->space, &transfer);
+
+	while (*link != entry->self) {
+		link = &kvd_handover_at(core, *link)->hash_next;
+	}
+	*link = entry->hash_next;
+}
+
+/* ---- sides ----------------------------------------------------------------------------------- */
+
+static const kvd_space_t *space_of(const kvd_core_t *core, const kvd_handover_t *entry)
+{
+	return core->ns[entry->ns]->spaces[entry->space];
+}
+
+static void count_side(kvd_core_t *core, const kvd_handover_side_t *side, uint32_t more)
+{
+	kvd_instance_rec_t *instance = kvd_instance_at(core, kvd_id_index(side->instance));
+
+	if (instance->id == side->instance) { /* it may have ended before */
+		instance->handovers += more;
+	}
+}
+
+void kvd_handover_join_side(kvd_core_t *core, kvd_handover_side_t *side, const kvd_handover_call_t *call)
+{
+	int is_new = side->member == 0;
+
+	*side = (kvd_handover_side_t){.member = call->member->id, .instance = call->instance->id};
+	if (is_new) {
+		count_side(core, side, 1);
+	}
+}
+
+static void leave_side(kvd_core_t *core, kvd_handover_side_t *side)
+{
+	if (side->member != 0) {
+		count_side(core, side, UINT32_MAX);
+		*side = (kvd_handover_side_t){0};
+	}
+}
+
+kv_status_t kvd_handover_may_join(const kvd_core_t *core, const kvd_handover_call_t *call)
+{
+	return call->instance->handovers < core->config.max_leases ? KV_OK : KV_ERR_LIMIT;
+}
+
+static int has_gone(kvd_core_t *core, const kvd_handover_side_t *side)
+{
+	const kvd_member_rec_t *member = kvd_member_find(core, side->member);
+
+	return side->member != 0 && (!member || !member->open);
+}
+
+void kvd_handover_notify(kvd_core_t *core, const kvd_handover_t *entry, const kvd_handover_side_t *side)
+{
+	kv_msg_t msg = {.handover = {.number = entry->number,
+				     .state = entry->state,
+				     .n = entry->n,
+				     .status = entry->status,
+				     .tail_bytes = entry->tail_len}};
+
+	kvd_member_notify(core, side->member, KV_CODE_HANDOVER, &msg);
+}
+
+/* ---- time ------------------------------------------------------------------------------------ */
+
+static kvd_list_t *expiry_bucket(kvd_core_t *core, const kvd_handover_t *entry)
+{
+	return kvd_wheel_bucket(&core->handover_wheel, entry->expiry_ns);
+}
+
+void kvd_handover_set_expiry(kvd_core_t *core, kvd_handover_t *entry, uint64_t expiry_ns)
+{
+	if (entry->expiry_ns != 0) {
+		kvd_list_remove(expiry_bucket(core, entry), &core->handovers, offsetof(kvd_handover_t, of_bucket),
+				entry->self);
+	}
+	entry->expiry_ns = expiry_ns;
+	if (expiry_ns != 0) {
+		kvd_list_push_front(expiry_bucket(core, entry), &core->handovers, offsetof(kvd_handover_t, of_bucket),
+				    entry->self);
+	}
+}
+
+uint64_t kvd_handover_ttl(const kvd_core_t *core, uint32_t ttl_ms)
+{
+	uint64_t ttl = (uint64_t)ttl_ms * 1000000u, most = core->config.handover_ttl_ns;
+
+	return ttl == 0 || ttl > most ? most : ttl;
+}
+
+void kvd_handover_end_wait(kvd_core_t *core, kvd_handover_t *entry)
+{
+	if (entry->asked_ns != 0) {
+		kv_metric_observe_ns(core->world.metrics, KV_M_HANDOVER_WAIT, core->now_ns - entry->asked_ns);
+		entry->asked_ns = 0;
+	}
+}
+
+/* ---- an entry begins and ends ---------------------------------------------------------------- */
+
+uint64_t kvd_handover_bytes(const kvd_core_t *core, const kvd_handover_t *entry)
+{
+	const kvd_space_t *space = space_of(core, entry);
+	uint64_t blocks = 0;
+
+	for (uint32_t g = 0; g < space->group_count; g++) {
+		const kvd_handover_part_t *part = &entry->parts[g];
+
+		/* One pin keeps the whole path of a full group. */
+		blocks += kvd_group_unchained(&space->groups[g]) || part->pins.count == 0 ? part->pins.count : part->n;
+	}
+
+	return blocks * core->classes[space->slot_class].slot_bytes + entry->tail_len;
+}
+
+kv_status_t kvd_handover_create(kvd_core_t *core, kvd_handover_call_t *call, const kv_slice_t *transfer)
+{
+	const kvd_space_t *space = call->space;
+	uint32_t self, *bucket = bucket_of(core, space->ns, space->id, transfer);
+	kvd_handover_t *entry;
+	kv_status_t status;
+
+	if (core->ns[space->ns]->handovers >= core->config.max_handovers) {
+		return KV_ERR_LIMIT;
+	}
+	status = kvd_obj_pool_get(&core->handovers, &self);
+	if (status != KV_OK) {
+		return status;
+	}
+	entry = kvd_handover_at(core, self);
+	*entry = (kvd_handover_t){.number = kvd_id_make(core, self),
+				  .self = self,
+				  .ns = space->ns,
+				  .space = space->id,
+				  .epoch = space->epoch,
+				  .began_ns = core->now_ns,
+				  .hash_next = *bucket,
+				  .transfer_len = transfer->len};
+	memcpy(entry->transfer, transfer->data, transfer->len);
+	for (uint32_t g = 0; g < KV_MAX_GROUPS; g++) {
+		entry->parts[g].pins.head = KVD_NONE;
+	}
+	*bucket = self;
+	core->ns[space->ns]->handovers++;
+	call->entry = entry;
+
+	return KV_OK;
+}
+
+void kvd_handover_drop_pins(kvd_core_t *core, kvd_handover_pins_t *pins)
+{
+	while (pins->head != KVD_NONE) {
+		uint32_t pin = pins->head;
+
+		pins->head = ((const kvd_pin_t *)kvd_obj_at(&core->pins, pin))->next;
+		kvd_pin_drop(core, pin);
+	}
+	pins->count = 0;
+}
+
+static void drop_tail(kvd_core_t *core, kvd_handover_t *entry)
+{
+	core->ns[entry->ns]->tail_bytes -= entry->tail_len;
+	kv_free(core->env, entry->tail);
+	entry->tail = NULL;
+	entry->tail_len = 0;
+}
+
+/* All that it keeps. */
+static void drop_contents(kvd_core_t *core, kvd_handover_t *entry)
+{
+	for (uint32_t g = 0; g < KV_MAX_GROUPS; g++) {
+		kvd_handover_drop_pins(core, &entry->parts[g].pins);
+		entry->parts[g].n = 0;
+	}
+	drop_tail(core, entry);
+	entry->n = 0;
+}
+
+void kvd_handover_discard(kvd_core_t *core, kvd_handover_t *entry)
+{
+	leave_side(core, &entry->producer);
+	leave_side(core, &entry->consumer);
+	drop_contents(core, entry);
+	kvd_handover_set_expiry(core, entry, 0);
+	unlink_transfer(core, entry);
+	core->ns[entry->ns]->handovers--;
+	entry->number = 0;
+	kvd_obj_pool_put(&core->handovers, entry->self);
+}
+
+static kv_metric_t ended_metric(kv_status_t why)
+{
+	switch (why) {
+	case KV_OK:
+		return KV_M_HANDOVERS_TAKEN;
+	case KV_ERR_EXPIRED:
+	case KV_ERR_TIMEOUT:
+		return KV_M_HANDOVERS_EXPIRED;
+	case KV_ERR_ABORTED:
+		return KV_M_HANDOVERS_ABORTED;
+	default:
+		return KV_M_HANDOVERS_FAILED;
+	}
+}
+
+void kvd_handover_end(kvd_core_t *core, kvd_handover_t *entry, kv_status_t why, const kvd_handover_side_t *by)
+{
+	/* A consumer that is done with an entry that failed has not taken it. */
+	entry->status = why == KV_OK && entry->state == KV_HANDOVER_FAILED ? entry->status : why;
+	entry->state = KV_HANDOVER_ENDED;
+	kvd_count(core, ended_metric(entry->status), 1);
+	kvd_handover_end_wait(core, entry);
+	if (by != &entry->producer) {
+		kvd_handover_notify(core, entry, &entry->producer);
+	}
+	if (by != &entry->consumer) {
+		kvd_handover_notify(core, entry, &entry->consumer);
+	}
+	kvd_handover_discard(core, entry);
+}
+
+void kvd_handover_fail(kvd_core_t *core, kvd_handover_t *entry, kv_status_t why)
+{
+	entry->state = KV_HANDOVER_FAILED;
+	entry->status = why;
+	if (entry->consumer.member == 0) {
+		drop_contents(core, entry);
+	}
+	kvd_handover_end_wait(core, entry);
+	kvd_handover_notify(core, entry, &entry->consumer);
+}
+
+void kvd_handover_give_back(kvd_core_t *core, kvd_handover_t *entry)
+{
+	leave_side(core, &entry->consumer);
+	kvd_handover_end_wait(core, entry);
+	if (entry->state == KV_HANDOVER_AWAITED) {
+		kvd_handover_end(core, entry, KV_ERR_ABORTED, NULL);
+	} else if (entry->state == KV_HANDOVER_FAILED) {
+		kvd_handover_end(core, entry, entry->status, NULL);
+	} else {
+		/* The next consumer has as much time as the first one had. */
+		kvd_handover_set_expiry(core, entry, core->now_ns + entry->ttl_ns);
+	}
+}
+
+/* ---- what has happened meanwhile ------------------------------------------------------------- */
+
+/* The entry as it is after the ends of its sides and of its epoch; NULL: it has ended. */
+static kvd_handover_t *settle_entry(kvd_core_t *core, kvd_handover_t *entry)
+{
+	if (space_of(core, entry)->epoch != entry->epoch) {
+		kvd_handover_end(core, entry, KV_ERR_STALE_EPOCH, NULL);
+		return NULL;
+	}
+	if (has_gone(core, &entry->producer)) {
+		leave_side(core, &entry->producer);
+		if (entry->state == KV_HANDOVER_SENDING) {
+			kvd_handover_fail(core, entry, KV_ERR_PRODUCER_LOST);
+		}
+	}
+	if (has_gone(core, &entry->consumer)) {
+		kvd_handover_give_back(core, entry);
+	}
+
+	return entry->number != 0 ? entry : NULL;
+}
+
+kv_status_t kvd_handover_find_transfer(kvd_core_t *core, const kvd_handover_name_t *name, kvd_handover_call_t *call)
+{
+	kv_status_t status = kvd_member_check(core, name->ns, name->member, &call->member, &call->instance);
+
+	if (status == KV_OK) {
+		status = kvd_space_find(core, name->ns, name->space, name->epoch, &call->space);
+	}
+	if (status != KV_OK) {
+		return status;
+	}
+	if (name->transfer.len == 0 || name->transfer.len > KVD_TRANSFER_MAX) {
+		return KV_ERR_ARG;
+	}
+	call->entry = find_transfer(core, call->space, &name->transfer);
+	call->entry = call->entry ? settle_entry(core, call->entry) : NULL;
+
+	return KV_OK;
+}
+
+static kvd_handover_t *find_number(kvd_core_t *core, uint64_t number)
+{
+	uint32_t self = kvd_id_index(number);
+
+	return number != 0 && self < core->handovers.made && kvd_handover_at(core, self)->number == number
+		       ? kvd_handover_at(core, self)
+		       : NULL;
+}
+
+kv_status_t kvd_handover_find_own(kvd_core_t *core, uint32_t ns, kvd_member_t member, uint64_t number,
+				  kvd_handover_call_t *call)
+{
+	kv_status_t status = kvd_member_check(core, ns, member, &call->member, &call->instance);
+	kvd_handover_t *entry = find_number(core, number);
+
+	if (status != KV_OK) {
+		return status;
+	}
+	/* A number of others is a number of nothing: the answer must not tell (P8). */
+	if (!entry ||
+	    (!kvd_handover_is_side(&entry->producer, call) && !kvd_handover_is_side(&entry->consumer, call))) {
+		return KV_ERR_NOT_FOUND;
+	}
+	call->entry = settle_entry(core, entry);
+
+	return call->entry ? KV_OK : KV_ERR_NOT_FOUND;
+}
+
+void kvd_handover_lose_block(kvd_core_t *core, uint32_t pin, kv_status_t why)
+{
+	kvd_handover_t *entry = find_number(core, ((const kvd_pin_t *)kvd_obj_at(&core->pins, pin))->owner);
+
+	entry = settle_entry(core, entry);
+	if (entry) {
+		drop_contents(core, entry);
+		kvd_handover_fail(core, entry, why);
+		kvd_handover_notify(core, entry, &entry->producer);
+	}
+}
+
+/* ---- quanta ---------------------------------------------------------------------------------- */
+
+/* Its consumer has let its deadline pass, or no consumer has come. */
+static uint32_t expire_entry(void *ctx, uint32_t id)
+{
+	kvd_core_t *core = ctx;
+	kvd_handover_t *entry = kvd_handover_at(core, id);
+	kvd_handover_t seen = *entry;
+	uint32_t pins = 0;
+
+	for (uint32_t g = 0; g < KV_MAX_GROUPS; g++) {
+		pins += entry->parts[g].pins.count;
+	}
+	if (entry->consumer.member == 0) {
+		kvd_handover_end(core, entry, KV_ERR_EXPIRED, NULL);
+	} else if (entry->state == KV_HANDOVER_AWAITED) {
+		kvd_handover_end(core, entry, KV_ERR_TIMEOUT, NULL);
+	} else {
+		seen.state = KV_HANDOVER_ENDED; /* for this consumer */
+		seen.status = KV_ERR_TIMEOUT;
+		kvd_handover_notify(core, &seen, &seen.consumer);
+		kvd_handover_give_back(core, entry);
+	}
+
+	return 1 + pins / 16; /* they are dropped one by one */
+}
+
+int kvd_handovers_run(kvd_core_t *core)
+{
+	const kvd_wheel_items_t items = {.pool = &core->handovers,
+					 .link = offsetof(kvd_handover_t, of_bucket),
+					 .expiry = offsetof(kvd_handover_t, expiry_ns),
+					 .expire = expire_entry,
+					 .ctx = core};
+	int more = kvd_wheel_run(&core->handover_wheel, &items, core->now_ns);
+
+	for (uint32_t left = SWEEP_QUANTUM; left > 0 && core->handover_sweep > 0; left--) {
+		kvd_handover_t *entry = kvd_handover_at(core, --core->handover_sweep);
+
+		if (entry->number != 0) {
+			(void)settle_entry(core, entry);
+		}
+	}
+
+	return more || core->handover_sweep > 0;
+}
+
+void kvd_handovers_free(kvd_core_t *core)
+{
+	for (uint32_t i = 0; i < core->handovers.made; i++) {
+		kv_free(core->env, kvd_handover_at(core, i)->number ? kvd_handover_at(core, i)->tail : NULL);
+	}
+}
+
+/* ---- check ----------------------------------------------------------------------------------- */
+
+typedef struct sums {
+	uint64_t entries, tails, sides;
+} sums_t;
+
+static int is_live(const kvd_core_t *core, const kvd_handover_side_t *side)
+{
+	return side->member != 0 && kvd_instance_at(core, kvd_id_index(side->instance))->id == side->instance;
+}
+
+/* What namespaces and instances have counted. */
+static sums_t counted_sums(const kvd_core_t *core)
+{
+	sums_t sums = {0};
+
+	for (uint32_t n = 0; n < core->ns_count; n++) {
+		sums.entries += core->ns[n]->handovers;
+		sums.tails += core->ns[n]->tail_bytes;
+	}
+	for (uint32_t i = core->instance_list.head; i != KVD_NONE; i = kvd_instance_at(core, i)->of_core.next) {
+		sums.sides += kvd_instance_at(core, i)->handovers;
+	}
+
+	return sums;
+}
+
+int kvd_handovers_check(kvd_core_t *core, uint64_t *p_pins, char *why, size_t cap)
+{
+	const sums_t counted = counted_sums(core);
+	sums_t sums = {0};
+	uint64_t pins = 0;
+
+	for (uint32_t i = 0; i < core->handovers.made; i++) {
+		const kvd_handover_t *entry = kvd_handover_at(core, i);
+
+		if (entry->number == 0) {
+			continue;
+		}
+		sums.entries++;
+		sums.tails += entry->tail_len;
+		sums.sides += (uint64_t)is_live(core, &entry->producer) + (uint64_t)is_live(core, &entry->consumer);
+		for (uint32_t g = 0; g < KV_MAX_GROUPS; g++) {
+			pins += entry->parts[g].pins.count;
+		}
+		if (entry->expiry_ns == 0 || (entry->tail != NULL) != (entry->tail_len > 0) ||
+		    (entry->state == KV_HANDOVER_AWAITED && entry->consumer.member == 0)) {
+			snprintf(why, cap, "hand-over %llu is in no state", (unsigned long long)entry->number);
+			return 0;
+		}
+	}
+	if (sums.entries != core->handovers.used || memcmp(&sums, &counted, sizeof sums) != 0) {
+		snprintf(why, cap, "hand-overs %llu of %llu, sides %llu of %llu, tails %llu of %llu",
+			 (unsigned long long)sums.entries, (unsigned long long)counted.entries,
+			 (unsigned long long)sums.sides, (unsigned long long)counted.sides,
+			 (unsigned long long)sums.tails, (unsigned long long)counted.tails);
+		return 0;
+	}
+	*p_pins = pins;
+
+	return 1;
+}

@@ -1,0 +1,66 @@
+/* handover_impl.h -- the parts of an entry's life, for handover/ only. send.c and recv.c call handover.c. */
+#ifndef KVD_CORE_HANDOVER_IMPL_H
+#define KVD_CORE_HANDOVER_IMPL_H
+
+#include "core/handover/handover.h"
+
+/* What a request says of the entry that it means. */
+typedef struct kvd_handover_name {
+	uint32_t ns, space;
+	uint64_t epoch;
+	kvd_member_t member; /* who asks */
+	kv_slice_t transfer;
+} kvd_handover_name_t;
+
+/* What that is: the sender, and an entry. */
+typedef struct kvd_handover_call {
+	kvd_member_rec_t *member;
+	kvd_instance_rec_t *instance;
+	kvd_space_t *space;
+	kvd_handover_t *entry; /* NULL: there is none */
+} kvd_handover_call_t;
+
+static inline kvd_handover_t *kvd_handover_at(const kvd_core_t *core, uint32_t self)
+{
+	return kvd_obj_at(&core->handovers, self);
+}
+
+/* The entry of a transfer id in the space, or NULL. KV_ERR_NOT_JOINED, KV_ERR_NOT_FOUND and KV_ERR_STALE_EPOCH (of
+ * the space), KV_ERR_ARG. */
+kv_status_t kvd_handover_find_transfer(kvd_core_t *core, const kvd_handover_name_t *name, kvd_handover_call_t *call);
+/* The entry of this number, if the member's instance is a side of it. KV_ERR_NOT_JOINED, KV_ERR_NOT_FOUND. */
+kv_status_t kvd_handover_find_own(kvd_core_t *core, uint32_t ns, kvd_member_t member, uint64_t number,
+				  kvd_handover_call_t *call);
+static inline int kvd_handover_is_side(const kvd_handover_side_t *side, const kvd_handover_call_t *call)
+{
+	return side->member != 0 && side->instance == call->instance->id;
+}
+
+/* A new entry without sides. KV_ERR_LIMIT: the namespace has as many as it may have; KV_ERR_NOMEM. */
+kv_status_t kvd_handover_create(kvd_core_t *core, kvd_handover_call_t *call, const kv_slice_t *transfer);
+/* The member is this side from now on. */
+void kvd_handover_join_side(kvd_core_t *core, kvd_handover_side_t *side, const kvd_handover_call_t *call);
+/* May the instance be a side of one more entry? KV_ERR_LIMIT. */
+kv_status_t kvd_handover_may_join(const kvd_core_t *core, const kvd_handover_call_t *call);
+/* The entry expires then. */
+void kvd_handover_set_expiry(kvd_core_t *core, kvd_handover_t *entry, uint64_t expiry_ns);
+/* What was asked for, at most what the option allows; 0: that. */
+uint64_t kvd_handover_ttl(const kvd_core_t *core, uint32_t ttl_ms);
+/* Bytes that the entry keeps: slots and tail. */
+uint64_t kvd_handover_bytes(const kvd_core_t *core, const kvd_handover_t *entry);
+/* Tell a side what the entry is now. */
+void kvd_handover_notify(kvd_core_t *core, const kvd_handover_t *entry, const kvd_handover_side_t *side);
+/* What the consumer waited for is there, or will never be. */
+void kvd_handover_end_wait(kvd_core_t *core, kvd_handover_t *entry);
+
+void kvd_handover_drop_pins(kvd_core_t *core, kvd_handover_pins_t *pins);
+/* FAILED. Without a consumer nothing of it is kept but the reason. */
+void kvd_handover_fail(kvd_core_t *core, kvd_handover_t *entry, kv_status_t why);
+/* The consumer is none: another one may take the entry. It may end. */
+void kvd_handover_give_back(kvd_core_t *core, kvd_handover_t *entry);
+/* It is gone. */
+void kvd_handover_discard(kvd_core_t *core, kvd_handover_t *entry);
+/* Both sides are told, but for `by`, which has asked for it; then the entry is gone. */
+void kvd_handover_end(kvd_core_t *core, kvd_handover_t *entry, kv_status_t why, const kvd_handover_side_t *by);
+
+#endif

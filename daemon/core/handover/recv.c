@@ -1,0 +1,105 @@
+/* The consumer's requests: HANDOVER_RECV, HANDOVER_TAIL; and HANDOVER_DONE, which either side sends. */
+#include "core/handover/handover_impl.h"
+
+/* The entry of the request, its consumer's from now on. */
+static kv_status_t take_entry(kvd_core_t *core, kvd_handover_call_t *call, const kv_slice_t *transfer)
+{
+	kv_status_t status = KV_OK;
+
+	if (call->entry && kvd_handover_is_side(&call->entry->consumer, call)) {
+		kvd_handover_join_side(core, &call->entry->consumer, call); /* perhaps another member of the instance */
+		return KV_OK;
+	}
+	if (call->entry && call->entry->consumer.member != 0) {
+		return KV_ERR_TAKEN;
+	}
+	status = kvd_handover_may_join(core, call);
+	if (status == KV_OK && !call->entry) {
+		status = kvd_handover_create(core, call, transfer);
+		if (status == KV_OK) {
+			call->entry->state = KV_HANDOVER_AWAITED;
+		}
+	}
+	if (status == KV_OK) {
+		kvd_handover_join_side(core, &call->entry->consumer, call);
+	}
+
+	return status;
+}
+
+kv_status_t kvd_handover_recv(kvd_core_t *core, uint32_t ns, kvd_member_t member, const kv_msg_handover_recv_t *ask,
+			      kv_msg_handover_recv_reply_t *reply)
+{
+	const kvd_handover_name_t name = {
+		.ns = ns, .space = ask->space, .epoch = ask->epoch, .member = member, .transfer = ask->transfer};
+	kvd_handover_call_t call = {0};
+	uint64_t ttl = kvd_handover_ttl(core, ask->timeout_ms);
+	kvd_handover_t *entry;
+	kv_status_t status = kvd_handover_find_transfer(core, &name, &call);
+
+	if (status == KV_OK) {
+		status = take_entry(core, &call, &ask->transfer);
+	}
+	if (status != KV_OK) {
+		return status;
+	}
+	entry = call.entry;
+	kvd_handover_set_expiry(core, entry, core->now_ns + ttl);
+	if (entry->asked_ns == 0 && (entry->state == KV_HANDOVER_AWAITED || entry->state == KV_HANDOVER_SENDING)) {
+		entry->asked_ns = core->now_ns;
+	}
+	*reply = (kv_msg_handover_recv_reply_t){.number = entry->number,
+						.state = entry->state,
+						.n = entry->n,
+						.status = entry->status,
+						.tail_bytes = entry->tail_len,
+						.bytes = kvd_handover_bytes(core, entry),
+						.ttl_ms = (uint32_t)(ttl / 1000000u)};
+
+	return KV_OK;
+}
+
+kv_status_t kvd_handover_tail(kvd_core_t *core, uint32_t ns, kvd_member_t member, const kv_msg_handover_tail_t *ask,
+			      kv_msg_handover_tail_reply_t *reply)
+{
+	kvd_handover_call_t call = {0};
+	kv_status_t status = kvd_handover_find_own(core, ns, member, ask->number, &call);
+
+	if (status != KV_OK) {
+		return status;
+	}
+	if (!kvd_handover_is_side(&call.entry->consumer, &call)) {
+		return KV_ERR_NOT_FOUND;
+	}
+	reply->tail = (kv_slice_t){call.entry->tail, call.entry->tail_len};
+
+	return KV_OK;
+}
+
+kv_status_t kvd_handover_done(kvd_core_t *core, uint32_t ns, kvd_member_t member, const kv_msg_handover_done_t *ask)
+{
+	kvd_handover_call_t call = {0};
+	kv_status_t status = kvd_handover_find_own(core, ns, member, ask->number, &call);
+	int abort = (ask->flags & KV_HANDOVER_ABORT) != 0;
+
+	if (status != KV_OK) {
+		return status;
+	}
+	/* An instance that is both sides speaks as the consumer. */
+	if (kvd_handover_is_side(&call.entry->consumer, &call)) {
+		if (abort) {
+			kvd_handover_give_back(core, call.entry);
+		} else {
+			kvd_handover_end(core, call.entry, KV_OK, &call.entry->consumer);
+		}
+		return KV_OK;
+	}
+	if (!abort) {
+		return KV_ERR_ARG; /* what a producer has to say is said with its last SEND */
+	}
+	if (call.entry->state != KV_HANDOVER_FAILED) {
+		kvd_handover_fail(core, call.entry, KV_ERR_ABORTED);
+	}
+
+	return KV_OK;
+}

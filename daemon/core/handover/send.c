@@ -1,0 +1,314 @@
+/* HANDOVER_SEND: what is new becomes pinned and is told to the consumer, all of it or nothing. */
+#include "core/block/block.h"
+#include "core/handover/handover_impl.h"
+#include "core/tenant/share.h"
+#include "core/tenant/space.h"
+
+/* One part of the request, and the pins that it gets. */
+typedef struct part {
+	const kv_group_t *group;
+	uint32_t index; /* of the group in its space */
+	uint32_t n, count;
+	const uint8_t *keys;
+	kvd_handover_pins_t pins;
+} part_t;
+
+typedef struct draft {
+	part_t parts[KV_MAX_GROUPS];
+	uint32_t count;
+	uint8_t *tail; /* NULL: the request has none */
+} draft_t;
+
+/* ---- what was asked for ---------------------------------------------------------------------- */
+
+static kv_status_t decode_part(const kvd_space_t *space, const uint8_t *bytes, part_t *part)
+{
+	uint32_t words[3];
+	kv_status_t status;
+
+	memcpy(words, bytes, sizeof words);
+	status = kvd_space_group(space, words[0], &part->group);
+	if (status != KV_OK) {
+		return status;
+	}
+	*part = (part_t){.group = part->group,
+			 .index = (uint32_t)(part->group - space->groups),
+			 .n = words[1],
+			 .count = words[2],
+			 .pins = {.head = KVD_NONE}};
+	if (part->count == 0 || part->count > part->n || part->n > KV_MAX_BLOCKS) {
+		return KV_ERR_ARG;
+	}
+
+	return !kvd_group_unchained(part->group) && part->count != 1 ? KV_ERR_ARG : KV_OK;
+}
+
+static kv_status_t decode_parts(const kvd_space_t *space, const kv_msg_handover_send_t *ask, draft_t *draft)
+{
+	uint32_t seen = 0, keys = 0;
+
+	draft->count = ask->parts.len / KV_HANDOVER_PART_BYTES;
+	if (ask->parts.len % KV_HANDOVER_PART_BYTES != 0 || draft->count > KV_MAX_GROUPS ||
+	    ask->keys.len % KV_KEY_BYTES != 0) {
+		return KV_ERR_ARG;
+	}
+	for (uint32_t i = 0; i < draft->count; i++) {
+		part_t *part = &draft->parts[i];
+		kv_status_t status = decode_part(space, ask->parts.data + (size_t)i * KV_HANDOVER_PART_BYTES, part);
+
+		if (status != KV_OK) {
+			return status;
+		}
+		if ((seen & 1u << part->index) || part->count > ask->keys.len / KV_KEY_BYTES - keys) {
+			return KV_ERR_ARG;
+		}
+		seen |= 1u << part->index;
+		part->keys = ask->keys.data + (size_t)keys * KV_KEY_BYTES;
+		keys += part->count;
+	}
+
+	return keys == ask->keys.len / KV_KEY_BYTES ? KV_OK : KV_ERR_ARG;
+}
+
+/* ---- room ------------------------------------------------------------------------------------ */
+
+static kv_status_t refuse(kvd_core_t *core, uint32_t ns)
+{
+	kvd_count(core, KV_M_HANDOVERS_REFUSED, 1);
+	kvd_count_ns(core, ns, KV_NM_HANDOVERS_REFUSED, 1);
+
+	return KV_ERR_BUSY;
+}
+
+/* Bytes that the namespace's entries may still keep. */
+static uint64_t room_left(const kvd_core_t *core, uint32_t ns)
+{
+	uint64_t most = kvd_share_handover_max(core, ns),
+		 kept = core->ns[ns]->handover_bytes + core->ns[ns]->tail_bytes;
+
+	return most > kept ? most - kept : 0;
+}
+
+/* Is there room for these bytes, on top of what cannot be reclaimed? */
+static int is_within_share(const kvd_core_t *core, uint32_t ns, uint64_t bytes)
+{
+	return kvd_share_irreclaimable(core, ns) + bytes <= core->ns[ns]->share[KVD_SHARE_CPU];
+}
+
+/* Is there room for a pin on the block? What other entries, or other pins, keep already is not counted again. */
+static int may_pin(const kvd_core_t *core, const kvd_space_t *space, uint32_t block, uint64_t tail_bytes)
+{
+	uint64_t slot_bytes = core->classes[space->slot_class].slot_bytes;
+	uint32_t depth = kvd_depth_of(&core->ix, kvd_block_at(&core->ix, block));
+	uint64_t unshared = depth - kvd_index_depth_pinned(&core->ix, block, KVD_PINS_HANDOVER);
+	uint64_t unpinned = depth - kvd_index_depth_pinned(&core->ix, block, KVD_PINS_ALL);
+
+	return unshared * slot_bytes + tail_bytes <= room_left(core, space->ns) &&
+	       unpinned <= kvd_share_pin_room(core, space->ns, space->slot_class) &&
+	       is_within_share(core, space->ns, unpinned * slot_bytes + tail_bytes);
+}
+
+/* ---- the new pins ---------------------------------------------------------------------------- */
+
+static kv_status_t pin_block(kvd_core_t *core, const kvd_handover_t *entry, uint32_t block, part_t *part)
+{
+	uint32_t pin;
+	kv_status_t status = kvd_pin_create(core, block, KVD_PIN_HANDOVER, entry->number, &pin);
+
+	if (status == KV_OK) {
+		((kvd_pin_t *)kvd_obj_at(&core->pins, pin))->next = part->pins.head;
+		part->pins.head = pin;
+		part->pins.count++;
+	}
+
+	return status;
+}
+
+/* Block n of a full group lies below the one that the entry has pinned. */
+static int goes_on(const kvd_core_t *core, const kvd_handover_t *entry, const part_t *part, uint32_t block)
+{
+	const kvd_handover_part_t *before = &entry->parts[part->index];
+
+	if (kvd_group_unchained(part->group)) {
+		return 1;
+	}
+
+	return kvd_depth_of(&core->ix, kvd_block_at(&core->ix, block)) == part->n &&
+	       (before->pins.count == 0 ||
+		kvd_index_ancestor(&core->ix, block, before->n) ==
+			((const kvd_pin_t *)kvd_obj_at(&core->pins, before->pins.head))->block);
+}
+
+static kv_status_t pin_part(kvd_core_t *core, const kvd_handover_call_t *call, part_t *part, uint64_t tail_bytes)
+{
+	if (part->n < call->entry->parts[part->index].n) {
+		return KV_ERR_ARG;
+	}
+	for (uint32_t i = 0; i < part->count; i++) {
+		kv_key_t key;
+		uint32_t block;
+		kv_status_t status;
+
+		memcpy(&key, part->keys + (size_t)i * KV_KEY_BYTES, sizeof key);
+		block = kvd_index_find(&core->ix, call->space->tree, &key, part->group->id);
+		if (block == KVD_NONE) {
+			return KV_MISS;
+		}
+		if (!goes_on(core, call->entry, part, block)) {
+			return KV_ERR_ARG;
+		}
+		if (!may_pin(core, call->space, block, tail_bytes)) {
+			return refuse(core, call->space->ns);
+		}
+		status = pin_block(core, call->entry, block, part);
+		if (status != KV_OK) {
+			return status;
+		}
+	}
+
+	return KV_OK;
+}
+
+/* Memory for the tail, and all pins. What is done of it when it fails is the caller's to undo. */
+static kv_status_t prepare(kvd_core_t *core, const kvd_handover_call_t *call, const kv_slice_t *tail, draft_t *draft)
+{
+	uint32_t ns = call->space->ns, had = call->entry->tail_len;
+	uint64_t grows = tail->len > had ? tail->len - had : 0;
+
+	if (grows > room_left(core, ns) || !is_within_share(core, ns, grows)) {
+		return refuse(core, ns);
+	}
+	if (tail->len > 0) {
+		draft->tail = kv_alloc(core->env, tail->len);
+		if (!draft->tail) {
+			return KV_ERR_NOMEM;
+		}
+		memcpy(draft->tail, tail->data, tail->len);
+	}
+	for (uint32_t i = 0; i < draft->count; i++) {
+		kv_status_t status = pin_part(core, call, &draft->parts[i], grows);
+
+		if (status != KV_OK) {
+			return status;
+		}
+	}
+
+	return KV_OK;
+}
+
+/* ---- taking it over -------------------------------------------------------------------------- */
+
+/* Units that every group of the space has: what a consumer can use. */
+static uint32_t units_of(const kvd_space_t *space, const kvd_handover_t *entry)
+{
+	uint32_t n = UINT32_MAX;
+
+	for (uint32_t g = 0; g < space->group_count; g++) {
+		uint32_t units = entry->parts[g].n * (space->groups[g].block_tokens / space->hash_tokens);
+
+		n = units < n ? units : n;
+	}
+
+	return n;
+}
+
+static void take_over(kvd_core_t *core, const kvd_handover_call_t *call, const draft_t *draft, uint32_t tail_len)
+{
+	kvd_handover_t *entry = call->entry;
+
+	for (uint32_t i = 0; i < draft->count; i++) {
+		const part_t *part = &draft->parts[i];
+
+		/* The new pins are there: what both keep is not let go of in between. */
+		kvd_handover_drop_pins(core, &entry->parts[part->index].pins);
+		entry->parts[part->index] = (kvd_handover_part_t){.n = part->n, .pins = part->pins};
+	}
+	if (draft->tail) {
+		core->ns[entry->ns]->tail_bytes += tail_len - (uint64_t)entry->tail_len;
+		kv_free(core->env, entry->tail);
+		entry->tail = draft->tail;
+		entry->tail_len = tail_len;
+	}
+	entry->n = units_of(call->space, entry);
+}
+
+/* The entry that the request goes on with; without a number: that a consumer awaits, or none. */
+static kv_status_t find_entry(kvd_core_t *core, uint32_t ns, kvd_member_t member, const kv_msg_handover_send_t *ask,
+			      kvd_handover_call_t *call)
+{
+	const kvd_handover_name_t name = {
+		.ns = ns, .space = ask->space, .epoch = ask->epoch, .member = member, .transfer = ask->transfer};
+	kv_status_t status = kvd_handover_find_transfer(core, &name, call);
+	const kvd_handover_t *entry = call->entry;
+
+	if (status != KV_OK) {
+		return status;
+	}
+	if (ask->number != 0) {
+		if (!entry || entry->number != ask->number || !kvd_handover_is_side(&entry->producer, call)) {
+			return KV_ERR_NOT_FOUND;
+		}
+		return entry->state == KV_HANDOVER_SENDING  ? KV_OK
+		       : entry->state == KV_HANDOVER_FAILED ? entry->status
+							    : KV_ERR_EXISTS;
+	}
+	if (entry && entry->state != KV_HANDOVER_AWAITED) {
+		return KV_ERR_EXISTS;
+	}
+
+	return kvd_handover_may_join(core, call);
+}
+
+kv_status_t kvd_handover_send(kvd_core_t *core, uint32_t ns, kvd_member_t member, const kv_msg_handover_send_t *ask,
+			      kv_msg_handover_send_reply_t *reply)
+{
+	kvd_handover_call_t call = {0};
+	draft_t draft = {0};
+	kvd_handover_t *entry;
+	int created;
+	kv_status_t status = find_entry(core, ns, member, ask, &call);
+
+	if (status == KV_OK) {
+		status = decode_parts(call.space, ask, &draft);
+	}
+	if (status != KV_OK) {
+		return status;
+	}
+	created = call.entry == NULL;
+	status = created ? kvd_handover_create(core, &call, &ask->transfer) : KV_OK;
+	if (status != KV_OK) {
+		return status;
+	}
+	entry = call.entry;
+	status = prepare(core, &call, &ask->tail, &draft);
+	if (status != KV_OK) {
+		for (uint32_t i = 0; i < draft.count; i++) {
+			kvd_handover_drop_pins(core, &draft.parts[i].pins);
+		}
+		kv_free(core->env, draft.tail);
+		if (created) {
+			kvd_handover_discard(core, entry);
+		}
+		return status;
+	}
+
+	take_over(core, &call, &draft, ask->tail.len);
+	kvd_handover_join_side(core, &entry->producer, &call);
+	entry->state = ask->flags & KV_HANDOVER_LAST ? KV_HANDOVER_COMPLETE : KV_HANDOVER_SENDING;
+	entry->ttl_ns = kvd_handover_ttl(core, ask->ttl_ms);
+	if (entry->consumer.member == 0) {
+		kvd_handover_set_expiry(core, entry, core->now_ns + entry->ttl_ns);
+	} else {
+		if (entry->state == KV_HANDOVER_COMPLETE) {
+			kvd_handover_end_wait(core, entry);
+		}
+		kvd_handover_notify(core, entry, &entry->consumer);
+	}
+	*reply = (kv_msg_handover_send_reply_t){.number = entry->number,
+						.n = entry->n,
+						.taken = entry->consumer.member != 0,
+						.bytes = kvd_handover_bytes(core, entry),
+						.ttl_ms = (uint32_t)(entry->ttl_ns / 1000000u)};
+
+	return KV_OK;
+}
