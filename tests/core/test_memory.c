@@ -82,6 +82,41 @@ static void story_alone(void)
 	u_.group = 0;
 }
 
+/* Hand-overs of every group, with a tail, taken half way and at the end. */
+static void story_handover(void)
+{
+	u_member_t *decode = NULL;
+	kv_msg_handover_send_reply_t sent = {0};
+	kv_msg_handover_recv_reply_t got = {0};
+	u_send_t send = {
+		.transfer = "t", .space = &space_, .keys = keys_, .groups = U_ALL, .tail = "token", .tail_len = 5};
+
+	for (uint32_t g = 0; g < U_GROUPS; g++) {
+		u_.group = u_groups[g].id;
+		(void)u_put(&u_, m_, &space_, keys_, 0, g == 2 ? 4 : 8);
+		u_tick(&u_, 2);
+	}
+	u_.group = 0;
+	decode = m_; /* one member is both sides: joining another may fail, and that is told elsewhere */
+	for (uint32_t n = 2; n <= 8; n += 2) {
+		send.n = n;
+		send.last = n == 8;
+		if (u_send(&u_, m_, &send, &sent) == KV_OK) {
+			send.number = sent.number;
+		}
+		universe_check(&u_);
+		if (n == 4) {
+			(void)u_recv(&u_, decode, &space_, "t", 0, &got);
+		}
+	}
+	(void)u_recv(&u_, decode, &space_, "other", 0, &got);
+	universe_check(&u_);
+	(void)u_done(&u_, decode, sent.number, 0);
+	(void)u_done(&u_, decode, got.number, 0);
+	u_settle(&u_);
+	universe_check(&u_);
+}
+
 static void every_failure(void (*tell)(void))
 {
 	uint64_t failures = 0;
@@ -116,6 +151,12 @@ static void p4_any_allocation_for_an_unchained_group_may_fail(void **state)
 {
 	(void)state;
 	every_failure(story_alone);
+}
+
+static void p4_any_allocation_for_a_hand_over_may_fail(void **state)
+{
+	(void)state;
+	every_failure(story_handover);
 }
 
 static void p4_a_core_without_memory_is_refused(void **state)
@@ -180,6 +221,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p4_any_allocation_may_fail_and_nothing_is_lost),
 		cmocka_unit_test(p4_any_allocation_for_an_unchained_group_may_fail),
+		cmocka_unit_test(p4_any_allocation_for_a_hand_over_may_fail),
 		cmocka_unit_test(p4_a_core_without_memory_is_refused),
 		cmocka_unit_test(p4_the_documents_are_whole),
 	};

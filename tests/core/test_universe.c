@@ -6,11 +6,14 @@
  */
 #include "universe.h"
 
-#define CHAINS 6u
-#define DEPTH  48u
-#define LEASES 24u
-#define PUTS   12u
-#define SPACES 4u
+#include "core/handover/handover.h"
+
+#define CHAINS    6u
+#define DEPTH     48u
+#define LEASES    24u
+#define PUTS      12u
+#define SPACES    4u
+#define TRANSFERS 5u
 
 typedef struct life {
 	universe_t u;
@@ -20,6 +23,7 @@ typedef struct life {
 	u_put_t puts[PUTS];
 	uint32_t put_space[PUTS];
 	uint32_t lease_space[LEASES];
+	uint64_t numbers[TRANSFERS]; /* of hand-overs, as their last answer said */
 } life_t;
 
 static uint64_t below(life_t *l, uint64_t n)
@@ -229,6 +233,80 @@ static void do_release(life_t *l)
 	}
 }
 
+/* ---- hand-overs ------------------------------------------------------------------------------ */
+
+static const char *const transfers[TRANSFERS] = {"t0", "t1", "t2", "t3", "t4"};
+
+static void do_send(life_t *l)
+{
+	static uint8_t tail[6000];
+	u_member_t *m = some_member(l);
+	uint32_t which = (uint32_t)below(l, TRANSFERS), chain = (uint32_t)below(l, CHAINS), space = some_space(l, m);
+	u_send_t send = {.transfer = transfers[which],
+			 .number = below(l, 4) ? l->numbers[which] : 0,
+			 .space = &l->space[space],
+			 .keys = l->keys[chain],
+			 .groups = below(l, 3) ? U_FULL : (uint32_t)below(l, U_ALL + 1),
+			 .last = below(l, 4) == 0,
+			 .ttl_ms = (uint32_t)below(l, 3) * 400,
+			 .tail = tail,
+			 .tail_len = below(l, 3) ? 0 : (uint32_t)below(l, sizeof tail)};
+	kv_msg_handover_send_reply_t reply = {0};
+	uint32_t visible;
+
+	l->u.group = 0;
+	visible = u_visible(&l->u, ns_of(space), &l->space[space], l->keys[chain], DEPTH);
+	send.n = 2 + (uint32_t)below(l, visible + 1);
+	if (m && send.n <= DEPTH && u_send(&l->u, m, &send, &reply) == KV_OK) {
+		l->numbers[which] = reply.number;
+	}
+}
+
+static void do_recv(life_t *l)
+{
+	u_member_t *m = some_member(l);
+	uint32_t which = (uint32_t)below(l, TRANSFERS), space = some_space(l, m);
+	kv_msg_handover_recv_reply_t reply = {0};
+	kv_msg_t ask = {0}, answer;
+
+	if (m && u_recv(&l->u, m, &l->space[space], transfers[which], (uint32_t)below(l, 3) * 300, &reply) == KV_OK) {
+		l->numbers[which] = reply.number;
+		assert_true(reply.state >= KV_HANDOVER_AWAITED && reply.state <= KV_HANDOVER_FAILED);
+		assert_int_equal(reply.status != KV_OK, reply.state == KV_HANDOVER_FAILED);
+		ask.handover_tail.number = reply.number;
+		assert_int_equal(u_request(&l->u, m, KV_CODE_HANDOVER_TAIL, &ask, &answer), KV_OK);
+		assert_int_equal(answer.handover_tail_reply.tail.len, reply.tail_bytes);
+	}
+}
+
+static void do_done(life_t *l)
+{
+	u_member_t *m = some_member(l);
+	kv_status_t status = m ? u_done(&l->u, m, l->numbers[below(l, TRANSFERS)], (int)below(l, 2)) : KV_OK;
+
+	assert_true(status == KV_OK || status == KV_ERR_NOT_FOUND || status == KV_ERR_ARG);
+}
+
+/* What an entry has pinned is in a tier: nothing has evicted it. */
+static void check_handovers(life_t *l)
+{
+	const kvd_core_t *core = l->u.core;
+
+	for (uint32_t i = 0; i < core->handovers.made; i++) {
+		const kvd_handover_t *entry = kvd_obj_at(&core->handovers, i);
+
+		for (uint32_t g = 0; entry->number != 0 && g < KV_MAX_GROUPS; g++) {
+			const kvd_pin_t *pin = NULL;
+
+			for (uint32_t p = entry->parts[g].pins.head; p != KVD_NONE; p = pin->next) {
+				pin = kvd_obj_at(&core->pins, p);
+				assert_true(pin->kind == KVD_PIN_HANDOVER && pin->owner == entry->number);
+				assert_int_not_equal(kvd_tiers_of(&core->ix, kvd_block_at(&core->ix, pin->block)), 0);
+			}
+		}
+	}
+}
+
 static void forget(life_t *l, const u_member_t *m)
 {
 	for (uint32_t i = 0; i < LEASES; i++) {
@@ -339,7 +417,7 @@ static void do_world(life_t *l)
 
 static void step(life_t *l)
 {
-	switch (below(l, 16)) {
+	switch (below(l, 19)) {
 	case 0:
 		do_join(l);
 		break;
@@ -370,6 +448,15 @@ static void step(life_t *l)
 	case 13:
 		do_reset(l);
 		break;
+	case 14:
+		do_send(l);
+		break;
+	case 15:
+		do_recv(l);
+		break;
+	case 16:
+		do_done(l);
+		break;
 	default:
 		do_world(l);
 		break;
@@ -379,6 +466,7 @@ static void step(life_t *l)
 static void check(life_t *l)
 {
 	universe_check(&l->u);
+	check_handovers(l);
 	for (uint32_t i = 0; i < LEASES; i++) {
 		if (l->leases[i].id && l->leases[i].member->id) {
 			u_lease_verify(&l->u, &l->leases[i]);
@@ -417,6 +505,8 @@ static void calm_down(life_t *l)
 	}
 	u_settle(u);
 	universe_check(u);
+	u_expire_handovers(u);
+	assert_int_equal(u->core->handovers.used + u->core->ns[0]->tail_bytes + u->core->ns[1]->tail_bytes, 0);
 	assert_int_equal(u->core->pins.used, 0);
 	assert_int_equal(u->core->leases.used, 0);
 	assert_int_equal(u->core->puts.used, 0);
@@ -452,8 +542,9 @@ static void calm_down(life_t *l)
 	}
 }
 
-static uint64_t files_, reclaimed_; /* files that changed their class, and those taken by force */
-static uint64_t expired_;           /* puts */
+static uint64_t files_, reclaimed_;        /* files that changed their class, and those taken by force */
+static uint64_t expired_;                  /* puts */
+static uint64_t taken_, failed_, refused_; /* hand-overs */
 
 static void live(uint64_t seed, uint32_t steps)
 {
@@ -498,6 +589,9 @@ static void live(uint64_t seed, uint32_t steps)
 		calm_down(&l);
 		files_ += l.u.disk.retired;
 		expired_ += kv_metric_get(&l.u.metrics, KV_M_PUTS_EXPIRED);
+		taken_ += kv_metric_get(&l.u.metrics, KV_M_HANDOVERS_TAKEN);
+		failed_ += kv_metric_get(&l.u.metrics, KV_M_HANDOVERS_FAILED);
+		refused_ += kv_metric_get(&l.u.metrics, KV_M_HANDOVERS_REFUSED);
 		reclaimed_ += kv_metric_get(&l.u.metrics, KV_M_SLABS_RECLAIMED);
 		if (run < restart) {
 			universe_kill(&l.u, &disk);
@@ -520,7 +614,8 @@ static void p1_to_p10_hold_after_every_step(void **state)
 	(void)state;
 	/* More of them where chance has left something out. */
 	for (uint32_t i = one ? (uint32_t)atoi(one) : 0;
-	     i < universes_ || (i < 4 * universes_ && !(files_ > 0 && reclaimed_ > 0 && expired_ > 0)); i++) {
+	     i < universes_ || (i < 4 * universes_ && !(files_ > 0 && reclaimed_ > 0 && expired_ > 0 && refused_ > 0));
+	     i++) {
 		if (getenv("KVD_TEST_LOG")) {
 			printf("# universe %u\n", i);
 		}
@@ -531,7 +626,9 @@ static void p1_to_p10_hold_after_every_step(void **state)
 	}
 	print_message("# files that changed hands %llu, reclaimed %llu, puts expired %llu\n",
 		      (unsigned long long)files_, (unsigned long long)reclaimed_, (unsigned long long)expired_);
-	assert_true(files_ > 0 && reclaimed_ > 0 && expired_ > 0);
+	print_message("# hand-overs taken %llu, failed %llu, refused %llu\n", (unsigned long long)taken_,
+		      (unsigned long long)failed_, (unsigned long long)refused_);
+	assert_true(files_ > 0 && reclaimed_ > 0 && expired_ > 0 && taken_ > 0 && failed_ > 0 && refused_ > 0);
 }
 
 int main(int argc, char **argv)

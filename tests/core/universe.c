@@ -251,6 +251,8 @@ void universe_init(universe_t *u, const u_config_t *config, const fake_tier_t *d
 		.max_unfinished_bytes = UINT64_C(1) << 40,
 		.lease_ttl_ns = UINT64_C(10000000000),
 		.put_ttl_ns = UINT64_C(10000000000),
+		.max_handovers = 64,
+		.handover_ttl_ns = U_HANDOVER_TTL_NS,
 		.write_behind_depth = 8,
 		.read_depth = 8,
 		.write_behind = 1,
@@ -588,6 +590,68 @@ uint32_t u_put(universe_t *u, u_member_t *m, const kvd_space_info_t *space, cons
 	}
 
 	return put.n;
+}
+
+/* A part of n units: the key of its last block, or those of a window. */
+static void add_part(const u_send_t *send, uint32_t g, uint32_t part[3], kv_key_t *keys, uint32_t *p_keys)
+{
+	uint32_t n = send->n * 16 / u_groups[g].block_tokens, count = 1;
+
+	if (u_groups[g].rule == KV_RULE_WINDOW) {
+		count = n < 4 ? n : 4;
+	}
+	memcpy(part, (uint32_t[3]){u_groups[g].id, n, count}, 3 * sizeof *part);
+	memcpy(&keys[*p_keys], &send->keys[n - count], count * sizeof *keys);
+	*p_keys += count;
+}
+
+kv_status_t u_send(universe_t *u, u_member_t *m, const u_send_t *send, kv_msg_handover_send_reply_t *reply)
+{
+	uint32_t parts[U_GROUPS][3], count = 0, key_count = 0;
+	kv_key_t keys[4 * U_GROUPS];
+	kv_msg_t ask = {.handover_send = {.transfer = kv_slice_str(send->transfer),
+					  .number = send->number,
+					  .space = send->space->space,
+					  .epoch = send->space->epoch,
+					  .flags = send->last ? KV_HANDOVER_LAST : 0,
+					  .ttl_ms = send->ttl_ms,
+					  .tail = {(const uint8_t *)send->tail, send->tail_len}}},
+		 answer;
+	kv_status_t status;
+
+	for (uint32_t g = 0; g < U_GROUPS; g++) {
+		if (send->groups & 1u << g) {
+			add_part(send, g, parts[count++], keys, &key_count);
+		}
+	}
+	ask.handover_send.parts = (kv_slice_t){(const uint8_t *)parts, count * (uint32_t)sizeof parts[0]};
+	ask.handover_send.keys = (kv_slice_t){(const uint8_t *)keys, key_count * KV_KEY_BYTES};
+	status = u_request(u, m, KV_CODE_HANDOVER_SEND, &ask, &answer);
+	*reply = status == KV_OK ? answer.handover_send_reply : *reply;
+
+	return status;
+}
+
+kv_status_t u_recv(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const char *transfer,
+		   uint32_t timeout_ms, kv_msg_handover_recv_reply_t *reply)
+{
+	kv_msg_t ask = {.handover_recv = {.transfer = kv_slice_str(transfer),
+					  .space = space->space,
+					  .epoch = space->epoch,
+					  .timeout_ms = timeout_ms}},
+		 answer;
+	kv_status_t status = u_request(u, m, KV_CODE_HANDOVER_RECV, &ask, &answer);
+
+	*reply = status == KV_OK ? answer.handover_recv_reply : *reply;
+
+	return status;
+}
+
+kv_status_t u_done(universe_t *u, u_member_t *m, uint64_t number, int abort)
+{
+	kv_msg_t ask = {.handover_done = {.number = number, .flags = abort ? KV_HANDOVER_ABORT : 0}}, reply;
+
+	return u_request(u, m, KV_CODE_HANDOVER_DONE, &ask, &reply);
 }
 
 uint32_t u_explain(universe_t *u, uint32_t ns, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t n,

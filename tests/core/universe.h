@@ -21,11 +21,12 @@
 #include "kv_test.h"
 #include "kvs/pool.h"
 
-#define U_MEMBERS     24u
-#define U_NOTICES     8192u
-#define U_LEASE_BYTES (1u << 20)
-#define U_INSTANCES   16u
-#define U_GROUPS      4u
+#define U_MEMBERS         24u
+#define U_NOTICES         8192u
+#define U_LEASE_BYTES     (1u << 20)
+#define U_INSTANCES       16u
+#define U_GROUPS          4u
+#define U_HANDOVER_TTL_NS UINT64_C(10000000000)
 
 /* Groups of every space: 0 full, 1 window, 2 state, 5 full. */
 extern const kv_group_t u_groups[U_GROUPS];
@@ -61,6 +62,23 @@ typedef struct u_put {
 	uint32_t group;
 	kv_key_t keys[512];
 } u_put_t;
+
+#define U_FULL 1u /* of u_send_t.groups: the first group; all of them */
+#define U_ALL  15u
+
+/* A HANDOVER_SEND. */
+typedef struct u_send {
+	const char *transfer;
+	uint64_t number;
+	const kvd_space_info_t *space;
+	const kv_key_t *keys;
+	uint32_t n;      /* units of 16 tokens */
+	uint32_t groups; /* bits: those of u_groups that have a part */
+	int last;
+	uint32_t ttl_ms;
+	const void *tail;
+	uint32_t tail_len;
+} u_send_t;
 
 typedef struct u_event_key {
 	uint64_t hash;
@@ -162,6 +180,11 @@ kv_status_t u_quiet(universe_t *u, u_member_t *m, uint32_t what, uint64_t id, ui
 /* start, write, end: all in one. Returns how many blocks are visible now. */
 uint32_t u_put(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t first,
 	       uint32_t n);
+/* *reply stays as it is unless the answer is OK. */
+kv_status_t u_send(universe_t *u, u_member_t *m, const u_send_t *send, kv_msg_handover_send_reply_t *reply);
+kv_status_t u_recv(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const char *transfer,
+		   uint32_t timeout_ms, kv_msg_handover_recv_reply_t *reply);
+kv_status_t u_done(universe_t *u, u_member_t *m, uint64_t number, int abort);
 /* Tiers of each key, and why the first missing one is missing (EXPLAIN). */
 uint32_t u_explain(universe_t *u, uint32_t ns, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t n,
 		   uint8_t *tiers);
@@ -182,6 +205,8 @@ void u_lease_verify(universe_t *u, const u_lease_t *lease);
 
 /* The core's own checks, and the events against the index. Fails the test with a sentence. */
 void universe_check(universe_t *u);
+/* Time passes until no hand-over is left: nobody may be there who takes one. */
+void u_expire_handovers(universe_t *u);
 /* Everybody leaves, and nothing is left behind: for the end of a test, before universe_fini(). */
 void universe_leave(universe_t *u);
 /* Bits in the mirror, of group u->group, found as a client finds them. */

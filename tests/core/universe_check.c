@@ -18,7 +18,7 @@ static int is_calm(const universe_t *u)
 	return core->dead_nodes.head == KVD_NONE && core->dead_trees == KVD_NONE && core->fills.head == KVD_NONE &&
 	       core->ix.queue.head == KVD_NONE && core->reads + core->writes == 0 && !core->flush_busy &&
 	       (core->flush_due_ns == 0 || core->durable_owed == 0) && core->run_puts.head == KVD_NONE &&
-	       !core->showing && core->outstanding == 0;
+	       !core->showing && core->outstanding == 0 && core->handover_sweep == 0;
 }
 
 void u_settle(universe_t *u)
@@ -40,6 +40,8 @@ static uint64_t notice_id(const u_notice_t *notice)
 		return notice->msg.lease_done.lease;
 	case KV_CODE_PUT_DONE:
 		return notice->msg.put_done.put;
+	case KV_CODE_HANDOVER:
+		return notice->msg.handover.number;
 	default:
 		return notice->msg.durable.put;
 	}
@@ -164,6 +166,16 @@ void universe_check(universe_t *u)
 	}
 }
 
+void u_expire_handovers(universe_t *u)
+{
+	kv_test_advance(&u->env, U_HANDOVER_TTL_NS + 100000000u);
+	u_tick(u, 2);
+	while (u->core->handovers.used > 0) { /* one is without a consumer only since the last tick */
+		kv_test_advance(&u->env, U_HANDOVER_TTL_NS + 100000000u);
+		u_tick(u, 2);
+	}
+}
+
 void universe_leave(universe_t *u)
 {
 	universe_check(u);
@@ -173,8 +185,10 @@ void universe_leave(universe_t *u)
 		}
 	}
 	u->disk.hold = 0;
+	u_expire_handovers(u);
 	u_settle(u);
 	universe_check(u);
+	assert_int_equal(u->core->handovers.used, 0);
 	assert_int_equal(u->core->pins.used + u->core->leases.used + u->core->puts.used + u->core->ios.used, 0);
 	assert_int_equal(u->core->refs, 0);
 }

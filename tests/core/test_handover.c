@@ -1,0 +1,841 @@
+/* Hand-overs: every state, every end of a side, every limit, every refusal. Two instances: `m_` produces, `d_`
+ * consumes. */
+#include "stage.h"
+
+#include "core/block/damage.h"
+#include "core/handover/handover.h"
+
+static u_member_t *d_; /* instance "decode" */
+static kv_msg_handover_send_reply_t sent_;
+static kv_msg_handover_recv_reply_t got_;
+
+static void stage_two(uint32_t cpu, uint32_t disk)
+{
+	stage(cpu, disk);
+	d_ = u_join(&u_, 0, "decode", 2, 0);
+}
+
+/* Blocks of units [first, n) in every group. */
+static void put_all(uint32_t first, uint32_t n)
+{
+	for (uint32_t g = 0; g < U_GROUPS; g++) {
+		uint32_t units = u_groups[g].block_tokens / 16;
+
+		u_.group = u_groups[g].id;
+		assert_int_equal(u_put(&u_, m_, &space_, keys_, first / units, n / units), n / units - first / units);
+	}
+	u_.group = 0;
+}
+
+static kv_status_t send_more(uint32_t n, uint32_t groups, int last)
+{
+	kv_status_t status = u_send(&u_, m_,
+				    &(u_send_t){.transfer = "t",
+						.number = sent_.number,
+						.space = &space_,
+						.keys = keys_,
+						.n = n,
+						.groups = groups,
+						.last = last},
+				    &sent_);
+
+	return status;
+}
+
+static kv_status_t send_first(const char *transfer, uint32_t n, uint32_t groups, int last)
+{
+	return u_send(
+		&u_, m_,
+		&(u_send_t){
+			.transfer = transfer, .space = &space_, .keys = keys_, .n = n, .groups = groups, .last = last},
+		&sent_);
+}
+
+static kv_status_t recv(u_member_t *m, const char *transfer, uint32_t timeout_ms)
+{
+	return u_recv(&u_, m, &space_, transfer, timeout_ms, &got_);
+}
+
+/* The last HANDOVER that the member got of this number; NULL: none. */
+static const kv_msg_handover_t *last_notice(const u_member_t *m, uint64_t number)
+{
+	for (uint32_t i = u_.notice_count; i > 0; i--) {
+		const u_notice_t *notice = &u_.notices[i - 1];
+
+		if (notice->member == m->id && notice->code == KV_CODE_HANDOVER &&
+		    notice->msg.handover.number == number) {
+			return &notice->msg.handover;
+		}
+	}
+
+	return NULL;
+}
+
+static void check_notice(const u_member_t *m, uint64_t number, kv_handover_state_t state, uint32_t n,
+			 kv_status_t status)
+{
+	const kv_msg_handover_t *notice = last_notice(m, number);
+
+	assert_non_null(notice);
+	assert_int_equal(notice->state, state);
+	assert_int_equal(notice->n, n);
+	assert_int_equal(notice->status, status);
+}
+
+static void evict_all(void)
+{
+	while (kvd_core_evict_one(u_.core, KV_TIER_CPU) == KV_OK) {
+	}
+}
+
+static void advance(uint64_t ns)
+{
+	kv_test_advance(&u_.env, ns);
+	u_tick(&u_, 2);
+	universe_check(&u_);
+}
+
+static uint64_t metric(kv_metric_t id)
+{
+	return kv_metric_get(&u_.metrics, id);
+}
+
+/* ---- the way of an entry --------------------------------------------------------------------- */
+
+static void p4_chunks_are_handed_over_and_taken(void **state)
+{
+	uint64_t number;
+
+	(void)state;
+	stage_two(256, 0);
+	put_all(0, 8);
+	assert_int_equal(send_first("t", 8, U_ALL, 0), KV_OK);
+	number = sent_.number;
+	assert_int_equal(sent_.n, 8);
+	assert_int_equal(sent_.taken, 0);
+	assert_int_equal(sent_.bytes, (8 + 4 + 1 + 8) * 4096);
+	assert_int_equal(sent_.ttl_ms, 10000);
+	assert_int_equal(recv(d_, "t", 0), KV_OK);
+	assert_int_equal(got_.number, number);
+	assert_int_equal(got_.state, KV_HANDOVER_SENDING);
+	assert_int_equal(got_.n, 8);
+	put_all(8, 20);
+	assert_int_equal(send_more(20, U_ALL, 0), KV_OK);
+	assert_int_equal(sent_.taken, 1);
+	check_notice(d_, number, KV_HANDOVER_SENDING, 20, KV_OK);
+	assert_int_equal(send_more(20, 0, 1), KV_OK);
+	check_notice(d_, number, KV_HANDOVER_COMPLETE, 20, KV_OK);
+	assert_int_equal(sent_.bytes, (20 + 4 + 1 + 20) * 4096);
+	universe_check(&u_);
+	assert_int_equal(u_done(&u_, d_, number, 0), KV_OK);
+	check_notice(m_, number, KV_HANDOVER_ENDED, 20, KV_OK);
+	assert_int_equal(u_.core->handovers.used + u_.core->pins.used, 0);
+	assert_int_equal(metric(KV_M_HANDOVERS_TAKEN), 1);
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 20), 20); /* what was handed over is cached */
+	stage_end();
+}
+
+static void p5_a_consumer_may_ask_first_and_is_told(void **state)
+{
+	(void)state;
+	stage_two(64, 0);
+	assert_int_equal(recv(d_, "t", 5000), KV_OK);
+	assert_int_equal(got_.state, KV_HANDOVER_AWAITED);
+	assert_int_equal(got_.n, 0);
+	assert_int_equal(got_.ttl_ms, 5000);
+	put_all(0, 8);
+	kv_test_advance(&u_.env, 3000000);
+	assert_int_equal(send_first("t", 8, U_ALL, 1), KV_OK);
+	assert_int_equal(sent_.number, got_.number);
+	assert_int_equal(sent_.taken, 1);
+	check_notice(d_, got_.number, KV_HANDOVER_COMPLETE, 8, KV_OK);
+	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
+	stage_end();
+}
+
+/* A match at n needs every group: so does what is handed over. */
+static void p3_units_count_when_every_group_has_them(void **state)
+{
+	(void)state;
+	stage_two(256, 0);
+	put_all(0, 16);
+	assert_int_equal(send_first("t", 16, U_FULL, 0), KV_OK);
+	assert_int_equal(sent_.n, 0);
+	assert_int_equal(send_more(12, 2u | 4u | 8u, 0), KV_OK);
+	assert_int_equal(sent_.n, 12);
+	assert_int_equal(send_more(16, 2u | 4u, 0), KV_OK);
+	assert_int_equal(sent_.n, 12);
+	assert_int_equal(send_more(16, 8u, 0), KV_OK);
+	assert_int_equal(sent_.n, 16);
+	universe_check(&u_);
+	stage_end();
+}
+
+static void p4_a_tail_travels_with_the_entry_and_may_be_all(void **state)
+{
+	static const char hidden[] = "first token";
+	static const char other[] = "another";
+	kv_msg_t ask = {0}, answer;
+
+	(void)state;
+	stage_two(64, 0);
+	assert_int_equal(
+		u_send(&u_, m_,
+		       &(u_send_t){.transfer = "t", .space = &space_, .tail = hidden, .tail_len = sizeof hidden},
+		       &sent_),
+		KV_OK);
+	assert_int_equal(sent_.bytes, sizeof hidden);
+	universe_check(&u_);
+	assert_int_equal(u_send(&u_, m_,
+				&(u_send_t){.transfer = "t",
+					    .number = sent_.number,
+					    .space = &space_,
+					    .last = 1,
+					    .tail = other,
+					    .tail_len = sizeof other},
+				&sent_),
+			 KV_OK);
+	ask.handover_tail.number = sent_.number;
+	assert_int_equal(u_request(&u_, d_, KV_CODE_HANDOVER_TAIL, &ask, &answer), KV_ERR_NOT_FOUND);
+	assert_int_equal(recv(d_, "t", 0), KV_OK);
+	assert_int_equal(got_.tail_bytes, sizeof other);
+	assert_int_equal(u_request(&u_, m_, KV_CODE_HANDOVER_TAIL, &ask, &answer), KV_ERR_NOT_FOUND);
+	assert_int_equal(u_request(&u_, d_, KV_CODE_HANDOVER_TAIL, &ask, &answer), KV_OK);
+	assert_int_equal(answer.handover_tail_reply.tail.len, sizeof other);
+	assert_memory_equal(answer.handover_tail_reply.tail.data, other, sizeof other);
+	assert_int_equal(kvd_share_irreclaimable(u_.core, 0), sizeof other);
+	universe_check(&u_);
+	assert_int_equal(u_done(&u_, d_, sent_.number, 0), KV_OK);
+	assert_int_equal(kvd_share_irreclaimable(u_.core, 0), 0);
+	stage_end();
+}
+
+/* ---- kept, until it is taken or has expired -------------------------------------------------- */
+
+static void p5_what_is_handed_over_is_not_evicted_until_it_expires(void **state)
+{
+	(void)state;
+	stage_two(64, 0);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 40), 40);
+	assert_int_equal(send_first("t", 20, U_FULL, 1), KV_OK);
+	evict_all();
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 40), 20);
+	assert_int_equal(u_put(&u_, m_, &space_, fork_, 8, 60), 44); /* the rest of the room, and no more */
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 20), 20);
+	advance(U_HANDOVER_TTL_NS - 1000000000u);
+	evict_all();
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 20), 20);
+	advance(1200000000u);
+	check_notice(m_, sent_.number, KV_HANDOVER_ENDED, 0, KV_ERR_EXPIRED);
+	assert_int_equal(metric(KV_M_HANDOVERS_EXPIRED), 1);
+	evict_all();
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 20), 0);
+	assert_int_equal(recv(d_, "t", 100), KV_OK); /* another one of this name */
+	assert_int_equal(got_.state, KV_HANDOVER_AWAITED);
+	stage_end();
+}
+
+static void p5_each_send_begins_the_time_to_live_again(void **state)
+{
+	(void)state;
+	stage_two(64, 0);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
+	assert_int_equal(send_first("t", 4, U_FULL, 0), KV_OK);
+	for (uint32_t n = 5; n < 12; n++) {
+		advance(8000000000u);
+		assert_int_equal(send_more(n, U_FULL, 0), KV_OK);
+	}
+	advance(10200000000u);
+	assert_int_equal(u_.core->handovers.used, 0);
+	assert_int_equal(send_more(12, U_FULL, 1), KV_ERR_NOT_FOUND); /* no one would take it: it does not begin anew */
+	assert_int_equal(u_.core->handovers.used, 0);
+	stage_end();
+}
+
+static void p5_a_consumers_wait_ends_at_its_deadline(void **state)
+{
+	uint64_t number;
+
+	(void)state;
+	stage_two(64, 0);
+	assert_int_equal(recv(d_, "never", 300), KV_OK);
+	number = got_.number;
+	advance(200000000u);
+	assert_null(last_notice(d_, number));
+	advance(200000000u);
+	check_notice(d_, number, KV_HANDOVER_ENDED, 0, KV_ERR_TIMEOUT);
+	assert_int_equal(u_.core->handovers.used, 0);
+
+	/* One that has begun is given back, and lives on as if nobody had asked. */
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
+	assert_int_equal(send_first("t", 4, U_FULL, 0), KV_OK);
+	assert_int_equal(recv(d_, "t", 300), KV_OK);
+	advance(400000000u);
+	check_notice(d_, got_.number, KV_HANDOVER_ENDED, 0, KV_ERR_TIMEOUT);
+	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_ERR_NOT_FOUND);
+	assert_int_equal(send_more(8, U_FULL, 0), KV_OK);
+	assert_int_equal(sent_.taken, 0);
+	/* To ask again is to have all the time again. */
+	assert_int_equal(recv(d_, "t", 300), KV_OK);
+	advance(200000000u);
+	assert_int_equal(recv(d_, "t", 300), KV_OK);
+	advance(200000000u);
+	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
+	stage_end();
+}
+
+/* ---- one producer, one consumer -------------------------------------------------------------- */
+
+static void p4_exactly_one_consumer_has_an_entry(void **state)
+{
+	u_member_t *late;
+
+	(void)state;
+	stage_two(64, 0);
+	late = u_join(&u_, 0, "late", 2, 0);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
+	assert_int_equal(send_first("t", 12, U_FULL, 1), KV_OK);
+	assert_int_equal(recv(d_, "t", 0), KV_OK);
+	assert_int_equal(recv(late, "t", 0), KV_ERR_TAKEN);
+	assert_int_equal(recv(m_, "t", 0), KV_ERR_TAKEN);
+	assert_int_equal(u_done(&u_, late, got_.number, 0), KV_ERR_NOT_FOUND);
+	assert_int_equal(u_done(&u_, d_, sent_.number, 1), KV_OK); /* given back */
+	assert_int_equal(recv(late, "t", 0), KV_OK);
+	assert_int_equal(got_.state, KV_HANDOVER_COMPLETE);
+	assert_int_equal(recv(d_, "t", 0), KV_ERR_TAKEN);
+	assert_int_equal(u_done(&u_, late, got_.number, 0), KV_OK);
+	assert_int_equal(recv(late, "t", 0), KV_OK); /* taken once and for all */
+	assert_int_equal(got_.state, KV_HANDOVER_AWAITED);
+	stage_end();
+}
+
+static void p10_a_second_producer_is_refused(void **state)
+{
+	u_member_t *other;
+	u_send_t again = {.transfer = "t", .space = &space_, .keys = keys_, .n = 4, .groups = U_FULL};
+	kv_msg_handover_send_reply_t reply;
+
+	(void)state;
+	stage_two(64, 0);
+	other = u_join(&u_, 0, "other", 2, 0);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
+	assert_int_equal(send_first("t", 8, U_FULL, 0), KV_OK);
+	assert_int_equal(u_send(&u_, other, &again, &reply), KV_ERR_EXISTS);
+	assert_int_equal(u_send(&u_, m_, &again, &reply), KV_ERR_EXISTS); /* without its number it is another one */
+	again.number = sent_.number;
+	assert_int_equal(u_send(&u_, other, &again, &reply), KV_ERR_NOT_FOUND);
+	assert_int_equal(send_more(12, U_FULL, 1), KV_OK);
+	assert_int_equal(send_more(12, U_FULL, 1), KV_ERR_EXISTS); /* it is complete */
+	stage_end();
+}
+
+/* ---- refusals change nothing ----------------------------------------------------------------- */
+
+static void p3_a_block_that_is_not_visible_changes_nothing(void **state)
+{
+	uint64_t pins;
+
+	(void)state;
+	stage_two(256, 0);
+	put_all(0, 8);
+	assert_int_equal(send_first("t", 12, U_ALL, 0), KV_MISS);
+	assert_int_equal(u_.core->handovers.used + u_.core->pins.used, 0);
+	assert_int_equal(send_first("t", 8, U_ALL, 0), KV_OK);
+	pins = u_.core->pins.used;
+	u_.group = 0;
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 8, 12), 4); /* the first group only */
+	assert_int_equal(send_more(12, U_ALL, 1), KV_MISS);
+	assert_int_equal(u_.core->pins.used, pins);
+	assert_int_equal(recv(d_, "t", 0), KV_OK);
+	assert_int_equal(got_.state, KV_HANDOVER_SENDING);
+	assert_int_equal(got_.n, 8);
+	universe_check(&u_);
+	stage_end();
+}
+
+static kv_status_t send_raw(const uint32_t *parts, uint32_t words, uint32_t keys, const char *transfer)
+{
+	kv_msg_t ask = {.handover_send = {.transfer = kv_slice_str(transfer),
+					  .space = space_.space,
+					  .epoch = space_.epoch,
+					  .parts = {(const uint8_t *)parts, words * 4},
+					  .keys = {keys_[7].b, keys * KV_KEY_BYTES}}},
+		 answer;
+
+	return u_request(&u_, m_, KV_CODE_HANDOVER_SEND, &ask, &answer);
+}
+
+static void p10_parts_that_contradict_themselves_are_refused(void **state)
+{
+	static char long_id[130];
+	kv_msg_t ask = {0}, answer;
+
+	(void)state;
+	stage_two(256, 0);
+	put_all(0, 16);
+	memset(long_id, 'x', 129);
+	assert_int_equal(send_raw((uint32_t[]){0, 8, 1}, 3, 1, ""), KV_ERR_ARG);
+	assert_int_equal(send_raw((uint32_t[]){0, 8, 1}, 3, 1, long_id), KV_ERR_ARG);
+	assert_int_equal(send_raw((uint32_t[]){0, 8, 1}, 2, 1, "t"), KV_ERR_ARG); /* half a part */
+	assert_int_equal(send_raw((uint32_t[]){0, 8, 1}, 3, 0, "t"), KV_ERR_ARG); /* a key is missing */
+	assert_int_equal(send_raw((uint32_t[]){0, 8, 1}, 3, 2, "t"), KV_ERR_ARG); /* one too many */
+	assert_int_equal(send_raw((uint32_t[]){0, 8, 2}, 3, 2, "t"), KV_ERR_ARG); /* full: one */
+	assert_int_equal(send_raw((uint32_t[]){0, 9, 1}, 3, 1, "t"), KV_ERR_ARG); /* it is block 8 */
+	assert_int_equal(send_raw((uint32_t[]){0, 0, 0}, 3, 0, "t"), KV_ERR_ARG);
+	assert_int_equal(send_raw((uint32_t[]){1, 8, UINT32_MAX}, 3, 1, "t"), KV_ERR_ARG);
+	assert_int_equal(send_raw((uint32_t[]){1, UINT32_MAX, 1}, 3, 1, "t"), KV_ERR_ARG);
+	assert_int_equal(send_raw((uint32_t[]){0, 8, 1, 0, 8, 1}, 6, 2, "t"), KV_ERR_ARG); /* twice */
+	assert_int_equal(send_raw((uint32_t[]){9, 8, 1}, 3, 1, "t"), KV_ERR_UNSUPPORTED);
+	assert_int_equal(u_.core->handovers.used + u_.core->pins.used, 0);
+
+	assert_int_equal(send_first("t", 12, U_FULL, 0), KV_OK);
+	assert_int_equal(send_more(11, U_FULL, 0), KV_ERR_ARG); /* only deeper */
+	assert_int_equal(u_put(&u_, m_, &space_, fork_, 8, 20), 12);
+	assert_int_equal(u_send(&u_, m_,
+				&(u_send_t){.transfer = "t",
+					    .number = sent_.number,
+					    .space = &space_,
+					    .keys = fork_,
+					    .n = 16,
+					    .groups = U_FULL},
+				&sent_),
+			 KV_ERR_ARG); /* and below what is handed over */
+	universe_check(&u_);
+	ask.handover_recv = (kv_msg_handover_recv_t){.transfer = kv_slice_str("t"), .space = space_.space, .epoch = 9};
+	assert_int_equal(u_request(&u_, d_, KV_CODE_HANDOVER_RECV, &ask, &answer), KV_ERR_STALE_EPOCH);
+	ask.handover_recv.space = 50;
+	assert_int_equal(u_request(&u_, d_, KV_CODE_HANDOVER_RECV, &ask, &answer), KV_ERR_NOT_FOUND);
+	assert_int_equal(u_request(&u_, NULL, KV_CODE_HANDOVER_RECV, &ask, &answer), KV_ERR_NOT_JOINED);
+	assert_int_equal(u_done(&u_, NULL, 1, 0), KV_ERR_NOT_JOINED);
+	stage_end();
+}
+
+/* Another namespace's entry is none: not by its number, not by its name. */
+static void p8_entries_of_another_namespace_are_none(void **state)
+{
+	u_member_t *stranger;
+	kvd_space_info_t space;
+	kv_msg_t ask = {0}, answer;
+	char json[4096];
+
+	(void)state;
+	stage_two(64, 0);
+	stranger = u_join(&u_, 1, "engine", 2, 0);
+	space = u_space(&u_, 1, "model");
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
+	assert_int_equal(send_first("secret-name", 12, U_FULL, 1), KV_OK);
+	assert_int_equal(u_done(&u_, stranger, sent_.number, 0), KV_ERR_NOT_FOUND);
+	assert_int_equal(u_done(&u_, stranger, sent_.number + (1u << KVD_ID_BITS), 0), KV_ERR_NOT_FOUND);
+	assert_int_equal(u_done(&u_, stranger, UINT64_MAX, 1), KV_ERR_NOT_FOUND);
+	ask.handover_tail.number = sent_.number;
+	assert_int_equal(u_request(&u_, stranger, KV_CODE_HANDOVER_TAIL, &ask, &answer), KV_ERR_NOT_FOUND);
+	assert_int_equal(u_recv(&u_, stranger, &space, "secret-name", 100, &got_), KV_OK);
+	assert_int_equal(got_.state, KV_HANDOVER_AWAITED);
+	assert_true(kvd_core_transfers_json(u_.core, u_.ns[1], json, sizeof json) < sizeof json);
+	assert_null(strstr(json, "complete"));
+	assert_non_null(strstr(json, "\"waits_for\":\"the producer to begin\""));
+	assert_true(kvd_core_transfers_json(u_.core, u_.ns[0], json, sizeof json) < sizeof json);
+	assert_non_null(strstr(json, "\"transfer\":\"secret-name\""));
+	assert_non_null(strstr(json, "\"producer\":\"engine\",\"consumer\":\"\",\"waits_for\":\"a consumer\""));
+	assert_null(strstr(json, "awaited"));
+	stage_end();
+}
+
+/* ---- ends of sides --------------------------------------------------------------------------- */
+
+static void p4_a_consumer_that_dies_gives_the_entry_back(void **state)
+{
+	u_member_t *late;
+
+	(void)state;
+	stage_two(64, 0);
+	late = u_join(&u_, 0, "late", 2, 0);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
+	assert_int_equal(recv(d_, "awaited", 0), KV_OK);
+	assert_int_equal(send_first("sending", 8, U_FULL, 0), KV_OK);
+	assert_int_equal(recv(d_, "sending", 0), KV_OK);
+	assert_int_equal(send_first("complete", 12, U_FULL, 1), KV_OK);
+	assert_int_equal(recv(d_, "complete", 0), KV_OK);
+	u_dead(&u_, d_);
+	assert_int_equal(recv(late, "complete", 0), KV_OK); /* at once, before any tick */
+	assert_int_equal(got_.state, KV_HANDOVER_COMPLETE);
+	u_tick(&u_, 1);
+	universe_check(&u_);
+	assert_int_equal(u_.core->handovers.used, 2);
+	assert_int_equal(recv(late, "sending", 0), KV_OK);
+	assert_int_equal(got_.state, KV_HANDOVER_SENDING);
+	assert_int_equal(recv(late, "awaited", 0), KV_OK);
+	assert_int_equal(got_.state, KV_HANDOVER_AWAITED);
+	u_closed(&u_, late); /* an end of file is as good as a death */
+	u_tick(&u_, 1);
+	assert_int_equal(u_.core->handovers.used, 2);
+	stage_end();
+}
+
+static void p4_a_producer_that_dies_fails_what_is_not_complete(void **state)
+{
+	uint64_t waited, unasked, complete;
+
+	(void)state;
+	stage_two(128, 0);
+	put_all(0, 16);
+	assert_int_equal(send_first("waited", 8, U_ALL, 0), KV_OK);
+	waited = sent_.number;
+	assert_int_equal(recv(d_, "waited", 0), KV_OK);
+	assert_int_equal(send_first("unasked", 12, U_ALL, 0), KV_OK);
+	unasked = sent_.number;
+	assert_int_equal(send_first("complete", 16, U_ALL, 1), KV_OK);
+	complete = sent_.number;
+	assert_int_equal(recv(d_, "complete", 0), KV_OK);
+	u_dead(&u_, m_);
+	u_tick(&u_, 1);
+	universe_check(&u_);
+	check_notice(d_, waited, KV_HANDOVER_FAILED, 8, KV_ERR_PRODUCER_LOST);
+	assert_null(last_notice(d_, complete));
+	evict_all();
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 16), 16); /* the complete one keeps all */
+	assert_int_equal(u_done(&u_, d_, complete, 0), KV_OK);
+	evict_all();
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 16), 8); /* what is there stays until its consumer is done */
+	assert_int_equal(u_done(&u_, d_, waited, 0), KV_OK);
+	assert_int_equal(metric(KV_M_HANDOVERS_FAILED), 1);
+	assert_int_equal(metric(KV_M_HANDOVERS_TAKEN), 1);
+	/* Who asks later learns why at once. */
+	assert_int_equal(recv(d_, "unasked", 0), KV_OK);
+	assert_int_equal(got_.number, unasked);
+	assert_int_equal(got_.state, KV_HANDOVER_FAILED);
+	assert_int_equal(got_.status, KV_ERR_PRODUCER_LOST);
+	assert_int_equal(got_.n, 0);
+	assert_int_equal(u_.core->pins.used, 0);
+	assert_int_equal(u_done(&u_, d_, unasked, 0), KV_OK);
+	assert_int_equal(u_.core->handovers.used, 0);
+	m_ = u_join(&u_, 0, "engine", 2, 0);
+	stage_end();
+}
+
+static void p4_either_side_may_give_up_at_every_stage(void **state)
+{
+	(void)state;
+	stage_two(128, 0);
+	put_all(0, 16);
+	assert_int_equal(recv(d_, "t", 0), KV_OK); /* the consumer, before there is a producer */
+	assert_int_equal(u_done(&u_, d_, got_.number, 1), KV_OK);
+	assert_int_equal(u_.core->handovers.used, 0);
+	assert_int_equal(metric(KV_M_HANDOVERS_ABORTED), 1);
+
+	assert_int_equal(send_first("t", 8, U_ALL, 0), KV_OK); /* the producer, half way */
+	assert_int_equal(u_done(&u_, m_, sent_.number, 0), KV_ERR_ARG);
+	assert_int_equal(recv(d_, "t", 0), KV_OK);
+	assert_int_equal(u_done(&u_, m_, sent_.number, 1), KV_OK);
+	check_notice(d_, sent_.number, KV_HANDOVER_FAILED, 8, KV_ERR_ABORTED);
+	assert_int_equal(u_done(&u_, m_, sent_.number, 1), KV_OK);
+	assert_int_equal(send_more(16, U_ALL, 1), KV_ERR_ABORTED);
+	assert_int_equal(u_done(&u_, d_, sent_.number, 0), KV_OK);
+	assert_int_equal(metric(KV_M_HANDOVERS_ABORTED), 2);
+	assert_int_equal(u_.core->handovers.used, 0);
+
+	assert_int_equal(send_first("t", 16, U_ALL, 1), KV_OK); /* the producer, after all is sent */
+	assert_int_equal(u_done(&u_, m_, sent_.number, 1), KV_OK);
+	assert_int_equal(u_.core->pins.used, 0);
+	assert_int_equal(recv(d_, "t", 0), KV_OK);
+	assert_int_equal(got_.status, KV_ERR_ABORTED);
+	assert_int_equal(u_done(&u_, d_, sent_.number, 1), KV_OK); /* nobody else wants it */
+	assert_int_equal(u_.core->handovers.used, 0);
+
+	assert_int_equal(send_first("t", 8, U_ALL, 0), KV_OK); /* the consumer is content with less */
+	assert_int_equal(recv(d_, "t", 0), KV_OK);
+	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
+	check_notice(m_, sent_.number, KV_HANDOVER_ENDED, 8, KV_OK);
+	assert_int_equal(send_more(16, U_ALL, 1), KV_ERR_NOT_FOUND);
+	assert_int_equal(u_.core->handovers.used, 0);
+	stage_end();
+}
+
+/* ---- blocks that are lost -------------------------------------------------------------------- */
+
+static void p1_a_reset_ends_all_entries_of_its_space(void **state)
+{
+	uint64_t awaited, sending;
+	kv_msg_t ask = {0}, answer;
+
+	(void)state;
+	stage_two(64, 0);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
+	assert_int_equal(recv(d_, "awaited", 0), KV_OK);
+	awaited = got_.number;
+	assert_int_equal(send_first("sending", 8, U_FULL, 0), KV_OK);
+	sending = sent_.number;
+	assert_int_equal(recv(d_, "sending", 0), KV_OK);
+	ask.space_reset = (kv_msg_space_reset_t){.space = space_.space, .epoch = space_.epoch};
+	assert_int_equal(u_request(&u_, m_, KV_CODE_SPACE_RESET, &ask, &answer), KV_OK);
+	u_tick(&u_, 1);
+	universe_check(&u_);
+	check_notice(d_, awaited, KV_HANDOVER_ENDED, 0, KV_ERR_STALE_EPOCH);
+	check_notice(d_, sending, KV_HANDOVER_ENDED, 0, KV_ERR_STALE_EPOCH);
+	check_notice(m_, sending, KV_HANDOVER_ENDED, 0, KV_ERR_STALE_EPOCH);
+	assert_int_equal(u_.core->handovers.used, 0);
+	assert_int_equal(recv(d_, "sending", 0), KV_ERR_STALE_EPOCH);
+	space_.epoch++;
+	assert_int_equal(recv(d_, "sending", 0), KV_OK);
+	assert_int_equal(got_.state, KV_HANDOVER_AWAITED);
+	stage_end();
+}
+
+static void report_bad(uint32_t n, uint32_t index)
+{
+	kv_msg_acquire_reply_t reply;
+	u_lease_t lease;
+	kv_msg_t ask = {0}, answer;
+
+	assert_int_equal(u_acquire(&u_, d_, &space_, keys_, n, 0, &lease, &reply), KV_OK);
+	ask.bad_block = (kv_msg_bad_block_t){.lease = lease.id, .index = index};
+	assert_int_equal(u_request(&u_, d_, KV_CODE_BAD_BLOCK, &ask, &answer), KV_OK);
+	u_settle(&u_);
+	universe_check(&u_);
+}
+
+static void p1_an_entry_with_a_bad_block_fails(void **state)
+{
+	(void)state;
+	stage_two(64, 0);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 20), 20);
+	assert_int_equal(send_first("t", 12, U_FULL, 0), KV_OK);
+	assert_int_equal(recv(d_, "t", 0), KV_OK);
+	report_bad(20, 15); /* below what is handed over */
+	assert_null(last_notice(d_, got_.number));
+	report_bad(15, 5);
+	check_notice(d_, got_.number, KV_HANDOVER_FAILED, 0, KV_ERR_CORRUPT);
+	check_notice(m_, got_.number, KV_HANDOVER_FAILED, 0, KV_ERR_CORRUPT);
+	assert_int_equal(send_more(12, U_FULL, 1), KV_ERR_CORRUPT);
+	assert_int_equal(u_.core->pins.used, 0);
+	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
+	assert_int_equal(metric(KV_M_HANDOVERS_FAILED), 1);
+	stage_end();
+}
+
+/* Only the copy in memory is bad: what is handed over is read from disk. */
+static void p1_an_entry_whose_blocks_are_on_disk_outlives_a_bad_copy(void **state)
+{
+	(void)state;
+	stage_two(64, 64);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
+	u_settle(&u_);
+	assert_int_equal(send_first("t", 12, U_FULL, 1), KV_OK);
+	assert_int_equal(recv(d_, "t", 0), KV_OK);
+	report_bad(12, 5);
+	assert_null(last_notice(d_, got_.number));
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 12), 12);
+	while (kvd_core_evict_one(u_.core, KV_TIER_DISK) == KV_OK) {
+	}
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 12), 12);
+	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
+	stage_end();
+}
+
+static void p1_a_window_with_a_lost_block_fails(void **state)
+{
+	kv_msg_acquire_reply_t reply;
+	u_lease_t lease;
+	kv_msg_t ask = {0}, answer;
+
+	(void)state;
+	stage_two(128, 0);
+	put_all(0, 12);
+	assert_int_equal(send_first("t", 12, U_ALL, 1), KV_OK);
+	assert_int_equal(recv(d_, "t", 0), KV_OK);
+	u_.group = 1;
+	assert_int_equal(u_acquire(&u_, d_, &space_, keys_, 12, 8, &lease, &reply), KV_OK);
+	ask.bad_block = (kv_msg_bad_block_t){.lease = lease.id, .index = 1};
+	assert_int_equal(u_request(&u_, d_, KV_CODE_BAD_BLOCK, &ask, &answer), KV_OK);
+	u_settle(&u_);
+	universe_check(&u_);
+	check_notice(d_, got_.number, KV_HANDOVER_FAILED, 0, KV_ERR_CORRUPT);
+	assert_int_equal(u_.core->pins.used, 0);
+	u_.group = 0;
+	stage_end();
+}
+
+/* ---- limits ---------------------------------------------------------------------------------- */
+
+static void stage_share(uint64_t share, uint64_t most)
+{
+	universe_init(&u_,
+		      &(u_config_t){.cpu_slots = 256,
+				    .max_blocks = 4096,
+				    .share = {[0] = {share}, [1] = {share}},
+				    .seed = kv_test_seed()},
+		      NULL);
+	u_.core->config.max_handover_bytes = most;
+	m_ = u_join(&u_, 0, "engine", 2, 0);
+	d_ = u_join(&u_, 0, "decode", 2, 0);
+	space_ = u_space(&u_, 0, "model");
+	stage_keys();
+}
+
+/* What begins alike is charged once: otherwise a long system prompt would end the hand-overs of a busy node. */
+static void p5_bytes_of_hand_overs_end_at_their_limit_and_count_once(void **state)
+{
+	u_send_t other = {.transfer = "other", .space = &space_, .keys = fork_, .n = 12, .groups = U_FULL};
+
+	(void)state;
+	stage_share(128 * 4096, 0); /* a quarter: 32 */
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 40), 40);
+	assert_int_equal(u_put(&u_, m_, &space_, fork_, 8, 40), 32);
+	assert_int_equal(send_first("t", 28, U_FULL, 0), KV_OK);
+	assert_int_equal(u_send(&u_, m_, &other, &sent_), KV_OK); /* 8 of its 12 are kept already */
+	universe_check(&u_);
+	other.number = sent_.number;
+	other.n = 13;
+	assert_int_equal(u_send(&u_, m_, &other, &sent_), KV_ERR_BUSY);
+	other.tail = "x";
+	other.tail_len = 1;
+	other.n = 12;
+	assert_int_equal(u_send(&u_, m_, &other, &sent_), KV_ERR_BUSY);
+	universe_check(&u_);
+	assert_int_equal(metric(KV_M_HANDOVERS_REFUSED), 2);
+	assert_int_equal(kv_ns_metric_get(&u_.metrics, 0, KV_NM_HANDOVERS_REFUSED), 2);
+	assert_int_equal(u_.core->ns[0]->handover_bytes, 32 * 4096);
+	assert_int_equal(recv(d_, "t", 0), KV_OK);
+	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
+	assert_int_equal(u_.core->ns[0]->handover_bytes, 12 * 4096);
+	assert_int_equal(u_send(&u_, m_, &other, &sent_), KV_OK);
+	universe_check(&u_);
+	stage_end();
+}
+
+static void p5_hand_overs_and_leases_end_at_the_share_together(void **state)
+{
+	static char tail[4 * 4096];
+	kv_msg_acquire_reply_t reply;
+	u_lease_t lease;
+
+	(void)state;
+	stage_share(32 * 4096, 32 * 4096);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 20), 20);
+	assert_int_equal(u_put(&u_, m_, &space_, fork_, 8, 24), 16);
+	assert_int_equal(u_put(&u_, m_, &space_, fork_, 24, 28), 4);
+	assert_int_equal(u_acquire(&u_, m_, &space_, fork_, 28, 0, &lease, &reply), KV_OK);
+	assert_int_equal(reply.n, 28);
+	assert_int_equal(send_first("t", 13, U_FULL, 0), KV_ERR_BUSY); /* 28, and 5 more */
+	assert_int_equal(send_first("t", 12, U_FULL, 0), KV_OK);
+	universe_check(&u_);
+	assert_int_equal(
+		u_send(&u_, m_, &(u_send_t){.transfer = "tail", .space = &space_, .tail = tail, .tail_len = 1}, &sent_),
+		KV_ERR_BUSY);
+	assert_int_equal(u_release(&u_, m_, lease.id), KV_OK);
+	assert_int_equal(
+		u_send(&u_, m_,
+		       &(u_send_t){.transfer = "tail", .space = &space_, .tail = tail, .tail_len = sizeof tail},
+		       &sent_),
+		KV_OK);
+	universe_check(&u_);
+	assert_int_equal(u_acquire(&u_, m_, &space_, fork_, 28, 0, &lease, &reply), KV_OK);
+	assert_int_equal(reply.n, 8 + 32 - 12 - 4); /* what both share, and what is left */
+	universe_check(&u_);
+	stage_end();
+}
+
+static void p5_entries_of_a_namespace_and_of_an_instance_are_capped(void **state)
+{
+	char name[16];
+
+	(void)state;
+	stage_two(64, 0);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
+	u_.core->config.max_leases = 40;
+	for (uint32_t i = 0; i < 40; i++) {
+		snprintf(name, sizeof name, "p%u", i);
+		assert_int_equal(send_first(name, 4, U_FULL, 1), KV_OK);
+	}
+	assert_int_equal(send_first("more", 4, U_FULL, 1), KV_ERR_LIMIT); /* of the instance */
+	for (uint32_t i = 0; i < 24; i++) {
+		snprintf(name, sizeof name, "c%u", i);
+		assert_int_equal(recv(d_, name, 0), KV_OK);
+	}
+	assert_int_equal(recv(d_, "c99", 0), KV_ERR_LIMIT); /* of the namespace: 64 */
+	assert_int_equal(recv(d_, "p0", 0), KV_OK);
+	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
+	assert_int_equal(recv(d_, "c99", 0), KV_OK);
+	universe_check(&u_);
+	stage_end();
+}
+
+/* A node that gives memory back ends what is handed over last of all, and says so. */
+static void p5_forced_eviction_fails_the_entry_and_says_so(void **state)
+{
+	uint32_t block;
+
+	(void)state;
+	stage_two(64, 0);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
+	assert_int_equal(send_first("t", 12, U_FULL, 1), KV_OK);
+	assert_int_equal(recv(d_, "t", 0), KV_OK);
+	block = kvd_index_find(&u_.core->ix, u_.core->ns[0]->spaces[space_.space]->tree, &keys_[0], 0);
+	assert_int_equal(kvd_block_evict_below(u_.core, block, KVD_CPU, 0), KV_MISS);
+	assert_int_equal(kvd_block_evict_below(u_.core, block, KVD_CPU, 1), KV_OK);
+	check_notice(d_, got_.number, KV_HANDOVER_FAILED, 0, KV_ERR_REVOKED);
+	universe_check(&u_);
+	stage_end();
+}
+
+/* Thousands end with one member: in quanta, and a request in between finds what is true. */
+static void p5_the_end_of_a_side_of_many_entries_is_cut_into_quanta(void **state)
+{
+	char name[16];
+	uint32_t quanta = 0;
+
+	(void)state;
+	stage_two(64, 0);
+	u_.core->config.max_leases = 2000;
+	u_.core->config.max_handovers = 2000;
+	u_.core->handovers.limit = 2000;
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
+	for (uint32_t i = 0; i < 2000; i++) {
+		snprintf(name, sizeof name, "%u", i);
+		assert_int_equal(send_first(name, 4, U_FULL, 0), KV_OK);
+	}
+	u_dead(&u_, m_);
+	assert_int_equal(recv(d_, "1999", 0), KV_OK);
+	assert_int_equal(got_.state, KV_HANDOVER_FAILED);
+	while (u_.core->handover_sweep > 0) {
+		(void)kvd_handovers_run(u_.core);
+		quanta++;
+	}
+	assert_true(quanta >= 7);
+	universe_check(&u_);
+	assert_int_equal(u_.core->pins.used, 0);
+	m_ = u_join(&u_, 0, "engine", 2, 0);
+	stage_end();
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p4_chunks_are_handed_over_and_taken),
+		cmocka_unit_test(p5_a_consumer_may_ask_first_and_is_told),
+		cmocka_unit_test(p3_units_count_when_every_group_has_them),
+		cmocka_unit_test(p4_a_tail_travels_with_the_entry_and_may_be_all),
+		cmocka_unit_test(p5_what_is_handed_over_is_not_evicted_until_it_expires),
+		cmocka_unit_test(p5_each_send_begins_the_time_to_live_again),
+		cmocka_unit_test(p5_a_consumers_wait_ends_at_its_deadline),
+		cmocka_unit_test(p4_exactly_one_consumer_has_an_entry),
+		cmocka_unit_test(p10_a_second_producer_is_refused),
+		cmocka_unit_test(p3_a_block_that_is_not_visible_changes_nothing),
+		cmocka_unit_test(p10_parts_that_contradict_themselves_are_refused),
+		cmocka_unit_test(p8_entries_of_another_namespace_are_none),
+		cmocka_unit_test(p4_a_consumer_that_dies_gives_the_entry_back),
+		cmocka_unit_test(p4_a_producer_that_dies_fails_what_is_not_complete),
+		cmocka_unit_test(p4_either_side_may_give_up_at_every_stage),
+		cmocka_unit_test(p1_a_reset_ends_all_entries_of_its_space),
+		cmocka_unit_test(p1_an_entry_with_a_bad_block_fails),
+		cmocka_unit_test(p1_an_entry_whose_blocks_are_on_disk_outlives_a_bad_copy),
+		cmocka_unit_test(p1_a_window_with_a_lost_block_fails),
+		cmocka_unit_test(p5_bytes_of_hand_overs_end_at_their_limit_and_count_once),
+		cmocka_unit_test(p5_hand_overs_and_leases_end_at_the_share_together),
+		cmocka_unit_test(p5_entries_of_a_namespace_and_of_an_instance_are_capped),
+		cmocka_unit_test(p5_forced_eviction_fails_the_entry_and_says_so),
+		cmocka_unit_test(p5_the_end_of_a_side_of_many_entries_is_cut_into_quanta),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
