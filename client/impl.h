@@ -8,7 +8,7 @@
  *   grant.c, staging.c                      what leases and puts share
  *   session.c                               states of a session, polling, waiting
  *   space.c, match.c, report.c, doc.c
- *   lease.c, put.c
+ *   lease.c, put.c, handover.c
  *   acquire.c, put_end.c, handle.c          asking for leases; handing blocks in; leases and puts of other members
  *   dispatch.c                              what arrives
  *   attach.c                                the life of an attachment
@@ -254,6 +254,27 @@ struct kvc_put {
 	uint32_t order_cap;
 };
 
+struct kvc_handover {
+	kvc_t *kvc;
+	kvc_space_t *space; /* NULL: closed */
+	kvc_handover_t *next, *prev;
+	kvc_handover_t *chain; /* in the id table */
+	uint64_t number;       /* 0: none, or the daemon has forgotten it */
+	uint64_t bytes;
+	int is_producer;
+	int asking; /* SEND or RECV is not answered */
+	int freed;  /* by the caller; waits for that answer */
+	int abort;  /* of kvc_handover_done() */
+	int last;   /* the last chunk has been sent */
+	int taken;
+	uint32_t state;
+	kv_status_t status;
+	uint32_t n;
+	uint32_t tail_bytes;
+	uint8_t *tail;
+	char transfer[KVC_MAX_TRANSFER + 1];
+};
+
 typedef struct kvc_bad {
 	uint64_t incarnation;
 	uint64_t lease;
@@ -321,11 +342,15 @@ struct kvc {
 	kvc_put_t *puts, *last_put, *free_puts;
 	kvc_lease_t *lease_ids[KVC_ID_BUCKETS];
 	kvc_put_t *put_ids[KVC_ID_BUCKETS];
+	kvc_handover_t *handovers;
+	kvc_handover_t *handover_ids[KVC_ID_BUCKETS];
+	kvc_handover_t *tail_of; /* whose tail is being fetched */
+	int tails_wanted;        /* some handle may want its own */
 	uint64_t serial;
 	uint64_t leases_open, puts_open, slabs_mapped;
 	uint64_t put_ttl_ns; /* the daemon's put.ttl, as an answer to KEEP says; 0: none has come */
 
-	kv_key_t *ladder; /* keys of the ACQUIRE being sent, when they are many */
+	kv_key_t *ladder; /* keys of the request being sent, when they are many */
 	uint32_t ladder_cap;
 	uint64_t *backlog; /* lease ids to release */
 	uint32_t backlog_len;
@@ -481,7 +506,7 @@ typedef struct kvc_key_array {
 } kvc_key_array_t;
 void kvc_key_of_array(void *ctx, uint32_t i, kvc_key_t *key);
 
-/* ---- acquire.c, lease.c, put.c, put_end.c, staging.c ----------------------------------------- */
+/* ---- acquire.c, lease.c, put.c, put_end.c, handover.c, staging.c ----------------------------- */
 
 /* Check a grant against the lease area and take a reference. PROTO: the daemon named something that is not there. */
 kv_status_t kvc_grant_take(kvc_t *kvc, uint64_t id, uint64_t offset, uint32_t slots, kv_lease_kind_t kind,
@@ -490,6 +515,18 @@ void kvc_grant_drop(kvc_grant_t *grant);
 /* ACTIVE still? REVOKED otherwise. Ordered after every earlier read. */
 kv_status_t kvc_grant_check(const kvc_grant_t *grant);
 kv_slot_t kvc_grant_slot(const kvc_grant_t *grant, uint32_t i);
+
+/* Key of a block of the group, counted from 0. */
+static inline kv_key_t kvc_block_key(const kvc_key_source_t *source, const kvc_group_t *group, uint32_t block)
+{
+	kv_key_t key;
+
+	source->key(source->ctx, (block + 1u) * group->units - 1u, (kvc_key_t *)(void *)&key);
+
+	return key;
+}
+/* Memory for the keys of the request being sent, kept for the next. NULL: out of memory. */
+kv_key_t *kvc_reserve_keys(kvc_t *kvc, uint32_t count);
 
 kvc_lease_t *kvc_lease_new(kvc_space_t *space);
 void kvc_lease_forget(kvc_lease_t *lease);
@@ -511,6 +548,12 @@ void kvc_puts_destroy(kvc_t *kvc);
 void kvc_puts_of_space_end(kvc_space_t *space);
 /* Is the range within the space? Sets the words a block has in it. */
 kv_status_t kvc_put_range(const kvc_space_t *space, const kvc_writer_t *range, uint32_t *p_words);
+
+void kvc_handover_notice(kvc_t *kvc, const kv_msg_handover_t *msg);
+void kvc_handovers_fetch_tails(kvc_t *kvc);
+void kvc_handovers_lost(kvc_t *kvc);
+void kvc_handovers_destroy(kvc_t *kvc);
+void kvc_handovers_of_space_end(const kvc_space_t *space);
 
 /* First fit in the member's staging. BUSY: no room now; LIMIT: never. */
 kv_status_t kvc_staging_take(kvc_t *kvc, uint64_t words, kvc_extent_t *extent);

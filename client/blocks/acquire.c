@@ -3,26 +3,17 @@
 
 #define KVC_LADDER_SHORT 128u /* keys that fit on the stack */
 
-static kv_key_t key_of(const kvc_key_source_t *source, const kvc_group_t *group, uint32_t block)
-{
-	kv_key_t key;
-
-	source->key(source->ctx, (block + 1u) * group->units - 1u, (kvc_key_t *)(void *)&key);
-
-	return key;
-}
-
 /* Keys of blocks n, n-1, n-2, n-4, ... and 1. */
 static uint32_t ladder_of(const kvc_key_source_t *source, const kvc_group_t *group, uint32_t n, kv_key_t *ladder)
 {
 	uint32_t count = 0;
 
-	ladder[count++] = key_of(source, group, n - 1);
+	ladder[count++] = kvc_block_key(source, group, n - 1);
 	for (uint32_t step = 1; step < n - 1; step *= 2) {
-		ladder[count++] = key_of(source, group, n - step - 1);
+		ladder[count++] = kvc_block_key(source, group, n - step - 1);
 	}
 	if (n > 1) {
-		ladder[count++] = key_of(source, group, 0);
+		ladder[count++] = kvc_block_key(source, group, 0);
 	}
 
 	return count;
@@ -75,6 +66,22 @@ static void on_acquired(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 	atomic_store(&lease->status, status);
 }
 
+kv_key_t *kvc_reserve_keys(kvc_t *kvc, uint32_t count)
+{
+	if (count > kvc->ladder_cap) {
+		kv_key_t *keys =
+			kv_resize(&kvc->env, kvc->ladder, kvc->ladder_cap * sizeof *keys, count * sizeof *keys);
+
+		if (!keys) {
+			return NULL;
+		}
+		kvc->ladder = keys;
+		kvc->ladder_cap = count;
+	}
+
+	return kvc->ladder;
+}
+
 /* The keys to send, in `few` or in memory kept for the next. NULL: out of memory. */
 static const kv_key_t *keys_of(kvc_t *kvc, const kvc_lease_t *lease, const kvc_group_t *group,
 			       const kvc_key_source_t *source, kv_key_t few[KVC_LADDER_SHORT], uint32_t *p_count)
@@ -87,18 +94,10 @@ static const kv_key_t *keys_of(kvc_t *kvc, const kvc_lease_t *lease, const kvc_g
 		return few;
 	}
 	if (count > KVC_LADDER_SHORT) {
-		if (count > kvc->ladder_cap) {
-			keys = kv_resize(&kvc->env, kvc->ladder, kvc->ladder_cap * sizeof *keys, count * sizeof *keys);
-			if (!keys) {
-				return NULL;
-			}
-			kvc->ladder = keys;
-			kvc->ladder_cap = count;
-		}
-		keys = kvc->ladder;
+		keys = kvc_reserve_keys(kvc, count);
 	}
-	for (uint32_t i = 0; i < count; i++) {
-		keys[i] = key_of(source, group, lease->skip + i);
+	for (uint32_t i = 0; keys && i < count; i++) {
+		keys[i] = kvc_block_key(source, group, lease->skip + i);
 	}
 	*p_count = count;
 

@@ -7,15 +7,16 @@
  *   kvc_acquire      lease a prefix: it stays until released (or until its time to live ends)
  *   kvc_lease_read   copy blocks out, verified
  *   kvc_put_start .. kvc_put_write .. kvc_put_end   store new blocks
+ *   kvc_handover_send .. kvc_handover_recv          hand a stored prefix to another engine that waits for it
  *
  * Non-blocking. Every *_start call returns at once. kvc_poll() alone drives everything; the state of the object says
  * how far it is. kvc_lease_state(), kvc_lease_ready(), kvc_lease_rest_status(), kvc_put_export() and
- * kvc_put_get_result() never wait. Blocking forms take a timeout.
+ * kvc_put_get_result() never wait, nor do kvc_handover_send(), _recv() and _get_info(). Blocking forms take a timeout.
  *
  * A daemon that goes away. After the daemon has died or restarted, calls answer KVC_ERR_UNREACHABLE, KVC_ERR_CLOSED or
- * a miss at once. kvc_poll() (and any call) attaches again. Leases and puts of before have ended: a lease is
- * KVC_ERR_REVOKED, the result of a put is KVC_ERR_CLOSED. A stopped daemon is a miss after 50 ms, and
- * KVC_ERR_DAEMON_STALE after a second; both come after its option limits.silence where that is longer. A caller for
+ * a miss at once. kvc_poll() (and any call) attaches again. Leases, puts and hand-overs of before have ended: a lease
+ * and a hand-over are KVC_ERR_REVOKED, the result of a put is KVC_ERR_CLOSED. A stopped daemon is a miss after 50 ms,
+ * and KVC_ERR_DAEMON_STALE after a second; both come after its option limits.silence where that is longer. A caller for
  * which a miss is expensive waits for the next heartbeat with kvc_await_us().
  *
  * Threads. A kvc_t and everything made from it belong to one thread at a time: its owner, which polls. Other threads
@@ -53,6 +54,7 @@ typedef struct kvc kvc_t;
 typedef struct kvc_space kvc_space_t;
 typedef struct kvc_lease kvc_lease_t;
 typedef struct kvc_put kvc_put_t;
+typedef struct kvc_handover kvc_handover_t;
 
 typedef struct kvc_key {
 	uint8_t b[16];
@@ -72,6 +74,7 @@ enum {
 	KVC_ERR_FULL = -4,
 	KVC_ERR_TIMEOUT = -5,
 	KVC_ERR_PIDFD_REQUIRED = -12,
+	KVC_ERR_EXISTS = -15,
 	KVC_ERR_LAYOUT = -17,
 	KVC_ERR_TOO_BIG = -8,
 	KVC_ERR_STALE_EPOCH = -18,
@@ -84,7 +87,10 @@ enum {
 	KVC_ERR_DAEMON_STALE = -34,
 	KVC_ERR_CLOSED = -35,
 	KVC_ERR_INTERNAL = -39,
-	KVC_ERR_LIMIT = -37
+	KVC_ERR_LIMIT = -37,
+	KVC_ERR_TAKEN = -41,
+	KVC_ERR_ABORTED = -42,
+	KVC_ERR_PRODUCER_LOST = -43
 };
 KVC_API const char *kvc_status_name(kvc_status_t status);
 KVC_API const char *kvc_status_text(kvc_status_t status);
@@ -130,9 +136,9 @@ typedef struct kvc_config {
 
 /* Connect, join, map the shared memory. KVC_ERR_UNREACHABLE at once when no daemon listens. */
 KVC_API kvc_status_t kvc_attach(const kvc_config_t *config, kvc_t **p_kvc);
-/* Release everything: spaces, leases and puts made from it are freed, the pool's memory is unmapped, and the daemon may
- * lend it out again at once. Every copy to or from it must have ended; where one may go on, kvc_abandon() comes first
- * and the memory stays. NULL is fine. */
+/* Release everything: spaces, leases, puts and hand-overs made from it are freed, the pool's memory is unmapped, and
+ * the daemon may lend it out again at once. Every copy to or from it must have ended; where one may go on,
+ * kvc_abandon() comes first and the memory stays. NULL is fine. */
 KVC_API void kvc_detach(kvc_t *kvc);
 /* Readable when kvc_poll() has work; changes after a re-attach. -1: not attached. */
 KVC_API int kvc_fd(const kvc_t *kvc);
@@ -439,6 +445,73 @@ KVC_API kvc_status_t kvc_put_export(const kvc_put_t *put, kvc_handle_t *handle);
 KVC_API kvc_status_t kvc_put_import(kvc_space_t *space, const kvc_handle_t *handle, const kvc_writer_t *range,
 				    kvc_put_t **p_put);
 
+/* ---- hand-overs ------------------------------------------------------------------------------ */
+
+/* A producer hands a prefix to exactly one consumer, another instance that names the same transfer id and may ask
+ * first. The blocks are ordinary ones: the producer has put them, the consumer leases them by their keys and reads them
+ * verified. From kvc_handover_send() on they stay until the consumer is done, or until nobody has come in time.
+ *
+ * A hand-over is a miss when it fails: the consumer leases what is there and computes the rest. */
+enum {
+	KVC_HANDOVER_ASKED = 0,    /* no answer of the daemon yet */
+	KVC_HANDOVER_AWAITED = 1,  /* the producer has not begun */
+	KVC_HANDOVER_SENDING = 2,  /* more may follow */
+	KVC_HANDOVER_COMPLETE = 3, /* nothing follows */
+	KVC_HANDOVER_FAILED = 4,   /* nothing follows; what there is stays until the consumer is done */
+	KVC_HANDOVER_ENDED = 5     /* nothing of it stays */
+};
+#define KVC_MAX_TRANSFER 128u       /* bytes of a transfer id */
+#define KVC_MAX_TAIL     (1u << 20) /* bytes */
+
+typedef struct kvc_handover_chunk {
+	size_t struct_size;
+	const char *transfer; /* UTF-8 without control characters, 1 to 128 bytes; of a first chunk */
+	uint32_t n; /* units that are handed over now, from the prompt's first: a multiple of all groups' blocks */
+	const kvc_key_source_t *source; /* of the prompt's keys; n 0, or n as before: may be NULL */
+	int last;                       /* nothing follows */
+	uint32_t ttl_ms; /* from now on without a consumer; 0: the daemon's option handover.ttl, which is the most */
+	const void *
+		tail; /* for the consumer, opaque, copied: a first token, last hidden states. Replaces an earlier one */
+	uint32_t tail_len; /* bytes; 0: none, or that of before stays */
+} kvc_handover_chunk_t;
+/* Hand units [0, n) over; *p_handover NULL: the first chunk of a new hand-over, which is the caller's until
+ * kvc_handover_done(). Each call goes deeper, the last one says so. The blocks must be visible (the result of their
+ * put): else the status is KVC_MISS, nothing has changed, and the chunk may be sent again. Does not wait:
+ * KVC_PENDING, and nothing is sent, while the chunk before is not answered. The answer, in kvc_handover_get_info() or
+ * kvc_handover_wait(), is KVC_OK; KVC_ERR_BUSY: no room within the daemon's handover.max_bytes or the namespace's
+ * share; KVC_ERR_LIMIT: too many hand-overs; KVC_ERR_EXISTS: the id is another one's; KVC_ERR_STALE_EPOCH: the space
+ * was reset; or why the hand-over has failed. */
+KVC_API kvc_status_t kvc_handover_send(kvc_space_t *space, const kvc_handover_chunk_t *chunk,
+				       kvc_handover_t **p_handover);
+/* Be the consumer of this transfer id; before its producer has begun, too. Does not wait, and the daemon is never asked
+ * again: it tells of each chunk. Call kvc_handover_done() within timeout_ms (0: handover.ttl, which is the most):
+ * afterwards the status is KVC_ERR_TIMEOUT, and another consumer may have it. The status is KVC_PENDING until the
+ * hand-over is complete and its tail is here. KVC_ERR_TAKEN: it has a consumer. KVC_ERR_PRODUCER_LOST, _ABORTED,
+ * _CORRUPT, _REVOKED, _STALE_EPOCH, ...: it has failed. */
+KVC_API kvc_status_t kvc_handover_recv(kvc_space_t *space, const char *transfer, uint32_t timeout_ms,
+				       kvc_handover_t **p_handover);
+
+typedef struct kvc_handover_info {
+	size_t struct_size;
+	uint32_t state;      /* KVC_HANDOVER_* */
+	kvc_status_t status; /* of the producer: of its last chunk; of the consumer: see kvc_handover_recv() */
+	uint64_t number;     /* the daemon's, as in `kvctl transfers`; 0: none */
+	uint32_t n;          /* units that are there: kvc_acquire() finds them */
+	int taken;           /* of the producer: it had a consumer when the last chunk was answered */
+	uint64_t bytes;      /* that the daemon kept for it at the last answer */
+	const void *tail;    /* of the consumer; NULL: none, or not here yet. Valid until kvc_handover_done() */
+	uint32_t tail_len;
+} kvc_handover_info_t;
+/* What is known now; it changes in kvc_poll() and other calls. */
+KVC_API void kvc_handover_get_info(const kvc_handover_t *handover, kvc_handover_info_t *info);
+/* Of the consumer: wait until n units are there, or all of it with its tail (n 0: all). Of the producer: until the last
+ * chunk is answered; n is ignored. OK, KVC_ERR_TIMEOUT, or its status. */
+KVC_API kvc_status_t kvc_handover_wait(kvc_handover_t *handover, uint32_t n, uint32_t timeout_ms);
+/* Free the handle; does not wait. Of the consumer: it has what it wants, the blocks stay as long as others do. With
+ * `abort` it gives the hand-over back, for another consumer. Of the producer: after the last chunk the hand-over goes
+ * on without the handle; before it, or with `abort`, the consumer is told KVC_ERR_ABORTED. NULL is fine. */
+KVC_API void kvc_handover_done(kvc_handover_t *handover, int abort);
+
 /* ---- looking in ------------------------------------------------------------------------------ */
 
 /* One request has ended: what metrics, prefix-hit records and the eviction policy learn from. Lossy, never blocks. */
@@ -469,7 +542,7 @@ KVC_API void kvc_abandon(kvc_t *kvc);
 
 /* Documents of the daemon as JSON (NUL-terminated, freed with kvc_free): what is KVC_DOC_*. KVC_DOC_CHECK: *p_value
  * is the number of failed checks. */
-enum { KVC_DOC_STATUS = 14, KVC_DOC_STATS = 15, KVC_DOC_CHECK = 16, KVC_DOC_CONFIG = 17 };
+enum { KVC_DOC_STATUS = 14, KVC_DOC_STATS = 15, KVC_DOC_CHECK = 16, KVC_DOC_CONFIG = 17, KVC_DOC_TRANSFERS = 23 };
 KVC_API kvc_status_t kvc_document(kvc_t *kvc, int what, uint32_t detail, char **p_json, uint32_t *p_value);
 /* Where each key is: one byte a key (kv_tier_t bits, 0x80 being written, 0x40 quarantined, 0x20: no hit, since
  * the disk cannot read it, or a block above it, now); *p_why: reason of the first missing one. */

@@ -7,10 +7,11 @@
 
 /* ---- what a session tells -------------------------------------------------------------------- */
 
-/* No lease is left to be released, and no put goes on. */
+/* No lease is left to be released, and no put or hand-over goes on. */
 static void session_lost(kvc_t *kvc)
 {
 	kvc_puts_lost(kvc);
+	kvc_handovers_lost(kvc);
 	kvc->backlog_len = 0;
 }
 
@@ -19,6 +20,7 @@ static void flush_deferred(kvc_t *kvc)
 	kvc_spaces_refresh(kvc);
 	kvc_slab_reap(kvc);
 	kvc_lease_flush(kvc);
+	kvc_handovers_fetch_tails(kvc);
 }
 
 static const kvc_events_t events = {
@@ -62,6 +64,7 @@ static void destroy_attachment(kvc_t *kvc)
 
 	kvc_leases_destroy(kvc);
 	kvc_puts_destroy(kvc);
+	kvc_handovers_destroy(kvc);
 	while (kvc->spaces) {
 		kvc_space_t *space = kvc->spaces;
 
@@ -152,7 +155,7 @@ void kvc_detach(kvc_t *kvc)
 	}
 }
 
-/* What is left of its leases and puts goes back. */
+/* What is left of its leases, puts and hand-overs goes back. */
 void kvc_space_close(kvc_space_t *space)
 {
 	if (!space) {
@@ -161,6 +164,7 @@ void kvc_space_close(kvc_space_t *space)
 	kvc_space_unlink(space);
 	kvc_leases_of_space_end(space);
 	kvc_puts_of_space_end(space);
+	kvc_handovers_of_space_end(space);
 	if (!space->puts_left) {
 		kvc_space_free(space);
 	}

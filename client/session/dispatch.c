@@ -47,6 +47,13 @@ static void give_back(kvc_t *kvc, uint16_t code, const kv_msg_t *reply)
 		kvc_send_oneway(kvc, KV_CODE_PUT_REVOKE, &msg);
 		kvc_send_oneway(kvc, KV_CODE_DRAINED, &drained);
 	}
+	if (code == KV_CODE_HANDOVER_SEND || code == KV_CODE_HANDOVER_RECV) {
+		kv_msg_handover_done_t msg = {.flags = KV_HANDOVER_ABORT};
+
+		msg.number = code == KV_CODE_HANDOVER_SEND ? reply->handover_send_reply.number
+							   : reply->handover_recv_reply.number;
+		kvc_send_oneway(kvc, KV_CODE_HANDOVER_DONE, &msg);
+	}
 }
 
 /* JOIN is the one reply that carries descriptors: map them before its handler runs. */
@@ -148,6 +155,9 @@ static kv_status_t on_notice(kvc_t *kvc, const kv_frame_header_t *header, const 
 		break;
 	case KV_CODE_DURABLE:
 		kvc_put_notice_durable(kvc, &msg.durable);
+		break;
+	case KV_CODE_HANDOVER:
+		kvc_handover_notice(kvc, &msg.handover);
 		break;
 	default:
 		return KV_ERR_PROTO;
