@@ -93,7 +93,9 @@ static void finish_free(kvc_handover_t *handover)
 {
 	int leaves = handover->is_producer && !handover->abort && handover->state == KV_HANDOVER_COMPLETE;
 	kv_msg_handover_done_t msg = {.number = handover->number,
-				      .flags = handover->is_producer || handover->abort ? KV_HANDOVER_ABORT : 0};
+				      .flags = handover->is_producer ? KV_HANDOVER_ABORT | KV_HANDOVER_BY_PRODUCER
+					       : handover->abort     ? KV_HANDOVER_ABORT
+								     : 0};
 
 	if (handover->number != 0 && !leaves && kvc_check_process(handover->kvc) == KVC_OK) {
 		kvc_send_oneway(handover->kvc, KV_CODE_HANDOVER_DONE, &msg);
@@ -192,7 +194,7 @@ void kvc_handover_notice(kvc_t *kvc, const kv_msg_handover_t *msg)
 
 	for (kvc_handover_t *handover = kvc->handover_ids[msg->number % KVC_ID_BUCKETS]; handover; handover = next) {
 		next = handover->chain;
-		if (handover->number != msg->number) {
+		if (handover->number != msg->number || handover->is_producer != (msg->side == 1)) {
 			continue;
 		}
 		note_state(handover, msg->state, msg->n, msg->tail_bytes);

@@ -50,8 +50,12 @@ static void give_back(kvc_t *kvc, uint16_t code, const kv_msg_t *reply)
 	if (code == KV_CODE_HANDOVER_SEND || code == KV_CODE_HANDOVER_RECV) {
 		kv_msg_handover_done_t msg = {.flags = KV_HANDOVER_ABORT};
 
-		msg.number = code == KV_CODE_HANDOVER_SEND ? reply->handover_send_reply.number
-							   : reply->handover_recv_reply.number;
+		if (code == KV_CODE_HANDOVER_SEND) {
+			msg.number = reply->handover_send_reply.number;
+			msg.flags |= KV_HANDOVER_BY_PRODUCER;
+		} else {
+			msg.number = reply->handover_recv_reply.number;
+		}
 		kvc_send_oneway(kvc, KV_CODE_HANDOVER_DONE, &msg);
 	}
 }

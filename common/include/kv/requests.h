@@ -35,7 +35,8 @@
 /* Bytes of one HANDOVER_SEND part (u32 group, n, count; little-endian). */
 #define KV_HANDOVER_PART_BYTES 12u
 #define KV_HANDOVER_LAST  1u /* flags of HANDOVER_SEND: nothing follows */
-#define KV_HANDOVER_ABORT 1u /* flags of HANDOVER_DONE: the hand-over is given up */
+#define KV_HANDOVER_ABORT 1u /* flags of HANDOVER_DONE: the hand-over is given up; by its producer, not its consumer */
+#define KV_HANDOVER_BY_PRODUCER 2u
 
 /* X(code, NAME, name, roles, help): request from a client, answered by exactly one reply (same code) */
 #define KV_REQUEST_LIST(X)                                                                                             \
@@ -211,7 +212,7 @@
 
 #define KV_FIELDS_handover_done(F)                                                                                     \
 	F(U64, number, 0, "hand-over")                                                                                 \
-	F(U32, flags, KV_HANDOVER_ABORT, "bit 0: given up: by its consumer, another one may take it; by its producer, it fails")
+	F(U32, flags, KV_HANDOVER_ABORT | KV_HANDOVER_BY_PRODUCER, "bit 0: given up: another consumer may take it; bit 1, with bit 0: its producer says so, and it fails")
 #define KV_FIELDS_handover_done_reply(F) F(U32, reserved, 0, "0")
 
 #define KV_FIELDS_transfers(F) F(U32, reserved, 0, "0")
@@ -268,6 +269,7 @@
 	F(I32, status, 0, "OK, or why the rest is not")
 #define KV_FIELDS_handover(F)                                                                                          \
 	F(U64, number, 0, "hand-over")                                                                                 \
+	F(U32, side, 1, "0: as its consumer; 1: as its producer")                                                      \
 	F(U32, state, 0, "kv_handover_state_t; ENDED: the number means nothing from now on")                           \
 	F(U32, n, 0, "units that every group of the space has handed over, and that stay")                             \
 	F(I32, status, 0, "FAILED and ENDED: why; OK: its consumer is done")                                           \

@@ -119,6 +119,7 @@ static int has_gone(kvd_core_t *core, const kvd_handover_side_t *side)
 void kvd_handover_notify(kvd_core_t *core, const kvd_handover_t *entry, const kvd_handover_side_t *side)
 {
 	kv_msg_t msg = {.handover = {.number = entry->number,
+				     .side = side == &entry->producer,
 				     .state = entry->state,
 				     .n = entry->n,
 				     .status = entry->status,

@@ -85,20 +85,26 @@ kv_status_t kvd_handover_done(kvd_core_t *core, uint32_t ns, kvd_member_t member
 	if (status != KV_OK) {
 		return status;
 	}
-	/* An instance that is both sides speaks as the consumer. */
-	if (kvd_handover_is_side(&call.entry->consumer, &call)) {
-		if (abort) {
-			kvd_handover_give_back(core, call.entry);
-		} else {
-			kvd_handover_end(core, call.entry, KV_OK, &call.entry->consumer);
+	/* An instance may be both sides. */
+	if (ask->flags & KV_HANDOVER_BY_PRODUCER) {
+		if (!kvd_handover_is_side(&call.entry->producer, &call)) {
+			return KV_ERR_NOT_FOUND;
+		}
+		if (!abort) {
+			return KV_ERR_ARG; /* what a producer has to say is said with its last SEND */
+		}
+		if (call.entry->state != KV_HANDOVER_FAILED) {
+			kvd_handover_fail(core, call.entry, KV_ERR_ABORTED);
 		}
 		return KV_OK;
 	}
-	if (!abort) {
-		return KV_ERR_ARG; /* what a producer has to say is said with its last SEND */
+	if (!kvd_handover_is_side(&call.entry->consumer, &call)) {
+		return KV_ERR_NOT_FOUND;
 	}
-	if (call.entry->state != KV_HANDOVER_FAILED) {
-		kvd_handover_fail(core, call.entry, KV_ERR_ABORTED);
+	if (abort) {
+		kvd_handover_give_back(core, call.entry);
+	} else {
+		kvd_handover_end(core, call.entry, KV_OK, &call.entry->consumer);
 	}
 
 	return KV_OK;
