@@ -299,6 +299,8 @@ static void p4_exactly_one_consumer_has_an_entry(void **state)
 	assert_int_equal(recv(late, "t", 0), KV_ERR_TAKEN);
 	assert_int_equal(recv(m_, "t", 0), KV_ERR_TAKEN);
 	assert_int_equal(u_done(&u_, late, got_.number, 0), KV_ERR_NOT_FOUND);
+	assert_int_equal(u_done(&u_, m_, got_.number, 0), KV_ERR_NOT_FOUND); /* it is the other side */
+	assert_int_equal(u_done(&u_, d_, got_.number, U_GIVE_UP), KV_ERR_NOT_FOUND);
 	assert_int_equal(u_done(&u_, d_, sent_.number, 1), KV_OK); /* given back */
 	assert_int_equal(recv(late, "t", 0), KV_OK);
 	assert_int_equal(got_.state, KV_HANDOVER_COMPLETE);
@@ -524,18 +526,18 @@ static void p4_either_side_may_give_up_at_every_stage(void **state)
 	assert_int_equal(metric(KV_M_HANDOVERS_ABORTED), 1);
 
 	assert_int_equal(send_first("t", 8, U_ALL, 0), KV_OK); /* the producer, half way */
-	assert_int_equal(u_done(&u_, m_, sent_.number, 0), KV_ERR_ARG);
+	assert_int_equal(u_done(&u_, m_, sent_.number, KV_HANDOVER_BY_PRODUCER), KV_ERR_ARG);
 	assert_int_equal(recv(d_, "t", 0), KV_OK);
-	assert_int_equal(u_done(&u_, m_, sent_.number, 1), KV_OK);
+	assert_int_equal(u_done(&u_, m_, sent_.number, U_GIVE_UP), KV_OK);
 	check_notice(d_, sent_.number, KV_HANDOVER_FAILED, 8, KV_ERR_ABORTED);
-	assert_int_equal(u_done(&u_, m_, sent_.number, 1), KV_OK);
+	assert_int_equal(u_done(&u_, m_, sent_.number, U_GIVE_UP), KV_OK);
 	assert_int_equal(send_more(16, U_ALL, 1), KV_ERR_ABORTED);
 	assert_int_equal(u_done(&u_, d_, sent_.number, 0), KV_OK);
 	assert_int_equal(metric(KV_M_HANDOVERS_ABORTED), 2);
 	assert_int_equal(u_.core->handovers.used, 0);
 
 	assert_int_equal(send_first("t", 16, U_ALL, 1), KV_OK); /* the producer, after all is sent */
-	assert_int_equal(u_done(&u_, m_, sent_.number, 1), KV_OK);
+	assert_int_equal(u_done(&u_, m_, sent_.number, U_GIVE_UP), KV_OK);
 	assert_int_equal(u_.core->pins.used, 0);
 	assert_int_equal(recv(d_, "t", 0), KV_OK);
 	assert_int_equal(got_.status, KV_ERR_ABORTED);
@@ -548,6 +550,26 @@ static void p4_either_side_may_give_up_at_every_stage(void **state)
 	check_notice(m_, sent_.number, KV_HANDOVER_ENDED, 8, KV_OK);
 	assert_int_equal(send_more(16, U_ALL, 1), KV_ERR_NOT_FOUND);
 	assert_int_equal(u_.core->handovers.used, 0);
+	stage_end();
+}
+
+/* One instance may be both sides: each is told as what it is. */
+static void p4_an_instance_may_hand_over_to_itself(void **state)
+{
+	(void)state;
+	stage_two(64, 0);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
+	assert_int_equal(recv(m_, "t", 300), KV_OK);
+	assert_int_equal(send_first("t", 8, U_FULL, 0), KV_OK);
+	assert_int_equal(last_notice(m_, sent_.number)->side, 0);
+	advance(400000000u); /* the consumer is late; the producer goes on */
+	check_notice(m_, sent_.number, KV_HANDOVER_ENDED, 0, KV_ERR_TIMEOUT);
+	assert_int_equal(last_notice(m_, sent_.number)->side, 0);
+	assert_int_equal(send_more(12, U_FULL, 1), KV_OK);
+	assert_int_equal(recv(m_, "t", 300), KV_OK);
+	assert_int_equal(u_done(&u_, m_, sent_.number, 0), KV_OK);
+	check_notice(m_, sent_.number, KV_HANDOVER_ENDED, 0, KV_OK);
+	assert_int_equal(last_notice(m_, sent_.number)->side, 1);
 	stage_end();
 }
 
@@ -826,6 +848,7 @@ int main(void)
 		cmocka_unit_test(p4_a_consumer_that_dies_gives_the_entry_back),
 		cmocka_unit_test(p4_a_producer_that_dies_fails_what_is_not_complete),
 		cmocka_unit_test(p4_either_side_may_give_up_at_every_stage),
+		cmocka_unit_test(p4_an_instance_may_hand_over_to_itself),
 		cmocka_unit_test(p1_a_reset_ends_all_entries_of_its_space),
 		cmocka_unit_test(p1_an_entry_with_a_bad_block_fails),
 		cmocka_unit_test(p1_an_entry_whose_blocks_are_on_disk_outlives_a_bad_copy),

@@ -282,7 +282,7 @@ static void do_recv(life_t *l)
 static void do_done(life_t *l)
 {
 	u_member_t *m = some_member(l);
-	kv_status_t status = m ? u_done(&l->u, m, l->numbers[below(l, TRANSFERS)], (int)below(l, 2)) : KV_OK;
+	kv_status_t status = m ? u_done(&l->u, m, l->numbers[below(l, TRANSFERS)], (uint32_t)below(l, 4)) : KV_OK;
 
 	assert_true(status == KV_OK || status == KV_ERR_NOT_FOUND || status == KV_ERR_ARG);
 }

@@ -647,9 +647,9 @@ kv_status_t u_recv(universe_t *u, u_member_t *m, const kvd_space_info_t *space, 
 	return status;
 }
 
-kv_status_t u_done(universe_t *u, u_member_t *m, uint64_t number, int abort)
+kv_status_t u_done(universe_t *u, u_member_t *m, uint64_t number, uint32_t flags)
 {
-	kv_msg_t ask = {.handover_done = {.number = number, .flags = abort ? KV_HANDOVER_ABORT : 0}}, reply;
+	kv_msg_t ask = {.handover_done = {.number = number, .flags = flags}}, reply;
 
 	return u_request(u, m, KV_CODE_HANDOVER_DONE, &ask, &reply);
 }

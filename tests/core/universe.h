@@ -63,8 +63,9 @@ typedef struct u_put {
 	kv_key_t keys[512];
 } u_put_t;
 
-#define U_FULL 1u /* of u_send_t.groups: the first group; all of them */
-#define U_ALL  15u
+#define U_GIVE_UP (KV_HANDOVER_ABORT | KV_HANDOVER_BY_PRODUCER)
+#define U_FULL    1u /* of u_send_t.groups: the first group; all of them */
+#define U_ALL     15u
 
 /* A HANDOVER_SEND. */
 typedef struct u_send {
@@ -184,7 +185,7 @@ uint32_t u_put(universe_t *u, u_member_t *m, const kvd_space_info_t *space, cons
 kv_status_t u_send(universe_t *u, u_member_t *m, const u_send_t *send, kv_msg_handover_send_reply_t *reply);
 kv_status_t u_recv(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const char *transfer,
 		   uint32_t timeout_ms, kv_msg_handover_recv_reply_t *reply);
-kv_status_t u_done(universe_t *u, u_member_t *m, uint64_t number, int abort);
+kv_status_t u_done(universe_t *u, u_member_t *m, uint64_t number, uint32_t flags); /* KV_HANDOVER_* */
 /* Tiers of each key, and why the first missing one is missing (EXPLAIN). */
 uint32_t u_explain(universe_t *u, uint32_t ns, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t n,
 		   uint8_t *tiers);

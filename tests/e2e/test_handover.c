@@ -1,0 +1,407 @@
+/* Two engines hand a prefix over, each in a process of its own, and one of the three ends at the worst moment. */
+#include "e2e/rig/rig.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define BLOCKS 32u
+#define HALF   16u
+#define SOON   20000u /* ms: who runs into it has waited for nothing */
+
+static rig_t rig_;
+static user_t user_;
+static kvc_key_t keys_[BLOCKS];
+
+static int setup_with(const char *size)
+{
+	rig_init(&rig_, 0);
+	rig_option(&rig_, "--cpu.size=%s", size);
+	rig_start(&rig_);
+	user_attach(&user_, &rig_, "model");
+	user_keys(&user_, 1, BLOCKS, keys_);
+
+	return 0;
+}
+
+static int setup(void **state)
+{
+	(void)state;
+
+	return setup_with("8MiB");
+}
+
+static int setup_large(void **state)
+{
+	(void)state;
+
+	return setup_with("128MiB");
+}
+
+static int teardown(void **state)
+{
+	(void)state;
+	user_leave(&user_);
+	rig_fini(&rig_);
+
+	return 0;
+}
+
+static void key_of(void *ctx, uint32_t i, kvc_key_t *key)
+{
+	(void)ctx;
+	*key = keys_[i];
+}
+static const kvc_key_source_t source_ = {.key = key_of};
+
+static kvc_handover_info_t info_of(const kvc_handover_t *handover)
+{
+	kvc_handover_info_t info = {.struct_size = sizeof info};
+
+	kvc_handover_get_info(handover, &info);
+
+	return info;
+}
+
+/* Put units [from, n) and hand [0, n) over. */
+static kvc_status_t produce(user_t *user, const char *transfer, uint32_t from, uint32_t n, int last,
+			    kvc_handover_t **p_handover)
+{
+	const kvc_handover_chunk_t chunk = {.struct_size = sizeof chunk,
+					    .transfer = transfer,
+					    .n = n,
+					    .source = &source_,
+					    .last = last,
+					    .tail = "token",
+					    .tail_len = last ? 5 : 0};
+	kvc_status_t status = from < n ? user_put(user, keys_, from, n, 0, NULL) : KVC_OK;
+
+	if (status == KVC_OK) {
+		status = kvc_handover_send(user->space, &chunk, p_handover);
+	}
+
+	return status == KVC_OK ? kvc_handover_wait(*p_handover, 0, SOON) : status;
+}
+
+typedef struct half {
+	uint32_t n;
+	int last;
+} half_t;
+
+/* A producer that hands over so much, and then does nothing. */
+static void producer(void *arg, int ready)
+{
+	const half_t *half = arg;
+	kvc_handover_t *handover = NULL;
+	user_t user = {0};
+
+	user_attach(&user, &rig_, "model");
+	if (produce(&user, "t", 0, half->n, half->last, &handover) == KVC_OK) {
+		child_say(ready);
+	}
+	for (;;) {
+		(void)kvc_poll(user.kvc, 100);
+	}
+}
+
+static void consumer(void *arg, int ready)
+{
+	kvc_handover_t *handover = NULL;
+	user_t user = {0};
+
+	(void)arg;
+	user_attach(&user, &rig_, "model");
+	if (kvc_handover_recv(user.space, "t", 0, &handover) == KVC_OK &&
+	    kvc_handover_wait(handover, 0, SOON) == KVC_OK) {
+		child_say(ready);
+	}
+	for (;;) {
+		(void)kvc_poll(user.kvc, 100);
+	}
+}
+
+static void check_blocks(uint32_t n)
+{
+	uint32_t got = 0;
+
+	assert_int_equal(user_get(&user_, keys_, n, &got), KVC_OK);
+	assert_int_equal(got, n);
+	assert_int_equal(user_.wrong, 0);
+}
+
+static void p1_what_one_process_hands_over_another_one_reads(void **state)
+{
+	kvc_handover_t *wanted = NULL;
+	half_t half = {.n = BLOCKS, .last = 1};
+	pid_t pid;
+
+	(void)state;
+	assert_int_equal(kvc_handover_recv(user_.space, "t", 0, &wanted), KVC_OK);
+	assert_int_equal(kvc_handover_wait(wanted, HALF, 50), KVC_ERR_TIMEOUT);
+	assert_int_equal(info_of(wanted).state, KVC_HANDOVER_AWAITED);
+	pid = child_start(producer, &half);
+	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_OK);
+	assert_int_equal(info_of(wanted).n, BLOCKS);
+	assert_int_equal(info_of(wanted).tail_len, 5);
+	assert_memory_equal(info_of(wanted).tail, "token", 5);
+	child_kill(pid); /* it does not matter now */
+	check_blocks(BLOCKS);
+	kvc_handover_done(wanted, 0);
+	rig_check_quiet(&rig_);
+	assert_true(rig_metric_is(&rig_, "kvd_handovers", 0));
+}
+
+static void p4_a_producer_killed_half_way_is_told_at_once(void **state)
+{
+	kvc_handover_t *wanted = NULL;
+	half_t half = {.n = HALF};
+	pid_t pid = child_start(producer, &half);
+	uint64_t start;
+
+	(void)state;
+	assert_int_equal(kvc_handover_recv(user_.space, "t", 0, &wanted), KVC_OK);
+	assert_int_equal(kvc_handover_wait(wanted, HALF, SOON), KVC_OK);
+	assert_int_equal(info_of(wanted).status, KVC_PENDING);
+	start = rig_now_ms();
+	child_kill(pid);
+	assert_int_equal(kvc_handover_wait(wanted, BLOCKS, SOON), KVC_ERR_PRODUCER_LOST);
+	assert_true(rig_now_ms() - start < SOON);
+	assert_int_equal(info_of(wanted).state, KVC_HANDOVER_FAILED);
+	assert_int_equal(info_of(wanted).n, HALF);
+	check_blocks(HALF); /* what was handed over is there */
+	kvc_handover_done(wanted, 0);
+	rig_check_quiet(&rig_);
+}
+
+static void p4_a_consumer_killed_leaves_the_hand_over_to_another(void **state)
+{
+	kvc_handover_t *made = NULL, *wanted = NULL;
+	user_t other = {0};
+	pid_t pid;
+
+	(void)state;
+	user_attach(&other, &rig_, "model");
+	assert_int_equal(produce(&user_, "t", 0, BLOCKS, 1, &made), KVC_OK);
+	pid = child_start(consumer, NULL);
+	assert_int_equal(kvc_handover_recv(other.space, "t", 0, &wanted), KVC_OK);
+	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_ERR_TAKEN);
+	kvc_handover_done(wanted, 0);
+	child_kill(pid);
+	do {
+		wanted = NULL;
+		assert_int_equal(kvc_handover_recv(other.space, "t", 0, &wanted), KVC_OK);
+		if (kvc_handover_wait(wanted, 0, SOON) == KVC_OK) {
+			break;
+		}
+		assert_int_equal(info_of(wanted).status, KVC_ERR_TAKEN);
+		kvc_handover_done(wanted, 0);
+	} while (1);
+	assert_int_equal(info_of(wanted).n, BLOCKS);
+	kvc_handover_done(wanted, 0);
+	while (info_of(made).state != KVC_HANDOVER_ENDED) { /* its producer hears of the end */
+		(void)kvc_poll(user_.kvc, 10);
+	}
+	assert_int_equal(info_of(made).status, KVC_OK);
+	kvc_handover_done(made, 0);
+	user_leave(&other);
+	rig_check_quiet(&rig_);
+}
+
+static void p7_hand_overs_of_a_daemon_that_dies_are_revoked(void **state)
+{
+	kvc_handover_t *wanted = NULL, *made = NULL, *late = NULL;
+
+	(void)state;
+	assert_int_equal(kvc_handover_recv(user_.space, "t", 0, &wanted), KVC_OK);
+	assert_int_equal(produce(&user_, "u", 0, HALF, 0, &made), KVC_OK);
+	(void)rig_kill(&rig_, SIGKILL);
+	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_ERR_REVOKED);
+	assert_int_equal(info_of(wanted).state, KVC_HANDOVER_ENDED);
+	assert_int_equal(info_of(made).state, KVC_HANDOVER_ENDED);
+	assert_int_equal(produce(&user_, "u", HALF, HALF, 1, &made) < 0, 1);
+	assert_true(kvc_handover_recv(user_.space, "t", 0, &late) < 0);
+	kvc_handover_done(wanted, 1);
+	kvc_handover_done(made, 1);
+	rig_start(&rig_);
+	while (kvc_poll(user_.kvc, 20) != KVC_OK) {
+	}
+	made = wanted = NULL;
+	user_keys(&user_, 1, BLOCKS, keys_);
+	assert_int_equal(produce(&user_, "t", 0, BLOCKS, 1, &made), KVC_OK);
+	assert_int_equal(kvc_handover_recv(user_.space, "t", 0, &wanted), KVC_OK);
+	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_OK);
+	kvc_handover_done(wanted, 0);
+	kvc_handover_done(made, 0);
+	rig_check_quiet(&rig_);
+}
+
+/* Each of the sides, before and after the answer. */
+static void p4_handles_freed_at_any_moment_leave_nothing(void **state)
+{
+	kvc_handover_t *made = NULL, *wanted = NULL;
+	const kvc_handover_chunk_t first = {.struct_size = sizeof first, .transfer = "t", .tail = "x", .tail_len = 1};
+
+	(void)state;
+	assert_int_equal(kvc_handover_recv(user_.space, "s", 0, &wanted), KVC_OK);
+	kvc_handover_done(wanted, 0); /* not answered yet */
+	assert_int_equal(kvc_handover_send(user_.space, &first, &made), KVC_OK);
+	assert_int_equal(kvc_handover_send(user_.space, &first, &made), KVC_PENDING);
+	kvc_handover_done(made, 0); /* nor this: it has not sent its last */
+	made = wanted = NULL;
+	assert_int_equal(kvc_handover_recv(user_.space, "u", 0, &wanted), KVC_OK);
+	assert_int_equal(kvc_handover_wait(wanted, 1, 100), KVC_ERR_TIMEOUT);
+	assert_int_equal(produce(&user_, "u", 0, HALF, 0, &made), KVC_OK);
+	kvc_handover_done(made, 0);
+	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_ERR_ABORTED);
+	kvc_handover_done(wanted, 1);
+	kvc_handover_done(NULL, 0);
+	/* "t" has failed without a consumer: who asks gets the reason. */
+	wanted = NULL;
+	assert_int_equal(kvc_handover_recv(user_.space, "t", 0, &wanted), KVC_OK);
+	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_ERR_ABORTED);
+	kvc_handover_done(wanted, 0);
+	assert_true(rig_metric_is(&rig_, "kvd_handovers", 0));
+	rig_check_quiet(&rig_);
+}
+
+static void p5_many_large_tails_do_not_end_the_session(void **state)
+{
+	enum { TAILS = 12 };
+	static uint8_t tail[KVC_MAX_TAIL];
+	kvc_handover_t *wanted[TAILS] = {NULL}, *made[TAILS] = {NULL};
+	uint64_t incarnation = kvc_incarnation(user_.kvc);
+	user_t other = {0};
+	char name[16];
+
+	(void)state;
+	user_attach(&other, &rig_, "model");
+	for (uint32_t i = 0; i < TAILS; i++) {
+		snprintf(name, sizeof name, "tail-%u", i);
+		assert_int_equal(kvc_handover_recv(user_.space, name, 0, &wanted[i]), KVC_OK);
+	}
+	(void)kvc_poll(user_.kvc, 20);
+	for (uint32_t i = 0; i < TAILS; i++) {
+		const kvc_handover_chunk_t all = {
+			.struct_size = sizeof all, .transfer = name, .last = 1, .tail = tail, .tail_len = sizeof tail};
+
+		snprintf(name, sizeof name, "tail-%u", i);
+		memset(tail, (int)i, sizeof tail);
+		assert_int_equal(kvc_handover_send(other.space, &all, &made[i]), KVC_OK);
+		assert_int_equal(kvc_handover_wait(made[i], 0, SOON), KVC_OK);
+		kvc_handover_done(made[i], 0);
+	}
+	for (uint32_t i = 0; i < TAILS; i++) {
+		assert_int_equal(kvc_handover_wait(wanted[i], 0, SOON), KVC_OK);
+		assert_int_equal(info_of(wanted[i]).tail_len, sizeof tail);
+		assert_int_equal(((const uint8_t *)info_of(wanted[i]).tail)[12345], i);
+		kvc_handover_done(wanted[i], 0);
+	}
+	assert_int_equal(kvc_incarnation(user_.kvc), incarnation);
+	assert_int_equal(rig_metric(&rig_, "kvd_send_overflows_total"), 0);
+	user_leave(&other);
+	rig_check_quiet(&rig_);
+}
+
+static void p10_chunks_that_cannot_be_are_refused_here(void **state)
+{
+	kvc_handover_t *made = NULL, *wanted = NULL;
+	char name[140];
+	kvc_handover_chunk_t chunk = {.struct_size = sizeof chunk, .transfer = "t", .n = BLOCKS, .source = &source_};
+
+	(void)state;
+	assert_int_equal(kvc_handover_send(user_.space, &chunk, &made), KVC_OK);
+	assert_int_equal(kvc_handover_wait(made, 0, SOON), KVC_MISS); /* nothing is put yet */
+	assert_int_equal(info_of(made).number, 0);
+	assert_int_equal(produce(&user_, NULL, 0, BLOCKS, 0, &made), KVC_OK); /* and now it is */
+	chunk.n = HALF;
+	assert_int_equal(kvc_handover_send(user_.space, &chunk, &made), KVC_ERR_ARG);
+	assert_int_equal(kvc_handover_recv(user_.space, "", 0, &wanted), KVC_ERR_ARG);
+	memset(name, 'n', sizeof name);
+	name[129] = '\0';
+	assert_int_equal(kvc_handover_recv(user_.space, name, 0, &wanted), KVC_ERR_ARG);
+	assert_int_equal(kvc_handover_recv(user_.space, "a\nb", 0, &wanted), KVC_ERR_ARG);
+	assert_null(wanted);
+	chunk.struct_size = 8;
+	assert_int_equal(kvc_handover_send(user_.space, &chunk, &made), KVC_ERR_ARG);
+	kvc_handover_done(made, 1);
+}
+
+/* A window and a state beside the full group: one chunk names what a sequence after n units needs of each. */
+static void p3_a_chunk_of_several_groups_is_whole(void **state)
+{
+	kvc_identity_t identity = user_identity("hybrid");
+	kvc_put_options_t options = {.struct_size = sizeof options};
+	kvc_handover_t *made = NULL, *wanted = NULL;
+	static uint8_t bytes[RIG_BLOCK_BYTES];
+	const void *blocks[8];
+	user_t hybrid = {0};
+	kvc_handover_chunk_t chunk = {
+		.struct_size = sizeof chunk, .transfer = "t", .n = 8, .source = &source_, .last = 1};
+	uint32_t visible;
+
+	(void)state;
+	identity.groups = "0:full:16,1:window:16:64,2:state:16";
+	assert_int_equal(user_try(&hybrid, rig_.sock, &identity), KVC_OK);
+	user_keys(&hybrid, 1, BLOCKS, keys_);
+	for (uint32_t i = 0; i < 8; i++) {
+		blocks[i] = bytes;
+	}
+	options.blocks = blocks;
+	assert_int_equal(kvc_put(hybrid.space, keys_, 0, 8, &options, &visible), KVC_OK);
+	options.group = 1;
+	options.base = 4;
+	assert_int_equal(kvc_put(hybrid.space, &keys_[4], 4, 8, &options, &visible), KVC_OK);
+	assert_int_equal(kvc_handover_send(hybrid.space, &chunk, &made), KVC_OK);
+	assert_int_equal(kvc_handover_wait(made, 0, SOON), KVC_MISS); /* the state is not there yet */
+	options.group = 2;
+	options.base = 7;
+	assert_int_equal(kvc_put(hybrid.space, &keys_[7], 7, 8, &options, &visible), KVC_OK);
+	assert_int_equal(kvc_handover_send(hybrid.space, &chunk, &made), KVC_OK);
+	assert_int_equal(kvc_handover_wait(made, 0, SOON), KVC_OK);
+	assert_int_equal(info_of(made).n, 8);
+	assert_int_equal(info_of(made).bytes, (8 + 4 + 1) * RIG_BLOCK_BYTES);
+	assert_int_equal(kvc_handover_recv(hybrid.space, "t", 0, &wanted), KVC_OK);
+	assert_int_equal(kvc_handover_wait(wanted, 8, SOON), KVC_OK);
+	kvc_handover_done(wanted, 0);
+	kvc_handover_done(made, 0);
+	user_leave(&hybrid);
+	rig_check_quiet(&rig_);
+}
+
+static void p6_kvctl_shows_who_waits_for_whom(void **state)
+{
+	kvc_handover_t *made = NULL, *wanted = NULL;
+	char out[4096];
+
+	(void)state;
+	assert_int_equal(rig_kvctl(&rig_, "transfers", out, sizeof out), 0);
+	assert_int_equal(kvc_handover_recv(user_.space, "a-transfer-id-that-is-long", 0, &wanted), KVC_OK);
+	assert_int_equal(kvc_handover_wait(wanted, 1, 100), KVC_ERR_TIMEOUT);
+	assert_int_equal(produce(&user_, "other", 0, HALF, 1, &made), KVC_OK);
+	assert_int_equal(rig_kvctl(&rig_, "transfers", out, sizeof out), 0);
+	assert_non_null(strstr(out, "a-transfer-id-that-i~"));
+	assert_non_null(strstr(out, "the producer to begin"));
+	assert_non_null(strstr(out, "complete"));
+	assert_non_null(strstr(out, "a consumer"));
+	assert_int_equal(rig_kvctl(&rig_, "transfers --json", out, sizeof out), 0);
+	assert_non_null(strstr(out, "a-transfer-id-that-is-long"));
+	kvc_handover_done(wanted, 1);
+	kvc_handover_done(made, 1);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(p1_what_one_process_hands_over_another_one_reads, setup, teardown),
+		cmocka_unit_test_setup_teardown(p4_a_producer_killed_half_way_is_told_at_once, setup, teardown),
+		cmocka_unit_test_setup_teardown(p4_a_consumer_killed_leaves_the_hand_over_to_another, setup, teardown),
+		cmocka_unit_test_setup_teardown(p7_hand_overs_of_a_daemon_that_dies_are_revoked, setup, teardown),
+		cmocka_unit_test_setup_teardown(p4_handles_freed_at_any_moment_leave_nothing, setup, teardown),
+		cmocka_unit_test_setup_teardown(p5_many_large_tails_do_not_end_the_session, setup_large, teardown),
+		cmocka_unit_test_setup_teardown(p10_chunks_that_cannot_be_are_refused_here, setup, teardown),
+		cmocka_unit_test_setup_teardown(p3_a_chunk_of_several_groups_is_whole, setup, teardown),
+		cmocka_unit_test_setup_teardown(p6_kvctl_shows_who_waits_for_whom, setup, teardown),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
