@@ -173,6 +173,23 @@ static const char check_json[] =
 	"{\"checks\":[{\"name\":\"pins\",\"promise\":\"P4\",\"ok\":true,\"detail\":\"3 of 3\"},"
 	"{\"name\":\"sums\",\"promise\":\"P4\",\"ok\":false,\"detail\":\"1 slot\\nlost\"}]}";
 
+static const char transfers_json[] =
+	"{\"transfers\":[{\"number\":7,\"transfer\":\"young\",\"space\":1,\"state\":\"sending\",\"status\":\"OK\","
+	"\"units\":4,"
+	"\"tokens\":64,\"bytes\":65536,\"tail_bytes\":0,\"age_ns\":1500000,\"left_ns\":60000000000,\"producer\":\"p-"
+	"0\","
+	"\"consumer\":\"\",\"waits_for\":\"the producer to go on\"},{\"number\":3,\"transfer\":"
+	"\"cmpl-\u00e4bcdefghijklmnopqrstuvwxyz\",\"space\":1,\"state\":\"failed\",\"status\":\"ERR_PRODUCER_LOST\","
+	"\"units\":0,\"tokens\":0,\"bytes\":0,\"tail_bytes\":0,\"age_ns\":90000000000,\"left_ns\":1000000000,"
+	"\"producer\":\"\",\"consumer\":\"d-0\",\"waits_for\":\"the consumer to be done\"}],\"omitted\":5}";
+
+/* One hand-over, complete as soon as somebody asks for it. */
+static void recv_reply(kv_msg_handover_recv_reply_t *reply)
+{
+	*reply = (kv_msg_handover_recv_reply_t){
+		.number = 7, .state = KV_HANDOVER_COMPLETE, .n = 4, .tail_bytes = 5, .bytes = 5, .ttl_ms = 1000};
+}
+
 /* Everything but JOIN, which carries descriptors. */
 static kv_status_t answer(fake_t *fake, uint32_t at, uint16_t code, const kv_msg_t *ask, kv_msg_t *reply)
 {
@@ -230,6 +247,23 @@ static kv_status_t answer(fake_t *fake, uint32_t at, uint16_t code, const kv_msg
 		return KV_OK;
 	case KV_CODE_EXPLAIN:
 		return fake_explain(fake, &ask->explain, &reply->explain_reply);
+	case KV_CODE_HANDOVER_SEND:
+		reply->handover_send_reply = (kv_msg_handover_send_reply_t){.number = 7, .n = 4, .ttl_ms = 1000};
+		return KV_OK;
+	case KV_CODE_HANDOVER_RECV:
+		recv_reply(&reply->handover_recv_reply);
+		return KV_OK;
+	case KV_CODE_HANDOVER_TAIL:
+		reply->handover_tail_reply.tail =
+			(kv_slice_t){(const uint8_t *)"token", atomic_load(&fake->knobs.tail_bytes)};
+		return KV_OK;
+	case KV_CODE_HANDOVER_DONE:
+		atomic_fetch_add(&fake->seen.handovers_done, 1);
+		atomic_store(&fake->seen.done_flags, ask->handover_done.flags);
+		return KV_OK;
+	case KV_CODE_TRANSFERS:
+		reply->transfers_reply.json = kv_slice_str(transfers_json);
+		return KV_OK;
 	case KV_CODE_CHECK:
 		reply->check_reply = (kv_msg_check_reply_t){.failed = 1, .json = kv_slice_str(check_json)};
 		return KV_OK;

@@ -74,12 +74,13 @@ typedef struct fake_knobs {
 	_Atomic uint32_t hold_puts;      /* PUT_DONE is not sent */
 	_Atomic uint32_t slots;          /* blocks a put may get; 0: all */
 	_Atomic uint32_t put_ttl_ms;     /* answer to KEEP */
+	_Atomic uint32_t tail_bytes;     /* of HANDOVER_TAIL's answer: 5 is what RECV has said */
 } fake_knobs_t;
 
 /* What the daemon has seen, for tests to look at. */
 typedef struct fake_seen {
 	_Atomic uint32_t hellos, joins, acquires, releases, released_ids, revokes, drains, bad_blocks, put_ends,
-		space_opens, keeps;
+		space_opens, keeps, handovers_done, done_flags;
 	_Atomic uint64_t old_incarnation;
 	_Atomic uint64_t drained_what;
 	_Atomic uint32_t bad_index;

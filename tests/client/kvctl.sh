@@ -53,6 +53,8 @@ run explain-not-text 64 --socket "$dir/s" explain --tokens "@$dir/zero"
 run explain-no-identity 1 --socket "$dir/s" explain --tokens 1 --identity "$(printf 'model=%s\n' typo)"
 run explain-unreachable 69 --socket "$dir/none" explain --tokens 1
 run explain-unreachable-json 69 --socket "$dir/none" explain --tokens 1 --json
+run transfers 0 --socket "$dir/s" transfers
+run transfers-json 0 --socket "$dir/s" transfers --json
 run version 0 --socket "$dir/s" version
 run version-json 0 --socket "$dir/s" --version --json
 run unreachable 69 --socket "$dir/none" status

@@ -24,6 +24,8 @@ static void use_everything(bed_t *bed, kv_test_env_t *t)
 	kvc_key_source_t source = {.key = key_of, .ctx = bed};
 	kvc_want_t want = {.struct_size = sizeof want, .group = 1, .n = 200, .source = &source};
 	kvc_handle_t handle;
+	kvc_handover_chunk_t chunk = {.struct_size = sizeof chunk, .transfer = "t", .n = 512, .source = &source};
+	kvc_handover_t *made = NULL, *wanted = NULL;
 	char *json = NULL;
 
 	identity.groups = "0:full:16,1:window:16:4095";
@@ -59,6 +61,16 @@ static void use_everything(bed_t *bed, kv_test_env_t *t)
 	if (kvc_lease_start(bed->space, &want, &lease) == KVC_OK) { /* keys that do not fit on the stack */
 		kvc_release(&lease, 1);
 	}
+	if (kvc_handover_send(bed->space, &chunk, &made) == KVC_OK) {
+		(void)kvc_handover_wait(made, 0, 0);
+		kvc_handover_done(made, 1);
+	}
+	if (kvc_handover_recv(bed->space, "t", 0, &wanted) == KVC_OK) {
+		kvc_status_t status = kvc_handover_wait(wanted, 0, 0);
+
+		assert_true(status == KVC_OK || kv_test_failed(t));
+		kvc_handover_done(wanted, 0);
+	}
 	if (kvc_document(bed->kvc, KVC_DOC_STATUS, 0, &json, NULL) == KVC_OK) {
 		kvc_free(json);
 	}
@@ -78,6 +90,7 @@ static void p4_every_failed_allocation_is_an_error_and_no_leak(void **state)
 	t.env.now_ns = real_now;
 	bed_listen(&bed, &fake_split);
 	config = bed_config(&bed);
+	atomic_store(&fake_knobs(bed.fake)->tail_bytes, 5);
 	for (uint32_t i = 0; i < BED_KEYS; i++) {
 		bed.src[i] = malloc(fake_split.block_bytes);
 		bed.dst[i] = malloc(fake_split.block_bytes);

@@ -1,0 +1,144 @@
+/* Hand-overs in libkvc against a daemon that is late, gone, or wrong. What the real one does: tests/e2e. */
+#include "client_test.h"
+
+static void key_of(void *ctx, uint32_t i, kvc_key_t *key)
+{
+	*key = ((bed_t *)ctx)->keys[i];
+}
+
+static kvc_handover_info_t info_of(const kvc_handover_t *handover)
+{
+	kvc_handover_info_t info = {.struct_size = sizeof info};
+
+	kvc_handover_get_info(handover, &info);
+
+	return info;
+}
+
+static void p1_a_tail_of_another_length_fails_the_hand_over(void **state)
+{
+	kvc_handover_t *handover = NULL;
+	bed_t bed;
+
+	(void)state;
+	bed_make(&bed, &fake_split);
+	atomic_store(&fake_knobs(bed.fake)->tail_bytes, 5);
+	assert_int_equal(kvc_handover_recv(bed.space, "t", 0, &handover), KVC_OK);
+	assert_int_equal(info_of(handover).state, KVC_HANDOVER_ASKED);
+	assert_int_equal(kvc_handover_wait(handover, 0, 0), KVC_OK);
+	assert_memory_equal(info_of(handover).tail, "token", 5);
+	kvc_handover_done(handover, 0);
+	atomic_store(&fake_knobs(bed.fake)->tail_bytes, 4);
+	assert_int_equal(kvc_handover_recv(bed.space, "t", 0, &handover), KVC_OK);
+	assert_int_equal(kvc_handover_wait(handover, 4, 0), KVC_OK); /* its blocks are there */
+	assert_true(kvc_handover_wait(handover, 0, 0) < 0);
+	assert_int_equal(info_of(handover).state, KVC_HANDOVER_FAILED);
+	assert_null(info_of(handover).tail);
+	kvc_handover_done(handover, 0);
+	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->handovers_done) == 2);
+	bed_free(&bed);
+}
+
+static void p4_an_answer_that_comes_too_late_is_given_back(void **state)
+{
+	kvc_key_source_t source = {.key = key_of};
+	kvc_handover_chunk_t chunk = {.struct_size = sizeof chunk, .transfer = "t", .n = 4, .source = &source};
+	kvc_handover_t *handover = NULL;
+	kvc_config_t config;
+	bed_t bed;
+
+	(void)state;
+	bed_listen(&bed, &fake_split);
+	config = bed_config(&bed);
+	config.timeout_ms = 500;
+	assert_int_equal(kvc_attach(&config, &bed.kvc), KVC_OK);
+	bed_open(&bed);
+	source.ctx = &bed;
+	for (uint32_t i = 0; i < 2; i++) {
+		atomic_store(&fake_knobs(bed.fake)->release, 0);
+		atomic_store(&fake_knobs(bed.fake)->delay_code, i ? KV_CODE_HANDOVER_SEND : KV_CODE_HANDOVER_RECV);
+		assert_int_equal(i ? kvc_handover_send(bed.space, &chunk, &handover)
+				   : kvc_handover_recv(bed.space, "t", 0, &handover),
+				 KVC_OK);
+		assert_int_equal(kvc_handover_wait(handover, 0, 20000), KVC_ERR_TIMEOUT);
+		kvc_handover_done(handover, 0);
+		handover = NULL;
+		atomic_store(&fake_knobs(bed.fake)->release, 1);
+		BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->handovers_done) == 1 + i);
+		assert_int_equal(atomic_load(&fake_seen(bed.fake)->done_flags),
+				 i ? KV_HANDOVER_ABORT | KV_HANDOVER_BY_PRODUCER : KV_HANDOVER_ABORT);
+	}
+	bed_free(&bed);
+}
+
+static void p7_a_lost_session_revokes_its_hand_overs(void **state)
+{
+	kvc_handover_t *asked = NULL, *answered = NULL;
+	bed_t bed;
+
+	(void)state;
+	bed_make(&bed, &fake_split);
+	atomic_store(&fake_knobs(bed.fake)->tail_bytes, 5);
+	assert_int_equal(kvc_handover_recv(bed.space, "a", 0, &answered), KVC_OK);
+	assert_int_equal(kvc_handover_wait(answered, 0, 0), KVC_OK);
+	atomic_store(&fake_knobs(bed.fake)->mute, KV_CODE_HANDOVER_RECV);
+	assert_int_equal(kvc_handover_recv(bed.space, "b", 0, &asked), KVC_OK);
+	fake_drop_sessions(bed.fake);
+	assert_int_equal(kvc_handover_wait(asked, 0, 0), KVC_ERR_REVOKED);
+	assert_int_equal(info_of(answered).state, KVC_HANDOVER_ENDED);
+	assert_int_equal(info_of(answered).status, KVC_ERR_REVOKED);
+	assert_memory_equal(info_of(answered).tail, "token", 5); /* what has come is the caller's */
+	kvc_handover_done(asked, 0);
+	kvc_handover_done(answered, 0);
+	BED_UNTIL(&bed, kvc_poll(bed.kvc, 0) == KVC_OK);
+	assert_int_equal(atomic_load(&fake_seen(bed.fake)->handovers_done), 0); /* the new session has none of them */
+	bed_free(&bed);
+}
+
+static void p4_a_space_that_is_closed_ends_its_hand_overs(void **state)
+{
+	kvc_handover_t *answered = NULL, *asked = NULL;
+	bed_t bed;
+
+	(void)state;
+	bed_make(&bed, &fake_split);
+	assert_int_equal(kvc_handover_recv(bed.space, "a", 0, &answered), KVC_OK);
+	assert_int_equal(kvc_handover_wait(answered, 4, 0), KVC_OK);
+	assert_int_equal(kvc_handover_recv(bed.space, "b", 0, &asked), KVC_OK);
+	kvc_space_close(bed.space);
+	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->handovers_done) == 2);
+	assert_int_equal(atomic_load(&fake_seen(bed.fake)->done_flags), KV_HANDOVER_ABORT);
+	bed_free(&bed);
+}
+
+static void p7_a_smaller_struct_of_an_older_caller_is_not_overrun(void **state)
+{
+	kvc_handover_info_t info;
+	kvc_handover_t *handover = NULL;
+	bed_t bed;
+
+	(void)state;
+	bed_make(&bed, &fake_split);
+	assert_int_equal(kvc_handover_recv(bed.space, "t", 0, &handover), KVC_OK);
+	assert_int_equal(kvc_handover_wait(handover, 4, 0), KVC_OK);
+	memset(&info, 0xaa, sizeof info);
+	info.struct_size = offsetof(kvc_handover_info_t, n);
+	kvc_handover_get_info(handover, &info);
+	assert_int_equal(info.number, 7);
+	assert_int_equal(info.n, 0xaaaaaaaau);
+	kvc_handover_done(handover, 0);
+	bed_free(&bed);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p1_a_tail_of_another_length_fails_the_hand_over),
+		cmocka_unit_test(p4_an_answer_that_comes_too_late_is_given_back),
+		cmocka_unit_test(p7_a_lost_session_revokes_its_hand_overs),
+		cmocka_unit_test(p4_a_space_that_is_closed_ends_its_hand_overs),
+		cmocka_unit_test(p7_a_smaller_struct_of_an_older_caller_is_not_overrun),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
