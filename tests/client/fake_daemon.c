@@ -184,10 +184,34 @@ static const char transfers_json[] =
 	"\"producer\":\"\",\"consumer\":\"d-0\",\"waits_for\":\"the consumer to be done\"}],\"omitted\":5}";
 
 /* One hand-over, complete as soon as somebody asks for it. */
-static void recv_reply(kv_msg_handover_recv_reply_t *reply)
+static kv_status_t answer_handover(fake_t *fake, uint16_t code, const kv_msg_t *ask, kv_msg_t *reply)
 {
-	*reply = (kv_msg_handover_recv_reply_t){
-		.number = 7, .state = KV_HANDOVER_COMPLETE, .n = 4, .tail_bytes = 5, .bytes = 5, .ttl_ms = 1000};
+	switch (code) {
+	case KV_CODE_HANDOVER_SEND:
+		reply->handover_send_reply = (kv_msg_handover_send_reply_t){.number = 7, .n = 4, .ttl_ms = 1000};
+		return KV_OK;
+	case KV_CODE_HANDOVER_RECV:
+		reply->handover_recv_reply = (kv_msg_handover_recv_reply_t){.number = 7,
+									    .state = KV_HANDOVER_COMPLETE,
+									    .n = 4,
+									    .tail_bytes = 5,
+									    .bytes = 5,
+									    .ttl_ms = 1000};
+		return KV_OK;
+	case KV_CODE_HANDOVER_TAIL:
+		reply->handover_tail_reply.tail =
+			(kv_slice_t){(const uint8_t *)"token", atomic_load(&fake->knobs.tail_bytes)};
+		return KV_OK;
+	case KV_CODE_HANDOVER_DONE:
+		atomic_fetch_add(&fake->seen.handovers_done, 1);
+		atomic_store(&fake->seen.done_flags, ask->handover_done.flags);
+		return KV_OK;
+	case KV_CODE_TRANSFERS:
+		reply->transfers_reply.json = kv_slice_str(transfers_json);
+		return KV_OK;
+	default:
+		return KV_ERR_UNKNOWN_REQUEST;
+	}
 }
 
 /* Everything but JOIN, which carries descriptors. */
@@ -247,23 +271,6 @@ static kv_status_t answer(fake_t *fake, uint32_t at, uint16_t code, const kv_msg
 		return KV_OK;
 	case KV_CODE_EXPLAIN:
 		return fake_explain(fake, &ask->explain, &reply->explain_reply);
-	case KV_CODE_HANDOVER_SEND:
-		reply->handover_send_reply = (kv_msg_handover_send_reply_t){.number = 7, .n = 4, .ttl_ms = 1000};
-		return KV_OK;
-	case KV_CODE_HANDOVER_RECV:
-		recv_reply(&reply->handover_recv_reply);
-		return KV_OK;
-	case KV_CODE_HANDOVER_TAIL:
-		reply->handover_tail_reply.tail =
-			(kv_slice_t){(const uint8_t *)"token", atomic_load(&fake->knobs.tail_bytes)};
-		return KV_OK;
-	case KV_CODE_HANDOVER_DONE:
-		atomic_fetch_add(&fake->seen.handovers_done, 1);
-		atomic_store(&fake->seen.done_flags, ask->handover_done.flags);
-		return KV_OK;
-	case KV_CODE_TRANSFERS:
-		reply->transfers_reply.json = kv_slice_str(transfers_json);
-		return KV_OK;
 	case KV_CODE_CHECK:
 		reply->check_reply = (kv_msg_check_reply_t){.failed = 1, .json = kv_slice_str(check_json)};
 		return KV_OK;
@@ -277,7 +284,7 @@ static kv_status_t answer(fake_t *fake, uint32_t at, uint16_t code, const kv_msg
 		reply->config_reply.json = kv_slice_str(config_json);
 		return KV_OK;
 	default:
-		return KV_ERR_UNKNOWN_REQUEST;
+		return answer_handover(fake, code, ask, reply);
 	}
 }
 

@@ -326,7 +326,7 @@ static void p10_chunks_that_cannot_be_are_refused_here(void **state)
 	kvc_handover_done(made, 1);
 }
 
-/* A window and a state beside the full group: one chunk names what a sequence after n units needs of each. */
+/* With a window and a state next to the full group, one chunk names what a sequence after n units needs of each. */
 static void p3_a_chunk_of_several_groups_is_whole(void **state)
 {
 	kvc_identity_t identity = user_identity("hybrid");
