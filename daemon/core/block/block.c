@@ -33,18 +33,14 @@ static void count_pinned(kvd_core_t *core, uint32_t block, kvd_pin_class_t pins,
 }
 
 /* Pins of hand-over entries are a block's first ones, so that its first pin says whether it has any. */
-static int is_handed_over(kvd_core_t *core, const kvd_block_t *block)
-{
-	return block->pins.head != KVD_NONE && pin_at(core, block->pins.head)->kind == KVD_PIN_HANDOVER;
-}
-
 static void link_pin(kvd_core_t *core, uint32_t id, uint32_t block_id)
 {
 	kvd_block_t *block = kvd_block_at(&core->ix, block_id);
 	int first = block->pins.head == KVD_NONE;
+	int is_handover = pin_at(core, id)->kind == KVD_PIN_HANDOVER;
 
 	pin_at(core, id)->block = block_id;
-	if (pin_at(core, id)->kind == KVD_PIN_HANDOVER) {
+	if (is_handover) {
 		kvd_list_push_front(&block->pins, &core->pins, offsetof(kvd_pin_t, of_block), id);
 	} else {
 		kvd_list_push(&block->pins, &core->pins, offsetof(kvd_pin_t, of_block), id);
@@ -52,7 +48,7 @@ static void link_pin(kvd_core_t *core, uint32_t id, uint32_t block_id)
 	if (first) {
 		count_pinned(core, block_id, KVD_PINS_ALL, 1);
 	}
-	if (!(block->flags & KVD_HANDED_OVER) && is_handed_over(core, block)) {
+	if (is_handover && !(block->flags & KVD_HANDED_OVER)) {
 		block->flags |= KVD_HANDED_OVER;
 		count_pinned(core, block_id, KVD_PINS_HANDOVER, 1);
 	}
@@ -67,7 +63,8 @@ static void unlink_pin(kvd_core_t *core, uint32_t id)
 	if (block->pins.head == KVD_NONE) {
 		count_pinned(core, block_id, KVD_PINS_ALL, 0);
 	}
-	if ((block->flags & KVD_HANDED_OVER) && !is_handed_over(core, block)) {
+	if ((block->flags & KVD_HANDED_OVER) &&
+	    (block->pins.head == KVD_NONE || pin_at(core, block->pins.head)->kind != KVD_PIN_HANDOVER)) {
 		block->flags &= (uint8_t)~KVD_HANDED_OVER;
 		count_pinned(core, block_id, KVD_PINS_HANDOVER, 0);
 	}
