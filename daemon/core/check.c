@@ -13,12 +13,26 @@
 
 typedef struct kvd_sums {
 	uint64_t pins, refs;
+	uint64_t flags; /* blocks whose flag is not what their pins are: of a hand-over first */
 } kvd_sums_t;
+
+static void sum_pins(const kvd_core_t *core, const kvd_block_t *block, kvd_sums_t *sums)
+{
+	const kvd_pin_t *pin;
+	int handed_over = 0;
+
+	for (uint32_t c = block->pins.head; c != KVD_NONE; c = pin->of_block.next) {
+		pin = kvd_obj_at(&core->pins, c);
+		handed_over |= pin->kind == KVD_PIN_HANDOVER;
+		sums->pins++;
+	}
+	sums->flags += handed_over != kvd_index_has_pin(block, KVD_PINS_HANDOVER);
+}
 
 /* Pins and references as the blocks have them. */
 static void sum_blocks(const kvd_core_t *core, kvd_sums_t *sums)
 {
-	*sums = (kvd_sums_t){0, 0};
+	*sums = (kvd_sums_t){0};
 	for (uint32_t t = 0; t < core->ix.trees.made; t++) {
 		const kvd_tree_t *tree = kvd_tree_at(&core->ix, t);
 
@@ -30,10 +44,7 @@ static void sum_blocks(const kvd_core_t *core, kvd_sums_t *sums)
 				const kvd_block_t *block = kvd_block_at(&core->ix, node->ids[i]);
 
 				sums->refs += block->refs;
-				for (uint32_t c = block->pins.head; c != KVD_NONE;
-				     c = ((kvd_pin_t *)kvd_obj_at(&core->pins, c))->of_block.next) {
-					sums->pins++;
-				}
+				sum_pins(core, block, sums);
 			}
 		}
 	}
@@ -72,7 +83,7 @@ static int check_pins(kvd_core_t *core, char *why, size_t cap)
 		 (unsigned long long)blocks.refs, (unsigned long long)core->refs, (unsigned long long)leases,
 		 core->leases.used);
 
-	return pins == blocks.pins && pins == core->pins.used && leases == core->leases.used &&
+	return pins == blocks.pins && pins == core->pins.used && leases == core->leases.used && blocks.flags == 0 &&
 	       blocks.refs == core->refs && blocks.refs >= refs &&
 	       blocks.refs <= refs + core->writes + core->ix.dead_nodes;
 }

@@ -362,21 +362,16 @@ static kvd_handover_t *find_number(kvd_core_t *core, uint64_t number)
 		       : NULL;
 }
 
-kv_status_t kvd_handover_find_own(kvd_core_t *core, uint32_t ns, kvd_member_t member, uint64_t number,
-				  kvd_handover_call_t *call)
+kv_status_t kvd_handover_find_number(kvd_core_t *core, uint32_t ns, kvd_member_t member, uint64_t number,
+				     kvd_handover_call_t *call)
 {
 	kv_status_t status = kvd_member_check(core, ns, member, &call->member, &call->instance);
-	kvd_handover_t *entry = find_number(core, number);
 
 	if (status != KV_OK) {
 		return status;
 	}
-	/* A number of others is a number of nothing: the answer must not tell (P8). */
-	if (!entry ||
-	    (!kvd_handover_is_side(&entry->producer, call) && !kvd_handover_is_side(&entry->consumer, call))) {
-		return KV_ERR_NOT_FOUND;
-	}
-	call->entry = settle_entry(core, entry);
+	call->entry = find_number(core, number);
+	call->entry = call->entry ? settle_entry(core, call->entry) : NULL;
 
 	return call->entry ? KV_OK : KV_ERR_NOT_FOUND;
 }

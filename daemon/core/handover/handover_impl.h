@@ -28,9 +28,10 @@ static inline kvd_handover_t *kvd_handover_at(const kvd_core_t *core, uint32_t s
 /* The entry of a transfer id in the space, or NULL. KV_ERR_NOT_JOINED, KV_ERR_NOT_FOUND and KV_ERR_STALE_EPOCH (of
  * the space), KV_ERR_ARG. */
 kv_status_t kvd_handover_find_transfer(kvd_core_t *core, const kvd_handover_name_t *name, kvd_handover_call_t *call);
-/* The entry of this number, if the member's instance is a side of it. KV_ERR_NOT_JOINED, KV_ERR_NOT_FOUND. */
-kv_status_t kvd_handover_find_own(kvd_core_t *core, uint32_t ns, kvd_member_t member, uint64_t number,
-				  kvd_handover_call_t *call);
+/* The entry of this number, also when it is another's: the caller looks which side asks, and answers KV_ERR_NOT_FOUND
+ * to the others (P8). KV_ERR_NOT_JOINED, KV_ERR_NOT_FOUND. */
+kv_status_t kvd_handover_find_number(kvd_core_t *core, uint32_t ns, kvd_member_t member, uint64_t number,
+				     kvd_handover_call_t *call);
 static inline int kvd_handover_is_side(const kvd_handover_side_t *side, const kvd_handover_call_t *call)
 {
 	return side->member != 0 && side->instance == call->instance->id;

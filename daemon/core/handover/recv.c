@@ -63,7 +63,7 @@ kv_status_t kvd_handover_tail(kvd_core_t *core, uint32_t ns, kvd_member_t member
 			      kv_msg_handover_tail_reply_t *reply)
 {
 	kvd_handover_call_t call = {0};
-	kv_status_t status = kvd_handover_find_own(core, ns, member, ask->number, &call);
+	kv_status_t status = kvd_handover_find_number(core, ns, member, ask->number, &call);
 
 	if (status != KV_OK) {
 		return status;
@@ -79,7 +79,7 @@ kv_status_t kvd_handover_tail(kvd_core_t *core, uint32_t ns, kvd_member_t member
 kv_status_t kvd_handover_done(kvd_core_t *core, uint32_t ns, kvd_member_t member, const kv_msg_handover_done_t *ask)
 {
 	kvd_handover_call_t call = {0};
-	kv_status_t status = kvd_handover_find_own(core, ns, member, ask->number, &call);
+	kv_status_t status = kvd_handover_find_number(core, ns, member, ask->number, &call);
 	int abort = (ask->flags & KV_HANDOVER_ABORT) != 0;
 
 	if (status != KV_OK) {
