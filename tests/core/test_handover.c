@@ -284,6 +284,65 @@ static void p5_a_consumers_wait_ends_at_its_deadline(void **state)
 	stage_end();
 }
 
+/* What is given back lives as long again as without a consumer: neither until the consumer's deadline, nor not at all.
+ */
+static void p5_what_is_given_back_has_its_time_to_live_again(void **state)
+{
+	u_send_t brief = {
+		.transfer = "t", .space = &space_, .keys = keys_, .n = 4, .groups = U_FULL, .last = 1, .ttl_ms = 2000};
+
+	(void)state;
+	stage_two(64, 0);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
+	assert_int_equal(u_send(&u_, m_, &brief, &sent_), KV_OK);
+	assert_int_equal(sent_.ttl_ms, 2000);
+	assert_int_equal(recv(d_, "t", 9000), KV_OK);
+	advance(8000000000u); /* it is the consumer's: its own time does not run */
+	u_dead(&u_, d_);
+	u_tick(&u_, 1);
+	advance(1800000000u);
+	assert_int_equal(u_.core->handovers.used, 1);
+	advance(400000000u);
+	assert_int_equal(u_.core->handovers.used, 0);
+	check_notice(m_, sent_.number, KV_HANDOVER_ENDED, 0, KV_ERR_EXPIRED);
+
+	d_ = u_join(&u_, 0, "decode", 2, 0);
+	assert_int_equal(u_send(&u_, m_, &brief, &sent_), KV_OK);
+	assert_int_equal(recv(d_, "t", 9000), KV_OK);
+	assert_int_equal(u_done(&u_, d_, got_.number, KV_HANDOVER_ABORT), KV_OK);
+	advance(2200000000u);
+	assert_int_equal(u_.core->handovers.used, 0);
+	stage_end();
+}
+
+/* Pins of several kinds on one block, which come and go in any order. */
+static void p5_hand_overs_and_leases_of_one_block_are_told_apart(void **state)
+{
+	kv_msg_acquire_reply_t reply;
+	u_lease_t first, second;
+
+	(void)state;
+	stage_two(64, 0);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 12, 0, &first, &reply), KV_OK);
+	assert_int_equal(send_first("a", 12, U_FULL, 1), KV_OK);
+	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 12, 0, &second, &reply), KV_OK);
+	assert_int_equal(send_first("b", 12, U_FULL, 1), KV_OK);
+	universe_check(&u_);
+	assert_int_equal(recv(d_, "a", 0), KV_OK);
+	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
+	universe_check(&u_);
+	assert_int_equal(u_.core->ns[0]->handover_bytes, 12 * 4096);
+	assert_int_equal(u_release(&u_, m_, first.id), KV_OK);
+	assert_int_equal(u_release(&u_, m_, second.id), KV_OK);
+	universe_check(&u_);
+	assert_int_equal(recv(d_, "b", 0), KV_OK);
+	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
+	assert_int_equal(u_.core->ns[0]->handover_bytes, 0);
+	universe_check(&u_);
+	stage_end();
+}
+
 /* ---- one producer, one consumer -------------------------------------------------------------- */
 
 static void p4_exactly_one_consumer_has_an_entry(void **state)
@@ -840,6 +899,8 @@ int main(void)
 		cmocka_unit_test(p5_what_is_handed_over_is_not_evicted_until_it_expires),
 		cmocka_unit_test(p5_each_send_begins_the_time_to_live_again),
 		cmocka_unit_test(p5_a_consumers_wait_ends_at_its_deadline),
+		cmocka_unit_test(p5_what_is_given_back_has_its_time_to_live_again),
+		cmocka_unit_test(p5_hand_overs_and_leases_of_one_block_are_told_apart),
 		cmocka_unit_test(p4_exactly_one_consumer_has_an_entry),
 		cmocka_unit_test(p10_a_second_producer_is_refused),
 		cmocka_unit_test(p3_a_block_that_is_not_visible_changes_nothing),
