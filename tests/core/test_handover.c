@@ -149,6 +149,8 @@ static void p5_a_consumer_may_ask_first_and_is_told(void **state)
 	assert_int_equal(sent_.number, got_.number);
 	assert_int_equal(sent_.taken, 1);
 	check_notice(d_, got_.number, KV_HANDOVER_COMPLETE, 8, KV_OK);
+	assert_int_equal(metric(KV_M_HANDOVER_WAIT), 1);
+	assert_int_equal(u_.metrics.sum_ns[KV_M_HANDOVER_WAIT], 3000000);
 	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
 	stage_end();
 }
@@ -343,6 +345,35 @@ static void p5_hand_overs_and_leases_of_one_block_are_told_apart(void **state)
 	stage_end();
 }
 
+/* A life of several rounds of the timing wheel. */
+static void p5_a_long_life_is_not_cut_short(void **state)
+{
+	(void)state;
+	stage_two(64, 0);
+	u_.core->config.handover_ttl_ns = UINT64_C(60000000000);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
+	assert_int_equal(send_first("t", 12, U_FULL, 1), KV_OK);
+	assert_int_equal(sent_.ttl_ms, 60000);
+	for (uint32_t second = 0; second < 59; second++) {
+		advance(990000000u);
+	}
+	assert_int_equal(u_.core->handovers.used, 1);
+	advance(2000000000u);
+	assert_int_equal(u_.core->handovers.used, 0);
+	stage_end();
+}
+
+/* The core ends with all that it has. */
+static void p4_a_core_that_ends_keeps_no_tail(void **state)
+{
+	(void)state;
+	stage_two(64, 0);
+	assert_int_equal(
+		u_send(&u_, m_, &(u_send_t){.transfer = "t", .space = &space_, .tail = "x", .tail_len = 1}, &sent_),
+		KV_OK);
+	universe_fini(&u_);
+}
+
 /* ---- one producer, one consumer -------------------------------------------------------------- */
 
 static void p4_exactly_one_consumer_has_an_entry(void **state)
@@ -446,6 +477,7 @@ static void p10_parts_that_contradict_themselves_are_refused(void **state)
 	assert_int_equal(send_raw((uint32_t[]){1, 8, UINT32_MAX}, 3, 1, "t"), KV_ERR_ARG);
 	assert_int_equal(send_raw((uint32_t[]){1, UINT32_MAX, 1}, 3, 1, "t"), KV_ERR_ARG);
 	assert_int_equal(send_raw((uint32_t[]){0, 8, 1, 0, 8, 1}, 6, 2, "t"), KV_ERR_ARG); /* twice */
+	assert_int_equal(send_raw((uint32_t[]){1, 8, 1, 1, 8, 1}, 6, 2, "t"), KV_ERR_ARG);
 	assert_int_equal(send_raw((uint32_t[]){9, 8, 1}, 3, 1, "t"), KV_ERR_UNSUPPORTED);
 	assert_int_equal(u_.core->handovers.used + u_.core->pins.used, 0);
 
@@ -552,6 +584,7 @@ static void p4_a_producer_that_dies_fails_what_is_not_complete(void **state)
 	u_tick(&u_, 1);
 	universe_check(&u_);
 	check_notice(d_, waited, KV_HANDOVER_FAILED, 8, KV_ERR_PRODUCER_LOST);
+	assert_int_equal(metric(KV_M_HANDOVER_WAIT), 1); /* of the complete one nobody waited */
 	assert_null(last_notice(d_, complete));
 	evict_all();
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 16), 16); /* the complete one keeps all */
@@ -571,6 +604,29 @@ static void p4_a_producer_that_dies_fails_what_is_not_complete(void **state)
 	assert_int_equal(u_done(&u_, d_, unasked, 0), KV_OK);
 	assert_int_equal(u_.core->handovers.used, 0);
 	m_ = u_join(&u_, 0, "engine", 2, 0);
+	stage_end();
+}
+
+/* Of several members of an instance the one that speaks is the side. */
+static void p4_a_member_that_closes_leaves_nothing_with_its_instance(void **state)
+{
+	u_member_t *second;
+	const kvd_member_rec_t *rec;
+
+	(void)state;
+	stage_two(64, 0);
+	second = u_join(&u_, 0, "engine", 2, 0);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
+	assert_int_equal(send_first("t", 12, U_FULL, 1), KV_OK);
+	assert_int_equal(recv(m_, "u", 0), KV_OK);
+	u_closed(&u_, m_);
+	u_tick(&u_, 1);
+	universe_check(&u_);
+	rec = kvd_member_find(u_.core, second->id);
+	assert_int_equal(kvd_instance_at(u_.core, rec->instance)->handovers, 0);
+	assert_int_equal(u_.core->handovers.used, 1); /* it was complete */
+	assert_int_equal(recv(second, "t", 0), KV_OK);
+	assert_int_equal(u_done(&u_, second, got_.number, 0), KV_OK);
 	stage_end();
 }
 
@@ -816,6 +872,68 @@ static void p5_hand_overs_and_leases_end_at_the_share_together(void **state)
 	stage_end();
 }
 
+/* Pins and tail of one chunk are one demand; and so is a tail alone. */
+static void p5_pins_and_tail_of_a_chunk_are_counted_together(void **state)
+{
+	static char tail[6 * 4096];
+	u_send_t both = {.transfer = "t",
+			 .space = &space_,
+			 .keys = keys_,
+			 .n = 12,
+			 .groups = U_FULL,
+			 .tail = tail,
+			 .tail_len = sizeof tail};
+
+	(void)state;
+	stage_share(16 * 4096, 64 * 4096); /* the share is less than hand-overs may have */
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
+	assert_int_equal(u_send(&u_, m_, &both, &sent_), KV_ERR_BUSY); /* 12 + 6 of 16 */
+	both.tail_len = 4 * 4096;
+	assert_int_equal(u_send(&u_, m_, &both, &sent_), KV_OK);
+	universe_check(&u_);
+	assert_int_equal(u_.core->handovers.used, 1);
+	stage_end();
+
+	stage_share(64 * 4096, 4 * 4096);
+	both.n = both.groups = 0;
+	assert_int_equal(u_send(&u_, m_, &both, &sent_), KV_OK);
+	universe_check(&u_);
+	both.transfer = "u";
+	both.tail_len = 1;
+	assert_int_equal(u_send(&u_, m_, &both, &sent_), KV_ERR_BUSY);
+	assert_int_equal(u_.core->handovers.used, 1);
+	stage_end();
+}
+
+/* Blocks that are only on disk take no memory, but a place in the index. */
+static void p5_hand_overs_end_at_the_share_of_the_index(void **state)
+{
+	(void)state;
+	universe_init(
+		&u_,
+		&(u_config_t){.cpu_slots = 64, .max_blocks = 4096, .share = {[0] = {0, 0, 20}}, .seed = kv_test_seed()},
+		NULL);
+	m_ = u_join(&u_, 0, "engine", 2, 0);
+	space_ = u_space(&u_, 0, "model");
+	stage_keys();
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 8), 8);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 8, 16), 8);
+	assert_int_equal(u_put(&u_, m_, &space_, fork_, 8, 16), 8);
+	assert_int_equal(send_first("t", 16, U_FULL, 1), KV_OK);
+	assert_int_equal(
+		u_send(&u_, m_,
+		       &(u_send_t){.transfer = "u", .space = &space_, .keys = fork_, .n = 13, .groups = U_FULL},
+		       &sent_),
+		KV_ERR_BUSY);
+	assert_int_equal(
+		u_send(&u_, m_,
+		       &(u_send_t){.transfer = "u", .space = &space_, .keys = fork_, .n = 12, .groups = U_FULL},
+		       &sent_),
+		KV_OK);
+	universe_check(&u_);
+	stage_end();
+}
+
 static void p5_entries_of_a_namespace_and_of_an_instance_are_capped(void **state)
 {
 	char name[16];
@@ -901,6 +1019,8 @@ int main(void)
 		cmocka_unit_test(p5_a_consumers_wait_ends_at_its_deadline),
 		cmocka_unit_test(p5_what_is_given_back_has_its_time_to_live_again),
 		cmocka_unit_test(p5_hand_overs_and_leases_of_one_block_are_told_apart),
+		cmocka_unit_test(p5_a_long_life_is_not_cut_short),
+		cmocka_unit_test(p4_a_core_that_ends_keeps_no_tail),
 		cmocka_unit_test(p4_exactly_one_consumer_has_an_entry),
 		cmocka_unit_test(p10_a_second_producer_is_refused),
 		cmocka_unit_test(p3_a_block_that_is_not_visible_changes_nothing),
@@ -908,6 +1028,7 @@ int main(void)
 		cmocka_unit_test(p8_entries_of_another_namespace_are_none),
 		cmocka_unit_test(p4_a_consumer_that_dies_gives_the_entry_back),
 		cmocka_unit_test(p4_a_producer_that_dies_fails_what_is_not_complete),
+		cmocka_unit_test(p4_a_member_that_closes_leaves_nothing_with_its_instance),
 		cmocka_unit_test(p4_either_side_may_give_up_at_every_stage),
 		cmocka_unit_test(p4_an_instance_may_hand_over_to_itself),
 		cmocka_unit_test(p1_a_reset_ends_all_entries_of_its_space),
@@ -916,6 +1037,8 @@ int main(void)
 		cmocka_unit_test(p1_a_window_with_a_lost_block_fails),
 		cmocka_unit_test(p5_bytes_of_hand_overs_end_at_their_limit_and_count_once),
 		cmocka_unit_test(p5_hand_overs_and_leases_end_at_the_share_together),
+		cmocka_unit_test(p5_pins_and_tail_of_a_chunk_are_counted_together),
+		cmocka_unit_test(p5_hand_overs_end_at_the_share_of_the_index),
 		cmocka_unit_test(p5_entries_of_a_namespace_and_of_an_instance_are_capped),
 		cmocka_unit_test(p5_forced_eviction_fails_the_entry_and_says_so),
 		cmocka_unit_test(p5_the_end_of_a_side_of_many_entries_is_cut_into_quanta),
