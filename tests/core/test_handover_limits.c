@@ -1,0 +1,234 @@
+/* What hand-overs may keep, how many there may be, and what happens when many end at once. */
+#include "handover_stage.h"
+
+#include "core/block/damage.h"
+
+/* ---- limits ---------------------------------------------------------------------------------- */
+
+static void stage_share(uint64_t share, uint64_t most)
+{
+	universe_init(&u_,
+		      &(u_config_t){.cpu_slots = 256,
+				    .max_blocks = 4096,
+				    .share = {[0] = {share}, [1] = {share}},
+				    .seed = kv_test_seed()},
+		      NULL);
+	u_.core->config.max_handover_bytes = most;
+	m_ = u_join(&u_, 0, "engine", 2, 0);
+	d_ = u_join(&u_, 0, "decode", 2, 0);
+	space_ = u_space(&u_, 0, "model");
+	stage_keys();
+}
+
+/* What begins alike is charged once: otherwise a long system prompt would end the hand-overs of a busy node. */
+static void p5_bytes_of_hand_overs_end_at_their_limit_and_count_once(void **state)
+{
+	u_send_t other = {.transfer = "other", .space = &space_, .keys = fork_, .n = 12, .groups = U_FULL};
+
+	(void)state;
+	stage_share(128 * 4096, 0); /* a quarter: 32 */
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 40), 40);
+	assert_int_equal(u_put(&u_, m_, &space_, fork_, 8, 40), 32);
+	assert_int_equal(send_first("t", 28, U_FULL, 0), KV_OK);
+	assert_int_equal(u_send(&u_, m_, &other, &sent_), KV_OK); /* 8 of its 12 are kept already */
+	universe_check(&u_);
+	other.number = sent_.number;
+	other.n = 13;
+	assert_int_equal(u_send(&u_, m_, &other, &sent_), KV_ERR_BUSY);
+	other.tail = "x";
+	other.tail_len = 1;
+	other.n = 12;
+	assert_int_equal(u_send(&u_, m_, &other, &sent_), KV_ERR_BUSY);
+	universe_check(&u_);
+	assert_int_equal(metric(KV_M_HANDOVERS_REFUSED), 2);
+	assert_int_equal(kv_ns_metric_get(&u_.metrics, 0, KV_NM_HANDOVERS_REFUSED), 2);
+	assert_int_equal(u_.core->ns[0]->handover_bytes, 32 * 4096);
+	assert_int_equal(recv(d_, "t", 0), KV_OK);
+	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
+	assert_int_equal(u_.core->ns[0]->handover_bytes, 12 * 4096);
+	assert_int_equal(u_send(&u_, m_, &other, &sent_), KV_OK);
+	universe_check(&u_);
+	stage_end();
+}
+
+static void p5_hand_overs_and_leases_end_at_the_share_together(void **state)
+{
+	static char tail[4 * 4096];
+	kv_msg_acquire_reply_t reply;
+	u_lease_t lease;
+
+	(void)state;
+	stage_share(32 * 4096, 32 * 4096);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 20), 20);
+	assert_int_equal(u_put(&u_, m_, &space_, fork_, 8, 24), 16);
+	assert_int_equal(u_put(&u_, m_, &space_, fork_, 24, 28), 4);
+	assert_int_equal(u_acquire(&u_, m_, &space_, fork_, 28, 0, &lease, &reply), KV_OK);
+	assert_int_equal(reply.n, 28);
+	assert_int_equal(send_first("t", 13, U_FULL, 0), KV_ERR_BUSY); /* 28, and 5 more */
+	assert_int_equal(send_first("t", 12, U_FULL, 0), KV_OK);
+	universe_check(&u_);
+	assert_int_equal(
+		u_send(&u_, m_, &(u_send_t){.transfer = "tail", .space = &space_, .tail = tail, .tail_len = 1}, &sent_),
+		KV_ERR_BUSY);
+	assert_int_equal(u_release(&u_, m_, lease.id), KV_OK);
+	assert_int_equal(
+		u_send(&u_, m_,
+		       &(u_send_t){.transfer = "tail", .space = &space_, .tail = tail, .tail_len = sizeof tail},
+		       &sent_),
+		KV_OK);
+	universe_check(&u_);
+	assert_int_equal(u_acquire(&u_, m_, &space_, fork_, 28, 0, &lease, &reply), KV_OK);
+	assert_int_equal(reply.n, 8 + 32 - 12 - 4); /* what both share, and what is left */
+	universe_check(&u_);
+	stage_end();
+}
+
+/* Pins and tail of one chunk are one demand; and so is a tail alone. */
+static void p5_pins_and_tail_of_a_chunk_are_counted_together(void **state)
+{
+	static char tail[6 * 4096];
+	u_send_t both = {.transfer = "t",
+			 .space = &space_,
+			 .keys = keys_,
+			 .n = 12,
+			 .groups = U_FULL,
+			 .tail = tail,
+			 .tail_len = sizeof tail};
+
+	(void)state;
+	stage_share(16 * 4096, 64 * 4096); /* the share is less than hand-overs may have */
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
+	assert_int_equal(u_send(&u_, m_, &both, &sent_), KV_ERR_BUSY); /* 12 + 6 of 16 */
+	both.tail_len = 4 * 4096;
+	assert_int_equal(u_send(&u_, m_, &both, &sent_), KV_OK);
+	universe_check(&u_);
+	assert_int_equal(u_.core->handovers.used, 1);
+	stage_end();
+
+	stage_share(64 * 4096, 4 * 4096);
+	both.n = both.groups = 0;
+	assert_int_equal(u_send(&u_, m_, &both, &sent_), KV_OK);
+	universe_check(&u_);
+	both.transfer = "u";
+	both.tail_len = 1;
+	assert_int_equal(u_send(&u_, m_, &both, &sent_), KV_ERR_BUSY);
+	assert_int_equal(u_.core->handovers.used, 1);
+	stage_end();
+}
+
+/* Blocks that are only on disk take no memory, but a place in the index. */
+static void p5_hand_overs_end_at_the_share_of_the_index(void **state)
+{
+	(void)state;
+	universe_init(
+		&u_,
+		&(u_config_t){.cpu_slots = 64, .max_blocks = 4096, .share = {[0] = {0, 0, 20}}, .seed = kv_test_seed()},
+		NULL);
+	m_ = u_join(&u_, 0, "engine", 2, 0);
+	space_ = u_space(&u_, 0, "model");
+	stage_keys();
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 8), 8);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 8, 16), 8);
+	assert_int_equal(u_put(&u_, m_, &space_, fork_, 8, 16), 8);
+	assert_int_equal(send_first("t", 16, U_FULL, 1), KV_OK);
+	assert_int_equal(
+		u_send(&u_, m_,
+		       &(u_send_t){.transfer = "u", .space = &space_, .keys = fork_, .n = 13, .groups = U_FULL},
+		       &sent_),
+		KV_ERR_BUSY);
+	assert_int_equal(
+		u_send(&u_, m_,
+		       &(u_send_t){.transfer = "u", .space = &space_, .keys = fork_, .n = 12, .groups = U_FULL},
+		       &sent_),
+		KV_OK);
+	universe_check(&u_);
+	stage_end();
+}
+
+static void p5_entries_of_a_namespace_and_of_an_instance_are_capped(void **state)
+{
+	char name[16];
+
+	(void)state;
+	stage_two(64, 0);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
+	u_.core->config.max_leases = 40;
+	for (uint32_t i = 0; i < 40; i++) {
+		snprintf(name, sizeof name, "p%u", i);
+		assert_int_equal(send_first(name, 4, U_FULL, 1), KV_OK);
+	}
+	assert_int_equal(send_first("more", 4, U_FULL, 1), KV_ERR_LIMIT); /* of the instance */
+	for (uint32_t i = 0; i < 24; i++) {
+		snprintf(name, sizeof name, "c%u", i);
+		assert_int_equal(recv(d_, name, 0), KV_OK);
+	}
+	assert_int_equal(recv(d_, "c99", 0), KV_ERR_LIMIT); /* of the namespace: 64 */
+	assert_int_equal(recv(d_, "p0", 0), KV_OK);
+	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
+	assert_int_equal(recv(d_, "c99", 0), KV_OK);
+	universe_check(&u_);
+	stage_end();
+}
+
+/* A node that gives memory back ends what is handed over last of all, and says so. */
+static void p5_forced_eviction_fails_the_entry_and_says_so(void **state)
+{
+	uint32_t block;
+
+	(void)state;
+	stage_two(64, 0);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
+	assert_int_equal(send_first("t", 12, U_FULL, 1), KV_OK);
+	assert_int_equal(recv(d_, "t", 0), KV_OK);
+	block = kvd_index_find(&u_.core->ix, u_.core->ns[0]->spaces[space_.space]->tree, &keys_[0], 0);
+	assert_int_equal(kvd_block_evict_below(u_.core, block, KVD_CPU, 0), KV_MISS);
+	assert_int_equal(kvd_block_evict_below(u_.core, block, KVD_CPU, 1), KV_OK);
+	check_notice(d_, got_.number, KV_HANDOVER_FAILED, 0, KV_ERR_REVOKED);
+	universe_check(&u_);
+	stage_end();
+}
+
+/* Thousands end with one member: in quanta, and a request in between finds what is true. */
+static void p5_the_end_of_a_side_of_many_entries_is_cut_into_quanta(void **state)
+{
+	char name[16];
+	uint32_t quanta = 0;
+
+	(void)state;
+	stage_two(64, 0);
+	u_.core->config.max_leases = 2000;
+	u_.core->config.max_handovers = 2000;
+	u_.core->handovers.limit = 2000;
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
+	for (uint32_t i = 0; i < 2000; i++) {
+		snprintf(name, sizeof name, "%u", i);
+		assert_int_equal(send_first(name, 4, U_FULL, 0), KV_OK);
+	}
+	u_dead(&u_, m_);
+	assert_int_equal(recv(d_, "1999", 0), KV_OK);
+	assert_int_equal(got_.state, KV_HANDOVER_FAILED);
+	while (u_.core->handover_sweep > 0) {
+		(void)kvd_handovers_run(u_.core);
+		quanta++;
+	}
+	assert_true(quanta >= 7);
+	universe_check(&u_);
+	assert_int_equal(u_.core->pins.used, 0);
+	m_ = u_join(&u_, 0, "engine", 2, 0);
+	stage_end();
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p5_bytes_of_hand_overs_end_at_their_limit_and_count_once),
+		cmocka_unit_test(p5_hand_overs_and_leases_end_at_the_share_together),
+		cmocka_unit_test(p5_pins_and_tail_of_a_chunk_are_counted_together),
+		cmocka_unit_test(p5_hand_overs_end_at_the_share_of_the_index),
+		cmocka_unit_test(p5_entries_of_a_namespace_and_of_an_instance_are_capped),
+		cmocka_unit_test(p5_forced_eviction_fails_the_entry_and_says_so),
+		cmocka_unit_test(p5_the_end_of_a_side_of_many_entries_is_cut_into_quanta),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
