@@ -46,7 +46,7 @@ static bench_outcome_t fused(void *arg, bench_sample_t *p_sample)
 	}
 	bench_use(w->digests[0]);
 
-	return bench_rate(start, SAMPLE_BYTES, (double)(SAMPLE_BYTES / w->leaf), p_sample);
+	return bench_rate(start, SAMPLE_BYTES, (double)SAMPLE_BYTES / (double)w->leaf, p_sample);
 }
 
 static bench_outcome_t copy(void *arg, bench_sample_t *p_sample)
@@ -64,7 +64,7 @@ static bench_outcome_t copy(void *arg, bench_sample_t *p_sample)
 		}
 	}
 
-	return bench_rate(start, SAMPLE_BYTES, (double)(SAMPLE_BYTES / w->leaf), p_sample);
+	return bench_rate(start, SAMPLE_BYTES, (double)SAMPLE_BYTES / (double)w->leaf, p_sample);
 }
 
 /* One leaf size against both references. */

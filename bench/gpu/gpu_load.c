@@ -525,8 +525,13 @@ static int start_daemon(int small)
 
 static int open_all(int small)
 {
-	work.ids = calloc(work.blocks, sizeof *work.ids);
-	work.bad = calloc(work.blocks, sizeof *work.bad);
+	const size_t blocks = work.blocks;
+
+	if (blocks == 0) { /* --with blocks= */
+		return 0;
+	}
+	work.ids = calloc(blocks, sizeof *work.ids);
+	work.bad = calloc(blocks, sizeof *work.bad);
 	if (!work.ids || !work.bad || !start_daemon(small) || !engine_open(&work.engine)) {
 		return 0;
 	}
@@ -534,7 +539,7 @@ static int open_all(int small)
 		work.ids[i] = (uint32_t)((uint64_t)i * ID_STEP % work.blocks);
 	}
 	for (uint32_t p = 0; p < PROMPTS; p++) {
-		work.keys[p] = calloc(work.blocks, sizeof *work.keys[p]);
+		work.keys[p] = calloc(blocks, sizeof *work.keys[p]);
 		if (!work.keys[p] || engine_keys(&work.engine, p + 1, work.keys[p]) != KVC_OK) {
 			printf("gpu_load: no memory for %u blocks, or no keys\n", work.blocks);
 			return 0;
