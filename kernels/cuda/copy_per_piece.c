@@ -1,4 +1,4 @@
-/* Way EACH: one copy of the driver a piece, digests by the host. */
+/* COPY_PER_PIECE: one copy of the driver a piece, digests by the host. */
 #include "copy_per_piece.h"
 
 #include "context.h"

@@ -95,7 +95,7 @@ struct kvk_gpu_job {
 	kvk_layout_t layout;
 	uint32_t count, heads, layers, pieces;
 	uint32_t layer, cache_layers;   /* where the range lies in the caller's leaves */
-	uint64_t pool_first, pool_head; /* way EACH: the host makes the digests */
+	uint64_t pool_first, pool_head; /* COPY_PER_PIECE: the host makes the digests */
 };
 
 /* A part of a ring. */

@@ -10,15 +10,15 @@
  *               some SMs
  *   STAGED      the copy engine moves what is contiguous to a ring in the device's memory, the kernel permutes
  *               there: whole blocks, few SMs
- *   EACH        one driver copy a piece: where no kernel runs (none in this build, or none that this driver and
+ *   COPY_PER_PIECE  one driver copy a piece: where no kernel runs (none in this build, or none that this driver and
  *               device take), and for digests of
  *               leaves of 240 bytes and less, which the kernels do not make. No digest is made on the way: the host
  *               makes it of the pool's block, once
  *               all copies have ended, in the poll that finds them over. Many small copies: correct, and slow
  *
- * A way that cannot be had becomes the next best: EACH in those cases; STAGED, else EACH, for a peer's memory that this
- * device has no access to; ZERO_COPY for STAGED without device memory for a ring, or with a layer of a block that is
- * larger than a sixteenth of it. kvk_gpu_describe(), the log and the counters say so.
+ * A way that cannot be had becomes the next best: COPY_PER_PIECE in those cases; STAGED, else COPY_PER_PIECE, for a
+ * peer's memory that this device has no access to; ZERO_COPY for STAGED without device memory for a ring, or with a
+ * layer of a block that is larger than a sixteenth of it. kvk_gpu_describe(), the log and the counters say so.
  *
  * Threads: every function may be called from any thread; a job belongs to one thread at a time. Not fork-safe.
  */

@@ -1,6 +1,6 @@
-/* storage/nvme/io/queue.h -- a bounded ring of pointers between two threads, and a bell that wakes the reader.
+/* storage/nvme/io/queue.h -- a bounded ring of pointers between two threads, and an eventfd that wakes the reader.
  *
- * One thread pushes, one pops. The bell is an eventfd that is written only when the reader has said that it goes to
+ * One thread pushes, one pops. The eventfd is written only when the reader has said that it goes to
  * sleep.
  */
 #ifndef KVS_NVME_IO_QUEUE_H

@@ -39,7 +39,8 @@ static uint32_t find_free_region(kvs_nvme_t *nvme, uint32_t count, size_t bytes)
 static void set_state(kvs_nvme_t *nvme, kvs_region_t *region, kvs_region_state_t state)
 {
 	atomic_store_explicit(&region->state, state, memory_order_release);
-	atomic_fetch_add(&nvme->region_changes, 1u); /* one order with the bell: it rings, or the reader sees this */
+	/* One order with the wakeup: it is written, or the reader sees this. */
+	atomic_fetch_add(&nvme->region_changes, 1u);
 	kvs_wakeup_signal(&nvme->io[0].wakeup);
 }
 

@@ -27,7 +27,7 @@ static struct io_uring_sqe *take_sqe(kvs_ring_t *r)
 {
 	struct io_uring_sqe *sqe = io_uring_get_sqe(&r->uring);
 
-	/* The ring has an entry for each part of each place and one for the bell. */
+	/* The ring has an entry for each part of each place and one for the wakeup. */
 	kv_assert(sqe != NULL);
 
 	return sqe;
@@ -291,7 +291,7 @@ static int wait_until(kvs_ring_t *r, uint32_t want, uint64_t ns)
 	return io_uring_submit_and_wait_timeout(&r->uring, &cqe, want, &limit, NULL);
 }
 
-/* Sleep until something has ended or the bell rings; while only stores are under way, until several have ended; while
+/* Sleep until something has ended or the wakeup comes; while only stores are under way, until several have ended; while
  * nothing is, until memory may have been touched that waits to be registered. */
 static int wait_for_some(kvs_ring_t *r)
 {

@@ -60,7 +60,7 @@ typedef struct kvs_io {
 	kvs_wakeup_t wakeup;
 	_Atomic int stop;
 	_Atomic int ready;  /* io_uring: 1 running, negative: errno of the refusal */
-	uint32_t unflushed; /* the owner's: pushed since the last bell */
+	uint32_t unflushed; /* the owner's: pushed since the last wakeup */
 	void *ring;         /* kvs_ring_t of nvme/io/uring.c */
 } kvs_io_t;
 
