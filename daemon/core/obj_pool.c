@@ -24,9 +24,10 @@ void kvd_obj_pool_fini(kvd_obj_pool_t *pool)
 	pool->chunks = NULL;
 }
 
+/* In the last four bytes: the first ones say of most objects whether they are used, also while they are free. */
 static uint32_t *link_of(const kvd_obj_pool_t *pool, uint32_t id)
 {
-	return kvd_obj_at(pool, id);
+	return (uint32_t *)(void *)((uint8_t *)kvd_obj_at(pool, id) + pool->item_bytes - sizeof(uint32_t));
 }
 
 static kv_status_t grow_pool(kvd_obj_pool_t *pool)

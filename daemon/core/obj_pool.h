@@ -26,12 +26,13 @@ typedef struct kvd_obj_pool {
 	uint32_t free_head;
 } kvd_obj_pool_t;
 
-/* `item_bytes` >= 4; at most `limit` objects. KV_ERR_NOMEM. */
+/* `item_bytes`: a multiple of 4; at most `limit` objects. KV_ERR_NOMEM. */
 kv_status_t kvd_obj_pool_init(kvd_obj_pool_t *pool, const kv_env_t *env, uint32_t item_bytes, uint32_t limit);
 void kvd_obj_pool_fini(kvd_obj_pool_t *pool);
 
 /* A zeroed object. KV_ERR_LIMIT, KV_ERR_NOMEM. */
 kv_status_t kvd_obj_pool_get(kvd_obj_pool_t *pool, uint32_t *p_id);
+/* It keeps all but its last four bytes until the next get. */
 void kvd_obj_pool_put(kvd_obj_pool_t *pool, uint32_t id);
 
 /* Make memory until `count` objects have some: later gets cannot fail until they are used up. */

@@ -39,8 +39,8 @@ typedef struct kvd_handover_side {
 } kvd_handover_side_t;
 
 typedef struct kvd_handover {
-	uint32_t self;   /* of the pool while it is free */
 	uint64_t number; /* 0: free */
+	uint32_t self;
 	uint32_t ns, space;
 	uint64_t epoch;
 	kv_handover_state_t state;

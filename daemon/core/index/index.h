@@ -109,7 +109,7 @@ typedef struct kvd_node {
 } kvd_node_t;
 
 typedef struct kvd_tree {
-	uint32_t link; /* next tree to take down; of the pool while it is free */
+	uint32_t link; /* next tree to take down */
 	uint32_t live;
 	uint32_t space;      /* KVD_NONE: recovered, not opened yet                            */
 	uint32_t ns;         /* KVD_NONE: recovered, not opened yet                            */

@@ -13,7 +13,6 @@
 
 /* Unfinished copies of one key, and who waits for it. */
 typedef struct kvd_pending {
-	uint32_t link;
 	uint32_t tree;
 	kv_key_t key;
 	uint32_t group;
