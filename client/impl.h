@@ -270,6 +270,7 @@ struct kvc_handover {
 	uint32_t state;
 	kv_status_t status;
 	uint32_t n;
+	uint32_t partial;
 	uint32_t tail_bytes;
 	uint8_t *tail;
 	char transfer[KVC_MAX_TRANSFER + 1];

@@ -159,11 +159,12 @@ static int wants_tail(const kvc_handover_t *handover)
 	       handover->tail_bytes > 0 && !handover->tail;
 }
 
-static void note_state(kvc_handover_t *handover, uint32_t state, uint32_t n, uint32_t tail_bytes)
+static void note_state(kvc_handover_t *handover, const kv_msg_handover_t *now)
 {
-	handover->state = state;
-	handover->n = n;
-	handover->tail_bytes = tail_bytes;
+	handover->state = now->state;
+	handover->n = now->n;
+	handover->partial = now->partial;
+	handover->tail_bytes = now->tail_bytes;
 	handover->kvc->tails_wanted |= wants_tail(handover);
 }
 
@@ -197,7 +198,7 @@ void kvc_handover_notice(kvc_t *kvc, const kv_msg_handover_t *msg)
 		if (handover->number != msg->number || handover->is_producer != (msg->side == 1)) {
 			continue;
 		}
-		note_state(handover, msg->state, msg->n, msg->tail_bytes);
+		note_state(handover, msg);
 		if (is_over(handover)) {
 			end_handover(handover, msg->state, (kv_status_t)msg->status);
 		}
@@ -260,7 +261,10 @@ static void on_received(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 
 		bind_number(handover, reply->number);
 		handover->bytes = reply->bytes;
-		note_state(handover, reply->state, reply->n, reply->tail_bytes);
+		note_state(handover, &(kv_msg_handover_t){.state = reply->state,
+							  .n = reply->n,
+							  .partial = reply->partial,
+							  .tail_bytes = reply->tail_bytes});
 		handover->status = reply->state == KV_HANDOVER_FAILED ? (kv_status_t)reply->status : KV_PENDING;
 	} else {
 		report_failure(handover, answer, "receiving");
@@ -309,6 +313,9 @@ static kvc_status_t name_blocks(kvc_space_t *space, const kvc_handover_chunk_t *
 		const kvc_group_t *group = &space->groups[g];
 
 		blocks[g] = kvc_group_blocks(space, group, chunk->n);
+		if (group->rule == KV_RULE_STATE && chunk->partial > 0) {
+			blocks[g].first = blocks[g].end;
+		}
 		if (group->rule == KV_RULE_FULL) { /* its last block names those before it */
 			blocks[g].first = blocks[g].end - 1;
 		}
@@ -346,6 +353,7 @@ static kvc_status_t send_chunk(kvc_handover_t *handover, const kvc_handover_chun
 		.epoch = atomic_load_explicit(&space->epoch, memory_order_relaxed),
 		.flags = chunk->last ? KV_HANDOVER_LAST : 0,
 		.ttl_ms = chunk->ttl_ms,
+		.partial = chunk->partial,
 		.tail = {chunk->tail, chunk->tail_len},
 	};
 	kvc_status_t status = KVC_OK;
@@ -353,8 +361,12 @@ static kvc_status_t send_chunk(kvc_handover_t *handover, const kvc_handover_chun
 	if (chunk->n > handover->n) {
 		status = name_blocks(space, chunk, parts, &msg);
 	}
+	if (chunk->partial > 0) {
+		chunk->source->key(chunk->source->ctx, chunk->n, (kvc_key_t *)(void *)&msg.private_key);
+	}
 	if (status == KVC_OK) {
 		handover->last = chunk->last != 0;
+		handover->partial = chunk->partial;
 		status = send_request(handover, KV_CODE_HANDOVER_SEND, &msg, on_sent);
 	}
 	if (status == KVC_OK) {
@@ -370,7 +382,16 @@ static kvc_status_t check_chunk(const kvc_space_t *space, const kvc_handover_chu
 		return kvc_fail(KV_ERR_ARG, "%u units do not end in a block of every group: a multiple of %u does",
 				chunk->n, space->granule);
 	}
-	if (chunk->n > 0 && (!chunk->source || !chunk->source->key)) {
+	for (uint32_t g = 0; g < space->group_count; g++) {
+		if (chunk->partial >= space->groups[g].block_tokens) {
+			return kvc_fail(KV_ERR_ARG, "%u tokens are no partial block of group %u", chunk->partial,
+					space->groups[g].number);
+		}
+	}
+	if (chunk->partial > 0 && !chunk->last) {
+		return kvc_fail(KV_ERR_ARG, "kvc_handover_send: a partial block before the last chunk");
+	}
+	if ((chunk->n > 0 || chunk->partial > 0) && (!chunk->source || !chunk->source->key)) {
 		return kvc_fail(KV_ERR_ARG, "kvc_handover_send: blocks without a key source");
 	}
 	if (chunk->tail_len > KVC_MAX_TAIL || (chunk->tail_len > 0 && !chunk->tail)) {
@@ -387,12 +408,12 @@ kvc_status_t kvc_handover_send(kvc_space_t *space, const kvc_handover_chunk_t *g
 	kvc_handover_t *handover;
 	kvc_status_t status;
 
-	if (!space || !given || !p_handover || given->struct_size < sizeof chunk ||
+	if (!space || !given || !p_handover || given->struct_size < offsetof(kvc_handover_chunk_t, partial) ||
 	    (*p_handover && (!(*p_handover)->is_producer || (*p_handover)->space != space))) {
 		return kvc_fail(KV_ERR_ARG,
 				"kvc_handover_send: an argument is NULL, struct_size is not set, or another's handle");
 	}
-	memcpy(&chunk, given, sizeof chunk);
+	memcpy(&chunk, given, given->struct_size < sizeof chunk ? given->struct_size : sizeof chunk);
 	handover = *p_handover;
 	status = kvc_space_usable(space);
 	if (status == KVC_OK) {
@@ -485,6 +506,7 @@ void kvc_handover_get_info(const kvc_handover_t *handover, kvc_handover_info_t *
 		.bytes = handover->bytes,
 		.tail = handover->tail,
 		.tail_len = handover->tail ? handover->tail_bytes : 0,
+		.partial = handover->partial,
 	};
 
 	kvc_fill_struct(info, &full, sizeof full);

@@ -269,10 +269,10 @@ static kvc_status_t reserve_staging(kvc_put_t *put, uint32_t count)
 	return KVC_OK;
 }
 
-/* Blocks of the other groups are unchained. */
-static int has_parent(const kvc_group_t *group, uint32_t from)
+/* Private blocks, and those of the other groups, are unchained. */
+static int has_parent(const kvc_group_t *group, uint32_t from, const kvc_put_options_t *options)
 {
-	return from != 0 && group->rule == KV_RULE_FULL;
+	return from != 0 && group->rule == KV_RULE_FULL && !options->private_blocks;
 }
 
 _Static_assert(sizeof(kvc_writer_t) == KV_WRITER_BYTES, "a writer goes over the wire as it is");
@@ -286,14 +286,14 @@ static kvc_status_t send_start(kvc_put_t *put, const kvc_group_t *group, const k
 		.space = atomic_load_explicit(&space->id, memory_order_relaxed),
 		.epoch = atomic_load_explicit(&space->epoch, memory_order_relaxed),
 		.group = group->number,
-		.flags = options->durable ? 1u : 0u,
+		.flags = (options->durable ? KV_PUT_DURABLE : 0u) | (options->private_blocks ? KV_PUT_PRIVATE : 0u),
 		.depth = put->from,
 		.keys = {keys[at].b, put->asked * (uint32_t)sizeof keys[0]},
 	};
 	kvc_ask_t ask = {.code = KV_CODE_PUT_START, .msg = &msg, .done = on_put_started, .object = put, .fd = -1};
 	kv_status_t sent;
 
-	if (has_parent(group, put->from)) {
+	if (has_parent(group, put->from, options)) {
 		memcpy(msg.parent.b, keys[at - 1].b, sizeof msg.parent.b);
 	}
 	if (options->event_hashes) {
@@ -333,10 +333,13 @@ static kvc_status_t options_take(const kvc_space_t *space, uint32_t from, const 
 	if (!group) {
 		return kvc_fail(KV_ERR_ARG, "kvc_put_options_t: the space has no group %u", options->group);
 	}
-	if (options->base > from || (options->base == from && has_parent(group, from))) {
+	if (options->base > from || (options->base == from && has_parent(group, from, options))) {
 		return kvc_fail(KV_ERR_ARG,
 				"kvc_put_options_t: keys from block %u on do not hold the parent of block %u",
 				options->base, from);
+	}
+	if (options->private_blocks && options->durable) {
+		return kvc_fail(KV_ERR_ARG, "kvc_put_options_t: private blocks never become durable");
 	}
 	*p_group = group;
 

@@ -509,6 +509,36 @@ kvc_status_t kvc_chain_bind(const kvc_chain_t *header, const void *hash, uint32_
 	return KVC_OK;
 }
 
+kvc_status_t kvc_private_key(const kvc_space_t *space, const kvc_key_t *parent, const char *transfer,
+			     const uint32_t *tokens, uint32_t n_tokens, kvc_key_t *key)
+{
+	struct {
+		char what[16];
+		kvc_key_t parent;
+		uint8_t tokens[32];
+		char transfer[KVC_MAX_TRANSFER];
+	} name = {.what = "kvd private"};
+	size_t len = transfer ? strnlen(transfer, KVC_MAX_TRANSFER + 1) : 0;
+	uint8_t digest[32];
+
+	if (!space || !tokens || n_tokens == 0 || !key || len == 0 || len > KVC_MAX_TRANSFER) {
+		return kvc_fail(KV_ERR_ARG, "kvc_private_key: an argument is NULL, or a transfer id of %zu bytes", len);
+	}
+	for (uint32_t i = 0; i < n_tokens; i++) {
+		if (tokens[i] == KV_TOKEN_REFUSED) {
+			return kvc_fail(KV_ERR_ARG, "token %u of a private block is no token id", i);
+		}
+	}
+	if (parent) {
+		name.parent = *parent;
+	}
+	kv_sha256(tokens, (size_t)n_tokens * sizeof *tokens, name.tokens);
+	memcpy(name.transfer, transfer, len);
+	kv_sha256(&name, sizeof name, digest);
+
+	return kvc_key_bind(space, digest, sizeof digest, key);
+}
+
 kvc_status_t kvc_key_bind(const kvc_space_t *space, const void *hash, uint32_t len, kvc_key_t *key)
 {
 	kvc_chain_t header;

@@ -254,6 +254,12 @@ KVC_API kvc_status_t kvc_key_bind(const kvc_space_t *space, const void *hash, ui
 /* The same from a chain that has just begun, for many: half the work. Good as long as the space's epoch is. */
 KVC_API kvc_status_t kvc_chain_bind(const kvc_chain_t *header, const void *hash, uint32_t len, kvc_key_t *key);
 
+/* Key of the private block, the same in every group, that holds the `n_tokens` tokens (at least 1) after the block
+ * `parent` (NULL: after none) for the hand-over `transfer` (1 to 128 bytes). It covers all three and the space's epoch,
+ * so that it names these bytes and no other prompt finds them. KVC_ERR_ARG: also token 0xFFFFFFFF. Any thread. */
+KVC_API kvc_status_t kvc_private_key(const kvc_space_t *space, const kvc_key_t *parent, const char *transfer,
+				     const uint32_t *tokens, uint32_t n_tokens, kvc_key_t *key);
+
 /* Keys that are made when they are looked at: of unit i, counted from 0. Called in no order, on the calling thread and
  * within the call only; a match asks for about 3 log4(n) of them, each once. */
 typedef struct kvc_key_source {
@@ -317,7 +323,9 @@ KVC_API kvc_status_t kvc_acquire(kvc_space_t *space, const kvc_key_t *keys, uint
 				 kvc_lease_t **p_lease);
 /* A lease on one group's blocks, keys made on demand. Blocks are counted in the group: [skip, n units in blocks). Of a
  * `full` group as kvc_acquire_start(); of the others exactly these blocks or MISS (which ones are needed:
- * kvc_group_range()). kvc_acquire_*() lease of the first group. */
+ * kvc_group_range()). kvc_acquire_*() lease of the first group. The last block may be a private one
+ * (kvc_private_key()): ask for one block more than there are whole ones, with a source that answers the private key
+ * from that block's first unit on. */
 typedef struct kvc_want {
 	size_t struct_size;
 	uint32_t group;
@@ -375,6 +383,11 @@ typedef struct kvc_put_options {
 	/* keys, event_hashes and tokens start with block `base` (<= from, and < from in a `full` group unless from is
 	 * 0). Blocks of other groups have no parent: base = from will do, and any keys may be neighbours. */
 	uint32_t base;
+	/* 1: all keys are of private blocks (kvc_private_key()); they have no parent in any group, so from and base 0
+	 * will do. Neither match nor events know such a block, it never goes to disk (with `durable`: KVC_ERR_ARG), and
+	 * it is dropped when the last hand-over or lease that held it has ended. Before the first it ages like any
+	 * block. */
+	int private_blocks;
 } kvc_put_options_t;
 
 /* Reserve slots for keys[from .. n) of a prefix; keys[0 .. from) are its ancestors (the parent is keys[from - 1]).
@@ -473,6 +486,10 @@ typedef struct kvc_handover_chunk {
 	const void *
 		tail; /* for the consumer, opaque, copied: a first token, last hidden states. Replaces an earlier one */
 	uint32_t tail_len; /* bytes; 0: none, or that of before stays */
+	/* Tokens after the n units, fewer than any group's block has; 0: none. Of the last chunk. They are in a private
+	 * block of every group, whose key is unit n of `source` (kvc_private_key()). Of a state group the private block
+	 * is the state after these tokens; that after n units is not needed then. */
+	uint32_t partial;
 } kvc_handover_chunk_t;
 /* Hand units [0, n) over; *p_handover NULL: the first chunk of a new hand-over, which is the caller's until
  * kvc_handover_done(). Each call goes deeper, the last one says so. The blocks must be visible (the result of their
@@ -501,6 +518,7 @@ typedef struct kvc_handover_info {
 	uint64_t bytes;      /* that the daemon kept for it at the last answer */
 	const void *tail;    /* of the consumer; NULL: none, or not here yet. Valid until kvc_handover_done() */
 	uint32_t tail_len;
+	uint32_t partial; /* tokens after the n units, in a private block of every group; 0: none */
 } kvc_handover_info_t;
 /* What is known now; it changes in kvc_poll() and other calls. */
 KVC_API void kvc_handover_get_info(const kvc_handover_t *handover, kvc_handover_info_t *info);

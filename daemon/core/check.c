@@ -65,7 +65,7 @@ static int check_pins(kvd_core_t *core, char *why, size_t cap)
 		for (uint32_t l = instance->leases.head; l != KVD_NONE; leases++) {
 			const kvd_lease_t *lease = kvd_obj_at(&core->leases, l);
 
-			pins += lease->unchained ? lease->pin_count : 1;
+			pins += lease->unchained ? lease->pin_count : 1 + (lease->private_pin != KVD_NONE ? 1 : 0);
 			refs += lease->n - lease->ref_from;
 			l = lease->of_instance.next;
 		}

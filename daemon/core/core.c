@@ -457,6 +457,7 @@ static int run_quantum(kvd_core_t *core)
 	int more = kvd_leases_expire(core, core->now_ns);
 
 	more |= kvd_handovers_run(core);
+	more |= kvd_private_blocks_run(core);
 	more |= kvd_dismantle_run(core);
 	more |= kvd_visibility_run(core);
 	more |= kvd_rebalance_run(core);

@@ -52,8 +52,8 @@ static void space_json(kvd_core_t *core, kvd_json_t *json, const kvd_space_t *sp
 		group_json(json, &space->groups[i]);
 	}
 	kvd_json_close(json, ']');
-	kvd_json_u64(json, "blocks", tree->blocks);
-	kvd_json_u64(json, "blocks_cpu", tree->in[KVD_CPU]);
+	kvd_json_u64(json, "blocks", tree->blocks - tree->private_blocks);
+	kvd_json_u64(json, "blocks_cpu", tree->in[KVD_CPU] - tree->private_blocks);
 	kvd_json_u64(json, "blocks_disk", tree->in[KVD_DISK]);
 	kvd_json_close(json, '}');
 }

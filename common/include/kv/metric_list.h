@@ -49,6 +49,7 @@
 	X(PUTS_REVOKED, kvd_puts_revoked_total, KV_METRIC_COUNTER, "puts given up or revoked")                         \
 	X(PUTS_EXPIRED, kvd_puts_expired_total, KV_METRIC_COUNTER, "puts revoked for want of room, their time to live over") \
 	X(PUT_BLOCKS, kvd_put_blocks_total, KV_METRIC_COUNTER, "blocks that became visible through a put")             \
+	X(PUT_PRIVATE, kvd_put_private_blocks_total, KV_METRIC_COUNTER, "private blocks of hand-overs that were stored: no lookup finds them") \
 	X(PUT_ALREADY, kvd_put_already_total, KV_METRIC_COUNTER, "put blocks that were visible already")               \
 	X(PUT_DUPLICATES, kvd_put_duplicates_total, KV_METRIC_COUNTER, "put blocks that lost to another instance's copy") \
 	X(PUT_BUSY, kvd_put_busy_total, KV_METRIC_COUNTER, "puts cut short at a limit")                                \

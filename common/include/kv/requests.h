@@ -30,6 +30,8 @@
 #define KV_ROLE_OPERATOR 4u
 #define KV_ROLE_ANY 8u
 
+#define KV_PUT_DURABLE 1u /* flags of PUT_START: a DURABLE notice is wanted */
+#define KV_PUT_PRIVATE 2u /* the blocks are private: of a hand-over, and found by no lookup */
 /* Bytes of one PUT_START writer entry (u32 rank, head_first, head_count, layer_first, layer_count; little-endian). */
 #define KV_WRITER_BYTES 20u
 /* Bytes of one HANDOVER_SEND part (u32 group, n, count; little-endian). */
@@ -125,7 +127,7 @@
 	F(U32, group, 255, "block group")                                                                              \
 	F(U32, skip, KV_MAX_BLOCKS, "blocks the engine holds already: touched, neither promoted nor listed")           \
 	F(U32, n, KV_MAX_BLOCKS, "blocks wanted")                                                                      \
-	F(KEYS, ladder, KV_MAX_BLOCKS, "full: keys of blocks n, n-1, n-2, n-4, ... (1-based), ending with that of block 1; window, state: those of blocks skip+1 to n, all or none are leased") \
+	F(KEYS, ladder, KV_MAX_BLOCKS, "full: keys of blocks n, n-1, n-2, n-4, ... (1-based), ending with that of block 1, and block n may be a private one; window, state: those of blocks skip+1 to n, all or none are leased") \
 	F(U32, ttl_ms, 0, "lease life in ms; 0: the daemon's default")
 #define KV_FIELDS_acquire_reply(F)                                                                                     \
 	F(U64, lease, 0, "lease id; 0: nothing is leased (n <= skip)")                                                 \
@@ -148,10 +150,10 @@
 	F(U32, space, 0, "space id")                                                                                   \
 	F(U64, epoch, 0, "epoch the keys were made in")                                                                \
 	F(U32, group, 255, "block group")                                                                              \
-	F(U32, flags, 1, "bit 0: a DURABLE notice is wanted")                                                          \
-	F(KEY, parent, 0, "key of the block before the first one; zero: the first block is at the root; window, state: ignored") \
-	F(U32, depth, 0, "blocks before the first one (0 at the root); window, state: nothing depends on it")          \
-	F(KEYS, keys, KV_MAX_BLOCKS, "keys of the blocks, each the parent of the next; window, state: unchained, none twice") \
+	F(U32, flags, KV_PUT_DURABLE | KV_PUT_PRIVATE, "bit 0: a DURABLE notice is wanted; bit 1, without bit 0: the blocks are private, and unchained in every group") \
+	F(KEY, parent, 0, "key of the block before the first one; zero: the first block is at the root; window, state, private: ignored") \
+	F(U32, depth, 0, "blocks before the first one (0 at the root); window, state, private: nothing depends on it") \
+	F(KEYS, keys, KV_MAX_BLOCKS, "keys of the blocks, each the parent of the next; window, state, private: unchained, none twice") \
 	F(BIN, event_hashes, 8u * KV_MAX_BLOCKS, "the engine's 64-bit event hashes, u64 each; empty: key bytes 0-7")   \
 	F(BIN, tokens, 4u * 4u * 1024u * 1024u, "token ids of all blocks, u32 each; empty: events carry none")         \
 	F(BIN, writers, KV_WRITER_BYTES * KV_MAX_WRITERS, "who writes which heads and layers; empty: one writer, rank 0, all")
@@ -182,7 +184,9 @@
 	F(U32, space, 0, "space id")                                                                                   \
 	F(U64, epoch, 0, "epoch the keys were made in")                                                                \
 	F(BIN, parts, KV_HANDOVER_PART_BYTES * KV_MAX_GROUPS, "u32 group, n, count of each group that has more: its first n blocks are handed over, the next count keys name them") \
-	F(KEYS, keys, KV_MAX_BLOCKS, "of each part: full: the key of block n; window, state: those of the blocks that a sequence needs after n. One that is not visible: MISS") \
+	F(KEYS, keys, KV_MAX_BLOCKS, "of each part: full: the key of block n; window, state: those of the blocks that a sequence needs after n. One that is not visible: MISS. count 0: none, of a state before a partial block") \
+	F(U32, partial, 0, "with flags bit 0: tokens after these units, fewer than any group's block has; they are in a private block of every group. 0: none") \
+	F(KEY, private_key, 0, "of those private blocks; without partial: ignored")                                    \
 	F(U32, flags, KV_HANDOVER_LAST, "bit 0: nothing follows, the hand-over is complete")                           \
 	F(U32, ttl_ms, 0, "life from now on without a consumer; 0: the daemon's default and most")                     \
 	F(BIN, tail, 1u << 20, "bytes for the consumer, opaque; they replace earlier ones unless empty")
@@ -202,6 +206,7 @@
 	F(U64, number, 0, "the daemon's number for the hand-over; never reused")                                       \
 	F(U32, state, 0, "kv_handover_state_t")                                                                        \
 	F(U32, n, 0, "units that every group of the space has handed over: to be leased by their keys")                \
+	F(U32, partial, 0, "tokens after them, in a private block of every group; 0: none")                            \
 	F(I32, status, 0, "FAILED: why")                                                                               \
 	F(U32, tail_bytes, 0, "of HANDOVER_TAIL's answer")                                                             \
 	F(U64, bytes, 0, "slots and tail that it keeps")                                                               \
@@ -272,6 +277,7 @@
 	F(U32, side, 1, "0: as its consumer; 1: as its producer")                                                      \
 	F(U32, state, 0, "kv_handover_state_t; ENDED: the number means nothing from now on")                           \
 	F(U32, n, 0, "units that every group of the space has handed over, and that stay")                             \
+	F(U32, partial, 0, "tokens after them, in a private block of every group; 0: none")                            \
 	F(I32, status, 0, "FAILED and ENDED: why; OK: its consumer is done")                                           \
 	F(U32, tail_bytes, 0, "of HANDOVER_TAIL's answer")
 #define KV_FIELDS_durable(F)                                                                                           \

@@ -3,6 +3,8 @@
 #include "core/block/visibility.h"
 #include "core/core_impl.h"
 
+#define PRIVATE_QUANTUM 64u
+
 static kvd_order_t *order_of(kvd_core_t *core, const kvd_block_t *block, kvd_set_t t)
 {
 	return &core->classes[kvd_tree_of(&core->ix, block)->slot_class].order[t];
@@ -40,6 +42,9 @@ static void link_pin(kvd_core_t *core, uint32_t id, uint32_t block_id)
 	int is_handover = pin_at(core, id)->kind == KVD_PIN_HANDOVER;
 
 	pin_at(core, id)->block = block_id;
+	if (pin_at(core, id)->kind != KVD_PIN_PUT && kvd_is_private(&core->ix, block)) {
+		kvd_node_of(&core->ix, block)->flags |= KVD_NODE_HELD;
+	}
 	if (is_handover) {
 		kvd_list_push_front(&block->pins, &core->pins, offsetof(kvd_pin_t, of_block), id);
 	} else {
@@ -74,6 +79,9 @@ void kvd_block_restore_marks(kvd_core_t *core, uint32_t id)
 {
 	const kvd_block_t *block = kvd_block_at(&core->ix, id);
 
+	if ((kvd_node_of(&core->ix, block)->flags & KVD_NODE_HELD) && block->pins.head == KVD_NONE) {
+		kvd_queue_push(&core->ix, block->node);
+	}
 	if (block->flags & (KVD_OFF_LRU_CPU | KVD_OFF_LRU_DISK)) {
 		core->policy->unpin(&core->ix, order_of(core, block, KVD_CPU), KVD_CPU, id);
 		core->policy->unpin(&core->ix, order_of(core, block, KVD_DISK), KVD_DISK, id);
@@ -230,7 +238,8 @@ void kvd_block_queue_write(kvd_core_t *core, uint32_t id)
 {
 	const kvd_block_t *block = kvd_block_at(&core->ix, id);
 
-	if (core->tier[KVD_DISK] && core->config.write_behind && block->disk.slot == KV_SLOT_NONE) {
+	if (core->tier[KVD_DISK] && core->config.write_behind && block->disk.slot == KV_SLOT_NONE &&
+	    !kvd_is_private(&core->ix, block)) {
 		kvd_queue_push(&core->ix, block->node);
 	}
 }
@@ -369,7 +378,7 @@ void kvd_block_evict(kvd_core_t *core, uint32_t id, kvd_set_t t, kv_ns_metric_t 
 	if (kvd_tiers_of(&core->ix, block) == 0) {
 		/* Remembered for a while, so that a miss can say EVICTED and not ABSENT. */
 		add_ghost(core, &block->key);
-		if (core->tier[KVD_DISK] && t == KVD_CPU) {
+		if (core->tier[KVD_DISK] && t == KVD_CPU && !kvd_is_private(&core->ix, block)) {
 			kvd_count(core, KV_M_WRITE_BEHIND_DROPPED, 1);
 		}
 	}
@@ -395,6 +404,25 @@ void kvd_block_forget_unused(kvd_core_t *core, uint32_t id)
 		kvd_index_remove(&core->ix, id);
 		id = parent;
 	}
+}
+
+int kvd_private_blocks_run(kvd_core_t *core)
+{
+	for (uint32_t left = PRIVATE_QUANTUM; left > 0 && core->ix.unheld.head != KVD_NONE; left--) {
+		uint32_t node = core->ix.unheld.head, id = kvd_node_at(&core->ix, node)->ids[0];
+		const kvd_block_t *block = kvd_block_at(&core->ix, id);
+
+		kvd_queue_remove(&core->ix, node);
+		/* A tree that is taken down takes it along. What needs the block now queues it again when it ends. */
+		if (kvd_block_is_evictable(&core->ix, block, KVD_CPU) && kvd_in_set(&core->ix, block, KVD_CPU) &&
+		    !kvd_tree_of(&core->ix, block)->hidden) {
+			kvd_block_leave(core, id, KVD_CPU);
+			free_slot(core, id, KVD_CPU);
+			kvd_block_forget_unused(core, id);
+		}
+	}
+
+	return core->ix.unheld.head != KVD_NONE;
 }
 
 void kvd_block_touch_path(kvd_core_t *core, uint32_t id)

@@ -50,6 +50,9 @@ void kvd_block_restore_marks(kvd_core_t *core, uint32_t block);
 /* Free the CPU slot of a block that is not in the CPU set. */
 void kvd_block_free_cpu_slot(kvd_core_t *core, uint32_t block);
 
+/* One quantum: drop private blocks that nothing holds any longer; 1 while there is more. */
+int kvd_private_blocks_run(kvd_core_t *core);
+
 /* The block has joined the CPU set and is not on disk: its run waits for write-behind. */
 void kvd_block_queue_write(kvd_core_t *core, uint32_t block);
 /* The block goes away: its transfer, if any, owns both slots from now on. */

@@ -94,7 +94,7 @@ static void revoke_leases_through(kvd_core_t *core, uint32_t id)
 
 			l = lease->of_instance.next;
 			if (!lease->unchained &&
-			    kvd_index_passes_through(&core->ix, kvd_lease_block(core, lease, lease->n), id, question)) {
+			    kvd_index_passes_through(&core->ix, kvd_lease_deepest(core, lease), id, question)) {
 				kvd_lease_end(core, lease, KV_ERR_REVOKED);
 			}
 		}

@@ -72,8 +72,8 @@ static void gather_event(kvd_core_t *core, uint32_t block_id, kvd_event_type_t t
 	kvd_gather_t *g = &core->gather;
 	const kvd_block_t *block = kvd_block_at(&core->ix, block_id);
 
-	if (kvd_tree_of(&core->ix, block)->ns == KVD_NONE) {
-		return; /* recovered and not opened: it was never announced */
+	if (kvd_tree_of(&core->ix, block)->ns == KVD_NONE || kvd_is_private(&core->ix, block)) {
+		return; /* private, or recovered and not opened: it was never announced */
 	}
 	if (!continues_run(core, block_id, type, t, tokens)) {
 		uint32_t parent = kvd_index_parent(&core->ix, block_id);

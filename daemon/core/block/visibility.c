@@ -8,7 +8,7 @@ void kvd_block_sync_mirror(kvd_core_t *core, uint32_t id)
 	const kvd_block_t *block = kvd_block_at(&core->ix, id);
 	uint32_t ns = kvd_tree_of(&core->ix, block)->ns;
 
-	if (ns != KVD_NONE &&
+	if (ns != KVD_NONE && !kvd_is_private(&core->ix, block) &&
 	    kvd_mirror_set(&core->ns[ns]->mirror, &block->key, block->group,
 			   kvd_index_tiers_of_key(&core->ix, ns, &block->key, block->group)) != KV_OK) {
 		kvd_count(core, KV_M_MIRROR_LEFT_OUT, 1);

@@ -122,6 +122,7 @@ void kvd_handover_notify(kvd_core_t *core, const kvd_handover_t *entry, const kv
 				     .side = side == &entry->producer,
 				     .state = entry->state,
 				     .n = entry->n,
+				     .partial = entry->partial,
 				     .status = entry->status,
 				     .tail_bytes = entry->tail_len}};
 
@@ -168,7 +169,7 @@ void kvd_handover_end_wait(kvd_core_t *core, kvd_handover_t *entry)
 uint64_t kvd_handover_bytes(const kvd_core_t *core, const kvd_handover_t *entry)
 {
 	const kvd_space_t *space = space_of(core, entry);
-	uint64_t blocks = 0;
+	uint64_t blocks = entry->private_pins.count;
 
 	for (uint32_t g = 0; g < space->group_count; g++) {
 		const kvd_handover_part_t *part = &entry->parts[g];
@@ -207,6 +208,7 @@ kv_status_t kvd_handover_create(kvd_core_t *core, kvd_handover_call_t *call, con
 	for (uint32_t g = 0; g < KV_MAX_GROUPS; g++) {
 		entry->parts[g].pins.head = KVD_NONE;
 	}
+	entry->private_pins.head = KVD_NONE;
 	*bucket = self;
 	core->ns[space->ns]->handovers++;
 	call->entry = entry;
@@ -240,8 +242,9 @@ static void drop_contents(kvd_core_t *core, kvd_handover_t *entry)
 		kvd_handover_drop_pins(core, &entry->parts[g].pins);
 		entry->parts[g].n = 0;
 	}
+	kvd_handover_drop_pins(core, &entry->private_pins);
 	drop_tail(core, entry);
-	entry->n = 0;
+	entry->n = entry->partial = 0;
 }
 
 void kvd_handover_discard(kvd_core_t *core, kvd_handover_t *entry)
@@ -396,7 +399,7 @@ static uint32_t expire_entry(void *ctx, uint32_t id)
 	kvd_core_t *core = ctx;
 	kvd_handover_t *entry = kvd_handover_at(core, id);
 	kvd_handover_t seen = *entry;
-	uint32_t pins = 0;
+	uint32_t pins = entry->private_pins.count;
 
 	for (uint32_t g = 0; g < KV_MAX_GROUPS; g++) {
 		pins += entry->parts[g].pins.count;
@@ -484,6 +487,7 @@ int kvd_handovers_check(kvd_core_t *core, uint64_t *p_pins, char *why, size_t ca
 		sums.entries++;
 		sums.tails += entry->tail_len;
 		sums.sides += (uint64_t)is_live(core, &entry->producer) + (uint64_t)is_live(core, &entry->consumer);
+		pins += entry->private_pins.count;
 		for (uint32_t g = 0; g < KV_MAX_GROUPS; g++) {
 			pins += entry->parts[g].pins.count;
 		}

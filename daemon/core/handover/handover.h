@@ -10,7 +10,8 @@
  *
  * The blocks are ordinary ones: the producer puts them, the consumer leases them. The entry keeps them from eviction
  * between the two, one pin on the deepest block of a full group and one on each block of another, and tells the
- * consumer with a HANDOVER notice how far they go. Match and lookups never see an entry.
+ * consumer with a HANDOVER notice how far they go. Match and lookups never see an entry. What is left of the prompt
+ * after the last whole block may be in a private block of each group, with one key for all (decision 044).
  *
  * Each side is a member. That it has gone is noticed when the entry is next looked at, at the latest by a sweep over
  * all entries, which follows the end of a member or an epoch and is cut into quanta (decision 042).
@@ -48,6 +49,8 @@ typedef struct kvd_handover {
 	kvd_handover_side_t producer, consumer;
 	kvd_handover_part_t parts[KV_MAX_GROUPS]; /* in the order of the space's groups */
 	uint32_t n;                               /* units that every group has */
+	uint32_t partial;                         /* tokens after them; 0: none */
+	kvd_handover_pins_t private_pins;         /* on a private block of each group, which have these tokens */
 	uint8_t *tail;
 	uint32_t tail_len;
 	uint64_t began_ns;

@@ -51,6 +51,7 @@ kv_status_t kvd_handover_recv(kvd_core_t *core, uint32_t ns, kvd_member_t member
 	*reply = (kv_msg_handover_recv_reply_t){.number = entry->number,
 						.state = entry->state,
 						.n = entry->n,
+						.partial = entry->partial,
 						.status = entry->status,
 						.tail_bytes = entry->tail_len,
 						.bytes = kvd_handover_bytes(core, entry),

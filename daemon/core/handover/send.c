@@ -16,12 +16,13 @@ typedef struct part {
 typedef struct draft {
 	part_t parts[KV_MAX_GROUPS];
 	uint32_t count;
+	kvd_handover_pins_t private_pins;
 	uint8_t *tail; /* NULL: the request has none */
 } draft_t;
 
 /* ---- what was asked for ---------------------------------------------------------------------- */
 
-static kv_status_t decode_part(const kvd_space_t *space, const uint8_t *bytes, part_t *part)
+static kv_status_t decode_part(const kvd_space_t *space, const uint8_t *bytes, int has_partial, part_t *part)
 {
 	uint32_t words[3];
 	kv_status_t status;
@@ -36,8 +37,11 @@ static kv_status_t decode_part(const kvd_space_t *space, const uint8_t *bytes, p
 			 .n = words[1],
 			 .count = words[2],
 			 .pins = {.head = KVD_NONE}};
-	if (part->count == 0 || part->count > part->n || part->n > KV_MAX_BLOCKS) {
+	if (part->count > part->n || part->n == 0 || part->n > KV_MAX_BLOCKS) {
 		return KV_ERR_ARG;
+	}
+	if (part->count == 0) { /* the state after the partial block is all that is needed */
+		return part->group->rule == KV_RULE_STATE && has_partial ? KV_OK : KV_ERR_ARG;
 	}
 
 	return !kvd_group_unchained(part->group) && part->count != 1 ? KV_ERR_ARG : KV_OK;
@@ -47,6 +51,15 @@ static kv_status_t decode_parts(const kvd_space_t *space, const kv_msg_handover_
 {
 	uint32_t seen = 0, keys = 0;
 
+	draft->private_pins.head = KVD_NONE;
+	for (uint32_t g = 0; g < space->group_count; g++) {
+		if (ask->partial >= space->groups[g].block_tokens) {
+			return KV_ERR_ARG;
+		}
+	}
+	if (ask->partial > 0 && !(ask->flags & KV_HANDOVER_LAST)) {
+		return KV_ERR_ARG;
+	}
 	draft->count = ask->parts.len / KV_HANDOVER_PART_BYTES;
 	if (ask->parts.len % KV_HANDOVER_PART_BYTES != 0 || draft->count > KV_MAX_GROUPS ||
 	    ask->keys.len % KV_KEY_BYTES != 0) {
@@ -54,7 +67,8 @@ static kv_status_t decode_parts(const kvd_space_t *space, const kv_msg_handover_
 	}
 	for (uint32_t i = 0; i < draft->count; i++) {
 		part_t *part = &draft->parts[i];
-		kv_status_t status = decode_part(space, ask->parts.data + (size_t)i * KV_HANDOVER_PART_BYTES, part);
+		kv_status_t status = decode_part(space, ask->parts.data + (size_t)i * KV_HANDOVER_PART_BYTES,
+						 ask->partial > 0, part);
 
 		if (status != KV_OK) {
 			return status;
@@ -110,15 +124,21 @@ static int may_pin(const kvd_core_t *core, const kvd_space_t *space, uint32_t bl
 
 /* ---- the new pins ---------------------------------------------------------------------------- */
 
-static kv_status_t pin_block(kvd_core_t *core, const kvd_handover_t *entry, uint32_t block, part_t *part)
+/* One more pin, if there is room for it. */
+static kv_status_t pin_block(kvd_core_t *core, const kvd_handover_call_t *call, uint32_t block, uint64_t tail_bytes,
+			     kvd_handover_pins_t *pins)
 {
 	uint32_t pin;
-	kv_status_t status = kvd_pin_create(core, block, KVD_PIN_HANDOVER, entry->number, &pin);
+	kv_status_t status;
 
+	if (!may_pin(core, call->space, block, tail_bytes)) {
+		return refuse(core, call->space->ns);
+	}
+	status = kvd_pin_create(core, block, KVD_PIN_HANDOVER, call->entry->number, &pin);
 	if (status == KV_OK) {
-		((kvd_pin_t *)kvd_obj_at(&core->pins, pin))->next = part->pins.head;
-		part->pins.head = pin;
-		part->pins.count++;
+		((kvd_pin_t *)kvd_obj_at(&core->pins, pin))->next = pins->head;
+		pins->head = pin;
+		pins->count++;
 	}
 
 	return status;
@@ -129,6 +149,9 @@ static int goes_on(const kvd_core_t *core, const kvd_handover_t *entry, const pa
 {
 	const kvd_handover_part_t *before = &entry->parts[part->index];
 
+	if (kvd_is_private(&core->ix, kvd_block_at(&core->ix, block))) {
+		return 0;
+	}
 	if (kvd_group_unchained(part->group)) {
 		return 1;
 	}
@@ -157,10 +180,7 @@ static kv_status_t pin_part(kvd_core_t *core, const kvd_handover_call_t *call, p
 		if (!goes_on(core, call->entry, part, block)) {
 			return KV_ERR_ARG;
 		}
-		if (!may_pin(core, call->space, block, tail_bytes)) {
-			return refuse(core, call->space->ns);
-		}
-		status = pin_block(core, call->entry, block, part);
+		status = pin_block(core, call, block, tail_bytes, &part->pins);
 		if (status != KV_OK) {
 			return status;
 		}
@@ -169,9 +189,32 @@ static kv_status_t pin_part(kvd_core_t *core, const kvd_handover_call_t *call, p
 	return KV_OK;
 }
 
-/* Memory for the tail, and all pins. What is done of it when it fails is the caller's to undo. */
-static kv_status_t prepare(kvd_core_t *core, const kvd_handover_call_t *call, const kv_slice_t *tail, draft_t *draft)
+/* The private block of each group. */
+static kv_status_t pin_private_blocks(kvd_core_t *core, const kvd_handover_call_t *call, const kv_key_t *key,
+				      uint64_t tail_bytes, draft_t *draft)
 {
+	const kvd_space_t *space = call->space;
+	kv_status_t status = KV_OK;
+
+	for (uint32_t g = 0; g < space->group_count && status == KV_OK; g++) {
+		uint32_t block = kvd_index_find(&core->ix, space->tree, key, space->groups[g].id);
+
+		if (block == KVD_NONE) {
+			return KV_MISS;
+		}
+		status = kvd_is_private(&core->ix, kvd_block_at(&core->ix, block))
+				 ? pin_block(core, call, block, tail_bytes, &draft->private_pins)
+				 : KV_ERR_ARG;
+	}
+
+	return status;
+}
+
+/* Memory for the tail, and all pins. What is done of it when it fails is the caller's to undo. */
+static kv_status_t prepare(kvd_core_t *core, const kvd_handover_call_t *call, const kv_msg_handover_send_t *ask,
+			   draft_t *draft)
+{
+	const kv_slice_t *tail = &ask->tail;
 	uint32_t ns = call->space->ns, had = call->entry->tail_len;
 	uint64_t grows = tail->len > had ? tail->len - had : 0;
 
@@ -193,7 +236,7 @@ static kv_status_t prepare(kvd_core_t *core, const kvd_handover_call_t *call, co
 		}
 	}
 
-	return KV_OK;
+	return ask->partial > 0 ? pin_private_blocks(core, call, &ask->private_key, grows, draft) : KV_OK;
 }
 
 /* ---- taking it over -------------------------------------------------------------------------- */
@@ -212,9 +255,11 @@ static uint32_t units_of(const kvd_space_t *space, const kvd_handover_t *entry)
 	return n;
 }
 
-static void take_over(kvd_core_t *core, const kvd_handover_call_t *call, const draft_t *draft, uint32_t tail_len)
+static void take_over(kvd_core_t *core, const kvd_handover_call_t *call, const draft_t *draft,
+		      const kv_msg_handover_send_t *ask)
 {
 	kvd_handover_t *entry = call->entry;
+	uint32_t tail_len = ask->tail.len;
 
 	for (uint32_t i = 0; i < draft->count; i++) {
 		const part_t *part = &draft->parts[i];
@@ -230,6 +275,8 @@ static void take_over(kvd_core_t *core, const kvd_handover_call_t *call, const d
 		entry->tail_len = tail_len;
 	}
 	entry->n = units_of(call->space, entry);
+	entry->partial = ask->partial;
+	entry->private_pins = draft->private_pins; /* of the last chunk: it had none */
 }
 
 /* The entry that the request goes on with; without a number: that a consumer awaits, or none. */
@@ -280,8 +327,9 @@ kv_status_t kvd_handover_send(kvd_core_t *core, uint32_t ns, kvd_member_t member
 		return status;
 	}
 	entry = call.entry;
-	status = prepare(core, &call, &ask->tail, &draft);
+	status = prepare(core, &call, ask, &draft);
 	if (status != KV_OK) {
+		kvd_handover_drop_pins(core, &draft.private_pins);
 		for (uint32_t i = 0; i < draft.count; i++) {
 			kvd_handover_drop_pins(core, &draft.parts[i].pins);
 		}
@@ -292,7 +340,7 @@ kv_status_t kvd_handover_send(kvd_core_t *core, uint32_t ns, kvd_member_t member
 		return status;
 	}
 
-	take_over(core, &call, &draft, ask->tail.len);
+	take_over(core, &call, &draft, ask);
 	kvd_handover_join_side(core, &entry->producer, &call);
 	entry->state = ask->flags & KV_HANDOVER_LAST ? KV_HANDOVER_COMPLETE : KV_HANDOVER_SENDING;
 	entry->ttl_ns = kvd_handover_ttl(core, ask->ttl_ms);

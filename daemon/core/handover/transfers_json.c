@@ -48,7 +48,7 @@ static void entry_json(const kvd_core_t *core, kvd_json_t *json, const kvd_hando
 	kvd_json_text(json, "state", state_name(entry->state));
 	kvd_json_text(json, "status", kv_status_name(entry->status));
 	kvd_json_u64(json, "units", entry->n);
-	kvd_json_u64(json, "tokens", (uint64_t)entry->n * space->hash_tokens);
+	kvd_json_u64(json, "tokens", (uint64_t)entry->n * space->hash_tokens + entry->partial);
 	kvd_json_u64(json, "bytes", kvd_handover_bytes(core, entry));
 	kvd_json_u64(json, "tail_bytes", entry->tail_len);
 	kvd_json_u64(json, "age_ns", now > entry->began_ns ? now - entry->began_ns : 0);

@@ -9,7 +9,7 @@ kv_status_t kvd_index_init(kvd_index_t *ix, const kv_env_t *env, kv_metrics_t *m
 	uint64_t heads = 1024;
 	kv_status_t status;
 
-	*ix = (kvd_index_t){.env = env, .metrics = metrics, .queue = KVD_LIST_EMPTY};
+	*ix = (kvd_index_t){.env = env, .metrics = metrics, .queue = KVD_LIST_EMPTY, .unheld = KVD_LIST_EMPTY};
 	if (max_blocks == 0 || max_blocks > INT32_MAX / 4) {
 		return KV_ERR_ARG;
 	}
@@ -107,6 +107,11 @@ uint32_t kvd_index_next_run(const kvd_index_t *ix, uint32_t id)
 
 /* ---- write-behind's queue of runs ------------------------------------------------------------ */
 
+static kvd_list_t *queue_of(kvd_index_t *ix, const kvd_node_t *node)
+{
+	return node->flags & KVD_NODE_PRIVATE ? &ix->unheld : &ix->queue;
+}
+
 void kvd_queue_push(kvd_index_t *ix, uint32_t id)
 {
 	kvd_node_t *node = kvd_node_at(ix, id);
@@ -116,7 +121,7 @@ void kvd_queue_push(kvd_index_t *ix, uint32_t id)
 	}
 	/* A dead run uses the same link for the list of what is taken down: it never gets here. */
 	node->flags |= KVD_NODE_QUEUED;
-	kvd_list_push(&ix->queue, &ix->nodes, offsetof(kvd_node_t, queue), id);
+	kvd_list_push(queue_of(ix, node), &ix->nodes, offsetof(kvd_node_t, queue), id);
 	ix->queued++;
 }
 
@@ -128,7 +133,7 @@ void kvd_queue_remove(kvd_index_t *ix, uint32_t id)
 		return;
 	}
 	node->flags &= ~KVD_NODE_QUEUED;
-	kvd_list_remove(&ix->queue, &ix->nodes, offsetof(kvd_node_t, queue), id);
+	kvd_list_remove(queue_of(ix, node), &ix->nodes, offsetof(kvd_node_t, queue), id);
 	ix->queued--;
 }
 
@@ -522,6 +527,15 @@ kv_status_t kvd_index_insert(kvd_index_t *ix, uint32_t tree, uint32_t parent, co
 	return KV_OK;
 }
 
+void kvd_index_make_private(kvd_index_t *ix, uint32_t id)
+{
+	kvd_node_t *node = kvd_node_of(ix, kvd_block_at(ix, id));
+
+	kv_assert(node->parent == KVD_NONE && node->len == 1 && node->child_count == 0);
+	node->flags |= KVD_NODE_PRIVATE;
+	kvd_tree_at(ix, node->tree)->private_blocks++;
+}
+
 int kvd_index_is_removable(const kvd_index_t *ix, const kvd_block_t *block)
 {
 	const kvd_node_t *node = kvd_node_of(ix, block);
@@ -543,6 +557,7 @@ void kvd_index_remove(kvd_index_t *ix, uint32_t id)
 	kvd_table_remove(ix, id);
 	kvd_obj_pool_put(&ix->blocks, id);
 	tree->blocks--;
+	tree->private_blocks -= node->flags & KVD_NODE_PRIVATE ? 1 : 0;
 	add_to_tally(tree, UINT64_MAX);
 	node->len--;
 

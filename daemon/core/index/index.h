@@ -20,7 +20,9 @@
  * entries alone, which have a limit of their own (decision 042).
  *
  * Blocks of `window` and `state` groups are unchained: each is a run of one block at the root, which joins and leaves a
- * set without regard to others (decision 010). A tree may have as many of them as the index holds.
+ * set without regard to others (decision 010). A tree may have as many of them as the index holds. A private block is
+ * unchained in every group (decision 044): it is neither in the mirror nor in events, and does not go to disk. What a
+ * lease or hand-over has held it leaves when the last one ends.
  *
  * A run splits where a branch begins and is merged when the branch has gone; ids of blocks never change.
  * Invariants (kvd_index_check): the above, counts of children, depths, hash entries, marks on every leaf of a set.
@@ -76,9 +78,11 @@ typedef struct kvd_mark {
 } kvd_mark_t;
 
 /* node.flags */
-#define KVD_NODE_DEAD   1u /* this run and everything below is invisible and being taken down          */
-#define KVD_NODE_QUEUED 2u /* waits for write-behind                                                   */
-#define KVD_NODE_ASIDE  4u /* the device cannot read its first block now: hidden, with everything below */
+#define KVD_NODE_DEAD    1u  /* this run and everything below is invisible and being taken down          */
+#define KVD_NODE_QUEUED  2u  /* waits for write-behind                                                   */
+#define KVD_NODE_ASIDE   4u  /* the device cannot read its first block now: hidden, with everything below */
+#define KVD_NODE_PRIVATE 8u  /* its one block is private: QUEUED, it waits to be dropped */
+#define KVD_NODE_HELD    16u /* PRIVATE: a lease or a hand-over has had a pin on it */
 
 /* Whose pins are counted: those of all owners, and those of hand-over entries. */
 typedef enum kvd_pin_class { KVD_PINS_ALL, KVD_PINS_HANDOVER, KVD_PIN_CLASSES } kvd_pin_class_t;
@@ -127,7 +131,8 @@ typedef struct kvd_tree {
 	uint64_t shown; /* the question whether a run is dead or below one set aside; a new one with every change */
 	uint64_t epoch;
 	uint64_t blocks;
-	uint64_t *tally; /* counts the blocks of all trees of one owner (share.h); NULL: not counted */
+	uint64_t private_blocks; /* of them */
+	uint64_t *tally;         /* counts the blocks of all trees of one owner (share.h); NULL: not counted */
 	uint64_t in[KVD_TIERS];
 	uint8_t root[32];
 } kvd_tree_t;
@@ -143,6 +148,7 @@ typedef struct kvd_index {
 	uint64_t answers;     /* numbers given to answers of walks                              */
 	uint64_t extra_marks; /* marks beyond one a node and tier                               */
 	kvd_list_t queue;     /* write-behind's nodes, oldest first                             */
+	kvd_list_t unheld;    /* nodes of private blocks to be dropped                          */
 	uint64_t queued;
 } kvd_index_t;
 
@@ -186,6 +192,10 @@ static inline int kvd_in_set(const kvd_index_t *ix, const kvd_block_t *block, kv
 {
 	return block->pos < kvd_node_of(ix, block)->n[t];
 }
+static inline int kvd_is_private(const kvd_index_t *ix, const kvd_block_t *block)
+{
+	return (kvd_node_of(ix, block)->flags & KVD_NODE_PRIVATE) != 0;
+}
 /* kv_tier_t bits. */
 uint8_t kvd_tiers_of(const kvd_index_t *ix, const kvd_block_t *block);
 
@@ -223,6 +233,8 @@ int kvd_index_passes_through(const kvd_index_t *ix, uint32_t block, uint32_t abo
  * KV_ERR_NOMEM. */
 kv_status_t kvd_index_insert(kvd_index_t *ix, uint32_t tree, uint32_t parent, const kvs_meta_t *meta,
 			     uint32_t *p_block);
+/* The block, new and at the root, is private from now on. */
+void kvd_index_make_private(kvd_index_t *ix, uint32_t block);
 /* Last of its run, without children, in no set. */
 int kvd_index_is_removable(const kvd_index_t *ix, const kvd_block_t *block);
 void kvd_index_remove(kvd_index_t *ix, uint32_t block);
@@ -261,7 +273,7 @@ kv_status_t kvd_index_split_before(kvd_index_t *ix, uint32_t block);
  * KVD_NONE: that was the last. */
 uint32_t kvd_index_next_run(const kvd_index_t *ix, uint32_t node);
 
-/* Write-behind's queue of nodes. */
+/* Write-behind's queue of nodes; that of private blocks to be dropped. */
 void kvd_queue_push(kvd_index_t *ix, uint32_t node);
 void kvd_queue_remove(kvd_index_t *ix, uint32_t node);
 

@@ -39,45 +39,91 @@ static kv_key_t key_at(const kv_msg_acquire_t *ask, uint32_t i)
 	return key;
 }
 
-/* The deepest known rung; *p_missing gets the shallowest unknown one above it. */
-static uint32_t resolve_ladder(kvd_core_t *core, const kvd_space_t *space, const kv_msg_acquire_t *ask,
-			       kv_key_t *p_missing)
+/* What a ladder names. */
+typedef struct path {
+	uint32_t deepest;       /* known rung; KVD_NONE: none */
+	uint32_t private_block; /* after it; KVD_NONE: none */
+	uint32_t depth, n;      /* of the deepest one; what is leased of it */
+	kv_key_t missing;       /* the shallowest unknown rung above it; zero: none */
+} path_t;
+
+static path_t resolve_ladder(kvd_core_t *core, const kvd_space_t *space, const kv_msg_acquire_t *ask)
 {
-	memset(p_missing, 0, sizeof *p_missing);
+	path_t path = {.deepest = KVD_NONE, .private_block = KVD_NONE};
+
 	for (uint32_t i = 0; i < ask->ladder.len / KV_KEY_BYTES; i++) {
 		kv_key_t key = key_at(ask, i);
 		uint32_t id = kvd_index_find(&core->ix, space->tree, &key, (uint8_t)ask->group);
+		const kvd_block_t *block = id == KVD_NONE ? NULL : kvd_block_at(&core->ix, id);
+
 		/* Deepest rung first: the first hit is the answer. A key at another depth is of a client that
 		 * contradicts itself. */
-		if (id != KVD_NONE && kvd_depth_of(&core->ix, kvd_block_at(&core->ix, id)) == rung_depth(ask->n, i)) {
-			return id;
+		if (block && kvd_depth_of(&core->ix, block) == rung_depth(ask->n, i)) {
+			path.deepest = id;
+			break;
 		}
-		*p_missing = key;
+		if (block && i == 0 && kvd_is_private(&core->ix, block)) {
+			path.private_block = id;
+		} else {
+			path.missing = key;
+			path.private_block = KVD_NONE; /* its place is behind block n - 1 */
+		}
 	}
 
-	return KVD_NONE;
+	return path;
 }
 
-/* Lease blocks (skip, depth] of the path to `id`, or as many as the limits and the room allow. */
+/* As much of the path as the limits and the room allow: blocks (skip, n], and then perhaps the private one. */
+static void fit_path(kvd_core_t *core, const kvd_space_t *space, const kvd_instance_rec_t *instance, uint32_t skip,
+		     path_t *path)
+{
+	uint64_t room = kvd_lease_room(core, instance) / core->classes[space->slot_class].slot_bytes;
+	uint64_t most = kvd_index_depth_pinned(&core->ix, path->deepest, KVD_PINS_ALL) +
+			kvd_share_pin_room(core, space->ns, space->slot_class); /* skipped blocks are pinned too */
+	uint32_t n = path->depth - skip > room ? skip + (uint32_t)room : path->depth;
+
+	kvd_count(core, KV_M_SHARE_FULL, n > most ? 1 : 0);
+	kvd_count_ns(core, space->ns, KV_NM_SHARE_FULL, n > most ? 1 : 0);
+	path->n = n > most ? (uint32_t)most : n;
+	if (path->private_block != KVD_NONE) {
+		most += kvd_block_at(&core->ix, path->private_block)->pins.head != KVD_NONE ? 1 : 0;
+		if (path->n < path->depth || path->n - skip >= room || path->n >= most) {
+			path->private_block = KVD_NONE;
+		}
+	}
+}
+
+static kv_status_t pin_path(kvd_core_t *core, const path_t *path, kvd_lease_t *lease)
+{
+	kv_status_t status = kvd_pin_create(core, kvd_index_ancestor(&core->ix, path->deepest, path->n), KVD_PIN_LEASE,
+					    lease->id, &lease->pin);
+
+	if (status != KV_OK) {
+		lease->pin = KVD_NONE;
+		return status;
+	}
+	if (path->private_block != KVD_NONE) {
+		status = kvd_pin_create(core, path->private_block, KVD_PIN_LEASE, lease->id, &lease->private_pin);
+		lease->private_pin = status == KV_OK ? lease->private_pin : KVD_NONE;
+	}
+
+	return status;
+}
+
+/* Lease the path, or as much of it as the limits and the room allow. */
 static kv_status_t open_lease(kvd_core_t *core, const kvd_space_t *space, const kvd_member_rec_t *member,
-			      const kv_msg_acquire_t *ask, uint32_t id, kv_msg_acquire_reply_t *reply)
+			      const kv_msg_acquire_t *ask, path_t *path, kv_msg_acquire_reply_t *reply)
 {
 	kvd_instance_rec_t *instance = kvd_instance_at(core, member->instance);
 	uint64_t slot_bytes = core->classes[space->slot_class].slot_bytes;
-	uint64_t room = kvd_lease_room(core, instance) / slot_bytes;
-	uint32_t depth = kvd_depth_of(&core->ix, kvd_block_at(&core->ix, id));
-	uint32_t n = depth - ask->skip > room ? ask->skip + (uint32_t)room : depth;
-	uint64_t most = kvd_index_depth_pinned(&core->ix, id, KVD_PINS_ALL) +
-			kvd_share_pin_room(core, space->ns, space->slot_class);
-	uint32_t cpu_depth, before;
+	uint32_t cpu_depth, before, n;
 	kvd_lease_t draft = {
 		.instance = member->instance, .member = member->id, .skip = ask->skip, .stamp = core->stamp};
 	kvd_lease_t *lease;
 	kv_status_t status;
 
-	kvd_count(core, KV_M_SHARE_FULL, n > most ? 1 : 0);
-	kvd_count_ns(core, space->ns, KV_NM_SHARE_FULL, n > most ? 1 : 0);
-	n = n > most ? (uint32_t)most : n; /* skipped blocks are pinned too */
+	fit_path(core, space, instance, ask->skip, path);
+	n = path->n + (path->private_block != KVD_NONE ? 1 : 0);
 	/* Until the fills are known the lease counts as whole: its pin must be there before the first fill evicts. */
 	draft.n = draft.ready = draft.ref_from = n;
 	if (n <= ask->skip) {
@@ -89,15 +135,14 @@ static kv_status_t open_lease(kvd_core_t *core, const kvd_space_t *space, const 
 	if (status != KV_OK) {
 		return status;
 	}
-	status = kvd_pin_create(core, kvd_index_ancestor(&core->ix, id, n), KVD_PIN_LEASE, lease->id, &lease->pin);
+	status = pin_path(core, path, lease);
 	if (status != KV_OK) {
-		lease->pin = KVD_NONE;
 		kvd_lease_free(core, lease);
 		return status;
 	}
 
-	cpu_depth = kvd_index_depth_in(&core->ix, kvd_lease_block(core, lease, n), KVD_CPU);
-	if (cpu_depth < n) {
+	cpu_depth = kvd_index_depth_in(&core->ix, kvd_lease_deepest(core, lease), KVD_CPU);
+	if (cpu_depth < path->n) {
 		/* It may shorten the lease: what the tier has no room for is not promised. */
 		kvd_lease_start_fills(core, lease, cpu_depth);
 		instance->pinned_bytes -= lease->bytes;
@@ -105,10 +150,10 @@ static kv_status_t open_lease(kvd_core_t *core, const kvd_space_t *space, const 
 		instance->pinned_bytes += lease->bytes;
 		before = cpu_depth > lease->skip ? cpu_depth : lease->skip;
 		lease->ready = before < lease->n ? before : lease->n;
-		reply->n_disk = lease->n - lease->ready;
+		reply->n_disk = lease->n - lease->ready - (lease->private_pin != KVD_NONE ? 1 : 0);
 		kvd_lease_count_ready(core, lease);
 	}
-	if (lease->n < depth) {
+	if (lease->n < path->depth) {
 		kvd_count(core, KV_M_ACQUIRE_SHORTENED, 1);
 	}
 	reply->n = lease->n;
@@ -128,23 +173,23 @@ static kv_status_t open_lease(kvd_core_t *core, const kvd_space_t *space, const 
 static kv_status_t acquire_path(kvd_core_t *core, const kvd_space_t *space, const kvd_member_rec_t *member,
 				const kv_msg_acquire_t *ask, kv_msg_acquire_reply_t *reply)
 {
-	kv_key_t missing;
-	uint32_t id;
+	path_t path;
 
 	if (ask->ladder.len / KV_KEY_BYTES != count_rungs(ask->n)) {
 		return KV_ERR_ARG;
 	}
-	id = resolve_ladder(core, space, ask, &missing);
-	if (!kv_key_is_zero(&missing)) {
-		reply->why = kvd_explain_miss(core, space->tree, &missing, (uint8_t)ask->group);
+	path = resolve_ladder(core, space, ask);
+	if (!kv_key_is_zero(&path.missing)) {
+		reply->why = kvd_explain_miss(core, space->tree, &path.missing, (uint8_t)ask->group);
 	}
-	if (id == KVD_NONE) {
+	if (path.deepest == KVD_NONE) {
 		return KV_OK;
 	}
-	kvd_block_touch_path(core, id);
-	reply->n = kvd_depth_of(&core->ix, kvd_block_at(&core->ix, id));
+	kvd_block_touch_path(core, path.deepest);
+	path.depth = kvd_depth_of(&core->ix, kvd_block_at(&core->ix, path.deepest));
+	reply->n = path.depth + (path.private_block != KVD_NONE ? 1 : 0);
 
-	return reply->n > ask->skip ? open_lease(core, space, member, ask, id, reply) : KV_OK;
+	return reply->n > ask->skip ? open_lease(core, space, member, ask, &path, reply) : KV_OK;
 }
 
 /* ---- an unchained group: each block pinned, all or none -------------------------------------- */

@@ -108,7 +108,7 @@ static kv_status_t start_fill(kvd_core_t *core, uint32_t id, const kvd_lease_t *
 void kvd_lease_start_fills(kvd_core_t *core, kvd_lease_t *lease, uint32_t cpu_depth)
 {
 	uint32_t from = cpu_depth > lease->skip ? cpu_depth : lease->skip;
-	uint32_t deepest = kvd_lease_block(core, lease, lease->n);
+	uint32_t deepest = kvd_lease_deepest(core, lease);
 	uint32_t ref_from = cpu_depth > lease->skip ? cpu_depth - 1 : lease->skip;
 	uint32_t depth, *path = kv_alloc(core->env, (lease->n - ref_from) * sizeof *path);
 

@@ -31,11 +31,19 @@ uint32_t kvd_lease_block(kvd_core_t *core, const kvd_lease_t *lease, uint32_t de
 	const kvd_pin_t *pin =
 		kvd_obj_at(&core->pins, lease->unchained ? lease->pins[depth - lease->skip - 1] : lease->pin);
 
+	if (lease->private_pin != KVD_NONE && depth == lease->n) {
+		return ((const kvd_pin_t *)kvd_obj_at(&core->pins, lease->private_pin))->block;
+	}
 	if (lease->path && depth > lease->ref_from) {
 		return lease->path[depth - lease->ref_from - 1];
 	}
 
 	return lease->unchained ? pin->block : kvd_index_ancestor(&core->ix, pin->block, depth);
+}
+
+uint32_t kvd_lease_deepest(const kvd_core_t *core, const kvd_lease_t *lease)
+{
+	return ((const kvd_pin_t *)kvd_obj_at(&core->pins, lease->pin))->block;
 }
 
 /* ---- expiry ---------------------------------------------------------------------------------- */
@@ -85,7 +93,7 @@ kv_status_t kvd_lease_create(kvd_core_t *core, kvd_instance_rec_t *instance, con
 	*lease = *ask;
 	lease->id = kvd_id_make(core, index);
 	lease->self = index;
-	lease->pin = lease->extent = lease->wait_io = KVD_NONE;
+	lease->pin = lease->private_pin = lease->extent = lease->wait_io = KVD_NONE;
 	instance->pinned_bytes += lease->bytes;
 
 	status = kvd_extent_take(&instance->extent_alloc,
@@ -102,13 +110,15 @@ kv_status_t kvd_lease_create(kvd_core_t *core, kvd_instance_rec_t *instance, con
 	return KV_OK;
 }
 
-static void write_slots(kvd_core_t *core, const kvd_lease_t *lease, uint32_t last, uint32_t *out)
+static void write_slots(kvd_core_t *core, const kvd_lease_t *lease, uint32_t *out)
 {
+	uint32_t from = 0;
+
 	if (!lease->unchained) {
-		kvd_index_copy_path(&core->ix, last, lease->skip, NULL, out);
-		return;
+		kvd_index_copy_path(&core->ix, kvd_lease_deepest(core, lease), lease->skip, NULL, out);
+		from = lease->n - lease->skip - (lease->private_pin != KVD_NONE ? 1 : 0);
 	}
-	for (uint32_t i = 0; i < lease->pin_count; i++) {
+	for (uint32_t i = from; i < lease->n - lease->skip; i++) {
 		out[i] = *kvd_slot_of(&core->ix,
 				      kvd_block_at(&core->ix, kvd_lease_block(core, lease, lease->skip + i + 1)));
 	}
@@ -145,8 +155,7 @@ kv_status_t kvd_lease_publish(kvd_core_t *core, const kvd_space_t *space, kvd_le
 			      kv_msg_acquire_reply_t *reply)
 {
 	kvd_instance_rec_t *instance = kvd_instance_at(core, lease->instance);
-	uint32_t id = kvd_lease_block(core, lease, lease->n);
-	const kvd_block_t *block = kvd_block_at(&core->ix, id);
+	const kvd_block_t *block = kvd_block_at(&core->ix, kvd_lease_block(core, lease, lease->n));
 	kv_lease_header_t *header = lease->header;
 	kv_status_t status;
 
@@ -162,7 +171,7 @@ kv_status_t kvd_lease_publish(kvd_core_t *core, const kvd_space_t *space, kvd_le
 	header->space = space->id;
 	atomic_store_explicit(&header->n, lease->n - lease->skip, memory_order_relaxed);
 	atomic_store_explicit(&header->ready, lease->ready, memory_order_relaxed);
-	write_slots(core, lease, id, (uint32_t *)(void *)(header + 1));
+	write_slots(core, lease, (uint32_t *)(void *)(header + 1));
 	lease->named = lease->n - lease->skip;
 	count_named(core, lease, 1);
 	core->classes[space->slot_class].used_ns = core->now_ns;
@@ -280,9 +289,18 @@ static void unref_blocks(kvd_core_t *core, kvd_lease_t *lease, uint32_t from)
 	}
 }
 
+static void drop_private_pin(kvd_core_t *core, kvd_lease_t *lease)
+{
+	if (lease->private_pin != KVD_NONE) {
+		kvd_pin_drop(core, lease->private_pin);
+		lease->private_pin = KVD_NONE;
+	}
+}
+
 void kvd_lease_shorten(kvd_core_t *core, kvd_lease_t *lease, uint32_t n)
 {
 	unref_blocks(core, lease, n);
+	drop_private_pin(core, lease); /* it was the last block */
 	if (n > 0) {
 		kvd_pin_move(core, lease->pin, kvd_lease_block(core, lease, n));
 	}
@@ -313,6 +331,7 @@ void kvd_lease_free(kvd_core_t *core, kvd_lease_t *lease)
 		drop_pins(core, lease);
 	} else if (lease->pin != KVD_NONE) {
 		unref_blocks(core, lease, 0);
+		drop_private_pin(core, lease);
 		kvd_pin_drop(core, lease->pin);
 	}
 	if (lease->named > 0) {

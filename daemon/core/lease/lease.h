@@ -9,6 +9,8 @@
  * those being read for it and the one above them, are referenced each: being an ancestor does not protect a block
  * before it has joined the CPU set. A resident prefix has no such blocks.
  *
+ * It may have one private block after that path (decision 044), with a pin of its own: block n.
+ *
  * A lease of an unchained group (`window`, `state`) is all or nothing: it pins each of its blocks, references them all
  * while one of them is read from disk, and ends when one of them is lost (decision 010).
  */
@@ -22,9 +24,10 @@ typedef struct kvd_lease {
 	uint32_t self;
 	uint32_t instance;
 	kvd_member_t member;
-	uint32_t unchained; /* 1: of an unchained group, a pin a block */
-	uint32_t pin;       /* on the deepest block of a full group */
-	uint32_t *pins;     /* unchained: [n - skip] */
+	uint32_t unchained;   /* 1: of an unchained group, a pin a block */
+	uint32_t pin;         /* on the deepest block of a full group */
+	uint32_t private_pin; /* on the private block after it; KVD_NONE: there is none */
+	uint32_t *pins;       /* unchained: [n - skip] */
 	uint32_t pin_count;
 	uint32_t n, skip, ready;
 	uint32_t ref_from; /* blocks [ref_from, n), counted from 0, are referenced; n: none */
@@ -53,8 +56,10 @@ kv_status_t kvd_lease_renew(kvd_core_t *core, kvd_member_t member, const kv_msg_
 kvd_lease_t *kvd_lease_find(kvd_core_t *core, uint64_t id);
 /* The same, if it is of the member's instance. */
 kvd_lease_t *kvd_lease_find_own(kvd_core_t *core, const kvd_member_rec_t *member, uint64_t id);
-/* The block of this depth on the lease's path. */
+/* The block of this depth on the lease's path, or the private one after it. */
 uint32_t kvd_lease_block(kvd_core_t *core, const kvd_lease_t *lease, uint32_t depth);
+/* Of a lease of a full group: the deepest block of its path. */
+uint32_t kvd_lease_deepest(const kvd_core_t *core, const kvd_lease_t *lease);
 /* Stores REVOKED, then gives everything back. With KV_OK (a release) no notice goes out; else a waiting member gets
  * LEASE_DONE. */
 void kvd_lease_end(kvd_core_t *core, kvd_lease_t *lease, kv_status_t why);

@@ -192,7 +192,11 @@ static void make_entry_visible(kvd_core_t *core, kvd_put_t *put, uint32_t index,
 	atomic_store_explicit(&put->header->ready, put->next, memory_order_release);
 	kvd_pending_remove(core, put, index);
 	kvd_pending_wake(core, put->tree, &entry->key, put->group);
-	kvd_count(core, state == KVD_ENTRY_VISIBLE ? KV_M_PUT_BLOCKS : KV_M_PUT_DUPLICATES, 1);
+	kvd_count(core,
+		  state != KVD_ENTRY_VISIBLE ? KV_M_PUT_DUPLICATES
+		  : put->private_blocks      ? KV_M_PUT_PRIVATE
+					     : KV_M_PUT_BLOCKS,
+		  1);
 }
 
 /* Another copy was first. 0: no copy is visible. */
@@ -290,6 +294,10 @@ static kvd_publish_result_t publish_cpu(kvd_core_t *core, kvd_put_t *put, uint32
 		return end_put(core, put, status);
 	}
 	block = kvd_block_at(&core->ix, id);
+	/* One with a copy on disk is an old block that is no longer set aside. */
+	if (put->private_blocks && block->disk.slot == KV_SLOT_NONE) {
+		kvd_index_make_private(&core->ix, id);
+	}
 	block->cpu_gen = entry->loc.gen;
 	*kvd_slot_of(&core->ix, block) = entry->loc.slot;
 	kvd_share_count_unfinished(core, kvd_instance_at(core, put->instance), put->slot_bytes, 0);
@@ -319,7 +327,8 @@ static kvd_publish_result_t find_parent(kvd_core_t *core, kvd_put_t *put, uint32
 				       ? KV_ERR_PARENT_UNREADABLE
 				       : KV_ERR_PARENT_LOST);
 	}
-	if (kvd_depth_of(&core->ix, kvd_block_at(&core->ix, *p_parent)) != put->depth0 + index) {
+	if (kvd_depth_of(&core->ix, kvd_block_at(&core->ix, *p_parent)) != put->depth0 + index ||
+	    kvd_is_private(&core->ix, kvd_block_at(&core->ix, *p_parent))) {
 		return end_put(core, put, KV_ERR_ARG);
 	}
 

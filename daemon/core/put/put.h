@@ -12,7 +12,7 @@
  *
  * Entries of an unchained put (of a `window` or `state` group) do not wait for each other: ALREADY may be anywhere, and
  * each entry becomes visible as soon as it is FULL. While the put must become durable, it pins each visible entry's
- * block (decision 010).
+ * block (decision 010). A put of private blocks is unchained in every group (decision 044).
  */
 #ifndef KVD_CORE_PUT_H
 #define KVD_CORE_PUT_H
@@ -65,9 +65,10 @@ typedef struct kvd_put {
 	uint32_t slot_class;
 	uint32_t block_tokens;
 	uint32_t group;
-	uint32_t unchained; /* 1: of an unchained group */
-	uint32_t durable;   /* wanted, and not answered yet */
-	uint32_t expected;  /* durable: the pinned block will be written, unless something is dropped */
+	uint32_t unchained; /* 1: of an unchained group, or private */
+	uint32_t private_blocks;
+	uint32_t durable;  /* wanted, and not answered yet */
+	uint32_t expected; /* durable: the pinned block will be written, unless something is dropped */
 	uint32_t running;
 	uint32_t n, depth0;
 	uint32_t already;              /* entries that were visible at the start */

@@ -17,7 +17,7 @@ typedef struct kvd_draft {
 	kvd_instance_rec_t *instance;
 	const kv_msg_put_start_t *ask;
 	const kv_group_t *group;
-	uint32_t unchained; /* 1: of an unchained group */
+	uint32_t unchained; /* 1: of an unchained group, or private */
 	uint32_t n;
 	uint32_t already;
 	uint32_t base; /* deepest visible block: the parent, or the last ALREADY one; KVD_NONE: none */
@@ -101,6 +101,14 @@ static kv_status_t check_writers(kvd_draft_t *draft)
 
 /* ---- the path -------------------------------------------------------------------------------- */
 
+/* Is the block one of this depth? Nothing lies below a private block. */
+static int is_parent(const kvd_core_t *core, uint32_t id, uint32_t depth)
+{
+	const kvd_block_t *block = kvd_block_at(&core->ix, id);
+
+	return kvd_depth_of(&core->ix, block) == depth && !kvd_is_private(&core->ix, block);
+}
+
 static kv_status_t check_parent(kvd_core_t *core, kvd_draft_t *draft)
 {
 	const kv_msg_put_start_t *ask = draft->ask;
@@ -111,7 +119,7 @@ static kv_status_t check_parent(kvd_core_t *core, kvd_draft_t *draft)
 	}
 	draft->base = kvd_index_find(&core->ix, draft->space->tree, &ask->parent, (uint8_t)ask->group);
 	if (draft->base != KVD_NONE) {
-		return kvd_depth_of(&core->ix, kvd_block_at(&core->ix, draft->base)) == ask->depth ? KV_OK : KV_ERR_ARG;
+		return is_parent(core, draft->base, ask->depth) ? KV_OK : KV_ERR_ARG;
 	}
 	if (ask->depth == 0) {
 		return KV_ERR_ARG;
@@ -142,7 +150,8 @@ static kv_status_t count_already(kvd_core_t *core, kvd_draft_t *draft)
 		if (id == KVD_NONE) {
 			continue;
 		}
-		if (draft->already != i || kvd_index_parent(&core->ix, id) != draft->base) {
+		if (draft->already != i || kvd_index_parent(&core->ix, id) != draft->base ||
+		    kvd_is_private(&core->ix, kvd_block_at(&core->ix, id))) {
 			return KV_ERR_ARG;
 		}
 		draft->already++;
@@ -198,7 +207,7 @@ static kv_status_t check_draft(kvd_core_t *core, kvd_draft_t *draft)
 	    (ask->event_hashes.len != 0 && ask->event_hashes.len != (uint64_t)draft->n * sizeof(uint64_t)) ||
 	    (ask->tokens.len != 0 &&
 	     ask->tokens.len != (uint64_t)draft->n * draft->group->block_tokens * sizeof(uint32_t)) ||
-	    ask->depth > INT32_MAX - draft->n) {
+	    ask->depth > INT32_MAX - draft->n || ask->flags == (KV_PUT_DURABLE | KV_PUT_PRIVATE)) {
 		return KV_ERR_ARG;
 	}
 	status = check_writers(draft);
@@ -264,7 +273,8 @@ static void fill_put(kvd_core_t *core, kvd_put_t *put, const kvd_draft_t *draft)
 	put->block_tokens = draft->group->block_tokens;
 	put->group = ask->group;
 	put->unchained = draft->unchained;
-	put->durable = ask->flags & 1u;
+	put->private_blocks = ask->flags & KV_PUT_PRIVATE ? 1 : 0;
+	put->durable = ask->flags & KV_PUT_DURABLE ? 1 : 0;
 	put->running = 1;
 	put->full_head = put->full_tail = KVD_NONE;
 	if (!put->unchained) {
@@ -466,7 +476,7 @@ kv_status_t kvd_put_start(kvd_core_t *core, uint32_t ns, kvd_member_t member, co
 	}
 	if (status == KV_OK) {
 		core->stamp++;
-		draft.unchained = kvd_group_unchained(draft.group) ? 1 : 0;
+		draft.unchained = kvd_group_unchained(draft.group) || (ask->flags & KV_PUT_PRIVATE) ? 1 : 0;
 		status = check_draft(core, &draft);
 	}
 	if (status != KV_OK) {
@@ -478,7 +488,7 @@ kv_status_t kvd_put_start(kvd_core_t *core, uint32_t ns, kvd_member_t member, co
 	}
 	kvd_count(core, KV_M_PUT_ALREADY, draft.already);
 	*reply = (kv_msg_put_start_reply_t){.n = draft.already, .already = draft.already};
-	if (draft.already == draft.n && !(ask->flags & 1u)) {
+	if (draft.already == draft.n && !(ask->flags & KV_PUT_DURABLE)) {
 		return KV_OK;
 	}
 	status = create_put(core, &draft, &put, &offset);
