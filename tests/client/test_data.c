@@ -609,6 +609,37 @@ static void p7_a_smaller_struct_of_an_older_caller_is_not_overrun(void **state)
 	bed_free(&bed);
 }
 
+/* A private key names its bytes: another transfer, parent, token or number of tokens has another key. */
+static void p1_a_private_key_covers_all_that_its_block_depends_on(void **state)
+{
+	const uint32_t tokens[] = {1, 2, 3, UINT32_MAX};
+	char long_id[KVC_MAX_TRANSFER + 2] = "";
+	kvc_key_t keys[6], parent = {.b = {1}};
+	bed_t bed;
+
+	(void)state;
+	memset(long_id, 'x', KVC_MAX_TRANSFER + 1);
+	bed_make(&bed, &fake_split);
+	assert_int_equal(kvc_private_key(bed.space, &parent, "t", tokens, 3, &keys[0]), KVC_OK);
+	assert_int_equal(kvc_private_key(bed.space, &parent, "t", tokens, 3, &keys[1]), KVC_OK);
+	assert_memory_equal(&keys[0], &keys[1], sizeof keys[0]);
+	assert_int_equal(kvc_private_key(bed.space, NULL, "t", tokens, 3, &keys[1]), KVC_OK);
+	assert_int_equal(kvc_private_key(bed.space, &parent, "u", tokens, 3, &keys[2]), KVC_OK);
+	assert_int_equal(kvc_private_key(bed.space, &parent, "t", tokens, 2, &keys[3]), KVC_OK);
+	assert_int_equal(kvc_private_key(bed.space, &parent, "t", tokens + 1, 2, &keys[4]), KVC_OK);
+	assert_int_equal(kvc_private_key(bed.space, &parent, long_id + 1, tokens, 3, &keys[5]), KVC_OK);
+	for (uint32_t i = 0; i < KV_COUNT_OF(keys); i++) {
+		for (uint32_t j = 0; j < i; j++) {
+			assert_memory_not_equal(&keys[i], &keys[j], sizeof keys[i]);
+		}
+	}
+	assert_int_equal(kvc_private_key(bed.space, NULL, "t", tokens, 4, &keys[0]), KVC_ERR_ARG);
+	assert_int_equal(kvc_private_key(bed.space, NULL, "t", tokens, 0, &keys[0]), KVC_ERR_ARG);
+	assert_int_equal(kvc_private_key(bed.space, NULL, "", tokens, 3, &keys[0]), KVC_ERR_ARG);
+	assert_int_equal(kvc_private_key(bed.space, NULL, long_id, tokens, 3, &keys[0]), KVC_ERR_ARG);
+	bed_free(&bed);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -633,6 +664,7 @@ int main(void)
 		cmocka_unit_test(p4_pool_memory_is_announced_while_it_is_mapped),
 		cmocka_unit_test(reports_are_dropped_when_nobody_reads_them),
 		cmocka_unit_test(p7_a_smaller_struct_of_an_older_caller_is_not_overrun),
+		cmocka_unit_test(p1_a_private_key_covers_all_that_its_block_depends_on),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

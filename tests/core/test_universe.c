@@ -19,6 +19,8 @@ typedef struct life {
 	universe_t u;
 	kvd_space_info_t space[SPACES]; /* two of each namespace */
 	kv_key_t keys[CHAINS][DEPTH];   /* chains share beginnings */
+	kv_key_t privates[CHAINS];      /* of the tokens after the first `whole` units */
+	uint32_t whole[CHAINS];
 	u_lease_t leases[LEASES];
 	u_put_t puts[PUTS];
 	uint32_t put_space[PUTS];
@@ -53,6 +55,8 @@ static void make_keys(life_t *l)
 		memcpy(l->keys[c], from, shared * sizeof *from);
 		u_chain(shared ? &l->keys[c][shared - 1] : NULL, below(l, 1u << 30), &l->keys[c][shared],
 			DEPTH - shared);
+		l->whole[c] = 2 * (uint32_t)below(l, DEPTH / 4);
+		u_chain(l->whole[c] ? &l->keys[c][l->whole[c] - 1] : NULL, 7, &l->privates[c], 1);
 	}
 }
 
@@ -119,8 +123,10 @@ static void do_put_start(life_t *l)
 	if (below(l, 3) > 0 && first > visible && !u_alone(l->u.group)) {
 		first = visible;
 	}
-	if (u_put_start(&l->u, m, &l->space[space], l->keys[chain], first, n, (uint32_t)below(l, 2), &l->puts[which],
-			&reply) != KV_OK) {
+	if (below(l, 6) == 0 ? u_put_start(&l->u, m, &l->space[space], &l->privates[chain], 0, 1, KV_PUT_PRIVATE,
+					   &l->puts[which], &reply) != KV_OK
+			     : u_put_start(&l->u, m, &l->space[space], l->keys[chain], first, n, (uint32_t)below(l, 2),
+					   &l->puts[which], &reply) != KV_OK) {
 		l->puts[which].id = 0;
 		return;
 	}
@@ -202,6 +208,7 @@ static void do_acquire(life_t *l)
 	uint32_t which = (uint32_t)below(l, LEASES), chain = (uint32_t)below(l, CHAINS), space = some_space(l, m);
 	uint32_t n = 1 + (uint32_t)below(l, DEPTH), skip = below(l, 3) ? 0 : (uint32_t)below(l, n + 1);
 	kv_msg_acquire_reply_t reply;
+	kv_key_t keys[DEPTH];
 
 	if (!m || u_lease_alive(&l->leases[which])) {
 		return;
@@ -211,8 +218,13 @@ static void do_acquire(life_t *l)
 	if (u_alone(l->u.group)) {
 		acquire_unchained(l, m, which, space, l->keys[chain], n);
 	} else {
-		if (u_acquire(&l->u, m, &l->space[space], l->keys[chain], n, skip, &l->leases[which], &reply) !=
-		    KV_OK) {
+		memcpy(keys, l->keys[chain], sizeof keys);
+		if (below(l, 3) == 0) {
+			n = l->whole[chain] + 1;
+			skip = skip < n ? skip : n - 1;
+			keys[n - 1] = l->privates[chain];
+		}
+		if (u_acquire(&l->u, m, &l->space[space], keys, n, skip, &l->leases[which], &reply) != KV_OK) {
 			l->leases[which].id = 0;
 		}
 	}
@@ -235,6 +247,7 @@ static void do_release(life_t *l)
 
 /* ---- hand-overs ------------------------------------------------------------------------------ */
 
+static uint64_t partials_; /* hand-overs with private blocks */
 static const char *const transfers[TRANSFERS] = {"t0", "t1", "t2", "t3", "t4"};
 
 static void do_send(life_t *l)
@@ -257,8 +270,19 @@ static void do_send(life_t *l)
 	l->u.group = 0;
 	visible = u_visible(&l->u, ns_of(space), &l->space[space], l->keys[chain], DEPTH);
 	send.n = 2 + (uint32_t)below(l, visible + 1);
+	if (m && below(l, 3) == 0) {
+		send.n = below(l, 3) ? l->whole[chain] : 0;
+		send.last = 1;
+		send.partial = 1 + (uint32_t)below(l, 15);
+		send.private_key = l->privates[chain];
+		for (uint32_t g = 0; g < U_GROUPS; g++) {
+			l->u.group = u_groups[g].id;
+			(void)u_put_private(&l->u, m, &l->space[space], &l->privates[chain]);
+		}
+	}
 	if (m && send.n <= DEPTH && u_send(&l->u, m, &send, &reply) == KV_OK) {
 		l->numbers[which] = reply.number;
+		partials_ += send.partial > 0;
 	}
 }
 
@@ -295,10 +319,12 @@ static void check_handovers(life_t *l)
 	for (uint32_t i = 0; i < core->handovers.made; i++) {
 		const kvd_handover_t *entry = kvd_obj_at(&core->handovers, i);
 
-		for (uint32_t g = 0; entry->number != 0 && g < KV_MAX_GROUPS; g++) {
+		for (uint32_t g = 0; entry->number != 0 && g <= KV_MAX_GROUPS; g++) {
+			const kvd_handover_pins_t *pins =
+				g < KV_MAX_GROUPS ? &entry->parts[g].pins : &entry->private_pins;
 			const kvd_pin_t *pin = NULL;
 
-			for (uint32_t p = entry->parts[g].pins.head; p != KVD_NONE; p = pin->next) {
+			for (uint32_t p = pins->head; p != KVD_NONE; p = pin->next) {
 				pin = kvd_obj_at(&core->pins, p);
 				assert_true(pin->kind == KVD_PIN_HANDOVER && pin->owner == entry->number);
 				assert_int_not_equal(kvd_tiers_of(&core->ix, kvd_block_at(&core->ix, pin->block)), 0);
@@ -626,9 +652,11 @@ static void p1_to_p10_hold_after_every_step(void **state)
 	}
 	print_message("# files that changed hands %llu, reclaimed %llu, puts expired %llu\n",
 		      (unsigned long long)files_, (unsigned long long)reclaimed_, (unsigned long long)expired_);
-	print_message("# hand-overs taken %llu, failed %llu, refused %llu\n", (unsigned long long)taken_,
-		      (unsigned long long)failed_, (unsigned long long)refused_);
-	assert_true(files_ > 0 && reclaimed_ > 0 && expired_ > 0 && taken_ > 0 && failed_ > 0 && refused_ > 0);
+	print_message("# hand-overs taken %llu, failed %llu, refused %llu, with a private block %llu\n",
+		      (unsigned long long)taken_, (unsigned long long)failed_, (unsigned long long)refused_,
+		      (unsigned long long)partials_);
+	assert_true(partials_ > 0 && files_ > 0 && reclaimed_ > 0 && expired_ > 0 && taken_ > 0 && failed_ > 0 &&
+		    refused_ > 0);
 }
 
 int main(int argc, char **argv)

@@ -575,13 +575,13 @@ kv_status_t u_quiet(universe_t *u, u_member_t *m, uint32_t what, uint64_t id, ui
 	return status;
 }
 
-uint32_t u_put(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t first,
-	       uint32_t n)
+static uint32_t put_all_of(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const kv_key_t *keys,
+			   uint32_t first, uint32_t n, uint32_t flags)
 {
 	kv_msg_put_start_reply_t reply;
 	static u_put_t put;
 
-	if (u_put_start(u, m, space, keys, first, n, 0, &put, &reply) != KV_OK || reply.put == 0) {
+	if (u_put_start(u, m, space, keys, first, n, flags, &put, &reply) != KV_OK || reply.put == 0) {
 		return reply.already;
 	}
 	u_put_write(u, &put);
@@ -590,6 +590,17 @@ uint32_t u_put(universe_t *u, u_member_t *m, const kvd_space_info_t *space, cons
 	}
 
 	return put.n;
+}
+
+uint32_t u_put(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t first,
+	       uint32_t n)
+{
+	return put_all_of(u, m, space, keys, first, n, 0);
+}
+
+uint32_t u_put_private(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const kv_key_t *key)
+{
+	return put_all_of(u, m, space, key, 0, 1, KV_PUT_PRIVATE);
 }
 
 /* A part of n units: the key of its last block, or those of a window. */
@@ -613,13 +624,15 @@ kv_status_t u_send(universe_t *u, u_member_t *m, const u_send_t *send, kv_msg_ha
 					  .number = send->number,
 					  .space = send->space->space,
 					  .epoch = send->space->epoch,
+					  .partial = send->partial,
+					  .private_key = send->private_key,
 					  .flags = send->last ? KV_HANDOVER_LAST : 0,
 					  .ttl_ms = send->ttl_ms,
 					  .tail = {(const uint8_t *)send->tail, send->tail_len}}},
 		 answer;
 	kv_status_t status;
 
-	for (uint32_t g = 0; g < U_GROUPS; g++) {
+	for (uint32_t g = 0; g < U_GROUPS && send->n > 0; g++) {
 		if (send->groups & 1u << g) {
 			add_part(send, g, parts[count++], keys, &key_count);
 		}

@@ -76,6 +76,8 @@ typedef struct u_send {
 	uint32_t n;      /* units of 16 tokens */
 	uint32_t groups; /* bits: those of u_groups that have a part */
 	int last;
+	uint32_t partial;
+	kv_key_t private_key;
 	uint32_t ttl_ms;
 	const void *tail;
 	uint32_t tail_len;
@@ -181,6 +183,8 @@ kv_status_t u_quiet(universe_t *u, u_member_t *m, uint32_t what, uint64_t id, ui
 /* start, write, end: all in one. Returns how many blocks are visible now. */
 uint32_t u_put(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t first,
 	       uint32_t n);
+/* The private block of this key, in group u->group: 1 when it is visible now. */
+uint32_t u_put_private(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const kv_key_t *key);
 /* *reply stays as it is unless the answer is OK. */
 kv_status_t u_send(universe_t *u, u_member_t *m, const u_send_t *send, kv_msg_handover_send_reply_t *reply);
 kv_status_t u_recv(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const char *transfer,

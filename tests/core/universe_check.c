@@ -18,7 +18,8 @@ static int is_calm(const universe_t *u)
 	return core->dead_nodes.head == KVD_NONE && core->dead_trees == KVD_NONE && core->fills.head == KVD_NONE &&
 	       core->ix.queue.head == KVD_NONE && core->reads + core->writes == 0 && !core->flush_busy &&
 	       (core->flush_due_ns == 0 || core->durable_owed == 0) && core->run_puts.head == KVD_NONE &&
-	       !core->showing && core->outstanding == 0 && core->handover_sweep == 0;
+	       core->ix.unheld.head == KVD_NONE && !core->showing && core->outstanding == 0 &&
+	       core->handover_sweep == 0;
 }
 
 void u_settle(universe_t *u)
@@ -118,8 +119,16 @@ uint8_t u_mirror_tiers(const universe_t *u, uint32_t ns, const kv_key_t *key)
 	return 0;
 }
 
+/* Nobody is told of private blocks, and the mirror has none. */
 static void count_told(const universe_t *u, const kvd_node_t *node, uint64_t in[2])
 {
+	if (node->flags & KVD_NODE_PRIVATE) {
+		const kvd_block_t *block = kvd_block_at(&u->core->ix, node->ids[0]);
+
+		assert_true(node->len == 1 && node->child_count == 0 && node->n[KVD_DISK] == 0);
+		assert_int_equal(block->disk.slot, KV_SLOT_NONE);
+		return;
+	}
 	for (uint32_t i = 0; i < node->len; i++) {
 		const kvd_block_t *block = kvd_block_at(&u->core->ix, node->ids[i]);
 

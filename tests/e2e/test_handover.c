@@ -151,6 +151,68 @@ static void p1_what_one_process_hands_over_another_one_reads(void **state)
 	assert_true(rig_metric_is(&rig_, "kvd_handovers", 0));
 }
 
+static void key_with_private(void *ctx, uint32_t i, kvc_key_t *key)
+{
+	*key = i < HALF ? keys_[i] : *(const kvc_key_t *)ctx;
+}
+
+static void p1_what_is_left_of_a_prompt_is_handed_over_too(void **state)
+{
+	static const uint32_t rest[3] = {7, 8, 9};
+	kvc_key_t key;
+	const kvc_key_source_t source = {.key = key_with_private, .ctx = &key};
+	kvc_handover_chunk_t chunk = {.struct_size = sizeof chunk,
+				      .transfer = "t",
+				      .n = HALF,
+				      .source = &source,
+				      .last = 1,
+				      .partial = KV_COUNT_OF(rest)};
+	kvc_want_t want = {.struct_size = sizeof want, .n = HALF + 1, .skip = HALF - 1, .source = &source};
+	kvc_space_info_t space = {.struct_size = sizeof space};
+	kvc_match_t match = {.struct_size = sizeof match};
+	kvc_handover_t *made = NULL, *wanted = NULL;
+	kvc_lease_t *lease = NULL;
+	uint32_t visible = 0, bad = 0;
+	user_t other = {0};
+	uint8_t *block, *read[2];
+
+	(void)state;
+	user_attach(&other, &rig_, "model");
+	kvc_space_get_info(user_.space, &space);
+	block = malloc(3 * (size_t)space.block_bytes);
+	read[0] = block + space.block_bytes;
+	read[1] = read[0] + space.block_bytes;
+	memset(block, 0x5c, space.block_bytes);
+	assert_int_equal(user_put(&user_, keys_, 0, HALF, 0, NULL), KVC_OK);
+	assert_int_equal(kvc_private_key(user_.space, &keys_[HALF - 1], "t", rest, KV_COUNT_OF(rest), &key), KVC_OK);
+	assert_int_equal(kvc_put(user_.space, &key, 0, 1,
+				 &(kvc_put_options_t){.struct_size = sizeof(kvc_put_options_t),
+						      .blocks = (const void *const *)&block,
+						      .private_blocks = 1},
+				 &visible),
+			 KVC_OK);
+	assert_int_equal(visible, 1);
+	kvc_match_lazy(other.space, &source, HALF + 1, &match);
+	assert_int_equal(match.n, HALF);
+	assert_int_equal(kvc_handover_send(user_.space, &chunk, &made), KVC_OK);
+	assert_int_equal(kvc_handover_wait(made, 0, SOON), KVC_OK);
+	assert_int_equal(kvc_handover_recv(other.space, "t", 0, &wanted), KVC_OK);
+	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_OK);
+	assert_int_equal(info_of(wanted).n, HALF);
+	assert_int_equal(info_of(wanted).partial, KV_COUNT_OF(rest));
+	assert_int_equal(kvc_lease_start(other.space, &want, &lease), KVC_OK);
+	assert_int_equal(kvc_lease_wait(lease, HALF + 1, SOON), KVC_OK);
+	assert_int_equal(kvc_lease_read(lease, HALF - 1, 2, (void *const *)read, &bad), KVC_OK);
+	assert_memory_equal(read[1], block, space.block_bytes);
+	kvc_handover_done(wanted, 0);
+	kvc_release(&lease, 1);
+	assert_true(rig_metric_is(&rig_, "kvd_blocks", HALF)); /* its last holder has gone, and it with it */
+	kvc_handover_done(made, 0);
+	user_leave(&other);
+	rig_check_quiet(&rig_);
+	free(block);
+}
+
 static void p4_a_producer_killed_half_way_is_told_at_once(void **state)
 {
 	kvc_handover_t *wanted = NULL;
@@ -393,6 +455,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(p1_what_one_process_hands_over_another_one_reads, setup, teardown),
+		cmocka_unit_test_setup_teardown(p1_what_is_left_of_a_prompt_is_handed_over_too, setup, teardown),
 		cmocka_unit_test_setup_teardown(p4_a_producer_killed_half_way_is_told_at_once, setup, teardown),
 		cmocka_unit_test_setup_teardown(p4_a_consumer_killed_leaves_the_hand_over_to_another, setup, teardown),
 		cmocka_unit_test_setup_teardown(p7_hand_overs_of_a_daemon_that_dies_are_revoked, setup, teardown),
