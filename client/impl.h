@@ -262,10 +262,11 @@ struct kvc_handover {
 	uint64_t number;       /* 0: none, or the daemon has forgotten it */
 	uint64_t bytes;
 	int is_producer;
-	int asking; /* SEND or RECV is not answered */
-	int freed;  /* by the caller; waits for that answer */
-	int abort;  /* of kvc_handover_done() */
-	int last;   /* the last chunk has been sent */
+	int asking;                  /* SEND, RECV or SELECT is not answered */
+	int await_room, awaits_room; /* of a producer: asked for with the last chunk; it was answered BUSY */
+	int freed;                   /* by the caller; waits for that answer */
+	int abort;                   /* of kvc_handover_done() */
+	int last;                    /* the last chunk has been sent */
 	int taken;
 	uint32_t state;
 	kv_status_t status;
@@ -551,6 +552,7 @@ void kvc_puts_of_space_end(kvc_space_t *space);
 kv_status_t kvc_put_range(const kvc_space_t *space, const kvc_writer_t *range, uint32_t *p_words);
 
 void kvc_handover_notice(kvc_t *kvc, const kv_msg_handover_t *msg);
+void kvc_handovers_note_room(kvc_t *kvc);
 void kvc_handovers_fetch_tails(kvc_t *kvc);
 void kvc_handovers_lost(kvc_t *kvc);
 void kvc_handovers_destroy(kvc_t *kvc);

@@ -15,7 +15,9 @@ static kvc_handover_t *handover_new(kvc_space_t *space, const char *transfer, in
 	handover->space = space;
 	handover->is_producer = is_producer;
 	handover->status = KV_PENDING;
-	memcpy(handover->transfer, transfer, strlen(transfer) + 1);
+	if (transfer) {
+		memcpy(handover->transfer, transfer, strlen(transfer) + 1);
+	}
 	handover->next = kvc->handovers;
 	if (kvc->handovers) {
 		kvc->handovers->prev = handover;
@@ -77,6 +79,7 @@ static void end_handover(kvc_handover_t *handover, uint32_t state, kv_status_t w
 {
 	handover->state = state;
 	handover->status = why;
+	handover->awaits_room = 0;
 	if (state == KV_HANDOVER_ENDED && handover->number != 0) {
 		unbind_number(handover);
 	}
@@ -189,10 +192,53 @@ void kvc_handovers_fetch_tails(kvc_t *kvc)
 	}
 }
 
+/* What the consumer waited for with kvc_handover_select() has another number. */
+static void follow_move(kvc_t *kvc, kvc_handover_t *handover, const kv_msg_handover_t *msg)
+{
+	const kv_msg_handover_done_t give_back = {.number = msg->moved, .flags = KV_HANDOVER_ABORT};
+
+	if (handover) {
+		unbind_number(handover);
+		bind_number(handover, msg->moved);
+	} else { /* it was given up while the notice was on its way */
+		kvc_send_oneway(kvc, KV_CODE_HANDOVER_DONE, &give_back);
+	}
+}
+
+void kvc_handovers_note_room(kvc_t *kvc)
+{
+	for (kvc_handover_t *handover = kvc->handovers; handover; handover = handover->next) {
+		if (handover->awaits_room) {
+			handover->awaits_room = 0;
+			handover->status = KV_ERR_BUSY;
+		}
+	}
+}
+
+static kvc_handover_t *find_consumer(const kvc_t *kvc, uint64_t number)
+{
+	kvc_handover_t *handover = kvc->handover_ids[number % KVC_ID_BUCKETS];
+
+	while (handover && (handover->number != number || handover->is_producer)) {
+		handover = handover->chain;
+	}
+
+	return handover;
+}
+
 void kvc_handover_notice(kvc_t *kvc, const kv_msg_handover_t *msg)
 {
 	kvc_handover_t *next;
 
+	if (msg->moved != 0) {
+		kvc_handover_t *handover = find_consumer(kvc, msg->number);
+
+		follow_move(kvc, handover, msg);
+		if (handover) {
+			note_state(handover, msg);
+		}
+		return;
+	}
 	for (kvc_handover_t *handover = kvc->handover_ids[msg->number % KVC_ID_BUCKETS]; handover; handover = next) {
 		next = handover->chain;
 		if (handover->number != msg->number || handover->is_producer != (msg->side == 1)) {
@@ -237,12 +283,13 @@ static void on_sent(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 		handover->state = handover->last ? KV_HANDOVER_COMPLETE : KV_HANDOVER_SENDING;
 	}
 	if (!is_over(handover)) { /* else a notice has said why */
-		handover->status = status;
+		handover->awaits_room = status == KV_ERR_BUSY && handover->await_room && !handover->freed;
+		handover->status = handover->awaits_room ? KV_PENDING : status;
 	}
 	if (answer->expired) { /* it cannot be known what the daemon has done of it */
 		handover->state = KV_HANDOVER_FAILED;
 	}
-	if (status < 0) {
+	if (status < 0 && !handover->awaits_room) {
 		report_failure(handover, answer, "handing over");
 	}
 	if (handover->freed) {
@@ -351,13 +398,17 @@ static kvc_status_t send_chunk(kvc_handover_t *handover, const kvc_handover_chun
 		.number = handover->number,
 		.space = atomic_load_explicit(&space->id, memory_order_relaxed),
 		.epoch = atomic_load_explicit(&space->epoch, memory_order_relaxed),
-		.flags = chunk->last ? KV_HANDOVER_LAST : 0,
+		.flags = (chunk->last ? KV_HANDOVER_LAST : 0u) | (chunk->await_room ? KV_HANDOVER_AWAIT_ROOM : 0u),
 		.ttl_ms = chunk->ttl_ms,
 		.partial = chunk->partial,
 		.tail = {chunk->tail, chunk->tail_len},
 	};
 	kvc_status_t status = KVC_OK;
 
+	if (handover->number == 0 && chunk->select) {
+		msg.select = (kv_slice_t){(const uint8_t *)chunk->select, chunk->select_n * (uint32_t)sizeof(uint32_t)};
+		msg.bucket = (kv_slice_t){chunk->bucket, chunk->bucket_len};
+	}
 	if (chunk->n > handover->n) {
 		status = name_blocks(space, chunk, parts, &msg);
 	}
@@ -366,6 +417,7 @@ static kvc_status_t send_chunk(kvc_handover_t *handover, const kvc_handover_chun
 	}
 	if (status == KVC_OK) {
 		handover->last = chunk->last != 0;
+		handover->await_room = chunk->await_room != 0;
 		handover->partial = chunk->partial;
 		status = send_request(handover, KV_CODE_HANDOVER_SEND, &msg, on_sent);
 	}
@@ -374,6 +426,26 @@ static kvc_status_t send_chunk(kvc_handover_t *handover, const kvc_handover_chun
 	}
 
 	return status;
+}
+
+static kvc_status_t check_select(const uint32_t *tokens, uint32_t n)
+{
+	if (!tokens || n == 0 || n > KVC_MAX_SELECT) {
+		return kvc_fail(KV_ERR_ARG, "a hand-over is selected by 1 to %u tokens, these are %u", KVC_MAX_SELECT,
+				n);
+	}
+
+	return KVC_OK;
+}
+
+static kvc_status_t check_bucket(const void *bucket, uint32_t bucket_len)
+{
+	if (bucket_len > KVC_MAX_BUCKET || (bucket_len > 0 && !bucket)) {
+		return kvc_fail(KV_ERR_ARG, "a bucket of %u bytes: at most %u, and not NULL", bucket_len,
+				KVC_MAX_BUCKET);
+	}
+
+	return KVC_OK;
 }
 
 static kvc_status_t check_chunk(const kvc_space_t *space, const kvc_handover_chunk_t *chunk)
@@ -419,8 +491,12 @@ kvc_status_t kvc_handover_send(kvc_space_t *space, const kvc_handover_chunk_t *g
 	if (status == KVC_OK) {
 		status = check_chunk(space, &chunk);
 	}
-	if (status == KVC_OK && !handover) {
+	if (status == KVC_OK && !handover && (chunk.transfer || !chunk.select)) {
 		status = check_transfer(chunk.transfer);
+	}
+	if (status == KVC_OK && !handover && chunk.select) {
+		status = check_select(chunk.select, chunk.select_n);
+		status = status == KVC_OK ? check_bucket(chunk.bucket, chunk.bucket_len) : status;
 	}
 	if (status != KVC_OK) {
 		return status;
@@ -434,7 +510,7 @@ kvc_status_t kvc_handover_send(kvc_space_t *space, const kvc_handover_chunk_t *g
 			return kvc_fail(KV_ERR_ARG, "%u units of %s are handed over already", handover->n,
 					handover->transfer);
 		}
-		return handover->asking ? KVC_PENDING : send_chunk(handover, &chunk);
+		return handover->asking || handover->awaits_room ? KVC_PENDING : send_chunk(handover, &chunk);
 	}
 	handover = handover_new(space, chunk.transfer, 1);
 	if (!handover) {
@@ -475,6 +551,46 @@ kvc_status_t kvc_handover_recv(kvc_space_t *space, const char *transfer, uint32_
 	msg.space = atomic_load_explicit(&space->id, memory_order_relaxed);
 	msg.epoch = atomic_load_explicit(&space->epoch, memory_order_relaxed);
 	status = send_request(handover, KV_CODE_HANDOVER_RECV, &msg, on_received);
+	if (status != KVC_OK) {
+		handover_free(handover);
+		return status;
+	}
+	*p_handover = handover;
+
+	return KVC_OK;
+}
+
+kvc_status_t kvc_handover_select(kvc_space_t *space, const kvc_handover_select_t *given, kvc_handover_t **p_handover)
+{
+	kvc_handover_select_t select = {0};
+	kv_msg_handover_select_t msg = {0};
+	kvc_handover_t *handover;
+	kvc_status_t status;
+
+	if (!space || !p_handover || !given || given->struct_size < sizeof select) {
+		return kvc_fail(KV_ERR_ARG, "kvc_handover_select: an argument is NULL, or struct_size is not set");
+	}
+	memcpy(&select, given, sizeof select);
+	if (select.any && select.n > 0) {
+		return kvc_fail(KV_ERR_ARG, "kvc_handover_select: %u tokens with any", select.n);
+	}
+	status = select.any ? KVC_OK : check_select(select.tokens, select.n);
+	status = status == KVC_OK ? check_bucket(select.bucket, select.bucket_len) : status;
+	status = status == KVC_OK ? kvc_space_usable(space) : status;
+	if (status != KVC_OK) {
+		return status;
+	}
+	handover = handover_new(space, NULL, 0);
+	if (!handover) {
+		return kvc_fail(KV_ERR_NOMEM, "out of memory for a hand-over");
+	}
+	msg.space = atomic_load_explicit(&space->id, memory_order_relaxed);
+	msg.epoch = atomic_load_explicit(&space->epoch, memory_order_relaxed);
+	msg.tokens = (kv_slice_t){(const uint8_t *)select.tokens, select.n * (uint32_t)sizeof(uint32_t)};
+	msg.any = select.any != 0;
+	msg.bucket = (kv_slice_t){select.bucket, select.bucket_len};
+	msg.timeout_ms = select.timeout_ms;
+	status = send_request(handover, KV_CODE_HANDOVER_SELECT, &msg, on_received);
 	if (status != KVC_OK) {
 		handover_free(handover);
 		return status;

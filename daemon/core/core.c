@@ -37,6 +37,7 @@ static void free_core(kvd_core_t *core)
 	kvd_obj_pool_fini(&core->instances);
 	kvd_obj_pool_fini(&core->members);
 	kvd_obj_pool_fini(&core->handovers);
+	kvd_obj_pool_fini(&core->token_nodes);
 	kv_free(&env, core->reaped);
 	kv_free(&env, core->ghosts);
 	kv_free(&env, core->explain);
@@ -58,7 +59,8 @@ static kv_status_t init_pools(kvd_core_t *core)
 	const kvd_core_config_t *config = &core->config;
 	uint32_t leases = config->max_instances * config->max_leases;
 	uint32_t blocks = (uint32_t)config->max_index_blocks;
-	uint64_t handovers = (uint64_t)KVD_MAX_NAMESPACES * config->max_handovers;
+	uint64_t most = (uint64_t)KVD_MAX_NAMESPACES * config->max_handovers;
+	uint64_t handovers = most < 1u << KVD_ID_BITS ? most : (1u << KVD_ID_BITS) - 1;
 	const struct {
 		kvd_obj_pool_t *pool;
 		size_t item;
@@ -75,8 +77,8 @@ static kv_status_t init_pools(kvd_core_t *core)
 		 4u * (uint64_t)leases + 2u * (uint64_t)config->max_instances + 64u},
 		{&core->instances, sizeof(kvd_instance_rec_t), config->max_instances},
 		{&core->members, sizeof(kvd_member_rec_t), config->max_members},
-		{&core->handovers, sizeof(kvd_handover_t),
-		 handovers < 1u << KVD_ID_BITS ? handovers : (1u << KVD_ID_BITS) - 1},
+		{&core->handovers, sizeof(kvd_handover_t), handovers},
+		{&core->token_nodes, sizeof(kvd_token_node_t), kvd_token_tree_nodes(handovers)},
 	};
 	kv_status_t status = kvd_index_init(&core->ix, core->env, core->world.metrics, config->max_index_blocks);
 
@@ -120,6 +122,11 @@ kv_status_t kvd_core_create(const kvd_core_config_t *config, const kvd_world_t *
 	core->dead_trees = KVD_NONE;
 	memset(core->pending_heads, 0xff, sizeof core->pending_heads);
 	memset(core->handover_heads, 0xff, sizeof core->handover_heads);
+	core->reoffers = KVD_LIST_EMPTY;
+	core->offers = core->waiting = (kvd_token_tree_t){.nodes = &core->token_nodes,
+							  .items = &core->handovers,
+							  .offset = offsetof(kvd_handover_t, select),
+							  .root = KVD_NONE};
 	core->now_ns = kv_now_ns(core->env);
 	kvd_wheel_init(&core->lease_wheel, core->now_ns);
 	kvd_wheel_init(&core->handover_wheel, core->now_ns);
@@ -317,6 +324,9 @@ kv_status_t kvd_core_request(kvd_core_t *core, const kvd_ask_t *ask, kv_msg_t *r
 		break;
 	case KV_CODE_HANDOVER_RECV:
 		status = kvd_handover_recv(core, ns, member, &msg->handover_recv, &reply->handover_recv_reply);
+		break;
+	case KV_CODE_HANDOVER_SELECT:
+		status = kvd_handover_select(core, ns, member, &msg->handover_select, &reply->handover_select_reply);
 		break;
 	case KV_CODE_HANDOVER_TAIL:
 		status = kvd_handover_tail(core, ns, member, &msg->handover_tail, &reply->handover_tail_reply);

@@ -36,7 +36,10 @@
 #define KV_WRITER_BYTES 20u
 /* Bytes of one HANDOVER_SEND part (u32 group, n, count; little-endian). */
 #define KV_HANDOVER_PART_BYTES 12u
+#define KV_MAX_SELECT     (1u << 18) /* tokens that a hand-over is selected by */
+#define KV_MAX_BUCKET     1024u      /* bytes */
 #define KV_HANDOVER_LAST  1u /* flags of HANDOVER_SEND: nothing follows */
+#define KV_HANDOVER_AWAIT_ROOM 2u /* with the answer BUSY: HANDOVER_ROOM follows */
 #define KV_HANDOVER_ABORT 1u /* flags of HANDOVER_DONE: the hand-over is given up; by its producer, not its consumer */
 #define KV_HANDOVER_BY_PRODUCER 2u
 
@@ -64,7 +67,8 @@
 	X(20, HANDOVER_RECV, handover_recv, KV_ROLE_MEMBER, "be the consumer of a hand-over that has begun or will; HANDOVER follows until it is complete") \
 	X(21, HANDOVER_TAIL, handover_tail, KV_ROLE_MEMBER, "the bytes that came with a hand-over; to its consumer")   \
 	X(22, HANDOVER_DONE, handover_done, KV_ROLE_MEMBER, "the consumer needs the hand-over no longer, or either side gives it up") \
-	X(23, TRANSFERS, transfers, KV_ROLE_CLIENT | KV_ROLE_OPERATOR, "the namespace's hand-overs as JSON")
+	X(23, TRANSFERS, transfers, KV_ROLE_CLIENT | KV_ROLE_OPERATOR, "the namespace's hand-overs as JSON")         \
+	X(24, HANDOVER_SELECT, handover_select, KV_ROLE_MEMBER, "be the consumer of a hand-over that agrees with these tokens, the longest agreement first; it waits for one like HANDOVER_RECV")
 
 /* Sent by the daemon on its own, never answered. */
 #define KV_NOTICE_LIST(X)                                                                                              \
@@ -73,7 +77,8 @@
 	X(66, LEASE_DONE, lease_done, KV_ROLE_NONE, "a lease's blocks are all ready, or will never be")                \
 	X(67, PUT_DONE, put_done, KV_ROLE_NONE, "a put has ended: to its starter, and to ranks whose DRAINED its slots wait for") \
 	X(68, DURABLE, durable, KV_ROLE_NONE, "what of a put survives kill -9 and power loss")                         \
-	X(69, HANDOVER, handover, KV_ROLE_NONE, "a hand-over has moved on or ended: to its consumer; failed or ended: to its producer too")
+	X(69, HANDOVER, handover, KV_ROLE_NONE, "a hand-over has moved on or ended: to its consumer; failed or ended: to its producer too") \
+	X(70, HANDOVER_ROOM, handover_room, KV_ROLE_NONE, "hand-overs may keep more again: to a member that was answered BUSY and waits")
 
 #define KV_FIELDS_hello(F)                                                                                             \
 	F(U32, version, 0, "protocol version of the client")                                                          \
@@ -179,7 +184,7 @@
 #define KV_FIELDS_keep_reply(F) F(U32, ttl_ms, 0, "time to live granted; after it the put is revoked when its namespace lacks room")
 
 #define KV_FIELDS_handover_send(F)                                                                                     \
-	F(STR, transfer, 128, "transfer id, 1 to 128 bytes: the same as its consumer's, and of one hand-over at a time in the space") \
+	F(STR, transfer, 128, "transfer id, 1 to 128 bytes: the same as its consumer's, and of one hand-over at a time in the space; with select it may be empty") \
 	F(U64, number, 0, "0: the first one of the hand-over; else its number, from the reply")                        \
 	F(U32, space, 0, "space id")                                                                                   \
 	F(U64, epoch, 0, "epoch the keys were made in")                                                                \
@@ -187,9 +192,11 @@
 	F(KEYS, keys, KV_MAX_BLOCKS, "of each part: full: the key of block n; window, state: those of the blocks that a sequence needs after n. One that is not visible: MISS. count 0: none, of a state before a partial block") \
 	F(U32, partial, 0, "with flags bit 0: tokens after these units, fewer than any group's block has; they are in a private block of every group. 0: none") \
 	F(KEY, private_key, 0, "of those private blocks; without partial: ignored")                                    \
-	F(U32, flags, KV_HANDOVER_LAST, "bit 0: nothing follows, the hand-over is complete")                           \
+	F(U32, flags, KV_HANDOVER_LAST | KV_HANDOVER_AWAIT_ROOM, "bit 0: nothing follows, the hand-over is complete; bit 1: HANDOVER_ROOM is wanted after the answer BUSY") \
 	F(U32, ttl_ms, 0, "life from now on without a consumer; 0: the daemon's default and most")                     \
-	F(BIN, tail, 1u << 20, "bytes for the consumer, opaque; they replace earlier ones unless empty")
+	F(BIN, tail, 1u << 20, "bytes for the consumer, opaque; they replace earlier ones unless empty")               \
+	F(BIN, select, 4u * KV_MAX_SELECT, "u32 tokens, with number 0: HANDOVER_SELECT finds the hand-over by them; empty: it does not") \
+	F(BIN, bucket, KV_MAX_BUCKET, "opaque: a HANDOVER_SELECT finds the hand-overs of its own bucket only")
 #define KV_FIELDS_handover_send_reply(F)                                                                               \
 	F(U64, number, 0, "the daemon's number for the hand-over; never reused")                                       \
 	F(U32, n, 0, "units that every group of the space has handed over")                                            \
@@ -211,6 +218,16 @@
 	F(U32, tail_bytes, 0, "of HANDOVER_TAIL's answer")                                                             \
 	F(U64, bytes, 0, "slots and tail that it keeps")                                                               \
 	F(U32, ttl_ms, 0, "time granted")
+
+#define KV_FIELDS_handover_select(F)                                                                                   \
+	F(U32, space, 0, "space id")                                                                                   \
+	F(U64, epoch, 0, "epoch the keys were made in")                                                                \
+	F(BIN, tokens, 4u * KV_MAX_SELECT, "u32 each, at least one: a hand-over agrees if its tokens are the beginning of these, or these of its own") \
+	F(U32, any, 1, "1: without tokens, the oldest hand-over of the bucket agrees")                                  \
+	F(BIN, bucket, KV_MAX_BUCKET, "as its producer gave it")                                                        \
+	F(U32, timeout_ms, 0, "from now until HANDOVER_DONE; then the hand-over is another one's. 0: the daemon's default and most")
+/* AWAITED: none agrees yet. HANDOVER says when one does, and which number it has. */
+#define KV_FIELDS_handover_select_reply(F) KV_FIELDS_handover_recv_reply(F)
 
 #define KV_FIELDS_handover_tail(F) F(U64, number, 0, "hand-over")
 #define KV_FIELDS_handover_tail_reply(F) F(BIN, tail, 1u << 20, "as its producer gave it last")
@@ -279,7 +296,9 @@
 	F(U32, n, 0, "units that every group of the space has handed over, and that stay")                             \
 	F(U32, partial, 0, "tokens after them, in a private block of every group; 0: none")                            \
 	F(I32, status, 0, "FAILED and ENDED: why; OK: its consumer is done")                                           \
-	F(U32, tail_bytes, 0, "of HANDOVER_TAIL's answer")
+	F(U32, tail_bytes, 0, "of HANDOVER_TAIL's answer")                                                             \
+	F(U64, moved, 0, "above 0: a HANDOVER_SELECT that waited has this hand-over, and `number` means nothing from now on")
+#define KV_FIELDS_handover_room(F) F(U64, bytes, 0, "that hand-overs of the namespace may keep more now")
 #define KV_FIELDS_durable(F)                                                                                           \
 	F(U64, put, 0, "put id")                                                                                       \
 	F(U32, n, 0, "blocks from the root that are synced, ancestors and ALREADY blocks included; window, state: from the put's first") \

@@ -1,4 +1,5 @@
-/* handover_impl.h -- the parts of an entry's life, for handover/ only. send.c and recv.c call handover.c. */
+/* handover_impl.h -- the parts of an entry's life, for handover/ only. run.c and send.c call select.c and room.c,
+ * select.c calls recv.c, and all call handover.c. */
 #ifndef KVD_CORE_HANDOVER_IMPL_H
 #define KVD_CORE_HANDOVER_IMPL_H
 
@@ -12,12 +13,19 @@ typedef struct kvd_handover_name {
 	kv_slice_t transfer;
 } kvd_handover_name_t;
 
+/* A sequence in memory of its own. */
+typedef struct kvd_words {
+	uint32_t *words; /* NULL: none */
+	uint32_t len;
+} kvd_words_t;
+
 /* What that is: the sender, and an entry. */
 typedef struct kvd_handover_call {
 	kvd_member_rec_t *member;
 	kvd_instance_rec_t *instance;
 	kvd_space_t *space;
 	kvd_handover_t *entry; /* NULL: there is none */
+	uint64_t refused;      /* bytes that there was no room for */
 } kvd_handover_call_t;
 
 static inline kvd_handover_t *kvd_handover_at(const kvd_core_t *core, uint32_t self)
@@ -25,8 +33,8 @@ static inline kvd_handover_t *kvd_handover_at(const kvd_core_t *core, uint32_t s
 	return kvd_obj_at(&core->handovers, self);
 }
 
-/* The entry of a transfer id in the space, or NULL. KV_ERR_NOT_JOINED, KV_ERR_NOT_FOUND and KV_ERR_STALE_EPOCH (of
- * the space), KV_ERR_ARG. */
+/* The entry of a transfer id in the space, or NULL; without an id: NULL. KV_ERR_NOT_JOINED, KV_ERR_NOT_FOUND and
+ * KV_ERR_STALE_EPOCH (of the space), KV_ERR_ARG. */
 kv_status_t kvd_handover_find_transfer(kvd_core_t *core, const kvd_handover_name_t *name, kvd_handover_call_t *call);
 /* The entry of this number, also when it is another's: the caller looks which side asks, and answers KV_ERR_NOT_FOUND
  * to the others (P8). KV_ERR_NOT_JOINED, KV_ERR_NOT_FOUND. */
@@ -36,6 +44,9 @@ static inline int kvd_handover_is_side(const kvd_handover_side_t *side, const kv
 {
 	return side->member != 0 && side->instance == call->instance->id;
 }
+
+/* The same by its pool index; NULL: it has ended just now. */
+kvd_handover_t *kvd_handover_settle(kvd_core_t *core, kvd_handover_t *entry);
 
 /* A new entry without sides. KV_ERR_LIMIT: the namespace has as many as it may have; KV_ERR_NOMEM. */
 kv_status_t kvd_handover_create(kvd_core_t *core, kvd_handover_call_t *call, const kv_slice_t *transfer);
@@ -54,6 +65,11 @@ void kvd_handover_notify(kvd_core_t *core, const kvd_handover_t *entry, const kv
 /* What the consumer waited for is there, or will never be. */
 void kvd_handover_end_wait(kvd_core_t *core, kvd_handover_t *entry);
 
+/* The tokens of an entry, owned by it from now on, are in the tree `tally` speaks of. */
+void kvd_handover_set_select(kvd_core_t *core, kvd_handover_t *entry, const kvd_words_t *words, uint64_t *tally);
+/* It is in neither tree. */
+void kvd_handover_withdraw(kvd_core_t *core, kvd_handover_t *entry);
+
 void kvd_handover_drop_pins(kvd_core_t *core, kvd_handover_pins_t *pins);
 /* FAILED. Without a consumer nothing of it is kept but the reason. */
 void kvd_handover_fail(kvd_core_t *core, kvd_handover_t *entry, kv_status_t why);
@@ -63,5 +79,34 @@ void kvd_handover_give_back(kvd_core_t *core, kvd_handover_t *entry);
 void kvd_handover_discard(kvd_core_t *core, kvd_handover_t *entry);
 /* Both sides are told, but for `by`, which has asked for it; then the entry is gone. */
 void kvd_handover_end(kvd_core_t *core, kvd_handover_t *entry, kv_status_t why, const kvd_handover_side_t *by);
+
+/* ---- recv.c ---------------------------------------------------------------------------------- */
+
+/* The entry is its consumer's until then, and this is what the consumer is answered. */
+void kvd_handover_begin_wait(kvd_core_t *core, kvd_handover_t *entry, uint64_t ttl,
+			     kv_msg_handover_recv_reply_t *reply);
+
+/* ---- select.c -------------------------------------------------------------------------------- */
+
+/* Namespace, space, bucket and tokens as one sequence: freed by the caller, or set. KV_ERR_ARG, KV_ERR_NOMEM. */
+kv_status_t kvd_handover_make_words(kvd_core_t *core, const kvd_space_t *space, const kv_slice_t *bucket,
+				    const kv_slice_t *tokens, kvd_words_t *words);
+/* Tokens that the entry is selected by, or that its consumer waits for; 0: none. */
+uint32_t kvd_handover_select_tokens(const kvd_handover_t *entry);
+/* An entry without a consumer: a SELECT that waits has it, or it is offered. */
+void kvd_handover_offer(kvd_core_t *core, kvd_handover_t *entry);
+/* One quantum: the same for those given back; 1 while there is more. */
+int kvd_handover_reoffer_run(kvd_core_t *core);
+
+/* ---- room.c ---------------------------------------------------------------------------------- */
+
+/* Bytes that the namespace's entries may still keep. */
+uint64_t kvd_handover_room_left(const kvd_core_t *core, uint32_t ns);
+/* Is there room for these bytes, on top of what cannot be reclaimed? */
+int kvd_handover_is_within_share(const kvd_core_t *core, uint32_t ns, uint64_t bytes);
+/* The member was refused these bytes: HANDOVER_ROOM follows. */
+void kvd_handover_await_room(kvd_core_t *core, uint32_t ns, kvd_member_rec_t *member, uint64_t bytes);
+/* Notify members that wait: a quantum. */
+void kvd_handover_room_run(kvd_core_t *core);
 
 #endif

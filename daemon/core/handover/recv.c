@@ -21,29 +21,15 @@ static kv_status_t take_entry(kvd_core_t *core, kvd_handover_call_t *call, const
 		}
 	}
 	if (status == KV_OK) {
+		kvd_handover_withdraw(core, call->entry);
 		kvd_handover_join_side(core, &call->entry->consumer, call);
 	}
 
 	return status;
 }
 
-kv_status_t kvd_handover_recv(kvd_core_t *core, uint32_t ns, kvd_member_t member, const kv_msg_handover_recv_t *ask,
-			      kv_msg_handover_recv_reply_t *reply)
+void kvd_handover_begin_wait(kvd_core_t *core, kvd_handover_t *entry, uint64_t ttl, kv_msg_handover_recv_reply_t *reply)
 {
-	const kvd_handover_name_t name = {
-		.ns = ns, .space = ask->space, .epoch = ask->epoch, .member = member, .transfer = ask->transfer};
-	kvd_handover_call_t call = {0};
-	uint64_t ttl = kvd_handover_ttl(core, ask->timeout_ms);
-	kvd_handover_t *entry;
-	kv_status_t status = kvd_handover_find_transfer(core, &name, &call);
-
-	if (status == KV_OK) {
-		status = take_entry(core, &call, &ask->transfer);
-	}
-	if (status != KV_OK) {
-		return status;
-	}
-	entry = call.entry;
 	kvd_handover_set_expiry(core, entry, core->now_ns + ttl);
 	if (entry->asked_ns == 0 && (entry->state == KV_HANDOVER_AWAITED || entry->state == KV_HANDOVER_SENDING)) {
 		entry->asked_ns = core->now_ns;
@@ -56,8 +42,24 @@ kv_status_t kvd_handover_recv(kvd_core_t *core, uint32_t ns, kvd_member_t member
 						.tail_bytes = entry->tail_len,
 						.bytes = kvd_handover_bytes(core, entry),
 						.ttl_ms = (uint32_t)(ttl / 1000000u)};
+}
 
-	return KV_OK;
+kv_status_t kvd_handover_recv(kvd_core_t *core, uint32_t ns, kvd_member_t member, const kv_msg_handover_recv_t *ask,
+			      kv_msg_handover_recv_reply_t *reply)
+{
+	const kvd_handover_name_t name = {
+		.ns = ns, .space = ask->space, .epoch = ask->epoch, .member = member, .transfer = ask->transfer};
+	kvd_handover_call_t call = {0};
+	kv_status_t status = kvd_handover_find_transfer(core, &name, &call);
+
+	if (status == KV_OK) {
+		status = ask->transfer.len > 0 ? take_entry(core, &call, &ask->transfer) : KV_ERR_ARG;
+	}
+	if (status == KV_OK) {
+		kvd_handover_begin_wait(core, call.entry, kvd_handover_ttl(core, ask->timeout_ms), reply);
+	}
+
+	return status;
 }
 
 kv_status_t kvd_handover_tail(kvd_core_t *core, uint32_t ns, kvd_member_t member, const kv_msg_handover_tail_t *ask,

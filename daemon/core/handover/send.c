@@ -18,6 +18,7 @@ typedef struct draft {
 	uint32_t count;
 	kvd_handover_pins_t private_pins;
 	uint8_t *tail; /* NULL: the request has none */
+	kvd_words_t select;
 } draft_t;
 
 /* ---- what was asked for ---------------------------------------------------------------------- */
@@ -86,53 +87,44 @@ static kv_status_t decode_parts(const kvd_space_t *space, const kv_msg_handover_
 
 /* ---- room ------------------------------------------------------------------------------------ */
 
-static kv_status_t refuse(kvd_core_t *core, uint32_t ns)
+static kv_status_t refuse(kvd_core_t *core, kvd_handover_call_t *call, uint64_t bytes)
 {
 	kvd_count(core, KV_M_HANDOVERS_REFUSED, 1);
-	kvd_count_ns(core, ns, KV_NM_HANDOVERS_REFUSED, 1);
+	kvd_count_ns(core, call->space->ns, KV_NM_HANDOVERS_REFUSED, 1);
+	call->refused = bytes;
 
 	return KV_ERR_BUSY;
 }
 
-/* Bytes that the namespace's entries may still keep. */
-static uint64_t room_left(const kvd_core_t *core, uint32_t ns)
-{
-	uint64_t most = kvd_share_handover_max(core, ns),
-		 kept = core->ns[ns]->handover_bytes + core->ns[ns]->tail_bytes;
-
-	return most > kept ? most - kept : 0;
-}
-
-/* Is there room for these bytes, on top of what cannot be reclaimed? */
-static int is_within_share(const kvd_core_t *core, uint32_t ns, uint64_t bytes)
-{
-	return kvd_share_irreclaimable(core, ns) + bytes <= core->ns[ns]->share[KVD_SHARE_CPU];
-}
-
-/* Is there room for a pin on the block? What other entries, or other pins, keep already is not counted again. */
-static int may_pin(const kvd_core_t *core, const kvd_space_t *space, uint32_t block, uint64_t tail_bytes)
+/* Is there room for a pin on the block? What other entries, or other pins, keep already is not counted again.
+ * *p_bytes: what the entries would keep more. */
+static int may_pin(const kvd_core_t *core, const kvd_space_t *space, uint32_t block, uint64_t tail_bytes,
+		   uint64_t *p_bytes)
 {
 	uint64_t slot_bytes = core->classes[space->slot_class].slot_bytes;
 	uint32_t depth = kvd_depth_of(&core->ix, kvd_block_at(&core->ix, block));
 	uint64_t unshared = depth - kvd_index_depth_pinned(&core->ix, block, KVD_PINS_HANDOVER);
 	uint64_t unpinned = depth - kvd_index_depth_pinned(&core->ix, block, KVD_PINS_ALL);
 
-	return unshared * slot_bytes + tail_bytes <= room_left(core, space->ns) &&
+	*p_bytes = unshared * slot_bytes + tail_bytes;
+
+	return *p_bytes <= kvd_handover_room_left(core, space->ns) &&
 	       unpinned <= kvd_share_pin_room(core, space->ns, space->slot_class) &&
-	       is_within_share(core, space->ns, unpinned * slot_bytes + tail_bytes);
+	       kvd_handover_is_within_share(core, space->ns, unpinned * slot_bytes + tail_bytes);
 }
 
 /* ---- the new pins ---------------------------------------------------------------------------- */
 
 /* One more pin, if there is room for it. */
-static kv_status_t pin_block(kvd_core_t *core, const kvd_handover_call_t *call, uint32_t block, uint64_t tail_bytes,
+static kv_status_t pin_block(kvd_core_t *core, kvd_handover_call_t *call, uint32_t block, uint64_t tail_bytes,
 			     kvd_handover_pins_t *pins)
 {
+	uint64_t bytes;
 	uint32_t pin;
 	kv_status_t status;
 
-	if (!may_pin(core, call->space, block, tail_bytes)) {
-		return refuse(core, call->space->ns);
+	if (!may_pin(core, call->space, block, tail_bytes, &bytes)) {
+		return refuse(core, call, bytes);
 	}
 	status = kvd_pin_create(core, block, KVD_PIN_HANDOVER, call->entry->number, &pin);
 	if (status == KV_OK) {
@@ -162,7 +154,7 @@ static int goes_on(const kvd_core_t *core, const kvd_handover_t *entry, const pa
 			((const kvd_pin_t *)kvd_obj_at(&core->pins, before->pins.head))->block);
 }
 
-static kv_status_t pin_part(kvd_core_t *core, const kvd_handover_call_t *call, part_t *part, uint64_t tail_bytes)
+static kv_status_t pin_part(kvd_core_t *core, kvd_handover_call_t *call, part_t *part, uint64_t tail_bytes)
 {
 	if (part->n < call->entry->parts[part->index].n) {
 		return KV_ERR_ARG;
@@ -190,7 +182,7 @@ static kv_status_t pin_part(kvd_core_t *core, const kvd_handover_call_t *call, p
 }
 
 /* The private block of each group. */
-static kv_status_t pin_private_blocks(kvd_core_t *core, const kvd_handover_call_t *call, const kv_key_t *key,
+static kv_status_t pin_private_blocks(kvd_core_t *core, kvd_handover_call_t *call, const kv_key_t *key,
 				      uint64_t tail_bytes, draft_t *draft)
 {
 	const kvd_space_t *space = call->space;
@@ -210,16 +202,34 @@ static kv_status_t pin_private_blocks(kvd_core_t *core, const kvd_handover_call_
 	return status;
 }
 
-/* Memory for the tail, and all pins. What is done of it when it fails is the caller's to undo. */
-static kv_status_t prepare(kvd_core_t *core, const kvd_handover_call_t *call, const kv_msg_handover_send_t *ask,
+/* Memory for the tokens, and for the nodes that they will need. */
+static kv_status_t prepare_select(kvd_core_t *core, const kvd_handover_call_t *call, const kv_msg_handover_send_t *ask,
+				  draft_t *draft)
+{
+	kv_status_t status = kvd_handover_make_words(core, call->space, &ask->bucket, &ask->select, &draft->select);
+
+	return status == KV_OK ? kvd_obj_pool_reserve(&core->token_nodes, kvd_token_tree_nodes(core->selects + 1))
+			       : status;
+}
+
+/* Memory for tail and tokens, and all pins. What is done of it when it fails is the caller's to undo. */
+static kv_status_t prepare(kvd_core_t *core, kvd_handover_call_t *call, const kv_msg_handover_send_t *ask,
 			   draft_t *draft)
 {
 	const kv_slice_t *tail = &ask->tail;
 	uint32_t ns = call->space->ns, had = call->entry->tail_len;
 	uint64_t grows = tail->len > had ? tail->len - had : 0;
 
-	if (grows > room_left(core, ns) || !is_within_share(core, ns, grows)) {
-		return refuse(core, ns);
+	if (ask->select.len > 0) {
+		kv_status_t status = prepare_select(core, call, ask, draft);
+
+		if (status != KV_OK) {
+			return status;
+		}
+		grows += (uint64_t)draft->select.len * sizeof *draft->select.words;
+	}
+	if (grows > kvd_handover_room_left(core, ns) || !kvd_handover_is_within_share(core, ns, grows)) {
+		return refuse(core, call, grows);
 	}
 	if (tail->len > 0) {
 		draft->tail = kv_alloc(core->env, tail->len);
@@ -274,6 +284,9 @@ static void take_over(kvd_core_t *core, const kvd_handover_call_t *call, const d
 		entry->tail = draft->tail;
 		entry->tail_len = tail_len;
 	}
+	if (draft->select.words) {
+		kvd_handover_set_select(core, entry, &draft->select, &core->ns[entry->ns]->tail_bytes);
+	}
 	entry->n = units_of(call->space, entry);
 	entry->partial = ask->partial;
 	entry->private_pins = draft->private_pins; /* of the last chunk: it had none */
@@ -290,6 +303,17 @@ static kv_status_t find_entry(kvd_core_t *core, uint32_t ns, kvd_member_t member
 
 	if (status != KV_OK) {
 		return status;
+	}
+	if (ask->transfer.len == 0 && ask->number != 0) {
+		status = kvd_handover_find_number(core, ns, member, ask->number, call);
+		entry = call->entry;
+		if (status != KV_OK || entry->transfer_len > 0 || entry->space != ask->space) {
+			return KV_ERR_NOT_FOUND;
+		}
+	}
+	/* What it is selected by is said once, and one without a name has nothing else. */
+	if (ask->number != 0 ? ask->select.len > 0 : ask->select.len == 0 && ask->transfer.len == 0) {
+		return KV_ERR_ARG;
 	}
 	if (ask->number != 0) {
 		if (!entry || entry->number != ask->number || !kvd_handover_is_side(&entry->producer, call)) {
@@ -330,12 +354,16 @@ kv_status_t kvd_handover_send(kvd_core_t *core, uint32_t ns, kvd_member_t member
 	status = prepare(core, &call, ask, &draft);
 	if (status != KV_OK) {
 		kvd_handover_drop_pins(core, &draft.private_pins);
+		kv_free(core->env, draft.select.words);
 		for (uint32_t i = 0; i < draft.count; i++) {
 			kvd_handover_drop_pins(core, &draft.parts[i].pins);
 		}
 		kv_free(core->env, draft.tail);
 		if (created) {
 			kvd_handover_discard(core, entry);
+		}
+		if (status == KV_ERR_BUSY && (ask->flags & KV_HANDOVER_AWAIT_ROOM)) {
+			kvd_handover_await_room(core, ns, call.member, call.refused);
 		}
 		return status;
 	}
@@ -346,6 +374,9 @@ kv_status_t kvd_handover_send(kvd_core_t *core, uint32_t ns, kvd_member_t member
 	entry->ttl_ns = kvd_handover_ttl(core, ask->ttl_ms);
 	if (entry->consumer.member == 0) {
 		kvd_handover_set_expiry(core, entry, core->now_ns + entry->ttl_ns);
+		if (draft.select.words) {
+			kvd_handover_offer(core, entry);
+		}
 	} else {
 		if (entry->state == KV_HANDOVER_COMPLETE) {
 			kvd_handover_end_wait(core, entry);

@@ -188,6 +188,11 @@ static void close_member(kvd_core_t *core, kvd_instance_rec_t *instance, kvd_mem
 	}
 	member->open = 0;
 	instance->open_count--;
+	if (member->room_wanted > 0) {
+		member->room_wanted = 0;
+		kvd_list_remove(&core->ns[instance->ns]->room_waiters, &core->members,
+				offsetof(kvd_member_rec_t, of_room), kvd_id_index(member->id));
+	}
 	if (instance->handovers > 0) {
 		kvd_handovers_sweep(core);
 	}

@@ -75,7 +75,9 @@ typedef struct kvd_ns {
 	uint64_t blocks;                              /* in the index                                */
 	uint64_t pinned_blocks, pinned_bytes;         /* kept by pins, each counted once */
 	uint64_t handover_bytes;                      /* kept by pins of hand-over entries, each counted once */
-	uint64_t tail_bytes;                          /* of these entries                            */
+	uint64_t tail_bytes;                          /* of these entries, tokens to select them by included */
+	uint64_t wait_bytes;                          /* tokens of SELECTs that wait                 */
+	kvd_list_t room_waiters;                      /* members that wait until entries may keep more */
 	uint32_t handovers;                           /* the entries                                 */
 	kvd_list_t puts;                              /* running ones (put.h)                        */
 	uint64_t unfinished_blocks, unfinished_bytes; /* slots of puts, those in quarantine too      */
@@ -107,6 +109,9 @@ typedef struct kvd_member_rec {
 	uint32_t local; /* index in kvd_instance_rec_t.members */
 	uint32_t role, rank;
 	uint32_t open;
+	kvd_link_t of_room; /* of kvd_ns_t.room_waiters while room_wanted > 0 */
+	uint64_t room_wanted;
+	uint64_t room_kept, room_irreclaimable; /* of its namespace when it was refused */
 } kvd_member_rec_t;
 
 #endif

@@ -129,7 +129,8 @@ kv_status_t kvd_namespace_share(kvd_core_t *core, uint32_t ns, const kvd_parts_t
 
 uint64_t kvd_share_irreclaimable(const kvd_core_t *core, uint32_t ns)
 {
-	return core->ns[ns]->pinned_bytes + core->ns[ns]->unfinished_bytes + core->ns[ns]->tail_bytes;
+	return core->ns[ns]->pinned_bytes + core->ns[ns]->unfinished_bytes + core->ns[ns]->tail_bytes +
+	       core->ns[ns]->wait_bytes;
 }
 
 uint64_t kvd_share_handover_max(const kvd_core_t *core, uint32_t ns)
