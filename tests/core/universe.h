@@ -78,6 +78,10 @@ typedef struct u_send {
 	int last;
 	uint32_t partial;
 	kv_key_t private_key;
+	const uint32_t *select; /* with select_n > 0 the transfer may be "" */
+	uint32_t select_n;
+	const char *bucket; /* NULL: the empty one */
+	int await_room;
 	uint32_t ttl_ms;
 	const void *tail;
 	uint32_t tail_len;
@@ -189,6 +193,9 @@ uint32_t u_put_private(universe_t *u, u_member_t *m, const kvd_space_info_t *spa
 kv_status_t u_send(universe_t *u, u_member_t *m, const u_send_t *send, kv_msg_handover_send_reply_t *reply);
 kv_status_t u_recv(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const char *transfer,
 		   uint32_t timeout_ms, kv_msg_handover_recv_reply_t *reply);
+/* Tokens; n 0: any. */
+kv_status_t u_select(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const char *bucket,
+		     const uint32_t *tokens, uint32_t n, uint32_t timeout_ms, kv_msg_handover_select_reply_t *reply);
 kv_status_t u_done(universe_t *u, u_member_t *m, uint64_t number, uint32_t flags); /* KV_HANDOVER_* */
 /* Tiers of each key, and why the first missing one is missing (EXPLAIN). */
 uint32_t u_explain(universe_t *u, uint32_t ns, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t n,

@@ -19,7 +19,7 @@ static int is_calm(const universe_t *u)
 	       core->ix.queue.head == KVD_NONE && core->reads + core->writes == 0 && !core->flush_busy &&
 	       (core->flush_due_ns == 0 || core->durable_owed == 0) && core->run_puts.head == KVD_NONE &&
 	       core->ix.unheld.head == KVD_NONE && !core->showing && core->outstanding == 0 &&
-	       core->handover_sweep == 0;
+	       core->handover_sweep == 0 && core->reoffers.head == KVD_NONE;
 }
 
 void u_settle(universe_t *u)
@@ -43,6 +43,8 @@ static uint64_t notice_id(const u_notice_t *notice)
 		return notice->msg.put_done.put;
 	case KV_CODE_HANDOVER:
 		return notice->msg.handover.number;
+	case KV_CODE_HANDOVER_ROOM:
+		return 0;
 	default:
 		return notice->msg.durable.put;
 	}
