@@ -54,7 +54,7 @@
 	X(PUT_DUPLICATES, kvd_put_duplicates_total, KV_METRIC_COUNTER, "put blocks that lost to another instance's copy") \
 	X(PUT_BUSY, kvd_put_busy_total, KV_METRIC_COUNTER, "puts cut short at a limit")                                \
 	X(HANDOVERS, kvd_handovers, KV_METRIC_GAUGE, "hand-overs: awaited, sending, or waiting to be taken")            \
-	X(HANDOVER_BYTES, kvd_handover_bytes, KV_METRIC_GAUGE, "slots and tails that hand-overs keep, each slot counted once") \
+	X(HANDOVER_BYTES, kvd_handover_bytes, KV_METRIC_GAUGE, "slots, tails and tokens that hand-overs keep, each slot counted once") \
 	X(HANDOVERS_TAKEN, kvd_handovers_ended_total{result="taken"}, KV_METRIC_COUNTER, KV_HELP_HANDOVERS)            \
 	X(HANDOVERS_EXPIRED, kvd_handovers_ended_total{result="expired"}, KV_METRIC_COUNTER, KV_HELP_HANDOVERS)        \
 	X(HANDOVERS_FAILED, kvd_handovers_ended_total{result="failed"}, KV_METRIC_COUNTER, KV_HELP_HANDOVERS)          \

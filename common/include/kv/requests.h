@@ -201,7 +201,7 @@
 	F(U64, number, 0, "the daemon's number for the hand-over; never reused")                                       \
 	F(U32, n, 0, "units that every group of the space has handed over")                                            \
 	F(U32, taken, 0, "1: it has a consumer")                                                                       \
-	F(U64, bytes, 0, "slots and tail that it keeps")                                                               \
+	F(U64, bytes, 0, "slots, tail and tokens that it keeps")                                                       \
 	F(U32, ttl_ms, 0, "life granted")
 
 #define KV_FIELDS_handover_recv(F)                                                                                     \
@@ -216,7 +216,7 @@
 	F(U32, partial, 0, "tokens after them, in a private block of every group; 0: none")                            \
 	F(I32, status, 0, "FAILED: why")                                                                               \
 	F(U32, tail_bytes, 0, "of HANDOVER_TAIL's answer")                                                             \
-	F(U64, bytes, 0, "slots and tail that it keeps")                                                               \
+	F(U64, bytes, 0, "slots, tail and tokens that it keeps")                                                       \
 	F(U32, ttl_ms, 0, "time granted")
 
 #define KV_FIELDS_handover_select(F)                                                                                   \

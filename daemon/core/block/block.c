@@ -406,6 +406,16 @@ void kvd_block_forget_unused(kvd_core_t *core, uint32_t id)
 	}
 }
 
+void kvd_private_block_renew(kvd_core_t *core, uint32_t id)
+{
+	const kvd_block_t *block = kvd_block_at(&core->ix, id);
+
+	if (kvd_is_private(&core->ix, block)) {
+		kvd_node_of(&core->ix, block)->flags &= ~KVD_NODE_HELD;
+		kvd_queue_remove(&core->ix, block->node);
+	}
+}
+
 int kvd_private_blocks_run(kvd_core_t *core)
 {
 	for (uint32_t left = PRIVATE_QUANTUM; left > 0 && core->ix.unheld.head != KVD_NONE; left--) {

@@ -58,7 +58,7 @@ kv_status_t kvd_handover_may_join(const kvd_core_t *core, const kvd_handover_cal
 void kvd_handover_set_expiry(kvd_core_t *core, kvd_handover_t *entry, uint64_t expiry_ns);
 /* What was asked for, at most what the option allows; 0: that. */
 uint64_t kvd_handover_ttl(const kvd_core_t *core, uint32_t ttl_ms);
-/* Bytes that the entry keeps: slots and tail. */
+/* Bytes that the entry keeps: slots, tail and tokens. */
 uint64_t kvd_handover_bytes(const kvd_core_t *core, const kvd_handover_t *entry);
 /* Tell a side what the entry is now. */
 void kvd_handover_notify(kvd_core_t *core, const kvd_handover_t *entry, const kvd_handover_side_t *side);

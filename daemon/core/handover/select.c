@@ -5,7 +5,8 @@
 
 #define STALE_TRIES     256u /* records found whose side or epoch has ended */
 #define REOFFER_QUANTUM 64u
-#define HEAD_WORDS      3u /* namespace, space, bytes of the bucket */
+#define QUANTUM_WORDS   65536u /* compared, more than those of one sequence */
+#define HEAD_WORDS      3u     /* namespace, space, bytes of the bucket */
 
 /* ---- sequences ------------------------------------------------------------------------------- */
 
@@ -51,7 +52,9 @@ uint32_t kvd_handover_select_tokens(const kvd_handover_t *entry)
 static kv_status_t find_live(kvd_core_t *core, const kvd_token_tree_t *tree, const kvd_words_t *words,
 			     kvd_handover_t **p_found)
 {
-	for (uint32_t tries = 0; tries < STALE_TRIES; tries++) {
+	uint64_t compared = 0;
+
+	for (uint32_t tries = 0; tries < STALE_TRIES && compared <= QUANTUM_WORDS; tries++, compared += words->len) {
 		uint32_t id = kvd_token_tree_find(tree, words->words, words->len);
 		kvd_handover_t *found = id == KVD_NONE ? NULL : kvd_handover_settle(core, kvd_handover_at(core, id));
 
@@ -112,9 +115,13 @@ void kvd_handover_offer(kvd_core_t *core, kvd_handover_t *entry)
 
 int kvd_handover_reoffer_run(kvd_core_t *core)
 {
-	for (uint32_t left = REOFFER_QUANTUM; left > 0 && core->reoffers.head != KVD_NONE; left--) {
+	uint64_t compared = 0;
+
+	for (uint32_t left = REOFFER_QUANTUM; left > 0 && compared <= QUANTUM_WORDS && core->reoffers.head != KVD_NONE;
+	     left--) {
 		kvd_handover_t *entry = kvd_handover_at(core, core->reoffers.head);
 
+		compared += entry->select.len;
 		entry->is_reoffered = 0;
 		kvd_list_remove(&core->reoffers, &core->handovers, offsetof(kvd_handover_t, of_reoffers), entry->self);
 		entry = kvd_handover_settle(core, entry);

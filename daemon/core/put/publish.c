@@ -217,6 +217,7 @@ static int adopt_duplicate(kvd_core_t *core, kvd_put_t *put, uint32_t index, kvd
 	if (entry->loc.slot != KV_SLOT_NONE) {
 		kvd_entry_free(core, put, entry);
 	}
+	kvd_private_block_renew(core, id);
 	make_entry_visible(core, put, index, id, KVD_ENTRY_DUPLICATE);
 	*p_result = KVD_PUBLISH_NEXT;
 

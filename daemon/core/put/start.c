@@ -190,6 +190,7 @@ static kv_status_t check_unchained_keys(kvd_core_t *core, kvd_draft_t *draft)
 			kvd_block_at(&core->ix, id)->flags &= (uint8_t)~KVD_DUP_CHECK;
 			if (status == KV_OK) {
 				kvd_block_touch_path(core, id);
+				kvd_private_block_renew(core, id);
 			}
 		}
 	}
