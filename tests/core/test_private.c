@@ -130,6 +130,28 @@ static void p1_a_prompt_shorter_than_a_block_is_a_private_block(void **state)
 	stage_end();
 }
 
+/* The last holder has gone, and a producer puts the block again before it is dropped: it is there for its hand-over. */
+static void p3_a_block_put_again_is_not_dropped_under_its_producer(void **state)
+{
+	(void)state;
+	stage_private(128, 0);
+	put_all(0, 8);
+	put_private();
+	assert_int_equal(send_partial(8, 5, 1), KV_OK);
+	assert_int_equal(u_done(&u_, m_, sent_.number, U_GIVE_UP), KV_OK);
+	assert_int_equal(recv(d_, "t", 0), KV_OK); /* that it failed: its blocks are let go */
+	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
+	put_private();
+	u_tick(&u_, 3);
+	assert_int_equal(private_blocks(), 4);
+	sent_.number = 0;
+	assert_int_equal(send_partial(8, 5, 1), KV_OK);
+	assert_int_equal(u_done(&u_, m_, sent_.number, U_GIVE_UP), KV_OK);
+	u_tick(&u_, 1);
+	assert_int_equal(private_blocks(), 0);
+	stage_end();
+}
+
 /* A lease may skip all that its engine holds, and read the private block alone. */
 static void p1_a_lease_may_begin_with_the_private_block(void **state)
 {
@@ -390,6 +412,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p1_a_partial_block_is_handed_over_and_goes_with_its_last_holder),
 		cmocka_unit_test(p1_a_prompt_shorter_than_a_block_is_a_private_block),
+		cmocka_unit_test(p3_a_block_put_again_is_not_dropped_under_its_producer),
 		cmocka_unit_test(p1_a_lease_may_begin_with_the_private_block),
 		cmocka_unit_test(p1_a_prefix_on_disk_and_its_private_block_are_one_lease),
 		cmocka_unit_test(p3_a_path_cut_short_loses_the_private_block),
