@@ -42,9 +42,6 @@ static void link_pin(kvd_core_t *core, uint32_t id, uint32_t block_id)
 	int is_handover = pin_at(core, id)->kind == KVD_PIN_HANDOVER;
 
 	pin_at(core, id)->block = block_id;
-	if (pin_at(core, id)->kind != KVD_PIN_PUT && kvd_is_private(&core->ix, block)) {
-		kvd_node_of(&core->ix, block)->flags |= KVD_NODE_HELD;
-	}
 	if (is_handover) {
 		kvd_list_push_front(&block->pins, &core->pins, offsetof(kvd_pin_t, of_block), id);
 	} else {
@@ -403,6 +400,15 @@ void kvd_block_forget_unused(kvd_core_t *core, uint32_t id)
 		}
 		kvd_index_remove(&core->ix, id);
 		id = parent;
+	}
+}
+
+void kvd_private_block_hold(kvd_core_t *core, uint32_t id)
+{
+	const kvd_block_t *block = kvd_block_at(&core->ix, id);
+
+	if (kvd_is_private(&core->ix, block)) {
+		kvd_node_of(&core->ix, block)->flags |= KVD_NODE_HELD;
 	}
 }
 

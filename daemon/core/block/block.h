@@ -50,6 +50,9 @@ void kvd_block_restore_marks(kvd_core_t *core, uint32_t block);
 /* Free the CPU slot of a block that is not in the CPU set. */
 void kvd_block_free_cpu_slot(kvd_core_t *core, uint32_t block);
 
+/* If the block is private: a lease or hand-over has it from now on, and with the last one it goes. One that is refused
+ * has only pinned it for a moment. */
+void kvd_private_block_hold(kvd_core_t *core, uint32_t block);
 /* A put of this private block found it: it is not dropped until something has held it again. */
 void kvd_private_block_renew(kvd_core_t *core, uint32_t block);
 /* One quantum: drop private blocks that nothing holds any longer; 1 while there is more. */

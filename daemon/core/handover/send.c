@@ -21,6 +21,11 @@ typedef struct draft {
 	kvd_words_t select;
 } draft_t;
 
+static kvd_pin_t *pin_at(const kvd_core_t *core, uint32_t pin)
+{
+	return kvd_obj_at(&core->pins, pin);
+}
+
 /* ---- what was asked for ---------------------------------------------------------------------- */
 
 static kv_status_t decode_part(const kvd_space_t *space, const uint8_t *bytes, int has_partial, part_t *part)
@@ -128,7 +133,7 @@ static kv_status_t pin_block(kvd_core_t *core, kvd_handover_call_t *call, uint32
 	}
 	status = kvd_pin_create(core, block, KVD_PIN_HANDOVER, call->entry->number, &pin);
 	if (status == KV_OK) {
-		((kvd_pin_t *)kvd_obj_at(&core->pins, pin))->next = pins->head;
+		pin_at(core, pin)->next = pins->head;
 		pins->head = pin;
 		pins->count++;
 	}
@@ -290,6 +295,9 @@ static void take_over(kvd_core_t *core, const kvd_handover_call_t *call, const d
 	entry->n = units_of(call->space, entry);
 	entry->partial = ask->partial;
 	entry->private_pins = draft->private_pins; /* of the last chunk: it had none */
+	for (uint32_t pin = entry->private_pins.head; pin != KVD_NONE; pin = pin_at(core, pin)->next) {
+		kvd_private_block_hold(core, pin_at(core, pin)->block);
+	}
 }
 
 /* The entry that the request goes on with; without a number: that a consumer awaits, or none. */

@@ -82,7 +82,7 @@ typedef struct kvd_mark {
 #define KVD_NODE_QUEUED  2u  /* waits for write-behind                                                   */
 #define KVD_NODE_ASIDE   4u  /* the device cannot read its first block now: hidden, with everything below */
 #define KVD_NODE_PRIVATE 8u  /* its one block is private: QUEUED, it waits to be dropped */
-#define KVD_NODE_HELD    16u /* PRIVATE: a lease or a hand-over has had a pin on it */
+#define KVD_NODE_HELD    16u /* PRIVATE: a lease or a hand-over has had it */
 
 /* Whose pins are counted: those of all owners, and those of hand-over entries. */
 typedef enum kvd_pin_class { KVD_PINS_ALL, KVD_PINS_HANDOVER, KVD_PIN_CLASSES } kvd_pin_class_t;

@@ -124,6 +124,14 @@ static void write_slots(kvd_core_t *core, const kvd_lease_t *lease, uint32_t *ou
 	}
 }
 
+/* Those of a window may be anywhere in it; of a full group only the last one may be private. */
+static void hold_private_blocks(kvd_core_t *core, const kvd_lease_t *lease)
+{
+	for (uint32_t depth = lease->unchained ? lease->skip + 1 : lease->n; depth <= lease->n; depth++) {
+		kvd_private_block_hold(core, kvd_lease_block(core, lease, depth));
+	}
+}
+
 /* Record in the ledger whose slots these are: after a crash the keeper's next daemon must not reuse them. */
 static kv_status_t record_lease(kvd_core_t *core, const kvd_lease_t *lease, const kvd_block_t *block)
 {
@@ -179,6 +187,7 @@ kv_status_t kvd_lease_publish(kvd_core_t *core, const kvd_space_t *space, kvd_le
 	if (status != KV_OK) {
 		return status;
 	}
+	hold_private_blocks(core, lease);
 	atomic_store_explicit(&header->state, KV_LEASE_ACTIVE, memory_order_release);
 
 	link_expiry(core, lease);
