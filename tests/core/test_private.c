@@ -152,6 +152,29 @@ static void p3_a_block_put_again_is_not_dropped_under_its_producer(void **state)
 	stage_end();
 }
 
+/* A hand-over that is refused half way has pinned some of them for a moment: they stay for the next try. */
+static void p3_a_refused_hand_over_lets_its_private_blocks_stay(void **state)
+{
+	(void)state;
+	stage_private(128, 0);
+	put_all(0, 8);
+	for (uint32_t g = 0; g < U_GROUPS; g++) {
+		assert_int_equal(send_partial(8, 5, 1), KV_MISS); /* that of group g is missing */
+		u_tick(&u_, 2);
+		assert_int_equal(private_blocks(), g);
+		u_.group = u_groups[g].id;
+		assert_int_equal(u_put_private(&u_, m_, &space_, &private_), 1);
+		u_.group = 0;
+	}
+	u_.core->config.max_handover_bytes = (8 + 4 + 1 + 8 + 3) * 4096;
+	assert_int_equal(send_partial(8, 5, 1), KV_ERR_BUSY);
+	u_tick(&u_, 2);
+	assert_int_equal(private_blocks(), 4);
+	u_.core->config.max_handover_bytes = 0;
+	assert_int_equal(send_partial(8, 5, 1), KV_OK);
+	stage_end();
+}
+
 /* A lease may skip all that its engine holds, and read the private block alone. */
 static void p1_a_lease_may_begin_with_the_private_block(void **state)
 {
@@ -413,6 +436,7 @@ int main(void)
 		cmocka_unit_test(p1_a_partial_block_is_handed_over_and_goes_with_its_last_holder),
 		cmocka_unit_test(p1_a_prompt_shorter_than_a_block_is_a_private_block),
 		cmocka_unit_test(p3_a_block_put_again_is_not_dropped_under_its_producer),
+		cmocka_unit_test(p3_a_refused_hand_over_lets_its_private_blocks_stay),
 		cmocka_unit_test(p1_a_lease_may_begin_with_the_private_block),
 		cmocka_unit_test(p1_a_prefix_on_disk_and_its_private_block_are_one_lease),
 		cmocka_unit_test(p3_a_path_cut_short_loses_the_private_block),

@@ -648,6 +648,81 @@ static void p3_a_chunk_of_several_groups_is_whole(void **state)
 	rig_check_quiet(&rig_);
 }
 
+static void key_with_private_after_eight(void *ctx, uint32_t i, kvc_key_t *key)
+{
+	*key = i < 8 ? keys_[i] : *(const kvc_key_t *)ctx;
+}
+
+/* Each group has the rest of the prompt in a block of its own; a state after the whole units is not needed then. */
+static void p3_a_partial_block_of_several_groups_is_whole(void **state)
+{
+	const uint32_t rest[] = {5, 6, 7};
+	/* Of each group: units up to and with the private block, blocks before those that are read. */
+	const uint32_t wanted_of[3][2] = {{9, 0}, {9, 5}, {9, 8}};
+	kvc_identity_t identity = user_identity("hybrid");
+	kvc_put_options_t options = {.struct_size = sizeof options}, rest_options = options;
+	kvc_handover_t *made = NULL, *wanted = NULL;
+	static uint8_t bytes[RIG_BLOCK_BYTES];
+	const void *blocks[8];
+	user_t hybrid = {0};
+	kvc_key_t key;
+	const kvc_key_source_t source = {.key = key_with_private_after_eight, .ctx = &key};
+	kvc_handover_chunk_t chunk = {.struct_size = sizeof chunk,
+				      .transfer = "t",
+				      .n = 8,
+				      .source = &source,
+				      .last = 1,
+				      .partial = KV_COUNT_OF(rest)};
+	uint32_t visible;
+
+	(void)state;
+	identity.groups = "0:full:16,1:window:16:64,2:state:16";
+	assert_int_equal(user_try(&hybrid, rig_.sock, &identity), KVC_OK);
+	user_keys(&hybrid, 1, BLOCKS, keys_);
+	for (uint32_t i = 0; i < 8; i++) {
+		blocks[i] = bytes;
+	}
+	options.blocks = rest_options.blocks = blocks;
+	assert_int_equal(kvc_put(hybrid.space, keys_, 0, 8, &options, &visible), KVC_OK);
+	options.group = 1;
+	options.base = 4;
+	assert_int_equal(kvc_put(hybrid.space, &keys_[4], 4, 8, &options, &visible), KVC_OK);
+	assert_int_equal(kvc_private_key(hybrid.space, &keys_[7], "t", rest, KV_COUNT_OF(rest), &key), KVC_OK);
+	rest_options.private_blocks = 1;
+	for (uint32_t g = 0; g < 3; g++) {
+		assert_int_equal(kvc_handover_send(hybrid.space, &chunk, &made), KVC_OK);
+		assert_int_equal(kvc_handover_wait(made, 0, SOON), KVC_MISS);
+		rest_options.group = g;
+		assert_int_equal(kvc_put(hybrid.space, &key, 0, 1, &rest_options, &visible), KVC_OK);
+	}
+	assert_int_equal(kvc_handover_send(hybrid.space, &chunk, &made), KVC_OK);
+	assert_int_equal(kvc_handover_wait(made, 0, SOON), KVC_OK);
+	assert_int_equal(info_of(made).n, 8);
+	assert_int_equal(info_of(made).bytes, (8 + 4 + 3) * RIG_BLOCK_BYTES);
+	assert_int_equal(kvc_handover_recv(hybrid.space, "t", 0, &wanted), KVC_OK);
+	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_OK);
+	assert_int_equal(info_of(wanted).partial, KV_COUNT_OF(rest));
+	for (uint32_t g = 0; g < 3; g++) {
+		const kvc_want_t want = {.struct_size = sizeof want,
+					 .group = g,
+					 .n = wanted_of[g][0],
+					 .skip = wanted_of[g][1],
+					 .source = &source};
+		kvc_lease_t *lease = NULL;
+		const void *data;
+
+		assert_int_equal(kvc_lease_start(hybrid.space, &want, &lease), KVC_OK);
+		assert_int_equal(kvc_lease_wait(lease, 9, SOON), KVC_OK);
+		assert_int_equal(kvc_lease_block(lease, 8, &data, NULL), KVC_OK);
+		kvc_release(&lease, 1);
+	}
+	kvc_handover_done(wanted, 0);
+	kvc_handover_done(made, 0);
+	user_leave(&hybrid);
+	assert_true(rig_metric_is(&rig_, "kvd_blocks", 8 + 4));
+	rig_check_quiet(&rig_);
+}
+
 static void p6_kvctl_shows_who_waits_for_whom(void **state)
 {
 	kvc_handover_t *made = NULL, *wanted = NULL;
@@ -687,6 +762,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(p5_a_producer_waits_for_room_and_is_told, setup_small, teardown),
 		cmocka_unit_test_setup_teardown(p10_selections_that_cannot_be_are_refused_here, setup, teardown),
 		cmocka_unit_test_setup_teardown(p3_a_chunk_of_several_groups_is_whole, setup, teardown),
+		cmocka_unit_test_setup_teardown(p3_a_partial_block_of_several_groups_is_whole, setup, teardown),
 		cmocka_unit_test_setup_teardown(p6_kvctl_shows_who_waits_for_whom, setup, teardown),
 	};
 
