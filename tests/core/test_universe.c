@@ -249,7 +249,7 @@ static void do_release(life_t *l)
 
 /* ---- hand-overs ------------------------------------------------------------------------------ */
 
-static uint64_t partials_, selected_; /* hand-overs with private blocks; those found by tokens */
+static uint64_t partials_, selected_, moved_; /* hand-overs with private blocks; found by tokens; after a wait */
 static const char *const transfers[TRANSFERS] = {"t0", "t1", "t2", "t3", "t4"};
 
 /* Most sequences begin alike. Returns one less than there are. */
@@ -750,6 +750,7 @@ static void live(uint64_t seed, uint32_t steps)
 		taken_ += kv_metric_get(&l.u.metrics, KV_M_HANDOVERS_TAKEN);
 		failed_ += kv_metric_get(&l.u.metrics, KV_M_HANDOVERS_FAILED);
 		refused_ += kv_metric_get(&l.u.metrics, KV_M_HANDOVERS_REFUSED);
+		moved_ += l.u.moves;
 		reclaimed_ += kv_metric_get(&l.u.metrics, KV_M_SLABS_RECLAIMED);
 		if (run < restart) {
 			universe_kill(&l.u, &disk);
@@ -784,11 +785,12 @@ static void p1_to_p10_hold_after_every_step(void **state)
 	}
 	print_message("# files that changed hands %llu, reclaimed %llu, puts expired %llu\n",
 		      (unsigned long long)files_, (unsigned long long)reclaimed_, (unsigned long long)expired_);
-	print_message("# hand-overs taken %llu, failed %llu, refused %llu, with a private block %llu, selected %llu\n",
+	print_message("# hand-overs taken %llu, failed %llu, refused %llu, with a private block %llu, selected %llu "
+		      "and %llu\n",
 		      (unsigned long long)taken_, (unsigned long long)failed_, (unsigned long long)refused_,
-		      (unsigned long long)partials_, (unsigned long long)selected_);
-	assert_true(selected_ > 0 && partials_ > 0 && files_ > 0 && reclaimed_ > 0 && expired_ > 0 && taken_ > 0 &&
-		    failed_ > 0 && refused_ > 0);
+		      (unsigned long long)partials_, (unsigned long long)selected_, (unsigned long long)moved_);
+	assert_true(moved_ > 0 && selected_ > 0 && partials_ > 0 && files_ > 0 && reclaimed_ > 0 && expired_ > 0 &&
+		    taken_ > 0 && failed_ > 0 && refused_ > 0);
 }
 
 int main(int argc, char **argv)

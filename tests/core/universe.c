@@ -31,6 +31,7 @@ static void world_notify(void *ctx, kvd_member_t member, uint16_t code, const kv
 	if (code == KV_CODE_DURABLE && msg->durable.n > 0) {
 		assert_true(promise_holds(u, msg->durable.put, msg->durable.n));
 	}
+	u->moves += code == KV_CODE_HANDOVER && msg->handover.moved != 0;
 	u->notices[u->notice_count++] = (u_notice_t){member, code, *msg};
 }
 

@@ -114,6 +114,7 @@ typedef struct universe {
 	} areas[U_INSTANCES];
 	u_notice_t notices[U_NOTICES];
 	uint32_t notice_count;
+	uint64_t moves; /* SELECTs that waited and have got a hand-over */
 	u_event_key_t *events;
 	uint32_t event_count, event_cap;
 	const char *events_bad; /* stored twice, removed while absent, or below an unknown parent */
