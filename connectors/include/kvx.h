@@ -165,6 +165,12 @@ typedef struct kvx_stats {
 	uint64_t blocks_saved, bytes_saved;
 	uint64_t self_tests, self_test_failures;
 	uint64_t attaches; /* attachments seen: first and repeated */
+	/* Of kvx_handover.h. The blocks of a send are a save, those of a receive a load: how these end is counted
+	 * above, too. */
+	uint64_t sends, sends_refused; /* begun; of these, not ready, wrong role, too many jobs, ... */
+	uint64_t sends_done, sends_failed;
+	uint64_t recvs, recvs_refused;
+	uint64_t recvs_done, recvs_failed; /* all of it came; less did */
 } kvx_stats_t;
 KVX_API void kvx_get_stats(const kvx_t *kvx, kvx_stats_t *stats);
 

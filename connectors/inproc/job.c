@@ -21,16 +21,18 @@ static int prefix_is_sound(const kvx_t *kvx, const kvx_prefix_t *prefix)
 {
 	const uint32_t n = prefix->n_tokens / kvx->block_tokens;
 
-	if (n == 0 || prefix->skip > n || !prefix->tokens || !prefix->blocks) {
-		return 0;
-	}
-	for (uint32_t i = 0; i < n; i++) {
-		if (prefix->blocks[i] >= kvx->max_blocks) {
-			return 0;
-		}
+	return n > 0 && prefix->skip <= n && prefix->tokens;
+}
+
+static int blocks_are_sound(const kvx_t *kvx, const uint32_t *blocks, uint32_t n)
+{
+	uint32_t i = 0;
+
+	while (blocks && i < n && blocks[i] < kvx->max_blocks) {
+		i++;
 	}
 
-	return 1;
+	return i == n;
 }
 
 /* The salt is an extra key of the first block, as in kvc_keys_of(). */
@@ -58,18 +60,44 @@ static kvc_status_t add_tokens(const kvx_job_t *job, const kvx_prefix_t *prefix)
 	return kvx_scheduler_add_tokens(job->kvx->scheduler, &job->ask, &units);
 }
 
-static kvc_status_t begin_request(const kvx_job_t *job, const kvx_prefix_t *prefix)
+kvc_status_t kvx_job_grow(kvx_job_t *job, const uint32_t *blocks, uint32_t n)
 {
-	const kvx_block_table_t table = {
-		.struct_size = sizeof table, .n = job->n, .fresh = UINT32_MAX, .ids = job->blocks};
+	const kvx_block_table_t table = {.struct_size = sizeof table,
+					 .first = job->n,
+					 .n = n - job->n,
+					 .fresh = UINT32_MAX,
+					 .ids = job->blocks + job->n};
+	kvc_status_t status;
+
+	if (n > job->cap || n < job->n || !blocks_are_sound(job->kvx, blocks, n)) {
+		return KVC_ERR_ARG;
+	}
+	memcpy(job->blocks + job->n, blocks + job->n, table.n * sizeof *blocks);
+	status = kvx_scheduler_append_blocks(job->kvx->scheduler, &job->ask, &table);
+	if (status == KVC_OK) {
+		job->n = n;
+	}
+
+	return status;
+}
+
+static kvc_status_t begin_request(kvx_job_t *job, const kvx_prefix_t *prefix, int grows)
+{
 	kvc_status_t status = add_tokens(job, prefix);
 
-	status = status == KVC_OK ? kvx_scheduler_append_blocks(job->kvx->scheduler, &job->ask, &table) : status;
+	if (status == KVC_OK && !grows) {
+		status = kvx_job_grow(job, prefix->blocks, job->cap);
+	}
 	if (status != KVC_OK) {
 		kvx_scheduler_finish(job->kvx->scheduler, &job->ask);
 	}
 
 	return status;
+}
+
+uint64_t kvx_deadline_ns(uint32_t ms, uint32_t or_ms)
+{
+	return kvx_now_ns() + (ms ? ms : or_ms) * UINT64_C(1000000);
 }
 
 kvc_status_t kvx_job_create(kvx_t *kvx, const kvx_prefix_t *prefix, const kvx_job_kind_t *kind, kvx_job_t **p_job)
@@ -99,13 +127,11 @@ kvc_status_t kvx_job_create(kvx_t *kvx, const kvx_prefix_t *prefix, const kvx_jo
 		.whole = 1,
 		.polled = 1,
 	};
-	job->n = n;
+	job->cap = n;
 	job->blocks = (uint32_t *)(void *)((uint8_t *)job + kind->size);
-	memcpy(job->blocks, prefix->blocks, n * sizeof *job->blocks);
 	job->start_ns = kvx_now_ns();
-	job->deadline_ns =
-		job->start_ns + (prefix->deadline_ms ? prefix->deadline_ms : kind->deadline_ms) * UINT64_C(1000000);
-	status = begin_request(job, prefix);
+	job->deadline_ns = kvx_deadline_ns(prefix->deadline_ms, kind->deadline_ms);
+	status = begin_request(job, prefix, kind->grows);
 	if (status != KVC_OK) {
 		free(job);
 		return status;

@@ -188,10 +188,16 @@ void kvx_detach(kvx_t *kvx)
 /* One step of both halves. */
 static void run_step(kvx_t *kvx)
 {
-	const uint64_t now = kvx_now_ns();
+	uint64_t now;
 
+	if (kvx->handovers > 0) { /* what came while the engine was busy is not late */
+		(void)kvx_scheduler_wait(kvx->scheduler, 0);
+	}
+	now = kvx_now_ns();
+	kvx_recvs_advance(kvx, now);
 	kvx_loads_advance(kvx, now);
 	kvx_saves_advance(kvx, now);
+	kvx_sends_advance(kvx, now);
 	kvx_run_message(kvx);
 	kvx_loads_collect(kvx);
 }

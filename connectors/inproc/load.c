@@ -22,26 +22,39 @@ static void count_load(kvx_t *kvx, const kvx_load_result_t *result)
 	stats->disk_tokens += result->disk_tokens;
 }
 
-/* Every load ends here. Its first `done` blocks are in the cache; why no more are. */
-static void end_load(kvx_load_t *load, uint32_t done, uint32_t why, kvc_status_t cause)
+void kvx_load_finish(kvx_load_t *load, kvc_status_t cause)
 {
 	kvx_t *kvx = load->job.kvx;
-	const uint32_t loaded = (done - load->skip) * kvx->block_tokens;
 	kvx_load_result_t *result = &load->result;
 
 	load->step = KVX_LOAD_ENDED;
 	kvx->pending--;
-	result->status = loaded > 0 ? KVC_OK : KVC_MISS;
-	result->cause = cause == KVC_OK && done < load->job.n ? KVC_MISS : cause;
-	result->blocks = done;
-	result->tokens = done * kvx->block_tokens;
-	result->cpu_tokens = loaded < load->in_cpu ? loaded : load->in_cpu;
-	result->disk_tokens = loaded - result->cpu_tokens;
-	result->why = why;
-	(void)kvx_scheduler_get_key(kvx->scheduler, &load->job.ask, done, &result->first_missing);
+	result->status = load->from > load->skip ? KVC_OK : KVC_MISS;
+	result->cause = cause == KVC_OK && load->from < load->job.cap ? KVC_MISS : cause;
+	(void)kvx_scheduler_get_key(kvx->scheduler, &load->job.ask, load->from, &result->first_missing);
 	result->load_ns = kvx_now_ns() - load->job.start_ns;
 	kvx_scheduler_finish(kvx->scheduler, &load->job.ask);
 	count_load(kvx, result);
+}
+
+/* Every piece of a load ends here. The first `done` blocks of the prefix are in the cache; why no more are. */
+static void end_piece(kvx_load_t *load, uint32_t done, uint32_t why, kvc_status_t cause)
+{
+	const uint32_t loaded = (done - load->from) * load->job.kvx->block_tokens;
+	const uint32_t in_cpu = loaded < load->in_cpu ? loaded : load->in_cpu;
+	kvx_load_result_t *result = &load->result;
+
+	load->step = KVX_LOAD_IDLE;
+	load->from = done;
+	load->cause = cause == KVC_OK && done < load->to ? KVC_MISS : cause;
+	result->blocks = done;
+	result->tokens = done * load->job.kvx->block_tokens;
+	result->cpu_tokens += in_cpu;
+	result->disk_tokens += loaded - in_cpu;
+	result->why = why;
+	if (!load->received) {
+		kvx_load_finish(load, load->cause);
+	}
 }
 
 static void mark_copied(kvx_load_t *load)
@@ -92,10 +105,10 @@ static void take_reports(kvx_t *kvx)
 static void end_copied(kvx_load_t *load)
 {
 	kvx_t *kvx = load->job.kvx;
-	uint32_t done = load->skip + load->hit.tokens / kvx->block_tokens;
+	uint32_t done = load->from + load->hit.tokens / kvx->block_tokens;
 	kvx_outcome_t outcome;
 
-	for (uint32_t i = done; i-- > load->skip;) {
+	for (uint32_t i = done; i-- > load->from;) {
 		const uint32_t id = load->job.blocks[i];
 		const uint64_t bit = UINT64_C(1) << id % 64u;
 
@@ -107,7 +120,7 @@ static void end_copied(kvx_load_t *load)
 		return;
 	}
 	kvx_scheduler_get_outcome(kvx->scheduler, &load->job.ask, &outcome);
-	end_load(load, done, outcome.why, outcome.load);
+	end_piece(load, done, outcome.why, outcome.load);
 }
 
 /* Loads that the worker half never had, since their message was broken or no memory was left: they have ended for the
@@ -155,7 +168,8 @@ static void look_up(kvx_load_t *load, uint64_t now)
 	const uint64_t left = load->job.deadline_ns > now ? load->job.deadline_ns - now : 0;
 	kvx_ask_t ask = load->job.ask;
 
-	ask.local = load->skip * kvx->block_tokens;
+	ask.tokens = load->to * kvx->block_tokens;
+	ask.local = load->from * kvx->block_tokens;
 	ask.load_ms = (uint32_t)(left / 1000000u) + 1u;
 	kvx_scheduler_match(kvx->scheduler, &ask, &load->hit);
 	if (!load->looked_up) {
@@ -164,7 +178,7 @@ static void look_up(kvx_load_t *load, uint64_t now)
 		load->in_cpu =
 			(load->hit.leasing ? load->hit.stored - ask.local : load->hit.tokens) - load->hit.disk_tokens;
 	}
-	load->result.match_ns = kvx_now_ns() - load->job.start_ns;
+	load->result.match_ns = load->from == load->skip ? kvx_now_ns() - load->job.start_ns : load->result.match_ns;
 	load->result.why = load->hit.why;
 	if (load->hit.tokens > 0) {
 		kvx_scheduler_start_load(kvx->scheduler, &ask, &load->hit);
@@ -172,10 +186,18 @@ static void look_up(kvx_load_t *load, uint64_t now)
 		kvx->copying++;
 		kvx->begun = 1;
 	} else if (!load->hit.leasing) {
-		end_load(load, load->skip, load->hit.why, KVC_MISS);
+		end_piece(load, load->from, load->hit.why, KVC_MISS);
 	} else if (left == 0) {
-		end_load(load, load->skip, KV_WHY_TIMEOUT, KVC_ERR_TIMEOUT);
+		end_piece(load, load->from, KV_WHY_TIMEOUT, KVC_ERR_TIMEOUT);
 	}
+}
+
+void kvx_load_begin_piece(kvx_load_t *load, uint32_t to, uint64_t now)
+{
+	load->step = KVX_LOAD_LEASING;
+	load->to = to;
+	load->looked_up = 0;
+	look_up(load, now);
 }
 
 void kvx_loads_advance(kvx_t *kvx, uint64_t now)
@@ -189,9 +211,19 @@ void kvx_loads_advance(kvx_t *kvx, uint64_t now)
 
 /* ---- called by the engine -------------------------------------------------------------------- */
 
+void kvx_load_init(kvx_load_t *load, uint32_t skip)
+{
+	load->skip = load->from = skip;
+	load->step = KVX_LOAD_IDLE;
+	load->result.status = KVC_PENDING;
+	load->result.blocks = skip;
+	load->result.tokens = skip * load->job.kvx->block_tokens;
+}
+
 kvc_status_t kvx_load_prefix(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_load_t **p_load, kvx_load_result_t *result)
 {
-	const kvx_job_kind_t kind = {KVX_CONSUMER, kvx->load_ms, sizeof(kvx_load_t), &kvx->loads};
+	const kvx_job_kind_t kind = {
+		.role = KVX_CONSUMER, .deadline_ms = kvx->load_ms, .size = sizeof(kvx_load_t), .first = &kvx->loads};
 	kvc_status_t status = KVC_ERR_UNREACHABLE;
 	kvx_load_result_t unused;
 	kvx_job_t *job;
@@ -212,11 +244,8 @@ kvc_status_t kvx_load_prefix(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_load_t 
 	}
 
 	load = (kvx_load_t *)job;
-	load->skip = prefix->skip;
-	load->result.status = KVC_PENDING;
-	load->result.blocks = prefix->skip;
-	load->result.tokens = prefix->skip * kvx->block_tokens;
-	look_up(load, job->start_ns);
+	kvx_load_init(load, prefix->skip);
+	kvx_load_begin_piece(load, job->n, job->start_ns);
 	*result = load->result;
 	if (load->step == KVX_LOAD_ENDED) {
 		kvx_job_destroy(job);
@@ -237,7 +266,7 @@ kvc_status_t kvx_load_state(const kvx_load_t *load, kvx_load_result_t *result)
 }
 
 /* The transfer thread finishes the batch it copies, then it lets go of the blocks. */
-static void abort_load(kvx_load_t *load)
+void kvx_load_abort(kvx_load_t *load)
 {
 	kvx_t *kvx = load->job.kvx;
 
@@ -261,7 +290,7 @@ void kvx_load_end(kvx_load_t *load)
 		return;
 	}
 	if (load->step != KVX_LOAD_ENDED) {
-		abort_load(load);
+		kvx_load_abort(load);
 	}
 	kvx_job_destroy(&load->job);
 }

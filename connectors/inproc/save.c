@@ -29,7 +29,7 @@ static void end_request(kvx_save_t *save)
 }
 
 /* Every save that is not aborted ends here. */
-static void end_save(kvx_save_t *save, kvc_status_t status)
+void kvx_save_finish(kvx_save_t *save, kvc_status_t status)
 {
 	kvx_stats_t *stats = &save->job.kvx->stats;
 	const int busy = status == KVC_ERR_BUSY || status == KVC_ERR_FULL;
@@ -50,30 +50,34 @@ static int is_given_up(const kvx_save_t *save, const kvx_outcome_t *outcome)
 	       (outcome->refused != KVC_OK && (save->result.copied || outcome->refusals >= TRIES));
 }
 
-static void advance_save(kvx_save_t *save, uint64_t now)
+void kvx_save_advance(kvx_save_t *save, uint64_t now)
 {
 	const kvx_job_t *job = &save->job;
 	kvx_scheduler_t *scheduler = job->kvx->scheduler;
 	const kvx_worker_t *worker = job->kvx->worker;
-	const kvx_ask_t *ask = &job->ask;
+	kvx_ask_t ask = job->ask;
 	kvx_outcome_t outcome;
 	uint32_t stored;
 
-	if (!save->result.copied && kvx_scheduler_next_save_at(scheduler, ask->id, ask->id_len) <= ask->tokens) {
-		kvx_scheduler_advance(scheduler, ask, ask->tokens, 0);
+	ask.tokens = job->n * job->kvx->block_tokens;
+	if (!save->result.copied && kvx_scheduler_next_save_at(scheduler, ask.id, ask.id_len) <= ask.tokens) {
+		kvx_scheduler_advance(scheduler, &ask, ask.tokens, 0);
 	}
-	kvx_scheduler_get_outcome(scheduler, ask, &outcome);
+	kvx_scheduler_get_outcome(scheduler, &ask, &outcome);
 	stored = outcome.stored / job->kvx->block_tokens;
 	save->result.blocks = stored > save->result.blocks ? stored : save->result.blocks;
-	save->result.copied |= outcome.sent >= ask->tokens && !kvx_worker_has_unsaved(worker, job->blocks, job->n);
+	save->result.copied |=
+		!save->more && outcome.sent >= ask.tokens && !kvx_worker_has_unsaved(worker, job->blocks, job->n);
 	if (stored >= job->n) {
-		end_save(save, KVC_OK);
+		if (!save->sent) {
+			kvx_save_finish(save, KVC_OK);
+		}
 	} else if (now >= job->deadline_ns) {
-		end_save(save, KVC_ERR_TIMEOUT);
+		kvx_save_finish(save, KVC_ERR_TIMEOUT);
 	} else if (is_given_up(save, &outcome)) {
-		end_save(save, outcome.refused);
+		kvx_save_finish(save, outcome.refused);
 	} else if (!save->result.copied && !kvx_worker_is_ready(worker)) {
-		end_save(save, KVC_ERR_CLOSED);
+		kvx_save_finish(save, KVC_ERR_CLOSED);
 	}
 }
 
@@ -81,14 +85,15 @@ void kvx_saves_advance(kvx_t *kvx, uint64_t now)
 {
 	for (kvx_job_t *job = kvx->saves; job; job = job->next) {
 		if (((kvx_save_t *)job)->result.status == KVC_PENDING) {
-			advance_save((kvx_save_t *)job, now);
+			kvx_save_advance((kvx_save_t *)job, now);
 		}
 	}
 }
 
 kvc_status_t kvx_save_prefix(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_save_t **p_save)
 {
-	const kvx_job_kind_t kind = {KVX_PRODUCER, kvx->save_ms, sizeof(kvx_save_t), &kvx->saves};
+	const kvx_job_kind_t kind = {
+		.role = KVX_PRODUCER, .deadline_ms = kvx->save_ms, .size = sizeof(kvx_save_t), .first = &kvx->saves};
 	kvc_status_t status;
 	kvx_job_t *job;
 	kvx_save_t *save;
@@ -102,7 +107,7 @@ kvc_status_t kvx_save_prefix(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_save_t 
 
 	save = (kvx_save_t *)job;
 	save->result.status = KVC_PENDING;
-	advance_save(save, job->start_ns);
+	kvx_save_advance(save, job->start_ns);
 	status = save->result.status;
 	if (status != KVC_PENDING) {
 		kvx_job_destroy(job);
@@ -122,14 +127,18 @@ kvc_status_t kvx_save_state(const kvx_save_t *save, kvx_save_result_t *result)
 	return save->result.status;
 }
 
-void kvx_save_end(kvx_save_t *save)
+void kvx_save_abort(kvx_save_t *save)
 {
-	if (!save) {
-		return;
-	}
 	if (save->result.status == KVC_PENDING) {
 		save->job.kvx->stats.save_aborted++;
 		end_request(save);
 	}
-	kvx_job_destroy(&save->job);
+}
+
+void kvx_save_end(kvx_save_t *save)
+{
+	if (save) {
+		kvx_save_abort(save);
+		kvx_job_destroy(&save->job);
+	}
 }

@@ -1,0 +1,41 @@
+/* Hand-overs: what a request names by its keys, it hands over by them. */
+#include "scheduler/handover.h"
+#include "scheduler/keys.h"
+#include "scheduler/requests.h"
+
+kvc_status_t kvx_scheduler_send_chunk(kvx_scheduler_t *scheduler, const kvx_ask_t *ask,
+				      const kvc_handover_chunk_t *chunk, kvc_handover_t **p_handover)
+{
+	const kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
+	kvc_handover_chunk_t named = *chunk;
+	kvx_key_view_t view;
+
+	if (!request) {
+		return KVC_ERR_ARG;
+	}
+	kvx_key_view_init(scheduler, ask, request, chunk->n * scheduler->unit, &view);
+	if (view.n < chunk->n) {
+		return KVC_ERR_STALE_EPOCH;
+	}
+	named.source = &view.source;
+
+	return kvc_handover_send(scheduler->spaces[request->space].space, &named, p_handover);
+}
+
+kvc_status_t kvx_scheduler_recv(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const char *transfer,
+				uint32_t timeout_ms, kvc_handover_t **p_handover)
+{
+	const kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
+
+	return request ? kvc_handover_recv(scheduler->spaces[request->space].space, transfer, timeout_ms, p_handover)
+		       : KVC_ERR_ARG;
+}
+
+void kvx_scheduler_restart_saving(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
+{
+	kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
+
+	if (request) {
+		request->generation = 0;
+	}
+}

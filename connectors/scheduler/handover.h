@@ -1,0 +1,17 @@
+/* scheduler/handover.h -- hand-overs of a request's prefix, with its keys, in its space. */
+#ifndef KVX_SCHEDULER_HANDOVER_H
+#define KVX_SCHEDULER_HANDOVER_H
+
+#include "kvx_scheduler.h"
+
+/* kvc_handover_send() of a chunk, whose n is in units and whose source is the request's own keys. KVC_ERR_STALE_EPOCH:
+ * the request has fewer of them: its space was reset. */
+kvc_status_t kvx_scheduler_send_chunk(kvx_scheduler_t *scheduler, const kvx_ask_t *ask,
+				      const kvc_handover_chunk_t *chunk, kvc_handover_t **p_handover);
+/* kvc_handover_recv() in the request's space. */
+kvc_status_t kvx_scheduler_recv(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const char *transfer,
+				uint32_t timeout_ms, kvc_handover_t **p_handover);
+/* What was stored may be gone: the next advance() matches again, and saves what is missing. */
+void kvx_scheduler_restart_saving(kvx_scheduler_t *scheduler, const kvx_ask_t *ask);
+
+#endif
