@@ -1,0 +1,651 @@
+/* Sends and receives of libkvx between two engines on a real daemon: chunks, tails, the end of either side at every
+ * stage, deadlines, damage, and a daemon that dies. */
+#include "connectors/inproc/pair.h"
+#include "engine/check.h"
+#include "kv_test.h"
+
+#include "kv/env.h"
+#include "kv/shm.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char *program;
+static rig_t rig;
+static side_t producer, consumer;
+static pair_prompt_t from, to;
+
+static uint64_t now_ms(void)
+{
+	return kv_now_ns(&kv_env_posix) / 1000000u;
+}
+
+/* ---- what a test has ------------------------------------------------------------------------- */
+
+static void open_pair(void)
+{
+	side_open(&producer, rig.socket, KVX_PRODUCER);
+	side_open(&consumer, rig.socket, KVX_CONSUMER);
+}
+
+static int begin_test(void **state)
+{
+	(void)state;
+	rig_init(&rig, program);
+	rig_start(&rig);
+	open_pair();
+
+	return 0;
+}
+
+/* Fails the test when a lease, a put or a hand-over is left. */
+static int end_test(void **state)
+{
+	(void)state;
+	side_close(&producer);
+	side_close(&consumer);
+	if (rig.pid) {
+		rig_check_quiet(&rig);
+		for (uint32_t i = 0; i < 500 && rig_counter(&rig, "kvd_handovers") > 0; i++) {
+			usleep(10000);
+		}
+		assert_int_equal(rig_counter(&rig, "kvd_handovers"), 0);
+	}
+	rig_fini(&rig);
+
+	return 0;
+}
+
+/* Conversation c of n tokens: where the producer has it, and where the consumer wants it. */
+static void set_prompt(uint32_t c, uint32_t n)
+{
+	pair_prompt_init(&from, c, n, 0);
+	pair_prompt_init(&to, c, n, 30);
+}
+
+/* The producer computes up to `computed`, and says so. */
+static kvc_status_t send_to(kvx_send_t **p_send, const char *transfer, uint32_t before, uint32_t computed, int last)
+{
+	const kvx_chunk_t chunk = pair_chunk(&from, transfer, computed, last);
+
+	side_compute(&producer, &from, before, computed);
+
+	return kvx_send(producer.kvx, &chunk, p_send);
+}
+
+static kvx_send_t *send_all(const char *transfer)
+{
+	kvx_send_t *send = NULL;
+
+	assert_int_equal(send_to(&send, transfer, 0, from.n_tokens, 1), KVC_PENDING);
+
+	return send;
+}
+
+static kvx_recv_t *start_recv(const char *transfer, uint32_t deadline_ms)
+{
+	const kvx_prefix_t prefix = pair_prefix(&to, deadline_ms);
+	kvx_recv_t *recv;
+
+	assert_int_equal(kvx_recv(consumer.kvx, transfer, &prefix, &recv, NULL), KVC_PENDING);
+
+	return recv;
+}
+
+/* To the end, freed. */
+static kvx_recv_result_t finish_recv(kvx_recv_t *recv)
+{
+	kvx_recv_result_t result;
+
+	pair_await_recv(&consumer, producer.kvx ? &producer : NULL, recv, &result);
+	assert_true(side_holds(&consumer, &to, result.tokens));
+	assert_true(side_is_untouched(&consumer, &to, to.n_tokens));
+	kvx_recv_end(recv);
+
+	return result;
+}
+
+static void finish_send(kvx_send_t *send, kvc_status_t status)
+{
+	kvx_send_result_t result;
+
+	pair_await_send(&producer, &consumer, send, &result);
+	assert_int_equal(result.status, status);
+	assert_true(result.copied);
+	kvx_send_end(send);
+}
+
+/* ---- what arrives ---------------------------------------------------------------------------- */
+
+/* The consumer asks first; each chunk is in its cache before the next one is computed. */
+static void p1_p3_chunks_are_in_the_consumers_cache_while_the_producer_computes(void **state)
+{
+	const char tail[] = "a first token";
+	kvx_send_t *send = NULL;
+	kvx_send_result_t sent;
+	kvx_recv_result_t result;
+	kvx_recv_t *recv;
+	kvx_chunk_t chunk;
+
+	(void)state;
+	set_prompt(1, 12 * PAIR_TOKENS);
+	recv = start_recv("chunks", 0);
+	assert_int_equal(send_to(&send, "chunks", 0, 3 * PAIR_TOKENS + 5, 0), KVC_PENDING);
+	pair_await_blocks(&consumer, &producer, recv, 3);
+	assert_true(side_holds(&consumer, &to, 3 * PAIR_TOKENS));
+	assert_true(side_is_untouched(&consumer, &to, 3 * PAIR_TOKENS));
+	assert_int_equal(send_to(&send, NULL, 3 * PAIR_TOKENS + 5, 9 * PAIR_TOKENS, 0), KVC_PENDING);
+	pair_await_blocks(&consumer, &producer, recv, 9);
+	do {
+		pair_poll(&producer, NULL, 1);
+		(void)kvx_send_state(send, &sent);
+	} while (sent.sent < 9);
+	assert_false(sent.copied);
+
+	side_compute(&producer, &from, 9 * PAIR_TOKENS, 12 * PAIR_TOKENS);
+	chunk = pair_chunk(&from, NULL, 12 * PAIR_TOKENS, 1);
+	chunk.tail = tail;
+	chunk.tail_len = sizeof tail;
+	assert_int_equal(kvx_send(producer.kvx, &chunk, &send), KVC_PENDING);
+	pair_await_send(&producer, NULL, send, &sent);
+	assert_int_equal(sent.status, KVC_OK);
+	assert_int_equal(sent.sent, 12);
+	assert_true(sent.copied && sent.taken);
+	kvx_send_end(send); /* the hand-over goes on without it */
+
+	pair_await_recv(&consumer, NULL, recv, &result);
+	assert_int_equal(result.status, KVC_OK);
+	assert_int_equal(result.cause, KVC_OK);
+	assert_int_equal(result.tokens, 12 * PAIR_TOKENS);
+	assert_int_equal(result.cpu_tokens, 12 * PAIR_TOKENS);
+	assert_int_equal(result.tail_len, sizeof tail);
+	assert_memory_equal(result.tail, tail, sizeof tail);
+	assert_true(side_holds(&consumer, &to, 12 * PAIR_TOKENS));
+	kvx_recv_end(recv);
+	assert_int_equal(side_stats(&consumer).recvs_done, 1);
+	assert_int_equal(side_stats(&producer).sends_done, 1);
+}
+
+/* The producer has gone on, and computed other things, before the consumer asks. */
+static void p1_a_tail_of_a_megabyte_waits_for_a_consumer_that_comes_later(void **state)
+{
+	static uint8_t tail[KVC_MAX_TAIL];
+	uint64_t seed = 7;
+	kvx_send_t *send = NULL;
+	kvx_recv_result_t result;
+	kvx_recv_t *recv;
+	kvx_chunk_t chunk;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof tail; i++) {
+		tail[i] = (uint8_t)next_random(&seed);
+	}
+	set_prompt(2, 8 * PAIR_TOKENS);
+	side_compute(&producer, &from, 0, from.n_tokens);
+	chunk = pair_chunk(&from, "late", from.n_tokens, 1);
+	chunk.tail = tail;
+	chunk.tail_len = sizeof tail;
+	assert_int_equal(kvx_send(producer.kvx, &chunk, &send), KVC_PENDING);
+	finish_send(send, KVC_OK);
+	pair_prompt_init(&from, 3, 8 * PAIR_TOKENS, 0);
+	side_compute(&producer, &from, 0, from.n_tokens);
+	side_close(&producer);
+
+	recv = start_recv("late", 0);
+	pair_await_recv(&consumer, NULL, recv, &result);
+	assert_int_equal(result.cause, KVC_OK);
+	assert_int_equal(result.tail_len, sizeof tail);
+	assert_memory_equal(result.tail, tail, sizeof tail);
+	(void)finish_recv(recv);
+}
+
+/* Both sides make the id from the prompt. Another prompt, or another salt, is another id. */
+static void p8_without_an_id_the_prompt_and_its_salt_are_the_id(void **state)
+{
+	kvx_prefix_t prefix;
+	kvx_recv_t *salted;
+	kvx_recv_t *recv;
+	kvx_send_t *send;
+
+	(void)state;
+	set_prompt(5, 6 * PAIR_TOKENS);
+	prefix = pair_prefix(&to, 300);
+	prefix.salt = "another tenant's";
+	assert_int_equal(kvx_recv(consumer.kvx, NULL, &prefix, &salted, NULL), KVC_PENDING);
+	recv = start_recv(NULL, 0);
+	send = send_all(NULL);
+	assert_int_equal(finish_recv(recv).tokens, 6 * PAIR_TOKENS);
+	finish_send(send, KVC_OK);
+	assert_int_equal(finish_recv(salted).cause, KVC_ERR_TIMEOUT);
+}
+
+/* What kvd has already is not copied again, and what the consumer has is not touched. */
+static void p1_stored_blocks_are_not_copied_and_skipped_ones_not_touched(void **state)
+{
+	kvx_prefix_t prefix;
+	kvx_recv_result_t result;
+	kvx_recv_t *recv;
+	uint64_t saved;
+
+	(void)state;
+	set_prompt(6, 10 * PAIR_TOKENS);
+	finish_send(send_all("first"), KVC_OK);
+	assert_int_equal(finish_recv(start_recv("first", 0)).tokens, 10 * PAIR_TOKENS);
+	saved = side_stats(&producer).blocks_saved;
+	finish_send(send_all("again"), KVC_OK);
+	assert_int_equal(side_stats(&producer).blocks_saved, saved);
+
+	pair_prompt_init(&to, 6, 10 * PAIR_TOKENS, 41);
+	prefix = pair_prefix(&to, 0);
+	prefix.skip = 4;
+	assert_int_equal(kvx_recv(consumer.kvx, "again", &prefix, &recv, &result), KVC_PENDING);
+	assert_int_equal(result.blocks, 4);
+	pair_await_recv(&consumer, &producer, recv, &result);
+	assert_int_equal(result.cause, KVC_OK);
+	assert_int_equal(result.tokens, 10 * PAIR_TOKENS);
+	assert_int_equal(result.cpu_tokens, 6 * PAIR_TOKENS);
+	assert_false(side_holds(&consumer, &to, 1));
+	side_compute(&consumer, &to, 0, 4 * PAIR_TOKENS);
+	assert_true(side_holds(&consumer, &to, 10 * PAIR_TOKENS));
+	kvx_recv_end(recv);
+}
+
+static void p1_a_consumer_gets_no_more_than_it_asks_for_and_no_more_than_was_sent(void **state)
+{
+	kvx_recv_result_t result;
+
+	(void)state;
+	set_prompt(8, 10 * PAIR_TOKENS);
+	finish_send(send_all("more"), KVC_OK);
+	pair_prompt_init(&to, 8, 4 * PAIR_TOKENS, 30);
+	result = finish_recv(start_recv("more", 0));
+	assert_int_equal(result.cause, KVC_OK);
+	assert_int_equal(result.tokens, 4 * PAIR_TOKENS);
+
+	set_prompt(9, 4 * PAIR_TOKENS);
+	finish_send(send_all("less"), KVC_OK);
+	pair_prompt_init(&to, 9, 10 * PAIR_TOKENS, 30);
+	result = finish_recv(start_recv("less", 0));
+	assert_int_equal(result.status, KVC_OK);
+	assert_int_equal(result.cause, KVC_MISS);
+	assert_int_equal(result.tokens, 4 * PAIR_TOKENS);
+}
+
+/* Another client with a wild pointer has written to a block between the two. */
+static void damage(uint32_t block)
+{
+	const kvc_config_t config = {.struct_size = sizeof config, .socket = rig.socket};
+	const kvc_prompt_t prompt = {sizeof prompt, from.tokens, from.n_tokens, NULL};
+	kvc_identity_t same = producer.identity;
+	kvc_key_t keys[PAIR_PROMPT];
+	char text[KVK_LAYOUT_TEXT_MAX];
+	kvc_space_t *space;
+	kvc_lease_t *lease;
+	const void *data;
+	uint32_t n;
+	kvc_t *kvc;
+
+	assert_int_equal(kvk_layout_format(&producer.layout, text, sizeof text), KV_OK);
+	same.hash_tokens = PAIR_TOKENS;
+	same.layout = text;
+	assert_int_equal(kvc_attach(&config, &kvc), KVC_OK);
+	assert_int_equal(kvc_space_open(kvc, &same, &space), KVC_OK);
+	assert_int_equal(kvc_keys_of(space, &prompt, keys, PAIR_PROMPT, &n), KVC_OK);
+	assert_int_equal(kvc_acquire(space, keys, n, 0, 0, &lease), KVC_OK);
+	assert_int_equal(kvc_lease_wait(lease, block + 1, PAIR_MS), KVC_OK);
+	assert_int_equal(kvc_lease_block(lease, block, &data, NULL), KVC_OK);
+	((uint8_t *)(uintptr_t)data)[1234] ^= 0x10;
+	kvc_release(&lease, 1);
+	kvc_detach(kvc);
+}
+
+static void p1_a_damaged_block_ends_the_receive_before_it(void **state)
+{
+	kvx_recv_result_t result;
+
+	(void)state;
+	set_prompt(10, 10 * PAIR_TOKENS);
+	finish_send(send_all("damaged"), KVC_OK);
+	damage(6);
+	result = finish_recv(start_recv("damaged", 0));
+	assert_int_equal(result.status, KVC_OK);
+	assert_int_equal(result.cause, KVC_ERR_CORRUPT);
+	assert_int_equal(result.blocks, 6);
+	assert_null(result.tail);
+	assert_int_equal(side_stats(&consumer).recvs_failed, 1);
+}
+
+/* ---- either side gives up -------------------------------------------------------------------- */
+
+#define STAGES 5u
+
+/* The producer up to a stage: 0 begun, 1 to 3 chunks of three blocks, 4 all of it. NULL before the first call. */
+static kvx_send_t *send_to_stage(const char *transfer, uint32_t stage)
+{
+	kvx_send_t *send = NULL;
+
+	for (uint32_t s = 0; s <= stage; s++) {
+		const uint32_t before = s ? 3 * (s - 1u) * PAIR_TOKENS : 0, computed = 3 * s * PAIR_TOKENS;
+
+		assert_int_equal(send_to(&send, transfer, before, computed, s == STAGES - 1u), KVC_PENDING);
+		pair_poll(&producer, s < STAGES - 1u ? &consumer : NULL, 5);
+	}
+
+	return send;
+}
+
+static void p7_a_producer_that_aborts_leaves_what_it_has_sent(void **state)
+{
+	(void)state;
+	for (uint32_t stage = 0; stage < STAGES - 1u; stage++) {
+		kvx_recv_result_t result;
+		kvx_recv_t *recv;
+		kvx_send_t *send;
+
+		set_prompt(20 + stage, 12 * PAIR_TOKENS);
+		recv = start_recv("gives up", 0);
+		send = send_to_stage("gives up", stage);
+		if (stage > 0) {
+			pair_await_blocks(&consumer, &producer, recv, 3 * stage);
+		}
+		kvx_send_end(send);
+		result = finish_recv(recv);
+		assert_int_equal(result.status, stage > 0 ? KVC_OK : KVC_MISS);
+		assert_int_equal(result.cause, KVC_ERR_ABORTED);
+		assert_int_equal(result.blocks, 3 * stage);
+		assert_int_equal(side_stats(&producer).save_aborted, stage + 1);
+	}
+}
+
+/* Its blocks are its own again, and the next consumer gets all of it. */
+static void p7_a_consumer_that_aborts_gives_the_hand_over_back(void **state)
+{
+	(void)state;
+	for (uint32_t stage = 0; stage < STAGES; stage++) {
+		kvx_recv_t *recv;
+		kvx_send_t *send;
+
+		set_prompt(30 + stage, 12 * PAIR_TOKENS);
+		recv = start_recv("comes back", 0);
+		send = send_to_stage("comes back", stage);
+		kvx_recv_end(recv);
+		pair_prompt_init(&to, 77, 12 * PAIR_TOKENS, 30);
+		side_compute(&consumer, &to, 0, to.n_tokens);
+		pair_poll(&consumer, &producer, 5);
+		assert_true(side_holds(&consumer, &to, to.n_tokens));
+
+		pair_prompt_init(&to, 30 + stage, 12 * PAIR_TOKENS, 30);
+		recv = start_recv("comes back", 0);
+		if (stage < STAGES - 1u) {
+			assert_int_equal(send_to(&send, NULL, 3 * stage * PAIR_TOKENS, from.n_tokens, 1), KVC_PENDING);
+		}
+		assert_int_equal(finish_recv(recv).cause, KVC_OK);
+		finish_send(send, KVC_OK);
+	}
+}
+
+static void p3_of_two_consumers_one_gets_it(void **state)
+{
+	kvx_recv_result_t result;
+	kvx_recv_t *first, *second;
+	kvx_prefix_t prefix;
+	kvx_send_t *send;
+	side_t other;
+
+	(void)state;
+	set_prompt(40, 6 * PAIR_TOKENS);
+	side_open(&other, rig.socket, KVX_CONSUMER);
+	first = start_recv("wanted", 0);
+	pair_poll(&consumer, NULL, 5);
+	prefix = pair_prefix(&to, 0);
+	assert_int_equal(kvx_recv(other.kvx, "wanted", &prefix, &second, NULL), KVC_PENDING);
+	pair_await_recv(&other, NULL, second, &result);
+	assert_int_equal(result.status, KVC_MISS);
+	assert_int_equal(result.cause, KVC_ERR_TAKEN);
+	send = send_all("wanted");
+	assert_int_equal(finish_recv(first).cause, KVC_OK);
+	finish_send(send, KVC_OK);
+	side_close(&other);
+}
+
+/* ---- deadlines ------------------------------------------------------------------------------- */
+
+static void check_timeout(kvx_recv_t *recv, uint64_t start, uint32_t deadline_ms, uint32_t blocks)
+{
+	const kvx_recv_result_t result = finish_recv(recv);
+
+	assert_int_equal(result.cause, KVC_ERR_TIMEOUT);
+	assert_int_equal(result.why, KV_WHY_TIMEOUT);
+	assert_int_equal(result.blocks, blocks);
+	assert_true(now_ms() - start >= deadline_ms && now_ms() - start < deadline_ms + PAIR_MS);
+}
+
+/* Nobody sends; somebody stops sending; somebody sends another model's, or another layout's. */
+static void p5_a_consumer_has_its_answer_by_its_deadline(void **state)
+{
+	kvx_send_t *send = NULL;
+	uint64_t start = now_ms();
+	side_t other;
+	kvx_recv_t *recv;
+	kvx_chunk_t chunk;
+
+	(void)state;
+	set_prompt(50, 10 * PAIR_TOKENS);
+	check_timeout(start_recv("nobody", 200), start, 200, 0);
+
+	start = now_ms();
+	recv = start_recv("stops", 1000);
+	side_compute(&producer, &from, 0, 5 * PAIR_TOKENS);
+	chunk = pair_chunk(&from, "stops", 5 * PAIR_TOKENS, 0);
+	chunk.ttl_ms = 500; /* its end is kept so long for a consumer that asks late */
+	assert_int_equal(kvx_send(producer.kvx, &chunk, &send), KVC_PENDING);
+	pair_await_blocks(&consumer, &producer, recv, 5);
+	check_timeout(recv, start, 1000, 5);
+	assert_int_equal(kvx_send_state(send, NULL), KVC_PENDING); /* it is the producer's until it says so */
+	kvx_send_end(send);
+	send = NULL;
+
+	start = now_ms();
+	recv = start_recv("another model", 500);
+	side_open_model(&other, rig.socket, KVX_BOTH, "another model");
+	side_compute(&other, &from, 0, from.n_tokens);
+	chunk = pair_chunk(&from, "another model", from.n_tokens, 1);
+	chunk.ttl_ms = 500; /* nobody takes it */
+	assert_int_equal(kvx_send(other.kvx, &chunk, &send), KVC_PENDING);
+	check_timeout(recv, start, 500, 0);
+	side_close(&other); /* with what was made from it */
+}
+
+/* A producer's deadline is that of a chunk: it does not count while the engine computes the next one. */
+static void p5_a_producer_has_its_answer_by_its_deadline(void **state)
+{
+	kvx_send_t *send = NULL;
+	kvx_send_result_t result;
+	kvx_recv_t *recv;
+	kvx_chunk_t chunk;
+
+	(void)state;
+	set_prompt(55, 10 * PAIR_TOKENS);
+	recv = start_recv("stopped", 0);
+	side_compute(&producer, &from, 0, from.n_tokens);
+	chunk = pair_chunk(&from, "stopped", 4 * PAIR_TOKENS, 0);
+	chunk.deadline_ms = 2000;
+	assert_int_equal(kvx_send(producer.kvx, &chunk, &send), KVC_PENDING);
+	pair_await_blocks(&consumer, &producer, recv, 4);
+	usleep(2100000);
+	pair_poll(&producer, &consumer, 3);
+	assert_int_equal(kvx_send_state(send, NULL), KVC_PENDING);
+
+	rig_signal(&rig, SIGSTOP);
+	chunk.computed = 10 * PAIR_TOKENS;
+	chunk.last = 1;
+	chunk.deadline_ms = 300;
+	(void)kvx_send(producer.kvx, &chunk, &send);
+	pair_await_send(&producer, NULL, send, &result);
+	assert_int_not_equal(result.status, KVC_OK);
+	assert_true(result.copied);
+	assert_int_equal(kvx_send(producer.kvx, &chunk, &send), KVC_MISS); /* it has ended */
+	kvx_send_end(send);
+	rig_signal(&rig, SIGCONT);
+	assert_int_equal(finish_recv(recv).cause, KVC_ERR_ABORTED);
+}
+
+/* ---- refused --------------------------------------------------------------------------------- */
+
+static void p10_other_roles_and_bad_arguments_are_refused(void **state)
+{
+	static const uint32_t none[] = {0, 1, PAIR_BLOCKS, 3, 4, 5};
+	const char long_id[] = "0123456789012345678901234567890123456789012345678901234567890123456789"
+			       "01234567890123456789012345678901234567890123456789012345678";
+	kvx_recv_result_t result;
+	kvx_chunk_t bad[9];
+	kvx_prefix_t prefix;
+	kvx_send_t *send = NULL;
+	kvx_recv_t *recv;
+
+	(void)state;
+	set_prompt(60, 6 * PAIR_TOKENS);
+	prefix = pair_prefix(&to, 0);
+	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
+		bad[i] = pair_chunk(&from, "bad", 6 * PAIR_TOKENS, 1);
+	}
+	assert_int_equal(kvx_send(consumer.kvx, &bad[0], &send), KVC_MISS);
+	assert_int_equal(kvx_recv(producer.kvx, "bad", &prefix, &recv, &result), KVC_MISS);
+	assert_int_equal(result.cause, KVC_ERR_ARG);
+
+	bad[0].struct_size = 8;
+	bad[1].transfer = "";
+	bad[2].transfer = long_id;
+	bad[3].n_tokens = PAIR_TOKENS - 1u;
+	bad[4].tokens = NULL;
+	bad[5].blocks = none;
+	bad[6].computed = 7 * PAIR_TOKENS;
+	bad[7].tail_len = KVC_MAX_TAIL + 1u;
+	bad[7].tail = none;
+	bad[8].tail_len = 1;
+	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
+		assert_int_equal(kvx_send(producer.kvx, &bad[i], &send), KVC_MISS);
+		assert_null(send);
+		assert_int_equal(side_stats(&producer).sends_refused, i + 1);
+	}
+	assert_int_equal(kvx_recv(consumer.kvx, "", &prefix, &recv, &result), KVC_MISS);
+	assert_int_equal(kvx_recv(consumer.kvx, long_id, &prefix, &recv, &result), KVC_MISS);
+	prefix.skip = 7;
+	assert_int_equal(kvx_recv(consumer.kvx, "bad", &prefix, &recv, &result), KVC_MISS);
+	assert_null(recv);
+	assert_int_equal(side_stats(&consumer).recvs_refused, 3);
+}
+
+/* A chunk that is not sound changes nothing: the next one goes on. */
+static void p10_a_bad_chunk_changes_nothing(void **state)
+{
+	static const uint32_t none[] = {0, 1, 2, PAIR_BLOCKS, 4, 5};
+	kvx_send_t *send = NULL;
+	kvx_chunk_t chunk;
+
+	(void)state;
+	set_prompt(61, 6 * PAIR_TOKENS);
+	assert_int_equal(send_to(&send, "goes on", 0, 3 * PAIR_TOKENS, 0), KVC_PENDING);
+	chunk = pair_chunk(&from, NULL, 2 * PAIR_TOKENS, 0);
+	assert_int_equal(kvx_send(producer.kvx, &chunk, &send), KVC_ERR_ARG);
+	chunk.computed = 7 * PAIR_TOKENS;
+	assert_int_equal(kvx_send(producer.kvx, &chunk, &send), KVC_ERR_ARG);
+	chunk.computed = 6 * PAIR_TOKENS;
+	chunk.blocks = none;
+	assert_int_equal(kvx_send(producer.kvx, &chunk, &send), KVC_ERR_ARG);
+	assert_int_equal(send_to(&send, NULL, 3 * PAIR_TOKENS, 6 * PAIR_TOKENS, 1), KVC_PENDING);
+	chunk = pair_chunk(&from, NULL, 6 * PAIR_TOKENS, 1);
+	assert_true(kvx_send(producer.kvx, &chunk, &send) != KVC_PENDING); /* nothing follows the last one */
+	finish_send(send, KVC_OK);
+	assert_int_equal(finish_recv(start_recv("goes on", 0)).cause, KVC_OK);
+}
+
+static void p7_without_a_daemon_nothing_is_handed_over(void **state)
+{
+	const kvx_chunk_t chunk = pair_chunk(&from, "x", PAIR_TOKENS, 1);
+	kvx_recv_result_t result;
+	kvx_send_t *send = NULL;
+	kvx_prefix_t prefix;
+	kvx_recv_t *recv;
+
+	(void)state;
+	set_prompt(62, 2 * PAIR_TOKENS);
+	prefix = pair_prefix(&to, 0);
+	rig_kill(&rig);
+	while (kvx_is_ready(producer.kvx) || kvx_is_ready(consumer.kvx)) {
+		pair_poll(&producer, &consumer, 1);
+	}
+	assert_int_equal(kvx_send(producer.kvx, &chunk, &send), KVC_MISS);
+	assert_null(send);
+	assert_int_equal(kvx_recv(consumer.kvx, "x", &prefix, &recv, &result), KVC_MISS);
+	assert_int_equal(result.why, KV_WHY_NO_DAEMON);
+	assert_null(recv);
+}
+
+/* ---- a daemon that dies ---------------------------------------------------------------------- */
+
+/* At every stage both sides have their answer, and the next hand-over goes over the next daemon. */
+static void p7_a_daemon_that_dies_amid_a_hand_over_is_a_miss(void **state)
+{
+	(void)state;
+	for (uint32_t stage = 0; stage < STAGES - 1u; stage++) {
+		kvx_recv_result_t result;
+		kvx_recv_t *recv;
+		kvx_send_t *send;
+
+		set_prompt(70 + stage, 12 * PAIR_TOKENS);
+		recv = start_recv("dies", 0);
+		send = send_to_stage("dies", stage);
+		rig_kill(&rig);
+		(void)send_to(&send, NULL, 3 * stage * PAIR_TOKENS, 12 * PAIR_TOKENS, 1);
+		result = finish_recv(recv);
+		assert_int_equal(result.cause, KVC_ERR_REVOKED);
+		assert_true(result.blocks <= 3 * stage);
+		pair_await_send(&producer, NULL, send, &(kvx_send_result_t){0});
+		assert_int_not_equal(kvx_send_state(send, NULL), KVC_OK);
+		kvx_send_end(send);
+
+		rig_start(&rig);
+		for (uint32_t i = 0; i < PAIR_MS / 10u && side_stats(&consumer).attaches < stage + 2u; i++) {
+			pair_poll(&producer, &consumer, 10);
+		}
+		side_await_ready(&producer);
+		side_await_ready(&consumer);
+		recv = start_recv("lives", 0);
+		send = send_all("lives");
+		assert_int_equal(finish_recv(recv).cause, KVC_OK);
+		finish_send(send, KVC_OK);
+	}
+}
+
+#define HANDOVER_TEST(function) cmocka_unit_test_setup_teardown(function, begin_test, end_test)
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+		HANDOVER_TEST(p1_p3_chunks_are_in_the_consumers_cache_while_the_producer_computes),
+		HANDOVER_TEST(p1_a_tail_of_a_megabyte_waits_for_a_consumer_that_comes_later),
+		HANDOVER_TEST(p8_without_an_id_the_prompt_and_its_salt_are_the_id),
+		HANDOVER_TEST(p1_stored_blocks_are_not_copied_and_skipped_ones_not_touched),
+		HANDOVER_TEST(p1_a_consumer_gets_no_more_than_it_asks_for_and_no_more_than_was_sent),
+		HANDOVER_TEST(p1_a_damaged_block_ends_the_receive_before_it),
+		HANDOVER_TEST(p7_a_producer_that_aborts_leaves_what_it_has_sent),
+		HANDOVER_TEST(p7_a_consumer_that_aborts_gives_the_hand_over_back),
+		HANDOVER_TEST(p3_of_two_consumers_one_gets_it),
+		HANDOVER_TEST(p5_a_consumer_has_its_answer_by_its_deadline),
+		HANDOVER_TEST(p5_a_producer_has_its_answer_by_its_deadline),
+		HANDOVER_TEST(p10_other_roles_and_bad_arguments_are_refused),
+		HANDOVER_TEST(p10_a_bad_chunk_changes_nothing),
+		HANDOVER_TEST(p7_without_a_daemon_nothing_is_handed_over),
+		HANDOVER_TEST(p7_a_daemon_that_dies_amid_a_hand_over_is_a_miss),
+	};
+
+	if (argc != 2) {
+		return 64;
+	}
+	program = argv[1];
+
+	return cmocka_run_group_tests_name("kvx.handover", tests, NULL, NULL);
+}
