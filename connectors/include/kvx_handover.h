@@ -35,20 +35,22 @@ typedef struct kvx_recv kvx_recv_t;
 typedef struct kvx_chunk {
 	size_t struct_size;
 	/* Of the first call of a hand-over; later calls ignore them. */
-	const char *transfer; /* the id: UTF-8, 1 to KVC_MAX_TRANSFER bytes. NULL: made from the key of the prompt's
-				 last whole block, so that producer and consumer of one prompt find each other */
+	const char *transfer; /* the id: UTF-8, 1 to KVC_MAX_TRANSFER bytes. NULL: made from the prompt, so that
+				 producer and consumer of one prompt find each other: "prefix-", the key of the last
+				 whole block, and "+" and a hash of the tokens after it */
 	const uint32_t *tokens;
-	uint32_t n_tokens; /* of the whole prompt, at least one block; whole blocks of it are sent */
+	uint32_t n_tokens; /* of the whole prompt; without an id at least one block */
 	const char *salt;  /* as in kvx_prefix_t */
 	/* Of each call. */
 	uint32_t computed;      /* tokens, from the prompt's first, whose KV is in the cache; at most n_tokens */
-	const uint32_t *blocks; /* paged block ids; at least computed / block_tokens. Earlier ones stay as they were */
-	int last;               /* no call follows */
-	const void *tail;       /* of the last call: for the consumer, opaque: a first token, last hidden states */
-	uint32_t tail_len;      /* bytes; at most KVC_MAX_TAIL */
-	uint32_t deadline_ms;   /* for handing this chunk over; 0: the configuration's save_ms */
-	uint32_t ttl_ms;        /* what was handed over stays so long without a consumer; 0: the daemon's handover.ttl,
-				   which is the most */
+	const uint32_t *blocks; /* their paged block ids. Earlier ones stay as they were */
+	int last;             /* no call follows. Whole blocks of `computed` are handed over, and if that is all of the
+				 prompt, also its last, partial block */
+	const void *tail;     /* of the last call: for the consumer, opaque: a first token, last hidden states */
+	uint32_t tail_len;    /* bytes; at most KVC_MAX_TAIL */
+	uint32_t deadline_ms; /* for handing this chunk over; 0: the configuration's save_ms */
+	uint32_t ttl_ms;      /* what was handed over stays so long without a consumer; 0: the daemon's handover.ttl,
+				 which is the most */
 } kvx_chunk_t;
 
 typedef struct kvx_send_result {
@@ -77,8 +79,8 @@ typedef struct kvx_recv_result {
 	kvc_status_t status; /* PENDING; OK: all was received, or at least one block beyond skip; MISS: neither */
 	kvc_status_t cause;  /* OK: all was received; else why not: TIMEOUT, PRODUCER_LOST, ABORTED, TAKEN, CORRUPT,
 				REVOKED (the daemon died), MISS (less was sent), NOMEM (for the tail), ... */
-	uint32_t blocks;     /* verified blocks in the cache, skip included; grows while PENDING */
-	uint32_t tokens;     /* the same in tokens: compute from here */
+	uint32_t blocks;     /* verified blocks in the cache, skip and a partial one included; grows while PENDING */
+	uint32_t tokens;     /* the same in tokens: compute from here. All of it: prefix->n_tokens, to the token */
 	uint32_t cpu_tokens, disk_tokens; /* loaded from CPU memory and from disk, skip not included */
 	uint32_t why;                     /* kv_miss_reason_t of the first block that was not there */
 	const void *tail;                 /* valid until kvx_recv_end(); NULL: none, or not all was received */
@@ -86,7 +88,8 @@ typedef struct kvx_recv_result {
 	uint64_t recv_ns; /* from the call to the end */
 } kvx_recv_result_t;
 
-/* Receive the prefix into its blocks. transfer NULL: as in kvx_chunk_t. prefix->deadline_ms 0: the configuration's
+/* Receive the prefix into its blocks; all its tokens count, so the last block may be partial, which then comes if the
+ * producer's prompt ends there, too. transfer NULL: as in kvx_chunk_t. prefix->deadline_ms 0: the configuration's
  * load_ms; it covers the wait for the producer. KVC_PENDING: *p_recv is the job. KVC_MISS: it cannot be received
  * (*p_recv is NULL): compute. *result (may be NULL) is set in both cases. */
 KVX_API kvc_status_t kvx_recv(kvx_t *kvx, const char *transfer, const kvx_prefix_t *prefix, kvx_recv_t **p_recv,

@@ -17,11 +17,14 @@ int kvx_is_ready(const kvx_t *kvx)
 	return kvx_worker_is_ready(kvx->worker) && kvx_scheduler_is_ready(kvx->scheduler);
 }
 
-static int prefix_is_sound(const kvx_t *kvx, const kvx_prefix_t *prefix)
+static int prefix_is_sound(const kvx_prefix_t *prefix, uint32_t n)
 {
-	const uint32_t n = prefix->n_tokens / kvx->block_tokens;
-
 	return n > 0 && prefix->skip <= n && prefix->tokens;
+}
+
+uint32_t kvx_job_tokens(const kvx_job_t *job, uint32_t n)
+{
+	return n < job->cap ? n * job->kvx->block_tokens : job->n_tokens;
 }
 
 static int blocks_are_sound(const kvx_t *kvx, const uint32_t *blocks, uint32_t n)
@@ -102,11 +105,12 @@ uint64_t kvx_deadline_ns(uint32_t ms, uint32_t or_ms)
 
 kvc_status_t kvx_job_create(kvx_t *kvx, const kvx_prefix_t *prefix, const kvx_job_kind_t *kind, kvx_job_t **p_job)
 {
-	const uint32_t n = prefix->n_tokens / kvx->block_tokens;
+	const uint32_t whole = prefix->n_tokens / kvx->block_tokens, rest = prefix->n_tokens % kvx->block_tokens;
+	const uint32_t n = whole + (kind->partial && rest > 0);
 	kvc_status_t status;
 	kvx_job_t *job;
 
-	if (prefix->struct_size < sizeof *prefix || !(kvx->roles & kind->role) || !prefix_is_sound(kvx, prefix)) {
+	if (prefix->struct_size < sizeof *prefix || !(kvx->roles & kind->role) || !prefix_is_sound(prefix, n)) {
 		return KVC_ERR_ARG;
 	}
 	if (kvx->jobs >= KVX_JOBS) {
@@ -123,11 +127,12 @@ kvc_status_t kvx_job_create(kvx_t *kvx, const kvx_prefix_t *prefix, const kvx_jo
 		.struct_size = sizeof job->ask,
 		.id = (const char *)&job->id,
 		.id_len = sizeof job->id,
-		.tokens = n * kvx->block_tokens,
+		.tokens = whole * kvx->block_tokens,
 		.whole = 1,
 		.polled = 1,
 	};
 	job->cap = n;
+	job->n_tokens = kind->partial ? prefix->n_tokens : whole * kvx->block_tokens;
 	job->blocks = (uint32_t *)(void *)((uint8_t *)job + kind->size);
 	job->start_ns = kvx_now_ns();
 	job->deadline_ns = kvx_deadline_ns(prefix->deadline_ms, kind->deadline_ms);

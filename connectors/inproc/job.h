@@ -17,8 +17,9 @@ typedef struct kvx_job {
 	uint64_t id;           /* of the request */
 	kvx_ask_t ask;         /* the request, with that id */
 	uint64_t start_ns, deadline_ns;
-	uint32_t n, cap;  /* blocks that it has; of the prefix */
-	uint32_t *blocks; /* [cap], in the same allocation as the job */
+	uint32_t n, cap;   /* blocks that it has; of the prefix */
+	uint32_t n_tokens; /* of the prefix: of a send or receive the last block may have fewer than a whole one */
+	uint32_t *blocks;  /* [cap], in the same allocation as the job */
 } kvx_job_t;
 
 typedef enum kvx_load_step {
@@ -79,6 +80,7 @@ typedef struct kvx_job_kind {
 	size_t size;
 	kvx_job_t **first; /* the list it goes to */
 	int grows;         /* it begins without blocks */
+	int partial;       /* tokens after the last whole block count */
 } kvx_job_kind_t;
 /* Copy the prefix and begin its request. KVC_ERR_ARG: the prefix is not sound, or the role is another one;
  * KVC_ERR_LIMIT: too many jobs; KVC_ERR_NOMEM; KVC_ERR_UNREACHABLE: no daemon was ever there. */
@@ -87,6 +89,8 @@ kvc_status_t kvx_job_create(kvx_t *kvx, const kvx_prefix_t *prefix, const kvx_jo
  * block, or n is more than the prefix has or fewer than there are. KVC_ERR_NOMEM. */
 kvc_status_t kvx_job_grow(kvx_job_t *job, const uint32_t *blocks, uint32_t n);
 void kvx_job_destroy(kvx_job_t *job);
+/* Tokens of the prefix's first n blocks. */
+uint32_t kvx_job_tokens(const kvx_job_t *job, uint32_t n);
 /* The end of a wait that begins now. */
 uint64_t kvx_deadline_ns(uint32_t ms, uint32_t or_ms);
 

@@ -40,7 +40,7 @@ void kvx_load_finish(kvx_load_t *load, kvc_status_t cause)
 /* Every piece of a load ends here. The first `done` blocks of the prefix are in the cache; why no more are. */
 static void end_piece(kvx_load_t *load, uint32_t done, uint32_t why, kvc_status_t cause)
 {
-	const uint32_t loaded = (done - load->from) * load->job.kvx->block_tokens;
+	const uint32_t loaded = kvx_job_tokens(&load->job, done) - kvx_job_tokens(&load->job, load->from);
 	const uint32_t in_cpu = loaded < load->in_cpu ? loaded : load->in_cpu;
 	kvx_load_result_t *result = &load->result;
 
@@ -48,7 +48,7 @@ static void end_piece(kvx_load_t *load, uint32_t done, uint32_t why, kvc_status_
 	load->from = done;
 	load->cause = cause == KVC_OK && done < load->to ? KVC_MISS : cause;
 	result->blocks = done;
-	result->tokens = done * load->job.kvx->block_tokens;
+	result->tokens = kvx_job_tokens(&load->job, done);
 	result->cpu_tokens += in_cpu;
 	result->disk_tokens += loaded - in_cpu;
 	result->why = why;
@@ -217,7 +217,7 @@ void kvx_load_init(kvx_load_t *load, uint32_t skip)
 	load->step = KVX_LOAD_IDLE;
 	load->result.status = KVC_PENDING;
 	load->result.blocks = skip;
-	load->result.tokens = skip * load->job.kvx->block_tokens;
+	load->result.tokens = kvx_job_tokens(&load->job, skip);
 }
 
 kvc_status_t kvx_load_prefix(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_load_t **p_load, kvx_load_result_t *result)

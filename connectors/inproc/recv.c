@@ -67,6 +67,18 @@ static void end_as_handed_over(kvx_recv_t *recv, const kvc_handover_info_t *info
 	}
 }
 
+/* The partial block counts if both sides end with it: then it has the key that the job knows. */
+static uint32_t blocks_there(const kvx_job_t *job, const kvc_handover_info_t *info)
+{
+	const uint32_t whole = job->n_tokens / job->kvx->block_tokens, rest = job->n_tokens % job->kvx->block_tokens;
+
+	if (info->n >= whole && (rest == 0 || (info->n == whole && info->partial == rest))) {
+		return job->cap;
+	}
+
+	return info->n < whole ? info->n : whole;
+}
+
 static void advance_recv(kvx_recv_t *recv, uint64_t now)
 {
 	kvx_load_t *load = &recv->load;
@@ -74,7 +86,7 @@ static void advance_recv(kvx_recv_t *recv, uint64_t now)
 	uint32_t there;
 
 	kvc_handover_get_info(recv->handover, &info);
-	there = info.n < load->job.cap ? info.n : load->job.cap;
+	there = blocks_there(&load->job, &info);
 	if (load->cause != KVC_OK) {
 		end_recv(recv, load->cause);
 	} else if (there > load->from && info.state != KVC_HANDOVER_ENDED) {
@@ -102,8 +114,11 @@ void kvx_recvs_advance(kvx_t *kvx, uint64_t now)
 
 static kvc_status_t create_recv(kvx_t *kvx, const char *transfer, const kvx_prefix_t *prefix, kvx_recv_t **p_recv)
 {
-	const kvx_job_kind_t kind = {
-		.role = KVX_CONSUMER, .deadline_ms = kvx->load_ms, .size = sizeof(kvx_recv_t), .first = &kvx->loads};
+	const kvx_job_kind_t kind = {.role = KVX_CONSUMER,
+				     .deadline_ms = kvx->load_ms,
+				     .size = sizeof(kvx_recv_t),
+				     .first = &kvx->loads,
+				     .partial = 1};
 	kvc_status_t status = kvx_is_ready(kvx) ? KVC_OK : KVC_ERR_UNREACHABLE;
 	char name[KVC_MAX_TRANSFER + 1u];
 	kvx_job_t *job = NULL;
@@ -120,7 +135,7 @@ static kvc_status_t create_recv(kvx_t *kvx, const char *transfer, const kvx_pref
 	(*p_recv)->load.received = 1;
 	kvx->handovers++;
 	kvx_load_init(&(*p_recv)->load, prefix->skip);
-	status = kvx_transfer_name(job, transfer, name);
+	status = kvx_transfer_begin(job, transfer, prefix->tokens, name);
 	if (status == KVC_OK) {
 		status = kvx_scheduler_recv(kvx->scheduler, &job->ask, name, (uint32_t)(left / 1000000u),
 					    &(*p_recv)->handover);

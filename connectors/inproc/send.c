@@ -83,12 +83,13 @@ static void take_answer(kvx_send_t *send, uint64_t now)
 static void send_chunk(kvx_send_t *send, uint64_t now)
 {
 	kvx_save_t *save = &send->save;
-	const uint32_t blocks = save->result.blocks;
+	const uint32_t blocks = save->result.blocks, whole = save->job.n_tokens / save->job.kvx->block_tokens;
 	const int last = !save->more && blocks == save->job.n;
 	const kvc_handover_chunk_t chunk = {
 		.struct_size = sizeof chunk,
 		.transfer = send->transfer,
-		.n = blocks,
+		.n = blocks < whole ? blocks : whole,
+		.partial = last && blocks > whole ? save->job.n_tokens % save->job.kvx->block_tokens : 0,
 		.last = last,
 		.ttl_ms = send->ttl_ms,
 		.tail = last ? send->tail : NULL,
@@ -161,7 +162,8 @@ static kvc_status_t create_send(kvx_t *kvx, const kvx_chunk_t *chunk, kvx_send_t
 				     .deadline_ms = kvx->save_ms,
 				     .size = sizeof(kvx_send_t),
 				     .first = &kvx->sends,
-				     .grows = 1};
+				     .grows = 1,
+				     .partial = 1};
 	const kvx_prefix_t prefix = {.struct_size = sizeof prefix,
 				     .tokens = chunk->tokens,
 				     .n_tokens = chunk->n_tokens,
@@ -181,7 +183,7 @@ static kvc_status_t create_send(kvx_t *kvx, const kvx_chunk_t *chunk, kvx_send_t
 	send->save.result.status = KVC_PENDING;
 	send->save.sent = send->save.more = 1;
 	kvx->handovers++;
-	status = kvx_transfer_name(job, chunk->transfer, send->transfer);
+	status = kvx_transfer_begin(job, chunk->transfer, chunk->tokens, send->transfer);
 	if (status != KVC_OK) {
 		kvx_send_end(send);
 		return status;
@@ -205,7 +207,7 @@ static kvc_status_t add_chunk(kvx_send_t *send, const kvx_chunk_t *chunk)
 {
 	kvx_save_t *save = &send->save;
 	kvx_job_t *job = &save->job;
-	const uint32_t n = chunk->computed / job->kvx->block_tokens;
+	const uint32_t n = chunk->computed == job->n_tokens ? job->cap : chunk->computed / job->kvx->block_tokens;
 	const uint32_t tail_len = chunk->last ? chunk->tail_len : 0;
 	void *tail = tail_len ? malloc(tail_len) : NULL;
 	kvc_status_t status = !save->more ? KVC_ERR_ARG : tail_len && !tail ? KVC_ERR_NOMEM : KVC_OK;

@@ -1,13 +1,12 @@
-/* inproc/transfer.h -- the id of a hand-over that names none. */
+/* inproc/transfer.h -- the id of a hand-over, and the key of its partial block. */
 #ifndef KVX_INPROC_TRANSFER_H
 #define KVX_INPROC_TRANSFER_H
 
 #include "inproc/job.h"
 
-#define KVX_TRANSFER_OF_KEY "prefix-" /* and the key of the prompt's last whole block, in hexadecimal digits */
-
-/* `transfer`, or the id made from the job's prefix, in name[KVC_MAX_TRANSFER + 1]. KVC_ERR_ARG: it is empty or too
- * long, or the prefix has no key. */
-kvc_status_t kvx_transfer_name(const kvx_job_t *job, const char *transfer, char *name);
+/* `transfer`, or the id made from the prompt of a new job, goes to name[KVC_MAX_TRANSFER + 1]. The job gets the private
+ * key of its partial block, if it has one. KVC_ERR_ARG: the id is empty or too long, or can be made of no key.
+ * KVC_ERR_NOMEM. */
+kvc_status_t kvx_transfer_begin(const kvx_job_t *job, const char *transfer, const uint32_t *tokens, char *name);
 
 #endif

@@ -9,12 +9,14 @@ kvc_status_t kvx_scheduler_send_chunk(kvx_scheduler_t *scheduler, const kvx_ask_
 	const kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
 	kvc_handover_chunk_t named = *chunk;
 	kvx_key_view_t view;
+	uint32_t units;
 
 	if (!request) {
 		return KVC_ERR_ARG;
 	}
-	kvx_key_view_init(scheduler, ask, request, chunk->n * scheduler->unit, &view);
-	if (view.n < chunk->n) {
+	units = chunk->n + (chunk->partial > 0);
+	kvx_key_view_init(scheduler, ask, request, units * scheduler->unit, &view);
+	if (view.n < units) {
 		return KVC_ERR_STALE_EPOCH;
 	}
 	named.source = &view.source;

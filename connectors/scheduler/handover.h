@@ -4,6 +4,11 @@
 
 #include "kvx_scheduler.h"
 
+/* The n tokens after the request's last whole unit, which lie in a block of their own: its last unit from now on, with
+ * the private key of that hand-over. It is saved and loaded like the others, but no lookup without that key finds it.
+ * KVC_ERR_ARG: n is no part of a unit, or the request has no keys, or one already. KVC_ERR_NOMEM. */
+kvc_status_t kvx_scheduler_add_private(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const char *transfer,
+				       const uint32_t *tokens, uint32_t n);
 /* kvc_handover_send() of a chunk, whose n is in units and whose source is the request's own keys. KVC_ERR_STALE_EPOCH:
  * the request has fewer of them: its space was reset. */
 kvc_status_t kvx_scheduler_send_chunk(kvx_scheduler_t *scheduler, const kvx_ask_t *ask,

@@ -59,6 +59,7 @@ void kvx_key_view_init(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const k
 static void drop_chain(kvx_chain_state_t *own)
 {
 	own->n = 0;
+	own->partial = 0;
 	own->epoch = 0;
 }
 
@@ -146,7 +147,7 @@ kvc_status_t kvx_scheduler_add_tokens(kvx_scheduler_t *scheduler, const kvx_ask_
 		return KVC_ERR_STALE_EPOCH;
 	}
 
-	status = units->at == own->n * scheduler->unit
+	status = units->at == own->n * scheduler->unit && own->partial == 0
 			 ? reserve_units(scheduler->env, own, units->n / scheduler->unit, scheduler->unit)
 			 : KVC_ERR_ARG;
 	if (status == KVC_OK) {
@@ -154,6 +155,28 @@ kvc_status_t kvx_scheduler_add_tokens(kvx_scheduler_t *scheduler, const kvx_ask_
 	}
 	if (status != KVC_OK) {
 		drop_chain(own);
+	}
+
+	return status;
+}
+
+kvc_status_t kvx_scheduler_add_private(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const char *transfer,
+				       const uint32_t *tokens, uint32_t n)
+{
+	kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
+	kvx_chain_state_t *own = request ? &request->own : NULL;
+	kvc_status_t status = own && own->epoch && own->partial == 0 && n > 0 && n < scheduler->unit
+				      ? reserve_units(scheduler->env, own, 1, scheduler->unit)
+				      : KVC_ERR_ARG;
+
+	if (status == KVC_OK) {
+		status = kvc_private_key(scheduler->spaces[request->space].space,
+					 own->n ? &own->keys[own->n - 1u] : NULL, transfer, tokens, n,
+					 &own->keys[own->n]);
+	}
+	if (status == KVC_OK) {
+		own->n++;
+		own->partial = n;
 	}
 
 	return status;

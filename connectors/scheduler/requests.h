@@ -27,6 +27,7 @@ typedef struct kvx_chain_state {
 	kvc_key_t *keys;
 	uint32_t *tokens; /* events name them */
 	uint32_t n, cap;  /* units */
+	uint32_t partial; /* tokens of the last unit, which is a private block; 0: there is none */
 	uint64_t epoch;   /* of the space; 0: no chain */
 	kvc_chain_t chain;
 } kvx_chain_state_t;

@@ -97,6 +97,32 @@ typedef struct kvx_run {
 	uint32_t from, to; /* blocks */
 } kvx_run_t;
 
+/* The block of the request's private unit; UINT32_MAX: it has none. */
+static uint32_t private_block(const kvx_request_t *request)
+{
+	return request->own.partial ? request->own.n - 1u : UINT32_MAX;
+}
+
+/* It has no parent, so it is a put of its own. */
+static kvc_put_t *start_private_put(kvx_scheduler_t *scheduler, const kvx_run_t *run)
+{
+	const kvc_put_options_t options = {
+		.struct_size = sizeof options,
+		.writers = scheduler->writers,
+		.writer_count = scheduler->writer_count,
+		.group = scheduler->groups[run->index].id,
+		.private_blocks = 1,
+	};
+	kvc_put_t *put = NULL;
+
+	run->view->source.key(run->view, run->from, &scheduler->keys[0]);
+
+	return kvc_put_start(scheduler->spaces[run->request->space].space, scheduler->keys, 0, 1, &options, &put) ==
+			       KVC_OK
+		       ? put
+		       : NULL;
+}
+
 /* NULL: not now. */
 static kvc_put_t *start_put(kvx_scheduler_t *scheduler, const kvx_run_t *run)
 {
@@ -138,8 +164,12 @@ static int reserve_run(kvx_scheduler_t *scheduler, const kvx_run_t *run, uint64_
 	kvx_sput_t *put = scheduler->put_count < KVX_PUTS_MAX
 				  ? kv_alloc(scheduler->env, sizeof *put + n * sizeof *put->entries)
 				  : NULL;
-	kvc_put_t *started = put ? start_put(scheduler, run) : NULL;
+	kvc_put_t *started = NULL;
 
+	if (put) {
+		started = run->from == private_block(run->request) ? start_private_put(scheduler, run)
+								   : start_put(scheduler, run);
+	}
 	if (!started) {
 		kv_free(scheduler->env, put);
 		scheduler->stats.save_busy += n;
@@ -171,6 +201,7 @@ static int save_group(kvx_scheduler_t *scheduler, kvx_run_t *run, uint32_t full,
 {
 	kvx_request_group_t *group = &run->request->groups[run->index];
 	const int chained = scheduler->groups[run->index].rule == KV_RULE_FULL;
+	const uint32_t private_at = private_block(run->request);
 
 	for (uint32_t runs = 0; group->asked < full && runs < RUNS; runs++) {
 		run->from = group->asked;
@@ -183,7 +214,7 @@ static int save_group(kvx_scheduler_t *scheduler, kvx_run_t *run, uint32_t full,
 		}
 		run->to = run->from;
 		while (run->to < full && run->to - run->from < KVX_RUN_BLOCKS &&
-		       entry_is_current(scheduler, group, run->to)) {
+		       (run->to != private_at || run->to == run->from) && entry_is_current(scheduler, group, run->to)) {
 			run->to++;
 		}
 		if (run->from < run->to && !reserve_run(scheduler, run, now)) {
