@@ -117,6 +117,17 @@ static void finish_send(kvx_send_t *send, kvc_status_t status)
 	kvx_send_end(send);
 }
 
+/* An id that was not used before: the daemon may hear of the end of a hand-over after the begin of the next one. */
+static const char *next_id(void)
+{
+	static char id[32];
+	static uint32_t number;
+
+	(void)snprintf(id, sizeof id, "hand-over %u", number++);
+
+	return id;
+}
+
 /* ---- what arrives ---------------------------------------------------------------------------- */
 
 /* The consumer asks first; each chunk is in its cache before the next one is computed. */
@@ -273,6 +284,66 @@ static void p1_a_consumer_gets_no_more_than_it_asks_for_and_no_more_than_was_sen
 	assert_int_equal(result.tokens, 4 * PAIR_TOKENS);
 }
 
+/* Prompts of every length around a block: what was sent is there to the token, and the last, partial block is gone once
+ * nobody needs it. */
+static void p1_a_receive_ends_with_exactly_the_tokens_that_were_sent(void **state)
+{
+	static const uint32_t lengths[] = {1, 15, 16, 17, 31, 5 * PAIR_TOKENS + 7, 12 * PAIR_TOKENS - 1};
+	long before, whole = 0;
+
+	(void)state;
+	usleep(500000); /* the gauges are those of a heartbeat */
+	before = rig_counter(&rig, "kvd_blocks");
+	for (uint32_t i = 0; i < KV_COUNT_OF(lengths); i++) {
+		const char *transfer = i % 2 || lengths[i] < PAIR_TOKENS ? next_id() : NULL;
+		const uint32_t n = lengths[i], half = n / 2;
+		kvx_recv_result_t result;
+		kvx_send_t *send = NULL;
+		kvx_recv_t *recv;
+
+		set_prompt(80 + i, n);
+		whole += n / PAIR_TOKENS;
+		recv = start_recv(transfer, 0);
+		assert_int_equal(send_to(&send, transfer, 0, half, 0), KVC_PENDING);
+		pair_poll(&producer, &consumer, 5);
+		assert_int_equal(send_to(&send, NULL, half, n, 1), KVC_PENDING);
+		pair_await_recv(&consumer, &producer, recv, &result);
+		assert_int_equal(result.cause, KVC_OK);
+		assert_int_equal(result.tokens, n);
+		assert_int_equal(result.cpu_tokens, n);
+		assert_int_equal(result.blocks, (n + PAIR_TOKENS - 1u) / PAIR_TOKENS);
+		assert_true(side_holds(&consumer, &to, n));
+		kvx_recv_end(recv);
+		finish_send(send, KVC_OK);
+	}
+	for (uint32_t i = 0; i < 500 && rig_counter(&rig, "kvd_blocks") != before + whole; i++) {
+		usleep(10000);
+	}
+	assert_int_equal(rig_counter(&rig, "kvd_blocks"), before + whole);
+}
+
+/* A prompt that goes on where the producer's ends in the middle of a block, or ends before it, gets the whole blocks.
+ */
+static void p1_a_partial_block_of_another_length_is_not_received(void **state)
+{
+	static const struct {
+		uint32_t sent, wanted, tokens;
+	} rows[] = {{70, 75, 64}, {75, 70, 64}, {70, 80, 64}, {70, 64, 64}, {70, 90, 64}, {90, 70, 64}};
+
+	(void)state;
+	for (uint32_t i = 0; i < KV_COUNT_OF(rows); i++) {
+		const char *transfer = next_id();
+		kvx_recv_result_t result;
+
+		set_prompt(90 + i, rows[i].sent);
+		finish_send(send_all(transfer), KVC_OK);
+		pair_prompt_init(&to, 90 + i, rows[i].wanted, 30);
+		result = finish_recv(start_recv(transfer, 0));
+		assert_int_equal(result.tokens, rows[i].tokens);
+		assert_int_equal(result.cause, rows[i].tokens == rows[i].wanted ? KVC_OK : KVC_MISS);
+	}
+}
+
 /* Another client with a wild pointer has written to a block between the two. */
 static void damage(uint32_t block)
 {
@@ -341,12 +412,14 @@ static void p7_a_producer_that_aborts_leaves_what_it_has_sent(void **state)
 	(void)state;
 	for (uint32_t stage = 0; stage < STAGES - 1u; stage++) {
 		kvx_recv_result_t result;
+		const char *transfer;
 		kvx_recv_t *recv;
 		kvx_send_t *send;
 
 		set_prompt(20 + stage, 12 * PAIR_TOKENS);
-		recv = start_recv("gives up", 0);
-		send = send_to_stage("gives up", stage);
+		transfer = next_id();
+		recv = start_recv(transfer, 0);
+		send = send_to_stage(transfer, stage);
 		if (stage > 0) {
 			pair_await_blocks(&consumer, &producer, recv, 3 * stage);
 		}
@@ -364,12 +437,14 @@ static void p7_a_consumer_that_aborts_gives_the_hand_over_back(void **state)
 {
 	(void)state;
 	for (uint32_t stage = 0; stage < STAGES; stage++) {
+		const char *transfer;
 		kvx_recv_t *recv;
 		kvx_send_t *send;
 
 		set_prompt(30 + stage, 12 * PAIR_TOKENS);
-		recv = start_recv("comes back", 0);
-		send = send_to_stage("comes back", stage);
+		transfer = next_id();
+		recv = start_recv(transfer, 0);
+		send = send_to_stage(transfer, stage);
 		kvx_recv_end(recv);
 		pair_prompt_init(&to, 77, 12 * PAIR_TOKENS, 30);
 		side_compute(&consumer, &to, 0, to.n_tokens);
@@ -377,7 +452,7 @@ static void p7_a_consumer_that_aborts_gives_the_hand_over_back(void **state)
 		assert_true(side_holds(&consumer, &to, to.n_tokens));
 
 		pair_prompt_init(&to, 30 + stage, 12 * PAIR_TOKENS, 30);
-		recv = start_recv("comes back", 0);
+		recv = start_recv(transfer, 0);
 		if (stage < STAGES - 1u) {
 			assert_int_equal(send_to(&send, NULL, 3 * stage * PAIR_TOKENS, from.n_tokens, 1), KVC_PENDING);
 		}
@@ -518,7 +593,9 @@ static void p10_other_roles_and_bad_arguments_are_refused(void **state)
 	bad[0].struct_size = 8;
 	bad[1].transfer = "";
 	bad[2].transfer = long_id;
-	bad[3].n_tokens = PAIR_TOKENS - 1u;
+	bad[3].n_tokens = PAIR_TOKENS - 1u; /* without an id */
+	bad[3].computed = PAIR_TOKENS - 1u;
+	bad[3].transfer = NULL;
 	bad[4].tokens = NULL;
 	bad[5].blocks = none;
 	bad[6].computed = 7 * PAIR_TOKENS;
@@ -592,12 +669,14 @@ static void p7_a_daemon_that_dies_amid_a_hand_over_is_a_miss(void **state)
 	(void)state;
 	for (uint32_t stage = 0; stage < STAGES - 1u; stage++) {
 		kvx_recv_result_t result;
+		const char *transfer;
 		kvx_recv_t *recv;
 		kvx_send_t *send;
 
 		set_prompt(70 + stage, 12 * PAIR_TOKENS);
-		recv = start_recv("dies", 0);
-		send = send_to_stage("dies", stage);
+		transfer = next_id();
+		recv = start_recv(transfer, 0);
+		send = send_to_stage(transfer, stage);
 		rig_kill(&rig);
 		(void)send_to(&send, NULL, 3 * stage * PAIR_TOKENS, 12 * PAIR_TOKENS, 1);
 		result = finish_recv(recv);
@@ -613,8 +692,8 @@ static void p7_a_daemon_that_dies_amid_a_hand_over_is_a_miss(void **state)
 		}
 		side_await_ready(&producer);
 		side_await_ready(&consumer);
-		recv = start_recv("lives", 0);
-		send = send_all("lives");
+		recv = start_recv(transfer, 0);
+		send = send_all(transfer);
 		assert_int_equal(finish_recv(recv).cause, KVC_OK);
 		finish_send(send, KVC_OK);
 	}
@@ -630,6 +709,8 @@ int main(int argc, char **argv)
 		HANDOVER_TEST(p8_without_an_id_the_prompt_and_its_salt_are_the_id),
 		HANDOVER_TEST(p1_stored_blocks_are_not_copied_and_skipped_ones_not_touched),
 		HANDOVER_TEST(p1_a_consumer_gets_no_more_than_it_asks_for_and_no_more_than_was_sent),
+		HANDOVER_TEST(p1_a_receive_ends_with_exactly_the_tokens_that_were_sent),
+		HANDOVER_TEST(p1_a_partial_block_of_another_length_is_not_received),
 		HANDOVER_TEST(p1_a_damaged_block_ends_the_receive_before_it),
 		HANDOVER_TEST(p7_a_producer_that_aborts_leaves_what_it_has_sent),
 		HANDOVER_TEST(p7_a_consumer_that_aborts_gives_the_hand_over_back),
