@@ -74,7 +74,7 @@ typedef struct kvx_config {
 KVX_API kvc_status_t kvx_attach(const kvx_config_t *config, kvx_t **p_kvx);
 /* Abort what is in progress, detach, free everything made from it. NULL is fine. */
 KVX_API void kvx_detach(kvx_t *kvx);
-/* Why the last kvx_attach() on this thread failed; never NULL. */
+/* Why the last kvx_attach(), or call of kvx_factory.h, on this thread was refused; never NULL. */
 KVX_API const char *kvx_last_error(void);
 
 /* Move loads and saves on, re-attach when due. Wait up to timeout_ms (0: not at all) until a load or save has ended.

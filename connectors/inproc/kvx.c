@@ -1,4 +1,5 @@
 /* libkvx in one process: attach, poll, and looking in. */
+#include "inproc/error.h"
 #include "inproc/job.h"
 
 #include "kv/env.h"
@@ -14,38 +15,24 @@
 
 /* ---- configuration ---------------------------------------------------------------------------- */
 
-static _Thread_local const char *why_text = "no call has failed";
-
-const char *kvx_last_error(void)
-{
-	return why_text;
-}
-
-static kvc_status_t refuse(const char *why)
-{
-	why_text = why;
-
-	return KVC_ERR_ARG;
-}
-
 /* What the halves do not check, or would take for something else: a rank may hold a part of a block, and the weights
  * may be named later. */
 static kvc_status_t check_config(const kvx_config_t *config)
 {
 	if (!config || config->struct_size < sizeof *config) {
-		return refuse("struct_size is not that of kvx_config_t");
+		return kvx_refuse("struct_size is not that of kvx_config_t");
 	}
 	if (config->roles == 0 || config->roles > KVX_BOTH) {
-		return refuse("roles is neither KVX_PRODUCER nor KVX_CONSUMER nor both");
+		return kvx_refuse("roles is neither KVX_PRODUCER nor KVX_CONSUMER nor both");
 	}
 	if (!config->identity || !config->layout || !config->paged) {
-		return refuse("identity, layout and paged are required");
+		return kvx_refuse("identity, layout and paged are required");
 	}
 	if (config->identity->struct_size < sizeof *config->identity || !config->identity->weights) {
-		return refuse("struct_size is not that of kvc_identity_t, or the weights have no name");
+		return kvx_refuse("struct_size is not that of kvc_identity_t, or the weights have no name");
 	}
 	if (config->paged->first_layer != 0 || config->paged->layers != config->layout->layers) {
-		return refuse("paged does not hold all layers of the layout");
+		return kvx_refuse("paged does not hold all layers of the layout");
 	}
 
 	return KVC_OK;
@@ -92,7 +79,7 @@ static kvc_status_t open_halves(kvx_t *kvx, const kvx_config_t *config)
 	kvc_status_t status;
 
 	if (kvk_layout_format(config->layout, layout, sizeof layout) != KV_OK) {
-		return refuse("the layout has no canonical text");
+		return kvx_refuse("the layout has no canonical text");
 	}
 	identity.struct_size = sizeof identity;
 	identity.hash_tokens = config->layout->block_tokens;
@@ -103,11 +90,11 @@ static kvc_status_t open_halves(kvx_t *kvx, const kvx_config_t *config)
 	(void)snprintf(instance, sizeof instance, "kvx-%016" PRIx64, number);
 	status = kvx_worker_open(&worker, &kvx->worker);
 	if (status != KVC_OK) {
-		return status == KVC_ERR_ARG ? refuse(kvx_worker_last_error()) : status;
+		return status == KVC_ERR_ARG ? kvx_refuse("%s", kvx_worker_last_error()) : status;
 	}
 	status = kvx_scheduler_open(&scheduler, &kvx->scheduler);
 
-	return status == KVC_ERR_ARG ? refuse(kvx_scheduler_last_error()) : status;
+	return status == KVC_ERR_ARG ? kvx_refuse("%s", kvx_scheduler_last_error()) : status;
 }
 
 /* ---- attach and detach ----------------------------------------------------------------------- */

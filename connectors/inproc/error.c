@@ -1,0 +1,22 @@
+#include "inproc/error.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+static _Thread_local char why_text[512] = "no call has failed";
+
+const char *kvx_last_error(void)
+{
+	return why_text;
+}
+
+kvc_status_t kvx_refuse(const char *format, ...)
+{
+	va_list args;
+
+	va_start(args, format);
+	(void)vsnprintf(why_text, sizeof why_text, format, args);
+	va_end(args);
+
+	return KVC_ERR_ARG;
+}
