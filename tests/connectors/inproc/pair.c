@@ -36,6 +36,12 @@ static void init_shape(side_t *side)
 				    .base = side->base};
 }
 
+static kvc_identity_t identity_of(const char *model)
+{
+	return (kvc_identity_t){
+		.struct_size = sizeof(kvc_identity_t), .model = model, .weights = "w", .dtype = "f32", .rope = "none"};
+}
+
 void side_open_model(side_t *side, const char *socket, uint32_t roles, const char *model)
 {
 	const kvx_config_t config = {.struct_size = sizeof config,
@@ -48,13 +54,22 @@ void side_open_model(side_t *side, const char *socket, uint32_t roles, const cha
 				     .save_ms = PAIR_MS,
 				     .attach_ms = PAIR_MS};
 
-	*side = (side_t){.identity = {.struct_size = sizeof side->identity,
-				      .model = model,
-				      .weights = "w",
-				      .dtype = "f32",
-				      .rope = "none"}};
+	*side = (side_t){.identity = identity_of(model)};
 	init_shape(side);
 	assert_int_equal(kvx_attach(&config, &side->kvx), KVC_OK);
+	side_await_ready(side);
+}
+
+void side_open_by(side_t *side, const kvx_connector_config_t *config)
+{
+	const kvx_config_t engine = {.struct_size = sizeof engine,
+				     .identity = &side->identity,
+				     .layout = &side->layout,
+				     .paged = &side->paged};
+
+	*side = (side_t){.identity = identity_of("pair")};
+	init_shape(side);
+	assert_int_equal(kvx_connector_create(config, &engine, &side->kvx), KVC_OK);
 	side_await_ready(side);
 }
 
