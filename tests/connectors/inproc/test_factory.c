@@ -81,7 +81,7 @@ static const struct {
 	{"{\"kv_role\"", {"not JSON", "byte 10"}},
 	{"{kv_role: 1}", {"not JSON", "byte 1"}},
 	{"{} x", {"not JSON", "byte"}},
-	{"[[[[[[[[[[]]]]]]]]]]", {"not JSON", "depth"}},
+	{"[[[[[[[[[[]]]]]]]]]]", {"not JSON", "too deep"}},
 	{"", {"not JSON", "early"}},
 };
 

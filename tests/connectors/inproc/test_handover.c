@@ -7,9 +7,12 @@
 #include "kv/env.h"
 #include "kv/shm.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static const char *program;
@@ -111,7 +114,7 @@ static void finish_send(kvx_send_t *send, kvc_status_t status)
 {
 	kvx_send_result_t result;
 
-	pair_await_send(&producer, &consumer, send, &result);
+	pair_await_send(&producer, consumer.kvx ? &consumer : NULL, send, &result);
 	assert_int_equal(result.status, status);
 	assert_true(result.copied);
 	kvx_send_end(send);
@@ -699,6 +702,163 @@ static void p7_a_daemon_that_dies_amid_a_hand_over_is_a_miss(void **state)
 	}
 }
 
+/* ---- processes that are killed --------------------------------------------------------------- */
+
+#define KILLS 24u
+
+/* A process of its own, which becomes an engine: a test that dies leaves none behind. It begins when `go` is closed,
+ * since it must be forked before this process attaches. */
+typedef struct engine_process {
+	pid_t pid;
+	int go;
+} engine_process_t;
+
+static engine_process_t fork_engine(void (*run)(uint64_t seed), uint64_t seed)
+{
+	engine_process_t process;
+	int go[2];
+	char byte;
+
+	assert_int_equal(pipe2(go, O_CLOEXEC), 0);
+	process.pid = fork();
+	assert_true(process.pid >= 0);
+	if (process.pid == 0) {
+		(void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+		(void)close(go[1]);
+		(void)!read(go[0], &byte, 1);
+		run(seed);
+		_exit(0);
+	}
+	(void)close(go[0]);
+	process.go = go[1];
+
+	return process;
+}
+
+/* Killed after up to `us`; it may have ended before. */
+static void kill_after(engine_process_t *process, uint32_t us)
+{
+	(void)close(process->go);
+	usleep(us);
+	assert_int_equal(kill(process->pid, SIGKILL), 0);
+	assert_int_equal(waitpid(process->pid, NULL, 0), process->pid);
+}
+
+static const char *id_of(uint64_t seed)
+{
+	static char id[32];
+
+	(void)snprintf(id, sizeof id, "killed %lu", (unsigned long)seed);
+
+	return id;
+}
+
+/* The prompt of a seed, in chunks of random size. */
+static void run_producer(uint64_t seed)
+{
+	uint64_t random = seed;
+	kvx_send_t *send = NULL;
+	uint32_t computed = 0;
+
+	side_open(&producer, rig.socket, KVX_PRODUCER);
+	while (computed < from.n_tokens) {
+		const uint32_t before = computed;
+
+		computed += 1 + below(&random, 90);
+		computed = computed < from.n_tokens ? computed : from.n_tokens;
+		if (send_to(&send, id_of(seed), before, computed, computed == from.n_tokens) != KVC_PENDING) {
+			return;
+		}
+		pair_poll(&producer, NULL, below(&random, 4));
+	}
+	pair_await_send(&producer, NULL, send, &(kvx_send_result_t){0});
+	pair_poll(&producer, NULL, 1000);
+}
+
+static void run_consumer(uint64_t seed)
+{
+	const kvx_prefix_t prefix = pair_prefix(&to, 0);
+	kvx_recv_t *recv;
+
+	side_open(&consumer, rig.socket, KVX_CONSUMER);
+	if (kvx_recv(consumer.kvx, id_of(seed), &prefix, &recv, NULL) == KVC_PENDING) {
+		pair_await_recv(&consumer, NULL, recv, &(kvx_recv_result_t){0});
+		pair_poll(&consumer, NULL, 1000);
+	}
+}
+
+/* A killed producer: the consumer ends in time with what had come, and says why. */
+static void kill_producer(uint64_t seed, uint32_t us, uint32_t *p_whole, uint32_t *p_parts)
+{
+	engine_process_t process = fork_engine(run_producer, seed);
+	kvx_recv_result_t result;
+	kvx_recv_t *recv;
+
+	side_open(&consumer, rig.socket, KVX_CONSUMER);
+	recv = start_recv(id_of(seed), 4000);
+	pair_poll(&consumer, NULL, 2);
+	kill_after(&process, us);
+	result = finish_recv(recv);
+	assert_true(result.cause == KVC_OK || result.cause == KVC_ERR_PRODUCER_LOST || result.cause == KVC_ERR_TIMEOUT);
+	assert_int_equal(result.cause == KVC_OK, result.tokens == to.n_tokens);
+	assert_true(result.recv_ns < (4000u + PAIR_MS) * UINT64_C(1000000));
+	*p_whole += result.cause == KVC_OK;
+	*p_parts += result.cause != KVC_OK && result.tokens > 0;
+	side_close(&consumer);
+}
+
+/* A killed consumer gives back what it has not taken, and the next one has it, or nothing. */
+static void kill_consumer(uint64_t seed, uint32_t us, uint32_t *p_whole, uint32_t *p_parts)
+{
+	engine_process_t process = fork_engine(run_consumer, seed);
+	kvx_recv_result_t result;
+	kvx_chunk_t chunk;
+	kvx_send_t *send = NULL;
+
+	side_open(&producer, rig.socket, KVX_BOTH);
+	side_compute(&producer, &from, 0, from.n_tokens);
+	chunk = pair_chunk(&from, id_of(seed), from.n_tokens, 1);
+	chunk.ttl_ms = 3000;
+	assert_int_equal(kvx_send(producer.kvx, &chunk, &send), KVC_PENDING);
+	kill_after(&process, us);
+	finish_send(send, KVC_OK);
+	side_open(&consumer, rig.socket, KVX_CONSUMER);
+	result = finish_recv(start_recv(id_of(seed), 400));
+	assert_true(result.cause == KVC_OK || (result.cause == KVC_ERR_TIMEOUT && result.tokens == 0));
+	*p_whole += result.cause == KVC_OK;
+	*p_parts += result.cause != KVC_OK;
+	side_close(&consumer);
+	side_close(&producer);
+}
+
+static void kill_at_random(void (*kill_one)(uint64_t, uint32_t, uint32_t *, uint32_t *), uint32_t most_us)
+{
+	const uint64_t base = kv_test_seed();
+	uint64_t random = base;
+	uint32_t whole = 0, parts = 0;
+
+	side_close(&producer);
+	side_close(&consumer);
+	for (uint32_t i = 0; i < KILLS; i++) {
+		set_prompt(200 + i, 200 + below(&random, 120));
+		kill_one(base % 1000000u + i, below(&random, most_us), &whole, &parts);
+	}
+	print_message("%u whole, %u in part or not, of %u\n", whole, parts, KILLS);
+	open_pair();
+}
+
+static void p4_p7_a_producer_killed_at_any_moment_is_a_miss_in_time(void **state)
+{
+	(void)state;
+	kill_at_random(kill_producer, 60000);
+}
+
+static void p4_p7_what_a_killed_consumer_had_goes_to_the_next_one(void **state)
+{
+	(void)state;
+	kill_at_random(kill_consumer, 250000);
+}
+
 #define HANDOVER_TEST(function) cmocka_unit_test_setup_teardown(function, begin_test, end_test)
 
 int main(int argc, char **argv)
@@ -721,6 +881,8 @@ int main(int argc, char **argv)
 		HANDOVER_TEST(p10_a_bad_chunk_changes_nothing),
 		HANDOVER_TEST(p7_without_a_daemon_nothing_is_handed_over),
 		HANDOVER_TEST(p7_a_daemon_that_dies_amid_a_hand_over_is_a_miss),
+		HANDOVER_TEST(p4_p7_a_producer_killed_at_any_moment_is_a_miss_in_time),
+		HANDOVER_TEST(p4_p7_what_a_killed_consumer_had_goes_to_the_next_one),
 	};
 
 	if (argc != 2) {
