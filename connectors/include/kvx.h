@@ -49,10 +49,11 @@ typedef struct kvx_save kvx_save_t;
 /* What this process does: saves, loads, or both. The other verb then answers KVC_MISS at once. */
 enum { KVX_PRODUCER = 1, KVX_CONSUMER = 2, KVX_BOTH = 3 };
 
-#define KVX_LOAD_MS   2000u  /* default of load_ms */
-#define KVX_SAVE_MS   10000u /* default of save_ms */
-#define KVX_ATTACH_MS 2000u  /* default of attach_ms */
-#define KVX_JOBS      256u   /* most loads plus saves at one time */
+#define KVX_LOAD_MS      2000u                /* default of load_ms */
+#define KVX_SAVE_MS      10000u               /* default of save_ms */
+#define KVX_ATTACH_MS    2000u                /* default of attach_ms */
+#define KVX_BUFFER_BYTES UINT64_C(1000000000) /* default of buffer_bytes */
+#define KVX_JOBS         256u                 /* most loads plus saves at one time */
 
 typedef struct kvx_config {
 	size_t struct_size;
@@ -66,7 +67,8 @@ typedef struct kvx_config {
 					   engine's and outlives the kvx_t */
 	uint32_t load_ms;               /* deadline of a load that names none */
 	uint32_t save_ms;               /* deadline of a save that names none */
-	uint32_t attach_ms; /* kvx_attach() waits this long for daemon and self-test; UINT32_MAX: not at all */
+	uint32_t attach_ms;    /* kvx_attach() waits this long for daemon and self-test; UINT32_MAX: not at all */
+	uint64_t buffer_bytes; /* that kvx_insert() keeps for consumers; 0: KVX_BUFFER_BYTES */
 } kvx_config_t;
 
 /* Attach. A daemon that is absent, or comes to nothing within attach_ms, is no error: all is a miss until kvx_poll()
@@ -146,7 +148,7 @@ KVX_API void kvx_record_request(kvx_t *kvx, const kvx_request_t *request);
 /* Every failure is one of these. */
 typedef struct kvx_stats {
 	size_t struct_size;
-	uint64_t loads;        /* kvx_load_prefix() calls */
+	uint64_t loads;        /* kvx_load_prefix() calls, and receives that were begun */
 	uint64_t load_hits;    /* ended with at least one block */
 	uint64_t load_misses;  /* nothing matched */
 	uint64_t load_refused; /* not ready, wrong role, too many jobs, bad arguments, out of memory */
@@ -155,7 +157,7 @@ typedef struct kvx_stats {
 	uint64_t load_corrupt; /* a block did not match its digest */
 	uint64_t load_lost;    /* lease revoked or expired, daemon gone or stale, any other error */
 	uint64_t cpu_tokens, disk_tokens, bytes_loaded;
-	uint64_t saves;     /* kvx_save_prefix() calls */
+	uint64_t saves;     /* kvx_save_prefix() calls, and sends that were begun */
 	uint64_t save_done; /* all blocks visible, ALREADY included */
 	uint64_t save_refused;
 	uint64_t save_aborted;

@@ -23,7 +23,7 @@ typedef struct kvx_connector_config {
 	uint32_t roles;         /* kv_role: kv_producer, kv_consumer, kv_both as KVX_* */
 	uint32_t rank;          /* kv_rank: of this engine among kv_parallel_size ones, 0 to 65535 */
 	uint32_t parallel_size; /* kv_parallel_size: 1 to 65536 */
-	uint64_t buffer_size;   /* kv_buffer_size: bytes, at least 1. For connectors that have a buffer */
+	uint64_t buffer_size;   /* kv_buffer_size: at least 1: kvx_config_t.buffer_bytes */
 	char buffer_device[8]; /* kv_buffer_device: "cpu" or "cuda". For connectors that have a choice; kvd's pool is in
 				  CPU memory */
 	char ip[64];         /* kv_ip, kv_port: where the sides of other connectors meet; kvd's meet at their daemon */

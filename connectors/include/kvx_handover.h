@@ -15,6 +15,9 @@
  * kvx_send_end() has returned. A receive writes its blocks until its state is no longer PENDING or kvx_recv_end() has
  * returned.
  *
+ * A lookup buffer is another view of the same: kvx_insert() hands a prompt over by its tokens, and kvx_drop_select()
+ * takes the one that agrees best.
+ *
  * Both sides must have the same space: identity and layout of kvx_config_t. With another one, as with another transfer
  * id, they do not find each other, and the consumer's deadline passes. */
 #ifndef KVX_HANDOVER_H
@@ -39,7 +42,7 @@ typedef struct kvx_chunk {
 				 producer and consumer of one prompt find each other: "prefix-", the key of the last
 				 whole block, and "+" and a hash of the tokens after it */
 	const uint32_t *tokens;
-	uint32_t n_tokens; /* of the whole prompt; without an id at least one block */
+	uint32_t n_tokens; /* of the whole prompt */
 	const char *salt;  /* as in kvx_prefix_t */
 	/* Of each call. */
 	uint32_t computed;      /* tokens, from the prompt's first, whose KV is in the cache; at most n_tokens */
@@ -86,6 +89,11 @@ typedef struct kvx_recv_result {
 	const void *tail;                 /* valid until kvx_recv_end(); NULL: none, or not all was received */
 	uint32_t tail_len;
 	uint64_t recv_ns; /* from the call to the end */
+	/* Of kvx_drop_select(): what was inserted, valid until kvx_recv_end(); the tail is its hidden. NULL: none yet.
+	 */
+	const uint32_t *entry_tokens;
+	uint32_t entry_n;
+	const uint8_t *entry_roi; /* [entry_n]; NULL: all count */
 } kvx_recv_result_t;
 
 /* Receive the prefix into its blocks; all its tokens count, so the last block may be partial, which then comes if the
@@ -98,6 +106,46 @@ KVX_API kvc_status_t kvx_recv(kvx_t *kvx, const char *transfer, const kvx_prefix
 KVX_API kvc_status_t kvx_recv_state(const kvx_recv_t *recv, kvx_recv_result_t *result);
 /* Abort (if PENDING: another consumer may have it) and free. NULL is fine. */
 KVX_API void kvx_recv_end(kvx_recv_t *recv);
+
+/* ---- the lookup buffer ----------------------------------------------------------------------- */
+
+/* A prompt whose KV is in the cache, for a consumer that asks by tokens. Nothing of it is borrowed after the call. */
+typedef struct kvx_insert {
+	size_t struct_size;
+	const uint32_t *tokens;
+	uint32_t n_tokens;      /* 1 to KVC_MAX_SELECT */
+	const uint32_t *blocks; /* their paged block ids, the last block may be partial */
+	const uint8_t *roi;     /* [n_tokens]: 1: the token counts for the comparison; at least one. NULL: all do */
+	const char *salt;       /* as in kvx_prefix_t: a consumer with another one does not find it */
+	const void *hidden;     /* opaque, for the consumer */
+	uint32_t hidden_len;    /* bytes; with 5 bytes a token and 16 more at most KVC_MAX_TAIL */
+	uint32_t deadline_ms;   /* to be handed over, the wait for room included; 0: the configuration's save_ms */
+	uint32_t ttl_ms;        /* as in kvx_chunk_t */
+	int wait;               /* where the buffer is full: 1: wait for room; 0: KVC_ERR_BUSY */
+} kvx_insert_t;
+/* Returns at once, and moves on in kvx_poll() like a send; kvx_send_state(), kvx_send_end() as there. A consumer finds
+ * it whole or not at all. Once the send is OK it is in the buffer, until a consumer has taken it or its time is over;
+ * the send may end. The buffer is full at buffer_bytes of kvx_config_t, or when the daemon keeps no more.
+ * KVC_PENDING; KVC_ERR_BUSY: the buffer is full (or, as the status of the send: the daemon's); KVC_MISS: as kvx_send().
+ */
+KVX_API kvc_status_t kvx_insert(kvx_t *kvx, const kvx_insert_t *insert, kvx_send_t **p_send);
+
+typedef struct kvx_select {
+	size_t struct_size;
+	const uint32_t *tokens; /* NULL: any entry with this salt, the oldest first */
+	uint32_t n_tokens;      /* at most KVC_MAX_SELECT; 0: any */
+	const uint8_t *roi;     /* as in kvx_insert_t */
+	const char *salt;
+	const uint32_t *blocks; /* where the KV goes */
+	uint32_t n_blocks;      /* at least 1; of a longer prompt what they can hold is loaded */
+	uint32_t deadline_ms;   /* 0: the configuration's load_ms */
+} kvx_select_t;
+/* Take an entry out of the buffer, whichever engine of the namespace has inserted it, now or later: kvx_recv_state(),
+ * kvx_recv_end() as of a receive. An entry agrees if its tokens under roi and these are equal over the shorter length;
+ * the longest agreement is taken first, then the oldest. One engine gets it. Aborted, or too late, it goes back.
+ * result->cause is also KVC_ERR_CORRUPT: an entry that another program has made. */
+KVX_API kvc_status_t kvx_drop_select(kvx_t *kvx, const kvx_select_t *select, kvx_recv_t **p_recv,
+				     kvx_recv_result_t *result);
 
 #ifdef __cplusplus
 }

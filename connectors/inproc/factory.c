@@ -114,7 +114,7 @@ void kvx_connector_config_init(kvx_connector_config_t *config)
 		.connector = KVX_CONNECTOR,
 		.roles = KVX_BOTH,
 		.parallel_size = 1,
-		.buffer_size = UINT64_C(1000000000),
+		.buffer_size = KVX_BUFFER_BYTES,
 		.buffer_device = "cpu",
 		.ip = "127.0.0.1",
 		.port = 14579,
@@ -136,6 +136,7 @@ static kvc_status_t create_kvd(const kvx_connector_config_t *config, const kvx_c
 		.load_ms = config->load_ms,
 		.save_ms = config->save_ms,
 		.attach_ms = config->attach_ms,
+		.buffer_bytes = config->buffer_size,
 	};
 
 	return kvx_attach(&made, p_kvx);

@@ -52,6 +52,8 @@ struct kvx_save {
 	kvx_save_result_t result;
 };
 
+typedef struct kvx_buffered kvx_buffered_t;
+
 struct kvx {
 	kvx_scheduler_t *scheduler;
 	kvx_worker_t *worker;
@@ -59,11 +61,14 @@ struct kvx {
 	uint32_t block_tokens, max_blocks;
 	kvx_job_t *loads; /* receives, too */
 	kvx_job_t *saves, *sends;
-	uint32_t jobs;      /* all of them */
-	uint32_t pending;   /* not ended */
-	uint32_t copying;   /* loads */
-	uint32_t handovers; /* sends and receives */
-	int begun;          /* loads, since the last poll */
+	kvx_buffered_t *buffered; /* what was inserted, as long as no consumer has taken it */
+	uint64_t buffered_bytes, max_buffered_bytes;
+	uint32_t block_bytes; /* in the pool */
+	uint32_t jobs;        /* all of them */
+	uint32_t pending;     /* not ended */
+	uint32_t copying;     /* loads */
+	uint32_t handovers;   /* sends and receives */
+	int begun;            /* loads, since the last poll */
 	uint64_t last_id;
 	uint64_t *failed; /* bit a block: it was to be loaded, and was not */
 	kvx_stats_t stats;
@@ -81,6 +86,7 @@ typedef struct kvx_job_kind {
 	kvx_job_t **first; /* the list it goes to */
 	int grows;         /* it begins without blocks */
 	int partial;       /* tokens after the last whole block count */
+	int later;         /* its tokens come with kvx_job_bind(): n_tokens says how many its blocks can hold */
 } kvx_job_kind_t;
 /* Copy the prefix and begin its request. KVC_ERR_ARG: the prefix is not sound, or the role is another one;
  * KVC_ERR_LIMIT: too many jobs; KVC_ERR_NOMEM; KVC_ERR_UNREACHABLE: no daemon was ever there. */
@@ -88,6 +94,8 @@ kvc_status_t kvx_job_create(kvx_t *kvx, const kvx_prefix_t *prefix, const kvx_jo
 /* The first n blocks of its prefix are blocks[n]; those it has already stay as they are. KVC_ERR_ARG: one of them is no
  * block, or n is more than the prefix has or fewer than there are. KVC_ERR_NOMEM. */
 kvc_status_t kvx_job_grow(kvx_job_t *job, const uint32_t *blocks, uint32_t n);
+/* The tokens and salt of a job that had none. No more tokens are used than it has blocks for. As kvx_job_create(). */
+kvc_status_t kvx_job_bind(kvx_job_t *job, const uint32_t *tokens, uint32_t n, const char *salt);
 void kvx_job_destroy(kvx_job_t *job);
 /* Tokens of the prefix's first n blocks. */
 uint32_t kvx_job_tokens(const kvx_job_t *job, uint32_t n);
@@ -120,5 +128,8 @@ void kvx_load_abort(kvx_load_t *load);
 
 void kvx_sends_advance(kvx_t *kvx, uint64_t now);
 void kvx_recvs_advance(kvx_t *kvx, uint64_t now);
+/* What they have beside their jobs, at the end of the connector. */
+void kvx_sends_free(kvx_t *kvx);
+void kvx_recvs_free(kvx_t *kvx);
 
 #endif

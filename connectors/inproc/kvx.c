@@ -1,4 +1,5 @@
 /* libkvx in one process: attach, poll, and looking in. */
+#include "inproc/buffer.h"
 #include "inproc/error.h"
 #include "inproc/job.h"
 
@@ -19,7 +20,7 @@
  * may be named later. */
 static kvc_status_t check_config(const kvx_config_t *config)
 {
-	if (!config || config->struct_size < sizeof *config) {
+	if (!config || config->struct_size < offsetof(kvx_config_t, buffer_bytes)) {
 		return kvx_refuse("struct_size is not that of kvx_config_t");
 	}
 	if (config->roles == 0 || config->roles > KVX_BOTH) {
@@ -106,14 +107,27 @@ static uint32_t or_default(uint32_t value, uint32_t instead)
 
 static kvc_status_t init_kvx(kvx_t *kvx, const kvx_config_t *config)
 {
+	kvk_geometry_t geometry;
+	kvc_status_t status;
+
 	kvx->roles = config->roles;
 	kvx->load_ms = or_default(config->load_ms, KVX_LOAD_MS);
 	kvx->save_ms = or_default(config->save_ms, KVX_SAVE_MS);
 	kvx->block_tokens = config->layout->block_tokens;
 	kvx->max_blocks = config->paged->blocks;
+	kvx->max_buffered_bytes = KVX_BUFFER_BYTES;
+	if (config->struct_size >= sizeof *config && config->buffer_bytes) {
+		kvx->max_buffered_bytes = config->buffer_bytes;
+	}
 	kvx->failed = calloc(kvx->max_blocks / 64u + 1u, sizeof *kvx->failed);
 
-	return kvx->failed ? open_halves(kvx, config) : KVC_ERR_NOMEM;
+	status = kvx->failed ? open_halves(kvx, config) : KVC_ERR_NOMEM;
+	if (status == KVC_OK) {
+		kvk_layout_geometry(config->layout, &geometry);
+		kvx->block_bytes = geometry.block_bytes;
+	}
+
+	return status;
 }
 
 kvc_status_t kvx_attach(const kvx_config_t *config, kvx_t **p_kvx)
@@ -162,9 +176,13 @@ void kvx_detach(kvx_t *kvx)
 		return;
 	}
 
+	kvx_buffer_free(kvx);
 	kvx_worker_close(kvx->worker); /* no block is touched from here on */
 	kvx_scheduler_close(kvx->scheduler);
+	kvx_recvs_free(kvx);
+	kvx_sends_free(kvx);
 	free_jobs(kvx->loads);
+	free_jobs(kvx->sends);
 	free_jobs(kvx->saves);
 	free(kvx->failed);
 	free(kvx);
@@ -184,6 +202,7 @@ static void run_step(kvx_t *kvx)
 	kvx_recvs_advance(kvx, now);
 	kvx_loads_advance(kvx, now);
 	kvx_saves_advance(kvx, now);
+	kvx_buffer_poll(kvx);
 	kvx_sends_advance(kvx, now);
 	kvx_run_message(kvx);
 	kvx_loads_collect(kvx);

@@ -1,7 +1,8 @@
 /* Receives: a load whose end is where the producer is. Each notice of the daemon begins a piece of it; what was handed
  * over during a piece is the next one. */
+#include "inproc/handover.h"
+#include "inproc/lookup_entry.h"
 #include "inproc/transfer.h"
-#include "kvx_handover.h"
 #include "scheduler/handover.h"
 
 #include "kv/shm.h"
@@ -12,9 +13,11 @@
 struct kvx_recv {
 	kvx_load_t load;
 	kvc_handover_t *handover; /* NULL: over */
-	int complete;             /* all of it is here, its tail too */
 	void *tail;
 	uint32_t tail_len;
+	kvx_lookup_t lookup;      /* by which it is found; tokens NULL: by an id */
+	int bound;                /* its prompt is known: it is the caller's, or that of the entry */
+	kvx_lookup_entry_t entry; /* in the tail */
 };
 
 /* ---- the end --------------------------------------------------------------------------------- */
@@ -42,12 +45,12 @@ static void end_recv(kvx_recv_t *recv, kvc_status_t cause)
 	kvc_handover_done(recv->handover, cause == KVC_ERR_TIMEOUT);
 	recv->handover = NULL;
 	kvx_load_finish(load, cause);
-	recv->complete = load->result.cause == KVC_OK;
-	if (recv->complete) {
+	if (load->result.cause == KVC_OK) {
 		load->result.status = KVC_OK;
+		stats->recvs_done++;
+	} else {
+		stats->recvs_failed++;
 	}
-	stats->recvs_done += (uint64_t)recv->complete;
-	stats->recvs_failed += (uint64_t)!recv->complete;
 }
 
 /* ---- pieces ---------------------------------------------------------------------------------- */
@@ -63,7 +66,7 @@ static void end_as_handed_over(kvx_recv_t *recv, const kvc_handover_info_t *info
 		load->result.why = KV_WHY_ABSENT;
 		end_recv(recv, KVC_MISS);
 	} else {
-		end_recv(recv, keep_tail(recv, info));
+		end_recv(recv, recv->tail ? KVC_OK : keep_tail(recv, info));
 	}
 }
 
@@ -79,21 +82,64 @@ static uint32_t blocks_there(const kvx_job_t *job, const kvc_handover_info_t *in
 	return info->n < whole ? info->n : whole;
 }
 
+/* The prompt of a lookup comes with the entry that agrees, once that is complete. */
+static void bind_prompt(kvx_recv_t *recv)
+{
+	kvc_handover_info_t info = {.struct_size = sizeof info};
+	kvx_job_t *job = &recv->load.job;
+	kvx_lookup_entry_t *entry = &recv->entry;
+	char name[KVC_MAX_TRANSFER + 1u];
+	kvc_status_t status;
+
+	kvc_handover_get_info(recv->handover, &info);
+	if (info.status == KVC_PENDING) {
+		return;
+	}
+	status = info.status == KVC_OK ? keep_tail(recv, &info) : info.status;
+	if (status == KVC_OK && !kvx_lookup_entry_unpack(recv->tail, recv->tail_len, entry)) {
+		*entry = (kvx_lookup_entry_t){0};
+		status = KVC_ERR_CORRUPT;
+	}
+	if (status == KVC_OK) {
+		status = kvx_job_bind(job, entry->tokens, entry->n, recv->lookup.salt);
+	}
+	if (status == KVC_OK) {
+		const kvx_prefix_t prompt = {.tokens = entry->tokens, .salt = recv->lookup.salt};
+
+		recv->bound = 1;
+		status = kvx_transfer_begin(job, &prompt, NULL, name);
+	}
+	if (status != KVC_OK) {
+		end_recv(recv, status);
+	}
+}
+
+static int is_late(const kvx_recv_t *recv, uint64_t now)
+{
+	return now >= recv->load.job.deadline_ns;
+}
+
 static void advance_recv(kvx_recv_t *recv, uint64_t now)
 {
 	kvx_load_t *load = &recv->load;
 	kvc_handover_info_t info = {.struct_size = sizeof info};
 	uint32_t there;
 
+	if (!recv->bound) {
+		bind_prompt(recv);
+	}
+	if (load->step == KVX_LOAD_ENDED) {
+		return;
+	}
 	kvc_handover_get_info(recv->handover, &info);
 	there = blocks_there(&load->job, &info);
 	if (load->cause != KVC_OK) {
 		end_recv(recv, load->cause);
-	} else if (there > load->from && info.state != KVC_HANDOVER_ENDED) {
+	} else if (recv->bound && there > load->from && info.state != KVC_HANDOVER_ENDED) {
 		kvx_load_begin_piece(load, there, now);
 	} else if (info.status != KVC_PENDING) {
 		end_as_handed_over(recv, &info);
-	} else if (now >= load->job.deadline_ns) {
+	} else if (is_late(recv, now)) {
 		load->result.why = KV_WHY_TIMEOUT;
 		end_recv(recv, KVC_ERR_TIMEOUT);
 	}
@@ -110,19 +156,29 @@ void kvx_recvs_advance(kvx_t *kvx, uint64_t now)
 	}
 }
 
+void kvx_recvs_free(kvx_t *kvx)
+{
+	for (kvx_job_t *job = kvx->loads; job; job = job->next) {
+		if (((kvx_load_t *)job)->received) {
+			free(((kvx_recv_t *)job)->tail);
+			free(((kvx_recv_t *)job)->lookup.tokens);
+		}
+	}
+}
+
 /* ---- called by the engine -------------------------------------------------------------------- */
 
-static kvc_status_t create_recv(kvx_t *kvx, const char *transfer, const kvx_prefix_t *prefix, kvx_recv_t **p_recv)
+/* A job without a hand-over yet. */
+static kvc_status_t create_recv(kvx_t *kvx, const kvx_prefix_t *prefix, int later, kvx_recv_t **p_recv)
 {
 	const kvx_job_kind_t kind = {.role = KVX_CONSUMER,
 				     .deadline_ms = kvx->load_ms,
 				     .size = sizeof(kvx_recv_t),
 				     .first = &kvx->loads,
-				     .partial = 1};
+				     .partial = 1,
+				     .later = later};
 	kvc_status_t status = kvx_is_ready(kvx) ? KVC_OK : KVC_ERR_UNREACHABLE;
-	char name[KVC_MAX_TRANSFER + 1u];
 	kvx_job_t *job = NULL;
-	uint64_t left;
 
 	if (status == KVC_OK) {
 		status = kvx_job_create(kvx, prefix, &kind, &job);
@@ -130,49 +186,90 @@ static kvc_status_t create_recv(kvx_t *kvx, const char *transfer, const kvx_pref
 	if (status != KVC_OK) {
 		return status;
 	}
-	left = job->deadline_ns - job->start_ns;
 	*p_recv = (kvx_recv_t *)job;
+	(*p_recv)->bound = !later;
 	(*p_recv)->load.received = 1;
 	kvx->handovers++;
+	kvx->stats.loads++;
 	kvx_load_init(&(*p_recv)->load, prefix->skip);
-	status = kvx_transfer_begin(job, transfer, prefix->tokens, name);
+
+	return KVC_OK;
+}
+
+static uint32_t timeout_ms(const kvx_job_t *job)
+{
+	return (uint32_t)((job->deadline_ns - job->start_ns) / 1000000u);
+}
+
+/* Its status, and with `result` why there is none. */
+static kvc_status_t finish_begin(kvx_t *kvx, kvc_status_t status, kvx_recv_t **p_recv, kvx_recv_result_t *result)
+{
+	const kvx_recv_result_t refused = {.status = KVC_MISS,
+					   .cause = status,
+					   .why = status == KVC_ERR_UNREACHABLE ? KV_WHY_NO_DAEMON : KV_WHY_NONE};
+
+	kvx->stats.recvs++;
 	if (status == KVC_OK) {
-		status = kvx_scheduler_recv(kvx->scheduler, &job->ask, name, (uint32_t)(left / 1000000u),
-					    &(*p_recv)->handover);
+		return kvx_recv_state(*p_recv, result);
 	}
-	if (status != KVC_OK) {
-		kvx_recv_end(*p_recv);
-		*p_recv = NULL;
+	kvx->stats.recvs_refused++;
+	kvx_recv_end(*p_recv);
+	*p_recv = NULL;
+	if (result) {
+		*result = refused;
 	}
 
-	return status;
+	return KVC_MISS;
 }
 
 kvc_status_t kvx_recv(kvx_t *kvx, const char *transfer, const kvx_prefix_t *prefix, kvx_recv_t **p_recv,
 		      kvx_recv_result_t *result)
 {
-	kvx_recv_t *recv = NULL;
-	const kvc_status_t status = create_recv(kvx, transfer, prefix, &recv);
+	char name[KVC_MAX_TRANSFER + 1u];
+	kvc_status_t status;
 
-	kvx->stats.recvs++;
-	*p_recv = recv;
-	if (status != KVC_OK) {
-		kvx->stats.recvs_refused++;
-		if (result) {
-			*result = (kvx_recv_result_t){.status = KVC_MISS,
-						      .cause = status,
-						      .why = status == KVC_ERR_UNREACHABLE ? KV_WHY_NO_DAEMON
-											   : KV_WHY_NONE};
-		}
-		return KVC_MISS;
+	*p_recv = NULL;
+	status = create_recv(kvx, prefix, 0, p_recv);
+	if (status == KVC_OK) {
+		status = kvx_transfer_begin(&(*p_recv)->load.job, prefix, transfer, name);
+	}
+	if (status == KVC_OK) {
+		const kvx_job_t *job = &(*p_recv)->load.job;
+
+		status = kvx_scheduler_recv(kvx->scheduler, &job->ask, name, timeout_ms(job), &(*p_recv)->handover);
 	}
 
-	return kvx_recv_state(recv, result);
+	return finish_begin(kvx, status, p_recv, result);
+}
+
+kvc_status_t kvx_recv_lookup(kvx_t *kvx, const kvx_prefix_t *room, const kvx_lookup_t *lookup, kvx_recv_t **p_recv,
+			     kvx_recv_result_t *result)
+{
+	kvc_handover_select_t select = {.struct_size = sizeof select,
+					.tokens = lookup->n ? lookup->tokens : NULL,
+					.n = lookup->n,
+					.any = lookup->n == 0,
+					.bucket = lookup->salt,
+					.bucket_len = lookup->salt ? (uint32_t)strlen(lookup->salt) : 0};
+	kvc_status_t status;
+
+	*p_recv = NULL;
+	status = create_recv(kvx, room, 1, p_recv);
+	if (status == KVC_OK) {
+		(*p_recv)->lookup = *lookup;
+		select.timeout_ms = timeout_ms(&(*p_recv)->load.job);
+		status = kvx_scheduler_select(kvx->scheduler, &select, &(*p_recv)->handover);
+	} else {
+		free(lookup->tokens);
+	}
+
+	return finish_begin(kvx, status, p_recv, result);
 }
 
 kvc_status_t kvx_recv_state(const kvx_recv_t *recv, kvx_recv_result_t *result)
 {
 	const kvx_load_result_t *load = &recv->load.result;
+	const int by_id = !recv->lookup.tokens;
 
 	if (result) {
 		*result = (kvx_recv_result_t){
@@ -183,8 +280,11 @@ kvc_status_t kvx_recv_state(const kvx_recv_t *recv, kvx_recv_result_t *result)
 			.cpu_tokens = load->cpu_tokens,
 			.disk_tokens = load->disk_tokens,
 			.why = load->why,
-			.tail = recv->tail,
-			.tail_len = recv->tail_len,
+			.tail = by_id ? recv->tail : recv->entry.hidden,
+			.tail_len = by_id ? recv->tail_len : recv->entry.hidden_len,
+			.entry_tokens = recv->entry.tokens,
+			.entry_n = recv->entry.n,
+			.entry_roi = recv->entry.roi,
 			.recv_ns = load->load_ns,
 		};
 	}
@@ -202,6 +302,7 @@ void kvx_recv_end(kvx_recv_t *recv)
 	}
 	kvc_handover_done(recv->handover, 1);
 	free(recv->tail);
+	free(recv->lookup.tokens);
 	recv->load.job.kvx->handovers--;
 	kvx_job_destroy(&recv->load.job);
 }

@@ -3,14 +3,15 @@
  * One request to the daemon is in progress at a time: a chunk covers all that became visible during the one before. The
  * first names no block, so that the daemon knows the producer, and tells the consumer if it dies before it has stored
  * anything. */
+#include "inproc/buffer.h"
+#include "inproc/handover.h"
 #include "inproc/transfer.h"
-#include "kvx_handover.h"
 #include "scheduler/handover.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define REST_NS UINT64_C(10000000) /* pause after a refusal */
+#define REST_NS UINT64_C(10000000) /* pause before what was lost is stored again */
 
 struct kvx_send {
 	kvx_save_t save;
@@ -24,16 +25,29 @@ struct kvx_send {
 	uint64_t retry_ns; /* not before */
 	void *tail;
 	uint32_t tail_len;
+	kvx_lookup_t lookup; /* tokens NULL: it has an id */
 };
 
 /* ---- the end --------------------------------------------------------------------------------- */
 
+static uint64_t buffer_bytes(const kvx_send_t *send)
+{
+	const kvx_job_t *job = &send->save.job;
+
+	return (uint64_t)job->cap * job->kvx->block_bytes + send->tail_len;
+}
+
 /* Every send that is not aborted ends here. An unfinished hand-over is aborted: its consumer is told. */
 static void end_send(kvx_send_t *send, kvc_status_t status)
 {
-	kvx_stats_t *stats = &send->save.job.kvx->stats;
+	kvx_t *kvx = send->save.job.kvx;
+	kvx_stats_t *stats = &kvx->stats;
 
-	kvc_handover_done(send->handover, status != KVC_OK);
+	if (status == KVC_OK && send->lookup.tokens) {
+		kvx_buffer_keep(kvx, send->handover, buffer_bytes(send));
+	} else {
+		kvc_handover_done(send->handover, status != KVC_OK);
+	}
 	send->handover = NULL;
 	if (send->save.result.status == KVC_PENDING) {
 		kvx_save_finish(&send->save, status);
@@ -44,15 +58,16 @@ static void end_send(kvx_send_t *send, kvc_status_t status)
 
 /* ---- chunks ---------------------------------------------------------------------------------- */
 
-/* The daemon takes no more now, or has lost what was stored: stored again while the blocks can still be read. */
+/* The daemon took no more, and has room now; or it has lost what was stored, which is stored again while the blocks can
+ * still be read. */
 static void retry_chunk(kvx_send_t *send, kvc_status_t why, uint64_t now)
 {
 	kvx_save_t *save = &send->save;
 
-	send->retry_ns = now + REST_NS;
-	if (why == KVC_MISS && save->result.copied) {
-		end_send(send, KVC_MISS);
+	if (why == KVC_ERR_BUSY ? send->lookup.tokens && !send->lookup.wait : save->result.copied) {
+		end_send(send, why);
 	} else if (why == KVC_MISS) {
+		send->retry_ns = now + REST_NS;
 		kvx_scheduler_restart_saving(save->job.kvx->scheduler, &save->job.ask);
 	}
 }
@@ -85,19 +100,29 @@ static void send_chunk(kvx_send_t *send, uint64_t now)
 	kvx_save_t *save = &send->save;
 	const uint32_t blocks = save->result.blocks, whole = save->job.n_tokens / save->job.kvx->block_tokens;
 	const int last = !save->more && blocks == save->job.n;
+	const kvx_lookup_t *lookup = &send->lookup;
 	const kvc_handover_chunk_t chunk = {
 		.struct_size = sizeof chunk,
-		.transfer = send->transfer,
+		.transfer = lookup->tokens ? NULL : send->transfer,
 		.n = blocks < whole ? blocks : whole,
 		.partial = last && blocks > whole ? save->job.n_tokens % save->job.kvx->block_tokens : 0,
 		.last = last,
 		.ttl_ms = send->ttl_ms,
 		.tail = last ? send->tail : NULL,
 		.tail_len = last ? send->tail_len : 0,
+		.select = lookup->tokens,
+		.select_n = lookup->n,
+		.bucket = lookup->salt,
+		.bucket_len = lookup->salt ? (uint32_t)strlen(lookup->salt) : 0,
+		.await_room = !lookup->tokens || lookup->wait,
 	};
 	kvc_status_t status;
 
 	if (now < send->retry_ns || (send->handover && blocks <= send->sent && !last)) {
+		return;
+	}
+	/* What is inserted is found whole, or not at all. */
+	if (lookup->tokens && (!last || !kvx_buffer_has_room(save->job.kvx, buffer_bytes(send)))) {
 		return;
 	}
 	status = kvx_scheduler_send_chunk(save->job.kvx->scheduler, &save->job.ask, &chunk, &send->handover);
@@ -147,11 +172,20 @@ void kvx_sends_advance(kvx_t *kvx, uint64_t now)
 	}
 }
 
+void kvx_sends_free(kvx_t *kvx)
+{
+	for (kvx_job_t *job = kvx->sends; job; job = job->next) {
+		free(((kvx_send_t *)job)->tail);
+		free(((kvx_send_t *)job)->lookup.tokens);
+	}
+}
+
 /* ---- called by the engine -------------------------------------------------------------------- */
 
 static void destroy_send(kvx_send_t *send)
 {
 	free(send->tail);
+	free(send->lookup.tokens);
 	send->save.job.kvx->handovers--;
 	kvx_job_destroy(&send->save.job);
 }
@@ -183,7 +217,8 @@ static kvc_status_t create_send(kvx_t *kvx, const kvx_chunk_t *chunk, kvx_send_t
 	send->save.result.status = KVC_PENDING;
 	send->save.sent = send->save.more = 1;
 	kvx->handovers++;
-	status = kvx_transfer_begin(job, chunk->transfer, chunk->tokens, send->transfer);
+	kvx->stats.saves++;
+	status = kvx_transfer_begin(job, &prefix, chunk->transfer, send->transfer);
 	if (status != KVC_OK) {
 		kvx_send_end(send);
 		return status;
@@ -231,30 +266,51 @@ static kvc_status_t add_chunk(kvx_send_t *send, const kvx_chunk_t *chunk)
 	return KVC_OK;
 }
 
-kvc_status_t kvx_send(kvx_t *kvx, const kvx_chunk_t *chunk, kvx_send_t **p_send)
+kvc_status_t kvx_send_begin(kvx_t *kvx, const kvx_chunk_t *chunk, const kvx_lookup_t *lookup, kvx_send_t **p_send)
 {
 	kvc_status_t status = check_chunk(chunk);
-	kvx_send_t *send = *p_send;
-	const int first = send == NULL;
+	kvx_send_t *send = NULL;
 
-	kvx->stats.sends += (uint64_t)first;
-	if (!first && send->save.result.status != KVC_PENDING) {
-		return KVC_MISS;
-	}
-	if (status == KVC_OK && first) {
+	kvx->stats.sends++;
+	if (status == KVC_OK) {
 		status = create_send(kvx, chunk, &send);
 	}
 	if (status == KVC_OK) {
 		status = add_chunk(send, chunk);
-		if (status != KVC_OK && first) {
-			kvx_send_end(send);
-		}
 	}
 	if (status != KVC_OK) {
-		kvx->stats.sends_refused += (uint64_t)first;
-		return first ? KVC_MISS : status;
+		kvx_send_end(send);
+		kvx->stats.sends_refused++;
+		return status;
+	}
+	if (lookup) {
+		send->lookup = *lookup;
 	}
 	*p_send = send;
+	advance_send(send, kvx_now_ns());
+
+	return KVC_PENDING;
+}
+
+kvc_status_t kvx_send(kvx_t *kvx, const kvx_chunk_t *chunk, kvx_send_t **p_send)
+{
+	kvx_send_t *send = *p_send;
+	kvc_status_t status;
+
+	if (!send) {
+		status = kvx_send_begin(kvx, chunk, NULL, p_send);
+		return status == KVC_PENDING && kvx_send_state(*p_send, NULL) == KVC_PENDING ? KVC_PENDING : KVC_MISS;
+	}
+	if (send->save.result.status != KVC_PENDING) {
+		return KVC_MISS;
+	}
+	status = check_chunk(chunk);
+	if (status == KVC_OK) {
+		status = add_chunk(send, chunk);
+	}
+	if (status != KVC_OK) {
+		return status;
+	}
 	advance_send(send, kvx_now_ns());
 
 	return send->save.result.status == KVC_PENDING ? KVC_PENDING : KVC_MISS;

@@ -1,5 +1,5 @@
 /* The id that both sides make of a prompt is "prefix-", the key of its last whole block in hexadecimal digits, and "+"
- * with a hash of the tokens after it, if there are any. */
+ * with a hash of the tokens after it, if there are any. Without a whole block the hash of the salt is in its place. */
 #include "inproc/transfer.h"
 #include "scheduler/handover.h"
 
@@ -17,43 +17,40 @@ static char *append_hex(char *at, const uint8_t *bytes, size_t n)
 	return at;
 }
 
-static kvc_status_t make_name(const kvx_job_t *job, const uint32_t *rest, uint32_t n_rest, char *name)
+static void make_name(const kvx_job_t *job, const kvx_prefix_t *prompt, char *name)
 {
-	const uint32_t whole = job->n_tokens / job->kvx->block_tokens;
+	const uint32_t unit = job->kvx->block_tokens, whole = job->n_tokens / unit, rest = job->n_tokens % unit;
+	const char *salt = prompt->salt ? prompt->salt : "";
 	char *at = name + snprintf(name, KVC_MAX_TRANSFER, "prefix-");
 	uint8_t digest[32];
 	kvc_key_t key;
 
 	if (whole == 0 || kvx_scheduler_get_key(job->kvx->scheduler, &job->ask, whole - 1u, &key) != KVC_OK) {
-		return KVC_ERR_ARG;
+		kv_sha256(salt, strlen(salt), digest);
+		memcpy(key.b, digest, sizeof key.b);
 	}
 	at = append_hex(at, key.b, sizeof key.b);
-	if (n_rest > 0) {
-		kv_sha256(rest, n_rest * sizeof *rest, digest);
+	if (rest > 0) {
+		kv_sha256(prompt->tokens + job->n_tokens - rest, rest * sizeof *prompt->tokens, digest);
 		*at++ = '+';
 		(void)append_hex(at, digest, sizeof key.b);
 	}
-
-	return KVC_OK;
 }
 
-kvc_status_t kvx_transfer_begin(const kvx_job_t *job, const char *transfer, const uint32_t *tokens, char *name)
+kvc_status_t kvx_transfer_begin(const kvx_job_t *job, const kvx_prefix_t *prompt, const char *transfer, char *name)
 {
-	const uint32_t n_rest = job->n_tokens % job->kvx->block_tokens;
-	const uint32_t *rest = tokens + job->n_tokens - n_rest;
+	const uint32_t rest = job->n_tokens % job->kvx->block_tokens;
 	const size_t len = transfer ? strnlen(transfer, KVC_MAX_TRANSFER + 1u) : 0;
-	kvc_status_t status = KVC_OK;
 
 	if (!transfer) {
-		status = make_name(job, rest, n_rest, name);
+		make_name(job, prompt, name);
 	} else if (len == 0 || len > KVC_MAX_TRANSFER) {
-		status = KVC_ERR_ARG;
+		return KVC_ERR_ARG;
 	} else {
 		memcpy(name, transfer, len + 1u);
 	}
-	if (status == KVC_OK && n_rest > 0) {
-		status = kvx_scheduler_add_private(job->kvx->scheduler, &job->ask, name, rest, n_rest);
-	}
 
-	return status;
+	return rest > 0 ? kvx_scheduler_add_private(job->kvx->scheduler, &job->ask, name,
+						    prompt->tokens + job->n_tokens - rest, rest)
+			: KVC_OK;
 }

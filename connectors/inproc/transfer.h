@@ -7,6 +7,6 @@
 /* `transfer`, or the id made from the prompt of a new job, goes to name[KVC_MAX_TRANSFER + 1]. The job gets the private
  * key of its partial block, if it has one. KVC_ERR_ARG: the id is empty or too long, or can be made of no key.
  * KVC_ERR_NOMEM. */
-kvc_status_t kvx_transfer_begin(const kvx_job_t *job, const char *transfer, const uint32_t *tokens, char *name);
+kvc_status_t kvx_transfer_begin(const kvx_job_t *job, const kvx_prefix_t *prompt, const char *transfer, char *name);
 
 #endif

@@ -33,6 +33,13 @@ kvc_status_t kvx_scheduler_recv(kvx_scheduler_t *scheduler, const kvx_ask_t *ask
 		       : KVC_ERR_ARG;
 }
 
+kvc_status_t kvx_scheduler_select(kvx_scheduler_t *scheduler, const kvc_handover_select_t *select,
+				  kvc_handover_t **p_handover)
+{
+	return scheduler->spaces[0].open ? kvc_handover_select(scheduler->spaces[0].space, select, p_handover)
+					 : KVC_ERR_UNREACHABLE;
+}
+
 void kvx_scheduler_restart_saving(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 {
 	kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
