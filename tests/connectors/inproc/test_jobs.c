@@ -3,7 +3,7 @@
 #include "connectors/inproc/knobs.h"
 #include "connectors/rig.h"
 #include "engine/check.h"
-#include "kvx.h"
+#include "kvx_handover.h"
 
 #include "common/await.h"
 #include "kv/env.h"
@@ -841,6 +841,66 @@ static void random_job(uint64_t *seed)
 	kvx_save_end(save);
 }
 
+/* A hand-over of a random conversation in random chunks, by an id or by its tokens; either side is aborted at times.
+ * What a receive reports is there, to the last float. */
+static void random_handover(uint64_t *seed)
+{
+	const uint32_t c = below(seed, 12), n = 1 + below(seed, MAX_JOB / 2u),
+		       stop = below(seed, 4) ? 60 : below(seed, 6);
+	const uint32_t first = below(seed, BLOCKS), steps = 1 + below(seed, 3), by_tokens = below(seed, 3) == 0;
+	kvx_recv_result_t result = {0};
+	kvx_send_t *send = NULL;
+	kvx_recv_t *recv = NULL;
+	prompt_t p, q;
+
+	prompt_init(&q, c, n, first + MAX_JOB);
+	prompt_compute(&p, c, n, first);
+	q.prefix.deadline_ms = 50;
+	if (by_tokens) {
+		const kvx_insert_t insert = {.struct_size = sizeof insert,
+					     .tokens = p.tokens,
+					     .n_tokens = p.prefix.n_tokens,
+					     .blocks = p.blocks,
+					     .deadline_ms = 100,
+					     .ttl_ms = 100};
+		const kvx_select_t select = {.struct_size = sizeof select,
+					     .tokens = q.tokens,
+					     .n_tokens = q.prefix.n_tokens,
+					     .blocks = q.blocks,
+					     .n_blocks = n,
+					     .deadline_ms = 50};
+
+		(void)kvx_drop_select(jobs.kvx, &select, &recv, &result);
+		(void)kvx_insert(jobs.kvx, &insert, &send);
+	} else {
+		(void)kvx_recv(jobs.kvx, "at random", &q.prefix, &recv, &result);
+	}
+	for (uint32_t i = 0; i < stop; i++) {
+		const kvx_chunk_t chunk = {.struct_size = sizeof chunk,
+					   .transfer = "at random",
+					   .tokens = p.tokens,
+					   .n_tokens = p.prefix.n_tokens,
+					   .computed = p.prefix.n_tokens * (i + 1u) / steps,
+					   .blocks = p.blocks,
+					   .last = i + 1u == steps,
+					   .deadline_ms = 100,
+					   .ttl_ms = 100};
+
+		if (!by_tokens && i < steps) {
+			(void)kvx_send(jobs.kvx, &chunk, &send);
+		}
+		(void)kvx_poll(jobs.kvx, 1);
+		if (recv && kvx_recv_state(recv, &result) != KVC_PENDING) {
+			break;
+		}
+	}
+	for (uint32_t i = 0; result.status == KVC_OK && i < result.blocks; i++) {
+		assert_true(holds(q.blocks[i], c, i));
+	}
+	kvx_recv_end(recv);
+	kvx_send_end(send);
+}
+
 static void p1_p4_p7_under_any_fault_loads_are_right_and_nothing_leaks(void)
 {
 	uint64_t seed = 101;
@@ -849,11 +909,18 @@ static void p1_p4_p7_under_any_fault_loads_are_right_and_nothing_leaks(void)
 	await_ready();
 	for (int round = 0; round < 600; round++) {
 		random_knobs(&seed);
-		random_job(&seed);
+		if (below(&seed, 3)) {
+			random_job(&seed);
+		} else {
+			random_handover(&seed);
+		}
 	}
 	s = stats();
 	print_message("load hits %lu lost %lu, save done %lu lost %lu\n", (unsigned long)s.load_hits,
 		      (unsigned long)s.load_lost, (unsigned long)s.save_done, (unsigned long)s.save_lost);
+	print_message("sends done %lu failed %lu, receives done %lu failed %lu\n", (unsigned long)s.sends_done,
+		      (unsigned long)s.sends_failed, (unsigned long)s.recvs_done, (unsigned long)s.recvs_failed);
+	assert_true(s.sends_done > 5 && s.recvs_done > 5 && s.recvs_failed > 5);
 	assert_true(s.load_hits > 20 && s.load_lost > 5 && s.save_done > 20 && s.save_lost > 5);
 }
 

@@ -1,0 +1,492 @@
+/* The lookup buffer: prompts that are inserted by one engine and taken by another that asks by tokens. */
+#include "connectors/inproc/pair.h"
+#include "engine/check.h"
+#include "kv_test.h"
+
+#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char *program;
+static rig_t rig;
+static side_t producer, consumer;
+static pair_prompt_t from, to;
+
+static int begin_test(void **state)
+{
+	(void)state;
+	rig_init(&rig, program);
+	rig_start(&rig);
+	side_open(&producer, rig.socket, KVX_PRODUCER);
+	side_open(&consumer, rig.socket, KVX_CONSUMER);
+
+	return 0;
+}
+
+static int end_test(void **state)
+{
+	(void)state;
+	side_close(&producer);
+	side_close(&consumer);
+	rig_check_quiet(&rig);
+	for (uint32_t i = 0; i < 500 && rig_counter(&rig, "kvd_handovers") > 0; i++) {
+		usleep(10000);
+	}
+	assert_int_equal(rig_counter(&rig, "kvd_handovers"), 0);
+	rig_fini(&rig);
+
+	return 0;
+}
+
+static kvx_insert_t insert_of(const pair_prompt_t *prompt, const char *hidden)
+{
+	return (kvx_insert_t){.struct_size = sizeof(kvx_insert_t),
+			      .tokens = prompt->tokens,
+			      .n_tokens = prompt->n_tokens,
+			      .blocks = prompt->blocks,
+			      .hidden = hidden,
+			      .hidden_len = (uint32_t)strlen(hidden)};
+}
+
+/* All of conversation c, in the buffer. */
+static void insert_now(uint32_t c, uint32_t n_tokens, const char *hidden)
+{
+	kvx_send_result_t result;
+	kvx_send_t *send;
+	kvx_insert_t insert;
+
+	pair_prompt_init(&from, c, n_tokens, 0);
+	side_compute(&producer, &from, 0, n_tokens);
+	insert = insert_of(&from, hidden);
+	assert_int_equal(kvx_insert(producer.kvx, &insert, &send), KVC_PENDING);
+	pair_await_send(&producer, NULL, send, &result);
+	assert_int_equal(result.status, KVC_OK);
+	assert_true(result.copied);
+	kvx_send_end(send);
+}
+
+static kvx_select_t select_of(const uint32_t *tokens, uint32_t n)
+{
+	return (kvx_select_t){.struct_size = sizeof(kvx_select_t),
+			      .tokens = tokens,
+			      .n_tokens = n,
+			      .blocks = to.blocks,
+			      .n_blocks = PAIR_PROMPT,
+			      .deadline_ms = PAIR_MS};
+}
+
+/* What it takes is conversation c with n tokens, whole and right. */
+static void check_taken(kvx_recv_t *recv, uint32_t c, uint32_t n, const char *hidden)
+{
+	kvx_recv_result_t result;
+
+	pair_await_recv(&consumer, producer.kvx ? &producer : NULL, recv, &result);
+	assert_int_equal(result.status, KVC_OK);
+	assert_int_equal(result.cause, KVC_OK);
+	assert_int_equal(result.tokens, n);
+	assert_int_equal(result.entry_n, n);
+	pair_prompt_init(&to, c, n, 30);
+	assert_memory_equal(result.entry_tokens, to.tokens, n * sizeof *to.tokens);
+	assert_int_equal(result.tail_len, strlen(hidden));
+	assert_memory_equal(result.tail, hidden, result.tail_len);
+	assert_true(side_holds(&consumer, &to, n));
+	kvx_recv_end(recv);
+}
+
+static kvx_recv_t *select_now(const uint32_t *tokens, uint32_t n)
+{
+	const kvx_select_t select = select_of(tokens, n);
+	kvx_recv_t *recv;
+
+	assert_int_equal(kvx_drop_select(consumer.kvx, &select, &recv, NULL), KVC_PENDING);
+
+	return recv;
+}
+
+/* ---- what is found --------------------------------------------------------------------------- */
+
+static void p1_what_was_inserted_is_handed_out_whole_and_once(void **state)
+{
+	kvx_recv_result_t result;
+	kvx_select_t select;
+	kvx_recv_t *recv;
+
+	(void)state;
+	pair_prompt_init(&to, 1, 75, 30);
+	insert_now(1, 75, "last hidden states");
+	check_taken(select_now(to.tokens, 75), 1, 75, "last hidden states");
+
+	select = select_of(to.tokens, 75);
+	select.deadline_ms = 200;
+	assert_int_equal(kvx_drop_select(consumer.kvx, &select, &recv, NULL), KVC_PENDING);
+	pair_await_recv(&consumer, &producer, recv, &result);
+	assert_int_equal(result.status, KVC_MISS);
+	assert_int_equal(result.cause, KVC_ERR_TIMEOUT);
+	assert_null(result.entry_tokens);
+	kvx_recv_end(recv);
+}
+
+/* The consumer asks first, and is woken. */
+static void p1_a_consumer_waits_for_what_is_inserted_later(void **state)
+{
+	kvx_recv_t *recv;
+
+	(void)state;
+	pair_prompt_init(&to, 2, 40, 30);
+	recv = select_now(to.tokens, 40);
+	pair_poll(&consumer, NULL, 20);
+	assert_int_equal(kvx_recv_state(recv, NULL), KVC_PENDING);
+	insert_now(3, 40, "another one");
+	insert_now(2, 40, "this one");
+	check_taken(recv, 2, 40, "this one");
+	check_taken(select_now(NULL, 0), 3, 40, "another one"); /* any */
+}
+
+/* Longest agreement, then the oldest; one that is shorter than the question, or longer. */
+static void p3_the_longest_agreement_is_taken_first_then_the_oldest(void **state)
+{
+	(void)state;
+	insert_now(5, 20, "short");
+	insert_now(5, 90, "long");
+	insert_now(5, 50, "middle");
+	insert_now(6, 30, "other");
+	pair_prompt_init(&to, 5, 90, 30);
+	check_taken(select_now(to.tokens, 60), 5, 90, "long");
+	check_taken(select_now(to.tokens, 60), 5, 50, "middle");
+	check_taken(select_now(to.tokens, 10), 5, 20, "short");
+	check_taken(select_now(NULL, 0), 6, 30, "other");
+}
+
+/* Tokens outside of the regions of interest do not count. */
+static void p1_tokens_outside_of_the_roi_do_not_count(void **state)
+{
+	uint8_t roi[48], asked[48];
+	uint32_t tokens[48];
+	kvx_recv_result_t result;
+	kvx_send_result_t sent;
+	kvx_insert_t insert;
+	kvx_select_t select;
+	kvx_send_t *send;
+	kvx_recv_t *recv;
+
+	(void)state;
+	pair_prompt_init(&from, 7, 48, 0);
+	pair_prompt_init(&to, 7, 48, 30);
+	side_compute(&producer, &from, 0, 48);
+	for (uint32_t i = 0; i < 48; i++) {
+		roi[i] = i >= 8;
+		asked[i] = i >= 3;
+		tokens[i] = i < 3 ? 1 : i < 43 ? from.tokens[i + 5] : 2;
+	}
+	insert = insert_of(&from, "");
+	insert.roi = roi;
+	assert_int_equal(kvx_insert(producer.kvx, &insert, &send), KVC_PENDING);
+	pair_await_send(&producer, NULL, send, &sent);
+	kvx_send_end(send);
+	select = select_of(tokens, 43);
+	select.roi = asked;
+	assert_int_equal(kvx_drop_select(consumer.kvx, &select, &recv, NULL), KVC_PENDING);
+	pair_await_recv(&consumer, &producer, recv, &result);
+	assert_int_equal(result.cause, KVC_OK);
+	assert_int_equal(result.tokens, 48);
+	assert_null(result.tail);
+	assert_memory_equal(result.entry_roi, roi, sizeof roi);
+	assert_true(side_holds(&consumer, &to, 48));
+	kvx_recv_end(recv);
+}
+
+static void p8_another_salt_finds_nothing(void **state)
+{
+	kvx_recv_result_t result;
+	kvx_send_result_t sent;
+	kvx_insert_t insert;
+	kvx_select_t select;
+	kvx_send_t *send;
+	kvx_recv_t *recv;
+
+	(void)state;
+	pair_prompt_init(&from, 8, 10, 0); /* no whole block */
+	pair_prompt_init(&to, 8, 10, 30);
+	side_compute(&producer, &from, 0, 10);
+	insert = insert_of(&from, "");
+	insert.salt = "a tenant's";
+	assert_int_equal(kvx_insert(producer.kvx, &insert, &send), KVC_PENDING);
+	pair_await_send(&producer, NULL, send, &sent);
+	kvx_send_end(send);
+	for (int any = 0; any < 2; any++) {
+		select = select_of(any ? NULL : to.tokens, any ? 0 : 10);
+		select.salt = "another tenant's";
+		select.deadline_ms = 200;
+		assert_int_equal(kvx_drop_select(consumer.kvx, &select, &recv, NULL), KVC_PENDING);
+		pair_await_recv(&consumer, &producer, recv, &result);
+		assert_int_equal(result.cause, KVC_ERR_TIMEOUT);
+		kvx_recv_end(recv);
+	}
+	select.salt = "a tenant's";
+	select.deadline_ms = PAIR_MS;
+	assert_int_equal(kvx_drop_select(consumer.kvx, &select, &recv, NULL), KVC_PENDING);
+	check_taken(recv, 8, 10, "");
+}
+
+/* Of a prompt that is longer than the room for it, what there is room for. */
+static void p1_a_consumer_with_less_room_gets_the_beginning(void **state)
+{
+	kvx_recv_result_t result;
+	kvx_select_t select;
+	kvx_recv_t *recv;
+
+	(void)state;
+	insert_now(9, 75, "x");
+	pair_prompt_init(&to, 9, 75, 30);
+	select = select_of(to.tokens, 75);
+	select.n_blocks = 2;
+	assert_int_equal(kvx_drop_select(consumer.kvx, &select, &recv, NULL), KVC_PENDING);
+	pair_await_recv(&consumer, &producer, recv, &result);
+	assert_int_equal(result.cause, KVC_OK);
+	assert_int_equal(result.tokens, 2 * PAIR_TOKENS);
+	assert_int_equal(result.entry_n, 75);
+	assert_true(side_holds(&consumer, &to, 2 * PAIR_TOKENS));
+	assert_true(side_is_untouched(&consumer, &to, 2 * PAIR_TOKENS));
+	kvx_recv_end(recv);
+}
+
+/* ---- back-pressure --------------------------------------------------------------------------- */
+
+/* A buffer of this producer's for two prompts of four blocks. */
+static void open_small_buffer(void)
+{
+	kvx_connector_config_t config;
+
+	side_close(&producer);
+	kvx_connector_config_init(&config);
+	config.roles = KVX_PRODUCER;
+	config.buffer_size = 2u * 4u * PAIR_LAYERS * PAIR_PAYLOAD + 2000u;
+	(void)snprintf(config.socket, sizeof config.socket, "%s", rig.socket);
+	side_open_by(&producer, &config);
+}
+
+static void p5_a_full_buffer_is_busy_at_once_or_waits_as_asked(void **state)
+{
+	kvx_send_result_t result;
+	kvx_insert_t insert;
+	kvx_send_t *send;
+
+	(void)state;
+	open_small_buffer();
+	insert_now(10, 64, "one");
+	insert_now(11, 64, "two");
+	pair_prompt_init(&from, 12, 64, 0);
+	side_compute(&producer, &from, 0, 64);
+	insert = insert_of(&from, "three");
+	assert_int_equal(kvx_insert(producer.kvx, &insert, &send), KVC_ERR_BUSY);
+	assert_null(send);
+
+	insert.wait = 1;
+	insert.deadline_ms = 200;
+	assert_int_equal(kvx_insert(producer.kvx, &insert, &send), KVC_PENDING);
+	pair_await_send(&producer, NULL, send, &result);
+	assert_int_equal(result.status, KVC_ERR_TIMEOUT);
+	kvx_send_end(send);
+
+	insert.deadline_ms = PAIR_MS;
+	assert_int_equal(kvx_insert(producer.kvx, &insert, &send), KVC_PENDING);
+	pair_poll(&producer, NULL, 50);
+	assert_int_equal(kvx_send_state(send, NULL), KVC_PENDING);
+	pair_prompt_init(&to, 10, 64, 30);
+	check_taken(select_now(to.tokens, 64), 10, 64, "one"); /* makes room */
+	pair_await_send(&producer, NULL, send, &result);
+	assert_int_equal(result.status, KVC_OK);
+	kvx_send_end(send);
+	check_taken(select_now(NULL, 0), 11, 64, "two");
+	check_taken(select_now(NULL, 0), 12, 64, "three");
+}
+
+/* The daemon's own limit: its answer comes later, as the status of the send. */
+static void p5_the_daemons_limit_is_busy_too(void **state)
+{
+	kvx_send_result_t result = {.status = KVC_OK};
+	uint32_t inserted = 0;
+	kvx_insert_t insert;
+	kvx_send_t *send;
+
+	(void)state;
+	while (result.status == KVC_OK && inserted < 200) {
+		pair_prompt_init(&from, 100 + inserted, PAIR_PROMPT * PAIR_TOKENS, 0);
+		side_compute(&producer, &from, 0, from.n_tokens);
+		insert = insert_of(&from, "");
+		assert_int_equal(kvx_insert(producer.kvx, &insert, &send), KVC_PENDING);
+		pair_await_send(&producer, NULL, send, &result);
+		inserted += result.status == KVC_OK;
+		kvx_send_end(send);
+	}
+	print_message("%u prompts until the daemon kept no more\n", inserted);
+	assert_int_equal(result.status, KVC_ERR_BUSY);
+	insert.wait = 1;
+	insert.deadline_ms = PAIR_MS;
+	assert_int_equal(kvx_insert(producer.kvx, &insert, &send), KVC_PENDING);
+	pair_poll(&producer, NULL, 50);
+	assert_int_equal(kvx_send_state(send, NULL), KVC_PENDING);
+	for (uint32_t i = 0; i <= inserted; i++) {
+		pair_prompt_init(&to, 100 + i, PAIR_PROMPT * PAIR_TOKENS, 30);
+		check_taken(select_now(to.tokens, to.n_tokens), 100 + i, to.n_tokens, "");
+	}
+	pair_await_send(&producer, NULL, send, &result);
+	assert_int_equal(result.status, KVC_OK);
+	kvx_send_end(send);
+}
+
+/* ---- giving back, and what is refused -------------------------------------------------------- */
+
+static void p7_what_a_consumer_gives_back_is_the_oldest_again(void **state)
+{
+	kvx_recv_t *recv;
+
+	(void)state;
+	insert_now(13, 40, "old");
+	insert_now(14, 40, "new");
+	pair_prompt_init(&to, 13, 40, 30);
+	recv = select_now(NULL, 0);
+	pair_poll(&consumer, NULL, 1);
+	if (kvx_recv_state(recv, NULL) == KVC_PENDING) {
+		kvx_recv_end(recv);
+		recv = select_now(NULL, 0);
+	}
+	check_taken(recv, 13, 40, "old");
+	check_taken(select_now(NULL, 0), 14, 40, "new");
+}
+
+static void p10_bad_inserts_and_selects_are_refused(void **state)
+{
+	static const uint8_t none[16];
+	kvx_recv_result_t result;
+	kvx_insert_t bad[7];
+	kvx_select_t wrong[6];
+	kvx_send_t *send;
+	kvx_recv_t *recv;
+
+	(void)state;
+	pair_prompt_init(&from, 15, 16, 0);
+	pair_prompt_init(&to, 15, 16, 30);
+	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
+		bad[i] = insert_of(&from, "");
+	}
+	assert_int_equal(kvx_insert(consumer.kvx, &bad[0], &send), KVC_MISS); /* the role */
+	bad[0].struct_size = 4;
+	bad[1].tokens = NULL;
+	bad[2].n_tokens = 0;
+	bad[3].roi = none;
+	bad[4].hidden_len = 3;
+	bad[4].hidden = NULL;
+	bad[5].hidden_len = KVC_MAX_TAIL;
+	bad[5].hidden = none;
+	bad[6].blocks = NULL;
+	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
+		assert_int_equal(kvx_insert(producer.kvx, &bad[i], &send), KVC_MISS);
+		assert_null(send);
+	}
+	for (size_t i = 0; i < KV_COUNT_OF(wrong); i++) {
+		wrong[i] = select_of(to.tokens, 16);
+	}
+	assert_int_equal(kvx_drop_select(producer.kvx, &wrong[0], &recv, &result), KVC_MISS);
+	wrong[0].struct_size = 4;
+	wrong[1].n_blocks = 0;
+	wrong[2].blocks = NULL;
+	wrong[3].roi = none;
+	wrong[4].n_tokens = KVC_MAX_SELECT + 1u;
+	wrong[5].tokens = NULL;
+	for (size_t i = 0; i < KV_COUNT_OF(wrong); i++) {
+		assert_int_equal(kvx_drop_select(consumer.kvx, &wrong[i], &recv, &result), KVC_MISS);
+		assert_null(recv);
+		assert_int_equal(result.cause, KVC_ERR_ARG);
+	}
+	assert_int_equal(side_stats(&consumer).recvs_refused, KV_COUNT_OF(wrong));
+}
+
+/* An entry whose tail another program has made. */
+static void p10_an_entry_that_is_not_sound_is_a_miss(void **state)
+{
+	const kvc_config_t config = {.struct_size = sizeof config, .socket = rig.socket};
+	kvc_identity_t same = producer.identity;
+	kvx_recv_result_t result;
+	kvc_handover_t *made = NULL;
+	char text[KVK_LAYOUT_TEXT_MAX];
+	kvc_handover_chunk_t chunk;
+	kvc_space_t *space;
+	kvx_recv_t *recv;
+	kvc_t *kvc;
+
+	(void)state;
+	pair_prompt_init(&to, 16, 16, 30);
+	assert_int_equal(kvk_layout_format(&producer.layout, text, sizeof text), KV_OK);
+	same.hash_tokens = PAIR_TOKENS;
+	same.layout = text;
+	assert_int_equal(kvc_attach(&config, &kvc), KVC_OK);
+	assert_int_equal(kvc_space_open(kvc, &same, &space), KVC_OK);
+	chunk = (kvc_handover_chunk_t){.struct_size = sizeof chunk,
+				       .last = 1,
+				       .tail = "no entry",
+				       .tail_len = 8,
+				       .select = to.tokens,
+				       .select_n = 16};
+	assert_int_equal(kvc_handover_send(space, &chunk, &made), KVC_OK);
+	assert_int_equal(kvc_handover_wait(made, 0, PAIR_MS), KVC_OK);
+	recv = select_now(to.tokens, 16);
+	pair_await_recv(&consumer, NULL, recv, &result);
+	assert_int_equal(result.status, KVC_MISS);
+	assert_int_equal(result.cause, KVC_ERR_CORRUPT);
+	assert_null(result.entry_tokens);
+	kvx_recv_end(recv);
+	kvc_detach(kvc);
+}
+
+static void p7_a_daemon_that_dies_ends_what_waits(void **state)
+{
+	kvx_recv_result_t result;
+	kvx_recv_t *recv;
+
+	(void)state;
+	insert_now(17, 40, "gone");
+	pair_prompt_init(&to, 18, 40, 30);
+	recv = select_now(to.tokens, 40);
+	pair_poll(&consumer, &producer, 5);
+	rig_kill(&rig);
+	pair_await_recv(&consumer, &producer, recv, &result);
+	assert_int_equal(result.cause, KVC_ERR_REVOKED);
+	kvx_recv_end(recv);
+	rig_start(&rig);
+	for (uint32_t i = 0; i < PAIR_MS / 10u && side_stats(&consumer).attaches + side_stats(&producer).attaches < 4;
+	     i++) {
+		pair_poll(&producer, &consumer, 10);
+	}
+	side_await_ready(&producer);
+	side_await_ready(&consumer);
+	insert_now(18, 40, "next");
+	check_taken(select_now(to.tokens, 40), 18, 40, "next");
+}
+
+#define LOOKUP_TEST(function) cmocka_unit_test_setup_teardown(function, begin_test, end_test)
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+		LOOKUP_TEST(p1_what_was_inserted_is_handed_out_whole_and_once),
+		LOOKUP_TEST(p1_a_consumer_waits_for_what_is_inserted_later),
+		LOOKUP_TEST(p3_the_longest_agreement_is_taken_first_then_the_oldest),
+		LOOKUP_TEST(p1_tokens_outside_of_the_roi_do_not_count),
+		LOOKUP_TEST(p8_another_salt_finds_nothing),
+		LOOKUP_TEST(p1_a_consumer_with_less_room_gets_the_beginning),
+		LOOKUP_TEST(p5_a_full_buffer_is_busy_at_once_or_waits_as_asked),
+		LOOKUP_TEST(p5_the_daemons_limit_is_busy_too),
+		LOOKUP_TEST(p7_what_a_consumer_gives_back_is_the_oldest_again),
+		LOOKUP_TEST(p10_bad_inserts_and_selects_are_refused),
+		LOOKUP_TEST(p10_an_entry_that_is_not_sound_is_a_miss),
+		LOOKUP_TEST(p7_a_daemon_that_dies_ends_what_waits),
+	};
+
+	if (argc != 2) {
+		return 64;
+	}
+	program = argv[1];
+
+	return cmocka_run_group_tests_name("kvx.lookup", tests, NULL, NULL);
+}
