@@ -73,6 +73,15 @@ stored 4 blocks of 16384 bytes
 read 4 of 4 blocks; the last one holds 4
 END
 
+# The example of docs/handover.md, by pkg-config: one process hands a prompt to another, which waits for it.
+"$cc" -std=c11 -Wall -Wextra -Wpedantic -Werror "${flags[@]}" examples/handover.c -o "$dir/handover" "${libs[@]}"
+"$dir/handover" "$socket" recv >"$dir/received" &
+consumer=$!
+"$dir/handover" "$socket" send >"$dir/sent"
+wait "$consumer"
+grep -qx 'done: 6 blocks handed over' "$dir/sent"
+grep -qx 'done: compute from token 87; the last one there holds 87, first token: 42' "$dir/received"
+
 # The unit names what was installed, and an edited configuration outlives the next installation.
 grep -qx "ExecStart=$prefix/bin/kvd --config $prefix/etc/kvd/kvd.conf" "$prefix/lib/systemd/system/kvd.service"
 if command -v systemd-analyze >/dev/null; then
