@@ -114,6 +114,14 @@ static void bind_prompt(kvx_recv_t *recv)
 	}
 }
 
+/* Why a piece brought less. Of a daemon that has gone, and of blocks that it has lost, the hand-over tells more. */
+static kvc_status_t cause_of_piece(const kvx_load_t *load, const kvc_handover_info_t *info)
+{
+	const int is_known = load->cause == KVC_ERR_CORRUPT || load->cause == KVC_ERR_TIMEOUT;
+
+	return is_known || info->status == KVC_PENDING || info->status == KVC_OK ? load->cause : info->status;
+}
+
 static int is_late(const kvx_recv_t *recv, uint64_t now)
 {
 	return now >= recv->load.job.deadline_ns;
@@ -134,7 +142,7 @@ static void advance_recv(kvx_recv_t *recv, uint64_t now)
 	kvc_handover_get_info(recv->handover, &info);
 	there = blocks_there(&load->job, &info);
 	if (load->cause != KVC_OK) {
-		end_recv(recv, load->cause);
+		end_recv(recv, cause_of_piece(load, &info));
 	} else if (recv->bound && there > load->from && info.state != KVC_HANDOVER_ENDED) {
 		kvx_load_begin_piece(load, there, now);
 	} else if (info.status != KVC_PENDING) {
