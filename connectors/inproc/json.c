@@ -82,8 +82,12 @@ static const kvx_field_t *find_field(const kvx_field_set_t *set, const char *nam
 static kvc_status_t set_fields(const kvx_field_set_t *set, struct json_object *object, kvx_connector_config_t *config,
 			       struct json_object **p_group)
 {
-	json_object_object_foreach(object, name, value)
-	{
+	const struct json_object_iterator end = json_object_iter_end(object);
+
+	for (struct json_object_iterator at = json_object_iter_begin(object); !json_object_iter_equal(&at, &end);
+	     json_object_iter_next(&at)) {
+		const char *name = json_object_iter_peek_name(&at);
+		struct json_object *value = json_object_iter_peek_value(&at);
 		const kvx_field_t *field = find_field(set, name);
 		kvc_status_t status = KVC_OK;
 

@@ -298,8 +298,9 @@ kvc_status_t kvx_send(kvx_t *kvx, const kvx_chunk_t *chunk, kvx_send_t **p_send)
 	kvc_status_t status;
 
 	if (!send) {
-		status = kvx_send_begin(kvx, chunk, NULL, p_send);
-		return status == KVC_PENDING && kvx_send_state(*p_send, NULL) == KVC_PENDING ? KVC_PENDING : KVC_MISS;
+		(void)kvx_send_begin(kvx, chunk, NULL, &send);
+		*p_send = send;
+		return send && send->save.result.status == KVC_PENDING ? KVC_PENDING : KVC_MISS;
 	}
 	if (send->save.result.status != KVC_PENDING) {
 		return KVC_MISS;
