@@ -662,6 +662,46 @@ static void p7_without_a_daemon_nothing_is_handed_over(void **state)
 	assert_null(recv);
 }
 
+/* An engine that detaches with hand-overs in every state leaves none, and no memory. */
+static void p4_a_connector_detached_amid_hand_overs_leaves_nothing(void **state)
+{
+	static const uint32_t asked[] = {1, 2, 3};
+	const char *ids[] = {"begun", "announced", "half way", "nobody"};
+	kvx_select_t select;
+	kvx_insert_t insert;
+	kvx_send_t *sends[3] = {NULL};
+	kvx_recv_t *recv;
+	kvx_chunk_t chunk;
+
+	(void)state;
+	set_prompt(65, 75);
+	for (uint32_t i = 0; i < KV_COUNT_OF(ids); i++) {
+		recv = start_recv(ids[i], 0);
+		if (i < 3) {
+			chunk = pair_chunk(&from, ids[i], 37 * i, 0);
+			chunk.ttl_ms = 500; /* why it failed is kept so long */
+			assert_int_equal(kvx_send(producer.kvx, &chunk, &sends[i]), KVC_PENDING);
+		}
+		pair_poll(&producer, &consumer, i);
+	}
+	insert = (kvx_insert_t){.struct_size = sizeof insert,
+				.tokens = from.tokens,
+				.n_tokens = from.n_tokens,
+				.blocks = from.blocks,
+				.ttl_ms = 500};
+	sends[0] = NULL;
+	assert_int_equal(kvx_insert(producer.kvx, &insert, &sends[0]), KVC_PENDING);
+	select = (kvx_select_t){.struct_size = sizeof select,
+				.tokens = asked,
+				.n_tokens = KV_COUNT_OF(asked),
+				.blocks = to.blocks,
+				.n_blocks = 2};
+	assert_int_equal(kvx_drop_select(consumer.kvx, &select, &recv, NULL), KVC_PENDING);
+	side_close(&producer);
+	side_close(&consumer);
+	open_pair();
+}
+
 /* ---- a daemon that dies ---------------------------------------------------------------------- */
 
 /* At every stage both sides have their answer, and the next hand-over goes over the next daemon. */
@@ -878,6 +918,7 @@ int main(int argc, char **argv)
 		HANDOVER_TEST(p10_other_roles_and_bad_arguments_are_refused),
 		HANDOVER_TEST(p10_a_bad_chunk_changes_nothing),
 		HANDOVER_TEST(p7_without_a_daemon_nothing_is_handed_over),
+		HANDOVER_TEST(p4_a_connector_detached_amid_hand_overs_leaves_nothing),
 		HANDOVER_TEST(p7_a_daemon_that_dies_amid_a_hand_over_is_a_miss),
 		HANDOVER_TEST(p4_p7_a_producer_killed_at_any_moment_is_a_miss_in_time),
 		HANDOVER_TEST(p4_p7_what_a_killed_consumer_had_goes_to_the_next_one),
