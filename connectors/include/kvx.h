@@ -19,6 +19,8 @@
  * cache's exact layout and compares. Until that has passed every load is a miss; when the bytes differ it stays so for
  * good.
  *
+ * kvx_handover.h hands a prompt to another engine that waits for it; kvx_factory.h makes connectors by name.
+ *
  * It is a front of the two halves of a connector, kvx_scheduler.h and kvx_worker.h, for an engine without ranks.
  *
  * Of kvk/layout.h the types and limits are for callers; its functions are the library's own and not exported.
@@ -53,7 +55,7 @@ enum { KVX_PRODUCER = 1, KVX_CONSUMER = 2, KVX_BOTH = 3 };
 #define KVX_SAVE_MS      10000u               /* default of save_ms */
 #define KVX_ATTACH_MS    2000u                /* default of attach_ms */
 #define KVX_BUFFER_BYTES UINT64_C(1000000000) /* default of buffer_bytes */
-#define KVX_JOBS         256u                 /* most loads plus saves at one time */
+#define KVX_JOBS         256u                 /* most loads, saves, sends and receives at one time */
 
 typedef struct kvx_config {
 	size_t struct_size;
@@ -80,7 +82,8 @@ KVX_API void kvx_detach(kvx_t *kvx);
 KVX_API const char *kvx_last_error(void);
 
 /* Move loads and saves on, re-attach when due. Wait up to timeout_ms (0: not at all) until a load or save has ended.
- * Returns the number of loads and saves still PENDING. */
+ * Returns the number of loads, saves, sends and receives still PENDING; a send is until its last
+ * chunk was handed over. */
 KVX_API uint32_t kvx_poll(kvx_t *kvx, uint32_t timeout_ms);
 /* 1: attached and the self-test has passed. */
 KVX_API int kvx_is_ready(const kvx_t *kvx);
