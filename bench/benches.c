@@ -2,7 +2,7 @@
 #include "bench.h"
 
 extern bench_run_t run_acquire, run_connector, run_copy, run_hash, run_match, run_nvme, run_pool, run_restart,
-	run_tenant, run_weights;
+	run_tenant, run_transfer, run_weights;
 
 #define LINES     "13 dependent cache-line loads from a table as large as the mirror"
 #define LINE_GOAL "p50 <= 2,000 ns, no system call"
@@ -39,6 +39,18 @@ const bench_t bench_list[] = {
 	{"restart", run_restart, 0,
 	 "from start to serving with 1 M disk blocks in the index, after a clean stop (and after kill -9)", NULL,
 	 "<= 1.5e9 ns"},
+	{"transfer/pool-2m", run_transfer, 0,
+	 "1.25 GiB handed from one process to another through the pool, chunk by chunk of 2 MiB, verified, less one "
+	 "chunk",
+	 "the longer of the same puts and the same gets alone", "ratio <= 1.1"},
+	{"transfer/pool-64m", run_transfer, 1, "the same in chunks of 64 MiB",
+	 "the longer of the same puts and the same gets alone", "ratio <= 1.1"},
+	{"transfer/wake-one-core", run_transfer, 2,
+	 "from the producer's last byte until the consumer is awake, daemon and both sides on one core, without "
+	 "spinning",
+	 "a raw round trip over a UNIX socket, asleep before, same message sizes", "ratio <= 1.5"},
+	{"transfer/wake-two-cores", run_transfer, 3, "the same, the daemon (and the raw partner) on another core",
+	 "a raw round trip over a UNIX socket, asleep before, same message sizes", "ratio <= 1.5"},
 	{"weights/cached", run_weights, 0, "the digest of a file that the page cache has, by threads of idle priority",
 	 "as many threads of usual priority that only read it", "ratio >= 0.3"},
 	{"weights/cold", run_weights, 1, "the digest of a file that is on the disk alone",

@@ -3,7 +3,9 @@
 
 #include "bench.h"
 
+#include <errno.h>
 #include <limits.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -12,6 +14,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -119,7 +122,8 @@ int rig_attach(rig_t *rig, const char *model, uint32_t block_bytes)
 				     .socket = rig->socket,
 				     .role = KVC_ROLE_BOTH,
 				     .program = "kvd-bench",
-				     .timeout_ms = WAIT_MS};
+				     .timeout_ms = WAIT_MS,
+				     .spin_us = rig->spin_us};
 	char layout[160];
 	const kvc_identity_t identity = {.struct_size = sizeof identity,
 					 .model = model,
@@ -207,6 +211,72 @@ uint64_t rig_metric(const rig_t *rig, const char *name)
 	kvc_detach(kvc);
 
 	return value;
+}
+
+/* Receive exactly n bytes: spin first, then sleep. Returns 0 at end of file. */
+static int receive(const rig_echo_t *echo, int fd, uint32_t n)
+{
+	const uint64_t until = echo->spin_ns > 0 ? bench_now_ns() + echo->spin_ns : 0;
+	uint8_t buffer[RIG_ECHO_BYTES];
+	uint32_t got = 0;
+
+	while (got < n) {
+		const ssize_t len = recv(fd, buffer, n - got, MSG_DONTWAIT);
+
+		if (len > 0) {
+			got += (uint32_t)len;
+		} else if (len == 0 || (errno != EAGAIN && errno != EINTR)) {
+			return 0;
+		} else if (until == 0 || bench_now_ns() >= until) {
+			poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, -1);
+		}
+	}
+
+	return 1;
+}
+
+int rig_echo_start(rig_echo_t *echo, unsigned n)
+{
+	static const uint8_t buffer[RIG_ECHO_BYTES];
+	int pair[2];
+
+	echo->fd = -1;
+	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0) {
+		return -1;
+	}
+	echo->fd = pair[0];
+	fflush(NULL);
+	echo->pid = fork();
+	if (echo->pid == 0) {
+		close(pair[0]);
+		bench_pin(n);
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		while (receive(echo, pair[1], echo->ask) && send(pair[1], buffer, echo->reply, MSG_NOSIGNAL) > 0) {
+		}
+		_exit(0);
+	}
+	close(pair[1]);
+
+	return echo->pid > 0 ? 0 : -1;
+}
+
+int rig_echo_trip(const rig_echo_t *echo)
+{
+	static const uint8_t buffer[RIG_ECHO_BYTES];
+
+	return send(echo->fd, buffer, echo->ask, MSG_NOSIGNAL) == (ssize_t)echo->ask &&
+	       receive(echo, echo->fd, echo->reply);
+}
+
+void rig_echo_stop(rig_echo_t *echo)
+{
+	if (echo->fd >= 0) {
+		close(echo->fd);
+	}
+	if (echo->pid > 0) {
+		waitpid(echo->pid, NULL, 0);
+	}
+	*echo = (rig_echo_t){.fd = -1};
 }
 
 /* The child stops before and after fn; every system-call stop between is an entry or an exit. */

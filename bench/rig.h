@@ -13,6 +13,7 @@ typedef struct rig {
 	char socket[192];
 	char options[1024]; /* words of a shell */
 	int cpu;            /* processor the daemon is pinned to, + 1; 0: none */
+	uint32_t spin_us;   /* of kvc_config_t */
 	kvc_t *kvc;
 	kvc_space_t *space;
 } rig_t;
@@ -42,6 +43,23 @@ int rig_put(kvc_space_t *space, const kvc_key_t *keys, uint32_t from, uint32_t n
 
 /* Acquire and release the whole prefix; nanoseconds, 0: it was not leased whole. */
 uint64_t rig_acquire_ns(const rig_t *rig, const kvc_key_t *keys, uint32_t n);
+
+/* A raw partner in a process of its own that answers each message of `ask` bytes with `reply` bytes, at most
+ * RIG_ECHO_BYTES each: what a round trip over a UNIX socket takes. Both sides look at the socket for spin_ns before
+ * they sleep. */
+#define RIG_ECHO_BYTES 512u
+typedef struct rig_echo {
+	pid_t pid;
+	int fd; /* -1 after rig_echo_stop() */
+	uint32_t ask, reply;
+	uint64_t spin_ns;
+} rig_echo_t;
+
+/* Start it on the n-th CPU of the program (bench_pin()). Returns 0, or -1. rig_echo_stop() follows in any case. */
+int rig_echo_start(rig_echo_t *echo, unsigned n);
+/* One round trip; 0: the partner has gone. */
+int rig_echo_trip(const rig_echo_t *echo);
+void rig_echo_stop(rig_echo_t *echo);
 
 /* System calls that fn(arg) makes after prepare(arg), counted by the kernel's tracing in a forked child (libkvc's
  * mappings do not survive a fork, so prepare attaches there); -1: tracing is not permitted here. */
