@@ -157,7 +157,7 @@ def worker_config(common: dict[str, Any], memory: list[Any], **changes: Any) -> 
     paged = {"group": 0, "kind": _kvd.KIND_OPAQUE, "dtype": _kvd.DTYPE_byte, "blocks": sum(len(m) for m in memory[:1]) // PAGE, "layers": layers, "first_layer": 0, "heads": 1, "first_head": 0,
              "block_tokens": BLOCK, "k_dim": 0, "v_dim": 0, "page_bytes": PAGE, "block_stride": PAGE, "head_stride": 0, "base": [ctypes.addressof(m) for m in memory]}
     return {
-        **common, "report_class": lambda reports: SimpleNamespace(reports=reports), "results_class": Results, "stats_class": dict, "rank": 0, "range": (0, 0, 1, 0, layers),
+        **common, "report_class": lambda reports: SimpleNamespace(reports=reports), "results_class": Results, "stats_class": dict, "rank": 0, "range": (0, 0, 1, 0, layers), "save_layer_first": 0, "save_layers": 0,
         "groups": [paged], "threads": 1, "prefault": 0, "memory": _kvd.MEMORY_HOST, "device": 0, "measure": 0, "sms": 0, "save_sms": 0, "stream_of": None, "layers": None,
         "layer_bytes": 1, "prefetch": 0, **changes,
     }
