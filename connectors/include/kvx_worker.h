@@ -83,6 +83,10 @@ typedef struct kvx_worker_config {
 	uint32_t layer_wait_us;
 	const struct kvk_cuda_ops *cuda;
 	const void *image;
+	/* Ranks that hold copies of the same heads share them out: each saves its own layers of the range, as the
+	 * scheduler's writers say, and loads all. save_layers 0: this rank saves all. Each group has one of them at
+	 * least. */
+	uint32_t save_layer_first, save_layers;
 } kvx_worker_config_t;
 
 /* Never waits for the daemon. KVC_ERR_ARG: kvx_worker_last_error(). KVC_ERR_NOMEM. */

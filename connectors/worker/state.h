@@ -60,8 +60,10 @@ typedef struct kvx_wjob {
 typedef struct kvx_wgroup {
 	uint32_t group;
 	kvk_paged_t paged;
+	kvk_paged_t saved;    /* the layers of it that this rank saves */
 	uint64_t block_bytes; /* in the cache, of this rank's heads and layers */
-	int padded;           /* it has fewer layers than the rank's range */
+	uint64_t saved_bytes; /* of it, those that this rank saves */
+	int padded;           /* it has fewer layers than the range that is saved */
 } kvx_wgroup_t;
 
 /* Memory that is freed with the worker. */
@@ -138,7 +140,8 @@ struct kvx_worker {
 	char layout_text[KVK_LAYOUT_TEXT_MAX];
 	kvc_identity_t identity; /* but for `weights`, which may come in a step message: transfer thread only */
 	char *weights;           /* that came so */
-	kvc_writer_t range;
+	kvc_writer_t range;      /* that this rank holds */
+	kvc_writer_t save_range; /* of it: other ranks may hold copies, and save the rest */
 	kvx_wgroup_t *groups;
 	uint32_t group_count;
 	uint32_t max_blocks;

@@ -36,6 +36,33 @@ static int range_fits(uint32_t first, uint32_t count, uint32_t total)
 	return count > 0 && first < total && count <= total - first;
 }
 
+/* What of its range the rank saves. */
+static kvc_writer_t save_range(const kvx_worker_config_t *config)
+{
+	kvc_writer_t range = config->range;
+
+	if (config->save_layers > 0) {
+		range.layer_first = config->save_layer_first;
+		range.layer_count = config->save_layers;
+	}
+
+	return range;
+}
+
+/* The layers of a group that the rank saves; base stays that of all. */
+static kvk_paged_t saved_layers(const kvx_worker_config_t *config, const kvk_paged_t *paged)
+{
+	const kvc_writer_t range = save_range(config);
+	const uint32_t end = paged->first_layer + paged->layers, saved_end = range.layer_first + range.layer_count;
+	kvk_paged_t saved = *paged;
+
+	saved.first_layer = paged->first_layer > range.layer_first ? paged->first_layer : range.layer_first;
+	saved.layers = end < saved_end ? end : saved_end;
+	saved.layers -= saved.layers > saved.first_layer ? saved.first_layer : saved.layers;
+
+	return saved;
+}
+
 /* NULL, or what is wrong. */
 static const char *check_group(const kvx_worker_config_t *config, const kvk_paged_t *paged)
 {
@@ -51,6 +78,9 @@ static const char *check_group(const kvx_worker_config_t *config, const kvk_page
 	if (paged->first_layer < range->layer_first ||
 	    paged->first_layer + paged->layers > range->layer_first + range->layer_count) {
 		return "a group's layers are not within the rank's range";
+	}
+	if (saved_layers(config, paged).layers == 0) {
+		return "the rank saves no layer of a group";
 	}
 
 	return NULL;
@@ -95,6 +125,11 @@ static const char *check_config(const kvx_worker_config_t *config)
 	if (!range_fits(config->range.head_first, config->range.head_count, config->layout->heads) ||
 	    !range_fits(config->range.layer_first, config->range.layer_count, config->layout->layers)) {
 		return "the rank's range is not within the layout";
+	}
+	if (config->save_layers > 0 && (config->save_layer_first < config->range.layer_first ||
+					!range_fits(config->save_layer_first - config->range.layer_first,
+						    config->save_layers, config->range.layer_count))) {
+		return "the layers that the rank saves are not within its range";
 	}
 	if (config->range.rank != config->rank) {
 		return "range is another rank's";
@@ -154,17 +189,21 @@ static kvc_status_t copy_identity(kvx_worker_t *worker, const kvx_worker_config_
 	return KVC_OK;
 }
 
-static void copy_group(kvx_worker_t *worker, const kvx_worker_group_t *given, kvx_wgroup_t *group)
+static void copy_group(kvx_worker_t *worker, const kvx_worker_config_t *config, uint32_t i)
 {
-	const kvk_paged_t *paged = given->paged;
+	kvx_wgroup_t *group = &worker->groups[i];
+	const kvk_paged_t *paged = config->groups[i].paged;
 	void **base = kvx_worker_alloc(worker, paged->layers, sizeof *base);
 
-	group->group = given->group;
+	group->group = config->groups[i].group;
 	group->paged = *paged;
+	group->saved = saved_layers(config, paged);
 	group->block_bytes = (uint64_t)paged->heads * paged->layers * worker->geometry.page_bytes;
-	group->padded = paged->layers < worker->range.layer_count;
+	group->saved_bytes = (uint64_t)paged->heads * group->saved.layers * worker->geometry.page_bytes;
+	group->padded = group->saved.layers < worker->save_range.layer_count;
 	if (base) {
 		memcpy(base, paged->base, paged->layers * sizeof *base);
+		group->saved.base = base + (group->saved.first_layer - paged->first_layer);
 	}
 	group->paged.base = base;
 	if (worker->max_blocks < paged->blocks) {
@@ -177,7 +216,7 @@ static void copy_groups(kvx_worker_t *worker, const kvx_worker_config_t *config)
 	worker->groups = kvx_worker_alloc(worker, config->group_count, sizeof *worker->groups);
 	worker->group_count = worker->groups ? config->group_count : 0;
 	for (uint32_t i = 0; i < worker->group_count; i++) {
-		copy_group(worker, &config->groups[i], &worker->groups[i]);
+		copy_group(worker, config, i);
 	}
 }
 
@@ -231,6 +270,7 @@ static kvc_status_t apply_config(kvx_worker_t *worker, const kvx_worker_config_t
 	worker->prefault = config->prefault;
 	worker->layout = *config->layout;
 	worker->range = config->range;
+	worker->save_range = save_range(config);
 	kvk_layout_geometry(&worker->layout, &worker->geometry);
 	worker->words = config->range.head_count * config->range.layer_count * worker->geometry.pieces;
 	batch = KVX_WORKER_BATCH / worker->geometry.block_bytes;

@@ -76,7 +76,7 @@ static void return_blocks(kvx_worker_t *worker, kvx_gpu_batch_t *batch, int give
  * least. */
 static kvk_gpu_way_t choose_way(const kvx_worker_t *worker, const kvx_wsave_t *save)
 {
-	const kvk_paged_t *paged = &save->group->paged;
+	const kvk_paged_t *paged = &save->group->saved;
 	const uint64_t run = (uint64_t)paged->layers * worker->geometry.page_bytes *
 			     (paged->layers == worker->layout.layers ? paged->heads : 1u);
 
@@ -106,7 +106,7 @@ static kvc_status_t send_batch(kvx_worker_t *worker, kvx_wsave_t *save, int fenc
 	kvx_gpu_batch_t *batch = kvx_gpu_batch_find(gpu, fence ? KVX_LANE_FENCE : KVX_LANE_SAVE);
 	kvk_gpu_copy_t copy = {.dir = KVK_GPU_GATHER,
 			       .layout = save->layout,
-			       .paged = &save->group->paged,
+			       .paged = &save->group->saved,
 			       .moves = gpu->moves,
 			       .way = fence ? KVK_GPU_AUTO : choose_way(worker, save),
 			       .sms = fence ? 0 : gpu->save_sms,

@@ -58,13 +58,13 @@ kvx_wsave_t *kvx_wsave_create(kvx_worker_t *worker, const kvx_msg_save_t *record
 	return save;
 }
 
-/* ---- a group with fewer layers than the rank's range is padded with zero pages (any thread) ----- */
+/* ---- a group with fewer layers than the range that is saved is padded with zero pages (any thread) */
 
-/* Zero the pages of the rank's range that the group has no layer for. */
+/* Zero the pages of that range that the group has no layer for. */
 static void zero_padding(const kvx_worker_t *worker, const kvx_wgroup_t *group, uint8_t *data)
 {
-	const kvk_paged_t *paged = &group->paged;
-	const kvc_writer_t *range = &worker->range;
+	const kvk_paged_t *paged = &group->saved;
+	const kvc_writer_t *range = &worker->save_range;
 	const size_t page = worker->geometry.page_bytes;
 	const uint32_t before = paged->first_layer - range->layer_first;
 	const uint32_t after = range->layer_count - before - paged->layers;
@@ -82,11 +82,12 @@ static void pad_leaves(const kvx_worker_t *worker, const kvx_wgroup_t *group, co
 		       uint64_t *leaves)
 {
 	const uint32_t pieces = worker->geometry.pieces;
-	const uint32_t first = group->paged.first_layer - worker->range.layer_first;
+	const kvc_writer_t *range = &worker->save_range;
+	const uint32_t first = group->saved.first_layer - range->layer_first;
 
-	for (uint32_t h = 0; h < worker->range.head_count; h++) {
-		for (uint32_t l = 0; l < worker->range.layer_count; l++) {
-			const int held = l >= first && l - first < group->paged.layers;
+	for (uint32_t h = 0; h < range->head_count; h++) {
+		for (uint32_t l = 0; l < range->layer_count; l++) {
+			const int held = l >= first && l - first < group->saved.layers;
 
 			memcpy(leaves, held ? gathered : worker->zero_leaves, pieces * sizeof *leaves);
 			leaves += pieces;
@@ -158,7 +159,7 @@ void kvx_wsave_end_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, co
 		leaves = padded;
 	}
 	good = good && kvc_put_digests(save->put, i, leaves) == KVC_OK;
-	kvx_stat_add(&worker->stats.save_bytes, good ? save->group->block_bytes : 0);
+	kvx_stat_add(&worker->stats.save_bytes, good ? save->group->saved_bytes : 0);
 	release_block(worker, save, i, good ? KVX_MARK_DONE : KVX_MARK_DROPPED);
 	atomic_fetch_sub(&save->active, 1u); /* the save may be freed now */
 }
@@ -176,7 +177,7 @@ kvc_status_t kvx_wsave_copy_block(kvx_worker_t *worker, kvx_wsave_t *save, uint3
 	kvc_status_t status = kvx_wsave_begin_block(worker, save, i, &move.data);
 
 	if (status == KVC_OK) {
-		status = (kvc_status_t)kvk_gather(save->layout, &save->group->paged, &move, 1);
+		status = (kvc_status_t)kvk_gather(save->layout, &save->group->saved, &move, 1);
 		kvx_wsave_end_block(worker, save, i, status == KVC_OK ? move.leaves : NULL, scratch->leaves);
 		kvx_stat_add(&worker->stats.save_ns, kvx_worker_now_ns() - start);
 	}

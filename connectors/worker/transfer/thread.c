@@ -284,7 +284,7 @@ static kvc_status_t import_put(kvx_worker_t *worker, kvx_wsave_t *save, uint64_t
 
 	if (status == KVC_OK) {
 		save->layout = &space->layout;
-		status = kvc_put_import(space->space, &save->handle, &worker->range, &save->put);
+		status = kvc_put_import(space->space, &save->handle, &worker->save_range, &save->put);
 	}
 	if (status == KVC_OK) {
 		status = check_sources(worker, save);
