@@ -62,6 +62,8 @@ static void p10_a_configuration_that_contradicts_itself_is_refused(void **state)
 	REFUSED(config.range.layer_count = WR_LAYERS + 1, "within the layout");
 	REFUSED(config.range.layer_count = WR_LAYERS - 1, "within the rank's range");
 	REFUSED(config.range.head_count = 0, "within the layout");
+	REFUSED((config.save_layers = 1, config.save_layer_first = WR_LAYERS), "saves are not within");
+	REFUSED((config.save_layers = 1, cache.layers = 1, cache.first_layer = 1), "saves no layer");
 	REFUSED(config.group_count = 0, "no groups");
 	REFUSED(config.threads = 1000, "threads");
 	REFUSED(cache.page_bytes++, "page size");

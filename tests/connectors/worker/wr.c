@@ -10,6 +10,9 @@
 
 #define LATE_KERNELS 400u
 #define STORED_SEED  1u
+#define TOKENS       32u
+#define DIM          16u
+#define HEAD_PAGE    (TOKENS * 2u * DIM * (uint32_t)sizeof(float))
 
 const uint32_t wr_eight[8] = {1, 2, 3, 4, 5, 6, 7, 8};
 const uint32_t wr_other[8] = {21, 30, 23, 40, 25, 50, 27, 63};
@@ -40,10 +43,17 @@ static void describe(wr_t *wr)
 {
 	wr->layout = (kvk_layout_t){.heads = 1,
 				    .layers = WR_LAYERS,
-				    .block_tokens = 32,
+				    .block_tokens = TOKENS,
 				    .dtype = KVK_DTYPE_F32,
 				    .inner = KVK_INNER_OPAQUE,
 				    .page_bytes = WR_PAGE};
+	if (wr->heads > 0) {
+		wr->layout.heads = wr->heads;
+		wr->layout.inner = wr->latent ? KVK_INNER_SPLIT : KVK_INNER_PACKED;
+		wr->layout.k_dim = wr->latent ? 2 * DIM : DIM;
+		wr->layout.v_dim = wr->latent ? 0 : DIM;
+		wr->layout.page_bytes = 0;
+	}
 	assert_int_equal(kvk_layout_format(&wr->layout, wr->layout_text, sizeof wr->layout_text), KV_OK);
 	wr->identity = (kvc_identity_t){.struct_size = sizeof wr->identity,
 					.model = "worker test",
@@ -56,11 +66,34 @@ static void describe(wr_t *wr)
 					.page_format = "test"};
 }
 
+/* Each rank has its heads of all layers. Where there are more ranks than heads, each head is copied, and the ranks that
+ * hold a copy share out its layers for saving. */
+static void place_heads(wr_t *wr, uint32_t r)
+{
+	wr_rank_t *rank = &wr->rank[r];
+	const uint32_t heads = wr->heads > wr->rank_count ? wr->heads / wr->rank_count : 1u;
+	const uint32_t copies = wr->rank_count * heads / wr->heads, copy = r % copies;
+
+	rank->paged.kind = KVK_PAGED_HEAD_TOKEN_KV;
+	rank->paged.first_layer = 0;
+	rank->paged.heads = heads;
+	rank->paged.first_head = r / copies * heads;
+	rank->paged.k_dim = wr->layout.k_dim;
+	rank->paged.v_dim = wr->layout.v_dim;
+	rank->paged.page_bytes = 0;
+	rank->paged.block_stride = WR_PAGE;
+	rank->page = heads * HEAD_PAGE;
+	rank->at = rank->paged.first_head * HEAD_PAGE;
+	rank->saved_first = copy * WR_LAYERS / copies;
+	rank->saved = (copy + 1) * WR_LAYERS / copies - rank->saved_first;
+}
+
 static void make_cache(wr_t *wr, uint32_t r)
 {
 	wr_rank_t *rank = &wr->rank[r];
 
-	rank->layers = WR_LAYERS / wr->rank_count;
+	rank->layers = wr->heads > 0 ? WR_LAYERS : WR_LAYERS / wr->rank_count;
+	rank->page = WR_PAGE;
 	rank->cache = wr_device_alloc((size_t)rank->layers * WR_BLOCKS * WR_PAGE);
 	assert_non_null(rank->cache);
 	for (uint32_t l = 0; l < rank->layers; l++) {
@@ -77,8 +110,14 @@ static void make_cache(wr_t *wr, uint32_t r)
 				    .base = rank->base};
 	rank->padded = rank->paged;
 	rank->padded.layers = wr->layers;
-	wr->writers[r] = (kvc_writer_t){
-		.rank = r, .head_count = 1, .layer_first = rank->paged.first_layer, .layer_count = rank->layers};
+	if (wr->heads > 0) {
+		place_heads(wr, r);
+	}
+	wr->writers[r] = (kvc_writer_t){.rank = r,
+					.head_first = rank->paged.first_head,
+					.head_count = rank->paged.heads,
+					.layer_first = rank->saved ? rank->saved_first : rank->paged.first_layer,
+					.layer_count = rank->saved ? rank->saved : rank->layers};
 }
 
 kvx_worker_config_t wr_config(const wr_t *wr, uint32_t r, kvx_worker_group_t *groups)
@@ -92,12 +131,16 @@ kvx_worker_config_t wr_config(const wr_t *wr, uint32_t r, kvx_worker_group_t *gr
 				      .identity = &wr->identity,
 				      .layout = &wr->layout,
 				      .range = wr->writers[r],
+				      .save_layer_first = wr->rank[r].saved_first,
+				      .save_layers = wr->rank[r].saved,
 				      .groups = groups,
 				      .group_count = wr->groups ? 2 : 1,
 				      .threads = r == 0 ? 3 : 1,
 				      .layer_bytes = wr->layer_bytes,
 				      .layer_wait_us = wr->layer_wait_us};
 
+	config.range.layer_first = wr->rank[r].paged.first_layer;
+	config.range.layer_count = wr->rank[r].layers;
 	groups[0] = (kvx_worker_group_t){0, &wr->rank[r].paged};
 	groups[1] = (kvx_worker_group_t){1, &wr->rank[r].padded};
 	wr_device_config(&config);
@@ -136,6 +179,20 @@ void wr_reopen(wr_t *wr)
 {
 	kvx_worker_close(wr->rank[0].worker);
 	wr_open_rank(wr, 0, 1);
+}
+
+void wr_set_ranks(wr_t *wr, uint32_t count)
+{
+	for (uint32_t r = 0; r < wr->rank_count; r++) {
+		kvx_worker_close(wr->rank[r].worker);
+		wr_device_free(wr->rank[r].cache);
+		wr->rank[r] = (wr_rank_t){0};
+	}
+	wr->rank_count = count;
+	for (uint32_t r = 0; r < count; r++) {
+		make_cache(wr, r);
+		wr_open_rank(wr, r, 1);
+	}
 }
 
 static void attach_scheduler(wr_t *wr)
@@ -312,8 +369,8 @@ static void write_block(void *args)
 	for (uint32_t l = c->first_layer; l < c->end_layer; l++) {
 		uint8_t *at = (uint8_t *)rank->base[l] + (size_t)c->block * WR_PAGE;
 
-		for (uint32_t i = 0; i < WR_PAGE; i++) {
-			at[i] = byte_of(c->seed, c->as, rank->paged.first_layer + l, i);
+		for (uint32_t i = 0; i < rank->page; i++) {
+			at[i] = byte_of(c->seed, c->as, rank->paged.first_layer + l, rank->at + i);
 		}
 	}
 }
@@ -323,8 +380,8 @@ static int content_is(const wr_rank_t *rank, const wr_content_t *c)
 	for (uint32_t l = c->first_layer; l < c->end_layer; l++) {
 		const uint8_t *at = (const uint8_t *)rank->base[l] + (size_t)c->block * WR_PAGE;
 
-		for (uint32_t i = 0; i < WR_PAGE; i++) {
-			if (at[i] != byte_of(c->seed, c->as, rank->paged.first_layer + l, i)) {
+		for (uint32_t i = 0; i < rank->page; i++) {
+			if (at[i] != byte_of(c->seed, c->as, rank->paged.first_layer + l, rank->at + i)) {
 				return 0;
 			}
 		}

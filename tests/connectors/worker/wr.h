@@ -15,7 +15,7 @@
 #endif
 #define WR_BLOCKS    64u /* of the engine */
 #define WR_KEYS      64u
-#define WR_MAX_RANKS 2u
+#define WR_MAX_RANKS 4u
 #define WR_LOAD_MS   20000u
 #define WR_SEED      UINT64_C(4711)
 #define WR_PATIENCE  60000u /* ms: longer than anything takes that is not broken */
@@ -26,8 +26,11 @@ typedef struct wr_rank {
 	kvx_worker_t *worker;
 	uint8_t *cache; /* [layers][blocks][page] */
 	void *base[WR_LAYERS];
-	kvk_paged_t paged, padded; /* of the first group, of the second */
-	uint32_t layers;           /* that are filled and compared */
+	kvk_paged_t paged, padded;   /* of the first group, of the second */
+	uint32_t layers;             /* that are filled and compared */
+	uint32_t page;               /* bytes of a block in a layer */
+	uint32_t at;                 /* of these bytes, among those of all heads */
+	uint32_t saved_first, saved; /* layers that the rank saves; 0: all */
 } wr_rank_t;
 
 typedef struct wr {
@@ -38,6 +41,9 @@ typedef struct wr {
 	const char *silence;  /* limits.silence of the daemon; NULL: RIG_SILENCE */
 	const char *groups;   /* of the identity: two groups, the second of `layers` layers a rank; NULL: one group */
 	uint32_t layers;
+	uint32_t heads;       /* of the model, divided among the ranks, or copied to several; 0: pages are opaque, and
+				 layers are divided */
+	int latent;           /* the head is a latent vector, without values */
 	uint64_t layer_bytes; /* kvx_worker_config_t's */
 	uint32_t layer_wait_us;
 
@@ -84,6 +90,8 @@ kvx_worker_config_t wr_config(const wr_t *wr, uint32_t rank, kvx_worker_group_t 
 /* Open the rank's worker again, after it was closed; waits until it is proved when `prove`. */
 void wr_open_rank(wr_t *wr, uint32_t rank, int prove);
 void wr_reopen(wr_t *wr); /* the first rank's */
+/* All workers are closed; as many as these are opened, with caches of their own. */
+void wr_set_ranks(wr_t *wr, uint32_t count);
 kvc_status_t wr_await_self_test(const wr_t *wr);
 /* kill -9; then another daemon, when scheduler and workers have found it. */
 void wr_kill(wr_t *wr);
