@@ -55,15 +55,28 @@ class Space:
         text = json.dumps([self.identity, [group.text() for group in self.groups], self.world, self.layers], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
+    def held(self, rank: int) -> tuple[int, int, int, int, int]:
+        """(rank, first head, heads, first layer, layers) of a rank's cache: its heads of all layers; its own layers of an opaque block."""
+        if self.shape is None:
+            return rank, 0, 1, rank * self.layers, self.layers
+        return rank, rank // self.copies() * self.shape.heads, self.shape.heads, 0, self.layers
+
+    def copies(self) -> int:
+        """Ranks that hold the same heads, one after another: vLLM copies heads where there are more ranks."""
+        return 1 if self.shape is None else self.world * self.shape.heads // self.block.heads
+
     def writers(self) -> list[tuple[int, int, int, int, int]]:
-        """(rank, first head, heads, first layer, layers): every rank its own heads of all layers; its own layers of an opaque block."""
-        if self.shape is not None:
-            return [(rank, rank * self.shape.heads, self.shape.heads, 0, self.layers) for rank in range(self.world)]
-        return [(rank, 0, 1, rank * self.layers, self.layers) for rank in range(self.world)]
+        """The same of what each rank saves. Ranks that hold copies share out the layers: each writes a part of every block, so a block is complete only if all have computed right."""
+        parts, found = self.copies(), []
+        for rank in range(self.world):
+            _, head, heads, first, count = self.held(rank)
+            low, high = (count * (rank % parts + i) // parts for i in range(2))
+            found.append((rank, head, heads, first + low, high - low))
+        return found
 
     def place(self, rank: int) -> tuple[int, int]:
         """(first head, first layer) of a rank."""
-        return self.writers()[rank][1], self.writers()[rank][3]
+        return self.held(rank)[1], self.held(rank)[3]
 
 
 def short(dtype: Any) -> str:
@@ -233,12 +246,20 @@ def _shape(vllm_config: Any, kv_cache_config: Any) -> layout.Shape:
     shapes = {_page_shape(spec, _cache_dtype(vllm_config)) for spec in specs}
     if len(shapes) != 1:
         raise Declined("KV cache groups have pages of different shapes")
-    shape = shapes.pop()
+    return shapes.pop()
+
+
+def _total_heads(vllm_config: Any, shape: layout.Shape, layers: int) -> int:
+    """KV heads of the model: fewer than all ranks hold together if some hold copies."""
     world = vllm_config.parallel_config.tensor_parallel_size
     total = getattr(vllm_config.model_config, "get_total_num_kv_heads", None)
-    if world > 1 and (shape.v == 0 or (total is not None and int(total()) != world * shape.heads)):
-        raise Declined(f"{world} tensor parallel ranks hold copies of the same KV heads, which is not served by this version")
-    return shape
+    held = world * shape.heads
+    heads = 1 if shape.v == 0 else int(total()) if total is not None else held
+    if not 0 < heads <= held or held % heads != 0 or (heads < held and shape.heads != 1):
+        raise Declined(f"{world} tensor parallel ranks of {shape.heads} KV heads for a model of {heads}")
+    if held // heads > layers:
+        raise Declined(f"{held // heads} tensor parallel ranks hold copies of the same KV heads, more than there are layers")
+    return heads
 
 
 def _check_parallel(parallel: Any) -> None:
@@ -267,7 +288,7 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: dict[str, Any], co
     world = parallel.tensor_parallel_size
     shape = _shape(vllm_config, kv_cache_config) if device == "cuda" else None
     if shape is not None:
-        block, page_format = layout.Block(world * shape.heads, layers, shape.tokens, shape.k, shape.v, shape.dtype), "canonical"
+        block, page_format = layout.Block(_total_heads(vllm_config, shape, layers), layers, shape.tokens, shape.k, shape.v, shape.dtype), "canonical"
     else:
         block = layout.opaque_block(world * layers, groups[0].block_tokens, groups[0].page_bytes)
         page_format = _page_format(vllm_config, kv_cache_config, groups, compat)
