@@ -178,14 +178,25 @@ class Configs(unittest.TestCase):
         self.assertEqual(one.identity, two.identity)
         self.assertEqual(two.writers(), [(0, 0, 4, 0, 32), (1, 4, 4, 0, 32)])
         self.assertEqual(two.place(1), (4, 0))
-        with self.assertRaisesRegex(Declined, "copies of the same KV heads"):
-            self.describe(self.gpu(4, 2), cache_config((gpu_spec(num_kv_heads=1), 32)))
+
+    def test_ranks_that_hold_copies_share_the_space_and_save_each_byte_once(self) -> None:
+        one = self.describe(self.gpu(1, 2), cache_config((gpu_spec(num_kv_heads=2), 32)))
+        four = self.describe(self.gpu(4, 2), cache_config((gpu_spec(num_kv_heads=1), 32)))
+        self.assertEqual(one.identity, four.identity)
+        self.assertEqual([four.held(rank) for rank in range(4)], [(0, 0, 1, 0, 32), (1, 0, 1, 0, 32), (2, 1, 1, 0, 32), (3, 1, 1, 0, 32)])
+        self.assertEqual(four.writers(), [(0, 0, 1, 0, 16), (1, 0, 1, 16, 16), (2, 1, 1, 0, 16), (3, 1, 1, 16, 16)])
+        self.assertEqual(four.place(3), (1, 0))
+        for ranks, heads, total, word in ((4, 1, 3, "for a model of 3"), (4, 1, 8, "for a model of 8"), (4, 2, 2, "for a model of 2"), (64, 1, 1, "more than there are layers")):
+            with self.assertRaisesRegex(Declined, word):
+                self.describe(self.gpu(ranks, total), cache_config((gpu_spec(num_kv_heads=heads), 32)))
 
     def test_latent_vectors_of_a_gpu_are_one_head(self) -> None:
         latent = gpu_spec(MLAAttentionSpec, block_size=64, num_kv_heads=1, head_size=576)
         self.assertIn("heads=1 layers=27 tokens=64 k=576 v=0 dtype=bf16", self.describe(self.gpu(), cache_config((latent, 27))).identity["layout"])
-        with self.assertRaisesRegex(Declined, "copies"):
-            self.describe(self.gpu(2), cache_config((latent, 27)))
+        two = self.describe(self.gpu(2), cache_config((latent, 27)))
+        self.assertEqual(two.identity, self.describe(self.gpu(), cache_config((latent, 27))).identity)
+        self.assertEqual([two.held(rank) for rank in range(2)], [(0, 0, 1, 0, 27), (1, 0, 1, 0, 27)])
+        self.assertEqual(two.writers(), [(0, 0, 1, 0, 13), (1, 0, 1, 13, 14)])
 
     def test_quantised_caches_of_a_gpu_have_their_own_type(self) -> None:
         config = self.gpu()
