@@ -56,6 +56,7 @@ enum { KVX_PRODUCER = 1, KVX_CONSUMER = 2, KVX_BOTH = 3 };
 #define KVX_ATTACH_MS    2000u                /* default of attach_ms */
 #define KVX_BUFFER_BYTES UINT64_C(1000000000) /* default of buffer_bytes */
 #define KVX_JOBS         256u                 /* most loads, saves, sends and receives at one time */
+#define KVX_MAX_PARTS    16u                  /* most parts of a cache */
 
 typedef struct kvx_config {
 	size_t struct_size;
@@ -65,12 +66,16 @@ typedef struct kvx_config {
 	const kvc_identity_t *identity; /* who may share these blocks; `layout`, `hash_tokens` and `groups` in it are
 					   ignored: kvx fills them in */
 	const kvk_layout_t *layout;     /* of the pool block */
-	const kvk_paged_t *paged;       /* the engine's cache: all heads and layers of the layout; its memory stays the
-					   engine's and outlives the kvx_t */
+	const kvk_paged_t *paged;       /* the engine's cache: all heads and layers of the layout, or its parts (below);
+					   its memory stays the engine's and outlives the kvx_t */
 	uint32_t load_ms;               /* deadline of a load that names none */
 	uint32_t save_ms;               /* deadline of a save that names none */
 	uint32_t attach_ms;    /* kvx_attach() waits this long for daemon and self-test; UINT32_MAX: not at all */
 	uint64_t buffer_bytes; /* that kvx_insert() keeps for consumers; 0: KVX_BUFFER_BYTES */
+	/* paged[parts] (0: one) of a cache in parts, as tensor parallel ranks in one process have it: each has all
+	 * layers and as many blocks as the others, with the heads that it says. Together they have all heads of the
+	 * layout; parts with the same heads are copies. A block id names that block of every part. */
+	uint32_t parts;
 } kvx_config_t;
 
 /* Attach. A daemon that is absent, or comes to nothing within attach_ms, is no error: all is a miss until kvx_poll()

@@ -43,7 +43,8 @@ KVX_API void kvx_connector_config_init(kvx_connector_config_t *config);
  * KVC_ERR_ARG: not a JSON object, or a wrong field; kvx_last_error(); *config is unchanged. KVC_ERR_NOMEM. */
 KVX_API kvc_status_t kvx_connector_config_read(const char *text, size_t len, kvx_connector_config_t *config);
 
-/* Makes a connector: `engine` has the engine's identity, layout and paged cache; its other fields are ignored. */
+/* Makes a connector: `engine` has the engine's identity, layout and paged cache with its parts; its other fields are
+ * ignored. */
 typedef kvc_status_t (*kvx_connector_fn)(const kvx_connector_config_t *config, const kvx_config_t *engine,
 					 kvx_t **p_kvx);
 /* Add one by name, before other threads create any. KVC_ERR_ARG: no name, or too long. KVC_ERR_EXISTS: the name is

@@ -133,6 +133,7 @@ static kvc_status_t create_kvd(const kvx_connector_config_t *config, const kvx_c
 		.identity = engine->identity,
 		.layout = engine->layout,
 		.paged = engine->paged,
+		.parts = engine->parts,
 		.load_ms = config->load_ms,
 		.save_ms = config->save_ms,
 		.attach_ms = config->attach_ms,

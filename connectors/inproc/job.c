@@ -14,7 +14,7 @@ uint64_t kvx_now_ns(void)
 
 int kvx_is_ready(const kvx_t *kvx)
 {
-	return kvx_worker_is_ready(kvx->worker) && kvx_scheduler_is_ready(kvx->scheduler);
+	return kvx_ranks_are_ready(&kvx->ranks) && kvx_scheduler_is_ready(kvx->scheduler);
 }
 
 static int prefix_is_sound(const kvx_prefix_t *prefix, uint32_t n)
@@ -190,7 +190,5 @@ void kvx_run_message(kvx_t *kvx)
 	size_t len;
 
 	kvx_scheduler_build_message(kvx->scheduler, &message, &len);
-	kvx_worker_begin_step(kvx->worker, message, len);
-	kvx_worker_start_async_loads(kvx->worker);
-	kvx_worker_end_step(kvx->worker);
+	kvx_ranks_run_step(&kvx->ranks, message, len);
 }

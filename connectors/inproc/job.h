@@ -1,13 +1,14 @@
 /* inproc/job.h -- an engine in one process: a scheduler half, a worker half, and its loads and saves.
  *
- * Each load and each save is a request of the scheduler half, which looks up, leases and reserves; the worker half
- * copies. kvx_poll() is a step of an engine that computes nothing (docs/decisions/039). */
+ * Each load and each save is a request of the scheduler half, which looks up, leases and reserves; the worker halves,
+ * one for each part of the cache, copy. kvx_poll() is a step of an engine that computes nothing (docs/decisions/039).
+ */
 #ifndef KVX_INPROC_JOB_H
 #define KVX_INPROC_JOB_H
 
+#include "inproc/ranks.h"
 #include "kvx.h"
 #include "kvx_scheduler.h"
-#include "kvx_worker.h"
 
 /* What loads and saves have in common. */
 typedef struct kvx_job {
@@ -35,11 +36,12 @@ struct kvx_load {
 	kvx_job_t job;
 	kvx_load_step_t step;
 	int aborted;
-	int received;      /* it is a kvx_recv_t, which begins the pieces and ends the load */
-	uint32_t skip;     /* blocks that were there before */
-	uint32_t from, to; /* blocks of the piece; [0, from) are in the cache */
-	int looked_up;     /* once at least, in this piece */
-	uint32_t in_cpu;   /* tokens of the piece that the first lookup has found in memory */
+	int received;        /* it is a kvx_recv_t, which begins the pieces and ends the load */
+	uint32_t skip;       /* blocks that were there before */
+	uint32_t from, to;   /* blocks of the piece; [0, from) are in the cache */
+	uint32_t ranks_left; /* while it is copied: worker halves that have not named it */
+	int looked_up;       /* once at least, in this piece */
+	uint32_t in_cpu;     /* tokens of the piece that the first lookup has found in memory */
 	kvc_status_t cause;
 	kvx_hit_t hit;
 	kvx_load_result_t result;
@@ -56,7 +58,7 @@ typedef struct kvx_buffered kvx_buffered_t;
 
 struct kvx {
 	kvx_scheduler_t *scheduler;
-	kvx_worker_t *worker;
+	kvx_ranks_t ranks;
 	uint32_t roles, load_ms, save_ms;
 	uint32_t block_tokens, max_blocks;
 	kvx_job_t *loads; /* receives, too */

@@ -32,9 +32,6 @@ static kvc_status_t check_config(const kvx_config_t *config)
 	if (config->identity->struct_size < sizeof *config->identity || !config->identity->weights) {
 		return kvx_refuse("struct_size is not that of kvc_identity_t, or the weights have no name");
 	}
-	if (config->paged->first_layer != 0 || config->paged->layers != config->layout->layers) {
-		return kvx_refuse("paged does not hold all layers of the layout");
-	}
 
 	return KVC_OK;
 }
@@ -42,8 +39,6 @@ static kvc_status_t check_config(const kvx_config_t *config)
 /* The name and the secret of the instance are made here: this process has all its members. */
 static kvc_status_t open_halves(kvx_t *kvx, const kvx_config_t *config)
 {
-	const kvc_writer_t range = {.head_count = config->layout->heads, .layer_count = config->layout->layers};
-	const kvx_worker_group_t group = {.group = 0, .paged = config->paged};
 	kvc_identity_t identity = *config->identity;
 	char layout[KVK_LAYOUT_TEXT_MAX], instance[32];
 	uint8_t secret[32];
@@ -57,9 +52,6 @@ static kvc_status_t open_halves(kvx_t *kvx, const kvx_config_t *config)
 		.program = config->program,
 		.identity = &identity,
 		.layout = config->layout,
-		.range = range,
-		.groups = &group,
-		.group_count = 1,
 		.threads = 1, /* all loads are asynchronous: the transfer thread copies them */
 	};
 	const kvx_scheduler_config_t scheduler = {
@@ -71,8 +63,8 @@ static kvc_status_t open_halves(kvx_t *kvx, const kvx_config_t *config)
 		.program = config->program,
 		.identity = &identity,
 		.layout = config->layout,
-		.writers = &range,
-		.writer_count = 1,
+		.writers = kvx->ranks.saved,
+		.writer_count = kvx->ranks.count,
 		.max_blocks = config->paged->blocks,
 		.mode = KVX_LOAD_ASYNC,
 		.load_ms = kvx->load_ms,
@@ -89,9 +81,9 @@ static kvc_status_t open_halves(kvx_t *kvx, const kvx_config_t *config)
 	kv_random(&kv_env_posix, &number, sizeof number);
 	kv_random(&kv_env_posix, secret, sizeof secret);
 	(void)snprintf(instance, sizeof instance, "kvx-%016" PRIx64, number);
-	status = kvx_worker_open(&worker, &kvx->worker);
+	status = kvx_ranks_open(&kvx->ranks, config, &worker);
 	if (status != KVC_OK) {
-		return status == KVC_ERR_ARG ? kvx_refuse("%s", kvx_worker_last_error()) : status;
+		return status;
 	}
 	status = kvx_scheduler_open(&scheduler, &kvx->scheduler);
 
@@ -115,13 +107,14 @@ static kvc_status_t init_kvx(kvx_t *kvx, const kvx_config_t *config)
 	kvx->save_ms = or_default(config->save_ms, KVX_SAVE_MS);
 	kvx->block_tokens = config->layout->block_tokens;
 	kvx->max_blocks = config->paged->blocks;
-	kvx->max_buffered_bytes = KVX_BUFFER_BYTES;
-	if (config->struct_size >= sizeof *config && config->buffer_bytes) {
-		kvx->max_buffered_bytes = config->buffer_bytes;
-	}
+	kvx->max_buffered_bytes = config->buffer_bytes ? config->buffer_bytes : KVX_BUFFER_BYTES;
 	kvx->failed = calloc(kvx->max_blocks / 64u + 1u, sizeof *kvx->failed);
+	if (!kvx->failed) {
+		return KVC_ERR_NOMEM;
+	}
+	status = kvx_ranks_divide(&kvx->ranks, config);
 
-	status = kvx->failed ? open_halves(kvx, config) : KVC_ERR_NOMEM;
+	status = status == KVC_OK ? open_halves(kvx, config) : status;
 	if (status == KVC_OK) {
 		kvk_layout_geometry(config->layout, &geometry);
 		kvx->block_bytes = geometry.block_bytes;
@@ -130,28 +123,29 @@ static kvc_status_t init_kvx(kvx_t *kvx, const kvx_config_t *config)
 	return status;
 }
 
-kvc_status_t kvx_attach(const kvx_config_t *config, kvx_t **p_kvx)
+kvc_status_t kvx_attach(const kvx_config_t *given, kvx_t **p_kvx)
 {
 	const uint64_t start = kvx_now_ns();
-	kvc_status_t status = check_config(config);
+	kvc_status_t status = check_config(given);
+	kvx_config_t config = {0};
 	uint64_t wait_ns;
 	kvx_t *kvx;
 
 	if (status != KVC_OK) {
 		return status;
 	}
+	memcpy(&config, given, given->struct_size < sizeof config ? given->struct_size : sizeof config);
 	kvx = calloc(1, sizeof *kvx);
 	if (!kvx) {
 		return KVC_ERR_NOMEM;
 	}
-	status = init_kvx(kvx, config);
+	status = init_kvx(kvx, &config);
 	if (status != KVC_OK) {
 		kvx_detach(kvx);
 		return status;
 	}
 
-	wait_ns =
-		config->attach_ms == UINT32_MAX ? 0 : or_default(config->attach_ms, KVX_ATTACH_MS) * UINT64_C(1000000);
+	wait_ns = config.attach_ms == UINT32_MAX ? 0 : or_default(config.attach_ms, KVX_ATTACH_MS) * UINT64_C(1000000);
 	do {
 		(void)kvx_poll(kvx, 1);
 	} while (!kvx_is_ready(kvx) && kvx_scheduler_wait(kvx->scheduler, 0) && kvx_now_ns() - start < wait_ns);
@@ -177,7 +171,7 @@ void kvx_detach(kvx_t *kvx)
 	}
 
 	kvx_buffer_free(kvx);
-	kvx_worker_close(kvx->worker); /* no block is touched from here on */
+	kvx_ranks_close(&kvx->ranks); /* no block is touched from here on */
 	kvx_scheduler_close(kvx->scheduler);
 	kvx_recvs_free(kvx);
 	kvx_sends_free(kvx);
@@ -214,7 +208,7 @@ static void wait_for_news(kvx_t *kvx, uint64_t ns)
 	const uint32_t us = ns / 1000u < SLICE_US ? (uint32_t)(ns / 1000u) : SLICE_US;
 
 	if (kvx->copying > 0) {
-		kvx_worker_wait(kvx->worker, us);
+		kvx_ranks_wait(&kvx->ranks, us);
 	} else {
 		(void)kvx_scheduler_wait(kvx->scheduler, us);
 	}
@@ -273,11 +267,11 @@ void kvx_get_stats(const kvx_t *kvx, kvx_stats_t *stats)
 {
 	const size_t size = stats->struct_size < sizeof *stats ? stats->struct_size : sizeof *stats;
 	kvx_scheduler_stats_t scheduler = {.struct_size = sizeof scheduler};
-	kvx_worker_stats_t worker = {.struct_size = sizeof worker};
+	kvx_worker_stats_t worker;
 	kvx_stats_t all = kvx->stats;
 
 	kvx_scheduler_get_stats(kvx->scheduler, &scheduler);
-	kvx_worker_get_stats(kvx->worker, &worker);
+	kvx_ranks_get_stats(&kvx->ranks, &worker);
 	all.struct_size = size;
 	all.bytes_loaded = worker.load_bytes;
 	all.blocks_saved = scheduler.save_done;

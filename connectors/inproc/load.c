@@ -60,42 +60,54 @@ static void end_piece(kvx_load_t *load, uint32_t done, uint32_t why, kvc_status_
 static void mark_copied(kvx_load_t *load)
 {
 	load->step = KVX_LOAD_COPIED;
+	load->ranks_left = 0;
 	load->job.kvx->copying--;
 }
 
-/* The name is the request's id. */
-static void take_finished(kvx_t *kvx)
+/* One worker half has ended the load with that id. */
+static void note_finished(kvx_t *kvx, uint64_t id)
 {
-	uint64_t id;
+	for (kvx_job_t *job = kvx->loads; job; job = job->next) {
+		kvx_load_t *load = (kvx_load_t *)job;
 
-	while (kvx_worker_take_finished(kvx->worker, (char *)&id, sizeof id, NULL) > 0) {
-		for (kvx_job_t *job = kvx->loads; job; job = job->next) {
-			if (job->id == id) {
-				mark_copied((kvx_load_t *)job);
+		if (job->id == id && load->ranks_left > 0) {
+			load->ranks_left--;
+			if (load->ranks_left == 0) {
+				mark_copied(load);
 			}
 		}
 	}
 }
 
-static void take_failed_blocks(kvx_t *kvx)
+/* The name is the request's id. */
+static void take_finished(kvx_t *kvx, kvx_worker_t *worker)
+{
+	uint64_t id;
+
+	while (kvx_worker_take_finished(worker, (char *)&id, sizeof id, NULL) > 0) {
+		note_finished(kvx, id);
+	}
+}
+
+static void take_failed_blocks(kvx_t *kvx, kvx_worker_t *worker)
 {
 	uint32_t ids[64], n;
 
 	do {
-		n = kvx_worker_take_failed_blocks(kvx->worker, ids, KV_COUNT_OF(ids));
+		n = kvx_worker_take_failed_blocks(worker, ids, KV_COUNT_OF(ids));
 		for (uint32_t i = 0; i < n; i++) {
 			kvx->failed[ids[i] / 64u] |= UINT64_C(1) << ids[i] % 64u;
 		}
 	} while (n == KV_COUNT_OF(ids));
 }
 
-static void take_reports(kvx_t *kvx)
+static void take_reports(kvx_t *kvx, kvx_worker_t *worker)
 {
 	const void *report;
 	size_t len;
 
 	do {
-		kvx_worker_take_report(kvx->worker, &report, &len);
+		kvx_worker_take_report(worker, &report, &len);
 		if (len > 0) {
 			kvx_scheduler_take_report(kvx->scheduler, report, len);
 		}
@@ -141,17 +153,23 @@ static void give_up_unknown(kvx_t *kvx)
 
 void kvx_loads_collect(kvx_t *kvx)
 {
-	kvx_worker_stats_t worker = {.struct_size = sizeof worker};
+	kvx_worker_stats_t stats;
 
 	/* Looked at before names are taken: what ends meanwhile is reported now, and named the next time. */
-	kvx_worker_get_stats(kvx->worker, &worker);
+	kvx_ranks_get_stats(&kvx->ranks, &stats);
 	/* In this order: once a load was named, its failed blocks and its report are there. */
-	take_finished(kvx);
-	take_failed_blocks(kvx);
-	if (worker.loads_open == 0) {
+	for (uint32_t r = 0; r < kvx->ranks.count; r++) {
+		take_finished(kvx, kvx->ranks.worker[r]);
+	}
+	for (uint32_t r = 0; r < kvx->ranks.count; r++) {
+		take_failed_blocks(kvx, kvx->ranks.worker[r]);
+	}
+	if (stats.loads_open == 0) {
 		give_up_unknown(kvx);
 	}
-	take_reports(kvx);
+	for (uint32_t r = 0; r < kvx->ranks.count; r++) {
+		take_reports(kvx, kvx->ranks.worker[r]);
+	}
 	for (kvx_job_t *job = kvx->loads; job; job = job->next) {
 		if (((kvx_load_t *)job)->step == KVX_LOAD_COPIED) {
 			end_copied((kvx_load_t *)job);
@@ -183,6 +201,7 @@ static void look_up(kvx_load_t *load, uint64_t now)
 	if (load->hit.tokens > 0) {
 		kvx_scheduler_start_load(kvx->scheduler, &ask, &load->hit);
 		load->step = KVX_LOAD_COPYING;
+		load->ranks_left = kvx->ranks.count;
 		kvx->copying++;
 		kvx->begun = 1;
 	} else if (!load->hit.leasing) {
@@ -232,7 +251,7 @@ kvc_status_t kvx_load_prefix(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_load_t 
 	result = result ? result : &unused;
 	*p_load = NULL;
 	kvx->stats.loads++;
-	if (kvx_worker_is_ready(kvx->worker)) {
+	if (kvx_ranks_are_ready(&kvx->ranks)) {
 		status = kvx_job_create(kvx, prefix, &kind, &job);
 	}
 	if (status != KVC_OK) {
@@ -279,7 +298,7 @@ void kvx_load_abort(kvx_load_t *load)
 		kvx_loads_collect(kvx);
 	}
 	while (load->step == KVX_LOAD_COPYING) {
-		kvx_worker_wait(kvx->worker, ABORT_US);
+		kvx_ranks_wait(&kvx->ranks, ABORT_US);
 		kvx_loads_collect(kvx);
 	}
 }

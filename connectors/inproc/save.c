@@ -54,7 +54,7 @@ void kvx_save_advance(kvx_save_t *save, uint64_t now)
 {
 	const kvx_job_t *job = &save->job;
 	kvx_scheduler_t *scheduler = job->kvx->scheduler;
-	const kvx_worker_t *worker = job->kvx->worker;
+	const kvx_ranks_t *ranks = &job->kvx->ranks;
 	kvx_ask_t ask = job->ask;
 	kvx_outcome_t outcome;
 	uint32_t stored;
@@ -67,7 +67,7 @@ void kvx_save_advance(kvx_save_t *save, uint64_t now)
 	stored = outcome.stored / job->kvx->block_tokens;
 	save->result.blocks = stored > save->result.blocks ? stored : save->result.blocks;
 	save->result.copied |=
-		!save->more && outcome.sent >= ask.tokens && !kvx_worker_has_unsaved(worker, job->blocks, job->n);
+		!save->more && outcome.sent >= ask.tokens && !kvx_ranks_have_unsaved(ranks, job->blocks, job->n);
 	if (stored >= job->n) {
 		if (!save->sent) {
 			kvx_save_finish(save, KVC_OK);
@@ -76,7 +76,7 @@ void kvx_save_advance(kvx_save_t *save, uint64_t now)
 		kvx_save_finish(save, KVC_ERR_TIMEOUT);
 	} else if (is_given_up(save, &outcome)) {
 		kvx_save_finish(save, outcome.refused);
-	} else if (!save->result.copied && !kvx_worker_is_ready(worker)) {
+	} else if (!save->result.copied && !kvx_ranks_are_ready(ranks)) {
 		kvx_save_finish(save, KVC_ERR_CLOSED);
 	}
 }
