@@ -81,6 +81,25 @@ kv_status_t kve_config_check(const kve_config_t *config, const char **p_why)
 	return KV_ERR_ARG;
 }
 
+kv_status_t kve_config_rank(const kve_config_t *config, uint32_t ranks, kve_config_t *share)
+{
+	if (ranks == 0 || ranks > KVE_MAX_RANKS || config->heads % ranks != 0 ||
+	    (config->kv_heads % ranks != 0 && ranks % config->kv_heads != 0) || config->hidden % (16u * ranks) != 0 ||
+	    config->inner % (16u * ranks) != 0 || config->vocab % (16u * ranks) != 0) {
+		return KV_ERR_ARG;
+	}
+	*share = *config;
+	share->heads = config->heads / ranks;
+	share->kv_heads = config->kv_heads < ranks ? 1 : config->kv_heads / ranks;
+
+	return KV_OK;
+}
+
+uint32_t kve_config_kv_head(const kve_config_t *config, uint32_t ranks, uint32_t rank)
+{
+	return rank * config->kv_heads / ranks;
+}
+
 void kve_config_layout(const kve_config_t *config, kvk_layout_t *layout)
 {
 	*layout = (kvk_layout_t){

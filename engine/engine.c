@@ -21,7 +21,8 @@ kv_status_t kve_engine_create(const kve_engine_config_t *config, kve_engine_t **
 	engine->config = *config;
 	status = kve_model_create(&config->model, &engine->model);
 	if (status == KV_OK) {
-		status = kve_cache_init(&engine->cache, &config->model, config->cache_blocks);
+		status = kve_cache_init_ranks(&engine->cache, &config->model, config->cache_blocks,
+					      config->ranks ? config->ranks : 1);
 	}
 	if (status == KV_OK && config->store) {
 		status = kve_store_attach(engine);
@@ -65,7 +66,7 @@ static int ask_is_sound(const kve_engine_t *engine, const kve_ask_t *ask)
 	    ask->max_new > model->max_tokens - ask->n_tokens) {
 		return 0;
 	}
-	if ((uint64_t)ask->n_tokens + ask->max_new > (uint64_t)engine->cache.paged.blocks * model->block_tokens) {
+	if ((uint64_t)ask->n_tokens + ask->max_new > (uint64_t)engine->cache.paged[0].blocks * model->block_tokens) {
 		return 0;
 	}
 	for (uint32_t i = 0; i < ask->n_tokens; i++) {

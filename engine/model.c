@@ -19,7 +19,21 @@ struct kve_model {
 	float *gate;     /* [rows][inner]            */
 	float *up;
 	float *scratch; /* of attention             */
+	float *share;   /* [rows][outputs of a rank] before they are put together */
+	/* of this pass */
+	uint32_t ranks;
+	kve_config_t rank; /* what one of them has */
 };
+
+/* Outputs of the widest matrix whose outputs are put together. */
+static size_t largest(const kve_config_t *c)
+{
+	const size_t q = (size_t)c->heads * c->head_dim;
+	const size_t wide = c->inner > c->hidden ? c->inner : c->hidden;
+	const size_t head = c->vocab / KVE_MAX_ROWS + 1; /* of one row only */
+
+	return q > wide ? (q > head ? q : head) : (wide > head ? wide : head);
+}
 
 static void place_activations(kve_model_t *m)
 {
@@ -28,10 +42,19 @@ static void place_activations(kve_model_t *m)
 	const size_t q = (size_t)KVE_MAX_ROWS * c->heads * c->head_dim;
 	const size_t kv = (size_t)KVE_MAX_ROWS * c->kv_heads * c->head_dim;
 	const size_t inner = (size_t)KVE_MAX_ROWS * c->inner;
-	const size_t sizes[] = {hidden, hidden, q,     kv,    kv,
-				q,      hidden, inner, inner, kve_attention_scratch(c, KVE_MAX_ROWS)};
-	float **const buffers[] = {&m->x,        &m->normed, &m->q,    &m->k,  &m->v,
-				   &m->attended, &m->added,  &m->gate, &m->up, &m->scratch};
+	const size_t sizes[] = {hidden,
+				hidden,
+				q,
+				kv,
+				kv,
+				q,
+				hidden,
+				inner,
+				inner,
+				kve_attention_scratch(c, KVE_MAX_ROWS),
+				(size_t)KVE_MAX_ROWS * largest(c)};
+	float **const buffers[] = {&m->x,     &m->normed, &m->q,  &m->k,       &m->v,    &m->attended,
+				   &m->added, &m->gate,   &m->up, &m->scratch, &m->share};
 	size_t total = 0;
 
 	for (size_t i = 0; i < KV_COUNT_OF(sizes); i++) {
@@ -99,10 +122,54 @@ const kve_config_t *kve_model_config(const kve_model_t *model)
 	return &model->config;
 }
 
-/* Keys and values of a span's rows to their places in one layer of the cache. */
+static uint32_t count_rows(const kve_span_t *spans, uint32_t n_spans)
+{
+	uint32_t rows = 0;
+
+	for (uint32_t s = 0; s < n_spans; s++) {
+		rows += spans[s].n;
+	}
+
+	return rows;
+}
+
+/* ---- ranks ----------------------------------------------------------------------------------- */
+
+/* Outputs [first, first + n) of a matrix: whole panels. */
+static kve_matrix_t slice(const kve_matrix_t *w, uint32_t first, uint32_t n)
+{
+	return (kve_matrix_t){w->in, n, w->data + (size_t)first * w->in};
+}
+
+/* What a rank has computed of each row, to where all ranks find it. */
+static void gather(const kve_model_t *m, uint32_t rows, uint32_t n, uint32_t rank, float *y)
+{
+	for (uint32_t r = 0; r < rows; r++) {
+		memcpy(y + ((size_t)r * m->ranks + rank) * n, m->share + (size_t)r * n, n * sizeof(float));
+	}
+}
+
+/* y = x w, each rank its share of the outputs. */
+static void matmul(kve_model_t *m, const float *x, uint32_t rows, const kve_matrix_t *w, float *y)
+{
+	const uint32_t n = w->out / m->ranks;
+
+	for (uint32_t r = 0; r < m->ranks; r++) {
+		const kve_matrix_t own = slice(w, r * n, n);
+
+		kve_matmul(x, rows, &own, m->ranks == 1 ? y : m->share);
+		if (m->ranks > 1) {
+			gather(m, rows, n, r, y);
+		}
+	}
+}
+
+/* ---- attention ------------------------------------------------------------------------------- */
+
+/* Keys and values of a span's rows to their places in one layer of a rank's cache. */
 static void write_cache(const kve_model_t *m, float *cache, const kve_span_t *span, uint32_t row)
 {
-	const kve_config_t *c = &m->config;
+	const kve_config_t *c = &m->rank;
 	const size_t token = (size_t)c->kv_heads * c->head_dim;
 	const size_t page = token * c->block_tokens;
 
@@ -116,9 +183,10 @@ static void write_cache(const kve_model_t *m, float *cache, const kve_span_t *sp
 	}
 }
 
-static void run_attention(kve_model_t *m, float *cache, const kve_span_t *spans, uint32_t n_spans)
+/* Of one rank; out: [rows][its heads][head_dim]. */
+static void run_attention(kve_model_t *m, float *cache, const kve_span_t *spans, uint32_t n_spans, float *out)
 {
-	const kve_config_t *c = &m->config;
+	const kve_config_t *c = &m->rank;
 	const size_t q_row = (size_t)c->heads * c->head_dim;
 	const size_t kv_row = (size_t)c->kv_heads * c->head_dim;
 	uint32_t row = 0;
@@ -132,7 +200,7 @@ static void run_attention(kve_model_t *m, float *cache, const kve_span_t *spans,
 			.start = span->start,
 			.rows = span->n,
 			.q = m->q + row * q_row,
-			.out = m->attended + row * q_row,
+			.out = out + row * q_row,
 			.scratch = m->scratch,
 		};
 
@@ -144,6 +212,32 @@ static void run_attention(kve_model_t *m, float *cache, const kve_span_t *spans,
 	}
 }
 
+/* Each rank: queries, keys and values of its heads from the normed rows, and their attention. */
+static void attend(kve_model_t *m, uint32_t l, const kve_cache_t *cache, const kve_span_t *spans, uint32_t n_spans)
+{
+	const kve_config_t *c = &m->rank;
+	const kve_layer_t *layer = &m->weights.layers[l];
+	const uint32_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
+	const uint32_t rows = count_rows(spans, n_spans);
+
+	for (uint32_t r = 0; r < m->ranks; r++) {
+		const uint32_t head = kve_config_kv_head(&m->config, m->ranks, r);
+		const kve_matrix_t own_q = slice(&layer->q, r * q, q);
+		const kve_matrix_t own_k = slice(&layer->k, head * c->head_dim, kv);
+		const kve_matrix_t own_v = slice(&layer->v, head * c->head_dim, kv);
+
+		kve_matmul(m->normed, rows, &own_q, m->q);
+		kve_matmul(m->normed, rows, &own_k, m->k);
+		kve_matmul(m->normed, rows, &own_v, m->v);
+		run_attention(m, cache->paged[r].base[l], spans, n_spans, m->ranks == 1 ? m->attended : m->share);
+		if (m->ranks > 1) {
+			gather(m, rows, q, r, m->attended);
+		}
+	}
+}
+
+/* ---- the pass -------------------------------------------------------------------------------- */
+
 static void add(float *x, const float *y, size_t n)
 {
 	for (size_t i = 0; i < n; i++) {
@@ -151,29 +245,23 @@ static void add(float *x, const float *y, size_t n)
 	}
 }
 
-static void forward_layer(kve_model_t *m, uint32_t l, kve_cache_t *cache, const kve_span_t *spans, uint32_t n_spans)
+static void forward_layer(kve_model_t *m, uint32_t l, const kve_cache_t *cache, const kve_span_t *spans,
+			  uint32_t n_spans)
 {
 	const kve_config_t *c = &m->config;
 	const kve_layer_t *layer = &m->weights.layers[l];
-	uint32_t rows = 0;
-
-	for (uint32_t s = 0; s < n_spans; s++) {
-		rows += spans[s].n;
-	}
+	const uint32_t rows = count_rows(spans, n_spans);
 
 	kve_rmsnorm(m->x, rows, c->hidden, layer->attention_norm, m->normed);
-	kve_matmul(m->normed, rows, &layer->q, m->q);
-	kve_matmul(m->normed, rows, &layer->k, m->k);
-	kve_matmul(m->normed, rows, &layer->v, m->v);
-	run_attention(m, cache->base[l], spans, n_spans);
-	kve_matmul(m->attended, rows, &layer->o, m->added);
+	attend(m, l, cache, spans, n_spans);
+	matmul(m, m->attended, rows, &layer->o, m->added);
 	add(m->x, m->added, (size_t)rows * c->hidden);
 
 	kve_rmsnorm(m->x, rows, c->hidden, layer->mlp_norm, m->normed);
-	kve_matmul(m->normed, rows, &layer->gate, m->gate);
-	kve_matmul(m->normed, rows, &layer->up, m->up);
+	matmul(m, m->normed, rows, &layer->gate, m->gate);
+	matmul(m, m->normed, rows, &layer->up, m->up);
 	kve_swiglu(m->gate, m->up, (size_t)rows * c->inner);
-	kve_matmul(m->gate, rows, &layer->down, m->added);
+	matmul(m, m->gate, rows, &layer->down, m->added);
 	add(m->x, m->added, (size_t)rows * c->hidden);
 }
 
@@ -195,7 +283,7 @@ static kv_status_t check_spans(const kve_config_t *c, const kve_cache_t *cache, 
 			}
 		}
 		for (uint32_t b = 0; b <= (span->start + span->n - 1) / c->block_tokens; b++) {
-			if (span->blocks[b] >= cache->paged.blocks) {
+			if (span->blocks[b] >= cache->paged[0].blocks) {
 				return KV_ERR_ARG;
 			}
 		}
@@ -208,13 +296,15 @@ static kv_status_t check_spans(const kve_config_t *c, const kve_cache_t *cache, 
 kv_status_t kve_model_forward(kve_model_t *m, kve_cache_t *cache, const kve_span_t *spans, uint32_t n_spans)
 {
 	const kve_config_t *c = &m->config;
-	const kv_status_t status = check_spans(c, cache, spans, n_spans);
+	const kv_status_t shaped = kve_config_rank(c, cache->ranks, &m->rank);
+	const kv_status_t status = shaped == KV_OK ? check_spans(c, cache, spans, n_spans) : shaped;
 	uint32_t row = 0;
 
 	if (status != KV_OK) {
 		return status;
 	}
 
+	m->ranks = cache->ranks;
 	for (uint32_t s = 0; s < n_spans; s++) {
 		for (uint32_t i = 0; i < spans[s].n; i++) {
 			memcpy(m->x + (size_t)row++ * c->hidden,
@@ -233,7 +323,7 @@ kv_status_t kve_model_forward(kve_model_t *m, kve_cache_t *cache, const kve_span
 		if (spans[s].logits) {
 			kve_rmsnorm(m->x + (size_t)(row - 1) * c->hidden, 1, c->hidden, m->weights.final_norm,
 				    m->normed);
-			kve_matmul(m->normed, 1, &m->weights.head, spans[s].logits);
+			matmul(m, m->normed, 1, &m->weights.head, spans[s].logits);
 		}
 	}
 

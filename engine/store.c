@@ -31,7 +31,8 @@ kv_status_t kve_store_attach(kve_engine_t *engine)
 		.program = engine->config.program,
 		.identity = &identity,
 		.layout = &layout,
-		.paged = &engine->cache.paged,
+		.paged = engine->cache.paged,
+		.parts = engine->cache.ranks,
 		.load_ms = engine->config.load_ms,
 	};
 

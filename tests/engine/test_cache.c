@@ -55,7 +55,7 @@ static void the_cache_describes_itself_as_the_layout_says(void **state)
 	assert_int_equal(kve_cache_init(&cache, &kve_config_demo, 3), KV_OK);
 	kve_config_layout(&kve_config_demo, &layout);
 	assert_int_equal(kvk_layout_check(&layout, &why), KV_OK);
-	assert_int_equal(kvk_paged_check(&cache.paged, &layout, &why), KV_OK);
+	assert_int_equal(kvk_paged_check(&cache.paged[0], &layout, &why), KV_OK);
 	kvk_layout_geometry(&layout, &geometry);
 	assert_int_equal(geometry.block_bytes,
 			 kve_config_demo.layers * kve_cache_page(&kve_config_demo) * sizeof(float));

@@ -7,6 +7,7 @@
 
 #define KVE_MAX_LAYERS 64u
 #define KVE_MAX_GROUP  4u /* query heads that share one KV head */
+#define KVE_MAX_RANKS  8u /* tensor parallel ranks */
 
 /* Everything the weights and the cache follow from. Two equal configurations give bit-identical models. */
 typedef struct kve_config {
@@ -30,6 +31,12 @@ extern const kve_config_t kve_config_tiny;
 
 /* KV_ERR_ARG: a field is out of range; *p_why (may be NULL) is a sentence. */
 kv_status_t kve_config_check(const kve_config_t *config, const char **p_why);
+
+/* The shape of what one of `ranks` tensor parallel ranks has: its heads. Where there are more ranks than KV heads, a KV
+ * head is copied to several; KV_ERR_ARG: heads, KV heads or matrices cannot be divided so. */
+kv_status_t kve_config_rank(const kve_config_t *config, uint32_t ranks, kve_config_t *share);
+/* The first KV head of a rank. */
+uint32_t kve_config_kv_head(const kve_config_t *config, uint32_t ranks, uint32_t rank);
 
 /* Layout of the pool block this model's cache is stored in. */
 void kve_config_layout(const kve_config_t *config, kvk_layout_t *layout);

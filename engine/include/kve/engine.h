@@ -23,6 +23,7 @@ typedef struct kve_engine_config {
 	const char *socket;   /* of kvd; NULL: the usual one */
 	const char *program;  /* shown by kvctl; NULL: the process name */
 	uint32_t load_ms;     /* deadline of a load; 0: libkvx' default */
+	uint32_t ranks;       /* tensor parallel ranks, each with a cache of its own; 0: one */
 } kve_engine_config_t;
 
 typedef enum kve_state { KVE_WAITING, KVE_LOADING, KVE_PREFILL, KVE_DECODE, KVE_DONE } kve_state_t;

@@ -27,8 +27,13 @@ kv_status_t kve_model_create(const kve_config_t *config, kve_model_t **p_model);
 void kve_model_destroy(kve_model_t *model);
 const kve_config_t *kve_model_config(const kve_model_t *model);
 
-/* Compute spans of different sequences together; their n sum up to at most KVE_MAX_ROWS. Bits do not depend on what is
- * computed together. KV_ERR_ARG: too many rows, a token or a position out of range; nothing was computed. */
+/* The model is computed by as many tensor parallel ranks as the cache has, one after the other. Each has its heads, and
+ * its share of the outputs of every matrix: what it needs of the others' it is given before, so each sum has all its
+ * terms in index order, and bits do not depend on the number of ranks.
+ *
+ * Compute spans of different sequences together; their n sum up to at most KVE_MAX_ROWS. Bits do not depend on what is
+ * computed together. KV_ERR_ARG: too many rows, a token or a position out of range, or a cache of another shape;
+ * nothing was computed. */
 kv_status_t kve_model_forward(kve_model_t *model, kve_cache_t *cache, const kve_span_t *spans, uint32_t n_spans);
 
 #endif

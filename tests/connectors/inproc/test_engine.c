@@ -469,7 +469,7 @@ static void parts_init(parts_t *p)
 		.socket = rig.socket,
 		.identity = &p->identity,
 		.layout = &p->layout,
-		.paged = &p->cache.paged,
+		.paged = p->cache.paged,
 	};
 }
 
@@ -591,7 +591,7 @@ static void p10_contradictory_configurations_are_refused_with_a_sentence(void **
 	}
 	other = p.layout;
 	other.block_tokens *= 2;
-	part = p.cache.paged;
+	part = p.cache.paged[0];
 	part.layers -= 1;
 	bad[0].struct_size = 8;
 	bad[1].roles = 0;
