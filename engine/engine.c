@@ -4,6 +4,7 @@
 #include "kv/env.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 kv_status_t kve_engine_create(const kve_engine_config_t *config, kve_engine_t **p_engine)
 {
@@ -67,6 +68,9 @@ static int ask_is_sound(const kve_engine_t *engine, const kve_ask_t *ask)
 		return 0;
 	}
 	if ((uint64_t)ask->n_tokens + ask->max_new > (uint64_t)engine->cache.paged[0].blocks * model->block_tokens) {
+		return 0;
+	}
+	if (ask->handover > KVE_RECV || (ask->transfer && strlen(ask->transfer) > KVC_MAX_TRANSFER)) {
 		return 0;
 	}
 	for (uint32_t i = 0; i < ask->n_tokens; i++) {
@@ -233,7 +237,7 @@ uint32_t kve_engine_flush(kve_engine_t *engine, uint32_t timeout_ms)
 		(void)advance_jobs(engine);
 		open = 0;
 		for (const kve_job_t *job = engine->jobs; job; job = job->next) {
-			open += job->save || (job->request.state == KVE_DONE && !job->closed);
+			open += job->save || job->send || (job->request.state == KVE_DONE && !job->closed);
 		}
 		(void)sweep_jobs(engine);
 	} while (open > 0 && kv_now_ns(&kv_env_posix) < deadline);

@@ -13,9 +13,14 @@ struct kve_job {
 	uint32_t n_blocks; /* 0: none taken, or given back */
 	kvx_load_t *load;
 	kvx_save_t *save; /* of the prompt, later of everything */
-	int last_save;    /* the save of everything has been started */
-	int closed;       /* DONE, saved, and without blocks */
-	int released;     /* the caller is through with it */
+	kve_handover_t handover;
+	uint32_t handover_ms;
+	char transfer[KVC_MAX_TRANSFER + 1]; /* empty: made from the prompt */
+	kvx_send_t *send;
+	kvx_recv_t *recv;
+	int last_save; /* the save of everything has been started */
+	int closed;    /* DONE, saved, and without blocks */
+	int released;  /* the caller is through with it */
 	float *logits;
 };
 
@@ -37,7 +42,7 @@ kve_job_t *kve_job_create(kve_engine_t *engine, const kve_ask_t *ask);
 void kve_job_destroy(kve_job_t *job);
 /* WAITING: take blocks and start to load, if there is room. */
 void kve_job_admit(kve_engine_t *engine, kve_job_t *job);
-/* LOADING: has the load ended? */
+/* LOADING: has the load, or the receive, ended? */
 void kve_job_loaded(kve_engine_t *engine, kve_job_t *job);
 /* `n` more tokens are in the cache; job->logits are the last one's when all tokens are. */
 void kve_job_computed(kve_engine_t *engine, kve_job_t *job, uint32_t n);

@@ -1,4 +1,4 @@
-/* The element-wise ends of the network: SwiGLU and the greedy choice. */
+/* The element-wise ends of the network: SwiGLU, the greedy choice and its probability. */
 #include "kve/ops.h"
 #include "kve/real.h"
 
@@ -20,4 +20,18 @@ uint32_t kve_argmax(const float *x, uint32_t n)
 	}
 
 	return best;
+}
+
+double kve_log_probability(const float *x, uint32_t n, uint32_t i)
+{
+	const double max = (double)x[kve_argmax(x, n)];
+	double sum = 0.0;
+
+	for (uint32_t k = 0; k < n; k++) {
+		const double below = (double)x[k] - max;
+
+		sum += below < -700.0 ? 0.0 : kve_exp64(below);
+	}
+
+	return (double)x[i] - max - kve_log64(sum);
 }

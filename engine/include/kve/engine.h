@@ -5,13 +5,17 @@
  * Full blocks are saved behind its back: the prompt's when prefill has ended, the generated ones when the request has.
  * With or without a store, the tokens are the same: what is not loaded is computed, to the same bits.
  *
+ * Prefill and decode on two engines: the first computes the prompt and one token, and sends what is in its cache chunk
+ * by chunk, or once at the end, with that token in the tail. The second receives it while it is LOADING, and goes on
+ * with the next token. What it does not receive in time it computes.
+ *
  * One thread calls everything.
  */
 #ifndef KVE_ENGINE_H
 #define KVE_ENGINE_H
 
 #include "kve/model.h"
-#include "kvx.h"
+#include "kvx_handover.h"
 
 typedef struct kve_engine kve_engine_t;
 
@@ -28,6 +32,14 @@ typedef struct kve_engine_config {
 
 typedef enum kve_state { KVE_WAITING, KVE_LOADING, KVE_PREFILL, KVE_DECODE, KVE_DONE } kve_state_t;
 
+/* What an engine does with the prompt of a request. */
+typedef enum kve_handover {
+	KVE_KEEP,       /* nothing: no other engine is involved */
+	KVE_SEND,       /* send it as it is computed */
+	KVE_SEND_WHOLE, /* send it when it is computed */
+	KVE_RECV,       /* receive it */
+} kve_handover_t;
+
 /* Read it, do not write it. */
 typedef struct kve_request {
 	kve_state_t state;
@@ -38,8 +50,12 @@ typedef struct kve_request {
 	uint32_t max_new;
 	uint32_t *tokens; /* prompt, then what was generated */
 	uint32_t n_tokens;
-	uint32_t n_computed;    /* tokens whose keys and values are in the cache */
-	kvx_load_result_t load; /* what the store had; zeros without one */
+	double *log_probabilities; /* [max_new] natural, of what was generated */
+	uint32_t n_computed;       /* tokens whose keys and values are in the cache */
+	uint32_t prompt_computed;  /* of the prompt's, those that this engine has computed */
+	kvx_load_result_t load;    /* what the store had; zeros without one */
+	kvx_send_result_t send;    /* zeros without one */
+	kvx_recv_result_t recv;    /* zeros without one; its tail is gone */
 	uint64_t submit_ns, first_token_ns, done_ns;
 } kve_request_t;
 
@@ -49,6 +65,9 @@ typedef struct kve_ask {
 	uint32_t max_new;       /* at least 1; n_tokens + max_new <= max_tokens of the model */
 	uint64_t session;
 	uint32_t turn;
+	kve_handover_t handover; /* ignored without a store */
+	const char *transfer;    /* its id, at most KVC_MAX_TRANSFER bytes, copied; NULL: made from the prompt */
+	uint32_t handover_ms;    /* longest wait for the other engine; 0: libkvx' default */
 } kve_ask_t;
 
 /* KV_ERR_ARG, KV_ERR_NOMEM. An absent daemon is no error. */
@@ -56,8 +75,8 @@ kv_status_t kve_engine_create(const kve_engine_config_t *config, kve_engine_t **
 /* Abort everything; requests not released yet are freed too. NULL is fine. */
 void kve_engine_destroy(kve_engine_t *engine);
 
-/* Queue a request; it is the engine's until kve_engine_release(). KV_ERR_ARG: a token, a length, or more blocks than
- * the cache has. KV_ERR_NOMEM. */
+/* Queue a request; it is the engine's until kve_engine_release(). KV_ERR_ARG: a token, a length, a transfer id, or more
+ * blocks than the cache has. KV_ERR_NOMEM. */
 kv_status_t kve_engine_submit(kve_engine_t *engine, const kve_ask_t *ask, kve_request_t **p_request);
 /* One step: move loads and saves on, admit, compute one batch. Returns the number of requests that are not DONE. */
 uint32_t kve_engine_step(kve_engine_t *engine);

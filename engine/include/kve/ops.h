@@ -59,5 +59,7 @@ void kve_swiglu(float *gate, const float *up, size_t n);
 
 /* Index of the largest value, the lowest of equals. */
 uint32_t kve_argmax(const float *x, uint32_t n);
+/* Natural logarithm of the probability that softmax(x) gives to index i. */
+double kve_log_probability(const float *x, uint32_t n, uint32_t i);
 
 #endif
