@@ -20,14 +20,19 @@ typedef struct rig {
 	float *logits;
 } rig_t;
 
-static void rig_open(rig_t *rig, const kve_config_t *config)
+static void rig_open_ranks(rig_t *rig, const kve_config_t *config, uint32_t ranks)
 {
 	memset(rig, 0, sizeof *rig);
 	assert_int_equal(kve_model_create(config, &rig->model), KV_OK);
-	assert_int_equal(kve_cache_init(&rig->cache, config, BLOCKS), KV_OK);
+	assert_int_equal(kve_cache_init_ranks(&rig->cache, config, BLOCKS, ranks), KV_OK);
 	assert_int_equal(kve_cache_take(&rig->cache, BLOCKS, rig->blocks), KV_OK);
 	rig->logits = calloc(config->vocab, sizeof(float));
 	assert_non_null(rig->logits);
+}
+
+static void rig_open(rig_t *rig, const kve_config_t *config)
+{
+	rig_open_ranks(rig, config, 1);
 }
 
 static void rig_close(rig_t *rig)
@@ -112,6 +117,45 @@ static void any_chunking_gives_the_same_logits_and_the_same_cache(void **state)
 		assert_true(hash == expected);
 		rig_close(&rig);
 	}
+}
+
+/* More ranks than KV heads, too: a head is then computed and kept by several. */
+static void any_number_of_ranks_gives_the_same_logits(void **state)
+{
+	static const kve_config_t *const configs[] = {&kve_config_tiny, &kve_config_demo};
+	uint32_t tokens[LENGTH];
+
+	(void)state;
+	for (size_t i = 0; i < KV_COUNT_OF(configs); i++) {
+		uint64_t seed = 15, expected = 0;
+
+		random_tokens(&seed, tokens, LENGTH, configs[i]->vocab);
+		for (uint32_t ranks = 1; ranks <= 4; ranks *= 2) {
+			uint64_t hash;
+			rig_t rig;
+
+			rig_open_ranks(&rig, configs[i], ranks);
+			prefill(&rig, tokens, 0, LENGTH - 2, 64);
+			prefill(&rig, tokens, LENGTH - 2, LENGTH, 1);
+			hash = hash_bytes(HASH_START, rig.logits, configs[i]->vocab * sizeof(float));
+			expected = ranks == 1 ? hash : expected;
+			assert_true(hash == expected);
+			rig_close(&rig);
+		}
+	}
+}
+
+static void what_cannot_be_divided_among_ranks_is_refused(void **state)
+{
+	kve_config_t config = kve_config_tiny;
+	kve_cache_t cache;
+
+	(void)state;
+	assert_int_equal(kve_cache_init_ranks(&cache, &config, BLOCKS, 0), KV_ERR_ARG);
+	assert_int_equal(kve_cache_init_ranks(&cache, &config, BLOCKS, 3), KV_ERR_ARG);
+	assert_int_equal(kve_cache_init_ranks(&cache, &config, BLOCKS, 2 * KVE_MAX_RANKS), KV_ERR_ARG);
+	config.inner = 48;
+	assert_int_equal(kve_cache_init_ranks(&cache, &config, BLOCKS, 2), KV_ERR_ARG);
 }
 
 /* Blocks given in another order, and full of not-a-number before: nothing outside the sequence is ever read. */
@@ -292,6 +336,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(the_paged_model_equals_the_plain_one_bit_for_bit),
 		cmocka_unit_test(any_chunking_gives_the_same_logits_and_the_same_cache),
+		cmocka_unit_test(any_number_of_ranks_gives_the_same_logits),
+		cmocka_unit_test(what_cannot_be_divided_among_ranks_is_refused),
 		cmocka_unit_test(placement_and_stale_bytes_do_not_matter),
 		cmocka_unit_test(sequences_computed_together_equal_sequences_computed_alone),
 		cmocka_unit_test(one_early_token_changes_the_output),

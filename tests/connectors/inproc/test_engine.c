@@ -607,6 +607,36 @@ static void p10_contradictory_configurations_are_refused_with_a_sentence(void **
 	kve_cache_fini(&p.cache);
 }
 
+/* Parts of a cache have each head once, or in copies. */
+static void p10_parts_of_a_cache_that_do_not_fit_together_are_refused(void **state)
+{
+	kvk_paged_t good[2], parts[2];
+	kvx_t *kvx = NULL;
+	parts_t p;
+
+	(void)state;
+	parts_init(&p);
+	kve_cache_fini(&p.cache);
+	assert_int_equal(kve_cache_init_ranks(&p.cache, &kve_config_tiny, 16, 2), KV_OK);
+	memcpy(good, p.cache.paged, sizeof good);
+	p.config.paged = parts;
+
+#define REFUSED(change, words)                                                                                         \
+	memcpy(parts, good, sizeof parts);                                                                             \
+	p.config.parts = 2;                                                                                            \
+	change;                                                                                                        \
+	assert_int_equal(kvx_attach(&p.config, &kvx), KVC_ERR_ARG);                                                    \
+	assert_non_null(strstr(kvx_last_error(), words))
+
+	REFUSED(p.config.parts = KVX_MAX_PARTS + 1, "more than 16 parts");
+	REFUSED(p.config.parts = 1, "do not have all heads");
+	REFUSED(parts[1].first_head = 0, "do not have all heads");
+	REFUSED(parts[0].heads = 2, "in common");
+	REFUSED(parts[1].blocks--, "numbers of blocks");
+	REFUSED(parts[1].layers--, "all layers");
+	kve_cache_fini(&p.cache);
+}
+
 /* ---- the engine ------------------------------------------------------------------------------ */
 
 static void p10_bad_requests_are_refused(void **state)
@@ -721,6 +751,7 @@ int main(int argc, char **argv)
 		ENGINE_TEST(p7_a_daemon_that_only_listens_costs_attach_ms_once),
 		ENGINE_TEST(p7_the_engine_computes_everything_itself),
 		ENGINE_TEST(p10_contradictory_configurations_are_refused_with_a_sentence),
+		ENGINE_TEST(p10_parts_of_a_cache_that_do_not_fit_together_are_refused),
 		ENGINE_TEST(p10_bad_requests_are_refused),
 		ENGINE_TEST(p4_aborted_requests_give_their_blocks_back),
 		ENGINE_TEST(p5_a_long_request_is_not_overtaken_for_ever),
