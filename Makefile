@@ -5,7 +5,7 @@ JOBS ?= $(shell nproc)
 BUILD = build/$(PRESET)
 
 .DEFAULT_GOAL := help
-.PHONY: help deps configure build bundle demo demo-vllm test crashloop mutants test-engines bench bench-engines lint ci docs install clean
+.PHONY: help deps configure build bundle demo demo-pd demo-vllm test crashloop mutants test-engines bench bench-engines lint ci docs install clean
 
 help: ## this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,10 @@ build: configure ## configure and build (PRESET=release)
 demo: configure ## a small transformer stops recomputing prompts it has seen (TRACE=file replays your own trace)
 	@cmake --build $(BUILD) -j $(JOBS) --target kvd kvd-meta kvctl kve-chat
 	@scripts/demo.sh $(BUILD)
+
+demo-pd: configure ## one engine computes prompts, another generates; the first is killed half way, and every token is equal
+	@cmake --build $(BUILD) -j $(JOBS) --target kvd kvd-meta kvctl kve-pd
+	@scripts/demo_pd.sh $(BUILD)
 
 demo-vllm: ## a real vLLM (CPU) finds its prompts again after it, and after the daemon, was restarted (makes a venv: 2.8 GB)
 	@scripts/demo_vllm.sh
