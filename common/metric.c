@@ -1,8 +1,6 @@
 /* The metric table as numbers, Prometheus text and JSON. */
 #include "kv/metric.h"
 
-#include "kv/text.h"
-
 #include <string.h>
 
 const kv_metric_info_t kv_metric_infos[KV_METRIC_COUNT] = {
@@ -36,7 +34,7 @@ static uint64_t bound_ns(unsigned i)
 	return UINT64_C(1000) << i;
 }
 
-void kv_metric_observe_ns(kv_metrics_t *m, kv_metric_t id, uint64_t ns)
+void kv_histogram_observe_ns(kv_histogram_t histogram, uint64_t ns)
 {
 	unsigned i = 0;
 
@@ -44,37 +42,37 @@ void kv_metric_observe_ns(kv_metrics_t *m, kv_metric_t id, uint64_t ns)
 		i = 64u - (unsigned)__builtin_clzll((ns - 1) / 1000);
 	}
 	if (i < KV_HISTOGRAM_BUCKETS) {
-		atomic_fetch_add_explicit(&m->bucket[id][i], 1, memory_order_relaxed);
+		atomic_fetch_add_explicit(&histogram.bucket[i], 1, memory_order_relaxed);
 	}
-	atomic_fetch_add_explicit(&m->sum_ns[id], ns, memory_order_relaxed);
-	atomic_fetch_add_explicit(&m->value[id], 1, memory_order_relaxed);
+	atomic_fetch_add_explicit(histogram.sum_ns, ns, memory_order_relaxed);
+	atomic_fetch_add_explicit(histogram.count, 1, memory_order_relaxed);
 }
 
 /* One histogram as read: cumulative buckets and a count that is never below them, whatever other threads do
  * meanwhile. */
-typedef struct histogram {
+typedef struct snapshot {
 	uint64_t below[KV_HISTOGRAM_BUCKETS];
 	uint64_t count;
 	uint64_t sum_ns;
-} histogram_t;
+} snapshot_t;
 
-static void histogram_read(const kv_metrics_t *m, unsigned id, histogram_t *h)
+static void histogram_read(kv_histogram_t histogram, snapshot_t *h)
 {
 	uint64_t total = 0;
 
 	for (unsigned i = 0; i < KV_HISTOGRAM_BUCKETS; i++) {
-		total += atomic_load_explicit(&m->bucket[id][i], memory_order_relaxed);
+		total += atomic_load_explicit(&histogram.bucket[i], memory_order_relaxed);
 		h->below[i] = total;
 	}
-	h->count = kv_metric_get(m, (kv_metric_t)id);
+	h->count = atomic_load_explicit(histogram.count, memory_order_relaxed);
 	if (h->count < total) {
 		h->count = total;
 	}
-	h->sum_ns = atomic_load_explicit(&m->sum_ns[id], memory_order_relaxed);
+	h->sum_ns = atomic_load_explicit(histogram.sum_ns, memory_order_relaxed);
 }
 
 /* The bound of the bucket in which that share of the values lies; the last bound for what is above all of them. */
-static uint64_t quantile_ns(const histogram_t *h, unsigned percent)
+static uint64_t quantile_ns(const snapshot_t *h, unsigned percent)
 {
 	uint64_t rank = h->count / 100 * percent + (h->count % 100 * percent + 99) / 100;
 
@@ -96,12 +94,11 @@ static void seconds(kv_text_t *text, uint64_t ns)
 		     (unsigned long long)(ns % 1000000000u));
 }
 
-static void prometheus_histogram(kv_text_t *text, const kv_metrics_t *m, unsigned id)
+void kv_histogram_write(kv_text_t *text, const char *name, kv_histogram_t histogram)
 {
-	const char *name = kv_metric_infos[id].name;
-	histogram_t h;
+	snapshot_t h;
 
-	histogram_read(m, id, &h);
+	histogram_read(histogram, &h);
 	for (unsigned i = 0; i < KV_HISTOGRAM_BUCKETS; i++) {
 		kv_text_addf(text, "%s_bucket{le=\"", name);
 		seconds(text, bound_ns(i));
@@ -112,6 +109,14 @@ static void prometheus_histogram(kv_text_t *text, const kv_metrics_t *m, unsigne
 	kv_text_addf(text, "\n%s_count %llu\n", name, (unsigned long long)h.count);
 }
 
+/* To read: what is pointed to is not written through it. */
+static kv_histogram_t histogram_of(const kv_metrics_t *m, unsigned id)
+{
+	kv_metrics_t *values = (kv_metrics_t *)(uintptr_t)m;
+
+	return (kv_histogram_t){&values->value[id], &values->sum_ns[id], values->bucket[id]};
+}
+
 int kv_metric_begins_family(const kv_metric_info_t *infos, unsigned id)
 {
 	const size_t len = kv_metric_family_len(&infos[id]);
@@ -120,8 +125,7 @@ int kv_metric_begins_family(const kv_metric_info_t *infos, unsigned id)
 	       memcmp(infos[id - 1].name, infos[id].name, len) != 0;
 }
 
-/* Help and type of a family, once: its series follow one another. */
-static void prometheus_head(kv_text_t *text, const kv_metric_info_t *infos, unsigned id)
+void kv_metric_write_head(kv_text_t *text, const kv_metric_info_t *infos, unsigned id)
 {
 	static const char *const types[] = {"counter", "gauge", "histogram"};
 	const int len = (int)kv_metric_family_len(&infos[id]);
@@ -154,16 +158,16 @@ size_t kv_metrics_prometheus(const kv_metrics_t *m, char *out, size_t cap)
 	for (unsigned id = 0; id < KV_METRIC_COUNT; id++) {
 		const kv_metric_info_t *info = &kv_metric_infos[id];
 
-		prometheus_head(&text, kv_metric_infos, id);
+		kv_metric_write_head(&text, kv_metric_infos, id);
 		if (info->type == KV_METRIC_HISTOGRAM) {
-			prometheus_histogram(&text, m, id);
+			kv_histogram_write(&text, info->name, histogram_of(m, id));
 		} else {
 			kv_text_addf(&text, "%s %llu\n", info->name,
 				     (unsigned long long)kv_metric_get(m, (kv_metric_t)id));
 		}
 	}
 	for (unsigned id = 0; id < KV_NS_METRIC_COUNT && namespaces > 0; id++) {
-		prometheus_head(&text, kv_ns_metric_infos, id);
+		kv_metric_write_head(&text, kv_ns_metric_infos, id);
 		for (uint32_t n = 0; n < namespaces; n++) {
 			prometheus_ns(&text, m, n, id);
 		}
@@ -190,7 +194,7 @@ size_t kv_metrics_json(const kv_metrics_t *m, uint32_t ns, char *out, size_t cap
 
 	for (unsigned id = 0; id < KV_METRIC_COUNT; id++) {
 		const kv_metric_info_t *info = &kv_metric_infos[id];
-		histogram_t h;
+		snapshot_t h;
 
 		kv_text_addf(&text, "%s", id ? "," : "{");
 		json_name(&text, info->name);
@@ -198,7 +202,7 @@ size_t kv_metrics_json(const kv_metrics_t *m, uint32_t ns, char *out, size_t cap
 			kv_text_addf(&text, "%llu", (unsigned long long)kv_metric_get(m, (kv_metric_t)id));
 			continue;
 		}
-		histogram_read(m, id, &h);
+		histogram_read(histogram_of(m, id), &h);
 		kv_text_addf(&text, "{\"count\":%llu,\"sum_ns\":%llu,\"p50_ns\":%llu,\"p99_ns\":%llu}",
 			     (unsigned long long)h.count, (unsigned long long)h.sum_ns,
 			     (unsigned long long)quantile_ns(&h, 50), (unsigned long long)quantile_ns(&h, 99));

@@ -7,6 +7,7 @@
 #define KV_METRIC_H
 
 #include "kv/status.h"
+#include "kv/text.h"
 
 #include <stdatomic.h>
 #include <stddef.h>
@@ -66,7 +67,16 @@ static inline uint64_t kv_metric_get(const kv_metrics_t *m, kv_metric_t id)
 {
 	return atomic_load_explicit(&m->value[id], memory_order_relaxed);
 }
-void kv_metric_observe_ns(kv_metrics_t *m, kv_metric_t id, uint64_t ns);
+/* Where the values of one histogram are; bucket[KV_HISTOGRAM_BUCKETS]: what is above the last one is only in the
+ * count. */
+typedef struct kv_histogram {
+	_Atomic uint64_t *count, *sum_ns, *bucket;
+} kv_histogram_t;
+void kv_histogram_observe_ns(kv_histogram_t histogram, uint64_t ns);
+static inline void kv_metric_observe_ns(kv_metrics_t *m, kv_metric_t id, uint64_t ns)
+{
+	kv_histogram_observe_ns((kv_histogram_t){&m->value[id], &m->sum_ns[id], m->bucket[id]}, ns);
+}
 
 /* One namespace more; it has the next number, from 0 on. At most KV_METRIC_NAMESPACES, with names that fit. */
 void kv_ns_metrics_open(kv_metrics_t *m, const char *name);
@@ -99,6 +109,11 @@ static inline size_t kv_metric_family_len(const kv_metric_info_t *info)
 }
 /* Is infos[id] the first series of its family? */
 int kv_metric_begins_family(const kv_metric_info_t *infos, unsigned id);
+
+/* Parts of Prometheus text, for programs with a table of their own: HELP and TYPE where infos[id] begins its family;
+ * the lines of a histogram. */
+void kv_metric_write_head(kv_text_t *text, const kv_metric_info_t *infos, unsigned id);
+void kv_histogram_write(kv_text_t *text, const char *name, kv_histogram_t histogram);
 
 /* Prometheus text format 0.0.4; those of namespaces have the label `namespace`. Returns bytes needed without the NUL,
  * like snprintf. */
