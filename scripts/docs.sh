@@ -9,3 +9,4 @@ for page in wire status metrics shm; do
 done
 "$bin/kvd" --options-page >docs/options.md
 "$bin/kvd" --sample-config >conf/kvd.conf
+"$bin/kvd-pd-proxy" --options-page >docs/pd-proxy.md

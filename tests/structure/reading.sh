@@ -11,7 +11,7 @@ complain() {
 }
 while read -r path; do
 	[ -e "$path" ] || complain "docs name $path, which does not exist"
-done < <(grep -ohE '`(common|kernels|storage|daemon|client|connectors|engine|tests|conf|docs|scripts|bench)/[A-Za-z0-9_./-]*`' "${pages[@]}" | tr -d '`' | sort -u)
+done < <(grep -ohE '`(common|kernels|storage|daemon|client|connectors|proxy|engine|tests|conf|docs|scripts|bench)/[A-Za-z0-9_./-]*`' "${pages[@]}" | tr -d '`' | sort -u)
 while read -r name; do
 	grep -rqE "^[a-z].*\b$name\(" --include='*.[ch]' common kernels storage daemon client connectors || complain "docs name $name(), which does not exist"
 done < <(grep -ohE '`[a-z0-9_]+\(\)`' "${pages[@]}" | tr -d '`()' | sort -u)

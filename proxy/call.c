@@ -1,0 +1,304 @@
+/* HTTP calls to engines. */
+#include "call.h"
+
+#include "kv/env.h"
+#include "options.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+
+#define NS_IN_MS         UINT64_C(1000000)
+#define IDLE_CONNECTIONS 64L
+
+/* ---- libcurl's side -------------------------------------------------------------------------- */
+
+static void mark_changed(kvp_call_t *call)
+{
+	if (!call->is_changed) {
+		call->is_changed = 1;
+		TAILQ_INSERT_TAIL(&call->calls->changed, call, link);
+	}
+}
+
+static int socket_changed(CURL *easy, curl_socket_t fd, int what, void *ctx, void *unused)
+{
+	kvp_calls_t *calls = ctx;
+	uint32_t events = (what & CURL_POLL_IN ? EPOLLIN : 0u) | (what & CURL_POLL_OUT ? EPOLLOUT : 0u);
+
+	(void)easy;
+	(void)unused;
+	if (what == CURL_POLL_REMOVE) {
+		kvp_loop_forget(calls->loop, fd);
+		return 0;
+	}
+
+	return kvp_loop_watch(calls->loop, KVP_FD_CALL, fd, events) == KV_OK ? 0 : -1;
+}
+
+static int timer_changed(CURLM *multi, long timeout_ms, void *ctx)
+{
+	kvp_calls_t *calls = ctx;
+
+	(void)multi;
+	calls->due_ns = timeout_ms < 0    ? UINT64_MAX
+			: timeout_ms == 0 ? 0
+					  : kv_now_ns(&kv_env_posix) + (uint64_t)timeout_ms * NS_IN_MS;
+
+	return 0;
+}
+
+static int make_room(kvp_call_t *call, size_t n)
+{
+	char *grown;
+	size_t cap;
+
+	if (call->taken > 0) {
+		memmove(call->data, call->data + call->taken, call->len - call->taken);
+		call->len -= call->taken;
+		call->taken = 0;
+	}
+	if (call->len + n <= call->cap) {
+		return 1;
+	}
+	cap = 2 * (call->len + n);
+	grown = realloc(call->data, cap);
+	if (!grown) {
+		return 0;
+	}
+	call->data = grown;
+	call->cap = cap;
+
+	return 1;
+}
+
+static size_t data_came(char *data, size_t size, size_t n, void *ctx)
+{
+	kvp_call_t *call = ctx;
+	const size_t len = size * n;
+
+	if (call->pause_bytes && call->len - call->taken >= call->pause_bytes) {
+		call->paused = 1;
+		return CURL_WRITEFUNC_PAUSE;
+	}
+	call->received += len;
+	call->too_big |= call->max_bytes && call->received > call->max_bytes;
+	if (call->too_big || !make_room(call, len)) {
+		return 0; /* ends the transfer with an error */
+	}
+	memcpy(call->data + call->len, data, len);
+	call->len += len;
+	call->last_ns = kv_now_ns(&kv_env_posix);
+	curl_easy_getinfo(call->easy, CURLINFO_RESPONSE_CODE, &call->status);
+	mark_changed(call);
+
+	return len;
+}
+
+static void collect_ended(kvp_calls_t *calls)
+{
+	CURLMsg *message;
+	int left;
+
+	while ((message = curl_multi_info_read(calls->multi, &left))) {
+		kvp_call_t *call = NULL;
+
+		if (message->msg == CURLMSG_DONE) {
+			CURLcode result = message->data.result;
+
+			curl_easy_getinfo(message->easy_handle, CURLINFO_PRIVATE, &call);
+			curl_easy_getinfo(message->easy_handle, CURLINFO_RESPONSE_CODE, &call->status);
+			call->ended = 1;
+			call->result = result;
+			mark_changed(call);
+		}
+	}
+}
+
+static void socket_ready(void *ctx, int fd, uint32_t events)
+{
+	kvp_calls_t *calls = ctx;
+	int running, what = (events & EPOLLIN ? CURL_CSELECT_IN : 0) | (events & EPOLLOUT ? CURL_CSELECT_OUT : 0) |
+			    (events & (EPOLLERR | EPOLLHUP) ? CURL_CSELECT_ERR : 0);
+
+	curl_multi_socket_action(calls->multi, fd, what, &running);
+}
+
+/* ---- all calls ------------------------------------------------------------------------------- */
+
+kv_status_t kvp_calls_open(kvp_calls_t *calls, kvp_loop_t *loop)
+{
+	calls->loop = loop;
+	calls->due_ns = UINT64_MAX;
+	TAILQ_INIT(&calls->changed);
+	loop->handlers[KVP_FD_CALL].ready = socket_ready;
+	loop->handlers[KVP_FD_CALL].ctx = calls;
+	calls->multi = curl_multi_init();
+	if (!calls->multi) {
+		return KV_ERR_NOMEM;
+	}
+	curl_multi_setopt(calls->multi, CURLMOPT_SOCKETFUNCTION, socket_changed);
+	curl_multi_setopt(calls->multi, CURLMOPT_SOCKETDATA, calls);
+	curl_multi_setopt(calls->multi, CURLMOPT_TIMERFUNCTION, timer_changed);
+	curl_multi_setopt(calls->multi, CURLMOPT_TIMERDATA, calls);
+	curl_multi_setopt(calls->multi, CURLMOPT_MAXCONNECTS, IDLE_CONNECTIONS);
+
+	return KV_OK;
+}
+
+void kvp_calls_close(kvp_calls_t *calls)
+{
+	if (calls->multi) {
+		curl_multi_cleanup(calls->multi);
+		calls->multi = NULL;
+	}
+}
+
+void kvp_calls_dispatch(kvp_calls_t *calls, uint64_t now_ns)
+{
+	kvp_call_t *call;
+	int running;
+
+	if (calls->due_ns <= now_ns) {
+		calls->due_ns = UINT64_MAX;
+		curl_multi_socket_action(calls->multi, CURL_SOCKET_TIMEOUT, 0, &running);
+	}
+	collect_ended(calls);
+	while ((call = TAILQ_FIRST(&calls->changed))) {
+		TAILQ_REMOVE(&calls->changed, call, link);
+		call->is_changed = 0;
+		call->notify(call->ctx, call);
+	}
+}
+
+/* ---- one call -------------------------------------------------------------------------------- */
+
+static int add_headers(kvp_call_t *call, const kvp_call_config_t *config)
+{
+	static const char *const always[] = {"Content-Type: application/json", "Expect:"};
+
+	for (size_t i = 0; i < 2 + sizeof config->headers / sizeof config->headers[0]; i++) {
+		const char *header = i < 2 ? always[i] : config->headers[i - 2];
+		struct curl_slist *longer = header ? curl_slist_append(call->headers, header) : NULL;
+
+		if (!header) {
+			break;
+		}
+		if (!longer) {
+			return 0;
+		}
+		call->headers = longer;
+	}
+
+	return 1;
+}
+
+static void set_up(kvp_call_t *call, const kvp_call_config_t *config, const char *url)
+{
+	CURL *easy = call->easy;
+
+	curl_easy_setopt(easy, CURLOPT_URL, url);
+	curl_easy_setopt(easy, CURLOPT_PRIVATE, call);
+	curl_easy_setopt(easy, CURLOPT_PROTOCOLS_STR, "http,https");
+	curl_easy_setopt(easy, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
+	curl_easy_setopt(easy, CURLOPT_PROXY, "");
+	curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L);
+	curl_easy_setopt(easy, CURLOPT_ERRORBUFFER, call->error);
+	curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, data_came);
+	curl_easy_setopt(easy, CURLOPT_WRITEDATA, call);
+	curl_easy_setopt(easy, CURLOPT_HTTPHEADER, call->headers);
+	curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, (long)(config->connect_timeout_ns / NS_IN_MS));
+	curl_easy_setopt(easy, CURLOPT_TIMEOUT_MS, (long)(config->timeout_ns / NS_IN_MS));
+	if (call->body) {
+		curl_easy_setopt(easy, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)strlen(call->body));
+		curl_easy_setopt(easy, CURLOPT_POSTFIELDS, call->body);
+	}
+}
+
+kvp_call_t *kvp_call_start(kvp_calls_t *calls, const kvp_call_config_t *config)
+{
+	char url[KVP_URL_MAX + 64];
+	kvp_call_t *call = calloc(1, sizeof *call);
+
+	if (!call) {
+		free(config->body);
+		return NULL;
+	}
+	call->calls = calls;
+	call->body = config->body;
+	call->max_bytes = config->max_bytes;
+	call->pause_bytes = config->pause_bytes;
+	call->notify = config->notify;
+	call->ctx = config->ctx;
+	call->started_ns = call->last_ns = kv_now_ns(&kv_env_posix);
+	call->easy = curl_easy_init();
+	snprintf(url, sizeof url, "%s%s", config->url, config->path);
+	if (call->easy && add_headers(call, config)) {
+		set_up(call, config, url);
+		if (curl_multi_add_handle(calls->multi, call->easy) == CURLM_OK) {
+			return call;
+		}
+	}
+	kvp_call_end(call);
+
+	return NULL;
+}
+
+void kvp_call_end(kvp_call_t *call)
+{
+	if (!call) {
+		return;
+	}
+	if (call->is_changed) {
+		TAILQ_REMOVE(&call->calls->changed, call, link);
+	}
+	if (call->easy) {
+		curl_multi_remove_handle(call->calls->multi, call->easy);
+		curl_easy_cleanup(call->easy);
+	}
+	curl_slist_free_all(call->headers);
+	free(call->body);
+	free(call->data);
+	free(call);
+}
+
+int kvp_call_is_answered(const kvp_call_t *call)
+{
+	return call->ended && call->result == CURLE_OK && call->status > 0;
+}
+
+const char *kvp_call_type(const kvp_call_t *call)
+{
+	const char *type = NULL;
+
+	curl_easy_getinfo(call->easy, CURLINFO_CONTENT_TYPE, &type);
+
+	return type ? type : "";
+}
+
+size_t kvp_call_take(kvp_call_t *call, char *out, size_t cap)
+{
+	size_t n = call->len - call->taken < cap ? call->len - call->taken : cap;
+
+	if (n > 0) {
+		memcpy(out, call->data + call->taken, n);
+		call->taken += n;
+	}
+	if (call->paused && call->len - call->taken <= call->pause_bytes / 2) {
+		call->paused = 0;
+		call->last_ns = kv_now_ns(&kv_env_posix);
+		curl_easy_pause(call->easy, CURLPAUSE_CONT); /* data_came() may run within */
+	}
+
+	return n;
+}
+
+const char *kvp_call_why(const kvp_call_t *call)
+{
+	if (call->too_big) {
+		return "its answer is too large";
+	}
+
+	return call->error[0] ? call->error : curl_easy_strerror(call->result);
+}

@@ -1,0 +1,73 @@
+/* call.h -- HTTP calls to engines, over libcurl's multi interface, on the loop's thread.
+ *
+ * libcurl's callbacks only keep what has come. kvp_calls_dispatch() then tells the owners, who may end any call from
+ * there. Nothing here knows what a call is for.
+ */
+#ifndef KVP_CALL_H
+#define KVP_CALL_H
+
+#include "loop.h"
+
+#include <curl/curl.h>
+#include <stddef.h>
+#include <sys/queue.h>
+
+typedef struct kvp_call kvp_call_t;
+TAILQ_HEAD(kvp_call_list, kvp_call);
+
+typedef struct kvp_calls {
+	kvp_loop_t *loop;
+	CURLM *multi;
+	struct kvp_call_list changed; /* their owners have not been told */
+	uint64_t due_ns;              /* libcurl's next time-out; UINT64_MAX: none */
+} kvp_calls_t;
+
+typedef struct kvp_call_config {
+	const char *url, *path;
+	char *body; /* of a POST; owned by the call from here on, also when it does not start. NULL: a GET */
+	const char *headers[4]; /* "Name: value", copied; the last one NULL */
+	uint64_t connect_timeout_ns;
+	uint64_t timeout_ns; /* of the whole call; 0: its owner has the clock */
+	size_t max_bytes;    /* of an answer; more is a failure */
+	size_t pause_bytes;  /* with this much not taken the engine is not read; 0: no limit */
+	void (*notify)(void *ctx, kvp_call_t *call);
+	void *ctx;
+} kvp_call_config_t;
+
+struct kvp_call {
+	TAILQ_ENTRY(kvp_call) link; /* in `changed` */
+	kvp_calls_t *calls;
+	CURL *easy;
+	struct curl_slist *headers;
+	char *body, *data; /* data: received, and not taken */
+	size_t taken, len, cap;
+	size_t max_bytes, pause_bytes, received;
+	long status; /* of HTTP; 0: none yet */
+	int is_changed, paused, too_big, ended;
+	CURLcode result;              /* once it has ended */
+	uint64_t started_ns, last_ns; /* last: something has come */
+	char error[CURL_ERROR_SIZE];
+	void (*notify)(void *ctx, kvp_call_t *call);
+	void *ctx;
+};
+
+kv_status_t kvp_calls_open(kvp_calls_t *calls, kvp_loop_t *loop);
+/* Every call has been ended by its owner. */
+void kvp_calls_close(kvp_calls_t *calls);
+/* Run libcurl's time-outs that are due, and tell the owners of what has changed. */
+void kvp_calls_dispatch(kvp_calls_t *calls, uint64_t now_ns);
+
+/* NULL: out of memory or descriptors; the body is freed. The owner is never told from within. */
+kvp_call_t *kvp_call_start(kvp_calls_t *calls, const kvp_call_config_t *config);
+/* Cancel it where it runs, and free it. The owner hears no more of it. NULL is fine. */
+void kvp_call_end(kvp_call_t *call);
+/* Has it ended with an answer, whatever its status? */
+int kvp_call_is_answered(const kvp_call_t *call);
+/* "text/event-stream; charset=utf-8"; "" before the headers. */
+const char *kvp_call_type(const kvp_call_t *call);
+/* Take up to cap bytes of what has come; an engine that waited goes on. */
+size_t kvp_call_take(kvp_call_t *call, char *out, size_t cap);
+/* Why it failed, as a sentence. */
+const char *kvp_call_why(const kvp_call_t *call);
+
+#endif

@@ -1,0 +1,180 @@
+/* The engines: which of them answer, and what each one has to do. */
+#include "fleet.h"
+
+#include "kv/env.h"
+#include "kv/log.h"
+
+#include <string.h>
+
+#define LOOK_BYTES     (64u << 10) /* of an answer of /health */
+#define SLOWNESS_LEAST 0.25
+#define SLOWNESS_MOST  8.0
+#define SLOWNESS_SHARE 0.1 /* of the newest measurement */
+
+static uint32_t add_engines(kvp_fleet_t *fleet, const char *list, int is_decode, uint32_t at)
+{
+	kvp_engine_t *engine = &fleet->engines[at];
+	uint32_t n = 0;
+
+	while (at + n < KVP_ENGINES_MAX && kvp_options_word(list, n, engine->url) > 0) {
+		engine->fleet = fleet;
+		engine->is_decode = is_decode;
+		engine->up = 1;
+		engine->slowness = 1;
+		engine->pause_ns = fleet->options->health_interval;
+		engine++;
+		n++;
+	}
+
+	return n;
+}
+
+void kvp_fleet_init(kvp_fleet_t *fleet, const kvp_options_t *options, kvp_calls_t *calls)
+{
+	memset(fleet, 0, sizeof *fleet);
+	fleet->options = options;
+	fleet->calls = calls;
+	fleet->prefill_n = add_engines(fleet, options->prefill, 0, 0);
+	fleet->decode_n = add_engines(fleet, options->decode, 1, fleet->prefill_n);
+}
+
+void kvp_fleet_fini(kvp_fleet_t *fleet)
+{
+	for (uint32_t i = 0; i < fleet->prefill_n + fleet->decode_n; i++) {
+		kvp_call_end(fleet->engines[i].look);
+		fleet->engines[i].look = NULL;
+	}
+}
+
+/* ---- health ---------------------------------------------------------------------------------- */
+
+static void set_up(kvp_engine_t *engine, int up, const char *why)
+{
+	if (engine->up != up) {
+		kv_log(up ? KV_LOG_INFO : KV_LOG_WARN, "fleet", "%s engine %s %s: %s",
+		       engine->is_decode ? "decode" : "prefill", engine->url, up ? "is up" : "is down", why);
+		engine->up = up;
+	}
+}
+
+static void look_failed(kvp_engine_t *engine, const char *why)
+{
+	const kvp_options_t *options = engine->fleet->options;
+
+	engine->failures++;
+	if (engine->failures < options->health_failures) {
+		return;
+	}
+	if (!engine->up) {
+		engine->pause_ns =
+			engine->pause_ns < options->health_backoff / 2 ? 2 * engine->pause_ns : options->health_backoff;
+	}
+	set_up(engine, 0, why);
+}
+
+static void look_changed(void *ctx, kvp_call_t *call)
+{
+	kvp_engine_t *engine = ctx;
+
+	if (!call->ended) {
+		return;
+	}
+	if (kvp_call_is_answered(call) && call->status == 200) {
+		engine->failures = 0;
+		engine->pause_ns = engine->fleet->options->health_interval;
+		set_up(engine, 1, "/health answers");
+	} else {
+		look_failed(engine, kvp_call_is_answered(call) ? "/health says so" : kvp_call_why(call));
+	}
+	engine->next_look_ns = kv_now_ns(&kv_env_posix) + engine->pause_ns;
+	kvp_call_end(call);
+	engine->look = NULL;
+}
+
+void kvp_fleet_tick(kvp_fleet_t *fleet, uint64_t now_ns)
+{
+	for (uint32_t i = 0; i < fleet->prefill_n + fleet->decode_n; i++) {
+		kvp_engine_t *engine = &fleet->engines[i];
+		const kvp_call_config_t config = {.url = engine->url,
+						  .path = "/health",
+						  .connect_timeout_ns = fleet->options->health_timeout,
+						  .timeout_ns = fleet->options->health_timeout,
+						  .max_bytes = LOOK_BYTES,
+						  .notify = look_changed,
+						  .ctx = engine};
+
+		if (!engine->look && engine->next_look_ns <= now_ns) {
+			engine->look = kvp_call_start(fleet->calls, &config);
+			engine->next_look_ns = now_ns + engine->pause_ns;
+		}
+	}
+}
+
+void kvp_engine_unreachable(kvp_engine_t *engine)
+{
+	engine->failures = (uint32_t)engine->fleet->options->health_failures;
+	set_up(engine, 0, "it cannot be connected to");
+}
+
+/* ---- loads ----------------------------------------------------------------------------------- */
+
+void kvp_engine_begin(kvp_engine_t *engine, double work_ns)
+{
+	engine->running++;
+	engine->backlog_ns += work_ns;
+}
+
+void kvp_engine_finish(kvp_engine_t *engine, double work_ns)
+{
+	engine->running--;
+	engine->backlog_ns -= work_ns;
+	if (engine->running == 0 || engine->backlog_ns < 0) {
+		engine->backlog_ns = 0; /* what rounding has left */
+	}
+}
+
+void kvp_engine_measured(kvp_engine_t *engine, double expected_ns, double measured_ns)
+{
+	double ratio = expected_ns > 0 ? measured_ns / expected_ns : 1;
+
+	ratio = ratio < SLOWNESS_LEAST ? SLOWNESS_LEAST : ratio > SLOWNESS_MOST ? SLOWNESS_MOST : ratio;
+	engine->slowness += SLOWNESS_SHARE * (ratio - engine->slowness);
+}
+
+void kvp_fleet_loads(const kvp_fleet_t *fleet, uint64_t excluded, uint32_t hit, kvp_engine_load_t *loads)
+{
+	for (uint32_t i = 0; i < fleet->prefill_n + fleet->decode_n; i++) {
+		const kvp_engine_t *engine = &fleet->engines[i];
+
+		loads[i] = (kvp_engine_load_t){.usable = engine->up && !(excluded & kvp_engine_bit(engine)),
+					       .running = engine->running,
+					       .hit = hit,
+					       .backlog_ns = engine->backlog_ns,
+					       .slowness = engine->slowness};
+	}
+}
+
+int kvp_fleet_has_decode(const kvp_fleet_t *fleet, uint64_t excluded)
+{
+	for (uint32_t i = fleet->prefill_n; i < fleet->prefill_n + fleet->decode_n; i++) {
+		if (fleet->engines[i].up && !(excluded & kvp_engine_bit(&fleet->engines[i]))) {
+			return 1;
+		}
+	}
+
+	return 0;
+}
+
+void kvp_fleet_metrics(const kvp_fleet_t *fleet, kvp_engine_metrics_t out[KVP_ENGINES_MAX])
+{
+	for (uint32_t i = 0; i < fleet->prefill_n + fleet->decode_n; i++) {
+		const kvp_engine_t *engine = &fleet->engines[i];
+
+		out[i].url = engine->url;
+		out[i].role = engine->is_decode ? "decode" : "prefill";
+		out[i].value[KVP_EM_UP] = (uint64_t)engine->up;
+		out[i].value[KVP_EM_RUNNING] = engine->running;
+		out[i].value[KVP_EM_BACKLOG] = (uint64_t)(engine->backlog_ns / 1000);
+		out[i].value[KVP_EM_SLOWNESS] = (uint64_t)(engine->slowness * 100);
+	}
+}

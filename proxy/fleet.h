@@ -1,0 +1,59 @@
+/* fleet.h -- the engines: which of them answer, and what each one has to do.
+ *
+ * An engine is up until `health.failures` looks at its /health in a row have failed, or a connection was refused. Looks
+ * at one that is down become rarer; the first that succeeds brings it back. Loads are this proxy's own: of other
+ * clients of an engine only its slowness tells.
+ */
+#ifndef KVP_FLEET_H
+#define KVP_FLEET_H
+
+#include "call.h"
+#include "decide.h"
+#include "metrics.h"
+#include "options.h"
+
+typedef struct kvp_fleet kvp_fleet_t;
+
+typedef struct kvp_engine {
+	kvp_fleet_t *fleet;
+	char url[KVP_URL_MAX + 1];
+	int is_decode, up;
+	uint32_t failures; /* looks in a row */
+	kvp_call_t *look;  /* under way */
+	uint64_t next_look_ns, pause_ns;
+	uint32_t running;
+	double backlog_ns, slowness;
+} kvp_engine_t;
+
+struct kvp_fleet {
+	const kvp_options_t *options;
+	kvp_calls_t *calls;
+	kvp_engine_t engines[KVP_ENGINES_MAX]; /* prefill engines first */
+	uint32_t prefill_n, decode_n;
+};
+
+void kvp_fleet_init(kvp_fleet_t *fleet, const kvp_options_t *options, kvp_calls_t *calls);
+void kvp_fleet_fini(kvp_fleet_t *fleet);
+/* Begin the looks that are due. */
+void kvp_fleet_tick(kvp_fleet_t *fleet, uint64_t now_ns);
+
+/* A request begins, and ends, on an engine; work_ns: estimated prefill work of it. */
+void kvp_engine_begin(kvp_engine_t *engine, double work_ns);
+void kvp_engine_finish(kvp_engine_t *engine, double work_ns);
+/* A prefill that was to take `expected_ns` at slowness 1, what was before it included, has taken `measured_ns`. */
+void kvp_engine_measured(kvp_engine_t *engine, double expected_ns, double measured_ns);
+/* A connection was refused. */
+void kvp_engine_unreachable(kvp_engine_t *engine);
+
+static inline uint64_t kvp_engine_bit(const kvp_engine_t *engine)
+{
+	return UINT64_C(1) << (engine - engine->fleet->engines);
+}
+/* What kvp_decide() reads: loads[prefill_n + decode_n]. Engines in the set `excluded` are unusable; all have `hit`
+ * tokens of the prompt. */
+void kvp_fleet_loads(const kvp_fleet_t *fleet, uint64_t excluded, uint32_t hit, kvp_engine_load_t *loads);
+/* Is a decode engine up that is not in the set? */
+int kvp_fleet_has_decode(const kvp_fleet_t *fleet, uint64_t excluded);
+void kvp_fleet_metrics(const kvp_fleet_t *fleet, kvp_engine_metrics_t out[KVP_ENGINES_MAX]);
+
+#endif

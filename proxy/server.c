@@ -1,0 +1,578 @@
+/* The side of the clients. */
+#include "server.h"
+
+#include "kv/env.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <microhttpd.h>
+#include <netdb.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define BACKLOG    128
+#define SPARE      16u /* connections that are shut down and not closed yet */
+#define READ_AHEAD 4u  /* times its limit a body is read, so that the answer is not lost with the connection */
+#define TEXT_SLACK ((size_t)4096)
+#define BLOCK      ((size_t)16 * 1024) /* of a stream */
+#define NS_IN_S    UINT64_C(1000000000)
+
+typedef struct exchange exchange_t;
+
+/* A connection of a client. */
+typedef struct client {
+	TAILQ_ENTRY(client) link; /* oldest first by `since_ns` */
+	int fd;                   /* the library's */
+	int is_shut;
+	uint64_t since_ns;    /* it has had no request running */
+	exchange_t *exchange; /* a whole request has come, and is not answered; NULL: none */
+} client_t;
+TAILQ_HEAD(client_list, client);
+
+struct kvp_server {
+	kvp_requests_t *requests;
+	const kvp_options_t *options;
+	kvp_metrics_t *metrics;
+	kvp_loop_t *loop;
+	struct MHD_Daemon *daemon;
+	struct client_list clients;
+	uint32_t client_n;
+	int epoll_fd, listen_fd;
+};
+
+/* One request and its answer. */
+struct exchange {
+	kvp_server_t *server;
+	client_t *client;
+	struct MHD_Connection *connection;
+	kvp_request_t *request;
+	kvp_api_t api;
+	char *body;
+	size_t len, cap;
+	int is_post, is_too_big, is_out_of_memory, is_suspended, is_client_gone;
+};
+
+/* ---- connections ----------------------------------------------------------------------------- */
+
+static void shut_down(kvp_server_t *server, client_t *client)
+{
+	client->is_shut = 1;
+	shutdown(client->fd, SHUT_RDWR);
+	kvp_metric_add(server->metrics, KVP_M_CONNECTIONS_ENDED, 1);
+}
+
+/* Of all connections that wait for their clients the oldest makes room. */
+static void make_room(kvp_server_t *server)
+{
+	client_t *client;
+
+	TAILQ_FOREACH(client, &server->clients, link)
+	{
+		if (!client->exchange && !client->is_shut) {
+			shut_down(server, client);
+			return;
+		}
+	}
+}
+
+static void connection_changed(void *cls, struct MHD_Connection *connection, void **socket_context,
+			       enum MHD_ConnectionNotificationCode change)
+{
+	const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+	kvp_server_t *server = cls;
+	client_t *client = *socket_context;
+
+	if (change == MHD_CONNECTION_NOTIFY_STARTED) {
+		if (server->client_n >= server->options->limits_connections) {
+			make_room(server);
+		}
+		client = calloc(1, sizeof *client);
+		*socket_context = client;
+		if (!client) {
+			shutdown(info->connect_fd, SHUT_RDWR);
+			return;
+		}
+		client->fd = info->connect_fd;
+		client->since_ns = kv_now_ns(&kv_env_posix);
+		TAILQ_INSERT_TAIL(&server->clients, client, link);
+		server->client_n++;
+		kvp_metric_add(server->metrics, KVP_M_CONNECTIONS, 1);
+	} else if (client) {
+		TAILQ_REMOVE(&server->clients, client, link);
+		server->client_n--;
+		kvp_metric_sub(server->metrics, KVP_M_CONNECTIONS, 1);
+		free(client);
+		*socket_context = NULL;
+	}
+}
+
+static void shut_late(kvp_server_t *server, uint64_t now_ns)
+{
+	client_t *client;
+
+	TAILQ_FOREACH(client, &server->clients, link)
+	{
+		if (client->since_ns + server->options->limits_receive_time > now_ns) {
+			break;
+		}
+		if (!client->exchange && !client->is_shut) {
+			shut_down(server, client);
+		}
+	}
+}
+
+/* ---- suspension ------------------------------------------------------------------------------ */
+
+static void suspend(exchange_t *exchange)
+{
+	exchange->is_suspended = 1;
+	MHD_suspend_connection(exchange->connection);
+}
+
+static void wake(void *ctx)
+{
+	exchange_t *exchange = ctx;
+
+	if (exchange->is_suspended) {
+		exchange->is_suspended = 0;
+		MHD_resume_connection(exchange->connection);
+	}
+}
+
+/* A client's socket has ended. The event may be of one that was closed since, whose number has a new owner: look. */
+static void client_ended(void *ctx, int fd, uint32_t events)
+{
+	kvp_server_t *server = ctx;
+	struct pollfd poll_fd = {.fd = fd, .events = POLLRDHUP};
+	client_t *client;
+
+	(void)events;
+	if (poll(&poll_fd, 1, 0) <= 0 || !(poll_fd.revents & (POLLRDHUP | POLLHUP | POLLERR))) {
+		return;
+	}
+	TAILQ_FOREACH(client, &server->clients, link)
+	{
+		if (client->fd == fd && client->exchange) {
+			kvp_loop_forget(server->loop, fd);
+			client->exchange->is_client_gone = 1;
+			wake(client->exchange);
+			return;
+		}
+	}
+}
+
+/* ---- answers --------------------------------------------------------------------------------- */
+
+static enum MHD_Result queue_response(struct MHD_Connection *connection, unsigned status, const char *type,
+				      struct MHD_Response *response)
+{
+	enum MHD_Result result = MHD_NO;
+
+	if (response) {
+		if (*type) {
+			MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
+		}
+		if (status == MHD_HTTP_SERVICE_UNAVAILABLE) {
+			MHD_add_response_header(response, MHD_HTTP_HEADER_RETRY_AFTER, "1");
+		}
+		if (status == MHD_HTTP_METHOD_NOT_ALLOWED) {
+			MHD_add_response_header(response, MHD_HTTP_HEADER_ALLOW, "GET, POST");
+		}
+		result = MHD_queue_response(connection, status, response);
+		MHD_destroy_response(response);
+	}
+
+	return result;
+}
+
+static enum MHD_Result answer(struct MHD_Connection *connection, unsigned status, const char *type, const char *text,
+			      size_t len)
+{
+	return queue_response(connection, status, type,
+			      MHD_create_response_from_buffer(len, (void *)(uintptr_t)text, MHD_RESPMEM_MUST_COPY));
+}
+
+static enum MHD_Result answer_error(struct MHD_Connection *connection, unsigned status, const char *message)
+{
+	char *text = kvp_error_text(message, "invalid_request_error", status);
+	enum MHD_Result result = text ? answer(connection, status, "application/json", text, strlen(text)) : MHD_NO;
+
+	free(text);
+
+	return result;
+}
+
+static enum MHD_Result answer_metrics(const kvp_server_t *server, struct MHD_Connection *connection)
+{
+	const kvp_fleet_t *fleet = server->requests->fleet;
+	kvp_engine_metrics_t engines[KVP_ENGINES_MAX];
+	const uint32_t n = fleet->prefill_n + fleet->decode_n;
+	enum MHD_Result result = MHD_NO;
+	size_t cap, len;
+	char *text;
+
+	kvp_fleet_metrics(fleet, engines);
+	cap = kvp_metrics_prometheus(server->metrics, engines, n, NULL, 0) + TEXT_SLACK;
+	text = malloc(cap);
+	if (text) {
+		len = kvp_metrics_prometheus(server->metrics, engines, n, text, cap);
+		result = len < cap ? answer(connection, MHD_HTTP_OK, "text/plain; version=0.0.4; charset=utf-8", text,
+					    len)
+				   : MHD_NO;
+	}
+	free(text);
+
+	return result;
+}
+
+static enum MHD_Result answer_get(const kvp_server_t *server, struct MHD_Connection *connection, const char *url)
+{
+	if (strcmp(url, "/metrics") == 0) {
+		return answer_metrics(server, connection);
+	}
+	if (strcmp(url, "/health") == 0) {
+		return kvp_fleet_has_decode(server->requests->fleet, 0)
+			       ? answer(connection, MHD_HTTP_OK, "text/plain", "ok\n", 3)
+			       : answer_error(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "no decode engine is up");
+	}
+
+	return answer_error(connection, MHD_HTTP_NOT_FOUND,
+			    "there are POST /v1/completions, POST /v1/chat/completions, GET /health and GET /metrics");
+}
+
+static ssize_t read_stream(void *ctx, uint64_t at, char *out, size_t cap)
+{
+	exchange_t *exchange = ctx;
+	int64_t n;
+
+	(void)at;
+	if (exchange->is_client_gone) {
+		return MHD_CONTENT_READER_END_WITH_ERROR;
+	}
+	n = kvp_request_read(exchange->request, out, cap);
+	if (n == 0) {
+		suspend(exchange);
+	}
+
+	return n > -1 ? (ssize_t)n : n == -1 ? MHD_CONTENT_READER_END_OF_STREAM : MHD_CONTENT_READER_END_WITH_ERROR;
+}
+
+static enum MHD_Result answer_request(exchange_t *exchange)
+{
+	const kvp_answer_t *found = &exchange->request->answer;
+	struct MHD_Response *response;
+
+	if (exchange->is_client_gone) {
+		return MHD_NO;
+	}
+	if (found->kind == KVP_ANSWER_NONE) {
+		suspend(exchange);
+		return MHD_YES;
+	}
+	if (found->kind == KVP_ANSWER_WHOLE) {
+		return answer(exchange->connection, found->status, found->type, found->text, found->len);
+	}
+	response = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK, read_stream, exchange, NULL);
+	if (response) {
+		MHD_add_response_header(response, MHD_HTTP_HEADER_CACHE_CONTROL, "no-cache");
+	}
+
+	return queue_response(exchange->connection, found->status, found->type, response);
+}
+
+/* ---- requests -------------------------------------------------------------------------------- */
+
+static void keep_body(exchange_t *exchange, const char *data, size_t len)
+{
+	const size_t most = exchange->server->options->limits_body;
+
+	exchange->is_too_big |= exchange->len + len > most;
+	if (exchange->is_too_big || exchange->is_out_of_memory) {
+		return;
+	}
+	if (exchange->len + len > exchange->cap) {
+		size_t cap = 2 * (exchange->len + len) < most ? 2 * (exchange->len + len) : most;
+		char *grown = realloc(exchange->body, cap);
+
+		if (!grown) {
+			exchange->is_out_of_memory = 1;
+			return;
+		}
+		exchange->body = grown;
+		exchange->cap = cap;
+	}
+	memcpy(exchange->body + exchange->len, data, len);
+	exchange->len += len;
+}
+
+/* The whole body has come. */
+static enum MHD_Result begin_request(exchange_t *exchange)
+{
+	struct MHD_Connection *connection = exchange->connection;
+	const kvp_request_config_t config = {
+		.api = exchange->api,
+		.data = exchange->body,
+		.len = exchange->len,
+		.authorization =
+			MHD_lookup_connection_value(connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_AUTHORIZATION),
+		.trace = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "traceparent"),
+		.wake = wake,
+		.ctx = exchange};
+
+	if (exchange->is_too_big) {
+		kvp_metric_add(exchange->server->metrics, KVP_M_OVERLOADED, 1);
+		return answer_error(connection, MHD_HTTP_CONTENT_TOO_LARGE, "the body is larger than limits.body");
+	}
+	exchange->request = exchange->is_out_of_memory ? NULL : kvp_request_begin(exchange->server->requests, &config);
+	free(exchange->body);
+	exchange->body = NULL;
+	if (!exchange->request) {
+		return answer_error(connection, MHD_HTTP_SERVICE_UNAVAILABLE,
+				    "the proxy has no memory for this request");
+	}
+	exchange->client->exchange = exchange;
+	(void)kvp_loop_watch(exchange->server->loop, KVP_FD_CLIENT, exchange->client->fd, EPOLLRDHUP);
+
+	return answer_request(exchange);
+}
+
+/* The headers have come. *p_exchange stays NULL where the answer is given at once. */
+static enum MHD_Result take_headers(kvp_server_t *server, struct MHD_Connection *connection, const char *url,
+				    const char *method, exchange_t **p_exchange)
+{
+	const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+	const char *length = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_CONTENT_LENGTH);
+	const int is_chat = strcmp(url, "/v1/chat/completions") == 0;
+	const int is_api = is_chat || strcmp(url, "/v1/completions") == 0;
+	const int is_get = strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0;
+	exchange_t *exchange;
+
+	if (is_get && !is_api) {
+		return answer_get(server, connection, url);
+	}
+	if (strcmp(method, "POST") != 0 || !is_api) {
+		return is_api || strcmp(method, "POST") != 0
+			       ? answer_error(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "this wants another method")
+			       : answer_error(connection, MHD_HTTP_NOT_FOUND, "there is no such call");
+	}
+	if (length && strtoull(length, NULL, 10) / READ_AHEAD > server->options->limits_body) {
+		kvp_metric_add(server->metrics, KVP_M_OVERLOADED, 1);
+		return answer_error(connection, MHD_HTTP_CONTENT_TOO_LARGE, "the body is larger than limits.body");
+	}
+	exchange = info && info->socket_context ? calloc(1, sizeof *exchange) : NULL;
+	if (!exchange) {
+		return MHD_NO;
+	}
+	exchange->server = server;
+	exchange->client = info->socket_context;
+	exchange->connection = connection;
+	exchange->api = is_chat ? KVP_CHAT : KVP_COMPLETIONS;
+	*p_exchange = exchange;
+
+	return MHD_YES;
+}
+
+static enum MHD_Result handle(void *cls, struct MHD_Connection *connection, const char *url, const char *method,
+			      const char *version, const char *upload, size_t *upload_size, void **state)
+{
+	exchange_t *exchange = *state;
+
+	(void)version;
+	if (!exchange) {
+		enum MHD_Result result = take_headers(cls, connection, url, method, &exchange);
+
+		*state = exchange;
+		return result;
+	}
+	if (*upload_size > 0) {
+		keep_body(exchange, upload, *upload_size);
+		*upload_size = 0;
+		return MHD_YES;
+	}
+
+	return exchange->request ? answer_request(exchange) : begin_request(exchange);
+}
+
+static void completed(void *cls, struct MHD_Connection *connection, void **state, enum MHD_RequestTerminationCode how)
+{
+	kvp_server_t *server = cls;
+	exchange_t *exchange = *state;
+	client_t *client = exchange ? exchange->client : NULL;
+
+	(void)connection;
+	(void)how;
+	if (!exchange) {
+		return;
+	}
+	if (client->exchange) {
+		client->exchange = NULL;
+		kvp_loop_forget(server->loop, client->fd);
+		client->since_ns = kv_now_ns(&kv_env_posix);
+		TAILQ_REMOVE(&server->clients, client, link);
+		TAILQ_INSERT_TAIL(&server->clients, client, link);
+	}
+	if (exchange->request) {
+		kvp_request_end(exchange->request);
+	}
+	free(exchange->body);
+	free(exchange);
+	*state = NULL;
+}
+
+/* ---- open, run, close ------------------------------------------------------------------------ */
+
+/* "host:port", "[v6]:port": a bound, listening socket. */
+static kv_status_t listen_at(const char *where, int *p_fd, char *detail, size_t cap)
+{
+	const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
+	const char *colon = strrchr(where, ':');
+	struct addrinfo *found = NULL;
+	const int on = 1;
+	char host[256];
+	int fd, error;
+
+	snprintf(host, sizeof host, "%.*s", (int)(colon - where), where);
+	if (host[0] == '[' && colon[-1] == ']') {
+		memmove(host, host + 1, strlen(host));
+		host[strlen(host) - 1] = '\0';
+	}
+	error = getaddrinfo(host, colon + 1, &hints, &found);
+	if (error != 0) {
+		snprintf(detail, cap, "http.listen: \"%s\" is not an address: %s", where, gai_strerror(error));
+		return KV_ERR_CONFIG;
+	}
+	fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	error = 0;
+	if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
+	    bind(fd, found->ai_addr, found->ai_addrlen) != 0 || listen(fd, BACKLOG) != 0) {
+		error = errno;
+	}
+	freeaddrinfo(found);
+	if (error == 0) {
+		*p_fd = fd;
+		return KV_OK;
+	}
+	if (fd >= 0) {
+		close(fd);
+	}
+	snprintf(detail, cap, "http.listen: cannot listen on %s: %s", where, strerror(error));
+
+	return error == EADDRINUSE ? KV_ERR_BUSY : KV_ERR_CONFIG;
+}
+
+static void server_ready(void *ctx, int fd, uint32_t events)
+{
+	(void)ctx;
+	(void)fd;
+	(void)events; /* kvp_server_run() follows every wait */
+}
+
+static kv_status_t start_daemon(kvp_server_t *server)
+{
+	const kvp_options_t *options = server->options;
+	const union MHD_DaemonInfo *info;
+
+	server->daemon = MHD_start_daemon(
+		MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME, 0, NULL, NULL, handle, server, MHD_OPTION_LISTEN_SOCKET,
+		(MHD_socket)server->listen_fd, MHD_OPTION_CONNECTION_LIMIT,
+		(unsigned)options->limits_connections + SPARE, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+		(size_t)options->limits_headers + BLOCK, MHD_OPTION_CONNECTION_TIMEOUT,
+		(unsigned)((options->limits_receive_time + NS_IN_S - 1) / NS_IN_S), MHD_OPTION_NOTIFY_CONNECTION,
+		connection_changed, server, MHD_OPTION_NOTIFY_COMPLETED, completed, server, MHD_OPTION_END);
+	if (!server->daemon) {
+		return KV_ERR_LIMIT;
+	}
+	info = MHD_get_daemon_info(server->daemon, MHD_DAEMON_INFO_EPOLL_FD);
+	server->epoll_fd = info->epoll_fd;
+	server->loop->handlers[KVP_FD_SERVER].ready = server_ready;
+	server->loop->handlers[KVP_FD_CLIENT].ready = client_ended;
+	server->loop->handlers[KVP_FD_CLIENT].ctx = server;
+
+	return kvp_loop_watch(server->loop, KVP_FD_SERVER, server->epoll_fd, EPOLLIN);
+}
+
+kv_status_t kvp_server_open(kvp_requests_t *requests, kvp_loop_t *loop, kvp_server_t **p_server, char *detail,
+			    size_t cap)
+{
+	kvp_server_t *server = calloc(1, sizeof *server);
+	kv_status_t status;
+
+	if (!server) {
+		return KV_ERR_NOMEM;
+	}
+	server->requests = requests;
+	server->options = requests->options;
+	server->metrics = requests->metrics;
+	server->loop = loop;
+	server->listen_fd = -1;
+	TAILQ_INIT(&server->clients);
+	status = listen_at(server->options->http_listen, &server->listen_fd, detail, cap);
+	if (status == KV_OK) {
+		status = start_daemon(server);
+		if (status != KV_OK) {
+			snprintf(detail, cap, "cannot start the HTTP server: %s", strerror(errno));
+		}
+	}
+	if (status != KV_OK) {
+		if (!server->daemon && server->listen_fd >= 0) {
+			close(server->listen_fd);
+		}
+		kvp_server_close(server);
+		return status;
+	}
+	*p_server = server;
+
+	return KV_OK;
+}
+
+void kvp_server_quiesce(kvp_server_t *server)
+{
+	MHD_socket fd = MHD_quiesce_daemon(server->daemon);
+
+	if (fd != MHD_INVALID_SOCKET) {
+		close(fd);
+	}
+}
+
+void kvp_server_close(kvp_server_t *server)
+{
+	client_t *client;
+
+	if (!server) {
+		return;
+	}
+	if (server->daemon) {
+		TAILQ_FOREACH(client, &server->clients, link)
+		{
+			if (client->exchange) {
+				client->exchange->is_client_gone = 1;
+				wake(client->exchange); /* the library stops with no connection suspended */
+			}
+		}
+		MHD_run(server->daemon);
+		MHD_stop_daemon(server->daemon);
+	}
+	free(server);
+}
+
+void kvp_server_run(kvp_server_t *server, uint64_t now_ns)
+{
+	MHD_run(server->daemon);
+	shut_late(server, now_ns);
+}
+
+int kvp_server_timeout_ms(kvp_server_t *server, int most)
+{
+	MHD_UNSIGNED_LONG_LONG ms;
+
+	if (MHD_get_timeout(server->daemon, &ms) != MHD_YES || ms > (MHD_UNSIGNED_LONG_LONG)most) {
+		return most;
+	}
+
+	return (int)ms;
+}
