@@ -1,0 +1,150 @@
+/* Bodies of the OpenAI API: nothing is lost, and what differs between the sides differs. */
+#include "kv_cmocka.h"
+#include "kv_test.h"
+
+#include "body.h"
+
+#define TEXT(text) text, sizeof text - 1
+
+static kv_status_t parse(kvp_api_t api, const char *text, kvp_body_t *body)
+{
+	char why[128];
+
+	return kvp_body_parse(api, text, strlen(text), 1, body, why);
+}
+
+static void p1_members_keep_their_order_and_their_digits(void **state)
+{
+	const char *text = " {\"model\":\"m\",\"top_p\":0.10,\"stream\":true,\"prompt\":\"a\\u00e9/"
+			   "\\n\",\"kv_transfer_params\":{},"
+			   "\"max_tokens\":7,\"seed\":18446744073709551615,\"x\":null} \n";
+	kvp_body_t body;
+	char *out;
+
+	(void)state;
+	assert_int_equal(parse(KVP_COMPLETIONS, text, &body), KV_OK);
+	assert_true(body.stream && !body.whole && !body.opaque);
+	assert_int_equal(body.text_bytes, 5);
+	assert_string_equal(body.model, "m");
+	assert_string_equal(body.tokenize, "{\"model\":\"m\",\"prompt\":\"a\u00e9/\\n\"}");
+	out = kvp_body_for_decode(&body, NULL);
+	assert_string_equal(out, "{\"model\":\"m\",\"top_p\":0.10,\"prompt\":\"a\u00e9/"
+				 "\\n\",\"seed\":18446744073709551615,\"x\":null,\"stream\":true,\"max_tokens\":7}");
+	free(out);
+	out = kvp_body_for_decode(&body, "{\"a\":1}");
+	assert_non_null(strstr(out, ",\"max_tokens\":7,\"kv_transfer_params\":{\"a\":1}}"));
+	free(out);
+	out = kvp_body_for_prefill(&body, "id");
+	assert_string_equal(out, "{\"model\":\"m\",\"top_p\":0.10,\"prompt\":\"a\u00e9/"
+				 "\\n\",\"seed\":18446744073709551615,\"x\":null,\"max_tokens\":1,\"stream\":false,"
+				 "\"kv_transfer_params\":{\"do_remote_decode\":true,\"do_remote_prefill\":false,"
+				 "\"transfer_id\":\"id\"}}");
+	free(out);
+	kvp_body_free(&body);
+}
+
+static void p10_each_member_that_must_be_right_is_checked(void **state)
+{
+	static const struct {
+		kvp_api_t api;
+		const char *text;
+		kv_status_t status;
+		int whole;
+	} cases[] = {
+		{KVP_COMPLETIONS, "{\"prompt\":\"a\"}", KV_OK, 0},
+		{KVP_COMPLETIONS, "{\"prompt\":\"\"}", KV_OK, 0},
+		{KVP_COMPLETIONS, "{\"prompt\":[1,2]}", KV_OK, 0},
+		{KVP_COMPLETIONS, "{\"prompt\":[\"a\"]}", KV_OK, 0},
+		{KVP_COMPLETIONS, "{\"prompt\":[\"a\",\"b\"]}", KV_OK, 1},
+		{KVP_COMPLETIONS, "{\"prompt\":[[1],[2]]}", KV_OK, 1},
+		{KVP_COMPLETIONS, "{\"prompt\":\"a\",\"n\":1}", KV_OK, 0},
+		{KVP_COMPLETIONS, "{\"prompt\":\"a\",\"n\":2}", KV_OK, 1},
+		{KVP_COMPLETIONS, "{\"prompt\":\"a\",\"n\":\"2\"}", KV_OK, 1},
+		{KVP_COMPLETIONS, "{\"prompt\":\"a\",\"best_of\":3}", KV_OK, 1},
+		{KVP_COMPLETIONS, "{\"prompt\":\"a\",\"echo\":true,\"logprobs\":1}", KV_OK, 1},
+		{KVP_COMPLETIONS, "{\"prompt\":\"a\",\"echo\":true}", KV_OK, 0},
+		{KVP_COMPLETIONS, "{\"prompt\":\"a\",\"stream\":null}", KV_OK, 0},
+		{KVP_COMPLETIONS, "{\"prompt\":\"a\",\"stream\":1}", KV_ERR_PROTO, 0},
+		{KVP_COMPLETIONS, "{\"prompt\":[]}", KV_ERR_PROTO, 0},
+		{KVP_COMPLETIONS, "{\"prompt\":[4294967295]}", KV_ERR_PROTO, 0},
+		{KVP_COMPLETIONS, "{\"prompt\":[1,-1]}", KV_ERR_PROTO, 0},
+		{KVP_COMPLETIONS, "{\"prompt\":[1.5]}", KV_ERR_PROTO, 0},
+		{KVP_COMPLETIONS, "{\"prompt\":null}", KV_ERR_PROTO, 0},
+		{KVP_COMPLETIONS, "{}", KV_ERR_PROTO, 0},
+		{KVP_COMPLETIONS, "{\"prompt\":\"a\"}{}", KV_ERR_PROTO, 0},
+		{KVP_COMPLETIONS, "\"prompt\"", KV_ERR_PROTO, 0},
+		{KVP_CHAT, "{\"messages\":[{\"content\":\"a\"}]}", KV_OK, 0},
+		{KVP_CHAT, "{\"messages\":[{}],\"n\":2}", KV_OK, 1},
+		{KVP_CHAT, "{\"messages\":[]}", KV_ERR_PROTO, 0},
+		{KVP_CHAT, "{\"messages\":{}}", KV_ERR_PROTO, 0},
+		{KVP_CHAT, "{\"messages\":[null]}", KV_ERR_PROTO, 0},
+		{KVP_CHAT, "{\"prompt\":\"a\"}", KV_ERR_PROTO, 0},
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+		kvp_body_t body;
+
+		assert_int_equal(parse(cases[i].api, cases[i].text, &body), cases[i].status);
+		if (cases[i].status == KV_OK) {
+			assert_int_equal(body.whole, cases[i].whole);
+		}
+		kvp_body_free(&body);
+	}
+}
+
+static void p8_what_is_no_text_is_not_looked_up(void **state)
+{
+	kvp_body_t body;
+
+	(void)state;
+	assert_int_equal(
+		parse(KVP_CHAT, "{\"messages\":[{\"content\":[{\"type\":\"text\"}]}],\"cache_salt\":\"s\"}", &body),
+		KV_OK);
+	assert_false(body.opaque);
+	assert_string_equal(body.salt, "s");
+	kvp_body_free(&body);
+	assert_int_equal(
+		parse(KVP_CHAT, "{\"messages\":[{\"content\":[{\"type\":\"text\"},{\"type\":\"image_url\"}]}]}", &body),
+		KV_OK);
+	assert_true(body.opaque);
+	kvp_body_free(&body);
+}
+
+static void p10_answers_of_engines_are_checked(void **state)
+{
+	uint32_t *tokens = NULL, n = 0;
+	char *params = NULL, *error;
+
+	(void)state;
+	assert_int_equal(kvp_answer_params(TEXT("{\"kv_transfer_params\":{\"a\":[1, 2.50]}}"), &params), KV_OK);
+	assert_string_equal(params, "{\"a\":[1,2.50]}");
+	free(params);
+	assert_int_equal(kvp_answer_params(TEXT("{\"kv_transfer_params\":null}"), &params), KV_OK);
+	assert_null(params);
+	assert_int_equal(kvp_answer_params(TEXT("{\"kv_transfer_params\":[]}"), &params), KV_ERR_PROTO);
+	assert_int_equal(kvp_answer_params(TEXT(""), &params), KV_ERR_PROTO);
+	assert_int_equal(kvp_answer_tokens(TEXT("{\"tokens\":[5,6]}"), &tokens, &n), KV_OK);
+	assert_int_equal(n, 2);
+	assert_int_equal(tokens[1], 6);
+	free(tokens);
+	assert_int_equal(kvp_answer_tokens(TEXT("{\"tokens\":[5,\"6\"]}"), &tokens, &n), KV_ERR_PROTO);
+	assert_int_equal(kvp_answer_tokens(TEXT("{\"count\":2}"), &tokens, &n), KV_ERR_PROTO);
+	error = kvp_error_text("say \"no\"", "server_error", 502);
+	assert_string_equal(
+		error,
+		"{\"error\":{\"message\":\"say \\\"no\\\"\",\"type\":\"server_error\",\"param\":null,\"code\":502}}");
+	free(error);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p1_members_keep_their_order_and_their_digits),
+		cmocka_unit_test(p10_each_member_that_must_be_right_is_checked),
+		cmocka_unit_test(p8_what_is_no_text_is_not_looked_up),
+		cmocka_unit_test(p10_answers_of_engines_are_checked),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

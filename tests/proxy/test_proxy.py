@@ -1,0 +1,561 @@
+"""kvd-pd-proxy in front of engines that work, are slow, die, hang or answer nonsense. usage: test_proxy.py PROGRAM [unittest's arguments]"""
+
+from __future__ import annotations
+
+import sys
+
+try:
+    import contextlib
+    import json
+    import os
+    import random
+    import shutil
+    import socket
+    import subprocess
+    import threading
+    import time
+    import unittest
+
+    from rig import WAIT, Engine, Proxy, Transfers, text_of, token, wait_until
+except ModuleNotFoundError as error:
+    print(f"# SKIP: this Python has no standard library ({error})")
+    sys.exit(77)
+
+PROGRAM = ""
+LONG = list(range(100, 164))  # a prompt that is handed over
+
+
+def request(**more: object) -> dict[str, object]:
+    return {"model": "m", "prompt": LONG, "stream": True, "max_tokens": 20, **more}
+
+
+def expected(body: dict[str, object], n: int = 20) -> str:
+    return "".join(token(body, i) for i in range(n))
+
+
+class Case(unittest.TestCase):
+    def setUp(self) -> None:
+        self.transfers = Transfers()
+
+    def engines(self, prefills: int, decodes: int) -> None:
+        self.prefill = [Engine(self.transfers, "prefill") for _ in range(prefills)]
+        self.decode = [Engine(self.transfers, "decode") for _ in range(decodes)]
+        for engine in self.prefill + self.decode:
+            self.addCleanup(engine.stop)
+
+    def proxy(self, *options: str) -> Proxy:
+        proxy = Proxy(PROGRAM, self.prefill, self.decode, *options)
+        self.addCleanup(lambda: self.assertEqual(proxy.stop(), 0, "the proxy ends without an error"))
+        return proxy
+
+    def check(self, answer, body: dict[str, object], n: int = 20) -> None:
+        self.assertEqual(answer.status, 200, answer.data)
+        self.assertTrue(answer.complete)
+        self.assertEqual(text_of(answer.data) if body["stream"] else json.loads(answer.data)["choices"][0]["text"], expected(body, n))
+
+
+class HandOver(Case):
+    def test_p1_both_sides_get_one_transfer_and_all_members(self) -> None:
+        self.engines(1, 1)
+        proxy = self.proxy()
+        body = request(user="a/b", min_tokens=3, n=1, strange={"deep": [1.50, None, 18446744073709551615, "\u00e9/"]}, kv_transfer_params={"transfer_id": "stolen"})
+        self.check(proxy.call(body, headers={"Authorization": "Bearer key"}), body)
+        prefill, decode = self.prefill[0].requests, self.decode[0].requests
+        self.assertEqual((len(prefill), len(decode)), (1, 1))
+        transfer = prefill[0]["body"]["kv_transfer_params"]["transfer_id"]
+        self.assertRegex(transfer, "^[0-9a-f]{32}$")
+        self.assertEqual(decode[0]["body"]["kv_transfer_params"], {"do_remote_prefill": True, "do_remote_decode": False, "transfer_id": transfer})
+        self.assertEqual({prefill[0]["id"], decode[0]["id"]}, {transfer})
+        self.assertEqual({prefill[0]["auth"], decode[0]["auth"]}, {"Bearer key"})
+        for side in (prefill[0]["body"], decode[0]["body"]):
+            self.assertEqual((side["strange"], side["prompt"], side["user"]), (body["strange"], LONG, "a/b"))
+        self.assertEqual((prefill[0]["body"]["max_tokens"], prefill[0]["body"]["stream"]), (1, False))
+        self.assertNotIn("min_tokens", prefill[0]["body"])
+        self.assertEqual((decode[0]["body"]["max_tokens"], decode[0]["body"]["min_tokens"]), (20, 3))
+
+    def test_p1_a_sequential_hand_over_passes_params_unchanged(self) -> None:
+        self.engines(1, 1)
+        proxy = self.proxy("--sequential")
+        body = request(stream=False)
+        self.check(proxy.call(body), body)
+        self.assertIsNone(self.prefill[0].requests[0]["body"]["kv_transfer_params"]["remote_engine_id"])
+        params = self.decode[0].requests[0]["body"]["kv_transfer_params"]
+        self.assertEqual(params, {"do_remote_prefill": True, "transfer_id": params["transfer_id"], "remote_block_ids": [[1, 2]], "x": None})
+
+    def test_p1_chat_goes_the_same_way(self) -> None:
+        self.engines(1, 1)
+        proxy = self.proxy()
+        body = {"messages": [{"role": "user", "content": "x" * 400}], "stream": True, "max_completion_tokens": 20}
+        self.check(proxy.call(body, "/v1/chat/completions"), body)
+        self.assertEqual(self.prefill[0].requests[0]["path"], "/v1/chat/completions")
+        self.assertEqual(self.prefill[0].requests[0]["body"]["max_completion_tokens"], 1)
+
+    def test_p1_every_token_arrives_in_order_however_slow_the_client(self) -> None:
+        self.engines(1, 1)
+        self.decode[0].tokens = 40000
+        proxy = self.proxy("--limits.stream=8KiB")
+        body = request(user="x" * 40)
+        connection = proxy.connect()
+        connection.request("POST", "/v1/completions", json.dumps(body))
+        response = connection.getresponse()
+        data, rng = b"", random.Random(1)
+        while piece := response.read1(rng.choice((1, 100, 65536))):
+            data += piece
+            if rng.random() < 0.01:
+                time.sleep(0.002)
+        connection.close()
+        self.assertEqual(text_of(data), expected(body, 40000))
+
+    def test_p1_tokens_are_asked_for_where_a_text_may_be_long(self) -> None:
+        self.engines(1, 1)
+        proxy = self.proxy("--tokenize=on")
+        self.decode[0].prompt_tokens = [1, 2, 3]
+        body = request(prompt="a text with more bytes than tokens")
+        self.check(proxy.call(body), body)
+        self.assertEqual(len(self.prefill[0].requests), 0)  # three tokens: short
+        self.decode[0].prompt_tokens = LONG
+        self.check(proxy.call(body), body)
+        self.decode[0].prompt_tokens = None
+        self.check(proxy.call(body), body)
+        self.assertEqual(len(self.prefill[0].requests), 2)  # without an answer 34 bytes are 9 tokens
+        self.assertEqual(proxy.metric('kvd_pd_proxy_failures_total{role="tokenize"}'), 1)
+
+
+class Thresholds(Case):
+    def test_p5_short_prompts_and_several_sequences_are_not_handed_over(self) -> None:
+        self.engines(1, 1)
+        proxy = self.proxy()
+        for body in (request(prompt=[1] * 8), request(n=2), request(prompt=["a" * 99, "b" * 99]), request(prompt_logprobs=1), request(echo=True, logprobs=1)):
+            self.check(proxy.call(body), body)
+        self.assertEqual(self.prefill[0].requests, [])
+        self.assertTrue(all("kv_transfer_params" not in sent["body"] for sent in self.decode[0].requests))
+        self.assertEqual(proxy.metric('kvd_pd_proxy_decisions_total{choice="short"}'), 1)
+        self.assertEqual(proxy.metric('kvd_pd_proxy_decisions_total{choice="several"}'), 4)
+
+    def test_p5_a_long_queue_is_not_joined(self) -> None:
+        self.engines(1, 1)
+        self.prefill[0].prefill_time = 0.5
+        proxy = self.proxy("--skip.wait=1s", "--cost.fixed=600ms", "--engine.prefill_running=1")
+        bodies = [request(user=str(i)) for i in range(6)]
+        self.run_all(proxy, bodies)
+        self.assertEqual(proxy.metric('kvd_pd_proxy_decisions_total{choice="handover"}'), len(self.prefill[0].requests))
+        self.assertGreater(proxy.metric('kvd_pd_proxy_decisions_total{choice="queue"}'), 0)
+        self.assertGreater(len(self.prefill[0].requests), 0)
+
+    def test_p5_a_request_leaves_the_queue_at_its_deadline(self) -> None:
+        self.engines(1, 1)
+        self.prefill[0].prefill_time = 2.0
+        proxy = self.proxy("--queue.deadline=200ms", "--skip.wait=1h", "--engine.prefill_running=1")
+        first = threading.Thread(target=proxy.call, args=(request(user="first"),))
+        first.start()
+        wait_until(lambda: self.prefill[0].requests, "the first is being computed")
+        started = time.monotonic()
+        body = request(user="second")
+        self.check(proxy.call(body), body)
+        self.assertGreater(time.monotonic() - started, 0.19)
+        self.assertEqual(len(self.prefill[0].requests), 1)
+        self.assertEqual(proxy.metric("kvd_pd_proxy_queue_expired_total"), 1)
+        first.join()
+
+    def test_p5_what_a_full_queue_does_not_take_is_computed_by_decode_engines(self) -> None:
+        self.engines(1, 2)
+        self.prefill[0].prefill_time = 0.3
+        proxy = self.proxy("--queue.max=1", "--skip.wait=1h", "--engine.prefill_running=1")
+        self.run_all(proxy, [request(user=str(i)) for i in range(8)])
+        self.assertGreater(proxy.metric('kvd_pd_proxy_decisions_total{choice="queue"}'), 0)
+        self.assertEqual(proxy.metric("kvd_pd_proxy_queue_requests"), 0)
+        self.assertTrue(all(engine.requests for engine in self.decode))
+
+    def test_p5_short_prompts_overtake_long_ones_in_the_queue(self) -> None:
+        self.engines(1, 1)
+        self.prefill[0].prefill_time = 0.5
+        proxy = self.proxy("--skip.wait=1h", "--engine.prefill_running=1", "--cost.tokens=1s")
+        threads = []
+        for n, length in enumerate((64, 600, 400, 20)):
+            threads.append(threading.Thread(target=proxy.call, args=(request(user=str(n), prompt=[1] * length),)))
+            threads[-1].start()
+            wait_until(lambda: len(self.prefill[0].requests) == 1 and proxy.metric("kvd_pd_proxy_queue_requests") == n, "it is there")
+        for thread in threads:
+            thread.join()
+        self.assertEqual([len(sent["body"]["prompt"]) for sent in self.prefill[0].requests], [64, 20, 400, 600])
+
+    def run_all(self, proxy: Proxy, bodies: list[dict[str, object]]) -> None:
+        answers: dict[int, object] = {}
+        threads = [threading.Thread(target=lambda i=i, body=body: answers.update({i: proxy.call(body)})) for i, body in enumerate(bodies)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for i, body in enumerate(bodies):
+            self.check(answers[i], body)
+
+
+class Failures(Case):
+    def fails_first(self, how) -> None:
+        """The prefill engine that is asked first fails."""
+        for engine in self.prefill:
+            engine.answer = lambda handler, body, engine=engine: how(handler) if sum(len(e.requests) for e in self.prefill) == 1 else engine.serve(handler, body)
+
+    def test_p6_another_prefill_engine_is_asked_before_the_first_token(self) -> None:
+        for name, how in (("status 500", lambda handler: handler.say(500, b"{}")), ("death", lambda handler: handler.die())):
+            with self.subTest(name):
+                self.engines(2, 1)
+                self.fails_first(how)
+                proxy = self.proxy()
+                body = request()
+                self.check(proxy.call(body), body)
+                sent = [engine.requests[0]["body"]["kv_transfer_params"]["transfer_id"] for engine in self.prefill]
+                self.assertEqual(len(set(sent)), 2)  # a transfer id is one attempt's
+                self.assertEqual(proxy.metric("kvd_pd_proxy_retries_total"), 1)
+                self.assertIn(self.decode[0].requests[-1]["body"]["kv_transfer_params"]["transfer_id"], sent)
+
+    def test_p6_nonsense_instead_of_params_is_a_failure(self) -> None:
+        for text in (b"", b"<html>", b"[1]", b'{"kv_transfer_params":3}'):
+            with self.subTest(text):
+                self.engines(2, 1)
+                self.fails_first(lambda handler, text=text: handler.say(200, text))
+                proxy = self.proxy("--sequential")
+                body = request()
+                self.check(proxy.call(body), body)
+                self.assertEqual([len(engine.requests) for engine in self.prefill], [1, 1])
+
+    def test_p6_without_a_prefill_engine_the_decode_engine_computes(self) -> None:
+        self.engines(2, 1)
+        for engine in self.prefill:
+            engine.stop()
+        proxy = self.proxy()
+        for name in ("first", "second"):  # the second one finds the engines down
+            body = request(user=name)
+            self.check(proxy.call(body), body)
+            sent = [sent["body"] for sent in self.decode[0].requests if sent["body"]["user"] == name]
+            self.assertEqual(sum("kv_transfer_params" not in body for body in sent), 1)
+        self.assertEqual(len(sent), 1)
+
+    def test_p6_an_error_of_the_client_is_passed_on(self) -> None:
+        self.engines(2, 2)
+        for engine in self.prefill + self.decode:
+            engine.answer = lambda handler, body: handler.say(400, b'{"error":{"message":"too long"}}')
+        proxy = self.proxy()
+        answer = proxy.call(request())
+        self.assertEqual((answer.status, answer.data), (400, b'{"error":{"message":"too long"}}'))
+
+    def test_p6_another_decode_engine_is_asked_before_the_first_token(self) -> None:
+        self.engines(1, 2)
+        self.decode[0].answer = lambda handler, body: handler.die()
+        proxy = self.proxy()
+        for stream in (True, False):
+            body = request(stream=stream)
+            self.check(proxy.call(body), body)
+
+    def test_p6_an_answer_cut_short_is_sent_again_when_nothing_was_streamed(self) -> None:
+        self.engines(0, 2)
+
+        def half(handler, body) -> None:
+            handler.send_response(200)
+            handler.send_header("Content-Type", "application/json")
+            handler.send_header("Content-Length", "1000")
+            handler.end_headers()
+            handler.wfile.write(b'{"choices":')
+            handler.die()
+
+        self.decode[0].answer = half
+        proxy = self.proxy()
+        body = request(stream=False)
+        self.check(proxy.call(body), body)
+
+    def test_p1_nothing_is_sent_again_after_the_first_token(self) -> None:
+        self.engines(1, 2)
+
+        def dies(engine):
+            def answer(handler, body) -> None:
+                wait_until(lambda: self.transfers.ready, "the hand-over")
+                engine.decode(handler, body, 7)
+                handler.die()
+
+            return answer
+
+        for engine in self.decode:
+            engine.answer = dies(engine)
+        proxy = self.proxy()
+        body = request(user="once")
+        answer = proxy.call(body)
+        self.assertEqual(answer.status, 200)
+        self.assertFalse(answer.complete)
+        self.assertEqual(text_of(answer.data), expected(body, 7))
+        self.assertIn(b'data: {"error":{"message":', answer.data)
+        self.assertEqual(sum(len(engine.requests) for engine in self.decode), 1)
+        self.assertEqual(proxy.metric('kvd_pd_proxy_requests_total{outcome="cut"}'), 1)
+
+    def test_p5_a_hanging_prefill_engine_costs_its_deadline_at_most(self) -> None:
+        self.engines(1, 1)
+        self.prefill[0].answer = lambda handler, body: handler.watch(WAIT)
+        proxy = self.proxy("--engine.prefill_timeout=300ms")
+        started = time.monotonic()
+        body = request()
+        self.check(proxy.call(body), body)
+        self.assertGreater(time.monotonic() - started, 0.29)
+        self.assertLess(time.monotonic() - started, WAIT / 2)
+        wait_until(lambda: self.prefill[0].disconnects == 1, "the call is ended")
+
+    def test_p5_an_engine_that_stands_still_is_found_by_its_health(self) -> None:
+        self.engines(2, 1)
+        proxy = self.proxy("--health.timeout=100ms")
+        name = f'kvd_pd_proxy_engine_up{{engine="{self.prefill[0].url}",role="prefill"}}'
+
+        def stands_still(handler, body) -> None:
+            self.prefill[0].healthy = None  # /health waits too
+            handler.watch(WAIT)
+
+        self.prefill[0].answer = stands_still
+        self.prefill[1].prefill_time = 0.2
+        body = request()
+        started = time.monotonic()
+        self.check(proxy.call(body), body)
+        self.assertLess(time.monotonic() - started, WAIT / 2)  # the deadline of a prefill is a minute
+        self.assertEqual(len(self.prefill[1].requests), 1)
+        self.assertEqual(proxy.metric(name), 0)
+        self.prefill[0].healthy = True
+        self.prefill[0].answer = self.prefill[0].serve
+        wait_until(lambda: proxy.metric(name) == 1, "it is back")
+
+    def test_p5_looks_at_an_engine_that_stays_away_become_rarer(self) -> None:
+        self.engines(0, 2)
+        self.decode[1].healthy = False
+        proxy = self.proxy("--health.interval=10ms", "--health.backoff=10s")
+        wait_until(lambda: self.decode[0].looks > 150, "looks at the one that is up")
+        self.assertLess(self.decode[1].looks, 30)
+        self.assertEqual(proxy.metric(f'kvd_pd_proxy_engine_up{{engine="{self.decode[1].url}",role="decode"}}'), 0)
+
+    def test_p5_a_stream_that_stands_still_is_cut(self) -> None:
+        self.engines(0, 1)
+
+        def stalls(handler, body) -> None:
+            self.decode[0].decode(handler, body, 3)
+            handler.watch(WAIT)
+
+        self.decode[0].answer = stalls
+        proxy = self.proxy("--engine.decode_stall=200ms")
+        body = request()
+        answer = proxy.call(body)
+        self.assertFalse(answer.complete)
+        self.assertEqual(text_of(answer.data), expected(body, 3))
+
+    def test_p6_without_decode_engines_the_answer_is_503_and_health_says_so(self) -> None:
+        self.engines(1, 1)
+        proxy = self.proxy()
+        self.assertEqual(proxy.call(None, "/health", "GET").status, 200)
+        self.decode[0].healthy = False
+        wait_until(lambda: proxy.call(None, "/health", "GET").status == 503, "health says so")
+        answer = proxy.call(request())
+        self.assertEqual((answer.status, answer.headers.get("Retry-After")), (503, "1"))
+        self.assertIn("error", json.loads(answer.data))
+        self.decode[0].healthy = True
+        wait_until(lambda: proxy.call(None, "/health", "GET").status == 200, "it is back")
+        body = request()
+        self.check(proxy.call(body), body)
+
+
+class Clients(Case):
+    def test_p4_a_client_that_leaves_ends_both_sides(self) -> None:
+        self.engines(1, 1)
+        self.prefill[0].prefill_time = WAIT
+        proxy = self.proxy()
+        self.leave(proxy, lambda: self.prefill[0].requests and self.decode[0].requests)
+        wait_until(lambda: self.prefill[0].disconnects == 1 and self.decode[0].disconnects == 1, "both engines see it")
+        self.prefill[0].prefill_time = 0
+        self.decode[0].token_time = 0.05
+        self.decode[0].tokens = 10000
+        self.leave(proxy, lambda: len(self.decode[0].requests) == 2, read=1)
+        wait_until(lambda: self.decode[0].disconnects == 2, "the decode engine sees it")
+        wait_until(lambda: proxy.metric("kvd_pd_proxy_requests") == 0, "no request is left")
+        self.assertEqual(proxy.metric('kvd_pd_proxy_requests_total{outcome="aborted"}'), 2)
+        self.assertEqual(proxy.metric(f'kvd_pd_proxy_engine_requests{{engine="{self.decode[0].url}",role="decode"}}'), 0)
+
+    def leave(self, proxy: Proxy, when, read: int = 0) -> None:
+        body = json.dumps(request()).encode()
+        with socket.create_connection(("127.0.0.1", proxy.port)) as client:
+            client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            wait_until(when, "the engines have the request")
+            if read:
+                self.assertTrue(client.recv(read))
+
+    def test_p4_a_client_that_leaves_the_queue_is_forgotten(self) -> None:
+        self.engines(1, 1)
+        self.prefill[0].prefill_time = WAIT
+        proxy = self.proxy("--engine.prefill_running=1", "--skip.wait=1h")
+        with socket.create_connection(("127.0.0.1", proxy.port)) as first:
+            body = json.dumps(request()).encode()
+            first.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            wait_until(lambda: self.prefill[0].requests, "the first is being computed")
+            self.leave(proxy, lambda: proxy.metric("kvd_pd_proxy_queue_requests") == 1)
+            wait_until(lambda: proxy.metric("kvd_pd_proxy_queue_requests") == 0, "the queue is empty")
+
+    def test_p5_more_requests_than_the_limit_get_503(self) -> None:
+        self.engines(0, 1)
+        self.decode[0].token_time = WAIT
+        proxy = self.proxy("--limits.requests=2")
+        body = json.dumps(request()).encode()
+        clients = [socket.create_connection(("127.0.0.1", proxy.port)) for _ in range(2)]
+        for client in clients:
+            client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        wait_until(lambda: proxy.metric("kvd_pd_proxy_requests") == 2, "two run")
+        answer = proxy.call(request())
+        self.assertEqual(answer.status, 503)
+        self.assertEqual(json.loads(answer.data)["error"]["type"], "overloaded_error")
+        for client in clients:
+            client.close()
+        self.decode[0].token_time = 0
+        wait_until(lambda: proxy.metric("kvd_pd_proxy_requests") == 0, "they have ended")
+        self.check(proxy.call(request()), request())
+
+    def test_p5_bodies_and_headers_end_at_their_limits(self) -> None:
+        self.engines(0, 1)
+        proxy = self.proxy("--limits.body=4KiB", "--limits.headers=4KiB")
+        large = request(user="x" * 5000)
+        self.assertEqual(proxy.call(large).status, 413)
+        with contextlib.suppress(ConnectionError):
+            self.assertEqual(proxy.call(request(user="x" * 5000000)).status, 413)
+        connection = proxy.connect()
+        connection.request("POST", "/v1/completions", iter([json.dumps(large).encode()]))  # no Content-Length
+        self.assertEqual(connection.getresponse().status, 413)
+        connection.close()
+        with contextlib.suppress(ConnectionError):  # the connection may end before all of them are sent
+            self.assertIn(proxy.call(request(), headers={"X-Large": "x" * 60000}).status, (413, 431))
+        self.assertEqual(self.decode[0].requests, [])
+        self.check(proxy.call(request()), request())
+
+    def test_p5_slow_connections_are_closed_and_make_room(self) -> None:
+        self.engines(0, 1)
+        proxy = self.proxy("--limits.connections=8", "--limits.receive_time=300ms")
+        slow = [socket.create_connection(("127.0.0.1", proxy.port)) for _ in range(30)]
+        for client in slow:
+            client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost")
+        self.check(proxy.call(request()), request())  # while they are there
+        for client in slow:
+            client.settimeout(WAIT)
+            try:
+                while client.recv(4096):
+                    pass
+            except ConnectionError:
+                pass
+            client.close()
+        wait_until(lambda: proxy.metric("kvd_pd_proxy_connections") == 1, "they are gone")
+
+    def test_p10_bad_bodies_get_400_in_the_form_of_openai(self) -> None:
+        self.engines(1, 1)
+        proxy = self.proxy()
+        bad = (b"", b"{", b"[]", b"null", b'{"prompt":}', b'{"prompt":[-1]}', b'{"prompt":[1,"a"]}', b'{"prompt":{}}', b'{"model":"m"}', b'{"prompt":"a"} x', b'{"prompt":"a","stream":3}', b'{"prompt":"\xff"}', b"[" * 3000, b'{"a":' * 3000)
+        for text in bad:
+            answer = proxy.call(text)
+            self.assertEqual(answer.status, 400, text)
+            self.assertEqual(json.loads(answer.data)["error"]["type"], "invalid_request_error")
+        self.assertEqual(proxy.call(b'{"messages":"a"}', "/v1/chat/completions").status, 400)
+        self.assertEqual(proxy.call(b'{"messages":[1]}', "/v1/chat/completions").status, 400)
+        self.assertEqual(proxy.metric('kvd_pd_proxy_requests_total{outcome="malformed"}'), len(bad) + 2)
+        self.assertEqual(proxy.call(b"{}", "/v1/else").status, 404)
+        self.assertEqual(proxy.call(None, "/v1/completions", "GET").status, 405)
+        self.assertEqual(proxy.call(None, "/else", "GET").status, 404)
+        self.assertEqual(self.prefill[0].requests + self.decode[0].requests, [])
+
+    def test_p6_garbage_ends_only_its_own_connection(self) -> None:
+        self.engines(0, 1)
+        proxy = self.proxy()
+        seed = int(os.environ.get("KVD_TEST_SEED", "1"), 0)
+        print(f"# seed: KVD_TEST_SEED={seed:#x}")
+        rng = random.Random(seed)
+        for _ in range(100):
+            with socket.create_connection(("127.0.0.1", proxy.port)) as client:
+                client.sendall(rng.choice((b"", b"POST /v1/completions HTTP/1.1\r\n", b"POST /v1/completions HTTP/1.1\r\nContent-Length: 99\r\n\r\n{")) + rng.randbytes(rng.randrange(200)))
+        self.check(proxy.call(request()), request())
+
+    def test_p10_metrics_are_well_formed(self) -> None:
+        self.engines(1, 1)
+        proxy = self.proxy()
+        self.check(proxy.call(request()), request())
+        text = proxy.call(None, "/metrics", "GET").data
+        for line in text.decode().splitlines():
+            self.assertRegex(line, r'^(# (HELP|TYPE) kvd_[a-z_]+ .+|kvd_[a-z_]+(\{[a-z]+="[^"]*"(,[a-z]+="[^"]*")*\})? [0-9.]+)$')
+        self.assertIn(b"kvd_pd_proxy_first_byte_seconds_count 1", text)
+        if promtool := shutil.which("promtool"):
+            self.assertEqual(subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True).stdout, b"")
+
+
+class Chaos(Case):
+    def test_p1_p4_random_faults_give_exact_tokens_or_an_error(self) -> None:
+        self.engines(3, 2)
+        proxy = self.proxy("--engine.prefill_timeout=300ms", "--engine.decode_timeout=2s", "--engine.decode_whole=2s", "--engine.decode_stall=300ms", "--engine.prefill_running=2", "--queue.deadline=1s")
+        seed = int(os.environ.get("KVD_TEST_SEED", "1"), 0)
+        print(f"# seed: KVD_TEST_SEED={seed:#x}")
+        rng = random.Random(seed)
+
+        def mean(engine):
+            def answer(handler, body) -> None:
+                fate = rng.random()
+                if fate < 0.1:
+                    handler.die()
+                elif fate < 0.2:
+                    handler.say(rng.choice((500, 429, 404)), b'{"error":{}}')
+                elif fate < 0.23:
+                    handler.watch(WAIT)
+                elif fate < 0.3 and body.get("stream"):
+                    engine.decode(handler, body, rng.randrange(20))
+                    handler.die()
+                else:
+                    engine.serve(handler, body)
+
+            return answer
+
+        for engine in self.prefill + self.decode:
+            engine.answer = mean(engine)
+        outcomes = {"whole": 0, "error": 0, "cut": 0, "left": 0}
+        lock = threading.Lock()
+
+        def client(n: int) -> None:
+            try:
+                send_all(n)
+            except Exception as error:
+                with lock:
+                    outcomes[repr(error)] = 1
+
+        def send_all(n: int) -> None:
+            mine = random.Random(seed * 1000 + n)
+            for i in range(25):
+                body = request(user=f"{n}.{i}", stream=mine.random() < 0.7)
+                if mine.random() < 0.1:
+                    data = json.dumps(body).encode()
+                    with socket.create_connection(("127.0.0.1", proxy.port)) as left:
+                        left.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+                        time.sleep(mine.random() * 0.05)
+                    outcome = "left"
+                else:
+                    answer = proxy.call(body)
+                    if answer.status != 200:
+                        outcome = "error" if answer.status in (404, 429, 500, 502, 503) else f"status {answer.status}"
+                    elif not answer.complete:
+                        text = text_of(answer.data)
+                        outcome = "cut" if expected(body).startswith(text) and body["stream"] else "wrong"
+                    else:
+                        text = text_of(answer.data) if body["stream"] else json.loads(answer.data)["choices"][0]["text"]
+                        outcome = "whole" if text == expected(body) else f"wrong {text}"
+                with lock:
+                    outcomes[outcome] = outcomes.get(outcome, 0) + 1
+
+        threads = [threading.Thread(target=client, args=(n,)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        print("#", outcomes)
+        self.assertEqual(set(outcomes), {"whole", "error", "cut", "left"})
+        self.assertGreater(outcomes["whole"], 50)
+        wait_until(lambda: proxy.metric("kvd_pd_proxy_requests") == 0, "no request is left")
+        for engine in self.prefill + self.decode:
+            name = f'{{engine="{engine.url}",role="{engine.role}"}}'
+            self.assertEqual(proxy.metric("kvd_pd_proxy_engine_requests" + name), 0)
+            self.assertEqual(proxy.metric("kvd_pd_proxy_engine_backlog_microseconds" + name), 0)
+        self.assertEqual(proxy.metric("kvd_pd_proxy_queue_requests"), 0)
+
+
+if __name__ == "__main__":
+    PROGRAM = os.environ.get("KV_TEST_BIN", "") and os.path.join(os.environ["KV_TEST_BIN"], os.path.basename(sys.argv[1])) or sys.argv[1]
+    unittest.main(argv=sys.argv[:1] + sys.argv[2:], verbosity=2)
