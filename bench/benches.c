@@ -3,6 +3,8 @@
 
 extern bench_run_t run_acquire, run_connector, run_copy, run_hash, run_match, run_nvme, run_pool, run_restart,
 	run_tenant, run_transfer, run_weights;
+extern bench_run_t run_acquire, run_connector, run_copy, run_disaggregation, run_hash, run_match, run_nvme, run_pool,
+	run_restart, run_tenant, run_weights;
 
 #define LINES     "13 dependent cache-line loads from a table as large as the mirror"
 #define LINE_GOAL "p50 <= 2,000 ns, no system call"
@@ -55,5 +57,8 @@ const bench_t bench_list[] = {
 	 "as many threads of usual priority that only read it", "ratio >= 0.3"},
 	{"weights/cold", run_weights, 1, "the digest of a file that is on the disk alone",
 	 "as many threads of usual priority that only read it, its pages dropped again before", "ratio >= 0.9"},
+	{"disaggregation", run_disaggregation, 0,
+	 "simulation: first token and time a token, 2 prefill and 2 decode engines (--with trace=FILE, rate=1)",
+	 "the better of handing over always, and never with 4 engines", "ratio <= 1"},
 	{.name = NULL},
 };
