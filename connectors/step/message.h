@@ -17,6 +17,10 @@
  * blocks at or beyond kvc_lease_n() have no bytes. It may cover none (lease.incarnation 0), and the whole load may have
  * no lease (KVX_MSG_NO_LEASE). A rank reports every wanted id without bytes as failed. Every rank reports a load once.
  *
+ * A load whose blocks another instance still computes comes in pieces: each is a LOAD of its own, of the same request,
+ * and has its own id, lease and report. All but the last have KVX_MSG_MORE: a rank names the request as finished after
+ * the last piece, when the pieces before it have ended too. Only a space of one group has pieces.
+ *
  * A SAVE with KVX_MSG_COMPLETE is of blocks complete before this step: it is submitted before the fences of the same
  * message; others at the end of the step. `step` of a SAVE is the step that computes its blocks: a rank drops the SAVE
  * (DROPPED) if a synchronous load of that step, or of the one before it, has failed there. */
@@ -59,6 +63,7 @@ typedef struct kvx_record_header {
 #define KVX_MSG_ASYNC    1u /* LOAD: asynchronous */
 #define KVX_MSG_NO_LEASE 2u /* LOAD: no lease */
 #define KVX_MSG_COMPLETE 4u /* SAVE: complete before this step */
+#define KVX_MSG_MORE     8u /* LOAD: asynchronous, and another piece of the request's load follows */
 
 typedef struct kvx_msg_space {
 	kvx_record_header_t h;

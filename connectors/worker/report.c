@@ -210,6 +210,29 @@ static void add_failed_blocks(kvx_worker_t *worker, kvx_wload_t *load)
 	}
 }
 
+/* A piece of that request's load, and not the last one. */
+static int is_more_of(const kvx_wjob_t *job, const char *id, uint32_t len)
+{
+	const kvx_wload_t *load = (const kvx_wload_t *)job;
+
+	return load->more && load->id_len == len && memcmp(load->request, id, len) == 0;
+}
+
+/* No memory for the load. Where pieces of it are in progress, the newest of them names the request. */
+static void name_failed_record(kvx_worker_t *worker, const kvx_msg_load_t *record)
+{
+	kvx_wload_t *newest = NULL;
+
+	for (kvx_wjob_t *job = worker->loads; job; job = job->next) {
+		newest = is_more_of(job, kvx_msg_load_id(record), record->id_len) ? (kvx_wload_t *)job : newest;
+	}
+	if (newest) {
+		newest->more = 0;
+	} else {
+		(void)add_finished(worker, kvx_msg_load_id(record), record->id_len, 1);
+	}
+}
+
 void kvx_report_add_failed(kvx_worker_t *worker, const kvx_msg_load_t *record)
 {
 	const kvx_report_loaded_t what = {.load = record->load, .status = KVC_ERR_NOMEM};
@@ -225,10 +248,10 @@ void kvx_report_add_failed(kvx_worker_t *worker, const kvx_msg_load_t *record)
 		}
 		part = kvx_msg_part_next(part);
 	}
-	if (record->flags & KVX_MSG_ASYNC) {
-		(void)add_finished(worker, kvx_msg_load_id(record), record->id_len, 1);
-	} else {
+	if (!(record->flags & KVX_MSG_ASYNC)) {
 		remember_failed_step(worker);
+	} else if (!(record->flags & KVX_MSG_MORE)) {
+		name_failed_record(worker, record);
 	}
 }
 
@@ -327,7 +350,30 @@ static void complete_load(kvx_worker_t *worker, kvx_wload_t *load)
 	atomic_fetch_sub(&stats->loads_open, 1u);
 }
 
-/* Remove the completed loads. 0: some stay, because too many asynchronous ones are not named yet. */
+/* A piece of the same request, sent before this one, has not ended. */
+static int awaits_earlier_piece(const kvx_worker_t *worker, const kvx_wload_t *load)
+{
+	const kvx_wjob_t *job = worker->loads;
+
+	while (job != &load->job && !is_more_of(job, load->request, load->id_len)) {
+		job = job->next;
+	}
+
+	return job != &load->job;
+}
+
+/* Name the request of a completed load, if it is asynchronous and no piece of it is missing. 0: not now. */
+static int name_load(kvx_worker_t *worker, const kvx_wload_t *load)
+{
+	if (!(load->flags & KVX_MSG_ASYNC) || load->more) {
+		return 1;
+	}
+
+	return !awaits_earlier_piece(worker, load) &&
+	       add_finished(worker, load->request, load->id_len, atomic_load(&load->cause) != KVC_OK);
+}
+
+/* Remove the completed loads. 0: some stay, because they cannot be named yet. */
 static int reap_loads(kvx_worker_t *worker)
 {
 	kvx_wjob_t **link = &worker->loads;
@@ -335,13 +381,10 @@ static int reap_loads(kvx_worker_t *worker)
 
 	while (*link) {
 		kvx_wload_t *load = (kvx_wload_t *)*link;
-		int removed = (int)atomic_load(&load->job.completed);
+		const int completed = (int)atomic_load(&load->job.completed),
+			  removed = completed && name_load(worker, load);
 
-		if (removed && load->flags & KVX_MSG_ASYNC) {
-			removed =
-				add_finished(worker, load->request, load->id_len, atomic_load(&load->cause) != KVC_OK);
-			all = all && removed;
-		}
+		all = all && removed == completed;
 		if (!removed) {
 			link = &load->job.next;
 			continue;

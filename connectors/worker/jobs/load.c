@@ -76,6 +76,7 @@ kvx_wload_t *kvx_wload_create(kvx_worker_t *worker, const kvx_msg_load_t *record
 	load->id = record->load;
 	load->space = record->space;
 	load->flags = record->flags;
+	load->more = (record->flags & KVX_MSG_MORE) != 0;
 	load->parts = record->parts;
 	load->ranges = 1;
 	load->id_len = record->id_len;

@@ -38,6 +38,7 @@ typedef struct kvx_wload {
 	int imported;
 	int lacks_blocks;            /* a block with a destination lies beyond the leases */
 	int named;                   /* its failed blocks were named, or never will be: the request is gone (DROP) */
+	int more;                    /* another piece of the request's load follows; the engine's thread */
 	int layer_skipped;           /* the engine did not await each layer: what it computed may be garbage */
 	uint32_t ranges;             /* layer ranges it is loaded in: above 1 only for synchronous loads of a GPU */
 	uint32_t timer;              /* the device timer it uses; 0: none */
