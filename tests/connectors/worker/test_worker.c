@@ -223,6 +223,46 @@ static void p5_a_worker_that_waits_burns_no_cpu(void **state)
 	check_idle("no daemon");
 }
 
+/* ---- loads in pieces ------------------------------------------------------------------------- */
+
+/* The last piece has failed at once; the engine may use the blocks when the one before it has ended, too. */
+static void p1_a_request_is_named_when_all_its_pieces_have_ended(void **state)
+{
+	wr_t *wr = *state;
+	kvx_worker_t *worker = wr->rank[0].worker;
+	kvc_lease_t *lease = wr_lease(wr, 0, 4);
+	uint32_t len = 0;
+	int failed = 0;
+	char id[16];
+
+	wr->request = "in pieces";
+	wr_message(wr);
+	wr_add_load(wr, lease, KVX_MSG_ASYNC | KVX_MSG_MORE, 7, wr_other, 4);
+	wr_begin(wr); /* its copies may not begin yet */
+	wr_message(wr);
+	wr_add_load(wr, NULL, KVX_MSG_ASYNC, 8, wr_other + 4, 4);
+	wr_begin(wr);
+	assert_int_equal(wr_stats(wr, 0).loads_open, 2);
+	assert_int_equal(kvx_worker_take_finished(worker, id, sizeof id, NULL), 0);
+
+	wr_run_loads(wr);
+	wr_end(wr);
+	for (const uint64_t until = wr_now_ms() + WR_PATIENCE; len == 0 && wr_now_ms() < until;) {
+		usleep(200);
+		len = kvx_worker_take_finished(worker, id, sizeof id, &failed);
+	}
+	assert_int_equal(len, strlen("in pieces"));
+	assert_memory_equal(id, "in pieces", len);
+	assert_true(failed);
+	assert_int_equal(wr_count_failed(wr), 4);
+	for (uint32_t i = 0; i < 4; i++) {
+		assert_true(wr_block_is(&wr->rank[0], wr_other[i], 1, wr_eight[i]));
+	}
+	wr_drain(wr);
+	assert_int_equal(kvx_worker_take_finished(worker, id, sizeof id, NULL), 0);
+	kvc_release(&lease, 1);
+}
+
 int main(int argc, char **argv)
 {
 	static const wr_t unstored = {.empty = 1};
@@ -236,6 +276,7 @@ int main(int argc, char **argv)
 		WR_TEST(p5_a_stopped_daemon_fails_a_load_long_before_its_deadline, strict_quick),
 		WR_TEST(p7_without_a_daemon_everything_fails_at_once, strict_alone),
 		WR_TEST(p5_a_worker_that_waits_burns_no_cpu, unstored),
+		WR_TEST(p1_a_request_is_named_when_all_its_pieces_have_ended, wr_one),
 	};
 
 	return wr_run_tests(argc, argv, tests, KV_COUNT_OF(tests));

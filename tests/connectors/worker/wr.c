@@ -512,7 +512,11 @@ void wr_add_load(wr_t *wr, const kvc_lease_t *lease, uint32_t flags, uint64_t lo
 	kvx_msg_load_t *record = add(wr, KVX_RECORD_LOAD, sizeof *record);
 	char id[16];
 
-	(void)snprintf(id, sizeof id, "request-%u", (unsigned)load);
+	if (wr->request) {
+		(void)snprintf(id, sizeof id, "%s", wr->request);
+	} else {
+		(void)snprintf(id, sizeof id, "request-%u", (unsigned)load);
+	}
 	record->load = load;
 	record->flags = lease ? flags : flags | KVX_MSG_NO_LEASE;
 	record->timeout_ms = wr->timeout_ms;

@@ -51,6 +51,7 @@ typedef struct wr {
 	uint32_t number;     /* of the space */
 	uint32_t group;      /* of loads and saves */
 	uint32_t timeout_ms; /* of loads */
+	const char *request; /* of loads; NULL: one for each load */
 	uint32_t forge_n;    /* leases pretend to have this many blocks; 0: no */
 
 	rig_t rig;
