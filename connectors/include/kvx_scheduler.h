@@ -24,6 +24,10 @@
  * from disk, is compared with the time of computing it (docs/decisions/015). A part that does not pay is left out of
  * the answer of match(): the tail on disk, or all of it. A small sample is loaded now and then.
  *
+ * Hand-overs. A request that another instance will go on with is handed over block by block as it is saved
+ * (kvx_scheduler_send()); there, match() promises its tokens before they are computed, and the ranks load them as they
+ * come (kvx_scheduler_receive()). What does not come in time has failed to load, and is computed.
+ *
  * Units. A unit is identity.hash_tokens tokens; a group's block is a whole number of units. Group numbers are those of
  * identity.groups. Block ids are the engine's, below max_blocks, unique over all groups; KVX_NO_BLOCK where a group has
  * no block.
@@ -178,6 +182,33 @@ KVC_API void kvx_scheduler_finish(kvx_scheduler_t *scheduler, const kvx_ask_t *a
  * call. UINT32_MAX: unknown request. */
 KVC_API uint32_t kvx_scheduler_next_save_at(const kvx_scheduler_t *scheduler, const char *id, uint32_t id_len);
 
+/* The other side of a hand-over, as both sides name it. */
+typedef struct kvx_transfer {
+	size_t struct_size;
+	const char *id; /* UTF-8 without control characters, 1 to KVC_MAX_TRANSFER bytes */
+	/* send(): how long it waits for a consumer, from its last chunk on. receive(): how long match()'s promise waits
+	 * for all of it. 0: the daemon's handover.ttl, which is the most. */
+	uint32_t timeout_ms;
+} kvx_transfer_t;
+/* Hand the whole blocks of ask->tokens, the prompt, over to the instance that receives this transfer: each as soon as
+ * it is visible, the last ones after kvx_scheduler_finish(). Once for a request, before it is computed. Without a
+ * daemon nothing is handed over. KVC_ERR_ARG, KVC_ERR_EXISTS, KVC_ERR_NOMEM. */
+KVC_API kvc_status_t kvx_scheduler_send(kvx_scheduler_t *scheduler, const kvx_ask_t *ask,
+					const kvx_transfer_t *transfer);
+/* The request's prompt, ask->tokens, is computed by another instance. From now on match() answers with all its whole
+ * blocks (hit->async), unless they are stored already, and the load lasts until the last one has come, the producer has
+ * ended, or the time is up. Once for a request. Errors as above. */
+KVC_API kvc_status_t kvx_scheduler_receive(kvx_scheduler_t *scheduler, const kvx_ask_t *ask,
+					   const kvx_transfer_t *transfer);
+/* The request will not be computed: its consumer is told at once. Before kvx_scheduler_finish(); of one that is not
+ * handed over nothing happens. */
+KVC_API void kvx_scheduler_abort_send(kvx_scheduler_t *scheduler, const kvx_ask_t *ask);
+/* 1: the daemon knows the request's hand-over, or had all of it. */
+KVC_API int kvx_scheduler_has_sent(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask);
+/* 1: hand-overs wait for the daemon, and nothing else is in progress: an engine with nothing to compute may
+ * kvx_scheduler_wait() before its next step. */
+KVC_API int kvx_scheduler_awaits_peer(const kvx_scheduler_t *scheduler);
+
 /* What became of the request's load and saves. */
 typedef struct kvx_outcome {
 	kvc_status_t load;    /* of the last load: PENDING until every rank has reported; OK; else why less came */
@@ -256,6 +287,11 @@ KVC_API void kvx_scheduler_record(kvx_scheduler_t *scheduler, const char *lora, 
 	X(save_busy, "blocks the daemon had no room for")                                                              \
 	X(save_lost, "blocks reserved that were not saved after all")                                                  \
 	X(late_answers, "answers of the daemon that came after the lookup or the step message that waited for them")   \
+	X(handovers_sent, "prompts that were handed over to another instance")                                         \
+	X(handovers_send_failed, "of those to be handed over, prompts that were not, or not wholly")                   \
+	X(handovers_received, "prompts that another instance has handed over")                                         \
+	X(handovers_receive_failed, "prompts whose hand-over ended before all of it had come: the rest is computed")   \
+	X(handover_pieces, "loads of a chunk that was handed over while more was to follow")                           \
 	X(bad_reports, "reports of a rank that were not sound")                                                        \
 	X(cost_model_stops, "lengths at which the cost model stopped loading")                                         \
 	X(cost_model_resumes, "lengths at which the cost model resumed loading")                                       \

@@ -3,7 +3,7 @@
 #include "inproc/handover.h"
 #include "inproc/lookup_entry.h"
 #include "inproc/transfer.h"
-#include "scheduler/handover.h"
+#include "scheduler/handover_calls.h"
 
 #include "kv/shm.h"
 

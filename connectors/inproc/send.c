@@ -6,7 +6,7 @@
 #include "inproc/buffer.h"
 #include "inproc/handover.h"
 #include "inproc/transfer.h"
-#include "scheduler/handover.h"
+#include "scheduler/handover_calls.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* The id that both sides make of a prompt is "prefix-", the key of its last whole block in hexadecimal digits, and "+"
  * with a hash of the tokens after it, if there are any. Without a whole block the hash of the salt is in its place. */
 #include "inproc/transfer.h"
-#include "scheduler/handover.h"
+#include "scheduler/handover_calls.h"
 
 #include "kv/key.h"
 

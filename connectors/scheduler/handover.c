@@ -1,50 +1,463 @@
-/* Hand-overs: what a request names by its keys, it hands over by them. */
+/* Hand-overs (docs/decisions/042, 047): the producer names what it has saved of a prompt, the consumer loads it.
+ *
+ *   producer   known --space open--> begun, an empty chunk --blocks visible--> chunks --all, or nothing follows-->
+ * freed consumer   known --match--> begun --admitted--> its open load shrinks by each chunk --nothing follows--> freed
+ *
+ * Both sides make progress when messages of the daemon are read: in kvx_scheduler_build_message(), and while an idle
+ * engine asks kvx_scheduler_has_pending(). The keys of a prompt are copied, because the producer goes on after its
+ * request has ended, and the consumer leases between the calls for its request.
+ *
+ * A producer begins with an empty chunk, so that the daemon can tell the consumer of its death. What is visible is
+ * looked up in the mirror, like a match: the saves themselves need not be followed. */
 #include "scheduler/handover.h"
 #include "scheduler/keys.h"
+#include "scheduler/load.h"
 #include "scheduler/requests.h"
+#include "scheduler/save.h"
+#include "scheduler/spaces.h"
 
-kvc_status_t kvx_scheduler_send_chunk(kvx_scheduler_t *scheduler, const kvx_ask_t *ask,
-				      const kvc_handover_chunk_t *chunk, kvc_handover_t **p_handover)
+#include "kv/log.h"
+
+#define RETRY_MS 20u    /* before a chunk is sent again that found no room, or whose block was not visible */
+#define TRIES    50u    /* of a request that has ended: its consumer waits, and may lease what is still there */
+#define LATE_MS  10000u /* a request that ended so long ago has saved all that it will */
+
+/* ---- as objects ------------------------------------------------------------------------------ */
+
+static kvx_shandover_t *find_handover(const kvx_scheduler_t *scheduler, uint64_t serial)
 {
-	const kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
-	kvc_handover_chunk_t named = *chunk;
-	kvx_key_view_t view;
+	kvx_shandover_t *h = scheduler->handovers;
+
+	while (h && h->serial != serial) {
+		h = h->next;
+	}
+
+	return h;
+}
+
+/* Units that a hand-over can name: whole blocks of all groups. */
+static uint32_t whole_units(const kvx_scheduler_t *scheduler, uint32_t tokens)
+{
+	uint32_t step = scheduler->unit;
+
+	for (uint32_t g = 0; g < scheduler->group_count; g++) {
+		const uint32_t block_tokens = scheduler->groups[g].block_tokens, one = step;
+
+		while (step % block_tokens != 0) {
+			step += one;
+		}
+	}
+
+	return tokens / step * (step / scheduler->unit);
+}
+
+/* The daemon's side of it; NULL: not begun, or ended with its space. */
+static kvc_handover_t *live_handover(const kvx_scheduler_t *scheduler, const kvx_shandover_t *h)
+{
+	return h->closes == scheduler->spaces[h->space].closes ? h->handover : NULL;
+}
+
+static void free_handover(kvx_scheduler_t *scheduler, kvx_shandover_t *h, int abort)
+{
+	*h->link = h->next;
+	*(h->next ? &h->next->link : &scheduler->handovers_end) = h->link;
+	kvc_handover_done(live_handover(scheduler, h), abort);
+	kv_free(scheduler->env, h);
+}
+
+static kvc_status_t add_handover(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_transfer_t *transfer,
+				 int sends)
+{
+	const size_t len =
+		transfer && transfer->struct_size >= sizeof *transfer && transfer->id ? strlen(transfer->id) : 0;
+	kvx_request_t *request;
+	kvx_shandover_t *h;
 	uint32_t units;
 
-	if (!request) {
+	if (!kvx_ask_is_sound(ask) || len == 0 || len > KVC_MAX_TRANSFER) {
 		return KVC_ERR_ARG;
 	}
-	units = chunk->n + (chunk->partial > 0);
-	kvx_key_view_init(scheduler, ask, request, units * scheduler->unit, &view);
-	if (view.n < units) {
-		return KVC_ERR_STALE_EPOCH;
+	request = kvx_requests_find_or_add(&scheduler->requests, ask->id, ask->id_len);
+	if (!request) {
+		return KVC_ERR_NOMEM;
 	}
-	named.source = &view.source;
+	if (find_handover(scheduler, request->serial)) {
+		return KVC_ERR_EXISTS;
+	}
+	request->space = kvx_space_find_or_add(scheduler, ask);
+	if (request->space == UINT32_MAX) {
+		return KVC_ERR_ARG;
+	}
+	units = whole_units(scheduler, ask->tokens);
+	h = kv_alloc(scheduler->env, sizeof *h + units * sizeof *h->keys);
+	if (!h) {
+		return KVC_ERR_NOMEM;
+	}
+	h->hash = request->hash;
+	h->serial = request->serial;
+	h->space = request->space;
+	h->sends = sends;
+	h->units = units;
+	h->timeout_ms = transfer->timeout_ms;
+	memcpy(h->transfer, transfer->id, len);
+	h->link = scheduler->handovers_end;
+	*h->link = h;
+	scheduler->handovers_end = &h->next;
 
-	return kvc_handover_send(scheduler->spaces[request->space].space, &named, p_handover);
+	return KVC_OK;
 }
 
-kvc_status_t kvx_scheduler_recv(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const char *transfer,
-				uint32_t timeout_ms, kvc_handover_t **p_handover)
+kvc_status_t kvx_scheduler_send(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_transfer_t *transfer)
+{
+	return add_handover(scheduler, ask, transfer, 1);
+}
+
+kvc_status_t kvx_scheduler_receive(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_transfer_t *transfer)
+{
+	return add_handover(scheduler, ask, transfer, 0);
+}
+
+/* ---- keys ------------------------------------------------------------------------------------ */
+
+static void key_at(void *ctx, uint32_t i, kvc_key_t *key)
+{
+	const kvx_shandover_t *h = ctx;
+
+	*key = i < h->keys_known ? h->keys[i] : (kvc_key_t){{0}}; /* the key of no block */
+}
+
+static kvc_key_source_t key_source(kvx_shandover_t *h)
+{
+	return (kvc_key_source_t){.key = key_at, .ctx = h};
+}
+
+static void copy_keys(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request,
+		      kvx_shandover_t *h)
+{
+	kvx_key_view_t view;
+
+	if (h->keys_known == h->units || request->space != h->space) {
+		return;
+	}
+	kvx_key_view_init(scheduler, ask, request, h->units * scheduler->unit, &view);
+	for (uint32_t i = h->keys_known; i < view.n && !view.bad; i++) {
+		view.source.key(&view, i, &h->keys[i]);
+		h->keys_known += !view.bad;
+	}
+}
+
+/* Units of the prompt that others can load now. */
+static uint32_t visible_units(const kvx_scheduler_t *scheduler, kvx_shandover_t *h)
+{
+	const kvc_key_source_t source = key_source(h);
+	kvc_match_t match = {.struct_size = sizeof match};
+
+	if (h->keys_known > h->passed) {
+		kvc_match_lazy(scheduler->spaces[h->space].space, &source, h->keys_known, &match);
+	}
+
+	return match.n > h->passed ? match.n : h->passed;
+}
+
+/* ---- the producer ---------------------------------------------------------------------------- */
+
+static kvc_status_t send_chunk(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint32_t n, int last)
+{
+	const kvx_sspace_t *space = &scheduler->spaces[h->space];
+	const kvc_key_source_t source = key_source(h);
+	const kvc_handover_chunk_t chunk = {
+		.struct_size = sizeof chunk,
+		.transfer = h->transfer,
+		.n = n,
+		.source = &source,
+		.last = last,
+		.ttl_ms = h->timeout_ms,
+	};
+	const kvc_status_t status = kvc_handover_send(space->space, &chunk, &h->handover);
+
+	h->closes = space->closes;
+	h->begun |= status == KVC_OK;
+	h->asking = status == KVC_OK;
+
+	return status;
+}
+
+/* Nothing of the prompt becomes visible any longer. */
+static int is_saved(const kvx_scheduler_t *scheduler, const kvx_shandover_t *h, uint64_t now)
+{
+	return h->ended && (!kvx_puts_are_open(scheduler, h->serial) || now >= h->until_ns);
+}
+
+/* The chunk was not taken, or not sent. 1: it is sent again. */
+static int may_retry(kvx_shandover_t *h, kvc_status_t status, uint64_t now)
+{
+	h->retry_ns = now + RETRY_MS * KVX_MS;
+	h->tries++;
+
+	return (status == KVC_ERR_BUSY || status == KVC_MISS) && !(h->ended && h->tries > TRIES);
+}
+
+/* The chunk before has its answer. 0: the hand-over has failed. */
+static int take_answer(kvx_shandover_t *h, const kvc_handover_info_t *info, uint64_t now)
+{
+	if (!h->asking) {
+		return 1;
+	}
+	h->asking = 0;
+	if (info->status != KVC_OK) {
+		return may_retry(h, info->status, now);
+	}
+	h->passed = info->n;
+	h->tries = 0;
+
+	return 1;
+}
+
+/* The next chunk, if there is one. 0: the hand-over has failed. */
+static int send_next(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64_t now)
+{
+	const uint32_t n = visible_units(scheduler, h);
+	const int last = n == h->units || is_saved(scheduler, h, now);
+	kvc_status_t status;
+
+	if (now < h->retry_ns || (h->begun && n == h->passed && !last)) {
+		return 1;
+	}
+	status = send_chunk(scheduler, h, n, last);
+
+	return status == KVC_OK || may_retry(h, status, now);
+}
+
+/* All that there is was handed over, or the consumer wants no more. */
+static void end_sending(kvx_scheduler_t *scheduler, kvx_shandover_t *h, const kvc_handover_info_t *info)
+{
+	kvx_request_t *request = kvx_requests_find_serial(&scheduler->requests, h->hash, h->serial);
+
+	scheduler->stats.handovers_sent += info->n == h->units;
+	scheduler->stats.handovers_send_failed += info->n < h->units;
+	if (request) {
+		request->was_sent = 1;
+	}
+	free_handover(scheduler, h, 0);
+}
+
+static void poll_producer(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64_t now)
+{
+	kvc_handover_info_t info = {.struct_size = sizeof info};
+	const kvc_handover_t *handover = live_handover(scheduler, h);
+	int lives = !h->begun || handover;
+
+	if (!h->begun && (h->aborted || kvx_space_miss_reason(scheduler, h->space) != KV_WHY_NONE)) {
+		lives = !h->ended;
+	} else if (lives) {
+		if (handover) {
+			kvc_handover_get_info(handover, &info);
+		}
+		if (info.state == KVC_HANDOVER_COMPLETE ||
+		    (info.state == KVC_HANDOVER_ENDED && info.status == KVC_OK)) {
+			end_sending(scheduler, h, &info);
+			return;
+		}
+		if (handover && info.status == KVC_PENDING) {
+			return; /* also of one that was aborted: the daemon is told after its answer, which must be read
+				 */
+		}
+		lives = !h->aborted && info.state != KVC_HANDOVER_FAILED && info.state != KVC_HANDOVER_ENDED &&
+			take_answer(h, &info, now) && send_next(scheduler, h, now);
+	}
+	if (!lives) {
+		scheduler->stats.handovers_send_failed++;
+		free_handover(scheduler, h, 1);
+	}
+}
+
+void kvx_handover_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request)
+{
+	kvx_shandover_t *h = scheduler->handovers ? find_handover(scheduler, request->serial) : NULL;
+
+	if (h && h->sends) {
+		copy_keys(scheduler, ask, request, h);
+	}
+}
+
+void kvx_handover_end_request(kvx_scheduler_t *scheduler, const kvx_request_t *request)
+{
+	kvx_shandover_t *h = find_handover(scheduler, request->serial);
+
+	if (h && h->sends) {
+		h->ended = 1;
+		h->until_ns = kv_now_ns(scheduler->env) + LATE_MS * KVX_MS;
+	}
+}
+
+void kvx_scheduler_abort_send(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 {
 	const kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
+	kvx_shandover_t *h = request ? find_handover(scheduler, request->serial) : NULL;
 
-	return request ? kvc_handover_recv(scheduler->spaces[request->space].space, transfer, timeout_ms, p_handover)
-		       : KVC_ERR_ARG;
+	if (h && h->sends) {
+		h->aborted = 1;
+		poll_producer(scheduler, h, kv_now_ns(scheduler->env));
+	}
 }
 
-kvc_status_t kvx_scheduler_select(kvx_scheduler_t *scheduler, const kvc_handover_select_t *select,
-				  kvc_handover_t **p_handover)
+int kvx_scheduler_has_sent(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 {
-	return scheduler->spaces[0].open ? kvc_handover_select(scheduler->spaces[0].space, select, p_handover)
-					 : KVC_ERR_UNREACHABLE;
+	kvx_requests_t *requests =
+		(kvx_requests_t *)(uintptr_t)&scheduler->requests; /* as kvx_scheduler_next_save_at() */
+	const kvx_request_t *request = kvx_requests_find_asked(requests, ask);
+	const kvx_shandover_t *h = request ? find_handover(scheduler, request->serial) : NULL;
+
+	return request && (h ? h->sends && h->begun : request->was_sent);
 }
 
-void kvx_scheduler_restart_saving(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
+int kvx_handovers_are_due(const kvx_scheduler_t *scheduler)
 {
-	kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
+	const kvx_shandover_t *h = scheduler->handovers;
 
-	if (request) {
-		request->generation = 0;
+	while (h && !h->ended) {
+		h = h->next;
+	}
+
+	return h != NULL;
+}
+
+/* ---- the consumer ---------------------------------------------------------------------------- */
+
+/* What is known of it; without the daemon it has ended. */
+static void get_info(const kvx_scheduler_t *scheduler, const kvx_shandover_t *h, kvc_handover_info_t *info)
+{
+	const kvc_handover_t *handover = live_handover(scheduler, h);
+
+	*info = (kvc_handover_info_t){
+		.struct_size = sizeof *info, .state = KVC_HANDOVER_ENDED, .status = KVC_ERR_UNREACHABLE};
+	if (handover) {
+		kvc_handover_get_info(handover, info);
+	}
+}
+
+/* Nothing more comes of it. */
+static int is_over(const kvc_handover_info_t *info)
+{
+	return info->status != KVC_PENDING || info->state >= KVC_HANDOVER_COMPLETE;
+}
+
+/* The time of the wait begins with the first match. */
+static void begin_receiving(kvx_scheduler_t *scheduler, kvx_shandover_t *h)
+{
+	const uint32_t timeout_ms = h->timeout_ms ? h->timeout_ms : UINT32_MAX;
+
+	if (h->begun) {
+		return;
+	}
+	h->begun = 1;
+	h->closes = scheduler->spaces[h->space].closes;
+	h->until_ns = kv_now_ns(scheduler->env) + timeout_ms * KVX_MS;
+	if (kvc_handover_recv(scheduler->spaces[h->space].space, h->transfer, h->timeout_ms, &h->handover) != KVC_OK) {
+		h->handover = NULL;
+	}
+}
+
+uint32_t kvx_handover_promise(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t stored,
+			      uint32_t most)
+{
+	kvx_shandover_t *h = scheduler->handovers ? find_handover(scheduler, request->serial) : NULL;
+	kvc_handover_info_t info;
+	uint32_t end;
+
+	if (!h || h->sends || request->failed) {
+		return ask->local;
+	}
+	begin_receiving(scheduler, h);
+	get_info(scheduler, h, &info);
+	copy_keys(scheduler, ask, request, h);
+	end = whole_units(scheduler, most < h->units * scheduler->unit ? most : h->units * scheduler->unit) *
+	      scheduler->unit;
+	if (stored >= most || is_over(&info) || end <= ask->local || h->keys_known * scheduler->unit < end) {
+		return ask->local;
+	}
+
+	return kvx_open_load_reserve(scheduler, ask, request, end) ? end : ask->local;
+}
+
+static void end_receiving(kvx_scheduler_t *scheduler, const kvx_shandover_t *h, const kvc_handover_info_t *info,
+			  int unwanted)
+{
+	const uint64_t complete = info->state == KVC_HANDOVER_COMPLETE && info->n >= h->units;
+
+	scheduler->stats.handovers_received += complete;
+	scheduler->stats.handovers_receive_failed += !complete;
+	if (!complete && !unwanted) {
+		kv_log(KV_LOG_INFO, "kvx", "hand-over %s: %u of %u units came: %s", h->transfer, info->n, h->units,
+		       kvc_status_text(info->status == KVC_PENDING ? KVC_ERR_TIMEOUT : info->status));
+	}
+}
+
+static void poll_consumer(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64_t now)
+{
+	const kvx_request_t *request = kvx_requests_find_serial(&scheduler->requests, h->hash, h->serial);
+	kvx_sload_t *load = kvx_open_load_find(scheduler, h->serial);
+	const int unwanted = !request || request->failed;
+	const kvc_key_source_t source = key_source(h);
+	kvc_handover_info_t info;
+
+	if (load) {
+		get_info(scheduler, h, &info);
+		if (!unwanted && !is_over(&info) && now < h->until_ns) {
+			const uint32_t n = info.n < h->units ? info.n : h->units;
+
+			if (n > h->passed && kvx_open_load_split(scheduler, load, &source, n)) {
+				h->passed = n;
+				scheduler->stats.handover_pieces++;
+			}
+			return;
+		}
+		end_receiving(scheduler, h, &info, unwanted);
+		kvx_open_load_close(scheduler, load, &source, unwanted ? 0 : info.n < h->units ? info.n : h->units);
+	} else if (request && request->groups[0].n == 0) {
+		return; /* not admitted yet */
+	}
+	if (!h->begun && kvx_space_miss_reason(scheduler, h->space) == KV_WHY_NONE) {
+		begin_receiving(scheduler, h); /* it is taken, although there was nothing to load */
+	}
+	free_handover(scheduler, h, 0); /* the leases asked for come before this in the queue to the daemon */
+}
+
+/* ---- all ------------------------------------------------------------------------------------- */
+
+void kvx_handovers_poll(kvx_scheduler_t *scheduler, uint64_t now)
+{
+	kvx_shandover_t *next;
+
+	if (!scheduler->handovers) {
+		return;
+	}
+	for (kvx_shandover_t *h = scheduler->handovers; h; h = next) {
+		next = h->next;
+		if (h->sends) {
+			poll_producer(scheduler, h, now);
+		} else {
+			poll_consumer(scheduler, h, now);
+		}
+	}
+	/* What was asked goes out now: the next call may come after a long step. */
+	(void)kvc_poll_us(scheduler->kvc, 0);
+}
+
+int kvx_scheduler_awaits_peer(const kvx_scheduler_t *scheduler)
+{
+	for (const kvx_shandover_t *h = scheduler->handovers; h; h = h->next) {
+		if (h->sends ? h->ended : kvx_open_load_find(scheduler, h->serial) != NULL) {
+			return !kvx_loads_are_sent(scheduler);
+		}
+	}
+
+	return 0;
+}
+
+void kvx_handovers_close(kvx_scheduler_t *scheduler)
+{
+	while (scheduler->handovers) {
+		free_handover(scheduler, scheduler->handovers, 1);
 	}
 }

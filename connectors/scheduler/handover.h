@@ -1,25 +1,21 @@
-/* scheduler/handover.h -- hand-overs of a request's prefix, with its keys, in its space. */
+/* scheduler/handover.h -- both sides of hand-overs between instances. */
 #ifndef KVX_SCHEDULER_HANDOVER_H
 #define KVX_SCHEDULER_HANDOVER_H
 
-#include "kvx_scheduler.h"
+#include "scheduler/state.h"
 
-/* The n tokens after the request's last whole unit, which lie in a block of their own: its last unit from now on, with
- * the private key of that hand-over. It is saved and loaded like the others, but no lookup without that key finds it.
- * KVC_ERR_ARG: n is no part of a unit, or the request has no keys, or one already. KVC_ERR_NOMEM. */
-kvc_status_t kvx_scheduler_add_private(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const char *transfer,
-				       const uint32_t *tokens, uint32_t n);
-/* kvc_handover_send() of a chunk, whose n is in units and whose source is the request's own keys. KVC_ERR_STALE_EPOCH:
- * the request has fewer of them: its space was reset. */
-kvc_status_t kvx_scheduler_send_chunk(kvx_scheduler_t *scheduler, const kvx_ask_t *ask,
-				      const kvc_handover_chunk_t *chunk, kvc_handover_t **p_handover);
-/* kvc_handover_recv() in the request's space. */
-kvc_status_t kvx_scheduler_recv(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const char *transfer,
-				uint32_t timeout_ms, kvc_handover_t **p_handover);
-/* kvc_handover_select() in the base model's space. KVC_ERR_UNREACHABLE: it is not open yet. */
-kvc_status_t kvx_scheduler_select(kvx_scheduler_t *scheduler, const kvc_handover_select_t *select,
-				  kvc_handover_t **p_handover);
-/* What was stored may be gone: the next advance() matches again, and saves what is missing. */
-void kvx_scheduler_restart_saving(kvx_scheduler_t *scheduler, const kvx_ask_t *ask);
+/* Promise the request the tokens of its prompt that another instance computes, `most` of them, if not all are `stored`:
+ * it has an open load. Returns their number from the start, ask->local: there are none. */
+uint32_t kvx_handover_promise(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t stored,
+			      uint32_t most);
+/* The request is about to compute: keys of its prompt become known. */
+void kvx_handover_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request);
+/* It has ended. What is saved of it is handed over all the same. */
+void kvx_handover_end_request(kvx_scheduler_t *scheduler, const kvx_request_t *request);
+/* Hand over what has become visible, load what has been handed over. */
+void kvx_handovers_poll(kvx_scheduler_t *scheduler, uint64_t now);
+/* 1: prompts of requests that have ended are still handed over. */
+int kvx_handovers_are_due(const kvx_scheduler_t *scheduler);
+void kvx_handovers_close(kvx_scheduler_t *scheduler);
 
 #endif

@@ -3,10 +3,16 @@
  *   match --lease--> cached --admitted--> started --step message--> sent --reported by every rank--> freed
  *                    cached --computed without it, or gone--> freed
  *                    cached --not looked up for a while--> given back: without leases, out of the list
+ *   hand-over --> open, cached --admitted--> open, started --nothing follows--> started
+ *                                                         --a chunk has come--> a piece, started, and what is left
  *
  * A match that finds something leases it before the engine is told, so the blocks are there when the engine counts on
  * them, and reserves the bytes of the LOAD record, so that starting a load needs no memory. The answer is awaited as
  * long as computing would take, within bounds (docs/decisions/021). A later answer is there when the engine asks again.
+ *
+ * An open load has no lease: its blocks are still computed by another instance. Each chunk that is handed over becomes
+ * a piece, a load of its own with its own lease; when nothing follows, the rest becomes the last piece
+ * (docs/decisions/047).
  *
  * Once sent, a load keeps its leases until every rank has reported, also when the request is gone: a rank may still
  * read them. If a rank never reports, the leases are released after GIVE_UP times the ranks' own deadline. */
@@ -133,26 +139,35 @@ static kvx_sload_t *create_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask
 	return load;
 }
 
+/* Lease the part's blocks in the first `units` units. */
+static kvc_status_t start_part(const kvx_scheduler_t *scheduler, const kvx_sload_t *load, kvx_sload_part_t *part,
+			       const kvc_key_source_t *source, uint32_t units)
+{
+	const kvc_want_t want = {
+		.struct_size = sizeof want,
+		.group = scheduler->groups[part->index].id,
+		.n = units,
+		.skip = part->first,
+		.ttl_ms = scheduler->load_ms * 2u,
+		.source = source,
+	};
+	const kvc_status_t status = kvc_lease_start(scheduler->spaces[load->space].space, &want, &part->lease);
+
+	if (status != KVC_OK) {
+		part->lease = NULL;
+	}
+
+	return status;
+}
+
 /* One lease for each part. */
 static kvc_status_t start_leases(const kvx_scheduler_t *scheduler, kvx_key_view_t *view, kvx_sload_t *load)
 {
-	kvc_space_t *space = scheduler->spaces[load->space].space;
 	kvc_status_t status = view->n < load->units ? KVC_ERR_ARG : KVC_OK;
 
 	for (uint32_t p = 0; p < load->parts && status == KVC_OK; p++) {
-		const kvc_want_t want = {
-			.struct_size = sizeof want,
-			.group = scheduler->groups[load->part[p].index].id,
-			.n = load->units,
-			.skip = load->part[p].first,
-			.ttl_ms = scheduler->load_ms * 2u,
-			.source = &view->source,
-		};
-
-		status = kvc_lease_start(space, &want, &load->part[p].lease);
-		if (status != KVC_OK) {
-			load->part[p].lease = NULL;
-		} else if (view->bad) {
+		status = start_part(scheduler, load, &load->part[p], &view->source, load->units);
+		if (status == KVC_OK && view->bad) {
 			status = KVC_ERR_ARG;
 		}
 	}
@@ -200,13 +215,14 @@ static kvc_status_t start_lease(kvx_scheduler_t *scheduler, const kvx_ask_t *ask
 
 /* ---- answers --------------------------------------------------------------------------------- */
 
-/* The worst of its leases: PENDING before OK, anything else before both. */
+/* The worst of the leases it has: PENDING before OK, anything else before both. */
 static kvc_status_t worst_lease_state(const kvx_sload_t *load)
 {
 	kvc_status_t worst = KVC_OK;
 
 	for (uint32_t p = 0; p < load->parts; p++) {
-		const kvc_status_t state = kvc_lease_state(load->part[p].lease);
+		const kvc_lease_t *lease = load->part[p].lease;
+		const kvc_status_t state = lease ? kvc_lease_state(lease) : KVC_OK;
 
 		if (state != KVC_OK && state != KVC_PENDING) {
 			return state;
@@ -269,7 +285,8 @@ static int covers_blocks(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask,
 static int is_reusable(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request,
 		       uint32_t units)
 {
-	return request->cached->generation == scheduler->generation && covers_blocks(scheduler, ask, request, units);
+	return !request->cached->open && request->cached->generation == scheduler->generation &&
+	       covers_blocks(scheduler, ask, request, units);
 }
 
 /* ---- the cache ------------------------------------------------------------------------------- */
@@ -406,6 +423,131 @@ void kvx_scheduler_start_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, 
 	bind_blocks(scheduler, request, load);
 }
 
+/* ---- loads of a hand-over, in pieces --------------------------------------------------------- */
+
+int kvx_open_load_reserve(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t end)
+{
+	if (request->cached &&
+	    (!request->cached->open || !covers_blocks(scheduler, ask, request, end / scheduler->unit))) {
+		kvx_lease_cache_drop(scheduler, request);
+	}
+	if (!request->cached && scheduler->load_count < KVX_LOADS_MAX &&
+	    kvx_message_reserve(scheduler, record_bytes(scheduler, end))) {
+		request->cached = create_load(scheduler, ask, request, end);
+	}
+	if (!request->cached) {
+		return 0;
+	}
+	request->cached->open = 1;
+	request->cached->used_ns = kv_now_ns(scheduler->env);
+
+	return 1;
+}
+
+kvx_sload_t *kvx_open_load_find(const kvx_scheduler_t *scheduler, uint64_t serial)
+{
+	kvx_sload_t *load = scheduler->loads;
+
+	while (load && !(load->open && load->number && load->serial == serial)) {
+		load = load->next;
+	}
+
+	return load;
+}
+
+static uint32_t count_wanted(const kvx_sload_part_t *part)
+{
+	uint32_t wanted = 0;
+
+	for (uint32_t i = 0; i < part->n; i++) {
+		wanted += part->ids[i] != KVX_NO_BLOCK;
+	}
+
+	return wanted;
+}
+
+/* Move the first n blocks of the open load to a load of their own. NULL: there is no memory. */
+static kvx_sload_t *split_blocks(kvx_scheduler_t *scheduler, kvx_sload_t *load, uint32_t n)
+{
+	const uint32_t tokens = n * scheduler->groups[0].block_tokens;
+	const size_t bytes = record_bytes(scheduler, tokens);
+	kvx_sload_part_t *from = &load->part[0];
+	kvx_sload_t *piece = scheduler->load_count < KVX_LOADS_MAX && kvx_message_reserve(scheduler, bytes)
+				     ? kv_alloc(scheduler->env, sizeof *piece + bytes)
+				     : NULL;
+	uint32_t *ids;
+
+	if (!piece) {
+		return NULL;
+	}
+	ids = (uint32_t *)(void *)(piece + 1);
+	*piece = *load;
+	piece->next = NULL;
+	piece->open = 0;
+	piece->number = ++scheduler->load_number;
+	piece->flags |= KVX_MSG_MORE;
+	piece->bytes = bytes;
+	piece->cpu_tokens = tokens;
+	piece->part[0] = (kvx_sload_part_t){.index = from->index, .first = from->first, .n = n, .ids = ids};
+	piece->id = (char *)(ids + n);
+	memcpy(ids, from->ids, n * sizeof *ids);
+	memcpy(piece->id, load->id, load->id_len);
+	piece->blocks = count_wanted(&piece->part[0]);
+	scheduler->reserved_bytes += bytes;
+	append_load(scheduler, piece);
+	load->blocks -= piece->blocks;
+	load->cpu_tokens -= tokens;
+	from->first += n;
+	from->ids += n;
+	from->n -= n;
+
+	return piece;
+}
+
+int kvx_open_load_split(kvx_scheduler_t *scheduler, kvx_sload_t *load, const kvc_key_source_t *source, uint32_t units)
+{
+	const kvx_sload_part_t *part = &load->part[0];
+	const uint32_t end = units * scheduler->unit / scheduler->groups[0].block_tokens;
+	kvx_sload_t *piece;
+
+	if (scheduler->group_count > 1 || load->parts == 0 || end <= part->first || part->n <= end - part->first) {
+		return 0; /* of several groups, and of the end, there is no piece but the last */
+	}
+	piece = split_blocks(scheduler, load, end - part->first);
+	if (!piece) {
+		return 0;
+	}
+	piece->asked_ns = piece->renewed_ns = kv_now_ns(scheduler->env);
+	(void)start_part(scheduler, piece, &piece->part[0], source, units);
+
+	return 1;
+}
+
+void kvx_open_load_close(kvx_scheduler_t *scheduler, kvx_sload_t *load, const kvc_key_source_t *source, uint32_t units)
+{
+	load->open = 0;
+	load->asked_ns = load->renewed_ns = kv_now_ns(scheduler->env);
+	for (uint32_t p = 0; p < load->parts; p++) {
+		kvx_sload_part_t *part = &load->part[p];
+
+		if (part->n > 0 &&
+		    units * scheduler->unit / scheduler->groups[part->index].block_tokens > part->first) {
+			(void)start_part(scheduler, load, part, source, units);
+		}
+	}
+}
+
+int kvx_loads_are_sent(const kvx_scheduler_t *scheduler)
+{
+	const kvx_sload_t *load = scheduler->loads;
+
+	while (load && !load->sent) {
+		load = load->next;
+	}
+
+	return load != NULL;
+}
+
 /* ---- telling the ranks ----------------------------------------------------------------------- */
 
 /* Handles of the leases that are still valid, zeros for the rest. */
@@ -471,17 +613,24 @@ static void emit_drop(kvx_scheduler_t *scheduler, kvx_sload_t *load)
 	}
 }
 
+/* The leases of a piece are awaited between steps. */
+static int may_emit(const kvx_sload_t *load, uint64_t now)
+{
+	return load->number && !load->sent && !load->open &&
+	       (worst_lease_state(load) != KVC_PENDING || now - load->asked_ns >= load->timeout_ms * KVX_MS);
+}
+
 void kvx_loads_emit(kvx_scheduler_t *scheduler, uint64_t now)
 {
 	for (kvx_sload_t *load = scheduler->loads; load; load = load->next) {
-		if (load->number && !load->sent) {
+		if (may_emit(load, now)) {
 			emit_load(scheduler, load);
 			load->sent = 1;
 			load->asked_ns = load->renewed_ns = now;
 			scheduler->reserved_bytes -= load->bytes;
 			load->bytes = 0;
 		}
-		if (load->must_emit_drop) {
+		if (load->must_emit_drop && load->sent) {
 			emit_drop(scheduler, load);
 		}
 	}
@@ -491,7 +640,7 @@ int kvx_loads_have_drops(const kvx_scheduler_t *scheduler)
 {
 	const kvx_sload_t *load = scheduler->loads;
 
-	while (load && !load->must_emit_drop) {
+	while (load && !(load->must_emit_drop && load->sent)) {
 		load = load->next;
 	}
 
@@ -639,7 +788,7 @@ static void add_load_sample(kvx_scheduler_t *scheduler, const kvx_sload_t *load)
 	kvx_cost_model_add_load(&scheduler->cost_model, load->cpu_tokens, load->disk_tokens, load->ns,
 				kv_now_ns(scheduler->env));
 	if (request && !load->failed) {
-		request->load_status = KVC_OK;
+		request->load_status = load->flags & KVX_MSG_MORE ? request->load_status : KVC_OK;
 		request->cpu_tokens += load->cpu_tokens;
 		request->disk_tokens += load->disk_tokens;
 		request->load_ns += load->ns;
@@ -663,7 +812,7 @@ void kvx_loads_take_report(kvx_scheduler_t *scheduler, const kvx_report_loaded_t
 	}
 	load->ranks_left--;
 	if (load->ranks_left == 0) {
-		scheduler->stats.loads_done += !load->failed;
+		scheduler->stats.loads_done += !load->failed && !(load->flags & KVX_MSG_MORE);
 		add_load_sample(scheduler, load);
 		free_load(scheduler, load);
 	}

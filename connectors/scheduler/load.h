@@ -13,6 +13,18 @@ void kvx_lease_cache_drop(kvx_scheduler_t *scheduler, kvx_request_t *request);
 /* Release the leases of a cached load. */
 void kvx_lease_cache_give_back(kvx_scheduler_t *scheduler, kvx_sload_t *load);
 
+/* Reserve an open load of tokens [ask->local, end), which stays cached until the engine admits the request. 0: there is
+ * no memory for it. */
+int kvx_open_load_reserve(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t end);
+/* That of the request which the engine has admitted; NULL: none. */
+kvx_sload_t *kvx_open_load_find(const kvx_scheduler_t *scheduler, uint64_t serial);
+/* The blocks of the first `units` units are stored: load them as a piece. 0: not now. */
+int kvx_open_load_split(kvx_scheduler_t *scheduler, kvx_sload_t *load, const kvc_key_source_t *source, uint32_t units);
+/* Nothing follows: load what the first `units` units have, and let the rest fail. */
+void kvx_open_load_close(kvx_scheduler_t *scheduler, kvx_sload_t *load, const kvc_key_source_t *source, uint32_t units);
+/* 1: a rank has not reported a load it was told of. */
+int kvx_loads_are_sent(const kvx_scheduler_t *scheduler);
+
 void kvx_loads_emit(kvx_scheduler_t *scheduler, uint64_t now);
 /* 1: the ranks are still to be told of a load whose request is gone. */
 int kvx_loads_have_drops(const kvx_scheduler_t *scheduler);

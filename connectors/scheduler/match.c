@@ -1,5 +1,6 @@
 /* Match: how much of a request is stored, and whether loading it pays. */
 #include "common/await.h"
+#include "scheduler/handover.h"
 #include "scheduler/keys.h"
 #include "scheduler/load.h"
 #include "scheduler/requests.h"
@@ -251,6 +252,21 @@ static void match_keys(kvx_scheduler_t *scheduler, const kvx_key_view_t *view, k
 	} while (match->why == KV_WHY_CONTENDED && kvx_scheduler_await_daemon(scheduler, since, until));
 }
 
+/* What is not stored yet is promised, if another instance computes it. 0: none does. */
+static int promise(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t end,
+		   kvx_hit_t *hit)
+{
+	const uint32_t promised = reserve_tables(scheduler, request, ask->tokens)
+					  ? kvx_handover_promise(scheduler, ask, request, hit->stored, end)
+					  : ask->local;
+
+	hit->tokens = promised - ask->local;
+	hit->async = promised > ask->local;
+	scheduler->stats.match_hits += promised > ask->local;
+
+	return promised > ask->local;
+}
+
 /* Search the store, and lease what is worth loading. Sets hit->why. */
 static void look_up(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t tokens,
 		    kvx_hit_t *hit)
@@ -272,6 +288,9 @@ static void look_up(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_reques
 	hit->why = match.why;
 	reach = hit->stored > ask->local ? hit->stored : ask->local;
 	end = view.n * scheduler->unit;
+	if (scheduler->handovers && promise(scheduler, ask, request, end, hit)) {
+		return;
+	}
 	count_missed(scheduler, match.why, end > reach ? end - reach : 0);
 	if (reach - ask->local < scheduler->min_tokens || request->failed) {
 		scheduler->stats.miss_tokens_refused += reach - ask->local;

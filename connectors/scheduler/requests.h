@@ -43,6 +43,7 @@ typedef struct kvx_request {
 	uint64_t retry_ns;   /* not before */
 	uint64_t generation; /* when saving began; another one: match again what is stored, and begin again */
 	int failed;          /* a load has failed: the store is not looked up again */
+	int was_sent;        /* it was handed over to another instance */
 	int unsavable;       /* its table is wrong or incomplete, or has garbage: nothing is saved until the next one */
 	uint32_t garbage_until; /* its synchronous load has failed: blocks before that token are valid when computed */
 	kvx_cost_query_t cost_query; /* last question to the cost model; now_ns 0: none */

@@ -514,6 +514,17 @@ int kvx_puts_are_due(const kvx_scheduler_t *scheduler, uint64_t now)
 	return 0;
 }
 
+int kvx_puts_are_open(const kvx_scheduler_t *scheduler, uint64_t serial)
+{
+	const kvx_sput_t *put = scheduler->puts;
+
+	while (put && put->serial != serial) {
+		put = put->next;
+	}
+
+	return put != NULL;
+}
+
 /* ---- telling the ranks ----------------------------------------------------------------------- */
 
 /* The daemon has this block of the put already. */

@@ -13,6 +13,8 @@ void kvx_puts_await(kvx_scheduler_t *scheduler, uint64_t now);
 void kvx_puts_emit(kvx_scheduler_t *scheduler);
 /* 1: a put is granted and not emitted, or an answer is due soon. */
 int kvx_puts_are_due(const kvx_scheduler_t *scheduler, uint64_t now);
+/* 1: a put of the request, which may be gone, is in progress. */
+int kvx_puts_are_open(const kvx_scheduler_t *scheduler, uint64_t serial);
 void kvx_puts_take_dropped(kvx_scheduler_t *scheduler, uint64_t handle);
 /* Give up what the request, which may be gone, has reserved since that step: it may be garbage. */
 void kvx_puts_revoke(kvx_scheduler_t *scheduler, uint64_t serial, uint32_t since);

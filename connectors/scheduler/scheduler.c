@@ -1,6 +1,7 @@
 /* The scheduler half: open, block tables, step messages, reports. */
 #include "scheduler/scheduler.h"
 #include "scheduler/config.h"
+#include "scheduler/handover.h"
 #include "scheduler/load.h"
 #include "scheduler/requests.h"
 #include "scheduler/save.h"
@@ -24,6 +25,7 @@ kvc_status_t kvx_scheduler_open_in(const kv_env_t *env, const kvx_scheduler_conf
 	scheduler->env = env;
 	scheduler->loads_end = &scheduler->loads;
 	scheduler->puts_end = &scheduler->puts;
+	scheduler->handovers_end = &scheduler->handovers;
 	scheduler->step = 1;
 	scheduler->generation = 1;
 	status = kvx_scheduler_apply_config(scheduler, config);
@@ -72,6 +74,7 @@ void kvx_scheduler_close(kvx_scheduler_t *scheduler)
 		return;
 	}
 	env = scheduler->env;
+	kvx_handovers_close(scheduler);
 	kvx_loads_close(scheduler);
 	kvx_puts_revoke_all(scheduler);
 	kvx_spaces_close(scheduler);
@@ -197,6 +200,7 @@ void kvx_scheduler_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uin
 	if (request) {
 		kvx_lease_cache_drop(scheduler, request); /* the engine computes without it */
 		kvx_request_advance(scheduler, ask, request, computed);
+		kvx_handover_advance(scheduler, ask, request);
 	}
 }
 
@@ -225,6 +229,7 @@ void kvx_scheduler_finish(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 		kvx_lease_cache_drop(scheduler, request);
 		kvx_loads_mark_unverified(scheduler, request);
 		kvx_loads_cancel(scheduler, request);
+		kvx_handover_end_request(scheduler, request);
 		kvx_requests_remove(&scheduler->requests, request);
 	}
 }
@@ -264,9 +269,10 @@ void kvx_scheduler_build_message(kvx_scheduler_t *scheduler, const void **p_byte
 	kvx_puts_await(scheduler, now);
 	now = kv_now_ns(scheduler->env);
 	kvx_loads_poll(scheduler, now);
+	kvx_handovers_poll(scheduler, now);
 
 	kvx_spaces_emit(scheduler);
-	kvx_loads_emit(scheduler, now);
+	kvx_loads_emit(scheduler, kv_now_ns(scheduler->env));
 	kvx_puts_emit(scheduler);
 	kvx_step_time_emit(scheduler);
 	emit_fence(scheduler);
@@ -289,8 +295,10 @@ int kvx_scheduler_has_pending(kvx_scheduler_t *scheduler)
 	(void)kvc_poll_us(scheduler->kvc, 0);
 	kvx_spaces_poll(scheduler, now);
 	(void)kvx_puts_poll(scheduler, now);
+	kvx_handovers_poll(scheduler, now);
 
-	return kvx_loads_have_drops(scheduler) || (kvx_daemon_is_alive(scheduler) && kvx_puts_are_due(scheduler, now));
+	return kvx_handovers_are_due(scheduler) || kvx_loads_have_drops(scheduler) ||
+	       (kvx_daemon_is_alive(scheduler) && kvx_puts_are_due(scheduler, now));
 }
 
 /* ---- reports --------------------------------------------------------------------------------- */

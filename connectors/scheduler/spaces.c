@@ -149,6 +149,7 @@ static void poll_space(kvx_scheduler_t *scheduler, kvx_sspace_t *space, uint64_t
 		log_rarely(scheduler, now, "a space cannot be opened: all in it is a miss");
 		kvc_space_close(space->space);
 		space->space = NULL;
+		space->closes++;
 		space->retry_ns = now + RETRY_NS;
 	}
 }

@@ -34,6 +34,7 @@ typedef struct kvx_sspace {
 	kvc_space_t *space; /* NULL: not requested, or refused */
 	int open;           /* it was open once */
 	int emitted;        /* the ranks know its number */
+	uint32_t closes;    /* its hand-overs of before have ended with the handle */
 	uint64_t retry_ns;
 } kvx_sspace_t;
 
@@ -43,7 +44,8 @@ typedef struct kvx_sload_part {
 	uint32_t *ids;            /* [n] */
 } kvx_sload_part_t;
 
-/* A load. Before the engine admits its request it is cached: only its leases exist (scheduler/load.c). */
+/* A load. Before the engine admits its request it is cached: only its leases exist (scheduler/load.c). An open load is
+ * of a hand-over: it has no leases yet, and shrinks by each piece that is split off. */
 typedef struct kvx_sload {
 	struct kvx_sload *next, **link; /* link: what points at this one; NULL: the leases were given back */
 	uint64_t number;                /* 0: cached */
@@ -64,10 +66,34 @@ typedef struct kvx_sload {
 	int failed, timed_out;         /* a rank loaded less; because of its deadline */
 	int cancelled, must_emit_drop; /* the request has ended; the ranks must be notified */
 	int blocks_lost;               /* the request has lost the blocks before the ranks reported */
+	int open;                      /* its blocks are still to be handed over */
 	uint32_t id_len;
 	char *id;
 	kvx_sload_part_t part[KVX_MAX_GROUPS];
 } kvx_sload_t;
+
+/* A side of a hand-over (scheduler/handover.c). */
+typedef struct kvx_shandover {
+	struct kvx_shandover *next, **link; /* link: what points at this one */
+	kvc_handover_t *handover;           /* NULL: not begun, or ended with its space */
+	uint32_t closes;                    /* of the space when it was begun */
+	uint64_t hash, serial;              /* of the request */
+	uint32_t space;
+	int sends;           /* 1: the producer's side */
+	int begun;           /* the daemon was asked */
+	int ended;           /* the producer's request has ended */
+	int aborted;         /* before it was computed */
+	int asking;          /* a chunk is not answered yet */
+	uint32_t units;      /* to hand over, or to load; of whole blocks */
+	uint32_t passed;     /* of them handed over, or given to the ranks */
+	uint32_t timeout_ms; /* 0: the daemon's */
+	uint64_t until_ns;   /* the end of the wait; 0: it has not begun */
+	uint32_t tries;      /* chunks in a row that found no room */
+	uint64_t retry_ns;   /* the next chunk is not sent before */
+	uint32_t keys_known; /* of the first units */
+	char transfer[KVC_MAX_TRANSFER + 1];
+	kvc_key_t keys[]; /* [units] */
+} kvx_shandover_t;
 
 typedef enum kvx_sput_step { KVX_SPUT_ASKED, KVX_SPUT_GRANTED, KVX_SPUT_SENT } kvx_sput_step_t;
 
@@ -145,6 +171,7 @@ struct kvx_scheduler {
 	kvx_sput_t *puts, **puts_end;
 	uint32_t load_count, put_count;
 	uint64_t load_number;
+	kvx_shandover_t *handovers, **handovers_end;
 
 	kvc_key_t *keys;  /* [KVX_RUN_BLOCKS + 1]: of one put */
 	uint64_t *events; /* the same */

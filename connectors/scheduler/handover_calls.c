@@ -1,0 +1,50 @@
+/* Hand-overs: what a request names by its keys, it hands over by them. */
+#include "scheduler/handover_calls.h"
+#include "scheduler/keys.h"
+#include "scheduler/requests.h"
+
+kvc_status_t kvx_scheduler_send_chunk(kvx_scheduler_t *scheduler, const kvx_ask_t *ask,
+				      const kvc_handover_chunk_t *chunk, kvc_handover_t **p_handover)
+{
+	const kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
+	kvc_handover_chunk_t named = *chunk;
+	kvx_key_view_t view;
+	uint32_t units;
+
+	if (!request) {
+		return KVC_ERR_ARG;
+	}
+	units = chunk->n + (chunk->partial > 0);
+	kvx_key_view_init(scheduler, ask, request, units * scheduler->unit, &view);
+	if (view.n < units) {
+		return KVC_ERR_STALE_EPOCH;
+	}
+	named.source = &view.source;
+
+	return kvc_handover_send(scheduler->spaces[request->space].space, &named, p_handover);
+}
+
+kvc_status_t kvx_scheduler_recv(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const char *transfer,
+				uint32_t timeout_ms, kvc_handover_t **p_handover)
+{
+	const kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
+
+	return request ? kvc_handover_recv(scheduler->spaces[request->space].space, transfer, timeout_ms, p_handover)
+		       : KVC_ERR_ARG;
+}
+
+kvc_status_t kvx_scheduler_select(kvx_scheduler_t *scheduler, const kvc_handover_select_t *select,
+				  kvc_handover_t **p_handover)
+{
+	return scheduler->spaces[0].open ? kvc_handover_select(scheduler->spaces[0].space, select, p_handover)
+					 : KVC_ERR_UNREACHABLE;
+}
+
+void kvx_scheduler_restart_saving(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
+{
+	kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
+
+	if (request) {
+		request->generation = 0;
+	}
+}
