@@ -48,6 +48,8 @@ class Request:
         self.block_hashes: list[bytes] = []
         self.lora_request = self.cache_salt = self.prompt_embeds = None
         self.skip_reading_prefix_cache = False
+        self.kv_transfer_params: dict[str, Any] | None = None
+        self.aborted = False
         self.mm_features: list[Any] = []
         self.max_tokens, self.num_prompt_tokens, self.num_output_tokens = 16, len(tokens), 0
         self.__dict__.update(attributes)
@@ -173,7 +175,8 @@ class Engine:
         foreign = options.get("foreign", 1)
         common = common_config(socket, name, self.breaker, LAYERS, hash="vllm:sha256:00" if foreign else None, weights=options.get("weights", "w"))
         self.scheduler = _kvd.Scheduler({
-            **common, "meta_class": Meta, "stats_class": dict, "lora_text": str, "unit_extras": self.extras, "forget": self.forget, "group_tokens": [BLOCK], "hash_tokens": BLOCK,
+            **common, "meta_class": Meta, "stats_class": dict, "lora_text": str, "unit_extras": self.extras, "forget": self.forget, "find_transfer": self.find_transfer, "transfer_params": lambda request, transfer: None if request.aborted else {"transfer_id": transfer},
+            "handover_ms": 20000, "group_tokens": [BLOCK], "hash_tokens": BLOCK,
             "writers": [(0, 0, 1, 0, LAYERS)], "max_blocks": BLOCKS, "foreign": foreign, "cost_model": 0, "mode": options.get("mode", 1), "wait_us": 5000000, "load_ms": 20000,
             "min_tokens": 0, "loads": options.get("loads", 1), "saves": options.get("saves", 1), "publishable": 0, "prefetch": options.get("prefetch", 0),
         })
@@ -182,6 +185,11 @@ class Engine:
 
     def forget(self, invalid: set[int], requests: dict[str, Any]) -> None:
         self.forgotten.append((set(invalid), list(requests)))
+
+    @staticmethod
+    def find_transfer(request: Request) -> tuple[bool, str] | None:
+        params = request.kv_transfer_params or {}
+        return ("do_remote_decode" in params, params["transfer_id"]) if "transfer_id" in params else None
 
     @staticmethod
     def extras(request: Request, at: int, units: int) -> list[bytes | None]:
