@@ -22,6 +22,7 @@ from vllm.logger import init_logger
 
 from kvd_vllm import _kvd, compat, digests, identity, layout, options, recovery, self_test, weights
 from kvd_vllm.errors import CircuitBreaker, Declined
+from kvd_vllm.handover import Handovers
 from kvd_vllm.metrics import KvdPromMetrics, KvdStats
 
 logger = init_logger("vllm.kvd")
@@ -92,6 +93,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self._pool: Any = None
         self._ways_told = False
         self._compat = compat.probe()
+        self._child = compat.is_child()
         self._attempt("start", lambda: self._open(vllm_config, kv_cache_config))
 
     # ---- start and end ---------------------------------------------------------------------------------------------
@@ -166,6 +168,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             text = "none" if request is None else adapters.text(request)
             return text + self._private if text else ""
 
+        wanted = self._options["handover"]
+        handovers = Handovers(str(config.engine_id), space.world, wanted and config.is_kv_producer, wanted and config.is_kv_consumer, self._child)
         c = self._c = _kvd.Scheduler(
             {
                 **self._common(),
@@ -173,6 +177,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
                 "stats_class": self._scheduler_stats,
                 "lora_text": lora_text,
                 "forget": self._forget,
+                "find_transfer": handovers.find if wanted else lambda request: None,
+                "transfer_params": handovers.params,
                 "unit_extras": lambda request, at, units: identity.unit_extras(request, at, units, space.hash_tokens),
                 "group_tokens": [group.block_tokens for group in space.groups],
                 "hash_tokens": space.hash_tokens,

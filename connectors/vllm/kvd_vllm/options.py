@@ -53,6 +53,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("min_tokens", 0, _number(0, 1 << 24), "shorter hits are not loaded; 0: one block"),
     Option("wait_us", 0, _number(0, 100000), "longest wait of a step that computes prompts for the daemon's answers; 0: 500, and a 128th of the step"),
     Option("load_ms", 0, _number(0, 600000), "deadline of a load; 0: 2000"),
+    Option("handover", True, _flag, "hand prompts over to other engines and receive them, as their `kv_transfer_params` say (docs/pd.md)"),
+    Option("handover_ms", 30000, _number(100, 86400000), "longest wait for a prompt that another engine hands over; the daemon's `handover.ttl` is the most"),
     Option("threads", 0, _number(0, 64), "threads that copy in a synchronous load; 0: chosen from the CPUs there are"),
     Option("sms", 0, _number(0, 1024), "multiprocessors of a GPU that a copy takes at most; 0: 4, with pieces below 4 KiB 8, where the link takes more 16"),
     Option("save_sms", 0, _number(0, 1024), "the same for a save, which runs at the same time as the engine's own kernels; 0: 2"),

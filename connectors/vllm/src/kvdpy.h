@@ -35,6 +35,7 @@
 	X(invalid_block_ids)                                                                                           \
 	X(kv_cache_block_copies)                                                                                       \
 	X(kv_connector_worker_meta)                                                                                    \
+	X(kv_transfer_params)                                                                                          \
 	X(lora_request)                                                                                                \
 	X(max_tokens)                                                                                                  \
 	X(mm_features)                                                                                                 \
@@ -188,6 +189,7 @@ typedef struct kvdpy_request {
 	PyObject_HEAD PyObject *request; /* vLLM's */
 	PyObject *id;                    /* its request_id */
 	PyObject *lora;                  /* text of its adapter, or None */
+	PyObject *transfer;              /* what self->find_transfer() has found; None: nothing */
 	const char *id_text;
 	uint32_t id_len;
 	uint32_t local;      /* tokens the engine had itself at the last match */
@@ -213,13 +215,16 @@ extern PyTypeObject *kvdpy_request_type;
 typedef struct kvdpy_scheduler {
 	PyObject_HEAD kvx_scheduler_t *scheduler;
 	kvdpy_breaker_t breaker;
-	PyObject *config;      /* keeps alive what the fields borrow from it */
-	PyObject *requests;    /* {request_id: kvdpy_request_t} */
-	PyObject *meta_class;  /* of what build_meta() returns: meta_class(message) */
-	PyObject *meta_empty;  /* one for all steps without a message */
-	PyObject *lora_text;   /* callable(lora_request) -> str; after a reset for None as well */
-	PyObject *unit_extras; /* callable(request, at, units) -> [bytes|None] */
-	PyObject *forget;      /* callable(block ids that a load has not filled, ids of the requests that live) */
+	PyObject *config;          /* keeps alive what the fields borrow from it */
+	PyObject *requests;        /* {request_id: kvdpy_request_t} */
+	PyObject *meta_class;      /* of what build_meta() returns: meta_class(message) */
+	PyObject *meta_empty;      /* one for all steps without a message */
+	PyObject *lora_text;       /* callable(lora_request) -> str; after a reset for None as well */
+	PyObject *unit_extras;     /* callable(request, at, units) -> [bytes|None] */
+	PyObject *find_transfer;   /* callable(request) -> (1: it is sent, 0: it is received; transfer id), or None */
+	PyObject *transfer_params; /* callable(request, transfer id) -> what the engine answers, or None */
+	uint32_t handover_ms;      /* longest wait for a prompt that another engine hands over */
+	PyObject *forget;          /* callable(block ids that a load has not filled, ids of the requests that live) */
 	uint32_t groups;
 	uint32_t block_tokens[KVDPY_MAX_GROUPS];
 	uint32_t hash_tokens;
@@ -259,8 +264,8 @@ int kvdpy_feed_tokens(kvdpy_scheduler_t *self, kvdpy_ask_t *ask, uint32_t upto);
 int kvdpy_append_blocks(kvdpy_scheduler_t *self, kvdpy_ask_t *ask, PyObject *tables, int append);
 /* The engine has taken its blocks. */
 void kvdpy_drop_blocks(kvdpy_scheduler_t *self, kvdpy_ask_t *ask);
-/* It has ended and is forgotten; 0, or -1 with an exception. */
-int kvdpy_request_finish(kvdpy_scheduler_t *self, PyObject *request);
+/* It has ended and is forgotten. The answer to request_finished(): (False, what names its hand-over, or None). */
+PyObject *kvdpy_request_finish(kvdpy_scheduler_t *self, PyObject *request);
 
 /* ---- prefetch.c ------------------------------------------------------------------------------ */
 

@@ -13,6 +13,7 @@ static void request_destroy(PyObject *object)
 	Py_XDECREF(r->request);
 	Py_XDECREF(r->id);
 	Py_XDECREF(r->lora);
+	Py_XDECREF(r->transfer);
 	kvdpy_free_object(object);
 }
 
@@ -95,6 +96,27 @@ static int read_request(kvdpy_scheduler_t *self, kvdpy_request_t *r)
 	return 0;
 }
 
+/* What its kv_transfer_params ask for. One that cannot be handed over is served like any other. */
+static int begin_transfer(kvdpy_scheduler_t *self, kvdpy_request_t *r)
+{
+	kvx_transfer_t transfer = {.struct_size = sizeof transfer};
+	int sends, failed;
+	kvdpy_ask_t ask;
+
+	r->transfer = PyObject_CallFunctionObjArgs(self->find_transfer, r->request, NULL);
+	if (!r->transfer || r->transfer == Py_None) {
+		return r->transfer ? 0 : -1;
+	}
+	failed = !PyArg_ParseTuple(r->transfer, "is", &sends, &transfer.id) || kvdpy_ask_known(self, r, &ask);
+	if (!failed) {
+		transfer.timeout_ms = sends ? 0 : self->handover_ms;
+		(void)(sends ? kvx_scheduler_send : kvx_scheduler_receive)(self->scheduler, &ask.ask, &transfer);
+		kvdpy_ask_end(&ask);
+	}
+
+	return failed ? -1 : 0;
+}
+
 static kvdpy_request_t *new_request(kvdpy_scheduler_t *self, PyObject *request, PyObject *id)
 {
 	kvdpy_request_t *r = (kvdpy_request_t *)PyType_GenericAlloc(kvdpy_request_type, 0);
@@ -105,6 +127,10 @@ static kvdpy_request_t *new_request(kvdpy_scheduler_t *self, PyObject *request, 
 	r->request = Py_NewRef(request);
 	r->id = Py_NewRef(id);
 	if (read_request(self, r) || PyDict_SetItem(self->requests, id, (PyObject *)r)) {
+		Py_DECREF((PyObject *)r);
+		return NULL;
+	}
+	if (has_value(request, kvdpy_names.kv_transfer_params) && begin_transfer(self, r)) {
 		Py_DECREF((PyObject *)r);
 		return NULL;
 	}
@@ -416,14 +442,33 @@ void kvdpy_drop_blocks(kvdpy_scheduler_t *self, kvdpy_ask_t *ask)
 	r->computed = 0;
 }
 
-int kvdpy_request_finish(kvdpy_scheduler_t *self, PyObject *request)
+/* What the engine answers to a request that is handed over. The consumer of one that ended in another way is told. New
+ * reference. */
+static PyObject *end_transfer(kvdpy_scheduler_t *self, const kvdpy_ask_t *ask)
+{
+	const kvdpy_request_t *r = ask->request;
+	PyObject *params = NULL;
+
+	if (r->transfer && r->transfer != Py_None && kvx_scheduler_has_sent(self->scheduler, &ask->ask)) {
+		params = PyObject_CallFunctionObjArgs(self->transfer_params, r->request,
+						      PyTuple_GetItem(r->transfer, 1), NULL);
+	}
+	if (!params || params == Py_None) {
+		kvx_scheduler_abort_send(self->scheduler, &ask->ask);
+	}
+
+	return params || PyErr_Occurred() ? params : Py_NewRef(Py_None);
+}
+
+PyObject *kvdpy_request_finish(kvdpy_scheduler_t *self, PyObject *request)
 {
 	kvx_ended_t ended = {.struct_size = sizeof ended};
+	PyObject *params, *answer = NULL;
 	kvdpy_ask_t ask;
 	int failed;
 
 	if (kvdpy_ask_begin(self, request, &ask)) {
-		return -1;
+		return NULL;
 	}
 
 	failed = kvdpy_read_u32_attribute(request, kvdpy_names.num_prompt_tokens, &ended.prompt_tokens) ||
@@ -432,10 +477,15 @@ int kvdpy_request_finish(kvdpy_scheduler_t *self, PyObject *request)
 	if (!failed && ask.request->admitted) {
 		kvx_scheduler_record_ended(self->scheduler, &ask.ask, &ended);
 	}
+	params = end_transfer(self, &ask);
 	kvx_scheduler_finish(self->scheduler, &ask.ask);
 	self->continuing -= self->continuing > 0 && ask.request->last_step == self->built_step;
-	failed |= PyDict_DelItem(self->requests, ask.request->id);
+	failed |= !params || PyDict_DelItem(self->requests, ask.request->id);
 	kvdpy_ask_end(&ask);
+	if (!failed) {
+		answer = params == Py_None ? Py_NewRef(self->released) : Py_BuildValue("(OO)", Py_False, params);
+	}
+	Py_XDECREF(params);
 
-	return failed ? -1 : 0;
+	return answer;
 }

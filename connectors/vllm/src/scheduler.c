@@ -211,7 +211,7 @@ static PyObject *close_scheduler(kvdpy_scheduler_t *self)
 	X(add_blocks, 3, run_add_blocks(self, args), KVDPY_NONE, "update_state_after_alloc")                           \
 	X(add_request, 1, add_request(self, args[0]), KVDPY_NONE, "on_new_request")                                    \
 	X(build_meta, 1, kvdpy_build_meta(self, args[0]), EMPTY, "build_connector_meta")                               \
-	X(finish_request, 2, kvdpy_request_finish(self, args[0]) ? NULL : RELEASED, RELEASED, "request_finished")      \
+	X(finish_request, 2, kvdpy_request_finish(self, args[0]), RELEASED, "request_finished")                        \
 	X(take_output, 1, take_output(self, args[0]), KVDPY_NONE, "update_connector_output")                           \
 	X(has_pending, 0, PyBool_FromLong(kvx_scheduler_has_pending(self->scheduler)), NO, "has_pending_push_work")    \
 	X(take_stats, 0, DELTA, KVDPY_NONE, "get_kv_connector_stats")                                                  \
@@ -240,6 +240,9 @@ static const kvdpy_key_t own_keys[] = {
 	OWN("O", lora_text),
 	OWN("O", unit_extras),
 	OWN("O", forget),
+	OWN("O", find_transfer),
+	OWN("O", transfer_params),
+	OWN("i", handover_ms),
 	OWN("i", hash_tokens),
 	OWN("i", foreign),
 	OWN("i", loads),

@@ -1,6 +1,8 @@
 /* The walk over one step of vLLM's scheduler: block tables grow, computed tokens advance, a step message comes out. */
 #include "kvdpy.h"
 
+#define PEER_WAIT_US 1000u /* a new request may come */
+
 /* One request of the step. */
 typedef struct kvdpy_item {
 	kvdpy_request_t *r;   /* borrowed from self->requests */
@@ -225,6 +227,15 @@ static int walk_step(kvdpy_scheduler_t *self, PyObject *output)
 	return failed;
 }
 
+/* The engine has nothing to compute, and would ask again at once. */
+static void await_peer(kvdpy_scheduler_t *self)
+{
+	PyThreadState *state = PyEval_SaveThread();
+
+	(void)kvx_scheduler_wait(self->scheduler, PEER_WAIT_US);
+	PyEval_RestoreThread(state);
+}
+
 PyObject *kvdpy_build_meta(kvdpy_scheduler_t *self, PyObject *output)
 {
 	kvdpy_message_t message = {.after_computing = self->request_count > 0};
@@ -235,6 +246,9 @@ PyObject *kvdpy_build_meta(kvdpy_scheduler_t *self, PyObject *output)
 		return NULL;
 	}
 	self->step = self->step == UINT32_MAX ? 1 : self->step + 1;
+	if (self->request_count == 0 && kvx_scheduler_awaits_peer(self->scheduler)) {
+		await_peer(self);
+	}
 
 	kvx_scheduler_build_message(self->scheduler, &message.bytes, &message.len);
 	if (message.len == 0) {

@@ -1,0 +1,73 @@
+"""Hand-overs: what the kv_transfer_params of a request ask for, and what an engine answers to one that it has computed for another. The names are those of vLLM's own
+connectors, so that their proxies work unmodified; `transfer_id` is ours."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+logger = logging.getLogger("vllm.kvd")
+
+MAX_TRANSFER = 128  # bytes: KVC_MAX_TRANSFER
+FINISHED = ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED")
+
+
+def _transfer_id(value: Any) -> str:
+    if not isinstance(value, str) or not 0 < len(value.encode(errors="replace")) <= MAX_TRANSFER or not value.isprintable():
+        raise ValueError(f"transfer_id must be 1 to {MAX_TRANSFER} bytes of printable text")
+    return value
+
+
+@dataclass
+class Handovers:
+    """Of one engine. `sends` and `receives` are its role; child: other connectors of a MultiConnector may hand over as well, and answer with the same names."""
+
+    engine_id: str
+    ranks: int
+    sends: bool
+    receives: bool
+    child: bool
+    complaints: int = 0
+
+    def find(self, request: Any) -> tuple[bool, str] | None:
+        """Whether the request is sent or received, and its transfer id. None: neither, or it is another connector's."""
+        params = request.kv_transfer_params
+        try:
+            named = params.get("transfer_id")
+            wants_send = bool(params.get("do_remote_decode"))
+            if named is None and (self.child or not wants_send):
+                return None
+            transfer = _transfer_id(named) if named is not None else secrets.token_hex(16)
+        except (AttributeError, ValueError) as error:
+            return self._complain(request, str(error))
+        if not (self.sends if wants_send else self.receives):
+            return self._complain(request, f"kv_role keeps it from being {'sent' if wants_send else 'received'}")
+        return wants_send, transfer
+
+    def params(self, request: Any, transfer: str) -> dict[str, Any] | None:
+        """For the engine that goes on with a request that has been computed; None: it has not been."""
+        if request.status.name not in FINISHED:
+            return None
+        if self.child:
+            return {"transfer_id": transfer}
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "transfer_id": transfer,
+            "remote_engine_id": self.engine_id,
+            "remote_request_id": request.request_id,
+            "remote_block_ids": None,
+            "remote_host": socket.gethostname(),
+            "remote_port": None,
+            "remote_num_tokens": request.num_prompt_tokens,
+            "tp_size": self.ranks,
+        }
+
+    def _complain(self, request: Any, why: str) -> None:
+        """The request is served without a hand-over. Said for the first ones only: clients choose the parameters."""
+        self.complaints += 1
+        if self.complaints <= 10:
+            logger.warning("kvd: request %s is not handed over: %s", request.request_id, why)
