@@ -60,7 +60,7 @@ class Requests:
         if "image" in r:
             prompt["multi_modal_data"] = dict(image=image(r["image"]))
         params = SamplingParams(temperature=0, max_tokens=r.get("max_tokens", 16), ignore_eos=True, logprobs=0, detokenize=False,
-                                allowed_token_ids=r.get("allowed"))
+                                allowed_token_ids=r.get("allowed"), extra_args=dict(kv_transfer_params=r["params"]) if r.get("params") else None)
         self.started[i] = time.perf_counter()
         name = f"{os.getpid()}-{i}"
         self.ids[name] = i
@@ -74,7 +74,7 @@ class Requests:
             answer["ttft_ms"] = ms
         answer.update(tokens=list(one.token_ids), cached=output.num_cached_tokens)
         if output.finished:
-            answer.update(ms=ms, finish=one.finish_reason,
+            answer.update(ms=ms, finish=one.finish_reason, params=output.kv_transfer_params,
                           logprobs=[p[t].logprob for p, t in zip(one.logprobs or [], one.token_ids)])
 
     def turn(self) -> None:
@@ -99,7 +99,16 @@ class Requests:
             if time.monotonic() > end:
                 raise TimeoutError(f"{sum(not a['finish'] for a in self.answers)} requests have not ended after {limit_s} s")
             self.turn()
+        if any(r.get("params") for r in self.requests):
+            go_on(self.engine)
         return dict(answers=self.answers, steps=self.step, step_ms=self.step_ms)
+
+
+def go_on(engine: Any, limit_s: float = 20.0) -> None:
+    """What a server does without being asked: steps without requests, while the connector wants them."""
+    end = time.monotonic() + limit_s
+    while hasattr(engine.engine_core, "engine_core") and core(engine).scheduler.has_requests() and time.monotonic() < end:
+        pump(engine)
 
 
 def core(engine: Any) -> Any:

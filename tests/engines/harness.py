@@ -58,6 +58,7 @@ class Answer:
     ttft_ms: float | None
     ms: float | None
     finish: str
+    params: dict[str, Any] | None = None  # kv_transfer_params that the engine has answered
 
 
 def die_with_parent() -> None:
