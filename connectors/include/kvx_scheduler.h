@@ -189,15 +189,19 @@ typedef struct kvx_transfer {
 	/* send(): how long it waits for a consumer, from its last chunk on. receive(): how long match()'s promise waits
 	 * for all of it. 0: the daemon's handover.ttl, which is the most. */
 	uint32_t timeout_ms;
+	/* Of one group: the tokens of the prompt after its last whole block, which travel in a private block. The block
+	 * must not change after the prompt is computed. n_tokens 0, or of one side only: the consumer computes them. */
+	const uint32_t *tokens;
+	uint32_t n_tokens;
 } kvx_transfer_t;
-/* Hand the whole blocks of ask->tokens, the prompt, over to the instance that receives this transfer: each as soon as
- * it is visible, the last ones after kvx_scheduler_finish(). Once for a request, before it is computed. Without a
- * daemon nothing is handed over. KVC_ERR_ARG, KVC_ERR_EXISTS, KVC_ERR_NOMEM. */
+/* Hand ask->tokens, the prompt, over to the instance that receives this transfer: each block as soon as it is visible,
+ * the last ones after kvx_scheduler_finish(). Once for a request, before it is computed. Without a daemon nothing is
+ * handed over. KVC_ERR_ARG, KVC_ERR_EXISTS, KVC_ERR_NOMEM. */
 KVC_API kvc_status_t kvx_scheduler_send(kvx_scheduler_t *scheduler, const kvx_ask_t *ask,
 					const kvx_transfer_t *transfer);
-/* The request's prompt, ask->tokens, is computed by another instance. From now on match() answers with all its whole
- * blocks (hit->async), unless they are stored already, and the load lasts until the last one has come, the producer has
- * ended, or the time is up. Once for a request. Errors as above. */
+/* The request's prompt, ask->tokens, is computed by another instance. From now on match() answers with all of it that
+ * is handed over (hit->async), unless that is stored already, and the load lasts until the last block has come, the
+ * producer has ended, or the time is up. Once for a request. Errors as above. */
 KVC_API kvc_status_t kvx_scheduler_receive(kvx_scheduler_t *scheduler, const kvx_ask_t *ask,
 					   const kvx_transfer_t *transfer);
 /* The request will not be computed: its consumer is told at once. Before kvx_scheduler_finish(); of one that is not

@@ -7,6 +7,9 @@
  * engine asks kvx_scheduler_has_pending(). The keys of a prompt are copied, because the producer goes on after its
  * request has ended, and the consumer leases between the calls for its request.
  *
+ * The tokens after the last whole block travel in a private block, saved and leased under a key of this hand-over alone
+ * (docs/decisions/044). Without it the hand-over goes on, and the consumer computes them.
+ *
  * A producer begins with an empty chunk, so that the daemon can tell the consumer of its death. What is visible is
  * looked up in the mirror, like a match: the saves themselves need not be followed. */
 #include "scheduler/handover.h"
@@ -18,9 +21,11 @@
 
 #include "kv/log.h"
 
-#define RETRY_MS 20u    /* before a chunk is sent again that found no room, or whose block was not visible */
-#define TRIES    50u    /* of a request that has ended: its consumer waits, and may lease what is still there */
-#define LATE_MS  10000u /* a request that ended so long ago has saved all that it will */
+#define RETRY_MS      20u    /* before a chunk is sent again that found no room, or whose block was not visible */
+#define PRIVATE_TRIES 3u     /* a private block that is not there by then was not saved */
+#define TRIES         50u    /* of a request that has ended: its consumer waits, and may lease what is still there */
+#define TAKE_MS       1000u  /* a consumer that wants nothing more waits so long for its producer to begin */
+#define LATE_MS       10000u /* a request that ended so long ago has saved all that it will */
 
 /* ---- as objects ------------------------------------------------------------------------------ */
 
@@ -74,7 +79,7 @@ static kvc_status_t add_handover(kvx_scheduler_t *scheduler, const kvx_ask_t *as
 	kvx_shandover_t *h;
 	uint32_t units;
 
-	if (!kvx_ask_is_sound(ask) || len == 0 || len > KVC_MAX_TRANSFER) {
+	if (!kvx_ask_is_sound(ask) || len == 0 || len > KVC_MAX_TRANSFER || transfer->n_tokens > ask->tokens) {
 		return KVC_ERR_ARG;
 	}
 	request = kvx_requests_find_or_add(&scheduler->requests, ask->id, ask->id_len);
@@ -89,9 +94,16 @@ static kvc_status_t add_handover(kvx_scheduler_t *scheduler, const kvx_ask_t *as
 		return KVC_ERR_ARG;
 	}
 	units = whole_units(scheduler, ask->tokens);
-	h = kv_alloc(scheduler->env, sizeof *h + units * sizeof *h->keys);
+	h = kv_alloc(scheduler->env,
+		     sizeof *h + (units + UINT64_C(1)) * sizeof *h->keys + transfer->n_tokens * sizeof *h->tokens);
 	if (!h) {
 		return KVC_ERR_NOMEM;
+	}
+	h->tokens = (uint32_t *)(void *)(h->keys + units + 1);
+	if (transfer->tokens && scheduler->group_count == 1 &&
+	    transfer->n_tokens == ask->tokens - units * scheduler->unit) {
+		h->partial = transfer->n_tokens;
+		memcpy(h->tokens, transfer->tokens, h->partial * sizeof *h->tokens);
 	}
 	h->hash = request->hash;
 	h->serial = request->serial;
@@ -123,7 +135,12 @@ static void key_at(void *ctx, uint32_t i, kvc_key_t *key)
 {
 	const kvx_shandover_t *h = ctx;
 
-	*key = i < h->keys_known ? h->keys[i] : (kvc_key_t){{0}}; /* the key of no block */
+	*key = (kvc_key_t){{0}}; /* the key of no block */
+	if (i < h->keys_known) {
+		*key = h->keys[i];
+	} else if (i >= h->units && h->key_known) {
+		*key = h->keys[h->units];
+	}
 }
 
 static kvc_key_source_t key_source(kvx_shandover_t *h)
@@ -136,13 +153,17 @@ static void copy_keys(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kv
 {
 	kvx_key_view_t view;
 
-	if (h->keys_known == h->units || request->space != h->space) {
+	if (request->space != h->space) {
 		return;
 	}
 	kvx_key_view_init(scheduler, ask, request, h->units * scheduler->unit, &view);
 	for (uint32_t i = h->keys_known; i < view.n && !view.bad; i++) {
 		view.source.key(&view, i, &h->keys[i]);
 		h->keys_known += !view.bad;
+	}
+	if (h->partial > 0 && !h->key_known && h->keys_known == h->units && view.space) {
+		h->key_known = kvc_private_key(view.space, h->units ? &h->keys[h->units - 1] : NULL, h->transfer,
+					       h->tokens, h->partial, &h->keys[h->units]) == KVC_OK;
 	}
 }
 
@@ -172,6 +193,7 @@ static kvc_status_t send_chunk(kvx_scheduler_t *scheduler, kvx_shandover_t *h, u
 		.source = &source,
 		.last = last,
 		.ttl_ms = h->timeout_ms,
+		.partial = last && n == h->units && h->partial_put ? h->partial : 0,
 	};
 	const kvc_status_t status = kvc_handover_send(space->space, &chunk, &h->handover);
 
@@ -193,6 +215,9 @@ static int may_retry(kvx_shandover_t *h, kvc_status_t status, uint64_t now)
 {
 	h->retry_ns = now + RETRY_MS * KVX_MS;
 	h->tries++;
+	if (status == KVC_MISS && h->tries >= PRIVATE_TRIES) {
+		h->partial = 0;
+	}
 
 	return (status == KVC_ERR_BUSY || status == KVC_MISS) && !(h->ended && h->tries > TRIES);
 }
@@ -213,11 +238,17 @@ static int take_answer(kvx_shandover_t *h, const kvc_handover_info_t *info, uint
 	return 1;
 }
 
+/* As far as it will come. */
+static int has_private_block(const kvx_scheduler_t *scheduler, const kvx_shandover_t *h)
+{
+	return h->partial == 0 || (h->partial_put && !kvx_puts_are_open(scheduler, h->serial));
+}
+
 /* The next chunk, if there is one. 0: the hand-over has failed. */
 static int send_next(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64_t now)
 {
 	const uint32_t n = visible_units(scheduler, h);
-	const int last = n == h->units || is_saved(scheduler, h, now);
+	const int last = (n == h->units && has_private_block(scheduler, h)) || is_saved(scheduler, h, now);
 	kvc_status_t status;
 
 	if (now < h->retry_ns || (h->begun && n == h->passed && !last)) {
@@ -271,12 +302,19 @@ static void poll_producer(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64
 	}
 }
 
-void kvx_handover_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request)
+void kvx_handover_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request)
 {
 	kvx_shandover_t *h = scheduler->handovers ? find_handover(scheduler, request->serial) : NULL;
 
-	if (h && h->sends) {
-		copy_keys(scheduler, ask, request, h);
+	if (!h || !h->sends) {
+		return;
+	}
+	copy_keys(scheduler, ask, request, h);
+	if (h->key_known && !h->partial_put && request->computed >= h->units * scheduler->unit + h->partial) {
+		h->partial_put = 1;
+		kvx_put_start_private(scheduler, request,
+				      h->units * scheduler->unit / scheduler->groups[0].block_tokens,
+				      &h->keys[h->units]);
 	}
 }
 
@@ -358,12 +396,34 @@ static void begin_receiving(kvx_scheduler_t *scheduler, kvx_shandover_t *h)
 	}
 }
 
+/* All is stored but the private block: the daemon's answer tells whether that is there. 1: it is. */
+static int await_private_block(kvx_scheduler_t *scheduler, const kvx_shandover_t *h, kvc_handover_info_t *info)
+{
+	const uint64_t since = kv_now_ns(scheduler->env), until = since + scheduler->wait_us * UINT64_C(1000);
+	int more = h->partial > 0;
+
+	while (more && info->state == KVC_HANDOVER_ASKED) {
+		more = kvx_scheduler_await_daemon(scheduler, since, until);
+		get_info(scheduler, h, info);
+	}
+
+	return h->partial > 0 && info->state == KVC_HANDOVER_COMPLETE && info->partial == h->partial;
+}
+
+/* Tokens of the prompt, `most` at the most, that a hand-over can bring. */
+static uint32_t promised_tokens(const kvx_scheduler_t *scheduler, const kvx_shandover_t *h, uint32_t most)
+{
+	const uint32_t whole = h->units * scheduler->unit;
+
+	return most >= whole ? whole + (h->key_known ? h->partial : 0) : whole_units(scheduler, most) * scheduler->unit;
+}
+
 uint32_t kvx_handover_promise(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t stored,
 			      uint32_t most)
 {
 	kvx_shandover_t *h = scheduler->handovers ? find_handover(scheduler, request->serial) : NULL;
 	kvc_handover_info_t info;
-	uint32_t end;
+	uint32_t end, partial;
 
 	if (!h || h->sends || request->failed) {
 		return ask->local;
@@ -371,19 +431,21 @@ uint32_t kvx_handover_promise(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, 
 	begin_receiving(scheduler, h);
 	get_info(scheduler, h, &info);
 	copy_keys(scheduler, ask, request, h);
-	end = whole_units(scheduler, most < h->units * scheduler->unit ? most : h->units * scheduler->unit) *
-	      scheduler->unit;
-	if (stored >= most || is_over(&info) || end <= ask->local || h->keys_known * scheduler->unit < end) {
+	end = promised_tokens(scheduler, h, most);
+	if (end <= ask->local || h->keys_known * scheduler->unit < end - end % scheduler->unit ||
+	    (stored >= most ? !await_private_block(scheduler, h, &info) : is_over(&info))) {
 		return ask->local;
 	}
+	partial = end > h->units * scheduler->unit ? h->partial : 0;
 
-	return kvx_open_load_reserve(scheduler, ask, request, end) ? end : ask->local;
+	return kvx_open_load_reserve(scheduler, ask, request, end - partial, partial) ? end : ask->local;
 }
 
 static void end_receiving(kvx_scheduler_t *scheduler, const kvx_shandover_t *h, const kvc_handover_info_t *info,
 			  int unwanted)
 {
-	const uint64_t complete = info->state == KVC_HANDOVER_COMPLETE && info->n >= h->units;
+	const uint64_t complete =
+		info->state == KVC_HANDOVER_COMPLETE && info->n >= h->units && info->partial == h->partial;
 
 	scheduler->stats.handovers_received += complete;
 	scheduler->stats.handovers_receive_failed += !complete;
@@ -393,34 +455,68 @@ static void end_receiving(kvx_scheduler_t *scheduler, const kvx_shandover_t *h, 
 	}
 }
 
+/* Of what has come; the private block counts as a whole one. */
+static uint32_t units_to_lease(const kvx_scheduler_t *scheduler, const kvx_shandover_t *h,
+			       const kvc_handover_info_t *info)
+{
+	const int has_private = info->n == h->units && h->partial > 0 && info->partial == h->partial;
+
+	return (info->n < h->units ? info->n : h->units) +
+	       (has_private ? scheduler->groups[0].block_tokens / scheduler->unit : 0);
+}
+
+/* The producer has not begun. If the consumer ends the entry now, the producer begins another one, which nobody takes.
+ */
+static int awaits_producer(const kvx_scheduler_t *scheduler, const kvx_shandover_t *h, uint64_t now)
+{
+	kvc_handover_info_t info;
+
+	get_info(scheduler, h, &info);
+
+	return now < h->until_ns && info.state <= KVC_HANDOVER_AWAITED && info.status == KVC_PENDING;
+}
+
+/* Load what has come of it. 1: nothing more is loaded. */
+static int poll_open_load(kvx_scheduler_t *scheduler, kvx_shandover_t *h, kvx_sload_t *load, int unwanted, uint64_t now)
+{
+	const kvc_key_source_t source = key_source(h);
+	kvc_handover_info_t info;
+	uint32_t n;
+
+	get_info(scheduler, h, &info);
+	if (unwanted || is_over(&info) || now >= h->until_ns) {
+		end_receiving(scheduler, h, &info, unwanted);
+		kvx_open_load_close(scheduler, load, &source, unwanted ? 0 : units_to_lease(scheduler, h, &info));
+		return 1;
+	}
+	n = info.n < h->units ? info.n : h->units;
+	if (n > h->passed && kvx_open_load_split(scheduler, load, &source, n)) {
+		h->passed = n;
+		scheduler->stats.handover_pieces++;
+	}
+
+	return 0;
+}
+
 static void poll_consumer(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64_t now)
 {
 	const kvx_request_t *request = kvx_requests_find_serial(&scheduler->requests, h->hash, h->serial);
 	kvx_sload_t *load = kvx_open_load_find(scheduler, h->serial);
 	const int unwanted = !request || request->failed;
-	const kvc_key_source_t source = key_source(h);
-	kvc_handover_info_t info;
 
-	if (load) {
-		get_info(scheduler, h, &info);
-		if (!unwanted && !is_over(&info) && now < h->until_ns) {
-			const uint32_t n = info.n < h->units ? info.n : h->units;
-
-			if (n > h->passed && kvx_open_load_split(scheduler, load, &source, n)) {
-				h->passed = n;
-				scheduler->stats.handover_pieces++;
-			}
-			return;
-		}
-		end_receiving(scheduler, h, &info, unwanted);
-		kvx_open_load_close(scheduler, load, &source, unwanted ? 0 : info.n < h->units ? info.n : h->units);
-	} else if (request && request->groups[0].n == 0) {
-		return; /* not admitted yet */
+	if (load ? !poll_open_load(scheduler, h, load, unwanted, now) : request && request->groups[0].n == 0) {
+		return; /* more is to come, or it is not admitted yet */
 	}
 	if (!h->begun && kvx_space_miss_reason(scheduler, h->space) == KV_WHY_NONE) {
 		begin_receiving(scheduler, h); /* it is taken, although there was nothing to load */
 	}
-	free_handover(scheduler, h, 0); /* the leases asked for come before this in the queue to the daemon */
+	if (!h->ended) {
+		h->ended = 1;
+		h->until_ns = h->until_ns < now + TAKE_MS * KVX_MS ? h->until_ns : now + TAKE_MS * KVX_MS;
+	}
+	if (!awaits_producer(scheduler, h, now)) {
+		free_handover(scheduler, h, 0); /* leases asked for come before this in the queue to the daemon */
+	}
 }
 
 /* ---- all ------------------------------------------------------------------------------------- */
@@ -447,7 +543,7 @@ void kvx_handovers_poll(kvx_scheduler_t *scheduler, uint64_t now)
 int kvx_scheduler_awaits_peer(const kvx_scheduler_t *scheduler)
 {
 	for (const kvx_shandover_t *h = scheduler->handovers; h; h = h->next) {
-		if (h->sends ? h->ended : kvx_open_load_find(scheduler, h->serial) != NULL) {
+		if (h->ended || (!h->sends && kvx_open_load_find(scheduler, h->serial))) {
 			return !kvx_loads_are_sent(scheduler);
 		}
 	}

@@ -8,13 +8,13 @@
  * it has an open load. Returns their number from the start, ask->local: there are none. */
 uint32_t kvx_handover_promise(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t stored,
 			      uint32_t most);
-/* The request is about to compute: keys of its prompt become known. */
-void kvx_handover_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request);
+/* The request is about to compute: keys of its prompt become known, and its last tokens are saved. */
+void kvx_handover_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request);
 /* It has ended. What is saved of it is handed over all the same. */
 void kvx_handover_end_request(kvx_scheduler_t *scheduler, const kvx_request_t *request);
 /* Hand over what has become visible, load what has been handed over. */
 void kvx_handovers_poll(kvx_scheduler_t *scheduler, uint64_t now);
-/* 1: prompts of requests that have ended are still handed over. */
+/* 1: prompts of requests that have ended are still handed over, or to be taken. */
 int kvx_handovers_are_due(const kvx_scheduler_t *scheduler);
 void kvx_handovers_close(kvx_scheduler_t *scheduler);
 

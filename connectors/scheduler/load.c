@@ -98,12 +98,18 @@ static size_t record_bytes(const kvx_scheduler_t *scheduler, uint32_t tokens)
 	return bytes;
 }
 
-/* A load of the blocks that each group has in tokens [ask->local, end). One allocation, for the ids and the request's
- * id no more than for its record. */
-static kvx_sload_t *create_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request,
-				uint32_t end)
+/* Tokens of the block that a private block fills in part. */
+static uint32_t partial_room(const kvx_scheduler_t *scheduler, uint32_t partial)
 {
-	const size_t bytes = record_bytes(scheduler, end);
+	return partial > 0 ? scheduler->groups[0].block_tokens : 0;
+}
+
+/* A load of the blocks that each group has in tokens [ask->local, end), and of a private block of the first group. One
+ * allocation, for the ids and the request's id no more than for its record. */
+static kvx_sload_t *create_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request,
+				uint32_t end, uint32_t partial)
+{
+	const size_t bytes = record_bytes(scheduler, end + partial_room(scheduler, partial));
 	const kvc_space_t *space = scheduler->spaces[request->space].space;
 	kvx_sload_t *load = kv_alloc(scheduler->env, sizeof *load + bytes);
 	uint32_t *ids = (uint32_t *)(void *)(load + 1);
@@ -117,12 +123,14 @@ static kvx_sload_t *create_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask
 	load->generation = scheduler->generation;
 	load->local = ask->local;
 	load->units = end / scheduler->unit;
+	load->partial = partial;
 	for (uint32_t g = 0; g < scheduler->group_count; g++) {
 		const uint32_t local = ask->local / scheduler->groups[g].block_tokens;
 		uint32_t first = 0, last = 0;
 
 		kvc_group_range(space, scheduler->groups[g].id, load->units, &first, &last);
 		first = first > local ? first : local;
+		last += g == 0 && partial > 0;
 		if (first < last) {
 			load->part[load->parts++] =
 				(kvx_sload_part_t){.index = g, .first = first, .n = last - first, .ids = ids};
@@ -196,7 +204,7 @@ static kvc_status_t start_lease(kvx_scheduler_t *scheduler, const kvx_ask_t *ask
 	if (scheduler->load_count >= KVX_LOADS_MAX || !kvx_message_reserve(scheduler, record_bytes(scheduler, end))) {
 		return KVC_ERR_LIMIT;
 	}
-	load = create_load(scheduler, ask, request, end);
+	load = create_load(scheduler, ask, request, end, 0);
 	if (!load) {
 		return KVC_ERR_NOMEM;
 	}
@@ -345,7 +353,8 @@ static void trim_load(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask, ui
 {
 	const uint32_t block_tokens = scheduler->groups[0].block_tokens;
 	kvx_sload_part_t *part = &load->part[0];
-	const uint32_t local = ask->local / block_tokens, end = units * scheduler->unit / block_tokens;
+	const uint32_t local = ask->local / block_tokens;
+	const uint32_t end = units * scheduler->unit / block_tokens + (load->partial > 0);
 
 	if (scheduler->group_count > 1) {
 		return; /* leased for exactly these units */
@@ -357,8 +366,9 @@ static void trim_load(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask, ui
 /* The request's cached load, cut to units [local, units), without leases if they are lost; NULL: match() has found
  * less. It goes to the end of the list. */
 static kvx_sload_t *take_cached(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request,
-				uint32_t units)
+				uint32_t tokens)
 {
+	const uint32_t units = tokens / scheduler->unit;
 	kvx_sload_t *load = request->cached;
 
 	if (!load || !covers_blocks(scheduler, ask, request, units)) {
@@ -368,6 +378,9 @@ static kvx_sload_t *take_cached(kvx_scheduler_t *scheduler, const kvx_ask_t *ask
 	request->cached = NULL;
 	unlink_load(scheduler, load);
 	append_load(scheduler, load);
+	if (tokens < load->units * scheduler->unit + load->partial) {
+		load->partial = 0;
+	}
 	trim_load(scheduler, ask, units, load);
 	if (load->generation != scheduler->generation || worst_lease_state(load) != KVC_OK) {
 		release_leases(load);
@@ -401,7 +414,7 @@ void kvx_scheduler_start_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, 
 	if (!request || !hit || hit->tokens == 0) {
 		return;
 	}
-	load = take_cached(scheduler, ask, request, (ask->local + hit->tokens) / scheduler->unit);
+	load = take_cached(scheduler, ask, request, ask->local + hit->tokens);
 	if (!load) {
 		return;
 	}
@@ -425,15 +438,16 @@ void kvx_scheduler_start_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, 
 
 /* ---- loads of a hand-over, in pieces --------------------------------------------------------- */
 
-int kvx_open_load_reserve(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t end)
+int kvx_open_load_reserve(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t end,
+			  uint32_t partial)
 {
-	if (request->cached &&
-	    (!request->cached->open || !covers_blocks(scheduler, ask, request, end / scheduler->unit))) {
+	if (request->cached && (!request->cached->open || request->cached->partial != partial ||
+				!covers_blocks(scheduler, ask, request, end / scheduler->unit))) {
 		kvx_lease_cache_drop(scheduler, request);
 	}
 	if (!request->cached && scheduler->load_count < KVX_LOADS_MAX &&
-	    kvx_message_reserve(scheduler, record_bytes(scheduler, end))) {
-		request->cached = create_load(scheduler, ask, request, end);
+	    kvx_message_reserve(scheduler, record_bytes(scheduler, end + partial_room(scheduler, partial)))) {
+		request->cached = create_load(scheduler, ask, request, end, partial);
 	}
 	if (!request->cached) {
 		return 0;
@@ -484,6 +498,7 @@ static kvx_sload_t *split_blocks(kvx_scheduler_t *scheduler, kvx_sload_t *load, 
 	*piece = *load;
 	piece->next = NULL;
 	piece->open = 0;
+	piece->partial = 0;
 	piece->number = ++scheduler->load_number;
 	piece->flags |= KVX_MSG_MORE;
 	piece->bytes = bytes;

@@ -13,9 +13,10 @@ void kvx_lease_cache_drop(kvx_scheduler_t *scheduler, kvx_request_t *request);
 /* Release the leases of a cached load. */
 void kvx_lease_cache_give_back(kvx_scheduler_t *scheduler, kvx_sload_t *load);
 
-/* Reserve an open load of tokens [ask->local, end), which stays cached until the engine admits the request. 0: there is
- * no memory for it. */
-int kvx_open_load_reserve(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t end);
+/* Reserve an open load of tokens [ask->local, end), and `partial` more in the block after them, which stays cached
+ * until the engine admits the request. 0: there is no memory for it. */
+int kvx_open_load_reserve(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t end,
+			  uint32_t partial);
 /* That of the request which the engine has admitted; NULL: none. */
 kvx_sload_t *kvx_open_load_find(const kvx_scheduler_t *scheduler, uint64_t serial);
 /* The blocks of the first `units` units are stored: load them as a piece. 0: not now. */

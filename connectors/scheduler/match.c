@@ -276,10 +276,9 @@ static void look_up(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_reques
 	uint32_t reach, end;
 
 	kvx_key_view_init(scheduler, ask, request, tokens, &view);
-	if (view.n == 0) {
-		return;
+	if (view.n > 0) {
+		match_keys(scheduler, &view, &match);
 	}
-	match_keys(scheduler, &view, &match);
 	if (request->own.partial && match.n + 1u == view.n && view.n == request->own.n) {
 		match.n_cpu += match.n_cpu == match.n;
 		match.n++; /* a private block, which no match sees: the lease tells */
@@ -288,7 +287,7 @@ static void look_up(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_reques
 	hit->why = match.why;
 	reach = hit->stored > ask->local ? hit->stored : ask->local;
 	end = view.n * scheduler->unit;
-	if (scheduler->handovers && promise(scheduler, ask, request, end, hit)) {
+	if ((scheduler->handovers && promise(scheduler, ask, request, end, hit)) || view.n == 0) {
 		return;
 	}
 	count_missed(scheduler, match.why, end > reach ? end - reach : 0);

@@ -53,7 +53,7 @@ static void schedule_retry(kvx_scheduler_t *scheduler, const kvx_sput_t *put, ui
 	kvx_request_t *request = find_request(scheduler, put);
 	kvx_request_group_t *group;
 
-	if (!request) {
+	if (!request || put->once) {
 		return;
 	}
 	group = &request->groups[put->index];
@@ -93,34 +93,16 @@ static uint64_t event_hash(const kvx_key_view_t *view, uint32_t unit)
 typedef struct kvx_run {
 	kvx_request_t *request;
 	kvx_key_view_t *view;
-	uint32_t index;    /* of the group, among ours */
-	uint32_t from, to; /* blocks */
+	uint32_t index;               /* of the group, among ours */
+	uint32_t from, to;            /* blocks */
+	const kvc_key_t *private_key; /* NULL: whole blocks */
+	int once;                     /* not tried again */
 } kvx_run_t;
 
 /* The block of the request's private unit; UINT32_MAX: it has none. */
 static uint32_t private_block(const kvx_request_t *request)
 {
 	return request->own.partial ? request->own.n - 1u : UINT32_MAX;
-}
-
-/* It has no parent, so it is a put of its own. */
-static kvc_put_t *start_private_put(kvx_scheduler_t *scheduler, const kvx_run_t *run)
-{
-	const kvc_put_options_t options = {
-		.struct_size = sizeof options,
-		.writers = scheduler->writers,
-		.writer_count = scheduler->writer_count,
-		.group = scheduler->groups[run->index].id,
-		.private_blocks = 1,
-	};
-	kvc_put_t *put = NULL;
-
-	run->view->source.key(run->view, run->from, &scheduler->keys[0]);
-
-	return kvc_put_start(scheduler->spaces[run->request->space].space, scheduler->keys, 0, 1, &options, &put) ==
-			       KVC_OK
-		       ? put
-		       : NULL;
 }
 
 /* NULL: not now. */
@@ -157,6 +139,23 @@ static kvc_put_t *start_put(kvx_scheduler_t *scheduler, const kvx_run_t *run)
 	return put;
 }
 
+static kvc_put_t *start_private_put(kvx_scheduler_t *scheduler, const kvx_run_t *run)
+{
+	const kvc_put_options_t options = {
+		.struct_size = sizeof options,
+		.writers = scheduler->writers,
+		.writer_count = scheduler->writer_count,
+		.group = scheduler->groups[run->index].id,
+		.private_blocks = 1,
+	};
+	kvc_put_t *put = NULL;
+
+	return kvc_put_start(scheduler->spaces[run->request->space].space, run->private_key, 0, 1, &options, &put) ==
+			       KVC_OK
+		       ? put
+		       : NULL;
+}
+
 /* Reserve one put for blocks [from, to). 0: not now. */
 static int reserve_run(kvx_scheduler_t *scheduler, const kvx_run_t *run, uint64_t now)
 {
@@ -164,18 +163,17 @@ static int reserve_run(kvx_scheduler_t *scheduler, const kvx_run_t *run, uint64_
 	kvx_sput_t *put = scheduler->put_count < KVX_PUTS_MAX
 				  ? kv_alloc(scheduler->env, sizeof *put + n * sizeof *put->entries)
 				  : NULL;
-	kvc_put_t *started = NULL;
+	kvc_put_t *started = !put               ? NULL
+			     : run->private_key ? start_private_put(scheduler, run)
+						: start_put(scheduler, run);
 
-	if (put) {
-		started = run->from == private_block(run->request) ? start_private_put(scheduler, run)
-								   : start_put(scheduler, run);
-	}
 	if (!started) {
 		kv_free(scheduler->env, put);
 		scheduler->stats.save_busy += n;
 		return 0;
 	}
 	*put = (kvx_sput_t){
+		.once = run->once,
 		.put = started,
 		.hash = run->request->hash,
 		.serial = run->request->serial,
@@ -196,6 +194,15 @@ static int reserve_run(kvx_scheduler_t *scheduler, const kvx_run_t *run, uint64_
 	return 1;
 }
 
+void kvx_put_start_private(kvx_scheduler_t *scheduler, kvx_request_t *request, uint32_t block, const kvc_key_t *key)
+{
+	const kvx_run_t run = {.request = request, .from = block, .to = block + 1u, .private_key = key, .once = 1};
+
+	if (!request->unsavable && entry_is_current(scheduler, &request->groups[0], block)) {
+		(void)reserve_run(scheduler, &run, kv_now_ns(scheduler->env));
+	}
+}
+
 /* All runs of full blocks of one group. 0: the daemon takes no more now. */
 static int save_group(kvx_scheduler_t *scheduler, kvx_run_t *run, uint32_t full, uint64_t now)
 {
@@ -213,6 +220,7 @@ static int save_group(kvx_scheduler_t *scheduler, kvx_run_t *run, uint32_t full,
 			run->from++;
 		}
 		run->to = run->from;
+		run->private_key = run->from == private_at ? &run->request->own.keys[private_at] : NULL;
 		while (run->to < full && run->to - run->from < KVX_RUN_BLOCKS &&
 		       (run->to != private_at || run->to == run->from) && entry_is_current(scheduler, group, run->to)) {
 			run->to++;
@@ -384,7 +392,7 @@ static void retry_refused(kvx_scheduler_t *scheduler, const kvx_sput_t *put, kvc
 
 	scheduler->stats.save_busy += put->n;
 	schedule_retry(scheduler, put, put->from, status, now);
-	if (request && status != KVC_ERR_BUSY && status != KVC_ERR_FULL) {
+	if (request && !put->once && status != KVC_ERR_BUSY && status != KVC_ERR_FULL) {
 		request->generation = 0; /* the parent or the daemon is gone: match again what is stored */
 	}
 }

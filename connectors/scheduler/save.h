@@ -13,6 +13,9 @@ void kvx_puts_await(kvx_scheduler_t *scheduler, uint64_t now);
 void kvx_puts_emit(kvx_scheduler_t *scheduler);
 /* 1: a put is granted and not emitted, or an answer is due soon. */
 int kvx_puts_are_due(const kvx_scheduler_t *scheduler, uint64_t now);
+/* Save that block of the request, which is not full, under the key of a private block. Nothing is saved if it is not
+ * current, or there is no room. */
+void kvx_put_start_private(kvx_scheduler_t *scheduler, kvx_request_t *request, uint32_t block, const kvc_key_t *key);
 /* 1: a put of the request, which may be gone, is in progress. */
 int kvx_puts_are_open(const kvx_scheduler_t *scheduler, uint64_t serial);
 void kvx_puts_take_dropped(kvx_scheduler_t *scheduler, uint64_t handle);

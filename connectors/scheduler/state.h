@@ -67,6 +67,7 @@ typedef struct kvx_sload {
 	int cancelled, must_emit_drop; /* the request has ended; the ranks must be notified */
 	int blocks_lost;               /* the request has lost the blocks before the ranks reported */
 	int open;                      /* its blocks are still to be handed over */
+	uint32_t partial;              /* tokens of its last block, a private one; 0: all are whole */
 	uint32_t id_len;
 	char *id;
 	kvx_sload_part_t part[KVX_MAX_GROUPS];
@@ -81,7 +82,7 @@ typedef struct kvx_shandover {
 	uint32_t space;
 	int sends;           /* 1: the producer's side */
 	int begun;           /* the daemon was asked */
-	int ended;           /* the producer's request has ended */
+	int ended;           /* the producer's request has ended; the consumer has what it wants */
 	int aborted;         /* before it was computed */
 	int asking;          /* a chunk is not answered yet */
 	uint32_t units;      /* to hand over, or to load; of whole blocks */
@@ -91,8 +92,12 @@ typedef struct kvx_shandover {
 	uint32_t tries;      /* chunks in a row that found no room */
 	uint64_t retry_ns;   /* the next chunk is not sent before */
 	uint32_t keys_known; /* of the first units */
+	uint32_t partial;    /* tokens after the units, in a private block; 0: none */
+	int key_known;       /* that of the private block */
+	int partial_put;     /* the private block was saved, or was to be */
+	uint32_t *tokens;    /* [partial] */
 	char transfer[KVC_MAX_TRANSFER + 1];
-	kvc_key_t keys[]; /* [units] */
+	_Alignas(uint32_t) kvc_key_t keys[]; /* [units + 1]: the last is the private block's; then the tokens */
 } kvx_shandover_t;
 
 typedef enum kvx_sput_step { KVX_SPUT_ASKED, KVX_SPUT_GRANTED, KVX_SPUT_SENT } kvx_sput_step_t;
@@ -110,6 +115,7 @@ typedef struct kvx_sput {
 	uint32_t emitted;            /* the step whose message names them */
 	uint64_t step_done_ns;       /* that step was seen to have ended; 0: not yet */
 	int awaited;                 /* the message of that step has waited for the answer */
+	int once;                    /* it is not tried again: the hand-over goes on without it */
 	kvx_table_entry_t entries[]; /* [n] */
 } kvx_sput_t;
 

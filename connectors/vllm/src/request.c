@@ -96,26 +96,7 @@ static int read_request(kvdpy_scheduler_t *self, kvdpy_request_t *r)
 	return 0;
 }
 
-/* What its kv_transfer_params ask for. One that cannot be handed over is served like any other. */
-static int begin_transfer(kvdpy_scheduler_t *self, kvdpy_request_t *r)
-{
-	kvx_transfer_t transfer = {.struct_size = sizeof transfer};
-	int sends, failed;
-	kvdpy_ask_t ask;
-
-	r->transfer = PyObject_CallFunctionObjArgs(self->find_transfer, r->request, NULL);
-	if (!r->transfer || r->transfer == Py_None) {
-		return r->transfer ? 0 : -1;
-	}
-	failed = !PyArg_ParseTuple(r->transfer, "is", &sends, &transfer.id) || kvdpy_ask_known(self, r, &ask);
-	if (!failed) {
-		transfer.timeout_ms = sends ? 0 : self->handover_ms;
-		(void)(sends ? kvx_scheduler_send : kvx_scheduler_receive)(self->scheduler, &ask.ask, &transfer);
-		kvdpy_ask_end(&ask);
-	}
-
-	return failed ? -1 : 0;
-}
+static int begin_transfer(kvdpy_scheduler_t *self, kvdpy_request_t *r);
 
 static kvdpy_request_t *new_request(kvdpy_scheduler_t *self, PyObject *request, PyObject *id)
 {
@@ -368,6 +349,52 @@ int kvdpy_feed_tokens(kvdpy_scheduler_t *self, kvdpy_ask_t *ask, uint32_t upto)
 		failed = read_tokens(list, units.at, units.n, tokens) || feed_piece(self, ask, &units);
 	} while (!failed && r->fed_tokens > was && end >= r->fed_tokens + self->hash_tokens);
 	Py_DECREF(list);
+
+	return failed ? -1 : 0;
+}
+
+/* ---- hand-overs ------------------------------------------------------------------------------- */
+
+/* The tokens after the last whole block; how many. None where the block may change after the prompt was computed, or
+ * its content does not follow from the tokens alone. */
+static uint32_t read_last_tokens(kvdpy_scheduler_t *self, const kvdpy_ask_t *ask, int sends, uint32_t *tokens)
+{
+	const kvdpy_request_t *r = ask->request;
+	const uint32_t n = ask->ask.tokens % self->block_tokens[0];
+	PyObject *list;
+	int failed;
+
+	if (self->groups > 1 || n == 0 || n > FEED_TOKENS || r->extra || (sends && r->single != ask->ask.tokens)) {
+		return 0;
+	}
+	list = token_list(r->request);
+	failed = !list || read_tokens(list, ask->ask.tokens - n, n, tokens);
+	PyErr_Clear();
+	Py_XDECREF(list);
+
+	return failed ? 0 : n;
+}
+
+/* What its kv_transfer_params ask for. One that cannot be handed over is served like any other. */
+static int begin_transfer(kvdpy_scheduler_t *self, kvdpy_request_t *r)
+{
+	kvx_transfer_t transfer = {.struct_size = sizeof transfer};
+	static uint32_t tokens[FEED_TOKENS]; /* under the interpreter's lock */
+	int sends, failed;
+	kvdpy_ask_t ask;
+
+	r->transfer = PyObject_CallFunctionObjArgs(self->find_transfer, r->request, NULL);
+	if (!r->transfer || r->transfer == Py_None) {
+		return r->transfer ? 0 : -1;
+	}
+	failed = !PyArg_ParseTuple(r->transfer, "is", &sends, &transfer.id) || kvdpy_ask_known(self, r, &ask);
+	if (!failed) {
+		transfer.tokens = tokens;
+		transfer.n_tokens = read_last_tokens(self, &ask, sends, tokens);
+		transfer.timeout_ms = sends ? 0 : self->handover_ms;
+		(void)(sends ? kvx_scheduler_send : kvx_scheduler_receive)(self->scheduler, &ask.ask, &transfer);
+		kvdpy_ask_end(&ask);
+	}
 
 	return failed ? -1 : 0;
 }
