@@ -37,8 +37,8 @@ def together(ids: list[str]) -> list[Json]:
 
 
 def must_come(what: str, engine: Engine, before: int, prompts: list[Prompt]) -> None:
-    """The engine has loaded all whole blocks. What it says itself is what the prefill engine had cached."""
-    loaded, possible = count(engine, "load_tokens") - before, sum((len(p) - (len(p) % BLOCK == 0)) // BLOCK * BLOCK for p in prompts)
+    """The engine has loaded all tokens, and computed the last of them again. What it says itself is what the prefill engine had cached."""
+    loaded, possible = count(engine, "load_tokens") - before, sum(len(p) - BLOCK * (len(p) % BLOCK == 0) for p in prompts)
     if loaded < possible:
         raise Missed(f"{what}: {loaded} of {possible} tokens came")
 

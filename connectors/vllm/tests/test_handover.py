@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import pathlib
 import sys
 import time
@@ -9,7 +10,7 @@ import unittest
 from types import SimpleNamespace
 from typing import Any
 
-from rig import Engine, Engines, Request, output, prompt, until
+from rig import PAGE, Engine, Engines, Request, output, prompt, until
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from kvd_vllm.handover import Handovers  # noqa: E402
@@ -17,8 +18,8 @@ from kvd_vllm.handover import Handovers  # noqa: E402
 TABLE = [9, 8, 7, 6, 5, 4, 3]
 
 
-def sent(name: str, tokens: list[int], transfer: str) -> Request:
-    return Request(name, tokens, kv_transfer_params={"do_remote_decode": True, "transfer_id": transfer})
+def sent(name: str, tokens: list[int], transfer: str, max_tokens: int = 1) -> Request:
+    return Request(name, tokens, max_tokens=max_tokens, kv_transfer_params={"do_remote_decode": True, "transfer_id": transfer})
 
 
 def received(name: str, tokens: list[int], transfer: str) -> Request:
@@ -39,36 +40,57 @@ def finished(engine: Engine) -> tuple[set[str], set[int]]:
     return ids, errors
 
 
+def page(engine: Engine, layer: int, block: int) -> int:
+    """Address."""
+    return ctypes.addressof(engine.memory[layer]) + block * PAGE
+
+
 class HandedOver(Engines):
-    def test_a_prompt_comes_from_the_engine_that_computes_it(self) -> None:
+    def pair(self) -> tuple[Engine, Engine]:
         prefill, decode = self.engine(), self.engine()
         for engine in (prefill, decode):
             engine.wait()
-        tokens = prompt(90, 200)
-        d, p = received("d", tokens, "x"), sent("p", tokens, "x")
-        self.assertEqual(decode.admit(d, TABLE), (192, True))
+        return prefill, decode
+
+    def hand_over(self, prefill: Engine, decode: Engine, d: Request, p: Request) -> set[int]:
+        """Blocks that did not come. Block 7 of the producer has the tokens after the last whole block."""
+        self.assertEqual(decode.admit(d, TABLE), (200, True))
         decode.step(output())
+        for layer in range(len(prefill.memory)):
+            ctypes.memset(page(prefill, layer, 7), 0x5A + layer, PAGE)
         self.assertEqual(prefill.prefill(p, list(range(1, 8))), 0)
         self.assertEqual(prefill.scheduler.finish_request(p, (TABLE,)), (False, {"transfer_id": "x"}))
         until(lambda: not prefill.scheduler.has_pending(), lambda: prefill.step(output()), 60)
-        self.assertEqual(finished(decode), ({"d"}, set()))
+        ids, errors = finished(decode)
+        self.assertEqual(ids, {d.request_id})
         self.assertTrue(decode.holds(d, TABLE, *range(6)))
+        return errors
+
+    def test_all_of_a_prompt_comes_from_the_engine_that_computes_it(self) -> None:
+        prefill, decode = self.pair()
+        tokens = prompt(90, 200)
+        self.assertEqual(self.hand_over(prefill, decode, received("d", tokens, "x"), sent("p", tokens, "x")), set())
+        for layer in range(len(decode.memory)):
+            self.assertEqual(ctypes.string_at(page(decode, layer, TABLE[6]), PAGE), bytes([0x5A + layer]) * PAGE)
         self.assertEqual((prefill.scheduler.stats()["handovers_sent"], decode.scheduler.stats()["handovers_received"]), (1, 1))
 
+    def test_a_block_that_the_producer_goes_on_to_fill_is_computed(self) -> None:
+        prefill, decode = self.pair()
+        tokens = prompt(92, 200)
+        self.assertEqual(self.hand_over(prefill, decode, received("d", tokens, "x"), sent("p", tokens, "x", max_tokens=16)), {TABLE[6]})
+
     def test_an_aborted_prompt_is_computed_by_the_other_engine(self) -> None:
-        prefill, decode = self.engine(), self.engine()
-        for engine in (prefill, decode):
-            engine.wait()
+        prefill, decode = self.pair()
         tokens = prompt(91, 200)
         d, p = received("d", tokens, "y"), sent("p", tokens, "y")
         p.aborted = True
-        self.assertEqual(decode.admit(d, TABLE), (192, True))
+        self.assertEqual(decode.admit(d, TABLE), (200, True))
         prefill.admit(p, list(range(1, 8)))
         prefill.step(output())
         self.assertEqual(prefill.scheduler.finish_request(p, (TABLE,)), (False, None))
         until(lambda: not prefill.scheduler.has_pending(), lambda: prefill.step(output()), 60)
         began = time.monotonic()
-        self.assertEqual(finished(decode), ({"d"}, set(TABLE[:6])))
+        self.assertEqual(finished(decode), ({"d"}, set(TABLE)))
         self.assertLess(time.monotonic() - began, 10)  # of 20 s that it would wait
 
 
