@@ -110,3 +110,47 @@ def handed_over_prompts_are_answered_alike(context: Context) -> None:
 def must_be_told(what: str, begin: float) -> None:
     if time.monotonic() - begin >= WAIT_MS / 1e3:
         raise Missed(f"{what}: the decode engine has waited for its deadline")
+
+
+@promise(daemon=True, short=False)
+def other_connectors_keep_their_hand_overs(context: Context) -> None:
+    """beside a connector that answers with the same names: kvd hands over what is named for it, and the engine lives"""
+    store = context.store()
+    children = [store.connector(), dict(kv_connector="OtherConnector", kv_connector_module_path="other_pd", kv_role="kv_both")]
+    several = dict(kv_connector="MultiConnector", kv_role="kv_both", kv_load_failure_policy="recompute", kv_connector_extra_config=dict(connectors=children))
+    engine = context.bench.engine("gqa", several)
+    engine.generate(context.prompts(1, 100, 200), max_tokens=1)
+    prompts = context.prompts(2, 300, 500)
+    theirs, ours = engine.run(prefills(prompts[:1]))[0], engine.run(prefills(prompts[1:], ["ours"]))[0]
+    if (theirs.params or {}).get("remote_engine_id") != "other" or "transfer_id" in (theirs.params or {}):
+        raise Failed(f"a request that was not named for kvd answers {theirs.params}")
+    if (ours.params or {}).get("transfer_id") != "ours" or (ours.params or {}).get("remote_engine_id") != "other":
+        raise Failed(f"a request named for kvd answers {ours.params}")
+    assert store.daemon
+    kept = store.daemon.kvctl("transfers").stdout
+    if "ours" not in kept or kept.count("complete") != 1:
+        raise Failed(f"not one prompt is kept for a consumer, but: {kept}")
+
+
+@promise(daemon=True, short=False)
+def handed_over_between_engines_of_several_processes(context: Context) -> None:
+    """an engine that is idle hands the last chunk over, and one that waits is woken, without a request that makes them step"""
+    context.oracle.prepare("gqa")
+    store = context.store()
+    assert store.daemon
+    prompts, fresh = context.prompts(3, 300, 1100), context.prompts(3, 700, 1100)
+    expected, expected_fresh = context.expected("gqa", prompts), context.expected("gqa", fresh)
+    context.oracle.stop()
+    p, d = (context.bench.start_engine("gqa", store.connector(handover_ms=WAIT_MS), mp=True, max_num_batched_tokens=256) for _ in range(2))
+    for engine in (p, d):
+        engine.wait_started()
+        engine.generate(context.prompts(1, 100, 200), max_tokens=1)
+    handed = [answer.params or {} for answer in p.run(prefills(prompts))]
+    must_equal("one after the other", expected, d.run(decodes(prompts, handed)))
+    ids = [f"together {i}" for i in range(len(fresh))]
+    d.submit(decodes(fresh, together(ids)))
+    p.run(prefills(fresh, ids))
+    must_equal("both at once", expected_fresh, d.collect())
+    taken = store.stats()['kvd_handovers_ended_total{result="taken"}']
+    if taken != len(prompts) + len(fresh):
+        raise Missed(f"{taken:.0f} of {len(prompts) + len(fresh)} hand-overs were taken")
