@@ -151,6 +151,6 @@ def handed_over_between_engines_of_several_processes(context: Context) -> None:
     d.submit(decodes(fresh, together(ids)))
     p.run(prefills(fresh, ids))
     must_equal("both at once", expected_fresh, d.collect())
-    taken = store.stats()['kvd_handovers_ended_total{result="taken"}']
+    taken = store.stats()['kvd_handovers_ended_total{result=taken}']
     if taken != len(prompts) + len(fresh):
         raise Missed(f"{taken:.0f} of {len(prompts) + len(fresh)} hand-overs were taken")

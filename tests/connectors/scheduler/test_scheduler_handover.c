@@ -2,6 +2,7 @@
  * engine learns of it. Both requests are of one half here: the daemon knows sides, not instances. */
 #include "connectors/scheduler/sched_rig.h"
 
+#include <signal.h>
 #include <unistd.h>
 
 static sr_request_t p, d;
@@ -174,13 +175,37 @@ static void must_fail_with(uint32_t blocks)
 
 static void p7_an_aborted_producer_fails_the_rest_at_once(void)
 {
+	uint64_t start;
+
 	receive(200, WAIT_MS);
 	begin_sending(200);
 	compute(0, 80);
 	SR_UNTIL(sr_is_right(&d, 0, 10));
+	sr.hold_saves = 1;
+	compute(80, 160);
+	SR_UNTIL(sr.held);
+	start = sr_now_ns();
 	kvx_scheduler_abort_send(sr.scheduler, &p.ask);
 	sr_finish(&p);
 	must_fail_with(10);
+	assert_true(sr_now_ns() - start < 5000u * KVX_MS); /* the save in progress is not waited for */
+	assert_int_equal(sr_stats().handovers_send_failed, 1);
+	sr_release_save();
+}
+
+/* Its request has ended as it should, but blocks of it were not saved. */
+static void p7_what_a_producer_did_not_save_is_computed(void)
+{
+	receive(200, WAIT_MS);
+	begin_sending(200);
+	compute(0, 80);
+	SR_UNTIL(sr_is_right(&d, 0, 10));
+	sr.drop_saves = 1;
+	compute(80, 200);
+	sr_finish(&p);
+	must_fail_with(10);
+	sr.drop_saves = 0;
+	SR_UNTIL(!sr.scheduler->handovers);
 	assert_int_equal(sr_stats().handovers_send_failed, 1);
 }
 
@@ -194,6 +219,18 @@ static void p5_a_producer_that_never_comes_is_awaited_for_a_time(void)
 	}
 	must_fail_with(0);
 	assert_false(kvx_scheduler_awaits_peer(sr.scheduler));
+}
+
+/* The daemon has a deadline of its own, and does not tell of it now. */
+static void p5_a_stopped_daemon_does_not_prolong_the_wait(void)
+{
+	receive(200, 300);
+	(void)sr_step();
+	rig_signal(&sr.rig, SIGSTOP);
+	SR_UNTIL(outcome(&d).load != KVC_PENDING);
+	rig_signal(&sr.rig, SIGCONT);
+	sr_finish(&d);
+	SR_UNTIL(!sr.scheduler->handovers);
 }
 
 /* The ranks are told of its load, so that its blocks are freed, and at once of its end. */
@@ -264,7 +301,9 @@ SR_MAIN(SR_TEST(p1_chunks_are_loaded_as_they_come, plain),
 	SR_NAMED("chunks are loaded as they come: a window", p1_chunks_are_loaded_as_they_come, window),
 	SR_TEST(p7_what_is_stored_is_not_waited_for, plain),
 	SR_TEST(p7_an_aborted_producer_fails_the_rest_at_once, plain),
+	SR_TEST(p7_what_a_producer_did_not_save_is_computed, plain),
 	SR_TEST(p5_a_producer_that_never_comes_is_awaited_for_a_time, plain),
+	SR_TEST(p5_a_stopped_daemon_does_not_prolong_the_wait, plain),
 	SR_TEST(p4_an_aborted_consumer_leaves_nothing, plain), SR_TEST(p7_without_the_daemon_the_wait_ends, plain),
 	SR_TEST(p7_a_prompt_shorter_than_a_block_is_computed, plain),
 	SR_TEST(p4_a_promise_that_is_not_taken_is_given_up, plain))
