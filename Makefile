@@ -21,7 +21,7 @@ build: configure ## configure and build (PRESET=release)
 	@cmake --build $(BUILD) -j $(JOBS)
 
 demo: configure ## a small transformer stops recomputing prompts it has seen (TRACE=file replays your own trace)
-	@cmake --build $(BUILD) -j $(JOBS) --target kvd kvd-meta kvctl kve-chat
+	@cmake --build $(BUILD) -j $(JOBS) --target kvd kvd-meta kvd-net kvctl kve-chat
 	@scripts/demo.sh $(BUILD)
 
 demo-pd: configure ## one engine computes prompts, another generates; the first is killed half way, and every token is equal

@@ -4,6 +4,7 @@
 #include "io/http.h"
 #include "io/loop.h"
 #include "io/members/join.h"
+#include "io/net.h"
 #include "io/sessions/listener.h"
 #include "io/sessions/receive.h"
 #include "io/world.h"
@@ -87,6 +88,7 @@ static void ready(kvd_host_t *host)
 static void end_daemon(kvd_host_t *host)
 {
 	kvd_process_notify("STOPPING=1");
+	kvd_net_close(host);
 	kvd_listeners_close(host);
 	if (host->core) {
 		kvd_core_shutdown(host->core);
@@ -130,6 +132,9 @@ static kv_status_t daemon_run(kvd_setup_t *setup)
 	}
 	if (status == KV_OK) {
 		status = kvd_disk_attach_watch(host); /* a disk tier that is off */
+	}
+	if (status == KV_OK) {
+		status = kvd_net_open(host, detail, sizeof detail); /* peers */
 	}
 	if (status == KV_OK) {
 		ready(host);

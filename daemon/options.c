@@ -8,6 +8,7 @@
 #include "kv/wire.h"
 #include "kvs/pool.h"
 #include "memory.h"
+#include "peers.h"
 #include "sockets.h"
 
 #include <errno.h>
@@ -85,6 +86,13 @@ static const kv_option_t rows[] = {
 	ROW("events.buffer", SIZE, "32MiB", "256KiB", "1GiB", NULL, AT_START, events_buffer, "events of one namespace waiting for the publisher; when it is full a message is lost and its number is skipped"),
 	ROW("events.send_buffer", SIZE, "32MiB", "256KiB", "1GiB", NULL, AT_START, events_send_buffer, "messages one endpoint keeps for subscribers that read slowly, however many they are; one that falls further behind misses the oldest and sees the gap in their numbers"),
 	ROW("events.subscribers", U64, "32", "1", "1024", NULL, AT_START, events_subscribers, "subscribers of one endpoint; more are refused"),
+	ROW("peers.name", STRING, "", NULL, NULL, NULL, AT_START, peers_name, "what the other nodes' daemons call this one"),
+	ROW("peers.listen", STRING, "127.0.0.1:9465", NULL, NULL, NULL, AT_START, peers_listen, "address:port of the control channel, numeric; UCX uses the network device with this address. Nothing listens without peers.addresses"),
+	ROW("peers.addresses", LIST, "", NULL, NULL, NULL, AT_START, peers_addresses, "daemons of other nodes: name=address:port, one word a peer, numeric; empty: kvd is alone and starts no net process"),
+	ROW("peers.keys", LIST, "", NULL, NULL, NULL, AT_START, peers_keys, "key file of each peer: name=path, mode 0600, 16 to 4096 bytes, the same on both nodes"),
+	ROW("peers.transports", STRING, "tcp", NULL, NULL, NULL, AT_START, peers_transports, "transports that UCX may use (its UCX_TLS); others than tcp are not tested. What they carry is not encrypted"),
+	ROW("peers.in_flight", SIZE, "64MiB", "4MiB", "16GiB", NULL, AT_START, peers_in_flight, "bytes of one peer that may be on their way to this daemon; a larger block goes alone"),
+	ROW("peers.timeout", DURATION, "5s", "100ms", "10m", NULL, AT_START, peers_timeout, "a peer that says nothing, or does not send the bytes it was asked for, for so long is cut off and dialled again"),
 	ROW("spin", DURATION, "1ms", NULL, "10ms", NULL, AT_START, spin, "look at the sockets at most this long before going to sleep: as long as requests have lately come that often, else 30us; 0: never"),
 	ROW("sched", ENUM, "normal", NULL, NULL, "normal,realtime", AT_START, sched, "scheduling class of the core thread; realtime (SCHED_RR, priority 1): it gets a CPU at once where engines use all, and spins 30us at most; needs LimitRTPRIO=1 or CAP_SYS_NICE"),
 	ROW("log.level", ENUM, "info", NULL, NULL, "error,warn,info,debug", LIVE, log_level, "lines above this level are dropped; SIGHUP reads it again"),
@@ -250,6 +258,9 @@ static kv_status_t check_together(const kvd_options_t *options, kv_option_error_
 		status = check_trusted(options, error);
 	}
 
+	if (status == KV_OK) {
+		status = kvd_peers_check(options, error->text, sizeof error->text);
+	}
 	if (status == KV_OK) {
 		status = kvd_shares_check(options, error->text, sizeof error->text);
 	}

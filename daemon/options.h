@@ -34,6 +34,10 @@ typedef struct kvd_options {
 	int events_enabled, events_tokens;
 	char events_topic[KV_OPTION_STRING_MAX];
 	uint64_t events_buffer, events_send_buffer, events_subscribers;
+	char peers_name[KV_OPTION_STRING_MAX], peers_listen[KV_OPTION_STRING_MAX];
+	char peers_addresses[KV_OPTION_STRING_MAX], peers_keys[KV_OPTION_STRING_MAX];
+	char peers_transports[KV_OPTION_STRING_MAX];
+	uint64_t peers_in_flight, peers_timeout;
 	uint64_t spin;
 	int sched;
 	int log_level;
@@ -42,7 +46,7 @@ typedef struct kvd_options {
 
 extern const kv_option_table_t kvd_option_table;
 
-#define KVD_OPTION_COUNT_MAX 64u
+#define KVD_OPTION_COUNT_MAX 96u
 #define KVD_DIFFERS_MAX      512u
 
 typedef enum kvd_action {

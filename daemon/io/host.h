@@ -8,6 +8,7 @@
  *   fair.c             which source is served next
  *   world.c            what the core may call: tiers, ledger, notices, events
  *   disk_attach.c      a disk tier that was off at the start
+ *   net.c              the net process: peers
  *   http.c             /metrics, /healthz, /readyz
  *   sessions/          sockets, accept; bytes to frames to requests; replies; SPACE_OPEN; STATUS and other documents
  *   members/           JOIN, pidfds, shared regions, report rings; which member maps which slab
@@ -104,7 +105,8 @@ struct kvd_host {
 	struct kvd_slabs *slabs; /* what members have been told */
 	kvd_publisher_t *publisher;
 	struct kvd_http *http;
-	uint32_t own_fds; /* descriptors open, and slabs among them, when the start was over */
+	struct kvd_net_host *net; /* NULL: there are no peers (net.h) */
+	uint32_t own_fds;         /* descriptors open, and slabs among them, when the start was over */
 	uint32_t own_slabs;
 
 	/* who is here */

@@ -4,6 +4,7 @@
 #include "io/members/join.h"
 #include "io/members/reports.h"
 #include "io/members/slabs.h"
+#include "io/net.h"
 #include "io/poller.h"
 #include "io/sessions/accepting.h"
 #include "io/sessions/receive.h"
@@ -210,6 +211,7 @@ static int do_housekeeping(kvd_host_t *host)
 		host->next_second_ns = now + SECOND_NS;
 		update_second_gauges(host, now);
 	}
+	kvd_net_step(host, now);
 	if (host->accept_paused && now >= host->accept_again_ns) {
 		kvd_accepting_resume(host);
 	}

@@ -9,6 +9,11 @@
 #define KV_HELP_HANDOVERS "hand-overs ended: taken, their consumer was done; expired, without a consumer or with one that was too late; failed, by the end of their producer, their space or a block; aborted, by either side"
 #define KV_HELP_LEASES "leases ended: given back, by their time to live, or with their instance, space or block"
 
+#define KV_HELP_PEER_BYTES "payload of blocks that came from peers and was verified, or was pushed to them"
+#define KV_HELP_PEER_FETCHES "transfers that clients here have asked peers for"
+#define KV_HELP_PEER_SERVES "transfers that peers have asked this daemon for"
+#define KV_HELP_PEER_REFUSED "connections between daemons that were ended: malformed frames; an unknown name, a wrong key or MAC; a second daemon of one name, too many, too slow"
+
 #define KV_METRIC_LIST(X)                                                                                              \
 	/* requests and sessions (daemon/io) */                                                                        \
 	X(SESSIONS, kvd_sessions, KV_METRIC_GAUGE, "open sessions")                                                    \
@@ -60,6 +65,19 @@
 	X(HANDOVERS_FAILED, kvd_handovers_ended_total{result="failed"}, KV_METRIC_COUNTER, KV_HELP_HANDOVERS)          \
 	X(HANDOVERS_ABORTED, kvd_handovers_ended_total{result="aborted"}, KV_METRIC_COUNTER, KV_HELP_HANDOVERS)        \
 	X(HANDOVERS_REFUSED, kvd_handovers_refused_total, KV_METRIC_COUNTER, "HANDOVER_SENDs answered BUSY: no room within the bytes that hand-overs may keep, or within the share") \
+	X(PEERS_UP, kvd_peers_up, KV_METRIC_GAUGE, "configured peers that are connected")                              \
+	X(NET_RESTARTS, kvd_net_restarts_total, KV_METRIC_COUNTER, "times the net process was started again after its end") \
+	X(PEER_BYTES_IN, kvd_peer_bytes_total{direction="in"}, KV_METRIC_COUNTER, KV_HELP_PEER_BYTES)                  \
+	X(PEER_BYTES_OUT, kvd_peer_bytes_total{direction="out"}, KV_METRIC_COUNTER, KV_HELP_PEER_BYTES)                \
+	X(PEER_FETCHED, kvd_peer_fetches_total{result="done"}, KV_METRIC_COUNTER, KV_HELP_PEER_FETCHES)                \
+	X(PEER_FETCH_FAILED, kvd_peer_fetches_total{result="failed"}, KV_METRIC_COUNTER, KV_HELP_PEER_FETCHES)         \
+	X(PEER_SERVED, kvd_peer_serves_total{result="done"}, KV_METRIC_COUNTER, KV_HELP_PEER_SERVES)                   \
+	X(PEER_SERVE_FAILED, kvd_peer_serves_total{result="failed"}, KV_METRIC_COUNTER, KV_HELP_PEER_SERVES)           \
+	X(PEER_BREAKS, kvd_peer_breaks_total, KV_METRIC_COUNTER, "connections to peers that ended")                    \
+	X(PEER_CORRUPT, kvd_peer_corrupt_blocks_total, KV_METRIC_COUNTER, "blocks from peers whose bytes did not match their digests; none was kept") \
+	X(PEER_BAD_FRAMES, kvd_peer_refused_total{reason="malformed"}, KV_METRIC_COUNTER, KV_HELP_PEER_REFUSED)        \
+	X(PEER_BAD_PROOFS, kvd_peer_refused_total{reason="key"}, KV_METRIC_COUNTER, KV_HELP_PEER_REFUSED)              \
+	X(PEER_BAD_LINKS, kvd_peer_refused_total{reason="other"}, KV_METRIC_COUNTER, KV_HELP_PEER_REFUSED)             \
 	X(HANDOVER_WAIT, kvd_handover_wait_seconds, KV_METRIC_HISTOGRAM, "time consumers waited for a hand-over to be complete or to fail") \
 	X(SHARE_FULL, kvd_share_full_total, KV_METRIC_COUNTER, "acquires and puts cut short because their namespace's irreclaimable bytes were at its share") \
 	X(NO_PARENT, kvd_no_parent_total, KV_METRIC_COUNTER, "puts below an unknown parent")                           \

@@ -42,6 +42,7 @@
 #define KV_HANDOVER_AWAIT_ROOM 2u /* with the answer BUSY: HANDOVER_ROOM follows */
 #define KV_HANDOVER_ABORT 1u /* flags of HANDOVER_DONE: the hand-over is given up; by its producer, not its consumer */
 #define KV_HANDOVER_BY_PRODUCER 2u
+#define KV_FETCH_PREFIX 1u /* flags of FETCH */
 
 /* X(code, NAME, name, roles, help): request from a client, answered by exactly one reply (same code) */
 #define KV_REQUEST_LIST(X)                                                                                             \
@@ -68,7 +69,9 @@
 	X(21, HANDOVER_TAIL, handover_tail, KV_ROLE_MEMBER, "the bytes that came with a hand-over; to its consumer")   \
 	X(22, HANDOVER_DONE, handover_done, KV_ROLE_MEMBER, "the consumer needs the hand-over no longer, or either side gives it up") \
 	X(23, TRANSFERS, transfers, KV_ROLE_CLIENT | KV_ROLE_OPERATOR, "the namespace's hand-overs as JSON")         \
-	X(24, HANDOVER_SELECT, handover_select, KV_ROLE_MEMBER, "be the consumer of a hand-over that agrees with these tokens, the longest agreement first; it waits for one like HANDOVER_RECV")
+	X(24, HANDOVER_SELECT, handover_select, KV_ROLE_MEMBER, "be the consumer of a hand-over that agrees with these tokens, the longest agreement first; it waits for one like HANDOVER_RECV") \
+	X(28, FETCH, fetch, KV_ROLE_MEMBER, "bring a hand-over, or a prefix, from another node's daemon: it becomes a hand-over here") \
+	X(29, PEERS, peers, KV_ROLE_OPERATOR, "the daemons of other nodes as JSON: who is connected, what was moved, what failed last")
 
 /* Sent by the daemon on its own, never answered. */
 #define KV_NOTICE_LIST(X)                                                                                              \
@@ -239,6 +242,20 @@
 
 #define KV_FIELDS_transfers(F) F(U32, reserved, 0, "0")
 #define KV_FIELDS_transfers_reply(F) F(TEXT, json, KV_MAX_JSON, "one object: transfers[], and how many are left out")
+
+#define KV_FIELDS_fetch(F)                                                                                             \
+	F(STR, peer, 64, "name of a configured peer")                                                                  \
+	F(STR, transfer, 128, "transfer id there and here; with bit 0: of the hand-over here")                         \
+	F(U32, flags, KV_FETCH_PREFIX, "bit 0: the blocks of the prefix that the peer has now, no hand-over there")    \
+	F(TEXT, identity, KV_MAX_TEXT, "canonical identity text of the space, as in SPACE_OPEN")                       \
+	F(U32, hash_bytes, 60, "0: names are token ids, u32 each; else one hash of this many bytes (16 to 60) a unit") \
+	F(BIN, names, 4u << 20, "what the keys of the prefix are made of: another daemon has other keys for it")       \
+	F(BIN, salt, 1024, "cache salt of the prompt; empty: none")                                                    \
+	F(U32, timeout_ms, 0, "from now until it is given up; 0: the daemon's handover.ttl, which is the most")
+#define KV_FIELDS_fetch_reply(F) F(U32, timeout_ms, 0, "time granted; how it goes is told to the consumer of the hand-over here")
+
+#define KV_FIELDS_peers(F) F(U32, reserved, 0, "0")
+#define KV_FIELDS_peers_reply(F) F(TEXT, json, KV_MAX_JSON, "one object: the net process, and peers[]")
 
 #define KV_FIELDS_drained(F)                                                                                             \
 	F(U32, what, 4, "0 a put, 1 a lease, 2 all that its older connections touched, 3 a retired slab, 4 everything: the member leaves")                           \

@@ -2,6 +2,7 @@
  * whole, never of another namespace. */
 #include "io/disk_attach.h"
 #include "io/members/member_table.h"
+#include "io/net.h"
 #include "io/sessions/document.h"
 #include "process.h"
 
@@ -82,6 +83,7 @@ static void put_degraded(kvd_host_t *host, kv_text_t *text)
 	char disk[192];
 	const kvs_health_t health = disk_state(host, disk, sizeof disk);
 	char differs[KVD_DIFFERS_MAX + 64];
+	char net[KVD_NET_REASON_MAX];
 	const struct {
 		int is;
 		const char *sentence;
@@ -98,6 +100,7 @@ static void put_degraded(kvd_host_t *host, kv_text_t *text)
 		{host->disk && !host->options->nvme_sync, "nvme.sync is off: nothing is really durable"},
 		{host->accept_paused, "no descriptors are left for new sessions"},
 		{host->setup->restarts > 0, "the daemon has crashed and was restarted"},
+		{kvd_net_is_degraded(host, net, sizeof net), net},
 	};
 	const char *comma = "";
 
@@ -319,6 +322,9 @@ kv_status_t kvd_request_document(kvd_host_t *host, kvd_call_t *call)
 		out = remaining_text(&text, &cap);
 		text.len += kvd_core_transfers_json(host->core, call->session->ns->id, out, cap);
 		break;
+	case KV_CODE_PEERS:
+		kvd_net_json(host, &text);
+		break;
 	case KV_CODE_STATS:
 		out = remaining_text(&text, &cap);
 		text.len += kv_metrics_json(&host->metrics, call->session->ns->id, out, cap);
@@ -342,6 +348,9 @@ kv_status_t kvd_request_document(kvd_host_t *host, kvd_call_t *call)
 		break;
 	case KV_CODE_TRANSFERS:
 		call->reply->transfers_reply.json = json;
+		break;
+	case KV_CODE_PEERS:
+		call->reply->peers_reply.json = json;
 		break;
 	case KV_CODE_STATS:
 		call->reply->stats_reply.json = json;

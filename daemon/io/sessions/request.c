@@ -4,6 +4,7 @@
 #include "io/members/join.h"
 #include "io/members/member_table.h"
 #include "io/members/slabs.h"
+#include "io/net.h"
 #include "io/sessions/document.h"
 #include "io/sessions/space.h"
 
@@ -88,7 +89,10 @@ static kv_status_t dispatch_request(kvd_host_t *host, kvd_call_t *call)
 	case KV_CODE_CHECK:
 	case KV_CODE_CONFIG:
 	case KV_CODE_TRANSFERS:
+	case KV_CODE_PEERS:
 		return kvd_request_document(host, call);
+	case KV_CODE_FETCH:
+		return kvd_request_fetch(host, call);
 	default:
 		return ask_core(host, call);
 	}

@@ -1,0 +1,450 @@
+/* The daemon's end of the net process: see net.h. */
+#include "io/net.h"
+
+#include "io/poller.h"
+#include "net/wire.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define SILENCE_NS   UINT64_C(10000000000)
+#define PAUSE_MIN_NS UINT64_C(100000000)
+#define PAUSE_MAX_NS UINT64_C(10000000000)
+#define YOUNG_NS     UINT64_C(30000000000) /* one that ends before this makes the pause longer */
+#define HIGH_FD      16                    /* below it the process's own descriptors are put in place */
+
+typedef struct kvd_net_host {
+	kvd_source_t source; /* our end of the pair; fd -1: no process */
+	int program_fd;
+	pid_t pid; /* 0: none; else not yet reaped */
+	uint64_t born_ns, heard_ns;
+	uint64_t due_ns; /* no process: when to start the next one */
+	uint32_t failures;
+	uint32_t starts;
+	kvd_net_config_t config;
+	kvd_net_state_t state; /* as it said last; zero: nothing yet */
+} kvd_net_host_t;
+
+extern char **environ;
+
+/* ---- the process ----------------------------------------------------------------------------- */
+
+static kv_status_t open_program(kvd_net_host_t *net, char *detail, size_t cap)
+{
+	static const char name[] = "kvd-net";
+	char path[PATH_MAX];
+	ssize_t n = readlink("/proc/self/exe", path, sizeof path - sizeof name - 1u);
+	const char *folder_end;
+	int fd;
+
+	path[n > 0 ? n : 0] = '\0';
+	folder_end = strrchr(path, '/');
+	memcpy(path + (folder_end ? folder_end + 1 - path : 0), name, sizeof name);
+	fd = open(path, O_PATH | O_CLOEXEC);
+	net->program_fd = fd >= 0 ? fcntl(fd, F_DUPFD_CLOEXEC, HIGH_FD) : -1;
+	if (fd >= 0) {
+		close(fd);
+	}
+	if (net->program_fd < 0) {
+		snprintf(detail, cap, "cannot open the net program %.300s: %s", path, strerror(errno));
+		return KV_ERR_PATH;
+	}
+
+	return KV_OK;
+}
+
+static int spawn(kvd_net_host_t *net, int socket_fd)
+{
+	char *argv[] = {(char *)(uintptr_t) "kvd-net", NULL};
+	posix_spawn_file_actions_t files;
+	posix_spawnattr_t attr;
+	sigset_t none, all;
+	int result;
+
+	sigemptyset(&none);
+	sigfillset(&all);
+	posix_spawn_file_actions_init(&files);
+	posix_spawn_file_actions_adddup2(&files, socket_fd, KVD_NET_FD);
+	posix_spawn_file_actions_adddup2(&files, net->program_fd, KVD_NET_FD + 1);
+	posix_spawn_file_actions_addclosefrom_np(&files, KVD_NET_FD + 2);
+	posix_spawnattr_init(&attr);
+	posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+	posix_spawnattr_setsigmask(&attr, &none);
+	posix_spawnattr_setsigdefault(&attr, &all);
+	/* By descriptor: a package that is upgraded meanwhile does not bring in a program of another version. */
+	result = posix_spawn(&net->pid, "/proc/self/fd/4", &files, &attr, argv, environ);
+	posix_spawnattr_destroy(&attr);
+	posix_spawn_file_actions_destroy(&files);
+	if (result != 0) {
+		net->pid = 0;
+	}
+
+	return result;
+}
+
+/* One message, or none. */
+static void take_report(kvd_host_t *host)
+{
+	static kvd_net_state_t fresh;
+	kvd_net_host_t *net = host->net;
+	kvd_peer_counts_t add = {0};
+	uint64_t up = 0;
+
+	if (recv(net->source.fd, &fresh, sizeof fresh, MSG_DONTWAIT | MSG_TRUNC) != (ssize_t)sizeof fresh ||
+	    fresh.version != KVD_NET_WIRE || fresh.verb != KVD_NET_VERB_STATE || fresh.count > KVD_PEERS_MAX) {
+		return;
+	}
+	for (uint32_t i = 0; i < fresh.count; i++) {
+		const kvd_peer_counts_t *now = &fresh.peers[i].counts, *then = &net->state.peers[i].counts;
+
+		add.bytes_in += now->bytes_in - then->bytes_in;
+		add.bytes_out += now->bytes_out - then->bytes_out;
+		add.fetched += now->fetched - then->fetched;
+		add.fetch_failed += now->fetch_failed - then->fetch_failed;
+		add.served += now->served - then->served;
+		add.serve_failed += now->serve_failed - then->serve_failed;
+		add.breaks += now->breaks - then->breaks;
+		add.corrupt += now->corrupt - then->corrupt;
+		up += fresh.peers[i].state == KVD_PEER_UP;
+	}
+	kv_metric_set(&host->metrics, KV_M_PEERS_UP, up);
+	kv_metric_add(&host->metrics, KV_M_PEER_BYTES_IN, add.bytes_in);
+	kv_metric_add(&host->metrics, KV_M_PEER_BYTES_OUT, add.bytes_out);
+	kv_metric_add(&host->metrics, KV_M_PEER_FETCHED, add.fetched);
+	kv_metric_add(&host->metrics, KV_M_PEER_FETCH_FAILED, add.fetch_failed);
+	kv_metric_add(&host->metrics, KV_M_PEER_SERVED, add.served);
+	kv_metric_add(&host->metrics, KV_M_PEER_SERVE_FAILED, add.serve_failed);
+	kv_metric_add(&host->metrics, KV_M_PEER_BREAKS, add.breaks);
+	kv_metric_add(&host->metrics, KV_M_PEER_CORRUPT, add.corrupt);
+	kv_metric_add(&host->metrics, KV_M_PEER_BAD_FRAMES, fresh.refused_frames - net->state.refused_frames);
+	kv_metric_add(&host->metrics, KV_M_PEER_BAD_PROOFS, fresh.refused_proofs - net->state.refused_proofs);
+	kv_metric_add(&host->metrics, KV_M_PEER_BAD_LINKS, fresh.refused_links - net->state.refused_links);
+	net->state = fresh;
+	net->heard_ns = kv_now_ns(host->env);
+}
+
+/* It has gone, or is made to go: reaped in a later step. */
+static void end_process(kvd_host_t *host, const char *why)
+{
+	kvd_net_host_t *net = host->net;
+	const uint64_t now = kv_now_ns(host->env);
+	uint64_t pause = PAUSE_MIN_NS;
+
+	kvd_poller_remove(host, &net->source);
+	close(net->source.fd);
+	net->source.fd = -1;
+	kill(net->pid, SIGKILL);
+	net->failures = now - net->born_ns < YOUNG_NS ? net->failures + 1 : 1;
+	for (uint32_t i = 1; i < net->failures && pause < PAUSE_MAX_NS; i++) {
+		pause *= 2;
+	}
+	pause = pause < PAUSE_MAX_NS ? pause : PAUSE_MAX_NS;
+	net->due_ns = now + pause;
+	memset(&net->state, 0, sizeof net->state);
+	kv_metric_set(&host->metrics, KV_M_PEERS_UP, 0);
+	kv_log(KV_LOG_ERROR, "io", "the net process %s: peers are off; pid %d started_again_in_ms %llu", why,
+	       (int)net->pid, (unsigned long long)(pause / 1000000u));
+}
+
+static int net_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
+{
+	(void)source;
+	if (events & EPOLLIN) {
+		take_report(host);
+	}
+	if (events & (EPOLLHUP | EPOLLERR)) {
+		end_process(host, "has ended");
+	}
+
+	return 0;
+}
+
+static kv_status_t start_process(kvd_host_t *host)
+{
+	kvd_net_host_t *net = host->net;
+	int pair[2], theirs, result = EAGAIN;
+	const int room = 256 << 10;
+
+	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) {
+		return KV_ERR_LIMIT;
+	}
+	(void)setsockopt(pair[0], SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
+	theirs = fcntl(pair[1], F_DUPFD_CLOEXEC, HIGH_FD);
+	close(pair[1]);
+	if (theirs >= 0) {
+		result = spawn(net, theirs);
+		close(theirs);
+	}
+	net->source = (kvd_source_t){.ready = net_ready, .fd = pair[0]};
+	if (result != 0 || send(pair[0], &net->config, sizeof net->config, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 ||
+	    kvd_poller_add(host, &net->source, EPOLLIN) != KV_OK) {
+		kv_log(KV_LOG_ERROR, "io", "cannot start the net process: %s", strerror(result ? result : errno));
+		close(pair[0]);
+		net->source.fd = -1;
+		if (net->pid > 0) {
+			kill(net->pid, SIGKILL);
+		}
+		return KV_ERR_LIMIT;
+	}
+	net->born_ns = net->heard_ns = kv_now_ns(host->env);
+	if (net->starts++ > 0) {
+		kv_metric_add(&host->metrics, KV_M_NET_RESTARTS, 1);
+	}
+
+	return KV_OK;
+}
+
+void kvd_net_step(kvd_host_t *host, uint64_t now)
+{
+	kvd_net_host_t *net = host->net;
+
+	if (!net) {
+		return;
+	}
+	if (net->source.fd >= 0) {
+		if (now > net->heard_ns && now - net->heard_ns > SILENCE_NS) {
+			end_process(host, "is silent and is killed");
+		}
+		return;
+	}
+	if (net->pid > 0 && waitpid(net->pid, NULL, WNOHANG) == net->pid) {
+		net->pid = 0;
+	}
+	if (net->pid == 0 && now >= net->due_ns && start_process(host) != KV_OK) {
+		net->due_ns = now + PAUSE_MAX_NS;
+	}
+}
+
+kv_status_t kvd_net_open(kvd_host_t *host, char *detail, size_t cap)
+{
+	const kvd_options_t *options = host->options;
+	kvd_net_host_t *net;
+	kv_status_t status;
+
+	if (options->peers_addresses[0] == '\0') {
+		return KV_OK;
+	}
+	net = calloc(1, sizeof *net);
+	if (!net) {
+		return KV_ERR_NOMEM;
+	}
+	host->net = net;
+	net->source.fd = net->program_fd = -1;
+	net->config = (kvd_net_config_t){.version = KVD_NET_WIRE,
+					 .verb = KVD_NET_VERB_CONFIG,
+					 .log_level = options->log_level,
+					 .in_flight = options->peers_in_flight,
+					 .timeout_ns = options->peers_timeout};
+	snprintf(net->config.run_dir, sizeof net->config.run_dir, "%s", options->run_dir);
+	snprintf(net->config.namespaces, sizeof net->config.namespaces, "%s", options->namespaces);
+	snprintf(net->config.transports, sizeof net->config.transports, "%s", options->peers_transports);
+	status = kvd_peers_parse(options, &net->config.peers, detail, cap);
+
+	return status == KV_OK ? open_program(net, detail, cap) : status;
+}
+
+void kvd_net_close(kvd_host_t *host)
+{
+	kvd_net_host_t *net = host->net;
+
+	if (!net) {
+		return;
+	}
+	if (net->source.fd >= 0) {
+		close(net->source.fd);
+	}
+	if (net->pid > 0) {
+		kill(net->pid, SIGKILL);
+		(void)waitpid(net->pid, NULL, 0);
+	}
+	if (net->program_fd >= 0) {
+		close(net->program_fd);
+	}
+	free(net);
+	host->net = NULL;
+}
+
+/* ---- requests -------------------------------------------------------------------------------- */
+
+static const kvd_peer_report_t *find_peer(const kvd_net_host_t *net, kv_slice_t name)
+{
+	for (uint32_t i = 0; i < net->config.peers.count; i++) {
+		const char *has = net->config.peers.peers[i].name;
+
+		if (strlen(has) == name.len && memcmp(has, name.data, name.len) == 0) {
+			return &net->state.peers[i];
+		}
+	}
+
+	return NULL;
+}
+
+static kv_status_t send_order(kvd_net_host_t *net, const kvd_net_fetch_t *order, int fd)
+{
+	union {
+		struct cmsghdr align;
+		char bytes[CMSG_SPACE(sizeof(int))];
+	} control = {0};
+	struct iovec part = {(void *)(uintptr_t)order, sizeof *order};
+	struct msghdr message = {.msg_iov = &part,
+				 .msg_iovlen = 1,
+				 .msg_control = control.bytes,
+				 .msg_controllen = sizeof control.bytes};
+
+	control.align.cmsg_level = SOL_SOCKET;
+	control.align.cmsg_type = SCM_RIGHTS;
+	control.align.cmsg_len = CMSG_LEN(sizeof fd);
+	memcpy(CMSG_DATA(&control.align), &fd, sizeof fd);
+	if (sendmsg(net->source.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
+		return errno == EPIPE || errno == ECONNRESET ? KV_ERR_UNREACHABLE : KV_ERR_BUSY;
+	}
+
+	return KV_OK;
+}
+
+static kv_status_t send_with_names(kvd_net_host_t *net, const kvd_net_fetch_t *order, kv_slice_t names)
+{
+	int fd = memfd_create("kvd-fetch", MFD_CLOEXEC);
+	kv_status_t status = KV_ERR_NOMEM;
+
+	if (fd >= 0 && write(fd, names.data, names.len) == (ssize_t)names.len) {
+		status = send_order(net, order, fd);
+	}
+	if (fd >= 0) {
+		close(fd);
+	}
+
+	return status;
+}
+
+static uint32_t grant_time(const kvd_host_t *host, uint32_t asked_ms)
+{
+	const uint64_t most_ms = host->options->handover_ttl / 1000000u;
+
+	return asked_ms == 0 || asked_ms > most_ms ? (uint32_t)(most_ms < UINT32_MAX ? most_ms : UINT32_MAX) : asked_ms;
+}
+
+kv_status_t kvd_request_fetch(kvd_host_t *host, kvd_call_t *call)
+{
+	static kvd_net_fetch_t order; /* of the loop's thread */
+	const kv_msg_fetch_t *ask = &call->ask->fetch;
+	kvd_net_host_t *net = host->net;
+	const kvd_peer_report_t *peer = net ? find_peer(net, ask->peer) : NULL;
+	kv_status_t status;
+
+	if (!peer) {
+		call->detail = "no such peer in the configuration (peers.addresses)";
+		return KV_ERR_NOT_FOUND;
+	}
+	if (ask->transfer.len == 0 || ask->names.len == 0) {
+		call->detail = "a FETCH has a transfer id and names";
+		return KV_ERR_ARG;
+	}
+	if (net->source.fd < 0 || peer->state != KVD_PEER_UP) {
+		call->detail = "the peer is not connected; kvctl peers says why";
+		return KV_ERR_UNREACHABLE;
+	}
+	memset(&order, 0, sizeof order);
+	order.version = KVD_NET_WIRE;
+	order.verb = KVD_NET_VERB_FETCH;
+	snprintf(order.ns, sizeof order.ns, "%s", call->session->ns->name);
+	memcpy(order.peer, ask->peer.data, ask->peer.len);
+	memcpy(order.transfer, ask->transfer.data, ask->transfer.len);
+	memcpy(order.identity, ask->identity.data, ask->identity.len);
+	memcpy(order.salt, ask->salt.data, ask->salt.len);
+	order.identity_len = ask->identity.len;
+	order.salt_len = ask->salt.len;
+	order.flags = ask->flags;
+	order.hash_bytes = ask->hash_bytes;
+	order.names_len = ask->names.len;
+	order.timeout_ms = grant_time(host, ask->timeout_ms);
+	status = send_with_names(net, &order, ask->names);
+	call->reply->fetch_reply.timeout_ms = order.timeout_ms;
+
+	return status;
+}
+
+/* ---- what people see ------------------------------------------------------------------------- */
+
+static void put_peer(kv_text_t *text, const kvd_peer_config_t *config, const kvd_peer_report_t *peer)
+{
+	static const char *const states[] = {"down", "dialling", "up"};
+	const kvd_peer_counts_t *c = &peer->counts;
+
+	kv_text_addf(text, "{\"name\":\"%s\",\"address\":", config->name);
+	kv_text_json(text, config->host);
+	kv_text_addf(text,
+		     ",\"port\":%s,\"state\":\"%s\",\"asks\":%s,\"retry_ms\":%u,\"fetching\":%u,\"serving\":%u,"
+		     "\"in_flight_bytes\":%llu,\"bytes_in\":%llu,\"bytes_out\":%llu,\"fetched\":%llu,"
+		     "\"fetch_failed\":%llu,\"served\":%llu,\"serve_failed\":%llu,\"links\":%llu,\"breaks\":%llu,"
+		     "\"corrupt\":%llu,\"error\":",
+		     config->port, states[peer->state <= KVD_PEER_UP ? peer->state : KVD_PEER_DOWN],
+		     peer->asks ? "true" : "false", peer->retry_ms, peer->fetching, peer->serving,
+		     (unsigned long long)peer->in_flight, (unsigned long long)c->bytes_in,
+		     (unsigned long long)c->bytes_out, (unsigned long long)c->fetched,
+		     (unsigned long long)c->fetch_failed, (unsigned long long)c->served,
+		     (unsigned long long)c->serve_failed, (unsigned long long)c->links, (unsigned long long)c->breaks,
+		     (unsigned long long)c->corrupt);
+	kv_text_json(text, peer->error);
+	kv_text_addf(text, "}");
+}
+
+void kvd_net_json(const kvd_host_t *host, kv_text_t *text)
+{
+	const kvd_net_host_t *net = host->net;
+
+	if (!net) {
+		kv_text_addf(text, "{\"net\":null,\"peers\":[]}");
+		return;
+	}
+	kv_text_addf(text, "{\"net\":{\"name\":\"%s\",\"running\":%s,\"pid\":%d,\"restarts\":%u,\"ucx\":",
+		     net->config.peers.name, net->source.fd >= 0 ? "true" : "false", (int)net->pid,
+		     net->starts > 0 ? net->starts - 1 : 0);
+	kv_text_json(text, net->state.ucx_version);
+	kv_text_addf(text, ",\"ucx_error\":");
+	kv_text_json(text, net->state.why);
+	kv_text_addf(text, ",\"listen_error\":");
+	kv_text_json(text, net->state.listen_error);
+	kv_text_addf(text, "},\"peers\":[");
+	for (uint32_t i = 0; i < net->config.peers.count; i++) {
+		kv_text_addf(text, "%s", i ? "," : "");
+		put_peer(text, &net->config.peers.peers[i], &net->state.peers[i]);
+	}
+	kv_text_addf(text, "]}");
+}
+
+int kvd_net_is_degraded(const kvd_host_t *host, char *out, size_t cap)
+{
+	const kvd_net_host_t *net = host->net;
+	uint32_t up = 0;
+
+	out[0] = '\0';
+	if (!net) {
+		return 0;
+	}
+	for (uint32_t i = 0; i < net->state.count; i++) {
+		up += net->state.peers[i].state == KVD_PEER_UP;
+	}
+	if (net->source.fd < 0) {
+		snprintf(out, cap, "the net process is not running: peers are off, and it is started again");
+	} else if (net->state.why[0]) {
+		snprintf(out, cap, "no transfers between nodes: %s", net->state.why);
+	} else if (net->state.listen_error[0]) {
+		snprintf(out, cap, "%s", net->state.listen_error);
+	} else if (up < net->config.peers.count) {
+		snprintf(out, cap, "%u of %u peers are connected; kvctl peers says which", up, net->config.peers.count);
+	}
+
+	return out[0] != '\0';
+}

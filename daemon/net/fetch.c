@@ -1,0 +1,675 @@
+/* The consumer's side of a transfer: this process is the producer of a hand-over here, of the same name.
+ *
+ *   FETCH of the daemon --a hand-over here has begun--> OPENING --keys, and the link is up: ASK--> ASKED
+ *   each OFFER: a put --granted--> room in the landing window: GO --bytes--> compared with the digests while they are
+ *       copied into the put --visible--> handed over, when those before are
+ *   ASKED --END and all of it is handed over: FINISH--> LAST --answered--> gone
+ *   any --failure, the peer is down, the consumer has gone, the deadline--> the hand-over here fails: FINISH says why
+ *
+ * Only the landing window is remotely written. Its buffers are bounded for each peer, and one that UCX may still write
+ * to is not used again before UCX has said that it will not.
+ */
+#include "net/prefix.h"
+
+#include "kv/digest.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define PUT_AGAIN_NS UINT64_C(20000000)
+
+typedef enum state { OPENING, ASKED, LAST } state_t;
+typedef enum batch_state {
+	NEW,       /* no put yet */
+	PUT_ASKED, /* it is not answered */
+	GRANTED,   /* there is no room to land */
+	COMING,    /* GO has been said */
+	LANDED,
+	HANDED_IN, /* and not visible yet */
+	DONE
+} batch_state_t;
+
+/* A piece of a landing window. */
+struct kvd_buffer {
+	kvd_buffer_t *next;
+	kvd_net_peer_t *peer;
+	uint8_t *data;
+	size_t bytes;
+	int used;            /* by a batch */
+	int landing;         /* UCX may write to it */
+	struct batch *batch; /* NULL: nobody wants what lands */
+	kv_status_t status;
+};
+
+typedef struct batch {
+	struct batch *next; /* in the order of the peer's OFFERs */
+	uint64_t id;
+	uint8_t ticket[KVD_NET_TICKET];
+	batch_state_t state;
+	uint32_t group, first, count, units; /* group: an index */
+	kvc_put_t *put;
+	kvd_buffer_t *buffer;
+	uint64_t since_ns; /* COMING, or a put that was refused */
+	uint64_t leaves[];
+} batch_t;
+
+struct kvd_fetch {
+	kvd_fetch_t *next;
+	kvd_net_t *net;
+	kvd_net_peer_t *peer;
+	uint64_t id;
+	state_t state;
+	kvd_prefix_t prefix;
+	char ns[65];
+	char transfer[KVC_MAX_TRANSFER + 1];
+	uint32_t flags;
+	char *identity;
+	uint32_t identity_len;
+	uint64_t deadline_ns;
+	kvc_handover_t *handover; /* ours, as its producer */
+	uint32_t units;           /* that are here */
+	uint32_t handed;          /* that were handed over */
+	batch_t *batches;
+	int ended; /* the peer has said END */
+	uint8_t *tail;
+	uint32_t tail_len;
+	kv_status_t failed;
+	int peer_knows; /* it needs no FINISH */
+};
+
+/* ---- the landing window ---------------------------------------------------------------------- */
+
+static void free_buffer(kvd_buffer_t **at)
+{
+	kvd_buffer_t *buffer = *at;
+
+	*at = buffer->next;
+	buffer->peer->buffer_bytes -= buffer->bytes;
+	munmap(buffer->data, buffer->bytes);
+	free(buffer);
+}
+
+/* One of at least that size, or NULL: wait. Smaller idle ones make room. */
+static kvd_buffer_t *take_buffer(kvd_net_peer_t *peer, size_t bytes)
+{
+	const uint64_t most = peer->net->config->in_flight;
+	kvd_buffer_t **at = &peer->buffers, *buffer;
+
+	for (buffer = peer->buffers; buffer; buffer = buffer->next) {
+		if (!buffer->used && !buffer->landing && buffer->bytes >= bytes) {
+			buffer->used = 1;
+			return buffer;
+		}
+	}
+	bytes = bytes > KVD_NET_BATCH_BYTES ? (bytes + 4095) / 4096 * 4096 : KVD_NET_BATCH_BYTES;
+	while (*at && peer->buffer_bytes + bytes > most) {
+		if ((*at)->used || (*at)->landing) {
+			at = &(*at)->next;
+		} else {
+			free_buffer(at);
+		}
+	}
+	if (peer->buffer_bytes + bytes > most && peer->buffer_bytes > 0) {
+		return NULL;
+	}
+	buffer = calloc(1, sizeof *buffer);
+	if (!buffer) {
+		return NULL;
+	}
+	buffer->data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (buffer->data == MAP_FAILED) {
+		free(buffer);
+		return NULL;
+	}
+	buffer->peer = peer;
+	buffer->bytes = bytes;
+	buffer->used = 1;
+	buffer->next = peer->buffers;
+	peer->buffers = buffer;
+	peer->buffer_bytes += bytes;
+
+	return buffer;
+}
+
+static void give_buffer_back(batch_t *batch)
+{
+	if (batch->buffer) {
+		batch->buffer->used = 0;
+		batch->buffer->batch = NULL;
+		batch->buffer = NULL;
+	}
+}
+
+/* ---- the end --------------------------------------------------------------------------------- */
+
+static void drop_batches(kvd_fetch_t *fetch)
+{
+	while (fetch->batches) {
+		batch_t *batch = fetch->batches;
+
+		fetch->batches = batch->next;
+		if (batch->state == COMING) {
+			fetch->peer->in_flight -= batch->buffer->bytes;
+		}
+		give_buffer_back(batch);
+		kvc_put_free(batch->put);
+		free(batch);
+	}
+}
+
+static void fail(kvd_fetch_t *fetch, kv_status_t status)
+{
+	if (fetch->failed == KV_OK) {
+		fetch->failed = status;
+	}
+}
+
+static void finish(kvd_fetch_t *fetch)
+{
+	const kvd_net_finish_t message = {.id = fetch->id, .status = fetch->failed};
+	kvd_link_t *link = kvd_net_peer_link(fetch->peer);
+
+	if (link && fetch->state != OPENING && !fetch->peer_knows) {
+		(void)kvd_link_send(link, KVD_NET_FINISH, &message);
+	}
+	if (fetch->failed == KV_OK) {
+		fetch->peer->counts.fetched++;
+	} else {
+		fetch->peer->counts.fetch_failed++;
+		snprintf(fetch->peer->error, sizeof fetch->peer->error, "transfer %.80s: %s", fetch->transfer,
+			 kv_status_text(fetch->failed));
+		kv_log(KV_LOG_INFO, "net", "a transfer has failed: peer %s namespace %s units %u error \"%s\"",
+		       fetch->peer->config->name, fetch->ns, fetch->handed, kv_status_text(fetch->failed));
+	}
+	fetch->peer->fetching--;
+	fetch->net->fetch_count--;
+	kvc_handover_done(fetch->handover, fetch->failed != KV_OK);
+	drop_batches(fetch);
+	kvd_prefix_fini(&fetch->prefix);
+	free(fetch->identity);
+	free(fetch->tail);
+	free(fetch);
+}
+
+void kvd_fetches_lost(kvd_net_peer_t *peer)
+{
+	for (kvd_fetch_t *fetch = peer->net->fetches; fetch; fetch = fetch->next) {
+		if (fetch->peer == peer) {
+			fail(fetch, KV_ERR_PRODUCER_LOST);
+		}
+	}
+}
+
+/* ---- its beginning --------------------------------------------------------------------------- */
+
+kv_status_t kvd_fetch_begin(kvd_net_t *net, const kvd_net_fetch_t *order, const uint8_t *bytes)
+{
+	const kvd_prefix_names_t names = {.ns = order->ns,
+					  .identity = {(const uint8_t *)order->identity, order->identity_len},
+					  .salt = {(const uint8_t *)order->salt, order->salt_len},
+					  .names = {bytes, order->names_len},
+					  .hash_bytes = order->hash_bytes};
+	const uint64_t timeout_ns = order->timeout_ms * UINT64_C(1000000);
+	kvd_net_peer_t *peer = kvd_net_peer_find(net, order->peer);
+	kvd_fetch_t *fetch = peer && net->fetch_count < KVD_NET_FETCHES_MAX ? calloc(1, sizeof *fetch) : NULL;
+	kv_status_t status;
+
+	if (!fetch) {
+		return peer ? KV_ERR_BUSY : KV_ERR_NOT_FOUND;
+	}
+	fetch->net = net;
+	fetch->peer = peer;
+	fetch->id = ++net->next_id;
+	fetch->flags = order->flags;
+	fetch->deadline_ns = net->now_ns + timeout_ns;
+	memcpy(fetch->ns, order->ns, sizeof fetch->ns);
+	memcpy(fetch->transfer, order->transfer, sizeof fetch->transfer);
+	fetch->identity = malloc(order->identity_len + 1u);
+	fetch->identity_len = order->identity_len;
+	status = fetch->identity ? kvd_prefix_init(net, &names, &fetch->prefix) : KV_ERR_NOMEM;
+	if (status != KV_OK) {
+		free(fetch->identity);
+		free(fetch);
+		return status;
+	}
+	memcpy(fetch->identity, order->identity, order->identity_len);
+	fetch->next = net->fetches;
+	net->fetches = fetch;
+	net->fetch_count++;
+	peer->fetching++;
+
+	return KV_OK;
+}
+
+/* Nothing of it yet: from now on its consumer hears of our end. */
+static kv_status_t begin_handover(kvd_fetch_t *fetch)
+{
+	const kvc_handover_chunk_t chunk = {.struct_size = sizeof chunk, .transfer = fetch->transfer};
+
+	return (kv_status_t)kvc_handover_send(kvd_prefix_space(&fetch->prefix), &chunk, &fetch->handover);
+}
+
+static kv_status_t send_ask(kvd_fetch_t *fetch, kvd_link_t *link)
+{
+	const uint64_t left_ns = fetch->deadline_ns - fetch->net->now_ns;
+	kvc_key_source_t source = kvd_prefix_source(&fetch->prefix);
+	kvc_match_t match = {.struct_size = sizeof match};
+	kvd_net_ask_t message = {
+		.id = fetch->id,
+		.ns = kv_slice_str(fetch->ns),
+		.identity = {(const uint8_t *)fetch->identity, fetch->identity_len},
+		.layout = kv_slice_str(kvc_space_layout(kvd_prefix_space(&fetch->prefix))),
+		.transfer = kv_slice_str(fetch->transfer),
+		.flags = fetch->flags,
+		.hash_bytes = fetch->prefix.hash_bytes,
+		.names = {fetch->prefix.names, fetch->prefix.names_len},
+		.salt = kv_slice_str(fetch->prefix.salt),
+		.timeout_ms = (uint32_t)(left_ns / 1000000u) + 1,
+	};
+
+	kvc_match_lazy(kvd_prefix_space(&fetch->prefix), &source, fetch->prefix.n, &match);
+	fetch->units = message.skip = match.n;
+
+	return kvd_link_send(link, KVD_NET_ASK, &message);
+}
+
+/* ---- what the peer says ---------------------------------------------------------------------- */
+
+static kvd_fetch_t *find_fetch(const kvd_net_peer_t *peer, uint64_t id)
+{
+	kvd_fetch_t *fetch = peer->net->fetches;
+
+	while (fetch && (fetch->peer != peer || fetch->id != id)) {
+		fetch = fetch->next;
+	}
+
+	return fetch;
+}
+
+static int offer_is_sound(const kvd_fetch_t *fetch, const kvd_net_offer_t *offer, uint32_t g)
+{
+	const kvd_prefix_t *prefix = &fetch->prefix;
+	const uint64_t leaves = (uint64_t)prefix->geometry.heads * prefix->geometry.leaves;
+	uint32_t first, end;
+
+	if (g == prefix->group_count || offer->ticket.len != KVD_NET_TICKET || offer->units > prefix->n ||
+	    offer->leaves.len != offer->count * leaves * sizeof(uint64_t)) {
+		return 0;
+	}
+	kvd_prefix_range(prefix, g, prefix->n, &first, &end);
+
+	return offer->count <= KV_MAX_BLOCKS && offer->first <= end && offer->count <= end - offer->first;
+}
+
+kv_status_t kvd_fetch_offer(kvd_net_peer_t *peer, const kvd_net_offer_t *offer)
+{
+	kvd_fetch_t *fetch = find_fetch(peer, offer->id);
+	batch_t *batch, **at;
+	uint32_t g = 0;
+
+	if (!fetch) {
+		return KV_OK; /* it has ended here, and FINISH is on its way */
+	}
+	if (fetch->state != ASKED || fetch->ended) {
+		return KV_ERR_PROTO;
+	}
+	while (g < fetch->prefix.group_count && fetch->prefix.groups[g].group != offer->group) {
+		g++;
+	}
+	if (!offer_is_sound(fetch, offer, g)) {
+		return KV_ERR_PROTO;
+	}
+	batch = calloc(1, sizeof *batch + offer->leaves.len);
+	if (!batch) {
+		fail(fetch, KV_ERR_NOMEM);
+		return KV_OK;
+	}
+	batch->id = offer->batch;
+	memcpy(batch->ticket, offer->ticket.data, sizeof batch->ticket);
+	batch->group = g;
+	batch->first = offer->first;
+	batch->count = offer->count;
+	batch->units = offer->units;
+	memcpy(batch->leaves, offer->leaves.data, offer->leaves.len);
+	for (at = &fetch->batches; *at; at = &(*at)->next) {
+	}
+	*at = batch;
+
+	return KV_OK;
+}
+
+kv_status_t kvd_fetch_end(kvd_net_peer_t *peer, const kvd_net_end_t *end)
+{
+	kvd_fetch_t *fetch = find_fetch(peer, end->id);
+
+	if (!fetch) {
+		return KV_OK;
+	}
+	if (fetch->state != ASKED || fetch->ended) {
+		return KV_ERR_PROTO;
+	}
+	fetch->ended = 1;
+	if (end->status != KV_OK) {
+		fail(fetch, end->status < 0 ? (kv_status_t)end->status : KV_ERR_NOT_FOUND);
+		return KV_OK;
+	}
+	fetch->tail = malloc(end->tail.len + 1u);
+	if (!fetch->tail) {
+		fail(fetch, KV_ERR_NOMEM);
+		return KV_OK;
+	}
+	memcpy(fetch->tail, end->tail.data, end->tail.len);
+	fetch->tail_len = end->tail.len;
+
+	return KV_OK;
+}
+
+/* ---- bytes ----------------------------------------------------------------------------------- */
+
+void *kvd_fetch_land(kvd_net_t *net, const kvd_ucx_envelope_t *envelope, size_t bytes, void **p_object)
+{
+	for (kvd_fetch_t *fetch = net->fetches; fetch; fetch = fetch->next) {
+		for (batch_t *batch = fetch->batches; batch; batch = batch->next) {
+			if (batch->id != envelope->batch || batch->state != COMING || batch->buffer->landing ||
+			    !kvd_auth_equal(batch->ticket, envelope->ticket, sizeof batch->ticket) ||
+			    bytes != (size_t)batch->count * fetch->prefix.geometry.block_bytes) {
+				continue;
+			}
+			batch->buffer->landing = 1;
+			*p_object = batch->buffer;
+			return batch->buffer->data;
+		}
+	}
+
+	return NULL;
+}
+
+void kvd_fetch_landed(void *object, kv_status_t status)
+{
+	kvd_buffer_t *buffer = object;
+
+	buffer->landing = 0;
+	buffer->status = status;
+	if (buffer->batch) {
+		buffer->batch->state = LANDED;
+		buffer->peer->in_flight -= buffer->bytes;
+	}
+}
+
+/* ---- a batch --------------------------------------------------------------------------------- */
+
+static kv_status_t say_go(kvd_fetch_t *fetch, const batch_t *batch, uint32_t flags)
+{
+	const kvd_net_go_t message = {.batch = batch->id, .flags = flags};
+
+	return kvd_link_send(kvd_net_peer_link(fetch->peer), KVD_NET_GO, &message);
+}
+
+static kv_status_t start_put(kvd_fetch_t *fetch, batch_t *batch)
+{
+	const kvc_group_info_t *group = &fetch->prefix.groups[batch->group];
+	const uint32_t base = group->rule == KVC_RULE_FULL && batch->first > 0 ? batch->first - 1 : batch->first;
+	const uint32_t *tokens = (const uint32_t *)(const void *)fetch->prefix.names;
+	const uint32_t n = batch->first + batch->count - base;
+	kvc_put_options_t options = {.struct_size = sizeof options, .group = group->group, .base = base};
+	kvc_key_t *keys = calloc(n, sizeof *keys);
+	kv_status_t status;
+
+	if (!keys) {
+		return KV_ERR_NOMEM;
+	}
+	for (uint32_t i = 0; i < n; i++) {
+		keys[i] = kvd_prefix_block_key(&fetch->prefix, batch->group, base + i);
+	}
+	if (fetch->prefix.hash_bytes == 0) {
+		options.tokens = tokens + (size_t)base * group->block_tokens;
+	}
+	status = (kv_status_t)kvc_put_start(kvd_prefix_space(&fetch->prefix), keys, batch->first,
+					    batch->first + batch->count, &options, &batch->put);
+	free(keys);
+	batch->state = status == KV_OK || status == KV_PENDING ? PUT_ASKED : NEW;
+
+	return status == KV_PENDING ? KV_OK : status;
+}
+
+static kv_status_t take_grant(kvd_fetch_t *fetch, batch_t *batch)
+{
+	kvc_handle_t handle;
+	kvc_status_t status = kvc_put_export(batch->put, &handle);
+
+	if (status == KVC_PENDING) {
+		return KV_OK;
+	}
+	if (status == KVC_ALREADY) {
+		batch->state = DONE;
+		return say_go(fetch, batch, KVD_NET_SKIP);
+	}
+	if (status == KVC_ERR_BUSY || (status == KVC_OK && kvc_put_n(batch->put) < batch->count)) {
+		kvc_put_free(batch->put); /* no room now: others let go of theirs */
+		batch->put = NULL;
+		batch->state = NEW;
+		batch->since_ns = fetch->net->now_ns;
+		return KV_OK;
+	}
+	batch->state = status == KVC_OK ? GRANTED : batch->state;
+
+	return (kv_status_t)status;
+}
+
+static kv_status_t make_room(kvd_fetch_t *fetch, batch_t *batch)
+{
+	kv_status_t status;
+
+	batch->buffer = take_buffer(fetch->peer, (size_t)batch->count * fetch->prefix.geometry.block_bytes);
+	if (!batch->buffer) {
+		return kvc_put_keep(batch->put) == KVC_ERR_REVOKED ? KV_ERR_REVOKED : KV_OK;
+	}
+	batch->buffer->batch = batch;
+	batch->state = COMING;
+	batch->since_ns = fetch->net->now_ns;
+	fetch->peer->in_flight += batch->buffer->bytes;
+	status = say_go(fetch, batch, 0);
+
+	return status;
+}
+
+/* One block from the landing window into the put. */
+static kv_status_t copy_block(kvd_fetch_t *fetch, batch_t *batch, uint32_t i)
+{
+	const kvk_geometry_t *geometry = &fetch->prefix.geometry;
+	const uint32_t leaves = geometry->heads * geometry->leaves;
+	const uint8_t *from = batch->buffer->data + (size_t)i * geometry->block_bytes;
+	const uint64_t *want = batch->leaves + (size_t)i * leaves;
+	void *memory;
+	kvc_status_t status = kvc_put_block(batch->put, i, &memory);
+	uint32_t bad = 0;
+
+	if (status != KVC_OK) {
+		return status == KVC_ALREADY ? KV_OK : (kv_status_t)status;
+	}
+	for (uint32_t head = 0; head < geometry->heads; head++) {
+		for (uint32_t leaf = 0; leaf < geometry->leaves; leaf++) {
+			size_t offset, len;
+
+			kvk_layout_leaf(&fetch->prefix.layout, head, leaf, &offset, &len);
+			bad |= kv_copy_digest_part((uint8_t *)memory + offset, from + offset, len) !=
+			       want[head * geometry->leaves + leaf];
+		}
+	}
+	if (bad) {
+		fetch->peer->counts.corrupt++;
+		return KV_ERR_CORRUPT;
+	}
+
+	return (kv_status_t)kvc_put_digests(batch->put, i, want);
+}
+
+static kv_status_t take_bytes(kvd_fetch_t *fetch, batch_t *batch)
+{
+	kv_status_t status = batch->buffer->status;
+
+	for (uint32_t i = 0; i < batch->count && status == KV_OK; i++) {
+		status = copy_block(fetch, batch, i);
+	}
+	kv_copy_fence();
+	give_buffer_back(batch);
+	if (status == KV_OK) {
+		status = (kv_status_t)kvc_put_end(batch->put, 0, batch->count);
+		batch->state = HANDED_IN;
+		fetch->peer->counts.bytes_in += (uint64_t)batch->count * fetch->prefix.geometry.block_bytes;
+	}
+
+	return status;
+}
+
+static kv_status_t take_result(batch_t *batch)
+{
+	kvc_put_result_t result = {.struct_size = sizeof result};
+
+	kvc_put_get_result(batch->put, &result);
+	if (result.status == KVC_PENDING) {
+		return KV_OK;
+	}
+	if (result.status == KVC_OK) {
+		kvc_put_free(batch->put);
+		batch->put = NULL;
+		batch->state = DONE;
+	}
+
+	return (kv_status_t)result.status;
+}
+
+static kv_status_t step_batch(kvd_fetch_t *fetch, batch_t *batch)
+{
+	switch (batch->state) {
+	case NEW:
+		if (batch->count == 0) {
+			batch->state = DONE;
+			return KV_OK;
+		}
+		return fetch->net->now_ns - batch->since_ns < PUT_AGAIN_NS ? KV_OK : start_put(fetch, batch);
+	case PUT_ASKED:
+		return take_grant(fetch, batch);
+	case GRANTED:
+		return make_room(fetch, batch);
+	case COMING:
+		if (fetch->net->now_ns - batch->since_ns > fetch->net->config->timeout_ns) {
+			kvd_net_peer_break(fetch->peer, KV_ERR_TIMEOUT, "bytes that were asked for did not come");
+			return KV_ERR_TIMEOUT;
+		}
+		return KV_OK;
+	case LANDED:
+		return take_bytes(fetch, batch);
+	case HANDED_IN:
+		return take_result(batch);
+	default:
+		return KV_OK;
+	}
+}
+
+/* ---- steps ----------------------------------------------------------------------------------- */
+
+/* Those at the front that are done: their units are here. */
+static void retire_batches(kvd_fetch_t *fetch)
+{
+	while (fetch->batches && fetch->batches->state == DONE) {
+		batch_t *batch = fetch->batches;
+
+		fetch->units = batch->units > fetch->units ? batch->units : fetch->units;
+		fetch->batches = batch->next;
+		kvc_put_free(batch->put);
+		free(batch);
+	}
+}
+
+/* Hand what is here to the consumer, and at the end the tail. */
+static kv_status_t hand_over(kvd_fetch_t *fetch)
+{
+	const int last = fetch->ended && !fetch->batches;
+	kvc_key_source_t source = kvd_prefix_source(&fetch->prefix);
+	const kvc_handover_chunk_t chunk = {.struct_size = sizeof chunk,
+					    .n = fetch->units,
+					    .source = &source,
+					    .last = last,
+					    .tail = fetch->tail,
+					    .tail_len = last ? fetch->tail_len : 0};
+	kv_status_t status;
+
+	if (!last && fetch->units == fetch->handed) {
+		return KV_OK;
+	}
+	status = (kv_status_t)kvc_handover_send(kvd_prefix_space(&fetch->prefix), &chunk, &fetch->handover);
+	if (status == KV_OK) {
+		fetch->handed = fetch->units;
+		fetch->state = last ? LAST : fetch->state;
+	}
+
+	return status == KV_PENDING ? KV_OK : status;
+}
+
+/* KV_ALREADY: it is over, well. */
+static kv_status_t step(kvd_fetch_t *fetch)
+{
+	kvd_link_t *link = kvd_net_peer_link(fetch->peer);
+	kvc_handover_info_t info = {.struct_size = sizeof info};
+	kv_status_t status = (kv_status_t)kvd_prefix_ready(&fetch->prefix);
+
+	if (status != KV_OK) {
+		return status == KV_PENDING ? KV_OK : status;
+	}
+	if (!fetch->handover) {
+		return begin_handover(fetch);
+	}
+	kvc_handover_get_info(fetch->handover, &info);
+	if (info.state == KVC_HANDOVER_ENDED && fetch->state == LAST && info.status == KVC_OK) {
+		return KV_ALREADY; /* taken already */
+	}
+	if (info.state == KVC_HANDOVER_ENDED || info.status < 0) {
+		return info.status < 0 ? (kv_status_t)info.status : KV_ERR_ABORTED;
+	}
+	if (!link) {
+		return KV_ERR_UNREACHABLE;
+	}
+	if (!fetch->net->ucx) {
+		return KV_ERR_UNSUPPORTED;
+	}
+	if (fetch->state == OPENING) {
+		status = info.status == KVC_OK ? send_ask(fetch, link) : KV_OK;
+		fetch->state = info.status == KVC_OK && status == KV_OK ? ASKED : OPENING;
+		return status;
+	}
+	if (fetch->state == LAST) {
+		return info.status == KVC_OK ? KV_ALREADY : KV_OK;
+	}
+	for (batch_t *batch = fetch->batches; batch && status == KV_OK; batch = batch->next) {
+		status = step_batch(fetch, batch);
+	}
+	if (status != KV_OK) {
+		return status;
+	}
+	retire_batches(fetch);
+
+	return hand_over(fetch);
+}
+
+void kvd_fetches_step(kvd_net_t *net)
+{
+	kvd_fetch_t **at = &net->fetches;
+
+	while (*at) {
+		kvd_fetch_t *fetch = *at;
+		kv_status_t status = fetch->failed == KV_OK ? step(fetch) : fetch->failed;
+
+		if (status == KV_OK && net->now_ns > fetch->deadline_ns) {
+			status = KV_ERR_TIMEOUT;
+		}
+		if (status == KV_OK) {
+			at = &fetch->next;
+			continue;
+		}
+		fail(fetch, status == KV_ALREADY ? KV_OK : status);
+		*at = fetch->next;
+		finish(fetch);
+	}
+}

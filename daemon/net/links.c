@@ -1,0 +1,336 @@
+/* Links to and from peers: dialling, accepting, and who may say what on them. */
+#include "net/net.h"
+
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define STRANGERS_MAX   32u
+#define BACKLOG         64
+#define RETRY_MIN_NS    UINT64_C(100000000)
+#define RETRY_MAX_NS    UINT64_C(10000000000)
+#define LISTEN_AGAIN_NS UINT64_C(1000000000)
+
+/* ---- names and keys -------------------------------------------------------------------------- */
+
+static kv_slice_t key_of(kvd_net_t *net, const char *name)
+{
+	const kvd_net_peer_t *peer = kvd_net_peer_find(net, name);
+
+	return peer ? (kv_slice_t){peer->key, peer->key_len} : (kv_slice_t){NULL, 0};
+}
+
+static kv_status_t send_ready(kvd_net_t *net, kvd_link_t *link)
+{
+	const kvd_net_ready_t ready = {.ucx = net->ucx ? kvd_ucx_address(net->ucx) : (kv_slice_t){NULL, 0}};
+
+	return kvd_link_send(link, KVD_NET_READY, &ready);
+}
+
+/* ---- the link that we have dialled ----------------------------------------------------------- */
+
+static kv_slice_t find_key_of_dialled(void *ctx, const char *name)
+{
+	return key_of(((kvd_net_peer_t *)ctx)->net, name);
+}
+
+static kv_status_t opened_dialled(void *ctx, kvd_link_t *link)
+{
+	kvd_net_peer_t *peer = ctx;
+
+	peer->failures = 0;
+	peer->counts.links++;
+	kv_log(KV_LOG_INFO, "net", "peer %s: connected", peer->config->name);
+
+	return send_ready(peer->net, link);
+}
+
+static kv_status_t received_dialled(void *ctx, kvd_link_t *link, uint32_t code, const kvd_net_message_t *message)
+{
+	kvd_net_peer_t *peer = ctx;
+
+	(void)link;
+	switch (code) {
+	case KVD_NET_READY:
+		return KV_OK;
+	case KVD_NET_OFFER:
+		return kvd_fetch_offer(peer, &message->offer);
+	case KVD_NET_END:
+		return kvd_fetch_end(peer, &message->end);
+	default:
+		return KV_ERR_PROTO;
+	}
+}
+
+static const kvd_link_ops_t dialled_ops = {
+	.find_key = find_key_of_dialled, .opened = opened_dialled, .received = received_dialled};
+
+static void dial(kvd_net_peer_t *peer)
+{
+	const kvd_link_config_t config = {.name = peer->net->config->peers.name,
+					  .ops = &dialled_ops,
+					  .ctx = peer,
+					  .silence_ns = peer->net->config->timeout_ns};
+	const struct addrinfo hints = {.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV, .ai_socktype = SOCK_STREAM};
+	struct addrinfo *address;
+
+	if (getaddrinfo(peer->config->host, peer->config->port, &hints, &address) == 0) {
+		peer->link = kvd_link_dial(&config, peer->config->name, address->ai_addr, address->ai_addrlen);
+		freeaddrinfo(address);
+	}
+	if (!peer->link) {
+		peer->retry_ns = peer->net->now_ns + RETRY_MAX_NS;
+	}
+}
+
+/* The breaker: while the link is down whatever needs it fails at once, and the pauses between two tries grow. */
+static void step_dialled(kvd_net_peer_t *peer)
+{
+	uint64_t pause = RETRY_MIN_NS;
+
+	if (!peer->link && peer->net->now_ns >= peer->retry_ns) {
+		dial(peer);
+	}
+	if (!peer->link) {
+		return;
+	}
+	kvd_link_progress(peer->link, peer->net->now_ns);
+	if (kvd_link_state(peer->link) != KVD_LINK_DEAD) {
+		return;
+	}
+	if (peer->failures == 0) {
+		peer->counts.breaks++;
+		kv_log(KV_LOG_WARN, "net", "peer %s: not connected: %s", peer->config->name, kvd_link_why(peer->link));
+	}
+	if (kvd_link_status(peer->link) == KV_ERR_SECRET) {
+		peer->net->refused_proofs++;
+	}
+	snprintf(peer->error, sizeof peer->error, "%s", kvd_link_why(peer->link));
+	for (uint32_t i = 0; i < peer->failures && pause < RETRY_MAX_NS; i++) {
+		pause *= 2;
+	}
+	peer->failures++;
+	peer->retry_ns = peer->net->now_ns + (pause < RETRY_MAX_NS ? pause : RETRY_MAX_NS);
+	kvd_link_free(peer->link);
+	peer->link = NULL;
+	kvd_fetches_lost(peer);
+}
+
+/* ---- links from others ----------------------------------------------------------------------- */
+
+static kv_slice_t find_key_of_inbound(void *ctx, const char *name)
+{
+	return key_of(((kvd_inbound_t *)ctx)->net, name);
+}
+
+/* One link a name: who comes later is another daemon with that name and key, or the same one whose end was not seen
+ * yet; then the old link falls silent, and the next try succeeds. */
+static kv_status_t opened_inbound(void *ctx, kvd_link_t *link)
+{
+	kvd_inbound_t *inbound = ctx;
+	kvd_net_peer_t *peer = kvd_net_peer_find(inbound->net, kvd_link_peer(link));
+
+	if (peer->inbound) {
+		kv_log(KV_LOG_WARN, "net", "peer %s: a second daemon has its name and key; it is refused",
+		       peer->config->name);
+		return KV_ERR_EXISTS;
+	}
+	inbound->peer = peer;
+	inbound->net->strangers--;
+	peer->inbound = inbound;
+
+	return send_ready(inbound->net, link);
+}
+
+static kv_status_t on_ready(kvd_inbound_t *inbound, const kvd_net_ready_t *ready)
+{
+	if (inbound->ep) {
+		return KV_ERR_PROTO;
+	}
+	if (!inbound->net->ucx || ready->ucx.len == 0) {
+		return KV_OK; /* nothing can be pushed, and each ASK is told so */
+	}
+
+	return kvd_ucx_connect(inbound->net->ucx, ready->ucx, &inbound->ep);
+}
+
+static kv_status_t received_inbound(void *ctx, kvd_link_t *link, uint32_t code, const kvd_net_message_t *message)
+{
+	kvd_inbound_t *inbound = ctx;
+
+	(void)link;
+	switch (code) {
+	case KVD_NET_READY:
+		return on_ready(inbound, &message->ready);
+	case KVD_NET_ASK:
+		return kvd_serve_ask(inbound, &message->ask);
+	case KVD_NET_GO:
+		return kvd_serve_go(inbound, &message->go);
+	case KVD_NET_FINISH:
+		return kvd_serve_finish(inbound, &message->finish);
+	default:
+		return KV_ERR_PROTO;
+	}
+}
+
+static const kvd_link_ops_t inbound_ops = {
+	.find_key = find_key_of_inbound, .opened = opened_inbound, .received = received_inbound};
+
+static void count_refusal(kvd_net_t *net, kv_status_t status)
+{
+	switch (status) {
+	case KV_ERR_PROTO:
+	case KV_ERR_VERSION:
+	case KV_ERR_TOO_BIG:
+		net->refused_frames++;
+		break;
+	case KV_ERR_SECRET:
+	case KV_ERR_NOT_FOUND:
+		net->refused_proofs++;
+		break;
+	default:
+		net->refused_links++;
+		break;
+	}
+}
+
+static void end_inbound(kvd_inbound_t *inbound)
+{
+	kvd_net_t *net = inbound->net;
+	const kv_status_t status = kvd_link_status(inbound->link);
+
+	if (inbound->peer) {
+		inbound->peer->inbound = NULL;
+		snprintf(inbound->peer->error, sizeof inbound->peer->error, "its link to us: %s",
+			 kvd_link_why(inbound->link));
+		if (status != KV_ERR_CLOSED && status != KV_ERR_TIMEOUT) {
+			count_refusal(net, status);
+		}
+	} else {
+		net->strangers--;
+		count_refusal(net, status);
+	}
+	kvd_serves_lost(inbound);
+	kvd_ucx_disconnect(inbound->ep);
+	kvd_link_free(inbound->link);
+	free(inbound);
+}
+
+static void accept_links(kvd_net_t *net)
+{
+	const kvd_link_config_t base = {
+		.name = net->config->peers.name, .ops = &inbound_ops, .silence_ns = net->config->timeout_ns};
+	int fd;
+
+	while (net->listen_fd >= 0 && (fd = accept4(net->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0) {
+		kvd_inbound_t *inbound = net->strangers < STRANGERS_MAX ? calloc(1, sizeof *inbound) : NULL;
+		kvd_link_config_t config = base;
+
+		config.ctx = inbound;
+		if (!inbound) {
+			net->refused_links++;
+			close(fd);
+			continue;
+		}
+		inbound->net = net;
+		inbound->link = kvd_link_accept(&config, fd);
+		if (!inbound->link) {
+			free(inbound);
+			continue;
+		}
+		inbound->next = net->inbound;
+		net->inbound = inbound;
+		net->strangers++;
+	}
+}
+
+static void step_inbound(kvd_net_t *net)
+{
+	kvd_inbound_t **at = &net->inbound;
+
+	while (*at) {
+		kvd_inbound_t *inbound = *at;
+
+		kvd_link_progress(inbound->link, net->now_ns);
+		if (inbound->ep && kvd_ucx_is_broken(inbound->ep)) {
+			kvd_link_fail(inbound->link, KV_ERR_CLOSED, "its UCX connection has broken");
+		}
+		if (kvd_link_state(inbound->link) != KVD_LINK_DEAD) {
+			at = &inbound->next;
+			continue;
+		}
+		*at = inbound->next;
+		end_inbound(inbound);
+	}
+}
+
+/* ---- listening ------------------------------------------------------------------------------- */
+
+/* A port that is taken now may be free later: the rest goes on. */
+static void try_listening(kvd_net_t *net)
+{
+	const struct addrinfo hints = {.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV | AI_PASSIVE,
+				       .ai_socktype = SOCK_STREAM};
+	struct addrinfo *address;
+	int on = 1, fd;
+
+	net->listen_ns = net->now_ns + LISTEN_AGAIN_NS;
+	if (getaddrinfo(net->config->peers.host, net->config->peers.port, &hints, &address) != 0) {
+		snprintf(net->listen_error, sizeof net->listen_error, "%s is not a numeric address",
+			 net->config->peers.host);
+		return;
+	}
+	fd = socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
+	    bind(fd, address->ai_addr, address->ai_addrlen) != 0 || listen(fd, BACKLOG) != 0) {
+		if (net->listen_error[0] == '\0') {
+			kv_log(KV_LOG_WARN, "net", "cannot listen for peers: address %s port %s error \"%s\"",
+			       net->config->peers.host, net->config->peers.port, strerror(errno));
+		}
+		snprintf(net->listen_error, sizeof net->listen_error, "cannot listen on %s:%s: %s",
+			 net->config->peers.host, net->config->peers.port, strerror(errno));
+		if (fd >= 0) {
+			close(fd);
+		}
+	} else {
+		net->listen_fd = fd;
+		net->listen_error[0] = '\0';
+	}
+	freeaddrinfo(address);
+}
+
+kv_status_t kvd_net_peers_open(kvd_net_t *net, char *why, size_t cap)
+{
+	const kvd_peers_config_t *config = &net->config->peers;
+
+	net->peer_count = config->count;
+	for (uint32_t i = 0; i < config->count; i++) {
+		kvd_net_peer_t *peer = &net->peers[i];
+		kv_status_t status;
+
+		peer->net = net;
+		peer->config = &config->peers[i];
+		status = kvd_peer_key_read(peer->config->key_path, peer->key, &peer->key_len, why, cap);
+		if (status != KV_OK) {
+			return status;
+		}
+	}
+	try_listening(net);
+
+	return KV_OK;
+}
+
+void kvd_net_peers_step(kvd_net_t *net)
+{
+	if (net->listen_fd < 0 && net->now_ns >= net->listen_ns) {
+		try_listening(net);
+	}
+	accept_links(net);
+	step_inbound(net);
+	for (uint32_t i = 0; i < net->peer_count; i++) {
+		step_dialled(&net->peers[i]);
+	}
+}

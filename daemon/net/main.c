@@ -1,0 +1,256 @@
+/* kvd-net: the net process. UCX runs here and nowhere else; the daemon starts, asks and ends it (daemon/io/net.c).
+ * docs/decisions/046. */
+#include "net/prefix.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define FDS_MAX 512u
+#define IDLE_MS 50
+#define BUSY_MS 2   /* libkvc's answers and deadlines */
+#define ORDERS  64u /* in one iteration */
+
+static kvd_net_t net_;
+static kvd_net_config_t config_;
+
+/* ---- the daemon ------------------------------------------------------------------------------ */
+
+static int receive_config(void)
+{
+	ssize_t n;
+
+	do {
+		n = recv(KVD_NET_FD, &config_, sizeof config_, 0);
+	} while (n < 0 && errno == EINTR);
+
+	return n == (ssize_t)sizeof config_ && config_.version == KVD_NET_WIRE && config_.verb == KVD_NET_VERB_CONFIG;
+}
+
+static kv_status_t begin_fetch(const kvd_net_fetch_t *order, int fd)
+{
+	uint8_t *names;
+	kv_status_t status;
+
+	if (fd < 0 || order->names_len == 0) {
+		return KV_ERR_PROTO;
+	}
+	names = mmap(NULL, order->names_len, PROT_READ, MAP_PRIVATE, fd, 0);
+	if (names == MAP_FAILED) {
+		return KV_ERR_NOMEM;
+	}
+	status = kvd_fetch_begin(&net_, order, names);
+	munmap(names, order->names_len);
+
+	return status;
+}
+
+/* One order. 0: there is none; -1: the daemon has gone. */
+static int take_order(void)
+{
+	union {
+		struct cmsghdr align;
+		char bytes[CMSG_SPACE(sizeof(int))];
+	} control;
+	static kvd_net_fetch_t order;
+	struct iovec part = {&order, sizeof order};
+	struct msghdr message = {.msg_iov = &part,
+				 .msg_iovlen = 1,
+				 .msg_control = control.bytes,
+				 .msg_controllen = sizeof control.bytes};
+	ssize_t n = recvmsg(KVD_NET_FD, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	struct cmsghdr *head = n > 0 ? CMSG_FIRSTHDR(&message) : NULL;
+	kv_status_t status = KV_ERR_PROTO;
+	int fd = -1;
+
+	if (n <= 0) {
+		return n < 0 && (errno == EAGAIN || errno == EINTR) ? 0 : -1;
+	}
+	if (head && head->cmsg_type == SCM_RIGHTS && head->cmsg_len == CMSG_LEN(sizeof fd)) {
+		memcpy(&fd, CMSG_DATA(head), sizeof fd);
+	}
+	if (n == (ssize_t)sizeof order && order.version == KVD_NET_WIRE && order.verb == KVD_NET_VERB_FETCH) {
+		status = begin_fetch(&order, fd);
+	}
+	if (status != KV_OK) {
+		kv_log(KV_LOG_WARN, "net", "a transfer was not begun: error \"%s\"", kv_status_text(status));
+	}
+	if (fd >= 0) {
+		close(fd);
+	}
+
+	return 1;
+}
+
+static void report_peer(kvd_net_peer_t *peer, kvd_peer_report_t *report)
+{
+	snprintf(report->name, sizeof report->name, "%s", peer->config->name);
+	snprintf(report->error, sizeof report->error, "%s", peer->error);
+	report->asks = peer->inbound != NULL;
+	report->state = kvd_net_peer_link(peer) ? KVD_PEER_UP : peer->link ? KVD_PEER_DIALLING : KVD_PEER_DOWN;
+	report->retry_ms =
+		!peer->link && peer->retry_ns > net_.now_ns ? (uint32_t)((peer->retry_ns - net_.now_ns) / 1000000u) : 0;
+	report->fetching = peer->fetching;
+	report->serving = peer->serving;
+	report->in_flight = peer->in_flight;
+	report->counts = peer->counts;
+}
+
+static void report(void)
+{
+	static kvd_net_state_t state;
+
+	memset(&state, 0, sizeof state);
+	state.version = KVD_NET_WIRE;
+	state.verb = KVD_NET_VERB_STATE;
+	state.count = net_.peer_count;
+	state.ucx = net_.ucx != NULL;
+	snprintf(state.ucx_version, sizeof state.ucx_version, "%s", net_.ucx ? kvd_ucx_version(net_.ucx) : "");
+	snprintf(state.why, sizeof state.why, "%s", net_.ucx_why);
+	snprintf(state.listen_error, sizeof state.listen_error, "%s", net_.listen_error);
+	state.refused_frames = net_.refused_frames;
+	state.refused_proofs = net_.refused_proofs;
+	state.refused_links = net_.refused_links;
+	for (uint32_t i = 0; i < net_.peer_count; i++) {
+		report_peer(&net_.peers[i], &state.peers[i]);
+	}
+	(void)send(KVD_NET_FD, &state, sizeof state, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+/* ---- UCX ------------------------------------------------------------------------------------- */
+
+static void *land(void *ctx, const kvd_ucx_envelope_t *envelope, size_t bytes, void **p_object)
+{
+	return kvd_fetch_land(ctx, envelope, bytes, p_object);
+}
+
+static void landed(void *ctx, void *object, kv_status_t status)
+{
+	(void)ctx;
+	kvd_fetch_landed(object, status);
+}
+
+static void pushed(void *ctx, void *object, kv_status_t status)
+{
+	(void)ctx;
+	kvd_serve_pushed(object, status);
+}
+
+/* Without UCX peers are connected all the same: each transfer fails, and `kvctl peers` says why. */
+static void open_ucx(void)
+{
+	static const kvd_ucx_ops_t ops = {.land = land, .landed = landed, .pushed = pushed};
+	const kvd_ucx_config_t config = {
+		.transports = config_.transports, .address = config_.peers.host, .ops = &ops, .ctx = &net_};
+
+	if (kvd_ucx_open(&config, &net_.ucx, net_.ucx_why, sizeof net_.ucx_why) == KV_OK) {
+		kv_log(KV_LOG_INFO, "net", "UCX %s: transports %s", kvd_ucx_version(net_.ucx), config.transports);
+	} else {
+		kv_log(KV_LOG_WARN, "net", "no transfers between nodes: %s", net_.ucx_why);
+	}
+}
+
+/* ---- the loop -------------------------------------------------------------------------------- */
+
+static uint32_t add_fd(struct pollfd *fds, uint32_t n, int fd, short events)
+{
+	if (fd >= 0 && n < FDS_MAX) {
+		fds[n++] = (struct pollfd){.fd = fd, .events = events};
+	}
+
+	return n;
+}
+
+static void wait_for_events(void)
+{
+	static struct pollfd fds[FDS_MAX];
+	int of_tenants[64];
+	const int busy = net_.fetches || net_.serves;
+	uint32_t n = add_fd(fds, 0, KVD_NET_FD, POLLIN);
+	uint32_t tenants = kvd_tenants_fds(&net_, of_tenants, KV_COUNT_OF(of_tenants));
+
+	n = add_fd(fds, n, net_.listen_fd, POLLIN);
+	for (uint32_t i = 0; i < tenants; i++) {
+		n = add_fd(fds, n, of_tenants[i], POLLIN);
+	}
+	for (uint32_t i = 0; i < net_.peer_count; i++) {
+		if (net_.peers[i].link) {
+			n = add_fd(fds, n, kvd_link_fd(net_.peers[i].link), kvd_link_events(net_.peers[i].link));
+		}
+	}
+	for (const kvd_inbound_t *inbound = net_.inbound; inbound; inbound = inbound->next) {
+		n = add_fd(fds, n, kvd_link_fd(inbound->link), kvd_link_events(inbound->link));
+	}
+	if (net_.ucx) {
+		if (!kvd_ucx_arm(net_.ucx)) {
+			return;
+		}
+		n = add_fd(fds, n, kvd_ucx_fd(net_.ucx), POLLIN);
+	}
+	(void)poll(fds, n, busy ? BUSY_MS : IDLE_MS);
+}
+
+/* Returns when the daemon has gone. */
+static void run(void)
+{
+	uint64_t report_ns = 0;
+
+	while (1) {
+		int order = 1;
+
+		net_.now_ns = kv_now_ns(&kv_env_posix);
+		for (uint32_t i = 0; i < ORDERS && order > 0; i++) {
+			order = take_order();
+		}
+		if (order < 0) {
+			return;
+		}
+		kvd_tenants_poll(&net_);
+		kvd_net_peers_step(&net_);
+		kvd_fetches_step(&net_);
+		kvd_serves_step(&net_);
+		while (net_.ucx && kvd_ucx_progress(net_.ucx)) {
+		}
+		if (net_.now_ns >= report_ns) {
+			report_ns = net_.now_ns + KVD_NET_REPORT_NS;
+			report();
+		}
+		wait_for_events();
+	}
+}
+
+int main(void)
+{
+	const struct rlimit no_core = {0, 0}; /* keys, and other people's bytes */
+	char why[300];
+
+	prctl(PR_SET_NAME, "kvd-net");
+	prctl(PR_SET_PDEATHSIG, SIGKILL); /* also when it is stopped, which an end of file would not wake */
+	(void)setrlimit(RLIMIT_CORE, &no_core);
+	close(KVD_NET_FD + 1); /* the program itself */
+	signal(SIGPIPE, SIG_IGN);
+	if (!receive_config()) {
+		fprintf(stderr, "kvd-net is started by kvd\n");
+		return kv_status_exit_code(KV_ERR_ARG);
+	}
+	kv_log_set_level((kv_log_level_t)config_.log_level);
+	net_.config = &config_;
+	net_.listen_fd = -1;
+	net_.now_ns = kv_now_ns(&kv_env_posix);
+	if (kvd_net_peers_open(&net_, why, sizeof why) != KV_OK || kvd_tenants_open(&net_) != KV_OK) {
+		kv_log(KV_LOG_ERROR, "net", "cannot start: %s", why);
+		return kv_status_exit_code(KV_ERR_CONFIG);
+	}
+	open_ucx();
+	run();
+
+	return 0; /* the kernel takes everything back, and the daemons see it at once */
+}

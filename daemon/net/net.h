@@ -1,0 +1,115 @@
+/* daemon/net/net.h -- the net process: everything it owns. One thread; main.c polls, the others do one step at a time.
+ *
+ *   main.c    the loop, what the daemon says, what it is told
+ *   links.c   links to and from peers: dialling, the breaker, names, who may speak (peer.c: one of them)
+ *   link.c    one control connection (auth.c, messages.c)
+ *   ucx.c     the bytes
+ *   prefix.c  namespaces, spaces and keys, by libkvc
+ *   fetch.c   the consumer's side: blocks of a peer become blocks here, and chunks of a hand-over
+ *   serve.c   the owner's side: a hand-over here, or a prefix, goes to a peer
+ */
+#ifndef KVD_NET_NET_H
+#define KVD_NET_NET_H
+
+#include "net/link.h"
+#include "net/ucx.h"
+#include "net/wire.h"
+
+#include "kvc.h"
+#include "kv/log.h"
+
+#define KVD_NET_BATCH_BYTES (4u << 20) /* of one message, or one block */
+#define KVD_NET_FETCHES_MAX 1024u
+#define KVD_NET_SERVES_MAX  256u /* of one peer */
+
+typedef struct kvd_net kvd_net_t;
+typedef struct kvd_net_peer kvd_net_peer_t;
+typedef struct kvd_fetch kvd_fetch_t;
+typedef struct kvd_serve kvd_serve_t;
+typedef struct kvd_tenant kvd_tenant_t;
+typedef struct kvd_buffer kvd_buffer_t;
+
+/* A connection from a peer, or from somebody who is not one yet. */
+typedef struct kvd_inbound {
+	struct kvd_inbound *next;
+	kvd_link_t *link;
+	kvd_net_peer_t *peer; /* NULL: no proof yet */
+	kvd_ucx_ep_t *ep;     /* to its worker; NULL: not READY, or it has no UCX */
+	kvd_net_t *net;
+} kvd_inbound_t;
+
+struct kvd_net_peer {
+	kvd_net_t *net;
+	const kvd_peer_config_t *config;
+	uint8_t key[KVD_PEER_KEY_MAX];
+	uint32_t key_len;
+	kvd_link_t *link;  /* that we have dialled; NULL: none */
+	uint32_t failures; /* in a row */
+	uint64_t retry_ns; /* no link: when to dial */
+	kvd_inbound_t *inbound;
+	kvd_buffer_t *buffers; /* landing windows */
+	uint64_t buffer_bytes;
+	uint64_t in_flight;
+	uint32_t fetching, serving;
+	kvd_peer_counts_t counts;
+	char error[160];
+};
+
+struct kvd_net {
+	const kvd_net_config_t *config;
+	int listen_fd;
+	char listen_error[160];
+	uint64_t listen_ns; /* when to try again */
+	kvd_ucx_t *ucx;
+	char ucx_why[200];
+	uint64_t now_ns;
+	uint64_t next_id;
+	kvd_net_peer_t peers[KVD_PEERS_MAX];
+	uint32_t peer_count;
+	kvd_inbound_t *inbound;
+	uint32_t strangers; /* inbound links without a proof */
+	kvd_tenant_t *tenants;
+	uint32_t tenant_count;
+	kvd_fetch_t *fetches;
+	uint32_t fetch_count;
+	kvd_serve_t *serves;
+	uint64_t refused_frames, refused_proofs, refused_links;
+};
+
+/* ---- links.c --------------------------------------------------------------------------------- */
+
+kv_status_t kvd_net_peers_open(kvd_net_t *net, char *why, size_t cap);
+/* Dial, accept, send, receive, give up. */
+void kvd_net_peers_step(kvd_net_t *net);
+
+/* ---- peer.c ---------------------------------------------------------------------------------- */
+
+kvd_net_peer_t *kvd_net_peer_find(kvd_net_t *net, const char *name);
+/* Our link to it; NULL: it is down. */
+kvd_link_t *kvd_net_peer_link(kvd_net_peer_t *peer);
+/* It does not do what it should: the link ends, and so does everything that waits for it. */
+void kvd_net_peer_break(kvd_net_peer_t *peer, kv_status_t status, const char *why);
+
+/* ---- fetch.c --------------------------------------------------------------------------------- */
+
+/* What the consumer's daemon has passed on. `names`: order->names_len bytes. */
+kv_status_t kvd_fetch_begin(kvd_net_t *net, const kvd_net_fetch_t *order, const uint8_t *names);
+void kvd_fetches_step(kvd_net_t *net);
+/* From the peer that we asked. Another status than KV_OK ends the link. */
+kv_status_t kvd_fetch_offer(kvd_net_peer_t *peer, const kvd_net_offer_t *offer);
+kv_status_t kvd_fetch_end(kvd_net_peer_t *peer, const kvd_net_end_t *end);
+/* The link is down. */
+void kvd_fetches_lost(kvd_net_peer_t *peer);
+void *kvd_fetch_land(kvd_net_t *net, const kvd_ucx_envelope_t *envelope, size_t bytes, void **p_object);
+void kvd_fetch_landed(void *object, kv_status_t status);
+
+/* ---- serve.c --------------------------------------------------------------------------------- */
+
+kv_status_t kvd_serve_ask(kvd_inbound_t *from, const kvd_net_ask_t *ask);
+kv_status_t kvd_serve_go(kvd_inbound_t *from, const kvd_net_go_t *go);
+kv_status_t kvd_serve_finish(kvd_inbound_t *from, const kvd_net_finish_t *finish);
+void kvd_serves_step(kvd_net_t *net);
+void kvd_serves_lost(kvd_inbound_t *from);
+void kvd_serve_pushed(void *object, kv_status_t status);
+
+#endif

@@ -1,0 +1,27 @@
+/* A peer as the two sides of a transfer see it. */
+#include "net/net.h"
+
+#include <string.h>
+
+kvd_net_peer_t *kvd_net_peer_find(kvd_net_t *net, const char *name)
+{
+	for (uint32_t i = 0; i < net->peer_count; i++) {
+		if (strcmp(net->peers[i].config->name, name) == 0) {
+			return &net->peers[i];
+		}
+	}
+
+	return NULL;
+}
+
+kvd_link_t *kvd_net_peer_link(kvd_net_peer_t *peer)
+{
+	return peer->link && kvd_link_state(peer->link) == KVD_LINK_OPEN ? peer->link : NULL;
+}
+
+void kvd_net_peer_break(kvd_net_peer_t *peer, kv_status_t status, const char *why)
+{
+	if (peer->link) {
+		kvd_link_fail(peer->link, status, why);
+	}
+}

@@ -1,0 +1,65 @@
+/* daemon/net/ucx.h -- the bytes' way: UCX active messages with rendezvous, pushed by the owner of the blocks.
+ *
+ * UCX is found with dlopen when it is there; headers are needed to build this file only. One worker, one thread. What
+ * is remotely written are buffers that `land` hands out for a message whose ticket the caller knows.
+ */
+#ifndef KVD_NET_UCX_H
+#define KVD_NET_UCX_H
+
+#include "net/messages.h"
+
+#include <sys/uio.h>
+
+#define KVD_UCX_RUNS_MAX 256u /* pieces of memory in one message */
+
+typedef struct kvd_ucx kvd_ucx_t;
+typedef struct kvd_ucx_ep kvd_ucx_ep_t;
+
+/* In front of the bytes. */
+typedef struct kvd_ucx_envelope {
+	uint64_t batch;
+	uint8_t ticket[KVD_NET_TICKET];
+} kvd_ucx_envelope_t;
+
+typedef struct kvd_ucx_ops {
+	/* A message has come: where they go, and in *p_object what `landed` gets. NULL: not wanted, it
+	 * is dropped. Within kvd_ucx_progress(). */
+	void *(*land)(void *ctx, const kvd_ucx_envelope_t *envelope, size_t bytes, void **p_object);
+	/* They are there, or never will be: the memory is not touched again. */
+	void (*landed)(void *ctx, void *object, kv_status_t status);
+	/* A push has ended: its memory is not read again. */
+	void (*pushed)(void *ctx, void *object, kv_status_t status);
+} kvd_ucx_ops_t;
+
+typedef struct kvd_ucx_config {
+	const char *transports; /* UCX_TLS */
+	const char *address;    /* numeric: UCX uses the network device that has it */
+	const kvd_ucx_ops_t *ops;
+	void *ctx;
+} kvd_ucx_config_t;
+
+/* KV_ERR_UNSUPPORTED: no UCX here, or this program was built without it; KV_ERR_CONFIG: no such device; KV_ERR_IO:
+ * UCX does not start. `why` gets a sentence. */
+kv_status_t kvd_ucx_open(const kvd_ucx_config_t *config, kvd_ucx_t **p_ucx, char *why, size_t cap);
+/* "1.13.1", or "" when there is none. */
+const char *kvd_ucx_version(const kvd_ucx_t *ucx);
+/* Of the worker, for the peers that push to it. Borrowed. */
+kv_slice_t kvd_ucx_address(const kvd_ucx_t *ucx);
+/* Readable when there is something to do, once kvd_ucx_arm() has answered 1. */
+int kvd_ucx_fd(const kvd_ucx_t *ucx);
+int kvd_ucx_arm(kvd_ucx_t *ucx);
+/* 1: something was done, and there may be more. */
+int kvd_ucx_progress(kvd_ucx_t *ucx);
+
+/* An endpoint to the worker with this address, which came over an authenticated link. */
+kv_status_t kvd_ucx_connect(kvd_ucx_t *ucx, kv_slice_t address, kvd_ucx_ep_t **p_ep);
+/* Close it by force; `pushed` comes for all that is under way, at the latest in later calls of kvd_ucx_progress(). */
+void kvd_ucx_disconnect(kvd_ucx_ep_t *ep);
+int kvd_ucx_is_broken(const kvd_ucx_ep_t *ep);
+
+/* Push runs of memory as one message. The envelope and the runs are copied. Another status than KV_OK: nothing was
+ * begun, and `pushed` does not come. Else it comes once, perhaps within this call. */
+kv_status_t kvd_ucx_push(kvd_ucx_ep_t *ep, const kvd_ucx_envelope_t *envelope, const struct iovec *runs, uint32_t count,
+			 void *object);
+
+#endif
