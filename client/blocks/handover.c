@@ -1,6 +1,8 @@
 /* Hand-overs: a producer names more and more of a prefix, one consumer waits for it. */
 #include "impl.h"
 
+#include <stdio.h>
+
 /* ---- the objects ----------------------------------------------------------------------------- */
 
 static kvc_handover_t *handover_new(kvc_space_t *space, const char *transfer, int is_producer)
@@ -526,10 +528,21 @@ kvc_status_t kvc_handover_send(kvc_space_t *space, const kvc_handover_chunk_t *g
 	return KVC_OK;
 }
 
+static kvc_status_t ask_to_receive(kvc_handover_t *handover, uint32_t timeout_ms)
+{
+	const kv_msg_handover_recv_t msg = {
+		.transfer = kv_slice_str(handover->transfer),
+		.space = atomic_load_explicit(&handover->space->id, memory_order_relaxed),
+		.epoch = atomic_load_explicit(&handover->space->epoch, memory_order_relaxed),
+		.timeout_ms = timeout_ms,
+	};
+
+	return send_request(handover, KV_CODE_HANDOVER_RECV, &msg, on_received);
+}
+
 kvc_status_t kvc_handover_recv(kvc_space_t *space, const char *transfer, uint32_t timeout_ms,
 			       kvc_handover_t **p_handover)
 {
-	kv_msg_handover_recv_t msg = {.timeout_ms = timeout_ms};
 	kvc_handover_t *handover;
 	kvc_status_t status;
 
@@ -547,10 +560,115 @@ kvc_status_t kvc_handover_recv(kvc_space_t *space, const char *transfer, uint32_
 	if (!handover) {
 		return kvc_fail(KV_ERR_NOMEM, "out of memory for a hand-over");
 	}
-	msg.transfer = kv_slice_str(handover->transfer);
-	msg.space = atomic_load_explicit(&space->id, memory_order_relaxed);
-	msg.epoch = atomic_load_explicit(&space->epoch, memory_order_relaxed);
-	status = send_request(handover, KV_CODE_HANDOVER_RECV, &msg, on_received);
+	status = ask_to_receive(handover, timeout_ms);
+	if (status != KVC_OK) {
+		handover_free(handover);
+		return status;
+	}
+	*p_handover = handover;
+
+	return KVC_OK;
+}
+
+/* ---- from another node ----------------------------------------------------------------------- */
+
+/* The daemon has passed it on: wait for what comes of it, as for any hand-over. */
+static void on_fetched(kvc_t *kvc, void *object, const kvc_answer_t *answer)
+{
+	kvc_handover_t *handover = object;
+	kvc_status_t status = status_of_answer(answer);
+
+	(void)kvc;
+	handover->asking = 0;
+	if (status != KV_OK) {
+		report_failure(handover, answer, "fetching");
+	} else if (!handover->freed) {
+		status = handover->space ? ask_to_receive(handover, answer->reply->fetch_reply.timeout_ms)
+					 : KVC_ERR_CLOSED;
+	}
+	if (status != KV_OK) {
+		end_handover(handover, KV_HANDOVER_ENDED, (kv_status_t)status);
+	}
+	if (handover->freed && !handover->asking) {
+		finish_free(handover);
+	}
+}
+
+static kvc_status_t check_fetch(const kvc_fetch_t *fetch, const kvc_space_t *space)
+{
+	const kvc_prompt_t *prompt = fetch->prompt;
+	const uint32_t units =
+		prompt ? prompt->n_tokens / (space->hash_tokens ? space->hash_tokens : 1) : fetch->n_hashes;
+
+	if (!fetch->peer || fetch->peer[0] == '\0' || strlen(fetch->peer) > 64) {
+		return kvc_fail(KV_ERR_ARG, "kvc_handover_fetch: the name of a peer has 1 to 64 bytes");
+	}
+	if (prompt ? !prompt->tokens || prompt->struct_size < sizeof *prompt
+		   : !fetch->hashes || fetch->hash_bytes < 16 || fetch->hash_bytes > 60) {
+		return kvc_fail(KV_ERR_ARG, "kvc_handover_fetch: neither a prompt nor hashes of 16 to 60 bytes");
+	}
+	if (prompt && prompt->salt && strlen(prompt->salt) > KVC_MAX_SALT) {
+		return kvc_fail(KV_ERR_ARG, "kvc_handover_fetch: a salt has at most %u bytes", KVC_MAX_SALT);
+	}
+	if (units == 0 || units > KV_MAX_BLOCKS) {
+		return kvc_fail(KV_ERR_ARG, "kvc_handover_fetch: a prefix of %u units: 1 to %u", units, KV_MAX_BLOCKS);
+	}
+
+	return fetch->transfer ? check_transfer(fetch->transfer) : KVC_OK;
+}
+
+/* A name for the hand-over here that no other one has. */
+static void draw_transfer(kvc_t *kvc, char out[KVC_MAX_TRANSFER + 1])
+{
+	uint64_t words[2];
+
+	kv_random(&kvc->env, words, sizeof words);
+	snprintf(out, KVC_MAX_TRANSFER + 1, "prefix-%016llx%016llx", (unsigned long long)words[0],
+		 (unsigned long long)words[1]);
+}
+
+static kv_msg_fetch_t fetch_message(const kvc_fetch_t *fetch, const kvc_space_t *space, const char *transfer)
+{
+	const kvc_prompt_t *prompt = fetch->prompt;
+
+	return (kv_msg_fetch_t){
+		.peer = kv_slice_str(fetch->peer),
+		.transfer = kv_slice_str(transfer),
+		.flags = fetch->transfer ? 0 : KV_FETCH_PREFIX,
+		.identity = {(const uint8_t *)space->text, space->text_len},
+		.hash_bytes = prompt ? 0 : fetch->hash_bytes,
+		.names = prompt ? (kv_slice_t){(const uint8_t *)prompt->tokens,
+					       prompt->n_tokens * (uint32_t)sizeof(uint32_t)}
+				: (kv_slice_t){fetch->hashes, fetch->n_hashes * fetch->hash_bytes},
+		.salt = kv_slice_str(prompt && prompt->salt ? prompt->salt : ""),
+		.timeout_ms = fetch->timeout_ms,
+	};
+}
+
+kvc_status_t kvc_handover_fetch(kvc_space_t *space, const kvc_fetch_t *fetch, kvc_handover_t **p_handover)
+{
+	char drawn[KVC_MAX_TRANSFER + 1];
+	kvc_handover_t *handover;
+	kv_msg_fetch_t msg;
+	kvc_status_t status;
+
+	if (!space || !fetch || !p_handover || fetch->struct_size < sizeof *fetch) {
+		return kvc_fail(KV_ERR_ARG, "kvc_handover_fetch: an argument is NULL, or struct_size is not set");
+	}
+	status = kvc_space_usable(space);
+	if (status == KVC_OK) {
+		status = check_fetch(fetch, space);
+	}
+	if (status != KVC_OK) {
+		return status;
+	}
+	draw_transfer(space->kvc, drawn);
+	handover = handover_new(space, fetch->transfer ? fetch->transfer : drawn, 0);
+	if (!handover) {
+		return kvc_fail(KV_ERR_NOMEM, "out of memory for a hand-over");
+	}
+	msg = fetch_message(fetch, space, handover->transfer);
+	status = send_request(handover, KV_CODE_FETCH, &msg, on_fetched);
 	if (status != KVC_OK) {
 		handover_free(handover);
 		return status;

@@ -8,6 +8,7 @@
  *   kvc_lease_read   copy blocks out, verified
  *   kvc_put_start .. kvc_put_write .. kvc_put_end   store new blocks
  *   kvc_handover_send .. kvc_handover_recv          hand a stored prefix to another engine that waits for it
+ *   kvc_handover_fetch                              the same from another node
  *
  * Non-blocking. Every *_start call returns at once. kvc_poll() alone drives everything; the state of the object says
  * how far it is. kvc_lease_state(), kvc_lease_ready(), kvc_lease_rest_status(), kvc_put_export() and
@@ -74,6 +75,7 @@ enum {
 	KVC_ERR_FULL = -4,
 	KVC_ERR_TIMEOUT = -5,
 	KVC_ERR_PIDFD_REQUIRED = -12,
+	KVC_ERR_NOT_FOUND = -14,
 	KVC_ERR_EXISTS = -15,
 	KVC_ERR_LAYOUT = -17,
 	KVC_ERR_TOO_BIG = -8,
@@ -538,6 +540,23 @@ typedef struct kvc_handover_select {
 KVC_API kvc_status_t kvc_handover_select(kvc_space_t *space, const kvc_handover_select_t *select,
 					 kvc_handover_t **p_handover);
 
+/* What is on another node. Keys differ between daemons, so the prefix is named by what they are made of. */
+typedef struct kvc_fetch {
+	size_t struct_size;
+	const char *peer;           /* name in the daemon's option peers.addresses */
+	const char *transfer;       /* of a hand-over there; NULL: the blocks of the prefix that the peer has now */
+	const kvc_prompt_t *prompt; /* tokens and salt; or NULL, and */
+	const void *hashes;         /* [n_hashes], hash_bytes (16 to 60) each: one a unit, as in kvc_key_bind() */
+	uint32_t hash_bytes, n_hashes;
+	uint32_t timeout_ms; /* 0: the daemon's option handover.ttl, which is the most */
+} kvc_fetch_t;
+/* kvc_handover_recv() of a hand-over, or of a prefix, on another node: blocks come over and are stored here like any
+ * others, and *p_handover tells how far they go. Only whole blocks of the named prefix come. Does not wait.
+ * KVC_ERR_NOT_FOUND: the daemon has no such peer; KVC_ERR_UNREACHABLE: the peer, or the daemon's net process, is down;
+ * KVC_ERR_BUSY; KVC_ERR_ABORTED: the peer has it not, or it failed on the way (`kvctl peers` says why); and what
+ * kvc_handover_recv() says. */
+KVC_API kvc_status_t kvc_handover_fetch(kvc_space_t *space, const kvc_fetch_t *fetch, kvc_handover_t **p_handover);
+
 typedef struct kvc_handover_info {
 	size_t struct_size;
 	uint32_t state;      /* KVC_HANDOVER_* */
@@ -590,7 +609,14 @@ KVC_API void kvc_abandon(kvc_t *kvc);
 
 /* Documents of the daemon as JSON (NUL-terminated, freed with kvc_free): what is KVC_DOC_*. KVC_DOC_CHECK: *p_value
  * is the number of failed checks. */
-enum { KVC_DOC_STATUS = 14, KVC_DOC_STATS = 15, KVC_DOC_CHECK = 16, KVC_DOC_CONFIG = 17, KVC_DOC_TRANSFERS = 23 };
+enum {
+	KVC_DOC_STATUS = 14,
+	KVC_DOC_STATS = 15,
+	KVC_DOC_CHECK = 16,
+	KVC_DOC_CONFIG = 17,
+	KVC_DOC_TRANSFERS = 23,
+	KVC_DOC_PEERS = 29
+};
 KVC_API kvc_status_t kvc_document(kvc_t *kvc, int what, uint32_t detail, char **p_json, uint32_t *p_value);
 /* Where each key is: one byte a key (kv_tier_t bits, 0x80 being written, 0x40 quarantined, 0x20: no hit, since
  * the disk cannot read it, or a block above it, now); *p_why: reason of the first missing one. */

@@ -74,6 +74,7 @@ typedef struct kvctl_command {
 int kvctl_status(const kvctl_t *ctl);
 int kvctl_explain(const kvctl_t *ctl);
 int kvctl_transfers(const kvctl_t *ctl);
+int kvctl_peers(const kvctl_t *ctl);
 int kvctl_check(const kvctl_t *ctl);
 int kvctl_config(const kvctl_t *ctl);
 int kvctl_stats(const kvctl_t *ctl);

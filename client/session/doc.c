@@ -39,6 +39,9 @@ static void copy_document(kvc_question_t *question, const kv_msg_t *reply)
 	case KV_CODE_CONFIG:
 		json = &reply->config_reply.json;
 		break;
+	case KV_CODE_PEERS:
+		json = &reply->peers_reply.json;
+		break;
 	case KV_CODE_TRANSFERS:
 		json = &reply->transfers_reply.json;
 		break;
@@ -106,7 +109,8 @@ kvc_status_t kvc_document(kvc_t *kvc, int what, uint32_t detail, char **p_json, 
 	kv_msg_t msg = {0};
 	kvc_status_t status;
 
-	if (!kvc || !p_json || ((what < KVC_DOC_STATUS || what > KVC_DOC_CONFIG) && what != KVC_DOC_TRANSFERS)) {
+	if (!kvc || !p_json ||
+	    ((what < KVC_DOC_STATUS || what > KVC_DOC_CONFIG) && what != KVC_DOC_TRANSFERS && what != KVC_DOC_PEERS)) {
 		return kvc_fail(KV_ERR_ARG, "kvc_document: no such document: %d", what);
 	}
 	if (what == KVC_DOC_STATUS) {
