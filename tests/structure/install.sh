@@ -17,6 +17,7 @@ PATH=/usr/bin:/bin "$prefix/bin/kvctl" replay --trace "$dir/trace" --blocks 4 >/
 
 # The metadata library is loaded by its own program only.
 [ -x "$prefix/bin/kvd-meta" ]
+[ -x "$prefix/bin/kvd-net" ]
 needed=$(readelf -d "$prefix/bin/kvd")
 [[ $needed == *libmicrohttpd* && $needed != *librocksdb* && $needed != *libzmq* ]]
 

@@ -227,13 +227,14 @@ pid_t rig_daemon(const rig_t *rig)
 	return n > 0 ? (pid_t)strtol(text, NULL, 10) : 0;
 }
 
-static int is_meta_of(const char *name, pid_t daemon)
+static int is_child_of(const char *name, pid_t daemon, const char *program)
 {
-	char path[320], text[512] = "";
+	char path[320], text[512] = "", first[64];
 	const char *parent;
 	ssize_t n;
 	int fd;
 
+	snprintf(first, sizeof first, "Name:\t%s\n", program);
 	snprintf(path, sizeof path, "/proc/%s/status", name);
 	fd = open(path, O_RDONLY | O_CLOEXEC);
 	if (fd < 0) {
@@ -243,11 +244,11 @@ static int is_meta_of(const char *name, pid_t daemon)
 	close(fd);
 	parent = n > 0 ? strstr(text, "\nPPid:") : NULL;
 
-	return parent && strncmp(text, "Name:\tkvd-meta\n", 15) == 0 && strtol(parent + 6, NULL, 10) == daemon &&
+	return parent && strncmp(text, first, strlen(first)) == 0 && strtol(parent + 6, NULL, 10) == daemon &&
 	       !strstr(text, "\nState:\tZ");
 }
 
-pid_t rig_meta(const rig_t *rig)
+pid_t rig_child(const rig_t *rig, const char *program)
 {
 	DIR *dir = opendir("/proc");
 	const struct dirent *entry;
@@ -255,13 +256,19 @@ pid_t rig_meta(const rig_t *rig)
 
 	assert_non_null(dir);
 	while (found == 0 && (entry = readdir(dir)) != NULL) {
-		if (entry->d_name[0] >= '1' && entry->d_name[0] <= '9' && is_meta_of(entry->d_name, rig->pid)) {
+		if (entry->d_name[0] >= '1' && entry->d_name[0] <= '9' &&
+		    is_child_of(entry->d_name, rig->pid, program)) {
 			found = (pid_t)strtol(entry->d_name, NULL, 10);
 		}
 	}
 	closedir(dir);
 
 	return found;
+}
+
+pid_t rig_meta(const rig_t *rig)
+{
+	return rig_child(rig, "kvd-meta");
 }
 
 int rig_kill(rig_t *rig, int signal)

@@ -52,6 +52,8 @@ void rig_serving(const rig_t *rig);
 pid_t rig_daemon(const rig_t *rig);
 /* Pid of the daemon's metadata process. 0: there is none at the moment. */
 pid_t rig_meta(const rig_t *rig);
+/* The same of any process of its: "kvd-net". */
+pid_t rig_child(const rig_t *rig, const char *program);
 /* Signal what was started and wait for its end: exit code or 128 + signal. */
 int rig_kill(rig_t *rig, int signal);
 /* SIGTERM, which must end it with 0, and remove the directory. */

@@ -1,0 +1,107 @@
+/* Two daemons that know each other. */
+#include "e2e/rig/peers.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+static struct sockaddr_in loopback(uint16_t port)
+{
+	struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port)};
+
+	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+
+	return address;
+}
+
+static uint16_t free_port(void)
+{
+	struct sockaddr_in address = loopback(0);
+	socklen_t len = sizeof address;
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	assert_true(fd >= 0);
+	assert_int_equal(bind(fd, (struct sockaddr *)&address, len), 0);
+	assert_int_equal(getsockname(fd, (struct sockaddr *)&address, &len), 0);
+	close(fd);
+
+	return ntohs(address.sin_port);
+}
+
+int peers_dial(uint16_t port)
+{
+	const struct sockaddr_in address = loopback(port);
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	assert_true(fd >= 0);
+	assert_int_equal(connect(fd, (const struct sockaddr *)&address, sizeof address), 0);
+
+	return fd;
+}
+
+void peers_write_key(const char *path, const char *text, mode_t mode)
+{
+	int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, mode);
+
+	assert_true(fd >= 0);
+	assert_int_equal(write(fd, text, strlen(text)), (ssize_t)strlen(text));
+	assert_int_equal(fchmod(fd, mode), 0);
+	close(fd);
+}
+
+void peers_init(peers_t *peers)
+{
+	memset(peers, 0, sizeof *peers);
+	if (!PEERS_UCX) {
+		kv_test_skip("kvd was built without UCX (libucx-dev)");
+	}
+	for (uint32_t i = 0; i < 2; i++) {
+		rig_init(&peers->rig[i], 0);
+		peers->port[i] = free_port();
+		snprintf(peers->key[i], sizeof peers->key[i], "%s/key", peers->rig[i].dir);
+		peers_write_key(peers->key[i], "0123456789abcdef0123456789abcdef\n", 0600);
+	}
+	for (uint32_t i = 0; i < 2; i++) {
+		rig_t *rig = &peers->rig[i];
+
+		rig_option(rig, "--peers.name=node%u", i);
+		rig_option(rig, "--peers.listen=127.0.0.1:%u", peers->port[i]);
+		rig_option(rig, "--peers.addresses=node%u=127.0.0.1:%u", 1 - i, peers->port[1 - i]);
+		rig_option(rig, "--peers.keys=node%u=%s", 1 - i, peers->key[i]);
+		rig_option(rig, "--peers.timeout=2s");
+	}
+}
+
+void peers_start(peers_t *peers)
+{
+	for (uint32_t i = 0; i < 2; i++) {
+		rig_start(&peers->rig[i]);
+	}
+}
+
+void peers_connected(const peers_t *peers)
+{
+	for (uint32_t i = 0; i < 2; i++) {
+		assert_true(rig_metric_is(&peers->rig[i], "kvd_peers_up", 1));
+		if (rig_log_has(&peers->rig[i], "UCX is not installed")) {
+			kv_test_skip("UCX is not installed (libucx0)");
+		}
+	}
+}
+
+void peers_fini(peers_t *peers)
+{
+	for (uint32_t i = 0; i < 2; i++) {
+		rig_fini(&peers->rig[i]);
+	}
+}
+
+pid_t peers_net(const peers_t *peers, uint32_t i)
+{
+	return rig_child(&peers->rig[i], "kvd-net");
+}

@@ -1,0 +1,26 @@
+/* peers.h -- two real daemons on this machine that know each other as node0 and node1. */
+#ifndef TESTS_E2E_RIG_PEERS_H
+#define TESTS_E2E_RIG_PEERS_H
+
+#include "e2e/rig/rig.h"
+
+typedef struct peers {
+	rig_t rig[2];
+	uint16_t port[2];
+	char key[2][96]; /* key files */
+} peers_t;
+
+/* Directories, ports that are free now, one key. Nothing runs yet. Skips the test where kvd was built without UCX. */
+void peers_init(peers_t *peers);
+void peers_start(peers_t *peers);
+/* Wait until each has a link to the other. */
+void peers_connected(const peers_t *peers);
+void peers_fini(peers_t *peers);
+/* Pid of a daemon's net process; 0: there is none now. */
+pid_t peers_net(const peers_t *peers, uint32_t i);
+/* Write a key file of this text and mode. */
+void peers_write_key(const char *path, const char *text, mode_t mode);
+/* A TCP connection to the port on loopback; it fails the test when there is none. */
+int peers_dial(uint16_t port);
+
+#endif

@@ -1,0 +1,550 @@
+/* Two daemons hand prefixes to each other over UCX and TCP on this machine, and one of the processes ends at the worst
+ * moment. */
+#include "e2e/rig/peers.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define BLOCKS 96u
+#define HALF   32u
+#define SOON   20000u /* ms: who runs into it has waited for nothing */
+
+static peers_t net_; /* rigs 0 (has the blocks) and 1 (wants them) */
+static user_t producer_, consumer_;
+static kvc_key_t keys_[2][BLOCKS];
+static uint32_t tokens_[BLOCKS * RIG_TOKENS];
+static kvc_prompt_t prompt_ = {.struct_size = sizeof prompt_, .tokens = tokens_, .n_tokens = BLOCKS * RIG_TOKENS};
+
+static int setup(void **state)
+{
+	(void)state;
+	peers_init(&net_);
+	peers_start(&net_);
+	user_attach(&producer_, &net_.rig[0], "model");
+	user_attach(&consumer_, &net_.rig[1], "model");
+	user_tokens(1, BLOCKS, tokens_);
+	user_keys(&producer_, 1, BLOCKS, keys_[0]);
+	user_keys(&consumer_, 1, BLOCKS, keys_[1]);
+	peers_connected(&net_);
+
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	(void)state;
+	user_leave(&producer_);
+	user_leave(&consumer_);
+	peers_fini(&net_);
+
+	return 0;
+}
+
+static void key_of(void *ctx, uint32_t i, kvc_key_t *key)
+{
+	*key = ((kvc_key_t *)ctx)[i];
+}
+
+static kvc_handover_info_t info_of(const kvc_handover_t *handover)
+{
+	kvc_handover_info_t info = {.struct_size = sizeof info};
+
+	kvc_handover_get_info(handover, &info);
+
+	return info;
+}
+
+/* Bytes are a function of the tokens, not of the keys, which differ between the daemons. */
+static void fill(uint32_t i, uint8_t *out)
+{
+	user_fill(&keys_[0][i], out);
+}
+
+static void put(uint32_t from, uint32_t n)
+{
+	static uint8_t bytes[BLOCKS][RIG_BLOCK_BYTES];
+	const void *blocks[BLOCKS];
+	kvc_put_options_t options = {.struct_size = sizeof options, .blocks = blocks};
+	uint32_t visible = 0;
+
+	for (uint32_t i = from; i < n; i++) {
+		fill(i, bytes[i]);
+		blocks[i - from] = bytes[i];
+	}
+	assert_int_equal(kvc_put(producer_.space, keys_[0], from, n, &options, &visible), KVC_OK);
+	assert_int_equal(visible, n - from);
+}
+
+static void hand_over(uint32_t n, int last, kvc_handover_t **p_handover)
+{
+	const kvc_key_source_t source = {.key = key_of, .ctx = keys_[0]};
+	const kvc_handover_chunk_t chunk = {.struct_size = sizeof chunk,
+					    .transfer = "t",
+					    .n = n,
+					    .source = &source,
+					    .last = last,
+					    .tail = "token",
+					    .tail_len = last ? 5 : 0};
+
+	assert_int_equal(kvc_handover_send(producer_.space, &chunk, p_handover), KVC_OK);
+	assert_int_equal(kvc_handover_wait(*p_handover, 0, SOON), KVC_OK);
+}
+
+static kvc_status_t fetch(const char *transfer, uint32_t timeout_ms, kvc_handover_t **p_handover)
+{
+	const kvc_fetch_t ask = {.struct_size = sizeof ask,
+				 .peer = "node0",
+				 .transfer = transfer,
+				 .prompt = &prompt_,
+				 .timeout_ms = timeout_ms};
+
+	return kvc_handover_fetch(consumer_.space, &ask, p_handover);
+}
+
+/* The consumer's daemon has these blocks, with the bytes that were put at the other one. */
+static void check_blocks(uint32_t n)
+{
+	static uint8_t bytes[BLOCKS][RIG_BLOCK_BYTES], want[RIG_BLOCK_BYTES];
+	void *dst[BLOCKS];
+	kvc_lease_t *lease = NULL;
+	uint32_t bad = 0;
+
+	for (uint32_t i = 0; i < n; i++) {
+		dst[i] = bytes[i];
+	}
+	assert_int_equal(kvc_acquire(consumer_.space, keys_[1], n, 0, 0, &lease), KVC_OK);
+	assert_int_equal(kvc_lease_n(lease), n);
+	assert_int_equal(kvc_lease_wait(lease, n, SOON), KVC_OK);
+	assert_int_equal(kvc_lease_read(lease, 0, n, dst, &bad), KVC_OK);
+	for (uint32_t i = 0; i < n; i++) {
+		fill(i, want);
+		assert_memory_equal(bytes[i], want, sizeof want);
+	}
+	kvc_release(&lease, 1);
+}
+
+static void check_quiet(void)
+{
+	for (uint32_t i = 0; i < 2; i++) {
+		assert_true(rig_metric_is(&net_.rig[i], "kvd_handovers", 0));
+		rig_check_quiet(&net_.rig[i]);
+	}
+}
+
+static void p1_a_hand_over_arrives_on_the_other_node_byte_for_byte(void **state)
+{
+	kvc_handover_t *sent = NULL, *wanted = NULL;
+
+	(void)state;
+	assert_int_equal(fetch("t", 0, &wanted), KVC_OK);
+	assert_int_equal(kvc_handover_wait(wanted, HALF, 200), KVC_ERR_TIMEOUT); /* its producer has not begun */
+	put(0, HALF);
+	hand_over(HALF, 0, &sent);
+	assert_int_equal(kvc_handover_wait(wanted, HALF, SOON), KVC_OK);
+	assert_int_equal(info_of(wanted).status, KVC_PENDING);
+	check_blocks(HALF); /* while the producer goes on */
+	put(HALF, BLOCKS);
+	hand_over(BLOCKS, 1, &sent);
+	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_OK);
+	assert_int_equal(info_of(wanted).n, BLOCKS);
+	assert_int_equal(info_of(wanted).tail_len, 5);
+	assert_memory_equal(info_of(wanted).tail, "token", 5);
+	check_blocks(BLOCKS);
+	kvc_handover_done(wanted, 0);
+	kvc_handover_done(sent, 0);
+	check_quiet();
+	assert_true(rig_metric_is(&net_.rig[1], "kvd_peer_bytes_total{direction=in}", BLOCKS * RIG_BLOCK_BYTES));
+	assert_true(rig_metric_is(&net_.rig[0], "kvd_peer_bytes_total{direction=out}", BLOCKS * RIG_BLOCK_BYTES));
+}
+
+/* After a fault the peers find each other again, and what is still at node0 comes. What was asked while they did not
+ * know of it yet may fail. */
+static void check_again(const char *transfer)
+{
+	const uint64_t deadline = rig_now_ms() + SOON;
+	kvc_handover_t *wanted = NULL;
+	kvc_status_t status = KVC_PENDING;
+
+	while (status != KVC_OK && rig_now_ms() < deadline) {
+		kvc_handover_done(wanted, 1);
+		wanted = NULL;
+		assert_int_equal(fetch(transfer, 0, &wanted), KVC_OK);
+		status = kvc_handover_wait(wanted, 0, SOON);
+		usleep(status == KVC_OK ? 0 : 50000);
+	}
+	assert_int_equal(status, KVC_OK);
+	assert_int_equal(info_of(wanted).tail_len, transfer ? 5 : 0);
+	check_blocks(BLOCKS);
+	kvc_handover_done(wanted, 0);
+}
+
+static void p1_a_prefix_that_a_peer_holds_is_fetched_as_far_as_it_goes(void **state)
+{
+	kvc_handover_t *wanted = NULL;
+
+	(void)state;
+	put(0, HALF);
+	assert_int_equal(fetch(NULL, 0, &wanted), KVC_OK);
+	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_OK);
+	assert_int_equal(info_of(wanted).n, HALF);
+	kvc_handover_done(wanted, 0);
+	check_blocks(HALF);
+	put(HALF, BLOCKS);
+	assert_int_equal(fetch(NULL, 0, &wanted), KVC_OK);
+	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_OK);
+	assert_int_equal(info_of(wanted).n, BLOCKS);
+	kvc_handover_done(wanted, 0);
+	check_blocks(BLOCKS);
+	/* What was here already did not come again. */
+	assert_true(rig_metric_is(&net_.rig[1], "kvd_peer_bytes_total{direction=in}", BLOCKS * RIG_BLOCK_BYTES));
+	check_quiet();
+}
+
+static void p7_what_a_peer_does_not_have_is_a_miss_with_a_reason(void **state)
+{
+	const kvc_fetch_t stranger = {
+		.struct_size = sizeof stranger, .peer = "nobody", .transfer = "t", .prompt = &prompt_};
+	kvc_handover_t *wanted = NULL;
+
+	(void)state;
+	assert_int_equal(fetch(NULL, 0, &wanted), KVC_OK);
+	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_ERR_ABORTED);
+	kvc_handover_done(wanted, 0);
+	wanted = NULL;
+	assert_int_equal(kvc_handover_fetch(consumer_.space, &stranger, &wanted), KVC_OK);
+	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_ERR_NOT_FOUND);
+	kvc_handover_done(wanted, 0);
+	wanted = NULL;
+	assert_int_equal(fetch("never", 300, &wanted), KVC_OK);
+	assert_true(kvc_handover_wait(wanted, 0, SOON) < 0);
+	kvc_handover_done(wanted, 0);
+	check_quiet();
+}
+
+static void p4_a_producer_that_gives_up_is_told_of_on_the_other_node(void **state)
+{
+	kvc_handover_t *sent = NULL, *wanted = NULL;
+
+	(void)state;
+	assert_int_equal(fetch("t", 0, &wanted), KVC_OK);
+	put(0, HALF);
+	hand_over(HALF, 0, &sent);
+	assert_int_equal(kvc_handover_wait(wanted, HALF, SOON), KVC_OK);
+	kvc_handover_done(sent, 1);
+	assert_int_equal(kvc_poll(producer_.kvc, 0), KVC_OK);
+	assert_int_equal(kvc_handover_wait(wanted, BLOCKS, SOON), KVC_ERR_ABORTED);
+	assert_int_equal(info_of(wanted).n, HALF);
+	check_blocks(HALF); /* what has come is there */
+	kvc_handover_done(wanted, 0);
+	check_quiet();
+}
+
+static void p4_a_consumer_that_has_enough_leaves_nothing_on_either_node(void **state)
+{
+	kvc_handover_t *sent = NULL, *wanted = NULL;
+
+	(void)state;
+	assert_int_equal(fetch("t", 0, &wanted), KVC_OK);
+	put(0, HALF);
+	hand_over(HALF, 0, &sent);
+	assert_int_equal(kvc_handover_wait(wanted, HALF, SOON), KVC_OK);
+	kvc_handover_done(wanted, 0);
+	assert_int_equal(kvc_poll(consumer_.kvc, 0), KVC_OK);
+	kvc_handover_done(sent, 1);
+	assert_int_equal(kvc_poll(producer_.kvc, 0), KVC_OK);
+	check_quiet();
+}
+
+/* A hand-over is half way. */
+static kvc_handover_t *half_way(kvc_handover_t **p_sent)
+{
+	kvc_handover_t *wanted = NULL;
+
+	assert_int_equal(fetch("t", 0, &wanted), KVC_OK);
+	put(0, HALF);
+	hand_over(HALF, 0, p_sent);
+	assert_int_equal(kvc_handover_wait(wanted, HALF, SOON), KVC_OK);
+
+	return wanted;
+}
+
+static int is_end_of_producer(kvc_status_t status)
+{
+	return status == KVC_ERR_PRODUCER_LOST || status == KVC_ERR_ABORTED;
+}
+
+/* One of the net processes ends, or stops: the consumer is told, both daemons serve, and the hand-over goes to the next
+ * consumer that asks. */
+static void end_net(uint32_t i, int signal)
+{
+	kvc_handover_t *sent = NULL, *wanted = half_way(&sent);
+	const pid_t net = peers_net(&net_, i);
+	const uint64_t start = rig_now_ms();
+
+	assert_true(net > 0);
+	kill(net, signal);
+	assert_true(is_end_of_producer(kvc_handover_wait(wanted, BLOCKS, SOON)));
+	assert_true(rig_now_ms() - start < SOON);
+	check_blocks(HALF);
+	kvc_handover_done(wanted, 0);
+	put(HALF, BLOCKS);
+	hand_over(BLOCKS, 1, &sent);
+	kvc_handover_done(sent, 0);
+	if (signal == SIGSTOP) {
+		kill(net, SIGCONT);
+	}
+	check_again("t");
+	check_quiet();
+}
+
+static void p6_the_owners_net_process_may_be_killed(void **state)
+{
+	(void)state;
+	end_net(0, SIGKILL);
+	assert_true(rig_metric_is(&net_.rig[0], "kvd_net_restarts_total", 1));
+}
+
+static void p6_the_consumers_net_process_may_be_killed(void **state)
+{
+	(void)state;
+	end_net(1, SIGKILL);
+	assert_true(rig_metric_is(&net_.rig[1], "kvd_net_restarts_total", 1));
+}
+
+static void p6_a_peer_that_stands_still_is_cut_off_and_comes_back(void **state)
+{
+	(void)state;
+	end_net(0, SIGSTOP);
+}
+
+static void p6_the_owners_daemon_may_be_killed(void **state)
+{
+	kvc_handover_t *sent = NULL, *wanted = half_way(&sent);
+
+	(void)state;
+	(void)rig_kill(&net_.rig[0], SIGKILL);
+	assert_true(is_end_of_producer(kvc_handover_wait(wanted, BLOCKS, SOON)));
+	check_blocks(HALF);
+	kvc_handover_done(wanted, 0);
+	kvc_handover_done(sent, 0);
+	assert_true(rig_metric_is(&net_.rig[1], "kvd_peers_up", 0));
+	wanted = NULL;
+	assert_int_equal(fetch(NULL, 0, &wanted), KVC_OK);
+	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_ERR_UNREACHABLE); /* at once, not at a deadline */
+	kvc_handover_done(wanted, 0);
+	assert_true(rig_metric_is(&net_.rig[1], "kvd_handovers", 0));
+	rig_check_quiet(&net_.rig[1]);
+	rig_start(&net_.rig[0]);
+	user_leave(&producer_);
+	user_attach(&producer_, &net_.rig[0], "model");
+	user_keys(&producer_, 1, BLOCKS, keys_[0]);
+	put(0, BLOCKS);
+	check_again(NULL);
+	check_quiet();
+}
+
+static void p6_the_consumers_daemon_may_be_killed(void **state)
+{
+	kvc_handover_t *sent = NULL, *wanted = half_way(&sent);
+
+	(void)state;
+	put(HALF, BLOCKS);
+	(void)rig_kill(&net_.rig[1], SIGKILL);
+	assert_true(kvc_handover_wait(wanted, BLOCKS, SOON) < 0);
+	kvc_handover_done(wanted, 0);
+	kvc_handover_done(sent, 0);
+	assert_int_equal(kvc_poll(producer_.kvc, 0), KVC_OK);
+	assert_true(rig_metric_is(&net_.rig[0], "kvd_handover_bytes", 0)); /* its reason stays, and no byte */
+	rig_check_quiet(&net_.rig[0]);
+	rig_start(&net_.rig[1]);
+	user_leave(&consumer_);
+	user_attach(&consumer_, &net_.rig[1], "model");
+	user_keys(&consumer_, 1, BLOCKS, keys_[1]);
+	check_again(NULL);
+	rig_check_quiet(&net_.rig[1]);
+}
+
+/* ---- strangers ------------------------------------------------------------------------------- */
+
+/* Ports that this process listens on. */
+static uint32_t listening_ports(pid_t pid, uint16_t *ports, uint32_t cap)
+{
+	char path[64], line[512], link[64];
+	unsigned port, state;
+	unsigned long inode;
+	uint32_t n = 0;
+	FILE *table;
+
+	snprintf(path, sizeof path, "/proc/%d/net/tcp", (int)pid);
+	table = fopen(path, "re");
+	assert_non_null(table);
+	while (fgets(line, sizeof line, table)) {
+		if (sscanf(line, " %*u: %*8[0-9A-F]:%x %*8[0-9A-F]:%*x %x %*x:%*x %*x:%*x %*x %*u %*u %lu", &port,
+			   &state, &inode) != 3 ||
+		    state != 0x0a) {
+			continue;
+		}
+		for (int fd = 0; fd < 256 && n < cap; fd++) {
+			char want[64];
+			ssize_t len;
+
+			snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)pid, fd);
+			snprintf(want, sizeof want, "socket:[%lu]", inode);
+			len = readlink(path, link, sizeof link - 1);
+			if (len > 0 && (link[len] = '\0', strcmp(link, want) == 0)) {
+				ports[n++] = (uint16_t)port;
+				break;
+			}
+		}
+	}
+	fclose(table);
+
+	return n;
+}
+
+static void send_garbage(uint16_t port, kv_test_rng_t *rng)
+{
+	uint8_t bytes[4096];
+	const uint32_t n = 1 + (uint32_t)(kv_test_rand(rng) % sizeof bytes);
+	int fd = peers_dial(port);
+
+	for (uint32_t i = 0; i < n; i++) {
+		bytes[i] = (uint8_t)kv_test_rand(rng);
+	}
+	if (kv_test_rand(rng) % 2) {
+		memcpy(bytes, "KNET\1\1\0\0", 8); /* a right beginning */
+	}
+	(void)send(fd, bytes, n, MSG_NOSIGNAL);
+	close(fd);
+}
+
+/* On the control channel's port and on UCX's own. */
+static void p10_strangers_on_either_port_do_no_harm(void **state)
+{
+	const pid_t net = peers_net(&net_, 0);
+	kv_test_rng_t rng = {.state = kv_test_seed()};
+	uint16_t ports[8];
+	const uint32_t n = listening_ports(net, ports, 8);
+	int silent[40];
+
+	(void)state;
+	assert_true(n >= 2); /* both of them, or this test proves nothing */
+	put(0, BLOCKS);
+	for (uint32_t i = 0; i < 200; i++) {
+		send_garbage(ports[i % n], &rng);
+	}
+	for (uint32_t i = 0; i < 40; i++) {
+		silent[i] = peers_dial(ports[i % n]); /* and says nothing */
+	}
+	check_again(NULL);
+	assert_int_equal(peers_net(&net_, 0), net); /* the same process */
+	assert_true(rig_metric_reaches(&net_.rig[0], "kvd_peer_refused_total{reason=malformed}", 50));
+	for (uint32_t i = 0; i < 40; i++) {
+		close(silent[i]);
+	}
+	check_quiet();
+}
+
+static void restart_with_key(uint32_t i, const char *key)
+{
+	assert_int_equal(rig_kill(&net_.rig[i], SIGTERM), 0);
+	peers_write_key(net_.key[i], key, 0600);
+	rig_start(&net_.rig[i]);
+}
+
+static void p10_a_peer_with_another_key_is_refused(void **state)
+{
+	char out[4096];
+
+	(void)state;
+	restart_with_key(1, "another key of thirty-two bytes!");
+	assert_true(rig_metric_is(&net_.rig[0], "kvd_peers_up", 0));
+	assert_true(rig_metric_reaches(&net_.rig[1], "kvd_peer_refused_total{reason=key}", 1));
+	assert_int_equal(rig_kvctl(&net_.rig[1], "peers", out, sizeof out), 0);
+	assert_non_null(strstr(out, "node0"));
+	assert_non_null(strstr(out, "does not have the key"));
+	restart_with_key(1, "0123456789abcdef0123456789abcdef");
+	peers_connected(&net_);
+}
+
+/* A third daemon says that it is node1, and has the key: the first one stays. */
+static void p10_two_peers_of_one_name_are_not_mixed(void **state)
+{
+	peers_t other;
+
+	(void)state;
+	put(0, BLOCKS);
+	peers_init(&other);
+	rig_option(&other.rig[1], "--peers.addresses=node0=127.0.0.1:%u", net_.port[0]);
+	rig_option(&other.rig[1], "--peers.keys=node0=%s", net_.key[0]);
+	rig_start(&other.rig[1]);
+	assert_true(rig_metric_reaches(&net_.rig[0], "kvd_peer_refused_total{reason=other}", 1));
+	check_again(NULL);
+	rig_start(&other.rig[0]);
+	peers_fini(&other);
+	check_quiet();
+}
+
+static void p10_a_configuration_that_lets_strangers_in_is_refused(void **state)
+{
+	static const struct {
+		const char *options[3];
+		const char *why;
+	} cases[] = {
+		{{"--peers.listen=0.0.0.0:9465", "--peers.keys=", "--peers.name=node0"}, "no key file"},
+		{{"--peers.addresses=node1=localhost:1", "--peers.name=node0", "--peers.timeout=2s"}, "numeric"},
+		{{"--peers.addresses=node0=127.0.0.1:1", "--peers.name=node0", "--peers.timeout=2s"}, "own name"},
+		{{"--peers.addresses=node1=127.0.0.1:1,node1=127.0.0.1:2", "--peers.name=node0", "--peers.timeout=2s"},
+		 "there twice"},
+	};
+	rig_t *rig = &net_.rig[0];
+	const uint32_t count = rig->option_count;
+
+	(void)state;
+	assert_int_equal(rig_kill(rig, SIGTERM), 0);
+	for (size_t i = 0; i < KV_COUNT_OF(cases); i++) {
+		for (size_t o = 0; o < 3; o++) {
+			rig_option(rig, "%s", cases[i].options[o]);
+		}
+		assert_int_equal(rig_try(rig), 78);
+		assert_true(rig_log_has(rig, cases[i].why));
+		rig->option_count = count;
+	}
+	peers_write_key(net_.key[0], "0123456789abcdef0123456789abcdef", 0640);
+	assert_int_equal(rig_try(rig), 78);
+	assert_true(rig_log_has(rig, "mode 0600"));
+	peers_write_key(net_.key[0], "too short", 0600);
+	assert_int_equal(rig_try(rig), 78);
+	peers_write_key(net_.key[0], "0123456789abcdef0123456789abcdef", 0600);
+	rig_start(rig);
+	peers_connected(&net_);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(p1_a_hand_over_arrives_on_the_other_node_byte_for_byte, setup,
+						teardown),
+		cmocka_unit_test_setup_teardown(p1_a_prefix_that_a_peer_holds_is_fetched_as_far_as_it_goes, setup,
+						teardown),
+		cmocka_unit_test_setup_teardown(p7_what_a_peer_does_not_have_is_a_miss_with_a_reason, setup, teardown),
+		cmocka_unit_test_setup_teardown(p4_a_producer_that_gives_up_is_told_of_on_the_other_node, setup,
+						teardown),
+		cmocka_unit_test_setup_teardown(p4_a_consumer_that_has_enough_leaves_nothing_on_either_node, setup,
+						teardown),
+		cmocka_unit_test_setup_teardown(p6_the_owners_net_process_may_be_killed, setup, teardown),
+		cmocka_unit_test_setup_teardown(p6_the_consumers_net_process_may_be_killed, setup, teardown),
+		cmocka_unit_test_setup_teardown(p6_a_peer_that_stands_still_is_cut_off_and_comes_back, setup, teardown),
+		cmocka_unit_test_setup_teardown(p6_the_owners_daemon_may_be_killed, setup, teardown),
+		cmocka_unit_test_setup_teardown(p6_the_consumers_daemon_may_be_killed, setup, teardown),
+		cmocka_unit_test_setup_teardown(p10_strangers_on_either_port_do_no_harm, setup, teardown),
+		cmocka_unit_test_setup_teardown(p10_a_peer_with_another_key_is_refused, setup, teardown),
+		cmocka_unit_test_setup_teardown(p10_two_peers_of_one_name_are_not_mixed, setup, teardown),
+		cmocka_unit_test_setup_teardown(p10_a_configuration_that_lets_strangers_in_is_refused, setup, teardown),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
