@@ -17,7 +17,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define PUT_AGAIN_NS UINT64_C(20000000)
+#define AGAIN_NS UINT64_C(20000000) /* after BUSY */
 
 typedef enum state { OPENING, ASKED, LAST } state_t;
 typedef enum batch_state {
@@ -70,6 +70,8 @@ struct kvd_fetch {
 	kvc_handover_t *handover; /* ours, as its producer */
 	uint32_t units;           /* that are here */
 	uint32_t handed;          /* that were handed over */
+	uint64_t busy_ns;         /* since when there is no room for them; 0: there is */
+	uint64_t again_ns;        /* when to ask again */
 	batch_t *batches;
 	int ended; /* the peer has said END */
 	uint8_t *tail;
@@ -132,6 +134,17 @@ static kvd_buffer_t *take_buffer(kvd_net_peer_t *peer, size_t bytes)
 	return buffer;
 }
 
+uint64_t kvd_fetch_in_flight(const kvd_net_peer_t *peer)
+{
+	uint64_t bytes = 0;
+
+	for (const kvd_buffer_t *buffer = peer->buffers; buffer; buffer = buffer->next) {
+		bytes += buffer->used || buffer->landing ? buffer->bytes : 0;
+	}
+
+	return bytes;
+}
+
 static void give_buffer_back(batch_t *batch)
 {
 	if (batch->buffer) {
@@ -149,9 +162,6 @@ static void drop_batches(kvd_fetch_t *fetch)
 		batch_t *batch = fetch->batches;
 
 		fetch->batches = batch->next;
-		if (batch->state == COMING) {
-			fetch->peer->in_flight -= batch->buffer->bytes;
-		}
 		give_buffer_back(batch);
 		kvc_put_free(batch->put);
 		free(batch);
@@ -393,7 +403,6 @@ void kvd_fetch_landed(void *object, kv_status_t status)
 	buffer->status = status;
 	if (buffer->batch) {
 		buffer->batch->state = LANDED;
-		buffer->peer->in_flight -= buffer->bytes;
 	}
 }
 
@@ -459,8 +468,6 @@ static kv_status_t take_grant(kvd_fetch_t *fetch, batch_t *batch)
 
 static kv_status_t make_room(kvd_fetch_t *fetch, batch_t *batch)
 {
-	kv_status_t status;
-
 	batch->buffer = take_buffer(fetch->peer, (size_t)batch->count * fetch->prefix.geometry.block_bytes);
 	if (!batch->buffer) {
 		return kvc_put_keep(batch->put) == KVC_ERR_REVOKED ? KV_ERR_REVOKED : KV_OK;
@@ -468,10 +475,8 @@ static kv_status_t make_room(kvd_fetch_t *fetch, batch_t *batch)
 	batch->buffer->batch = batch;
 	batch->state = COMING;
 	batch->since_ns = fetch->net->now_ns;
-	fetch->peer->in_flight += batch->buffer->bytes;
-	status = say_go(fetch, batch, 0);
 
-	return status;
+	return say_go(fetch, batch, 0);
 }
 
 /* One block from the landing window into the put. */
@@ -548,7 +553,7 @@ static kv_status_t step_batch(kvd_fetch_t *fetch, batch_t *batch)
 			batch->state = DONE;
 			return KV_OK;
 		}
-		return fetch->net->now_ns - batch->since_ns < PUT_AGAIN_NS ? KV_OK : start_put(fetch, batch);
+		return fetch->net->now_ns - batch->since_ns < AGAIN_NS ? KV_OK : start_put(fetch, batch);
 	case PUT_ASKED:
 		return take_grant(fetch, batch);
 	case GRANTED:
@@ -608,12 +613,70 @@ static kv_status_t hand_over(kvd_fetch_t *fetch)
 	return status == KV_PENDING ? KV_OK : status;
 }
 
+/* There is no room for what is handed over. Others let go of theirs; but those may be transfers that wait as well, each
+ * with a part, so nobody waits for long. */
+static kv_status_t wait_for_room(kvd_fetch_t *fetch, uint32_t handed)
+{
+	const uint64_t now = fetch->net->now_ns;
+
+	fetch->handed = handed;
+	fetch->state = ASKED;
+	fetch->busy_ns = fetch->busy_ns ? fetch->busy_ns : now;
+	if (now - fetch->busy_ns > fetch->net->config->timeout_ns / 2) {
+		return KV_ERR_BUSY;
+	}
+	if (now < fetch->again_ns) {
+		return KV_PENDING;
+	}
+	fetch->again_ns = now + AGAIN_NS;
+
+	return KV_OK;
+}
+
+/* What has become of the chunk before. KV_PENDING: it is not answered, or there is no room for it now;
+ * KV_ALREADY: that was all. */
+static kv_status_t check_handover(kvd_fetch_t *fetch)
+{
+	kvc_handover_info_t info = {.struct_size = sizeof info};
+
+	kvc_handover_get_info(fetch->handover, &info);
+	if (info.state == KVC_HANDOVER_ENDED) { /* with the last chunk: it was taken at once */
+		return fetch->state == LAST && info.status == KVC_OK ? KV_ALREADY
+		       : info.status < 0                             ? (kv_status_t)info.status
+								     : KV_ERR_ABORTED;
+	}
+	if (info.status == KVC_ERR_BUSY && fetch->state != OPENING) {
+		return wait_for_room(fetch, info.n);
+	}
+	if (info.status == KVC_OK) {
+		fetch->busy_ns = 0;
+	}
+	if (info.status == KVC_OK && fetch->state == LAST) {
+		return KV_ALREADY;
+	}
+
+	return (kv_status_t)info.status;
+}
+
+static kv_status_t step_batches(kvd_fetch_t *fetch)
+{
+	kv_status_t status = KV_OK;
+
+	for (batch_t *batch = fetch->batches; batch && status == KV_OK; batch = batch->next) {
+		status = step_batch(fetch, batch);
+	}
+	if (status == KV_OK) {
+		retire_batches(fetch);
+	}
+
+	return status;
+}
+
 /* KV_ALREADY: it is over, well. */
 static kv_status_t step(kvd_fetch_t *fetch)
 {
 	kvd_link_t *link = kvd_net_peer_link(fetch->peer);
-	kvc_handover_info_t info = {.struct_size = sizeof info};
-	kv_status_t status = (kv_status_t)kvd_prefix_ready(&fetch->prefix);
+	kv_status_t status = (kv_status_t)kvd_prefix_ready(&fetch->prefix), handover;
 
 	if (status != KV_OK) {
 		return status == KV_PENDING ? KV_OK : status;
@@ -621,12 +684,9 @@ static kv_status_t step(kvd_fetch_t *fetch)
 	if (!fetch->handover) {
 		return begin_handover(fetch);
 	}
-	kvc_handover_get_info(fetch->handover, &info);
-	if (info.state == KVC_HANDOVER_ENDED && fetch->state == LAST && info.status == KVC_OK) {
-		return KV_ALREADY; /* taken already */
-	}
-	if (info.state == KVC_HANDOVER_ENDED || info.status < 0) {
-		return info.status < 0 ? (kv_status_t)info.status : KV_ERR_ABORTED;
+	handover = check_handover(fetch);
+	if (handover == KV_ALREADY || handover < 0) {
+		return handover;
 	}
 	if (!link) {
 		return KV_ERR_UNREACHABLE;
@@ -635,22 +695,13 @@ static kv_status_t step(kvd_fetch_t *fetch)
 		return KV_ERR_UNSUPPORTED;
 	}
 	if (fetch->state == OPENING) {
-		status = info.status == KVC_OK ? send_ask(fetch, link) : KV_OK;
-		fetch->state = info.status == KVC_OK && status == KV_OK ? ASKED : OPENING;
+		status = handover == KV_OK ? send_ask(fetch, link) : KV_OK;
+		fetch->state = handover == KV_OK && status == KV_OK ? ASKED : OPENING;
 		return status;
 	}
-	if (fetch->state == LAST) {
-		return info.status == KVC_OK ? KV_ALREADY : KV_OK;
-	}
-	for (batch_t *batch = fetch->batches; batch && status == KV_OK; batch = batch->next) {
-		status = step_batch(fetch, batch);
-	}
-	if (status != KV_OK) {
-		return status;
-	}
-	retire_batches(fetch);
+	status = step_batches(fetch);
 
-	return hand_over(fetch);
+	return status == KV_OK && handover == KV_OK ? hand_over(fetch) : status;
 }
 
 void kvd_fetches_step(kvd_net_t *net)

@@ -100,7 +100,7 @@ static void report_peer(kvd_net_peer_t *peer, kvd_peer_report_t *report)
 		!peer->link && peer->retry_ns > net_.now_ns ? (uint32_t)((peer->retry_ns - net_.now_ns) / 1000000u) : 0;
 	report->fetching = peer->fetching;
 	report->serving = peer->serving;
-	report->in_flight = peer->in_flight;
+	report->in_flight = kvd_fetch_in_flight(peer);
 	report->counts = peer->counts;
 }
 

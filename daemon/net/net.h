@@ -49,7 +49,6 @@ struct kvd_net_peer {
 	kvd_inbound_t *inbound;
 	kvd_buffer_t *buffers; /* landing windows */
 	uint64_t buffer_bytes;
-	uint64_t in_flight;
 	uint32_t fetching, serving;
 	kvd_peer_counts_t counts;
 	char error[160];
@@ -102,6 +101,8 @@ kv_status_t kvd_fetch_end(kvd_net_peer_t *peer, const kvd_net_end_t *end);
 void kvd_fetches_lost(kvd_net_peer_t *peer);
 void *kvd_fetch_land(kvd_net_t *net, const kvd_ucx_envelope_t *envelope, size_t bytes, void **p_object);
 void kvd_fetch_landed(void *object, kv_status_t status);
+/* Bytes of the landing window that wait for bytes of the peer, or may still be written to. */
+uint64_t kvd_fetch_in_flight(const kvd_net_peer_t *peer);
 
 /* ---- serve.c --------------------------------------------------------------------------------- */
 
