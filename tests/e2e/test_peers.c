@@ -523,6 +523,106 @@ static void p10_a_configuration_that_lets_strangers_in_is_refused(void **state)
 	peers_connected(&net_);
 }
 
+/* ---- many bytes under way -------------------------------------------------------------------- */
+
+#define CROWD 16u /* prefixes of RIG_BLOCKS blocks */
+
+static kvc_handover_t *crowd_[CROWD];
+
+/* Prefixes of 4 MiB each at the owner, and all of them asked for at once. */
+static void fetch_crowd(void)
+{
+	static uint32_t tokens[RIG_BLOCKS * RIG_TOKENS];
+	static kvc_key_t keys[RIG_BLOCKS];
+	const kvc_prompt_t prompt = {
+		.struct_size = sizeof prompt, .tokens = tokens, .n_tokens = RIG_BLOCKS * RIG_TOKENS};
+	const kvc_fetch_t ask = {.struct_size = sizeof ask, .peer = "node0", .prompt = &prompt};
+
+	for (uint32_t i = 0; i < CROWD; i++) {
+		crowd_[i] = NULL;
+		user_keys(&producer_, 100 + i, RIG_BLOCKS, keys);
+		assert_int_equal(user_put(&producer_, keys, 0, RIG_BLOCKS, 0, NULL), KVC_OK);
+	}
+	for (uint32_t i = 0; i < CROWD; i++) {
+		user_tokens(100 + i, RIG_BLOCKS, tokens);
+		assert_int_equal(kvc_handover_fetch(consumer_.space, &ask, &crowd_[i]), KVC_OK);
+	}
+}
+
+/* Whatever becomes of them, it becomes so in time. Returns how many came whole. */
+static uint32_t end_crowd(void)
+{
+	uint32_t whole = 0;
+
+	for (uint32_t i = 0; i < CROWD; i++) {
+		const kvc_status_t status = kvc_handover_wait(crowd_[i], 0, SOON);
+
+		assert_int_not_equal(status, KVC_ERR_TIMEOUT);
+		assert_true(status == KVC_OK || is_end_of_producer(status) || status == KVC_ERR_UNREACHABLE);
+		whole += status == KVC_OK;
+		kvc_handover_done(crowd_[i], 0);
+	}
+
+	return whole;
+}
+
+/* No byte of a landing window is left behind. */
+static void check_landing_window(void)
+{
+	const uint64_t deadline = rig_now_ms() + SOON;
+	char out[8192] = "";
+
+	while (!strstr(out, "\"in_flight_bytes\":0,") && rig_now_ms() < deadline) {
+		usleep(100000);
+		assert_int_equal(rig_kvctl(&net_.rig[1], "peers --json", out, sizeof out), 0);
+	}
+	assert_non_null(strstr(out, "\"in_flight_bytes\":0,"));
+}
+
+static void p5_many_transfers_at_once_are_served_within_the_window(void **state)
+{
+	(void)state;
+	fetch_crowd();
+	assert_int_equal(end_crowd(), CROWD);
+	check_landing_window();
+	assert_true(rig_metric_is(&net_.rig[1], "kvd_peer_fetches_total{result=done}", CROWD));
+	check_quiet();
+}
+
+/* Hand-overs may keep half of that: some fail, in time, and none of them half. */
+static void p5_transfers_without_room_fail_soon(void **state)
+{
+	(void)state;
+	assert_int_equal(rig_kill(&net_.rig[1], SIGTERM), 0);
+	rig_option(&net_.rig[1], "--handover.max_bytes=%u", CROWD * RIG_BLOCKS * RIG_BLOCK_BYTES / 2);
+	rig_start(&net_.rig[1]);
+	peers_connected(&net_);
+	user_leave(&consumer_);
+	user_attach(&consumer_, &net_.rig[1], "model");
+	fetch_crowd();
+	assert_in_range(end_crowd(), 1, CROWD);
+	check_landing_window();
+	check_quiet();
+}
+
+static void p4_bytes_under_way_when_the_owner_dies_leave_nothing(void **state)
+{
+	kv_test_rng_t rng = {.state = kv_test_seed()};
+
+	(void)state;
+	for (uint32_t round = 0; round < 5; round++) {
+		fetch_crowd();
+		usleep((useconds_t)kv_test_below(&rng, 60000));
+		kill(peers_net(&net_, 0), SIGKILL);
+		(void)end_crowd();
+		check_landing_window();
+		peers_connected(&net_);
+	}
+	put(0, BLOCKS);
+	check_again(NULL);
+	check_quiet();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -544,6 +644,10 @@ int main(void)
 		cmocka_unit_test_setup_teardown(p10_a_peer_with_another_key_is_refused, setup, teardown),
 		cmocka_unit_test_setup_teardown(p10_two_peers_of_one_name_are_not_mixed, setup, teardown),
 		cmocka_unit_test_setup_teardown(p10_a_configuration_that_lets_strangers_in_is_refused, setup, teardown),
+		cmocka_unit_test_setup_teardown(p5_many_transfers_at_once_are_served_within_the_window, setup,
+						teardown),
+		cmocka_unit_test_setup_teardown(p5_transfers_without_room_fail_soon, setup, teardown),
+		cmocka_unit_test_setup_teardown(p4_bytes_under_way_when_the_owner_dies_leave_nothing, setup, teardown),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

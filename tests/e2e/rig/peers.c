@@ -74,6 +74,9 @@ void peers_init(peers_t *peers)
 		rig_option(rig, "--peers.addresses=node%u=127.0.0.1:%u", 1 - i, peers->port[1 - i]);
 		rig_option(rig, "--peers.keys=node%u=%s", 1 - i, peers->key[i]);
 		rig_option(rig, "--peers.timeout=2s");
+		rig_option(rig, "--cpu.size=160MiB");
+		rig_option(rig, "--index.max_blocks=16384");
+		rig_option(rig, "--handover.max_bytes=80MiB");
 	}
 }
 
