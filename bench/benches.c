@@ -5,6 +5,7 @@ extern bench_run_t run_acquire, run_connector, run_copy, run_hash, run_match, ru
 	run_tenant, run_transfer, run_weights;
 extern bench_run_t run_acquire, run_connector, run_copy, run_disaggregation, run_hash, run_match, run_nvme, run_pool,
 	run_restart, run_tenant, run_weights;
+	run_transfer_ucx, run_tenant, run_weights;
 
 #define LINES     "13 dependent cache-line loads from a table as large as the mirror"
 #define LINE_GOAL "p50 <= 2,000 ns, no system call"
@@ -53,6 +54,11 @@ const bench_t bench_list[] = {
 	 "a raw round trip over a UNIX socket, asleep before, same message sizes", "ratio <= 1.5"},
 	{"transfer/wake-two-cores", run_transfer, 3, "the same, the daemon (and the raw partner) on another core",
 	 "a raw round trip over a UNIX socket, asleep before, same message sizes", "ratio <= 1.5"},
+	{"transfer/ucx-256k", run_transfer_ucx, 256 << 10,
+	 "a prefix of 256 MiB from another daemon over UCX and TCP on loopback, blocks of 256 KiB, every digest "
+	 "checked",
+	 "the best of ucx_perftest's tag_bw and ucp_am_bw, 4 MiB", "ratio >= 0.9"},
+	{"transfer/ucx-2m", run_transfer_ucx, 2 << 20, "the same in blocks of 2 MiB", "the same", "ratio >= 0.9"},
 	{"weights/cached", run_weights, 0, "the digest of a file that the page cache has, by threads of idle priority",
 	 "as many threads of usual priority that only read it", "ratio >= 0.3"},
 	{"weights/cold", run_weights, 1, "the digest of a file that is on the disk alone",

@@ -9,7 +9,7 @@ declare -A groups=(
 	[lint]="clang-14 clang-tidy-14 clang-format-14 shellcheck"
 	[ci]="clang-14 libclang-rt-14-dev llvm-14 strace"
 	[engines]="python3 python3-venv python3-dev libnuma1 gcc g++ binutils"
-	[bench]="fio e2fsprogs util-linux"
+	[bench]="fio e2fsprogs util-linux ucx-utils"
 )
 
 missing=()
