@@ -663,7 +663,10 @@ static kv_status_t step_batches(kvd_fetch_t *fetch)
 	kv_status_t status = KV_OK;
 
 	for (batch_t *batch = fetch->batches; batch && status == KV_OK; batch = batch->next) {
+		const batch_state_t before = batch->state;
+
 		status = step_batch(fetch, batch);
+		fetch->net->moved |= batch->state != before;
 	}
 	if (status == KV_OK) {
 		retire_batches(fetch);

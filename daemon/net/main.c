@@ -14,10 +14,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define FDS_MAX 512u
-#define IDLE_MS 50
-#define BUSY_MS 2   /* libkvc's answers and deadlines */
-#define ORDERS  64u /* in one iteration */
+#define FDS_MAX   512u
+#define IDLE_MS   50
+#define BUSY_MS   2   /* libkvc's answers and deadlines */
+#define UCX_STEPS 64u /* in one iteration: what has landed is taken while more comes */
+#define ORDERS    64u /* in one iteration */
 
 static kvd_net_t net_;
 static kvd_net_config_t config_;
@@ -189,6 +190,9 @@ static void wait_for_events(void)
 	for (const kvd_inbound_t *inbound = net_.inbound; inbound; inbound = inbound->next) {
 		n = add_fd(fds, n, kvd_link_fd(inbound->link), kvd_link_events(inbound->link));
 	}
+	if (!busy && kvd_tenants_prefault(&net_)) {
+		return;
+	}
 	if (net_.ucx) {
 		if (!kvd_ucx_arm(net_.ucx)) {
 			return;
@@ -207,6 +211,7 @@ static void run(void)
 		int order = 1;
 
 		net_.now_ns = kv_now_ns(&kv_env_posix);
+		net_.moved = 0;
 		for (uint32_t i = 0; i < ORDERS && order > 0; i++) {
 			order = take_order();
 		}
@@ -217,13 +222,16 @@ static void run(void)
 		kvd_net_peers_step(&net_);
 		kvd_fetches_step(&net_);
 		kvd_serves_step(&net_);
-		while (net_.ucx && kvd_ucx_progress(net_.ucx)) {
+		for (uint32_t i = 0; i < UCX_STEPS && net_.ucx && kvd_ucx_progress(net_.ucx); i++) {
+			net_.moved = 1;
 		}
 		if (net_.now_ns >= report_ns) {
 			report_ns = net_.now_ns + KVD_NET_REPORT_NS;
 			report();
 		}
-		wait_for_events();
+		if (!net_.moved) {
+			wait_for_events();
+		}
 	}
 }
 

@@ -62,6 +62,7 @@ struct kvd_net {
 	kvd_ucx_t *ucx;
 	char ucx_why[200];
 	uint64_t now_ns;
+	int moved; /* in this iteration: another one follows at once */
 	uint64_t next_id;
 	kvd_net_peer_t peers[KVD_PEERS_MAX];
 	uint32_t peer_count;

@@ -7,7 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SPACES_MAX 256u /* of one namespace; those that nobody uses go first */
+#define PREFAULT_BYTES (1u << 20)
+#define SPACES_MAX     256u /* of one namespace; those that nobody uses go first */
 
 struct kvd_net_space {
 	kvd_net_space_t *next;
@@ -53,6 +54,17 @@ void kvd_tenants_poll(kvd_net_t *net)
 			(void)kvc_poll(net->tenants[i].kvc, 0);
 		}
 	}
+}
+
+int kvd_tenants_prefault(const kvd_net_t *net)
+{
+	for (uint32_t i = 0; i < net->tenant_count; i++) {
+		if (net->tenants[i].kvc && kvc_prefault(net->tenants[i].kvc, PREFAULT_BYTES) > 0) {
+			return 1;
+		}
+	}
+
+	return 0;
 }
 
 uint32_t kvd_tenants_fds(const kvd_net_t *net, int *fds, uint32_t cap)

@@ -49,6 +49,8 @@ kvc_key_t kvd_prefix_block_key(const kvd_prefix_t *prefix, uint32_t g, uint32_t 
 /* Namespaces: one attachment each, made when it is first needed. */
 kv_status_t kvd_tenants_open(kvd_net_t *net);
 void kvd_tenants_poll(kvd_net_t *net);
+/* In idle times: bring some of the pools' memory into our page table. 0: all of it is there. */
+int kvd_tenants_prefault(const kvd_net_t *net);
 /* Descriptors for poll(): writes at most cap, returns how many. */
 uint32_t kvd_tenants_fds(const kvd_net_t *net, int *fds, uint32_t cap);
 

@@ -554,7 +554,10 @@ void kvd_serves_step(kvd_net_t *net)
 
 	while (*at) {
 		kvd_serve_t *serve = *at;
+		const state_t before = serve->state;
 		kv_status_t status = serve->state == ENDED ? KV_OK : step(serve);
+
+		net->moved |= serve->state != before;
 
 		if (status != KV_OK && status != KV_PENDING) {
 			end_serve(serve, status);
