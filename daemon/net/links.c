@@ -334,3 +334,13 @@ void kvd_net_peers_step(kvd_net_t *net)
 		step_dialled(&net->peers[i]);
 	}
 }
+
+void kvd_net_peers_restart(kvd_net_t *net, const char *why)
+{
+	for (kvd_inbound_t *inbound = net->inbound; inbound; inbound = inbound->next) {
+		kvd_link_fail(inbound->link, KV_ERR_CLOSED, why);
+	}
+	for (uint32_t i = 0; i < net->peer_count; i++) {
+		kvd_net_peer_break(&net->peers[i], KV_ERR_CLOSED, why);
+	}
+}

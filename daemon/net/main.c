@@ -14,11 +14,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define FDS_MAX   512u
-#define IDLE_MS   50
-#define BUSY_MS   2   /* libkvc's answers and deadlines */
-#define UCX_STEPS 64u /* in one iteration: what has landed is taken while more comes */
-#define ORDERS    64u /* in one iteration */
+#define FDS_MAX      512u
+#define IDLE_MS      50
+#define BUSY_MS      2 /* libkvc's answers and deadlines */
+#define UCX_AGAIN_NS UINT64_C(2000000000)
+#define UCX_STEPS    64u /* in one iteration: what has landed is taken while more comes */
+#define ORDERS       64u /* in one iteration */
 
 static kvd_net_t net_;
 static kvd_net_config_t config_;
@@ -145,17 +146,24 @@ static void pushed(void *ctx, void *object, kv_status_t status)
 	kvd_serve_pushed(object, status);
 }
 
-/* Without UCX peers are connected all the same: each transfer fails, and `kvctl peers` says why. */
+/* Without UCX peers are connected all the same: each transfer fails, and `kvctl peers` says why. A device that is not
+ * up yet may be later; a library that is not there is not looked for again. */
 static void open_ucx(void)
 {
 	static const kvd_ucx_ops_t ops = {.land = land, .landed = landed, .pushed = pushed};
 	const kvd_ucx_config_t config = {
 		.transports = config_.transports, .address = config_.peers.host, .ops = &ops, .ctx = &net_};
+	char why[sizeof net_.ucx_why];
+	kv_status_t status = kvd_ucx_open(&config, &net_.ucx, why, sizeof why);
 
-	if (kvd_ucx_open(&config, &net_.ucx, net_.ucx_why, sizeof net_.ucx_why) == KV_OK) {
+	net_.ucx_ns = status == KV_OK || status == KV_ERR_UNSUPPORTED ? UINT64_MAX : net_.now_ns + UCX_AGAIN_NS;
+	if (status == KV_OK) {
 		kv_log(KV_LOG_INFO, "net", "UCX %s: transports %s", kvd_ucx_version(net_.ucx), config.transports);
-	} else {
-		kv_log(KV_LOG_WARN, "net", "no transfers between nodes: %s", net_.ucx_why);
+		net_.ucx_why[0] = '\0';
+		kvd_net_peers_restart(&net_, "UCX has started"); /* each READY so far was without its address */
+	} else if (strcmp(why, net_.ucx_why) != 0) {
+		kv_log(KV_LOG_WARN, "net", "no transfers between nodes: %s", why);
+		memcpy(net_.ucx_why, why, sizeof why);
 	}
 }
 
@@ -218,6 +226,9 @@ static void run(void)
 		if (order < 0) {
 			return;
 		}
+		if (net_.now_ns >= net_.ucx_ns) {
+			open_ucx();
+		}
 		kvd_tenants_poll(&net_);
 		kvd_net_peers_step(&net_);
 		kvd_fetches_step(&net_);
@@ -257,7 +268,6 @@ int main(void)
 		kv_log(KV_LOG_ERROR, "net", "cannot start: %s", why);
 		return kv_status_exit_code(KV_ERR_CONFIG);
 	}
-	open_ucx();
 	run();
 
 	return 0; /* the kernel takes everything back, and the daemons see it at once */

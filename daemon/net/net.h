@@ -61,6 +61,7 @@ struct kvd_net {
 	uint64_t listen_ns; /* when to try again */
 	kvd_ucx_t *ucx;
 	char ucx_why[200];
+	uint64_t ucx_ns; /* when to try again; UINT64_MAX: never */
 	uint64_t now_ns;
 	int moved; /* in this iteration: another one follows at once */
 	uint64_t next_id;
@@ -81,6 +82,8 @@ struct kvd_net {
 kv_status_t kvd_net_peers_open(kvd_net_t *net, char *why, size_t cap);
 /* Dial, accept, send, receive, give up. */
 void kvd_net_peers_step(kvd_net_t *net);
+/* End every link: there is something to say that READY says. */
+void kvd_net_peers_restart(kvd_net_t *net, const char *why);
 
 /* ---- peer.c ---------------------------------------------------------------------------------- */
 
