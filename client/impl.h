@@ -266,6 +266,7 @@ struct kvc_handover {
 	int await_room, awaits_room; /* of a producer: asked for with the last chunk; it was answered BUSY */
 	int freed;                   /* by the caller; waits for that answer */
 	int abort;                   /* of kvc_handover_done() */
+	kv_status_t why;             /* of kvc_handover_fail() */
 	int last;                    /* the last chunk has been sent */
 	int taken;
 	uint32_t state;

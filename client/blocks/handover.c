@@ -100,7 +100,8 @@ static void finish_free(kvc_handover_t *handover)
 	kv_msg_handover_done_t msg = {.number = handover->number,
 				      .flags = handover->is_producer ? KV_HANDOVER_ABORT | KV_HANDOVER_BY_PRODUCER
 					       : handover->abort     ? KV_HANDOVER_ABORT
-								     : 0};
+								     : 0,
+				      .status = handover->is_producer ? (int32_t)handover->why : 0};
 
 	if (handover->number != 0 && !leaves && kvc_check_process(handover->kvc) == KVC_OK) {
 		kvc_send_oneway(handover->kvc, KV_CODE_HANDOVER_DONE, &msg);
@@ -794,4 +795,12 @@ void kvc_handover_done(kvc_handover_t *handover, int abort)
 		return;
 	}
 	finish_free(handover);
+}
+
+void kvc_handover_fail(kvc_handover_t *handover, kvc_status_t why)
+{
+	if (handover) {
+		handover->why = why < 0 ? (kv_status_t)why : KV_OK;
+		kvc_handover_done(handover, 1);
+	}
 }

@@ -88,6 +88,7 @@ enum {
 	KVC_ERR_UNREACHABLE = -33,
 	KVC_ERR_DAEMON_STALE = -34,
 	KVC_ERR_CLOSED = -35,
+	KVC_ERR_UNSUPPORTED = -36,
 	KVC_ERR_INTERNAL = -39,
 	KVC_ERR_LIMIT = -37,
 	KVC_ERR_TAKEN = -41,
@@ -552,9 +553,10 @@ typedef struct kvc_fetch {
 } kvc_fetch_t;
 /* kvc_handover_recv() of a hand-over, or of a prefix, on another node: blocks come over and are stored here like any
  * others, and *p_handover tells how far they go. Only whole blocks of the named prefix come. Does not wait.
- * KVC_ERR_NOT_FOUND: the daemon has no such peer; KVC_ERR_UNREACHABLE: the peer, or the daemon's net process, is down;
- * KVC_ERR_BUSY; KVC_ERR_ABORTED: the peer has it not, or it failed on the way (`kvctl peers` says why); and what
- * kvc_handover_recv() says. */
+ * KVC_ERR_NOT_FOUND: the daemon has no such peer, or the peer nothing of the prefix; KVC_ERR_UNREACHABLE: the peer, or
+ * the net process here, is down; KVC_ERR_BUSY: no room here, or the peer has too much to do; KVC_ERR_LAYOUT: the peer's
+ * blocks have another inner order; KVC_ERR_UNSUPPORTED: no UCX on one of the nodes; and what kvc_handover_recv()
+ * says. */
 KVC_API kvc_status_t kvc_handover_fetch(kvc_space_t *space, const kvc_fetch_t *fetch, kvc_handover_t **p_handover);
 
 typedef struct kvc_handover_info {
@@ -578,6 +580,9 @@ KVC_API kvc_status_t kvc_handover_wait(kvc_handover_t *handover, uint32_t n, uin
  * `abort` it gives the hand-over back, for another consumer. Of the producer: after the last chunk the hand-over goes
  * on without the handle; before it, or with `abort`, the consumer is told KVC_ERR_ABORTED. NULL is fine. */
 KVC_API void kvc_handover_done(kvc_handover_t *handover, int abort);
+/* Of the producer: give it up like kvc_handover_done(handover, 1), and the consumer is told this error instead of
+ * KVC_ERR_ABORTED. For those that pass on what others produce. NULL is fine. */
+KVC_API void kvc_handover_fail(kvc_handover_t *handover, kvc_status_t why);
 
 /* ---- looking in ------------------------------------------------------------------------------ */
 

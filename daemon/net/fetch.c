@@ -194,7 +194,11 @@ static void finish(kvd_fetch_t *fetch)
 	}
 	fetch->peer->fetching--;
 	fetch->net->fetch_count--;
-	kvc_handover_done(fetch->handover, fetch->failed != KV_OK);
+	if (fetch->failed == KV_OK) {
+		kvc_handover_done(fetch->handover, 0);
+	} else {
+		kvc_handover_fail(fetch->handover, fetch->failed);
+	}
 	drop_batches(fetch);
 	kvd_prefix_fini(&fetch->prefix);
 	free(fetch->identity);
@@ -561,7 +565,7 @@ static kv_status_t step_batch(kvd_fetch_t *fetch, batch_t *batch)
 	case COMING:
 		if (fetch->net->now_ns - batch->since_ns > fetch->net->config->timeout_ns) {
 			kvd_net_peer_break(fetch->peer, KV_ERR_TIMEOUT, "bytes that were asked for did not come");
-			return KV_ERR_TIMEOUT;
+			return KV_ERR_PRODUCER_LOST;
 		}
 		return KV_OK;
 	case LANDED:

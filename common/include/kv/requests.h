@@ -237,7 +237,8 @@
 
 #define KV_FIELDS_handover_done(F)                                                                                     \
 	F(U64, number, 0, "hand-over")                                                                                 \
-	F(U32, flags, KV_HANDOVER_ABORT | KV_HANDOVER_BY_PRODUCER, "bit 0: given up: another consumer may take it; bit 1, with bit 0: its producer says so, and it fails")
+	F(U32, flags, KV_HANDOVER_ABORT | KV_HANDOVER_BY_PRODUCER, "bit 0: given up: another consumer may take it; bit 1, with bit 0: its producer says so, and it fails") \
+	F(I32, status, 0, "bit 1: why, an error, for the consumer; 0: ABORTED")
 #define KV_FIELDS_handover_done_reply(F) F(U32, reserved, 0, "0")
 
 #define KV_FIELDS_transfers(F) F(U32, reserved, 0, "0")

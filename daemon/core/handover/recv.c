@@ -79,6 +79,12 @@ kv_status_t kvd_handover_tail(kvd_core_t *core, uint32_t ns, kvd_member_t member
 	return KV_OK;
 }
 
+/* An error of the list, or none. */
+static int is_reason(int32_t status)
+{
+	return status == 0 || (status < 0 && strcmp(kv_status_name((kv_status_t)status), "UNKNOWN") != 0);
+}
+
 kv_status_t kvd_handover_done(kvd_core_t *core, uint32_t ns, kvd_member_t member, const kv_msg_handover_done_t *ask)
 {
 	kvd_handover_call_t call = {0};
@@ -93,11 +99,11 @@ kv_status_t kvd_handover_done(kvd_core_t *core, uint32_t ns, kvd_member_t member
 		if (!kvd_handover_is_side(&call.entry->producer, &call)) {
 			return KV_ERR_NOT_FOUND;
 		}
-		if (!abort) {
+		if (!abort || !is_reason(ask->status)) {
 			return KV_ERR_ARG; /* what a producer has to say is said with its last SEND */
 		}
 		if (call.entry->state != KV_HANDOVER_FAILED) {
-			kvd_handover_fail(core, call.entry, KV_ERR_ABORTED);
+			kvd_handover_fail(core, call.entry, ask->status ? (kv_status_t)ask->status : KV_ERR_ABORTED);
 		}
 		return KV_OK;
 	}
