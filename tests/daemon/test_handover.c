@@ -223,6 +223,34 @@ static void p8_numbers_that_are_not_ours_all_answer_alike(void **state)
 
 /* ---- ends ------------------------------------------------------------------------------------ */
 
+/* A producer that passes on what others produce says what they said. */
+static void p7_the_reason_of_a_producer_reaches_its_consumer(void **state)
+{
+	kv_msg_handover_send_t send = send_of("reason", 0, (uint32_t[]){0, 4, 1}, 0);
+	kv_msg_handover_done_t ask = {.flags = KV_HANDOVER_ABORT | KV_HANDOVER_BY_PRODUCER};
+	const int32_t unfit[] = {1, -100000, INT32_MIN, INT32_MAX};
+	kv_msg_handover_done_reply_t reply;
+	kv_msg_handover_send_reply_t sent;
+	kv_msg_handover_recv_reply_t got;
+	kv_msg_handover_t notice;
+
+	(void)state;
+	assert_int_equal(raw_call(prefill_.fd, KV_CODE_HANDOVER_SEND, &send, &sent), KV_OK);
+	assert_int_equal(receive(&decode_, "reason", 0, &got), KV_OK);
+	ask.number = sent.number;
+	for (size_t i = 0; i < KV_COUNT_OF(unfit); i++) {
+		ask.status = unfit[i];
+		assert_int_equal(raw_call(prefill_.fd, KV_CODE_HANDOVER_DONE, &ask, &reply), KV_ERR_ARG);
+	}
+	ask.status = KV_ERR_UNREACHABLE;
+	assert_int_equal(raw_call(prefill_.fd, KV_CODE_HANDOVER_DONE, &ask, &reply), KV_OK);
+	assert_true(raw_notice(decode_.fd, KV_CODE_HANDOVER, RAW_TIMEOUT_MS, &notice));
+	assert_int_equal(notice.number, sent.number);
+	assert_int_equal(notice.state, KV_HANDOVER_FAILED);
+	assert_int_equal(notice.status, KV_ERR_UNREACHABLE);
+	assert_int_equal(done(&decode_, sent.number, 0), KV_OK);
+}
+
 static void p4_a_consumer_killed_gives_back_what_it_has_taken(void **state)
 {
 	kv_msg_handover_send_t send = send_of("killed", 0, (uint32_t[]){0, N, 1}, 1);
@@ -308,6 +336,7 @@ int main(void)
 		cmocka_unit_test(p5_a_wait_ends_by_the_daemons_clock),
 		cmocka_unit_test(p10_fields_over_their_limits_end_the_session),
 		cmocka_unit_test(p8_numbers_that_are_not_ours_all_answer_alike),
+		cmocka_unit_test(p7_the_reason_of_a_producer_reaches_its_consumer),
 		cmocka_unit_test(p4_a_consumer_killed_gives_back_what_it_has_taken),
 		cmocka_unit_test(p5_ten_thousand_entries_end_with_their_member),
 	};
