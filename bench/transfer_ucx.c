@@ -71,7 +71,7 @@ static int write_key(char path[64])
 
 static bench_outcome_t start_daemons(void)
 {
-	const uint64_t bytes = (uint64_t)work.blocks * work.block_bytes;
+	const uint64_t pool = (POOL_PREFIX + 1) * (uint64_t)work.blocks * work.block_bytes;
 	char key[64];
 	uint64_t end;
 
@@ -84,8 +84,7 @@ static bench_outcome_t start_daemons(void)
 		if (rig_start(&work.rig[i],
 			      "--cpu.size=%llu --cpu.slab_size=64MiB --cpu.ahead=all --peers.name=n%u "
 			      "--peers.listen=127.0.0.1:%u --peers.addresses=n%u=127.0.0.1:%u --peers.keys=n%u=%s",
-			      (unsigned long long)((POOL_PREFIX + 1) * bytes), i, work.port[i], 1 - i, work.port[1 - i],
-			      1 - i, key) != 0 ||
+			      (unsigned long long)pool, i, work.port[i], 1 - i, work.port[1 - i], 1 - i, key) != 0 ||
 		    rig_attach(&work.rig[i], "bench", work.block_bytes) != 0) {
 			return bench_fail("kvd does not start");
 		}
@@ -181,6 +180,25 @@ static pid_t spawn_perftest(char *const argv[], int out)
 	return result == 0 ? pid : -1;
 }
 
+/* A line is: iterations, percentile, average and overall latency, average and overall MiB/s, ...; another one:
+ * `before`. */
+static double parse_rate(const char *line, double before)
+{
+	const char *field = line;
+	char *end = NULL;
+	double value = 0;
+
+	for (uint32_t i = 0; i < 6; i++) {
+		value = strtod(field, &end);
+		if (end == field || *end != ',') {
+			return before;
+		}
+		field = end + 1;
+	}
+
+	return value * 1048576.0 / 1e9;
+}
+
 /* GB/s of one test; 0: it did not run. */
 static double run_perftest(const char *test)
 {
@@ -205,22 +223,17 @@ static double run_perftest(const char *test)
 	close(pipe_fds[1]);
 	output = fdopen(pipe_fds[0], "r");
 	while (output && fgets(line, sizeof line, output)) {
-		/* iterations, percentile, average and overall latency, average and overall MiB/s, ... */
-		double field[6];
-
-		if (sscanf(line, " %lf,%lf,%lf,%lf,%lf,%lf", &field[0], &field[1], &field[2], &field[3], &field[4],
-			   &field[5]) == 6) {
-			rate = field[5] * 1048576.0 / 1e9;
-		}
+		rate = parse_rate(line, rate);
 	}
 	if (output) {
 		fclose(output);
 	}
-	for (int i = 1; i >= 0; i--) {
-		if (pids[i] > 0) {
-			kill(pids[i], i == 0 ? SIGTERM : 0);
-			(void)waitpid(pids[i], NULL, 0);
-		}
+	if (pids[1] > 0) {
+		(void)waitpid(pids[1], NULL, 0);
+	}
+	if (pids[0] > 0) {
+		kill(pids[0], SIGTERM);
+		(void)waitpid(pids[0], NULL, 0);
 	}
 
 	return rate;
