@@ -8,6 +8,7 @@
 
 static void print_peer(struct json_object *peer)
 {
+	const uint64_t failed = kvctl_u64(peer, "fetch_failed") + kvctl_u64(peer, "serve_failed");
 	char in[32], out[32], moving[32], address[96];
 
 	snprintf(address, sizeof address, "%.70s:%llu", kvctl_str(peer, "address"),
@@ -18,7 +19,7 @@ static void print_peer(struct json_object *peer)
 	       kv_format_size(kvctl_u64(peer, "bytes_out"), out, sizeof out),
 	       kv_format_size(kvctl_u64(peer, "in_flight_bytes"), moving, sizeof moving),
 	       (unsigned long long)kvctl_u64(peer, "fetched"), (unsigned long long)kvctl_u64(peer, "served"),
-	       (unsigned long long)(kvctl_u64(peer, "fetch_failed") + kvctl_u64(peer, "serve_failed")));
+	       (unsigned long long)failed);
 	kvctl_print_text(kvctl_str(peer, "error"));
 	putchar('\n');
 }

@@ -254,18 +254,6 @@ static kvc_status_t make_keys(kvd_prefix_t *prefix, uint32_t units)
 	return status;
 }
 
-static uint32_t gcd(uint32_t a, uint32_t b)
-{
-	while (b) {
-		uint32_t rest = a % b;
-
-		a = b;
-		b = rest;
-	}
-
-	return a;
-}
-
 kvc_status_t kvd_prefix_ready(kvd_prefix_t *prefix)
 {
 	kvc_space_info_t info = {.struct_size = sizeof info};
@@ -289,10 +277,16 @@ kvc_status_t kvd_prefix_ready(kvd_prefix_t *prefix)
 	kvk_layout_geometry(&prefix->layout, &prefix->geometry);
 	prefix->unit_tokens = info.hash_tokens;
 	prefix->group_count = kvc_space_groups(prefix->space->space, prefix->groups, KVD_GROUPS_MAX);
+	if (info.hash_tokens == 0 || prefix->group_count > KVD_GROUPS_MAX) {
+		return KVC_ERR_LAYOUT;
+	}
 	for (uint32_t g = 0; g < prefix->group_count; g++) {
-		uint32_t units_a_block = prefix->groups[g].block_tokens / info.hash_tokens;
+		const uint32_t units_a_block = prefix->groups[g].block_tokens / info.hash_tokens;
+		const uint64_t of_others = granule;
 
-		granule = granule / gcd((uint32_t)granule, units_a_block) * units_a_block;
+		while (units_a_block > 0 && granule % units_a_block != 0 && granule < KV_MAX_BLOCKS) {
+			granule += of_others;
+		}
 	}
 	units = prefix->names_len / (prefix->hash_bytes ? prefix->hash_bytes : 4u * info.hash_tokens);
 	prefix->keys = calloc((size_t)units + 1u, sizeof *prefix->keys);

@@ -79,6 +79,10 @@ static void end_serve(kvd_serve_t *serve, kv_status_t status)
 	if (serve->state == ENDED) {
 		return;
 	}
+	if (status == KV_ERR_REVOKED || status == KV_ERR_CLOSED) {
+		end.status = KV_ERR_PRODUCER_LOST; /* our session with the daemon here has ended, not one of the
+						      consumer's */
+	}
 	if (status == KV_OK && serve->handover) {
 		kvc_handover_get_info(serve->handover, &info);
 		end.tail = (kv_slice_t){info.tail, info.tail_len};
