@@ -516,7 +516,7 @@ static kv_status_t copy_block(kvd_fetch_t *fetch, batch_t *batch, uint32_t i)
 
 static kv_status_t take_bytes(kvd_fetch_t *fetch, batch_t *batch)
 {
-	kv_status_t status = batch->buffer->status;
+	kv_status_t status = batch->buffer->status == KV_OK ? KV_OK : KV_ERR_PRODUCER_LOST;
 
 	for (uint32_t i = 0; i < batch->count && status == KV_OK; i++) {
 		status = copy_block(fetch, batch, i);

@@ -158,10 +158,7 @@ static kv_status_t find_device(const char *address, char out[IF_NAMESIZE])
 
 static kv_status_t status_of(ucs_status_t status)
 {
-	return status == UCS_OK              ? KV_OK
-	       : status == UCS_ERR_NO_MEMORY ? KV_ERR_NOMEM
-	       : status == UCS_ERR_CANCELED  ? KV_ERR_CLOSED
-					     : KV_ERR_IO;
+	return status == UCS_OK ? KV_OK : status == UCS_ERR_NO_MEMORY ? KV_ERR_NOMEM : KV_ERR_CLOSED;
 }
 
 static void finish_landing(landing_t *landing, ucs_status_t status)
