@@ -1,11 +1,8 @@
 /* Every bench, in the order of `kvd-bench all`. */
 #include "bench.h"
 
-extern bench_run_t run_acquire, run_connector, run_copy, run_hash, run_match, run_nvme, run_pool, run_restart,
-	run_tenant, run_transfer, run_weights;
 extern bench_run_t run_acquire, run_connector, run_copy, run_disaggregation, run_hash, run_match, run_nvme, run_pool,
-	run_restart, run_tenant, run_weights;
-	run_transfer_ucx, run_tenant, run_weights;
+	run_restart, run_tenant, run_transfer, run_transfer_ucx, run_weights;
 
 #define LINES     "13 dependent cache-line loads from a table as large as the mirror"
 #define LINE_GOAL "p50 <= 2,000 ns, no system call"
