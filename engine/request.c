@@ -81,6 +81,7 @@ static kvc_status_t start_load(kve_engine_t *engine, kve_job_t *job)
 
 	if (job->handover == KVE_RECV) {
 		prefix.deadline_ms = job->handover_ms;
+		prefix.peer = engine->config.peer;
 		status = kvx_recv(engine->kvx, transfer_of(job), &prefix, &job->recv, &request->recv);
 	} else if (request->n_prompt > engine->config.model.block_tokens) {
 		prefix.n_tokens--; /* the last prompt token is always computed: its logits choose the first new one */

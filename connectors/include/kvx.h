@@ -102,6 +102,8 @@ typedef struct kvx_prefix {
 	uint32_t skip; /* load: the first `skip` blocks are in the cache already and are not touched; save: ignored */
 	const char *salt;     /* isolates callers who must not share; NULL: none */
 	uint32_t deadline_ms; /* 0: the configuration's */
+	const char *peer;     /* kvx_recv() only: the producer is on the node of this peer of the daemon (its option
+				 peers.addresses), and whole blocks come from there; NULL: on this node */
 } kvx_prefix_t;
 
 /* ---- load ------------------------------------------------------------------------------------ */

@@ -230,6 +230,29 @@ static kvc_status_t finish_begin(kvx_t *kvx, kvc_status_t status, kvx_recv_t **p
 	return KVC_MISS;
 }
 
+/* Ask the daemon for it, or its peer. */
+static kvc_status_t ask_for(kvx_recv_t *recv, const kvx_prefix_t *prefix, const char *name)
+{
+	const kvx_job_t *job = &recv->load.job;
+	const kvc_prompt_t prompt = {
+		.struct_size = sizeof prompt,
+		.tokens = prefix->tokens,
+		.n_tokens = prefix->n_tokens,
+		.salt = prefix->salt,
+	};
+	const kvc_fetch_t fetch = {
+		.struct_size = sizeof fetch,
+		.peer = prefix->peer,
+		.transfer = name,
+		.prompt = &prompt,
+		.timeout_ms = timeout_ms(job),
+	};
+
+	return prefix->peer
+		       ? kvx_scheduler_fetch(job->kvx->scheduler, &job->ask, &fetch, &recv->handover)
+		       : kvx_scheduler_recv(job->kvx->scheduler, &job->ask, name, fetch.timeout_ms, &recv->handover);
+}
+
 kvc_status_t kvx_recv(kvx_t *kvx, const char *transfer, const kvx_prefix_t *prefix, kvx_recv_t **p_recv,
 		      kvx_recv_result_t *result)
 {
@@ -242,9 +265,7 @@ kvc_status_t kvx_recv(kvx_t *kvx, const char *transfer, const kvx_prefix_t *pref
 		status = kvx_transfer_begin(&(*p_recv)->load.job, prefix, transfer, name);
 	}
 	if (status == KVC_OK) {
-		const kvx_job_t *job = &(*p_recv)->load.job;
-
-		status = kvx_scheduler_recv(kvx->scheduler, &job->ask, name, timeout_ms(job), &(*p_recv)->handover);
+		status = ask_for(*p_recv, prefix, name);
 	}
 
 	return finish_begin(kvx, status, p_recv, result);

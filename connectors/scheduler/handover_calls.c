@@ -33,6 +33,14 @@ kvc_status_t kvx_scheduler_recv(kvx_scheduler_t *scheduler, const kvx_ask_t *ask
 		       : KVC_ERR_ARG;
 }
 
+kvc_status_t kvx_scheduler_fetch(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvc_fetch_t *fetch,
+				 kvc_handover_t **p_handover)
+{
+	const kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
+
+	return request ? kvc_handover_fetch(scheduler->spaces[request->space].space, fetch, p_handover) : KVC_ERR_ARG;
+}
+
 kvc_status_t kvx_scheduler_select(kvx_scheduler_t *scheduler, const kvc_handover_select_t *select,
 				  kvc_handover_t **p_handover)
 {

@@ -18,7 +18,7 @@
 
 typedef struct options {
 	const char *role;
-	const char *socket;
+	const char *socket, *peer;
 	uint32_t requests, seed, ranks, prompt_tokens, new_tokens, together, whole, wait_ms;
 } options_t;
 
@@ -28,6 +28,7 @@ static const char usage_text[] =
 	"`decode`,\n"
 	"which generates; `alone` does both, without kvd.\n"
 	"  --socket PATH       kvd's socket (default $KVD_SOCKET, else /run/kvd/default.sock)\n"
+	"  --peer NAME         of `decode`: `prefill` is at the daemon's peer of this name\n"
 	"  --requests N --prompt-tokens N --new-tokens N\n"
 	"  --seed N            of the prompts; both sides must have the same\n"
 	"  --ranks N           tensor parallel ranks: 1, 2, 4 or 8\n"
@@ -58,19 +59,16 @@ static int set_number(uint32_t *p_value, const char *text)
 /* 0: go on; else the exit code plus one. */
 static int parse_options(int argc, char **argv, options_t *o)
 {
-	static const struct option names[] = {{"socket", required_argument, NULL, 0},
-					      {"requests", required_argument, NULL, 0},
-					      {"seed", required_argument, NULL, 0},
-					      {"ranks", required_argument, NULL, 0},
-					      {"prompt-tokens", required_argument, NULL, 0},
-					      {"new-tokens", required_argument, NULL, 0},
-					      {"together", required_argument, NULL, 0},
-					      {"whole", required_argument, NULL, 0},
-					      {"wait-ms", required_argument, NULL, 0},
-					      {"help", no_argument, NULL, 'h'},
-					      {0}};
-	uint32_t *const numbers[] = {NULL,           &o->requests, &o->seed,  &o->ranks,  &o->prompt_tokens,
-				     &o->new_tokens, &o->together, &o->whole, &o->wait_ms};
+	static const struct option names[] = {
+		{"socket", required_argument, NULL, 0},     {"peer", required_argument, NULL, 0},
+		{"requests", required_argument, NULL, 0},   {"seed", required_argument, NULL, 0},
+		{"ranks", required_argument, NULL, 0},      {"prompt-tokens", required_argument, NULL, 0},
+		{"new-tokens", required_argument, NULL, 0}, {"together", required_argument, NULL, 0},
+		{"whole", required_argument, NULL, 0},      {"wait-ms", required_argument, NULL, 0},
+		{"help", no_argument, NULL, 'h'},           {0}};
+	uint32_t *const numbers[] = {
+		NULL,           NULL,         &o->requests, &o->seed,   &o->ranks, &o->prompt_tokens,
+		&o->new_tokens, &o->together, &o->whole,    &o->wait_ms};
 	int code, index = 0, bad = 0;
 
 	while ((code = getopt_long(argc, argv, "", names, &index)) != -1) {
@@ -78,8 +76,8 @@ static int parse_options(int argc, char **argv, options_t *o)
 			(void)fputs(usage_text, stdout);
 			return 1;
 		}
-		if (code == 0 && index == 0) {
-			o->socket = optarg;
+		if (code == 0 && !numbers[index]) {
+			*(index == 0 ? &o->socket : &o->peer) = optarg;
 		} else {
 			bad |= code != 0 || set_number(numbers[index], optarg) != 0;
 		}
@@ -193,6 +191,7 @@ static int run(const options_t *o)
 		.max_running = MAX_TOGETHER,
 		.store = strcmp(o->role, "alone") != 0,
 		.socket = o->socket,
+		.peer = o->peer,
 		.program = o->role,
 		.ranks = o->ranks,
 	};
