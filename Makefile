@@ -25,7 +25,7 @@ demo: configure ## a small transformer stops recomputing prompts it has seen (TR
 	@scripts/demo.sh $(BUILD)
 
 demo-pd: configure ## one engine computes prompts, another generates; the first is killed half way, and every token is equal
-	@cmake --build $(BUILD) -j $(JOBS) --target kvd kvd-meta kvctl kve-pd
+	@cmake --build $(BUILD) -j $(JOBS) --target kvd kvd-meta kvd-net kvctl kve-pd
 	@scripts/demo_pd.sh $(BUILD)
 
 demo-vllm: ## a real vLLM (CPU) finds its prompts again after it, and after the daemon, was restarted (makes a venv: 2.8 GB)

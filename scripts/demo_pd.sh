@@ -11,15 +11,16 @@ requests=${REQUESTS:-24}
 dir=$(mktemp -d "${TMPDIR:-/tmp}/kvd-demo-pd.XXXXXX")
 socket=$dir/run/default.sock
 daemon=
+nodes= # the daemons of the last phase
 prefill=
 decode=
 
 stop() {
 	local pid
-	for pid in $prefill $decode $daemon; do
+	for pid in $prefill $decode $daemon $nodes; do
 		kill -TERM "$pid" 2>/dev/null || true
 	done
-	for pid in $prefill $decode $daemon; do
+	for pid in $prefill $decode $daemon $nodes; do
 		wait "$pid" 2>/dev/null || true
 	done
 	rm -rf "$dir"
@@ -69,9 +70,9 @@ ended() {
 	[ "$status" -eq 0 ] || fail "$2 ended with status $status"
 }
 
-# What moved: lines of kve-pd in the file, and those of the run on one engine. Fails if an answer differs.
+# What moved: lines of kve-pd in the file, those of the run on one engine, and the pipe. Fails if an answer differs.
 report() {
-	awk -F '\t' -v requests="$requests" '
+	awk -F '\t' -v requests="$requests" -v pipe="$3" '
 		FILENAME == ARGV[1] { if ($1 != "#") one[$1] = $2; next }
 		$1 == "#" { loaded = $3; next }
 		{
@@ -83,7 +84,7 @@ report() {
 		}
 		END {
 			printf "%d requests, %d tokens in their prompts\n", seen, prompt
-			printf "  received   %6d tokens, %.1f MiB loaded by its ranks from the pool of this node: %d prompts whole\n", received, loaded / 1048576, whole
+			printf "  received   %6d tokens, %.1f MiB loaded by its ranks from %s: %d prompts whole\n", received, loaded / 1048576, pipe, whole
 			printf "  computed   %6d tokens by the decoding engine", computed
 			for (cause in why) printf "; %d prompts: %s", why[cause], cause
 			printf "\n  answers    %d of %d equal those of one engine, to the last bit of each log-probability\n", equal, requests
@@ -119,7 +120,7 @@ two_processes() {
 	prefill=
 	ended "$decode" "the decoding engine"
 	decode=
-	report "$dir/one.$seed" "$dir/decode.1"
+	report "$dir/one.$seed" "$dir/decode.1" "the pool of this node"
 	awk -F '\t' '$1 != "#" && $4 != $3 { bad = 1 } END { exit bad }' "$dir/decode.1" || fail "not every prompt was received whole"
 }
 
@@ -135,13 +136,45 @@ lost_producer() {
 	prefill=
 	ended "$decode" "the decoding engine"
 	decode=
-	report "$dir/one.$((seed + 1))" "$dir/decode.2"
+	report "$dir/one.$((seed + 1))" "$dir/decode.2" "the pool of this node"
 	awk -F '\t' '$1 != "#" { received += $4; computed += $5 } END { exit !(received && computed) }' "$dir/decode.2" ||
 		fail "the producer was not lost half way"
 }
 
+# node NAME PORT PEER PORT: a daemon with one peer, on the loopback interface.
+node() {
+	exec "$build/bin/kvd" --run_dir="$dir/$1" --keeper=off --cpu.size=256MiB --cpu.slab_size=64MiB --nvme.path= --http.listen=off --events.enabled=off \
+		--handover.ttl=10s --peers.name="$1" --peers.listen="127.0.0.1:$2" --peers.addresses="$3=127.0.0.1:$4" --peers.keys="$3=$dir/key"
+}
+
+sees() { "$build/bin/kvctl" --socket "$dir/$1/default.sock" peers --json | grep -q "$2"; }
+has_ucx() { sees decode '"ucx":"[^"]' || sees decode '"ucx_error":"[^"]'; }
+
 two_nodes() {
-	say "3. Two daemons in two network namespaces: skipped, this kvd hands over within one daemon only."
+	local port=$((20000 + RANDOM % 10000))
+	say "3. Two daemons, as on two nodes, on the loopback interface of this one; prefill on one rank at the first, decode at the second. Whole blocks come over UCX."
+	(umask 077 && head -c 32 /dev/urandom >"$dir/key")
+	(node prefill "$port" decode $((port + 1))) >"$dir/kvd.prefill.log" 2>&1 &
+	nodes=$!
+	(node decode $((port + 1)) prefill "$port") >"$dir/kvd.decode.log" 2>&1 &
+	nodes="$nodes $!"
+	wait_for 20 "the net process" has_ucx
+	if ! sees decode '"ucx":"[^"]'; then
+		say "   Skipped: $("$build/bin/kvctl" --socket "$dir/decode/default.sock" peers | head -n 1)"
+		return
+	fi
+	wait_for 20 "the other node" sees decode '"state":"up"'
+	(socket=$dir/decode/default.sock engine decode "$seed" --peer prefill --wait-ms 10000) >"$dir/decode.3" &
+	decode=$!
+	(socket=$dir/prefill/default.sock engine prefill "$seed") >"$dir/prefill.3" &
+	prefill=$!
+	ended "$prefill" "the prefilling engine"
+	prefill=
+	ended "$decode" "the decoding engine"
+	decode=
+	report "$dir/one.$seed" "$dir/decode.3" "its own pool, where the other node's blocks are now"
+	"$build/bin/kvctl" --socket "$dir/decode/default.sock" peers
+	awk -F '\t' '$1 != "#" && $4 == 0 { bad = 1 } END { exit bad }' "$dir/decode.3" || fail "not every prompt came over"
 }
 
 check() {
