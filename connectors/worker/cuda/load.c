@@ -562,6 +562,22 @@ static int order_all(kvx_worker_t *worker)
 	return 0;
 }
 
+/* The engine has read layers, of the first `layers`, without awaiting them. */
+static void fail_skipped_layers(kvx_worker_t *worker, uint32_t layers)
+{
+	kvx_wlayers_t *l = &worker->gpu->layers;
+
+	l->disabled = 1;
+	for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
+		load->layer_skipped = 1;
+		kvx_stat_add(&worker->stats.layers_skipped, 1);
+	}
+	kv_log(KV_LOG_WARN, "kvx",
+	       "the engine has read %u of %u layers without saying so: the step's loads count as failed, loads come "
+	       "whole from now on",
+	       layers - l->layers_named, layers);
+}
+
 int kvx_layers_await(kvx_worker_t *worker, uint32_t layer)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
@@ -586,6 +602,9 @@ int kvx_layers_await(kvx_worker_t *worker, uint32_t layer)
 	if (order_all(worker)) {
 		return 1;
 	}
+	if (l->layers_named <= layer) { /* not all before this one were named, and what reads them has not waited */
+		fail_skipped_layers(worker, layer + 1);
+	}
 	l->count = 0;
 
 	return 0;
@@ -603,16 +622,7 @@ void kvx_layers_close(kvx_worker_t *worker)
 		(void)order_all(worker);
 	}
 	l->count = 0;
-	if (l->layers_named == layers) {
-		return;
+	if (l->layers_named < layers) {
+		fail_skipped_layers(worker, layers);
 	}
-	l->disabled = 1;
-	for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
-		load->layer_skipped = 1;
-		kvx_stat_add(&worker->stats.layers_skipped, 1);
-	}
-	kv_log(KV_LOG_WARN, "kvx",
-	       "the engine has read %u of %u layers without saying so: the step's loads count as failed, loads come "
-	       "whole from now on",
-	       layers - l->layers_named, layers);
 }
