@@ -759,7 +759,7 @@ static void live(uint64_t seed, uint32_t steps)
 	universe_fini(&l.u);
 }
 
-#define UNIVERSES 240u
+static uint32_t universes_ = 240;
 
 static void p1_to_p10_hold_after_every_step(void **state)
 {
@@ -769,7 +769,7 @@ static void p1_to_p10_hold_after_every_step(void **state)
 	(void)state;
 	/* More of them where chance has left something out. */
 	for (uint32_t i = one ? (uint32_t)atoi(one) : 0;
-	     i < UNIVERSES || (i < 4 * UNIVERSES && !(files_ > 0 && reclaimed_ > 0 && expired_ > 0 && refused_ > 0));
+	     i < universes_ || (i < 4 * universes_ && !(files_ > 0 && reclaimed_ > 0 && expired_ > 0 && refused_ > 0));
 	     i++) {
 		if (getenv("KVD_TEST_LOG")) {
 			printf("# universe %u\n", i);
@@ -796,7 +796,7 @@ int main(int argc, char **argv)
 	setvbuf(stdout, NULL, _IOLBF, 0);
 
 	if (argc > 1) {
-		UNIVERSES = (uint32_t)atoi(argv[1]);
+		universes_ = (uint32_t)atoi(argv[1]);
 	}
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

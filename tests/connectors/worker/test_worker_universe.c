@@ -390,6 +390,14 @@ static void compute_layers(world_t *w, uint32_t r, uint32_t first, int skip)
 	}
 }
 
+static void excuse_layered_loads(world_t *w)
+{
+	w->layer_skipped = 1;
+	for (uint32_t n = 0; n < LOADS; n++) {
+		w->loads[n].excused |= u_is_sync(&w->loads[n], w->wr.step);
+	}
+}
+
 /* Loads whose layers the engine has not all awaited; on a rank where they came whole they may be fine. */
 static void doom_skipped_loads(world_t *w, int on_all_ranks)
 {
@@ -447,7 +455,9 @@ static int run_loads(world_t *w)
 			}
 		}
 	}
-	if (all > 0 && skip) {
+	if (all > 0 && w->now.event == ORDERS_REFUSED && w->now.moment == SENT) {
+		excuse_layered_loads(w); /* the host waits instead: for layers that were not named, too late or not */
+	} else if (all > 0 && skip) {
 		doom_skipped_loads(w, all == w->wr.rank_count);
 	}
 
