@@ -38,8 +38,10 @@ static bench_outcome_t two_trips(void *arg, bench_sample_t *p_sample)
 	for (uint32_t i = 0; i < PAIRS; i++) {
 		const uint64_t start = bench_now_ns();
 
-		if (!rig_echo_trip(&work.echo) || !rig_echo_trip(&work.echo)) {
-			return bench_fail("the echo partner has gone");
+		for (uint32_t trips = 0; trips < 2; trips++) {
+			if (!rig_echo_trip(&work.echo)) {
+				return bench_fail("the echo partner has gone");
+			}
 		}
 		work.ns[i] = (double)(bench_now_ns() - start);
 	}

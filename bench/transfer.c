@@ -313,7 +313,7 @@ static bench_outcome_t take_pipe(void *arg, bench_sample_t *p_sample)
 /* The longer of all puts and all gets. */
 static bench_outcome_t take_alone(void *arg, bench_sample_t *p_sample)
 {
-	answer_t answer;
+	answer_t answer = {0};
 	uint64_t start, cpu;
 	bench_outcome_t outcome;
 
