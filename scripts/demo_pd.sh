@@ -53,7 +53,7 @@ wait_for() {
 ctl() { "$build/bin/kvctl" --socket "$socket" "$@"; }
 answers() { ctl status >/dev/null 2>&1; }
 lines_in() { [ -f "$1" ] && [ "$(wc -l <"$1")" -ge "$2" ]; }
-has_transfers() { ctl transfers --json | grep -q '"transfer"'; }
+has_transfers() { ctl transfers --json | grep '"transfer"' >/dev/null; }
 has_no_transfers() { ! has_transfers; }
 
 # engine ROLE SEED [OPTION...]: a process with kve-pd.
@@ -147,7 +147,7 @@ node() {
 		--handover.ttl=10s --peers.name="$1" --peers.listen="127.0.0.1:$2" --peers.addresses="$3=127.0.0.1:$4" --peers.keys="$3=$dir/key"
 }
 
-sees() { "$build/bin/kvctl" --socket "$dir/$1/default.sock" peers --json | grep -q "$2"; }
+sees() { "$build/bin/kvctl" --socket "$dir/$1/default.sock" peers --json | grep "$2" >/dev/null; }
 has_ucx() { sees decode '"ucx":"[^"]' || sees decode '"ucx_error":"[^"]'; }
 
 two_nodes() {
@@ -160,7 +160,7 @@ two_nodes() {
 	nodes="$nodes $!"
 	wait_for 20 "the net process" has_ucx
 	if ! sees decode '"ucx":"[^"]'; then
-		say "   Skipped: $("$build/bin/kvctl" --socket "$dir/decode/default.sock" peers | head -n 1)"
+		say "   Skipped: $("$build/bin/kvctl" --socket "$dir/decode/default.sock" peers | sed -n 1p)"
 		return
 	fi
 	wait_for 20 "the other node" sees decode '"state":"up"'
