@@ -86,11 +86,13 @@ class Run:
             "daemon": {"kvd": str(self.args.kvd), "work": str(work), "options": self.daemon_options(c, work)} if c.daemon == "own" else None,
         }
 
-    def start(self, c: Configuration, stem: Path, order: dict[str, Any]) -> subprocess.Popen:
+    def start(self, c: Configuration, stem: Path, order: dict[str, Any], devices: str = "") -> subprocess.Popen:
         order["connector"] = json.loads(json.dumps(order["connector"]).replace("SOCKET", order["socket"]))
         stem.with_suffix(".order").write_text(json.dumps(order))
         own = {name: value.replace("WORK", str(stem.parent)) for name, value in c.environment.items()}
         environment = {**os.environ, **ENVIRONMENT, **own, "VLLM_USE_V2_MODEL_RUNNER": str(c.runner - 1), "FAULTS_FOLDER": str(stem.parent), "BENCH_WATCH": str(stem.with_suffix(".watch"))}
+        if devices:
+            environment["CUDA_VISIBLE_DEVICES"] = devices
         environment["PYTHONPATH"] = f"{HERE}:{environment.get('PYTHONPATH', '')}"
         command = [sys.executable, str(HERE / "engine.py"), str(stem.with_suffix(".order")), str(stem.with_suffix(".json"))]
         child = subprocess.Popen(command, stdout=stem.with_suffix(".log").open("wb"), stderr=subprocess.STDOUT, env=environment, start_new_session=True)
@@ -180,6 +182,27 @@ class Run:
             for child in children.values():
                 end_group(child)
 
+    def as_pair(self, name: str, c: Configuration, work: Path, daemon: Daemon | None) -> None:
+        """On two GPUs, or both on the one there is."""
+        assert c.pair
+        count = max(1, len(list(Path("/proc/driver/nvidia/gpus").glob("*"))))
+        places = [range(min(c.pair[0], count)), range(count)[-c.pair[1] :]]
+        shared = set(places[0]) & set(places[1])
+        more = {"share": 0.45, "kv_gib": self.args.pair_kv_gib} if shared else {}
+        children: dict[str, subprocess.Popen] = {}
+        try:
+            for member, gpus, place, phases in zip(("prefill", "decode"), c.pair, places, c.pair_phases()):
+                order = {**self.order(c, work, daemon), **more, "connector": c.connector, "gpus": gpus, "phases": phases, "pair": str(work / "pair")}
+                children[member] = self.start(c, work / member, order, ",".join(map(str, place)))
+            until = time.monotonic() + 2 * self.limit()
+            while time.monotonic() < until and all(child.poll() is None for child in children.values()):
+                time.sleep(0.2)
+            for member, child in children.items():
+                self.finish(child, work / member, name, member, 20)
+        finally:
+            for child in children.values():
+                end_group(child)
+
     def configuration(self, name: str, c: Configuration) -> None:
         work = self.args.work / name
         shutil.rmtree(work, ignore_errors=True)
@@ -194,6 +217,8 @@ class Run:
                 server = subprocess.Popen(lmserver(self.args.pool_gib), stdout=(work / "server.log").open("wb"), stderr=subprocess.STDOUT, start_new_session=True)
                 wait_for_port(5555, server)
             (self.in_turns if c.ring else self.one_by_one)(name, c, work, daemon)
+            if c.pair:
+                self.as_pair(name, c, work, daemon)
         except (RuntimeError, OSError) as error:
             self.results.setdefault(name, {})["error"] = repr(error)
             self.say(f"{name}: {error!r}")
@@ -344,6 +369,7 @@ OPTIONS: tuple[tuple[str, Any, str], ...] = (
     ("at-once", False, "start them together: what they compile is there"),
     ("ring", "", "which of them, in the order they start: none,kvd; all by default; nothing.2 is one more that does nothing"),
     ("ring-kv-gib", 20, "of each of them"),
+    ("pair-kv-gib", 12, "of each engine of a pair on one GPU"),
     ("least", 20.0, "no engine is started with fewer seconds left"),
     ("caution", 0.7, "a configuration is begun when so much of what it takes is left"),
     ("pause", 0.3, "seconds in which stores are given time"),
@@ -370,8 +396,7 @@ def main() -> None:
     print((args.out / "table.md").read_text() if (args.out / "table.md").exists() else "nothing was run")
     print((args.out / "goals.md").read_text() if (args.out / "goals.md").exists() else "")
     failed = [name for name, engines in run.results.items() if "error" in engines or any(isinstance(f, dict) and "failed" in f for f in engines.values())]
-    wrong = [name for name, engines in run.results.items() for f in engines.values() if isinstance(f, dict) and "same" in f and (f["same"]["right"] != f["same"]["of"] or f["same"]["not all found"])]
-    wrong += sorted({row[0] for row in goals.answers(run.results) if row[0].startswith("failed") and row[3] == "MISSED"})
+    wrong = sorted({row[0] for row in goals.answers(run.results) if row[3] == "MISSED"})
     if failed or wrong:
         print(f"failed: {failed}; other answers or fewer hits: {wrong}")
         sys.exit(1)

@@ -46,7 +46,8 @@ def lmserver(gib: int) -> list[str]:
 
 @dataclass
 class Configuration:
-    """`engines`: (name, phases) one after another; "daemon" as phases restarts the daemon instead. Or `ring`: engines of these connectors at once, in turns."""
+    """`engines`: (name, phases) one after another; "daemon" as phases restarts the daemon instead. Then `pair`: one that computes prompts and one that answers them at once.
+    Or `ring`: engines of these connectors at once, in turns."""
 
     connector: dict[str, Any] | None
     engines: list[tuple[str, list[str]]]
@@ -62,23 +63,27 @@ class Configuration:
     options: dict[str, Any] = field(default_factory=dict)  # of the engine
     beside: bool = False  # nothing is timed: it runs beside others
     ring: dict[str, dict[str, Any] | None] = field(default_factory=dict)
+    pair: tuple[int, int] | None = None  # GPUs of the one and of the other: the first ones, the last ones
     profiled: bool = False  # steps of each of the ring's engines under torch's profiler, last
 
     def turns(self, rounds: int) -> int:
         """About what the rounds of a ring take, in seconds."""
         return rounds * 10 * len(self.ring)
 
+    def pair_phases(self) -> tuple[list[str], list[str]]:
+        return ["prefill"], ["handed" if self.weights == "drawn" else "paired"]
+
     def seconds(self, graph: bool, rounds: int) -> int:
         """About what it takes on an H200: import and start, then the phases; the first engine of a run with CUDA graphs COMPILE more."""
         start = 32 if graph else 24
         if self.ring:
             return start * len(self.ring) + self.turns(rounds)
-        engines = [phases for _, phases in self.engines if phases != ["daemon"]]
+        engines = [phases for _, phases in self.engines if phases != ["daemon"]] + ([self.pair_phases()[1]] if self.pair else [])
         return sum(start + sum(COST.get(phase, 5) for phase in phases) for phases in engines) + (15 if self.server else 3)
 
 
 COMPILE = 30
-COST = {"trace": 10, "profile": 10, "cold": 12, "fresh": 12, "gpu": 1, "hit": 4, "together": 6, "burst": 3, "steady": 4, "tokens": 25, "same": 15, "control": 10, "reference": 10, "failed": 130, "named": 15}
+COST = {"trace": 10, "profile": 10, "cold": 12, "fresh": 12, "gpu": 1, "hit": 4, "together": 6, "burst": 3, "steady": 4, "tokens": 25, "same": 15, "control": 10, "reference": 10, "failed": 130, "named": 15, "expected": 20, "paired": 30, "handed": 30}
 ALL = ["cold", "gpu", "hit", "together", "burst", "steady"]
 CHAIN = [("first engine", ALL), ("engine restarted", ["hit", "gpu", "together", "burst", "again"])]
 CHECKS = [("first engine", ["tokens", "same", "control"]), ("engine restarted", ["same"]), ("daemon", ["daemon"]), ("daemon restarted", ["same"])]
@@ -109,6 +114,12 @@ def failing(runner: int, scheduling: bool, graph: bool, ways: str) -> Configurat
     )
 
 
+def handed_over(runner: int, pair: tuple[int, int], **environment: str) -> Configuration:
+    """Answers of prompts that another engine has computed."""
+    environment = {"VLLM_BATCH_INVARIANT": os.environ.get("VLLM_BATCH_INVARIANT", "1"), **environment}
+    return Configuration(kvd(cost_model=False, load_ms=20000), [("expected", ["expected"])], runner, "memory", weights="drawn", pair=pair, graph=False, environment=environment)
+
+
 def of_runner(runner: int, gib: int) -> dict[str, Configuration]:
     return {
         "none": Configuration(None, [("first engine", ["cold", "gpu"])], runner),
@@ -132,6 +143,10 @@ def of_runner(runner: int, gib: int) -> dict[str, Configuration]:
             for graph in (False, True)
             for ways in ("", "-sync", "-async")
         },
+        "pd": Configuration(kvd(), [], runner, "memory", pair=(1, 1)),
+        "check-pd": handed_over(runner, (1, 1)),
+        "check-pd-tp2to1": handed_over(runner, (2, 1), **TWO_GPUS),
+        "check-pd-tp1to2": handed_over(runner, (1, 2), **TWO_GPUS),
         "weights": Configuration(kvd(weights=None, cost_model=False), NAMES, runner, "memory", weights="drawn", environment={"XDG_CACHE_HOME": "WORK"}, graph=False),
         "none-tp2": Configuration(None, [("first engine", ["cold", "gpu"])], runner, gpus=2, environment=TWO_GPUS),
         "native-tp2": Configuration(native(gib), [("first engine", ALL)], runner, gpus=2, environment=TWO_GPUS),

@@ -5,7 +5,8 @@ tokens (16 tokens each from the GPU's cache, kept in a file), same (16 tokens ea
 changed beginning answers otherwise), turns (short rounds of cold, gpu and decode, in turns with other engines on the same GPU), trace (when each of the
 connector's hooks was called during own hits and hits), profile (own hits, hits and steps under torch's profiler), reference (answers of an engine without a
 connector, kept in a file), failed (loads fail, answers compared with that file: failed.py), named (how long until a prompt is found again; after unread: the
-weights are not in memory when the engine starts; after unnamed: no engine has named them)
+weights are not in memory when the engine starts; after unnamed: no engine has named them), expected (the likely tokens of answers of an engine without a connector, kept in
+that file), prefill (prompts are computed for another engine: pair.py), paired (that engine's times), handed (its answers, compared with that file)
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from typing import Any
 import faults
 import model
 from daemon import Daemon
-from failed import Failures
+from failed import TOKENS, Failures
+from pair import Decode, Prefill
 
 Prompt = list[int]
 BURST = 48
 FOUND_S = 90.0  # in which a prompt is
 BEFORE = ("unread", "unnamed")  # phases that come before the engine
+WITHOUT = {"reference", "expected"}  # phases of engines that have no connector
 GENERATED, ALONE = 160, 40  # tokens of a request that hits come beside, and before them
 
 
@@ -92,7 +95,7 @@ class Bench:
             **dict(dtype="bfloat16", enforce_eager=not order["graph"], gpu_memory_utilization=order["share"], tensor_parallel_size=order["gpus"]),
             kv_cache_memory_bytes=order["kv_gib"] << 30,
             **order["options"],
-            **({"kv_transfer_config": order["connector"]} if order["connector"] and "reference" not in order["phases"] else {}),
+            **({"kv_transfer_config": order["connector"]} if order["connector"] and not WITHOUT.intersection(order["phases"]) else {}),
             **({"profiler_config": {"profiler": "torch", "torch_profiler_dir": order["profile"], "ignore_frontend": True}} if "profile" in order["phases"] or order["profiled"] else {}),
         )
         self.note("engine start s", round(time.time() - began, 1))
@@ -412,6 +415,18 @@ class Bench:
         self.note("first hit after s", round(time.time() - self.began, 2))
         self.note("first hit", {"cached": cached, "asked": times})
 
+    def expected(self) -> None:
+        Path(self.order["tokens"]).write_text(json.dumps([self.choices(prompt, TOKENS) for prompt in self.checked()]))
+
+    def prefill(self) -> None:
+        Prefill(self).serve()
+
+    def paired(self) -> None:
+        Decode(self).times()
+
+    def handed(self) -> None:
+        Decode(self).check()
+
     def reference(self) -> None:
         Failures(self).reference()
 
@@ -433,7 +448,7 @@ class Bench:
 def main() -> None:
     order = json.loads(Path(sys.argv[1]).read_text())
     daemon = None
-    if order["daemon"] and "reference" not in order["phases"]:
+    if order["daemon"] and not WITHOUT.intersection(order["phases"]):
         own = order["daemon"]
         environment = faults.hanging_disk(Path(own["work"]))
         daemon = Daemon(Path(own["kvd"]), Path(own["work"]), [*own["options"], "--keeper=off", "--nvme.io_engine=threads"], environment, group=True)

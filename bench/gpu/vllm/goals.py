@@ -9,6 +9,7 @@ from typing import Any, Iterator
 
 HIT_MS = {"1030": 12.5, "10250": 30.0, "32780": 85.0}
 RIVALS = ("native-v1", "native-v2", "lmcache-v1", "lmcache-v2", "lmserver-v1", "lmserver-v2")
+PAIR = {"at once": 15.0, "one after the other": 45.0}  # milliseconds, of prompts of the middle length
 OWN_HIT_MS, SAVING_PERCENT, TOGETHER, BESIDE, COST_MODEL_GOAL = 0.5, 0.5, 0.9, 2.0, 1.02
 RUNNERS, BOTH = ("v1", "v2"), ("first engine", "engine restarted")
 
@@ -90,6 +91,18 @@ def disk_hits(results: dict[str, Any]) -> Iterator[Row]:
             yield f"from disk {n}, {runner}, cost model on", f"{hit:g} ms, {ratio:.3f} of cold" if ratio else "", f"<= {COST_MODEL_GOAL}", verdict(ratio <= COST_MODEL_GOAL if ratio else None)
 
 
+def pairs(results: dict[str, Any]) -> Iterator[Row]:
+    """From the end of one engine's last step to the first token of the other one."""
+    for runner in RUNNERS:
+        found = results.get(f"pd-{runner}", {}).get("decode", {})
+        sizes = sorted({what.split()[-1] for what in found if what.startswith("pd cold ")}, key=int)
+        for n, (way, goal) in ((n, item) for n in sizes for item in PAIR.items()):
+            ms, own = (found.get(f"pd {what} {n}", {}).get("ms") for what in (way, "own hit"))
+            limit = goal if n == sizes[len(sizes) // 2] else None
+            text = "" if ms is None else f"{ms:g} ms after the last step, own hit {own:g}"
+            yield f"handed over {way}, {n}, {runner}", text, f"<= {limit:g}" if limit else "-", verdict(None if ms is None or limit is None else ms <= limit)
+
+
 def full(results: dict[str, Any]) -> Iterator[Row]:
     for runner in RUNNERS:
         again = results.get(f"full-{runner}", {}).get("engine restarted")
@@ -104,6 +117,9 @@ def answers(results: dict[str, Any]) -> Iterator[Row]:
             same = found["same"]
             yield f"{name}, {at}", f"{same['right']} of {same['of']}", "all equal, all found", verdict(same["right"] == same["of"] and not same["not all found"])
         for what, after in found.items():
+            if what.startswith("handed over "):
+                tied = f", {after['tied']} by a tie" if after["tied"] else ""
+                yield f"{name}, {what}", f"{after['right']} of {after['of']}{tied}", "all equal, all came", verdict(after["right"] == after["of"] and not after["not all came"])
             if name.startswith("failed") and what.startswith("after "):
                 tied = f", {after['tied']} by a tie" if after["tied"] else ""
                 text = f"{after['right']} of {after['of']}{tied}, {after['loads failed']} loads failed, in {after['asks with a failed load']} of {after['asks']} asks"
@@ -111,7 +127,7 @@ def answers(results: dict[str, Any]) -> Iterator[Row]:
 
 
 def table(results: dict[str, Any]) -> str:
-    rows = [row for part in (hits, together, many, in_turns, disk_hits, full, answers) for row in part(results)]
+    rows = [row for part in (hits, together, many, in_turns, disk_hits, pairs, full, answers) for row in part(results)]
     return "\n".join(["| what | measured | goal | |", "|---|---|---|---|"] + [f"| {' | '.join(row)} |" for row in rows]) + "\n"
 
 
