@@ -27,7 +27,7 @@ import goals  # noqa: E402
 from configurations import configurations  # noqa: E402
 from kvd_vllm import options  # noqa: E402
 
-KINDS = ("none-v1", "ring-v1", "ring-v2", "native-v2", "lmserver-v2", "kvd-v1", "disk-v2", "full-v1", "check-v2", "kvd-v2-tp2", "trace-v2", "profile-v2", "steps-v2", "weights-v2")  # one of each
+KINDS = ("none-v1", "ring-v1", "ring-v2", "native-v2", "lmserver-v2", "kvd-v1", "disk-v2", "full-v1", "check-v2", "kvd-v2-tp2", "trace-v2", "profile-v2", "steps-v2", "weights-v2", "pd-v2", "check-v1-pd")  # one of each
 
 
 class Runs(unittest.TestCase):
@@ -68,6 +68,7 @@ class Runs(unittest.TestCase):
         for name in KINDS:
             configuration = configurations(1)[name]
             engines = list(configuration.ring) or [at for at, phases in configuration.engines if phases != ["daemon"]]
+            engines += ["prefill", "decode"] if configuration.pair else []
             for at in engines:
                 self.assertTrue(results[name][at]["done"], (name, at))
         table = (self.at / "out" / "goals.md").read_text()
@@ -77,6 +78,8 @@ class Runs(unittest.TestCase):
             self.assertEqual(len(results[f"ring-{runner}"]["kvd"]["cold 100"]["rounds"]), 2)
         self.assertEqual(results["steps-v2"]["kvd"]["between kernels"], {"kernels": 4, "mean us": 0.375, "median us": 0.5})
         self.assertIn("check-v2, daemon restarted | 3 of 3 | all equal, all found | met", table)
+        self.assertIn("check-v1-pd, handed over at once | 2 of 2 | all equal, all came | met", table)
+        self.assertIn("handed over one after the other, 100, v2", table)
 
     def test_loads_that_fail_are_told_by_fault(self) -> None:
         status, text = self.run_bench("failed-v1", "failed-v2-plain-graph", "--prompts=10", "--beside=1")
@@ -95,6 +98,11 @@ class Runs(unittest.TestCase):
             self.assertEqual(status, 1, text)
             self.assertIn(f"failed-v2, {row}", text)
             self.assertIn("MISSED", text)
+
+    def test_a_prompt_that_is_not_handed_over_is_found(self) -> None:
+        status, text = self.run_bench("check-v2-pd", FAKE_VLLM_WAITS_S="0")
+        self.assertEqual(status, 1, text)
+        self.assertIn("check-v2-pd, handed over at once | 2 of 2 | all equal, all came | MISSED", (self.at / "out" / "goals.md").read_text())
 
     def test_what_fails_or_finds_no_time_is_said_and_the_rest_is_kept(self) -> None:
         self.assertEqual(self.run_bench("none-v2")[0], 0)
@@ -128,7 +136,7 @@ class Runs(unittest.TestCase):
                 os.kill(int(pid.read_text()), 0)
 
     def test_the_two_parts_fit_into_ten_minutes_each(self) -> None:
-        for part in ("part1", "part2", "check", "check-async", "check-failed", "check-failed-sync", "full", "tp2"):
+        for part in ("part1", "part2", "check", "check-async", "check-failed", "check-failed-sync", "full", "tp2", "pd", "check-pd", "check-pd-tp"):
             done = subprocess.run(["bash", str(BENCH / "run.sh"), part, "--dry-run"], env={"PATH": os.environ["PATH"], "HOME": str(self.at)}, capture_output=True, text=True)
             self.assertEqual(done.returncode, 0, done.stderr)
             last = done.stdout.splitlines()[-1].split()

@@ -18,6 +18,7 @@ BLOCK = 16
 class SamplingParams:
     def __init__(self, **options: Any) -> None:
         self.max_tokens = options["max_tokens"]
+        self.extra_args: dict[str, Any] | None = None
 
 
 class Engine:
@@ -26,13 +27,22 @@ class Engine:
     def __init__(self, llm: LLM) -> None:
         self.llm = llm
         self.left: dict[str, int] = {}
+        self.asked: dict[str, tuple[list[int], SamplingParams]] = {}
         self.answers: dict[str, Any] = {}
         self.vllm_config = SimpleNamespace(cache_config=SimpleNamespace(block_size=BLOCK))
 
     def add_request(self, request_id: str, prompt: dict[str, list[int]], params: SamplingParams) -> None:
         assert request_id and request_id not in self.left
-        self.answers[request_id], self.left[request_id] = self.llm.answer(prompt["prompt_token_ids"], params.max_tokens), params.max_tokens
+        self.asked[request_id], self.left[request_id] = (prompt["prompt_token_ids"], params), params.max_tokens
+
+    def begin(self, request_id: str) -> None:
+        prompt, params = self.asked.pop(request_id)
+        pair = (params.extra_args or {}).get("kv_transfer_params") or {}
+        if pair.get("do_remote_prefill"):
+            self.llm.receive(str(hash(tuple(prompt))))
+        self.answers[request_id] = self.llm.answer(prompt, params.max_tokens)
         self.answers[request_id].request_id = request_id
+        self.answers[request_id].kv_transfer_params = {"do_remote_prefill": True, "transfer_id": "its own"} if pair.get("do_remote_decode") else None
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.left)
@@ -40,6 +50,8 @@ class Engine:
     def step(self) -> list[Any]:
         given = []
         for name in list(self.left):
+            if name in self.asked:
+                self.begin(name)
             self.left[name] -= 1
             self.answers[name].finished = self.left[name] == 0
             given.append(self.answers[name])
@@ -98,7 +110,7 @@ class LLM:
         self.dies = bool(os.environ.get("FAKE_VLLM_DIES")) and os.environ["FAKE_VLLM_DIES"] in json.dumps(options)
         self.profiles = options.get("profiler_config", {}).get("torch_profiler_dir")
         self.serves = bool(connector) and connector["kv_connector"] != "Nothing"
-        self.outside: set[str] = set(self.kept.read_text().split()) if self.kept and self.kept.exists() else set()
+        self.outside = self.stored()
         self.inside: set[str] = set()
         self.llm_engine = Engine(self)
         self.faults = Faults() if connector and connector["kv_connector"] == "Failing" else None
@@ -127,6 +139,15 @@ class LLM:
             os._exit(3)
         return [self.answer(prompt["prompt_token_ids"], params.max_tokens) for prompt in prompts]
 
+    def receive(self, key: str) -> None:
+        """Waits until another engine has stored it."""
+        end = time.monotonic() + float(os.environ.get("FAKE_VLLM_WAITS_S", "10"))
+        while self.kept and key not in self.outside and time.monotonic() < end:
+            self.outside |= self.stored()
+
+    def stored(self) -> set[str]:
+        return set(self.kept.read_text().split()) if self.kept and self.kept.exists() else set()
+
     def answer(self, prompt: list[int], tokens: int) -> Any:
         key = str(hash(tuple(prompt)))
         failed = self.faults is not None and self.faults.load(key if key in self.outside - self.inside else "", self.outside)
@@ -135,7 +156,10 @@ class LLM:
         if self.serves:
             self.outside.add(key)
         if self.kept:
-            self.kept.write_text("\n".join(self.outside))
+            self.outside |= self.stored()
+            new = self.kept.with_suffix(f".{os.getpid()}")
+            new.write_text("\n".join(self.outside))
+            new.rename(self.kept)
         first = int(failed and bool(os.environ.get("FAKE_VLLM_DROPS")))  # what the recovery of some engines does to the first token
         answer = [(int(key) + i) % 4000 for i in range(first, first + tokens)]
         likely = [{token: SimpleNamespace(logprob=-0.1), 4001: SimpleNamespace(logprob=-5.1)} for token in answer]
