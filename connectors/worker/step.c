@@ -96,7 +96,7 @@ static void end_on_device(kvx_worker_t *worker)
 
 	kvx_gpu_cancel_prefetch(worker);
 	kvx_layers_close(worker);
-	if (worker->deferred && !kvx_gpu_order_streams(worker, gpu->compute, gpu->save_stream)) {
+	if (worker->deferred && !kvx_gpu_set_save_point(worker)) {
 		kvx_saves_submit_deferred(worker, 1);
 	}
 	gpu->ended = 1;
@@ -110,6 +110,16 @@ static void end_on_device(kvx_worker_t *worker)
 
 /* ---- saves ----------------------------------------------------------------------------------- */
 
+/* One for all records of the step: the engine enqueues nothing between them. */
+static int has_begin_point(kvx_worker_t *worker)
+{
+	kvx_wgpu_t *gpu = worker->gpu;
+
+	gpu->begin_point = gpu->begin_point || kvx_gpu_set_save_point(worker);
+
+	return gpu->begin_point;
+}
+
 static void begin_save(kvx_worker_t *worker, const kvx_msg_save_t *record)
 {
 	kvx_wsave_t *save = kvx_wsave_create(worker, record);
@@ -119,7 +129,7 @@ static void begin_save(kvx_worker_t *worker, const kvx_msg_save_t *record)
 		kvx_report_add_dropped(worker, record->put.id);
 	} else if (record->flags & KVX_MSG_COMPLETE) {
 		/* after what the engine has enqueued */
-		atomic_store(&save->dropped, gpu && !kvx_gpu_order_streams(worker, gpu->compute, gpu->save_stream));
+		atomic_store(&save->dropped, gpu && !has_begin_point(worker));
 		kvx_save_submit(worker, save);
 	} else {
 		kvx_wjob_append(&worker->deferred_end, &save->job);
@@ -278,6 +288,7 @@ static void begin_step(kvx_worker_t *worker, const void *message, size_t len)
 	worker->calls_seen = 0;
 	kvx_prefault_defer(worker, KVX_PREFAULT_STEP_NS);
 	if (worker->gpu) {
+		worker->gpu->begin_point = 0;
 		settle_step(worker);
 		begin_on_device(worker);
 	}

@@ -73,6 +73,18 @@ kv_status_t kvk_gpu_clock_mark(kvk_gpu_clock_t *clock, int end, kvk_cu_stream_t 
 	return status;
 }
 
+kv_status_t kvk_gpu_clock_await(const kvk_gpu_clock_t *clock, kvk_cu_stream_t stream)
+{
+	kv_status_t status = kvk_gpu_enter(clock->gpu);
+
+	if (status == KV_OK) {
+		status = KVK_GPU_CALL(clock->gpu, stream_wait, stream, clock->at[0], 0);
+		kvk_gpu_leave(clock->gpu);
+	}
+
+	return status;
+}
+
 int kvk_gpu_clock_begun(const kvk_gpu_clock_t *clock)
 {
 	int begun;

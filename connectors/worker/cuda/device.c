@@ -82,8 +82,16 @@ static kvc_status_t open_device(kvx_wgpu_t *gpu, const kvx_worker_config_t *conf
 	status = kvk_gpu_create_stream(gpu->gpu, 1, &gpu->load_sync_stream);
 	status = status == KV_OK ? kvk_gpu_create_stream(gpu->gpu, 1, &gpu->load_async_stream) : status;
 	status = status == KV_OK ? kvk_gpu_create_stream(gpu->gpu, 0, &gpu->save_stream) : status;
+	for (uint32_t i = 0; i < KVX_GPU_POINTS && status == KV_OK; i++) {
+		status = kvk_gpu_clock_open(gpu->gpu, &gpu->point[i]);
+	}
 
-	return status == KV_OK ? KVC_OK : refuse("the GPU has no stream for copies", kvk_gpu_last_error(), p_why);
+	if (status == KV_ERR_NOMEM) {
+		return KVC_ERR_NOMEM;
+	}
+
+	return status == KV_OK ? KVC_OK
+			       : refuse("the GPU has no stream or event for copies", kvk_gpu_last_error(), p_why);
 }
 
 /* If measuring fails, a rule chooses the way of copying. */
@@ -104,8 +112,11 @@ static void open_timers(kvx_wgpu_t *gpu)
 	}
 }
 
-static void close_timers(kvx_wgpu_t *gpu)
+static void close_clocks(kvx_wgpu_t *gpu)
 {
+	for (uint32_t i = 0; i < KVX_GPU_POINTS; i++) {
+		kvk_gpu_clock_close(gpu->point[i]);
+	}
 	for (uint32_t i = 0; i < KVX_GPU_TIMERS; i++) {
 		kvk_gpu_clock_close(gpu->timers[i].clock);
 	}
@@ -141,7 +152,7 @@ void kvx_gpu_close(kvx_worker_t *worker)
 	if (!gpu) {
 		return;
 	}
-	close_timers(gpu);
+	close_clocks(gpu);
 	kvk_gpu_close(gpu->gpu);
 	(void)pthread_mutex_destroy(&gpu->lock);
 	worker->gpu = NULL;
@@ -431,6 +442,19 @@ uint32_t kvx_gpu_complete_batches(kvx_worker_t *worker)
 }
 
 /* ---- order ----------------------------------------------------------------------------------- */
+
+int kvx_gpu_set_save_point(kvx_worker_t *worker)
+{
+	kvx_wgpu_t *gpu = worker->gpu;
+	const uint32_t next = gpu->points + 1;
+
+	if (kvk_gpu_clock_mark(gpu->point[next % KVX_GPU_POINTS], 0, gpu->compute) != KV_OK) {
+		return 0;
+	}
+	gpu->points = next;
+
+	return 1;
+}
 
 int kvx_gpu_order_streams(kvx_worker_t *worker, kvk_cu_stream_t earlier, kvk_cu_stream_t later)
 {

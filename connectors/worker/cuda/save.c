@@ -42,16 +42,21 @@ static kvc_status_t add_blocks(kvx_worker_t *worker, kvx_gpu_batch_t *batch, kvx
 	return KVC_OK;
 }
 
-/* One step saves many puts, some of one block: the batch takes blocks of the puts behind this one too. What cannot be
- * added waits for its own turn. */
+static int is_later(uint32_t point, uint32_t than)
+{
+	return (int32_t)(point - than) > 0;
+}
+
+/* One step saves many puts, some of one block: the batch takes blocks of the puts behind this one too, but not of a
+ * later step: it would wait for that. What cannot be added waits for its own turn. */
 static void add_other_saves(kvx_worker_t *worker, kvx_gpu_batch_t *batch, const kvx_wsave_t *save)
 {
 	for (kvx_wjob_t *job = save->job.next_run; job && batch->n < worker->gpu->save_batch; job = job->next_run) {
 		kvx_wsave_t *other = (kvx_wsave_t *)job;
 
 		if (job->kind == KVX_WJOB_SAVE && other->group == save->group && other->layout == save->layout &&
-		    atomic_load(&other->imported) == KVC_OK && !atomic_load(&other->dropped) &&
-		    !atomic_load(&other->closed)) {
+		    !is_later(other->point, save->point) && atomic_load(&other->imported) == KVC_OK &&
+		    !atomic_load(&other->dropped) && !atomic_load(&other->closed)) {
 			(void)add_blocks(worker, batch, other, 0);
 		}
 	}
@@ -98,6 +103,23 @@ static void complete_saves(kvx_worker_t *worker, kvx_gpu_batch_t *batch, kvc_sta
 	kvx_stat_add(&worker->stats.save_ns, kvx_worker_now_ns() - batch->begin_ns);
 }
 
+/* The stream's next copies come after the step that has computed the save's blocks, and not after those that the engine
+ * has enqueued since: it is far ahead of the device. */
+static kvc_status_t order_saves(kvx_wgpu_t *gpu, const kvx_wsave_t *save)
+{
+	if (is_later(save->point, gpu->point_reached)) {
+		const kvc_status_t status =
+			(kvc_status_t)kvk_gpu_clock_await(gpu->point[save->point % KVX_GPU_POINTS], gpu->save_stream);
+
+		if (status != KVC_OK) {
+			return status;
+		}
+		gpu->point_reached = save->point;
+	}
+
+	return KVC_OK;
+}
+
 /* Submit one batch of waiting blocks of the save, those of the fence or from the first on: *p_sent blocks. Lock held.
  * PENDING: no batch is free, or the driver has no job; else why a block cannot be copied now, or ever. */
 static kvc_status_t send_batch(kvx_worker_t *worker, kvx_wsave_t *save, int fence, uint32_t *p_sent)
@@ -125,7 +147,8 @@ static kvc_status_t send_batch(kvx_worker_t *worker, kvx_wsave_t *save, int fenc
 	}
 	if (batch->n > 0) {
 		copy.count = batch->n;
-		sent = kvx_gpu_batch_submit(worker, batch, &copy);
+		sent = fence ? KVC_OK : order_saves(gpu, save);
+		sent = sent == KVC_OK ? kvx_gpu_batch_submit(worker, batch, &copy) : sent;
 		*p_sent = sent == KVC_OK ? batch->n : 0;
 		if (sent != KVC_OK) {
 			return_blocks(worker, batch, sent != KVC_ERR_BUSY);

@@ -5,7 +5,7 @@
  *   load_sync_stream    synchronous loads: after what compute had when they were started, before what compute gets
  *                       afterwards; the host does not wait
  *   load_async_stream   asynchronous loads, by kernels: after what compute had when they were started
- *   save_stream         saves: after what compute had at the end of their step
+ *   save_stream         saves: after what compute had at the end of their step (kvx_gpu_set_save_point())
  *
  * A batch is one job of the device and the load or saves it copies for. Each of them counts the batch as active until
  * it is complete, so lease, put and pool memory stay as long as the device may use them, whatever else happens
@@ -32,6 +32,7 @@
 #define KVX_GPU_ASYNC_LOADS      8u   /* of asynchronous ones: a synchronous load queues behind them */
 #define KVX_GPU_SAVES            16u  /* jobs of saves in flight */
 #define KVX_GPU_SAVES_AHEAD      8u   /* of those without a fence: a fence waits for them */
+#define KVX_GPU_POINTS           8u   /* a save that is further behind comes after a later step than it must */
 #define KVX_GPU_SAVE_AHEAD_BYTES (UINT64_C(64) << 20) /* in the jobs without a fence */
 #define KVX_GPU_BATCHES          (KVX_GPU_LOADS + KVX_GPU_SAVES)
 #define KVX_GPU_JOBS             160u /* batches and self-tests */
@@ -112,10 +113,13 @@ struct kvx_wgpu {
 	_Atomic uint32_t loads_in_flight;       /* batches for loads */
 	_Atomic uint32_t save_blocks_in_flight; /* blocks in the batches for saves */
 	_Atomic uint32_t device_lost;           /* the device hangs: memory it may use is never freed */
+	kvk_gpu_clock_t *point[KVX_GPU_POINTS]; /* the last ones, by their number: recorded by the engine's thread */
 	_Atomic uint64_t shutdown_ns;           /* closing: end of the wait for the device; 0: not closing */
 
 	/* the engine's thread */
 	kvk_cu_stream_t compute;
+	uint32_t points;     /* of the compute stream that saves come after: how many there were */
+	int begin_point;     /* the one of this step's complete blocks is among them */
 	int ended;           /* end_step() was called, and its synchronous loads are not settled yet */
 	int sync_loads_sent; /* by a prefetch, and run_sync_loads() has not been called yet */
 	kvx_wlayers_t layers;
@@ -125,6 +129,7 @@ struct kvx_wgpu {
 	/* under the lock */
 	pthread_mutex_t lock;
 	uint32_t sync_batch, async_batch, save_batch; /* blocks a job */
+	uint32_t point_reached;                       /* what save_stream has comes after it */
 	uint64_t serial;
 	kvx_gpu_batch_t *first[KVX_LANES], *last[KVX_LANES];
 	kvx_gpu_batch_t batches[KVX_GPU_BATCHES]; /* loads, then saves */

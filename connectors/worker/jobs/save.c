@@ -222,6 +222,7 @@ void kvx_save_submit(kvx_worker_t *worker, kvx_wsave_t *save)
 {
 	const int off = atomic_load(&worker->self_test_status) != KVC_OK;
 
+	save->point = worker->gpu ? worker->gpu->points : 0;
 	mark_blocks(worker, save);
 	kvx_stat_add(&worker->stats.saves_open, 1);
 	kvx_wjob_append(&worker->saves_end, &save->job);

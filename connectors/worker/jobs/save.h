@@ -18,6 +18,7 @@ typedef struct kvx_wsave {
 	_Atomic uint32_t active;  /* threads and device copies that use it */
 	_Atomic uint32_t dropped; /* not all will be saved */
 	uint32_t step;            /* the step that computes its last block */
+	uint32_t point;           /* of the compute stream, that its copies come after */
 	uint32_t ended;           /* blocks [0, ended) are handed in */
 	uint32_t at;              /* blocks [0, at) are done */
 	uint64_t stuck_ns;        /* since when it waits for the daemon; 0: it does not */

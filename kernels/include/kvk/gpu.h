@@ -151,6 +151,9 @@ void kvk_gpu_clock_close(kvk_gpu_clock_t *clock);
 /* Start it (end 0; an earlier stop is then forgotten), or stop it, once or again, when the stream comes to here.
  * KV_ERR_IO: it is not. */
 kv_status_t kvk_gpu_clock_mark(kvk_gpu_clock_t *clock, int end, kvk_cu_stream_t stream);
+/* What is enqueued on the stream from now on runs after the point where the clock was started last, whichever that is
+ * at the moment. Any thread. KV_ERR_IO: it does not. */
+kv_status_t kvk_gpu_clock_await(const kvk_gpu_clock_t *clock, kvk_cu_stream_t stream);
 /* The device has come to where it was started last. 0: it has not, or nobody can tell. */
 int kvk_gpu_clock_begun(const kvk_gpu_clock_t *clock);
 /* PENDING: the device has not come to its end. KV_ERR_ARG: not started and stopped. KV_ERR_IO. */
