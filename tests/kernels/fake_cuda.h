@@ -80,6 +80,8 @@ void fake_cuda_unlink(void);
 void fake_cuda_call(kvk_cu_stream_t stream, void (*call)(void *args), void *args);
 /* Nothing runs while held; 2: no kernel and no copy, but what comes before them, at once. */
 void fake_cuda_hold(int held);
+/* Nothing of this stream runs while stalled. */
+void fake_cuda_stall(kvk_cu_stream_t stream, int stalled);
 /* Run everything that can run. */
 void fake_cuda_drain(void);
 

@@ -77,7 +77,7 @@ struct fake_graph {
 };
 
 typedef struct fake_stream {
-	int used, dropped;
+	int used, dropped, stalled;
 	unsigned sms;
 	fake_work_t *first, *last;
 	fake_graph_t *graph; /* being captured into */

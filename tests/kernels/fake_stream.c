@@ -65,7 +65,7 @@ static int run_one(fake_stream_t *stream)
 {
 	fake_work_t *work = stream->first;
 
-	if (!work || (work->what == FAKE_WAIT && work->marker && !work->marker->done)) {
+	if (!work || stream->stalled || (work->what == FAKE_WAIT && work->marker && !work->marker->done)) {
 		return 0;
 	}
 	if (fake.held == 2 && work->what != FAKE_RECORD && work->what != FAKE_WAIT) {
@@ -529,6 +529,13 @@ void fake_cuda_hold(int held)
 {
 	pthread_mutex_lock(&fake.lock);
 	fake.held = held;
+	pthread_mutex_unlock(&fake.lock);
+}
+
+void fake_cuda_stall(kvk_cu_stream_t stream, int stalled)
+{
+	pthread_mutex_lock(&fake.lock);
+	stream_of(stream)->stalled = stalled;
 	pthread_mutex_unlock(&fake.lock);
 }
 

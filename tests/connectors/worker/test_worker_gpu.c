@@ -3,6 +3,7 @@
 #include "connectors/worker/wr.h"
 #include "connectors/worker/wr_device.h"
 #include "kernels/fake_cuda.h"
+#include "worker/cuda/state.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -394,6 +395,46 @@ static void what_a_step_saves_of_many_requests_goes_together(void **state)
 	kvc_release(&lease, 1);
 }
 
+/* Saves step i of the blocks at 8 + i, and waits until the copy is enqueued, unless as many are as may be. */
+static kvc_put_t *save_one(wr_t *wr, uint32_t i)
+{
+	const uint64_t deadline = wr_now_ms() + WR_PATIENCE;
+	kvx_worker_stats_t stats = wr_stats(wr, 0);
+	const uint64_t copies = count_copies(&stats) + (i < KVX_GPU_SAVES_AHEAD);
+	kvc_put_t *put = wr_put(wr, 8 + i, 9 + i);
+
+	wr_save(wr, put, &wr_eight[i % 8], 1);
+	do {
+		stats = wr_stats(wr, 0);
+	} while (count_copies(&stats) < copies && wr_now_ms() < deadline);
+
+	return put;
+}
+
+/* The engine is ahead of the device: what a step saves is copied when that step ends, also if the copies are enqueued
+ * later than steps that come after it. */
+static void p7_a_save_does_not_wait_for_later_steps(void **state)
+{
+	wr_t *wr = *state;
+	kvc_put_t *puts[KVX_GPU_SAVES_AHEAD + 2];
+
+	wr_device_stall(0, 1);
+	wr_device_stall(1, 1);
+	for (uint32_t i = 0; i <= KVX_GPU_SAVES_AHEAD; i++) {
+		puts[i] = save_one(wr, i);
+	}
+	wr_device_await_second(); /* a step that takes long */
+	puts[KVX_GPU_SAVES_AHEAD + 1] = save_one(wr, KVX_GPU_SAVES_AHEAD + 1);
+	wr_device_stall(0, 0);
+	for (uint32_t i = 0; i <= KVX_GPU_SAVES_AHEAD; i++) {
+		assert_int_equal(wr_put_wait(puts[i]), KVC_OK);
+	}
+	assert_int_not_equal(kvc_put_wait(puts[KVX_GPU_SAVES_AHEAD + 1], 0, 1), KVC_OK);
+	wr_device_stall(1, 0);
+	assert_int_equal(wr_put_wait(puts[KVX_GPU_SAVES_AHEAD + 1]), KVC_OK);
+	wr_drain(wr);
+}
+
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
@@ -406,6 +447,7 @@ int main(int argc, char **argv)
 		WR_TEST(p1_a_copy_that_is_lost_does_not_hide_another, wr_layered),
 		WR_TEST(short_loads_and_slow_ones_come_whole, wr_layered),
 		WR_TEST(what_a_step_saves_of_many_requests_goes_together, wr_one),
+		WR_TEST(p7_a_save_does_not_wait_for_later_steps, wr_one),
 	};
 
 	return wr_run_tests(argc, argv, tests, KV_COUNT_OF(tests));

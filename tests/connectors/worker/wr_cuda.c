@@ -85,6 +85,22 @@ void wr_device_hold(int held)
 	fake_cuda_hold(held);
 }
 
+void wr_device_stall(int second, int stalled)
+{
+	fake_cuda_stall(streams[second], stalled);
+}
+
+void wr_device_await_second(void)
+{
+	const kvk_cuda_ops_t *cuda = fake_cuda_ops();
+	kvk_cu_event_t event = NULL;
+
+	assert_int_equal(cuda->event_create(&event, 2), 0);
+	assert_int_equal(cuda->event_record(event, streams[1]), 0);
+	assert_int_equal(cuda->stream_wait(compute, event, 0), 0);
+	assert_int_equal(cuda->event_destroy(event), 0);
+}
+
 void wr_device_cost(uint64_t ns)
 {
 	fake_cuda_costs(ns, ns);

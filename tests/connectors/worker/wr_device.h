@@ -21,6 +21,10 @@ void wr_device_call(void (*call)(void *args), void *args);
 void wr_device_take(uint64_t ns);
 /* Nothing of it is done while held; a byte copied takes the device so long; 1: it does things later than it is told. */
 void wr_device_hold(int held);
+/* Nothing of one of the engine's two streams is done while stalled. */
+void wr_device_stall(int second, int stalled);
+/* What the engine's kernels do from now on comes after all of its second stream. */
+void wr_device_await_second(void);
 void wr_device_cost(uint64_t ns);
 int wr_device_runs_behind(void);
 /* Its driver refuses the n-th call from now on; 0: none. Whether the one asked for before was refused. */
