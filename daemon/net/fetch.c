@@ -187,7 +187,8 @@ static void finish(kvd_fetch_t *fetch)
 		fetch->peer->counts.fetched++;
 	} else {
 		fetch->peer->counts.fetch_failed++;
-		snprintf(fetch->peer->error, sizeof fetch->peer->error, "transfer %.80s: %s", fetch->transfer,
+		/* Without its name: operators of every namespace read this. */
+		snprintf(fetch->peer->error, sizeof fetch->peer->error, "a transfer has failed: %s",
 			 kv_status_text(fetch->failed));
 		kv_log(KV_LOG_INFO, "net", "a transfer has failed: peer %s namespace %s units %u error \"%s\"",
 		       fetch->peer->config->name, fetch->ns, fetch->handed, kv_status_text(fetch->failed));
