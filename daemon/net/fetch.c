@@ -51,6 +51,7 @@ typedef struct batch {
 	kvc_put_t *put;
 	kvd_buffer_t *buffer;
 	uint64_t since_ns; /* COMING, or a put that was refused */
+	uint64_t busy_ns;  /* since when there is no room for the put; 0: there is */
 	uint64_t leaves[];
 } batch_t;
 
@@ -447,6 +448,21 @@ static kv_status_t start_put(kvd_fetch_t *fetch, batch_t *batch)
 	return status == KV_PENDING ? KV_OK : status;
 }
 
+/* No room for a put now: others let go of theirs. Not for ever (wait_for_room()): what the namespace's own engines keep
+ * may stay as long as they like. */
+static kv_status_t put_again(kvd_fetch_t *fetch, batch_t *batch)
+{
+	const uint64_t now = fetch->net->now_ns;
+
+	kvc_put_free(batch->put);
+	batch->put = NULL;
+	batch->state = NEW;
+	batch->since_ns = now;
+	batch->busy_ns = batch->busy_ns ? batch->busy_ns : now;
+
+	return now - batch->busy_ns > fetch->net->config->timeout_ns / 2 ? KV_ERR_BUSY : KV_OK;
+}
+
 static kv_status_t take_grant(kvd_fetch_t *fetch, batch_t *batch)
 {
 	kvc_handle_t handle;
@@ -460,11 +476,7 @@ static kv_status_t take_grant(kvd_fetch_t *fetch, batch_t *batch)
 		return say_go(fetch, batch, KVD_NET_SKIP);
 	}
 	if (status == KVC_ERR_BUSY || (status == KVC_OK && kvc_put_n(batch->put) < batch->count)) {
-		kvc_put_free(batch->put); /* no room now: others let go of theirs */
-		batch->put = NULL;
-		batch->state = NEW;
-		batch->since_ns = fetch->net->now_ns;
-		return KV_OK;
+		return put_again(fetch, batch);
 	}
 	batch->state = status == KVC_OK ? GRANTED : batch->state;
 
