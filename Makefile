@@ -5,7 +5,7 @@ JOBS ?= $(shell nproc)
 BUILD = build/$(PRESET)
 
 .DEFAULT_GOAL := help
-.PHONY: help deps configure build bundle demo demo-pd demo-vllm test crashloop mutants test-engines bench bench-engines lint ci docs install clean
+.PHONY: help deps configure build bundle demo demo-pd demo-vllm test crashloop kills mutants test-engines bench bench-engines lint ci docs install clean
 
 help: ## this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ test: build ## every test
 
 crashloop: build ## 1,000 rounds of faults of the disk, kills and losses of power, with every acknowledgement checked (ROUNDS=100)
 	@$(BUILD)/bin/test_e2e_crashloop $(or $(ROUNDS),1000)
+
+kills: build ## 300 hand-overs in which a process of either side is killed or stopped (ROUNDS=18)
+	@$(BUILD)/bin/test_e2e_kills $(or $(ROUNDS),300)
 
 mutants: deps ## rules of connectors/ broken one by one: some test must fail for each (40 minutes; MUTANTS=expression)
 	@scripts/mutants.sh $(MUTANTS)

@@ -252,12 +252,12 @@ pid_t rig_child(const rig_t *rig, const char *program)
 {
 	DIR *dir = opendir("/proc");
 	const struct dirent *entry;
+	const pid_t daemon = rig_daemon(rig);
 	pid_t found = 0;
 
 	assert_non_null(dir);
 	while (found == 0 && (entry = readdir(dir)) != NULL) {
-		if (entry->d_name[0] >= '1' && entry->d_name[0] <= '9' &&
-		    is_child_of(entry->d_name, rig->pid, program)) {
+		if (entry->d_name[0] >= '1' && entry->d_name[0] <= '9' && is_child_of(entry->d_name, daemon, program)) {
 			found = (pid_t)strtol(entry->d_name, NULL, 10);
 		}
 	}
