@@ -7,22 +7,40 @@
 
 #define BLOCKS 64u
 #define SOON   30000u
+#define DELAY  100u /* ms each way, of a slow link */
 
 static peers_t net_;
 static user_t owner_, consumer_;
 static kvc_key_t keys_[2][BLOCKS];
 static uint32_t tokens_[BLOCKS * RIG_TOKENS];
 
-static int setup(void **state)
+static int start(void)
 {
-	(void)state;
-	netns_init(&net_);
 	peers_start(&net_);
 	user_attach(&owner_, &net_.rig[0], "model");
 	user_attach(&consumer_, &net_.rig[1], "model");
 	peers_connected(&net_);
 
 	return 0;
+}
+
+static int setup(void **state)
+{
+	(void)state;
+	netns_init(&net_);
+
+	return start();
+}
+
+static int setup_slow(void **state)
+{
+	(void)state;
+	netns_init_slow(&net_, DELAY);
+	for (uint32_t i = 0; i < 2; i++) {
+		rig_option(&net_.rig[i], "--peers.timeout=5s");
+	}
+
+	return start();
 }
 
 static int teardown(void **state)
@@ -182,6 +200,23 @@ static void p1_lost_packets_and_a_slow_link_leave_no_wrong_byte(void **state)
 	check_healed(10);
 }
 
+/* A packet and its answer take 200 ms. */
+static void p1_packets_that_take_long_leave_no_wrong_byte(void **state)
+{
+	(void)state;
+	for (uint32_t i = 0; i < 3; i++) {
+		const uint64_t start_ms = rig_now_ms();
+
+		put(1 + i);
+		assert_int_equal(fetch(), KVC_OK);
+		assert_in_range(rig_now_ms() - start_ms, 4 * DELAY, SOON); /* ASK, OFFER, GO, bytes */
+		check_bytes(BLOCKS);
+	}
+	assert_int_equal(rig_metric(&net_.rig[1], "kvd_peer_breaks_total"), 0);
+	rig_check_quiet(&net_.rig[0]);
+	rig_check_quiet(&net_.rig[1]);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -189,6 +224,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(p6_a_partition_one_way_is_a_miss_and_heals_by_itself, setup, teardown),
 		cmocka_unit_test_setup_teardown(p1_a_cut_at_any_moment_leaves_no_wrong_byte, setup, teardown),
 		cmocka_unit_test_setup_teardown(p1_lost_packets_and_a_slow_link_leave_no_wrong_byte, setup, teardown),
+		cmocka_unit_test_setup_teardown(p1_packets_that_take_long_leave_no_wrong_byte, setup_slow, teardown),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

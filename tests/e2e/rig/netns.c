@@ -1,6 +1,8 @@
 /* Two network namespaces. */
 #include "e2e/rig/netns.h"
 
+#include "e2e/rig/relay.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,6 +10,8 @@
 #include <unistd.h>
 
 static char name_[2][32];
+static relay_t relay_;
+static pid_t relay_pid_; /* 0: the link is a pair of virtual Ethernet devices */
 
 static int run(const char *command)
 {
@@ -81,7 +85,7 @@ static void remove_namespaces(void)
 	}
 }
 
-void netns_init(peers_t *peers)
+static void make_namespaces(void)
 {
 	char command[256];
 
@@ -95,30 +99,63 @@ void netns_init(peers_t *peers)
 		snprintf(name_[i], sizeof name_[i], "kvd-test-%d-%u", (int)getpid(), i);
 	}
 	remove_namespaces();
-	snprintf(command, sizeof command,
-		 "ip netns add %s && ip netns add %s && ip link add veth0 netns %s type veth peer name veth1 netns %s",
-		 name_[0], name_[1], name_[0], name_[1]);
+	snprintf(command, sizeof command, "ip netns add %s && ip netns add %s", name_[0], name_[1]);
 	if (run(command) != 0) {
 		remove_namespaces();
 		kv_test_skip("network namespaces cannot be made here");
 	}
+}
+
+/* Two daemons, one in each namespace, on devices of this name and a number. */
+static void place_peers(peers_t *peers, const char *device)
+{
 	peers_init(peers);
 	for (uint32_t i = 0; i < 2; i++) {
 		rig_t *rig = &peers->rig[i];
 		const char *const wrap[] = {"ip", "netns", "exec", name_[i]};
 
-		netns_run(i, "ip addr add 10.97.0.%u/24 dev veth%u", i + 1, i);
-		netns_run(i, "ip link set veth%u up", i);
+		netns_run(i, "ip addr add 10.97.0.%u/24 dev %s%u", i + 1, device, i);
+		netns_run(i, "ip link set %s%u up", device, i);
 		netns_run(i, "ip link set lo up");
 		memcpy(rig->wrap, wrap, sizeof wrap);
 		rig_option(rig, "--peers.listen=10.97.0.%u:9465", i + 1);
 		rig_option(rig, "--peers.addresses=node%u=10.97.0.%u:9465", 1 - i, 2 - i);
 	}
+}
+
+void netns_init(peers_t *peers)
+{
+	char command[256];
+
+	make_namespaces();
+	snprintf(command, sizeof command, "ip link add veth0 netns %s type veth peer name veth1 netns %s", name_[0],
+		 name_[1]);
+	if (run(command) != 0) {
+		remove_namespaces();
+		kv_test_skip("virtual Ethernet devices cannot be made here");
+	}
+	place_peers(peers, "veth");
 	wait_for_carrier();
+}
+
+void netns_init_slow(peers_t *peers, uint32_t delay_ms)
+{
+	if (access("/dev/net/tun", R_OK | W_OK) != 0) {
+		kv_test_skip("there are no TUN devices (/dev/net/tun)");
+	}
+	make_namespaces();
+	memcpy(relay_.names, name_, sizeof name_);
+	relay_.delay_ms = delay_ms;
+	relay_pid_ = relay_start(&relay_);
+	place_peers(peers, "tun");
 }
 
 void netns_fini(peers_t *peers)
 {
 	peers_fini(peers);
+	if (relay_pid_ > 0) {
+		child_kill(relay_pid_);
+		relay_pid_ = 0;
+	}
 	remove_namespaces();
 }

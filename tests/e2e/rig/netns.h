@@ -6,6 +6,8 @@
 
 /* Like peers_init(). Skips the test without root, ip or nft. */
 void netns_init(peers_t *peers);
+/* The same, with a link whose packets take so long each way; nothing below cuts it. Needs TUN devices, else skips. */
+void netns_init_slow(peers_t *peers, uint32_t delay_ms);
 /* Run a command of nft, tc or ip inside namespace i; it must end with 0. */
 void netns_run(uint32_t i, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* The link goes down, or up again. */
