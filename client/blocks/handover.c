@@ -300,6 +300,20 @@ static void on_sent(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 	}
 }
 
+/* Given up before it was answered, and asked for again by now: the daemon has taken both questions for one, so it is
+ * not given back. */
+static int is_asked_again(const kvc_handover_t *handover)
+{
+	const kvc_handover_t *other = handover->kvc->handovers;
+
+	while (other && (other->freed || other->is_producer || other->space != handover->space || is_over(other) ||
+			 other->transfer[0] == '\0' || strcmp(other->transfer, handover->transfer) != 0)) {
+		other = other->next;
+	}
+
+	return other != NULL;
+}
+
 static void on_received(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 {
 	kvc_handover_t *handover = object;
@@ -320,7 +334,9 @@ static void on_received(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 		report_failure(handover, answer, "receiving");
 		end_handover(handover, KV_HANDOVER_ENDED, status_of_answer(answer));
 	}
-	if (handover->freed) {
+	if (handover->freed && is_asked_again(handover)) {
+		handover_free(handover);
+	} else if (handover->freed) {
 		finish_free(handover);
 	}
 }
