@@ -335,6 +335,26 @@ static void p4_handles_freed_at_any_moment_leave_nothing(void **state)
 	rig_check_quiet(&rig_);
 }
 
+/* The second question is sent before the first one is answered. */
+static void p4_a_consumer_that_gives_up_and_asks_again_has_it(void **state)
+{
+	kvc_handover_t *made = NULL, *given_up = NULL, *wanted = NULL;
+
+	(void)state;
+	assert_int_equal(produce(&user_, "t", 0, HALF, 0, &made), KVC_OK);
+	assert_int_equal(kvc_handover_recv(user_.space, "t", 0, &given_up), KVC_OK);
+	kvc_handover_done(given_up, 1);
+	assert_int_equal(kvc_handover_recv(user_.space, "t", 0, &wanted), KVC_OK);
+	assert_int_equal(kvc_handover_wait(wanted, HALF, SOON), KVC_OK);
+	assert_int_equal(produce(&user_, NULL, HALF, BLOCKS, 1, &made), KVC_OK);
+	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_OK);
+	assert_int_equal(info_of(wanted).n, BLOCKS);
+	kvc_handover_done(wanted, 0);
+	kvc_handover_done(made, 0);
+	assert_true(rig_metric_is(&rig_, "kvd_handovers", 0));
+	rig_check_quiet(&rig_);
+}
+
 static void p5_many_large_tails_do_not_end_the_session(void **state)
 {
 	enum { TAILS = 12 };
@@ -753,6 +773,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(p4_a_consumer_killed_leaves_the_hand_over_to_another, setup, teardown),
 		cmocka_unit_test_setup_teardown(p7_hand_overs_of_a_daemon_that_dies_are_revoked, setup, teardown),
 		cmocka_unit_test_setup_teardown(p4_handles_freed_at_any_moment_leave_nothing, setup, teardown),
+		cmocka_unit_test_setup_teardown(p4_a_consumer_that_gives_up_and_asks_again_has_it, setup, teardown),
 		cmocka_unit_test_setup_teardown(p5_many_large_tails_do_not_end_the_session, setup_large, teardown),
 		cmocka_unit_test_setup_teardown(p10_chunks_that_cannot_be_are_refused_here, setup, teardown),
 		cmocka_unit_test_setup_teardown(p1_hand_overs_are_selected_by_their_tokens, setup, teardown),
