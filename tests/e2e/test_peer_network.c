@@ -1,0 +1,315 @@
+/* Hand-overs and prefixes between two daemons over a network that is drawn from a seed (wire_between.h): what comes are
+ * the right bytes, what cannot come is said, and nothing is left under way. */
+#include "e2e/rig/wire_between.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#define SEEDS  300u
+#define TALKS  3u  /* at once, at most */
+#define BLOCKS 24u /* at most */
+#define WAIT   20000u
+
+enum fault { NONE, CUT, FLIP, STILL, PRODUCER_GIVES_UP, OTHER_CONSUMER, FAULTS };
+static const char *const fault_names[FAULTS] = {
+	"none", "a cut", "a changed bit", "bytes that stand still", "a producer that gives up", "another consumer"};
+
+typedef struct talk {
+	uint64_t number;
+	int is_prefix;
+	uint32_t n, sent; /* units */
+	kvc_key_t keys[2][BLOCKS];
+	uint32_t tokens[BLOCKS * RIG_TOKENS];
+	kvc_handover_t *made, *wanted;
+	int is_asked, gave_up; /* its producer */
+} talk_t;
+
+static rig_t rigs_[2];
+static user_t users_[2]; /* producer, consumer */
+static wire_t wire_;
+static kv_test_rng_t rng_;
+static talk_t talks_[TALKS];
+static uint64_t number_, whole_[FAULTS], failed_[FAULTS];
+static uint32_t seeds_ = SEEDS;
+
+static void key_of(void *ctx, uint32_t i, kvc_key_t *key)
+{
+	*key = ((kvc_key_t *)ctx)[i];
+}
+
+static void name_transfer(const talk_t *talk, char out[32])
+{
+	snprintf(out, 32, "talk-%" PRIu64, talk->number);
+}
+
+static void begin_talk(talk_t *talk)
+{
+	*talk = (talk_t){.number = ++number_,
+			 .is_prefix = kv_test_below(&rng_, 4) == 0,
+			 .n = 1 + (uint32_t)kv_test_below(&rng_, BLOCKS)};
+	user_tokens(talk->number, talk->n, talk->tokens);
+	user_keys(&users_[0], talk->number, talk->n, talk->keys[0]);
+	user_keys(&users_[1], talk->number, talk->n, talk->keys[1]);
+	if (talk->is_prefix) {
+		assert_int_equal(user_put(&users_[0], talk->keys[0], 0, talk->n, 0, NULL), KVC_OK);
+		talk->sent = talk->n;
+	}
+}
+
+/* The next chunk. */
+static void step_producer(talk_t *talk)
+{
+	const kvc_key_source_t source = {.key = key_of, .ctx = talk->keys[0]};
+	const uint32_t n = talk->sent + 1 + (uint32_t)kv_test_below(&rng_, talk->n - talk->sent);
+	char transfer[32];
+	const kvc_handover_chunk_t chunk = {
+		.struct_size = sizeof chunk, .transfer = transfer, .n = n, .source = &source, .last = n == talk->n};
+
+	name_transfer(talk, transfer);
+	assert_int_equal(user_put(&users_[0], talk->keys[0], talk->sent, n, 0, NULL), KVC_OK);
+	assert_int_equal(kvc_handover_send(users_[0].space, &chunk, &talk->made), KVC_OK);
+	assert_int_equal(kvc_handover_wait(talk->made, 0, WAIT), KVC_OK);
+	talk->sent = n;
+}
+
+static void ask_for_talk(talk_t *talk)
+{
+	const kvc_identity_t identity = user_identity("model");
+	char transfer[32];
+
+	name_transfer(talk, transfer);
+	assert_int_equal(wire_fetch(&wire_, &identity, transfer, talk->is_prefix, talk->tokens, talk->n * RIG_TOKENS),
+			 KV_OK);
+	assert_int_equal(kvc_handover_recv(users_[1].space, transfer, WAIT, &talk->wanted), KVC_OK);
+	talk->is_asked = 1;
+}
+
+static kvc_handover_info_t info_of(const talk_t *talk)
+{
+	kvc_handover_info_t info = {.struct_size = sizeof info};
+
+	kvc_handover_get_info(talk->wanted, &info);
+
+	return info;
+}
+
+/* Units that the consumer was told of are there, and right. */
+static void check_units(const talk_t *talk, uint32_t n)
+{
+	static uint8_t bytes[BLOCKS][RIG_BLOCK_BYTES], want[RIG_BLOCK_BYTES];
+	kvc_lease_t *lease = NULL;
+	void *dst[BLOCKS];
+
+	assert_in_range(n, 0, talk->sent);
+	if (n == 0) {
+		return;
+	}
+	for (uint32_t i = 0; i < n; i++) {
+		dst[i] = bytes[i];
+	}
+	assert_int_equal(kvc_acquire(users_[1].space, talk->keys[1], n, 0, 0, &lease), KVC_OK);
+	assert_int_equal(kvc_lease_n(lease), n);
+	assert_int_equal(kvc_lease_read(lease, 0, n, dst, NULL), KVC_OK);
+	for (uint32_t i = 0; i < n; i++) {
+		user_fill(&talk->keys[0][i], want);
+		assert_memory_equal(bytes[i], want, sizeof want);
+	}
+	kvc_release(&lease, 1);
+}
+
+/* It gives the hand-over back, and the next one on its node takes it. */
+static void change_consumer(talk_t *talk)
+{
+	char transfer[32];
+
+	name_transfer(talk, transfer);
+	kvc_handover_done(talk->wanted, 1);
+	assert_int_equal(kvc_handover_recv(users_[1].space, transfer, WAIT, &talk->wanted), KVC_OK);
+}
+
+static void inject_fault(enum fault fault, talk_t *talk)
+{
+	switch (fault) {
+	case CUT:
+		wire_cut(&wire_);
+		break;
+	case FLIP:
+		wire_.flip_next = 1;
+		break;
+	case STILL:
+		wire_.still = 1;
+		break;
+	case PRODUCER_GIVES_UP:
+		if (talk->made && talk->sent < talk->n) {
+			kvc_handover_done(talk->made, 1);
+			talk->made = NULL;
+			talk->gave_up = 1;
+		}
+		break;
+	case OTHER_CONSUMER:
+		if (talk->wanted) {
+			change_consumer(talk);
+		}
+		break;
+	default:
+		break;
+	}
+}
+
+/* 1: it has its end. */
+static int step_talk(talk_t *talk)
+{
+	if (talk->gave_up) {
+		return !talk->is_asked || info_of(talk).status != KVC_PENDING;
+	}
+	if (!talk->is_asked && kv_test_below(&rng_, 40) == 0) {
+		ask_for_talk(talk);
+	}
+	if (talk->sent < talk->n && kv_test_below(&rng_, 200) == 0) {
+		step_producer(talk);
+	}
+
+	return talk->is_asked && info_of(talk).status != KVC_PENDING;
+}
+
+/* Steps until all have their ends, and until nothing is under way. */
+static void run(uint32_t count, enum fault fault)
+{
+	const uint64_t deadline = rig_now_ms() + WAIT;
+	uint64_t fault_at = kv_test_below(&rng_, 4000), steps = 0;
+	uint32_t ended = 0;
+
+	while (ended < count || !wire_is_quiet(&wire_)) {
+		if (steps++ == fault_at) {
+			inject_fault(fault, &talks_[kv_test_below(&rng_, count)]);
+		}
+		if (steps % 256 == 0 && rig_now_ms() > deadline) {
+			fail_msg("%u of %u transfers have ended, fault: %s", ended, count, fault_names[fault]);
+		}
+		wire_step(&wire_);
+		wire_.still = wire_.still && wire_.cuts == 0 && wire_.net[1].fetches;
+		if (steps % 8 == 0) {
+			(void)kvc_poll(users_[1].kvc, 0);
+		}
+		ended = 0;
+		for (uint32_t i = 0; i < count; i++) {
+			ended += (uint32_t)step_talk(&talks_[i]);
+		}
+	}
+}
+
+/* After a fault nothing is lost: what its producer has handed over comes when it is asked for once more. While the
+ * owner's side has not heard of the end, it is taken. */
+static void ask_again(talk_t *talk)
+{
+	const uint64_t deadline = rig_now_ms() + WAIT;
+
+	do {
+		if (rig_now_ms() > deadline) {
+			fail_msg("talk %" PRIu64 ": lost: %s", talk->number, kvc_status_name(info_of(talk).status));
+		}
+		kvc_handover_done(talk->wanted, 0);
+		talk->wanted = NULL;
+		(void)rig_number(users_[1].kvc, "kvd_handovers"); /* its answer comes after that of DONE */
+		talk->is_asked = 0;
+		talks_[0] = *talk;
+		run(1, NONE);
+		*talk = talks_[0];
+	} while (info_of(talk).status != KVC_OK);
+}
+
+static void end_talk(talk_t *talk, enum fault fault)
+{
+	if (talk->wanted && !talk->gave_up) {
+		const int came = info_of(talk).status == KVC_OK;
+
+		(*(came ? &whole_ : &failed_))[fault]++;
+		if (!came) {
+			assert_int_not_equal(fault, NONE);
+			check_units(talk, info_of(talk).n);
+			ask_again(talk);
+		}
+		assert_int_equal(info_of(talk).n, talk->n);
+	}
+	if (talk->wanted) {
+		check_units(talk, info_of(talk).n);
+	}
+	kvc_handover_done(talk->wanted, 0);
+	kvc_handover_done(talk->made, 0);
+}
+
+static void play(enum fault fault)
+{
+	const uint32_t count = 1 + (uint32_t)kv_test_below(&rng_, TALKS);
+	talk_t played[TALKS];
+
+	wire_.cuts = wire_.flips = 0;
+	wire_.flip_next = 0;
+	wire_.still = 0;
+	for (uint32_t i = 0; i < count; i++) {
+		begin_talk(&talks_[i]);
+	}
+	run(count, fault);
+	wire_.flip_next = 0;
+	memcpy(played, talks_, sizeof played);
+	for (uint32_t i = 0; i < count; i++) {
+		end_talk(&played[i], fault);
+	}
+}
+
+static void check_quiet(void)
+{
+	for (uint32_t i = 0; i < 2; i++) {
+		(void)kvc_poll(users_[i].kvc, 0);
+		assert_true(rig_metric_is(&rigs_[i], "kvd_handover_bytes", 0));
+		rig_check_quiet(&rigs_[i]);
+	}
+}
+
+static void p1_p4_any_order_cut_or_change_leaves_right_bytes_and_nothing_else(void **state)
+{
+	uint64_t corrupt = 0;
+
+	(void)state;
+	rng_.state = kv_test_seed();
+	for (uint32_t i = 0; i < 2; i++) {
+		rig_init(&rigs_[i], 0);
+		rig_option(&rigs_[i], "--cpu.size=32MiB");
+		rig_option(&rigs_[i], "--handover.ttl=30s");
+		rig_start(&rigs_[i]);
+		user_attach(&users_[i], &rigs_[i], "model");
+	}
+	wire_open(&wire_, rigs_, &rng_);
+	for (uint32_t seed = 0; seed < seeds_; seed++) {
+		rng_.state = kv_test_seed() + seed * UINT64_C(0x9e3779b97f4a7c15);
+		play((enum fault)(seed % FAULTS));
+		corrupt += wire_.flips;
+		if (seed % 100 == 99) {
+			check_quiet();
+		}
+	}
+	for (uint32_t f = 0; f < FAULTS; f++) {
+		printf("# %-26s %4" PRIu64 " came whole, %4" PRIu64 " failed and came when asked for again\n",
+		       fault_names[f], whole_[f], failed_[f]);
+	}
+	printf("# %" PRIu64 " messages, %" PRIu64 " pushes, %" PRIu64 " of them changed\n", wire_.delivered,
+	       wire_.pushes, corrupt);
+	assert_int_equal(wire_.net[1].peers[0].counts.corrupt, corrupt);
+	for (uint32_t i = 0; i < 2; i++) {
+		user_leave(&users_[i]);
+		rig_fini(&rigs_[i]);
+	}
+}
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p1_p4_any_order_cut_or_change_leaves_right_bytes_and_nothing_else),
+	};
+
+	if (argc == 2) {
+		seeds_ = (uint32_t)strtoul(argv[1], NULL, 10);
+	}
+
+	return cmocka_run_group_tests_name("e2e.peer_network", tests, NULL, NULL);
+}
