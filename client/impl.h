@@ -29,6 +29,7 @@
 #include "kv/shm.h"
 #include "kv/sock.h"
 #include "kv/status.h"
+#include "kv/struct.h"
 #include "kv/wire.h"
 
 #include <stdatomic.h>
@@ -421,19 +422,6 @@ void kvc_sleep(kvc_t *kvc, uint64_t ns);
 kvc_status_t kvc_detached(const kvc_t *kvc);
 /* One SPACE_OPEN of a re-attach has ended. */
 void kvc_reopened(kvc_t *kvc);
-
-/* Fill a struct of the caller's that begins with struct_size: as much of `full` as the caller's version has, and
- * struct_size stays. */
-static inline void kvc_fill_struct(void *out, const void *full, size_t size)
-{
-	size_t known;
-
-	memcpy(&known, out, sizeof known);
-	known = known < size ? known : size;
-	if (known > sizeof known) {
-		memcpy((uint8_t *)out + sizeof known, (const uint8_t *)full + sizeof known, known - sizeof known);
-	}
-}
 
 /* ---- area.c, map.c, slab.c ------------------------------------------------------------------- */
 

@@ -495,7 +495,7 @@ static kvc_status_t check_chunk(const kvc_space_t *space, const kvc_handover_chu
 
 kvc_status_t kvc_handover_send(kvc_space_t *space, const kvc_handover_chunk_t *given, kvc_handover_t **p_handover)
 {
-	kvc_handover_chunk_t chunk = {0};
+	kvc_handover_chunk_t chunk;
 	kvc_handover_t *handover;
 	kvc_status_t status;
 
@@ -504,7 +504,7 @@ kvc_status_t kvc_handover_send(kvc_space_t *space, const kvc_handover_chunk_t *g
 		return kvc_fail(KV_ERR_ARG,
 				"kvc_handover_send: an argument is NULL, struct_size is not set, or another's handle");
 	}
-	memcpy(&chunk, given, given->struct_size < sizeof chunk ? given->struct_size : sizeof chunk);
+	kv_struct_read(&chunk, given, sizeof chunk);
 	handover = *p_handover;
 	status = kvc_space_usable(space);
 	if (status == KVC_OK) {
@@ -760,7 +760,7 @@ void kvc_handover_get_info(const kvc_handover_t *handover, kvc_handover_info_t *
 		.partial = handover->partial,
 	};
 
-	kvc_fill_struct(info, &full, sizeof full);
+	kv_struct_fill(info, &full, sizeof full);
 }
 
 /* What a call of kvc_handover_wait() waits for. */

@@ -403,7 +403,7 @@ static void match_with(const kvc_space_t *space, kvc_search_t *search, uint32_t 
 	kv_miss_reason_t why;
 
 	if (kvc_check_process(kvc) != KVC_OK) {
-		kvc_fill_struct(out, &match, sizeof match);
+		kv_struct_fill(out, &match, sizeof match);
 		return;
 	}
 	search->map = kvc_map_enter(kvc);
@@ -418,7 +418,7 @@ static void match_with(const kvc_space_t *space, kvc_search_t *search, uint32_t 
 		atomic_store_explicit(&((kvc_space_t *)(uintptr_t)space)->stale, 1u, memory_order_relaxed);
 	}
 	kvc_map_leave(kvc);
-	kvc_fill_struct(out, &match, sizeof match);
+	kv_struct_fill(out, &match, sizeof match);
 
 	kvc_count(&kvc->counters.matches, 1);
 	kvc_count(&kvc->counters.match_hits, match.n != 0);

@@ -194,7 +194,7 @@ void kvc_put_get_result(const kvc_put_t *put, kvc_put_result_t *result)
 	if (put->end_status != KV_OK && now.status == KVC_PENDING) {
 		now.status = (kvc_status_t)put->end_status;
 	}
-	kvc_fill_struct(result, &now, sizeof now);
+	kv_struct_fill(result, &now, sizeof now);
 }
 
 static int is_visible_known(const void *object)

@@ -164,7 +164,7 @@ static kv_identity_t identity_of(const kvc_identity_t *given, char groups[32], c
 
 static kvc_status_t identity_take(kvc_space_t *space, const kvc_identity_t *given)
 {
-	kvc_identity_t wide = {0};
+	kvc_identity_t wide;
 	char groups_text[32], hash_tokens[16];
 	const char *field = NULL;
 	kv_identity_t identity;
@@ -172,7 +172,7 @@ static kvc_status_t identity_take(kvc_space_t *space, const kvc_identity_t *give
 	uint32_t count = 0;
 	kv_status_t status;
 
-	memcpy(&wide, given, given->struct_size < sizeof wide ? given->struct_size : sizeof wide);
+	kv_struct_read(&wide, given, sizeof wide);
 	identity = identity_of(&wide, groups_text, hash_tokens);
 	status = kv_identity_text(&identity, space->text, KV_IDENTITY_MAX_TEXT, &field);
 	if (status != KV_OK) {
@@ -305,7 +305,7 @@ void kvc_space_get_info(const kvc_space_t *space, kvc_space_info_t *info)
 	};
 
 	memcpy(now.root, space->root, sizeof now.root);
-	kvc_fill_struct(info, &now, sizeof now);
+	kv_struct_fill(info, &now, sizeof now);
 }
 
 const char *kvc_space_layout(const kvc_space_t *space)

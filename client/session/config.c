@@ -66,8 +66,7 @@ kvc_status_t kvc_config_take(kvc_t *kvc, const kvc_config_t *given, kvc_config_t
 	if (!given || given->struct_size < offsetof(kvc_config_t, instance)) {
 		return kvc_fail(KV_ERR_ARG, "kvc_config_t.struct_size is not set");
 	}
-	*config = (kvc_config_t){0};
-	memcpy(config, given, given->struct_size < sizeof *config ? given->struct_size : sizeof *config);
+	kv_struct_read(config, given, sizeof *config);
 	if (config->role > KVC_ROLE_MATCH || config->rank > 65535u) {
 		return kvc_fail(KV_ERR_ARG, "role %u or rank %u is out of range", config->role, config->rank);
 	}

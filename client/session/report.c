@@ -24,7 +24,7 @@ static void fill_record(const kvc_space_t *space, const kvc_report_t *report, kv
 
 void kvc_report(kvc_space_t *space, const kvc_report_t *given)
 {
-	kvc_report_t report = {0};
+	kvc_report_t report;
 	kvc_t *kvc = space->kvc;
 	kv_member_area_header_t *area;
 	kvc_map_t *map;
@@ -33,7 +33,7 @@ void kvc_report(kvc_space_t *space, const kvc_report_t *given)
 	if (!given || kvc_check_process(kvc) != KVC_OK) {
 		return;
 	}
-	memcpy(&report, given, given->struct_size < sizeof report ? given->struct_size : sizeof report);
+	kv_struct_read(&report, given, sizeof report);
 	map = atomic_load_explicit(&kvc->map, memory_order_relaxed);
 	if (!map || !map->member || atomic_load_explicit(&space->epoch, memory_order_relaxed) == 0) {
 		kvc_count(&kvc->counters.reports_dropped, 1);
@@ -77,5 +77,5 @@ void kvc_get_stats(const kvc_t *kvc, kvc_stats_t *stats)
 		.broken_invariants = kv_broken_count(),
 	};
 
-	kvc_fill_struct(stats, &now, sizeof now);
+	kv_struct_fill(stats, &now, sizeof now);
 }

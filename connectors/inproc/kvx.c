@@ -5,6 +5,7 @@
 
 #include "kv/env.h"
 #include "kv/shm.h"
+#include "kv/struct.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -127,14 +128,14 @@ kvc_status_t kvx_attach(const kvx_config_t *given, kvx_t **p_kvx)
 {
 	const uint64_t start = kvx_now_ns();
 	kvc_status_t status = check_config(given);
-	kvx_config_t config = {0};
+	kvx_config_t config;
 	uint64_t wait_ns;
 	kvx_t *kvx;
 
 	if (status != KVC_OK) {
 		return status;
 	}
-	memcpy(&config, given, given->struct_size < sizeof config ? given->struct_size : sizeof config);
+	kv_struct_read(&config, given, sizeof config);
 	kvx = calloc(1, sizeof *kvx);
 	if (!kvx) {
 		return KVC_ERR_NOMEM;
@@ -265,21 +266,17 @@ void kvx_record_request(kvx_t *kvx, const kvx_request_t *request)
 
 void kvx_get_stats(const kvx_t *kvx, kvx_stats_t *stats)
 {
-	const size_t size = stats->struct_size < sizeof *stats ? stats->struct_size : sizeof *stats;
 	kvx_scheduler_stats_t scheduler = {.struct_size = sizeof scheduler};
 	kvx_worker_stats_t worker;
 	kvx_stats_t all = kvx->stats;
 
 	kvx_scheduler_get_stats(kvx->scheduler, &scheduler);
 	kvx_ranks_get_stats(&kvx->ranks, &worker);
-	all.struct_size = size;
 	all.bytes_loaded = worker.load_bytes;
 	all.blocks_saved = scheduler.save_done;
 	all.bytes_saved = worker.save_bytes;
 	all.self_tests = worker.self_tests;
 	all.self_test_failures = worker.self_test_failures;
 	all.attaches = scheduler.attaches;
-	if (size >= sizeof size) {
-		memcpy(stats, &all, size);
-	}
+	kv_struct_fill(stats, &all, sizeof all);
 }

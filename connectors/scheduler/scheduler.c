@@ -8,6 +8,8 @@
 #include "scheduler/spaces.h"
 #include "scheduler/step_time.h"
 
+#include "kv/struct.h"
+
 #define CALL_MS 1000u
 
 /* ---- open and close -------------------------------------------------------------------------- */
@@ -419,13 +421,11 @@ kvc_status_t kvx_scheduler_reset(kvx_scheduler_t *scheduler)
 
 void kvx_scheduler_get_stats(const kvx_scheduler_t *scheduler, kvx_scheduler_stats_t *stats)
 {
-	const size_t size = stats->struct_size < sizeof *stats ? stats->struct_size : sizeof *stats;
 	kvx_scheduler_stats_t now = scheduler->stats;
 
-	now.struct_size = size;
 	now.broken_invariants = kv_broken_count();
 	now.requests = scheduler->requests.count;
 	now.puts_open = scheduler->put_count;
 	now.leases_open = kvx_loads_count_leases(scheduler);
-	memcpy(stats, &now, size);
+	kv_struct_fill(stats, &now, sizeof now);
 }

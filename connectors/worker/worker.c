@@ -8,6 +8,7 @@
 #include "worker/transfer/thread.h"
 
 #include "kv/digest.h"
+#include "kv/struct.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -443,8 +444,7 @@ int kvx_worker_has_unsaved(const kvx_worker_t *worker, const uint32_t *ids, uint
 
 void kvx_worker_get_stats(const kvx_worker_t *worker, kvx_worker_stats_t *stats)
 {
-	kvx_worker_stats_t all = {.struct_size = sizeof all};
-	const size_t size = stats->struct_size < sizeof all ? stats->struct_size : sizeof all;
+	kvx_worker_stats_t all = {0};
 
 #define COPY_STAT(name, help) all.name = atomic_load_explicit(&worker->stats.name, memory_order_relaxed);
 	KVX_WORKER_STATS(COPY_STAT)
@@ -456,8 +456,5 @@ void kvx_worker_get_stats(const kvx_worker_t *worker, kvx_worker_stats_t *stats)
 	if (worker->gpu) {
 		kvx_gpu_fill_stats(worker, &all);
 	}
-	if (size >= sizeof size) {
-		all.struct_size = size;
-		memcpy(stats, &all, size);
-	}
+	kv_struct_fill(stats, &all, sizeof all);
 }
