@@ -43,6 +43,9 @@ kve_job_t *kve_job_create(kve_engine_t *engine, const kve_ask_t *ask)
 	job->request.n_tokens = ask->n_tokens;
 	job->request.max_new = ask->max_new;
 	job->request.submit_ns = now_ns();
+	job->request.load.struct_size = sizeof job->request.load;
+	job->request.send.struct_size = sizeof job->request.send;
+	job->request.recv.struct_size = sizeof job->request.recv;
 
 	return job;
 }
@@ -272,7 +275,7 @@ static void give_blocks(kve_engine_t *engine, kve_job_t *job)
 
 void kve_job_tend(kve_engine_t *engine, kve_job_t *job)
 {
-	kvx_save_result_t result = {.status = KVC_OK, .copied = 1};
+	kvx_save_result_t result = {.struct_size = sizeof result, .status = KVC_OK, .copied = 1};
 
 	if (job->send && kvx_send_state(job->send, &job->request.send) != KVC_PENDING) {
 		kvx_send_end(job->send);

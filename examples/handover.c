@@ -61,7 +61,7 @@ static void compute(uint32_t from, uint32_t to)
 static int send_prompt(kvx_t *kvx)
 {
 	kvx_send_t *send = NULL;
-	kvx_send_result_t result = {.status = KVC_MISS};
+	kvx_send_result_t result = {.struct_size = sizeof result, .status = KVC_MISS};
 	kvx_chunk_t chunk = {.struct_size = sizeof chunk,
 			     .transfer = "cmpl-7",
 			     .tokens = tokens,
@@ -92,7 +92,7 @@ static int recv_prompt(kvx_t *kvx)
 				     .n_tokens = PROMPT,
 				     .blocks = blocks,
 				     .deadline_ms = 30000};
-	kvx_recv_result_t result;
+	kvx_recv_result_t result = {.struct_size = sizeof result};
 	kvx_recv_t *recv;
 
 	kvx_recv(kvx, "cmpl-7", &prefix, &recv, &result);

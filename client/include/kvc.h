@@ -31,8 +31,9 @@
  *
  * ABI. A struct that begins with struct_size may grow at its end. The caller sets struct_size to its sizeof before
  * every call, also where the library fills the struct; the library reads and fills no more than that. A struct without
- * struct_size never changes. KVC_ABI_VERSION is the number in the library's soname (libkvc.so.1). It changes when an
- * older program no longer works with the library.
+ * struct_size never changes: what callers pass in arrays has none, so that an array's stride is its sizeof.
+ * KVC_ABI_VERSION is the number in the library's soname (libkvc.so.1). It changes when an older program no longer works
+ * with the library.
  */
 #ifndef KVC_H
 #define KVC_H

@@ -26,8 +26,9 @@
  * Of kvk/layout.h the types and limits are for callers; its functions are the library's own and not exported.
  *
  * Threads. A kvx_t and all made from it belong to one thread at a time. Not fork-safe: a child must not call any
- * function. Structs the caller fills start with struct_size. Tokens are ids below 0xFFFFFFFF; a block is block_tokens
- * of the layout.
+ * function. Tokens are ids below 0xFFFFFFFF; a block is block_tokens of the layout.
+ *
+ * ABI. As in kvc.h: the caller sets struct_size to its sizeof before every call, also in results.
  */
 #ifndef KVX_H
 #define KVX_H
@@ -109,6 +110,7 @@ typedef struct kvx_prefix {
 /* ---- load ------------------------------------------------------------------------------------ */
 
 typedef struct kvx_load_result {
+	size_t struct_size;
 	kvc_status_t status; /* PENDING; OK: at least one block beyond skip; MISS: none */
 	kvc_status_t cause;  /* why it ended before the whole prefix was there: MISS, TIMEOUT, CORRUPT, REVOKED, CLOSED,
 				...; OK: it was */
@@ -133,6 +135,7 @@ KVX_API void kvx_load_end(kvx_load_t *load);
 /* ---- save ------------------------------------------------------------------------------------ */
 
 typedef struct kvx_save_result {
+	size_t struct_size;
 	kvc_status_t status; /* PENDING; OK: all blocks are visible; else why some are not */
 	int copied;          /* 1: the engine's blocks are no longer read */
 	uint32_t blocks;     /* of the prefix that are visible, as far as known */

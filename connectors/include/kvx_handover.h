@@ -57,6 +57,7 @@ typedef struct kvx_chunk {
 } kvx_chunk_t;
 
 typedef struct kvx_send_result {
+	size_t struct_size;
 	kvc_status_t status; /* PENDING; OK: all is handed over; else why not, and the consumer was told */
 	int copied;          /* 1: the engine's blocks are no longer read */
 	uint32_t blocks;     /* of the prompt that are visible, as far as known */
@@ -79,6 +80,7 @@ KVX_API void kvx_send_end(kvx_send_t *send);
 /* ---- the consumer ---------------------------------------------------------------------------- */
 
 typedef struct kvx_recv_result {
+	size_t struct_size;
 	kvc_status_t status; /* PENDING; OK: all was received, or at least one block beyond skip; MISS: neither */
 	kvc_status_t cause;  /* OK: all was received; else why not: TIMEOUT, PRODUCER_LOST, ABORTED, TAKEN, CORRUPT,
 				REVOKED (the daemon died), MISS (less was sent), NOMEM (for the tail), ... */

@@ -32,7 +32,7 @@
  * identity.groups. Block ids are the engine's, below max_blocks, unique over all groups; KVX_NO_BLOCK where a group has
  * no block.
  *
- * Threads. One kvx_scheduler_t belongs to one thread at a time. Structs the caller fills start with struct_size. */
+ * Threads. One kvx_scheduler_t belongs to one thread at a time. struct_size: as in kvc.h, also in results. */
 #ifndef KVX_SCHEDULER_H
 #define KVX_SCHEDULER_H
 
@@ -135,6 +135,7 @@ KVC_API kvc_status_t kvx_scheduler_add_tokens(kvx_scheduler_t *scheduler, const 
 					      const kvx_units_t *units);
 
 typedef struct kvx_hit {
+	size_t struct_size;
 	uint32_t tokens;      /* beyond `local`, to load; 0: none, or loading does not pay */
 	uint32_t disk_tokens; /* of these, from disk; while leasing, of those asked for: the answer may find them in
 				 memory */
@@ -215,6 +216,7 @@ KVC_API int kvx_scheduler_awaits_peer(const kvx_scheduler_t *scheduler);
 
 /* What became of the request's load and saves. */
 typedef struct kvx_outcome {
+	size_t struct_size;
 	kvc_status_t load;    /* of the last load: PENDING until every rank has reported; OK; else why less came */
 	uint32_t why;         /* kv_miss_reason_t of the first token that was not found, leased or loaded */
 	uint32_t stored;      /* tokens from the start that are visible to others */

@@ -241,27 +241,31 @@ uint32_t kvx_poll(kvx_t *kvx, uint32_t timeout_ms)
 
 void kvx_record_request(kvx_t *kvx, const kvx_request_t *request)
 {
-	const kvx_load_result_t none = {.why = KV_WHY_NO_DAEMON};
-	const kvx_load_result_t *load = request->load ? request->load : &none;
-	const kvc_report_t report = {
+	kvx_load_result_t load = {.why = KV_WHY_NO_DAEMON};
+	kvc_report_t report;
+
+	if (request->struct_size < sizeof *request) {
+		return;
+	}
+	if (request->load) {
+		kv_struct_read(&load, request->load, sizeof load);
+	}
+	report = (kvc_report_t){
 		.struct_size = sizeof report,
 		.request = request->request,
 		.session = request->session,
 		.query_tokens = request->prompt_tokens,
-		.hit_cpu_tokens = load->cpu_tokens,
-		.hit_disk_tokens = load->disk_tokens,
+		.hit_cpu_tokens = load.cpu_tokens,
+		.hit_disk_tokens = load.disk_tokens,
 		.hit_engine_tokens = request->engine_tokens,
 		.output_tokens = request->output_tokens,
-		.why = load->why,
+		.why = load.why,
 		.turn = request->turn,
-		.first_missing = load->first_missing,
-		.match_ns = load->match_ns,
-		.load_ns = load->load_ns,
+		.first_missing = load.first_missing,
+		.match_ns = load.match_ns,
+		.load_ns = load.load_ns,
 	};
-
-	if (request->struct_size >= sizeof *request) {
-		kvx_scheduler_record(kvx->scheduler, NULL, &report);
-	}
+	kvx_scheduler_record(kvx->scheduler, NULL, &report);
 }
 
 void kvx_get_stats(const kvx_t *kvx, kvx_stats_t *stats)

@@ -3,6 +3,7 @@
 #include "inproc/job.h"
 
 #include "kv/shm.h"
+#include "kv/struct.h"
 
 #define ABORT_US 1000u /* pause between two looks at a load that was cancelled */
 
@@ -118,7 +119,7 @@ static void end_copied(kvx_load_t *load)
 {
 	kvx_t *kvx = load->job.kvx;
 	uint32_t done = load->from + load->hit.tokens / kvx->block_tokens;
-	kvx_outcome_t outcome;
+	kvx_outcome_t outcome = {.struct_size = sizeof outcome};
 
 	for (uint32_t i = done; i-- > load->from;) {
 		const uint32_t id = load->job.blocks[i];
@@ -141,11 +142,11 @@ static void give_up_unknown(kvx_t *kvx)
 {
 	for (kvx_job_t *job = kvx->loads; job; job = job->next) {
 		kvx_load_t *load = (kvx_load_t *)job;
-		kvx_outcome_t outcome;
+		kvx_outcome_t outcome = {.struct_size = sizeof outcome};
 
 		kvx_scheduler_get_outcome(kvx->scheduler, &job->ask, &outcome);
 		if (load->step == KVX_LOAD_COPYING && outcome.load != KVC_PENDING) {
-			load->hit = (kvx_hit_t){.why = load->hit.why};
+			load->hit.tokens = 0;
 			mark_copied(load);
 		}
 	}
@@ -234,9 +235,17 @@ void kvx_load_init(kvx_load_t *load, uint32_t skip)
 {
 	load->skip = load->from = skip;
 	load->step = KVX_LOAD_IDLE;
+	load->hit.struct_size = sizeof load->hit;
 	load->result.status = KVC_PENDING;
 	load->result.blocks = skip;
 	load->result.tokens = kvx_job_tokens(&load->job, skip);
+}
+
+static void fill_result(kvx_load_result_t *out, const kvx_load_result_t *result)
+{
+	if (out) {
+		kv_struct_fill(out, result, sizeof *result);
+	}
 }
 
 kvc_status_t kvx_load_prefix(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_load_t **p_load, kvx_load_result_t *result)
@@ -244,11 +253,10 @@ kvc_status_t kvx_load_prefix(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_load_t 
 	const kvx_job_kind_t kind = {
 		.role = KVX_CONSUMER, .deadline_ms = kvx->load_ms, .size = sizeof(kvx_load_t), .first = &kvx->loads};
 	kvc_status_t status = KVC_ERR_UNREACHABLE;
-	kvx_load_result_t unused;
+	kvx_load_result_t refused = {.status = KVC_MISS};
 	kvx_job_t *job;
 	kvx_load_t *load;
 
-	result = result ? result : &unused;
 	*p_load = NULL;
 	kvx->stats.loads++;
 	if (kvx_ranks_are_ready(&kvx->ranks)) {
@@ -256,16 +264,16 @@ kvc_status_t kvx_load_prefix(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_load_t 
 	}
 	if (status != KVC_OK) {
 		kvx->stats.load_refused++;
-		*result = (kvx_load_result_t){.status = KVC_MISS,
-					      .cause = status,
-					      .why = status == KVC_ERR_UNREACHABLE ? KV_WHY_NO_DAEMON : KV_WHY_NONE};
+		refused.cause = status;
+		refused.why = status == KVC_ERR_UNREACHABLE ? KV_WHY_NO_DAEMON : KV_WHY_NONE;
+		fill_result(result, &refused);
 		return KVC_MISS;
 	}
 
 	load = (kvx_load_t *)job;
 	kvx_load_init(load, prefix->skip);
 	kvx_load_begin_piece(load, job->n, job->start_ns);
-	*result = load->result;
+	fill_result(result, &load->result);
 	if (load->step == KVX_LOAD_ENDED) {
 		kvx_job_destroy(job);
 		return KVC_MISS;
@@ -277,9 +285,7 @@ kvc_status_t kvx_load_prefix(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_load_t 
 
 kvc_status_t kvx_load_state(const kvx_load_t *load, kvx_load_result_t *result)
 {
-	if (result) {
-		*result = load->result;
-	}
+	fill_result(result, &load->result);
 
 	return load->result.status;
 }

@@ -4,6 +4,8 @@
 #include "inproc/handover.h"
 #include "inproc/lookup_entry.h"
 
+#include "kv/struct.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -130,7 +132,7 @@ kvc_status_t kvx_drop_select(kvx_t *kvx, const kvx_select_t *select, kvx_recv_t 
 	kvx->stats.recvs++;
 	kvx->stats.recvs_refused++;
 	if (result) {
-		*result = (kvx_recv_result_t){.status = KVC_MISS, .cause = status};
+		kv_struct_fill(result, &(kvx_recv_result_t){.status = KVC_MISS, .cause = status}, sizeof *result);
 	}
 
 	return KVC_MISS;

@@ -6,6 +6,7 @@
 #include "scheduler/handover_calls.h"
 
 #include "kv/shm.h"
+#include "kv/struct.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -224,7 +225,7 @@ static kvc_status_t finish_begin(kvx_t *kvx, kvc_status_t status, kvx_recv_t **p
 	kvx_recv_end(*p_recv);
 	*p_recv = NULL;
 	if (result) {
-		*result = refused;
+		kv_struct_fill(result, &refused, sizeof refused);
 	}
 
 	return KVC_MISS;
@@ -299,23 +300,24 @@ kvc_status_t kvx_recv_state(const kvx_recv_t *recv, kvx_recv_result_t *result)
 {
 	const kvx_load_result_t *load = &recv->load.result;
 	const int by_id = !recv->lookup.tokens;
+	const kvx_recv_result_t now = {
+		.status = load->status,
+		.cause = load->cause,
+		.blocks = load->blocks,
+		.tokens = load->tokens,
+		.cpu_tokens = load->cpu_tokens,
+		.disk_tokens = load->disk_tokens,
+		.why = load->why,
+		.tail = by_id ? recv->tail : recv->entry.hidden,
+		.tail_len = by_id ? recv->tail_len : recv->entry.hidden_len,
+		.entry_tokens = recv->entry.tokens,
+		.entry_n = recv->entry.n,
+		.entry_roi = recv->entry.roi,
+		.recv_ns = load->load_ns,
+	};
 
 	if (result) {
-		*result = (kvx_recv_result_t){
-			.status = load->status,
-			.cause = load->cause,
-			.blocks = load->blocks,
-			.tokens = load->tokens,
-			.cpu_tokens = load->cpu_tokens,
-			.disk_tokens = load->disk_tokens,
-			.why = load->why,
-			.tail = by_id ? recv->tail : recv->entry.hidden,
-			.tail_len = by_id ? recv->tail_len : recv->entry.hidden_len,
-			.entry_tokens = recv->entry.tokens,
-			.entry_n = recv->entry.n,
-			.entry_roi = recv->entry.roi,
-			.recv_ns = load->load_ns,
-		};
+		kv_struct_fill(result, &now, sizeof now);
 	}
 
 	return load->status;

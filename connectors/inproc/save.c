@@ -3,6 +3,8 @@
  * nothing is reserved again. */
 #include "inproc/job.h"
 
+#include "kv/struct.h"
+
 #define TRIES 4u /* refusals in a row, then the rest is given up */
 
 /* Blocks that may still be read, or be reserved for reading, are another request's from here on, as a fence has it:
@@ -56,7 +58,7 @@ void kvx_save_advance(kvx_save_t *save, uint64_t now)
 	kvx_scheduler_t *scheduler = job->kvx->scheduler;
 	const kvx_ranks_t *ranks = &job->kvx->ranks;
 	kvx_ask_t ask = job->ask;
-	kvx_outcome_t outcome;
+	kvx_outcome_t outcome = {.struct_size = sizeof outcome};
 	uint32_t stored;
 
 	ask.tokens = job->n * job->kvx->block_tokens;
@@ -121,7 +123,7 @@ kvc_status_t kvx_save_prefix(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_save_t 
 kvc_status_t kvx_save_state(const kvx_save_t *save, kvx_save_result_t *result)
 {
 	if (result) {
-		*result = save->result;
+		kv_struct_fill(result, &save->result, sizeof *result);
 	}
 
 	return save->result.status;

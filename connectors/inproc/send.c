@@ -8,6 +8,8 @@
 #include "inproc/transfer.h"
 #include "scheduler/handover_calls.h"
 
+#include "kv/struct.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -319,12 +321,14 @@ kvc_status_t kvx_send(kvx_t *kvx, const kvx_chunk_t *chunk, kvx_send_t **p_send)
 
 kvc_status_t kvx_send_state(const kvx_send_t *send, kvx_send_result_t *result)
 {
+	const kvx_send_result_t now = {.status = send->save.result.status,
+				       .copied = send->save.result.copied,
+				       .blocks = send->save.result.blocks,
+				       .sent = send->sent,
+				       .taken = send->taken};
+
 	if (result) {
-		*result = (kvx_send_result_t){.status = send->save.result.status,
-					      .copied = send->save.result.copied,
-					      .blocks = send->save.result.blocks,
-					      .sent = send->sent,
-					      .taken = send->taken};
+		kv_struct_fill(result, &now, sizeof now);
 	}
 
 	return send->save.result.status;

@@ -23,6 +23,8 @@
 #include "scheduler/save.h"
 #include "scheduler/spaces.h"
 
+#include "kv/struct.h"
+
 #define WAIT_MS    100u  /* longest wait for an answer while the heartbeat moves */
 #define LATE_MS    20u   /* the same after a late answer, until the next one is in time */
 #define LATE_PART  8u    /* and at most this part of what computing would take */
@@ -406,12 +408,12 @@ static void bind_blocks(const kvx_scheduler_t *scheduler, const kvx_request_t *r
 	load->ranks_left = scheduler->writer_count;
 }
 
-void kvx_scheduler_start_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_hit_t *hit)
+static void start_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_hit_t *hit)
 {
 	kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
 	kvx_sload_t *load;
 
-	if (!request || !hit || hit->tokens == 0) {
+	if (!request || hit->tokens == 0) {
 		return;
 	}
 	load = take_cached(scheduler, ask, request, ask->local + hit->tokens);
@@ -434,6 +436,16 @@ void kvx_scheduler_start_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, 
 		load->sync_ns = kvx_cost_model_load_ns(&scheduler->cost_model, load->cpu_tokens, load->disk_tokens);
 	}
 	bind_blocks(scheduler, request, load);
+}
+
+void kvx_scheduler_start_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_hit_t *hit)
+{
+	kvx_hit_t full;
+
+	if (hit) {
+		kv_struct_read(&full, hit, sizeof full);
+		start_load(scheduler, ask, &full);
+	}
 }
 
 /* ---- loads of a hand-over, in pieces --------------------------------------------------------- */

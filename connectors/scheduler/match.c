@@ -7,6 +7,7 @@
 #include "scheduler/spaces.h"
 
 #include "kv/log.h"
+#include "kv/struct.h"
 
 #define ATTACH_US 1000u            /* longest search for a daemon in a match */
 #define AGAIN_MS  20u              /* pause between two searches */
@@ -298,14 +299,13 @@ static void look_up(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_reques
 	}
 }
 
-void kvx_scheduler_match(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_hit_t *hit)
+static void match_request(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_hit_t *hit)
 {
 	const uint64_t start = kv_now_ns(scheduler->env);
 	kvx_scheduler_stats_t *stats = &scheduler->stats;
 	kvx_request_t *request;
 	uint32_t tokens, end, missed;
 
-	*hit = (kvx_hit_t){0};
 	stats->matches++;
 	if (!kvx_ask_is_sound(ask) || ask->tokens == 0) {
 		return;
@@ -334,4 +334,12 @@ void kvx_scheduler_match(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_h
 	/* for the report at the request's end */
 	request->why = hit->why;
 	request->match_ns = kv_now_ns(scheduler->env) - start;
+}
+
+void kvx_scheduler_match(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_hit_t *hit)
+{
+	kvx_hit_t full = {0};
+
+	match_request(scheduler, ask, &full);
+	kv_struct_fill(hit, &full, sizeof full);
 }

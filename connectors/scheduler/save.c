@@ -10,6 +10,8 @@
 #include "scheduler/spaces.h"
 #include "scheduler/step_time.h"
 
+#include "kv/struct.h"
+
 #define LATE_MS  10000u /* a put not handed in so long after its step is not renewed any longer */
 #define DUE_MS   20u    /* an answer that takes longer is not worth a step of its own */
 #define REST_MS  20u    /* pause before a busy daemon is asked again; doubled each time */
@@ -360,14 +362,8 @@ static uint32_t saved_to(const kvx_scheduler_t *scheduler, const kvx_request_t *
 	return blocks * scheduler->groups[index].block_tokens;
 }
 
-void kvx_scheduler_get_outcome(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_outcome_t *outcome)
+static void compute_outcome(const kvx_scheduler_t *scheduler, const kvx_request_t *request, kvx_outcome_t *outcome)
 {
-	const kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
-
-	*outcome = (kvx_outcome_t){.load = KVC_MISS};
-	if (!request) {
-		return;
-	}
 	outcome->load = request->load_status;
 	outcome->why = request->why;
 	outcome->refused = request->refused;
@@ -381,6 +377,17 @@ void kvx_scheduler_get_outcome(kvx_scheduler_t *scheduler, const kvx_ask_t *ask,
 		outcome->stored = stored < outcome->stored ? stored : outcome->stored;
 		outcome->sent = sent < outcome->sent ? sent : outcome->sent;
 	}
+}
+
+void kvx_scheduler_get_outcome(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_outcome_t *outcome)
+{
+	const kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
+	kvx_outcome_t full = {.load = KVC_MISS};
+
+	if (request) {
+		compute_outcome(scheduler, request, &full);
+	}
+	kv_struct_fill(outcome, &full, sizeof full);
 }
 
 /* ---- answers --------------------------------------------------------------------------------- */

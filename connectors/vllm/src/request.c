@@ -107,6 +107,7 @@ static kvdpy_request_t *new_request(kvdpy_scheduler_t *self, PyObject *request, 
 	}
 	r->request = Py_NewRef(request);
 	r->id = Py_NewRef(id);
+	r->hit.struct_size = sizeof r->hit;
 	if (read_request(self, r) || PyDict_SetItem(self->requests, id, (PyObject *)r)) {
 		Py_DECREF((PyObject *)r);
 		return NULL;

@@ -1,8 +1,6 @@
 /* The scheduler half: the hooks that vLLM's scheduler calls. The walk over a step is in step.c. */
 #include "kvdpy.h"
 
-#include <string.h>
-
 /* ---- hooks ----------------------------------------------------------------------------------- */
 
 /* kvd's own keys contain the space. The first match of an adapter opens its space; tokens and a second match follow. */
@@ -38,7 +36,7 @@ static PyObject *run_match(kvdpy_scheduler_t *self, PyObject *const *args)
 	}
 	r = ask.request;
 	r->local = ask.ask.local = local;
-	memset(&r->hit, 0, sizeof r->hit);
+	r->hit = (kvx_hit_t){.struct_size = sizeof r->hit};
 	if (r->step != 0) {
 		kvdpy_drop_blocks(self, &ask); /* the engine matches it again, so it has lost its blocks */
 	}
