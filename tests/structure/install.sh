@@ -15,6 +15,9 @@ grep -q "not reachable" "$dir/version"
 echo '{"timestamp": 0, "input_length": 512, "output_length": 1, "hash_ids": [1]}' >"$dir/trace"
 PATH=/usr/bin:/bin "$prefix/bin/kvctl" replay --trace "$dir/trace" --blocks 4 >/dev/null
 
+# A struct that may grow can.
+tests/structure/structs.sh "$prefix/include"
+
 # The metadata library is loaded by its own program only.
 [ -x "$prefix/bin/kvd-meta" ]
 [ -x "$prefix/bin/kvd-net" ]

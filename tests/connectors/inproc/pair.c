@@ -234,7 +234,7 @@ void pair_await_recv(side_t *side, side_t *other, const kvx_recv_t *recv, kvx_re
 
 void pair_await_blocks(side_t *side, side_t *other, const kvx_recv_t *recv, uint32_t n)
 {
-	kvx_recv_result_t result = {0};
+	kvx_recv_result_t result = {.struct_size = sizeof result};
 
 	for (uint32_t i = 0; i < PAIR_MS && result.blocks < n; i++) {
 		poll_both(other, side);

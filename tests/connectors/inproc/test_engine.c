@@ -424,7 +424,7 @@ static void answer(kve_engine_t *engine, const uint32_t *tokens, uint32_t n, uin
 static void p1_a_damaged_block_is_computed_again_not_served(void **state)
 {
 	uint32_t tokens[300], n = 0, first[8], again[8];
-	kvx_load_result_t load;
+	kvx_load_result_t load = {.struct_size = sizeof load};
 	kve_engine_t *engine;
 
 	(void)state;
@@ -479,7 +479,7 @@ static void p7_without_a_daemon_everything_is_a_quick_miss(void **state)
 	const kvx_prefix_t prefix = {.struct_size = sizeof prefix, .tokens = tokens, .n_tokens = 64, .blocks = blocks};
 	kvx_stats_t stats = {.struct_size = sizeof stats};
 	const uint64_t start = now_ns();
-	kvx_load_result_t result;
+	kvx_load_result_t result = {.struct_size = sizeof result};
 	kvx_load_t *load;
 	kvx_save_t *save;
 	parts_t p;

@@ -175,8 +175,8 @@ static void p7_a_connector_from_json_sends_and_one_receives(void **state)
 {
 	static pair_prompt_t from, to;
 	kvx_connector_config_t config;
-	kvx_send_result_t sent;
-	kvx_recv_result_t result;
+	kvx_send_result_t sent = {.struct_size = sizeof sent};
+	kvx_recv_result_t result = {.struct_size = sizeof result};
 	kvx_send_t *send = NULL;
 	kvx_recv_t *recv;
 	kvx_prefix_t prefix;

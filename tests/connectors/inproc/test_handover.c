@@ -100,7 +100,7 @@ static kvx_recv_t *start_recv(const char *transfer, uint32_t deadline_ms)
 /* To the end, freed. */
 static kvx_recv_result_t finish_recv(kvx_recv_t *recv)
 {
-	kvx_recv_result_t result;
+	kvx_recv_result_t result = {.struct_size = sizeof result};
 
 	pair_await_recv(&consumer, producer.kvx ? &producer : NULL, recv, &result);
 	assert_true(side_holds(&consumer, &to, result.tokens));
@@ -112,7 +112,7 @@ static kvx_recv_result_t finish_recv(kvx_recv_t *recv)
 
 static void finish_send(kvx_send_t *send, kvc_status_t status)
 {
-	kvx_send_result_t result;
+	kvx_send_result_t result = {.struct_size = sizeof result};
 
 	pair_await_send(&producer, consumer.kvx ? &consumer : NULL, send, &result);
 	assert_int_equal(result.status, status);
@@ -131,6 +131,58 @@ static const char *next_id(void)
 	return id;
 }
 
+/* A caller of an older version has shorter structs: nothing is written behind them. */
+static void p10_results_are_no_longer_than_the_caller_says(void **state)
+{
+	struct {
+		kvx_send_result_t send;
+		kvx_recv_result_t recv;
+		kvx_save_result_t save;
+		kvx_load_result_t load;
+	} old, untouched;
+	kvx_prefix_t prefix;
+	kvx_send_t *send;
+	kvx_recv_t *recv;
+	kvx_save_t *save;
+	kvx_load_t *load;
+
+	(void)state;
+	memset(&untouched, 0x5a, sizeof untouched);
+	untouched.send.struct_size = offsetof(kvx_send_result_t, sent);
+	untouched.recv.struct_size = offsetof(kvx_recv_result_t, tokens);
+	untouched.save.struct_size = offsetof(kvx_save_result_t, blocks);
+	untouched.load.struct_size = offsetof(kvx_load_result_t, tokens);
+	old = untouched;
+	set_prompt(5, 4 * PAIR_TOKENS);
+	send = send_all("old");
+	pair_await_send(&producer, NULL, send, &old.send);
+	assert_int_equal(old.send.status, KVC_OK);
+	assert_int_equal(old.send.blocks, 4);
+	kvx_send_end(send);
+	prefix = pair_prefix(&to, 0);
+	assert_int_equal(kvx_recv(producer.kvx, "old", &prefix, &recv, &old.recv), KVC_MISS);
+	assert_int_equal(old.recv.cause, KVC_ERR_ARG);
+	assert_int_equal(kvx_recv(consumer.kvx, "old", &prefix, &recv, &old.recv), KVC_PENDING);
+	pair_await_recv(&consumer, NULL, recv, &old.recv);
+	assert_int_equal(old.recv.blocks, 4);
+	kvx_recv_end(recv);
+	assert_int_equal(kvx_load_prefix(producer.kvx, &prefix, &load, &old.load), KVC_MISS);
+	assert_int_equal(old.load.cause, KVC_ERR_ARG);
+	assert_int_equal(kvx_load_prefix(consumer.kvx, &prefix, &load, &old.load), KVC_PENDING);
+	assert_int_equal(kvx_load_state(load, &old.load), KVC_PENDING);
+	kvx_load_end(load);
+	pair_prompt_init(&from, 6, 4 * PAIR_TOKENS, 0);
+	prefix = pair_prefix(&from, 0);
+	assert_int_equal(kvx_save_prefix(producer.kvx, &prefix, &save), KVC_PENDING);
+	assert_int_equal(kvx_save_state(save, &old.save), KVC_PENDING);
+	kvx_save_end(save);
+
+	assert_memory_equal(&old.send.sent, &untouched.send.sent, sizeof old.send - old.send.struct_size);
+	assert_memory_equal(&old.recv.tokens, &untouched.recv.tokens, sizeof old.recv - old.recv.struct_size);
+	assert_memory_equal(&old.save.blocks, &untouched.save.blocks, sizeof old.save - old.save.struct_size);
+	assert_memory_equal(&old.load.tokens, &untouched.load.tokens, sizeof old.load - old.load.struct_size);
+}
+
 /* ---- what arrives ---------------------------------------------------------------------------- */
 
 /* The consumer asks first; each chunk is in its cache before the next one is computed. */
@@ -138,8 +190,8 @@ static void p1_p3_chunks_are_in_the_consumers_cache_while_the_producer_computes(
 {
 	const char tail[] = "a first token";
 	kvx_send_t *send = NULL;
-	kvx_send_result_t sent;
-	kvx_recv_result_t result;
+	kvx_send_result_t sent = {.struct_size = sizeof sent};
+	kvx_recv_result_t result = {.struct_size = sizeof result};
 	kvx_recv_t *recv;
 	kvx_chunk_t chunk;
 
@@ -188,7 +240,7 @@ static void p1_a_tail_of_a_megabyte_waits_for_a_consumer_that_comes_later(void *
 	static uint8_t tail[KVC_MAX_TAIL];
 	uint64_t seed = 7;
 	kvx_send_t *send = NULL;
-	kvx_recv_result_t result;
+	kvx_recv_result_t result = {.struct_size = sizeof result};
 	kvx_recv_t *recv;
 	kvx_chunk_t chunk;
 
@@ -239,7 +291,7 @@ static void p8_without_an_id_the_prompt_and_its_salt_are_the_id(void **state)
 static void p1_stored_blocks_are_not_copied_and_skipped_ones_not_touched(void **state)
 {
 	kvx_prefix_t prefix;
-	kvx_recv_result_t result;
+	kvx_recv_result_t result = {.struct_size = sizeof result};
 	kvx_recv_t *recv;
 	uint64_t saved;
 
@@ -268,7 +320,7 @@ static void p1_stored_blocks_are_not_copied_and_skipped_ones_not_touched(void **
 
 static void p1_a_consumer_gets_no_more_than_it_asks_for_and_no_more_than_was_sent(void **state)
 {
-	kvx_recv_result_t result;
+	kvx_recv_result_t result = {.struct_size = sizeof result};
 
 	(void)state;
 	set_prompt(8, 10 * PAIR_TOKENS);
@@ -300,7 +352,7 @@ static void p1_a_receive_ends_with_exactly_the_tokens_that_were_sent(void **stat
 	for (uint32_t i = 0; i < KV_COUNT_OF(lengths); i++) {
 		const char *transfer = i % 2 ? next_id() : NULL;
 		const uint32_t n = lengths[i], half = n / 2;
-		kvx_recv_result_t result;
+		kvx_recv_result_t result = {.struct_size = sizeof result};
 		kvx_send_t *send = NULL;
 		kvx_recv_t *recv;
 
@@ -336,7 +388,7 @@ static void p1_a_partial_block_of_another_length_is_not_received(void **state)
 	(void)state;
 	for (uint32_t i = 0; i < KV_COUNT_OF(rows); i++) {
 		const char *transfer = next_id();
-		kvx_recv_result_t result;
+		kvx_recv_result_t result = {.struct_size = sizeof result};
 
 		set_prompt(90 + i, rows[i].sent);
 		finish_send(send_all(transfer), KVC_OK);
@@ -377,7 +429,7 @@ static void damage(uint32_t block)
 
 static void p1_a_damaged_block_ends_the_receive_before_it(void **state)
 {
-	kvx_recv_result_t result;
+	kvx_recv_result_t result = {.struct_size = sizeof result};
 
 	(void)state;
 	set_prompt(10, 10 * PAIR_TOKENS);
@@ -414,7 +466,7 @@ static void p7_a_producer_that_aborts_leaves_what_it_has_sent(void **state)
 {
 	(void)state;
 	for (uint32_t stage = 0; stage < STAGES - 1u; stage++) {
-		kvx_recv_result_t result;
+		kvx_recv_result_t result = {.struct_size = sizeof result};
 		const char *transfer;
 		kvx_recv_t *recv;
 		kvx_send_t *send;
@@ -466,7 +518,7 @@ static void p7_a_consumer_that_aborts_gives_the_hand_over_back(void **state)
 
 static void p3_of_two_consumers_one_gets_it(void **state)
 {
-	kvx_recv_result_t result;
+	kvx_recv_result_t result = {.struct_size = sizeof result};
 	kvx_recv_t *first, *second;
 	kvx_prefix_t prefix;
 	kvx_send_t *send;
@@ -540,7 +592,7 @@ static void p5_a_consumer_has_its_answer_by_its_deadline(void **state)
 static void p5_a_producer_has_its_answer_by_its_deadline(void **state)
 {
 	kvx_send_t *send = NULL;
-	kvx_send_result_t result;
+	kvx_send_result_t result = {.struct_size = sizeof result};
 	kvx_recv_t *recv;
 	kvx_chunk_t chunk;
 
@@ -577,7 +629,7 @@ static void p10_other_roles_and_bad_arguments_are_refused(void **state)
 	static const uint32_t none[] = {0, 1, PAIR_BLOCKS, 3, 4, 5};
 	const char long_id[] = "0123456789012345678901234567890123456789012345678901234567890123456789"
 			       "01234567890123456789012345678901234567890123456789012345678";
-	kvx_recv_result_t result;
+	kvx_recv_result_t result = {.struct_size = sizeof result};
 	kvx_chunk_t bad[9];
 	kvx_prefix_t prefix;
 	kvx_send_t *send = NULL;
@@ -643,7 +695,7 @@ static void p10_a_bad_chunk_changes_nothing(void **state)
 static void p7_without_a_daemon_nothing_is_handed_over(void **state)
 {
 	const kvx_chunk_t chunk = pair_chunk(&from, "x", PAIR_TOKENS, 1);
-	kvx_recv_result_t result;
+	kvx_recv_result_t result = {.struct_size = sizeof result};
 	kvx_send_t *send = NULL;
 	kvx_prefix_t prefix;
 	kvx_recv_t *recv;
@@ -709,7 +761,7 @@ static void p7_a_daemon_that_dies_amid_a_hand_over_is_a_miss(void **state)
 {
 	(void)state;
 	for (uint32_t stage = 0; stage < STAGES - 1u; stage++) {
-		kvx_recv_result_t result;
+		kvx_recv_result_t result = {.struct_size = sizeof result};
 		const char *transfer;
 		kvx_recv_t *recv;
 		kvx_send_t *send;
@@ -723,7 +775,7 @@ static void p7_a_daemon_that_dies_amid_a_hand_over_is_a_miss(void **state)
 		result = finish_recv(recv);
 		assert_int_equal(result.cause, KVC_ERR_REVOKED);
 		assert_true(result.blocks <= 3 * stage);
-		pair_await_send(&producer, NULL, send, &(kvx_send_result_t){0});
+		pair_await_send(&producer, NULL, send, &(kvx_send_result_t){.struct_size = sizeof(kvx_send_result_t)});
 		assert_int_not_equal(kvx_send_state(send, NULL), KVC_OK);
 		kvx_send_end(send);
 
@@ -809,7 +861,7 @@ static void run_producer(uint64_t seed)
 		}
 		pair_poll(&producer, NULL, below(&random, 4));
 	}
-	pair_await_send(&producer, NULL, send, &(kvx_send_result_t){0});
+	pair_await_send(&producer, NULL, send, &(kvx_send_result_t){.struct_size = sizeof(kvx_send_result_t)});
 	pair_poll(&producer, NULL, 1000);
 }
 
@@ -820,7 +872,7 @@ static void run_consumer(uint64_t seed)
 
 	side_open(&consumer, rig.socket, KVX_CONSUMER);
 	if (kvx_recv(consumer.kvx, id_of(seed), &prefix, &recv, NULL) == KVC_PENDING) {
-		pair_await_recv(&consumer, NULL, recv, &(kvx_recv_result_t){0});
+		pair_await_recv(&consumer, NULL, recv, &(kvx_recv_result_t){.struct_size = sizeof(kvx_recv_result_t)});
 		pair_poll(&consumer, NULL, 1000);
 	}
 }
@@ -829,7 +881,7 @@ static void run_consumer(uint64_t seed)
 static void kill_producer(uint64_t seed, uint32_t us, uint32_t *p_whole, uint32_t *p_parts)
 {
 	engine_process_t process = fork_engine(run_producer, seed);
-	kvx_recv_result_t result;
+	kvx_recv_result_t result = {.struct_size = sizeof result};
 	kvx_recv_t *recv;
 
 	side_open(&consumer, rig.socket, KVX_CONSUMER);
@@ -849,7 +901,7 @@ static void kill_producer(uint64_t seed, uint32_t us, uint32_t *p_whole, uint32_
 static void kill_consumer(uint64_t seed, uint32_t us, uint32_t *p_whole, uint32_t *p_parts)
 {
 	engine_process_t process = fork_engine(run_consumer, seed);
-	kvx_recv_result_t result;
+	kvx_recv_result_t result = {.struct_size = sizeof result};
 	kvx_chunk_t chunk;
 	kvx_send_t *send = NULL;
 
@@ -917,6 +969,7 @@ int main(int argc, char **argv)
 		HANDOVER_TEST(p5_a_producer_has_its_answer_by_its_deadline),
 		HANDOVER_TEST(p10_other_roles_and_bad_arguments_are_refused),
 		HANDOVER_TEST(p10_a_bad_chunk_changes_nothing),
+		HANDOVER_TEST(p10_results_are_no_longer_than_the_caller_says),
 		HANDOVER_TEST(p7_without_a_daemon_nothing_is_handed_over),
 		HANDOVER_TEST(p4_a_connector_detached_amid_hand_overs_leaves_nothing),
 		HANDOVER_TEST(p7_a_daemon_that_dies_amid_a_hand_over_is_a_miss),

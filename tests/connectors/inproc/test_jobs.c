@@ -284,7 +284,7 @@ static kvx_stats_t stats(void)
 
 static void store_ten(uint32_t c, const char *salt)
 {
-	kvx_save_result_t saved;
+	kvx_save_result_t saved = {.struct_size = sizeof saved};
 
 	await_ready();
 	prompt_compute(&from, c, 10, 0);
@@ -330,7 +330,7 @@ static void keys_of(const prompt_t *p, uint32_t damaged, kvc_key_t *keys)
 
 static void a_prefix_comes_back_as_it_was(void)
 {
-	kvx_load_result_t result;
+	kvx_load_result_t result = {.struct_size = sizeof result};
 	kvx_load_t *load;
 
 	store_ten(1, NULL);
@@ -359,8 +359,8 @@ static void a_prefix_comes_back_as_it_was(void)
 /* The first of five blocks is skipped and not touched; another salt finds nothing. */
 static void p1_every_cache_layout_passes_its_self_test_and_a_round_trip(void)
 {
-	kvx_load_result_t result;
-	kvx_save_result_t saved;
+	kvx_load_result_t result = {.struct_size = sizeof result};
+	kvx_save_result_t saved = {.struct_size = sizeof saved};
 
 	for (size_t i = 0; i < KV_COUNT_OF(shapes); i++) {
 		close_connector();
@@ -442,7 +442,7 @@ static void check_load(const load_case_t *row, const kvx_load_result_t *result, 
 
 static void loads_end_as_what_befell_them_and_say_why(void)
 {
-	kvx_load_result_t result;
+	kvx_load_result_t result = {.struct_size = sizeof result};
 	kvc_key_t keys[MAX_JOB];
 
 	for (uint32_t i = 0; i < KV_COUNT_OF(load_cases); i++) {
@@ -522,7 +522,7 @@ static void jobs_that_share_the_transfer_thread_all_end_well(void)
 
 static void lose_daemon_amid_a_load(int death)
 {
-	kvx_load_result_t result;
+	kvx_load_result_t result = {.struct_size = sizeof result};
 	kvx_load_t *load;
 
 	store_ten(1, NULL);
@@ -581,7 +581,7 @@ static void p7_a_load_bears_a_silence_of_200_ms(void)
 /* A miss costs more than the rest of a stall. */
 static void p7_a_lookup_waits_for_a_daemon_that_stalls(void)
 {
-	kvx_load_result_t result;
+	kvx_load_result_t result = {.struct_size = sizeof result};
 	kvx_load_t *load;
 
 	store_ten(1, NULL);
@@ -622,8 +622,8 @@ static const save_case_t save_cases[] = {
 
 static void p7_a_save_that_cannot_be_is_given_up_and_counted(void)
 {
-	kvx_load_result_t result;
-	kvx_save_result_t saved;
+	kvx_load_result_t result = {.struct_size = sizeof result};
+	kvx_save_result_t saved = {.struct_size = sizeof saved};
 
 	await_ready();
 	knobs_reset();
@@ -659,7 +659,7 @@ static void p7_a_save_that_cannot_be_is_given_up_and_counted(void)
 static void a_save_whose_parent_is_gone_offers_the_whole_prefix(void)
 {
 	static const int32_t refusals[] = {KVC_ERR_NO_PARENT, KV_ERR_PARENT_LOST, KV_ERR_PARENT_UNREADABLE};
-	kvx_save_result_t saved;
+	kvx_save_result_t saved = {.struct_size = sizeof saved};
 	kvx_save_t *save;
 
 	for (uint32_t r = 0; r < KV_COUNT_OF(refusals); r++) {
@@ -680,7 +680,7 @@ static void a_save_whose_parent_is_gone_offers_the_whole_prefix(void)
 
 static void p7_a_save_ends_in_time_though_the_daemon_is_stopped(void)
 {
-	kvx_save_result_t saved;
+	kvx_save_result_t saved = {.struct_size = sizeof saved};
 	kvx_save_t *save;
 
 	await_ready();
@@ -700,7 +700,7 @@ static void p7_a_save_ends_in_time_though_the_daemon_is_stopped(void)
 /* What was aborted half way reads and writes no block of the engine's any longer. */
 static void p1_blocks_are_the_engines_again_once_a_job_was_ended(void)
 {
-	kvx_load_result_t result;
+	kvx_load_result_t result = {.struct_size = sizeof result};
 	kvx_load_t *load;
 	kvx_save_t *save;
 
@@ -737,8 +737,8 @@ static void p1_blocks_are_the_engines_again_once_a_job_was_ended(void)
 
 static void p7_a_connector_whose_self_test_reads_other_bytes_never_loads(void)
 {
-	kvx_load_result_t result;
-	kvx_save_result_t saved;
+	kvx_load_result_t result = {.struct_size = sizeof result};
+	kvx_save_result_t saved = {.struct_size = sizeof saved};
 
 	for (uint32_t i = 0; i < JOBS_MS / 10u && stats().self_test_failures == 0; i++) {
 		(void)kvx_poll(jobs.kvx, 10);
@@ -812,7 +812,7 @@ static void random_job(uint64_t *seed)
 	const uint32_t c = below(seed, 12), n = 1 + below(seed, MAX_JOB),
 		       abort_at = below(seed, 4) ? 60 : below(seed, 6);
 	const uint32_t first = below(seed, BLOCKS);
-	kvx_load_result_t result = {0};
+	kvx_load_result_t result = {.struct_size = sizeof result};
 	kvx_load_t *load = NULL;
 	kvx_save_t *save = NULL;
 	prompt_t p;
@@ -848,7 +848,7 @@ static void random_handover(uint64_t *seed)
 	const uint32_t c = below(seed, 12), n = 1 + below(seed, MAX_JOB / 2u),
 		       stop = below(seed, 4) ? 60 : below(seed, 6);
 	const uint32_t first = below(seed, BLOCKS), steps = 1 + below(seed, 3), by_tokens = below(seed, 3) == 0;
-	kvx_recv_result_t result = {0};
+	kvx_recv_result_t result = {.struct_size = sizeof result};
 	kvx_send_t *send = NULL;
 	kvx_recv_t *recv = NULL;
 	prompt_t p, q;

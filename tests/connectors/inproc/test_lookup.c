@@ -51,7 +51,7 @@ static kvx_insert_t insert_of(const pair_prompt_t *prompt, const char *hidden)
 /* All of conversation c, in the buffer. */
 static void insert_now(uint32_t c, uint32_t n_tokens, const char *hidden)
 {
-	kvx_send_result_t result;
+	kvx_send_result_t result = {.struct_size = sizeof result};
 	kvx_send_t *send;
 	kvx_insert_t insert;
 
@@ -78,7 +78,7 @@ static kvx_select_t select_of(const uint32_t *tokens, uint32_t n)
 /* What it takes is conversation c with n tokens, whole and right. */
 static void check_taken(kvx_recv_t *recv, uint32_t c, uint32_t n, const char *hidden)
 {
-	kvx_recv_result_t result;
+	kvx_recv_result_t result = {.struct_size = sizeof result};
 
 	pair_await_recv(&consumer, producer.kvx ? &producer : NULL, recv, &result);
 	if (result.status != KVC_OK || result.cause != KVC_OK) {
@@ -109,7 +109,7 @@ static kvx_recv_t *select_now(const uint32_t *tokens, uint32_t n)
 
 static void p1_what_was_inserted_is_handed_out_whole_and_once(void **state)
 {
-	kvx_recv_result_t result;
+	kvx_recv_result_t result = {.struct_size = sizeof result};
 	kvx_select_t select;
 	kvx_recv_t *recv;
 
@@ -164,8 +164,8 @@ static void p1_tokens_outside_of_the_roi_do_not_count(void **state)
 {
 	uint8_t roi[48], asked[48];
 	uint32_t tokens[48];
-	kvx_recv_result_t result;
-	kvx_send_result_t sent;
+	kvx_recv_result_t result = {.struct_size = sizeof result};
+	kvx_send_result_t sent = {.struct_size = sizeof sent};
 	kvx_insert_t insert;
 	kvx_select_t select;
 	kvx_send_t *send;
@@ -199,8 +199,8 @@ static void p1_tokens_outside_of_the_roi_do_not_count(void **state)
 
 static void p8_another_salt_finds_nothing(void **state)
 {
-	kvx_recv_result_t result;
-	kvx_send_result_t sent;
+	kvx_recv_result_t result = {.struct_size = sizeof result};
+	kvx_send_result_t sent = {.struct_size = sizeof sent};
 	kvx_insert_t insert;
 	kvx_select_t select;
 	kvx_send_t *send;
@@ -233,7 +233,7 @@ static void p8_another_salt_finds_nothing(void **state)
 /* Of a prompt that is longer than the room for it, what there is room for. */
 static void p1_a_consumer_with_less_room_gets_the_beginning(void **state)
 {
-	kvx_recv_result_t result;
+	kvx_recv_result_t result = {.struct_size = sizeof result};
 	kvx_select_t select;
 	kvx_recv_t *recv;
 
@@ -269,7 +269,7 @@ static void open_small_buffer(void)
 
 static void p5_a_full_buffer_is_busy_at_once_or_waits_as_asked(void **state)
 {
-	kvx_send_result_t result;
+	kvx_send_result_t result = {.struct_size = sizeof result};
 	kvx_insert_t insert;
 	kvx_send_t *send;
 
@@ -306,7 +306,7 @@ static void p5_a_full_buffer_is_busy_at_once_or_waits_as_asked(void **state)
 /* The daemon's own limit: its answer comes later, as the status of the send. */
 static void p5_the_daemons_limit_is_busy_too(void **state)
 {
-	kvx_send_result_t result = {.status = KVC_OK};
+	kvx_send_result_t result = {.struct_size = sizeof result, .status = KVC_OK};
 	uint32_t inserted = 0;
 	kvx_insert_t insert;
 	kvx_send_t *send;
@@ -361,7 +361,7 @@ static void p7_what_a_consumer_gives_back_is_the_oldest_again(void **state)
 static void p10_bad_inserts_and_selects_are_refused(void **state)
 {
 	static const uint8_t none[16];
-	kvx_recv_result_t result;
+	kvx_recv_result_t result = {.struct_size = sizeof result};
 	kvx_insert_t bad[7];
 	kvx_select_t wrong[6];
 	kvx_send_t *send;
@@ -410,7 +410,7 @@ static void p10_an_entry_that_is_not_sound_is_a_miss(void **state)
 {
 	const kvc_config_t config = {.struct_size = sizeof config, .socket = rig.socket};
 	kvc_identity_t same = producer.identity;
-	kvx_recv_result_t result;
+	kvx_recv_result_t result = {.struct_size = sizeof result};
 	kvc_handover_t *made = NULL;
 	char text[KVK_LAYOUT_TEXT_MAX];
 	kvc_handover_chunk_t chunk;
@@ -444,7 +444,7 @@ static void p10_an_entry_that_is_not_sound_is_a_miss(void **state)
 
 static void p7_a_daemon_that_dies_ends_what_waits(void **state)
 {
-	kvx_recv_result_t result;
+	kvx_recv_result_t result = {.struct_size = sizeof result};
 	kvx_recv_t *recv;
 
 	(void)state;

@@ -101,6 +101,7 @@ static void describe(void)
 									  : "0:full:8,1:window:8:20",
 				       .layout = sr.layout_text};
 	sr.writer = (kvc_writer_t){.rank = 0, .head_count = 1, .layer_count = 2};
+	sr.hit.struct_size = sizeof sr.hit;
 }
 
 static kvc_status_t open_scheduler(void)

@@ -93,6 +93,34 @@ static void p7_small_and_local_hits_are_left_to_the_engine(void)
 	assert_int_equal(sr_match(&b), 0);
 }
 
+/* A caller of an older version has shorter structs: nothing is written behind them, and a load needs no more. */
+static void p10_answers_are_no_longer_than_the_caller_says(void)
+{
+	struct {
+		kvx_hit_t hit;
+		kvx_outcome_t outcome;
+	} old, untouched;
+
+	memset(&untouched, 0x5a, sizeof untouched);
+	old = untouched;
+	old.hit.struct_size = offsetof(kvx_hit_t, stored);
+	old.outcome.struct_size = offsetof(kvx_outcome_t, refused);
+	sr_store(&a, "a", 1, 0, 80);
+	sr_request(&b, "b", 1, 0, 81);
+	assert_int_equal(sr_match(&b), 80);
+	kvx_scheduler_match(sr.scheduler, &b.ask, &old.hit);
+	assert_int_equal(old.hit.tokens, 80);
+	assert_int_equal(old.hit.disk_tokens, 0);
+	assert_memory_equal(&old.hit.stored, &untouched.hit.stored, sizeof old.hit - offsetof(kvx_hit_t, stored));
+	sr_place(&b, 20, 0);
+	kvx_scheduler_start_load(sr.scheduler, &b.ask, &old.hit);
+	assert_int_equal(sr_stats().load_tokens, 80);
+	kvx_scheduler_get_outcome(sr.scheduler, &b.ask, &old.outcome);
+	assert_int_equal(old.outcome.load, KVC_PENDING);
+	assert_memory_equal(&old.outcome.refused, &untouched.outcome.refused,
+			    sizeof old.outcome - offsetof(kvx_outcome_t, refused));
+}
+
 /* Others would wait for a load in the step: without any measurement it is done beside it. */
 static void p7_a_load_that_would_hold_up_others_is_asynchronous(void)
 {
@@ -203,6 +231,7 @@ SR_MAIN(SR_TEST(p1_what_was_saved_is_loaded_into_other_blocks, plain), COMES_BAC
 	SR_NAMED("a window of whole blocks", p1_a_window_of_whole_blocks_leaves_the_last_one_to_compute, even_window),
 	SR_TEST(p7_only_steps_that_fill_a_block_save, plain),
 	SR_TEST(p7_small_and_local_hits_are_left_to_the_engine, plain),
+	SR_TEST(p10_answers_are_no_longer_than_the_caller_says, plain),
 	SR_TEST(p7_a_load_that_would_hold_up_others_is_asynchronous, plain),
 	SR_TEST(p8_adapters_do_not_share_blocks, plain),
 	SR_TEST(p7_a_request_whose_load_failed_is_not_matched_again, plain),

@@ -25,7 +25,7 @@ static kvx_transfer_t transfer(const sr_request_t *request, uint32_t timeout_ms)
 
 static kvx_outcome_t outcome(const sr_request_t *request)
 {
-	kvx_outcome_t outcome;
+	kvx_outcome_t outcome = {.struct_size = sizeof outcome};
 
 	kvx_scheduler_get_outcome(sr.scheduler, &request->ask, &outcome);
 

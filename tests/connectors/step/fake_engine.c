@@ -450,7 +450,7 @@ static void make_room(fe_t *fe)
 static int admit(fe_t *fe, fe_request_t *r, uint32_t *p_budget)
 {
 	uint32_t from, to, take;
-	kvx_hit_t hit = {0};
+	kvx_hit_t hit = {.struct_size = sizeof hit};
 
 	refresh_ask(r);
 	if (r->computed == 0) {
