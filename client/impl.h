@@ -331,6 +331,7 @@ struct kvc {
 	uint64_t old_incarnation;
 	uint64_t next_try_ns, backoff_ns;
 	uint64_t ready_ns; /* since when the session has been ready */
+	uint64_t news;     /* frames taken and requests timed out: what a caller may wait for */
 	uint64_t awaited_beat,
 		awaited_ns;    /* kvc_await_us(): the heartbeat seen last, and how long it has been waited on */
 	uint32_t reopening;    /* SPACE_OPENs a re-attach still waits for */

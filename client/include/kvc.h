@@ -146,8 +146,8 @@ KVC_API kvc_status_t kvc_attach(const kvc_config_t *config, kvc_t **p_kvc);
 KVC_API void kvc_detach(kvc_t *kvc);
 /* Readable when kvc_poll() has work; changes after a re-attach. -1: not attached. */
 KVC_API int kvc_fd(const kvc_t *kvc);
-/* Handle what has arrived, expire time-outs, re-attach when due; wait up to timeout_ms for something to arrive (0:
- * do not wait). OK, or KVC_ERR_CLOSED / KVC_ERR_UNREACHABLE while detached. */
+/* Handle what has arrived, expire time-outs, re-attach when due; if there was none of it, wait up to timeout_ms for
+ * something to arrive (0: do not wait). OK, or KVC_ERR_CLOSED / KVC_ERR_UNREACHABLE while detached. */
 KVC_API kvc_status_t kvc_poll(kvc_t *kvc, uint32_t timeout_ms);
 /* The same in microseconds. A caller that spins passes 0. */
 KVC_API kvc_status_t kvc_poll_us(kvc_t *kvc, uint32_t timeout_us);

@@ -188,6 +188,7 @@ void kvc_expire(kvc_t *kvc, uint64_t now)
 			pending->done = NULL;
 			pending->object = NULL;
 		}
+		kvc->news++;
 		if (was.done) {
 			kvc_count(&kvc->counters.timeouts, 1);
 			was.done(kvc, was.object, &answer);
@@ -376,6 +377,7 @@ static kv_status_t in_frames(kvc_t *kvc, kvc_frame_fn frame)
 		if (channel->in_len - at - sizeof header < header.body) {
 			break;
 		}
+		kvc->news++;
 		status = frame(kvc, &header, channel->in + at + sizeof header);
 		if (status != KV_OK) {
 			return status;

@@ -308,15 +308,18 @@ kv_status_t kvc_wait(kvc_t *kvc, kvc_done_fn done, const void *object, uint64_t 
 	}
 }
 
+/* What has arrived already may be what the caller waits for: then it does not sleep. */
 static kvc_status_t poll_ns(kvc_t *kvc, uint64_t ns)
 {
+	uint64_t news;
 	kvc_status_t status;
 
 	if (!kvc) {
 		return kvc_fail(KV_ERR_ARG, "kvc_poll: no attachment given");
 	}
+	news = kvc->news;
 	status = kvc_enter(kvc);
-	if (status == KVC_OK && ns) {
+	if (status == KVC_OK && ns && kvc->news == news) {
 		kvc_sleep(kvc, ns);
 		kvc_pump(kvc);
 	}
@@ -339,6 +342,7 @@ kvc_status_t kvc_poll_us(kvc_t *kvc, uint32_t timeout_us)
 
 kvc_status_t kvc_await_us(kvc_t *kvc, uint32_t timeout_us)
 {
+	const uint64_t news = kvc ? kvc->news : 0;
 	kvc_status_t status = poll_ns(kvc, 0);
 	const kvc_map_t *map;
 	uint64_t beat, start, left, ns = timeout_us * KVC_NS_A_US;
@@ -360,6 +364,9 @@ kvc_status_t kvc_await_us(kvc_t *kvc, uint32_t timeout_us)
 				kvc->socket);
 	}
 
+	if (kvc->news != news) {
+		return KVC_OK;
+	}
 	left = map->stale_ns - kvc->awaited_ns;
 	start = kv_now_ns(&kvc->env);
 	status = poll_ns(kvc, ns < left ? ns : left);
