@@ -1,6 +1,7 @@
 /* Attaching, and what becomes of an attachment when the daemon refuses, lies, stops or dies. */
 #include "client_test.h"
 
+#include <poll.h>
 #include <sys/wait.h>
 
 static kvc_status_t try_attach(const bed_t *bed, uint32_t timeout_ms)
@@ -569,6 +570,32 @@ static void p7_a_space_can_be_opened_without_waiting(void **state)
 	bed_free(&bed);
 }
 
+/* The answer is in the socket when the wait begins: it is taken, and nothing else is waited for. */
+static void p5_a_wait_ends_with_what_had_arrived_before_it(void **state)
+{
+	kvc_status_t (*const waits[])(kvc_t *, uint32_t) = {kvc_poll, kvc_poll_us, kvc_await_us};
+	const uint32_t timeouts[] = {BED_TIMEOUT_MS, BED_TIMEOUT_MS * 1000u, BED_TIMEOUT_MS * 1000u};
+	bed_t bed;
+
+	(void)state;
+	bed_make(&bed, &fake_split);
+	for (uint32_t i = 0; i < KV_COUNT_OF(waits); i++) {
+		const kvc_identity_t identity = bed_identity();
+		struct pollfd fd = {.fd = kvc_fd(bed.kvc), .events = POLLIN};
+		kvc_space_t *space;
+		uint64_t start;
+
+		assert_int_equal(kvc_space_open_start(bed.kvc, &identity, &space), KVC_OK);
+		assert_int_equal(poll(&fd, 1, BED_TIMEOUT_MS), 1);
+		start = test_now_ms();
+		assert_int_equal(waits[i](bed.kvc, timeouts[i]), KVC_OK);
+		assert_true(test_now_ms() - start < FAKE_STALE_NS / 1000000u);
+		assert_int_equal(kvc_space_state(space), KVC_OK);
+		kvc_space_close(space);
+	}
+	bed_free(&bed);
+}
+
 static void observers_ask_and_hold_nothing(void **state)
 {
 	bed_t bed;
@@ -623,6 +650,7 @@ int main(void)
 		cmocka_unit_test(p1_a_reset_by_another_member_is_noticed),
 		cmocka_unit_test(p6_a_forked_child_is_told_so),
 		cmocka_unit_test(p7_a_space_can_be_opened_without_waiting),
+		cmocka_unit_test(p5_a_wait_ends_with_what_had_arrived_before_it),
 		cmocka_unit_test(observers_ask_and_hold_nothing),
 	};
 
