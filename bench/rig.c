@@ -122,8 +122,7 @@ int rig_attach(rig_t *rig, const char *model, uint32_t block_bytes)
 				     .socket = rig->socket,
 				     .role = KVC_ROLE_BOTH,
 				     .program = "kvd-bench",
-				     .timeout_ms = WAIT_MS,
-				     .spin_us = rig->spin_us};
+				     .timeout_ms = WAIT_MS};
 	char layout[160];
 	const kvc_identity_t identity = {.struct_size = sizeof identity,
 					 .model = model,

@@ -13,7 +13,6 @@ typedef struct rig {
 	char socket[192];
 	char options[1024]; /* words of a shell */
 	int cpu;            /* processor the daemon is pinned to, + 1; 0: none */
-	uint32_t spin_us;   /* of kvc_config_t */
 	kvc_t *kvc;
 	kvc_space_t *space;
 } rig_t;

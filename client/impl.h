@@ -317,7 +317,8 @@ struct kvc {
 	uint32_t role, rank;
 	uint64_t attachment; /* by it the daemon knows our older connections */
 	char program[65];
-	uint64_t timeout_ns, spin_ns;
+	uint64_t timeout_ns;
+	uint64_t most_spin_ns, spin_ns; /* as configured; with this daemon */
 	uint32_t staging_words;
 	int observe;
 	void (*on_memory)(void *ctx, const kvc_memory_t *memory, int mapped);

@@ -124,7 +124,8 @@ typedef struct kvc_config {
 	uint32_t rank;
 	const char *program; /* shown by kvctl; NULL: the process name */
 	uint32_t timeout_ms; /* of blocking calls without one of their own; 0: 5000 */
-	uint32_t spin_us;    /* busy-wait this long for a reply before sleeping; 0: 200; UINT32_MAX: never spin */
+	uint32_t spin_us; /* busy-wait this long for a reply before sleeping; 0: 200; UINT32_MAX: never spin. Not where
+			     the daemon may use no other CPU than the thread that attaches */
 	/* The staging holds the leaf digests of this many blocks of 256 leaves each; 0: 8192. A block of more leaves
 	 * (kvc_space_info_t: heads x leaves, of this rank's share) takes the room of several. */
 	uint32_t staging_blocks;

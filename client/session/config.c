@@ -90,9 +90,9 @@ kvc_status_t kvc_config_take(kvc_t *kvc, const kvc_config_t *given, kvc_config_t
 	kvc->on_memory = config->on_memory;
 	kvc->memory_ctx = config->memory_ctx;
 	kvc->timeout_ns = (config->timeout_ms ? config->timeout_ms : KVC_DEFAULT_TIMEOUT_MS) * KVC_NS_A_MS;
-	kvc->spin_ns = (config->spin_us ? config->spin_us : KVC_DEFAULT_SPIN_US) * UINT64_C(1000);
+	kvc->most_spin_ns = (config->spin_us ? config->spin_us : KVC_DEFAULT_SPIN_US) * UINT64_C(1000);
 	if (config->spin_us == UINT32_MAX) {
-		kvc->spin_ns = 0;
+		kvc->most_spin_ns = 0;
 	}
 	words = (uint64_t)(config->staging_blocks ? config->staging_blocks : KVC_DEFAULT_STAGING_BLOCKS) *
 		KVC_STAGING_WORDS_A_BLOCK;

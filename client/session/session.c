@@ -194,6 +194,7 @@ static void connect_now(kvc_t *kvc)
 		back_off(kvc);
 		return;
 	}
+	kvc->spin_ns = kv_sock_peer_runs_beside(kvc->channel.fd) ? kvc->most_spin_ns : 0;
 	kvc->channel.max_body = KV_WIRE_MAX_BODY_BEFORE_HELLO;
 	kvc->state = KVC_HELLO;
 	status = kvc_send(kvc, &ask);

@@ -2,6 +2,7 @@
 #include "kv/sock.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -215,6 +216,22 @@ static kv_status_t status_of_errno(int error)
 	default:
 		return KV_ERR_IO;
 	}
+}
+
+int kv_sock_peer_runs_beside(int fd)
+{
+	struct ucred peer = {0};
+	socklen_t len = sizeof peer;
+	cpu_set_t ours, theirs;
+
+	if (sched_getaffinity(0, sizeof ours, &ours) != 0 ||
+	    getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) != 0 || peer.pid <= 0 ||
+	    sched_getaffinity(peer.pid, sizeof theirs, &theirs) != 0) {
+		return sysconf(_SC_NPROCESSORS_ONLN) > 1;
+	}
+	CPU_OR(&ours, &ours, &theirs);
+
+	return CPU_COUNT(&ours) > 1;
 }
 
 kv_status_t kv_sock_send(int fd, const kv_frame_header_t *header, const uint8_t *body, size_t offset, const int *fds,

@@ -227,6 +227,9 @@ static void set_busy(kvd_host_t *host, uint64_t now)
 	uint64_t brief = most < BRIEF_NS ? most : BRIEF_NS;
 
 	most = host->options->sched ? brief : most; /* nobody else runs there meanwhile */
+	if (host->hot && !host->hot->runs_beside) {
+		most = brief = 0;
+	}
 
 	host->asked_ns = now;
 	host->gap_ns = (3 * host->gap_ns + (gap < LONG_GAP_NS ? gap : LONG_GAP_NS)) / 4;

@@ -21,6 +21,10 @@ kv_status_t kv_sock_listen(const char *path, unsigned mode, int backlog, int *p_
 kv_status_t kv_sock_send(int fd, const kv_frame_header_t *header, const uint8_t *body, size_t offset, const int *fds,
 			 size_t *p_sent);
 
+/* 0: this thread and the process at the other end may use one CPU only, and the same one (sched_getaffinity()): one
+ * that spins while it waits for the other keeps it from running. */
+int kv_sock_peer_runs_beside(int fd);
+
 /* Receive at most cap bytes and up to KV_WIRE_MAX_FDS descriptors without blocking; descriptors are CLOEXEC and belong
  * to the caller. More descriptors than fit are closed and *p_fd_count is UINT32_MAX. KV_PENDING: nothing there.
  * KV_ERR_CLOSED: end of file. Descriptors of two frames never come in one call. */

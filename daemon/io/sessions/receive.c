@@ -56,6 +56,7 @@ void kvd_session_open(kvd_host_t *host, kvd_namespace_t *ns, int fd)
 	session->roles = KV_ROLE_ANY;
 	session->opened_ns = kv_now_ns(host->env);
 	session->out_tail = &session->out;
+	session->runs_beside = kv_sock_peer_runs_beside(fd);
 	(void)kv_sock_ask_sender(fd); /* without it no member is proved, and joins are refused */
 	if (kvd_poller_add(host, &session->source, EPOLLIN) != KV_OK) {
 		goto err_free_in;

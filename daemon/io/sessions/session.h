@@ -48,7 +48,8 @@ struct kvd_session {
 
 	kvd_out_t *out, **out_tail;
 	size_t out_bytes;
-	int mute; /* the peer reads no more; what it has sent still counts */
+	int runs_beside; /* the client can run while the loop spins */
+	int mute;        /* the peer reads no more; what it has sent still counts */
 	int doomed;
 };
 
