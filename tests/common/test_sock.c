@@ -7,10 +7,12 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 
 static char dir[128], path[256];
 static int pair[2];
@@ -355,6 +357,50 @@ static void a_descriptor_that_is_no_socket_is_an_error(void **state)
 	close(null);
 }
 
+static void pin_to(size_t cpu)
+{
+	cpu_set_t one;
+
+	CPU_ZERO(&one);
+	CPU_SET(cpu, &one);
+	assert_int_equal(sched_setaffinity(0, sizeof one, &one), 0);
+}
+
+/* A process that has one CPU does not run beside a listener that has the same one. */
+static void p5_peers_on_one_cpu_do_not_run_beside_each_other(void **state)
+{
+	cpu_set_t all;
+	size_t cpus[2];
+	int n = 0, error, listener, fd;
+
+	(void)state;
+	assert_int_equal(sched_getaffinity(0, sizeof all, &all), 0);
+	for (size_t cpu = 0; cpu < CPU_SETSIZE && n < 2; cpu++) {
+		if (CPU_ISSET(cpu, &all)) {
+			cpus[n++] = cpu;
+		}
+	}
+	assert_int_equal(kv_sock_listen(path, 0600, 1, &listener, &error), KV_OK);
+	assert_int_equal(kv_sock_connect(path, &fd, &error), KV_OK);
+	assert_int_equal(kv_sock_peer_runs_beside(fd), n > 1);
+	pin_to(cpus[0]);
+	assert_int_equal(kv_sock_peer_runs_beside(fd), 0);
+	if (n > 1) {
+		/* This process has one CPU, and the one at the other end has another. */
+		const pid_t child = fork();
+
+		if (child == 0) {
+			pin_to(cpus[1]);
+			_exit(kv_sock_peer_runs_beside(fd));
+		}
+		assert_int_equal(waitpid(child, &error, 0), child);
+		assert_int_equal(WEXITSTATUS(error), 1);
+	}
+	assert_int_equal(sched_setaffinity(0, sizeof all, &all), 0);
+	close(fd);
+	close(listener);
+}
+
 #define WITH_PAIR(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 
 int main(void)
@@ -372,6 +418,7 @@ int main(void)
 		WITH_PAIR(p6_running_out_of_descriptors_is_an_error_not_a_leak),
 		WITH_PAIR(a_descriptor_that_is_no_socket_is_an_error),
 		WITH_PAIR(a_directory_that_is_not_there_is_said),
+		WITH_PAIR(p5_peers_on_one_cpu_do_not_run_beside_each_other),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
