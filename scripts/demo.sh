@@ -2,60 +2,17 @@
 # make demo: a small transformer that stops recomputing prompts it has seen; across turns, across a killed engine, across a killed daemon.
 #   scripts/demo.sh [BUILD_DIR]      SEED=1 (of the chat and of the trace), TRACE=file (replay your own trace instead)
 # Everything lives in a temporary directory and is gone afterwards. Exit 1: an answer differs from the run without any cache, or a check fails.
-set -euo pipefail
-cd "$(dirname "$0")/.."
-
-build=$(cd "${1:-build/release}" && pwd)
-seed=${SEED:-1}
-dir=$(mktemp -d "${TMPDIR:-/tmp}/kvd-demo.XXXXXX")
-socket=$dir/run/default.sock
-keeper=
+demo=demo # of the frame
 engine=
+processes() { echo "$engine"; }
+# shellcheck source=scripts/demo-frame.sh
+. "$(dirname "$0")/demo-frame.sh"
 
-stop() {
-	local pid
-	for pid in $engine $keeper; do
-		kill -TERM "$pid" 2>/dev/null || true
-	done
-	for pid in $engine $keeper; do
-		wait "$pid" 2>/dev/null || true
-	done
-	rm -rf "$dir"
-}
-trap stop EXIT
-trap 'exit 130' INT TERM
-
-say() { printf '\n%s\n' "$*"; }
-
-fail() {
-	printf 'demo: %s\n' "$*" >&2
-	if [ -s "$dir/kvd.log" ]; then
-		printf 'demo: the last lines of the daemon'\''s log:\n' >&2
-		tail -n 20 "$dir/kvd.log" >&2
-	fi
-	exit 1
-}
-
-# Wait until a command succeeds, as long as there is a keeper: wait_for SECONDS WHAT COMMAND...
-wait_for() {
-	local end=$((SECONDS + $1)) what=$2
-	shift 2
-	until "$@"; do
-		kill -0 "$keeper" 2>/dev/null || fail "kvd has ended: waited for $what"
-		[ "$SECONDS" -lt "$end" ] || fail "waited too long for $what"
-		sleep 0.05
-	done
-}
-
-answers() { "$build/bin/kvctl" status --socket "$socket" >/dev/null 2>&1; }
-
-lines_in() { [ -f "$1" ] && [ "$(wc -l <"$1")" -ge "$2" ]; }
-
-# The daemon is the keeper's child.
+# The daemon is the child of the keeper, which is $kvd.
 daemon_pid() {
 	local status
 	for status in /proc/[0-9]*/status; do
-		if grep -qs "^PPid:[[:space:]]*$keeper\$" "$status"; then
+		if grep -qs "^PPid:[[:space:]]*$kvd\$" "$status"; then
 			basename "$(dirname "$status")"
 			return
 		fi
@@ -69,11 +26,7 @@ chat() { "$build/bin/kve-chat" --seed "$seed" --json "$@" >>"$dir/results"; }
 report() { awk "$@" -f scripts/demo-report.awk "$dir/results"; }
 
 start_daemon() {
-	"$build/bin/kvd" --run_dir="$dir/run" --cpu.size=96MiB --cpu.slab_size=16MiB --index.max_blocks=65536 \
-		--nvme.path="$dir/disk" --nvme.size=384MiB --nvme.file_size=64MiB --http.listen=off --log.level=info \
-		>"$dir/kvd.log" 2>&1 &
-	keeper=$!
-	wait_for 20 "the daemon to answer" answers
+	start_kvd --cpu.size=96MiB --cpu.slab_size=16MiB --index.max_blocks=65536 --nvme.path="$dir/disk" --nvme.size=384MiB --nvme.file_size=64MiB --log.level=info
 }
 
 # An engine is killed -9 after a third of its requests; what it had stored stays.
@@ -129,14 +82,6 @@ chart() {
 	report -v what=verdict || fail "nothing was found, or an answer differs"
 }
 
-check() {
-	"$build/bin/kvctl" check --socket "$socket" >"$dir/check" || {
-		cat "$dir/check"
-		fail "kvctl check found something"
-	}
-	say "kvctl check: $(tail -n 1 "$dir/check")"
-}
-
 replay() {
 	local trace=${TRACE:-$dir/trace.jsonl} what="your trace ${TRACE:-}"
 	if [ -z "${TRACE:-}" ]; then
@@ -144,19 +89,19 @@ replay() {
 		what="a synthetic trace of conversations (TRACE=file make demo replays yours)"
 	fi
 	say "kvctl replay: the requests of $what"
-	"$build/bin/kvctl" replay --live --socket "$socket" --trace "$trace" || fail "the replay found wrong bytes or did not end"
+	ctl replay --live --trace "$trace" || fail "the replay found wrong bytes or did not end"
 }
 
 # Equal answers alone would also come from a cache that never gives anything.
 served() {
-	"$build/bin/kvctl" stats --socket "$socket" prefix_hit | awk '/_tokens_total/ {n += $2} END {exit !n}' ||
+	ctl stats prefix_hit | awk '/_tokens_total/ {n += $2} END {exit !n}' ||
 		fail "not one token came from kvd"
 }
 
 [ -z "${TRACE:-}" ] || [ -r "$TRACE" ] || fail "cannot read TRACE=$TRACE"
 run_chat
 served
-check
+check_daemon ""
 chart
 replay
 say "The demo took $SECONDS s."

@@ -2,57 +2,15 @@
 # make demo-pd: one engine computes prompts, another one generates the answers. The KV moves through kvd, and every token and log-probability is that of one engine.
 #   scripts/demo_pd.sh [BUILD_DIR]      SEED=1 (of the prompts), REQUESTS=24
 # Everything lives in a temporary directory and is gone afterwards. Exit 1: an answer differs from the run on one engine, or a check fails.
-set -euo pipefail
-cd "$(dirname "$0")/.."
-
-build=$(cd "${1:-build/release}" && pwd)
-seed=${SEED:-1}
+demo="demo-pd" # of the frame
 requests=${REQUESTS:-24}
-dir=$(mktemp -d "${TMPDIR:-/tmp}/kvd-demo-pd.XXXXXX")
-socket=$dir/run/default.sock
-daemon=
 nodes= # the daemons of the last phase
 prefill=
 decode=
+processes() { echo "$prefill $decode $nodes"; }
+# shellcheck source=scripts/demo-frame.sh
+. "$(dirname "$0")/demo-frame.sh"
 
-stop() {
-	local pid
-	for pid in $prefill $decode $daemon $nodes; do
-		kill -TERM "$pid" 2>/dev/null || true
-	done
-	for pid in $prefill $decode $daemon $nodes; do
-		wait "$pid" 2>/dev/null || true
-	done
-	rm -rf "$dir"
-}
-trap stop EXIT
-trap 'exit 130' INT TERM
-
-say() { printf '\n%s\n' "$*"; }
-
-fail() {
-	printf 'demo-pd: %s\n' "$*" >&2
-	if [ -s "$dir/kvd.log" ]; then
-		printf 'demo-pd: the last lines of the daemon'\''s log:\n' >&2
-		tail -n 20 "$dir/kvd.log" >&2
-	fi
-	exit 1
-}
-
-# Wait until a command succeeds: wait_for SECONDS WHAT COMMAND...
-wait_for() {
-	local end=$((SECONDS + $1)) what=$2
-	shift 2
-	until "$@"; do
-		kill -0 "$daemon" 2>/dev/null || fail "kvd has ended: waited for $what"
-		[ "$SECONDS" -lt "$end" ] || fail "waited too long for $what"
-		sleep 0.02
-	done
-}
-
-ctl() { "$build/bin/kvctl" --socket "$socket" "$@"; }
-answers() { ctl status >/dev/null 2>&1; }
-lines_in() { [ -f "$1" ] && [ "$(wc -l <"$1")" -ge "$2" ]; }
 has_transfers() { ctl transfers --json | grep '"transfer"' >/dev/null; }
 has_no_transfers() { ! has_transfers; }
 
@@ -93,10 +51,7 @@ report() {
 }
 
 start_daemon() {
-	"$build/bin/kvd" --run_dir="$dir/run" --keeper=off --cpu.size=256MiB --cpu.slab_size=64MiB --nvme.path= --http.listen=off \
-		--events.enabled=off --handover.max_bytes=128MiB --handover.ttl=10s >"$dir/kvd.log" 2>&1 &
-	daemon=$!
-	wait_for 20 "the daemon to answer" answers
+	start_kvd --keeper=off --cpu.size=256MiB --cpu.slab_size=64MiB --nvme.path= --events.enabled=off --handover.max_bytes=128MiB --handover.ttl=10s
 }
 
 one_engine() {
@@ -179,11 +134,7 @@ two_nodes() {
 
 check() {
 	wait_for 15 "the last hand-over to end" has_no_transfers # one that nobody takes ends at its time to live
-	ctl check >"$dir/check" || {
-		cat "$dir/check"
-		fail "kvctl check found something"
-	}
-	say "No hand-over is left. kvctl check: $(tail -n 1 "$dir/check")"
+	check_daemon "No hand-over is left. "
 }
 
 one_engine
