@@ -424,10 +424,10 @@ static int matches_prefetched(kvx_worker_t *worker, const void *message, size_t 
 		return 0;
 	}
 	prefetch->begun = 0;
+	follow_stream(worker); /* its fences hold also if it is given up */
 	if (len != prefetch->len || kv_digest(message, len) != prefetch->digest) {
 		return 0;
 	}
-	follow_stream(worker);
 	kvx_prefault_defer(worker, KVX_PREFAULT_STEP_NS);
 
 	return 1;
