@@ -168,28 +168,36 @@ static void p10_a_pool_the_device_cannot_be_given_is_declined(void **state)
 }
 
 /* What came before a step on the stream that it was planned on comes before it on the one it is computed on, also where
- * the driver refuses the n-th call of the plan: a save, which the step overwrites. Whether it was made. */
-static int change_stream(wr_t *wr, uint32_t key, uint64_t nth)
+ * the driver refuses the n-th call of the plan: a save, which the step overwrites. `given_up`: the loads of the plan
+ * cannot be made, and another step comes instead. Whether it was made. */
+static int change_stream(wr_t *wr, uint32_t key, uint64_t nth, int given_up)
 {
 	kvx_worker_t *worker = wr->rank[0].worker;
 	kvc_lease_t *lease = wr_lease(wr, 0, 8);
 	kvc_put_t *put = wr_put(wr, key, key + 4);
+	uint32_t ids[8];
 	kvc_status_t status;
 
+	memcpy(ids, wr_other, sizeof ids);
+	ids[7] = given_up ? WR_BLOCKS : ids[7]; /* there is no such block */
 	fake_cuda_hold(1);
 	wr_be_late();
 	wr_save(wr, put, wr_eight, 4);
 	(void)wr_take_steps(wr, NULL, 0); /* the step has ended */
 	wr_message(wr);
 	wr_add_fence(wr, wr_eight, 4);
-	wr_add_load(wr, lease, 0, 7, wr_other, 8);
+	wr_add_load(wr, lease, 0, 7, ids, 8);
 	usleep(2000); /* for the save to be on the device */
 	fake_cuda_fail_nth(nth);
 	assert_int_equal(wr_prefetch(wr, WR_PREFETCH), 1);
 	fake_cuda_fail_nth(0);
 	wr_device_set_stream(worker, 1);
-	wr_begin(wr);
-	wr_run_loads(wr);
+	if (given_up) {
+		kvx_worker_begin_step(worker, NULL, 0);
+	} else {
+		wr_begin(wr);
+		wr_run_loads(wr);
+	}
 	for (uint32_t i = 0; i < 4; i++) {
 		wr_fill_block(&wr->rank[0], wr_eight[i], 9, i);
 	}
@@ -202,13 +210,12 @@ static int change_stream(wr_t *wr, uint32_t key, uint64_t nth)
 	return status == KVC_OK;
 }
 
-static void p1_the_engine_may_change_its_stream(void **state)
+static void change_streams(wr_t *wr, int given_up)
 {
-	wr_t *wr = *state;
 	uint32_t key = 8;
 
 	for (uint64_t nth = 0; nth < ROUNDS; nth++) {
-		const int saved = change_stream(wr, key, nth);
+		const int saved = change_stream(wr, key, nth, given_up);
 		kvc_lease_t *lease;
 
 		for (uint32_t i = 0; i < 4; i++) {
@@ -216,6 +223,8 @@ static void p1_the_engine_may_change_its_stream(void **state)
 		}
 		wr_device_sync();
 		wr_device_set_stream(wr->rank[0].worker, 0);
+		wr_message(wr);
+		wr_step(wr); /* the step after one whose loads have failed stores nothing */
 		if (!saved) {
 			continue;
 		}
@@ -233,6 +242,16 @@ static void p1_the_engine_may_change_its_stream(void **state)
 	}
 	assert_int_equal(wr_stats(wr, 0).loads_prefetched, ROUNDS);
 	print_message("%u of %u saves were made\n", (key - 8) / 4, ROUNDS);
+}
+
+static void p1_the_engine_may_change_its_stream(void **state)
+{
+	change_streams(*state, 0);
+}
+
+static void p1_the_engine_may_change_its_stream_and_its_plan(void **state)
+{
+	change_streams(*state, 1);
 }
 
 /* One of two loads is lost that come in the same layers: nobody knows when its copy ends, and it was the last of its
@@ -444,6 +463,7 @@ int main(int argc, char **argv)
 		WR_TEST(p10_a_device_that_cannot_be_opened_is_refused_with_a_reason, wr_alone),
 		WR_TEST(p10_a_pool_the_device_cannot_be_given_is_declined, wr_one),
 		WR_TEST(p1_the_engine_may_change_its_stream, wr_layered),
+		WR_TEST(p1_the_engine_may_change_its_stream_and_its_plan, wr_layered),
 		WR_TEST(p1_a_copy_that_is_lost_does_not_hide_another, wr_layered),
 		WR_TEST(short_loads_and_slow_ones_come_whole, wr_layered),
 		WR_TEST(what_a_step_saves_of_many_requests_goes_together, wr_one),
