@@ -25,6 +25,7 @@ int fake_begin(size_t member, int flags)
 	}
 	if (call - atomic_load(&fake.fail_at) < atomic_load(&fake.fail_count)) {
 		atomic_store(&fake.failed, 1);
+		fake_cuda_trace("call %zu of the table is refused", member / sizeof(void *));
 		error = CU_UNKNOWN;
 	}
 	if (fake.always_error && fake.always_member == member) {

@@ -43,6 +43,11 @@ int fake_cuda_failed(void);
 /* Let each call of this member of the table answer `error` until 0 is given. */
 void fake_cuda_fail_always(size_t member, int error);
 
+/* What streams have done last (kernels, events, waits), and calls that were refused: a line each, oldest first. A test
+ * may add its own. Any thread. */
+void fake_cuda_trace(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void fake_cuda_print_trace(void);
+
 /* Calls of a member, and bytes and SMs of interest. */
 uint64_t fake_cuda_calls(size_t member);
 uint64_t fake_cuda_launches(void); /* of kernels, by themselves or as graphs */

@@ -53,6 +53,7 @@ typedef struct fake_piece {
 
 typedef struct fake_work {
 	fake_what_t what;
+	uint32_t stream;
 	struct fake_work *next;
 	fake_piece_t piece;
 	fake_piece_t *pieces; /* FAKE_BATCH: [count] */

@@ -207,6 +207,11 @@ void fake_kernel(const fake_work_t *work)
 		p.head = (uint32_t)(i / a->layers % a->heads);
 		p.pool = moves[move].pool + a->pool_first + p.head * a->pool_head + layer * a->page_bytes;
 		p.cache = bases[layer] + moves[move].block * a->cache_stride;
+		if (i % ((uint64_t)a->heads * a->layers) == 0) {
+			fake_cuda_trace("stream %u: %s block %u, layers %u to %u", work->stream,
+					p.gather ? "gather" : "scatter", (unsigned)moves[move].block, a->layer,
+					a->layer + a->layers);
+		}
 		addresses |= moves[move].pool | bases[layer];
 		copy_page(&p);
 		if (a->leaves) {

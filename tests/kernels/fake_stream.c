@@ -1,6 +1,39 @@
 /* Streams of the fake driver: queues whose heads run in any order, as long as waits allow it. */
 #include "fake_cuda_internal.h"
 
+#include <stdarg.h>
+
+#define TRACE_LINES 4096u
+#define TRACE_BYTES 96u
+
+/* ---- trace ----------------------------------------------------------------------------------- */
+
+static struct {
+	pthread_mutex_t lock;
+	uint64_t count; /* of lines ever written */
+	char lines[TRACE_LINES][TRACE_BYTES];
+} trace = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+void fake_cuda_trace(const char *format, ...)
+{
+	va_list args;
+
+	va_start(args, format);
+	pthread_mutex_lock(&trace.lock);
+	(void)vsnprintf(trace.lines[trace.count++ % TRACE_LINES], TRACE_BYTES, format, args);
+	pthread_mutex_unlock(&trace.lock);
+	va_end(args);
+}
+
+void fake_cuda_print_trace(void)
+{
+	pthread_mutex_lock(&trace.lock);
+	for (uint64_t i = trace.count > TRACE_LINES ? trace.count - TRACE_LINES : 0; i < trace.count; i++) {
+		printf("# %s\n", trace.lines[i % TRACE_LINES]);
+	}
+	pthread_mutex_unlock(&trace.lock);
+}
+
 /* ---- work ------------------------------------------------------------------------------------ */
 
 fake_work_t *fake_work(fake_what_t what)
@@ -87,10 +120,12 @@ static int run_one(fake_stream_t *stream)
 		free(work->call_args);
 		break;
 	case FAKE_RECORD:
+		fake_cuda_trace("stream %u: event %p", work->stream, (void *)work->marker);
 		work->marker->done = 1;
 		work->marker->at = atomic_load(&fake.clock);
 		break;
 	case FAKE_WAIT:
+		fake_cuda_trace("stream %u: has waited for event %p", work->stream, (void *)work->marker);
 		break;
 	}
 	unmark(work->marker);
@@ -310,6 +345,7 @@ void fake_enqueue(kvk_cu_stream_t handle, fake_work_t *work)
 		stream->first = work;
 	}
 	stream->last = work;
+	work->stream = (uint32_t)(stream - fake.streams);
 	if (fake.held == 2 || (!fake.held && !fake.config.lazy)) {
 		fake_run_all();
 	} else if (!fake.held && kv_test_below(&fake.rng, 4) == 0) {

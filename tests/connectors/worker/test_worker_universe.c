@@ -214,6 +214,7 @@ static void close_workers(world_t *w)
 static void reopen(world_t *w)
 {
 	wr_device_hold(0);
+	wr_device_trace("closed in step, moment", w->wr.step, w->now.moment);
 	close_workers(w);
 	for (uint32_t i = 0; i < LOADS; i++) {
 		u_load_t *load = &w->loads[i];
@@ -365,6 +366,7 @@ static int begin_step(world_t *w)
 	if (w->now.prefetched && u_one_in(w, 4)) {
 		w->now.held = 0;
 		wr_device_hold(0);
+		wr_device_trace("given up: step, second stream", w->wr.step, (uint32_t)w->second_stream);
 		abandon(w);
 	} else {
 		fail_at = w->now.prefetched ? 0 : fails;
@@ -553,6 +555,7 @@ static void run_step(world_t *w, int idle)
 	write_message(w, idle);
 	set_fates(w);
 	begun = wr_now_ms();
+	wr_device_trace("step, event", w->wr.step, w->now.event);
 	if (begin_step(w) || run_loads(w)) {
 		return;
 	}

@@ -43,6 +43,30 @@ int u_excuse_saves_of(world_t *w, uint32_t id)
 	return found;
 }
 
+/* Whose bytes a block has instead of those it must have. */
+static void describe_block(const world_t *w, uint32_t r, uint32_t id, uint32_t tag)
+{
+	uint32_t has = w->serial;
+
+	while (has > 0 && !wr_block_is(&w->wr.rank[r], id, has, 0)) {
+		has--;
+	}
+	print_message("step %u: block %u of rank %u has contents %u instead of %u\n", w->wr.step, id, r, has, tag);
+}
+
+static void describe_wrong_blocks(const world_t *w)
+{
+	wr_device_print_trace();
+	for (uint32_t b = 0; b < WR_BLOCKS; b++) {
+		for (uint32_t r = 0; r < w->wr.rank_count && !w->busy[b] && w->tag[b][0] == w->tag[b][1]; r++) {
+			if (!wr_block_is(&w->wr.rank[r], b, w->tag[b][0], 0)) {
+				describe_block(w, r, b, w->tag[b][0]);
+				return;
+			}
+		}
+	}
+}
+
 void u_check_blocks(world_t *w)
 {
 	for (uint32_t b = 0; b < WR_BLOCKS; b++) {
@@ -54,6 +78,9 @@ void u_check_blocks(world_t *w)
 		}
 	}
 	wr_device_sync();
+	if (w->wrong) {
+		describe_wrong_blocks(w);
+	}
 	assert_int_equal(w->wrong, 0);
 }
 
@@ -417,6 +444,10 @@ static void check_ended(const world_t *w, const u_load_t *load, uint32_t r)
 		named += failed ? 1u : 0u;
 		bytes += (uint64_t)(b->group ? w->split : w->wr.rank[r].layers) * WR_PAGE;
 		if (!load->silent) {
+			if (!failed && b->wrong[r]) {
+				wr_device_print_trace();
+				describe_block(w, r, b->id, w->space[load->space].tag[b->key]);
+			}
 			expect(load, r, failed || b->wrong[r] == 0, "wrong bytes");
 			expect(load, r, failed || !fails, "a block that is not there was not named");
 			expect(load, r, !failed || fails || load->excused || load->may_fail, "a good block was named");

@@ -366,6 +366,7 @@ static void write_block(void *args)
 	const wr_rank_t *rank = ((const call_args_t *)args)->rank;
 	const wr_content_t *c = &((const call_args_t *)args)->content;
 
+	wr_device_trace("engine writes block, seed", c->block, c->seed);
 	for (uint32_t l = c->first_layer; l < c->end_layer; l++) {
 		uint8_t *at = (uint8_t *)rank->base[l] + (size_t)c->block * WR_PAGE;
 

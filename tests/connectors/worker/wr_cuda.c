@@ -136,3 +136,13 @@ void wr_device_refuse_orders(int refuse)
 {
 	fake_cuda_fail_always(offsetof(kvk_cuda_ops_t, stream_wait), refuse ? 999 : 0);
 }
+
+void wr_device_trace(const char *what, uint32_t a, uint32_t b)
+{
+	fake_cuda_trace("%s %u %u", what, a, b);
+}
+
+void wr_device_print_trace(void)
+{
+	fake_cuda_print_trace();
+}

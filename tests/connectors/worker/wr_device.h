@@ -31,6 +31,9 @@ int wr_device_runs_behind(void);
 int wr_device_fail(uint64_t nth);
 /* It orders no stream behind another one. */
 void wr_device_refuse_orders(int refuse);
+/* A line of its trace, which says what it has done last. */
+void wr_device_trace(const char *what, uint32_t a, uint32_t b);
+void wr_device_print_trace(void);
 /* All of these have been done. */
 void wr_device_sync(void);
 

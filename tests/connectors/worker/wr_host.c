@@ -78,3 +78,14 @@ void wr_device_refuse_orders(int refuse)
 {
 	(void)refuse;
 }
+
+void wr_device_trace(const char *what, uint32_t a, uint32_t b)
+{
+	(void)what;
+	(void)a;
+	(void)b;
+}
+
+void wr_device_print_trace(void)
+{
+}
