@@ -20,10 +20,10 @@ void kvx_gpu_fill_stats(const kvx_worker_t *worker, kvx_worker_stats_t *stats);
 /* The device cannot be used, as its last error says: loads and saves are off for good. Transfer thread. Returns the
  * status. */
 kvc_status_t kvx_gpu_decline(kvx_worker_t *worker, kvc_status_t status);
-/* What is enqueued on `later` from now on runs after what is on `earlier` now. 0: the driver refuses. */
 /* Saves that are submitted from now on come after what the compute stream has now. 0: they would not. Engine's thread.
  */
 int kvx_gpu_set_save_point(kvx_worker_t *worker);
+/* What is enqueued on `later` from now on runs after what is on `earlier` now. 0: the driver refuses. */
 int kvx_gpu_order_streams(kvx_worker_t *worker, kvk_cu_stream_t earlier, kvk_cu_stream_t later);
 /* The timed part of the step begins on the engine's stream. 0: there is no timer for it. */
 int kvx_timers_start_step(kvx_wgpu_t *gpu);
