@@ -81,15 +81,15 @@ static void unlink_job(kvk_gpu_t *gpu, kvk_gpu_job_t *job)
 	gpu->idle = job;
 }
 
-/* Take back what was given back before its copies had ended. In the context, under the lock. */
+/* Take back what was given back before its copies had ended. A query that is refused says nothing of them. In the
+ * context, under the lock. */
 static void reclaim_jobs(kvk_gpu_t *gpu)
 {
 	kvk_gpu_job_t *next;
 
 	for (kvk_gpu_job_t *job = gpu->busy; job; job = next) {
 		next = job->next;
-		if (job->state == KVK_GPU_JOB_ENDING && !job->lost &&
-		    gpu->cuda->event_query(job->event) != KVK_CU_NOT_READY) {
+		if (job->state == KVK_GPU_JOB_ENDING && !job->lost && gpu->cuda->event_query(job->event) == 0) {
 			unlink_job(gpu, job);
 			atomic_fetch_sub(&gpu->ending, 1);
 		}
