@@ -122,7 +122,7 @@ kv_status_t kvd_core_create(const kvd_core_config_t *config, const kvd_world_t *
 	core->dead_trees = KVD_NONE;
 	memset(core->pending_heads, 0xff, sizeof core->pending_heads);
 	memset(core->handover_heads, 0xff, sizeof core->handover_heads);
-	core->reoffers = KVD_LIST_EMPTY;
+	core->reoffers = core->moved_handovers = KVD_LIST_EMPTY;
 	core->offers = core->waiting = (kvd_token_tree_t){.nodes = &core->token_nodes,
 							  .items = &core->handovers,
 							  .offset = offsetof(kvd_handover_t, select),
@@ -283,14 +283,13 @@ static const char *detail_of(kv_status_t status)
 	}
 }
 
-kv_status_t kvd_core_request(kvd_core_t *core, const kvd_ask_t *ask, kv_msg_t *reply, const char **detail)
+static kv_status_t handle_request(kvd_core_t *core, const kvd_ask_t *ask, kv_msg_t *reply)
 {
 	const kv_msg_t *msg = ask->msg;
 	kvd_member_t member = ask->member;
 	uint32_t ns = ask->ns;
 	kv_status_t status;
 
-	core->now_ns = kv_now_ns(core->env);
 	switch (ask->code) {
 	case KV_CODE_ACQUIRE:
 		status = kvd_lease_acquire(core, ns, member, &msg->acquire, &reply->acquire_reply);
@@ -306,6 +305,9 @@ kv_status_t kvd_core_request(kvd_core_t *core, const kvd_ask_t *ask, kv_msg_t *r
 		break;
 	case KV_CODE_PUT_END:
 		status = kvd_put_end(core, member, &msg->put_end, &reply->put_end_reply);
+		break;
+	case KV_CODE_PUT_LAYERS:
+		status = kvd_put_layers(core, member, &msg->put_layers, &reply->put_layers_reply);
 		break;
 	case KV_CODE_PUT_REVOKE:
 		status = kvd_put_revoke(core, member, &msg->put_revoke, &reply->put_revoke_reply);
@@ -331,6 +333,9 @@ kv_status_t kvd_core_request(kvd_core_t *core, const kvd_ask_t *ask, kv_msg_t *r
 	case KV_CODE_HANDOVER_TAIL:
 		status = kvd_handover_tail(core, ns, member, &msg->handover_tail, &reply->handover_tail_reply);
 		break;
+	case KV_CODE_HANDOVER_LEASE:
+		status = kvd_handover_lease(core, ns, member, &msg->handover_lease, &reply->handover_lease_reply);
+		break;
 	case KV_CODE_HANDOVER_DONE:
 		status = kvd_handover_done(core, ns, member, &msg->handover_done);
 		break;
@@ -344,6 +349,17 @@ kv_status_t kvd_core_request(kvd_core_t *core, const kvd_ask_t *ask, kv_msg_t *r
 		status = KV_ERR_UNKNOWN_REQUEST;
 		break;
 	}
+
+	return status;
+}
+
+kv_status_t kvd_core_request(kvd_core_t *core, const kvd_ask_t *ask, kv_msg_t *reply, const char **detail)
+{
+	kv_status_t status;
+
+	core->now_ns = kv_now_ns(core->env);
+	status = handle_request(core, ask, reply);
+	kvd_handovers_moved_run(core);        /* before a put ends well with its last layer, and is open no longer */
 	if (ask->code != KV_CODE_PUT_START) { /* its answer goes out before any notice about the put */
 		kvd_puts_run(core);
 	}

@@ -18,6 +18,11 @@
  * An entry may have tokens to select it by. Without a consumer it is in core->offers, and a SELECT that waits in
  * core->waiting, both trees of tokens; no two of them agree, but for what has been given back in this quantum.
  *
+ * A producer that computes layer by layer may also name an unfinished put of a full group, whose blocks follow those
+ * that are handed over. The entry tells its consumer how many of the put's layers are there, and gives this consumer,
+ * and nobody else, a lease on them (HANDOVER_LEASE, decision 051). When the put has ended well the producer hands its
+ * blocks over like any others. When the put or the entry ends otherwise, or the consumer leaves, so does that lease.
+ *
  * Each side is a member. That it has gone is noticed when the entry is next looked at, at the latest by a sweep over
  * all entries, which follows the end of a member or an epoch and is cut into quanta (decision 042).
  */
@@ -57,6 +62,9 @@ typedef struct kvd_handover {
 	uint32_t n;                               /* units that every group has */
 	uint32_t partial;                         /* tokens after them; 0: none */
 	kvd_handover_pins_t private_pins;         /* on a private block of each group, which have these tokens */
+	uint64_t open_put; /* its layers are handed over while it runs; 0, or one that does not run: none */
+	int is_moved;      /* the consumer has not been told of the open put's last step */
+	kvd_link_t of_moved;
 	uint8_t *tail;
 	uint32_t tail_len;
 	kvd_token_item_t select; /* words NULL: it is not selected by tokens */
@@ -83,10 +91,25 @@ kv_status_t kvd_handover_select(kvd_core_t *core, uint32_t ns, kvd_member_t memb
 				kv_msg_handover_select_reply_t *reply);
 kv_status_t kvd_handover_tail(kvd_core_t *core, uint32_t ns, kvd_member_t member, const kv_msg_handover_tail_t *ask,
 			      kv_msg_handover_tail_reply_t *reply);
+kv_status_t kvd_handover_lease(kvd_core_t *core, uint32_t ns, kvd_member_t member, const kv_msg_handover_lease_t *ask,
+			       kv_msg_handover_lease_reply_t *reply);
 kv_status_t kvd_handover_done(kvd_core_t *core, uint32_t ns, kvd_member_t member, const kv_msg_handover_done_t *ask);
 
 /* ---- for blocks and the core ----------------------------------------------------------------- */
 
+/* For puts: the layers of this entry's open put have become more, or it has ended early. */
+static inline void kvd_handover_note_moved(kvd_core_t *core, uint64_t number)
+{
+	kvd_handover_t *entry = number != 0 ? kvd_obj_at(&core->handovers, kvd_id_index(number)) : NULL;
+
+	if (entry && entry->number == number && !entry->is_moved) {
+		entry->is_moved = 1;
+		kvd_list_push(&core->moved_handovers, &core->handovers, offsetof(kvd_handover_t, of_moved),
+			      entry->self);
+	}
+}
+/* Notify the consumers of those entries. */
+void kvd_handovers_moved_run(kvd_core_t *core);
 /* A block that this pin of an entry keeps is lost: the entry fails, without any pin. */
 void kvd_handover_lose_block(kvd_core_t *core, uint32_t pin, kv_status_t why);
 /* One quantum: expire, and sweep; 1 while there is more. */

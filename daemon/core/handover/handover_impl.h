@@ -1,9 +1,10 @@
 /* handover_impl.h -- the parts of an entry's life, for handover/ only. run.c and send.c call select.c and room.c,
- * select.c calls recv.c, and all call handover.c. */
+ * select.c calls recv.c, open.c is called by core.c and run.c, and all call handover.c. */
 #ifndef KVD_CORE_HANDOVER_IMPL_H
 #define KVD_CORE_HANDOVER_IMPL_H
 
 #include "core/handover/handover.h"
+#include "core/put/put.h"
 
 /* What a request says of the entry that it means. */
 typedef struct kvd_handover_name {
@@ -70,6 +71,10 @@ void kvd_handover_set_select(kvd_core_t *core, kvd_handover_t *entry, const kvd_
 /* It is in neither tree. */
 void kvd_handover_withdraw(kvd_core_t *core, kvd_handover_t *entry);
 
+/* The open put while it runs; NULL: there is none. */
+kvd_put_t *kvd_handover_open_put(kvd_core_t *core, const kvd_handover_t *entry);
+/* What a notice says of the entry to its consumer. */
+kv_msg_handover_t kvd_handover_describe(kvd_core_t *core, const kvd_handover_t *entry);
 void kvd_handover_drop_pins(kvd_core_t *core, kvd_handover_pins_t *pins);
 /* FAILED. Without a consumer nothing of it is kept but the reason. */
 void kvd_handover_fail(kvd_core_t *core, kvd_handover_t *entry, kv_status_t why);

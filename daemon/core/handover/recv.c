@@ -30,18 +30,22 @@ static kv_status_t take_entry(kvd_core_t *core, kvd_handover_call_t *call, const
 
 void kvd_handover_begin_wait(kvd_core_t *core, kvd_handover_t *entry, uint64_t ttl, kv_msg_handover_recv_reply_t *reply)
 {
+	const kv_msg_handover_t now = kvd_handover_describe(core, entry);
+
 	kvd_handover_set_expiry(core, entry, core->now_ns + ttl);
 	if (entry->asked_ns == 0 && (entry->state == KV_HANDOVER_AWAITED || entry->state == KV_HANDOVER_SENDING)) {
 		entry->asked_ns = core->now_ns;
 	}
-	*reply = (kv_msg_handover_recv_reply_t){.number = entry->number,
-						.state = entry->state,
-						.n = entry->n,
-						.partial = entry->partial,
-						.status = entry->status,
-						.tail_bytes = entry->tail_len,
+	*reply = (kv_msg_handover_recv_reply_t){.number = now.number,
+						.state = now.state,
+						.n = now.n,
+						.partial = now.partial,
+						.status = now.status,
+						.tail_bytes = now.tail_bytes,
 						.bytes = kvd_handover_bytes(core, entry),
-						.ttl_ms = (uint32_t)(ttl / 1000000u)};
+						.ttl_ms = (uint32_t)(ttl / 1000000u),
+						.open_n = now.open_n,
+						.layers = now.layers};
 }
 
 kv_status_t kvd_handover_recv(kvd_core_t *core, uint32_t ns, kvd_member_t member, const kv_msg_handover_recv_t *ask,

@@ -80,13 +80,9 @@ static void move_consumer(kvd_core_t *core, kvd_handover_t *waiter, kvd_handover
 	waiter->consumer = (kvd_handover_side_t){0};
 	entry->asked_ns = waiter->asked_ns;
 	kvd_handover_set_expiry(core, entry, waiter->expiry_ns);
-	msg.handover = (kv_msg_handover_t){.number = waiter->number,
-					   .moved = entry->number,
-					   .state = entry->state,
-					   .n = entry->n,
-					   .partial = entry->partial,
-					   .status = entry->status,
-					   .tail_bytes = entry->tail_len};
+	msg.handover = kvd_handover_describe(core, entry);
+	msg.handover.moved = msg.handover.number;
+	msg.handover.number = waiter->number;
 	kvd_handover_discard(core, waiter);
 	kvd_member_notify(core, entry->consumer.member, KV_CODE_HANDOVER, &msg);
 	if (entry->state == KV_HANDOVER_COMPLETE) {

@@ -34,8 +34,9 @@ static void side_json(const kvd_core_t *core, kvd_json_t *json, const char *name
 	kvd_json_text(json, name, instance && instance->id == side->instance ? instance->name : "");
 }
 
-static void entry_json(const kvd_core_t *core, kvd_json_t *json, const kvd_handover_t *entry)
+static void entry_json(kvd_core_t *core, kvd_json_t *json, const kvd_handover_t *entry)
 {
+	const kv_msg_handover_t told = kvd_handover_describe(core, entry);
 	const kvd_space_t *space = core->ns[entry->ns]->spaces[entry->space];
 	char transfer[KVD_TRANSFER_MAX + 1] = "";
 	uint64_t now = kv_now_ns(core->env);
@@ -49,6 +50,8 @@ static void entry_json(const kvd_core_t *core, kvd_json_t *json, const kvd_hando
 	kvd_json_text(json, "status", kv_status_name(entry->status));
 	kvd_json_u64(json, "units", entry->n);
 	kvd_json_u64(json, "tokens", (uint64_t)entry->n * space->hash_tokens + entry->partial);
+	kvd_json_u64(json, "open_units", told.open_n);
+	kvd_json_u64(json, "layers", told.layers);
 	kvd_json_u64(json, "bytes", kvd_handover_bytes(core, entry));
 	kvd_json_u64(json, "tail_bytes", entry->tail_len);
 	kvd_json_u64(json, "select_tokens", kvd_handover_select_tokens(entry));
