@@ -90,7 +90,9 @@ void u_lease_verify(universe_t *u, const u_lease_t *lease)
 	header = u_header(lease->member, lease->offset);
 	slots = kv_lease_slots(header);
 	assert_true(header->ready <= header->n + lease->skip && header->n + lease->skip <= lease->n);
-	for (uint32_t i = lease->skip; i < header->ready; i++) {
+	for (uint32_t i = lease->skip; i < (header->layers > 0 ? header->n + lease->skip : header->ready); i++) {
+		/* A slot that is free is another block's soon. */
+		assert_true(u->pool || u->cpu.slots[slots[i - lease->skip]].state != KVS_FREE);
 		if (*u_bytes(u, slots[i - lease->skip]) != u_word(&lease->keys[i], lease->group)) {
 			fail_msg("lease %llu block %u: wrong bytes", (unsigned long long)lease->id, i);
 		}
