@@ -202,6 +202,75 @@ kvc_status_t kvc_acquire_start(kvc_space_t *space, const kvc_key_t *keys, uint32
 	return acquire_group(space, &space->groups[0], &want, p_lease);
 }
 
+/* ---- layers of a hand-over ------------------------------------------------------------------- */
+
+static kv_status_t take_open_grant(kvc_t *kvc, kvc_lease_t *lease, const kv_msg_handover_lease_reply_t *reply)
+{
+	kv_status_t status;
+
+	if (reply->n <= reply->skip || reply->n > KV_MAX_BLOCKS) {
+		return KV_ERR_PROTO;
+	}
+	status = kvc_grant_take(kvc, reply->lease, reply->offset, reply->n - reply->skip, KV_LEASE_READ, &lease->grant);
+	if (status == KV_OK) {
+		lease->n = reply->n;
+		lease->skip = reply->skip;
+		atomic_store(&lease->expires_ns, kv_now_ns(&kvc->env) + reply->ttl_ms * KVC_NS_A_MS);
+		kvc_lease_bind(lease);
+	}
+
+	return status;
+}
+
+static void on_open_leased(kvc_t *kvc, void *object, const kvc_answer_t *answer)
+{
+	kvc_lease_t *lease = object;
+	kv_status_t status = answer->status;
+
+	if (status == KV_OK) {
+		status = take_open_grant(kvc, lease, &answer->reply->handover_lease_reply);
+	}
+	if (status < 0) {
+		kvc_fail(status, "leasing the layers of a hand-over: %s%s%.200s", kv_status_text(status),
+			 answer->detail[0] ? ": " : "", answer->detail);
+	}
+	atomic_store(&lease->status, status);
+}
+
+kvc_status_t kvc_handover_lease(kvc_handover_t *handover, uint32_t ttl_ms, kvc_lease_t **p_lease)
+{
+	const kv_msg_handover_lease_t msg = {.number = handover->number, .ttl_ms = ttl_ms};
+	kvc_ask_t ask = {.code = KV_CODE_HANDOVER_LEASE, .msg = &msg, .done = on_open_leased, .fd = -1};
+	kvc_lease_t *lease;
+	kvc_status_t status;
+	kv_status_t sent;
+
+	if (handover->is_producer || !handover->space || !p_lease) {
+		return kvc_fail(KV_ERR_ARG, "kvc_handover_lease: not the consumer, or its space is closed");
+	}
+	status = kvc_space_usable(handover->space);
+	if (status != KVC_OK) {
+		return status;
+	}
+	lease = kvc_lease_new(handover->space);
+	if (!lease) {
+		return kvc_fail(KV_ERR_NOMEM, "out of memory for a lease");
+	}
+	ask.object = lease;
+	if (handover->number == 0 || handover->open_n == 0) {
+		atomic_store(&lease->status, KV_MISS);
+	} else {
+		sent = kvc_send(handover->kvc, &ask);
+		if (sent != KV_OK) {
+			kvc_lease_forget(lease);
+			return kvc_fail(sent, "HANDOVER_LEASE could not be sent: %s", kv_status_text(sent));
+		}
+	}
+	*p_lease = lease;
+
+	return KVC_OK;
+}
+
 static int is_acquire_answered(const void *object)
 {
 	return atomic_load(&((const kvc_lease_t *)object)->status) != KV_PENDING;
