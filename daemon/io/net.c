@@ -1,6 +1,7 @@
 /* The daemon's end of the net process: see net.h. */
 #include "io/net.h"
 
+#include "io/members/member_table.h"
 #include "io/poller.h"
 #include "net/wire.h"
 
@@ -24,6 +25,14 @@
 #define YOUNG_NS     UINT64_C(30000000000) /* one that ends before this makes the pause longer */
 #define HIGH_FD      16                    /* below it the process's own descriptors are put in place */
 
+/* A FETCH that the net process has not answered. */
+typedef struct kvd_net_asked {
+	uint64_t order;
+	kvd_member_t member;
+	uint64_t frame_id;
+	uint32_t timeout_ms;
+} kvd_net_asked_t;
+
 typedef struct kvd_net_host {
 	kvd_source_t source; /* our end of the pair; fd -1: no process */
 	int program_fd;
@@ -32,6 +41,9 @@ typedef struct kvd_net_host {
 	uint64_t due_ns; /* no process: when to start the next one */
 	uint32_t failures;
 	uint32_t starts;
+	uint64_t orders; /* so far */
+	kvd_net_asked_t asked[KVD_NET_ASKED_MAX];
+	uint32_t asked_count;
 	kvd_net_config_t config;
 	kvd_net_state_t state; /* as it said last; zero: nothing yet */
 } kvd_net_host_t;
@@ -93,20 +105,43 @@ static int spawn(kvd_net_host_t *net, int socket_fd)
 	return result;
 }
 
-/* One message, or none. */
-static void take_report(kvd_host_t *host)
+/* ---- answers --------------------------------------------------------------------------------- */
+
+static void answer_fetch(kvd_host_t *host, uint32_t i, kv_status_t status)
 {
-	static kvd_net_state_t fresh;
+	kvd_net_host_t *net = host->net;
+	const kvd_net_asked_t asked = net->asked[i];
+	const kv_msg_t reply = {.fetch_reply = {.timeout_ms = asked.timeout_ms}};
+
+	net->asked[i] = net->asked[--net->asked_count];
+	kvd_request_reply_late(host, asked.member, KV_CODE_FETCH, asked.frame_id, status, &reply);
+}
+
+static void take_answers(kvd_host_t *host, const kvd_net_begun_t *begun)
+{
+	kvd_net_host_t *net = host->net;
+
+	for (uint32_t a = 0; a < begun->count; a++) {
+		const kv_status_t status = (kv_status_t)begun->answers[a].status;
+		uint32_t i = 0;
+
+		while (i < net->asked_count && net->asked[i].order != begun->answers[a].order) {
+			i++;
+		}
+		if (i < net->asked_count) {
+			answer_fetch(host, i, status <= KV_OK ? status : KV_ERR_NOT_FOUND);
+		}
+	}
+}
+
+static void take_state(kvd_host_t *host, const kvd_net_state_t *fresh)
+{
 	kvd_net_host_t *net = host->net;
 	kvd_peer_counts_t add = {0};
 	uint64_t up = 0;
 
-	if (recv(net->source.fd, &fresh, sizeof fresh, MSG_DONTWAIT | MSG_TRUNC) != (ssize_t)sizeof fresh ||
-	    fresh.version != KVD_NET_WIRE || fresh.verb != KVD_NET_VERB_STATE || fresh.count > KVD_PEERS_MAX) {
-		return;
-	}
-	for (uint32_t i = 0; i < fresh.count; i++) {
-		const kvd_peer_counts_t *now = &fresh.peers[i].counts, *then = &net->state.peers[i].counts;
+	for (uint32_t i = 0; i < fresh->count; i++) {
+		const kvd_peer_counts_t *now = &fresh->peers[i].counts, *then = &net->state.peers[i].counts;
 
 		add.bytes_in += now->bytes_in - then->bytes_in;
 		add.bytes_out += now->bytes_out - then->bytes_out;
@@ -116,7 +151,7 @@ static void take_report(kvd_host_t *host)
 		add.serve_failed += now->serve_failed - then->serve_failed;
 		add.breaks += now->breaks - then->breaks;
 		add.corrupt += now->corrupt - then->corrupt;
-		up += fresh.peers[i].state == KVD_PEER_UP;
+		up += fresh->peers[i].state == KVD_PEER_UP;
 	}
 	kv_metric_set(&host->metrics, KV_M_PEERS_UP, up);
 	kv_metric_add(&host->metrics, KV_M_PEER_BYTES_IN, add.bytes_in);
@@ -127,11 +162,32 @@ static void take_report(kvd_host_t *host)
 	kv_metric_add(&host->metrics, KV_M_PEER_SERVE_FAILED, add.serve_failed);
 	kv_metric_add(&host->metrics, KV_M_PEER_BREAKS, add.breaks);
 	kv_metric_add(&host->metrics, KV_M_PEER_CORRUPT, add.corrupt);
-	kv_metric_add(&host->metrics, KV_M_PEER_BAD_FRAMES, fresh.refused_frames - net->state.refused_frames);
-	kv_metric_add(&host->metrics, KV_M_PEER_BAD_PROOFS, fresh.refused_proofs - net->state.refused_proofs);
-	kv_metric_add(&host->metrics, KV_M_PEER_BAD_LINKS, fresh.refused_links - net->state.refused_links);
-	net->state = fresh;
+	kv_metric_add(&host->metrics, KV_M_PEER_BAD_FRAMES, fresh->refused_frames - net->state.refused_frames);
+	kv_metric_add(&host->metrics, KV_M_PEER_BAD_PROOFS, fresh->refused_proofs - net->state.refused_proofs);
+	kv_metric_add(&host->metrics, KV_M_PEER_BAD_LINKS, fresh->refused_links - net->state.refused_links);
+	net->state = *fresh;
 	net->heard_ns = kv_now_ns(host->env);
+}
+
+/* One message, or none. */
+static void take_message(kvd_host_t *host)
+{
+	static union {
+		struct {
+			uint32_t version, verb;
+		} head;
+		kvd_net_state_t state;
+		kvd_net_begun_t begun;
+	} fresh;
+	const ssize_t n = recv(host->net->source.fd, &fresh, sizeof fresh, MSG_DONTWAIT | MSG_TRUNC);
+
+	if (n == (ssize_t)sizeof fresh.state && fresh.head.version == KVD_NET_WIRE &&
+	    fresh.head.verb == KVD_NET_VERB_STATE && fresh.state.count <= KVD_PEERS_MAX) {
+		take_state(host, &fresh.state);
+	} else if (n == (ssize_t)sizeof fresh.begun && fresh.head.version == KVD_NET_WIRE &&
+		   fresh.head.verb == KVD_NET_VERB_BEGUN && fresh.begun.count <= KVD_NET_BEGUN_MAX) {
+		take_answers(host, &fresh.begun);
+	}
 }
 
 /* It has gone, or is made to go: reaped in a later step. */
@@ -153,6 +209,9 @@ static void end_process(kvd_host_t *host, const char *why)
 	net->due_ns = now + pause;
 	memset(&net->state, 0, sizeof net->state);
 	kv_metric_set(&host->metrics, KV_M_PEERS_UP, 0);
+	while (net->asked_count > 0) {
+		answer_fetch(host, 0, KV_ERR_UNREACHABLE);
+	}
 	kv_log(KV_LOG_ERROR, "io", "the net process %s: peers are off; pid %d started_again_in_ms %llu", why,
 	       (int)net->pid, (unsigned long long)(pause / 1000000u));
 }
@@ -161,7 +220,7 @@ static int net_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
 {
 	(void)source;
 	if (events & EPOLLIN) {
-		take_report(host);
+		take_message(host);
 	}
 	if (events & (EPOLLHUP | EPOLLERR)) {
 		end_process(host, "has ended");
@@ -355,9 +414,14 @@ kv_status_t kvd_request_fetch(kvd_host_t *host, kvd_call_t *call)
 		call->detail = "the peer is not connected; kvctl peers says why";
 		return KV_ERR_UNREACHABLE;
 	}
+	if (net->asked_count == KVD_NET_ASKED_MAX) {
+		call->detail = "the net process has too much to begin";
+		return KV_ERR_BUSY;
+	}
 	memset(&order, 0, sizeof order);
 	order.version = KVD_NET_WIRE;
 	order.verb = KVD_NET_VERB_FETCH;
+	order.order = ++net->orders;
 	snprintf(order.ns, sizeof order.ns, "%s", call->session->ns->name);
 	memcpy(order.peer, ask->peer.data, ask->peer.len);
 	memcpy(order.transfer, ask->transfer.data, ask->transfer.len);
@@ -370,9 +434,14 @@ kv_status_t kvd_request_fetch(kvd_host_t *host, kvd_call_t *call)
 	order.names_len = ask->names.len;
 	order.timeout_ms = grant_time(host, ask->timeout_ms);
 	status = send_with_names(net, &order, ask->names);
-	call->reply->fetch_reply.timeout_ms = order.timeout_ms;
+	if (status == KV_OK) {
+		net->asked[net->asked_count++] = (kvd_net_asked_t){.order = order.order,
+								   .member = kvd_member_entry_id(call->session->member),
+								   .frame_id = call->header->id,
+								   .timeout_ms = order.timeout_ms};
+	}
 
-	return status;
+	return status == KV_OK ? KV_PENDING : status;
 }
 
 /* ---- what people see ------------------------------------------------------------------------- */

@@ -1,10 +1,11 @@
 /* The consumer's side of a transfer: this process is the producer of a hand-over here, of the same name.
  *
- *   FETCH of the daemon --a hand-over here has begun--> OPENING --keys, and the link is up: ASK--> ASKED
+ *   FETCH of the daemon --> OPENING --keys, a hand-over here has begun: the daemon is answered; ASK--> ASKED
  *   each OFFER: a put --granted--> room in the landing window: GO --bytes--> compared with the digests while they are
  *       copied into the put --visible--> handed over, when those before are
  *   ASKED --END and all of it is handed over: FINISH--> LAST --answered--> gone
- *   any --failure, the peer is down, the consumer has gone, the deadline--> the hand-over here fails: FINISH says why
+ *   any --failure, the peer is down, the consumer has gone, the deadline--> the hand-over here fails, or the FETCH has
+ *       this answer: FINISH says why
  *
  * Only the landing window is remotely written. Its buffers are bounded for each peer, and one that UCX may still write
  * to is not used again before UCX has said that it will not.
@@ -60,6 +61,7 @@ struct kvd_fetch {
 	kvd_net_t *net;
 	kvd_net_peer_t *peer;
 	uint64_t id;
+	uint64_t order; /* of the daemon; 0: it is answered */
 	state_t state;
 	kvd_prefix_t prefix;
 	char ns[65];
@@ -176,6 +178,23 @@ static void fail(kvd_fetch_t *fetch, kv_status_t status)
 	}
 }
 
+static kvc_handover_info_t handover_info(const kvd_fetch_t *fetch)
+{
+	kvc_handover_info_t info = {.struct_size = sizeof info};
+
+	kvc_handover_get_info(fetch->handover, &info);
+
+	return info;
+}
+
+static void answer(kvd_fetch_t *fetch, kv_status_t status)
+{
+	if (fetch->order != 0) {
+		kvd_net_answer(fetch->net, fetch->order, status);
+		fetch->order = 0;
+	}
+}
+
 static void finish(kvd_fetch_t *fetch)
 {
 	const kvd_net_finish_t message = {.id = fetch->id, .status = fetch->failed};
@@ -194,6 +213,8 @@ static void finish(kvd_fetch_t *fetch)
 		kv_log(KV_LOG_INFO, "net", "a transfer has failed: peer %s namespace %s units %u error \"%s\"",
 		       fetch->peer->config->name, fetch->ns, fetch->handed, kv_status_text(fetch->failed));
 	}
+	/* Where a hand-over has begun the consumer hears of its end by it, and nothing is left when it has heard. */
+	answer(fetch, fetch->handover && handover_info(fetch).number != 0 ? KV_OK : fetch->failed);
 	fetch->peer->fetching--;
 	fetch->net->fetch_count--;
 	if (fetch->failed == KV_OK) {
@@ -212,7 +233,7 @@ void kvd_fetches_lost(kvd_net_peer_t *peer)
 {
 	for (kvd_fetch_t *fetch = peer->net->fetches; fetch; fetch = fetch->next) {
 		if (fetch->peer == peer) {
-			fail(fetch, KV_ERR_PRODUCER_LOST);
+			fail(fetch, fetch->state == OPENING ? KV_ERR_UNREACHABLE : KV_ERR_PRODUCER_LOST);
 		}
 	}
 }
@@ -237,6 +258,7 @@ kv_status_t kvd_fetch_begin(kvd_net_t *net, const kvd_net_fetch_t *order, const 
 	fetch->net = net;
 	fetch->peer = peer;
 	fetch->id = ++net->next_id;
+	fetch->order = order->order;
 	fetch->flags = order->flags;
 	fetch->deadline_ns = net->now_ns + timeout_ns;
 	memcpy(fetch->ns, order->ns, sizeof fetch->ns);
@@ -258,7 +280,7 @@ kv_status_t kvd_fetch_begin(kvd_net_t *net, const kvd_net_fetch_t *order, const 
 	return KV_OK;
 }
 
-/* Nothing of it yet: from now on its consumer hears of our end. */
+/* Nothing of it yet. */
 static kv_status_t begin_handover(kvd_fetch_t *fetch)
 {
 	const kvc_handover_chunk_t chunk = {.struct_size = sizeof chunk, .transfer = fetch->transfer};
@@ -654,9 +676,8 @@ static kv_status_t wait_for_room(kvd_fetch_t *fetch, uint32_t handed)
  * KV_ALREADY: that was all. */
 static kv_status_t check_handover(kvd_fetch_t *fetch)
 {
-	kvc_handover_info_t info = {.struct_size = sizeof info};
+	const kvc_handover_info_t info = handover_info(fetch);
 
-	kvc_handover_get_info(fetch->handover, &info);
 	if (info.state == KVC_HANDOVER_ENDED) { /* with the last chunk: it was taken at once */
 		return fetch->state == LAST && info.status == KVC_OK ? KV_ALREADY
 		       : info.status < 0                             ? (kv_status_t)info.status
@@ -701,6 +722,12 @@ static kv_status_t step(kvd_fetch_t *fetch)
 	if (status != KV_OK) {
 		return status == KV_PENDING ? KV_OK : status;
 	}
+	if (!link) {
+		return KV_ERR_UNREACHABLE;
+	}
+	if (!fetch->net->ucx) {
+		return KV_ERR_UNSUPPORTED;
+	}
 	if (!fetch->handover) {
 		return begin_handover(fetch);
 	}
@@ -708,11 +735,8 @@ static kv_status_t step(kvd_fetch_t *fetch)
 	if (handover == KV_ALREADY || handover < 0) {
 		return handover;
 	}
-	if (!link) {
-		return KV_ERR_UNREACHABLE;
-	}
-	if (!fetch->net->ucx) {
-		return KV_ERR_UNSUPPORTED;
+	if (handover == KV_OK) {
+		answer(fetch, KV_OK);
 	}
 	if (fetch->state == OPENING) {
 		status = handover == KV_OK ? send_ask(fetch, link) : KV_OK;
@@ -722,6 +746,12 @@ static kv_status_t step(kvd_fetch_t *fetch)
 	status = step_batches(fetch);
 
 	return status == KV_OK && handover == KV_OK ? hand_over(fetch) : status;
+}
+
+/* It is not known yet whether its hand-over has begun; so it cannot end. */
+static int is_beginning(const kvd_fetch_t *fetch)
+{
+	return fetch->order != 0 && fetch->handover && handover_info(fetch).status == KVC_PENDING;
 }
 
 void kvd_fetches_step(kvd_net_t *net)
@@ -734,6 +764,10 @@ void kvd_fetches_step(kvd_net_t *net)
 
 		if (status == KV_OK && net->now_ns > fetch->deadline_ns) {
 			status = KV_ERR_TIMEOUT;
+		}
+		if (status != KV_OK && is_beginning(fetch)) {
+			fail(fetch, status);
+			status = KV_OK;
 		}
 		if (status == KV_OK) {
 			at = &fetch->next;

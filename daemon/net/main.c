@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -19,7 +18,6 @@
 #define BUSY_MS      2 /* libkvc's answers and deadlines */
 #define UCX_AGAIN_NS UINT64_C(2000000000)
 #define UCX_STEPS    64u /* in one iteration: what has landed is taken while more comes */
-#define ORDERS       64u /* in one iteration */
 
 static kvd_net_t net_;
 static kvd_net_config_t config_;
@@ -35,61 +33,6 @@ static int receive_config(void)
 	} while (n < 0 && errno == EINTR);
 
 	return n == (ssize_t)sizeof config_ && config_.version == KVD_NET_WIRE && config_.verb == KVD_NET_VERB_CONFIG;
-}
-
-static kv_status_t begin_fetch(const kvd_net_fetch_t *order, int fd)
-{
-	uint8_t *names;
-	kv_status_t status;
-
-	if (fd < 0 || order->names_len == 0) {
-		return KV_ERR_PROTO;
-	}
-	names = mmap(NULL, order->names_len, PROT_READ, MAP_PRIVATE, fd, 0);
-	if (names == MAP_FAILED) {
-		return KV_ERR_NOMEM;
-	}
-	status = kvd_fetch_begin(&net_, order, names);
-	munmap(names, order->names_len);
-
-	return status;
-}
-
-/* One order. 0: there is none; -1: the daemon has gone. */
-static int take_order(void)
-{
-	union {
-		struct cmsghdr align;
-		char bytes[CMSG_SPACE(sizeof(int))];
-	} control;
-	static kvd_net_fetch_t order;
-	struct iovec part = {&order, sizeof order};
-	struct msghdr message = {.msg_iov = &part,
-				 .msg_iovlen = 1,
-				 .msg_control = control.bytes,
-				 .msg_controllen = sizeof control.bytes};
-	ssize_t n = recvmsg(KVD_NET_FD, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-	struct cmsghdr *head = n > 0 ? CMSG_FIRSTHDR(&message) : NULL;
-	kv_status_t status = KV_ERR_PROTO;
-	int fd = -1;
-
-	if (n <= 0) {
-		return n < 0 && (errno == EAGAIN || errno == EINTR) ? 0 : -1;
-	}
-	if (head && head->cmsg_type == SCM_RIGHTS && head->cmsg_len == CMSG_LEN(sizeof fd)) {
-		memcpy(&fd, CMSG_DATA(head), sizeof fd);
-	}
-	if (n == (ssize_t)sizeof order && order.version == KVD_NET_WIRE && order.verb == KVD_NET_VERB_FETCH) {
-		status = begin_fetch(&order, fd);
-	}
-	if (status != KV_OK) {
-		kv_log(KV_LOG_WARN, "net", "a transfer was not begun: error \"%s\"", kv_status_text(status));
-	}
-	if (fd >= 0) {
-		close(fd);
-	}
-
-	return 1;
 }
 
 static void report_peer(kvd_net_peer_t *peer, kvd_peer_report_t *report)
@@ -183,7 +126,7 @@ static void wait_for_events(void)
 	static struct pollfd fds[FDS_MAX];
 	int of_tenants[64];
 	const int busy = net_.fetches || net_.serves;
-	uint32_t n = add_fd(fds, 0, KVD_NET_FD, POLLIN);
+	uint32_t n = add_fd(fds, 0, KVD_NET_FD, net_.answer_count > 0 ? POLLIN | POLLOUT : POLLIN);
 	uint32_t tenants = kvd_tenants_fds(&net_, of_tenants, KV_COUNT_OF(of_tenants));
 
 	n = add_fd(fds, n, net_.listen_fd, POLLIN);
@@ -216,14 +159,9 @@ static void run(void)
 	uint64_t report_ns = 0;
 
 	while (1) {
-		int order = 1;
-
 		net_.now_ns = kv_now_ns(&kv_env_posix);
 		net_.moved = 0;
-		for (uint32_t i = 0; i < ORDERS && order > 0; i++) {
-			order = take_order();
-		}
-		if (order < 0) {
+		if (kvd_net_take_orders(&net_) != KV_OK) {
 			return;
 		}
 		if (net_.now_ns >= net_.ucx_ns) {
@@ -232,6 +170,7 @@ static void run(void)
 		kvd_tenants_poll(&net_);
 		kvd_net_peers_step(&net_);
 		kvd_fetches_step(&net_);
+		kvd_net_send_answers(&net_);
 		kvd_serves_step(&net_);
 		for (uint32_t i = 0; i < UCX_STEPS && net_.ucx && kvd_ucx_progress(net_.ucx); i++) {
 			net_.moved = 1;

@@ -1,6 +1,7 @@
 /* daemon/net/net.h -- the net process: everything it owns. One thread; main.c polls, the others do one step at a time.
  *
- *   main.c    the loop, what the daemon says, what it is told
+ *   main.c    the loop, reports to the daemon
+ *   orders.c  what the daemon orders, and what it is answered
  *   links.c   links to and from peers: dialling, the breaker, names, who may speak (peer.c: one of them)
  *   link.c    one control connection (auth.c, messages.c)
  *   ucx.c     the bytes
@@ -74,8 +75,19 @@ struct kvd_net {
 	kvd_fetch_t *fetches;
 	uint32_t fetch_count;
 	kvd_serve_t *serves;
+	kvd_net_answer_t answers[KVD_NET_ASKED_MAX]; /* that the daemon has not got */
+	uint32_t answer_count;
 	uint64_t refused_frames, refused_proofs, refused_links;
 };
+
+/* ---- orders.c -------------------------------------------------------------------------------- */
+
+/* KV_ERR_CLOSED: the daemon has gone. */
+kv_status_t kvd_net_take_orders(kvd_net_t *net);
+/* The one answer to a FETCH. */
+void kvd_net_answer(kvd_net_t *net, uint64_t order, kv_status_t status);
+/* As many as the socket takes. */
+void kvd_net_send_answers(kvd_net_t *net);
 
 /* ---- links.c --------------------------------------------------------------------------------- */
 
@@ -95,7 +107,8 @@ void kvd_net_peer_break(kvd_net_peer_t *peer, kv_status_t status, const char *wh
 
 /* ---- fetch.c --------------------------------------------------------------------------------- */
 
-/* What the consumer's daemon has passed on. `names`: order->names_len bytes. */
+/* What the consumer's daemon has passed on. `names`: order->names_len bytes. With KV_OK the fetch answers it, else the
+ * caller does. */
 kv_status_t kvd_fetch_begin(kvd_net_t *net, const kvd_net_fetch_t *order, const uint8_t *names);
 void kvd_fetches_step(kvd_net_t *net);
 /* From the peer that we asked. Another status than KV_OK ends the link. */

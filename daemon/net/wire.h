@@ -3,7 +3,7 @@
  * version and size are in each message.
  *
  *   daemon --> net   CONFIG first, then FETCH: with a memfd that holds tokens or hashes
- *   net --> daemon   STATE, at least each KVD_NET_REPORT_NS
+ *   net --> daemon   STATE, at least each KVD_NET_REPORT_NS; BEGUN: one answer to each FETCH
  */
 #ifndef KVD_NET_WIRE_H
 #define KVD_NET_WIRE_H
@@ -12,10 +12,17 @@
 #include "peers.h"
 
 #define KVD_NET_FD        3 /* of the net process */
-#define KVD_NET_WIRE      1u
+#define KVD_NET_WIRE      2u
 #define KVD_NET_REPORT_NS UINT64_C(500000000)
+#define KVD_NET_ASKED_MAX 1024u /* FETCHes that are not answered */
+#define KVD_NET_BEGUN_MAX 64u   /* answers in one message */
 
-typedef enum kvd_net_verb { KVD_NET_VERB_CONFIG = 1, KVD_NET_VERB_FETCH = 2, KVD_NET_VERB_STATE = 3 } kvd_net_verb_t;
+typedef enum kvd_net_verb {
+	KVD_NET_VERB_CONFIG = 1,
+	KVD_NET_VERB_FETCH = 2,
+	KVD_NET_VERB_STATE = 3,
+	KVD_NET_VERB_BEGUN = 4
+} kvd_net_verb_t;
 
 typedef struct kvd_net_config {
 	uint32_t version, verb;
@@ -31,6 +38,7 @@ typedef struct kvd_net_config {
 /* A consumer here wants what a peer has. */
 typedef struct kvd_net_fetch {
 	uint32_t version, verb;
+	uint64_t order; /* named by its answer */
 	char ns[65];
 	char peer[KVD_PEER_NAME_MAX + 1];
 	char transfer[129];
@@ -41,6 +49,18 @@ typedef struct kvd_net_fetch {
 	char identity[4096];
 	char salt[1024];
 } kvd_net_fetch_t;
+
+/* What has become of a FETCH. */
+typedef struct kvd_net_answer {
+	uint64_t order;
+	int32_t status; /* OK: its hand-over here has begun, and tells what follows; else why there is none */
+} kvd_net_answer_t;
+
+typedef struct kvd_net_begun {
+	uint32_t version, verb;
+	uint32_t count;
+	kvd_net_answer_t answers[KVD_NET_BEGUN_MAX];
+} kvd_net_begun_t;
 
 typedef enum kvd_peer_state { KVD_PEER_DOWN, KVD_PEER_DIALLING, KVD_PEER_UP } kvd_peer_state_t;
 

@@ -280,7 +280,7 @@
 	F(BIN, names, 4u << 20, "what the keys of the prefix are made of: another daemon has other keys for it")       \
 	F(BIN, salt, 1024, "cache salt of the prompt; empty: none")                                                    \
 	F(U32, timeout_ms, 0, "from now until it is given up; 0: the daemon's handover.ttl, which is the most")
-#define KV_FIELDS_fetch_reply(F) F(U32, timeout_ms, 0, "time granted; how it goes is told to the consumer of the hand-over here")
+#define KV_FIELDS_fetch_reply(F) F(U32, timeout_ms, 0, "time granted; the hand-over here has begun, and tells its consumer how it goes")
 
 #define KV_FIELDS_peers(F) F(U32, reserved, 0, "0")
 #define KV_FIELDS_peers_reply(F) F(TEXT, json, KV_MAX_JSON, "one object: the net process, and peers[]")

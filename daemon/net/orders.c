@@ -1,0 +1,99 @@
+/* What the daemon orders, and what it is answered. */
+#include "net/net.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define ORDERS 64u /* in one iteration */
+
+void kvd_net_answer(kvd_net_t *net, uint64_t order, kv_status_t status)
+{
+	if (net->answer_count < KVD_NET_ASKED_MAX) { /* so it is: the daemon lets no more wait */
+		net->answers[net->answer_count++] = (kvd_net_answer_t){.order = order, .status = status};
+	}
+}
+
+void kvd_net_send_answers(kvd_net_t *net)
+{
+	while (net->answer_count > 0) {
+		kvd_net_begun_t message = {.version = KVD_NET_WIRE, .verb = KVD_NET_VERB_BEGUN};
+
+		message.count = net->answer_count < KVD_NET_BEGUN_MAX ? net->answer_count : KVD_NET_BEGUN_MAX;
+		memcpy(message.answers, net->answers, message.count * sizeof message.answers[0]);
+		if (send(KVD_NET_FD, &message, sizeof message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
+			return; /* there is no room now; or the daemon has gone, which take_order() sees */
+		}
+		net->answer_count -= message.count;
+		memmove(net->answers, net->answers + message.count, net->answer_count * sizeof net->answers[0]);
+	}
+}
+
+static kv_status_t begin_fetch(kvd_net_t *net, const kvd_net_fetch_t *order, int fd)
+{
+	uint8_t *names;
+	kv_status_t status;
+
+	if (fd < 0 || order->names_len == 0) {
+		return KV_ERR_PROTO;
+	}
+	names = mmap(NULL, order->names_len, PROT_READ, MAP_PRIVATE, fd, 0);
+	if (names == MAP_FAILED) {
+		return KV_ERR_NOMEM;
+	}
+	status = kvd_fetch_begin(net, order, names);
+	munmap(names, order->names_len);
+
+	return status;
+}
+
+/* One order. 0: there is none; -1: the daemon has gone. */
+static int take_order(kvd_net_t *net)
+{
+	union {
+		struct cmsghdr align;
+		char bytes[CMSG_SPACE(sizeof(int))];
+	} control;
+	static kvd_net_fetch_t order;
+	struct iovec part = {&order, sizeof order};
+	struct msghdr message = {.msg_iov = &part,
+				 .msg_iovlen = 1,
+				 .msg_control = control.bytes,
+				 .msg_controllen = sizeof control.bytes};
+	ssize_t n = recvmsg(KVD_NET_FD, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	struct cmsghdr *head = n > 0 ? CMSG_FIRSTHDR(&message) : NULL;
+	kv_status_t status = KV_ERR_PROTO;
+	int fd = -1;
+
+	if (n <= 0) {
+		return n < 0 && (errno == EAGAIN || errno == EINTR) ? 0 : -1;
+	}
+	if (head && head->cmsg_type == SCM_RIGHTS && head->cmsg_len == CMSG_LEN(sizeof fd)) {
+		memcpy(&fd, CMSG_DATA(head), sizeof fd);
+	}
+	if (n == (ssize_t)sizeof order && order.version == KVD_NET_WIRE && order.verb == KVD_NET_VERB_FETCH) {
+		status = begin_fetch(net, &order, fd);
+	}
+	if (status != KV_OK) {
+		kvd_net_answer(net, order.order, status);
+		kv_log(KV_LOG_WARN, "net", "a transfer was not begun: error \"%s\"", kv_status_text(status));
+	}
+	if (fd >= 0) {
+		close(fd);
+	}
+
+	return 1;
+}
+
+kv_status_t kvd_net_take_orders(kvd_net_t *net)
+{
+	int order = 1;
+
+	for (uint32_t i = 0; i < ORDERS && order > 0; i++) {
+		order = take_order(net);
+	}
+
+	return order < 0 ? KV_ERR_CLOSED : KV_OK;
+}
