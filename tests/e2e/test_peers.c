@@ -320,6 +320,43 @@ static void p6_a_peer_that_stands_still_is_cut_off_and_comes_back(void **state)
 	end_net(0, SIGSTOP);
 }
 
+/* A FETCH that the net process here has not looked at when the link or the process ends. */
+static kvc_status_t end_before_begin(uint32_t killed)
+{
+	const pid_t net = peers_net(&net_, 1);
+	kvc_handover_t *wanted = NULL;
+	kvc_status_t status;
+
+	assert_true(net > 0);
+	put(0, BLOCKS);
+	kill(net, SIGSTOP);
+	assert_int_equal(fetch(NULL, 0, &wanted), KVC_OK);
+	assert_int_equal(kvc_handover_wait(wanted, 0, 200), KVC_ERR_TIMEOUT);
+	kill(peers_net(&net_, killed), SIGKILL);
+	usleep(100000);
+	if (killed == 0) {
+		kill(net, SIGCONT);
+	}
+	status = kvc_handover_wait(wanted, 0, SOON);
+	kvc_handover_done(wanted, 0);
+	check_again(NULL);
+	check_quiet();
+
+	return status;
+}
+
+static void p7_a_fetch_that_has_not_begun_ends_with_the_link(void **state)
+{
+	(void)state;
+	assert_int_equal(end_before_begin(0), KVC_ERR_UNREACHABLE);
+}
+
+static void p7_a_fetch_that_has_not_begun_ends_with_the_net_process(void **state)
+{
+	(void)state;
+	assert_int_equal(end_before_begin(1), KVC_ERR_UNREACHABLE);
+}
+
 static void p6_the_owners_daemon_may_be_killed(void **state)
 {
 	kvc_handover_t *sent = NULL, *wanted = half_way(&sent);
@@ -639,6 +676,9 @@ int main(void)
 		cmocka_unit_test_setup_teardown(p6_the_owners_net_process_may_be_killed, setup, teardown),
 		cmocka_unit_test_setup_teardown(p6_the_consumers_net_process_may_be_killed, setup, teardown),
 		cmocka_unit_test_setup_teardown(p6_a_peer_that_stands_still_is_cut_off_and_comes_back, setup, teardown),
+		cmocka_unit_test_setup_teardown(p7_a_fetch_that_has_not_begun_ends_with_the_link, setup, teardown),
+		cmocka_unit_test_setup_teardown(p7_a_fetch_that_has_not_begun_ends_with_the_net_process, setup,
+						teardown),
 		cmocka_unit_test_setup_teardown(p6_the_owners_daemon_may_be_killed, setup, teardown),
 		cmocka_unit_test_setup_teardown(p6_the_consumers_daemon_may_be_killed, setup, teardown),
 		cmocka_unit_test_setup_teardown(p10_strangers_on_either_port_do_no_harm, setup, teardown),
