@@ -19,18 +19,20 @@ static struct sockaddr_in loopback(uint16_t port)
 	return address;
 }
 
-static uint16_t free_port(void)
+/* A port that nobody else is given as long as the descriptor is open; a daemon may listen on it all the same. */
+static int reserve_port(uint16_t *p_port)
 {
 	struct sockaddr_in address = loopback(0);
 	socklen_t len = sizeof address;
-	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), on = 1;
 
 	assert_true(fd >= 0);
+	assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on), 0);
 	assert_int_equal(bind(fd, (struct sockaddr *)&address, len), 0);
 	assert_int_equal(getsockname(fd, (struct sockaddr *)&address, &len), 0);
-	close(fd);
+	*p_port = ntohs(address.sin_port);
 
-	return ntohs(address.sin_port);
+	return fd;
 }
 
 int peers_dial(uint16_t port)
@@ -62,7 +64,7 @@ void peers_init(peers_t *peers)
 	}
 	for (uint32_t i = 0; i < 2; i++) {
 		rig_init(&peers->rig[i], 0);
-		peers->port[i] = free_port();
+		peers->port_fd[i] = reserve_port(&peers->port[i]);
 		snprintf(peers->key[i], sizeof peers->key[i], "%s/key", peers->rig[i].dir);
 		peers_write_key(peers->key[i], "0123456789abcdef0123456789abcdef\n", 0600);
 	}
@@ -101,6 +103,7 @@ void peers_fini(peers_t *peers)
 {
 	for (uint32_t i = 0; i < 2; i++) {
 		rig_fini(&peers->rig[i]);
+		close(peers->port_fd[i]);
 	}
 }
 

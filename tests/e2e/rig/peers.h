@@ -7,10 +7,12 @@
 typedef struct peers {
 	rig_t rig[2];
 	uint16_t port[2];
+	int port_fd[2];  /* keep them ours */
 	char key[2][96]; /* key files */
 } peers_t;
 
-/* Directories, ports that are free now, one key. Nothing runs yet. Skips the test where kvd was built without UCX. */
+/* Directories, ports that nobody else is given, one key. Nothing runs yet. Skips the test where kvd was built without
+ * UCX. */
 void peers_init(peers_t *peers);
 void peers_start(peers_t *peers);
 /* Wait until each has a link to the other. */
