@@ -628,20 +628,21 @@ static void on_fetched(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 static kvc_status_t check_fetch(const kvc_fetch_t *fetch, const kvc_space_t *space)
 {
 	const kvc_prompt_t *prompt = fetch->prompt;
+	const int by_hashes = fetch->hashes != NULL || !prompt;
 	const uint32_t units =
-		prompt ? prompt->n_tokens / (space->hash_tokens ? space->hash_tokens : 1) : fetch->n_hashes;
+		by_hashes ? fetch->n_hashes : prompt->n_tokens / (space->hash_tokens ? space->hash_tokens : 1);
 
 	if (!fetch->peer || fetch->peer[0] == '\0' || strlen(fetch->peer) > 64) {
 		return kvc_fail(KV_ERR_ARG, "kvc_handover_fetch: the name of a peer has 1 to 64 bytes");
 	}
-	if (prompt ? !prompt->tokens || prompt->struct_size < sizeof *prompt
-		   : !fetch->hashes || fetch->hash_bytes < 16 || fetch->hash_bytes > 60) {
+	if ((prompt && (!prompt->tokens || prompt->struct_size < sizeof *prompt)) ||
+	    (by_hashes && (!fetch->hashes || fetch->hash_bytes < 16 || fetch->hash_bytes > 60))) {
 		return kvc_fail(KV_ERR_ARG, "kvc_handover_fetch: neither a prompt nor hashes of 16 to 60 bytes");
 	}
 	if (prompt && prompt->salt && strlen(prompt->salt) > KVC_MAX_SALT) {
 		return kvc_fail(KV_ERR_ARG, "kvc_handover_fetch: a salt has at most %u bytes", KVC_MAX_SALT);
 	}
-	if (units == 0 || units > KV_MAX_BLOCKS) {
+	if (units > KV_MAX_BLOCKS || (units == 0 && (!fetch->transfer || !prompt || prompt->n_tokens == 0))) {
 		return kvc_fail(KV_ERR_ARG, "kvc_handover_fetch: a prefix of %u units: 1 to %u", units, KV_MAX_BLOCKS);
 	}
 
@@ -658,6 +659,26 @@ static void draw_transfer(kvc_t *kvc, char out[KVC_MAX_TRANSFER + 1])
 		 (unsigned long long)words[1]);
 }
 
+static kv_slice_t tokens_of(const kvc_prompt_t *prompt, uint32_t from, uint32_t n)
+{
+	return (kv_slice_t){(const uint8_t *)(prompt->tokens + from), n * (uint32_t)sizeof(uint32_t)};
+}
+
+/* With hashes: the prompt's tokens after them, as many as a private block may have. */
+static kv_slice_t rest_of(const kvc_fetch_t *fetch, const kvc_space_t *space)
+{
+	const uint64_t whole = (uint64_t)fetch->n_hashes * space->hash_tokens;
+	const uint32_t most = space->granule * space->hash_tokens;
+	uint32_t n;
+
+	if (!fetch->hashes || !fetch->prompt || !fetch->transfer || fetch->prompt->n_tokens <= whole) {
+		return (kv_slice_t){NULL, 0};
+	}
+	n = fetch->prompt->n_tokens - (uint32_t)whole;
+
+	return tokens_of(fetch->prompt, (uint32_t)whole, n < most ? n : most);
+}
+
 static kv_msg_fetch_t fetch_message(const kvc_fetch_t *fetch, const kvc_space_t *space, const char *transfer)
 {
 	const kvc_prompt_t *prompt = fetch->prompt;
@@ -667,10 +688,10 @@ static kv_msg_fetch_t fetch_message(const kvc_fetch_t *fetch, const kvc_space_t 
 		.transfer = kv_slice_str(transfer),
 		.flags = fetch->transfer ? 0 : KV_FETCH_PREFIX,
 		.identity = {(const uint8_t *)space->text, space->text_len},
-		.hash_bytes = prompt ? 0 : fetch->hash_bytes,
-		.names = prompt ? (kv_slice_t){(const uint8_t *)prompt->tokens,
-					       prompt->n_tokens * (uint32_t)sizeof(uint32_t)}
-				: (kv_slice_t){fetch->hashes, fetch->n_hashes * fetch->hash_bytes},
+		.hash_bytes = fetch->hashes ? fetch->hash_bytes : 0,
+		.names = fetch->hashes ? (kv_slice_t){fetch->hashes, fetch->n_hashes * fetch->hash_bytes}
+				       : tokens_of(prompt, 0, prompt->n_tokens),
+		.rest = rest_of(fetch, space),
 		.salt = kv_slice_str(prompt && prompt->salt ? prompt->salt : ""),
 		.timeout_ms = fetch->timeout_ms,
 	};

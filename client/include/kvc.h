@@ -573,13 +573,15 @@ typedef struct kvc_fetch {
 	size_t struct_size;
 	const char *peer;           /* name in the daemon's option peers.addresses */
 	const char *transfer;       /* of a hand-over there; NULL: the blocks of the prefix that the peer has now */
-	const kvc_prompt_t *prompt; /* tokens and salt; or NULL, and */
-	const void *hashes;         /* [n_hashes], hash_bytes (16 to 60) each: one a unit, as in kvc_key_bind() */
+	const kvc_prompt_t *prompt; /* tokens and salt, to the last token; NULL: hashes alone name it */
+	const void *hashes; /* [n_hashes], hash_bytes (16 to 60) each: one a unit, as in kvc_key_bind(). NULL: the
+			       prompt's tokens name it; not NULL: of the prompt count those after the hashed units */
 	uint32_t hash_bytes, n_hashes;
 	uint32_t timeout_ms; /* 0: the daemon's option handover.ttl, which is the most */
 } kvc_fetch_t;
 /* kvc_handover_recv() of a hand-over, or of a prefix, on another node: blocks come over and are stored here like any
- * others, and *p_handover tells how far they go. Only whole blocks of the named prefix come. Does not wait.
+ * others, and *p_handover tells how far they go. A hand-over's private block comes where its tokens are named: its key
+ * here is that of kvc_private_key() here, with the same transfer id. Does not wait.
  * KVC_ERR_NOT_FOUND: the daemon has no such peer, or the peer nothing of the prefix; KVC_ERR_UNREACHABLE: the peer, or
  * the net process here, is down; KVC_ERR_BUSY: no room here, or the peer has too much to do; KVC_ERR_LAYOUT: the peer's
  * blocks have another inner order; KVC_ERR_UNSUPPORTED: no UCX on one of the nodes; and what kvc_handover_recv()

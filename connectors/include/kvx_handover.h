@@ -100,8 +100,7 @@ typedef struct kvx_recv_result {
 
 /* Receive the prefix into its blocks; all its tokens count, so the last block may be partial, which then comes if the
  * producer's prompt ends there, too. transfer NULL: as in kvx_chunk_t. prefix->deadline_ms 0: the configuration's
- * load_ms; it covers the wait for the producer. Of a producer on another node (prefix->peer) the last, partial block
- * stays there. KVC_PENDING: *p_recv is the job. KVC_MISS: it cannot be received
+ * load_ms; it covers the wait for the producer. KVC_PENDING: *p_recv is the job. KVC_MISS: it cannot be received
  * (*p_recv is NULL): compute. *result (may be NULL) is set in both cases. */
 KVX_API kvc_status_t kvx_recv(kvx_t *kvx, const char *transfer, const kvx_prefix_t *prefix, kvx_recv_t **p_recv,
 			      kvx_recv_result_t *result);

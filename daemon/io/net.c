@@ -372,12 +372,13 @@ static kv_status_t send_order(kvd_net_host_t *net, const kvd_net_fetch_t *order,
 	return KV_OK;
 }
 
-static kv_status_t send_with_names(kvd_net_host_t *net, const kvd_net_fetch_t *order, kv_slice_t names)
+static kv_status_t send_with_names(kvd_net_host_t *net, const kvd_net_fetch_t *order, const kv_msg_fetch_t *ask)
 {
 	int fd = memfd_create("kvd-fetch", MFD_CLOEXEC);
 	kv_status_t status = KV_ERR_NOMEM;
 
-	if (fd >= 0 && write(fd, names.data, names.len) == (ssize_t)names.len) {
+	if (fd >= 0 && write(fd, ask->names.data, ask->names.len) == (ssize_t)ask->names.len &&
+	    write(fd, ask->rest.data, ask->rest.len) == (ssize_t)ask->rest.len) {
 		status = send_order(net, order, fd);
 	}
 	if (fd >= 0) {
@@ -406,7 +407,7 @@ kv_status_t kvd_request_fetch(kvd_host_t *host, kvd_call_t *call)
 		call->detail = "no such peer in the configuration (peers.addresses)";
 		return KV_ERR_NOT_FOUND;
 	}
-	if (ask->transfer.len == 0 || ask->names.len == 0) {
+	if (ask->transfer.len == 0 || ask->names.len + ask->rest.len == 0) {
 		call->detail = "a FETCH has a transfer id and names";
 		return KV_ERR_ARG;
 	}
@@ -432,8 +433,9 @@ kv_status_t kvd_request_fetch(kvd_host_t *host, kvd_call_t *call)
 	order.flags = ask->flags;
 	order.hash_bytes = ask->hash_bytes;
 	order.names_len = ask->names.len;
+	order.rest_len = ask->rest.len;
 	order.timeout_ms = grant_time(host, ask->timeout_ms);
-	status = send_with_names(net, &order, ask->names);
+	status = send_with_names(net, &order, ask);
 	if (status == KV_OK) {
 		net->asked[net->asked_count++] = (kvd_net_asked_t){.order = order.order,
 								   .member = kvd_member_entry_id(call->session->member),

@@ -49,6 +49,7 @@ typedef struct batch {
 	uint8_t ticket[KVD_NET_TICKET];
 	batch_state_t state;
 	uint32_t group, first, count, units; /* group: an index */
+	uint32_t partial; /* it is the private block, with this number of tokens; 0: blocks of the prefix */
 	kvc_put_t *put;
 	kvd_buffer_t *buffer;
 	uint64_t since_ns; /* COMING, or a put that was refused */
@@ -73,6 +74,7 @@ struct kvd_fetch {
 	kvc_handover_t *handover; /* ours, as its producer */
 	uint32_t units;           /* that are here */
 	uint32_t handed;          /* that were handed over */
+	uint32_t partial;         /* tokens in the private block, which is here; 0: none */
 	uint64_t busy_ns;         /* since when there is no room for them; 0: there is */
 	uint64_t again_ns;        /* when to ask again */
 	batch_t *batches;
@@ -246,6 +248,7 @@ kv_status_t kvd_fetch_begin(kvd_net_t *net, const kvd_net_fetch_t *order, const 
 					  .identity = {(const uint8_t *)order->identity, order->identity_len},
 					  .salt = {(const uint8_t *)order->salt, order->salt_len},
 					  .names = {bytes, order->names_len},
+					  .rest = {bytes + order->names_len, order->rest_len},
 					  .hash_bytes = order->hash_bytes};
 	const uint64_t timeout_ns = order->timeout_ms * UINT64_C(1000000);
 	kvd_net_peer_t *peer = kvd_net_peer_find(net, order->peer);
@@ -304,9 +307,12 @@ static kv_status_t send_ask(kvd_fetch_t *fetch, kvd_link_t *link)
 		.names = {fetch->prefix.names, fetch->prefix.names_len},
 		.salt = kv_slice_str(fetch->prefix.salt),
 		.timeout_ms = (uint32_t)(left_ns / 1000000u) + 1,
+		.rest = {fetch->prefix.names + fetch->prefix.names_len, fetch->prefix.rest_len},
 	};
 
-	kvc_match_lazy(kvd_prefix_space(&fetch->prefix), &source, fetch->prefix.n, &match);
+	if (fetch->prefix.n > 0) {
+		kvc_match_lazy(kvd_prefix_space(&fetch->prefix), &source, fetch->prefix.n, &match);
+	}
 	fetch->units = message.skip = match.n;
 
 	return kvd_link_send(link, KVD_NET_ASK, &message);
@@ -335,9 +341,23 @@ static int offer_is_sound(const kvd_fetch_t *fetch, const kvd_net_offer_t *offer
 	    offer->leaves.len != offer->count * leaves * sizeof(uint64_t)) {
 		return 0;
 	}
-	kvd_prefix_range(prefix, g, prefix->n, &first, &end);
+	kvd_prefix_range(prefix, g, offer->partial ? offer->units : prefix->n, &first, &end);
+	if (offer->partial > 0) {
+		return !(fetch->flags & KVD_NET_PREFIX) &&
+		       (offer->count == 0 || (offer->count == 1 && offer->first == end));
+	}
 
 	return offer->count <= KV_MAX_BLOCKS && offer->first <= end && offer->count <= end - offer->first;
+}
+
+/* There is one private block, the same in every group. */
+static int is_private_block(kvd_fetch_t *fetch, const kvd_net_offer_t *offer)
+{
+	kvd_prefix_t *prefix = &fetch->prefix;
+
+	return prefix->partial == 0
+		       ? kvd_prefix_set_private(prefix, fetch->transfer, offer->units, offer->partial) == KVC_OK
+		       : offer->partial == prefix->partial && offer->units == prefix->private_units;
 }
 
 kv_status_t kvd_fetch_offer(kvd_net_peer_t *peer, const kvd_net_offer_t *offer)
@@ -355,7 +375,7 @@ kv_status_t kvd_fetch_offer(kvd_net_peer_t *peer, const kvd_net_offer_t *offer)
 	while (g < fetch->prefix.group_count && fetch->prefix.groups[g].group != offer->group) {
 		g++;
 	}
-	if (!offer_is_sound(fetch, offer, g)) {
+	if (!offer_is_sound(fetch, offer, g) || (offer->partial > 0 && !is_private_block(fetch, offer))) {
 		return KV_ERR_PROTO;
 	}
 	batch = calloc(1, sizeof *batch + offer->leaves.len);
@@ -369,6 +389,7 @@ kv_status_t kvd_fetch_offer(kvd_net_peer_t *peer, const kvd_net_offer_t *offer)
 	batch->first = offer->first;
 	batch->count = offer->count;
 	batch->units = offer->units;
+	batch->partial = offer->partial;
 	memcpy(batch->leaves, offer->leaves.data, offer->leaves.len);
 	for (at = &fetch->batches; *at; at = &(*at)->next) {
 	}
@@ -485,6 +506,23 @@ static kv_status_t put_again(kvd_fetch_t *fetch, batch_t *batch)
 	return now - batch->busy_ns > fetch->net->config->timeout_ns / 2 ? KV_ERR_BUSY : KV_OK;
 }
 
+static kv_status_t start_private_put(kvd_fetch_t *fetch, batch_t *batch)
+{
+	const kvc_put_options_t options = {
+		.struct_size = sizeof options, .group = fetch->prefix.groups[batch->group].group, .private_blocks = 1};
+	kv_status_t status;
+
+	if (fetch->units > batch->units) { /* more of the prompt is here than was handed over there */
+		batch->state = DONE;
+		return say_go(fetch, batch, KVD_NET_SKIP);
+	}
+	status = (kv_status_t)kvc_put_start(kvd_prefix_space(&fetch->prefix), &fetch->prefix.private_key, 0, 1,
+					    &options, &batch->put);
+	batch->state = status == KV_OK || status == KV_PENDING ? PUT_ASKED : NEW;
+
+	return status == KV_PENDING ? KV_OK : status;
+}
+
 static kv_status_t take_grant(kvd_fetch_t *fetch, batch_t *batch)
 {
 	kvc_handle_t handle;
@@ -592,7 +630,10 @@ static kv_status_t step_batch(kvd_fetch_t *fetch, batch_t *batch)
 			batch->state = DONE;
 			return KV_OK;
 		}
-		return fetch->net->now_ns - batch->since_ns < AGAIN_NS ? KV_OK : start_put(fetch, batch);
+		if (fetch->net->now_ns - batch->since_ns < AGAIN_NS) {
+			return KV_OK;
+		}
+		return batch->partial ? start_private_put(fetch, batch) : start_put(fetch, batch);
 	case PUT_ASKED:
 		return take_grant(fetch, batch);
 	case GRANTED:
@@ -621,6 +662,9 @@ static void retire_batches(kvd_fetch_t *fetch)
 		batch_t *batch = fetch->batches;
 
 		fetch->units = batch->units > fetch->units ? batch->units : fetch->units;
+		if (batch->partial > 0 && batch->count == 0 && fetch->units == batch->units) {
+			fetch->partial = batch->partial;
+		}
 		fetch->batches = batch->next;
 		kvc_put_free(batch->put);
 		free(batch);
@@ -631,16 +675,18 @@ static void retire_batches(kvd_fetch_t *fetch)
 static kv_status_t hand_over(kvd_fetch_t *fetch)
 {
 	const int last = fetch->ended && !fetch->batches;
-	kvc_key_source_t source = kvd_prefix_source(&fetch->prefix);
+	const kvc_key_source_t source =
+		fetch->partial > 0 ? kvd_prefix_private_source(&fetch->prefix) : kvd_prefix_source(&fetch->prefix);
 	const kvc_handover_chunk_t chunk = {.struct_size = sizeof chunk,
 					    .n = fetch->units,
 					    .source = &source,
 					    .last = last,
+					    .partial = fetch->partial,
 					    .tail = fetch->tail,
 					    .tail_len = last ? fetch->tail_len : 0};
 	kv_status_t status;
 
-	if (!last && fetch->units == fetch->handed) {
+	if (!last && (fetch->units == fetch->handed || fetch->partial > 0)) {
 		return KV_OK;
 	}
 	status = (kv_status_t)kvc_handover_send(kvd_prefix_space(&fetch->prefix), &chunk, &fetch->handover);
@@ -685,6 +731,9 @@ static kv_status_t check_handover(kvd_fetch_t *fetch)
 	}
 	if (info.status == KVC_ERR_BUSY && fetch->state != OPENING) {
 		return wait_for_room(fetch, info.n);
+	}
+	if (info.status == KVC_MISS) {
+		return KV_ERR_BUSY; /* evicted before it was handed over */
 	}
 	if (info.status == KVC_OK) {
 		fetch->busy_ns = 0;

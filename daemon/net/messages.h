@@ -29,6 +29,7 @@
 #define KVD_NET_EARLY_BODY 512u       /* largest body before the handshake is over */
 #define KVD_NET_MAX_BODY   (5u << 20) /* and afterwards: the tokens of an ASK */
 #define KVD_NET_MAX_NAMES  (4u << 20)
+#define KVD_NET_MAX_REST   (1u << 18)
 #define KVD_NET_MAX_LEAVES 65536u /* digests in one OFFER */
 #define KVD_NET_PREFIX     1u     /* flags of ASK: a prefix that is there, no hand-over */
 #define KVD_NET_SKIP       1u     /* flags of GO: these blocks are here already */
@@ -70,7 +71,8 @@
 	F(BIN, names, KVD_NET_MAX_NAMES, "what the keys of the prefix are made of")                                    \
 	F(BIN, salt, 1024, "cache salt of the prompt; empty: none")                                                    \
 	F(U32, skip, 0, "units that the asking daemon has already")                                                    \
-	F(U32, timeout_ms, 0, "from now on; then it is given up")
+	F(U32, timeout_ms, 0, "from now on; then it is given up")                                                      \
+	F(BIN, rest, KVD_NET_MAX_REST, "with hashes: token ids after their units, u32 each")
 #define KVD_NET_FIELDS_offer(F)                                                                                        \
 	F(U64, id, 0, "of the ASK")                                                                                    \
 	F(U64, batch, 0, "never reused on this link")                                                                  \
@@ -81,7 +83,10 @@
 	F(U32, units, 0,                                                                                               \
 	  "units that are whole once this and every earlier OFFER of the transfer is here; 0: no more "                \
 	  "than before")                                                                                               \
-	F(BIN, leaves, 8u * KVD_NET_MAX_LEAVES, "u64 digests, leaves[block][head][leaf]")
+	F(BIN, leaves, 8u * KVD_NET_MAX_LEAVES, "u64 digests, leaves[block][head][leaf]")                              \
+	F(U32, partial, 0,                                                                                             \
+	  "number of tokens of the private block, which this is, after `units` whole units, or 0; without a "          \
+	  "block: that of each group was offered")
 #define KVD_NET_FIELDS_go(F)                                                                                           \
 	F(U64, batch, 0, "of the OFFER")                                                                               \
 	F(U32, flags, KVD_NET_SKIP, "bit 0: the bytes are not needed")

@@ -107,8 +107,8 @@ void kvd_net_peer_break(kvd_net_peer_t *peer, kv_status_t status, const char *wh
 
 /* ---- fetch.c --------------------------------------------------------------------------------- */
 
-/* What the consumer's daemon has passed on. `names`: order->names_len bytes. With KV_OK the fetch answers it, else the
- * caller does. */
+/* What the consumer's daemon has passed on. `names`: of the order, and then its rest. With KV_OK the fetch answers it,
+ * else the caller does. */
 kv_status_t kvd_fetch_begin(kvd_net_t *net, const kvd_net_fetch_t *order, const uint8_t *names);
 void kvd_fetches_step(kvd_net_t *net);
 /* From the peer that we asked. Another status than KV_OK ends the link. */

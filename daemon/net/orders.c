@@ -33,18 +33,19 @@ void kvd_net_send_answers(kvd_net_t *net)
 
 static kv_status_t begin_fetch(kvd_net_t *net, const kvd_net_fetch_t *order, int fd)
 {
+	const size_t len = (size_t)order->names_len + order->rest_len;
 	uint8_t *names;
 	kv_status_t status;
 
-	if (fd < 0 || order->names_len == 0) {
+	if (fd < 0 || len == 0) {
 		return KV_ERR_PROTO;
 	}
-	names = mmap(NULL, order->names_len, PROT_READ, MAP_PRIVATE, fd, 0);
+	names = mmap(NULL, len, PROT_READ, MAP_PRIVATE, fd, 0);
 	if (names == MAP_FAILED) {
 		return KV_ERR_NOMEM;
 	}
 	status = kvd_fetch_begin(net, order, names);
-	munmap(names, order->names_len);
+	munmap(names, len);
 
 	return status;
 }

@@ -198,6 +198,7 @@ kv_status_t kvd_prefix_init(kvd_net_t *net, const kvd_prefix_names_t *names, kvd
 
 	memset(prefix, 0, sizeof *prefix);
 	if (status == KV_OK && (names->salt.len > KVC_MAX_SALT || names->names.len % each != 0 ||
+				names->rest.len % sizeof(uint32_t) != 0 ||
 				(names->hash_bytes != 0 && (names->hash_bytes < 16 || names->hash_bytes > 60)))) {
 		status = KV_ERR_ARG;
 	}
@@ -208,13 +209,15 @@ kv_status_t kvd_prefix_init(kvd_net_t *net, const kvd_prefix_names_t *names, kvd
 		prefix->space = NULL;
 		return status;
 	}
-	prefix->names = malloc(names->names.len + 1u);
+	prefix->names = malloc((size_t)names->names.len + names->rest.len + 1u);
 	if (!prefix->names) {
 		prefix->space = NULL;
 		return KV_ERR_NOMEM;
 	}
 	memcpy(prefix->names, names->names.data, names->names.len);
 	prefix->names_len = names->names.len;
+	memcpy(prefix->names + names->names.len, names->rest.data, names->rest.len);
+	prefix->rest_len = names->rest.len;
 	prefix->hash_bytes = names->hash_bytes;
 	memcpy(prefix->salt, names->salt.data, names->salt.len);
 	prefix->space->users++;
@@ -293,7 +296,7 @@ kvc_status_t kvd_prefix_ready(kvd_prefix_t *prefix)
 	if (!prefix->keys) {
 		return KVC_ERR_NOMEM;
 	}
-	status = units > KV_MAX_BLOCKS ? KVC_ERR_ARG : make_keys(prefix, units);
+	status = units > KV_MAX_BLOCKS ? KVC_ERR_ARG : units > 0 ? make_keys(prefix, units) : KVC_OK;
 	prefix->n = granule > 0 && granule <= units ? units - units % (uint32_t)granule : 0;
 
 	return status;
@@ -312,6 +315,63 @@ static void key_of(void *ctx, uint32_t i, kvc_key_t *key)
 kvc_key_source_t kvd_prefix_source(const kvd_prefix_t *prefix)
 {
 	return (kvc_key_source_t){.key = key_of, .ctx = (void *)(uintptr_t)prefix};
+}
+
+static void private_key_of(void *ctx, uint32_t i, kvc_key_t *key)
+{
+	const kvd_prefix_t *prefix = ctx;
+
+	*key = i < prefix->private_units ? prefix->keys[i] : prefix->private_key;
+}
+
+kvc_key_source_t kvd_prefix_private_source(const kvd_prefix_t *prefix)
+{
+	return (kvc_key_source_t){.key = private_key_of, .ctx = (void *)(uintptr_t)prefix};
+}
+
+/* Bytes of names and rest that are token ids after n units; *p_at: where they begin. */
+static size_t tokens_after(const kvd_prefix_t *prefix, uint32_t n, size_t *p_at)
+{
+	const size_t of_units =
+		(size_t)n * (prefix->hash_bytes ? prefix->hash_bytes : prefix->unit_tokens * sizeof(uint32_t));
+
+	*p_at = of_units;
+	if (prefix->hash_bytes) {
+		return of_units == prefix->names_len ? prefix->rest_len : 0;
+	}
+
+	return of_units < prefix->names_len ? prefix->names_len - of_units : 0;
+}
+
+kvc_status_t kvd_prefix_set_private(kvd_prefix_t *prefix, const char *transfer, uint32_t n, uint32_t partial)
+{
+	uint32_t *tokens = NULL;
+	kvc_status_t status;
+	size_t at, len;
+
+	for (uint32_t g = 0; g < prefix->group_count; g++) {
+		if (partial >= prefix->groups[g].block_tokens) {
+			return KVC_ERR_ARG;
+		}
+	}
+	len = (size_t)partial * sizeof *tokens;
+	if (partial == 0 || n > prefix->n || tokens_after(prefix, n, &at) < len) {
+		return KVC_ERR_ARG;
+	}
+	tokens = malloc(len);
+	if (!tokens) {
+		return KVC_ERR_NOMEM;
+	}
+	memcpy(tokens, prefix->names + at, len); /* hashes leave them unaligned */
+	status = kvc_private_key(prefix->space->space, n ? &prefix->keys[n - 1] : NULL, transfer, tokens, partial,
+				 &prefix->private_key);
+	free(tokens);
+	if (status == KVC_OK) {
+		prefix->private_units = n;
+		prefix->partial = partial;
+	}
+
+	return status;
 }
 
 void kvd_prefix_range(const kvd_prefix_t *prefix, uint32_t g, uint32_t n, uint32_t *p_first, uint32_t *p_end)

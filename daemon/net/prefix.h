@@ -16,20 +16,23 @@ typedef struct kvd_prefix {
 	kvc_key_t *keys;        /* [n]; NULL: the space is not open yet */
 	uint32_t n;             /* units, whole blocks of every group */
 	uint32_t hash_bytes;    /* 0: tokens */
-	uint8_t *names;
-	uint32_t names_len;
+	uint8_t *names;         /* and then `rest` */
+	uint32_t names_len, rest_len;
 	char salt[KVC_MAX_SALT + 1];
 	/* once there are keys */
 	kvc_group_info_t groups[KVD_GROUPS_MAX];
 	uint32_t group_count, unit_tokens;
 	kvk_layout_t layout;
 	kvk_geometry_t geometry;
+	/* once it has a private block */
+	uint32_t private_units, partial; /* units before it; its tokens, 0: none */
+	kvc_key_t private_key;
 } kvd_prefix_t;
 
 /* What an order or an ASK says of a prefix. */
 typedef struct kvd_prefix_names {
 	const char *ns;
-	kv_slice_t identity, salt, names;
+	kv_slice_t identity, salt, names, rest;
 	uint32_t hash_bytes;
 } kvd_prefix_names_t;
 
@@ -41,6 +44,11 @@ kvc_status_t kvd_prefix_ready(kvd_prefix_t *prefix);
 kvc_space_t *kvd_prefix_space(const kvd_prefix_t *prefix);
 /* Keys of the prefix, for libkvc. */
 kvc_key_source_t kvd_prefix_source(const kvd_prefix_t *prefix);
+/* There is a private block with `partial` tokens after n units. KVC_ERR_ARG: not of this prefix, as far as it is named.
+ */
+kvc_status_t kvd_prefix_set_private(kvd_prefix_t *prefix, const char *transfer, uint32_t n, uint32_t partial);
+/* Keys of the units before the private block, and then its own. */
+kvc_key_source_t kvd_prefix_private_source(const kvd_prefix_t *prefix);
 /* Blocks of group g (an index) that n units need: [*p_first, *p_end), counted in the group. */
 void kvd_prefix_range(const kvd_prefix_t *prefix, uint32_t g, uint32_t n, uint32_t *p_first, uint32_t *p_end);
 /* Key of block i of group g. */

@@ -40,8 +40,11 @@ struct kvd_serve {
 	char layout[KVC_LAYOUT_TEXT_MAX];
 	uint64_t deadline_ns;
 	kvc_handover_t *handover;
-	uint32_t offered;                                    /* units */
-	uint32_t target;                                     /* units of this round */
+	uint32_t offered; /* units */
+	uint32_t target;  /* units of this round */
+	uint32_t partial; /* tokens after them, in a private block; 0: none, or
+			     not known yet */
+	int private_round, private_done;
 	uint32_t group, block;                               /* the next one to be offered */
 	uint32_t first[KVD_GROUPS_MAX], end[KVD_GROUPS_MAX]; /* blocks of this round */
 	uint32_t done[KVD_GROUPS_MAX];                       /* blocks of full groups that were offered */
@@ -169,6 +172,7 @@ kv_status_t kvd_serve_ask(kvd_inbound_t *from, const kvd_net_ask_t *ask)
 				    .identity = ask->identity,
 				    .salt = ask->salt,
 				    .names = ask->names,
+				    .rest = ask->rest,
 				    .hash_bytes = ask->hash_bytes};
 	kvd_serve_t *serve;
 	kv_status_t status;
@@ -318,7 +322,7 @@ kv_status_t kvd_serve_finish(kvd_inbound_t *from, const kvd_net_finish_t *messag
 
 /* ---- steps ----------------------------------------------------------------------------------- */
 
-/* Units that are there, and whether more may come. */
+/* Units that are there, and whether more may come; if not, serve->partial is known. */
 static kv_status_t count_units(kvd_serve_t *serve, uint32_t *p_n, int *p_complete)
 {
 	kvc_handover_info_t info = {.struct_size = sizeof info};
@@ -340,6 +344,7 @@ static kv_status_t count_units(kvd_serve_t *serve, uint32_t *p_n, int *p_complet
 	kvc_handover_get_info(serve->handover, &info);
 	*p_n = info.n < serve->prefix.n ? info.n : serve->prefix.n;
 	*p_complete = info.status == KVC_OK;
+	serve->partial = *p_complete && !serve->private_done && info.n == *p_n ? info.partial : 0;
 
 	return info.status < 0 ? (kv_status_t)info.status : KV_OK;
 }
@@ -360,6 +365,9 @@ static kv_status_t begin_round(kvd_serve_t *serve)
 		if (serve->prefix.groups[g].rule != KVC_RULE_FULL || serve->first[g] < first) {
 			serve->first[g] = first; /* those that a sequence needs after n, perhaps once more */
 		}
+		if (serve->prefix.groups[g].rule == KVC_RULE_STATE && serve->partial > 0) {
+			serve->first[g] = end; /* the private block is the state that is needed */
+		}
 		serve->end[g] = end;
 		want.skip = serve->first[g];
 		if (serve->first[g] < end) {
@@ -373,6 +381,34 @@ static kv_status_t begin_round(kvd_serve_t *serve)
 	}
 	serve->group = 0;
 	serve->block = serve->first[0];
+	serve->state = LEASING;
+
+	return KV_OK;
+}
+
+/* The private block of each group. */
+static kv_status_t begin_private_round(kvd_serve_t *serve)
+{
+	const kvd_prefix_t *prefix = &serve->prefix;
+	kvc_key_source_t source = kvd_prefix_private_source(prefix);
+
+	for (uint32_t g = 0; g < prefix->group_count; g++) {
+		kvc_want_t want = {.struct_size = sizeof want, .group = prefix->groups[g].group, .source = &source};
+		uint32_t first, end;
+		kv_status_t status;
+
+		kvd_prefix_range(prefix, g, serve->target, &first, &end);
+		serve->first[g] = want.skip = end;
+		serve->end[g] = end + 1;
+		want.n = (end + 1) * (prefix->groups[g].block_tokens / prefix->unit_tokens);
+		status = (kv_status_t)kvc_lease_start(kvd_prefix_space(prefix), &want, &serve->leases[g]);
+		if (status != KV_OK) {
+			return status;
+		}
+	}
+	serve->group = 0;
+	serve->block = serve->first[0];
+	serve->private_round = 1;
 	serve->state = LEASING;
 
 	return KV_OK;
@@ -433,6 +469,8 @@ static kv_status_t offer(kvd_serve_t *serve, uint32_t count)
 			.group = serve->prefix.groups[serve->group].group,
 			.first = serve->block,
 			.count = count,
+			.units = serve->private_round ? serve->target : 0,
+			.partial = serve->private_round ? serve->partial : 0,
 			.leaves = {(const uint8_t *)digests, (uint32_t)(count * leaves * sizeof *digests)}};
 		status = kvd_link_send(serve->from->link, KVD_NET_OFFER, &message);
 	}
@@ -456,7 +494,8 @@ static kv_status_t offer_units(kvd_serve_t *serve)
 					 .batch = ++serve->net->next_id,
 					 .ticket = {ticket, sizeof ticket},
 					 .group = serve->prefix.groups[0].group,
-					 .units = serve->target};
+					 .units = serve->target,
+					 .partial = serve->private_round ? serve->partial : 0};
 
 	return kvd_link_send(serve->from->link, KVD_NET_OFFER, &message);
 }
@@ -499,6 +538,40 @@ static kv_status_t offer_more(kvd_serve_t *serve)
 	return serve->batch_count > 0 ? KV_PENDING : KV_OK;
 }
 
+/* The round is over, and its units are whole; before a private block they are said to be so with it, since without it
+ * there may be no state after them. */
+static kv_status_t end_round(kvd_serve_t *serve)
+{
+	kv_status_t status = KV_OK;
+
+	drop_leases(serve);
+	serve->offered = serve->target > serve->offered ? serve->target : serve->offered;
+	serve->state = WAITING;
+	if (serve->private_round || serve->partial == 0) {
+		status = offer_units(serve);
+	}
+	serve->private_done |= serve->private_round;
+	serve->private_round = 0;
+
+	return status;
+}
+
+/* The private block is not there, or not the one that the consumer names: what is whole will do, where that is all that
+ * a sequence needs. */
+static kv_status_t give_up_private(kvd_serve_t *serve)
+{
+	for (uint32_t g = 0; g < serve->prefix.group_count; g++) {
+		if (serve->prefix.groups[g].rule == KVC_RULE_STATE) {
+			return KV_MISS;
+		}
+	}
+	serve->partial = 0;
+	serve->private_round = 0;
+	serve->private_done = 1;
+
+	return end_round(serve);
+}
+
 static kv_status_t wait_for_units(kvd_serve_t *serve)
 {
 	uint32_t n = 0;
@@ -511,6 +584,11 @@ static kv_status_t wait_for_units(kvd_serve_t *serve)
 	if (n > serve->offered) {
 		serve->target = n;
 		return begin_round(serve);
+	}
+	if (serve->partial > 0) {
+		serve->target = n;
+		status = (kv_status_t)kvd_prefix_set_private(&serve->prefix, serve->transfer, n, serve->partial);
+		return status == KV_OK ? begin_private_round(serve) : give_up_private(serve);
 	}
 	if (complete) {
 		end_serve(serve, KV_OK);
@@ -537,16 +615,14 @@ static kv_status_t step(kvd_serve_t *serve)
 	}
 	if (serve->state == LEASING) {
 		status = check_leases(serve);
+		if (status == KV_MISS && serve->private_round) {
+			return give_up_private(serve);
+		}
 		serve->state = status == KV_OK ? OFFERING : LEASING;
 	}
 	if (serve->state == OFFERING) {
 		status = offer_more(serve);
-		if (status == KV_OK) {
-			drop_leases(serve);
-			serve->offered = serve->target;
-			serve->state = WAITING;
-			status = offer_units(serve);
-		}
+		status = status == KV_OK ? end_round(serve) : status;
 	}
 
 	return status;

@@ -2,7 +2,7 @@
  * message. Both ends are of one build (the daemon keeps the program open from its start), so the structures are raw;
  * version and size are in each message.
  *
- *   daemon --> net   CONFIG first, then FETCH: with a memfd that holds tokens or hashes
+ *   daemon --> net   CONFIG first, then FETCH: with a memfd that holds tokens, or hashes and then tokens
  *   net --> daemon   STATE, at least each KVD_NET_REPORT_NS; BEGUN: one answer to each FETCH
  */
 #ifndef KVD_NET_WIRE_H
@@ -45,7 +45,7 @@ typedef struct kvd_net_fetch {
 	uint32_t flags;      /* KVD_NET_PREFIX */
 	uint32_t hash_bytes; /* as in ASK */
 	uint32_t timeout_ms;
-	uint32_t identity_len, salt_len, names_len;
+	uint32_t identity_len, salt_len, names_len, rest_len; /* names and rest: of the memfd */
 	char identity[4096];
 	char salt[1024];
 } kvd_net_fetch_t;

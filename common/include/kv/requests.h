@@ -279,7 +279,8 @@
 	F(U32, hash_bytes, 60, "0: names are token ids, u32 each; else one hash of this many bytes (16 to 60) a unit") \
 	F(BIN, names, 4u << 20, "what the keys of the prefix are made of: another daemon has other keys for it")       \
 	F(BIN, salt, 1024, "cache salt of the prompt; empty: none")                                                    \
-	F(U32, timeout_ms, 0, "from now until it is given up; 0: the daemon's handover.ttl, which is the most")
+	F(U32, timeout_ms, 0, "from now until it is given up; 0: the daemon's handover.ttl, which is the most")        \
+	F(BIN, rest, 1u << 18, "with hashes: token ids after their units, u32 each: those of a private block")
 #define KV_FIELDS_fetch_reply(F) F(U32, timeout_ms, 0, "time granted; the hand-over here has begun, and tells its consumer how it goes")
 
 #define KV_FIELDS_peers(F) F(U32, reserved, 0, "0")
