@@ -404,6 +404,196 @@ static void p6_the_consumers_daemon_may_be_killed(void **state)
 	rig_check_quiet(&net_.rig[1]);
 }
 
+/* ---- the private block ----------------------------------------------------------------------- */
+
+#define REST   5u /* tokens after the whole units */
+#define HASH   32u
+#define HYBRID "0:full:16,1:window:16:64,2:state:16"
+
+typedef struct side {
+	user_t user;
+	kvc_key_t keys[HALF + 1]; /* of the units, and then of the private block */
+} side_t;
+
+/* One way to name a prompt of `units` units and REST tokens. */
+typedef struct rest_case {
+	const char *groups; /* NULL: one full one */
+	uint32_t units;
+	int by_hashes;
+	int differs; /* the consumer's last token is another one */
+} rest_case_t;
+
+static side_t sides_[2];
+static uint8_t hashes_[HALF][HASH];
+
+static void attach_side(side_t *side, rig_t *rig, const rest_case_t *c)
+{
+	kvc_identity_t identity = user_identity("rest");
+
+	identity.groups = c->groups ? c->groups : identity.groups;
+	assert_int_equal(user_try(&side->user, rig->sock, &identity), KVC_OK);
+	user_keys(&side->user, 1, c->units, side->keys);
+	for (uint32_t i = 0; i < c->units; i++) {
+		hashes_[i][0] = (uint8_t)i;
+		if (c->by_hashes) {
+			assert_int_equal(kvc_key_bind(side->user.space, hashes_[i], HASH, &side->keys[i]), KVC_OK);
+		}
+	}
+	assert_int_equal(kvc_private_key(side->user.space, c->units ? &side->keys[c->units - 1] : NULL, "t",
+					 tokens_ + c->units * RIG_TOKENS, REST, &side->keys[c->units]),
+			 KVC_OK);
+}
+
+static uint8_t byte_of(uint32_t group, uint32_t i)
+{
+	return (uint8_t)(1 + group * (HALF + 1) + i);
+}
+
+/* Blocks [first, end) of a group, private from `units` on. */
+static void put_group(const side_t *side, uint32_t group, uint32_t first, uint32_t end, uint32_t units)
+{
+	static uint8_t bytes[HALF + 1][RIG_BLOCK_BYTES];
+	const void *blocks[HALF + 1];
+	kvc_put_options_t options = {.struct_size = sizeof options,
+				     .blocks = blocks,
+				     .group = group,
+				     .base = first == units ? 0 : first,
+				     .private_blocks = first == units};
+	uint32_t visible = 0;
+
+	for (uint32_t i = first; i < end; i++) {
+		memset(bytes[i], byte_of(group, i), RIG_BLOCK_BYTES);
+		blocks[i - first] = bytes[i];
+	}
+	assert_int_equal(kvc_put(side->user.space, &side->keys[first], options.base, options.base + end - first,
+				 &options, &visible),
+			 KVC_OK);
+	assert_int_equal(visible, end - first);
+}
+
+/* What a sequence after the whole units needs of a group: blocks from here on; a state only from the private block. */
+static uint32_t first_of(const rest_case_t *c, uint32_t group)
+{
+	return group == 0 ? 0 : group == 1 ? c->units - 4 : c->units;
+}
+
+static void check_group(side_t *side, const rest_case_t *c, uint32_t group)
+{
+	static uint8_t bytes[HALF + 1][RIG_BLOCK_BYTES], want_bytes[RIG_BLOCK_BYTES];
+	const kvc_key_source_t source = {.key = key_of, .ctx = side->keys};
+	const uint32_t first = first_of(c, group), n = c->units + 1;
+	const kvc_want_t want = {.struct_size = sizeof want, .group = group, .n = n, .skip = first, .source = &source};
+	kvc_lease_t *lease = NULL;
+	void *dst[HALF + 1];
+	uint32_t bad = 0;
+
+	for (uint32_t i = 0; i < n; i++) {
+		dst[i] = bytes[i];
+	}
+	assert_int_equal(kvc_lease_start(side->user.space, &want, &lease), KVC_OK);
+	assert_int_equal(kvc_lease_wait(lease, n, SOON), KVC_OK);
+	assert_int_equal(kvc_lease_n(lease), n);
+	assert_int_equal(kvc_lease_read(lease, first, n - first, dst, &bad), KVC_OK);
+	for (uint32_t i = first; i < n; i++) {
+		memset(want_bytes, byte_of(group, i), sizeof want_bytes);
+		assert_memory_equal(bytes[i - first], want_bytes, sizeof want_bytes);
+	}
+	kvc_release(&lease, 1);
+}
+
+static void send_rest(const rest_case_t *c, kvc_handover_t **p_sent)
+{
+	const side_t *side = &sides_[0];
+	const kvc_key_source_t source = {.key = key_of, .ctx = (void *)(uintptr_t)side->keys};
+	const kvc_handover_chunk_t chunk = {.struct_size = sizeof chunk,
+					    .transfer = "t",
+					    .n = c->units,
+					    .source = &source,
+					    .last = 1,
+					    .partial = REST};
+
+	for (uint32_t group = 0; group < (c->groups ? 3 : 1); group++) {
+		if (first_of(c, group) < c->units) {
+			put_group(side, group, first_of(c, group), c->units, c->units);
+		}
+		put_group(side, group, c->units, c->units + 1, c->units);
+	}
+	assert_int_equal(kvc_handover_send(side->user.space, &chunk, p_sent), KVC_OK);
+	assert_int_equal(kvc_handover_wait(*p_sent, 0, SOON), KVC_OK);
+}
+
+static void fetch_rest(const rest_case_t *c, kvc_handover_t **p_wanted)
+{
+	static uint32_t tokens[(HALF + 1) * RIG_TOKENS];
+	const kvc_prompt_t prompt = {
+		.struct_size = sizeof prompt, .tokens = tokens, .n_tokens = c->units * RIG_TOKENS + REST};
+	const kvc_fetch_t ask = {.struct_size = sizeof ask,
+				 .peer = "node0",
+				 .transfer = "t",
+				 .prompt = &prompt,
+				 .hashes = c->by_hashes ? hashes_ : NULL,
+				 .hash_bytes = HASH,
+				 .n_hashes = c->units};
+
+	memcpy(tokens, tokens_, sizeof tokens);
+	tokens[prompt.n_tokens - 1] += c->differs != 0;
+	assert_int_equal(kvc_handover_fetch(sides_[1].user.space, &ask, p_wanted), KVC_OK);
+}
+
+static void rest_arrives(const rest_case_t *c)
+{
+	kvc_handover_t *sent = NULL, *wanted = NULL;
+
+	for (uint32_t i = 0; i < 2; i++) {
+		attach_side(&sides_[i], &net_.rig[i], c);
+	}
+	send_rest(c, &sent);
+	fetch_rest(c, &wanted);
+	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_OK);
+	assert_int_equal(info_of(wanted).n, c->units);
+	assert_int_equal(info_of(wanted).partial, c->differs ? 0 : REST);
+	for (uint32_t group = 0; !c->differs && group < (c->groups ? 3 : 1); group++) {
+		check_group(&sides_[1], c, group);
+	}
+	kvc_handover_done(wanted, 0);
+	kvc_handover_done(sent, 0);
+	for (uint32_t i = 0; i < 2; i++) { /* the private block has gone with those that held it */
+		user_leave(&sides_[i].user);
+		assert_true(rig_metric_is(&net_.rig[i], "kvd_blocks", c->units + (c->groups ? 4 : 0)));
+	}
+	check_quiet();
+}
+
+static void p1_the_private_block_arrives_with_those_before_it(void **state)
+{
+	(void)state;
+	rest_arrives(&(rest_case_t){.units = HALF});
+}
+
+static void p1_the_private_block_of_a_short_prompt_arrives_alone(void **state)
+{
+	(void)state;
+	rest_arrives(&(rest_case_t){.units = 0});
+}
+
+static void p1_the_private_block_arrives_where_hashes_name_the_rest(void **state)
+{
+	(void)state;
+	rest_arrives(&(rest_case_t){.units = HALF, .by_hashes = 1});
+}
+
+static void p3_the_private_blocks_of_several_groups_arrive_together(void **state)
+{
+	(void)state;
+	rest_arrives(&(rest_case_t){.units = 8, .groups = HYBRID});
+}
+
+static void p1_a_private_block_of_other_tokens_stays_where_it_is(void **state)
+{
+	(void)state;
+	rest_arrives(&(rest_case_t){.units = HALF, .differs = 1});
+}
+
 /* ---- strangers ------------------------------------------------------------------------------- */
 
 /* Ports that this process listens on. */
@@ -681,6 +871,13 @@ int main(void)
 						teardown),
 		cmocka_unit_test_setup_teardown(p6_the_owners_daemon_may_be_killed, setup, teardown),
 		cmocka_unit_test_setup_teardown(p6_the_consumers_daemon_may_be_killed, setup, teardown),
+		cmocka_unit_test_setup_teardown(p1_the_private_block_arrives_with_those_before_it, setup, teardown),
+		cmocka_unit_test_setup_teardown(p1_the_private_block_of_a_short_prompt_arrives_alone, setup, teardown),
+		cmocka_unit_test_setup_teardown(p1_the_private_block_arrives_where_hashes_name_the_rest, setup,
+						teardown),
+		cmocka_unit_test_setup_teardown(p3_the_private_blocks_of_several_groups_arrive_together, setup,
+						teardown),
+		cmocka_unit_test_setup_teardown(p1_a_private_block_of_other_tokens_stays_where_it_is, setup, teardown),
 		cmocka_unit_test_setup_teardown(p10_strangers_on_either_port_do_no_harm, setup, teardown),
 		cmocka_unit_test_setup_teardown(p10_a_peer_with_another_key_is_refused, setup, teardown),
 		cmocka_unit_test_setup_teardown(p10_two_peers_of_one_name_are_not_mixed, setup, teardown),
