@@ -661,9 +661,11 @@ static void retire_batches(kvd_fetch_t *fetch)
 	while (fetch->batches && fetch->batches->state == DONE) {
 		batch_t *batch = fetch->batches;
 
-		fetch->units = batch->units > fetch->units ? batch->units : fetch->units;
+		if (batch->units > fetch->units && (batch->partial == 0 || batch->count == 0)) {
+			fetch->units = batch->units;
+		}
 		if (batch->partial > 0 && batch->count == 0 && fetch->units == batch->units) {
-			fetch->partial = batch->partial;
+			fetch->partial = batch->partial; /* together with its units: without it there may be no state */
 		}
 		fetch->batches = batch->next;
 		kvc_put_free(batch->put);

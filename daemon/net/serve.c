@@ -322,7 +322,7 @@ kv_status_t kvd_serve_finish(kvd_inbound_t *from, const kvd_net_finish_t *messag
 
 /* ---- steps ----------------------------------------------------------------------------------- */
 
-/* Units that are there, and whether more may come; if not, serve->partial is known. */
+/* Units that are there, and whether more may come; when none do, serve->partial is known. */
 static kv_status_t count_units(kvd_serve_t *serve, uint32_t *p_n, int *p_complete)
 {
 	kvc_handover_info_t info = {.struct_size = sizeof info};
@@ -344,7 +344,9 @@ static kv_status_t count_units(kvd_serve_t *serve, uint32_t *p_n, int *p_complet
 	kvc_handover_get_info(serve->handover, &info);
 	*p_n = info.n < serve->prefix.n ? info.n : serve->prefix.n;
 	*p_complete = info.status == KVC_OK;
-	serve->partial = *p_complete && !serve->private_done && info.n == *p_n ? info.partial : 0;
+	/* Known before the tail is here. */
+	serve->partial =
+		info.state == KVC_HANDOVER_COMPLETE && !serve->private_done && info.n == *p_n ? info.partial : 0;
 
 	return info.status < 0 ? (kv_status_t)info.status : KV_OK;
 }
