@@ -510,6 +510,8 @@ static void send_rest(const rest_case_t *c, kvc_handover_t **p_sent)
 					    .n = c->units,
 					    .source = &source,
 					    .last = 1,
+					    .tail = "token",
+					    .tail_len = 5,
 					    .partial = REST};
 
 	for (uint32_t group = 0; group < (c->groups ? 3 : 1); group++) {
@@ -552,6 +554,7 @@ static void rest_arrives(const rest_case_t *c)
 	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_OK);
 	assert_int_equal(info_of(wanted).n, c->units);
 	assert_int_equal(info_of(wanted).partial, c->differs ? 0 : REST);
+	assert_int_equal(info_of(wanted).tail_len, 5);
 	for (uint32_t group = 0; !c->differs && group < (c->groups ? 3 : 1); group++) {
 		check_group(&sides_[1], c, group);
 	}
