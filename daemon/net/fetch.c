@@ -2,7 +2,7 @@
  *
  *   FETCH of the daemon --> OPENING --keys, a hand-over here has begun: the daemon is answered; ASK--> ASKED
  *   each OFFER: a put --granted--> room in the landing window: GO --bytes--> compared with the digests while they are
- *       copied into the put --visible--> handed over, when those before are
+ *       copied into the put, by other threads --visible--> handed over, when those before are
  *   ASKED --END and all of it is handed over: FINISH--> LAST --answered--> gone
  *   any --failure, the peer is down, the consumer has gone, the deadline--> the hand-over here fails, or the FETCH has
  *       this answer: FINISH says why
@@ -11,8 +11,6 @@
  * to is not used again before UCX has said that it will not.
  */
 #include "net/prefix.h"
-
-#include "kv/digest.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -27,6 +25,8 @@ typedef enum batch_state {
 	GRANTED,   /* there is no room to land */
 	COMING,    /* GO has been said */
 	LANDED,
+	COPYING, /* by a copier: neither put nor buffer may go */
+	COPIED,
 	HANDED_IN, /* and not visible yet */
 	DONE
 } batch_state_t;
@@ -52,6 +52,7 @@ typedef struct batch {
 	uint32_t partial; /* it is the private block, with this number of tokens; 0: blocks of the prefix */
 	kvc_put_t *put;
 	kvd_buffer_t *buffer;
+	kvd_copy_t *copy;  /* NULL: not begun */
 	uint64_t since_ns; /* COMING, or a put that was refused */
 	uint64_t busy_ns;  /* since when there is no room for the put; 0: there is */
 	uint64_t leaves[];
@@ -169,6 +170,7 @@ static void drop_batches(kvd_fetch_t *fetch)
 		fetch->batches = batch->next;
 		give_buffer_back(batch);
 		kvc_put_free(batch->put);
+		free(batch->copy);
 		free(batch);
 	}
 }
@@ -556,45 +558,50 @@ static kv_status_t make_room(kvd_fetch_t *fetch, batch_t *batch)
 	return say_go(fetch, batch, 0);
 }
 
-/* One block from the landing window into the put. */
-static kv_status_t copy_block(kvd_fetch_t *fetch, batch_t *batch, uint32_t i)
-{
-	const kvk_geometry_t *geometry = &fetch->prefix.geometry;
-	const uint32_t leaves = geometry->heads * geometry->leaves;
-	const uint8_t *from = batch->buffer->data + (size_t)i * geometry->block_bytes;
-	const uint64_t *want = batch->leaves + (size_t)i * leaves;
-	void *memory;
-	kvc_status_t status = kvc_put_block(batch->put, i, &memory);
-	uint32_t bad = 0;
-
-	if (status != KVC_OK) {
-		return status == KVC_ALREADY ? KV_OK : (kv_status_t)status;
-	}
-	for (uint32_t head = 0; head < geometry->heads; head++) {
-		for (uint32_t leaf = 0; leaf < geometry->leaves; leaf++) {
-			size_t offset, len;
-
-			kvk_layout_leaf(&fetch->prefix.layout, head, leaf, &offset, &len);
-			bad |= kv_copy_digest_part((uint8_t *)memory + offset, from + offset, len) !=
-			       want[head * geometry->leaves + leaf];
-		}
-	}
-	if (bad) {
-		fetch->peer->counts.corrupt++;
-		return KV_ERR_CORRUPT;
-	}
-
-	return (kv_status_t)kvc_put_digests(batch->put, i, want);
-}
-
-static kv_status_t take_bytes(kvd_fetch_t *fetch, batch_t *batch)
+/* From the landing window into the put, by another thread. */
+static kv_status_t start_copy(kvd_fetch_t *fetch, batch_t *batch)
 {
 	kv_status_t status = batch->buffer->status == KV_OK ? KV_OK : KV_ERR_PRODUCER_LOST;
+	kvd_copy_t *copy = status == KV_OK ? calloc(1, sizeof *copy + batch->count * sizeof copy->to[0]) : NULL;
 
-	for (uint32_t i = 0; i < batch->count && status == KV_OK; i++) {
-		status = copy_block(fetch, batch, i);
+	if (!copy) {
+		return status == KV_OK ? KV_ERR_NOMEM : status;
 	}
-	kv_copy_fence();
+	for (uint32_t i = 0; i < batch->count && status == KV_OK; i++) {
+		status = (kv_status_t)kvc_put_block(batch->put, i, &copy->to[i]);
+		if (status == KV_ALREADY) {
+			copy->to[i] = NULL;
+			status = KV_OK;
+		}
+	}
+	if (status != KV_OK) {
+		free(copy);
+		return status;
+	}
+	copy->owner = batch;
+	copy->layout = &fetch->prefix.layout;
+	copy->geometry = fetch->prefix.geometry;
+	copy->from = batch->buffer->data;
+	copy->leaves = batch->leaves;
+	copy->count = batch->count;
+	batch->copy = copy;
+	batch->state = COPYING;
+	kvd_copiers_submit(fetch->net->copiers, copy);
+
+	return KV_OK;
+}
+
+static kv_status_t take_copy(kvd_fetch_t *fetch, batch_t *batch)
+{
+	const size_t leaves = (size_t)fetch->prefix.geometry.heads * fetch->prefix.geometry.leaves;
+	kv_status_t status = batch->copy->bad > 0 ? KV_ERR_CORRUPT : KV_OK;
+
+	fetch->peer->counts.corrupt += batch->copy->bad > 0;
+	for (uint32_t i = 0; i < batch->count && status == KV_OK; i++) {
+		if (batch->copy->to[i]) {
+			status = (kv_status_t)kvc_put_digests(batch->put, i, batch->leaves + i * leaves);
+		}
+	}
 	give_buffer_back(batch);
 	if (status == KV_OK) {
 		status = (kv_status_t)kvc_put_end(batch->put, 0, batch->count);
@@ -645,7 +652,9 @@ static kv_status_t step_batch(kvd_fetch_t *fetch, batch_t *batch)
 		}
 		return KV_OK;
 	case LANDED:
-		return take_bytes(fetch, batch);
+		return start_copy(fetch, batch);
+	case COPIED:
+		return take_copy(fetch, batch);
 	case HANDED_IN:
 		return take_result(batch);
 	default:
@@ -669,6 +678,7 @@ static void retire_batches(kvd_fetch_t *fetch)
 		}
 		fetch->batches = batch->next;
 		kvc_put_free(batch->put);
+		free(batch->copy);
 		free(batch);
 	}
 }
@@ -805,9 +815,25 @@ static int is_beginning(const kvd_fetch_t *fetch)
 	return fetch->order != 0 && fetch->handover && handover_info(fetch).status == KVC_PENDING;
 }
 
+static int is_copying(const kvd_fetch_t *fetch)
+{
+	for (const batch_t *batch = fetch->batches; batch; batch = batch->next) {
+		if (batch->state == COPYING) {
+			return 1;
+		}
+	}
+
+	return 0;
+}
+
 void kvd_fetches_step(kvd_net_t *net)
 {
 	kvd_fetch_t **at = &net->fetches;
+	kvd_copy_t *copy;
+
+	while ((copy = kvd_copiers_take(net->copiers))) {
+		((batch_t *)copy->owner)->state = COPIED;
+	}
 
 	while (*at) {
 		kvd_fetch_t *fetch = *at;
@@ -816,7 +842,7 @@ void kvd_fetches_step(kvd_net_t *net)
 		if (status == KV_OK && net->now_ns > fetch->deadline_ns) {
 			status = KV_ERR_TIMEOUT;
 		}
-		if (status != KV_OK && is_beginning(fetch)) {
+		if (status != KV_OK && (is_beginning(fetch) || is_copying(fetch))) {
 			fail(fetch, status);
 			status = KV_OK;
 		}

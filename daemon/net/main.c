@@ -130,6 +130,7 @@ static void wait_for_events(void)
 	uint32_t tenants = kvd_tenants_fds(&net_, of_tenants, KV_COUNT_OF(of_tenants));
 
 	n = add_fd(fds, n, net_.listen_fd, POLLIN);
+	n = add_fd(fds, n, kvd_copiers_fd(net_.copiers), POLLIN);
 	for (uint32_t i = 0; i < tenants; i++) {
 		n = add_fd(fds, n, of_tenants[i], POLLIN);
 	}
@@ -203,11 +204,14 @@ int main(void)
 	net_.config = &config_;
 	net_.listen_fd = -1;
 	net_.now_ns = kv_now_ns(&kv_env_posix);
-	if (kvd_net_peers_open(&net_, why, sizeof why) != KV_OK || kvd_tenants_open(&net_) != KV_OK) {
+	snprintf(why, sizeof why, "no memory or threads");
+	if (kvd_net_peers_open(&net_, why, sizeof why) != KV_OK || kvd_tenants_open(&net_) != KV_OK ||
+	    kvd_copiers_open(&net_.copiers) != KV_OK) {
 		kv_log(KV_LOG_ERROR, "net", "cannot start: %s", why);
 		return kv_status_exit_code(KV_ERR_CONFIG);
 	}
 	run();
+	kvd_copiers_close(net_.copiers);
 
 	return 0; /* the kernel takes everything back, and the daemons see it at once */
 }

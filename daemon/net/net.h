@@ -1,10 +1,11 @@
-/* daemon/net/net.h -- the net process: everything it owns. One thread; main.c polls, the others do one step at a time.
+/* daemon/net/net.h -- the net process: everything it owns. One thread, but for the copiers; main.c polls, the others do
+ * one step at a time.
  *
  *   main.c    the loop, reports to the daemon
  *   orders.c  what the daemon orders, and what it is answered
  *   links.c   links to and from peers: dialling, the breaker, names, who may speak (peer.c: one of them)
  *   link.c    one control connection (auth.c, messages.c)
- *   ucx.c     the bytes
+ *   ucx.c     the bytes, and copiers.c: from where they land to where they stay
  *   prefix.c  namespaces, spaces and keys, by libkvc
  *   fetch.c   the consumer's side: blocks of a peer become blocks here, and chunks of a hand-over
  *   serve.c   the owner's side: a hand-over here, or a prefix, goes to a peer
@@ -12,6 +13,7 @@
 #ifndef KVD_NET_NET_H
 #define KVD_NET_NET_H
 
+#include "net/copiers.h"
 #include "net/link.h"
 #include "net/ucx.h"
 #include "net/wire.h"
@@ -60,6 +62,7 @@ struct kvd_net {
 	int listen_fd;
 	char listen_error[160];
 	uint64_t listen_ns; /* when to try again */
+	kvd_copiers_t *copiers;
 	kvd_ucx_t *ucx;
 	char ucx_why[200];
 	uint64_t ucx_ns; /* when to try again; UINT64_MAX: never */
