@@ -438,6 +438,7 @@ void *kvd_fetch_land(kvd_net_t *net, const kvd_ucx_envelope_t *envelope, size_t 
 				continue;
 			}
 			batch->buffer->landing = 1;
+			fetch->peer->landed_ns = net->now_ns;
 			*p_object = batch->buffer;
 			return batch->buffer->data;
 		}
@@ -452,6 +453,7 @@ void kvd_fetch_landed(void *object, kv_status_t status)
 
 	buffer->landing = 0;
 	buffer->status = status;
+	buffer->peer->landed_ns = buffer->peer->net->now_ns;
 	if (buffer->batch) {
 		buffer->batch->state = LANDED;
 	}
@@ -629,6 +631,19 @@ static kv_status_t take_result(batch_t *batch)
 	return (kv_status_t)result.status;
 }
 
+/* They wait for others that were asked for before; but something comes. */
+static kv_status_t wait_for_bytes(kvd_fetch_t *fetch, const batch_t *batch)
+{
+	const uint64_t landed = fetch->peer->landed_ns, since = landed > batch->since_ns ? landed : batch->since_ns;
+
+	if (fetch->net->now_ns - since > fetch->net->config->timeout_ns) {
+		kvd_net_peer_break(fetch->peer, KV_ERR_TIMEOUT, "bytes that were asked for did not come");
+		return KV_ERR_PRODUCER_LOST;
+	}
+
+	return KV_OK;
+}
+
 static kv_status_t step_batch(kvd_fetch_t *fetch, batch_t *batch)
 {
 	switch (batch->state) {
@@ -646,11 +661,7 @@ static kv_status_t step_batch(kvd_fetch_t *fetch, batch_t *batch)
 	case GRANTED:
 		return make_room(fetch, batch);
 	case COMING:
-		if (fetch->net->now_ns - batch->since_ns > fetch->net->config->timeout_ns) {
-			kvd_net_peer_break(fetch->peer, KV_ERR_TIMEOUT, "bytes that were asked for did not come");
-			return KV_ERR_PRODUCER_LOST;
-		}
-		return KV_OK;
+		return wait_for_bytes(fetch, batch);
 	case LANDED:
 		return start_copy(fetch, batch);
 	case COPIED:

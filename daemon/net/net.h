@@ -51,6 +51,7 @@ struct kvd_net_peer {
 	uint64_t retry_ns; /* no link: when to dial */
 	kvd_inbound_t *inbound;
 	kvd_buffer_t *buffers; /* landing windows */
+	uint64_t landed_ns;    /* when something has begun or ceased to land */
 	uint64_t buffer_bytes;
 	uint32_t fetching, serving;
 	kvd_peer_counts_t counts;

@@ -15,6 +15,7 @@
 #include <string.h>
 
 #define OFFERS_MAX 16u /* of one transfer, not pushed yet */
+#define PUSHES_MAX 4u  /* to one peer: UCX sends all that it has at a time, and then all of it arrives at the end */
 
 typedef enum state { WAITING, LEASING, OFFERING, ENDED } state_t;
 
@@ -25,6 +26,7 @@ typedef struct batch {
 	uint64_t id;
 	uint8_t ticket[KVD_NET_TICKET];
 	uint32_t group, first, count; /* group: an index */
+	int wanted;                   /* GO has come */
 	int pushing;
 } batch_t;
 
@@ -276,6 +278,7 @@ static kv_status_t push(batch_t *batch, kvd_ucx_ep_t *ep)
 		}
 	}
 	memcpy(envelope.ticket, batch->ticket, sizeof envelope.ticket);
+	batch->wanted = 0;
 	batch->pushing = 1;
 	kv_status_t status = kvd_ucx_push(ep, &envelope, runs, n, batch);
 	if (status != KV_OK) {
@@ -285,26 +288,54 @@ static kv_status_t push(batch_t *batch, kvd_ucx_ep_t *ep)
 	return status;
 }
 
+/* The oldest batch that a peer waits for; NULL: none, or enough are on their way. */
+static batch_t *next_wanted(const kvd_inbound_t *from)
+{
+	batch_t *oldest = NULL;
+	uint32_t pushing = 0;
+
+	for (kvd_serve_t *serve = from->net->serves; serve; serve = serve->next) {
+		for (batch_t *batch = serve->from == from ? serve->batches : NULL; batch; batch = batch->next) {
+			pushing += batch->pushing != 0;
+			if (batch->wanted && serve->state != ENDED && (!oldest || batch->id < oldest->id)) {
+				oldest = batch;
+			}
+		}
+	}
+
+	return pushing < PUSHES_MAX ? oldest : NULL;
+}
+
+static void push_wanted(kvd_inbound_t *from)
+{
+	batch_t *batch;
+
+	while ((batch = next_wanted(from))) {
+		kvd_serve_t *serve = batch->serve;
+		kv_status_t status = push(batch, from->ep);
+
+		if (status != KV_OK) {
+			end_serve(serve, status);
+		}
+	}
+}
+
 kv_status_t kvd_serve_go(kvd_inbound_t *from, const kvd_net_go_t *go)
 {
 	batch_t *batch = find_batch(from, go->batch);
-	kv_status_t status;
 
 	if (!batch || batch->serve->state == ENDED) {
 		return KV_OK; /* of a transfer that has ended meanwhile */
 	}
-	if (batch->pushing) {
+	if (batch->pushing || batch->wanted) {
 		return KV_ERR_PROTO;
 	}
 	if (go->flags & KVD_NET_SKIP) {
 		drop_batch(batch);
 		return KV_OK;
 	}
-	kvd_serve_t *serve = batch->serve;
-	status = push(batch, from->ep);
-	if (status != KV_OK) {
-		end_serve(serve, status);
-	}
+	batch->wanted = 1;
+	push_wanted(from);
 
 	return KV_OK;
 }
@@ -633,6 +664,10 @@ static kv_status_t step(kvd_serve_t *serve)
 void kvd_serves_step(kvd_net_t *net)
 {
 	kvd_serve_t **at = &net->serves;
+
+	for (kvd_inbound_t *from = net->inbound; from && net->serves; from = from->next) {
+		push_wanted(from);
+	}
 
 	while (*at) {
 		kvd_serve_t *serve = *at;
