@@ -80,11 +80,13 @@ typedef struct landing {
 
 static kv_status_t load_library(char *why, size_t cap)
 {
-	/* UCX need not watch this process's memory, nor catch its signals; what fails is said by us. */
+	/* UCX need not watch this process's memory, nor catch its signals; what fails is said by us. Segments of TCP
+	 * are larger than 8 KiB, and smaller than the 64 KiB that each peer can receive. */
 	static const char *const settings[][2] = {{"UCX_MEM_EVENTS", "n"},
 						  {"UCX_HANDLE_ERRORS", "none"},
 						  {"UCX_WARN_UNUSED_ENV_VARS", "n"},
-						  {"UCX_LOG_LEVEL", "fatal"}};
+						  {"UCX_LOG_LEVEL", "fatal"},
+						  {"UCX_TCP_TX_SEG_SIZE", "56K"}};
 	void *library, *services;
 
 	for (size_t i = 0; i < KV_COUNT_OF(settings); i++) {
