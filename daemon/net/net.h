@@ -2,7 +2,7 @@
  * one step at a time.
  *
  *   main.c    the loop, reports to the daemon
- *   orders.c  what the daemon orders, and what it is answered
+ *   orders.c  what the daemon orders (answers.c: and what it is answered)
  *   links.c   links to and from peers: dialling, the breaker, names, who may speak (peer.c: one of them)
  *   link.c    one control connection (auth.c, messages.c)
  *   ucx.c     the bytes, and copiers.c: from where they land to where they stay
@@ -88,6 +88,8 @@ struct kvd_net {
 
 /* KV_ERR_CLOSED: the daemon has gone. */
 kv_status_t kvd_net_take_orders(kvd_net_t *net);
+/* ---- answers.c ------------------------------------------------------------------------------- */
+
 /* The one answer to a FETCH. */
 void kvd_net_answer(kvd_net_t *net, uint64_t order, kv_status_t status);
 /* As many as the socket takes. */
