@@ -68,8 +68,8 @@ static void await_hit(kvp_prefix_t *prefix, const char *model, const char *salt,
 
 static void p8_prompts_are_found_under_their_salt_and_adapter_alone(void **state)
 {
-	kvc_identity_t identity = user_identity("base"), adapted = user_identity("base");
-	user_t user = {0}, other = {0};
+	kvc_identity_t identity = user_identity("base"), adapted = identity, testing = identity;
+	user_t user = {0}, other = {0}, tester = {0};
 	uint32_t tokens[TOKENS + 5], salted[TOKENS];
 	kvp_prefix_t *prefix = NULL;
 
@@ -79,6 +79,8 @@ static void p8_prompts_are_found_under_their_salt_and_adapter_alone(void **state
 		salted[i % TOKENS] = i + 7;
 	}
 	adapted.lora = "tuned@files:0123";
+	testing.weights = testing.extra = "self-test"; /* as the vLLM connector opens it */
+	assert_int_equal(user_try(&tester, rig_.sock, &testing), KVC_OK);
 	assert_int_equal(user_try(&user, rig_.sock, &identity), KVC_OK);
 	assert_int_equal(user_try(&other, rig_.sock, &adapted), KVC_OK);
 	put(&user, tokens, "", "");
@@ -99,6 +101,7 @@ static void p8_prompts_are_found_under_their_salt_and_adapter_alone(void **state
 	kvp_prefix_close(prefix);
 	kvc_detach(user.kvc);
 	kvc_detach(other.kvc);
+	kvc_detach(tester.kvc);
 }
 
 static void p6_without_a_daemon_prompts_are_unknown_until_there_is_one(void **state)
