@@ -166,11 +166,12 @@ def processor(path: pathlib.Path) -> None:
 
 
 def tokenizer(path: pathlib.Path) -> None:
-    """Word "w123" is token 123."""
+    """Word "w123" is token 123. Special tokens are whole words: "w12" does not begin with "w1"."""
     words = {f"w{i}": i for i in range(VOCAB)}
+    special = [dict(id=i, content=f"w{i}", single_word=True, lstrip=False, rstrip=False, normalized=False, special=True) for i in range(3)]
     model = dict(type="WordLevel", vocab=words, unk_token="w0")
     (path / "tokenizer.json").write_text(json.dumps(dict(
-        version="1.0", truncation=None, padding=None, added_tokens=[], normalizer=None, pre_tokenizer=dict(type="WhitespaceSplit"),
+        version="1.0", truncation=None, padding=None, added_tokens=special, normalizer=None, pre_tokenizer=dict(type="WhitespaceSplit"),
         post_processor=None, decoder=None, model=model)))
     (path / "tokenizer_config.json").write_text(json.dumps(dict(
         tokenizer_class="PreTrainedTokenizerFast", unk_token="w0", bos_token="w1", eos_token="w2", model_max_length=32768)))
