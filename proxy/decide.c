@@ -17,6 +17,11 @@ double kvp_queue_rank(double queued_ns, double work_ns)
 	return queued_ns + PATIENCE * work_ns;
 }
 
+static double load_ns(const kvp_costs_t *costs, const kvp_engine_load_t *engine)
+{
+	return costs->transfer_ns * (double)(engine->own < engine->hit ? engine->hit - engine->own : 0);
+}
+
 static double transfer_ns(const kvp_costs_t *costs, uint32_t tokens, uint32_t hit)
 {
 	return costs->handover_ns + costs->transfer_ns * (double)(hit < tokens ? tokens - hit : 0);
@@ -31,7 +36,7 @@ static uint32_t choose_decode(const kvp_scene_t *scene, uint32_t tokens)
 	for (uint32_t i = 0; i < scene->decode_n; i++) {
 		const kvp_engine_load_t *engine = &scene->decode[i];
 		double cost = engine->backlog_ns + engine->running * scene->costs.running_ns +
-			      kvp_prefill_ns(&scene->costs, tokens, engine->hit);
+			      kvp_prefill_ns(&scene->costs, tokens, engine->hit) + load_ns(&scene->costs, engine);
 
 		if (engine->usable && cost * engine->slowness < least) {
 			least = cost * engine->slowness;

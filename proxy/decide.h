@@ -31,6 +31,7 @@ typedef struct kvp_engine_load {
 	int usable;
 	uint32_t running;  /* requests there */
 	uint32_t hit;      /* tokens of this prompt that it needs not compute */
+	uint32_t own;      /* those of them in its own cache; it loads the others */
 	double backlog_ns; /* prefill work there that has not ended, by estimate */
 	double slowness;   /* measured over estimated time; 1: as estimated */
 } kvp_engine_load_t;
@@ -74,8 +75,8 @@ double kvp_prefill_ns(const kvp_costs_t *costs, uint32_t tokens, uint32_t hit);
  * work yet. */
 double kvp_queue_rank(double queued_ns, double work_ns);
 
-/* The decode engine with the least of backlog, load and tokens to compute; the prefill engine with the least of wait,
- * prefill and transfer. Ties go to the first. Unusable engines are never chosen. */
+/* The decode engine with the least of backlog, load and tokens to compute and to load; the prefill engine with the
+ * least of wait, prefill and transfer. Ties go to the first. Unusable engines are never chosen. */
 void kvp_decide(const kvp_scene_t *scene, const kvp_question_t *question, kvp_choice_t *choice);
 
 #endif

@@ -1,4 +1,4 @@
-/* The engines: which of them answer, and what each one has to do. */
+/* The engines: which of them answer, what each one has to do, and has in its own cache. */
 #include "fleet.h"
 
 #include "kv/env.h"
@@ -11,12 +11,59 @@
 #define SLOWNESS_MOST  8.0
 #define SLOWNESS_SHARE 0.1 /* of the newest measurement */
 
-static uint32_t add_engines(kvp_fleet_t *fleet, const char *list, int is_decode, uint32_t at)
+/* ---- events ---------------------------------------------------------------------------------- */
+
+static void take_message(void *ctx, uint64_t seq, const uint8_t *payload, size_t len)
+{
+	kvp_engine_t *engine = ctx;
+
+	kvp_cache_take(engine->cache, seq, payload, len);
+}
+
+static void lost_connection(void *ctx)
+{
+	kvp_engine_t *engine = ctx;
+
+	kvp_cache_forget(engine->cache);
+}
+
+static void events_ready(void *ctx, int fd, uint32_t events)
+{
+	kvp_fleet_t *fleet = ctx;
+
+	(void)events;
+	for (uint32_t i = 0; i < fleet->prefill_n + fleet->decode_n; i++) {
+		if (fleet->engines[i].cache && fleet->engines[i].subscriber.fd == fd) {
+			kvp_subscriber_ready(&fleet->engines[i].subscriber, kv_now_ns(&kv_env_posix));
+			return;
+		}
+	}
+}
+
+static kv_status_t subscribe(kvp_engine_t *engine)
+{
+	kvp_fleet_t *fleet = engine->fleet;
+
+	engine->cache = kvp_cache_create((uint32_t)fleet->options->events_blocks);
+	engine->subscriber = (kvp_subscriber_t){.endpoint = engine->endpoint,
+						.loop = fleet->calls->loop,
+						.message = take_message,
+						.lost = lost_connection,
+						.ctx = engine};
+	kvp_subscriber_init(&engine->subscriber);
+
+	return engine->cache ? KV_OK : KV_ERR_NOMEM;
+}
+
+/* ---- begin and end --------------------------------------------------------------------------- */
+
+static uint32_t add_engines(kvp_fleet_t *fleet, const char *list, const char *endpoints, int is_decode, uint32_t at)
 {
 	kvp_engine_t *engine = &fleet->engines[at];
 	uint32_t n = 0;
 
 	while (at + n < KVP_ENGINES_MAX && kvp_options_word(list, n, engine->url) > 0) {
+		(void)kvp_options_word(endpoints, n, engine->endpoint);
 		engine->fleet = fleet;
 		engine->is_decode = is_decode;
 		engine->up = 1;
@@ -29,20 +76,36 @@ static uint32_t add_engines(kvp_fleet_t *fleet, const char *list, int is_decode,
 	return n;
 }
 
-void kvp_fleet_init(kvp_fleet_t *fleet, const kvp_options_t *options, kvp_calls_t *calls)
+kv_status_t kvp_fleet_init(kvp_fleet_t *fleet, const kvp_options_t *options, kvp_calls_t *calls)
 {
+	kv_status_t status = KV_OK;
+
 	memset(fleet, 0, sizeof *fleet);
 	fleet->options = options;
 	fleet->calls = calls;
-	fleet->prefill_n = add_engines(fleet, options->prefill, 0, 0);
-	fleet->decode_n = add_engines(fleet, options->decode, 1, fleet->prefill_n);
+	fleet->prefill_n = add_engines(fleet, options->prefill, options->events_prefill, 0, 0);
+	fleet->decode_n = add_engines(fleet, options->decode, options->events_decode, 1, fleet->prefill_n);
+	calls->loop->handlers[KVP_FD_EVENTS].ready = events_ready;
+	calls->loop->handlers[KVP_FD_EVENTS].ctx = fleet;
+	for (uint32_t i = 0; status == KV_OK && i < fleet->prefill_n + fleet->decode_n; i++) {
+		status = fleet->engines[i].endpoint[0] ? subscribe(&fleet->engines[i]) : KV_OK;
+	}
+
+	return status;
 }
 
 void kvp_fleet_fini(kvp_fleet_t *fleet)
 {
 	for (uint32_t i = 0; i < fleet->prefill_n + fleet->decode_n; i++) {
-		kvp_call_end(fleet->engines[i].look);
-		fleet->engines[i].look = NULL;
+		kvp_engine_t *engine = &fleet->engines[i];
+
+		kvp_call_end(engine->look);
+		engine->look = NULL;
+		if (engine->cache) {
+			kvp_subscriber_fini(&engine->subscriber);
+			kvp_cache_destroy(engine->cache);
+			engine->cache = NULL;
+		}
 	}
 }
 
@@ -107,6 +170,9 @@ void kvp_fleet_tick(kvp_fleet_t *fleet, uint64_t now_ns)
 			engine->look = kvp_call_start(fleet->calls, &config);
 			engine->next_look_ns = now_ns + engine->pause_ns;
 		}
+		if (engine->cache) {
+			kvp_subscriber_tick(&engine->subscriber, now_ns);
+		}
 	}
 }
 
@@ -141,14 +207,30 @@ void kvp_engine_measured(kvp_engine_t *engine, double expected_ns, double measur
 	engine->slowness += SLOWNESS_SHARE * (ratio - engine->slowness);
 }
 
-void kvp_fleet_loads(const kvp_fleet_t *fleet, uint64_t excluded, uint32_t hit, kvp_engine_load_t *loads)
+uint32_t kvp_fleet_own_hits(const kvp_fleet_t *fleet, const kvp_prefix_question_t *question, uint32_t *own)
+{
+	uint32_t most = 0;
+
+	for (uint32_t i = 0; i < fleet->prefill_n + fleet->decode_n; i++) {
+		const kvp_engine_t *engine = &fleet->engines[i];
+
+		own[i] = engine->cache ? kvp_cache_hit(engine->cache, question) : 0;
+		most = engine->is_decode && own[i] > most ? own[i] : most;
+	}
+
+	return most;
+}
+
+void kvp_fleet_loads(const kvp_fleet_t *fleet, uint64_t excluded, uint32_t hit, const uint32_t *own,
+		     kvp_engine_load_t *loads)
 {
 	for (uint32_t i = 0; i < fleet->prefill_n + fleet->decode_n; i++) {
 		const kvp_engine_t *engine = &fleet->engines[i];
 
 		loads[i] = (kvp_engine_load_t){.usable = engine->up && !(excluded & kvp_engine_bit(engine)),
 					       .running = engine->running,
-					       .hit = hit,
+					       .hit = own[i] > hit ? own[i] : hit,
+					       .own = own[i],
 					       .backlog_ns = engine->backlog_ns,
 					       .slowness = engine->slowness};
 	}
@@ -169,6 +251,7 @@ void kvp_fleet_metrics(const kvp_fleet_t *fleet, kvp_engine_metrics_t out[KVP_EN
 {
 	for (uint32_t i = 0; i < fleet->prefill_n + fleet->decode_n; i++) {
 		const kvp_engine_t *engine = &fleet->engines[i];
+		kvp_cache_stats_t cache = {0};
 
 		out[i].url = engine->url;
 		out[i].role = engine->is_decode ? "decode" : "prefill";
@@ -176,5 +259,13 @@ void kvp_fleet_metrics(const kvp_fleet_t *fleet, kvp_engine_metrics_t out[KVP_EN
 		out[i].value[KVP_EM_RUNNING] = engine->running;
 		out[i].value[KVP_EM_BACKLOG] = (uint64_t)(engine->backlog_ns / 1000);
 		out[i].value[KVP_EM_SLOWNESS] = (uint64_t)(engine->slowness * 100);
+		if (engine->cache) {
+			kvp_cache_stats(engine->cache, &cache);
+		}
+		out[i].value[KVP_EM_CACHED] = cache.blocks;
+		out[i].value[KVP_EM_EVENTS] = cache.messages;
+		out[i].value[KVP_EM_EVENT_GAPS] = cache.gaps;
+		out[i].value[KVP_EM_EVENTS_MALFORMED] = cache.malformed + engine->subscriber.malformed;
+		out[i].value[KVP_EM_LEFT_OUT] = cache.left_out;
 	}
 }

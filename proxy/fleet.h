@@ -1,4 +1,4 @@
-/* fleet.h -- the engines: which of them answer, and what each one has to do.
+/* fleet.h -- the engines: which of them answer, what each one has to do, and has in its own cache.
  *
  * An engine is up until `health.failures` looks at its /health in a row have failed, or a connection was refused. Looks
  * at one that is down become rarer; the first that succeeds brings it back. Loads are this proxy's own: of other
@@ -9,6 +9,8 @@
 
 #include "call.h"
 #include "decide.h"
+#include "events/cache.h"
+#include "events/subscriber.h"
 #include "metrics.h"
 #include "options.h"
 
@@ -23,6 +25,9 @@ typedef struct kvp_engine {
 	uint64_t next_look_ns, pause_ns;
 	uint32_t running;
 	double backlog_ns, slowness;
+	char endpoint[KVP_URL_MAX + 1]; /* of its events; "": none */
+	kvp_subscriber_t subscriber;
+	kvp_cache_t *cache; /* what the events tell; NULL: none */
 } kvp_engine_t;
 
 struct kvp_fleet {
@@ -32,9 +37,10 @@ struct kvp_fleet {
 	uint32_t prefill_n, decode_n;
 };
 
-void kvp_fleet_init(kvp_fleet_t *fleet, const kvp_options_t *options, kvp_calls_t *calls);
+/* KV_ERR_NOMEM. kvp_fleet_fini() is right after errors too. */
+kv_status_t kvp_fleet_init(kvp_fleet_t *fleet, const kvp_options_t *options, kvp_calls_t *calls);
 void kvp_fleet_fini(kvp_fleet_t *fleet);
-/* Begin the looks that are due. */
+/* Begin the looks and connections that are due. */
 void kvp_fleet_tick(kvp_fleet_t *fleet, uint64_t now_ns);
 
 /* A request begins, and ends, on an engine; work_ns: estimated prefill work of it. */
@@ -49,9 +55,13 @@ static inline uint64_t kvp_engine_bit(const kvp_engine_t *engine)
 {
 	return UINT64_C(1) << (engine - engine->fleet->engines);
 }
-/* What kvp_decide() reads: loads[prefill_n + decode_n]. Engines in the set `excluded` are unusable; all have `hit`
- * tokens of the prompt. */
-void kvp_fleet_loads(const kvp_fleet_t *fleet, uint64_t excluded, uint32_t hit, kvp_engine_load_t *loads);
+/* Tokens of a prompt that each engine has in its own cache: own[prefill_n + decode_n]. Returns the most of a decode
+ * engine. */
+uint32_t kvp_fleet_own_hits(const kvp_fleet_t *fleet, const kvp_prefix_question_t *question, uint32_t *own);
+/* What kvp_decide() reads: loads[prefill_n + decode_n]. Engines in the set `excluded` are unusable; all can load `hit`
+ * tokens of the prompt, and have own[i]. */
+void kvp_fleet_loads(const kvp_fleet_t *fleet, uint64_t excluded, uint32_t hit, const uint32_t *own,
+		     kvp_engine_load_t *loads);
 /* Is a decode engine up that is not in the set? */
 int kvp_fleet_has_decode(const kvp_fleet_t *fleet, uint64_t excluded);
 void kvp_fleet_metrics(const kvp_fleet_t *fleet, kvp_engine_metrics_t out[KVP_ENGINES_MAX]);

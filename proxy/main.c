@@ -67,7 +67,9 @@ static kv_status_t open_all(proxy_t *proxy, char *detail, size_t cap)
 	if (status == KV_OK) {
 		status = kvp_calls_open(&proxy->calls, &proxy->loop);
 	}
-	kvp_fleet_init(&proxy->fleet, &proxy->options, &proxy->calls);
+	if (status == KV_OK) {
+		status = kvp_fleet_init(&proxy->fleet, &proxy->options, &proxy->calls);
+	}
 	requests->options = &proxy->options;
 	requests->metrics = &proxy->metrics;
 	requests->calls = &proxy->calls;

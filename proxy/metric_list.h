@@ -38,13 +38,19 @@
 	X(LOOKUP_MISSES, kvd_pd_proxy_lookups_total{result="miss"}, KV_METRIC_COUNTER, KVP_HELP_LOOKUPS)               \
 	X(LOOKUP_UNKNOWN, kvd_pd_proxy_lookups_total{result="unknown"}, KV_METRIC_COUNTER, KVP_HELP_LOOKUPS)           \
 	X(PROMPT_TOKENS, kvd_pd_proxy_prompt_tokens_total, KV_METRIC_COUNTER, "tokens of prompts, where they are not known by estimate") \
-	X(HIT_TOKENS, kvd_pd_proxy_hit_tokens_total, KV_METRIC_COUNTER, "tokens of prompts that the daemon had")
+	X(HIT_TOKENS, kvd_pd_proxy_hit_tokens_total, KV_METRIC_COUNTER, "tokens of prompts that the daemon had")          \
+	X(OWN_HIT_TOKENS, kvd_pd_proxy_own_hit_tokens_total, KV_METRIC_COUNTER, "tokens of prompts that a decode engine had in its own cache, of the one that had most")
 
 /* Of each engine, with the labels engine and role. */
 #define KVP_ENGINE_METRIC_LIST(X)                                                                                      \
 	X(UP, kvd_pd_proxy_engine_up, KV_METRIC_GAUGE, "1: the engine gets requests; 0: it does not answer")           \
 	X(RUNNING, kvd_pd_proxy_engine_requests, KV_METRIC_GAUGE, "requests that the engine has from this proxy")      \
 	X(BACKLOG, kvd_pd_proxy_engine_backlog_microseconds, KV_METRIC_GAUGE, "prefill work that the engine has not ended, by estimate") \
-	X(SLOWNESS, kvd_pd_proxy_engine_slowness_percent, KV_METRIC_GAUGE, "measured over estimated time of its prefills")
+	X(SLOWNESS, kvd_pd_proxy_engine_slowness_percent, KV_METRIC_GAUGE, "measured over estimated time of its prefills") \
+	X(CACHED, kvd_pd_proxy_engine_cached_blocks, KV_METRIC_GAUGE, "blocks that the engine has in its own cache, as its events tell") \
+	X(EVENTS, kvd_pd_proxy_engine_event_messages_total, KV_METRIC_COUNTER, "messages with events of that cache")   \
+	X(EVENT_GAPS, kvd_pd_proxy_engine_event_gaps_total, KV_METRIC_COUNTER, "gaps in their numbers: what was known of the cache is forgotten") \
+	X(EVENTS_MALFORMED, kvd_pd_proxy_engine_events_malformed_total, KV_METRIC_COUNTER, "messages, and connections, that could not be read: likewise") \
+	X(LEFT_OUT, kvd_pd_proxy_engine_event_blocks_left_out_total, KV_METRIC_COUNTER, "blocks stored that count as not there: the one before is unknown, or events.blocks are known")
 
 #endif

@@ -1,6 +1,7 @@
 /* The option table of kvd-pd-proxy and its command line. */
 #include "options.h"
 
+#include "events/subscriber.h"
 #include "kv/log.h"
 #include "kv/units.h"
 #include "metrics.h"
@@ -48,6 +49,9 @@ static const kv_option_t rows[] = {
 	ROW("cost.local", U64, "200", "1", "10000", NULL, cost_local, "a local prefill takes this many percent of the time of one on a prefill engine: its chunks are smaller, and wait for the tokens of others"),
 	ROW("cost.running", DURATION, "5ms", NULL, "1m", NULL, cost_running, "a request that decodes on an engine makes it this much less attractive for the next one"),
 	ROW("kvd.socket", PATH, "", NULL, NULL, NULL, kvd_socket, "socket of the daemon that the engines of this node share: prompts are looked up in it. Spaces with kvd's own hashes only (option hash=own of the connector); others are unknown, and count as not there"),
+	ROW("events.prefill", LIST, "", NULL, NULL, NULL, events_prefill, "ZeroMQ endpoints of the prefill engines' KV events, one for each engine and in the same order, as tcp://10.0.0.1:5557 (vLLM's --kv-events-config); they tell what an engine has in its own cache. Addresses, no names. None: it counts as empty"),
+	ROW("events.decode", LIST, "", NULL, NULL, NULL, events_decode, "those of the decode engines"),
+	ROW("events.blocks", U64, "262144", "1", "16777216", NULL, events_blocks, "blocks of an engine's own cache that are known at a time, up to 64 bytes each; more count as not there"),
 	ROW("limits.body", SIZE, "16MiB", "1KiB", "1GiB", NULL, limits_body, "bytes of a request's body"),
 	ROW("limits.bodies", SIZE, "512MiB", "1KiB", NULL, NULL, limits_bodies, "bytes of the bodies of all requests"),
 	ROW("limits.headers", SIZE, "32KiB", "1KiB", "1MiB", NULL, limits_headers, "bytes of a request's headers"),
@@ -113,6 +117,24 @@ static kv_status_t check_urls(const char *name, const char *list, uint32_t *p_co
 	return KV_OK;
 }
 
+static kv_status_t check_endpoints(const char *name, const char *list, uint32_t engines, kv_option_error_t *error)
+{
+	char endpoint[KVP_URL_MAX + 1];
+	struct sockaddr_storage address;
+	socklen_t address_len;
+	uint32_t n = 0;
+
+	for (size_t len; (len = kvp_options_word(list, n, endpoint)) > 0; n++) {
+		if (len > KVP_URL_MAX || kvp_endpoint_address(endpoint, &address, &address_len) != KV_OK) {
+			return fail(error, "%s: \"%s\" is not an endpoint such as tcp://10.0.0.1:5557", name, endpoint);
+		}
+	}
+
+	return n == 0 || n == engines
+		       ? KV_OK
+		       : fail(error, "%s: %u endpoints for %u engines; give one for each, or none", name, n, engines);
+}
+
 static int is_loopback(const char *listen)
 {
 	return strncmp(listen, "127.", 4) == 0 || strncmp(listen, "localhost:", 10) == 0 ||
@@ -144,6 +166,12 @@ static kv_status_t check(const kvp_options_t *options, kv_option_error_t *error)
 	}
 	if (status == KV_OK && prefills + decodes > KVP_ENGINES_MAX) {
 		status = fail(error, "prefill and decode: at most %u engines together", KVP_ENGINES_MAX);
+	}
+	if (status == KV_OK) {
+		status = check_endpoints("events.prefill", options->events_prefill, prefills, error);
+	}
+	if (status == KV_OK) {
+		status = check_endpoints("events.decode", options->events_decode, decodes, error);
 	}
 
 	return status;

@@ -18,6 +18,8 @@ typedef struct kvp_options {
 	uint64_t health_interval, health_timeout, health_failures, health_backoff;
 	uint64_t cost_fixed, cost_tokens, cost_attention, cost_handover, cost_transfer, cost_local, cost_running;
 	char kvd_socket[KV_OPTION_STRING_MAX];
+	char events_prefill[KV_OPTION_STRING_MAX], events_decode[KV_OPTION_STRING_MAX];
+	uint64_t events_blocks;
 	uint64_t limits_body, limits_bodies, limits_headers, limits_connections, limits_requests, limits_answer,
 		limits_stream, limits_receive_time;
 	int log_level;

@@ -391,7 +391,7 @@ static void decide(const kvp_request_t *request, int is_head, kvp_choice_t *choi
 						      : request->is_queued ? (double)(clock_ns() - request->queued_ns)
 									   : 0};
 
-	kvp_fleet_loads(all->fleet, request->excluded, request->hit, loads);
+	kvp_fleet_loads(all->fleet, request->excluded, request->hit, request->own, loads);
 	kvp_decide(&scene, &question, choice);
 }
 
@@ -444,6 +444,10 @@ static void look_up(kvp_request_t *request, const uint32_t *tokens, uint32_t n)
 	const kvp_prefix_question_t question = {request->body.model, request->body.salt, tokens, n};
 	int64_t hit = -1;
 
+	if (!request->body.opaque) {
+		kvp_metric_add(all->metrics, KVP_M_OWN_HIT_TOKENS,
+			       kvp_fleet_own_hits(all->fleet, &question, request->own));
+	}
 	if (!all->prefix) {
 		return;
 	}

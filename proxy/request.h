@@ -63,8 +63,9 @@ struct kvp_request {
 	char *authorization, *trace; /* header lines of the client that engines get; NULL: none */
 	void (*wake)(void *ctx);
 	void *ctx;
-	kvp_call_t *asking; /* for tokens */
-	uint32_t tokens, hit;
+	kvp_call_t *asking;            /* for tokens */
+	uint32_t tokens, hit;          /* hit: of them in the daemon */
+	uint32_t own[KVP_ENGINES_MAX]; /* in an engine's own cache */
 	uint64_t came_ns, queued_ns;
 	int is_queued, is_expired, is_broken, is_counted;
 	double queue_work_ns, queue_rank;

@@ -48,7 +48,7 @@ allowed() {
 	daemon) echo 'kv|kvk|kvs|core|io|keeper|net' ;;
 	client) echo 'kv|kvk|kvctl|session' ;;
 	connectors) echo 'kv|kvk|kvx|common|inproc|scheduler|step|worker' ;;
-	proxy) echo 'kv' ;;
+	proxy) echo 'kv|events' ;;
 	engine) echo 'kv|kvk|kve' ;;
 	esac
 }
