@@ -164,6 +164,52 @@ class Engine:
             handler.chunk(b"")
 
 
+def packed(value: Any) -> bytes:
+    """As msgpack; lists and maps of up to 65,535 elements."""
+    if isinstance(value, dict):
+        return b"\xde" + len(value).to_bytes(2, "big") + b"".join(packed(part) for pair in value.items() for part in pair)
+    if isinstance(value, list):
+        return b"\xdc" + len(value).to_bytes(2, "big") + b"".join(map(packed, value))
+    if isinstance(value, str):
+        return b"\xd9" + bytes([len(value)]) + value.encode()
+    return b"\xc0" if value is None else b"\xcf" + value.to_bytes(8, "big")
+
+
+class Events:
+    """An engine's ZeroMQ PUB socket, for one subscriber at a time."""
+
+    def __init__(self) -> None:
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"tcp://127.0.0.1:{self.server.getsockname()[1]}"
+        self.number = 0
+
+    def accept(self) -> None:
+        """The next subscriber, up to its subscription."""
+        self.server.settimeout(WAIT)
+        self.peer = self.server.accept()[0]
+        self.peer.sendall(b"\xff" + bytes(7) + b"\x01\x7f\x03\x00NULL" + bytes(48) + b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03PUB")
+        self.peer.settimeout(WAIT)
+        said = b""
+        while not said.endswith(b"\0\x01\x01"):
+            piece = self.peer.recv(4096)
+            assert piece, "the subscriber has gone"
+            said += piece
+
+    def publish(self, *events: dict[str, Any]) -> None:
+        payload = packed([1, list(events), 0])
+        self.peer.sendall(b"\x01\x00\x01\x08" + self.number.to_bytes(8, "big") + b"\x02" + len(payload).to_bytes(8, "big") + payload)
+        self.number += 1
+
+    def store(self, tokens: list[int], block: int) -> None:
+        """All blocks of a prompt."""
+        hashes = [hash(tuple(tokens[: i + block])) % 2**64 for i in range(0, len(tokens), block)]
+        self.publish(dict(type="BlockStored", block_hashes=hashes, parent_block_hash=None, token_ids=tokens, block_size=block, medium="GPU"))
+
+    def stop(self) -> None:
+        self.peer.close()
+        self.server.close()
+
+
 def token(body: dict[str, Any], i: int) -> str:
     return f"{body.get('user', '')}:{i} "
 

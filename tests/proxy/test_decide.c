@@ -67,6 +67,20 @@ static void p5_a_hit_draws_a_request_until_its_engine_is_busier(void **state)
 	assert_int_equal(decide(NULL, 0, decode, 2, (kvp_question_t){.tokens = 1000}).decode, 0);
 }
 
+static void p5_what_is_in_an_own_cache_need_not_be_loaded(void **state)
+{
+	kvp_engine_load_t decode[] = {up(0, 0), up(0, 0)};
+
+	(void)state;
+	decode[0].hit = decode[1].hit = 900;
+	assert_int_equal(decide(NULL, 0, decode, 2, (kvp_question_t){.tokens = 1000}).decode, 0);
+	decode[1].own = 64;
+	assert_int_equal(decide(NULL, 0, decode, 2, (kvp_question_t){.tokens = 1000}).decode, 1);
+	decode[0].hit = 950;
+	decode[1].own = 0;
+	assert_int_equal(decide(NULL, 0, decode, 2, (kvp_question_t){.tokens = 1000}).decode, 0);
+}
+
 static void p5_each_threshold_keeps_a_request_local(void **state)
 {
 	kvp_engine_load_t decode = up(0, 0), prefill = up(0, 0);
@@ -147,6 +161,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p5_the_engine_with_the_least_wait_prefill_and_transfer_is_chosen),
 		cmocka_unit_test(p5_a_hit_draws_a_request_until_its_engine_is_busier),
+		cmocka_unit_test(p5_what_is_in_an_own_cache_need_not_be_loaded),
 		cmocka_unit_test(p5_each_threshold_keeps_a_request_local),
 		cmocka_unit_test(p5_a_short_prompt_overtakes_a_long_one_for_a_while),
 		cmocka_unit_test(p5_no_unusable_and_no_full_engine_is_ever_chosen),

@@ -26,12 +26,18 @@ static void p10_bad_options_are_refused_with_a_sentence(void **state)
 					  "--skip.tokens",
 					  "--skip.wait=3",
 					  "skip.tokens=1",
+					  "--events.decode=tcp://a:1",
+					  "--events.decode=tcp://*:5557",
+					  "--events.decode=tcp://1.2.3.4:1,tcp://1.2.3.4:2",
+					  "--events.prefill=tcp://1.2.3.4:1",
+					  "--events.blocks=0",
 					  "--config=/nonexistent"};
 	kv_option_error_t error;
 
 	(void)state;
 	assert_int_equal(read_options("--decode=http://a:1", "--prefill=http://b:1/,https://c", &error), KV_OK);
 	assert_int_equal(read_options("--decode=http://a:1", "--sequential", &error), KV_OK);
+	assert_int_equal(read_options("--decode=http://a:1", "--events.decode=tcp://1.2.3.4:1", &error), KV_OK);
 	for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
 		assert_true(read_options(strstr(bad[i], "--decode") ? "--sequential" : "--decode=http://a:1", bad[i],
 					 &error) < 0);

@@ -16,7 +16,7 @@ try:
     import time
     import unittest
 
-    from rig import WAIT, Engine, Proxy, Transfers, text_of, token, wait_until
+    from rig import WAIT, Engine, Events, Proxy, Transfers, text_of, token, wait_until
 except ModuleNotFoundError as error:
     print(f"# SKIP: this Python has no standard library ({error})")
     sys.exit(77)
@@ -554,6 +554,50 @@ class Chaos(Case):
             self.assertEqual(proxy.metric("kvd_pd_proxy_engine_requests" + name), 0)
             self.assertEqual(proxy.metric("kvd_pd_proxy_engine_backlog_microseconds" + name), 0)
         self.assertEqual(proxy.metric("kvd_pd_proxy_queue_requests"), 0)
+
+
+class OwnCaches(Case):
+    def test_p9_a_request_goes_where_its_prompt_is(self) -> None:
+        self.engines(1, 2)
+        events = [Events(), Events()]
+        for one in events:
+            self.addCleanup(one.stop)
+        proxy = self.proxy("--events.decode=" + ",".join(one.endpoint for one in events))
+        for one in events:
+            one.accept()
+
+        def engine_metric(i: int, name: str) -> int:
+            return proxy.metric(f'kvd_pd_proxy_engine_{name}{{engine="{self.decode[i].url}",role="decode"}}')
+
+        def send() -> tuple[int, int, int]:
+            body = request()
+            self.check(proxy.call(body), body)
+            return len(self.prefill[0].requests), *(len(engine.requests) for engine in self.decode)
+
+        self.assertEqual(send(), (1, 1, 0), "handed over, to the first of two that are alike")
+        events[1].store(LONG, 16)
+        wait_until(lambda: engine_metric(1, "cached_blocks") == 4, "the events have come")
+        self.assertEqual(send(), (1, 1, 1), "computed by the one that has it")
+        self.assertEqual(proxy.metric("kvd_pd_proxy_own_hit_tokens_total"), len(LONG))
+        events[0].store(LONG[:16], 16)
+        events[1].publish(dict(type="AllBlocksCleared"))
+        wait_until(lambda: engine_metric(0, "cached_blocks") == 1 and engine_metric(1, "cached_blocks") == 0, "they are gone")
+        self.assertEqual(send(), (2, 2, 1))
+        events[1].store(LONG, 16)
+        wait_until(lambda: engine_metric(1, "cached_blocks") == 4, "there again")
+        events[1].number += 1
+        events[1].publish()
+        wait_until(lambda: engine_metric(1, "event_gaps_total") == 1, "a gap")
+        self.assertEqual(engine_metric(1, "cached_blocks"), 0)
+        events[1].peer.sendall(b"HTTP/1.1 400 Bad Request")
+        wait_until(lambda: engine_metric(1, "events_malformed_total") == 1, "no event")
+        events[0].peer.close()
+        wait_until(lambda: engine_metric(0, "cached_blocks") == 0, "nothing is known without a connection")
+        events[0].number = 0  # the engine was started again
+        events[0].accept()
+        events[0].store(LONG, 16)
+        wait_until(lambda: engine_metric(0, "cached_blocks") == 4, "it is known again")
+        self.assertEqual(send(), (2, 3, 1))
 
 
 if __name__ == "__main__":
