@@ -1,12 +1,12 @@
 /* The side of the clients. */
 #include "server.h"
 
+#include "kv/conn.h"
 #include "kv/env.h"
 
 #include <errno.h>
 #include <limits.h>
 #include <microhttpd.h>
-#include <netdb.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +15,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define BACKLOG    128
 #define SPARE      16u /* connections that are shut down and not closed yet */
 #define READ_AHEAD 4u  /* times its limit a body is read, so that the answer is not lost with the connection */
 #define TEXT_SLACK ((size_t)4096)
@@ -26,13 +25,9 @@ typedef struct exchange exchange_t;
 
 /* A connection of a client. */
 typedef struct client {
-	TAILQ_ENTRY(client) link; /* oldest first by `since_ns` */
-	int fd;                   /* the library's */
-	int is_shut;
-	uint64_t since_ns;    /* it has had no request running */
-	exchange_t *exchange; /* a whole request has come, and is not answered; NULL: none */
+	kv_conn_t conn;       /* first: a conn is its client. Busy: a whole request has come, and is not answered */
+	exchange_t *exchange; /* of that request */
 } client_t;
-TAILQ_HEAD(client_list, client);
 
 struct kvp_server {
 	kvp_requests_t *requests;
@@ -40,8 +35,7 @@ struct kvp_server {
 	kvp_metrics_t *metrics;
 	kvp_loop_t *loop;
 	struct MHD_Daemon *daemon;
-	struct client_list clients;
-	uint32_t client_n;
+	kv_conns_t conns;
 	int epoll_fd, listen_fd;
 };
 
@@ -59,27 +53,6 @@ struct exchange {
 
 /* ---- connections ----------------------------------------------------------------------------- */
 
-static void shut_down(kvp_server_t *server, client_t *client)
-{
-	client->is_shut = 1;
-	shutdown(client->fd, SHUT_RDWR);
-	kvp_metric_add(server->metrics, KVP_M_CONNECTIONS_ENDED, 1);
-}
-
-/* Of all connections that wait for their clients the oldest makes room. */
-static void make_room(kvp_server_t *server)
-{
-	client_t *client;
-
-	TAILQ_FOREACH(client, &server->clients, link)
-	{
-		if (!client->exchange && !client->is_shut) {
-			shut_down(server, client);
-			return;
-		}
-	}
-}
-
 static void connection_changed(void *cls, struct MHD_Connection *connection, void **socket_context,
 			       enum MHD_ConnectionNotificationCode change)
 {
@@ -88,41 +61,20 @@ static void connection_changed(void *cls, struct MHD_Connection *connection, voi
 	client_t *client = *socket_context;
 
 	if (change == MHD_CONNECTION_NOTIFY_STARTED) {
-		if (server->client_n >= server->options->limits_connections) {
-			make_room(server);
-		}
-		client = calloc(1, sizeof *client);
-		*socket_context = client;
+		*socket_context = client = calloc(1, sizeof *client);
 		if (!client) {
 			shutdown(info->connect_fd, SHUT_RDWR);
 			return;
 		}
-		client->fd = info->connect_fd;
-		client->since_ns = kv_now_ns(&kv_env_posix);
-		TAILQ_INSERT_TAIL(&server->clients, client, link);
-		server->client_n++;
 		kvp_metric_add(server->metrics, KVP_M_CONNECTIONS, 1);
+		if (kv_conns_add(&server->conns, &client->conn, info->connect_fd, kv_now_ns(&kv_env_posix))) {
+			kvp_metric_add(server->metrics, KVP_M_CONNECTIONS_ENDED, 1);
+		}
 	} else if (client) {
-		TAILQ_REMOVE(&server->clients, client, link);
-		server->client_n--;
+		kv_conns_remove(&server->conns, &client->conn);
 		kvp_metric_sub(server->metrics, KVP_M_CONNECTIONS, 1);
 		free(client);
 		*socket_context = NULL;
-	}
-}
-
-static void shut_late(kvp_server_t *server, uint64_t now_ns)
-{
-	client_t *client;
-
-	TAILQ_FOREACH(client, &server->clients, link)
-	{
-		if (client->since_ns + server->options->limits_receive_time > now_ns) {
-			break;
-		}
-		if (!client->exchange && !client->is_shut) {
-			shut_down(server, client);
-		}
 	}
 }
 
@@ -144,23 +96,30 @@ static void wake(void *ctx)
 	}
 }
 
+static void end_client(kv_conn_t *conn)
+{
+	exchange_t *exchange = ((client_t *)conn)->exchange;
+
+	exchange->is_client_gone = 1;
+	wake(exchange);
+}
+
 /* A client's socket has ended. The event may be of one that was closed since, whose number has a new owner: look. */
 static void client_ended(void *ctx, int fd, uint32_t events)
 {
 	kvp_server_t *server = ctx;
 	struct pollfd poll_fd = {.fd = fd, .events = POLLRDHUP};
-	client_t *client;
+	kv_conn_t *conn;
 
 	(void)events;
 	if (poll(&poll_fd, 1, 0) <= 0 || !(poll_fd.revents & (POLLRDHUP | POLLHUP | POLLERR))) {
 		return;
 	}
-	TAILQ_FOREACH(client, &server->clients, link)
+	TAILQ_FOREACH(conn, &server->conns.busy, link)
 	{
-		if (client->fd == fd && client->exchange) {
+		if (conn->fd == fd) {
 			kvp_loop_forget(server->loop, fd);
-			client->exchange->is_client_gone = 1;
-			wake(client->exchange);
+			end_client(conn);
 			return;
 		}
 	}
@@ -336,7 +295,8 @@ static enum MHD_Result begin_request(exchange_t *exchange)
 				    "the proxy has no memory for this request");
 	}
 	exchange->client->exchange = exchange;
-	(void)kvp_loop_watch(exchange->server->loop, KVP_FD_CLIENT, exchange->client->fd, EPOLLRDHUP);
+	kv_conns_begin(&exchange->server->conns, &exchange->client->conn);
+	(void)kvp_loop_watch(exchange->server->loop, KVP_FD_CLIENT, exchange->client->conn.fd, EPOLLRDHUP);
 
 	return answer_request(exchange);
 }
@@ -411,10 +371,8 @@ static void completed(void *cls, struct MHD_Connection *connection, void **state
 	}
 	if (client->exchange) {
 		client->exchange = NULL;
-		kvp_loop_forget(server->loop, client->fd);
-		client->since_ns = kv_now_ns(&kv_env_posix);
-		TAILQ_REMOVE(&server->clients, client, link);
-		TAILQ_INSERT_TAIL(&server->clients, client, link);
+		kvp_loop_forget(server->loop, client->conn.fd);
+		kv_conns_end(&server->conns, &client->conn, kv_now_ns(&kv_env_posix));
 	}
 	if (exchange->request) {
 		kvp_request_end(exchange->request);
@@ -425,45 +383,6 @@ static void completed(void *cls, struct MHD_Connection *connection, void **state
 }
 
 /* ---- open, run, close ------------------------------------------------------------------------ */
-
-/* "host:port", "[v6]:port": a bound, listening socket. */
-static kv_status_t listen_at(const char *where, int *p_fd, char *detail, size_t cap)
-{
-	const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
-	const char *colon = strrchr(where, ':');
-	struct addrinfo *found = NULL;
-	const int on = 1;
-	char host[256];
-	int fd, error;
-
-	snprintf(host, sizeof host, "%.*s", (int)(colon - where), where);
-	if (host[0] == '[' && colon[-1] == ']') {
-		memmove(host, host + 1, strlen(host));
-		host[strlen(host) - 1] = '\0';
-	}
-	error = getaddrinfo(host, colon + 1, &hints, &found);
-	if (error != 0) {
-		snprintf(detail, cap, "http.listen: \"%s\" is not an address: %s", where, gai_strerror(error));
-		return KV_ERR_CONFIG;
-	}
-	fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	error = 0;
-	if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
-	    bind(fd, found->ai_addr, found->ai_addrlen) != 0 || listen(fd, BACKLOG) != 0) {
-		error = errno;
-	}
-	freeaddrinfo(found);
-	if (error == 0) {
-		*p_fd = fd;
-		return KV_OK;
-	}
-	if (fd >= 0) {
-		close(fd);
-	}
-	snprintf(detail, cap, "http.listen: cannot listen on %s: %s", where, strerror(error));
-
-	return error == EADDRINUSE ? KV_ERR_BUSY : KV_ERR_CONFIG;
-}
 
 static void server_ready(void *ctx, int fd, uint32_t events)
 {
@@ -510,8 +429,8 @@ kv_status_t kvp_server_open(kvp_requests_t *requests, kvp_loop_t *loop, kvp_serv
 	server->metrics = requests->metrics;
 	server->loop = loop;
 	server->listen_fd = -1;
-	TAILQ_INIT(&server->clients);
-	status = listen_at(server->options->http_listen, &server->listen_fd, detail, cap);
+	kv_conns_init(&server->conns, (uint32_t)server->options->limits_connections);
+	status = kv_listen("http.listen", server->options->http_listen, &server->listen_fd, detail, cap);
 	if (status == KV_OK) {
 		status = start_daemon(server);
 		if (status != KV_OK) {
@@ -541,18 +460,15 @@ void kvp_server_quiesce(kvp_server_t *server)
 
 void kvp_server_close(kvp_server_t *server)
 {
-	client_t *client;
+	kv_conn_t *conn;
 
 	if (!server) {
 		return;
 	}
 	if (server->daemon) {
-		TAILQ_FOREACH(client, &server->clients, link)
+		TAILQ_FOREACH(conn, &server->conns.busy, link)
 		{
-			if (client->exchange) {
-				client->exchange->is_client_gone = 1;
-				wake(client->exchange); /* the library stops with no connection suspended */
-			}
+			end_client(conn); /* the library stops with no connection suspended */
 		}
 		MHD_run(server->daemon);
 		MHD_stop_daemon(server->daemon);
@@ -563,7 +479,8 @@ void kvp_server_close(kvp_server_t *server)
 void kvp_server_run(kvp_server_t *server, uint64_t now_ns)
 {
 	MHD_run(server->daemon);
-	shut_late(server, now_ns);
+	kvp_metric_add(server->metrics, KVP_M_CONNECTIONS_ENDED,
+		       kv_conns_shut_late(&server->conns, server->options->limits_receive_time, now_ns));
 }
 
 int kvp_server_timeout_ms(kvp_server_t *server, int most)

@@ -1,9 +1,9 @@
 /* HTTP for machines that watch. */
 #include "io/http.h"
 
-#include <errno.h>
+#include "kv/conn.h"
+
 #include <microhttpd.h>
-#include <netdb.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
@@ -12,73 +12,39 @@
 #define TIMEOUT_S  5u
 #define STALE_NS   UINT64_C(1000000000) /* a loop that has not turned for so long is not healthy */
 #define TEXT_SLACK ((size_t)64 * 1024)  /* numbers grow between two looks at them */
-#define BACKLOG    16
+#define SPARE      16u                  /* connections that are shut down and not closed yet */
 #define BODY_MAX                                                                                                       \
 	((size_t)64 *                                                                                                  \
 	 1024) /* of a request that will be refused; read, so that the answer is not lost with the connection */
-
-typedef struct client {
-	struct client *newer, *older;
-	int fd;   /* the library's */
-	int open; /* in the list */
-} client_t;
 
 /* What belongs to the thread of the library. */
 struct kvd_http {
 	struct MHD_Daemon *daemon;
 	kv_metrics_t *metrics;
 	const kvd_health_t *health;
-	client_t *newest, *oldest;
-	uint32_t clients, most;
+	kv_conns_t conns; /* a probe is answered long before it is the oldest */
 };
 
-/* ---- connections: when there are too many, the oldest makes room ----------------------------- */
-
-static void unlink_client(kvd_http_t *http, client_t *client)
-{
-	if (!client->open) {
-		return;
-	}
-	*(client->newer ? &client->newer->older : &http->newest) = client->older;
-	*(client->older ? &client->older->newer : &http->oldest) = client->newer;
-	client->open = 0;
-	http->clients--;
-}
-
-/* Who is slow to ask or to read keeps nobody out: a probe is answered long before it is the oldest. The library closes
- * what is shut down. */
-static void connection_began(kvd_http_t *http, struct MHD_Connection *connection, client_t **p_client)
-{
-	const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
-	client_t *client = calloc(1, sizeof *client);
-
-	if (http->clients == http->most) {
-		kv_metric_add(http->metrics, KV_M_HTTP_ENDED, 1);
-		shutdown(http->oldest->fd, SHUT_RDWR);
-		unlink_client(http, http->oldest);
-	}
-	*p_client = client;
-	if (!client) {
-		shutdown(info->connect_fd, SHUT_RDWR);
-		return;
-	}
-	*client = (client_t){.older = http->newest, .fd = info->connect_fd, .open = 1};
-	*(client->older ? &client->older->newer : &http->oldest) = client;
-	http->newest = client;
-	http->clients++;
-}
+/* ---- connections ----------------------------------------------------------------------------- */
 
 static void connection_changed(void *cls, struct MHD_Connection *connection, void **socket_context,
 			       enum MHD_ConnectionNotificationCode change)
 {
-	client_t **p_client = (client_t **)socket_context;
+	const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+	kvd_http_t *http = cls;
+	kv_conn_t *conn = *socket_context;
 
 	if (change == MHD_CONNECTION_NOTIFY_STARTED) {
-		connection_began(cls, connection, p_client);
-	} else if (*p_client) {
-		unlink_client(cls, *p_client);
-		free(*p_client);
-		*p_client = NULL;
+		*socket_context = conn = calloc(1, sizeof *conn);
+		if (!conn) {
+			shutdown(info->connect_fd, SHUT_RDWR);
+		} else if (kv_conns_add(&http->conns, conn, info->connect_fd, 0)) {
+			kv_metric_add(http->metrics, KV_M_HTTP_ENDED, 1);
+		}
+	} else if (conn) {
+		kv_conns_remove(&http->conns, conn);
+		free(conn);
+		*socket_context = NULL;
 	}
 }
 
@@ -158,59 +124,18 @@ static enum MHD_Result handle(void *cls, struct MHD_Connection *connection, cons
 	return answer(connection, MHD_HTTP_NOT_FOUND, "text/plain", "there are /metrics, /healthz and /readyz\n");
 }
 
-/* "host:port", "[v6]:port" -> a bound, listening socket. */
-static kv_status_t listen_at(const char *where, int *p_fd, char *detail, size_t cap)
-{
-	const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
-	const char *colon = strrchr(where, ':');
-	struct addrinfo *found = NULL;
-	const int on = 1;
-	char host[256];
-	int fd, error;
-
-	snprintf(host, sizeof host, "%.*s", (int)(colon - where), where);
-	if (host[0] == '[' && colon[-1] == ']') {
-		memmove(host, host + 1, strlen(host));
-		host[strlen(host) - 1] = '\0';
-	}
-	error = getaddrinfo(host, colon + 1, &hints, &found);
-	if (error != 0) {
-		snprintf(detail, cap, "http.listen: \"%s\" is not an address: %s", where, gai_strerror(error));
-		return KV_ERR_CONFIG;
-	}
-	fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	error = fd < 0;
-	if (!error) {
-		setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-		error = bind(fd, found->ai_addr, found->ai_addrlen) != 0 || listen(fd, BACKLOG) != 0;
-	}
-	error = error ? errno : 0;
-	freeaddrinfo(found);
-	if (error == 0) {
-		*p_fd = fd;
-		return KV_OK;
-	}
-	if (fd >= 0) {
-		close(fd);
-	}
-	if (error == EADDRINUSE) {
-		snprintf(detail, cap,
-			 "http.listen: %s is in use by another program; choose another port, or http.listen=off",
-			 where);
-		return KV_ERR_BUSY;
-	}
-	snprintf(detail, cap, "http.listen: cannot listen on %s: %s", where, strerror(error));
-
-	return KV_ERR_CONFIG;
-}
-
 kv_status_t kvd_http_open(const kvd_options_t *options, kv_metrics_t *metrics, const kvd_health_t *health,
 			  kvd_http_t **p_http, char *detail, size_t cap)
 {
 	kvd_http_t *http;
 	int fd = -1;
-	kv_status_t status = listen_at(options->http_listen, &fd, detail, cap);
+	kv_status_t status = kv_listen("http.listen", options->http_listen, &fd, detail, cap);
 
+	if (status == KV_ERR_BUSY) {
+		const size_t len = strlen(detail);
+
+		snprintf(detail + len, cap - len, ", or http.listen=off");
+	}
 	if (status != KV_OK) {
 		return status;
 	}
@@ -221,11 +146,10 @@ kv_status_t kvd_http_open(const kvd_options_t *options, kv_metrics_t *metrics, c
 	}
 	http->metrics = metrics;
 	http->health = health;
-	http->most = (uint32_t)options->http_connections;
-	/* Room for those that are shut down and not closed yet. */
+	kv_conns_init(&http->conns, (uint32_t)options->http_connections);
 	http->daemon = MHD_start_daemon(MHD_USE_EPOLL_INTERNAL_THREAD, 0, NULL, NULL, handle, http,
 					MHD_OPTION_LISTEN_SOCKET, (MHD_socket)fd, MHD_OPTION_CONNECTION_LIMIT,
-					(unsigned)(http->most + BACKLOG), MHD_OPTION_CONNECTION_TIMEOUT, TIMEOUT_S,
+					http->conns.most + SPARE, MHD_OPTION_CONNECTION_TIMEOUT, TIMEOUT_S,
 					MHD_OPTION_NOTIFY_CONNECTION, connection_changed, http, MHD_OPTION_END);
 	if (!http->daemon) {
 		snprintf(detail, cap, "cannot start the HTTP thread");
