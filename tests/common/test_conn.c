@@ -1,0 +1,128 @@
+/* P5: of too many connections the one that has waited longest for its client goes, and none whose request runs. */
+#include "kv_cmocka.h"
+#include "kv_test.h"
+
+#include "kv/conn.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define N 6u
+
+static kv_conns_t conns_;
+static kv_conn_t conn_[N];
+static int fds_[N][2];
+
+static int set_up(void **state)
+{
+	(void)state;
+	kv_conns_init(&conns_, 3);
+	memset(conn_, 0, sizeof conn_);
+	for (unsigned i = 0; i < N; i++) {
+		assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds_[i]), 0);
+	}
+
+	return 0;
+}
+
+static int tear_down(void **state)
+{
+	(void)state;
+	for (unsigned i = 0; i < N; i++) {
+		close(fds_[i][0]);
+		close(fds_[i][1]);
+	}
+
+	return 0;
+}
+
+static int add(unsigned i)
+{
+	return kv_conns_add(&conns_, &conn_[i], fds_[i][0], i);
+}
+
+static int is_shut(unsigned i)
+{
+	char byte;
+
+	return recv(fds_[i][1], &byte, 1, MSG_DONTWAIT) == 0;
+}
+
+static void p5_the_connection_that_has_waited_longest_makes_room(void **state)
+{
+	(void)state;
+	assert_int_equal(add(0) + add(1) + add(2), 0);
+	kv_conns_begin(&conns_, &conn_[0]);
+	assert_int_equal(add(3), 1);
+	assert_true(!is_shut(0) && is_shut(1) && !is_shut(2) && !is_shut(3));
+	assert_int_equal(conns_.n, 3);
+	kv_conns_remove(&conns_, &conn_[1]); /* the library has closed it: it no longer counts already */
+	assert_int_equal(conns_.n, 3);
+	kv_conns_end(&conns_, &conn_[0], 3); /* it waits again, since after 2 */
+	assert_int_equal(add(4), 1);
+	assert_true(!is_shut(0) && is_shut(2));
+}
+
+static void p5_no_connection_whose_request_runs_is_ended(void **state)
+{
+	(void)state;
+	for (unsigned i = 0; i < 3; i++) {
+		assert_int_equal(add(i), 0);
+		kv_conns_begin(&conns_, &conn_[i]);
+	}
+	assert_int_equal(add(3), 0);
+	assert_int_equal(conns_.n, 4);
+	assert_int_equal(kv_conns_shut_late(&conns_, 10, 1000), 1);
+	assert_true(!is_shut(0) && !is_shut(1) && !is_shut(2) && is_shut(3));
+	kv_conns_begin(&conns_, &conn_[3]); /* its request was on the way: nothing happens */
+	kv_conns_end(&conns_, &conn_[3], 9);
+	kv_conns_remove(&conns_, &conn_[0]);
+	assert_int_equal(conns_.n, 2);
+}
+
+static void p5_the_late_ones_are_ended_and_no_other(void **state)
+{
+	(void)state;
+	assert_int_equal(add(0) + add(1) + add(2), 0);
+	assert_int_equal(kv_conns_shut_late(&conns_, 10, 9), 0);
+	assert_int_equal(kv_conns_shut_late(&conns_, 10, 11), 2);
+	assert_true(is_shut(0) && is_shut(1) && !is_shut(2));
+}
+
+static void p10_what_is_no_address_and_a_port_in_use_are_told_apart(void **state)
+{
+	char detail[256], where[64];
+	struct sockaddr_storage address;
+	socklen_t len = sizeof address;
+	int fd = -1, other = -1;
+
+	(void)state;
+	assert_int_equal(kv_listen("a.b", "nonsense", &fd, detail, sizeof detail), KV_ERR_CONFIG);
+	assert_non_null(strstr(detail, "a.b: \"nonsense\" is not an address"));
+	assert_int_equal(kv_listen("a.b", "127.0.0.1:x", &fd, detail, sizeof detail), KV_ERR_CONFIG);
+	assert_int_equal(kv_listen("a.b", "192.0.2.1:80", &fd, detail, sizeof detail), KV_ERR_CONFIG);
+	assert_non_null(strstr(detail, "cannot listen on"));
+	assert_int_equal(fd, -1);
+	assert_int_equal(kv_listen("a.b", "127.0.0.1:0", &fd, detail, sizeof detail), KV_OK);
+	assert_int_equal(getsockname(fd, (struct sockaddr *)&address, &len), 0);
+	snprintf(where, sizeof where, "127.0.0.1:%u",
+		 (unsigned)(((uint8_t *)&address)[2] << 8 | ((uint8_t *)&address)[3]));
+	assert_int_equal(kv_listen("a.b", where, &other, detail, sizeof detail), KV_ERR_BUSY);
+	assert_non_null(strstr(detail, "in use by another program"));
+	close(fd);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(p5_the_connection_that_has_waited_longest_makes_room, set_up,
+						tear_down),
+		cmocka_unit_test_setup_teardown(p5_no_connection_whose_request_runs_is_ended, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(p5_the_late_ones_are_ended_and_no_other, set_up, tear_down),
+		cmocka_unit_test(p10_what_is_no_address_and_a_port_in_use_are_told_apart),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
