@@ -6,7 +6,8 @@
  * The two thresholds are fitted on the first half of a trace and judged on the second. --with trace=FILE takes one in
  * Mooncake's format (kvctl/trace.h); without it one is made: conversations of several turns, from a fixed seed. --with
  * rate=2 doubles the rate of arrivals; chunk=N and decode_chunk=N are the tokens of prompts a step, of engines that do
- * both and of decode engines. A table of all three ways goes to standard error. */
+ * both and of decode engines. A table of all three ways goes to standard error, and the thresholds as options of
+ * kvd-pd-proxy. */
 #include "bench.h"
 #include "pd_sim.h"
 
@@ -17,10 +18,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SECONDS        1800.0 /* of the made trace */
-#define TURNS          0.8    /* probability of another one */
-#define NEVER_WAITS    1e18
-#define WORSE_IS_WORSE 1.0 /* a ratio above it counts alone */
+#define SECONDS         1800.0 /* of the made trace */
+#define TURNS           0.8    /* probability of another one */
+#define NEVER_WAITS     1e18
+#define LONGEST_WAIT_MS 3600e3 /* that the option takes */
+#define WORSE_IS_WORSE  1.0    /* a ratio above it counts alone */
 
 static const pd_model_t h200_8b = {.request_ns = 6e6,
 				   .step_ns = 3.5e6,
@@ -209,6 +211,8 @@ static bench_outcome_t prepare(void)
 	print_row("always: 2 prefill, 2 decode", &work.always);
 	print_row("never: 4 that do both", &work.never);
 	print_row(name, &work.conditional);
+	fprintf(stderr, "# kvd-pd-proxy options, fitted on the first half: --skip.tokens=%u --skip.wait=%.0fms\n",
+		work.fitted.min_tokens, fmin(work.fitted.max_wait_ns / 1e6, LONGEST_WAIT_MS));
 	work.is_done = 1;
 
 	return BENCH_DONE;
