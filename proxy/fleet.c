@@ -117,6 +117,9 @@ static void set_up(kvp_engine_t *engine, int up, const char *why)
 		kv_log(up ? KV_LOG_INFO : KV_LOG_WARN, "fleet", "%s engine %s %s: %s",
 		       engine->is_decode ? "decode" : "prefill", engine->url, up ? "is up" : "is down", why);
 		engine->up = up;
+		if (!up && engine->cache) {
+			kvp_subscriber_reconnect(&engine->subscriber); /* nothing else tells that its host is gone */
+		}
 	}
 }
 

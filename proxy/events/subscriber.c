@@ -260,6 +260,11 @@ void kvp_subscriber_fini(kvp_subscriber_t *subscriber)
 	}
 }
 
+void kvp_subscriber_reconnect(kvp_subscriber_t *subscriber)
+{
+	disconnect(subscriber, 0);
+}
+
 static void start_connect(kvp_subscriber_t *subscriber, uint64_t now_ns)
 {
 	struct sockaddr_storage address;

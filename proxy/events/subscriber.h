@@ -58,6 +58,8 @@ kv_status_t kvp_endpoint_address(const char *endpoint, struct sockaddr_storage *
 /* Connect, again and again; begins with the next tick. endpoint, loop, message, lost and ctx are set. */
 void kvp_subscriber_init(kvp_subscriber_t *subscriber);
 void kvp_subscriber_fini(kvp_subscriber_t *subscriber);
+/* Close the connection, and try again with the next tick. */
+void kvp_subscriber_reconnect(kvp_subscriber_t *subscriber);
 void kvp_subscriber_tick(kvp_subscriber_t *subscriber, uint64_t now_ns);
 /* The loop has named its descriptor. */
 void kvp_subscriber_ready(kvp_subscriber_t *subscriber, uint64_t now_ns);
