@@ -598,6 +598,9 @@ class OwnCaches(Case):
         events[0].store(LONG, 16)
         wait_until(lambda: engine_metric(0, "cached_blocks") == 4, "it is known again")
         self.assertEqual(send(), (2, 3, 1))
+        self.decode[0].healthy = False
+        wait_until(lambda: engine_metric(0, "up") == 0 and engine_metric(0, "cached_blocks") == 0, "nothing is known of an engine that is down")
+        events[0].accept()
 
 
 if __name__ == "__main__":
