@@ -45,7 +45,7 @@
 #define KV_FETCH_PREFIX 1u /* flags of FETCH */
 
 /* X(code, NAME, name, roles, help): request from a client, answered by exactly one reply (same code).
- * 25 to 27 were never used: the next requests take them. */
+ * 27 was never used: the next request takes it. */
 #define KV_REQUEST_LIST(X)                                                                                             \
 	X(1, HELLO, hello, KV_ROLE_ANY, "open a session: agree on the version and learn the daemon's incarnation")     \
 	X(2, JOIN, join, KV_ROLE_CLIENT, "create an instance or join it; carries the member's pidfd, answers with fds")\
