@@ -337,6 +337,7 @@ struct kvc {
 	char why_text[512];
 	uint64_t incarnation;
 	uint64_t old_incarnation;
+	char peer_name[KVC_MAX_PEER + 1]; /* of the daemon that was joined last */
 	uint64_t next_try_ns, backoff_ns;
 	uint64_t ready_ns; /* since when the session has been ready */
 	uint64_t news;     /* frames taken and requests timed out: what a caller may wait for */

@@ -632,7 +632,7 @@ static kvc_status_t check_fetch(const kvc_fetch_t *fetch, const kvc_space_t *spa
 	const uint32_t units =
 		by_hashes ? fetch->n_hashes : prompt->n_tokens / (space->hash_tokens ? space->hash_tokens : 1);
 
-	if (!fetch->peer || fetch->peer[0] == '\0' || strlen(fetch->peer) > 64) {
+	if (!fetch->peer || fetch->peer[0] == '\0' || strlen(fetch->peer) > KVC_MAX_PEER) {
 		return kvc_fail(KV_ERR_ARG, "kvc_handover_fetch: the name of a peer has 1 to 64 bytes");
 	}
 	if ((prompt && (!prompt->tokens || prompt->struct_size < sizeof *prompt)) ||

@@ -165,6 +165,10 @@ KVC_API kvc_status_t kvc_await_us(kvc_t *kvc, uint32_t timeout_us);
 KVC_API uint64_t kvc_prefault(kvc_t *kvc, uint64_t bytes);
 /* Incarnation of the daemon attached to; 0: detached. */
 KVC_API uint64_t kvc_incarnation(const kvc_t *kvc);
+/* What the daemons of other nodes call the daemon that this attachment has joined last (its option peers.name): their
+ * engines name it in kvc_fetch_t. "": it has no peers, or none was joined yet. Valid until the next call of the owner;
+ * never NULL. */
+KVC_API const char *kvc_peer_name(const kvc_t *kvc);
 /* Why the last call on this thread failed, as a sentence; never NULL. */
 KVC_API const char *kvc_last_error(void);
 
@@ -498,6 +502,7 @@ enum {
 	KVC_HANDOVER_ENDED = 5     /* nothing of it stays */
 };
 #define KVC_MAX_TRANSFER 128u       /* bytes of a transfer id */
+#define KVC_MAX_PEER     64u        /* bytes of a peer's name */
 #define KVC_MAX_TAIL     (1u << 20) /* bytes */
 #define KVC_MAX_SELECT   (1u << 18) /* tokens */
 #define KVC_MAX_BUCKET   1024u      /* bytes */
@@ -571,7 +576,7 @@ KVC_API kvc_status_t kvc_handover_select(kvc_space_t *space, const kvc_handover_
 /* What is on another node. Keys differ between daemons, so the prefix is named by what they are made of. */
 typedef struct kvc_fetch {
 	size_t struct_size;
-	const char *peer;           /* name in the daemon's option peers.addresses */
+	const char *peer; /* name in the daemon's option peers.addresses; its own name: a hand-over of this daemon */
 	const char *transfer;       /* of a hand-over there; NULL: the blocks of the prefix that the peer has now */
 	const kvc_prompt_t *prompt; /* tokens and salt, to the last token; NULL: hashes alone name it */
 	const void *hashes; /* [n_hashes], hash_bytes (16 to 60) each: one a unit, as in kvc_key_bind(). NULL: the
@@ -582,10 +587,10 @@ typedef struct kvc_fetch {
 /* kvc_handover_recv() of a hand-over, or of a prefix, on another node: blocks come over and are stored here like any
  * others, and *p_handover tells how far they go. A hand-over's private block comes where its tokens are named: its key
  * here is that of kvc_private_key() here, with the same transfer id. Does not wait.
- * KVC_ERR_NOT_FOUND: the daemon has no such peer, or the peer nothing of the prefix; KVC_ERR_UNREACHABLE: the peer, or
- * the net process here, is down; KVC_ERR_BUSY: no room here, or the peer has too much to do; KVC_ERR_LAYOUT: the peer's
- * blocks have another inner order; KVC_ERR_UNSUPPORTED: no UCX on one of the nodes; and what kvc_handover_recv()
- * says. */
+ * KVC_ERR_NOT_FOUND: the daemon has no such peer, the peer nothing of the prefix, or `peer` is the daemon itself and no
+ * hand-over is named; KVC_ERR_UNREACHABLE: the peer, or the net process here, is down; KVC_ERR_BUSY: no room here, or
+ * the peer has too much to do; KVC_ERR_LAYOUT: the peer's blocks have another inner order; KVC_ERR_UNSUPPORTED: no UCX
+ * on one of the nodes; and what kvc_handover_recv() says. */
 KVC_API kvc_status_t kvc_handover_fetch(kvc_space_t *space, const kvc_fetch_t *fetch, kvc_handover_t **p_handover);
 
 typedef struct kvc_handover_info {

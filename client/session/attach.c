@@ -179,3 +179,8 @@ uint64_t kvc_incarnation(const kvc_t *kvc)
 {
 	return kvc && kvc->state == KVC_READY ? kvc->incarnation : 0;
 }
+
+const char *kvc_peer_name(const kvc_t *kvc)
+{
+	return kvc ? kvc->peer_name : "";
+}

@@ -110,6 +110,8 @@ static void on_joined(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 	if (kvc->old_incarnation) {
 		kvc_count(&kvc->counters.reattaches, 1);
 	}
+	snprintf(kvc->peer_name, sizeof kvc->peer_name, "%.*s", (int)answer->reply->join_reply.peer_name.len,
+		 (const char *)answer->reply->join_reply.peer_name.data);
 	opened(kvc);
 }
 

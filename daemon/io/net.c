@@ -336,12 +336,20 @@ void kvd_net_close(kvd_host_t *host)
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
+const char *kvd_net_name(const kvd_host_t *host)
+{
+	return host->net ? host->net->config.peers.name : "";
+}
+
+static int is_named(kv_slice_t text, const char *name)
+{
+	return strlen(name) == text.len && memcmp(name, text.data, text.len) == 0;
+}
+
 static const kvd_peer_report_t *find_peer(const kvd_net_host_t *net, kv_slice_t name)
 {
 	for (uint32_t i = 0; i < net->config.peers.count; i++) {
-		const char *has = net->config.peers.peers[i].name;
-
-		if (strlen(has) == name.len && memcmp(has, name.data, name.len) == 0) {
+		if (is_named(name, net->config.peers.peers[i].name)) {
 			return &net->state.peers[i];
 		}
 	}
@@ -395,6 +403,18 @@ static uint32_t grant_time(const kvd_host_t *host, uint32_t asked_ms)
 	return asked_ms == 0 || asked_ms > most_ms ? (uint32_t)(most_ms < UINT32_MAX ? most_ms : UINT32_MAX) : asked_ms;
 }
 
+/* Its producer and its consumer are on this node: what the consumer asks next finds it. */
+static kv_status_t fetch_from_self(const kvd_host_t *host, kvd_call_t *call)
+{
+	if (call->ask->fetch.flags & KV_FETCH_PREFIX) {
+		call->detail = "the peer is this daemon itself: what it has of the prefix is found by a match";
+		return KV_ERR_NOT_FOUND;
+	}
+	call->reply->fetch_reply.timeout_ms = grant_time(host, call->ask->fetch.timeout_ms);
+
+	return KV_OK;
+}
+
 kv_status_t kvd_request_fetch(kvd_host_t *host, kvd_call_t *call)
 {
 	static kvd_net_fetch_t order; /* of the loop's thread */
@@ -403,6 +423,9 @@ kv_status_t kvd_request_fetch(kvd_host_t *host, kvd_call_t *call)
 	const kvd_peer_report_t *peer = net ? find_peer(net, ask->peer) : NULL;
 	kv_status_t status;
 
+	if (net && is_named(ask->peer, net->config.peers.name)) {
+		return fetch_from_self(host, call);
+	}
 	if (!peer) {
 		call->detail = "no such peer in the configuration (peers.addresses)";
 		return KV_ERR_NOT_FOUND;

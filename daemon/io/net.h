@@ -21,6 +21,8 @@ void kvd_net_close(kvd_host_t *host);
 /* Start it when it is time to, end it when it is silent. Between two iterations. */
 void kvd_net_step(kvd_host_t *host, uint64_t now_ns);
 
+/* What the daemons of other nodes call this one; "": it has no peers. */
+const char *kvd_net_name(const kvd_host_t *host);
 /* KV_PENDING: it is answered when the hand-over here has begun, or will not. */
 kv_status_t kvd_request_fetch(kvd_host_t *host, kvd_call_t *call);
 void kvd_net_json(const kvd_host_t *host, kv_text_t *text);

@@ -110,7 +110,8 @@
 	F(U64, member_id, 0, "the daemon's number for this member")                                                    \
 	F(U64, mirror_bytes, 0, "size of the mirror (first fd)")                                                       \
 	F(U64, lease_bytes, 0, "size of the lease area (second fd); match only: 0, and the next one")                                                   \
-	F(U64, member_bytes, 0, "size of the member area (third fd)")
+	F(U64, member_bytes, 0, "size of the member area (third fd)")                                                  \
+	F(STR, peer_name, 64, "what the daemons of other nodes call this one (peers.name); empty: it has no peers")
 
 #define KV_FIELDS_space_open(F)                                                                                        \
 	F(TEXT, identity, KV_MAX_TEXT, "canonical identity text (kv/identity.h); the daemon adds the namespace")        \
@@ -272,7 +273,7 @@
 #define KV_FIELDS_transfers_reply(F) F(TEXT, json, KV_MAX_JSON, "one object: transfers[], and how many are left out")
 
 #define KV_FIELDS_fetch(F)                                                                                             \
-	F(STR, peer, 64, "name of a configured peer")                                                                  \
+	F(STR, peer, 64, "name of a configured peer; this daemon's own: the hand-over is here, and nothing is fetched") \
 	F(STR, transfer, 128, "transfer id there and here; with bit 0: of the hand-over here")                         \
 	F(U32, flags, KV_FETCH_PREFIX, "bit 0: the blocks of the prefix that the peer has now, no hand-over there")    \
 	F(TEXT, identity, KV_MAX_TEXT, "canonical identity text of the space, as in SPACE_OPEN")                       \

@@ -6,6 +6,7 @@
 #include "io/members/pidfd.h"
 #include "io/members/reports.h"
 #include "io/members/slabs.h"
+#include "io/net.h"
 #include "io/poller.h"
 #include "io/sessions/session.h"
 
@@ -372,7 +373,8 @@ static kv_status_t join_to_match(kvd_host_t *host, kvd_call_t *call)
 
 	kv_metric_add(&host->metrics, KV_M_MATCH_JOINS, !call->session->matching);
 	call->session->matching = 1;
-	call->reply->join_reply = (kv_msg_join_reply_t){.mirror_bytes = mirror->bytes};
+	call->reply->join_reply =
+		(kv_msg_join_reply_t){.mirror_bytes = mirror->bytes, .peer_name = kv_slice_str(kvd_net_name(host))};
 	call->reply_fds[0] = mirror->fd;
 
 	return KV_OK;
@@ -440,7 +442,8 @@ kv_status_t kvd_request_join(kvd_host_t *host, kvd_call_t *call)
 							.member_id = member->id,
 							.mirror_bytes = member->ns->mirror.bytes,
 							.lease_bytes = entry->leases.bytes,
-							.member_bytes = member->area.bytes};
+							.member_bytes = member->area.bytes,
+							.peer_name = kv_slice_str(kvd_net_name(host))};
 	call->reply_fds[0] = member->ns->mirror.fd;
 	call->reply_fds[1] = entry->leases.fd;
 	call->reply_fds[2] = member->area.fd;
