@@ -224,6 +224,36 @@ static void p7_what_a_peer_does_not_have_is_a_miss_with_a_reason(void **state)
 	check_quiet();
 }
 
+/* A consumer that knows its producer's node, and not that it is its own: the entry is found there, and no peer is
+ * asked.
+ */
+static void p7_a_hand_over_of_this_node_needs_no_peer(void **state)
+{
+	kvc_fetch_t ask = {.struct_size = sizeof ask, .peer = "node0", .transfer = "t", .prompt = &prompt_};
+	kvc_handover_t *sent = NULL, *wanted = NULL;
+	user_t other;
+
+	(void)state;
+	assert_string_equal(kvc_peer_name(consumer_.kvc), "node1");
+	user_attach(&other, &net_.rig[0], "model");
+	assert_string_equal(kvc_peer_name(other.kvc), "node0");
+	put(0, BLOCKS);
+	assert_int_equal(kvc_handover_fetch(other.space, &ask, &wanted), KVC_OK);
+	hand_over(BLOCKS, 1, &sent);
+	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_OK);
+	assert_int_equal(info_of(wanted).n, BLOCKS);
+	kvc_handover_done(wanted, 0);
+	kvc_handover_done(sent, 0);
+	wanted = NULL;
+	ask.transfer = NULL; /* it has what a match finds */
+	assert_int_equal(kvc_handover_fetch(other.space, &ask, &wanted), KVC_OK);
+	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_ERR_NOT_FOUND);
+	kvc_handover_done(wanted, 0);
+	assert_true(rig_metric_is(&net_.rig[0], "kvd_peer_fetches_total{result=done}", 0));
+	user_leave(&other);
+	check_quiet();
+}
+
 static void p4_a_producer_that_gives_up_is_told_of_on_the_other_node(void **state)
 {
 	kvc_handover_t *sent = NULL, *wanted = NULL;
@@ -862,6 +892,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(p1_a_prefix_that_a_peer_holds_is_fetched_as_far_as_it_goes, setup,
 						teardown),
 		cmocka_unit_test_setup_teardown(p7_what_a_peer_does_not_have_is_a_miss_with_a_reason, setup, teardown),
+		cmocka_unit_test_setup_teardown(p7_a_hand_over_of_this_node_needs_no_peer, setup, teardown),
 		cmocka_unit_test_setup_teardown(p4_a_producer_that_gives_up_is_told_of_on_the_other_node, setup,
 						teardown),
 		cmocka_unit_test_setup_teardown(p4_a_consumer_that_has_enough_leaves_nothing_on_either_node, setup,
