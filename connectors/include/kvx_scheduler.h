@@ -194,6 +194,10 @@ typedef struct kvx_transfer {
 	 * must not change after the prompt is computed. n_tokens 0, or of one side only: the consumer computes them. */
 	const uint32_t *tokens;
 	uint32_t n_tokens;
+	/* receive(): the node that sends, by the name in the option peers.addresses of this node's daemon; its own
+	 * name, or NULL: this node. Names of keys cross the nodes, so a prompt whose own keys have extra keys in them
+	 * is not received from another one. */
+	const char *peer;
 } kvx_transfer_t;
 /* Hand ask->tokens, the prompt, over to the instance that receives this transfer: each block as soon as it is visible,
  * the last ones after kvx_scheduler_finish(). Once for a request, before it is computed. Without a daemon nothing is
@@ -210,6 +214,9 @@ KVC_API kvc_status_t kvx_scheduler_receive(kvx_scheduler_t *scheduler, const kvx
 KVC_API void kvx_scheduler_abort_send(kvx_scheduler_t *scheduler, const kvx_ask_t *ask);
 /* 1: the daemon knows the request's hand-over, or had all of it. */
 KVC_API int kvx_scheduler_has_sent(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask);
+/* What other nodes call this one, as in kvx_transfer_t; "": it has no peers, or no daemon yet. Valid until the next
+ * call. */
+KVC_API const char *kvx_scheduler_peer_name(const kvx_scheduler_t *scheduler);
 /* 1: hand-overs wait for the daemon, and nothing else is in progress: an engine with nothing to compute may
  * kvx_scheduler_wait() before its next step. */
 KVC_API int kvx_scheduler_awaits_peer(const kvx_scheduler_t *scheduler);

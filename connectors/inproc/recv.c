@@ -241,17 +241,15 @@ static kvc_status_t ask_for(kvx_recv_t *recv, const kvx_prefix_t *prefix, const 
 		.n_tokens = prefix->n_tokens,
 		.salt = prefix->salt,
 	};
-	const kvc_fetch_t fetch = {
-		.struct_size = sizeof fetch,
+	const kvc_fetch_t from = {
+		.struct_size = sizeof from,
 		.peer = prefix->peer,
 		.transfer = name,
 		.prompt = &prompt,
 		.timeout_ms = timeout_ms(job),
 	};
 
-	return prefix->peer
-		       ? kvx_scheduler_fetch(job->kvx->scheduler, &job->ask, &fetch, &recv->handover)
-		       : kvx_scheduler_recv(job->kvx->scheduler, &job->ask, name, fetch.timeout_ms, &recv->handover);
+	return kvx_scheduler_recv(job->kvx->scheduler, &job->ask, &from, &recv->handover);
 }
 
 kvc_status_t kvx_recv(kvx_t *kvx, const char *transfer, const kvx_prefix_t *prefix, kvx_recv_t **p_recv,

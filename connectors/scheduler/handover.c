@@ -10,9 +10,13 @@
  * The tokens after the last whole block travel in a private block, saved and leased under a key of this hand-over alone
  * (docs/decisions/044). Without it the hand-over goes on, and the consumer computes them.
  *
+ * A consumer names its producer's node. Of another node its daemon fetches the blocks, and then they are handed over
+ * here (docs/decisions/046): nothing else differs.
+ *
  * A producer begins with an empty chunk, so that the daemon can tell the consumer of its death. What is visible is
  * looked up in the mirror, like a match: the saves themselves need not be followed. */
 #include "scheduler/handover.h"
+#include "scheduler/handover_calls.h"
 #include "scheduler/keys.h"
 #include "scheduler/load.h"
 #include "scheduler/requests.h"
@@ -75,11 +79,13 @@ static kvc_status_t add_handover(kvx_scheduler_t *scheduler, const kvx_ask_t *as
 {
 	const size_t len =
 		transfer && transfer->struct_size >= sizeof *transfer && transfer->id ? strlen(transfer->id) : 0;
+	const char *peer = len > 0 && transfer->peer ? transfer->peer : "";
 	kvx_request_t *request;
 	kvx_shandover_t *h;
 	uint32_t units;
 
-	if (!kvx_ask_is_sound(ask) || len == 0 || len > KVC_MAX_TRANSFER || transfer->n_tokens > ask->tokens) {
+	if (!kvx_ask_is_sound(ask) || len == 0 || len > KVC_MAX_TRANSFER || strlen(peer) > KVC_MAX_PEER ||
+	    transfer->n_tokens > ask->tokens) {
 		return KVC_ERR_ARG;
 	}
 	request = kvx_requests_find_or_add(&scheduler->requests, ask->id, ask->id_len);
@@ -112,6 +118,7 @@ static kvc_status_t add_handover(kvx_scheduler_t *scheduler, const kvx_ask_t *as
 	h->units = units;
 	h->timeout_ms = transfer->timeout_ms;
 	memcpy(h->transfer, transfer->id, len);
+	memcpy(h->peer, peer, strlen(peer));
 	h->link = scheduler->handovers_end;
 	*h->link = h;
 	scheduler->handovers_end = &h->next;
@@ -349,6 +356,11 @@ int kvx_scheduler_has_sent(const kvx_scheduler_t *scheduler, const kvx_ask_t *as
 	return request && (h ? h->sends && h->begun : request->was_sent);
 }
 
+const char *kvx_scheduler_peer_name(const kvx_scheduler_t *scheduler)
+{
+	return kvc_peer_name(scheduler->kvc);
+}
+
 int kvx_handovers_are_due(const kvx_scheduler_t *scheduler)
 {
 	const kvx_shandover_t *h = scheduler->handovers;
@@ -380,20 +392,54 @@ static int is_over(const kvc_handover_info_t *info)
 	return info->status != KVC_PENDING || info->state >= KVC_HANDOVER_COMPLETE;
 }
 
-/* The time of the wait begins with the first match. */
-static void begin_receiving(kvx_scheduler_t *scheduler, kvx_shandover_t *h)
+/* The time of the wait begins now. `names`: of a prompt on another node. */
+static void begin_receiving(kvx_scheduler_t *scheduler, kvx_shandover_t *h, const kvx_prompt_names_t *names)
 {
 	const uint32_t timeout_ms = h->timeout_ms ? h->timeout_ms : UINT32_MAX;
+	kvc_prompt_t prompt = {.struct_size = sizeof prompt};
+	kvc_fetch_t from = {
+		.struct_size = sizeof from,
+		.transfer = h->transfer,
+		.timeout_ms = h->timeout_ms,
+	};
 
-	if (h->begun) {
-		return;
+	if (names) {
+		from.peer = h->peer;
+		prompt.tokens = names->bytes;
+		prompt.n_tokens = names->n;
+		from.prompt = names->hash_bytes ? NULL : &prompt;
+		from.hashes = names->bytes;
+		from.hash_bytes = names->hash_bytes;
+		from.n_hashes = names->n;
 	}
 	h->begun = 1;
 	h->closes = scheduler->spaces[h->space].closes;
 	h->until_ns = kv_now_ns(scheduler->env) + timeout_ms * KVX_MS;
-	if (kvc_handover_recv(scheduler->spaces[h->space].space, h->transfer, h->timeout_ms, &h->handover) != KVC_OK) {
+	if (kvx_handover_receive(scheduler->spaces[h->space].space, &from, &h->handover) != KVC_OK) {
 		h->handover = NULL;
 	}
+}
+
+/* At the first match that knows what names the prompt, if it comes from another node. 0: it does not begin. */
+static int receive_once(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request,
+			kvx_shandover_t *h)
+{
+	kvx_prompt_names_t names;
+
+	if (h->begun) {
+		return 1;
+	}
+	if (!h->peer[0]) {
+		begin_receiving(scheduler, h, NULL);
+		return 1;
+	}
+	if (kvx_prompt_names_copy(scheduler, ask, request, h, &names) != KVC_OK) {
+		return 0;
+	}
+	begin_receiving(scheduler, h, &names);
+	kv_free(scheduler->env, names.bytes);
+
+	return 1;
 }
 
 /* All is stored but the private block: the daemon's answer tells whether that is there. 1: it is. */
@@ -425,10 +471,9 @@ uint32_t kvx_handover_promise(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, 
 	kvc_handover_info_t info;
 	uint32_t end, partial;
 
-	if (!h || h->sends || request->failed) {
+	if (!h || h->sends || request->failed || !receive_once(scheduler, ask, request, h)) {
 		return ask->local;
 	}
-	begin_receiving(scheduler, h);
 	get_info(scheduler, h, &info);
 	copy_keys(scheduler, ask, request, h);
 	end = promised_tokens(scheduler, h, most);
@@ -450,7 +495,8 @@ static void end_receiving(kvx_scheduler_t *scheduler, const kvx_shandover_t *h, 
 	scheduler->stats.handovers_received += complete;
 	scheduler->stats.handovers_receive_failed += !complete;
 	if (!complete && !unwanted) {
-		kv_log(KV_LOG_INFO, "kvx", "hand-over %s: %u of %u units came: %s", h->transfer, info->n, h->units,
+		kv_log(KV_LOG_INFO, "kvx", "hand-over %s%s%s: %u of %u units came: %s", h->transfer,
+		       h->peer[0] ? " of peer " : "", h->peer, info->n, h->units,
 		       kvc_status_text(info->status == KVC_PENDING ? KVC_ERR_TIMEOUT : info->status));
 	}
 }
@@ -466,14 +512,15 @@ static uint32_t units_to_lease(const kvx_scheduler_t *scheduler, const kvx_shand
 }
 
 /* The producer has not begun. If the consumer ends the entry now, the producer begins another one, which nobody takes.
- */
+ * Of one on another node the first units tell that it has begun. */
 static int awaits_producer(const kvx_scheduler_t *scheduler, const kvx_shandover_t *h, uint64_t now)
 {
 	kvc_handover_info_t info;
 
 	get_info(scheduler, h, &info);
 
-	return now < h->until_ns && info.state <= KVC_HANDOVER_AWAITED && info.status == KVC_PENDING;
+	return now < h->until_ns && info.status == KVC_PENDING &&
+	       (info.state <= KVC_HANDOVER_AWAITED || (h->peer[0] && info.n == 0));
 }
 
 /* Load what has come of it. 1: nothing more is loaded. */
@@ -507,8 +554,8 @@ static void poll_consumer(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64
 	if (load ? !poll_open_load(scheduler, h, load, unwanted, now) : request && request->groups[0].n == 0) {
 		return; /* more is to come, or it is not admitted yet */
 	}
-	if (!h->begun && kvx_space_miss_reason(scheduler, h->space) == KV_WHY_NONE) {
-		begin_receiving(scheduler, h); /* it is taken, although there was nothing to load */
+	if (!h->begun && !h->peer[0] && kvx_space_miss_reason(scheduler, h->space) == KV_WHY_NONE) {
+		begin_receiving(scheduler, h, NULL); /* it is taken, although there was nothing to load */
 	}
 	if (!h->ended) {
 		h->ended = 1;

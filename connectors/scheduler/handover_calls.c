@@ -24,21 +24,18 @@ kvc_status_t kvx_scheduler_send_chunk(kvx_scheduler_t *scheduler, const kvx_ask_
 	return kvc_handover_send(scheduler->spaces[request->space].space, &named, p_handover);
 }
 
-kvc_status_t kvx_scheduler_recv(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const char *transfer,
-				uint32_t timeout_ms, kvc_handover_t **p_handover)
+kvc_status_t kvx_handover_receive(kvc_space_t *space, const kvc_fetch_t *from, kvc_handover_t **p_handover)
 {
-	const kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
-
-	return request ? kvc_handover_recv(scheduler->spaces[request->space].space, transfer, timeout_ms, p_handover)
-		       : KVC_ERR_ARG;
+	return from->peer ? kvc_handover_fetch(space, from, p_handover)
+			  : kvc_handover_recv(space, from->transfer, from->timeout_ms, p_handover);
 }
 
-kvc_status_t kvx_scheduler_fetch(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvc_fetch_t *fetch,
-				 kvc_handover_t **p_handover)
+kvc_status_t kvx_scheduler_recv(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvc_fetch_t *from,
+				kvc_handover_t **p_handover)
 {
 	const kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
 
-	return request ? kvc_handover_fetch(scheduler->spaces[request->space].space, fetch, p_handover) : KVC_ERR_ARG;
+	return request ? kvx_handover_receive(scheduler->spaces[request->space].space, from, p_handover) : KVC_ERR_ARG;
 }
 
 kvc_status_t kvx_scheduler_select(kvx_scheduler_t *scheduler, const kvc_handover_select_t *select,

@@ -13,12 +13,12 @@ kvc_status_t kvx_scheduler_add_private(kvx_scheduler_t *scheduler, const kvx_ask
  * the request has fewer of them: its space was reset. */
 kvc_status_t kvx_scheduler_send_chunk(kvx_scheduler_t *scheduler, const kvx_ask_t *ask,
 				      const kvc_handover_chunk_t *chunk, kvc_handover_t **p_handover);
-/* kvc_handover_recv() in the request's space. */
-kvc_status_t kvx_scheduler_recv(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const char *transfer,
-				uint32_t timeout_ms, kvc_handover_t **p_handover);
-/* kvc_handover_fetch() in the request's space. */
-kvc_status_t kvx_scheduler_fetch(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvc_fetch_t *fetch,
-				 kvc_handover_t **p_handover);
+/* Where a hand-over comes from, the one place that chooses: with from->peer kvc_handover_fetch(), else
+ * kvc_handover_recv() of from->transfer. */
+kvc_status_t kvx_handover_receive(kvc_space_t *space, const kvc_fetch_t *from, kvc_handover_t **p_handover);
+/* The same in the request's space. */
+kvc_status_t kvx_scheduler_recv(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvc_fetch_t *from,
+				kvc_handover_t **p_handover);
 /* kvc_handover_select() in the base model's space. KVC_ERR_UNREACHABLE: it is not open yet. */
 kvc_status_t kvx_scheduler_select(kvx_scheduler_t *scheduler, const kvc_handover_select_t *select,
 				  kvc_handover_t **p_handover);

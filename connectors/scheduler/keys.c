@@ -54,6 +54,64 @@ void kvx_key_view_init(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const k
 	view->n = tokens / scheduler->unit < n ? tokens / scheduler->unit : n;
 }
 
+/* ---- for another daemon ---------------------------------------------------------------------- */
+
+static kvc_status_t copy_hashes(const kvx_hashes_t *hashes, kvx_prompt_names_t *names)
+{
+	for (uint32_t i = 0; i < names->n; i++) {
+		uint32_t len = 0;
+		const void *hash = hashes->at(hashes->ctx, i, &len);
+
+		if (!hash || len != names->hash_bytes) {
+			return KVC_MISS;
+		}
+		memcpy((uint8_t *)names->bytes + (size_t)i * len, hash, len);
+	}
+
+	return KVC_OK;
+}
+
+static void copy_tokens(const kvx_shandover_t *h, const kvx_request_t *request, kvx_prompt_names_t *names)
+{
+	const size_t whole = names->n - h->partial;
+
+	if (whole > 0) {
+		memcpy(names->bytes, request->own.tokens, whole * sizeof *request->own.tokens);
+	}
+	memcpy((uint32_t *)names->bytes + whole, h->tokens, h->partial * sizeof *h->tokens);
+}
+
+kvc_status_t kvx_prompt_names_copy(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request,
+				   const kvx_shandover_t *h, kvx_prompt_names_t *names)
+{
+	const int own = !scheduler->foreign;
+	kvc_status_t status = KVC_OK;
+	kvx_key_view_t view;
+
+	kvx_key_view_init(scheduler, ask, request, h->units * scheduler->unit, &view);
+	if (request->space != h->space || view.n < h->units || (own && request->own.has_extra)) {
+		return KVC_MISS;
+	}
+	*names = (kvx_prompt_names_t){.n = own ? h->units * scheduler->unit + h->partial : h->units};
+	if (!own && names->n > 0) {
+		(void)ask->hashes->at(ask->hashes->ctx, 0, &names->hash_bytes);
+	}
+	names->bytes = kv_alloc(scheduler->env, names->n * (own ? sizeof(uint32_t) : names->hash_bytes) + 1u);
+	if (!names->bytes) {
+		return KVC_ERR_NOMEM;
+	}
+	if (own) {
+		copy_tokens(h, request, names);
+	} else {
+		status = copy_hashes(ask->hashes, names);
+	}
+	if (status != KVC_OK) {
+		kv_free(scheduler->env, names->bytes);
+	}
+
+	return status;
+}
+
 /* ---- our own chain --------------------------------------------------------------------------- */
 
 static void drop_chain(kvx_chain_state_t *own)
@@ -61,6 +119,7 @@ static void drop_chain(kvx_chain_state_t *own)
 	own->n = 0;
 	own->partial = 0;
 	own->epoch = 0;
+	own->has_extra = 0;
 }
 
 /* Memory for the tokens and keys of more units. */
@@ -106,6 +165,7 @@ static kvc_status_t append_units(kvx_chain_state_t *own, const kvx_units_t *unit
 		memcpy(tokens, units->tokens + (size_t)i * unit, unit * sizeof *tokens);
 		status = extra ? kvc_chain_unit(&own->chain, extra, units->extra_len[i], tokens, key)
 			       : kvc_chain_tokens(&own->chain, tokens, 1, key);
+		own->has_extra |= extra != NULL;
 		own->n += status == KVC_OK;
 	}
 

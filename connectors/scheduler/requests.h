@@ -29,6 +29,7 @@ typedef struct kvx_chain_state {
 	uint32_t n, cap;  /* units */
 	uint32_t partial; /* tokens of the last unit, which is a private block; 0: there is none */
 	uint64_t epoch;   /* of the space; 0: no chain */
+	int has_extra;    /* extra keys are in it, so its tokens alone do not name it */
 	kvc_chain_t chain;
 } kvx_chain_state_t;
 

@@ -97,6 +97,7 @@ typedef struct kvx_shandover {
 	int partial_put;     /* the private block was saved, or was to be */
 	uint32_t *tokens;    /* [partial] */
 	char transfer[KVC_MAX_TRANSFER + 1];
+	char peer[KVC_MAX_PEER + 1];         /* the consumer's: node of the producer; "": this one */
 	_Alignas(uint32_t) kvc_key_t keys[]; /* [units + 1]: the last is the private block's; then the tokens */
 } kvx_shandover_t;
 
