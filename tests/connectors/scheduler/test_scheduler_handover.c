@@ -10,8 +10,65 @@ static sr_request_t p, d;
 static const sr_options_t plain, own_keys = {.own_keys = 1}, window = {.groups = 2};
 
 #define WAIT_MS 60000u
+#define PRIVATE 1 /* rows: the tokens after the last whole block are handed over, too */
+#define PEER    2 /* the consumer's producer is on another node */
 
-/* With row 1 the tokens after the last whole block are handed over, too. */
+/* ---- another node ---------------------------------------------------------------------------- */
+
+/* What was fetched last, and how often. The daemon here plays the peer: what it is asked to fetch, it has. */
+static struct {
+	uint32_t calls;
+	kvc_status_t refused; /* answered instead */
+	int real;             /* the daemon itself is asked: it has no peers */
+	char peer[KVC_MAX_PEER + 1];
+	uint32_t hash_bytes, n;
+	uint8_t names[SR_MAX_TOKENS * sizeof(uint32_t)];
+} fetched;
+
+kvc_status_t __real_kvc_handover_fetch(kvc_space_t *space, const kvc_fetch_t *fetch, kvc_handover_t **p_handover);
+kvc_status_t __wrap_kvc_handover_fetch(kvc_space_t *space, const kvc_fetch_t *fetch, kvc_handover_t **p_handover);
+
+kvc_status_t __wrap_kvc_handover_fetch(kvc_space_t *space, const kvc_fetch_t *fetch, kvc_handover_t **p_handover)
+{
+	fetched.calls++;
+	if (fetched.refused != KVC_OK) {
+		return fetched.refused;
+	}
+	if (fetched.real) {
+		return __real_kvc_handover_fetch(space, fetch, p_handover);
+	}
+	snprintf(fetched.peer, sizeof fetched.peer, "%s", fetch->peer);
+	fetched.hash_bytes = fetch->prompt ? 0 : fetch->hash_bytes;
+	fetched.n = fetch->prompt ? fetch->prompt->n_tokens : fetch->n_hashes;
+	memcpy(fetched.names, fetch->prompt ? (const void *)fetch->prompt->tokens : fetch->hashes,
+	       fetched.n * (fetched.hash_bytes ? fetched.hash_bytes : sizeof(uint32_t)));
+
+	return kvc_handover_recv(space, fetch->transfer, fetch->timeout_ms, p_handover);
+}
+
+/* The peer was asked once, for what the consumer's keys are made of. */
+static void check_fetched(void)
+{
+	const uint32_t units = d.n / SR_UNIT;
+
+	assert_int_equal(fetched.calls, sr.row & PEER ? 1 : 0);
+	if (fetched.calls == 0) {
+		return;
+	}
+	assert_string_equal(fetched.peer, "node1");
+	if (sr.options.own_keys) {
+		assert_int_equal(fetched.hash_bytes, 0);
+		assert_int_equal(fetched.n, sr.row & PRIVATE ? d.n : units * SR_UNIT);
+		assert_memory_equal(fetched.names, d.tokens, fetched.n * sizeof d.tokens[0]);
+	} else {
+		assert_int_equal(fetched.hash_bytes, sizeof d.hash[0]);
+		assert_int_equal(fetched.n, units);
+		assert_memory_equal(fetched.names, d.hash, units * sizeof d.hash[0]);
+	}
+}
+
+/* ---- both sides ------------------------------------------------------------------------------ */
+
 static kvx_transfer_t transfer(const sr_request_t *request, uint32_t timeout_ms)
 {
 	const uint32_t whole = request->n / SR_UNIT * SR_UNIT;
@@ -20,7 +77,8 @@ static kvx_transfer_t transfer(const sr_request_t *request, uint32_t timeout_ms)
 				.id = "x",
 				.timeout_ms = timeout_ms,
 				.tokens = request->tokens + whole,
-				.n_tokens = sr.row ? request->n - whole : 0};
+				.n_tokens = sr.row & PRIVATE ? request->n - whole : 0,
+				.peer = sr.row & PEER ? "node1" : NULL};
 }
 
 static kvx_outcome_t outcome(const sr_request_t *request)
@@ -37,12 +95,14 @@ static void receive(uint32_t n, uint32_t timeout_ms)
 {
 	kvx_transfer_t from;
 
+	memset(&fetched, 0, sizeof fetched);
 	sr_request(&d, "d", 1, 0, n);
 	d.ask.whole = 1;
 	from = transfer(&d, timeout_ms);
 	assert_int_equal(kvx_scheduler_receive(sr.scheduler, &d.ask, &from), KVC_OK);
-	assert_int_equal(sr_match(&d), sr.row ? n : n / SR_UNIT * SR_UNIT);
+	assert_int_equal(sr_match(&d), sr.row & PRIVATE ? n : n / SR_UNIT * SR_UNIT);
 	assert_true(sr.hit.async);
+	check_fetched();
 	sr_place(&d, 100, 0);
 	sr_start_load(&d);
 }
@@ -88,7 +148,7 @@ static void p1_chunks_are_loaded_as_they_come(void)
 	assert_true(kvx_scheduler_has_pending(sr.scheduler));
 	SR_UNTIL(outcome(&d).load != KVC_PENDING);
 	assert_int_equal(outcome(&d).load, KVC_OK);
-	assert_true(sr_is_right(&d, 0, sr.row ? 26 : 25));
+	assert_true(sr_is_right(&d, 0, sr.row & PRIVATE ? 26 : 25));
 	SR_UNTIL(!sr.scheduler->handovers);
 	assert_int_equal(sr_stats().handovers_sent, 1);
 	assert_int_equal(sr_stats().handovers_received, 1);
@@ -263,6 +323,120 @@ static void p7_without_the_daemon_the_wait_ends(void)
 	sr_restart_daemon();
 }
 
+/* ---- from another node ----------------------------------------------------------------------- */
+
+static void ask_for_remote(uint32_t n, const char *peer)
+{
+	kvx_transfer_t from;
+
+	sr_request(&d, "d", 1, 0, n);
+	d.ask.whole = 1;
+	from = transfer(&d, WAIT_MS);
+	from.peer = peer;
+	assert_int_equal(kvx_scheduler_receive(sr.scheduler, &d.ask, &from), KVC_OK);
+}
+
+/* A name that the daemon does not know: it says so, and the engine computes what it was promised. */
+static void p7_an_unknown_peer_is_a_miss_at_once(void)
+{
+	const uint64_t start = sr_now_ns();
+
+	memset(&fetched, 0, sizeof fetched);
+	fetched.real = 1;
+	assert_string_equal(kvx_scheduler_peer_name(sr.scheduler), "");
+	ask_for_remote(200, "nobody");
+	assert_int_equal(sr_match(&d), 200);
+	sr_place(&d, 100, 0);
+	sr_start_load(&d);
+	must_fail_with(0);
+	assert_true(sr_now_ns() - start < 5000u * KVX_MS);
+	sr_finish(&d);
+	SR_UNTIL(!sr.scheduler->handovers);
+}
+
+/* Nothing is promised, and nothing is asked for twice. */
+static void p7_a_fetch_that_cannot_be_asked_for_promises_nothing(void)
+{
+	memset(&fetched, 0, sizeof fetched);
+	fetched.refused = KVC_ERR_BUSY;
+	ask_for_remote(200, "node1");
+	assert_int_equal(sr_look_up(&d), 0);
+	assert_int_equal(sr_look_up(&d), 0);
+	assert_int_equal(fetched.calls, 1);
+	sr_finish(&d);
+	SR_UNTIL(!sr.scheduler->handovers);
+}
+
+/* Hashes that are not there yet: the peer is asked when they are. */
+static void p7_a_peer_is_asked_when_the_prompt_has_names(void)
+{
+	memset(&fetched, 0, sizeof fetched);
+	ask_for_remote(200, "node1");
+	d.hashes.n = 24;
+	assert_int_equal(sr_look_up(&d), 0);
+	assert_int_equal(fetched.calls, 0);
+	d.hashes.n = 25;
+	assert_int_equal(sr_look_up(&d), 200);
+	check_fetched();
+	sr_finish(&d);
+	SR_UNTIL(!sr.scheduler->handovers);
+}
+
+/* Tokens do not say which extra keys are in our own keys. */
+static void p7_a_prompt_with_extra_keys_is_not_asked_of_a_peer(void)
+{
+	const void *extra[25] = {"an image"};
+	const uint32_t extra_len[25] = {8};
+	const kvx_units_t units = {.struct_size = sizeof units,
+				   .n = 200,
+				   .tokens = d.tokens,
+				   .extra = extra,
+				   .extra_len = extra_len,
+				   .extra_count = 25};
+
+	memset(&fetched, 0, sizeof fetched);
+	ask_for_remote(200, "node1");
+	assert_int_equal(kvx_scheduler_add_tokens(sr.scheduler, &d.ask, &units), KVC_OK);
+	assert_int_equal(sr_look_up(&d), 0);
+	assert_int_equal(fetched.calls, 0);
+	sr_place(&d, 100, 0);
+	SR_UNTIL(!sr.scheduler->handovers);
+}
+
+/* All is stored here: nothing is promised, and the entry there is taken, so that it does not stay. */
+static void p7_what_is_stored_here_is_taken_from_the_peer_too(void)
+{
+	begin_sending(160);
+	compute(0, 160);
+	sr_finish(&p);
+	sr_settle();
+	memset(&fetched, 0, sizeof fetched);
+	ask_for_remote(161, "node1");
+	assert_int_equal(sr_match(&d), 160);
+	assert_false(sr.hit.async);
+	check_fetched();
+	sr_place(&d, 100, 0);
+	sr_start_load(&d);
+	(void)sr_step();
+	assert_true(sr_is_right(&d, 0, 20));
+	SR_UNTIL(!sr.scheduler->handovers && rig_counter(&sr.rig, "kvd_handovers") == 0);
+}
+
+static void p10_a_peers_name_that_is_too_long_is_refused(void)
+{
+	char name[KVC_MAX_PEER + 2];
+	kvx_transfer_t from;
+
+	memset(name, 'n', sizeof name - 1);
+	name[sizeof name - 1] = '\0';
+	sr_request(&d, "d", 1, 0, 200);
+	from = transfer(&d, WAIT_MS);
+	from.peer = name;
+	assert_int_equal(kvx_scheduler_receive(sr.scheduler, &d.ask, &from), KVC_ERR_ARG);
+	from.peer = name + 1;
+	assert_int_equal(kvx_scheduler_receive(sr.scheduler, &d.ask, &from), KVC_OK);
+}
+
 /* Less than a block: nothing is promised, and the entry of its producer is complete at once. */
 static void p7_a_prompt_shorter_than_a_block_is_computed(void)
 {
@@ -292,11 +466,32 @@ static void p4_a_promise_that_is_not_taken_is_given_up(void)
 }
 
 SR_MAIN(SR_TEST(p1_chunks_are_loaded_as_they_come, plain),
-	SR_ROW("chunks and a private block are loaded", p1_chunks_are_loaded_as_they_come, plain, 1),
-	SR_ROW("chunks and a private block are loaded: own keys", p1_chunks_are_loaded_as_they_come, own_keys, 1),
-	SR_ROW("p7_a_private_block_that_is_there_is_loaded", p7_a_private_block_that_is_there_is_loaded, plain, 1),
+	SR_ROW("chunks and a private block are loaded", p1_chunks_are_loaded_as_they_come, plain, PRIVATE),
+	SR_ROW("chunks and a private block are loaded: own keys", p1_chunks_are_loaded_as_they_come, own_keys, PRIVATE),
+	SR_ROW("p7_a_private_block_that_is_there_is_loaded", p7_a_private_block_that_is_there_is_loaded, plain,
+	       PRIVATE),
 	SR_ROW("p7_a_private_block_that_was_not_saved_is_computed", p7_a_private_block_that_was_not_saved_is_computed,
-	       plain, 1),
+	       plain, PRIVATE),
+	SR_ROW("chunks come from a peer", p1_chunks_are_loaded_as_they_come, plain, PEER),
+	SR_ROW("chunks come from a peer: own keys", p1_chunks_are_loaded_as_they_come, own_keys, PEER),
+	SR_ROW("chunks come from a peer: a window", p1_chunks_are_loaded_as_they_come, window, PEER),
+	SR_ROW("chunks and a private block come from a peer", p1_chunks_are_loaded_as_they_come, plain, PEER | PRIVATE),
+	SR_ROW("chunks and a private block come from a peer: own keys", p1_chunks_are_loaded_as_they_come, own_keys,
+	       PEER | PRIVATE),
+	SR_ROW("p5_a_peer_that_never_comes_is_awaited_for_a_time", p5_a_producer_that_never_comes_is_awaited_for_a_time,
+	       plain, PEER),
+	SR_ROW("p4_an_aborted_consumer_of_a_peer_leaves_nothing", p4_an_aborted_consumer_leaves_nothing, plain, PEER),
+	SR_ROW("p7_what_a_peer_did_not_save_is_computed", p7_what_a_producer_did_not_save_is_computed, plain, PEER),
+	SR_TEST(p7_an_unknown_peer_is_a_miss_at_once, plain),
+	SR_ROW("p7_a_fetch_that_cannot_be_asked_for_promises_nothing",
+	       p7_a_fetch_that_cannot_be_asked_for_promises_nothing, plain, PEER),
+	SR_ROW("p7_a_peer_is_asked_when_the_prompt_has_names", p7_a_peer_is_asked_when_the_prompt_has_names, plain,
+	       PEER),
+	SR_ROW("p7_a_prompt_with_extra_keys_is_not_asked_of_a_peer", p7_a_prompt_with_extra_keys_is_not_asked_of_a_peer,
+	       own_keys, PEER),
+	SR_ROW("p7_what_is_stored_here_is_taken_from_the_peer_too", p7_what_is_stored_here_is_taken_from_the_peer_too,
+	       plain, PEER),
+	SR_TEST(p10_a_peers_name_that_is_too_long_is_refused, plain),
 	SR_NAMED("chunks are loaded as they come: own keys", p1_chunks_are_loaded_as_they_come, own_keys),
 	SR_NAMED("chunks are loaded as they come: a window", p1_chunks_are_loaded_as_they_come, window),
 	SR_TEST(p7_what_is_stored_is_not_waited_for, plain),
