@@ -169,7 +169,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             return text + self._private if text else ""
 
         wanted = self._options["handover"]
-        handovers = Handovers(str(config.engine_id), space.world, wanted and config.is_kv_producer, wanted and config.is_kv_consumer, self._child)
+        handovers = Handovers(str(config.engine_id), space.world, wanted and config.is_kv_producer, wanted and config.is_kv_consumer, self._child, self._options["handover_peer"])
         c = self._c = _kvd.Scheduler(
             {
                 **self._common(),

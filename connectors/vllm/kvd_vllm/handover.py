@@ -1,5 +1,5 @@
 """Hand-overs: what the kv_transfer_params of a request ask for, and what an engine answers to one that it has computed for another. The names are those of vLLM's own
-connectors, so that their proxies work unmodified; `transfer_id` is ours."""
+connectors, so that their proxies work unmodified; `transfer_id` and `transfer_peer` are ours."""
 
 from __future__ import annotations
 
@@ -12,51 +12,56 @@ from typing import Any
 logger = logging.getLogger("vllm.kvd")
 
 MAX_TRANSFER = 128  # bytes: KVC_MAX_TRANSFER
+MAX_PEER = 64  # bytes: KVC_MAX_PEER
 FINISHED = ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED")
 
 
-def _transfer_id(value: Any) -> str:
-    if not isinstance(value, str) or not 0 < len(value.encode(errors="replace")) <= MAX_TRANSFER or not value.isprintable():
-        raise ValueError(f"transfer_id must be 1 to {MAX_TRANSFER} bytes of printable text")
+def _text(name: str, value: Any, most: int) -> str:
+    if not isinstance(value, str) or not 0 < len(value.encode(errors="replace")) <= most or not value.isprintable():
+        raise ValueError(f"{name} must be 1 to {most} bytes of printable text")
     return value
 
 
 @dataclass
 class Handovers:
-    """Of one engine. `sends` and `receives` are its role; child: other connectors of a MultiConnector may hand over as well, and answer with the same names."""
+    """Of one engine. `sends` and `receives` are its role; child: other connectors of a MultiConnector may hand over as well, and answer with the same names;
+    peer: the node that computes prompts of requests that name none, None: this one."""
 
     engine_id: str
     ranks: int
     sends: bool
     receives: bool
     child: bool
+    peer: str | None = None
     complaints: int = 0
 
-    def find(self, request: Any) -> tuple[bool, str] | None:
-        """Whether the request is sent or received, and its transfer id. None: neither, or it is another connector's."""
+    def find(self, request: Any) -> tuple[bool, str, str | None] | None:
+        """Whether the request is sent or received, its transfer id, and the node it is received from (None: this one). None: neither, or it is another connector's."""
         params = request.kv_transfer_params
         try:
             named = params.get("transfer_id")
             wants_send = bool(params.get("do_remote_decode"))
             if named is None and (self.child or not wants_send):
                 return None
-            transfer = _transfer_id(named) if named is not None else secrets.token_hex(16)
+            transfer = _text("transfer_id", named, MAX_TRANSFER) if named is not None else secrets.token_hex(16)
+            peer = params.get("transfer_peer")
+            peer = self.peer if peer is None else _text("transfer_peer", peer, MAX_PEER)
         except (AttributeError, ValueError) as error:
             return self._complain(request, str(error))
         if not (self.sends if wants_send else self.receives):
             return self._complain(request, f"kv_role keeps it from being {'sent' if wants_send else 'received'}")
-        return wants_send, transfer
+        return wants_send, transfer, None if wants_send else peer
 
-    def params(self, request: Any, transfer: str) -> dict[str, Any] | None:
-        """For the engine that goes on with a request that has been computed; None: it has not been."""
+    def params(self, request: Any, transfer: str, node: str) -> dict[str, Any] | None:
+        """For the engine that goes on with a request that has been computed; None: it has not been. `node`: what the daemons of other nodes call this one; empty: it has no peers."""
         if request.status.name not in FINISHED:
             return None
+        ours = {"transfer_id": transfer} | ({"transfer_peer": node} if node else {})
         if self.child:
-            return {"transfer_id": transfer}
-        return {
+            return ours
+        return ours | {
             "do_remote_prefill": True,
             "do_remote_decode": False,
-            "transfer_id": transfer,
             "remote_engine_id": self.engine_id,
             "remote_request_id": request.request_id,
             "remote_block_ids": None,

@@ -55,6 +55,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("load_ms", 0, _number(0, 600000), "deadline of a load; 0: 2000"),
     Option("handover", True, _flag, "hand prompts over to other engines and receive them, as their `kv_transfer_params` say (docs/pd.md)"),
     Option("handover_ms", 30000, _number(100, 86400000), "longest wait for a prompt that another engine hands over; the daemon's `handover.ttl` is the most"),
+    Option("handover_peer", None, str, "the node that computes prompts for this engine where a request has no `transfer_peer`, by its name in the daemon's `peers.addresses`; default this node (docs/pd.md)"),
     Option("threads", 0, _number(0, 64), "threads that copy in a synchronous load; 0: chosen from the CPUs there are"),
     Option("sms", 0, _number(0, 1024), "multiprocessors of a GPU that a copy takes at most; 0: 4, with pieces below 4 KiB 8, where the link takes more 16"),
     Option("save_sms", 0, _number(0, 1024), "the same for a save, which runs at the same time as the engine's own kernels; 0: 2"),

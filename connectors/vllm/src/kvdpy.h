@@ -221,8 +221,8 @@ typedef struct kvdpy_scheduler {
 	PyObject *meta_empty;      /* one for all steps without a message */
 	PyObject *lora_text;       /* callable(lora_request) -> str; after a reset for None as well */
 	PyObject *unit_extras;     /* callable(request, at, units) -> [bytes|None] */
-	PyObject *find_transfer;   /* callable(request) -> (1: it is sent, 0: it is received; transfer id), or None */
-	PyObject *transfer_params; /* callable(request, transfer id) -> what the engine answers, or None */
+	PyObject *find_transfer;   /* callable(request) -> (1: sent, 0: received; transfer id; peer or None), or None */
+	PyObject *transfer_params; /* callable(request, transfer id, name of this node) -> what is answered, or None */
 	uint32_t handover_ms;      /* longest wait for a prompt that another engine hands over */
 	PyObject *forget;          /* callable(block ids that a load has not filled, ids of the requests that live) */
 	uint32_t groups;

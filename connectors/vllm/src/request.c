@@ -388,7 +388,8 @@ static int begin_transfer(kvdpy_scheduler_t *self, kvdpy_request_t *r)
 	if (!r->transfer || r->transfer == Py_None) {
 		return r->transfer ? 0 : -1;
 	}
-	failed = !PyArg_ParseTuple(r->transfer, "is", &sends, &transfer.id) || kvdpy_ask_known(self, r, &ask);
+	failed = !PyArg_ParseTuple(r->transfer, "isz", &sends, &transfer.id, &transfer.peer) ||
+		 kvdpy_ask_known(self, r, &ask);
 	if (!failed) {
 		transfer.tokens = tokens;
 		transfer.n_tokens = read_last_tokens(self, &ask, sends, tokens);
@@ -478,8 +479,9 @@ static PyObject *end_transfer(kvdpy_scheduler_t *self, const kvdpy_ask_t *ask)
 	PyObject *params = NULL;
 
 	if (r->transfer && r->transfer != Py_None && kvx_scheduler_has_sent(self->scheduler, &ask->ask)) {
-		params = PyObject_CallFunctionObjArgs(self->transfer_params, r->request,
-						      PyTuple_GetItem(r->transfer, 1), NULL);
+		params =
+			PyObject_CallFunction(self->transfer_params, "OOs", r->request, PyTuple_GetItem(r->transfer, 1),
+					      kvx_scheduler_peer_name(self->scheduler));
 	}
 	if (!params || params == Py_None) {
 		kvx_scheduler_abort_send(self->scheduler, &ask->ask);
