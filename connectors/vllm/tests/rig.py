@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import json
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 import tempfile
@@ -125,10 +127,12 @@ def time_us(call: Callable[[], Any], tries: int = 2000, each: int = 1) -> float:
 
 
 class Daemon:
-    def __init__(self) -> None:
+    def __init__(self, **more: str) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="kvd-hooks-")
+        self.key: Any = None
         self.socket = self.folder.name + "/default.sock"
         options = {"run_dir": self.folder.name, "cpu.size": "64MiB", "cpu.slab_size": "4MiB", "index.max_blocks": "4096", "http.listen": "off", "keeper": "off", "log.level": "warn", "limits.silence": "10s"}
+        options |= {name.replace("__", "."): value for name, value in more.items()}
         environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
         self.process = subprocess.Popen([os.environ.get("HOOKS_PROGRAM", "kvd"), *(f"--{name}={value}" for name, value in options.items())], env=environment)
         until(lambda: pathlib.Path(self.socket).exists() or self.process.poll() is not None)
@@ -136,10 +140,40 @@ class Daemon:
             self.stop()
             raise RuntimeError(f"kvd has not started: exit code {self.process.returncode}")
 
+    def peers(self) -> dict[str, Any]:
+        kvctl = pathlib.Path(os.environ.get("HOOKS_PROGRAM", "kvd")).with_name("kvctl")
+        environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+        return json.loads(subprocess.run([kvctl, "peers", "--json", "--socket", self.socket], capture_output=True, text=True, env=environment, check=True).stdout)
+
     def stop(self) -> None:
         self.process.terminate()
         self.process.wait()
         self.folder.cleanup()
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def nodes() -> tuple[Daemon, Daemon]:
+    """Two daemons that are peers: node0 and node1. SkipTest: there is no UCX here."""
+    folder = tempfile.TemporaryDirectory(prefix="kvd-key-")
+    key = pathlib.Path(folder.name) / "key"
+    key.touch(0o600)
+    key.write_text("0123456789abcdef0123456789abcdef")
+    port = free_port(), free_port()
+    pair = [Daemon(peers__name=f"node{i}", peers__listen=f"127.0.0.1:{port[i]}", peers__addresses=f"node{1 - i}=127.0.0.1:{port[1 - i]}", peers__keys=f"node{1 - i}={key}", peers__timeout="2s")
+            for i in range(2)]
+    pair[0].key = folder  # removed with it
+    told = until(lambda: (all(one["peers"][0]["state"] == "up" or one["net"]["ucx_error"] for one in (daemon.peers() for daemon in pair))), pause=0.05)
+    missing = pair[0].peers()["net"]["ucx_error"]
+    if missing or not told:
+        for daemon in pair:
+            daemon.stop()
+        raise unittest.SkipTest(missing) if missing else RuntimeError("two daemons do not connect")
+    return pair[0], pair[1]
 
 
 def common_config(socket: str, name: str, breaker: Any, layers: int, **identity: Any) -> dict[str, Any]:
@@ -175,7 +209,7 @@ class Engine:
         foreign = options.get("foreign", 1)
         common = common_config(socket, name, self.breaker, LAYERS, hash="vllm:sha256:00" if foreign else None, weights=options.get("weights", "w"))
         self.scheduler = _kvd.Scheduler({
-            **common, "meta_class": Meta, "stats_class": dict, "lora_text": str, "unit_extras": self.extras, "forget": self.forget, "find_transfer": self.find_transfer, "transfer_params": lambda request, transfer: None if request.aborted else {"transfer_id": transfer},
+            **common, "meta_class": Meta, "stats_class": dict, "lora_text": str, "unit_extras": self.extras, "forget": self.forget, "find_transfer": self.find_transfer, "transfer_params": lambda request, transfer, node: None if request.aborted else {"transfer_id": transfer, "transfer_peer": node},
             "handover_ms": 20000, "group_tokens": [BLOCK], "hash_tokens": BLOCK,
             "writers": [(0, 0, 1, 0, LAYERS)], "max_blocks": BLOCKS, "foreign": foreign, "cost_model": 0, "mode": options.get("mode", 1), "wait_us": 5000000, "load_ms": 20000,
             "min_tokens": 0, "loads": options.get("loads", 1), "saves": options.get("saves", 1), "publishable": 0, "prefetch": options.get("prefetch", 0),
@@ -187,9 +221,9 @@ class Engine:
         self.forgotten.append((set(invalid), list(requests)))
 
     @staticmethod
-    def find_transfer(request: Request) -> tuple[bool, str] | None:
+    def find_transfer(request: Request) -> tuple[bool, str, str | None] | None:
         params = request.kv_transfer_params or {}
-        return ("do_remote_decode" in params, params["transfer_id"]) if "transfer_id" in params else None
+        return ("do_remote_decode" in params, params["transfer_id"], params.get("transfer_peer")) if "transfer_id" in params else None
 
     @staticmethod
     def extras(request: Request, at: int, units: int) -> list[bytes | None]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import pathlib
+import signal
 import sys
 import time
 import unittest
 from types import SimpleNamespace
 from typing import Any
 
-from rig import PAGE, Engine, Engines, Request, output, prompt, until
+from rig import PAGE, Engine, Engines, Request, nodes, output, prompt, until
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from kvd_vllm.handover import Handovers  # noqa: E402
@@ -22,8 +24,8 @@ def sent(name: str, tokens: list[int], transfer: str, max_tokens: int = 1) -> Re
     return Request(name, tokens, max_tokens=max_tokens, kv_transfer_params={"do_remote_decode": True, "transfer_id": transfer})
 
 
-def received(name: str, tokens: list[int], transfer: str) -> Request:
-    return Request(name, tokens, kv_transfer_params={"do_remote_prefill": True, "transfer_id": transfer})
+def received(name: str, tokens: list[int], transfer: str, peer: str | None = None) -> Request:
+    return Request(name, tokens, kv_transfer_params={"do_remote_prefill": True, "transfer_id": transfer, "transfer_peer": peer})
 
 
 def finished(engine: Engine) -> tuple[set[str], set[int]]:
@@ -59,7 +61,7 @@ class HandedOver(Engines):
         for layer in range(len(prefill.memory)):
             ctypes.memset(page(prefill, layer, 7), 0x5A + layer, PAGE)
         self.assertEqual(prefill.prefill(p, list(range(1, 8))), 0)
-        self.assertEqual(prefill.scheduler.finish_request(p, (TABLE,)), (False, {"transfer_id": "x"}))
+        self.assertEqual(prefill.scheduler.finish_request(p, (TABLE,)), (False, {"transfer_id": "x", "transfer_peer": ""}))
         until(lambda: not prefill.scheduler.has_pending(), lambda: prefill.step(output()), 60)
         ids, errors = finished(decode)
         self.assertEqual(ids, {d.request_id})
@@ -94,27 +96,145 @@ class HandedOver(Engines):
         self.assertLess(time.monotonic() - began, 10)  # of 20 s that it would wait
 
 
+class Nodes(Engines):
+    """The prefill engine on node0, the decode engine on node1."""
+
+    with_daemon = False
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        cls.daemons = nodes()
+        for daemon in cls.daemons:
+            cls.addClassCleanup(daemon.stop)
+
+    def pair(self, **options: Any) -> tuple[Engine, Engine]:
+        engines = []
+        for daemon in self.daemons:
+            self.socket = daemon.socket
+            engines.append(self.engine(**options))
+            engines[-1].wait()
+        return engines[0], engines[1]
+
+    def compute(self, engine: Engine, request: Request) -> dict[str, Any]:
+        """All of its prompt, into blocks from 1 on; what the engine answers."""
+        self.assertEqual(engine.prefill(request, list(range(1, 8))), 0)
+        answer = engine.scheduler.finish_request(request, (TABLE,))[1]
+        until(lambda: not engine.scheduler.has_pending(), lambda: engine.step(output()), 60)
+        return answer
+
+    def must_come(self, decode: Engine, d: Request) -> None:
+        """All whole blocks. The last one may be computed."""
+        ids, errors = finished(decode)
+        self.assertEqual(ids, {d.request_id})
+        self.assertLessEqual(errors, {TABLE[6]})
+        self.assertTrue(decode.holds(d, TABLE, *range(6)))
+
+
+class HandedOverBetweenNodes(Nodes):
+    def test_prompts_come_from_the_other_node(self) -> None:
+        """Dispatched together, and one after the other with the answer of the prefill engine unchanged."""
+        for foreign in (1, 0):
+            prefill, decode = self.pair(foreign=foreign)
+            tokens = prompt(100 + foreign, 200)
+            d, p = received("d", tokens, f"together{foreign}", "node0"), sent("p", tokens, f"together{foreign}")
+            self.assertEqual(decode.admit(d, TABLE), (200, True))
+            decode.step(output())
+            self.assertEqual(self.compute(prefill, p)["transfer_peer"], "node0")
+            self.must_come(decode, d)
+
+            tokens = prompt(110 + foreign, 200)
+            answer = self.compute(prefill, sent("p2", tokens, f"sequential{foreign}"))
+            d = Request("d2", tokens, kv_transfer_params={"do_remote_prefill": True} | answer)
+            self.assertEqual(decode.admit(d, TABLE), (200, True))
+            self.must_come(decode, d)
+
+    def test_a_peer_that_is_this_node_is_no_detour(self) -> None:
+        self.socket = self.daemons[0].socket
+        prefill, decode = self.engine(), self.engine()
+        for engine in (prefill, decode):
+            engine.wait()
+        asked = self.daemons[0].peers()["peers"][0]["fetched"]
+        tokens = prompt(120, 200)
+        d = received("d", tokens, "here", "node0")
+        self.assertEqual(decode.admit(d, TABLE), (200, True))
+        decode.step(output())
+        self.compute(prefill, sent("p", tokens, "here"))
+        self.must_come(decode, d)
+        self.assertEqual(decode.scheduler.stats()["handovers_received"], 1)
+        self.assertEqual(self.daemons[0].peers()["peers"][0]["fetched"], asked)
+
+    def test_an_unknown_node_is_a_miss_at_once(self) -> None:
+        decode = self.pair()[1]
+        d, began = received("d", prompt(121, 200), "x", "nobody"), time.monotonic()
+        self.assertEqual(decode.admit(d, TABLE), (200, True))
+        self.assertEqual(finished(decode), ({"d"}, set(TABLE)))
+        self.assertLess(time.monotonic() - began, 10)  # of 20 s that it would wait
+
+
+class HandedOverByANodeThatFails(Nodes):
+    def half_way(self) -> tuple[Engine, Request]:
+        """The decode engine, its request, three of whose blocks have come."""
+        prefill, decode = self.pair()
+        tokens, table = prompt(130 + len(self.id()), 200), list(range(1, 8))
+        d, p = received("d", tokens, self.id()[-100:], "node0"), sent("p", tokens, self.id()[-100:])
+        self.assertEqual(decode.admit(d, TABLE), (200, True))
+        prefill.admit(p, table)
+        prefill.step(output(new=[("p", (table,), 0, 96)]), lambda: prefill.write(p, table, 0, 3))
+        self.assertTrue(until(lambda: decode.holds(d, TABLE, 0, 1, 2), lambda: (prefill.step(output()), decode.step(output())), 60))
+        return decode, d
+
+    def must_end_soon(self, decode: Engine) -> None:
+        """What has come stays, and the rest fails, long before the 20 s that the engine would wait."""
+        began = time.monotonic()
+        self.assertEqual(finished(decode), ({"d"}, set(TABLE[3:])))
+        self.assertLess(time.monotonic() - began, 12)
+        self.assertEqual(decode.scheduler.stats()["handovers_receive_failed"], 1)
+
+    def test_1_a_net_process_that_stands_still_is_given_up(self) -> None:
+        decode, _ = self.half_way()
+        net, links = self.daemons[0].peers()["net"]["pid"], self.daemons[1].peers()["peers"][0]["links"]
+        os.kill(net, signal.SIGSTOP)
+        try:
+            self.must_end_soon(decode)
+        finally:
+            os.kill(net, signal.SIGCONT)
+        self.assertTrue(until(lambda: self.daemons[1].peers()["peers"][0]["links"] > links, pause=0.05))
+
+    def test_2_what_has_come_from_a_daemon_that_is_killed_is_kept(self) -> None:
+        decode, d = self.half_way()
+        self.daemons[0].process.kill()
+        self.must_end_soon(decode)
+        self.assertTrue(decode.holds(d, TABLE, 0, 1, 2))
+
+
 def request(params: Any, status: str = "FINISHED_LENGTH_CAPPED") -> SimpleNamespace:
     return SimpleNamespace(request_id="r", kv_transfer_params=params, status=SimpleNamespace(name=status), num_prompt_tokens=7)
 
 
 class Parameters(unittest.TestCase):
-    def handovers(self, **changes: bool) -> Handovers:
+    def handovers(self, **changes: Any) -> Handovers:
         return Handovers(**{"engine_id": "e", "ranks": 2, "sends": True, "receives": True, "child": False, **changes})
 
     def test_they_say_which_side_a_request_is(self) -> None:
         both = self.handovers()
-        self.assertEqual(both.find(request({"do_remote_decode": True, "transfer_id": "t"})), (True, "t"))
-        self.assertEqual(both.find(request({"do_remote_prefill": True, "transfer_id": "t"})), (False, "t"))
+        self.assertEqual(both.find(request({"do_remote_decode": True, "transfer_id": "t"})), (True, "t", None))
+        self.assertEqual(both.find(request({"do_remote_prefill": True, "transfer_id": "t"})), (False, "t", None))
         self.assertIsNone(both.find(request({"do_remote_prefill": True, "remote_engine_id": "another connector's"})))
-        sends, made = both.find(request({"do_remote_decode": True, "do_remote_prefill": False, "remote_host": None})) or (False, "")
+        sends, made, _ = both.find(request({"do_remote_decode": True, "do_remote_prefill": False, "remote_host": None})) or (False, "", None)
         self.assertTrue(sends and len(made) == 32)
 
     def test_what_is_answered_is_asked_for_elsewhere(self) -> None:
         both = self.handovers()
-        answer = both.params(request({}), "t")
-        self.assertEqual(both.find(request(answer)), (False, "t"))
-        self.assertIsNone(both.params(request({}, "FINISHED_ABORTED"), "t"))
+        for node in ("", "node1"):
+            answer = both.params(request({}), "t", node)
+            self.assertEqual(both.find(request(answer)), (False, "t", node or None))
+        self.assertIsNone(both.params(request({}, "FINISHED_ABORTED"), "t", "node1"))
+
+    def test_a_request_names_the_node_that_computes_or_the_option_does(self) -> None:
+        for default, named, peer in ((None, None, None), (None, "n", "n"), ("o", None, "o"), ("o", "n", "n")):
+            self.assertEqual(self.handovers(peer=default).find(request({"transfer_id": "t", "transfer_peer": named})), (False, "t", peer))
+        self.assertEqual(self.handovers(peer="o").find(request({"do_remote_decode": True, "transfer_id": "t"})), (True, "t", None))
 
     def test_the_role_only_restricts(self) -> None:
         self.assertIsNone(self.handovers(sends=False).find(request({"do_remote_decode": True, "transfer_id": "t"})))
@@ -124,14 +244,17 @@ class Parameters(unittest.TestCase):
         both = self.handovers()
         for bad in ("", "x" * 129, "a\nb", "\0", "\ud800", 7, ["t"]):
             self.assertIsNone(both.find(request({"do_remote_decode": True, "transfer_id": bad})), bad)
+        for bad in ("", "x" * 65, "a\nb", 7):
+            self.assertIsNone(both.find(request({"transfer_id": "t", "transfer_peer": bad})), bad)
         self.assertIsNone(both.find(request(["do_remote_decode"])))
-        self.assertEqual(both.complaints, 8)
+        self.assertEqual(both.complaints, 12)
 
     def test_a_child_answers_with_no_key_of_another_connector(self) -> None:
         child = self.handovers(child=True)
         self.assertIsNone(child.find(request({"do_remote_decode": True})))
-        self.assertEqual(child.params(request({}), "t"), {"transfer_id": "t"})
-        self.assertEqual(child.find(request({"do_remote_prefill": True, "transfer_id": "t"})), (False, "t"))
+        self.assertEqual(child.params(request({}), "t", ""), {"transfer_id": "t"})
+        self.assertEqual(child.params(request({}), "t", "node1"), {"transfer_id": "t", "transfer_peer": "node1"})
+        self.assertEqual(child.find(request({"do_remote_prefill": True, "transfer_id": "t", "remote_host": "of another connector"})), (False, "t", None))
 
 
 if __name__ == "__main__":
