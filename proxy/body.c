@@ -351,9 +351,11 @@ char *kvp_body_for_prefill(const kvp_body_t *body, const char *transfer)
 	return out.text;
 }
 
-void kvp_params_of_transfer(const char *transfer, char out[128])
+void kvp_params_of_transfer(const char *transfer, const char *peer, char out[KVP_PARAMS_MAX])
 {
-	snprintf(out, 128, "{\"do_remote_prefill\":true,\"do_remote_decode\":false,\"transfer_id\":\"%s\"}", transfer);
+	snprintf(out, KVP_PARAMS_MAX,
+		 "{\"do_remote_prefill\":true,\"do_remote_decode\":false,\"transfer_id\":\"%s\"%s%s%s}", transfer,
+		 peer[0] ? ",\"transfer_peer\":\"" : "", peer, peer[0] ? "\"" : "");
 }
 
 /* ---- what engines answer --------------------------------------------------------------------- */

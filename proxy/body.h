@@ -17,6 +17,7 @@ typedef enum kvp_api { KVP_COMPLETIONS, KVP_CHAT } kvp_api_t;
 #define KVP_MODEL_MAX    255u
 #define KVP_SALT_MAX     255u
 #define KVP_TRANSFER_LEN 32u /* of a transfer id: hexadecimal digits */
+#define KVP_PARAMS_MAX   256u
 
 typedef struct kvp_body {
 	char *common;              /* "{" and the members that both sides get; without "}" */
@@ -39,8 +40,8 @@ void kvp_body_free(kvp_body_t *body);
 char *kvp_body_for_decode(const kvp_body_t *body, const char *params);
 /* `transfer`: id of a hand-over that the decode engine waits for already; NULL: the prefill engine makes one. */
 char *kvp_body_for_prefill(const kvp_body_t *body, const char *transfer);
-/* The decode side's params of a hand-over dispatched together. */
-void kvp_params_of_transfer(const char *transfer, char out[128]);
+/* The decode side's params of a hand-over dispatched together. `peer`: the prefill engine's node; "": not named. */
+void kvp_params_of_transfer(const char *transfer, const char *peer, char out[KVP_PARAMS_MAX]);
 
 /* kv_transfer_params of a prefill engine's answer as JSON, to be freed; NULL: null, or none. KV_ERR_PROTO: the answer
  * is not a JSON object. */

@@ -85,6 +85,9 @@ kv_status_t kvp_fleet_init(kvp_fleet_t *fleet, const kvp_options_t *options, kvp
 	fleet->calls = calls;
 	fleet->prefill_n = add_engines(fleet, options->prefill, options->events_prefill, 0, 0);
 	fleet->decode_n = add_engines(fleet, options->decode, options->events_decode, 1, fleet->prefill_n);
+	for (uint32_t i = 0; i < fleet->prefill_n; i++) {
+		(void)kvp_options_word(options->kvd_peers, i, fleet->engines[i].peer);
+	}
 	calls->loop->handlers[KVP_FD_EVENTS].ready = events_ready;
 	calls->loop->handlers[KVP_FD_EVENTS].ctx = fleet;
 	for (uint32_t i = 0; status == KV_OK && i < fleet->prefill_n + fleet->decode_n; i++) {

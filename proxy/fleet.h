@@ -19,6 +19,7 @@ typedef struct kvp_fleet kvp_fleet_t;
 typedef struct kvp_engine {
 	kvp_fleet_t *fleet;
 	char url[KVP_URL_MAX + 1];
+	char peer[KVP_URL_MAX + 1]; /* its node, of a prefill engine; "": it is not named */
 	int is_decode, up;
 	uint32_t failures; /* looks in a row */
 	kvp_call_t *look;  /* under way */

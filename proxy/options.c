@@ -49,6 +49,7 @@ static const kv_option_t rows[] = {
 	ROW("cost.local", U64, "200", "1", "10000", NULL, cost_local, "a local prefill takes this many percent of the time of one on a prefill engine: its chunks are smaller, and wait for the tokens of others"),
 	ROW("cost.running", DURATION, "5ms", NULL, "1m", NULL, cost_running, "a request that decodes on an engine makes it this much less attractive for the next one"),
 	ROW("kvd.socket", PATH, "", NULL, NULL, NULL, kvd_socket, "socket of the daemon that the engines of this node share: prompts are looked up in it. Spaces with kvd's own hashes only (option hash=own of the connector); others are unknown, and count as not there"),
+	ROW("kvd.peers", LIST, "", NULL, NULL, NULL, kvd_peers, "nodes of the prefill engines, one for each engine and in the same order, where they are not all on the decode engines' node: peers.name of the daemon there. Decode engines are told it with a transfer id; with `sequential` prefill engines say it themselves"),
 	ROW("events.prefill", LIST, "", NULL, NULL, NULL, events_prefill, "ZeroMQ endpoints of the prefill engines' KV events, one for each engine and in the same order, as tcp://10.0.0.1:5557 (vLLM's --kv-events-config); they tell what an engine has in its own cache. Addresses, no names. None: it counts as empty"),
 	ROW("events.decode", LIST, "", NULL, NULL, NULL, events_decode, "those of the decode engines"),
 	ROW("events.blocks", U64, "262144", "1", "16777216", NULL, events_blocks, "blocks of an engine's own cache that are known at a time, up to 64 bytes each; more count as not there"),
@@ -135,6 +136,25 @@ static kv_status_t check_endpoints(const char *name, const char *list, uint32_t 
 		       : fail(error, "%s: %u endpoints for %u engines; give one for each, or none", name, n, engines);
 }
 
+static kv_status_t check_peers(const char *list, uint32_t engines, kv_option_error_t *error)
+{
+	static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.";
+	char peer[KVP_URL_MAX + 1];
+	uint32_t n = 0;
+
+	for (size_t len; (len = kvp_options_word(list, n, peer)) > 0; n++) {
+		if (len > KVP_PEER_MAX || peer[strspn(peer, letters)] != '\0') {
+			return fail(error, "kvd.peers: \"%s\" is not a name of letters, digits, '-', '_' and '.'",
+				    peer);
+		}
+	}
+
+	return n == 0 || n == engines
+		       ? KV_OK
+		       : fail(error, "kvd.peers: %u names for %u prefill engines; give one for each, or none", n,
+			      engines);
+}
+
 static int is_loopback(const char *listen)
 {
 	return strncmp(listen, "127.", 4) == 0 || strncmp(listen, "localhost:", 10) == 0 ||
@@ -172,6 +192,9 @@ static kv_status_t check(const kvp_options_t *options, kv_option_error_t *error)
 	}
 	if (status == KV_OK) {
 		status = check_endpoints("events.decode", options->events_decode, decodes, error);
+	}
+	if (status == KV_OK) {
+		status = check_peers(options->kvd_peers, prefills, error);
 	}
 
 	return status;

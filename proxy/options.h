@@ -17,7 +17,7 @@ typedef struct kvp_options {
 	uint64_t attempts;
 	uint64_t health_interval, health_timeout, health_failures, health_backoff;
 	uint64_t cost_fixed, cost_tokens, cost_attention, cost_handover, cost_transfer, cost_local, cost_running;
-	char kvd_socket[KV_OPTION_STRING_MAX];
+	char kvd_socket[KV_OPTION_STRING_MAX], kvd_peers[KV_OPTION_STRING_MAX];
 	char events_prefill[KV_OPTION_STRING_MAX], events_decode[KV_OPTION_STRING_MAX];
 	uint64_t events_blocks;
 	uint64_t limits_body, limits_bodies, limits_headers, limits_connections, limits_requests, limits_answer,
@@ -29,6 +29,7 @@ extern const kv_option_table_t kvp_option_table;
 
 #define KVP_ENGINES_MAX 64u /* of both lists together */
 #define KVP_URL_MAX     200u
+#define KVP_PEER_MAX    64u
 
 typedef enum kvp_action { KVP_RUN, KVP_CHECK_CONFIG, KVP_SHOW } kvp_action_t;
 

@@ -338,7 +338,7 @@ static void hand_over(kvp_request_t *request, const kvp_choice_t *choice)
 			     .timeout_ns = all->options->prefill_timeout,
 			     .max_bytes = PREFILL_ANSWER,
 			     .notify = prefill_changed};
-	char params[128];
+	char params[KVP_PARAMS_MAX];
 
 	leave_queue(request);
 	kvp_metric_add(all->metrics, KVP_M_HANDOVERS, 1);
@@ -352,7 +352,7 @@ static void hand_over(kvp_request_t *request, const kvp_choice_t *choice)
 		request->decode.engine = decode;
 		return;
 	}
-	kvp_params_of_transfer(request->transfer, params);
+	kvp_params_of_transfer(request->transfer, start.engine->peer, params);
 	if (!start_decode(request, decode, params, 0)) {
 		end_leg(&request->prefill);
 	}
