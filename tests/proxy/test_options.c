@@ -22,6 +22,7 @@ static void p10_bad_options_are_refused_with_a_sentence(void **state)
 					  "--prefill=http://a,b",
 					  "--http.listen=8080",
 					  "--http.listen=0.0.0.0:8080",
+					  "--kvd.peers=node0",
 					  "--skip.token=1",
 					  "--skip.tokens",
 					  "--skip.wait=3",
@@ -38,6 +39,14 @@ static void p10_bad_options_are_refused_with_a_sentence(void **state)
 	assert_int_equal(read_options("--decode=http://a:1", "--prefill=http://b:1/,https://c", &error), KV_OK);
 	assert_int_equal(read_options("--decode=http://a:1", "--sequential", &error), KV_OK);
 	assert_int_equal(read_options("--decode=http://a:1", "--events.decode=tcp://1.2.3.4:1", &error), KV_OK);
+	setenv("KVD_PD_PROXY_PREFILL", "http://b:1,http://c:1", 1);
+	setenv("KVD_PD_PROXY_DECODE", "http://a:1", 1);
+	assert_int_equal(read_options("--kvd.peers=node-0,n.1", NULL, &error), KV_OK);
+	assert_int_equal(read_options("--kvd.peers=node0", NULL, &error), KV_ERR_CONFIG);
+	assert_non_null(strstr(error.text, "1 names for 2"));
+	assert_int_equal(read_options("--kvd.peers=node0,a\"b", NULL, &error), KV_ERR_CONFIG);
+	unsetenv("KVD_PD_PROXY_PREFILL");
+	unsetenv("KVD_PD_PROXY_DECODE");
 	for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
 		assert_true(read_options(strstr(bad[i], "--decode") ? "--sequential" : "--decode=http://a:1", bad[i],
 					 &error) < 0);

@@ -73,6 +73,20 @@ class HandOver(Case):
         self.assertNotIn("min_tokens", prefill[0]["body"])
         self.assertEqual((decode[0]["body"]["max_tokens"], decode[0]["body"]["min_tokens"]), (20, 3))
 
+    def test_p1_a_decode_engine_is_told_the_node_of_its_prefill_engine(self) -> None:
+        self.engines(2, 1)
+        proxy = self.proxy("--kvd.peers=node0,node1")
+        for i in range(4):
+            body = request(seed=i)
+            self.check(proxy.call(body), body)
+        for node, engine in zip(("node0", "node1"), self.prefill):
+            for sent in engine.requests:
+                transfer = sent["body"]["kv_transfer_params"]["transfer_id"]
+                self.assertNotIn("transfer_peer", sent["body"]["kv_transfer_params"])
+                told = [one["body"]["kv_transfer_params"] for one in self.decode[0].requests if one["id"] == transfer]
+                self.assertEqual(told, [{"do_remote_prefill": True, "do_remote_decode": False, "transfer_id": transfer, "transfer_peer": node}])
+        self.assertEqual(sum(len(engine.requests) for engine in self.prefill), 4)
+
     def test_p1_a_sequential_hand_over_passes_params_unchanged(self) -> None:
         self.engines(1, 1)
         proxy = self.proxy("--sequential")
