@@ -405,12 +405,12 @@ static void begin_receiving(kvx_scheduler_t *scheduler, kvx_shandover_t *h, cons
 
 	if (names) {
 		from.peer = h->peer;
-		prompt.tokens = names->bytes;
-		prompt.n_tokens = names->n;
-		from.prompt = names->hash_bytes ? NULL : &prompt;
-		from.hashes = names->bytes;
+		prompt.tokens = names->tokens;
+		prompt.n_tokens = names->n_tokens;
+		from.prompt = names->n_tokens ? &prompt : NULL;
+		from.hashes = names->hashes;
 		from.hash_bytes = names->hash_bytes;
-		from.n_hashes = names->n;
+		from.n_hashes = names->n_hashes;
 	}
 	h->begun = 1;
 	h->closes = scheduler->spaces[h->space].closes;
@@ -437,7 +437,7 @@ static int receive_once(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const 
 		return 0;
 	}
 	begin_receiving(scheduler, h, &names);
-	kv_free(scheduler->env, names.bytes);
+	kv_free(scheduler->env, names.tokens);
 
 	return 1;
 }

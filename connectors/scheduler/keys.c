@@ -58,55 +58,53 @@ void kvx_key_view_init(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const k
 
 static kvc_status_t copy_hashes(const kvx_hashes_t *hashes, kvx_prompt_names_t *names)
 {
-	for (uint32_t i = 0; i < names->n; i++) {
+	for (uint32_t i = 0; i < names->n_hashes; i++) {
 		uint32_t len = 0;
 		const void *hash = hashes->at(hashes->ctx, i, &len);
 
 		if (!hash || len != names->hash_bytes) {
 			return KVC_MISS;
 		}
-		memcpy((uint8_t *)names->bytes + (size_t)i * len, hash, len);
+		memcpy(names->hashes + (size_t)i * len, hash, len);
 	}
 
 	return KVC_OK;
 }
 
-static void copy_tokens(const kvx_shandover_t *h, const kvx_request_t *request, kvx_prompt_names_t *names)
-{
-	const size_t whole = names->n - h->partial;
-
-	if (whole > 0) {
-		memcpy(names->bytes, request->own.tokens, whole * sizeof *request->own.tokens);
-	}
-	memcpy((uint32_t *)names->bytes + whole, h->tokens, h->partial * sizeof *h->tokens);
-}
-
 kvc_status_t kvx_prompt_names_copy(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request,
 				   const kvx_shandover_t *h, kvx_prompt_names_t *names)
 {
+	const uint32_t whole = h->units * scheduler->unit;
 	const int own = !scheduler->foreign;
 	kvc_status_t status = KVC_OK;
 	kvx_key_view_t view;
 
-	kvx_key_view_init(scheduler, ask, request, h->units * scheduler->unit, &view);
+	kvx_key_view_init(scheduler, ask, request, whole, &view);
 	if (request->space != h->space || view.n < h->units || (own && request->own.has_extra)) {
 		return KVC_MISS;
 	}
-	*names = (kvx_prompt_names_t){.n = own ? h->units * scheduler->unit + h->partial : h->units};
-	if (!own && names->n > 0) {
+	*names = (kvx_prompt_names_t){.n_tokens = own || h->partial > 0 ? whole + h->partial : 0};
+	if (!own && h->units > 0) {
+		names->n_hashes = h->units;
 		(void)ask->hashes->at(ask->hashes->ctx, 0, &names->hash_bytes);
 	}
-	names->bytes = kv_alloc(scheduler->env, names->n * (own ? sizeof(uint32_t) : names->hash_bytes) + 1u);
-	if (!names->bytes) {
+	names->tokens = kv_alloc(scheduler->env, names->n_tokens * sizeof *names->tokens +
+							 (size_t)names->n_hashes * names->hash_bytes + 1u);
+	if (!names->tokens) {
 		return KVC_ERR_NOMEM;
 	}
-	if (own) {
-		copy_tokens(h, request, names);
-	} else {
+	if (own && whole > 0) {
+		memcpy(names->tokens, request->own.tokens, whole * sizeof *names->tokens);
+	}
+	if (h->partial > 0) {
+		memcpy(names->tokens + whole, h->tokens, h->partial * sizeof *h->tokens);
+	}
+	if (names->n_hashes > 0) {
+		names->hashes = (uint8_t *)(names->tokens + names->n_tokens);
 		status = copy_hashes(ask->hashes, names);
 	}
 	if (status != KVC_OK) {
-		kv_free(scheduler->env, names->bytes);
+		kv_free(scheduler->env, names->tokens);
 	}
 
 	return status;

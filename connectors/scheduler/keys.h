@@ -21,9 +21,11 @@ void kvx_key_view_init(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const k
 
 /* What the keys of a prompt are made of: another daemon has other keys for it. */
 typedef struct kvx_prompt_names {
-	void *bytes;         /* kv_free() */
-	uint32_t hash_bytes; /* of the engine's hashes; 0: tokens, u32 each */
-	uint32_t n;          /* hashes, or tokens */
+	uint32_t *tokens; /* [n_tokens], to the last one; kv_free() frees the hashes too. With hashes only those after
+			     the hashed units are set; n_tokens 0: there are none */
+	uint32_t n_tokens;
+	uint8_t *hashes; /* [n_hashes], the engine's, hash_bytes each; NULL: the tokens name it */
+	uint32_t hash_bytes, n_hashes;
 } kvx_prompt_names_t;
 /* Those of the prompt of a hand-over that the request receives. KVC_MISS: not all are known yet, or it has extra keys
  * of ours, which tokens do not name. KVC_ERR_NOMEM. */
