@@ -21,8 +21,9 @@ static struct {
 	kvc_status_t refused; /* answered instead */
 	int real;             /* the daemon itself is asked: it has no peers */
 	char peer[KVC_MAX_PEER + 1];
-	uint32_t hash_bytes, n;
+	uint32_t hash_bytes, n, n_tokens;
 	uint8_t names[SR_MAX_TOKENS * sizeof(uint32_t)];
+	uint32_t rest[SR_UNIT]; /* tokens after the hashed units */
 } fetched;
 
 kvc_status_t __real_kvc_handover_fetch(kvc_space_t *space, const kvc_fetch_t *fetch, kvc_handover_t **p_handover);
@@ -38,10 +39,17 @@ kvc_status_t __wrap_kvc_handover_fetch(kvc_space_t *space, const kvc_fetch_t *fe
 		return __real_kvc_handover_fetch(space, fetch, p_handover);
 	}
 	snprintf(fetched.peer, sizeof fetched.peer, "%s", fetch->peer);
-	fetched.hash_bytes = fetch->prompt ? 0 : fetch->hash_bytes;
-	fetched.n = fetch->prompt ? fetch->prompt->n_tokens : fetch->n_hashes;
-	memcpy(fetched.names, fetch->prompt ? (const void *)fetch->prompt->tokens : fetch->hashes,
+	fetched.hash_bytes = fetch->hashes ? fetch->hash_bytes : 0;
+	fetched.n_tokens = fetch->prompt ? fetch->prompt->n_tokens : 0;
+	fetched.n = fetch->hashes ? fetch->n_hashes : fetched.n_tokens;
+	memcpy(fetched.names, fetch->hashes ? fetch->hashes : (const void *)fetch->prompt->tokens,
 	       fetched.n * (fetched.hash_bytes ? fetched.hash_bytes : sizeof(uint32_t)));
+	if (fetch->hashes && fetched.n_tokens > 0) {
+		const uint32_t whole = fetch->n_hashes * SR_UNIT;
+
+		memcpy(fetched.rest, fetch->prompt->tokens + whole,
+		       (fetched.n_tokens - whole) * sizeof fetched.rest[0]);
+	}
 
 	return kvc_handover_recv(space, fetch->transfer, fetch->timeout_ms, p_handover);
 }
@@ -64,6 +72,9 @@ static void check_fetched(void)
 		assert_int_equal(fetched.hash_bytes, sizeof d.hash[0]);
 		assert_int_equal(fetched.n, units);
 		assert_memory_equal(fetched.names, d.hash, units * sizeof d.hash[0]);
+		assert_int_equal(fetched.n_tokens, sr.row & PRIVATE ? d.n : 0);
+		assert_memory_equal(fetched.rest, d.tokens + units * SR_UNIT,
+				    sr.row & PRIVATE ? (d.n % SR_UNIT) * sizeof d.tokens[0] : 0);
 	}
 }
 
