@@ -46,6 +46,10 @@ class Failed(Exception):
     """A promise was not kept; the text says which and how."""
 
 
+class Skipped(Exception):
+    """It cannot run here; the text says why."""
+
+
 class Missed(Failed):
     """Right answers, but less from the store, or later, than was to be: a daemon that got no CPU for 50 ms is a miss by contract. Worth another try."""
 

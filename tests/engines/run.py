@@ -15,7 +15,7 @@ import traceback
 
 import promises
 from context import Context
-from harness import BUILD, Bench, Failed, Missed
+from harness import BUILD, Bench, Failed, Missed, Skipped
 
 TRIES = 3  # of a test that has missed only
 MODULES = ("test_equal", "test_controls", "test_killed", "test_shared", "test_pd", "test_proxy", "test_adapters", "test_images", "test_drafts", "test_failures", "test_failed", "test_leaks", "test_absent")
@@ -65,6 +65,8 @@ def try_one(test: promises.Test, context: Context) -> tuple[str, bool]:
         test.function(context)
         problems = [problem for engine in bench.engines[before:] for problem in engine.problems()]
         return ("\n".join(["in the engines' logs:"] + problems[:20]) if problems else ""), False
+    except Skipped:
+        raise
     except Failed as failure:
         return str(failure), isinstance(failure, Missed)
     except Exception:
@@ -79,12 +81,18 @@ def try_one(test: promises.Test, context: Context) -> tuple[str, bool]:
 
 def run(tests: list[promises.Test], args: argparse.Namespace) -> int:
     failed: list[str] = []
+    skipped = 0
     began = time.monotonic()
     with Bench(args.seed, args.keep) as bench:
         context = Context(bench, args.store, args.short, args.seed)
         for test in tests:
             start = time.monotonic()
-            wrong = run_one(test, args, context)
+            try:
+                wrong = run_one(test, args, context)
+            except Skipped as reason:
+                skipped += 1
+                print(f"skipped         {test.name}: {reason}", flush=True)
+                continue
             print(f"{'FAILED' if wrong else 'ok':6s} {time.monotonic() - start:6.1f} s  {test.name}{': ' if context.notes else ''}{'; '.join(context.notes)}",
                   flush=True)
             if wrong:
@@ -92,7 +100,7 @@ def run(tests: list[promises.Test], args: argparse.Namespace) -> int:
                 print("       " + wrong.replace("\n", "\n       "), flush=True)
                 if args.fail_fast:
                     break
-    print(f"engines: {len(tests) - len(failed)} of {len(tests)} promises kept in {time.monotonic() - began:.0f} s, seed {args.seed}"
+    print(f"engines: {len(tests) - len(failed) - skipped} of {len(tests) - skipped} promises kept in {time.monotonic() - began:.0f} s, seed {args.seed}"
           + (f"; not kept: {', '.join(failed)}" if failed else ""))
     return 1 if failed else 0
 

@@ -1,16 +1,19 @@
 """A prefill engine hands prompts over to a decode engine on the same daemon; whatever becomes of the hand-over, the answer is the same."""
 from __future__ import annotations
 
+import json
+import socket
 import time
 from typing import Any
 
-from context import Context, Prompt, must_equal
-from harness import Answer, Engine, Failed, Missed
+from context import Context, Prompt, Store, must_equal
+from harness import Daemon, Engine, Failed, Missed, Skipped, wait_for
 from promises import promise
 
 Json = dict[str, Any]
 BLOCK = 32
 WAIT_MS = 6000  # the longest that the decode engine waits
+NODES_WAIT_MS = 30000  # and for another node: nothing there waits for this deadline, so it is that of a slow machine
 # What vLLM's own proxy asks the prefill engine (tests/v1/kv_connector/nixl_integration/toy_proxy_server.py).
 TOY: Json = dict(do_remote_decode=True, do_remote_prefill=False, remote_engine_id=None, remote_block_ids=None, remote_host=None, remote_port=None)
 
@@ -107,8 +110,8 @@ def handed_over_prompts_are_answered_alike(context: Context) -> None:
     store.must_be_clean("both engines have gone")
 
 
-def must_be_told(what: str, begin: float) -> None:
-    if time.monotonic() - begin >= WAIT_MS / 1e3:
+def must_be_told(what: str, begin: float, wait_ms: int = WAIT_MS) -> None:
+    if time.monotonic() - begin >= wait_ms / 1e3:
         raise Missed(f"{what}: the decode engine has waited for its deadline")
 
 
@@ -154,3 +157,86 @@ def handed_over_between_engines_of_several_processes(context: Context) -> None:
     taken = store.stats()['kvd_handovers_ended_total{result=taken}']
     if taken != len(prompts) + len(fresh):
         raise Missed(f"{taken:.0f} of {len(prompts) + len(fresh)} hand-overs were taken")
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def peer_of(daemon: Daemon) -> Json:
+    """What the daemon says of its one peer, and of UCX."""
+    told = json.loads(daemon.kvctl("peers", "--json").stdout)
+    return dict(told["peers"][0], ucx_error=told["net"]["ucx_error"])
+
+
+def two_nodes(context: Context) -> list[Store]:
+    """Stores whose daemons are peers: node0 and node1."""
+    key, ports = context.bench.folder("key") / "key", [free_port() for _ in range(2)]
+    key.touch(0o600)
+    key.write_text("0123456789abcdef0123456789abcdef")
+    nodes = [context.store(peers__name=f"node{i}", peers__listen=f"127.0.0.1:{ports[i]}", peers__addresses=f"node{1 - i}=127.0.0.1:{ports[1 - i]}", peers__keys=f"node{1 - i}={key}",
+                           peers__timeout="2s") for i in range(2)]
+    daemons = [node.daemon for node in nodes if node.daemon]
+    wait_for("two daemons to be connected", 20, lambda: all(peer["state"] == "up" or peer["ucx_error"] for peer in map(peer_of, daemons)))
+    if missing := peer_of(daemons[0])["ucx_error"]:
+        raise Skipped(missing)
+    return nodes
+
+
+@promise(daemon=True)
+def handed_over_between_two_nodes(context: Context) -> None:
+    """two daemons over UCX: one after the other, both at once with the node in the request and in the option, a node that nobody knows, and a daemon that is killed half way"""
+    context.oracle.prepare("gqa")
+    here, there = two_nodes(context)
+    assert here.daemon and there.daemon
+    prompts, fresh = context.prompts(2, 300, 1100) + [context.prompt(20 * BLOCK)], context.prompts(3, 700, 1100)
+    lost = context.prompts(2, 900, 1100)
+    expected, expected_fresh, expected_lost = (context.expected("gqa", some) for some in (prompts, fresh, lost))
+    context.oracle.stop()
+    p = context.bench.start_engine("gqa", here.connector(handover_ms=NODES_WAIT_MS), max_num_batched_tokens=256)
+    d = context.bench.start_engine("gqa", there.connector(handover_ms=NODES_WAIT_MS, handover_peer="node0"), max_num_batched_tokens=256)
+    for engine in (p, d):
+        engine.wait_started()
+        engine.generate(context.prompts(1, 100, 200), max_tokens=1)
+
+    handed = [answer.params or {} for answer in p.run(prefills(prompts))]
+    if any(one.get("transfer_peer") != "node0" for one in handed):
+        raise Failed(f"the prefill engine answers {handed}")
+    loaded = count(d, "load_tokens")
+    must_equal("one after the other", expected, d.run(decodes(prompts, handed)))
+    must_come("one after the other", d, loaded, prompts)
+
+    ids = [f"together {i}" for i in range(len(fresh))]
+    params = together(ids)
+    params[0]["transfer_peer"] = "node0"
+    loaded = count(d, "load_tokens")
+    d.submit(decodes(fresh, params))
+    p.run(prefills(fresh, ids))
+    must_equal("both at once", expected_fresh, d.collect())
+    must_come("both at once", d, loaded, fresh)
+    pieces = count(d, "handover_pieces")
+    if not pieces:
+        raise Missed("both at once: no chunk was loaded before the last")
+    peer = peer_of(there.daemon)
+    context.note(f"{peer['bytes_in'] >> 20} MiB came in {peer['fetched']} transfers, {pieces} chunks while more were computed")
+    wait_for("the other node to have let go of all prompts", 10, lambda: here.stats()["kvd_handovers"] == 0)
+
+    begin = time.monotonic()
+    must_equal("a node that nobody knows", expected_lost[:1], d.run(decodes(lost[:1], [one | dict(transfer_peer="nobody") for one in together(["unknown"])])))
+    must_be_told("a node that nobody knows", begin, NODES_WAIT_MS)
+
+    begin = time.monotonic()
+    before = peer["bytes_in"]
+    d.submit(decodes(lost[1:], together(["killed"])))
+    p.submit(prefills(lost[1:], ["killed"]))
+    wait_for("the first chunk", 20, lambda: peer_of(there.daemon)["bytes_in"] > before)
+    here.daemon.kill()
+    must_equal("the owner's daemon is killed", expected_lost[1:], d.collect())
+    must_be_told("the owner's daemon is killed", begin, NODES_WAIT_MS)
+    p.collect()  # its daemon was killed while it computed
+    must_equal("the prefill engine goes on", expected[:1], p.run([dict(ids=prompts[0], max_tokens=16)]))
+    there.settle()
+    d.stop()
+    there.must_be_clean("both engines have gone")
