@@ -340,6 +340,7 @@ void wire_open(wire_t *wire, const rig_t rigs[2], kv_test_rng_t *rng)
 		config->peers.count = 1;
 		*net = (kvd_net_t){.config = config, .listen_fd = -1, .ucx = &w_.ucx, .now_ns = 1, .peer_count = 1};
 		net->peers[0] = (kvd_net_peer_t){.net = net, .config = &config->peers.peers[0]};
+		assert_int_equal(kvd_copiers_open(&net->copiers), KV_OK);
 		assert_int_equal(kvd_tenants_open(net), KV_OK);
 	}
 	w_.dialled = w_.accepted = (kvd_link_t){.wire = wire, .state = KVD_LINK_OPEN};
