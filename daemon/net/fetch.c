@@ -217,8 +217,11 @@ static void finish(kvd_fetch_t *fetch)
 		kv_log(KV_LOG_INFO, "net", "a transfer has failed: peer %s namespace %s units %u error \"%s\"",
 		       fetch->peer->config->name, fetch->ns, fetch->handed, kv_status_text(fetch->failed));
 	}
-	/* Where a hand-over has begun the consumer hears of its end by it, and nothing is left when it has heard. */
-	answer(fetch, fetch->handover && handover_info(fetch).number != 0 ? KV_OK : fetch->failed);
+	/* Where a hand-over has begun the consumer hears of its end by it, and nothing is left when it has heard. One
+	 * that is here already, because an earlier consumer has not taken it, goes to this one. */
+	answer(fetch, fetch->failed == KV_ERR_EXISTS || (fetch->handover && handover_info(fetch).number != 0)
+			      ? KV_OK
+			      : fetch->failed);
 	fetch->peer->fetching--;
 	fetch->net->fetch_count--;
 	if (fetch->failed == KV_OK) {
