@@ -27,7 +27,7 @@ kv_status_t kvc_copy_checked(const kvc_space_t *space, const kvc_writer_t *part,
 			     const uint64_t *leaves)
 {
 	const uint32_t first = part->layer_first * space->pieces, end = first + part->layer_count * space->pieces;
-	uint64_t digests[KVC_CHUNK], wrong = 0;
+	uint64_t digests[KVC_CHUNK] = {0}, wrong = 0;
 	kvc_leaves_t range;
 
 	for (range.head = part->head_first; range.head < part->head_first + part->head_count; range.head++) {

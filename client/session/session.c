@@ -345,11 +345,15 @@ kvc_status_t kvc_poll_us(kvc_t *kvc, uint32_t timeout_us)
 
 kvc_status_t kvc_await_us(kvc_t *kvc, uint32_t timeout_us)
 {
-	const uint64_t news = kvc ? kvc->news : 0;
-	kvc_status_t status = poll_ns(kvc, 0);
 	const kvc_map_t *map;
-	uint64_t beat, start, left, ns = timeout_us * KVC_NS_A_US;
+	uint64_t news, beat, start, left, ns = timeout_us * KVC_NS_A_US;
+	kvc_status_t status;
 
+	if (!kvc) {
+		return kvc_fail(KV_ERR_ARG, "kvc_await_us: no attachment given");
+	}
+	news = kvc->news;
+	status = poll_ns(kvc, 0);
 	if (status != KVC_OK) {
 		return status;
 	}

@@ -349,16 +349,19 @@ kvc_status_t kvd_prefix_set_private(kvd_prefix_t *prefix, const char *transfer, 
 	kvc_status_t status;
 	size_t at, len;
 
+	if (partial == 0 || n > prefix->n) {
+		return KVC_ERR_ARG;
+	}
 	for (uint32_t g = 0; g < prefix->group_count; g++) {
 		if (partial >= prefix->groups[g].block_tokens) {
 			return KVC_ERR_ARG;
 		}
 	}
-	len = (size_t)partial * sizeof *tokens;
-	if (partial == 0 || n > prefix->n || tokens_after(prefix, n, &at) < len) {
+	len = partial * sizeof *tokens;
+	if (tokens_after(prefix, n, &at) < len) {
 		return KVC_ERR_ARG;
 	}
-	tokens = malloc(len);
+	tokens = calloc(partial, sizeof *tokens);
 	if (!tokens) {
 		return KVC_ERR_NOMEM;
 	}
