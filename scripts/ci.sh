@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Everything beyond `make test`: lint, the second compiler, short fuzzing, sanitizers. Ends with ctest's summary.
-# FUZZ_SECONDS (default 20) is spent on each fuzzer.
+# FUZZ_SECONDS (default 12) is spent on each fuzzer.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 jobs=$(nproc)
-seconds=${FUZZ_SECONDS:-20}
+seconds=${FUZZ_SECONDS:-12}
 
 step() { printf '\n== %s (%s s)\n' "$1" "$SECONDS"; }
 
