@@ -158,23 +158,33 @@ static void note_layers(kvd_core_t *core, kvd_put_t *put)
 	kvd_handover_note_moved(core, put->handover);
 }
 
-kv_status_t kvd_put_end(kvd_core_t *core, kvd_member_t member_id, const kv_msg_put_end_t *ask,
-			kv_msg_put_end_reply_t *reply)
+/* The put that a rank hands in a part of. KV_ERR_NOT_JOINED, KV_ERR_NOT_FOUND, KV_ERR_REVOKED; KV_ERR_COVERAGE: it
+ * writes nothing of it. */
+static kv_status_t find_part(kvd_core_t *core, kvd_member_t member_id, uint64_t id, uint32_t rank, kvd_put_t **p_put,
+			     kvd_writer_t **p_writer)
 {
 	const kvd_member_rec_t *member = kvd_member_find(core, member_id);
-	kvd_put_t *put = member ? kvd_put_find(core, ask->put) : NULL;
-	kvd_writer_t *writer;
-	uint64_t first = ask->staging, per_block;
-	kv_status_t status;
+	kvd_put_t *put = member ? kvd_put_find(core, id) : NULL;
 
 	if (!put || put->instance != member->instance) {
 		return member ? KV_ERR_NOT_FOUND : KV_ERR_NOT_JOINED;
 	}
-	if (!put->running) {
-		return KV_ERR_REVOKED;
-	}
-	writer = find_writer(put, ask->rank);
-	status = writer ? check_end(put, ask, writer) : KV_ERR_COVERAGE;
+	*p_put = put;
+	*p_writer = find_writer(put, rank);
+
+	return !put->running ? KV_ERR_REVOKED : *p_writer ? KV_OK : KV_ERR_COVERAGE;
+}
+
+kv_status_t kvd_put_end(kvd_core_t *core, kvd_member_t member_id, const kv_msg_put_end_t *ask,
+			kv_msg_put_end_reply_t *reply)
+{
+	kvd_put_t *put = NULL;
+	kvd_writer_t *writer = NULL;
+	uint64_t first = ask->staging, per_block;
+	kv_status_t status;
+
+	status = find_part(core, member_id, ask->put, ask->rank, &put, &writer);
+	status = status == KV_OK ? check_end(put, ask, writer) : status;
 	if (status != KV_OK || !core->staging) {
 		return status == KV_OK ? KV_ERR_UNSUPPORTED : status;
 	}
@@ -247,19 +257,12 @@ static kv_status_t copy_layers(kvd_core_t *core, const kvd_put_t *put, const kvd
 kv_status_t kvd_put_layers(kvd_core_t *core, kvd_member_t member_id, const kv_msg_put_layers_t *ask,
 			   kv_msg_put_layers_reply_t *reply)
 {
-	const kvd_member_rec_t *member = kvd_member_find(core, member_id);
-	kvd_put_t *put = member ? kvd_put_find(core, ask->put) : NULL;
-	kvd_writer_t *writer;
+	kvd_put_t *put = NULL;
+	kvd_writer_t *writer = NULL;
 	kv_status_t status;
 
-	if (!put || put->instance != member->instance) {
-		return member ? KV_ERR_NOT_FOUND : KV_ERR_NOT_JOINED;
-	}
-	if (!put->running) {
-		return KV_ERR_REVOKED;
-	}
-	writer = find_writer(put, ask->rank);
-	status = writer ? check_layers(put, ask, writer) : KV_ERR_COVERAGE;
+	status = find_part(core, member_id, ask->put, ask->rank, &put, &writer);
+	status = status == KV_OK ? check_layers(put, ask, writer) : status;
 	if (status != KV_OK || !core->staging) {
 		return status == KV_OK ? KV_ERR_UNSUPPORTED : status;
 	}
