@@ -176,16 +176,13 @@ static void narrow_range(kvc_range_t *range, uint32_t position, int there)
 	}
 }
 
-/* Tiers of block `position` (1-based) that can be read. */
+/* Tiers of block `position` (1-based) that can be read, or CONTENDED. */
 static uint32_t read_tiers(kvc_search_t *search, uint32_t position)
 {
 	uint32_t tiers = key_find(search, key_at(search, position)), at = position * search->units;
 
-	/* Neither is a hit. The smallest such length is kept, because it may be what ends the match: then the reason is
-	 * not ABSENT, and an operator does not look for a tier that is too small (decision 032). */
 	if (tiers == KVC_CONTENDED) {
-		search->contended_at = at < search->contended_at ? at : search->contended_at;
-		return 0;
+		return tiers;
 	}
 	if (tiers != 0 && (tiers & ~search->unreadable) == 0) {
 		search->unreadable_at = at < search->unreadable_at ? at : search->unreadable_at;
@@ -194,13 +191,28 @@ static uint32_t read_tiers(kvc_search_t *search, uint32_t position)
 	return tiers & ~search->unreadable;
 }
 
-/* Look at a block; both searches learn from it. */
-static void probe_block(kvc_search_t *search, uint32_t position)
+/* The search ends at this block, whose bucket stayed odd. Neither this nor being unreadable is a hit. The smallest such
+ * length is kept, because it may be what ends the match: then the reason is not ABSENT, and an operator does not look
+ * for a tier that is too small (decision 032). */
+static void end_at_contended(kvc_search_t *search, uint32_t position)
+{
+	uint32_t at = position * search->units;
+
+	search->contended_at = at < search->contended_at ? at : search->contended_at;
+}
+
+/* Look at a block; both searches learn from it. 0: its bucket stayed odd, which says nothing of it. */
+static int probe_block(kvc_search_t *search, uint32_t position)
 {
 	uint32_t tiers = read_tiers(search, position);
 
+	if (tiers == KVC_CONTENDED) {
+		return 0;
+	}
 	narrow_range(&search->any, position, tiers != 0);
 	narrow_range(&search->cpu, position, (tiers & KV_TIER_CPU) != 0);
+
+	return 1;
 }
 
 /* Until hi == lo + 1: blocks [0, lo) are there and block hi (1-based) is not. */
@@ -212,6 +224,7 @@ static void converge(kvc_search_t *search, kvc_range_t *range)
 		uint32_t lo = range->lo, gap = range->hi - range->lo - 1u;
 		uint32_t count = gap < KVC_PROBES ? gap : KVC_PROBES;
 		uint32_t at[KVC_PROBES];
+		int known = 0;
 
 		for (uint32_t i = 0; i < count; i++) {
 			at[i] = lo + 1u + (uint32_t)((uint64_t)gap * (i + 1u) / (count + 1u));
@@ -219,7 +232,13 @@ static void converge(kvc_search_t *search, kvc_range_t *range)
 			prefetch(search, at[i]);
 		}
 		for (uint32_t i = 0; i < count; i++) {
-			probe_block(search, at[i]);
+			known |= probe_block(search, at[i]);
+		}
+		/* A block that is there has all those before it: a contended one ends the search only where no
+		 * other tells. */
+		if (!known) {
+			end_at_contended(search, at[0]);
+			range->hi = at[0];
 		}
 		/* A concurrent eviction can make answers contradict each other; the lower one holds. */
 		range->lo = range->lo < range->hi ? range->lo : range->hi - 1u;
@@ -261,7 +280,7 @@ static void search_full(kvc_search_t *search, uint32_t n)
 
 	/* Often all of it is there: one look at the last key then ends both searches. */
 	prefetch(search, n);
-	probe_block(search, n);
+	(void)probe_block(search, n);
 	converge(search, &search->any);
 	/* The CPU tier holds a prefix of what is in any tier, and the first search has narrowed both ranges. */
 	search->cpu.hi = search->cpu.hi < search->any.lo + 1u ? search->cpu.hi : search->any.lo + 1u;
@@ -308,6 +327,10 @@ static uint32_t fit_group(kvc_search_t *search, const kvc_space_t *space, const 
 			prefetch(search, position - KVC_AHEAD);
 		}
 		there = read_tiers(search, position);
+		if (there == KVC_CONTENDED) {
+			end_at_contended(search, position);
+			there = 0;
+		}
 		if (there) {
 			run_add(&runs->any, position);
 		}
