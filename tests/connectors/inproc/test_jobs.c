@@ -664,6 +664,7 @@ static void a_save_whose_parent_is_gone_offers_the_whole_prefix(void)
 
 	for (uint32_t r = 0; r < KV_COUNT_OF(refusals); r++) {
 		store_ten(r, NULL);
+		rig_wait_written(&jobs.rig); /* a daemon that loses its CPU while it writes them down hides a block */
 		prompt_compute(&from, r, 15, 0);
 		atomic_store(&knobs.put_times, 1);
 		assert_int_equal(kvx_save_prefix(jobs.kvx, &from.prefix, &save), KVC_PENDING);
