@@ -538,6 +538,15 @@ typedef struct kvc_handover_chunk {
 	 * KVC_ERR_ARG. KVC_MISS: it has ended. KVC_ERR_EXISTS: another one of this hand-over has not, or another
 	 * hand-over has it. */
 	const kvc_put_t *open;
+	/* 1: the chunk is announced; its blocks, and the private block of `partial`, need not be visible. The daemon
+	 * hands them over in order as they become visible, and tells both sides. With `last` the hand-over is
+	 * KVC_HANDOVER_COMPLETE when all of them are; until then it is KVC_HANDOVER_SENDING, and n of
+	 * kvc_handover_get_info() says what has been handed over. Later chunks may announce more. A chunk without
+	 * `ahead` withdraws what is announced and not visible: a producer whose save has failed ends with a plain last
+	 * chunk of what is visible. In a space of one full group and without `open`: else KVC_ERR_ARG. An announced
+	 * block that does not follow those before it fails the hand-over with KVC_ERR_ARG. KVC_MISS: blocks between
+	 * those handed over and these are not announced any more. */
+	int ahead;
 } kvc_handover_chunk_t;
 /* Hand units [0, n) over; *p_handover NULL: the first chunk of a new hand-over, which is the caller's until
  * kvc_handover_done(). Each call goes deeper, the last one says so. The blocks must be visible (the result of their
@@ -606,6 +615,9 @@ typedef struct kvc_handover_info {
 	uint32_t partial; /* tokens after the n units, in a private block of every group; 0: none */
 	uint32_t open_n;  /* of the consumer: units that the blocks of an unfinished put reach to; 0: there is none */
 	uint32_t layers;  /* of these blocks that are there, from the model's first: kvc_handover_lease() reads them */
+	/* Of the producer: units that its announced chunks reach to and that the daemon waits for; 0: none are
+	 * announced, or the daemon had no room for one that became visible. Then the producer sends again from n. */
+	uint32_t announced;
 } kvc_handover_info_t;
 /* What is known now; it changes in kvc_poll() and other calls. */
 KVC_API void kvc_handover_get_info(const kvc_handover_t *handover, kvc_handover_info_t *info);

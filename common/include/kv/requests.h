@@ -40,6 +40,7 @@
 #define KV_MAX_BUCKET     1024u      /* bytes */
 #define KV_HANDOVER_LAST  1u /* flags of HANDOVER_SEND: nothing follows */
 #define KV_HANDOVER_AWAIT_ROOM 2u /* with the answer BUSY: HANDOVER_ROOM follows */
+#define KV_HANDOVER_AHEAD 4u /* the blocks need not be visible yet: they are handed over as they become visible */
 #define KV_HANDOVER_ABORT 1u /* flags of HANDOVER_DONE: the hand-over is given up; by its producer, not its consumer */
 #define KV_HANDOVER_BY_PRODUCER 2u
 #define KV_FETCH_PREFIX 1u /* flags of FETCH */
