@@ -84,7 +84,7 @@
 	X(66, LEASE_DONE, lease_done, KV_ROLE_NONE, "a lease's blocks are all ready, or will never be")                \
 	X(67, PUT_DONE, put_done, KV_ROLE_NONE, "a put has ended: to its starter, and to ranks whose DRAINED its slots wait for") \
 	X(68, DURABLE, durable, KV_ROLE_NONE, "what of a put survives kill -9 and power loss")                         \
-	X(69, HANDOVER, handover, KV_ROLE_NONE, "a hand-over has moved on or ended: to its consumer; failed or ended: to its producer too") \
+	X(69, HANDOVER, handover, KV_ROLE_NONE, "a hand-over has moved on or ended: to its consumer; to its producer too when it ends, or by announced blocks") \
 	X(70, HANDOVER_ROOM, handover_room, KV_ROLE_NONE, "hand-overs may keep more again: to a member that was answered BUSY and waits")
 
 #define KV_FIELDS_hello(F)                                                                                             \
@@ -206,10 +206,10 @@
 	F(U32, space, 0, "space id")                                                                                   \
 	F(U64, epoch, 0, "epoch the keys were made in")                                                                \
 	F(BIN, parts, KV_HANDOVER_PART_BYTES * KV_MAX_GROUPS, "u32 group, n, count of each group that has more: its first n blocks are handed over, the next count keys name them") \
-	F(KEYS, keys, KV_MAX_BLOCKS, "of each part: full: the key of block n; window, state: those of the blocks that a sequence needs after n. One that is not visible: MISS. count 0: none, of a state before a partial block") \
+	F(KEYS, keys, KV_MAX_BLOCKS, "of each part: full: the key of block n, with flags bit 2 those of the last count blocks; window, state: those of the blocks that a sequence needs after n. One that is not visible: MISS. count 0: none, of a state before a partial block") \
 	F(U32, partial, 0, "with flags bit 0: tokens after these units, fewer than any group's block has; they are in a private block of every group. 0: none") \
 	F(KEY, private_key, 0, "of those private blocks; without partial: ignored")                                    \
-	F(U32, flags, KV_HANDOVER_LAST | KV_HANDOVER_AWAIT_ROOM, "bit 0: nothing follows, the hand-over is complete; bit 1: HANDOVER_ROOM is wanted after the answer BUSY") \
+	F(U32, flags, KV_HANDOVER_LAST | KV_HANDOVER_AWAIT_ROOM | KV_HANDOVER_AHEAD, "bit 0: nothing follows, the hand-over is complete; bit 1: HANDOVER_ROOM is wanted after the answer BUSY; bit 2, in a space of one full group: blocks that are not visible yet are handed over when they are, MISS: the first key leaves a gap; without it nothing is announced any more") \
 	F(U32, ttl_ms, 0, "life from now on without a consumer; 0: the daemon's default and most")                     \
 	F(BIN, tail, 1u << 20, "bytes for the consumer, opaque; they replace earlier ones unless empty")               \
 	F(BIN, select, 4u * KV_MAX_SELECT, "u32 tokens, with number 0: HANDOVER_SELECT finds the hand-over by them; empty: it does not") \
@@ -219,8 +219,10 @@
 	F(U64, number, 0, "the daemon's number for the hand-over; never reused")                                       \
 	F(U32, n, 0, "units that every group of the space has handed over")                                            \
 	F(U32, taken, 0, "1: it has a consumer")                                                                       \
-	F(U64, bytes, 0, "slots, tail and tokens that it keeps")                                                       \
-	F(U32, ttl_ms, 0, "life granted")
+	F(U64, bytes, 0, "slots, tail, tokens and announced keys that it keeps")                                       \
+	F(U32, ttl_ms, 0, "life granted")                                                                              \
+	F(U32, state, 0, "kv_handover_state_t: SENDING or COMPLETE")                                                   \
+	F(U32, announced, 0, "units that announced blocks reach to, a private block counts as one; 0: none are announced")
 
 #define KV_FIELDS_handover_recv(F)                                                                                     \
 	F(STR, transfer, 128, "transfer id, 1 to 128 bytes")                                                           \
@@ -347,7 +349,8 @@
 	F(U32, tail_bytes, 0, "of HANDOVER_TAIL's answer")                                                             \
 	F(U64, moved, 0, "above 0: a HANDOVER_SELECT that waited has this hand-over, and `number` means nothing from now on") \
 	F(U32, open_n, 0, "units that the blocks of an unfinished put reach to: HANDOVER_LEASE leases them. 0: there is none") \
-	F(U32, layers, 0, "of these blocks that are there, from the first layer on")
+	F(U32, layers, 0, "of these blocks that are there, from the first layer on")                                   \
+	F(U32, announced, 0, "units that announced blocks reach to, a private block counts as one; 0: none are announced, or no longer: there was no room when one became visible")
 #define KV_FIELDS_handover_room(F) F(U64, bytes, 0, "that hand-overs of the namespace may keep more now")
 #define KV_FIELDS_durable(F)                                                                                           \
 	F(U64, put, 0, "put id")                                                                                       \

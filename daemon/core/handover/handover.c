@@ -117,6 +117,26 @@ static int has_gone(kvd_core_t *core, const kvd_handover_side_t *side)
 	return side->member != 0 && (!member || !member->open);
 }
 
+static uint32_t units_of_block(const kvd_core_t *core, const kvd_handover_t *entry, uint32_t group)
+{
+	const kvd_space_t *space = space_of(core, entry);
+
+	return space->groups[group].block_tokens / space->hash_tokens;
+}
+
+uint32_t kvd_handover_units(const kvd_core_t *core, const kvd_handover_t *entry)
+{
+	uint32_t n = UINT32_MAX;
+
+	for (uint32_t g = 0; g < space_of(core, entry)->group_count; g++) {
+		uint32_t units = entry->parts[g].n * units_of_block(core, entry, g);
+
+		n = units < n ? units : n;
+	}
+
+	return n;
+}
+
 kv_msg_handover_t kvd_handover_describe(kvd_core_t *core, const kvd_handover_t *entry)
 {
 	const kvd_put_t *put = kvd_handover_open_put(core, entry);
@@ -127,6 +147,9 @@ kv_msg_handover_t kvd_handover_describe(kvd_core_t *core, const kvd_handover_t *
 				 .status = entry->status,
 				 .tail_bytes = entry->tail_len};
 
+	if (entry->is_announced) {
+		msg.announced = entry->ahead.n * units_of_block(core, entry, 0) + (entry->ahead.partial > 0);
+	}
 	if (put) {
 		msg.open_n = (put->depth0 + put->n) * (put->block_tokens / space_of(core, entry)->hash_tokens);
 		msg.layers = put->layers;
@@ -197,7 +220,8 @@ uint64_t kvd_handover_bytes(const kvd_core_t *core, const kvd_handover_t *entry)
 		blocks += kvd_group_unchained(&space->groups[g]) || part->pins.count == 0 ? part->pins.count : part->n;
 	}
 
-	return blocks * core->classes[space->slot_class].slot_bytes + entry->tail_len + select_bytes(entry);
+	return blocks * core->classes[space->slot_class].slot_bytes + entry->tail_len + select_bytes(entry) +
+	       kvd_handover_ahead_bytes(entry);
 }
 
 kv_status_t kvd_handover_create(kvd_core_t *core, kvd_handover_call_t *call, const kv_slice_t *transfer)
@@ -324,6 +348,31 @@ static void detach_open_put(kvd_core_t *core, kvd_handover_t *entry)
 	}
 }
 
+void kvd_handover_drop_ahead(kvd_core_t *core, kvd_handover_t *entry)
+{
+	if (entry->is_announced) {
+		core->ns[entry->ns]->tail_bytes -= kvd_handover_ahead_bytes(entry);
+		core->announced_count--;
+		kvd_list_remove(&core->announced, &core->handovers, offsetof(kvd_handover_t, of_announced),
+				entry->self);
+		kv_free(core->env, entry->ahead.keys);
+		entry->ahead = (kvd_ahead_t){0};
+		entry->is_announced = 0;
+	}
+}
+
+void kvd_handover_note_progress(kvd_core_t *core, kvd_handover_t *entry)
+{
+	if (entry->consumer.member == 0) {
+		kvd_handover_set_expiry(core, entry, core->now_ns + entry->ttl_ns);
+		return;
+	}
+	if (entry->state == KV_HANDOVER_COMPLETE) {
+		kvd_handover_end_wait(core, entry);
+	}
+	kvd_handover_notify(core, entry, &entry->consumer);
+}
+
 /* All that it keeps. */
 static void drop_contents(kvd_core_t *core, kvd_handover_t *entry)
 {
@@ -334,6 +383,7 @@ static void drop_contents(kvd_core_t *core, kvd_handover_t *entry)
 	kvd_handover_drop_pins(core, &entry->private_pins);
 	drop_tail(core, entry);
 	drop_select(core, entry);
+	kvd_handover_drop_ahead(core, entry);
 	entry->n = entry->partial = 0;
 }
 
@@ -387,6 +437,7 @@ void kvd_handover_fail(kvd_core_t *core, kvd_handover_t *entry, kv_status_t why)
 {
 	kvd_handover_withdraw(core, entry);
 	detach_open_put(core, entry);
+	kvd_handover_drop_ahead(core, entry);
 	entry->state = KV_HANDOVER_FAILED;
 	entry->status = why;
 	if (entry->consumer.member == 0) {
@@ -506,6 +557,7 @@ void kvd_handovers_free(kvd_core_t *core)
 
 		kv_free(core->env, entry->number ? entry->tail : NULL);
 		kv_free(core->env, entry->number ? (void *)(uintptr_t)entry->select.words : NULL);
+		kv_free(core->env, entry->number ? entry->ahead.keys : NULL);
 	}
 }
 
@@ -514,6 +566,7 @@ void kvd_handovers_free(kvd_core_t *core)
 typedef struct sums {
 	uint64_t entries, tails, waits, sides;
 	uint64_t selects, offers, waiting; /* entries with tokens; those in each tree */
+	uint64_t announced;
 } sums_t;
 
 static int is_live(const kvd_core_t *core, const kvd_handover_side_t *side)
@@ -525,6 +578,7 @@ static int is_live(const kvd_core_t *core, const kvd_handover_side_t *side)
 static sums_t counted_sums(const kvd_core_t *core)
 {
 	sums_t sums = {.selects = core->selects,
+		       .announced = core->announced_count,
 		       .offers = kvd_token_tree_check(&core->offers),
 		       .waiting = kvd_token_tree_check(&core->waiting)};
 
@@ -546,7 +600,8 @@ static void sum_entry(const kvd_core_t *core, const kvd_handover_t *entry, sums_
 
 	sums->entries++;
 	sums->sides += (uint64_t)is_live(core, &entry->producer) + (uint64_t)is_live(core, &entry->consumer);
-	sums->tails += entry->tail_len;
+	sums->tails += entry->tail_len + kvd_handover_ahead_bytes(entry);
+	sums->announced += entry->is_announced != 0;
 	*(waits ? &sums->waits : &sums->tails) += select_bytes(entry);
 	sums->selects += entry->select.words != NULL;
 	*(waits ? &sums->waiting : &sums->offers) += entry->select.leaf != KVD_NONE;

@@ -23,6 +23,10 @@
  * and nobody else, a lease on them (HANDOVER_LEASE, decision 051). When the put has ended well the producer hands its
  * blocks over like any others. When the put or the entry ends otherwise, or the consumer leaves, so does that lease.
  *
+ * In a space of one full group the producer may also announce blocks that are not visible yet, and the private block.
+ * The entry keeps their keys, and is handed them in order as they become visible, without a word of the producer; both
+ * sides are told (decision 052). core->announced has these entries.
+ *
  * Each side is a member. That it has gone is noticed when the entry is next looked at, at the latest by a sweep over
  * all entries, which follows the end of a member or an epoch and is cut into quanta (decision 042).
  */
@@ -45,6 +49,15 @@ typedef struct kvd_handover_part {
 	kvd_handover_pins_t pins;
 } kvd_handover_part_t;
 
+/* What is handed over when it becomes visible, of the space's only group. */
+typedef struct kvd_ahead {
+	kv_key_t *keys;    /* of blocks [first, n); NULL: none */
+	uint32_t first, n; /* n is at least what is handed over */
+	int last;          /* then nothing follows, */
+	uint32_t partial;  /* and of these tokens there is a private block; 0: none */
+	kv_key_t private_key;
+} kvd_ahead_t;
+
 typedef struct kvd_handover_side {
 	kvd_member_t member; /* gets the notices; 0: nobody */
 	kvd_instance_t instance;
@@ -63,7 +76,11 @@ typedef struct kvd_handover {
 	uint32_t partial;                         /* tokens after them; 0: none */
 	kvd_handover_pins_t private_pins;         /* on a private block of each group, which have these tokens */
 	uint64_t open_put; /* its layers are handed over while it runs; 0, or one that does not run: none */
-	int is_moved;      /* the consumer has not been told of the open put's last step */
+	kvd_ahead_t ahead;
+	int is_announced;  /* of `ahead` something is not visible */
+	int was_announced; /* once: requests of the producer may cross the notice of it */
+	kvd_link_t of_announced;
+	int is_moved; /* the consumer has not been told of the open put's last step */
 	kvd_link_t of_moved;
 	uint8_t *tail;
 	uint32_t tail_len;
@@ -112,7 +129,9 @@ static inline void kvd_handover_note_moved(kvd_core_t *core, uint64_t number)
 void kvd_handovers_moved_run(kvd_core_t *core);
 /* A block that this pin of an entry keeps is lost: the entry fails, without any pin. */
 void kvd_handover_lose_block(kvd_core_t *core, uint32_t pin, kv_status_t why);
-/* One quantum: expire, and sweep; 1 while there is more. */
+/* Have blocks become visible since the announced ones were looked up? */
+int kvd_handovers_are_due(const kvd_core_t *core);
+/* One quantum: expire, sweep, and hand over what is announced and visible; 1 while there is more. */
 int kvd_handovers_run(kvd_core_t *core);
 /* The memory of all entries, with the core. */
 void kvd_handovers_free(kvd_core_t *core);

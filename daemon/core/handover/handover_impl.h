@@ -1,5 +1,6 @@
-/* handover_impl.h -- the parts of an entry's life, for handover/ only. run.c and send.c call select.c and room.c,
- * select.c calls recv.c, open.c is called by core.c and run.c, and all call handover.c. */
+/* handover_impl.h -- the parts of an entry's life, for handover/ only. run.c and send.c call select.c, room.c and
+ * ahead.c, select.c calls recv.c, ahead.c calls pin.c, open.c is called by core.c and run.c, and all call handover.c.
+ */
 #ifndef KVD_CORE_HANDOVER_IMPL_H
 #define KVD_CORE_HANDOVER_IMPL_H
 
@@ -73,6 +74,17 @@ void kvd_handover_withdraw(kvd_core_t *core, kvd_handover_t *entry);
 
 /* The open put while it runs; NULL: there is none. */
 kvd_put_t *kvd_handover_open_put(kvd_core_t *core, const kvd_handover_t *entry);
+/* Units that every group of the space has: what a consumer can use. */
+uint32_t kvd_handover_units(const kvd_core_t *core, const kvd_handover_t *entry);
+/* Keys of announced blocks. */
+static inline uint64_t kvd_handover_ahead_bytes(const kvd_handover_t *entry)
+{
+	return (uint64_t)(entry->ahead.n - entry->ahead.first) * sizeof *entry->ahead.keys;
+}
+/* Nothing is announced any more. */
+void kvd_handover_drop_ahead(kvd_core_t *core, kvd_handover_t *entry);
+/* There is more of the entry, or nothing follows: it lives on, and its consumer is told. */
+void kvd_handover_note_progress(kvd_core_t *core, kvd_handover_t *entry);
 /* What a notice says of the entry to its consumer. */
 kv_msg_handover_t kvd_handover_describe(kvd_core_t *core, const kvd_handover_t *entry);
 void kvd_handover_drop_pins(kvd_core_t *core, kvd_handover_pins_t *pins);
@@ -84,6 +96,56 @@ void kvd_handover_give_back(kvd_core_t *core, kvd_handover_t *entry);
 void kvd_handover_discard(kvd_core_t *core, kvd_handover_t *entry);
 /* Both sides are told, but for `by`, which has asked for it; then the entry is gone. */
 void kvd_handover_end(kvd_core_t *core, kvd_handover_t *entry, kv_status_t why, const kvd_handover_side_t *by);
+
+/* ---- pin.c ----------------------------------------------------------------------------------- */
+
+/* Counts a request that there is no room for: KV_ERR_BUSY. */
+kv_status_t kvd_handover_refuse(kvd_core_t *core, kvd_handover_call_t *call, uint64_t bytes);
+/* One more pin, if there is room for it and for `tail_bytes`. KV_ERR_BUSY, KV_ERR_NOMEM, KV_ERR_LIMIT. */
+kv_status_t kvd_handover_pin_block(kvd_core_t *core, kvd_handover_call_t *call, uint32_t block, uint64_t tail_bytes,
+				   kvd_handover_pins_t *pins);
+/* The same for the private block of each group. KV_MISS; KV_ERR_ARG: a block of this key is not private. The caller
+ * drops the pins when it fails. */
+kv_status_t kvd_handover_pin_private(kvd_core_t *core, kvd_handover_call_t *call, const kv_key_t *key,
+				     uint64_t tail_bytes, kvd_handover_pins_t *pins);
+/* These are the entry's private blocks from now on. */
+void kvd_handover_set_private(kvd_core_t *core, kvd_handover_t *entry, uint32_t partial,
+			      const kvd_handover_pins_t *pins);
+
+/* ---- ahead.c --------------------------------------------------------------------------------- */
+
+/* Keys of blocks [n - count, n) of a request, not aligned. */
+typedef struct kvd_handover_keys {
+	uint32_t n, count;
+	const uint8_t *keys;
+} kvd_handover_keys_t;
+
+/* What has become visible of announced blocks. */
+typedef struct kvd_handover_advance {
+	uint32_t n;                       /* blocks that are handed over with them */
+	kvd_handover_pins_t pins;         /* on the deepest one; empty: n is as before */
+	kvd_handover_pins_t private_pins; /* of a last chunk */
+	int is_complete;
+} kvd_handover_advance_t;
+
+/* Blocks that are handed over or announced. */
+uint32_t kvd_handover_reach(const kvd_handover_t *entry);
+/* Bytes that keys up to block n need more than those that the entry has. */
+uint64_t kvd_handover_ahead_growth(const kvd_handover_t *entry, uint32_t n);
+/* What the entry announces when it has these too, which leave no gap; the keys are the caller's. KV_ERR_NOMEM. */
+kv_status_t kvd_handover_draft_ahead(const kvd_core_t *core, const kvd_handover_t *entry,
+				     const kvd_handover_keys_t *more, const kv_msg_handover_send_t *ask,
+				     kvd_ahead_t *ahead);
+/* The entry announces this instead of what it has announced before; the keys are its own from now on. */
+void kvd_handover_announce(kvd_core_t *core, kvd_handover_t *entry, const kvd_ahead_t *ahead);
+/* Pin what is visible of it, with at most *p_left lookups. KV_ERR_BUSY, KV_ERR_NOMEM, KV_ERR_LIMIT; KV_ERR_ARG: a block
+ * does not follow that before it. The caller drops the pins when it fails. */
+kv_status_t kvd_handover_pin_ahead(kvd_core_t *core, kvd_handover_call_t *call, const kvd_ahead_t *ahead,
+				   uint64_t tail_bytes, uint32_t *p_left, kvd_handover_advance_t *advance);
+/* This much of entry->ahead is handed over; nothing is announced any more when that is all. */
+void kvd_handover_advance(kvd_core_t *core, kvd_handover_t *entry, const kvd_handover_advance_t *advance);
+/* One quantum; 1 while there is more. */
+int kvd_handovers_announced_run(kvd_core_t *core);
 
 /* ---- recv.c ---------------------------------------------------------------------------------- */
 

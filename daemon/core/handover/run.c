@@ -48,6 +48,7 @@ int kvd_handovers_run(kvd_core_t *core)
 	}
 
 	more |= kvd_handover_reoffer_run(core);
+	more |= kvd_handovers_announced_run(core);
 	kvd_handover_room_run(core);
 	kvd_handovers_moved_run(core);
 

@@ -16,8 +16,9 @@ typedef struct part {
 typedef struct draft {
 	part_t parts[KV_MAX_GROUPS];
 	uint32_t count;
-	kvd_handover_pins_t private_pins;
-	uint8_t *tail; /* NULL: the request has none */
+	kvd_ahead_t ahead;              /* with KV_HANDOVER_AHEAD */
+	kvd_handover_advance_t advance; /* and what is visible of it */
+	uint8_t *tail;                  /* NULL: the request has none */
 	kvd_words_t select;
 } draft_t;
 
@@ -28,7 +29,8 @@ static kvd_pin_t *pin_at(const kvd_core_t *core, uint32_t pin)
 
 /* ---- what was asked for ---------------------------------------------------------------------- */
 
-static kv_status_t decode_part(const kvd_space_t *space, const uint8_t *bytes, int has_partial, part_t *part)
+static kv_status_t decode_part(const kvd_space_t *space, const uint8_t *bytes, const kv_msg_handover_send_t *ask,
+			       part_t *part)
 {
 	uint32_t words[3];
 	kv_status_t status;
@@ -47,23 +49,28 @@ static kv_status_t decode_part(const kvd_space_t *space, const uint8_t *bytes, i
 		return KV_ERR_ARG;
 	}
 	if (part->count == 0) { /* the state after the partial block is all that is needed */
-		return part->group->rule == KV_RULE_STATE && has_partial ? KV_OK : KV_ERR_ARG;
+		return part->group->rule == KV_RULE_STATE && ask->partial > 0 ? KV_OK : KV_ERR_ARG;
 	}
 
-	return !kvd_group_unchained(part->group) && part->count != 1 ? KV_ERR_ARG : KV_OK;
+	return !kvd_group_unchained(part->group) && part->count != 1 && !(ask->flags & KV_HANDOVER_AHEAD) ? KV_ERR_ARG
+													  : KV_OK;
 }
 
 static kv_status_t decode_parts(const kvd_space_t *space, const kv_msg_handover_send_t *ask, draft_t *draft)
 {
 	uint32_t seen = 0, keys = 0;
 
-	draft->private_pins.head = KVD_NONE;
+	draft->advance = (kvd_handover_advance_t){.pins = {.head = KVD_NONE}, .private_pins = {.head = KVD_NONE}};
 	for (uint32_t g = 0; g < space->group_count; g++) {
 		if (ask->partial >= space->groups[g].block_tokens) {
 			return KV_ERR_ARG;
 		}
 	}
 	if ((ask->flags & KV_HANDOVER_LAST) ? ask->open_put != 0 : ask->partial > 0) {
+		return KV_ERR_ARG;
+	}
+	if ((ask->flags & KV_HANDOVER_AHEAD) &&
+	    (space->group_count != 1 || kvd_group_unchained(&space->groups[0]) || ask->open_put != 0)) {
 		return KV_ERR_ARG;
 	}
 	draft->count = ask->parts.len / KV_HANDOVER_PART_BYTES;
@@ -73,8 +80,8 @@ static kv_status_t decode_parts(const kvd_space_t *space, const kv_msg_handover_
 	}
 	for (uint32_t i = 0; i < draft->count; i++) {
 		part_t *part = &draft->parts[i];
-		kv_status_t status = decode_part(space, ask->parts.data + (size_t)i * KV_HANDOVER_PART_BYTES,
-						 ask->partial > 0, part);
+		kv_status_t status =
+			decode_part(space, ask->parts.data + (size_t)i * KV_HANDOVER_PART_BYTES, ask, part);
 
 		if (status != KV_OK) {
 			return status;
@@ -90,56 +97,7 @@ static kv_status_t decode_parts(const kvd_space_t *space, const kv_msg_handover_
 	return keys == ask->keys.len / KV_KEY_BYTES ? KV_OK : KV_ERR_ARG;
 }
 
-/* ---- room ------------------------------------------------------------------------------------ */
-
-static kv_status_t refuse(kvd_core_t *core, kvd_handover_call_t *call, uint64_t bytes)
-{
-	kvd_count(core, KV_M_HANDOVERS_REFUSED, 1);
-	kvd_count_ns(core, call->space->ns, KV_NM_HANDOVERS_REFUSED, 1);
-	call->refused = bytes;
-
-	return KV_ERR_BUSY;
-}
-
-/* Is there room for a pin on the block? What other entries, or other pins, keep already is not counted again.
- * *p_bytes: what the entries would keep more. */
-static int may_pin(const kvd_core_t *core, const kvd_space_t *space, uint32_t block, uint64_t tail_bytes,
-		   uint64_t *p_bytes)
-{
-	uint64_t slot_bytes = core->classes[space->slot_class].slot_bytes;
-	uint32_t depth = kvd_depth_of(&core->ix, kvd_block_at(&core->ix, block));
-	uint64_t unshared = depth - kvd_index_depth_pinned(&core->ix, block, KVD_PINS_HANDOVER);
-	uint64_t unpinned = depth - kvd_index_depth_pinned(&core->ix, block, KVD_PINS_ALL);
-
-	*p_bytes = unshared * slot_bytes + tail_bytes;
-
-	return *p_bytes <= kvd_handover_room_left(core, space->ns) &&
-	       unpinned <= kvd_share_pin_room(core, space->ns, space->slot_class) &&
-	       kvd_handover_is_within_share(core, space->ns, unpinned * slot_bytes + tail_bytes);
-}
-
 /* ---- the new pins ---------------------------------------------------------------------------- */
-
-/* One more pin, if there is room for it. */
-static kv_status_t pin_block(kvd_core_t *core, kvd_handover_call_t *call, uint32_t block, uint64_t tail_bytes,
-			     kvd_handover_pins_t *pins)
-{
-	uint64_t bytes;
-	uint32_t pin;
-	kv_status_t status;
-
-	if (!may_pin(core, call->space, block, tail_bytes, &bytes)) {
-		return refuse(core, call, bytes);
-	}
-	status = kvd_pin_create(core, block, KVD_PIN_HANDOVER, call->entry->number, &pin);
-	if (status == KV_OK) {
-		pin_at(core, pin)->next = pins->head;
-		pins->head = pin;
-		pins->count++;
-	}
-
-	return status;
-}
 
 /* Block n of a full group lies below the one that the entry has pinned. */
 static int goes_on(const kvd_core_t *core, const kvd_handover_t *entry, const part_t *part, uint32_t block)
@@ -157,6 +115,17 @@ static int goes_on(const kvd_core_t *core, const kvd_handover_t *entry, const pa
 	       (before->pins.count == 0 ||
 		kvd_index_ancestor(&core->ix, block, before->n) ==
 			((const kvd_pin_t *)kvd_obj_at(&core->pins, before->pins.head))->block);
+}
+
+/* A producer that has announced may not know yet how far the entry is: what it names again is no error. */
+static kv_status_t skip_known_part(const kvd_handover_t *entry, const kv_msg_handover_send_t *ask, draft_t *draft)
+{
+	if (entry->was_announced && draft->count > 0 && draft->parts[0].n <= entry->parts[0].n) {
+		draft->count = 0;
+		return ask->partial > 0 && draft->parts[0].n < entry->parts[0].n ? KV_ERR_ARG : KV_OK;
+	}
+
+	return KV_OK;
 }
 
 static kv_status_t pin_part(kvd_core_t *core, kvd_handover_call_t *call, part_t *part, uint64_t tail_bytes)
@@ -177,34 +146,13 @@ static kv_status_t pin_part(kvd_core_t *core, kvd_handover_call_t *call, part_t 
 		if (!goes_on(core, call->entry, part, block)) {
 			return KV_ERR_ARG;
 		}
-		status = pin_block(core, call, block, tail_bytes, &part->pins);
+		status = kvd_handover_pin_block(core, call, block, tail_bytes, &part->pins);
 		if (status != KV_OK) {
 			return status;
 		}
 	}
 
 	return KV_OK;
-}
-
-/* The private block of each group. */
-static kv_status_t pin_private_blocks(kvd_core_t *core, kvd_handover_call_t *call, const kv_key_t *key,
-				      uint64_t tail_bytes, draft_t *draft)
-{
-	const kvd_space_t *space = call->space;
-	kv_status_t status = KV_OK;
-
-	for (uint32_t g = 0; g < space->group_count && status == KV_OK; g++) {
-		uint32_t block = kvd_index_find(&core->ix, space->tree, key, space->groups[g].id);
-
-		if (block == KVD_NONE) {
-			return KV_MISS;
-		}
-		status = kvd_is_private(&core->ix, kvd_block_at(&core->ix, block))
-				 ? pin_block(core, call, block, tail_bytes, &draft->private_pins)
-				 : KV_ERR_ARG;
-	}
-
-	return status;
 }
 
 /* ---- an unfinished put -------------------------------------------------------------------------- */
@@ -264,6 +212,40 @@ static kv_status_t prepare_select(kvd_core_t *core, const kvd_handover_call_t *c
 			       : status;
 }
 
+/* Blocks that are handed over or announced when the request is taken over. */
+static uint32_t reach_of(const kvd_handover_t *entry, const draft_t *draft)
+{
+	return draft->count > 0 ? draft->parts[0].n : kvd_handover_reach(entry);
+}
+
+/* Of what is announced with this request or before: memory for the keys, and pins for what is visible. */
+static kv_status_t prepare_ahead(kvd_core_t *core, kvd_handover_call_t *call, const kv_msg_handover_send_t *ask,
+				 uint64_t tail_bytes, draft_t *draft)
+{
+	const part_t *part = draft->count > 0 ? &draft->parts[0] : NULL;
+	const kvd_handover_keys_t more = {
+		.n = reach_of(call->entry, draft), .count = part ? part->count : 0, .keys = part ? part->keys : NULL};
+	uint32_t lookups = UINT32_MAX;
+	kv_status_t status = kvd_handover_draft_ahead(core, call->entry, &more, ask, &draft->ahead);
+
+	return status == KV_OK
+		       ? kvd_handover_pin_ahead(core, call, &draft->ahead, tail_bytes, &lookups, &draft->advance)
+		       : status;
+}
+
+/* Is there no gap before the blocks that are announced, and none of those before is left out? */
+static kv_status_t check_ahead(kvd_core_t *core, const kvd_handover_call_t *call, const draft_t *draft)
+{
+	const part_t *part = &draft->parts[0];
+	const uint32_t known = kvd_handover_reach(call->entry);
+
+	if (kvd_handover_open_put(core, call->entry) || (draft->count > 0 && part->n < known)) {
+		return KV_ERR_ARG;
+	}
+
+	return draft->count > 0 && part->n - part->count > known ? KV_MISS : KV_OK;
+}
+
 /* Memory for tail and tokens, and all pins. What is done of it when it fails is the caller's to undo. */
 static kv_status_t prepare(kvd_core_t *core, kvd_handover_call_t *call, const kv_msg_handover_send_t *ask,
 			   draft_t *draft)
@@ -271,17 +253,25 @@ static kv_status_t prepare(kvd_core_t *core, kvd_handover_call_t *call, const kv
 	const kv_slice_t *tail = &ask->tail;
 	uint32_t ns = call->space->ns, had = call->entry->tail_len;
 	uint64_t grows = tail->len > had ? tail->len - had : 0;
+	kv_status_t status;
 
+	status = ask->flags & KV_HANDOVER_AHEAD ? check_ahead(core, call, draft)
+						: skip_known_part(call->entry, ask, draft);
+	if (status != KV_OK) {
+		return status;
+	}
+	if (ask->flags & KV_HANDOVER_AHEAD) {
+		grows += kvd_handover_ahead_growth(call->entry, reach_of(call->entry, draft));
+	}
 	if (ask->select.len > 0) {
-		kv_status_t status = prepare_select(core, call, ask, draft);
-
+		status = prepare_select(core, call, ask, draft);
 		if (status != KV_OK) {
 			return status;
 		}
 		grows += (uint64_t)draft->select.len * sizeof *draft->select.words;
 	}
 	if (grows > kvd_handover_room_left(core, ns) || !kvd_handover_is_within_share(core, ns, grows)) {
-		return refuse(core, call, grows);
+		return kvd_handover_refuse(core, call, grows);
 	}
 	if (tail->len > 0) {
 		draft->tail = kv_alloc(core->env, tail->len);
@@ -290,9 +280,11 @@ static kv_status_t prepare(kvd_core_t *core, kvd_handover_call_t *call, const kv
 		}
 		memcpy(draft->tail, tail->data, tail->len);
 	}
+	if (ask->flags & KV_HANDOVER_AHEAD) {
+		return prepare_ahead(core, call, ask, grows, draft);
+	}
 	for (uint32_t i = 0; i < draft->count; i++) {
-		kv_status_t status = pin_part(core, call, &draft->parts[i], grows);
-
+		status = pin_part(core, call, &draft->parts[i], grows);
 		if (status != KV_OK) {
 			return status;
 		}
@@ -302,23 +294,29 @@ static kv_status_t prepare(kvd_core_t *core, kvd_handover_call_t *call, const kv
 		return check_open_put(core, call, ask, draft);
 	}
 
-	return ask->partial > 0 ? pin_private_blocks(core, call, &ask->private_key, grows, draft) : KV_OK;
+	return ask->partial > 0
+		       ? kvd_handover_pin_private(core, call, &ask->private_key, grows, &draft->advance.private_pins)
+		       : KV_OK;
 }
 
 /* ---- taking it over -------------------------------------------------------------------------- */
 
-/* Units that every group of the space has: what a consumer can use. */
-static uint32_t units_of(const kvd_space_t *space, const kvd_handover_t *entry)
+static void take_over_visible(kvd_core_t *core, const kvd_handover_call_t *call, const draft_t *draft,
+			      const kv_msg_handover_send_t *ask)
 {
-	uint32_t n = UINT32_MAX;
+	kvd_handover_t *entry = call->entry;
 
-	for (uint32_t g = 0; g < space->group_count; g++) {
-		uint32_t units = entry->parts[g].n * (space->groups[g].block_tokens / space->hash_tokens);
+	kvd_handover_drop_ahead(core, entry); /* withdrawn */
+	for (uint32_t i = 0; i < draft->count; i++) {
+		const part_t *part = &draft->parts[i];
 
-		n = units < n ? units : n;
+		/* The new pins are there: what both keep is not let go of in between. */
+		kvd_handover_drop_pins(core, &entry->parts[part->index].pins);
+		entry->parts[part->index] = (kvd_handover_part_t){.n = part->n, .pins = part->pins};
 	}
-
-	return n;
+	entry->n = kvd_handover_units(core, entry);
+	entry->state = ask->flags & KV_HANDOVER_LAST ? KV_HANDOVER_COMPLETE : KV_HANDOVER_SENDING;
+	kvd_handover_set_private(core, entry, ask->partial, &draft->advance.private_pins);
 }
 
 static void take_over(kvd_core_t *core, const kvd_handover_call_t *call, const draft_t *draft,
@@ -327,12 +325,12 @@ static void take_over(kvd_core_t *core, const kvd_handover_call_t *call, const d
 	kvd_handover_t *entry = call->entry;
 	uint32_t tail_len = ask->tail.len;
 
-	for (uint32_t i = 0; i < draft->count; i++) {
-		const part_t *part = &draft->parts[i];
-
-		/* The new pins are there: what both keep is not let go of in between. */
-		kvd_handover_drop_pins(core, &entry->parts[part->index].pins);
-		entry->parts[part->index] = (kvd_handover_part_t){.n = part->n, .pins = part->pins};
+	if (ask->flags & KV_HANDOVER_AHEAD) {
+		entry->state = KV_HANDOVER_SENDING;
+		kvd_handover_announce(core, entry, &draft->ahead);
+		kvd_handover_advance(core, entry, &draft->advance);
+	} else {
+		take_over_visible(core, call, draft, ask);
 	}
 	if (draft->tail) {
 		core->ns[entry->ns]->tail_bytes += tail_len - (uint64_t)entry->tail_len;
@@ -347,15 +345,10 @@ static void take_over(kvd_core_t *core, const kvd_handover_call_t *call, const d
 		entry->open_put = ask->open_put;
 		kvd_put_find(core, ask->open_put)->handover = entry->number;
 	}
-	entry->n = units_of(call->space, entry);
-	entry->partial = ask->partial;
-	entry->private_pins = draft->private_pins; /* of the last chunk: it had none */
-	for (uint32_t pin = entry->private_pins.head; pin != KVD_NONE; pin = pin_at(core, pin)->next) {
-		kvd_private_block_hold(core, pin_at(core, pin)->block);
-	}
 }
 
-/* The entry that the request goes on with; without a number: that a consumer awaits, or none. */
+/* The entry that the request goes on with; without a number: that a consumer awaits, or none. KV_ALREADY: announced
+ * blocks have completed it, and the request is another last one. */
 static kv_status_t find_entry(kvd_core_t *core, uint32_t ns, kvd_member_t member, const kv_msg_handover_send_t *ask,
 			      kvd_handover_call_t *call)
 {
@@ -385,6 +378,9 @@ static kv_status_t find_entry(kvd_core_t *core, uint32_t ns, kvd_member_t member
 		if ((ask->flags & KV_HANDOVER_LAST) && kvd_handover_open_put(core, entry)) {
 			return KV_ERR_ARG; /* more follows */
 		}
+		if (entry->state == KV_HANDOVER_COMPLETE && entry->was_announced && (ask->flags & KV_HANDOVER_LAST)) {
+			return KV_ALREADY;
+		}
 		return entry->state == KV_HANDOVER_SENDING  ? KV_OK
 		       : entry->state == KV_HANDOVER_FAILED ? entry->status
 							    : KV_ERR_EXISTS;
@@ -396,6 +392,41 @@ static kv_status_t find_entry(kvd_core_t *core, uint32_t ns, kvd_member_t member
 	return kvd_handover_may_join(core, call);
 }
 
+/* Does the request say nothing that the entry, which is complete, does not have? */
+static int is_known(const kvd_handover_t *entry, const kv_msg_handover_send_t *ask, const draft_t *draft)
+{
+	const uint32_t n = draft->count > 0 ? draft->parts[0].n : entry->parts[0].n;
+
+	return ask->tail.len == 0 && n <= entry->parts[0].n &&
+	       (ask->partial == 0 || (ask->partial == entry->partial && n == entry->parts[0].n));
+}
+
+/* Prepared, but not taken over. */
+static void drop_draft(kvd_core_t *core, draft_t *draft)
+{
+	kvd_handover_drop_pins(core, &draft->advance.pins);
+	kvd_handover_drop_pins(core, &draft->advance.private_pins);
+	for (uint32_t i = 0; i < draft->count; i++) {
+		kvd_handover_drop_pins(core, &draft->parts[i].pins);
+	}
+	kv_free(core->env, draft->select.words);
+	kv_free(core->env, draft->ahead.keys);
+	kv_free(core->env, draft->tail);
+}
+
+static kv_msg_handover_send_reply_t describe_sent(kvd_core_t *core, const kvd_handover_t *entry)
+{
+	const kv_msg_handover_t now = kvd_handover_describe(core, entry);
+
+	return (kv_msg_handover_send_reply_t){.number = now.number,
+					      .n = now.n,
+					      .taken = entry->consumer.member != 0,
+					      .bytes = kvd_handover_bytes(core, entry),
+					      .ttl_ms = (uint32_t)(entry->ttl_ns / 1000000u),
+					      .state = now.state,
+					      .announced = now.announced};
+}
+
 kv_status_t kvd_handover_send(kvd_core_t *core, uint32_t ns, kvd_member_t member, const kv_msg_handover_send_t *ask,
 			      kv_msg_handover_send_reply_t *reply)
 {
@@ -403,13 +434,18 @@ kv_status_t kvd_handover_send(kvd_core_t *core, uint32_t ns, kvd_member_t member
 	draft_t draft = {0};
 	kvd_handover_t *entry;
 	int created;
-	kv_status_t status = find_entry(core, ns, member, ask, &call);
+	kv_status_t status = find_entry(core, ns, member, ask, &call), decoded;
 
-	if (status == KV_OK) {
-		status = decode_parts(call.space, ask, &draft);
-	}
-	if (status != KV_OK) {
+	if (status != KV_OK && status != KV_ALREADY) {
 		return status;
+	}
+	decoded = decode_parts(call.space, ask, &draft);
+	if (decoded != KV_OK) {
+		return decoded;
+	}
+	if (status == KV_ALREADY) {
+		*reply = describe_sent(core, call.entry);
+		return is_known(call.entry, ask, &draft) ? KV_OK : KV_ERR_EXISTS;
 	}
 	created = call.entry == NULL;
 	status = created ? kvd_handover_create(core, &call, &ask->transfer) : KV_OK;
@@ -419,12 +455,7 @@ kv_status_t kvd_handover_send(kvd_core_t *core, uint32_t ns, kvd_member_t member
 	entry = call.entry;
 	status = prepare(core, &call, ask, &draft);
 	if (status != KV_OK) {
-		kvd_handover_drop_pins(core, &draft.private_pins);
-		kv_free(core->env, draft.select.words);
-		for (uint32_t i = 0; i < draft.count; i++) {
-			kvd_handover_drop_pins(core, &draft.parts[i].pins);
-		}
-		kv_free(core->env, draft.tail);
+		drop_draft(core, &draft);
 		if (created) {
 			kvd_handover_discard(core, entry);
 		}
@@ -436,24 +467,12 @@ kv_status_t kvd_handover_send(kvd_core_t *core, uint32_t ns, kvd_member_t member
 
 	take_over(core, &call, &draft, ask);
 	kvd_handover_join_side(core, &entry->producer, &call);
-	entry->state = ask->flags & KV_HANDOVER_LAST ? KV_HANDOVER_COMPLETE : KV_HANDOVER_SENDING;
 	entry->ttl_ns = kvd_handover_ttl(core, ask->ttl_ms);
-	if (entry->consumer.member == 0) {
-		kvd_handover_set_expiry(core, entry, core->now_ns + entry->ttl_ns);
-		if (draft.select.words) {
-			kvd_handover_offer(core, entry);
-		}
-	} else {
-		if (entry->state == KV_HANDOVER_COMPLETE) {
-			kvd_handover_end_wait(core, entry);
-		}
-		kvd_handover_notify(core, entry, &entry->consumer);
+	kvd_handover_note_progress(core, entry);
+	if (entry->consumer.member == 0 && draft.select.words) {
+		kvd_handover_offer(core, entry);
 	}
-	*reply = (kv_msg_handover_send_reply_t){.number = entry->number,
-						.n = entry->n,
-						.taken = entry->consumer.member != 0,
-						.bytes = kvd_handover_bytes(core, entry),
-						.ttl_ms = (uint32_t)(entry->ttl_ns / 1000000u)};
+	*reply = describe_sent(core, entry);
 
 	return KV_OK;
 }

@@ -20,7 +20,7 @@ static const char *waits_for(const kvd_handover_t *entry)
 		return entry->select.words ? "a producer with these tokens" : "the producer to begin";
 	}
 	if (entry->state == KV_HANDOVER_SENDING) {
-		return "the producer to go on";
+		return entry->is_announced ? "announced blocks" : "the producer to go on";
 	}
 
 	return entry->consumer.member != 0 ? "the consumer to be done" : "a consumer";
@@ -52,6 +52,7 @@ static void entry_json(kvd_core_t *core, kvd_json_t *json, const kvd_handover_t 
 	kvd_json_u64(json, "tokens", (uint64_t)entry->n * space->hash_tokens + entry->partial);
 	kvd_json_u64(json, "open_units", told.open_n);
 	kvd_json_u64(json, "layers", told.layers);
+	kvd_json_u64(json, "announced_units", told.announced);
 	kvd_json_u64(json, "bytes", kvd_handover_bytes(core, entry));
 	kvd_json_u64(json, "tail_bytes", entry->tail_len);
 	kvd_json_u64(json, "select_tokens", kvd_handover_select_tokens(entry));

@@ -426,6 +426,7 @@ void kvd_index_set_aside(kvd_index_t *ix, uint32_t id, int aside)
 	tree->aside_nodes += aside ? 1u : UINT32_MAX;
 	/* A new question makes all kept answers stale at once, without a visit (decision 026). */
 	tree->shown = kvd_index_new_question(ix);
+	ix->inserted += aside ? 0 : 1;
 	if (!aside && node->parent != KVD_NONE && kvd_node_at(ix, node->parent)->child_count == 1) {
 		merge_node(ix, node->parent);
 	}
@@ -522,6 +523,7 @@ kv_status_t kvd_index_insert(kvd_index_t *ix, uint32_t tree, uint32_t parent, co
 	kvd_tree_at(ix, tree)->blocks++;
 	add_to_tally(kvd_tree_at(ix, tree), 1);
 	kvd_table_add(ix, id);
+	ix->inserted++;
 	*p_block = id;
 
 	return KV_OK;

@@ -150,6 +150,7 @@ typedef struct kvd_index {
 	kvd_list_t queue;     /* write-behind's nodes, oldest first                             */
 	kvd_list_t unheld;    /* nodes of private blocks to be dropped                          */
 	uint64_t queued;
+	uint64_t inserted; /* changes when a lookup may find a block that it did not find before */
 } kvd_index_t;
 
 /* Both are borrowed until kvd_index_fini(). KV_ERR_ARG: max_blocks is 0 or too large; KV_ERR_NOMEM. */
