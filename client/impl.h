@@ -274,13 +274,14 @@ struct kvc_handover {
 	int freed;                   /* by the caller; waits for that answer */
 	int abort;                   /* of kvc_handover_done() */
 	kv_status_t why;             /* of kvc_handover_fail() */
-	int last;                    /* the last chunk has been sent */
 	int taken;
 	uint32_t state;
 	kv_status_t status;
 	uint32_t n;
 	uint32_t open_n, layers; /* units that the blocks of an open put reach to, and layers of them */
 	uint32_t partial;
+	uint32_t announced; /* of a producer: units, a private block counts as one */
+	int was_announced;  /* its n may grow at any time */
 	uint32_t tail_bytes;
 	uint8_t *tail;
 	char transfer[KVC_MAX_TRANSFER + 1];

@@ -82,7 +82,7 @@ static void end_handover(kvc_handover_t *handover, uint32_t state, kv_status_t w
 	handover->state = state;
 	handover->status = why;
 	handover->awaits_room = 0;
-	handover->open_n = handover->layers = 0;
+	handover->open_n = handover->layers = handover->announced = 0;
 	if (state == KV_HANDOVER_ENDED && handover->number != 0) {
 		unbind_number(handover);
 	}
@@ -173,6 +173,7 @@ static void note_state(kvc_handover_t *handover, const kv_msg_handover_t *now)
 	handover->open_n = now->open_n;
 	handover->layers = now->layers;
 	handover->partial = now->partial;
+	handover->announced = handover->is_producer ? now->announced : 0;
 	handover->tail_bytes = now->tail_bytes;
 	handover->kvc->tails_wanted |= wants_tail(handover);
 }
@@ -286,7 +287,8 @@ static void on_sent(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 		handover->n = reply->n;
 		handover->taken = reply->taken != 0;
 		handover->bytes = reply->bytes;
-		handover->state = handover->last ? KV_HANDOVER_COMPLETE : KV_HANDOVER_SENDING;
+		handover->state = reply->state;
+		handover->announced = reply->announced;
 	}
 	if (!is_over(handover)) { /* else a notice has said why */
 		handover->awaits_room = status == KV_ERR_BUSY && handover->await_room && !handover->freed;
@@ -295,7 +297,7 @@ static void on_sent(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 	if (answer->expired) { /* it cannot be known what the daemon has done of it */
 		handover->state = KV_HANDOVER_FAILED;
 	}
-	if (status < 0 && !handover->awaits_room) {
+	if (status < 0 && handover->status == status) {
 		report_failure(handover, answer, "handing over");
 	}
 	if (handover->freed) {
@@ -372,10 +374,21 @@ static kvc_status_t send_request(kvc_handover_t *handover, uint16_t code, const 
 	return KVC_OK;
 }
 
-/* The blocks that a sequence after n units needs of each group, as parts, and their keys. */
-static kvc_status_t name_blocks(kvc_space_t *space, const kvc_handover_chunk_t *chunk, uint32_t parts[KV_MAX_GROUPS][3],
-				kv_msg_handover_send_t *msg)
+/* Of a full group its last block names those before it, when they are visible; else each is named, from the first that
+ * is not handed over. */
+static uint32_t first_named(const kvc_handover_t *handover, const kvc_handover_chunk_t *chunk, const kvc_group_t *group,
+			    uint32_t end)
 {
+	const uint32_t there = handover->n / group->units;
+
+	return chunk->ahead && there < end - 1 ? there : end - 1;
+}
+
+/* The blocks that a sequence after n units needs of each group, as parts, and their keys. */
+static kvc_status_t name_blocks(const kvc_handover_t *handover, const kvc_handover_chunk_t *chunk,
+				uint32_t parts[KV_MAX_GROUPS][3], kv_msg_handover_send_t *msg)
+{
+	kvc_space_t *space = handover->space;
 	kvc_blocks_t blocks[KV_MAX_GROUPS];
 	uint32_t count = 0, at = 0;
 	kv_key_t *keys;
@@ -387,8 +400,8 @@ static kvc_status_t name_blocks(kvc_space_t *space, const kvc_handover_chunk_t *
 		if (group->rule == KV_RULE_STATE && chunk->partial > 0) {
 			blocks[g].first = blocks[g].end;
 		}
-		if (group->rule == KV_RULE_FULL) { /* its last block names those before it */
-			blocks[g].first = blocks[g].end - 1;
+		if (group->rule == KV_RULE_FULL) {
+			blocks[g].first = first_named(handover, chunk, group, blocks[g].end);
 		}
 		count += blocks[g].end - blocks[g].first;
 	}
@@ -422,7 +435,8 @@ static kvc_status_t send_chunk(kvc_handover_t *handover, const kvc_handover_chun
 		.number = handover->number,
 		.space = atomic_load_explicit(&space->id, memory_order_relaxed),
 		.epoch = atomic_load_explicit(&space->epoch, memory_order_relaxed),
-		.flags = (chunk->last ? KV_HANDOVER_LAST : 0u) | (chunk->await_room ? KV_HANDOVER_AWAIT_ROOM : 0u),
+		.flags = (chunk->last ? KV_HANDOVER_LAST : 0u) | (chunk->await_room ? KV_HANDOVER_AWAIT_ROOM : 0u) |
+			 (chunk->ahead ? KV_HANDOVER_AHEAD : 0u),
 		.ttl_ms = chunk->ttl_ms,
 		.partial = chunk->partial,
 		.tail = {chunk->tail, chunk->tail_len},
@@ -434,14 +448,14 @@ static kvc_status_t send_chunk(kvc_handover_t *handover, const kvc_handover_chun
 		msg.select = (kv_slice_t){(const uint8_t *)chunk->select, chunk->select_n * (uint32_t)sizeof(uint32_t)};
 		msg.bucket = (kv_slice_t){chunk->bucket, chunk->bucket_len};
 	}
-	if (chunk->n > handover->n) {
-		status = name_blocks(space, chunk, parts, &msg);
+	if (chunk->n > handover->n || (chunk->ahead && chunk->n > 0)) {
+		status = name_blocks(handover, chunk, parts, &msg);
 	}
 	if (chunk->partial > 0) {
 		chunk->source->key(chunk->source->ctx, chunk->n, (kvc_key_t *)(void *)&msg.private_key);
 	}
 	if (status == KVC_OK) {
-		handover->last = chunk->last != 0;
+		handover->was_announced |= chunk->ahead != 0;
 		handover->await_room = chunk->await_room != 0;
 		handover->partial = chunk->partial;
 		status = send_request(handover, KV_CODE_HANDOVER_SEND, &msg, on_sent);
@@ -491,6 +505,10 @@ static kvc_status_t check_chunk(const kvc_space_t *space, const kvc_handover_chu
 	if ((chunk->n > 0 || chunk->partial > 0) && (!chunk->source || !chunk->source->key)) {
 		return kvc_fail(KV_ERR_ARG, "kvc_handover_send: blocks without a key source");
 	}
+	if (chunk->ahead && (chunk->open || space->group_count != 1 || space->groups[0].rule != KV_RULE_FULL)) {
+		return kvc_fail(KV_ERR_ARG, "kvc_handover_send: blocks are announced in a space of one full group, and "
+					    "without an open put");
+	}
 	if (chunk->open && (chunk->last || chunk->open->space != space || !chunk->open->grant.map)) {
 		return kvc_fail(KV_ERR_ARG,
 				"kvc_handover_send: an open put with the last chunk, of another space, or one "
@@ -538,6 +556,9 @@ kvc_status_t kvc_handover_send(kvc_space_t *space, const kvc_handover_chunk_t *g
 		if (is_over(handover)) {
 			return kvc_fail(handover->status == KV_OK ? KV_ERR_EXISTS : handover->status,
 					"the hand-over %s goes on no longer", handover->transfer);
+		}
+		if (chunk.n < handover->n && handover->was_announced && chunk.partial == 0) {
+			chunk.n = handover->n; /* they have been handed over meanwhile */
 		}
 		if (chunk.n < handover->n) {
 			return kvc_fail(KV_ERR_ARG, "%u units of %s are handed over already", handover->n,
@@ -795,6 +816,7 @@ void kvc_handover_get_info(const kvc_handover_t *handover, kvc_handover_info_t *
 		.partial = handover->partial,
 		.open_n = handover->open_n,
 		.layers = handover->layers,
+		.announced = handover->announced,
 	};
 
 	kv_struct_fill(info, &full, sizeof full);

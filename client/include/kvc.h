@@ -538,19 +538,20 @@ typedef struct kvc_handover_chunk {
 	 * KVC_ERR_ARG. KVC_MISS: it has ended. KVC_ERR_EXISTS: another one of this hand-over has not, or another
 	 * hand-over has it. */
 	const kvc_put_t *open;
-	/* 1: the chunk is announced; its blocks, and the private block of `partial`, need not be visible. The daemon
+	/* 1: the chunk is announced: its blocks, and the private block of `partial`, need not be visible. The daemon
 	 * hands them over in order as they become visible, and tells both sides. With `last` the hand-over is
 	 * KVC_HANDOVER_COMPLETE when all of them are; until then it is KVC_HANDOVER_SENDING, and n of
-	 * kvc_handover_get_info() says what has been handed over. Later chunks may announce more. A chunk without
-	 * `ahead` withdraws what is announced and not visible: a producer whose save has failed ends with a plain last
-	 * chunk of what is visible. In a space of one full group and without `open`: else KVC_ERR_ARG. An announced
-	 * block that does not follow those before it fails the hand-over with KVC_ERR_ARG. KVC_MISS: blocks between
-	 * those handed over and these are not announced any more. */
+	 * kvc_handover_get_info() says what has been handed over. `source` has the keys from that n on. Later chunks
+	 * may announce more. A chunk without `ahead` withdraws what is announced and not visible, and may name fewer
+	 * units than have been handed over meanwhile: a producer whose save has failed ends with a plain last chunk of
+	 * what is visible. In a space of one full group and without `open`, and of no fewer units than are announced:
+	 * else KVC_ERR_ARG. An announced block that does not follow those before it fails the hand-over with
+	 * KVC_ERR_ARG. */
 	int ahead;
 } kvc_handover_chunk_t;
 /* Hand units [0, n) over; *p_handover NULL: the first chunk of a new hand-over, which is the caller's until
  * kvc_handover_done(). Each call goes deeper, the last one says so. The blocks must be visible (the result of their
- * put): else the status is KVC_MISS, nothing has changed, and the chunk may be sent again. Does not wait:
+ * put) or announced: else the status is KVC_MISS, nothing has changed, and the chunk may be sent again. Does not wait:
  * KVC_PENDING, and nothing is sent, while the chunk before is not answered. The answer, in kvc_handover_get_info() or
  * kvc_handover_wait(), is KVC_OK; KVC_ERR_BUSY: no room within the daemon's handover.max_bytes or the namespace's
  * share; KVC_ERR_LIMIT: too many hand-overs; KVC_ERR_EXISTS: the id is another one's; KVC_ERR_STALE_EPOCH: the space
@@ -615,8 +616,9 @@ typedef struct kvc_handover_info {
 	uint32_t partial; /* tokens after the n units, in a private block of every group; 0: none */
 	uint32_t open_n;  /* of the consumer: units that the blocks of an unfinished put reach to; 0: there is none */
 	uint32_t layers;  /* of these blocks that are there, from the model's first: kvc_handover_lease() reads them */
-	/* Of the producer: units that its announced chunks reach to and that the daemon waits for; 0: none are
-	 * announced, or the daemon had no room for one that became visible. Then the producer sends again from n. */
+	/* Of the producer: units that announced chunks reach to, a private block counts as one. 0: none are
+	 * announced, or none any more, because the daemon had no room for one that became visible: then the producer
+	 * sends from n again. */
 	uint32_t announced;
 } kvc_handover_info_t;
 /* What is known now; it changes in kvc_poll() and other calls. */
@@ -636,8 +638,8 @@ KVC_API kvc_status_t kvc_handover_wait_layers(kvc_handover_t *handover, uint32_t
  * kvc_acquire_start(). */
 KVC_API kvc_status_t kvc_handover_lease(kvc_handover_t *handover, uint32_t ttl_ms, kvc_lease_t **p_lease);
 /* Free the handle; does not wait. Of the consumer: it has what it wants, the blocks stay as long as others do. With
- * `abort` it gives the hand-over back, for another consumer. Of the producer: after the last chunk the hand-over goes
- * on without the handle; before it, or with `abort`, the consumer is told KVC_ERR_ABORTED. NULL is fine. */
+ * `abort` it gives the hand-over back, for another consumer. Of the producer: when it is complete the hand-over goes
+ * on without the handle; before that, or with `abort`, the consumer is told KVC_ERR_ABORTED. NULL is fine. */
 KVC_API void kvc_handover_done(kvc_handover_t *handover, int abort);
 /* Of the producer: give it up like kvc_handover_done(handover, 1), and the consumer is told this error instead of
  * KVC_ERR_ABORTED. For those that pass on what others produce. NULL is fine. */
