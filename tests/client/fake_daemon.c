@@ -188,7 +188,14 @@ static kv_status_t answer_handover(fake_t *fake, uint16_t code, const kv_msg_t *
 {
 	switch (code) {
 	case KV_CODE_HANDOVER_SEND:
-		reply->handover_send_reply = (kv_msg_handover_send_reply_t){.number = 7, .n = 4, .ttl_ms = 1000};
+		reply->handover_send_reply = (kv_msg_handover_send_reply_t){
+			.number = 7,
+			.n = 4,
+			.ttl_ms = 1000,
+			.state = ask->handover_send.flags & KV_HANDOVER_AHEAD  ? KV_HANDOVER_SENDING
+				 : ask->handover_send.flags & KV_HANDOVER_LAST ? KV_HANDOVER_COMPLETE
+									       : KV_HANDOVER_SENDING,
+			.announced = ask->handover_send.flags & KV_HANDOVER_AHEAD ? 8 : 0};
 		return KV_OK;
 	case KV_CODE_HANDOVER_RECV:
 		reply->handover_recv_reply = (kv_msg_handover_recv_reply_t){.number = 7,

@@ -2,6 +2,8 @@
  * the next one works. */
 #include "stage.h"
 
+static kvd_space_info_t one_; /* of one full group */
+
 static void story(void)
 {
 	kv_msg_acquire_reply_t reply;
@@ -166,6 +168,43 @@ static void story_select(void)
 	universe_check(&u_);
 }
 
+/* Blocks announced before they are put, more of them meanwhile, and the private block. */
+static void story_announce(void)
+{
+	kv_msg_handover_send_reply_t sent = {0};
+	kv_msg_handover_recv_reply_t got = {0};
+	const kvd_space_info_t *one = &one_;
+	u_send_t send = {.transfer = "t",
+			 .space = one,
+			 .keys = keys_,
+			 .ahead = 1,
+			 .groups = U_FULL,
+			 .tail = "token",
+			 .tail_len = 5};
+
+	(void)u_recv(&u_, m_, one, "t", 0, &got);
+	for (uint32_t n = 4; n <= 12; n += 4) {
+		send.n = n;
+		send.last = n == 12;
+		send.partial = send.last ? 3 : 0;
+		u_chain(&keys_[11], 9, &send.private_key, 1);
+		if (u_send(&u_, m_, &send, &sent) == KV_OK) {
+			send.number = sent.number;
+		}
+		universe_check(&u_);
+		(void)u_put(&u_, m_, one, keys_, n > 4 ? n - 6 : 0, n - 2);
+		u_tick(&u_, 1);
+		universe_check(&u_);
+	}
+	(void)u_put(&u_, m_, one, keys_, 10, 12);
+	(void)u_put_private(&u_, m_, one, &send.private_key);
+	u_tick(&u_, 1);
+	universe_check(&u_);
+	(void)u_done(&u_, m_, got.number ? got.number : sent.number, sent.number ? 0 : U_GIVE_UP);
+	u_settle(&u_);
+	universe_check(&u_);
+}
+
 static void every_failure(void (*tell)(void))
 {
 	uint64_t failures = 0;
@@ -174,6 +213,9 @@ static void every_failure(void (*tell)(void))
 		int failed;
 
 		stage(48, 64);
+		u_.group_count = 1;
+		one_ = u_space(&u_, 0, "one");
+		u_.group_count = U_GROUPS;
 		kv_test_fail_nth(&u_.env, n);
 		tell();
 		failed = kv_test_failed(&u_.env);
@@ -212,6 +254,12 @@ static void p4_any_allocation_for_a_selection_may_fail(void **state)
 {
 	(void)state;
 	every_failure(story_select);
+}
+
+static void p4_any_allocation_for_an_announcement_may_fail(void **state)
+{
+	(void)state;
+	every_failure(story_announce);
 }
 
 static void p4_a_core_without_memory_is_refused(void **state)
@@ -278,6 +326,7 @@ int main(void)
 		cmocka_unit_test(p4_any_allocation_for_an_unchained_group_may_fail),
 		cmocka_unit_test(p4_any_allocation_for_a_hand_over_may_fail),
 		cmocka_unit_test(p4_any_allocation_for_a_selection_may_fail),
+		cmocka_unit_test(p4_any_allocation_for_an_announcement_may_fail),
 		cmocka_unit_test(p4_a_core_without_memory_is_refused),
 		cmocka_unit_test(p4_the_documents_are_whole),
 	};

@@ -225,6 +225,7 @@ void universe_init(universe_t *u, const u_config_t *config, const fake_tier_t *d
 	u->rng.state = config->seed;
 	u->env.rng.state = config->seed + 1;
 	u->block_bytes = 4096;
+	u->group_count = U_GROUPS;
 	if (config->pool.limit_bytes > 0) {
 		kvs_pool_config_t pool = config->pool;
 
@@ -399,7 +400,7 @@ kvd_space_info_t u_space(universe_t *u, uint32_t ns, const char *name)
 				.identity_len = (uint32_t)strlen(name),
 				.hash_tokens = 16,
 				.groups = u_groups,
-				.group_count = U_GROUPS,
+				.group_count = u->group_count,
 				.geometry = {.block_bytes = u->block_bytes,
 					     .heads = 2,
 					     .leaves = 2,
@@ -620,7 +621,7 @@ uint32_t u_put_private(universe_t *u, u_member_t *m, const kvd_space_info_t *spa
 /* A part of n units: the key of its last block, or those of a window. */
 static void add_part(const u_send_t *send, uint32_t g, uint32_t part[3], kv_key_t *keys, uint32_t *p_keys)
 {
-	uint32_t n = send->n * 16 / u_groups[g].block_tokens, count = 1;
+	uint32_t n = send->n * 16 / u_groups[g].block_tokens, count = send->ahead ? n - send->from : 1;
 
 	if (u_groups[g].rule == KV_RULE_WINDOW) {
 		count = n < 4 ? n : 4;
@@ -633,7 +634,7 @@ static void add_part(const u_send_t *send, uint32_t g, uint32_t part[3], kv_key_
 kv_status_t u_send(universe_t *u, u_member_t *m, const u_send_t *send, kv_msg_handover_send_reply_t *reply)
 {
 	uint32_t parts[U_GROUPS][3], count = 0, key_count = 0;
-	kv_key_t keys[4 * U_GROUPS];
+	static kv_key_t keys[512];
 	kv_msg_t ask = {.handover_send = {.transfer = kv_slice_str(send->transfer),
 					  .number = send->number,
 					  .space = send->space->space,
@@ -643,7 +644,8 @@ kv_status_t u_send(universe_t *u, u_member_t *m, const u_send_t *send, kv_msg_ha
 					  .select = {(const uint8_t *)send->select, send->select_n * 4},
 					  .bucket = kv_slice_str(send->bucket ? send->bucket : ""),
 					  .flags = (send->last ? KV_HANDOVER_LAST : 0u) |
-						   (send->await_room ? KV_HANDOVER_AWAIT_ROOM : 0u),
+						   (send->await_room ? KV_HANDOVER_AWAIT_ROOM : 0u) |
+						   (send->ahead ? KV_HANDOVER_AHEAD : 0u),
 					  .open_put = send->open_put,
 					  .ttl_ms = send->ttl_ms,
 					  .tail = {(const uint8_t *)send->tail, send->tail_len}}},

@@ -76,6 +76,8 @@ typedef struct u_send {
 	uint32_t n;      /* units of 16 tokens */
 	uint32_t groups; /* bits: those of u_groups that have a part */
 	int last;
+	int ahead; /* of the first group alone: the keys of units [from, n) */
+	uint32_t from;
 	uint32_t partial;
 	kv_key_t private_key;
 	const uint32_t *select; /* with select_n > 0 the transfer may be "" */
@@ -101,6 +103,7 @@ typedef struct universe {
 	fake_tier_t cpu, disk;
 	kvs_tier_t *pool;     /* the real CPU tier instead of `cpu`; NULL: not */
 	uint32_t block_bytes; /* of spaces opened from now on */
+	uint32_t group_count; /* likewise: the first ones of u_groups */
 	int has_disk;
 	kvd_core_config_t config;
 	kvd_core_t *core;

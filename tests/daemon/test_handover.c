@@ -175,7 +175,7 @@ static void p10_fields_over_their_limits_end_the_session(void **state)
 		for (uint32_t f = 0; f < loose.count; f++) {
 			fields[f].limit = fields[f].kind <= KV_FIELD_I32 ? 0 : 4u << 20;
 		}
-		send.flags = i == 2 ? 4 : 0;
+		send.flags = i == 2 ? 8 : 0;
 		assert_int_equal(kv_body_encode(&loose, &send, body, sizeof body, &header.body), KV_OK);
 		assert_true(raw_bytes(member.fd, &header, sizeof header));
 		(void)raw_bytes(member.fd, body, header.body);

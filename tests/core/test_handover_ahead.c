@@ -1,0 +1,633 @@
+/* Announced blocks: handed over when they become visible, whoever makes them so, and never a block that does not
+ * follow.
+ */
+#include "handover_stage.h"
+
+#include "core/block/damage.h"
+#include "core/tenant/share.h"
+
+static kvd_space_info_t one_; /* a space of one full group */
+static kv_key_t private_;     /* below keys_[3] */
+
+static void stage_one(uint32_t cpu, uint32_t disk)
+{
+	stage_two(cpu, disk);
+	u_.group_count = 1;
+	one_ = u_space(&u_, 0, "one");
+	u_chain(&keys_[3], 7, &private_, 1);
+}
+
+/* Announce units [from, n) of `keys`. */
+static kv_status_t announce_of(const kv_key_t *keys, uint64_t number, uint32_t from, uint32_t n, int last)
+{
+	return u_send(&u_, m_,
+		      &(u_send_t){.transfer = "t",
+				  .number = number,
+				  .space = &one_,
+				  .keys = keys,
+				  .ahead = 1,
+				  .from = from,
+				  .n = n,
+				  .groups = U_FULL,
+				  .last = last},
+		      &sent_);
+}
+
+static kv_status_t announce(uint64_t number, uint32_t from, uint32_t n, int last)
+{
+	return announce_of(keys_, number, from, n, last);
+}
+
+static kv_status_t send_visible(uint32_t n, int last)
+{
+	return u_send(&u_, m_,
+		      &(u_send_t){.transfer = "t",
+				  .number = sent_.number,
+				  .space = &one_,
+				  .keys = keys_,
+				  .n = n,
+				  .groups = U_FULL,
+				  .last = last},
+		      &sent_);
+}
+
+/* The consumer's request; its answer is in got_. */
+static kv_status_t receive(u_member_t *m)
+{
+	return u_recv(&u_, m, &one_, "t", 9000, &got_);
+}
+
+static void put(u_member_t *m, uint32_t first, uint32_t n)
+{
+	assert_int_equal(u_put(&u_, m, &one_, keys_, first, n), n - first);
+	u_tick(&u_, 1);
+	universe_check(&u_);
+}
+
+/* Both sides were told last that the entry is so. */
+static void check_told(kv_handover_state_t state, uint32_t n, uint32_t announced)
+{
+	check_notice(d_, sent_.number, state, n, KV_OK);
+	check_notice(m_, sent_.number, state, n, KV_OK);
+	assert_int_equal(last_notice(m_, sent_.number)->side, 1);
+	assert_int_equal(last_notice(m_, sent_.number)->announced, announced);
+}
+
+static const kvd_handover_t *entry(void)
+{
+	return kvd_obj_at(&u_.core->handovers, kvd_id_index(sent_.number));
+}
+
+/* ---- as they become visible ------------------------------------------------------------------ */
+
+static void p4_announced_blocks_are_handed_over_as_they_appear(void **state)
+{
+	(void)state;
+	stage_one(64, 0);
+	assert_int_equal(receive(d_), KV_OK);
+	assert_int_equal(announce(0, 0, 12, 1), KV_OK);
+	assert_int_equal(sent_.number, got_.number);
+	assert_int_equal(sent_.state, KV_HANDOVER_SENDING);
+	assert_int_equal(sent_.n, 0);
+	assert_int_equal(sent_.announced, 12);
+	assert_int_equal(sent_.bytes, 12 * sizeof(kv_key_t));
+	check_notice(d_, sent_.number, KV_HANDOVER_SENDING, 0, KV_OK);
+	put(m_, 0, 3);
+	check_told(KV_HANDOVER_SENDING, 3, 12);
+	put(m_, 3, 8);
+	check_told(KV_HANDOVER_SENDING, 8, 12);
+	evict_all();
+	assert_int_equal(u_visible(&u_, 0, &one_, keys_, 12), 8); /* they are pinned */
+	put(m_, 8, 12);
+	check_told(KV_HANDOVER_COMPLETE, 12, 0);
+	assert_int_equal(metric(KV_M_HANDOVER_WAIT), 1);
+	assert_int_equal(u_.core->ns[0]->tail_bytes, 0);
+	assert_int_equal(u_done(&u_, d_, sent_.number, 0), KV_OK);
+	check_notice(m_, sent_.number, KV_HANDOVER_ENDED, 12, KV_OK);
+	assert_int_equal(metric(KV_M_HANDOVERS_TAKEN), 1);
+	stage_end();
+}
+
+static void p4_what_is_visible_already_is_handed_over_at_once(void **state)
+{
+	(void)state;
+	stage_one(64, 0);
+	put(m_, 0, 6);
+	assert_int_equal(announce(0, 0, 4, 0), KV_OK);
+	assert_int_equal(sent_.n, 4);
+	assert_int_equal(sent_.announced, 0);
+	assert_int_equal(announce(sent_.number, 4, 8, 0), KV_OK);
+	assert_int_equal(sent_.n, 6);
+	assert_int_equal(sent_.announced, 8);
+	put(m_, 6, 8);
+	assert_int_equal(announce(sent_.number, 6, 8, 1), KV_OK); /* the notice crosses the request */
+	assert_int_equal(sent_.state, KV_HANDOVER_COMPLETE);
+	assert_int_equal(sent_.n, 8);
+	universe_check(&u_);
+	assert_int_equal(receive(d_), KV_OK);
+	assert_int_equal(got_.state, KV_HANDOVER_COMPLETE);
+	stage_end();
+}
+
+static void p4_later_chunks_announce_more_and_may_overlap(void **state)
+{
+	(void)state;
+	stage_one(64, 0);
+	assert_int_equal(receive(d_), KV_OK);
+	assert_int_equal(announce(0, 0, 4, 0), KV_OK);
+	put(m_, 0, 2);
+	assert_int_equal(announce(sent_.number, 0, 6, 0), KV_OK);
+	assert_int_equal(announce(sent_.number, 6, 9, 0), KV_OK);
+	assert_int_equal(sent_.announced, 9);
+	assert_int_equal(sent_.bytes, 2 * 4096 + 7 * sizeof(kv_key_t));
+	assert_int_equal(announce(sent_.number, 10, 12, 0), KV_MISS);  /* a gap */
+	assert_int_equal(announce(sent_.number, 2, 8, 0), KV_ERR_ARG); /* less than is announced */
+	assert_int_equal(entry()->ahead.n, 9);
+	put(m_, 2, 9);
+	check_told(KV_HANDOVER_SENDING, 9, 0);
+	assert_int_equal(announce(sent_.number, 10, 12, 1), KV_MISS);
+	assert_int_equal(announce(sent_.number, 9, 12, 1), KV_OK);
+	put(m_, 9, 12);
+	check_told(KV_HANDOVER_COMPLETE, 12, 0);
+	stage_end();
+}
+
+/* The producer need not be the one that puts them: another engine computes the same prompt. */
+static void p4_blocks_that_another_instance_puts_count(void **state)
+{
+	u_member_t *other;
+
+	(void)state;
+	stage_one(64, 0);
+	other = u_join(&u_, 0, "other", 2, 0);
+	assert_int_equal(receive(d_), KV_OK);
+	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
+	put(other, 0, 8);
+	check_told(KV_HANDOVER_COMPLETE, 8, 0);
+	stage_end();
+}
+
+static void p4_the_private_block_completes_it(void **state)
+{
+	u_send_t send = {.transfer = "t",
+			 .space = &one_,
+			 .keys = keys_,
+			 .ahead = 1,
+			 .n = 4,
+			 .groups = U_FULL,
+			 .last = 1,
+			 .partial = 5,
+			 .private_key = private_};
+
+	(void)state;
+	stage_one(64, 0);
+	send.private_key = private_;
+	assert_int_equal(receive(d_), KV_OK);
+	assert_int_equal(u_send(&u_, m_, &send, &sent_), KV_OK);
+	assert_int_equal(sent_.announced, 5); /* the private block counts as one */
+	put(m_, 0, 4);
+	check_told(KV_HANDOVER_SENDING, 4, 5);
+	assert_int_equal(last_notice(d_, sent_.number)->partial, 0);
+	assert_int_equal(u_put_private(&u_, m_, &one_, &private_), 1);
+	u_tick(&u_, 1);
+	check_told(KV_HANDOVER_COMPLETE, 4, 0);
+	assert_int_equal(last_notice(d_, sent_.number)->partial, 5);
+	universe_check(&u_);
+	evict_all();
+	assert_int_equal(u_done(&u_, d_, sent_.number, 0), KV_OK);
+	u_settle(&u_);
+	universe_check(&u_);
+
+	/* A prompt of less than a block. */
+	send.transfer = "short";
+	send.n = send.from = 0;
+	send.groups = 0;
+	assert_int_equal(u_send(&u_, m_, &send, &sent_), KV_OK);
+	assert_int_equal(sent_.state, KV_HANDOVER_SENDING);
+	assert_int_equal(sent_.announced, 1);
+	assert_int_equal(u_put_private(&u_, m_, &one_, &private_), 1);
+	u_tick(&u_, 1);
+	check_notice(m_, sent_.number, KV_HANDOVER_COMPLETE, 0, KV_OK);
+	universe_check(&u_);
+	stage_end();
+}
+
+/* Visible and gone again before it was handed over: it is waited for, whoever puts it again. */
+static void p4_a_block_evicted_before_it_is_handed_over_is_waited_for(void **state)
+{
+	(void)state;
+	stage_one(64, 0);
+	assert_int_equal(receive(d_), KV_OK);
+	assert_int_equal(announce(0, 0, 4, 1), KV_OK);
+	assert_int_equal(u_put(&u_, m_, &one_, keys_, 0, 4), 4);
+	evict_all();
+	assert_int_equal(u_visible(&u_, 0, &one_, keys_, 4), 0);
+	u_tick(&u_, 1);
+	assert_int_equal(entry()->n, 0);
+	assert_int_equal(entry()->state, KV_HANDOVER_SENDING);
+	put(m_, 0, 4);
+	check_told(KV_HANDOVER_COMPLETE, 4, 0);
+	stage_end();
+}
+
+/* ---- refused --------------------------------------------------------------------------------- */
+
+static void p6_announcements_that_cannot_be_are_refused(void **state)
+{
+	u_send_t send = {.transfer = "t", .keys = keys_, .ahead = 1, .n = 4, .groups = U_FULL};
+	kv_msg_put_start_reply_t reply;
+	u_put_t open;
+
+	(void)state;
+	stage_one(64, 0);
+	send.space = &space_; /* of several groups */
+	assert_int_equal(u_send(&u_, m_, &send, &sent_), KV_ERR_ARG);
+	send.space = &one_;
+	send.from = 1; /* a gap */
+	assert_int_equal(u_send(&u_, m_, &send, &sent_), KV_MISS);
+	send.from = 0;
+	send.partial = 3; /* more follows */
+	assert_int_equal(u_send(&u_, m_, &send, &sent_), KV_ERR_ARG);
+	send.partial = 0;
+	assert_int_equal(u_put_start(&u_, m_, &one_, keys_, 0, 4, 0, &open, &reply), KV_OK);
+	send.open_put = open.id;
+	assert_int_equal(u_send(&u_, m_, &send, &sent_), KV_ERR_ARG);
+	assert_int_equal(u_.core->handovers.used, 0);
+	/* Layers of a put, or announced blocks. */
+	send.ahead = 0;
+	send.n = 0;
+	assert_int_equal(u_send(&u_, m_, &send, &sent_), KV_OK);
+	assert_int_equal(announce(sent_.number, 0, 4, 0), KV_ERR_ARG);
+	universe_check(&u_);
+	stage_end();
+}
+
+/* Keys of another prompt: each is announced, and found, but not below the one before. */
+static void p3_a_block_that_does_not_follow_fails_the_hand_over(void **state)
+{
+	kv_key_t mixed[12];
+
+	(void)state;
+	stage_one(128, 0);
+	memcpy(mixed, keys_, sizeof mixed);
+	memcpy(&mixed[10], &fork_[10], 2 * sizeof *mixed);
+	assert_int_equal(receive(d_), KV_OK);
+	assert_int_equal(announce_of(mixed, 0, 0, 12, 1), KV_OK);
+	put(m_, 0, 9);
+	check_told(KV_HANDOVER_SENDING, 9, 12);
+	assert_int_equal(u_put(&u_, m_, &one_, fork_, 8, 12), 4);
+	u_tick(&u_, 1);
+	assert_int_equal(entry()->n, 9); /* the next one is not there */
+	put(m_, 9, 10);
+	check_notice(d_, sent_.number, KV_HANDOVER_FAILED, 9, KV_ERR_ARG);
+	check_notice(m_, sent_.number, KV_HANDOVER_FAILED, 9, KV_ERR_ARG);
+	assert_int_equal(u_.core->announced_count, 0);
+	assert_int_equal(send_visible(9, 1), KV_ERR_ARG);
+	universe_check(&u_);
+	stage_end();
+
+	/* Within the request nothing has changed. */
+	stage_one(128, 0);
+	assert_int_equal(u_put(&u_, m_, &one_, keys_, 0, 12), 12);
+	assert_int_equal(u_put(&u_, m_, &one_, fork_, 8, 12), 4);
+	memcpy(mixed, keys_, sizeof mixed);
+	memcpy(&mixed[10], &fork_[10], 2 * sizeof *mixed);
+	assert_int_equal(announce_of(mixed, 0, 0, 12, 1), KV_ERR_ARG);
+	assert_int_equal(u_put_private(&u_, m_, &one_, &private_), 1);
+	mixed[0] = private_;
+	assert_int_equal(announce_of(mixed, 0, 0, 1, 1), KV_ERR_ARG);
+	assert_int_equal(u_.core->handovers.used, 0);
+	universe_check(&u_);
+	stage_end();
+}
+
+static void p5_keys_of_announced_blocks_are_counted_and_given_back(void **state)
+{
+	(void)state;
+	stage_one(128, 0);
+	u_.core->config.max_handover_bytes = 4 * 4096;
+	assert_int_equal(announce(0, 0, 200, 0), KV_OK);
+	assert_int_equal(u_.core->ns[0]->tail_bytes, 200 * sizeof(kv_key_t));
+	assert_int_equal(kvd_share_irreclaimable(u_.core, 0), 200 * sizeof(kv_key_t));
+	u_.core->config.max_handover_bytes = 4096;
+	assert_int_equal(announce(sent_.number, 200, 300, 0), KV_ERR_BUSY);
+	assert_int_equal(metric(KV_M_HANDOVERS_REFUSED), 1);
+	assert_int_equal(u_.core->ns[0]->tail_bytes, 200 * sizeof(kv_key_t));
+	universe_check(&u_);
+	assert_int_equal(u_done(&u_, m_, sent_.number, U_GIVE_UP), KV_OK);
+	assert_int_equal(u_.core->ns[0]->tail_bytes, 0);
+	assert_int_equal(u_.core->announced_count, 0);
+	stage_end();
+}
+
+/* No room when a block becomes visible: nothing is announced any more, the producer knows, and sends again. */
+static void p5_without_room_for_a_pin_the_announcement_is_dropped(void **state)
+{
+	(void)state;
+	stage_one(128, 0);
+	u_.core->config.max_handover_bytes = 6 * 4096;
+	assert_int_equal(receive(d_), KV_OK);
+	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
+	put(m_, 0, 4);
+	check_told(KV_HANDOVER_SENDING, 4, 8);
+	put(m_, 4, 8);
+	check_notice(m_, sent_.number, KV_HANDOVER_SENDING, 4, KV_OK);
+	assert_int_equal(last_notice(m_, sent_.number)->announced, 0);
+	assert_int_equal(u_.core->announced_count, 0);
+	assert_int_equal(metric(KV_M_HANDOVERS_REFUSED), 1);
+	assert_int_equal(send_visible(8, 1), KV_ERR_BUSY);
+	u_.core->config.max_handover_bytes = 0;
+	assert_int_equal(send_visible(8, 1), KV_OK);
+	check_notice(d_, sent_.number, KV_HANDOVER_COMPLETE, 8, KV_OK);
+	stage_end();
+}
+
+/* ---- withdrawn ------------------------------------------------------------------------------- */
+
+static void p4_a_plain_chunk_withdraws_what_is_announced(void **state)
+{
+	(void)state;
+	stage_one(64, 0);
+	assert_int_equal(receive(d_), KV_OK);
+	assert_int_equal(announce(0, 0, 12, 1), KV_OK);
+	put(m_, 0, 6);
+	assert_int_equal(send_visible(8, 1), KV_MISS); /* nothing has changed */
+	assert_int_equal(entry()->ahead.n, 12);
+	assert_int_equal(send_visible(5, 0), KV_OK); /* less than is there: its notice is on its way */
+	assert_int_equal(sent_.n, 6);
+	assert_int_equal(sent_.announced, 0);
+	assert_int_equal(u_.core->ns[0]->tail_bytes, 0);
+	put(m_, 6, 12);
+	assert_int_equal(entry()->n, 6);
+	assert_int_equal(send_visible(12, 1), KV_OK);
+	check_notice(d_, sent_.number, KV_HANDOVER_COMPLETE, 12, KV_OK);
+	stage_end();
+}
+
+static void p4_a_last_chunk_that_crosses_the_completion_is_no_error(void **state)
+{
+	static const char more[] = "a tail";
+
+	(void)state;
+	stage_one(64, 0);
+	assert_int_equal(receive(d_), KV_OK);
+	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
+	put(m_, 0, 8);
+	check_told(KV_HANDOVER_COMPLETE, 8, 0);
+	assert_int_equal(send_visible(8, 1), KV_OK);
+	assert_int_equal(sent_.state, KV_HANDOVER_COMPLETE);
+	assert_int_equal(send_visible(4, 1), KV_OK);
+	assert_int_equal(sent_.n, 8);
+	assert_int_equal(announce(sent_.number, 0, 8, 1), KV_OK);
+	assert_int_equal(send_visible(0, 1), KV_OK);
+	assert_int_equal(send_visible(9, 1), KV_ERR_EXISTS); /* more than there is */
+	assert_int_equal(send_visible(8, 0), KV_ERR_EXISTS); /* nothing follows */
+	assert_int_equal(u_send(&u_, m_,
+				&(u_send_t){.transfer = "t",
+					    .number = sent_.number,
+					    .space = &one_,
+					    .last = 1,
+					    .tail = more,
+					    .tail_len = sizeof more},
+				&sent_),
+			 KV_ERR_EXISTS);
+	assert_int_equal(u_done(&u_, d_, sent_.number, 0), KV_OK);
+	assert_int_equal(send_visible(8, 1), KV_ERR_NOT_FOUND);
+	/* One that was never announced is as before. */
+	assert_int_equal(
+		u_send(&u_, m_,
+		       &(u_send_t){.transfer = "t", .space = &one_, .keys = keys_, .n = 8, .groups = U_FULL, .last = 1},
+		       &sent_),
+		KV_OK);
+	assert_int_equal(send_visible(8, 1), KV_ERR_EXISTS);
+	universe_check(&u_);
+	stage_end();
+}
+
+/* ---- ends of sides --------------------------------------------------------------------------- */
+
+static void p7_the_end_of_a_producer_ends_what_it_has_announced(void **state)
+{
+	(void)state;
+	stage_one(64, 0);
+	assert_int_equal(receive(d_), KV_OK);
+	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
+	put(m_, 0, 4);
+	u_dead(&u_, m_);
+	u_tick(&u_, 1);
+	check_notice(d_, sent_.number, KV_HANDOVER_FAILED, 4, KV_ERR_PRODUCER_LOST);
+	assert_int_equal(u_.core->announced_count + u_.core->ns[0]->tail_bytes, 0);
+	assert_int_equal(u_put(&u_, d_, &one_, keys_, 4, 8), 4);
+	u_tick(&u_, 1);
+	check_notice(d_, sent_.number, KV_HANDOVER_FAILED, 4, KV_ERR_PRODUCER_LOST);
+	universe_check(&u_);
+	m_ = u_join(&u_, 0, "engine", 2, 0);
+	stage_end();
+}
+
+/* Its member has gone, and no sweep has come by: what becomes visible is not handed over in its name. */
+static void p7_a_quantum_finds_that_the_producer_has_gone(void **state)
+{
+	(void)state;
+	stage_one(64, 0);
+	assert_int_equal(receive(d_), KV_OK);
+	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
+	u_dead(&u_, m_);
+	u_.core->handover_sweep = 0;
+	assert_int_equal(u_put(&u_, d_, &one_, keys_, 0, 8), 8);
+	(void)kvd_handovers_run(u_.core);
+	check_notice(d_, sent_.number, KV_HANDOVER_FAILED, 0, KV_ERR_PRODUCER_LOST);
+	universe_check(&u_);
+	m_ = u_join(&u_, 0, "engine", 2, 0);
+	stage_end();
+}
+
+static void p4_a_reset_ends_what_is_announced(void **state)
+{
+	kv_msg_t ask, answer;
+
+	(void)state;
+	stage_one(64, 0);
+	assert_int_equal(receive(d_), KV_OK);
+	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
+	ask.space_reset = (kv_msg_space_reset_t){.space = one_.space, .epoch = one_.epoch};
+	assert_int_equal(u_request(&u_, m_, KV_CODE_SPACE_RESET, &ask, &answer), KV_OK);
+	one_.epoch = answer.space_reset_reply.epoch;
+	put(m_, 0, 8);
+	check_notice(d_, sent_.number, KV_HANDOVER_ENDED, 0, KV_ERR_STALE_EPOCH);
+	check_notice(m_, sent_.number, KV_HANDOVER_ENDED, 0, KV_ERR_STALE_EPOCH);
+	assert_int_equal(u_.core->handovers.used + u_.core->announced_count + u_.core->ns[0]->tail_bytes, 0);
+	stage_end();
+}
+
+static void p4_a_consumer_that_gives_it_back_leaves_what_is_announced(void **state)
+{
+	u_member_t *second;
+
+	(void)state;
+	stage_one(64, 0);
+	assert_int_equal(receive(d_), KV_OK);
+	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
+	put(m_, 0, 4);
+	assert_int_equal(u_done(&u_, d_, sent_.number, KV_HANDOVER_ABORT), KV_OK);
+	u_.notice_count = 0;
+	put(m_, 4, 8);
+	assert_null(last_notice(d_, sent_.number));
+	check_notice(m_, sent_.number, KV_HANDOVER_COMPLETE, 8, KV_OK);
+	second = u_join(&u_, 0, "second", 2, 0);
+	assert_int_equal(receive(second), KV_OK);
+	assert_int_equal(got_.state, KV_HANDOVER_COMPLETE);
+	assert_int_equal(got_.n, 8);
+	stage_end();
+}
+
+/* Without a consumer it lives since the last chunk, announced or handed over; then nothing is left. */
+static void p5_announced_blocks_without_a_consumer_expire(void **state)
+{
+	(void)state;
+	stage_one(64, 0);
+	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
+	kv_test_advance(&u_.env, UINT64_C(6000000000));
+	put(m_, 0, 4);
+	advance(UINT64_C(6000000000));
+	assert_int_equal(u_.core->handovers.used, 1);
+	advance(UINT64_C(4200000000));
+	check_notice(m_, sent_.number, KV_HANDOVER_ENDED, 4, KV_ERR_EXPIRED);
+	assert_int_equal(u_.core->handovers.used + u_.core->announced_count + u_.core->ns[0]->tail_bytes, 0);
+	stage_end();
+}
+
+static void p4_a_lost_block_ends_what_is_announced_below_it(void **state)
+{
+	uint32_t block;
+
+	(void)state;
+	stage_one(64, 0);
+	assert_int_equal(receive(d_), KV_OK);
+	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
+	put(m_, 0, 4);
+	block = kvd_index_find(&u_.core->ix, u_.core->ns[0]->spaces[one_.space]->tree, &keys_[0], 0);
+	assert_int_equal(kvd_block_evict_below(u_.core, block, KVD_CPU, 1), KV_OK);
+	check_notice(d_, sent_.number, KV_HANDOVER_FAILED, 0, KV_ERR_REVOKED);
+	check_notice(m_, sent_.number, KV_HANDOVER_FAILED, 0, KV_ERR_REVOKED);
+	assert_int_equal(u_.core->announced_count, 0);
+	universe_check(&u_);
+	stage_end();
+}
+
+/* ---- quanta ---------------------------------------------------------------------------------- */
+
+/* Many entries, each with much: every quantum is bounded, none waits for another's end, all are complete. */
+static void p5_announced_blocks_are_looked_up_in_quanta(void **state)
+{
+	char name[16];
+	uint32_t quanta = 0, complete = 0;
+
+	(void)state;
+	stage_one(512, 0);
+	u_.core->config.max_handover_bytes = UINT64_C(1) << 30;
+	for (uint32_t i = 0; i < 40; i++) {
+		snprintf(name, sizeof name, "%u", i);
+		assert_int_equal(u_send(&u_, m_,
+					&(u_send_t){.transfer = name,
+						    .space = &one_,
+						    .keys = keys_,
+						    .ahead = 1,
+						    .n = 300,
+						    .groups = U_FULL,
+						    .last = i % 2},
+					&sent_),
+				 KV_OK);
+	}
+	assert_int_equal(u_put(&u_, m_, &one_, keys_, 0, 300), 300);
+	while (kvd_handovers_run(u_.core)) {
+		quanta++;
+		universe_check(&u_);
+	}
+	assert_true(quanta >= 40 && quanta < 100);
+	for (uint32_t i = 0; i < u_.core->handovers.made; i++) {
+		const kvd_handover_t *one = kvd_obj_at(&u_.core->handovers, i);
+
+		assert_true(one->number == 0 || one->n == 300);
+		complete += one->number != 0 && one->state == KV_HANDOVER_COMPLETE;
+	}
+	assert_int_equal(complete, 20);
+	assert_int_equal(u_.core->announced_count, 0);
+	stage_end();
+}
+
+/* Three hundred entries that wait for something else cost a look each, and no quantum without end. */
+static void p5_entries_that_wait_are_looked_at_once_for_what_appears(void **state)
+{
+	char name[16];
+	uint32_t quanta = 0;
+
+	(void)state;
+	stage_one(128, 0);
+	u_.core->config.max_handovers = u_.core->config.max_leases = 600;
+	u_.core->handovers.limit = 600;
+	for (uint32_t i = 0; i < 600; i++) {
+		snprintf(name, sizeof name, "%u", i);
+		assert_int_equal(u_send(&u_, m_,
+					&(u_send_t){.transfer = name,
+						    .space = &one_,
+						    .keys = fork_,
+						    .ahead = 1,
+						    .n = 12,
+						    .groups = U_FULL},
+					&sent_),
+				 KV_OK);
+	}
+	assert_int_equal(u_put(&u_, m_, &one_, &keys_[100], 0, 1), 1);
+	assert_true(kvd_handovers_are_due(u_.core));
+	while (kvd_handovers_run(u_.core)) {
+		quanta++;
+	}
+	assert_int_equal(quanta, 2);
+	assert_false(kvd_handovers_are_due(u_.core));
+	assert_int_equal(u_.core->announced_count, 600);
+	universe_check(&u_);
+	stage_end();
+}
+
+static void p4_transfers_show_what_is_announced(void **state)
+{
+	static char json[8192];
+
+	(void)state;
+	stage_one(64, 0);
+	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
+	(void)kvd_core_transfers_json(u_.core, 0, json, sizeof json);
+	assert_non_null(strstr(json, "\"announced_units\":8"));
+	assert_non_null(strstr(json, "\"waits_for\":\"announced blocks\""));
+	stage_end();
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p4_announced_blocks_are_handed_over_as_they_appear),
+		cmocka_unit_test(p4_what_is_visible_already_is_handed_over_at_once),
+		cmocka_unit_test(p4_later_chunks_announce_more_and_may_overlap),
+		cmocka_unit_test(p4_blocks_that_another_instance_puts_count),
+		cmocka_unit_test(p4_the_private_block_completes_it),
+		cmocka_unit_test(p4_a_block_evicted_before_it_is_handed_over_is_waited_for),
+		cmocka_unit_test(p6_announcements_that_cannot_be_are_refused),
+		cmocka_unit_test(p3_a_block_that_does_not_follow_fails_the_hand_over),
+		cmocka_unit_test(p5_keys_of_announced_blocks_are_counted_and_given_back),
+		cmocka_unit_test(p5_without_room_for_a_pin_the_announcement_is_dropped),
+		cmocka_unit_test(p4_a_plain_chunk_withdraws_what_is_announced),
+		cmocka_unit_test(p4_a_last_chunk_that_crosses_the_completion_is_no_error),
+		cmocka_unit_test(p7_the_end_of_a_producer_ends_what_it_has_announced),
+		cmocka_unit_test(p7_a_quantum_finds_that_the_producer_has_gone),
+		cmocka_unit_test(p4_a_reset_ends_what_is_announced),
+		cmocka_unit_test(p4_a_consumer_that_gives_it_back_leaves_what_is_announced),
+		cmocka_unit_test(p5_announced_blocks_without_a_consumer_expire),
+		cmocka_unit_test(p4_a_lost_block_ends_what_is_announced_below_it),
+		cmocka_unit_test(p5_announced_blocks_are_looked_up_in_quanta),
+		cmocka_unit_test(p5_entries_that_wait_are_looked_at_once_for_what_appears),
+		cmocka_unit_test(p4_transfers_show_what_is_announced),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
