@@ -17,7 +17,8 @@ kv_status_t kvd_handover_lease(kvd_core_t *core, uint32_t ns, kvd_member_t membe
 		return KV_ERR_NOT_FOUND;
 	}
 	put = kvd_handover_open_put(core, call.entry);
-	if (!put || put->next > put->already) { /* what becomes visible is leased by its keys */
+	/* What becomes visible is leased by its keys; the slot of what goes through the disk first is free then. */
+	if (!put || put->next > put->already || put->entries[put->next].transit) {
 		return KV_MISS;
 	}
 	lease = kvd_lease_find(core, put->open_lease);
