@@ -544,9 +544,9 @@ typedef struct kvc_handover_chunk {
 	 * kvc_handover_get_info() says what has been handed over. `source` has the keys from that n on. Later chunks
 	 * may announce more. A chunk without `ahead` withdraws what is announced and not visible, and may name fewer
 	 * units than have been handed over meanwhile: a producer whose save has failed ends with a plain last chunk of
-	 * what is visible. In a space of one full group and without `open`, and of no fewer units than are announced:
-	 * else KVC_ERR_ARG. An announced block that does not follow those before it fails the hand-over with
-	 * KVC_ERR_ARG. */
+	 * what is visible, which is KVC_OK too when the hand-over has become complete, or was taken, before that. In a
+	 * space of one full group and without `open`, and of no fewer units than are announced: else KVC_ERR_ARG. An
+	 * announced block that does not follow those before it fails the hand-over with KVC_ERR_ARG. */
 	int ahead;
 } kvc_handover_chunk_t;
 /* Hand units [0, n) over; *p_handover NULL: the first chunk of a new hand-over, which is the caller's until
