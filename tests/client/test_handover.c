@@ -165,6 +165,36 @@ static void p4_a_space_that_is_closed_ends_its_hand_overs(void **state)
 	bed_free(&bed);
 }
 
+/* The state is what the daemon answers, also of a last chunk; nothing is named that leaves a gap. */
+static void p4_an_announced_chunk_is_what_the_daemon_says(void **state)
+{
+	kvc_key_source_t source = {.key = key_of};
+	kvc_handover_chunk_t chunk = {
+		.struct_size = sizeof chunk, .transfer = "t", .n = 8, .source = &source, .last = 1, .ahead = 1};
+	kvc_handover_t *handover = NULL;
+	bed_t bed;
+
+	(void)state;
+	bed_make(&bed, &fake_split);
+	source.ctx = &bed;
+	assert_int_equal(kvc_handover_send(bed.space, &chunk, &handover), KVC_OK);
+	assert_int_equal(kvc_handover_wait(handover, 0, 0), KVC_OK);
+	assert_int_equal(info_of(handover).state, KVC_HANDOVER_SENDING);
+	assert_int_equal(info_of(handover).announced, 8);
+	assert_int_equal(info_of(handover).n, 4);
+	chunk.ahead = 0;
+	chunk.n = 2; /* what has been handed over meanwhile is not taken back */
+	chunk.partial = 1;
+	assert_int_equal(kvc_handover_send(bed.space, &chunk, &handover), KVC_ERR_ARG);
+	chunk.partial = 0;
+	assert_int_equal(kvc_handover_send(bed.space, &chunk, &handover), KVC_OK);
+	assert_int_equal(kvc_handover_wait(handover, 0, 0), KVC_OK);
+	assert_int_equal(info_of(handover).state, KVC_HANDOVER_COMPLETE);
+	assert_int_equal(info_of(handover).announced, 0);
+	kvc_handover_done(handover, 0);
+	bed_free(&bed);
+}
+
 static void p7_a_smaller_struct_of_an_older_caller_is_not_overrun(void **state)
 {
 	kvc_handover_info_t info;
@@ -193,6 +223,7 @@ int main(void)
 		cmocka_unit_test(p10_a_lease_on_layers_that_lies_nowhere_is_refused),
 		cmocka_unit_test(p7_a_lost_session_revokes_its_hand_overs),
 		cmocka_unit_test(p4_a_space_that_is_closed_ends_its_hand_overs),
+		cmocka_unit_test(p4_an_announced_chunk_is_what_the_daemon_says),
 		cmocka_unit_test(p7_a_smaller_struct_of_an_older_caller_is_not_overrun),
 	};
 

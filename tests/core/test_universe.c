@@ -4,52 +4,7 @@
  *
  *     test_core_universe [universes]
  */
-#include "universe.h"
-
-#include "core/handover/handover.h"
-
-#define CHAINS    6u
-#define DEPTH     48u
-#define LEASES    24u
-#define PUTS      12u
-#define SPACES    4u
-#define TRANSFERS 5u
-#define NUMBERS   10u
-#define TOKENS    8u
-#define OPENS     8u
-
-typedef struct life {
-	universe_t u;
-	kvd_space_info_t space[SPACES]; /* two of each namespace */
-	kv_key_t keys[CHAINS][DEPTH];   /* chains share beginnings */
-	kv_key_t privates[CHAINS];      /* of the tokens after the first `whole` units */
-	uint32_t whole[CHAINS];
-	u_lease_t leases[LEASES];
-	u_put_t puts[PUTS];
-	uint32_t put_space[PUTS], put_chain[PUTS];
-	uint32_t put_layers[PUTS]; /* handed in one by one */
-	u_lease_t opens[OPENS];    /* of layers */
-	uint32_t lease_space[LEASES];
-	uint64_t numbers[NUMBERS]; /* of hand-overs, as their last answer said: those without a name last */
-} life_t;
-
-static uint64_t below(life_t *l, uint64_t n)
-{
-	return kv_test_below(&l->u.rng, n);
-}
-
-static u_member_t *some_member(life_t *l)
-{
-	for (uint32_t tries = 0; tries < 100; tries++) {
-		u_member_t *m = &l->u.members[below(l, U_MEMBERS)];
-
-		if (m->id && !m->closed) {
-			return m;
-		}
-	}
-
-	return NULL;
-}
+#include "life.h"
 
 static void make_keys(life_t *l)
 {
@@ -80,22 +35,17 @@ static void do_join(life_t *l)
 }
 
 /* Mostly full chains, and unchained blocks. */
-static void some_group(life_t *l)
+static void some_group(life_t *l, uint32_t space)
 {
 	static const uint8_t groups[] = {0, 0, 0, 1, 1, 2, 5};
 
-	l->u.group = groups[below(l, sizeof groups)];
+	l->u.group = space % SPACES_OF_NS < 2 ? groups[below(l, sizeof groups)] : 0;
 }
 
 /* A space that the member may ask for. */
 static uint32_t some_space(life_t *l, const u_member_t *m)
 {
-	return (m ? 2 * m->ns : 0) + (below(l, 3) == 0 ? 1 : 0);
-}
-
-static uint32_t ns_of(uint32_t space)
-{
-	return space / 2;
+	return (m ? SPACES_OF_NS * m->ns : 0) + (below(l, 8) == 0 ? 2u : below(l, 3) == 0 ? 1u : 0u);
 }
 
 /* ALREADY blocks have no slot, all others have one. */
@@ -117,7 +67,7 @@ static void do_put_start(life_t *l)
 	uint32_t visible, first, n;
 	kv_msg_put_start_reply_t reply;
 
-	some_group(l);
+	some_group(l, space);
 	visible = u_visible(&l->u, ns_of(space), &l->space[space], l->keys[chain], DEPTH);
 	first = (uint32_t)below(l, u_alone(l->u.group) ? DEPTH : visible + 4);
 	n = first + 1 + (uint32_t)below(l, 12);
@@ -235,7 +185,7 @@ static void do_acquire(life_t *l)
 		return;
 	}
 	l->leases[which].id = 0;
-	some_group(l);
+	some_group(l, space);
 	if (u_alone(l->u.group)) {
 		acquire_unchained(l, m, which, space, l->keys[chain], n);
 	} else {
@@ -269,8 +219,6 @@ static void do_release(life_t *l)
 /* ---- hand-overs ------------------------------------------------------------------------------ */
 
 static uint64_t partials_, selected_, moved_; /* hand-overs with private blocks; found by tokens; after a wait */
-static const char *const transfers[TRANSFERS] = {"t0", "t1", "t2", "t3", "t4"};
-
 /* Most sequences begin alike. Returns one less than there are. */
 static uint32_t some_tokens(life_t *l, uint32_t *tokens)
 {
@@ -330,6 +278,7 @@ static void do_send(life_t *l)
 	}
 	if (m && send.n <= DEPTH && u_send(&l->u, m, &send, &reply) == KV_OK) {
 		l->numbers[which] = reply.number;
+		life_forget_announced(l, reply.number);
 		partials_ += send.partial > 0;
 	}
 }
@@ -478,18 +427,8 @@ static void do_open_send(life_t *l)
 	send.number = got.state == KV_HANDOVER_AWAITED ? 0 : got.number ? got.number : l->numbers[which];
 	if (u_send(&l->u, put->member, &send, &reply) == KV_OK) {
 		l->numbers[which] = reply.number;
+		life_forget_announced(l, reply.number);
 	}
-}
-
-static u_member_t *member_of(life_t *l, kvd_member_t id)
-{
-	for (uint32_t i = 0; i < U_MEMBERS; i++) {
-		if (l->u.members[i].id == id) {
-			return &l->u.members[i];
-		}
-	}
-
-	return NULL;
 }
 
 /* The consumer of each hand-over with an open put asks for a lease, and somebody else does. */
@@ -661,7 +600,7 @@ static void do_leave(life_t *l)
 static void do_reset(life_t *l)
 {
 	u_member_t *m = some_member(l);
-	uint32_t space = (m ? 2 * m->ns : 0) + (uint32_t)below(l, 2);
+	uint32_t space = (m ? SPACES_OF_NS * m->ns : 0) + (uint32_t)below(l, SPACES_OF_NS);
 	kv_msg_t ask = {.space_reset = {.space = l->space[space].space, .epoch = l->space[space].epoch}}, reply;
 
 	if (m && below(l, 6) == 0) {
@@ -708,7 +647,7 @@ static void do_world(life_t *l)
 
 static void step(life_t *l)
 {
-	switch (below(l, 23)) {
+	switch (below(l, 24)) {
 	case 0:
 		do_join(l);
 		break;
@@ -758,6 +697,9 @@ static void step(life_t *l)
 	case 20:
 		do_open_lease(l);
 		break;
+	case 21:
+		life_do_announced(l);
+		break;
 	default:
 		do_world(l);
 		break;
@@ -770,6 +712,7 @@ static void check(life_t *l)
 	check_handovers(l);
 	check_pairs(l);
 	check_opens(l);
+	life_check_announced(l);
 	for (uint32_t i = 0; i < LEASES; i++) {
 		if (l->leases[i].id && l->leases[i].member->id) {
 			u_lease_verify(&l->u, &l->leases[i]);
@@ -836,9 +779,10 @@ static void calm_down(life_t *l)
 
 		u->group = u_groups[c / CHAINS % U_GROUPS].id;
 
-		u_explain(u, ns, &l->space[2 * ns], keys, DEPTH, tiers);
+		u_explain(u, ns, &l->space[SPACES_OF_NS * ns], keys, DEPTH, tiers);
 		for (uint32_t i = 0; i < DEPTH; i++) {
-			if (nowhere(u, ns, &l->space[2 * ns + 1], keys)) {
+			if (nowhere(u, ns, &l->space[SPACES_OF_NS * ns + 1], keys) &&
+			    (u->group != 0 || nowhere(u, ns, &l->space[SPACES_OF_NS * ns + 2], keys))) {
 				assert_int_equal(u_mirror_tiers(u, ns, &keys[i]), tiers[i]);
 			}
 		}
@@ -880,8 +824,12 @@ static void live(uint64_t seed, uint32_t steps)
 		l.u.cpu.shuffle = l.u.disk.shuffle = 1;
 		l.u.disk.queue_limit = seed % 2 ? 4 : 0;
 		for (uint32_t s = 0; s < SPACES; s++) {
-			l.u.block_bytes = s % 2 ? 8192 : 4096; /* of another class */
-			l.space[s] = u_space(&l.u, ns_of(s), s % 2 ? "other" : "model");
+			const uint32_t which = s % SPACES_OF_NS;
+			static const char *const names[SPACES_OF_NS] = {"model", "other", "one"};
+
+			l.u.block_bytes = which == 1 ? 8192 : 4096; /* of another class */
+			l.u.group_count = which == 2 ? 1 : U_GROUPS;
+			l.space[s] = u_space(&l.u, ns_of(s), names[which]);
 		}
 		l.u.rng.state = seed;
 		make_keys(&l);
@@ -932,6 +880,7 @@ static void p1_to_p10_hold_after_every_step(void **state)
 		      (unsigned long long)partials_, (unsigned long long)selected_, (unsigned long long)moved_);
 	print_message("# leases on layers %llu, whole in the end %llu, cut %llu\n", (unsigned long long)opened_,
 		      (unsigned long long)settled_, (unsigned long long)cut_);
+	life_announced_all();
 	assert_true(opened_ > 0 && settled_ > 0 && cut_ > 0 && moved_ > 0 && selected_ > 0 && partials_ > 0 &&
 		    files_ > 0 && reclaimed_ > 0 && expired_ > 0 && taken_ > 0 && failed_ > 0 && refused_ > 0);
 }
