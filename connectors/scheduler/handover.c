@@ -13,8 +13,11 @@
  * A consumer names its producer's node. Of another node its daemon fetches the blocks, and then they are handed over
  * here (docs/decisions/046): nothing else differs.
  *
- * A producer begins with an empty chunk, so that the daemon can tell the consumer of its death. What is visible is
- * looked up in the mirror, like a match: the saves themselves need not be followed. */
+ * A producer announces what it saves when it plans the step that computes it, and the daemon hands the blocks over as
+ * they become visible (docs/decisions/052): no chunk waits for the producer's next step. The first message goes out
+ * with the first step, so that the daemon can tell the consumer of the producer's death. What was announced and not
+ * saved is withdrawn when the request has ended; then, and with several groups, chunks are what is visible, looked up
+ * in the mirror like a match. */
 #include "scheduler/handover.h"
 #include "scheduler/handover_calls.h"
 #include "scheduler/keys.h"
@@ -116,6 +119,7 @@ static kvc_status_t add_handover(kvx_scheduler_t *scheduler, const kvx_ask_t *as
 	h->space = request->space;
 	h->sends = sends;
 	h->units = units;
+	h->plain = units == 0 || scheduler->group_count != 1 || scheduler->groups[0].rule != KV_RULE_FULL;
 	h->timeout_ms = transfer->timeout_ms;
 	memcpy(h->transfer, transfer->id, len);
 	memcpy(h->peer, peer, strlen(peer));
@@ -189,7 +193,7 @@ static uint32_t visible_units(const kvx_scheduler_t *scheduler, kvx_shandover_t 
 
 /* ---- the producer ---------------------------------------------------------------------------- */
 
-static kvc_status_t send_chunk(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint32_t n, int last)
+static kvc_status_t send_chunk(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint32_t n, int last, int ahead)
 {
 	const kvx_sspace_t *space = &scheduler->spaces[h->space];
 	const kvc_key_source_t source = key_source(h);
@@ -201,12 +205,15 @@ static kvc_status_t send_chunk(kvx_scheduler_t *scheduler, kvx_shandover_t *h, u
 		.last = last,
 		.ttl_ms = h->timeout_ms,
 		.partial = last && n == h->units && h->partial_put ? h->partial : 0,
+		.ahead = ahead,
 	};
 	const kvc_status_t status = kvc_handover_send(space->space, &chunk, &h->handover);
 
 	h->closes = space->closes;
 	h->begun |= status == KVC_OK;
 	h->asking = status == KVC_OK;
+	h->announced = ahead ? n : 0;
+	h->last_announced = ahead && last;
 
 	return status;
 }
@@ -217,9 +224,21 @@ static int is_saved(const kvx_scheduler_t *scheduler, const kvx_shandover_t *h, 
 	return h->ended && (!kvx_puts_are_open(scheduler, h->serial) || now >= h->until_ns);
 }
 
+/* What is announced and not handed over is named again when it is visible. */
+static void stop_announcing(kvx_shandover_t *h)
+{
+	h->plain = 1;
+	h->announced = 0;
+	h->last_announced = 0;
+}
+
 /* The chunk was not taken, or not sent. 1: it is sent again. */
 static int may_retry(kvx_shandover_t *h, kvc_status_t status, uint64_t now)
 {
+	if (h->announced > 0) {
+		stop_announcing(h);
+		return 1;
+	}
 	h->retry_ns = now + RETRY_MS * KVX_MS;
 	h->tries++;
 	if (status == KVC_MISS && h->tries >= PRIVATE_TRIES) {
@@ -232,15 +251,17 @@ static int may_retry(kvx_shandover_t *h, kvc_status_t status, uint64_t now)
 /* The chunk before has its answer. 0: the hand-over has failed. */
 static int take_answer(kvx_shandover_t *h, const kvc_handover_info_t *info, uint64_t now)
 {
-	if (!h->asking) {
-		return 1;
-	}
+	const int asked = h->asking;
+
 	h->asking = 0;
-	if (info->status != KVC_OK) {
+	if (asked && info->status != KVC_OK) {
 		return may_retry(h, info->status, now);
 	}
+	h->tries = asked ? 0 : h->tries;
 	h->passed = info->n;
-	h->tries = 0;
+	if (h->passed < h->announced && info->announced == 0) { /* there was no room when they became visible */
+		stop_announcing(h);
+	}
 
 	return 1;
 }
@@ -251,17 +272,45 @@ static int has_private_block(const kvx_scheduler_t *scheduler, const kvx_shandov
 	return h->partial == 0 || (h->partial_put && !kvx_puts_are_open(scheduler, h->serial));
 }
 
+/* Announce what is being saved. 1: the daemon goes on by itself. */
+static int announce_next(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64_t now)
+{
+	const int last = h->reserved == h->units && (h->partial == 0 || h->partial_put);
+
+	if (h->plain) {
+		return 0;
+	}
+	if (h->reserved > h->announced || (last && h->announced > 0 && !h->last_announced)) {
+		if (send_chunk(scheduler, h, h->reserved, last, 1) != KVC_OK) {
+			stop_announcing(h);
+		}
+		return !h->plain;
+	}
+	if (h->announced > 0 && is_saved(scheduler, h, now)) { /* the daemon has what there is, or has it soon */
+		stop_announcing(h);
+		h->retry_ns = now + RETRY_MS * KVX_MS;
+		return 1;
+	}
+
+	return h->announced > 0;
+}
+
 /* The next chunk, if there is one. 0: the hand-over has failed. */
 static int send_next(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64_t now)
 {
-	const uint32_t n = visible_units(scheduler, h);
-	const int last = (n == h->units && has_private_block(scheduler, h)) || is_saved(scheduler, h, now);
 	kvc_status_t status;
+	uint32_t n;
+	int last;
 
-	if (now < h->retry_ns || (h->begun && n == h->passed && !last)) {
+	if (now < h->retry_ns || announce_next(scheduler, h, now)) {
 		return 1;
 	}
-	status = send_chunk(scheduler, h, n, last);
+	n = visible_units(scheduler, h);
+	last = (n == h->units && has_private_block(scheduler, h)) || is_saved(scheduler, h, now);
+	if (h->begun && n == h->passed && !last) {
+		return 1;
+	}
+	status = send_chunk(scheduler, h, n, last, 0);
 
 	return status == KVC_OK || may_retry(h, status, now);
 }
@@ -309,6 +358,15 @@ static void poll_producer(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64
 	}
 }
 
+/* Units of the prompt that are stored, or being saved: they become visible without another call. */
+static uint32_t reserved_units(const kvx_scheduler_t *scheduler, const kvx_shandover_t *h, const kvx_request_t *request)
+{
+	const uint32_t units = request->groups[0].asked * (scheduler->groups[0].block_tokens / scheduler->unit);
+	const uint32_t most = h->keys_known < h->units ? h->keys_known : h->units;
+
+	return units < most ? units : most;
+}
+
 void kvx_handover_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request)
 {
 	kvx_shandover_t *h = scheduler->handovers ? find_handover(scheduler, request->serial) : NULL;
@@ -323,6 +381,7 @@ void kvx_handover_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_
 				      h->units * scheduler->unit / scheduler->groups[0].block_tokens,
 				      &h->keys[h->units]);
 	}
+	h->reserved = reserved_units(scheduler, h, request);
 }
 
 void kvx_handover_end_request(kvx_scheduler_t *scheduler, const kvx_request_t *request)

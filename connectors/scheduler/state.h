@@ -87,6 +87,10 @@ typedef struct kvx_shandover {
 	int asking;          /* a chunk is not answered yet */
 	uint32_t units;      /* to hand over, or to load; of whole blocks */
 	uint32_t passed;     /* of them handed over, or given to the ranks */
+	uint32_t reserved;   /* the producer's: of them stored, or being saved */
+	uint32_t announced;  /* of them: the daemon hands them over as they become visible */
+	int last_announced;  /* and nothing follows */
+	int plain;           /* nothing is announced: of several groups, or the daemon took it not */
 	uint32_t timeout_ms; /* 0: the daemon's */
 	uint64_t until_ns;   /* the end of the wait; 0: it has not begun */
 	uint32_t tries;      /* chunks in a row that found no room */
