@@ -168,6 +168,35 @@ static void p1_chunks_are_loaded_as_they_come(void)
 	SR_UNTIL(rig_counter(&sr.rig, "kvd_handovers") == 0);
 }
 
+/* The producer plans no further step: its daemon alone tells a consumer, which is another client here. */
+static void await_units(kvc_handover_t *taken, uint32_t n, uint32_t state)
+{
+	kvc_handover_info_t info = {.struct_size = sizeof info};
+
+	for (int i = 0; i < 1000 && (info.n < n || info.state != state); i++) {
+		(void)kvc_poll(sr.kvc, 10);
+		kvc_handover_get_info(taken, &info);
+	}
+	assert_int_equal(info.n, n);
+	assert_int_equal(info.state, state);
+}
+
+static void p7_a_chunk_waits_for_no_step_of_its_producer(void)
+{
+	kvc_handover_t *taken = NULL;
+
+	assert_int_equal(kvc_handover_recv(sr.space, "x", WAIT_MS, &taken), KVC_OK);
+	begin_sending(203);
+	compute(0, 80);
+	await_units(taken, 10, KVC_HANDOVER_SENDING);
+	compute(80, 203);
+	await_units(taken, 25, KVC_HANDOVER_COMPLETE);
+	kvc_handover_done(taken, 0);
+	sr_finish(&p);
+	SR_UNTIL(!sr.scheduler->handovers && rig_counter(&sr.rig, "kvd_handovers") == 0);
+	assert_int_equal(sr_stats().handovers_sent, 1);
+}
+
 /* The consumer may come when all is there, and does not wait then; the entry ends with its admission. */
 static void p7_what_is_stored_is_not_waited_for(void)
 {
@@ -479,6 +508,9 @@ static void p4_a_promise_that_is_not_taken_is_given_up(void)
 SR_MAIN(SR_TEST(p1_chunks_are_loaded_as_they_come, plain),
 	SR_ROW("chunks and a private block are loaded", p1_chunks_are_loaded_as_they_come, plain, PRIVATE),
 	SR_ROW("chunks and a private block are loaded: own keys", p1_chunks_are_loaded_as_they_come, own_keys, PRIVATE),
+	SR_TEST(p7_a_chunk_waits_for_no_step_of_its_producer, plain),
+	SR_ROW("a chunk and a private block wait for no step", p7_a_chunk_waits_for_no_step_of_its_producer, plain,
+	       PRIVATE),
 	SR_ROW("p7_a_private_block_that_is_there_is_loaded", p7_a_private_block_that_is_there_is_loaded, plain,
 	       PRIVATE),
 	SR_ROW("p7_a_private_block_that_was_not_saved_is_computed", p7_a_private_block_that_was_not_saved_is_computed,
