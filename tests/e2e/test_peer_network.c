@@ -22,6 +22,8 @@ typedef struct talk {
 	uint32_t tokens[BLOCKS * RIG_TOKENS];
 	kvc_handover_t *made, *wanted;
 	int is_asked, gave_up; /* its producer */
+	uint64_t order;
+	kv_status_t answer; /* to the order */
 } talk_t;
 
 static rig_t rigs_[2];
@@ -81,6 +83,8 @@ static void ask_for_talk(talk_t *talk)
 	assert_int_equal(wire_fetch(&wire_, &identity, transfer, talk->is_prefix, talk->tokens, talk->n * RIG_TOKENS),
 			 KV_OK);
 	assert_int_equal(kvc_handover_recv(users_[1].space, transfer, WAIT, &talk->wanted), KVC_OK);
+	talk->order = wire_.order;
+	talk->answer = KV_PENDING;
 	talk->is_asked = 1;
 }
 
@@ -91,6 +95,16 @@ static kvc_handover_info_t info_of(const talk_t *talk)
 	kvc_handover_get_info(talk->wanted, &info);
 
 	return info;
+}
+
+/* Of the hand-over, or why none has begun: then the daemon ends the wait with the answer to its order. */
+static kv_status_t status_of(talk_t *talk)
+{
+	if (talk->answer == KV_PENDING) {
+		talk->answer = wire_answer(&wire_, talk->order);
+	}
+
+	return talk->answer < 0 ? talk->answer : (kv_status_t)info_of(talk).status;
 }
 
 /* Units that the consumer was told of are there, and right. */
@@ -160,7 +174,7 @@ static void inject_fault(enum fault fault, talk_t *talk)
 static int step_talk(talk_t *talk)
 {
 	if (talk->gave_up) {
-		return !talk->is_asked || info_of(talk).status != KVC_PENDING;
+		return !talk->is_asked || status_of(talk) != KV_PENDING;
 	}
 	if (!talk->is_asked && kv_test_below(&rng_, 40) == 0) {
 		ask_for_talk(talk);
@@ -169,7 +183,7 @@ static int step_talk(talk_t *talk)
 		step_producer(talk);
 	}
 
-	return talk->is_asked && info_of(talk).status != KVC_PENDING;
+	return talk->is_asked && status_of(talk) != KV_PENDING;
 }
 
 /* Steps until all have their ends, and until nothing is under way. */
@@ -206,7 +220,7 @@ static void ask_again(talk_t *talk)
 
 	do {
 		if (rig_now_ms() > deadline) {
-			fail_msg("talk %" PRIu64 ": lost: %s", talk->number, kvc_status_name(info_of(talk).status));
+			fail_msg("talk %" PRIu64 ": lost: %s", talk->number, kvc_status_name(status_of(talk)));
 		}
 		kvc_handover_done(talk->wanted, 0);
 		talk->wanted = NULL;
@@ -215,13 +229,13 @@ static void ask_again(talk_t *talk)
 		talks_[0] = *talk;
 		run(1, NONE);
 		*talk = talks_[0];
-	} while (info_of(talk).status != KVC_OK);
+	} while (status_of(talk) != KV_OK);
 }
 
 static void end_talk(talk_t *talk, enum fault fault)
 {
 	if (talk->wanted && !talk->gave_up) {
-		const int came = info_of(talk).status == KVC_OK;
+		const int came = status_of(talk) == KV_OK;
 
 		(*(came ? &whole_ : &failed_))[fault]++;
 		if (!came) {

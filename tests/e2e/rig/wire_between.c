@@ -313,6 +313,7 @@ kv_status_t wire_fetch(wire_t *wire, const kvc_identity_t *identity, const char 
 	order.identity_len = (uint32_t)strlen(order.identity);
 	order.version = KVD_NET_WIRE;
 	order.verb = KVD_NET_VERB_FETCH;
+	order.order = ++wire->order;
 	snprintf(order.ns, sizeof order.ns, "default");
 	snprintf(order.peer, sizeof order.peer, "node0");
 	snprintf(order.transfer, sizeof order.transfer, "%s", transfer);
@@ -321,6 +322,22 @@ kv_status_t wire_fetch(wire_t *wire, const kvc_identity_t *identity, const char 
 	order.names_len = n_tokens * (uint32_t)sizeof *tokens;
 
 	return kvd_fetch_begin(&wire->net[1], &order, (const uint8_t *)tokens);
+}
+
+kv_status_t wire_answer(wire_t *wire, uint64_t order)
+{
+	kvd_net_t *net = &wire->net[1];
+
+	for (uint32_t i = 0; i < net->answer_count; i++) {
+		const kvd_net_answer_t answer = net->answers[i];
+
+		if (answer.order == order) {
+			net->answers[i] = net->answers[--net->answer_count];
+			return (kv_status_t)answer.status;
+		}
+	}
+
+	return KV_PENDING;
 }
 
 void wire_open(wire_t *wire, const rig_t rigs[2], kv_test_rng_t *rng)

@@ -19,6 +19,7 @@ typedef struct wire {
 	uint64_t cuts, flips, delivered, pushes;
 	uint32_t flip_next; /* pushes from now on until one is changed on its way; 0: none */
 	int still;          /* bytes stand still */
+	uint64_t order;     /* of the last wire_fetch() */
 } wire_t;
 
 void wire_open(wire_t *wire, const rig_t rigs[2], kv_test_rng_t *rng);
@@ -27,8 +28,10 @@ void wire_step(wire_t *wire);
 void wire_cut(wire_t *wire);
 /* Nothing is under way, and nothing is kept for it. */
 int wire_is_quiet(const wire_t *wire);
-/* What the asker's daemon would order. */
+/* What the asker's daemon would order, as wire->order. */
 kv_status_t wire_fetch(wire_t *wire, const kvc_identity_t *identity, const char *transfer, int is_prefix,
 		       const uint32_t *tokens, uint32_t n_tokens);
+/* The answer to an order, which the daemon would get; KV_PENDING: it has not come, or was asked for before. */
+kv_status_t wire_answer(wire_t *wire, uint64_t order);
 
 #endif
