@@ -216,6 +216,7 @@ class Failures(Case):
                 self.engines(2, 1)
                 self.fails_first(how)
                 proxy = self.proxy()
+                wait_until(lambda: all(engine.looks > 1 for engine in self.prefill), "a connection of a look is idle")
                 body = request()
                 self.check(proxy.call(body), body)
                 sent = [engine.requests[0]["body"]["kv_transfer_params"]["transfer_id"] for engine in self.prefill]
