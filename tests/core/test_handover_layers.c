@@ -423,6 +423,7 @@ static void p1_the_lease_ends_before_its_blocks_go_to_disk(void **state)
 	u_.disk.hold = 1;
 	assert_int_equal(u_put_layers(&u_, m_, &put_, &second_), KV_OK);
 	assert_false(u_lease_alive(&lease_));
+	assert_int_equal(take_lease(d_), KV_MISS); /* nor does one begin meanwhile */
 	u_.disk.hold = 0;
 	u_settle(&u_);
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 16), 16);
