@@ -2,7 +2,6 @@
 #include "e2e/rig/rig.h"
 
 #include <signal.h>
-#include <sys/mount.h>
 
 #define LEN 40u
 
@@ -81,11 +80,7 @@ static void full_disk(int early)
 	assert_int_equal(n, 4);
 	user_leave(&user);
 	rig_check_quiet(&rig);
-	assert_int_equal(rig_kill(&rig, SIGTERM), 0);
-	/* The kernel ends a ring, and lets go of its files, some time after the process. */
-	for (until = rig_now_ms() + RIG_WAIT_MS; umount(rig.disk) != 0; usleep(5000)) {
-		assert_true(rig_now_ms() < until);
-	}
+	rig_unmount(&rig);
 	rig_fini(&rig);
 }
 

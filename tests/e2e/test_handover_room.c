@@ -1,9 +1,6 @@
 /* Hand-overs on a full disk and in a full pool: they go on, or both sides know why not. */
 #include "e2e/rig/pair.h"
 
-#include <signal.h>
-#include <sys/mount.h>
-
 #define LEN  40u
 #define LATE 8000u /* ms: how long it takes where there is room does not come near */
 
@@ -72,10 +69,7 @@ static void p5_p7_hand_overs_go_on_on_a_full_disk(void **state)
 	user_leave(&user);
 	assert_true(rig_metric_is(&rig_, "kvd_handovers", 0));
 	rig_check_quiet(&rig_);
-	assert_int_equal(rig_kill(&rig_, SIGTERM), 0);
-	for (uint64_t until = rig_now_ms() + RIG_WAIT_MS; umount(rig_.disk) != 0; usleep(5000)) {
-		assert_true(rig_now_ms() < until);
-	}
+	rig_unmount(&rig_);
 	rig_fini(&rig_);
 }
 

@@ -414,3 +414,18 @@ kvc_status_t pair_consume_again(const pair_t *pair, uint32_t deadline_ms, int *p
 
 	return status;
 }
+
+int pair_is_kept(const pair_t *pair, const rig_t *rig)
+{
+	pair_t kept = *pair;
+	engine_t engine = {.pair = &kept, .side = PAIR_CONSUMER, .began_ms = rig_now_ms()};
+	int whole;
+
+	kept.asker = rig;
+	atomic_store(&pair->notes->read, 0);
+	whole = attach(&engine) == KVC_OK && read_blocks(&engine, 0, PAIR_BLOCKS) == KVC_OK;
+	kvc_detach(engine.user.kvc);
+	pair_check_bytes(pair);
+
+	return whole;
+}

@@ -51,6 +51,8 @@ void pair_kill(pair_t *pair, enum pair_side side);
 void pair_finish(pair_t *pair);
 /* Be its consumer in this process, by one question: the status. `whole`: all blocks were read, and are right. */
 kvc_status_t pair_consume_again(const pair_t *pair, uint32_t deadline_ms, int *p_whole);
+/* Read all of it at a daemon that has kept it: 1: its blocks are there, and right. */
+int pair_is_kept(const pair_t *pair, const rig_t *rig);
 /* What the consumer has read is what the producer has computed. */
 void pair_check_bytes(const pair_t *pair);
 

@@ -25,6 +25,13 @@ void rig_option(rig_t *rig, const char *format, ...)
 	va_end(args);
 }
 
+static void add_disk(rig_t *rig)
+{
+	rig_option(rig, "--nvme.path=%s", rig->disk);
+	rig_option(rig, "--nvme.size=64MiB");
+	rig_option(rig, "--nvme.file_size=4MiB");
+}
+
 void rig_init(rig_t *rig, int disk)
 {
 	static const char *const usual[] = {
@@ -43,17 +50,21 @@ void rig_init(rig_t *rig, int disk)
 	}
 	rig_option(rig, "--run_dir=%s", rig->run_dir);
 	if (disk) {
-		rig_option(rig, "--nvme.path=%s", rig->disk);
-		rig_option(rig, "--nvme.size=64MiB");
-		rig_option(rig, "--nvme.file_size=4MiB");
+		add_disk(rig);
 	}
 }
 
 void rig_init_mount(rig_t *rig, const char *size)
 {
+	rig_init(rig, 0);
+	rig_mount(rig, size);
+}
+
+void rig_mount(rig_t *rig, const char *size)
+{
 	char options[64];
 
-	rig_init(rig, 1);
+	add_disk(rig);
 	snprintf(options, sizeof options, "size=%s,mode=0700", size);
 	assert_int_equal(mkdir(rig->disk, 0700), 0);
 	if (mount("tmpfs", rig->disk, "tmpfs", 0, options) != 0) {
@@ -61,6 +72,18 @@ void rig_init_mount(rig_t *rig, const char *size)
 
 		rig_fini(rig);
 		kv_test_skip("mounting a tmpfs is not permitted: %s", strerror(error));
+	}
+}
+
+void rig_unmount(rig_t *rig)
+{
+	const uint64_t until = rig_now_ms() + RIG_WAIT_MS;
+
+	assert_int_equal(rig_kill(rig, SIGTERM), 0);
+	/* The kernel ends a ring, and lets go of its files, some time after the process. */
+	while (umount(rig->disk) != 0) {
+		assert_true(rig_now_ms() < until);
+		usleep(5000);
 	}
 }
 

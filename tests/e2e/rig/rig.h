@@ -36,6 +36,10 @@ void rig_init(rig_t *rig, int disk);
 /* The same with a disk tier on a file system of its own, in memory, of this size ("24m"). Skips the test where that is
  * not permitted. */
 void rig_init_mount(rig_t *rig, const char *size);
+/* Give a rig without a disk tier such a one. */
+void rig_mount(rig_t *rig, const char *size);
+/* End the daemon with SIGTERM, and unmount. rig_fini() follows. */
+void rig_unmount(rig_t *rig);
 /* Take every byte that is left there, and give it back. */
 void rig_disk_fill(const rig_t *rig);
 void rig_disk_free(const rig_t *rig);
