@@ -1,8 +1,8 @@
 /* Every bench, in the order of `kvd-bench all`. */
 #include "bench.h"
 
-extern bench_run_t run_acquire, run_connector, run_copy, run_disaggregation, run_hash, run_match, run_nvme, run_pool,
-	run_restart, run_tenant, run_transfer, run_transfer_ucx, run_weights;
+extern bench_run_t run_acquire, run_connector, run_copy, run_disaggregation, run_hash, run_match, run_nvme,
+	run_partition, run_pool, run_restart, run_tenant, run_transfer, run_transfer_ucx, run_weights;
 
 #define LINES     "13 dependent cache-line loads from a table as large as the mirror"
 #define LINE_GOAL "p50 <= 2,000 ns, no system call"
@@ -21,6 +21,13 @@ const bench_t bench_list[] = {
 	 "two raw UNIX-socket round trips, same message sizes, pinning and spinning", "ratio <= 1.5"},
 	{"tenant", run_tenant, 0, "p99 of acquire and release while another namespace attacks", "the same in quiet",
 	 "ratio <= 2"},
+	{"partition/both", run_partition, 0,
+	 "p99 of a local match, acquire and release while the link to a peer is down and prefixes are asked for (root)",
+	 "the same while prefixes come", "ratio <= 1.2"},
+	{"partition/one-way", run_partition, 1, "the same while no packet of the peer arrives",
+	 "the same while prefixes come", "ratio <= 1.2"},
+	{"partition/loss", run_partition, 2, "the same while 30 % of its packets are lost",
+	 "the same while prefixes come", "ratio <= 1.2"},
 	{"connector/load", run_connector, 0,
 	 "100 MB in blocks of 384 KiB, 6 layers, into an engine's cache synchronously, verified", PAGES, "ratio <= 1"},
 	{"connector/first", run_connector, 1, "the first such load of a process, its pages touched in idle time",

@@ -4,6 +4,7 @@
 #include "bench.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
 #include <sched.h>
@@ -38,8 +39,8 @@ _Noreturn static void become_daemon(const rig_t *rig)
 		sched_setaffinity(0, sizeof set, &set);
 	}
 	snprintf(command, sizeof command,
-		 "exec '%s/kvd' --run_dir='%s/run' --keeper=off --http.listen=off %s >>'%s/log' 2>&1", self, rig->dir,
-		 rig->options, rig->dir);
+		 "exec %s '%s/kvd' --run_dir='%s/run' --keeper=off --http.listen=off %s >>'%s/log' 2>&1", rig->before,
+		 self, rig->dir, rig->options, rig->dir);
 	execl("/bin/sh", "sh", "-c", command, (char *)NULL);
 	_exit(127);
 }
@@ -150,6 +151,35 @@ void rig_keys(const kvc_space_t *space, uint64_t seed, uint32_t n, kvc_key_t *ke
 
 		kvc_key_bind(space, hash, sizeof hash, &keys[i]);
 	}
+}
+
+int rig_write_key(char path[64])
+{
+	static const char key[] = "a key of a bench, which is no secret";
+	int fd;
+
+	snprintf(path, 64, "/tmp/kvd-bench-key-XXXXXX");
+	fd = mkstemp(path);
+	if (fd < 0 || write(fd, key, sizeof key - 1) < 0) {
+		return -1;
+	}
+	close(fd);
+
+	return 0;
+}
+
+int rig_await_peers(const rig_t rigs[2], uint64_t ns)
+{
+	const uint64_t end = bench_now_ns() + ns;
+
+	while (rig_metric(&rigs[0], "kvd_peers_up") != 1 || rig_metric(&rigs[1], "kvd_peers_up") != 1) {
+		if (bench_now_ns() > end || bench_late()) {
+			return 0;
+		}
+		usleep(20000);
+	}
+
+	return 1;
 }
 
 int rig_put(kvc_space_t *space, const kvc_key_t *keys, uint32_t from, uint32_t n, int durable)

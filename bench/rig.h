@@ -12,6 +12,7 @@ typedef struct rig {
 	char dir[160]; /* below /tmp when rig_start() finds it empty */
 	char socket[192];
 	char options[1024]; /* words of a shell */
+	char before[64];    /* words of a shell in front of kvd: a program that becomes it */
 	int cpu;            /* processor the daemon is pinned to, + 1; 0: none */
 	kvc_t *kvc;
 	kvc_space_t *space;
@@ -35,6 +36,11 @@ void rig_keys(const kvc_space_t *space, uint64_t seed, uint32_t n, kvc_key_t *ke
 
 /* A whole number out of the daemon's STATS; UINT64_MAX when it cannot be had. */
 uint64_t rig_metric(const rig_t *rig, const char *name);
+
+/* The two daemons are each other's one peer. A file with a key for both, which the caller removes: 0, or -1. */
+int rig_write_key(char path[64]);
+/* Wait until each has a link to the other. 0: not in that time. */
+int rig_await_peers(const rig_t rigs[2], uint64_t ns);
 
 /* Put keys[from, n) without writing payload (digests only): for benches of the index, not of the bytes. durable: wait
  * until the blocks are on disk for good. Returns 0 on success. */

@@ -58,28 +58,13 @@ static uint16_t free_port(void)
 	return ntohs(address.sin_port);
 }
 
-static int write_key(char path[64])
-{
-	static const char key[] = "a key of a bench, which is no secret";
-	int fd;
-
-	snprintf(path, 64, "/tmp/kvd-bench-key-XXXXXX");
-	fd = mkstemp(path);
-	if (fd < 0 || write(fd, key, sizeof key - 1) < 0) {
-		return -1;
-	}
-	close(fd);
-
-	return 0;
-}
-
 static bench_outcome_t start_daemons(void)
 {
 	const uint64_t pool = (POOL_PREFIX + 1) * (uint64_t)work.blocks * work.block_bytes;
 	char key[64];
-	uint64_t end;
+	int up;
 
-	if (write_key(key) != 0) {
+	if (rig_write_key(key) != 0) {
 		return bench_fail("no key file in /tmp");
 	}
 	work.port[0] = free_port();
@@ -93,14 +78,10 @@ static bench_outcome_t start_daemons(void)
 			return bench_fail("kvd does not start");
 		}
 	}
-	end = bench_now_ns() + UINT64_C(10000000000);
-	while ((rig_metric(&work.rig[0], "kvd_peers_up") != 1 || rig_metric(&work.rig[1], "kvd_peers_up") != 1) &&
-	       bench_now_ns() < end) {
-		usleep(20000);
-	}
+	up = rig_await_peers(work.rig, UINT64_C(10000000000));
 	unlink(key);
 
-	return rig_metric(&work.rig[1], "kvd_peers_up") == 1 ? BENCH_DONE : bench_skip("the peers do not connect");
+	return up ? BENCH_DONE : bench_skip("the peers do not connect");
 }
 
 /* ---- a round --------------------------------------------------------------------------------- */
