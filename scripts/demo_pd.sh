@@ -51,7 +51,7 @@ report() {
 }
 
 start_daemon() {
-	start_kvd --keeper=off --cpu.size=256MiB --cpu.slab_size=64MiB --nvme.path= --events.enabled=off --handover.max_bytes=128MiB --handover.ttl=10s
+	start_kvd --keeper=off --limits.silence=10s --cpu.size=256MiB --cpu.slab_size=64MiB --nvme.path= --events.enabled=off --handover.max_bytes=128MiB --handover.ttl=10s
 }
 
 one_engine() {
