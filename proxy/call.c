@@ -213,7 +213,7 @@ static void set_up(kvp_call_t *call, const kvp_call_config_t *config, const char
 	if (call->body) {
 		curl_easy_setopt(easy, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)strlen(call->body));
 		curl_easy_setopt(easy, CURLOPT_POSTFIELDS, call->body);
-		/* libcurl repeats by itself what has had no answer on a connection that was used before. */
+		/* On a connection that was used before, libcurl repeats what got no answer. */
 		curl_easy_setopt(easy, CURLOPT_FRESH_CONNECT, 1L);
 	}
 }
