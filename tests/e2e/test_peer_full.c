@@ -72,7 +72,7 @@ static void flood(void)
 	}
 }
 
-static void begin(uint32_t hold)
+static void begin_hand_overs(uint32_t hold)
 {
 	for (uint32_t p = 0; p < PAIRS; p++) {
 		pairs_[p].hold[PAIR_PRODUCER] = hold;
@@ -83,7 +83,7 @@ static void begin(uint32_t hold)
 }
 
 /* How many have come whole. The others know why not, and in time. */
-static uint32_t end(void)
+static uint32_t end_hand_overs(void)
 {
 	uint32_t whole = 0;
 
@@ -151,20 +151,20 @@ static void fill_amid_hand_overs(uint32_t full)
 	uint64_t errors;
 
 	flood();
-	begin(0);
-	assert_int_equal(end(), PAIRS);
-	begin(MIDDLE);
+	begin_hand_overs(0);
+	assert_int_equal(end_hand_overs(), PAIRS);
+	begin_hand_overs(MIDDLE);
 	for (uint32_t p = 0; p < PAIRS; p++) {
 		pair_await_mark(&pairs_[p], PAIR_PRODUCER, MIDDLE);
 	}
 	errors = rig_metric(rig, "kvd_disk_errors_total");
 	rig_disk_fill(rig);
 	flood();
-	whole += end();
+	whole += end_hand_overs();
 	for (uint32_t round = 1; round < ROUNDS; round++) {
-		begin(0);
+		begin_hand_overs(0);
 		flood();
-		whole += end();
+		whole += end_hand_overs();
 	}
 	printf("# %u of %u hand-overs came whole beside a full disk\n", whole, ROUNDS * PAIRS);
 	assert_true(whole > 0);
@@ -173,8 +173,8 @@ static void fill_amid_hand_overs(uint32_t full)
 
 	rig_disk_free(rig);
 	await_disk(full);
-	begin(0);
-	assert_int_equal(end(), PAIRS);
+	begin_hand_overs(0);
+	assert_int_equal(end_hand_overs(), PAIRS);
 	check_quiet();
 	check_kept(full);
 	check_quiet();
