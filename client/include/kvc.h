@@ -617,8 +617,8 @@ typedef struct kvc_handover_info {
 	uint32_t open_n;  /* of the consumer: units that the blocks of an unfinished put reach to; 0: there is none */
 	uint32_t layers;  /* of these blocks that are there, from the model's first: kvc_handover_lease() reads them */
 	/* Of the producer: units that announced chunks reach to, a private block counts as one. 0: none are
-	 * announced, or none any more, because the daemon had no room for one that became visible: then the producer
-	 * sends from n again. */
+	 * announced, or no longer, because the daemon had no room for one that became visible: then the producer sends
+	 * from n again. */
 	uint32_t announced;
 } kvc_handover_info_t;
 /* What is known now; it changes in kvc_poll() and other calls. */

@@ -209,7 +209,7 @@
 	F(KEYS, keys, KV_MAX_BLOCKS, "of each part: full: the key of block n, with flags bit 2 those of the last count blocks; window, state: those of the blocks that a sequence needs after n. One that is not visible: MISS. count 0: none, of a state before a partial block") \
 	F(U32, partial, 0, "with flags bit 0: tokens after these units, fewer than any group's block has; they are in a private block of every group. 0: none") \
 	F(KEY, private_key, 0, "of those private blocks; without partial: ignored")                                    \
-	F(U32, flags, KV_HANDOVER_LAST | KV_HANDOVER_AWAIT_ROOM | KV_HANDOVER_AHEAD, "bit 0: nothing follows, the hand-over is complete; bit 1: HANDOVER_ROOM is wanted after the answer BUSY; bit 2, in a space of one full group: blocks that are not visible yet are handed over when they are, MISS: the first key leaves a gap; without it nothing is announced any more") \
+	F(U32, flags, KV_HANDOVER_LAST | KV_HANDOVER_AWAIT_ROOM | KV_HANDOVER_AHEAD, "bit 0: nothing follows, the hand-over is complete; bit 1: HANDOVER_ROOM is wanted after the answer BUSY; bit 2, in a space of one full group: blocks that are not visible yet are handed over when they are, MISS: the first key leaves a gap; without it what is announced is withdrawn") \
 	F(U32, ttl_ms, 0, "life from now on without a consumer; 0: the daemon's default and most")                     \
 	F(BIN, tail, 1u << 20, "bytes for the consumer, opaque; they replace earlier ones unless empty")               \
 	F(BIN, select, 4u * KV_MAX_SELECT, "u32 tokens, with number 0: HANDOVER_SELECT finds the hand-over by them; empty: it does not") \

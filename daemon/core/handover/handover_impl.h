@@ -81,7 +81,7 @@ static inline uint64_t kvd_handover_ahead_bytes(const kvd_handover_t *entry)
 {
 	return (uint64_t)(entry->ahead.n - entry->ahead.first) * sizeof *entry->ahead.keys;
 }
-/* Nothing is announced any more. */
+/* What is announced is forgotten. */
 void kvd_handover_drop_ahead(kvd_core_t *core, kvd_handover_t *entry);
 /* There is more of the entry, or nothing follows: it lives on, and its consumer is told. */
 void kvd_handover_note_progress(kvd_core_t *core, kvd_handover_t *entry);
@@ -142,7 +142,7 @@ void kvd_handover_announce(kvd_core_t *core, kvd_handover_t *entry, const kvd_ah
  * does not follow that before it. The caller drops the pins when it fails. */
 kv_status_t kvd_handover_pin_ahead(kvd_core_t *core, kvd_handover_call_t *call, const kvd_ahead_t *ahead,
 				   uint64_t tail_bytes, uint32_t *p_left, kvd_handover_advance_t *advance);
-/* This much of entry->ahead is handed over; nothing is announced any more when that is all. */
+/* This much of entry->ahead is handed over; what is announced is forgotten when that is all. */
 void kvd_handover_advance(kvd_core_t *core, kvd_handover_t *entry, const kvd_handover_advance_t *advance);
 /* One quantum; 1 while there is more. */
 int kvd_handovers_announced_run(kvd_core_t *core);
