@@ -1,4 +1,4 @@
-/* Announced blocks: handed over when they become visible, whoever makes them so, and never a block that does not
+/* Announced blocks: handed over when they become visible, by any instance, and never a block that does not
  * follow.
  */
 #include "handover_stage.h"
@@ -212,7 +212,7 @@ static void p4_the_private_block_completes_it(void **state)
 	stage_end();
 }
 
-/* Visible and gone again before it was handed over: it is waited for, whoever puts it again. */
+/* Visible and gone again before it was handed over: it is waited for until it is put again. */
 static void p4_a_block_evicted_before_it_is_handed_over_is_waited_for(void **state)
 {
 	(void)state;
@@ -320,7 +320,7 @@ static void p5_keys_of_announced_blocks_are_counted_and_given_back(void **state)
 	stage_end();
 }
 
-/* No room when a block becomes visible: nothing is announced any more, the producer knows, and sends again. */
+/* No room when a block becomes visible: the announcement is dropped, the producer knows, and sends again. */
 static void p5_without_room_for_a_pin_the_announcement_is_dropped(void **state)
 {
 	(void)state;

@@ -827,7 +827,7 @@ static void live(uint64_t seed, uint32_t steps)
 			const uint32_t which = s % SPACES_OF_NS;
 			static const char *const names[SPACES_OF_NS] = {"model", "other", "one"};
 
-			l.u.block_bytes = which == 1 ? 8192 : 4096; /* of another class */
+			l.u.block_bytes = which > 0 ? 8192 : 4096; /* of another class */
 			l.u.group_count = which == 2 ? 1 : U_GROUPS;
 			l.space[s] = u_space(&l.u, ns_of(s), names[which]);
 		}
