@@ -269,10 +269,11 @@ static kvc_status_t find_block(const kvc_lease_t *lease, uint32_t i, uint32_t la
 	return KVC_OK;
 }
 
-kvc_status_t kvc_lease_block(const kvc_lease_t *lease, uint32_t i, const void **p_data, const uint64_t **p_leaves)
+kvc_status_t kvc_lease_block_layers(const kvc_lease_t *lease, uint32_t i, uint32_t layers, const void **p_data,
+				    const uint64_t **p_leaves)
 {
 	kvc_source_t source = {0};
-	const kvc_status_t status = find_block(lease, i, UINT32_MAX, &source);
+	const kvc_status_t status = find_block(lease, i, layers, &source);
 
 	if (status == KVC_OK && p_data) {
 		*p_data = source.data;
@@ -282,6 +283,11 @@ kvc_status_t kvc_lease_block(const kvc_lease_t *lease, uint32_t i, const void **
 	}
 
 	return status;
+}
+
+kvc_status_t kvc_lease_block(const kvc_lease_t *lease, uint32_t i, const void **p_data, const uint64_t **p_leaves)
+{
+	return kvc_lease_block_layers(lease, i, UINT32_MAX, p_data, p_leaves);
 }
 
 uint32_t kvc_lease_layers(const kvc_lease_t *lease)

@@ -570,11 +570,40 @@ static kvc_status_t may_write_layers(kvc_put_t *put, uint32_t i, uint32_t first,
 	return choose_way(put, KVC_PUT_LAYERS);
 }
 
+/* Staging of a layer of block i: [head][leaf]. */
+static uint64_t *find_layer_words(const kvc_put_t *put, uint32_t i, uint32_t layer)
+{
+	const kvc_writer_t *range = &put->range;
+	const uint32_t words = range->head_count * put->space->pieces;
+
+	return put->grant.map->staging + put->staging.first +
+	       ((uint64_t)(layer - range->layer_first) * put->order[put->n] + put->order[i]) * words;
+}
+
+kvc_status_t kvc_put_layer_digests(kvc_put_t *put, uint32_t i, uint32_t first, uint32_t count, const uint64_t *leaves)
+{
+	const uint32_t pieces = put->space->pieces;
+	const kvc_status_t status = may_write_layers(put, i, first, count);
+
+	if (status != KVC_OK || !leaves) {
+		return status == KVC_ALREADY ? KVC_OK : status;
+	}
+	for (uint32_t l = 0; l < count; l++) {
+		uint64_t *word = find_layer_words(put, i, first + l);
+
+		for (uint32_t h = 0; h < put->range.head_count; h++) {
+			memcpy(word + (size_t)h * pieces, leaves + ((size_t)h * count + l) * pieces,
+			       pieces * sizeof *leaves);
+		}
+	}
+
+	return KVC_OK;
+}
+
 kvc_status_t kvc_put_write_layers(kvc_put_t *put, uint32_t i, uint32_t first, uint32_t count, const void *src)
 {
 	const kvc_space_t *space = put->space;
 	const kvc_writer_t *range = &put->range;
-	const uint32_t words = range->head_count * space->pieces; /* a block and layer */
 	uint8_t *data = NULL;
 	kvc_status_t status = may_write_layers(put, i, first, count);
 
@@ -583,8 +612,7 @@ kvc_status_t kvc_put_write_layers(kvc_put_t *put, uint32_t i, uint32_t first, ui
 		return status == KVC_ALREADY ? KVC_OK : status;
 	}
 	for (uint32_t l = first; l < first + count; l++) {
-		uint64_t *word = put->grant.map->staging + put->staging.first +
-				 ((uint64_t)(l - range->layer_first) * put->order[put->n] + put->order[i]) * words;
+		uint64_t *word = find_layer_words(put, i, l);
 
 		for (uint32_t h = 0; h < range->head_count; h++) {
 			const kvc_leaves_t leaves = {

@@ -23,11 +23,11 @@
  * Threads. A kvc_t and everything made from it belong to one thread at a time: its owner, which polls. Other threads
  * may call these functions at the same time, as long as no thread frees the object:
  *   kvc_match(), kvc_match_lazy(), kvc_chain_*(), kvc_keys_of(), kvc_key_bind(), kvc_space_groups(), kvc_group_range()
- *   kvc_lease_state(), _n(), _skip(), _ready(), _rest_status(), _block(), _read(), _layers(), _read_layers()   once the
- *   owner saw the lease OK
- *   kvc_put_block(), _write(), _write_layers(), _digests()   once the owner saw the put granted; each block by one
- * thread at a time kvc_put_end() of a block, or kvc_put_layers(), comes after its writes; the threads order these
- * themselves.
+ *   kvc_lease_state(), _n(), _skip(), _ready(), _rest_status(), _block(), _block_layers(), _read(), _layers(),
+ *   _read_layers()   once the owner saw the lease OK
+ *   kvc_put_block(), _write(), _write_layers(), _digests(), _layer_digests()   once the owner saw the put granted; each
+ *   block by one thread at a time
+ * kvc_put_end() of a block, or kvc_put_layers(), comes after its writes; the threads order these themselves.
  *
  * Ownership. What a function returns through **p is the caller's until the matching free.
  *
@@ -375,6 +375,10 @@ KVC_API kvc_status_t kvc_lease_read(kvc_lease_t *lease, uint32_t first, uint32_t
 /* Layers that are there of the blocks that are not ready, from the model's first: 0 of all but the leases of
  * kvc_handover_lease(); all layers when every block is ready. Does not wait. */
 KVC_API uint32_t kvc_lease_layers(const kvc_lease_t *lease);
+/* kvc_lease_block() of block i, whose first `layers` layers count as there when kvc_lease_layers() says so. PENDING:
+ * they are not. */
+KVC_API kvc_status_t kvc_lease_block_layers(const kvc_lease_t *lease, uint32_t i, uint32_t layers, const void **p_data,
+					    const uint64_t **p_leaves);
 /* Copy some heads and layers of block i, each of the layers below kvc_lease_layers(), into a block at dst, which keeps
  * its other bytes; verified in the same pass by the digests of these layers. `part`: as of a writer, its rank does not
  * count. PENDING: they are not there. CORRUPT: it has been reported, and the put and this lease end. */
@@ -431,6 +435,10 @@ KVC_API kvc_status_t kvc_put_end(kvc_put_t *put, uint32_t first, uint32_t count)
  * them. KVC_ERR_ARG: they have been handed in, or the put is written in whole blocks; KVC_ERR_LIMIT: the staging does
  * not hold the digests of the whole put; else as kvc_put_write(). */
 KVC_API kvc_status_t kvc_put_write_layers(kvc_put_t *put, uint32_t i, uint32_t first, uint32_t count, const void *src);
+/* For callers that filled these layers of block i themselves: their leaf digests, [heads][count][leaves of a layer] of
+ * this rank's heads, copied; NULL: may they be handed in this way? Errors as above. */
+KVC_API kvc_status_t kvc_put_layer_digests(kvc_put_t *put, uint32_t i, uint32_t first, uint32_t count,
+					   const uint64_t *leaves);
 /* The first `layers` layers of this rank's range are in place in all blocks of the put: hand those in that are new.
  * With the last one the put's blocks are handed in, and kvc_put_end() has nothing to do. A layer that was handed in
  * stays as it is. Does not wait. */
