@@ -1,6 +1,7 @@
 /* Loads: an asynchronous load of the two halves. A match leases what it finds, the worker half copies and verifies it,
  * and the first block that it names as failed ends the prefix. */
 #include "inproc/job.h"
+#include "scheduler/handover_calls.h"
 
 #include "kv/shm.h"
 #include "kv/struct.h"
@@ -115,6 +116,25 @@ static void take_reports(kvx_t *kvx, kvx_worker_t *worker)
 	} while (len > 0);
 }
 
+/* The layers that every rank has loaded. A rank that has ended its part is not asked: the load ends soon. */
+static void count_layers(kvx_load_t *load)
+{
+	const kvx_ranks_t *ranks = &load->job.kvx->ranks;
+	uint32_t least = UINT32_MAX, layers, known = 0;
+
+	for (uint32_t r = 0; r < ranks->count; r++) {
+		const int knows = kvx_worker_get_layers(ranks->worker[r], (const char *)&load->job.id,
+							sizeof load->job.id, &layers);
+
+		least = knows && layers < least ? layers : least;
+		known += (uint32_t)knows;
+	}
+	if (known == ranks->count && least > 0) {
+		load->layer_blocks = load->to;
+		load->layers = least;
+	}
+}
+
 static void end_copied(kvx_load_t *load)
 {
 	kvx_t *kvx = load->job.kvx;
@@ -156,6 +176,11 @@ void kvx_loads_collect(kvx_t *kvx)
 {
 	kvx_worker_stats_t stats;
 
+	for (kvx_job_t *job = kvx->loads; job; job = job->next) {
+		if (((kvx_load_t *)job)->step == KVX_LOAD_COPYING && ((kvx_load_t *)job)->handover) {
+			count_layers((kvx_load_t *)job);
+		}
+	}
 	/* Looked at before names are taken: what ends meanwhile is reported now, and named the next time. */
 	kvx_ranks_get_stats(&kvx->ranks, &stats);
 	/* In this order: once a load was named, its failed blocks and its report are there. */
@@ -180,16 +205,50 @@ void kvx_loads_collect(kvx_t *kvx)
 
 /* ---- the beginning --------------------------------------------------------------------------- */
 
+static void start_copying(kvx_load_t *load, const kvx_ask_t *ask)
+{
+	kvx_t *kvx = load->job.kvx;
+
+	kvx_scheduler_start_load(kvx->scheduler, ask, &load->hit);
+	load->step = KVX_LOAD_COPYING;
+	load->ranks_left = kvx->ranks.count;
+	kvx->copying++;
+}
+
+static kvx_ask_t ask_for_piece(const kvx_load_t *load, uint64_t now)
+{
+	const uint64_t left = load->job.deadline_ns > now ? load->job.deadline_ns - now : 0;
+	kvx_ask_t ask = load->job.ask;
+
+	ask.tokens = load->to * load->job.kvx->block_tokens;
+	ask.local = load->from * load->job.kvx->block_tokens;
+	ask.load_ms = (uint32_t)(left / 1000000u) + 1u;
+
+	return ask;
+}
+
+static void lease_layers(kvx_load_t *load, uint64_t now)
+{
+	const kvx_ask_t ask = ask_for_piece(load, now);
+	const kvc_status_t status = kvx_scheduler_lease_layers(load->job.kvx->scheduler, &ask, load->handover);
+
+	if (status == KVC_OK) {
+		load->in_cpu = ask.tokens - ask.local;
+		load->hit = (kvx_hit_t){.struct_size = sizeof load->hit, .tokens = load->in_cpu, .async = 1};
+		start_copying(load, &ask);
+	} else if (status != KVC_PENDING) {
+		end_piece(load, load->from, KV_WHY_NONE, KVC_MISS);
+	} else if (now >= load->job.deadline_ns) {
+		end_piece(load, load->from, KV_WHY_TIMEOUT, KVC_ERR_TIMEOUT);
+	}
+}
+
 /* What is leased goes into the next message. */
 static void look_up(kvx_load_t *load, uint64_t now)
 {
 	kvx_t *kvx = load->job.kvx;
-	const uint64_t left = load->job.deadline_ns > now ? load->job.deadline_ns - now : 0;
-	kvx_ask_t ask = load->job.ask;
+	const kvx_ask_t ask = ask_for_piece(load, now);
 
-	ask.tokens = load->to * kvx->block_tokens;
-	ask.local = load->from * kvx->block_tokens;
-	ask.load_ms = (uint32_t)(left / 1000000u) + 1u;
 	kvx_scheduler_match(kvx->scheduler, &ask, &load->hit);
 	if (!load->looked_up) {
 		/* What is on disk now is in memory when the lease is granted: a later lookup finds it there. */
@@ -200,14 +259,11 @@ static void look_up(kvx_load_t *load, uint64_t now)
 	load->result.match_ns = load->from == load->skip ? kvx_now_ns() - load->job.start_ns : load->result.match_ns;
 	load->result.why = load->hit.why;
 	if (load->hit.tokens > 0) {
-		kvx_scheduler_start_load(kvx->scheduler, &ask, &load->hit);
-		load->step = KVX_LOAD_COPYING;
-		load->ranks_left = kvx->ranks.count;
-		kvx->copying++;
+		start_copying(load, &ask);
 		kvx->begun = 1;
 	} else if (!load->hit.leasing) {
 		end_piece(load, load->from, load->hit.why, KVC_MISS);
-	} else if (left == 0) {
+	} else if (now >= load->job.deadline_ns) {
 		end_piece(load, load->from, KV_WHY_TIMEOUT, KVC_ERR_TIMEOUT);
 	}
 }
@@ -217,14 +273,27 @@ void kvx_load_begin_piece(kvx_load_t *load, uint32_t to, uint64_t now)
 	load->step = KVX_LOAD_LEASING;
 	load->to = to;
 	load->looked_up = 0;
+	load->handover = NULL;
 	look_up(load, now);
+}
+
+void kvx_load_begin_layers(kvx_load_t *load, uint32_t to, kvc_handover_t *handover, uint64_t now)
+{
+	load->step = KVX_LOAD_LEASING;
+	load->to = to;
+	load->handover = handover;
+	lease_layers(load, now);
 }
 
 void kvx_loads_advance(kvx_t *kvx, uint64_t now)
 {
 	for (kvx_job_t *job = kvx->loads; job; job = job->next) {
-		if (((kvx_load_t *)job)->step == KVX_LOAD_LEASING) {
-			look_up((kvx_load_t *)job, now);
+		kvx_load_t *load = (kvx_load_t *)job;
+
+		if (load->step == KVX_LOAD_LEASING && load->handover) {
+			lease_layers(load, now);
+		} else if (load->step == KVX_LOAD_LEASING) {
+			look_up(load, now);
 		}
 	}
 }

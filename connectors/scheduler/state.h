@@ -67,6 +67,7 @@ typedef struct kvx_sload {
 	int cancelled, must_emit_drop; /* the request has ended; the ranks must be notified */
 	int blocks_lost;               /* the request has lost the blocks before the ranks reported */
 	int open;                      /* its blocks are still to be handed over */
+	int layered;                   /* its lease is of an unfinished put, whose layers are loaded as they come */
 	uint32_t partial;              /* tokens of its last block, a private one; 0: all are whole */
 	uint32_t id_len;
 	char *id;
@@ -121,6 +122,9 @@ typedef struct kvx_sput {
 	uint64_t step_done_ns;       /* that step was seen to have ended; 0: not yet */
 	int awaited;                 /* the message of that step has waited for the answer */
 	int once;                    /* it is not tried again: the hand-over goes on without it */
+	int layered;                 /* its blocks are computed and saved layer by layer */
+	uint32_t layers;             /* of them, that are computed */
+	uint32_t layers_emitted;     /* that the ranks know of */
 	kvx_table_entry_t entries[]; /* [n] */
 } kvx_sput_t;
 
@@ -173,6 +177,7 @@ struct kvx_scheduler {
 	kvc_identity_t identity;
 	_Atomic(char *) weights; /* set after the start; NULL: not yet */
 	uint64_t token_bytes;    /* of all groups, about */
+	uint32_t layers;         /* of the model */
 
 	uint64_t incarnation, generation; /* generation: counts daemons and resets */
 	kvx_sspace_t *spaces;             /* [KVX_SPACES_MAX] */

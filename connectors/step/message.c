@@ -134,7 +134,7 @@ static size_t fixed_size(uint32_t magic, uint32_t type)
 		[KVX_RECORD_SPACE] = sizeof(kvx_msg_space_t), [KVX_RECORD_FENCE] = sizeof(kvx_msg_fence_t),
 		[KVX_RECORD_LOAD] = sizeof(kvx_msg_load_t),   [KVX_RECORD_SAVE] = sizeof(kvx_msg_save_t),
 		[KVX_RECORD_DROP] = sizeof(kvx_msg_drop_t),   [KVX_RECORD_TIME] = sizeof(kvx_msg_time_t),
-		[KVX_RECORD_WORK] = sizeof(kvx_msg_work_t),
+		[KVX_RECORD_WORK] = sizeof(kvx_msg_work_t),   [KVX_RECORD_LAYERS] = sizeof(kvx_msg_layers_t),
 	};
 	static const size_t in_report[] = {
 		[KVX_RECORD_LOADED] = sizeof(kvx_report_loaded_t),
