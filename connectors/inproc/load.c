@@ -46,6 +46,7 @@ static void end_piece(kvx_load_t *load, uint32_t done, uint32_t why, kvc_status_
 	const uint32_t in_cpu = loaded < load->in_cpu ? loaded : load->in_cpu;
 	kvx_load_result_t *result = &load->result;
 
+	load->job.kvx->stats.passes_received += load->handover && done == load->to;
 	load->step = KVX_LOAD_IDLE;
 	load->from = done;
 	load->cause = cause == KVC_OK && done < load->to ? KVC_MISS : cause;
