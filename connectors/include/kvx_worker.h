@@ -148,8 +148,8 @@ KVC_API void kvx_worker_take_report(kvx_worker_t *worker, const void **p_bytes, 
  * of loads meanwhile, if the cache is in host memory. */
 KVC_API void kvx_worker_wait(kvx_worker_t *worker, uint32_t timeout_us);
 /* *p_layers: layers of the model, from its first, that this rank has loaded and verified of all blocks of the load with
- * that id, which come layer by layer; a rank that holds none of the first layers needs none of them. 0: there is no
- * such load, or it has ended. */
+ * that id, which come layer by layer; a layer that this rank does not hold counts. 0: there is no such load, or it has
+ * ended. */
 KVC_API int kvx_worker_get_layers(const kvx_worker_t *worker, const char *id, uint32_t id_len, uint32_t *p_layers);
 /* 1: a submitted save still has to read one of these blocks. */
 KVC_API int kvx_worker_has_unsaved(const kvx_worker_t *worker, const uint32_t *ids, uint32_t n);

@@ -439,7 +439,10 @@ int kvx_worker_get_layers(const kvx_worker_t *worker, const char *id, uint32_t i
 		const kvx_wload_t *load = (const kvx_wload_t *)job;
 
 		if (load->layered && load->id_len == id_len && memcmp(load->request, id, id_len) == 0) {
-			*p_layers = load->part->group->paged.first_layer + atomic_load(&load->layers);
+			const uint32_t layers = atomic_load(&load->layers);
+
+			*p_layers = layers < load->ranges ? load->part->group->paged.first_layer + layers
+							  : worker->layout.layers;
 			return 1;
 		}
 	}

@@ -242,11 +242,16 @@ static void copy_batch(kvx_worker_t *worker, const kvx_wbatch_t *batch, kvx_scra
 static void take_batch(const kvx_worker_t *worker, kvx_wbatch_t *batch)
 {
 	kvx_wpart_t *part = batch->part;
-	const uint32_t n = part->leased_blocks, limit = atomic_load(&part->limit), at = atomic_load(&part->next);
-	const uint32_t end = batch->load->layered && n > 0 ? at - at % n + n : limit;
+	const uint32_t limit = atomic_load(&part->limit), n = batch->load->layered ? part->leased_blocks : 0;
+	uint32_t end = limit;
 
-	batch->count = kvx_wpart_take(part, end < limit ? end : limit, worker->batch, &batch->first);
-	if (batch->load->layered && batch->count > 0) {
+	if (n > 0) {
+		const uint32_t layer_end = (atomic_load(&part->next) / n + 1u) * n;
+
+		end = layer_end < limit ? layer_end : limit;
+	}
+	batch->count = kvx_wpart_take(part, end, worker->batch, &batch->first);
+	if (n > 0 && batch->count > 0) {
 		batch->layer = batch->first / n;
 		batch->layers = 1;
 		batch->first %= n;

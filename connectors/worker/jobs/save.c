@@ -202,9 +202,10 @@ uint32_t kvx_wsave_layers(const kvx_worker_t *worker, const kvx_wsave_t *save)
 }
 
 /* A fence finds the block waiting between two layers, and gives it up: what is in the cache then is no longer read. */
-kvc_status_t kvx_wsave_copy_layer(const kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, uint32_t layer,
+kvc_status_t kvx_wsave_copy_layer(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, uint32_t layer,
 				  kvx_scratch_t *scratch)
 {
+	const uint64_t start = kvx_worker_now_ns();
 	const uint32_t first = worker->save_range.layer_first + layer;
 	const kvk_paged_t one = kvx_paged_layer(&save->group->saved, layer);
 	kvk_move_t move = {.block = save->ids[i], .leaves = scratch->gathered};
@@ -225,6 +226,7 @@ kvc_status_t kvx_wsave_copy_layer(const kvx_worker_t *worker, kvx_wsave_t *save,
 		status = kvc_put_layer_digests(save->put, i, first, 1, move.leaves);
 	}
 	kvx_wsave_return_block(save, i);
+	kvx_stat_add(&worker->stats.save_ns, kvx_worker_now_ns() - start);
 
 	return status;
 }

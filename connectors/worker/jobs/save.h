@@ -58,7 +58,7 @@ void kvx_wsave_return_block(kvx_wsave_t *save, uint32_t i);
 kvc_status_t kvx_wsave_copy_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, kvx_scratch_t *scratch);
 /* The same of one layer of this rank's range, of a save that is layered. Block i waits again afterwards. REVOKED: it
  * was given up. LIMIT: there is no staging for layers. The transfer thread. */
-kvc_status_t kvx_wsave_copy_layer(const kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, uint32_t layer,
+kvc_status_t kvx_wsave_copy_layer(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, uint32_t layer,
 				  kvx_scratch_t *scratch);
 /* All layers are handed in: every block is done. */
 void kvx_wsave_end_layers(kvx_worker_t *worker, kvx_wsave_t *save);
