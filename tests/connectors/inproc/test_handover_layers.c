@@ -19,13 +19,17 @@ static const char *program;
 static rig_t rig;
 static side_t producer, consumer;
 static pair_prompt_t from, to;
+static uint32_t ttl_ms;      /* of what is sent */
+static uint32_t layers_done; /* of the pass */
 
 /* ---- what goes wrong below libkvx ------------------------------------------------------------ */
 
-static uint32_t damaged_layer; /* of the first block of a put, before its digests are handed in; UINT32_MAX: none */
-static int has_no_staging;     /* for layers */
-static int has_no_lease;       /* the put has ended when the consumer asks for it */
-static uint32_t leases_asked, layers_handed_in;
+static _Atomic uint32_t
+	damaged_layer;             /* of the first block of a put, before its digests are handed in; UINT32_MAX: none */
+static _Atomic int has_no_staging; /* for layers */
+static int has_no_lease;           /* the put has ended when the consumer asks for it */
+static uint32_t leases_asked;
+static _Atomic uint32_t layers_handed_in;
 
 kvc_status_t __real_kvc_put_layers(kvc_put_t *put, uint32_t layers);
 kvc_status_t __wrap_kvc_put_layers(kvc_put_t *put, uint32_t layers);
@@ -65,6 +69,7 @@ kvc_status_t __wrap_kvc_handover_lease(kvc_handover_t *handover, uint32_t ttl_ms
 static int begin_test(void **state)
 {
 	(void)state;
+	ttl_ms = 0;
 	damaged_layer = UINT32_MAX;
 	has_no_staging = has_no_lease = 0;
 	leases_asked = layers_handed_in = 0;
@@ -112,8 +117,9 @@ static const char *next_id(void)
 
 static kvc_status_t send_whole(kvx_send_t **p_send, const char *transfer, uint32_t before, uint32_t computed, int last)
 {
-	const kvx_chunk_t chunk = pair_chunk(&from, transfer, computed, last);
+	kvx_chunk_t chunk = pair_chunk(&from, transfer, computed, last);
 
+	chunk.ttl_ms = ttl_ms;
 	side_compute(&producer, &from, before, computed);
 
 	return kvx_send(producer.kvx, &chunk, p_send);
@@ -124,6 +130,7 @@ static kvx_chunk_t pass_chunk(uint32_t computed, uint32_t computing, uint32_t la
 {
 	kvx_chunk_t chunk = pair_chunk(&from, NULL, computed, 0);
 
+	chunk.ttl_ms = ttl_ms;
 	chunk.computing = computing;
 	chunk.layers = layers;
 
@@ -137,6 +144,7 @@ static kvc_status_t send_layer(kvx_send_t *send, uint32_t computed, uint32_t com
 	if (layers > 0) {
 		side_compute_layer(&producer, &from, computed, computing, layers - 1u);
 	}
+	layers_done = layers;
 
 	return kvx_send(producer.kvx, &chunk, &send);
 }
@@ -217,7 +225,9 @@ static kvx_send_t *begin_pass(const char *transfer, const kvx_recv_t *recv, uint
 /* The pass ends, and the prompt. */
 static void end_pass(kvx_send_t *send)
 {
-	side_compute(&producer, &from, 3 * T, 9 * T);
+	for (uint32_t l = layers_done; l < PAIR_LAYERS; l++) {
+		side_compute_layer(&producer, &from, 3 * T, 9 * T, l);
+	}
 	assert_int_equal(send_whole(&send, NULL, 9 * T, from.n_tokens, 1), KVC_PENDING);
 }
 
@@ -276,7 +286,7 @@ static void p1_p3_layers_are_in_the_consumers_cache_during_the_pass(void **state
 		pair_poll(&producer, &consumer, 3);
 	}
 	pair_await_blocks(&consumer, &producer, recv, 12);
-	assert_int_equal(send_whole(&send, NULL, 0, 12 * T + 5, 1), KVC_PENDING);
+	assert_int_equal(send_whole(&send, NULL, 12 * T + 5, 12 * T + 5, 1), KVC_PENDING);
 	result = finish_recv(recv);
 	assert_int_equal(result.cause, KVC_OK);
 	assert_int_equal(result.tokens, 12 * T + 5);
@@ -452,6 +462,36 @@ static void p7_a_daemon_that_dies_between_two_layers_is_a_miss(void **state)
 	kvx_send_end(send);
 }
 
+/* Both engines detach between two layers, and the next ones begin anew. */
+static void p4_engines_detached_amid_a_pass_leave_nothing(void **state)
+{
+	const char *transfer;
+	kvx_recv_t *recv;
+	kvx_send_t *send;
+
+	(void)state;
+	for (uint32_t i = 0; i < 2; i++) {
+		transfer = next_id();
+		ttl_ms = 500; /* the reason is kept that long for another consumer */
+		set_prompt(42 + i, 12 * T);
+		recv = start_recv(transfer, 0);
+		(void)begin_pass(transfer, recv, 1);
+		side_close(i ? &producer : &consumer);
+		pair_poll(i ? &consumer : &producer, NULL, 5);
+		side_close(i ? &consumer : &producer);
+		side_open(&producer, rig.socket, KVX_PRODUCER);
+		side_open(&consumer, rig.socket, KVX_CONSUMER);
+		pair_poll(&producer, &consumer, 20);
+	}
+	ttl_ms = 0;
+	set_prompt(44, 12 * T);
+	recv = start_recv("again", 0);
+	send = begin_pass("again", recv, 2);
+	end_pass(send);
+	assert_int_equal(finish_recv(recv).cause, KVC_OK);
+	finish_send(send, KVC_OK);
+}
+
 /* ---- refused --------------------------------------------------------------------------------- */
 
 static void p10_a_pass_that_is_not_sound_changes_nothing(void **state)
@@ -522,7 +562,7 @@ static int send_at_random(kvx_send_t **p_send, const char *transfer, uint64_t *r
 			pair_poll(&producer, &consumer, below(random, 4));
 		}
 		if (kvx_send(producer.kvx, &(kvx_chunk_t){0}, p_send) != KVC_ERR_ARG ||
-		    send_whole(p_send, NULL, before, computed, computed == from.n_tokens) != KVC_PENDING) {
+		    send_whole(p_send, NULL, computed, computed, computed == from.n_tokens) != KVC_PENDING) {
 			return 1;
 		}
 	}
@@ -646,6 +686,7 @@ int main(int argc, char **argv)
 		LAYERS_TEST(p7_a_consumer_that_aborts_between_layers_gives_it_back),
 		LAYERS_TEST(p5_a_pass_that_does_not_go_on_is_a_miss_at_the_deadline),
 		LAYERS_TEST(p7_a_daemon_that_dies_between_two_layers_is_a_miss),
+		LAYERS_TEST(p4_engines_detached_amid_a_pass_leave_nothing),
 		LAYERS_TEST(p10_a_pass_that_is_not_sound_changes_nothing),
 		LAYERS_TEST(p10_a_chunk_of_an_older_caller_has_no_pass),
 		LAYERS_TEST(p1_p4_passes_of_any_size_that_end_anyhow_change_no_byte),
