@@ -371,7 +371,7 @@ static void p1_a_damaged_layer_ends_the_receive_before_it(void **state)
 
 /* ---- either side gives up -------------------------------------------------------------------- */
 
-/* Its blocks are its own at once; what the consumer has verified stays. */
+/* Its blocks are its own at once; what the consumer has verified stays, and nobody finds a block of the pass. */
 static void p7_a_producer_that_aborts_leaves_the_layers_it_has_sent(void **state)
 {
 	(void)state;
@@ -392,6 +392,9 @@ static void p7_a_producer_that_aborts_leaves_the_layers_it_has_sent(void **state
 		assert_int_equal(result.blocks, 3);
 		assert_int_equal(result.layers, layers);
 		assert_int_equal(result.layer_blocks, layers ? 9 : 0);
+		pair_poll(&producer, &consumer, 20);
+		set_prompt(20 + layers, 12 * T);
+		assert_int_equal(others_find(&consumer), 3);
 	}
 }
 
