@@ -20,7 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.logger import init_logger
 
-from kvd_vllm import _kvd, compat, digests, identity, layout, options, recovery, self_test, weights
+from kvd_vllm import _kvd, compat, digests, identity, layout, multi, options, recovery, self_test, weights
 from kvd_vllm.errors import CircuitBreaker, Declined
 from kvd_vllm.handover import Handovers
 from kvd_vllm.metrics import KvdPromMetrics, KvdStats
@@ -93,7 +93,9 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self._pool: Any = None
         self._ways_told = False
         self._compat = compat.probe()
-        self._child = compat.is_child()
+        parent = multi.parent()
+        self._child = parent is not None
+        self._unheard = self._child and not self._separate_children(parent)
         self._attempt("start", lambda: self._open(vllm_config, kv_cache_config))
 
     # ---- start and end ---------------------------------------------------------------------------------------------
@@ -118,6 +120,14 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self._ways = compat.load_ways(compat.mode_of(vllm_config, self._compat["version"]), self._options["mode"], len(self._space.groups))
         if self._half == "scheduler":
             self._open_scheduler()
+
+    def _separate_children(self, parent: Any) -> bool:
+        try:
+            extra = self._kv_transfer_config.kv_connector_extra_config or {}
+            return multi.separate_children(parent, options.parse({"handover": extra.get("handover")})[0]["handover"])
+        except Exception as error:
+            self._breaker.error("start", error)
+            return False
 
     def _decline(self, reason: str) -> None:
         self._reason = reason
@@ -275,6 +285,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self.set_xfer_handshake_metadata_pp_aware({(0, rank): value for rank, value in metadata.items()})
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        if self._unheard:
+            return None  # another child would get it
         if self._space is None or self._c is None:
             return KvdHandshake(reason=self._reason or "no KV cache was registered")
         return KvdHandshake(space=self._space.digest(), files=self._space.weights.fingerprint(), reason=self._reason)

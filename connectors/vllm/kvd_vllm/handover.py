@@ -22,6 +22,14 @@ def _text(name: str, value: Any, most: int) -> str:
     return value
 
 
+def claim(request: Any) -> None:
+    """Before any child of a MultiConnector sees the request: one that names kvd's hand-over loses the keys that other connectors would act on."""
+    params = request.kv_transfer_params
+    if isinstance(params, dict) and params.get("transfer_id") is not None:
+        ours = {key: params[key] for key in ("transfer_id", "transfer_peer") if key in params}
+        request.kv_transfer_params = ours | {"transfer_sends": bool(params.get("do_remote_decode"))}
+
+
 @dataclass
 class Handovers:
     """Of one engine. `sends` and `receives` are its role; child: other connectors of a MultiConnector may hand over as well, and answer with the same names;
@@ -40,7 +48,7 @@ class Handovers:
         params = request.kv_transfer_params
         try:
             named = params.get("transfer_id")
-            wants_send = bool(params.get("do_remote_decode"))
+            wants_send = bool(params.get("do_remote_decode") or params.get("transfer_sends"))
             if named is None and (self.child or not wants_send):
                 return None
             transfer = _text("transfer_id", named, MAX_TRANSFER) if named is not None else secrets.token_hex(16)
