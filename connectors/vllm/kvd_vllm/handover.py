@@ -22,12 +22,16 @@ def _text(name: str, value: Any, most: int) -> str:
     return value
 
 
+def _wants_send(params: dict[str, Any]) -> bool:
+    return bool(params.get("do_remote_decode") or params.get("transfer_sends"))
+
+
 def claim(request: Any) -> None:
     """Before any child of a MultiConnector sees the request: one that names kvd's hand-over loses the keys that other connectors would act on."""
     params = request.kv_transfer_params
     if isinstance(params, dict) and params.get("transfer_id") is not None:
         ours = {key: params[key] for key in ("transfer_id", "transfer_peer") if key in params}
-        request.kv_transfer_params = ours | {"transfer_sends": bool(params.get("do_remote_decode"))}
+        request.kv_transfer_params = ours | {"transfer_sends": _wants_send(params)}
 
 
 @dataclass
@@ -48,7 +52,7 @@ class Handovers:
         params = request.kv_transfer_params
         try:
             named = params.get("transfer_id")
-            wants_send = bool(params.get("do_remote_decode") or params.get("transfer_sends"))
+            wants_send = _wants_send(params)
             if named is None and (self.child or not wants_send):
                 return None
             transfer = _text("transfer_id", named, MAX_TRANSFER) if named is not None else secrets.token_hex(16)
