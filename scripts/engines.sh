@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Make the Python environment in which kvd runs under a real vLLM (CPU), or bring it up to date: Debian packages, vLLM with all it needs (2.8 GB, three
 # minutes), kvd, and the connector package. Does nothing when all is there. Killed in the middle it goes on where it was.
-# usage: scripts/engines.sh [--check]      KVD_VENV=DIR (default build/venv), KVD_BUILD=DIR (default build/release)
+# usage: scripts/engines.sh [--check|--nixl]      KVD_VENV=DIR (default build/venv), KVD_BUILD=DIR (default build/release)
 #   --check   change nothing; exit 77 when there is no usable environment
+#   --nixl    NIXL, too, where the package index has it (150 MB): for kvd beside vLLM's NixlConnector
 # The path of its Python is the last line on standard output. Exit 77: packages cannot be installed here.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -82,6 +83,13 @@ install_connector() {
 	fi
 }
 
+# Without it the tests that need it are skipped, with the reason.
+install_nixl() {
+	"$venv/bin/python" -c 'import nixl' 2>/dev/null && return
+	say "installing NIXL"
+	pip install --no-deps -r tests/engines/requirements-nixl.txt || say "NIXL cannot be installed"
+}
+
 wanted=$(recipe)
 if [ "${1:-}" = --check ]; then
 	stamped recipe "$wanted" || cannot "there is no environment in $venv (scripts/engines.sh makes one)"
@@ -90,5 +98,6 @@ else
 	stamped recipe "$wanted" || make_venv "$wanted"
 	build_kvd
 	install_connector "$(sources)"
+	[ "${1:-}" != --nixl ] || install_nixl
 fi
 printf '%s\n' "$(cd "$venv" && pwd)/bin/python"

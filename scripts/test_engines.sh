@@ -6,8 +6,10 @@ cd "$(dirname "$0")/.."
 
 form=${1:-full}
 [ $# -eq 0 ] || shift
-python=$(scripts/engines.sh)
-for unit in layout identity layers; do
+nixl=()
+[ "$form" = short ] || nixl=(--nixl)
+python=$(scripts/engines.sh "${nixl[@]}")
+for unit in layout identity layers multi; do
 	"$python" "connectors/vllm/tests/test_$unit.py"
 done
 exec "$python" tests/engines/run.py "--$form" "$@"

@@ -15,7 +15,7 @@ from typing import Any
 from rig import PAGE, Engine, Engines, Request, nodes, output, prompt, until
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-from kvd_vllm.handover import Handovers  # noqa: E402
+from kvd_vllm.handover import Handovers, claim  # noqa: E402
 
 TABLE = [9, 8, 7, 6, 5, 4, 3]
 
@@ -257,6 +257,16 @@ class Parameters(unittest.TestCase):
         self.assertEqual(child.params(request({}), "t", ""), {"transfer_id": "t"})
         self.assertEqual(child.params(request({}), "t", "node1"), {"transfer_id": "t", "transfer_peer": "node1"})
         self.assertEqual(child.find(request({"do_remote_prefill": True, "transfer_id": "t", "remote_host": "of another connector"})), (False, "t", None))
+
+    def test_a_claimed_request_is_the_same_hand_over(self) -> None:
+        child = self.handovers(child=True)
+        for given in ({"do_remote_decode": True}, {"do_remote_prefill": True}, {"do_remote_prefill": True, "transfer_peer": "n"}, {}):
+            one = request(given | {"transfer_id": "t", "remote_port": 1})
+            wanted = child.find(one)
+            for _ in range(2):  # by each of two kvd children
+                claim(one)
+                self.assertEqual(child.find(one), wanted)
+            self.assertFalse({"do_remote_decode", "do_remote_prefill", "remote_port"} & set(one.kv_transfer_params))
 
 
 if __name__ == "__main__":
