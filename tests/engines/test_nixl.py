@@ -9,7 +9,7 @@ from harness import Engine, Failed, Missed, Skipped, wait_for
 from promises import promise
 from test_pd import Json, count, decodes, free_port, must_come, prefills, together
 
-WAIT_MS = 6000
+WAIT_MS = 30000  # nothing waits for this deadline, so it is that of a slow machine
 LEAST = 200  # tokens of the shortest hit that kvd loads on the decode engine: shorter prompts are NixlConnector's in both orders
 
 
@@ -33,13 +33,16 @@ def several(children: list[Json]) -> Json:
     return dict(kv_connector="MultiConnector", kv_role="kv_both", kv_load_failure_policy="recompute", kv_connector_extra_config=dict(connectors=children))
 
 
-def pair(context: Context, ours: Json, kvd_first: bool) -> tuple[Engine, Engine]:
-    """A prefill and a decode engine."""
+def pair(context: Context, ours: Json, kvd_first: bool, ranks: int = 1) -> tuple[Engine, Engine]:
+    """A prefill and a decode engine; with several ranks in several processes."""
+    more: Json = dict(mp=True, tensor_parallel_size=ranks) if ranks > 1 else {}
+    cores = dict(VLLM_CPU_OMP_THREADS_BIND="|".join(map(str, range(ranks)))) if ranks > 1 else {}
     engines = []
     for role in ("kv_producer", "kv_consumer"):
         nixl = dict(kv_connector="NixlConnector", kv_role=role, kv_buffer_device="cpu")
         port = dict(VLLM_NIXL_SIDE_CHANNEL_HOST="127.0.0.1", VLLM_NIXL_SIDE_CHANNEL_PORT=str(free_port()))
-        engines.append(context.bench.start_engine("gqa", several([ours, nixl] if kvd_first else [nixl, ours]), environment=port, max_num_batched_tokens=256))
+        children = several([ours, nixl] if kvd_first else [nixl, ours])
+        engines.append(context.bench.start_engine("gqa", children, environment=port | cores, max_num_batched_tokens=256, **more))
     for engine in engines:
         engine.wait_started()
         engine.generate(context.prompts(1, 100, 190), max_tokens=1)  # its spaces are open afterwards
@@ -68,8 +71,7 @@ def must_hand_over_ours(context: Context, p: Engine, d: Engine, prompts: list[Pr
 def must_hand_over_theirs(p: Engine, d: Engine, prompts: list[Prompt], expected: list[Any], order: str) -> None:
     loaded, received, sent = count(d, "load_tokens"), count(d, "handovers_received"), count(p, "handovers_sent")
     handed = [answer.params or {} for answer in p.run(prefills(prompts))]
-    if not all(one.get("do_remote_prefill") and one.get("remote_block_ids") and one.get("remote_port") and "transfer_id" not in one for one in handed):
-        raise Failed(f"{order}: requests for NixlConnector are answered with {handed}")
+    must_be_nixls(order, handed)
     read = d.call("test_nixl", "nixl_reads")
     must_equal(f"{order}: theirs", expected, d.run(decodes(prompts, handed)))
     read = d.call("test_nixl", "nixl_reads") - read
@@ -99,11 +101,20 @@ def must_be_free(engine: Engine, order: str) -> None:
     wait_for(f"{order}: all blocks of {engine.name} to be free", 10, free)
 
 
+def must_be_nixls(order: str, handed: list[Json], ranks: int = 1) -> None:
+    if not all(one.get("do_remote_prefill") and one.get("remote_block_ids") and one.get("tp_size") == ranks and "transfer_id" not in one for one in handed):
+        raise Failed(f"{order}: requests for NixlConnector are answered with {handed}")
+
+
+def skip_without_nixl() -> None:
+    if not importlib.util.find_spec("nixl"):
+        raise Skipped("there is no nixl in this Python (scripts/engines.sh --nixl installs it)")
+
+
 @promise(daemon=True, short=False)
 def kvd_and_nixl_hand_over_what_is_their_own(context: Context) -> None:
     """kvd first and NixlConnector first: requests with a transfer_id go through kvd, one after the other and both at once, others with parameters through NixlConnector, plain ones through neither"""
-    if not importlib.util.find_spec("nixl"):
-        raise Skipped("there is no nixl in this Python (scripts/engines.sh --nixl installs it)")
+    skip_without_nixl()
     context.oracle.prepare("gqa")
     ours, theirs, plain = context.prompts(4, 300, 1100), context.prompts(3, 60, LEAST - 10), context.prompts(2, 60, LEAST - 10)
     expected = [context.expected("gqa", some) for some in (ours, theirs, plain)]
@@ -121,3 +132,26 @@ def kvd_and_nixl_hand_over_what_is_their_own(context: Context) -> None:
         for engine in (p, d):
             engine.stop()
         store.must_be_clean(order)
+
+
+@promise(daemon=True, short=False)
+def kvd_and_nixl_serve_two_ranks(context: Context) -> None:
+    """both hear all ranks of an engine of several processes, and each hands over its own requests"""
+    skip_without_nixl()
+    context.oracle.prepare("gqa")
+    ours, theirs = context.prompts(3, 300, 900), context.prompts(2, 60, LEAST - 10)
+    expected = [context.expected("gqa", some) for some in (ours, theirs)]
+    context.oracle.stop()
+    store = context.store()
+    p, d = pair(context, store.connector(handover_ms=WAIT_MS, min_tokens=LEAST), True, ranks=2)
+    ids = [f"ours {i}" for i in range(len(ours))]
+    handed = [answer.params or {} for answer in p.run(prefills(ours, ids))]
+    if handed != [dict(transfer_id=one) for one in ids]:
+        raise Failed(f"requests that name kvd's hand-over are answered with {handed}")
+    must_equal("ours", expected[0], d.run(decodes(ours, handed)))
+    handed = [answer.params or {} for answer in p.run(prefills(theirs))]
+    must_be_nixls("two ranks", handed, ranks=2)
+    must_equal("theirs", expected[1], d.run(decodes(theirs, handed)))
+    taken = store.stats()["kvd_handovers_ended_total{result=taken}"]
+    if taken != len(ours):
+        raise Missed(f"{taken:.0f} of {len(ours)} hand-overs were taken")
