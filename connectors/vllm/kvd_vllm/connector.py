@@ -122,6 +122,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             self._open_scheduler()
 
     def _separate_children(self, parent: Any) -> bool:
+        """Whether the MultiConnector above passes this half's handshake to the other one, and to no other child."""
         try:
             extra = self._kv_transfer_config.kv_connector_extra_config or {}
             return multi.separate_children(parent, options.parse({"handover": extra.get("handover")})[0]["handover"])
@@ -286,7 +287,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         if self._unheard:
-            return None  # another child would get it
+            return None  # another child would get it, and raise
         if self._space is None or self._c is None:
             return KvdHandshake(reason=self._reason or "no KV cache was registered")
         return KvdHandshake(space=self._space.digest(), files=self._space.weights.fingerprint(), reason=self._reason)

@@ -37,8 +37,11 @@ def _gather(multi: Any) -> KvdHandshakes:
     return KvdHandshakes([child.get_handshake_metadata() for child in multi._connectors])
 
 
-def _spread(multi: Any, setter: str, metadata: dict[Any, KvdHandshakes]) -> None:
-    """set_xfer_handshake_metadata*(): every child gets what its own halves on the ranks have said."""
+def _spread(multi: Any, setter: str, to_all: Callable[[dict[Any, Any]], None], metadata: dict[Any, Any]) -> None:
+    """set_xfer_handshake_metadata*(): every child gets what its own halves on the ranks have said. to_all: vLLM's way, for ranks that could not change their parent."""
+    if not all(isinstance(said, KvdHandshakes) for said in metadata.values()):
+        to_all(metadata)
+        return
     for i, child in enumerate(multi._connectors):
         own = {rank: said.children[i] for rank, said in metadata.items()}
         getattr(child, setter)({rank: one for rank, one in own.items() if one is not None})
@@ -57,7 +60,7 @@ def separate_children(multi: Any, claims: bool) -> bool:
     if "get_handshake_metadata" not in vars(multi):  # by another kvd child
         multi.get_handshake_metadata = functools.partial(_gather, multi)
         for setter in ("set_xfer_handshake_metadata", "set_xfer_handshake_metadata_pp_aware"):
-            setattr(multi, setter, functools.partial(_spread, multi, setter))
+            setattr(multi, setter, functools.partial(_spread, multi, setter, getattr(multi, setter)))
     if claims:
         multi.on_new_request = functools.partial(_claim_first, multi.on_new_request)
     return True
