@@ -83,6 +83,12 @@ class Handshakes(unittest.TestCase):
         with self.assertRaises(ValueError):
             parent.set_xfer_handshake_metadata_pp_aware(said_by_ranks(parent, 1))
 
+    def test_ranks_that_could_not_change_their_parent_are_heard_as_vllm_does_it(self) -> None:
+        parent = parent_of(first := Child("nixl"), second := Child("nixl"))
+        multi.separate_children(parent, True)
+        parent.set_xfer_handshake_metadata_pp_aware({(0, 0): Said("nixl", 0)})
+        self.assertEqual((first.heard, second.heard), ([{(0, 0): 0}], [{(0, 0): 0}]))
+
     def test_two_children_of_kvd_teach_their_parent_once(self) -> None:
         parent = parent_of(first := Child("kvd"), second := Child("kvd"))
         for _ in range(2):
