@@ -51,6 +51,21 @@ static kv_status_t send_visible(uint32_t n, int last)
 		      &sent_);
 }
 
+static kv_status_t send_partial(uint32_t n)
+{
+	return u_send(&u_, m_,
+		      &(u_send_t){.transfer = "t",
+				  .number = sent_.number,
+				  .space = &one_,
+				  .keys = keys_,
+				  .n = n,
+				  .groups = U_FULL,
+				  .last = 1,
+				  .partial = 5,
+				  .private_key = private_},
+		      &sent_);
+}
+
 /* The consumer's request; its answer is in got_. */
 static kv_status_t receive(u_member_t *m)
 {
@@ -230,6 +245,27 @@ static void p4_a_block_evicted_before_it_is_handed_over_is_waited_for(void **sta
 	stage_end();
 }
 
+/* The device could not read it: it was hidden with what is below it, and comes back without a put. */
+static void p3_blocks_that_can_be_read_again_are_handed_over(void **state)
+{
+	uint32_t block;
+
+	(void)state;
+	stage_one(64, 0);
+	assert_int_equal(receive(d_), KV_OK);
+	assert_int_equal(u_put(&u_, m_, &one_, keys_, 0, 4), 4);
+	block = kvd_index_find(&u_.core->ix, u_.core->ns[0]->spaces[one_.space]->tree, &keys_[0], 0);
+	kvd_index_set_aside(&u_.core->ix, kvd_block_at(&u_.core->ix, block)->node, 1);
+	assert_int_equal(announce(0, 0, 4, 1), KV_OK);
+	u_tick(&u_, 1);
+	assert_int_equal(entry()->n, 0);
+	kvd_index_set_aside(&u_.core->ix, kvd_block_at(&u_.core->ix, block)->node, 0);
+	u_tick(&u_, 1);
+	check_told(KV_HANDOVER_COMPLETE, 4, 0);
+	universe_check(&u_);
+	stage_end();
+}
+
 /* ---- refused --------------------------------------------------------------------------------- */
 
 static void p6_announcements_that_cannot_be_are_refused(void **state)
@@ -353,7 +389,8 @@ static void p4_a_plain_chunk_withdraws_what_is_announced(void **state)
 	put(m_, 0, 6);
 	assert_int_equal(send_visible(8, 1), KV_MISS); /* nothing has changed */
 	assert_int_equal(entry()->ahead.n, 12);
-	assert_int_equal(send_visible(5, 0), KV_OK); /* less than is there: its notice is on its way */
+	assert_int_equal(send_partial(5), KV_ERR_ARG); /* a partial block is after all of it */
+	assert_int_equal(send_visible(5, 0), KV_OK);   /* less than is there: its notice is on its way */
 	assert_int_equal(sent_.n, 6);
 	assert_int_equal(sent_.announced, 0);
 	assert_int_equal(u_.core->ns[0]->tail_bytes, 0);
@@ -381,6 +418,7 @@ static void p4_a_last_chunk_that_crosses_the_completion_is_no_error(void **state
 	assert_int_equal(announce(sent_.number, 0, 8, 1), KV_OK);
 	assert_int_equal(send_visible(0, 1), KV_OK);
 	assert_int_equal(send_visible(9, 1), KV_ERR_EXISTS); /* more than there is */
+	assert_int_equal(send_partial(8), KV_ERR_EXISTS);
 	assert_int_equal(send_visible(8, 0), KV_ERR_EXISTS); /* nothing follows */
 	assert_int_equal(u_send(&u_, m_,
 				&(u_send_t){.transfer = "t",
@@ -556,7 +594,46 @@ static void p5_announced_blocks_are_looked_up_in_quanta(void **state)
 	stage_end();
 }
 
-/* Three hundred entries that wait for something else cost a look each, and no quantum without end. */
+/* The private block is looked up by the next quantum when the blocks have taken one. */
+static void p5_a_private_block_has_a_lookup_of_its_own(void **state)
+{
+	(void)state;
+	stage_one(512, 0);
+	u_.core->config.max_handover_bytes = UINT64_C(1) << 30;
+	assert_int_equal(u_send(&u_, m_,
+				&(u_send_t){.transfer = "t",
+					    .space = &one_,
+					    .keys = keys_,
+					    .ahead = 1,
+					    .n = 256,
+					    .groups = U_FULL,
+					    .last = 1,
+					    .partial = 5,
+					    .private_key = private_},
+				&sent_),
+			 KV_OK);
+	assert_int_equal(u_put_private(&u_, m_, &one_, &private_), 1);
+	assert_int_equal(u_put(&u_, m_, &one_, keys_, 0, 256), 256);
+	assert_int_equal(kvd_handovers_run(u_.core), 1);
+	assert_int_equal(entry()->n, 256);
+	assert_int_equal(entry()->state, KV_HANDOVER_SENDING);
+	assert_int_equal(kvd_handovers_run(u_.core), 0);
+	assert_int_equal(entry()->state, KV_HANDOVER_COMPLETE);
+	assert_int_equal(entry()->partial, 5);
+	universe_check(&u_);
+	stage_end();
+}
+
+/* A daemon that ends frees what is announced. */
+static void p4_a_core_that_ends_leaves_no_keys(void **state)
+{
+	(void)state;
+	stage_one(64, 0);
+	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
+	universe_fini(&u_);
+}
+
+/* Six hundred entries that wait for something else cost a look each, and no quantum without end. */
 static void p5_entries_that_wait_are_looked_at_once_for_what_appears(void **state)
 {
 	char name[16];
@@ -612,6 +689,7 @@ int main(void)
 		cmocka_unit_test(p4_blocks_that_another_instance_puts_count),
 		cmocka_unit_test(p4_the_private_block_completes_it),
 		cmocka_unit_test(p4_a_block_evicted_before_it_is_handed_over_is_waited_for),
+		cmocka_unit_test(p3_blocks_that_can_be_read_again_are_handed_over),
 		cmocka_unit_test(p6_announcements_that_cannot_be_are_refused),
 		cmocka_unit_test(p3_a_block_that_does_not_follow_fails_the_hand_over),
 		cmocka_unit_test(p5_keys_of_announced_blocks_are_counted_and_given_back),
@@ -624,7 +702,9 @@ int main(void)
 		cmocka_unit_test(p4_a_consumer_that_gives_it_back_leaves_what_is_announced),
 		cmocka_unit_test(p5_announced_blocks_without_a_consumer_expire),
 		cmocka_unit_test(p4_a_lost_block_ends_what_is_announced_below_it),
+		cmocka_unit_test(p4_a_core_that_ends_leaves_no_keys),
 		cmocka_unit_test(p5_announced_blocks_are_looked_up_in_quanta),
+		cmocka_unit_test(p5_a_private_block_has_a_lookup_of_its_own),
 		cmocka_unit_test(p5_entries_that_wait_are_looked_at_once_for_what_appears),
 		cmocka_unit_test(p4_transfers_show_what_is_announced),
 	};
