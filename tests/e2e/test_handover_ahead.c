@@ -169,6 +169,7 @@ static void p4_requests_that_cross_the_notice_end_well(void **state)
 		assert_int_equal(info_of(made).n, BLOCKS);
 		kvc_handover_done(wanted, 0);
 		kvc_handover_done(made, 0);
+		assert_true(rig_metric_is(&rig_, "kvd_handovers", 0)); /* the name is free again */
 	}
 	user_leave(&other);
 	rig_check_quiet(&rig_);
