@@ -52,7 +52,7 @@ report() {
 }
 
 start_daemon() {
-	start_kvd --keeper=off --limits.silence=10s --cpu.size=256MiB --cpu.slab_size=64MiB --nvme.path= --events.enabled=off --handover.max_bytes=128MiB --handover.ttl=10s
+	start_kvd --keeper=off --limits.silence=10s --cpu.size=256MiB --cpu.slab_size=64MiB --nvme.path= --events.enabled=off --handover.max_bytes=128MiB --handover.ttl=20s
 }
 
 one_engine() {
@@ -65,7 +65,7 @@ one_engine() {
 
 two_processes() {
 	say "1. Two processes on one daemon: prefill on 4 tensor parallel ranks, decode on 2. Prompts are handed over chunk by chunk."
-	(engine decode "$seed" --ranks 2) >"$dir/decode.1" &
+	(engine decode "$seed" --ranks 2 --wait-ms 60000) >"$dir/decode.1" &
 	decode=$!
 	(engine prefill "$seed" --ranks 4) >"$dir/prefill.1" &
 	prefill=$!
@@ -82,7 +82,7 @@ two_processes() {
 
 lost_producer() {
 	say "2. Other prompts, from 2 ranks to 4, each layer of a chunk as it is computed; the prefilling engine is killed with kill -9 half way. The other one computes what it lacks."
-	(engine decode "$((seed + 1))" --ranks 4 --wait-ms 3000) >"$dir/decode.2" &
+	(engine decode "$((seed + 1))" --ranks 4 --wait-ms 8000) >"$dir/decode.2" &
 	decode=$!
 	(engine prefill "$((seed + 1))" --ranks 2 --layers 1) >"$dir/prefill.2" &
 	prefill=$!
@@ -99,8 +99,8 @@ lost_producer() {
 
 # node NAME PORT PEER PORT: a daemon with one peer, on the loopback interface.
 node() {
-	exec "$build/bin/kvd" --run_dir="$dir/$1" --keeper=off --cpu.size=256MiB --cpu.slab_size=64MiB --nvme.path= --http.listen=off --events.enabled=off \
-		--handover.ttl=10s --peers.name="$1" --peers.listen="127.0.0.1:$2" --peers.addresses="$3=127.0.0.1:$4" --peers.keys="$3=$dir/key"
+	exec "$build/bin/kvd" --run_dir="$dir/$1" --keeper=off --limits.silence=10s --cpu.size=256MiB --cpu.slab_size=64MiB --nvme.path= --http.listen=off --events.enabled=off \
+		--handover.ttl=60s --peers.name="$1" --peers.listen="127.0.0.1:$2" --peers.addresses="$3=127.0.0.1:$4" --peers.keys="$3=$dir/key"
 }
 
 sees() { "$build/bin/kvctl" --socket "$dir/$1/default.sock" peers --json | grep "$2" >/dev/null; }
@@ -120,7 +120,7 @@ two_nodes() {
 		return
 	fi
 	wait_for 20 "the other node" sees decode '"state":"up"'
-	(socket=$dir/decode/default.sock engine decode "$seed" --peer prefill --wait-ms 10000) >"$dir/decode.3" &
+	(socket=$dir/decode/default.sock engine decode "$seed" --peer prefill --wait-ms 60000) >"$dir/decode.3" &
 	decode=$!
 	(socket=$dir/prefill/default.sock engine prefill "$seed") >"$dir/prefill.3" &
 	prefill=$!
@@ -134,7 +134,7 @@ two_nodes() {
 }
 
 check() {
-	wait_for 15 "the last hand-over to end" has_no_transfers # one that nobody takes ends at its time to live
+	wait_for 40 "the last hand-over to end" has_no_transfers # one that nobody takes ends at its time to live
 	check_daemon "No hand-over is left. "
 }
 
