@@ -72,7 +72,8 @@ static int begin_test(void **state)
 	ttl_ms = 0;
 	damaged_layer = UINT32_MAX;
 	has_no_staging = has_no_lease = 0;
-	leases_asked = layers_handed_in = 0;
+	leases_asked = 0;
+	layers_handed_in = 0;
 	rig_init(&rig, program);
 	rig_start(&rig);
 	side_open(&producer, rig.socket, KVX_PRODUCER);
