@@ -353,17 +353,21 @@ static void p6_a_peer_that_stands_still_is_cut_off_and_comes_back(void **state)
 /* A FETCH that the net process here has not looked at when the link or the process ends. */
 static kvc_status_t end_before_begin(uint32_t killed)
 {
-	const pid_t net = peers_net(&net_, 1);
+	const pid_t net = peers_net(&net_, 1), victim = peers_net(&net_, killed);
+	const uint64_t until = rig_now_ms() + RIG_WAIT_MS;
 	kvc_handover_t *wanted = NULL;
 	kvc_status_t status;
 
-	assert_true(net > 0);
+	assert_true(net > 0 && victim > 0);
 	put(0, BLOCKS);
 	kill(net, SIGSTOP);
 	assert_int_equal(fetch(NULL, 0, &wanted), KVC_OK);
 	assert_int_equal(kvc_handover_wait(wanted, 0, 200), KVC_ERR_TIMEOUT);
-	kill(peers_net(&net_, killed), SIGKILL);
-	usleep(100000);
+	kill(victim, SIGKILL);
+	while (peers_net(&net_, killed) == victim) { /* its end of the link is closed when it has gone */
+		assert_true(rig_now_ms() < until);
+		usleep(1000);
+	}
 	if (killed == 0) {
 		kill(net, SIGCONT);
 	}
