@@ -272,7 +272,7 @@ static int has_private_block(const kvx_scheduler_t *scheduler, const kvx_shandov
 	return h->partial == 0 || (h->partial_put && !kvx_puts_are_open(scheduler, h->serial));
 }
 
-/* Announce what is being saved. 1: the daemon goes on by itself. */
+/* Announce what is being saved. 1: the daemon hands it over. */
 static int announce_next(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64_t now)
 {
 	const int last = h->reserved == h->units && (h->partial == 0 || h->partial_put);
