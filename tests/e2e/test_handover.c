@@ -319,7 +319,7 @@ static void p4_handles_freed_at_any_moment_leave_nothing(void **state)
 	assert_int_equal(kvc_handover_send(user_.space, &first, &made), KVC_OK);
 	status = kvc_handover_send(user_.space, &first, &made);
 	assert_true(status == KVC_PENDING || status == KVC_OK); /* OK: the answer was there already */
-	kvc_handover_done(made, 0); /* nor this: it has not sent its last */
+	kvc_handover_done(made, 0);                             /* nor this: it has not sent its last */
 	made = wanted = NULL;
 	assert_int_equal(kvc_handover_recv(user_.space, "u", 0, &wanted), KVC_OK);
 	assert_int_equal(kvc_handover_wait(wanted, 1, 100), KVC_ERR_TIMEOUT);
