@@ -181,7 +181,7 @@ _Noreturn static void run_loader(void)
 		blocks[i] = memory + (size_t)i * BLOCK_BYTES;
 	}
 	for (uint32_t number = 1;; number++) {
-		const uint64_t next = bench_now_ns() + PACE_US * 1000u;
+		const uint64_t next = bench_now_ns() + (uint64_t)PACE_US * 1000u;
 		uint64_t now;
 
 		load_one(work.rig, number, blocks);

@@ -223,7 +223,7 @@ static void converge(kvc_search_t *search, kvc_range_t *range)
 	while (range->hi > range->lo + 1u) {
 		uint32_t lo = range->lo, gap = range->hi - range->lo - 1u;
 		uint32_t count = gap < KVC_PROBES ? gap : KVC_PROBES;
-		uint32_t at[KVC_PROBES];
+		uint32_t at[KVC_PROBES] = {0};
 		int known = 0;
 
 		for (uint32_t i = 0; i < count; i++) {
