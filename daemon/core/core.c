@@ -513,6 +513,7 @@ uint64_t kvd_core_tick(kvd_core_t *core)
 		}
 	}
 	kvd_puts_run_tick(core);
+	more |= kvd_handovers_announced_run(core); /* consumers learn in this tick of what it has published */
 	if (core->tier[KVD_DISK]) {
 		kvd_io_submit_reads(core);
 		kvd_write_behind_run(core);

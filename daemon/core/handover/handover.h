@@ -131,6 +131,8 @@ void kvd_handovers_moved_run(kvd_core_t *core);
 void kvd_handover_lose_block(kvd_core_t *core, uint32_t pin, kv_status_t why);
 /* Have blocks become visible since the announced ones were looked up? */
 int kvd_handovers_are_due(const kvd_core_t *core);
+/* One quantum of these; 1 while there is more. */
+int kvd_handovers_announced_run(kvd_core_t *core);
 /* One quantum: expire, sweep, and hand over what is announced and visible; 1 while there is more. */
 int kvd_handovers_run(kvd_core_t *core);
 /* The memory of all entries, with the core. */

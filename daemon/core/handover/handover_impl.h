@@ -144,8 +144,6 @@ kv_status_t kvd_handover_pin_ahead(kvd_core_t *core, kvd_handover_call_t *call, 
 				   uint64_t tail_bytes, uint32_t *p_left, kvd_handover_advance_t *advance);
 /* This much of entry->ahead is handed over; what is announced is forgotten when that is all. */
 void kvd_handover_advance(kvd_core_t *core, kvd_handover_t *entry, const kvd_handover_advance_t *advance);
-/* One quantum; 1 while there is more. */
-int kvd_handovers_announced_run(kvd_core_t *core);
 
 /* ---- recv.c ---------------------------------------------------------------------------------- */
 
