@@ -56,21 +56,7 @@ static int teardown(void **state)
 	return 0;
 }
 
-static void key_of(void *ctx, uint32_t i, kvc_key_t *key)
-{
-	(void)ctx;
-	*key = keys_[i];
-}
-static const kvc_key_source_t source_ = {.key = key_of};
-
-static kvc_handover_info_t info_of(const kvc_handover_t *handover)
-{
-	kvc_handover_info_t info = {.struct_size = sizeof info};
-
-	kvc_handover_get_info(handover, &info);
-
-	return info;
-}
+static const kvc_key_source_t source_ = {.key = user_key_at, .ctx = keys_};
 
 /* Put units [from, n) and hand [0, n) over. */
 static kvc_status_t produce(user_t *user, const char *transfer, uint32_t from, uint32_t n, int last,
@@ -147,12 +133,12 @@ static void p1_what_one_process_hands_over_another_one_reads(void **state)
 	(void)state;
 	assert_int_equal(kvc_handover_recv(user_.space, "t", 0, &wanted), KVC_OK);
 	assert_int_equal(kvc_handover_wait(wanted, HALF, 50), KVC_ERR_TIMEOUT);
-	assert_int_equal(info_of(wanted).state, KVC_HANDOVER_AWAITED);
+	assert_int_equal(user_handover_info(wanted).state, KVC_HANDOVER_AWAITED);
 	pid = child_start(producer, &half);
 	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_OK);
-	assert_int_equal(info_of(wanted).n, BLOCKS);
-	assert_int_equal(info_of(wanted).tail_len, 5);
-	assert_memory_equal(info_of(wanted).tail, "token", 5);
+	assert_int_equal(user_handover_info(wanted).n, BLOCKS);
+	assert_int_equal(user_handover_info(wanted).tail_len, 5);
+	assert_memory_equal(user_handover_info(wanted).tail, "token", 5);
 	child_kill(pid); /* it does not matter now */
 	check_blocks(BLOCKS);
 	kvc_handover_done(wanted, 0);
@@ -207,8 +193,8 @@ static void p1_what_is_left_of_a_prompt_is_handed_over_too(void **state)
 	assert_int_equal(kvc_handover_wait(made, 0, SOON), KVC_OK);
 	assert_int_equal(kvc_handover_recv(other.space, "t", 0, &wanted), KVC_OK);
 	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_OK);
-	assert_int_equal(info_of(wanted).n, HALF);
-	assert_int_equal(info_of(wanted).partial, KV_COUNT_OF(rest));
+	assert_int_equal(user_handover_info(wanted).n, HALF);
+	assert_int_equal(user_handover_info(wanted).partial, KV_COUNT_OF(rest));
 	assert_int_equal(kvc_lease_start(other.space, &want, &lease), KVC_OK);
 	assert_int_equal(kvc_lease_wait(lease, HALF + 1, SOON), KVC_OK);
 	assert_int_equal(kvc_lease_read(lease, HALF - 1, 2, (void *const *)read, &bad), KVC_OK);
@@ -232,13 +218,13 @@ static void p4_a_producer_killed_half_way_is_told_at_once(void **state)
 	(void)state;
 	assert_int_equal(kvc_handover_recv(user_.space, "t", 0, &wanted), KVC_OK);
 	assert_int_equal(kvc_handover_wait(wanted, HALF, SOON), KVC_OK);
-	assert_int_equal(info_of(wanted).status, KVC_PENDING);
+	assert_int_equal(user_handover_info(wanted).status, KVC_PENDING);
 	start = rig_now_ms();
 	child_kill(pid);
 	assert_int_equal(kvc_handover_wait(wanted, BLOCKS, SOON), KVC_ERR_PRODUCER_LOST);
 	assert_true(rig_now_ms() - start < SOON);
-	assert_int_equal(info_of(wanted).state, KVC_HANDOVER_FAILED);
-	assert_int_equal(info_of(wanted).n, HALF);
+	assert_int_equal(user_handover_info(wanted).state, KVC_HANDOVER_FAILED);
+	assert_int_equal(user_handover_info(wanted).n, HALF);
 	check_blocks(HALF); /* what was handed over is there */
 	kvc_handover_done(wanted, 0);
 	rig_check_quiet(&rig_);
@@ -264,15 +250,15 @@ static void p4_a_consumer_killed_leaves_the_hand_over_to_another(void **state)
 		if (kvc_handover_wait(wanted, 0, SOON) == KVC_OK) {
 			break;
 		}
-		assert_int_equal(info_of(wanted).status, KVC_ERR_TAKEN);
+		assert_int_equal(user_handover_info(wanted).status, KVC_ERR_TAKEN);
 		kvc_handover_done(wanted, 0);
 	} while (1);
-	assert_int_equal(info_of(wanted).n, BLOCKS);
+	assert_int_equal(user_handover_info(wanted).n, BLOCKS);
 	kvc_handover_done(wanted, 0);
-	while (info_of(made).state != KVC_HANDOVER_ENDED) { /* its producer hears of the end */
+	while (user_handover_info(made).state != KVC_HANDOVER_ENDED) { /* its producer hears of the end */
 		(void)kvc_poll(user_.kvc, 10);
 	}
-	assert_int_equal(info_of(made).status, KVC_OK);
+	assert_int_equal(user_handover_info(made).status, KVC_OK);
 	kvc_handover_done(made, 0);
 	user_leave(&other);
 	rig_check_quiet(&rig_);
@@ -287,8 +273,8 @@ static void p7_hand_overs_of_a_daemon_that_dies_are_revoked(void **state)
 	assert_int_equal(produce(&user_, "u", 0, HALF, 0, &made), KVC_OK);
 	(void)rig_kill(&rig_, SIGKILL);
 	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_ERR_REVOKED);
-	assert_int_equal(info_of(wanted).state, KVC_HANDOVER_ENDED);
-	assert_int_equal(info_of(made).state, KVC_HANDOVER_ENDED);
+	assert_int_equal(user_handover_info(wanted).state, KVC_HANDOVER_ENDED);
+	assert_int_equal(user_handover_info(made).state, KVC_HANDOVER_ENDED);
 	assert_int_equal(produce(&user_, "u", HALF, HALF, 1, &made) < 0, 1);
 	assert_true(kvc_handover_recv(user_.space, "t", 0, &late) < 0);
 	kvc_handover_done(wanted, 1);
@@ -350,7 +336,7 @@ static void p4_a_consumer_that_gives_up_and_asks_again_has_it(void **state)
 	assert_int_equal(kvc_handover_wait(wanted, HALF, SOON), KVC_OK);
 	assert_int_equal(produce(&user_, NULL, HALF, BLOCKS, 1, &made), KVC_OK);
 	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_OK);
-	assert_int_equal(info_of(wanted).n, BLOCKS);
+	assert_int_equal(user_handover_info(wanted).n, BLOCKS);
 	kvc_handover_done(wanted, 0);
 	kvc_handover_done(made, 0);
 	assert_true(rig_metric_is(&rig_, "kvd_handovers", 0));
@@ -385,8 +371,8 @@ static void p5_many_large_tails_do_not_end_the_session(void **state)
 	}
 	for (uint32_t i = 0; i < TAILS; i++) {
 		assert_int_equal(kvc_handover_wait(wanted[i], 0, SOON), KVC_OK);
-		assert_int_equal(info_of(wanted[i]).tail_len, sizeof tail);
-		assert_int_equal(((const uint8_t *)info_of(wanted[i]).tail)[12345], i);
+		assert_int_equal(user_handover_info(wanted[i]).tail_len, sizeof tail);
+		assert_int_equal(((const uint8_t *)user_handover_info(wanted[i]).tail)[12345], i);
 		kvc_handover_done(wanted[i], 0);
 	}
 	assert_int_equal(kvc_incarnation(user_.kvc), incarnation);
@@ -431,8 +417,8 @@ static kvc_status_t drop_select(user_t *user, uint32_t n, uint32_t timeout_ms, k
 
 static void check_tail(const kvc_handover_t *handover, const char *tail)
 {
-	assert_int_equal(info_of(handover).tail_len, strlen(tail));
-	assert_memory_equal(info_of(handover).tail, tail, strlen(tail));
+	assert_int_equal(user_handover_info(handover).tail_len, strlen(tail));
+	assert_memory_equal(user_handover_info(handover).tail, tail, strlen(tail));
 }
 
 /* Those that are there are selected, one that comes later is waited for. */
@@ -456,11 +442,11 @@ static void p1_hand_overs_are_selected_by_their_tokens(void **state)
 	assert_int_equal(drop_select(&other, 5, 0, &wanted[2]), KVC_OK);
 	assert_int_equal(kvc_handover_wait(wanted[0], 0, SOON), KVC_OK);
 	check_tail(wanted[0], "four");
-	assert_int_equal(info_of(wanted[0]).n, HALF);
+	assert_int_equal(user_handover_info(wanted[0]).n, HALF);
 	assert_int_equal(kvc_handover_wait(wanted[1], 0, SOON), KVC_OK);
 	check_tail(wanted[1], "two");
 	assert_int_equal(kvc_handover_wait(wanted[2], 0, 100), KVC_ERR_TIMEOUT);
-	assert_int_equal(info_of(wanted[2]).state, KVC_HANDOVER_AWAITED);
+	assert_int_equal(user_handover_info(wanted[2]).state, KVC_HANDOVER_AWAITED);
 	assert_int_equal(rig_kvctl(&rig_, "transfers", out, sizeof out), 0);
 	assert_non_null(strstr(out, "a producer with these tokens"));
 	assert_int_equal(insert(&user_, 5, "five", &made[2]), KVC_OK);
@@ -558,7 +544,7 @@ static void p5_a_producer_waits_for_room_and_is_told(void **state)
 	assert_int_equal(kvc_handover_wait(made[0], 0, SOON), KVC_OK);
 	assert_int_equal(insert(&user_, 6, tail, &made[1]), KVC_OK);
 	assert_int_equal(kvc_handover_wait(made[1], 0, 100), KVC_ERR_TIMEOUT);
-	assert_int_equal(info_of(made[1]).status, KVC_PENDING);
+	assert_int_equal(user_handover_info(made[1]).status, KVC_PENDING);
 	requests = rig_metric(&rig_, "kvd_requests_total");
 	assert_int_equal(insert(&user_, 6, tail, &made[1]), KVC_PENDING); /* nothing is sent: it is not asked for */
 	assert_int_equal(kvc_handover_wait(made[1], 0, 300), KVC_ERR_TIMEOUT);
@@ -613,7 +599,7 @@ static void p10_chunks_that_cannot_be_are_refused_here(void **state)
 	(void)state;
 	assert_int_equal(kvc_handover_send(user_.space, &chunk, &made), KVC_OK);
 	assert_int_equal(kvc_handover_wait(made, 0, SOON), KVC_MISS); /* nothing is put yet */
-	assert_int_equal(info_of(made).number, 0);
+	assert_int_equal(user_handover_info(made).number, 0);
 	assert_int_equal(produce(&user_, NULL, 0, BLOCKS, 0, &made), KVC_OK); /* and now it is */
 	chunk.n = HALF;
 	assert_int_equal(kvc_handover_send(user_.space, &chunk, &made), KVC_ERR_ARG);
@@ -660,8 +646,8 @@ static void p3_a_chunk_of_several_groups_is_whole(void **state)
 	assert_int_equal(kvc_put(hybrid.space, &keys_[7], 7, 8, &options, &visible), KVC_OK);
 	assert_int_equal(kvc_handover_send(hybrid.space, &chunk, &made), KVC_OK);
 	assert_int_equal(kvc_handover_wait(made, 0, SOON), KVC_OK);
-	assert_int_equal(info_of(made).n, 8);
-	assert_int_equal(info_of(made).bytes, (8 + 4 + 1) * RIG_BLOCK_BYTES);
+	assert_int_equal(user_handover_info(made).n, 8);
+	assert_int_equal(user_handover_info(made).bytes, (8 + 4 + 1) * RIG_BLOCK_BYTES);
 	assert_int_equal(kvc_handover_recv(hybrid.space, "t", 0, &wanted), KVC_OK);
 	assert_int_equal(kvc_handover_wait(wanted, 8, SOON), KVC_OK);
 	kvc_handover_done(wanted, 0);
@@ -719,11 +705,11 @@ static void p3_a_partial_block_of_several_groups_is_whole(void **state)
 	}
 	assert_int_equal(kvc_handover_send(hybrid.space, &chunk, &made), KVC_OK);
 	assert_int_equal(kvc_handover_wait(made, 0, SOON), KVC_OK);
-	assert_int_equal(info_of(made).n, 8);
-	assert_int_equal(info_of(made).bytes, (8 + 4 + 3) * RIG_BLOCK_BYTES);
+	assert_int_equal(user_handover_info(made).n, 8);
+	assert_int_equal(user_handover_info(made).bytes, (8 + 4 + 3) * RIG_BLOCK_BYTES);
 	assert_int_equal(kvc_handover_recv(hybrid.space, "t", 0, &wanted), KVC_OK);
 	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_OK);
-	assert_int_equal(info_of(wanted).partial, KV_COUNT_OF(rest));
+	assert_int_equal(user_handover_info(wanted).partial, KV_COUNT_OF(rest));
 	for (uint32_t g = 0; g < 3; g++) {
 		const kvc_want_t want = {.struct_size = sizeof want,
 					 .group = g,

@@ -36,21 +36,7 @@ static int teardown(void **state)
 	return 0;
 }
 
-static void key_of(void *ctx, uint32_t i, kvc_key_t *key)
-{
-	(void)ctx;
-	*key = keys_[i];
-}
-static const kvc_key_source_t source_ = {.key = key_of};
-
-static kvc_handover_info_t info_of(const kvc_handover_t *handover)
-{
-	kvc_handover_info_t info = {.struct_size = sizeof info};
-
-	kvc_handover_get_info(handover, &info);
-
-	return info;
-}
+static const kvc_key_source_t source_ = {.key = user_key_at, .ctx = keys_};
 
 static kvc_status_t send_chunk(user_t *user, uint32_t n, int last, int ahead, kvc_handover_t **p_handover)
 {
@@ -69,7 +55,7 @@ static void producer(void *arg, int ready)
 
 	(void)arg;
 	user_attach(&user, &rig_, "model");
-	if (send_chunk(&user, BLOCKS, 1, 1, &handover) == KVC_OK && info_of(handover).announced == BLOCKS) {
+	if (send_chunk(&user, BLOCKS, 1, 1, &handover) == KVC_OK && user_handover_info(handover).announced == BLOCKS) {
 		child_say(ready);
 	}
 	(void)user_put(&user, keys_, 0, HALF, 0, NULL);
@@ -100,13 +86,13 @@ static void p4_a_consumer_sees_pieces_without_a_word_of_its_producer(void **stat
 	assert_int_equal(kvc_handover_recv(user_.space, "t", 0, &wanted), KVC_OK);
 	pid = child_start(producer, NULL);
 	assert_int_equal(kvc_handover_wait(wanted, HALF, SOON), KVC_OK);
-	assert_int_equal(info_of(wanted).state, KVC_HANDOVER_SENDING);
-	assert_int_equal(info_of(wanted).n, HALF);
+	assert_int_equal(user_handover_info(wanted).state, KVC_HANDOVER_SENDING);
+	assert_int_equal(user_handover_info(wanted).n, HALF);
 	check_blocks(HALF);
 	*go_ = 1;
 	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_OK);
-	assert_int_equal(info_of(wanted).state, KVC_HANDOVER_COMPLETE);
-	assert_int_equal(info_of(wanted).n, BLOCKS);
+	assert_int_equal(user_handover_info(wanted).state, KVC_HANDOVER_COMPLETE);
+	assert_int_equal(user_handover_info(wanted).n, BLOCKS);
 	child_kill(pid); /* it does not matter now */
 	check_blocks(BLOCKS);
 	kvc_handover_done(wanted, 0);
@@ -129,11 +115,11 @@ static void p7_a_producer_killed_with_an_announcement_is_told_at_once(void **sta
 	start = rig_now_ms();
 	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_ERR_PRODUCER_LOST);
 	assert_true(rig_now_ms() - start < SOON / 2);
-	assert_int_equal(info_of(wanted).n, HALF);
+	assert_int_equal(user_handover_info(wanted).n, HALF);
 	/* What somebody else puts now is an ordinary block, and not the dead producer's to hand over. */
 	assert_int_equal(user_put(&user_, keys_, HALF, BLOCKS, 0, NULL), KVC_OK);
 	(void)kvc_poll(user_.kvc, 50);
-	assert_int_equal(info_of(wanted).n, HALF);
+	assert_int_equal(user_handover_info(wanted).n, HALF);
 	check_blocks(BLOCKS);
 	kvc_handover_done(wanted, 0);
 	rig_check_quiet(&rig_);
@@ -154,19 +140,19 @@ static void p4_requests_that_cross_the_notice_end_well(void **state)
 		assert_int_equal(send_chunk(&user_, BLOCKS, 1, 1, &made), KVC_OK);
 		assert_int_equal(kvc_handover_recv(other.space, "t", 0, &wanted), KVC_OK);
 		if (!is_taken) {
-			assert_int_equal(info_of(made).state, KVC_HANDOVER_SENDING);
+			assert_int_equal(user_handover_info(made).state, KVC_HANDOVER_SENDING);
 			assert_int_equal(user_put(&other, keys_, 0, BLOCKS, 0, NULL), KVC_OK);
 		}
 		assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_OK);
 		if (is_taken) { /* all is visible already: it was complete at once */
-			assert_int_equal(info_of(made).state, KVC_HANDOVER_COMPLETE);
+			assert_int_equal(user_handover_info(made).state, KVC_HANDOVER_COMPLETE);
 			kvc_handover_done(wanted, 0);
 			assert_true(rig_metric_is(&rig_, "kvd_handovers", 0));
 			wanted = NULL;
 		}
 		assert_int_equal(send_chunk(&user_, HALF, 1, 0, &made), KVC_OK);
-		assert_int_equal(info_of(made).state, is_taken ? KVC_HANDOVER_ENDED : KVC_HANDOVER_COMPLETE);
-		assert_int_equal(info_of(made).n, BLOCKS);
+		assert_int_equal(user_handover_info(made).state, is_taken ? KVC_HANDOVER_ENDED : KVC_HANDOVER_COMPLETE);
+		assert_int_equal(user_handover_info(made).n, BLOCKS);
 		kvc_handover_done(wanted, 0);
 		kvc_handover_done(made, 0);
 		assert_true(rig_metric_is(&rig_, "kvd_handovers", 0)); /* the name is free again */

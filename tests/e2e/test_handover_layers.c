@@ -35,21 +35,7 @@ static int teardown(void **state)
 	return 0;
 }
 
-static void key_of(void *ctx, uint32_t i, kvc_key_t *key)
-{
-	(void)ctx;
-	*key = keys_[i];
-}
-static const kvc_key_source_t source_ = {.key = key_of};
-
-static kvc_handover_info_t info_of(const kvc_handover_t *handover)
-{
-	kvc_handover_info_t info = {.struct_size = sizeof info};
-
-	kvc_handover_get_info(handover, &info);
-
-	return info;
-}
+static const kvc_key_source_t source_ = {.key = user_key_at, .ctx = keys_};
 
 /* ---- the producer ---------------------------------------------------------------------------- */
 
@@ -158,7 +144,7 @@ static void p1_p3_layers_are_read_while_the_next_ones_are_written(void **state)
 	assert_int_equal(kvc_handover_recv(other_.space, "t", 0, &wanted), KVC_OK);
 	assert_int_equal(begin(&maker, &user_), KVC_OK);
 	assert_int_equal(kvc_handover_wait_layers(wanted, BLOCKS, 1, 30), KVC_ERR_TIMEOUT);
-	assert_int_equal(info_of(wanted).open_n, BLOCKS);
+	assert_int_equal(user_handover_info(wanted).open_n, BLOCKS);
 	assert_int_equal(make_layer(&maker, 0), KVC_OK);
 	lease = lease_layers(wanted);
 	assert_int_equal(kvc_lease_export(lease, &handle), KVC_OK);
@@ -182,8 +168,8 @@ static void p1_p3_layers_are_read_while_the_next_ones_are_written(void **state)
 	assert_memory_equal(have, want, sizeof have);
 	assert_int_equal(send_chunk(&maker, BLOCKS, 1), KVC_OK);
 	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_OK);
-	assert_int_equal(info_of(wanted).n, BLOCKS);
-	assert_int_equal(info_of(wanted).open_n, 0);
+	assert_int_equal(user_handover_info(wanted).n, BLOCKS);
+	assert_int_equal(user_handover_info(wanted).open_n, 0);
 	kvc_handover_done(wanted, 0);
 	assert_int_equal(kvc_lease_state(lease), KVC_OK);
 	kvc_release(&view, 1);
@@ -237,8 +223,8 @@ static void p4_a_producer_killed_between_two_layers_is_told_at_once(void **state
 	assert_int_equal(kvc_handover_wait(wanted, BLOCKS, SOON), KVC_ERR_PRODUCER_LOST);
 	wait_revoked(lease);
 	assert_int_equal(kvc_lease_read_layers(lease, HALF, &first, have), KVC_ERR_REVOKED);
-	assert_int_equal(info_of(wanted).n, HALF);
-	assert_int_equal(info_of(wanted).open_n, 0);
+	assert_int_equal(user_handover_info(wanted).n, HALF);
+	assert_int_equal(user_handover_info(wanted).open_n, 0);
 	kvc_release(&lease, 1);
 	kvc_handover_done(wanted, 0);
 	assert_int_equal(user_get(&other_, keys_, BLOCKS, &got), KVC_OK);

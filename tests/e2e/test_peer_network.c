@@ -34,11 +34,6 @@ static talk_t talks_[TALKS];
 static uint64_t number_, whole_[FAULTS], failed_[FAULTS];
 static uint32_t seeds_ = SEEDS;
 
-static void key_of(void *ctx, uint32_t i, kvc_key_t *key)
-{
-	*key = ((kvc_key_t *)ctx)[i];
-}
-
 static void name_transfer(const talk_t *talk, char out[32])
 {
 	snprintf(out, 32, "talk-%" PRIu64, talk->number);
@@ -61,7 +56,7 @@ static void begin_talk(talk_t *talk)
 /* The next chunk. */
 static void step_producer(talk_t *talk)
 {
-	const kvc_key_source_t source = {.key = key_of, .ctx = talk->keys[0]};
+	const kvc_key_source_t source = {.key = user_key_at, .ctx = talk->keys[0]};
 	const uint32_t n = talk->sent + 1 + (uint32_t)kv_test_below(&rng_, talk->n - talk->sent);
 	char transfer[32];
 	const kvc_handover_chunk_t chunk = {

@@ -85,15 +85,10 @@ static void put(enum tenant tenant, const char *salt)
 	assert_int_equal(user_put(&owners_[tenant], keys, 0, BLOCKS, 0, NULL), KVC_OK);
 }
 
-static void key_of(void *ctx, uint32_t i, kvc_key_t *key)
-{
-	*key = ((kvc_key_t *)ctx)[i];
-}
-
 static void hand_over(enum tenant tenant, const char *salt, kvc_handover_t **p_handover)
 {
 	static kvc_key_t keys[BLOCKS];
-	const kvc_key_source_t source = {.key = key_of, .ctx = keys};
+	const kvc_key_source_t source = {.key = user_key_at, .ctx = keys};
 	const kvc_handover_chunk_t chunk = {
 		.struct_size = sizeof chunk, .transfer = SECRET, .n = BLOCKS, .source = &source, .last = 1};
 

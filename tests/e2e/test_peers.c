@@ -43,20 +43,6 @@ static int teardown(void **state)
 	return 0;
 }
 
-static void key_of(void *ctx, uint32_t i, kvc_key_t *key)
-{
-	*key = ((kvc_key_t *)ctx)[i];
-}
-
-static kvc_handover_info_t info_of(const kvc_handover_t *handover)
-{
-	kvc_handover_info_t info = {.struct_size = sizeof info};
-
-	kvc_handover_get_info(handover, &info);
-
-	return info;
-}
-
 /* Bytes are a function of the tokens, not of the keys, which differ between the daemons. */
 static void fill(uint32_t i, uint8_t *out)
 {
@@ -80,7 +66,7 @@ static void put(uint32_t from, uint32_t n)
 
 static void hand_over(uint32_t n, int last, kvc_handover_t **p_handover)
 {
-	const kvc_key_source_t source = {.key = key_of, .ctx = keys_[0]};
+	const kvc_key_source_t source = {.key = user_key_at, .ctx = keys_[0]};
 	const kvc_handover_chunk_t chunk = {.struct_size = sizeof chunk,
 					    .transfer = "t",
 					    .n = n,
@@ -144,14 +130,14 @@ static void p1_a_hand_over_arrives_on_the_other_node_byte_for_byte(void **state)
 	put(0, HALF);
 	hand_over(HALF, 0, &sent);
 	assert_int_equal(kvc_handover_wait(wanted, HALF, SOON), KVC_OK);
-	assert_int_equal(info_of(wanted).status, KVC_PENDING);
+	assert_int_equal(user_handover_info(wanted).status, KVC_PENDING);
 	check_blocks(HALF); /* while the producer goes on */
 	put(HALF, BLOCKS);
 	hand_over(BLOCKS, 1, &sent);
 	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_OK);
-	assert_int_equal(info_of(wanted).n, BLOCKS);
-	assert_int_equal(info_of(wanted).tail_len, 5);
-	assert_memory_equal(info_of(wanted).tail, "token", 5);
+	assert_int_equal(user_handover_info(wanted).n, BLOCKS);
+	assert_int_equal(user_handover_info(wanted).tail_len, 5);
+	assert_memory_equal(user_handover_info(wanted).tail, "token", 5);
 	check_blocks(BLOCKS);
 	kvc_handover_done(wanted, 0);
 	kvc_handover_done(sent, 0);
@@ -176,7 +162,7 @@ static void check_again(const char *transfer)
 		usleep(status == KVC_OK ? 0 : 50000);
 	}
 	assert_int_equal(status, KVC_OK);
-	assert_int_equal(info_of(wanted).tail_len, transfer ? 5 : 0);
+	assert_int_equal(user_handover_info(wanted).tail_len, transfer ? 5 : 0);
 	check_blocks(BLOCKS);
 	kvc_handover_done(wanted, 0);
 }
@@ -189,13 +175,13 @@ static void p1_a_prefix_that_a_peer_holds_is_fetched_as_far_as_it_goes(void **st
 	put(0, HALF);
 	assert_int_equal(fetch(NULL, 0, &wanted), KVC_OK);
 	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_OK);
-	assert_int_equal(info_of(wanted).n, HALF);
+	assert_int_equal(user_handover_info(wanted).n, HALF);
 	kvc_handover_done(wanted, 0);
 	check_blocks(HALF);
 	put(HALF, BLOCKS);
 	assert_int_equal(fetch(NULL, 0, &wanted), KVC_OK);
 	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_OK);
-	assert_int_equal(info_of(wanted).n, BLOCKS);
+	assert_int_equal(user_handover_info(wanted).n, BLOCKS);
 	kvc_handover_done(wanted, 0);
 	check_blocks(BLOCKS);
 	/* What was here already did not come again. */
@@ -241,7 +227,7 @@ static void p7_a_hand_over_of_this_node_needs_no_peer(void **state)
 	assert_int_equal(kvc_handover_fetch(other.space, &ask, &wanted), KVC_OK);
 	hand_over(BLOCKS, 1, &sent);
 	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_OK);
-	assert_int_equal(info_of(wanted).n, BLOCKS);
+	assert_int_equal(user_handover_info(wanted).n, BLOCKS);
 	kvc_handover_done(wanted, 0);
 	kvc_handover_done(sent, 0);
 	wanted = NULL;
@@ -266,7 +252,7 @@ static void p4_a_producer_that_gives_up_is_told_of_on_the_other_node(void **stat
 	kvc_handover_done(sent, 1);
 	assert_int_equal(kvc_poll(producer_.kvc, 0), KVC_OK);
 	assert_int_equal(kvc_handover_wait(wanted, BLOCKS, SOON), KVC_ERR_ABORTED);
-	assert_int_equal(info_of(wanted).n, HALF);
+	assert_int_equal(user_handover_info(wanted).n, HALF);
 	check_blocks(HALF); /* what has come is there */
 	kvc_handover_done(wanted, 0);
 	check_quiet();
@@ -514,7 +500,7 @@ static uint32_t first_of(const rest_case_t *c, uint32_t group)
 static void check_group(side_t *side, const rest_case_t *c, uint32_t group)
 {
 	static uint8_t bytes[HALF + 1][RIG_BLOCK_BYTES], want_bytes[RIG_BLOCK_BYTES];
-	const kvc_key_source_t source = {.key = key_of, .ctx = side->keys};
+	const kvc_key_source_t source = {.key = user_key_at, .ctx = side->keys};
 	const uint32_t first = first_of(c, group), n = c->units + 1;
 	const kvc_want_t want = {.struct_size = sizeof want, .group = group, .n = n, .skip = first, .source = &source};
 	kvc_lease_t *lease = NULL;
@@ -538,7 +524,7 @@ static void check_group(side_t *side, const rest_case_t *c, uint32_t group)
 static void send_rest(const rest_case_t *c, kvc_handover_t **p_sent)
 {
 	const side_t *side = &sides_[0];
-	const kvc_key_source_t source = {.key = key_of, .ctx = (void *)(uintptr_t)side->keys};
+	const kvc_key_source_t source = {.key = user_key_at, .ctx = (void *)(uintptr_t)side->keys};
 	const kvc_handover_chunk_t chunk = {.struct_size = sizeof chunk,
 					    .transfer = "t",
 					    .n = c->units,
@@ -586,9 +572,9 @@ static void rest_arrives(const rest_case_t *c)
 	send_rest(c, &sent);
 	fetch_rest(c, &wanted);
 	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_OK);
-	assert_int_equal(info_of(wanted).n, c->units);
-	assert_int_equal(info_of(wanted).partial, c->differs ? 0 : REST);
-	assert_int_equal(info_of(wanted).tail_len, 5);
+	assert_int_equal(user_handover_info(wanted).n, c->units);
+	assert_int_equal(user_handover_info(wanted).partial, c->differs ? 0 : REST);
+	assert_int_equal(user_handover_info(wanted).tail_len, 5);
 	for (uint32_t group = 0; !c->differs && group < (c->groups ? 3 : 1); group++) {
 		check_group(&sides_[1], c, group);
 	}

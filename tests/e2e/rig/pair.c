@@ -50,11 +50,6 @@ static void name_transfer(const pair_t *pair, char out[32])
 	snprintf(out, 32, "talk-%" PRIu64, pair->talk);
 }
 
-static void key_of(void *ctx, uint32_t i, kvc_key_t *key)
-{
-	*key = ((kvc_key_t *)ctx)[i];
-}
-
 /* The next step begins; a call was under way until now. */
 static void step(engine_t *engine)
 {
@@ -134,7 +129,7 @@ static kvc_status_t put_chunk(engine_t *engine, uint32_t from, uint32_t n)
 
 static kvc_status_t hand_over(engine_t *engine, uint32_t n, int last, kvc_handover_t **p_handover)
 {
-	const kvc_key_source_t source = {.key = key_of, .ctx = engine->keys};
+	const kvc_key_source_t source = {.key = user_key_at, .ctx = engine->keys};
 	pair_notes_t *notes = engine->pair->notes;
 	char transfer[32];
 	const kvc_handover_chunk_t chunk = {.struct_size = sizeof chunk,

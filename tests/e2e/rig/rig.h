@@ -99,6 +99,10 @@ void user_leave(user_t *user);
  * RIG_BLOCKS. */
 void user_tokens(uint64_t seed, uint32_t n, uint32_t *tokens);
 void user_keys(const user_t *user, uint64_t seed, uint32_t n, kvc_key_t *keys);
+/* For kvc_key_source_t; ctx: an array of keys. */
+void user_key_at(void *ctx, uint32_t i, kvc_key_t *key);
+/* What is known of a hand-over now. */
+kvc_handover_info_t user_handover_info(const kvc_handover_t *handover);
 /* Bytes of the block with this key. */
 void user_fill(const kvc_key_t *key, uint8_t *out);
 /* Put keys[from, n). *p_visible (may be NULL) counts from keys[from]; set on success only. */

@@ -341,3 +341,17 @@ void child_kill(pid_t pid)
 	kill(pid, SIGKILL);
 	assert_int_equal(waitpid(pid, NULL, 0), pid);
 }
+
+void user_key_at(void *ctx, uint32_t i, kvc_key_t *key)
+{
+	*key = ((const kvc_key_t *)ctx)[i];
+}
+
+kvc_handover_info_t user_handover_info(const kvc_handover_t *handover)
+{
+	kvc_handover_info_t info = {.struct_size = sizeof info};
+
+	kvc_handover_get_info(handover, &info);
+
+	return info;
+}
