@@ -29,6 +29,7 @@ from daemon import Daemon
 
 HERE = Path(__file__).resolve().parent
 ENVIRONMENT = dict(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_HOST_IP="127.0.0.1", VLLM_USE_FLASHINFER_SAMPLER="0", PYTHONHASHSEED="0", PYTHONDONTWRITEBYTECODE="1")
+STEP_TOKENS = 8192  # that an engine computes in one step at most
 
 
 class Run:
@@ -76,6 +77,7 @@ class Run:
             "options": c.options,
             "models": str(self.args.models),
             "kv_gib": c.kv_gib or self.args.kv_gib,
+            "step_tokens": STEP_TOKENS,
             "share": 0.1 if c.beside else 0.8,
             "gpus": c.gpus,
             "tokens": str(work / "tokens.json"),
@@ -193,6 +195,7 @@ class Run:
         try:
             for member, gpus, place, phases in zip(("prefill", "decode"), c.pair, places, c.pair_phases()):
                 order = {**self.order(c, work, daemon), **more, "connector": c.connector, "gpus": gpus, "phases": phases, "pair": str(work / "pair")}
+                order["step_tokens"] = self.args.prefill_step if member == "prefill" else STEP_TOKENS
                 children[member] = self.start(c, work / member, order, ",".join(map(str, place)))
             until = time.monotonic() + 2 * self.limit()
             while time.monotonic() < until and all(child.poll() is None for child in children.values()):
@@ -370,6 +373,7 @@ OPTIONS: tuple[tuple[str, Any, str], ...] = (
     ("ring", "", "which of them, in the order they start: none,kvd; all by default; nothing.2 is one more that does nothing"),
     ("ring-kv-gib", 20, "of each of them"),
     ("pair-kv-gib", 12, "of each engine of a pair on one GPU"),
+    ("prefill-step", STEP_TOKENS, "tokens that the prefilling engine of a pair computes in one step"),
     ("least", 20.0, "no engine is started with fewer seconds left"),
     ("caution", 0.7, "a configuration is begun when so much of what it takes is left"),
     ("pause", 0.3, "seconds in which stores are given time"),

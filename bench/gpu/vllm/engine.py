@@ -91,7 +91,7 @@ class Bench:
         self.llm = LLM(
             model=str(folder),
             load_format="auto" if order["weights"] == "drawn" else "dummy",
-            **dict(skip_tokenizer_init=True, max_model_len=40960, max_num_batched_tokens=8192, max_num_seqs=64, generation_config="vllm"),
+            **dict(skip_tokenizer_init=True, max_model_len=40960, max_num_batched_tokens=order["step_tokens"], max_num_seqs=64, generation_config="vllm"),
             **dict(dtype="bfloat16", enforce_eager=not order["graph"], gpu_memory_utilization=order["share"], tensor_parallel_size=order["gpus"]),
             kv_cache_memory_bytes=order["kv_gib"] << 30,
             **order["options"],
