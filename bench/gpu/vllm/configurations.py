@@ -129,6 +129,7 @@ def of_runner(runner: int, gib: int) -> dict[str, Configuration]:
         "lmserver": Configuration(LMSERVER, [("first engine", ALL)], runner, server=True),
         "kvd": Configuration(kvd(), CHAIN, runner, "memory"),
         "trace": Configuration(watched(kvd()), [("first engine", ["cold", "trace", "steady"]), ("engine restarted", ["trace"])], runner, "memory"),
+        "trace-async": Configuration(watched(kvd(mode="async")), [("first engine", ["cold", "trace"])], runner, "memory"),
         "profile": Configuration(kvd(), [("first engine", ["cold", "profile"])], runner, "memory"),
         "steps": Configuration(None, [], runner, "memory", ring={"nothing": watched(NOTHING, "WatchedNothing"), "no saves": watched({**kvd(), "kv_role": "kv_consumer"}), "kvd": watched(kvd())}, profiled=True),
         "kvd-sync": Configuration(tried(kvd()), CHAIN[:1], runner, "memory", environment=SYNC_LOADS),
