@@ -67,7 +67,7 @@ two_processes() {
 	say "1. Two processes on one daemon: prefill on 4 tensor parallel ranks, decode on 2. Prompts are handed over chunk by chunk."
 	(engine decode "$seed" --ranks 2 --wait-ms 60000) >"$dir/decode.1" &
 	decode=$!
-	(engine prefill "$seed" --ranks 4) >"$dir/prefill.1" &
+	(engine prefill "$seed" --ranks 4 --wait-ms 60000) >"$dir/prefill.1" &
 	prefill=$!
 	wait_for 60 "the first answers" lines_in "$dir/decode.1" $((requests / 3))
 	printf 'kvctl transfers, in the middle:\n'
@@ -122,7 +122,7 @@ two_nodes() {
 	wait_for 20 "the other node" sees decode '"state":"up"'
 	(socket=$dir/decode/default.sock engine decode "$seed" --peer prefill --wait-ms 60000) >"$dir/decode.3" &
 	decode=$!
-	(socket=$dir/prefill/default.sock engine prefill "$seed") >"$dir/prefill.3" &
+	(socket=$dir/prefill/default.sock engine prefill "$seed" --wait-ms 60000) >"$dir/prefill.3" &
 	prefill=$!
 	ended "$prefill" "the prefilling engine"
 	prefill=
