@@ -369,6 +369,7 @@ kvc_status_t kvx_gpu_batch_submit(kvx_worker_t *worker, kvx_gpu_batch_t *batch, 
 		atomic_fetch_add(&gpu->in_flight, 1u);
 		atomic_fetch_add(&gpu->loads_in_flight, batch->of.load ? 1u : 0u);
 		atomic_fetch_add(&gpu->save_blocks_in_flight, batch->of.load ? 0u : copy->count);
+		gpu->async_blocks_in_flight += batch->lane == KVX_LANE_ASYNC ? batch->of.count : 0u;
 		if (batch->of.load) {
 			kvx_timers_mark_load_end(gpu, batch->of.load, copy->stream);
 		}
@@ -396,6 +397,7 @@ static void complete_batch(kvx_worker_t *worker, kvx_gpu_batch_t *batch, kvc_sta
 	batch->of.load = NULL;
 	atomic_fetch_sub(&gpu->loads_in_flight, loading);
 	atomic_fetch_sub(&gpu->save_blocks_in_flight, loading ? 0u : batch->n);
+	gpu->async_blocks_in_flight -= batch->lane == KVX_LANE_ASYNC ? batch->of.count : 0u;
 	atomic_fetch_sub(&gpu->in_flight, 1u);
 }
 

@@ -292,7 +292,10 @@ static uint32_t send_part(kvx_worker_t *worker, kvx_wload_t *load, kvx_wpart_t *
 	kvx_wbatch_t of = {.load = load, .part = part, .ranges = load->ranges};
 	kvc_status_t status;
 
-	of.count = batch ? kvx_wpart_take(part, part_end(part, pass), most, &of.first) : 0;
+	/* A synchronous load would wait for all that is in flight (docs/decisions/018). */
+	if (batch && !(async && gpu->async_blocks_in_flight > gpu->async_batch)) {
+		of.count = kvx_wpart_take(part, part_end(part, pass), most, &of.first);
+	}
 	if (of.count == 0) {
 		return 0;
 	}

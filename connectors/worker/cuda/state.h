@@ -26,7 +26,7 @@
 #define KVX_GPU_SYNC_MOVES       1024u /* of a synchronous load: one job a load or layer range, if possible */
 #define KVX_GPU_RANGES           32u
 #define KVX_GPU_SYNC_BYTES       (UINT64_C(64) << 20) /* of a job of a synchronous load, at least */
-#define KVX_GPU_ASYNC_BYTES      (UINT64_C(16) << 20) /* of a job of an asynchronous load */
+#define KVX_GPU_ASYNC_BYTES      (UINT64_C(64) << 20) /* of a job of an asynchronous load, at most in those before */
 #define KVX_GPU_SAVE_BYTES       (UINT64_C(32) << 20) /* of a job of a save */
 #define KVX_GPU_LOADS            128u /* jobs of loads in flight: a step does not wait to send its own */
 #define KVX_GPU_ASYNC_LOADS      8u   /* of asynchronous ones: a synchronous load queues behind them */
@@ -129,6 +129,7 @@ struct kvx_wgpu {
 	/* under the lock */
 	pthread_mutex_t lock;
 	uint32_t sync_batch, async_batch, save_batch; /* blocks a job */
+	uint32_t async_blocks_in_flight;              /* of asynchronous loads */
 	uint32_t point_reached;                       /* what save_stream has comes after it */
 	uint64_t serial;
 	kvx_gpu_batch_t *first[KVX_LANES], *last[KVX_LANES];
