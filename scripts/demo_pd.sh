@@ -52,7 +52,7 @@ report() {
 }
 
 start_daemon() {
-	start_kvd --keeper=off --limits.silence=10s --cpu.size=256MiB --cpu.slab_size=64MiB --nvme.path= --events.enabled=off --handover.max_bytes=128MiB --handover.ttl=20s
+	start_kvd --keeper=off --limits.silence=10s --cpu.size=256MiB --cpu.slab_size=64MiB --nvme.path= --events.enabled=off --handover.max_bytes=128MiB --handover.ttl=60s
 }
 
 one_engine() {
@@ -134,7 +134,7 @@ two_nodes() {
 }
 
 check() {
-	wait_for 40 "the last hand-over to end" has_no_transfers # one that nobody takes ends at its time to live
+	wait_for 80 "the last hand-over to end" has_no_transfers # one that nobody takes ends at its time to live
 	check_daemon "No hand-over is left. "
 }
 
