@@ -139,8 +139,9 @@ KVC_API void kvx_worker_end_step(kvx_worker_t *worker);
 /* The next id of a finished asynchronous load: its length, at most cap bytes of it copied; 0: none. *p_failed (may be
  * NULL): 1 if a block was not loaded. */
 KVC_API uint32_t kvx_worker_take_finished(kvx_worker_t *worker, char *id, uint32_t cap, int *p_failed);
-/* Up to cap ids of blocks whose load has failed, each once; how many. Those of an asynchronous load are there before
- * take_finished() names it; those of a load whose request is gone (DROP) are not named. */
+/* Up to cap ids of blocks whose load has failed, each once; how many. Those of an asynchronous load are there when
+ * take_finished() names it, and maybe not earlier: ask afterwards. Those of a load whose request is gone (DROP) are not
+ * named. */
 KVC_API uint32_t kvx_worker_take_failed_blocks(kvx_worker_t *worker, uint32_t *ids, uint32_t cap);
 /* The next report, valid until the next call; *p_len 0: none. */
 KVC_API void kvx_worker_take_report(kvx_worker_t *worker, const void **p_bytes, size_t *p_len);
