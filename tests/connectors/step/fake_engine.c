@@ -704,6 +704,7 @@ static void take_finished(fe_t *fe)
 
 			r->load_failed |= failed;
 			if (++r->ranks_done == fe->options.ranks) {
+				take_errors(fe); /* it may have ended since */
 				end_load(fe, r);
 				r->ranks_done = 0;
 				r->load_failed = 0;
