@@ -102,6 +102,12 @@ class Rig:
     def line(self, family: str, name: str, kind: str, values: Sequence[float], unit: str, **more: Any) -> None:
         out = dict(family=family, name=name, kind=kind, value=round(statistics.median(values), 6), unit=unit, rounds=len(values),
                    spread=round(spread(values), 4), least=round(min(values), 6), most=round(max(values), 6), load=round(os.getloadavg()[0], 2)) | more
+        self.write(out)
+
+    def skipped(self, family: str, kind: str, reason: str) -> None:
+        self.write(dict(family=family, kind=kind, skipped=reason))
+
+    def write(self, out: dict[str, Any]) -> None:
         text = json.dumps(out)
         print(text, flush=True)
         if self.args.out:

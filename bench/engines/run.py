@@ -1,6 +1,6 @@
 """Benchmarks of kvd under a real vLLM, always beside what it is compared with: pairs in turn, medians and spread. One JSON object a line.
 
-usage: run.py [--only ttft turns unique cpu micro pd] [--lengths 1024,2048,4096,8192] [--rounds N] [--pairs N] [--store ...] [--out FILE] [--mp]
+usage: run.py [--only ttft turns unique cpu micro pd transfer] [--lengths 1024,2048,4096,8192] [--rounds N] [--pairs N] [--store ...] [--out FILE] [--mp]
 Interrupted, it says what it has until then.
 """
 from __future__ import annotations
@@ -19,11 +19,12 @@ os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [os.environ
 import load  # noqa: E402
 import micro  # noqa: E402
 import pd  # noqa: E402
+import transfer  # noqa: E402
 import ttft  # noqa: E402
-from harness import Bench, Failed  # noqa: E402
+from harness import Bench, Failed, Skipped  # noqa: E402
 from rig import KINDS, Rig  # noqa: E402
 
-FAMILIES = {"ttft": ttft.run, "turns": load.turns, "unique": load.unique, "cpu": load.cpu, "micro": micro.run, "pd": pd.run}
+FAMILIES = {"ttft": ttft.run, "turns": load.turns, "unique": load.unique, "cpu": load.cpu, "micro": micro.run, "pd": pd.run, "transfer": transfer.run}
 
 
 def arguments() -> argparse.Namespace:
@@ -31,7 +32,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="connectors to compare")
     parser.add_argument("--lengths", default="1024,2048,4096,8192", help="of the prompts of ttft, in tokens")
-    parser.add_argument("--rounds", type=int, default=5, help="of ttft, turns, cpu and pd")
+    parser.add_argument("--rounds", type=int, default=5, help="of ttft, turns, cpu, pd and transfer")
     parser.add_argument("--pairs", type=int, default=15, help="of unique")
     parser.add_argument("--model", default="bench")
     parser.add_argument("--mp", action="store_true", help="multi-process engines (default: in-process)")
@@ -49,7 +50,10 @@ def main() -> int:
         rig = Rig(bench, args)
         try:
             for name in args.only:
-                FAMILIES[name](rig)
+                try:
+                    FAMILIES[name](rig)
+                except Skipped as reason:
+                    rig.skipped(name, name, str(reason))
                 rig.fresh()
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
