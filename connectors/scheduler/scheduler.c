@@ -330,9 +330,10 @@ void kvx_scheduler_take_report(kvx_scheduler_t *scheduler, const void *bytes, si
 
 int kvx_scheduler_wait(kvx_scheduler_t *scheduler, uint32_t timeout_us)
 {
-	(void)kvc_poll_us(scheduler->kvc, timeout_us);
+	const kvc_status_t status = kvc_poll_us(scheduler->kvc, timeout_us);
 
-	return kvc_fd(scheduler->kvc) >= 0;
+	/* One that did not answer in time is asked again: on a busy machine it takes seconds to be attached. */
+	return status == KVC_ERR_TIMEOUT || kvc_fd(scheduler->kvc) >= 0;
 }
 
 void kvx_scheduler_record(kvx_scheduler_t *scheduler, const char *lora, const kvc_report_t *report)
