@@ -8,6 +8,7 @@
 #include "kve/engine.h"
 #include "kv/env.h"
 
+#include <pthread.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -564,6 +565,33 @@ static void p7_a_daemon_that_only_listens_costs_attach_ms_once(void **state)
 	kve_cache_fini(&p.cache);
 }
 
+static void *continue_late(void *arg)
+{
+	usleep(1500000); /* beyond the deadline of the first question */
+	rig_signal(&rig, SIGCONT);
+
+	return arg;
+}
+
+static void p7_attach_ms_outlasts_a_question_without_an_answer(void **state)
+{
+	pthread_t thread;
+	parts_t p;
+	kvx_t *kvx;
+
+	(void)state;
+	rig_start(&rig);
+	parts_init(&p);
+	p.config.attach_ms = 120000;
+	rig_signal(&rig, SIGSTOP);
+	assert_int_equal(pthread_create(&thread, NULL, continue_late, NULL), 0);
+	assert_int_equal(kvx_attach(&p.config, &kvx), KVC_OK);
+	assert_int_equal(pthread_join(thread, NULL), 0);
+	assert_true(kvx_is_ready(kvx));
+	kvx_detach(kvx);
+	kve_cache_fini(&p.cache);
+}
+
 /* With a store that has no daemon the engine computes everything itself. */
 static void p7_the_engine_computes_everything_itself(void **state)
 {
@@ -749,6 +777,7 @@ int main(int argc, char **argv)
 		ENGINE_TEST(p7_a_daemon_killed_amid_loads_and_saves_changes_no_token),
 		ENGINE_TEST(p7_without_a_daemon_everything_is_a_quick_miss),
 		ENGINE_TEST(p7_a_daemon_that_only_listens_costs_attach_ms_once),
+		ENGINE_TEST(p7_attach_ms_outlasts_a_question_without_an_answer),
 		ENGINE_TEST(p7_the_engine_computes_everything_itself),
 		ENGINE_TEST(p10_contradictory_configurations_are_refused_with_a_sentence),
 		ENGINE_TEST(p10_parts_of_a_cache_that_do_not_fit_together_are_refused),
