@@ -34,6 +34,7 @@ kv_status_t kve_store_attach(kve_engine_t *engine)
 		.paged = engine->cache.paged,
 		.parts = engine->cache.ranks,
 		.load_ms = engine->config.load_ms,
+		.attach_ms = engine->config.attach_ms,
 	};
 
 	status = kvx_attach(&config, &engine->kvx);

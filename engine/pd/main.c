@@ -14,6 +14,7 @@
 #define EXIT_SETUP   70
 #define EXIT_WRITE   74
 #define FLUSH_MS     10000u
+#define ATTACH_MS    30000u /* what is asked or sent before kvd is ready is lost; a busy machine takes seconds */
 #define MAX_TOGETHER 16u
 
 typedef struct options {
@@ -201,6 +202,7 @@ static int run(const options_t *o)
 		.socket = o->socket,
 		.peer = o->peer,
 		.program = o->role,
+		.attach_ms = ATTACH_MS,
 		.ranks = o->ranks,
 	};
 	kvx_stats_t stats = {.struct_size = sizeof stats};

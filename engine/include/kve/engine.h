@@ -27,6 +27,7 @@ typedef struct kve_engine_config {
 	const char *socket;   /* of kvd; NULL: the usual one */
 	const char *program;  /* shown by kvctl; NULL: the process name */
 	uint32_t load_ms;     /* deadline of a load; 0: libkvx' default */
+	uint32_t attach_ms;   /* longest wait for a kvd that is there, when the engine is made; 0: libkvx' default */
 	const char *peer;     /* of kvd: its node has the engine that sends; NULL: this one's */
 	uint32_t ranks;       /* tensor parallel ranks, each with a cache of its own; 0: one */
 } kve_engine_config_t;
