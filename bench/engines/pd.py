@@ -51,8 +51,9 @@ def start_some(rig: Rig, out: dict[str, Engine], options: dict[str, Any], wanted
         engine = rig.bench.start_engine(rig.args.model, connector, environment=environment, **options)
         os.sched_setaffinity(engine.process.pid, {core})  # its threads too: none of them runs yet
         out[name] = engine
-    for name in wanted:
+    for name, (_, core) in wanted.items():
         out[name].wait_started()
+        os.sched_setaffinity(out[name].process.pid, {core})  # NixlConnector has moved this thread, which computes, to the machine's last core
         for tokens in (33, 700, STEP):  # the first prefills of a process are slow
             out[name].generate([rig.prompt(tokens)], 3)
 
@@ -141,7 +142,8 @@ def first_token(rig: Rig, engines: dict[str, Engine], tokens: int) -> None:
     if nixl_at_d:
         theirs = [nixl / (one + 1.1 * hit) for nixl, (one, _, hit, _) in zip(times["nixl"], rounds)]
         rig.line("pd", what, "nixl", times["nixl"], "ms", ratio=round(statistics.median(theirs), 4), ratio_spread=round(spread(theirs), 4),
-                 at_d_ms=round(statistics.median(nixl_at_d), 3), pair_to_nixl=round(statistics.median(a / b for a, b in zip(times["pair"], times["nixl"])), 4))
+                 at_d_ms=round(statistics.median(nixl_at_d), 3), pair_to_nixl=round(statistics.median(a / b for a, b in zip(times["pair"], times["nixl"])), 4),
+                 pair_to_one_and_d=round(statistics.median(a / (b + c) for a, b, c in zip(times["pair"], times["one"], nixl_at_d)), 4))
     strict = [pair / (one + 1.1 * max(0.0, hit - own)) for one, pair, hit, own in rounds]
     rig.line("pd", what, "pair", times["pair"], "ms", ratio=round(statistics.median(ratios), 4), ratio_spread=round(spread(ratios), 4),
              strict=round(statistics.median(strict), 4), goal=TOGETHER)
