@@ -122,7 +122,7 @@ kv_status_t kvd_core_create(const kvd_core_config_t *config, const kvd_world_t *
 	core->dead_trees = KVD_NONE;
 	memset(core->pending_heads, 0xff, sizeof core->pending_heads);
 	memset(core->handover_heads, 0xff, sizeof core->handover_heads);
-	core->reoffers = core->moved_handovers = core->announced = KVD_LIST_EMPTY;
+	core->reoffers = core->moved_handovers = KVD_LIST_EMPTY;
 	core->offers = core->waiting = (kvd_token_tree_t){.nodes = &core->token_nodes,
 							  .items = &core->handovers,
 							  .offset = offsetof(kvd_handover_t, select),

@@ -73,11 +73,10 @@ struct kvd_core {
 	kvd_obj_pool_t token_nodes;                  /* of both */
 	kvd_list_t moved_handovers;                  /* entries whose open put has moved on or ended early */
 	kvd_list_t reoffers;                         /* entries given back, which a SELECT may wait for */
-	kvd_list_t announced;                        /* entries that wait for blocks to become visible */
-	uint32_t announced_count;
-	uint32_t announced_due;  /* of them, from the list's head, are looked at: blocks have become visible */
-	uint64_t announced_seen; /* what ix.inserted was then */
-	uint64_t selects;        /* entries with tokens */
+	uint32_t announced_count;                    /* entries that wait for blocks to become visible */
+	uint32_t announced_ns;                       /* namespaces are looked at in rotation: the next one */
+	uint64_t announced_seen;                     /* ix.inserted when all of these entries became due last */
+	uint64_t selects;                            /* entries with tokens */
 	uint64_t select_age;
 
 	kvd_list_t run_puts; /* to look at again */

@@ -53,12 +53,15 @@ kv_status_t kvd_handover_draft_ahead(const kvd_core_t *core, const kvd_handover_
 
 void kvd_handover_announce(kvd_core_t *core, kvd_handover_t *entry, const kvd_ahead_t *ahead)
 {
+	kvd_ns_t *ns = core->ns[entry->ns];
+
 	kvd_handover_drop_ahead(core, entry);
 	entry->ahead = *ahead;
 	entry->is_announced = entry->was_announced = 1;
-	core->ns[entry->ns]->tail_bytes += kvd_handover_ahead_bytes(entry);
+	ns->tail_bytes += kvd_handover_ahead_bytes(entry);
+	ns->announced_count++;
 	core->announced_count++;
-	kvd_list_push(&core->announced, &core->handovers, offsetof(kvd_handover_t, of_announced), entry->self);
+	kvd_list_push(&ns->announced, &core->handovers, offsetof(kvd_handover_t, of_announced), entry->self);
 }
 
 /* ---- what is visible of it ------------------------------------------------------------------- */
@@ -160,30 +163,64 @@ static int advance_entry(kvd_core_t *core, kvd_handover_t *entry, uint32_t *p_le
 	return is_cut;
 }
 
+static int is_due(const kvd_ns_t *ns)
+{
+	return ns->announced_due > 0 && ns->announced_count > 0;
+}
+
+/* The next namespace that has an entry to look at, in rotation (decision 056); NULL: none has. */
+static kvd_ns_t *find_due(kvd_core_t *core)
+{
+	for (uint32_t i = 0; i < core->ns_count; i++) {
+		kvd_ns_t *ns = core->ns[core->announced_ns++ % core->ns_count];
+
+		if (is_due(ns)) {
+			return ns;
+		}
+	}
+
+	return NULL;
+}
+
 int kvd_handovers_are_due(const kvd_core_t *core)
 {
-	return core->announced.head != KVD_NONE &&
-	       (core->announced_due > 0 || core->announced_seen != core->ix.inserted);
+	uint32_t n = 0;
+
+	if (core->announced_count == 0 || core->announced_seen != core->ix.inserted) {
+		return core->announced_count > 0;
+	}
+	while (n < core->ns_count && !is_due(core->ns[n])) {
+		n++;
+	}
+
+	return n < core->ns_count;
 }
 
 int kvd_handovers_announced_run(kvd_core_t *core)
 {
+	kvd_ns_t *ns;
+
+	if (!kvd_handovers_are_due(core)) {
+		return 0;
+	}
 	if (core->announced_seen != core->ix.inserted) {
 		core->announced_seen = core->ix.inserted;
-		core->announced_due = core->announced_count;
+		for (uint32_t n = 0; n < core->ns_count; n++) {
+			core->ns[n]->announced_due = core->ns[n]->announced_count;
+		}
 	}
-	for (uint32_t left = LOOKUPS; left > 0 && kvd_handovers_are_due(core);) {
-		const uint32_t id = core->announced.head;
+	for (uint32_t left = LOOKUPS; left > 0 && (ns = find_due(core)) != NULL;) {
+		const uint32_t id = ns->announced.head;
 		kvd_handover_t *entry;
 
-		core->announced_due--;
-		kvd_list_remove(&core->announced, &core->handovers, offsetof(kvd_handover_t, of_announced), id);
-		kvd_list_push(&core->announced, &core->handovers, offsetof(kvd_handover_t, of_announced), id);
+		ns->announced_due--;
+		kvd_list_remove(&ns->announced, &core->handovers, offsetof(kvd_handover_t, of_announced), id);
+		kvd_list_push(&ns->announced, &core->handovers, offsetof(kvd_handover_t, of_announced), id);
 		entry = kvd_handover_settle(core, kvd_handover_at(core, id));
 		if (!entry || !entry->is_announced) { /* it has left the list */
 			left--;
-		} else if (advance_entry(core, entry, &left)) { /* again, after all others */
-			core->announced_due = core->announced_count;
+		} else if (advance_entry(core, entry, &left)) { /* again, after all others of the namespace */
+			ns->announced_due = ns->announced_count;
 		}
 	}
 

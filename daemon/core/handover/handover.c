@@ -351,10 +351,12 @@ static void detach_open_put(kvd_core_t *core, kvd_handover_t *entry)
 void kvd_handover_drop_ahead(kvd_core_t *core, kvd_handover_t *entry)
 {
 	if (entry->is_announced) {
-		core->ns[entry->ns]->tail_bytes -= kvd_handover_ahead_bytes(entry);
+		kvd_ns_t *ns = core->ns[entry->ns];
+
+		ns->tail_bytes -= kvd_handover_ahead_bytes(entry);
+		ns->announced_count--;
 		core->announced_count--;
-		kvd_list_remove(&core->announced, &core->handovers, offsetof(kvd_handover_t, of_announced),
-				entry->self);
+		kvd_list_remove(&ns->announced, &core->handovers, offsetof(kvd_handover_t, of_announced), entry->self);
 		kv_free(core->env, entry->ahead.keys);
 		entry->ahead = (kvd_ahead_t){0};
 		entry->is_announced = 0;

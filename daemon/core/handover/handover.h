@@ -25,7 +25,7 @@
  *
  * In a space of one full group the producer may also announce blocks that are not visible yet, and the private block.
  * The entry keeps their keys, and is handed them in order as they become visible, without a word of the producer; both
- * sides are told (decision 052). core->announced has these entries.
+ * sides are told (decision 052). Their namespace has a list of these entries.
  *
  * Each side is a member. That it has gone is noticed when the entry is next looked at, at the latest by a sweep over
  * all entries, which follows the end of a member or an epoch and is cut into quanta (decision 042).

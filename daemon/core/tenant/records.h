@@ -79,6 +79,9 @@ typedef struct kvd_ns {
 	uint64_t wait_bytes;                          /* tokens of SELECTs that wait                 */
 	kvd_list_t room_waiters;                      /* members that wait until entries may keep more */
 	uint32_t handovers;                           /* the entries                                 */
+	kvd_list_t announced;                         /* of them wait for blocks to become visible   */
+	uint32_t announced_count;
+	uint32_t announced_due; /* from the list's head, are looked at: blocks have become visible */
 	kvd_list_t puts;                              /* running ones (put.h)                        */
 	uint64_t unfinished_blocks, unfinished_bytes; /* slots of puts, those in quarantine too      */
 } kvd_ns_t;
