@@ -1,55 +1,9 @@
 /* Announced blocks: handed over when they become visible, by any instance, and never a block that does not
  * follow.
  */
-#include "handover_stage.h"
+#include "ahead_stage.h"
 
 #include "core/block/damage.h"
-#include "core/tenant/share.h"
-
-static kvd_space_info_t one_; /* a space of one full group */
-static kv_key_t private_;     /* below keys_[3] */
-
-static void stage_one(uint32_t cpu, uint32_t disk)
-{
-	stage_two(cpu, disk);
-	u_.group_count = 1;
-	one_ = u_space(&u_, 0, "one");
-	u_chain(&keys_[3], 7, &private_, 1);
-}
-
-/* Announce units [from, n) of `keys`. */
-static kv_status_t announce_of(const kv_key_t *keys, uint64_t number, uint32_t from, uint32_t n, int last)
-{
-	return u_send(&u_, m_,
-		      &(u_send_t){.transfer = "t",
-				  .number = number,
-				  .space = &one_,
-				  .keys = keys,
-				  .ahead = 1,
-				  .from = from,
-				  .n = n,
-				  .groups = U_FULL,
-				  .last = last},
-		      &sent_);
-}
-
-static kv_status_t announce(uint64_t number, uint32_t from, uint32_t n, int last)
-{
-	return announce_of(keys_, number, from, n, last);
-}
-
-static kv_status_t send_visible(uint32_t n, int last)
-{
-	return u_send(&u_, m_,
-		      &(u_send_t){.transfer = "t",
-				  .number = sent_.number,
-				  .space = &one_,
-				  .keys = keys_,
-				  .n = n,
-				  .groups = U_FULL,
-				  .last = last},
-		      &sent_);
-}
 
 static kv_status_t send_partial(uint32_t n)
 {
@@ -64,33 +18,6 @@ static kv_status_t send_partial(uint32_t n)
 				  .partial = 5,
 				  .private_key = private_},
 		      &sent_);
-}
-
-/* The consumer's request; its answer is in got_. */
-static kv_status_t receive(u_member_t *m)
-{
-	return u_recv(&u_, m, &one_, "t", 9000, &got_);
-}
-
-static void put(u_member_t *m, uint32_t first, uint32_t n)
-{
-	assert_int_equal(u_put(&u_, m, &one_, keys_, first, n), n - first);
-	u_tick(&u_, 1);
-	universe_check(&u_);
-}
-
-/* Both sides were told last that the entry is so. */
-static void check_told(kv_handover_state_t state, uint32_t n, uint32_t announced)
-{
-	check_notice(d_, sent_.number, state, n, KV_OK);
-	check_notice(m_, sent_.number, state, n, KV_OK);
-	assert_int_equal(last_notice(m_, sent_.number)->side, 1);
-	assert_int_equal(last_notice(m_, sent_.number)->announced, announced);
-}
-
-static const kvd_handover_t *entry(void)
-{
-	return kvd_obj_at(&u_.core->handovers, kvd_id_index(sent_.number));
 }
 
 /* ---- as they become visible ------------------------------------------------------------------ */
@@ -337,47 +264,6 @@ static void p3_a_block_that_does_not_follow_fails_the_hand_over(void **state)
 	stage_end();
 }
 
-static void p5_keys_of_announced_blocks_are_counted_and_given_back(void **state)
-{
-	(void)state;
-	stage_one(128, 0);
-	u_.core->config.max_handover_bytes = 4 * 4096;
-	assert_int_equal(announce(0, 0, 200, 0), KV_OK);
-	assert_int_equal(u_.core->ns[0]->tail_bytes, 200 * sizeof(kv_key_t));
-	assert_int_equal(kvd_share_irreclaimable(u_.core, 0), 200 * sizeof(kv_key_t));
-	u_.core->config.max_handover_bytes = 4096;
-	assert_int_equal(announce(sent_.number, 200, 300, 0), KV_ERR_BUSY);
-	assert_int_equal(metric(KV_M_HANDOVERS_REFUSED), 1);
-	assert_int_equal(u_.core->ns[0]->tail_bytes, 200 * sizeof(kv_key_t));
-	universe_check(&u_);
-	assert_int_equal(u_done(&u_, m_, sent_.number, U_GIVE_UP), KV_OK);
-	assert_int_equal(u_.core->ns[0]->tail_bytes, 0);
-	assert_int_equal(u_.core->announced_count, 0);
-	stage_end();
-}
-
-/* No room when a block becomes visible: the announcement is dropped, the producer knows, and sends again. */
-static void p5_without_room_for_a_pin_the_announcement_is_dropped(void **state)
-{
-	(void)state;
-	stage_one(128, 0);
-	u_.core->config.max_handover_bytes = 6 * 4096;
-	assert_int_equal(receive(d_), KV_OK);
-	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
-	put(m_, 0, 4);
-	check_told(KV_HANDOVER_SENDING, 4, 8);
-	put(m_, 4, 8);
-	check_notice(m_, sent_.number, KV_HANDOVER_SENDING, 4, KV_OK);
-	assert_int_equal(last_notice(m_, sent_.number)->announced, 0);
-	assert_int_equal(u_.core->announced_count, 0);
-	assert_int_equal(metric(KV_M_HANDOVERS_REFUSED), 1);
-	assert_int_equal(send_visible(8, 1), KV_ERR_BUSY);
-	u_.core->config.max_handover_bytes = 0;
-	assert_int_equal(send_visible(8, 1), KV_OK);
-	check_notice(d_, sent_.number, KV_HANDOVER_COMPLETE, 8, KV_OK);
-	stage_end();
-}
-
 /* ---- withdrawn ------------------------------------------------------------------------------- */
 
 static void p4_a_plain_chunk_withdraws_what_is_announced(void **state)
@@ -553,77 +439,6 @@ static void p4_a_lost_block_ends_what_is_announced_below_it(void **state)
 	stage_end();
 }
 
-/* ---- quanta ---------------------------------------------------------------------------------- */
-
-/* Many entries, each with much: every quantum is bounded, none waits for another's end, all are complete. */
-static void p5_announced_blocks_are_looked_up_in_quanta(void **state)
-{
-	char name[16];
-	uint32_t quanta = 0, complete = 0;
-
-	(void)state;
-	stage_one(512, 0);
-	u_.core->config.max_handover_bytes = UINT64_C(1) << 30;
-	for (uint32_t i = 0; i < 40; i++) {
-		snprintf(name, sizeof name, "%u", i);
-		assert_int_equal(u_send(&u_, m_,
-					&(u_send_t){.transfer = name,
-						    .space = &one_,
-						    .keys = keys_,
-						    .ahead = 1,
-						    .n = 300,
-						    .groups = U_FULL,
-						    .last = i % 2},
-					&sent_),
-				 KV_OK);
-	}
-	assert_int_equal(u_put(&u_, m_, &one_, keys_, 0, 300), 300);
-	while (kvd_handovers_run(u_.core)) {
-		quanta++;
-		universe_check(&u_);
-	}
-	assert_true(quanta >= 40 && quanta < 100);
-	for (uint32_t i = 0; i < u_.core->handovers.made; i++) {
-		const kvd_handover_t *one = kvd_obj_at(&u_.core->handovers, i);
-
-		assert_true(one->number == 0 || one->n == 300);
-		complete += one->number != 0 && one->state == KV_HANDOVER_COMPLETE;
-	}
-	assert_int_equal(complete, 20);
-	assert_int_equal(u_.core->announced_count, 0);
-	stage_end();
-}
-
-/* The private block is looked up by the next quantum when the blocks have taken one. */
-static void p5_a_private_block_has_a_lookup_of_its_own(void **state)
-{
-	(void)state;
-	stage_one(512, 0);
-	u_.core->config.max_handover_bytes = UINT64_C(1) << 30;
-	assert_int_equal(u_send(&u_, m_,
-				&(u_send_t){.transfer = "t",
-					    .space = &one_,
-					    .keys = keys_,
-					    .ahead = 1,
-					    .n = 256,
-					    .groups = U_FULL,
-					    .last = 1,
-					    .partial = 5,
-					    .private_key = private_},
-				&sent_),
-			 KV_OK);
-	assert_int_equal(u_put_private(&u_, m_, &one_, &private_), 1);
-	assert_int_equal(u_put(&u_, m_, &one_, keys_, 0, 256), 256);
-	assert_int_equal(kvd_handovers_run(u_.core), 1);
-	assert_int_equal(entry()->n, 256);
-	assert_int_equal(entry()->state, KV_HANDOVER_SENDING);
-	assert_int_equal(kvd_handovers_run(u_.core), 0);
-	assert_int_equal(entry()->state, KV_HANDOVER_COMPLETE);
-	assert_int_equal(entry()->partial, 5);
-	universe_check(&u_);
-	stage_end();
-}
-
 /* A daemon that ends frees what is announced. */
 static void p4_a_core_that_ends_leaves_no_keys(void **state)
 {
@@ -631,40 +446,6 @@ static void p4_a_core_that_ends_leaves_no_keys(void **state)
 	stage_one(64, 0);
 	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
 	universe_fini(&u_);
-}
-
-/* Six hundred entries that wait for something else cost a look each, and no quantum without end. */
-static void p5_entries_that_wait_are_looked_at_once_for_what_appears(void **state)
-{
-	char name[16];
-	uint32_t quanta = 0;
-
-	(void)state;
-	stage_one(128, 0);
-	u_.core->config.max_handovers = u_.core->config.max_leases = 600;
-	u_.core->handovers.limit = 600;
-	for (uint32_t i = 0; i < 600; i++) {
-		snprintf(name, sizeof name, "%u", i);
-		assert_int_equal(u_send(&u_, m_,
-					&(u_send_t){.transfer = name,
-						    .space = &one_,
-						    .keys = fork_,
-						    .ahead = 1,
-						    .n = 12,
-						    .groups = U_FULL},
-					&sent_),
-				 KV_OK);
-	}
-	assert_int_equal(u_put(&u_, m_, &one_, &keys_[100], 0, 1), 1);
-	assert_true(kvd_handovers_are_due(u_.core));
-	while (kvd_handovers_run(u_.core)) {
-		quanta++;
-	}
-	assert_int_equal(quanta, 2);
-	assert_false(kvd_handovers_are_due(u_.core));
-	assert_int_equal(u_.core->announced_count, 600);
-	universe_check(&u_);
-	stage_end();
 }
 
 static void p4_transfers_show_what_is_announced(void **state)
@@ -692,8 +473,6 @@ int main(void)
 		cmocka_unit_test(p3_blocks_that_can_be_read_again_are_handed_over),
 		cmocka_unit_test(p6_announcements_that_cannot_be_are_refused),
 		cmocka_unit_test(p3_a_block_that_does_not_follow_fails_the_hand_over),
-		cmocka_unit_test(p5_keys_of_announced_blocks_are_counted_and_given_back),
-		cmocka_unit_test(p5_without_room_for_a_pin_the_announcement_is_dropped),
 		cmocka_unit_test(p4_a_plain_chunk_withdraws_what_is_announced),
 		cmocka_unit_test(p4_a_last_chunk_that_crosses_the_completion_is_no_error),
 		cmocka_unit_test(p7_the_end_of_a_producer_ends_what_it_has_announced),
@@ -703,9 +482,6 @@ int main(void)
 		cmocka_unit_test(p5_announced_blocks_without_a_consumer_expire),
 		cmocka_unit_test(p4_a_lost_block_ends_what_is_announced_below_it),
 		cmocka_unit_test(p4_a_core_that_ends_leaves_no_keys),
-		cmocka_unit_test(p5_announced_blocks_are_looked_up_in_quanta),
-		cmocka_unit_test(p5_a_private_block_has_a_lookup_of_its_own),
-		cmocka_unit_test(p5_entries_that_wait_are_looked_at_once_for_what_appears),
 		cmocka_unit_test(p4_transfers_show_what_is_announced),
 	};
 

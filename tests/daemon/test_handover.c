@@ -189,6 +189,54 @@ static void p10_fields_over_their_limits_end_the_session(void **state)
 	assert_non_null(strstr(document(prefill_.fd), "\"transfers\":[]"));
 }
 
+/* Announcements of a session that means harm, to an entry that is another's: it is told why, and stays; the daemon
+ * hands that entry over. */
+static void p10_garbage_announcements_leave_the_daemon_serving(void **state)
+{
+	static const struct {
+		uint32_t part[3], keys; /* how many keys there are */
+		int own;                /* an entry of its own, not that of the producer */
+		kv_status_t status;
+	} cases[] = {{{0, 0, 0}, 0, 1, KV_ERR_ARG},          {{0, 4, 5}, 5, 1, KV_ERR_ARG},
+		     {{0, UINT32_MAX, 4}, 4, 1, KV_ERR_ARG}, {{0, 4, UINT32_MAX}, 4, 1, KV_ERR_ARG},
+		     {{0, 4, 4}, 3, 1, KV_ERR_ARG},          {{0, 8, 4}, 4, 1, KV_MISS},
+		     {{7, 4, 4}, 4, 1, KV_ERR_UNSUPPORTED},  {{0, 8, 8}, 8, 0, KV_ERR_NOT_FOUND}};
+	kv_msg_handover_send_t send = send_of("announced", 0, NULL, 1);
+	kv_msg_handover_send_reply_t sent, unused;
+	kv_msg_handover_recv_reply_t got;
+	kv_msg_handover_t notice;
+	kv_key_t fresh[N];
+	raw_member_t hostile;
+
+	(void)state;
+	raw_keys(2, fresh, N);
+	raw_join(&hostile, daemon_.sock, "hostile");
+	assert_int_equal(raw_space(&hostile, "m"), KV_OK);
+	send.flags |= KV_HANDOVER_AHEAD;
+	send.parts = (kv_slice_t){(const uint8_t *)(const uint32_t[]){0, N, N}, 12};
+	send.keys = (kv_slice_t){fresh[0].b, sizeof fresh};
+	assert_int_equal(raw_call(prefill_.fd, KV_CODE_HANDOVER_SEND, &send, &sent), KV_OK);
+	assert_int_equal(receive(&decode_, "announced", 0, &got), KV_OK);
+	for (uint32_t i = 0; i < KV_COUNT_OF(cases); i++) {
+		kv_msg_handover_send_t bad = send;
+
+		bad.transfer = kv_slice_str(cases[i].own ? "mine" : "announced");
+		bad.number = cases[i].own ? 0 : sent.number;
+		bad.parts.data = (const uint8_t *)cases[i].part;
+		bad.keys.len = cases[i].keys * KV_KEY_BYTES;
+		assert_int_equal(raw_call(hostile.fd, KV_CODE_HANDOVER_SEND, &bad, &unused), cases[i].status);
+	}
+	raw_leave(&hostile);
+	assert_null(strstr(document(prefill_.fd), "mine"));
+	assert_int_equal(raw_put(&prefill_, fresh, N, 9), N);
+	do {
+		assert_true(raw_notice(decode_.fd, KV_CODE_HANDOVER, RAW_TIMEOUT_MS, &notice));
+	} while (notice.state == KV_HANDOVER_SENDING);
+	assert_int_equal(notice.state, KV_HANDOVER_COMPLETE);
+	assert_int_equal(notice.n, N);
+	assert_int_equal(done(&decode_, sent.number, 0), KV_OK);
+}
+
 static void p8_numbers_that_are_not_ours_all_answer_alike(void **state)
 {
 	char sock[160], *slash;
@@ -335,6 +383,7 @@ int main(void)
 		cmocka_unit_test(p4_a_hand_over_crosses_two_sockets),
 		cmocka_unit_test(p5_a_wait_ends_by_the_daemons_clock),
 		cmocka_unit_test(p10_fields_over_their_limits_end_the_session),
+		cmocka_unit_test(p10_garbage_announcements_leave_the_daemon_serving),
 		cmocka_unit_test(p8_numbers_that_are_not_ours_all_answer_alike),
 		cmocka_unit_test(p7_the_reason_of_a_producer_reaches_its_consumer),
 		cmocka_unit_test(p4_a_consumer_killed_gives_back_what_it_has_taken),

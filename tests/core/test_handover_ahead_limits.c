@@ -1,0 +1,568 @@
+/* Announced blocks: what they may keep and cost, clients that announce what makes no sense, and two tenants. */
+#include "ahead_stage.h"
+
+#include "core/tenant/share.h"
+
+static u_member_t *stranger_; /* of the other namespace */
+static kvd_space_info_t theirs_;
+
+/* `share`: bytes of memory of each namespace; 0: no end. */
+static void stage_tenants(uint64_t share)
+{
+	universe_init(&u_,
+		      &(u_config_t){.cpu_slots = 1024,
+				    .max_blocks = 4096,
+				    .share = {[0] = {share}, [1] = {share}},
+				    .seed = kv_test_seed()},
+		      NULL);
+	u_.group_count = 1;
+	m_ = u_join(&u_, 0, "engine", 2, 0);
+	d_ = u_join(&u_, 0, "decode", 2, 0);
+	one_ = u_space(&u_, 0, "one");
+	stranger_ = u_join(&u_, 1, "engine", 2, 0);
+	theirs_ = u_space(&u_, 1, "one");
+	stage_keys();
+}
+
+static void allow_many(uint32_t entries)
+{
+	u_.core->config.max_handover_bytes = UINT64_C(1) << 30;
+	u_.core->config.max_handovers = u_.core->config.max_leases = entries;
+	u_.core->handovers.limit = entries;
+}
+
+/* `count` entries of m_, of n units each; the last one is sent_. Every other one is the last chunk. */
+static void announce_many(uint32_t count, const kv_key_t *keys, uint32_t n)
+{
+	char name[16];
+
+	for (uint32_t i = 0; i < count; i++) {
+		snprintf(name, sizeof name, "%u", i);
+		assert_int_equal(u_send(&u_, m_,
+					&(u_send_t){.transfer = name,
+						    .space = &one_,
+						    .keys = keys,
+						    .ahead = 1,
+						    .n = n,
+						    .groups = U_FULL,
+						    .last = i % 2},
+					&sent_),
+				 KV_OK);
+	}
+}
+
+/* All entries of the first namespace have n units; of them so many are complete. */
+static void check_all(uint32_t n, uint32_t complete)
+{
+	for (uint32_t i = 0; i < u_.core->handovers.made; i++) {
+		const kvd_handover_t *one = kvd_obj_at(&u_.core->handovers, i);
+		const int counts = one->number != 0 && one->ns == 0;
+
+		assert_true(!counts || one->n == n);
+		complete -= counts && one->state == KV_HANDOVER_COMPLETE;
+	}
+	assert_int_equal(complete, 0);
+	assert_int_equal(u_.core->announced_count, 0);
+}
+
+/* ---- bytes ----------------------------------------------------------------------------------- */
+
+static void p5_keys_of_announced_blocks_are_counted_and_given_back(void **state)
+{
+	(void)state;
+	stage_one(128, 0);
+	u_.core->config.max_handover_bytes = 4 * 4096;
+	assert_int_equal(announce(0, 0, 200, 0), KV_OK);
+	assert_int_equal(u_.core->ns[0]->tail_bytes, 200 * sizeof(kv_key_t));
+	assert_int_equal(kvd_share_irreclaimable(u_.core, 0), 200 * sizeof(kv_key_t));
+	u_.core->config.max_handover_bytes = 4096;
+	assert_int_equal(announce(sent_.number, 200, 300, 0), KV_ERR_BUSY);
+	assert_int_equal(metric(KV_M_HANDOVERS_REFUSED), 1);
+	assert_int_equal(u_.core->ns[0]->tail_bytes, 200 * sizeof(kv_key_t));
+	universe_check(&u_);
+	assert_int_equal(u_done(&u_, m_, sent_.number, U_GIVE_UP), KV_OK);
+	assert_int_equal(u_.core->ns[0]->tail_bytes, 0);
+	assert_int_equal(u_.core->announced_count, 0);
+	stage_end();
+}
+
+/* No room when a block becomes visible: the announcement is dropped, the producer knows, and sends again. */
+static void p5_without_room_for_a_pin_the_announcement_is_dropped(void **state)
+{
+	(void)state;
+	stage_one(128, 0);
+	u_.core->config.max_handover_bytes = 6 * 4096;
+	assert_int_equal(receive(d_), KV_OK);
+	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
+	put(m_, 0, 4);
+	check_told(KV_HANDOVER_SENDING, 4, 8);
+	put(m_, 4, 8);
+	check_notice(m_, sent_.number, KV_HANDOVER_SENDING, 4, KV_OK);
+	assert_int_equal(last_notice(m_, sent_.number)->announced, 0);
+	assert_int_equal(u_.core->announced_count, 0);
+	assert_int_equal(metric(KV_M_HANDOVERS_REFUSED), 1);
+	assert_int_equal(send_visible(8, 1), KV_ERR_BUSY);
+	u_.core->config.max_handover_bytes = 0;
+	assert_int_equal(send_visible(8, 1), KV_OK);
+	check_notice(d_, sent_.number, KV_HANDOVER_COMPLETE, 8, KV_OK);
+	stage_end();
+}
+
+/* ---- quanta ---------------------------------------------------------------------------------- */
+
+/* Many entries, each with much: every quantum is bounded, none waits for another's end, all are complete. */
+static void p5_announced_blocks_are_looked_up_in_quanta(void **state)
+{
+	uint32_t quanta = 0;
+
+	(void)state;
+	stage_one(512, 0);
+	allow_many(64);
+	announce_many(40, keys_, 300);
+	assert_int_equal(u_put(&u_, m_, &one_, keys_, 0, 300), 300);
+	while (kvd_handovers_run(u_.core)) {
+		quanta++;
+		universe_check(&u_);
+	}
+	assert_true(quanta >= 40 && quanta < 100);
+	check_all(300, 20);
+	stage_end();
+}
+
+/* The private block is looked up by the next quantum when the blocks have taken one. */
+static void p5_a_private_block_has_a_lookup_of_its_own(void **state)
+{
+	(void)state;
+	stage_one(512, 0);
+	u_.core->config.max_handover_bytes = UINT64_C(1) << 30;
+	assert_int_equal(u_send(&u_, m_,
+				&(u_send_t){.transfer = "t",
+					    .space = &one_,
+					    .keys = keys_,
+					    .ahead = 1,
+					    .n = 256,
+					    .groups = U_FULL,
+					    .last = 1,
+					    .partial = 5,
+					    .private_key = private_},
+				&sent_),
+			 KV_OK);
+	assert_int_equal(u_put_private(&u_, m_, &one_, &private_), 1);
+	assert_int_equal(u_put(&u_, m_, &one_, keys_, 0, 256), 256);
+	assert_int_equal(kvd_handovers_run(u_.core), 1);
+	assert_int_equal(entry()->n, 256);
+	assert_int_equal(entry()->state, KV_HANDOVER_SENDING);
+	assert_int_equal(kvd_handovers_run(u_.core), 0);
+	assert_int_equal(entry()->state, KV_HANDOVER_COMPLETE);
+	assert_int_equal(entry()->partial, 5);
+	universe_check(&u_);
+	stage_end();
+}
+
+/* Six hundred entries that wait for something else cost a look each, and no quantum without end. */
+static void p5_entries_that_wait_are_looked_at_once_for_what_appears(void **state)
+{
+	uint32_t quanta = 0;
+
+	(void)state;
+	stage_one(128, 0);
+	allow_many(600);
+	announce_many(600, fork_, 12);
+	assert_int_equal(u_put(&u_, m_, &one_, &keys_[100], 0, 1), 1);
+	assert_true(kvd_handovers_are_due(u_.core));
+	while (kvd_handovers_run(u_.core)) {
+		quanta++;
+	}
+	assert_int_equal(quanta, 2);
+	assert_false(kvd_handovers_are_due(u_.core));
+	assert_int_equal(u_.core->announced_count, 600);
+	universe_check(&u_);
+	stage_end();
+}
+
+/* More than one tick may look up: each says that there is more until all is handed over, and nobody sends anything.
+ * What is announced and not visible keeps no loop awake. */
+static void p5_a_loop_does_not_sleep_over_announced_blocks(void **state)
+{
+	uint32_t ticks = 0;
+
+	(void)state;
+	stage_one(512, 0);
+	allow_many(128);
+	announce_many(100, keys_, 300);
+	u_tick(&u_, 1);
+	assert_int_not_equal(kvd_core_tick(u_.core), 0);
+	assert_int_equal(u_put(&u_, m_, &one_, keys_, 0, 300), 300);
+	while (kvd_core_tick(u_.core) == 0) {
+		assert_true(++ticks < 100);
+		universe_check(&u_);
+	}
+	assert_true(ticks > 0);
+	check_all(300, 50);
+	stage_end();
+}
+
+/* What a request has made visible is handed over by the tick after it, before a loop may sleep. */
+static void p5_a_tick_hands_over_before_the_loop_sleeps(void **state)
+{
+	(void)state;
+	stage_one(64, 0);
+	assert_int_equal(receive(d_), KV_OK);
+	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
+	for (uint32_t n = 1; n <= 8; n++) {
+		assert_int_equal(u_put(&u_, m_, &one_, keys_, n - 1, n), 1);
+		while (kvd_core_tick(u_.core) == 0) {
+		}
+		assert_int_equal(entry()->n, n);
+	}
+	check_told(KV_HANDOVER_COMPLETE, 8, 0);
+	stage_end();
+}
+
+/* ---- clients that mean harm, or err ---------------------------------------------------------- */
+
+/* A request as no library makes it. */
+typedef struct garbage {
+	uint64_t number;
+	uint32_t parts[3 * 2], parts_len; /* bytes */
+	const kv_key_t *keys;
+	uint32_t keys_len; /* bytes */
+	uint32_t flags, partial, space;
+	uint64_t epoch, open_put;
+} garbage_t;
+
+static kv_status_t send_garbage(u_member_t *m, const char *transfer, const garbage_t *garbage)
+{
+	const kv_msg_t ask = {.handover_send = {.transfer = kv_slice_str(transfer),
+						.number = garbage->number,
+						.space = garbage->space,
+						.epoch = garbage->epoch,
+						.partial = garbage->partial,
+						.private_key = private_,
+						.flags = garbage->flags,
+						.open_put = garbage->open_put,
+						.parts = {(const uint8_t *)garbage->parts, garbage->parts_len},
+						.keys = {(const uint8_t *)garbage->keys, garbage->keys_len}}};
+	kv_msg_t answer;
+
+	return u_request(&u_, m, KV_CODE_HANDOVER_SEND, &ask, &answer);
+}
+
+static garbage_t announcement(uint32_t n, uint32_t count)
+{
+	return (garbage_t){.parts = {0, n, count},
+			   .parts_len = 12,
+			   .keys = keys_,
+			   .keys_len = count * KV_KEY_BYTES,
+			   .flags = KV_HANDOVER_AHEAD,
+			   .space = one_.space,
+			   .epoch = one_.epoch};
+}
+
+static void p10_announcements_that_are_not_sound_are_refused(void **state)
+{
+	garbage_t garbage;
+	u_member_t *rival;
+
+	(void)state;
+	stage_one(64, 0);
+	rival = u_join(&u_, 0, "rival", 2, 0);
+	garbage = announcement(0, 0);
+	assert_int_equal(send_garbage(rival, "g", &garbage), KV_ERR_ARG); /* a part without units */
+	garbage = announcement(4, 5);
+	assert_int_equal(send_garbage(rival, "g", &garbage), KV_ERR_ARG); /* more keys than units */
+	garbage = announcement(KV_MAX_BLOCKS + 1, 4);
+	assert_int_equal(send_garbage(rival, "g", &garbage), KV_ERR_ARG);
+	garbage = announcement(UINT32_MAX, 4);
+	assert_int_equal(send_garbage(rival, "g", &garbage), KV_ERR_ARG);
+	garbage = announcement(4, UINT32_MAX); /* a count whose bytes wrap to none */
+	assert_int_equal(send_garbage(rival, "g", &garbage), KV_ERR_ARG);
+	garbage = announcement(8, 4); /* a gap before the first */
+	assert_int_equal(send_garbage(rival, "g", &garbage), KV_MISS);
+	garbage = announcement(4, 0); /* a unit whose key is not named */
+	assert_int_equal(send_garbage(rival, "g", &garbage), KV_ERR_ARG);
+	garbage = announcement(4, 4);
+	garbage.keys_len--;
+	assert_int_equal(send_garbage(rival, "g", &garbage), KV_ERR_ARG);
+	garbage = announcement(4, 4);
+	garbage.keys_len += KV_KEY_BYTES;
+	assert_int_equal(send_garbage(rival, "g", &garbage), KV_ERR_ARG);
+	garbage = announcement(4, 4);
+	garbage.parts_len = 11;
+	assert_int_equal(send_garbage(rival, "g", &garbage), KV_ERR_ARG);
+	garbage = announcement(4, 4);
+	garbage.parts[0] = 3;
+	assert_int_equal(send_garbage(rival, "g", &garbage), KV_ERR_UNSUPPORTED); /* no such group */
+	garbage = announcement(2, 2);
+	memcpy(&garbage.parts[3], garbage.parts, 12); /* the group twice */
+	garbage.parts_len = 24;
+	garbage.keys_len *= 2;
+	assert_int_equal(send_garbage(rival, "g", &garbage), KV_ERR_ARG);
+	garbage = announcement(4, 4);
+	garbage.partial = 16; /* a whole block is none */
+	garbage.flags |= KV_HANDOVER_LAST;
+	assert_int_equal(send_garbage(rival, "g", &garbage), KV_ERR_ARG);
+	garbage = announcement(4, 4);
+	garbage.epoch++;
+	assert_int_equal(send_garbage(rival, "g", &garbage), KV_ERR_STALE_EPOCH);
+	garbage = announcement(4, 4);
+	garbage.number = 12345;
+	assert_int_equal(send_garbage(rival, "g", &garbage), KV_ERR_NOT_FOUND);
+	assert_int_equal(u_.core->handovers.used + u_.core->announced_count + u_.core->ns[0]->tail_bytes, 0);
+	universe_check(&u_);
+	stage_end();
+}
+
+/* The owner of an entry is not disturbed by who announces for it, and what is announced twice as the end is the end. */
+static void p10_only_its_producer_announces_for_an_entry(void **state)
+{
+	garbage_t garbage;
+	u_member_t *rival;
+
+	(void)state;
+	stage_one(64, 0);
+	rival = u_join(&u_, 0, "rival", 2, 0);
+	assert_int_equal(receive(d_), KV_OK);
+	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
+	garbage = announcement(12, 12);
+	assert_int_equal(send_garbage(rival, "t", &garbage), KV_ERR_EXISTS);
+	garbage.number = sent_.number;
+	assert_int_equal(send_garbage(rival, "t", &garbage), KV_ERR_NOT_FOUND);
+	assert_int_equal(send_garbage(d_, "t", &garbage), KV_ERR_NOT_FOUND); /* its consumer is no producer */
+	assert_int_equal(send_garbage(rival, "another", &garbage), KV_ERR_NOT_FOUND);
+	assert_int_equal(entry()->ahead.n, 8);
+	assert_int_equal(u_.core->ns[0]->tail_bytes, 8 * sizeof(kv_key_t));
+	assert_int_equal(announce(sent_.number, 0, 8, 1), KV_OK); /* the same end again: nothing is kept twice */
+	assert_int_equal(u_.core->ns[0]->tail_bytes, 8 * sizeof(kv_key_t));
+	put(m_, 0, 8);
+	check_told(KV_HANDOVER_COMPLETE, 8, 0);
+	assert_int_equal(announce(sent_.number, 0, 8, 1), KV_OK);
+	assert_int_equal(announce(sent_.number, 8, 12, 1), KV_ERR_EXISTS); /* it has ended already */
+	assert_int_equal(entry()->n, 8);
+	universe_check(&u_);
+	stage_end();
+}
+
+/* Keys of another space are names of nothing in this one, however many of their blocks are visible there. */
+static void p8_keys_of_another_space_hand_nothing_over(void **state)
+{
+	kvd_space_info_t other;
+
+	(void)state;
+	stage_one(64, 0);
+	other = u_space(&u_, 0, "other");
+	assert_int_equal(receive(d_), KV_OK);
+	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
+	assert_int_equal(u_put(&u_, m_, &other, keys_, 0, 8), 8);
+	u_tick(&u_, 2);
+	assert_int_equal(entry()->n, 0);
+	assert_int_equal(u_.core->ns[0]->handover_bytes, 0);
+	put(m_, 0, 8);
+	check_told(KV_HANDOVER_COMPLETE, 8, 0);
+	stage_end();
+}
+
+/* Fields of any value, right ones among them. */
+static garbage_t draw_garbage(uint64_t open_put, const uint64_t numbers[3])
+{
+	static const uint32_t sizes[] = {0, 1, 4, 8, 12, 500, KV_MAX_BLOCKS, UINT32_MAX};
+	kv_test_rng_t *rng = &u_.rng;
+	uint32_t n = sizes[kv_test_below(rng, KV_COUNT_OF(sizes))], count = n < 512 ? n : 512;
+	garbage_t garbage = announcement(n, kv_test_below(rng, 3) ? count : (uint32_t)kv_test_below(rng, count + 2));
+
+	garbage.keys = kv_test_below(rng, 4) ? keys_ : fork_;
+	garbage.keys_len = garbage.parts[2] < 512 ? garbage.parts[2] * KV_KEY_BYTES : 0;
+	garbage.keys_len -= garbage.keys_len > 0 && kv_test_below(rng, 8) == 0;
+	garbage.number = numbers[kv_test_below(rng, 3)];
+	garbage.flags = (uint32_t)kv_test_below(rng, 4) ? garbage.flags : 0;
+	garbage.flags |= kv_test_below(rng, 2) ? KV_HANDOVER_LAST : 0;
+	garbage.partial = kv_test_below(rng, 6) ? 0 : (uint32_t)kv_test_below(rng, 20);
+	garbage.open_put = kv_test_below(rng, 6) ? 0 : open_put;
+	garbage.epoch += kv_test_below(rng, 20) == 0;
+
+	return garbage;
+}
+
+/* A client announces anything, with a put open, while an owner hands a prompt over: every answer has a name, the owner
+ * loses nothing, and when the client has gone nothing of it is left. */
+static void p7_p10_garbage_announcements_disturb_nobody(void **state)
+{
+	kv_msg_put_start_reply_t reply;
+	u_member_t *rival;
+	u_put_t open;
+	uint32_t answers[2] = {0, 0};
+	char name[16];
+
+	(void)state;
+	stage_one(256, 0);
+	allow_many(512);
+	rival = u_join(&u_, 0, "rival", 2, 0);
+	assert_int_equal(receive(d_), KV_OK);
+	assert_int_equal(announce(0, 0, 12, 1), KV_OK);
+	assert_int_equal(u_put_start(&u_, rival, &one_, fork_, 0, 12, 0, &open, &reply), KV_OK);
+	for (uint32_t i = 0; i < 3000; i++) {
+		const uint32_t made = u_.core->handovers.made;
+		const kvd_handover_t *any = kvd_obj_at(&u_.core->handovers, (uint32_t)kv_test_below(&u_.rng, made));
+		const uint64_t numbers[3] = {0, sent_.number, any->number};
+		const garbage_t garbage = draw_garbage(open.id, numbers);
+		kv_status_t status;
+
+		snprintf(name, sizeof name, "g%u", i / 8);
+		status = send_garbage(rival, kv_test_below(&u_.rng, 4) ? name : "t", &garbage);
+		answers[status == KV_OK]++;
+		assert_true(status == KV_OK || status == KV_MISS || status == KV_ERR_ARG || status == KV_ERR_EXISTS ||
+			    status == KV_ERR_NOT_FOUND || status == KV_ERR_STALE_EPOCH || status == KV_ERR_BUSY ||
+			    status == KV_ERR_UNSUPPORTED);
+		if (i % 250 == 0) {
+			put(m_, i / 250, i / 250 + 1);
+			assert_int_equal(entry()->n, i / 250 + 1);
+		}
+		universe_check(&u_);
+	}
+	assert_true(answers[0] > 100 && answers[1] > 10);
+	check_told(KV_HANDOVER_COMPLETE, 12, 0);
+	u_dead(&u_, rival);
+	u_settle(&u_);
+	assert_int_equal(u_.core->announced_count + u_.core->ns[0]->tail_bytes, 0);
+	assert_int_equal(u_done(&u_, d_, sent_.number, 0), KV_OK);
+	check_notice(m_, sent_.number, KV_HANDOVER_ENDED, 12, KV_OK);
+	universe_check(&u_);
+	stage_end();
+}
+
+/* ---- another tenant -------------------------------------------------------------------------- */
+
+static kv_status_t announce_theirs(uint64_t number, uint32_t from, uint32_t n, kv_msg_handover_send_reply_t *reply)
+{
+	return u_send(&u_, stranger_,
+		      &(u_send_t){.transfer = "t",
+				  .number = number,
+				  .space = &theirs_,
+				  .keys = keys_,
+				  .ahead = 1,
+				  .from = from,
+				  .n = n,
+				  .groups = U_FULL,
+				  .last = 1},
+		      reply);
+}
+
+/* Two tenants announce the same keys under the same name. */
+static void p8_a_block_of_one_tenant_is_not_handed_over_by_another(void **state)
+{
+	kv_msg_handover_send_reply_t theirs = {0};
+	char json[4096];
+
+	(void)state;
+	stage_tenants(0);
+	assert_int_equal(receive(d_), KV_OK);
+	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
+	assert_int_equal(announce_theirs(0, 0, 8, &theirs), KV_OK);
+	assert_int_equal(announce_theirs(sent_.number, 0, 12, &theirs), KV_ERR_NOT_FOUND);
+	u_.notice_count = 0;
+	put(m_, 0, 8);
+	check_told(KV_HANDOVER_COMPLETE, 8, 0);
+	assert_null(last_notice(stranger_, theirs.number));
+	assert_null(last_notice(stranger_, sent_.number));
+	assert_int_equal(u_.core->ns[1]->handover_bytes, 0);
+	(void)kvd_core_transfers_json(u_.core, u_.ns[1], json, sizeof json);
+	assert_non_null(strstr(json, "\"announced_units\":8"));
+	assert_int_equal(u_put(&u_, stranger_, &theirs_, keys_, 0, 8), 8);
+	u_tick(&u_, 1);
+	check_notice(stranger_, theirs.number, KV_HANDOVER_COMPLETE, 8, KV_OK);
+	universe_check(&u_);
+	stage_end();
+}
+
+/* One tenant's announcements end at its limit and its share, as keys and as pins; the other has all of its own. */
+static void p5_p8_announcements_of_a_tenant_end_at_its_own_limits(void **state)
+{
+	kv_msg_handover_send_reply_t theirs = {0};
+	const uint64_t share = 128 * UINT64_C(4096);
+	kv_status_t status = KV_OK;
+
+	(void)state;
+	stage_tenants(share); /* hand-overs: a quarter */
+	for (uint32_t i = 0; status == KV_OK; i++) {
+		char name[16];
+
+		snprintf(name, sizeof name, "%u", i);
+		status = u_send(&u_, m_,
+				&(u_send_t){.transfer = name,
+					    .space = &one_,
+					    .keys = &keys_[100],
+					    .ahead = 1,
+					    .n = 400,
+					    .groups = U_FULL},
+				&sent_);
+		universe_check(&u_);
+	}
+	assert_int_equal(status, KV_ERR_BUSY);
+	assert_int_equal(kv_ns_metric_get(&u_.metrics, 0, KV_NM_HANDOVERS_REFUSED), 1);
+	assert_true(u_.core->ns[0]->tail_bytes <= share / 4 &&
+		    u_.core->ns[0]->tail_bytes > share / 4 - 400 * sizeof(kv_key_t));
+	assert_true(kvd_share_irreclaimable(u_.core, 0) <= share);
+	/* Its own share of hand-overs is full of keys: one more block cannot be pinned. */
+	assert_int_equal(announce(0, 0, 4, 1), KV_OK);
+	assert_int_equal(u_put(&u_, m_, &one_, keys_, 0, 4), 4);
+	u_tick(&u_, 1);
+	check_notice(m_, sent_.number, KV_HANDOVER_SENDING, 0, KV_OK);
+	assert_int_equal(last_notice(m_, sent_.number)->announced, 0);
+	assert_int_equal(kv_ns_metric_get(&u_.metrics, 0, KV_NM_HANDOVERS_REFUSED), 2);
+	/* The other one has announced as much as it may keep, and gets it. */
+	assert_int_equal(announce_theirs(0, 0, 30, &theirs), KV_OK);
+	assert_int_equal(u_put(&u_, stranger_, &theirs_, keys_, 0, 30), 30);
+	u_tick(&u_, 1);
+	check_notice(stranger_, theirs.number, KV_HANDOVER_COMPLETE, 30, KV_OK);
+	assert_int_equal(kv_ns_metric_get(&u_.metrics, 1, KV_NM_HANDOVERS_REFUSED), 0);
+	assert_int_equal(u_.core->ns[1]->handover_bytes, 30 * 4096);
+	universe_check(&u_);
+	stage_end();
+}
+
+/* A hundred entries, each with a quantum of lookups to do, and one block of somebody else: decision 056. */
+static void p5_p8_announcements_of_a_tenant_do_not_delay_another(void **state)
+{
+	kv_msg_handover_send_reply_t theirs = {0};
+	uint32_t quanta = 0;
+
+	(void)state;
+	stage_tenants(0);
+	allow_many(128);
+	announce_many(100, keys_, 300);
+	assert_int_equal(announce_theirs(0, 0, 1, &theirs), KV_OK);
+	assert_int_equal(u_put(&u_, m_, &one_, keys_, 0, 300), 300);
+	assert_int_equal(u_put(&u_, stranger_, &theirs_, keys_, 0, 1), 1);
+	while (!last_notice(stranger_, theirs.number)) {
+		assert_int_equal(kvd_handovers_run(u_.core), 1);
+		quanta++;
+	}
+	assert_true(quanta <= 2);
+	check_notice(stranger_, theirs.number, KV_HANDOVER_COMPLETE, 1, KV_OK);
+	while (kvd_handovers_run(u_.core)) {
+	}
+	check_all(300, 50);
+	stage_end();
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p5_keys_of_announced_blocks_are_counted_and_given_back),
+		cmocka_unit_test(p5_without_room_for_a_pin_the_announcement_is_dropped),
+		cmocka_unit_test(p5_announced_blocks_are_looked_up_in_quanta),
+		cmocka_unit_test(p5_a_private_block_has_a_lookup_of_its_own),
+		cmocka_unit_test(p5_entries_that_wait_are_looked_at_once_for_what_appears),
+		cmocka_unit_test(p5_a_loop_does_not_sleep_over_announced_blocks),
+		cmocka_unit_test(p5_a_tick_hands_over_before_the_loop_sleeps),
+		cmocka_unit_test(p10_announcements_that_are_not_sound_are_refused),
+		cmocka_unit_test(p10_only_its_producer_announces_for_an_entry),
+		cmocka_unit_test(p8_keys_of_another_space_hand_nothing_over),
+		cmocka_unit_test(p7_p10_garbage_announcements_disturb_nobody),
+		cmocka_unit_test(p8_a_block_of_one_tenant_is_not_handed_over_by_another),
+		cmocka_unit_test(p5_p8_announcements_of_a_tenant_end_at_its_own_limits),
+		cmocka_unit_test(p5_p8_announcements_of_a_tenant_do_not_delay_another),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
