@@ -154,10 +154,22 @@ static void wait_for_events(void)
 	(void)poll(fds, n, busy ? BUSY_MS : IDLE_MS);
 }
 
+static uint32_t count_up(void)
+{
+	uint32_t up = 0;
+
+	for (uint32_t i = 0; i < net_.peer_count; i++) {
+		up += kvd_net_peer_link(&net_.peers[i]) != NULL;
+	}
+
+	return up;
+}
+
 /* Returns when the daemon has gone. */
 static void run(void)
 {
 	uint64_t report_ns = 0;
+	uint32_t reported_up = 0;
 
 	while (1) {
 		net_.now_ns = kv_now_ns(&kv_env_posix);
@@ -176,8 +188,9 @@ static void run(void)
 		for (uint32_t i = 0; i < UCX_STEPS && net_.ucx && kvd_ucx_progress(net_.ucx); i++) {
 			net_.moved = 1;
 		}
-		if (net_.now_ns >= report_ns) {
+		if (net_.now_ns >= report_ns || count_up() != reported_up) {
 			report_ns = net_.now_ns + KVD_NET_REPORT_NS;
+			reported_up = count_up();
 			report();
 		}
 		if (!net_.moved) {

@@ -3,7 +3,8 @@
  * version and size are in each message.
  *
  *   daemon --> net   CONFIG first, then FETCH: with a memfd that holds tokens, or hashes and then tokens
- *   net --> daemon   STATE, at least each KVD_NET_REPORT_NS; BEGUN: one answer to each FETCH
+ *   net --> daemon   STATE, at least each KVD_NET_REPORT_NS, and with each change of how many peers are connected;
+ *                    BEGUN: one answer to each FETCH
  */
 #ifndef KVD_NET_WIRE_H
 #define KVD_NET_WIRE_H
