@@ -200,6 +200,11 @@ static int reserve_run(kvx_scheduler_t *scheduler, const kvx_run_t *run, uint64_
 	return 1;
 }
 
+/* Not the private unit of an own chain (request->own.partial), although both end in the same put. libkvx counts that
+ * unit as a whole block, so save_group() reserves it in its order and again when it is lost. Here the engine counts
+ * tokens: a block that is reserved, and not full, is a rewind to is_rewound(), which revokes the request's puts. Its
+ * keys may be hashes of the engine, which are no chain that could be appended to, and the prompt may go on (decision
+ * 047). */
 void kvx_put_start_private(kvx_scheduler_t *scheduler, kvx_request_t *request, uint32_t block, const kvc_key_t *key)
 {
 	const kvx_run_t run = {.request = request, .from = block, .to = block + 1u, .private_key = key, .once = 1};
