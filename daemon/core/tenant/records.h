@@ -70,19 +70,19 @@ typedef struct kvd_ns {
 	kvd_mirror_t mirror;
 	kvd_space_t **spaces; /* [max_spaces], by id; 0 is not used            */
 	uint32_t space_count;
-	kvd_parts_t parts;                            /* as configured (share.h)                     */
-	uint64_t share[KVD_SHARES];                   /* in force                                    */
-	uint64_t blocks;                              /* in the index                                */
-	uint64_t pinned_blocks, pinned_bytes;         /* kept by pins, each counted once */
-	uint64_t handover_bytes;                      /* kept by pins of hand-over entries, each counted once */
-	uint64_t tail_bytes;                          /* of these entries, tokens to select them by included */
-	uint64_t wait_bytes;                          /* tokens of SELECTs that wait                 */
-	kvd_list_t room_waiters;                      /* members that wait until entries may keep more */
-	uint32_t handovers;                           /* the entries                                 */
-	kvd_list_t announced;                         /* of them wait for blocks to become visible   */
+	kvd_parts_t parts;                    /* as configured (share.h)                     */
+	uint64_t share[KVD_SHARES];           /* in force                                    */
+	uint64_t blocks;                      /* in the index                                */
+	uint64_t pinned_blocks, pinned_bytes; /* kept by pins, each counted once */
+	uint64_t handover_bytes;              /* kept by pins of hand-over entries, each counted once */
+	uint64_t tail_bytes;                  /* of these entries, tokens to select them by included */
+	uint64_t wait_bytes;                  /* tokens of SELECTs that wait                 */
+	kvd_list_t room_waiters;              /* members that wait until entries may keep more */
+	uint32_t handovers;                   /* the entries                                 */
+	kvd_list_t announced;                 /* of them wait for blocks to become visible   */
 	uint32_t announced_count;
 	uint32_t announced_due; /* from the list's head, are looked at: blocks have become visible */
-	kvd_list_t puts;                              /* running ones (put.h)                        */
+	kvd_list_t puts;        /* running ones (put.h)                        */
 	uint64_t unfinished_blocks, unfinished_bytes; /* slots of puts, those in quarantine too      */
 } kvd_ns_t;
 
