@@ -51,7 +51,7 @@ static void announce_many(uint32_t count, const kv_key_t *keys, uint32_t n)
 	}
 }
 
-/* All entries of the first namespace have n units; of them so many are complete. */
+/* All entries of the first namespace have n units, and `complete` of them are complete. */
 static void check_all(uint32_t n, uint32_t complete)
 {
 	for (uint32_t i = 0; i < u_.core->handovers.made; i++) {
