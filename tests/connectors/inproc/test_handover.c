@@ -1,8 +1,6 @@
 /* Sends and receives of libkvx between two engines on a real daemon: chunks, tails, the end of either side at every
  * stage, deadlines, damage, and a daemon that dies. */
-#include "connectors/inproc/pair.h"
-#include "engine/check.h"
-#include "kv_test.h"
+#include "connectors/inproc/pair_stage.h"
 
 #include "kv/env.h"
 #include "kv/shm.h"
@@ -15,58 +13,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static const char *program;
-static rig_t rig;
-static side_t producer, consumer;
-static pair_prompt_t from, to;
-
 static uint64_t now_ms(void)
 {
 	return kv_now_ns(&kv_env_posix) / 1000000u;
 }
 
 /* ---- what a test has ------------------------------------------------------------------------- */
-
-static void open_pair(void)
-{
-	side_open(&producer, rig.socket, KVX_PRODUCER);
-	side_open(&consumer, rig.socket, KVX_CONSUMER);
-}
-
-static int begin_test(void **state)
-{
-	(void)state;
-	rig_init(&rig, program);
-	rig_start(&rig);
-	open_pair();
-
-	return 0;
-}
-
-/* Fails the test when a lease, a put or a hand-over is left. */
-static int end_test(void **state)
-{
-	(void)state;
-	side_close(&producer);
-	side_close(&consumer);
-	if (rig.pid) {
-		rig_check_quiet(&rig);
-		for (uint32_t i = 0; i < 500 && rig_counter(&rig, "kvd_handovers") > 0; i++) {
-			usleep(10000);
-		}
-		assert_int_equal(rig_counter(&rig, "kvd_handovers"), 0);
-	}
-	rig_fini(&rig);
-
-	return 0;
-}
-
-/* Conversation c of n tokens: where the producer has it, and where the consumer wants it. */
-static void set_prompt(uint32_t c, uint32_t n)
-{
-	pair_prompt_init(&from, c, n, 0);
-	pair_prompt_init(&to, c, n, 30);
-}
 
 /* The producer computes up to `computed`, and says so. */
 static kvc_status_t send_to(kvx_send_t **p_send, const char *transfer, uint32_t before, uint32_t computed, int last)
@@ -85,50 +37,6 @@ static kvx_send_t *send_all(const char *transfer)
 	assert_int_equal(send_to(&send, transfer, 0, from.n_tokens, 1), KVC_PENDING);
 
 	return send;
-}
-
-static kvx_recv_t *start_recv(const char *transfer, uint32_t deadline_ms)
-{
-	const kvx_prefix_t prefix = pair_prefix(&to, deadline_ms);
-	kvx_recv_t *recv;
-
-	assert_int_equal(kvx_recv(consumer.kvx, transfer, &prefix, &recv, NULL), KVC_PENDING);
-
-	return recv;
-}
-
-/* To the end, freed. */
-static kvx_recv_result_t finish_recv(kvx_recv_t *recv)
-{
-	kvx_recv_result_t result = {.struct_size = sizeof result};
-
-	pair_await_recv(&consumer, producer.kvx ? &producer : NULL, recv, &result);
-	assert_true(side_holds(&consumer, &to, result.tokens));
-	assert_true(side_is_untouched(&consumer, &to, to.n_tokens));
-	kvx_recv_end(recv);
-
-	return result;
-}
-
-static void finish_send(kvx_send_t *send, kvc_status_t status)
-{
-	kvx_send_result_t result = {.struct_size = sizeof result};
-
-	pair_await_send(&producer, consumer.kvx ? &consumer : NULL, send, &result);
-	assert_int_equal(result.status, status);
-	assert_true(result.copied);
-	kvx_send_end(send);
-}
-
-/* An id that was not used before: the daemon may hear of the end of a hand-over after the begin of the next one. */
-static const char *next_id(void)
-{
-	static char id[32];
-	static uint32_t number;
-
-	(void)snprintf(id, sizeof id, "hand-over %u", number++);
-
-	return id;
 }
 
 /* A caller of an older version has shorter structs: nothing is written behind them. */

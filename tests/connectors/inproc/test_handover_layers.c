@@ -1,8 +1,6 @@
 /* Hand-overs of libkvx layer by layer, between two engines on a real daemon: what the consumer has after each layer,
  * and the end of either side, of the put and of the daemon between two layers. */
-#include "connectors/inproc/pair.h"
-#include "engine/check.h"
-#include "kv_test.h"
+#include "connectors/inproc/pair_stage.h"
 
 #include "kv/env.h"
 
@@ -15,10 +13,6 @@
 
 #define T PAIR_TOKENS
 
-static const char *program;
-static rig_t rig;
-static side_t producer, consumer;
-static pair_prompt_t from, to;
 static uint32_t ttl_ms;      /* of what is sent */
 static uint32_t layers_done; /* of the pass */
 
@@ -66,54 +60,15 @@ kvc_status_t __wrap_kvc_handover_lease(kvc_handover_t *handover, uint32_t ttl_ms
 
 /* ---- what a test has ------------------------------------------------------------------------- */
 
-static int begin_test(void **state)
+static int begin_layers_test(void **state)
 {
-	(void)state;
 	ttl_ms = 0;
 	damaged_layer = UINT32_MAX;
 	has_no_staging = has_no_lease = 0;
 	leases_asked = 0;
 	layers_handed_in = 0;
-	rig_init(&rig, program);
-	rig_start(&rig);
-	side_open(&producer, rig.socket, KVX_PRODUCER);
-	side_open(&consumer, rig.socket, KVX_CONSUMER);
 
-	return 0;
-}
-
-/* Fails the test when a lease, a put or a hand-over is left. */
-static int end_test(void **state)
-{
-	(void)state;
-	side_close(&producer);
-	side_close(&consumer);
-	if (rig.pid) {
-		rig_check_quiet(&rig);
-		for (uint32_t i = 0; i < 500 && rig_counter(&rig, "kvd_handovers") > 0; i++) {
-			usleep(10000);
-		}
-		assert_int_equal(rig_counter(&rig, "kvd_handovers"), 0);
-	}
-	rig_fini(&rig);
-
-	return 0;
-}
-
-static void set_prompt(uint32_t c, uint32_t n)
-{
-	pair_prompt_init(&from, c, n, 0);
-	pair_prompt_init(&to, c, n, 30);
-}
-
-static const char *next_id(void)
-{
-	static char id[32];
-	static uint32_t number;
-
-	(void)snprintf(id, sizeof id, "layers %u", number++);
-
-	return id;
+	return begin_test(state);
 }
 
 static kvc_status_t send_whole(kvx_send_t **p_send, const char *transfer, uint32_t before, uint32_t computed, int last)
@@ -150,16 +105,6 @@ static kvc_status_t send_layer(kvx_send_t *send, uint32_t computed, uint32_t com
 	return kvx_send(producer.kvx, &chunk, &send);
 }
 
-static kvx_recv_t *start_recv(const char *transfer, uint32_t deadline_ms)
-{
-	const kvx_prefix_t prefix = pair_prefix(&to, deadline_ms);
-	kvx_recv_t *recv;
-
-	assert_int_equal(kvx_recv(consumer.kvx, transfer, &prefix, &recv, NULL), KVC_PENDING);
-
-	return recv;
-}
-
 static kvx_recv_result_t state_of(const kvx_recv_t *recv)
 {
 	kvx_recv_result_t result = {.struct_size = sizeof result};
@@ -167,30 +112,6 @@ static kvx_recv_result_t state_of(const kvx_recv_t *recv)
 	(void)kvx_recv_state(recv, &result);
 
 	return result;
-}
-
-/* To the end, freed. What it says is there is there. */
-static kvx_recv_result_t finish_recv(kvx_recv_t *recv)
-{
-	kvx_recv_result_t result = {.struct_size = sizeof result};
-
-	pair_await_recv(&consumer, producer.kvx ? &producer : NULL, recv, &result);
-	assert_true(side_holds(&consumer, &to, result.tokens));
-	assert_true(side_holds_layers(&consumer, &to, result.layer_blocks * T, result.layers));
-	assert_true(side_is_untouched(&consumer, &to, to.n_tokens));
-	kvx_recv_end(recv);
-
-	return result;
-}
-
-static void finish_send(kvx_send_t *send, kvc_status_t status)
-{
-	kvx_send_result_t result = {.struct_size = sizeof result};
-
-	pair_await_send(&producer, consumer.kvx ? &consumer : NULL, send, &result);
-	assert_int_equal(result.status, status);
-	assert_true(result.copied);
-	kvx_send_end(send);
 }
 
 /* Until the consumer has that number of layers of the blocks before `blocks`, and then not one more. */
@@ -488,8 +409,7 @@ static void p4_engines_detached_amid_a_pass_leave_nothing(void **state)
 		side_close(i ? &producer : &consumer);
 		pair_poll(i ? &consumer : &producer, NULL, 5);
 		side_close(i ? &consumer : &producer);
-		side_open(&producer, rig.socket, KVX_PRODUCER);
-		side_open(&consumer, rig.socket, KVX_CONSUMER);
+		open_pair();
 		pair_poll(&producer, &consumer, 20);
 	}
 	ttl_ms = 0;
@@ -682,7 +602,7 @@ static void p4_p7_a_producer_killed_between_layers_is_a_miss_at_once(void **stat
 	side_open(&producer, rig.socket, KVX_PRODUCER);
 }
 
-#define LAYERS_TEST(function) cmocka_unit_test_setup_teardown(function, begin_test, end_test)
+#define LAYERS_TEST(function) cmocka_unit_test_setup_teardown(function, begin_layers_test, end_test)
 
 int main(int argc, char **argv)
 {

@@ -1,42 +1,9 @@
 /* The lookup buffer: prompts that are inserted by one engine and taken by another that asks by tokens. */
-#include "connectors/inproc/pair.h"
-#include "engine/check.h"
-#include "kv_test.h"
+#include "connectors/inproc/pair_stage.h"
 
 #include <signal.h>
 #include <string.h>
 #include <unistd.h>
-
-static const char *program;
-static rig_t rig;
-static side_t producer, consumer;
-static pair_prompt_t from, to;
-
-static int begin_test(void **state)
-{
-	(void)state;
-	rig_init(&rig, program);
-	rig_start(&rig);
-	side_open(&producer, rig.socket, KVX_PRODUCER);
-	side_open(&consumer, rig.socket, KVX_CONSUMER);
-
-	return 0;
-}
-
-static int end_test(void **state)
-{
-	(void)state;
-	side_close(&producer);
-	side_close(&consumer);
-	rig_check_quiet(&rig);
-	for (uint32_t i = 0; i < 500 && rig_counter(&rig, "kvd_handovers") > 0; i++) {
-		usleep(10000);
-	}
-	assert_int_equal(rig_counter(&rig, "kvd_handovers"), 0);
-	rig_fini(&rig);
-
-	return 0;
-}
 
 static kvx_insert_t insert_of(const pair_prompt_t *prompt, const char *hidden)
 {
