@@ -79,7 +79,7 @@ static void hand_over(uint32_t n, int last, kvc_handover_t **p_handover)
 	assert_int_equal(kvc_handover_wait(*p_handover, 0, SOON), KVC_OK);
 }
 
-static kvc_status_t fetch(const char *transfer, uint32_t timeout_ms, kvc_handover_t **p_handover)
+static kvc_status_t fetch_by(const user_t *user, const char *transfer, uint32_t timeout_ms, kvc_handover_t **p_handover)
 {
 	const kvc_fetch_t ask = {.struct_size = sizeof ask,
 				 .peer = "node0",
@@ -87,7 +87,12 @@ static kvc_status_t fetch(const char *transfer, uint32_t timeout_ms, kvc_handove
 				 .prompt = &prompt_,
 				 .timeout_ms = timeout_ms};
 
-	return kvc_handover_fetch(consumer_.space, &ask, p_handover);
+	return kvc_handover_fetch(user->space, &ask, p_handover);
+}
+
+static kvc_status_t fetch(const char *transfer, uint32_t timeout_ms, kvc_handover_t **p_handover)
+{
+	return fetch_by(&consumer_, transfer, timeout_ms, p_handover);
 }
 
 /* The consumer's daemon has these blocks, with the bytes that were put at the other one. */
@@ -363,6 +368,46 @@ static kvc_status_t end_before_begin(uint32_t killed)
 	check_quiet();
 
 	return status;
+}
+
+/* Asks, and never hears the answer: it does not get as far as RECV. */
+static void fetch_only(void *arg, int ready)
+{
+	kvc_handover_t *wanted = NULL;
+	user_t user = {0};
+
+	(void)arg;
+	user_attach(&user, &net_.rig[1], "model");
+	if (fetch_by(&user, "t", 0, &wanted) == KVC_OK) {
+		child_say(ready);
+	}
+	for (;;) {
+		pause();
+	}
+}
+
+/* What it has asked for is here, and goes to the next one: nothing is fetched twice. */
+static void p4_what_a_member_killed_after_its_fetch_leaves_is_taken(void **state)
+{
+	kvc_handover_t *sent = NULL, *wanted = NULL;
+	pid_t pid;
+
+	(void)state;
+	put(0, BLOCKS);
+	hand_over(BLOCKS, 1, &sent);
+	pid = child_start(fetch_only, NULL);
+	assert_true(rig_metric_reaches(&net_.rig[1], "kvd_peer_fetches_total{result=done}", 1));
+	child_kill(pid);
+	assert_true(rig_metric_is(&net_.rig[1], "kvd_handovers", 1));
+	assert_int_equal(fetch("t", 0, &wanted), KVC_OK);
+	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_OK);
+	assert_int_equal(user_handover_info(wanted).n, BLOCKS);
+	assert_int_equal(user_handover_info(wanted).tail_len, 5);
+	check_blocks(BLOCKS);
+	kvc_handover_done(wanted, 0);
+	kvc_handover_done(sent, 0);
+	assert_true(rig_metric_is(&net_.rig[1], "kvd_peer_bytes_total{direction=in}", BLOCKS * RIG_BLOCK_BYTES));
+	check_quiet();
 }
 
 static void p7_a_fetch_that_has_not_begun_ends_with_the_link(void **state)
@@ -894,6 +939,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(p6_the_owners_net_process_may_be_killed, setup, teardown),
 		cmocka_unit_test_setup_teardown(p6_the_consumers_net_process_may_be_killed, setup, teardown),
 		cmocka_unit_test_setup_teardown(p6_a_peer_that_stands_still_is_cut_off_and_comes_back, setup, teardown),
+		cmocka_unit_test_setup_teardown(p4_what_a_member_killed_after_its_fetch_leaves_is_taken, setup,
+						teardown),
 		cmocka_unit_test_setup_teardown(p7_a_fetch_that_has_not_begun_ends_with_the_link, setup, teardown),
 		cmocka_unit_test_setup_teardown(p7_a_fetch_that_has_not_begun_ends_with_the_net_process, setup,
 						teardown),
