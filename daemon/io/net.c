@@ -145,6 +145,7 @@ static void take_state(kvd_host_t *host, const kvd_net_state_t *fresh)
 
 		add.bytes_in += now->bytes_in - then->bytes_in;
 		add.bytes_out += now->bytes_out - then->bytes_out;
+		add.messages_out += now->messages_out - then->messages_out;
 		add.fetched += now->fetched - then->fetched;
 		add.fetch_failed += now->fetch_failed - then->fetch_failed;
 		add.served += now->served - then->served;
@@ -156,6 +157,7 @@ static void take_state(kvd_host_t *host, const kvd_net_state_t *fresh)
 	kv_metric_set(&host->metrics, KV_M_PEERS_UP, up);
 	kv_metric_add(&host->metrics, KV_M_PEER_BYTES_IN, add.bytes_in);
 	kv_metric_add(&host->metrics, KV_M_PEER_BYTES_OUT, add.bytes_out);
+	kv_metric_add(&host->metrics, KV_M_PEER_MESSAGES, add.messages_out);
 	kv_metric_add(&host->metrics, KV_M_PEER_FETCHED, add.fetched);
 	kv_metric_add(&host->metrics, KV_M_PEER_FETCH_FAILED, add.fetch_failed);
 	kv_metric_add(&host->metrics, KV_M_PEER_SERVED, add.served);

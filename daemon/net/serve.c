@@ -246,6 +246,7 @@ void kvd_serve_pushed(void *object, kv_status_t status)
 	kvd_serve_t *serve = batch->serve;
 
 	if (status == KV_OK) {
+		serve->peer->counts.messages_out++;
 		serve->peer->counts.bytes_out += (uint64_t)batch->count * serve->prefix.geometry.block_bytes;
 	} else if (serve->failed == KV_OK) {
 		serve->failed = status;

@@ -13,7 +13,7 @@
 #include "peers.h"
 
 #define KVD_NET_FD        3 /* of the net process */
-#define KVD_NET_WIRE      2u
+#define KVD_NET_WIRE      3u
 #define KVD_NET_REPORT_NS UINT64_C(500000000)
 #define KVD_NET_ASKED_MAX 1024u /* FETCHes that are not answered */
 #define KVD_NET_BEGUN_MAX 64u   /* answers in one message */
@@ -68,6 +68,7 @@ typedef enum kvd_peer_state { KVD_PEER_DOWN, KVD_PEER_DIALLING, KVD_PEER_UP } kv
 /* What happened between us and a peer since this net process began. */
 typedef struct kvd_peer_counts {
 	uint64_t bytes_in, bytes_out;   /* payload that arrived and was verified; that was pushed */
+	uint64_t messages_out;          /* that they were pushed in */
 	uint64_t fetched, fetch_failed; /* transfers that we asked for */
 	uint64_t served, serve_failed;  /* that it asked for */
 	uint64_t links, breaks;         /* links to it that opened; that ended afterwards */

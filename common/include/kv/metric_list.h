@@ -69,6 +69,7 @@
 	X(NET_RESTARTS, kvd_net_restarts_total, KV_METRIC_COUNTER, "times the net process was started again after its end") \
 	X(PEER_BYTES_IN, kvd_peer_bytes_total{direction="in"}, KV_METRIC_COUNTER, KV_HELP_PEER_BYTES)                  \
 	X(PEER_BYTES_OUT, kvd_peer_bytes_total{direction="out"}, KV_METRIC_COUNTER, KV_HELP_PEER_BYTES)                \
+	X(PEER_MESSAGES, kvd_peer_messages_total, KV_METRIC_COUNTER, "messages with blocks that were pushed to peers") \
 	X(PEER_FETCHED, kvd_peer_fetches_total{result="done"}, KV_METRIC_COUNTER, KV_HELP_PEER_FETCHES)                \
 	X(PEER_FETCH_FAILED, kvd_peer_fetches_total{result="failed"}, KV_METRIC_COUNTER, KV_HELP_PEER_FETCHES)         \
 	X(PEER_SERVED, kvd_peer_serves_total{result="done"}, KV_METRIC_COUNTER, KV_HELP_PEER_SERVES)                   \
