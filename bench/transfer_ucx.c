@@ -1,13 +1,19 @@
-/* transfer/ucx-256k, -2m -- a prefix that comes from the daemon of another node, both daemons on this machine, UCX over
- * TCP on loopback.
+/* transfer/ucx-* -- a prefix that comes from the daemon of another node, both daemons on this machine, UCX over TCP on
+ * loopback. GB/s, from kvc_handover_fetch() until every block is visible here, its digests checked.
  *
- * From kvc_handover_fetch() until every block is visible here, its digests checked: a prefix of 256 MiB (--quick: 64)
- * that was never here before, in blocks of 256 KiB or 2 MiB. Against ucx_perftest of the same library, transport and
- * device, one message of the size that the net process sends (4 MiB): the best of tag_bw, ucp_am_bw and ucp_put_bw,
- * whose buffers stay hot and whose processes spin. UCX takes other settings from the environment, for both: perftest's
- * endpoints choose put for large messages, those of the net process, which hear of a peer's end, active messages; with
- * UCX_RNDV_SCHEME=am both choose the latter. Five threads work at a time, so it wants six processors.
- * GB/s. Goal: ratio >= 0.9. */
+ * ucx-256k, ucx-2m: a prefix of 256 MiB (--quick: 64) that was never here before, in blocks of that size, out of and
+ * into pools of 1 GiB, which are walked through. Against ucx_perftest of the same library, transport and device, one
+ * message of the size that the net process sends (4 MiB): the best of tag_bw, ucp_am_bw and ucp_put_bw, whose buffers
+ * stay hot and whose processes spin. UCX takes other settings from the environment, for both. Goal: ratio >= 0.9.
+ *
+ * ucx-host: the same in blocks of 2 MiB against the same tests with messages of 256 MiB, so that their buffers are as
+ * cold as ours. Two daemons of one host go over TCP as well (docs/decisions/055). Goal: ratio >= 0.85.
+ *
+ * ucx-64k-in-order, ucx-64k-scattered: 8,192 blocks of 64 KiB (--quick: 2,048), which the owner's pool has side by
+ * side or never two of them, against the same bytes in blocks of 4 MiB, which are a message each. How many messages
+ * bring them goes to standard error. Goal in order: ratio >= 0.9.
+ *
+ * Five threads work at a time, so it wants six processors. */
 #include "bench.h"
 #include "rig.h"
 
@@ -23,21 +29,33 @@
 #include <unistd.h>
 
 #define UNIT_TOKENS 16u
-#define MAX_BLOCKS  4096u
+#define MAX_BLOCKS  8192u
 #define MESSAGE     (4u << 20)
+#define COLD        (256u << 20) /* a message that is in no cache */
+#define PIECE       (32u << 20)
 #define WAIT_MS     60000u
-#define POOL_PREFIX 3u /* prefixes that a pool holds */
+#define REPORTS_US  1200000u /* two reports of the net process */
+#define POOL_PREFIX 3u       /* prefixes that a pool holds, and room for one more */
 
 extern char **environ;
 
-static struct {
-	rig_t rig[2]; /* that has the blocks; that wants them */
-	uint16_t port[2];
+/* A prefix in blocks of one size, and the space that it is in, at both daemons. */
+typedef struct shape {
+	rig_t at[2]; /* the daemon that has the blocks; that wants them */
 	uint32_t blocks, block_bytes;
-	uint32_t seed;
-	uint8_t *memory; /* of one prefix */
+	uint32_t seed; /* of its tokens */
+} shape_t;
+
+static struct {
+	const char *name;
+	shape_t main;
+	shape_t large; /* of the rows of small blocks; in the daemons of `main` */
+	uint16_t port[2];
+	uint32_t message; /* of the reference */
+	uint8_t *memory;  /* of one prefix */
 	uint32_t tokens[MAX_BLOCKS * UNIT_TOKENS];
-	kvc_key_t keys[MAX_BLOCKS];
+	kvc_key_t keys[MAX_BLOCKS], other_keys[MAX_BLOCKS];
+	const void *data[MAX_BLOCKS];
 	int put_is_slow; /* ucp_put_bw is none of the best here (UCX 1.13 over TCP) */
 } work;
 
@@ -60,7 +78,8 @@ static uint16_t free_port(void)
 
 static bench_outcome_t start_daemons(void)
 {
-	const uint64_t pool = (POOL_PREFIX + 1) * (uint64_t)work.blocks * work.block_bytes;
+	const shape_t *shape = &work.main;
+	const uint64_t pool = (POOL_PREFIX + 1) * (uint64_t)shape->blocks * shape->block_bytes;
 	char key[64];
 	int up;
 
@@ -70,76 +89,140 @@ static bench_outcome_t start_daemons(void)
 	work.port[0] = free_port();
 	work.port[1] = free_port();
 	for (uint32_t i = 0; i < 2; i++) {
-		if (rig_start(&work.rig[i],
-			      "--cpu.size=%llu --cpu.slab_size=64MiB --cpu.ahead=all --peers.name=n%u "
+		if (rig_start(&work.main.at[i],
+			      "--cpu.size=%llu --cpu.slab_size=64MiB --cpu.ahead=%s --peers.name=n%u "
 			      "--peers.listen=127.0.0.1:%u --peers.addresses=n%u=127.0.0.1:%u --peers.keys=n%u=%s",
-			      (unsigned long long)pool, i, work.port[i], 1 - i, work.port[1 - i], 1 - i, key) != 0 ||
-		    rig_attach(&work.rig[i], "bench", work.block_bytes) != 0) {
+			      (unsigned long long)pool, work.message > 0 ? "all" : "auto", i, work.port[i], 1 - i,
+			      work.port[1 - i], 1 - i, key) != 0 ||
+		    rig_attach(&work.main.at[i], "bench", shape->block_bytes) != 0) {
 			return bench_fail("kvd does not start");
 		}
 	}
-	up = rig_await_peers(work.rig, UINT64_C(10000000000));
+	up = rig_await_peers(work.main.at, UINT64_C(10000000000));
 	unlink(key);
 
 	return up ? BENCH_DONE : bench_skip("the peers do not connect");
 }
 
-/* ---- a round --------------------------------------------------------------------------------- */
+/* ---- a prefix -------------------------------------------------------------------------------- */
 
-/* A prefix that neither has had before is put at the owner. */
-static int put_prefix(void)
+static kvc_prompt_t prompt_of(const shape_t *shape, uint32_t seed)
 {
-	const void **blocks = malloc(work.blocks * sizeof *blocks);
-	kvc_prompt_t prompt = {
-		.struct_size = sizeof prompt, .tokens = work.tokens, .n_tokens = work.blocks * UNIT_TOKENS};
-	kvc_put_options_t options = {.struct_size = sizeof options, .blocks = blocks};
-	uint32_t n = 0, visible = 0;
-	kvc_status_t status;
+	const uint32_t n = shape->blocks * UNIT_TOKENS;
 
-	work.seed++;
-	for (uint32_t i = 0; i < work.blocks * UNIT_TOKENS; i++) {
-		work.tokens[i] = work.seed * 65536u + i;
+	for (uint32_t i = 0; i < n; i++) {
+		work.tokens[i] = seed * (MAX_BLOCKS * UNIT_TOKENS) + i;
 	}
-	for (uint32_t i = 0; blocks && i < work.blocks; i++) {
-		blocks[i] = work.memory + (size_t)i * work.block_bytes;
-	}
-	status = blocks ? kvc_keys_of(work.rig[0].space, &prompt, work.keys, work.blocks, &n) : KVC_ERR_NOMEM;
-	if (status == KVC_OK) {
-		status = kvc_put(work.rig[0].space, work.keys, 0, n, &options, &visible);
-	}
-	free(blocks);
 
-	return status == KVC_OK && visible == work.blocks ? 0 : -1;
+	return (kvc_prompt_t){.struct_size = sizeof(kvc_prompt_t), .tokens = work.tokens, .n_tokens = n};
 }
 
-static bench_outcome_t fetch_prefix(void *arg, bench_sample_t *p_sample)
+/* Put keys[from, n) of the shape at the owner; a pool that is new, or has blocks of another size, makes room first. */
+static int put_blocks(const shape_t *shape, const kvc_key_t *keys, uint32_t from, uint32_t n)
 {
-	const kvc_prompt_t prompt = {
-		.struct_size = sizeof prompt, .tokens = work.tokens, .n_tokens = work.blocks * UNIT_TOKENS};
+	const kvc_put_options_t options = {.struct_size = sizeof options, .blocks = work.data};
+	const uint64_t end = bench_now_ns() + WAIT_MS * UINT64_C(1000000);
+	uint32_t visible = 0;
+	kvc_status_t status;
+
+	for (uint32_t i = from; i < n; i++) {
+		work.data[i - from] = work.memory + (size_t)i * shape->block_bytes;
+	}
+	while ((status = kvc_put(shape->at[0].space, keys, from, n, &options, &visible)) == KVC_ERR_BUSY &&
+	       bench_now_ns() < end && !bench_late()) {
+		usleep(10000);
+	}
+
+	return status == KVC_OK && visible == n - from ? 0 : -1;
+}
+
+/* The keys of a prefix that neither daemon has had before. */
+static int new_prefix(shape_t *shape, kvc_key_t *keys)
+{
+	const kvc_prompt_t prompt = prompt_of(shape, ++shape->seed);
+	uint32_t n = 0;
+
+	return kvc_keys_of(shape->at[0].space, &prompt, keys, shape->blocks, &n) == KVC_OK ? 0 : -1;
+}
+
+/* In pieces: unfinished bytes have a limit. */
+static int put_prefix(shape_t *shape)
+{
+	const uint32_t piece = PIECE / shape->block_bytes;
+	int result = new_prefix(shape, work.keys);
+
+	for (uint32_t i = 0; i < shape->blocks && result == 0; i += piece) {
+		result = put_blocks(shape, work.keys, i, i + piece);
+	}
+
+	return result;
+}
+
+/* Block by block in turn with another prefix, so that those of neither are neighbours in the pool. */
+static int put_scattered(shape_t *shape)
+{
+	int result = new_prefix(shape, work.other_keys) == 0 ? new_prefix(shape, work.keys) : -1;
+
+	for (uint32_t i = 0; i < shape->blocks && result == 0; i++) {
+		result =
+			put_blocks(shape, work.keys, i, i + 1) == 0 ? put_blocks(shape, work.other_keys, i, i + 1) : -1;
+	}
+
+	return result;
+}
+
+/* The prefix that was put last comes to the other daemon. */
+static kvc_status_t fetch_prefix(const shape_t *shape, bench_sample_t *p_sample)
+{
+	const kvc_prompt_t prompt = prompt_of(shape, shape->seed);
 	const kvc_fetch_t fetch = {.struct_size = sizeof fetch, .peer = "n0", .prompt = &prompt};
 	kvc_handover_info_t info = {.struct_size = sizeof info};
 	kvc_handover_t *handover = NULL;
-	bench_clock_t start;
-	kvc_status_t status;
+	const bench_clock_t start = bench_start();
+	kvc_status_t status = kvc_handover_fetch(shape->at[1].space, &fetch, &handover);
 
-	(void)arg;
-	if (put_prefix() != 0) {
-		return bench_fail("the prefix cannot be put: %s", kvc_last_error());
-	}
-	start = bench_start();
-	status = kvc_handover_fetch(work.rig[1].space, &fetch, &handover);
 	if (status == KVC_OK) {
 		status = kvc_handover_wait(handover, 0, WAIT_MS);
 	}
-	(void)bench_rate(start, (double)work.blocks * work.block_bytes, work.blocks, p_sample);
-	if (status != KVC_OK) {
-		kvc_handover_done(handover, 0);
-		return bench_fail("the prefix does not come: %s", kvc_status_text(status));
-	}
+	(void)bench_rate(start, (double)shape->blocks * shape->block_bytes, shape->blocks, p_sample);
 	kvc_handover_get_info(handover, &info);
 	kvc_handover_done(handover, 0);
 
-	return info.n == work.blocks ? BENCH_DONE : bench_fail("only %u blocks came", info.n);
+	return status == KVC_OK && info.n < shape->blocks ? KVC_MISS : status;
+}
+
+static bench_outcome_t outcome_of(kvc_status_t status)
+{
+	return status == KVC_OK ? BENCH_DONE : bench_fail("the prefix does not come: %s", kvc_status_text(status));
+}
+
+/* ---- rounds ---------------------------------------------------------------------------------- */
+
+static bench_outcome_t measure_new(void *arg, bench_sample_t *p_sample)
+{
+	if (put_prefix(arg) != 0) {
+		return bench_fail("the prefix cannot be put: %s", kvc_last_error());
+	}
+
+	return outcome_of(fetch_prefix(arg, p_sample));
+}
+
+/* The owner has it; the other daemon forgets it first. */
+static bench_outcome_t measure_again(void *arg, bench_sample_t *p_sample)
+{
+	const shape_t *shape = p_sample->is_reference ? &work.large : &work.main;
+	kvc_status_t status = KVC_OK;
+
+	(void)arg;
+	if (kvc_space_reset(shape->at[1].space) != KVC_OK) {
+		return bench_fail("the prefix is not forgotten: %s", kvc_last_error());
+	}
+
+	for (uint32_t i = 0; i < 3 && (i == 0 || status == KVC_ERR_STALE_EPOCH); i++) {
+		status = fetch_prefix(shape, p_sample); /* the net process hears of the reset by the first one */
+	}
+
+	return outcome_of(status);
 }
 
 /* ---- the reference --------------------------------------------------------------------------- */
@@ -184,33 +267,22 @@ static double parse_rate(const char *line, double before)
 	return value * 1048576.0 / 1e9;
 }
 
-/* GB/s of one test; 0: it did not run. */
-static double run_perftest(const char *test, const char *iterations)
+/* GB/s of one test, which sends that many bytes in messages of that size; 0: it did not run. */
+static double run_perftest(const char *test, uint32_t message, uint32_t bytes)
 {
-	char port[8], size[16], line[256];
+	char port[8], size[16], iterations[16], line[256];
 	char *const server[] = {"ucx_perftest", "-p", port, NULL};
-	char *const client[] = {"ucx_perftest",
-				"127.0.0.1",
-				"-p",
-				port,
-				"-t",
-				(char *)(uintptr_t)test,
-				"-s",
-				size,
-				"-n",
-				(char *)(uintptr_t)iterations,
-				"-w",
-				"8",
-				"-f",
-				"-v",
-				NULL};
+	char *const client[] = {"ucx_perftest", "127.0.0.1", "-p", port,       "-t", (char *)(uintptr_t)test,
+				"-s",           size,        "-n", iterations, "-w", message > MESSAGE ? "1" : "8",
+				"-f",           "-v",        NULL};
 	int pipe_fds[2];
 	double rate = 0;
 	pid_t pids[2];
 	FILE *output;
 
 	snprintf(port, sizeof port, "%u", free_port());
-	snprintf(size, sizeof size, "%u", MESSAGE);
+	snprintf(size, sizeof size, "%u", message);
+	snprintf(iterations, sizeof iterations, "%u", bytes / message);
 	if (pipe2(pipe_fds, O_CLOEXEC) != 0) {
 		return 0;
 	}
@@ -238,8 +310,10 @@ static double run_perftest(const char *test, const char *iterations)
 
 static bench_outcome_t measure_perftest(void *arg, bench_sample_t *p_sample)
 {
-	const double tag = run_perftest("tag_bw", "128"), am = run_perftest("ucp_am_bw", "128");
-	const double put = work.put_is_slow ? 0 : run_perftest("ucp_put_bw", "128");
+	const uint32_t bytes = work.message > MESSAGE ? 4 * work.message : 128 * work.message;
+	const double tag = run_perftest("tag_bw", work.message, bytes);
+	const double am = run_perftest("ucp_am_bw", work.message, bytes);
+	const double put = work.put_is_slow ? 0 : run_perftest("ucp_put_bw", work.message, bytes);
 
 	(void)arg;
 	p_sample->value = tag > am ? tag : am;
@@ -248,50 +322,121 @@ static bench_outcome_t measure_perftest(void *arg, bench_sample_t *p_sample)
 	return p_sample->value > 0 ? BENCH_DONE : bench_fail("ucx_perftest does not run");
 }
 
-/* ---- the bench ------------------------------------------------------------------------------- */
+/* ---- the benches ----------------------------------------------------------------------------- */
 
-static bench_outcome_t measure(const char *name)
+static bench_outcome_t run_against_perftest(double goal)
 {
-	const bench_measurement_t m = {.name = name,
+	const bench_measurement_t m = {.name = work.name,
 				       .unit = "GB/s",
 				       .reference = "ucx_perftest",
-				       .value_fn = fetch_prefix,
+				       .value_fn = measure_new,
 				       .reference_fn = measure_perftest,
 				       .rounds = 5,
 				       .goal = BENCH_RATIO_AT_LEAST,
-				       .goal_value = 0.9};
-	bench_outcome_t outcome = start_daemons();
+				       .goal_value = goal};
+	double tag;
 
-	return outcome == BENCH_DONE ? bench_measure(NULL, &m) : outcome;
+	/* What the net process chooses. */
+	setenv("UCX_TLS", "tcp", 1);
+	setenv("UCX_NET_DEVICES", "lo", 1);
+	setenv("UCX_WARN_UNUSED_ENV_VARS", "n", 1);
+	tag = run_perftest("tag_bw", MESSAGE, 32 * MESSAGE);
+	if (tag == 0) {
+		return bench_skip("ucx_perftest does not run here (package ucx-utils)");
+	}
+	work.put_is_slow = run_perftest("ucp_put_bw", MESSAGE, 32 * MESSAGE) < tag / 2;
+
+	return bench_measure(&work.main, &m);
+}
+
+/* Attach to the daemons of `main` for the space of another block size. */
+static int attach_large(void)
+{
+	work.large.block_bytes = MESSAGE;
+	work.large.blocks = (uint32_t)((uint64_t)work.main.blocks * work.main.block_bytes / MESSAGE);
+	for (uint32_t i = 0; i < 2; i++) {
+		memcpy(work.large.at[i].socket, work.main.at[i].socket, sizeof work.large.at[i].socket);
+		if (rig_attach(&work.large.at[i], "large", work.large.block_bytes) != 0) {
+			return -1;
+		}
+	}
+
+	return put_prefix(&work.large);
+}
+
+static void print_messages(void)
+{
+	static const char metric[] = "kvd_peer_messages_total";
+	bench_sample_t sample = {0};
+	uint64_t before;
+
+	usleep(REPORTS_US);
+	before = rig_metric(&work.main.at[0], metric);
+	if (measure_again(NULL, &sample) == BENCH_DONE) {
+		usleep(REPORTS_US);
+		fprintf(stderr, "%s: %llu messages bring %u blocks\n", work.name,
+			(unsigned long long)(rig_metric(&work.main.at[0], metric) - before), work.main.blocks);
+	}
+}
+
+static bench_outcome_t run_against_large(int scattered)
+{
+	const bench_measurement_t m = {.name = work.name,
+				       .unit = "GB/s",
+				       .reference = "4 MiB blocks",
+				       .value_fn = measure_again,
+				       .reference_fn = measure_again,
+				       .rounds = 5,
+				       .goal = scattered ? BENCH_NO_GOAL : BENCH_RATIO_AT_LEAST,
+				       .goal_value = 0.9};
+	bench_outcome_t outcome;
+
+	if (attach_large() != 0 || (scattered ? put_scattered : put_prefix)(&work.main) != 0) {
+		return bench_fail("the prefixes cannot be put: %s", kvc_last_error());
+	}
+	outcome = bench_measure(NULL, &m);
+	if (outcome == BENCH_DONE) {
+		print_messages();
+	}
+
+	return outcome;
 }
 
 bench_run_t run_transfer_ucx;
 bench_outcome_t run_transfer_ucx(int variant)
 {
-	const size_t bytes = bench_quick() ? (size_t)64 << 20 : (size_t)256 << 20;
+	static const struct {
+		const char *name;
+		uint32_t block_bytes, bytes, message;
+		double goal;
+		int scattered;
+	} rows[] = {{"transfer/ucx-256k", 256u << 10, 256u << 20, MESSAGE, 0.9, 0},
+		    {"transfer/ucx-2m", 2u << 20, 256u << 20, MESSAGE, 0.9, 0},
+		    {"transfer/ucx-host", 2u << 20, 256u << 20, COLD, 0.85, 0},
+		    {"transfer/ucx-64k-in-order", 64u << 10, 512u << 20, 0, 0, 0},
+		    {"transfer/ucx-64k-scattered", 64u << 10, 512u << 20, 0, 0, 1}};
+	const size_t bytes = bench_quick() ? rows[variant].bytes / 4 : rows[variant].bytes;
 	bench_outcome_t outcome;
-	double tag;
 
-	/* For ucx_perftest: what the net process chooses. */
-	setenv("UCX_TLS", "tcp", 1);
-	setenv("UCX_NET_DEVICES", "lo", 1);
-	setenv("UCX_WARN_UNUSED_ENV_VARS", "n", 1);
-	tag = run_perftest("tag_bw", "32");
-	if (tag == 0) {
-		return bench_skip("ucx_perftest does not run here (package ucx-utils)");
-	}
 	memset(&work, 0, sizeof work);
-	work.put_is_slow = run_perftest("ucp_put_bw", "32") < tag / 2;
-	work.block_bytes = (uint32_t)variant;
-	work.blocks = (uint32_t)(bytes / work.block_bytes);
+	work.name = rows[variant].name;
+	work.message = rows[variant].message;
+	work.main.block_bytes = rows[variant].block_bytes;
+	work.main.blocks = (uint32_t)(bytes / work.main.block_bytes);
 	work.memory = bench_memory(bytes);
 	if (!work.memory) {
 		return bench_fail("no memory");
 	}
 	bench_fill(work.memory, bytes, 1);
-	outcome = measure(variant == 256 << 10 ? "transfer/ucx-256k" : "transfer/ucx-2m");
-	rig_remove(&work.rig[0]);
-	rig_remove(&work.rig[1]);
+	outcome = start_daemons();
+	if (outcome == BENCH_DONE) {
+		outcome = work.message > 0 ? run_against_perftest(rows[variant].goal)
+					   : run_against_large(rows[variant].scattered);
+	}
+	for (uint32_t i = 0; i < 2; i++) {
+		rig_remove(&work.large.at[i]);
+		rig_remove(&work.main.at[i]);
+	}
 	free(work.memory);
 
 	return outcome;
