@@ -192,6 +192,9 @@ static void p8_another_tenants_transfer_is_none(void **state)
 	assert_int_equal(fetched(MINE, "never", NULL), fetched(MINE, SECRET, NULL));
 	assert_int_equal(matched(MINE, NULL), 0);
 	assert_int_equal(fetched(RIVAL, SECRET, "another salt"), KVC_ERR_NOT_FOUND);
+	/* What they have asked for themselves has gone: only the rival's is left. */
+	assert_true(rig_metric_is(&net_.rig[0], "kvd_handovers", 1));
+	assert_true(rig_metric_is(&net_.rig[1], "kvd_handovers", 0));
 	for (uint32_t i = 0; i < 2; i++) {
 		assert_int_equal(rig_kvctl(&net_.rig[i], "transfers --json", out, sizeof out), 0);
 		assert_null(strstr(out, SECRET));
