@@ -750,10 +750,8 @@ static kv_status_t check_handover(kvd_fetch_t *fetch)
 {
 	const kvc_handover_info_t info = handover_info(fetch);
 
-	if (info.state == KVC_HANDOVER_ENDED) { /* with the last chunk: it was taken at once */
-		return fetch->state == LAST && info.status == KVC_OK ? KV_ALREADY
-		       : info.status < 0                             ? (kv_status_t)info.status
-								     : KV_ERR_ABORTED;
+	if (info.state == KVC_HANDOVER_ENDED) { /* OK: its consumer is done, also with a part of it */
+		return info.status < 0 ? (kv_status_t)info.status : KV_ALREADY;
 	}
 	if (info.status == KVC_ERR_BUSY && fetch->state != OPENING) {
 		return wait_for_room(fetch, info.n);
