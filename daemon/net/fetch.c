@@ -855,7 +855,9 @@ void kvd_fetches_step(kvd_net_t *net)
 			status = KV_ERR_TIMEOUT;
 		}
 		if (status != KV_OK && (is_beginning(fetch) || is_copying(fetch))) {
-			fail(fetch, status);
+			if (status != KV_ALREADY) { /* that is no failure, and is found again */
+				fail(fetch, status);
+			}
 			status = KV_OK;
 		}
 		if (status == KV_OK) {
