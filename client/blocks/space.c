@@ -159,6 +159,7 @@ static kv_identity_t identity_of(const kvc_identity_t *given, char groups[32], c
 		.layout = given->layout,
 		.page_format = given->page_format ? given->page_format : "plain",
 		.extra = given->extra,
+		.device = given->device,
 	};
 }
 

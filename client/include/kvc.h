@@ -188,6 +188,9 @@ typedef struct kvc_identity {
 	const char *layout;      /* of the pool's block: kvc_layout_text() */
 	const char *page_format; /* NULL: "plain" */
 	const char *extra;       /* NULL: none */
+	/* UUID of the GPU ("GPU-...") in whose memory the blocks lie, in a space of their own; NULL: in host memory and
+	 * on disk. ERR_TIER_OFF in kvc_space_state(): the daemon has no memory of that GPU. */
+	const char *device;
 } kvc_identity_t;
 
 /* The layout of a block in the pool: [head][layer][page]. A page is what one head of one layer keeps of `block_tokens`

@@ -201,6 +201,7 @@ static int open_space(const kvctl_t *ctl, kvc_t *kvc, const char *text, kvc_spac
 	identity.layout = parsed.layout;
 	identity.page_format = parsed.page_format;
 	identity.extra = parsed.extra;
+	identity.device = parsed.device;
 	status = kvc_space_open(kvc, &identity, p_space);
 
 	return status == KVC_OK ? 0 : kvctl_failed(ctl, status);

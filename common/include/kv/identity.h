@@ -28,7 +28,8 @@
 	  "`2:state:<block tokens>`")                                                                                  \
 	X(layout, 1, "canonical layout text of the pool block (kvk/layout.h)")                                         \
 	X(page_format, 1, "inner page format of opaque pages (instruction set, packing, rank split); `plain`")         \
-	X(extra, 0, "anything else that must not be mixed, canonical text")
+	X(extra, 0, "anything else that must not be mixed, canonical text")                                            \
+	X(device, 0, "UUID of the GPU whose memory holds the blocks; absent: host memory and disk")
 
 typedef struct kv_identity {
 #define KV_IDENTITY_MEMBER(name, required, help) const char *name;

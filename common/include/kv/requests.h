@@ -328,7 +328,8 @@
 	F(U32, block_bytes, 0, "payload bytes of a slot")                                                              \
 	F(U32, heads, 0, "digest roots a slot")                                                                        \
 	F(U32, leaves, 0, "digest leaves a head")                                                                      \
-	F(U64, bytes, 0, "size of the data memfd (first fd)")                                                          \
+	F(U32, memory, KV_SLAB_CUDA, "what the first fd is: 0 a memfd, 1 memory of a GPU, which CUDA imports")          \
+	F(U64, bytes, 0, "size of the data memory (first fd)")                                                         \
 	F(U64, digest_bytes, 0, "size of the digest memfd (second fd): u64 leaf[slots][head][leaf], u64 root[slots][head]")
 #define KV_FIELDS_slab_retire(F) F(U32, slab, KV_SLOT_MAX_SLAB, "slab number")
 #define KV_FIELDS_lease_done(F)                                                                                        \

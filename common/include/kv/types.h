@@ -41,6 +41,12 @@ typedef uint32_t kv_slot_t;
 #define KV_SLOT_MAX_INDEX  ((1u << KV_SLOT_INDEX_BITS) - 1u)
 #define KV_SLOT_MAX_SLAB   4094u
 
+/* What the descriptor of a slab's data is. */
+typedef enum kv_slab_memory {
+	KV_SLAB_MEMFD = 0, /* host memory, mapped with mmap() */
+	KV_SLAB_CUDA = 1,  /* memory of a GPU, exported by the CUDA driver and imported with it */
+} kv_slab_memory_t;
+
 static inline kv_slot_t kv_slot_make(uint32_t slab, uint32_t index)
 {
 	return slab << KV_SLOT_INDEX_BITS | index;

@@ -76,6 +76,7 @@ static void announce_slab(kvd_host_t *host, kvd_session_t *session, const kvs_sl
 				     .block_bytes = info->geometry.block_bytes,
 				     .heads = info->geometry.heads,
 				     .leaves = info->geometry.leaves,
+				     .memory = KV_SLAB_MEMFD,
 				     .bytes = info->bytes,
 				     .digest_bytes = info->digest_bytes}};
 
