@@ -35,6 +35,7 @@ struct kvd_core {
 	kvs_tier_t *coming; /* the disk tier while its blocks are taken in, and tier[KVD_DISK] is still NULL */
 	kvd_recovery_t recovery;
 	const kvd_policy_ops_t *policy;
+	uint32_t gpu_memories; /* memories 1 .. of the CPU tier */
 
 	kvd_index_t ix;
 	kvd_ns_t *ns[KVD_MAX_NAMESPACES];
