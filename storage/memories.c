@@ -6,6 +6,7 @@
 
 typedef struct memories {
 	kvs_tier_t tier;
+	kvs_tier_ops_t ops;
 	kv_env_t env;
 	uint32_t count;
 	kvs_tier_t *pool[KVS_MEMORIES];
@@ -362,7 +363,6 @@ static const kvs_rebalance_ops_t rebalance_ops = {
 
 static const kvs_tier_ops_t memories_ops = {
 	.medium = "CPU",
-	.rebalance = &rebalance_ops,
 	.class_open = class_open,
 	.class_ns = class_ns,
 	.class_bytes = class_bytes,
@@ -395,7 +395,9 @@ kv_status_t kvs_memories_open(kvs_tier_t *host, const kv_env_t *env, kvs_tier_t 
 	if (!m) {
 		return KV_ERR_NOMEM;
 	}
-	m->tier.ops = &memories_ops;
+	m->ops = memories_ops;
+	m->ops.rebalance = host->ops->rebalance ? &rebalance_ops : NULL;
+	m->tier.ops = &m->ops;
 	m->env = *env;
 	m->pool[0] = host;
 	m->count = 1;

@@ -140,6 +140,12 @@ static inline kvs_tier_t *kvd_disk(const kvd_core_t *core)
 	return core->coming ? core->coming : core->tier[KVD_DISK];
 }
 
+/* Is there a disk for the class's blocks? None for those in the memory of a GPU. */
+static inline int kvd_class_has_disk(const kvd_core_t *core, uint32_t slot_class)
+{
+	return core->tier[KVD_DISK] && core->classes[slot_class].memory == 0;
+}
+
 static inline kvd_instance_rec_t *kvd_instance_at(const kvd_core_t *core, uint32_t self)
 {
 	return kvd_obj_at(&core->instances, self);

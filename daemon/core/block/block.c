@@ -238,7 +238,7 @@ static const kvd_class_t *class_of(const kvd_core_t *core, const kvd_block_t *bl
 
 static int goes_to_disk(const kvd_core_t *core, const kvd_block_t *block)
 {
-	return core->tier[KVD_DISK] && !kvd_is_private(&core->ix, block) && class_of(core, block)->memory == 0;
+	return kvd_class_has_disk(core, kvd_tree_of(&core->ix, block)->slot_class) && !kvd_is_private(&core->ix, block);
 }
 
 void kvd_block_queue_write(kvd_core_t *core, uint32_t id)
