@@ -195,8 +195,8 @@ static kv_status_t fake_mem(kvs_tier_t *tier, kvs_loc_t loc, kvs_mem_t *p_mem)
 {
 	fake_slot_t *slot = slot_of(fake_of(tier), loc);
 
-	if (!slot) {
-		return KV_MISS;
+	if (!slot || fake_of(tier)->device) {
+		return slot ? KV_ERR_UNSUPPORTED : KV_MISS;
 	}
 	*p_mem = (kvs_mem_t){.data = &slot->bytes, .leaves = slot->leaves, .roots = slot->roots, .region = UINT32_MAX};
 
@@ -230,7 +230,7 @@ static kv_status_t fake_store(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *
 	fake_slot_t *slot = slot_of(fake, loc);
 	kv_status_t status;
 
-	kv_assert(slot && slot->state == KVS_FILLING);
+	kv_assert(slot && slot->state == KVS_FILLING && !fake->device);
 	status = enqueue(
 		fake,
 		(fake_op_t){.done = done, .arg = arg, .to = src->data, .slot = index_of(fake, loc.slot), .kind = 1});
