@@ -19,10 +19,11 @@
 
 #include <stdlib.h>
 
-#define WAIT_NS      UINT64_C(250000000)
-#define PINNED_SHARE 8u /* of the pool */
-#define ROLE_WORKER  1u
-#define NOWHERE      UINT32_MAX
+#define WAIT_NS        UINT64_C(250000000)
+#define PINNED_SHARE   8u /* of the pool */
+#define ROLE_SCHEDULER 0u
+#define ROLE_WORKER    1u
+#define NOWHERE        UINT32_MAX
 
 typedef enum slab_state { SLAB_NONE, ANNOUNCED, RETIRING, ZOMBIE } slab_state_t;
 
@@ -113,10 +114,10 @@ static uint64_t sum_versions(const kvd_host_t *host)
 	return sum;
 }
 
-/* Memory of GPUs is for the processes that have GPUs. */
+/* Memory of GPUs is for those that copy blocks. */
 static int is_for(const kvs_slab_info_t *info, uint32_t role)
 {
-	return kvs_memory_of_slab(info->slab) == 0 || role == ROLE_WORKER;
+	return kvs_memory_of_slab(info->slab) == 0 || role != ROLE_SCHEDULER;
 }
 
 /* ---- telling --------------------------------------------------------------------------------- */
