@@ -320,8 +320,8 @@ static void bad_push(kvc_t *kvc, const kvc_lease_t *lease, uint32_t i)
 }
 
 /* Part of block i, whose memory and digests are given. */
-static kvc_status_t read_part(kvc_lease_t *lease, uint32_t i, const kvc_writer_t *part, const kvc_block_memory_t *source,
-			      void *dst)
+static kvc_status_t read_part(kvc_lease_t *lease, uint32_t i, const kvc_writer_t *part,
+			      const kvc_block_memory_t *source, void *dst)
 {
 	kvc_t *kvc = lease->space->kvc;
 	kvc_status_t status;

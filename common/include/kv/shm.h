@@ -162,7 +162,8 @@ typedef struct kv_report {
 	kv_key_t first_missing; /* zero when nothing was missing */
 	uint64_t match_ns;      /* time the match took; 0: not measured */
 	uint64_t load_ns;       /* time the load took; 0: none */
-	uint8_t reserved[32];
+	uint32_t hit_gpu_tokens;
+	uint8_t reserved[28];
 } kv_report_t;
 
 _Static_assert(sizeof(kv_report_t) == 128, "report is two cache lines");
