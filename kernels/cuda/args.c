@@ -237,21 +237,24 @@ static kvk_gpu_way_t way_by_rule(const kvk_gpu_t *gpu, const kvk_gpu_copy_desc_t
 
 static void choose_way(kvk_gpu_t *gpu, kvk_gpu_copy_desc_t *desc)
 {
+	const int far = desc->kind == KVK_GPU_MEM_FAR;
+
 	desc->way = desc->copy->way;
 	if (!gpu->plain[0] || (desc->digests && least_leaf(&desc->geometry) < KVK_GPU_LEAF_LEAST)) {
 		desc->way = KVK_GPU_COPY_PER_PIECE;
 	}
+	/* Inside a device's memory a ring would be a second copy of every byte. */
 	if (desc->way == KVK_GPU_AUTO) {
-		desc->way = way_by_rule(gpu, desc);
+		desc->way = desc->kind == KVK_GPU_MEM_NEAR ? KVK_GPU_ZERO_COPY : way_by_rule(gpu, desc);
 	}
-	if (desc->far && desc->way == KVK_GPU_ZERO_COPY) {
+	if (far && desc->way == KVK_GPU_ZERO_COPY) {
 		desc->way = KVK_GPU_STAGED;
 	}
 	/* Without a ring, or with one too small for a layer of a block, there is the link. A ring belongs to all
 	 * streams, so none can capture its work. */
 	if (desc->way == KVK_GPU_STAGED &&
 	    (desc->args.count == 0 || !cut_for_stages(gpu, desc) || !kvk_gpu_ring_is_ready(gpu, desc->copy->dir))) {
-		desc->way = desc->far ? KVK_GPU_COPY_PER_PIECE : KVK_GPU_ZERO_COPY;
+		desc->way = far ? KVK_GPU_COPY_PER_PIECE : KVK_GPU_ZERO_COPY;
 		desc->staged_ranges = 0;
 	}
 }
@@ -299,27 +302,31 @@ static kv_status_t check_copy(const kvk_gpu_copy_t *copy)
 	return KV_OK;
 }
 
-/* As much as fills the link: what is left to the rest is worth more than what a copy no longer gains. */
+/* As much as fills the link: what is left to the rest is worth more than what a copy no longer gains. Inside a device's
+ * memory there is no link, and each SM brings more. */
 static void set_budget(const kvk_gpu_t *gpu, kvk_gpu_copy_desc_t *desc)
 {
 	const kvk_gpu_copy_t *copy = desc->copy;
 	const uint32_t few = desc->args.leaf_bytes < KVK_CHUNK ? KVK_GPU_SMS_SMALL : KVK_GPU_SMS;
 	const int wide = kvk_gpu_link_is_wide(gpu, copy);
 	const uint32_t bytes = copy->max_in_flight ? copy->max_in_flight : wide ? UINT32_MAX : KVK_GPU_MAX_IN_FLIGHT;
-	const uint32_t sms = copy->sms ? copy->sms : gpu->sms ? gpu->sms : wide ? KVK_GPU_SMS_WIDE : few;
+	const uint32_t part = (gpu->sms_all + KVK_GPU_NEAR_PART - 1) / KVK_GPU_NEAR_PART;
+	const uint32_t fill = desc->kind == KVK_GPU_MEM_NEAR ? part : wide ? KVK_GPU_SMS_WIDE : few;
+	const uint32_t sms = copy->sms ? copy->sms : gpu->sms ? gpu->sms : fill;
 
 	desc->sms = sms < gpu->sms_all ? sms : gpu->sms_all;
 	desc->max_in_flight = bytes < UINT32_MAX ? bytes : 0;
 }
 
-kv_status_t kvk_gpu_describe_copy(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, int far, kvk_gpu_copy_desc_t *desc)
+kv_status_t kvk_gpu_describe_copy(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, kvk_gpu_mem_kind_t kind,
+				  kvk_gpu_copy_desc_t *desc)
 {
 	kv_status_t status = check_copy(copy);
 
 	if (status != KV_OK) {
 		return status;
 	}
-	*desc = (kvk_gpu_copy_desc_t){.copy = copy, .far = far};
+	*desc = (kvk_gpu_copy_desc_t){.copy = copy, .kind = kind};
 	status = check_capture(gpu, copy->stream);
 	if (status != KV_OK) {
 		return status;

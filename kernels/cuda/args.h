@@ -11,16 +11,17 @@ typedef struct kvk_gpu_describe_copy {
 	kvk_geometry_t geometry;
 	kvk_gpu_way_t way;
 	uint32_t sms;
-	uint32_t max_in_flight; /* of a scatter over the link; 0: any number of bytes */
-	int digests;            /* some move has leaves */
-	int far;                /* some block lies where no kernel reaches it: only the driver's copies do */
-	uint32_t staged_layers; /* layers a chunk of STAGED takes */
-	uint32_t staged_ranges; /* ceil(layers / staged_layers); other ways: 0 */
-	uint64_t pool_bytes;    /* of a block */
+	uint32_t max_in_flight;  /* of a scatter over the link; 0: any number of bytes */
+	int digests;             /* some move has leaves */
+	kvk_gpu_mem_kind_t kind; /* the hardest to reach of all blocks' */
+	uint32_t staged_layers;  /* layers a chunk of STAGED takes */
+	uint32_t staged_ranges;  /* ceil(layers / staged_layers); other ways: 0 */
+	uint64_t pool_bytes;     /* of a block */
 } kvk_gpu_copy_desc_t;
 
-/* Check a copy and choose its way; `far` as in the desc. KV_ERR_ARG, KV_ERR_UNSUPPORTED. */
-kv_status_t kvk_gpu_describe_copy(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, int far, kvk_gpu_copy_desc_t *desc);
+/* Check a copy and choose its way; `kind` as in the desc. KV_ERR_ARG, KV_ERR_UNSUPPORTED. */
+kv_status_t kvk_gpu_describe_copy(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, kvk_gpu_mem_kind_t kind,
+				  kvk_gpu_copy_desc_t *desc);
 /* What was measured for this cache and a copy of this size; KVK_GPU_AUTO: nothing. */
 kvk_gpu_way_t kvk_gpu_find_way(const kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, uint64_t bytes);
 /* Did the link gain from many SMs and from all the bytes that they can have in flight? */

@@ -45,15 +45,38 @@ static void name_failure(const kvk_cuda_ops_t *cuda, size_t member, int error)
 	kvk_gpu_set_error(KV_ERR_IO, "%s answered %s (%d)", symbols[member / sizeof(int (*)(void))], name, error);
 }
 
-kv_status_t kvk_gpu_check_result(kvk_gpu_t *gpu, size_t member, int error)
+kv_status_t kvk_cuda_check_result(const kvk_cuda_ops_t *cuda, size_t member, int error)
 {
 	if (error == 0) {
 		return KV_OK;
 	}
-	kvk_gpu_add_count(&gpu->counters.failures, 1);
-	name_failure(gpu->cuda, member, error);
+	name_failure(cuda, member, error);
 
 	return error == KVK_CU_OUT_OF_MEMORY ? KV_ERR_NOMEM : KV_ERR_IO;
+}
+
+kv_status_t kvk_cuda_require(const kvk_cuda_ops_t *cuda, const size_t *members, size_t count)
+{
+	for (size_t i = 0; i < count; i++) {
+		void *function;
+
+		memcpy(&function, (const uint8_t *)cuda + members[i], sizeof function);
+		if (!function) {
+			return kvk_gpu_set_error(KV_ERR_UNSUPPORTED, "the CUDA driver is too old: it has no %s",
+						 symbols[members[i] / sizeof function]);
+		}
+	}
+
+	return KV_OK;
+}
+
+kv_status_t kvk_gpu_check_result(kvk_gpu_t *gpu, size_t member, int error)
+{
+	if (error != 0) {
+		kvk_gpu_add_count(&gpu->counters.failures, 1);
+	}
+
+	return kvk_cuda_check_result(gpu->cuda, member, error);
 }
 
 /* An engine may be capturing a graph on another thread. A query of an event, or pinning memory, would invalidate the

@@ -8,8 +8,15 @@
 kv_status_t kvk_gpu_enter(kvk_gpu_t *gpu);
 void kvk_gpu_leave(kvk_gpu_t *gpu);
 
-/* A call of the driver came back with `error`: KV_OK for 0; else it is counted, named for kvk_gpu_last_error(), and
- * KV_ERR_IO (KV_ERR_NOMEM: out of memory). `member`: offset of the function in the table. */
+/* A call of the driver came back with `error`: KV_OK for 0; else it is named for kvk_gpu_last_error(), and KV_ERR_IO
+ * (KV_ERR_NOMEM: out of memory). `member`: offset of the function in the table. */
+kv_status_t kvk_cuda_check_result(const kvk_cuda_ops_t *cuda, size_t member, int error);
+#define KVK_CUDA_CALL(cuda, member, ...)                                                                               \
+	kvk_cuda_check_result(cuda, offsetof(kvk_cuda_ops_t, member), (cuda)->member(__VA_ARGS__))
+/* Has the driver these functions, which it may lack? KV_ERR_UNSUPPORTED: the first that it lacks is named. */
+kv_status_t kvk_cuda_require(const kvk_cuda_ops_t *cuda, const size_t *members, size_t count);
+
+/* kvk_cuda_check_result(), and failures are counted. */
 kv_status_t kvk_gpu_check_result(kvk_gpu_t *gpu, size_t member, int error);
 #define KVK_GPU_CALL(gpu, member, ...)                                                                                 \
 	kvk_gpu_check_result(gpu, offsetof(kvk_cuda_ops_t, member), (gpu)->cuda->member(__VA_ARGS__))

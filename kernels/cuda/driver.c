@@ -18,6 +18,9 @@ static const char *const symbols[] = {
 #define KVK_CUDA_ONE(member, symbol, arguments) +1
 enum { NEEDED = 0 KVK_CUDA_OPS(KVK_CUDA_ONE) };
 _Static_assert(offsetof(kvk_cu_kernel_t, params) == 40 && sizeof(kvk_cu_kernel_t) == 72, "CUDA_KERNEL_NODE_PARAMS_v2");
+_Static_assert(offsetof(kvk_cu_memory_prop_t, flags) == 24 && sizeof(kvk_cu_memory_prop_t) == 32,
+	       "CUmemAllocationProp");
+_Static_assert(offsetof(kvk_cu_access_t, flags) == 8 && sizeof(kvk_cu_access_t) == 12, "CUmemAccessDesc");
 _Static_assert(sizeof(kvk_cuda_ops_t) == sizeof symbols, "a table of functions and nothing else");
 
 /* Fill the table; the name of the first function the library lacks and has to have, or NULL. */

@@ -43,6 +43,7 @@ static kv_status_t find_device(kvk_gpu_t *gpu, int ordinal)
 		return KV_ERR_IO;
 	}
 	gpu->name[sizeof gpu->name - 1] = '\0';
+	kvk_uuid_format(gpu->cuda, gpu->device, gpu->uuid);
 
 	return KV_OK;
 }
@@ -259,6 +260,11 @@ void kvk_gpu_close(kvk_gpu_t *gpu)
 const char *kvk_gpu_describe(const kvk_gpu_t *gpu)
 {
 	return gpu->description;
+}
+
+const char *kvk_gpu_uuid(const kvk_gpu_t *gpu)
+{
+	return gpu->uuid;
 }
 
 /* ---- streams --------------------------------------------------------------------------------- */

@@ -5,6 +5,7 @@
 #include "kvk/gpu.h"
 
 #include "cuda/device/args.h"
+#include "cuda/vmm.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -13,6 +14,7 @@
 #define KVK_GPU_SMS              4u  /* fill the link, */
 #define KVK_GPU_SMS_WIDE         16u /* where they do not, */
 #define KVK_GPU_SMS_SMALL        8u  /* and this many with leaves of less than KVK_CHUNK */
+#define KVK_GPU_NEAR_PART        2u  /* one part in this number of the SMs, inside a device's memory */
 #define KVK_GPU_RING_BYTES       (UINT64_C(128) << 20)
 #define KVK_GPU_STAGES           4u /* of a ring: fewer and larger ones leave the link idle less often */
 #define KVK_GPU_RING_STREAMS     2u /* of a ring: copies, kernels */
@@ -51,9 +53,16 @@
 #define KVK_CU_PRIORITY_LOW  1000
 #define KVK_CU_CAPTURE_OWN   2 /* relaxed: this thread's calls do not invalidate what another one captures */
 
-/* One range of registered memory. */
+/* Where memory is, for the kernels of this device: each kind is harder to reach than those before it. */
+typedef enum kvk_gpu_mem_kind {
+	KVK_GPU_MEM_HOST, /* the CPU can read it */
+	KVK_GPU_MEM_NEAR, /* of a device, and kernels reach it */
+	KVK_GPU_MEM_FAR,  /* of another device, and they do not */
+} kvk_gpu_mem_kind_t;
+
+/* One range of registered or mapped memory. */
 typedef struct kvk_gpu_range {
-	_Atomic uint64_t base, end, device;
+	_Atomic uint64_t base, end, device, kind;
 } kvk_gpu_range_t;
 
 /* Sorted by base. Two of them: readers look in the current one, the writer fills the other and makes it current. */
@@ -75,7 +84,7 @@ struct kvk_gpu_job {
 	kvk_cu_event_t event;
 	_Atomic kvk_gpu_job_state_t state;
 	int refused; /* the driver has taken a part of it */
-	int near;    /* some block lies in a device's memory */
+	int near;    /* some block lies in a device's memory, and kernels reach it */
 	int lost;    /* nothing tells when its copies end: its memory is not used again */
 	kv_status_t status;
 	kvk_gpu_job_t *next; /* free: any order; else by offset in the argument buffer */
@@ -160,6 +169,7 @@ struct kvk_gpu {
 	const kv_env_t *env;
 	int device;
 	int ordinal;
+	char uuid[KVK_UUID_TEXT];
 	kvk_cu_context_t context;
 	kvk_cu_module_t module;
 	kvk_cu_function_t plain[2]; /* by direction; NULL: no kernels */

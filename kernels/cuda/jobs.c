@@ -217,7 +217,7 @@ static void sort_moves(const kvk_gpu_copy_desc_t *desc, kvk_gpu_job_t *job)
 }
 
 /* Addresses of both sides, what was asked for, what is expected. *p_bits: all addresses, or-ed. KV_ERR_ARG: memory
- * nobody sees. KV_ERR_UNREACHABLE: far memory, and it is not planned for. */
+ * nobody sees. KV_ERR_UNREACHABLE: memory that is harder to reach than what was planned for. */
 static kv_status_t fill_job(kvk_gpu_t *gpu, const kvk_gpu_copy_desc_t *desc, kvk_gpu_job_t *job, uint64_t *p_bits)
 {
 	const kvk_gpu_copy_t *copy = desc->copy;
@@ -248,11 +248,13 @@ static kv_status_t fill_job(kvk_gpu_t *gpu, const kvk_gpu_copy_desc_t *desc, kvk
 		if (status != KV_OK) {
 			return status;
 		}
-		if (at == KVK_GPU_MEM_FAR && !desc->far) {
+		if (at > desc->kind) {
 			return KV_ERR_UNREACHABLE;
 		}
 		if (desc->way == KVK_GPU_COPY_PER_PIECE && move->leaves && at != KVK_GPU_MEM_HOST) {
-			return kvk_gpu_set_error(KV_ERR_UNSUPPORTED, "no digests of device memory without kernels");
+			return kvk_gpu_set_error(
+				KV_ERR_UNSUPPORTED,
+				"no kernel makes these digests, and the host cannot read the memory of a device");
 		}
 		job->near |= at == KVK_GPU_MEM_NEAR;
 		job->moves[i].block = i;
@@ -292,7 +294,7 @@ static kv_status_t copy_zero_copy(kvk_gpu_t *gpu, const kvk_gpu_copy_desc_t *des
 		args.leaves = inputs + (job->leaves_at - job->start_at);
 	}
 	args.bad = job->leaves_at ? job->bad_at : 0;
-	if (copy->dir == KVK_GPU_SCATTER) {
+	if (copy->dir == KVK_GPU_SCATTER && desc->kind == KVK_GPU_MEM_HOST) {
 		atomic_store(&gpu->linked, (uintptr_t)copy->stream);
 	}
 
@@ -310,7 +312,7 @@ static void count_copy(kvk_gpu_t *gpu, const kvk_gpu_copy_desc_t *desc)
 			  : desc->way == KVK_GPU_STAGED       ? &c->staged
 							      : &c->zero_copy,
 			  1);
-	kvk_gpu_add_count(&c->far, desc->far != 0);
+	kvk_gpu_add_count(&c->far, desc->kind == KVK_GPU_MEM_FAR);
 }
 
 /* In the context. A failure half way leaves copies on the stream: the job's event tells when they have ended, unless it
@@ -345,10 +347,10 @@ static kv_status_t enqueue_copy(kvk_gpu_t *gpu, const kvk_gpu_copy_desc_t *desc,
 }
 
 /* A desc, and a job that is filled for it. */
-static kv_status_t prepare_job(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, int far, kvk_gpu_copy_desc_t *desc,
-			       kvk_gpu_job_t **p_job, uint64_t *p_bits)
+static kv_status_t prepare_job(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, kvk_gpu_mem_kind_t kind,
+			       kvk_gpu_copy_desc_t *desc, kvk_gpu_job_t **p_job, uint64_t *p_bits)
 {
-	kv_status_t status = kvk_gpu_describe_copy(gpu, copy, far, desc);
+	kv_status_t status = kvk_gpu_describe_copy(gpu, copy, kind, desc);
 	kvk_gpu_job_t *job = NULL;
 	shape_t shape;
 
@@ -379,14 +381,15 @@ kv_status_t kvk_gpu_submit(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, kvk_gpu_j
 	kvk_gpu_copy_desc_t desc;
 	kvk_gpu_job_t *job = NULL;
 	uint64_t bits = 0;
+	kvk_gpu_mem_kind_t kind = copy->count > 0 ? kvk_gpu_guess_kind(gpu, copy->moves[0].data) : KVK_GPU_MEM_HOST;
 	kv_status_t status = kvk_gpu_enter(gpu);
 
 	if (status != KV_OK) {
 		return KV_ERR_IO;
 	}
-	status = prepare_job(gpu, copy, 0, &desc, &job, &bits);
-	if (status == KV_ERR_UNREACHABLE) {
-		status = prepare_job(gpu, copy, 1, &desc, &job, &bits);
+	status = prepare_job(gpu, copy, kind, &desc, &job, &bits);
+	while (status == KV_ERR_UNREACHABLE && kind < KVK_GPU_MEM_FAR) {
+		status = prepare_job(gpu, copy, ++kind, &desc, &job, &bits);
 	}
 	if (status != KV_OK) {
 		goto out_context;

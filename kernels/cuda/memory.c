@@ -1,4 +1,4 @@
-/* Which host memory the device sees, and at what address; the pinned memory that arguments of jobs lie in. */
+/* Which memory the device sees, and at what address; the pinned memory that arguments of jobs lie in. */
 #include "memory.h"
 
 #include "context.h"
@@ -9,11 +9,12 @@
 #define POINTER_START       11 /* of the piece of memory it is in */
 #define MEMORY_TYPE_HOST    1
 
-/* ---- the table of registered ranges ---------------------------------------------------------- */
+/* ---- the table of ranges --------------------------------------------------------------------- */
 
 /* Copy of one range; the fields belong together only if the table's version says so afterwards. */
 typedef struct range {
 	uint64_t base, end, device;
+	uint64_t kind; /* kvk_gpu_mem_kind_t: HOST: registered; NEAR: mapped */
 } range_t;
 
 static range_t range_at(const kvk_gpu_table_t *table, uint32_t i)
@@ -23,7 +24,8 @@ static range_t range_at(const kvk_gpu_table_t *table, uint32_t i)
 	/* Acquire, so that the version is looked at again after them. */
 	return (range_t){.base = atomic_load_explicit(&r->base, memory_order_acquire),
 			 .end = atomic_load_explicit(&r->end, memory_order_acquire),
-			 .device = atomic_load_explicit(&r->device, memory_order_acquire)};
+			 .device = atomic_load_explicit(&r->device, memory_order_acquire),
+			 .kind = atomic_load_explicit(&r->kind, memory_order_acquire)};
 }
 
 /* The first range whose end is above `at`. */
@@ -90,6 +92,7 @@ static void store_range(kvk_gpu_table_t *table, uint32_t i, range_t r)
 	atomic_store_explicit(&table->ranges[i].base, r.base, memory_order_release);
 	atomic_store_explicit(&table->ranges[i].end, r.end, memory_order_release);
 	atomic_store_explicit(&table->ranges[i].device, r.device, memory_order_release);
+	atomic_store_explicit(&table->ranges[i].kind, r.kind, memory_order_release);
 }
 
 /* Make a table without range `without` (UINT32_MAX: with all) and with `added` (NULL: none) current. Under
@@ -123,23 +126,79 @@ static void rewrite_table(kvk_gpu_t *gpu, uint32_t without, const range_t *added
 	atomic_store_explicit(&gpu->current, 1 - current, memory_order_release);
 }
 
-/* ---- registering ----------------------------------------------------------------------------- */
+/* ---- registering and mapping ----------------------------------------------------------------- */
 
-/* In the context, under ranges_lock. */
-static kv_status_t register_range(kvk_gpu_t *gpu, void *base, size_t bytes)
+/* Is there room for this range? Under ranges_lock. */
+static kv_status_t check_range(const kvk_gpu_t *gpu, const range_t *r)
 {
 	const kvk_gpu_table_t *table = &gpu->tables[atomic_load(&gpu->current)];
 	const uint32_t count = atomic_load(&table->count);
-	range_t r = {.base = (uint64_t)(uintptr_t)base, .end = (uint64_t)(uintptr_t)base + bytes};
-	const uint32_t after = first_above(table, count, r.base);
-	kv_status_t status;
-	int error;
+	const uint32_t after = first_above(table, count, r->base);
 
-	if (after < count && range_at(table, after).base < r.end) {
+	if (after < count && range_at(table, after).base < r->end) {
 		return kvk_gpu_set_error(KV_ERR_ARG, "the memory overlaps some that is registered");
 	}
 	if (count == KVK_GPU_MAX_RANGES) {
 		return kvk_gpu_set_error(KV_ERR_LIMIT, "%u ranges are registered: no more are", KVK_GPU_MAX_RANGES);
+	}
+
+	return KV_OK;
+}
+
+/* What has to be undone for a range that is no longer in the table. In the context. */
+static void undo_range(kvk_gpu_t *gpu, const range_t *r)
+{
+	if (r->kind == KVK_GPU_MEM_HOST) {
+		KVK_GPU_CALL(gpu, host_unregister, (void *)(uintptr_t)r->base);
+	} else {
+		if (kvk_vmm_unmap(gpu->cuda, r->device, r->end - r->base) != KV_OK) {
+			kvk_gpu_add_count(&gpu->counters.failures, 1);
+		}
+	}
+}
+
+static _Atomic uint64_t *range_counter(kvk_gpu_t *gpu, const range_t *r)
+{
+	return r->kind == KVK_GPU_MEM_HOST ? &gpu->counters.registered_bytes : &gpu->counters.mapped_bytes;
+}
+
+/* Take the range of this kind that begins here out of the table, and undo it. */
+static void drop_range(kvk_gpu_t *gpu, const void *base, kvk_gpu_mem_kind_t kind)
+{
+	const uint64_t at = (uint64_t)(uintptr_t)base;
+	const int entered = kvk_gpu_enter(gpu) == KV_OK;
+	range_t r = {0};
+
+	pthread_mutex_lock(&gpu->ranges_lock);
+
+	const kvk_gpu_table_t *table = &gpu->tables[atomic_load(&gpu->current)];
+	const uint32_t i = first_above(table, atomic_load(&table->count), at);
+
+	if (i < atomic_load(&table->count)) {
+		r = range_at(table, i);
+	}
+	if (base && r.base == at && r.kind == (uint64_t)kind) {
+		/* First out of sight, then away. */
+		rewrite_table(gpu, i, NULL);
+		undo_range(gpu, &r);
+		atomic_fetch_sub_explicit(range_counter(gpu, &r), r.end - r.base, memory_order_relaxed);
+	}
+	pthread_mutex_unlock(&gpu->ranges_lock);
+	if (entered) {
+		kvk_gpu_leave(gpu);
+	}
+}
+
+/* In the context, under ranges_lock. */
+static kv_status_t register_range(kvk_gpu_t *gpu, void *base, size_t bytes)
+{
+	range_t r = {
+		.base = (uint64_t)(uintptr_t)base, .end = (uint64_t)(uintptr_t)base + bytes, .kind = KVK_GPU_MEM_HOST};
+	kv_status_t status = check_range(gpu, &r);
+	int error;
+
+	if (status != KV_OK) {
+		return status;
 	}
 	error = gpu->cuda->host_register(base, bytes, KVK_CU_HOST_MAPPED);
 	status = kvk_gpu_check_result(gpu, offsetof(kvk_cuda_ops_t, host_register), error);
@@ -155,7 +214,7 @@ static kv_status_t register_range(kvk_gpu_t *gpu, void *base, size_t bytes)
 		return status;
 	}
 	rewrite_table(gpu, UINT32_MAX, &r);
-	kvk_gpu_add_count(&gpu->counters.registered_bytes, bytes);
+	kvk_gpu_add_count(range_counter(gpu, &r), bytes);
 
 	return KV_OK;
 }
@@ -182,28 +241,84 @@ kv_status_t kvk_gpu_register(kvk_gpu_t *gpu, void *base, size_t bytes)
 
 void kvk_gpu_unregister(kvk_gpu_t *gpu, void *base)
 {
-	const uint64_t at = (uint64_t)(uintptr_t)base;
-	const int entered = kvk_gpu_enter(gpu) == KV_OK;
-	range_t r = {0};
+	drop_range(gpu, base, KVK_GPU_MEM_HOST);
+}
+
+/* In the context. The mapping alone keeps the memory: a handle that stays would keep it after the mapping, too. */
+static kv_status_t import_memory(const kvk_gpu_t *gpu, int fd, size_t bytes, kvk_cu_ptr_t *p_at)
+{
+	kvk_cu_memory_t memory = 0;
+	kvk_cu_ptr_t at = 0;
+	kv_status_t status =
+		KVK_CUDA_CALL(gpu->cuda, mem_import, &memory, (void *)(uintptr_t)(unsigned)fd, KVK_CU_HANDLE_FD);
+
+	if (status != KV_OK) {
+		return status;
+	}
+	status = kvk_vmm_map(gpu->cuda, memory, bytes, gpu->ordinal, &at);
+	if (KVK_CUDA_CALL(gpu->cuda, mem_release, memory) != KV_OK && status == KV_OK) {
+		(void)kvk_vmm_unmap(gpu->cuda, at, bytes);
+		status = KV_ERR_IO;
+	}
+	if (status == KV_OK) {
+		*p_at = at;
+	}
+
+	return status;
+}
+
+/* In the context. */
+static kv_status_t map_range(kvk_gpu_t *gpu, int fd, size_t bytes, void **p_base)
+{
+	kvk_cu_ptr_t at = 0;
+	kv_status_t status = import_memory(gpu, fd, bytes, &at);
+
+	if (status != KV_OK) {
+		kvk_gpu_add_count(&gpu->counters.failures, 1);
+		return status;
+	}
+
+	const range_t r = {.base = at, .end = at + bytes, .device = at, .kind = KVK_GPU_MEM_NEAR};
 
 	pthread_mutex_lock(&gpu->ranges_lock);
-
-	const kvk_gpu_table_t *table = &gpu->tables[atomic_load(&gpu->current)];
-	const uint32_t i = first_above(table, atomic_load(&table->count), at);
-
-	if (i < atomic_load(&table->count)) {
-		r = range_at(table, i);
-	}
-	if (base && r.base == at) {
-		/* First out of sight, then away. */
-		rewrite_table(gpu, i, NULL);
-		KVK_GPU_CALL(gpu, host_unregister, base);
-		atomic_fetch_sub_explicit(&gpu->counters.registered_bytes, r.end - r.base, memory_order_relaxed);
+	status = check_range(gpu, &r);
+	if (status == KV_OK) {
+		rewrite_table(gpu, UINT32_MAX, &r);
+		kvk_gpu_add_count(range_counter(gpu, &r), bytes);
 	}
 	pthread_mutex_unlock(&gpu->ranges_lock);
-	if (entered) {
-		kvk_gpu_leave(gpu);
+	if (status != KV_OK) {
+		undo_range(gpu, &r);
+		return status;
 	}
+	*p_base = (void *)(uintptr_t)at;
+
+	return KV_OK;
+}
+
+kv_status_t kvk_gpu_map(kvk_gpu_t *gpu, int fd, size_t bytes, void **p_base)
+{
+	kv_status_t status;
+
+	if (fd < 0 || bytes == 0) {
+		return kvk_gpu_set_error(KV_ERR_ARG, "there is no memory to map");
+	}
+	status = kvk_vmm_check(gpu->cuda);
+	if (status == KV_OK) {
+		status = kvk_gpu_enter(gpu);
+	}
+	if (status != KV_OK) {
+		return status;
+	}
+	status = map_range(gpu, fd, bytes, p_base);
+	kvk_gpu_leave(gpu);
+
+	return status;
+}
+
+void kvk_gpu_unmap(kvk_gpu_t *gpu, void *base)
+{
+	drop_range(gpu, base, KVK_GPU_MEM_NEAR);
 }
 
 int kvk_gpu_is_registered(const kvk_gpu_t *gpu, const void *at, size_t bytes)
@@ -330,11 +445,18 @@ kv_status_t kvk_gpu_translate(kvk_gpu_t *gpu, const void *at, size_t bytes, uint
 	}
 	if (find_range(gpu, at, bytes, &r)) {
 		*p_address = r.device + ((uint64_t)(uintptr_t)at - r.base);
-		*p_kind = KVK_GPU_MEM_HOST;
+		*p_kind = (kvk_gpu_mem_kind_t)r.kind;
 		return KV_OK;
 	}
 
 	return ask_driver(gpu, at, bytes, p_address, p_kind);
+}
+
+kvk_gpu_mem_kind_t kvk_gpu_guess_kind(const kvk_gpu_t *gpu, const void *at)
+{
+	range_t r;
+
+	return find_range(gpu, at, 1, &r) ? (kvk_gpu_mem_kind_t)r.kind : KVK_GPU_MEM_HOST;
 }
 
 int kvk_gpu_is_contiguous(kvk_gpu_t *gpu, const void *at, size_t bytes)
@@ -403,7 +525,9 @@ void kvk_gpu_memory_fini(kvk_gpu_t *gpu)
 	const uint32_t count = atomic_load(&table->count);
 
 	for (uint32_t i = 0; i < count; i++) {
-		KVK_GPU_CALL(gpu, host_unregister, (void *)(uintptr_t)range_at(table, i).base);
+		const range_t r = range_at(table, i);
+
+		undo_range(gpu, &r);
 	}
 	KVK_GPU_CALL(gpu, host_free, gpu->arg_buffer);
 	pthread_mutex_destroy(&gpu->ranges_lock);

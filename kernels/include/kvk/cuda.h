@@ -93,6 +93,38 @@ typedef struct kvk_cu_copy_kind {
 #define KVK_CU_COPY_IN_ORDER    1
 #define KVK_CU_COPY_BESIDE_WORK 1u /* flag: rather not by the SMs */
 
+/* Memory that has no address yet (CUmemGenericAllocationHandle), and what the driver is asked for of it. */
+typedef uint64_t kvk_cu_memory_t;
+typedef struct kvk_cu_location {
+	int type; /* KVK_CU_LOCATION_DEVICE */
+	int id;   /* ordinal of the device */
+} kvk_cu_location_t;
+#define KVK_CU_LOCATION_DEVICE 1
+typedef struct kvk_cu_memory_prop {
+	int type;         /* KVK_CU_MEMORY_PINNED */
+	int handle_types; /* KVK_CU_HANDLE_FD: it can be exported as a descriptor */
+	kvk_cu_location_t location;
+	void *windows; /* NULL */
+	struct {
+		unsigned char compression, rdma;
+		unsigned short usage;
+		unsigned char reserved[4];
+	} flags; /* 0 */
+} kvk_cu_memory_prop_t;
+#define KVK_CU_MEMORY_PINNED 1
+#define KVK_CU_HANDLE_FD     1
+/* Who may use a mapping. */
+typedef struct kvk_cu_access {
+	kvk_cu_location_t location;
+	int flags; /* KVK_CU_ACCESS_READ_WRITE */
+} kvk_cu_access_t;
+#define KVK_CU_ACCESS_READ_WRITE 3
+#define KVK_CU_GRAIN_BEST        1 /* of mem_grain: the one with which memory is fastest */
+
+typedef struct kvk_cu_uuid {
+	unsigned char bytes[16];
+} kvk_cu_uuid_t;
+
 /* A kernel as a node of a graph. The parameters are copied when it is given. */
 typedef struct kvk_cu_kernel {
 	kvk_cu_function_t function;
@@ -116,7 +148,27 @@ typedef struct kvk_cu_kernel {
 	X(graph_change, cuGraphExecKernelNodeSetParams_v2,                                                             \
 	  (kvk_cu_exec_t exec, kvk_cu_node_t node, const kvk_cu_kernel_t *kernel)) /* of launches to come */           \
 	X(graph_launch, cuGraphLaunch, (kvk_cu_exec_t exec, kvk_cu_stream_t stream))                                   \
-	X(graph_drop, cuGraphExecDestroy, (kvk_cu_exec_t exec))
+	X(graph_drop, cuGraphExecDestroy, (kvk_cu_exec_t exec))                                                        \
+	X(device_uuid, cuDeviceGetUuid_v2, (kvk_cu_uuid_t * p_uuid, int device)) /* 11.4 */                            \
+	X(mem_info, cuMemGetInfo_v2, (size_t * p_free, size_t * p_bytes))                                              \
+	X(mem_set, cuMemsetD8_v2, (kvk_cu_ptr_t at, unsigned char byte, size_t bytes)) /* does not wait for its end */ \
+	X(context_wait, cuCtxSynchronize, (void))                                                                      \
+	/* Memory apart from its addresses: 10.2. */                                                                   \
+	X(mem_create, cuMemCreate,                                                                                     \
+	  (kvk_cu_memory_t * p_memory, size_t bytes, const kvk_cu_memory_prop_t *prop, unsigned long long flags))      \
+	X(mem_release, cuMemRelease, (kvk_cu_memory_t memory)) /* mappings and exports keep it */                      \
+	X(mem_export, cuMemExportToShareableHandle,                                                                    \
+	  (void *p_fd, kvk_cu_memory_t memory, int handle_type, unsigned long long flags))                             \
+	X(mem_import, cuMemImportFromShareableHandle,                                                                  \
+	  (kvk_cu_memory_t * p_memory, void *fd, int handle_type)) /* the descriptor stays the caller's */             \
+	X(mem_reserve, cuMemAddressReserve,                                                                            \
+	  (kvk_cu_ptr_t * p_at, size_t bytes, size_t alignment, kvk_cu_ptr_t wanted, unsigned long long flags))        \
+	X(mem_unreserve, cuMemAddressFree, (kvk_cu_ptr_t at, size_t bytes))                                            \
+	X(mem_map, cuMemMap,                                                                                           \
+	  (kvk_cu_ptr_t at, size_t bytes, size_t offset, kvk_cu_memory_t memory, unsigned long long flags))            \
+	X(mem_unmap, cuMemUnmap, (kvk_cu_ptr_t at, size_t bytes))                                                      \
+	X(mem_access, cuMemSetAccess, (kvk_cu_ptr_t at, size_t bytes, const kvk_cu_access_t *access, size_t count))    \
+	X(mem_grain, cuMemGetAllocationGranularity, (size_t * p_bytes, const kvk_cu_memory_prop_t *prop, int which))
 
 typedef struct kvk_cuda_ops {
 #define KVK_CUDA_MEMBER(member, symbol, arguments) int(*member) arguments;

@@ -4,7 +4,7 @@
  * A kvk_gpu_t is one device as one process sees it, in the device's primary context (the one frameworks use). Copies
  * are submitted to a stream, run there in the stream's order, and are asked about afterwards: nothing here synchronises
  * a stream or the device, and nothing waits but kvk_gpu_wait(). The pool side of a copy is host memory made known with
- * kvk_gpu_register(), or memory of this or of a peer device.
+ * kvk_gpu_register(), memory of a GPU mapped with kvk_gpu_map(), or other memory of this or of a peer device.
  *
  *   ZERO_COPY   the kernel reads and writes pool pages over the link: any range of heads and layers, smallest units,
  *               some SMs
@@ -18,7 +18,8 @@
  *
  * A way that cannot be had becomes the next best: COPY_PER_PIECE in those cases; STAGED, else COPY_PER_PIECE, for a
  * peer's memory that this device has no access to; ZERO_COPY for STAGED without device memory for a ring, or with a
- * layer of a block that is larger than a sixteenth of it. kvk_gpu_describe(), the log and the counters say so.
+ * layer of a block that is larger than a sixteenth of it. kvk_gpu_describe(), the log and the counters say so. AUTO
+ * takes ZERO_COPY for memory of a GPU that kernels reach: this one's, or a peer's over their link.
  *
  * Threads: every function may be called from any thread; a job belongs to one thread at a time. Not fork-safe.
  */
@@ -34,7 +35,8 @@ typedef struct kvk_gpu kvk_gpu_t;
 typedef struct kvk_gpu_job kvk_gpu_job_t;
 
 typedef enum kvk_gpu_way {
-	KVK_GPU_AUTO = 0, /* what was fastest when the device was measured (kvk_gpu_measure), else by a rule */
+	KVK_GPU_AUTO = 0, /* ZERO_COPY in a GPU's memory; of host memory what was fastest when the device was measured
+			     (kvk_gpu_measure), else by a rule */
 	KVK_GPU_ZERO_COPY = 1,
 	KVK_GPU_STAGED = 2,
 	KVK_GPU_COPY_PER_PIECE = 3,
@@ -61,17 +63,29 @@ const char *kvk_gpu_last_error(void);
 /* "NVIDIA H200, driver 13000, zero copy and staged": for logs and status. Valid until close. */
 const char *kvk_gpu_describe(const kvk_gpu_t *gpu);
 
-/* ---- host memory ----------------------------------------------------------------------------- */
+/* "GPU-8-4-4-4-12", lower case, as nvidia-smi prints it: the device by the name that all processes know it by. "": the
+ * driver cannot say. Valid until close. */
+const char *kvk_gpu_uuid(const kvk_gpu_t *gpu);
+
+/* ---- memory that is copied from and to ------------------------------------------------------- */
 
 /* Make host memory known to the device, for as long as it stays mapped here: pins it. 0.035 s/GiB on huge pages, 0.6 on
  * small ones. KV_ERR_LIMIT: the kernel refuses to pin so much (memlock); KV_ERR_IO. Ranges do not overlap. */
 kv_status_t kvk_gpu_register(kvk_gpu_t *gpu, void *base, size_t bytes);
 /* Before it is unmapped. Waits for nothing: no job may use it. */
 void kvk_gpu_unregister(kvk_gpu_t *gpu, void *base);
-/* Does the device see all of these bytes? Lock-free against copies. */
+/* Give memory of a GPU, this one or a peer, an address for the copies of this one: *p_base, which the CPU must not use.
+ * `fd`: a descriptor that the CUDA driver exported, which stays the caller's and may be closed at once; `bytes`: all of
+ * it. The memory lives at least until it is unmapped here. KV_ERR_ARG; KV_ERR_UNSUPPORTED: the driver has no such
+ * calls; KV_ERR_LIMIT: too many ranges; KV_ERR_NOMEM; KV_ERR_IO: the driver refuses (the descriptor is of something
+ * else or of another size, or this device does not reach the peer). After a failure nothing is mapped or kept. */
+kv_status_t kvk_gpu_map(kvk_gpu_t *gpu, int fd, size_t bytes, void **p_base);
+/* Waits for nothing: no job may use it. */
+void kvk_gpu_unmap(kvk_gpu_t *gpu, void *base);
+/* Does the device see all of these bytes (registered or mapped, in one piece)? Lock-free against copies. */
 int kvk_gpu_is_registered(const kvk_gpu_t *gpu, const void *at, size_t bytes);
-/* Where the device sees it: a paged cache in registered memory is described with such addresses. KV_ERR_ARG: it does
- * not. */
+/* Where the device sees registered or mapped memory: a paged cache in registered memory is described with such
+ * addresses. KV_ERR_ARG: it does not. */
 kv_status_t kvk_gpu_address(kvk_gpu_t *gpu, const void *at, size_t bytes, kvk_cu_ptr_t *p_address);
 
 /* ---- copies ---------------------------------------------------------------------------------- */
@@ -87,10 +101,10 @@ typedef struct kvk_gpu_copy {
 	const kvk_layout_t *layout; /* read during the call only, as is everything else here but the memory copied */
 	const kvk_paged_t *paged;   /* base[]: device addresses of this device */
 	uint32_t layer, layers;     /* range within the paged cache's layers; layers 0: all of them */
-	/* `data`: pool block, in registered host memory, or in memory the driver knows: pinned by others, of this
-	 * device, of a peer. `leaves`: expected digests of a scatter (read during the call), room for those of a gather
-	 * (written by the poll that says OK). Layout of leaves as in kvk/move.h, of all the layers the cache holds,
-	 * whatever the range. */
+	/* `data`: pool block, in registered host memory, in mapped memory of a GPU, or in memory the driver knows:
+	 * pinned by others, of this device, of a peer. `leaves`: expected digests of a scatter (read during the call),
+	 * room for those of a gather (written by the poll that says OK). Layout of leaves as in kvk/move.h, of all the
+	 * layers the cache holds, whatever the range. */
 	const kvk_move_t *moves;
 	uint32_t count;
 	/* How many moves AUTO counts: these and those of neighbouring jobs, right before and behind on the stream. 0:
@@ -99,11 +113,11 @@ typedef struct kvk_gpu_copy {
 	/* And this many of them come behind this job: a scatter that is not the last need not end in small chunks,
 	 * whose kernels leave the link idle. */
 	uint32_t rest;
-	uint32_t sms; /* budget; 0: the device's */
-	/* Of a scatter that reads host memory with a kernel: bytes on their way over the link at a time, 4 KiB a warp
-	 * at least; 0: 256 KiB, or as measured; UINT32_MAX: any number. More than the link's rate times its latency
-	 * bring nothing: they wait in front of it, and with them all else that the device reads there, an engine's
-	 * launches first of all. */
+	uint32_t sms; /* budget; 0: the device's, and half of all where blocks lie in a GPU's memory */
+	/* Of a scatter that reads nothing but host memory, with a kernel: bytes on their way over the link at a time, 4
+	 * KiB a warp at least; 0: 256 KiB, or as measured; UINT32_MAX: any number. More than the link's rate times its
+	 * latency bring nothing: they wait in front of it, and with them all else that the device reads there, an
+	 * engine's launches first of all. */
 	uint32_t max_in_flight;
 	/* Of a scatter: nothing that the stream has still to do writes these blocks in the pool, so they may be read
 	 * before it has come to the copy. The cache is written in the stream's order in any case. */
@@ -113,7 +127,8 @@ typedef struct kvk_gpu_copy {
 
 /* Enqueue on the stream. KV_ERR_ARG: a block id out of range or memory the device does not see (nothing is enqueued);
  * KV_ERR_BUSY: all jobs are taken; KV_ERR_LIMIT: more leaves than a job has memory for (4 million): take it in parts;
- * KV_ERR_UNSUPPORTED: digests of device memory without kernels, or a stream that is being captured (decision 035);
+ * KV_ERR_UNSUPPORTED: digests of a GPU's memory that no kernel makes (none here, or leaves of 240 bytes and less), or a
+ * stream that is being captured (decision 035);
  * KV_ERR_IO: the driver refuses, and nothing will tell when what it has taken ends (that it took a part otherwise: the
  * poll says so). count may be 0. */
 kv_status_t kvk_gpu_submit(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, kvk_gpu_job_t **p_job);
@@ -181,7 +196,8 @@ kv_status_t kvk_gpu_measure(kvk_gpu_t *gpu, const kvk_layout_t *layout, const kv
 	X(corrupt, "blocks whose digest did not agree")                                                                \
 	X(busy, "copies refused because all jobs were taken")                                                          \
 	X(failures, "calls the driver refused")                                                                        \
-	X(registered_bytes, "bytes of host memory known to the device, now")
+	X(registered_bytes, "bytes of host memory known to the device, now")                                           \
+	X(mapped_bytes, "bytes of GPU memory mapped, now")
 typedef struct kvk_gpu_stats {
 #define KVK_GPU_STAT(name, help) uint64_t name;
 	KVK_GPU_STATS(KVK_GPU_STAT)
