@@ -4,6 +4,7 @@
 #include "io/http.h"
 #include "io/loop.h"
 #include "io/members/join.h"
+#include "io/members/slabs.h"
 #include "io/net.h"
 #include "io/sessions/listener.h"
 #include "io/sessions/receive.h"
@@ -72,7 +73,7 @@ static kv_status_t open_http(kvd_host_t *host, char *detail, size_t cap)
 static void ready(kvd_host_t *host)
 {
 	host->own_fds = kvd_process_count_fds();
-	host->own_slabs = kvs_pool_slabs_held(host->cpu);
+	host->own_slabs = kvd_slabs_count_held(host);
 	atomic_store(&host->health.ready, 1);
 	kv_log(KV_LOG_INFO, "main", "ready: version %s run_dir %s namespaces %s disk %s restarts %u", KVD_VERSION,
 	       host->options->run_dir, host->options->namespaces,

@@ -111,16 +111,16 @@ static int check_caps(kvd_core_t *core, char *why, size_t cap)
 {
 	for (uint32_t i = core->instance_list.head; i != KVD_NONE; i = kvd_instance_at(core, i)->of_core.next) {
 		const kvd_instance_rec_t *instance = kvd_instance_at(core, i);
-		uint64_t pinned = 0;
+		uint64_t pinned = 0,
+			 counted = instance->pinned_bytes[KVD_HOST_MEM] + instance->pinned_bytes[KVD_GPU_MEM];
 
 		for (uint32_t l = instance->leases.head; l != KVD_NONE;
 		     l = ((kvd_lease_t *)kvd_obj_at(&core->leases, l))->of_instance.next) {
 			pinned += ((kvd_lease_t *)kvd_obj_at(&core->leases, l))->bytes;
 		}
-		if (pinned != instance->pinned_bytes || !kvd_extent_alloc_check(&instance->extent_alloc)) {
-			snprintf(why, cap, "instance %s: pinned %llu of %llu unfinished %llu", instance->name,
-				 (unsigned long long)pinned, (unsigned long long)instance->pinned_bytes,
-				 (unsigned long long)instance->unfinished_bytes);
+		if (pinned != counted || !kvd_extent_alloc_check(&instance->extent_alloc)) {
+			snprintf(why, cap, "instance %s: pinned %llu of %llu", instance->name,
+				 (unsigned long long)pinned, (unsigned long long)counted);
 			return 0;
 		}
 	}
@@ -141,18 +141,34 @@ static void sum_namespace(kvd_core_t *core, uint32_t ns, kvd_ns_t *sum)
 		sum->blocks += tree->blocks;
 		for (uint32_t n = tree->children.head; n != KVD_NONE; n = kvd_index_next_run(&core->ix, n)) {
 			const kvd_pinned_t *pinned = kvd_node_at(&core->ix, n)->pinned;
-			uint64_t slot_bytes = core->classes[tree->slot_class].slot_bytes;
+			const kvd_class_t *class = &core->classes[tree->slot_class];
+			uint64_t slot_bytes = class->slot_bytes;
 
 			sum->pinned_blocks += pinned[KVD_PINS_ALL].blocks;
-			sum->pinned_bytes += pinned[KVD_PINS_ALL].blocks * slot_bytes;
+			sum->pinned_bytes[kvd_mem_kind(class)] += pinned[KVD_PINS_ALL].blocks * slot_bytes;
 			sum->handover_bytes += pinned[KVD_PINS_HANDOVER].blocks * slot_bytes;
 		}
 	}
 	for (uint32_t i = core->instance_list.head; i != KVD_NONE; i = kvd_instance_at(core, i)->of_core.next) {
 		const kvd_instance_rec_t *instance = kvd_instance_at(core, i);
 
-		sum->unfinished_bytes += instance->ns == ns ? instance->unfinished_bytes : 0;
+		for (kvd_mem_kind_t kind = 0; kind < KVD_MEM_KINDS; kind++) {
+			sum->unfinished_bytes[kind] += instance->ns == ns ? instance->unfinished_bytes[kind] : 0;
+		}
 	}
+}
+
+static int are_shares_kept(const kvd_core_t *core, uint32_t n, const kvd_ns_t *sum)
+{
+	const kvd_ns_t *ns = core->ns[n];
+
+	return sum->blocks == ns->blocks && sum->pinned_blocks == ns->pinned_blocks &&
+	       memcmp(sum->pinned_bytes, ns->pinned_bytes, sizeof ns->pinned_bytes) == 0 &&
+	       memcmp(sum->unfinished_bytes, ns->unfinished_bytes, sizeof ns->unfinished_bytes) == 0 &&
+	       sum->handover_bytes == ns->handover_bytes &&
+	       ns->handover_bytes + ns->tail_bytes <= kvd_share_handover_max(core, n) &&
+	       kvd_share_irreclaimable(core, n, KVD_HOST_MEM) <= ns->share[KVD_SHARE_CPU] &&
+	       kvd_share_irreclaimable(core, n, KVD_GPU_MEM) <= ns->share[KVD_SHARE_GPU];
 }
 
 static int check_shares(kvd_core_t *core, char *why, size_t cap)
@@ -162,19 +178,20 @@ static int check_shares(kvd_core_t *core, char *why, size_t cap)
 		kvd_ns_t sum = {0};
 
 		sum_namespace(core, n, &sum);
-		if (sum.blocks != ns->blocks || sum.pinned_blocks != ns->pinned_blocks ||
-		    sum.pinned_bytes != ns->pinned_bytes || sum.unfinished_bytes != ns->unfinished_bytes ||
-		    sum.handover_bytes != ns->handover_bytes ||
-		    ns->handover_bytes + ns->tail_bytes > kvd_share_handover_max(core, n) ||
-		    kvd_share_irreclaimable(core, n) > ns->share[KVD_SHARE_CPU]) {
+		if (!are_shares_kept(core, n, &sum)) {
 			snprintf(why, cap,
 				 "namespace %u: blocks %llu of %llu, pinned %llu of %llu, unfinished %llu of %llu, "
-				 "handed over %llu of %llu, share %llu",
+				 "handed over %llu of %llu, share %llu; in GPUs pinned %llu of %llu, share %llu",
 				 n, (unsigned long long)sum.blocks, (unsigned long long)ns->blocks,
-				 (unsigned long long)sum.pinned_bytes, (unsigned long long)ns->pinned_bytes,
-				 (unsigned long long)sum.unfinished_bytes, (unsigned long long)ns->unfinished_bytes,
+				 (unsigned long long)sum.pinned_bytes[KVD_HOST_MEM],
+				 (unsigned long long)ns->pinned_bytes[KVD_HOST_MEM],
+				 (unsigned long long)sum.unfinished_bytes[KVD_HOST_MEM],
+				 (unsigned long long)ns->unfinished_bytes[KVD_HOST_MEM],
 				 (unsigned long long)sum.handover_bytes, (unsigned long long)ns->handover_bytes,
-				 (unsigned long long)ns->share[KVD_SHARE_CPU]);
+				 (unsigned long long)ns->share[KVD_SHARE_CPU],
+				 (unsigned long long)sum.pinned_bytes[KVD_GPU_MEM],
+				 (unsigned long long)ns->pinned_bytes[KVD_GPU_MEM],
+				 (unsigned long long)ns->share[KVD_SHARE_GPU]);
 			return 0;
 		}
 	}

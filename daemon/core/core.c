@@ -190,6 +190,11 @@ static int is_disk_off(const kvd_core_t *core)
 	return disk && kvs_readable(disk, (kvs_loc_t){.slot = KV_SLOT_NONE}) == KV_ERR_TIER_OFF;
 }
 
+static int is_in_gpu_memory(const kvd_core_t *core, const kvd_tree_t *tree)
+{
+	return tree->slot_class != KVD_NONE && core->classes[tree->slot_class].memory > 0;
+}
+
 /* Byte of a key in the answer, and the leases that end at its block. */
 static uint8_t explain_key(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint8_t group, uint32_t *p_leases)
 {
@@ -207,6 +212,9 @@ static uint8_t explain_key(kvd_core_t *core, uint32_t tree, const kv_key_t *key,
 		c = pin->of_block.next;
 	}
 	in = kvd_tiers_of(&core->ix, kvd_block_at(&core->ix, id));
+	if ((in & KV_TIER_CPU) && is_in_gpu_memory(core, kvd_tree_at(&core->ix, tree))) {
+		in = KV_TIER_GPU;
+	}
 
 	return pending | in | (shown == KVD_NONE || (in == KV_TIER_DISK && is_disk_off(core)) ? KV_TIER_UNREADABLE : 0);
 }
@@ -430,7 +438,9 @@ static void update_ns_gauges(kvd_core_t *core, uint32_t n)
 	kv_ns_metric_set(m, n, KV_NM_CPU_MAX_BYTES, max_share_of(core, n, KVD_SHARE_CPU));
 	kv_ns_metric_set(m, n, KV_NM_DISK_MAX_BYTES, max_share_of(core, n, KVD_SHARE_DISK));
 	kv_ns_metric_set(m, n, KV_NM_BLOCKS_MAX, max_share_of(core, n, KVD_SHARE_INDEX));
-	kv_ns_metric_set(m, n, KV_NM_IRRECLAIMABLE_BYTES, kvd_share_irreclaimable(core, n));
+	kv_ns_metric_set(m, n, KV_NM_IRRECLAIMABLE_BYTES, kvd_share_irreclaimable(core, n, KVD_HOST_MEM));
+	kv_ns_metric_set(m, n, KV_NM_GPU_BYTES, kvd_share_used(core, n, KVD_SHARE_GPU));
+	kv_ns_metric_set(m, n, KV_NM_GPU_SHARE_BYTES, kvd_share_of(core, n, KVD_SHARE_GPU));
 	kv_ns_metric_set(m, n, KV_NM_HANDOVERS, core->ns[n]->handovers);
 	kv_ns_metric_set(m, n, KV_NM_HANDOVER_BYTES, core->ns[n]->handover_bytes + core->ns[n]->tail_bytes);
 }
@@ -438,7 +448,7 @@ static void update_ns_gauges(kvd_core_t *core, uint32_t n)
 static void update_gauges(kvd_core_t *core)
 {
 	kv_metrics_t *m = core->world.metrics;
-	uint64_t spaces = 0, handed_over = 0, in[KVD_TIERS] = {0, 0};
+	uint64_t spaces = 0, handed_over = 0, in_gpus = 0, in[KVD_TIERS] = {0, 0};
 
 	for (uint32_t n = 0; n < core->ns_count; n++) {
 		spaces += core->ns[n]->space_count;
@@ -448,7 +458,8 @@ static void update_gauges(kvd_core_t *core)
 	for (uint32_t id = 0; id < core->ix.trees.made; id++) {
 		const kvd_tree_t *tree = kvd_tree_at(&core->ix, id);
 
-		in[KVD_CPU] += tree->live && !tree->hidden ? tree->in[KVD_CPU] : 0;
+		*(is_in_gpu_memory(core, tree) ? &in_gpus : &in[KVD_CPU]) +=
+			tree->live && !tree->hidden ? tree->in[KVD_CPU] : 0;
 		in[KVD_DISK] += tree->live && !tree->hidden ? tree->in[KVD_DISK] : 0;
 	}
 	if (core->ns_count > 0) { /* one namespace a call: to count all of them takes long */
@@ -456,6 +467,7 @@ static void update_gauges(kvd_core_t *core)
 	}
 	kv_metric_set(m, KV_M_SPACES, spaces);
 	kv_metric_set(m, KV_M_BLOCKS_CPU, in[KVD_CPU]);
+	kv_metric_set(m, KV_M_BLOCKS_GPU, in_gpus);
 	kv_metric_set(m, KV_M_BLOCKS_DISK, in[KVD_DISK]);
 	kv_metric_set(m, KV_M_BLOCKS, core->ix.blocks.used);
 	kv_metric_set(m, KV_M_INSTANCES, core->instances.used);

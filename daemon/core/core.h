@@ -125,14 +125,23 @@ uint64_t kvd_mirror_bytes(const kvd_core_config_t *config);
 /* `mirror`: zeroed, page-aligned memory of kvd_mirror_bytes(), shared with clients by the host. */
 kv_status_t kvd_namespace_add(kvd_core_t *core, const char *name, void *mirror, uint32_t *p_ns);
 /* What a namespace has a share of (share.h). */
-typedef enum kvd_resource { KVD_SHARE_CPU, KVD_SHARE_DISK, KVD_SHARE_INDEX, KVD_SHARES } kvd_resource_t;
-/* Bytes of the two tiers, blocks of the index. `given` 0, the value without this call: an equal part of what the other
+typedef enum kvd_resource {
+	KVD_SHARE_CPU,
+	KVD_SHARE_DISK,
+	KVD_SHARE_INDEX,
+	KVD_SHARE_GPU, /* of all GPUs together */
+	KVD_SHARES
+} kvd_resource_t;
+/* Bytes of the tiers, blocks of the index. `given` 0, the value without this call: an equal part of what the other
  * namespaces were not given. `max`: what the namespace never exceeds, borrowed or not, nor its share; 0: no maximum.
  * KV_ERR_ARG: no such namespace. */
 typedef struct kvd_parts {
 	uint64_t given[KVD_SHARES], max[KVD_SHARES];
 } kvd_parts_t;
 kv_status_t kvd_namespace_share(kvd_core_t *core, uint32_t ns, const kvd_parts_t *parts);
+/* The memory of a GPU (kvs/pool.h), which the CPU tier given to the core must be able to take (kvs/memories.h): spaces
+ * can be opened in it from now on. Stays the host's until the core is destroyed. KV_ERR_LIMIT, KV_ERR_UNSUPPORTED. */
+kv_status_t kvd_core_add_memory(kvd_core_t *core, kvs_tier_t *pool, uint32_t *p_memory);
 /* Take in what the disk tier has kept. Call once, after all namespaces are there and before members join. Spaces appear
  * when they are opened; until then their blocks wait under their root digest. */
 kv_status_t kvd_core_recover(kvd_core_t *core);
@@ -199,6 +208,7 @@ typedef struct kvd_space_open {
 	kvs_geometry_t geometry; /* of the blocks of all groups */
 	const char *layout;      /* NUL-terminated */
 	const char *lora;        /* NULL: none */
+	uint32_t memory;         /* that its blocks lie in; 0: host memory and disk, else kvd_core_add_memory() */
 } kvd_space_open_t;
 typedef struct kvd_space_info {
 	uint32_t space;

@@ -35,6 +35,7 @@ struct kvd_core {
 	kvs_tier_t *coming; /* the disk tier while its blocks are taken in, and tier[KVD_DISK] is still NULL */
 	kvd_recovery_t recovery;
 	const kvd_policy_ops_t *policy;
+	uint32_t gpu_memories; /* memories 1 .. of the CPU tier */
 
 	kvd_index_t ix;
 	kvd_ns_t *ns[KVD_MAX_NAMESPACES];
@@ -137,6 +138,12 @@ static inline int kvd_callback_enter(kvd_core_t *core)
 static inline kvs_tier_t *kvd_disk(const kvd_core_t *core)
 {
 	return core->coming ? core->coming : core->tier[KVD_DISK];
+}
+
+/* Is there a disk for the class's blocks? None for those in the memory of a GPU. */
+static inline int kvd_class_has_disk(const kvd_core_t *core, uint32_t slot_class)
+{
+	return core->tier[KVD_DISK] && core->classes[slot_class].memory == 0;
 }
 
 static inline kvd_instance_rec_t *kvd_instance_at(const kvd_core_t *core, uint32_t self)

@@ -4,13 +4,13 @@
 #include "core/put/put.h"
 #include "core/tenant/share.h"
 
-static void tier_json(kvd_core_t *core, kvd_json_t *json, kvd_set_t t)
+static void tier_json(kvd_core_t *core, kvd_json_t *json, kvd_set_t t, uint32_t memory)
 {
 	kvs_usage_t usage;
 
-	kvs_usage(core->tier[t], &usage);
+	kvs_usage_of(core->tier[t], memory, &usage);
 	kvd_json_open(json, NULL, '{');
-	kvd_json_text(json, "medium", core->tier[t]->ops->medium);
+	kvd_json_text(json, "medium", memory > 0 ? "GPU" : core->tier[t]->ops->medium);
 	kvd_json_u64(json, "limit_bytes", usage.limit_bytes);
 	kvd_json_u64(json, "charged_bytes", usage.charged_bytes);
 	kvd_json_u64(json, "used_bytes", usage.used_bytes);
@@ -53,17 +53,21 @@ static void space_json(kvd_core_t *core, kvd_json_t *json, const kvd_space_t *sp
 	}
 	kvd_json_close(json, ']');
 	kvd_json_u64(json, "blocks", tree->blocks - tree->private_blocks);
-	kvd_json_u64(json, "blocks_cpu", tree->in[KVD_CPU] - tree->private_blocks);
+	kvd_json_u64(json, core->classes[space->slot_class].memory > 0 ? "blocks_gpu" : "blocks_cpu",
+		     tree->in[KVD_CPU] - tree->private_blocks);
 	kvd_json_u64(json, "blocks_disk", tree->in[KVD_DISK]);
 	kvd_json_close(json, '}');
 }
 
 static void shares_json(const kvd_core_t *core, kvd_json_t *json, uint32_t ns)
 {
-	static const char *const names[KVD_SHARES] = {"cpu", "disk", "index"};
+	static const char *const names[KVD_SHARES] = {"cpu", "disk", "index", "gpu"};
 
 	kvd_json_open(json, "shares", '[');
 	for (kvd_resource_t what = 0; what < KVD_SHARES; what++) {
+		if (what == KVD_SHARE_GPU && core->gpu_memories == 0) {
+			continue;
+		}
 		kvd_json_open(json, NULL, '{');
 		kvd_json_text(json, "resource", names[what]);
 		kvd_json_u64(json, "share", kvd_share_of(core, ns, what));
@@ -72,8 +76,10 @@ static void shares_json(const kvd_core_t *core, kvd_json_t *json, uint32_t ns)
 		if (core->ns[ns]->parts.max[what]) {
 			kvd_json_u64(json, "max", core->ns[ns]->parts.max[what]);
 		}
-		if (what == KVD_SHARE_CPU) {
-			kvd_json_u64(json, "irreclaimable", kvd_share_irreclaimable(core, ns));
+		if (what == KVD_SHARE_CPU || what == KVD_SHARE_GPU) {
+			kvd_json_u64(
+				json, "irreclaimable",
+				kvd_share_irreclaimable(core, ns, what == KVD_SHARE_GPU ? KVD_GPU_MEM : KVD_HOST_MEM));
 		}
 		kvd_json_close(json, '}');
 	}
@@ -98,8 +104,10 @@ static void instance_json(kvd_core_t *core, kvd_json_t *json, const kvd_instance
 	kvd_json_text(json, "instance", instance->name);
 	kvd_json_u64(json, "leases", instance->lease_count);
 	kvd_json_u64(json, "puts", put_count(core, instance));
-	kvd_json_u64(json, "pinned_bytes", instance->pinned_bytes);
-	kvd_json_u64(json, "unfinished_bytes", instance->unfinished_bytes);
+	kvd_json_u64(json, "pinned_bytes", instance->pinned_bytes[KVD_HOST_MEM]);
+	kvd_json_u64(json, "unfinished_bytes", instance->unfinished_bytes[KVD_HOST_MEM]);
+	kvd_json_u64(json, "gpu_pinned_bytes", instance->pinned_bytes[KVD_GPU_MEM]);
+	kvd_json_u64(json, "gpu_unfinished_bytes", instance->unfinished_bytes[KVD_GPU_MEM]);
 	kvd_json_open(json, "members", '[');
 	for (uint32_t local = 0; local < KVD_INSTANCE_MEMBERS; local++) {
 		const kvd_member_rec_t *member = instance->members[local] == KVD_NONE
@@ -140,8 +148,8 @@ size_t kvd_core_status_json(kvd_core_t *core, uint32_t ns, uint32_t detail, char
 	kvd_json_u64(&json, "writes_in_flight", core->writes);
 	kvd_json_open(&json, "tiers", '[');
 	for (kvd_set_t t = KVD_CPU; t < KVD_TIERS; t++) {
-		if (core->tier[t]) {
-			tier_json(core, &json, t);
+		for (uint32_t m = 0; core->tier[t] && m <= (t == KVD_CPU ? core->gpu_memories : 0); m++) {
+			tier_json(core, &json, t, m);
 		}
 	}
 	kvd_json_close(&json, ']');

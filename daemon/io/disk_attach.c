@@ -2,6 +2,7 @@
 #include "io/disk_attach.h"
 
 #include "io/members/member_table.h"
+#include "io/members/slabs.h"
 #include "io/poller.h"
 #include "process.h"
 
@@ -323,7 +324,7 @@ static void show_state(kvd_host_t *host, kvs_health_t health)
 
 static void finish_attach(kvd_host_t *host, kvd_disk_attach_t *attach)
 {
-	uint32_t slabs = kvs_pool_slabs_held(host->cpu) - host->own_slabs;
+	uint32_t slabs = kvd_slabs_count_held(host) - host->own_slabs;
 
 	show_state(host, KVS_HEALTH_OK); /* from here on the tier says it */
 	kvd_core_attach(host->core);

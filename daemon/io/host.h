@@ -24,6 +24,7 @@
 #include "keeper.h"
 #include "kv/log.h"
 #include "kv/sock.h"
+#include "kvs/memories.h"
 #include "options.h"
 
 #include <sys/types.h>
@@ -97,6 +98,9 @@ struct kvd_host {
 
 	/* storage and core */
 	kvs_tier_t *cpu;
+	kvs_tier_t *memory;             /* the CPU tier as the core sees it: the pools together */
+	kvs_tier_t *pool[KVS_MEMORIES]; /* by the core's number of memory; pool[0] is `cpu` */
+	uint32_t pool_count;
 	kvs_tier_t *disk;               /* NULL: none, or off */
 	struct kvd_disk_attach *attach; /* a disk tier that was off at the start (disk_attach.h); NULL: none was */
 	kvd_world_t world;

@@ -37,35 +37,47 @@ static void world_publish(void *ctx, const kvd_event_t *event)
 	}
 }
 
+/* The pool in which the slot lies; without a slot, that of the host. */
+static kvs_tier_t *pool_of(const kvd_host_t *host, kvs_loc_t loc)
+{
+	return host->pool[loc.slot == KV_SLOT_NONE ? 0 : kvs_memory_of_slab(kv_slot_slab(loc.slot))];
+}
+
 static kv_status_t world_ledger_add(void *ctx, const kvd_grant_t *grant)
 {
 	const kv_lease_header_t *header = grant->header;
 
-	return kvs_pool_add_record(((kvd_host_t *)ctx)->cpu, &(kvs_record_t){.id = grant->id,
-									     .instance = grant->instance,
-									     .expiry_ns = grant->expiry_ns,
-									     .space = header->space,
-									     .n = header->n,
-									     .skip = header->skip,
-									     .kind = header->kind,
-									     .deepest = grant->deepest,
-									     .deepest_key = *grant->deepest_key,
-									     .group = (uint8_t)header->group});
+	return kvs_pool_add_record(pool_of(ctx, grant->deepest),
+				   &(kvs_record_t){.id = grant->id,
+						   .instance = grant->instance,
+						   .expiry_ns = grant->expiry_ns,
+						   .space = header->space,
+						   .n = header->n,
+						   .skip = header->skip,
+						   .kind = header->kind,
+						   .deepest = kvs_loc_in_pool(grant->deepest),
+						   .deepest_key = *grant->deepest_key,
+						   .group = (uint8_t)header->group});
 }
 
+/* Ids come from one counter, so at most one ledger has it. */
 static void world_ledger_remove(void *ctx, uint64_t id)
 {
-	kvs_pool_remove_record(((kvd_host_t *)ctx)->cpu, id);
+	const kvd_host_t *host = ctx;
+
+	for (uint32_t m = 0; m < host->pool_count; m++) {
+		kvs_pool_remove_record(host->pool[m], id);
+	}
 }
 
 static kv_status_t world_set_leaves(void *ctx, kvs_loc_t loc, const kvs_leaf_span_t *span, const uint64_t *values)
 {
-	return kvs_pool_set_leaves(((kvd_host_t *)ctx)->cpu, loc, span, values);
+	return kvs_pool_set_leaves(pool_of(ctx, loc), kvs_loc_in_pool(loc), span, values);
 }
 
 static kv_status_t world_compute_roots(void *ctx, kvs_loc_t loc)
 {
-	return kvs_pool_compute_roots(((kvd_host_t *)ctx)->cpu, loc);
+	return kvs_pool_compute_roots(pool_of(ctx, loc), kvs_loc_in_pool(loc));
 }
 
 static void world_hold(void *ctx, const char *name, int fd)
@@ -87,6 +99,7 @@ static kv_status_t open_cpu(kvd_host_t *host, char *detail, size_t cap)
 	kv_status_t status = kvd_ahead_parse(options, &ahead);
 	kvs_pool_config_t config = {.limit_bytes = options->cpu_size,
 				    .slab_bytes = options->cpu_slab_size,
+				    .max_slabs = KVS_HOST_SLABS,
 				    .max_blocks = options->cpu_max_blocks,
 				    .huge = (kvs_huge_t)options->cpu_huge_pages,
 				    .prefault = options->cpu_prefault,
@@ -102,6 +115,10 @@ static kv_status_t open_cpu(kvd_host_t *host, char *detail, size_t cap)
 	}
 	if (status == KV_OK) {
 		status = kvs_pool_open(&config, host->env, &host->cpu);
+	}
+	if (status == KV_OK) {
+		host->pool[host->pool_count++] = host->cpu;
+		status = kvs_memories_open(host->cpu, host->env, &host->memory);
 	}
 	if (status == KV_OK) {
 		status = kvd_slabs_open(host);
@@ -129,7 +146,7 @@ kv_status_t kvd_world_open(kvd_host_t *host, char *detail, size_t cap)
 	}
 	host->world = (kvd_world_t){.env = *host->env,
 				    .ctx = host,
-				    .cpu = host->cpu,
+				    .cpu = host->memory,
 				    .disk = host->disk,
 				    .metrics = &host->metrics,
 				    .notify = world_notify,
@@ -149,7 +166,11 @@ void kvd_world_close(kvd_host_t *host)
 	kvs_close(host->disk);
 	host->disk = NULL;
 	kvd_disk_attach_end(host);
-	kvs_close(host->cpu);
+	kvs_close(host->memory);
+	host->memory = NULL;
+	while (host->pool_count > 0) {
+		kvs_close(host->pool[--host->pool_count]);
+	}
 	host->cpu = NULL;
 	kvd_slabs_close(host);
 }

@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <unistd.h>
 
 /* How long the kernel is not asked again after it has refused memory. */
 #define RETRY_NS UINT64_C(1000000000)
@@ -23,9 +24,14 @@ static uint32_t next_slab_number(const kvs_pool_t *pool)
 	return pool->slab_count < pool->ledger.chunks ? pool->slab_count : KVS_NONE;
 }
 
+/* The limit of a pool of memory from elsewhere is for that memory alone. */
 static uint64_t slab_cost(const kvs_pool_t *pool, const kvs_geometry_t *geometry, uint64_t slots, uint64_t page,
 			  uint32_t number)
 {
+	if (pool->config.take) {
+		return kvs_slab_data_bytes(geometry, slots, page);
+	}
+
 	return kvs_slab_data_bytes(geometry, slots, page) + kvs_slab_digest_bytes(geometry, slots) +
 	       kvs_ledger_slab_cost(&pool->ledger, number, slots);
 }
@@ -57,6 +63,10 @@ uint32_t kvs_pool_fit_slots(const kvs_pool_t *pool, uint32_t slot_class, uint64_
 
 	if (number == KVS_NONE) {
 		return 0;
+	}
+	if (pool->config.take) {
+		page = pool->config.slab_bytes;
+		most = min_of(most, page / stride); /* a block does not lie in two slabs */
 	}
 	if (left != UINT64_MAX && instead && strcmp(pool->classes[instead->slot_class].ns, class->ns) == 0) {
 		left += extra;
@@ -92,12 +102,26 @@ static void give_up_huge_pages(kvs_pool_t *pool, int error)
 
 static int create_slab(kvs_pool_t *pool, kvs_pool_slab_t *p, int huge, uint32_t slots)
 {
+	int error;
+
 	p->slab.geometry = pool->classes[p->slot_class].geometry;
 	p->slab.number = next_slab_number(pool);
 	p->slab.slots = slots;
 	p->slab.huge = huge;
+	if (pool->config.take) {
+		p->slab.foreign = 1;
+		p->slab.data =
+			(kvs_shm_t){.bytes = pool->config.slab_bytes, .fd = pool->config.take(pool->config.take_ctx)};
+		if (p->slab.data.fd < 0) {
+			return 1;
+		}
+	}
+	error = kvs_slab_create(&p->slab, pool->sys, &pool->env);
+	if (error && p->slab.foreign) {
+		close(p->slab.data.fd);
+	}
 
-	return kvs_slab_create(&p->slab, pool->sys, &pool->env);
+	return error;
 }
 
 /* 0, 1 when nothing fits, or -errno. */
@@ -126,8 +150,8 @@ static void link_slab(kvs_pool_t *pool, kvs_pool_slab_t *p)
 {
 	const kvs_slab_t *slab = &p->slab;
 	kvs_class_t *class = &pool->classes[p->slot_class];
-	uint64_t bytes =
-		slab->data.bytes + slab->digest.bytes + kvs_ledger_slab_cost(&pool->ledger, slab->number, slab->slots);
+	uint64_t beside = slab->digest.bytes + kvs_ledger_slab_cost(&pool->ledger, slab->number, slab->slots);
+	uint64_t bytes = slab->data.bytes + (slab->foreign ? 0 : beside);
 
 	p->slots = kvs_ledger_add_slab(&pool->ledger, slab, p->slot_class, class->ns);
 	p->stack = KVS_NONE;
@@ -160,7 +184,9 @@ static void admit_slab(kvs_pool_t *pool, kvs_pool_slab_t *p)
 		snprintf(name, sizeof name, "digest.%u", slab->number);
 		pool->config.hold(pool->config.hold_ctx, name, slab->digest.fd);
 	}
-	kv_metric_set(pool->config.metrics, KV_M_CPU_HUGE_PAGES, slab->huge || pool->thp);
+	if (!slab->foreign) {
+		kv_metric_set(pool->config.metrics, KV_M_CPU_HUGE_PAGES, slab->huge || pool->thp);
+	}
 	kvs_pool_update_gauges(pool);
 }
 

@@ -81,19 +81,19 @@ static kv_status_t check_slab(checker_t *c, uint32_t number)
 {
 	const kvs_pool_slab_t *p = c->pool->slabs[number];
 
-	c->sum.charged_bytes += c->pool->ledger.touched[number];
+	c->sum.charged_bytes += c->pool->config.take ? 0 : c->pool->ledger.touched[number];
 	if (!p) {
 		return KV_OK;
 	}
-	if (p->state == KVS_SLAB_ZOMBIE) {
+	if (p->state == KVS_SLAB_ZOMBIE) { /* never of memory from elsewhere */
 		c->sum.charged_bytes += p->slab.digest.bytes;
 		return KV_OK;
 	}
-	if (p->slab.number != number || !has_size(&p->slab.data) || !has_size(&p->slab.digest)) {
+	if (p->slab.number != number || !(p->slab.foreign || has_size(&p->slab.data)) || !has_size(&p->slab.digest)) {
 		return report(c, "slab %u is not of the size it was made", number);
 	}
 	c->held++;
-	c->sum.charged_bytes += p->slab.data.bytes + p->slab.digest.bytes;
+	c->sum.charged_bytes += p->slab.data.bytes + (p->slab.foreign ? 0 : p->slab.digest.bytes);
 
 	return p->state == KVS_SLAB_RETIRED ? KV_OK : check_slots(c, p);
 }
@@ -137,7 +137,7 @@ kv_status_t kvs_pool_check(kvs_tier_t *tier, char *detail, size_t cap)
 	checker_t c = {.pool = pool, .detail = detail, .cap = cap};
 
 	c.sum.limit_bytes = pool->config.limit_bytes;
-	c.sum.charged_bytes = kvs_ledger_fixed_bytes(pool->config.limit_bytes);
+	c.sum.charged_bytes = pool->config.take ? 0 : kvs_ledger_fixed_bytes(pool->config.limit_bytes);
 	for (uint32_t i = 0; i < pool->slab_count; i++) {
 		kv_status_t status = check_slab(&c, i);
 

@@ -34,8 +34,8 @@ kv_status_t kvs_pool_mem(kvs_tier_t *tier, kvs_loc_t loc, kvs_mem_t *p_mem)
 	kvs_ledger_slot_t *record;
 	const kvs_pool_slab_t *p = kvs_pool_find(kvs_pool_of(tier), loc, &record);
 
-	if (!p) {
-		return KV_MISS;
+	if (!p || p->slab.foreign) {
+		return p ? KV_ERR_UNSUPPORTED : KV_MISS;
 	}
 	*p_mem = mem_of(&p->slab, loc);
 
@@ -55,8 +55,8 @@ kv_status_t kvs_pool_store(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *src
 	kvs_ledger_slot_t *record;
 	const kvs_pool_slab_t *p = kvs_pool_find(pool, loc, &record);
 
-	if (!p) {
-		return KV_MISS;
+	if (!p || p->slab.foreign) {
+		return p ? KV_ERR_UNSUPPORTED : KV_MISS;
 	}
 	if (!is_writable(record)) {
 		return KV_ERR_ARG;
@@ -86,8 +86,8 @@ kv_status_t kvs_pool_load(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *dst,
 	if (!p || kvs_ledger_state(record) == KVS_QUARANTINED) {
 		return KV_MISS;
 	}
-	if (is_writable(record)) {
-		return KV_ERR_ARG;
+	if (is_writable(record) || p->slab.foreign) {
+		return p->slab.foreign ? KV_ERR_UNSUPPORTED : KV_ERR_ARG;
 	}
 
 	const kvs_geometry_t *g = &p->slab.geometry;
@@ -142,9 +142,9 @@ kv_status_t kvs_pool_compute_roots(kvs_tier_t *tier, kvs_loc_t loc)
 		return KV_ERR_ARG;
 	}
 
-	kvs_mem_t slot = mem_of(&p->slab, loc);
+	uint32_t index = kv_slot_index(loc.slot);
 
-	kvs_compute_roots(&p->slab.geometry, slot.leaves, slot.roots);
+	kvs_compute_roots(&p->slab.geometry, kvs_slab_leaves(&p->slab, index), kvs_slab_roots(&p->slab, index));
 
 	return KV_OK;
 }

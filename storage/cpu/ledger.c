@@ -46,7 +46,8 @@ static uint32_t chunks_for(const kvs_ledger_size_t *size)
 	uint64_t most = size->limit_bytes / SMALLEST_STRIDE;
 
 	chunks = chunks < most ? chunks : most;
-	chunks = chunks < KV_SLOT_MAX_SLAB + 1u ? chunks : KV_SLOT_MAX_SLAB + 1u;
+	most = size->max_slabs ? size->max_slabs : KV_SLOT_MAX_SLAB + 1u;
+	chunks = chunks < most ? chunks : most;
 
 	return chunks ? (uint32_t)chunks : 1u;
 }

@@ -25,6 +25,7 @@ typedef struct kvs_ledger_size {
 	uint64_t limit_bytes; /* of the pool */
 	uint64_t slab_bytes;  /* of a slab of more than one slot, at most */
 	uint64_t incarnation;
+	uint32_t max_slabs; /* 0: as many as slots can name */
 } kvs_ledger_size_t;
 
 /* Places for the slabs that the pool can hold. 0 or -errno. */

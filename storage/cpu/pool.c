@@ -60,6 +60,8 @@ static void pool_close(kvs_tier_t *tier)
 	kvs_pool_t *pool = kvs_pool_of(tier);
 	kv_env_t env = pool->env;
 
+	pool->usage = (kvs_usage_t){0};
+	kvs_pool_update_gauges(pool);
 	kvs_prefault_stop(pool->prefault);
 	for (uint32_t i = 0; i < pool->slab_count; i++) {
 		if (pool->slabs[i]) {
@@ -123,6 +125,7 @@ kv_status_t kvs_pool_slab(kvs_tier_t *tier, uint32_t slab, kvs_slab_info_t *p_in
 		.data_fd = s->data.fd,
 		.digest_fd = s->digest.fd,
 		.huge = s->huge,
+		.memory = s->foreign ? pool->config.memory : KV_SLAB_MEMFD,
 		.base = s->data.base,
 		.ready_bytes = atomic_load_explicit(&s->ready_bytes, memory_order_acquire),
 		.ns = pool->classes[p->slot_class].ns,
@@ -201,7 +204,8 @@ static kv_status_t pool_memory(kvs_pool_t *pool)
 		return KV_ERR_NOMEM;
 	}
 
-	const kvs_ledger_size_t size = {config->limit_bytes, config->slab_bytes, config->incarnation};
+	const kvs_ledger_size_t size = {config->limit_bytes, config->slab_bytes, config->incarnation,
+					config->max_slabs};
 	int error = kvs_ledger_create(&pool->ledger, pool->sys, &pool->env, &size);
 
 	if (error) {
@@ -218,7 +222,12 @@ static kv_status_t pool_memory(kvs_pool_t *pool)
  */
 static void pool_slab_size(kvs_pool_t *pool)
 {
-	uint64_t least = (pool->config.limit_bytes / (KVS_POOL_MAX_SLABS / 2u) + 4095u) / 4096u * 4096u;
+	uint64_t most = pool->config.max_slabs ? pool->config.max_slabs : KVS_POOL_MAX_SLABS;
+	uint64_t least = (pool->config.limit_bytes / (most / 2u) + 4095u) / 4096u * 4096u;
+
+	if (pool->config.take) {
+		return;
+	}
 
 	if (pool->config.slab_bytes < least) {
 		kv_logf(&pool->env, KV_LOG_WARN, "pool",
@@ -248,7 +257,8 @@ kv_status_t kvs_pool_open_with(const kvs_pool_config_t *config, const kv_env_t *
 	uint64_t fixed = kvs_ledger_fixed_bytes(config->limit_bytes);
 	kv_status_t status;
 
-	if (config->slab_bytes == 0 || config->incarnation == 0 || !config->metrics || config->limit_bytes < fixed ||
+	if (config->slab_bytes == 0 || config->incarnation == 0 || !config->metrics ||
+	    config->limit_bytes < (config->take ? config->slab_bytes : fixed) || config->max_slabs == 1 ||
 	    config->limit_bytes > (uint64_t)1 << 50 || config->slab_bytes > (uint64_t)1 << 50) {
 		return KV_ERR_ARG;
 	}
@@ -262,7 +272,9 @@ kv_status_t kvs_pool_open_with(const kvs_pool_config_t *config, const kv_env_t *
 	if (!pool) {
 		return KV_ERR_NOMEM;
 	}
-	pool->tier.ops = &pool_ops;
+	pool->ops = pool_ops;
+	pool->ops.medium = config->take ? "GPU" : "CPU";
+	pool->tier.ops = &pool->ops;
 	pool->config = *config;
 	pool->env = *env;
 	pool->sys = sys;
@@ -275,8 +287,7 @@ kv_status_t kvs_pool_open_with(const kvs_pool_config_t *config, const kv_env_t *
 
 	pool_announce(pool);
 	pool->usage.limit_bytes = config->limit_bytes;
-	pool->usage.charged_bytes = fixed;
-	kv_metric_set(config->metrics, KV_M_CPU_LIMIT_BYTES, config->limit_bytes);
+	pool->usage.charged_bytes = config->take ? 0 : fixed;
 	kvs_pool_update_gauges(pool);
 	if (config->hold) {
 		config->hold(config->hold_ctx, "ledger", pool->ledger.area.fd);

@@ -53,6 +53,7 @@ typedef struct kvs_pool_epoch {
 
 typedef struct kvs_pool {
 	kvs_tier_t tier;
+	kvs_tier_ops_t ops; /* with its medium */
 	kvs_pool_config_t config;
 	kv_env_t env;
 	const kvs_sys_t *sys;
@@ -74,6 +75,7 @@ typedef struct kvs_pool {
 	uint32_t epoch_cap;
 
 	kvs_usage_t usage;
+	kvs_usage_t shown; /* of it, in the metrics */
 	kvs_caps_t caps;
 } kvs_pool_t;
 
@@ -84,7 +86,7 @@ kv_status_t kvs_pool_open_with(const kvs_pool_config_t *config, const kv_env_t *
 /* The pool behind a tier that kvs_pool_open() made. */
 static inline kvs_pool_t *kvs_pool_of(kvs_tier_t *tier)
 {
-	kv_assert(strcmp(tier->ops->medium, "CPU") == 0);
+	kv_assert(tier->ops == &((kvs_pool_t *)tier)->ops);
 
 	return (kvs_pool_t *)tier;
 }

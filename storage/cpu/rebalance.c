@@ -195,10 +195,11 @@ static void drop_names(const kvs_pool_t *pool, uint32_t slab)
  * no longer counts. */
 static void free_slab_memory(kvs_pool_t *pool, kvs_pool_slab_t *p)
 {
-	uint64_t digest_bytes = p->slab.digest.bytes;
+	uint64_t digest_bytes = p->slab.foreign ? 0 : p->slab.digest.bytes;
 
 	drop_names(pool, p->slab.number);
-	if (fallocate(p->slab.data.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)p->slab.data.bytes) != 0) {
+	if (!p->slab.foreign &&
+	    fallocate(p->slab.data.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)p->slab.data.bytes) != 0) {
 		kv_logf(&pool->env, KV_LOG_WARN, "pool",
 			"the pages of a retired slab stay with the processes that map it slab %u", p->slab.number);
 	}
@@ -225,7 +226,7 @@ kv_status_t kvs_pool_release(kvs_tier_t *tier, uint32_t slab, int unmapped)
 	/* The pre-fault thread must be out of the slab before its pages go: it would make them exist again, charged to
 	 * no slab (decision 013). */
 	if (!was_zombie) {
-		if (!kvs_prefault_drop(pool->prefault, &p->slab)) {
+		if ((p->slab.foreign && !unmapped) || !kvs_prefault_drop(pool->prefault, &p->slab)) {
 			return KV_ERR_BUSY;
 		}
 		free_slab_memory(pool, p);

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #define SEALS_DATA   (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 #define SEALS_DIGEST (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL)
@@ -28,9 +29,28 @@ uint64_t kvs_slab_digest_bytes(const kvs_geometry_t *geometry, uint64_t slots)
 	return round_up(slots * kvs_geometry_digest_bytes(geometry), 4096u);
 }
 
+static int create_data(kvs_slab_t *slab, const kvs_sys_t *sys)
+{
+	uint64_t bytes = kvs_slab_data_bytes(&slab->geometry, slab->slots, slab->huge ? KVS_HUGE_PAGE : 4096u);
+	char name[32];
+	int error;
+
+	if (slab->foreign) {
+		atomic_store_explicit(&slab->ready_bytes, slab->data.bytes, memory_order_relaxed);
+		return 0;
+	}
+	snprintf(name, sizeof name, "kvd-slab.%u", slab->number);
+	error = kvs_shm_create(sys, name, bytes, slab->huge, SEALS_DATA, &slab->data);
+	if (!error && !slab->huge) {
+		/* Advice only: kvs_thp_works() says whether the kernel follows it. */
+		madvise(slab->data.base, slab->data.bytes, MADV_HUGEPAGE);
+	}
+
+	return error;
+}
+
 int kvs_slab_create(kvs_slab_t *slab, const kvs_sys_t *sys, const kv_env_t *env)
 {
-	uint64_t data_bytes = kvs_slab_data_bytes(&slab->geometry, slab->slots, slab->huge ? KVS_HUGE_PAGE : 4096u);
 	uint64_t digest_bytes = kvs_slab_digest_bytes(&slab->geometry, slab->slots);
 	char name[32];
 	int error;
@@ -42,16 +62,10 @@ int kvs_slab_create(kvs_slab_t *slab, const kvs_sys_t *sys, const kv_env_t *env)
 		return -ENOMEM;
 	}
 
-	snprintf(name, sizeof name, "kvd-slab.%u", slab->number);
-	error = kvs_shm_create(sys, name, data_bytes, slab->huge, SEALS_DATA, &slab->data);
+	error = create_data(slab, sys);
 	if (error) {
 		goto err_next;
 	}
-	if (!slab->huge) {
-		/* Advice only: kvs_thp_works() says whether the kernel follows it. */
-		madvise(slab->data.base, slab->data.bytes, MADV_HUGEPAGE);
-	}
-
 	snprintf(name, sizeof name, "kvd-digest.%u", slab->number);
 	error = kvs_shm_create(sys, name, digest_bytes, 0, SEALS_DIGEST, &slab->digest);
 	if (error) {
@@ -61,7 +75,9 @@ int kvs_slab_create(kvs_slab_t *slab, const kvs_sys_t *sys, const kv_env_t *env)
 	return 0;
 
 err_data:
-	kvs_shm_destroy(&slab->data);
+	if (!slab->foreign) {
+		kvs_shm_destroy(&slab->data);
+	}
 err_next:
 	kv_free(env, slab->next);
 	slab->next = NULL;
@@ -71,6 +87,10 @@ err_next:
 void kvs_slab_destroy(kvs_slab_t *slab, const kv_env_t *env)
 {
 	kvs_shm_destroy(&slab->digest);
+	if (slab->foreign && slab->data.bytes > 0) {
+		close(slab->data.fd);
+		slab->data = (kvs_shm_t){0};
+	}
 	kvs_shm_destroy(&slab->data);
 	kv_free(env, slab->next);
 	slab->next = NULL;

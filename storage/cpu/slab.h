@@ -22,6 +22,7 @@ typedef struct kvs_slab {
 	_Atomic uint64_t ready_bytes; /* [0, ready_bytes) of data have been pre-faulted */
 	uint32_t *next;               /* [slots]: the slot below in the stack of free slots */
 	int huge;                     /* on huge pages of the pool reserved for them */
+	int foreign;                  /* its data is memory from elsewhere, and not mapped */
 	uint32_t region;              /* of kvs_mem_t */
 	uint64_t ticket;              /* the pre-fault thread's; 0: never added */
 } kvs_slab_t;
@@ -30,8 +31,9 @@ typedef struct kvs_slab {
 uint64_t kvs_slab_data_bytes(const kvs_geometry_t *geometry, uint64_t slots, uint64_t page);
 uint64_t kvs_slab_digest_bytes(const kvs_geometry_t *geometry, uint64_t slots);
 
-/* Fill `slab` (zeroed; geometry, number, slots and huge set by the caller). 0 or -errno; nothing is left behind on
- * failure. The data is sealed against resizing; the digest table is writable through the daemon's mapping only. */
+/* Fill `slab` (zeroed; geometry, number, slots and huge set by the caller; of a foreign one also `data`, which stays
+ * the caller's on failure). 0 or -errno; nothing is left behind on failure. The data is sealed against resizing; the
+ * digest table is writable through the daemon's mapping only. */
 int kvs_slab_create(kvs_slab_t *slab, const kvs_sys_t *sys, const kv_env_t *env);
 void kvs_slab_destroy(kvs_slab_t *slab, const kv_env_t *env);
 

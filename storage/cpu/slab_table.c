@@ -55,9 +55,18 @@ void kvs_pool_unlink(kvs_pool_t *pool, kvs_pool_slab_t *p, kvs_list_t list)
 	}
 }
 
-void kvs_pool_update_gauges(const kvs_pool_t *pool)
+void kvs_pool_update_gauges(kvs_pool_t *pool)
 {
-	kv_metric_set(pool->config.metrics, KV_M_CPU_BYTES, pool->usage.charged_bytes);
-	kv_metric_set(pool->config.metrics, KV_M_CPU_USED_BYTES, pool->usage.used_bytes);
-	kv_metric_set(pool->config.metrics, KV_M_CPU_QUARANTINED_BYTES, pool->usage.quarantined_bytes);
+	const int gpu = pool->config.take != NULL;
+	kvs_usage_t *shown = &pool->shown;
+	const kvs_usage_t *usage = &pool->usage;
+	kv_metrics_t *m = pool->config.metrics;
+
+	/* The change is added: pools of several GPUs are one tier. */
+	kv_metric_add(m, gpu ? KV_M_GPU_LIMIT_BYTES : KV_M_CPU_LIMIT_BYTES, usage->limit_bytes - shown->limit_bytes);
+	kv_metric_add(m, gpu ? KV_M_GPU_BYTES : KV_M_CPU_BYTES, usage->charged_bytes - shown->charged_bytes);
+	kv_metric_add(m, gpu ? KV_M_GPU_USED_BYTES : KV_M_CPU_USED_BYTES, usage->used_bytes - shown->used_bytes);
+	kv_metric_add(m, gpu ? KV_M_GPU_QUARANTINED_BYTES : KV_M_CPU_QUARANTINED_BYTES,
+		      usage->quarantined_bytes - shown->quarantined_bytes);
+	*shown = *usage;
 }

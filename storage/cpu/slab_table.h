@@ -11,7 +11,7 @@ kvs_pool_slab_t *kvs_pool_find(const kvs_pool_t *pool, kvs_loc_t loc, kvs_ledger
 void kvs_pool_link(kvs_pool_t *pool, kvs_pool_slab_t *p, kvs_list_t list, int first);
 void kvs_pool_unlink(kvs_pool_t *pool, kvs_pool_slab_t *p, kvs_list_t list);
 
-/* Set the metrics to the sums. */
-void kvs_pool_update_gauges(const kvs_pool_t *pool);
+/* Bring the metrics to the sums. */
+void kvs_pool_update_gauges(kvs_pool_t *pool);
 
 #endif

@@ -128,11 +128,13 @@ static void series_of_a_family_share_help_and_type(void **state)
 	kv_ns_metric_add(&metrics, 0, KV_NM_HIT_DISK_TOKENS, 7);
 	assert_in_range(kv_metrics_prometheus(&metrics, text, sizeof text), 1, sizeof text - 1);
 	assert_non_null(strstr(text, "# TYPE kvd_tier_blocks gauge\nkvd_tier_blocks{tier=\"cpu\"} 5\n"
-				     "kvd_tier_blocks{tier=\"disk\"} 6\n# HELP "));
+				     "kvd_tier_blocks{tier=\"gpu\"} 0\nkvd_tier_blocks{tier=\"disk\"} 6\n# HELP "));
 	assert_non_null(strstr(text, "kvd_prefix_hit_tokens_total{namespace=\"a\",tier=\"cpu\"} 0\n"
 				     "kvd_prefix_hit_tokens_total{namespace=\"a\",tier=\"disk\"} 7\n# HELP "));
 	kv_metrics_json(&metrics, 0, text, sizeof text);
-	assert_non_null(strstr(text, "\"kvd_tier_blocks{tier=cpu}\":5,\"kvd_tier_blocks{tier=disk}\":6,"));
+	assert_non_null(strstr(
+		text,
+		"\"kvd_tier_blocks{tier=cpu}\":5,\"kvd_tier_blocks{tier=gpu}\":0,\"kvd_tier_blocks{tier=disk}\":6,"));
 	assert_non_null(strstr(text, "\"kvd_prefix_hit_tokens_total{tier=disk}\":7,"));
 }
 

@@ -195,8 +195,8 @@ static kv_status_t fake_mem(kvs_tier_t *tier, kvs_loc_t loc, kvs_mem_t *p_mem)
 {
 	fake_slot_t *slot = slot_of(fake_of(tier), loc);
 
-	if (!slot) {
-		return KV_MISS;
+	if (!slot || fake_of(tier)->device) {
+		return slot ? KV_ERR_UNSUPPORTED : KV_MISS;
 	}
 	*p_mem = (kvs_mem_t){.data = &slot->bytes, .leaves = slot->leaves, .roots = slot->roots, .region = UINT32_MAX};
 
@@ -230,7 +230,7 @@ static kv_status_t fake_store(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *
 	fake_slot_t *slot = slot_of(fake, loc);
 	kv_status_t status;
 
-	kv_assert(slot && slot->state == KVS_FILLING);
+	kv_assert(slot && slot->state == KVS_FILLING && !fake->device);
 	status = enqueue(
 		fake,
 		(fake_op_t){.done = done, .arg = arg, .to = src->data, .slot = index_of(fake, loc.slot), .kind = 1});
@@ -679,12 +679,39 @@ static const kvs_tier_ops_t ops_cpu = {
 	NULL,
 	NULL,
 	NULL,
+	NULL,
+	NULL,
+	NULL,
 };
 static const kvs_tier_ops_t ops_disk = {
-	"DISK",         &change_ops,  fake_class_open, fake_class_ns, fake_class_bytes, fake_cap,       fake_alloc,
-	fake_set_state, fake_free,    fake_mem,        fake_store,    fake_load,        fake_flush,     fake_epoch_set,
-	fake_epoch_get, fake_recover, fake_usage,      fake_event_fd, fake_poll,        fake_in_flight, fake_check,
-	fake_close,     NULL,         fake_watch,      fake_readable,
+	"DISK",
+	&change_ops,
+	fake_class_open,
+	fake_class_ns,
+	fake_class_bytes,
+	fake_cap,
+	fake_alloc,
+	fake_set_state,
+	fake_free,
+	fake_mem,
+	fake_store,
+	fake_load,
+	fake_flush,
+	fake_epoch_set,
+	fake_epoch_get,
+	fake_recover,
+	fake_usage,
+	fake_event_fd,
+	fake_poll,
+	fake_in_flight,
+	fake_check,
+	fake_close,
+	NULL,
+	fake_watch,
+	fake_readable,
+	NULL,
+	NULL,
+	NULL,
 };
 
 void fake_tier_init(fake_tier_t *fake, int disk, uint32_t cap, uint64_t seed)

@@ -86,6 +86,7 @@ typedef struct fake_tier {
 	uint64_t seq, synced; /* of the last store; stores up to here are behind a flush that went well */
 	uint32_t queue_limit; /* BUSY beyond */
 	int whole;            /* loads go to memory of whole blocks: digests are computed */
+	int device;           /* memory that the core's process does not see */
 	int ordered;          /* slots lie parents first: recover in one pass */
 	uint32_t found_depth, found_slot, deepest; /* recovery goes on here, and ends there */
 	uint64_t loads, stores, flushes;

@@ -106,10 +106,10 @@ static void p4_a_tail_travels_with_the_entry_and_may_be_all(void **state)
 	assert_int_equal(u_request(&u_, d_, KV_CODE_HANDOVER_TAIL, &ask, &answer), KV_OK);
 	assert_int_equal(answer.handover_tail_reply.tail.len, sizeof other);
 	assert_memory_equal(answer.handover_tail_reply.tail.data, other, sizeof other);
-	assert_int_equal(kvd_share_irreclaimable(u_.core, 0), sizeof other);
+	assert_int_equal(kvd_share_irreclaimable(u_.core, 0, KVD_HOST_MEM), sizeof other);
 	universe_check(&u_);
 	assert_int_equal(u_done(&u_, d_, sent_.number, 0), KV_OK);
-	assert_int_equal(kvd_share_irreclaimable(u_.core, 0), 0);
+	assert_int_equal(kvd_share_irreclaimable(u_.core, 0, KVD_HOST_MEM), 0);
 	stage_end();
 }
 

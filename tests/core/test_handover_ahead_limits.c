@@ -74,7 +74,7 @@ static void p5_keys_of_announced_blocks_are_counted_and_given_back(void **state)
 	u_.core->config.max_handover_bytes = 4 * 4096;
 	assert_int_equal(announce(0, 0, 200, 0), KV_OK);
 	assert_int_equal(u_.core->ns[0]->tail_bytes, 200 * sizeof(kv_key_t));
-	assert_int_equal(kvd_share_irreclaimable(u_.core, 0), 200 * sizeof(kv_key_t));
+	assert_int_equal(kvd_share_irreclaimable(u_.core, 0, KVD_HOST_MEM), 200 * sizeof(kv_key_t));
 	u_.core->config.max_handover_bytes = 4096;
 	assert_int_equal(announce(sent_.number, 200, 300, 0), KV_ERR_BUSY);
 	assert_int_equal(metric(KV_M_HANDOVERS_REFUSED), 1);
@@ -501,7 +501,7 @@ static void p5_p8_announcements_of_a_tenant_end_at_its_own_limits(void **state)
 	assert_int_equal(kv_ns_metric_get(&u_.metrics, 0, KV_NM_HANDOVERS_REFUSED), 1);
 	assert_true(u_.core->ns[0]->tail_bytes <= share / 4 &&
 		    u_.core->ns[0]->tail_bytes > share / 4 - 400 * sizeof(kv_key_t));
-	assert_true(kvd_share_irreclaimable(u_.core, 0) <= share);
+	assert_true(kvd_share_irreclaimable(u_.core, 0, KVD_HOST_MEM) <= share);
 	/* Its own share of hand-overs is full of keys: one more block cannot be pinned. */
 	assert_int_equal(announce(0, 0, 4, 1), KV_OK);
 	assert_int_equal(u_put(&u_, m_, &one_, keys_, 0, 4), 4);

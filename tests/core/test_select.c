@@ -374,7 +374,8 @@ static void p5_tokens_count_within_the_bytes_and_those_that_wait_apart(void **st
 	}
 	assert_int_equal(select_by(d_, words, 5000, 0), KV_OK);
 	assert_int_equal(select_by(d_, words, 5000, 0), KV_ERR_BUSY); /* a quarter */
-	assert_int_equal(kvd_share_irreclaimable(u_.core, 0), (8 + 4 + 1 + 8) * 4096 + 5003 * 4 + 11 * 4 + 5003 * 4);
+	assert_int_equal(kvd_share_irreclaimable(u_.core, 0, KVD_HOST_MEM),
+			 (8 + 4 + 1 + 8) * 4096 + 5003 * 4 + 11 * 4 + 5003 * 4);
 	universe_check(&u_);
 	stage_end();
 }

@@ -146,7 +146,7 @@ static void p5_pins_end_at_the_share_and_count_once(void **state)
 		assert_int_equal(acquire(0, 0, DEPTH, 0, &leases[i], &reply), KV_OK);
 		assert_int_equal(reply.n, DEPTH);
 	}
-	assert_int_equal(kvd_share_irreclaimable(u_.core, u_.ns[0]), DEPTH * BLOCK);
+	assert_int_equal(kvd_share_irreclaimable(u_.core, u_.ns[0], KVD_HOST_MEM), DEPTH * BLOCK);
 	for (uint32_t i = 1; i < 8; i++) {
 		assert_int_equal(u_release(&u_, m_[0], leases[i].id), KV_OK);
 	}
@@ -191,7 +191,7 @@ static void p5_unfinished_and_quarantined_slots_end_at_the_share(void **state)
 		universe_check(&u_);
 	}
 	assert_int_equal(slots, 100);
-	assert_int_equal(kvd_share_irreclaimable(u_.core, u_.ns[0]), 100 * BLOCK);
+	assert_int_equal(kvd_share_irreclaimable(u_.core, u_.ns[0], KVD_HOST_MEM), 100 * BLOCK);
 	put_chain(1, 0);
 	assert_int_equal(visible(1, 0), DEPTH);
 	stage_end();
@@ -312,7 +312,7 @@ static void p5_a_maximum_ends_what_a_namespace_borrows(void **state)
 		put_chain(1, c);
 	}
 	assert_int_equal(visible_of(1, 8), 8 * DEPTH);
-	for (kvd_resource_t what = 0; what < KVD_SHARES; what++) {
+	for (kvd_resource_t what = 0; what <= KVD_SHARE_INDEX; what++) {
 		assert_int_equal(kvd_share_of(u_.core, u_.ns[0], what), config.max[0][what]);
 	}
 	stage_end();

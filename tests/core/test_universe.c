@@ -791,6 +791,7 @@ static void calm_down(life_t *l)
 
 static uint64_t files_, reclaimed_;        /* files that changed their class, and those taken by force */
 static uint64_t expired_;                  /* puts */
+static uint64_t gpu_evicted_;              /* blocks, from the memory of a GPU */
 static uint64_t taken_, failed_, refused_; /* hand-overs */
 
 static void live(uint64_t seed, uint32_t steps)
@@ -802,6 +803,7 @@ static void live(uint64_t seed, uint32_t steps)
 					   : seed % 4 == 1 ? 90
 							   : 40,
 			     .disk_file_slots = seed % 4 == 1 ? 0 : 5,
+			     .gpu_slots = seed % 2 ? 0 : 24,
 			     .max_blocks = seed % 3 ? 4096 : 80,
 			     .seed = seed};
 	int restart = config.disk_slots > 0 && seed % 5 == 0;
@@ -829,6 +831,7 @@ static void live(uint64_t seed, uint32_t steps)
 
 			l.u.block_bytes = which > 0 ? 8192 : 4096; /* of another class */
 			l.u.group_count = which == 2 ? 1 : U_GROUPS;
+			l.u.memory = config.gpu_slots > 0 && which == 1;
 			l.space[s] = u_space(&l.u, ns_of(s), names[which]);
 		}
 		l.u.rng.state = seed;
@@ -840,6 +843,7 @@ static void live(uint64_t seed, uint32_t steps)
 		calm_down(&l);
 		files_ += l.u.disk.retired;
 		expired_ += kv_metric_get(&l.u.metrics, KV_M_PUTS_EXPIRED);
+		gpu_evicted_ += kv_metric_get(&l.u.metrics, KV_M_EVICTED_GPU);
 		taken_ += kv_metric_get(&l.u.metrics, KV_M_HANDOVERS_TAKEN);
 		failed_ += kv_metric_get(&l.u.metrics, KV_M_HANDOVERS_FAILED);
 		refused_ += kv_metric_get(&l.u.metrics, KV_M_HANDOVERS_REFUSED);
@@ -880,12 +884,14 @@ static void p1_to_p10_hold_after_every_step(void **state)
 		      "and %llu\n",
 		      (unsigned long long)taken_, (unsigned long long)failed_, (unsigned long long)refused_,
 		      (unsigned long long)partials_, (unsigned long long)selected_, (unsigned long long)moved_);
+	print_message("# evicted from the memory of a GPU %llu\n", (unsigned long long)gpu_evicted_);
 	print_message("# leases on layers %llu, whole in the end %llu, cut %llu\n", (unsigned long long)opened_,
 		      (unsigned long long)settled_, (unsigned long long)cut_);
 	if (usual) {
 		life_announced_all();
 		assert_true(opened_ > 0 && settled_ > 0 && cut_ > 0 && moved_ > 0 && selected_ > 0 && partials_ > 0 &&
-			    files_ > 0 && reclaimed_ > 0 && expired_ > 0 && taken_ > 0 && failed_ > 0 && refused_ > 0);
+			    files_ > 0 && reclaimed_ > 0 && expired_ > 0 && taken_ > 0 && failed_ > 0 && refused_ > 0 &&
+			    gpu_evicted_ > 0);
 	}
 }
 

@@ -123,12 +123,21 @@ static void world_ledger_remove(void *ctx, uint64_t id)
 	((universe_t *)ctx)->ledger_records--;
 }
 
+fake_tier_t *u_fake_of(universe_t *u, kv_slot_t slot, kv_slot_t *p_local)
+{
+	*p_local = kvs_loc_in_pool((kvs_loc_t){slot, 0}).slot;
+
+	return kvs_memory_of_slab(kv_slot_slab(slot)) == 0 ? &u->cpu : &u->gpu;
+}
+
 uint64_t *u_bytes(universe_t *u, kv_slot_t slot)
 {
 	kvs_slab_info_t info;
+	kv_slot_t local;
+	fake_tier_t *fake = u_fake_of(u, slot, &local);
 
-	if (!u->pool) {
-		return fake_bytes(&u->cpu, slot);
+	if (!u->pool || fake == &u->gpu) {
+		return fake_bytes(fake, local);
 	}
 	assert_int_equal(kvs_pool_slab(u->pool, kv_slot_slab(slot), &info), KV_OK);
 	assert_true(kv_slot_index(slot) < info.slots);
@@ -159,16 +168,18 @@ static kv_status_t pool_digests(universe_t *u, kvs_loc_t loc, const kvs_leaf_spa
 static kv_status_t world_set_leaves(void *ctx, kvs_loc_t loc, const kvs_leaf_span_t *span, const uint64_t *values)
 {
 	universe_t *u = ctx;
+	kv_slot_t local;
+	fake_tier_t *fake = u_fake_of(u, loc.slot, &local);
 
 	assert_true(span->head + span->heads <= 2 && span->leaf + span->count <= 2 && span->heads > 0 &&
 		    span->count > 0);
 	u->digest_words += (uint64_t)span->heads * span->count;
-	if (u->pool) {
+	if (u->pool && fake == &u->cpu) {
 		return pool_digests(u, loc, span);
 	}
 	for (uint32_t h = 0; h < span->heads; h++) {
 		for (uint32_t l = 0; l < span->count; l++) {
-			u->cpu.slots[loc.slot].leaves[(span->head + h) * 2 + span->leaf + l] =
+			fake->slots[local].leaves[(span->head + h) * 2 + span->leaf + l] =
 				values[h * span->count + l];
 		}
 	}
@@ -182,7 +193,8 @@ static kv_status_t world_compute_roots(void *ctx, kvs_loc_t loc)
 
 	u->seals++;
 
-	return u->pool ? kvs_pool_compute_roots(u->pool, loc) : KV_OK;
+	return u->pool && kvs_memory_of_slab(kv_slot_slab(loc.slot)) == 0 ? kvs_pool_compute_roots(u->pool, loc)
+									    : KV_OK;
 }
 
 static kv_status_t world_staging(void *ctx, kvd_member_t member, uint64_t first, uint32_t words, uint64_t *out)
@@ -219,6 +231,7 @@ void universe_init(universe_t *u, const u_config_t *config, const fake_tier_t *d
 			     .set_leaves = world_set_leaves,
 			     .compute_roots = world_compute_roots};
 	kvd_parts_t parts;
+	uint32_t memory;
 
 	memset(u, 0, sizeof *u);
 	kv_test_env_init(&u->env);
@@ -234,6 +247,8 @@ void universe_init(universe_t *u, const u_config_t *config, const fake_tier_t *d
 		assert_int_equal(kvs_pool_open(&pool, &u->env.env, &u->pool), KV_OK);
 	}
 	fake_tier_init(&u->cpu, 0, config->cpu_slots, config->seed + 2);
+	fake_tier_init(&u->gpu, 0, config->gpu_slots, config->seed + 4);
+	u->gpu.device = 1;
 	u->has_disk = disk || config->disk_slots > 0;
 	if (disk) {
 		u->disk = *disk;
@@ -261,10 +276,15 @@ void universe_init(universe_t *u, const u_config_t *config, const fake_tier_t *d
 		.policy = config->policy,
 	};
 	world.env = u->env.env;
-	world.cpu = u->pool ? u->pool : &u->cpu.tier;
+	assert_int_equal(kvs_memories_open(u->pool ? u->pool : &u->cpu.tier, &u->env.env, &u->memories), KV_OK);
+	world.cpu = u->memories;
 	world.disk = u->has_disk && !config->disk_off ? &u->disk.tier : NULL;
 	world.note_reset = config->disk_off ? world_note_reset : NULL;
 	assert_int_equal(kvd_core_create(&u->config, &world, &u->core), KV_OK);
+	if (config->gpu_slots > 0) {
+		assert_int_equal(kvd_core_add_memory(u->core, &u->gpu.tier, &memory), KV_OK);
+		assert_int_equal(memory, 1);
+	}
 	kvd_core_set_staging(u->core, world_staging, u);
 	kvd_core_set_answer(u->core, world_answer, u);
 	for (uint32_t i = 0; i < 2; i++) {
@@ -289,6 +309,7 @@ static void world_end(universe_t *u)
 		free(u->areas[i].area);
 	}
 	fake_tier_fini(&u->cpu);
+	fake_tier_fini(&u->gpu);
 }
 
 void universe_fini(universe_t *u)
@@ -298,6 +319,7 @@ void universe_fini(universe_t *u)
 		kvs_close(&u->disk.tier);
 		fake_tier_fini(&u->disk);
 	}
+	kvs_close(u->memories);
 	if (u->pool) {
 		kvs_close(u->pool);
 	}
@@ -309,6 +331,7 @@ void universe_kill(universe_t *u, fake_tier_t *p_disk)
 {
 	kvd_core_destroy(u->core);
 	kvs_close(&u->disk.tier);
+	kvs_close(u->memories);
 	assert_int_equal(kv_test_env_live(&u->env), 0);
 	fake_disk_restart(&u->disk);
 	*p_disk = u->disk;
@@ -406,7 +429,8 @@ kvd_space_info_t u_space(universe_t *u, uint32_t ns, const char *name)
 					     .leaves = 2,
 					     .leaf_bytes = u->block_bytes / 4,
 					     .page_bytes = u->block_bytes / 4},
-				.layout = "layout"};
+				.layout = "layout",
+				.memory = u->memory};
 	kvd_space_info_t info;
 
 	memcpy(ask.root, name, strlen(name) < 31 ? strlen(name) : 31);

@@ -16,6 +16,7 @@
 #include "core/lease/lease.h"
 #include "core/put/put.h"
 #include "core/tenant/member.h"
+#include "kvs/memories.h"
 #include "core/tenant/share.h"
 #include "fake_tier.h"
 #include "kv_test.h"
@@ -100,7 +101,9 @@ typedef struct universe {
 	kv_test_env_t env;
 	kv_test_rng_t rng;
 	kv_metrics_t metrics;
-	fake_tier_t cpu, disk;
+	fake_tier_t cpu, disk, gpu;
+	kvs_tier_t *memories; /* `cpu` or `pool`, and `gpu` */
+	uint32_t memory;      /* of spaces opened from now on; 1: `gpu` */
 	kvs_tier_t *pool;     /* the real CPU tier instead of `cpu`; NULL: not */
 	uint32_t block_bytes; /* of spaces opened from now on */
 	uint32_t group_count; /* likewise: the first ones of u_groups */
@@ -136,6 +139,7 @@ typedef struct universe {
 
 typedef struct u_config {
 	uint32_t cpu_slots;
+	uint32_t gpu_slots;       /* 0: no memory of a GPU */
 	uint32_t disk_slots;      /* 0: no disk tier */
 	int disk_off;             /* there is one, and it comes later: kvd_core_take_in() */
 	uint32_t disk_file_slots; /* 0: disk slots have no files */
@@ -157,6 +161,8 @@ static inline int u_alone(uint32_t group)
 	return group == 1 || group == 2;
 }
 
+/* The fake tier that has the slot, unless it is of `pool`; *p_local: as that tier counts. */
+fake_tier_t *u_fake_of(universe_t *u, kv_slot_t slot, kv_slot_t *p_local);
 /* First word of a slot in the CPU tier. */
 uint64_t *u_bytes(universe_t *u, kv_slot_t slot);
 

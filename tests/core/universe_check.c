@@ -94,7 +94,10 @@ void u_lease_verify(universe_t *u, const u_lease_t *lease)
 	assert_true(header->ready <= header->n + lease->skip && header->n + lease->skip <= lease->n);
 	for (uint32_t i = lease->skip; i < (header->layers > 0 ? header->n + lease->skip : header->ready); i++) {
 		/* A slot that is free is another block's soon. */
-		assert_true(u->pool || u->cpu.slots[slots[i - lease->skip]].state != KVS_FREE);
+		kv_slot_t local;
+		const fake_tier_t *fake = u_fake_of(u, slots[i - lease->skip], &local);
+
+		assert_true((u->pool && fake == &u->cpu) || fake->slots[local].state != KVS_FREE);
 		if (*u_bytes(u, slots[i - lease->skip]) != u_word(&lease->keys[i], lease->group)) {
 			fail_msg("lease %llu block %u: wrong bytes", (unsigned long long)lease->id, i);
 		}
@@ -164,7 +167,7 @@ void universe_check(universe_t *u)
 		fail_msg("an event is wrong: %s", u->events_bad);
 	}
 	for (uint32_t i = 0; i < u->event_cap; i++) {
-		told[0] += u->events[i].media & KV_TIER_CPU ? 1 : 0;
+		told[0] += u->events[i].media & (KV_TIER_CPU | KV_TIER_GPU) ? 1 : 0;
 		told[1] += u->events[i].media & KV_TIER_DISK ? 1 : 0;
 	}
 	for (uint32_t t = 0; t < u->core->ix.trees.made; t++) {

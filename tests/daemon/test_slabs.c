@@ -29,6 +29,13 @@ uint64_t kvs_pool_version(const kvs_tier_t *pool)
 	return version_;
 }
 
+uint32_t kvs_pool_slabs_held(const kvs_tier_t *pool)
+{
+	(void)pool;
+
+	return SLABS;
+}
+
 uint32_t kvs_pool_slab_count(kvs_tier_t *pool)
 {
 	(void)pool;
@@ -124,7 +131,8 @@ static uint64_t now(void *ctx)
 
 static void carve(uint32_t slab)
 {
-	slab_[slab] = (kvs_slab_info_t){.slab = slab, .serial = ++version_, .bytes = 1u << 20, .ns = "default"};
+	slab_[slab] = (kvs_slab_info_t){
+		.slab = slab, .serial = ++version_, .bytes = 1u << 20, .ns = "default", .base = slab_};
 	there_[slab] = 1;
 }
 
@@ -140,7 +148,8 @@ static void p4_a_retiring_slab_leaves_the_memory_of_others_registered(void **sta
 	env.now_ns = now;
 	host->env = &env;
 	host->options = &options;
-	host->cpu = host->disk = &tier;
+	host->cpu = host->pool[0] = host->disk = &tier;
+	host->pool_count = 1;
 	assert_int_equal(kvd_slabs_open(host), KV_OK);
 	carve(0);
 	kvd_slabs_announce(host);

@@ -65,6 +65,8 @@ class Run:
         options = [f"--cpu.size={gib}GiB", f"--cpu.ahead={self.args.ahead}"]
         if c.daemon != "memory":
             options += [f"--nvme.path={work / 'disk'}", f"--nvme.size={gib}GiB"]
+        if c.gpu_gib:
+            options += [f"--gpu.size={c.gpu_gib}GiB"]
         return options + self.args.kvd_option
 
     def order(self, c: Configuration, work: Path, daemon: Daemon | None) -> dict[str, Any]:
@@ -139,7 +141,8 @@ class Run:
                 daemon.start()
                 continue
             stem = work / at.replace(" ", "_")
-            child = self.start(c, stem, {**self.order(c, work, daemon), "connector": c.connector, "phases": phases})
+            devices = ("1" if (at, phases) != c.engines[0] else "0") if c.other_gpu else ""
+            child = self.start(c, stem, {**self.order(c, work, daemon), "connector": c.connector, "phases": phases}, devices)
             if not self.finish(child, stem, name, at, self.limit()):
                 return
 

@@ -59,9 +59,11 @@ class Configuration:
     gpus: int = 1
     kv_gib: int = 0  # 0: as asked for
     pool_gib: int = 0  # the same
+    gpu_gib: int = 0  # of kvd's memory on each GPU; 0: none
     graph: bool | None = None  # the same
     options: dict[str, Any] = field(default_factory=dict)  # of the engine
     beside: bool = False  # nothing is timed: it runs beside others
+    other_gpu: bool = False  # engines after the first one are on the next GPU
     ring: dict[str, dict[str, Any] | None] = field(default_factory=dict)
     pair: tuple[int, int] | None = None  # GPUs of the one and of the other: the first ones, the last ones
     profiled: bool = False  # steps of each of the ring's engines under torch's profiler, last
@@ -87,6 +89,8 @@ COST = {"trace": 10, "profile": 10, "cold": 12, "fresh": 12, "gpu": 1, "hit": 4,
 ALL = ["cold", "gpu", "hit", "together", "burst", "steady"]
 CHAIN = [("first engine", ALL), ("engine restarted", ["hit", "gpu", "together", "burst", "again"])]
 CHECKS = [("first engine", ["tokens", "same", "control"]), ("engine restarted", ["same"]), ("daemon", ["daemon"]), ("daemon restarted", ["same"])]
+HBM = [("first engine", ["cold", "gpu", "hit", "kept"]), ("engine restarted", ["hit", "gpu", "together"])]
+HBM_CHECKS = [("first engine", ["tokens", "same", "control"]), ("engine restarted", ["same"])]
 DISK = [("first engine", ["cold"]), ("daemon", ["daemon"]), ("daemon restarted", ["hit", "fresh"])]
 FULL = [("first engine", ["cold"]), ("engine restarted", ["hit"])]
 SYNC_LOADS = {"BENCH_WAYS": "sync,layers,prefetch"}
@@ -132,6 +136,9 @@ def of_runner(runner: int, gib: int) -> dict[str, Configuration]:
         "trace-async": Configuration(watched(kvd(mode="async")), [("first engine", ["cold", "trace"])], runner, "memory"),
         "profile": Configuration(kvd(), [("first engine", ["cold", "profile"])], runner, "memory"),
         "steps": Configuration(None, [], runner, "memory", ring={"nothing": watched(NOTHING, "WatchedNothing"), "no saves": watched({**kvd(), "kv_role": "kv_consumer"}), "kvd": watched(kvd())}, profiled=True),
+        "kvd-hbm": Configuration(kvd(), HBM, runner, "memory", gpu_gib=22, kv_gib=24),
+        "kvd-hbm-other": Configuration(kvd(), HBM, runner, "memory", gpu_gib=22, kv_gib=24, other_gpu=True),
+        "check-hbm": Configuration(kvd(cost_model=False, load_ms=20000), HBM_CHECKS, runner, "memory", weights="drawn", gpu_gib=12, kv_gib=12),
         "kvd-sync": Configuration(tried(kvd()), CHAIN[:1], runner, "memory", environment=SYNC_LOADS),
         "kvd-async": Configuration(kvd(mode="async"), CHAIN, runner, "memory"),
         "disk": Configuration(kvd(), DISK, runner, "disk"),

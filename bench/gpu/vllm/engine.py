@@ -1,6 +1,6 @@
 """One vLLM engine, one process: what it is asked for is in a JSON file, what came of it goes to another after every phase.
 
-phases: cold, gpu (the engine's own cache), hit (the engine's cache dropped first), again (the same once more), fresh (other prompts, cold), together, burst, steady,
+phases: cold, gpu (the engine's own cache), kept (what each tier has), hit (the engine's cache dropped first), again (the same once more), fresh (other prompts, cold), together, burst, steady,
 tokens (16 tokens each from the GPU's cache, kept in a file), same (16 tokens each without the engine's cache, compared with that file), control (a prompt with a
 changed beginning answers otherwise), turns (short rounds of cold, gpu and decode, in turns with other engines on the same GPU), trace (when each of the
 connector's hooks was called during own hits and hits), profile (own hits, hits and steps under torch's profiler), reference (answers of an engine without a
@@ -208,6 +208,12 @@ class Bench:
         for n, prompts in self.by_size().items():
             self.forget()
             self.times(f"{name} {n}", prompts)
+
+    def kept(self) -> None:
+        """What is used twice is saved in the memory of the GPU, and loaded from there: how much of what was looked up came from each tier."""
+        self.wait_for_saves()
+        command = [self.order["kvctl"], "--socket", self.order["socket"], "stats", "kvd_tier_blocks", "kvd_prefix_hit_tokens_total", "kvd_tier_bytes"]
+        self.note("tiers", subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.split("\n"))
 
     def again(self) -> None:
         self.hit("again")

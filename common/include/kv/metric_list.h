@@ -92,10 +92,12 @@
 	/* index and mirror */                                                                                         \
 	X(BLOCKS, kvd_blocks, KV_METRIC_GAUGE, "blocks in the index")                                                  \
 	X(BLOCKS_CPU, kvd_tier_blocks{tier="cpu"}, KV_METRIC_GAUGE, "blocks in the tier, with and without an engine attached to their space") \
+	X(BLOCKS_GPU, kvd_tier_blocks{tier="gpu"}, KV_METRIC_GAUGE, "blocks in the tier, with and without an engine attached to their space") \
 	X(BLOCKS_DISK, kvd_tier_blocks{tier="disk"}, KV_METRIC_GAUGE, "blocks in the tier, with and without an engine attached to their space") \
 	X(INDEX_STEPS, kvd_index_steps_total, KV_METRIC_COUNTER, "runs of the index visited by walks towards a root")  \
 	X(MIRROR_LEFT_OUT, kvd_mirror_left_out_total, KV_METRIC_COUNTER, "blocks that found no free entry in the mirror")   \
 	X(EVICTED_CPU, kvd_evicted_total{tier="cpu"}, KV_METRIC_COUNTER, "blocks evicted from the tier")               \
+	X(EVICTED_GPU, kvd_evicted_total{tier="gpu"}, KV_METRIC_COUNTER, "blocks evicted from the tier")               \
 	X(EVICTED_DISK, kvd_evicted_total{tier="disk"}, KV_METRIC_COUNTER, "blocks evicted from the tier")             \
 	X(PROMOTED, kvd_promoted_total, KV_METRIC_COUNTER, "blocks read from disk for a lease")                        \
 	X(WRITE_BEHIND, kvd_write_behind_total, KV_METRIC_COUNTER, "blocks written to disk")                           \
@@ -103,12 +105,16 @@
 	/* storage */                                                                                                  \
 	X(CPU_BYTES, kvd_tier_bytes{tier="cpu"}, KV_METRIC_GAUGE, "bytes of the tier: slabs, digests and ledger; slot files and metadata") \
 	X(DISK_BYTES, kvd_tier_bytes{tier="disk"}, KV_METRIC_GAUGE, "bytes of the tier: slabs, digests and ledger; slot files and metadata") \
+	X(GPU_BYTES, kvd_tier_bytes{tier="gpu"}, KV_METRIC_GAUGE, "bytes of the tier: slabs, digests and ledger; slot files and metadata") \
 	X(CPU_USED_BYTES, kvd_tier_used_bytes{tier="cpu"}, KV_METRIC_GAUGE, "slot bytes in use, unfinished and quarantined ones included") \
 	X(DISK_USED_BYTES, kvd_tier_used_bytes{tier="disk"}, KV_METRIC_GAUGE, "slot bytes in use, unfinished and quarantined ones included") \
+	X(GPU_USED_BYTES, kvd_tier_used_bytes{tier="gpu"}, KV_METRIC_GAUGE, "slot bytes in use, unfinished and quarantined ones included") \
 	X(CPU_LIMIT_BYTES, kvd_tier_limit_bytes{tier="cpu"}, KV_METRIC_GAUGE, "limit of the tier")                     \
 	X(DISK_LIMIT_BYTES, kvd_tier_limit_bytes{tier="disk"}, KV_METRIC_GAUGE, "limit of the tier")                   \
+	X(GPU_LIMIT_BYTES, kvd_tier_limit_bytes{tier="gpu"}, KV_METRIC_GAUGE, "limit of the tier")                     \
 	X(CPU_QUARANTINED_BYTES, kvd_tier_quarantined_bytes{tier="cpu"}, KV_METRIC_GAUGE, "slot bytes in quarantine")  \
 	X(DISK_QUARANTINED_BYTES, kvd_tier_quarantined_bytes{tier="disk"}, KV_METRIC_GAUGE, "slot bytes in quarantine") \
+	X(GPU_QUARANTINED_BYTES, kvd_tier_quarantined_bytes{tier="gpu"}, KV_METRIC_GAUGE, "slot bytes in quarantine")  \
 	X(CPU_FIRST_TOUCH, kvd_cpu_first_touch_total, KV_METRIC_COUNTER, "slots given out before they were pre-faulted") \
 	X(SLABS_RETIRED, kvd_slabs_retired_total, KV_METRIC_COUNTER, "slabs whose memory went to another block size")  \
 	X(SLABS_STILL_MAPPED, kvd_slabs_still_mapped, KV_METRIC_GAUGE, "retired slabs that a member has not unmapped in time: their pages were taken away") \

@@ -12,8 +12,10 @@
 	X(MEMBERS, kvd_namespace_members, KV_METRIC_GAUGE, "live members")                                             \
 	X(CPU_BYTES, kvd_namespace_bytes{tier="cpu"}, KV_METRIC_GAUGE, "bytes of its slabs or slot files")             \
 	X(DISK_BYTES, kvd_namespace_bytes{tier="disk"}, KV_METRIC_GAUGE, "bytes of its slabs or slot files")           \
+	X(GPU_BYTES, kvd_namespace_bytes{tier="gpu"}, KV_METRIC_GAUGE, "bytes of its slabs or slot files")           \
 	X(CPU_SHARE_BYTES, kvd_namespace_share_bytes{tier="cpu"}, KV_METRIC_GAUGE, "its share of the tier; what it has beyond is borrowed") \
 	X(DISK_SHARE_BYTES, kvd_namespace_share_bytes{tier="disk"}, KV_METRIC_GAUGE, "its share of the tier; what it has beyond is borrowed") \
+	X(GPU_SHARE_BYTES, kvd_namespace_share_bytes{tier="gpu"}, KV_METRIC_GAUGE, "its share of the tier; what it has beyond is borrowed") \
 	X(CPU_MAX_BYTES, kvd_namespace_max_bytes{tier="cpu"}, KV_METRIC_GAUGE, "its maximum in the tier; 0: none")     \
 	X(DISK_MAX_BYTES, kvd_namespace_max_bytes{tier="disk"}, KV_METRIC_GAUGE, "its maximum in the tier; 0: none")   \
 	X(BLOCKS, kvd_namespace_blocks, KV_METRIC_GAUGE, "its blocks in the index")                                    \

@@ -31,7 +31,7 @@ static void count_pinned(kvd_core_t *core, uint32_t block, kvd_pin_class_t pins,
 		return;
 	}
 	ns->pinned_blocks += blocks;
-	ns->pinned_bytes += blocks * class->slot_bytes;
+	ns->pinned_bytes[kvd_mem_kind(class)] += blocks * class->slot_bytes;
 }
 
 /* Pins of hand-over entries are a block's first ones, so that its first pin says whether it has any. */
@@ -231,12 +231,21 @@ static void free_slot(kvd_core_t *core, uint32_t id, kvd_set_t t)
 	}
 }
 
+static const kvd_class_t *class_of(const kvd_core_t *core, const kvd_block_t *block)
+{
+	return &core->classes[kvd_tree_of(&core->ix, block)->slot_class];
+}
+
+static int goes_to_disk(const kvd_core_t *core, const kvd_block_t *block)
+{
+	return kvd_class_has_disk(core, kvd_tree_of(&core->ix, block)->slot_class) && !kvd_is_private(&core->ix, block);
+}
+
 void kvd_block_queue_write(kvd_core_t *core, uint32_t id)
 {
 	const kvd_block_t *block = kvd_block_at(&core->ix, id);
 
-	if (core->tier[KVD_DISK] && core->config.write_behind && block->disk.slot == KV_SLOT_NONE &&
-	    !kvd_is_private(&core->ix, block)) {
+	if (goes_to_disk(core, block) && core->config.write_behind && block->disk.slot == KV_SLOT_NONE) {
 		kvd_queue_push(&core->ix, block->node);
 	}
 }
@@ -358,9 +367,10 @@ void kvd_block_free_cpu_slot(kvd_core_t *core, uint32_t id)
 void kvd_block_evict(kvd_core_t *core, uint32_t id, kvd_set_t t, kv_ns_metric_t why)
 {
 	kvd_block_t *block = kvd_block_at(&core->ix, id);
-	uint32_t ns = core->classes[kvd_tree_of(&core->ix, block)->slot_class].ns;
+	const kvd_class_t *class = class_of(core, block);
+	uint32_t ns = class->ns;
 
-	kvd_count(core, t == KVD_CPU ? KV_M_EVICTED_CPU : KV_M_EVICTED_DISK, 1);
+	kvd_count(core, t == KVD_DISK ? KV_M_EVICTED_DISK : class->memory > 0 ? KV_M_EVICTED_GPU : KV_M_EVICTED_CPU, 1);
 	if (ns != KVD_NONE) {
 		kvd_count_ns(core, ns, why, 1);
 	}
@@ -375,7 +385,7 @@ void kvd_block_evict(kvd_core_t *core, uint32_t id, kvd_set_t t, kv_ns_metric_t 
 	if (kvd_tiers_of(&core->ix, block) == 0) {
 		/* Remembered for a while, so that a miss can say EVICTED and not ABSENT. */
 		add_ghost(core, &block->key);
-		if (core->tier[KVD_DISK] && t == KVD_CPU && !kvd_is_private(&core->ix, block)) {
+		if (t == KVD_CPU && goes_to_disk(core, block)) {
 			kvd_count(core, KV_M_WRITE_BEHIND_DROPPED, 1);
 		}
 	}

@@ -19,7 +19,7 @@ uint64_t kvd_handover_room_left(const kvd_core_t *core, uint32_t ns)
 
 int kvd_handover_is_within_share(const kvd_core_t *core, uint32_t ns, uint64_t bytes)
 {
-	return kvd_share_irreclaimable(core, ns) + bytes <= core->ns[ns]->share[KVD_SHARE_CPU];
+	return kvd_share_irreclaimable(core, ns, KVD_HOST_MEM) + bytes <= core->ns[ns]->share[KVD_SHARE_CPU];
 }
 
 void kvd_handover_await_room(kvd_core_t *core, uint32_t ns, kvd_member_rec_t *member, uint64_t bytes)
@@ -33,7 +33,7 @@ void kvd_handover_await_room(kvd_core_t *core, uint32_t ns, kvd_member_rec_t *me
 		member->room_wanted = bytes > 0 ? bytes : 1;
 	}
 	member->room_kept = kept_bytes(core, ns);
-	member->room_irreclaimable = kvd_share_irreclaimable(core, ns);
+	member->room_irreclaimable = kvd_share_irreclaimable(core, ns, KVD_HOST_MEM);
 }
 
 /* Would the request that was refused be answered otherwise now? Only when something has been given back since: so a
@@ -41,7 +41,7 @@ void kvd_handover_await_room(kvd_core_t *core, uint32_t ns, kvd_member_rec_t *me
 static int has_room(const kvd_core_t *core, uint32_t ns, const kvd_member_rec_t *member)
 {
 	return (kept_bytes(core, ns) < member->room_kept ||
-		kvd_share_irreclaimable(core, ns) < member->room_irreclaimable) &&
+		kvd_share_irreclaimable(core, ns, KVD_HOST_MEM) < member->room_irreclaimable) &&
 	       member->room_wanted <= kvd_handover_room_left(core, ns) &&
 	       kvd_handover_is_within_share(core, ns, member->room_wanted);
 }

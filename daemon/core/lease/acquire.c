@@ -77,7 +77,8 @@ static path_t resolve_ladder(kvd_core_t *core, const kvd_space_t *space, const k
 static void fit_path(kvd_core_t *core, const kvd_space_t *space, const kvd_instance_rec_t *instance, uint32_t skip,
 		     path_t *path)
 {
-	uint64_t room = kvd_lease_room(core, instance) / core->classes[space->slot_class].slot_bytes;
+	const kvd_class_t *class = &core->classes[space->slot_class];
+	uint64_t room = kvd_lease_room(core, instance, kvd_mem_kind(class)) / class->slot_bytes;
 	uint64_t most = kvd_index_depth_pinned(&core->ix, path->deepest, KVD_PINS_ALL) +
 			kvd_share_pin_room(core, space->ns, space->slot_class); /* skipped blocks are pinned too */
 	uint32_t n = path->depth - skip > room ? skip + (uint32_t)room : path->depth;
@@ -130,6 +131,7 @@ static kv_status_t open_lease(kvd_core_t *core, const kvd_space_t *space, const 
 		return instance->lease_count >= core->config.max_leases ? KV_ERR_LIMIT : KV_ERR_BUSY;
 	}
 	draft.bytes = (n - ask->skip) * slot_bytes;
+	draft.mem_kind = kvd_mem_kind(&core->classes[space->slot_class]);
 	draft.expiry_ns = kvd_lease_expiry(core, ask->ttl_ms);
 	status = kvd_lease_create(core, instance, &draft, &lease);
 	if (status != KV_OK) {
@@ -145,9 +147,9 @@ static kv_status_t open_lease(kvd_core_t *core, const kvd_space_t *space, const 
 	if (cpu_depth < path->n) {
 		/* It may shorten the lease: what the tier has no room for is not promised. */
 		kvd_lease_start_fills(core, lease, cpu_depth);
-		instance->pinned_bytes -= lease->bytes;
+		instance->pinned_bytes[lease->mem_kind] -= lease->bytes;
 		lease->bytes = lease->n > lease->skip ? (lease->n - lease->skip) * slot_bytes : 0;
-		instance->pinned_bytes += lease->bytes;
+		instance->pinned_bytes[lease->mem_kind] += lease->bytes;
 		before = cpu_depth > lease->skip ? cpu_depth : lease->skip;
 		lease->ready = before < lease->n ? before : lease->n;
 		reply->n_disk = lease->n - lease->ready - (lease->private_pin != KVD_NONE ? 1 : 0);
@@ -273,7 +275,8 @@ static kv_status_t acquire_unchained(kvd_core_t *core, const kvd_space_t *space,
 		return KV_ERR_ARG;
 	}
 	draft.bytes = (ask->n - ask->skip) * core->classes[space->slot_class].slot_bytes;
-	if (draft.bytes > kvd_lease_room(core, instance)) {
+	draft.mem_kind = kvd_mem_kind(&core->classes[space->slot_class]);
+	if (draft.bytes > kvd_lease_room(core, instance, draft.mem_kind)) {
 		return KV_ERR_BUSY;
 	}
 	status = kvd_lease_create(core, instance, &draft, &lease);

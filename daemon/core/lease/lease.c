@@ -69,9 +69,9 @@ uint64_t kvd_lease_expiry(const kvd_core_t *core, uint32_t ttl_ms)
 
 /* ---- a lease begins -------------------------------------------------------------------------- */
 
-uint64_t kvd_lease_room(const kvd_core_t *core, const kvd_instance_rec_t *instance)
+uint64_t kvd_lease_room(const kvd_core_t *core, const kvd_instance_rec_t *instance, kvd_mem_kind_t kind)
 {
-	return kvd_share_instance_room(core, instance, core->config.max_pinned_bytes, instance->pinned_bytes);
+	return kvd_share_instance_room(core, instance, kind, core->config.max_pinned_bytes, instance->pinned_bytes);
 }
 
 kv_status_t kvd_lease_create(kvd_core_t *core, kvd_instance_rec_t *instance, const kvd_lease_t *ask,
@@ -94,7 +94,7 @@ kv_status_t kvd_lease_create(kvd_core_t *core, kvd_instance_rec_t *instance, con
 	lease->id = kvd_id_make(core, index);
 	lease->self = index;
 	lease->pin = lease->private_pin = lease->extent = lease->wait_io = KVD_NONE;
-	instance->pinned_bytes += lease->bytes;
+	instance->pinned_bytes[lease->mem_kind] += lease->bytes;
 
 	status = kvd_extent_take(&instance->extent_alloc,
 				 sizeof(kv_lease_header_t) + (uint64_t)(lease->n - lease->skip) * sizeof(uint32_t),
@@ -318,10 +318,11 @@ kv_status_t kvd_lease_open(kvd_core_t *core, const kvd_member_rec_t *member, con
 				 .ready = skip,
 				 .ref_from = n,
 				 .bytes = (n - skip) * put->slot_bytes,
+				 .mem_kind = kvd_mem_kind(&core->classes[put->slot_class]),
 				 .expiry_ns = kvd_lease_expiry(core, ttl_ms)};
 	kv_msg_acquire_reply_t reply;
 	kvd_lease_t *lease;
-	kv_status_t status = ask.bytes <= kvd_lease_room(core, instance)
+	kv_status_t status = ask.bytes <= kvd_lease_room(core, instance, ask.mem_kind)
 				     ? kvd_lease_create(core, instance, &ask, &lease)
 				     : KV_ERR_BUSY;
 
@@ -420,7 +421,7 @@ void kvd_lease_free(kvd_core_t *core, kvd_lease_t *lease)
 	if (lease->extent != KVD_NONE) {
 		kvd_extent_give(&instance->extent_alloc, lease->extent);
 	}
-	instance->pinned_bytes -= lease->bytes;
+	instance->pinned_bytes[lease->mem_kind] -= lease->bytes;
 	lease->id = 0;
 	kvd_obj_pool_put(&core->leases, lease->self);
 }
@@ -481,7 +482,7 @@ void kvd_lease_cut_before(kvd_core_t *core, kvd_lease_t *lease, uint32_t depth, 
 	/* The blocks that are cut off are no longer charged. */
 	bytes = lease->bytes / (lease->n - lease->skip) * (lease->n - depth + 1);
 	lease->bytes -= bytes;
-	instance->pinned_bytes -= bytes;
+	instance->pinned_bytes[lease->mem_kind] -= bytes;
 	kvd_lease_shorten(core, lease, depth - 1);
 	lease->why = why;
 	atomic_store_explicit(&lease->header->n, lease->n - lease->skip, memory_order_release);

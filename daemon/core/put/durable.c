@@ -116,7 +116,7 @@ static void check_unchained(kvd_core_t *core, kvd_put_t *put)
 {
 	uint32_t n;
 
-	if (!core->tier[KVD_DISK]) {
+	if (!kvd_class_has_disk(core, put->slot_class)) {
 		answer_durable(core, put, 0, put->status != KV_OK ? put->status : KV_ERR_NOT_ADMITTED);
 		return;
 	}
@@ -177,7 +177,7 @@ static void check_put(kvd_core_t *core, kvd_put_t *put)
 		check_unchained(core, put);
 		return;
 	}
-	if (put->pin == KVD_NONE || !core->tier[KVD_DISK]) {
+	if (put->pin == KVD_NONE || !kvd_class_has_disk(core, put->slot_class)) {
 		answer_durable(core, put, 0, put->status != KV_OK ? put->status : KV_ERR_NOT_ADMITTED);
 		return;
 	}

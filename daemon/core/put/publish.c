@@ -429,7 +429,7 @@ static kvd_publish_result_t publish_cpu(kvd_core_t *core, kvd_put_t *put, uint32
 	}
 	block->cpu_gen = entry->loc.gen;
 	*kvd_slot_of(&core->ix, block) = entry->loc.slot;
-	kvd_share_count_unfinished(core, kvd_instance_at(core, put->instance), put->slot_bytes, 0);
+	kvd_share_count_unfinished(core, kvd_instance_at(core, put->instance), put->slot_class, 0);
 	kvd_block_join(core, id, KVD_CPU, put->stamp, tokens_of(put, index));
 	make_entry_visible(core, put, index, id, KVD_ENTRY_VISIBLE);
 
@@ -498,7 +498,7 @@ static kvd_publish_result_t publish_disk(kvd_core_t *core, kvd_put_t *put, uint3
 	if (kvd_index_can_join(&core->ix, block, KVD_CPU)) {
 		block->cpu_gen = entry->loc.gen;
 		*kvd_slot_of(&core->ix, block) = entry->loc.slot;
-		kvd_share_count_unfinished(core, kvd_instance_at(core, put->instance), put->slot_bytes, 0);
+		kvd_share_count_unfinished(core, kvd_instance_at(core, put->instance), put->slot_class, 0);
 		kvd_block_join(core, id, KVD_CPU, put->stamp, tokens_of(put, index));
 	} else {
 		kvd_entry_free(core, put, entry);

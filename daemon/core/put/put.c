@@ -154,7 +154,7 @@ void kvd_entry_free(kvd_core_t *core, kvd_put_t *put, kvd_entry_t *entry)
 {
 	kvs_free(core->tier[KVD_CPU], entry->loc);
 	entry->loc.slot = KV_SLOT_NONE;
-	kvd_share_count_unfinished(core, kvd_instance_at(core, put->instance), put->slot_bytes, 0);
+	kvd_share_count_unfinished(core, kvd_instance_at(core, put->instance), put->slot_class, 0);
 }
 
 void kvd_entry_push_full(kvd_put_t *put, uint32_t index)
@@ -342,7 +342,7 @@ static void lose_entry(kvd_core_t *core, kvd_put_t *put, uint32_t index)
 		kvd_entry_free(core, put, entry);
 		entry->state = KVD_ENTRY_LOST;
 	} else if (entry->state == KVD_ENTRY_WRITE_THROUGH) { /* the write in flight gives the slot back */
-		kvd_share_count_unfinished(core, kvd_instance_at(core, put->instance), put->slot_bytes, 0);
+		kvd_share_count_unfinished(core, kvd_instance_at(core, put->instance), put->slot_class, 0);
 		entry->state = KVD_ENTRY_LOST;
 	}
 }

@@ -332,7 +332,8 @@ static kv_status_t take_slots(kvd_core_t *core, kvd_put_t *put, const kvd_draft_
 			kvd_count_ns(core, put->ns, KV_NM_SHARE_FULL, 1);
 			return KV_ERR_BUSY;
 		}
-		if (kvd_share_instance_room(core, draft->instance, core->config.max_unfinished_bytes,
+		if (kvd_share_instance_room(core, draft->instance, kvd_mem_kind(&core->classes[put->slot_class]),
+					    core->config.max_unfinished_bytes,
 					    draft->instance->unfinished_bytes) < put->slot_bytes) {
 			return KV_ERR_BUSY;
 		}
@@ -349,7 +350,7 @@ static kv_status_t take_slots(kvd_core_t *core, kvd_put_t *put, const kvd_draft_
 			entry->loc.slot = KV_SLOT_NONE;
 			return status;
 		}
-		kvd_share_count_unfinished(core, draft->instance, put->slot_bytes, 1);
+		kvd_share_count_unfinished(core, draft->instance, put->slot_class, 1);
 		status = kvd_pending_add(core, put, i);
 		if (status != KV_OK) {
 			kvd_entry_free(core, put, entry);

@@ -157,7 +157,9 @@ static void end_instance(kvd_core_t *core, kvd_instance_rec_t *instance)
 {
 	end_leases(core, instance);
 	kvd_puts_destroy(core, instance);
-	kv_assert(instance->pinned_bytes == 0 && instance->unfinished_bytes == 0);
+	for (kvd_mem_kind_t kind = 0; kind < KVD_MEM_KINDS; kind++) {
+		kv_assert(instance->pinned_bytes[kind] == 0 && instance->unfinished_bytes[kind] == 0);
+	}
 	for (uint32_t local = 0; local < KVD_INSTANCE_MEMBERS; local++) {
 		if (instance->members[local] != KVD_NONE) {
 			free_member(core, instance, kvd_obj_at(&core->members, instance->members[local]));

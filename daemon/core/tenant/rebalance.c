@@ -15,9 +15,11 @@
 #define COLDER_BY       4u                      /* requests */
 #define MAX_SLABS       (KV_SLOT_MAX_SLAB + 2u) /* and one for "no slot" */
 
-static kvd_resource_t resource_of(kvd_set_t t)
+static kvd_resource_t resource_of(const kvd_core_t *core, kvd_set_t t, uint32_t slot_class)
 {
-	return t == KVD_CPU ? KVD_SHARE_CPU : KVD_SHARE_DISK;
+	return t == KVD_DISK                                             ? KVD_SHARE_DISK
+	       : kvd_mem_kind(&core->classes[slot_class]) == KVD_GPU_MEM ? KVD_SHARE_GPU
+									 : KVD_SHARE_CPU;
 }
 
 /* ---- what leases name ------------------------------------------------------------------------ */
@@ -129,13 +131,14 @@ static int may_give_slab(const kvd_core_t *core, kvd_set_t t, uint32_t from, uin
  * more, or by two slabs less over it. *p_owner KVD_NONE: those whose namespace is not configured. */
 static int find_giving_owner(const kvd_core_t *core, kvd_set_t t, uint32_t to, uint32_t *p_owner)
 {
+	kvd_resource_t what = resource_of(core, t, to);
 	uint64_t unit = core->classes[to].unit[t];
-	uint64_t own = kvd_share_over(core, core->classes[to].ns, resource_of(t), unit);
-	uint64_t most = kvd_share_used(core, KVD_NONE, resource_of(t));
+	uint64_t own = kvd_share_over(core, core->classes[to].ns, what, unit);
+	uint64_t most = kvd_share_used(core, KVD_NONE, what);
 	uint32_t from = KVD_NONE;
 
 	for (uint32_t n = 0; n < core->ns_count; n++) {
-		uint64_t over = n == core->classes[to].ns ? 0 : kvd_share_over(core, n, resource_of(t), 0);
+		uint64_t over = n == core->classes[to].ns ? 0 : kvd_share_over(core, n, what, 0);
 
 		if (over > most) {
 			most = over;
@@ -145,8 +148,8 @@ static int find_giving_owner(const kvd_core_t *core, kvd_set_t t, uint32_t to, u
 	*p_owner = from;
 
 	return most > 0 && (own == 0 || most >= own + unit) &&
-	       kvd_share_used(core, core->classes[to].ns, resource_of(t)) + unit <=
-		       kvd_share_max(core, core->classes[to].ns, resource_of(t));
+	       kvd_share_used(core, core->classes[to].ns, what) + unit <=
+		       kvd_share_max(core, core->classes[to].ns, what);
 }
 
 /* The class that has to give, if one does: of the namespace that has to, its coldest one (*p_force 1); else of the same
@@ -165,7 +168,7 @@ static uint32_t find_giving_class(kvd_core_t *core, kvd_set_t t, uint32_t to, in
 		int may = force ? class->ns == owner
 				: class->ns == core->classes[to].ns && may_give_slab(core, t, i, class->largest[t]);
 
-		if (i == to || class->slots[t] == 0 || !may) {
+		if (i == to || class->slots[t] == 0 || !may || class->memory != core->classes[to].memory) {
 			continue;
 		}
 		if (!age_of_coldest(core, t, i, &age)) { /* nothing can be evicted before leases end */
@@ -433,7 +436,8 @@ static int empty_slot(kvd_core_t *core, kvd_set_t t, kv_slot_t slot)
 		return 0;
 	}
 	id = kvd_index_find_in_slot(&core->ix, &meta.key, meta.group, t, here);
-	if (t == KVD_DISK) {
+	/* No process of ours copies in the memory of a GPU. */
+	if (t == KVD_DISK || core->classes[from].memory > 0) {
 		return id != KVD_NONE && kvd_block_evict_below(core, id, t, core->rebalance[t].force) == KV_OK;
 	}
 	block = id == KVD_NONE ? NULL : kvd_block_at(&core->ix, id);

@@ -17,9 +17,13 @@ _Static_assert(KVD_MAX_NAMESPACES <= KV_METRIC_NAMESPACES && KVD_NS_NAME_MAX < K
 #define KVD_MEMBER_WORDS     4u /* members an instance can have: 64 a word */
 #define KVD_INSTANCE_MEMBERS (64u * KVD_MEMBER_WORDS)
 
-/* Slots that can replace each other: one namespace, one geometry. */
+/* Memory of the host, and that of GPUs: what may be kept of each has a limit of its own. */
+typedef enum kvd_mem_kind { KVD_HOST_MEM, KVD_GPU_MEM, KVD_MEM_KINDS } kvd_mem_kind_t;
+
+/* Slots that can replace each other: one namespace, one geometry, one memory. */
 typedef struct kvd_class {
 	uint32_t ns;                    /* KVD_NONE: found on disk, and the namespace is not configured */
+	uint32_t memory;                /* of the CPU tier; 0: the host's. Others have no disk */
 	uint32_t tier_class[KVD_TIERS]; /* the tiers' numbers; KVD_NONE: none            */
 	uint64_t slot_bytes;            /* charged a slot                                */
 	kvd_order_t order[KVD_TIERS];
@@ -31,6 +35,11 @@ typedef struct kvd_class {
 	uint32_t wants[KVD_TIERS];        /* 1: it is short of slots, and waits for a slab */
 	uint64_t ask_after_ns[KVD_TIERS]; /* it does not ask before: there was none for it                */
 } kvd_class_t;
+
+static inline kvd_mem_kind_t kvd_mem_kind(const kvd_class_t *class)
+{
+	return class->memory > 0 ? KVD_GPU_MEM : KVD_HOST_MEM;
+}
 
 /* A slab or file on its way from one class to another (rebalance.h). */
 typedef struct kvd_rebalance {
@@ -73,7 +82,8 @@ typedef struct kvd_ns {
 	kvd_parts_t parts;                    /* as configured (share.h)                     */
 	uint64_t share[KVD_SHARES];           /* in force                                    */
 	uint64_t blocks;                      /* in the index                                */
-	uint64_t pinned_blocks, pinned_bytes; /* kept by pins, each counted once */
+	uint64_t pinned_blocks;               /* kept by pins, each counted once             */
+	uint64_t pinned_bytes[KVD_MEM_KINDS]; /* of them */
 	uint64_t handover_bytes;              /* kept by pins of hand-over entries, each counted once */
 	uint64_t tail_bytes;                  /* of these entries, tokens to select them by included */
 	uint64_t wait_bytes;                  /* tokens of SELECTs that wait                 */
@@ -81,9 +91,10 @@ typedef struct kvd_ns {
 	uint32_t handovers;                   /* the entries                                 */
 	kvd_list_t announced;                 /* of them wait for blocks to become visible   */
 	uint32_t announced_count;
-	uint32_t announced_due; /* from the list's head, are looked at: blocks have become visible */
-	kvd_list_t puts;        /* running ones (put.h)                        */
-	uint64_t unfinished_blocks, unfinished_bytes; /* slots of puts, those in quarantine too      */
+	uint32_t announced_due;     /* from the list's head, are looked at: blocks have become visible */
+	kvd_list_t puts;            /* running ones (put.h)                        */
+	uint64_t unfinished_blocks; /* slots of puts, those in quarantine too      */
+	uint64_t unfinished_bytes[KVD_MEM_KINDS];
 } kvd_ns_t;
 
 typedef struct kvd_instance_rec {
@@ -101,8 +112,8 @@ typedef struct kvd_instance_rec {
 	kvd_list_t leases, puts;
 	uint32_t lease_count;
 	uint32_t handovers; /* hand-over entries that it is a side of; twice where it is both */
-	uint64_t pinned_bytes;
-	uint64_t unfinished_bytes;
+	uint64_t pinned_bytes[KVD_MEM_KINDS];
+	uint64_t unfinished_bytes[KVD_MEM_KINDS];
 	kvd_link_t of_core; /* all instances */
 } kvd_instance_rec_t;
 

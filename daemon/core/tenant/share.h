@@ -1,4 +1,5 @@
-/* share.h -- what is whose: each namespace has a share of the CPU tier, of the disk tier and of the index
+/* share.h -- what is whose: each namespace has a share of the CPU tier, of the memory of GPUs, of the disk tier and of
+ * the index
  * (docs/decisions/025).
  *
  *   used = irreclaimable (pinned by leases, puts and hand-overs, unfinished, quarantined) + evictable
@@ -24,8 +25,8 @@ uint64_t kvd_share_max(const kvd_core_t *core, uint32_t ns, kvd_resource_t what)
 /* Shares that are not given are equal parts of what is left. */
 void kvd_shares_compute(kvd_core_t *core);
 
-/* Pinned, unfinished and quarantined bytes of the CPU tier, and the tails of hand-overs. */
-uint64_t kvd_share_irreclaimable(const kvd_core_t *core, uint32_t ns);
+/* Pinned, unfinished and quarantined bytes of one kind of memory, and of the host's the tails of hand-overs. */
+uint64_t kvd_share_irreclaimable(const kvd_core_t *core, uint32_t ns, kvd_mem_kind_t kind);
 /* How many of them its hand-over entries may pin and have as tails. */
 uint64_t kvd_share_handover_max(const kvd_core_t *core, uint32_t ns);
 /* How many blocks more of the class may be pinned, or put. */
@@ -33,11 +34,11 @@ uint64_t kvd_share_pin_room(const kvd_core_t *core, uint32_t ns, uint32_t slot_c
 /* May a put have the slot that it has just been given? A slab with an open slot cannot change hands, so where the
  * namespace is over its share such slabs count whole, and no more of them than the share. */
 int kvd_share_may_open(const kvd_core_t *core, uint32_t ns, kvs_loc_t loc);
-/* Bytes the instance may still add to `own`, its pinned or its unfinished bytes. `cap` 0: both together may be half of
- * the namespace's share. */
-uint64_t kvd_share_instance_room(const kvd_core_t *core, const kvd_instance_rec_t *instance, uint64_t cap,
-				 uint64_t own);
+/* Bytes of this kind that the instance may still add to `own`, its pinned or its unfinished bytes. `cap` 0: both
+ * together may be half of the namespace's share. */
+uint64_t kvd_share_instance_room(const kvd_core_t *core, const kvd_instance_rec_t *instance, kvd_mem_kind_t kind,
+				 uint64_t cap, const uint64_t own[KVD_MEM_KINDS]);
 /* A slot of an unfinished put of the instance is taken (`taken` 1) or is finished. */
-void kvd_share_count_unfinished(kvd_core_t *core, kvd_instance_rec_t *instance, uint64_t bytes, int taken);
+void kvd_share_count_unfinished(kvd_core_t *core, kvd_instance_rec_t *instance, uint32_t slot_class, int taken);
 
 #endif

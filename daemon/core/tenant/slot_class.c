@@ -37,8 +37,9 @@ void kvd_class_request_slots(kvd_core_t *core, uint32_t slot_class, kvd_set_t t)
 	kvd_class_t *class = &core->classes[slot_class];
 
 	class->used_ns = core->now_ns;
-	if (core->class_count > 1 && !class->wants[t] && core->now_ns >= class->ask_after_ns[t] &&
-	    kvd_slab_ops(core, t) && kvd_slab_ops(core, t)->is_short(core->tier[t], class->tier_class[t])) {
+	if (core->class_count > 1 && class->tier_class[t] != KVD_NONE && !class->wants[t] &&
+	    core->now_ns >= class->ask_after_ns[t] && kvd_slab_ops(core, t) &&
+	    kvd_slab_ops(core, t)->is_short(core->tier[t], class->tier_class[t])) {
 		class->wants[t] = 1;
 		core->rebalance[t].wanting++;
 	}
@@ -58,7 +59,7 @@ void kvd_class_update(kvd_core_t *core, uint32_t slot_class, kvd_set_t t)
 	const kvs_rebalance_ops_t *ops = kvd_slab_ops(core, t);
 	kvd_class_t *class = &core->classes[slot_class];
 
-	if (ops) {
+	if (ops && class->tier_class[t] != KVD_NONE) {
 		class->unit[t] = ops->slab_bytes(core->tier[t], class->tier_class[t]);
 	}
 	kvd_class_request_slots(core, slot_class, t);
@@ -69,19 +70,21 @@ static uint64_t slot_stride(const kvs_geometry_t *geometry)
 	return ((uint64_t)geometry->block_bytes + 4095u) / 4096u * 4096u;
 }
 
-kv_status_t kvd_class_open(kvd_core_t *core, uint32_t ns, const kvs_geometry_t *geometry, uint32_t *p_class)
+kv_status_t kvd_class_open(kvd_core_t *core, const kvd_space_open_t *ask, uint32_t *p_class)
 {
 	uint32_t tier_class[KVD_TIERS] = {KVD_NONE, KVD_NONE};
-	const char *name = core->ns[ns]->name;
-	kv_status_t status = kvs_class_open(core->tier[KVD_CPU], name, geometry, &tier_class[KVD_CPU]);
+	const char *name = core->ns[ask->ns]->name;
+	const kvs_geometry_t *geometry = &ask->geometry;
+	kv_status_t status = kvs_class_open_in(core->tier[KVD_CPU], ask->memory, name, geometry, &tier_class[KVD_CPU]);
 
-	if (status == KV_OK && kvd_disk(core)) {
+	if (status == KV_OK && kvd_disk(core) && ask->memory == 0) {
 		status = kvs_class_open(kvd_disk(core), name, geometry, &tier_class[KVD_DISK]);
 	}
 	if (status == KV_OK) {
-		status = kvd_class_find(core, tier_class, ns, p_class);
+		status = kvd_class_find(core, tier_class, ask->ns, p_class);
 	}
 	if (status == KV_OK) {
+		core->classes[*p_class].memory = ask->memory;
 		core->classes[*p_class].tier_class[KVD_CPU] = tier_class[KVD_CPU];
 		core->classes[*p_class].slot_bytes = slot_stride(geometry);
 		kvd_class_update(core, *p_class, KVD_CPU);

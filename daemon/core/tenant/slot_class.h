@@ -12,8 +12,8 @@ static inline const kvs_rebalance_ops_t *kvd_slab_ops(const kvd_core_t *core, kv
 
 /* The class made of these tiers' classes; a new one, of namespace ns, when there is none. */
 kv_status_t kvd_class_find(kvd_core_t *core, const uint32_t tier_class[KVD_TIERS], uint32_t ns, uint32_t *p_class);
-/* The class of this geometry, opened on each tier. */
-kv_status_t kvd_class_open(kvd_core_t *core, uint32_t ns, const kvs_geometry_t *geometry, uint32_t *p_class);
+/* The class of the space's geometry and memory, opened on each tier. */
+kv_status_t kvd_class_open(kvd_core_t *core, const kvd_space_open_t *ask, uint32_t *p_class);
 /* Ask tier t what the class has there. */
 void kvd_class_update(kvd_core_t *core, uint32_t slot_class, kvd_set_t t);
 /* A slot of the class in tier t has been asked for, or its space was opened. */

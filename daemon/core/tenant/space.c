@@ -145,6 +145,12 @@ static uint64_t temporary_epoch(kvd_core_t *core)
 	return UINT64_C(1) << 48 | random >> 16;
 }
 
+/* Spaces in the memory of a GPU have no disk. */
+static int has_disk(const kvd_core_t *core, const kvd_space_t *space)
+{
+	return core->classes[space->slot_class].memory == 0;
+}
+
 static kv_status_t create_space(kvd_core_t *core, const kvd_space_open_t *ask, uint32_t id, kvd_space_t **p_space)
 {
 	kvd_space_t *space = kv_alloc(core->env, sizeof *space);
@@ -172,11 +178,13 @@ static kv_status_t create_space(kvd_core_t *core, const kvd_space_open_t *ask, u
 	if (!space->identity || !space->layout || (ask->lora && !space->lora)) {
 		goto err_space;
 	}
-	status = kvd_class_open(core, ask->ns, &ask->geometry, &space->slot_class);
+	status = kvd_class_open(core, ask, &space->slot_class);
 	if (status != KV_OK) {
 		goto err_space;
 	}
-	if (core->tier[KVD_DISK]) {
+	if (ask->memory > 0) {
+		space->epoch = temporary_epoch(core); /* nothing outlives the daemon, and no key comes back */
+	} else if (core->tier[KVD_DISK]) {
 		uint64_t known = kvs_epoch_get(core->tier[KVD_DISK], space->root);
 
 		space->epoch = known ? known : 1;
@@ -254,7 +262,7 @@ kv_status_t kvd_space_open(kvd_core_t *core, const kvd_space_open_t *ask, kvd_sp
 	}
 	/* The tier takes no block of a space that it has not recorded. It may have been off before, so each open
 	 * records again. */
-	if (core->tier[KVD_DISK] && kvs_epoch_get(core->tier[KVD_DISK], space->root) == 0) {
+	if (core->tier[KVD_DISK] && has_disk(core, space) && kvs_epoch_get(core->tier[KVD_DISK], space->root) == 0) {
 		core->outstanding++;
 		status = record_epoch(core, space, space->epoch, finish_epoch_record, core);
 		if (status != KV_OK) {
@@ -315,6 +323,9 @@ static kv_status_t record_reset(kvd_core_t *core, const kvd_space_t *space, kvd_
 	kvd_reset_t *reset;
 	kv_status_t status;
 
+	if (!has_disk(core, space)) {
+		return KV_OK;
+	}
 	if (!core->tier[KVD_DISK]) {
 		kvs_epoch_t e = {.root = space->root, .epoch = space->epoch + 1};
 
@@ -404,8 +415,12 @@ void kvd_spaces_attach(kvd_core_t *core)
 {
 	for (uint32_t n = 0; n < core->ns_count; n++) {
 		for (uint32_t id = 1; id <= core->ns[n]->space_count; id++) {
-			kvd_class_update(core, core->ns[n]->spaces[id]->slot_class, KVD_DISK);
-			attach_space(core, core->ns[n]->spaces[id]);
+			kvd_space_t *space = core->ns[n]->spaces[id];
+
+			if (has_disk(core, space)) {
+				kvd_class_update(core, space->slot_class, KVD_DISK);
+				attach_space(core, space);
+			}
 		}
 	}
 }

@@ -10,6 +10,7 @@
  */
 #include "io/members/slabs.h"
 
+#include "io/members/member.h"
 #include "io/members/member_table.h"
 #include "io/sessions/session.h"
 
@@ -65,6 +66,59 @@ void kvd_slabs_close(kvd_host_t *host)
 	host->slabs = NULL;
 }
 
+/* ---- pools ----------------------------------------------------------------------------------- */
+
+/* The pool with this slab; *p_local: as the pool itself counts. NULL: there is none. */
+static kvs_tier_t *find_pool(const kvd_host_t *host, uint32_t slab, uint32_t *p_local)
+{
+	uint32_t memory = kvs_memory_of_slab(slab);
+
+	*p_local = slab - kvs_memories_base(memory);
+
+	return memory < host->pool_count ? host->pool[memory] : NULL;
+}
+
+static kv_status_t get_slab(const kvd_host_t *host, uint32_t slab, kvs_slab_info_t *p_info)
+{
+	uint32_t local;
+	kvs_tier_t *pool = find_pool(host, slab, &local);
+	kv_status_t status = pool ? kvs_pool_slab(pool, local, p_info) : KV_MISS;
+
+	if (status == KV_OK) {
+		p_info->slab = slab;
+	}
+
+	return status;
+}
+
+uint32_t kvd_slabs_count_held(const kvd_host_t *host)
+{
+	uint32_t held = 0;
+
+	for (uint32_t m = 0; m < host->pool_count; m++) {
+		held += kvs_pool_slabs_held(host->pool[m]);
+	}
+
+	return held;
+}
+
+static uint64_t sum_versions(const kvd_host_t *host)
+{
+	uint64_t sum = 0;
+
+	for (uint32_t m = 0; m < host->pool_count; m++) {
+		sum += kvs_pool_version(host->pool[m]);
+	}
+
+	return sum;
+}
+
+/* Memory of GPUs is for the processes that have GPUs. */
+static int is_for(const kvs_slab_info_t *info, uint32_t role)
+{
+	return kvs_memory_of_slab(info->slab) == 0 || role == ROLE_WORKER;
+}
+
 /* ---- telling --------------------------------------------------------------------------------- */
 
 static void announce_slab(kvd_host_t *host, kvd_session_t *session, const kvs_slab_info_t *info)
@@ -76,11 +130,11 @@ static void announce_slab(kvd_host_t *host, kvd_session_t *session, const kvs_sl
 				     .block_bytes = info->geometry.block_bytes,
 				     .heads = info->geometry.heads,
 				     .leaves = info->geometry.leaves,
-				     .memory = KV_SLAB_MEMFD,
+				     .memory = info->memory,
 				     .bytes = info->bytes,
 				     .digest_bytes = info->digest_bytes}};
 
-	if (strcmp(info->ns, session->ns->name) == 0) {
+	if (strcmp(info->ns, session->ns->name) == 0 && is_for(info, session->member->role)) {
 		kvd_session_notify(host, session, KV_CODE_SLAB_ADD, &msg, fds);
 	}
 }
@@ -89,7 +143,7 @@ static void add_slab(kvd_host_t *host, slab_entry_t *entry, const kvs_slab_info_
 {
 	*entry = (slab_entry_t){.state = ANNOUNCED, .region = UINT32_MAX, .serial = info->serial, .bytes = info->bytes};
 	/* On huge pages a transfer without registration costs less. */
-	if (host->disk && !info->huge) {
+	if (host->disk && !info->huge && info->base) {
 		kvs_nvme_register(host->disk, info->base, info->bytes, &entry->region);
 		kvs_pool_set_region(host->cpu, info->slab, entry->region);
 	}
@@ -107,7 +161,13 @@ static void find_mappers(kvd_host_t *host, slab_entry_t *entry, const kvs_slab_i
 
 	entry->by = count ? calloc(count, sizeof *entry->by) : NULL;
 	if (entry->by) {
-		entry->mapped = kvd_members_list(host, info->ns, entry->by, count);
+		uint32_t listed = kvd_members_list(host, info->ns, entry->by, count);
+
+		for (uint32_t i = 0; i < listed; i++) {
+			if (is_for(info, entry->by[i].role)) {
+				entry->by[entry->mapped++] = entry->by[i];
+			}
+		}
 	} /* else: nobody is waited for; the memory is theirs until they let go of it */
 }
 
@@ -121,43 +181,54 @@ static void announce_retirement(kvd_host_t *host, slab_entry_t *entry, const kvs
 	host->slabs->retiring = info->slab;
 	find_mappers(host, entry, info);
 	for (kvd_session_t *session = host->sessions; session; session = session->next) {
-		if (session->member && strcmp(info->ns, session->ns->name) == 0) {
+		if (session->member && strcmp(info->ns, session->ns->name) == 0 &&
+		    is_for(info, session->member->role)) {
 			kvd_session_notify(host, session, KV_CODE_SLAB_RETIRE, &msg, NULL);
 		}
 	}
 }
 
-void kvd_slabs_announce(kvd_host_t *host)
+static void announce_changes(kvd_host_t *host, uint32_t slab)
 {
-	kvd_slabs_t *slabs = host->slabs;
-	uint64_t version = kvs_pool_version(host->cpu);
+	slab_entry_t *entry = &host->slabs->slab[slab];
+	kvs_slab_info_t info;
 
-	if (slabs->version == version) {
+	if (get_slab(host, slab, &info) != KV_OK) {
 		return;
 	}
-	slabs->version = version;
-	for (uint32_t i = 0; i < kvs_pool_slab_count(host->cpu); i++) {
-		kvs_slab_info_t info;
+	if (entry->serial != info.serial) {
+		add_slab(host, entry, &info);
+	}
+	if (info.retired && entry->state == ANNOUNCED) {
+		announce_retirement(host, entry, &info);
+	}
+}
 
-		if (kvs_pool_slab(host->cpu, i, &info) != KV_OK) {
-			continue;
-		}
-		if (slabs->slab[i].serial != info.serial) {
-			add_slab(host, &slabs->slab[i], &info);
-		}
-		if (info.retired && slabs->slab[i].state == ANNOUNCED) {
-			announce_retirement(host, &slabs->slab[i], &info);
+void kvd_slabs_announce(kvd_host_t *host)
+{
+	uint64_t version = sum_versions(host);
+
+	if (host->slabs->version == version) {
+		return;
+	}
+	host->slabs->version = version;
+	for (uint32_t m = 0; m < host->pool_count; m++) {
+		for (uint32_t i = 0; i < kvs_pool_slab_count(host->pool[m]); i++) {
+			announce_changes(host, kvs_memories_base(m) + i);
 		}
 	}
 }
 
 void kvd_slabs_announce_to(kvd_host_t *host, kvd_session_t *session)
 {
-	for (uint32_t i = 0; i < kvs_pool_slab_count(host->cpu); i++) {
-		kvs_slab_info_t info;
+	for (uint32_t m = 0; m < host->pool_count; m++) {
+		for (uint32_t i = 0; i < kvs_pool_slab_count(host->pool[m]); i++) {
+			uint32_t slab = kvs_memories_base(m) + i;
+			kvs_slab_info_t info;
 
-		if (host->slabs->slab[i].state == ANNOUNCED && kvs_pool_slab(host->cpu, i, &info) == KV_OK) {
-			announce_slab(host, session, &info);
+			if (host->slabs->slab[slab].state == ANNOUNCED && get_slab(host, slab, &info) == KV_OK) {
+				announce_slab(host, session, &info);
+			}
 		}
 	}
 }
@@ -204,8 +275,10 @@ static uint64_t may_be_pinned(const slab_entry_t *entry)
 static int release_slab(kvd_host_t *host, uint32_t slab, int unmapped)
 {
 	kvs_slab_info_t info;
+	uint32_t local;
+	kvs_tier_t *pool = find_pool(host, slab, &local);
 
-	if (kvs_pool_slab(host->cpu, slab, &info) == KV_OK && host->slabs->slab[slab].state == RETIRING) {
+	if (get_slab(host, slab, &info) == KV_OK && host->slabs->slab[slab].state == RETIRING) {
 		const int fds[2] = {info.data_fd, info.digest_fd};
 
 		for (kvd_session_t *session = host->sessions; session; session = session->next) {
@@ -213,7 +286,7 @@ static int release_slab(kvd_host_t *host, uint32_t slab, int unmapped)
 		}
 	}
 
-	return kvs_pool_release(host->cpu, slab, unmapped) != KV_ERR_BUSY;
+	return kvs_pool_release(pool, local, unmapped) != KV_ERR_BUSY;
 }
 
 static void take_pages_away(kvd_host_t *host, uint32_t slab)

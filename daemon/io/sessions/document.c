@@ -2,6 +2,7 @@
  * whole, never of another namespace. */
 #include "io/disk_attach.h"
 #include "io/members/member_table.h"
+#include "io/members/slabs.h"
 #include "io/net.h"
 #include "io/sessions/document.h"
 #include "process.h"
@@ -269,7 +270,7 @@ static uint32_t check_sessions(kvd_host_t *host, kv_text_t *text)
 static uint32_t check_fds(kvd_host_t *host, kv_text_t *text)
 {
 	uint32_t open = kvd_process_count_fds();
-	uint32_t slabs = kvs_pool_slabs_held(host->cpu) - host->own_slabs;
+	uint32_t slabs = kvd_slabs_count_held(host) - host->own_slabs;
 	uint32_t known = host->own_fds + host->session_count + kvd_members_count_fds(host) + 2 * slabs;
 	uint32_t slack = FD_SLACK;
 	char detail[160];
@@ -293,6 +294,9 @@ static uint32_t check_json(kvd_host_t *host, kv_text_t *text)
 	kv_assert(!kv_text_fits(text) || (text->len > 2 && strcmp(text->out + text->len - 2, "]}") == 0));
 	text->len -= 2;
 	failed += check_tier(text, "cpu", host->cpu);
+	for (uint32_t m = 1; m < host->pool_count; m++) {
+		failed += check_tier(text, "gpu", host->pool[m]);
+	}
 	failed += check_tier(text, "disk", host->disk);
 	failed += check_sessions(host, text);
 	failed += check_fds(host, text);

@@ -21,11 +21,22 @@ typedef void (*kvs_drop_fn)(void *ctx, const char *name);
 
 #define KVS_AHEAD_ALL UINT64_MAX
 
+/* Data memory of slabs from elsewhere, a device's: a descriptor of slab_bytes zeroed bytes, which is the pool's from
+ * then on. -1: none now. */
+typedef int (*kvs_take_fn)(void *ctx);
+
 typedef struct kvs_pool_config {
 	uint64_t limit_bytes; /* slabs, digest tables and ledger together */
 	uint64_t slab_bytes;  /* size of a slab; smaller when the limit leaves less, larger (and said) when over 2,047
 				 would be needed */
-	uint64_t max_blocks;  /* slots in all; 0: as many as fit. Exact, for replays */
+	uint32_t max_slabs;   /* at a time; 0: as many as slots can name */
+	/* NULL: the pool makes its data memory. Else every slab's data has slab_bytes, is never mapped here, and goes
+	 * only when every client has let go of it: such slots have no kvs_mem(). limit_bytes is for data alone then;
+	 * digest tables and ledger are host memory and come on top. */
+	kvs_take_fn take;
+	void *take_ctx;
+	kv_slab_memory_t memory; /* what `take` gives */
+	uint64_t max_blocks;     /* slots in all; 0: as many as fit. Exact, for replays */
 	kvs_huge_t huge;
 	int prefault; /* 1: a thread touches new slabs */
 	/* kvs_pool_carve_ahead() keeps so much carved and touched before it is needed; 0: nothing. KVS_AHEAD_ALL: the
@@ -64,7 +75,9 @@ typedef struct kvs_slab_info {
 	int digest_fd;
 	int huge; /* 1: the data lies on reserved huge pages */
 	const char *ns;
-	void *base; /* the daemon's own mapping of the data; touched through kvs_guard_*() and direct I/O only */
+	kv_slab_memory_t memory;
+	void *base; /* the daemon's own mapping of the data; touched through kvs_guard_*() and direct I/O only. NULL:
+		       memory from elsewhere */
 	uint64_t ready_bytes; /* [0, ready_bytes) have been pre-faulted; pinning the rest would fault it in on the
 				 caller's time */
 } kvs_slab_info_t;
@@ -85,7 +98,7 @@ void kvs_pool_carve_ahead(kvs_tier_t *pool, int busy);
 /* A retired slab's memory goes back, and the class it was retired for gets a slab of it at once. Its pages are taken
  * away, under those too that still map it (they read zeros; pages pinned by them stay theirs). `unmapped`: by every
  * client; else its number and digests stay taken until a second call says so. KV_ERR_BUSY: the pre-fault thread is
- * still in it, ask again. KV_MISS: no such slab, or not retired. */
+ * still in it, or it is memory from elsewhere and not unmapped; ask again. KV_MISS: no such slab, or not retired. */
 kv_status_t kvs_pool_release(kvs_tier_t *pool, uint32_t slab, int unmapped);
 
 /* Slabs and slots of each class, for people. KV_MISS past the last class. */

@@ -198,6 +198,11 @@ typedef struct kvs_tier_ops {
 	void (*state)(kvs_tier_t *tier, kvs_tier_state_t *p_state); /* NULL: always OK */
 	void (*watch)(kvs_tier_t *tier, const kvs_watch_t *watch);  /* NULL: it loses nothing */
 	kv_status_t (*readable)(kvs_tier_t *tier, kvs_loc_t loc);   /* NULL: always */
+	/* A tier of several memories (kvs/memories.h); NULL: it is one. add_memory: KV_ERR_LIMIT. */
+	kv_status_t (*add_memory)(kvs_tier_t *tier, kvs_tier_t *pool, uint32_t *p_memory);
+	kv_status_t (*class_open_in)(kvs_tier_t *tier, uint32_t memory, const char *ns, const kvs_geometry_t *geometry,
+				     uint32_t *p_class);
+	void (*usage_of)(kvs_tier_t *tier, uint32_t memory, kvs_usage_t *p_usage);
 } kvs_tier_ops_t;
 
 struct kvs_tier {
@@ -211,6 +216,16 @@ struct kvs_tier {
 static inline kv_status_t kvs_class_open(kvs_tier_t *t, const char *ns, const kvs_geometry_t *g, uint32_t *p_class)
 {
 	return t->ops->class_open(t, ns, g, p_class);
+}
+
+/* The same in memory number `memory` of the tier; 0 is the one that every tier has. KV_ERR_TIER_OFF: there is no such
+ * memory. */
+static inline kv_status_t kvs_class_open_in(kvs_tier_t *t, uint32_t memory, const char *ns, const kvs_geometry_t *g,
+					    uint32_t *p_class)
+{
+	return t->ops->class_open_in ? t->ops->class_open_in(t, memory, ns, g, p_class)
+	       : memory == 0         ? kvs_class_open(t, ns, g, p_class)
+				     : KV_ERR_TIER_OFF;
 }
 
 /* The namespace of a class that class_open or recover has named; the tier's memory, and good until it closes. */
@@ -254,7 +269,7 @@ static inline void kvs_free(kvs_tier_t *t, kvs_loc_t loc)
 	t->ops->free(t, loc);
 }
 
-/* Memory of a CPU slot. KV_ERR_UNSUPPORTED from tiers without memory, KV_MISS when stale. */
+/* Memory of a CPU slot. KV_ERR_UNSUPPORTED from tiers without memory that this process sees, KV_MISS when stale. */
 static inline kv_status_t kvs_mem(kvs_tier_t *t, kvs_loc_t loc, kvs_mem_t *p_mem)
 {
 	return t->ops->mem(t, loc, p_mem);
@@ -312,6 +327,16 @@ static inline kv_status_t kvs_recover(kvs_tier_t *t, kvs_found_fn found, void *a
 static inline void kvs_usage(kvs_tier_t *t, kvs_usage_t *p_usage)
 {
 	t->ops->usage(t, p_usage);
+}
+/* Of one of its memories; of one that it does not have: zeros. */
+static inline void kvs_usage_of(kvs_tier_t *t, uint32_t memory, kvs_usage_t *p_usage)
+{
+	*p_usage = (kvs_usage_t){0};
+	if (t->ops->usage_of) {
+		t->ops->usage_of(t, memory, p_usage);
+	} else if (memory == 0) {
+		t->ops->usage(t, p_usage);
+	}
 }
 static inline void kvs_tier_state(kvs_tier_t *t, kvs_tier_state_t *p_state)
 {
