@@ -70,6 +70,26 @@ kv_status_t kvk_cuda_require(const kvk_cuda_ops_t *cuda, const size_t *members, 
 	return KV_OK;
 }
 
+void kvk_cuda_format_uuid(const kvk_cuda_ops_t *cuda, int device, char text[KVK_GPU_UUID_BYTES])
+{
+	static const size_t dash[] = {4, 6, 8, 10};
+	kvk_cu_uuid_t uuid;
+	size_t at, group = 0;
+
+	text[0] = '\0';
+	if (!cuda->device_uuid || cuda->device_uuid(&uuid, device) != 0) {
+		return;
+	}
+	at = (size_t)snprintf(text, KVK_GPU_UUID_BYTES, "GPU-");
+	for (size_t i = 0; i < sizeof uuid.bytes; i++) {
+		if (group < KV_COUNT_OF(dash) && i == dash[group]) {
+			text[at++] = '-';
+			group++;
+		}
+		at += (size_t)snprintf(text + at, KVK_GPU_UUID_BYTES - at, "%02x", uuid.bytes[i]);
+	}
+}
+
 kv_status_t kvk_gpu_check_result(kvk_gpu_t *gpu, size_t member, int error)
 {
 	if (error != 0) {

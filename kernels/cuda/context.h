@@ -16,6 +16,9 @@ kv_status_t kvk_cuda_check_result(const kvk_cuda_ops_t *cuda, size_t member, int
 /* Has the driver these functions, which it may lack? KV_ERR_UNSUPPORTED: the first that it lacks is named. */
 kv_status_t kvk_cuda_require(const kvk_cuda_ops_t *cuda, const size_t *members, size_t count);
 
+/* "GPU-8-4-4-4-12", lower case, as nvidia-smi prints it. "": the driver cannot say. `device`: the driver's handle. */
+void kvk_cuda_format_uuid(const kvk_cuda_ops_t *cuda, int device, char text[KVK_GPU_UUID_BYTES]);
+
 /* kvk_cuda_check_result(), and failures are counted. */
 kv_status_t kvk_gpu_check_result(kvk_gpu_t *gpu, size_t member, int error);
 #define KVK_GPU_CALL(gpu, member, ...)                                                                                 \

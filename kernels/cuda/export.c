@@ -2,7 +2,7 @@
 #include "kvk/device.h"
 
 #include "context.h"
-#include "vmm.h"
+#include "memory.h"
 
 #include "kv/env.h"
 
@@ -72,7 +72,7 @@ kv_status_t kvk_device_list(const kvk_cuda_ops_t *cuda, kvk_device_info_t *out, 
 			return KV_ERR_IO;
 		}
 		info->name[sizeof info->name - 1] = '\0';
-		kvk_uuid_format(cuda, device, info->uuid);
+		kvk_cuda_format_uuid(cuda, device, info->uuid);
 		ask_memory(cuda, device, info);
 	}
 	*p_count = (uint32_t)count;
@@ -89,12 +89,12 @@ static kv_status_t find_device(const kvk_cuda_ops_t *cuda, const char *uuid, kvk
 		return status;
 	}
 	for (int i = 0; i < count; i++) {
-		char found[KVK_UUID_TEXT];
+		char found[KVK_GPU_UUID_BYTES];
 
 		if (KVK_CUDA_CALL(cuda, device_get, &device->device, i) != KV_OK) {
 			return KV_ERR_IO;
 		}
-		kvk_uuid_format(cuda, device->device, found);
+		kvk_cuda_format_uuid(cuda, device->device, found);
 		if (found[0] && strcmp(found, uuid) == 0) {
 			device->ordinal = i;
 			return KV_OK;
@@ -117,7 +117,7 @@ static kv_status_t check_export(const kvk_device_t *device)
 {
 	static const size_t members[] = {OF(mem_create), OF(mem_export), OF(mem_grain), OF(mem_set), OF(context_wait)};
 	static const int attributes[] = {ATTRIBUTE_VMM, ATTRIBUTE_EXPORTS_FILE};
-	kv_status_t status = kvk_vmm_check(device->cuda);
+	kv_status_t status = kvk_cuda_check_vmm(device->cuda);
 
 	if (status == KV_OK) {
 		status = kvk_cuda_require(device->cuda, members, KV_COUNT_OF(members));
@@ -191,13 +191,13 @@ void kvk_device_close(kvk_device_t *device)
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-/* Whoever had this memory before does not show through. The driver sets bytes behind the caller's back: the memory is
- * zero only after the wait. */
+/* What others have left in this memory does not show through. The driver sets bytes behind the caller's back: the
+ * memory is zero only after the wait. */
 static kv_status_t zero_memory(const kvk_device_t *device, kvk_cu_memory_t memory, size_t bytes)
 {
 	const kvk_cuda_ops_t *cuda = device->cuda;
 	kvk_cu_ptr_t at = 0;
-	kv_status_t status = kvk_vmm_map(cuda, memory, bytes, device->ordinal, &at);
+	kv_status_t status = kvk_cuda_map(cuda, memory, bytes, device->ordinal, &at);
 	kv_status_t unmapped;
 
 	if (status != KV_OK) {
@@ -207,7 +207,7 @@ static kv_status_t zero_memory(const kvk_device_t *device, kvk_cu_memory_t memor
 	if (status == KV_OK) {
 		status = KVK_CUDA_CALL(cuda, context_wait);
 	}
-	unmapped = kvk_vmm_unmap(cuda, at, bytes);
+	unmapped = kvk_cuda_unmap(cuda, at, bytes);
 
 	return status == KV_OK ? unmapped : status;
 }

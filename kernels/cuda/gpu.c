@@ -43,7 +43,7 @@ static kv_status_t find_device(kvk_gpu_t *gpu, int ordinal)
 		return KV_ERR_IO;
 	}
 	gpu->name[sizeof gpu->name - 1] = '\0';
-	kvk_uuid_format(gpu->cuda, gpu->device, gpu->uuid);
+	kvk_cuda_format_uuid(gpu->cuda, gpu->device, gpu->uuid);
 
 	return KV_OK;
 }

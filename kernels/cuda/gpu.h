@@ -5,7 +5,6 @@
 #include "kvk/gpu.h"
 
 #include "cuda/device/args.h"
-#include "cuda/vmm.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -35,6 +34,7 @@
 #define KVK_GPU_LEAF_LEAST       241u /* bytes of the smallest leaf the kernels can digest: XXH3's long form */
 #define KVK_GPU_PLAIN_GRID       2u   /* blocks an SM, of the plain kernels */
 #define KVK_GPU_ERROR_BYTES      256u
+#define KVK_GPU_UUID_BYTES       48u
 
 #define KVK_GPU_NO_STREAM UINTPTR_MAX
 
@@ -169,7 +169,7 @@ struct kvk_gpu {
 	const kv_env_t *env;
 	int device;
 	int ordinal;
-	char uuid[KVK_UUID_TEXT];
+	char uuid[KVK_GPU_UUID_BYTES];
 	kvk_cu_context_t context;
 	kvk_cu_module_t module;
 	kvk_cu_function_t plain[2]; /* by direction; NULL: no kernels */

@@ -9,6 +9,58 @@
 #define POINTER_START       11 /* of the piece of memory it is in */
 #define MEMORY_TYPE_HOST    1
 
+#define OF(member) offsetof(kvk_cuda_ops_t, member)
+
+/* ---- memory apart from its addresses --------------------------------------------------------- */
+
+kv_status_t kvk_cuda_check_vmm(const kvk_cuda_ops_t *cuda)
+{
+	static const size_t members[] = {OF(mem_reserve), OF(mem_unreserve), OF(mem_map),    OF(mem_unmap),
+					 OF(mem_access),  OF(mem_import),    OF(mem_release)};
+
+	return kvk_cuda_require(cuda, members, KV_COUNT_OF(members));
+}
+
+kv_status_t kvk_cuda_map(const kvk_cuda_ops_t *cuda, kvk_cu_memory_t memory, size_t bytes, int ordinal,
+			 kvk_cu_ptr_t *p_at)
+{
+	/* The device that uses the memory, which need not be the one that it lies in. */
+	const kvk_cu_access_t access = {.location = {.type = KVK_CU_LOCATION_DEVICE, .id = ordinal},
+					.flags = KVK_CU_ACCESS_READ_WRITE};
+	kvk_cu_ptr_t at = 0;
+	kv_status_t status = KVK_CUDA_CALL(cuda, mem_reserve, &at, bytes, 0, 0, 0);
+
+	if (status != KV_OK) {
+		return status;
+	}
+	status = KVK_CUDA_CALL(cuda, mem_map, at, bytes, 0, memory, 0);
+	if (status != KV_OK) {
+		goto err_address;
+	}
+	status = KVK_CUDA_CALL(cuda, mem_access, at, bytes, &access, 1);
+	if (status != KV_OK) {
+		goto err_mapping;
+	}
+	*p_at = at;
+
+	return KV_OK;
+
+err_mapping:
+	cuda->mem_unmap(at, bytes);
+err_address:
+	cuda->mem_unreserve(at, bytes);
+
+	return status;
+}
+
+kv_status_t kvk_cuda_unmap(const kvk_cuda_ops_t *cuda, kvk_cu_ptr_t at, size_t bytes)
+{
+	const kv_status_t status = KVK_CUDA_CALL(cuda, mem_unmap, at, bytes);
+
+	/* An address whose memory is still mapped is refused here, too, and stays reserved. */
+	return KVK_CUDA_CALL(cuda, mem_unreserve, at, bytes) == KV_OK ? status : KV_ERR_IO;
+}
+
 /* ---- the table of ranges --------------------------------------------------------------------- */
 
 /* Copy of one range; the fields belong together only if the table's version says so afterwards. */
@@ -151,7 +203,7 @@ static void undo_range(kvk_gpu_t *gpu, const range_t *r)
 	if (r->kind == KVK_GPU_MEM_HOST) {
 		KVK_GPU_CALL(gpu, host_unregister, (void *)(uintptr_t)r->base);
 	} else {
-		if (kvk_vmm_unmap(gpu->cuda, r->device, r->end - r->base) != KV_OK) {
+		if (kvk_cuda_unmap(gpu->cuda, r->device, r->end - r->base) != KV_OK) {
 			kvk_gpu_add_count(&gpu->counters.failures, 1);
 		}
 	}
@@ -255,9 +307,9 @@ static kv_status_t import_memory(const kvk_gpu_t *gpu, int fd, size_t bytes, kvk
 	if (status != KV_OK) {
 		return status;
 	}
-	status = kvk_vmm_map(gpu->cuda, memory, bytes, gpu->ordinal, &at);
+	status = kvk_cuda_map(gpu->cuda, memory, bytes, gpu->ordinal, &at);
 	if (KVK_CUDA_CALL(gpu->cuda, mem_release, memory) != KV_OK && status == KV_OK) {
-		(void)kvk_vmm_unmap(gpu->cuda, at, bytes);
+		(void)kvk_cuda_unmap(gpu->cuda, at, bytes);
 		status = KV_ERR_IO;
 	}
 	if (status == KV_OK) {
@@ -303,7 +355,7 @@ kv_status_t kvk_gpu_map(kvk_gpu_t *gpu, int fd, size_t bytes, void **p_base)
 	if (fd < 0 || bytes == 0) {
 		return kvk_gpu_set_error(KV_ERR_ARG, "there is no memory to map");
 	}
-	status = kvk_vmm_check(gpu->cuda);
+	status = kvk_cuda_check_vmm(gpu->cuda);
 	if (status == KV_OK) {
 		status = kvk_gpu_enter(gpu);
 	}

@@ -143,7 +143,8 @@ static int fake_pointer_attribute(void *p_value, int attribute, kvk_cu_ptr_t ptr
 	BEGIN(pointer_attribute, NEEDS_CONTEXT)
 	pthread_mutex_lock(&fake.lock);
 
-	const fake_range_t *device = fake_range_of(ptr, FAKE_DEVICE);
+	const fake_range_t *own = fake_range_of(ptr, FAKE_DEVICE);
+	const fake_range_t *device = own ? own : fake_range_of(ptr, FAKE_MAPPED);
 	const fake_range_t *host = fake_range_of(ptr, FAKE_PINNED);
 
 	if (!device && !host) {
@@ -198,6 +199,25 @@ static int fake_device_name(char *name, int cap, int device)
 	return 0;
 }
 
+static int fake_device_uuid(kvk_cu_uuid_t *p_uuid, int device)
+{
+	BEGIN(device_uuid, 0)
+	for (size_t i = 0; i < sizeof p_uuid->bytes; i++) {
+		p_uuid->bytes[i] = (unsigned char)(i * 17 + (size_t)(device - FAKE_DEVICE_HANDLE));
+	}
+
+	return 0;
+}
+
+static int fake_mem_info(size_t *p_free, size_t *p_bytes)
+{
+	BEGIN(mem_info, NEEDS_CONTEXT)
+	*p_free = (size_t)70 << 30;
+	*p_bytes = (size_t)80 << 30;
+
+	return 0;
+}
+
 static int fake_device_attribute(int *p_value, int attribute, int device)
 {
 	BEGIN(device_attribute, 0)
@@ -244,7 +264,7 @@ static int fake_context_release(int device)
 static int fake_context_push(kvk_cu_context_t context)
 {
 	BEGIN(context_push, 0)
-	if ((uintptr_t)context != 0x1000 + FAKE_DEVICE_HANDLE) {
+	if ((uintptr_t)context - 0x1000 - FAKE_DEVICE_HANDLE >= (uintptr_t)fake.config.devices) {
 		fake_fault("not a context");
 	}
 	depth++;

@@ -21,6 +21,7 @@ typedef struct fake_cuda_config {
 /* What is there now. All 0 after a good close. */
 typedef struct fake_cuda_live {
 	int64_t memory, pinned, registered, streams, events, modules, contexts, graphs;
+	int64_t handles, reserved, mapped; /* of memory apart from its addresses */
 } fake_cuda_live_t;
 
 void fake_cuda_start(const fake_cuda_config_t *config);
@@ -81,6 +82,9 @@ void fake_cuda_graph_free(fake_graph_t *graph);
 void fake_cuda_foreign(int foreign);
 /* No device can use another one's memory. */
 void fake_cuda_unlink(void);
+/* Memory that has been created and not zeroed holds this byte. */
+#define FAKE_DIRT  0xd5
+#define FAKE_GRAIN (UINT64_C(64) << 10) /* of created memory */
 /* A kernel of the test's own; args are freed afterwards. */
 void fake_cuda_call(kvk_cu_stream_t stream, void (*call)(void *args), void *args);
 /* Nothing runs while held; 2: no kernel and no copy, but what comes before them, at once. */

@@ -20,16 +20,25 @@
 #define FAKE_RANGES        512u
 #define FAKE_STREAMS       64u
 #define FAKE_SMS           20
-#define FAKE_OPS           64u
+#define FAKE_OPS           96u
+#define FAKE_HANDLES       64u
+#define FAKE_SPACES        256u
 #define FAKE_DEVICE_HANDLE 70
 
-typedef enum fake_kind { FAKE_NONE, FAKE_DEVICE, FAKE_PINNED, FAKE_REGISTERED } fake_kind_t;
+typedef enum fake_kind { FAKE_NONE, FAKE_DEVICE, FAKE_PINNED, FAKE_REGISTERED, FAKE_MAPPED } fake_kind_t;
 
 typedef struct fake_range {
 	fake_kind_t kind;
 	uint64_t base;
 	size_t bytes;
 } fake_range_t;
+
+/* A reserved range of addresses. Memory that is mapped there is a range only once the device has access. */
+typedef struct fake_space {
+	uint64_t base;
+	size_t bytes; /* 0: none */
+	int mapped, access;
+} fake_space_t;
 
 /* One recording of an event. Shared by the event, its record and its waits; counted. */
 typedef struct fake_marker {
@@ -100,6 +109,10 @@ typedef struct fake {
 	pthread_mutex_t lock;
 	fake_cuda_live_t live;
 	fake_range_t ranges[FAKE_RANGES];
+	int handles[FAKE_HANDLES]; /* of created or imported memory: its descriptor; 0: none */
+	fake_space_t spaces[FAKE_SPACES];
+	fake_range_t zeroing; /* mem_set that nobody has waited for */
+	unsigned char zeroing_byte;
 	fake_stream_t streams[FAKE_STREAMS]; /* 0: the default stream */
 	fake_function_t functions[FAKE_KERNELS];
 	_Atomic uint64_t faults, call, fail_at, fail_count, calls[FAKE_OPS];
@@ -171,5 +184,18 @@ fake_range_t *fake_range_of(uint64_t at, fake_kind_t kind);
 int fake_range_add(fake_kind_t kind, void *base, size_t bytes);
 int fake_range_drop(fake_kind_t kind, uint64_t base);
 void fake_kernel(const fake_work_t *work);
+int fake_mem_create(kvk_cu_memory_t *p_memory, size_t bytes, const kvk_cu_memory_prop_t *prop,
+		    unsigned long long flags);
+int fake_mem_release(kvk_cu_memory_t memory);
+int fake_mem_export(void *p_fd, kvk_cu_memory_t memory, int handle_type, unsigned long long flags);
+int fake_mem_import(kvk_cu_memory_t *p_memory, void *fd, int handle_type);
+int fake_mem_reserve(kvk_cu_ptr_t *p_at, size_t bytes, size_t alignment, kvk_cu_ptr_t wanted, unsigned long long flags);
+int fake_mem_unreserve(kvk_cu_ptr_t at, size_t bytes);
+int fake_mem_map(kvk_cu_ptr_t at, size_t bytes, size_t offset, kvk_cu_memory_t memory, unsigned long long flags);
+int fake_mem_unmap(kvk_cu_ptr_t at, size_t bytes);
+int fake_mem_access(kvk_cu_ptr_t at, size_t bytes, const kvk_cu_access_t *access, size_t count);
+int fake_mem_grain(size_t *p_bytes, const kvk_cu_memory_prop_t *prop, int which);
+int fake_mem_set(kvk_cu_ptr_t at, unsigned char byte, size_t bytes);
+int fake_context_wait(void);
 
 #endif

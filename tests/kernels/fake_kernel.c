@@ -2,6 +2,10 @@
  * other, digests by libxxhash. */
 #include "fake_cuda_internal.h"
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include <xxhash.h>
 
 /* ---- memory ---------------------------------------------------------------------------------- */
@@ -61,6 +65,293 @@ void *fake_resolve(uint64_t at, size_t bytes)
 	fake_fault("an address that the device does not see");
 
 	return NULL;
+}
+
+/* ---- memory apart from its addresses --------------------------------------------------------- */
+
+/* Memory is a memfd, an address range is one of the process that nobody may touch until it is mapped and accessible. */
+
+#define CU_DEVICE_LOST 101 /* no such device */
+#define MEMFD_NAME     "fake-gpu"
+
+static int add_handle(int fd, kvk_cu_memory_t *p_memory)
+{
+	for (size_t i = 0; i < FAKE_HANDLES; i++) {
+		if (fake.handles[i] == 0) {
+			fake.handles[i] = fd;
+			fake.live.handles++;
+			*p_memory = i + 1;
+			return 0;
+		}
+	}
+	close(fd);
+	fake_fault("too many handles for the test");
+
+	return CU_UNKNOWN;
+}
+
+/* -1 and a fault: there is none. */
+static int handle_fd(kvk_cu_memory_t memory)
+{
+	if (memory == 0 || memory > FAKE_HANDLES || fake.handles[memory - 1] == 0) {
+		fake_fault("a handle of memory that is none");
+		return -1;
+	}
+
+	return fake.handles[memory - 1];
+}
+
+static fake_space_t *find_space(uint64_t at, size_t bytes)
+{
+	for (size_t i = 0; i < FAKE_SPACES; i++) {
+		if (fake.spaces[i].bytes > 0 && fake.spaces[i].base == at && fake.spaces[i].bytes == bytes) {
+			return &fake.spaces[i];
+		}
+	}
+	fake_fault("addresses that are not reserved like this");
+
+	return NULL;
+}
+
+static int is_device(kvk_cu_location_t location)
+{
+	return location.type == KVK_CU_LOCATION_DEVICE && location.id >= 0 && location.id < fake.config.devices;
+}
+
+static int check_prop(const kvk_cu_memory_prop_t *prop)
+{
+	const kvk_cu_memory_prop_t plain = {
+		.type = KVK_CU_MEMORY_PINNED, .handle_types = KVK_CU_HANDLE_FD, .location = prop->location};
+
+	if (!is_device(prop->location) || memcmp(prop, &plain, sizeof plain) != 0) {
+		fake_fault("memory of a kind that is none");
+		return 0;
+	}
+
+	return 1;
+}
+
+int fake_mem_grain(size_t *p_bytes, const kvk_cu_memory_prop_t *prop, int which)
+{
+	BEGIN(mem_grain, 0)
+	*p_bytes = FAKE_GRAIN;
+
+	return check_prop(prop) && which >= 0 && which <= 1 ? 0 : CU_INVALID;
+}
+
+int fake_mem_create(kvk_cu_memory_t *p_memory, size_t bytes, const kvk_cu_memory_prop_t *prop, unsigned long long flags)
+{
+	uint8_t *dirt;
+	int fd, error;
+
+	BEGIN(mem_create, 0)
+	if (!check_prop(prop) || bytes == 0 || bytes % FAKE_GRAIN != 0 || flags != 0) {
+		return CU_INVALID;
+	}
+	fd = memfd_create(MEMFD_NAME, MFD_CLOEXEC);
+	if (fd < 0 || ftruncate(fd, (off_t)bytes) != 0) {
+		return CU_NO_MEMORY;
+	}
+	dirt = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	memset(dirt, FAKE_DIRT, bytes);
+	munmap(dirt, bytes);
+	pthread_mutex_lock(&fake.lock);
+	error = add_handle(fd, p_memory);
+	pthread_mutex_unlock(&fake.lock);
+
+	return error;
+}
+
+int fake_mem_release(kvk_cu_memory_t memory)
+{
+	int fd;
+
+	BEGIN(mem_release, GIVES_BACK)
+	pthread_mutex_lock(&fake.lock);
+	fd = handle_fd(memory);
+	if (fd >= 0) {
+		close(fd);
+		fake.handles[memory - 1] = 0;
+		fake.live.handles--;
+	}
+	pthread_mutex_unlock(&fake.lock);
+
+	return failing;
+}
+
+/* As the driver's, the descriptor stays open across exec. */
+int fake_mem_export(void *p_fd, kvk_cu_memory_t memory, int handle_type, unsigned long long flags)
+{
+	int fd;
+
+	BEGIN(mem_export, 0)
+	pthread_mutex_lock(&fake.lock);
+	fd = handle_fd(memory);
+	fd = fd >= 0 ? dup(fd) : -1;
+	pthread_mutex_unlock(&fake.lock);
+	if (fd < 0 || handle_type != KVK_CU_HANDLE_FD || flags != 0) {
+		return CU_INVALID;
+	}
+	*(int *)p_fd = fd;
+
+	return 0;
+}
+
+int fake_mem_import(kvk_cu_memory_t *p_memory, void *fd, int handle_type)
+{
+	static const char name[] = "/memfd:" MEMFD_NAME;
+	char path[32], found[64] = "";
+	int own, error;
+
+	BEGIN(mem_import, 0)
+	snprintf(path, sizeof path, "/proc/self/fd/%d", (int)(uintptr_t)fd);
+	if (handle_type != KVK_CU_HANDLE_FD || readlink(path, found, sizeof found - 1) < 0 ||
+	    strncmp(found, name, sizeof name - 1) != 0) {
+		return CU_DEVICE_LOST;
+	}
+	own = fcntl((int)(uintptr_t)fd, F_DUPFD_CLOEXEC, 0);
+	pthread_mutex_lock(&fake.lock);
+	error = add_handle(own, p_memory);
+	pthread_mutex_unlock(&fake.lock);
+
+	return error;
+}
+
+int fake_mem_reserve(kvk_cu_ptr_t *p_at, size_t bytes, size_t alignment, kvk_cu_ptr_t wanted, unsigned long long flags)
+{
+	void *base;
+
+	BEGIN(mem_reserve, 0)
+	if (bytes == 0 || bytes % FAKE_GRAIN != 0 || alignment != 0 || wanted != 0 || flags != 0) {
+		return CU_INVALID;
+	}
+	base = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	pthread_mutex_lock(&fake.lock);
+	for (size_t i = 0; i < FAKE_SPACES; i++) {
+		if (fake.spaces[i].bytes == 0) {
+			fake.spaces[i] = (fake_space_t){.base = (uint64_t)(uintptr_t)base, .bytes = bytes};
+			break;
+		}
+	}
+	fake.live.reserved++;
+	pthread_mutex_unlock(&fake.lock);
+	*p_at = (uint64_t)(uintptr_t)base;
+
+	return 0;
+}
+
+int fake_mem_unreserve(kvk_cu_ptr_t at, size_t bytes)
+{
+	fake_space_t *space;
+
+	BEGIN(mem_unreserve, GIVES_BACK)
+	pthread_mutex_lock(&fake.lock);
+	space = find_space(at, bytes);
+	if (space && space->mapped) {
+		fake_fault("addresses given back while memory is mapped there");
+	} else if (space) {
+		munmap((void *)(uintptr_t)at, bytes);
+		*space = (fake_space_t){0};
+		fake.live.reserved--;
+	}
+	pthread_mutex_unlock(&fake.lock);
+
+	return failing;
+}
+
+int fake_mem_map(kvk_cu_ptr_t at, size_t bytes, size_t offset, kvk_cu_memory_t memory, unsigned long long flags)
+{
+	fake_space_t *space;
+	struct stat st;
+	int fd, error = CU_INVALID;
+
+	BEGIN(mem_map, 0)
+	pthread_mutex_lock(&fake.lock);
+	fd = handle_fd(memory);
+	space = find_space(at, bytes);
+	if (fd >= 0 && space && !space->mapped && offset == 0 && flags == 0 && fstat(fd, &st) == 0 &&
+	    (size_t)st.st_size == bytes &&
+	    mmap((void *)(uintptr_t)at, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, fd, 0) != MAP_FAILED) {
+		space->mapped = 1;
+		fake.live.mapped++;
+		error = 0;
+	}
+	pthread_mutex_unlock(&fake.lock);
+
+	return error;
+}
+
+int fake_mem_access(kvk_cu_ptr_t at, size_t bytes, const kvk_cu_access_t *access, size_t count)
+{
+	fake_space_t *space;
+	int error = CU_INVALID;
+
+	BEGIN(mem_access, 0)
+	pthread_mutex_lock(&fake.lock);
+	space = find_space(at, bytes);
+	if (fake.unlinked) {
+		error = CU_DEVICE_LOST;
+	} else if (space && space->mapped && count == 1 && is_device(access->location) &&
+		   access->flags == KVK_CU_ACCESS_READ_WRITE &&
+		   mprotect((void *)(uintptr_t)at, bytes, PROT_READ | PROT_WRITE) == 0) {
+		space->access = 1;
+		error = fake_range_add(FAKE_MAPPED, (void *)(uintptr_t)at, bytes);
+	}
+	pthread_mutex_unlock(&fake.lock);
+
+	return error;
+}
+
+/* Bytes that were to be set and were not waited for never are. */
+int fake_mem_unmap(kvk_cu_ptr_t at, size_t bytes)
+{
+	fake_space_t *space;
+
+	BEGIN(mem_unmap, GIVES_BACK | WAITS)
+	pthread_mutex_lock(&fake.lock);
+	space = find_space(at, bytes);
+	if (space && space->mapped) {
+		if (space->access) {
+			fake_range_drop(FAKE_MAPPED, at);
+		}
+		mmap((void *)(uintptr_t)at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
+		     -1, 0);
+		space->mapped = space->access = 0;
+		fake.live.mapped--;
+		fake.zeroing.bytes = fake.zeroing.base == at ? 0 : fake.zeroing.bytes;
+	}
+	pthread_mutex_unlock(&fake.lock);
+
+	return failing;
+}
+
+int fake_mem_set(kvk_cu_ptr_t at, unsigned char byte, size_t bytes)
+{
+	BEGIN(mem_set, NEEDS_CONTEXT | WAITS)
+	pthread_mutex_lock(&fake.lock);
+	fake.zeroing = (fake_range_t){FAKE_MAPPED, at, bytes};
+	fake.zeroing_byte = byte;
+	pthread_mutex_unlock(&fake.lock);
+
+	return 0;
+}
+
+int fake_context_wait(void)
+{
+	BEGIN(context_wait, NEEDS_CONTEXT | WAITS)
+	pthread_mutex_lock(&fake.lock);
+	if (fake.zeroing.bytes > 0) {
+		void *at = fake_resolve(fake.zeroing.base, fake.zeroing.bytes);
+
+		if (at) {
+			memset(at, fake.zeroing_byte, fake.zeroing.bytes);
+		}
+		fake.zeroing.bytes = 0;
+	}
+	fake_run_all();
+	pthread_mutex_unlock(&fake.lock);
+
+	return 0;
 }
 
 /* ---- kernels --------------------------------------------------------------------------------- */

@@ -2,6 +2,8 @@
 #include "fake_cuda_internal.h"
 
 #include <stdarg.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #define TRACE_LINES 4096u
 #define TRACE_BYTES 96u
@@ -448,6 +450,16 @@ void fake_cuda_stop(void)
 			free((void *)(uintptr_t)fake.ranges[i].base);
 		}
 	}
+	for (size_t i = 0; i < FAKE_SPACES; i++) {
+		if (fake.spaces[i].bytes > 0) {
+			munmap((void *)(uintptr_t)fake.spaces[i].base, fake.spaces[i].bytes);
+		}
+	}
+	for (size_t i = 0; i < FAKE_HANDLES; i++) {
+		if (fake.handles[i] > 0) {
+			close(fake.handles[i]);
+		}
+	}
 	pthread_mutex_unlock(&fake.lock);
 	pthread_mutex_destroy(&fake.lock);
 }
@@ -473,12 +485,14 @@ fake_cuda_live_t fake_cuda_live(void)
 int fake_cuda_clean(void)
 {
 	const fake_cuda_live_t l = fake_cuda_live();
-	const int left = l.memory || l.pinned || l.registered || l.streams || l.events || l.modules || l.contexts;
+	const int left = l.memory || l.pinned || l.registered || l.streams || l.events || l.modules || l.contexts ||
+			 l.handles || l.reserved || l.mapped;
 
 	if (left) {
 		printf("# left: memory %d pinned %d registered %d streams %d events %d modules %d contexts %d\n",
 		       (int)l.memory, (int)l.pinned, (int)l.registered, (int)l.streams, (int)l.events, (int)l.modules,
 		       (int)l.contexts);
+		printf("# left: handles %d reserved %d mapped %d\n", (int)l.handles, (int)l.reserved, (int)l.mapped);
 	}
 
 	return !left && fake_cuda_faults() == 0;

@@ -1,6 +1,10 @@
 /* Random caches and pools for the tests of the GPU copies. */
 #include "gpu_case.h"
 
+#include "kvk/device.h"
+
+#include <unistd.h>
+
 kvk_layout_t gpu_case_layout(kv_test_rng_t *rng, kvk_paged_kind_t kind)
 {
 	static const uint32_t dims[] = {1, 3, 16, 40, 64, 80, 128};
@@ -92,15 +96,36 @@ static void make_paged(gpu_case_t *c, kvk_paged_kind_t kind)
 	}
 }
 
+int gpu_case_is_near(const gpu_case_t *c)
+{
+	return c->kind == CASE_ON_DEVICE || c->kind == CASE_MAPPED;
+}
+
+void *gpu_case_map(kvk_gpu_t *gpu, size_t *p_bytes, int *p_fd)
+{
+	kvk_device_t *device;
+	void *base = NULL;
+
+	assert_int_equal(kvk_device_open(fake_cuda_ops(), kvk_gpu_uuid(gpu), &device), KV_OK);
+	*p_bytes = (*p_bytes + kvk_device_grain(device) - 1) / kvk_device_grain(device) * kvk_device_grain(device);
+	assert_int_equal(kvk_device_alloc(device, *p_bytes, p_fd), KV_OK);
+	kvk_device_close(device);
+	assert_int_equal(kvk_gpu_map(gpu, *p_fd, *p_bytes, &base), KV_OK);
+
+	return base;
+}
+
 /* Blocks that follow each other, some with room between. */
 static void make_pool(gpu_case_t *c)
 {
 	const size_t gap = kv_test_below(c->rng, 2) ? 0 : (kv_test_below(c->rng, 2) ? 64 : 13);
 	void *base;
 
-	c->kind = (case_pool_t)kv_test_below(c->rng, 3);
+	c->kind = (case_pool_t)kv_test_below(c->rng, 4);
 	c->pool_bytes = c->count * (c->g.block_bytes + gap) + 16;
-	if (c->kind == CASE_ON_DEVICE) {
+	if (c->kind == CASE_MAPPED) {
+		c->pool = gpu_case_map(c->gpu, &c->pool_bytes, &c->pool_fd);
+	} else if (c->kind == CASE_ON_DEVICE) {
 		kvk_cu_ptr_t at;
 
 		assert_int_equal(fake_cuda_ops()->mem_alloc(&at, c->pool_bytes), 0);
@@ -159,7 +184,10 @@ void gpu_case_fini(gpu_case_t *c)
 {
 	kvk_cu_context_t context;
 
-	if (c->kind == CASE_ON_DEVICE) {
+	if (c->kind == CASE_MAPPED) {
+		kvk_gpu_unmap(c->gpu, c->pool);
+		close(c->pool_fd);
+	} else if (c->kind == CASE_ON_DEVICE) {
 		fake_cuda_ops()->mem_free((kvk_cu_ptr_t)(uintptr_t)c->pool);
 	} else if (c->kind == CASE_PINNED) {
 		fake_cuda_ops()->host_free(c->pool);

@@ -14,7 +14,7 @@
 #define CASE_MOVES  24u
 
 /* Where the pool's blocks lie. */
-typedef enum case_pool { CASE_REGISTERED, CASE_PINNED, CASE_ON_DEVICE } case_pool_t;
+typedef enum case_pool { CASE_REGISTERED, CASE_PINNED, CASE_ON_DEVICE, CASE_MAPPED } case_pool_t;
 
 typedef struct gpu_case {
 	kv_test_rng_t *rng;
@@ -28,6 +28,7 @@ typedef struct gpu_case {
 	case_pool_t kind;
 	uint8_t *pool;
 	size_t pool_bytes;
+	int pool_fd;      /* CASE_MAPPED: of its memory */
 	uint64_t *leaves; /* [count][per_move] */
 	size_t per_move;
 	kvk_move_t moves[CASE_MOVES];
@@ -46,6 +47,12 @@ void gpu_case_init(gpu_case_t *c, kv_test_rng_t *rng, kvk_gpu_t *gpu, kvk_paged_
 /* Some case with two moves or more, whose pool is registered host memory and whose pages the kernels can digest. */
 void gpu_case_usual(gpu_case_t *c, kv_test_rng_t *rng, kvk_gpu_t *gpu, kvk_paged_kind_t kind);
 void gpu_case_fini(gpu_case_t *c);
+
+/* Does its pool lie in a GPU's memory? */
+int gpu_case_is_near(const gpu_case_t *c);
+
+/* Memory of the fake device, and mapped: `bytes` becomes a multiple of what it comes in. */
+void *gpu_case_map(kvk_gpu_t *gpu, size_t *p_bytes, int *p_fd);
 
 /* Its moves from now on are without. */
 void gpu_case_ask_no_digests(gpu_case_t *c);

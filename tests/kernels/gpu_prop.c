@@ -1,9 +1,10 @@
 /* gpu_prop: the device's copies are those of the CPU, bit for bit.
  *
  * Draws layouts, caches, ranges and moves from a seed; gathers and scatters them on the device between a paged cache in
- * its memory and blocks in registered host memory, in its own memory and in a peer's (when there is one); does the same
- * with kvk/move.h over host copies; and compares every byte of both sides, also those that nobody was to touch, and
- * every digest. Then it flips bits: all must be found, in the right move, and no other.
+ * its memory and blocks in registered host memory, in its own memory and in a peer's (when there is one), both as the
+ * driver allocates it and mapped from a descriptor (kvk/device.h, kvk_gpu_map()); does the same with kvk/move.h over
+ * host copies; and compares every byte of both sides, also those that nobody was to touch, and every digest. Then it
+ * flips bits: all must be found, in the right move, and no other.
  *
  *     gpu_prop [--seed N] [--cases N] [--flips N] [--mib N] [--peer 1]     exit 0: all equal; 1: not; 77: no device
  *     here
@@ -11,12 +12,14 @@
  * --peer 1: all blocks in the memory of a second
  * device.
  */
+#include "kvk/device.h"
 #include "kvk/gpu.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #define MAX_LAYERS 8u
 #define MAX_MOVES  96u
@@ -26,7 +29,7 @@
 #endif
 #define PATIENCE UINT64_C(60000000) /* us */
 
-typedef enum place { HOST, OWN, PEER, PLACES } place_t;
+typedef enum place { HOST, OWN, MAPPED, PEER, MAPPED_PEER, PLACES } place_t;
 
 /* One memory, twice: as the twin and as the device see it. */
 typedef struct area {
@@ -45,8 +48,10 @@ typedef struct world {
 	size_t bytes; /* of each area */
 	area_t cache, pools[PLACES];
 	int has_peer, peer_only;
+	place_t usable[PLACES]; /* where blocks may lie */
+	uint32_t usable_count;
 	uint64_t rng;
-	uint64_t copies, compared, flips, caught;
+	uint64_t copies, compared, flips, caught, cases_in[PLACES];
 } world_t;
 
 static uint64_t below(world_t *w, uint64_t n)
@@ -124,29 +129,84 @@ static void randomise(world_t *w, area_t *a, size_t bytes)
 	upload(w, a, bytes);
 }
 
-static void make_area(world_t *w, area_t *a, place_t place)
+/* Memory of a device as another process would hand it out. 0: there is none, and why is said. */
+static kvk_cu_ptr_t map_memory(world_t *w, uint32_t ordinal)
+{
+	kvk_device_info_t info[2];
+	kvk_device_t *device;
+	void *base = NULL;
+	uint32_t count;
+	size_t bytes;
+	kv_status_t status;
+	int fd = -1;
+
+	must((int)kvk_device_list(w->cuda, info, 2, &count), "device_list");
+	status = kvk_device_open(w->cuda, info[ordinal].uuid, &device);
+	if (status == KV_ERR_UNSUPPORTED || status == KV_ERR_NOT_FOUND) {
+		printf("gpu_prop: no mapped memory of device %u: %s\n", ordinal, kvk_gpu_last_error());
+		return 0;
+	}
+	must((int)status, "device_open");
+	bytes = (w->bytes + kvk_device_grain(device) - 1) / kvk_device_grain(device) * kvk_device_grain(device);
+	must((int)kvk_device_alloc(device, bytes, &fd), "device_alloc");
+	kvk_device_close(device);
+	status = kvk_gpu_map(w->gpu, fd, bytes, &base);
+	close(fd);
+	if (status != KV_OK && ordinal > 0) {
+		printf("gpu_prop: no mapped memory of device %u: %s\n", ordinal, kvk_gpu_last_error());
+		return 0;
+	}
+	must((int)status, "map");
+
+	return (kvk_cu_ptr_t)(uintptr_t)base;
+}
+
+static kvk_cu_ptr_t allocate(world_t *w, int ordinal)
 {
 	kvk_cu_context_t other, popped;
+	kvk_cu_ptr_t ptr;
 	int device;
+
+	must(w->cuda->device_get(&device, ordinal), "device");
+	must(w->cuda->context_retain(&other, device), "context");
+	must(w->cuda->context_push(other), "context_push");
+	must(w->cuda->mem_alloc(&ptr, w->bytes), "mem_alloc");
+	must(w->cuda->context_pop(&popped), "context_pop");
+
+	return ptr;
+}
+
+/* 0: there is no such memory here. */
+static int make_area(world_t *w, area_t *a, place_t place)
+{
+	const int peer = place == PEER || place == MAPPED_PEER;
 
 	a->twin = host_memory(w->bytes);
 	if (place == HOST) {
 		a->real = host_memory(w->bytes);
 		must((int)kvk_gpu_register(w->gpu, a->real, w->bytes), "register");
-		return;
+		return 1;
 	}
-	if (place == PEER) {
-		must(w->cuda->device_get(&device, 1), "device 1");
-		must(w->cuda->context_retain(&other, device), "context of device 1");
-		must(w->cuda->context_push(other), "context_push");
-	}
-	must(w->cuda->mem_alloc(&a->ptr, w->bytes), "mem_alloc");
-	if (place == PEER) {
-		must(w->cuda->context_pop(&popped), "context_pop");
+	a->ptr = place == MAPPED || place == MAPPED_PEER ? map_memory(w, (uint32_t)peer) : allocate(w, peer);
+	if (!a->ptr) {
+		return 0;
 	}
 	a->real = (uint8_t *)(uintptr_t)a->ptr;
 	a->readback = host_memory(w->bytes);
 	must((int)kvk_gpu_register(w->gpu, a->readback, w->bytes), "register");
+
+	return 1;
+}
+
+static void make_pools(world_t *w)
+{
+	for (place_t place = HOST; place < PLACES; place++) {
+		const int peer = place == PEER || place == MAPPED_PEER;
+
+		if ((!peer || w->has_peer) && make_area(w, &w->pools[place], place) && (peer || !w->peer_only)) {
+			w->usable[w->usable_count++] = place;
+		}
+	}
 }
 
 static int make_world(world_t *w)
@@ -175,12 +235,8 @@ static int make_world(world_t *w)
 		printf("gpu_prop: skipped: there is no second device\n");
 		return 77;
 	}
-	make_area(w, &w->cache, OWN);
-	make_area(w, &w->pools[HOST], HOST);
-	make_area(w, &w->pools[OWN], OWN);
-	if (w->has_peer) {
-		make_area(w, &w->pools[PEER], PEER);
-	}
+	(void)make_area(w, &w->cache, OWN);
+	make_pools(w);
 	printf("gpu_prop: %s, %s, seed 0x%llx\n", kvk_gpu_describe(w->gpu), w->has_peer ? "a peer" : "no peer",
 	       (unsigned long long)w->rng);
 
@@ -189,7 +245,7 @@ static int make_world(world_t *w)
 
 /* ---- a draw ---------------------------------------------------------------------------------- */
 
-static const char *const place_names[] = {"host", "own", "peer"};
+static const char *const place_names[] = {"host", "own", "mapped", "peer", "mapped peer"};
 static const char *const way_names[] = {"auto", "zero copy", "staged", "each"};
 
 /* One draw. */
@@ -340,7 +396,7 @@ static int draw(world_t *w, draw_t *d, uint32_t number)
 	}
 	d->layer = below(w, 2) ? 0 : (uint32_t)below(w, d->paged.layers);
 	d->layers = 1 + (uint32_t)below(w, d->paged.layers - d->layer);
-	d->place = w->peer_only ? PEER : (place_t)below(w, w->has_peer ? 3 : 2);
+	d->place = w->usable[below(w, w->usable_count)];
 	d->way = (kvk_gpu_way_t)below(w, 4);
 	if (d->way == KVK_GPU_COPY_PER_PIECE &&
 	    d->paged.layers * d->paged.heads * d->count * d->layout.block_tokens > 2000) {
@@ -581,8 +637,13 @@ int main(int argc, char **argv)
 			print_case(&w, &d, number);
 		}
 		done += right >= 0;
+		w.cases_in[d.place] += right >= 0;
 		free(d.twin_leaves);
 		free(d.real_leaves);
+	}
+	for (place_t place = HOST; place < PLACES; place++) {
+		printf("gpu_prop: %llu cases with blocks in %s memory\n", (unsigned long long)w.cases_in[place],
+		       place_names[place]);
 	}
 	printf("gpu_prop: %llu cases, %llu copies, %.1f GB compared, %llu flips, %llu "
 	       "caught, %llu cases failed, %llu "

@@ -71,7 +71,7 @@ static void p1_every_way_copies_what_the_twin_copies(void **state)
 			status = kvk_gpu_submit(gpu, &copy, &job);
 			if (status == KV_ERR_UNSUPPORTED) {
 				/* The host cannot read it, and no kernel makes the digests. */
-				assert_true(c.kind == CASE_ON_DEVICE && digests_asked(&c));
+				assert_true(gpu_case_is_near(&c) && digests_asked(&c));
 				assert_true(way == KVK_GPU_COPY_PER_PIECE || least_leaf(&c) <= 240);
 				gpu_case_ask_no_digests(&c);
 				status = kvk_gpu_submit(gpu, &copy, &job);
@@ -116,7 +116,7 @@ static void p1_a_flipped_bit_is_told_of_exactly_its_block(void **state)
 		uint32_t broken = 0;
 
 		gpu_case_init(&c, &rng, gpu, kinds[(size_t)round % KV_COUNT_OF(kinds)]);
-		if (digests_asked(&c) && c.kind != CASE_ON_DEVICE) {
+		if (digests_asked(&c) && !gpu_case_is_near(&c)) {
 			const kvk_gpu_copy_t copy =
 				gpu_case_copy(&c, KVK_GPU_SCATTER, ways[kv_test_below(&rng, 4)], NULL);
 			size_t at;
@@ -277,7 +277,7 @@ static void p4_jobs_given_back_early_keep_their_memory_until_they_end(void **sta
 									  ways[kv_test_below(&rng, 3)], streams[i]);
 				kv_status_t status;
 
-				if (cases[i].kind == CASE_ON_DEVICE && least_leaf(&cases[i]) <= 240) {
+				if (gpu_case_is_near(&cases[i]) && least_leaf(&cases[i]) <= 240) {
 					gpu_case_ask_no_digests(&cases[i]);
 				}
 				do {

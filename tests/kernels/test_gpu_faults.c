@@ -75,7 +75,7 @@ static void p6_any_call_of_the_driver_may_fail(void **state)
 			start(&rig, seed, 1);
 			gpu = gpu_rig_open(&rig);
 			gpu_case_init(&c, &same, gpu, kinds[kind]);
-			if (c.kind == CASE_ON_DEVICE) {
+			if (gpu_case_is_near(&c)) {
 				gpu_case_ask_no_digests(&c);
 			}
 			fake_cuda_limit_pinned(32 << 10); /* little to measure */

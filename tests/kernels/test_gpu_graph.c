@@ -34,7 +34,7 @@ static kv_status_t finish(kvk_gpu_job_t *job)
 static void some_case(gpu_case_t *c, kv_test_rng_t *rng, kvk_gpu_t *gpu, kvk_paged_kind_t kind)
 {
 	gpu_case_init(c, rng, gpu, kind);
-	while (c->kind == CASE_ON_DEVICE || c->count == 0) {
+	while (gpu_case_is_near(c) || c->count == 0) {
 		gpu_case_fini(c);
 		gpu_case_init(c, rng, gpu, kind);
 	}

@@ -39,9 +39,9 @@ static void p5_a_load_has_no_more_on_its_way_than_it_may(void **state)
 			if (came == 0) {
 				continue; /* no moves, or none for a bulk kernel */
 			}
-			near += c.kind == CASE_ON_DEVICE;
-			behind += c.kind != CASE_ON_DEVICE;
-			if (c.kind == CASE_ON_DEVICE) {
+			near += gpu_case_is_near(&c) != 0;
+			behind += gpu_case_is_near(&c) == 0;
+			if (gpu_case_is_near(&c)) {
 				assert_int_equal(came, UINT64_MAX);
 			} else { /* a chunk a warp in any case */
 				assert_true(came <= asked || came <= copy.sms * (KVK_GPU_THREADS / 32u) * KVK_CHUNK);
