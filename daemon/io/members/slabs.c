@@ -10,7 +10,6 @@
  */
 #include "io/members/slabs.h"
 
-#include "io/members/member.h"
 #include "io/members/member_table.h"
 #include "io/sessions/session.h"
 
@@ -113,12 +112,6 @@ static uint64_t sum_versions(const kvd_host_t *host)
 	return sum;
 }
 
-/* Memory of GPUs is for the processes that have GPUs. */
-static int is_for(const kvs_slab_info_t *info, uint32_t role)
-{
-	return kvs_memory_of_slab(info->slab) == 0 || role == ROLE_WORKER;
-}
-
 /* ---- telling --------------------------------------------------------------------------------- */
 
 static void announce_slab(kvd_host_t *host, kvd_session_t *session, const kvs_slab_info_t *info)
@@ -134,7 +127,7 @@ static void announce_slab(kvd_host_t *host, kvd_session_t *session, const kvs_sl
 				     .bytes = info->bytes,
 				     .digest_bytes = info->digest_bytes}};
 
-	if (strcmp(info->ns, session->ns->name) == 0 && is_for(info, session->member->role)) {
+	if (strcmp(info->ns, session->ns->name) == 0) {
 		kvd_session_notify(host, session, KV_CODE_SLAB_ADD, &msg, fds);
 	}
 }
@@ -161,13 +154,7 @@ static void find_mappers(kvd_host_t *host, slab_entry_t *entry, const kvs_slab_i
 
 	entry->by = count ? calloc(count, sizeof *entry->by) : NULL;
 	if (entry->by) {
-		uint32_t listed = kvd_members_list(host, info->ns, entry->by, count);
-
-		for (uint32_t i = 0; i < listed; i++) {
-			if (is_for(info, entry->by[i].role)) {
-				entry->by[entry->mapped++] = entry->by[i];
-			}
-		}
+		entry->mapped = kvd_members_list(host, info->ns, entry->by, count);
 	} /* else: nobody is waited for; the memory is theirs until they let go of it */
 }
 
@@ -181,8 +168,7 @@ static void announce_retirement(kvd_host_t *host, slab_entry_t *entry, const kvs
 	host->slabs->retiring = info->slab;
 	find_mappers(host, entry, info);
 	for (kvd_session_t *session = host->sessions; session; session = session->next) {
-		if (session->member && strcmp(info->ns, session->ns->name) == 0 &&
-		    is_for(info, session->member->role)) {
+		if (session->member && strcmp(info->ns, session->ns->name) == 0) {
 			kvd_session_notify(host, session, KV_CODE_SLAB_RETIRE, &msg, NULL);
 		}
 	}

@@ -1,0 +1,232 @@
+/* Spaces in the memory of a GPU, on a device that is none: what it has for memory are memfds. */
+#include "e2e/rig/rig.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#define LEN    32u  /* blocks of a conversation */
+#define SLABS  4u   /* of 2 MiB: 128 blocks each */
+#define IN_ALL 512u /* blocks */
+
+static rig_t rig;
+
+static void stage(const char *namespaces)
+{
+	rig_init(&rig, 1);
+	rig_option(&rig, "--gpu.size=%uMiB", 2 * SLABS);
+	rig_option(&rig, "--gpu.slab_size=2MiB");
+	rig_option(&rig, "--gpu.devices=fake-0");
+	rig_option(&rig, "--namespaces=%s", namespaces);
+	rig_start(&rig);
+}
+
+static kvc_status_t try_device(user_t *user, const char *sock, const char *device)
+{
+	kvc_identity_t identity = user_identity("model");
+
+	identity.device = device;
+
+	return user_try(user, sock, &identity);
+}
+
+/* The daemon has its memory a moment after it serves. */
+static void attach(user_t *user, const char *sock)
+{
+	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
+	kvc_status_t status;
+
+	while ((status = try_device(user, sock, "fake-0")) == KVC_ERR_TIER_OFF && rig_now_ms() < deadline) {
+		user_leave(user);
+		usleep(20000);
+	}
+	if (status != KVC_OK) {
+		fail_msg("%d: %s", (int)status, kvc_last_error());
+	}
+}
+
+static uint32_t put_conversation(user_t *user, uint64_t seed)
+{
+	kvc_key_t keys[LEN];
+	uint32_t visible = 0;
+
+	user_keys(user, seed, LEN, keys);
+
+	return user_put(user, keys, 0, LEN, 0, &visible) == KVC_OK ? visible : 0;
+}
+
+/* How many blocks of it are there; each has its own bytes. */
+static uint32_t get_conversation(user_t *user, uint64_t seed)
+{
+	kvc_key_t keys[LEN];
+	uint32_t n = 0;
+	kvc_status_t status;
+
+	user_keys(user, seed, LEN, keys);
+	status = user_get(user, keys, LEN, &n);
+	assert_true(status == KVC_OK || status == KVC_MISS);
+	assert_int_equal(user->wrong, 0);
+
+	return status == KVC_OK ? n : 0;
+}
+
+static void end(void)
+{
+	rig_check_quiet(&rig);
+	rig_fini(&rig);
+}
+
+static void p1_blocks_in_gpu_memory_outlive_their_engine(void **state)
+{
+	user_t gpu, host;
+
+	(void)state;
+	stage("default");
+	attach(&gpu, rig.sock);
+	user_attach(&host, &rig, "model");
+	for (uint64_t c = 0; c < 4; c++) {
+		assert_int_equal(put_conversation(&gpu, c), LEN);
+	}
+	assert_int_equal(get_conversation(&host, 0), 0); /* another space */
+	assert_int_equal(put_conversation(&host, 0), LEN);
+	user_leave(&gpu); /* the engine goes */
+	attach(&gpu, rig.sock);
+	for (uint64_t c = 0; c < 4; c++) {
+		assert_int_equal(get_conversation(&gpu, c), LEN);
+	}
+	assert_int_equal(get_conversation(&host, 0), LEN);
+	rig_written(&rig);
+	assert_int_equal(rig_metric(&rig, "kvd_tier_blocks{tier=gpu}"), 4 * LEN);
+	assert_int_equal(rig_metric(&rig, "kvd_tier_blocks{tier=disk}"), LEN); /* of the host's space alone */
+	assert_int_equal(rig_metric(&rig, "kvd_tier_bytes{tier=gpu}"), 2u << 20);
+	assert_int_equal(rig_metric(&rig, "kvd_tier_limit_bytes{tier=gpu}"), SLABS * (2u << 20));
+	user_leave(&gpu);
+	user_leave(&host);
+	end();
+}
+
+static void p5_gpu_memory_evicts_within_its_size(void **state)
+{
+	user_t gpu, host;
+	uint32_t there = 0;
+
+	(void)state;
+	stage("default");
+	attach(&gpu, rig.sock);
+	user_attach(&host, &rig, "model");
+	assert_int_equal(put_conversation(&host, 0), LEN);
+	for (uint64_t c = 0; c < 3 * IN_ALL / LEN; c++) {
+		assert_int_equal(put_conversation(&gpu, c), LEN);
+	}
+	for (uint64_t c = 0; c < 3 * IN_ALL / LEN; c++) {
+		there += get_conversation(&gpu, c);
+	}
+	assert_in_range(there, IN_ALL - LEN, IN_ALL);
+	assert_true(rig_metric(&rig, "kvd_evicted_total{tier=gpu}") >= 2 * IN_ALL);
+	assert_int_equal(rig_metric(&rig, "kvd_evicted_total{tier=cpu}"), 0);
+	assert_int_equal(rig_metric(&rig, "kvd_tier_bytes{tier=gpu}"), SLABS * (2u << 20));
+	assert_int_equal(get_conversation(&host, 0), LEN);
+	user_leave(&gpu);
+	user_leave(&host);
+	end();
+}
+
+/* What one tenant has borrowed returns to the other, as fresh memory. */
+static void p8_gpu_memory_of_one_tenant_is_never_another_s(void **state)
+{
+	char sock[96];
+	user_t user, rival;
+	uint32_t there = 0;
+
+	(void)state;
+	stage("default,rival");
+	snprintf(sock, sizeof sock, "%.79s/rival.sock", rig.run_dir);
+	attach(&user, rig.sock);
+	for (uint64_t c = 0; c < IN_ALL / LEN; c++) {
+		assert_int_equal(put_conversation(&user, c), LEN);
+	}
+	attach(&rival, sock);
+	for (uint64_t c = 0; c < IN_ALL / LEN; c++) {
+		assert_int_equal(get_conversation(&rival, c), 0);
+	}
+	/* Until the slabs have changed hands, which waits for the other tenant to unmap them. */
+	for (const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
+	     there < IN_ALL / 2 - LEN && rig_now_ms() < deadline;) {
+		there = 0;
+		for (uint64_t c = 100; c < 100 + IN_ALL / LEN / 2; c++) {
+			(void)put_conversation(&rival, c);
+			(void)get_conversation(&user, 0);
+			there += get_conversation(&rival, c);
+		}
+	}
+	assert_in_range(there, IN_ALL / 2 - LEN, IN_ALL / 2);
+	assert_true(rig_metric(&rig, "kvd_slabs_retired_total") >= SLABS / 2);
+	assert_true(rig_metric(&rig, "kvd_tier_bytes{tier=gpu}") <= SLABS * (2u << 20));
+	user_leave(&user);
+	user_leave(&rival);
+	end();
+}
+
+static void p6_a_killed_daemon_starts_with_empty_gpu_memory(void **state)
+{
+	user_t gpu;
+
+	(void)state;
+	stage("default");
+	attach(&gpu, rig.sock);
+	assert_int_equal(put_conversation(&gpu, 1), LEN);
+	user_leave(&gpu);
+	for (int i = 0; i < 3; i++) {
+		assert_int_equal(rig_kill(&rig, SIGKILL), 128 + SIGKILL);
+		rig_start(&rig);
+		attach(&gpu, rig.sock);
+		assert_int_equal(get_conversation(&gpu, 1), 0);
+		assert_int_equal(put_conversation(&gpu, 1), LEN);
+		assert_int_equal(get_conversation(&gpu, 1), LEN);
+		user_leave(&gpu);
+	}
+	end();
+}
+
+static void p10_a_device_that_is_not_there_is_refused(void **state)
+{
+	user_t user;
+	char out[4096];
+
+	(void)state;
+	stage("default");
+	attach(&user, rig.sock);
+	user_leave(&user);
+	assert_int_equal(try_device(&user, rig.sock, "GPU-00000000-0000-0000-0000-000000000000"), KVC_ERR_TIER_OFF);
+	user_leave(&user);
+	assert_int_equal(try_device(&user, rig.sock, "fake-1"), KVC_ERR_TIER_OFF);
+	user_leave(&user);
+	attach(&user, rig.sock);
+	assert_int_equal(put_conversation(&user, 1), LEN);
+	assert_int_equal(kvc_space_reset(user.space), KVC_OK);
+	assert_int_equal(get_conversation(&user, 1), 0);
+	assert_int_equal(rig_kvctl(&rig, "status", out, sizeof out), 0);
+	assert_non_null(strstr(out, "fake-0"));
+	user_leave(&user);
+	end();
+}
+
+static int clean_up(void **state)
+{
+	(void)state;
+	rig_clean_up(&rig);
+
+	return 0;
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_teardown(p1_blocks_in_gpu_memory_outlive_their_engine, clean_up),
+		cmocka_unit_test_teardown(p5_gpu_memory_evicts_within_its_size, clean_up),
+		cmocka_unit_test_teardown(p8_gpu_memory_of_one_tenant_is_never_another_s, clean_up),
+		cmocka_unit_test_teardown(p6_a_killed_daemon_starts_with_empty_gpu_memory, clean_up),
+		cmocka_unit_test_teardown(p10_a_device_that_is_not_there_is_refused, clean_up),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
