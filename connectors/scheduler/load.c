@@ -947,7 +947,7 @@ static void add_load_sample(kvx_scheduler_t *scheduler, const kvx_sload_t *load)
 /* The rank has no such space, or could not map its memory. */
 static int is_device_lost(const kvx_sload_t *load, int32_t status)
 {
-	return load->device_tokens > 0 && (status == KVC_ERR_FAULT || status == (int32_t)KV_ERR_TIER_OFF);
+	return load->device_tokens > 0 && (status == KVC_ERR_FAULT || status == KVC_ERR_TIER_OFF);
 }
 
 void kvx_loads_take_report(kvx_scheduler_t *scheduler, const kvx_report_loaded_t *report)
