@@ -212,6 +212,89 @@ static void rows_hbm()
 	gpu = before;
 }
 
+static double peer_rate(uint8_t *peer, bool load, uint64_t bytes)
+{
+	const double seconds = timed(gpu.stream, [&] {
+		for (int i = 0; i < BATCH; i++) {
+			CU(cudaMemcpyPeerAsync(load ? gpu.cache : peer, !load, load ? peer : gpu.cache, load, bytes,
+					       gpu.stream));
+		}
+	});
+
+	return (double)bytes * BATCH / seconds / 1e9;
+}
+
+// Blocks of 2 MiB of an 8B model in mapped memory of a device: a whole cache of either order, and what a rank of 8
+// saves and a rank of 2 loads. By as many SMs as kvd takes (0), a few, and all. `plain`: other memory of that device.
+static void rows_of_mapped(uint32_t ordinal, uint8_t *plain)
+{
+	const struct {
+		const char *name;
+		kvk_paged_kind_t kind;
+		uint32_t ranks;
+	} cases[] = {{"NHD <-> blocks", KVK_PAGED_KV_TOKEN_HEAD, 1},
+		     {"HND <-> blocks", KVK_PAGED_KV_HEAD_TOKEN, 1},
+		     {"rank of 8, 1 of 8 heads, NHD", KVK_PAGED_KV_TOKEN_HEAD, 8},
+		     {"rank of 2, 4 of 8 heads, NHD", KVK_PAGED_KV_TOKEN_HEAD, 2}};
+	const char *whose = ordinal ? "a peer" : "this GPU";
+	uint8_t *pool = mapped_memory(ordinal, 8 * gpu.bytes);
+
+	if (!pool) {
+		return;
+	}
+	for (const auto &c : cases) {
+		shape s;
+
+		make_shape(s, 8192, c.kind, pool, true, {c.ranks, false});
+		prime(s);
+		for (uint32_t sms : {0u, 8u, 16u, 33u, 44u, 1024u}) {
+			const std::string who = sms == 0 ? "kvd's SMs" : sms == 1024 ? "all SMs" : text("%u SMs", sms);
+
+			for (bool load : {true, false}) {
+				const auto plain_copy = [&] {
+					return ordinal ? peer_rate(plain, load, s.bytes)
+					       : load  ? memcpy_rate(gpu.cache, plain, s.bytes)
+						       : memcpy_rate(plain, gpu.cache, s.bytes);
+				};
+
+				row(
+					text("mapped memory of %s, %s %s, %s", whose, c.name, load ? "in" : "out",
+					     who.c_str()),
+					"GB/s", ordinal ? "cudaMemcpyPeerAsync" : "cudaMemcpyAsync inside",
+					sms == 0 || sms == 1024 ? 0.9 : 0,
+					[&] {
+						return copy_rate(s, {load, KVK_GPU_ZERO_COPY, sms});
+					},
+					plain_copy);
+			}
+		}
+	}
+	kvk_gpu_unmap(gpu.kvk, pool);
+}
+
+// Of 640 MiB each: a prompt of 5,120 tokens.
+static void rows_mapped()
+{
+	const gpu_t before = gpu;
+
+	gpu.bytes = 640u << 20;
+	CU(cudaMalloc(&gpu.cache, gpu.bytes));
+	CU(cudaMalloc(&gpu.hbm, gpu.bytes));
+	gpu.pool = host_memory();
+	rows_of_mapped(0, gpu.hbm);
+	if (gpu.peer) {
+		gpu.peer = device_memory(1);
+		rows_of_mapped(1, gpu.peer);
+		CU(cudaFree(gpu.peer));
+	} else {
+		printf("mapped memory of a peer: skipped, this machine has one GPU\n");
+	}
+	CU(cudaFree(gpu.cache));
+	CU(cudaFree(gpu.hbm));
+	kvk_gpu_unregister(gpu.kvk, gpu.pool);
+	gpu = before;
+}
+
 static void rows_peer()
 {
 	if (!gpu.peer) {
@@ -273,8 +356,9 @@ static void rows_staged()
 			p.bytes = s.bytes;
 			const auto one_piece = [&] { return memcpy_rate(gpu.cache, gpu.pool, s.bytes); };
 
-			row("copy engine alone, 2 MiB pieces in one call", "GB/s", ONE_PIECE, 0,
-			    [&] { return batch_rate(p); }, one_piece);
+			row(
+				"copy engine alone, 2 MiB pieces in one call", "GB/s", ONE_PIECE, 0,
+				[&] { return batch_rate(p); }, one_piece);
 			prime(s); // the cache holds its own bytes again
 		}
 		for (uint32_t sms : {4u, 8u}) {
@@ -299,14 +383,20 @@ template <void (*rows)()> static bench_outcome_t run_family(int)
 	return BENCH_DONE;
 }
 
-#define FAMILY(id, measures, reference) {#id, run_family<rows_##id>, 0, measures, reference, "of each row"}
+#define FAMILY(id, measures, reference)                                                                                \
+	{                                                                                                              \
+#id, run_family < rows_##id>, 0, measures, reference, "of each row"                                    \
+	}
 extern "C" const bench_t bench_list[] = {
-	FAMILY(link, "zero copy between a paged cache and the pool, by size of a page and SMs", "contiguous pinned copies"),
+	FAMILY(link, "zero copy between a paged cache and the pool, by size of a page and SMs",
+	       "contiguous pinned copies"),
 	FAMILY(staged, "whole blocks by copy engine and kernel (--with mib=1280)", "contiguous pinned copies"),
 	FAMILY(both, "loads and stores at once", "contiguous pinned copies both ways"),
 	FAMILY(digests, "copies with digests", "without"),
 	FAMILY(rivals, "pieces by kvd", "by the driver's calls"),
 	FAMILY(hbm, "permuting copies inside one GPU", "cudaMemcpyAsync inside"),
+	FAMILY(mapped, "copies from and to mapped memory of this GPU and of a peer",
+	       "one plain copy between the same devices"),
 	FAMILY(peer, "copies with another layout between two GPUs", "cudaMemcpyPeer"),
 	FAMILY(gemm, "products of matrices while blocks are copied", "alone"),
 	FAMILY(beside, "small kernels of a step while blocks are copied", "alone"),

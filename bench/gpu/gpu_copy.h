@@ -6,6 +6,7 @@
 #define _Noreturn __attribute__((noreturn)) // C's word
 extern "C" {
 #include "bench.h"
+#include "kvk/device.h"
 #include "kvk/gpu.h"
 }
 
@@ -18,6 +19,7 @@ extern "C" {
 #include <functional>
 #include <random>
 #include <string>
+#include <unistd.h>
 #include <vector>
 
 #include <cuda_runtime.h>
@@ -157,6 +159,34 @@ static inline uint8_t *device_memory(int device)
 	CU(cudaSetDevice(0));
 
 	return p;
+}
+
+// Memory of a device as kvd-gpu hands it out, mapped for device 0; of random bytes. NULL: it cannot be had, and why is
+// said.
+static inline uint8_t *mapped_memory(uint32_t ordinal, uint64_t bytes)
+{
+	const kvk_cuda_ops_t *cuda = kvk_cuda_load(nullptr);
+	kvk_device_info_t info[16];
+	kvk_device_t *device;
+	uint32_t count = 0;
+	void *base = nullptr;
+	int fd = -1;
+
+	must_kv(kvk_device_list(cuda, info, 16, &count));
+	if (kvk_device_open(cuda, info[ordinal].uuid, &device) != KV_OK) {
+		printf("mapped memory of device %u: skipped, %s\n", ordinal, kvk_gpu_last_error());
+		return nullptr;
+	}
+	bytes = (bytes + kvk_device_grain(device) - 1) / kvk_device_grain(device) * kvk_device_grain(device);
+	must_kv(kvk_device_alloc(device, bytes, &fd));
+	kvk_device_close(device);
+	must_kv(kvk_gpu_map(gpu.kvk, fd, bytes, &base));
+	close(fd);
+	for (uint64_t at = 0; at < bytes; at += gpu.bytes) {
+		CU(cudaMemcpy((uint8_t *)base + at, gpu.pool, std::min(gpu.bytes, bytes - at), cudaMemcpyDefault));
+	}
+
+	return (uint8_t *)base;
 }
 
 // NULL: the device is there, and open from now on; else why it is not.

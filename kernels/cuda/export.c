@@ -205,7 +205,7 @@ static kv_status_t zero_memory(const kvk_device_t *device, kvk_cu_memory_t memor
 	}
 	status = KVK_CUDA_CALL(cuda, mem_set, at, 0, bytes);
 	if (status == KV_OK) {
-		status = KVK_CUDA_CALL(cuda, context_wait);
+		status = kvk_cuda_check_result(cuda, OF(context_wait), cuda->context_wait());
 	}
 	unmapped = kvk_cuda_unmap(cuda, at, bytes);
 
