@@ -62,7 +62,7 @@
 /* ---- shared memory of one incarnation -------------------------------------------------------- */
 
 typedef struct kvc_slab {
-	uint8_t *data; /* NULL: memory of a GPU that is not mapped here */
+	uint8_t *data;          /* NULL: memory of a GPU that is not mapped here */
 	const uint64_t *leaves; /* leaf[slots][heads][leaves] */
 	size_t data_bytes;
 	size_t digest_bytes;

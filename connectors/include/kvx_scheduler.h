@@ -90,11 +90,11 @@ KVC_API const char *kvx_scheduler_last_error(void);
  * scheduler has that text, or it is empty or longer than KVX_WEIGHTS_MAX. KVC_ERR_NOMEM. */
 #define KVX_WEIGHTS_MAX 1000u
 KVC_API kvc_status_t kvx_scheduler_set_weights(kvx_scheduler_t *scheduler, const char *text);
-/* Use memory that the daemon has on a GPU: the one in which rank 0 has its cache, by its UUID ("GPU-...") or the name of
- * a fake device, up to KVX_DEVICE_MAX bytes; copied. Hits found there are loaded from there, and what is used a second
- * time is saved there (docs/decisions/057). Without such memory nothing changes: it is asked for every 2 s. `foreign`
- * only: own chains have keys of one space (KVC_ERR_UNSUPPORTED). Once, at any time, by any thread. KVC_ERR_ARG: it is
- * set already, empty or too long. KVC_ERR_NOMEM. */
+/* Use memory that the daemon has on a GPU: the one in which rank 0 has its cache, by its UUID ("GPU-...") or the name
+ * of a fake device, up to KVX_DEVICE_MAX bytes; copied. Hits found there are loaded from there, and what is used a
+ * second time is saved there (docs/decisions/057). Without such memory nothing changes: it is asked for every 2 s.
+ * `foreign` only: own chains have keys of one space (KVC_ERR_UNSUPPORTED). Once, at any time, by any thread.
+ * KVC_ERR_ARG: it is set already, empty or too long. KVC_ERR_NOMEM. */
 #define KVX_DEVICE_MAX 63u
 KVC_API kvc_status_t kvx_scheduler_set_device(kvx_scheduler_t *scheduler, const char *uuid);
 /* 1: attached and the space is open. */
@@ -143,14 +143,14 @@ KVC_API kvc_status_t kvx_scheduler_add_tokens(kvx_scheduler_t *scheduler, const 
 
 typedef struct kvx_hit {
 	size_t struct_size;
-	uint32_t tokens;      /* beyond `local`, to load; 0: none, or loading does not pay */
-	uint32_t disk_tokens; /* of these, from disk; while leasing, of those asked for: the answer may find them in
-				 memory */
-	uint32_t stored;      /* tokens from the start that are stored, whatever was decided */
-	uint32_t why;         /* kv_miss_reason_t: why not all is stored, or was leased */
-	int async;            /* 1: load asynchronously, and tell the engine when it is done */
-	int declined;         /* 1: the cost model has declined */
-	int leasing;          /* 1: the daemon has not answered yet: the same match later has its answer */
+	uint32_t tokens;        /* beyond `local`, to load; 0: none, or loading does not pay */
+	uint32_t disk_tokens;   /* of these, from disk; while leasing, of those asked for: the answer may find them in
+				   memory */
+	uint32_t stored;        /* tokens from the start that are stored, whatever was decided */
+	uint32_t why;           /* kv_miss_reason_t: why not all is stored, or was leased */
+	int async;              /* 1: load asynchronously, and tell the engine when it is done */
+	int declined;           /* 1: the cost model has declined */
+	int leasing;            /* 1: the daemon has not answered yet: the same match later has its answer */
 	uint32_t device_tokens; /* of `tokens`, the first ones: from memory of the GPU */
 } kvx_hit_t;
 /* A hit is leased. The first match of a request waits for the daemon's answer as long as computing the tokens would

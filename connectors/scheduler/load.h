@@ -5,7 +5,7 @@
 
 #include "scheduler/state.h"
 
-/* What of a prompt is to be loaded: tokens [local, device) from GPU memory, those from there to `end` from host memory
+/* The part of a prompt to load: tokens [local, device) from GPU memory, those from there to `end` from host memory
  * or disk, and `partial` after them, in a private block. */
 typedef struct kvx_span {
 	uint32_t device, end, partial;
@@ -43,8 +43,6 @@ int kvx_loads_have_drops(const kvx_scheduler_t *scheduler);
 void kvx_loads_poll(kvx_scheduler_t *scheduler, uint64_t now);
 void kvx_loads_close(kvx_scheduler_t *scheduler);
 void kvx_loads_take_report(kvx_scheduler_t *scheduler, const kvx_report_loaded_t *report);
-/* The request loses its blocks: those that depend on a synchronous load are marked until the ranks have reported it. */
-void kvx_loads_mark_unverified(kvx_scheduler_t *scheduler, const kvx_request_t *request);
 /* The request is gone: its asynchronous loads end early. */
 void kvx_loads_cancel(kvx_scheduler_t *scheduler, const kvx_request_t *request);
 uint64_t kvx_loads_count_leases(const kvx_scheduler_t *scheduler);

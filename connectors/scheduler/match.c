@@ -176,7 +176,7 @@ static kvx_found_t split_found(const kvx_scheduler_t *scheduler, uint32_t local,
 	return found;
 }
 
-/* Cut it to so many tokens, from its end. */
+/* Cut it to that number of tokens, from its end. */
 static void cut_found(kvx_found_t *found, uint32_t most)
 {
 	found->device = found->device < most ? found->device : most;

@@ -19,7 +19,7 @@
 #define REST_MAX 6u     /* doublings */
 #define RUNS     64u    /* puts that one advance() starts for a group */
 
-#define DEVICE_PUTS (KVX_PUTS_MAX / 2u) /* with so many puts none is started for GPU memory */
+#define DEVICE_PUTS (KVX_PUTS_MAX / 2u) /* from this number of puts on none is started for GPU memory */
 
 /* Saving has begun, with the daemon that is attached now: another one may not have what was saved. */
 static int has_begun(const kvx_scheduler_t *scheduler, const kvx_request_t *request)

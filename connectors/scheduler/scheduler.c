@@ -1,6 +1,7 @@
 /* The scheduler half: open, block tables, step messages, reports. */
 #include "scheduler/scheduler.h"
 #include "scheduler/config.h"
+#include "scheduler/garbage.h"
 #include "scheduler/handover.h"
 #include "scheduler/load.h"
 #include "scheduler/requests.h"

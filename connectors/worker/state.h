@@ -210,7 +210,7 @@ struct kvx_worker {
 	kvx_wspace_t spaces[KVX_PLACES][KVX_WORKER_SPACES];
 	char *loras[KVX_WORKER_SPACES]; /* number 0: NULL */
 	char *device;                   /* UUID of the GPU of the spaces in GPU memory; NULL: there are none */
-	uint32_t space_top; /* numbers below it may be in use */
+	uint32_t space_top;             /* numbers below it may be in use */
 	kvx_scratch_t transfer_scratch;
 	uint64_t self_test_ns; /* the self-test is not tried before */
 	kvx_wprefault_t prefaulted;

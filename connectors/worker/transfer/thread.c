@@ -92,8 +92,7 @@ static kvc_status_t import_parts(kvx_worker_t *worker, kvx_wload_t *load, uint64
 
 		status = load->part[p].lease ? KVC_OK : kvx_wspace_get(worker, ref, now, &space);
 		if (ref.place == KVX_IN_DEVICE && status < 0 && status != KVC_ERR_CLOSED) {
-			status =
-				KVC_ERR_TIER_OFF; /* the scheduler half then leaves it alone for a while */
+			status = KVC_ERR_TIER_OFF; /* the scheduler half then leaves it alone for a while */
 		}
 		if (status == KVC_OK && space) {
 			load->part[p].layout = &space->layout;
