@@ -673,7 +673,7 @@ typedef struct kvc_report {
 	uint32_t query_tokens, hit_cpu_tokens, hit_disk_tokens, hit_engine_tokens, output_tokens, why, turn;
 	kvc_key_t first_missing;
 	uint64_t match_ns, load_ns;
-	uint32_t hit_gpu_tokens;
+	uint32_t hit_gpu_tokens; /* in addition to those of the other tiers */
 } kvc_report_t;
 KVC_API void kvc_report(kvc_space_t *space, const kvc_report_t *report);
 
