@@ -681,9 +681,7 @@ int kvx_puts_are_open(const kvx_scheduler_t *scheduler, uint64_t serial)
 /* The daemon has this block of the put already. */
 static int is_stored(const kvx_sput_t *put, uint32_t i)
 {
-	void *unused;
-
-	return kvc_put_block(put->put, i, &unused) == KVC_ALREADY;
+	return kvc_put_block(put->put, i, NULL) == KVC_ALREADY;
 }
 
 /* All blocks still have the bytes they were reserved for when the ranks read this message. A block that was reallocated

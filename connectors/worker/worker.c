@@ -309,15 +309,15 @@ static void free_owned(kvx_owned_t *owned)
 	}
 }
 
-/* kvc_config_t.map_device. A cache in host memory cannot be filled from there. */
+/* kvc_config_t.map_device. A cache in host memory cannot be filled from there, and its engine does not ask for that. */
 static kvc_status_t map_device(void *ctx, int fd, size_t bytes, void **p_base)
 {
 	kvx_worker_t *worker = ctx;
 	const kvc_status_t status = worker->gpu ? kvx_pool_memory_map(worker, fd, bytes, p_base) : KVC_ERR_UNSUPPORTED;
 
-	if (status != KVC_OK && !atomic_exchange(&worker->device_refused, 1u)) {
+	if (status != KVC_OK && !atomic_exchange(&worker->device_refused, 1u) && worker->gpu) {
 		kv_log(KV_LOG_WARN, "kvx", "a slab of %zu bytes in GPU memory cannot be mapped, loads from it fail: %s",
-		       bytes, worker->gpu ? kvk_gpu_last_error() : "the engine's cache is in host memory");
+		       bytes, kvk_gpu_last_error());
 	}
 
 	return status;
