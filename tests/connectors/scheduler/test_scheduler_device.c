@@ -229,7 +229,7 @@ static void p7_a_rank_without_the_device_ends_its_use_for_a_while(void)
 }
 
 /* What is on the device costs nothing: the cost model is asked about the rest alone. */
-static void p3_what_the_device_has_always_pays(void)
+static void p7_what_the_device_has_always_pays(void)
 {
 	store_twice();
 	assert_int_equal(sr_use(&a, "a2", 3, 80, 160), 80);
@@ -383,7 +383,7 @@ SR_MAIN(SR_TEST(p1_what_is_used_twice_is_loaded_from_the_device, there),
 	       p7_a_rank_without_the_device_ends_its_use_for_a_while, there, 0),
 	SR_ROW("p7_a_rank_without_the_device_ends_its_use (no space)",
 	       p7_a_rank_without_the_device_ends_its_use_for_a_while, there, 1),
-	SR_TEST(p3_what_the_device_has_always_pays, by_cost), SR_TEST(p1_several_groups_come_from_one_place, window),
+	SR_TEST(p7_what_the_device_has_always_pays, by_cost), SR_TEST(p1_several_groups_come_from_one_place, window),
 	SR_TEST(p1_a_reset_empties_the_device_too, there), SR_TEST(p6_the_device_is_used_again_after_a_restart, there),
 	SR_TEST(p7_a_refused_device_is_asked_for_now_and_then, refused),
 	SR_TEST(p7_a_device_that_never_opens_changes_no_message, refused),
