@@ -51,7 +51,9 @@ static uint32_t put_conversation(user_t *user, uint64_t seed)
 
 	user_keys(user, seed, LEN, keys);
 
-	return user_put(user, keys, 0, LEN, 0, &visible) == KVC_OK ? visible : 0;
+	kvc_status_t st = user_put(user, keys, 0, LEN, 0, &visible);
+	if (st) printf("put %d %s\n", (int)st, kvc_last_error());
+	return st == KVC_OK ? visible : 0;
 }
 
 /* How many blocks of it are there; each has its own bytes. */
