@@ -62,7 +62,7 @@
 /* ---- shared memory of one incarnation -------------------------------------------------------- */
 
 typedef struct kvc_slab {
-	uint8_t *data;
+	uint8_t *data;          /* NULL: memory of a GPU that is not mapped here */
 	const uint64_t *leaves; /* leaf[slots][heads][leaves] */
 	size_t data_bytes;
 	size_t digest_bytes;
@@ -72,6 +72,7 @@ typedef struct kvc_slab {
 	uint32_t block_bytes;
 	uint32_t heads;
 	uint32_t leaves_a_head;
+	int on_device;                /* data is an address of a GPU */
 	_Atomic uint64_t *prefaulted; /* one bit a KVC_PREFAULT_BYTES: its pages are in our page table */
 	size_t prefault_at;           /* before it kvc_prefault() has been */
 	uint64_t retired_at;          /* serial of the first lease or put that cannot use it; 0: in use */
@@ -330,6 +331,8 @@ struct kvc {
 	uint32_t staging_words;
 	int observe;
 	void (*on_memory)(void *ctx, const kvc_memory_t *memory, int mapped);
+	kvc_status_t (*map_device)(void *ctx, int fd, size_t bytes, void **p_base);
+	void (*unmap_device)(void *ctx, void *base, size_t bytes);
 	void *memory_ctx;
 	const volatile uint64_t *fork_guard; /* a page a forked child reads as zero */
 
@@ -459,9 +462,16 @@ void kvc_slab_retire(kvc_t *kvc, uint32_t number);
 /* Unmap retired slabs that no lease or put can name, and send DRAINED. */
 void kvc_slab_reap(kvc_t *kvc);
 void kvc_slab_destroy(const kvc_t *kvc, kvc_slab_t *slab);
-/* Block and digests behind a slot. FAULT: no such memory here. LAYOUT: a slab of another geometry. */
-kv_status_t kvc_slab_find(const kvc_map_t *map, const kvc_space_t *space, kv_slot_t slot, uint8_t **p_data,
-			  const uint64_t **p_leaves);
+
+/* Memory of a block, and its digests. */
+typedef struct kvc_block_memory {
+	uint8_t *data;
+	const uint64_t *leaves;
+	int on_device; /* data is an address of a GPU: no CPU may use it */
+} kvc_block_memory_t;
+
+/* Those of a slot. FAULT: no such memory here. LAYOUT: a slab of another geometry. */
+kv_status_t kvc_slab_find(const kvc_map_t *map, const kvc_space_t *space, kv_slot_t slot, kvc_block_memory_t *memory);
 
 /* ---- space.c --------------------------------------------------------------------------------- */
 

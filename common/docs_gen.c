@@ -329,6 +329,7 @@ static void print_member_area(void)
 	HEADER_ROW(kv_report_t, first_missing, "key; zero: nothing was missing");
 	HEADER_ROW(kv_report_t, match_ns, "time of the match; 0: not measured");
 	HEADER_ROW(kv_report_t, load_ns, "time of the load; 0: none");
+	HEADER_ROW(kv_report_t, hit_gpu_tokens, "found in memory of a GPU");
 	HEADER_ROW(kv_report_t, reserved, "0");
 	printf("\nReasons of a miss:");
 #define REASON(NAME, label, words) printf("%s %d `%s`", KV_WHY_##NAME ? "," : "", KV_WHY_##NAME, label);

@@ -234,14 +234,8 @@ kvc_status_t kvc_lease_wait(kvc_lease_t *lease, uint32_t n, uint32_t timeout_ms)
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-/* Memory of a block, and its digests. */
-typedef struct kvc_source {
-	uint8_t *data;
-	const uint64_t *leaves;
-} kvc_source_t;
-
 /* Of block i, if it is ready, or its first `layers` layers are there. */
-static kvc_status_t find_block(const kvc_lease_t *lease, uint32_t i, uint32_t layers, kvc_source_t *source)
+static kvc_status_t find_block(const kvc_lease_t *lease, uint32_t i, uint32_t layers, kvc_block_memory_t *source)
 {
 	const kvc_status_t rest = kvc_lease_rest_status(lease);
 	kv_status_t found;
@@ -259,8 +253,7 @@ static kvc_status_t find_block(const kvc_lease_t *lease, uint32_t i, uint32_t la
 	if (i >= kvc_lease_ready(lease) && layers > kvc_lease_layers(lease)) {
 		return rest == KVC_OK ? KVC_PENDING : kvc_fail((kv_status_t)rest, "block %u could not be read", i);
 	}
-	found = kvc_slab_find(lease->grant.map, lease->space, kvc_grant_slot(&lease->grant, i - lease->skip),
-			      &source->data, &source->leaves);
+	found = kvc_slab_find(lease->grant.map, lease->space, kvc_grant_slot(&lease->grant, i - lease->skip), source);
 	if (found != KV_OK) {
 		return kvc_fail(found, "block %u lies in memory this process does not have: %s", i,
 				kv_status_text(found));
@@ -272,7 +265,7 @@ static kvc_status_t find_block(const kvc_lease_t *lease, uint32_t i, uint32_t la
 kvc_status_t kvc_lease_block_layers(const kvc_lease_t *lease, uint32_t i, uint32_t layers, const void **p_data,
 				    const uint64_t **p_leaves)
 {
-	kvc_source_t source = {0};
+	kvc_block_memory_t source = {0};
 	const kvc_status_t status = find_block(lease, i, layers, &source);
 
 	if (status == KVC_OK && p_data) {
@@ -327,12 +320,17 @@ static void bad_push(kvc_t *kvc, const kvc_lease_t *lease, uint32_t i)
 }
 
 /* Part of block i, whose memory and digests are given. */
-static kvc_status_t read_part(kvc_lease_t *lease, uint32_t i, const kvc_writer_t *part, const kvc_source_t *source,
-			      void *dst)
+static kvc_status_t read_part(kvc_lease_t *lease, uint32_t i, const kvc_writer_t *part,
+			      const kvc_block_memory_t *source, void *dst)
 {
 	kvc_t *kvc = lease->space->kvc;
 	kvc_status_t status;
-	kv_status_t copied = kvc_copy_checked(lease->space, part, dst, source->data, source->leaves);
+	kv_status_t copied;
+
+	if (source->on_device) {
+		return kvc_fail(KV_ERR_UNSUPPORTED, "block %u lies in memory of a GPU, which a CPU does not read", i);
+	}
+	copied = kvc_copy_checked(lease->space, part, dst, source->data, source->leaves);
 
 	/* Taken away meanwhile: what was read may be anything; the block is not to blame. */
 	status = kvc_lease_state(lease);
@@ -349,7 +347,7 @@ static kvc_status_t read_part(kvc_lease_t *lease, uint32_t i, const kvc_writer_t
 kvc_status_t kvc_lease_read_layers(kvc_lease_t *lease, uint32_t i, const kvc_writer_t *part, void *dst)
 {
 	const kvc_space_t *space = lease->space;
-	kvc_source_t source = {0};
+	kvc_block_memory_t source = {0};
 	uint32_t words = 0;
 	kvc_status_t status;
 
@@ -377,7 +375,7 @@ kvc_status_t kvc_lease_read(kvc_lease_t *lease, uint32_t first, uint32_t count, 
 				first, lease->skip);
 	}
 	for (uint32_t i = 0; i < count; i++) {
-		kvc_source_t source = {0};
+		kvc_block_memory_t source = {0};
 		kvc_status_t status = find_block(lease, first + i, UINT32_MAX, &source);
 
 		if (status == KVC_OK) {

@@ -441,10 +441,9 @@ static kvc_status_t may_write(const kvc_put_t *put, uint32_t i)
 }
 
 /* Its memory. */
-static kvc_status_t find_block_memory(const kvc_put_t *put, uint32_t i, uint8_t **p_data)
+static kvc_status_t find_block_memory(const kvc_put_t *put, uint32_t i, kvc_block_memory_t *memory)
 {
-	const uint64_t *leaves;
-	kv_status_t status = kvc_slab_find(put->grant.map, put->space, kvc_grant_slot(&put->grant, i), p_data, &leaves);
+	kv_status_t status = kvc_slab_find(put->grant.map, put->space, kvc_grant_slot(&put->grant, i), memory);
 
 	if (status != KV_OK) {
 		return kvc_fail(status, "block %u lies in memory this process does not have: %s", i,
@@ -452,6 +451,20 @@ static kvc_status_t find_block_memory(const kvc_put_t *put, uint32_t i, uint8_t 
 	}
 
 	return KVC_OK;
+}
+
+/* The same, for a copy by the CPU. */
+static kvc_status_t find_host_memory(const kvc_put_t *put, uint32_t i, uint8_t **p_data)
+{
+	kvc_block_memory_t memory = {0};
+	kvc_status_t status = find_block_memory(put, i, &memory);
+
+	if (status == KVC_OK && memory.on_device) {
+		return kvc_fail(KV_ERR_UNSUPPORTED, "block %u lies in memory of a GPU, which a CPU does not write", i);
+	}
+	*p_data = memory.data;
+
+	return status;
 }
 
 /* Its words of staging. */
@@ -474,14 +487,14 @@ static kvc_status_t find_staging_words(const kvc_put_t *put, uint32_t i, uint64_
 
 kvc_status_t kvc_put_block(const kvc_put_t *put, uint32_t i, void **p_data)
 {
-	uint8_t *data = NULL;
+	kvc_block_memory_t memory = {0};
 	kvc_status_t status = may_write(put, i);
 
 	if (status == KVC_OK && p_data) {
-		status = find_block_memory(put, i, &data);
+		status = find_block_memory(put, i, &memory);
 	}
 	if (status == KVC_OK && p_data) {
-		*p_data = data;
+		*p_data = memory.data;
 	}
 
 	return status;
@@ -511,7 +524,7 @@ kvc_status_t kvc_put_write(kvc_put_t *put, uint32_t i, const void *src)
 
 	status = status == KVC_OK ? choose_way(put, KVC_PUT_BLOCKS) : status;
 	status = status == KVC_OK ? find_staging_words(put, i, &word) : status;
-	status = status == KVC_OK ? find_block_memory(put, i, &data) : status;
+	status = status == KVC_OK ? find_host_memory(put, i, &data) : status;
 	if (status != KVC_OK) {
 		return status == KVC_ALREADY ? KVC_OK : status;
 	}
@@ -607,7 +620,7 @@ kvc_status_t kvc_put_write_layers(kvc_put_t *put, uint32_t i, uint32_t first, ui
 	uint8_t *data = NULL;
 	kvc_status_t status = may_write_layers(put, i, first, count);
 
-	status = status == KVC_OK ? find_block_memory(put, i, &data) : status;
+	status = status == KVC_OK ? find_host_memory(put, i, &data) : status;
 	if (status != KVC_OK) {
 		return status == KVC_ALREADY ? KVC_OK : status;
 	}

@@ -94,6 +94,7 @@ enum {
 	KVC_ERR_UNSUPPORTED = -36,
 	KVC_ERR_INTERNAL = -39,
 	KVC_ERR_LIMIT = -37,
+	KVC_ERR_TIER_OFF = -38,
 	KVC_ERR_TAKEN = -41,
 	KVC_ERR_ABORTED = -42,
 	KVC_ERR_PRODUCER_LOST = -43
@@ -138,7 +139,14 @@ typedef struct kvc_config {
 	 * put can name it. On the owner's thread, from within any call; it must not call back. For callers that
 	 * make memory known to a device. NULL: not called. */
 	void (*on_memory)(void *ctx, const kvc_memory_t *memory, int mapped);
-	void *memory_ctx;
+	void *memory_ctx; /* of on_memory, map_device and unmap_device */
+	/* Import memory of a GPU that the CUDA driver has exported as `fd`, which stays the caller's: *p_base is an
+	 * address of the device. Called where on_memory is, which is not called for this memory. NULL, or an error: its
+	 * blocks answer KVC_ERR_FAULT. kvc_lease_block() and kvc_put_block() answer with addresses of the device, and
+	 * no call of libkvc reads or writes them. */
+	kvc_status_t (*map_device)(void *ctx, int fd, size_t bytes, void **p_base);
+	/* It is named by no lease and no put; when it returns the memory is not mapped. Not NULL with map_device. */
+	void (*unmap_device)(void *ctx, void *base, size_t bytes);
 } kvc_config_t;
 
 /* Connect, join, map the shared memory. KVC_ERR_UNREACHABLE at once when no daemon listens. */
@@ -665,6 +673,7 @@ typedef struct kvc_report {
 	uint32_t query_tokens, hit_cpu_tokens, hit_disk_tokens, hit_engine_tokens, output_tokens, why, turn;
 	kvc_key_t first_missing;
 	uint64_t match_ns, load_ns;
+	uint32_t hit_gpu_tokens; /* in addition to those of the other tiers */
 } kvc_report_t;
 KVC_API void kvc_report(kvc_space_t *space, const kvc_report_t *report);
 

@@ -125,12 +125,17 @@ static void print_misses(struct json_object *missed, uint64_t asked)
 static uint64_t print_rate(const char *before, struct json_object *hits)
 {
 	const uint64_t asked = kvctl_u64(hits, "query_tokens");
-	const uint64_t cpu = kvctl_u64(hits, "hit_cpu_tokens"), disk = kvctl_u64(hits, "hit_disk_tokens");
+	const uint64_t gpu = kvctl_u64(hits, "hit_gpu_tokens"), cpu = kvctl_u64(hits, "hit_cpu_tokens");
+	const uint64_t disk = kvctl_u64(hits, "hit_disk_tokens");
 
 	if (asked) {
-		printf("%s%.1f %% of %llu prompt tokens in %llu prompts (cpu %.1f %%, disk %.1f %%)\n", before,
-		       100.0 * (double)(cpu + disk) / (double)asked, (unsigned long long)asked,
-		       (unsigned long long)kvctl_u64(hits, "lookups"), 100.0 * (double)cpu / (double)asked,
+		printf("%s%.1f %% of %llu prompt tokens in %llu prompts (", before,
+		       100.0 * (double)(gpu + cpu + disk) / (double)asked, (unsigned long long)asked,
+		       (unsigned long long)kvctl_u64(hits, "lookups"));
+		if (gpu) {
+			printf("gpu %.1f %%, ", 100.0 * (double)gpu / (double)asked);
+		}
+		printf("cpu %.1f %%, disk %.1f %%)\n", 100.0 * (double)cpu / (double)asked,
 		       100.0 * (double)disk / (double)asked);
 	}
 

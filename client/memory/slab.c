@@ -1,4 +1,4 @@
-/* Slabs of the CPU pool in this process. */
+/* Slabs of the pools in this process. */
 #include "impl.h"
 
 #include <sys/mman.h>
@@ -33,7 +33,7 @@ static uint64_t prefault_next(kvc_slab_t *slab, uint64_t bytes)
 {
 	uint64_t done = 0;
 
-	while (slab->prefault_at < slab->data_bytes && done < bytes) {
+	while (!slab->on_device && slab->prefault_at < slab->data_bytes && done < bytes) {
 		prefault_span(slab, slab->data + slab->prefault_at, 1);
 		slab->prefault_at += KVC_PREFAULT_BYTES;
 		done += KVC_PREFAULT_BYTES;
@@ -85,8 +85,30 @@ static void notify_memory(const kvc_t *kvc, const kvc_slab_t *slab, int mapped)
 {
 	const kvc_memory_t memory = {slab->data, slab->data_bytes, slab->slot_bytes};
 
-	if (kvc->on_memory) {
+	if (kvc->on_memory && !slab->on_device) {
 		kvc->on_memory(kvc->memory_ctx, &memory, mapped);
+	}
+}
+
+/* Without it the slab is known all the same, and acknowledged like any other when it retires. */
+static kv_status_t map_device(const kvc_t *kvc, int fd, uint64_t bytes, void **p_base)
+{
+	if (bytes > SIZE_MAX / 2) {
+		return KV_ERR_PROTO;
+	}
+	if (!kvc->map_device || kvc->map_device(kvc->memory_ctx, fd, bytes, p_base) != KVC_OK) {
+		*p_base = NULL;
+	}
+
+	return KV_OK;
+}
+
+static void unmap_data(const kvc_t *kvc, void *data, size_t bytes, int on_device)
+{
+	if (!on_device) {
+		munmap(data, bytes);
+	} else if (data) {
+		kvc->unmap_device(kvc->memory_ctx, data, bytes);
 	}
 }
 
@@ -94,7 +116,8 @@ kv_status_t kvc_slab_add(kvc_t *kvc, const kv_msg_slab_add_t *msg, int data_fd, 
 {
 	kvc_map_t *map = atomic_load(&kvc->map);
 	kvc_slab_t *slab;
-	void *data, *digests;
+	const int on_device = msg->memory == KV_SLAB_CUDA;
+	void *data = NULL, *digests;
 	kv_status_t status = slab_check(msg);
 
 	if (status != KV_OK || !map || atomic_load_explicit(&map->slabs[msg->slab], memory_order_relaxed)) {
@@ -104,7 +127,8 @@ kv_status_t kvc_slab_add(kvc_t *kvc, const kv_msg_slab_add_t *msg, int data_fd, 
 	if (!slab) {
 		return KV_ERR_NOMEM;
 	}
-	status = kvc_map_fd(data_fd, msg->bytes, PROT_READ | PROT_WRITE, &data);
+	status = on_device ? map_device(kvc, data_fd, msg->bytes, &data)
+			   : kvc_map_fd(data_fd, msg->bytes, PROT_READ | PROT_WRITE, &data);
 	if (status != KV_OK) {
 		goto err_slab;
 	}
@@ -124,6 +148,7 @@ kv_status_t kvc_slab_add(kvc_t *kvc, const kv_msg_slab_add_t *msg, int data_fd, 
 		.block_bytes = msg->block_bytes,
 		.heads = msg->heads,
 		.leaves_a_head = msg->leaves,
+		.on_device = on_device,
 		.prefaulted = (_Atomic uint64_t *)(slab + 1),
 	};
 	atomic_store_explicit(&map->slabs[msg->slab], slab, memory_order_release);
@@ -133,7 +158,7 @@ kv_status_t kvc_slab_add(kvc_t *kvc, const kv_msg_slab_add_t *msg, int data_fd, 
 	return KV_OK;
 
 err_data:
-	munmap(data, msg->bytes);
+	unmap_data(kvc, data, msg->bytes, on_device);
 err_slab:
 	kv_free(&kvc->env, slab);
 
@@ -193,14 +218,13 @@ void kvc_slab_destroy(const kvc_t *kvc, kvc_slab_t *slab)
 {
 	if (kvc_check_process(kvc) == KVC_OK) {
 		notify_memory(kvc, slab, 0);
-		munmap(slab->data, slab->data_bytes);
+		unmap_data(kvc, slab->data, slab->data_bytes, slab->on_device);
 		munmap((void *)(uintptr_t)slab->leaves, slab->digest_bytes);
 	}
 	kv_free(&kvc->env, slab);
 }
 
-kv_status_t kvc_slab_find(const kvc_map_t *map, const kvc_space_t *space, kv_slot_t slot, uint8_t **p_data,
-			  const uint64_t **p_leaves)
+kv_status_t kvc_slab_find(const kvc_map_t *map, const kvc_space_t *space, kv_slot_t slot, kvc_block_memory_t *memory)
 {
 	uint32_t number = kv_slot_slab(slot), index = kv_slot_index(slot);
 	const kvc_slab_t *slab;
@@ -209,16 +233,21 @@ kv_status_t kvc_slab_find(const kvc_map_t *map, const kvc_space_t *space, kv_slo
 		return KV_ERR_FAULT;
 	}
 	slab = atomic_load_explicit(&map->slabs[number], memory_order_acquire);
-	if (!slab || index >= slab->slots) {
+	if (!slab || !slab->data || index >= slab->slots) {
 		return KV_ERR_FAULT;
 	}
 	if (slab->block_bytes != space->block_bytes || slab->heads != space->heads ||
 	    slab->leaves_a_head != space->leaves) {
 		return KV_ERR_LAYOUT;
 	}
-	*p_data = slab->data + (size_t)index * slab->slot_bytes;
-	prefault_span(slab, *p_data, slab->block_bytes);
-	*p_leaves = slab->leaves + (size_t)index * slab->heads * slab->leaves_a_head;
+	*memory = (kvc_block_memory_t){
+		.data = slab->data + (size_t)index * slab->slot_bytes,
+		.leaves = slab->leaves + (size_t)index * slab->heads * slab->leaves_a_head,
+		.on_device = slab->on_device,
+	};
+	if (!slab->on_device) {
+		prefault_span(slab, memory->data, slab->block_bytes);
+	}
 
 	return KV_OK;
 }

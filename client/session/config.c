@@ -71,6 +71,10 @@ kvc_status_t kvc_config_take(kvc_t *kvc, const kvc_config_t *given, kvc_config_t
 		return kvc_fail(KV_ERR_ARG, "role %u or rank %u is out of range", config->role, config->rank);
 	}
 
+	if (config->map_device && !config->unmap_device) {
+		return kvc_fail(KV_ERR_ARG, "map_device is set, and unmap_device is not");
+	}
+
 	status = copy_text("socket path", socket_of(config), kvc->socket, sizeof kvc->socket);
 	if (status == KVC_OK) {
 		status = copy_text("program name", config->program ? config->program : program_invocation_short_name,
@@ -89,6 +93,8 @@ kvc_status_t kvc_config_take(kvc_t *kvc, const kvc_config_t *given, kvc_config_t
 	kvc->observe = config->observe;
 	kvc->on_memory = config->on_memory;
 	kvc->memory_ctx = config->memory_ctx;
+	kvc->map_device = config->map_device;
+	kvc->unmap_device = config->unmap_device;
 	kvc->timeout_ns = (config->timeout_ms ? config->timeout_ms : KVC_DEFAULT_TIMEOUT_MS) * KVC_NS_A_MS;
 	kvc->most_spin_ns = (config->spin_us ? config->spin_us : KVC_DEFAULT_SPIN_US) * UINT64_C(1000);
 	if (config->spin_us == UINT32_MAX) {

@@ -18,6 +18,7 @@ static void fill_record(const kvc_space_t *space, const kvc_report_t *report, kv
 		.turn = report->turn,
 		.match_ns = report->match_ns,
 		.load_ns = report->load_ns,
+		.hit_gpu_tokens = report->hit_gpu_tokens,
 	};
 	memcpy(record->first_missing.b, report->first_missing.b, sizeof record->first_missing.b);
 }

@@ -90,6 +90,13 @@ KVC_API const char *kvx_scheduler_last_error(void);
  * scheduler has that text, or it is empty or longer than KVX_WEIGHTS_MAX. KVC_ERR_NOMEM. */
 #define KVX_WEIGHTS_MAX 1000u
 KVC_API kvc_status_t kvx_scheduler_set_weights(kvx_scheduler_t *scheduler, const char *text);
+/* Use memory that the daemon has on a GPU: the one in which rank 0 has its cache, by its UUID ("GPU-...") or the name
+ * of a fake device, up to KVX_DEVICE_MAX bytes; copied. Hits found there are loaded from there, and what is used a
+ * second time is saved there (docs/decisions/057). Without such memory nothing changes: it is asked for every 2 s.
+ * `foreign` only: own chains have keys of one space (KVC_ERR_UNSUPPORTED). Once, at any time, by any thread.
+ * KVC_ERR_ARG: it is set already, empty or too long. KVC_ERR_NOMEM. */
+#define KVX_DEVICE_MAX 63u
+KVC_API kvc_status_t kvx_scheduler_set_device(kvx_scheduler_t *scheduler, const char *uuid);
 /* 1: attached and the space is open. */
 KVC_API int kvx_scheduler_is_ready(const kvx_scheduler_t *scheduler);
 
@@ -136,14 +143,15 @@ KVC_API kvc_status_t kvx_scheduler_add_tokens(kvx_scheduler_t *scheduler, const 
 
 typedef struct kvx_hit {
 	size_t struct_size;
-	uint32_t tokens;      /* beyond `local`, to load; 0: none, or loading does not pay */
-	uint32_t disk_tokens; /* of these, from disk; while leasing, of those asked for: the answer may find them in
-				 memory */
-	uint32_t stored;      /* tokens from the start that are stored, whatever was decided */
-	uint32_t why;         /* kv_miss_reason_t: why not all is stored, or was leased */
-	int async;            /* 1: load asynchronously, and tell the engine when it is done */
-	int declined;         /* 1: the cost model has declined */
-	int leasing;          /* 1: the daemon has not answered yet: the same match later has its answer */
+	uint32_t tokens;        /* beyond `local`, to load; 0: none, or loading does not pay */
+	uint32_t disk_tokens;   /* of these, from disk; while leasing, of those asked for: the answer may find them in
+				   memory */
+	uint32_t stored;        /* tokens from the start that are stored, whatever was decided */
+	uint32_t why;           /* kv_miss_reason_t: why not all is stored, or was leased */
+	int async;              /* 1: load asynchronously, and tell the engine when it is done */
+	int declined;           /* 1: the cost model has declined */
+	int leasing;            /* 1: the daemon has not answered yet: the same match later has its answer */
+	uint32_t device_tokens; /* of `tokens`, the first ones: from memory of the GPU */
 } kvx_hit_t;
 /* A hit is leased. The first match of a request waits for the daemon's answer as long as computing the tokens would
  * take, at most 100 ms, at least wait_us. A daemon whose heartbeat stands still is awaited for limits.silence (50 ms),
@@ -292,11 +300,13 @@ KVC_API void kvx_scheduler_record(kvx_scheduler_t *scheduler, const char *lora, 
 	X(loads_done, "loads that brought every block")                                                                \
 	X(loads_failed, "loads that brought less: the engine computes the rest")                                       \
 	X(load_tokens, "tokens asked for")                                                                             \
+	X(device_tokens, "of them from memory of the GPU")                                                             \
 	X(disk_tokens, "of them from disk")                                                                            \
 	X(lease_lost, "hits whose blocks were gone when they were to be leased")                                       \
 	X(saves, "reservations asked for")                                                                             \
 	X(save_blocks, "blocks handed to the ranks for saving")                                                        \
 	X(save_done, "blocks that became visible")                                                                     \
+	X(device_blocks, "blocks that became visible in memory of the GPU, in addition")                               \
 	X(save_busy, "blocks the daemon had no room for")                                                              \
 	X(save_lost, "blocks reserved that were not saved after all")                                                  \
 	X(late_answers, "answers of the daemon that came after the lookup or the step message that waited for them")   \

@@ -18,6 +18,7 @@
  * read them. If a rank never reports, the leases are released after GIVE_UP times the ranks' own deadline. */
 #include "scheduler/load.h"
 #include "common/await.h"
+#include "scheduler/garbage.h"
 #include "scheduler/handover_calls.h"
 #include "scheduler/keys.h"
 #include "scheduler/requests.h"
@@ -87,10 +88,10 @@ static void free_load(kvx_scheduler_t *scheduler, kvx_sload_t *load)
 
 /* ---- leasing --------------------------------------------------------------------------------- */
 
-/* Upper bound of a LOAD record of that number of tokens. */
+/* Upper bound of a LOAD record of that number of tokens. A group may come in two parts. */
 static size_t record_bytes(const kvx_scheduler_t *scheduler, uint32_t tokens)
 {
-	size_t bytes = sizeof(kvx_msg_load_t) + KVX_MAX_ID;
+	size_t bytes = sizeof(kvx_msg_load_t) + KVX_MAX_ID + sizeof(kvx_msg_part_t) + sizeof(uint64_t);
 
 	for (uint32_t g = 0; g < scheduler->group_count; g++) {
 		const size_t blocks = tokens / scheduler->groups[g].block_tokens;
@@ -107,12 +108,22 @@ static uint32_t partial_room(const kvx_scheduler_t *scheduler, uint32_t partial)
 	return partial > 0 ? scheduler->groups[0].block_tokens : 0;
 }
 
-/* A load of the blocks that each group has in tokens [ask->local, end), and of a private block of the first group. One
- * allocation, for the ids and the request's id no more than for its record. */
-static kvx_sload_t *create_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request,
-				uint32_t end, uint32_t partial)
+/* Add the part's blocks; their ids follow those of the parts before. */
+static void add_part(kvx_sload_t *load, uint32_t **p_ids, kvx_sload_part_t part)
 {
-	const size_t bytes = record_bytes(scheduler, end + partial_room(scheduler, partial));
+	if (part.n > 0) {
+		part.ids = *p_ids;
+		*p_ids += part.n;
+		load->part[load->parts++] = part;
+	}
+}
+
+/* A load of the blocks that each group has in the span, and of a private block of the first group. One allocation, for
+ * the ids and the request's id no more than for its record. */
+static kvx_sload_t *create_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request,
+				const kvx_span_t *span)
+{
+	const size_t bytes = record_bytes(scheduler, span->end + partial_room(scheduler, span->partial));
 	const kvc_space_t *space = scheduler->spaces[request->space].space;
 	kvx_sload_t *load = kv_alloc(scheduler->env, sizeof *load + bytes);
 	uint32_t *ids = (uint32_t *)(void *)(load + 1);
@@ -125,20 +136,22 @@ static kvx_sload_t *create_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask
 	load->space = request->space;
 	load->generation = scheduler->generation;
 	load->local = ask->local;
-	load->units = end / scheduler->unit;
-	load->partial = partial;
+	load->units = span->end / scheduler->unit;
+	load->device_units = span->device / scheduler->unit;
+	load->partial = span->partial;
 	for (uint32_t g = 0; g < scheduler->group_count; g++) {
 		const uint32_t local = ask->local / scheduler->groups[g].block_tokens;
-		uint32_t first = 0, last = 0;
+		uint32_t first = 0, last = 0, middle = span->device / scheduler->groups[g].block_tokens;
 
 		kvc_group_range(space, scheduler->groups[g].id, load->units, &first, &last);
 		first = first > local ? first : local;
-		last += g == 0 && partial > 0;
-		if (first < last) {
-			load->part[load->parts++] =
-				(kvx_sload_part_t){.index = g, .first = first, .n = last - first, .ids = ids};
-			ids += last - first;
-		}
+		last += g == 0 && span->partial > 0;
+		last = last > first ? last : first;
+		middle = middle < first ? first : middle < last ? middle : last;
+		add_part(load, &ids,
+			 (kvx_sload_part_t){.place = KVX_IN_DEVICE, .index = g, .first = first, .n = middle - first});
+		add_part(load, &ids,
+			 (kvx_sload_part_t){.place = KVX_IN_HOST, .index = g, .first = middle, .n = last - middle});
 	}
 	load->id = (char *)ids;
 	load->id_len = request->id_len;
@@ -162,7 +175,8 @@ static kvc_status_t start_part(const kvx_scheduler_t *scheduler, const kvx_sload
 		.ttl_ms = scheduler->load_ms * 2u,
 		.source = source,
 	};
-	const kvc_status_t status = kvc_lease_start(scheduler->spaces[load->space].space, &want, &part->lease);
+	kvc_space_t *space = kvx_space_in(scheduler, load->space, part->place);
+	const kvc_status_t status = space ? kvc_lease_start(space, &want, &part->lease) : KVC_MISS;
 
 	if (status != KVC_OK) {
 		part->lease = NULL;
@@ -177,7 +191,11 @@ static kvc_status_t start_leases(const kvx_scheduler_t *scheduler, kvx_key_view_
 	kvc_status_t status = view->n < load->units ? KVC_ERR_ARG : KVC_OK;
 
 	for (uint32_t p = 0; p < load->parts && status == KVC_OK; p++) {
-		status = start_part(scheduler, load, &load->part[p], &view->source, load->units);
+		kvx_sload_part_t *part = &load->part[p];
+
+		view->space = kvx_space_in(scheduler, load->space, part->place);
+		status = start_part(scheduler, load, part, &view->source,
+				    part->place == KVX_IN_DEVICE ? load->device_units : load->units);
 		if (status == KVC_OK && view->bad) {
 			status = KVC_ERR_ARG;
 		}
@@ -198,22 +216,24 @@ static uint64_t max_wait_ns(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, ui
 	return ask->polled || worth < least ? least : worth < most ? worth : most;
 }
 
-static kvc_status_t start_lease(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t end)
+static kvc_status_t start_lease(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request,
+				const kvx_span_t *span)
 {
 	kvx_key_view_t view;
 	kvx_sload_t *load;
 	kvc_status_t status;
 
-	if (scheduler->load_count >= KVX_LOADS_MAX || !kvx_message_reserve(scheduler, record_bytes(scheduler, end))) {
+	if (scheduler->load_count >= KVX_LOADS_MAX ||
+	    !kvx_message_reserve(scheduler, record_bytes(scheduler, span->end))) {
 		return KVC_ERR_LIMIT;
 	}
-	load = create_load(scheduler, ask, request, end, 0);
+	load = create_load(scheduler, ask, request, span);
 	if (!load) {
 		return KVC_ERR_NOMEM;
 	}
 	load->asked_ns = load->renewed_ns = kv_now_ns(scheduler->env);
-	load->until_ns = load->asked_ns + max_wait_ns(scheduler, ask, end - ask->local);
-	kvx_key_view_init(scheduler, ask, request, end, &view);
+	load->until_ns = load->asked_ns + max_wait_ns(scheduler, ask, span->end - ask->local);
+	kvx_key_view_init(scheduler, ask, request, span->end, &view);
 	status = start_leases(scheduler, &view, load);
 	if (status != KVC_OK) {
 		free_load(scheduler, load);
@@ -259,6 +279,21 @@ static kvc_status_t await_leases(kvx_scheduler_t *scheduler, const kvx_sload_t *
 	return state;
 }
 
+/* The part in host memory was not leased, and all before it was, from GPU memory: load that alone. */
+static void drop_lost_rest(const kvx_scheduler_t *scheduler, kvx_sload_t *load)
+{
+	kvx_sload_part_t *first = &load->part[0], *rest = &load->part[1];
+
+	if (scheduler->group_count == 1 && load->parts == 2 && kvc_lease_state(first->lease) == KVC_OK &&
+	    kvc_lease_n(first->lease) == first->first + first->n && kvc_lease_state(rest->lease) != KVC_OK &&
+	    kvc_lease_state(rest->lease) != KVC_PENDING) {
+		kvc_release(&rest->lease, 1);
+		rest->lease = NULL;
+		load->parts = 1;
+		load->units = load->device_units;
+	}
+}
+
 /* Tokens from the start that are leased. Of several groups all that was asked for, or nothing. */
 static uint32_t leased_tokens(const kvx_scheduler_t *scheduler, const kvx_sload_t *load)
 {
@@ -266,11 +301,12 @@ static uint32_t leased_tokens(const kvx_scheduler_t *scheduler, const kvx_sload_
 
 	for (uint32_t p = 0; p < load->parts; p++) {
 		const uint32_t n = kvc_lease_n(load->part[p].lease);
+		const int all = n >= load->part[p].first + load->part[p].n;
 
-		if (scheduler->group_count == 1) {
+		if (scheduler->group_count == 1 && (!all || p + 1u == load->parts)) {
 			return n * block_tokens;
 		}
-		if (n < load->part[p].first + load->part[p].n) {
+		if (!all) {
 			return 0;
 		}
 	}
@@ -318,9 +354,10 @@ void kvx_lease_cache_give_back(kvx_scheduler_t *scheduler, kvx_sload_t *load)
 	load->generation = 0;
 }
 
-uint32_t kvx_lease_cache_acquire(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t end,
-				 kvc_status_t *p_status)
+uint32_t kvx_lease_cache_acquire(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request,
+				 const kvx_span_t *span, kvc_status_t *p_status)
 {
+	const uint32_t end = span->end;
 	uint32_t tokens;
 
 	*p_status = KVC_OK;
@@ -328,13 +365,17 @@ uint32_t kvx_lease_cache_acquire(kvx_scheduler_t *scheduler, const kvx_ask_t *as
 		kvx_lease_cache_drop(scheduler, request);
 	}
 	if (!request->cached) {
-		*p_status = start_lease(scheduler, ask, request, end);
+		*p_status = start_lease(scheduler, ask, request, span);
 	}
 	if (!request->cached) {
 		return ask->local;
 	}
 	request->cached->used_ns = kv_now_ns(scheduler->env);
 	*p_status = await_leases(scheduler, request->cached);
+	if (*p_status != KVC_OK && *p_status != KVC_PENDING) {
+		drop_lost_rest(scheduler, request->cached);
+		*p_status = worst_lease_state(request->cached);
+	}
 	if (*p_status == KVC_PENDING) {
 		scheduler->stats.late_answers++;
 		return ask->local;
@@ -349,21 +390,41 @@ uint32_t kvx_lease_cache_acquire(kvx_scheduler_t *scheduler, const kvx_ask_t *as
 	return tokens < end ? tokens : end;
 }
 
+uint32_t kvx_lease_cache_device_tokens(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask,
+				       const kvx_request_t *request, uint32_t end)
+{
+	const kvx_sload_t *load = request->cached;
+	const uint32_t device = load ? load->device_units * scheduler->unit : 0;
+
+	return device <= ask->local ? 0 : (device < end ? device : end) - ask->local;
+}
+
 /* ---- taking what is leased ------------------------------------------------------------------- */
 
 /* Drop the blocks that the engine has computed since, and those it does not want. */
 static void trim_load(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t units, kvx_sload_t *load)
 {
 	const uint32_t block_tokens = scheduler->groups[0].block_tokens;
-	kvx_sload_part_t *part = &load->part[0];
 	const uint32_t local = ask->local / block_tokens;
 	const uint32_t end = units * scheduler->unit / block_tokens + (load->partial > 0);
+	const uint32_t parts = load->parts;
 
 	if (scheduler->group_count > 1) {
 		return; /* leased for exactly these units */
 	}
-	part->first = part->first > local ? part->first : local;
-	part->n = end - part->first;
+	load->parts = 0;
+	for (uint32_t p = 0; p < parts; p++) {
+		kvx_sload_part_t part = load->part[p];
+		const uint32_t last = part.first + part.n < end ? part.first + part.n : end;
+
+		part.first = part.first > local ? part.first : local;
+		if (part.first < last) {
+			part.n = last - part.first;
+			load->part[load->parts++] = part;
+		} else {
+			kvc_release(&part.lease, 1);
+		}
+	}
 }
 
 /* The request's cached load, cut to units [local, units), without leases if they are lost; NULL: match() has found
@@ -412,29 +473,35 @@ static void bind_blocks(const kvx_scheduler_t *scheduler, const kvx_request_t *r
 static void start_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_hit_t *hit)
 {
 	kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
+	uint32_t device, left;
 	kvx_sload_t *load;
 
 	if (!request || hit->tokens == 0) {
 		return;
 	}
+	device = kvx_lease_cache_device_tokens(scheduler, ask, request, ask->local + hit->tokens);
 	load = take_cached(scheduler, ask, request, ask->local + hit->tokens);
 	if (!load) {
 		return;
 	}
+	load->device_tokens = device;
 	scheduler->stats.loads++;
 	scheduler->stats.loads_async += hit->async != 0;
 	scheduler->stats.load_tokens += hit->tokens;
-	scheduler->stats.disk_tokens += hit->disk_tokens;
 	request->load_status = KVC_PENDING;
 	load->number = ++scheduler->load_number;
 	load->step = scheduler->step;
 	load->flags = (hit->async ? KVX_MSG_ASYNC : 0) | (load->layered ? KVX_MSG_LAYERS : 0);
 	load->timeout_ms = ask->load_ms ? ask->load_ms : scheduler->load_ms;
-	load->disk_tokens = hit->disk_tokens;
-	load->cpu_tokens = hit->tokens - hit->disk_tokens;
+	left = hit->tokens - load->device_tokens;
+	load->disk_tokens = hit->disk_tokens < left ? hit->disk_tokens : left;
+	load->cpu_tokens = left - load->disk_tokens;
+	scheduler->stats.device_tokens += load->device_tokens;
+	scheduler->stats.disk_tokens += load->disk_tokens;
 	if (!hit->async) {
 		scheduler->sync_loads++;
-		load->sync_ns = kvx_cost_model_load_ns(&scheduler->cost_model, load->cpu_tokens, load->disk_tokens);
+		load->sync_ns =
+			left ? kvx_cost_model_load_ns(&scheduler->cost_model, load->cpu_tokens, load->disk_tokens) : 0;
 	}
 	bind_blocks(scheduler, request, load);
 }
@@ -459,7 +526,7 @@ static kvx_sload_t *create_layered(kvx_scheduler_t *scheduler, const kvx_ask_t *
 		return NULL;
 	}
 	kvx_lease_cache_drop(scheduler, request);
-	request->cached = create_load(scheduler, ask, request, ask->tokens, 0);
+	request->cached = create_load(scheduler, ask, request, &(kvx_span_t){.end = ask->tokens});
 	if (request->cached) {
 		request->cached->layered = 1;
 		request->cached->asked_ns = request->cached->renewed_ns = kv_now_ns(scheduler->env);
@@ -510,7 +577,7 @@ int kvx_open_load_reserve(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_
 	}
 	if (!request->cached && scheduler->load_count < KVX_LOADS_MAX &&
 	    kvx_message_reserve(scheduler, record_bytes(scheduler, end + partial_room(scheduler, partial)))) {
-		request->cached = create_load(scheduler, ask, request, end, partial);
+		request->cached = create_load(scheduler, ask, request, &(kvx_span_t){.end = end, .partial = partial});
 	}
 	if (!request->cached) {
 		return 0;
@@ -671,6 +738,7 @@ static void emit_load(kvx_scheduler_t *scheduler, kvx_sload_t *load)
 	for (uint32_t p = 0; p < load->parts; p++) {
 		const kvx_sload_part_t *part = &load->part[p];
 		const kvx_msg_part_t head = {.group = scheduler->groups[part->index].id,
+					     .place = part->place,
 					     .n = part->n,
 					     .first = part->first,
 					     .lease = handles[p]};
@@ -735,103 +803,6 @@ void kvx_loads_cancel(kvx_scheduler_t *scheduler, const kvx_request_t *request)
 	}
 }
 
-/* ---- blocks that were not filled ------------------------------------------------------------- */
-
-static int has_garbage(const kvx_scheduler_t *scheduler, const kvx_request_group_t *group)
-{
-	uint32_t i = 0;
-
-	while (i < group->n && !kvx_entry_is_garbage(scheduler, &group->entries[i])) {
-		i++;
-	}
-
-	return i < group->n;
-}
-
-void kvx_loads_mark_unverified(kvx_scheduler_t *scheduler, const kvx_request_t *request)
-{
-	for (kvx_sload_t *load = scheduler->loads; load; load = load->next) {
-		const kvx_sload_part_t *part = &load->part[0];
-		const kvx_request_group_t *group = &request->groups[0];
-
-		if (load->serial != request->serial || !load->number || (load->flags & KVX_MSG_ASYNC) ||
-		    load->blocks_lost) {
-			continue;
-		}
-		load->blocks_lost = 1;
-		for (uint32_t i = part->first; i < group->n; i++) {
-			const kvx_table_entry_t *entry = &group->entries[i];
-
-			if (kvx_entry_is_current(scheduler, entry) &&
-			    scheduler->blocks[entry->id].unverified_by != KVX_UNNAMED) {
-				scheduler->blocks[entry->id].unverified_by = load->number;
-			}
-		}
-	}
-}
-
-static void invalidate_unverified(kvx_scheduler_t *scheduler, const kvx_sload_t *load)
-{
-	for (uint32_t i = 0; load->blocks_lost && i < scheduler->max_blocks; i++) {
-		kvx_block_t *block = &scheduler->blocks[i];
-
-		if (block->unverified_by == load->number) {
-			block->gen |= 1u;
-			block->unverified_by = KVX_UNNAMED;
-			scheduler->unnamed++;
-		}
-	}
-}
-
-uint32_t kvx_scheduler_take_invalidated(kvx_scheduler_t *scheduler, uint32_t *ids, uint32_t cap)
-{
-	uint32_t n = 0;
-
-	for (uint32_t i = 0; scheduler->unnamed > 0 && n < cap && i < scheduler->max_blocks; i++) {
-		if (scheduler->blocks[i].unverified_by == KVX_UNNAMED) {
-			scheduler->blocks[i].unverified_by = 0;
-			scheduler->unnamed--;
-			ids[n++] = i;
-		}
-	}
-
-	return n;
-}
-
-/* The load's own blocks, and those computed after them. */
-static void invalidate_table(kvx_scheduler_t *scheduler, const kvx_sload_t *load, kvx_request_t *request)
-{
-	const kvx_request_group_t *group = &request->groups[0];
-
-	for (uint32_t i = load->part[0].first; i < group->n; i++) {
-		if (kvx_entry_is_current(scheduler, &group->entries[i])) {
-			scheduler->blocks[group->entries[i].id].gen |= 1u;
-		}
-	}
-	if (!request->unsavable) { /* else what it computes again comes after other garbage */
-		request->garbage_until = group->n * scheduler->groups[0].block_tokens;
-	}
-}
-
-/* An engine may have entered the blocks of a synchronous load in its prefix cache when it allocated them, and keep them
- * there when the load fails (docs/decisions/019). Until the request has computed them again, every request that finds
- * them computes garbage: none of it is saved. So its blocks are marked invalid, and puts that depend on them are
- * revoked. */
-static void invalidate_dependents(kvx_scheduler_t *scheduler, const kvx_sload_t *load, kvx_request_t *request)
-{
-	request = load->blocks_lost ? NULL : request; /* the table names other blocks by now */
-	if (request) {
-		invalidate_table(scheduler, load, request);
-	}
-	invalidate_unverified(scheduler, load);
-	for (kvx_request_t *other = NULL; (other = kvx_requests_next(&scheduler->requests, other));) {
-		if (other != request && has_garbage(scheduler, &other->groups[0])) {
-			other->unsavable = 1;
-			kvx_puts_revoke(scheduler, other->serial, load->step);
-		}
-	}
-}
-
 /* ---- the end --------------------------------------------------------------------------------- */
 
 /* A rank has loaded less than was leased. */
@@ -845,7 +816,7 @@ static void fail_load(kvx_scheduler_t *scheduler, kvx_sload_t *load, kvc_status_
 	load->failed = 1;
 	scheduler->stats.loads_failed += !load->cancelled;
 	if (!(load->flags & KVX_MSG_ASYNC)) {
-		invalidate_dependents(scheduler, load, request);
+		kvx_loads_invalidate(scheduler, load, request);
 	}
 	if (request) {
 		request->failed = !load->layered; /* what was not read layer by layer may yet be handed over whole */
@@ -863,16 +834,24 @@ static void add_load_sample(kvx_scheduler_t *scheduler, const kvx_sload_t *load)
 	if (load->failed && !load->timed_out) {
 		return; /* the time of a failure says nothing about loading */
 	}
-	if (!load->layered) { /* which waits for its layers to be computed */
+	/* Layers wait to be computed, and GPU memory is no tier of the cost model. */
+	if (!load->layered && load->device_tokens <= load->cpu_tokens + load->disk_tokens) {
 		kvx_cost_model_add_load(&scheduler->cost_model, load->cpu_tokens, load->disk_tokens, load->ns,
 					kv_now_ns(scheduler->env));
 	}
 	if (request && !load->failed) {
 		request->load_status = load->flags & KVX_MSG_MORE ? request->load_status : KVC_OK;
+		request->device_tokens += load->device_tokens;
 		request->cpu_tokens += load->cpu_tokens;
 		request->disk_tokens += load->disk_tokens;
 		request->load_ns += load->ns;
 	}
+}
+
+/* The rank has no such space, or could not map its memory. */
+static int is_device_lost(const kvx_sload_t *load, int32_t status)
+{
+	return load->device_tokens > 0 && (status == KVC_ERR_FAULT || status == KVC_ERR_TIER_OFF);
 }
 
 void kvx_loads_take_report(kvx_scheduler_t *scheduler, const kvx_report_loaded_t *report)
@@ -888,6 +867,9 @@ void kvx_loads_take_report(kvx_scheduler_t *scheduler, const kvx_report_loaded_t
 	load->ns = report->ns > load->ns ? report->ns : load->ns;
 	if (report->status != KVC_OK || report->blocks < load->blocks) {
 		load->timed_out |= report->status == KVC_ERR_TIMEOUT;
+		if (is_device_lost(load, report->status)) {
+			kvx_device_pause(scheduler);
+		}
 		fail_load(scheduler, load, report->status != KVC_OK ? report->status : KVC_MISS);
 	}
 	load->ranks_left--;

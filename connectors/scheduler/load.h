@@ -5,10 +5,19 @@
 
 #include "scheduler/state.h"
 
-/* Lease tokens [ask->local, end) for the request, which may be admitted next. Returns how many tokens from the start
- * are leased, ask->local: none. *p_status: why not all (PENDING: no answer in time). */
-uint32_t kvx_lease_cache_acquire(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t end,
-				 kvc_status_t *p_status);
+/* The part of a prompt to load: tokens [local, device) from GPU memory, those from there to `end` from host memory
+ * or disk, and `partial` after them, in a private block. */
+typedef struct kvx_span {
+	uint32_t device, end, partial;
+} kvx_span_t;
+
+/* Lease the span for the request, which may be admitted next. Returns how many tokens from the start are leased,
+ * ask->local: none. *p_status: why not all (PENDING: no answer in time). */
+uint32_t kvx_lease_cache_acquire(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request,
+				 const kvx_span_t *span, kvc_status_t *p_status);
+/* Of the tokens [ask->local, end) that are leased, those in GPU memory. */
+uint32_t kvx_lease_cache_device_tokens(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask,
+				       const kvx_request_t *request, uint32_t end);
 void kvx_lease_cache_drop(kvx_scheduler_t *scheduler, kvx_request_t *request);
 /* Release the leases of a cached load. */
 void kvx_lease_cache_give_back(kvx_scheduler_t *scheduler, kvx_sload_t *load);
@@ -34,8 +43,6 @@ int kvx_loads_have_drops(const kvx_scheduler_t *scheduler);
 void kvx_loads_poll(kvx_scheduler_t *scheduler, uint64_t now);
 void kvx_loads_close(kvx_scheduler_t *scheduler);
 void kvx_loads_take_report(kvx_scheduler_t *scheduler, const kvx_report_loaded_t *report);
-/* The request loses its blocks: those that depend on a synchronous load are marked until the ranks have reported it. */
-void kvx_loads_mark_unverified(kvx_scheduler_t *scheduler, const kvx_request_t *request);
 /* The request is gone: its asynchronous loads end early. */
 void kvx_loads_cancel(kvx_scheduler_t *scheduler, const kvx_request_t *request);
 uint64_t kvx_loads_count_leases(const kvx_scheduler_t *scheduler);

@@ -24,8 +24,8 @@ static int is_async(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t c
 	if (scheduler->group_count > 1 || scheduler->mode == KVX_LOAD_ASYNC) {
 		return 1;
 	}
-	if (scheduler->mode == KVX_LOAD_SYNC) {
-		return 0;
+	if (scheduler->mode == KVX_LOAD_SYNC || cpu + disk == 0) {
+		return 0; /* memory of the GPU is as fast as computing takes notice */
 	}
 	for (const kvx_sload_t *load = scheduler->loads; load; load = load->next) {
 		sync_ns += load->sync_ns;
@@ -54,14 +54,14 @@ static void log_state_change(const kvx_cost_decision_t *answer)
 	}
 }
 
-/* Leave out the parts of the hit that cost more to load than to compute. 0: nothing is left. The cost model is asked
- * once for a request that waits: each answer counts, and may be a sample. */
-static int apply_cost_model(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t *p_cpu,
-			    uint32_t *p_disk)
+/* Leave out the parts of the hit that cost more to load than to compute, after `base` tokens. 0: nothing is left. The
+ * cost model is asked once for a request that waits: each answer counts, and may be a sample. */
+static int apply_cost_model(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t base,
+			    uint32_t *p_cpu, uint32_t *p_disk)
 {
 	const kvx_cost_query_t query = {
 		.now_ns = kv_now_ns(scheduler->env),
-		.local = ask->local,
+		.local = base,
 		.cpu = *p_cpu,
 		.disk = *p_disk,
 		.total = ask->tokens,
@@ -143,47 +143,109 @@ static void count_unleased(kvx_scheduler_t *scheduler, const kvx_request_t *requ
 	hit->leasing = status == KVC_PENDING;
 }
 
-/* Decide what of the stored tokens beyond ask->local the engine may count on, and lease it. */
-static void decide_hit(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request,
-		       const kvc_match_t *match, kvx_hit_t *hit)
+/* What is found beyond the tokens that the engine has: in memory of the GPU, then in host memory, then on disk. */
+typedef struct kvx_found {
+	uint32_t device, cpu, disk; /* tokens */
+	uint32_t host_end;          /* tokens from the start that are in host memory or on disk */
+	uint32_t host_cpu;          /* and in host memory alone */
+} kvx_found_t;
+
+static uint32_t count_found(const kvx_found_t *found)
 {
-	const uint32_t local = ask->local, all = match->n * scheduler->unit, n_cpu = match->n_cpu * scheduler->unit;
-	const uint32_t in_cpu = n_cpu > local ? n_cpu : local, block_tokens = scheduler->groups[0].block_tokens;
-	uint32_t cpu = in_cpu - local, disk = all - in_cpu, most, end, leased;
+	return found->device + found->cpu + found->disk;
+}
+
+/* `device`: tokens from the start that the GPU's memory has. Several groups are loaded from one place: a window that
+ * ends at another length has other blocks. */
+static kvx_found_t split_found(const kvx_scheduler_t *scheduler, uint32_t local, const kvc_match_t *match,
+			       uint32_t device)
+{
+	kvx_found_t found = {.host_end = match->n * scheduler->unit, .host_cpu = match->n_cpu * scheduler->unit};
+	uint32_t base, in_cpu, all;
+
+	if (device <= local || (scheduler->group_count > 1 && device < found.host_end)) {
+		device = local;
+	}
+	base = device;
+	in_cpu = found.host_cpu > base ? found.host_cpu : base;
+	all = found.host_end > in_cpu ? found.host_end : in_cpu;
+	found.device = base - local;
+	found.cpu = in_cpu - base;
+	found.disk = all - in_cpu;
+
+	return found;
+}
+
+/* Cut it to that number of tokens, from its end. */
+static void cut_found(kvx_found_t *found, uint32_t most)
+{
+	found->device = found->device < most ? found->device : most;
+	most -= found->device;
+	found->cpu = found->cpu < most ? found->cpu : most;
+	most -= found->cpu;
+	found->disk = found->disk < most ? found->disk : most;
+}
+
+/* Lease it: how many tokens. What the GPU's memory has lost since may still be in host memory. */
+static uint32_t lease_found(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request,
+			    const kvx_found_t *found, kvc_status_t *p_status)
+{
+	const uint32_t local = ask->local, end = local + count_found(found);
+	kvx_span_t span = {.device = local + found->device, .end = end};
+	uint32_t leased = kvx_lease_cache_acquire(scheduler, ask, request, &span, p_status);
+
+	span = (kvx_span_t){.device = local, .end = found->host_end < end ? found->host_end : end};
+	if (found->device > 0 && leased < local + found->device && leased < span.end && *p_status != KVC_PENDING) {
+		kvx_lease_cache_drop(scheduler, request);
+		leased = kvx_lease_cache_acquire(scheduler, ask, request, &span, p_status);
+	}
+
+	return leased - local;
+}
+
+/* Decide what of the found tokens the engine may count on, and lease it. */
+static void decide_hit(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, kvx_found_t *found,
+		       kvx_hit_t *hit)
+{
+	const uint32_t local = ask->local, block_tokens = scheduler->groups[0].block_tokens, all = count_found(found);
+	uint32_t most, end, leased, in_cpu;
 	kvx_scheduler_stats_t *stats = &scheduler->stats;
 	kvc_status_t status;
 	int async;
 
-	hit->declined = !apply_cost_model(scheduler, ask, request, &cpu, &disk);
+	if (found->cpu + found->disk > 0 &&
+	    !apply_cost_model(scheduler, ask, request, local + found->device, &found->cpu, &found->disk)) {
+		found->cpu = found->disk = 0;
+		hit->declined = found->device == 0;
+	}
 	stats->match_declined += (uint64_t)hit->declined;
+	stats->miss_tokens_declined += all - count_found(found);
 	if (hit->declined) {
-		stats->miss_tokens_declined += all - local;
 		return;
 	}
-	stats->miss_tokens_declined += all - local - cpu - disk;
-	async = is_async(scheduler, ask, cpu, disk);
-	if (!async && local + cpu + disk >= ask->tokens) {
+	async = is_async(scheduler, ask, found->cpu, found->disk);
+	if (!async && local + count_found(found) >= ask->tokens) {
 		/* a synchronous step must compute at least one token */
 		most = (ask->tokens - 1u) / block_tokens * block_tokens;
-		most = most > local ? most - local : 0;
-		cpu = cpu < most ? cpu : most;
-		disk = cpu + disk < most ? disk : most - cpu;
+		cut_found(found, most > local ? most - local : 0);
 	}
-	end = local + cpu + disk;
-	if (cpu + disk < scheduler->min_tokens ||
+	end = local + count_found(found);
+	if (end - local < scheduler->min_tokens ||
 	    !reserve_tables(scheduler, request, ask->tokens > end ? ask->tokens : end)) {
-		stats->miss_tokens_refused += cpu + disk;
+		stats->miss_tokens_refused += end - local;
 		return;
 	}
-	leased = kvx_lease_cache_acquire(scheduler, ask, request, end, &status) - local;
-	if (leased < cpu + disk) {
-		count_unleased(scheduler, request, cpu + disk - leased, status, hit);
-		hit->disk_tokens = hit->leasing ? disk : 0;
+	leased = lease_found(scheduler, ask, request, found, &status);
+	if (leased < end - local) {
+		count_unleased(scheduler, request, end - local - leased, status, hit);
+		hit->disk_tokens = hit->leasing ? found->disk : 0;
 	}
 	if (leased > 0) {
 		hit->tokens = leased;
 		hit->async = async;
-		hit->disk_tokens = leased > cpu ? leased - cpu : 0;
+		hit->device_tokens = kvx_lease_cache_device_tokens(scheduler, ask, request, local + leased);
+		in_cpu = found->host_cpu > local + hit->device_tokens ? found->host_cpu - local : hit->device_tokens;
+		hit->disk_tokens = leased > in_cpu ? leased - in_cpu : 0;
 		stats->match_hits++;
 	}
 }
@@ -268,15 +330,33 @@ static int promise(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request
 	return promised > ask->local;
 }
 
+/* Tokens from the start that memory of the GPU has. */
+static uint32_t match_device(kvx_scheduler_t *scheduler, const kvx_request_t *request, const kvx_key_view_t *view)
+{
+	kvc_match_t match = {.struct_size = sizeof match};
+	kvx_key_view_t there = *view;
+
+	if (!kvx_device_is_usable(scheduler, request->space) || view->n == 0) {
+		return 0;
+	}
+	there.source.ctx = &there;
+	there.space = kvx_space_in(scheduler, request->space, KVX_IN_DEVICE);
+	kvc_match_lazy(there.space, &there.source, there.n, &match);
+
+	return match.n * scheduler->unit;
+}
+
 /* Search the store, and lease what is worth loading. Sets hit->why. */
 static void look_up(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t tokens,
 		    kvx_hit_t *hit)
 {
 	kvc_match_t match = {.struct_size = sizeof match};
 	kvx_key_view_t view;
-	uint32_t reach, end;
+	uint32_t reach, end, device;
+	kvx_found_t found;
 
 	kvx_key_view_init(scheduler, ask, request, tokens, &view);
+	device = match_device(scheduler, request, &view);
 	if (view.n > 0) {
 		match_keys(scheduler, &view, &match);
 	}
@@ -286,16 +366,18 @@ static void look_up(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_reques
 	}
 	hit->stored = match.n * scheduler->unit;
 	hit->why = match.why;
-	reach = hit->stored > ask->local ? hit->stored : ask->local;
 	end = view.n * scheduler->unit;
 	if ((scheduler->handovers && promise(scheduler, ask, request, end, hit)) || view.n == 0) {
 		return;
 	}
+	found = split_found(scheduler, ask->local, &match, device);
+	hit->stored = device > hit->stored ? device : hit->stored;
+	reach = ask->local + count_found(&found);
 	count_missed(scheduler, match.why, end > reach ? end - reach : 0);
 	if (reach - ask->local < scheduler->min_tokens || request->failed) {
 		scheduler->stats.miss_tokens_refused += reach - ask->local;
 	} else {
-		decide_hit(scheduler, ask, request, &match, hit);
+		decide_hit(scheduler, ask, request, &found, hit);
 	}
 }
 

@@ -19,6 +19,8 @@
 #define REST_MAX 6u     /* doublings */
 #define RUNS     64u    /* puts that one advance() starts for a group */
 
+#define DEVICE_PUTS (KVX_PUTS_MAX / 2u) /* from this number of puts on none is started for GPU memory */
+
 /* Saving has begun, with the daemon that is attached now: another one may not have what was saved. */
 static int has_begun(const kvx_scheduler_t *scheduler, const kvx_request_t *request)
 {
@@ -68,7 +70,7 @@ static void schedule_retry(kvx_scheduler_t *scheduler, const kvx_sput_t *put, ui
 static void retry_lost(kvx_scheduler_t *scheduler, const kvx_sput_t *put, uint32_t saved, kvc_status_t why,
 		       uint64_t now)
 {
-	scheduler->stats.save_lost += put->granted - saved;
+	scheduler->stats.save_lost += put->place == KVX_IN_HOST ? put->granted - saved : 0;
 	schedule_retry(scheduler, put, put->from + saved, why, now);
 }
 
@@ -97,6 +99,7 @@ typedef struct kvx_run {
 	kvx_request_t *request;
 	kvx_key_view_t *view;
 	uint32_t index;               /* of the group, among ours */
+	uint32_t place;               /* KVX_IN_HOST or KVX_IN_DEVICE */
 	uint32_t from, to;            /* blocks */
 	const kvc_key_t *private_key; /* NULL: whole blocks */
 	int once;                     /* not tried again */
@@ -135,8 +138,8 @@ static kvc_put_t *start_put(kvx_scheduler_t *scheduler, const kvx_run_t *run)
 			scheduler->events[i - base] = event_hash(run->view, unit);
 		}
 	}
-	if (run->view->bad || kvc_put_start(scheduler->spaces[run->request->space].space, scheduler->keys, run->from,
-					    run->to, &options, &put) != KVC_OK) {
+	if (run->view->bad || kvc_put_start(kvx_space_in(scheduler, run->request->space, run->place), scheduler->keys,
+					    run->from, run->to, &options, &put) != KVC_OK) {
 		return NULL;
 	}
 
@@ -173,7 +176,7 @@ static int reserve_run(kvx_scheduler_t *scheduler, const kvx_run_t *run, uint64_
 
 	if (!started) {
 		kv_free(scheduler->env, put);
-		scheduler->stats.save_busy += n;
+		scheduler->stats.save_busy += run->place == KVX_IN_HOST ? n : 0;
 		return 0;
 	}
 	*put = (kvx_sput_t){
@@ -185,6 +188,7 @@ static int reserve_run(kvx_scheduler_t *scheduler, const kvx_run_t *run, uint64_
 		.serial = run->request->serial,
 		.asked_ns = now,
 		.space = run->request->space,
+		.place = run->place,
 		.index = run->index,
 		.from = run->from,
 		.n = n,
@@ -214,18 +218,19 @@ void kvx_put_start_private(kvx_scheduler_t *scheduler, kvx_request_t *request, u
 	}
 }
 
-/* All runs of full blocks of one group. 0: the daemon takes no more now. */
-static int save_group(kvx_scheduler_t *scheduler, kvx_run_t *run, uint32_t full, uint64_t now)
+/* All runs of full blocks of one group, from *p_asked on. 0: the daemon takes no more now. */
+static int save_group(kvx_scheduler_t *scheduler, kvx_run_t *run, uint32_t *p_asked, uint32_t full, uint64_t now)
 {
-	kvx_request_group_t *group = &run->request->groups[run->index];
+	const kvx_request_group_t *group = &run->request->groups[run->index];
 	const int chained = scheduler->groups[run->index].rule == KV_RULE_FULL;
 	const uint32_t private_at = private_block(run->request);
 
-	for (uint32_t runs = 0; group->asked < full && runs < RUNS; runs++) {
-		run->from = group->asked;
+	for (uint32_t runs = 0; *p_asked < full && runs < RUNS; runs++) {
+		run->from = *p_asked;
 		while (run->from < full && !entry_is_current(scheduler, group, run->from)) {
 			if (chained) {
-				run->request->unsavable = 1; /* nothing after a hole has a parent */
+				/* nothing after a hole has a parent */
+				run->request->unsavable |= run->place == KVX_IN_HOST;
 				return 1;
 			}
 			run->from++;
@@ -239,7 +244,7 @@ static int save_group(kvx_scheduler_t *scheduler, kvx_run_t *run, uint32_t full,
 		if (run->from < run->to && !reserve_run(scheduler, run, now)) {
 			return 0;
 		}
-		group->asked = run->to;
+		*p_asked = run->to;
 	}
 
 	return 1;
@@ -280,10 +285,39 @@ static void save_request(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_r
 	}
 	for (uint32_t g = 0; g < scheduler->group_count && went; g++) {
 		run.index = g;
-		went = save_group(scheduler, &run, view.n * scheduler->unit / scheduler->groups[g].block_tokens, now);
+		went = save_group(scheduler, &run, &request->groups[g].asked,
+				  view.n * scheduler->unit / scheduler->groups[g].block_tokens, now);
 	}
 	if (!went) {
 		postpone_saving(request, KVC_ERR_BUSY, now);
+	}
+}
+
+/* ---- in GPU memory --------------------------------------------------------------------------- */
+
+void kvx_request_save_to_device(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t had)
+{
+	const uint64_t now = kv_now_ns(scheduler->env);
+	kvc_match_t match = {.struct_size = sizeof match};
+	kvx_run_t run = {.request = request, .place = KVX_IN_DEVICE, .once = 1};
+	kvx_key_view_t view;
+
+	if (request->unsavable || !kvx_device_is_usable(scheduler, request->space)) {
+		return;
+	}
+	kvx_key_view_init(scheduler, ask, request, had, &view);
+	if (view.n == 0) {
+		return;
+	}
+	view.space = kvx_space_in(scheduler, request->space, KVX_IN_DEVICE);
+	run.view = &view;
+	kvc_match_lazy(view.space, &view.source, view.n, &match);
+	for (uint32_t g = 0; g < scheduler->group_count && scheduler->put_count < DEVICE_PUTS; g++) {
+		uint32_t at = match.n * scheduler->unit / scheduler->groups[g].block_tokens;
+
+		run.index = g;
+		(void)save_group(scheduler, &run, &at, view.n * scheduler->unit / scheduler->groups[g].block_tokens,
+				 now);
 	}
 }
 
@@ -450,8 +484,8 @@ static uint32_t saved_to(const kvx_scheduler_t *scheduler, const kvx_request_t *
 	uint32_t blocks = request->groups[index].asked;
 
 	for (const kvx_sput_t *put = scheduler->puts; put; put = put->next) {
-		if (put->serial == request->serial && put->index == index && put->from < blocks &&
-		    !(unsent && put->at == KVX_SPUT_SENT)) {
+		if (put->serial == request->serial && put->place == KVX_IN_HOST && put->index == index &&
+		    put->from < blocks && !(unsent && put->at == KVX_SPUT_SENT)) {
 			blocks = put->from;
 		}
 	}
@@ -494,7 +528,7 @@ static void retry_refused(kvx_scheduler_t *scheduler, const kvx_sput_t *put, kvc
 {
 	kvx_request_t *request = find_request(scheduler, put);
 
-	scheduler->stats.save_busy += put->n;
+	scheduler->stats.save_busy += put->place == KVX_IN_HOST ? put->n : 0;
 	schedule_retry(scheduler, put, put->from, status, now);
 	if (request && !put->once && status != KVC_ERR_BUSY && status != KVC_ERR_FULL) {
 		request->generation = 0; /* the parent or the daemon is gone: match again what is stored */
@@ -522,9 +556,9 @@ static int poll_asked(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t now)
 
 	request = find_request(scheduler, put);
 	if (put->granted < put->n) {
-		scheduler->stats.save_busy += put->n - put->granted;
+		scheduler->stats.save_busy += put->place == KVX_IN_HOST ? put->n - put->granted : 0;
 		schedule_retry(scheduler, put, put->from + put->granted, KVC_ERR_BUSY, now);
-	} else if (request) {
+	} else if (request && put->place == KVX_IN_HOST) {
 		request->refused = KVC_OK;
 		request->tries = 0;
 	}
@@ -567,9 +601,10 @@ static int poll_granted(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t no
 		}
 		return 0;
 	}
-	scheduler->stats.save_done += result.visible < put->granted ? result.visible : put->granted;
+	*(put->place == KVX_IN_HOST ? &scheduler->stats.save_done : &scheduler->stats.device_blocks) +=
+		result.visible < put->granted ? result.visible : put->granted;
 	request = find_request(scheduler, put);
-	if (request && result.visible > 0) {
+	if (request && put->place == KVX_IN_HOST && result.visible > 0) {
 		request->refusals = 0;
 	}
 	if (result.visible < put->granted) {
@@ -634,7 +669,7 @@ int kvx_puts_are_open(const kvx_scheduler_t *scheduler, uint64_t serial)
 {
 	const kvx_sput_t *put = scheduler->puts;
 
-	while (put && put->serial != serial) {
+	while (put && (put->serial != serial || put->place != KVX_IN_HOST)) {
 		put = put->next;
 	}
 
@@ -646,9 +681,7 @@ int kvx_puts_are_open(const kvx_scheduler_t *scheduler, uint64_t serial)
 /* The daemon has this block of the put already. */
 static int is_stored(const kvx_sput_t *put, uint32_t i)
 {
-	void *unused;
-
-	return kvc_put_block(put->put, i, &unused) == KVC_ALREADY;
+	return kvc_put_block(put->put, i, NULL) == KVC_ALREADY;
 }
 
 /* All blocks still have the bytes they were reserved for when the ranks read this message. A block that was reallocated
@@ -678,6 +711,7 @@ static void emit_save(kvx_scheduler_t *scheduler, kvx_sput_t *put, const kvc_han
 	record->flags = put->layered                   ? KVX_MSG_LAYERS | KVX_MSG_COMPLETE
 			: put->step == scheduler->step ? 0
 						       : KVX_MSG_COMPLETE;
+	record->flags |= put->place == KVX_IN_DEVICE ? KVX_MSG_DEVICE : 0;
 	record->layers = put->layers_emitted = put->layers;
 	record->n = put->granted;
 	record->step = put->step;
@@ -687,7 +721,7 @@ static void emit_save(kvx_scheduler_t *scheduler, kvx_sput_t *put, const kvc_han
 		const int there = is_stored(put, i);
 
 		ids[i] = there ? KVX_NO_BLOCK : put->entries[i].id;
-		scheduler->stats.save_blocks += !there;
+		scheduler->stats.save_blocks += !there && put->place == KVX_IN_HOST;
 	}
 	put->at = KVX_SPUT_SENT;
 	put->emitted = scheduler->step;
@@ -762,7 +796,7 @@ void kvx_puts_revoke(kvx_scheduler_t *scheduler, uint64_t serial, uint32_t since
 void kvx_puts_revoke_all(kvx_scheduler_t *scheduler)
 {
 	while (scheduler->puts) {
-		scheduler->stats.save_lost += scheduler->puts->granted;
+		scheduler->stats.save_lost += scheduler->puts->place == KVX_IN_HOST ? scheduler->puts->granted : 0;
 		remove_put(scheduler, scheduler->puts);
 	}
 }

@@ -1,6 +1,7 @@
 /* The scheduler half: open, block tables, step messages, reports. */
 #include "scheduler/scheduler.h"
 #include "scheduler/config.h"
+#include "scheduler/garbage.h"
 #include "scheduler/handover.h"
 #include "scheduler/load.h"
 #include "scheduler/requests.h"
@@ -90,6 +91,7 @@ void kvx_scheduler_close(kvx_scheduler_t *scheduler)
 	kv_free(env, scheduler->spaces);
 	kv_free(env, scheduler->writers);
 	kv_free(env, atomic_load(&scheduler->weights));
+	kv_free(env, atomic_load(&scheduler->device));
 	kv_free(env, scheduler->text);
 	kv_free(env, scheduler);
 }
@@ -202,6 +204,11 @@ void kvx_scheduler_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uin
 	if (request) {
 		kvx_lease_cache_drop(scheduler, request); /* the engine computes without it */
 		kvx_request_advance(scheduler, ask, request, computed);
+		if (!request->was_seen) {
+			request->was_seen = 1;
+			kvx_request_save_to_device(scheduler, ask, request,
+						   computed > prefill ? computed - prefill : 0);
+		}
 		kvx_handover_advance(scheduler, ask, request);
 	}
 }
@@ -359,6 +366,7 @@ void kvx_scheduler_record_ended(kvx_scheduler_t *scheduler, const kvx_ask_t *ask
 		.struct_size = sizeof report,
 		.request = kvx_requests_hash(&scheduler->requests, ask->id, ask->id_len),
 		.query_tokens = ended->prompt_tokens,
+		.hit_gpu_tokens = request->device_tokens,
 		.hit_cpu_tokens = request->cpu_tokens,
 		.hit_disk_tokens = request->disk_tokens,
 		.hit_engine_tokens = ended->engine_tokens,
@@ -413,6 +421,7 @@ kvc_status_t kvx_scheduler_reset(kvx_scheduler_t *scheduler)
 	for (uint32_t i = 0; i < scheduler->max_blocks; i++) {
 		scheduler->blocks[i].gen |= 1u;
 	}
+	kvx_device_reset(scheduler);
 	for (uint32_t i = 0; i < scheduler->space_count && status == KVC_OK; i++) {
 		status = reset_space(scheduler, &scheduler->spaces[i], until);
 	}

@@ -16,6 +16,12 @@ int kvx_scheduler_await_daemon(kvx_scheduler_t *scheduler, uint64_t since, uint6
 /* Attach, and open the spaces that are not open. */
 void kvx_spaces_poll(kvx_scheduler_t *scheduler, uint64_t now);
 void kvx_spaces_emit(kvx_scheduler_t *scheduler);
+/* 1: the request's space in GPU memory may be used. */
+int kvx_device_is_usable(const kvx_scheduler_t *scheduler, uint32_t number);
+/* A rank cannot use memory of the GPU: none does for a while. */
+void kvx_device_pause(kvx_scheduler_t *scheduler);
+/* Drop all blocks there. Where that fails, the space is not used before it is done. */
+void kvx_device_reset(kvx_scheduler_t *scheduler);
 /* What names the weights; NULL: nothing yet. */
 const char *kvx_weights_text(const kvx_scheduler_t *scheduler);
 void kvx_spaces_close(kvx_scheduler_t *scheduler);

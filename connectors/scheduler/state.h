@@ -36,10 +36,16 @@ typedef struct kvx_sspace {
 	int emitted;        /* the ranks know its number */
 	uint32_t closes;    /* its hand-overs of before have ended with the handle */
 	uint64_t retry_ns;
+	kvc_space_t *device; /* the one in GPU memory; NULL: not requested, or refused */
+	int device_named;    /* it was open once: leases and puts may name it */
+	int device_open;     /* and it has no block from before a reset */
+	int device_must_reset;
+	uint64_t device_retry_ns;
 } kvx_sspace_t;
 
 typedef struct kvx_sload_part {
 	kvc_lease_t *lease;       /* NULL: none, or released */
+	uint32_t place;           /* KVX_IN_HOST or KVX_IN_DEVICE; of a group, what is in the device comes first */
 	uint32_t index, first, n; /* index: of the group, among ours */
 	uint32_t *ids;            /* [n] */
 } kvx_sload_part_t;
@@ -57,9 +63,10 @@ typedef struct kvx_sload {
 	uint32_t space, flags, parts, blocks;
 	uint32_t timeout_ms; /* of each rank */
 	uint32_t ranks_left; /* that have not reported */
-	uint32_t cpu_tokens, disk_tokens;
+	uint32_t device_tokens, cpu_tokens, disk_tokens;
 	uint32_t step;
-	uint32_t local, units;         /* cached: tokens the engine had, units requested */
+	uint32_t local, units;         /* cached: tokens the engine had, units requested, */
+	uint32_t device_units;         /* and of these from the space in GPU memory */
 	uint64_t generation, until_ns; /* cached: of the daemon, 0: the leases were given back; end of the wait */
 	uint64_t used_ns;              /* cached: last use */
 	int sent;                      /* in a step message */
@@ -114,18 +121,18 @@ typedef struct kvx_sput {
 	kvx_sput_step_t at;
 	uint64_t hash, serial; /* of the request */
 	uint64_t asked_ns;
-	uint64_t handle;             /* id; 0: not granted yet */
-	uint32_t space, index;       /* of the group */
-	uint32_t from, n, granted;   /* blocks [from, from + n) of the request */
-	uint32_t step;               /* the step that computes them */
-	uint32_t emitted;            /* the step whose message names them */
-	uint64_t step_done_ns;       /* that step was seen to have ended; 0: not yet */
-	int awaited;                 /* the message of that step has waited for the answer */
-	int once;                    /* it is not tried again: the hand-over goes on without it */
-	int layered;                 /* its blocks are computed and saved layer by layer */
-	uint32_t layers;             /* of them, that are computed */
-	uint32_t layers_emitted;     /* that the ranks know of */
-	kvx_table_entry_t entries[]; /* [n] */
+	uint64_t handle;              /* id; 0: not granted yet */
+	uint32_t space, place, index; /* index: of the group; place: KVX_IN_HOST or KVX_IN_DEVICE */
+	uint32_t from, n, granted;    /* blocks [from, from + n) of the request */
+	uint32_t step;                /* the step that computes them */
+	uint32_t emitted;             /* the step whose message names them */
+	uint64_t step_done_ns;        /* that step was seen to have ended; 0: not yet */
+	int awaited;                  /* the message of that step has waited for the answer */
+	int once;                     /* it is not tried again: the hand-over goes on without it */
+	int layered;                  /* its blocks are computed and saved layer by layer */
+	uint32_t layers;              /* of them, that are computed */
+	uint32_t layers_emitted;      /* that the ranks know of */
+	kvx_table_entry_t entries[];  /* [n] */
 } kvx_sput_t;
 
 /* A step that the ranks were asked to time. */
@@ -176,6 +183,9 @@ struct kvx_scheduler {
 	char *text;     /* storage of the strings of `identity` */
 	kvc_identity_t identity;
 	_Atomic(char *) weights; /* set after the start; NULL: not yet */
+	_Atomic(char *) device;  /* UUID of the GPU; NULL: not set */
+	int device_emitted;      /* the ranks know it */
+	uint64_t device_off_ns;  /* a rank could not use it: not before */
 	uint64_t token_bytes;    /* of all groups, about */
 	uint32_t layers;         /* of the model */
 
@@ -211,6 +221,13 @@ struct kvx_scheduler {
 	uint64_t next_log_ns, next_attach_ns;
 	int lease_late; /* the last lease a lookup has waited for was not granted in time */
 };
+
+static inline kvc_space_t *kvx_space_in(const kvx_scheduler_t *scheduler, uint32_t number, uint32_t place)
+{
+	const kvx_sspace_t *space = &scheduler->spaces[number];
+
+	return place == KVX_IN_DEVICE ? space->device : space->space;
+}
 
 /* Memory for `more` bytes of this message in addition to what is reserved for loads, so that adding them cannot fail.
  * 0: there is none. */

@@ -131,10 +131,11 @@ int kvx_msg_open(kvx_msg_reader_t *cursor, uint32_t magic, const void *bytes, si
 static size_t fixed_size(uint32_t magic, uint32_t type)
 {
 	static const size_t in_message[] = {
-		[KVX_RECORD_SPACE] = sizeof(kvx_msg_space_t), [KVX_RECORD_FENCE] = sizeof(kvx_msg_fence_t),
-		[KVX_RECORD_LOAD] = sizeof(kvx_msg_load_t),   [KVX_RECORD_SAVE] = sizeof(kvx_msg_save_t),
-		[KVX_RECORD_DROP] = sizeof(kvx_msg_drop_t),   [KVX_RECORD_TIME] = sizeof(kvx_msg_time_t),
-		[KVX_RECORD_WORK] = sizeof(kvx_msg_work_t),   [KVX_RECORD_LAYERS] = sizeof(kvx_msg_layers_t),
+		[KVX_RECORD_SPACE] = sizeof(kvx_msg_space_t),   [KVX_RECORD_FENCE] = sizeof(kvx_msg_fence_t),
+		[KVX_RECORD_LOAD] = sizeof(kvx_msg_load_t),     [KVX_RECORD_SAVE] = sizeof(kvx_msg_save_t),
+		[KVX_RECORD_DROP] = sizeof(kvx_msg_drop_t),     [KVX_RECORD_TIME] = sizeof(kvx_msg_time_t),
+		[KVX_RECORD_WORK] = sizeof(kvx_msg_work_t),     [KVX_RECORD_LAYERS] = sizeof(kvx_msg_layers_t),
+		[KVX_RECORD_DEVICE] = sizeof(kvx_msg_device_t),
 	};
 	static const size_t in_report[] = {
 		[KVX_RECORD_LOADED] = sizeof(kvx_report_loaded_t),
@@ -174,7 +175,7 @@ static int parts_fit(const kvx_msg_load_t *load, size_t room)
 			return 0;
 		}
 		ids = ids_size(part->n, room);
-		if (part->n > UINT32_MAX - part->first || ids > room - sizeof *part) {
+		if (part->n > UINT32_MAX - part->first || part->place >= KVX_PLACES || ids > room - sizeof *part) {
 			return 0;
 		}
 		room -= sizeof *part + ids;
@@ -192,6 +193,8 @@ static int tail_fits(const kvx_record_header_t *record, size_t room)
 	switch (record->type) {
 	case KVX_RECORD_SPACE:
 		return kvx_padded(((const kvx_msg_space_t *)at)->text_len) == room;
+	case KVX_RECORD_DEVICE:
+		return kvx_padded(((const kvx_msg_device_t *)at)->text_len) == room;
 	case KVX_RECORD_FENCE:
 		return ids_size(((const kvx_msg_fence_t *)at)->n, room) == room;
 	case KVX_RECORD_SAVE:
@@ -236,6 +239,11 @@ bad:
 const char *kvx_msg_space_text(const kvx_msg_space_t *space)
 {
 	return (const char *)(space + 1);
+}
+
+const char *kvx_msg_device_text(const kvx_msg_device_t *device)
+{
+	return (const char *)(device + 1);
 }
 
 const uint32_t *kvx_msg_fence_ids(const kvx_msg_fence_t *fence)

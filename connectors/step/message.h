@@ -6,8 +6,10 @@
  *
  *   SPACE   number, adapter text        numbers the space of an adapter; 0 is the base model's, and its text names the
  *                                       weights, if the ranks were opened without
+ *   DEVICE  text                        UUID of the GPU whose memory has a second space for each of these
  *   FENCE   block ids                   allocated in this step: what saves still have to read of them is read first
- *   LOAD    load id, request id, parts  one part a group: lease handle, first block in the lease, ids to write to
+ *   LOAD    load id, request id, parts  lease handle, first block in the lease, ids to write to; a part for each group,
+ *                                       or two: its first blocks from the space in GPU memory, then the others
  *   SAVE    put handle, block ids       id i is block i of the put; KVX_NO_BLOCK: it is stored already
  *   LAYERS  put id, number of layers    computed in the blocks of that SAVE, which has KVX_MSG_LAYERS
  *   DROP    load id                     the request is gone: end the load early. It is still finished and reported
@@ -56,6 +58,7 @@ typedef enum kvx_record {
 	KVX_RECORD_TIME = 6,
 	KVX_RECORD_WORK = 7,
 	KVX_RECORD_LAYERS = 8,
+	KVX_RECORD_DEVICE = 9,
 	KVX_RECORD_LOADED = 16,  /* report */
 	KVX_RECORD_DROPPED = 17, /* report */
 	KVX_RECORD_STEP = 18     /* report */
@@ -72,12 +75,22 @@ typedef struct kvx_record_header {
 #define KVX_MSG_COMPLETE 4u  /* SAVE: complete before this step */
 #define KVX_MSG_MORE     8u  /* LOAD: asynchronous, and another piece of the request's load follows */
 #define KVX_MSG_LAYERS   16u /* SAVE, asynchronous LOAD: layer by layer */
+#define KVX_MSG_DEVICE   32u /* SAVE: into the space in GPU memory */
+
+/* Where the blocks of a part or a put are. */
+enum { KVX_IN_HOST = 0, KVX_IN_DEVICE = 1, KVX_PLACES = 2 };
 
 typedef struct kvx_msg_space {
 	kvx_record_header_t h;
 	uint32_t number;
 	uint32_t text_len; /* text follows, no NUL */
 } kvx_msg_space_t;
+
+typedef struct kvx_msg_device {
+	kvx_record_header_t h;
+	uint32_t text_len; /* text follows, no NUL */
+	uint32_t reserved;
+} kvx_msg_device_t;
 
 typedef struct kvx_msg_fence {
 	kvx_record_header_t h;
@@ -100,7 +113,7 @@ typedef struct kvx_msg_part {
 	uint32_t group;
 	uint32_t n;     /* blocks; u32 ids follow the part, padded to 8; KVX_NO_BLOCK: not wanted */
 	uint32_t first; /* index in the prefix of the first of them, as in kvc_lease_block() */
-	uint32_t reserved;
+	uint32_t place; /* KVX_IN_HOST or KVX_IN_DEVICE: whose lease it is */
 	kvc_handle_t lease;
 } kvx_msg_part_t;
 
@@ -189,8 +202,8 @@ void kvx_msg_finish(kvx_msg_buf_t *bytes, uint32_t step);
 void kvx_msg_free(kvx_msg_buf_t *bytes);
 
 /* Reading: the next record, or NULL at the end or at the first that does not fit (then bad is 1). A record has its
- * fixed size, and the arrays it announces lie inside `bytes`: at most KVX_MAX_GROUPS parts, an id of 1 to KVX_MAX_ID
- * bytes, first + n below 2^32. The reader checks groups and block ids against its own tables. */
+ * fixed size, and the arrays it announces lie inside `bytes`: at most KVX_MAX_GROUPS parts, a known place, an id of 1
+ * to KVX_MAX_ID bytes, first + n below 2^32. The reader checks groups and block ids against its own tables. */
 typedef struct kvx_msg_reader {
 	const uint8_t *at, *end;
 	uint32_t magic, left;
@@ -201,6 +214,7 @@ int kvx_msg_open(kvx_msg_reader_t *cursor, uint32_t magic, const void *bytes, si
 const kvx_record_header_t *kvx_msg_next(kvx_msg_reader_t *cursor);
 /* The arrays behind a record that kvx_msg_next() has returned. */
 const char *kvx_msg_space_text(const kvx_msg_space_t *space);
+const char *kvx_msg_device_text(const kvx_msg_device_t *device);
 const uint32_t *kvx_msg_fence_ids(const kvx_msg_fence_t *fence);
 const char *kvx_msg_load_id(const kvx_msg_load_t *load);
 const kvx_msg_part_t *kvx_msg_part_first(const kvx_msg_load_t *load);

@@ -325,6 +325,12 @@ static uint32_t count_blocks(const kvx_wload_t *load, kvx_report_loaded_t *what)
 	return bad;
 }
 
+/* Its bytes did not all cross the link to the host. */
+static int is_from_device(const kvx_wload_t *load)
+{
+	return load->parts > 0 && load->part[0].place == KVX_IN_DEVICE;
+}
+
 static void complete_load(kvx_worker_t *worker, kvx_wload_t *load)
 {
 	const kvc_status_t cause = (kvc_status_t)atomic_load(&load->cause);
@@ -344,7 +350,7 @@ static void complete_load(kvx_worker_t *worker, kvx_wload_t *load)
 	kvx_stat_add(&stats->loads_failed, what.status != KVC_OK);
 	kvx_stat_add(&stats->load_timeouts, what.status == KVC_ERR_TIMEOUT);
 	kvx_stat_add(&stats->load_lost, (uint64_t)lost);
-	if (worker->gpu && what.status == KVC_OK) {
+	if (worker->gpu && what.status == KVC_OK && !is_from_device(load)) {
 		kvx_layers_add_rate_sample(worker, what.bytes, what.ns);
 	}
 	atomic_fetch_sub(&stats->loads_open, 1u);

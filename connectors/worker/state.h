@@ -79,10 +79,9 @@ typedef struct kvx_scratch {
 	uint64_t *gathered; /* [words]: of a padded group, without its missing layers */
 } kvx_scratch_t;
 
-/* A space; the transfer thread's. */
+/* One of the two spaces of a number; the transfer thread's. */
 typedef struct kvx_wspace {
 	kvc_space_t *space; /* NULL: not requested */
-	char *lora;         /* number 0: NULL */
 	uint64_t next_open_ns;
 	int known;           /* the layout has been read */
 	kvk_layout_t layout; /* of the pool's blocks: its inner order may differ from ours */
@@ -162,6 +161,7 @@ struct kvx_worker {
 	_Atomic uint32_t completions;     /* jobs that the transfer thread has completed */
 	_Atomic uint64_t incarnation;     /* of the daemon; 0: not attached */
 	_Atomic int32_t self_test_status; /* kvx_worker_self_test_status() */
+	_Atomic uint32_t device_refused;  /* a slab in GPU memory could not be mapped */
 	_Atomic uint32_t unacked;         /* puts whose acknowledgement is awaited */
 	_Atomic uint64_t idle_from;       /* the engine counts as idle from then on, if no step comes */
 	_Atomic uint16_t *save_marks;     /* [max_blocks] saves that have not read the block yet */
@@ -207,8 +207,10 @@ struct kvx_worker {
 	kvc_t *kvc;
 	kvx_wjob_t *run; /* jobs in progress, oldest first */
 	kvx_wjob_t **run_end;
-	kvx_wspace_t spaces[KVX_WORKER_SPACES];
-	uint32_t space_top; /* numbers below it may be in use */
+	kvx_wspace_t spaces[KVX_PLACES][KVX_WORKER_SPACES];
+	char *loras[KVX_WORKER_SPACES]; /* number 0: NULL */
+	char *device;                   /* UUID of the GPU of the spaces in GPU memory; NULL: there are none */
+	uint32_t space_top;             /* numbers below it may be in use */
 	kvx_scratch_t transfer_scratch;
 	uint64_t self_test_ns; /* the self-test is not tried before */
 	kvx_wprefault_t prefaulted;

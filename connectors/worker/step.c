@@ -204,20 +204,20 @@ static void cancel_sync_loads(kvx_worker_t *worker)
 
 /* ---- messages ----------------------------------------------------------------------------------- */
 
-static void add_adapter(kvx_worker_t *worker, const kvx_msg_space_t *record)
+static void add_text(kvx_worker_t *worker, uint32_t number, const char *text, uint32_t len)
 {
 	kvx_wadapter_t *adapter = NULL;
 
-	if (record->number < KVX_WORKER_SPACES && record->text_len <= ADAPTER_TEXT_MAX) {
-		adapter = calloc(1, sizeof *adapter + record->text_len + 1u);
+	if ((number < KVX_WORKER_SPACES || number == KVX_DEVICE_TEXT) && len <= ADAPTER_TEXT_MAX) {
+		adapter = calloc(1, sizeof *adapter + len + 1u);
 	}
 	if (!adapter) {
 		kvx_stat_add(&worker->stats.bad_messages, 1);
 		return;
 	}
 	adapter->job.kind = KVX_WJOB_ADAPTER;
-	adapter->number = record->number;
-	memcpy(adapter->text, kvx_msg_space_text(record), record->text_len);
+	adapter->number = number;
+	memcpy(adapter->text, text, len);
 	kvx_wjob_submit(worker, &adapter->job);
 }
 
@@ -256,10 +256,17 @@ static void read_work(kvx_worker_t *worker, kvx_msg_reader_t cursor)
 static void run_record(kvx_worker_t *worker, const kvx_record_header_t *record)
 {
 	const void *bytes = record;
+	const kvx_msg_space_t *space = bytes;
+	const kvx_msg_device_t *device = bytes;
 
 	switch ((kvx_record_t)record->type) {
 	case KVX_RECORD_SPACE:
-		add_adapter(worker, bytes);
+		/* of no number that means a device */
+		add_text(worker, space->number < KVX_WORKER_SPACES ? space->number : KVX_WORKER_SPACES,
+			 kvx_msg_space_text(space), space->text_len);
+		break;
+	case KVX_RECORD_DEVICE:
+		add_text(worker, KVX_DEVICE_TEXT, kvx_msg_device_text(device), device->text_len);
 		break;
 	case KVX_RECORD_SAVE:
 		begin_save(worker, bytes);
@@ -324,7 +331,8 @@ static void begin_step(kvx_worker_t *worker, const void *message, size_t len)
 	(void)kvx_msg_open(&cursor, KVX_MSG_MAGIC, message, len);
 	read_work(worker, cursor);
 	/* fences may name their blocks */
-	run_records(worker, cursor, 1u << KVX_RECORD_SPACE | 1u << KVX_RECORD_SAVE | 1u << KVX_RECORD_LAYERS);
+	run_records(worker, cursor,
+		    1u << KVX_RECORD_SPACE | 1u << KVX_RECORD_DEVICE | 1u << KVX_RECORD_SAVE | 1u << KVX_RECORD_LAYERS);
 	run_records(worker, cursor, 1u << KVX_RECORD_FENCE);
 	kvx_fence_save(worker);
 	/* in their order: a request may be gone in the very step that begins to load for it */

@@ -8,6 +8,7 @@
 #include "worker/transfer/thread.h"
 
 #include "kv/digest.h"
+#include "kv/log.h"
 #include "kv/struct.h"
 
 #include <stdlib.h>
@@ -308,6 +309,26 @@ static void free_owned(kvx_owned_t *owned)
 	}
 }
 
+/* kvc_config_t.map_device. A cache in host memory cannot be filled from there, and its engine does not ask for that. */
+static kvc_status_t map_device(void *ctx, int fd, size_t bytes, void **p_base)
+{
+	kvx_worker_t *worker = ctx;
+	const kvc_status_t status = worker->gpu ? kvx_pool_memory_map(worker, fd, bytes, p_base) : KVC_ERR_UNSUPPORTED;
+
+	if (status != KVC_OK && !atomic_exchange(&worker->device_refused, 1u) && worker->gpu) {
+		kv_log(KV_LOG_WARN, "kvx", "a slab of %zu bytes in GPU memory cannot be mapped, loads from it fail: %s",
+		       bytes, kvk_gpu_last_error());
+	}
+
+	return status;
+}
+
+static void unmap_device(void *ctx, void *base, size_t bytes)
+{
+	(void)bytes;
+	kvx_pool_memory_unmap(ctx, base);
+}
+
 static kvc_status_t attach(kvx_worker_t *worker, const kvx_worker_config_t *config)
 {
 	const kvc_config_t kvc = {
@@ -322,6 +343,8 @@ static kvc_status_t attach(kvx_worker_t *worker, const kvx_worker_config_t *conf
 		.lazy = 2,
 		.on_memory = worker->gpu ? kvx_pool_memory_changed : NULL,
 		.memory_ctx = worker,
+		.map_device = map_device,
+		.unmap_device = unmap_device,
 	};
 	const kvc_status_t status = kvc_attach(&kvc, &worker->kvc);
 

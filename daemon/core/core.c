@@ -399,7 +399,7 @@ static void count_missed(kvd_core_t *core, uint32_t ns, const kv_report_t *repor
 kv_status_t kvd_core_report(kvd_core_t *core, kvd_member_t id, const kv_report_t *report)
 {
 	const kvd_member_rec_t *member = kvd_member_find(core, id);
-	uint64_t hits = (uint64_t)report->hit_cpu_tokens + report->hit_disk_tokens;
+	uint64_t hits = (uint64_t)report->hit_gpu_tokens + report->hit_cpu_tokens + report->hit_disk_tokens;
 	uint32_t ns;
 
 	if (!member || (report->type != KV_REPORT_MATCH && report->type != KV_REPORT_REQUEST) ||
@@ -410,6 +410,7 @@ kv_status_t kvd_core_report(kvd_core_t *core, kvd_member_t id, const kv_report_t
 	ns = kvd_instance_at(core, member->instance)->ns;
 	kvd_count_ns(core, ns, KV_NM_LOOKUPS, 1);
 	kvd_count_ns(core, ns, KV_NM_QUERY_TOKENS, report->query_tokens);
+	kvd_count_ns(core, ns, KV_NM_HIT_GPU_TOKENS, report->hit_gpu_tokens);
 	kvd_count_ns(core, ns, KV_NM_HIT_CPU_TOKENS, report->hit_cpu_tokens);
 	kvd_count_ns(core, ns, KV_NM_HIT_DISK_TOKENS, report->hit_disk_tokens);
 	count_missed(core, ns, report, hits);

@@ -79,6 +79,7 @@ static void slab_announce(fake_t *fake, uint32_t at)
 		.block_bytes = g->block_bytes,
 		.heads = g->heads,
 		.leaves = g->leaves,
+		.memory = atomic_load(&fake->knobs.slab_memory),
 		.bytes = fake->data.bytes,
 		.digest_bytes = fake->digests.bytes,
 	};

@@ -56,6 +56,7 @@ typedef enum fake_reply_fault {
 } fake_reply_fault_t;
 
 typedef struct fake_knobs {
+	_Atomic uint32_t slab_memory;   /* kv_slab_memory_t that the slab is announced as */
 	_Atomic uint32_t hello_version; /* 0: the right one */
 	_Atomic uint32_t mute;          /* code that is never answered; UINT32_MAX: none is */
 	_Atomic uint32_t delay_code;    /* this code's next answer waits for `release` */

@@ -1,6 +1,8 @@
 /* Putting, leasing and reading blocks, right and with everything that can go wrong on the way. */
 #include "client_test.h"
 
+#include <sys/mman.h>
+
 static kvc_lease_t *acquire(bed_t *bed, uint32_t n, uint32_t skip)
 {
 	kvc_lease_t *lease = NULL;
@@ -590,6 +592,139 @@ static void p4_pool_memory_is_announced_while_it_is_mapped(void **state)
 	assert_int_equal(told.unmapped, told.mapped);
 }
 
+/* A device whose addresses the CPU cannot use: the slab is mapped without any access. */
+typedef struct device {
+	void *base;
+	size_t bytes;
+	uint32_t mapped, unmapped;
+	int refuse;
+} device_t;
+
+static kvc_status_t map_device(void *ctx, int fd, size_t bytes, void **p_base)
+{
+	device_t *device = ctx;
+
+	if (device->refuse) {
+		return KVC_ERR_UNSUPPORTED;
+	}
+	device->base = mmap(NULL, bytes, PROT_NONE, MAP_SHARED, fd, 0);
+	assert_ptr_not_equal(device->base, MAP_FAILED);
+	device->bytes = bytes;
+	device->mapped++;
+	*p_base = device->base;
+
+	return KVC_OK;
+}
+
+static void unmap_device(void *ctx, void *base, size_t bytes)
+{
+	device_t *device = ctx;
+
+	assert_ptr_equal(base, device->base);
+	assert_int_equal(bytes, device->bytes);
+	assert_int_equal(munmap(base, bytes), 0);
+	device->unmapped++;
+}
+
+static void never_called(void *ctx, const kvc_memory_t *memory, int mapped)
+{
+	(void)ctx;
+	(void)memory;
+	(void)mapped;
+	fail_msg("memory of a device was announced as the host's");
+}
+
+/* Four blocks are granted; device NULL: no hook. */
+static kvc_put_t *bed_grant_on_device(bed_t *bed, device_t *device)
+{
+	kvc_put_options_t options = {.struct_size = sizeof options};
+	kvc_config_t config;
+	kvc_put_t *put = NULL;
+
+	bed_listen(bed, &fake_split);
+	atomic_store(&fake_knobs(bed->fake)->slab_memory, KV_SLAB_CUDA);
+	config = bed_config(bed);
+	config.on_memory = never_called;
+	config.map_device = device ? map_device : NULL;
+	config.unmap_device = device ? unmap_device : NULL;
+	config.memory_ctx = device;
+	assert_int_equal(kvc_attach(&config, &bed->kvc), KVC_OK);
+	bed_open(bed);
+	assert_int_equal(kvc_put_start(bed->space, bed->keys, 0, 4, &options, &put), KVC_OK);
+	BED_UNTIL(bed, kvc_put_n(put) == 4);
+
+	return put;
+}
+
+/* The CPU touches none of it: a read or a write would end this test. */
+static void p1_the_cpu_never_touches_memory_of_a_device(void **state)
+{
+	const kvc_writer_t whole = {.head_count = 2, .layer_count = 4};
+	uint64_t leaves[64] = {0};
+	kvc_lease_t *lease = NULL;
+	const void *data = NULL;
+	void *to = NULL;
+	device_t device = {0};
+	kvc_put_t *put;
+	bed_t bed;
+
+	(void)state;
+	put = bed_grant_on_device(&bed, &device);
+	assert_int_equal(device.mapped, 1);
+	assert_int_equal(kvc_put_block(put, 1, &to), KVC_OK);
+	assert_in_range((uintptr_t)to, (uintptr_t)device.base, (uintptr_t)device.base + device.bytes);
+	assert_int_equal(kvc_put_write(put, 0, bed.src[0]), KVC_ERR_UNSUPPORTED);
+	assert_true((size_t)bed.info.heads * bed.info.leaves <= KV_COUNT_OF(leaves));
+	for (uint32_t i = 0; i < 4; i++) {
+		assert_int_equal(kvc_put_digests(put, i, leaves), KVC_OK);
+	}
+	assert_int_equal(kvc_put_end(put, 0, 4), KVC_OK);
+	BED_UNTIL(&bed, fake_visible(bed.fake) == 4);
+	kvc_put_free(put);
+
+	lease = acquire(&bed, 4, 0);
+	assert_int_equal(kvc_lease_block(lease, 0, &data, NULL), KVC_OK);
+	assert_in_range((uintptr_t)data, (uintptr_t)device.base, (uintptr_t)device.base + device.bytes);
+	assert_int_equal(kvc_lease_read(lease, 0, 1, (void *const *)bed.dst, NULL), KVC_ERR_UNSUPPORTED);
+	assert_int_equal(kvc_lease_read_layers(lease, 0, &whole, bed.dst[0]), KVC_ERR_UNSUPPORTED);
+	assert_int_equal(kvc_prefault(bed.kvc, UINT64_MAX), 0);
+	fake_retire_slab(bed.fake);
+	(void)kvc_poll(bed.kvc, 200);
+	assert_int_equal(device.unmapped, 0);
+	assert_int_not_equal(atomic_load(&fake_seen(bed.fake)->drained_what), 3);
+	kvc_release(&lease, 1);
+	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->drained_what) == 3);
+	assert_int_equal(device.unmapped, 1);
+	bed_free(&bed);
+	assert_int_equal(device.unmapped, device.mapped);
+}
+
+static void check_unmapped(device_t *device)
+{
+	void *to = NULL;
+	kvc_put_t *put;
+	bed_t bed;
+
+	put = bed_grant_on_device(&bed, device);
+	assert_int_equal(kvc_put_block(put, 0, &to), KVC_ERR_FAULT);
+	assert_int_equal(kvc_put_write(put, 0, bed.src[0]), KVC_ERR_FAULT);
+	kvc_put_free(put);
+	fake_retire_slab(bed.fake);
+	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->drained_what) == 3);
+	bed_free(&bed);
+}
+
+/* Who cannot map it gives it back like any other slab. */
+static void p4_a_device_slab_without_a_hook_is_given_back(void **state)
+{
+	device_t device = {.refuse = 1};
+
+	(void)state;
+	check_unmapped(NULL);
+	check_unmapped(&device);
+	assert_int_equal(device.mapped + device.unmapped, 0);
+}
+
 static void p7_a_smaller_struct_of_an_older_caller_is_not_overrun(void **state)
 {
 	kvc_match_t match;
@@ -662,6 +797,8 @@ int main(void)
 		cmocka_unit_test(p5_too_many_requests_in_flight_are_refused),
 		cmocka_unit_test(p1_a_retired_slab_stays_until_its_leases_end),
 		cmocka_unit_test(p4_pool_memory_is_announced_while_it_is_mapped),
+		cmocka_unit_test(p1_the_cpu_never_touches_memory_of_a_device),
+		cmocka_unit_test(p4_a_device_slab_without_a_hook_is_given_back),
 		cmocka_unit_test(reports_are_dropped_when_nobody_reads_them),
 		cmocka_unit_test(p7_a_smaller_struct_of_an_older_caller_is_not_overrun),
 		cmocka_unit_test(p1_a_private_key_covers_all_that_its_block_depends_on),

@@ -447,6 +447,7 @@ static void p9_a_prefix_hit_is_one_map_on_its_own_endpoint(void **state)
 	kv_report_t report = {.type = KV_REPORT_REQUEST,
 			      .space = 3,
 			      .query_tokens = 1000,
+			      .hit_gpu_tokens = 160,
 			      .hit_cpu_tokens = 640,
 			      .why = KV_WHY_EVICTED};
 	uint8_t payload[1024];
@@ -473,6 +474,7 @@ static void p9_a_prefix_hit_is_one_map_on_its_own_endpoint(void **state)
 
 		assert_int_equal(kv_mp_skip(&r, 2), KV_OK);
 		found += is(&key, "query_tokens") && next(&value, KV_MP_UINT).value == 1000;
+		found += is(&key, "hit_gpu_tokens") && next(&value, KV_MP_UINT).value == 160;
 		found += is(&key, "hit_cpu_tokens") && next(&value, KV_MP_UINT).value == 640;
 		if (is(&key, "why")) {
 			kv_mp_item_t why = next(&value, KV_MP_STR);
@@ -480,7 +482,7 @@ static void p9_a_prefix_hit_is_one_map_on_its_own_endpoint(void **state)
 		}
 	}
 	assert_true(r.at == r.end);
-	assert_int_equal(found, 3);
+	assert_int_equal(found, 4);
 	unsubscribe(&s);
 	kvd_publisher_close(publisher);
 	assert_int_equal(kv_metric_get(&metrics, KV_M_PREFIX_RECORDS), hits);

@@ -52,9 +52,10 @@ static void engines_and_hit_rates_are_in_the_status(void **state)
 			       "  missed: not stored 25.0 %\n"));
 	assert_true(status_has(&rig, "status", "\nengines\n"));
 	assert_true(status_has(&rig, "status", "  space 1  model=llama\n"));
-	assert_true(status_has(&rig, "status --json",
-			       "\"hits\":{\"namespace\":{\"lookups\":1,\"query_tokens\":32,\"hit_cpu_tokens\":24,"
-			       "\"hit_disk_tokens\":0,\"hit_rate\":0.7500,"));
+	assert_true(status_has(
+		&rig, "status --json",
+		"\"hits\":{\"namespace\":{\"lookups\":1,\"query_tokens\":32,\"hit_gpu_tokens\":0,\"hit_cpu_tokens\":24,"
+		"\"hit_disk_tokens\":0,\"hit_rate\":0.7500,"));
 	user_leave(&user);
 	assert_true(log_gets(&rig, "a member has detached: namespace default instance "));
 	rig_fini(&rig);

@@ -31,6 +31,7 @@
 	X(SHARE_FULL, kvd_namespace_share_full_total, KV_METRIC_COUNTER, "acquires and puts cut short because its irreclaimable bytes were at its share") \
 	X(LOOKUPS, kvd_prefix_lookups_total, KV_METRIC_COUNTER, "prompts looked up")                                   \
 	X(QUERY_TOKENS, kvd_prefix_query_tokens_total, KV_METRIC_COUNTER, "prompt tokens looked up")                   \
+	X(HIT_GPU_TOKENS, kvd_prefix_hit_tokens_total{tier="gpu"}, KV_METRIC_COUNTER, "prompt tokens found in the tier") \
 	X(HIT_CPU_TOKENS, kvd_prefix_hit_tokens_total{tier="cpu"}, KV_METRIC_COUNTER, "prompt tokens found in the tier") \
 	X(HIT_DISK_TOKENS, kvd_prefix_hit_tokens_total{tier="disk"}, KV_METRIC_COUNTER, "prompt tokens found in the tier") \
 	X(MISS_ABSENT_TOKENS, kvd_prefix_miss_tokens_total{reason="absent"}, KV_METRIC_COUNTER, KV_HELP_MISSES)        \

@@ -158,11 +158,12 @@ typedef struct kv_report {
 	uint32_t output_tokens;
 	uint32_t why; /* kv_miss_reason_t of the first missing block */
 	uint32_t group;
-	uint32_t turn;          /* turn in the conversation, 0: unknown */
-	kv_key_t first_missing; /* zero when nothing was missing */
-	uint64_t match_ns;      /* time the match took; 0: not measured */
-	uint64_t load_ns;       /* time the load took; 0: none */
-	uint8_t reserved[32];
+	uint32_t turn;           /* turn in the conversation, 0: unknown */
+	kv_key_t first_missing;  /* zero when nothing was missing */
+	uint64_t match_ns;       /* time the match took; 0: not measured */
+	uint64_t load_ns;        /* time the load took; 0: none */
+	uint32_t hit_gpu_tokens; /* in memory of a GPU, in addition to those of the other tiers */
+	uint8_t reserved[28];
 } kv_report_t;
 
 _Static_assert(sizeof(kv_report_t) == 128, "report is two cache lines");

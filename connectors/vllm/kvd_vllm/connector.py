@@ -57,11 +57,12 @@ class KvdReports(KVConnectorWorkerMetadata):
 
 @dataclass
 class KvdHandshake(KVConnectorHandshakeMetadata):
-    """Sent by a rank at start: digests of its space and of the weight files it sees, or the reason why it serves nothing."""
+    """Sent by a rank at start: digests of its space and of the weight files it sees, the UUID of its GPU, or the reason why it serves nothing."""
 
     space: str = ""
     files: str = ""
     reason: str = ""
+    device: str = ""
 
 
 def _tensor_parallel_rank(vllm_config: Any) -> int:
@@ -86,6 +87,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self._space: Any = None  # identity.Space
         self._c: Any = None
         self._reason = ""
+        self._device = ""  # of a rank: the GPU whose memory the daemon may lend
         self._retry_at = 0.0
         self._adapters: weights.Adapters | None = None
         self._naming = False
@@ -265,9 +267,17 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             self._decline("; ".join(sorted(set(wrong))))
             return
         self._c.set_enabled(True)
+        self._use_device(metadata)
         self._wait_for_daemon()
         waits = "the weights are being digested: everything is a miss until that is done" if self._naming else "no daemon yet: everything is a miss until there is one"
         logger.info("kvd: all ranks serve their cache; on (%s)", "attached" if self._c.is_ready() else waits)
+
+    def _use_device(self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]) -> None:
+        """Memory of the GPU of rank 0, if the daemon has some there."""
+        device = getattr(metadata[min(metadata)], "device", "")
+        if device and self._space.foreign:
+            status = self._c.set_device(device)
+            logger.info("kvd: hot blocks are kept in memory of %s, where the daemon has some", device if status == _kvd.OK else f"no GPU ({_kvd.status_name(status)})")
 
     def _find_mismatch(self, rank: Any) -> str:
         """Why a rank's answer does not fit the scheduler half; empty: it does."""
@@ -290,7 +300,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             return None  # another child would get it, and raise
         if self._space is None or self._c is None:
             return KvdHandshake(reason=self._reason or "no KV cache was registered")
-        return KvdHandshake(space=self._space.digest(), files=self._space.weights.fingerprint(), reason=self._reason)
+        return KvdHandshake(space=self._space.digest(), files=self._space.weights.fingerprint(), reason=self._reason, device=self._device)
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         if self._space is not None:
@@ -337,6 +347,15 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         torch.cuda.synchronize()
         return {"memory": _kvd.MEMORY_CUDA, "device": tensors[0][0].device.index, "measure": 1, "stream_of": raw}
 
+    def _find_device(self, tensors: list[list[Any]]) -> str:
+        wanted = self._options["device"]
+        if wanted != "auto" or self._space.device != "cuda":
+            return "" if wanted in ("auto", "none") else wanted
+        import torch
+
+        uuid = getattr(torch.cuda.get_device_properties(tensors[0][0].device), "uuid", None)
+        return f"GPU-{str(uuid).lower().removeprefix('gpu-')}" if uuid else ""
+
     def _layers(self) -> tuple[dict[str, int], tuple[Any, ...]] | None:
         """Layer names that the engine waits for, and the modes in which it does. None: loads come whole."""
         space, config = self._space, self._vllm_config
@@ -378,6 +397,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             raise Declined(str(error)) from error
         for group, own in zip(space.groups, tensors):
             self_test.run(c, group.number, own, space.max_blocks)
+        self._device = self._find_device(tensors)
         self.handle_preemptions = c.begin_step
         self.bind_connector_metadata = c.start_async_loads
         self.start_load_kv = c.run_sync_loads
@@ -460,7 +480,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self.on_new_request(request)
 
     def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict[Any, int]:
-        """0.32: tokens from memory and from disk."""
+        """0.32: tokens from memory, the GPU's included, and from disk."""
         sources = self._compat["hit_sources"]
         if num_external_tokens == 0 or sources is None:
             return {}

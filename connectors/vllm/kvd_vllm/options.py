@@ -53,6 +53,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("min_tokens", 0, _number(0, 1 << 24), "shorter hits are not loaded; 0: one block"),
     Option("wait_us", 0, _number(0, 100000), "longest wait of a step that computes prompts for the daemon's answers; 0: 500, and a 128th of the step"),
     Option("load_ms", 0, _number(0, 600000), "deadline of a load; 0: 2000"),
+    Option("device", "auto", str, "the GPU whose memory the daemon may lend for hot blocks, by its UUID or a name of the daemon's option `gpu.devices`; `auto`: rank 0's; `none`: memory of no GPU"),
     Option("handover", True, _flag, "hand prompts over to other engines and receive them, as their `kv_transfer_params` say (docs/pd.md)"),
     Option("handover_ms", 30000, _number(100, 86400000), "longest wait for a prompt that another engine hands over; the daemon's `handover.ttl` is the most"),
     Option("handover_peer", None, str, "the node that computes prompts for this engine where a request has no `transfer_peer`, by its name in the daemon's `peers.addresses`; default this node (docs/pd.md)"),

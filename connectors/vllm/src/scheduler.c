@@ -167,6 +167,13 @@ static PyObject *set_weights(kvdpy_scheduler_t *self, PyObject *value)
 	return text ? PyLong_FromLong(kvx_scheduler_set_weights(self->scheduler, text)) : NULL;
 }
 
+static PyObject *set_device(kvdpy_scheduler_t *self, PyObject *value)
+{
+	const char *uuid = PyUnicode_AsUTF8AndSize(value, NULL);
+
+	return uuid ? PyLong_FromLong(kvx_scheduler_set_device(self->scheduler, uuid)) : NULL;
+}
+
 static PyObject *set_enabled(kvdpy_scheduler_t *self, PyObject *on)
 {
 	self->off = PyObject_IsTrue(on) != 1;
@@ -217,6 +224,7 @@ static PyObject *close_scheduler(kvdpy_scheduler_t *self)
 	X(disk_tokens, 1, find_disk_tokens(self, args[0]), PyLong_FromLong(0), "get_external_cache_hit_sources")       \
 	X(is_ready, 0, PyBool_FromLong(kvx_scheduler_is_ready(self->scheduler)), NO, "attached and the space is open") \
 	X(set_weights, 1, set_weights(self, args[0]), KVDPY_CLOSED, "what names the weights is known; a status")       \
+	X(set_device, 1, set_device(self, args[0]), KVDPY_CLOSED, "the GPU whose memory may be used; a status")        \
 	X(set_enabled, 1, set_enabled(self, args[0]), KVDPY_NONE, "on or off")                                         \
 	X(reset, 0, reset_spaces(self), KVDPY_CLOSED, "reset_cache: drop all blocks of the space; a status")           \
 	X(close, 0, close_scheduler(self), KVDPY_NONE, "detach")

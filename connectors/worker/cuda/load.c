@@ -234,7 +234,7 @@ static kvc_status_t submit_batch(kvx_worker_t *worker, kvx_gpu_batch_t *batch)
 	const int async = batch->lane == KVX_LANE_ASYNC;
 	const kvk_gpu_copy_t copy = {.dir = KVK_GPU_SCATTER,
 				     .way = async ? KVK_GPU_ZERO_COPY : KVK_GPU_AUTO,
-				     .layout = load->layout,
+				     .layout = part->layout,
 				     .paged = &part->group->paged,
 				     .layer = batch->of.layer,
 				     .layers = batch->of.layers,

@@ -170,3 +170,13 @@ int kvx_pool_memory_register_some(kvx_worker_t *worker)
 
 	return 0;
 }
+
+kvc_status_t kvx_pool_memory_map(kvx_worker_t *worker, int fd, size_t bytes, void **p_base)
+{
+	return (kvc_status_t)kvk_gpu_map(worker->gpu->gpu, fd, bytes, p_base);
+}
+
+void kvx_pool_memory_unmap(kvx_worker_t *worker, void *base)
+{
+	kvk_gpu_unmap(worker->gpu->gpu, base);
+}

@@ -45,6 +45,7 @@ static int copy_parts(kvx_worker_t *worker, kvx_wload_t *load, const kvx_msg_loa
 		}
 		to->group = group;
 		to->handle = part->lease;
+		to->place = part->place;
 		to->n = part->n;
 		to->first = part->first;
 		to->blocks = block;
@@ -233,7 +234,7 @@ static void copy_batch(kvx_worker_t *worker, const kvx_wbatch_t *batch, kvx_scra
 	}
 	moves = prepare_moves(worker, batch, &group, scratch->moves, scratch->leaves);
 	if (status == KVC_OK && moves > 0) {
-		status = (kvc_status_t)kvk_scatter(batch->load->layout, &group.paged, scratch->moves, moves, &bad);
+		status = (kvc_status_t)kvk_scatter(part->layout, &group.paged, scratch->moves, moves, &bad);
 	}
 	kvx_wbatch_complete(worker, batch, status, NULL, status == KVC_ERR_CORRUPT ? bad + 1 : moves);
 }

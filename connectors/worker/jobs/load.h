@@ -18,10 +18,12 @@ typedef struct kvx_wblock {
 	kvx_source_t source; /* known up to `limit` of its part */
 } kvx_wblock_t;
 
-/* The blocks of one group. */
+/* Blocks of one group, in one place. */
 typedef struct kvx_wpart {
 	const kvx_wgroup_t *group;
 	kvc_handle_t handle;
+	const kvk_layout_t *layout; /* of the blocks in the pool */
+	uint32_t place;             /* KVX_IN_HOST or KVX_IN_DEVICE */
 	uint32_t n, first;
 	kvx_wblock_t *blocks;   /* [n] */
 	uint32_t whole_blocks;  /* blocks before this one come with all layers in one copy */
@@ -60,7 +62,6 @@ typedef struct kvx_wload {
 	_Atomic uint32_t remaining; /* blocks within the leases not verified yet, times ranges */
 	char *request;              /* [id_len] */
 	struct kvx_wload *next_sync;
-	const kvk_layout_t *layout;
 	kvx_wpart_t part[];
 } kvx_wload_t;
 

@@ -47,6 +47,7 @@ kvx_wsave_t *kvx_wsave_create(kvx_worker_t *worker, const kvx_msg_save_t *record
 	save->group = group;
 	save->handle = record->put;
 	save->space = record->space;
+	save->place = record->flags & KVX_MSG_DEVICE ? KVX_IN_DEVICE : KVX_IN_HOST;
 	save->step = record->step;
 	save->n = record->n;
 	save->begin_ns = kvx_worker_now_ns();
@@ -136,6 +137,10 @@ kvc_status_t kvx_wsave_begin_block(kvx_worker_t *worker, kvx_wsave_t *save, uint
 	if (status == KVC_OK && worker->gpu &&
 	    !kvk_gpu_is_registered(worker->gpu->gpu, *p_data, worker->geometry.block_bytes)) {
 		status = KVX_ERR_FAULT;
+	}
+	if (save->place == KVX_IN_DEVICE && ((status == KVX_ERR_FAULT && atomic_load(&worker->device_refused)) ||
+					     (status == KVC_OK && worker->gpu && save->group->padded))) {
+		status = KVC_ERR_UNSUPPORTED; /* it is not mapped, or the host would have to write zero pages there */
 	}
 	if (kvx_wsave_must_wait(status)) {
 		return status;

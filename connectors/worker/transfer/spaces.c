@@ -1,4 +1,5 @@
-/* The spaces of the base model and of adapters: opened at their first use, and kept. */
+/* The spaces of the base model and of adapters, and for each a second one in GPU memory: opened at their first use, and
+ * kept. */
 #include "worker/transfer/spaces.h"
 #include "common/await.h"
 
@@ -7,12 +8,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define RETRY_NS UINT64_C(500000000)
+#define RETRY_NS        UINT64_C(500000000)
+#define DEVICE_RETRY_NS UINT64_C(2000000000)
 
 void kvx_wspace_add_adapter(kvx_worker_t *worker, const kvx_wadapter_t *adapter)
 {
-	kvx_wspace_t *space = &worker->spaces[adapter->number];
-
+	if (adapter->number == KVX_DEVICE_TEXT) {
+		worker->device = worker->device ? worker->device : strdup(adapter->text);
+		return;
+	}
 	if (adapter->number == 0) {
 		if (!worker->identity.weights) {
 			worker->weights = strdup(adapter->text);
@@ -20,8 +24,8 @@ void kvx_wspace_add_adapter(kvx_worker_t *worker, const kvx_wadapter_t *adapter)
 		}
 		return;
 	}
-	if (!space->lora) {
-		space->lora = strdup(adapter->text);
+	if (!worker->loras[adapter->number]) {
+		worker->loras[adapter->number] = strdup(adapter->text);
 	}
 	if (worker->space_top <= adapter->number) {
 		worker->space_top = adapter->number + 1;
@@ -47,17 +51,19 @@ static kvc_status_t learn_layout(const kvx_worker_t *worker, kvx_wspace_t *space
 	return KVC_OK;
 }
 
-static kvc_status_t start_open(kvx_worker_t *worker, kvx_wspace_t *space, uint64_t now)
+static kvc_status_t start_open(kvx_worker_t *worker, kvx_wspace_ref_t ref, uint64_t now)
 {
+	kvx_wspace_t *space = &worker->spaces[ref.place][ref.number];
 	kvc_identity_t identity = worker->identity;
 	kvc_status_t status;
 
 	if (now < space->next_open_ns || !identity.weights) {
 		return KVC_ERR_UNREACHABLE;
 	}
-	if (space->lora) {
-		identity.lora = space->lora;
+	if (worker->loras[ref.number]) {
+		identity.lora = worker->loras[ref.number];
 	}
+	identity.device = ref.place == KVX_IN_DEVICE ? worker->device : NULL;
 	status = kvc_space_open_start(worker->kvc, &identity, &space->space);
 	if (status != KVC_OK) {
 		space->next_open_ns = now + RETRY_NS;
@@ -67,19 +73,21 @@ static kvc_status_t start_open(kvx_worker_t *worker, kvx_wspace_t *space, uint64
 	return KVC_PENDING;
 }
 
-kvc_status_t kvx_wspace_get(kvx_worker_t *worker, uint32_t number, uint64_t now, const kvx_wspace_t **p_space)
+kvc_status_t kvx_wspace_get(kvx_worker_t *worker, kvx_wspace_ref_t ref, uint64_t now, const kvx_wspace_t **p_space)
 {
-	kvx_wspace_t *space = number < KVX_WORKER_SPACES ? &worker->spaces[number] : NULL;
+	kvx_wspace_t *space;
 	kvc_status_t status;
 
-	if (!space || (number > 0 && !space->lora)) {
+	if (ref.number >= KVX_WORKER_SPACES || ref.place >= KVX_PLACES ||
+	    (ref.number > 0 && !worker->loras[ref.number]) || (ref.place == KVX_IN_DEVICE && !worker->device)) {
 		return KVC_ERR_ARG;
 	}
+	space = &worker->spaces[ref.place][ref.number];
 	if (kvc_incarnation(worker->kvc) == 0) {
 		return KVC_ERR_CLOSED;
 	}
 	if (!space->space) {
-		return start_open(worker, space, now);
+		return start_open(worker, ref, now);
 	}
 	status = kvc_space_state(space->space);
 	if (status == KVC_OK) {
@@ -92,23 +100,35 @@ kvc_status_t kvx_wspace_get(kvx_worker_t *worker, uint32_t number, uint64_t now,
 	return status;
 }
 
-/* Refused spaces are requested again after a pause; a job may hold a space that was open before. */
+/* A refused space is requested again after a pause; a job may hold one that was open before. A daemon may have no GPU
+ * memory: that is no news. */
+static void poll_space(kvx_worker_t *worker, kvx_wspace_ref_t ref, uint64_t now)
+{
+	kvx_wspace_t *space = &worker->spaces[ref.place][ref.number];
+	const kvx_wspace_t *unused;
+	const kvc_status_t status = kvx_wspace_get(worker, ref, now, &unused);
+
+	if (!space->space || space->known || status >= 0) {
+		return;
+	}
+	if (ref.place == KVX_IN_HOST) {
+		kv_log(KV_LOG_WARN, "kvx", "space %u cannot be opened, all of it is a miss: %s", ref.number,
+		       kvc_status_text(status));
+	}
+	kvc_space_close(space->space);
+	space->space = NULL;
+	space->next_open_ns = now + (ref.place == KVX_IN_HOST ? RETRY_NS : DEVICE_RETRY_NS);
+}
+
 void kvx_wspaces_poll(kvx_worker_t *worker, uint64_t now)
 {
 	if (kvc_incarnation(worker->kvc) == 0) {
 		return;
 	}
 	for (uint32_t i = 0; i < worker->space_top; i++) {
-		kvx_wspace_t *space = &worker->spaces[i];
-		const kvx_wspace_t *unused;
-		const kvc_status_t status = kvx_wspace_get(worker, i, now, &unused);
-
-		if (space->space && !space->known && status < 0) {
-			kv_log(KV_LOG_WARN, "kvx", "space %u cannot be opened, all of it is a miss: %s", i,
-			       kvc_status_text(status));
-			kvc_space_close(space->space);
-			space->space = NULL;
-			space->next_open_ns = now + RETRY_NS;
+		poll_space(worker, (kvx_wspace_ref_t){i, KVX_IN_HOST}, now);
+		if (worker->device) {
+			poll_space(worker, (kvx_wspace_ref_t){i, KVX_IN_DEVICE}, now);
 		}
 	}
 }
@@ -116,15 +136,20 @@ void kvx_wspaces_poll(kvx_worker_t *worker, uint64_t now)
 void kvx_wspaces_close(kvx_worker_t *worker)
 {
 	for (uint32_t i = 0; i < worker->space_top; i++) {
-		kvc_space_close(worker->spaces[i].space);
-		free(worker->spaces[i].lora);
-		worker->spaces[i] = (kvx_wspace_t){0};
+		for (uint32_t place = 0; place < KVX_PLACES; place++) {
+			kvc_space_close(worker->spaces[place][i].space);
+			worker->spaces[place][i] = (kvx_wspace_t){0};
+		}
+		free(worker->loras[i]);
+		worker->loras[i] = NULL;
 	}
+	free(worker->device);
+	worker->device = NULL;
 }
 
 int kvx_daemon_is_silent(const kvx_worker_t *worker)
 {
-	const kvx_wspace_t *base = &worker->spaces[0];
+	const kvx_wspace_t *base = &worker->spaces[KVX_IN_HOST][0];
 	uint32_t why;
 
 	if (kvc_incarnation(worker->kvc) == 0) {

@@ -81,18 +81,23 @@ static void count_missing(kvx_worker_t *worker, kvx_wload_t *load)
 	kvx_wload_count_done(worker, load, missing * (load->layered ? load->ranges : 1u));
 }
 
-/* PENDING: the space is not open yet. */
+/* PENDING: a space is not open yet. */
 static kvc_status_t import_parts(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
 {
-	const kvx_wspace_t *space = NULL;
-	kvc_status_t status = kvx_wspace_get(worker, load->space, now, &space);
+	kvc_status_t status = KVC_OK;
 
-	if (status != KVC_OK) {
-		return status;
-	}
-	load->layout = &space->layout;
 	for (uint32_t p = 0; p < load->parts && status == KVC_OK; p++) {
-		status = import_part(&load->part[p], space->space);
+		const kvx_wspace_ref_t ref = {load->space, load->part[p].place};
+		const kvx_wspace_t *space = NULL;
+
+		status = load->part[p].lease ? KVC_OK : kvx_wspace_get(worker, ref, now, &space);
+		if (ref.place == KVX_IN_DEVICE && status < 0 && status != KVC_ERR_CLOSED) {
+			status = KVC_ERR_TIER_OFF; /* the scheduler half then leaves it alone for a while */
+		}
+		if (status == KVC_OK && space) {
+			load->part[p].layout = &space->layout;
+			status = import_part(&load->part[p], space->space);
+		}
 	}
 	if (status == KVC_OK) {
 		load->imported = 1;
@@ -221,6 +226,12 @@ static void release_leases(kvx_worker_t *worker, kvx_wload_t *load)
 	kvx_wjob_complete(worker, &load->job);
 }
 
+/* Its memory may be that of a slab which could not be mapped: then it never will be. */
+static int will_not_map(const kvx_worker_t *worker, const kvx_wpart_t *part)
+{
+	return part->place == KVX_IN_DEVICE && atomic_load(&worker->device_refused);
+}
+
 /* 1: all leased blocks may be copied. */
 static int publish_all_parts(kvx_worker_t *worker, kvx_wload_t *load)
 {
@@ -234,7 +245,7 @@ static int publish_all_parts(kvx_worker_t *worker, kvx_wload_t *load)
 			continue;
 		}
 		status = load->layered ? publish_layers(load, part) : publish_ready_blocks(worker, part);
-		if (status < 0 && status != KVX_ERR_FAULT) {
+		if (status < 0 && (status != KVX_ERR_FAULT || will_not_map(worker, part))) {
 			kvx_wload_close(worker, load, status);
 		}
 		all = all && atomic_load(&part->limit) >= kvx_wpart_end(load, part);
@@ -306,7 +317,7 @@ static kvc_status_t check_sources(kvx_worker_t *worker, const kvx_wsave_t *save)
 static kvc_status_t import_put(kvx_worker_t *worker, kvx_wsave_t *save, uint64_t now)
 {
 	const kvx_wspace_t *space = NULL;
-	kvc_status_t status = kvx_wspace_get(worker, save->space, now, &space);
+	kvc_status_t status = kvx_wspace_get(worker, (kvx_wspace_ref_t){save->space, save->place}, now, &space);
 
 	if (status == KVC_OK) {
 		save->layout = &space->layout;

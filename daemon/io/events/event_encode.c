@@ -139,7 +139,7 @@ void kvd_encode_hit(msgpack_packer *packer, double ts, const kv_report_t *report
 {
 	char missing[33];
 
-	msgpack_pack_map(packer, 14);
+	msgpack_pack_map(packer, 15);
 	put_text(packer, "ts");
 	msgpack_pack_double(packer, ts);
 	put_number(packer, "space", report->space);
@@ -148,6 +148,7 @@ void kvd_encode_hit(msgpack_packer *packer, double ts, const kv_report_t *report
 	put_number(packer, "session", report->session);
 	put_number(packer, "turn", report->turn);
 	put_number(packer, "query_tokens", report->query_tokens);
+	put_number(packer, "hit_gpu_tokens", report->hit_gpu_tokens);
 	put_number(packer, "hit_cpu_tokens", report->hit_cpu_tokens);
 	put_number(packer, "hit_disk_tokens", report->hit_disk_tokens);
 	put_number(packer, "hit_engine_tokens", report->hit_engine_tokens);

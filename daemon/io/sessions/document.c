@@ -187,15 +187,17 @@ static uint64_t sum_of(const kv_metrics_t *m, uint32_t first, uint32_t end, kv_n
 static void put_hits(kv_text_t *text, const kv_metrics_t *m, uint32_t first, uint32_t end)
 {
 	const uint64_t asked = sum_of(m, first, end, KV_NM_QUERY_TOKENS);
+	const uint64_t gpu = sum_of(m, first, end, KV_NM_HIT_GPU_TOKENS);
 	const uint64_t cpu = sum_of(m, first, end, KV_NM_HIT_CPU_TOKENS);
 	const uint64_t disk = sum_of(m, first, end, KV_NM_HIT_DISK_TOKENS);
 	char rate[16] = "null";
 
-	kv_text_addf(text, "{\"lookups\":%llu,\"query_tokens\":%llu,\"hit_cpu_tokens\":%llu,\"hit_disk_tokens\":%llu,",
+	kv_text_addf(text, "{\"lookups\":%llu,\"query_tokens\":%llu,\"hit_gpu_tokens\":%llu,\"hit_cpu_tokens\":%llu,",
 		     (unsigned long long)sum_of(m, first, end, KV_NM_LOOKUPS), (unsigned long long)asked,
-		     (unsigned long long)cpu, (unsigned long long)disk);
+		     (unsigned long long)gpu, (unsigned long long)cpu);
+	kv_text_addf(text, "\"hit_disk_tokens\":%llu,", (unsigned long long)disk);
 	if (asked) {
-		snprintf(rate, sizeof rate, "%.4f", (double)(cpu + disk) / (double)asked);
+		snprintf(rate, sizeof rate, "%.4f", (double)(gpu + cpu + disk) / (double)asked);
 	}
 	kv_text_addf(text, "\"hit_rate\":%s,\"missed_tokens\":{", rate);
 	for (kv_ns_metric_t id = KV_NM_MISS_ABSENT_TOKENS; id <= KV_NM_MISS_UNREADABLE_TOKENS; id++) {

@@ -73,6 +73,37 @@ WRAP(kvc_status_t, kvc_poll_us, kvc_t *kvc, uint32_t timeout_us)
 	return __real_kvc_poll_us(kvc, timeout_us);
 }
 
+WRAP(kvc_status_t, kvc_space_open_start, kvc_t *kvc, const kvc_identity_t *identity, kvc_space_t **p_space)
+{
+	kvc_identity_t second = *identity;
+
+	if (identity->device) {
+		second.extra = identity->device;
+		second.device = NULL;
+	}
+
+	return __real_kvc_space_open_start(kvc, &second, p_space);
+}
+
+WRAP(kvc_status_t, kvc_space_state, const kvc_space_t *space)
+{
+	if (sr.options.device == SR_DEVICE_REFUSED && sr.scheduler && space == sr.scheduler->spaces[0].device) {
+		sr.refusals++;
+		return KVC_ERR_TIER_OFF;
+	}
+
+	return __real_kvc_space_state(space);
+}
+
+WRAP(kvc_status_t, kvc_lease_start, kvc_space_t *space, const kvc_want_t *want, kvc_lease_t **p_lease)
+{
+	if (sr.miss_device_leases && space == sr.scheduler->spaces[0].device) {
+		return KVC_MISS;
+	}
+
+	return __real_kvc_lease_start(space, want, p_lease);
+}
+
 /* ---- members --------------------------------------------------------------------------------- */
 
 static void describe(void)
@@ -157,6 +188,9 @@ kvc_status_t sr_open(const sr_options_t *options)
 	if (status != KVC_OK) {
 		return status;
 	}
+	if (options->device != SR_DEVICE_NONE) {
+		assert_int_equal(kvx_scheduler_set_device(sr.scheduler, "fake-0"), KVC_OK);
+	}
 	sr.cache = calloc(SR_BLOCKS, sr.block_bytes);
 	assert_non_null(sr.cache);
 	if (!options->alone) {
@@ -180,21 +214,25 @@ void sr_close(void)
 	sr.rig.run_iteration = NULL;
 	free_puts();
 	kvx_scheduler_close(sr.scheduler);
-	kvc_space_close(sr.space);
+	kvc_space_close(sr.space[KVX_IN_HOST]);
+	kvc_space_close(sr.space[KVX_IN_DEVICE]);
 	kvc_detach(sr.kvc);
 	free(sr.cache);
 	assert_int_equal(kv_test_env_live(&sr_env), 0);
 }
 
 /* 1: the stand-in's space is open. One that was refused, or is of a daemon that is gone, is asked for again. */
-static int open_space(void)
+static int open_space(uint32_t place)
 {
-	const kvc_status_t state = sr.space ? kvc_space_state(sr.space) : KVC_MISS;
+	kvc_space_t **p_space = &sr.space[place];
+	const kvc_status_t state = *p_space ? kvc_space_state(*p_space) : KVC_MISS;
+	kvc_identity_t identity = sr.identity;
 
 	if (state != KVC_OK && state != KVC_PENDING && kvc_incarnation(sr.kvc)) {
-		kvc_space_close(sr.space);
-		sr.space = NULL;
-		(void)kvc_space_open_start(sr.kvc, &sr.identity, &sr.space);
+		kvc_space_close(*p_space);
+		*p_space = NULL;
+		identity.device = place == KVX_IN_DEVICE ? "fake-0" : NULL;
+		(void)kvc_space_open_start(sr.kvc, &identity, p_space);
 	}
 
 	return state == KVC_OK;
@@ -202,9 +240,12 @@ static int open_space(void)
 
 void sr_wait_ready(void)
 {
+	const int device = sr.options.device == SR_DEVICE_THERE;
+
 	for (int i = 0; i < 30000; i++) {
 		(void)sr_step();
-		if (open_space() && kvx_scheduler_is_ready(sr.scheduler)) {
+		if (open_space(KVX_IN_HOST) && (!device || open_space(KVX_IN_DEVICE)) &&
+		    kvx_scheduler_is_ready(sr.scheduler) && (!device || sr.scheduler->spaces[0].device_open)) {
 			return;
 		}
 		usleep(1000);
@@ -330,11 +371,12 @@ static uint32_t read_part(const kvx_msg_part_t *part, uint32_t flags)
 	kvc_lease_t *lease = NULL;
 	uint32_t good = 0, end;
 
-	if ((flags & KVX_MSG_NO_LEASE) || part->lease.incarnation == 0 || sr.fail_loads) {
+	if ((flags & KVX_MSG_NO_LEASE) || part->lease.incarnation == 0 || sr.fail_loads ||
+	    (part->place == KVX_IN_DEVICE && sr.fail_device != KVC_OK)) {
 		return 0;
 	}
 	(void)kvc_poll(sr.kvc, 0);
-	if (kvc_lease_import(sr.space, &part->lease, &lease) != KVC_OK) {
+	if (kvc_lease_import(sr.space[part->place], &part->lease, &lease) != KVC_OK) {
 		return 0;
 	}
 	end = kvc_lease_n(lease) < last ? kvc_lease_n(lease) : last;
@@ -364,18 +406,25 @@ static void add_loaded(uint64_t number, kvc_status_t status, uint32_t blocks)
 static void do_load(const kvx_msg_load_t *load)
 {
 	const kvx_msg_part_t *part = kvx_msg_part_first(load);
-	uint32_t good = 0, asked = 0;
+	uint32_t good = 0, asked = 0, there;
+	kvc_status_t why = KVC_MISS;
 
 	for (uint32_t p = 0; p < load->parts; p++) {
-		good += read_part(part, load->flags);
+		there = read_part(part, load->flags);
+		good += there;
 		asked += part->n;
+		if (part->place == KVX_IN_DEVICE) {
+			sr.plan.device_blocks += there;
+			why = sr.fail_device != KVC_OK ? sr.fail_device : why;
+		}
 		part = kvx_msg_part_next(part);
 	}
 	sr.plan.loads++;
+	sr.plan.parts += load->parts;
 	sr.plan.dead += (load->flags & KVX_MSG_NO_LEASE) != 0;
 	sr.plan.loaded_blocks += good;
 	sr.plan.failed_blocks += asked - good;
-	add_loaded(load->load, good == asked ? KVC_OK : KVC_MISS, good);
+	add_loaded(load->load, good == asked ? KVC_OK : why, good);
 }
 
 static void write_save(kvc_put_t *put, const uint32_t *ids, uint32_t n)
@@ -401,15 +450,15 @@ void sr_release_save(void)
 static void do_save(const kvx_msg_save_t *save)
 {
 	const uint32_t *ids = kvx_msg_save_ids(save);
-	const int complete = (save->flags & KVX_MSG_COMPLETE) != 0;
+	const int complete = (save->flags & KVX_MSG_COMPLETE) != 0, device = (save->flags & KVX_MSG_DEVICE) != 0;
 	kvc_put_t *put = NULL;
 
-	sr.plan.saves++;
+	*(device ? &sr.plan.device_saves : &sr.plan.saves) += 1;
+	*(device ? &sr.plan.device_save_blocks : &sr.plan.save_blocks) += save->n;
 	sr.plan.early += (uint32_t)complete;
-	sr.plan.save_blocks += save->n;
 	(void)kvc_poll(sr.kvc, 0);
 	if (sr.drop_saves || (sr.plan.failed_blocks && !complete) ||
-	    kvc_put_import(sr.space, &save->put, &sr.writer, &put) != KVC_OK) {
+	    kvc_put_import(sr.space[device], &save->put, &sr.writer, &put) != KVC_OK) {
 		kvx_report_dropped_t *record = kvx_msg_add_record(&sr.report, KVX_RECORD_DROPPED, sizeof *record);
 
 		record->put = save->put.id;
@@ -463,6 +512,33 @@ static void take_record(const kvx_record_header_t *record, int act)
 	}
 }
 
+/* What the daemon and the steps have numbered is left out, and what depends on the clock (TIME, WORK). */
+static void trace(const kvx_record_header_t *record)
+{
+	static _Alignas(8) uint8_t copy[1u << 16];
+	kvx_msg_load_t *load = (void *)copy;
+	kvx_msg_save_t *save = (void *)copy;
+
+	if (record->type == KVX_RECORD_TIME || record->type == KVX_RECORD_WORK) {
+		return;
+	}
+	assert_true(record->bytes <= sizeof copy);
+	memcpy(copy, record, record->bytes);
+	if (record->type == KVX_RECORD_LOAD) {
+		kvx_msg_part_t *part = (void *)(uintptr_t)kvx_msg_part_first(load);
+
+		for (uint32_t p = 0; p < load->parts; p++) {
+			part->lease = (kvc_handle_t){0};
+			part = (void *)(uintptr_t)kvx_msg_part_next(part);
+		}
+	} else if (record->type == KVX_RECORD_SAVE) {
+		save->put = (kvc_handle_t){0};
+		save->step = 0;
+	}
+	sr.trace = hash_bytes(sr.trace, copy, record->bytes);
+	sr.traced++;
+}
+
 /* The message of the step, and what the ranks do about it. */
 static size_t take_message(int act)
 {
@@ -484,6 +560,7 @@ static size_t take_message(int act)
 	kvx_msg_reset(&sr.report, KVX_REPORT_MAGIC);
 	while ((record = kvx_msg_next(&cursor)) != NULL) {
 		take_record(record, act);
+		trace(record);
 	}
 	assert_false(cursor.bad);
 
@@ -629,6 +706,18 @@ uint32_t sr_run(sr_request_t *request, uint32_t base)
 	}
 
 	return loaded;
+}
+
+uint32_t sr_use(sr_request_t *request, const char *id, uint32_t seed, uint32_t shared, uint32_t n)
+{
+	uint32_t found;
+
+	sr_request(request, id, seed, shared, n);
+	found = sr_run(request, 0);
+	sr_finish(request);
+	sr_settle();
+
+	return found;
 }
 
 void sr_store(sr_request_t *request, const char *id, uint32_t seed, uint32_t shared, uint32_t n)

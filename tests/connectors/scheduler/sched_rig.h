@@ -28,7 +28,11 @@ typedef struct sr_options {
 	int alone; /* no daemon, and no stand-in */
 	uint32_t wait_us, load_ms;
 	const char *silence; /* NULL: the rig's */
+	int device;          /* SR_DEVICE_* */
 } sr_options_t;
+
+/* Not set; set, and a second space in host memory stands in for that of the GPU; set, and the daemon has none. */
+enum { SR_DEVICE_NONE = 0, SR_DEVICE_THERE = 1, SR_DEVICE_REFUSED = 2 };
 
 /* A request: its tokens, and the hash of the prefix up to each block. */
 typedef struct sr_request {
@@ -45,6 +49,7 @@ typedef struct sr_request {
 typedef struct sr_plan {
 	uint32_t step, saves, early, save_blocks, loads, dead, fences, drops, spaces;
 	uint32_t loaded_blocks, failed_blocks;
+	uint32_t device_saves, device_save_blocks, device_blocks, parts; /* device_blocks: loaded from there */
 	int timed;
 	kvx_msg_work_t work; /* all 0: none */
 } sr_plan_t;
@@ -60,7 +65,9 @@ typedef struct sr {
 	kvc_identity_t identity;
 	kvc_writer_t writer;
 	kvc_t *kvc; /* of the stand-in */
-	kvc_space_t *space;
+	kvc_space_t *space[KVX_PLACES];
+	uint64_t trace; /* digest of all messages, without steps and what the daemon numbers */
+	uint32_t traced;
 	uint32_t block_bytes;
 	uint8_t *cache;           /* [SR_BLOCKS][block_bytes] */
 	kvc_put_t *puts[SR_PUTS]; /* views still open */
@@ -69,6 +76,9 @@ typedef struct sr {
 	kvc_put_t *held; /* a save that is begun and not written */
 	uint32_t held_ids[SR_BLOCKS], held_n;
 	int drop_saves, hold_saves, fail_loads; /* knobs: */
+	kvc_status_t fail_device;               /* what loads from GPU memory end with; OK: they work */
+	uint32_t refusals;                      /* of the space there */
+	int miss_device_leases;                 /* what is leased there was evicted since the match */
 	int ahead;                              /* the report of a step is left to be given by hand */
 	kvx_hit_t hit;                          /* of the last match */
 	uint64_t load;                          /* number of the load told last */
@@ -134,6 +144,8 @@ void sr_wait_saved(const sr_request_t *request, uint64_t blocks);
 
 /* New request, all of it: match, load, compute, save. Returns what match() found. */
 uint32_t sr_run(sr_request_t *request, uint32_t base);
+/* The same, finished and settled. */
+uint32_t sr_use(sr_request_t *request, const char *id, uint32_t seed, uint32_t shared, uint32_t n);
 /* New request that is run into blocks from 0, until all of it is stored. */
 void sr_store(sr_request_t *request, const char *id, uint32_t seed, uint32_t shared, uint32_t n);
 /* Ten blocks are stored, by a request that has finished. Another one, "second", of n tokens finds them and has its

@@ -169,8 +169,8 @@ static void p1_blocks_computed_after_a_failed_load_are_not_saved(void)
 static void reset(void)
 {
 	assert_int_equal(kvx_scheduler_reset(sr.scheduler), KVC_OK);
-	kvc_space_close(sr.space);
-	sr.space = NULL;
+	kvc_space_close(sr.space[KVX_IN_HOST]);
+	sr.space[KVX_IN_HOST] = NULL;
 	sr_wait_ready();
 }
 

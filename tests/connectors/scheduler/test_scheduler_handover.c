@@ -185,7 +185,7 @@ static void p7_a_chunk_waits_for_no_step_of_its_producer(void)
 {
 	kvc_handover_t *taken = NULL;
 
-	assert_int_equal(kvc_handover_recv(sr.space, "x", WAIT_MS, &taken), KVC_OK);
+	assert_int_equal(kvc_handover_recv(sr.space[KVX_IN_HOST], "x", WAIT_MS, &taken), KVC_OK);
 	begin_sending(203);
 	compute(0, 80);
 	await_units(taken, 10, KVC_HANDOVER_SENDING);

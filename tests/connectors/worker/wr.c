@@ -496,7 +496,7 @@ void wr_add_save(wr_t *wr, const kvc_put_t *put, uint32_t flags, const uint32_t 
 
 void wr_add_part(wr_t *wr, const kvc_lease_t *lease, const uint32_t *ids, uint32_t n)
 {
-	kvx_msg_part_t part = {.n = n, .group = wr->group};
+	kvx_msg_part_t part = {.n = n, .group = wr->group, .place = wr->place};
 
 	if (lease) {
 		assert_int_equal(kvc_lease_export(lease, &part.lease), KVC_OK);
@@ -539,6 +539,14 @@ void wr_add_space(wr_t *wr, uint32_t number, const char *text)
 	space->number = number;
 	space->text_len = (uint32_t)strlen(text);
 	kvx_msg_append(&wr->message, text, space->text_len);
+}
+
+void wr_add_device(wr_t *wr, const char *uuid)
+{
+	kvx_msg_device_t *device = add(wr, KVX_RECORD_DEVICE, sizeof *device);
+
+	device->text_len = (uint32_t)strlen(uuid);
+	kvx_msg_append(&wr->message, uuid, device->text_len);
 }
 
 void wr_add_work(wr_t *wr, uint32_t longest, uint32_t us)

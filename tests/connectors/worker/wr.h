@@ -50,6 +50,7 @@ typedef struct wr {
 	/* What step messages say from now on. */
 	uint32_t number;     /* of the space */
 	uint32_t group;      /* of loads and saves */
+	uint32_t place;      /* of a load's next part */
 	uint32_t timeout_ms; /* of loads */
 	const char *request; /* of loads; NULL: one for each load */
 	uint32_t forge_n;    /* leases pretend to have this many blocks; 0: no */
@@ -129,6 +130,8 @@ void wr_add_load(wr_t *wr, const kvc_lease_t *lease, uint32_t flags, uint64_t lo
 void wr_add_part(wr_t *wr, const kvc_lease_t *lease, const uint32_t *ids, uint32_t n);
 void wr_add_drop(wr_t *wr, uint64_t load);
 void wr_add_space(wr_t *wr, uint32_t number, const char *text);
+/* The GPU of the second spaces. */
+void wr_add_device(wr_t *wr, const char *uuid);
 void wr_add_work(wr_t *wr, uint32_t longest, uint32_t us);
 void wr_add_time(wr_t *wr);
 /* A new message that loads wr_other as load 7, fenced. */

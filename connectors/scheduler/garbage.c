@@ -1,0 +1,99 @@
+/* Blocks that a synchronous load has not filled, and what was computed after them. */
+#include "scheduler/garbage.h"
+#include "scheduler/requests.h"
+#include "scheduler/save.h"
+
+static int has_garbage(const kvx_scheduler_t *scheduler, const kvx_request_group_t *group)
+{
+	uint32_t i = 0;
+
+	while (i < group->n && !kvx_entry_is_garbage(scheduler, &group->entries[i])) {
+		i++;
+	}
+
+	return i < group->n;
+}
+
+void kvx_loads_mark_unverified(kvx_scheduler_t *scheduler, const kvx_request_t *request)
+{
+	for (kvx_sload_t *load = scheduler->loads; load; load = load->next) {
+		const kvx_sload_part_t *part = &load->part[0];
+		const kvx_request_group_t *group = &request->groups[0];
+
+		if (load->serial != request->serial || !load->number || (load->flags & KVX_MSG_ASYNC) ||
+		    load->blocks_lost) {
+			continue;
+		}
+		load->blocks_lost = 1;
+		for (uint32_t i = part->first; i < group->n; i++) {
+			const kvx_table_entry_t *entry = &group->entries[i];
+
+			if (kvx_entry_is_current(scheduler, entry) &&
+			    scheduler->blocks[entry->id].unverified_by != KVX_UNNAMED) {
+				scheduler->blocks[entry->id].unverified_by = load->number;
+			}
+		}
+	}
+}
+
+static void invalidate_unverified(kvx_scheduler_t *scheduler, const kvx_sload_t *load)
+{
+	for (uint32_t i = 0; load->blocks_lost && i < scheduler->max_blocks; i++) {
+		kvx_block_t *block = &scheduler->blocks[i];
+
+		if (block->unverified_by == load->number) {
+			block->gen |= 1u;
+			block->unverified_by = KVX_UNNAMED;
+			scheduler->unnamed++;
+		}
+	}
+}
+
+uint32_t kvx_scheduler_take_invalidated(kvx_scheduler_t *scheduler, uint32_t *ids, uint32_t cap)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; scheduler->unnamed > 0 && n < cap && i < scheduler->max_blocks; i++) {
+		if (scheduler->blocks[i].unverified_by == KVX_UNNAMED) {
+			scheduler->blocks[i].unverified_by = 0;
+			scheduler->unnamed--;
+			ids[n++] = i;
+		}
+	}
+
+	return n;
+}
+
+/* The load's own blocks, and those computed after them. */
+static void invalidate_table(kvx_scheduler_t *scheduler, const kvx_sload_t *load, kvx_request_t *request)
+{
+	const kvx_request_group_t *group = &request->groups[0];
+
+	for (uint32_t i = load->part[0].first; i < group->n; i++) {
+		if (kvx_entry_is_current(scheduler, &group->entries[i])) {
+			scheduler->blocks[group->entries[i].id].gen |= 1u;
+		}
+	}
+	if (!request->unsavable) { /* else what it computes again comes after other garbage */
+		request->garbage_until = group->n * scheduler->groups[0].block_tokens;
+	}
+}
+
+/* An engine may have entered the blocks of a synchronous load in its prefix cache when it allocated them, and keep them
+ * there when the load fails (docs/decisions/019). Until the request has computed them again, every request that finds
+ * them computes garbage: none of it is saved. So its blocks are marked invalid, and puts that depend on them are
+ * revoked. */
+void kvx_loads_invalidate(kvx_scheduler_t *scheduler, const kvx_sload_t *load, kvx_request_t *request)
+{
+	request = load->blocks_lost ? NULL : request; /* the table names other blocks by now */
+	if (request) {
+		invalidate_table(scheduler, load, request);
+	}
+	invalidate_unverified(scheduler, load);
+	for (kvx_request_t *other = NULL; (other = kvx_requests_next(&scheduler->requests, other));) {
+		if (other != request && has_garbage(scheduler, &other->groups[0])) {
+			other->unsavable = 1;
+			kvx_puts_revoke(scheduler, other->serial, load->step);
+		}
+	}
+}

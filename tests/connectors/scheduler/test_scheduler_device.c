@@ -1,0 +1,391 @@
+/* The scheduling half with a second space, in GPU memory: what is used twice goes there and is loaded from there, and
+ * nothing depends on it. A space in host memory stands in for it. */
+#include "connectors/scheduler/sched_rig.h"
+#include "engine/check.h"
+
+#include <unistd.h>
+
+static sr_request_t a, b, c, d;
+
+static const sr_options_t there = {.device = SR_DEVICE_THERE},
+			  async_there = {.device = SR_DEVICE_THERE, .mode = KVX_LOAD_ASYNC},
+			  by_cost = {.device = SR_DEVICE_THERE, .cost_model = 1},
+			  window = {.device = SR_DEVICE_THERE, .groups = 2}, refused = {.device = SR_DEVICE_REFUSED},
+			  own_keys = {.own_keys = 1};
+
+/* Blocks that the space in GPU memory has of that prompt. */
+static uint32_t count_there(const sr_request_t *request)
+{
+	kvc_match_t match = {.struct_size = sizeof match};
+	kvc_key_t keys[SR_MAX_TOKENS / SR_UNIT];
+
+	for (uint32_t i = 0; i < request->n / SR_UNIT; i++) {
+		assert_int_equal(kvc_key_bind(sr.space[KVX_IN_DEVICE], request->hash[i], 32, &keys[i]), KVC_OK);
+	}
+	kvc_match(sr.space[KVX_IN_DEVICE], keys, request->n / SR_UNIT, &match);
+
+	return match.n;
+}
+
+/* Eighty tokens are in host memory, and in GPU memory. */
+static void store_twice(void)
+{
+	assert_int_equal(sr_use(&a, "a", 1, 80, 80), 0);
+	assert_int_equal(sr_use(&b, "b", 2, 80, 88), 80);
+	assert_int_equal(count_there(&b), 10);
+}
+
+static void p1_what_is_used_twice_is_loaded_from_the_device(void)
+{
+	assert_int_equal(sr_use(&a, "a", 1, 80, 80), 0);
+	assert_int_equal(sr_stats().device_blocks, 0); /* once is not enough */
+	assert_int_equal(sr_use(&b, "b", 2, 80, 88), 80);
+	assert_int_equal(sr.hit.device_tokens, 0);
+	assert_int_equal(sr_stats().device_blocks, 10);
+	assert_int_equal(sr_stats().save_done, 11);
+	sr_request(&c, "c", 3, 80, 88);
+	assert_int_equal(sr_match(&c), 80);
+	assert_int_equal(sr.hit.device_tokens, 80);
+	assert_int_equal(sr.hit.async, sr.options.mode == KVX_LOAD_ASYNC);
+	assert_int_equal(sr_stats().leases_open, 1); /* the host's blocks are not leased */
+	assert_int_equal(sr_run(&c, 100), 80);       /* and all bytes are right */
+	sr_finish(&c);
+	sr_settle();
+	assert_int_equal(sr_stats().device_tokens, 80);
+	assert_int_equal(sr_stats().load_tokens, 160);
+	assert_int_equal(sr_stats().device_blocks, 10); /* it has them already */
+	assert_int_equal(sr_stats().save_busy + sr_stats().save_lost, 0);
+}
+
+static void p1_the_rest_of_a_prefix_comes_from_the_host(void)
+{
+	store_twice();
+	assert_int_equal(sr_use(&a, "a2", 3, 80, 160), 80); /* its other half is in host memory alone */
+	sr_request(&c, "c", 3, 80, 168);
+	assert_int_equal(sr_match(&c), 160);
+	assert_int_equal(sr.hit.device_tokens, 80);
+	assert_int_equal(sr.hit.disk_tokens, 0);
+	assert_int_equal(sr_run(&c, 200), 160);
+	sr_finish(&c);
+	sr_settle();
+	assert_int_equal(sr_stats().device_tokens, 160);
+	assert_int_equal(count_there(&c), 20);
+	assert_int_equal(sr_use(&d, "d", 3, 80, 168), 160);
+	assert_int_equal(sr.hit.device_tokens, 160);
+}
+
+/* What the engine has itself is in neither part. */
+static void p1_each_part_begins_where_the_engine_s_own_blocks_end(void)
+{
+	static const uint32_t had[] = {40, 80, 120}, device[] = {40, 0, 0};
+
+	store_twice();
+	assert_int_equal(sr_use(&a, "a2", 3, 80, 160), 80);
+	for (uint32_t i = 0; i < 3; i++) {
+		sr_request(&c, (const char *const[]){"c0", "c1", "c2"}[i], 3, 80, 168);
+		c.ask.local = had[i];
+		assert_int_equal(sr_match(&c), 160 - had[i]);
+		assert_int_equal(sr.hit.device_tokens, device[i]);
+		sr_place(&c, 100, had[i] / SR_UNIT);
+		sr_compute(&c, 0, had[i] / SR_UNIT);
+		sr_start_load(&c);
+		sr_advance(&c, 168, 8);
+		for (uint32_t n = 0; n < 10000 && sr.plan.loaded_blocks == 0; n++) {
+			(void)sr_step();
+			usleep(100);
+		}
+		assert_int_equal(sr.plan.parts, device[i] ? 2 : 1);
+		assert_int_equal(sr.plan.device_blocks, device[i] / SR_UNIT);
+		assert_int_equal(sr.plan.failed_blocks, 0);
+		assert_true(sr_is_right(&c, 0, 20));
+		c.ask.local = 0;
+		sr_finish(&c);
+		sr_settle();
+		assert_int_equal(kvc_space_reset(sr.space[KVX_IN_DEVICE]),
+				 KVC_OK); /* each begins with ten blocks there */
+		sr.plan.loaded_blocks = 0;
+		(void)sr_use(&b, (const char *const[]){"r0", "r1", "r2"}[i], 2, 80, 88);
+		assert_int_equal(count_there(&b), 10);
+	}
+}
+
+/* The engine has computed some of it between two lookups: the leases of before still serve. */
+static void p1_a_cached_lease_is_cut_at_both_ends(void)
+{
+	store_twice();
+	assert_int_equal(sr_use(&a, "a2", 3, 80, 160), 80);
+	sr_request(&c, "c", 3, 80, 168);
+	assert_int_equal(sr_match(&c), 160);
+	assert_int_equal(sr_stats().leases_open, 2);
+	c.ask.local = 96;
+	assert_int_equal(sr_match(&c), 64);
+	assert_int_equal(sr.hit.device_tokens, 0);
+	sr_place(&c, 100, 12);
+	sr_compute(&c, 0, 12);
+	sr_start_load(&c);
+	assert_int_equal(sr_stats().leases_open, 1);
+	sr_advance(&c, 168, 8);
+	(void)sr_step();
+	assert_int_equal(sr.plan.parts, 1);
+	assert_true(sr_is_right(&c, 0, 20));
+	assert_int_equal(sr_stats().device_tokens, 80); /* of a2 */
+}
+
+/* Evicted between match and lease. */
+static void p6_a_lost_lease_on_the_device_is_the_host_s(void)
+{
+	store_twice();
+	assert_int_equal(sr_use(&a, "a2", 3, 80, 160), 80);
+	sr.miss_device_leases = 1;
+	sr_request(&c, "c", 3, 80, 168);
+	assert_int_equal(sr_match(&c), 160);
+	assert_int_equal(sr.hit.device_tokens, 0);
+	assert_int_equal(sr_run(&c, 100), 160);
+	sr_finish(&c);
+	sr_settle();
+	sr.miss_device_leases = 0;
+}
+
+/* It holds what the host has lost, and is enough. */
+static void p1_the_device_alone_serves_what_the_host_has_lost(void)
+{
+	store_twice();
+	assert_int_equal(kvc_space_reset(sr.space[KVX_IN_HOST]), KVC_OK);
+	for (uint32_t i = 0; i < 10000 && !kvx_scheduler_is_ready(sr.scheduler); i++) {
+		(void)sr_step();
+		usleep(1000);
+	}
+	assert_int_equal(sr_use(&c, "c", 3, 80, 88), 80);
+	assert_int_equal(sr.hit.device_tokens, 80);
+}
+
+/* Blocks of a failed load are saved nowhere. */
+static void p1_garbage_is_not_saved_to_the_device(void)
+{
+	assert_int_equal(sr_use(&a, "a", 1, 80, 80), 0);
+	sr.fail_loads = 1;
+	assert_int_equal(sr_use(&b, "b", 2, 80, 88), 80);
+	sr.fail_loads = 0;
+	assert_int_equal(sr_stats().device_blocks, 0);
+	assert_int_equal(count_there(&b), 0);
+	assert_int_equal(sr_use(&c, "c", 3, 80, 88), 80);
+	assert_int_equal(count_there(&c), 10);
+}
+
+/* A block that went to another request before its save was handed out is not saved. */
+static void p1_a_reused_block_is_not_saved_to_the_device(void)
+{
+	assert_int_equal(sr_use(&a, "a", 1, 80, 80), 0);
+	sr_request(&b, "b", 2, 80, 88);
+	assert_int_equal(sr_match(&b), 80);
+	sr_place(&b, 100, 0);
+	sr_start_load(&b);
+	(void)sr_step();
+	sr_advance(&b, 88, 8);
+	sr_finish(&b);
+	sr_request(&c, "c", 9, 0, 80);
+	sr_place(&c, 100, 0); /* in the same step */
+	sr_compute(&c, 0, 10);
+	(void)sr_step();
+	sr_settle();
+	assert_int_equal(sr_stats().device_blocks, 0);
+	assert_int_equal(count_there(&b), 0);
+}
+
+/* Refused, or given up by a rank: the request goes on without. */
+static void p5_a_refused_save_to_the_device_is_not_repeated(void)
+{
+	assert_int_equal(sr_use(&a, "a", 1, 80, 80), 0);
+	sr_request(&b, "b", 2, 80, 88);
+	sr.drop_saves = 1;
+	assert_int_equal(sr_run(&b, 100), 80);
+	SR_UNTIL(sr_stats().puts_open == 0);
+	sr.drop_saves = 0;
+	assert_int_equal(sr_stats().device_blocks, 0);
+	for (uint32_t i = 0; i < 5; i++) {
+		sr_advance(&b, 88, 0);
+		(void)sr_step();
+		assert_int_equal(sr.plan.device_saves, 0);
+	}
+	sr_settle();
+	assert_int_equal(count_there(&b), 0);
+}
+
+/* Its memory cannot be mapped: all comes from the host, and after a minute it is tried again. */
+static void p7_a_rank_without_the_device_ends_its_use_for_a_while(void)
+{
+	store_twice();
+	sr.fail_device = sr.row ? KVC_ERR_TIER_OFF : KVC_ERR_FAULT;
+	assert_int_equal(sr_use(&c, "c", 3, 80, 88), 80); /* it computes all of it */
+	assert_int_equal(sr.hit.device_tokens, 80);
+	assert_int_equal(sr_stats().loads_failed, 1);
+	assert_int_equal(sr_use(&d, "d", 4, 80, 88), 80);
+	assert_int_equal(sr.hit.device_tokens, 0);
+	assert_int_equal(sr_stats().loads_failed, 1);
+	sr.fail_device = KVC_OK;
+	sr.ahead_ns += 61 * UINT64_C(1000000000);
+	assert_int_equal(sr_use(&a, "a3", 5, 80, 88), 80);
+	assert_int_equal(sr.hit.device_tokens, 80);
+}
+
+/* What is on the device costs nothing: the cost model is asked about the rest alone. */
+static void p7_what_the_device_has_always_pays(void)
+{
+	store_twice();
+	assert_int_equal(sr_use(&a, "a2", 3, 80, 160), 80);
+	for (uint32_t i = 0; i < 32; i++) { /* loading was slow, computing fast */
+		kvx_cost_model_add_load(&sr.scheduler->cost_model, 80, 0, UINT64_C(10000000000), sr_now_ns());
+		kvx_cost_model_add_step(&sr.scheduler->cost_model, &(kvx_step_work_t){4096, 4096.0 * 4096.0}, 1000);
+	}
+	sr.scheduler->cost_model.cpu.stopped = UINT32_MAX;
+	sr.scheduler->cost_model.disk.stopped = UINT32_MAX;
+	sr.scheduler->cost_model.cpu.sampled_ns = sr.scheduler->cost_model.disk.sampled_ns = sr_now_ns();
+	sr_request(&c, "c", 3, 80, 168);
+	assert_int_equal(sr_match(&c), 80);
+	assert_int_equal(sr.hit.device_tokens, 80);
+	assert_int_equal(sr.hit.declined, 0);
+	assert_int_equal(sr_run(&c, 100), 80);
+	assert_int_equal(sr_stats().miss_tokens_declined, 80 * 2);
+}
+
+/* Several groups are loaded from one place: the device's if it has as much. */
+static void p1_several_groups_come_from_one_place(void)
+{
+	assert_int_equal(sr_use(&a, "a", 1, 80, 80), 0);
+	assert_int_equal(sr_use(&b, "b", 2, 80, 88), 80);
+	assert_int_equal(sr_use(&c, "c", 3, 80, 88), 80);
+	assert_int_equal(sr.hit.device_tokens, 80);
+	assert_int_equal(sr_use(&a, "a2", 7, 80, 160), 80);
+	assert_int_equal(sr.hit.device_tokens, 80);
+	assert_int_equal(sr_use(&d, "d", 7, 80, 168), 160); /* the host has more */
+	assert_int_equal(sr.hit.device_tokens, 0);
+}
+
+/* New weights: neither space has a block of the old ones. */
+static void p1_a_reset_empties_the_device_too(void)
+{
+	store_twice();
+	assert_int_equal(kvx_scheduler_reset(sr.scheduler), KVC_OK);
+	SR_UNTIL(sr.scheduler->spaces[0].device_open && kvx_scheduler_is_ready(sr.scheduler));
+	assert_int_equal(sr_use(&c, "c", 3, 80, 88), 0);
+	SR_UNTIL(count_there(&c) == 0);
+	assert_int_equal(sr_use(&d, "d", 4, 80, 88), 80);
+	assert_int_equal(sr.hit.device_tokens, 0);
+	assert_int_equal(count_there(&d), 10);
+}
+
+static void p6_the_device_is_used_again_after_a_restart(void)
+{
+	store_twice();
+	rig_kill(&sr.rig);
+	sr_restart_daemon();
+	SR_UNTIL(kvx_scheduler_is_ready(sr.scheduler));
+	(void)sr_use(&a, "a1", 1, 80, 80);
+	(void)sr_use(&b, "b1", 2, 80, 88);
+	SR_UNTIL(count_there(&b) == 10);
+	assert_int_equal(sr_use(&c, "c", 3, 80, 88), 80);
+	assert_int_equal(sr.hit.device_tokens, 80);
+}
+
+/* It is asked for every two seconds, and never logged. */
+static void p7_a_refused_device_is_asked_for_now_and_then(void)
+{
+	uint32_t before;
+
+	SR_UNTIL(sr.refusals > 0);
+	before = sr.refusals;
+	for (uint32_t i = 0; i < 20; i++) {
+		(void)sr_step();
+	}
+	assert_int_equal(sr.refusals, before);
+	sr.ahead_ns += 3 * UINT64_C(1000000000);
+	SR_UNTIL(sr.refusals > before);
+	assert_int_equal(sr.plan.spaces, 0);
+}
+
+static uint64_t trace_of(const sr_options_t *options, uint32_t *p_records)
+{
+	sr_close();
+	assert_int_equal(sr_open(options), KVC_OK);
+	sr_wait_ready();
+	sr.trace = 0;
+	sr.traced = 0;
+	assert_int_equal(sr_use(&a, "a", 1, 80, 80), 0);
+	assert_int_equal(sr_use(&b, "b", 2, 80, 88), 80);
+	assert_int_equal(sr_use(&c, "c", 3, 80, 168), 80);
+	assert_int_equal(sr_use(&d, "d", 3, 80, 168), 160);
+	assert_int_equal(sr_stats().device_tokens + sr_stats().device_blocks, 0);
+	assert_int_equal(kvx_scheduler_reset(sr.scheduler), KVC_OK);
+	*p_records = sr.traced;
+
+	return sr.trace;
+}
+
+/* The daemon has no GPU memory: each message has the bytes it has if none was asked for. */
+static void p7_a_device_that_never_opens_changes_no_message(void)
+{
+	static const sr_options_t none;
+	uint32_t records = 0, records_without = 0;
+	const uint64_t with = trace_of(&refused, &records), without = trace_of(&none, &records_without);
+
+	assert_true(records >= 8);
+	assert_int_equal(records, records_without);
+	assert_true(with == without);
+}
+
+static void p7_own_keys_have_one_space(void)
+{
+	assert_int_equal(kvx_scheduler_set_device(sr.scheduler, "fake-0"), KVC_ERR_UNSUPPORTED);
+}
+
+static void p7_the_device_is_set_once(void)
+{
+	assert_int_equal(kvx_scheduler_set_device(sr.scheduler, "fake-1"), KVC_ERR_ARG);
+	assert_int_equal(kvx_scheduler_set_device(sr.scheduler, ""), KVC_ERR_ARG);
+	assert_int_equal(kvx_scheduler_set_device(sr.scheduler, NULL), KVC_ERR_ARG);
+}
+
+/* Prompts that share prefixes, and a device that forgets now and then: every loaded byte is right. */
+static void p1_loads_of_two_parts_are_right_in_a_random_order(void)
+{
+	uint64_t state = kv_test_seed();
+	static char id[16];
+
+	for (uint32_t i = 0; i < 200; i++) {
+		const uint32_t seed = 1u + below(&state, 5), n = 16u + 8u * below(&state, 30);
+
+		if (below(&state, 20) == 0) {
+			assert_int_equal(kvc_space_reset(sr.space[KVX_IN_DEVICE]), KVC_OK);
+		}
+		sr.miss_device_leases = below(&state, 10) == 0;
+		(void)snprintf(id, sizeof id, "r%u", i);
+		(void)sr_use(&a, id, seed, 8u * below(&state, 12), n);
+	}
+	sr.miss_device_leases = 0;
+	assert_true(sr_stats().device_tokens > 0);
+	assert_int_equal(sr_stats().loads_failed, 0);
+}
+
+SR_MAIN(SR_TEST(p1_what_is_used_twice_is_loaded_from_the_device, there),
+	SR_NAMED("p1_what_is_used_twice_is_loaded_from_the_device (async)",
+		 p1_what_is_used_twice_is_loaded_from_the_device, async_there),
+	SR_TEST(p1_the_rest_of_a_prefix_comes_from_the_host, there),
+	SR_NAMED("p1_the_rest_of_a_prefix_comes_from_the_host (async)", p1_the_rest_of_a_prefix_comes_from_the_host,
+		 async_there),
+	SR_TEST(p1_each_part_begins_where_the_engine_s_own_blocks_end, there),
+	SR_TEST(p1_a_cached_lease_is_cut_at_both_ends, there),
+	SR_TEST(p6_a_lost_lease_on_the_device_is_the_host_s, there),
+	SR_TEST(p1_the_device_alone_serves_what_the_host_has_lost, there),
+	SR_TEST(p1_garbage_is_not_saved_to_the_device, there),
+	SR_TEST(p1_a_reused_block_is_not_saved_to_the_device, async_there),
+	SR_TEST(p5_a_refused_save_to_the_device_is_not_repeated, there),
+	SR_ROW("p7_a_rank_without_the_device_ends_its_use (no mapping)",
+	       p7_a_rank_without_the_device_ends_its_use_for_a_while, there, 0),
+	SR_ROW("p7_a_rank_without_the_device_ends_its_use (no space)",
+	       p7_a_rank_without_the_device_ends_its_use_for_a_while, there, 1),
+	SR_TEST(p7_what_the_device_has_always_pays, by_cost), SR_TEST(p1_several_groups_come_from_one_place, window),
+	SR_TEST(p1_a_reset_empties_the_device_too, there), SR_TEST(p6_the_device_is_used_again_after_a_restart, there),
+	SR_TEST(p7_a_refused_device_is_asked_for_now_and_then, refused),
+	SR_TEST(p7_a_device_that_never_opens_changes_no_message, refused),
+	SR_TEST(p7_own_keys_have_one_space, own_keys), SR_TEST(p7_the_device_is_set_once, there),
+	SR_TEST(p1_loads_of_two_parts_are_right_in_a_random_order, there))

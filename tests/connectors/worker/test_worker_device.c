@@ -1,0 +1,353 @@
+/* The worker half with a second space, in GPU memory: loads of two parts, saves there, and memory that cannot be
+ * mapped. A second space in host memory stands in for it; for a cache in GPU memory, mapped memory of the fake device
+ * too. */
+#include "connectors/worker/wr.h"
+#include "connectors/worker/wr_device.h"
+#include "worker/state.h"
+
+#include <stdatomic.h>
+#include <string.h>
+#include <unistd.h>
+
+#define HALF 4u /* blocks of a load of eight that are in GPU memory */
+
+static const wr_t stored = {0}, layered = {.layer_bytes = 1, .layer_wait_us = WR_PATIENCE * 1000u};
+
+/* Of the worker: its views of what is leased and reserved in GPU memory, and what their memory is. */
+static _Atomic(const kvc_lease_t *) view;
+static _Atomic(const kvc_put_t *) written;
+static _Atomic(uint8_t *) mapped; /* NULL: as libkvc says */
+static atomic_int unmapped;       /* libkvc knows no memory of it */
+
+#define WRAP(type, name, ...)                                                                                          \
+	type __real_##name(__VA_ARGS__);                                                                               \
+	type __wrap_##name(__VA_ARGS__);                                                                               \
+	type __wrap_##name(__VA_ARGS__)
+
+static int is_second(const kvc_space_t *space);
+
+WRAP(kvc_status_t, kvc_space_open_start, kvc_t *kvc, const kvc_identity_t *identity, kvc_space_t **p_space)
+{
+	kvc_identity_t second = *identity;
+
+	if (identity->device) {
+		second.extra = identity->device;
+		second.device = NULL;
+	}
+
+	return __real_kvc_space_open_start(kvc, &second, p_space);
+}
+
+WRAP(kvc_status_t, kvc_lease_import, kvc_space_t *space, const kvc_handle_t *handle, kvc_lease_t **p_lease)
+{
+	const kvc_status_t status = __real_kvc_lease_import(space, handle, p_lease);
+
+	if (status == KVC_OK && is_second(space)) {
+		atomic_store(&view, *p_lease);
+	}
+
+	return status;
+}
+
+WRAP(kvc_status_t, kvc_put_import, kvc_space_t *space, const kvc_handle_t *handle, const kvc_writer_t *range,
+     kvc_put_t **p_put)
+{
+	const kvc_status_t status = __real_kvc_put_import(space, handle, range, p_put);
+
+	if (status == KVC_OK && is_second(space)) {
+		atomic_store(&written, *p_put);
+	}
+
+	return status;
+}
+
+/* Where block i of the second space is. */
+static kvc_status_t place_block(uint32_t i, kvc_status_t status, void **p_data)
+{
+	if (status == KVC_OK && p_data && atomic_load(&unmapped)) {
+		return KVX_ERR_FAULT;
+	}
+	if (status == KVC_OK && p_data && atomic_load(&mapped)) {
+		*p_data = atomic_load(&mapped) + (size_t)i * WR_LAYERS * WR_PAGE;
+	}
+
+	return status;
+}
+
+WRAP(kvc_status_t, kvc_lease_block, const kvc_lease_t *lease, uint32_t i, const void **p_data,
+     const uint64_t **p_leaves)
+{
+	const kvc_status_t status = __real_kvc_lease_block(lease, i, p_data, p_leaves);
+
+	return lease == atomic_load(&view) ? place_block(i, status, (void **)(uintptr_t)p_data) : status;
+}
+
+WRAP(kvc_status_t, kvc_put_block, const kvc_put_t *put, uint32_t i, void **p_data)
+{
+	const kvc_status_t status = __real_kvc_put_block(put, i, p_data);
+
+	return put == atomic_load(&written) ? place_block(i, status, p_data) : status;
+}
+
+/* ---- the second space ------------------------------------------------------------------------ */
+
+static struct {
+	kvc_space_t *space;
+	kvc_key_t keys[WR_KEYS];
+} second;
+static uint8_t second_root[32];
+
+static int is_second(const kvc_space_t *space)
+{
+	kvc_space_info_t info = {.struct_size = sizeof info};
+
+	kvc_space_get_info(space, &info);
+
+	return memcmp(info.root, second_root, sizeof info.root) == 0;
+}
+
+/* What wr.h does from now on is of the other space. */
+static void swap_spaces(wr_t *wr)
+{
+	kvc_space_t *space = wr->space;
+	kvc_key_t keys[WR_KEYS];
+
+	memcpy(keys, wr->keys, sizeof keys);
+	wr->space = second.space;
+	memcpy(wr->keys, second.keys, sizeof keys);
+	second.space = space;
+	memcpy(second.keys, keys, sizeof keys);
+}
+
+static int setup(void **state)
+{
+	static uint32_t tokens[WR_KEYS * 32];
+	kvc_space_info_t info = {.struct_size = sizeof info};
+	kvc_identity_t identity;
+	uint32_t n = 0;
+	wr_t *wr;
+
+	atomic_store(&view, NULL);
+	atomic_store(&written, NULL);
+	atomic_store(&mapped, NULL);
+	atomic_store(&unmapped, 0);
+	(void)wr_setup(state);
+	wr = *state;
+	identity = wr->identity;
+	identity.extra = "fake-0";
+	assert_int_equal(kvc_space_open(wr->kvc, &identity, &second.space), KVC_OK);
+	kvc_space_get_info(second.space, &info);
+	memcpy(second_root, info.root, sizeof second_root);
+	for (uint32_t i = 0; i < WR_KEYS * 32; i++) {
+		tokens[i] = i;
+	}
+	assert_int_equal(kvc_keys_of(second.space, &(kvc_prompt_t){sizeof(kvc_prompt_t), tokens, WR_KEYS * 32, NULL},
+				     second.keys, WR_KEYS, &n),
+			 KVC_OK);
+
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	kvc_space_close(second.space);
+
+	return wr_teardown(state);
+}
+
+/* The first blocks of wr_eight are saved in the second space. */
+static kvc_status_t save_first_half(wr_t *wr)
+{
+	kvc_put_t *put;
+
+	swap_spaces(wr);
+	put = wr_put(wr, 0, HALF);
+	swap_spaces(wr);
+	wr_message(wr);
+	wr_add_device(wr, "fake-0");
+	wr_add_save(wr, put, KVX_MSG_DEVICE, wr_eight, HALF);
+	wr_begin(wr);
+	wr_end(wr);
+
+	return wr_put_wait(put);
+}
+
+static kvc_lease_t *lease_first_half(wr_t *wr)
+{
+	kvc_lease_t *lease;
+
+	swap_spaces(wr);
+	lease = wr_lease(wr, 0, HALF);
+	swap_spaces(wr);
+
+	return lease;
+}
+
+/* A step that loads wr_other: the first half from the second space, the rest from host memory. */
+static void load_two_parts(wr_t *wr, const kvc_lease_t *first, const kvc_lease_t *rest, uint32_t flags, wr_end_t *end)
+{
+	wr_message(wr);
+	wr_add_fence(wr, wr_other, 8);
+	wr->place = KVX_IN_DEVICE;
+	wr_add_load(wr, first, flags, 7, wr_other, HALF);
+	wr->place = KVX_IN_HOST;
+	wr_add_part(wr, rest, wr_other + HALF, 8 - HALF);
+	wr_begin(wr);
+	kvx_worker_start_async_loads(wr->rank[0].worker);
+	if (kvx_worker_run_layered_loads(wr->rank[0].worker)) {
+		wr_await_layers(&wr->rank[0]);
+	}
+	wr_end(wr);
+	wr_wait_load(wr, flags, end);
+}
+
+static void check_two_parts(wr_t *wr, uint32_t flags)
+{
+	kvc_lease_t *first = lease_first_half(wr), *rest = wr_lease(wr, HALF, 8);
+	wr_end_t end;
+
+	wr_fill(wr, 9);
+	load_two_parts(wr, first, rest, flags, &end);
+	assert_int_equal(end.loaded.status, KVC_OK);
+	assert_int_equal(end.loaded.blocks, 8);
+	assert_int_equal(end.error_count, 0);
+	wr_check_other(wr, 1);
+	kvc_release((kvc_lease_t *const[]){first, rest}, 2);
+}
+
+static void p1_a_load_of_two_parts_is_right(void **state)
+{
+	wr_t *wr = *state;
+
+	assert_int_equal(save_first_half(wr), KVC_OK);
+	check_two_parts(wr, 0);
+	check_two_parts(wr, KVX_MSG_ASYNC);
+}
+
+/* ---- without it ------------------------------------------------------------------------------ */
+
+/* Nobody has told the rank of a device: the load has failed, and says that it is the space's fault. */
+static void p7_a_part_in_an_unknown_space_fails_by_name(void **state)
+{
+	wr_t *wr = *state;
+	kvc_lease_t *first, *rest = wr_lease(wr, HALF, 8);
+	wr_end_t end;
+
+	assert_int_equal(save_first_half(wr), KVC_OK);
+	kvx_worker_close(wr->rank[0].worker);
+	wr_open_rank(wr, 0, 1);
+	first = lease_first_half(wr);
+	load_two_parts(wr, first, rest, 0, &end);
+	assert_int_equal(end.loaded.status, KVC_ERR_TIER_OFF);
+	assert_int_equal(end.error_count, 8);
+	kvc_release((kvc_lease_t *const[]){first, rest}, 2);
+}
+
+/* A slab there could not be mapped: what lies in it fails at once, and its saves are given up. */
+static void p5_unmapped_memory_costs_no_deadline(void **state)
+{
+	wr_t *wr = *state;
+	kvc_lease_t *first, *rest = wr_lease(wr, HALF, 8);
+	const uint64_t start = wr_now_ms();
+	kvc_put_t *put;
+	wr_end_t end;
+
+	assert_int_equal(save_first_half(wr), KVC_OK);
+	first = lease_first_half(wr);
+	atomic_store(&unmapped, 1);
+	atomic_store(&wr->rank[0].worker->device_refused, 1u);
+	load_two_parts(wr, first, rest, 0, &end);
+	assert_int_equal(end.loaded.status, KVC_ERR_FAULT);
+	assert_true(end.error_count >= HALF);
+	swap_spaces(wr);
+	put = wr_put(wr, HALF, 8);
+	swap_spaces(wr);
+	wr_message(wr);
+	wr_add_save(wr, put, KVX_MSG_DEVICE, wr_eight + HALF, 8 - HALF);
+	wr_begin(wr);
+	wr_end(wr);
+	wr_message(wr);
+	wr_add_fence(wr, wr_eight, 8);
+	wr_begin(wr); /* nor does a fence wait */
+	wr_end(wr);
+	assert_int_equal(wr_put_wait(put), KVC_ERR_REVOKED);
+	assert_true(wr_now_ms() - start < WR_QUICK_MS);
+	kvc_release((kvc_lease_t *const[]){first, rest}, 2);
+}
+
+/* ---- memory of the device -------------------------------------------------------------------- */
+
+#ifdef WR_MAPPED
+#include "kernels/fake_cuda.h"
+#include "kvk/device.h"
+#include "worker/cuda/pool_memory.h"
+
+#define MAPPED_BYTES ((size_t)4 << 20)
+
+static int export_memory(void)
+{
+	kvk_device_info_t info;
+	kvk_device_t *device = NULL;
+	uint32_t n = 0;
+	int fd = -1;
+
+	assert_int_equal(kvk_device_list(fake_cuda_ops(), &info, 1, &n), KV_OK);
+	assert_int_equal(kvk_device_open(fake_cuda_ops(), info.uuid, &device), KV_OK);
+	assert_int_equal(MAPPED_BYTES % kvk_device_grain(device), 0);
+	assert_int_equal(kvk_device_alloc(device, MAPPED_BYTES, &fd), KV_OK);
+	kvk_device_close(device);
+
+	return fd;
+}
+
+/* Saved into memory of the device, loaded from there, and unmapped when nothing names it. */
+static void p1_blocks_in_mapped_memory_are_right(void **state)
+{
+	wr_t *wr = *state;
+	kvx_worker_t *worker = wr->rank[0].worker;
+	const int fd = export_memory();
+	void *base = NULL;
+
+	assert_int_equal(kvx_pool_memory_map(worker, fd, MAPPED_BYTES, &base), KVC_OK);
+	assert_int_equal(close(fd), 0);
+	atomic_store(&mapped, base);
+	assert_int_equal(save_first_half(wr), KVC_OK);
+	assert_memory_not_equal(base, (const uint8_t[64]){0}, 64); /* the fake device's bytes lie in host memory */
+	check_two_parts(wr, 0);
+	check_two_parts(wr, KVX_MSG_ASYNC);
+	wr_drain(wr);
+	atomic_store(&mapped, NULL);
+	kvx_pool_memory_unmap(worker, base);
+}
+
+static void p10_memory_that_is_no_device_s_is_refused(void **state)
+{
+	wr_t *wr = *state;
+	void *base = NULL;
+	int fds[2];
+
+	assert_int_equal(pipe(fds), 0);
+	assert_int_not_equal(kvx_pool_memory_map(wr->rank[0].worker, fds[0], MAPPED_BYTES, &base), KVC_OK);
+	assert_null(base);
+	assert_int_equal(close(fds[0]) + close(fds[1]), 0);
+}
+#endif
+
+#define TEST(test, with) cmocka_unit_test_prestate_setup_teardown(test, setup, teardown, (void *)(uintptr_t) & (with))
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+		TEST(p1_a_load_of_two_parts_is_right, stored),
+		TEST(p1_a_load_of_two_parts_is_right, layered),
+		TEST(p7_a_part_in_an_unknown_space_fails_by_name, stored),
+		TEST(p5_unmapped_memory_costs_no_deadline, stored),
+#ifdef WR_MAPPED
+		TEST(p1_blocks_in_mapped_memory_are_right, stored),
+		TEST(p1_blocks_in_mapped_memory_are_right, layered),
+		TEST(p10_memory_that_is_no_device_s_is_refused, stored),
+#endif
+	};
+
+	return wr_run_tests(argc, argv, tests, sizeof tests / sizeof tests[0]);
+}
