@@ -104,7 +104,7 @@ kv_status_t kvd_request_space_open(kvd_host_t *host, kvd_call_t *call)
 		return status;
 	}
 
-	if (asked.identity.device && !kvd_gpu_find(host, asked.identity.device, &open.memory)) {
+	if (asked.identity.device[0] && !kvd_gpu_find(host, asked.identity.device, &open.memory)) {
 		call->detail = "no memory of this device is here (gpu.size, gpu.devices); kvctl status says why";
 		return KV_ERR_TIER_OFF;
 	}
