@@ -58,11 +58,10 @@ kv_status_t kvd_gpu_list_cuda(kvd_gpu_message_t *out, uint32_t cap, uint32_t *p_
 		if (devices[i].uuid[0] != '\0') { /* without one nothing can name it */
 			kvd_gpu_message_t *m = &out[set++];
 
-			*m = (kvd_gpu_message_t){.verb = KVD_GPU_DEVICE,
-						 .bytes = devices[i].bytes,
-						 .free_bytes = devices[i].free_bytes};
-			snprintf(m->uuid, sizeof m->uuid, "%s", devices[i].uuid);
-			snprintf(m->text, sizeof m->text, "%s", devices[i].name);
+			*m = (kvd_gpu_message_t){
+				.verb = KVD_GPU_DEVICE, .bytes = devices[i].bytes, .free_bytes = devices[i].free_bytes};
+			snprintf(m->uuid, sizeof m->uuid, "%.47s", devices[i].uuid);
+			snprintf(m->text, sizeof m->text, "%.95s", devices[i].name);
 		}
 	}
 	*p_count = set;

@@ -15,8 +15,8 @@ typedef struct kvd_gpu_source {
 /* fake-0 to fake-7. KV_ERR_NOT_FOUND: another name. */
 kv_status_t kvd_gpu_open_fake(const char *uuid, kvd_gpu_source_t *source);
 
-/* A GPU by its UUID; it stays open until the process ends. KV_ERR_NOT_FOUND, KV_ERR_UNSUPPORTED, KV_ERR_IO, KV_ERR_NOMEM:
- * `why` says more. */
+/* A GPU by its UUID; it stays open until the process ends. KV_ERR_NOT_FOUND, KV_ERR_UNSUPPORTED, KV_ERR_IO,
+ * KV_ERR_NOMEM: `why` says more. */
 kv_status_t kvd_gpu_open_cuda(const char *uuid, kvd_gpu_source_t *source, char *why, size_t cap);
 /* A DEVICE message for each GPU; at most `cap` are set. Errors as above. */
 kv_status_t kvd_gpu_list_cuda(kvd_gpu_message_t *out, uint32_t cap, uint32_t *p_count, char *why, size_t why_cap);

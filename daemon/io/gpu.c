@@ -47,14 +47,14 @@ typedef struct gpu_device {
 } gpu_device_t;
 
 typedef struct kvd_gpu_host {
-	kvd_source_t source; /* our end of the pair; fd -1: no program */
-	int program_fd;      /* -1: could not be opened */
-	pid_t pid;           /* 0: none; else not yet reaped */
+	kvd_source_t source;  /* our end of the pair; fd -1: no program */
+	int program_fd;       /* -1: could not be opened */
+	pid_t pid;            /* 0: none; else not yet reaped */
 	gpu_device_t *device; /* that it runs for; NULL: the list */
 	uint64_t heard_ns, look_ns;
 	uint64_t slab_bytes;
-	uint32_t slabs;  /* of a device */
-	int must_list;   /* the devices are not known yet */
+	uint32_t slabs; /* of a device */
+	int must_list;  /* the devices are not known yet */
 	gpu_task_t list;
 	uint32_t count;
 	gpu_device_t devices[DEVICES];
@@ -280,7 +280,8 @@ static int take_message(kvd_host_t *host, uint32_t events)
 	}
 	host->gpu->heard_ns = kv_now_ns(host->env);
 	if (fd_count == UINT32_MAX) {
-		end_program(host, KV_ERR_LIMIT, "a descriptor of memory could not be received: no descriptors are left");
+		end_program(host, KV_ERR_LIMIT,
+			    "a descriptor of memory could not be received: no descriptors are left");
 		return 0;
 	}
 	if (kvd_gpu_check(&fresh.message, n, fd_count) != KV_OK) {

@@ -3,8 +3,8 @@
  *   OFF --the first slab has come--> FILLING --all have--> OK --a slab went back to the device--> FILLING
  *
  * One program runs at a time: a list of devices when they are not configured, then one a device for what it lacks. The
- * loop never waits for it. Want of memory, a death, silence and an answer that makes no sense are all the same: the tier
- * is smaller, `why` says so, and the next try comes after a pause that grows (decision 057).
+ * loop never waits for it. Want of memory, a death, silence and an answer that makes no sense are all the same: the
+ * tier is smaller, `why` says so, and the next try comes after a pause that grows (decision 057).
  */
 #ifndef KVD_IO_GPU_H
 #define KVD_IO_GPU_H
