@@ -80,7 +80,7 @@ class Run:
             "models": str(self.args.models),
             "kv_gib": c.kv_gib or self.args.kv_gib,
             "step_tokens": STEP_TOKENS,
-            "share": 0.1 if c.beside else 0.8,
+            "share": 0.1 if c.beside else 0.5 if c.gpu_gib else 0.8,
             "gpus": c.gpus,
             "tokens": str(work / "tokens.json"),
             "kvctl": daemon.kvctl if daemon else "",
