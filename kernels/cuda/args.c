@@ -310,8 +310,7 @@ static void set_budget(const kvk_gpu_t *gpu, kvk_gpu_copy_desc_t *desc)
 	const uint32_t few = desc->args.leaf_bytes < KVK_CHUNK ? KVK_GPU_SMS_SMALL : KVK_GPU_SMS;
 	const int wide = kvk_gpu_link_is_wide(gpu, copy);
 	const uint32_t bytes = copy->max_in_flight ? copy->max_in_flight : wide ? UINT32_MAX : KVK_GPU_MAX_IN_FLIGHT;
-	const uint32_t part = (gpu->sms_all + KVK_GPU_NEAR_PART - 1) / KVK_GPU_NEAR_PART;
-	const uint32_t fill = desc->kind == KVK_GPU_MEM_NEAR ? part : wide ? KVK_GPU_SMS_WIDE : few;
+	const uint32_t fill = desc->kind == KVK_GPU_MEM_NEAR ? gpu->sms_all : wide ? KVK_GPU_SMS_WIDE : few;
 	const uint32_t sms = copy->sms ? copy->sms : gpu->sms ? gpu->sms : fill;
 
 	desc->sms = sms < gpu->sms_all ? sms : gpu->sms_all;

@@ -13,7 +13,6 @@
 #define KVK_GPU_SMS              4u  /* fill the link, */
 #define KVK_GPU_SMS_WIDE         16u /* where they do not, */
 #define KVK_GPU_SMS_SMALL        8u  /* and this many with leaves of less than KVK_CHUNK */
-#define KVK_GPU_NEAR_PART        2u  /* one part in this number of the SMs, inside a device's memory */
 #define KVK_GPU_RING_BYTES       (UINT64_C(128) << 20)
 #define KVK_GPU_STAGES           4u /* of a ring: fewer and larger ones leave the link idle less often */
 #define KVK_GPU_RING_STREAMS     2u /* of a ring: copies, kernels */

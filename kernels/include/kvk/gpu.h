@@ -113,7 +113,7 @@ typedef struct kvk_gpu_copy {
 	/* And this many of them come behind this job: a scatter that is not the last need not end in small chunks,
 	 * whose kernels leave the link idle. */
 	uint32_t rest;
-	uint32_t sms; /* budget; 0: the device's, and half of all where blocks lie in a GPU's memory */
+	uint32_t sms; /* budget; 0: the device's, and all where blocks lie in the memory of a GPU */
 	/* Of a scatter that reads nothing but host memory, with a kernel: bytes on their way over the link at a time, 4
 	 * KiB a warp at least; 0: 256 KiB, or as measured; UINT32_MAX: any number. More than the link's rate times its
 	 * latency bring nothing: they wait in front of it, and with them all else that the device reads there, an
