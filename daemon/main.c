@@ -1,6 +1,7 @@
 /* kvd: the composition root. Read daemon() and its mirror end_daemon() to see what there is and in which order it
  * lives. */
 #include "io/disk_attach.h"
+#include "io/gpu.h"
 #include "io/http.h"
 #include "io/loop.h"
 #include "io/members/join.h"
@@ -98,6 +99,7 @@ static void end_daemon(kvd_host_t *host)
 	kvd_http_close(host->http);
 	kvd_world_destroy_core(host); /* what is in flight ends with the tiers, and then the core's last memory goes */
 	kvd_world_close(host);
+	kvd_gpu_close(host); /* pools take memory from there */
 	kvd_publisher_close(host->publisher);
 	kvd_members_fini(host);
 	kvd_namespaces_free(host);
@@ -136,6 +138,9 @@ static kv_status_t daemon_run(kvd_setup_t *setup)
 	}
 	if (status == KV_OK) {
 		status = kvd_net_open(host, detail, sizeof detail); /* peers */
+	}
+	if (status == KV_OK) {
+		status = kvd_gpu_open(host); /* memory of GPUs, which comes later */
 	}
 	if (status == KV_OK) {
 		ready(host);

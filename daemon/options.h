@@ -18,6 +18,8 @@ typedef struct kvd_options {
 	char nvme_path[KV_OPTION_STRING_MAX];
 	uint64_t nvme_size, nvme_file_size, nvme_queue_depth, nvme_flush_interval;
 	int nvme_io_engine, nvme_direct, nvme_sync, nvme_write_behind;
+	uint64_t gpu_size, gpu_slab_size;
+	char gpu_devices[KV_OPTION_STRING_MAX];
 	uint64_t index_max_blocks;
 	char share[3][KV_OPTION_STRING_MAX], share_max[3][KV_OPTION_STRING_MAX]; /* by kvd_resource_t */
 	int policy;
@@ -96,6 +98,9 @@ void kvd_shares_given(const kvd_options_t *options, const char *ns, uint64_t giv
 /* A namespace that is not there, or there twice, no number, more than there is, or a maximum below a share:
  * KV_ERR_CONFIG and a sentence in `why`. */
 kv_status_t kvd_shares_check(const kvd_options_t *options, char *why, size_t cap);
+
+/* gpu.size, gpu.slab_size and gpu.devices together: KV_ERR_CONFIG and a sentence in `why`. */
+kv_status_t kvd_gpu_options_check(const kvd_options_t *options, char *why, size_t cap);
 
 /* Print what an action other than KVD_RUN and KVD_CHECK_CONFIG asks for. Returns the exit code. */
 int kvd_describe(kvd_action_t action);

@@ -45,13 +45,33 @@ static void print_tier(const kvctl_t *ctl, const char *name, struct json_object 
 	putchar('\n');
 }
 
+/* A line a device, and why it is smaller than it should be. */
+static void print_gpus(const kvctl_t *ctl, struct json_object *gpus)
+{
+	const size_t count = json_object_is_type(gpus, json_type_array) ? json_object_array_length(gpus) : 0;
+
+	for (size_t i = 0; i < count; i++) {
+		struct json_object *gpu = json_object_array_get_idx(gpus, i);
+		const char *reason = kvctl_str(gpu, "reason");
+
+		print_tier(ctl, "gpu", strcmp(kvctl_str(gpu, "state"), "off") == 0 ? NULL : gpu);
+		printf("        %s  %s  slabs %llu of %llu", kvctl_str(gpu, "device"), kvctl_str(gpu, "state"),
+		       (unsigned long long)kvctl_u64(gpu, "slabs"), (unsigned long long)kvctl_u64(gpu, "wanted_slabs"));
+		if (reason[0]) {
+			printf("  ");
+			kvctl_print_text(reason);
+		}
+		putchar('\n');
+	}
+}
+
 static int is_bytes(struct json_object *object, const char *name)
 {
 	const char *resource = kvctl_str(object, "resource");
 	const size_t len = strlen(name);
 
 	return (len >= 5 && strcmp(name + len - 5, "bytes") == 0) || strcmp(resource, "cpu") == 0 ||
-	       strcmp(resource, "disk") == 0;
+	       strcmp(resource, "disk") == 0 || strcmp(resource, "gpu") == 0;
 }
 
 /* Numbers of an object on one line, in the order the daemon gives them. */
@@ -220,6 +240,7 @@ static void print_screen(const kvctl_t *ctl, struct json_object *json, int healt
 	printf("tiers\n");
 	print_tier(ctl, "cpu", kvctl_member(tiers, "cpu"));
 	print_tier(ctl, "disk", kvctl_member(tiers, "disk"));
+	print_gpus(ctl, kvctl_member(tiers, "gpu"));
 	print_rows("slabs", kvctl_member(json, "slabs"));
 	print_hits(kvctl_member(json, "hits"));
 	printf("index\n");

@@ -9,6 +9,7 @@
  *   world.c            what the core may call: tiers, ledger, notices, events
  *   disk_attach.c      a disk tier that was off at the start
  *   net.c              the net process: peers
+ *   gpu.c              memory of GPUs, and the program that gets it
  *   http.c             /metrics, /healthz, /readyz
  *   sessions/          sockets, accept; bytes to frames to requests; replies; SPACE_OPEN; STATUS and other documents
  *   members/           JOIN, pidfds, shared regions, report rings; which member maps which slab
@@ -110,6 +111,7 @@ struct kvd_host {
 	kvd_publisher_t *publisher;
 	struct kvd_http *http;
 	struct kvd_net_host *net; /* NULL: there are no peers (net.h) */
+	struct kvd_gpu_host *gpu; /* NULL: there is no GPU tier (gpu.h) */
 	uint32_t own_fds;         /* descriptors open, and slabs among them, when the start was over */
 	uint32_t own_slabs;
 

@@ -1,6 +1,7 @@
 /* The core loop: one thread, epoll, iterations. */
 #include "io/loop.h"
 
+#include "io/gpu.h"
 #include "io/members/join.h"
 #include "io/members/reports.h"
 #include "io/members/slabs.h"
@@ -212,6 +213,7 @@ static int do_housekeeping(kvd_host_t *host)
 		update_second_gauges(host, now);
 	}
 	kvd_net_step(host, now);
+	kvd_gpu_step(host, now);
 	if (host->accept_paused && now >= host->accept_again_ns) {
 		kvd_accepting_resume(host);
 	}

@@ -1,15 +1,13 @@
 /* The daemon's end of the net process: see net.h. */
 #include "io/net.h"
 
+#include "helper.h"
 #include "io/members/member_table.h"
 #include "io/poller.h"
 #include "net/wire.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <limits.h>
 #include <signal.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +21,6 @@
 #define PAUSE_MIN_NS UINT64_C(100000000)
 #define PAUSE_MAX_NS UINT64_C(10000000000)
 #define YOUNG_NS     UINT64_C(30000000000) /* one that ends before this makes the pause longer */
-#define HIGH_FD      16                    /* below it the process's own descriptors are put in place */
 
 /* A FETCH that the net process has not answered. */
 typedef struct kvd_net_asked {
@@ -47,63 +44,6 @@ typedef struct kvd_net_host {
 	kvd_net_config_t config;
 	kvd_net_state_t state; /* as it said last; zero: nothing yet */
 } kvd_net_host_t;
-
-extern char **environ;
-
-/* ---- the process ----------------------------------------------------------------------------- */
-
-static kv_status_t open_program(kvd_net_host_t *net, char *detail, size_t cap)
-{
-	static const char name[] = "kvd-net";
-	char path[PATH_MAX];
-	ssize_t n = readlink("/proc/self/exe", path, sizeof path - sizeof name - 1u);
-	const char *folder_end;
-	int fd;
-
-	path[n > 0 ? n : 0] = '\0';
-	folder_end = strrchr(path, '/');
-	memcpy(path + (folder_end ? folder_end + 1 - path : 0), name, sizeof name);
-	fd = open(path, O_PATH | O_CLOEXEC);
-	net->program_fd = fd >= 0 ? fcntl(fd, F_DUPFD_CLOEXEC, HIGH_FD) : -1;
-	if (fd >= 0) {
-		close(fd);
-	}
-	if (net->program_fd < 0) {
-		snprintf(detail, cap, "cannot open the net program %.300s: %s", path, strerror(errno));
-		return KV_ERR_PATH;
-	}
-
-	return KV_OK;
-}
-
-static int spawn(kvd_net_host_t *net, int socket_fd)
-{
-	char *argv[] = {(char *)(uintptr_t) "kvd-net", NULL};
-	posix_spawn_file_actions_t files;
-	posix_spawnattr_t attr;
-	sigset_t none, all;
-	int result;
-
-	sigemptyset(&none);
-	sigfillset(&all);
-	posix_spawn_file_actions_init(&files);
-	posix_spawn_file_actions_adddup2(&files, socket_fd, KVD_NET_FD);
-	posix_spawn_file_actions_adddup2(&files, net->program_fd, KVD_NET_FD + 1);
-	posix_spawn_file_actions_addclosefrom_np(&files, KVD_NET_FD + 2);
-	posix_spawnattr_init(&attr);
-	posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-	posix_spawnattr_setsigmask(&attr, &none);
-	posix_spawnattr_setsigdefault(&attr, &all);
-	/* By descriptor: a package that is upgraded meanwhile does not bring in a program of another version. */
-	result = posix_spawn(&net->pid, "/proc/self/fd/4", &files, &attr, argv, environ);
-	posix_spawnattr_destroy(&attr);
-	posix_spawn_file_actions_destroy(&files);
-	if (result != 0) {
-		net->pid = 0;
-	}
-
-	return result;
-}
 
 /* ---- answers --------------------------------------------------------------------------------- */
 
@@ -234,28 +174,22 @@ static int net_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
 static kv_status_t start_process(kvd_host_t *host)
 {
 	kvd_net_host_t *net = host->net;
-	int pair[2], theirs, result = EAGAIN;
+	char *const argv[] = {(char *)(uintptr_t) "kvd-net", NULL};
 	const int room = 256 << 10;
+	int fd = -1;
 
-	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) {
+	if (kvd_helper_start(net->program_fd, argv, &net->pid, &fd) != KV_OK) {
+		kv_log(KV_LOG_ERROR, "io", "cannot start the net process: %s", strerror(errno));
 		return KV_ERR_LIMIT;
 	}
-	(void)setsockopt(pair[0], SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
-	theirs = fcntl(pair[1], F_DUPFD_CLOEXEC, HIGH_FD);
-	close(pair[1]);
-	if (theirs >= 0) {
-		result = spawn(net, theirs);
-		close(theirs);
-	}
-	net->source = (kvd_source_t){.ready = net_ready, .fd = pair[0]};
-	if (result != 0 || send(pair[0], &net->config, sizeof net->config, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 ||
+	(void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
+	net->source = (kvd_source_t){.ready = net_ready, .fd = fd};
+	if (send(fd, &net->config, sizeof net->config, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 ||
 	    kvd_poller_add(host, &net->source, EPOLLIN) != KV_OK) {
-		kv_log(KV_LOG_ERROR, "io", "cannot start the net process: %s", strerror(result ? result : errno));
-		close(pair[0]);
+		kv_log(KV_LOG_ERROR, "io", "cannot give orders to the net process: %s", strerror(errno));
+		close(fd);
 		net->source.fd = -1;
-		if (net->pid > 0) {
-			kill(net->pid, SIGKILL);
-		}
+		kill(net->pid, SIGKILL);
 		return KV_ERR_LIMIT;
 	}
 	net->born_ns = net->heard_ns = kv_now_ns(host->env);
@@ -312,7 +246,7 @@ kv_status_t kvd_net_open(kvd_host_t *host, char *detail, size_t cap)
 	snprintf(net->config.transports, sizeof net->config.transports, "%s", options->peers_transports);
 	status = kvd_peers_parse(options, &net->config.peers, detail, cap);
 
-	return status == KV_OK ? open_program(net, detail, cap) : status;
+	return status == KV_OK ? kvd_helper_open("kvd-net", &net->program_fd, detail, cap) : status;
 }
 
 void kvd_net_close(kvd_host_t *host)

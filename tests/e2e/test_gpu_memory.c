@@ -35,7 +35,7 @@ static void attach(user_t *user, const char *sock)
 	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
 	kvc_status_t status;
 
-	while ((status = try_device(user, sock, "fake-0")) == KVC_ERR_TIER_OFF && rig_now_ms() < deadline) {
+	while ((status = try_device(user, sock, "fake-0")) == (kvc_status_t)KV_ERR_TIER_OFF && rig_now_ms() < deadline) {
 		user_leave(user);
 		usleep(20000);
 	}
@@ -196,9 +196,9 @@ static void p10_a_device_that_is_not_there_is_refused(void **state)
 	stage("default");
 	attach(&user, rig.sock);
 	user_leave(&user);
-	assert_int_equal(try_device(&user, rig.sock, "GPU-00000000-0000-0000-0000-000000000000"), KVC_ERR_TIER_OFF);
+	assert_int_equal(try_device(&user, rig.sock, "GPU-00000000-0000-0000-0000-000000000000"), (kvc_status_t)KV_ERR_TIER_OFF);
 	user_leave(&user);
-	assert_int_equal(try_device(&user, rig.sock, "fake-1"), KVC_ERR_TIER_OFF);
+	assert_int_equal(try_device(&user, rig.sock, "fake-1"), (kvc_status_t)KV_ERR_TIER_OFF);
 	user_leave(&user);
 	attach(&user, rig.sock);
 	assert_int_equal(put_conversation(&user, 1), LEN);

@@ -4,6 +4,7 @@
 #include "cuda/device/xxh3.h"
 
 #include <pthread.h>
+#include <unistd.h>
 
 static kvk_gpu_t *start(gpu_rig_t *rig, const fake_cuda_config_t *driver, uint32_t jobs)
 {
@@ -429,6 +430,8 @@ typedef struct worker {
 	kvk_gpu_t *gpu;
 	kv_test_rng_t rng;
 	gpu_case_t c;
+	int fd; /* of memory to map */
+	size_t bytes;
 	int failed;
 } worker_t;
 
@@ -461,7 +464,12 @@ static void *register_on(void *arg)
 
 	for (int round = 0; round < 400; round++) {
 		uint8_t *at = memory[kv_test_below(&w->rng, 16)];
+		void *base = NULL;
 
+		if (round % 4 == 0) {
+			w->failed += kvk_gpu_map(w->gpu, w->fd, w->bytes, &base) != KV_OK;
+			kvk_gpu_unmap(w->gpu, base);
+		}
 		if (kvk_gpu_register(w->gpu, at, 4096) != KV_OK) {
 			kvk_gpu_unregister(w->gpu, at);
 		}
@@ -470,7 +478,7 @@ static void *register_on(void *arg)
 	return NULL;
 }
 
-static void p6_threads_copy_while_others_register(void **state)
+static void p6_threads_copy_while_others_register_and_map(void **state)
 {
 	enum { THREADS = 4 };
 	kv_test_rng_t rng = {kv_test_seed()};
@@ -484,6 +492,8 @@ static void p6_threads_copy_while_others_register(void **state)
 		workers[i].rng.state = kv_test_rand(&rng);
 		gpu_case_usual(&workers[i].c, &rng, gpu, KVK_PAGED_HEAD_TOKEN_KV);
 	}
+	workers[0].bytes = 1;
+	kvk_gpu_unmap(gpu, gpu_case_map(gpu, &workers[0].bytes, &workers[0].fd));
 	for (int i = 0; i < THREADS; i++) {
 		assert_int_equal(pthread_create(&workers[i].thread, NULL, i ? copy_on : register_on, &workers[i]), 0);
 	}
@@ -491,6 +501,7 @@ static void p6_threads_copy_while_others_register(void **state)
 		pthread_join(workers[i].thread, NULL);
 		assert_int_equal(workers[i].failed, 0);
 	}
+	close(workers[0].fd);
 	fake_cuda_drain();
 	for (int i = THREADS - 1; i >= 0; i--) {
 		if (i > 0) {
@@ -573,7 +584,7 @@ int main(void)
 		cmocka_unit_test(p8_kernels_use_memory_of_a_peer_only_with_access_to_it),
 		cmocka_unit_test(p5_auto_takes_what_was_faster),
 		cmocka_unit_test(p5_a_part_goes_the_way_of_all),
-		cmocka_unit_test(p6_threads_copy_while_others_register),
+		cmocka_unit_test(p6_threads_copy_while_others_register_and_map),
 		cmocka_unit_test(p7_the_devices_clock_tells_what_a_stream_took),
 	};
 

@@ -140,6 +140,11 @@
 	X(DISK_DROPPED, kvd_disk_dropped_total, KV_METRIC_COUNTER, "blocks found on disk at start and not kept: old epoch, unknown space, no parent, damaged or twice") \
 	X(DISK_FILES_DROPPED, kvd_disk_files_dropped_total, KV_METRIC_COUNTER, "slot files left out at start because they were damaged or unreadable") \
 	X(DISK_FILES_CUT, kvd_disk_files_cut_total, KV_METRIC_COUNTER, "slot files found shorter than they were: what lay behind is lost") \
+	X(GPU_DEVICES, kvd_gpu_devices, KV_METRIC_GAUGE, "devices whose memory the GPU tier uses")                     \
+	X(GPU_STARTS, kvd_gpu_starts_total, KV_METRIC_COUNTER, "starts of the GPU program, which gets memory of a device and ends") \
+	X(GPU_FAILURES, kvd_gpu_failures_total, KV_METRIC_COUNTER, "tries for memory of a device that did not bring all of it: no memory, an error, a death or silence of the GPU program") \
+	X(GPU_REFUSED, kvd_gpu_refused_messages_total, KV_METRIC_COUNTER, "messages of the GPU program that made no sense") \
+	X(GPU_STOCK_SLABS, kvd_gpu_stock_slabs, KV_METRIC_GAUGE, "slabs of devices whose memory is here and that no block size has taken yet") \
 	X(META_STARTS, kvd_meta_starts_total, KV_METRIC_COUNTER, "starts of the metadata process: 1, and one more each time it died, hung or failed") \
 	X(DISK_COMMITS, kvd_disk_commits_total, KV_METRIC_COUNTER, "batches of metadata made durable")                 \
 	/* events and prefix hits */                                                                                   \

@@ -1,6 +1,7 @@
 /* STATUS, TRANSFERS, STATS, CHECK and CONFIG as JSON. A document speaks of the asker's namespace and of the daemon as a
  * whole, never of another namespace. */
 #include "io/disk_attach.h"
+#include "io/gpu.h"
 #include "io/members/member_table.h"
 #include "io/members/slabs.h"
 #include "io/net.h"
@@ -16,27 +17,57 @@
 
 /* ---- status ---------------------------------------------------------------------------------- */
 
+static void put_usage(kv_text_t *text, kvs_tier_t *tier, const char *state)
+{
+	kvs_usage_t u;
+
+	kvs_usage(tier, &u);
+	kv_text_addf(text,
+		     "\"medium\":\"%s\",\"limit_bytes\":%llu,\"charged_bytes\":%llu,\"slots\":%llu,\"free_"
+		     "slots\":%llu,"
+		     "\"used_slots\":%llu,\"quarantined_slots\":%llu,\"used_bytes\":%llu,\"quarantined_bytes\":%llu,"
+		     "\"in_flight\":%u,\"state\":\"%s\"",
+		     tier->ops->medium, (unsigned long long)u.limit_bytes, (unsigned long long)u.charged_bytes,
+		     (unsigned long long)u.slots, (unsigned long long)u.free_slots, (unsigned long long)u.used_slots,
+		     (unsigned long long)u.quarantined_slots, (unsigned long long)u.used_bytes,
+		     (unsigned long long)u.quarantined_bytes, kvs_in_flight(tier), state);
+}
+
 /* `off`: NULL is a tier that is off, and not one that is not there. */
 static void put_tier(kv_text_t *text, const char *name, kvs_tier_t *tier, int off)
 {
 	kvs_tier_state_t state;
-	kvs_usage_t u;
 
 	if (!tier) {
 		kv_text_addf(text, off ? "\"%s\":{\"state\":\"off\"}" : "\"%s\":null", name);
 		return;
 	}
-	kvs_usage(tier, &u);
 	kvs_tier_state(tier, &state);
-	kv_text_addf(text,
-		     "\"%s\":{\"medium\":\"%s\",\"limit_bytes\":%llu,\"charged_bytes\":%llu,\"slots\":%llu,\"free_"
-		     "slots\":%llu,"
-		     "\"used_slots\":%llu,\"quarantined_slots\":%llu,\"used_bytes\":%llu,\"quarantined_bytes\":%llu,"
-		     "\"in_flight\":%u,\"state\":\"%s\"}",
-		     name, tier->ops->medium, (unsigned long long)u.limit_bytes, (unsigned long long)u.charged_bytes,
-		     (unsigned long long)u.slots, (unsigned long long)u.free_slots, (unsigned long long)u.used_slots,
-		     (unsigned long long)u.quarantined_slots, (unsigned long long)u.used_bytes,
-		     (unsigned long long)u.quarantined_bytes, kvs_in_flight(tier), kvs_health_name(state.health));
+	kv_text_addf(text, "\"%s\":{", name);
+	put_usage(text, tier, kvs_health_name(state.health));
+	kv_text_addf(text, "}");
+}
+
+static void put_gpus(const kvd_host_t *host, kv_text_t *text)
+{
+	static const char *const states[] = {[KVD_GPU_OK] = "ok", [KVD_GPU_FILLING] = "filling", [KVD_GPU_OFF] = "off"};
+	kvd_gpu_info_t gpu;
+
+	kv_text_addf(text, "\"gpu\":[");
+	for (uint32_t i = 0; kvd_gpu_describe(host, i, &gpu); i++) {
+		kv_text_addf(text,
+			     "%s{\"device\":\"%s\",\"slabs\":%u,\"wanted_slabs\":%u,\"reason\":", i > 0 ? "," : "",
+			     gpu.uuid, gpu.slabs, gpu.wanted);
+		kv_text_json(text, gpu.why);
+		kv_text_addf(text, ",");
+		if (gpu.pool) {
+			put_usage(text, gpu.pool, states[gpu.state]);
+		} else {
+			kv_text_addf(text, "\"state\":\"%s\"", states[gpu.state]);
+		}
+		kv_text_addf(text, "}");
+	}
+	kv_text_addf(text, "]");
 }
 
 /* Block sizes of the namespace, and the slabs each has. */
@@ -84,7 +115,7 @@ static void put_degraded(kvd_host_t *host, kv_text_t *text)
 	char disk[192];
 	const kvs_health_t health = disk_state(host, disk, sizeof disk);
 	char differs[KVD_DIFFERS_MAX + 64];
-	char net[KVD_NET_REASON_MAX];
+	char net[KVD_NET_REASON_MAX], gpu[KVD_GPU_REASON_MAX];
 	const struct {
 		int is;
 		const char *sentence;
@@ -102,6 +133,7 @@ static void put_degraded(kvd_host_t *host, kv_text_t *text)
 		{host->accept_paused, "no descriptors are left for new sessions"},
 		{host->setup->restarts > 0, "the daemon has crashed and was restarted"},
 		{kvd_net_is_degraded(host, net, sizeof net), net},
+		{kvd_gpu_is_degraded(host, gpu, sizeof gpu), gpu},
 	};
 	const char *comma = "";
 
@@ -200,6 +232,8 @@ static void status_json(kvd_host_t *host, const kvd_namespace_t *ns, uint32_t de
 	put_tier(text, "cpu", host->cpu, 0);
 	kv_text_addf(text, ",");
 	put_tier(text, "disk", host->disk, kvd_disk_attach_reason(host) != NULL);
+	kv_text_addf(text, ",");
+	put_gpus(host, text);
 	kv_text_addf(text, "},");
 	put_classes(host, ns, text);
 	kv_text_addf(text, "\"hits\":{\"namespace\":");
@@ -273,7 +307,8 @@ static uint32_t check_fds(kvd_host_t *host, kv_text_t *text)
 {
 	uint32_t open = kvd_process_count_fds();
 	uint32_t slabs = kvd_slabs_count_held(host) - host->own_slabs;
-	uint32_t known = host->own_fds + host->session_count + kvd_members_count_fds(host) + 2 * slabs;
+	uint32_t known =
+		host->own_fds + host->session_count + kvd_members_count_fds(host) + 2 * slabs + kvd_gpu_count_fds(host);
 	uint32_t slack = FD_SLACK;
 	char detail[160];
 	int ok = open <= known + slack;

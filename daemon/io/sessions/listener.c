@@ -94,7 +94,7 @@ static kv_status_t namespace_open(kvd_host_t *host, kvd_namespace_t *ns, const c
 		status = kvd_namespace_add(host->core, ns->name, ns->mirror.base, &ns->id);
 	}
 	if (status == KV_OK) {
-		kvd_parts_t parts;
+		kvd_parts_t parts = {0};
 
 		kvd_shares_given(host->options, ns->name, parts.given, parts.max);
 		status = kvd_namespace_share(host->core, ns->id, &parts);

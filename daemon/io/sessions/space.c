@@ -1,6 +1,7 @@
 /* SPACE_OPEN: is the identity whole, canonical, served, and does it say what the layout says? */
 #include "io/sessions/space.h"
 
+#include "io/gpu.h"
 #include "io/members/member_table.h"
 
 #include "kv/identity.h"
@@ -101,6 +102,11 @@ kv_status_t kvd_request_space_open(kvd_host_t *host, kvd_call_t *call)
 	}
 	if (status != KV_OK) {
 		return status;
+	}
+
+	if (asked.identity.device[0] && !kvd_gpu_find(host, asked.identity.device, &open.memory)) {
+		call->detail = "no memory of this device is here (gpu.size, gpu.devices); kvctl status says why";
+		return KV_ERR_TIER_OFF;
 	}
 
 	open.hash_tokens = asked.hash_tokens;
