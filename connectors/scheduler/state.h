@@ -154,7 +154,7 @@ typedef struct kvx_timed_step {
  *   - A block is saved only while its entry is current, so it was neither reallocated nor made garbage since. One that
  *     was reallocated in the very step of the message has + 2; garbage in between would make that + 4 (is_intact()).
  *   - What is computed after garbage is garbage. A request that enters an odd generation is not saved. One that had
- *     entered the block before is found when the block becomes garbage, in that same call (invalidate_dependents()).
+ *     entered the block before is found when the block becomes garbage, in that same call (kvx_loads_invalidate()).
  *   - The request that computes a block again makes its own entry current again, and those of others never. */
 typedef struct kvx_block {
 	uint32_t gen;
