@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -25,6 +26,7 @@
 #define PAUSE_MIN_NS UINT64_C(1000000000)
 #define PAUSE_MAX_NS UINT64_C(60000000000)
 #define BATCH        16u /* messages in one iteration */
+#define FDS_LEFT     64u /* descriptors that slabs leave to sessions */
 #define SEALS        (F_SEAL_SHRINK | F_SEAL_GROW)
 
 /* What the program is started for, again and again. */
@@ -227,6 +229,14 @@ static int slab_ok(const gpu_device_t *device, const kvd_gpu_message_t *m, int f
 	       (fstat(fd, &st) == 0 && (uint64_t)st.st_size == m->bytes && (fcntl(fd, F_GET_SEALS) & SEALS) == SEALS);
 }
 
+/* Sessions need descriptors more: the kernel gives the lowest number that is free. */
+static int leaves_descriptors(int fd)
+{
+	struct rlimit limit;
+
+	return getrlimit(RLIMIT_NOFILE, &limit) != 0 || (rlim_t)fd + FDS_LEFT < limit.rlim_cur;
+}
+
 static void take_in_slab(kvd_host_t *host, const kvd_gpu_message_t *m, int fd)
 {
 	gpu_device_t *device = host->gpu->device;
@@ -235,6 +245,11 @@ static void take_in_slab(kvd_host_t *host, const kvd_gpu_message_t *m, int fd)
 	if (!device || !slab_ok(device, m, fd)) {
 		close(fd);
 		refuse(host, "the GPU program gave memory that was not asked for");
+		return;
+	}
+	if (!leaves_descriptors(fd)) {
+		close(fd);
+		end_program(host, KV_ERR_LIMIT, "no descriptors are left for more slabs (LimitNOFILE)");
 		return;
 	}
 	device->stock[device->stock_count++] = fd;
