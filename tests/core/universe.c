@@ -179,8 +179,7 @@ static kv_status_t world_set_leaves(void *ctx, kvs_loc_t loc, const kvs_leaf_spa
 	}
 	for (uint32_t h = 0; h < span->heads; h++) {
 		for (uint32_t l = 0; l < span->count; l++) {
-			fake->slots[local].leaves[(span->head + h) * 2 + span->leaf + l] =
-				values[h * span->count + l];
+			fake->slots[local].leaves[(span->head + h) * 2 + span->leaf + l] = values[h * span->count + l];
 		}
 	}
 
@@ -194,7 +193,7 @@ static kv_status_t world_compute_roots(void *ctx, kvs_loc_t loc)
 	u->seals++;
 
 	return u->pool && kvs_memory_of_slab(kv_slot_slab(loc.slot)) == 0 ? kvs_pool_compute_roots(u->pool, loc)
-									    : KV_OK;
+									  : KV_OK;
 }
 
 static kv_status_t world_staging(void *ctx, kvd_member_t member, uint64_t first, uint32_t words, uint64_t *out)
@@ -218,6 +217,28 @@ static void world_answer(void *ctx, kvd_member_t member, uint16_t code, uint64_t
 	assert_int_equal(code, KV_CODE_SPACE_RESET);
 	u->answers++;
 	u->answer_status = status;
+}
+
+static kvd_core_config_t make_config(const u_config_t *config)
+{
+	return (kvd_core_config_t){
+		.incarnation = 77,
+		.max_index_blocks = config->max_blocks,
+		.max_spaces = 64,
+		.max_instances = U_INSTANCES,
+		.max_members = 64,
+		.max_leases = 512,
+		.max_pinned_bytes = UINT64_C(1) << 40,
+		.max_unfinished_bytes = UINT64_C(1) << 40,
+		.lease_ttl_ns = UINT64_C(10000000000),
+		.put_ttl_ns = UINT64_C(10000000000),
+		.max_handovers = 64,
+		.handover_ttl_ns = U_HANDOVER_TTL_NS,
+		.write_behind_depth = 8,
+		.read_depth = 8,
+		.write_behind = 1,
+		.policy = config->policy,
+	};
 }
 
 void universe_init(universe_t *u, const u_config_t *config, const fake_tier_t *disk)
@@ -257,24 +278,7 @@ void universe_init(universe_t *u, const u_config_t *config, const fake_tier_t *d
 		u->disk.file_slots = config->disk_file_slots;
 	}
 	u->disk.whole = u->pool != NULL;
-	u->config = (kvd_core_config_t){
-		.incarnation = 77,
-		.max_index_blocks = config->max_blocks,
-		.max_spaces = 64,
-		.max_instances = U_INSTANCES,
-		.max_members = 64,
-		.max_leases = 512,
-		.max_pinned_bytes = UINT64_C(1) << 40,
-		.max_unfinished_bytes = UINT64_C(1) << 40,
-		.lease_ttl_ns = UINT64_C(10000000000),
-		.put_ttl_ns = UINT64_C(10000000000),
-		.max_handovers = 64,
-		.handover_ttl_ns = U_HANDOVER_TTL_NS,
-		.write_behind_depth = 8,
-		.read_depth = 8,
-		.write_behind = 1,
-		.policy = config->policy,
-	};
+	u->config = make_config(config);
 	world.env = u->env.env;
 	assert_int_equal(kvs_memories_open(u->pool ? u->pool : &u->cpu.tier, &u->env.env, &u->memories), KV_OK);
 	world.cpu = u->memories;

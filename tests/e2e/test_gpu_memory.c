@@ -35,7 +35,8 @@ static void attach(user_t *user, const char *sock)
 	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
 	kvc_status_t status;
 
-	while ((status = try_device(user, sock, "fake-0")) == (kvc_status_t)KV_ERR_TIER_OFF && rig_now_ms() < deadline) {
+	while ((status = try_device(user, sock, "fake-0")) == (kvc_status_t)KV_ERR_TIER_OFF &&
+	       rig_now_ms() < deadline) {
 		user_leave(user);
 		usleep(20000);
 	}
@@ -69,7 +70,7 @@ static uint32_t get_conversation(user_t *user, uint64_t seed)
 	return status == KVC_OK ? n : 0;
 }
 
-static void end(void)
+static void end_stage(void)
 {
 	rig_check_quiet(&rig);
 	rig_fini(&rig);
@@ -101,7 +102,7 @@ static void p1_blocks_in_gpu_memory_outlive_their_engine(void **state)
 	assert_int_equal(rig_metric(&rig, "kvd_tier_limit_bytes{tier=gpu}"), SLABS * (2u << 20));
 	user_leave(&gpu);
 	user_leave(&host);
-	end();
+	end_stage();
 }
 
 static void p5_gpu_memory_evicts_within_its_size(void **state)
@@ -127,7 +128,7 @@ static void p5_gpu_memory_evicts_within_its_size(void **state)
 	assert_int_equal(get_conversation(&host, 0), LEN);
 	user_leave(&gpu);
 	user_leave(&host);
-	end();
+	end_stage();
 }
 
 /* What one tenant has borrowed returns to the other, as fresh memory. */
@@ -163,7 +164,7 @@ static void p8_gpu_memory_of_one_tenant_is_never_another_s(void **state)
 	assert_true(rig_metric(&rig, "kvd_tier_bytes{tier=gpu}") <= SLABS * (2u << 20));
 	user_leave(&user);
 	user_leave(&rival);
-	end();
+	end_stage();
 }
 
 static void p6_a_killed_daemon_starts_with_empty_gpu_memory(void **state)
@@ -184,7 +185,7 @@ static void p6_a_killed_daemon_starts_with_empty_gpu_memory(void **state)
 		assert_int_equal(get_conversation(&gpu, 1), LEN);
 		user_leave(&gpu);
 	}
-	end();
+	end_stage();
 }
 
 static void p10_a_device_that_is_not_there_is_refused(void **state)
@@ -196,7 +197,8 @@ static void p10_a_device_that_is_not_there_is_refused(void **state)
 	stage("default");
 	attach(&user, rig.sock);
 	user_leave(&user);
-	assert_int_equal(try_device(&user, rig.sock, "GPU-00000000-0000-0000-0000-000000000000"), (kvc_status_t)KV_ERR_TIER_OFF);
+	assert_int_equal(try_device(&user, rig.sock, "GPU-00000000-0000-0000-0000-000000000000"),
+			 (kvc_status_t)KV_ERR_TIER_OFF);
 	user_leave(&user);
 	assert_int_equal(try_device(&user, rig.sock, "fake-1"), (kvc_status_t)KV_ERR_TIER_OFF);
 	user_leave(&user);
@@ -207,7 +209,7 @@ static void p10_a_device_that_is_not_there_is_refused(void **state)
 	assert_int_equal(rig_kvctl(&rig, "status", out, sizeof out), 0);
 	assert_non_null(strstr(out, "fake-0"));
 	user_leave(&user);
-	end();
+	end_stage();
 }
 
 static int clean_up(void **state)

@@ -6,7 +6,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 
-#define SLAB   (256u << 10)
+#define SLAB (256u << 10)
 
 static kv_metrics_t metrics;
 
@@ -15,7 +15,7 @@ typedef struct stock {
 	uint32_t left, taken;
 } stock_t;
 
-static int take(void *ctx)
+static int take_slab(void *ctx)
 {
 	stock_t *stock = ctx;
 	int fd;
@@ -48,7 +48,7 @@ static kvs_tier_t *open_pool(kv_test_env_t *t, stock_t *stock, uint32_t slabs)
 	kvs_pool_config_t config = pool_config(&metrics, (uint64_t)slabs * SLAB, SLAB);
 	kvs_tier_t *pool;
 
-	config.take = take;
+	config.take = take_slab;
 	config.take_ctx = stock;
 	config.memory = KV_SLAB_CUDA;
 	config.max_slabs = KVS_MEMORY_SLABS;
@@ -174,7 +174,7 @@ static void step(kvs_tier_t *tier, const uint32_t class[3], model_t *m, kv_test_
 		uint32_t memory = (uint32_t)kv_test_below(rng, 3);
 		kvs_meta_t meta = meta_of(m->n + 1);
 
-		if (kvs_alloc(tier, class[memory], KVS_PUT, 1, &meta, &m->loc[m->n]) == KV_OK) {
+		if (kvs_alloc(tier, class[memory], KVS_PUT, 1, &meta, &m -> loc[m->n]) == KV_OK) {
 			assert_int_equal(kvs_memory_of_slab(kv_slot_slab(m->loc[m->n].slot)), memory);
 			for (uint32_t i = 0; i < m->n; i++) {
 				assert_int_not_equal(m->loc[i].slot, m->loc[m->n].slot);
