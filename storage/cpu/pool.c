@@ -245,6 +245,9 @@ static void pool_announce(kvs_pool_t *pool)
 	pool->huge = pool->config.huge != KVS_HUGE_OFF;
 	pool->ahead_class = KVS_NONE;
 	pool->thp = kvs_thp_works(setting, sizeof setting) && pool->huge;
+	if (pool->config.take) {
+		return;
+	}
 	kv_logf(&pool->env, KV_LOG_INFO, "pool",
 		"CPU pool is open limit_bytes %llu slab_bytes %llu max_blocks %llu transparent_huge_pages \"%s\"",
 		(unsigned long long)pool->config.limit_bytes, (unsigned long long)pool->config.slab_bytes,

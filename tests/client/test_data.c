@@ -709,8 +709,10 @@ static void check_unmapped(device_t *device)
 	assert_int_equal(kvc_put_block(put, 0, &to), KVC_ERR_FAULT);
 	assert_int_equal(kvc_put_write(put, 0, bed.src[0]), KVC_ERR_FAULT);
 	kvc_put_free(put);
+	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->drains) == 1);
 	fake_retire_slab(bed.fake);
-	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->drained_what) == 3);
+	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->drains) == 2);
+	assert_int_equal(atomic_load(&fake_seen(bed.fake)->drained_what), 3);
 	bed_free(&bed);
 }
 
