@@ -427,7 +427,7 @@ void kvd_gpu_step(kvd_host_t *host, uint64_t now)
 
 /* ---- open and close -------------------------------------------------------------------------- */
 
-/* So many slabs have numbers: fewer and larger ones, if they are more. */
+/* A device has numbers for KVS_MEMORY_SLABS slabs: a larger tier has larger slabs. */
 static void choose_slab_size(kvd_gpu_host_t *gpu, const kvd_options_t *options)
 {
 	gpu->slab_bytes = options->gpu_slab_size;
