@@ -71,14 +71,14 @@ static void stage(const char *how, uint32_t slabs, const char *devices)
 	set_fault(how);
 }
 
-static void begin(const char *how)
+static void start_rig(const char *how)
 {
 	stage(how, SLABS, "fake-0");
 	put_program();
 	rig_start(&rig);
 }
 
-static void end(void)
+static void end_rig(void)
 {
 	rig_check_quiet(&rig);
 	rig_fini(&rig);
@@ -168,7 +168,7 @@ static void p5_each_device_has_a_pool_of_its_size(void **state)
 	assert_true(status_has("status", "fake-5  ok  slabs 4 of 4"));
 	assert_true(status_has("status --json", "\"device\":\"fake-5\""));
 	assert_int_equal(rig_child(&rig, "kvd-gpu"), 0); /* it has ended */
-	end();
+	end_rig();
 }
 
 static void p5_slabs_without_numbers_are_made_larger(void **state)
@@ -180,7 +180,7 @@ static void p5_slabs_without_numbers_are_made_larger(void **state)
 	assert_true(rig_metric_is(&rig, "kvd_gpu_stock_slabs", 100)); /* of 6 MiB */
 	assert_true(rig_log_has(&rig, "larger slabs are used"));
 	gpu_memory_works("fake-0");
-	end();
+	end_rig();
 }
 
 static void p4_a_slab_that_went_back_is_asked_for_again(void **state)
@@ -216,7 +216,7 @@ static void p4_a_slab_that_went_back_is_asked_for_again(void **state)
 	assert_int_equal(user[0].wrong + user[1].wrong, 0);
 	user_leave(&user[0]);
 	user_leave(&user[1]);
-	end();
+	end_rig();
 }
 
 /* ---- it does not ----------------------------------------------------------------------------- */
@@ -227,7 +227,7 @@ static void p6_a_gpu_program_killed_amid_its_work_is_no_loss(void **state)
 	pid_t pid;
 
 	(void)state;
-	begin("hang");
+	start_rig("hang");
 	assert_true(rig_metric_is(&rig, "kvd_gpu_stock_slabs", 1));
 	assert_true(status_has("status", "fake-0  filling  slabs 1 of 4"));
 	gpu_memory_works("fake-0"); /* with what it gave */
@@ -238,19 +238,19 @@ static void p6_a_gpu_program_killed_amid_its_work_is_no_loss(void **state)
 	assert_int_equal(kill(pid, SIGKILL), 0);
 	assert_true(rig_metric_is(&rig, "kvd_gpu_failures_total", 1));
 	becomes_whole();
-	end();
+	end_rig();
 }
 
 static void p5_a_gpu_program_that_hangs_is_killed(void **state)
 {
 	(void)state;
-	begin("hang");
+	start_rig("hang");
 	assert_true(rig_metric_is(&rig, "kvd_gpu_stock_slabs", 1));
 	host_memory_works(); /* nobody waits for it */
 	assert_true(rig_metric_reaches(&rig, "kvd_gpu_failures_total", 1));
 	assert_true(rig_log_has(&rig, "was silent and is killed"));
 	becomes_whole();
-	end();
+	end_rig();
 }
 
 static void p6_without_its_program_the_gpu_tier_is_off(void **state)
@@ -267,7 +267,7 @@ static void p6_without_its_program_the_gpu_tier_is_off(void **state)
 	host_memory_works();
 	put_program();
 	becomes_whole();
-	end();
+	end_rig();
 }
 
 static void p6_a_device_with_less_memory_has_a_smaller_pool(void **state)
@@ -278,13 +278,13 @@ static void p6_a_device_with_less_memory_has_a_smaller_pool(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < KV_COUNT_OF(faults); i++) {
-		begin(faults[i][0]);
+		start_rig(faults[i][0]);
 		assert_true(status_has("status", faults[i][1]));
 		assert_true(rig_metric_reaches(&rig, "kvd_gpu_failures_total", 1));
 		gpu_memory_works("fake-0");
 		becomes_whole();
 		assert_int_equal(rig_metric(&rig, "kvd_gpu_refused_messages_total"), 0);
-		end();
+		end_rig();
 	}
 }
 
@@ -299,7 +299,7 @@ static void p6_without_a_driver_all_devices_are_none(void **state)
 	assert_true(rig_metric_reaches(&rig, "kvd_gpu_failures_total", 1));
 	assert_true(status_has("status", "the GPU tier is off"));
 	host_memory_works();
-	end();
+	end_rig();
 }
 
 static void p6_slabs_leave_descriptors_to_sessions(void **state)
@@ -312,7 +312,7 @@ static void p6_slabs_leave_descriptors_to_sessions(void **state)
 	assert_true(status_has("status", "no descriptors are left for more slabs"));
 	host_memory_works();
 	gpu_memory_works("fake-0");
-	end();
+	end_rig();
 }
 
 static void p10_what_the_gpu_program_may_not_say_is_counted(void **state)
@@ -322,13 +322,13 @@ static void p10_what_the_gpu_program_may_not_say_is_counted(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < KV_COUNT_OF(wrong); i++) {
-		begin(wrong[i]);
+		start_rig(wrong[i]);
 		if (!rig_metric_reaches(&rig, "kvd_gpu_refused_messages_total", 1)) {
 			fail_msg("%s was not refused", wrong[i]);
 		}
 		assert_true(rig_metric_reaches(&rig, "kvd_gpu_failures_total", 1));
 		becomes_whole();
-		end();
+		end_rig();
 	}
 }
 

@@ -48,7 +48,7 @@ static kvd_gpu_message_t slab_message(void)
 	return (kvd_gpu_message_t){.version = KVD_GPU_WIRE, .verb = KVD_GPU_SLAB, .bytes = slab_bytes};
 }
 
-static void give(uint64_t count)
+static void give_slabs(uint64_t count)
 {
 	const kvd_gpu_message_t slab = slab_message();
 
@@ -119,18 +119,18 @@ int main(int argc, char **argv)
 	prctl(PR_SET_NAME, "kvd-gpu");
 	slab_bytes = argc == 4 ? strtoull(argv[2], NULL, 10) : 0;
 	if (strcmp(how, "hang") == 0) { /* amid its work */
-		give(1);
+		give_slabs(1);
 		pause();
 	} else if (strcmp(how, "silent") == 0) { /* it ends and says nothing */
-		give(1);
+		give_slabs(1);
 	} else if (strcmp(how, "less") == 0) {
-		give(count / 2);
+		give_slabs(count / 2);
 		say_end(KV_ERR_FULL, "the device has no more memory");
 	} else if (strcmp(how, "lie") == 0) { /* it says that it gave all */
-		give(count / 2);
+		give_slabs(count / 2);
 		say_end(KV_OK, "");
 	} else if (strcmp(how, "more") == 0) {
-		give(count + 1);
+		give_slabs(count + 1);
 	} else {
 		send_wrong(how);
 	}
