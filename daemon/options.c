@@ -50,7 +50,7 @@ static const kv_option_t rows[] = {
 	ROW("nvme.write_behind", BOOL, "on", NULL, NULL, NULL, AT_START, nvme_write_behind, "write new blocks to disk at once, parents first"),
 	ROW("gpu.size", SIZE, "0", NULL, NULL, NULL, AT_START, gpu_size, "GPU tier: memory of each device for the hottest blocks; 0: none. Where a device has less, the tier is smaller and kvctl status says so"),
 	ROW("gpu.devices", LIST, "all", NULL, NULL, NULL, AT_START, gpu_devices, "devices of the GPU tier: UUIDs as nvidia-smi -L prints them, at most 8; all: those that the driver shows. fake-0 to fake-7 are host memory, for tests"),
-	ROW("gpu.slab_size", SIZE, "256MiB", "2MiB", "64GiB", NULL, AT_START, gpu_slab_size, "size of a slab of the GPU tier, a multiple of 2MiB; larger when gpu.size would need more than 127"),
+	ROW("gpu.slab_size", SIZE, "256MiB", "2MiB", "64GiB", NULL, AT_START, gpu_slab_size, "size of a slab of the GPU tier, a multiple of 2MiB, by default at most gpu.size; larger when gpu.size would need more than 127"),
 	ROW("index.max_blocks", U64, "1048576", "1024", "268435456", NULL, AT_START, index_max_blocks, "blocks the index may hold; sizes the mirror of every namespace"),
 	ROW("share.cpu", LIST, "", NULL, NULL, NULL, AT_START, share[0], "shares of cpu.size: name=40% or name=2GiB, one word a namespace; those not named have equal parts of the rest. A namespace's pinned, unfinished and quarantined bytes end at its share; what others leave idle it may borrow"),
 	ROW("share.disk", LIST, "", NULL, NULL, NULL, AT_START, share[1], "shares of nvme.size, in the same way"),
@@ -434,6 +434,10 @@ static void fit_defaults(kvd_setup_t *setup)
 {
 	kvd_options_t *options = &setup->options;
 
+	if (options->gpu_slab_size > options->gpu_size && options->gpu_size >= KVD_GPU_GRAIN &&
+	    is_default(setup, "gpu.slab_size")) {
+		options->gpu_slab_size = options->gpu_size / KVD_GPU_GRAIN * KVD_GPU_GRAIN;
+	}
 	if (options->cpu_slab_size > options->cpu_size && is_default(setup, "cpu.slab_size")) {
 		options->cpu_slab_size = options->cpu_size;
 	}

@@ -49,6 +49,7 @@ typedef struct kvd_options {
 extern const kv_option_table_t kvd_option_table;
 
 #define KVD_OPTION_COUNT_MAX 96u
+#define KVD_GPU_GRAIN        (UINT64_C(2) << 20) /* slabs in GPU memory are multiples of it */
 #define KVD_DIFFERS_MAX      512u
 
 typedef enum kvd_action {

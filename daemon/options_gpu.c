@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define GRAIN   (UINT64_C(2) << 20)
 #define DEVICES 8u
 
 static kv_status_t check_word(const kvd_options_t *options, uint32_t i, const char *word, size_t len, char *why,
@@ -15,7 +14,7 @@ static kv_status_t check_word(const kvd_options_t *options, uint32_t i, const ch
 	const int is_all = len == 3 && memcmp(word, "all", 3) == 0;
 	const int is_fake = len == sizeof KVD_GPU_FAKE && kvd_gpu_is_fake(word) && word[len - 1] >= '0' &&
 			    word[len - 1] < '0' + (int)DEVICES;
-	const int is_uuid = strncmp(word, "GPU-", 4) == 0 && kvd_gpu_uuid_ok(word, len);
+	const int is_uuid = len > 4 && strncmp(word, "GPU-", 4) == 0 && kvd_gpu_uuid_ok(word, len);
 
 	if (!is_all && !is_fake && !is_uuid) {
 		snprintf(why, cap, "gpu.devices: \"%.*s\" is neither all nor a UUID (GPU-...) nor fake-0 to fake-7",
@@ -46,7 +45,7 @@ kv_status_t kvd_gpu_options_check(const kvd_options_t *options, char *why, size_
 	if (options->gpu_size == 0) {
 		return KV_OK;
 	}
-	if (options->gpu_slab_size % GRAIN != 0) {
+	if (options->gpu_slab_size % KVD_GPU_GRAIN != 0) {
 		snprintf(why, cap, "gpu.slab_size: %llu bytes are not a multiple of 2MiB",
 			 (unsigned long long)options->gpu_slab_size);
 		return KV_ERR_CONFIG;

@@ -45,7 +45,7 @@ allowed() {
 	common) echo 'kv|hash|option|wire' ;;
 	kernels) echo 'kv|kvk|layout|cuda' ;;
 	storage) echo 'kv|kvk|kvs|cpu|nvme|metadb' ;;
-	daemon) echo 'kv|kvk|kvs|core|io|keeper|net|gpu' ;;
+	daemon) echo 'kv|kvk|kvs|core|gpu|io|keeper|net' ;;
 	client) echo 'kv|kvk|kvctl|session' ;;
 	connectors) echo 'kv|kvk|kvx|common|inproc|scheduler|step|worker' ;;
 	proxy) echo 'kv|events' ;;
@@ -92,9 +92,9 @@ lint_circles() {
 		kernels/.* 0 1
 		storage/.* 0 1
 		daemon/core/.* 0 1
+		daemon/gpu/.* 0 1
 		daemon/io/.* 0 1
 		daemon/net/.* 0 1
-		daemon/gpu/.* 0 1
 		daemon/ 0 1
 		connectors/.* 0 3
 		proxy/.* 0 1

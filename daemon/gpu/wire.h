@@ -67,7 +67,7 @@ static inline int kvd_gpu_is_fake(const char *uuid)
 	return strncmp(uuid, KVD_GPU_FAKE, sizeof KVD_GPU_FAKE - 1) == 0;
 }
 
-/* Does a received message of n bytes and that many descriptors make sense? KV_ERR_PROTO: it does not. */
+/* Does a received message of n bytes, with this number of descriptors, make sense? KV_ERR_PROTO: it does not. */
 static inline kv_status_t kvd_gpu_check(const kvd_gpu_message_t *m, size_t n, uint32_t fds)
 {
 	int ok = n == sizeof *m && m->version == KVD_GPU_WIRE && m->reserved == 0 &&

@@ -20,7 +20,6 @@
 #include <unistd.h>
 
 #define DEVICES      (KVS_MEMORIES - 1u)
-#define GRAIN        (UINT64_C(2) << 20) /* slabs of a device are multiples of it */
 #define LOOK_NS      UINT64_C(10000000)
 #define SILENCE_NS   UINT64_C(30000000000) /* a driver takes seconds to start, and may hang for ever */
 #define PAUSE_MIN_NS UINT64_C(1000000000)
@@ -428,12 +427,13 @@ void kvd_gpu_step(kvd_host_t *host, uint64_t now)
 
 /* ---- open and close -------------------------------------------------------------------------- */
 
-/* Slabs have KVS_MEMORY_SLABS numbers: fewer and larger ones, if they are more. */
+/* A device has numbers for KVS_MEMORY_SLABS slabs: a larger tier has larger slabs. */
 static void choose_slab_size(kvd_gpu_host_t *gpu, const kvd_options_t *options)
 {
 	gpu->slab_bytes = options->gpu_slab_size;
 	if (options->gpu_size / gpu->slab_bytes > KVS_MEMORY_SLABS) {
-		gpu->slab_bytes = (options->gpu_size / KVS_MEMORY_SLABS + GRAIN - 1u) / GRAIN * GRAIN;
+		gpu->slab_bytes =
+			(options->gpu_size / KVS_MEMORY_SLABS + KVD_GPU_GRAIN - 1u) / KVD_GPU_GRAIN * KVD_GPU_GRAIN;
 		kv_log(KV_LOG_WARN, "gpu",
 		       "gpu.slab_size is too small for gpu.size, larger slabs are used: slab_bytes %llu",
 		       (unsigned long long)gpu->slab_bytes);

@@ -84,6 +84,28 @@ static void p10_options_that_contradict_each_other_are_refused(void **state)
 	refused("--policy=random", NULL, KV_ERR_CONFIG, "lru");
 }
 
+static void p10_options_of_the_gpu_tier_fit_together(void **state)
+{
+	const char *const words[] = {"gpu-1", "GPU-", "GPU-a/b", "fake-8", "fake-01", "fake-", "ALL", "0"};
+	char option[64];
+
+	(void)state;
+	refused("--gpu.size=8MiB", "--gpu.slab_size=16MiB", KV_ERR_CONFIG, "gpu.slab_size is larger");
+	refused("--gpu.size=8MiB", "--gpu.slab_size=3MiB", KV_ERR_CONFIG, "a multiple of 2MiB");
+	refused("--gpu.size=1MiB", NULL, KV_ERR_CONFIG, "gpu.slab_size is larger");
+	refused("--gpu.size=8MiB", "--gpu.devices=fake-0,fake-1,fake-0", KV_ERR_CONFIG, "there twice");
+	refused("--gpu.size=8MiB", "--gpu.devices=all,fake-1", KV_ERR_CONFIG, "all stands alone");
+	refused("--gpu.size=8MiB", "--gpu.devices=", KV_ERR_CONFIG, "1 to 8 devices");
+	refused("--gpu.size=8MiB", "--gpu.devices=GPU-1,GPU-2,GPU-3,GPU-4,GPU-5,GPU-6,GPU-7,GPU-8,GPU-9", KV_ERR_CONFIG,
+		"1 to 8 devices");
+	for (size_t i = 0; i < KV_COUNT_OF(words); i++) {
+		snprintf(option, sizeof option, "--gpu.devices=%s", words[i]);
+		refused("--gpu.size=8MiB", option, KV_ERR_CONFIG, "is neither all nor a UUID");
+	}
+	/* a default that is larger than the size fits itself in */
+	assert_int_equal(run("--gpu.size=9MiB", "--check-config"), 0);
+}
+
 static void p10_a_socket_path_that_is_too_long_is_refused_at_the_start(void **state)
 {
 	char option[200] = "--run_dir=/tmp/";
@@ -184,6 +206,7 @@ int main(void)
 		cmocka_unit_test(p10_a_misspelt_option_names_the_nearest_one),
 		cmocka_unit_test(p10_a_typo_in_the_file_has_line_and_column),
 		cmocka_unit_test(p10_options_that_contradict_each_other_are_refused),
+		cmocka_unit_test(p10_options_of_the_gpu_tier_fit_together),
 		cmocka_unit_test(p10_a_socket_path_that_is_too_long_is_refused_at_the_start),
 		cmocka_unit_test(p8_http_is_not_reachable_from_outside_unless_said_twice),
 		cmocka_unit_test(p10_the_last_source_wins),

@@ -21,6 +21,7 @@ tests/structure/structs.sh "$prefix/include"
 # The metadata library is loaded by its own program only.
 [ -x "$prefix/bin/kvd-meta" ]
 [ -x "$prefix/bin/kvd-net" ]
+[ -x "$prefix/bin/kvd-gpu" ]
 needed=$(readelf -d "$prefix/bin/kvd")
 [[ $needed == *libmicrohttpd* && $needed != *librocksdb* && $needed != *libzmq* ]]
 
