@@ -141,8 +141,7 @@ class Run:
                 daemon.start()
                 continue
             stem = work / at.replace(" ", "_")
-            devices = ("1" if (at, phases) != c.engines[0] else "0") if c.other_gpu else ""
-            child = self.start(c, stem, {**self.order(c, work, daemon), "connector": c.connector, "phases": phases}, devices)
+            child = self.start(c, stem, {**self.order(c, work, daemon), "connector": c.connector, "phases": phases})
             if not self.finish(child, stem, name, at, self.limit()):
                 return
 

@@ -63,7 +63,6 @@ class Configuration:
     graph: bool | None = None  # the same
     options: dict[str, Any] = field(default_factory=dict)  # of the engine
     beside: bool = False  # nothing is timed: it runs beside others
-    other_gpu: bool = False  # engines after the first one are on the next GPU
     ring: dict[str, dict[str, Any] | None] = field(default_factory=dict)
     pair: tuple[int, int] | None = None  # GPUs of the one and of the other: the first ones, the last ones
     profiled: bool = False  # steps of each of the ring's engines under torch's profiler, last
@@ -138,7 +137,6 @@ def of_runner(runner: int, gib: int) -> dict[str, Configuration]:
         "steps": Configuration(None, [], runner, "memory", ring={"nothing": watched(NOTHING, "WatchedNothing"), "no saves": watched({**kvd(), "kv_role": "kv_consumer"}), "kvd": watched(kvd())}, profiled=True),
         "kvd-hbm": Configuration(kvd(), HBM, runner, "memory", gpu_gib=22, kv_gib=24),
         "kvd-hbm-whole": Configuration(kvd(layers_mb=1 << 20), HBM, runner, "memory", gpu_gib=22, kv_gib=24),
-        "kvd-hbm-other": Configuration(kvd(), HBM, runner, "memory", gpu_gib=22, kv_gib=24, other_gpu=True),
         "check-hbm": Configuration(kvd(cost_model=False, load_ms=20000), HBM_CHECKS, runner, "memory", weights="drawn", gpu_gib=12, kv_gib=12),
         "kvd-sync": Configuration(tried(kvd()), CHAIN[:1], runner, "memory", environment=SYNC_LOADS),
         "kvd-async": Configuration(kvd(mode="async"), CHAIN, runner, "memory"),
@@ -161,6 +159,7 @@ def of_runner(runner: int, gib: int) -> dict[str, Configuration]:
         "native-tp2": Configuration(native(gib), [("first engine", ALL)], runner, gpus=2, environment=TWO_GPUS),
         "kvd-tp2": Configuration(kvd(), CHAIN, runner, "memory", gpus=2, environment=TWO_GPUS),
         "check-tp2": Configuration(kvd(cost_model=False, load_ms=20000), CHECKS[:2], runner, "memory", weights="drawn", gpus=2, environment=TWO_GPUS),
+        "check-tp2-hbm": Configuration(kvd(cost_model=False, load_ms=20000), HBM_CHECKS, runner, "memory", weights="drawn", gpus=2, environment=TWO_GPUS, gpu_gib=8, kv_gib=12),
     }
 
 
