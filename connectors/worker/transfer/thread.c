@@ -638,12 +638,13 @@ static void keep_attached(kvx_worker_t *worker, uint64_t now, int moving)
 
 static int run_iteration(kvx_worker_t *worker, int moving)
 {
-	const uint64_t now = kvx_worker_now_ns();
+	uint64_t now;
 	uint32_t moved;
 
 	worker->polls_soon = 0;
-	keep_attached(worker, now, moving);
+	keep_attached(worker, kvx_worker_now_ns(), moving);
 	take_jobs(worker);
+	now = kvx_worker_now_ns(); /* only now: no job that was taken began later */
 	(void)step_jobs(worker, KVX_WJOB_LOAD, now, 0);
 	moved = worker->gpu ? kvx_gpu_complete_batches(worker) + kvx_gpu_send_async_loads(worker, now)
 			    : copy_loads(worker);
