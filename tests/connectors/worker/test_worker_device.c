@@ -24,6 +24,9 @@ static atomic_int unmapped;       /* libkvc knows no memory of it */
 	type __wrap_##name(__VA_ARGS__);                                                                               \
 	type __wrap_##name(__VA_ARGS__)
 
+static _Atomic(const kvc_t *) held; /* the worker's, kept from going on after it has polled */
+static atomic_int holding;
+
 static int is_second(const kvc_space_t *space);
 
 WRAP(kvc_status_t, kvc_space_open_start, kvc_t *kvc, const kvc_identity_t *identity, kvc_space_t **p_space)
@@ -87,6 +90,18 @@ WRAP(kvc_status_t, kvc_put_block, const kvc_put_t *put, uint32_t i, void **p_dat
 	const kvc_status_t status = __real_kvc_put_block(put, i, p_data);
 
 	return put == atomic_load(&written) ? place_block(i, status, p_data) : status;
+}
+
+WRAP(kvc_status_t, kvc_poll, kvc_t *kvc, uint32_t timeout_ms)
+{
+	const kvc_status_t status = __real_kvc_poll(kvc, timeout_ms);
+
+	while (kvc == atomic_load(&held)) {
+		atomic_store(&holding, 1);
+		usleep(100);
+	}
+
+	return status;
 }
 
 /* ---- the second space ------------------------------------------------------------------------ */
@@ -155,8 +170,8 @@ static int teardown(void **state)
 	return wr_teardown(state);
 }
 
-/* The first blocks of wr_eight are saved in the second space. */
-static kvc_status_t save_first_half(wr_t *wr)
+/* The first blocks of wr_eight, to be saved in the second space. */
+static kvc_put_t *submit_first_half(wr_t *wr)
 {
 	kvc_put_t *put;
 
@@ -169,7 +184,12 @@ static kvc_status_t save_first_half(wr_t *wr)
 	wr_begin(wr);
 	wr_end(wr);
 
-	return wr_put_wait(put);
+	return put;
+}
+
+static kvc_status_t save_first_half(wr_t *wr)
+{
+	return wr_put_wait(submit_first_half(wr));
 }
 
 static kvc_lease_t *lease_first_half(wr_t *wr)
@@ -222,6 +242,23 @@ static void p1_a_load_of_two_parts_is_right(void **state)
 	assert_int_equal(save_first_half(wr), KVC_OK);
 	check_two_parts(wr, 0);
 	check_two_parts(wr, KVX_MSG_ASYNC);
+}
+
+/* One that begins while the transfer thread is in the middle of its iteration, and whose space is not open yet. */
+static void p7_a_save_may_begin_at_any_time(void **state)
+{
+	wr_t *wr = *state;
+	kvc_put_t *put;
+
+	atomic_store(&holding, 0);
+	atomic_store(&held, wr->rank[0].worker->kvc);
+	while (!atomic_load(&holding)) {
+		usleep(100);
+	}
+	put = submit_first_half(wr);
+	usleep(1000); /* the clock has moved */
+	atomic_store(&held, NULL);
+	assert_int_equal(wr_put_wait(put), KVC_OK);
 }
 
 /* ---- without it ------------------------------------------------------------------------------ */
@@ -340,6 +377,7 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		TEST(p1_a_load_of_two_parts_is_right, stored),
 		TEST(p1_a_load_of_two_parts_is_right, layered),
+		TEST(p7_a_save_may_begin_at_any_time, stored),
 		TEST(p7_a_part_in_an_unknown_space_fails_by_name, stored),
 		TEST(p5_unmapped_memory_costs_no_deadline, stored),
 #ifdef WR_MAPPED
