@@ -43,6 +43,9 @@ int kvx_loads_have_drops(const kvx_scheduler_t *scheduler);
 void kvx_loads_poll(kvx_scheduler_t *scheduler, uint64_t now);
 void kvx_loads_close(kvx_scheduler_t *scheduler);
 void kvx_loads_take_report(kvx_scheduler_t *scheduler, const kvx_report_loaded_t *report);
+/* The engine ends a request before it passes on the reports of its last step: add the tokens of its synchronous loads
+ * that no rank has reported yet. */
+void kvx_loads_count_unreported(const kvx_scheduler_t *scheduler, const kvx_request_t *request, kvc_report_t *report);
 /* The request is gone: its asynchronous loads end early. */
 void kvx_loads_cancel(kvx_scheduler_t *scheduler, const kvx_request_t *request);
 uint64_t kvx_loads_count_leases(const kvx_scheduler_t *scheduler);

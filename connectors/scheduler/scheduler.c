@@ -375,6 +375,7 @@ void kvx_scheduler_record_ended(kvx_scheduler_t *scheduler, const kvx_ask_t *ask
 		.match_ns = request->match_ns,
 		.load_ns = request->load_ns,
 	};
+	kvx_loads_count_unreported(scheduler, request, &report);
 	kvx_scheduler_record(scheduler, ask->lora, &report);
 }
 
