@@ -57,6 +57,41 @@ static void p1_what_is_used_twice_is_loaded_from_the_device(void)
 	assert_int_equal(sr_stats().save_busy + sr_stats().save_lost, 0);
 }
 
+static uint64_t count_hits(const char *tier)
+{
+	char name[64];
+
+	(void)snprintf(name, sizeof name, "kvd_prefix_hit_tokens_total{tier=%s}", tier);
+
+	return (uint64_t)rig_counter(&sr.rig, name);
+}
+
+/* An engine ends a request of one step, and then passes on that step's reports. */
+static void p9_a_request_of_one_step_counts_its_hit(void)
+{
+	const kvx_ended_t ended = {.struct_size = sizeof ended, .prompt_tokens = 168, .output_tokens = 1};
+
+	store_twice();
+	assert_int_equal(sr_use(&a, "a2", 3, 80, 160), 80);
+	sr_request(&c, "c", 3, 80, 168);
+	assert_int_equal(sr_match(&c), 160);
+	sr_place(&c, 200, 0);
+	sr_start_load(&c);
+	sr.ahead = 1;
+	(void)sr_step();
+	kvx_scheduler_record_ended(sr.scheduler, &c.ask, &ended);
+	sr.ahead = 0;
+	sr_give_report();
+	sr_finish(&c);
+	for (int i = 0; i < 5000 && count_hits("gpu") == 0; i++) {
+		(void)kvc_poll(sr.kvc, 0);
+		usleep(1000);
+	}
+	assert_int_equal(count_hits("gpu"), 80);
+	assert_int_equal(count_hits("cpu"), 80);
+	assert_int_equal(count_hits("disk"), 0);
+}
+
 static void p1_the_rest_of_a_prefix_comes_from_the_host(void)
 {
 	store_twice();
@@ -369,6 +404,7 @@ static void p1_loads_of_two_parts_are_right_in_a_random_order(void)
 SR_MAIN(SR_TEST(p1_what_is_used_twice_is_loaded_from_the_device, there),
 	SR_NAMED("p1_what_is_used_twice_is_loaded_from_the_device (async)",
 		 p1_what_is_used_twice_is_loaded_from_the_device, async_there),
+	SR_TEST(p9_a_request_of_one_step_counts_its_hit, there),
 	SR_TEST(p1_the_rest_of_a_prefix_comes_from_the_host, there),
 	SR_NAMED("p1_the_rest_of_a_prefix_comes_from_the_host (async)", p1_the_rest_of_a_prefix_comes_from_the_host,
 		 async_there),
