@@ -135,6 +135,7 @@ def of_runner(runner: int, gib: int) -> dict[str, Configuration]:
         "trace-async": Configuration(watched(kvd(mode="async")), [("first engine", ["cold", "trace"])], runner, "memory"),
         "profile": Configuration(kvd(), [("first engine", ["cold", "profile"])], runner, "memory"),
         "steps": Configuration(None, [], runner, "memory", ring={"nothing": watched(NOTHING, "WatchedNothing"), "no saves": watched({**kvd(), "kv_role": "kv_consumer"}), "kvd": watched(kvd())}, profiled=True),
+        "trace-hbm": Configuration(watched(kvd()), [("first engine", ["cold", "gpu", "hit", "kept"]), ("engine restarted", ["trace", "kept"])], runner, "memory", gpu_gib=22, kv_gib=24),
         "kvd-hbm": Configuration(kvd(), HBM, runner, "memory", gpu_gib=22, kv_gib=24),
         "kvd-hbm-whole": Configuration(kvd(layers_mb=1 << 20), HBM, runner, "memory", gpu_gib=22, kv_gib=24),
         "check-hbm": Configuration(kvd(cost_model=False, load_ms=20000), HBM_CHECKS, runner, "memory", weights="drawn", gpu_gib=12, kv_gib=12),
