@@ -22,16 +22,19 @@ class Rig:
     """An engine whose loads fail (bench/gpu/vllm/failing.py), a store on disk, prompts and what an engine without a cache answers. Prompts 0 and 4 are
     asked alone."""
 
+    options: dict[str, str] = {}  # of the daemon
+    extra: dict[str, Any] = {}  # of the connector
+
     def __init__(self, context: Context, mode: str, **options: Any) -> None:
         self.context, self.folder = context, context.bench.folder("faults")
-        self.store = context.store(**disk(context), **{"nvme.io_engine": "threads"})
+        self.store = context.store(**disk(context), **{"nvme.io_engine": "threads"}, **self.options)
         assert self.store.daemon
         self.daemon = self.store.daemon
         self.daemon.environment = faults.hanging_disk(self.folder)
         shared = context.prompt(400)
         self.prompts = [shared + context.prompt(n) for n in (220, 70, 150, 300)] + [context.prompt(n) for n in (700, 300, 600, 900)]
         self.expected = context.expected("gqa", self.prompts)
-        connector = self.store.connector(mode=mode, load_ms=LOAD_MS, wait_us=100000) | dict(kv_connector="Failing", kv_connector_module_path="failing")
+        connector = self.store.connector(mode=mode, load_ms=LOAD_MS, wait_us=100000, **self.extra) | dict(kv_connector="Failing", kv_connector_module_path="failing")
         environment = dict(FAULTS_FOLDER=str(self.folder), PYTHONPATH=os.pathsep.join(filter(None, [str(HERE), str(BENCH), os.environ.get("PYTHONPATH")])))
         self.engine = context.bench.engine("gqa", connector, environment=environment, **options)
         self.attach(0)
@@ -90,9 +93,9 @@ class Rig:
         return failed
 
 
-def fail_loads(context: Context, mode: str, **options: Any) -> None:
+def fail_loads(context: Context, mode: str, kind: type[Rig] = Rig, **options: Any) -> None:
     context.oracle.prepare("gqa")
-    rig = Rig(context, mode, **options)
+    rig = kind(context, mode, **options)
     rig.flip()
     for fault in faults.FAULTS:
         repeated = fault != faults.FLIPS and not context.short

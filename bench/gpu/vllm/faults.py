@@ -17,13 +17,14 @@ FAULTS = (FLIPS, LEASE, DEADLINE, KILL)
 EVERY = 65536
 
 
-def flip_bits(pid: int, seed: int) -> int:
-    """One bit in every 64 KiB of the slabs, or, in every other one, a NaN of every type, through the daemon's own descriptors. Returns how many."""
+def flip_bits(pid: int, seed: int, memory: str = "kvd-slab") -> int:
+    """One bit in every 64 KiB of the slabs, or, in every other one, a NaN of every type, through the daemon's own descriptors. `memory`: kvd-fake-gpu flips
+    those of fake devices. Returns how many."""
     drawn, flipped = random.Random(seed), 0
     folder = f"/proc/{pid}/fd"
     slabs = {}
     for fd in os.listdir(folder):
-        if "memfd:kvd-slab" in os.readlink(f"{folder}/{fd}"):
+        if f"memfd:{memory}" in os.readlink(f"{folder}/{fd}"):
             slabs[os.stat(f"{folder}/{fd}").st_ino] = f"{folder}/{fd}"
     for path in slabs.values():
         with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
