@@ -851,8 +851,7 @@ static void add_load_sample(kvx_scheduler_t *scheduler, const kvx_sload_t *load)
 void kvx_loads_count_unreported(const kvx_scheduler_t *scheduler, const kvx_request_t *request, kvc_report_t *report)
 {
 	for (const kvx_sload_t *load = scheduler->loads; load; load = load->next) {
-		if (load->sent && load->serial == request->serial && !load->failed &&
-		    !(load->flags & KVX_MSG_ASYNC)) {
+		if (load->sent && load->serial == request->serial && !load->failed && !(load->flags & KVX_MSG_ASYNC)) {
 			report->hit_gpu_tokens += load->device_tokens;
 			report->hit_cpu_tokens += load->cpu_tokens;
 			report->hit_disk_tokens += load->disk_tokens;

@@ -108,10 +108,14 @@ static int check_ready(const kvx_worker_t *worker)
 }
 
 /* If some blocks still have to be read from a disk, the others are better sent at once. */
+static uint64_t end_of_wait(const kvx_worker_t *worker)
+{
+	return kvx_worker_now_ns() + worker->gpu->layers.wait_ns + (uint64_t)count_wanted(worker) * LOOKUP_NS;
+}
+
 static int await_blocks(kvx_worker_t *worker)
 {
-	const uint64_t looking = (uint64_t)count_wanted(worker) * LOOKUP_NS;
-	const uint64_t until = kvx_worker_now_ns() + worker->gpu->layers.wait_ns + looking;
+	const uint64_t until = end_of_wait(worker);
 	uint32_t spins = 0;
 	int there;
 
@@ -474,16 +478,64 @@ static int start_sync_loads(kvx_worker_t *worker)
 	return ordered;
 }
 
+/* ---- loads of a prefetched step (docs/decisions/060) --------------------------------------------- */
+
 void kvx_gpu_prefetch_loads(kvx_worker_t *worker, int layers)
 {
-	worker->gpu->sync_loads_sent = 1;
+	kvx_wgpu_t *gpu = worker->gpu;
+
+	gpu->prefetched = 1;
+	gpu->layers.count = 0;
 	if (!start_sync_loads(worker)) {
 		return;
 	}
-	if (await_blocks(worker) && layers && send_layers(worker)) {
-		return;
+	gpu->presend_layers = layers;
+	gpu->presend_until_ns = end_of_wait(worker);
+	atomic_store(&gpu->presend, KVX_PRESEND_ASKED);
+	kvx_transfer_wake(worker);
+}
+
+uint32_t kvx_gpu_send_prefetched(kvx_worker_t *worker, uint64_t now)
+{
+	kvx_wgpu_t *gpu = worker->gpu;
+	uint32_t state = KVX_PRESEND_ASKED;
+	int there;
+
+	if (atomic_load_explicit(&gpu->presend, memory_order_relaxed) != KVX_PRESEND_ASKED ||
+	    !atomic_compare_exchange_strong(&gpu->presend, &state, KVX_PRESEND_BUSY)) {
+		return 0;
 	}
-	while (send_some(worker, NULL) > 0) {
+	there = check_ready(worker);
+	if (there == 0 && now < gpu->presend_until_ns) {
+		atomic_store(&gpu->presend, KVX_PRESEND_ASKED);
+		worker->polls_soon = 1;
+		return 0;
+	}
+	if (there <= 0 || !gpu->presend_layers || !send_layers(worker)) {
+		while (send_some(worker, NULL) > 0) {
+		}
+	}
+	atomic_store(&gpu->presend, KVX_PRESEND_DONE);
+	kvx_gate_open(&worker->progress);
+
+	return 1;
+}
+
+/* The loads of the step are the engine's thread's. 1: a prefetch has sent them, but for blocks that were not ready. */
+static int take_prefetched(kvx_worker_t *worker)
+{
+	kvx_wgpu_t *gpu = worker->gpu;
+	uint32_t spins = 0;
+
+	for (;;) {
+		const uint32_t seen = kvx_gate_read(&worker->progress);
+		uint32_t state = atomic_load(&gpu->presend);
+
+		if (state != KVX_PRESEND_BUSY &&
+		    atomic_compare_exchange_strong(&gpu->presend, &state, KVX_PRESEND_NONE)) {
+			return state == KVX_PRESEND_DONE;
+		}
+		kvx_gate_pause(&worker->progress, seen, &spins, NAP_NS);
 	}
 }
 
@@ -491,10 +543,11 @@ void kvx_gpu_cancel_prefetch(kvx_worker_t *worker)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
 
-	if (!gpu->sync_loads_sent) {
+	if (!gpu->prefetched) {
 		return;
 	}
-	gpu->sync_loads_sent = 0;
+	(void)take_prefetched(worker);
+	gpu->prefetched = 0;
 	gpu->layers.count = 0;
 	for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
 		load->layer_skipped = 1; /* loaded blocks have failed too: the engine has not waited for them */
@@ -509,14 +562,14 @@ void kvx_gpu_cancel_prefetch(kvx_worker_t *worker)
 int kvx_gpu_send_sync_loads(kvx_worker_t *worker, int layers)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
-	const int prefetched = gpu->sync_loads_sent;
+	const int sent = take_prefetched(worker), started = gpu->prefetched || start_sync_loads(worker);
 	int layered;
 
-	gpu->sync_loads_sent = 0;
-	if (prefetched) {
+	gpu->prefetched = 0;
+	if (sent) {
 		layered = layers && gpu->layers.count > 0;
 	} else {
-		layered = start_sync_loads(worker) && layers && send_layers(worker);
+		layered = started && layers && send_layers(worker);
 	}
 	if (layered) {
 		for (kvx_wload_t *load = worker->sync; load; load = load->next_sync) {
@@ -587,7 +640,7 @@ int kvx_layers_await(kvx_worker_t *worker, uint32_t layer)
 	kvx_wlayers_t *l = &gpu->layers;
 	uint32_t r;
 
-	if (l->count == 0 || gpu->sync_loads_sent) {
+	if (gpu->prefetched || l->count == 0) {
 		return 1;
 	}
 	if (layer < worker->groups[0].paged.layers && !l->named[layer]) {

@@ -10,8 +10,11 @@ uint32_t kvx_gpu_send_async_loads(kvx_worker_t *worker, uint64_t now);
 /* All synchronous loads of the step are submitted, or have failed, when it returns. `layers`: they may come layer by
  * layer; 1: they do. */
 int kvx_gpu_send_sync_loads(kvx_worker_t *worker, int layers);
-/* Before the engine asks for them: submit what is ready of them; `layers`: layer by layer, if that pays. */
+/* Before the engine asks for them: the transfer thread submits what is ready of them; `layers`: layer by layer, if that
+ * pays. If it has not come to that when the engine asks, the engine's thread submits them. */
 void kvx_gpu_prefetch_loads(kvx_worker_t *worker, int layers);
+/* Submit them, if their blocks are ready or the wait for them has ended: 1. Transfer thread. */
+uint32_t kvx_gpu_send_prefetched(kvx_worker_t *worker, uint64_t now);
 /* The engine has not asked for prefetched loads: no more of them is sent, what was sent comes before what the engine
  * enqueues from now on, and they have failed. */
 void kvx_gpu_cancel_prefetch(kvx_worker_t *worker);

@@ -78,7 +78,16 @@ typedef struct kvx_pool_slab {
 	kvx_pool_piece_t piece[]; /* [pieces] */
 } kvx_pool_slab_t;
 
-/* Synchronous loads that come layer by layer; the engine's thread. */
+/* Who sends the loads of a prefetched step. The transfer thread begins and ends BUSY, the engine's thread everything
+ * else; the step's synchronous loads and kvx_wlayers belong to the thread whose state it is. */
+typedef enum kvx_presend {
+	KVX_PRESEND_NONE,  /* the engine's thread */
+	KVX_PRESEND_ASKED, /* nobody yet: the one that comes first */
+	KVX_PRESEND_BUSY,  /* the transfer thread is at it */
+	KVX_PRESEND_DONE   /* the engine's thread, which has not seen it yet */
+} kvx_presend_t;
+
+/* Synchronous loads that come layer by layer; the engine's thread, unless a step is prefetched. */
 typedef struct kvx_wlayers {
 	uint64_t least_bytes; /* of a step's loads; 0: all come whole */
 	uint64_t wait_ns;     /* for all blocks to be ready */
@@ -115,13 +124,16 @@ struct kvx_wgpu {
 	_Atomic uint32_t device_lost;           /* the device hangs: memory it may use is never freed */
 	kvk_gpu_clock_t *point[KVX_GPU_POINTS]; /* the last ones, by their number: recorded by the engine's thread */
 	_Atomic uint64_t shutdown_ns;           /* closing: end of the wait for the device; 0: not closing */
+	_Atomic uint32_t presend;               /* kvx_presend_t */
 
 	/* the engine's thread */
 	kvk_cu_stream_t compute;
-	uint32_t points;     /* of the compute stream that saves come after: how many there were */
-	int begin_point;     /* the one of this step's complete blocks is among them */
-	int ended;           /* end_step() was called, and its synchronous loads are not settled yet */
-	int sync_loads_sent; /* by a prefetch, and run_sync_loads() has not been called yet */
+	uint32_t points;           /* of the compute stream that saves come after: how many there were */
+	int begin_point;           /* the one of this step's complete blocks is among them */
+	int ended;                 /* end_step() was called, and its synchronous loads are not settled yet */
+	int prefetched;            /* the step's loads have begun, and run_sync_loads() has not been called yet */
+	int presend_layers;        /* layer by layer, if that pays */
+	uint64_t presend_until_ns; /* the end of the wait for their blocks */
 	kvx_wlayers_t layers;
 	kvx_gpu_timer_t timers[KVX_GPU_TIMERS]; /* of steps, then of loads */
 	uint32_t step_at;                       /* the next to be used for a step */

@@ -646,10 +646,13 @@ static int run_iteration(kvx_worker_t *worker, int moving)
 	take_jobs(worker);
 	now = kvx_worker_now_ns(); /* only now: no job that was taken began later */
 	(void)step_jobs(worker, KVX_WJOB_LOAD, now, 0);
-	moved = worker->gpu ? kvx_gpu_complete_batches(worker) + kvx_gpu_send_async_loads(worker, now)
-			    : copy_loads(worker);
 	if (worker->gpu) {
+		moved = kvx_gpu_send_prefetched(worker, now);
+		moved += kvx_gpu_complete_batches(worker);
+		moved += kvx_gpu_send_async_loads(worker, now);
 		(void)step_jobs(worker, KVX_WJOB_SAVE, now, 0); /* so that their blocks share batches */
+	} else {
+		moved = copy_loads(worker);
 	}
 	moved += step_jobs(worker, KVX_WJOB_SAVE, now, worker->gpu || moved == 0);
 
