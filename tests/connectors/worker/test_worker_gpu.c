@@ -190,6 +190,7 @@ static int change_stream(wr_t *wr, uint32_t key, uint64_t nth, int given_up)
 	usleep(2000); /* for the save to be on the device */
 	fake_cuda_fail_nth(nth);
 	assert_int_equal(wr_prefetch(wr, WR_PREFETCH), 1);
+	wr_wait_prefetched(wr);
 	fake_cuda_fail_nth(0);
 	wr_device_set_stream(worker, 1);
 	if (given_up) {
@@ -252,6 +253,31 @@ static void p1_the_engine_may_change_its_stream(void **state)
 static void p1_the_engine_may_change_its_stream_and_its_plan(void **state)
 {
 	change_streams(*state, 1);
+}
+
+/* Whenever it is given up, the transfer thread does nothing more for it, and the next step's loads are that step's. */
+static void p1_a_prefetch_may_be_given_up_at_any_time(void **state)
+{
+	wr_t *wr = *state;
+	kvx_worker_t *worker = wr->rank[0].worker;
+
+	for (uint32_t round = 0; round < 200; round++) {
+		kvc_lease_t *lease = wr_lease(wr, 0, 8);
+		wr_end_t end;
+
+		wr_message_load(wr, lease, 0);
+		assert_int_equal(wr_prefetch(wr, WR_PREFETCH), 1);
+		usleep(round % 4 * 50);
+		kvx_worker_begin_step(worker, NULL, 0);
+		assert_int_equal(atomic_load(&worker->gpu->presend), KVX_PRESEND_NONE);
+		wr_end(wr);
+		wr_drain(wr);
+		wr_load(wr, lease, 0, &end);
+		assert_int_equal(end.loaded.status, KVC_OK);
+		wr_check_other(wr, 1);
+		kvc_release(&lease, 1);
+	}
+	assert_int_equal(wr_stats(wr, 0).loads_prefetched, 200);
 }
 
 /* One of two loads is lost that come in the same layers: nobody knows when its copy ends, and it was the last of its
@@ -464,6 +490,7 @@ int main(int argc, char **argv)
 		WR_TEST(p10_a_pool_the_device_cannot_be_given_is_declined, wr_one),
 		WR_TEST(p1_the_engine_may_change_its_stream, wr_layered),
 		WR_TEST(p1_the_engine_may_change_its_stream_and_its_plan, wr_layered),
+		WR_TEST(p1_a_prefetch_may_be_given_up_at_any_time, wr_layered),
 		WR_TEST(p1_a_copy_that_is_lost_does_not_hide_another, wr_layered),
 		WR_TEST(short_loads_and_slow_ones_come_whole, wr_layered),
 		WR_TEST(what_a_step_saves_of_many_requests_goes_together, wr_one),

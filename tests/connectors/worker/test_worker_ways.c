@@ -126,6 +126,7 @@ static void begin_both(wr_t *wr, const kvc_lease_t *lease, giving_t giving, cons
 	wr->timeout_ms = giving.soon ? SOON : WR_PATIENCE;
 	wr_add_load(wr, lease, KVX_MSG_ASYNC, 8, beside, SAVED);
 	assert_int_equal(wr_prefetch(wr, KVX_PREFETCH_COMPUTED), 1);
+	wr_wait_prefetched(wr);
 }
 
 /* A step waits for its loads, and the link would be shared: asynchronous loads are sent when these have come, or

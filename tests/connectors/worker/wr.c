@@ -2,6 +2,7 @@
 #include "connectors/worker/wr_device.h"
 
 #include "kv/env.h"
+#include "worker/cuda/state.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -623,6 +624,17 @@ int wr_prefetch(wr_t *wr, uint32_t flags)
 	kvx_msg_finish(&wr->message, wr->step);
 
 	return kvx_worker_prefetch_step(wr->rank[0].worker, wr->message.data, wr->message.len, flags);
+}
+
+void wr_wait_prefetched(const wr_t *wr)
+{
+	const _Atomic uint32_t *state = &wr->rank[0].worker->gpu->presend;
+	const uint64_t until = wr_now_ms() + WR_PATIENCE;
+
+	while (atomic_load(state) == KVX_PRESEND_ASKED || atomic_load(state) == KVX_PRESEND_BUSY) {
+		assert_true(wr_now_ms() < until);
+		usleep(100);
+	}
 }
 
 uint32_t wr_count_failed(wr_t *wr)

@@ -149,6 +149,8 @@ void wr_await_layers(const wr_rank_t *rank);
 int wr_begin_layered(wr_t *wr, const kvc_lease_t *lease);
 /* kvx_worker_prefetch_step() of the message, on the first rank. */
 int wr_prefetch(wr_t *wr, uint32_t flags);
+/* Until the transfer thread has sent them. */
+void wr_wait_prefetched(const wr_t *wr);
 uint32_t wr_count_failed(wr_t *wr); /* blocks of the first rank */
 /* Take reports until no job is open. */
 void wr_drain(wr_t *wr);
