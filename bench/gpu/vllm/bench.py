@@ -82,6 +82,7 @@ class Run:
             "step_tokens": STEP_TOKENS,
             "share": 0.1 if c.beside else 0.5 if c.gpu_gib else 0.8,
             "gpus": c.gpus,
+            "gpu_gib": c.gpu_gib,
             "tokens": str(work / "tokens.json"),
             "kvctl": daemon.kvctl if daemon else "",
             "socket": daemon.socket if daemon else "",

@@ -100,7 +100,7 @@ def tried(connector: dict[str, Any], name: str = "Tried") -> dict[str, Any]:
     return {**connector, "kv_connector": name, "kv_connector_module_path": "failing"}
 
 
-def failing(runner: int, scheduling: bool, graph: bool, ways: str) -> Configuration:
+def failing(runner: int, scheduling: bool, graph: bool, ways: str, gpu_gib: int = 0) -> Configuration:
     """Loads that fail. ways: as the table of survivors says, all synchronous whatever it says, or asynchronous. Answers depend on the batch as little as can be."""
     return Configuration(
         tried(kvd(cost_model=False, load_ms=500, wait_us=100000, layers_mb=4, mode={"": "auto", "-sync": "sync", "-async": "async"}[ways]), "Failing"),
@@ -111,6 +111,7 @@ def failing(runner: int, scheduling: bool, graph: bool, ways: str) -> Configurat
         weights="drawn",
         kv_gib=2,
         pool_gib=3,
+        gpu_gib=gpu_gib,
         graph=graph,
         options={"async_scheduling": scheduling},
         beside=True,
@@ -151,6 +152,7 @@ def of_runner(runner: int, gib: int) -> dict[str, Configuration]:
             for graph in (False, True)
             for ways in ("", "-sync", "-async")
         },
+        **{f"failed{'-graph' if graph else ''}{ways}-hbm": failing(runner, True, graph, ways, 2) for graph in (False, True) for ways in ("", "-async")},
         "pd": Configuration(kvd(), [], runner, "memory", pair=(1, 1)),
         "check-pd": handed_over(runner, (1, 1)),
         "check-pd-tp2to1": handed_over(runner, (2, 1), **TWO_GPUS),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import faults
+import gpu_memory
 from daemon import Daemon
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Failures:
     def __init__(self, bench: Bench) -> None:
         self.bench, self.order = bench, bench.order
         self.folder = Path(os.environ["FAULTS_FOLDER"])
+        self.in_gpu = bool(self.order["gpu_gib"])  # the memory that loads come from, all of them or their first half
         drawn = random.Random(self.order["seed"])
 
         def prompt(low: int, high: int) -> Prompt:
@@ -86,9 +88,9 @@ class Failures:
         self.bench.note("cold", self.judged(cold, [answer for _, right in asks for answer in right]))
         self.bench.wait_for_saves()
         for fault in faults.FAULTS:
-            found = {"right": 0, "of": 0, "tied": 0, "asks": len(asks), "asks with a failed load": 0, "loads failed": 0, "wrong": []}
+            found = {"right": 0, "of": 0, "tied": 0, "asks": len(asks), "asks with a failed load": 0, "loads failed": 0, "tokens from the GPU tier": 0, "wrong": []}
             for i, (prompts, right) in enumerate(asks):
-                self.arrange(daemon, fault, i == 0)
+                self.arrange(daemon, fault, prompts, i == 0)
                 self.count(found, prompts, right, lambda: self.repair(daemon, fault))
                 self.bench.note(f"after {fault}", found)
             self.bench.wait_for_saves()
@@ -99,10 +101,11 @@ class Failures:
         got = self.answers(prompts)
         repair()
         self.bench.step(2)
-        failed = faults.counters(self.folder)["loads_failed"] - before["loads_failed"]
+        failed, from_gpu = (faults.counters(self.folder)[name] - before[name] for name in ("loads_failed", "device_tokens"))
         for what, value in self.judged(got, right).items():
             found[what] += value
         found["loads failed"] += failed
+        found["tokens from the GPU tier"] += from_gpu
         found["asks with a failed load"] += failed > 0
 
     def attach(self, restarted: Daemon | None = None) -> None:
@@ -117,15 +120,30 @@ class Failures:
             self.bench.step(2)
             time.sleep(0.1)
 
-    def arrange(self, daemon: Daemon, fault: str, first: bool) -> None:
-        """Flipped once, bits serve all asks; for the others everything is on disk only, so that a load takes a moment."""
+    def promote(self, prompts: list[Prompt]) -> None:
+        """Into the memory of the GPU: by their second use."""
+        for _ in range(2):
+            self.bench.forget()
+            self.answers(prompts)
+        self.bench.wait_for_saves()
+
+    def flip(self, daemon: Daemon) -> int:
+        if not self.in_gpu:
+            return faults.flip_bits(daemon.pid, self.order["seed"])
+        self.promote(self.alone + self.together)
+        return gpu_memory.flip_bits(daemon.pid, self.order["seed"])
+
+    def arrange(self, daemon: Daemon, fault: str, prompts: list[Prompt], first: bool) -> None:
+        """Flipped once, bits serve all asks; for the others everything, but for first halves in the GPU tier, is on disk only, so that a load takes a moment."""
         if fault == faults.FLIPS:
             if first:
-                self.bench.note("bits flipped", faults.flip_bits(daemon.pid, self.order["seed"]))
+                self.bench.note("bits flipped", self.flip(daemon))
         else:
             time.sleep(WRITTEN_S)
             daemon.stop()
             self.attach(daemon)
+            if self.in_gpu:
+                self.promote([prompt[: len(prompt) // 2] for prompt in prompts])
             faults.arm(self.folder, fault, daemon.pid)
         self.bench.forget()
 

@@ -17,9 +17,19 @@ FAULTS = (FLIPS, LEASE, DEADLINE, KILL)
 EVERY = 65536
 
 
+def flip(memory: mmap.mmap | bytearray, drawn: random.Random) -> int:
+    """One bit in every 64 KiB, or, in every other one, a NaN of every type. Returns how many."""
+    for i, at in enumerate(range(0, len(memory) - EVERY + 1, EVERY)):
+        where = at + drawn.randrange(EVERY)
+        if i % 2:
+            memory[where & ~7 : (where & ~7) + 8] = b"\xff" * 8
+        else:
+            memory[where] ^= 1 << drawn.randrange(8)
+    return len(memory) // EVERY
+
+
 def flip_bits(pid: int, seed: int, memory: str = "kvd-slab") -> int:
-    """One bit in every 64 KiB of the slabs, or, in every other one, a NaN of every type, through the daemon's own descriptors. `memory`: kvd-fake-gpu flips
-    those of fake devices. Returns how many."""
+    """In the daemon's slabs, through its own descriptors. `memory`: kvd-fake-gpu flips those of fake devices. Returns how many."""
     drawn, flipped = random.Random(seed), 0
     folder = f"/proc/{pid}/fd"
     slabs = {}
@@ -27,14 +37,8 @@ def flip_bits(pid: int, seed: int, memory: str = "kvd-slab") -> int:
         if f"memfd:{memory}" in os.readlink(f"{folder}/{fd}"):
             slabs[os.stat(f"{folder}/{fd}").st_ino] = f"{folder}/{fd}"
     for path in slabs.values():
-        with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
-            for at in range(0, len(memory) - EVERY + 1, EVERY):
-                where = at + drawn.randrange(EVERY)
-                if flipped % 2:
-                    memory[where & ~7 : (where & ~7) + 8] = b"\xff" * 8
-                else:
-                    memory[where] ^= 1 << drawn.randrange(8)
-                flipped += 1
+        with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+            flipped += flip(mapped, drawn)
     return flipped
 
 

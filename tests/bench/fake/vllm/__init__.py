@@ -65,7 +65,7 @@ class Faults:
 
     def __init__(self) -> None:
         self.folder, self.pid = Path(os.environ["FAULTS_FOLDER"]), Path(os.environ["FAKE_KVD_PID"])
-        self.counters = {"attaches": 0, "loads_failed": 0, "ready": 1}
+        self.counters = {"attaches": 0, "loads_failed": 0, "device_tokens": 0, "ready": 1}
         self.daemon = self.slab = ""
         self.bad: set[str] = set()
 
