@@ -84,11 +84,12 @@ class Configuration:
 
 
 COMPILE = 30
-COST = {"trace": 10, "profile": 10, "cold": 12, "fresh": 12, "gpu": 1, "hit": 4, "together": 6, "burst": 3, "steady": 4, "tokens": 25, "same": 15, "control": 10, "reference": 10, "failed": 130, "named": 15, "expected": 20, "paired": 30, "handed": 30}
+COST = {"trace": 10, "profile": 10, "cold": 12, "fresh": 12, "gpu": 1, "hit": 4, "in_turn": 8, "together": 6, "burst": 3, "steady": 4, "tokens": 25, "same": 15, "control": 10, "reference": 10, "failed": 130, "named": 15, "expected": 20, "talk": 30, "talk_begin": 15, "talk_end": 15, "paired": 30, "handed": 30}
 ALL = ["cold", "gpu", "hit", "together", "burst", "steady"]
 CHAIN = [("first engine", ALL), ("engine restarted", ["hit", "gpu", "together", "burst", "again"])]
 CHECKS = [("first engine", ["tokens", "same", "control"]), ("engine restarted", ["same"]), ("daemon", ["daemon"]), ("daemon restarted", ["same"])]
-HBM = [("first engine", ["cold", "gpu", "hit", "kept"]), ("engine restarted", ["hit", "gpu", "together"])]
+HBM = [("first engine", ["cold", "gpu", "hit", "kept"]), ("engine restarted", ["in_turn", "together"])]
+TALK = [("first engine", ["talk_begin"]), ("engine restarted", ["talk_end"])]
 HBM_CHECKS = [("first engine", ["tokens", "same", "control"]), ("engine restarted", ["same"])]
 DISK = [("first engine", ["cold"]), ("daemon", ["daemon"]), ("daemon restarted", ["hit", "fresh"])]
 FULL = [("first engine", ["cold"]), ("engine restarted", ["hit"])]
@@ -138,6 +139,8 @@ def of_runner(runner: int, gib: int) -> dict[str, Configuration]:
         "steps": Configuration(None, [], runner, "memory", ring={"nothing": watched(NOTHING, "WatchedNothing"), "no saves": watched({**kvd(), "kv_role": "kv_consumer"}), "kvd": watched(kvd())}, profiled=True),
         "trace-hbm": Configuration(watched(kvd()), [("first engine", ["cold", "gpu", "hit", "kept"]), ("engine restarted", ["trace", "kept"])], runner, "memory", gpu_gib=22, kv_gib=24),
         "kvd-hbm": Configuration(kvd(), HBM, runner, "memory", gpu_gib=22, kv_gib=24),
+        "talk-hbm": Configuration(kvd(), TALK, runner, "memory", pool_gib=72, gpu_gib=20, kv_gib=24),
+        "talk": Configuration(kvd(), TALK, runner, "memory", pool_gib=72, kv_gib=45),
         "kvd-hbm-whole": Configuration(kvd(layers_mb=1 << 20), HBM, runner, "memory", gpu_gib=22, kv_gib=24),
         "check-hbm": Configuration(kvd(cost_model=False, load_ms=20000), HBM_CHECKS, runner, "memory", weights="drawn", gpu_gib=12, kv_gib=12),
         "kvd-sync": Configuration(tried(kvd()), CHAIN[:1], runner, "memory", environment=SYNC_LOADS),

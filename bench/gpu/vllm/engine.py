@@ -1,8 +1,8 @@
 """One vLLM engine, one process: what it is asked for is in a JSON file, what came of it goes to another after every phase.
 
-phases: cold, gpu (the engine's own cache), kept (what each tier has), hit (the engine's cache dropped first), again (the same once more), fresh (other prompts, cold), together, burst, steady,
+phases: cold, gpu (the engine's own cache), kept (what each tier has), hit (the engine's cache dropped first), in_turn (each hit beside an own one), again (the same once more), fresh (other prompts, cold), together, burst, steady,
 tokens (16 tokens each from the GPU's cache, kept in a file), same (16 tokens each without the engine's cache, compared with that file), control (a prompt with a
-changed beginning answers otherwise), turns (short rounds of cold, gpu and decode, in turns with other engines on the same GPU), trace (when each of the
+changed beginning answers otherwise), talk, talk_begin and talk_end (users take turns, all or half of them), turns (short rounds of cold, gpu and decode, in turns with other engines on the same GPU), trace (when each of the
 connector's hooks was called during own hits and hits), profile (own hits, hits and steps under torch's profiler), reference (answers of an engine without a
 connector, kept in a file), failed (loads fail, answers compared with that file: failed.py), named (how long until a prompt is found again; after unread: the
 weights are not in memory when the engine starts; after unnamed: no engine has named them), expected (the likely tokens of answers of an engine without a connector, kept in
@@ -33,6 +33,7 @@ BURST = 48
 FOUND_S = 90.0  # in which a prompt is
 BEFORE = ("unread", "unnamed")  # phases that come before the engine
 WITHOUT = {"reference", "expected"}  # phases of engines that have no connector
+USERS, TURNS, TURN = 16, 8, 4096  # of a talk: tokens of a turn
 GENERATED, ALONE = 160, 40  # tokens of a request that hits come beside, and before them
 
 
@@ -209,6 +210,17 @@ class Bench:
             self.forget()
             self.times(f"{name} {n}", prompts)
 
+    def in_turn(self) -> None:
+        """A hit and then the engine's own, of each prompt: the host's speed drifts, so only neighbours compare."""
+        for n, prompts in self.by_size().items():
+            pairs = []
+            for prompt in prompts * 3:
+                self.forget()
+                pairs.append([1e3 * self.ask([prompt])[0] for _ in range(2)])
+            hits, own = zip(*pairs)
+            ratio = median([a / b for a, b in pairs])
+            self.note(f"in turn {n}", {"ms": round(median(hits), 2), "own": round(median(own), 2), "ratio": round(ratio, 3), "each": [[round(ms, 2) for ms in pair] for pair in pairs]})
+
     def kept(self) -> None:
         """What is used twice is saved in the memory of the GPU, and loaded from there: how much of what was looked up came from each tier."""
         self.wait_for_saves()
@@ -291,6 +303,29 @@ class Bench:
         beside = [gap for gap, when in gaps if added + 0.005 < when < began + took[-1] / 1e3]
         answered = {"ms": round(took[-1], 1), "mean": round(sum(took) / len(took), 1), "each": [round(ms, 1) for ms in took]}
         return {**answered, "step": round(median(alone), 2), "beside": round(sum(beside) / max(1, len(beside)), 2), "longest": round(max(beside, default=0.0), 2)}
+
+    def talk(self, first: float = 0.0, last: float = 1.0) -> None:
+        """Users in random order, each with one more turn: a prompt of all of its turns so far. This part of them."""
+        drawn = random.Random(self.order["seed"] + 9)
+        users = prompts_of(self.order["seed"] + 9, USERS * [TURN * TURNS + 1])
+        order = [user for user in range(USERS) for _ in range(TURNS)]
+        drawn.shuffle(order)
+        turns = [(user, 1 + order[:i].count(user)) for i, user in enumerate(order)]
+        took, cached = [], 0
+        turns = turns[int(first * len(turns)) : int(last * len(turns))]
+        for user, turn in turns:
+            seconds, hit, _ = self.ask([users[user][: TURN * turn + 1]])
+            took.append(1e3 * seconds)
+            cached += hit[0]
+        ordered = sorted(took)
+        self.note("talk", {"ms": round(sum(took) / len(took), 1), "median": round(median(took), 1), "p99": round(ordered[int(0.99 * len(took))], 1), "turns": len(turns), "hit": round(cached / sum(TURN * turn for _, turn in turns), 4)})
+        self.kept()
+
+    def talk_begin(self) -> None:
+        self.talk(0.0, 0.5)
+
+    def talk_end(self) -> None:
+        self.talk(0.5, 1.0)
 
     def turns(self) -> None:
         """One number in a file says whose turn it is: round * engines + place."""

@@ -121,11 +121,18 @@ class Failures:
             time.sleep(0.1)
 
     def promote(self, prompts: list[Prompt]) -> None:
-        """Into the memory of the GPU: by their second use."""
-        for _ in range(2):
+        """Into the memory of the GPU: by their second use, once the daemon has that memory."""
+        before, end = self.from_gpu(), time.monotonic() + ATTACH_S
+        while self.from_gpu() == before:
+            if time.monotonic() > end:
+                raise RuntimeError("nothing comes from the GPU tier")
             self.bench.forget()
             self.answers(prompts)
         self.bench.wait_for_saves()
+
+    def from_gpu(self) -> int:
+        """Tokens, so far."""
+        return faults.counters(self.folder)["device_tokens"]
 
     def flip(self, daemon: Daemon) -> int:
         if not self.in_gpu:
