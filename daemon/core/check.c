@@ -146,7 +146,7 @@ static void sum_namespace(kvd_core_t *core, uint32_t ns, kvd_ns_t *sum)
 
 			sum->pinned_blocks += pinned[KVD_PINS_ALL].blocks;
 			sum->pinned_bytes[kvd_mem_kind(class)] += pinned[KVD_PINS_ALL].blocks * slot_bytes;
-			sum->handover_bytes += pinned[KVD_PINS_HANDOVER].blocks * slot_bytes;
+			sum->handover_bytes[kvd_mem_kind(class)] += pinned[KVD_PINS_HANDOVER].blocks * slot_bytes;
 		}
 	}
 	for (uint32_t i = core->instance_list.head; i != KVD_NONE; i = kvd_instance_at(core, i)->of_core.next) {
@@ -165,8 +165,8 @@ static int are_shares_kept(const kvd_core_t *core, uint32_t n, const kvd_ns_t *s
 	return sum->blocks == ns->blocks && sum->pinned_blocks == ns->pinned_blocks &&
 	       memcmp(sum->pinned_bytes, ns->pinned_bytes, sizeof ns->pinned_bytes) == 0 &&
 	       memcmp(sum->unfinished_bytes, ns->unfinished_bytes, sizeof ns->unfinished_bytes) == 0 &&
-	       sum->handover_bytes == ns->handover_bytes &&
-	       ns->handover_bytes + ns->tail_bytes <= kvd_share_handover_max(core, n) &&
+	       memcmp(sum->handover_bytes, ns->handover_bytes, sizeof ns->handover_bytes) == 0 &&
+	       ns->handover_bytes[KVD_HOST_MEM] + ns->tail_bytes <= kvd_share_handover_max(core, n) &&
 	       kvd_share_irreclaimable(core, n, KVD_HOST_MEM) <= ns->share[KVD_SHARE_CPU] &&
 	       kvd_share_irreclaimable(core, n, KVD_GPU_MEM) <= ns->share[KVD_SHARE_GPU];
 }
@@ -187,7 +187,8 @@ static int check_shares(kvd_core_t *core, char *why, size_t cap)
 				 (unsigned long long)ns->pinned_bytes[KVD_HOST_MEM],
 				 (unsigned long long)sum.unfinished_bytes[KVD_HOST_MEM],
 				 (unsigned long long)ns->unfinished_bytes[KVD_HOST_MEM],
-				 (unsigned long long)sum.handover_bytes, (unsigned long long)ns->handover_bytes,
+				 (unsigned long long)sum.handover_bytes[KVD_HOST_MEM],
+				 (unsigned long long)ns->handover_bytes[KVD_HOST_MEM],
 				 (unsigned long long)ns->share[KVD_SHARE_CPU],
 				 (unsigned long long)sum.pinned_bytes[KVD_GPU_MEM],
 				 (unsigned long long)ns->pinned_bytes[KVD_GPU_MEM],

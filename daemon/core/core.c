@@ -426,6 +426,11 @@ static uint64_t max_share_of(const kvd_core_t *core, uint32_t n, kvd_resource_t 
 	return core->ns[n]->parts.max[what];
 }
 
+static uint64_t kept_by_handovers(const kvd_ns_t *ns)
+{
+	return ns->handover_bytes[KVD_HOST_MEM] + ns->handover_bytes[KVD_GPU_MEM] + ns->tail_bytes;
+}
+
 static void update_ns_gauges(kvd_core_t *core, uint32_t n)
 {
 	kv_metrics_t *m = core->world.metrics;
@@ -443,7 +448,7 @@ static void update_ns_gauges(kvd_core_t *core, uint32_t n)
 	kv_ns_metric_set(m, n, KV_NM_GPU_BYTES, kvd_share_used(core, n, KVD_SHARE_GPU));
 	kv_ns_metric_set(m, n, KV_NM_GPU_SHARE_BYTES, kvd_share_of(core, n, KVD_SHARE_GPU));
 	kv_ns_metric_set(m, n, KV_NM_HANDOVERS, core->ns[n]->handovers);
-	kv_ns_metric_set(m, n, KV_NM_HANDOVER_BYTES, core->ns[n]->handover_bytes + core->ns[n]->tail_bytes);
+	kv_ns_metric_set(m, n, KV_NM_HANDOVER_BYTES, kept_by_handovers(core->ns[n]));
 }
 
 static void update_gauges(kvd_core_t *core)
@@ -453,7 +458,7 @@ static void update_gauges(kvd_core_t *core)
 
 	for (uint32_t n = 0; n < core->ns_count; n++) {
 		spaces += core->ns[n]->space_count;
-		handed_over += core->ns[n]->handover_bytes + core->ns[n]->tail_bytes;
+		handed_over += kept_by_handovers(core->ns[n]);
 	}
 	/* Of all trees: blocks taken in from disk count before an engine opens their space. */
 	for (uint32_t id = 0; id < core->ix.trees.made; id++) {

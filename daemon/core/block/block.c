@@ -27,7 +27,7 @@ static void count_pinned(kvd_core_t *core, uint32_t block, kvd_pin_class_t pins,
 				 : (uint64_t)0 - kvd_index_unpin_path(&core->ix, block, pins);
 
 	if (pins == KVD_PINS_HANDOVER) {
-		ns->handover_bytes += blocks * class->slot_bytes;
+		ns->handover_bytes[kvd_mem_kind(class)] += blocks * class->slot_bytes;
 		return;
 	}
 	ns->pinned_blocks += blocks;

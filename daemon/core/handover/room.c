@@ -7,7 +7,7 @@
 
 static uint64_t kept_bytes(const kvd_core_t *core, uint32_t ns)
 {
-	return core->ns[ns]->handover_bytes + core->ns[ns]->tail_bytes;
+	return core->ns[ns]->handover_bytes[KVD_HOST_MEM] + core->ns[ns]->tail_bytes;
 }
 
 uint64_t kvd_handover_room_left(const kvd_core_t *core, uint32_t ns)

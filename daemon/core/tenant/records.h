@@ -84,12 +84,13 @@ typedef struct kvd_ns {
 	uint64_t blocks;                      /* in the index                                */
 	uint64_t pinned_blocks;               /* kept by pins, each counted once             */
 	uint64_t pinned_bytes[KVD_MEM_KINDS]; /* of them */
-	uint64_t handover_bytes;              /* kept by pins of hand-over entries, each counted once */
-	uint64_t tail_bytes;                  /* of these entries, tokens to select them by included */
-	uint64_t wait_bytes;                  /* tokens of SELECTs that wait                 */
-	kvd_list_t room_waiters;              /* members that wait until entries may keep more */
-	uint32_t handovers;                   /* the entries                                 */
-	kvd_list_t announced;                 /* of them wait for blocks to become visible   */
+	/* Kept by pins of hand-over entries, each counted once. */
+	uint64_t handover_bytes[KVD_MEM_KINDS];
+	uint64_t tail_bytes;     /* of these entries, tokens to select them by included */
+	uint64_t wait_bytes;     /* tokens of SELECTs that wait                 */
+	kvd_list_t room_waiters; /* members that wait until entries may keep more */
+	uint32_t handovers;      /* the entries                                 */
+	kvd_list_t announced;    /* of them wait for blocks to become visible   */
 	uint32_t announced_count;
 	uint32_t announced_due;     /* from the list's head, are looked at: blocks have become visible */
 	kvd_list_t puts;            /* running ones (put.h)                        */
