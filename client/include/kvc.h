@@ -142,8 +142,8 @@ typedef struct kvc_config {
 	void *memory_ctx; /* of on_memory, map_device and unmap_device */
 	/* Import memory of a GPU that the CUDA driver has exported as `fd`, which stays the caller's: *p_base is an
 	 * address of the device. Called where on_memory is, which is not called for this memory. NULL, or an error: its
-	 * blocks answer KVC_ERR_FAULT. kvc_lease_block() and kvc_put_block() answer with addresses of the device, and
-	 * no call of libkvc reads or writes them. */
+	 * blocks answer KVC_ERR_TIER_OFF. kvc_lease_block() and kvc_put_block() answer with addresses of the device,
+	 * and no call of libkvc reads or writes them. */
 	kvc_status_t (*map_device)(void *ctx, int fd, size_t bytes, void **p_base);
 	/* It is named by no lease and no put; when it returns the memory is not mapped. Not NULL with map_device. */
 	void (*unmap_device)(void *ctx, void *base, size_t bytes);

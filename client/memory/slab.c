@@ -233,8 +233,11 @@ kv_status_t kvc_slab_find(const kvc_map_t *map, const kvc_space_t *space, kv_slo
 		return KV_ERR_FAULT;
 	}
 	slab = atomic_load_explicit(&map->slabs[number], memory_order_acquire);
-	if (!slab || !slab->data || index >= slab->slots) {
+	if (!slab || index >= slab->slots) {
 		return KV_ERR_FAULT;
+	}
+	if (!slab->data) {
+		return KV_ERR_TIER_OFF; /* memory of a GPU that this process cannot map, now or later */
 	}
 	if (slab->block_bytes != space->block_bytes || slab->heads != space->heads ||
 	    slab->leaves_a_head != space->leaves) {
