@@ -194,7 +194,9 @@ static int tail_fits(const kvx_record_header_t *record, size_t room)
 	case KVX_RECORD_SPACE:
 		return kvx_padded(((const kvx_msg_space_t *)at)->text_len) == room;
 	case KVX_RECORD_DEVICE:
-		return kvx_padded(((const kvx_msg_device_t *)at)->text_len) == room;
+		return kvx_padded(((const kvx_msg_device_t *)at)->text_len) == room &&
+		       ((const kvx_msg_device_t *)at)->place != KVX_IN_HOST &&
+		       ((const kvx_msg_device_t *)at)->place < KVX_PLACES;
 	case KVX_RECORD_FENCE:
 		return ids_size(((const kvx_msg_fence_t *)at)->n, room) == room;
 	case KVX_RECORD_SAVE:

@@ -6,10 +6,10 @@
  *
  *   SPACE   number, adapter text        numbers the space of an adapter; 0 is the base model's, and its text names the
  *                                       weights, if the ranks were opened without
- *   DEVICE  text                        UUID of the GPU whose memory has a second space for each of these
+ *   DEVICE  place, text                 UUID of the GPU whose memory has another space for each of these
  *   FENCE   block ids                   allocated in this step: what saves still have to read of them is read first
  *   LOAD    load id, request id, parts  lease handle, first block in the lease, ids to write to; a part for each group,
- *                                       or two: its first blocks from the space in GPU memory, then the others
+ *                                       or two: its first blocks from a space in GPU memory, then the others
  *   SAVE    put handle, block ids       id i is block i of the put; KVX_NO_BLOCK: it is stored already
  *   LAYERS  put id, number of layers    computed in the blocks of that SAVE, which has KVX_MSG_LAYERS
  *   DROP    load id                     the request is gone: end the load early. It is still finished and reported
@@ -75,10 +75,11 @@ typedef struct kvx_record_header {
 #define KVX_MSG_COMPLETE 4u  /* SAVE: complete before this step */
 #define KVX_MSG_MORE     8u  /* LOAD: asynchronous, and another piece of the request's load follows */
 #define KVX_MSG_LAYERS   16u /* SAVE, asynchronous LOAD: layer by layer */
-#define KVX_MSG_DEVICE   32u /* SAVE: into the space in GPU memory */
+#define KVX_MSG_DEVICE   32u /* SAVE: into the space in memory of the engine's own GPU */
 
-/* Where the blocks of a part or a put are. */
-enum { KVX_IN_HOST = 0, KVX_IN_DEVICE = 1, KVX_PLACES = 2 };
+/* Where the blocks of a part or a put are: host memory or disk; memory of the engine's own GPU; from KVX_IN_DEVICE + 1
+ * on, memory of GPUs of other engines, numbered as DEVICE records name them. */
+enum { KVX_IN_HOST = 0, KVX_IN_DEVICE = 1, KVX_PLACES = 9 };
 
 typedef struct kvx_msg_space {
 	kvx_record_header_t h;
@@ -89,7 +90,7 @@ typedef struct kvx_msg_space {
 typedef struct kvx_msg_device {
 	kvx_record_header_t h;
 	uint32_t text_len; /* text follows, no NUL */
-	uint32_t reserved;
+	uint32_t place;    /* not KVX_IN_HOST */
 } kvx_msg_device_t;
 
 typedef struct kvx_msg_fence {
@@ -113,7 +114,7 @@ typedef struct kvx_msg_part {
 	uint32_t group;
 	uint32_t n;     /* blocks; u32 ids follow the part, padded to 8; KVX_NO_BLOCK: not wanted */
 	uint32_t first; /* index in the prefix of the first of them, as in kvc_lease_block() */
-	uint32_t place; /* KVX_IN_HOST or KVX_IN_DEVICE: whose lease it is */
+	uint32_t place; /* whose lease it is */
 	kvc_handle_t lease;
 } kvx_msg_part_t;
 

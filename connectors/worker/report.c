@@ -328,7 +328,7 @@ static uint32_t count_blocks(const kvx_wload_t *load, kvx_report_loaded_t *what)
 /* Its bytes did not all cross the link to the host. */
 static int is_from_device(const kvx_wload_t *load)
 {
-	return load->parts > 0 && load->part[0].place == KVX_IN_DEVICE;
+	return load->parts > 0 && load->part[0].place != KVX_IN_HOST;
 }
 
 static void complete_load(kvx_worker_t *worker, kvx_wload_t *load)

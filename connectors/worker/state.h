@@ -79,7 +79,7 @@ typedef struct kvx_scratch {
 	uint64_t *gathered; /* [words]: of a padded group, without its missing layers */
 } kvx_scratch_t;
 
-/* One of the two spaces of a number; the transfer thread's. */
+/* A space of a number, in one place; the transfer thread's. */
 typedef struct kvx_wspace {
 	kvc_space_t *space; /* NULL: not requested */
 	uint64_t next_open_ns;
@@ -161,7 +161,6 @@ struct kvx_worker {
 	_Atomic uint32_t completions;     /* jobs that the transfer thread has completed */
 	_Atomic uint64_t incarnation;     /* of the daemon; 0: not attached */
 	_Atomic int32_t self_test_status; /* kvx_worker_self_test_status() */
-	_Atomic uint32_t device_refused;  /* a slab in GPU memory could not be mapped */
 	_Atomic uint32_t unacked;         /* puts whose acknowledgement is awaited */
 	_Atomic uint64_t idle_from;       /* the engine counts as idle from then on, if no step comes */
 	_Atomic uint16_t *save_marks;     /* [max_blocks] saves that have not read the block yet */
@@ -209,7 +208,8 @@ struct kvx_worker {
 	kvx_wjob_t **run_end;
 	kvx_wspace_t spaces[KVX_PLACES][KVX_WORKER_SPACES];
 	char *loras[KVX_WORKER_SPACES]; /* number 0: NULL */
-	char *device;                   /* UUID of the GPU of the spaces in GPU memory; NULL: there are none */
+	char *devices[KVX_PLACES];      /* UUID of the GPU of each place; NULL: not known, or host memory */
+	int has_refused_device;         /* a slab in memory of a GPU could not be mapped: it was logged */
 	uint32_t space_top;             /* numbers below it may be in use */
 	kvx_scratch_t transfer_scratch;
 	uint64_t self_test_ns; /* the self-test is not tried before */

@@ -204,11 +204,11 @@ static void cancel_sync_loads(kvx_worker_t *worker)
 
 /* ---- messages ----------------------------------------------------------------------------------- */
 
-static void add_text(kvx_worker_t *worker, uint32_t number, const char *text, uint32_t len)
+static void add_text(kvx_worker_t *worker, kvx_wspace_ref_t ref, const char *text, uint32_t len)
 {
 	kvx_wadapter_t *adapter = NULL;
 
-	if ((number < KVX_WORKER_SPACES || number == KVX_DEVICE_TEXT) && len <= ADAPTER_TEXT_MAX) {
+	if (ref.number < KVX_WORKER_SPACES && len <= ADAPTER_TEXT_MAX) {
 		adapter = calloc(1, sizeof *adapter + len + 1u);
 	}
 	if (!adapter) {
@@ -216,7 +216,8 @@ static void add_text(kvx_worker_t *worker, uint32_t number, const char *text, ui
 		return;
 	}
 	adapter->job.kind = KVX_WJOB_ADAPTER;
-	adapter->number = number;
+	adapter->number = ref.number;
+	adapter->place = ref.place;
 	memcpy(adapter->text, text, len);
 	kvx_wjob_submit(worker, &adapter->job);
 }
@@ -261,12 +262,11 @@ static void run_record(kvx_worker_t *worker, const kvx_record_header_t *record)
 
 	switch ((kvx_record_t)record->type) {
 	case KVX_RECORD_SPACE:
-		/* of no number that means a device */
-		add_text(worker, space->number < KVX_WORKER_SPACES ? space->number : KVX_WORKER_SPACES,
-			 kvx_msg_space_text(space), space->text_len);
+		add_text(worker, (kvx_wspace_ref_t){space->number, KVX_IN_HOST}, kvx_msg_space_text(space),
+			 space->text_len);
 		break;
 	case KVX_RECORD_DEVICE:
-		add_text(worker, KVX_DEVICE_TEXT, kvx_msg_device_text(device), device->text_len);
+		add_text(worker, (kvx_wspace_ref_t){0, device->place}, kvx_msg_device_text(device), device->text_len);
 		break;
 	case KVX_RECORD_SAVE:
 		begin_save(worker, bytes);

@@ -315,7 +315,8 @@ static kvc_status_t map_device(void *ctx, int fd, size_t bytes, void **p_base)
 	kvx_worker_t *worker = ctx;
 	const kvc_status_t status = worker->gpu ? kvx_pool_memory_map(worker, fd, bytes, p_base) : KVC_ERR_UNSUPPORTED;
 
-	if (status != KVC_OK && !atomic_exchange(&worker->device_refused, 1u) && worker->gpu) {
+	if (status != KVC_OK && worker->gpu && !worker->has_refused_device) {
+		worker->has_refused_device = 1;
 		kv_log(KV_LOG_WARN, "kvx", "a slab of %zu bytes in GPU memory cannot be mapped, loads from it fail: %s",
 		       bytes, kvk_gpu_last_error());
 	}

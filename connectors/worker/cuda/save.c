@@ -85,7 +85,7 @@ static kvk_gpu_way_t choose_way(const kvx_worker_t *worker, const kvx_wsave_t *s
 	const uint64_t run = (uint64_t)paged->layers * worker->geometry.page_bytes *
 			     (paged->layers == worker->layout.layers ? paged->heads : 1u);
 
-	if (save->place == KVX_IN_DEVICE) {
+	if (save->place != KVX_IN_HOST) {
 		return KVK_GPU_AUTO;
 	}
 	if (!atomic_load(&worker->gpu->is_prefill_step)) {

@@ -23,7 +23,7 @@ typedef struct kvx_wpart {
 	const kvx_wgroup_t *group;
 	kvc_handle_t handle;
 	const kvk_layout_t *layout; /* of the blocks in the pool */
-	uint32_t place;             /* KVX_IN_HOST or KVX_IN_DEVICE */
+	uint32_t place;
 	uint32_t n, first;
 	kvx_wblock_t *blocks;   /* [n] */
 	uint32_t whole_blocks;  /* blocks before this one come with all layers in one copy */

@@ -138,9 +138,8 @@ kvc_status_t kvx_wsave_begin_block(kvx_worker_t *worker, kvx_wsave_t *save, uint
 	    !kvk_gpu_is_registered(worker->gpu->gpu, *p_data, worker->geometry.block_bytes)) {
 		status = KVX_ERR_FAULT;
 	}
-	if (save->place == KVX_IN_DEVICE && ((status == KVX_ERR_FAULT && atomic_load(&worker->device_refused)) ||
-					     (status == KVC_OK && worker->gpu && save->group->padded))) {
-		status = KVC_ERR_UNSUPPORTED; /* it is not mapped, or the host would have to write zero pages there */
+	if (save->place != KVX_IN_HOST && status == KVC_OK && worker->gpu && save->group->padded) {
+		status = KVC_ERR_UNSUPPORTED; /* the host would have to write zero pages there */
 	}
 	if (kvx_wsave_must_wait(status)) {
 		return status;

@@ -1,4 +1,4 @@
-/* The spaces of the base model and of adapters, and for each a second one in GPU memory: opened at their first use, and
+/* The spaces of the base model and of adapters, and for each others in memory of GPUs: opened at their first use, and
  * kept. */
 #include "worker/transfer/spaces.h"
 #include "common/await.h"
@@ -13,8 +13,10 @@
 
 void kvx_wspace_add_adapter(kvx_worker_t *worker, const kvx_wadapter_t *adapter)
 {
-	if (adapter->number == KVX_DEVICE_TEXT) {
-		worker->device = worker->device ? worker->device : strdup(adapter->text);
+	if (adapter->place != KVX_IN_HOST) {
+		if (!worker->devices[adapter->place]) {
+			worker->devices[adapter->place] = strdup(adapter->text);
+		}
 		return;
 	}
 	if (adapter->number == 0) {
@@ -63,7 +65,7 @@ static kvc_status_t start_open(kvx_worker_t *worker, kvx_wspace_ref_t ref, uint6
 	if (worker->loras[ref.number]) {
 		identity.lora = worker->loras[ref.number];
 	}
-	identity.device = ref.place == KVX_IN_DEVICE ? worker->device : NULL;
+	identity.device = worker->devices[ref.place];
 	status = kvc_space_open_start(worker->kvc, &identity, &space->space);
 	if (status != KVC_OK) {
 		space->next_open_ns = now + RETRY_NS;
@@ -79,7 +81,8 @@ kvc_status_t kvx_wspace_get(kvx_worker_t *worker, kvx_wspace_ref_t ref, uint64_t
 	kvc_status_t status;
 
 	if (ref.number >= KVX_WORKER_SPACES || ref.place >= KVX_PLACES ||
-	    (ref.number > 0 && !worker->loras[ref.number]) || (ref.place == KVX_IN_DEVICE && !worker->device)) {
+	    (ref.number > 0 && !worker->loras[ref.number]) ||
+	    (ref.place != KVX_IN_HOST && !worker->devices[ref.place])) {
 		return KVC_ERR_ARG;
 	}
 	space = &worker->spaces[ref.place][ref.number];
@@ -127,8 +130,11 @@ void kvx_wspaces_poll(kvx_worker_t *worker, uint64_t now)
 	}
 	for (uint32_t i = 0; i < worker->space_top; i++) {
 		poll_space(worker, (kvx_wspace_ref_t){i, KVX_IN_HOST}, now);
-		if (worker->device) {
-			poll_space(worker, (kvx_wspace_ref_t){i, KVX_IN_DEVICE}, now);
+		for (uint32_t place = KVX_IN_DEVICE; place < KVX_PLACES; place++) {
+			/* Of another engine's GPU only a load opens a space. */
+			if (worker->devices[place] && (place == KVX_IN_DEVICE || worker->spaces[place][i].space)) {
+				poll_space(worker, (kvx_wspace_ref_t){i, place}, now);
+			}
 		}
 	}
 }
@@ -143,8 +149,10 @@ void kvx_wspaces_close(kvx_worker_t *worker)
 		free(worker->loras[i]);
 		worker->loras[i] = NULL;
 	}
-	free(worker->device);
-	worker->device = NULL;
+	for (uint32_t place = 0; place < KVX_PLACES; place++) {
+		free(worker->devices[place]);
+		worker->devices[place] = NULL;
+	}
 }
 
 int kvx_daemon_is_silent(const kvx_worker_t *worker)

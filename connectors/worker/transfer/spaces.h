@@ -4,12 +4,11 @@
 
 #include "worker/state.h"
 
-#define KVX_DEVICE_TEXT UINT32_MAX /* kvx_wadapter_t.number: the text is the UUID of a GPU */
-
-/* The number of an adapter, what names the weights, or the GPU of the second spaces. */
+/* The number of an adapter, what names the weights, or the GPU of a place. */
 typedef struct kvx_wadapter {
 	kvx_wjob_t job;
 	uint32_t number;
+	uint32_t place; /* not KVX_IN_HOST: the text is the UUID of its GPU */
 	char text[];
 } kvx_wadapter_t;
 

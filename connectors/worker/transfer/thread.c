@@ -91,7 +91,7 @@ static kvc_status_t import_parts(kvx_worker_t *worker, kvx_wload_t *load, uint64
 		const kvx_wspace_t *space = NULL;
 
 		status = load->part[p].lease ? KVC_OK : kvx_wspace_get(worker, ref, now, &space);
-		if (ref.place == KVX_IN_DEVICE && status < 0 && status != KVC_ERR_CLOSED) {
+		if (ref.place != KVX_IN_HOST && status < 0 && status != KVC_ERR_CLOSED) {
 			status = KVC_ERR_TIER_OFF; /* the scheduler half then leaves it alone for a while */
 		}
 		if (status == KVC_OK && space) {
@@ -226,12 +226,6 @@ static void release_leases(kvx_worker_t *worker, kvx_wload_t *load)
 	kvx_wjob_complete(worker, &load->job);
 }
 
-/* Its memory may be that of a slab which could not be mapped: then it never will be. */
-static int will_not_map(const kvx_worker_t *worker, const kvx_wpart_t *part)
-{
-	return part->place == KVX_IN_DEVICE && atomic_load(&worker->device_refused);
-}
-
 /* 1: all leased blocks may be copied. */
 static int publish_all_parts(kvx_worker_t *worker, kvx_wload_t *load)
 {
@@ -245,7 +239,7 @@ static int publish_all_parts(kvx_worker_t *worker, kvx_wload_t *load)
 			continue;
 		}
 		status = load->layered ? publish_layers(load, part) : publish_ready_blocks(worker, part);
-		if (status < 0 && (status != KVX_ERR_FAULT || will_not_map(worker, part))) {
+		if (status < 0 && status != KVX_ERR_FAULT) {
 			kvx_wload_close(worker, load, status);
 		}
 		all = all && atomic_load(&part->limit) >= kvx_wpart_end(load, part);
