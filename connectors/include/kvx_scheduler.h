@@ -206,6 +206,12 @@ typedef struct kvx_transfer {
 	 * name, or NULL: this node. Names of keys cross the nodes, so a prompt whose own keys have extra keys in them
 	 * is not received from another one. */
 	const char *peer;
+	/* send(): 1: also in memory of the engine's own GPU, if the daemon has some there. The prompt is saved there
+	 * first, and to host memory as always. Of one group that fills its prompt, `foreign` only. */
+	int on_device;
+	/* receive(): UUID of the GPU in whose memory it may be handed over as well; NULL: in none. What does not come
+	 * from there, or cannot be loaded, comes from host memory. Not from another node. */
+	const char *device;
 } kvx_transfer_t;
 /* Hand ask->tokens, the prompt, over to the instance that receives this transfer: each block as soon as it is visible,
  * the last ones after kvx_scheduler_finish(). Once for a request, before it is computed. Without a daemon nothing is
@@ -222,6 +228,9 @@ KVC_API kvc_status_t kvx_scheduler_receive(kvx_scheduler_t *scheduler, const kvx
 KVC_API void kvx_scheduler_abort_send(kvx_scheduler_t *scheduler, const kvx_ask_t *ask);
 /* 1: the daemon knows the request's hand-over, or had all of it. */
 KVC_API int kvx_scheduler_has_sent(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask);
+/* The GPU in whose memory the request is handed over, for kvx_transfer_t of its consumer; "": in none, or not any
+ * longer. */
+KVC_API const char *kvx_scheduler_send_device(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask);
 /* What other nodes call this one, as in kvx_transfer_t; "": it has no peers, or no daemon yet. Valid until the next
  * call. */
 KVC_API const char *kvx_scheduler_peer_name(const kvx_scheduler_t *scheduler);
@@ -314,6 +323,8 @@ KVC_API void kvx_scheduler_record(kvx_scheduler_t *scheduler, const char *lora, 
 	X(handovers_send_failed, "of those to be handed over, prompts that were not, or not wholly")                   \
 	X(handovers_received, "prompts that another instance has handed over")                                         \
 	X(handovers_receive_failed, "prompts whose hand-over ended before all of it had come: the rest is computed")   \
+	X(handovers_sent_device, "prompts that were handed over in memory of the GPU, too")                            \
+	X(handovers_received_device, "prompts handed over whose last blocks came from memory of a GPU")                \
 	X(handover_pieces, "loads of a chunk that was handed over while more was to follow")                           \
 	X(bad_reports, "reports of a rank that were not sound")                                                        \
 	X(cost_model_stops, "lengths at which the cost model stopped loading")                                         \

@@ -17,7 +17,11 @@
  * they become visible (docs/decisions/052): no chunk waits for the producer's next step. The first message goes out
  * with the first step, so that the daemon can tell the consumer of the producer's death. What was announced and not
  * saved is withdrawn when the request has ended; then, and with several groups, chunks are what is visible, looked up
- * in the mirror like a match. */
+ * in the mirror like a match.
+ *
+ * A prompt may be handed over in memory of the producer's GPU as well (docs/decisions/058): a second hand-over of the
+ * same request and name, in the space there, with keys of its own. Nothing depends on it. The producer gives it up at
+ * the first failure, and the consumer loads each piece from the one that has come further. */
 #include "scheduler/handover.h"
 #include "scheduler/handover_calls.h"
 #include "scheduler/keys.h"
@@ -36,15 +40,21 @@
 
 /* ---- as objects ------------------------------------------------------------------------------ */
 
-static kvx_shandover_t *find_handover(const kvx_scheduler_t *scheduler, uint64_t serial)
+/* That of the request in host memory, or with `on_device` the one in memory of a GPU. */
+static kvx_shandover_t *find_in(const kvx_scheduler_t *scheduler, uint64_t serial, int on_device)
 {
 	kvx_shandover_t *h = scheduler->handovers;
 
-	while (h && h->serial != serial) {
+	while (h && (h->serial != serial || (h->place != KVX_IN_HOST) != on_device)) {
 		h = h->next;
 	}
 
 	return h;
+}
+
+static kvx_shandover_t *find_handover(const kvx_scheduler_t *scheduler, uint64_t serial)
+{
+	return find_in(scheduler, serial, 0);
 }
 
 /* Units that a hand-over can name: whole blocks of all groups. */
@@ -66,7 +76,8 @@ static uint32_t whole_units(const kvx_scheduler_t *scheduler, uint32_t tokens)
 /* The daemon's side of it; NULL: not begun, or ended with its space. */
 static kvc_handover_t *live_handover(const kvx_scheduler_t *scheduler, const kvx_shandover_t *h)
 {
-	return h->closes == scheduler->spaces[h->space].closes ? h->handover : NULL;
+	/* One in memory of a GPU has begun in a handle that stays. */
+	return h->place != KVX_IN_HOST || h->closes == scheduler->spaces[h->space].closes ? h->handover : NULL;
 }
 
 static void free_handover(kvx_scheduler_t *scheduler, kvx_shandover_t *h, int abort)
@@ -77,18 +88,90 @@ static void free_handover(kvx_scheduler_t *scheduler, kvx_shandover_t *h, int ab
 	kv_free(scheduler->env, h);
 }
 
+/* Of several groups, and of less than a block, nothing is announced or handed over in memory of a GPU. */
+static int is_plain(const kvx_scheduler_t *scheduler, uint32_t units)
+{
+	return units == 0 || scheduler->group_count != 1 || scheduler->groups[0].rule != KV_RULE_FULL;
+}
+
+static kvc_status_t create_handover(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request,
+				    const kvx_transfer_t *transfer, const kvx_shandover_t *start)
+{
+	const uint32_t units = whole_units(scheduler, ask->tokens);
+	kvx_shandover_t *h = kv_alloc(scheduler->env, sizeof *h + (units + UINT64_C(1)) * sizeof *h->keys +
+							      transfer->n_tokens * sizeof *h->tokens);
+
+	if (!h) {
+		return KVC_ERR_NOMEM;
+	}
+	*h = *start;
+	h->tokens = (uint32_t *)(void *)(h->keys + units + 1);
+	if (transfer->tokens && scheduler->group_count == 1 &&
+	    transfer->n_tokens == ask->tokens - units * scheduler->unit) {
+		h->partial = transfer->n_tokens;
+		memcpy(h->tokens, transfer->tokens, h->partial * sizeof *h->tokens);
+	}
+	h->hash = request->hash;
+	h->serial = request->serial;
+	h->space = request->space;
+	h->units = units;
+	h->plain = is_plain(scheduler, units);
+	h->timeout_ms = transfer->timeout_ms;
+	memcpy(h->transfer, transfer->id, strlen(transfer->id));
+	if (transfer->peer) {
+		memcpy(h->peer, transfer->peer, strlen(transfer->peer));
+	}
+	h->link = scheduler->handovers_end;
+	*h->link = h;
+	scheduler->handovers_end = &h->next;
+
+	return KVC_OK;
+}
+
+/* The GPU in whose memory it may be handed over as well. Of a producer that is decided here, once. */
+static uint32_t choose_place(kvx_scheduler_t *scheduler, const kvx_request_t *request, const kvx_transfer_t *transfer,
+			     int sends)
+{
+	if (sends) {
+		return transfer->on_device && kvx_device_is_usable(scheduler, request->space, KVX_IN_DEVICE)
+			       ? KVX_IN_DEVICE
+			       : KVX_IN_HOST;
+	}
+
+	return transfer->device && !(transfer->peer && transfer->peer[0])
+		       ? kvx_device_find_or_add(scheduler, transfer->device)
+		       : KVX_IN_HOST;
+}
+
+/* It comes before that in host memory, which ends both. */
+static void add_on_device(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request,
+			  const kvx_transfer_t *transfer, int sends)
+{
+	const uint32_t units = whole_units(scheduler, ask->tokens);
+	const kvx_shandover_t start = {
+		.sends = sends,
+		.place = is_plain(scheduler, units) ? KVX_IN_HOST : choose_place(scheduler, request, transfer, sends)};
+
+	if (start.place == KVX_IN_HOST || create_handover(scheduler, ask, request, transfer, &start) != KVC_OK) {
+		return;
+	}
+	if (sends) {
+		request->to_device = units * scheduler->unit;
+	} else {
+		kvx_device_want(scheduler, request->space, start.place);
+	}
+}
+
 static kvc_status_t add_handover(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_transfer_t *transfer,
 				 int sends)
 {
 	const size_t len =
 		transfer && transfer->struct_size >= sizeof *transfer && transfer->id ? strlen(transfer->id) : 0;
-	const char *peer = len > 0 && transfer->peer ? transfer->peer : "";
 	kvx_request_t *request;
-	kvx_shandover_t *h;
-	uint32_t units;
+	kvc_status_t status;
 
-	if (!kvx_ask_is_sound(ask) || len == 0 || len > KVC_MAX_TRANSFER || strlen(peer) > KVC_MAX_PEER ||
-	    transfer->n_tokens > ask->tokens) {
+	if (!kvx_ask_is_sound(ask) || len == 0 || len > KVC_MAX_TRANSFER ||
+	    (transfer->peer && strlen(transfer->peer) > KVC_MAX_PEER) || transfer->n_tokens > ask->tokens) {
 		return KVC_ERR_ARG;
 	}
 	request = kvx_requests_find_or_add(&scheduler->requests, ask->id, ask->id_len);
@@ -102,32 +185,14 @@ static kvc_status_t add_handover(kvx_scheduler_t *scheduler, const kvx_ask_t *as
 	if (request->space == UINT32_MAX) {
 		return KVC_ERR_ARG;
 	}
-	units = whole_units(scheduler, ask->tokens);
-	h = kv_alloc(scheduler->env,
-		     sizeof *h + (units + UINT64_C(1)) * sizeof *h->keys + transfer->n_tokens * sizeof *h->tokens);
-	if (!h) {
-		return KVC_ERR_NOMEM;
+	add_on_device(scheduler, ask, request, transfer, sends);
+	status = create_handover(scheduler, ask, request, transfer, &(kvx_shandover_t){.sends = sends});
+	if (status != KVC_OK && find_in(scheduler, request->serial, 1)) {
+		request->to_device = 0;
+		free_handover(scheduler, find_in(scheduler, request->serial, 1), 1);
 	}
-	h->tokens = (uint32_t *)(void *)(h->keys + units + 1);
-	if (transfer->tokens && scheduler->group_count == 1 &&
-	    transfer->n_tokens == ask->tokens - units * scheduler->unit) {
-		h->partial = transfer->n_tokens;
-		memcpy(h->tokens, transfer->tokens, h->partial * sizeof *h->tokens);
-	}
-	h->hash = request->hash;
-	h->serial = request->serial;
-	h->space = request->space;
-	h->sends = sends;
-	h->units = units;
-	h->plain = units == 0 || scheduler->group_count != 1 || scheduler->groups[0].rule != KV_RULE_FULL;
-	h->timeout_ms = transfer->timeout_ms;
-	memcpy(h->transfer, transfer->id, len);
-	memcpy(h->peer, peer, strlen(peer));
-	h->link = scheduler->handovers_end;
-	*h->link = h;
-	scheduler->handovers_end = &h->next;
 
-	return KVC_OK;
+	return status;
 }
 
 kvc_status_t kvx_scheduler_send(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_transfer_t *transfer)
@@ -159,15 +224,22 @@ static kvc_key_source_t key_source(kvx_shandover_t *h)
 	return (kvc_key_source_t){.key = key_at, .ctx = h};
 }
 
+static kvc_space_t *space_of(const kvx_scheduler_t *scheduler, const kvx_shandover_t *h)
+{
+	return kvx_space_in(scheduler, h->space, h->place);
+}
+
 static void copy_keys(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request,
 		      kvx_shandover_t *h)
 {
 	kvx_key_view_t view;
 
-	if (request->space != h->space) {
+	if (request->space != h->space ||
+	    (h->place != KVX_IN_HOST && !kvx_device_is_open(scheduler, h->space, h->place))) {
 		return;
 	}
 	kvx_key_view_init(scheduler, ask, request, h->units * scheduler->unit, &view);
+	view.space = view.space ? space_of(scheduler, h) : NULL;
 	for (uint32_t i = h->keys_known; i < view.n && !view.bad; i++) {
 		view.source.key(&view, i, &h->keys[i]);
 		h->keys_known += !view.bad;
@@ -185,7 +257,7 @@ static uint32_t visible_units(const kvx_scheduler_t *scheduler, kvx_shandover_t 
 	kvc_match_t match = {.struct_size = sizeof match};
 
 	if (h->keys_known > h->passed) {
-		kvc_match_lazy(scheduler->spaces[h->space].space, &source, h->keys_known, &match);
+		kvc_match_lazy(space_of(scheduler, h), &source, h->keys_known, &match);
 	}
 
 	return match.n > h->passed ? match.n : h->passed;
@@ -195,7 +267,6 @@ static uint32_t visible_units(const kvx_scheduler_t *scheduler, kvx_shandover_t 
 
 static kvc_status_t send_chunk(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint32_t n, int last, int ahead)
 {
-	const kvx_sspace_t *space = &scheduler->spaces[h->space];
 	const kvc_key_source_t source = key_source(h);
 	const kvc_handover_chunk_t chunk = {
 		.struct_size = sizeof chunk,
@@ -207,9 +278,9 @@ static kvc_status_t send_chunk(kvx_scheduler_t *scheduler, kvx_shandover_t *h, u
 		.partial = last && n == h->units && h->partial_put ? h->partial : 0,
 		.ahead = ahead,
 	};
-	const kvc_status_t status = kvc_handover_send(space->space, &chunk, &h->handover);
+	const kvc_status_t status = kvc_handover_send(space_of(scheduler, h), &chunk, &h->handover);
 
-	h->closes = space->closes;
+	h->closes = scheduler->spaces[h->space].closes;
 	h->begun |= status == KVC_OK;
 	h->asking = status == KVC_OK;
 	h->announced = ahead ? n : 0;
@@ -221,7 +292,7 @@ static kvc_status_t send_chunk(kvx_scheduler_t *scheduler, kvx_shandover_t *h, u
 /* Nothing of the prompt becomes visible any longer. */
 static int is_saved(const kvx_scheduler_t *scheduler, const kvx_shandover_t *h, uint64_t now)
 {
-	return h->ended && (!kvx_puts_are_open(scheduler, h->serial) || now >= h->until_ns);
+	return h->ended && (!kvx_puts_are_open(scheduler, h->serial, h->place) || now >= h->until_ns);
 }
 
 /* What is announced and not handed over is named again when it is visible. */
@@ -245,7 +316,8 @@ static int may_retry(kvx_shandover_t *h, kvc_status_t status, uint64_t now)
 		h->partial = 0;
 	}
 
-	return (status == KVC_ERR_BUSY || status == KVC_MISS) && !(h->ended && h->tries > TRIES);
+	return h->place == KVX_IN_HOST && (status == KVC_ERR_BUSY || status == KVC_MISS) &&
+	       !(h->ended && h->tries > TRIES);
 }
 
 /* The chunk before has its answer. 0: the hand-over has failed. */
@@ -269,7 +341,7 @@ static int take_answer(kvx_shandover_t *h, const kvc_handover_info_t *info, uint
 /* As far as it will come. */
 static int has_private_block(const kvx_scheduler_t *scheduler, const kvx_shandover_t *h)
 {
-	return h->partial == 0 || (h->partial_put && !kvx_puts_are_open(scheduler, h->serial));
+	return h->partial == 0 || (h->partial_put && !kvx_puts_are_open(scheduler, h->serial, h->place));
 }
 
 /* Announce what is being saved. 1: the daemon hands it over. */
@@ -319,13 +391,50 @@ static int send_next(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64_t no
 static void end_sending(kvx_scheduler_t *scheduler, kvx_shandover_t *h, const kvc_handover_info_t *info)
 {
 	kvx_request_t *request = kvx_requests_find_serial(&scheduler->requests, h->hash, h->serial);
+	kvx_shandover_t *in_host = find_handover(scheduler, h->serial);
+	const int all = info->n == h->units || h->sent_on_device;
 
-	scheduler->stats.handovers_sent += info->n == h->units;
-	scheduler->stats.handovers_send_failed += info->n < h->units;
-	if (request) {
-		request->was_sent = 1;
+	if (h->place != KVX_IN_HOST) {
+		scheduler->stats.handovers_sent_device += (uint64_t)all;
+		if (in_host) {
+			in_host->sent_on_device = all; /* its consumer may end it early */
+		}
+	} else {
+		scheduler->stats.handovers_sent += (uint64_t)all;
+		scheduler->stats.handovers_send_failed += !all;
+		if (request) {
+			request->was_sent = 1;
+		}
 	}
 	free_handover(scheduler, h, 0);
+}
+
+static void give_up_sending(kvx_scheduler_t *scheduler, kvx_shandover_t *h)
+{
+	kvx_request_t *request = kvx_requests_find_serial(&scheduler->requests, h->hash, h->serial);
+
+	if (h->place == KVX_IN_HOST) {
+		scheduler->stats.handovers_sent += h->sent_on_device != 0;
+		scheduler->stats.handovers_send_failed += !h->sent_on_device;
+	} else if (request) {
+		request->to_device = 0;
+	}
+	free_handover(scheduler, h, 1);
+}
+
+/* Its place can take the first chunk. */
+static int may_begin(const kvx_scheduler_t *scheduler, const kvx_shandover_t *h)
+{
+	return h->place == KVX_IN_HOST ? kvx_space_miss_reason(scheduler, h->space) == KV_WHY_NONE
+				       : kvx_device_is_usable(scheduler, h->space, h->place);
+}
+
+/* What the request saves in memory of its GPU has a gap. */
+static int has_gap(kvx_scheduler_t *scheduler, const kvx_shandover_t *h)
+{
+	const kvx_request_t *request = kvx_requests_find_serial(&scheduler->requests, h->hash, h->serial);
+
+	return h->place != KVX_IN_HOST && request && request->to_device == 0;
 }
 
 static void poll_producer(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64_t now)
@@ -334,7 +443,7 @@ static void poll_producer(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64
 	const kvc_handover_t *handover = live_handover(scheduler, h);
 	int lives = !h->begun || handover;
 
-	if (!h->begun && (h->aborted || kvx_space_miss_reason(scheduler, h->space) != KV_WHY_NONE)) {
+	if (!h->begun && (h->aborted || !may_begin(scheduler, h))) {
 		lives = !h->ended;
 	} else if (lives) {
 		if (handover) {
@@ -349,60 +458,83 @@ static void poll_producer(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64
 			return; /* also of one that was aborted: the daemon is told after its answer, which must be read
 				 */
 		}
-		lives = !h->aborted && info.state != KVC_HANDOVER_FAILED && info.state != KVC_HANDOVER_ENDED &&
-			take_answer(h, &info, now) && send_next(scheduler, h, now);
+		lives = !h->aborted && !has_gap(scheduler, h) && info.state != KVC_HANDOVER_FAILED &&
+			info.state != KVC_HANDOVER_ENDED && take_answer(h, &info, now) && send_next(scheduler, h, now);
 	}
 	if (!lives) {
-		scheduler->stats.handovers_send_failed++;
-		free_handover(scheduler, h, 1);
+		give_up_sending(scheduler, h);
 	}
 }
 
 /* Units of the prompt that are stored, or being saved: they become visible without another call. */
 static uint32_t reserved_units(const kvx_scheduler_t *scheduler, const kvx_shandover_t *h, const kvx_request_t *request)
 {
-	const uint32_t units = request->groups[0].asked * (scheduler->groups[0].block_tokens / scheduler->unit);
+	const uint32_t blocks = h->place == KVX_IN_HOST ? request->groups[0].asked : request->device_asked;
+	const uint32_t units = blocks * (scheduler->groups[0].block_tokens / scheduler->unit);
 	const uint32_t most = h->keys_known < h->units ? h->keys_known : h->units;
 
 	return units < most ? units : most;
 }
 
-void kvx_handover_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request)
+static void advance_sending(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request,
+			    kvx_shandover_t *h)
 {
-	kvx_shandover_t *h = scheduler->handovers ? find_handover(scheduler, request->serial) : NULL;
+	const uint32_t whole = h->units * scheduler->unit;
+	const kvx_private_block_t last = {
+		.place = h->place, .block = whole / scheduler->groups[0].block_tokens, .key = &h->keys[h->units]};
 
-	if (!h || !h->sends) {
-		return;
-	}
 	copy_keys(scheduler, ask, request, h);
-	if (h->key_known && !h->partial_put && request->computed >= h->units * scheduler->unit + h->partial) {
+	if (h->key_known && !h->partial_put && request->computed >= whole + h->partial && !has_gap(scheduler, h)) {
 		h->partial_put = 1;
-		kvx_put_start_private(scheduler, request,
-				      h->units * scheduler->unit / scheduler->groups[0].block_tokens,
-				      &h->keys[h->units]);
+		kvx_put_start_private(scheduler, request, &last);
 	}
 	h->reserved = reserved_units(scheduler, h, request);
 }
 
+void kvx_handover_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request)
+{
+	for (int on_device = 1; scheduler->handovers && on_device >= 0; on_device--) {
+		kvx_shandover_t *h = find_in(scheduler, request->serial, on_device);
+
+		if (h && h->sends) {
+			advance_sending(scheduler, ask, request, h);
+		}
+	}
+}
+
 void kvx_handover_end_request(kvx_scheduler_t *scheduler, const kvx_request_t *request)
 {
-	kvx_shandover_t *h = find_handover(scheduler, request->serial);
+	const uint64_t now = kv_now_ns(scheduler->env);
 
-	if (h && h->sends) {
-		h->ended = 1;
-		h->until_ns = kv_now_ns(scheduler->env) + LATE_MS * KVX_MS;
+	for (kvx_shandover_t *h = scheduler->handovers; h; h = h->next) {
+		if (h->serial == request->serial && h->sends) {
+			h->ended = 1;
+			h->until_ns = now + LATE_MS * KVX_MS;
+		}
 	}
 }
 
 void kvx_scheduler_abort_send(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 {
 	const kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
-	kvx_shandover_t *h = request ? find_handover(scheduler, request->serial) : NULL;
 
-	if (h && h->sends) {
-		h->aborted = 1;
-		poll_producer(scheduler, h, kv_now_ns(scheduler->env));
+	for (int on_device = 1; request && on_device >= 0; on_device--) {
+		kvx_shandover_t *h = find_in(scheduler, request->serial, on_device);
+
+		if (h && h->sends) {
+			h->aborted = 1;
+			poll_producer(scheduler, h, kv_now_ns(scheduler->env));
+		}
 	}
+}
+
+const char *kvx_scheduler_send_device(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
+{
+	kvx_requests_t *requests =
+		(kvx_requests_t *)(uintptr_t)&scheduler->requests; /* as kvx_scheduler_next_save_at() */
+	const kvx_request_t *request = kvx_requests_find_asked(requests, ask);
+
+	return request && request->to_device ? atomic_load(&scheduler->places[KVX_IN_DEVICE].device) : "";
 }
 
 int kvx_scheduler_has_sent(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
@@ -474,9 +606,24 @@ static void begin_receiving(kvx_scheduler_t *scheduler, kvx_shandover_t *h, cons
 	h->begun = 1;
 	h->closes = scheduler->spaces[h->space].closes;
 	h->until_ns = kv_now_ns(scheduler->env) + timeout_ms * KVX_MS;
-	if (kvx_handover_receive(scheduler->spaces[h->space].space, &from, &h->handover) != KVC_OK) {
+	if (kvx_handover_receive(space_of(scheduler, h), &from, &h->handover) != KVC_OK) {
 		h->handover = NULL;
 	}
+}
+
+/* The request's hand-over in memory of a GPU, once its space is open; NULL: there is none. */
+static kvx_shandover_t *receive_on_device(kvx_scheduler_t *scheduler, uint64_t serial)
+{
+	kvx_shandover_t *h = find_in(scheduler, serial, 1);
+
+	if (!h || !kvx_device_is_open(scheduler, h->space, h->place)) {
+		return NULL;
+	}
+	if (!h->begun) {
+		begin_receiving(scheduler, h, NULL);
+	}
+
+	return h;
 }
 
 /* At the first match that knows what names the prompt, if it comes from another node. 0: it does not begin. */
@@ -501,18 +648,59 @@ static int receive_once(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const 
 	return 1;
 }
 
-/* All is stored but the private block: the daemon's answer tells whether that is there. 1: it is. */
-static int await_private_block(kvx_scheduler_t *scheduler, const kvx_shandover_t *h, kvc_handover_info_t *info)
+/* The daemon's answer tells what is there. */
+static void await_answer(kvx_scheduler_t *scheduler, const kvx_shandover_t *h, kvc_handover_info_t *info)
 {
 	const uint64_t since = kv_now_ns(scheduler->env), until = since + scheduler->wait_us * UINT64_C(1000);
-	int more = h->partial > 0;
+	int more = 1;
 
+	get_info(scheduler, h, info);
 	while (more && info->state == KVC_HANDOVER_ASKED) {
 		more = kvx_scheduler_await_daemon(scheduler, since, until);
 		get_info(scheduler, h, info);
 	}
+}
 
-	return h->partial > 0 && info->state == KVC_HANDOVER_COMPLETE && info->partial == h->partial;
+static int has_all(const kvx_shandover_t *h, const kvc_handover_info_t *info)
+{
+	return info->state == KVC_HANDOVER_COMPLETE && info->n >= h->units;
+}
+
+/* Its blocks can be loaded from there. */
+static int may_load(const kvx_scheduler_t *scheduler, const kvx_shandover_t *h)
+{
+	return h->begun && h->keys_known == h->units && kvx_device_is_usable(scheduler, h->space, h->place);
+}
+
+/* The prompt can be promised. What is stored in host memory is not awaited, but for its private block, or where memory
+ * of a GPU has all of it: that is nearer. */
+static int may_promise(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request,
+		       const kvx_shandover_t *h, int stored)
+{
+	kvx_shandover_t *there = receive_on_device(scheduler, request->serial);
+	kvc_handover_info_t info;
+
+	if (there) {
+		copy_keys(scheduler, ask, request, there);
+	}
+	if (there && may_load(scheduler, there)) {
+		if (stored) {
+			await_answer(scheduler, there, &info);
+		}
+		get_info(scheduler, there, &info);
+		if (has_all(there, &info)) {
+			return 1;
+		}
+	}
+	get_info(scheduler, h, &info);
+	if (!stored) {
+		return !is_over(&info);
+	}
+	if (h->partial > 0) {
+		await_answer(scheduler, h, &info);
+	}
+
+	return h->partial > 0 && info.state == KVC_HANDOVER_COMPLETE && info.partial == h->partial;
 }
 
 /* Tokens of the prompt, `most` at the most, that a hand-over can bring. */
@@ -527,17 +715,15 @@ uint32_t kvx_handover_promise(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, 
 			      uint32_t most)
 {
 	kvx_shandover_t *h = scheduler->handovers ? find_handover(scheduler, request->serial) : NULL;
-	kvc_handover_info_t info;
 	uint32_t end, partial;
 
 	if (!h || h->sends || request->failed || !receive_once(scheduler, ask, request, h)) {
 		return ask->local;
 	}
-	get_info(scheduler, h, &info);
 	copy_keys(scheduler, ask, request, h);
 	end = promised_tokens(scheduler, h, most);
 	if (end <= ask->local || h->keys_known * scheduler->unit < end - end % scheduler->unit ||
-	    (stored >= most ? !await_private_block(scheduler, h, &info) : is_over(&info))) {
+	    !may_promise(scheduler, ask, request, h, stored >= most)) {
 		return ask->local;
 	}
 	partial = end > h->units * scheduler->unit ? h->partial : 0;
@@ -552,6 +738,7 @@ static void end_receiving(kvx_scheduler_t *scheduler, const kvx_shandover_t *h, 
 		info->state == KVC_HANDOVER_COMPLETE && info->n >= h->units && info->partial == h->partial;
 
 	scheduler->stats.handovers_received += complete;
+	scheduler->stats.handovers_received_device += complete && h->place != KVX_IN_HOST;
 	scheduler->stats.handovers_receive_failed += !complete;
 	if (!complete && !unwanted) {
 		kv_log(KV_LOG_INFO, "kvx", "hand-over %s%s%s: %u of %u units came: %s", h->transfer,
@@ -582,21 +769,44 @@ static int awaits_producer(const kvx_scheduler_t *scheduler, const kvx_shandover
 	       (info.state <= KVC_HANDOVER_AWAITED || (h->peer[0] && info.n == 0));
 }
 
+/* The hand-over that has come further, the GPU's if both have, and what is known of it. *p_over: nothing follows. */
+static kvx_shandover_t *choose_source(kvx_scheduler_t *scheduler, kvx_shandover_t *h, kvc_handover_info_t *info,
+				      int *p_over)
+{
+	kvx_shandover_t *there = receive_on_device(scheduler, h->serial);
+	kvc_handover_info_t other;
+
+	get_info(scheduler, h, info);
+	*p_over = is_over(info);
+	if (!there || !may_load(scheduler, there)) {
+		return h;
+	}
+	get_info(scheduler, there, &other);
+	*p_over = has_all(there, &other) || (*p_over && (has_all(h, info) || is_over(&other)));
+	if (other.n == 0 || other.n < info->n) {
+		return h;
+	}
+	*info = other;
+
+	return there;
+}
+
 /* Load what has come of it. 1: nothing more is loaded. */
 static int poll_open_load(kvx_scheduler_t *scheduler, kvx_shandover_t *h, kvx_sload_t *load, int unwanted, uint64_t now)
 {
-	const kvc_key_source_t source = key_source(h);
 	kvc_handover_info_t info;
+	int over;
+	kvx_shandover_t *chosen = choose_source(scheduler, h, &info, &over), *source = unwanted ? h : chosen;
+	const kvx_stored_t from = {.place = source->place, .source = key_source(source)};
 	uint32_t n;
 
-	get_info(scheduler, h, &info);
-	if (unwanted || is_over(&info) || now >= h->until_ns) {
-		end_receiving(scheduler, h, &info, unwanted);
-		kvx_open_load_close(scheduler, load, &source, unwanted ? 0 : units_to_lease(scheduler, h, &info));
+	if (unwanted || over || now >= h->until_ns) {
+		end_receiving(scheduler, source, &info, unwanted);
+		kvx_open_load_close(scheduler, load, &from, unwanted ? 0 : units_to_lease(scheduler, source, &info));
 		return 1;
 	}
 	n = info.n < h->units ? info.n : h->units;
-	if (n > h->passed && kvx_open_load_split(scheduler, load, &source, n)) {
+	if (n > h->passed && kvx_open_load_split(scheduler, load, &from, n)) {
 		h->passed = n;
 		scheduler->stats.handover_pieces++;
 	}
@@ -608,6 +818,7 @@ static void poll_consumer(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64
 {
 	const kvx_request_t *request = kvx_requests_find_serial(&scheduler->requests, h->hash, h->serial);
 	kvx_sload_t *load = kvx_open_load_find(scheduler, h->serial);
+	kvx_shandover_t *there;
 	const int unwanted = !request || request->failed;
 
 	if (load ? !poll_open_load(scheduler, h, load, unwanted, now) : request && request->groups[0].n == 0) {
@@ -621,7 +832,14 @@ static void poll_consumer(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64
 		h->until_ns = h->until_ns < now + TAKE_MS * KVX_MS ? h->until_ns : now + TAKE_MS * KVX_MS;
 	}
 	if (!awaits_producer(scheduler, h, now)) {
-		free_handover(scheduler, h, 0); /* leases asked for come before this in the queue to the daemon */
+		/* Leases asked for come before this in the queue to the daemon. What was not used is taken as well, so
+		 * that the producer's GPU keeps none of it. */
+		(void)receive_on_device(scheduler, h->serial);
+		there = find_in(scheduler, h->serial, 1);
+		if (there) {
+			free_handover(scheduler, there, 0);
+		}
+		free_handover(scheduler, h, 0);
 	}
 }
 
@@ -638,7 +856,7 @@ void kvx_handovers_poll(kvx_scheduler_t *scheduler, uint64_t now)
 		next = h->next;
 		if (h->sends) {
 			poll_producer(scheduler, h, now);
-		} else {
+		} else if (h->place == KVX_IN_HOST) {
 			poll_consumer(scheduler, h, now);
 		}
 	}

@@ -610,6 +610,19 @@ static uint32_t count_wanted(const kvx_sload_part_t *part)
 	return wanted;
 }
 
+/* All that it loads is in that place. */
+static void set_place(kvx_scheduler_t *scheduler, kvx_sload_t *load, uint32_t place)
+{
+	for (uint32_t p = 0; p < load->parts; p++) {
+		load->part[p].place = place;
+	}
+	if (place != KVX_IN_HOST) {
+		load->device_tokens = load->cpu_tokens;
+		load->cpu_tokens = 0;
+		scheduler->stats.device_tokens += load->device_tokens;
+	}
+}
+
 /* Move the first n blocks of the open load to a load of their own. NULL: there is no memory. */
 static kvx_sload_t *split_blocks(kvx_scheduler_t *scheduler, kvx_sload_t *load, uint32_t n)
 {
@@ -649,7 +662,7 @@ static kvx_sload_t *split_blocks(kvx_scheduler_t *scheduler, kvx_sload_t *load, 
 	return piece;
 }
 
-int kvx_open_load_split(kvx_scheduler_t *scheduler, kvx_sload_t *load, const kvc_key_source_t *source, uint32_t units)
+int kvx_open_load_split(kvx_scheduler_t *scheduler, kvx_sload_t *load, const kvx_stored_t *from, uint32_t units)
 {
 	const kvx_sload_part_t *part = &load->part[0];
 	const uint32_t end = units * scheduler->unit / scheduler->groups[0].block_tokens;
@@ -663,21 +676,23 @@ int kvx_open_load_split(kvx_scheduler_t *scheduler, kvx_sload_t *load, const kvc
 		return 0;
 	}
 	piece->asked_ns = piece->renewed_ns = kv_now_ns(scheduler->env);
-	(void)start_part(scheduler, piece, &piece->part[0], source, units);
+	set_place(scheduler, piece, from->place);
+	(void)start_part(scheduler, piece, &piece->part[0], &from->source, units);
 
 	return 1;
 }
 
-void kvx_open_load_close(kvx_scheduler_t *scheduler, kvx_sload_t *load, const kvc_key_source_t *source, uint32_t units)
+void kvx_open_load_close(kvx_scheduler_t *scheduler, kvx_sload_t *load, const kvx_stored_t *from, uint32_t units)
 {
 	load->open = 0;
+	set_place(scheduler, load, from->place);
 	load->asked_ns = load->renewed_ns = kv_now_ns(scheduler->env);
 	for (uint32_t p = 0; p < load->parts; p++) {
 		kvx_sload_part_t *part = &load->part[p];
 
 		if (part->n > 0 &&
 		    units * scheduler->unit / scheduler->groups[part->index].block_tokens > part->first) {
-			(void)start_part(scheduler, load, part, source, units);
+			(void)start_part(scheduler, load, part, &from->source, units);
 		}
 	}
 }
@@ -839,6 +854,9 @@ static void add_load_sample(kvx_scheduler_t *scheduler, const kvx_sload_t *load)
 		kvx_cost_model_add_load(&scheduler->cost_model, load->cpu_tokens, load->disk_tokens, load->ns,
 					kv_now_ns(scheduler->env));
 	}
+	if (load->device_tokens > 0 && !load->failed) {
+		scheduler->places[load->part[0].place].pause_ns = 0;
+	}
 	if (request && !load->failed) {
 		request->load_status = load->flags & KVX_MSG_MORE ? request->load_status : KVC_OK;
 		request->device_tokens += load->device_tokens;
@@ -859,7 +877,7 @@ void kvx_loads_count_unreported(const kvx_scheduler_t *scheduler, const kvx_requ
 	}
 }
 
-/* The rank has no such space, or could not map its memory. */
+/* The rank has no such space, or cannot map its memory. */
 static int is_device_lost(const kvx_sload_t *load, int32_t status)
 {
 	return load->device_tokens > 0 && (status == KVC_ERR_FAULT || status == KVC_ERR_TIER_OFF);
@@ -879,7 +897,7 @@ void kvx_loads_take_report(kvx_scheduler_t *scheduler, const kvx_report_loaded_t
 	if (report->status != KVC_OK || report->blocks < load->blocks) {
 		load->timed_out |= report->status == KVC_ERR_TIMEOUT;
 		if (is_device_lost(load, report->status)) {
-			kvx_device_pause(scheduler);
+			kvx_device_pause(scheduler, load->part[0].place);
 		}
 		fail_load(scheduler, load, report->status != KVC_OK ? report->status : KVC_MISS);
 	}

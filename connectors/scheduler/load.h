@@ -28,10 +28,15 @@ int kvx_open_load_reserve(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_
 			  uint32_t partial);
 /* That of the request which the engine has admitted; NULL: none. */
 kvx_sload_t *kvx_open_load_find(const kvx_scheduler_t *scheduler, uint64_t serial);
+/* Where blocks of a hand-over are, and their keys there. */
+typedef struct kvx_stored {
+	uint32_t place;
+	kvc_key_source_t source;
+} kvx_stored_t;
 /* The blocks of the first `units` units are stored: load them as a piece. 0: not now. */
-int kvx_open_load_split(kvx_scheduler_t *scheduler, kvx_sload_t *load, const kvc_key_source_t *source, uint32_t units);
+int kvx_open_load_split(kvx_scheduler_t *scheduler, kvx_sload_t *load, const kvx_stored_t *from, uint32_t units);
 /* Nothing follows: load what the first `units` units have, and let the rest fail. */
-void kvx_open_load_close(kvx_scheduler_t *scheduler, kvx_sload_t *load, const kvc_key_source_t *source, uint32_t units);
+void kvx_open_load_close(kvx_scheduler_t *scheduler, kvx_sload_t *load, const kvx_stored_t *from, uint32_t units);
 /* 1: a rank has not reported a load it was told of. */
 int kvx_loads_are_sent(const kvx_scheduler_t *scheduler);
 

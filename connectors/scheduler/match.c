@@ -336,7 +336,7 @@ static uint32_t match_device(kvx_scheduler_t *scheduler, const kvx_request_t *re
 	kvc_match_t match = {.struct_size = sizeof match};
 	kvx_key_view_t there = *view;
 
-	if (!kvx_device_is_usable(scheduler, request->space) || view->n == 0) {
+	if (!kvx_device_is_usable(scheduler, request->space, KVX_IN_DEVICE) || view->n == 0) {
 		return 0;
 	}
 	there.source.ctx = &there;

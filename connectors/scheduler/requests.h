@@ -48,6 +48,9 @@ typedef struct kvx_request {
 	int failed;          /* a load has failed: the store is not looked up again */
 	int was_sent;        /* it was handed over to another instance */
 	int unsavable;       /* its table is wrong or incomplete, or has garbage: nothing is saved until the next one */
+	uint32_t to_device;  /* tokens from the start that are saved in memory of the GPU; 0: none are handed over there
+			      */
+	uint32_t device_asked;  /* blocks of group 0 from the start that are stored there, reserved or given up */
 	uint32_t garbage_until; /* its synchronous load has failed: blocks before that token are valid when computed */
 	kvx_cost_query_t cost_query; /* last question to the cost model; now_ns 0: none */
 	kvx_cost_decision_t cost_answer;

@@ -58,6 +58,9 @@ static void schedule_retry(kvx_scheduler_t *scheduler, const kvx_sput_t *put, ui
 	kvx_request_t *request = find_request(scheduler, put);
 	kvx_request_group_t *group;
 
+	if (request && put->place != KVX_IN_HOST) {
+		request->to_device = 0; /* what follows there has no parent */
+	}
 	if (!request || put->once) {
 		return;
 	}
@@ -157,8 +160,8 @@ static kvc_put_t *start_private_put(kvx_scheduler_t *scheduler, const kvx_run_t 
 	};
 	kvc_put_t *put = NULL;
 
-	return kvc_put_start(scheduler->spaces[run->request->space].space, run->private_key, 0, 1, &options, &put) ==
-			       KVC_OK
+	return kvc_put_start(kvx_space_in(scheduler, run->request->space, run->place), run->private_key, 0, 1, &options,
+			     &put) == KVC_OK
 		       ? put
 		       : NULL;
 }
@@ -209,11 +212,16 @@ static int reserve_run(kvx_scheduler_t *scheduler, const kvx_run_t *run, uint64_
  * tokens: a block that is reserved, and not full, is a rewind to is_rewound(), which revokes the request's puts. Its
  * keys may be hashes of the engine, which are no chain that could be appended to, and the prompt may go on (decision
  * 047). */
-void kvx_put_start_private(kvx_scheduler_t *scheduler, kvx_request_t *request, uint32_t block, const kvc_key_t *key)
+void kvx_put_start_private(kvx_scheduler_t *scheduler, kvx_request_t *request, const kvx_private_block_t *last)
 {
-	const kvx_run_t run = {.request = request, .from = block, .to = block + 1u, .private_key = key, .once = 1};
+	const kvx_run_t run = {.request = request,
+			       .place = last->place,
+			       .from = last->block,
+			       .to = last->block + 1u,
+			       .private_key = last->key,
+			       .once = 1};
 
-	if (!request->unsavable && entry_is_current(scheduler, &request->groups[0], block)) {
+	if (!request->unsavable && entry_is_current(scheduler, &request->groups[0], last->block)) {
 		(void)reserve_run(scheduler, &run, kv_now_ns(scheduler->env));
 	}
 }
@@ -295,17 +303,18 @@ static void save_request(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_r
 
 /* ---- in GPU memory --------------------------------------------------------------------------- */
 
-void kvx_request_save_to_device(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t had)
+void kvx_request_save_to_device(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request,
+				uint32_t tokens)
 {
 	const uint64_t now = kv_now_ns(scheduler->env);
 	kvc_match_t match = {.struct_size = sizeof match};
 	kvx_run_t run = {.request = request, .place = KVX_IN_DEVICE, .once = 1};
 	kvx_key_view_t view;
 
-	if (request->unsavable || !kvx_device_is_usable(scheduler, request->space)) {
+	if (request->unsavable || !kvx_device_is_usable(scheduler, request->space, KVX_IN_DEVICE)) {
 		return;
 	}
-	kvx_key_view_init(scheduler, ask, request, had, &view);
+	kvx_key_view_init(scheduler, ask, request, tokens, &view);
 	if (view.n == 0) {
 		return;
 	}
@@ -316,8 +325,10 @@ void kvx_request_save_to_device(kvx_scheduler_t *scheduler, const kvx_ask_t *ask
 		uint32_t at = match.n * scheduler->unit / scheduler->groups[g].block_tokens;
 
 		run.index = g;
+		at = g == 0 && at < request->device_asked ? request->device_asked : at;
 		(void)save_group(scheduler, &run, &at, view.n * scheduler->unit / scheduler->groups[g].block_tokens,
 				 now);
+		request->device_asked = g == 0 ? at : request->device_asked;
 	}
 }
 
@@ -463,6 +474,10 @@ void kvx_request_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_r
 	request->computed = computed;
 	if (request->garbage_until) {
 		clear_recomputed(scheduler, request);
+	}
+	if (request->to_device) { /* first: a consumer waits for it */
+		kvx_request_save_to_device(scheduler, ask, request,
+					   computed < request->to_device ? computed : request->to_device);
 	}
 	if (computed >= next_save_at(scheduler, request)) {
 		save_request(scheduler, ask, request);
@@ -665,11 +680,11 @@ int kvx_puts_are_due(const kvx_scheduler_t *scheduler, uint64_t now)
 	return 0;
 }
 
-int kvx_puts_are_open(const kvx_scheduler_t *scheduler, uint64_t serial)
+int kvx_puts_are_open(const kvx_scheduler_t *scheduler, uint64_t serial, uint32_t place)
 {
 	const kvx_sput_t *put = scheduler->puts;
 
-	while (put && (put->serial != serial || put->place != KVX_IN_HOST)) {
+	while (put && (put->serial != serial || put->place != place)) {
 		put = put->next;
 	}
 

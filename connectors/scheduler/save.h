@@ -6,9 +6,10 @@
 
 /* Its first `computed` tokens are computed: reserve what is full and not stored. */
 void kvx_request_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t computed);
-/* The request had its first `had` tokens before it computed anything: they are used a second time. Those that the space
- * in GPU memory does not have are saved there, once, if there is room. */
-void kvx_request_save_to_device(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t had);
+/* The request's first `tokens` tokens are in its blocks, and used again. Those that the space in memory of its GPU does
+ * not have are saved there, once, if there is room. */
+void kvx_request_save_to_device(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request,
+				uint32_t tokens);
 /* Process answers that have arrived; 1: one of this step is still due. */
 int kvx_puts_poll(kvx_scheduler_t *scheduler, uint64_t now);
 /* Wait a short time for the answers to this step's reservations, but not for a daemon that has stopped. */
@@ -16,11 +17,16 @@ void kvx_puts_await(kvx_scheduler_t *scheduler, uint64_t now);
 void kvx_puts_emit(kvx_scheduler_t *scheduler);
 /* 1: a put is granted and not emitted, or an answer is due soon. */
 int kvx_puts_are_due(const kvx_scheduler_t *scheduler, uint64_t now);
-/* Save that block of the request, which is not full, under the key of a private block. Nothing is saved if it is not
- * current, or there is no room. */
-void kvx_put_start_private(kvx_scheduler_t *scheduler, kvx_request_t *request, uint32_t block, const kvc_key_t *key);
-/* 1: a put of the request, which may be gone, is in progress, other than into GPU memory. */
-int kvx_puts_are_open(const kvx_scheduler_t *scheduler, uint64_t serial);
+/* The block of a request after its last full one. */
+typedef struct kvx_private_block {
+	uint32_t place; /* to save it in */
+	uint32_t block;
+	const kvc_key_t *key;
+} kvx_private_block_t;
+/* Save it under the key of a private block. Nothing is saved if it is not current, or there is no room. */
+void kvx_put_start_private(kvx_scheduler_t *scheduler, kvx_request_t *request, const kvx_private_block_t *last);
+/* 1: a put of the request, which may be gone, is in progress there. */
+int kvx_puts_are_open(const kvx_scheduler_t *scheduler, uint64_t serial, uint32_t place);
 void kvx_puts_take_dropped(kvx_scheduler_t *scheduler, uint64_t handle);
 /* Give up what the request, which may be gone, has reserved since that step: it may be garbage. */
 void kvx_puts_revoke(kvx_scheduler_t *scheduler, uint64_t serial, uint32_t since);

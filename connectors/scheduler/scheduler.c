@@ -91,7 +91,9 @@ void kvx_scheduler_close(kvx_scheduler_t *scheduler)
 	kv_free(env, scheduler->spaces);
 	kv_free(env, scheduler->writers);
 	kv_free(env, atomic_load(&scheduler->weights));
-	kv_free(env, atomic_load(&scheduler->device));
+	for (uint32_t place = 0; place < KVX_PLACES; place++) {
+		kv_free(env, atomic_load(&scheduler->places[place].device));
+	}
 	kv_free(env, scheduler->text);
 	kv_free(env, scheduler);
 }

@@ -1,5 +1,5 @@
-/* Spaces: the base model's, and one for each adapter that is used; with each of them a second one in GPU memory, if the
- * daemon has such memory (docs/decisions/057). */
+/* Spaces: the base model's, and one for each adapter that is used; with each of them others in memory of GPUs, if the
+ * daemon has such memory (docs/decisions/057, 058). */
 #include "scheduler/spaces.h"
 #include "common/await.h"
 
@@ -7,7 +7,8 @@
 
 #define RETRY_NS      (500u * KVX_MS)
 #define DEVICE_NS     (2000u * KVX_MS)  /* before the space in GPU memory is asked for again */
-#define PAUSE_NS      (60000u * KVX_MS) /* after a rank could not use it */
+#define PAUSE_NS      (60000u * KVX_MS) /* after a rank could not use it; twice as long each time, */
+#define PAUSE_MAX_NS  (60u * PAUSE_NS)  /* up to this */
 #define BRIEF_NS      KVX_MS            /* within this time a wait is short, so the processor stays awake */
 #define LONG_SLICE_US 1000u             /* later waits are longer */
 
@@ -50,7 +51,9 @@ kvc_status_t kvx_scheduler_set_device(kvx_scheduler_t *scheduler, const char *uu
 		return KVC_ERR_UNSUPPORTED;
 	}
 
-	return len == 0 || len > KVX_DEVICE_MAX ? KVC_ERR_ARG : set_text(scheduler, &scheduler->device, uuid, len);
+	return len == 0 || len > KVX_DEVICE_MAX
+		       ? KVC_ERR_ARG
+		       : set_text(scheduler, &scheduler->places[KVX_IN_DEVICE].device, uuid, len);
 }
 
 kvc_status_t kvx_scheduler_set_weights(kvx_scheduler_t *scheduler, const char *text)
@@ -185,61 +188,132 @@ static void poll_space(kvx_scheduler_t *scheduler, kvx_sspace_t *space, uint64_t
 
 /* ---- in GPU memory --------------------------------------------------------------------------- */
 
-/* Open it, or process the answer. A daemon without such memory is no news. */
-static void poll_device(kvx_scheduler_t *scheduler, kvx_sspace_t *space, uint64_t now)
+static const char *device_of(const kvx_scheduler_t *scheduler, uint32_t place)
 {
+	return atomic_load_explicit(&scheduler->places[place].device, memory_order_acquire);
+}
+
+/* Open it, or process the answer. A daemon without such memory is no news. */
+static void poll_device(kvx_scheduler_t *scheduler, kvx_sspace_t *space, uint32_t place, uint64_t now)
+{
+	kvx_sdevice_space_t *there = &space->devices[place];
 	kvc_identity_t identity = identity_of(scheduler, space);
 	kvc_status_t status;
 
-	if (now < space->device_retry_ns) {
+	if (now < there->retry_ns) {
 		return;
 	}
-	identity.device = atomic_load_explicit(&scheduler->device, memory_order_acquire);
-	if (!space->device && kvc_space_open_start(scheduler->kvc, &identity, &space->device) != KVC_OK) {
-		space->device = NULL;
-		space->device_retry_ns = now + DEVICE_NS;
+	identity.device = device_of(scheduler, place);
+	if (!there->space && kvc_space_open_start(scheduler->kvc, &identity, &there->space) != KVC_OK) {
+		there->space = NULL;
+		there->retry_ns = now + DEVICE_NS;
 		return;
 	}
-	status = kvc_space_state(space->device);
-	if (status == KVC_OK && space->device_must_reset) {
-		space->device_must_reset = kvc_space_reset(space->device) != KVC_OK;
-		space->device_retry_ns = space->device_must_reset ? now + DEVICE_NS : 0;
+	status = kvc_space_state(there->space);
+	if (status == KVC_OK && there->must_reset) {
+		there->must_reset = kvc_space_reset(there->space) != KVC_OK;
+		there->retry_ns = there->must_reset ? now + DEVICE_NS : 0;
 	}
 	if (status == KVC_OK) {
-		space->device_named = 1;
-		space->device_open = !space->device_must_reset;
-	} else if (status != KVC_PENDING && !space->device_named) {
-		kvc_space_close(space->device);
-		space->device = NULL;
-		space->device_retry_ns = now + DEVICE_NS;
+		there->named = 1;
+		there->open = !there->must_reset;
+	} else if (status != KVC_PENDING && !there->named) {
+		kvc_space_close(there->space);
+		there->space = NULL;
+		there->retry_ns = now + DEVICE_NS;
 	}
 }
 
-int kvx_device_is_usable(const kvx_scheduler_t *scheduler, uint32_t number)
+static void poll_devices(kvx_scheduler_t *scheduler, kvx_sspace_t *space, uint64_t now)
 {
-	return number < scheduler->space_count && scheduler->spaces[number].device_open &&
-	       kv_now_ns(scheduler->env) >= scheduler->device_off_ns;
+	for (uint32_t place = KVX_IN_DEVICE; place < KVX_PLACES; place++) {
+		if (device_of(scheduler, place) && !space->devices[place].open &&
+		    (place == KVX_IN_DEVICE || space->devices[place].wanted)) {
+			poll_device(scheduler, space, place, now);
+		}
+	}
 }
 
-void kvx_device_pause(kvx_scheduler_t *scheduler)
+uint32_t kvx_device_find_or_add(kvx_scheduler_t *scheduler, const char *uuid)
+{
+	const size_t len = strnlen(uuid, KVX_DEVICE_MAX + 1u);
+	uint32_t free_place = KVX_IN_HOST;
+
+	if (!scheduler->foreign || len == 0 || len > KVX_DEVICE_MAX) {
+		return KVX_IN_HOST;
+	}
+	for (uint32_t place = KVX_PLACES - 1u; place >= KVX_IN_DEVICE; place--) {
+		const char *text = device_of(scheduler, place);
+
+		if (text && strcmp(text, uuid) == 0) {
+			return place;
+		}
+		free_place = !text && place > KVX_IN_DEVICE ? place : free_place;
+	}
+
+	return free_place != KVX_IN_HOST &&
+			       set_text(scheduler, &scheduler->places[free_place].device, uuid, len) == KVC_OK
+		       ? free_place
+		       : KVX_IN_HOST;
+}
+
+void kvx_device_want(kvx_scheduler_t *scheduler, uint32_t number, uint32_t place)
+{
+	kvx_sspace_t *space = &scheduler->spaces[number];
+
+	space->devices[place].wanted = 1;
+	if (scheduler->incarnation && space->open && !space->devices[place].open) {
+		poll_device(scheduler, space, place, kv_now_ns(scheduler->env));
+	}
+}
+
+int kvx_device_is_open(const kvx_scheduler_t *scheduler, uint32_t number, uint32_t place)
+{
+	return number < scheduler->space_count && scheduler->spaces[number].devices[place].open;
+}
+
+int kvx_device_is_usable(const kvx_scheduler_t *scheduler, uint32_t number, uint32_t place)
+{
+	return kvx_device_is_open(scheduler, number, place) &&
+	       kv_now_ns(scheduler->env) >= scheduler->places[place].off_ns;
+}
+
+void kvx_device_pause(kvx_scheduler_t *scheduler, uint32_t place)
 {
 	const uint64_t now = kv_now_ns(scheduler->env);
+	kvx_splace_t *at = &scheduler->places[place];
 
-	log_rarely(scheduler, now, "a rank cannot use the space in GPU memory: it is left alone for a minute");
-	scheduler->device_off_ns = now + PAUSE_NS;
+	if (now < at->off_ns) {
+		return; /* a load of before */
+	}
+	log_rarely(scheduler, now, "a rank cannot use a space in GPU memory: it is left alone for a minute or more");
+	at->pause_ns = at->pause_ns ? at->pause_ns * 2u : PAUSE_NS;
+	at->pause_ns = at->pause_ns < PAUSE_MAX_NS ? at->pause_ns : PAUSE_MAX_NS;
+	at->off_ns = now + at->pause_ns;
+}
+
+/* Of another engine's GPU only what this engine uses. */
+static void reset_device(kvx_scheduler_t *scheduler, kvx_sspace_t *space, uint32_t place)
+{
+	kvx_sdevice_space_t *there = &space->devices[place];
+	const int open = there->open;
+
+	if (place != KVX_IN_DEVICE && !there->wanted) {
+		return;
+	}
+	there->must_reset = 1;
+	there->open = 0;
+	there->retry_ns = open ? 0 : there->retry_ns;
+	if (open) {
+		poll_device(scheduler, space, place, kv_now_ns(scheduler->env));
+	}
 }
 
 void kvx_device_reset(kvx_scheduler_t *scheduler)
 {
 	for (uint32_t i = 0; i < scheduler->space_count; i++) {
-		kvx_sspace_t *space = &scheduler->spaces[i];
-		const int open = space->device_open;
-
-		space->device_must_reset = 1;
-		space->device_open = 0;
-		space->device_retry_ns = open ? 0 : space->device_retry_ns;
-		if (open) {
-			poll_device(scheduler, space, kv_now_ns(scheduler->env));
+		for (uint32_t place = KVX_IN_DEVICE; place < KVX_PLACES; place++) {
+			reset_device(scheduler, &scheduler->spaces[i], place);
 		}
 	}
 }
@@ -249,7 +323,6 @@ void kvx_device_reset(kvx_scheduler_t *scheduler)
 void kvx_spaces_poll(kvx_scheduler_t *scheduler, uint64_t now)
 {
 	const uint64_t incarnation = kvc_incarnation(scheduler->kvc);
-	const int has_device = atomic_load_explicit(&scheduler->device, memory_order_relaxed) != NULL;
 
 	if (incarnation != scheduler->incarnation) {
 		scheduler->stats.attaches += incarnation != 0;
@@ -262,31 +335,32 @@ void kvx_spaces_poll(kvx_scheduler_t *scheduler, uint64_t now)
 	for (uint32_t i = 0; i < scheduler->space_count; i++) {
 		if (!scheduler->spaces[i].open) {
 			poll_space(scheduler, &scheduler->spaces[i], now);
-		} else if (!scheduler->spaces[i].device_open && has_device) {
-			poll_device(scheduler, &scheduler->spaces[i], now);
+		} else {
+			poll_devices(scheduler, &scheduler->spaces[i], now);
 		}
 	}
 }
 
-/* The ranks learn the GPU when there is a space in its memory. */
-static void emit_device(kvx_scheduler_t *scheduler)
+/* The ranks learn a GPU when there is a space in its memory. */
+static void emit_device(kvx_scheduler_t *scheduler, uint32_t place)
 {
-	const char *text = atomic_load_explicit(&scheduler->device, memory_order_acquire);
+	const char *text = device_of(scheduler, place);
 	const size_t len = text ? strlen(text) : 0;
 	kvx_msg_device_t *record;
 	uint32_t i = 0;
 
-	while (i < scheduler->space_count && !scheduler->spaces[i].device_open) {
+	while (i < scheduler->space_count && !scheduler->spaces[i].devices[place].open) {
 		i++;
 	}
-	if (i == scheduler->space_count || scheduler->device_emitted ||
+	if (i == scheduler->space_count || scheduler->places[place].emitted ||
 	    !kvx_message_reserve(scheduler, sizeof *record + len + 8u)) {
 		return;
 	}
 	record = kvx_msg_add_record(&scheduler->message, KVX_RECORD_DEVICE, sizeof *record);
+	record->place = place;
 	record->text_len = (uint32_t)len;
 	kvx_msg_append(&scheduler->message, text, len);
-	scheduler->device_emitted = 1;
+	scheduler->places[place].emitted = 1;
 }
 
 /* The ranks learn the number of an adapter, and what names the weights, before a record uses the space. */
@@ -307,14 +381,18 @@ void kvx_spaces_emit(kvx_scheduler_t *scheduler)
 		kvx_msg_append(&scheduler->message, text, len);
 		space->emitted = 1;
 	}
-	emit_device(scheduler);
+	for (uint32_t place = KVX_IN_DEVICE; place < KVX_PLACES; place++) {
+		emit_device(scheduler, place);
+	}
 }
 
 void kvx_spaces_close(kvx_scheduler_t *scheduler)
 {
 	for (uint32_t i = 0; scheduler->spaces && i < scheduler->space_count; i++) {
 		kvc_space_close(scheduler->spaces[i].space);
-		kvc_space_close(scheduler->spaces[i].device);
+		for (uint32_t place = KVX_IN_DEVICE; place < KVX_PLACES; place++) {
+			kvc_space_close(scheduler->spaces[i].devices[place].space);
+		}
 		kv_free(scheduler->env, scheduler->spaces[i].adapter);
 	}
 }

@@ -16,11 +16,17 @@ int kvx_scheduler_await_daemon(kvx_scheduler_t *scheduler, uint64_t since, uint6
 /* Attach, and open the spaces that are not open. */
 void kvx_spaces_poll(kvx_scheduler_t *scheduler, uint64_t now);
 void kvx_spaces_emit(kvx_scheduler_t *scheduler);
-/* 1: the request's space in GPU memory may be used. */
-int kvx_device_is_usable(const kvx_scheduler_t *scheduler, uint32_t number);
-/* A rank cannot use memory of the GPU: none does for a while. */
-void kvx_device_pause(kvx_scheduler_t *scheduler);
-/* Drop all blocks there. Where that fails, the space is not used before it is done. */
+/* The place of the GPU with that UUID; KVX_IN_HOST: there is none left, or own chains have keys of one space. */
+uint32_t kvx_device_find_or_add(kvx_scheduler_t *scheduler, const char *uuid);
+/* Open the space of that number there. */
+void kvx_device_want(kvx_scheduler_t *scheduler, uint32_t number, uint32_t place);
+/* 1: the space of that number there is open. */
+int kvx_device_is_open(const kvx_scheduler_t *scheduler, uint32_t number, uint32_t place);
+/* 1: and the ranks can use it. */
+int kvx_device_is_usable(const kvx_scheduler_t *scheduler, uint32_t number, uint32_t place);
+/* A rank cannot use memory of that GPU: none does for a while, and for longer each time. */
+void kvx_device_pause(kvx_scheduler_t *scheduler, uint32_t place);
+/* Drop all blocks in memory of GPUs. Where that fails, the space is not used before it is done. */
 void kvx_device_reset(kvx_scheduler_t *scheduler);
 /* What names the weights; NULL: nothing yet. */
 const char *kvx_weights_text(const kvx_scheduler_t *scheduler);

@@ -27,6 +27,16 @@
 #define KVX_UNNAMED     UINT64_MAX
 #define KVX_TIMED_STEPS 16u /* steps whose time may still be reported */
 
+/* A space in memory of a GPU. */
+typedef struct kvx_sdevice_space {
+	kvc_space_t *space; /* NULL: not requested, or refused */
+	int wanted;         /* of another engine's GPU: a hand-over has named it */
+	int named;          /* it was open once: leases, puts and hand-overs may name it */
+	int open;           /* and it has no block from before a reset */
+	int must_reset;
+	uint64_t retry_ns;
+} kvx_sdevice_space_t;
+
 /* The space of the base model or of an adapter. */
 typedef struct kvx_sspace {
 	char *adapter; /* NULL: the base model's */
@@ -36,16 +46,12 @@ typedef struct kvx_sspace {
 	int emitted;        /* the ranks know its number */
 	uint32_t closes;    /* its hand-overs of before have ended with the handle */
 	uint64_t retry_ns;
-	kvc_space_t *device; /* the one in GPU memory; NULL: not requested, or refused */
-	int device_named;    /* it was open once: leases and puts may name it */
-	int device_open;     /* and it has no block from before a reset */
-	int device_must_reset;
-	uint64_t device_retry_ns;
+	kvx_sdevice_space_t devices[KVX_PLACES]; /* that of KVX_IN_HOST is not used */
 } kvx_sspace_t;
 
 typedef struct kvx_sload_part {
 	kvc_lease_t *lease;       /* NULL: none, or released */
-	uint32_t place;           /* KVX_IN_HOST or KVX_IN_DEVICE; of a group, what is in the device comes first */
+	uint32_t place;           /* of a group, what is in a device comes first */
 	uint32_t index, first, n; /* index: of the group, among ours */
 	uint32_t *ids;            /* [n] */
 } kvx_sload_part_t;
@@ -81,19 +87,20 @@ typedef struct kvx_sload {
 	kvx_sload_part_t part[KVX_MAX_GROUPS];
 } kvx_sload_t;
 
-/* A side of a hand-over (scheduler/handover.c). */
+/* A side of a hand-over in one place (scheduler/handover.c). */
 typedef struct kvx_shandover {
 	struct kvx_shandover *next, **link; /* link: what points at this one */
 	kvc_handover_t *handover;           /* NULL: not begun, or ended with its space */
 	uint32_t closes;                    /* of the space when it was begun */
 	uint64_t hash, serial;              /* of the request */
-	uint32_t space;
+	uint32_t space, place;
 	int sends;           /* 1: the producer's side */
 	int begun;           /* the daemon was asked */
 	int ended;           /* the producer's request has ended; the consumer has what it wants */
 	int aborted;         /* before it was computed */
 	int asking;          /* a chunk is not answered yet */
 	uint32_t units;      /* to hand over, or to load; of whole blocks */
+	int sent_on_device;  /* the producer's: all of it was handed over in memory of a GPU */
 	uint32_t passed;     /* of them handed over, or given to the ranks */
 	uint32_t reserved;   /* the producer's: of them stored, or being saved */
 	uint32_t announced;  /* of them: the daemon hands them over as they become visible */
@@ -134,6 +141,14 @@ typedef struct kvx_sput {
 	uint32_t layers_emitted;      /* that the ranks know of */
 	kvx_table_entry_t entries[];  /* [n] */
 } kvx_sput_t;
+
+/* A GPU whose memory may have blocks: the engine's own, or another one that a hand-over has named. */
+typedef struct kvx_splace {
+	_Atomic(char *) device; /* UUID; NULL: none */
+	int emitted;            /* the ranks know it */
+	uint64_t off_ns;        /* a rank could not use it: not before */
+	uint64_t pause_ns;      /* the last pause; 0: a load from there has ended well since */
+} kvx_splace_t;
 
 /* A step that the ranks were asked to time. */
 typedef struct kvx_timed_step {
@@ -183,11 +198,9 @@ struct kvx_scheduler {
 	char *text;     /* storage of the strings of `identity` */
 	kvc_identity_t identity;
 	_Atomic(char *) weights; /* set after the start; NULL: not yet */
-	_Atomic(char *) device;  /* UUID of the GPU; NULL: not set */
-	int device_emitted;      /* the ranks know it */
-	uint64_t device_off_ns;  /* a rank could not use it: not before */
 	uint64_t token_bytes;    /* of all groups, about */
 	uint32_t layers;         /* of the model */
+	kvx_splace_t places[KVX_PLACES];
 
 	uint64_t incarnation, generation; /* generation: counts daemons and resets */
 	kvx_sspace_t *spaces;             /* [KVX_SPACES_MAX] */
@@ -226,7 +239,7 @@ static inline kvc_space_t *kvx_space_in(const kvx_scheduler_t *scheduler, uint32
 {
 	const kvx_sspace_t *space = &scheduler->spaces[number];
 
-	return place == KVX_IN_DEVICE ? space->device : space->space;
+	return place == KVX_IN_HOST ? space->space : space->devices[place].space;
 }
 
 /* Memory for `more` bytes of this message in addition to what is reserved for loads, so that adding them cannot fail.
