@@ -706,8 +706,8 @@ static void check_unmapped(device_t *device)
 	bed_t bed;
 
 	put = bed_grant_on_device(&bed, device);
-	assert_int_equal(kvc_put_block(put, 0, &to), KVC_ERR_FAULT);
-	assert_int_equal(kvc_put_write(put, 0, bed.src[0]), KVC_ERR_FAULT);
+	assert_int_equal(kvc_put_block(put, 0, &to), KVC_ERR_TIER_OFF);
+	assert_int_equal(kvc_put_write(put, 0, bed.src[0]), KVC_ERR_TIER_OFF);
 	kvc_put_free(put);
 	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->drains) >= 1); /* of the put */
 	fake_retire_slab(bed.fake);

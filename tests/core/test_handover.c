@@ -235,13 +235,13 @@ static void p5_hand_overs_and_leases_of_one_block_are_told_apart(void **state)
 	assert_int_equal(recv(d_, "a", 0), KV_OK);
 	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
 	universe_check(&u_);
-	assert_int_equal(u_.core->ns[0]->handover_bytes, 12 * 4096);
+	assert_int_equal(u_.core->ns[0]->handover_bytes[KVD_HOST_MEM], 12 * 4096);
 	assert_int_equal(u_release(&u_, m_, first.id), KV_OK);
 	assert_int_equal(u_release(&u_, m_, second.id), KV_OK);
 	universe_check(&u_);
 	assert_int_equal(recv(d_, "b", 0), KV_OK);
 	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
-	assert_int_equal(u_.core->ns[0]->handover_bytes, 0);
+	assert_int_equal(u_.core->ns[0]->handover_bytes[KVD_HOST_MEM], 0);
 	universe_check(&u_);
 	stage_end();
 }

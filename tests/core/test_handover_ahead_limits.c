@@ -356,7 +356,7 @@ static void p8_keys_of_another_space_hand_nothing_over(void **state)
 	assert_int_equal(u_put(&u_, m_, &other, keys_, 0, 8), 8);
 	u_tick(&u_, 2);
 	assert_int_equal(entry()->n, 0);
-	assert_int_equal(u_.core->ns[0]->handover_bytes, 0);
+	assert_int_equal(u_.core->ns[0]->handover_bytes[KVD_HOST_MEM], 0);
 	put(m_, 0, 8);
 	check_told(KV_HANDOVER_COMPLETE, 8, 0);
 	stage_end();
@@ -464,7 +464,7 @@ static void p8_a_block_of_one_tenant_is_not_handed_over_by_another(void **state)
 	check_told(KV_HANDOVER_COMPLETE, 8, 0);
 	assert_null(last_notice(stranger_, theirs.number));
 	assert_null(last_notice(stranger_, sent_.number));
-	assert_int_equal(u_.core->ns[1]->handover_bytes, 0);
+	assert_int_equal(u_.core->ns[1]->handover_bytes[KVD_HOST_MEM], 0);
 	(void)kvd_core_transfers_json(u_.core, u_.ns[1], json, sizeof json);
 	assert_non_null(strstr(json, "\"announced_units\":8"));
 	assert_int_equal(u_put(&u_, stranger_, &theirs_, keys_, 0, 8), 8);
@@ -515,7 +515,7 @@ static void p5_p8_announcements_of_a_tenant_end_at_its_own_limits(void **state)
 	u_tick(&u_, 1);
 	check_notice(stranger_, theirs.number, KV_HANDOVER_COMPLETE, 30, KV_OK);
 	assert_int_equal(kv_ns_metric_get(&u_.metrics, 1, KV_NM_HANDOVERS_REFUSED), 0);
-	assert_int_equal(u_.core->ns[1]->handover_bytes, 30 * 4096);
+	assert_int_equal(u_.core->ns[1]->handover_bytes[KVD_HOST_MEM], 30 * 4096);
 	universe_check(&u_);
 	stage_end();
 }

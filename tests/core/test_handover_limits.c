@@ -42,10 +42,10 @@ static void p5_bytes_of_hand_overs_end_at_their_limit_and_count_once(void **stat
 	universe_check(&u_);
 	assert_int_equal(metric(KV_M_HANDOVERS_REFUSED), 2);
 	assert_int_equal(kv_ns_metric_get(&u_.metrics, 0, KV_NM_HANDOVERS_REFUSED), 2);
-	assert_int_equal(u_.core->ns[0]->handover_bytes, 32 * 4096);
+	assert_int_equal(u_.core->ns[0]->handover_bytes[KVD_HOST_MEM], 32 * 4096);
 	assert_int_equal(recv(d_, "t", 0), KV_OK);
 	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
-	assert_int_equal(u_.core->ns[0]->handover_bytes, 12 * 4096);
+	assert_int_equal(u_.core->ns[0]->handover_bytes[KVD_HOST_MEM], 12 * 4096);
 	assert_int_equal(u_send(&u_, m_, &other, &sent_), KV_OK);
 	universe_check(&u_);
 	stage_end();

@@ -78,7 +78,8 @@ WRAP(kvc_status_t, kvc_space_open_start, kvc_t *kvc, const kvc_identity_t *ident
 	kvc_identity_t second = *identity;
 
 	if (identity->device) {
-		second.extra = identity->device;
+		second.extra =
+			"fake-0"; /* of every name: a request finds there, as another GPU's, what one has saved */
 		second.device = NULL;
 	}
 
@@ -87,7 +88,8 @@ WRAP(kvc_status_t, kvc_space_open_start, kvc_t *kvc, const kvc_identity_t *ident
 
 WRAP(kvc_status_t, kvc_space_state, const kvc_space_t *space)
 {
-	if (sr.options.device == SR_DEVICE_REFUSED && sr.scheduler && space == sr.scheduler->spaces[0].device) {
+	if (sr.options.device == SR_DEVICE_REFUSED && sr.scheduler &&
+	    space == sr.scheduler->spaces[0].devices[KVX_IN_DEVICE].space) {
 		sr.refusals++;
 		return KVC_ERR_TIER_OFF;
 	}
@@ -95,9 +97,19 @@ WRAP(kvc_status_t, kvc_space_state, const kvc_space_t *space)
 	return __real_kvc_space_state(space);
 }
 
+WRAP(kvc_status_t, kvc_put_start, kvc_space_t *space, const kvc_key_t *keys, uint32_t from, uint32_t to,
+     const kvc_put_options_t *options, kvc_put_t **p_put)
+{
+	if (sr.refuse_device_puts && space == sr.scheduler->spaces[0].devices[KVX_IN_DEVICE].space) {
+		return KVC_ERR_BUSY;
+	}
+
+	return __real_kvc_put_start(space, keys, from, to, options, p_put);
+}
+
 WRAP(kvc_status_t, kvc_lease_start, kvc_space_t *space, const kvc_want_t *want, kvc_lease_t **p_lease)
 {
-	if (sr.miss_device_leases && space == sr.scheduler->spaces[0].device) {
+	if (sr.miss_device_leases && space == sr.scheduler->spaces[0].devices[KVX_IN_DEVICE].space) {
 		return KVC_MISS;
 	}
 
@@ -214,8 +226,9 @@ void sr_close(void)
 	sr.rig.run_iteration = NULL;
 	free_puts();
 	kvx_scheduler_close(sr.scheduler);
-	kvc_space_close(sr.space[KVX_IN_HOST]);
-	kvc_space_close(sr.space[KVX_IN_DEVICE]);
+	for (uint32_t place = 0; place < KVX_PLACES; place++) {
+		kvc_space_close(sr.space[place]);
+	}
 	kvc_detach(sr.kvc);
 	free(sr.cache);
 	assert_int_equal(kv_test_env_live(&sr_env), 0);
@@ -231,7 +244,7 @@ static int open_space(uint32_t place)
 	if (state != KVC_OK && state != KVC_PENDING && kvc_incarnation(sr.kvc)) {
 		kvc_space_close(*p_space);
 		*p_space = NULL;
-		identity.device = place == KVX_IN_DEVICE ? "fake-0" : NULL;
+		identity.device = place == KVX_IN_HOST ? NULL : "fake-0";
 		(void)kvc_space_open_start(sr.kvc, &identity, p_space);
 	}
 
@@ -245,7 +258,8 @@ void sr_wait_ready(void)
 	for (int i = 0; i < 30000; i++) {
 		(void)sr_step();
 		if (open_space(KVX_IN_HOST) && (!device || open_space(KVX_IN_DEVICE)) &&
-		    kvx_scheduler_is_ready(sr.scheduler) && (!device || sr.scheduler->spaces[0].device_open)) {
+		    kvx_scheduler_is_ready(sr.scheduler) &&
+		    (!device || sr.scheduler->spaces[0].devices[KVX_IN_DEVICE].open)) {
 			return;
 		}
 		usleep(1000);
@@ -372,8 +386,11 @@ static uint32_t read_part(const kvx_msg_part_t *part, uint32_t flags)
 	uint32_t good = 0, end;
 
 	if ((flags & KVX_MSG_NO_LEASE) || part->lease.incarnation == 0 || sr.fail_loads ||
-	    (part->place == KVX_IN_DEVICE && sr.fail_device != KVC_OK)) {
+	    (part->place != KVX_IN_HOST && sr.fail_device != KVC_OK)) {
 		return 0;
+	}
+	for (uint32_t i = 0; i < 1000 && !open_space(part->place); i++) {
+		(void)kvc_poll(sr.kvc, 10);
 	}
 	(void)kvc_poll(sr.kvc, 0);
 	if (kvc_lease_import(sr.space[part->place], &part->lease, &lease) != KVC_OK) {
@@ -413,7 +430,7 @@ static void do_load(const kvx_msg_load_t *load)
 		there = read_part(part, load->flags);
 		good += there;
 		asked += part->n;
-		if (part->place == KVX_IN_DEVICE) {
+		if (part->place != KVX_IN_HOST) {
 			sr.plan.device_blocks += there;
 			why = sr.fail_device != KVC_OK ? sr.fail_device : why;
 		}
@@ -447,6 +464,29 @@ void sr_release_save(void)
 	sr.hold_saves = 0;
 }
 
+void sr_release_host_saves(void)
+{
+	for (uint32_t i = 0; i < sr.held_host_count; i++) {
+		write_save(sr.held_host[i].put, sr.held_host[i].ids, sr.held_host[i].n);
+	}
+	sr.hold_host_saves = 0;
+	sr.held_host_count = 0;
+}
+
+/* 1: the save waits until it is released. */
+static int hold_save(kvc_put_t *put, const uint32_t *ids, uint32_t n, int device)
+{
+	if (!sr.hold_host_saves || device) {
+		return 0;
+	}
+	assert_true(sr.held_host_count < 8 && n <= SR_BLOCKS);
+	sr.held_host[sr.held_host_count].put = put;
+	sr.held_host[sr.held_host_count].n = n;
+	memcpy(sr.held_host[sr.held_host_count++].ids, ids, n * sizeof *ids);
+
+	return 1;
+}
+
 static void do_save(const kvx_msg_save_t *save)
 {
 	const uint32_t *ids = kvx_msg_save_ids(save);
@@ -457,7 +497,8 @@ static void do_save(const kvx_msg_save_t *save)
 	*(device ? &sr.plan.device_save_blocks : &sr.plan.save_blocks) += save->n;
 	sr.plan.early += (uint32_t)complete;
 	(void)kvc_poll(sr.kvc, 0);
-	if (sr.drop_saves || (sr.plan.failed_blocks && !complete) ||
+	if (sr.drop_saves || (device ? sr.drop_device_saves : sr.drop_host_saves) ||
+	    (sr.plan.failed_blocks && !complete) ||
 	    kvc_put_import(sr.space[device], &save->put, &sr.writer, &put) != KVC_OK) {
 		kvx_report_dropped_t *record = kvx_msg_add_record(&sr.report, KVX_RECORD_DROPPED, sizeof *record);
 
@@ -469,6 +510,9 @@ static void do_save(const kvx_msg_save_t *save)
 		sr.held = put;
 		sr.held_n = save->n;
 		memcpy(sr.held_ids, ids, save->n * sizeof *ids);
+		return;
+	}
+	if (hold_save(put, ids, save->n, device)) {
 		return;
 	}
 	write_save(put, ids, save->n);

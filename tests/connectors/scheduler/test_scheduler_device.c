@@ -301,7 +301,7 @@ static void p1_a_reset_empties_the_device_too(void)
 {
 	store_twice();
 	assert_int_equal(kvx_scheduler_reset(sr.scheduler), KVC_OK);
-	SR_UNTIL(sr.scheduler->spaces[0].device_open && kvx_scheduler_is_ready(sr.scheduler));
+	SR_UNTIL(sr.scheduler->spaces[0].devices[KVX_IN_DEVICE].open && kvx_scheduler_is_ready(sr.scheduler));
 	assert_int_equal(sr_use(&c, "c", 3, 80, 88), 0);
 	SR_UNTIL(count_there(&c) == 0);
 	assert_int_equal(sr_use(&d, "d", 4, 80, 88), 80);

@@ -97,6 +97,27 @@ static uint32_t count(const void *data, size_t len, uint32_t magic, int *p_bad)
 
 /* ---- the promises ---------------------------------------------------------------------------- */
 
+/* A GPU has a place of its own, which is one that there is. */
+static void p10_a_gpu_in_no_place_is_refused(void **state)
+{
+	(void)state;
+	for (uint32_t place = 0; place <= KVX_PLACES; place++) {
+		kvx_msg_buf_t bytes = {0};
+		kvx_msg_device_t *device;
+		int bad;
+
+		kvx_msg_reset(&bytes, KVX_MSG_MAGIC);
+		device = kvx_msg_add_record(&bytes, KVX_RECORD_DEVICE, sizeof *device);
+		device->place = place;
+		device->text_len = 6;
+		(void)kvx_msg_append(&bytes, "fake-0", 6);
+		kvx_msg_finish(&bytes, 1);
+		(void)count(bytes.data, bytes.len, KVX_MSG_MAGIC, &bad);
+		assert_int_equal(bad, place == KVX_IN_HOST || place == KVX_PLACES);
+		kvx_msg_free(&bytes);
+	}
+}
+
 static void p1_what_was_written_is_read(void **state)
 {
 	const kvx_record_header_t *record;
@@ -207,6 +228,7 @@ static void p5_lack_of_memory_leaves_no_half_of_a_message(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p10_a_gpu_in_no_place_is_refused),
 		cmocka_unit_test(p1_what_was_written_is_read),
 		cmocka_unit_test(p10_what_is_not_a_whole_message_is_refused),
 		cmocka_unit_test(p5_lack_of_memory_leaves_no_half_of_a_message),

@@ -9,7 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#define HALF 4u /* blocks of a load of eight that are in GPU memory */
+#define HALF  4u                   /* blocks of a load of eight that are in GPU memory */
+#define OTHER (KVX_IN_DEVICE + 1u) /* the place of a GPU of another engine */
 
 static const wr_t stored = {0}, layered = {.layer_bytes = 1, .layer_wait_us = WR_PATIENCE * 1000u};
 
@@ -17,7 +18,7 @@ static const wr_t stored = {0}, layered = {.layer_bytes = 1, .layer_wait_us = WR
 static _Atomic(const kvc_lease_t *) view;
 static _Atomic(const kvc_put_t *) written;
 static _Atomic(uint8_t *) mapped; /* NULL: as libkvc says */
-static atomic_int unmapped;       /* libkvc knows no memory of it */
+static atomic_int unmapped;       /* it cannot be mapped */
 
 #define WRAP(type, name, ...)                                                                                          \
 	type __real_##name(__VA_ARGS__);                                                                               \
@@ -33,6 +34,9 @@ WRAP(kvc_status_t, kvc_space_open_start, kvc_t *kvc, const kvc_identity_t *ident
 {
 	kvc_identity_t second = *identity;
 
+	if (identity->device && strcmp(identity->device, "refused") == 0) {
+		return KVC_ERR_TIER_OFF;
+	}
 	if (identity->device) {
 		second.extra = identity->device;
 		second.device = NULL;
@@ -68,7 +72,7 @@ WRAP(kvc_status_t, kvc_put_import, kvc_space_t *space, const kvc_handle_t *handl
 static kvc_status_t place_block(uint32_t i, kvc_status_t status, void **p_data)
 {
 	if (status == KVC_OK && p_data && atomic_load(&unmapped)) {
-		return KVX_ERR_FAULT;
+		return KVC_ERR_TIER_OFF;
 	}
 	if (status == KVC_OK && p_data && atomic_load(&mapped)) {
 		*p_data = atomic_load(&mapped) + (size_t)i * WR_LAYERS * WR_PAGE;
@@ -179,7 +183,7 @@ static kvc_put_t *submit_first_half(wr_t *wr)
 	put = wr_put(wr, 0, HALF);
 	swap_spaces(wr);
 	wr_message(wr);
-	wr_add_device(wr, "fake-0");
+	wr_add_device(wr, KVX_IN_DEVICE, "fake-0");
 	wr_add_save(wr, put, KVX_MSG_DEVICE, wr_eight, HALF);
 	wr_begin(wr);
 	wr_end(wr);
@@ -233,6 +237,54 @@ static void check_two_parts(wr_t *wr, uint32_t flags)
 	assert_int_equal(end.error_count, 0);
 	wr_check_other(wr, 1);
 	kvc_release((kvc_lease_t *const[]){first, rest}, 2);
+}
+
+/* A GPU of another engine: its space is opened for the load. */
+static void p1_another_gpu_is_a_place_like_the_own_one(void **state)
+{
+	wr_t *wr = *state;
+	kvc_lease_t *first;
+	wr_end_t end;
+
+	assert_int_equal(save_first_half(wr), KVC_OK);
+	first = lease_first_half(wr);
+	wr_fill(wr, 9);
+	wr_message(wr);
+	wr_add_device(wr, OTHER, "fake-0");
+	wr->place = OTHER;
+	wr_add_load(wr, first, KVX_MSG_ASYNC, 7, wr_other, HALF);
+	wr->place = KVX_IN_HOST;
+	wr_begin(wr);
+	kvx_worker_start_async_loads(wr->rank[0].worker);
+	wr_end(wr);
+	wr_wait_load(wr, KVX_MSG_ASYNC, &end);
+	assert_int_equal(end.loaded.status, KVC_OK);
+	assert_int_equal(end.loaded.blocks, HALF);
+	kvc_release(&first, 1);
+}
+
+/* A GPU that cannot be used says nothing about another one. */
+static void p7_each_gpu_is_refused_by_itself(void **state)
+{
+	wr_t *wr = *state;
+	kvc_lease_t *first;
+	wr_end_t end;
+
+	assert_int_equal(save_first_half(wr), KVC_OK);
+	first = lease_first_half(wr);
+	wr_message(wr);
+	wr_add_device(wr, OTHER, "refused");
+	wr->place = OTHER;
+	wr_add_load(wr, first, KVX_MSG_ASYNC, 7, wr_other, HALF);
+	wr->place = KVX_IN_HOST;
+	wr_begin(wr);
+	kvx_worker_start_async_loads(wr->rank[0].worker);
+	wr_end(wr);
+	wr_wait_load(wr, KVX_MSG_ASYNC, &end);
+	assert_int_equal(end.loaded.status, KVC_ERR_TIER_OFF);
+	assert_int_equal(end.error_count, HALF);
+	kvc_release(&first, 1);
+	check_two_parts(wr, KVX_MSG_ASYNC);
 }
 
 static void p1_a_load_of_two_parts_is_right(void **state)
@@ -292,9 +344,8 @@ static void p5_unmapped_memory_costs_no_deadline(void **state)
 	assert_int_equal(save_first_half(wr), KVC_OK);
 	first = lease_first_half(wr);
 	atomic_store(&unmapped, 1);
-	atomic_store(&wr->rank[0].worker->device_refused, 1u);
 	load_two_parts(wr, first, rest, 0, &end);
-	assert_int_equal(end.loaded.status, KVC_ERR_FAULT);
+	assert_int_equal(end.loaded.status, KVC_ERR_TIER_OFF);
 	assert_true(end.error_count >= HALF);
 	swap_spaces(wr);
 	put = wr_put(wr, HALF, 8);
@@ -377,6 +428,8 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		TEST(p1_a_load_of_two_parts_is_right, stored),
 		TEST(p1_a_load_of_two_parts_is_right, layered),
+		TEST(p1_another_gpu_is_a_place_like_the_own_one, stored),
+		TEST(p7_each_gpu_is_refused_by_itself, stored),
 		TEST(p7_a_save_may_begin_at_any_time, stored),
 		TEST(p7_a_part_in_an_unknown_space_fails_by_name, stored),
 		TEST(p5_unmapped_memory_costs_no_deadline, stored),

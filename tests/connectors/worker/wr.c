@@ -542,10 +542,11 @@ void wr_add_space(wr_t *wr, uint32_t number, const char *text)
 	kvx_msg_append(&wr->message, text, space->text_len);
 }
 
-void wr_add_device(wr_t *wr, const char *uuid)
+void wr_add_device(wr_t *wr, uint32_t place, const char *uuid)
 {
 	kvx_msg_device_t *device = add(wr, KVX_RECORD_DEVICE, sizeof *device);
 
+	device->place = place;
 	device->text_len = (uint32_t)strlen(uuid);
 	kvx_msg_append(&wr->message, uuid, device->text_len);
 }

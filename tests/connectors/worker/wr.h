@@ -131,7 +131,7 @@ void wr_add_part(wr_t *wr, const kvc_lease_t *lease, const uint32_t *ids, uint32
 void wr_add_drop(wr_t *wr, uint64_t load);
 void wr_add_space(wr_t *wr, uint32_t number, const char *text);
 /* The GPU of the second spaces. */
-void wr_add_device(wr_t *wr, const char *uuid);
+void wr_add_device(wr_t *wr, uint32_t place, const char *uuid);
 void wr_add_work(wr_t *wr, uint32_t longest, uint32_t us);
 void wr_add_time(wr_t *wr);
 /* A new message that loads wr_other as load 7, fenced. */

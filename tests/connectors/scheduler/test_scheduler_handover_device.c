@@ -1,0 +1,467 @@
+/* Hand-overs in memory of a GPU: the consumer takes from there what it can, all else comes from host memory as it does
+ * without, and nothing is left. Both requests are of one half here. A second space in host memory stands in for that of
+ * either GPU: the producer's own one, and the same one as another engine names it. */
+#include "connectors/scheduler/sched_rig.h"
+#include "scheduler/spaces.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#define WAIT_MS 60000u
+#define OWN     1 /* rows: the consumer is on the producer's GPU */
+#define PRIVATE 2 /* the tokens after the last whole block are handed over, too */
+
+static sr_request_t p, d;
+static uint32_t seed = 1; /* of the prompt */
+static const sr_options_t there = {.device = SR_DEVICE_THERE}, none, refused = {.device = SR_DEVICE_REFUSED},
+			  window = {.device = SR_DEVICE_THERE, .groups = 2};
+
+static kvx_transfer_t transfer(const sr_request_t *request, const char *device)
+{
+	const uint32_t whole = request->n / SR_UNIT * SR_UNIT;
+
+	return (kvx_transfer_t){.struct_size = sizeof(kvx_transfer_t),
+				.id = "x",
+				.timeout_ms = WAIT_MS,
+				.tokens = request->tokens + whole,
+				.n_tokens = sr.row & PRIVATE ? request->n - whole : 0,
+				.on_device = 1,
+				.device = device};
+}
+
+static kvx_outcome_t outcome(const sr_request_t *request)
+{
+	kvx_outcome_t outcome = {.struct_size = sizeof outcome};
+
+	kvx_scheduler_get_outcome(sr.scheduler, &request->ask, &outcome);
+
+	return outcome;
+}
+
+static uint32_t place(void)
+{
+	return sr.row & OWN ? KVX_IN_DEVICE : KVX_IN_DEVICE + 1u;
+}
+
+static const char *producer_gpu(void)
+{
+	return sr.row & OWN ? "fake-0" : "fake-1";
+}
+
+static void ask_to_receive(uint32_t n, const char *device)
+{
+	kvx_transfer_t from;
+
+	sr_request(&d, "d", seed, 0, n);
+	d.ask.whole = 1;
+	from = transfer(&d, device);
+	assert_int_equal(kvx_scheduler_receive(sr.scheduler, &d.ask, &from), KVC_OK);
+}
+
+/* The consumer is promised the prompt, and has got blocks from 100 on. */
+static void receive(uint32_t n, const char *device)
+{
+	ask_to_receive(n, device);
+	if (device && sr.groups == 1) {
+		SR_UNTIL(kvx_device_is_open(sr.scheduler, 0, place()));
+	}
+	assert_int_equal(sr_match(&d), sr.row & PRIVATE ? n : n / SR_UNIT * SR_UNIT);
+	assert_true(sr.hit.async);
+	sr_place(&d, 100, 0);
+	sr_start_load(&d);
+}
+
+static void ask_to_send(const sr_request_t *request)
+{
+	const kvx_transfer_t to = transfer(request, NULL);
+
+	assert_int_equal(kvx_scheduler_send(sr.scheduler, &request->ask, &to), KVC_OK);
+}
+
+static void begin_sending(uint32_t n)
+{
+	sr_request(&p, "p", seed, 0, n);
+	ask_to_send(&p);
+	assert_int_equal(sr_match(&p), 0);
+	sr_place(&p, 0, 0);
+}
+
+static void compute(uint32_t from, uint32_t to)
+{
+	sr_compute(&p, from / SR_UNIT, (to + SR_UNIT - 1u) / SR_UNIT);
+	sr_advance(&p, to, to - from);
+	(void)sr_step();
+}
+
+/* Nobody keeps anything: the daemon's gauge tells so, a heartbeat later. */
+static void must_be_empty(void)
+{
+	SR_UNTIL(!sr.scheduler->handovers);
+	usleep(2 * KV_MIRROR_HEARTBEAT_NS / 1000);
+	SR_UNTIL(rig_counter(&sr.rig, "kvd_handovers") == 0);
+}
+
+/* All of it has come, and nobody keeps anything. */
+static void must_come(uint32_t blocks, uint64_t from_device)
+{
+	SR_UNTIL(outcome(&d).load != KVC_PENDING);
+	assert_int_equal(outcome(&d).load, KVC_OK);
+	assert_true(sr_is_right(&d, 0, blocks));
+	must_be_empty();
+	assert_int_equal(sr_stats().handovers_received, 1);
+	assert_int_equal(sr_stats().handovers_received_device, from_device);
+	assert_int_equal(sr_stats().loads_failed, 0);
+}
+
+/* ---- from the GPU ---------------------------------------------------------------------------- */
+
+static void p1_pieces_come_from_memory_of_the_gpu(void)
+{
+	receive(203, producer_gpu());
+	begin_sending(203);
+	sr.hold_host_saves = 1; /* the host has nothing before all has come */
+	compute(0, 80);
+	SR_UNTIL(sr_is_right(&d, 0, 10));
+	assert_true(sr_stats().handover_pieces > 0);
+	assert_string_equal(kvx_scheduler_send_device(sr.scheduler, &p.ask), "fake-0");
+	compute(80, 203);
+	SR_UNTIL(outcome(&d).load != KVC_PENDING);
+	assert_true(sr_is_right(&d, 0, sr.row & PRIVATE ? 26 : 25));
+	sr_release_host_saves();
+	sr_finish(&p);
+	must_come(sr.row & PRIVATE ? 26 : 25, 1);
+	SR_UNTIL(sr_stats().handovers_sent == 1);
+	assert_int_equal(sr_stats().handovers_sent_device, 1);
+	assert_int_equal(sr_stats().device_tokens, sr.row & PRIVATE ? 203 : 200);
+}
+
+/* All is in host memory before the consumer comes: memory of the GPU is nearer. */
+static void p7_what_the_host_has_too_comes_from_the_gpu(void)
+{
+	assert_int_equal(kvx_device_find_or_add(sr.scheduler, producer_gpu()), place());
+	begin_sending(200);
+	compute(0, 200);
+	sr_finish(&p);
+	sr_settle();
+	memset(sr.cache, 0, (size_t)SR_BLOCKS * sr.block_bytes);
+	receive(200, producer_gpu());
+	must_come(25, 1);
+	assert_int_equal(sr_stats().device_tokens, 200);
+}
+
+/* The producer has computed nothing, and saves what it found there too, step by step as it is told. */
+static void p7_a_prompt_that_the_host_has_is_saved_on_the_gpu(void)
+{
+	sr_store(&d, "before", 1, 0, 200);
+	sr_finish(&d);
+	assert_int_equal(kvx_device_find_or_add(sr.scheduler, producer_gpu()), place());
+	sr_request(&p, "p", 1, 0, 201);
+	ask_to_send(&p);
+	assert_int_equal(sr_match(&p), 200);
+	sr_place(&p, 200, 0);
+	sr_start_load(&p);
+	(void)sr_step();
+	sr_advance(&p, 80, 80);
+	(void)sr_step();
+	assert_int_equal(sr.plan.device_save_blocks, 10);
+	sr_advance(&p, 200, 120);
+	(void)sr_step();
+	assert_int_equal(sr.plan.device_save_blocks, 15);
+	sr_finish(&p);
+	sr_settle();
+	assert_int_equal(sr_stats().handovers_sent_device, 1);
+	receive(200, producer_gpu());
+	must_come(25, 1);
+}
+
+/* Neither is a hand-over in host memory alone one there, nor one of another node. */
+static void p7_a_gpu_is_used_only_where_it_is_asked_for(void)
+{
+	kvx_transfer_t one;
+
+	sr_request(&p, "p", 1, 0, 200);
+	one = transfer(&p, NULL);
+	one.on_device = 0;
+	assert_int_equal(kvx_scheduler_send(sr.scheduler, &p.ask, &one), KVC_OK);
+	assert_null(sr.scheduler->handovers->next);
+	sr_finish(&p);
+	SR_UNTIL(!sr.scheduler->handovers);
+
+	sr_request(&d, "d", 1, 0, 200);
+	one = transfer(&d, "fake-1");
+	one.peer = "node1";
+	assert_int_equal(kvx_scheduler_receive(sr.scheduler, &d.ask, &one), KVC_OK);
+	assert_null(sr.scheduler->handovers->next);
+	sr_finish(&d);
+	SR_UNTIL(!sr.scheduler->handovers);
+}
+
+/* Both halves of the engine know no more GPUs than there are places. */
+static void p5_no_more_gpus_are_named_than_there_are_places(void)
+{
+	char name[16];
+
+	for (uint32_t i = 0; i < 20; i++) {
+		(void)snprintf(name, sizeof name, "gpu-%u", i);
+		assert_int_equal(kvx_device_find_or_add(sr.scheduler, name),
+				 i < KVX_PLACES - 2u ? i + 2u : KVX_IN_HOST);
+	}
+	assert_int_equal(kvx_device_find_or_add(sr.scheduler, "gpu-3"), 5);
+	assert_int_equal(kvx_device_find_or_add(sr.scheduler, "fake-0"), KVX_IN_DEVICE);
+	assert_int_equal(kvx_device_find_or_add(sr.scheduler, ""), KVX_IN_HOST);
+	receive(200, NULL);
+	sr_finish(&d);
+	ask_to_receive(200, "gpu-19");
+	assert_int_equal(sr_match(&d), 200);
+	begin_sending(200);
+	sr_place(&d, 100, 0);
+	sr_start_load(&d);
+	compute(0, 200);
+	sr_finish(&p);
+	SR_UNTIL(outcome(&d).load != KVC_PENDING);
+	assert_int_equal(outcome(&d).load, KVC_OK);
+	assert_int_equal(sr_stats().device_tokens, 0);
+}
+
+/* ---- not from the GPU ------------------------------------------------------------------------ */
+
+/* The consumer knows no GPU: it has what it would have had. */
+static void p7_a_consumer_that_names_no_gpu_takes_from_the_host(void)
+{
+	kvc_handover_t *taken = NULL;
+
+	receive(203, NULL);
+	begin_sending(203);
+	compute(0, 80);
+	SR_UNTIL(sr_is_right(&d, 0, 10));
+	compute(80, 203);
+	sr_finish(&p);
+	SR_UNTIL(outcome(&d).load == KVC_OK);
+	assert_true(sr_is_right(&d, 0, 25));
+	assert_int_equal(sr_stats().device_tokens, 0);
+	SR_UNTIL(!sr.scheduler->handovers);
+	SR_UNTIL(rig_counter(&sr.rig, "kvd_handovers") == 1); /* for handover.ttl */
+	assert_int_equal(kvc_handover_recv(sr.space[KVX_IN_DEVICE], "x", WAIT_MS, &taken), KVC_OK);
+	kvc_handover_done(taken, 0);
+	SR_UNTIL(rig_counter(&sr.rig, "kvd_handovers") == 0);
+}
+
+/* The producer has no memory there, or is not asked to use it: the consumer's question leaves nothing. */
+static void p7_a_producer_without_the_gpu_hands_over_in_host_memory(void)
+{
+	receive(203, producer_gpu());
+	begin_sending(203);
+	assert_string_equal(kvx_scheduler_send_device(sr.scheduler, &p.ask), "");
+	compute(0, 203);
+	sr_finish(&p);
+	must_come(25, 0);
+	assert_int_equal(sr_stats().handovers_sent_device + sr_stats().device_blocks, 0);
+}
+
+static void p7_several_groups_are_handed_over_in_host_memory(void)
+{
+	receive(200, producer_gpu());
+	begin_sending(200);
+	assert_string_equal(kvx_scheduler_send_device(sr.scheduler, &p.ask), "");
+	compute(0, 200);
+	sr_finish(&p);
+	must_come(25, 0);
+}
+
+static int is_sent_on_device(void)
+{
+	const kvx_shandover_t *h = sr.scheduler->handovers;
+
+	while (h && (!h->sends || h->place == KVX_IN_HOST)) {
+		h = h->next;
+	}
+
+	return h != NULL;
+}
+
+/* A save there fails after some have not: what follows comes from host memory, and the GPU keeps nothing. */
+static void p7_what_is_not_saved_on_the_gpu_comes_from_the_host(void)
+{
+	receive(203, producer_gpu());
+	begin_sending(203);
+	compute(0, 80);
+	SR_UNTIL(sr_is_right(&d, 0, 10));
+	sr.drop_device_saves = 1;
+	compute(80, 160);
+	SR_UNTIL(sr_is_right(&d, 0, 20));
+	assert_string_equal(kvx_scheduler_send_device(sr.scheduler, &p.ask), "");
+	SR_UNTIL(!is_sent_on_device());
+	compute(160, 203);
+	assert_int_equal(sr.plan.device_saves, 0); /* it has no parent there */
+	sr_finish(&p);
+	must_come(25, 0);
+	assert_int_equal(sr_stats().handovers_sent, 1);
+	assert_int_equal(sr_stats().handovers_sent_device, 0);
+	sr.drop_device_saves = 0;
+}
+
+/* Memory there is full. */
+static void p5_a_full_gpu_is_not_waited_for(void)
+{
+	receive(203, producer_gpu());
+	begin_sending(203);
+	sr.refuse_device_puts = 1;
+	compute(0, 203);
+	sr_finish(&p);
+	must_come(25, 0);
+	sr.refuse_device_puts = 0;
+}
+
+/* The host has no room, and the GPU has all of it. */
+static void p7_what_the_host_did_not_save_comes_from_the_gpu(void)
+{
+	receive(200, producer_gpu());
+	begin_sending(200);
+	sr.drop_host_saves = 1;
+	compute(0, 200);
+	sr_finish(&p);
+	must_come(25, 1);
+	sr.drop_host_saves = 0;
+	SR_UNTIL(sr_stats().handovers_sent == 1);
+	assert_int_equal(sr_stats().handovers_send_failed, 0);
+}
+
+/* A rank cannot map it: what was handed over so far is computed, and the next prompt comes from the host. What it would
+ * have had there is taken all the same. */
+static void p7_a_gpu_that_a_rank_cannot_reach_is_left_alone(void)
+{
+	receive(200, producer_gpu());
+	begin_sending(200);
+	sr.fail_device = KVC_ERR_TIER_OFF;
+	compute(0, 200);
+	sr_finish(&p);
+	SR_UNTIL(outcome(&d).load != KVC_PENDING);
+	assert_int_equal(outcome(&d).load, KVC_ERR_TIER_OFF);
+	sr_finish(&d);
+	must_be_empty();
+
+	seed = 7;
+	receive(200, producer_gpu());
+	begin_sending(200);
+	assert_string_equal(kvx_scheduler_send_device(sr.scheduler, &p.ask), "fake-0"); /* it is another GPU's fault */
+	compute(0, 200);
+	sr_finish(&p);
+	SR_UNTIL(outcome(&d).load != KVC_PENDING);
+	assert_int_equal(outcome(&d).load, KVC_OK);
+	assert_true(sr_is_right(&d, 0, 25));
+	must_be_empty();
+	assert_int_equal(sr_stats().loads_failed, 1);
+	sr.fail_device = KVC_OK;
+	seed = 1;
+}
+
+/* Each time that a rank cannot map it, a prompt is computed. */
+static void p7_a_gpu_out_of_reach_is_tried_more_and_more_rarely(void)
+{
+	const uint64_t second = UINT64_C(1000000000);
+
+	receive(200, producer_gpu());
+	sr_finish(&d);
+	SR_UNTIL(!sr.scheduler->handovers);
+	for (uint64_t i = 0, pause = 60; i < 9; i++, pause = pause < 1800 ? pause * 2 : 3600) {
+		kvx_device_pause(sr.scheduler, place());
+		kvx_device_pause(sr.scheduler, place()); /* another load of that time */
+		sr.ahead_ns += (pause - 1) * second;
+		assert_false(kvx_device_is_usable(sr.scheduler, 0, place()));
+		sr.ahead_ns += 2 * second;
+		assert_true(kvx_device_is_usable(sr.scheduler, 0, place()));
+	}
+	receive(200, producer_gpu());
+	begin_sending(200);
+	compute(0, 200);
+	sr_finish(&p);
+	SR_UNTIL(outcome(&d).load == KVC_OK);
+	assert_true(sr_stats().device_tokens > 0);
+	kvx_device_pause(sr.scheduler, place());
+	sr.ahead_ns += 61 * second;
+	assert_true(kvx_device_is_usable(sr.scheduler, 0, place()));
+}
+
+/* A wrong digest: computed, and not looked for elsewhere. */
+static void p1_a_damaged_block_on_the_gpu_is_computed(void)
+{
+	receive(200, producer_gpu());
+	begin_sending(200);
+	compute(0, 80);
+	SR_UNTIL(sr_is_right(&d, 0, 10));
+	sr.fail_device = KVC_ERR_CORRUPT;
+	compute(80, 200);
+	sr_finish(&p);
+	SR_UNTIL(outcome(&d).load != KVC_PENDING);
+	assert_int_equal(outcome(&d).load, KVC_ERR_CORRUPT);
+	assert_true(sr_is_right(&d, 0, 10));
+	assert_int_equal(sr_match(&d), 0);
+	sr.fail_device = KVC_OK;
+	sr_finish(&d);
+	must_be_empty();
+}
+
+/* ---- ends ------------------------------------------------------------------------------------ */
+
+static void p4_an_aborted_producer_leaves_nothing_on_the_gpu(void)
+{
+	receive(200, producer_gpu());
+	begin_sending(200);
+	compute(0, 80);
+	SR_UNTIL(sr_is_right(&d, 0, 10));
+	kvx_scheduler_abort_send(sr.scheduler, &p.ask);
+	sr_finish(&p);
+	SR_UNTIL(outcome(&d).load != KVC_PENDING);
+	assert_true(outcome(&d).load != KVC_OK);
+	assert_true(sr_is_right(&d, 0, 10));
+	must_be_empty();
+}
+
+static void p4_an_aborted_consumer_leaves_nothing_on_the_gpu(void)
+{
+	receive(200, producer_gpu());
+	begin_sending(200);
+	compute(0, 80);
+	SR_UNTIL(sr_is_right(&d, 0, 10));
+	sr_finish(&d);
+	compute(80, 200);
+	sr_finish(&p);
+	must_be_empty();
+}
+
+static void p7_without_the_daemon_both_ends_go_on(void)
+{
+	receive(200, producer_gpu());
+	begin_sending(200);
+	compute(0, 80);
+	rig_kill(&sr.rig);
+	SR_UNTIL(outcome(&d).load != KVC_PENDING);
+	sr_finish(&d);
+	sr_finish(&p);
+	SR_UNTIL(!sr.scheduler->handovers);
+	sr_restart_daemon();
+}
+
+#define BOTH(test) SR_ROW(#test, test, there, 0), SR_ROW(#test " (own GPU)", test, there, OWN)
+
+SR_MAIN(BOTH(p1_pieces_come_from_memory_of_the_gpu),
+	SR_ROW("p1_pieces_come_from_memory_of_the_gpu (and a private block)", p1_pieces_come_from_memory_of_the_gpu,
+	       there, PRIVATE),
+	BOTH(p7_what_the_host_has_too_comes_from_the_gpu),
+	SR_TEST(p7_a_prompt_that_the_host_has_is_saved_on_the_gpu, there),
+	SR_TEST(p7_a_gpu_is_used_only_where_it_is_asked_for, there),
+	SR_TEST(p5_no_more_gpus_are_named_than_there_are_places, there),
+	SR_TEST(p7_a_consumer_that_names_no_gpu_takes_from_the_host, there),
+	SR_NAMED("p7_a_producer_without_the_gpu_hands_over_in_host_memory (none)",
+		 p7_a_producer_without_the_gpu_hands_over_in_host_memory, none),
+	SR_NAMED("p7_a_producer_without_the_gpu_hands_over_in_host_memory (refused)",
+		 p7_a_producer_without_the_gpu_hands_over_in_host_memory, refused),
+	SR_TEST(p7_several_groups_are_handed_over_in_host_memory, window),
+	BOTH(p7_what_is_not_saved_on_the_gpu_comes_from_the_host), SR_TEST(p5_a_full_gpu_is_not_waited_for, there),
+	SR_TEST(p7_what_the_host_did_not_save_comes_from_the_gpu, there),
+	SR_TEST(p7_a_gpu_that_a_rank_cannot_reach_is_left_alone, there),
+	SR_TEST(p7_a_gpu_out_of_reach_is_tried_more_and_more_rarely, there),
+	SR_TEST(p1_a_damaged_block_on_the_gpu_is_computed, there),
+	BOTH(p4_an_aborted_producer_leaves_nothing_on_the_gpu),
+	SR_TEST(p4_an_aborted_consumer_leaves_nothing_on_the_gpu, there),
+	SR_TEST(p7_without_the_daemon_both_ends_go_on, there))
