@@ -351,11 +351,14 @@ char *kvp_body_for_prefill(const kvp_body_t *body, const char *transfer)
 	return out.text;
 }
 
-void kvp_params_of_transfer(const char *transfer, const char *peer, char out[KVP_PARAMS_MAX])
+void kvp_params_of_transfer(const char *transfer, const kvp_origin_t *from, char out[KVP_PARAMS_MAX])
 {
+	const char *peer = from->peer, *device = from->device;
+
 	snprintf(out, KVP_PARAMS_MAX,
-		 "{\"do_remote_prefill\":true,\"do_remote_decode\":false,\"transfer_id\":\"%s\"%s%s%s}", transfer,
-		 peer[0] ? ",\"transfer_peer\":\"" : "", peer, peer[0] ? "\"" : "");
+		 "{\"do_remote_prefill\":true,\"do_remote_decode\":false,\"transfer_id\":\"%s\"%s%s%s%s%s%s}", transfer,
+		 peer[0] ? ",\"transfer_peer\":\"" : "", peer, peer[0] ? "\"" : "",
+		 device[0] ? ",\"transfer_device\":\"" : "", device, device[0] ? "\"" : "");
 }
 
 /* ---- what engines answer --------------------------------------------------------------------- */
@@ -379,6 +382,21 @@ kv_status_t kvp_answer_params(const char *data, size_t len, char **p_params)
 	json_object_put(root);
 
 	return status;
+}
+
+void kvp_answer_device(const char *data, size_t len, char device[KVP_DEVICE_MAX + 1])
+{
+	static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-";
+	json_object *root = parse_object(data, len);
+	json_object *params = root ? member(root, "kv_transfer_params") : NULL;
+	json_object *name = json_object_is_type(params, json_type_object) ? member(params, "transfer_device") : NULL;
+	const char *text = json_object_is_type(name, json_type_string) ? json_object_get_string(name) : "";
+	const size_t n = (size_t)json_object_get_string_len(name);
+
+	if (n > 0 && n <= KVP_DEVICE_MAX && strspn(text, letters) == n) {
+		memcpy(device, text, n + 1u);
+	}
+	json_object_put(root);
 }
 
 kv_status_t kvp_answer_tokens(const char *data, size_t len, uint32_t **p_tokens, uint32_t *p_n)

@@ -17,7 +17,8 @@ typedef enum kvp_api { KVP_COMPLETIONS, KVP_CHAT } kvp_api_t;
 #define KVP_MODEL_MAX    255u
 #define KVP_SALT_MAX     255u
 #define KVP_TRANSFER_LEN 32u /* of a transfer id: hexadecimal digits */
-#define KVP_PARAMS_MAX   256u
+#define KVP_PARAMS_MAX   384u
+#define KVP_DEVICE_MAX   63u /* of the name of a GPU */
 
 typedef struct kvp_body {
 	char *common;              /* "{" and the members that both sides get; without "}" */
@@ -40,9 +41,16 @@ void kvp_body_free(kvp_body_t *body);
 char *kvp_body_for_decode(const kvp_body_t *body, const char *params);
 /* `transfer`: id of a hand-over that the decode engine waits for already; NULL: the prefill engine makes one. */
 char *kvp_body_for_prefill(const kvp_body_t *body, const char *transfer);
-/* The decode side's params of a hand-over dispatched together. `peer`: the prefill engine's node; "": not named. */
-void kvp_params_of_transfer(const char *transfer, const char *peer, char out[KVP_PARAMS_MAX]);
+/* Where a prefill engine is; "": not known. */
+typedef struct kvp_origin {
+	const char *peer;   /* its node */
+	const char *device; /* its GPU, if it hands over in memory of that */
+} kvp_origin_t;
+/* The decode side's params of a hand-over dispatched together. */
+void kvp_params_of_transfer(const char *transfer, const kvp_origin_t *from, char out[KVP_PARAMS_MAX]);
 
+/* The GPU that a prefill engine's answer names; `device` stays as it is where it names none. */
+void kvp_answer_device(const char *data, size_t len, char device[KVP_DEVICE_MAX + 1]);
 /* kv_transfer_params of a prefill engine's answer as JSON, to be freed; NULL: null, or none. KV_ERR_PROTO: the answer
  * is not a JSON object. */
 kv_status_t kvp_answer_params(const char *data, size_t len, char **p_params);

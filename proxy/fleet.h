@@ -7,6 +7,7 @@
 #ifndef KVP_FLEET_H
 #define KVP_FLEET_H
 
+#include "body.h"
 #include "call.h"
 #include "decide.h"
 #include "events/cache.h"
@@ -19,7 +20,8 @@ typedef struct kvp_fleet kvp_fleet_t;
 typedef struct kvp_engine {
 	kvp_fleet_t *fleet;
 	char url[KVP_URL_MAX + 1];
-	char peer[KVP_URL_MAX + 1]; /* its node, of a prefill engine; "": it is not named */
+	char peer[KVP_URL_MAX + 1];      /* its node, of a prefill engine; "": it is not named */
+	char device[KVP_DEVICE_MAX + 1]; /* the GPU that its last answers have named; "": none */
 	int is_decode, up;
 	uint32_t failures; /* looks in a row */
 	kvp_call_t *look;  /* under way */

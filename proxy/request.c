@@ -204,6 +204,9 @@ static void prefill_ended_well(kvp_request_t *request)
 	}
 	kvp_metric_observe_ns(request->all->metrics, KVP_M_PREFILL_TIME, took);
 	kvp_engine_measured(leg->engine, leg->expected_ns, (double)took);
+	if (!request->all->options->sequential) { /* the decode engine is told with the next prompt */
+		kvp_answer_device(leg->call->data, leg->call->len, leg->engine->device);
+	}
 	end_leg(leg);
 	if (request->all->options->sequential) {
 		kvp_engine_t *engine = request->decode.engine; /* chosen when the prefill was sent */
@@ -352,7 +355,7 @@ static void hand_over(kvp_request_t *request, const kvp_choice_t *choice)
 		request->decode.engine = decode;
 		return;
 	}
-	kvp_params_of_transfer(request->transfer, start.engine->peer, params);
+	kvp_params_of_transfer(request->transfer, &(kvp_origin_t){start.engine->peer, start.engine->device}, params);
 	if (!start_decode(request, decode, params, 0)) {
 		end_leg(&request->prefill);
 	}

@@ -128,6 +128,11 @@ static kvc_status_t create_handover(kvx_scheduler_t *scheduler, const kvx_ask_t 
 	return KVC_OK;
 }
 
+static int is_this_node(const kvx_scheduler_t *scheduler, const char *peer)
+{
+	return !peer || !peer[0] || strcmp(peer, kvc_peer_name(scheduler->kvc)) == 0;
+}
+
 /* The GPU in whose memory it may be handed over as well. Of a producer that is decided here, once. */
 static uint32_t choose_place(kvx_scheduler_t *scheduler, const kvx_request_t *request, const kvx_transfer_t *transfer,
 			     int sends)
@@ -138,7 +143,7 @@ static uint32_t choose_place(kvx_scheduler_t *scheduler, const kvx_request_t *re
 			       : KVX_IN_HOST;
 	}
 
-	return transfer->device && !(transfer->peer && transfer->peer[0])
+	return transfer->device && is_this_node(scheduler, transfer->peer)
 		       ? kvx_device_find_or_add(scheduler, transfer->device)
 		       : KVX_IN_HOST;
 }

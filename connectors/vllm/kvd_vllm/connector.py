@@ -182,7 +182,9 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             return text + self._private if text else ""
 
         wanted = self._options["handover"]
-        handovers = Handovers(str(config.engine_id), space.world, wanted and config.is_kv_producer, wanted and config.is_kv_consumer, self._child, self._options["handover_peer"])
+        sides = wanted and config.is_kv_producer, wanted and config.is_kv_consumer
+        where = self._options["handover_peer"], self._options["prefill_device"], self._options["handover_device"] == "own"
+        handovers = Handovers(str(config.engine_id), space.world, *sides, self._child, *where)
         c = self._c = _kvd.Scheduler(
             {
                 **self._common(),

@@ -57,6 +57,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("handover", True, _flag, "hand prompts over to other engines and receive them, as their `kv_transfer_params` say (docs/pd.md)"),
     Option("handover_ms", 30000, _number(100, 86400000), "longest wait for a prompt that another engine hands over; the daemon's `handover.ttl` is the most"),
     Option("handover_peer", None, str, "the node that computes prompts for this engine where a request has no `transfer_peer`, by its name in the daemon's `peers.addresses`; default this node (docs/pd.md)"),
+    Option("handover_device", "own", _choice("own", "none"), "prompts that this engine hands over lie in the memory of its own GPU as well, where the daemon has some (`own`), or in host memory alone (`none`)"),
+    Option("prefill_device", None, str, "the GPU of the engine that computes prompts for this one where a request has no `transfer_device`, by its UUID; default not known: they come from host memory (docs/pd.md)"),
     Option("threads", 0, _number(0, 64), "threads that copy in a synchronous load; 0: chosen from the CPUs there are"),
     Option("sms", 0, _number(0, 1024), "multiprocessors of a GPU that a copy takes at most; 0: 4, with pieces below 4 KiB 8, where the link takes more 16"),
     Option("save_sms", 0, _number(0, 1024), "the same for a save, which runs at the same time as the engine's own kernels; 0: 2"),

@@ -215,16 +215,19 @@ extern PyTypeObject *kvdpy_request_type;
 typedef struct kvdpy_scheduler {
 	PyObject_HEAD kvx_scheduler_t *scheduler;
 	kvdpy_breaker_t breaker;
-	PyObject *config;          /* keeps alive what the fields borrow from it */
-	PyObject *requests;        /* {request_id: kvdpy_request_t} */
-	PyObject *meta_class;      /* of what build_meta() returns: meta_class(message) */
-	PyObject *meta_empty;      /* one for all steps without a message */
-	PyObject *lora_text;       /* callable(lora_request) -> str; after a reset for None as well */
-	PyObject *unit_extras;     /* callable(request, at, units) -> [bytes|None] */
-	PyObject *find_transfer;   /* callable(request) -> (1: sent, 0: received; transfer id; peer or None), or None */
-	PyObject *transfer_params; /* callable(request, transfer id, name of this node) -> what is answered, or None */
-	uint32_t handover_ms;      /* longest wait for a prompt that another engine hands over */
-	PyObject *forget;          /* callable(block ids that a load has not filled, ids of the requests that live) */
+	PyObject *config;      /* keeps alive what the fields borrow from it */
+	PyObject *requests;    /* {request_id: kvdpy_request_t} */
+	PyObject *meta_class;  /* of what build_meta() returns: meta_class(message) */
+	PyObject *meta_empty;  /* one for all steps without a message */
+	PyObject *lora_text;   /* callable(lora_request) -> str; after a reset for None as well */
+	PyObject *unit_extras; /* callable(request, at, units) -> [bytes|None] */
+	/* callable(request) -> (1: sent, 0: received; transfer id; peer or None; GPU of the producer, or None), or
+	 * None; of one that is sent any text says: in memory of the engine's GPU, too */
+	PyObject *find_transfer;
+	/* callable(request, transfer id, name of this node, GPU in whose memory it is) -> what is answered, or None */
+	PyObject *transfer_params;
+	uint32_t handover_ms; /* longest wait for a prompt that another engine hands over */
+	PyObject *forget;     /* callable(block ids that a load has not filled, ids of the requests that live) */
 	uint32_t groups;
 	uint32_t block_tokens[KVDPY_MAX_GROUPS];
 	uint32_t hash_tokens;

@@ -380,6 +380,7 @@ static uint32_t read_last_tokens(kvdpy_scheduler_t *self, const kvdpy_ask_t *ask
 static int begin_transfer(kvdpy_scheduler_t *self, kvdpy_request_t *r)
 {
 	kvx_transfer_t transfer = {.struct_size = sizeof transfer};
+	const char *device;
 	static uint32_t tokens[FEED_TOKENS]; /* under the interpreter's lock */
 	int sends, failed;
 	kvdpy_ask_t ask;
@@ -388,9 +389,11 @@ static int begin_transfer(kvdpy_scheduler_t *self, kvdpy_request_t *r)
 	if (!r->transfer || r->transfer == Py_None) {
 		return r->transfer ? 0 : -1;
 	}
-	failed = !PyArg_ParseTuple(r->transfer, "isz", &sends, &transfer.id, &transfer.peer) ||
+	failed = !PyArg_ParseTuple(r->transfer, "iszz", &sends, &transfer.id, &transfer.peer, &device) ||
 		 kvdpy_ask_known(self, r, &ask);
 	if (!failed) {
+		transfer.on_device = sends && device;
+		transfer.device = sends ? NULL : device;
 		transfer.tokens = tokens;
 		transfer.n_tokens = read_last_tokens(self, &ask, sends, tokens);
 		transfer.timeout_ms = sends ? 0 : self->handover_ms;
@@ -480,8 +483,9 @@ static PyObject *end_transfer(kvdpy_scheduler_t *self, const kvdpy_ask_t *ask)
 
 	if (r->transfer && r->transfer != Py_None && kvx_scheduler_has_sent(self->scheduler, &ask->ask)) {
 		params =
-			PyObject_CallFunction(self->transfer_params, "OOs", r->request, PyTuple_GetItem(r->transfer, 1),
-					      kvx_scheduler_peer_name(self->scheduler));
+			PyObject_CallFunction(self->transfer_params, "OOss", r->request,
+					      PyTuple_GetItem(r->transfer, 1), kvx_scheduler_peer_name(self->scheduler),
+					      kvx_scheduler_send_device(self->scheduler, &ask->ask));
 	}
 	if (!params || params == Py_None) {
 		kvx_scheduler_abort_send(self->scheduler, &ask->ask);
