@@ -54,6 +54,7 @@ class Engine:
         self.tokens = 20  # of an answer
         self.token_time = 0.0
         self.prefill_time = 0.0
+        self.params: dict[str, Any] = {}  # more of a prefill engine's answer
         self.answer: Callable[[Any, dict[str, Any]], None] = self.serve
         self.healthy = True
         self.looks = 0
@@ -140,7 +141,7 @@ class Engine:
         if params.get("do_remote_decode"):
             transfer = params.get("transfer_id") or f"made-by-{self.port}-{len(self.requests)}"
             self.transfers.send(transfer)
-            answer = {"choices": [{"text": "t0"}], "kv_transfer_params": {"do_remote_prefill": True, "transfer_id": transfer, "remote_block_ids": [[1, 2]], "x": None}}
+            answer = {"choices": [{"text": "t0"}], "kv_transfer_params": {"do_remote_prefill": True, "transfer_id": transfer, "remote_block_ids": [[1, 2]], "x": None} | self.params}
             handler.say(200, json.dumps(answer).encode())
             return
         if params.get("do_remote_prefill"):

@@ -87,6 +87,19 @@ class HandOver(Case):
                 self.assertEqual(told, [{"do_remote_prefill": True, "do_remote_decode": False, "transfer_id": transfer, "transfer_peer": node}])
         self.assertEqual(sum(len(engine.requests) for engine in self.prefill), 4)
 
+    def test_p1_a_decode_engine_is_told_the_gpu_that_its_prefill_engine_has_named(self) -> None:
+        self.engines(1, 1)
+        self.decode[0].token_time = 0.02  # the end of its answer ends the call of the prefill engine
+        proxy = self.proxy()
+        told = []
+        for i, named in enumerate(("GPU-1", None, "GPU-2", 'a"b', "x" * 64, 7, "")):
+            self.prefill[0].params = {} if named is None else {"transfer_device": named}
+            body = request(seed=i)
+            self.check(proxy.call(body), body)
+            wait_until(lambda: proxy.metric("kvd_pd_proxy_prefill_seconds_count") == i + 1, "the prefill engine has answered")
+            told.append(self.decode[0].requests[-1]["body"]["kv_transfer_params"].get("transfer_device"))
+        self.assertEqual(told, [None, "GPU-1", "GPU-1", "GPU-2", "GPU-2", "GPU-2", "GPU-2"])
+
     def test_p1_a_sequential_hand_over_passes_params_unchanged(self) -> None:
         self.engines(1, 1)
         proxy = self.proxy("--sequential")

@@ -209,7 +209,7 @@ class Engine:
         foreign = options.get("foreign", 1)
         common = common_config(socket, name, self.breaker, LAYERS, hash="vllm:sha256:00" if foreign else None, weights=options.get("weights", "w"))
         self.scheduler = _kvd.Scheduler({
-            **common, "meta_class": Meta, "stats_class": dict, "lora_text": str, "unit_extras": self.extras, "forget": self.forget, "find_transfer": self.find_transfer, "transfer_params": lambda request, transfer, node: None if request.aborted else {"transfer_id": transfer, "transfer_peer": node},
+            **common, "meta_class": Meta, "stats_class": dict, "lora_text": str, "unit_extras": self.extras, "forget": self.forget, "find_transfer": self.find_transfer, "transfer_params": self.transfer_params,
             "handover_ms": 20000, "group_tokens": [BLOCK], "hash_tokens": BLOCK,
             "writers": [(0, 0, 1, 0, LAYERS)], "max_blocks": BLOCKS, "foreign": foreign, "cost_model": 0, "mode": options.get("mode", 1), "wait_us": 5000000, "load_ms": 20000,
             "min_tokens": 0, "loads": options.get("loads", 1), "saves": options.get("saves", 1), "publishable": 0, "prefetch": options.get("prefetch", 0),
@@ -221,9 +221,13 @@ class Engine:
         self.forgotten.append((set(invalid), list(requests)))
 
     @staticmethod
-    def find_transfer(request: Request) -> tuple[bool, str, str | None] | None:
+    def find_transfer(request: Request) -> tuple[bool, str, str | None, str | None] | None:
         params = request.kv_transfer_params or {}
-        return ("do_remote_decode" in params, params["transfer_id"], params.get("transfer_peer")) if "transfer_id" in params else None
+        return ("do_remote_decode" in params, params["transfer_id"], params.get("transfer_peer"), params.get("transfer_device")) if "transfer_id" in params else None
+
+    @staticmethod
+    def transfer_params(request: Request, transfer: str, node: str, device: str) -> dict[str, str] | None:
+        return None if request.aborted else {"transfer_id": transfer, "transfer_peer": node} | ({"transfer_device": device} if device else {})
 
     @staticmethod
     def extras(request: Request, at: int, units: int) -> list[bytes | None]:

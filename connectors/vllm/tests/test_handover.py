@@ -220,23 +220,29 @@ class Parameters(unittest.TestCase):
 
     def test_they_say_which_side_a_request_is(self) -> None:
         both = self.handovers()
-        self.assertEqual(both.find(request({"do_remote_decode": True, "transfer_id": "t"})), (True, "t", None))
-        self.assertEqual(both.find(request({"do_remote_prefill": True, "transfer_id": "t"})), (False, "t", None))
+        self.assertEqual(both.find(request({"do_remote_decode": True, "transfer_id": "t"})), (True, "t", None, "own"))
+        self.assertEqual(both.find(request({"do_remote_prefill": True, "transfer_id": "t"})), (False, "t", None, None))
         self.assertIsNone(both.find(request({"do_remote_prefill": True, "remote_engine_id": "another connector's"})))
-        sends, made, _ = both.find(request({"do_remote_decode": True, "do_remote_prefill": False, "remote_host": None})) or (False, "", None)
+        sends, made, _, _ = both.find(request({"do_remote_decode": True, "do_remote_prefill": False, "remote_host": None})) or (False, "", None, None)
         self.assertTrue(sends and len(made) == 32)
 
     def test_what_is_answered_is_asked_for_elsewhere(self) -> None:
         both = self.handovers()
-        for node in ("", "node1"):
-            answer = both.params(request({}), "t", node)
-            self.assertEqual(both.find(request(answer)), (False, "t", node or None))
-        self.assertIsNone(both.params(request({}, "FINISHED_ABORTED"), "t", "node1"))
+        for node, device in (("", ""), ("node1", ""), ("", "GPU-1"), ("node1", "GPU-1")):
+            answer = both.params(request({}), "t", node, device)
+            self.assertEqual(both.find(request(answer)), (False, "t", node or None, device or None))
+        self.assertIsNone(both.params(request({}, "FINISHED_ABORTED"), "t", "node1", "GPU-1"))
 
     def test_a_request_names_the_node_that_computes_or_the_option_does(self) -> None:
         for default, named, peer in ((None, None, None), (None, "n", "n"), ("o", None, "o"), ("o", "n", "n")):
-            self.assertEqual(self.handovers(peer=default).find(request({"transfer_id": "t", "transfer_peer": named})), (False, "t", peer))
-        self.assertEqual(self.handovers(peer="o").find(request({"do_remote_decode": True, "transfer_id": "t"})), (True, "t", None))
+            self.assertEqual(self.handovers(peer=default).find(request({"transfer_id": "t", "transfer_peer": named})), (False, "t", peer, None))
+        self.assertEqual(self.handovers(peer="o").find(request({"do_remote_decode": True, "transfer_id": "t"})), (True, "t", None, "own"))
+
+    def test_a_request_names_the_gpu_or_the_option_does(self) -> None:
+        for default, named, device in ((None, None, None), (None, "g", "g"), ("o", None, "o"), ("o", "g", "g"), ("o", "none", None)):
+            self.assertEqual(self.handovers(device=default).find(request({"transfer_id": "t", "transfer_device": named})), (False, "t", None, device))
+        self.assertEqual(self.handovers().find(request({"do_remote_decode": True, "transfer_id": "t", "transfer_device": "none"})), (True, "t", None, None))
+        self.assertEqual(self.handovers(own_device=False).find(request({"do_remote_decode": True, "transfer_id": "t"})), (True, "t", None, None))
 
     def test_the_role_only_restricts(self) -> None:
         self.assertIsNone(self.handovers(sends=False).find(request({"do_remote_decode": True, "transfer_id": "t"})))
@@ -248,19 +254,20 @@ class Parameters(unittest.TestCase):
             self.assertIsNone(both.find(request({"do_remote_decode": True, "transfer_id": bad})), bad)
         for bad in ("", "x" * 65, "a\nb", 7):
             self.assertIsNone(both.find(request({"transfer_id": "t", "transfer_peer": bad})), bad)
+            self.assertIsNone(both.find(request({"transfer_id": "t", "transfer_device": bad})), bad)
         self.assertIsNone(both.find(request(["do_remote_decode"])))
-        self.assertEqual(both.complaints, 12)
+        self.assertEqual(both.complaints, 16)
 
     def test_a_child_answers_with_no_key_of_another_connector(self) -> None:
         child = self.handovers(child=True)
         self.assertIsNone(child.find(request({"do_remote_decode": True})))
-        self.assertEqual(child.params(request({}), "t", ""), {"transfer_id": "t"})
-        self.assertEqual(child.params(request({}), "t", "node1"), {"transfer_id": "t", "transfer_peer": "node1"})
-        self.assertEqual(child.find(request({"do_remote_prefill": True, "transfer_id": "t", "remote_host": "of another connector"})), (False, "t", None))
+        self.assertEqual(child.params(request({}), "t", "", ""), {"transfer_id": "t"})
+        self.assertEqual(child.params(request({}), "t", "node1", "GPU-1"), {"transfer_id": "t", "transfer_peer": "node1", "transfer_device": "GPU-1"})
+        self.assertEqual(child.find(request({"do_remote_prefill": True, "transfer_id": "t", "remote_host": "of another connector"})), (False, "t", None, None))
 
     def test_a_claimed_request_is_the_same_hand_over(self) -> None:
         child = self.handovers(child=True)
-        for given in ({"do_remote_decode": True}, {"do_remote_prefill": True}, {"do_remote_prefill": True, "transfer_peer": "n"}, {}):
+        for given in ({"do_remote_decode": True}, {"do_remote_prefill": True}, {"do_remote_prefill": True, "transfer_peer": "n", "transfer_device": "g"}, {}):
             one = request(given | {"transfer_id": "t", "remote_port": 1})
             wanted = child.find(one)
             for _ in range(2):  # by each of two kvd children
