@@ -119,10 +119,10 @@ def failing(runner: int, scheduling: bool, graph: bool, ways: str, gpu_gib: int 
     )
 
 
-def handed_over(runner: int, pair: tuple[int, int], **environment: str) -> Configuration:
+def handed_over(runner: int, pair: tuple[int, int], gpu_gib: int = 0, **environment: str) -> Configuration:
     """Answers of prompts that another engine has computed."""
     environment = {"VLLM_BATCH_INVARIANT": os.environ.get("VLLM_BATCH_INVARIANT", "1"), **environment}
-    return Configuration(kvd(cost_model=False, load_ms=20000), [("expected", ["expected"])], runner, "memory", weights="drawn", pair=pair, graph=False, environment=environment)
+    return Configuration(kvd(cost_model=False, load_ms=20000), [("expected", ["expected"])], runner, "memory", weights="drawn", pair=pair, graph=False, gpu_gib=gpu_gib, kv_gib=12 if gpu_gib else 0, environment=environment)
 
 
 def of_runner(runner: int, gib: int) -> dict[str, Configuration]:
@@ -157,7 +157,9 @@ def of_runner(runner: int, gib: int) -> dict[str, Configuration]:
         },
         **{f"failed{'-graph' if graph else ''}{ways}-hbm": failing(runner, True, graph, ways, 2) for graph in (False, True) for ways in ("", "-async")},
         "pd": Configuration(kvd(), [], runner, "memory", pair=(1, 1)),
+        "pd-hbm": Configuration(kvd(), [], runner, "memory", pair=(1, 1), gpu_gib=6, kv_gib=24),
         "check-pd": handed_over(runner, (1, 1)),
+        "check-pd-hbm": handed_over(runner, (1, 1), 6),
         "check-pd-tp2to1": handed_over(runner, (2, 1), **TWO_GPUS),
         "check-pd-tp1to2": handed_over(runner, (1, 2), **TWO_GPUS),
         "weights": Configuration(kvd(weights=None, cost_model=False), NAMES, runner, "memory", weights="drawn", environment={"XDG_CACHE_HOME": "WORK"}, graph=False),

@@ -103,6 +103,16 @@ def pairs(results: dict[str, Any]) -> Iterator[Row]:
             yield f"handed over {way}, {n}, {runner}", text, f"<= {limit:g}" if limit else "-", verdict(None if ms is None or limit is None else ms <= limit)
 
 
+def pairs_in_gpu_memory(results: dict[str, Any]) -> Iterator[Row]:
+    """The same, in memory of the one engine's GPU and in host memory alone, in one run."""
+    for runner in RUNNERS:
+        found = results.get(f"pd-{runner}-hbm", {}).get("decode", {})
+        for n, way in ((n, way) for n in sorted({what.split()[-1] for what in found if what.startswith("pd cold ")}, key=int) for way in PAIR):
+            ms, host, own = (found.get(f"pd {what} {n}", {}).get("ms") for what in (way, f"{way} in host memory", "own hit"))
+            text = "no memory of a GPU" if ms is None or host is None else f"{ms:g} ms after the last step, in host memory {host:g}, own hit {own:g}"
+            yield f"handed over {way} in GPU memory, {n}, {runner}", text, "less than in host memory", verdict(None if ms is None or host is None else ms < host)
+
+
 def full(results: dict[str, Any]) -> Iterator[Row]:
     for runner in RUNNERS:
         again = results.get(f"full-{runner}", {}).get("engine restarted")
@@ -127,7 +137,7 @@ def answers(results: dict[str, Any]) -> Iterator[Row]:
 
 
 def table(results: dict[str, Any]) -> str:
-    rows = [row for part in (hits, together, many, in_turns, disk_hits, pairs, full, answers) for row in part(results)]
+    rows = [row for part in (hits, together, many, in_turns, disk_hits, pairs, pairs_in_gpu_memory, full, answers) for row in part(results)]
     return "\n".join(["| what | measured | goal | |", "|---|---|---|---|"] + [f"| {' | '.join(row)} |" for row in rows]) + "\n"
 
 

@@ -57,6 +57,8 @@ class Decode:
         self.bench = bench
         self.stream = self.meet()
         self.count = 0
+        self.device: Json = {}  # the GPU in whose memory P hands over, as its answers name it
+        self.host = False  # hand over in host memory alone
 
     def meet(self) -> Any:
         end = time.monotonic() + MEET_S
@@ -73,17 +75,22 @@ class Decode:
                 time.sleep(0.1)
 
     def ask(self, prompt: Prompt, params: Json) -> None:
-        self.stream.write(json.dumps({"prompt": prompt, "params": params}) + "\n")
+        more = {"transfer_device": "none"} if self.host else {}
+        self.stream.write(json.dumps({"prompt": prompt, "params": params | more}) + "\n")
         self.stream.flush()
 
     def answered(self) -> Json:
-        return json.loads(self.stream.readline())
+        found = json.loads(self.stream.readline())
+        params = found["params"] or {}
+        self.device = {"transfer_device": params["transfer_device"]} if "transfer_device" in params else self.device
+        return found
 
     def at_once(self, prompt: Prompt, tokens: int = 1) -> tuple[Json, Json]:
         """What P and D answer; both have the request at the same time."""
         self.count += 1
         name = {"transfer_id": f"{self.bench.order['seed']} {self.count}"}
-        found = first_token(self.bench, prompt, tokens, {"do_remote_prefill": True, **name}, lambda: self.ask(prompt, {"do_remote_decode": True, **name}))
+        device = {} if self.host else self.device
+        found = first_token(self.bench, prompt, tokens, {"do_remote_prefill": True, **name, **device}, lambda: self.ask(prompt, {"do_remote_decode": True, **name}))
         return self.answered(), found
 
     def one_after_the_other(self, prompt: Prompt, tokens: int = 1) -> tuple[Json, Json]:
@@ -92,10 +99,15 @@ class Decode:
         return computed, first_token(self.bench, prompt, tokens, computed["params"])
 
     def times(self) -> None:
-        """Of each size and each way, in milliseconds: from P's answer to D's first token. Beside them, of the same prompts, D's own hits; and D's own first pass of others."""
+        """Of each size and each way, in milliseconds: from P's answer to D's first token. Beside them, of the same prompts, D's own hits; and D's own first pass of others. Where P
+        hands over in memory of its GPU, each way in host memory alone, too."""
         ways = {"at once": self.at_once, "one after the other": self.one_after_the_other}
+        self.at_once(self.prompts(9, min(self.bench.sizes), 1)[0])  # P's answer names its GPU, if there is one
+        if self.device:
+            ways = {f"{name}{where}": way for name, way in ways.items() for where in (" in host memory", "")}
         for n, count in self.bench.sizes.items():
             for at, (name, way) in enumerate(ways.items()):
+                self.host = name.endswith("in host memory")
                 prompts = self.prompts(at, n, count + 1)
                 pairs = [way(prompt) for prompt in prompts][1:]  # the first one finds what others have left of the ring, the pool and the GPU's clock
                 self.note(f"pd {name} {n}", [found["first"] - computed["first"] for computed, found in pairs], pairs)
@@ -121,4 +133,4 @@ class Decode:
             found = [way(prompt, TOKENS)[1] for prompt in prompts[ours]]
             right = Failures.judged([one["answer"] for one in found], expected[ours])
             short = [(len(prompt), one["cached"]) for prompt, one in zip(prompts[ours], found) if one["cached"] < (len(prompt) - 1) // self.bench.block * self.bench.block]
-            self.bench.note(f"handed over {name}", {**right, "not all came": short})
+            self.bench.note(f"handed over {name}", {**right, "not all came": short, "in memory of": self.device.get("transfer_device", "the host")})

@@ -38,7 +38,7 @@ case " $* " in
 *) python3 -c 'import kvd_vllm._kvd as k; print(k.version, k.__file__)' ;;
 esac
 
-part=${1:?a part: check, check-async, check-failed, check-failed-sync, check-failed-async, check-failed-hbm, weights, part1, part2, pd, check-pd, check-pd-tp, full, tp2, or names of configurations}
+part=${1:?a part: check, check-async, check-failed, check-failed-sync, check-failed-async, check-failed-hbm, weights, part1, part2, pd, pd-hbm, check-pd, check-pd-hbm, check-pd-tp, full, tp2, or names of configurations}
 shift
 case $part in
 check) set -- check-v2 check-v1 "$@" ;;
@@ -52,6 +52,8 @@ part1) set -- --graph --rounds 3 kvd-v2 native-v2 ring-v2 lmcache-v2 lmserver-v2
 part2) set -- --graph --rounds 3 kvd-v1 native-v1 ring-v1 disk-v1 disk-v2 "$@" ;;
 full) set -- full-v1 full-v2 "$@" ;;
 pd) set -- --graph pd-v2 pd-v1 "$@" ;;
+pd-hbm) set -- --graph pd-v2-hbm pd-v1-hbm "$@" ;;
+check-pd-hbm) set -- --shape llama1b check-v2-pd-hbm check-v1-pd-hbm "$@" ;;
 check-pd) set -- --shape llama1b check-v2-pd check-v1-pd "$@" ;;
 check-pd-tp) set -- --shape llama1b check-v2-pd-tp2to1 check-v2-pd-tp1to2 "$@" ;;
 tp2) set -- --graph check-v2-tp2 none-v2-tp2 kvd-v2-tp2 native-v2-tp2 "$@" ;;
