@@ -27,7 +27,7 @@ import goals  # noqa: E402
 from configurations import configurations  # noqa: E402
 from kvd_vllm import options  # noqa: E402
 
-KINDS = ("none-v1", "ring-v1", "ring-v2", "native-v2", "lmserver-v2", "kvd-v1", "disk-v2", "full-v1", "check-v2", "kvd-v2-tp2", "trace-v2", "profile-v2", "steps-v2", "weights-v2", "pd-v2", "check-v1-pd")  # one of each
+KINDS = ("none-v1", "ring-v1", "ring-v2", "native-v2", "lmserver-v2", "kvd-v1", "disk-v2", "full-v1", "check-v2", "kvd-v2-tp2", "trace-v2", "profile-v2", "steps-v2", "weights-v2", "pd-v2", "pd-v2-hbm", "check-v1-pd", "check-v2-pd-hbm")  # one of each
 
 
 class Runs(unittest.TestCase):
@@ -80,6 +80,9 @@ class Runs(unittest.TestCase):
         self.assertIn("check-v2, daemon restarted | 3 of 3 | all equal, all found | met", table)
         self.assertIn("check-v1-pd, handed over at once | 2 of 2 | all equal, all came | met", table)
         self.assertIn("handed over one after the other, 100, v2", table)
+        self.assertRegex(table, r"handed over one after the other in GPU memory, 100, v2 \| [0-9.]+ ms after the last step, in host memory [0-9.]+, own hit [0-9.]+ \|")
+        self.assertEqual(results["check-v2-pd-hbm"]["decode"]["handed over at once"]["in memory of"], "fake-0")
+        self.assertEqual(results["check-v1-pd"]["decode"]["handed over at once"]["in memory of"], "fake-0")
 
     def test_loads_that_fail_are_told_by_fault(self) -> None:
         status, text = self.run_bench("failed-v1", "failed-v2-plain-graph", "--prompts=10", "--beside=1")
@@ -136,7 +139,7 @@ class Runs(unittest.TestCase):
                 os.kill(int(pid.read_text()), 0)
 
     def test_the_two_parts_fit_into_ten_minutes_each(self) -> None:
-        for part in ("part1", "part2", "check", "check-async", "check-failed", "check-failed-sync", "full", "tp2", "pd", "check-pd", "check-pd-tp"):
+        for part in ("part1", "part2", "check", "check-async", "check-failed", "check-failed-sync", "full", "tp2", "pd", "pd-hbm", "check-pd", "check-pd-hbm", "check-pd-tp"):
             done = subprocess.run(["bash", str(BENCH / "run.sh"), part, "--dry-run"], env={"PATH": os.environ["PATH"], "HOME": str(self.at)}, capture_output=True, text=True)
             self.assertEqual(done.returncode, 0, done.stderr)
             last = done.stdout.splitlines()[-1].split()

@@ -42,7 +42,8 @@ class Engine:
             self.llm.receive(str(hash(tuple(prompt))))
         self.answers[request_id] = self.llm.answer(prompt, params.max_tokens)
         self.answers[request_id].request_id = request_id
-        self.answers[request_id].kv_transfer_params = {"do_remote_prefill": True, "transfer_id": "its own"} if pair.get("do_remote_decode") else None
+        device = {} if pair.get("transfer_device") == "none" else {"transfer_device": "fake-0"}
+        self.answers[request_id].kv_transfer_params = {"do_remote_prefill": True, "transfer_id": "its own", **device} if pair.get("do_remote_decode") else None
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.left)
