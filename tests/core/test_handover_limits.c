@@ -51,6 +51,38 @@ static void p5_bytes_of_hand_overs_end_at_their_limit_and_count_once(void **stat
 	stage_end();
 }
 
+/* In memory of a GPU its share is the limit, and what is kept there leaves that in host memory as it was. */
+static void p5_hand_overs_in_gpu_memory_end_at_its_share(void **state)
+{
+	kv_msg_acquire_reply_t reply;
+	u_lease_t lease;
+
+	(void)state;
+	universe_init(&u_, &(u_config_t){.cpu_slots = 64, .gpu_slots = 32, .max_blocks = 4096, .seed = kv_test_seed()},
+		      NULL);
+	u_.core->config.max_handover_bytes = 4 * 4096;
+	m_ = u_join(&u_, 0, "engine", 2, 0);
+	d_ = u_join(&u_, 0, "decode", 2, 0);
+	u_.memory = 1;
+	space_ = u_space(&u_, 0, "model");
+	stage_keys();
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 24), 24);
+	assert_int_equal(send_first("t", 20, U_FULL, 1), KV_OK);
+	universe_check(&u_);
+	assert_int_equal(u_.core->ns[0]->handover_bytes[KVD_GPU_MEM], 20 * 4096);
+	assert_int_equal(u_.core->ns[0]->handover_bytes[KVD_HOST_MEM], 0);
+	assert_int_equal(u_put(&u_, m_, &space_, fork_, 8, 20), 12);
+	assert_int_equal(u_acquire(&u_, m_, &space_, fork_, 20, 0, &lease, &reply), KV_OK);
+	assert_int_equal(u_put(&u_, m_, &space_, fork_, 20, 24), 0); /* all of it is pinned */
+	universe_check(&u_);
+	assert_int_equal(u_release(&u_, m_, lease.id), KV_OK);
+	assert_int_equal(recv(d_, "t", 0), KV_OK);
+	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
+	assert_int_equal(u_.core->ns[0]->handover_bytes[KVD_GPU_MEM], 0);
+	u_.memory = 0;
+	stage_end();
+}
+
 static void p5_hand_overs_and_leases_end_at_the_share_together(void **state)
 {
 	static char tail[4 * 4096];
@@ -222,6 +254,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p5_bytes_of_hand_overs_end_at_their_limit_and_count_once),
+		cmocka_unit_test(p5_hand_overs_in_gpu_memory_end_at_its_share),
 		cmocka_unit_test(p5_hand_overs_and_leases_end_at_the_share_together),
 		cmocka_unit_test(p5_pins_and_tail_of_a_chunk_are_counted_together),
 		cmocka_unit_test(p5_hand_overs_end_at_the_share_of_the_index),
