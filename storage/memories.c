@@ -83,6 +83,11 @@ static uint64_t class_bytes(kvs_tier_t *tier, uint32_t slot_class)
 	return kvs_class_bytes(pool_of_class(tier, slot_class), slot_class & CLASS_MASK);
 }
 
+static uint64_t slot_bytes(kvs_tier_t *tier, uint32_t slot_class)
+{
+	return kvs_slot_bytes(pool_of_class(tier, slot_class), slot_class & CLASS_MASK);
+}
+
 /* The maximum of a namespace is one of host memory. */
 static kv_status_t set_cap(kvs_tier_t *tier, const char *ns, uint64_t bytes)
 {
@@ -153,14 +158,50 @@ static kv_status_t epoch_set(kvs_tier_t *tier, const kvs_epoch_t *epoch, kvs_don
 	return kvs_epoch_set(memories_of(tier)->pool[0], epoch, done, arg);
 }
 
+static kv_status_t epoch_set_in(kvs_tier_t *tier, uint32_t memory, const kvs_epoch_t *epoch, kvs_done_fn done,
+				void *arg)
+{
+	const memories_t *m = memories_of(tier);
+
+	return memory < m->count ? kvs_epoch_set(m->pool[memory], epoch, done, arg) : KV_ERR_TIER_OFF;
+}
+
 static uint64_t epoch_get(kvs_tier_t *tier, const uint8_t root[32])
 {
-	return kvs_epoch_get(memories_of(tier)->pool[0], root);
+	uint64_t epoch = 0;
+
+	/* The memory is part of a space's identity, and so of its root digest: at most one pool knows it. */
+	for (uint32_t i = 0; i < memories_of(tier)->count && epoch == 0; i++) {
+		epoch = kvs_epoch_get(memories_of(tier)->pool[i], root);
+	}
+
+	return epoch;
 }
 
 static kv_status_t recover(kvs_tier_t *tier, kvs_found_fn found, void *arg, uint32_t max)
 {
 	return kvs_recover_some(memories_of(tier)->pool[0], found, arg, max);
+}
+
+typedef struct finder {
+	uint32_t memory;
+	kvs_found_fn found;
+	void *arg;
+} finder_t;
+
+static kv_status_t report_found(void *arg, uint32_t slot_class, kvs_loc_t loc, const kvs_meta_t *meta)
+{
+	const finder_t *f = arg;
+
+	return f->found(f->arg, f->memory << CLASS_BITS | slot_class, globalise(loc, f->memory), meta);
+}
+
+static kv_status_t recover_in(kvs_tier_t *tier, uint32_t memory, kvs_found_fn found, void *arg)
+{
+	const memories_t *m = memories_of(tier);
+	finder_t finder = {memory, found, arg};
+
+	return memory < m->count ? kvs_recover(m->pool[memory], report_found, &finder) : KV_ERR_TIER_OFF;
 }
 
 static void usage_of(kvs_tier_t *tier, uint32_t memory, kvs_usage_t *p_usage)
@@ -386,6 +427,9 @@ static const kvs_tier_ops_t memories_ops = {
 	.add_memory = add_memory,
 	.class_open_in = class_open_in,
 	.usage_of = usage_of,
+	.epoch_set_in = epoch_set_in,
+	.recover_in = recover_in,
+	.slot_bytes = slot_bytes,
 };
 
 kv_status_t kvs_memories_open(kvs_tier_t *host, const kv_env_t *env, kvs_tier_t **p_tier)

@@ -1,4 +1,6 @@
 /* Slots: who gets which, and what state it is in. */
+#include "alloc.h"
+
 #include "carve.h"
 #include "geometry.h"
 #include "slab_table.h"
@@ -17,9 +19,8 @@ static void set_ahead_class(kvs_pool_t *pool, uint32_t slot_class)
 	}
 }
 
-kv_status_t kvs_pool_class_open(kvs_tier_t *tier, const char *ns, const kvs_geometry_t *geometry, uint32_t *p_class)
+kv_status_t kvs_pool_find_class(kvs_pool_t *pool, const char *ns, const kvs_geometry_t *geometry, uint32_t *p_class)
 {
-	kvs_pool_t *pool = kvs_pool_of(tier);
 	size_t len = strlen(ns);
 
 	if (len == 0 || len >= sizeof pool->classes[0].ns) {
@@ -32,7 +33,6 @@ kv_status_t kvs_pool_class_open(kvs_tier_t *tier, const char *ns, const kvs_geom
 	for (uint32_t i = 0; i < pool->class_count; i++) {
 		if (strcmp(pool->classes[i].ns, ns) == 0 && kvs_geometry_equal(&pool->classes[i].geometry, geometry)) {
 			*p_class = i;
-			set_ahead_class(pool, i);
 			return KV_OK;
 		}
 	}
@@ -48,11 +48,25 @@ kv_status_t kvs_pool_class_open(kvs_tier_t *tier, const char *ns, const kvs_geom
 	memset(class->last, 0xff, sizeof class->last);
 	class->newest = KVS_NONE;
 	*p_class = pool->class_count++;
-	set_ahead_class(pool, *p_class);
-	/* Pre-faulting starts before the first put. A pool that is full now may have room later. */
-	(void)kvs_pool_carve(pool, *p_class);
 
 	return KV_OK;
+}
+
+kv_status_t kvs_pool_class_open(kvs_tier_t *tier, const char *ns, const kvs_geometry_t *geometry, uint32_t *p_class)
+{
+	kvs_pool_t *pool = kvs_pool_of(tier);
+	const uint32_t count = pool->class_count;
+	kv_status_t status = kvs_pool_find_class(pool, ns, geometry, p_class);
+
+	if (status == KV_OK) {
+		set_ahead_class(pool, *p_class);
+	}
+	if (status == KV_OK && pool->class_count > count) {
+		/* Pre-faulting starts before the first put. A pool that is full now may have room later. */
+		(void)kvs_pool_carve(pool, *p_class);
+	}
+
+	return status;
 }
 
 const char *kvs_pool_class_ns(kvs_tier_t *tier, uint32_t slot_class)
@@ -213,6 +227,21 @@ static void push_free_slot(kvs_pool_t *pool, kvs_pool_slab_t *p, uint32_t index)
 		kvs_pool_unlink(pool, p, KVS_WARM);
 	}
 	kvs_pool_link(pool, p, KVS_WARM, 1);
+}
+
+void kvs_pool_copy_slot(kvs_pool_t *pool, kvs_pool_slab_t *p, const kvs_ledger_slot_t *from, kvs_state_t state)
+{
+	const uint32_t index = p->fresh++;
+
+	if (p->fresh == p->slab.slots) {
+		kvs_pool_unlink(pool, p, KVS_FRESH);
+	}
+	kvs_ledger_copy_slot(&p->slots[index], from, state);
+	if (state == KVS_FREE) {
+		push_free_slot(pool, p, index);
+	} else {
+		count_transition(pool, p, KVS_FREE, state);
+	}
 }
 
 /* The edges of the diagram in kvs/tier.h; FREE is left by alloc only. */

@@ -11,9 +11,8 @@
 /* How long the kernel is not asked again after it has refused memory. */
 #define RETRY_NS UINT64_C(1000000000)
 
-/* The number the next slab gets; KVS_NONE: all are taken. Low ones first: their part of the ledger has been touched
- * already. */
-static uint32_t next_slab_number(const kvs_pool_t *pool)
+/* Low ones first: their part of the ledger has been touched already. */
+uint32_t kvs_pool_next_number(const kvs_pool_t *pool)
 {
 	for (uint32_t i = 0; pool->slab_count > pool->held && i < pool->slab_count; i++) {
 		if (!pool->slabs[i]) {
@@ -38,7 +37,7 @@ static uint64_t slab_cost(const kvs_pool_t *pool, const kvs_geometry_t *geometry
 
 uint64_t kvs_pool_slab_cost(const kvs_pool_t *pool, const kvs_geometry_t *geometry, uint64_t slots, uint64_t page)
 {
-	uint32_t number = next_slab_number(pool);
+	uint32_t number = kvs_pool_next_number(pool);
 
 	return slab_cost(pool, geometry, slots, page, number == KVS_NONE ? 0 : number);
 }
@@ -59,7 +58,7 @@ uint32_t kvs_pool_fit_slots(const kvs_pool_t *pool, uint32_t slot_class, uint64_
 	uint64_t stride = kvs_geometry_stride(geometry);
 	uint64_t most = min_of(KV_SLOT_MAX_INDEX + 1u, room / stride);
 	uint64_t least = 0;
-	uint32_t number = most > 0 ? next_slab_number(pool) : KVS_NONE;
+	uint32_t number = most > 0 ? kvs_pool_next_number(pool) : KVS_NONE;
 
 	if (number == KVS_NONE) {
 		return 0;
@@ -105,7 +104,8 @@ static int create_slab(kvs_pool_t *pool, kvs_pool_slab_t *p, int huge, uint32_t 
 	int error;
 
 	p->slab.geometry = pool->classes[p->slot_class].geometry;
-	p->slab.number = next_slab_number(pool);
+	p->slab.number = kvs_pool_next_number(pool);
+	p->slab.id = pool->config.incarnation * UINT64_C(0x9e3779b97f4a7c15) + pool->version;
 	p->slab.slots = slots;
 	p->slab.huge = huge;
 	if (pool->config.take) {
@@ -145,8 +145,7 @@ static int create_best_slab(kvs_pool_t *pool, kvs_pool_slab_t *p)
 	return slots > 0 ? create_slab(pool, p, 0, slots) : 1;
 }
 
-/* Into the ledger and the sums, and where its class finds it. */
-static void link_slab(kvs_pool_t *pool, kvs_pool_slab_t *p)
+void kvs_pool_link_slab(kvs_pool_t *pool, kvs_pool_slab_t *p)
 {
 	const kvs_slab_t *slab = &p->slab;
 	kvs_class_t *class = &pool->classes[p->slot_class];
@@ -169,21 +168,43 @@ static void link_slab(kvs_pool_t *pool, kvs_pool_slab_t *p)
 	kvs_pool_link(pool, p, KVS_FRESH, 0);
 }
 
+void kvs_pool_name(char out[KVS_HOLD_NAME], const char *what, uint64_t id)
+{
+	snprintf(out, KVS_HOLD_NAME, "%s.%016llx", what, (unsigned long long)id);
+}
+
+void kvs_pool_hold_slab(const kvs_pool_t *pool, const kvs_slab_t *slab)
+{
+	char name[KVS_HOLD_NAME];
+
+	if (pool->config.hold) {
+		kvs_pool_name(name, "slab", slab->id);
+		pool->config.hold(pool->config.hold_ctx, name, slab->data.fd);
+		kvs_pool_name(name, "digest", slab->id);
+		pool->config.hold(pool->config.hold_ctx, name, slab->digest.fd);
+	}
+}
+
+void kvs_pool_drop_slab(const kvs_pool_t *pool, uint64_t id)
+{
+	static const char *const names[] = {"slab", "digest"};
+	char name[KVS_HOLD_NAME];
+
+	for (size_t i = 0; pool->config.drop && i < KV_COUNT_OF(names); i++) {
+		kvs_pool_name(name, names[i], id);
+		pool->config.drop(pool->config.hold_ctx, name);
+	}
+}
+
 static void admit_slab(kvs_pool_t *pool, kvs_pool_slab_t *p)
 {
 	const kvs_slab_t *slab = &p->slab;
-	char name[32];
 
-	link_slab(pool, p);
+	kvs_pool_link_slab(pool, p);
 	if (pool->prefault) {
 		kvs_prefault_add(pool->prefault, &p->slab);
 	}
-	if (pool->config.hold) {
-		snprintf(name, sizeof name, "slab.%u", slab->number);
-		pool->config.hold(pool->config.hold_ctx, name, slab->data.fd);
-		snprintf(name, sizeof name, "digest.%u", slab->number);
-		pool->config.hold(pool->config.hold_ctx, name, slab->digest.fd);
-	}
+	kvs_pool_hold_slab(pool, slab);
 	if (!slab->foreign) {
 		kv_metric_set(pool->config.metrics, KV_M_CPU_HUGE_PAGES, slab->huge || pool->thp);
 	}
@@ -214,7 +235,7 @@ kv_status_t kvs_pool_carve(kvs_pool_t *pool, uint32_t slot_class)
 	if (error < 0) {
 		pool->carve_after_ns = kv_now_ns(&pool->env) + RETRY_NS;
 		kv_logf(&pool->env, KV_LOG_WARN, "pool", "no new slab, trying again in a second slab %u error \"%s\"",
-			next_slab_number(pool), strerror(-error));
+			kvs_pool_next_number(pool), strerror(-error));
 	}
 	if (error) {
 		return KV_ERR_FULL;

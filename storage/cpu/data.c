@@ -187,7 +187,9 @@ kv_status_t kvs_pool_epoch_set(kvs_tier_t *tier, const kvs_epoch_t *epoch, kvs_d
 	kvs_pool_t *pool = kvs_pool_of(tier);
 	kvs_pool_epoch_t *e = epoch_find(pool, epoch->root);
 
-	if (!e && pool->epoch_count == KVS_POOL_MAX_EPOCHS) {
+	const uint32_t kept = pool->ledger.header->epochs_cap;
+
+	if (!e && pool->epoch_count == (kept ? kept : KVS_POOL_MAX_EPOCHS)) {
 		return KV_ERR_LIMIT;
 	}
 	if (!e) {
@@ -197,6 +199,9 @@ kv_status_t kvs_pool_epoch_set(kvs_tier_t *tier, const kvs_epoch_t *epoch, kvs_d
 		return KV_ERR_NOMEM;
 	}
 	e->epoch = epoch->epoch;
+	if (kept) {
+		kvs_ledger_set_epoch(&pool->ledger, (uint32_t)(e - pool->epochs), e->root, e->epoch);
+	}
 	done(arg, KV_OK);
 
 	return KV_OK;

@@ -66,7 +66,8 @@ static uint64_t stride_for(const kvs_ledger_size_t *size)
 
 int kvs_ledger_create(kvs_ledger_t *ledger, const kvs_sys_t *sys, const kv_env_t *env, const kvs_ledger_size_t *size)
 {
-	uint64_t fixed = kvs_ledger_fixed_bytes(size->limit_bytes), stride = stride_for(size);
+	uint64_t epochs_offset = kvs_ledger_fixed_bytes(size->limit_bytes), stride = stride_for(size);
+	uint64_t fixed = epochs_offset + page_up(size->epochs * sizeof(kvs_ledger_epoch_t));
 	uint32_t chunks = chunks_for(size);
 	uint64_t bytes = fixed + chunks * stride;
 	uint64_t *touched = kv_alloc(env, chunks * sizeof *touched);
@@ -89,6 +90,8 @@ int kvs_ledger_create(kvs_ledger_t *ledger, const kvs_sys_t *sys, const kv_env_t
 	header->slabs_offset = fixed;
 	header->records_cap = records_cap(size->limit_bytes);
 	header->chunk_stride = stride;
+	header->epochs_offset = epochs_offset;
+	header->epochs_cap = size->epochs;
 	atomic_signal_fence(memory_order_seq_cst);
 	header->magic = KVS_LEDGER_MAGIC;
 	*ledger = (kvs_ledger_t){
@@ -145,6 +148,7 @@ kvs_ledger_slot_t *kvs_ledger_add_slab(kvs_ledger_t *ledger, const kvs_slab_t *s
 	head->data_bytes = slab->data.bytes;
 	head->digest_bytes = slab->digest.bytes;
 	head->chunk_bytes = chunk;
+	head->id = slab->id;
 	snprintf(head->ns, sizeof head->ns, "%s", ns);
 	/* A reader after a crash trusts a chunk only through these two counts, so each is stored after what it admits.
 	 */
@@ -191,6 +195,7 @@ uint32_t kvs_ledger_assign_slot(kvs_ledger_slot_t *slot, kvs_state_t state, uint
 	slot->length = length;
 	slot->depth = meta->depth;
 	slot->group = meta->group;
+	slot->transient = meta->transient;
 	end_change(slot, state);
 
 	return slot->gen;
@@ -203,7 +208,33 @@ void kvs_ledger_set_state(kvs_ledger_slot_t *slot, kvs_state_t state, uint64_t d
 	if (state == KVS_READY || state == KVS_FREE) {
 		slot->owner = 0;
 	}
+	if (state == KVS_READY) {
+		slot->check = kvs_ledger_slot_check(slot);
+	}
 	end_change(slot, state);
+}
+
+void kvs_ledger_copy_slot(kvs_ledger_slot_t *slot, const kvs_ledger_slot_t *from, kvs_state_t state)
+{
+	const size_t skip = offsetof(kvs_ledger_slot_t, gen);
+
+	begin_change(slot);
+	memcpy((uint8_t *)slot + skip, (const uint8_t *)from + skip, sizeof *slot - skip);
+	if (state == KVS_QUARANTINED) {
+		slot->owner = KVS_OWNER_BEFORE;
+	}
+	end_change(slot, state);
+}
+
+void kvs_ledger_set_epoch(kvs_ledger_t *ledger, uint32_t i, const uint8_t root[32], uint64_t epoch)
+{
+	kvs_ledger_epoch_t *entry = (kvs_ledger_epoch_t *)(ledger->area.base + ledger->header->epochs_offset) + i;
+
+	kv_assert(i < ledger->header->epochs_cap);
+	if (atomic_load_explicit(&entry->epoch, memory_order_relaxed) == 0) {
+		memcpy(entry->root, root, sizeof entry->root);
+	}
+	atomic_store_explicit(&entry->epoch, epoch, memory_order_release);
 }
 
 /* Where id lies, or the empty chunk where it would. The table is never full. */

@@ -26,6 +26,7 @@ typedef struct kvs_ledger_size {
 	uint64_t slab_bytes;  /* of a slab of more than one slot, at most */
 	uint64_t incarnation;
 	uint32_t max_slabs; /* 0: as many as slots can name */
+	uint32_t epochs;    /* spaces whose epochs it can keep */
 } kvs_ledger_size_t;
 
 /* Places for the slabs that the pool can hold. 0 or -errno. */
@@ -45,6 +46,14 @@ uint32_t kvs_ledger_assign_slot(kvs_ledger_slot_t *slot, kvs_state_t state, uint
 				const kvs_meta_t *meta);
 /* Change the state; `digest` is the block's from READY or TRANSIT on. */
 void kvs_ledger_set_state(kvs_ledger_slot_t *slot, kvs_state_t state, uint64_t digest);
+
+/* The slot, which is FREE, is what it was in the ledger of an earlier daemon, but in `state`. */
+void kvs_ledger_copy_slot(kvs_ledger_slot_t *slot, const kvs_ledger_slot_t *from, kvs_state_t state);
+/* The table's entries before `i` are there. */
+void kvs_ledger_set_epoch(kvs_ledger_t *ledger, uint32_t i, const uint8_t root[32], uint64_t epoch);
+
+/* The owner of slots that an earlier daemon left unfinished. */
+#define KVS_OWNER_BEFORE UINT64_MAX
 
 static inline kvs_state_t kvs_ledger_state(const kvs_ledger_slot_t *slot)
 {

@@ -3,6 +3,8 @@
 
 #include "geometry.h"
 
+#include "kv/digest.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -54,9 +56,11 @@ static kv_status_t check_header(reader_t *r)
 	}
 	/* Each term is bounded by the one before it, so that none can wrap. */
 	if (h->records_offset != KVS_LEDGER_PAGE || h->slabs_offset > r->bytes || !is_page_multiple(h->slabs_offset) ||
-	    h->slabs_offset < h->records_offset ||
-	    (h->slabs_offset - h->records_offset) / sizeof(kvs_ledger_record_t) < h->records_cap) {
-		return report(r, KV_ERR_CORRUPT, "the record table does not fit before the slabs");
+	    h->epochs_offset > h->slabs_offset || !is_page_multiple(h->epochs_offset) ||
+	    h->epochs_offset < h->records_offset ||
+	    (h->epochs_offset - h->records_offset) / sizeof(kvs_ledger_record_t) < h->records_cap ||
+	    (h->slabs_offset - h->epochs_offset) / sizeof(kvs_ledger_epoch_t) < h->epochs_cap) {
+		return report(r, KV_ERR_CORRUPT, "the tables of records and epochs do not fit before the slabs");
 	}
 	if (atomic_load_explicit(&h->slab_count, memory_order_acquire) > KV_SLOT_MAX_SLAB + 1u) {
 		return report(r, KV_ERR_CORRUPT, "more slabs than slot numbers allow");
@@ -195,6 +199,29 @@ kv_status_t kvs_ledger_check(const void *base, uint64_t bytes, kvs_ledger_summar
 	*p_summary = r.sum;
 
 	return KV_OK;
+}
+
+uint64_t kvs_ledger_slot_check(const kvs_ledger_slot_t *slot)
+{
+	const size_t from = offsetof(kvs_ledger_slot_t, gen);
+
+	return kv_digest((const uint8_t *)slot + from, offsetof(kvs_ledger_slot_t, check) - from);
+}
+
+uint64_t kvs_ledger_find_epoch(const void *base, const uint8_t root[32])
+{
+	const kvs_ledger_header_t *header = base;
+	const kvs_ledger_epoch_t *entry = (const kvs_ledger_epoch_t *)((const uint8_t *)base + header->epochs_offset);
+
+	for (uint32_t i = 0; i < header->epochs_cap; i++) {
+		uint64_t epoch = atomic_load_explicit(&entry[i].epoch, memory_order_acquire);
+
+		if (epoch == 0 || memcmp(entry[i].root, root, sizeof entry->root) == 0) {
+			return epoch;
+		}
+	}
+
+	return 0;
 }
 
 const kvs_ledger_slab_t *kvs_ledger_slab(const void *base, uint32_t slab)

@@ -1,4 +1,6 @@
 /* The CPU pool: composition, and what the operations are. */
+#include "adopt.h"
+#include "geometry.h"
 #include "slab_table.h"
 #include "tier_ops.h"
 
@@ -12,14 +14,9 @@ static kv_status_t pool_flush(kvs_tier_t *tier, kvs_done_fn done, void *arg)
 	return KV_OK;
 }
 
-static kv_status_t pool_recover(kvs_tier_t *tier, kvs_found_fn found, void *arg, uint32_t max)
+static uint64_t pool_slot_bytes(kvs_tier_t *tier, uint32_t slot_class)
 {
-	(void)tier;
-	(void)found;
-	(void)arg;
-	(void)max;
-
-	return KV_OK; /* a pool starts empty */
+	return kvs_geometry_stride(&kvs_pool_of(tier)->classes[slot_class].geometry);
 }
 
 static void pool_usage(kvs_tier_t *tier, kvs_usage_t *p_usage)
@@ -69,6 +66,7 @@ static void pool_close(kvs_tier_t *tier)
 			kv_free(&env, pool->slabs[i]);
 		}
 	}
+	kvs_pool_end_adoption(pool);
 	kvs_ledger_destroy(&pool->ledger, &env);
 	kv_free(&env, pool->epochs);
 	kv_free(&env, pool->slabs);
@@ -92,13 +90,14 @@ static const kvs_tier_ops_t pool_ops = {
 	.flush = pool_flush,
 	.epoch_set = kvs_pool_epoch_set,
 	.epoch_get = kvs_pool_epoch_get,
-	.recover = pool_recover,
+	.recover = kvs_pool_recover,
 	.usage = pool_usage,
 	.event_fd = pool_event_fd,
 	.poll = pool_poll,
 	.in_flight = pool_in_flight,
 	.check = kvs_pool_check,
 	.close = pool_close,
+	.slot_bytes = pool_slot_bytes,
 };
 
 kv_status_t kvs_pool_slab(kvs_tier_t *tier, uint32_t slab, kvs_slab_info_t *p_info)
@@ -204,8 +203,11 @@ static kv_status_t pool_memory(kvs_pool_t *pool)
 		return KV_ERR_NOMEM;
 	}
 
-	const kvs_ledger_size_t size = {config->limit_bytes, config->slab_bytes, config->incarnation,
-					config->max_slabs};
+	const kvs_ledger_size_t size = {.limit_bytes = config->limit_bytes,
+					.slab_bytes = config->slab_bytes,
+					.incarnation = config->incarnation,
+					.max_slabs = config->max_slabs,
+					.epochs = config->take ? KVS_POOL_KEPT_EPOCHS : 0};
 	int error = kvs_ledger_create(&pool->ledger, pool->sys, &pool->env, &size);
 
 	if (error) {
@@ -291,7 +293,11 @@ kv_status_t kvs_pool_open_with(const kvs_pool_config_t *config, const kv_env_t *
 	pool_announce(pool);
 	pool->usage.limit_bytes = config->limit_bytes;
 	pool->usage.charged_bytes = config->take ? 0 : fixed;
+	if (config->take && config->claim) {
+		kvs_pool_adopt(pool);
+	}
 	kvs_pool_update_gauges(pool);
+	/* Last: until now a daemon that comes after a crash finds the ledger that was there (decision 059). */
 	if (config->hold) {
 		config->hold(config->hold_ctx, "ledger", pool->ledger.area.fd);
 	}

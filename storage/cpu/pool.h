@@ -13,6 +13,7 @@
 #define KVS_POOL_MAX_CLASSES 256u
 #define KVS_POOL_MAX_SLABS   (KV_SLOT_MAX_SLAB + 1u)
 #define KVS_POOL_MAX_EPOCHS  65536u
+#define KVS_POOL_KEPT_EPOCHS 4096u /* for a later daemon, of a pool whose blocks are */
 #define KVS_NONE             UINT32_MAX
 
 /* A class has two lists of its slabs: those with slots that were used before (the one where a slot was freed last is
@@ -21,7 +22,7 @@
 typedef enum kvs_list { KVS_WARM = 0, KVS_FRESH = 1, KVS_LISTS = 2 } kvs_list_t;
 
 typedef struct kvs_class {
-	char ns[128];
+	char ns[120];
 	kvs_geometry_t geometry;
 	uint32_t first[KVS_LISTS], last[KVS_LISTS]; /* slabs; KVS_NONE */
 	uint64_t free_slots;                        /* of slabs that are not retiring */
@@ -74,6 +75,7 @@ typedef struct kvs_pool {
 	uint32_t epoch_count;
 	uint32_t epoch_cap;
 
+	struct kvs_adoption *adoption; /* blocks of an earlier daemon that the core has not seen; NULL: none */
 	kvs_usage_t usage;
 	kvs_usage_t shown; /* of it, in the metrics */
 	kvs_caps_t caps;

@@ -4,7 +4,6 @@
 #include "tier_ops.h"
 
 #include <fcntl.h>
-#include <stdio.h>
 
 static kvs_pool_slab_t *slab_at(const kvs_pool_t *pool, uint32_t slab)
 {
@@ -60,7 +59,8 @@ static kv_status_t describe_slot(kvs_tier_t *tier, kv_slot_t slot, kvs_loc_t *p_
 			       .epoch = record->epoch,
 			       .event_hash = record->event_hash,
 			       .depth = record->depth,
-			       .group = record->group};
+			       .group = record->group,
+			       .transient = record->transient};
 	memcpy(p_meta->root, record->root, sizeof p_meta->root);
 
 	return KV_OK;
@@ -179,17 +179,6 @@ const kvs_rebalance_ops_t kvs_pool_rebalance_ops = {
 
 /* ---- the memory ------------------------------------------------------------------------------ */
 
-static void drop_names(const kvs_pool_t *pool, uint32_t slab)
-{
-	static const char *const names[] = {"slab", "digest"};
-	char name[32];
-
-	for (size_t i = 0; pool->config.drop && i < KV_COUNT_OF(names); i++) {
-		snprintf(name, sizeof name, "%s.%u", names[i], slab);
-		pool->config.drop(pool->config.hold_ctx, name);
-	}
-}
-
 /* Our mapping and descriptors, and the pages, which seals against resizing do not forbid: a mapping or a descriptor we
  * have not heard of (the keeper's whose message was lost, a process's of a connection before) would keep what the limit
  * no longer counts. */
@@ -197,7 +186,7 @@ static void free_slab_memory(kvs_pool_t *pool, kvs_pool_slab_t *p)
 {
 	uint64_t digest_bytes = p->slab.foreign ? 0 : p->slab.digest.bytes;
 
-	drop_names(pool, p->slab.number);
+	kvs_pool_drop_slab(pool, p->slab.id);
 	if (!p->slab.foreign &&
 	    fallocate(p->slab.data.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)p->slab.data.bytes) != 0) {
 		kv_logf(&pool->env, KV_LOG_WARN, "pool",

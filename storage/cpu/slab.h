@@ -25,6 +25,7 @@ typedef struct kvs_slab {
 	int foreign;                  /* its data is memory from elsewhere, and not mapped */
 	uint32_t region;              /* of kvs_mem_t */
 	uint64_t ticket;              /* the pre-fault thread's; 0: never added */
+	uint64_t id;                  /* no other slab's, of any daemon: its descriptors are held under it */
 } kvs_slab_t;
 
 /* Bytes of a slab's parts for this many slots; `page` is 4096 or KVS_HUGE_PAGE and rounds the data. */

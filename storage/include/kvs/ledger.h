@@ -1,9 +1,10 @@
-/* kvs/ledger.h -- the ledger: what every slot of the CPU pool holds, and which leases and puts are open. One memfd,
- * sealed like a digest table: the daemon that made it writes it, the keeper holds it, a later daemon reads it.
- * Little-endian, naturally aligned.
+/* kvs/ledger.h -- the ledger: what every slot of a pool holds, and which leases and puts are open. One memfd, sealed
+ * like a digest table: the daemon that made it writes it, the keeper holds it, a later daemon reads it. Little-endian,
+ * naturally aligned.
  *
  *   offset 0        kvs_ledger_header_t                       one page
  *   records_offset  kvs_ledger_record_t record[records_cap]   open-addressed by id, rounded up to a page
+ *   epochs_offset   kvs_ledger_epoch_t epoch[epochs_cap]      of spaces, rounded up to a page
  *   slabs_offset    chunk of slab 0, chunk of slab 1, ...     chunk_stride bytes each: kvs_ledger_slab_t, then
  *                                                             kvs_ledger_slot_t slot[slots]
  *
@@ -13,7 +14,9 @@
  * Crash rules: slab_count and a slab's `slots` are stored after the chunk they admit is complete. A slot's change
  * stores state QUARANTINED first, then the other fields, then the new state: the fields of a QUARANTINED slot, its
  * generation excepted, may be half of each. A record's id is stored last and cleared first; while records move, one may
- * be there twice, never not at all.
+ * be there twice, never not at all. An epoch is stored after its root, and changes by one store.
+ *
+ * A READY slot has a checksum of its record, because the bytes' digests do not cover the key (decision 059).
  */
 #ifndef KVS_LEDGER_H
 #define KVS_LEDGER_H
@@ -23,7 +26,7 @@
 #include <stdatomic.h>
 
 #define KVS_LEDGER_MAGIC   UINT64_C(0x3152454744454c4b) /* "KLEDGER1" */
-#define KVS_LEDGER_VERSION 2u
+#define KVS_LEDGER_VERSION 3u
 #define KVS_LEDGER_PAGE    4096u
 
 typedef struct kvs_ledger_header {
@@ -38,7 +41,16 @@ typedef struct kvs_ledger_header {
 	uint32_t records_cap;        /* a power of two */
 	_Atomic uint32_t slab_count; /* chunks that have had a slab */
 	uint64_t chunk_stride;       /* from chunk to chunk, a multiple of a page */
+	uint64_t epochs_offset;
+	uint32_t epochs_cap; /* 0: blocks are not for a later daemon */
+	uint32_t reserved;
 } kvs_ledger_header_t;
+
+/* The epoch of a space; 0: no space yet, nor any in the entries behind. */
+typedef struct kvs_ledger_epoch {
+	_Atomic uint64_t epoch;
+	uint8_t root[32];
+} kvs_ledger_epoch_t;
 
 /* One open lease or put. id 0: empty. Home of an id: kvs_ledger_home(); a taken entry sends the id to the next one,
  * wrapping. */
@@ -68,7 +80,8 @@ typedef struct kvs_ledger_slab {
 	uint64_t data_bytes;
 	uint64_t digest_bytes;
 	uint64_t chunk_bytes; /* of this chunk, a multiple of a page */
-	char ns[128];         /* NUL-terminated */
+	uint64_t id;          /* the slab's, in this daemon and in later ones: its descriptors are held under it */
+	char ns[120];         /* NUL-terminated */
 } kvs_ledger_slab_t;
 
 typedef struct kvs_ledger_slot {
@@ -84,11 +97,14 @@ typedef struct kvs_ledger_slot {
 	uint32_t length; /* payload bytes */
 	uint32_t depth;
 	uint8_t group;
-	uint8_t reserved[15];
+	uint8_t transient; /* 1: not for a later daemon */
+	uint8_t reserved[6];
+	uint64_t check; /* of a READY slot: kvs_ledger_slot_check() */
 } kvs_ledger_slot_t;
 
-_Static_assert(sizeof(kvs_ledger_header_t) == 72, "ledger header");
+_Static_assert(sizeof(kvs_ledger_header_t) == 88, "ledger header");
 _Static_assert(sizeof(kvs_ledger_record_t) == 80, "ledger record");
+_Static_assert(sizeof(kvs_ledger_epoch_t) == 40, "ledger epoch");
 _Static_assert(sizeof(kvs_ledger_slab_t) == 192, "ledger slab");
 _Static_assert(sizeof(kvs_ledger_slot_t) == 128, "ledger slot is two cache lines");
 
@@ -121,6 +137,12 @@ typedef struct kvs_ledger_summary {
  * contradicts itself. `detail` (may be NULL) gets a sentence. */
 kv_status_t kvs_ledger_check(const void *base, uint64_t bytes, kvs_ledger_summary_t *p_summary, char *detail,
 			     size_t cap);
+
+/* The checksum of a slot's record: of everything between its state and the checksum. */
+uint64_t kvs_ledger_slot_check(const kvs_ledger_slot_t *slot);
+
+/* The epoch of a space in a ledger that has passed kvs_ledger_check(); 0: none is known. */
+uint64_t kvs_ledger_find_epoch(const void *base, const uint8_t root[32]);
 
 /* A slab's chunk in a ledger that has passed kvs_ledger_check(); NULL when no slab has this number. */
 const kvs_ledger_slab_t *kvs_ledger_slab(const void *base, uint32_t slab);

@@ -14,10 +14,13 @@
 
 typedef enum kvs_huge { KVS_HUGE_AUTO = 0, KVS_HUGE_ON = 1, KVS_HUGE_OFF = 2 } kvs_huge_t;
 
-/* Hand a new fd to the keeper (which duplicates it). Names: "ledger", "slab.<n>", "digest.<n>". May be NULL. */
+/* Hand a new fd to the keeper (which duplicates it). Names: "ledger", "slab.<id>", "digest.<id>". May be NULL. */
 typedef void (*kvs_hold_fn)(void *ctx, const char *name, int fd);
 /* That slab's fd is about to be closed: the keeper closes its duplicate. May be NULL. */
 typedef void (*kvs_drop_fn)(void *ctx, const char *name);
+/* The descriptor that an earlier daemon handed in under the name, the pool's from then on; -1: there is none. May be
+ * NULL. */
+typedef int (*kvs_claim_fn)(void *ctx, const char *name);
 
 #define KVS_AHEAD_ALL UINT64_MAX
 
@@ -45,6 +48,8 @@ typedef struct kvs_pool_config {
 	uint64_t incarnation;
 	kvs_hold_fn hold;
 	kvs_drop_fn drop;
+	/* A pool with `take` adopts what an earlier daemon left in such memory: kvs_recover() says which blocks. */
+	kvs_claim_fn claim;
 	void *hold_ctx;
 	kv_metrics_t *metrics; /* counters are added here; not NULL */
 } kvs_pool_config_t;
@@ -131,6 +136,10 @@ typedef struct kvs_record {
 } kvs_record_t;
 kv_status_t kvs_pool_add_record(kvs_tier_t *pool, const kvs_record_t *record);
 void kvs_pool_remove_record(kvs_tier_t *pool, uint64_t id);
+
+/* Slots that an earlier daemon left unfinished are QUARANTINED. Their writers are quiet now: they are free. Returns how
+ * many there were. */
+uint64_t kvs_pool_free_before(kvs_tier_t *pool);
 
 /* Leaf digests of a put: heads [head, head + heads) x leaves [leaf, leaf + count) of a slot; values[heads][count].
  * KV_MISS: stale; KV_ERR_ARG: the range leaves the block, or the slot is not being filled. */

@@ -64,6 +64,7 @@ typedef struct kvs_meta {
 	uint64_t event_hash;
 	uint32_t depth; /* 1 for the first block of a prompt                    */
 	uint8_t group;
+	uint8_t transient; /* 1: ends with the daemon, whatever the tier keeps */
 } kvs_meta_t;
 
 /* Where a block lies in a tier. Plain value; a stale one answers KV_MISS, never other bytes. */
@@ -203,6 +204,10 @@ typedef struct kvs_tier_ops {
 	kv_status_t (*class_open_in)(kvs_tier_t *tier, uint32_t memory, const char *ns, const kvs_geometry_t *geometry,
 				     uint32_t *p_class);
 	void (*usage_of)(kvs_tier_t *tier, uint32_t memory, kvs_usage_t *p_usage);
+	kv_status_t (*epoch_set_in)(kvs_tier_t *tier, uint32_t memory, const kvs_epoch_t *epoch, kvs_done_fn done,
+				    void *arg);
+	kv_status_t (*recover_in)(kvs_tier_t *tier, uint32_t memory, kvs_found_fn found, void *arg);
+	uint64_t (*slot_bytes)(kvs_tier_t *tier, uint32_t slot_class); /* NULL: no class of it is recovered in memory */
 } kvs_tier_ops_t;
 
 struct kvs_tier {
@@ -310,6 +315,13 @@ static inline uint64_t kvs_epoch_get(kvs_tier_t *t, const uint8_t root[32])
 	return t->ops->epoch_get(t, root);
 }
 
+/* The same in the memory that the space lies in. epoch_get asks all of them. */
+static inline kv_status_t kvs_epoch_set_in(kvs_tier_t *t, uint32_t memory, const kvs_epoch_t *epoch, kvs_done_fn done,
+					   void *arg)
+{
+	return t->ops->epoch_set_in ? t->ops->epoch_set_in(t, memory, epoch, done, arg) : KV_ERR_UNSUPPORTED;
+}
+
 /* Report blocks that survived, parents before children (by depth), at most `max` of them; KV_PENDING: there are more.
  * KV_MISS: all have been reported once, and the next call begins with those that were put off; these must not be put
  * off again. Called after open, before anything else but kvs_epoch_set(), kvs_class_open(), kvs_free() and kvs_poll(),
@@ -323,6 +335,16 @@ static inline kv_status_t kvs_recover_some(kvs_tier_t *t, kvs_found_fn found, vo
 static inline kv_status_t kvs_recover(kvs_tier_t *t, kvs_found_fn found, void *arg)
 {
 	return t->ops->recover(t, found, arg, UINT32_MAX);
+}
+/* The same of one of its memories. A block is not put off there: PENDING drops it. */
+static inline kv_status_t kvs_recover_in(kvs_tier_t *t, uint32_t memory, kvs_found_fn found, void *arg)
+{
+	return t->ops->recover_in ? t->ops->recover_in(t, memory, found, arg) : KV_OK;
+}
+/* Bytes of a slot of a class that recover_in has named. */
+static inline uint64_t kvs_slot_bytes(kvs_tier_t *t, uint32_t slot_class)
+{
+	return t->ops->slot_bytes ? t->ops->slot_bytes(t, slot_class) : 0;
 }
 static inline void kvs_usage(kvs_tier_t *t, kvs_usage_t *p_usage)
 {
