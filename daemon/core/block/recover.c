@@ -1,4 +1,5 @@
-/* What the disk tier has kept: blocks come parents first, of many chains at once, and wait under their root digest. */
+/* What the disk tier has kept, and what the memory of a GPU has kept through a crash. Blocks come parents first, of
+ * many chains at once, and wait under their root digest. */
 #include "core/block/damage.h"
 #include "core/block/events.h"
 #include "core/core_impl.h"
@@ -8,10 +9,10 @@
 
 #define TAKE_IN_BLOCKS 256u
 
-/* The namespace of a class of the disk tier; KVD_NONE: it is no longer configured. */
-static uint32_t ns_of_class(const kvd_core_t *core, uint32_t tier_class)
+/* The namespace of a class of a tier; KVD_NONE: it is no longer configured. */
+static uint32_t ns_of_class(const kvd_core_t *core, kvd_set_t t, uint32_t tier_class)
 {
-	const char *name = kvs_class_ns(kvd_disk(core), tier_class);
+	const char *name = kvs_class_ns(t == KVD_DISK ? kvd_disk(core) : core->tier[KVD_CPU], tier_class);
 
 	for (uint32_t n = 0; n < core->ns_count; n++) {
 		if (strcmp(core->ns[n]->name, name) == 0) {
@@ -22,10 +23,10 @@ static uint32_t ns_of_class(const kvd_core_t *core, uint32_t tier_class)
 	return KVD_NONE;
 }
 
-static kv_status_t find_or_create_tree(kvd_core_t *core, uint32_t tier_class, const kvs_meta_t *meta)
+static kv_status_t find_or_create_tree(kvd_core_t *core, kvd_set_t t, uint32_t tier_class, const kvs_meta_t *meta)
 {
 	kvd_recovery_t *recovery = &core->recovery;
-	uint32_t tier_classes[KVD_TIERS] = {KVD_NONE, tier_class}, slot_class;
+	uint32_t tier_classes[KVD_TIERS] = {KVD_NONE, KVD_NONE}, slot_class;
 	kvd_tree_t *tree;
 	kv_status_t status;
 
@@ -34,10 +35,11 @@ static kv_status_t find_or_create_tree(kvd_core_t *core, uint32_t tier_class, co
 		if (tree && tree->live && tree->epoch == meta->epoch &&
 		    memcmp(tree->root, meta->root, sizeof tree->root) == 0) {
 			recovery->tree = id;
-			return core->classes[tree->slot_class].tier_class[KVD_DISK] == tier_class ? KV_OK : KV_ERR_ARG;
+			return core->classes[tree->slot_class].tier_class[t] == tier_class ? KV_OK : KV_ERR_ARG;
 		}
 	}
-	status = kvd_class_find(core, tier_classes, ns_of_class(core, tier_class), &slot_class);
+	tier_classes[t] = tier_class;
+	status = kvd_class_find(core, tier_classes, ns_of_class(core, t, tier_class), &slot_class);
 	if (status == KV_OK) {
 		status = kvd_tree_create(&core->ix, &recovery->tree);
 	}
@@ -65,22 +67,14 @@ static kv_status_t check_index_share(const kvd_core_t *core, uint32_t ns)
 	return ns == KVD_NONE || core->ns[ns]->blocks < kvd_share_max(core, ns, KVD_SHARE_INDEX) ? KV_OK : KV_ERR_LIMIT;
 }
 
-static kv_status_t on_block_found(void *arg, uint32_t tier_class, kvs_loc_t loc, const kvs_meta_t *meta)
+/* Put a block at `loc` of a tier's class into the index, and into the set. */
+static kv_status_t take_in_block(kvd_core_t *core, kvd_set_t t, uint32_t tier_class, kvs_loc_t loc,
+				 const kvs_meta_t *meta)
 {
-	kvd_core_t *core = arg;
 	kvd_recovery_t *recovery = &core->recovery;
 	uint32_t parent = KVD_NONE, id;
-	kv_status_t status = check_index_share(core, ns_of_class(core, tier_class));
+	kv_status_t status = find_or_create_tree(core, t, tier_class, meta);
 
-	if (status == KV_PENDING) {
-		return status;
-	}
-	if (status == KV_OK) {
-		status = find_or_create_tree(core, tier_class, meta);
-	}
-
-	/* Refused until it is in: each return below is a refusal. */
-	recovery->refused++;
 	if (status != KV_OK) {
 		return status;
 	}
@@ -96,16 +90,35 @@ static kv_status_t on_block_found(void *arg, uint32_t tier_class, kvs_loc_t loc,
 	if (status != KV_OK) {
 		return status;
 	}
-	kvd_block_at(&core->ix, id)->disk = loc;
+	if (t == KVD_DISK) {
+		kvd_block_at(&core->ix, id)->disk = loc;
+	} else {
+		*kvd_slot_of(&core->ix, kvd_block_at(&core->ix, id)) = loc.slot;
+		kvd_block_at(&core->ix, id)->cpu_gen = loc.gen;
+	}
 	kvd_block_at(&core->ix, id)->flags = KVD_EVENT_PENDING;
-	kvd_index_join(&core->ix, id, KVD_DISK);
-	core->policy->join(&core->ix,
-			   &core->classes[kvd_tree_at(&core->ix, recovery->tree)->slot_class].order[KVD_DISK], KVD_DISK,
+	kvd_index_join(&core->ix, id, t);
+	core->policy->join(&core->ix, &core->classes[kvd_tree_at(&core->ix, recovery->tree)->slot_class].order[t], t,
 			   id, ++core->stamp);
-	recovery->refused--;
-	recovery->blocks++;
 
 	return KV_OK;
+}
+
+static kv_status_t on_block_found(void *arg, uint32_t tier_class, kvs_loc_t loc, const kvs_meta_t *meta)
+{
+	kvd_core_t *core = arg;
+	kv_status_t status = check_index_share(core, ns_of_class(core, KVD_DISK, tier_class));
+
+	if (status == KV_PENDING) {
+		return status;
+	}
+	if (status == KV_OK) {
+		status = take_in_block(core, KVD_DISK, tier_class, loc, meta);
+	}
+	core->recovery.blocks += status == KV_OK;
+	core->recovery.refused += status != KV_OK;
+
+	return status;
 }
 
 static kv_status_t recover_blocks(kvd_core_t *core, uint32_t max)
@@ -137,6 +150,62 @@ kv_status_t kvd_core_recover(kvd_core_t *core)
 
 	return core->tier[KVD_DISK] ? recover_blocks(core, UINT32_MAX) : KV_OK;
 }
+
+/* ---- the memory of a GPU --------------------------------------------------------------------- */
+
+/* Blocks of a namespace that is no longer configured would hold memory that nobody can ask for. */
+static kv_status_t on_block_adopted(void *arg, uint32_t tier_class, kvs_loc_t loc, const kvs_meta_t *meta)
+{
+	kvd_core_t *core = arg;
+	const uint32_t ns = ns_of_class(core, KVD_CPU, tier_class);
+
+	if (ns == KVD_NONE || kvd_share_over(core, ns, KVD_SHARE_INDEX, 1) > 0) {
+		return ns == KVD_NONE ? KV_ERR_NOT_FOUND : KV_ERR_LIMIT;
+	}
+
+	return take_in_block(core, KVD_CPU, tier_class, loc, meta);
+}
+
+/* A slab without a block that was taken in has a class too, or it could never be another one's. */
+static kv_status_t find_classes(kvd_core_t *core)
+{
+	kvs_tier_t *tier = core->tier[KVD_CPU];
+	const kvs_rebalance_ops_t *ops = kvd_slab_ops(core, KVD_CPU);
+	kv_status_t status = KV_OK;
+	kvs_slab_desc_t desc;
+	uint32_t slot_class;
+
+	for (uint32_t slab = 0; slab < ops->slab_count(tier) && status == KV_OK; slab++) {
+		if (ops->describe_slab(tier, slab, &desc) == KV_OK) {
+			const uint32_t tier_classes[KVD_TIERS] = {desc.slot_class, KVD_NONE};
+
+			status = kvd_class_find(core, tier_classes, ns_of_class(core, KVD_CPU, desc.slot_class),
+						&slot_class);
+		}
+	}
+
+	return status;
+}
+
+kv_status_t kvd_core_adopt(kvd_core_t *core, uint32_t memory)
+{
+	const kvd_recovery_t before = core->recovery;
+	const uint32_t count = core->class_count;
+	kv_status_t status;
+
+	core->recovery = (kvd_recovery_t){.tree = KVD_NONE};
+	status = kvs_recover_in(core->tier[KVD_CPU], memory, on_block_adopted, core);
+	core->recovery = before;
+	status = status == KV_OK ? find_classes(core) : status;
+	for (uint32_t i = count; i < core->class_count; i++) {
+		kvd_class_adopt(core, i, memory);
+	}
+	kvd_shares_compute(core);
+
+	return status;
+}
+
+/* ---- a disk tier that comes late ------------------------------------------------------------- */
 
 /* Open the class of each space on the tier first, so that blocks taken in find it. */
 static kv_status_t begin_take_in(kvd_core_t *core, kvs_tier_t *disk)

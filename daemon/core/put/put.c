@@ -36,7 +36,8 @@ void kvd_put_get_meta(kvd_core_t *core, const kvd_put_t *put, uint32_t index, kv
 			     .epoch = tree->epoch,
 			     .event_hash = put->entries[index].event_hash,
 			     .depth = kvd_put_depth(put, index),
-			     .group = (uint8_t)put->group};
+			     .group = (uint8_t)put->group,
+			     .transient = put->private_blocks != 0};
 	if (!put->unchained) {
 		meta->parent = index > 0 ? put->entries[index - 1].key : put->parent;
 	}

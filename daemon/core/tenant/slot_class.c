@@ -65,6 +65,15 @@ void kvd_class_update(kvd_core_t *core, uint32_t slot_class, kvd_set_t t)
 	kvd_class_request_slots(core, slot_class, t);
 }
 
+void kvd_class_adopt(kvd_core_t *core, uint32_t slot_class, uint32_t memory)
+{
+	kvd_class_t *class = &core->classes[slot_class];
+
+	class->memory = memory;
+	class->slot_bytes = kvs_slot_bytes(core->tier[KVD_CPU], class->tier_class[KVD_CPU]);
+	class->unit[KVD_CPU] = kvd_slab_ops(core, KVD_CPU)->slab_bytes(core->tier[KVD_CPU], class->tier_class[KVD_CPU]);
+}
+
 static uint64_t slot_stride(const kvs_geometry_t *geometry)
 {
 	return ((uint64_t)geometry->block_bytes + 4095u) / 4096u * 4096u;

@@ -14,6 +14,8 @@ static inline const kvs_rebalance_ops_t *kvd_slab_ops(const kvd_core_t *core, kv
 kv_status_t kvd_class_find(kvd_core_t *core, const uint32_t tier_class[KVD_TIERS], uint32_t ns, uint32_t *p_class);
 /* The class of the space's geometry and memory, opened on each tier. */
 kv_status_t kvd_class_open(kvd_core_t *core, const kvd_space_open_t *ask, uint32_t *p_class);
+/* The class was found in a memory of the CPU tier, and no space of it is open. */
+void kvd_class_adopt(kvd_core_t *core, uint32_t slot_class, uint32_t memory);
 /* Ask tier t what the class has there. */
 void kvd_class_update(kvd_core_t *core, uint32_t slot_class, kvd_set_t t);
 /* A slot of the class in tier t has been asked for, or its space was opened. */

@@ -145,6 +145,34 @@ static uint64_t temporary_epoch(kvd_core_t *core)
 	return UINT64_C(1) << 48 | random >> 16;
 }
 
+static void ignore_result(void *arg, kv_status_t status)
+{
+	(void)arg;
+	(void)status;
+}
+
+/* The pool of a GPU keeps the epochs of its spaces for the next daemon, and no other place does. Without room there, a
+ * space has an epoch that no later daemon gives, and its blocks end with this one. */
+static kv_status_t keep_epoch_in_memory(kvd_core_t *core, const kvd_space_t *space, uint64_t epoch)
+{
+	const kvs_epoch_t e = {
+		.root = space->root, .ns = core->ns[space->ns]->name, .identity = space->identity, .epoch = epoch};
+
+	return kvs_epoch_set_in(core->tier[KVD_CPU], core->classes[space->slot_class].memory, &e, ignore_result, NULL);
+}
+
+static uint64_t open_epoch_in_memory(kvd_core_t *core, const kvd_space_t *space)
+{
+	uint64_t epoch = kvs_epoch_get(core->tier[KVD_CPU], space->root);
+
+	if (epoch == 0) {
+		epoch = temporary_epoch(core);
+		(void)keep_epoch_in_memory(core, space, epoch);
+	}
+
+	return epoch;
+}
+
 /* Spaces in the memory of a GPU have no disk. */
 static int has_disk(const kvd_core_t *core, const kvd_space_t *space)
 {
@@ -183,7 +211,7 @@ static kv_status_t create_space(kvd_core_t *core, const kvd_space_open_t *ask, u
 		goto err_space;
 	}
 	if (ask->memory > 0) {
-		space->epoch = temporary_epoch(core); /* nothing outlives the daemon, and no key comes back */
+		space->epoch = open_epoch_in_memory(core, space);
 	} else if (core->tier[KVD_DISK]) {
 		uint64_t known = kvs_epoch_get(core->tier[KVD_DISK], space->root);
 
@@ -324,7 +352,11 @@ static kv_status_t record_reset(kvd_core_t *core, const kvd_space_t *space, kvd_
 	kv_status_t status;
 
 	if (!has_disk(core, space)) {
-		return KV_OK;
+		/* An epoch that is kept must change before the answer: the next daemon would bring back what is reset.
+		 */
+		return kvs_epoch_get(core->tier[KVD_CPU], space->root) == 0
+			       ? KV_OK
+			       : keep_epoch_in_memory(core, space, space->epoch + 1);
 	}
 	if (!core->tier[KVD_DISK]) {
 		kvs_epoch_t e = {.root = space->root, .epoch = space->epoch + 1};
