@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
@@ -22,12 +23,15 @@
 #define BACKOFF_MAX_NS UINT64_C(5000000000)
 #define YOUNG_NS       UINT64_C(30000000000) /* a daemon that dies before this counts against the limit */
 #define CRASHES_MAX    5u
+#define COLD_CRASHES   3u /* in a row: what memory holds may be their cause */
 #define HELD_MAX       16384u
-#define NAME_BYTES     32u
+#define NAME_BYTES     KVD_KEEPER_NAME
+#define SEND_MS        100
 
 typedef struct held {
 	char name[NAME_BYTES];
 	int fd;
+	int keep; /* for the next daemon too */
 } held_t;
 
 typedef struct keeper {
@@ -52,7 +56,7 @@ typedef struct keeper {
 /* The name of the configuration, which outlives a daemon. */
 #define CONFIG "config"
 
-/* One message: 'H' or 'D' and a name, or 'S': the daemon serves. */
+/* One message: 'H' (hold), 'K' (keep) or 'D' (drop) and a name, or 'S': the daemon serves. */
 typedef struct word {
 	char verb;
 	char name[NAME_BYTES];
@@ -83,7 +87,14 @@ static void send_to_keeper(int keeper_fd, char verb, const char *name, int fd)
 		control.align.cmsg_len = CMSG_LEN(sizeof fd);
 		memcpy(CMSG_DATA(&control.align), &fd, sizeof fd);
 	}
-	if (sendmsg(keeper_fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
+	struct pollfd room = {.fd = keeper_fd, .events = POLLOUT};
+	ssize_t sent = sendmsg(keeper_fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+
+	/* A start hands in more than fits into the socket. */
+	if (sent < 0 && errno == EAGAIN && poll(&room, 1, SEND_MS) > 0) {
+		sent = sendmsg(keeper_fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+	}
+	if (sent < 0) {
 		kv_log(KV_LOG_WARN, "keeper", "a descriptor was not handed in: name %s error \"%s\"", name,
 		       strerror(errno));
 	}
@@ -92,6 +103,11 @@ static void send_to_keeper(int keeper_fd, char verb, const char *name, int fd)
 void kvd_keeper_hold(int keeper_fd, const char *name, int fd)
 {
 	send_to_keeper(keeper_fd, 'H', name, fd);
+}
+
+void kvd_keeper_keep(int keeper_fd, const char *name, int fd)
+{
+	send_to_keeper(keeper_fd, 'K', name, fd);
 }
 
 void kvd_keeper_drop(int keeper_fd, const char *name)
@@ -122,7 +138,7 @@ static void drop_name(keeper_t *keeper, const char *name)
 	}
 }
 
-static void hold_fd(keeper_t *keeper, const char *name, int fd)
+static void hold_fd(keeper_t *keeper, const char *name, int fd, int keep)
 {
 	drop_name(keeper, name);
 	if (keeper->held_count == keeper->held_cap && keeper->held_cap < HELD_MAX) {
@@ -141,15 +157,42 @@ static void hold_fd(keeper_t *keeper, const char *name, int fd)
 		return;
 	}
 	snprintf(keeper->held[keeper->held_count].name, NAME_BYTES, "%s", name);
+	keeper->held[keeper->held_count].keep = keep;
 	keeper->held[keeper->held_count++].fd = fd;
 }
 
-static void drop_all(keeper_t *keeper)
+/* What was held for the daemon that has ended; `all`: what was to be kept for the next one too. Returns how many were
+ * dropped. */
+static uint32_t drop_held(keeper_t *keeper, int all)
 {
-	for (uint32_t i = 0; i < keeper->held_count; i++) {
-		close(keeper->held[i].fd);
-	}
+	const uint32_t before = keeper->held_count;
+
 	keeper->held_count = 0;
+	for (uint32_t i = 0; i < before; i++) {
+		if (!all && keeper->held[i].keep) {
+			keeper->held[keeper->held_count++] = keeper->held[i];
+		} else {
+			close(keeper->held[i].fd);
+		}
+	}
+
+	return before - keeper->held_count;
+}
+
+/* The names of what is kept, a line each behind its descriptor, for the next daemon. -1: there is nothing, or it cannot
+ * be written. */
+static int list_kept(const keeper_t *keeper)
+{
+	int fd = keeper->held_count > 0 ? memfd_create("kvd-kept", MFD_CLOEXEC) : -1;
+
+	for (uint32_t i = 0; fd >= 0 && i < keeper->held_count; i++) {
+		if (dprintf(fd, "%d %s\n", keeper->held[i].fd, keeper->held[i].name) < 0) {
+			close(fd);
+			fd = -1;
+		}
+	}
+
+	return fd;
 }
 
 static void replace(int *p_fd, int fd)
@@ -191,8 +234,8 @@ static int take_word(keeper_t *keeper)
 	word.name[NAME_BYTES - 1] = '\0';
 	if (word.verb == 'H' && fd >= 0 && strcmp(word.name, CONFIG) == 0) {
 		replace(&keeper->config_fd, fd);
-	} else if (word.verb == 'H' && fd >= 0) {
-		hold_fd(keeper, word.name, fd);
+	} else if ((word.verb == 'H' || word.verb == 'K') && fd >= 0) {
+		hold_fd(keeper, word.name, fd, word.verb == 'K');
 	} else if (word.verb == 'D') {
 		drop_name(keeper, word.name);
 	} else if (word.verb == 'S') {
@@ -207,7 +250,7 @@ static int take_word(keeper_t *keeper)
 /* ---- the daemon's life ----------------------------------------------------------------------- */
 
 /* In the child, between fork and exec: nothing but system calls. */
-static _Noreturn void become_daemon(const keeper_t *keeper, int fd, pid_t parent, char **argv)
+static _Noreturn void become_daemon(const keeper_t *keeper, const int fds[2], pid_t parent, char **argv)
 {
 	sigset_t none;
 
@@ -218,7 +261,11 @@ static _Noreturn void become_daemon(const keeper_t *keeper, int fd, pid_t parent
 	if (getppid() != parent) {
 		_exit(70);
 	}
-	if (fcntl(fd, F_SETFD, 0) == 0 && fcntl(keeper->setup->lock_fd, F_SETFD, 0) == 0 &&
+	for (uint32_t i = 0; fds[1] >= 0 && i < keeper->held_count; i++) {
+		(void)fcntl(keeper->held[i].fd, F_SETFD, 0);
+	}
+	if (fcntl(fds[0], F_SETFD, 0) == 0 && (fds[1] < 0 || fcntl(fds[1], F_SETFD, 0) == 0) &&
+	    fcntl(keeper->setup->lock_fd, F_SETFD, 0) == 0 &&
 	    (keeper->config_fd < 0 || fcntl(keeper->config_fd, F_SETFD, 0) == 0)) {
 		execv("/proc/self/exe", argv);
 	}
@@ -228,7 +275,7 @@ static _Noreturn void become_daemon(const keeper_t *keeper, int fd, pid_t parent
 static kv_status_t start_daemon(keeper_t *keeper)
 {
 	int pair[2];
-	char kept[64];
+	char kept[80];
 	const size_t argc = (size_t)keeper->setup->argc;
 	pid_t parent = getpid();
 	kv_status_t status = KV_OK;
@@ -242,16 +289,21 @@ static kv_status_t start_daemon(keeper_t *keeper)
 		goto err_pair;
 	}
 	memcpy(argv, keeper->setup->argv, argc * sizeof *argv);
-	snprintf(kept, sizeof kept, "--kept=%d,%d,%u,%d", pair[1], keeper->setup->lock_fd, keeper->restarts,
-		 keeper->config_fd);
+	const int fds[2] = {pair[1], list_kept(keeper)};
+
+	snprintf(kept, sizeof kept, "--kept=%d,%d,%u,%d,%d", pair[1], keeper->setup->lock_fd, keeper->restarts,
+		 keeper->config_fd, fds[1]);
 	argv[argc] = kept;
 	keeper->serves = 0;
 	keeper->born_ns = kv_now_ns(&kv_env_posix);
 	keeper->pid = fork();
 	if (keeper->pid == 0) {
-		become_daemon(keeper, pair[1], parent, argv);
+		become_daemon(keeper, fds, parent, argv);
 	}
 	free(argv);
+	if (fds[1] >= 0) {
+		close(fds[1]);
+	}
 	if (keeper->pid < 0) {
 		keeper->pid = 0;
 		status = KV_ERR_LIMIT;
@@ -376,26 +428,27 @@ static uint64_t after_failure(keeper_t *keeper, int code)
 static uint64_t buried(keeper_t *keeper, int wstatus, int *p_exit)
 {
 	uint64_t age = kv_now_ns(&kv_env_posix) - keeper->born_ns;
-	uint32_t held = keeper->held_count;
+	uint32_t dropped;
 
 	while (take_word(keeper)) { /* said between our last look and its end */
 	}
 	keeper->pid = 0;
 	replace(&keeper->socket_fd, -1);
-	drop_all(keeper);
 	if (WIFEXITED(wstatus)) {
+		(void)drop_held(keeper, 0);
 		*p_exit = WEXITSTATUS(wstatus);
 		return after_failure(keeper, *p_exit);
 	}
-	kv_log(KV_LOG_ERROR, "keeper", "the daemon has died: signal %d after_ms %llu descriptors_dropped %u",
-	       WTERMSIG(wstatus), (unsigned long long)(age / 1000000u), held);
+	keeper->crashes = age < YOUNG_NS ? keeper->crashes + 1 : 1;
+	dropped = drop_held(keeper, !keeper->serves || keeper->crashes >= COLD_CRASHES);
+	kv_log(KV_LOG_ERROR, "keeper", "the daemon has died: signal %d after_ms %llu descriptors_dropped %u kept %u",
+	       WTERMSIG(wstatus), (unsigned long long)(age / 1000000u), dropped, keeper->held_count);
 	if (keeper->stopping) {
 		*p_exit = 128 + WTERMSIG(wstatus);
 		return UINT64_MAX;
 	}
 	keeper->restarts++;
 	(void)fall_back(keeper);
-	keeper->crashes = age < YOUNG_NS ? keeper->crashes + 1 : 1;
 	if (keeper->crashes >= CRASHES_MAX) {
 		kv_log(KV_LOG_ERROR, "keeper", "giving up: crashes %u in a row, each within 30 s of its start",
 		       keeper->crashes);

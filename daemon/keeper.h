@@ -3,10 +3,10 @@
  *
  *   kvd (keeper) --fork, exec /proc/self/exe --kept=...--> kvd (daemon)      a SOCK_SEQPACKET pair between them
  *
- * The daemon hands in duplicates of its memfds (ledger, slabs, digests) and of its members' pidfds. It opens nothing
- * heavy and links to nothing that starts threads before the fork, so that the fork is safe. In this version what a dead
- * daemon had handed in is closed once it has died: a new daemon starts with an empty CPU tier and recovers the disk
- * tier.
+ * The daemon hands in duplicates of its memfds (ledgers, slabs, digests) and of its members' pidfds. It opens nothing
+ * heavy and links to nothing that starts threads before the fork, so that the fork is safe. What a dead daemon had
+ * handed in to be held is closed once it has died. What was to be kept, the next daemon gets (held.h), unless its
+ * predecessor died before it served, or crashes follow each other: then it starts with empty memory (decision 059).
  *
  * After one daemon has served, a passing cause (exit code 75) or a crash does not end the service: the next one starts
  * after a pause that grows, with the configuration that was found valid last (at the start, or by SIGHUP), whatever the
@@ -23,9 +23,12 @@
  * on to every daemon; setup->config_fd becomes the keeper's. */
 int kvd_keeper_run(kvd_setup_t *setup);
 
-/* Daemon side. Hand a duplicate of fd in under a name (at most 31 bytes), or let go of it. Never blocks; fd -1 of the
- * keeper: nothing happens. */
+#define KVD_KEEPER_NAME 96u /* bytes of a name, with its end */
+
+/* Daemon side. Hand a duplicate of fd in under a name, until this daemon ends (hold) or also for the next one (keep),
+ * or let go of it. It waits for the keeper at most 100 ms; fd -1 of the keeper: nothing happens. */
 void kvd_keeper_hold(int keeper_fd, const char *name, int fd);
+void kvd_keeper_keep(int keeper_fd, const char *name, int fd);
 void kvd_keeper_drop(int keeper_fd, const char *name);
 
 /* Daemon side. The configuration of the next daemon (a duplicate of this memfd), and: this one serves. */

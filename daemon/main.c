@@ -1,11 +1,13 @@
 /* kvd: the composition root. Read daemon() and its mirror end_daemon() to see what there is and in which order it
  * lives. */
+#include "held.h"
 #include "io/disk_attach.h"
 #include "io/gpu.h"
 #include "io/http.h"
 #include "io/loop.h"
 #include "io/members/join.h"
 #include "io/members/slabs.h"
+#include "io/members/writers.h"
 #include "io/net.h"
 #include "io/sessions/listener.h"
 #include "io/sessions/receive.h"
@@ -35,6 +37,11 @@ static kv_status_t host_create(kvd_setup_t *setup, kvd_host_t **p_host)
 	host->env = &kv_env_posix;
 	host->started_ns = kv_now_ns(host->env);
 	host->epoll_fd = host->signals.fd = -1;
+	host->held = kvd_held_open(setup->held_fd, setup->keeper_fd);
+	if (!host->options->adopt) {
+		kvd_held_close(host->held, 1);
+		host->held = NULL;
+	}
 	host->frame = malloc(KVD_FRAME_SCRATCH);
 	host->text = malloc(KVD_TEXT_SCRATCH);
 	do {
@@ -73,7 +80,9 @@ static kv_status_t open_http(kvd_host_t *host, char *detail, size_t cap)
 
 static void ready(kvd_host_t *host)
 {
-	host->own_fds = kvd_process_count_fds();
+	kvd_held_close(host->held, 1);
+	host->held = NULL;
+	host->own_fds = kvd_process_count_fds() - kvd_gpu_count_fds(host) - kvd_writers_count_fds(host);
 	host->own_slabs = kvd_slabs_count_held(host);
 	atomic_store(&host->health.ready, 1);
 	kv_log(KV_LOG_INFO, "main", "ready: version %s run_dir %s namespaces %s disk %s restarts %u", KVD_VERSION,
@@ -101,6 +110,8 @@ static void end_daemon(kvd_host_t *host)
 	kvd_world_close(host);
 	kvd_gpu_close(host); /* pools take memory from there */
 	kvd_publisher_close(host->publisher);
+	kvd_writers_close(host);
+	kvd_held_close(host->held, 0); /* the next start finds what this one has not taken over */
 	kvd_members_fini(host);
 	kvd_namespaces_free(host);
 	kvd_loop_fini(host);
@@ -140,7 +151,10 @@ static kv_status_t daemon_run(kvd_setup_t *setup)
 		status = kvd_net_open(host, detail, sizeof detail); /* peers */
 	}
 	if (status == KV_OK) {
-		status = kvd_gpu_open(host); /* memory of GPUs, which comes later */
+		status = kvd_gpu_open(host); /* memory of GPUs: what a crash has left, the rest comes later */
+	}
+	if (status == KV_OK) {
+		kvd_writers_open(host);
 	}
 	if (status == KV_OK) {
 		ready(host);

@@ -100,6 +100,7 @@ static const kv_option_t rows[] = {
 	ROW("sched", ENUM, "normal", NULL, NULL, "normal,realtime", AT_START, sched, "scheduling class of the core thread; realtime (SCHED_RR, priority 1): it gets a CPU at once where engines use all, and spins 30us at most; needs LimitRTPRIO=1 or CAP_SYS_NICE"),
 	ROW("log.level", ENUM, "info", NULL, NULL, "error,warn,info,debug", LIVE, log_level, "lines above this level are dropped; SIGHUP reads it again"),
 	ROW("keeper", BOOL, "on", NULL, NULL, NULL, AT_START, keeper, "start as a small keeper process that restarts the daemon when it crashes"),
+	ROW("restart.adopt", BOOL, "on", NULL, NULL, NULL, AT_START, adopt, "the daemon that the keeper starts after a crash takes over the blocks in GPU memory; off: it starts with empty memory. Host memory is always empty then"),
 };
 /* clang-format on */
 
@@ -274,11 +275,11 @@ static kv_status_t check_together(const kvd_options_t *options, kv_option_error_
 	return status == KV_OK ? kvd_sockets_check(options, error->text, sizeof error->text) : status;
 }
 
-/* --kept=<socket>,<lock>,<restarts>,<configuration, or -1>: what the keeper hands on. */
+/* --kept=<socket>,<lock>,<restarts>,<configuration, or -1>,<list of what is held, or -1>: what the keeper hands on. */
 static int take_kept(const char *arg, kvd_setup_t *setup)
 {
 	static const char name[] = "--kept=";
-	long values[4];
+	long values[5];
 	const char *at = arg + sizeof name - 1;
 
 	if (strncmp(arg, name, sizeof name - 1) != 0) {
@@ -289,7 +290,7 @@ static int take_kept(const char *arg, kvd_setup_t *setup)
 
 		values[i] = strtol(at, &end, 10);
 		if (end == at || values[i] < (i < 3 ? 0 : -1) || values[i] > INT32_MAX ||
-		    *end != (i < 3 ? ',' : '\0')) {
+		    *end != (i + 1 < KV_COUNT_OF(values) ? ',' : '\0')) {
 			return 0;
 		}
 		at = end + 1;
@@ -298,6 +299,7 @@ static int take_kept(const char *arg, kvd_setup_t *setup)
 	setup->lock_fd = (int)values[1];
 	setup->restarts = (uint32_t)values[2];
 	setup->config_fd = (int)values[3];
+	setup->held_fd = (int)values[4];
 
 	return 1;
 }
@@ -518,7 +520,7 @@ static void start_reading(int argc, char **argv, char **environment, kvd_setup_t
 	setup->argc = argc;
 	setup->argv = argv;
 	setup->environment = environment;
-	setup->keeper_fd = setup->lock_fd = setup->config_fd = -1;
+	setup->keeper_fd = setup->lock_fd = setup->config_fd = setup->held_fd = -1;
 	kv_options_default(&kvd_option_table, &setup->options, setup->sources);
 }
 

@@ -43,7 +43,7 @@ typedef struct kvd_options {
 	uint64_t spin;
 	int sched;
 	int log_level;
-	int keeper;
+	int keeper, adopt;
 } kvd_options_t;
 
 extern const kv_option_table_t kvd_option_table;
@@ -73,6 +73,7 @@ typedef struct kvd_setup {
 	int config_fd;                     /* memfd: the file as it was read, -1: there is no file */
 	int keeper_fd;                     /* socket to the keeper, -1: we are not its child */
 	int lock_fd;                       /* held lock of run_dir, -1: not yet */
+	int held_fd;                       /* memfd: names of what the keeper has kept (held.h), -1: nothing */
 	uint32_t restarts;                 /* times the keeper has restarted us */
 	char differs[KVD_DIFFERS_MAX];     /* why the file is not what runs, empty: it is */
 } kvd_setup_t;

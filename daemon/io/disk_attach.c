@@ -4,6 +4,7 @@
 #include "io/gpu.h"
 #include "io/members/member_table.h"
 #include "io/members/slabs.h"
+#include "io/members/writers.h"
 #include "io/poller.h"
 #include "process.h"
 
@@ -332,7 +333,7 @@ static void finish_attach(kvd_host_t *host, kvd_disk_attach_t *attach)
 	host->disk = attach->tier;
 	host->world.disk = attach->tier;
 	host->own_fds = kvd_process_count_fds() - host->session_count - kvd_members_count_fds(host) - 2 * slabs -
-			kvd_gpu_count_fds(host);
+			kvd_gpu_count_fds(host) - kvd_writers_count_fds(host);
 	if (kvd_poller_watch_tier(host, &host->disk_ready, host->disk) != KV_OK) {
 		kv_log(KV_LOG_WARN, "io", "the loop is not woken by the disk tier: it is looked at in every turn only");
 	}

@@ -2,8 +2,10 @@
 #include "io/gpu.h"
 
 #include "gpu/wire.h"
+#include "held.h"
 #include "helper.h"
 #include "io/poller.h"
+#include "keeper.h"
 
 #include "kvs/pool.h"
 
@@ -124,6 +126,47 @@ static int take_slab(void *ctx)
 	return fd;
 }
 
+/* ---- descriptors for the next daemon --------------------------------------------------------- */
+
+static void name_for_keeper(char out[KVD_KEEPER_NAME], const gpu_device_t *device, const char *name)
+{
+	snprintf(out, KVD_KEEPER_NAME, "%s.%s", device->uuid, name);
+}
+
+/* kvs_hold_fn */
+static void hold_for_pool(void *ctx, const char *name, int fd)
+{
+	const gpu_device_t *device = ctx;
+	const kvd_setup_t *setup = device->host->setup;
+	char full[KVD_KEEPER_NAME];
+
+	name_for_keeper(full, device, name);
+	if (setup->options.adopt) {
+		kvd_keeper_keep(setup->keeper_fd, full, fd);
+	}
+}
+
+/* kvs_drop_fn */
+static void drop_for_pool(void *ctx, const char *name)
+{
+	const gpu_device_t *device = ctx;
+	char full[KVD_KEEPER_NAME];
+
+	name_for_keeper(full, device, name);
+	kvd_keeper_drop(device->host->setup->keeper_fd, full);
+}
+
+/* kvs_claim_fn */
+static int claim_for_pool(void *ctx, const char *name)
+{
+	const gpu_device_t *device = ctx;
+	char full[KVD_KEEPER_NAME];
+
+	name_for_keeper(full, device, name);
+
+	return kvd_held_claim(device->host->held, full);
+}
+
 static kv_status_t open_pool(gpu_device_t *device)
 {
 	kvd_host_t *host = device->host;
@@ -136,13 +179,25 @@ static kv_status_t open_pool(gpu_device_t *device)
 					  .memory = kvd_gpu_is_fake(device->uuid) ? KV_SLAB_MEMFD : KV_SLAB_CUDA,
 					  .huge = KVS_HUGE_OFF,
 					  .incarnation = host->incarnation,
+					  .hold = hold_for_pool,
+					  .drop = drop_for_pool,
+					  .claim = claim_for_pool,
+					  .hold_ctx = device,
 					  .metrics = &host->metrics};
 	kvs_tier_t *pool = NULL;
 	uint32_t memory = 0;
 	kv_status_t status = kvs_pool_open(&config, host->env, &pool);
 
+	if (status == KV_OK && device->stock_count == 0 && kvs_pool_slabs_held(pool) == 0) {
+		drop_for_pool(device, "ledger"); /* nothing could be taken over, and no memory has come */
+		kvs_close(pool);
+		return KV_OK;
+	}
 	if (status == KV_OK) {
 		status = kvd_core_add_memory(host->core, pool, &memory);
+	}
+	if (status == KV_OK) {
+		(void)kvd_core_adopt(host->core, memory);
 	}
 	if (status != KV_OK) {
 		kvs_close(pool);
@@ -441,6 +496,32 @@ static void choose_slab_size(kvd_gpu_host_t *gpu, const kvd_options_t *options)
 	gpu->slabs = (uint32_t)(options->gpu_size / gpu->slab_bytes);
 }
 
+/* Devices are known by what an earlier daemon had of them. With gpu.devices=all the list comes later. */
+static void adopt_memory(kvd_host_t *host)
+{
+	kvd_gpu_host_t *gpu = host->gpu;
+	static const char end[] = ".ledger";
+	const char *name;
+
+	for (uint32_t i = 0; (name = kvd_held_name(host->held, i)) != NULL; i++) {
+		const size_t len = strlen(name) > sizeof end - 1 ? strlen(name) - (sizeof end - 1) : 0;
+		char uuid[KVD_GPU_UUID_MAX];
+		gpu_device_t *device;
+
+		if (len == 0 || strcmp(name + len, end) != 0 || !kvd_gpu_uuid_ok(name, len)) {
+			continue;
+		}
+		snprintf(uuid, sizeof uuid, "%.*s", (int)len, name);
+		if (gpu->must_list && !kvd_gpu_is_fake(uuid) && !find_device(gpu, uuid)) {
+			add_device(host, uuid, len);
+		}
+		device = find_device(gpu, uuid);
+		if (device && !device->pool && open_pool(device) != KV_OK) {
+			kv_log(KV_LOG_WARN, "gpu", "memory of the daemon before is not taken over: device %s", uuid);
+		}
+	}
+}
+
 kv_status_t kvd_gpu_open(kvd_host_t *host)
 {
 	const kvd_options_t *options = host->options;
@@ -464,6 +545,7 @@ kv_status_t kvd_gpu_open(kvd_host_t *host)
 		add_device(host, word, len);
 	}
 	(void)kvd_helper_open("kvd-gpu", &gpu->program_fd, why, sizeof why); /* tried again when it is needed */
+	adopt_memory(host);
 
 	return KV_OK;
 }

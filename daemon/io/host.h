@@ -112,6 +112,7 @@ struct kvd_host {
 	struct kvd_http *http;
 	struct kvd_net_host *net; /* NULL: there are no peers (net.h) */
 	struct kvd_gpu_host *gpu; /* NULL: there is no GPU tier (gpu.h) */
+	struct kvd_held *held;    /* what an earlier daemon left, during the start; NULL: nothing */
 	uint32_t own_fds;         /* descriptors open, and slabs among them, when the start was over */
 	uint32_t own_slabs;
 
@@ -130,6 +131,8 @@ struct kvd_host {
 	uint32_t drain_next;      /* bucket whose report rings are read next; 0: a round is over */
 	kvd_member_entry_t *gone; /* freed at the end of the turn */
 	kvd_instance_entry_t *instances;
+	struct kvd_writer *writers; /* of earlier daemons (members/writers.h) */
+	int writers_wait;           /* 1: slots wait for them */
 
 	/* scratch of the loop thread */
 	kv_msg_t ask;

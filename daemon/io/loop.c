@@ -5,6 +5,7 @@
 #include "io/members/join.h"
 #include "io/members/reports.h"
 #include "io/members/slabs.h"
+#include "io/members/writers.h"
 #include "io/net.h"
 #include "io/poller.h"
 #include "io/sessions/accepting.h"
@@ -214,6 +215,7 @@ static int do_housekeeping(kvd_host_t *host)
 	}
 	kvd_net_step(host, now);
 	kvd_gpu_step(host, now);
+	kvd_writers_step(host);
 	if (host->accept_paused && now >= host->accept_again_ns) {
 		kvd_accepting_resume(host);
 	}

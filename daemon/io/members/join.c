@@ -6,6 +6,7 @@
 #include "io/members/pidfd.h"
 #include "io/members/reports.h"
 #include "io/members/slabs.h"
+#include "io/members/writers.h"
 #include "io/net.h"
 #include "io/poller.h"
 #include "io/sessions/session.h"
@@ -25,7 +26,6 @@
 static void member_gone(kvd_host_t *host, kvd_member_entry_t *member)
 {
 	kvd_member_entry_t **at = kvd_member_bucket(host, member->id);
-	char name[32];
 
 	while (*at != member) {
 		at = &(*at)->next;
@@ -35,8 +35,7 @@ static void member_gone(kvd_host_t *host, kvd_member_entry_t *member)
 	kv_ns_metric_set(&host->metrics, member->ns->id, KV_NM_MEMBERS, member->ns->used.members);
 	kvd_fair_remove(&member->source);
 	kvd_poller_remove(host, &member->source);
-	snprintf(name, sizeof name, "pidfd.%llu", (unsigned long long)member->id);
-	kvd_keeper_drop(host->setup->keeper_fd, name); /* a daemon that is started anew need not watch it */
+	kvd_writers_drop(host, member); /* a daemon that is started anew need not watch it */
 	kvd_slabs_forget_member(host, member->id);
 	kvd_member_gone(host->core, member->id, member->fired);
 	kvd_commit_events(host);
@@ -102,6 +101,7 @@ void kvd_member_entry_set_drained(kvd_host_t *host, kvd_member_entry_t *member, 
 {
 	if (ask->what == 2) {
 		member->drained = 1;
+		kvd_writers_note_quiet(host, member);
 	} else if (ask->what == 3) {
 		kvd_slabs_note_unmapped(host, member->id, ask->id);
 	} else if (ask->what == 4) {
@@ -383,7 +383,7 @@ static kv_status_t join_to_match(kvd_host_t *host, kvd_call_t *call)
 kv_status_t kvd_request_join(kvd_host_t *host, kvd_call_t *call)
 {
 	const kv_msg_join_t *ask = &call->ask->join;
-	char instance[129], name[32];
+	char instance[129];
 	kvd_join_t join = {.ns = call->session->ns->id,
 			   .instance = instance,
 			   .secret = ask->secret.data,
@@ -434,9 +434,10 @@ kv_status_t kvd_request_join(kvd_host_t *host, kvd_call_t *call)
 	call->session->member = member;
 	call->session->roles |= KV_ROLE_MEMBER;
 	kvd_member_log(host, member, "a member has attached");
-	snprintf(name, sizeof name, "pidfd.%llu", (unsigned long long)member->id);
-	/* The next daemon, after a crash of this one, learns from it which writers still live (decision 024). */
-	kvd_keeper_hold(host->setup->keeper_fd, name, member->source.fd);
+	if (ask->old_incarnation != 0) {
+		kvd_writers_note_quiet(host, member);
+	}
+	kvd_writers_keep(host, member);
 	absorb_older(host, member);
 	call->reply->join_reply = (kv_msg_join_reply_t){.instance_id = entry->id,
 							.member_id = member->id,

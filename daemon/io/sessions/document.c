@@ -4,6 +4,7 @@
 #include "io/gpu.h"
 #include "io/members/member_table.h"
 #include "io/members/slabs.h"
+#include "io/members/writers.h"
 #include "io/net.h"
 #include "io/sessions/document.h"
 #include "process.h"
@@ -307,8 +308,8 @@ static uint32_t check_fds(kvd_host_t *host, kv_text_t *text)
 {
 	uint32_t open = kvd_process_count_fds();
 	uint32_t slabs = kvd_slabs_count_held(host) - host->own_slabs;
-	uint32_t known =
-		host->own_fds + host->session_count + kvd_members_count_fds(host) + 2 * slabs + kvd_gpu_count_fds(host);
+	uint32_t known = host->own_fds + host->session_count + kvd_members_count_fds(host) + 2 * slabs +
+			 kvd_gpu_count_fds(host) + kvd_writers_count_fds(host);
 	uint32_t slack = FD_SLACK;
 	char detail[160];
 	int ok = open <= known + slack;

@@ -1,0 +1,109 @@
+/* What an earlier daemon had handed to the keeper. */
+#include "held.h"
+
+#include "keeper.h"
+
+#include "kv/log.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct entry {
+	char name[KVD_KEEPER_NAME];
+	int fd; /* -1: claimed */
+} entry_t;
+
+struct kvd_held {
+	int keeper_fd;
+	uint32_t count, cap;
+	entry_t *entries;
+};
+
+static int add(kvd_held_t *held, int fd, const char *name)
+{
+	if (held->count == held->cap) {
+		uint32_t cap = held->cap ? 2 * held->cap : 64;
+		entry_t *more = realloc(held->entries, cap * sizeof *more);
+
+		if (!more) {
+			return 0;
+		}
+		held->entries = more;
+		held->cap = cap;
+	}
+	held->entries[held->count].fd = fd;
+	snprintf(held->entries[held->count++].name, KVD_KEEPER_NAME, "%s", name);
+
+	return 1;
+}
+
+kvd_held_t *kvd_held_open(int list_fd, int keeper_fd)
+{
+	kvd_held_t *held = list_fd >= 0 ? calloc(1, sizeof *held) : NULL;
+	FILE *list = list_fd >= 0 ? fdopen(list_fd, "r") : NULL;
+	char name[KVD_KEEPER_NAME];
+	int fd;
+
+	_Static_assert(KVD_KEEPER_NAME == 96, "the width below");
+	if (list) {
+		rewind(list);
+	} else if (list_fd >= 0) {
+		close(list_fd);
+	}
+	while (list && fscanf(list, "%d %95s", &fd, name) == 2) {
+		/* No program that we start may inherit it. */
+		if (fd <= STDERR_FILENO || fcntl(fd, F_SETFD, FD_CLOEXEC) != 0) {
+			kv_log(KV_LOG_WARN, "main", "a kept descriptor is none: name %s error \"%s\"", name,
+			       strerror(errno));
+		} else if (!held || !add(held, fd, name)) {
+			close(fd);
+		}
+	}
+	if (list) {
+		fclose(list);
+	}
+	if (held) {
+		held->keeper_fd = keeper_fd;
+	}
+
+	return held;
+}
+
+const char *kvd_held_name(const kvd_held_t *held, uint32_t i)
+{
+	return held && i < held->count ? held->entries[i].name : NULL;
+}
+
+int kvd_held_claim(kvd_held_t *held, const char *name)
+{
+	for (uint32_t i = 0; held && i < held->count; i++) {
+		int fd = held->entries[i].fd;
+
+		if (fd >= 0 && strcmp(held->entries[i].name, name) == 0) {
+			held->entries[i].fd = -1;
+			return fd;
+		}
+	}
+
+	return -1;
+}
+
+void kvd_held_close(kvd_held_t *held, int drop)
+{
+	for (uint32_t i = 0; held && i < held->count; i++) {
+		if (held->entries[i].fd >= 0) {
+			close(held->entries[i].fd);
+			if (drop) {
+				kvd_keeper_drop(held->keeper_fd, held->entries[i].name);
+			}
+		}
+	}
+	if (held) {
+		free(held->entries);
+		free(held);
+	}
+}

@@ -1,0 +1,161 @@
+/* Who may still write into memory that an earlier daemon lent. */
+#include "io/members/writers.h"
+
+#include "held.h"
+#include "io/members/member.h"
+#include "io/poller.h"
+#include "keeper.h"
+
+#include "kvs/pool.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+typedef struct kvd_writer {
+	kvd_source_t source; /* its pidfd */
+	struct kvd_writer *next;
+	uint64_t process, attachment;
+	int quiet;
+	char name[KVD_KEEPER_NAME];
+} writer_t;
+
+/* Who the member is. */
+static void format_name(char out[KVD_KEEPER_NAME], const kvd_host_t *host, const kvd_member_entry_t *member)
+{
+	snprintf(out, KVD_KEEPER_NAME, "pidfd.%llx.%llx.%llx.%llx", (unsigned long long)host->incarnation,
+		 (unsigned long long)member->id, (unsigned long long)member->process,
+		 (unsigned long long)member->attachment);
+}
+
+void kvd_writers_keep(kvd_host_t *host, const kvd_member_entry_t *member)
+{
+	char name[KVD_KEEPER_NAME];
+
+	format_name(name, host, member);
+	kvd_keeper_keep(host->setup->keeper_fd, name, member->source.fd);
+}
+
+void kvd_writers_drop(kvd_host_t *host, const kvd_member_entry_t *member)
+{
+	char name[KVD_KEEPER_NAME];
+
+	format_name(name, host, member);
+	kvd_keeper_drop(host->setup->keeper_fd, name);
+}
+
+/* Its process has ended. */
+static int pidfd_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
+{
+	(void)events;
+	kvd_poller_change(host, source, 0);
+	((writer_t *)source)->quiet = 1;
+
+	return 0;
+}
+
+static void add_writer(kvd_host_t *host, const char *name)
+{
+	unsigned long long process, attachment;
+	writer_t *writer;
+
+	if (sscanf(name, "pidfd.%*x.%*x.%llx.%llx", &process, &attachment) != 2) {
+		return;
+	}
+	writer = calloc(1, sizeof *writer);
+	if (!writer) {
+		kv_log(KV_LOG_WARN, "io", "no memory to wait for a writer of the daemon before: name %s", name);
+		return;
+	}
+	*writer = (writer_t){.source = {.ready = pidfd_ready, .fd = kvd_held_claim(host->held, name)},
+			     .next = host->writers,
+			     .process = process,
+			     .attachment = attachment};
+	snprintf(writer->name, sizeof writer->name, "%s", name);
+	host->writers = writer;
+	(void)kvd_poller_add(host, &writer->source, EPOLLIN);
+	kv_metric_add(&host->metrics, KV_M_ADOPT_WRITERS, 1);
+}
+
+void kvd_writers_open(kvd_host_t *host)
+{
+	const char *name;
+
+	if (host->pool_count == 1) {
+		return; /* no memory was taken over */
+	}
+	for (uint32_t i = 0; (name = kvd_held_name(host->held, i)) != NULL; i++) {
+		add_writer(host, name);
+	}
+	host->writers_wait = 1;
+}
+
+void kvd_writers_note_quiet(kvd_host_t *host, const kvd_member_entry_t *member)
+{
+	for (writer_t *writer = host->writers; writer; writer = writer->next) {
+		if (member->process != 0 && member->attachment != 0 && writer->process == member->process &&
+		    writer->attachment == member->attachment) {
+			writer->quiet = 1;
+		}
+	}
+}
+
+static void free_writer(kvd_host_t *host, writer_t *writer)
+{
+	kvd_poller_remove(host, &writer->source);
+	close(writer->source.fd);
+	free(writer);
+}
+
+void kvd_writers_step(kvd_host_t *host)
+{
+	writer_t **link = &host->writers;
+	uint64_t freed = 0;
+
+	if (!host->writers_wait) {
+		return;
+	}
+	while (*link) {
+		writer_t *writer = *link;
+
+		if (!writer->quiet) {
+			link = &writer->next;
+			continue;
+		}
+		*link = writer->next;
+		kvd_keeper_drop(host->setup->keeper_fd, writer->name);
+		kv_metric_add(&host->metrics, KV_M_ADOPT_WRITERS, (uint64_t)-1);
+		free_writer(host, writer);
+	}
+	if (host->writers) {
+		return;
+	}
+	for (uint32_t m = 1; m < host->pool_count; m++) {
+		freed += kvs_pool_free_before(host->pool[m]);
+	}
+	kv_log(KV_LOG_INFO, "io", "no writer of the daemon before is left: slots freed %llu",
+	       (unsigned long long)freed);
+	host->writers_wait = 0;
+}
+
+void kvd_writers_close(kvd_host_t *host)
+{
+	while (host->writers) {
+		writer_t *writer = host->writers;
+
+		host->writers = writer->next;
+		free_writer(host, writer);
+	}
+}
+
+uint32_t kvd_writers_count_fds(const kvd_host_t *host)
+{
+	uint32_t n = 0;
+
+	for (const writer_t *writer = host->writers; writer; writer = writer->next) {
+		n++;
+	}
+
+	return n;
+}
