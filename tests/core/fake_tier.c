@@ -682,6 +682,9 @@ static const kvs_tier_ops_t ops_cpu = {
 	NULL,
 	NULL,
 	NULL,
+	NULL,
+	NULL,
+	NULL,
 };
 static const kvs_tier_ops_t ops_disk = {
 	"DISK",
@@ -709,6 +712,9 @@ static const kvs_tier_ops_t ops_disk = {
 	NULL,
 	fake_watch,
 	fake_readable,
+	NULL,
+	NULL,
+	NULL,
 	NULL,
 	NULL,
 	NULL,

@@ -1,0 +1,303 @@
+/* The daemon is killed and its keeper starts the next one: blocks in GPU memory outlive it. */
+#include "e2e/rig/rig.h"
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define LEN      32u /* blocks of a conversation */
+#define TALKS    6u
+#define SLABS    4u /* of 2 MiB: 128 blocks each */
+#define ADOPTING 2u /* kills in a row before the keeper starts with empty memory */
+
+static rig_t rig;
+
+static void stage(void)
+{
+	rig_init(&rig, 0);
+	rig_option(&rig, "--keeper=on");
+	rig_option(&rig, "--gpu.size=%uMiB", 2 * SLABS);
+	rig_option(&rig, "--gpu.slab_size=2MiB");
+	rig_option(&rig, "--gpu.devices=fake-0");
+}
+
+static kvc_status_t try_gpu(user_t *user)
+{
+	kvc_identity_t identity = user_identity("model");
+
+	identity.device = "fake-0";
+
+	return user_try(user, rig.sock, &identity);
+}
+
+/* The daemon has its memory a moment after it serves. */
+static void attach(user_t *user)
+{
+	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
+	kvc_status_t status;
+
+	while ((status = try_gpu(user)) == (kvc_status_t)KV_ERR_TIER_OFF && rig_now_ms() < deadline) {
+		user_leave(user);
+		usleep(20000);
+	}
+	if (status != KVC_OK) {
+		fail_msg("%d: %s", (int)status, kvc_last_error());
+	}
+}
+
+static void kill_daemon(void)
+{
+	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
+	pid_t daemon = rig_daemon(&rig);
+
+	assert_true(daemon > 0);
+	kill(daemon, SIGKILL);
+	while (rig_daemon(&rig) == daemon || rig_daemon(&rig) == 0) {
+		assert_true(rig_now_ms() < deadline);
+		usleep(1000);
+	}
+	rig_serving(&rig);
+}
+
+/* The same engine goes on with the next daemon. */
+static void wait_attached(user_t *user, uint64_t incarnation)
+{
+	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
+
+	while (kvc_poll(user->kvc, 5) != KVC_OK || kvc_incarnation(user->kvc) == incarnation) {
+		assert_true(rig_now_ms() < deadline);
+	}
+}
+
+static uint32_t put_talk(user_t *user, uint64_t seed)
+{
+	kvc_key_t keys[LEN];
+	uint32_t visible = 0;
+
+	user_keys(user, seed, LEN, keys);
+
+	return user_put(user, keys, 0, LEN, 0, &visible) == KVC_OK ? visible : 0;
+}
+
+/* How many blocks of it are there; each has its own bytes. */
+static uint32_t get_talk(user_t *user, uint64_t seed)
+{
+	kvc_key_t keys[LEN];
+	uint32_t n = 0;
+	kvc_status_t status;
+
+	user_keys(user, seed, LEN, keys);
+	status = user_get(user, keys, LEN, &n);
+	assert_int_equal(user->wrong, 0);
+
+	return status == KVC_OK ? n : 0;
+}
+
+static void expect_talks(user_t *user, uint32_t each)
+{
+	for (uint64_t c = 0; c < TALKS; c++) {
+		assert_int_equal(get_talk(user, c), each);
+	}
+}
+
+static void put_talks(user_t *user)
+{
+	for (uint64_t c = 0; c < TALKS; c++) {
+		assert_int_equal(put_talk(user, c), LEN);
+	}
+}
+
+static void end_stage(void)
+{
+	rig_check_quiet(&rig);
+	rig_fini(&rig);
+}
+
+static void p2_blocks_in_gpu_memory_outlive_the_daemon(void **state)
+{
+	user_t user;
+
+	(void)state;
+	stage();
+	rig_start(&rig);
+	attach(&user);
+	put_talks(&user);
+	for (uint32_t i = 0; i < ADOPTING; i++) {
+		const uint64_t incarnation = kvc_incarnation(user.kvc);
+
+		kill_daemon();
+		wait_attached(&user, incarnation); /* the engine that lives on */
+		expect_talks(&user, LEN);
+		user_leave(&user);
+		attach(&user); /* and one that was restarted */
+		expect_talks(&user, LEN);
+		assert_int_equal(rig_metric(&rig, "kvd_adopted_blocks_total"), TALKS * LEN);
+		assert_int_equal(rig_metric(&rig, "kvd_adopt_dropped_total"), 0);
+		assert_int_equal(rig_metric(&rig, "kvd_adopt_refused_total"), 0);
+		assert_true(rig_metric_is(&rig, "kvd_adopt_writers", 0));
+		assert_int_equal(rig_metric(&rig, "kvd_tier_blocks{tier=gpu}"), TALKS * LEN);
+	}
+	for (uint64_t c = TALKS; c < 4 * TALKS; c++) { /* more than the pool holds: what was adopted is evicted */
+		assert_int_equal(put_talk(&user, c), LEN);
+		assert_int_equal(get_talk(&user, c), LEN);
+	}
+	assert_true(rig_metric(&rig, "kvd_evicted_total{tier=gpu}") > 0);
+	user_leave(&user);
+	end_stage();
+}
+
+static void p6_crashes_in_a_row_end_in_empty_memory(void **state)
+{
+	user_t user;
+
+	(void)state;
+	stage();
+	rig_start(&rig);
+	attach(&user);
+	put_talks(&user);
+	user_leave(&user);
+	for (uint32_t i = 0; i <= ADOPTING; i++) {
+		kill_daemon();
+	}
+	attach(&user);
+	expect_talks(&user, 0);
+	assert_int_equal(rig_metric(&rig, "kvd_adopted_blocks_total"), 0);
+	put_talks(&user);
+	expect_talks(&user, LEN);
+	user_leave(&user);
+	end_stage();
+}
+
+static void p10_restart_adopt_off_starts_with_empty_memory(void **state)
+{
+	user_t user;
+
+	(void)state;
+	stage();
+	rig_option(&rig, "--restart.adopt=off");
+	rig_start(&rig);
+	attach(&user);
+	put_talks(&user);
+	user_leave(&user);
+	kill_daemon();
+	attach(&user);
+	expect_talks(&user, 0);
+	user_leave(&user);
+	end_stage();
+}
+
+static void p1_a_reset_stays_one_through_a_crash(void **state)
+{
+	user_t user;
+
+	(void)state;
+	stage();
+	rig_start(&rig);
+	attach(&user);
+	put_talks(&user);
+	assert_int_equal(kvc_space_reset(user.space), KVC_OK);
+	kill_daemon(); /* most likely before all blocks of the old epoch have gone */
+	user_leave(&user);
+	attach(&user);
+	expect_talks(&user, 0);
+	put_talks(&user);
+	kill_daemon();
+	user_leave(&user);
+	attach(&user);
+	expect_talks(&user, LEN);
+	user_leave(&user);
+	end_stage();
+}
+
+static void p1_bytes_changed_between_two_daemons_are_a_miss(void **state)
+{
+	kvc_key_t keys[LEN];
+	kvc_lease_t *lease = NULL;
+	user_t user;
+	uint8_t *data;
+
+	(void)state;
+	stage();
+	rig_start(&rig);
+	attach(&user);
+	put_talks(&user);
+	user_keys(&user, 1, LEN, keys);
+	assert_int_equal(kvc_acquire(user.space, keys, LEN, 0, 0, &lease), KVC_OK);
+	data = user_memory(lease, 5);
+	data[1000] ^= 4;
+	kvc_release(&lease, 1);
+	kill_daemon();
+	user_leave(&user);
+	attach(&user);
+	(void)get_talk(&user, 1); /* the lease fails at the sixth block */
+	for (uint64_t c = 0; c < TALKS; c++) {
+		assert_int_equal(get_talk(&user, c), c == 1 ? 5 : LEN);
+	}
+	assert_int_equal(rig_metric(&rig, "kvd_bad_blocks_total"), 1);
+	user_leave(&user);
+	end_stage();
+}
+
+/* A put that the crash has met: its slots wait until its engine has no copy under way. */
+static void p4_slots_of_an_unfinished_put_wait_for_its_engine(void **state)
+{
+	kvc_key_t keys[LEN];
+	kvc_put_t *put = NULL;
+	uint64_t incarnation;
+	const kvc_put_options_t options = {.struct_size = sizeof options};
+	user_t user, other;
+	void *data = NULL;
+
+	(void)state;
+	stage();
+	rig_start(&rig);
+	attach(&user);
+	put_talks(&user);
+	user_keys(&user, 100, LEN, keys);
+	assert_int_equal(kvc_put_start(user.space, keys, 0, LEN, &options, &put), KVC_OK);
+	assert_int_equal(kvc_put_ready(put, 10000), KVC_OK);
+	assert_int_equal(kvc_put_block(put, 0, &data), KVC_OK);
+	incarnation = kvc_incarnation(user.kvc);
+	kill_daemon();
+	attach(&other);
+	expect_talks(&other, LEN);
+	assert_int_equal(rig_metric(&rig, "kvd_adopt_writers"), 1);
+	assert_int_equal(rig_metric(&rig, "kvd_tier_quarantined_bytes{tier=gpu}"), LEN * RIG_BLOCK_BYTES);
+	memset(data, 0xaa, RIG_BLOCK_BYTES); /* a late copy, into memory that nobody else has */
+	expect_talks(&other, LEN);
+	wait_attached(&user, incarnation); /* it has joined again, and still holds the put */
+	assert_int_equal(rig_metric(&rig, "kvd_tier_quarantined_bytes{tier=gpu}"), LEN * RIG_BLOCK_BYTES);
+	kvc_put_free(put);
+	for (const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
+	     rig_metric(&rig, "kvd_tier_quarantined_bytes{tier=gpu}") > 0;) {
+		assert_true(rig_now_ms() < deadline);
+		(void)kvc_poll(user.kvc, 5);
+	}
+	assert_int_equal(rig_metric(&rig, "kvd_adopt_writers"), 0);
+	user_leave(&user);
+	user_leave(&other);
+	end_stage();
+}
+
+static int clean_up(void **state)
+{
+	(void)state;
+	rig_clean_up(&rig);
+
+	return 0;
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_teardown(p2_blocks_in_gpu_memory_outlive_the_daemon, clean_up),
+		cmocka_unit_test_teardown(p6_crashes_in_a_row_end_in_empty_memory, clean_up),
+		cmocka_unit_test_teardown(p10_restart_adopt_off_starts_with_empty_memory, clean_up),
+		cmocka_unit_test_teardown(p1_a_reset_stays_one_through_a_crash, clean_up),
+		cmocka_unit_test_teardown(p1_bytes_changed_between_two_daemons_are_a_miss, clean_up),
+		cmocka_unit_test_teardown(p4_slots_of_an_unfinished_put_wait_for_its_engine, clean_up),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,402 @@
+/* What a daemon that was killed leaves in memory from elsewhere, and what the next one takes of it. */
+#include "adopt_stage.h"
+
+#include "cpu/ledger.h"
+
+static stage_found_t found;
+
+/* 30 blocks of a space: each fifth is in another state. Returns the pool of the daemon that dies. */
+static kvs_tier_t *live_once(stage_t *s, kvs_loc_t locs[30])
+{
+	static const kvs_state_t others[] = {KVS_PUT, KVS_TRANSIT, KVS_QUARANTINED, KVS_FREE};
+	kvs_tier_t *pool;
+	uint32_t class;
+
+	stage_init(s);
+	pool = stage_open(s, 4, 7);
+	stage_set_epoch(pool, 1, 9);
+	assert_int_equal(kvs_class_open(pool, "ns", &plain, &class), KV_OK);
+	for (uint32_t n = 0; n < 30; n++) {
+		const kvs_meta_t meta = stage_meta(1, 9, n);
+		const kvs_state_t state = n % 5 == 4 ? others[n / 5 % 4] : KVS_READY;
+
+		assert_int_equal(stage_put(pool, class, &meta, state, &locs[n]), KV_OK);
+	}
+
+	return pool;
+}
+
+static void p2_whole_blocks_are_taken_over(void **state)
+{
+	stage_t s;
+	kvs_loc_t locs[30];
+	kvs_tier_t *pool = live_once(&s, locs);
+	kvs_usage_t before, usage;
+
+	(void)state;
+	kvs_usage(pool, &before);
+	for (uint64_t life = 0; life < 3; life++) {
+		kvs_close(pool);
+		pool = stage_open(&s, 4, 8 + life);
+		stage_recover(pool, &found);
+		assert_int_equal(found.count, 24);
+		assert_int_equal(found.wrong, 0);
+		for (uint32_t i = 0; i < found.count; i++) {
+			const uint32_t n = stage_number(&found.meta[i]);
+			const kvs_meta_t meta = stage_meta(1, 9, n);
+
+			assert_true(n % 5 != 4);
+			assert_memory_equal(&found.meta[i], &meta, sizeof meta);
+			assert_int_equal(found.loc[i].slot, locs[n].slot);
+			assert_int_equal(found.loc[i].gen, locs[n].gen);
+		}
+		assert_int_equal(kvs_epoch_get(pool, found.meta[0].root), 9);
+		kvs_usage(pool, &usage);
+		assert_int_equal(usage.slots, before.slots);
+		assert_int_equal(usage.charged_bytes, before.charged_bytes);
+		assert_int_equal(usage.free_slots, before.free_slots);
+		assert_int_equal(usage.used_slots, 24);
+		assert_int_equal(usage.quarantined_slots, 5); /* and one was free already */
+	}
+	assert_int_equal(stage_metric(&s, KV_M_ADOPTED_BLOCKS), 3 * 24);
+	assert_int_equal(stage_metric(&s, KV_M_ADOPT_DROPPED), 0);
+	assert_int_equal(stage_metric(&s, KV_M_ADOPT_REFUSED), 0);
+	assert_int_equal(s.taken, 2);
+	kvs_close(pool);
+	stage_fini(&s);
+}
+
+/* Nothing of what was unfinished is given out before its writers are quiet; then all of it is. */
+static void p4_unfinished_slots_are_free_when_their_writers_are_quiet(void **state)
+{
+	stage_t s;
+	kvs_loc_t locs[30], loc;
+	kvs_tier_t *pool = live_once(&s, locs);
+	const kvs_meta_t meta = stage_meta(1, 9, 100);
+	kvs_usage_t usage;
+	uint32_t class, n = 0;
+
+	(void)state;
+	kvs_close(pool);
+	pool = stage_open(&s, 2, 8);
+	found.refuse = 11; /* the core does not take one of them */
+	stage_recover(pool, &found);
+	found.refuse = 0;
+	assert_int_equal(found.count, 23);
+	assert_int_equal(stage_metric(&s, KV_M_ADOPT_DROPPED), 1);
+	assert_int_equal(kvs_class_open(pool, "ns", &plain, &class), KV_OK);
+	for (; stage_put(pool, class, &meta, KVS_READY, &loc) == KV_OK; n++) {
+		for (uint32_t i = 4; i < 25; i += 5) {
+			assert_int_not_equal(loc.slot, i == 19 ? KV_SLOT_NONE : locs[i].slot);
+		}
+	}
+	kvs_usage(pool, &usage);
+	assert_int_equal(n, 2 * SLOTS - 23 - 5);
+	assert_int_equal(usage.quarantined_slots, 5);
+	assert_int_equal(kvs_pool_free_before(pool), 5);
+	assert_int_equal(kvs_pool_free_before(pool), 0);
+	check(pool);
+	for (n = 0; stage_put(pool, class, &meta, KVS_QUARANTINED, &loc) == KV_OK; n++) {
+	}
+	assert_int_equal(n, 5);
+	assert_int_equal(kvs_pool_free_before(pool), 0); /* those are of this daemon */
+	kvs_close(pool);
+	stage_fini(&s);
+}
+
+static void p1_old_epochs_and_private_blocks_are_not_taken_over(void **state)
+{
+	stage_t s;
+	kvs_tier_t *pool;
+	kvs_loc_t loc;
+	uint32_t class;
+
+	(void)state;
+	stage_init(&s);
+	pool = stage_open(&s, 4, 7);
+	assert_int_equal(kvs_class_open(pool, "ns", &plain, &class), KV_OK);
+	stage_set_epoch(pool, 1, 9);
+	stage_set_epoch(pool, 2, 9);
+	for (uint32_t n = 0; n < 4; n++) {
+		kvs_meta_t meta = stage_meta(1, 9, n);
+
+		assert_int_equal(stage_put(pool, class, &meta, KVS_READY, &loc), KV_OK); /* reset */
+		meta = stage_meta(2, 9, n);
+		assert_int_equal(stage_put(pool, class, &meta, KVS_READY, &loc), KV_OK); /* the only ones that stay */
+		meta = stage_meta(3, 9, n);
+		assert_int_equal(stage_put(pool, class, &meta, KVS_READY, &loc), KV_OK); /* no epoch is known */
+		meta = stage_meta(2, 9, 0);
+		meta.key.b[14] = (uint8_t)(n + 1u);
+		meta.transient = 1;
+		assert_int_equal(stage_put(pool, class, &meta, KVS_READY, &loc), KV_OK);
+	}
+	stage_set_epoch(pool, 1, 10);
+	kvs_close(pool);
+	pool = stage_open(&s, 4, 8);
+	stage_recover(pool, &found);
+	assert_int_equal(found.count, 4);
+	for (uint32_t i = 0; i < 4; i++) {
+		assert_int_equal(found.meta[i].root[0], 2);
+		assert_int_equal(found.meta[i].key.b[14], 0);
+	}
+	assert_int_equal(stage_metric(&s, KV_M_ADOPT_DROPPED), 12);
+	assert_int_equal(kvs_pool_free_before(pool), 0); /* they were whole: their slots are free at once */
+	kvs_close(pool);
+	pool = stage_open(&s, 4, 9); /* and they do not come back */
+	stage_recover(pool, &found);
+	assert_int_equal(found.count, 4);
+	kvs_close(pool);
+	stage_fini(&s);
+}
+
+static void p5_as_many_slabs_are_taken_over_as_there_is_room_for(void **state)
+{
+	stage_t s;
+	kvs_loc_t locs[30];
+	kvs_tier_t *pool = live_once(&s, locs);
+	kvs_usage_t usage;
+
+	(void)state;
+	kvs_close(pool);
+	pool = stage_open(&s, 1, 8);
+	stage_recover(pool, &found);
+	kvs_usage(pool, &usage);
+	assert_int_equal(usage.charged_bytes, SLAB_BYTES);
+	assert_int_equal(found.count, 18);
+	assert_int_equal(stage_metric(&s, KV_M_ADOPT_REFUSED), 1);
+	assert_int_equal(s.count, 3); /* the keeper holds the other slab no longer */
+	kvs_close(pool);
+	s.slab_bytes = 2 * SLAB_BYTES; /* gpu.slab_size has changed */
+	pool = stage_open(&s, 4, 9);
+	stage_recover(pool, &found);
+	assert_int_equal(found.count, 0);
+	assert_int_equal(kvs_pool_slabs_held(pool), 0);
+	assert_int_equal(stage_metric(&s, KV_M_ADOPT_REFUSED), 2);
+	assert_int_equal(s.count, 1);
+	kvs_close(pool);
+	stage_fini(&s);
+}
+
+/* ---- damage ---------------------------------------------------------------------------------- */
+
+/* A copy of what is held under the name is held in its place; `bytes` long if that is not 0. Returns its mapping. */
+static uint8_t *replace(stage_t *s, const char *name, uint64_t bytes, int seals, uint64_t *p_bytes)
+{
+	stage_held_t *held = stage_find(s, name);
+	struct stat st;
+	uint8_t *from, *to;
+	int fd;
+
+	assert_int_equal(fstat(held->fd, &st), 0);
+	from = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, held->fd, 0);
+	fd = stage_memory(bytes ? bytes : (uint64_t)st.st_size);
+	*p_bytes = bytes && bytes < (uint64_t)st.st_size ? bytes : (uint64_t)st.st_size;
+	to = mmap(NULL, *p_bytes ? *p_bytes : 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	assert_true(from != MAP_FAILED && to != MAP_FAILED);
+	memcpy(to, from, *p_bytes);
+	munmap(from, (size_t)st.st_size);
+	if (seals) {
+		assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
+	}
+	close(held->fd);
+	held->fd = fd;
+
+	return to;
+}
+
+/* A daemon that finds this starts with empty memory, and works. */
+static void expect_cold_start(stage_t *s)
+{
+	const uint64_t refused = stage_metric(s, KV_M_ADOPT_REFUSED);
+	kvs_tier_t *pool = stage_open(s, 4, 8);
+	const kvs_meta_t meta = stage_meta(1, 9, 0);
+	kvs_loc_t loc;
+	uint32_t class;
+
+	stage_recover(pool, &found);
+	assert_int_equal(found.count, 0);
+	assert_true(stage_metric(s, KV_M_ADOPT_REFUSED) > refused);
+	assert_int_equal(kvs_pool_slabs_held(pool), 0);
+	assert_int_equal(kvs_class_open(pool, "ns", &plain, &class), KV_OK);
+	assert_int_equal(stage_put(pool, class, &meta, KVS_READY, &loc), KV_OK);
+	check(pool);
+	kvs_close(pool);
+}
+
+static void p10_a_ledger_that_is_damaged_is_a_cold_start(void **state)
+{
+	enum { CUT_0, CUT_HALF, NO_SEAL, FOREIGN, VERSION, LONGER, NOISE, CASES };
+
+	(void)state;
+	for (int c = 0; c < CASES; c++) {
+		stage_t s;
+		kvs_loc_t locs[30];
+		kv_test_rng_t rng = {kv_test_seed()};
+		uint64_t bytes;
+		uint8_t *copy;
+		struct stat st;
+
+		kvs_close(live_once(&s, locs));
+		assert_int_equal(fstat(stage_find(&s, "ledger")->fd, &st), 0);
+		copy = replace(&s, "ledger",
+			       c == CUT_0      ? 100
+			       : c == CUT_HALF ? (uint64_t)st.st_size / 8192 * 4096
+					       : 0,
+			       c != NO_SEAL, &bytes);
+		if (c == FOREIGN) {
+			copy[0] ^= 1;
+		} else if (c == VERSION) {
+			((kvs_ledger_header_t *)copy)->version = 2;
+		} else if (c == LONGER) {
+			((kvs_ledger_header_t *)copy)->total_bytes += 4096;
+		} else if (c == NOISE) {
+			kv_test_fill(&rng, copy, bytes);
+		}
+		expect_cold_start(&s);
+		munmap(copy, bytes);
+		stage_fini(&s);
+	}
+}
+
+static void p10_slabs_without_their_memory_are_left_out(void **state)
+{
+	(void)state;
+	for (int c = 0; c < 4; c++) {
+		stage_t s;
+		kvs_loc_t locs[30];
+		kvs_tier_t *pool = live_once(&s, locs);
+		uint64_t bytes;
+
+		kvs_close(pool);
+		if (c < 2) {
+			stage_drop(&s, c ? "slab" : "digest");
+		} else { /* shorter than the ledger says */
+			munmap(replace(&s, c == 2 ? "slab" : "digest", c == 2 ? 4096 : 64, 1, &bytes), 4096);
+		}
+		pool = stage_open(&s, 4, 8);
+		stage_recover(pool, &found);
+		assert_int_equal(stage_metric(&s, KV_M_ADOPT_REFUSED), 1);
+		assert_int_equal(kvs_pool_slabs_held(pool), 1);
+		assert_true(found.count == 6 || found.count == 18); /* those of the other slab */
+		assert_int_equal(found.wrong, 0);
+		kvs_close(pool);
+		stage_fini(&s);
+	}
+}
+
+/* A bit of any byte of a record is another one: the block is gone, and no other one is there. */
+static void p1_a_changed_record_names_no_block(void **state)
+{
+	kv_test_rng_t rng = {kv_test_seed()};
+	stage_t s;
+	kvs_loc_t locs[30];
+	kvs_tier_t *pool = live_once(&s, locs);
+	uint32_t cold = 0;
+
+	(void)state;
+	kvs_close(pool);
+	for (uint32_t byte = 0; byte < sizeof(kvs_ledger_slot_t); byte++) {
+		stage_t copy = s;
+		uint64_t bytes;
+		uint8_t *ledger;
+		uint64_t at;
+
+		memset(copy.held, 0, sizeof copy.held);
+		copy.count = 0;
+		for (uint32_t i = 0; i < s.count; i++) {
+			stage_hold(&copy, s.held[i].name, s.held[i].fd);
+		}
+		ledger = replace(&copy, "ledger", 0, 1, &bytes);
+		at = ((kvs_ledger_header_t *)ledger)->slabs_offset + sizeof(kvs_ledger_slab_t) +
+		     3u * sizeof(kvs_ledger_slot_t) + byte;
+		ledger[at] = (uint8_t)(ledger[at] ^ 1u << kv_test_below(&rng, 8));
+		pool = stage_open(&copy, 4, 8);
+		stage_recover(pool, &found);
+		cold += found.count == 0;
+		assert_true(found.count == 0 || found.count == 23);
+		assert_int_equal(found.wrong, 0);
+		for (uint32_t i = 0; i < found.count; i++) {
+			assert_int_not_equal(stage_number(&found.meta[i]), 3);
+		}
+		(void)kvs_pool_free_before(pool);
+		check(pool);
+		kvs_close(pool);
+		munmap(ledger, bytes);
+		while (copy.count > 0) {
+			stage_drop(&copy, copy.held[0].name);
+		}
+	}
+	assert_true(cold < 32); /* state, generation, length and depth contradict the ledger as a whole */
+	stage_fini(&s);
+}
+
+static void p1_a_changed_digest_names_no_block(void **state)
+{
+	stage_t s;
+	kvs_loc_t locs[30];
+	kvs_tier_t *pool = live_once(&s, locs);
+	uint64_t bytes;
+	uint64_t *table;
+
+	(void)state;
+	kvs_close(pool);
+	table = (uint64_t *)(void *)replace(&s, "digest", 0, 1, &bytes);
+	table[SLOTS * 6 + 3 * 2 + 1] ^= 1; /* the second root of the fourth slot */
+	pool = stage_open(&s, 4, 8);
+	stage_recover(pool, &found);
+	assert_int_equal(found.count, 23);
+	assert_int_equal(found.wrong, 0);
+	assert_int_equal(stage_metric(&s, KV_M_ADOPT_DROPPED), 1);
+	munmap(table, bytes);
+	kvs_close(pool);
+	stage_fini(&s);
+}
+
+/* Each allocation fails once: less is taken over, and all sums are right. */
+static void p5_adoption_without_memory_takes_over_less(void **state)
+{
+	uint32_t failed = 0;
+
+	(void)state;
+	for (uint64_t nth = 1;; nth++) {
+		stage_t s;
+		kvs_loc_t locs[30];
+		kvs_tier_t *pool = NULL;
+		kv_status_t status;
+
+		kvs_close(live_once(&s, locs));
+		kv_test_fail_nth(&s.env, nth);
+		status = stage_try_open(&s, 4, 8, &pool);
+		if (status == KV_OK) {
+			stage_recover(pool, &found);
+			assert_int_equal(found.wrong, 0);
+			(void)kvs_pool_free_before(pool);
+			check(pool);
+			kvs_close(pool);
+		}
+		failed += status != KV_OK || found.count < 24;
+		kv_test_fail_nth(&s.env, 0);
+		stage_fini(&s);
+		if (status == KV_OK && found.count == 24) {
+			break;
+		}
+	}
+	assert_true(failed >= 6);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p2_whole_blocks_are_taken_over),
+		cmocka_unit_test(p4_unfinished_slots_are_free_when_their_writers_are_quiet),
+		cmocka_unit_test(p1_old_epochs_and_private_blocks_are_not_taken_over),
+		cmocka_unit_test(p5_as_many_slabs_are_taken_over_as_there_is_room_for),
+		cmocka_unit_test(p10_a_ledger_that_is_damaged_is_a_cold_start),
+		cmocka_unit_test(p10_slabs_without_their_memory_are_left_out),
+		cmocka_unit_test(p1_a_changed_record_names_no_block),
+		cmocka_unit_test(p1_a_changed_digest_names_no_block),
+		cmocka_unit_test(p5_adoption_without_memory_takes_over_less),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
