@@ -18,8 +18,9 @@ typedef struct stage_held {
 	int fd;
 } stage_held_t;
 
-/* The keeper. `pid`: the descriptors are another process's. */
+/* The keeper. `pid`: the descriptors are that process's. `from`: what is claimed comes from this one. */
 typedef struct stage {
+	struct stage *from;
 	stage_held_t held[STAGE_MAX];
 	uint32_t count, taken;
 	pid_t pid;
@@ -44,14 +45,18 @@ static inline void stage_hold(void *ctx, const char *name, int fd)
 	stage_t *s = ctx;
 	stage_held_t *held = stage_find(s, name);
 
-	if (!held) {
-		assert_true(s->count < STAGE_MAX);
-		held = &s->held[s->count++];
-		snprintf(held->name, sizeof held->name, "%s", name);
-	} else if (s->pid == 0) {
+	if (held && s->pid == 0) {
 		close(held->fd);
 	}
+	if (!held) {
+		assert_true(s->count < STAGE_MAX);
+		held = &s->held[s->count];
+		snprintf(held->name, sizeof held->name, "%s", name);
+	}
 	held->fd = s->pid ? fd : fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	/* A message comes whole or not at all. */
+	atomic_thread_fence(memory_order_seq_cst);
+	s->count += held == &s->held[s->count];
 }
 
 static inline void stage_drop(void *ctx, const char *name)
@@ -69,7 +74,7 @@ static inline void stage_drop(void *ctx, const char *name)
 
 static inline int stage_claim(void *ctx, const char *name)
 {
-	stage_t *s = ctx;
+	stage_t *s = ((stage_t *)ctx)->from ? ((stage_t *)ctx)->from : ctx;
 	const stage_held_t *held = stage_find(s, name);
 	char path[64];
 
