@@ -280,6 +280,172 @@ static void p4_slots_of_an_unfinished_put_wait_for_its_engine(void **state)
 	end_stage();
 }
 
+/* ---- another configuration ------------------------------------------------------------------- */
+
+static void write_config(const char *path, const char *text)
+{
+	FILE *file = fopen(path, "we");
+
+	assert_non_null(file);
+	fputs(text, file);
+	assert_int_equal(fclose(file), 0);
+}
+
+/* What a SIGHUP has announced holds from the next daemon on. */
+static void change_config(const char *path, const char *text)
+{
+	write_config(path, text);
+	kill(rig.pid, SIGHUP);
+	assert_true(rig_metric_is(&rig, "kvd_config_differs", 1));
+	kill_daemon();
+}
+
+/* With less memory, and without the namespace that had half of it: what is left goes on, and takes what is free. */
+static void p5_what_no_longer_fits_is_left_out(void **state)
+{
+	char path[96], sock[96];
+	kvc_identity_t identity = user_identity("model");
+	user_t user, rival;
+	uint32_t there = 0;
+
+	(void)state;
+	identity.device = "fake-0";
+	stage();
+	snprintf(path, sizeof path, "%.70s/kvd.conf", rig.dir);
+	snprintf(sock, sizeof sock, "%.79s/rival.sock", rig.run_dir);
+	rig.option_count -= 3;
+	rig_option(&rig, "--gpu.slab_size=2MiB");
+	rig_option(&rig, "--gpu.devices=fake-0");
+	rig_option(&rig, "--config=%s", path);
+	write_config(path, "namespaces: default,rival\ngpu.size: 8MiB\n");
+	rig_start(&rig);
+	attach(&user);
+	assert_int_equal(user_try(&rival, sock, &identity), KVC_OK);
+	for (uint64_t c = 0; c < 2; c++) {
+		assert_int_equal(put_talk(&user, c), LEN);
+		assert_int_equal(put_talk(&rival, c), LEN);
+	}
+	user_leave(&user);
+	user_leave(&rival);
+	change_config(path, "namespaces: default\ngpu.size: 4MiB\n");
+	attach(&user);
+	for (uint64_t c = 0; c < 2; c++) {
+		assert_int_equal(get_talk(&user, c), LEN);
+	}
+	assert_int_equal(rig_metric(&rig, "kvd_adopted_blocks_total"), 2 * LEN);
+	assert_int_equal(rig_metric(&rig, "kvd_adopt_dropped_total"), 2 * LEN); /* the other namespace's */
+	assert_int_equal(rig_metric(&rig, "kvd_tier_limit_bytes{tier=gpu}"), 4u << 20);
+	for (const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS; there < 200 && rig_now_ms() < deadline;) {
+		there = 0;
+		for (uint64_t c = 10; c < 17; c++) { /* more than one slab: the other one changes hands */
+			(void)put_talk(&user, c);
+		}
+		for (uint64_t c = 10; c < 17; c++) {
+			there += get_talk(&user, c);
+		}
+	}
+	assert_true(there >= 200);
+	user_leave(&user);
+	change_config(path, "namespaces: default\ngpu.size: 2MiB\n");
+	attach(&user);
+	assert_int_equal(rig_metric(&rig, "kvd_adopt_refused_total"), 1);
+	assert_true(rig_metric(&rig, "kvd_adopted_blocks_total") <= 128);
+	user_leave(&user);
+	end_stage();
+}
+
+/* ---- at any time ----------------------------------------------------------------------------- */
+
+#define ROUNDS 8u
+
+/* What the engine has been told: a conversation of which a part is there has that part whole. */
+typedef struct notes {
+	_Atomic uint32_t put, hits, attached;
+	_Atomic uint64_t wrong;
+	_Atomic int stop;
+} notes_t;
+
+/* An engine that lives through the crashes. */
+static void work(void *arg, int ready)
+{
+	notes_t *notes = arg;
+	kv_test_rng_t rng = {.state = kv_test_seed()};
+	uint64_t incarnation = 0;
+	user_t user;
+
+	attach(&user);
+	child_say(ready);
+	while (!atomic_load(&notes->stop)) {
+		const uint64_t talk = kv_test_below(&rng, 12);
+		kvc_key_t keys[LEN];
+		uint32_t n = 0;
+
+		if (kvc_poll(user.kvc, 5) != KVC_OK) {
+			continue;
+		}
+		if (kvc_incarnation(user.kvc) != incarnation) {
+			incarnation = kvc_incarnation(user.kvc);
+			atomic_fetch_add(&notes->attached, 1);
+		}
+		user_keys(&user, talk, LEN, keys);
+		(void)user_get(&user, keys, LEN, &n);
+		atomic_fetch_add(&notes->hits, n);
+		atomic_store(&notes->wrong, user.wrong);
+		if (n < LEN && user_put(&user, keys, 0, LEN, 0, NULL) == KVC_OK) {
+			atomic_fetch_add(&notes->put, 1);
+		}
+	}
+	kvc_detach(user.kvc);
+}
+
+static void p1_kills_at_any_time_never_give_wrong_bytes(void **state)
+{
+	kv_test_rng_t rng = {.state = kv_test_seed()};
+	notes_t *notes = mmap(NULL, sizeof *notes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	uint64_t adopted = 0;
+
+	(void)state;
+	assert_true(notes != MAP_FAILED);
+	for (uint32_t round = 0; round < ROUNDS; round++) {
+		pid_t pid[2];
+
+		stage();
+		rig_start(&rig);
+		for (uint32_t i = 0; i < 2; i++) {
+			pid[i] = child_start(work, notes);
+		}
+		for (uint32_t i = 0; i < ADOPTING; i++) {
+			const uint32_t puts = atomic_load(&notes->put);
+
+			for (const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
+			     atomic_load(&notes->put) < puts + (i == 0 ? 3 : 0);) {
+				assert_true(rig_now_ms() < deadline);
+				usleep(1000);
+			}
+			usleep((useconds_t)kv_test_below(&rng, 30000));
+			kill_daemon();
+			adopted += rig_metric(&rig, "kvd_adopted_blocks_total");
+			assert_int_equal(rig_metric(&rig, "kvd_adopt_refused_total"), 0);
+		}
+		assert_true(rig_metric_is(&rig, "kvd_adopt_writers", 0)); /* the engines have joined again */
+		atomic_store(&notes->stop, 1);
+		for (uint32_t i = 0; i < 2; i++) {
+			int wstatus = 0;
+
+			assert_int_equal(waitpid(pid[i], &wstatus, 0), pid[i]);
+			assert_int_equal(wstatus, 0);
+		}
+		atomic_store(&notes->stop, 0);
+		assert_int_equal(atomic_load(&notes->wrong), 0);
+		end_stage(); /* free, used and quarantined are all there is */
+	}
+	printf("# adopted %lu, put %u, hits %u, attached %u times\n", (unsigned long)adopted, atomic_load(&notes->put),
+	       atomic_load(&notes->hits), atomic_load(&notes->attached));
+	assert_true(adopted > 0 && atomic_load(&notes->hits) > 0);
+	assert_true(atomic_load(&notes->attached) > 2 * ROUNDS);
+	munmap(notes, sizeof *notes);
+}
+
 static int clean_up(void **state)
 {
 	(void)state;
@@ -297,6 +463,8 @@ int main(void)
 		cmocka_unit_test_teardown(p1_a_reset_stays_one_through_a_crash, clean_up),
 		cmocka_unit_test_teardown(p1_bytes_changed_between_two_daemons_are_a_miss, clean_up),
 		cmocka_unit_test_teardown(p4_slots_of_an_unfinished_put_wait_for_its_engine, clean_up),
+		cmocka_unit_test_teardown(p5_what_no_longer_fits_is_left_out, clean_up),
+		cmocka_unit_test_teardown(p1_kills_at_any_time_never_give_wrong_bytes, clean_up),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
