@@ -57,6 +57,10 @@ static void print_gpus(const kvctl_t *ctl, struct json_object *gpus)
 		print_tier(ctl, "gpu", strcmp(kvctl_str(gpu, "state"), "off") == 0 ? NULL : gpu);
 		printf("        %s  %s  slabs %llu of %llu", kvctl_str(gpu, "device"), kvctl_str(gpu, "state"),
 		       (unsigned long long)kvctl_u64(gpu, "slabs"), (unsigned long long)kvctl_u64(gpu, "wanted_slabs"));
+		if (kvctl_u64(gpu, "adopted_blocks") > 0) {
+			printf("  %llu blocks kept through a crash",
+			       (unsigned long long)kvctl_u64(gpu, "adopted_blocks"));
+		}
 		if (reason[0]) {
 			printf("  ");
 			kvctl_print_text(reason);

@@ -45,6 +45,7 @@ typedef struct gpu_device {
 	char uuid[KVD_GPU_UUID_MAX];
 	kvs_tier_t *pool; /* NULL: no slab has come yet */
 	uint32_t memory;  /* the core's number of it */
+	uint64_t adopted; /* blocks */
 	int stock[KVS_MEMORY_SLABS];
 	uint32_t stock_count;
 } gpu_device_t;
@@ -197,7 +198,9 @@ static kv_status_t open_pool(gpu_device_t *device)
 		status = kvd_core_add_memory(host->core, pool, &memory);
 	}
 	if (status == KV_OK) {
+		device->adopted = kv_metric_get(&host->metrics, KV_M_ADOPTED_BLOCKS);
 		(void)kvd_core_adopt(host->core, memory);
+		device->adopted = kv_metric_get(&host->metrics, KV_M_ADOPTED_BLOCKS) - device->adopted;
 	}
 	if (status != KV_OK) {
 		kvs_close(pool);
@@ -604,6 +607,7 @@ int kvd_gpu_describe(const kvd_host_t *host, uint32_t i, kvd_gpu_info_t *p_info)
 									 : KVD_GPU_FILLING,
 				   .slabs = count_slabs(device),
 				   .wanted = host->gpu->slabs,
+				   .adopted = device->adopted,
 				   .why = device->task.why};
 
 	return 1;

@@ -21,6 +21,7 @@ typedef struct kvd_gpu_info {
 	kvs_tier_t *pool; /* NULL: OFF */
 	kvd_gpu_state_t state;
 	uint32_t slabs, wanted; /* whose memory is here, in the pool or in stock; that there should be */
+	uint64_t adopted;       /* blocks that were taken over at the start */
 	const char *why;        /* "": the last try went well, or none has ended */
 } kvd_gpu_info_t;
 

@@ -57,8 +57,9 @@ static void put_gpus(const kvd_host_t *host, kv_text_t *text)
 	kv_text_addf(text, "\"gpu\":[");
 	for (uint32_t i = 0; kvd_gpu_describe(host, i, &gpu); i++) {
 		kv_text_addf(text,
-			     "%s{\"device\":\"%s\",\"slabs\":%u,\"wanted_slabs\":%u,\"reason\":", i > 0 ? "," : "",
-			     gpu.uuid, gpu.slabs, gpu.wanted);
+			     "%s{\"device\":\"%s\",\"slabs\":%u,\"wanted_slabs\":%u,\"adopted_blocks\":%llu,"
+			     "\"reason\":",
+			     i > 0 ? "," : "", gpu.uuid, gpu.slabs, gpu.wanted, (unsigned long long)gpu.adopted);
 		kv_text_json(text, gpu.why);
 		kv_text_addf(text, ",");
 		if (gpu.pool) {
