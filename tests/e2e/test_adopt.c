@@ -116,6 +116,7 @@ static void end_stage(void)
 
 static void p2_blocks_in_gpu_memory_outlive_the_daemon(void **state)
 {
+	char out[4096];
 	user_t user;
 
 	(void)state;
@@ -137,6 +138,8 @@ static void p2_blocks_in_gpu_memory_outlive_the_daemon(void **state)
 		assert_int_equal(rig_metric(&rig, "kvd_adopt_refused_total"), 0);
 		assert_true(rig_metric_is(&rig, "kvd_adopt_writers", 0));
 		assert_int_equal(rig_metric(&rig, "kvd_tier_blocks{tier=gpu}"), TALKS * LEN);
+		assert_int_equal(rig_kvctl(&rig, "status", out, sizeof out), 0);
+		assert_non_null(strstr(out, "192 blocks kept through a crash"));
 	}
 	for (uint64_t c = TALKS; c < 4 * TALKS; c++) { /* more than the pool holds: what was adopted is evicted */
 		assert_int_equal(put_talk(&user, c), LEN);
@@ -358,7 +361,7 @@ static void p5_what_no_longer_fits_is_left_out(void **state)
 
 #define ROUNDS 8u
 
-/* What the engine has been told: a conversation of which a part is there has that part whole. */
+/* What two engines have done. */
 typedef struct notes {
 	_Atomic uint32_t put, hits, attached;
 	_Atomic uint64_t wrong;
@@ -366,7 +369,7 @@ typedef struct notes {
 } notes_t;
 
 /* An engine that lives through the crashes. */
-static void work(void *arg, int ready)
+static void run_engine(void *arg, int ready)
 {
 	notes_t *notes = arg;
 	kv_test_rng_t rng = {.state = kv_test_seed()};
@@ -412,7 +415,7 @@ static void p1_kills_at_any_time_never_give_wrong_bytes(void **state)
 		stage();
 		rig_start(&rig);
 		for (uint32_t i = 0; i < 2; i++) {
-			pid[i] = child_start(work, notes);
+			pid[i] = child_start(run_engine, notes);
 		}
 		for (uint32_t i = 0; i < ADOPTING; i++) {
 			const uint32_t puts = atomic_load(&notes->put);

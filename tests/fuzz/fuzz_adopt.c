@@ -86,7 +86,7 @@ static void set_checksums(const input_t *input)
 	}
 }
 
-static void work(kvs_tier_t *pool)
+static void use_pool(kvs_tier_t *pool)
 {
 	static const kvs_geometry_t plain = {
 		.block_bytes = 12288, .heads = 2, .leaves = 3, .leaf_bytes = 2048, .page_bytes = 2048};
@@ -141,7 +141,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	env.log = drop_line;
 	kv_assert(kvs_pool_open(&config, &env, &pool) == KV_OK);
 	kv_assert(kvs_recover(pool, on_found, &input) == KV_OK);
-	work(pool);
+	use_pool(pool);
 	kvs_close(pool);
 	free(input.ledger);
 
