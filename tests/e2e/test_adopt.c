@@ -283,6 +283,72 @@ static void p4_slots_of_an_unfinished_put_wait_for_its_engine(void **state)
 	end_stage();
 }
 
+static void hold_put(void *arg, int ready)
+{
+	const kvc_put_options_t options = {.struct_size = sizeof options};
+	kvc_key_t keys[LEN];
+	kvc_put_t *put = NULL;
+	user_t user;
+
+	(void)arg;
+	attach(&user);
+	user_keys(&user, 100, LEN, keys);
+	if (kvc_put_start(user.space, keys, 0, LEN, &options, &put) == KVC_OK && kvc_put_ready(put, 10000) == KVC_OK) {
+		child_say(ready);
+	}
+	pause(); /* it does not see that the daemon has gone */
+}
+
+static void p4_slots_of_an_unfinished_put_are_free_when_its_engine_dies(void **state)
+{
+	user_t user;
+	pid_t pid;
+
+	(void)state;
+	stage();
+	rig_start(&rig);
+	pid = child_start(hold_put, NULL);
+	for (uint32_t i = 0; i < ADOPTING; i++) { /* the second daemon waits for it, and so does the third */
+		attach(&user);
+		put_talks(&user);
+		user_leave(&user);
+		kill_daemon();
+		assert_int_equal(rig_metric(&rig, "kvd_adopt_writers"), 1);
+		assert_int_equal(rig_metric(&rig, "kvd_tier_quarantined_bytes{tier=gpu}"), LEN * RIG_BLOCK_BYTES);
+	}
+	child_kill(pid);
+	assert_true(rig_metric_is(&rig, "kvd_tier_quarantined_bytes{tier=gpu}", 0));
+	assert_int_equal(rig_metric(&rig, "kvd_adopt_writers"), 0);
+	end_stage();
+}
+
+/* Private blocks are hits for nobody but who was given them, so they end with the daemon. */
+static void p8_private_blocks_end_with_the_daemon(void **state)
+{
+	static uint8_t bytes[RIG_BLOCK_BYTES];
+	const void *const src[1] = {bytes};
+	const kvc_put_options_t options = {.struct_size = sizeof options, .private_blocks = 1, .blocks = src};
+	kvc_key_t keys[1];
+	uint32_t visible = 0;
+	user_t user;
+
+	(void)state;
+	stage();
+	rig_start(&rig);
+	attach(&user);
+	put_talks(&user);
+	user_keys(&user, 100, 1, keys);
+	assert_int_equal(kvc_put(user.space, keys, 0, 1, &options, &visible), KVC_OK);
+	kill_daemon();
+	assert_int_equal(rig_metric(&rig, "kvd_adopted_blocks_total"), TALKS * LEN);
+	assert_int_equal(rig_metric(&rig, "kvd_adopt_dropped_total"), 1);
+	user_leave(&user);
+	attach(&user);
+	assert_int_equal(user_match(&user, keys, 1), 0);
+	user_leave(&user);
+	end_stage();
+}
+
 /* ---- another configuration ------------------------------------------------------------------- */
 
 static void write_config(const char *path, const char *text)
@@ -466,6 +532,8 @@ int main(void)
 		cmocka_unit_test_teardown(p1_a_reset_stays_one_through_a_crash, clean_up),
 		cmocka_unit_test_teardown(p1_bytes_changed_between_two_daemons_are_a_miss, clean_up),
 		cmocka_unit_test_teardown(p4_slots_of_an_unfinished_put_wait_for_its_engine, clean_up),
+		cmocka_unit_test_teardown(p4_slots_of_an_unfinished_put_are_free_when_its_engine_dies, clean_up),
+		cmocka_unit_test_teardown(p8_private_blocks_end_with_the_daemon, clean_up),
 		cmocka_unit_test_teardown(p5_what_no_longer_fits_is_left_out, clean_up),
 		cmocka_unit_test_teardown(p1_kills_at_any_time_never_give_wrong_bytes, clean_up),
 	};

@@ -42,7 +42,7 @@ static int claim(void *ctx, const char *name)
 	return memory_of(NULL, strncmp(name, "slab", 4) == 0 ? SLAB_BYTES : 4096);
 }
 
-static int take(void *ctx)
+static int take_slab(void *ctx)
 {
 	(void)ctx;
 
@@ -121,7 +121,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	kvs_pool_config_t config = {.limit_bytes = 3 * SLAB_BYTES,
 				    .slab_bytes = SLAB_BYTES,
 				    .max_slabs = 127,
-				    .take = take,
+				    .take = take_slab,
 				    .memory = KV_SLAB_MEMFD,
 				    .incarnation = 8,
 				    .claim = claim,
