@@ -256,6 +256,7 @@ static void p4_slots_of_an_unfinished_put_wait_for_its_engine(void **state)
 	stage();
 	rig_start(&rig);
 	attach(&user);
+	attach(&other); /* another attachment of this process, which has no copy under way */
 	put_talks(&user);
 	user_keys(&user, 100, LEN, keys);
 	assert_int_equal(kvc_put_start(user.space, keys, 0, LEN, &options, &put), KVC_OK);
@@ -263,9 +264,9 @@ static void p4_slots_of_an_unfinished_put_wait_for_its_engine(void **state)
 	assert_int_equal(kvc_put_block(put, 0, &data), KVC_OK);
 	incarnation = kvc_incarnation(user.kvc);
 	kill_daemon();
-	attach(&other);
+	wait_attached(&other, incarnation);
 	expect_talks(&other, LEN);
-	assert_int_equal(rig_metric(&rig, "kvd_adopt_writers"), 1);
+	assert_true(rig_metric_is(&rig, "kvd_adopt_writers", 1));
 	assert_int_equal(rig_metric(&rig, "kvd_tier_quarantined_bytes{tier=gpu}"), LEN * RIG_BLOCK_BYTES);
 	memset(data, 0xaa, RIG_BLOCK_BYTES); /* a late copy, into memory that nobody else has */
 	expect_talks(&other, LEN);
@@ -312,6 +313,7 @@ static void p4_slots_of_an_unfinished_put_are_free_when_its_engine_dies(void **s
 		attach(&user);
 		put_talks(&user);
 		user_leave(&user);
+		assert_true(rig_metric_is(&rig, "kvd_members", i == 0));
 		kill_daemon();
 		assert_int_equal(rig_metric(&rig, "kvd_adopt_writers"), 1);
 		assert_int_equal(rig_metric(&rig, "kvd_tier_quarantined_bytes{tier=gpu}"), LEN * RIG_BLOCK_BYTES);
