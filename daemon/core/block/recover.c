@@ -175,7 +175,7 @@ static kv_status_t find_classes(kvd_core_t *core)
 	kvs_slab_desc_t desc;
 	uint32_t slot_class;
 
-	for (uint32_t slab = 0; slab < ops->slab_count(tier) && status == KV_OK; slab++) {
+	for (uint32_t slab = 0; ops && slab < ops->slab_count(tier) && status == KV_OK; slab++) {
 		if (ops->describe_slab(tier, slab, &desc) == KV_OK) {
 			const uint32_t tier_classes[KVD_TIERS] = {desc.slot_class, KVD_NONE};
 

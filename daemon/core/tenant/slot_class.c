@@ -67,11 +67,12 @@ void kvd_class_update(kvd_core_t *core, uint32_t slot_class, kvd_set_t t)
 
 void kvd_class_adopt(kvd_core_t *core, uint32_t slot_class, uint32_t memory)
 {
+	const kvs_rebalance_ops_t *ops = kvd_slab_ops(core, KVD_CPU);
 	kvd_class_t *class = &core->classes[slot_class];
 
 	class->memory = memory;
 	class->slot_bytes = kvs_slot_bytes(core->tier[KVD_CPU], class->tier_class[KVD_CPU]);
-	class->unit[KVD_CPU] = kvd_slab_ops(core, KVD_CPU)->slab_bytes(core->tier[KVD_CPU], class->tier_class[KVD_CPU]);
+	class->unit[KVD_CPU] = ops ? ops->slab_bytes(core->tier[KVD_CPU], class->tier_class[KVD_CPU]) : 0;
 }
 
 static uint64_t slot_stride(const kvs_geometry_t *geometry)
