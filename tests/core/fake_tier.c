@@ -345,7 +345,7 @@ static kv_status_t fake_recover(kvs_tier_t *tier, kvs_found_fn found, void *arg,
 			if (max-- == 0) {
 				return KV_PENDING;
 			}
-			status = fake_epoch_get(tier, slot->meta.root) == slot->meta.epoch
+			status = fake_epoch_get(tier, slot->meta.root) == slot->meta.epoch && !slot->meta.transient
 					 ? found(arg, slot->slot_class, (kvs_loc_t){name_of(fake, i), slot->gen},
 						 &slot->meta)
 					 : KV_ERR_STALE_EPOCH;

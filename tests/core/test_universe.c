@@ -789,21 +789,22 @@ static void calm_down(life_t *l)
 	}
 }
 
-static uint64_t files_, reclaimed_;        /* files that changed their class, and those taken by force */
-static uint64_t expired_;                  /* puts */
-static uint64_t gpu_evicted_;              /* blocks, from the memory of a GPU */
-static uint64_t taken_, failed_, refused_; /* hand-overs */
+static uint64_t files_, reclaimed_;         /* files that changed their class, and those taken by force */
+static uint64_t expired_;                   /* puts */
+static uint64_t gpu_evicted_, gpu_adopted_; /* blocks, from the memory of a GPU and in it */
+static uint64_t taken_, failed_, refused_;  /* hand-overs */
 
 static void live(uint64_t seed, uint32_t steps)
 {
 	static life_t l;
-	fake_tier_t disk;
+	fake_tier_t disk, gpu = {0};
 	u_config_t config = {.cpu_slots = 40,
 			     .disk_slots = seed % 4 == 0   ? 0
 					   : seed % 4 == 1 ? 90
 							   : 40,
 			     .disk_file_slots = seed % 4 == 1 ? 0 : 5,
 			     .gpu_slots = seed % 2 ? 0 : 24,
+			     .gpu = &gpu,
 			     .max_blocks = seed % 3 ? 4096 : 80,
 			     .seed = seed};
 	int restart = config.disk_slots > 0 && seed % 5 == 0;
@@ -822,6 +823,7 @@ static void live(uint64_t seed, uint32_t steps)
 	for (int run = 0; run <= restart; run++) {
 		memset(&l, 0, sizeof l);
 		universe_init(&l.u, &config, run ? &disk : NULL);
+		gpu_adopted_ += l.u.gpu.used;
 		l.u.rng.state = seed + 1000 * (uint64_t)run;
 		l.u.cpu.shuffle = l.u.disk.shuffle = 1;
 		l.u.disk.queue_limit = seed % 2 ? 4 : 0;
@@ -884,14 +886,15 @@ static void p1_to_p10_hold_after_every_step(void **state)
 		      "and %llu\n",
 		      (unsigned long long)taken_, (unsigned long long)failed_, (unsigned long long)refused_,
 		      (unsigned long long)partials_, (unsigned long long)selected_, (unsigned long long)moved_);
-	print_message("# evicted from the memory of a GPU %llu\n", (unsigned long long)gpu_evicted_);
+	print_message("# evicted from the memory of a GPU %llu, adopted there %llu\n", (unsigned long long)gpu_evicted_,
+		      (unsigned long long)gpu_adopted_);
 	print_message("# leases on layers %llu, whole in the end %llu, cut %llu\n", (unsigned long long)opened_,
 		      (unsigned long long)settled_, (unsigned long long)cut_);
 	if (usual) {
 		life_announced_all();
 		assert_true(opened_ > 0 && settled_ > 0 && cut_ > 0 && moved_ > 0 && selected_ > 0 && partials_ > 0 &&
 			    files_ > 0 && reclaimed_ > 0 && expired_ > 0 && taken_ > 0 && failed_ > 0 && refused_ > 0 &&
-			    gpu_evicted_ > 0);
+			    gpu_evicted_ > 0 && gpu_adopted_ > 0);
 	}
 }
 

@@ -268,7 +268,13 @@ void universe_init(universe_t *u, const u_config_t *config, const fake_tier_t *d
 		assert_int_equal(kvs_pool_open(&pool, &u->env.env, &u->pool), KV_OK);
 	}
 	fake_tier_init(&u->cpu, 0, config->cpu_slots, config->seed + 2);
-	fake_tier_init(&u->gpu, 0, config->gpu_slots, config->seed + 4);
+	if (config->gpu && config->gpu->cap > 0) {
+		u->gpu = *config->gpu;
+		*config->gpu = (fake_tier_t){0};
+	} else {
+		fake_tier_init(&u->gpu, 0, config->gpu_slots, config->seed + 4);
+	}
+	u->kept_gpu = config->gpu;
 	u->gpu.device = 1;
 	u->has_disk = disk || config->disk_slots > 0;
 	if (disk) {
@@ -302,6 +308,9 @@ void universe_init(universe_t *u, const u_config_t *config, const fake_tier_t *d
 		assert_int_equal(kvd_namespace_share(u->core, u->ns[i], &parts), KV_OK);
 	}
 	assert_int_equal(kvd_core_recover(u->core), KV_OK);
+	if (config->gpu_slots > 0) {
+		assert_int_equal(kvd_core_adopt(u->core, 1), KV_OK);
+	}
 }
 
 static void world_end(universe_t *u)
@@ -339,6 +348,12 @@ void universe_kill(universe_t *u, fake_tier_t *p_disk)
 	assert_int_equal(kv_test_env_live(&u->env), 0);
 	fake_disk_restart(&u->disk);
 	*p_disk = u->disk;
+	if (u->kept_gpu && u->gpu.cap > 0) {
+		kvs_close(&u->gpu.tier);
+		fake_disk_restart(&u->gpu); /* all writers have died */
+		*u->kept_gpu = u->gpu;
+		u->gpu = (fake_tier_t){0};
+	}
 	world_end(u);
 }
 

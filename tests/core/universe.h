@@ -102,11 +102,12 @@ typedef struct universe {
 	kv_test_rng_t rng;
 	kv_metrics_t metrics;
 	fake_tier_t cpu, disk, gpu;
-	kvs_tier_t *memories; /* `cpu` or `pool`, and `gpu` */
-	uint32_t memory;      /* of spaces opened from now on; 1: `gpu` */
-	kvs_tier_t *pool;     /* the real CPU tier instead of `cpu`; NULL: not */
-	uint32_t block_bytes; /* of spaces opened from now on */
-	uint32_t group_count; /* likewise: the first ones of u_groups */
+	fake_tier_t *kept_gpu; /* of the configuration */
+	kvs_tier_t *memories;  /* `cpu` or `pool`, and `gpu` */
+	uint32_t memory;       /* of spaces opened from now on; 1: `gpu` */
+	kvs_tier_t *pool;      /* the real CPU tier instead of `cpu`; NULL: not */
+	uint32_t block_bytes;  /* of spaces opened from now on */
+	uint32_t group_count;  /* likewise: the first ones of u_groups */
 	int has_disk;
 	kvd_core_config_t config;
 	kvd_core_t *core;
@@ -140,6 +141,7 @@ typedef struct universe {
 typedef struct u_config {
 	uint32_t cpu_slots;
 	uint32_t gpu_slots;       /* 0: no memory of a GPU */
+	fake_tier_t *gpu;         /* where universe_kill() leaves it, for the next one; NULL: it is empty then */
 	uint32_t disk_slots;      /* 0: no disk tier */
 	int disk_off;             /* there is one, and it comes later: kvd_core_take_in() */
 	uint32_t disk_file_slots; /* 0: disk slots have no files */
