@@ -153,17 +153,14 @@ kv_status_t kvd_core_recover(kvd_core_t *core)
 
 /* ---- the memory of a GPU --------------------------------------------------------------------- */
 
-/* Blocks of a namespace that is no longer configured would hold memory that nobody can ask for. */
+/* A namespace that is no longer configured has no share: its blocks would hold memory that nobody can ask for. */
 static kv_status_t on_block_adopted(void *arg, uint32_t tier_class, kvs_loc_t loc, const kvs_meta_t *meta)
 {
 	kvd_core_t *core = arg;
-	const uint32_t ns = ns_of_class(core, KVD_CPU, tier_class);
 
-	if (ns == KVD_NONE || kvd_share_over(core, ns, KVD_SHARE_INDEX, 1) > 0) {
-		return ns == KVD_NONE ? KV_ERR_NOT_FOUND : KV_ERR_LIMIT;
-	}
-
-	return take_in_block(core, KVD_CPU, tier_class, loc, meta);
+	return kvd_share_over(core, ns_of_class(core, KVD_CPU, tier_class), KVD_SHARE_INDEX, 1) > 0
+		       ? KV_ERR_LIMIT
+		       : take_in_block(core, KVD_CPU, tier_class, loc, meta);
 }
 
 /* A slab without a block that was taken in has a class too, or it could never be another one's. */
