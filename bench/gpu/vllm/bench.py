@@ -136,8 +136,11 @@ class Run:
             if self.left() < self.args.least:
                 self.say(f"{name}: no time left for: {at}")
                 return
-            if phases == ["daemon"]:
+            if phases in (["daemon"], ["crash"]):
                 assert daemon is not None
+                if phases == ["crash"]:
+                    daemon.crash()
+                    continue
                 daemon.stop()
                 daemon.start()
                 continue

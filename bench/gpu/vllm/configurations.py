@@ -46,7 +46,7 @@ def lmserver(gib: int) -> list[str]:
 
 @dataclass
 class Configuration:
-    """`engines`: (name, phases) one after another; "daemon" as phases restarts the daemon instead. Then `pair`: one that computes prompts and one that answers them at once.
+    """`engines`: (name, phases) one after another; "daemon" as phases restarts the daemon instead, "crash" kills it. Then `pair`: one that computes prompts and one that answers them at once.
     Or `ring`: engines of these connectors at once, in turns."""
 
     connector: dict[str, Any] | None
@@ -79,7 +79,7 @@ class Configuration:
         start = 32 if graph else 24
         if self.ring:
             return start * len(self.ring) + self.turns(rounds)
-        engines = [phases for _, phases in self.engines if phases != ["daemon"]] + ([self.pair_phases()[1]] if self.pair else [])
+        engines = [phases for _, phases in self.engines if phases not in (["daemon"], ["crash"])] + ([self.pair_phases()[1]] if self.pair else [])
         return sum(start + sum(COST.get(phase, 5) for phase in phases) for phases in engines) + (15 if self.server else 3)
 
 
@@ -91,6 +91,7 @@ CHECKS = [("first engine", ["tokens", "same", "control"]), ("engine restarted", 
 HBM = [("first engine", ["cold", "gpu", "hit", "kept"]), ("engine restarted", ["in_turn", "together"])]
 TALK = [("first engine", ["talk_begin"]), ("engine restarted", ["talk_end"])]
 HBM_CHECKS = [("first engine", ["tokens", "same", "control"]), ("engine restarted", ["same"])]
+WARM = [("first engine", ["tokens", "same", "control"]), ("daemon", ["crash"]), ("engine restarted", ["same", "kept"])]
 DISK = [("first engine", ["cold"]), ("daemon", ["daemon"]), ("daemon restarted", ["hit", "fresh"])]
 FULL = [("first engine", ["cold"]), ("engine restarted", ["hit"])]
 SYNC_LOADS = {"BENCH_WAYS": "sync,layers,prefetch"}
@@ -143,6 +144,7 @@ def of_runner(runner: int, gib: int) -> dict[str, Configuration]:
         "talk": Configuration(kvd(), TALK, runner, "memory", pool_gib=72, kv_gib=45),
         "kvd-hbm-whole": Configuration(kvd(layers_mb=1 << 20), HBM, runner, "memory", gpu_gib=22, kv_gib=24),
         "check-hbm": Configuration(kvd(cost_model=False, load_ms=20000), HBM_CHECKS, runner, "memory", weights="drawn", gpu_gib=12, kv_gib=12),
+        "check-warm-hbm": Configuration(kvd(cost_model=False, load_ms=20000), WARM, runner, "memory", weights="drawn", gpu_gib=12, kv_gib=12),
         "kvd-sync": Configuration(tried(kvd()), CHAIN[:1], runner, "memory", environment=SYNC_LOADS),
         "kvd-async": Configuration(kvd(mode="async"), CHAIN, runner, "memory"),
         "disk": Configuration(kvd(), DISK, runner, "disk"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -27,6 +28,10 @@ class Daemon:
     def start(self) -> None:
         command = [str(self.kvd / "bin" / "kvd"), f"--run_dir={self.work / 'run'}", "--http.listen=off", *self.options]
         self.process = subprocess.Popen(command, stdout=(self.work / "kvd.log").open("ab"), stderr=subprocess.STDOUT, start_new_session=not self.group, env=self.environment)
+        self.wait_answers()
+
+    def wait_answers(self) -> None:
+        assert self.process
         end = time.monotonic() + 60
         while subprocess.run([self.kvctl, "--socket", self.socket, "status"], capture_output=True).returncode not in (0, 2):
             if time.monotonic() > end or self.process.poll() is not None:
@@ -47,3 +52,13 @@ class Daemon:
             self.process.kill()
             self.process.wait()
             self.process = None
+
+    def crash(self) -> None:
+        """kill -9 of the daemon alone; its keeper starts the next one."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        daemons = [int(child) for child in children if b"--kept=" in Path(f"/proc/{child}/cmdline").read_bytes()]
+        if not daemons:
+            raise RuntimeError("the daemon has no keeper")
+        os.kill(daemons[0], signal.SIGKILL)
+        time.sleep(0.5)
+        self.wait_answers()
