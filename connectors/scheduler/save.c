@@ -184,6 +184,7 @@ static int reserve_run(kvx_scheduler_t *scheduler, const kvx_run_t *run, uint64_
 	}
 	*put = (kvx_sput_t){
 		.once = run->once,
+		.urgent = run->place == KVX_IN_DEVICE && run->request->to_device > 0,
 		.layered = run->layered,
 		.layers = run->request->layers,
 		.put = started,
@@ -727,6 +728,7 @@ static void emit_save(kvx_scheduler_t *scheduler, kvx_sput_t *put, const kvc_han
 			: put->step == scheduler->step ? 0
 						       : KVX_MSG_COMPLETE;
 	record->flags |= put->place == KVX_IN_DEVICE ? KVX_MSG_DEVICE : 0;
+	record->flags |= put->urgent ? KVX_MSG_URGENT : 0;
 	record->layers = put->layers_emitted = put->layers;
 	record->n = put->granted;
 	record->step = put->step;

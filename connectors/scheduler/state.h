@@ -136,6 +136,7 @@ typedef struct kvx_sput {
 	uint64_t step_done_ns;        /* that step was seen to have ended; 0: not yet */
 	int awaited;                  /* the message of that step has waited for the answer */
 	int once;                     /* it is not tried again: the hand-over goes on without it */
+	int urgent;                   /* a hand-over waits for it */
 	int layered;                  /* its blocks are computed and saved layer by layer */
 	uint32_t layers;              /* of them, that are computed */
 	uint32_t layers_emitted;      /* that the ranks know of */

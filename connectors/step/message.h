@@ -76,6 +76,7 @@ typedef struct kvx_record_header {
 #define KVX_MSG_MORE     8u  /* LOAD: asynchronous, and another piece of the request's load follows */
 #define KVX_MSG_LAYERS   16u /* SAVE, asynchronous LOAD: layer by layer */
 #define KVX_MSG_DEVICE   32u /* SAVE: into the space in memory of the engine's own GPU */
+#define KVX_MSG_URGENT   64u /* SAVE with KVX_MSG_DEVICE: another engine waits for it */
 
 /* Where the blocks of a part or a put are: host memory or disk; memory of the engine's own GPU; from KVX_IN_DEVICE + 1
  * on, memory of GPUs of other engines, numbered as DEVICE records name them. */

@@ -285,6 +285,14 @@ static uint32_t part_end(kvx_wpart_t *part, const kvx_wpass_t *pass)
 	return !pass ? atomic_load(&part->limit) : pass->whole ? part->whole_blocks : part->n;
 }
 
+/* Blocks of a batch. */
+static uint32_t most_blocks(const kvx_wgpu_t *gpu, const kvx_wpart_t *part, int async)
+{
+	const uint32_t near = part->place == KVX_IN_HOST ? gpu->async_batch : gpu->async_batch * KVX_GPU_NEAR_SPEED;
+
+	return async && near < gpu->sync_batch ? near : gpu->sync_batch;
+}
+
 /* Send a batch of the part, if there is one and a batch is free: how many blocks. Lock held. */
 static uint32_t send_part(kvx_worker_t *worker, kvx_wload_t *load, kvx_wpart_t *part, const kvx_wpass_t *pass)
 {
@@ -292,12 +300,12 @@ static uint32_t send_part(kvx_worker_t *worker, kvx_wload_t *load, kvx_wpart_t *
 	kvx_wlayers_t *l = &gpu->layers;
 	const int async = (load->flags & KVX_MSG_ASYNC) != 0;
 	kvx_gpu_batch_t *batch = kvx_gpu_batch_find(gpu, async ? KVX_LANE_ASYNC : KVX_LANE_SYNC);
-	const uint32_t most = async ? gpu->async_batch : gpu->sync_batch;
+	const uint32_t most = most_blocks(gpu, part, async);
 	kvx_wbatch_t of = {.load = load, .part = part, .ranges = load->ranges};
 	kvc_status_t status;
 
 	/* A synchronous load would wait for all that is in flight (docs/decisions/018). */
-	if (batch && !(async && gpu->async_blocks_in_flight > gpu->async_batch)) {
+	if (batch && !(async && gpu->async_blocks_in_flight > most)) {
 		of.count = kvx_wpart_take(part, part_end(part, pass), most, &of.first);
 	}
 	if (of.count == 0) {

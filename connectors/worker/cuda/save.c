@@ -74,6 +74,13 @@ static void return_blocks(kvx_worker_t *worker, kvx_gpu_batch_t *batch, int give
 	}
 }
 
+/* SMs of a copy; 0: the device's choice, all of them inside its memory. A copy there takes as many bytes of it whatever
+ * the SMs. On few it takes long, while an engine waits; on all it holds the step up for a short time (decision 058). */
+static uint32_t choose_sms(const kvx_worker_t *worker, const kvx_wsave_t *save, int fence)
+{
+	return fence || save->urgent ? 0 : worker->gpu->save_sms;
+}
+
 /* A save has time, but it runs while the engine computes, and a matrix product waits for its slowest SM: a copy on a
  * few SMs costs it far more than their share. While a step computes prompts (products of many waves), the copy engine
  * takes most of the bytes and a kernel on few SMs the rest, which it gets between two waves. Steps of single tokens
@@ -134,7 +141,7 @@ static kvc_status_t send_batch(kvx_worker_t *worker, kvx_wsave_t *save, int fenc
 			       .paged = &save->group->saved,
 			       .moves = gpu->moves,
 			       .way = fence ? KVK_GPU_AUTO : choose_way(worker, save),
-			       .sms = fence ? 0 : gpu->save_sms,
+			       .sms = choose_sms(worker, save, fence),
 			       .stream = fence ? gpu->compute : gpu->save_stream};
 	kvc_status_t status, sent;
 
@@ -190,7 +197,7 @@ kvc_status_t kvx_gpu_send_save(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t
 	kvx_wgpu_t *gpu = worker->gpu;
 	const int full = atomic_load(&gpu->in_flight) - atomic_load(&gpu->loads_in_flight) >= KVX_GPU_SAVES_AHEAD ||
 			 (uint64_t)atomic_load(&gpu->save_blocks_in_flight) * worker->geometry.block_bytes >=
-				 KVX_GPU_SAVE_AHEAD_BYTES;
+				 KVX_GPU_SAVE_AHEAD_BYTES * (save->urgent ? KVX_GPU_NEAR_SPEED : 1u);
 	kvc_status_t status = full ? KVC_PENDING : register_next(worker, save);
 
 	*p_moved = 0;

@@ -28,6 +28,7 @@
 #define KVX_GPU_SYNC_BYTES       (UINT64_C(64) << 20) /* of a job of a synchronous load, at least */
 #define KVX_GPU_ASYNC_BYTES      (UINT64_C(64) << 20) /* of an asynchronous load's job; at most as many are before it */
 #define KVX_GPU_SAVE_BYTES       (UINT64_C(32) << 20) /* of a job of a save */
+#define KVX_GPU_NEAR_SPEED       4u /* memory of a GPU takes that many times as many bytes in the same time, or more */
 #define KVX_GPU_LOADS            128u /* jobs of loads in flight: a step does not wait to send its own */
 #define KVX_GPU_ASYNC_LOADS      8u   /* of asynchronous ones: a synchronous load queues behind them */
 #define KVX_GPU_SAVES            16u  /* jobs of saves in flight */

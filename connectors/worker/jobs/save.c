@@ -48,6 +48,7 @@ kvx_wsave_t *kvx_wsave_create(kvx_worker_t *worker, const kvx_msg_save_t *record
 	save->handle = record->put;
 	save->space = record->space;
 	save->place = record->flags & KVX_MSG_DEVICE ? KVX_IN_DEVICE : KVX_IN_HOST;
+	save->urgent = (record->flags & KVX_MSG_URGENT) != 0;
 	save->step = record->step;
 	save->n = record->n;
 	save->begin_ns = kvx_worker_now_ns();

@@ -26,6 +26,7 @@ typedef struct kvx_wsave {
 	uint32_t layers_ended;    /* of this rank's: handed in, if it is saved layer by layer */
 	uint32_t layer_at;        /* of the next one, blocks [0, layer_at) are copied */
 	int layered;              /* it is saved layer by layer */
+	int urgent;               /* another engine waits for it, in memory of a GPU */
 	const kvk_layout_t *layout;
 	uint32_t *ids;           /* [n] */
 	_Atomic uint8_t state[]; /* [n] kvx_mark_t */
