@@ -494,6 +494,7 @@ static void do_save(const kvx_msg_save_t *save)
 	kvc_put_t *put = NULL;
 
 	*(device ? &sr.plan.device_saves : &sr.plan.saves) += 1;
+	sr.plan.urgent_saves += (save->flags & KVX_MSG_URGENT) != 0;
 	*(device ? &sr.plan.device_save_blocks : &sr.plan.save_blocks) += save->n;
 	sr.plan.early += (uint32_t)complete;
 	(void)kvc_poll(sr.kvc, 0);

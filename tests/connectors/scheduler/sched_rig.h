@@ -49,7 +49,8 @@ typedef struct sr_request {
 typedef struct sr_plan {
 	uint32_t step, saves, early, save_blocks, loads, dead, fences, drops, spaces;
 	uint32_t loaded_blocks, failed_blocks;
-	uint32_t device_saves, device_save_blocks, device_blocks, parts; /* device_blocks: loaded from there */
+	uint32_t device_saves, urgent_saves, device_save_blocks, device_blocks,
+		parts; /* device_blocks: loaded from there */
 	int timed;
 	kvx_msg_work_t work; /* all 0: none */
 } sr_plan_t;

@@ -234,6 +234,7 @@ static void p5_a_refused_save_to_the_device_is_not_repeated(void)
 	sr_request(&b, "b", 2, 80, 88);
 	sr.drop_saves = 1;
 	assert_int_equal(sr_run(&b, 100), 80);
+	assert_int_equal(sr.plan.urgent_saves, 0); /* nobody waits for it */
 	SR_UNTIL(sr_stats().puts_open == 0);
 	sr.drop_saves = 0;
 	assert_int_equal(sr_stats().device_blocks, 0);

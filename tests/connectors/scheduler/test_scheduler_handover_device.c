@@ -164,6 +164,7 @@ static void p7_a_prompt_that_the_host_has_is_saved_on_the_gpu(void)
 	sr_advance(&p, 80, 80);
 	(void)sr_step();
 	assert_int_equal(sr.plan.device_save_blocks, 10);
+	assert_int_equal(sr.plan.urgent_saves, sr.plan.device_saves);
 	sr_advance(&p, 200, 120);
 	(void)sr_step();
 	assert_int_equal(sr.plan.device_save_blocks, 15);
