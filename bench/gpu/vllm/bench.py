@@ -221,7 +221,7 @@ class Run:
         server = None
         try:
             if daemon and c.daemon != "own":
-                daemon.start()
+                start_daemon(daemon)
             if c.server:
                 server = subprocess.Popen(lmserver(self.args.pool_gib), stdout=(work / "server.log").open("wb"), stderr=subprocess.STDOUT, start_new_session=True)
                 wait_for_port(5555, server)
@@ -295,6 +295,18 @@ def read(path: Path) -> dict[str, Any]:
         return json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
+
+
+def start_daemon(daemon: Daemon) -> None:
+    """What engines before have pinned comes back a while after their end."""
+    end = time.monotonic() + 30
+    while True:
+        try:
+            return daemon.start()
+        except RuntimeError as error:
+            if "available now" not in str(error) or time.monotonic() > end:
+                raise
+            time.sleep(1)
 
 
 def wait_for_port(port: int, server: subprocess.Popen) -> None:
