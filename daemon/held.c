@@ -45,16 +45,19 @@ kvd_held_t *kvd_held_open(int list_fd, int keeper_fd)
 {
 	kvd_held_t *held = list_fd >= 0 ? calloc(1, sizeof *held) : NULL;
 	FILE *list = list_fd >= 0 ? fdopen(list_fd, "r") : NULL;
-	char name[KVD_KEEPER_NAME];
-	int fd;
+	char line[KVD_KEEPER_NAME + 16];
 
-	_Static_assert(KVD_KEEPER_NAME == 96, "the width below");
 	if (list) {
 		rewind(list);
 	} else if (list_fd >= 0) {
 		close(list_fd);
 	}
-	while (list && fscanf(list, "%d %95s", &fd, name) == 2) {
+	while (list && fgets(line, sizeof line, list)) {
+		char *name;
+		const int fd = (int)strtol(line, &name, 10);
+
+		name[strcspn(name, "\n")] = '\0';
+		name += *name == ' ';
 		/* No program that we start may inherit it. */
 		if (fd <= STDERR_FILENO || fcntl(fd, F_SETFD, FD_CLOEXEC) != 0) {
 			kv_log(KV_LOG_WARN, "main", "a kept descriptor is none: name %s error \"%s\"", name,

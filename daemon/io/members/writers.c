@@ -10,6 +10,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/epoll.h>
 #include <unistd.h>
 
@@ -55,12 +56,37 @@ static int pidfd_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
 	return 0;
 }
 
+/* 0: it is none of format_name(). */
+static int parse_name(const char *name, uint64_t *p_process, uint64_t *p_attachment)
+{
+	static const char start[] = "pidfd.";
+	const char *at = name + sizeof start - 1;
+	uint64_t fields[4];
+
+	if (strncmp(name, start, sizeof start - 1) != 0) {
+		return 0;
+	}
+	for (uint32_t i = 0; i < 4; i++) {
+		char *end;
+
+		fields[i] = strtoull(at, &end, 16);
+		if (end == at || *end != (i < 3 ? '.' : '\0')) {
+			return 0;
+		}
+		at = end + 1;
+	}
+	*p_process = fields[2];
+	*p_attachment = fields[3];
+
+	return 1;
+}
+
 static void add_writer(kvd_host_t *host, const char *name)
 {
-	unsigned long long process, attachment;
+	uint64_t process, attachment;
 	writer_t *writer;
 
-	if (sscanf(name, "pidfd.%*x.%*x.%llx.%llx", &process, &attachment) != 2) {
+	if (!parse_name(name, &process, &attachment)) {
 		return;
 	}
 	writer = calloc(1, sizeof *writer);
