@@ -13,7 +13,13 @@ static void walk(const void *base, const kvs_ledger_summary_t *sum)
 	uint64_t slots = 0;
 	uint32_t slabs = 0;
 
-	for (const kvs_ledger_slab_t *slab; (slab = kvs_ledger_slab(base, slabs)) != NULL; slabs++) {
+	for (uint32_t number = 0; number < ((const kvs_ledger_header_t *)base)->slab_count; number++) {
+		const kvs_ledger_slab_t *slab = kvs_ledger_slab(base, number);
+
+		if (!slab) {
+			continue; /* it has gone, and later ones stay */
+		}
+		slabs++;
 		for (uint32_t i = 0; i < slab->slots; i++) {
 			by_state[kvs_ledger_slots(slab)[i].state]++;
 		}
