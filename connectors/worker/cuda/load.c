@@ -107,12 +107,13 @@ static int check_ready(const kvx_worker_t *worker)
 	return all;
 }
 
-/* If some blocks still have to be read from a disk, the others are better sent at once. */
+/* When to stop waiting for blocks that are not ready. */
 static uint64_t end_of_wait(const kvx_worker_t *worker)
 {
 	return kvx_worker_now_ns() + worker->gpu->layers.wait_ns + (uint64_t)count_wanted(worker) * LOOKUP_NS;
 }
 
+/* If some blocks still have to be read from a disk, the others are better sent at once. */
 static int await_blocks(kvx_worker_t *worker)
 {
 	const uint64_t until = end_of_wait(worker);
