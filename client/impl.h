@@ -72,12 +72,19 @@ typedef struct kvc_slab {
 	uint32_t block_bytes;
 	uint32_t heads;
 	uint32_t leaves_a_head;
+	uint32_t device;              /* the daemon's number of the GPU; 0: host memory */
 	int on_device;                /* data is an address of a GPU */
 	_Atomic uint64_t *prefaulted; /* one bit a KVC_PREFAULT_BYTES: its pages are in our page table */
 	size_t prefault_at;           /* before it kvc_prefault() has been */
 	uint64_t retired_at;          /* serial of the first lease or put that cannot use it; 0: in use */
 	struct kvc_slab *next_retired;
 } kvc_slab_t;
+
+/* A GPU whose memory the daemon has blocks in. */
+typedef struct kvc_gpu {
+	char name[KVC_MAX_DEVICE + 1]; /* "": the daemon has not told of it */
+	uint32_t mapped, unmapped;     /* slabs that this process could map, and could not */
+} kvc_gpu_t;
 
 typedef struct kvc_map {
 	struct kvc_map *next; /* among the retired */
@@ -102,6 +109,7 @@ typedef struct kvc_map {
 	uint64_t *staging;
 	uint64_t staging_words;
 
+	kvc_gpu_t gpus[KV_MAX_DEVICES]; /* by the daemon's number - 1; owner thread only */
 	kvc_slab_t *retired;
 	_Atomic(kvc_slab_t *) slabs[KV_SLOT_MAX_SLAB + 1u];
 } kvc_map_t;
@@ -457,6 +465,8 @@ void kvc_map_reap(kvc_t *kvc);
 void kvc_map_destroy_all(kvc_t *kvc);
 kvc_map_t *kvc_map_enter(kvc_t *kvc);
 void kvc_map_leave(kvc_t *kvc);
+/* A GPU's memory has blocks from now on. */
+kv_status_t kvc_device_add(kvc_t *kvc, const kv_msg_device_add_t *msg);
 kv_status_t kvc_slab_add(kvc_t *kvc, const kv_msg_slab_add_t *msg, int data_fd, int digest_fd);
 void kvc_slab_retire(kvc_t *kvc, uint32_t number);
 /* Unmap retired slabs that no lease or put can name, and send DRAINED. */

@@ -173,6 +173,17 @@ KVC_API kvc_status_t kvc_await_us(kvc_t *kvc, uint32_t timeout_us);
 KVC_API uint64_t kvc_prefault(kvc_t *kvc, uint64_t bytes);
 /* Incarnation of the daemon attached to; 0: detached. */
 KVC_API uint64_t kvc_incarnation(const kvc_t *kvc);
+/* A GPU in whose memory the daemon has blocks: what kvc_identity_t names as its device. */
+#define KVC_MAX_DEVICE 63u
+typedef struct kvc_device {
+	size_t struct_size;
+	const char *name; /* its UUID, or the name of a fake device; valid until the owner's next call */
+	/* Slabs of this namespace there that this process has mapped, and that it could not map. */
+	uint32_t mapped, unmapped;
+} kvc_device_t;
+/* The i-th of them, from 0 on; they come right after the attachment, and later ones as the daemon gets their memory.
+ * Owner's thread. KVC_MISS: there are no more, or no daemon. */
+KVC_API kvc_status_t kvc_device(const kvc_t *kvc, uint32_t i, kvc_device_t *device);
 /* What the daemons of other nodes call the daemon that this attachment has joined last (its option peers.name): their
  * engines name it in kvc_fetch_t. "": it has no peers, or none was joined yet. Valid until the next call of the owner;
  * never NULL. */

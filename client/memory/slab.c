@@ -1,6 +1,9 @@
 /* Slabs of the pools in this process. */
 #include "impl.h"
 
+#include "kv/struct.h"
+
+#include <stdio.h>
 #include <sys/mman.h>
 
 static size_t prefault_bitmap_words(uint64_t bytes)
@@ -90,6 +93,49 @@ static void notify_memory(const kvc_t *kvc, const kvc_slab_t *slab, int mapped)
 	}
 }
 
+kv_status_t kvc_device_add(kvc_t *kvc, const kv_msg_device_add_t *msg)
+{
+	kvc_map_t *map = atomic_load(&kvc->map);
+
+	if (!map || msg->device == 0 || msg->name.len == 0 || msg->name.len > KVC_MAX_DEVICE) {
+		return KV_ERR_PROTO;
+	}
+	snprintf(map->gpus[msg->device - 1u].name, KVC_MAX_DEVICE + 1u, "%.*s", (int)msg->name.len,
+		 (const char *)msg->name.data);
+
+	return KV_OK;
+}
+
+kvc_status_t kvc_device(const kvc_t *kvc, uint32_t i, kvc_device_t *device)
+{
+	const kvc_map_t *map = atomic_load(&kvc->map);
+	kvc_device_t full = {0};
+
+	for (uint32_t d = 0; map && d < KV_MAX_DEVICES; d++) {
+		const kvc_gpu_t *gpu = &map->gpus[d];
+
+		if (gpu->name[0] != '\0' && i-- == 0) {
+			full.name = gpu->name;
+			full.mapped = gpu->mapped;
+			full.unmapped = gpu->unmapped;
+			kv_struct_fill(device, &full, sizeof full);
+			return KVC_OK;
+		}
+	}
+
+	return KVC_MISS;
+}
+
+/* It has come (1), or goes (-1). */
+static void count_slab(kvc_map_t *map, const kvc_slab_t *slab, int by)
+{
+	kvc_gpu_t *gpu = slab->device > 0 ? &map->gpus[slab->device - 1u] : NULL;
+
+	if (gpu) {
+		*(slab->data ? &gpu->mapped : &gpu->unmapped) += (uint32_t)by;
+	}
+}
+
 /* Without it the slab is known all the same, and acknowledged like any other when it retires. */
 static kv_status_t map_device(const kvc_t *kvc, int fd, uint64_t bytes, void **p_base)
 {
@@ -148,10 +194,12 @@ kv_status_t kvc_slab_add(kvc_t *kvc, const kv_msg_slab_add_t *msg, int data_fd, 
 		.block_bytes = msg->block_bytes,
 		.heads = msg->heads,
 		.leaves_a_head = msg->leaves,
+		.device = msg->device,
 		.on_device = on_device,
 		.prefaulted = (_Atomic uint64_t *)(slab + 1),
 	};
 	atomic_store_explicit(&map->slabs[msg->slab], slab, memory_order_release);
+	count_slab(map, slab, 1);
 	kvc->slabs_mapped++;
 	notify_memory(kvc, slab, 1);
 
@@ -171,6 +219,7 @@ void kvc_slab_retire(kvc_t *kvc, uint32_t number)
 	kvc_slab_t *slab = map && number <= KV_SLOT_MAX_SLAB ? atomic_exchange(&map->slabs[number], NULL) : NULL;
 
 	if (slab) {
+		count_slab(map, slab, -1);
 		slab->retired_at = kvc->serial + 1;
 		slab->next_retired = map->retired;
 		map->retired = slab;

@@ -152,6 +152,8 @@ static kv_status_t on_notice(kvc_t *kvc, const kv_frame_header_t *header, const 
 	switch (header->code) {
 	case KV_CODE_SLAB_ADD:
 		return fds->count == 2 ? kvc_slab_add(kvc, &msg.slab_add, fds->fd[0], fds->fd[1]) : KV_ERR_PROTO;
+	case KV_CODE_DEVICE_ADD:
+		return kvc_device_add(kvc, &msg.device_add);
 	case KV_CODE_SLAB_RETIRE:
 		kvc_slab_retire(kvc, msg.slab_retire.slab);
 		break;

@@ -21,7 +21,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define DEVICES      (KVS_MEMORIES - 1u)
+#define DEVICES      KV_MAX_DEVICES
 #define LOOK_NS      UINT64_C(10000000)
 #define SILENCE_NS   UINT64_C(30000000000) /* a driver takes seconds to start, and may hang for ever */
 #define PAUSE_MIN_NS UINT64_C(1000000000)
@@ -602,6 +602,7 @@ int kvd_gpu_describe(const kvd_host_t *host, uint32_t i, kvd_gpu_info_t *p_info)
 	}
 	*p_info = (kvd_gpu_info_t){.uuid = device->uuid,
 				   .pool = device->pool,
+				   .memory = device->memory,
 				   .state = !device->pool                ? KVD_GPU_OFF
 					    : count_missing(device) == 0 ? KVD_GPU_OK
 									 : KVD_GPU_FILLING,

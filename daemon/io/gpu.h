@@ -19,6 +19,7 @@ typedef enum kvd_gpu_state { KVD_GPU_OK, KVD_GPU_FILLING, KVD_GPU_OFF } kvd_gpu_
 typedef struct kvd_gpu_info {
 	const char *uuid; /* good until kvd_gpu_close() */
 	kvs_tier_t *pool; /* NULL: OFF */
+	uint32_t memory;  /* the core's number of it */
 	kvd_gpu_state_t state;
 	uint32_t slabs, wanted; /* whose memory is here, in the pool or in stock; that there should be */
 	uint64_t adopted;       /* blocks that were taken over at the start */

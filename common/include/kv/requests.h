@@ -17,6 +17,7 @@
 #define KV_REQUESTS_H
 
 #define KV_MAX_BLOCKS 65536u      /* blocks in one acquire or put */
+#define KV_MAX_DEVICES 8u /* GPUs of a node whose memory has blocks */
 #define KV_MAX_LADDER 40u        /* rungs of a full group's ladder */
 #define KV_MAX_TEXT 4096u
 #define KV_MAX_JSON (1u << 20)
@@ -85,7 +86,8 @@
 	X(67, PUT_DONE, put_done, KV_ROLE_NONE, "a put has ended: to its starter, and to ranks whose DRAINED its slots wait for") \
 	X(68, DURABLE, durable, KV_ROLE_NONE, "what of a put survives kill -9 and power loss")                         \
 	X(69, HANDOVER, handover, KV_ROLE_NONE, "a hand-over has moved on or ended: to its consumer; to its producer too when it ends, or by announced blocks") \
-	X(70, HANDOVER_ROOM, handover_room, KV_ROLE_NONE, "hand-overs may keep more again: to a member that was answered BUSY and waits")
+	X(70, HANDOVER_ROOM, handover_room, KV_ROLE_NONE, "hand-overs may keep more again: to a member that was answered BUSY and waits") \
+	X(71, DEVICE_ADD, device_add, KV_ROLE_NONE, "a GPU in whose memory there are blocks; before its first SLAB_ADD")
 
 #define KV_FIELDS_hello(F)                                                                                             \
 	F(U32, version, 0, "protocol version of the client")                                                          \
@@ -329,8 +331,12 @@
 	F(U32, heads, 0, "digest roots a slot")                                                                        \
 	F(U32, leaves, 0, "digest leaves a head")                                                                      \
 	F(U32, memory, KV_SLAB_CUDA, "what the first fd is: 0 a memfd, 1 memory of a GPU, which CUDA imports")          \
+	F(U32, device, KV_MAX_DEVICES, "the number that a DEVICE_ADD gave the GPU whose memory it is; 0: host memory")  \
 	F(U64, bytes, 0, "size of the data memory (first fd)")                                                         \
 	F(U64, digest_bytes, 0, "size of the digest memfd (second fd): u64 leaf[slots][head][leaf], u64 root[slots][head]")
+#define KV_FIELDS_device_add(F)                                                                                        \
+	F(U32, device, KV_MAX_DEVICES, "its number, from 1 on; valid for this incarnation")                            \
+	F(STR, name, 63, "its UUID, or the name of a fake device: what an identity names as its device")
 #define KV_FIELDS_slab_retire(F) F(U32, slab, KV_SLOT_MAX_SLAB, "slab number")
 #define KV_FIELDS_lease_done(F)                                                                                        \
 	F(U64, lease, 0, "lease id")                                                                                   \

@@ -10,6 +10,7 @@
  */
 #include "io/members/slabs.h"
 
+#include "io/gpu.h"
 #include "io/members/member_table.h"
 #include "io/sessions/session.h"
 
@@ -38,7 +39,8 @@ typedef struct slab_entry {
 } slab_entry_t;
 
 typedef struct kvd_slabs {
-	uint64_t version; /* of the pool, when it was looked at last */
+	uint64_t version; /* of the pools, when they were looked at last */
+	uint32_t pools;   /* whose devices members know */
 	uint64_t pinned;  /* sum */
 	uint32_t kept;
 	uint32_t retiring; /* list */
@@ -114,6 +116,30 @@ static uint64_t sum_versions(const kvd_host_t *host)
 
 /* ---- telling --------------------------------------------------------------------------------- */
 
+/* The devices of pools [first, end). */
+static void announce_devices(kvd_host_t *host, kvd_session_t *session, uint32_t first, uint32_t end)
+{
+	kvd_gpu_info_t gpu;
+
+	for (uint32_t i = 0; kvd_gpu_describe(host, i, &gpu); i++) {
+		kv_msg_t msg = {.device_add = {.device = gpu.memory, .name = kv_slice_str(gpu.uuid)}};
+
+		if (gpu.pool && gpu.memory >= first && gpu.memory < end) {
+			kvd_session_notify(host, session, KV_CODE_DEVICE_ADD, &msg, NULL);
+		}
+	}
+}
+
+static void announce_pools(kvd_host_t *host)
+{
+	for (kvd_session_t *session = host->sessions; session; session = session->next) {
+		if (session->member) {
+			announce_devices(host, session, host->slabs->pools, host->pool_count);
+		}
+	}
+	host->slabs->pools = host->pool_count;
+}
+
 static void announce_slab(kvd_host_t *host, kvd_session_t *session, const kvs_slab_info_t *info)
 {
 	int fds[KV_WIRE_MAX_FDS] = {info->data_fd, info->digest_fd, -1};
@@ -124,6 +150,7 @@ static void announce_slab(kvd_host_t *host, kvd_session_t *session, const kvs_sl
 				     .heads = info->geometry.heads,
 				     .leaves = info->geometry.leaves,
 				     .memory = info->memory,
+				     .device = kvs_memory_of_slab(info->slab),
 				     .bytes = info->bytes,
 				     .digest_bytes = info->digest_bytes}};
 
@@ -194,6 +221,9 @@ void kvd_slabs_announce(kvd_host_t *host)
 {
 	uint64_t version = sum_versions(host);
 
+	if (host->slabs->pools < host->pool_count) {
+		announce_pools(host);
+	}
 	if (host->slabs->version == version) {
 		return;
 	}
@@ -207,6 +237,7 @@ void kvd_slabs_announce(kvd_host_t *host)
 
 void kvd_slabs_announce_to(kvd_host_t *host, kvd_session_t *session)
 {
+	announce_devices(host, session, 0, host->slabs->pools);
 	for (uint32_t m = 0; m < host->pool_count; m++) {
 		for (uint32_t i = 0; i < kvs_pool_slab_count(host->pool[m]); i++) {
 			uint32_t slab = kvs_memories_base(m) + i;

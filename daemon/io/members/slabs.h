@@ -7,10 +7,10 @@
 
 kv_status_t kvd_slabs_open(kvd_host_t *host);
 void kvd_slabs_close(kvd_host_t *host);
-/* Tell members of slabs that were carved or retired since the last call; call it before anything that can name their
- * slots is sent. */
+/* Tell members of slabs that were carved or retired since the last call, and of devices whose memory has a pool since;
+ * call it before anything that can name slots of these is sent. */
 void kvd_slabs_announce(kvd_host_t *host);
-/* Tell one new member of all slabs of its namespace. */
+/* Tell one new member of all devices, and of all slabs of its namespace. */
 void kvd_slabs_announce_to(kvd_host_t *host, kvd_session_t *session);
 /* A member has unmapped a retired slab; it has gone, and with it all it has mapped. */
 void kvd_slabs_note_unmapped(kvd_host_t *host, kvd_member_t member, uint64_t slab);
