@@ -92,10 +92,11 @@ KVC_API const char *kvx_scheduler_last_error(void);
 KVC_API kvc_status_t kvx_scheduler_set_weights(kvx_scheduler_t *scheduler, const char *text);
 /* Use memory that the daemon has on a GPU: the one in which rank 0 has its cache, by its UUID ("GPU-...") or the name
  * of a fake device, up to KVX_DEVICE_MAX bytes; copied. Hits found there are loaded from there, and what is used a
- * second time is saved there (docs/decisions/057). Without such memory nothing changes: it is asked for every 2 s.
- * `foreign` only: own chains have keys of one space (KVC_ERR_UNSUPPORTED). Once, at any time, by any thread.
+ * second time is saved there (docs/decisions/057). A prefix that is longer in memory of another GPU of the daemon's is
+ * loaded from that, when all ranks can (docs/decisions/062). Without such memory nothing changes: it is asked for every
+ * 2 s. `foreign` only: own chains have keys of one space (KVC_ERR_UNSUPPORTED). Once, at any time, by any thread.
  * KVC_ERR_ARG: it is set already, empty or too long. KVC_ERR_NOMEM. */
-#define KVX_DEVICE_MAX 63u
+#define KVX_DEVICE_MAX KVC_MAX_DEVICE
 KVC_API kvc_status_t kvx_scheduler_set_device(kvx_scheduler_t *scheduler, const char *uuid);
 /* 1: attached and the space is open. */
 KVC_API int kvx_scheduler_is_ready(const kvx_scheduler_t *scheduler);
@@ -309,7 +310,8 @@ KVC_API void kvx_scheduler_record(kvx_scheduler_t *scheduler, const char *lora, 
 	X(loads_done, "loads that brought every block")                                                                \
 	X(loads_failed, "loads that brought less: the engine computes the rest")                                       \
 	X(load_tokens, "tokens asked for")                                                                             \
-	X(device_tokens, "of them from memory of the GPU")                                                             \
+	X(device_tokens, "of them from memory of a GPU")                                                               \
+	X(other_device_tokens, "of those from memory of another engine's GPU")                                         \
 	X(disk_tokens, "of them from disk")                                                                            \
 	X(lease_lost, "hits whose blocks were gone when they were to be leased")                                       \
 	X(saves, "reservations asked for")                                                                             \

@@ -149,7 +149,7 @@ static kvx_sload_t *create_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask
 		last = last > first ? last : first;
 		middle = middle < first ? first : middle < last ? middle : last;
 		add_part(load, &ids,
-			 (kvx_sload_part_t){.place = KVX_IN_DEVICE, .index = g, .first = first, .n = middle - first});
+			 (kvx_sload_part_t){.place = span->place, .index = g, .first = first, .n = middle - first});
 		add_part(load, &ids,
 			 (kvx_sload_part_t){.place = KVX_IN_HOST, .index = g, .first = middle, .n = last - middle});
 	}
@@ -195,7 +195,7 @@ static kvc_status_t start_leases(const kvx_scheduler_t *scheduler, kvx_key_view_
 
 		view->space = kvx_space_in(scheduler, load->space, part->place);
 		status = start_part(scheduler, load, part, &view->source,
-				    part->place == KVX_IN_DEVICE ? load->device_units : load->units);
+				    part->place == KVX_IN_HOST ? load->units : load->device_units);
 		if (status == KVC_OK && view->bad) {
 			status = KVC_ERR_ARG;
 		}
@@ -470,6 +470,14 @@ static void bind_blocks(const kvx_scheduler_t *scheduler, const kvx_request_t *r
 	load->ranks_left = scheduler->writer_count;
 }
 
+/* The first tokens of the load come from memory of that place's GPU. */
+static void count_device_tokens(kvx_scheduler_t *scheduler, kvx_sload_t *load, uint32_t place, uint32_t tokens)
+{
+	load->device_tokens = tokens;
+	scheduler->stats.device_tokens += tokens;
+	scheduler->stats.other_device_tokens += place > KVX_IN_DEVICE ? tokens : 0;
+}
+
 static void start_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_hit_t *hit)
 {
 	kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
@@ -484,7 +492,7 @@ static void start_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const k
 	if (!load) {
 		return;
 	}
-	load->device_tokens = device;
+	count_device_tokens(scheduler, load, load->parts > 0 ? load->part[0].place : KVX_IN_HOST, device);
 	scheduler->stats.loads++;
 	scheduler->stats.loads_async += hit->async != 0;
 	scheduler->stats.load_tokens += hit->tokens;
@@ -496,7 +504,6 @@ static void start_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const k
 	left = hit->tokens - load->device_tokens;
 	load->disk_tokens = hit->disk_tokens < left ? hit->disk_tokens : left;
 	load->cpu_tokens = left - load->disk_tokens;
-	scheduler->stats.device_tokens += load->device_tokens;
 	scheduler->stats.disk_tokens += load->disk_tokens;
 	if (!hit->async) {
 		scheduler->sync_loads++;
@@ -617,9 +624,8 @@ static void set_place(kvx_scheduler_t *scheduler, kvx_sload_t *load, uint32_t pl
 		load->part[p].place = place;
 	}
 	if (place != KVX_IN_HOST) {
-		load->device_tokens = load->cpu_tokens;
+		count_device_tokens(scheduler, load, place, load->cpu_tokens);
 		load->cpu_tokens = 0;
-		scheduler->stats.device_tokens += load->device_tokens;
 	}
 }
 

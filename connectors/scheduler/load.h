@@ -5,10 +5,10 @@
 
 #include "scheduler/state.h"
 
-/* The part of a prompt to load: tokens [local, device) from GPU memory, those from there to `end` from host memory
- * or disk, and `partial` after them, in a private block. */
+/* The part of a prompt to load: tokens [local, device) from memory of the GPU of that place, those from there to `end`
+ * from host memory or disk, and `partial` after them, in a private block. */
 typedef struct kvx_span {
-	uint32_t device, end, partial;
+	uint32_t place, device, end, partial;
 } kvx_span_t;
 
 /* Lease the span for the request, which may be admitted next. Returns how many tokens from the start are leased,

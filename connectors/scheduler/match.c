@@ -13,6 +13,7 @@
 #define AGAIN_MS  20u              /* pause between two searches */
 #define ANSWER_NS (1000u * KVX_MS) /* a waiting request that asks again gets the same answer for so long */
 #define INSIDE_NS (25u * KVX_MS)   /* most that synchronous loads of one step may take together: docs/decisions/015 */
+#define OWN_PART  4u               /* another GPU must have this part more than the engine's own: docs/decisions/062 */
 
 /* 1: load asynchronously. A synchronous load holds up every request of its step, and on an engine that plans ahead also
  * the answers of the step before (docs/decisions/015). */
@@ -143,8 +144,9 @@ static void count_unleased(kvx_scheduler_t *scheduler, const kvx_request_t *requ
 	hit->leasing = status == KVC_PENDING;
 }
 
-/* What is found beyond the tokens that the engine has: in memory of the GPU, then in host memory, then on disk. */
+/* What is found beyond the tokens that the engine has: in memory of a GPU, then in host memory, then on disk. */
 typedef struct kvx_found {
+	uint32_t place;             /* the GPU's */
 	uint32_t device, cpu, disk; /* tokens */
 	uint32_t host_end;          /* tokens from the start that are in host memory or on disk */
 	uint32_t host_cpu;          /* and in host memory alone */
@@ -155,13 +157,19 @@ static uint32_t count_found(const kvx_found_t *found)
 	return found->device + found->cpu + found->disk;
 }
 
-/* `device`: tokens from the start that the GPU's memory has. Several groups are loaded from one place: a window that
- * ends at another length has other blocks. */
+/* What is in memory of a GPU: tokens from the start. */
+typedef struct kvx_on_device {
+	uint32_t place, tokens;
+} kvx_on_device_t;
+
+/* Several groups are loaded from one place: a window that ends at another length has other blocks. */
 static kvx_found_t split_found(const kvx_scheduler_t *scheduler, uint32_t local, const kvc_match_t *match,
-			       uint32_t device)
+			       const kvx_on_device_t *there)
 {
-	kvx_found_t found = {.host_end = match->n * scheduler->unit, .host_cpu = match->n_cpu * scheduler->unit};
-	uint32_t base, in_cpu, all;
+	kvx_found_t found = {.place = there->place,
+			     .host_end = match->n * scheduler->unit,
+			     .host_cpu = match->n_cpu * scheduler->unit};
+	uint32_t base, in_cpu, all, device = there->tokens;
 
 	if (device <= local || (scheduler->group_count > 1 && device < found.host_end)) {
 		device = local;
@@ -191,7 +199,7 @@ static uint32_t lease_found(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kv
 			    const kvx_found_t *found, kvc_status_t *p_status)
 {
 	const uint32_t local = ask->local, end = local + count_found(found);
-	kvx_span_t span = {.device = local + found->device, .end = end};
+	kvx_span_t span = {.place = found->place, .device = local + found->device, .end = end};
 	uint32_t leased = kvx_lease_cache_acquire(scheduler, ask, request, &span, p_status);
 
 	span = (kvx_span_t){.device = local, .end = found->host_end < end ? found->host_end : end};
@@ -330,20 +338,38 @@ static int promise(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request
 	return promised > ask->local;
 }
 
-/* Tokens from the start that memory of the GPU has. */
-static uint32_t match_device(kvx_scheduler_t *scheduler, const kvx_request_t *request, const kvx_key_view_t *view)
+static uint32_t match_device(kvx_scheduler_t *scheduler, const kvx_request_t *request, const kvx_key_view_t *view,
+			     uint32_t place)
 {
 	kvc_match_t match = {.struct_size = sizeof match};
 	kvx_key_view_t there = *view;
 
-	if (!kvx_device_is_usable(scheduler, request->space, KVX_IN_DEVICE) || view->n == 0) {
-		return 0;
-	}
 	there.source.ctx = &there;
-	there.space = kvx_space_in(scheduler, request->space, KVX_IN_DEVICE);
+	there.space = kvx_space_in(scheduler, request->space, place);
 	kvc_match_lazy(there.space, &there.source, there.n, &match);
 
 	return match.n * scheduler->unit;
+}
+
+/* The GPU with the longest prefix. The engine's own is the fastest, unless the host has to add too much to it. */
+static kvx_on_device_t match_devices(kvx_scheduler_t *scheduler, const kvx_request_t *request,
+				     const kvx_key_view_t *view)
+{
+	kvx_on_device_t best = {.place = KVX_IN_DEVICE};
+	uint32_t least = 0; /* another one must have more than that */
+
+	for (uint32_t place = KVX_IN_DEVICE; place < KVX_PLACES && least < view->n * scheduler->unit; place++) {
+		const uint32_t tokens = kvx_device_is_reached(scheduler, request->space, place)
+						? match_device(scheduler, request, view, place)
+						: 0;
+
+		if (tokens > least) {
+			best = (kvx_on_device_t){place, tokens};
+			least = place == KVX_IN_DEVICE ? tokens + tokens / OWN_PART : tokens;
+		}
+	}
+
+	return best;
 }
 
 /* Search the store, and lease what is worth loading. Sets hit->why. */
@@ -352,11 +378,12 @@ static void look_up(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_reques
 {
 	kvc_match_t match = {.struct_size = sizeof match};
 	kvx_key_view_t view;
-	uint32_t reach, end, device;
+	uint32_t reach, end;
+	kvx_on_device_t there;
 	kvx_found_t found;
 
 	kvx_key_view_init(scheduler, ask, request, tokens, &view);
-	device = match_device(scheduler, request, &view);
+	there = match_devices(scheduler, request, &view);
 	if (view.n > 0) {
 		match_keys(scheduler, &view, &match);
 	}
@@ -370,8 +397,8 @@ static void look_up(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_reques
 	if ((scheduler->handovers && promise(scheduler, ask, request, end, hit)) || view.n == 0) {
 		return;
 	}
-	found = split_found(scheduler, ask->local, &match, device);
-	hit->stored = device > hit->stored ? device : hit->stored;
+	found = split_found(scheduler, ask->local, &match, &there);
+	hit->stored = there.tokens > hit->stored ? there.tokens : hit->stored;
 	reach = ask->local + count_found(&found);
 	count_missed(scheduler, match.why, end > reach ? end - reach : 0);
 	if (reach - ask->local < scheduler->min_tokens || request->failed) {

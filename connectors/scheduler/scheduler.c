@@ -332,6 +332,8 @@ void kvx_scheduler_take_report(kvx_scheduler_t *scheduler, const void *bytes, si
 			kvx_puts_take_dropped(scheduler, ((const kvx_report_dropped_t *)at)->put);
 		} else if (record->type == KVX_RECORD_STEP) {
 			kvx_step_time_take_report(scheduler, at);
+		} else if (record->type == KVX_RECORD_REACHED) {
+			kvx_device_take_reached(scheduler, at);
 		}
 	}
 	scheduler->stats.bad_reports += cursor.bad != 0;

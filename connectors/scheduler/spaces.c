@@ -1,5 +1,5 @@
 /* Spaces: the base model's, and one for each adapter that is used; with each of them others in memory of GPUs, if the
- * daemon has such memory (docs/decisions/057, 058). */
+ * daemon has such memory (docs/decisions/057, 058, 062). */
 #include "scheduler/spaces.h"
 #include "common/await.h"
 
@@ -228,7 +228,7 @@ static void poll_devices(kvx_scheduler_t *scheduler, kvx_sspace_t *space, uint64
 {
 	for (uint32_t place = KVX_IN_DEVICE; place < KVX_PLACES; place++) {
 		if (device_of(scheduler, place) && !space->devices[place].open &&
-		    (place == KVX_IN_DEVICE || space->devices[place].wanted)) {
+		    (place == KVX_IN_DEVICE || scheduler->places[place].offered || space->devices[place].wanted)) {
 			poll_device(scheduler, space, place, now);
 		}
 	}
@@ -257,6 +257,18 @@ uint32_t kvx_device_find_or_add(kvx_scheduler_t *scheduler, const char *uuid)
 		       : KVX_IN_HOST;
 }
 
+/* GPUs whose memory the daemon has, for an engine that uses memory of its own. */
+static void find_devices(kvx_scheduler_t *scheduler)
+{
+	kvc_device_t device = {.struct_size = sizeof device};
+
+	while (device_of(scheduler, KVX_IN_DEVICE) &&
+	       kvc_device(scheduler->kvc, scheduler->device_count, &device) == KVC_OK) {
+		scheduler->places[kvx_device_find_or_add(scheduler, device.name)].offered = 1;
+		scheduler->device_count++;
+	}
+}
+
 void kvx_device_want(kvx_scheduler_t *scheduler, uint32_t number, uint32_t place)
 {
 	kvx_sspace_t *space = &scheduler->spaces[number];
@@ -278,6 +290,17 @@ int kvx_device_is_usable(const kvx_scheduler_t *scheduler, uint32_t number, uint
 	       kv_now_ns(scheduler->env) >= scheduler->places[place].off_ns;
 }
 
+int kvx_device_is_reached(const kvx_scheduler_t *scheduler, uint32_t number, uint32_t place)
+{
+	return (place == KVX_IN_DEVICE || scheduler->places[place].ranks >= scheduler->writer_count) &&
+	       kvx_device_is_usable(scheduler, number, place);
+}
+
+void kvx_device_take_reached(kvx_scheduler_t *scheduler, const kvx_report_reached_t *report)
+{
+	scheduler->places[report->place].ranks++;
+}
+
 void kvx_device_pause(kvx_scheduler_t *scheduler, uint32_t place)
 {
 	const uint64_t now = kv_now_ns(scheduler->env);
@@ -292,15 +315,12 @@ void kvx_device_pause(kvx_scheduler_t *scheduler, uint32_t place)
 	at->off_ns = now + at->pause_ns;
 }
 
-/* Of another engine's GPU only what this engine uses. */
+/* A GPU that is not known yet may have blocks from before, too. */
 static void reset_device(kvx_scheduler_t *scheduler, kvx_sspace_t *space, uint32_t place)
 {
 	kvx_sdevice_space_t *there = &space->devices[place];
 	const int open = there->open;
 
-	if (place != KVX_IN_DEVICE && !there->wanted) {
-		return;
-	}
 	there->must_reset = 1;
 	there->open = 0;
 	there->retry_ns = open ? 0 : there->retry_ns;
@@ -328,10 +348,15 @@ void kvx_spaces_poll(kvx_scheduler_t *scheduler, uint64_t now)
 		scheduler->stats.attaches += incarnation != 0;
 		scheduler->incarnation = incarnation;
 		scheduler->generation++;
+		scheduler->device_count = 0;
+		for (uint32_t place = 0; place < KVX_PLACES; place++) {
+			scheduler->places[place].offered = 0;
+		}
 	}
 	if (!incarnation) {
 		return;
 	}
+	find_devices(scheduler);
 	for (uint32_t i = 0; i < scheduler->space_count; i++) {
 		if (!scheduler->spaces[i].open) {
 			poll_space(scheduler, &scheduler->spaces[i], now);

@@ -24,6 +24,9 @@ void kvx_device_want(kvx_scheduler_t *scheduler, uint32_t number, uint32_t place
 int kvx_device_is_open(const kvx_scheduler_t *scheduler, uint32_t number, uint32_t place);
 /* 1: and the ranks can use it. */
 int kvx_device_is_usable(const kvx_scheduler_t *scheduler, uint32_t number, uint32_t place);
+/* 1: and each of them has said so, or it is the engine's own GPU: a match may count on it. */
+int kvx_device_is_reached(const kvx_scheduler_t *scheduler, uint32_t number, uint32_t place);
+void kvx_device_take_reached(kvx_scheduler_t *scheduler, const kvx_report_reached_t *report);
 /* A rank cannot use memory of that GPU: none does for a while, and for longer each time. */
 void kvx_device_pause(kvx_scheduler_t *scheduler, uint32_t place);
 /* Drop all blocks in memory of GPUs. Where that fails, the space is not used before it is done. */

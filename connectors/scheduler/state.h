@@ -30,7 +30,7 @@
 /* A space in memory of a GPU. */
 typedef struct kvx_sdevice_space {
 	kvc_space_t *space; /* NULL: not requested, or refused */
-	int wanted;         /* of another engine's GPU: a hand-over has named it */
+	int wanted;         /* a hand-over has named the GPU, another engine's */
 	int named;          /* it was open once: leases, puts and hand-overs may name it */
 	int open;           /* and it has no block from before a reset */
 	int must_reset;
@@ -143,10 +143,12 @@ typedef struct kvx_sput {
 	kvx_table_entry_t entries[];  /* [n] */
 } kvx_sput_t;
 
-/* A GPU whose memory may have blocks: the engine's own, or another one that a hand-over has named. */
+/* A GPU whose memory may have blocks: the engine's own, or another one that the daemon or a hand-over has named. */
 typedef struct kvx_splace {
 	_Atomic(char *) device; /* UUID; NULL: none */
+	int offered;            /* the daemon has memory there */
 	int emitted;            /* the ranks know it */
+	uint32_t ranks;         /* another engine's: that have said that they can load from there */
 	uint64_t off_ns;        /* a rank could not use it: not before */
 	uint64_t pause_ns;      /* the last pause; 0: a load from there has ended well since */
 } kvx_splace_t;
@@ -202,6 +204,7 @@ struct kvx_scheduler {
 	uint64_t token_bytes;    /* of all groups, about */
 	uint32_t layers;         /* of the model */
 	kvx_splace_t places[KVX_PLACES];
+	uint32_t device_count; /* of the daemon's, that have got a place or are left out */
 
 	uint64_t incarnation, generation; /* generation: counts daemons and resets */
 	kvx_sspace_t *spaces;             /* [KVX_SPACES_MAX] */

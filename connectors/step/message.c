@@ -141,6 +141,7 @@ static size_t fixed_size(uint32_t magic, uint32_t type)
 		[KVX_RECORD_LOADED] = sizeof(kvx_report_loaded_t),
 		[KVX_RECORD_DROPPED] = sizeof(kvx_report_dropped_t),
 		[KVX_RECORD_STEP] = sizeof(kvx_report_step_t),
+		[KVX_RECORD_REACHED] = sizeof(kvx_report_reached_t),
 	};
 
 	if (magic == KVX_MSG_MAGIC) {
@@ -197,6 +198,9 @@ static int tail_fits(const kvx_record_header_t *record, size_t room)
 		return kvx_padded(((const kvx_msg_device_t *)at)->text_len) == room &&
 		       ((const kvx_msg_device_t *)at)->place != KVX_IN_HOST &&
 		       ((const kvx_msg_device_t *)at)->place < KVX_PLACES;
+	case KVX_RECORD_REACHED:
+		return room == 0 && ((const kvx_report_reached_t *)at)->place > KVX_IN_DEVICE &&
+		       ((const kvx_report_reached_t *)at)->place < KVX_PLACES;
 	case KVX_RECORD_FENCE:
 		return ids_size(((const kvx_msg_fence_t *)at)->n, room) == room;
 	case KVX_RECORD_SAVE:

@@ -6,7 +6,8 @@
  *
  *   SPACE   number, adapter text        numbers the space of an adapter; 0 is the base model's, and its text names the
  *                                       weights, if the ranks were opened without
- *   DEVICE  place, text                 UUID of the GPU whose memory has another space for each of these
+ *   DEVICE  place, text                 UUID of the GPU whose memory has another space for each of these; a rank that
+ *                                       can load from another engine's GPU says so (REACHED)
  *   FENCE   block ids                   allocated in this step: what saves still have to read of them is read first
  *   LOAD    load id, request id, parts  lease handle, first block in the lease, ids to write to; a part for each group,
  *                                       or two: its first blocks from a space in GPU memory, then the others
@@ -61,7 +62,8 @@ typedef enum kvx_record {
 	KVX_RECORD_DEVICE = 9,
 	KVX_RECORD_LOADED = 16,  /* report */
 	KVX_RECORD_DROPPED = 17, /* report */
-	KVX_RECORD_STEP = 18     /* report */
+	KVX_RECORD_STEP = 18,    /* report */
+	KVX_RECORD_REACHED = 19  /* report */
 } kvx_record_t;
 
 /* In front of every record; `bytes` counts from here to the next record and is a multiple of 8. */
@@ -166,6 +168,13 @@ typedef struct kvx_report_dropped {
 	kvx_record_header_t h;
 	uint64_t put; /* id */
 } kvx_report_dropped_t;
+
+/* This rank has mapped memory of the GPU of that place, which is another engine's, and can load from there. Once. */
+typedef struct kvx_report_reached {
+	kvx_record_header_t h;
+	uint32_t place;
+	uint32_t reserved;
+} kvx_report_reached_t;
 
 /* The time of a step, if TIME asked for it: from the end of begin_step(), or of run_sync_loads() if it loads, to
  * end_step(), by the clock of what computes. Not sent for a step that computes while it loads. */

@@ -143,6 +143,23 @@ static void poll_step_times(kvx_worker_t *worker)
 	}
 }
 
+/* Once for each place. */
+static void report_reached(kvx_worker_t *worker)
+{
+	const uint32_t fresh = atomic_load(&worker->reached) & ~worker->reached_reported;
+	kvx_report_reached_t *record;
+
+	for (uint32_t place = 0; fresh >> place != 0; place++) {
+		record = fresh >> place & 1u
+				 ? kvx_msg_add_record(open_report(worker), KVX_RECORD_REACHED, sizeof *record)
+				 : NULL;
+		if (record) {
+			record->place = place;
+			worker->reached_reported |= 1u << place;
+		}
+	}
+}
+
 /* Of a load that had all its blocks at the start: without what others before it took. */
 static uint64_t host_load_ns(kvx_worker_t *worker, const kvx_wload_t *load)
 {
@@ -464,6 +481,7 @@ void kvx_worker_take_report(kvx_worker_t *worker, const void **p_bytes, size_t *
 	worker->calls_seen |= worker->prefetch.begun ? 0u : KVX_CALLED_REPORT;
 	kvx_completions_reap(worker);
 	poll_step_times(worker);
+	report_reached(worker);
 	report = &worker->report[worker->report_at];
 	*p_bytes = NULL;
 	*p_len = 0;

@@ -196,6 +196,7 @@ struct kvx_worker {
 	uint32_t failed_count;
 	uint64_t *fence; /* bit a block: it is about to be reused */
 	uint32_t fence_count;
+	uint32_t reached_reported;
 	kvx_msg_buf_t report[2];
 	uint32_t report_at;
 	kvx_scratch_t scratch;
@@ -209,6 +210,7 @@ struct kvx_worker {
 	kvx_wspace_t spaces[KVX_PLACES][KVX_WORKER_SPACES];
 	char *loras[KVX_WORKER_SPACES]; /* number 0: NULL */
 	char *devices[KVX_PLACES];      /* UUID of the GPU of each place; NULL: not known, or host memory */
+	_Atomic uint32_t reached;       /* bit a place: memory of that GPU, another engine's, can be loaded from */
 	int has_refused_device;         /* a slab in memory of a GPU could not be mapped: it was logged */
 	uint32_t space_top;             /* numbers below it may be in use */
 	kvx_scratch_t transfer_scratch;

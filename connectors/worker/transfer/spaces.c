@@ -123,18 +123,43 @@ static void poll_space(kvx_worker_t *worker, kvx_wspace_ref_t ref, uint64_t now)
 	space->next_open_ns = now + (ref.place == KVX_IN_HOST ? RETRY_NS : DEVICE_RETRY_NS);
 }
 
+/* All slabs there could be mapped, and there are some. Another engine's GPU may be out of reach. */
+static int is_mapped(const kvx_worker_t *worker, uint32_t place)
+{
+	kvc_device_t device = {.struct_size = sizeof device};
+
+	for (uint32_t i = 0; kvc_device(worker->kvc, i, &device) == KVC_OK; i++) {
+		if (strcmp(device.name, worker->devices[place]) == 0) {
+			return device.mapped > 0 && device.unmapped == 0;
+		}
+	}
+
+	return 0;
+}
+
+/* Of another engine's GPU spaces are opened when its memory can be mapped, or by a load of a hand-over. */
+static void poll_place(kvx_worker_t *worker, uint32_t place, uint64_t now)
+{
+	const int mapped = place > KVX_IN_DEVICE && is_mapped(worker, place);
+
+	for (uint32_t i = 0; i < worker->space_top; i++) {
+		if (place <= KVX_IN_DEVICE || mapped || worker->spaces[place][i].space) {
+			poll_space(worker, (kvx_wspace_ref_t){i, place}, now);
+		}
+	}
+	if (mapped && worker->spaces[place][0].known) {
+		atomic_fetch_or(&worker->reached, 1u << place);
+	}
+}
+
 void kvx_wspaces_poll(kvx_worker_t *worker, uint64_t now)
 {
 	if (kvc_incarnation(worker->kvc) == 0) {
 		return;
 	}
-	for (uint32_t i = 0; i < worker->space_top; i++) {
-		poll_space(worker, (kvx_wspace_ref_t){i, KVX_IN_HOST}, now);
-		for (uint32_t place = KVX_IN_DEVICE; place < KVX_PLACES; place++) {
-			/* Of another engine's GPU only a load opens a space. */
-			if (worker->devices[place] && (place == KVX_IN_DEVICE || worker->spaces[place][i].space)) {
-				poll_space(worker, (kvx_wspace_ref_t){i, place}, now);
-			}
+	for (uint32_t place = KVX_IN_HOST; place < KVX_PLACES; place++) {
+		if (place == KVX_IN_HOST || worker->devices[place]) {
+			poll_place(worker, place, now);
 		}
 	}
 }
