@@ -1,4 +1,5 @@
 /* Slabs that come and go, as the host tells of them: pool, disk tier and members are played here. */
+#include "io/gpu.h"
 #include "io/members/member_table.h"
 #include "io/members/slabs.h"
 #include "io/sessions/session.h"
@@ -19,6 +20,8 @@ static int there_[SLABS];
 static uint64_t version_, now_ns_;
 static part_state_t region_[REGIONS];
 static uint32_t region_count_;
+static kvd_session_t first_, second_;
+static char told_[1024];
 
 /* ---- what slabs.c calls ---------------------------------------------------------------------- */
 
@@ -111,13 +114,37 @@ void kvd_session_drop_queued(kvd_session_t *session, const int fds[2])
 	(void)fds;
 }
 
+/* Each GPU's pool but the last, which has none yet. */
+int kvd_gpu_describe(const kvd_host_t *host, uint32_t i, kvd_gpu_info_t *p_info)
+{
+	static const char *const names[] = {"fake-0", "fake-1", "fake-2"};
+	const uint32_t memory = i + 1u;
+
+	if (i >= KV_COUNT_OF(names)) {
+		return 0;
+	}
+	*p_info = memory < host->pool_count
+			  ? (kvd_gpu_info_t){.uuid = names[i], .pool = host->pool[memory], .memory = memory}
+			  : (kvd_gpu_info_t){.uuid = names[i]};
+
+	return 1;
+}
+
+/* A line for each notice: who, what, and which. */
 void kvd_session_notify(kvd_host_t *host, kvd_session_t *session, uint16_t code, const kv_msg_t *msg, const int *fds)
 {
+	const size_t len = strlen(told_);
+
 	(void)host;
-	(void)session;
-	(void)code;
-	(void)msg;
 	(void)fds;
+	if (code == KV_CODE_DEVICE_ADD) {
+		snprintf(told_ + len, sizeof told_ - len, "%c device %u %.*s\n", session == &first_ ? 'a' : 'b',
+			 msg->device_add.device, (int)msg->device_add.name.len,
+			 (const char *)msg->device_add.name.data);
+	} else if (code == KV_CODE_SLAB_ADD) {
+		snprintf(told_ + len, sizeof told_ - len, "%c slab %u of %u\n", session == &first_ ? 'a' : 'b',
+			 msg->slab_add.slab, msg->slab_add.device);
+	}
 }
 
 /* ---- tests ----------------------------------------------------------------------------------- */
@@ -136,21 +163,62 @@ static void carve(uint32_t slab)
 	there_[slab] = 1;
 }
 
-static void p4_a_retiring_slab_leaves_the_memory_of_others_registered(void **state)
+static kvs_tier_t tier_;
+
+static kvd_host_t *open_host(kv_env_t *env)
 {
 	static const kvd_options_t options = {.cpu_size = 16u << 20};
-	static kvs_tier_t tier;
-	kv_env_t env = kv_env_posix;
 	kvd_host_t *host = calloc(1, sizeof *host);
 
-	(void)state;
 	assert_non_null(host);
-	env.now_ns = now;
-	host->env = &env;
+	memset(there_, 0, sizeof there_);
+	*env = kv_env_posix;
+	env->now_ns = now;
+	host->env = env;
 	host->options = &options;
-	host->cpu = host->pool[0] = host->disk = &tier;
+	host->cpu = host->pool[0] = &tier_;
 	host->pool_count = 1;
 	assert_int_equal(kvd_slabs_open(host), KV_OK);
+
+	return host;
+}
+
+/* A device comes before its slabs, for members of before and of later. */
+static void p10_a_member_hears_of_a_device_before_its_slabs(void **state)
+{
+	static kvd_namespace_t ns = {.name = "default"};
+	kv_env_t env;
+	kvd_host_t *host = open_host(&env);
+
+	(void)state;
+	first_ = (kvd_session_t){.ns = &ns, .member = (void *)&first_, .next = &second_};
+	second_ = (kvd_session_t){.ns = &ns};
+	host->sessions = &first_;
+	kvd_slabs_announce(host);
+	host->pool[host->pool_count++] = &tier_; /* two devices have got memory */
+	host->pool[host->pool_count++] = &tier_;
+	carve(2);
+	kvd_slabs_announce(host);
+	assert_string_equal(told_, "a device 1 fake-0\na device 2 fake-1\na slab 2 of 0\n"
+				   "a slab 3074 of 1\na slab 3201 of 2\n");
+	told_[0] = '\0';
+	kvd_slabs_announce(host);
+	assert_string_equal(told_, "");
+	second_.member = (void *)&second_;
+	kvd_slabs_announce_to(host, &second_);
+	assert_string_equal(told_, "b device 1 fake-0\nb device 2 fake-1\nb slab 2 of 0\n"
+				   "b slab 3074 of 1\nb slab 3201 of 2\n");
+	kvd_slabs_close(host);
+	free(host);
+}
+
+static void p4_a_retiring_slab_leaves_the_memory_of_others_registered(void **state)
+{
+	kv_env_t env;
+	kvd_host_t *host = open_host(&env);
+
+	(void)state;
+	host->disk = &tier_;
 	carve(0);
 	kvd_slabs_announce(host);
 	slab_[0].retired = 1;
@@ -180,6 +248,7 @@ static void p4_a_retiring_slab_leaves_the_memory_of_others_registered(void **sta
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p10_a_member_hears_of_a_device_before_its_slabs),
 		cmocka_unit_test(p4_a_retiring_slab_leaves_the_memory_of_others_registered),
 	};
 

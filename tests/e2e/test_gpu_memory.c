@@ -10,12 +10,12 @@
 
 static rig_t rig;
 
-static void stage(const char *namespaces)
+static void stage_devices(const char *namespaces, const char *devices)
 {
 	rig_init(&rig, 1);
 	rig_option(&rig, "--gpu.size=%uMiB", 2 * SLABS);
 	rig_option(&rig, "--gpu.slab_size=2MiB");
-	rig_option(&rig, "--gpu.devices=fake-0");
+	rig_option(&rig, "--gpu.devices=%s", devices);
 	rig_option(&rig, "--namespaces=%s", namespaces);
 	rig_start(&rig);
 }
@@ -29,20 +29,29 @@ static kvc_status_t try_device(user_t *user, const char *sock, const char *devic
 	return user_try(user, sock, &identity);
 }
 
+static void stage(const char *namespaces)
+{
+	stage_devices(namespaces, "fake-0");
+}
+
 /* The daemon has its memory a moment after it serves. */
-static void attach(user_t *user, const char *sock)
+static void attach_to(user_t *user, const char *sock, const char *device)
 {
 	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
 	kvc_status_t status;
 
-	while ((status = try_device(user, sock, "fake-0")) == (kvc_status_t)KV_ERR_TIER_OFF &&
-	       rig_now_ms() < deadline) {
+	while ((status = try_device(user, sock, device)) == (kvc_status_t)KV_ERR_TIER_OFF && rig_now_ms() < deadline) {
 		user_leave(user);
 		usleep(20000);
 	}
 	if (status != KVC_OK) {
 		fail_msg("%d: %s", (int)status, kvc_last_error());
 	}
+}
+
+static void attach(user_t *user, const char *sock)
+{
+	attach_to(user, sock, "fake-0");
 }
 
 static uint32_t put_conversation(user_t *user, uint64_t seed)
@@ -131,6 +140,62 @@ static void p5_gpu_memory_evicts_within_its_size(void **state)
 	assert_int_equal(get_conversation(&host, 0), LEN);
 	user_leave(&gpu);
 	user_leave(&host);
+	end_stage();
+}
+
+/* All 0: it knows of none of that name. */
+static kvc_device_t device_named(const user_t *user, const char *name)
+{
+	kvc_device_t device = {.struct_size = sizeof device};
+
+	for (uint32_t i = 0; kvc_device(user->kvc, i, &device) == KVC_OK; i++) {
+		if (strcmp(device.name, name) == 0) {
+			return device;
+		}
+	}
+
+	return (kvc_device_t){0};
+}
+
+/* A member learns which GPUs have memory, whether it came before or after that memory, and what it could map of it. The
+ * slabs are those of its own namespace. */
+static void p8_a_member_knows_the_gpus_and_what_it_has_mapped(void **state)
+{
+	char sock[96];
+	user_t early, late, rival;
+	kvc_device_t device;
+
+	(void)state;
+	stage_devices("default,rival", "fake-0,fake-1");
+	snprintf(sock, sizeof sock, "%.79s/rival.sock", rig.run_dir);
+	user_attach(&early, &rig, "model");
+	attach_to(&late, rig.sock, "fake-1");
+	assert_int_equal(put_conversation(&late, 1), LEN);
+	attach_to(&rival, sock, "fake-0");
+	for (uint32_t i = 0; i < 2; i++) {
+		user_t *user = i == 0 ? &early : &late;
+
+		for (const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
+		     (!device_named(user, "fake-0").name || device_named(user, "fake-1").mapped != 1) &&
+		     rig_now_ms() < deadline;) {
+			(void)kvc_poll(user->kvc, 3);
+		}
+		assert_non_null(device_named(user, "fake-0").name);
+		assert_int_equal(device_named(user, "fake-0").mapped, 0);
+		assert_int_equal(device_named(user, "fake-1").mapped, 1);
+		assert_int_equal(device_named(user, "fake-1").unmapped, 0);
+	}
+	assert_int_equal(device_named(&rival, "fake-1").mapped, 0);
+	rig_kill(&rig, SIGKILL);
+	while (kvc_incarnation(late.kvc) != 0) {
+		(void)kvc_poll(late.kvc, 3);
+	}
+	device.struct_size = sizeof device;
+	assert_int_equal(kvc_device(late.kvc, 0, &device), KVC_MISS);
+	rig_start(&rig);
+	user_leave(&early);
+	user_leave(&late);
+	user_leave(&rival);
 	end_stage();
 }
 
@@ -228,6 +293,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_teardown(p1_blocks_in_gpu_memory_outlive_their_engine, clean_up),
 		cmocka_unit_test_teardown(p5_gpu_memory_evicts_within_its_size, clean_up),
+		cmocka_unit_test_teardown(p8_a_member_knows_the_gpus_and_what_it_has_mapped, clean_up),
 		cmocka_unit_test_teardown(p8_gpu_memory_of_one_tenant_is_never_another_s, clean_up),
 		cmocka_unit_test_teardown(p6_a_killed_daemon_starts_with_empty_gpu_memory, clean_up),
 		cmocka_unit_test_teardown(p10_a_device_that_is_not_there_is_refused, clean_up),

@@ -10,6 +10,7 @@ from promises import promise
 from test_equal import Case, must_hit
 from test_failed import Rig, fail_loads, faults
 from test_killed import must_come_back
+from test_pd import count
 
 GPU, CPU = "gpu", "cpu"  # tiers in metrics
 DEVICE = dict(device="fake-0")
@@ -94,6 +95,30 @@ def check_answers(context: Context, case: Case) -> None:
 def answers_from_a_device_are_equal(context: Context) -> None:
     """conversations whose blocks are in the device's memory; then a second engine's"""
     check_answers(context, Case())
+
+
+@promise(daemon=True, short=False)
+def answers_from_another_engine_s_device_are_equal(context: Context) -> None:
+    """a second engine, with a device of its own, finds what the first one has used twice in the first one's device"""
+    case = Case()
+    context.oracle.prepare(case.model)
+    store = context.store(**(MEMORY | {"gpu.devices": "fake-0,fake-1"}))
+    dialogue = context.dialogue(case.model, case.users, case.turns)
+    first, second = (context.engine(case.model, store, extra=case.extra | dict(device=device), **case.options()) for device in ("fake-0", "fake-1"))
+    for use in ("first", "second"):
+        play(use, first, dialogue, case.block)
+        store.settle()
+        first.reset()
+    for _ in range(2):  # one that has reached the other device says so with the report of a step
+        second.generate(context.prompts(2, 40, 60), 2, together=False)
+    must_hit("from the other engine's device", play("from the other engine's device", second, dialogue, case.block))
+    other, every = (count(second, name) for name in ("other_device_tokens", "load_tokens"))
+    if other < 0.5 * every:
+        raise Missed(f"{other} of {every} tokens came from the other engine's device")
+    context.note(f"{other} of {every} tokens from the other engine's device")
+    for engine in (first, second):
+        engine.stop()
+    store.must_be_clean("the engines have gone")
 
 
 @promise(daemon=True, short=False)

@@ -78,12 +78,29 @@ WRAP(kvc_status_t, kvc_space_open_start, kvc_t *kvc, const kvc_identity_t *ident
 	kvc_identity_t second = *identity;
 
 	if (identity->device) {
-		second.extra =
-			"fake-0"; /* of every name: a request finds there, as another GPU's, what one has saved */
+		/* Else of every name: a request finds there, as another GPU's, what one has saved. */
+		second.extra = sr.options.other ? identity->device : "fake-0";
 		second.device = NULL;
 	}
 
 	return __real_kvc_space_open_start(kvc, &second, p_space);
+}
+
+static const char *gpu(uint32_t place)
+{
+	const char *own = sr.options.own ? sr.options.own : "fake-0";
+
+	return place == KVX_IN_HOST ? NULL : place > KVX_IN_DEVICE && sr.options.other ? sr.options.other : own;
+}
+
+WRAP(kvc_status_t, kvc_device, const kvc_t *kvc, uint32_t i, kvc_device_t *device)
+{
+	if (!sr.options.other) {
+		return __real_kvc_device(kvc, i, device);
+	}
+	device->name = gpu(KVX_IN_DEVICE + i);
+
+	return i < 2 ? KVC_OK : KVC_MISS;
 }
 
 WRAP(kvc_status_t, kvc_space_state, const kvc_space_t *space)
@@ -109,7 +126,7 @@ WRAP(kvc_status_t, kvc_put_start, kvc_space_t *space, const kvc_key_t *keys, uin
 
 WRAP(kvc_status_t, kvc_lease_start, kvc_space_t *space, const kvc_want_t *want, kvc_lease_t **p_lease)
 {
-	if (sr.miss_device_leases && space == sr.scheduler->spaces[0].devices[KVX_IN_DEVICE].space) {
+	if (sr.miss_device_leases && space != sr.scheduler->spaces[0].space) {
 		return KVC_MISS;
 	}
 
@@ -201,7 +218,7 @@ kvc_status_t sr_open(const sr_options_t *options)
 		return status;
 	}
 	if (options->device != SR_DEVICE_NONE) {
-		assert_int_equal(kvx_scheduler_set_device(sr.scheduler, "fake-0"), KVC_OK);
+		assert_int_equal(kvx_scheduler_set_device(sr.scheduler, gpu(KVX_IN_DEVICE)), KVC_OK);
 	}
 	sr.cache = calloc(SR_BLOCKS, sr.block_bytes);
 	assert_non_null(sr.cache);
@@ -244,7 +261,7 @@ static int open_space(uint32_t place)
 	if (state != KVC_OK && state != KVC_PENDING && kvc_incarnation(sr.kvc)) {
 		kvc_space_close(*p_space);
 		*p_space = NULL;
-		identity.device = place == KVX_IN_HOST ? NULL : "fake-0";
+		identity.device = gpu(place);
 		(void)kvc_space_open_start(sr.kvc, &identity, p_space);
 	}
 
@@ -254,12 +271,17 @@ static int open_space(uint32_t place)
 void sr_wait_ready(void)
 {
 	const int device = sr.options.device == SR_DEVICE_THERE;
+	const uint32_t last = !device ? KVX_IN_HOST : sr.options.other ? KVX_IN_DEVICE + 1u : KVX_IN_DEVICE;
 
 	for (int i = 0; i < 30000; i++) {
+		int open = 1;
+
 		(void)sr_step();
-		if (open_space(KVX_IN_HOST) && (!device || open_space(KVX_IN_DEVICE)) &&
-		    kvx_scheduler_is_ready(sr.scheduler) &&
-		    (!device || sr.scheduler->spaces[0].devices[KVX_IN_DEVICE].open)) {
+		for (uint32_t place = 0; place <= last; place++) {
+			open &= open_space(place) &&
+				(place == KVX_IN_HOST || sr.scheduler->spaces[0].devices[place].open);
+		}
+		if (open && kvx_scheduler_is_ready(sr.scheduler)) {
 			return;
 		}
 		usleep(1000);

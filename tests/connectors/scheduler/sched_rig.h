@@ -29,6 +29,8 @@ typedef struct sr_options {
 	uint32_t wait_us, load_ms;
 	const char *silence; /* NULL: the rig's */
 	int device;          /* SR_DEVICE_* */
+	const char *own;     /* the engine's GPU; NULL: fake-0 */
+	const char *other;   /* another one of the daemon's, whose space is another one too; NULL: there is none */
 } sr_options_t;
 
 /* Not set; set, and a second space in host memory stands in for that of the GPU; set, and the daemon has none. */

@@ -96,6 +96,21 @@ WRAP(kvc_status_t, kvc_put_block, const kvc_put_t *put, uint32_t i, void **p_dat
 	return put == atomic_load(&written) ? place_block(i, status, p_data) : status;
 }
 
+/* What the daemon has of "fake-0": slabs that the worker could map, and could not; -1: it has no such GPU. */
+static atomic_int slabs_mapped = -1, slabs_unmapped;
+
+WRAP(kvc_status_t, kvc_device, const kvc_t *kvc, uint32_t i, kvc_device_t *device)
+{
+	const int there = atomic_load(&slabs_mapped) >= 0;
+
+	(void)kvc;
+	device->name = i == 0 ? "fake-7" : "fake-0";
+	device->mapped = i == 0 ? 1 : (uint32_t)atomic_load(&slabs_mapped);
+	device->unmapped = i == 0 ? 0 : (uint32_t)atomic_load(&slabs_unmapped);
+
+	return i < 1u + (uint32_t)there ? KVC_OK : KVC_MISS;
+}
+
 WRAP(kvc_status_t, kvc_poll, kvc_t *kvc, uint32_t timeout_ms)
 {
 	const kvc_status_t status = __real_kvc_poll(kvc, timeout_ms);
@@ -150,6 +165,8 @@ static int setup(void **state)
 	atomic_store(&written, NULL);
 	atomic_store(&mapped, NULL);
 	atomic_store(&unmapped, 0);
+	atomic_store(&slabs_mapped, -1);
+	atomic_store(&slabs_unmapped, 0);
 	(void)wr_setup(state);
 	wr = *state;
 	identity = wr->identity;
@@ -261,6 +278,58 @@ static void p1_another_gpu_is_a_place_like_the_own_one(void **state)
 	assert_int_equal(end.loaded.status, KVC_OK);
 	assert_int_equal(end.loaded.blocks, HALF);
 	kvc_release(&first, 1);
+}
+
+/* Reports that say so within `ms` milliseconds; one ends the wait if `until_one`. */
+static uint32_t count_reached(wr_t *wr, uint32_t ms, int until_one)
+{
+	const uint64_t until = wr_now_ms() + ms;
+	uint32_t n = 0;
+
+	while (wr_now_ms() < until && !(until_one && n > 0)) {
+		const kvx_record_header_t *record;
+		kvx_msg_reader_t cursor;
+		const void *bytes;
+		size_t len;
+
+		usleep(1000);
+		kvx_worker_take_report(wr->rank[0].worker, &bytes, &len);
+		if (len == 0) {
+			continue;
+		}
+		assert_true(kvx_msg_open(&cursor, KVX_REPORT_MAGIC, bytes, len));
+		while ((record = kvx_msg_next(&cursor)) != NULL) {
+			assert_int_equal(record->type, KVX_RECORD_REACHED);
+			assert_int_equal(((const kvx_report_reached_t *)(const void *)record)->place, OTHER);
+			n++;
+		}
+	}
+
+	return n;
+}
+
+/* All of its memory that there is can be mapped, and there is some. */
+static void p7_a_rank_says_once_that_it_reaches_another_gpu(void **state)
+{
+	static const int without[][2] = {{-1, 0}, {0, 0}, {0, 1}, {3, 1}};
+	wr_t *wr = *state;
+
+	wr_message(wr);
+	wr_add_device(wr, OTHER, "fake-0");
+	wr_begin(wr);
+	wr_end(wr);
+	for (uint32_t i = 0; i < KV_COUNT_OF(without); i++) {
+		atomic_store(&slabs_unmapped, without[i][1]);
+		atomic_store(&slabs_mapped, without[i][0]);
+		assert_int_equal(count_reached(wr, 50, 0), 0);
+	}
+	atomic_store(&slabs_unmapped, 0);
+	assert_int_equal(count_reached(wr, WR_PATIENCE, 1), 1);
+	atomic_store(&slabs_unmapped, 1);
+	assert_int_equal(count_reached(wr, 50, 0), 0);
+	atomic_store(&slabs_unmapped, 0);
+	assert_int_equal(count_reached(wr, 50, 0), 0);
+	assert_true(wr->rank[0].worker->spaces[OTHER][0].known); /* no load waits for it to be opened */
 }
 
 /* A GPU that cannot be used says nothing about another one. */
@@ -430,6 +499,7 @@ int main(int argc, char **argv)
 		TEST(p1_a_load_of_two_parts_is_right, layered),
 		TEST(p1_another_gpu_is_a_place_like_the_own_one, stored),
 		TEST(p7_each_gpu_is_refused_by_itself, stored),
+		TEST(p7_a_rank_says_once_that_it_reaches_another_gpu, stored),
 		TEST(p7_a_save_may_begin_at_any_time, stored),
 		TEST(p7_a_part_in_an_unknown_space_fails_by_name, stored),
 		TEST(p5_unmapped_memory_costs_no_deadline, stored),
