@@ -1,7 +1,7 @@
 /* What an earlier daemon had handed to the keeper. */
 #include "held.h"
 
-#include "keeper.h"
+#include "keeper_socket.h"
 
 #include "kv/log.h"
 

@@ -1,6 +1,8 @@
 /* The keeper process. */
 #include "keeper.h"
 
+#include "keeper_socket.h"
+
 #include "kv/env.h"
 #include "kv/log.h"
 
@@ -25,11 +27,9 @@
 #define CRASHES_MAX    5u
 #define COLD_CRASHES   3u /* in a row: what memory holds may be their cause */
 #define HELD_MAX       16384u
-#define NAME_BYTES     KVD_KEEPER_NAME
-#define SEND_MS        100
 
 typedef struct held {
-	char name[NAME_BYTES];
+	char name[KVD_KEEPER_NAME];
 	int fd;
 	int keep; /* for the next daemon too */
 } held_t;
@@ -52,78 +52,6 @@ typedef struct keeper {
 	held_t *held;
 	uint32_t held_count, held_cap;
 } keeper_t;
-
-/* The name of the configuration, which outlives a daemon. */
-#define CONFIG "config"
-
-/* One message: 'H' (hold), 'K' (keep) or 'D' (drop) and a name, or 'S': the daemon serves. */
-typedef struct word {
-	char verb;
-	char name[NAME_BYTES];
-} word_t;
-
-/* ---- daemon side ----------------------------------------------------------------------------- */
-
-static void send_to_keeper(int keeper_fd, char verb, const char *name, int fd)
-{
-	union {
-		struct cmsghdr align;
-		char bytes[CMSG_SPACE(sizeof(int))];
-	} control;
-	word_t word = {.verb = verb};
-	struct iovec part = {&word, sizeof word};
-	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
-
-	if (keeper_fd < 0) {
-		return;
-	}
-	snprintf(word.name, sizeof word.name, "%s", name);
-	if (fd >= 0) {
-		memset(&control, 0, sizeof control);
-		message.msg_control = control.bytes;
-		message.msg_controllen = sizeof control.bytes;
-		control.align.cmsg_level = SOL_SOCKET;
-		control.align.cmsg_type = SCM_RIGHTS;
-		control.align.cmsg_len = CMSG_LEN(sizeof fd);
-		memcpy(CMSG_DATA(&control.align), &fd, sizeof fd);
-	}
-	struct pollfd room = {.fd = keeper_fd, .events = POLLOUT};
-	ssize_t sent = sendmsg(keeper_fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-
-	/* A start hands in more than fits into the socket. */
-	if (sent < 0 && errno == EAGAIN && poll(&room, 1, SEND_MS) > 0) {
-		sent = sendmsg(keeper_fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-	}
-	if (sent < 0) {
-		kv_log(KV_LOG_WARN, "keeper", "a descriptor was not handed in: name %s error \"%s\"", name,
-		       strerror(errno));
-	}
-}
-
-void kvd_keeper_hold(int keeper_fd, const char *name, int fd)
-{
-	send_to_keeper(keeper_fd, 'H', name, fd);
-}
-
-void kvd_keeper_keep(int keeper_fd, const char *name, int fd)
-{
-	send_to_keeper(keeper_fd, 'K', name, fd);
-}
-
-void kvd_keeper_drop(int keeper_fd, const char *name)
-{
-	send_to_keeper(keeper_fd, 'D', name, -1);
-}
-
-void kvd_keeper_config(int keeper_fd, int fd)
-{
-	send_to_keeper(keeper_fd, 'H', CONFIG, fd);
-}
-
-void kvd_keeper_serves(int keeper_fd)
-{
-	send_to_keeper(keeper_fd, 'S', "", -1);
-}
 
 /* ---- what is held ---------------------------------------------------------------------------- */
 
@@ -156,7 +84,7 @@ static void hold_fd(keeper_t *keeper, const char *name, int fd, int keep)
 		close(fd);
 		return;
 	}
-	snprintf(keeper->held[keeper->held_count].name, NAME_BYTES, "%s", name);
+	snprintf(keeper->held[keeper->held_count].name, KVD_KEEPER_NAME, "%s", name);
 	keeper->held[keeper->held_count].keep = keep;
 	keeper->held[keeper->held_count++].fd = fd;
 }
@@ -211,28 +139,13 @@ static int duplicate(int fd)
 /* One message from the daemon. Returns 0 when there is none. */
 static int take_word(keeper_t *keeper)
 {
-	union {
-		struct cmsghdr align;
-		char bytes[CMSG_SPACE(sizeof(int))];
-	} control;
-	word_t word = {0};
-	struct iovec part = {&word, sizeof word};
-	struct msghdr message = {.msg_iov = &part,
-				 .msg_iovlen = 1,
-				 .msg_control = control.bytes,
-				 .msg_controllen = sizeof control.bytes};
-	ssize_t n = recvmsg(keeper->socket_fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-	struct cmsghdr *head = n > 0 ? CMSG_FIRSTHDR(&message) : NULL;
-	int fd = -1;
+	kvd_word_t word;
+	int fd;
 
-	if (n <= 0) {
-		return n < 0 && errno == EINTR;
+	if (!kvd_keeper_receive(keeper->socket_fd, &word, &fd)) {
+		return 0;
 	}
-	if (head && head->cmsg_type == SCM_RIGHTS && head->cmsg_len == CMSG_LEN(sizeof fd)) {
-		memcpy(&fd, CMSG_DATA(head), sizeof fd);
-	}
-	word.name[NAME_BYTES - 1] = '\0';
-	if (word.verb == 'H' && fd >= 0 && strcmp(word.name, CONFIG) == 0) {
+	if (word.verb == 'H' && fd >= 0 && strcmp(word.name, KVD_KEEPER_CONFIG) == 0) {
 		replace(&keeper->config_fd, fd);
 	} else if ((word.verb == 'H' || word.verb == 'K') && fd >= 0) {
 		hold_fd(keeper, word.name, fd, word.verb == 'K');

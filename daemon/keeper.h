@@ -23,16 +23,4 @@
  * on to every daemon; setup->config_fd becomes the keeper's. */
 int kvd_keeper_run(kvd_setup_t *setup);
 
-#define KVD_KEEPER_NAME 96u /* bytes of a name, with its end */
-
-/* Daemon side. Hand a duplicate of fd in under a name, until this daemon ends (hold) or also for the next one (keep),
- * or let go of it. It waits for the keeper at most 100 ms; fd -1 of the keeper: nothing happens. */
-void kvd_keeper_hold(int keeper_fd, const char *name, int fd);
-void kvd_keeper_keep(int keeper_fd, const char *name, int fd);
-void kvd_keeper_drop(int keeper_fd, const char *name);
-
-/* Daemon side. The configuration of the next daemon (a duplicate of this memfd), and: this one serves. */
-void kvd_keeper_config(int keeper_fd, int fd);
-void kvd_keeper_serves(int keeper_fd);
-
 #endif

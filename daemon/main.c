@@ -12,6 +12,7 @@
 #include "io/sessions/listener.h"
 #include "io/sessions/receive.h"
 #include "io/world.h"
+#include "keeper.h"
 #include "kvs/pool.h"
 #include "memory.h"
 #include "process.h"

@@ -5,7 +5,7 @@
 #include "held.h"
 #include "helper.h"
 #include "io/poller.h"
-#include "keeper.h"
+#include "keeper_socket.h"
 
 #include "kvs/pool.h"
 

@@ -22,7 +22,7 @@
 #include "io/shm_region.h"
 #include "io/events/events.h"
 #include "io/fair.h"
-#include "keeper.h"
+#include "keeper_socket.h"
 #include "kv/log.h"
 #include "kv/sock.h"
 #include "kvs/memories.h"

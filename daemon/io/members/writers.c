@@ -4,7 +4,7 @@
 #include "held.h"
 #include "io/members/member.h"
 #include "io/poller.h"
-#include "keeper.h"
+#include "keeper_socket.h"
 
 #include "kvs/pool.h"
 
