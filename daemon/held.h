@@ -1,4 +1,5 @@
-/* daemon/held.h -- descriptors that the keeper has kept from an earlier daemon, by name.
+/* daemon/held.h -- descriptors that the keeper has kept from an earlier daemon, by name: for the next daemon, or for a
+ * keeper of another version (decision 061).
  *
  * The keeper's list is a memfd of lines "<descriptor> <name>"; the descriptors were inherited. What nobody claims is
  * closed, and the keeper lets go of it (decision 059).

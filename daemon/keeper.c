@@ -1,7 +1,9 @@
 /* The keeper process. */
 #include "keeper.h"
 
+#include "held.h"
 #include "keeper_socket.h"
+#include "process.h"
 
 #include "kv/env.h"
 #include "kv/log.h"
@@ -10,9 +12,11 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
@@ -27,12 +31,24 @@
 #define CRASHES_MAX    5u
 #define COLD_CRASHES   3u /* in a row: what memory holds may be their cause */
 #define HELD_MAX       16384u
+#define UPGRADE_NS     UINT64_C(10000000000) /* for the check, and then for the daemon's end */
+#define KEPT_BYTES     80u
+
+extern char **environ;
 
 typedef struct held {
 	char name[KVD_KEEPER_NAME];
 	int fd;
 	int keep; /* for the next daemon too */
 } held_t;
+
+/* Another program takes our place (decision 061). */
+typedef enum upgrade {
+	UPGRADE_NONE,
+	UPGRADE_CHECKING, /* it reads the configuration, in a process of its own */
+	UPGRADE_CHECKED,  /* it can go on when no daemon runs; one that is starting is waited for */
+	UPGRADE_STOPPING  /* the daemon has been asked to end */
+} upgrade_t;
 
 typedef struct keeper {
 	kvd_setup_t *setup;
@@ -49,6 +65,10 @@ typedef struct keeper {
 	uint32_t failures; /* passing causes in a row */
 	uint32_t crashes;  /* of young daemons in a row */
 	uint64_t born_ns;
+	upgrade_t upgrade;
+	pid_t check_pid;      /* 0: none */
+	int next_config_fd;   /* the file as it was when the upgrade began; -1: there is none */
+	uint64_t deadline_ns; /* of the check or the daemon's end; 0: none */
 	held_t *held;
 	uint32_t held_count, held_cap;
 } keeper_t;
@@ -107,17 +127,19 @@ static uint32_t drop_held(keeper_t *keeper, int all)
 	return before - keeper->held_count;
 }
 
-/* The names of what is kept, a line each behind its descriptor, for the next daemon. -1: there is nothing, or it cannot
- * be written. */
-static int list_kept(const keeper_t *keeper)
+/* The names of what is kept, a line each behind its descriptor, for the next daemon or keeper; `proven_fd`: the
+ * configuration that has served last, -1: not in the list. -1: it cannot be written. */
+static int list_kept(const keeper_t *keeper, int proven_fd)
 {
-	int fd = keeper->held_count > 0 ? memfd_create("kvd-kept", MFD_CLOEXEC) : -1;
+	int fd = memfd_create("kvd-kept", MFD_CLOEXEC);
+	int ok = fd >= 0 && (proven_fd < 0 || dprintf(fd, "%d %s\n", proven_fd, KVD_KEEPER_CONFIG) > 0);
 
-	for (uint32_t i = 0; fd >= 0 && i < keeper->held_count; i++) {
-		if (dprintf(fd, "%d %s\n", keeper->held[i].fd, keeper->held[i].name) < 0) {
-			close(fd);
-			fd = -1;
-		}
+	for (uint32_t i = 0; ok && i < keeper->held_count; i++) {
+		ok = dprintf(fd, "%d %s\n", keeper->held[i].fd, keeper->held[i].name) > 0;
+	}
+	if (!ok && fd >= 0) {
+		close(fd);
+		fd = -1;
 	}
 
 	return fd;
@@ -160,6 +182,72 @@ static int take_word(keeper_t *keeper)
 	return 1;
 }
 
+/* What an earlier program in this process has left. */
+static void take_over(keeper_t *keeper)
+{
+	kvd_held_t *held = kvd_held_open(keeper->setup->held_fd, -1);
+	const char *name;
+
+	for (uint32_t i = 0; (name = kvd_held_name(held, i)) != NULL; i++) {
+		const int fd = kvd_held_claim(held, name);
+
+		if (strcmp(name, KVD_KEEPER_CONFIG) == 0) {
+			replace(&keeper->proven_fd, fd);
+		} else {
+			hold_fd(keeper, name, fd, 1);
+		}
+	}
+	kvd_held_close(held, 0);
+	(void)fcntl(keeper->setup->lock_fd, F_SETFD, FD_CLOEXEC);
+	(void)fcntl(keeper->config_fd, F_SETFD, FD_CLOEXEC);
+	keeper->restarts = keeper->setup->restarts;
+	keeper->served = 1;
+	kv_log(KV_LOG_INFO, "keeper", "version %s goes on: kept %u", KVD_VERSION, keeper->held_count);
+}
+
+/* The next program inherits these and what the list names (`flag` 0), or does not (FD_CLOEXEC). 0: it cannot be. */
+static int set_inherited(const keeper_t *keeper, int list_fd, int config_fd, int flag)
+{
+	const int fds[] = {keeper->setup->lock_fd, list_fd, config_fd};
+
+	for (size_t i = 0; i < KV_COUNT_OF(fds); i++) {
+		if (fds[i] >= 0 && fcntl(fds[i], F_SETFD, flag) != 0) {
+			return 0;
+		}
+	}
+	for (uint32_t i = 0; list_fd >= 0 && i < keeper->held_count; i++) {
+		(void)fcntl(keeper->held[i].fd, F_SETFD, flag);
+	}
+
+	return 1;
+}
+
+/* The argument that hands descriptors on: take_kept() in options.c. */
+static void format_kept(char out[KEPT_BYTES], const keeper_t *keeper, int socket_fd, int config_fd, int list_fd)
+{
+	snprintf(out, KEPT_BYTES, "--kept=%d,%d,%u,%d,%d", socket_fd, keeper->setup->lock_fd, keeper->restarts,
+		 config_fd, list_fd);
+}
+
+/* The arguments of our start, without what an earlier program handed on, and with one or two more. */
+static char **copy_arguments(const kvd_setup_t *setup, char *first, char *second)
+{
+	char **argv = calloc((size_t)setup->argc + 3, sizeof *argv);
+	size_t n = 0;
+
+	for (int i = 0; argv && i < setup->argc; i++) {
+		if (strncmp(setup->argv[i], "--kept=", 7) != 0) {
+			argv[n++] = setup->argv[i];
+		}
+	}
+	if (argv) {
+		argv[n++] = first;
+		argv[n] = second;
+	}
+
+	return argv;
+}
+
 /* ---- the daemon's life ----------------------------------------------------------------------- */
 
 /* In the child, between fork and exec: nothing but system calls. */
@@ -174,12 +262,7 @@ static _Noreturn void become_daemon(const keeper_t *keeper, const int fds[2], pi
 	if (getppid() != parent) {
 		_exit(70);
 	}
-	for (uint32_t i = 0; fds[1] >= 0 && i < keeper->held_count; i++) {
-		(void)fcntl(keeper->held[i].fd, F_SETFD, 0);
-	}
-	if (fcntl(fds[0], F_SETFD, 0) == 0 && (fds[1] < 0 || fcntl(fds[1], F_SETFD, 0) == 0) &&
-	    fcntl(keeper->setup->lock_fd, F_SETFD, 0) == 0 &&
-	    (keeper->config_fd < 0 || fcntl(keeper->config_fd, F_SETFD, 0) == 0)) {
+	if (fcntl(fds[0], F_SETFD, 0) == 0 && set_inherited(keeper, fds[1], keeper->config_fd, 0)) {
 		execv("/proc/self/exe", argv);
 	}
 	_exit(70);
@@ -188,25 +271,21 @@ static _Noreturn void become_daemon(const keeper_t *keeper, const int fds[2], pi
 static kv_status_t start_daemon(keeper_t *keeper)
 {
 	int pair[2];
-	char kept[80];
-	const size_t argc = (size_t)keeper->setup->argc;
+	char kept[KEPT_BYTES];
 	pid_t parent = getpid();
 	kv_status_t status = KV_OK;
 
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) {
 		return KV_ERR_LIMIT;
 	}
-	char **argv = calloc(argc + 2, sizeof *argv);
+	char **argv = copy_arguments(keeper->setup, kept, NULL);
 	if (!argv) {
 		status = KV_ERR_NOMEM;
 		goto err_pair;
 	}
-	memcpy(argv, keeper->setup->argv, argc * sizeof *argv);
-	const int fds[2] = {pair[1], list_kept(keeper)};
+	const int fds[2] = {pair[1], list_kept(keeper, -1)};
 
-	snprintf(kept, sizeof kept, "--kept=%d,%d,%u,%d,%d", pair[1], keeper->setup->lock_fd, keeper->restarts,
-		 keeper->config_fd, fds[1]);
-	argv[argc] = kept;
+	format_kept(kept, keeper, fds[0], keeper->config_fd, fds[1]);
 	keeper->serves = 0;
 	keeper->born_ns = kv_now_ns(&kv_env_posix);
 	keeper->pid = fork();
@@ -248,12 +327,168 @@ static void reread(keeper_t *keeper)
 	}
 }
 
+/* ---- an upgrade ------------------------------------------------------------------------------ */
+
+/* By the path of our start: /proc/self/exe is what was installed there then. */
+static const char *find_installed_program(void)
+{
+	return (const char *)getauxval(AT_EXECFN); /* NOLINT(performance-no-int-to-ptr): the kernel's number is one */
+}
+
+static void end_upgrade(keeper_t *keeper)
+{
+	replace(&keeper->next_config_fd, -1);
+	keeper->upgrade = UPGRADE_NONE;
+	keeper->deadline_ns = 0;
+}
+
+static void refuse_upgrade(keeper_t *keeper, const char *why)
+{
+	kv_log(KV_LOG_ERROR, "keeper", "no upgrade, the program that runs goes on: %s: %s", find_installed_program(),
+	       why);
+	end_upgrade(keeper);
+}
+
+/* Returns 0, or why not: an errno. */
+static int spawn_check(keeper_t *keeper, char **argv)
+{
+	posix_spawn_file_actions_t files;
+	posix_spawnattr_t attr;
+	sigset_t none;
+	pid_t pid;
+	int error;
+
+	sigemptyset(&none);
+	posix_spawn_file_actions_init(&files);
+	if (keeper->next_config_fd >= 0) { /* onto itself: it is inherited */
+		posix_spawn_file_actions_adddup2(&files, keeper->next_config_fd, keeper->next_config_fd);
+	}
+	posix_spawnattr_init(&attr);
+	posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK);
+	posix_spawnattr_setsigmask(&attr, &none);
+	error = posix_spawn(&pid, find_installed_program(), &files, &attr, argv, environ);
+	posix_spawnattr_destroy(&attr);
+	posix_spawn_file_actions_destroy(&files);
+	keeper->check_pid = error ? 0 : pid;
+
+	return error;
+}
+
+/* SIGUSR2. The daemon serves while the installed program says whether it can go on. */
+static void begin_upgrade(keeper_t *keeper)
+{
+	static char check[] = "--check-config";
+	kv_option_error_t error;
+	char kept[KEPT_BYTES], **argv;
+	int failed;
+
+	if (keeper->stopping || keeper->upgrade != UPGRADE_NONE) {
+		return;
+	}
+	if (kvd_setup_copy_config(keeper->setup, &keeper->next_config_fd, &error) != KV_OK) {
+		refuse_upgrade(keeper, error.text);
+		return;
+	}
+	format_kept(kept, keeper, -1, keeper->next_config_fd, -1);
+	argv = copy_arguments(keeper->setup, kept, check);
+	failed = argv ? spawn_check(keeper, argv) : ENOMEM;
+	free(argv);
+	if (failed) {
+		refuse_upgrade(keeper, strerror(failed));
+		return;
+	}
+	keeper->upgrade = UPGRADE_CHECKING;
+	keeper->deadline_ns = kv_now_ns(&kv_env_posix) + UPGRADE_NS;
+}
+
+static void judge_check(keeper_t *keeper, int wstatus)
+{
+	char why[96];
+
+	keeper->deadline_ns = 0;
+	keeper->check_pid = 0;
+	if (WIFEXITED(wstatus) && WEXITSTATUS(wstatus) == 0) {
+		keeper->upgrade = UPGRADE_CHECKED;
+		return;
+	}
+	snprintf(why, sizeof why, "its --check-config ended with %s %d", WIFEXITED(wstatus) ? "exit code" : "signal",
+		 WIFEXITED(wstatus) ? WEXITSTATUS(wstatus) : WTERMSIG(wstatus));
+	refuse_upgrade(keeper, why);
+}
+
+/* What has been acknowledged as durable holds through a kill, so the daemon may have its end cut short. */
+static void enforce_deadline(keeper_t *keeper)
+{
+	const int checking = keeper->upgrade == UPGRADE_CHECKING;
+
+	if (keeper->deadline_ns == 0 || kv_now_ns(&kv_env_posix) < keeper->deadline_ns) {
+		return;
+	}
+	keeper->deadline_ns = 0;
+	kv_log(KV_LOG_WARN, "keeper", "upgrade: %s has not ended in time and is killed",
+	       checking ? "the check of the configuration" : "the daemon");
+	kill(checking ? keeper->check_pid : keeper->pid, SIGKILL);
+}
+
+static void advance_upgrade(keeper_t *keeper)
+{
+	int wstatus;
+
+	enforce_deadline(keeper);
+	if (keeper->upgrade == UPGRADE_CHECKING && waitpid(keeper->check_pid, &wstatus, WNOHANG) == keeper->check_pid) {
+		judge_check(keeper, wstatus);
+	}
+	/* A daemon that ends before it serves is taken for a victim of what was kept. */
+	if (keeper->upgrade == UPGRADE_CHECKED && keeper->pid > 0 && keeper->serves) {
+		keeper->upgrade = UPGRADE_STOPPING;
+		keeper->deadline_ns = kv_now_ns(&kv_env_posix) + UPGRADE_NS;
+		kv_log(KV_LOG_INFO, "keeper", "upgrade: the daemon is asked to end");
+		kvd_process_notify("RELOADING=1"); /* until the next daemon is ready */
+		kvd_keeper_ask_end(keeper->socket_fd);
+	}
+}
+
+/* May the installed program go on now? */
+static int may_replace(const keeper_t *keeper)
+{
+	return keeper->upgrade >= UPGRADE_CHECKED && keeper->served && !keeper->stopping;
+}
+
+/* The installed program goes on in this process. Returns when it cannot. */
+static void replace_program(keeper_t *keeper)
+{
+	const int list_fd = list_kept(keeper, keeper->proven_fd);
+	char kept[KEPT_BYTES];
+	char **argv = copy_arguments(keeper->setup, kept, NULL);
+	int failed = ENOMEM;
+
+	format_kept(kept, keeper, -1, keeper->next_config_fd, list_fd);
+	if (argv && list_fd >= 0 && set_inherited(keeper, list_fd, keeper->next_config_fd, 0)) {
+		(void)fcntl(keeper->proven_fd, F_SETFD, 0);
+		execv(find_installed_program(), argv);
+		failed = errno;
+		(void)fcntl(keeper->proven_fd, F_SETFD, FD_CLOEXEC);
+		(void)set_inherited(keeper, list_fd, keeper->next_config_fd, FD_CLOEXEC);
+	}
+	free(argv);
+	if (list_fd >= 0) {
+		close(list_fd);
+	}
+	refuse_upgrade(keeper, strerror(failed));
+}
+
+/* ---- the life of both ------------------------------------------------------------------------ */
+
 static void forward(keeper_t *keeper)
 {
 	struct signalfd_siginfo info;
 
 	while (read(keeper->signal_fd, &info, sizeof info) == (ssize_t)sizeof info) {
 		if (info.ssi_signo == SIGCHLD) {
+			continue;
+		}
+		if (info.ssi_signo == SIGUSR2) {
+			begin_upgrade(keeper);
 			continue;
 		}
 		if (info.ssi_signo != SIGHUP) {
@@ -267,13 +502,27 @@ static void forward(keeper_t *keeper)
 	}
 }
 
+/* The shorter of the time and what is left until the deadline. */
+static int limit_wait(const keeper_t *keeper, int timeout_ms)
+{
+	const uint64_t now = kv_now_ns(&kv_env_posix);
+	int left_ms;
+
+	if (keeper->deadline_ns == 0) {
+		return timeout_ms;
+	}
+	left_ms = keeper->deadline_ns > now ? (int)((keeper->deadline_ns - now) / 1000000u) + 1 : 0;
+
+	return timeout_ms < 0 || left_ms < timeout_ms ? left_ms : timeout_ms;
+}
+
 /* Wait for a word, a signal, or the time to pass. Returns 1 and the status when the daemon has ended. */
 static int watch_daemon(keeper_t *keeper, int timeout_ms, int *p_wstatus)
 {
 	struct pollfd look[2] = {{.fd = keeper->signal_fd, .events = POLLIN},
 				 {.fd = keeper->socket_fd, .events = POLLIN}};
 
-	(void)poll(look, 2, timeout_ms);
+	(void)poll(look, 2, limit_wait(keeper, timeout_ms));
 	forward(keeper);
 	if (keeper->socket_fd >= 0) {
 		while (take_word(keeper)) {
@@ -283,6 +532,7 @@ static int watch_daemon(keeper_t *keeper, int timeout_ms, int *p_wstatus)
 		close(keeper->socket_fd);
 		keeper->socket_fd = -1;
 	}
+	advance_upgrade(keeper);
 
 	return keeper->pid > 0 && waitpid(keeper->pid, p_wstatus, WNOHANG) == keeper->pid;
 }
@@ -379,7 +629,7 @@ static void serve_during_pause(keeper_t *keeper, uint64_t ns)
 	int ignored;
 
 	keeper->hurry = 0;
-	while (!keeper->stopping && !keeper->hurry && (now = kv_now_ns(&kv_env_posix)) < end) {
+	while (!keeper->stopping && !keeper->hurry && !may_replace(keeper) && (now = kv_now_ns(&kv_env_posix)) < end) {
 		watch_daemon(keeper, (int)((end - now) / 1000000u) + 1, &ignored);
 	}
 }
@@ -387,10 +637,14 @@ static void serve_during_pause(keeper_t *keeper, uint64_t ns)
 static int run_keeper(keeper_t *keeper)
 {
 	while (!keeper->stopping) {
-		kv_status_t status = start_daemon(keeper);
 		int wstatus = 0, code = 0;
 		uint64_t pause;
+		kv_status_t status;
 
+		if (may_replace(keeper)) {
+			replace_program(keeper);
+		}
+		status = start_daemon(keeper);
 		if (status == KV_OK) {
 			while (!watch_daemon(keeper, -1, &wstatus)) {
 			}
@@ -400,7 +654,7 @@ static int run_keeper(keeper_t *keeper)
 			code = kv_status_exit_code(status);
 			pause = after_failure(keeper, code);
 		}
-		if (pause == UINT64_MAX) {
+		if (pause == UINT64_MAX && !may_replace(keeper)) {
 			return code;
 		}
 		serve_during_pause(keeper, pause);
@@ -411,7 +665,8 @@ static int run_keeper(keeper_t *keeper)
 
 int kvd_keeper_run(kvd_setup_t *setup)
 {
-	keeper_t keeper = {.setup = setup, .socket_fd = -1, .config_fd = setup->config_fd, .proven_fd = -1};
+	keeper_t keeper = {
+		.setup = setup, .socket_fd = -1, .config_fd = setup->config_fd, .proven_fd = -1, .next_config_fd = -1};
 	sigset_t set;
 	int code;
 
@@ -419,6 +674,7 @@ int kvd_keeper_run(kvd_setup_t *setup)
 	sigaddset(&set, SIGTERM);
 	sigaddset(&set, SIGINT);
 	sigaddset(&set, SIGHUP);
+	sigaddset(&set, SIGUSR2);
 	sigaddset(&set, SIGCHLD);
 	sigprocmask(SIG_BLOCK, &set, NULL);
 	keeper.signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
@@ -426,10 +682,17 @@ int kvd_keeper_run(kvd_setup_t *setup)
 		return kv_status_exit_code(KV_ERR_LIMIT);
 	}
 	prctl(PR_SET_NAME, "kvd-keeper");
+	if (setup->held_fd >= 0) {
+		take_over(&keeper);
+	}
 	code = run_keeper(&keeper);
+	if (keeper.check_pid > 0) {
+		kill(keeper.check_pid, SIGKILL);
+	}
 	free(keeper.held);
 	replace(&keeper.config_fd, -1);
 	replace(&keeper.proven_fd, -1);
+	replace(&keeper.next_config_fd, -1);
 	close(keeper.signal_fd);
 
 	return code;

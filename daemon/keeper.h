@@ -12,6 +12,12 @@
  * after a pause that grows, with the configuration that was found valid last (at the start, or by SIGHUP), whatever the
  * file says by then; and if that one never served, with the one that did. A first start fails at once
  * (docs/decisions/024-keeper.md).
+ *
+ * On SIGUSR2 the keeper has the installed program check the configuration, lets the daemon end, and executes that
+ * program in its own process, with what was kept (docs/decisions/061-upgrade-in-place.md):
+ *
+ *   NONE --SIGUSR2--> CHECKING --exit code 0--> CHECKED --the daemon serves--> STOPPING --it has ended--> exec
+ *    ^------------- refused, or exec failed -------'  '------ no daemon runs ------------------------------^
  */
 #ifndef KVD_KEEPER_H
 #define KVD_KEEPER_H
@@ -20,7 +26,7 @@
 #include "options.h"
 
 /* Run as the keeper until the daemon has ended for good; returns the exit code of the process. setup->lock_fd is handed
- * on to every daemon; setup->config_fd becomes the keeper's. */
+ * on to every daemon; setup->config_fd becomes the keeper's, and so does what setup->held_fd lists. */
 int kvd_keeper_run(kvd_setup_t *setup);
 
 #endif

@@ -1,4 +1,4 @@
-/* Messages of the daemon to its keeper. */
+/* Messages between the daemon and its keeper. */
 #include "keeper_socket.h"
 
 #include "kv/log.h"
@@ -102,4 +102,11 @@ int kvd_keeper_receive(int daemon_fd, kvd_word_t *word, int *p_fd)
 	word->name[KVD_KEEPER_NAME - 1] = '\0';
 
 	return 1;
+}
+
+void kvd_keeper_ask_end(int daemon_fd)
+{
+	if (send(daemon_fd, "E", 1, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
+		kv_log(KV_LOG_WARN, "keeper", "the daemon cannot be asked to end: error \"%s\"", strerror(errno));
+	}
 }

@@ -1,4 +1,5 @@
-/* daemon/keeper_socket.h -- what the daemon tells its keeper over their pair of SOCK_SEQPACKET sockets. */
+/* daemon/keeper_socket.h -- what the daemon and its keeper tell each other over their pair of SOCK_SEQPACKET
+ * sockets. */
 #ifndef KVD_KEEPER_SOCKET_H
 #define KVD_KEEPER_SOCKET_H
 
@@ -23,5 +24,8 @@ void kvd_keeper_serves(int keeper_fd);
 
 /* Keeper side. Take one message; *p_fd is the caller's, -1: it has none. Returns 0 when there is no message. */
 int kvd_keeper_receive(int daemon_fd, kvd_word_t *word, int *p_fd);
+
+/* Keeper side. Have the daemon end as by SIGTERM; for systemd the service goes on. */
+void kvd_keeper_ask_end(int daemon_fd);
 
 #endif

@@ -99,7 +99,9 @@ static void ready(kvd_host_t *host)
 /* Mirror of daemon(), for as much as there is. */
 static void end_daemon(kvd_host_t *host)
 {
-	kvd_process_notify("STOPPING=1");
+	if (!host->upgrade) {
+		kvd_process_notify("STOPPING=1"); /* systemd kills what goes on after it */
+	}
 	kvd_net_close(host);
 	kvd_listeners_close(host);
 	if (host->core) {
@@ -152,7 +154,7 @@ static kv_status_t daemon_run(kvd_setup_t *setup)
 		status = kvd_net_open(host, detail, sizeof detail); /* peers */
 	}
 	if (status == KV_OK) {
-		status = kvd_gpu_open(host); /* memory of GPUs: what a crash has left, the rest comes later */
+		status = kvd_gpu_open(host); /* memory of GPUs: what is kept of it, the rest comes later */
 	}
 	if (status == KV_OK) {
 		kvd_writers_open(host);
@@ -185,8 +187,8 @@ static int report_failure(kv_status_t status, const kv_option_error_t *error)
 	return kv_status_exit_code(status);
 }
 
-/* Memory that others use now may be free when the daemon starts: a configuration is not wrong for it. A daemon of the
- * keeper's starts whatever there is, for its predecessor's memory goes only when engines have let go of it. */
+/* Memory that others use now may be free when the daemon starts: a configuration is not wrong for it. What
+ * starts after another daemon starts whatever there is: that one's memory goes only when engines have let go of it. */
 static kv_status_t check_memory(const kvd_setup_t *setup, kv_option_error_t *error)
 {
 	kv_status_t status =
@@ -227,9 +229,9 @@ int main(int argc, char **argv)
 		if (status != KV_OK) {
 			return report_failure(status, &error);
 		}
-		if (setup.options.keeper) {
-			return kvd_keeper_run(&setup);
-		}
+	}
+	if (setup.keeper_fd < 0 && setup.options.keeper) {
+		return kvd_keeper_run(&setup);
 	}
 
 	return kv_status_exit_code(daemon_run(&setup));

@@ -100,7 +100,7 @@ static const kv_option_t rows[] = {
 	ROW("sched", ENUM, "normal", NULL, NULL, "normal,realtime", AT_START, sched, "scheduling class of the core thread; realtime (SCHED_RR, priority 1): it gets a CPU at once where engines use all, and spins 30us at most; needs LimitRTPRIO=1 or CAP_SYS_NICE"),
 	ROW("log.level", ENUM, "info", NULL, NULL, "error,warn,info,debug", LIVE, log_level, "lines above this level are dropped; SIGHUP reads it again"),
 	ROW("keeper", BOOL, "on", NULL, NULL, NULL, AT_START, keeper, "start as a small keeper process that restarts the daemon when it crashes"),
-	ROW("restart.adopt", BOOL, "on", NULL, NULL, NULL, AT_START, adopt, "the daemon that the keeper starts after a crash takes over the blocks in GPU memory; off: it starts with empty memory. Host memory is always empty then"),
+	ROW("restart.adopt", BOOL, "on", NULL, NULL, NULL, AT_START, adopt, "the daemon that the keeper starts after a crash or an upgrade takes over the blocks in GPU memory; off: it starts with empty memory. Host memory is always empty then"),
 };
 /* clang-format on */
 
@@ -275,7 +275,9 @@ static kv_status_t check_together(const kvd_options_t *options, kv_option_error_
 	return status == KV_OK ? kvd_sockets_check(options, error->text, sizeof error->text) : status;
 }
 
-/* --kept=<socket>,<lock>,<restarts>,<configuration, or -1>,<list of what is held, or -1>: what the keeper hands on. */
+/* --kept=<socket>,<lock>,<restarts>,<configuration, or -1>,<list of what is held, or -1>: what the keeper hands on to a
+ * daemon, or to the program that takes its place (socket -1). That one may be of another version, which refuses what it
+ * does not know. */
 static int take_kept(const char *arg, kvd_setup_t *setup)
 {
 	static const char name[] = "--kept=";
@@ -289,7 +291,7 @@ static int take_kept(const char *arg, kvd_setup_t *setup)
 		char *end;
 
 		values[i] = strtol(at, &end, 10);
-		if (end == at || values[i] < (i < 3 ? 0 : -1) || values[i] > INT32_MAX ||
+		if (end == at || values[i] < (i == 1 || i == 2 ? 0 : -1) || values[i] > INT32_MAX ||
 		    *end != (i + 1 < KV_COUNT_OF(values) ? ',' : '\0')) {
 			return 0;
 		}
@@ -475,8 +477,10 @@ static kv_status_t read_kept(kvd_setup_t *setup, char **p_text, size_t *p_len, k
 
 	snprintf(path, sizeof path, "/proc/self/fd/%d", setup->config_fd);
 	status = kv_option_file_read(path, p_text, p_len, error);
-	close(setup->config_fd);
-	setup->config_fd = -1;
+	if (setup->keeper_fd >= 0) {
+		close(setup->config_fd); /* the keeper has it for the next one */
+		setup->config_fd = -1;
+	}
 	if (status != KV_OK) {
 		return status;
 	}
@@ -560,6 +564,24 @@ kv_status_t kvd_setup_read(int argc, char **argv, char **environment, kvd_setup_
 	return status == KV_OK ? read_sources(setup, error) : status;
 }
 
+kv_status_t kvd_setup_copy_config(const kvd_setup_t *setup, int *p_fd, kv_option_error_t *error)
+{
+	char *text = NULL;
+	size_t len = 0;
+	kv_status_t status;
+
+	if (!setup->config[0]) {
+		return KV_OK;
+	}
+	status = kv_option_file_read(setup->config, &text, &len, error);
+	if (status == KV_OK) {
+		status = keep_text(text, len, p_fd, error);
+	}
+	free(text);
+
+	return status;
+}
+
 kv_status_t kvd_setup_reread(kvd_setup_t *running, kvd_setup_t *fresh, kv_option_error_t *error)
 {
 	kv_status_t status;
@@ -636,7 +658,10 @@ int kvd_describe(kvd_action_t action)
 		       "Order: default < file < environment (KVD_CPU_SIZE) < command line (--cpu.size=4GiB).\n"
 		       "SIGHUP reads all three again: what is live changes, the rest waits for the next start. An "
 		       "invalid\n"
-		       "file changes nothing, and a crash restarts with what was found valid last.\n");
+		       "file changes nothing, and a crash restarts with what was found valid last. SIGUSR2 replaces "
+		       "kvd by "
+		       "the\n"
+		       "program that is installed now; blocks in GPU memory stay (docs/upgrade.md).\n");
 		break;
 	case KVD_PAGE:
 		printf("# Options\n\n"

@@ -84,6 +84,10 @@ typedef struct kvd_setup {
  * sentence. */
 kv_status_t kvd_setup_read(int argc, char **argv, char **environment, kvd_setup_t *setup, kv_option_error_t *error);
 
+/* The text of the file as it is now, which is not looked into: a memfd, the caller's; without a file *p_fd is left.
+ * KV_ERR_CONFIG or KV_ERR_NOMEM: *error is the sentence. */
+kv_status_t kvd_setup_copy_config(const kvd_setup_t *setup, int *p_fd, kv_option_error_t *error);
+
 /* Read the file, the environment and the command line of `running` again (SIGHUP). Errors as above: nothing has
  * changed, and running->differs says so. On KV_OK fresh->config_fd is the caller's. */
 kv_status_t kvd_setup_reread(kvd_setup_t *running, kvd_setup_t *fresh, kv_option_error_t *error);

@@ -58,7 +58,7 @@ static void print_gpus(const kvctl_t *ctl, struct json_object *gpus)
 		printf("        %s  %s  slabs %llu of %llu", kvctl_str(gpu, "device"), kvctl_str(gpu, "state"),
 		       (unsigned long long)kvctl_u64(gpu, "slabs"), (unsigned long long)kvctl_u64(gpu, "wanted_slabs"));
 		if (kvctl_u64(gpu, "adopted_blocks") > 0) {
-			printf("  %llu blocks kept through a crash",
+			printf("  %llu blocks kept from the daemon before",
 			       (unsigned long long)kvctl_u64(gpu, "adopted_blocks"));
 		}
 		if (reason[0]) {

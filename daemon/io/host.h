@@ -78,6 +78,7 @@ struct kvd_host {
 	/* the loop */
 	int epoll_fd;
 	int stop;
+	int upgrade; /* the keeper has asked for the end: another program goes on */
 	kvd_source_t signals;
 	kvd_source_t keeper;
 	kvd_source_t cpu_ready;

@@ -68,6 +68,9 @@ static int signal_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
 	while (read(source->fd, &info, sizeof info) == (ssize_t)sizeof info) {
 		if (info.ssi_signo == SIGHUP) {
 			reload_config(host);
+		} else if (info.ssi_signo == SIGUSR2) {
+			kv_log(KV_LOG_WARN, "io", "SIGUSR2 is for the keeper: %s",
+			       host->keeper.fd < 0 ? "there is none, and so no upgrade in place" : "the main process");
 		} else {
 			kv_log(KV_LOG_INFO, "io", "stopping: signal %u", info.ssi_signo);
 			host->stop = 1;
@@ -80,11 +83,14 @@ static int signal_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
 static int keeper_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
 {
 	char byte;
+	const ssize_t n = recv(source->fd, &byte, 1, MSG_DONTWAIT);
 
 	(void)events;
-	if (recv(source->fd, &byte, 1, MSG_DONTWAIT) == 0) {
-		kv_log(KV_LOG_WARN, "io", "stopping: the keeper has gone");
+	if (n >= 0) {
+		kv_log(n > 0 ? KV_LOG_INFO : KV_LOG_WARN, "io", "stopping: %s",
+		       n > 0 ? "another program goes on" : "the keeper has gone");
 		host->stop = 1;
+		host->upgrade = n > 0;
 		kvd_poller_remove(host, source);
 	}
 
@@ -100,6 +106,7 @@ kv_status_t kvd_loop_init(kvd_host_t *host)
 	sigaddset(&set, SIGTERM);
 	sigaddset(&set, SIGINT);
 	sigaddset(&set, SIGHUP);
+	sigaddset(&set, SIGUSR2);
 	sigprocmask(SIG_BLOCK, &set, NULL);
 	host->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
 	host->signals = (kvd_source_t){.ready = signal_ready, .fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK)};

@@ -145,7 +145,7 @@
 	X(GPU_FAILURES, kvd_gpu_failures_total, KV_METRIC_COUNTER, "tries for memory of a device that did not bring all of it: no memory, an error, a death or silence of the GPU program") \
 	X(GPU_REFUSED, kvd_gpu_refused_messages_total, KV_METRIC_COUNTER, "messages of the GPU program that made no sense") \
 	X(GPU_STOCK_SLABS, kvd_gpu_stock_slabs, KV_METRIC_GAUGE, "slabs of devices whose memory is here and that no block size has taken yet") \
-	X(ADOPTED_BLOCKS, kvd_adopted_blocks_total, KV_METRIC_COUNTER, "blocks in GPU memory taken over from the daemon that ran before a crash") \
+	X(ADOPTED_BLOCKS, kvd_adopted_blocks_total, KV_METRIC_COUNTER, "blocks in GPU memory taken over from the daemon before") \
 	X(ADOPT_DROPPED, kvd_adopt_dropped_total, KV_METRIC_COUNTER, "whole blocks of that daemon that were not taken over: old epoch, no parent, record or digests damaged, over a share") \
 	X(ADOPT_REFUSED, kvd_adopt_refused_total, KV_METRIC_COUNTER, "ledgers and slabs of that daemon that were not taken over: damaged, of another version or size, or without room") \
 	X(ADOPT_WRITERS, kvd_adopt_writers, KV_METRIC_GAUGE, "members of earlier daemons that live and have not said that their copies have ended: unfinished slots wait for them in quarantine") \
