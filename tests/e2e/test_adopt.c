@@ -1,51 +1,13 @@
 /* The daemon is killed and its keeper starts the next one: blocks in GPU memory outlive it. */
-#include "e2e/rig/rig.h"
+#include "e2e/rig/talks.h"
 
-#include <dirent.h>
 #include <signal.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#define LEN      32u /* blocks of a conversation */
-#define TALKS    6u
-#define SLABS    4u /* of 2 MiB: 128 blocks each */
+#define LEN      TALKS_LEN
 #define ADOPTING 2u /* kills in a row before the keeper starts with empty memory */
 
 static rig_t rig;
-
-static void stage(void)
-{
-	rig_init(&rig, 0);
-	rig_option(&rig, "--keeper=on");
-	rig_option(&rig, "--gpu.size=%uMiB", 2 * SLABS);
-	rig_option(&rig, "--gpu.slab_size=2MiB");
-	rig_option(&rig, "--gpu.devices=fake-0");
-}
-
-static kvc_status_t try_gpu(user_t *user)
-{
-	kvc_identity_t identity = user_identity("model");
-
-	identity.device = "fake-0";
-
-	return user_try(user, rig.sock, &identity);
-}
-
-/* The daemon has its memory a moment after it serves. */
-static void attach(user_t *user)
-{
-	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
-	kvc_status_t status;
-
-	while ((status = try_gpu(user)) == (kvc_status_t)KV_ERR_TIER_OFF && rig_now_ms() < deadline) {
-		user_leave(user);
-		usleep(20000);
-	}
-	if (status != KVC_OK) {
-		fail_msg("%d: %s", (int)status, kvc_last_error());
-	}
-}
 
 static void kill_daemon(void)
 {
@@ -61,94 +23,40 @@ static void kill_daemon(void)
 	rig_serving(&rig);
 }
 
-/* The same engine goes on with the next daemon. */
-static void wait_attached(user_t *user, uint64_t incarnation)
-{
-	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
-
-	while (kvc_poll(user->kvc, 5) != KVC_OK || kvc_incarnation(user->kvc) == incarnation) {
-		assert_true(rig_now_ms() < deadline);
-	}
-}
-
-static uint32_t put_talk(user_t *user, uint64_t seed)
-{
-	kvc_key_t keys[LEN];
-	uint32_t visible = 0;
-
-	user_keys(user, seed, LEN, keys);
-
-	return user_put(user, keys, 0, LEN, 0, &visible) == KVC_OK ? visible : 0;
-}
-
-/* How many blocks of it are there; each has its own bytes. */
-static uint32_t get_talk(user_t *user, uint64_t seed)
-{
-	kvc_key_t keys[LEN];
-	uint32_t n = 0;
-	kvc_status_t status;
-
-	user_keys(user, seed, LEN, keys);
-	status = user_get(user, keys, LEN, &n);
-	assert_int_equal(user->wrong, 0);
-
-	return status == KVC_OK ? n : 0;
-}
-
-static void expect_talks(user_t *user, uint32_t each)
-{
-	for (uint64_t c = 0; c < TALKS; c++) {
-		assert_int_equal(get_talk(user, c), each);
-	}
-}
-
-static void put_talks(user_t *user)
-{
-	for (uint64_t c = 0; c < TALKS; c++) {
-		assert_int_equal(put_talk(user, c), LEN);
-	}
-}
-
-static void end_stage(void)
-{
-	rig_check_quiet(&rig);
-	rig_fini(&rig);
-}
-
 static void p2_blocks_in_gpu_memory_outlive_the_daemon(void **state)
 {
 	char out[4096];
 	user_t user;
 
 	(void)state;
-	stage();
+	talks_stage(&rig, 0);
 	rig_start(&rig);
-	attach(&user);
-	put_talks(&user);
+	talks_attach(&rig, &user);
+	talks_put_all(&user);
 	for (uint32_t i = 0; i < ADOPTING; i++) {
 		const uint64_t incarnation = kvc_incarnation(user.kvc);
 
 		kill_daemon();
-		wait_attached(&user, incarnation); /* the engine that lives on */
-		expect_talks(&user, LEN);
+		talks_wait_attached(&user, incarnation); /* the engine that lives on */
+		talks_expect(&user, LEN);
 		user_leave(&user);
-		attach(&user); /* and one that was restarted */
-		expect_talks(&user, LEN);
+		talks_attach(&rig, &user); /* and one that was restarted */
+		talks_expect(&user, LEN);
 		assert_int_equal(rig_metric(&rig, "kvd_adopted_blocks_total"), TALKS * LEN);
 		assert_int_equal(rig_metric(&rig, "kvd_adopt_dropped_total"), 0);
 		assert_int_equal(rig_metric(&rig, "kvd_adopt_refused_total"), 0);
 		assert_true(rig_metric_is(&rig, "kvd_adopt_writers", 0));
 		assert_int_equal(rig_metric(&rig, "kvd_tier_blocks{tier=gpu}"), TALKS * LEN);
 		assert_int_equal(rig_kvctl(&rig, "status", out, sizeof out), 0);
-		assert_non_null(strstr(out, "192 blocks kept through a crash"));
+		assert_non_null(strstr(out, "192 blocks kept from the daemon before"));
 	}
 	for (uint64_t c = TALKS; c < 4 * TALKS; c++) { /* more than the pool holds: what was adopted is evicted */
-		assert_int_equal(put_talk(&user, c), LEN);
-		assert_int_equal(get_talk(&user, c), LEN);
+		assert_int_equal(talks_put(&user, c), LEN);
+		assert_int_equal(talks_get(&user, c), LEN);
 	}
 	assert_true(rig_metric(&rig, "kvd_evicted_total{tier=gpu}") > 0);
 	user_leave(&user);
-	end_stage();
+	talks_end(&rig);
 }
 
 static void p6_crashes_in_a_row_end_in_empty_memory(void **state)
@@ -156,21 +64,21 @@ static void p6_crashes_in_a_row_end_in_empty_memory(void **state)
 	user_t user;
 
 	(void)state;
-	stage();
+	talks_stage(&rig, 0);
 	rig_start(&rig);
-	attach(&user);
-	put_talks(&user);
+	talks_attach(&rig, &user);
+	talks_put_all(&user);
 	user_leave(&user);
 	for (uint32_t i = 0; i <= ADOPTING; i++) {
 		kill_daemon();
 	}
-	attach(&user);
-	expect_talks(&user, 0);
+	talks_attach(&rig, &user);
+	talks_expect(&user, 0);
 	assert_int_equal(rig_metric(&rig, "kvd_adopted_blocks_total"), 0);
-	put_talks(&user);
-	expect_talks(&user, LEN);
+	talks_put_all(&user);
+	talks_expect(&user, LEN);
 	user_leave(&user);
-	end_stage();
+	talks_end(&rig);
 }
 
 static void p1_a_reset_stays_one_through_a_crash(void **state)
@@ -178,22 +86,22 @@ static void p1_a_reset_stays_one_through_a_crash(void **state)
 	user_t user;
 
 	(void)state;
-	stage();
+	talks_stage(&rig, 0);
 	rig_start(&rig);
-	attach(&user);
-	put_talks(&user);
+	talks_attach(&rig, &user);
+	talks_put_all(&user);
 	assert_int_equal(kvc_space_reset(user.space), KVC_OK);
 	kill_daemon(); /* most likely before all blocks of the old epoch have gone */
 	user_leave(&user);
-	attach(&user);
-	expect_talks(&user, 0);
-	put_talks(&user);
+	talks_attach(&rig, &user);
+	talks_expect(&user, 0);
+	talks_put_all(&user);
 	kill_daemon();
 	user_leave(&user);
-	attach(&user);
-	expect_talks(&user, LEN);
+	talks_attach(&rig, &user);
+	talks_expect(&user, LEN);
 	user_leave(&user);
-	end_stage();
+	talks_end(&rig);
 }
 
 static void p1_bytes_changed_between_two_daemons_are_a_miss(void **state)
@@ -204,10 +112,10 @@ static void p1_bytes_changed_between_two_daemons_are_a_miss(void **state)
 	uint8_t *data;
 
 	(void)state;
-	stage();
+	talks_stage(&rig, 0);
 	rig_start(&rig);
-	attach(&user);
-	put_talks(&user);
+	talks_attach(&rig, &user);
+	talks_put_all(&user);
 	user_keys(&user, 1, LEN, keys);
 	assert_int_equal(kvc_acquire(user.space, keys, LEN, 0, 0, &lease), KVC_OK);
 	data = user_memory(lease, 5);
@@ -215,14 +123,14 @@ static void p1_bytes_changed_between_two_daemons_are_a_miss(void **state)
 	kvc_release(&lease, 1);
 	kill_daemon();
 	user_leave(&user);
-	attach(&user);
-	(void)get_talk(&user, 1); /* the lease fails at the sixth block */
+	talks_attach(&rig, &user);
+	(void)talks_get(&user, 1); /* the lease fails at the sixth block */
 	for (uint64_t c = 0; c < TALKS; c++) {
-		assert_int_equal(get_talk(&user, c), c == 1 ? 5 : LEN);
+		assert_int_equal(talks_get(&user, c), c == 1 ? 5 : LEN);
 	}
 	assert_int_equal(rig_metric(&rig, "kvd_bad_blocks_total"), 1);
 	user_leave(&user);
-	end_stage();
+	talks_end(&rig);
 }
 
 /* A put that the crash has met: its slots wait until its engine has no copy under way. */
@@ -236,24 +144,24 @@ static void p4_slots_of_an_unfinished_put_wait_for_its_engine(void **state)
 	void *data = NULL;
 
 	(void)state;
-	stage();
+	talks_stage(&rig, 0);
 	rig_start(&rig);
-	attach(&user);
-	attach(&other); /* another attachment of this process, which has no copy under way */
-	put_talks(&user);
+	talks_attach(&rig, &user);
+	talks_attach(&rig, &other); /* another attachment of this process, which has no copy under way */
+	talks_put_all(&user);
 	user_keys(&user, 100, LEN, keys);
 	assert_int_equal(kvc_put_start(user.space, keys, 0, LEN, &options, &put), KVC_OK);
 	assert_int_equal(kvc_put_ready(put, 10000), KVC_OK);
 	assert_int_equal(kvc_put_block(put, 0, &data), KVC_OK);
 	incarnation = kvc_incarnation(user.kvc);
 	kill_daemon();
-	wait_attached(&other, incarnation);
-	expect_talks(&other, LEN);
+	talks_wait_attached(&other, incarnation);
+	talks_expect(&other, LEN);
 	assert_true(rig_metric_is(&rig, "kvd_adopt_writers", 1));
 	assert_int_equal(rig_metric(&rig, "kvd_tier_quarantined_bytes{tier=gpu}"), LEN * RIG_BLOCK_BYTES);
 	memset(data, 0xaa, RIG_BLOCK_BYTES); /* a late copy, into memory that nobody else has */
-	expect_talks(&other, LEN);
-	wait_attached(&user, incarnation); /* it has joined again, and still holds the put */
+	talks_expect(&other, LEN);
+	talks_wait_attached(&user, incarnation); /* it has joined again, and still holds the put */
 	assert_int_equal(rig_metric(&rig, "kvd_tier_quarantined_bytes{tier=gpu}"), LEN * RIG_BLOCK_BYTES);
 	kvc_put_free(put);
 	for (const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
@@ -264,7 +172,7 @@ static void p4_slots_of_an_unfinished_put_wait_for_its_engine(void **state)
 	assert_int_equal(rig_metric(&rig, "kvd_adopt_writers"), 0);
 	user_leave(&user);
 	user_leave(&other);
-	end_stage();
+	talks_end(&rig);
 }
 
 static void hold_put(void *arg, int ready)
@@ -275,7 +183,7 @@ static void hold_put(void *arg, int ready)
 	user_t user;
 
 	(void)arg;
-	attach(&user);
+	talks_attach(&rig, &user);
 	user_keys(&user, 100, LEN, keys);
 	if (kvc_put_start(user.space, keys, 0, LEN, &options, &put) == KVC_OK && kvc_put_ready(put, 10000) == KVC_OK) {
 		child_say(ready);
@@ -289,12 +197,12 @@ static void p4_slots_of_an_unfinished_put_are_free_when_its_engine_dies(void **s
 	pid_t pid;
 
 	(void)state;
-	stage();
+	talks_stage(&rig, 0);
 	rig_start(&rig);
 	pid = child_start(hold_put, NULL);
 	for (uint32_t i = 0; i < ADOPTING; i++) { /* the second daemon waits for it, and so does the third */
-		attach(&user);
-		put_talks(&user);
+		talks_attach(&rig, &user);
+		talks_put_all(&user);
 		user_leave(&user);
 		assert_true(rig_metric_is(&rig, "kvd_members", i == 0));
 		kill_daemon();
@@ -304,7 +212,7 @@ static void p4_slots_of_an_unfinished_put_are_free_when_its_engine_dies(void **s
 	child_kill(pid);
 	assert_true(rig_metric_is(&rig, "kvd_tier_quarantined_bytes{tier=gpu}", 0));
 	assert_int_equal(rig_metric(&rig, "kvd_adopt_writers"), 0);
-	end_stage();
+	talks_end(&rig);
 }
 
 /* Private blocks are hits for nobody but who was given them, so they end with the daemon. */
@@ -318,20 +226,20 @@ static void p8_private_blocks_end_with_the_daemon(void **state)
 	user_t user;
 
 	(void)state;
-	stage();
+	talks_stage(&rig, 0);
 	rig_start(&rig);
-	attach(&user);
-	put_talks(&user);
+	talks_attach(&rig, &user);
+	talks_put_all(&user);
 	user_keys(&user, 100, 1, keys);
 	assert_int_equal(kvc_put(user.space, keys, 0, 1, &options, &visible), KVC_OK);
 	kill_daemon();
 	assert_int_equal(rig_metric(&rig, "kvd_adopted_blocks_total"), TALKS * LEN);
 	assert_int_equal(rig_metric(&rig, "kvd_adopt_dropped_total"), 1);
 	user_leave(&user);
-	attach(&user);
+	talks_attach(&rig, &user);
 	assert_int_equal(user_match(&user, keys, 1), 0);
 	user_leave(&user);
-	end_stage();
+	talks_end(&rig);
 }
 
 /* ---- another configuration ------------------------------------------------------------------- */
@@ -354,23 +262,6 @@ static void change_config(const char *path, const char *text)
 	kill_daemon();
 }
 
-static uint32_t count_keeper_fds(void)
-{
-	char path[64];
-	uint32_t n = 0;
-	DIR *dir;
-
-	snprintf(path, sizeof path, "/proc/%d/fd", (int)rig.pid);
-	dir = opendir(path);
-	assert_non_null(dir);
-	while (readdir(dir)) {
-		n++;
-	}
-	closedir(dir);
-
-	return n;
-}
-
 /* The option changes between two daemons: what the first one has left goes, and so does the keeper's hold on it. */
 static void p10_restart_adopt_off_starts_with_empty_memory(void **state)
 {
@@ -380,30 +271,30 @@ static void p10_restart_adopt_off_starts_with_empty_memory(void **state)
 	uint32_t fds;
 
 	(void)state;
-	stage();
+	talks_stage(&rig, 0);
 	snprintf(path, sizeof path, "%.70s/kvd.conf", rig.dir);
 	rig_option(&rig, "--config=%s", path);
 	write_config(path, "restart.adopt: on\n");
 	rig_start(&rig);
-	attach(&user);
-	fds = count_keeper_fds();
-	put_talks(&user);
+	talks_attach(&rig, &user);
+	fds = talks_count_fds(rig.pid);
+	talks_put_all(&user);
 	user_leave(&user);
 	change_config(path, "restart.adopt: off\n");
-	while (count_keeper_fds() >= fds) {
+	while (talks_count_fds(rig.pid) >= fds) {
 		assert_true(rig_now_ms() < deadline);
 		usleep(1000);
 	}
-	attach(&user);
-	expect_talks(&user, 0);
+	talks_attach(&rig, &user);
+	talks_expect(&user, 0);
 	assert_int_equal(rig_metric(&rig, "kvd_adopted_blocks_total"), 0);
-	put_talks(&user);
+	talks_put_all(&user);
 	kill_daemon();
 	user_leave(&user);
-	attach(&user);
-	expect_talks(&user, 0);
+	talks_attach(&rig, &user);
+	talks_expect(&user, 0);
 	user_leave(&user);
-	end_stage();
+	talks_end(&rig);
 }
 
 /* With less memory, and without the namespace that had half of it: what is left goes on, and takes what is free. */
@@ -416,7 +307,7 @@ static void p5_what_no_longer_fits_is_left_out(void **state)
 
 	(void)state;
 	identity.device = "fake-0";
-	stage();
+	talks_stage(&rig, 0);
 	snprintf(path, sizeof path, "%.70s/kvd.conf", rig.dir);
 	snprintf(sock, sizeof sock, "%.79s/rival.sock", rig.run_dir);
 	rig.option_count -= 3;
@@ -425,18 +316,18 @@ static void p5_what_no_longer_fits_is_left_out(void **state)
 	rig_option(&rig, "--config=%s", path);
 	write_config(path, "namespaces: default,rival\ngpu.size: 8MiB\n");
 	rig_start(&rig);
-	attach(&user);
+	talks_attach(&rig, &user);
 	assert_int_equal(user_try(&rival, sock, &identity), KVC_OK);
 	for (uint64_t c = 0; c < 2; c++) {
-		assert_int_equal(put_talk(&user, c), LEN);
-		assert_int_equal(put_talk(&rival, c), LEN);
+		assert_int_equal(talks_put(&user, c), LEN);
+		assert_int_equal(talks_put(&rival, c), LEN);
 	}
 	user_leave(&user);
 	user_leave(&rival);
 	change_config(path, "namespaces: default\ngpu.size: 4MiB\n");
-	attach(&user);
+	talks_attach(&rig, &user);
 	for (uint64_t c = 0; c < 2; c++) {
-		assert_int_equal(get_talk(&user, c), LEN);
+		assert_int_equal(talks_get(&user, c), LEN);
 	}
 	assert_int_equal(rig_metric(&rig, "kvd_adopted_blocks_total"), 2 * LEN);
 	assert_int_equal(rig_metric(&rig, "kvd_adopt_dropped_total"), 2 * LEN); /* the other namespace's */
@@ -444,112 +335,55 @@ static void p5_what_no_longer_fits_is_left_out(void **state)
 	for (const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS; there < 200 && rig_now_ms() < deadline;) {
 		there = 0;
 		for (uint64_t c = 10; c < 17; c++) { /* more than one slab: the other one changes hands */
-			(void)put_talk(&user, c);
+			(void)talks_put(&user, c);
 		}
 		for (uint64_t c = 10; c < 17; c++) {
-			there += get_talk(&user, c);
+			there += talks_get(&user, c);
 		}
 	}
 	assert_true(there >= 200);
 	user_leave(&user);
 	change_config(path, "namespaces: default\ngpu.size: 2MiB\n");
-	attach(&user);
+	talks_attach(&rig, &user);
 	assert_int_equal(rig_metric(&rig, "kvd_adopt_refused_total"), 1);
 	assert_true(rig_metric(&rig, "kvd_adopted_blocks_total") <= 128);
 	user_leave(&user);
-	end_stage();
+	talks_end(&rig);
 }
 
 /* ---- at any time ----------------------------------------------------------------------------- */
 
 #define ROUNDS 8u
 
-/* What two engines have done. */
-typedef struct notes {
-	_Atomic uint32_t put, hits, attached;
-	_Atomic uint64_t wrong;
-	_Atomic int stop;
-} notes_t;
-
-/* An engine that lives through the crashes. */
-static void run_engine(void *arg, int ready)
-{
-	notes_t *notes = arg;
-	kv_test_rng_t rng = {.state = kv_test_seed()};
-	uint64_t incarnation = 0;
-	user_t user;
-
-	attach(&user);
-	child_say(ready);
-	while (!atomic_load(&notes->stop)) {
-		const uint64_t talk = kv_test_below(&rng, 12);
-		kvc_key_t keys[LEN];
-		uint32_t n = 0;
-
-		if (kvc_poll(user.kvc, 5) != KVC_OK) {
-			continue;
-		}
-		if (kvc_incarnation(user.kvc) != incarnation) {
-			incarnation = kvc_incarnation(user.kvc);
-			atomic_fetch_add(&notes->attached, 1);
-		}
-		user_keys(&user, talk, LEN, keys);
-		(void)user_get(&user, keys, LEN, &n);
-		atomic_fetch_add(&notes->hits, n);
-		atomic_store(&notes->wrong, user.wrong);
-		if (n < LEN && user_put(&user, keys, 0, LEN, 0, NULL) == KVC_OK) {
-			atomic_fetch_add(&notes->put, 1);
-		}
-	}
-	kvc_detach(user.kvc);
-}
-
 static void p1_kills_at_any_time_never_give_wrong_bytes(void **state)
 {
 	kv_test_rng_t rng = {.state = kv_test_seed()};
-	notes_t *notes = mmap(NULL, sizeof *notes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	talks_notes_t *notes = talks_notes_make(&rig, 2 * TALKS);
 	uint64_t adopted = 0;
 
 	(void)state;
-	assert_true(notes != MAP_FAILED);
 	for (uint32_t round = 0; round < ROUNDS; round++) {
 		pid_t pid[2];
 
-		stage();
+		talks_stage(&rig, 0);
 		rig_start(&rig);
-		for (uint32_t i = 0; i < 2; i++) {
-			pid[i] = child_start(run_engine, notes);
-		}
+		talks_engines_start(notes, pid, 2);
 		for (uint32_t i = 0; i < ADOPTING; i++) {
-			const uint32_t puts = atomic_load(&notes->put);
-
-			for (const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
-			     atomic_load(&notes->put) < puts + (i == 0 ? 3 : 0);) {
-				assert_true(rig_now_ms() < deadline);
-				usleep(1000);
-			}
+			talks_engines_wait(notes, 3);
 			usleep((useconds_t)kv_test_below(&rng, 30000));
 			kill_daemon();
 			adopted += rig_metric(&rig, "kvd_adopted_blocks_total");
 			assert_int_equal(rig_metric(&rig, "kvd_adopt_refused_total"), 0);
 		}
 		assert_true(rig_metric_is(&rig, "kvd_adopt_writers", 0)); /* the engines have joined again */
-		atomic_store(&notes->stop, 1);
-		for (uint32_t i = 0; i < 2; i++) {
-			int wstatus = 0;
-
-			assert_int_equal(waitpid(pid[i], &wstatus, 0), pid[i]);
-			assert_int_equal(wstatus, 0);
-		}
-		atomic_store(&notes->stop, 0);
-		assert_int_equal(atomic_load(&notes->wrong), 0);
-		end_stage(); /* free, used and quarantined are all there is */
+		talks_engines_end(notes, pid, 2);
+		talks_end(&rig); /* free, used and quarantined are all there is */
 	}
 	printf("# adopted %lu, put %u, hits %u, attached %u times\n", (unsigned long)adopted, atomic_load(&notes->put),
 	       atomic_load(&notes->hits), atomic_load(&notes->attached));
 	assert_true(adopted > 0 && atomic_load(&notes->hits) > 0);
 	assert_true(atomic_load(&notes->attached) > 2 * ROUNDS);
-	munmap(notes, sizeof *notes);
+	talks_notes_free(notes);
 }
 
 static int clean_up(void **state)

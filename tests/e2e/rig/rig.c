@@ -133,7 +133,7 @@ static _Noreturn void become_daemon(const rig_t *rig)
 	for (size_t i = 0; i < KV_COUNT_OF(rig->wrap) && rig->wrap[i]; i++) {
 		argv[n++] = rig->wrap[i];
 	}
-	argv[n++] = kv_test_program(E2E_KVD);
+	argv[n++] = rig->program ? rig->program : kv_test_program(E2E_KVD);
 	for (uint32_t i = 0; i < rig->option_count; i++) {
 		argv[n++] = rig->options[i];
 	}
@@ -340,13 +340,22 @@ static void slurp(const char *path, char *out, size_t cap)
 	}
 }
 
-int rig_log_has(const rig_t *rig, const char *text)
+uint32_t rig_log_count(const rig_t *rig, const char *text)
 {
 	static char log[1 << 20];
+	uint32_t n = 0;
 
 	slurp(rig->log, log, sizeof log);
+	for (const char *at = strstr(log, text); at; at = strstr(at + 1, text)) {
+		n++;
+	}
 
-	return strstr(log, text) != NULL;
+	return n;
+}
+
+int rig_log_has(const rig_t *rig, const char *text)
+{
+	return rig_log_count(rig, text) > 0;
 }
 
 int rig_kvctl(const rig_t *rig, const char *arguments, char *out, size_t cap)

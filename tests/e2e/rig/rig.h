@@ -27,6 +27,7 @@ typedef struct rig {
 	char sock[96]; /* of the first namespace */
 	char options[RIG_OPTIONS][160];
 	uint32_t option_count;
+	const char *program;  /* kvd; NULL: the one that was built */
 	const char *wrap[6];  /* a command in front of kvd, ended by NULL */
 	void (*before)(void); /* in the child between fork and exec; NULL: nothing */
 } rig_t;
@@ -63,6 +64,8 @@ int rig_kill(rig_t *rig, int signal);
 /* SIGTERM, which must end it with 0, and remove the directory. */
 void rig_fini(rig_t *rig);
 int rig_log_has(const rig_t *rig, const char *text);
+/* How often. */
+uint32_t rig_log_count(const rig_t *rig, const char *text);
 /* Run kvctl: exit code; what it says on both streams goes to out. */
 int rig_kvctl(const rig_t *rig, const char *arguments, char *out, size_t cap);
 

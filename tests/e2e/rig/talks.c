@@ -1,0 +1,188 @@
+#include "e2e/rig/talks.h"
+
+#include <dirent.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+void talks_stage(rig_t *rig, int disk)
+{
+	rig_init(rig, disk);
+	rig_option(rig, "--keeper=on");
+	rig_option(rig, "--gpu.size=%uMiB", 2 * TALKS_SLABS);
+	rig_option(rig, "--gpu.slab_size=2MiB");
+	rig_option(rig, "--gpu.devices=fake-0");
+}
+
+void talks_end(rig_t *rig)
+{
+	rig_check_quiet(rig);
+	rig_fini(rig);
+}
+
+static kvc_status_t try_gpu(const rig_t *rig, user_t *user)
+{
+	kvc_identity_t identity = user_identity("model");
+
+	identity.device = "fake-0";
+
+	return user_try(user, rig->sock, &identity);
+}
+
+void talks_attach(const rig_t *rig, user_t *user)
+{
+	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
+	kvc_status_t status;
+
+	while ((status = try_gpu(rig, user)) == (kvc_status_t)KV_ERR_TIER_OFF && rig_now_ms() < deadline) {
+		user_leave(user);
+		usleep(20000);
+	}
+	if (status != KVC_OK) {
+		fail_msg("%d: %s", (int)status, kvc_last_error());
+	}
+}
+
+void talks_wait_attached(user_t *user, uint64_t incarnation)
+{
+	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
+
+	while (kvc_poll(user->kvc, 5) != KVC_OK || kvc_incarnation(user->kvc) == incarnation) {
+		assert_true(rig_now_ms() < deadline);
+	}
+}
+
+uint32_t talks_put(user_t *user, uint64_t seed)
+{
+	kvc_key_t keys[TALKS_LEN];
+	uint32_t visible = 0;
+
+	user_keys(user, seed, TALKS_LEN, keys);
+
+	return user_put(user, keys, 0, TALKS_LEN, 0, &visible) == KVC_OK ? visible : 0;
+}
+
+uint32_t talks_get(user_t *user, uint64_t seed)
+{
+	kvc_key_t keys[TALKS_LEN];
+	uint32_t n = 0;
+	kvc_status_t status;
+
+	user_keys(user, seed, TALKS_LEN, keys);
+	status = user_get(user, keys, TALKS_LEN, &n);
+	assert_int_equal(user->wrong, 0);
+
+	return status == KVC_OK ? n : 0;
+}
+
+void talks_put_all(user_t *user)
+{
+	for (uint64_t c = 0; c < TALKS; c++) {
+		assert_int_equal(talks_put(user, c), TALKS_LEN);
+	}
+}
+
+void talks_expect(user_t *user, uint32_t each)
+{
+	for (uint64_t c = 0; c < TALKS; c++) {
+		assert_int_equal(talks_get(user, c), each);
+	}
+}
+
+uint32_t talks_count_fds(pid_t pid)
+{
+	char path[64];
+	uint32_t n = 0;
+	DIR *dir;
+
+	snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
+	dir = opendir(path);
+	assert_non_null(dir);
+	while (readdir(dir)) {
+		n++;
+	}
+	closedir(dir);
+
+	return n;
+}
+
+/* ---- engines --------------------------------------------------------------------------------- */
+
+talks_notes_t *talks_notes_make(const rig_t *rig, uint32_t talks)
+{
+	talks_notes_t *notes = mmap(NULL, sizeof *notes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+	assert_true(notes != MAP_FAILED);
+	notes->rig = rig;
+	notes->talks = talks;
+
+	return notes;
+}
+
+void talks_notes_free(talks_notes_t *notes)
+{
+	munmap(notes, sizeof *notes);
+}
+
+static void run_engine(void *arg, int ready)
+{
+	talks_notes_t *notes = arg;
+	kv_test_rng_t rng = {.state = kv_test_seed()};
+	uint64_t incarnation = 0;
+	user_t user;
+
+	talks_attach(notes->rig, &user);
+	child_say(ready);
+	while (!atomic_load(&notes->stop)) {
+		const uint64_t talk = kv_test_below(&rng, notes->talks);
+		kvc_key_t keys[TALKS_LEN];
+		uint32_t n = 0;
+
+		if (kvc_poll(user.kvc, 5) != KVC_OK) {
+			continue;
+		}
+		if (kvc_incarnation(user.kvc) != incarnation) {
+			incarnation = kvc_incarnation(user.kvc);
+			atomic_fetch_add(&notes->attached, 1);
+		}
+		user_keys(&user, talk, TALKS_LEN, keys);
+		(void)user_get(&user, keys, TALKS_LEN, &n);
+		atomic_fetch_add(&notes->hits, n);
+		atomic_store(&notes->wrong, user.wrong);
+		if (n < TALKS_LEN && user_put(&user, keys, 0, TALKS_LEN, 0, NULL) == KVC_OK) {
+			atomic_fetch_add(&notes->put, 1);
+		}
+	}
+	kvc_detach(user.kvc);
+}
+
+void talks_engines_start(talks_notes_t *notes, pid_t *pids, uint32_t n)
+{
+	notes->before = atomic_load(&notes->put);
+	for (uint32_t i = 0; i < n; i++) {
+		pids[i] = child_start(run_engine, notes);
+	}
+}
+
+void talks_engines_end(talks_notes_t *notes, const pid_t *pids, uint32_t n)
+{
+	atomic_store(&notes->stop, 1);
+	for (uint32_t i = 0; i < n; i++) {
+		int wstatus = 0;
+
+		assert_int_equal(waitpid(pids[i], &wstatus, 0), pids[i]);
+		assert_int_equal(wstatus, 0);
+	}
+	atomic_store(&notes->stop, 0);
+	assert_int_equal(atomic_load(&notes->wrong), 0);
+}
+
+void talks_engines_wait(talks_notes_t *notes, uint32_t puts)
+{
+	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
+
+	while (atomic_load(&notes->put) < notes->before + puts) {
+		assert_true(rig_now_ms() < deadline);
+		usleep(1000);
+	}
+}

@@ -1,0 +1,46 @@
+/* talks.h -- conversations in GPU memory (fake-0), and engines that put and get them while the daemon changes. */
+#ifndef TESTS_E2E_TALKS_H
+#define TESTS_E2E_TALKS_H
+
+#include "e2e/rig/rig.h"
+
+#define TALKS_LEN   32u /* blocks of a conversation */
+#define TALKS       6u
+#define TALKS_SLABS 4u /* of 2 MiB: 128 blocks each */
+
+/* A rig with keeper and GPU memory; nothing runs yet. */
+void talks_stage(rig_t *rig, int disk);
+/* Quiet, check, end. */
+void talks_end(rig_t *rig);
+/* The daemon has its memory a moment after it serves. */
+void talks_attach(const rig_t *rig, user_t *user);
+/* The same engine goes on with a daemon of another incarnation. */
+void talks_wait_attached(user_t *user, uint64_t incarnation);
+/* How many blocks are visible then. */
+uint32_t talks_put(user_t *user, uint64_t seed);
+/* How many blocks of it are there; each has its own bytes. */
+uint32_t talks_get(user_t *user, uint64_t seed);
+/* All of them. */
+void talks_put_all(user_t *user);
+void talks_expect(user_t *user, uint32_t each);
+uint32_t talks_count_fds(pid_t pid);
+
+/* What engines have done. In shared memory. */
+typedef struct talks_notes {
+	const rig_t *rig;
+	uint32_t talks;  /* that they draw from */
+	uint32_t before; /* puts when they started */
+	_Atomic uint32_t put, hits, attached;
+	_Atomic uint64_t wrong;
+	_Atomic int stop;
+} talks_notes_t;
+
+talks_notes_t *talks_notes_make(const rig_t *rig, uint32_t talks);
+void talks_notes_free(talks_notes_t *notes);
+/* Processes with an engine each, which live through every change of the daemon; _end waits for them. */
+void talks_engines_start(talks_notes_t *notes, pid_t *pids, uint32_t n);
+void talks_engines_end(talks_notes_t *notes, const pid_t *pids, uint32_t n);
+/* Until they have put this number since their start. */
+void talks_engines_wait(talks_notes_t *notes, uint32_t puts);
+
+#endif

@@ -1,0 +1,589 @@
+/* SIGUSR2 to the keeper: the program that is installed by then goes on in its process, with the blocks in GPU memory.
+ */
+#include "e2e/rig/talks.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define LEN    TALKS_LEN
+#define REFUSE "no upgrade, the program that runs goes on: "
+
+static rig_t rig;
+static char program_[96], config_[96];
+
+/* ---- the installed program ------------------------------------------------------------------- */
+
+static void run(const char *format, ...) __attribute__((format(printf, 1, 2)));
+static void run(const char *format, ...)
+{
+	char command[640];
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(command, sizeof command, format, args);
+	va_end(args);
+	assert_int_equal(system(command), 0);
+}
+
+/* Another file gets the name, as with a package. */
+static void install_built(void)
+{
+	run("cp %s %s.new && mv %s.new %s", kv_test_program(E2E_KVD), program_, program_, program_);
+}
+
+/* A script in its place, with this mode. */
+static void install_script(const char *text, unsigned mode)
+{
+	char path[104];
+	FILE *file;
+
+	snprintf(path, sizeof path, "%s.new", program_);
+	file = fopen(path, "we");
+	assert_non_null(file);
+	fprintf(file, "#!/bin/sh\n%s\n", text);
+	assert_int_equal(fclose(file), 0);
+	assert_int_equal(chmod(path, mode), 0);
+	assert_int_equal(rename(path, program_), 0);
+}
+
+/* kvd and what it starts in a folder of their own. */
+static void stage_program(int disk)
+{
+	char folder[256];
+
+	talks_stage(&rig, disk);
+	snprintf(folder, sizeof folder, "%s", kv_test_program(E2E_KVD));
+	*strrchr(folder, '/') = '\0';
+	snprintf(program_, sizeof program_, "%.70s/bin/kvd", rig.dir);
+	run("mkdir %s/bin && for p in kvd-gpu kvd-meta kvd-net; do ln -s \"$(realpath %s)/$p\" %s/bin/$p; done",
+	    rig.dir, folder, rig.dir);
+	install_built();
+	rig.program = program_;
+}
+
+static void write_config(const char *text)
+{
+	FILE *file = fopen(config_, "we");
+
+	assert_non_null(file);
+	fputs(text, file);
+	assert_int_equal(fclose(file), 0);
+}
+
+static void stage_config(const char *text)
+{
+	snprintf(config_, sizeof config_, "%.70s/kvd.conf", rig.dir);
+	rig_option(&rig, "--config=%s", config_);
+	write_config(text);
+}
+
+/* Does the process run what is installed? */
+static int runs_installed(pid_t pid)
+{
+	struct stat process, installed;
+	char path[64];
+
+	snprintf(path, sizeof path, "/proc/%d/exe", (int)pid);
+	assert_int_equal(stat(path, &process), 0);
+	assert_int_equal(stat(program_, &installed), 0);
+
+	return process.st_dev == installed.st_dev && process.st_ino == installed.st_ino;
+}
+
+/* ---- the upgrade ----------------------------------------------------------------------------- */
+
+static void wait_for_log(const char *text, uint32_t times)
+{
+	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
+
+	while (rig_log_count(&rig, text) < times) {
+		if (rig_now_ms() > deadline) {
+			fail_msg("not %u times in the log: %s", times, text);
+		}
+		usleep(2000);
+	}
+}
+
+/* The next daemon serves, under the same keeper. */
+static void wait_for_next(pid_t daemon)
+{
+	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
+	pid_t now;
+
+	while ((now = rig_daemon(&rig)) == daemon || now == 0 || now == rig.pid) {
+		assert_true(rig_now_ms() < deadline);
+		usleep(1000);
+	}
+	rig_serving(&rig);
+	assert_int_equal(waitpid(rig.pid, NULL, WNOHANG), 0);
+}
+
+static void upgrade(void)
+{
+	const pid_t daemon = rig_daemon(&rig);
+
+	kill(rig.pid, SIGUSR2);
+	wait_for_next(daemon);
+}
+
+static void kill_daemon(void)
+{
+	const pid_t daemon = rig_daemon(&rig);
+
+	assert_true(daemon > 0 && daemon != rig.pid);
+	kill(daemon, SIGKILL);
+	wait_for_next(daemon);
+}
+
+/* The engine that was attached all the time, and one that was restarted. */
+static void expect_kept(user_t *user, uint64_t incarnation)
+{
+	talks_wait_attached(user, incarnation);
+	talks_expect(user, LEN);
+	user_leave(user);
+	talks_attach(&rig, user);
+	talks_expect(user, LEN);
+	assert_int_equal(rig_metric(&rig, "kvd_adopted_blocks_total"), TALKS * LEN);
+	assert_int_equal(rig_metric(&rig, "kvd_adopt_dropped_total"), 0);
+	assert_int_equal(rig_metric(&rig, "kvd_adopt_refused_total"), 0);
+	assert_true(rig_metric_is(&rig, "kvd_adopt_writers", 0));
+}
+
+static void start(user_t *user)
+{
+	rig_start(&rig);
+	talks_attach(&rig, user);
+	talks_put_all(user);
+}
+
+/* Three upgrades, and then two crashes: that many are no crashes in a row yet, after which memory would be empty. */
+static void p2_blocks_in_gpu_memory_outlive_upgrades_and_crashes_after_them(void **state)
+{
+	char out[4096];
+	user_t user;
+
+	(void)state;
+	talks_stage(&rig, 0);
+	start(&user);
+	for (uint32_t i = 0; i < 5; i++) {
+		const uint64_t incarnation = kvc_incarnation(user.kvc);
+
+		if (i < 3) {
+			upgrade();
+		} else {
+			kill_daemon();
+		}
+		expect_kept(&user, incarnation);
+		assert_int_equal(rig_metric(&rig, "kvd_restarts_total"), i < 3 ? 0 : i - 2);
+		assert_int_equal(rig_kvctl(&rig, "status", out, sizeof out), 0);
+		assert_non_null(strstr(out, "192 blocks kept from the daemon before"));
+	}
+	assert_false(rig_log_has(&rig, REFUSE));
+	user_leave(&user);
+	talks_end(&rig);
+}
+
+static void p2_an_upgrade_runs_the_program_that_was_installed_since(void **state)
+{
+	kvc_key_t keys[LEN];
+	user_t user, host;
+	uint64_t incarnation;
+	uint32_t n = 0;
+
+	(void)state;
+	stage_program(1);
+	start(&user);
+	user_attach(&host, &rig, "host");
+	user_keys(&host, 1, LEN, keys);
+	assert_int_equal(user_put(&host, keys, 0, LEN, 1, NULL), KVC_OK);
+	install_built();
+	assert_false(runs_installed(rig.pid) || runs_installed(rig_daemon(&rig)));
+	incarnation = kvc_incarnation(user.kvc);
+	upgrade();
+	assert_true(runs_installed(rig.pid) && runs_installed(rig_daemon(&rig)));
+	talks_wait_attached(&host, incarnation);
+	expect_kept(&user, incarnation);
+	assert_true(user_match_is(&host, keys, LEN, LEN)); /* of the disk tier */
+	assert_int_equal(user_get(&host, keys, LEN, &n), KVC_OK);
+	assert_int_equal(n, LEN);
+	assert_int_equal(host.wrong, 0);
+	user_leave(&host);
+	user_leave(&user);
+	talks_end(&rig);
+}
+
+/* The daemon has just died, and the next one may be starting. */
+static void p2_an_upgrade_right_after_a_crash_keeps_the_blocks(void **state)
+{
+	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
+	uint64_t incarnation;
+	pid_t daemon;
+	user_t user;
+
+	(void)state;
+	stage_program(0);
+	start(&user);
+	install_built();
+	incarnation = kvc_incarnation(user.kvc);
+	daemon = rig_daemon(&rig);
+	kill(rig.pid, SIGSTOP);
+	kill(daemon, SIGKILL);
+	kill(rig.pid, SIGUSR2);
+	kill(rig.pid, SIGCONT);
+	while (!runs_installed(rig.pid)) {
+		assert_true(rig_now_ms() < deadline);
+		usleep(1000);
+	}
+	wait_for_next(daemon);
+	expect_kept(&user, incarnation);
+	assert_int_equal(rig_metric(&rig, "kvd_restarts_total"), 1);
+	user_leave(&user);
+	talks_end(&rig);
+}
+
+/* ---- upgrades that cannot be done ------------------------------------------------------------ */
+
+/* The daemon has heard nothing of it. */
+static void expect_refusal(user_t *user, const char *why)
+{
+	const uint32_t times = rig_log_count(&rig, REFUSE) + 1;
+	const uint64_t incarnation = kvc_incarnation(user->kvc);
+	const pid_t daemon = rig_daemon(&rig);
+
+	kill(rig.pid, SIGUSR2);
+	wait_for_log(REFUSE, times);
+	assert_true(rig_log_has(&rig, why));
+	assert_int_equal(rig_daemon(&rig), daemon);
+	talks_expect(user, LEN);
+	assert_int_equal(kvc_incarnation(user->kvc), incarnation);
+}
+
+static void p6_a_program_that_cannot_go_on_is_refused(void **state)
+{
+	uint64_t incarnation;
+	user_t user;
+
+	(void)state;
+	stage_program(0);
+	start(&user);
+	assert_int_equal(unlink(program_), 0);
+	expect_refusal(&user, "bin/kvd: No such file or directory");
+	install_script("exit 0", 0644);
+	expect_refusal(&user, "bin/kvd: Permission denied");
+	install_script("echo an option that it does not know >&2; exit 78", 0755);
+	expect_refusal(&user, "its --check-config ended with exit code 78");
+	install_script("kill -SEGV $$", 0755);
+	expect_refusal(&user, "its --check-config ended with signal 11");
+	install_script("exec sleep 1000", 0755);
+	expect_refusal(&user, "the check of the configuration has not ended in time and is killed");
+	install_built(); /* and then it can be done */
+	incarnation = kvc_incarnation(user.kvc);
+	upgrade();
+	assert_true(runs_installed(rig.pid));
+	expect_kept(&user, incarnation);
+	user_leave(&user);
+	talks_end(&rig);
+}
+
+/* It goes after its check: the old program starts a daemon again. */
+static void p6_a_program_that_cannot_be_started_leaves_the_old_one(void **state)
+{
+	uint64_t incarnation;
+	user_t user;
+
+	(void)state;
+	stage_program(0);
+	start(&user);
+	install_script("rm $0", 0755);
+	incarnation = kvc_incarnation(user.kvc);
+	upgrade();
+	assert_int_equal(rig_log_count(&rig, REFUSE), 1);
+	expect_kept(&user, incarnation);
+	assert_int_equal(rig_metric(&rig, "kvd_restarts_total"), 0);
+	kill_daemon();
+	user_leave(&user);
+	talks_attach(&rig, &user);
+	talks_expect(&user, LEN);
+	user_leave(&user);
+	talks_end(&rig);
+}
+
+static void p5_a_daemon_that_does_not_end_is_killed(void **state)
+{
+	uint64_t incarnation;
+	user_t user;
+
+	(void)state;
+	talks_stage(&rig, 0);
+	start(&user);
+	incarnation = kvc_incarnation(user.kvc);
+	kill(rig_daemon(&rig), SIGSTOP);
+	upgrade();
+	assert_true(rig_log_has(&rig, "the daemon has not ended in time and is killed"));
+	expect_kept(&user, incarnation);
+	user_leave(&user);
+	talks_end(&rig);
+}
+
+static void p6_sigusr2_changes_nothing_without_a_keeper(void **state)
+{
+	uint64_t incarnation;
+	user_t user;
+
+	(void)state;
+	talks_stage(&rig, 0);
+	start(&user);
+	incarnation = kvc_incarnation(user.kvc);
+	kill(rig_daemon(&rig), SIGUSR2); /* past the keeper */
+	wait_for_log("SIGUSR2 is for the keeper: the main process", 1);
+	assert_int_equal(rig_kill(&rig, SIGTERM), 0);
+	rig_option(&rig, "--keeper=off");
+	rig_start(&rig);
+	kill(rig.pid, SIGUSR2);
+	wait_for_log("SIGUSR2 is for the keeper: there is none", 1);
+	talks_wait_attached(&user, incarnation);
+	talks_put_all(&user);
+	talks_expect(&user, LEN);
+	user_leave(&user);
+	talks_end(&rig);
+}
+
+/* ---- the configuration ----------------------------------------------------------------------- */
+
+static void p10_an_upgrade_takes_the_file_if_it_is_valid(void **state)
+{
+	char path[96];
+	user_t user;
+
+	(void)state;
+	talks_stage(&rig, 0);
+	stage_config("namespaces: default\n");
+	start(&user);
+	write_config("namespaces: default\nnamespeces: rival\n");
+	expect_refusal(&user, "its --check-config ended with exit code 78");
+	assert_true(rig_log_has(&rig, "namespeces"));
+	assert_int_equal(unlink(config_), 0);
+	expect_refusal(&user, config_);
+	write_config("namespaces: default,rival\n");
+	upgrade();
+	snprintf(path, sizeof path, "%.79s/rival.sock", rig.run_dir);
+	assert_int_equal(access(path, F_OK), 0);
+	user_leave(&user);
+	talks_attach(&rig, &user);
+	talks_expect(&user, LEN);
+	user_leave(&user);
+	talks_end(&rig);
+}
+
+/* A valid file that cannot be started with: the one that has served last is used, and finds the blocks. */
+static void p6_a_file_that_does_not_start_is_given_up_after_an_upgrade(void **state)
+{
+	uint64_t incarnation;
+	char path[96];
+	user_t user;
+
+	(void)state;
+	talks_stage(&rig, 0);
+	stage_config("namespaces: default\n");
+	start(&user);
+	snprintf(path, sizeof path, "%.79s/rival.sock", rig.run_dir);
+	assert_int_equal(mkdir(path, 0700), 0);
+	write_config("namespaces: default,rival\n");
+	incarnation = kvc_incarnation(user.kvc);
+	kill(rig.pid, SIGUSR2);
+	wait_for_log("going back to the configuration that has served last", 1);
+	expect_kept(&user, incarnation);
+	assert_int_equal(rig_metric(&rig, "kvd_config_differs"), 1);
+	user_leave(&user);
+	talks_end(&rig);
+}
+
+/* ---- systemd --------------------------------------------------------------------------------- */
+
+static char notify_[96];
+
+static void set_notify_socket(void)
+{
+	setenv("NOTIFY_SOCKET", notify_, 1);
+}
+
+static void expect_notice(int fd, const char *notice)
+{
+	struct pollfd look = {.fd = fd, .events = POLLIN};
+	char line[64] = "";
+
+	assert_int_equal(poll(&look, 1, (int)RIG_WAIT_MS), 1);
+	assert_true(recv(fd, line, sizeof line - 1, 0) > 0);
+	assert_string_equal(line, notice);
+}
+
+/* After STOPPING=1 systemd would kill what is left of the service when its time is over. */
+static void p6_systemd_sees_a_reload(void **state)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+
+	(void)state;
+	talks_stage(&rig, 0);
+	snprintf(notify_, sizeof notify_, "%.80s/notify", rig.dir);
+	snprintf(address.sun_path, sizeof address.sun_path, "%s", notify_);
+	assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
+	rig.before = set_notify_socket;
+	rig_start(&rig);
+	expect_notice(fd, "READY=1");
+	upgrade();
+	expect_notice(fd, "RELOADING=1");
+	expect_notice(fd, "READY=1");
+	talks_end(&rig);
+	expect_notice(fd, "STOPPING=1");
+	close(fd);
+}
+
+/* ---- leaks, and at any time ------------------------------------------------------------------ */
+
+/* No more than that, when what is under way has ended. */
+static void wait_for_fds(const char *whose, pid_t pid, uint32_t fds)
+{
+	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
+
+	while (talks_count_fds(pid) > fds) {
+		if (rig_now_ms() > deadline) {
+			fail_msg("%s: %u descriptors, and not %u", whose, talks_count_fds(pid), fds);
+		}
+		usleep(2000);
+	}
+}
+
+static void p4_ten_upgrades_leave_no_descriptor_behind(void **state)
+{
+	uint32_t keeper = 0, daemon = 0;
+	user_t user;
+
+	(void)state;
+	talks_stage(&rig, 0);
+	stage_config("namespaces: default\n");
+	start(&user);
+	for (uint32_t i = 0; i <= 10; i++) {
+		const uint64_t incarnation = kvc_incarnation(user.kvc);
+
+		upgrade();
+		talks_wait_attached(&user, incarnation);
+		talks_expect(&user, LEN);
+		assert_true(rig_metric_is(&rig, "kvd_adopt_writers", 0));
+		assert_true(rig_metric_is(&rig, "kvd_sessions", 2)); /* the user, and who asks */
+		assert_true(rig_metric_is(&rig, "kvd_gpu_stock_slabs", TALKS_SLABS - 2));
+		if (i == 0) {
+			keeper = talks_count_fds(rig.pid);
+			daemon = talks_count_fds(rig_daemon(&rig));
+		}
+	}
+	wait_for_fds("keeper", rig.pid, keeper);
+	wait_for_fds("daemon", rig_daemon(&rig), daemon);
+	user_leave(&user);
+	talks_end(&rig);
+}
+
+/* Its slots wait until its engine has no copy under way. */
+static void p4_slots_of_an_unfinished_put_wait_through_an_upgrade(void **state)
+{
+	const kvc_put_options_t options = {.struct_size = sizeof options};
+	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
+	kvc_key_t keys[LEN];
+	kvc_put_t *put = NULL;
+	uint64_t incarnation;
+	user_t user, other;
+	void *data = NULL;
+
+	(void)state;
+	talks_stage(&rig, 0);
+	start(&user);
+	talks_attach(&rig, &other);
+	user_keys(&user, 100, LEN, keys);
+	assert_int_equal(kvc_put_start(user.space, keys, 0, LEN, &options, &put), KVC_OK);
+	assert_int_equal(kvc_put_ready(put, 10000), KVC_OK);
+	assert_int_equal(kvc_put_block(put, 0, &data), KVC_OK);
+	incarnation = kvc_incarnation(user.kvc);
+	upgrade();
+	talks_wait_attached(&other, incarnation);
+	talks_expect(&other, LEN);
+	assert_true(rig_metric_is(&rig, "kvd_adopt_writers", 1));
+	assert_int_equal(rig_metric(&rig, "kvd_tier_quarantined_bytes{tier=gpu}"), LEN * RIG_BLOCK_BYTES);
+	memset(data, 0xaa, RIG_BLOCK_BYTES); /* a late copy, into memory that nobody else has */
+	talks_expect(&other, LEN);
+	talks_wait_attached(&user, incarnation); /* it has joined again, and still holds the put */
+	assert_int_equal(rig_metric(&rig, "kvd_tier_quarantined_bytes{tier=gpu}"), LEN * RIG_BLOCK_BYTES);
+	kvc_put_free(put);
+	while (rig_metric(&rig, "kvd_tier_quarantined_bytes{tier=gpu}") > 0) {
+		assert_true(rig_now_ms() < deadline);
+		(void)kvc_poll(user.kvc, 5);
+	}
+	assert_int_equal(rig_metric(&rig, "kvd_adopt_writers"), 0);
+	user_leave(&user);
+	user_leave(&other);
+	talks_end(&rig);
+}
+
+/* The engines have half again as much as there is memory, so they put and evict all the time. */
+static void p1_upgrades_at_any_time_never_give_wrong_bytes(void **state)
+{
+	kv_test_rng_t rng = {.state = kv_test_seed()};
+	talks_notes_t *notes = talks_notes_make(&rig, 4 * TALKS);
+	uint64_t adopted = 0;
+	pid_t pids[2];
+
+	(void)state;
+	talks_stage(&rig, 0);
+	rig_start(&rig);
+	talks_engines_start(notes, pids, 2);
+	talks_engines_wait(notes, 3);
+	for (uint32_t i = 0; i < 8; i++) {
+		usleep((useconds_t)kv_test_below(&rng, 100000));
+		upgrade();
+		adopted += rig_metric(&rig, "kvd_adopted_blocks_total");
+		assert_int_equal(rig_metric(&rig, "kvd_adopt_refused_total"), 0);
+	}
+	assert_true(rig_metric_is(&rig, "kvd_adopt_writers", 0));
+	assert_int_equal(rig_metric(&rig, "kvd_restarts_total"), 0);
+	talks_engines_end(notes, pids, 2);
+	printf("# adopted %lu, put %u, hits %u, attached %u times\n", (unsigned long)adopted, atomic_load(&notes->put),
+	       atomic_load(&notes->hits), atomic_load(&notes->attached));
+	assert_true(adopted > 0 && atomic_load(&notes->hits) > 0);
+	talks_notes_free(notes);
+	talks_end(&rig);
+}
+
+static int clean_up(void **state)
+{
+	(void)state;
+	rig_clean_up(&rig);
+
+	return 0;
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_teardown(p2_blocks_in_gpu_memory_outlive_upgrades_and_crashes_after_them, clean_up),
+		cmocka_unit_test_teardown(p2_an_upgrade_runs_the_program_that_was_installed_since, clean_up),
+		cmocka_unit_test_teardown(p2_an_upgrade_right_after_a_crash_keeps_the_blocks, clean_up),
+		cmocka_unit_test_teardown(p6_a_program_that_cannot_go_on_is_refused, clean_up),
+		cmocka_unit_test_teardown(p6_a_program_that_cannot_be_started_leaves_the_old_one, clean_up),
+		cmocka_unit_test_teardown(p5_a_daemon_that_does_not_end_is_killed, clean_up),
+		cmocka_unit_test_teardown(p6_sigusr2_changes_nothing_without_a_keeper, clean_up),
+		cmocka_unit_test_teardown(p10_an_upgrade_takes_the_file_if_it_is_valid, clean_up),
+		cmocka_unit_test_teardown(p6_a_file_that_does_not_start_is_given_up_after_an_upgrade, clean_up),
+		cmocka_unit_test_teardown(p6_systemd_sees_a_reload, clean_up),
+		cmocka_unit_test_teardown(p4_ten_upgrades_leave_no_descriptor_behind, clean_up),
+		cmocka_unit_test_teardown(p4_slots_of_an_unfinished_put_wait_through_an_upgrade, clean_up),
+		cmocka_unit_test_teardown(p1_upgrades_at_any_time_never_give_wrong_bytes, clean_up),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
