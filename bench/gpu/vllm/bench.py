@@ -171,10 +171,10 @@ class Run:
         turn = work / "turn"
         turn.write_text("-1")
         children: dict[str, subprocess.Popen] = {}
-        share = {"kv_gib": self.args.ring_kv_gib, "share": 0.9 / len(c.ring), "phases": ["turns"]}
+        share = {"kv_gib": c.kv_gib or self.args.ring_kv_gib, "share": (0.6 if c.gpu_gib else 0.9) / len(c.ring), "phases": ["turns"]}
         try:
             for me, (member, connector) in enumerate(c.ring.items()):
-                place = {"file": str(turn), "me": me, "of": len(c.ring), "rounds": self.args.rounds}
+                place = {"file": str(turn), "me": me, "of": len(c.ring), "rounds": self.args.rounds, "round": c.round}
                 children[member] = self.start(c, work / member, {**self.order(c, work, daemon), **share, "connector": connector, "turn": place, "profile": str(self.args.out.resolve() / "profile" / member)})
                 if not self.args.at_once and not self.are_ready(work, children):
                     break
@@ -192,14 +192,14 @@ class Run:
 
     def as_pair(self, name: str, c: Configuration, work: Path, daemon: Daemon | None) -> None:
         """On two GPUs, or both on the one there is."""
-        assert c.pair
         count = max(1, len(list(Path("/proc/driver/nvidia/gpus").glob("*"))))
-        places = [range(min(c.pair[0], count)), range(count)[-c.pair[1] :]]
+        first, last = c.pair.values()
+        places = [range(min(first, count)), range(count)[-last:]]
         shared = set(places[0]) & set(places[1])
         more = {"share": 0.45, "kv_gib": self.args.pair_kv_gib} if shared else {}
         children: dict[str, subprocess.Popen] = {}
         try:
-            for member, gpus, place, phases in zip(("prefill", "decode"), c.pair, places, c.pair_phases()):
+            for (member, gpus), place, phases in zip(c.pair.items(), places, c.pair_phases()):
                 order = {**self.order(c, work, daemon), **more, "connector": c.connector, "gpus": gpus, "phases": phases, "pair": str(work / "pair")}
                 order["step_tokens"] = self.args.prefill_step if member == "prefill" else STEP_TOKENS
                 children[member] = self.start(c, work / member, order, ",".join(map(str, place)))
@@ -364,7 +364,8 @@ def dry_run(args: argparse.Namespace) -> None:
         seconds = c.seconds(args.graph, args.rounds)
         total += 0 if c.beside and beside % args.beside else seconds
         beside += c.beside
-        plan = ", then ".join(f"{at} ({' '.join(phases)})" for at, phases in c.engines) or f"in {args.rounds} rounds: {', '.join(c.ring)}"
+        steps = [f"{at} ({' '.join(phases)})" for at, phases in c.engines] + ([" and ".join(f"{at} ({' '.join(phases)})" for at, phases in zip(c.pair, c.pair_phases()))] if c.pair else [])
+        plan = ", then ".join(steps) or f"in {args.rounds} rounds: {', '.join(c.ring)}"
         print(f"{name}: {seconds} s: runner V{c.runner}, {c.gpus} GPU, daemon: {c.daemon or 'none'}; {plan}; {json.dumps(list(c.ring.values()) if c.ring else c.connector)}")
     print(f"about {total} s of {args.seconds:g}")
 

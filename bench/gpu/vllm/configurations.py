@@ -31,6 +31,10 @@ def watched(connector: dict[str, Any], name: str = "Watched") -> dict[str, Any]:
     return {**connector, "kv_connector": name, "kv_connector_module_path": "watched"}
 
 
+def counted(connector: dict[str, Any]) -> dict[str, Any]:
+    return watched(connector, "Counted")
+
+
 def native(gib: int) -> dict[str, Any]:
     return {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": {"cpu_bytes_to_use": gib << 30}}
 
@@ -46,7 +50,7 @@ def lmserver(gib: int) -> list[str]:
 
 @dataclass
 class Configuration:
-    """`engines`: (name, phases) one after another; "daemon" as phases restarts the daemon instead, "crash" kills it. Then `pair`: one that computes prompts and one that answers them at once.
+    """`engines`: (name, phases) one after another; "daemon" as phases restarts the daemon instead, "crash" kills it. Then `pair`: two at once; the second one leads.
     Or `ring`: engines of these connectors at once, in turns."""
 
     connector: dict[str, Any] | None
@@ -64,7 +68,9 @@ class Configuration:
     options: dict[str, Any] = field(default_factory=dict)  # of the engine
     beside: bool = False  # nothing is timed: it runs beside others
     ring: dict[str, dict[str, Any] | None] = field(default_factory=dict)
-    pair: tuple[int, int] | None = None  # GPUs of the one and of the other: the first ones, the last ones
+    round: str = "round"  # what each of them has when it is its turn
+    pair: dict[str, int] = field(default_factory=dict)  # GPUs of the one and of the other: the first ones, the last ones
+    lead: str = "paired"  # phase of the engine that leads
     profiled: bool = False  # steps of each of the ring's engines under torch's profiler, last
 
     def turns(self, rounds: int) -> int:
@@ -72,7 +78,7 @@ class Configuration:
         return rounds * 10 * len(self.ring)
 
     def pair_phases(self) -> tuple[list[str], list[str]]:
-        return ["prefill"], ["handed" if self.weights == "drawn" else "paired"]
+        return ["prefill"], [self.lead]
 
     def seconds(self, graph: bool, rounds: int) -> int:
         """About what it takes on an H200: import and start, then the phases; the first engine of a run with CUDA graphs COMPILE more."""
@@ -84,7 +90,7 @@ class Configuration:
 
 
 COMPILE = 30
-COST = {"trace": 10, "profile": 10, "cold": 12, "fresh": 12, "gpu": 1, "hit": 4, "in_turn": 8, "together": 6, "burst": 3, "steady": 4, "tokens": 25, "same": 15, "control": 10, "reference": 10, "failed": 130, "named": 15, "expected": 20, "talk": 30, "talk_begin": 15, "talk_end": 15, "paired": 30, "handed": 30}
+COST = {"trace": 10, "profile": 10, "cold": 12, "fresh": 12, "gpu": 1, "hit": 4, "in_turn": 8, "together": 6, "burst": 3, "steady": 4, "tokens": 25, "same": 15, "control": 10, "reference": 10, "failed": 130, "named": 15, "expected": 20, "talk": 30, "talk_begin": 15, "talk_end": 15, "paired": 30, "handed": 30, "pushing": 60, "other_gpu": 60, "other_gpu_same": 40}
 ALL = ["cold", "gpu", "hit", "together", "burst", "steady"]
 CHAIN = [("first engine", ALL), ("engine restarted", ["hit", "gpu", "together", "burst", "again"])]
 CHECKS = [("first engine", ["tokens", "same", "control"]), ("engine restarted", ["same"]), ("daemon", ["daemon"]), ("daemon restarted", ["same"])]
@@ -95,6 +101,7 @@ WARM = [("first engine", ["tokens", "same", "control"]), ("daemon", ["crash"]), 
 DISK = [("first engine", ["cold"]), ("daemon", ["daemon"]), ("daemon restarted", ["hit", "fresh"])]
 FULL = [("first engine", ["cold"]), ("engine restarted", ["hit"])]
 SYNC_LOADS = {"BENCH_WAYS": "sync,layers,prefetch"}
+PD, PEERS = {"prefill": 1, "decode": 1}, {"first": 1, "second": 1}
 NAMES = [("weights on disk", ["unread", "unnamed", "named"]), ("named before", ["unread", "named"]), ("weights in memory", ["unnamed", "named"])]
 
 
@@ -120,10 +127,11 @@ def failing(runner: int, scheduling: bool, graph: bool, ways: str, gpu_gib: int 
     )
 
 
-def handed_over(runner: int, pair: tuple[int, int], gpu_gib: int = 0, **environment: str) -> Configuration:
+def handed_over(runner: int, pair: dict[str, int], gpu_gib: int = 0, lead: str = "handed", **environment: str) -> Configuration:
     """Answers of prompts that another engine has computed."""
     environment = {"VLLM_BATCH_INVARIANT": os.environ.get("VLLM_BATCH_INVARIANT", "1"), **environment}
-    return Configuration(kvd(cost_model=False, load_ms=20000), [("expected", ["expected"])], runner, "memory", weights="drawn", pair=pair, graph=False, gpu_gib=gpu_gib, kv_gib=12 if gpu_gib else 0, environment=environment)
+    connector = counted(kvd(cost_model=False, load_ms=20000))
+    return Configuration(connector, [("expected", ["expected"])], runner, "memory", weights="drawn", pair=pair, lead=lead, graph=False, gpu_gib=gpu_gib, kv_gib=12 if gpu_gib else 0, environment=environment)
 
 
 def of_runner(runner: int, gib: int) -> dict[str, Configuration]:
@@ -138,6 +146,9 @@ def of_runner(runner: int, gib: int) -> dict[str, Configuration]:
         "trace-async": Configuration(watched(kvd(mode="async")), [("first engine", ["cold", "trace"])], runner, "memory"),
         "profile": Configuration(kvd(), [("first engine", ["cold", "profile"])], runner, "memory"),
         "steps": Configuration(None, [], runner, "memory", ring={"nothing": watched(NOTHING, "WatchedNothing"), "no saves": watched({**kvd(), "kv_role": "kv_consumer"}), "kvd": watched(kvd())}, profiled=True),
+        "steps-hbm": Configuration(
+            None, [], runner, "memory", gpu_gib=8, kv_gib=9, round="promotions", ring={"host": counted(kvd(device="none", weights="bench, device none")), "kvd": counted(kvd())}
+        ),
         "trace-hbm": Configuration(watched(kvd()), [("first engine", ["cold", "gpu", "hit", "kept"]), ("engine restarted", ["trace", "kept"])], runner, "memory", gpu_gib=22, kv_gib=24),
         "kvd-hbm": Configuration(kvd(), HBM, runner, "memory", gpu_gib=22, kv_gib=24),
         "talk-hbm": Configuration(kvd(), TALK, runner, "memory", pool_gib=72, gpu_gib=20, kv_gib=24),
@@ -158,12 +169,15 @@ def of_runner(runner: int, gib: int) -> dict[str, Configuration]:
             for ways in ("", "-sync", "-async")
         },
         **{f"failed{'-graph' if graph else ''}{ways}-hbm": failing(runner, True, graph, ways, 2) for graph in (False, True) for ways in ("", "-async")},
-        "pd": Configuration(kvd(), [], runner, "memory", pair=(1, 1)),
-        "pd-hbm": Configuration(kvd(), [], runner, "memory", pair=(1, 1), gpu_gib=6, kv_gib=24),
-        "check-pd": handed_over(runner, (1, 1)),
-        "check-pd-hbm": handed_over(runner, (1, 1), 6),
-        "check-pd-tp2to1": handed_over(runner, (2, 1), **TWO_GPUS),
-        "check-pd-tp1to2": handed_over(runner, (1, 2), **TWO_GPUS),
+        "pd": Configuration(kvd(), [], runner, "memory", pair=PD),
+        "pd-hbm": Configuration(kvd(), [], runner, "memory", pair=PD, gpu_gib=6, kv_gib=24),
+        "push-hbm": Configuration(counted(kvd()), [], runner, "memory", pair=PD, lead="pushing", gpu_gib=6, kv_gib=24),
+        "peers-hbm": Configuration(counted(kvd()), [], runner, "memory", pair=PEERS, lead="other_gpu", gpu_gib=22, kv_gib=24),
+        "check-pd": handed_over(runner, PD),
+        "check-pd-hbm": handed_over(runner, PD, 6),
+        "check-pd-tp2to1": handed_over(runner, {"prefill": 2, "decode": 1}, **TWO_GPUS),
+        "check-pd-tp1to2": handed_over(runner, {"prefill": 1, "decode": 2}, **TWO_GPUS),
+        "check-peers-hbm": handed_over(runner, PEERS, 12, "other_gpu_same"),
         "weights": Configuration(kvd(weights=None, cost_model=False), NAMES, runner, "memory", weights="drawn", environment={"XDG_CACHE_HOME": "WORK"}, graph=False),
         "none-tp2": Configuration(None, [("first engine", ["cold", "gpu"])], runner, gpus=2, environment=TWO_GPUS),
         "native-tp2": Configuration(native(gib), [("first engine", ALL)], runner, gpus=2, environment=TWO_GPUS),

@@ -6,7 +6,8 @@ changed beginning answers otherwise), talk, talk_begin and talk_end (users take 
 connector's hooks was called during own hits and hits), profile (own hits, hits and steps under torch's profiler), reference (answers of an engine without a
 connector, kept in a file), failed (loads fail, answers compared with that file: failed.py), named (how long until a prompt is found again; after unread: the
 weights are not in memory when the engine starts; after unnamed: no engine has named them), expected (the likely tokens of answers of an engine without a connector, kept in
-that file), prefill (prompts are computed for another engine: pair.py), paired (that engine's times), handed (its answers, compared with that file)
+that file), prefill (prompts are computed for another engine: pair.py), paired (that engine's times), handed (its answers, compared with that file), pushing (what hand-overs
+in GPU memory cost both engines), other_gpu (hits in memory of the other engine's GPU), other_gpu_same (answers from there, compared with that file)
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import faults
 import model
 from daemon import Daemon
 from failed import TOKENS, Failures
-from pair import Decode, Prefill
+from pair import Decode, Peers, Prefill
 
 Prompt = list[int]
 BURST = 48
@@ -35,6 +36,7 @@ BEFORE = ("unread", "unnamed")  # phases that come before the engine
 WITHOUT = {"reference", "expected"}  # phases of engines that have no connector
 USERS, TURNS, TURN = 16, 8, 4096  # of a talk: tokens of a turn
 GENERATED, ALONE = 160, 40  # tokens of a request that hits come beside, and before them
+PROMOTED, EVERY = 6, 4  # prompts that are used again while a request generates, and tokens from one to the next
 
 
 def prompts_of(seed: int, lengths: list[int]) -> list[Prompt]:
@@ -45,6 +47,15 @@ def prompts_of(seed: int, lengths: list[int]) -> list[Prompt]:
 def median(values: list[float]) -> float:
     ordered = sorted(values)
     return ordered[len(ordered) // 2]
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / max(1, len(values))
+
+
+def steps_between(at: list[float], answered: list[float], first: float, last: float) -> list[float]:
+    """Seconds from token to token in that time, without steps that answered another request as well."""
+    return [b - a for a, b in zip(at, at[1:]) if first < b <= last and b not in answered]
 
 
 def lower(values: list[float]) -> float:
@@ -161,12 +172,20 @@ class Bench:
         """A prompt that fills no block."""
         self.ask([[self.noise.randrange(10, 4000) for _ in range(10)]], tokens)
 
+    def settle(self) -> None:
+        """What the requests before have left to save goes out with these steps, and is copied in the pause."""
+        self.step(3)
+        time.sleep(self.order["pause"])
+
+    def counters(self) -> dict[str, int]:
+        """Of the scheduler half, when the last request ended (watched.Counted)."""
+        return json.loads(Path(os.environ["BENCH_WATCH"]).read_text())
+
     def wait_for_saves(self) -> None:
         """Connectors store on later steps, kvd's transfer threads at the same time."""
         before = None
         for i in range(100):
-            self.step(3)
-            time.sleep(self.order["pause"])
+            self.settle()
             now = self.stored()
             if i >= 2 and now == before:
                 return
@@ -283,26 +302,39 @@ class Bench:
         runs = [self.beside_hits(prompts) for _ in range(3)]
         self.note(f"8 x {self.middle} hit beside one that generates", sorted(runs, key=lambda run: run["ms"])[1])
 
-    def beside_hits(self, prompts: list[Prompt]) -> dict[str, Any]:
-        self.forget()
+    def generate_beside(self, tokens: int, add: Callable[[int, int], None]) -> tuple[list[float], list[float]]:
+        """When each token of one request that generates came, and each answer to the others, which `add` makes: it is told after each step how many there are of both."""
         engine = self.llm.llm_engine
-        at, took, began = [], [], 0.0
-        engine.add_request(f"steady {time.time_ns()}", {"prompt_token_ids": prompts_of(time.time_ns(), [100])[0]}, self.exactly(GENERATED))
+        at: list[float] = []
+        answered: list[float] = []
+        engine.add_request(f"steady {time.time_ns()}", {"prompt_token_ids": prompts_of(time.time_ns(), [100])[0]}, self.exactly(tokens))
         while engine.has_unfinished_requests():
             answers = engine.step()
             now = time.perf_counter()
-            took += [1e3 * (now - began) for answer in answers if not answer.request_id.startswith("steady")]
+            answered += [now for answer in answers if not answer.request_id.startswith("steady")]
             at += [now for answer in answers if answer.request_id.startswith("steady")]
-            if len(at) == ALONE and not began:
+            add(len(at), len(answered))
+        return at, answered
+
+    def beside_hits(self, prompts: list[Prompt]) -> dict[str, Any]:
+        self.forget()
+        began, added = 0.0, 0.0
+
+        def add(tokens: int, _: int) -> None:
+            nonlocal began, added
+            if tokens == ALONE and not began:
                 began = time.perf_counter()
                 for i, prompt in enumerate(prompts):
-                    engine.add_request(f"at once {began} {i}", {"prompt_token_ids": prompt}, self.exactly(1))
+                    self.llm.llm_engine.add_request(f"at once {began} {i}", {"prompt_token_ids": prompt}, self.exactly(1))
                 added = time.perf_counter()
+
+        at, others = self.generate_beside(GENERATED, add)
+        took = [1e3 * (when - began) for when in others]
         gaps = [(1e3 * (b - a), b) for a, b in zip(at, at[1:])]
         alone = [gap for gap, when in gaps if when < began]
         beside = [gap for gap, when in gaps if added + 0.005 < when < began + took[-1] / 1e3]
         answered = {"ms": round(took[-1], 1), "mean": round(sum(took) / len(took), 1), "each": [round(ms, 1) for ms in took]}
-        return {**answered, "step": round(median(alone), 2), "beside": round(sum(beside) / max(1, len(beside)), 2), "longest": round(max(beside, default=0.0), 2)}
+        return {**answered, "step": round(median(alone), 2), "beside": round(mean(beside), 2), "longest": round(max(beside, default=0.0), 2)}
 
     def talk(self, first: float = 0.0, last: float = 1.0) -> None:
         """Users in random order, each with one more turn: a prompt of all of its turns so far. This part of them."""
@@ -337,7 +369,7 @@ class Bench:
             while turn.read_text() != str(i * of + me):
                 time.sleep(0.005)
             at = {"from": time.time()}
-            for what, seconds in self.round(i, at).items():
+            for what, seconds in getattr(self, self.order["turn"]["round"])(i, at).items():
                 rounds.setdefault(what, []).append(round(1e3 * seconds, 3))
             self.wait_for_saves()
             faults.write(turn.parent, turn.name, str(i * of + me + 1))
@@ -367,6 +399,27 @@ class Bench:
             self.profile_of("steps", [], 24)
         took["16 x 4096 cold + 32 tokens"] = self.ask(prompts_of(self.order["seed"] + 1000 * (i + 1) + 7, [4096] * 16), 32)[0]
         return took
+
+    def promotions(self, i: int, at: dict[str, float]) -> dict[str, float]:
+        """Seconds of a step of a request that generates, alone and while prompts that come a second time are saved in memory of the GPU. Steps that answer those are left out."""
+        prompts = prompts_of(self.order["seed"] + 1000 * (i + 1), [self.middle] * PROMOTED)
+        for prompt in prompts:
+            self.ask([prompt])
+        self.wait_for_saves()
+        before, used = self.counters()["device_blocks"], 0
+
+        def use_again(tokens: int, _: int) -> None:
+            nonlocal used
+            while used < PROMOTED and tokens >= ALONE + EVERY * used:
+                self.llm.llm_engine.add_request(f"again {i} {used}", {"prompt_token_ids": prompts[used]}, self.exactly(1))
+                used += 1
+
+        at["steps"] = time.time()
+        tokens, answered = self.generate_beside(GENERATED, use_again)
+        self.wait_for_saves()
+        self.note(f"promoted blocks {i}", self.counters()["device_blocks"] - before)
+        first, last = tokens[ALONE - 1], tokens[ALONE + EVERY * (PROMOTED + 1)]
+        return {"step alone": mean(steps_between(tokens, [], tokens[1], first)), "step beside promotions": mean(steps_between(tokens, answered, first, last))}
 
     def trace(self) -> None:
         """Hits first, as after a restart."""
@@ -467,6 +520,15 @@ class Bench:
 
     def handed(self) -> None:
         Decode(self).check()
+
+    def pushing(self) -> None:
+        Decode(self).pushing()
+
+    def other_gpu(self) -> None:
+        Peers(self).times()
+
+    def other_gpu_same(self) -> None:
+        Peers(self).check()
 
     def reference(self) -> None:
         Failures(self).reference()

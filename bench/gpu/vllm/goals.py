@@ -11,6 +11,7 @@ HIT_MS = {"1030": 12.5, "10250": 30.0, "32780": 85.0}
 RIVALS = ("native-v1", "native-v2", "lmcache-v1", "lmcache-v2", "lmserver-v1", "lmserver-v2")
 PAIR = {"at once": 15.0, "one after the other": 45.0}  # milliseconds, of prompts of the middle length
 OWN_HIT_MS, SAVING_PERCENT, TOGETHER, BESIDE, COST_MODEL_GOAL = 0.5, 0.5, 0.9, 2.0, 1.02
+OTHER_GPU, PUSHING_PERCENT, BESIDE_PUSHES, BESIDE_PROMOTIONS = 1.5, 2.0, 1.03, 1.01
 RUNNERS, BOTH = ("v1", "v2"), ("first engine", "engine restarted")
 
 Row = tuple[str, str, str, str]  # what, measured, goal, verdict
@@ -113,6 +114,50 @@ def pairs_in_gpu_memory(results: dict[str, Any]) -> Iterator[Row]:
             yield f"handed over {way} in GPU memory, {n}, {runner}", text, "less than in host memory", verdict(None if ms is None or host is None else ms < host)
 
 
+def other_gpu(results: dict[str, Any]) -> Iterator[Row]:
+    """Hits of an engine in memory of another one's GPU, beside its own of the same prompts. One that did not come from there is missed."""
+    for runner in RUNNERS:
+        found = results.get(f"peers-{runner}-hbm", {}).get("second", {})
+        for n in sorted({what.split(", ")[1] for what in found if what.startswith("found in ")}, key=int) or list(HIT_MS):
+            other, own_gpu, host = (found.get(f"found in {place}, {n}", {}) for place in ("another GPU", "its own GPU", "host memory"))
+            text = f"{other['ms']:g} ms, {other['ratio']:g} of its own hit ({other['own']:g})" if "ms" in other else ""
+            text += "".join(f", in {place} {hit['ms']:g}" for place, hit in (("its own GPU", own_gpu), ("host memory", host)) if "ms" in hit)
+            text = ", ".join(part for part in (text.lstrip(", "), f"{other['missed']} of {len(other['from there'])} missed") if part) if other else ""
+            yield f"hit in another engine's GPU, {n}, {runner}", text, f"<= {OTHER_GPU:g} x own hit, none missed", verdict(other["missed"] == 0 and other["ratio"] <= OTHER_GPU if other else None)
+
+
+def pushing(results: dict[str, Any]) -> Iterator[Row]:
+    """What hand-overs in GPU memory cost the engine that computes prompts, and steps of the one that generates."""
+    for runner in RUNNERS:
+        found = results.get(f"push-{runner}-hbm", {}).get("decode", {})
+        for n in sorted({what.split()[-1] for what in found if what.startswith("prefill ")}, key=int) or list(HIT_MS):
+            handed, alone, host = (found.get(f"prefill {way} {n}", {}) for way in ("handed over", "alone", "in host memory"))
+            if not (handed and alone and host):
+                yield f"prefill handed over in GPU memory, {n}, {runner}", "", f"<= +{PUSHING_PERCENT:g} %", verdict(None)
+                continue
+            more, saved = ([100 * (a / b - 1) for a, b in zip(of["each"], alone["each"])] for of in (handed, host))
+            computed = all(of["cached"] == [0] for of in (handed, alone, host)) and found.get(f"prefill in GPU memory {n}") == len(more)
+            text = f"{middle(more):+.2f} % ({min(more):+.2f} .. {max(more):+.2f}, {len(more)} rounds) of {alone['ms']:g} ms; saved in host memory {middle(saved):+.2f}"
+            text += "" if computed else "; not all computed, or not all in GPU memory"
+            yield f"prefill handed over in GPU memory, {n}, {runner}", text, f"<= +{PUSHING_PERCENT:g} %", verdict(computed and middle(more) <= PUSHING_PERCENT)
+        beside = next((value for what, value in found.items() if what.startswith("beside ")), None)
+        rounds = beside["rounds"] if beside else []
+        ratio, every = (middle([one[what] / one["alone"] for one in rounds]) if rounds else 0.0 for what in ("beside", "all steps"))
+        missed = sum(one["missed"] for one in rounds)
+        text = f"{beside['ms']:g} ms a step, {ratio:.3f} x alone; {every:.3f} with steps that answer a prompt; {missed} prompts did not come in GPU memory" if beside else ""
+        yield f"steps beside prompts that come in, {runner}", text, f"<= {BESIDE_PUSHES:g} x alone", verdict(0 < ratio <= BESIDE_PUSHES and missed == 0 if rounds else None)
+
+
+def promotions(results: dict[str, Any]) -> Iterator[Row]:
+    """Steps while blocks are saved in GPU memory, beside those of an engine that uses none, round by round."""
+    for runner in RUNNERS:
+        host, kvd = (results.get(f"steps-{runner}-hbm", {}).get(member, {}) for member in ("host", "kvd"))
+        ratios, alone = ([a / b for a, b in zip(*(of.get(what, {}).get("rounds", []) for of in (kvd, host))) if b] for what in ("step beside promotions", "step alone"))
+        blocks = sum(value for what, value in kvd.items() if what.startswith("promoted blocks"))
+        text = f"{middle(ratios):.4f} ({min(ratios):.4f} .. {max(ratios):.4f}, {len(ratios)} rounds), alone {middle(alone):.4f}; {blocks} blocks" if ratios and alone else ""
+        yield f"steps beside saves in GPU memory, {runner}", text, f"<= {BESIDE_PROMOTIONS:g} x without", verdict(blocks > 0 and 0 < middle(ratios) <= BESIDE_PROMOTIONS if ratios else None)
+
+
 def full(results: dict[str, Any]) -> Iterator[Row]:
     for runner in RUNNERS:
         again = results.get(f"full-{runner}", {}).get("engine restarted")
@@ -127,7 +172,7 @@ def answers(results: dict[str, Any]) -> Iterator[Row]:
             same = found["same"]
             yield f"{name}, {at}", f"{same['right']} of {same['of']}", "all equal, all found", verdict(same["right"] == same["of"] and not same["not all found"])
         for what, after in found.items():
-            if what.startswith("handed over "):
+            if isinstance(after, dict) and "not all came" in after:
                 tied = f", {after['tied']} by a tie" if after["tied"] else ""
                 yield f"{name}, {what}", f"{after['right']} of {after['of']}{tied}", "all equal, all came", verdict(after["right"] == after["of"] and not after["not all came"])
             if name.startswith("failed") and what.startswith("after "):
@@ -137,7 +182,7 @@ def answers(results: dict[str, Any]) -> Iterator[Row]:
 
 
 def table(results: dict[str, Any]) -> str:
-    rows = [row for part in (hits, together, many, in_turns, disk_hits, pairs, pairs_in_gpu_memory, full, answers) for row in part(results)]
+    rows = [row for part in (hits, together, many, in_turns, disk_hits, pairs, pairs_in_gpu_memory, other_gpu, pushing, promotions, full, answers) for row in part(results)]
     return "\n".join(["| what | measured | goal | |", "|---|---|---|---|"] + [f"| {' | '.join(row)} |" for row in rows]) + "\n"
 
 

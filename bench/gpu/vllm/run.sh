@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# vLLM with kvd, with other caches and with none, on one GPU: bench/gpu/vllm/run.sh PART [bench.py's options]
+# vLLM with kvd, with other caches and with none, on one GPU or two: bench/gpu/vllm/run.sh PART [bench.py's options]
 # README.md has the parts; anything else: names of configurations (bench.py --help).
 # Where a machine has no vLLM: .vllm[1-9]/site.tar.xz.* (or .vllm0/) are unpacked to ~/v/site; where kvd is not built: a bundle (scripts/offline-bundle) named in BUNDLE,
 # or .gpu/kvd-*.tar.xz. Results: $OUT (default bench-out): results.json, table.md, log.txt.
@@ -38,7 +38,7 @@ case " $* " in
 *) python3 -c 'import kvd_vllm._kvd as k; print(k.version, k.__file__)' ;;
 esac
 
-part=${1:?a part: check, check-async, check-failed, check-failed-sync, check-failed-async, check-failed-hbm, weights, part1, part2, pd, pd-hbm, check-pd, check-pd-hbm, check-pd-tp, full, tp2, or names of configurations}
+part=${1:?a part: check, check-async, check-failed, check-failed-sync, check-failed-async, check-failed-hbm, weights, part1, part2, pd, pd-hbm, push-hbm, peers-hbm, steps-hbm, check-pd, check-pd-hbm, check-peers-hbm, check-pd-tp, full, tp2, or names of configurations}
 shift
 case $part in
 check) set -- check-v2 check-v1 "$@" ;;
@@ -53,6 +53,10 @@ part2) set -- --graph --rounds 3 kvd-v1 native-v1 ring-v1 disk-v1 disk-v2 "$@" ;
 full) set -- full-v1 full-v2 "$@" ;;
 pd) set -- --graph pd-v2 pd-v1 "$@" ;;
 pd-hbm) set -- --graph pd-v2-hbm pd-v1-hbm "$@" ;;
+push-hbm) set -- --graph push-v2-hbm push-v1-hbm "$@" ;;
+peers-hbm) set -- --graph peers-v2-hbm peers-v1-hbm "$@" ;;
+steps-hbm) set -- --graph steps-v2-hbm steps-v1-hbm "$@" ;;
+check-peers-hbm) set -- --shape llama1b check-v2-peers-hbm check-v1-peers-hbm "$@" ;;
 check-pd-hbm) set -- --shape llama1b check-v2-pd-hbm check-v1-pd-hbm "$@" ;;
 check-pd) set -- --shape llama1b check-v2-pd check-v1-pd "$@" ;;
 check-pd-tp) set -- --shape llama1b check-v2-pd-tp2to1 check-v2-pd-tp1to2 "$@" ;;
