@@ -27,7 +27,7 @@ import goals  # noqa: E402
 from configurations import configurations  # noqa: E402
 from kvd_vllm import options  # noqa: E402
 
-KINDS = ("none-v1", "ring-v1", "ring-v2", "native-v2", "lmserver-v2", "kvd-v1", "disk-v2", "full-v1", "check-v2", "kvd-v2-tp2", "trace-v2", "profile-v2", "steps-v2", "weights-v2", "pd-v2", "pd-v2-hbm", "check-v1-pd", "check-v2-pd-hbm")  # one of each
+KINDS = ("none-v1", "ring-v1", "ring-v2", "native-v2", "lmserver-v2", "kvd-v1", "disk-v2", "full-v1", "check-v2", "kvd-v2-tp2", "trace-v2", "profile-v2", "steps-v2", "weights-v2", "pd-v2", "pd-v2-hbm", "check-v1-pd", "check-v2-pd-hbm", "push-v2-hbm", "peers-v2-hbm", "check-v2-peers-hbm", "steps-v2-hbm")  # one of each
 
 
 class Runs(unittest.TestCase):
@@ -68,7 +68,7 @@ class Runs(unittest.TestCase):
         for name in KINDS:
             configuration = configurations(1)[name]
             engines = list(configuration.ring) or [at for at, phases in configuration.engines if phases != ["daemon"]]
-            engines += ["prefill", "decode"] if configuration.pair else []
+            engines += list(configuration.pair)
             for at in engines:
                 self.assertTrue(results[name][at]["done"], (name, at))
         table = (self.at / "out" / "goals.md").read_text()
@@ -83,6 +83,24 @@ class Runs(unittest.TestCase):
         self.assertRegex(table, r"handed over one after the other in GPU memory, 100, v2 \| [0-9.]+ ms after the last step, in host memory [0-9.]+, own hit [0-9.]+ \|")
         self.assertEqual(results["check-v2-pd-hbm"]["decode"]["handed over at once"]["in memory of"], "fake-0")
         self.assertEqual(results["check-v1-pd"]["decode"]["handed over at once"]["in memory of"], "fake-0")
+        self.check_gpu_memory(results, table)
+
+    def check_gpu_memory(self, results: dict, table: str) -> None:
+        for place in ("another GPU", "its own GPU", "host memory"):
+            found = results["peers-v2-hbm"]["second"][f"found in {place}, 100"]
+            self.assertEqual((found["from there"], found["missed"], len(found["each"])), ([96, 96], 0, 2), place)
+        self.assertRegex(table, r"hit in another engine's GPU, 100, v2 \| [0-9.]+ ms, .*, 0 of 2 missed \|")
+        self.assertIn("check-v2-peers-hbm, answers from another GPU | 3 of 3 | all equal, all came | met", table)
+        pushed = results["push-v2-hbm"]["decode"]
+        self.assertEqual([pushed[f"prefill {way} 100"]["cached"] for way in ("handed over", "alone", "in host memory")], [[0], [0], [0]])
+        self.assertEqual(pushed["prefill in GPU memory 100"], 2)
+        rounds = pushed["beside 3 x 100 handed over"]["rounds"]
+        self.assertEqual([one["missed"] for one in rounds], [0] * 5)
+        self.assertGreater(min(one["beside"] for one in rounds), 0)
+        self.assertRegex(table, r"prefill handed over in GPU memory, 100, v2 \| [-+0-9.]+ % \(.*, 2 rounds\) of")
+        steps = results["steps-v2-hbm"]
+        self.assertEqual([steps[member][f"promoted blocks {i}"] for member in ("host", "kvd") for i in (0, 1)], [0, 0, 36, 36])
+        self.assertEqual(len(steps["kvd"]["step beside promotions"]["rounds"]), 2)
 
     def test_loads_that_fail_are_told_by_fault(self) -> None:
         status, text = self.run_bench("failed-v1", "failed-v2-plain-graph", "--prompts=10", "--beside=1")
@@ -106,6 +124,13 @@ class Runs(unittest.TestCase):
         status, text = self.run_bench("check-v2-pd", FAKE_VLLM_WAITS_S="0")
         self.assertEqual(status, 1, text)
         self.assertIn("check-v2-pd, handed over at once | 2 of 2 | all equal, all came | MISSED", (self.at / "out" / "goals.md").read_text())
+
+    def test_a_hit_that_is_not_in_the_other_gpu_is_missed(self) -> None:
+        status, text = self.run_bench("check-v2-peers-hbm", "peers-v2-hbm", FAKE_VLLM_ONE_GPU="1")
+        self.assertEqual(status, 1, text)
+        table = (self.at / "out" / "goals.md").read_text()
+        self.assertIn("check-v2-peers-hbm, answers from another GPU | 3 of 3 | all equal, all came | MISSED", table)
+        self.assertRegex(table, r"hit in another engine's GPU, 100, v2 \| in its own GPU [0-9.]+, in host memory [0-9.]+, 2 of 2 missed \| .* \| MISSED")
 
     def test_what_fails_or_finds_no_time_is_said_and_the_rest_is_kept(self) -> None:
         self.assertEqual(self.run_bench("none-v2")[0], 0)
@@ -139,7 +164,7 @@ class Runs(unittest.TestCase):
                 os.kill(int(pid.read_text()), 0)
 
     def test_the_two_parts_fit_into_ten_minutes_each(self) -> None:
-        for part in ("part1", "part2", "check", "check-async", "check-failed", "check-failed-sync", "full", "tp2", "pd", "pd-hbm", "check-pd", "check-pd-hbm", "check-pd-tp"):
+        for part in ("part1", "part2", "check", "check-async", "check-failed", "check-failed-sync", "full", "tp2", "pd", "pd-hbm", "push-hbm", "peers-hbm", "steps-hbm", "check-pd", "check-pd-hbm", "check-peers-hbm", "check-pd-tp"):
             done = subprocess.run(["bash", str(BENCH / "run.sh"), part, "--dry-run"], env={"PATH": os.environ["PATH"], "HOME": str(self.at)}, capture_output=True, text=True)
             self.assertEqual(done.returncode, 0, done.stderr)
             last = done.stdout.splitlines()[-1].split()
@@ -148,7 +173,7 @@ class Runs(unittest.TestCase):
     def test_the_connector_knows_every_option_it_is_given(self) -> None:
         for name, configuration in configurations(1).items():
             for connector in [configuration.connector, *configuration.ring.values()]:
-                if connector and connector["kv_connector"] == "KvdConnector":
+                if connector and "socket" in connector.get("kv_connector_extra_config", {}):
                     self.assertEqual(options.parse(connector["kv_connector_extra_config"])[1], [], name)
 
 
@@ -203,6 +228,9 @@ class Bundles(unittest.TestCase):
 
 
 class Goals(unittest.TestCase):
+    def verdicts(self, results: dict) -> dict[str, str]:
+        return {line.split("|")[1].strip(): line.split("|")[4].strip() for line in goals.table(results).splitlines()[2:]}
+
     def test_a_goal_is_met_missed_or_not_run(self) -> None:
         def hits(ms: list[float]) -> dict:
             return {"first engine": {f"hit {n}": {"ms": value} for n, value in zip(("1030", "10250", "32780"), ms)} | {"8 x 10250 hit": {"ms": ms[1] * 8}}}
@@ -213,7 +241,7 @@ class Goals(unittest.TestCase):
 
         together = {"48 x 1030 hit": {"ms": 180.0, "mean": 120.0, "rounds": [[180.0, 120.0, [1024]], [240.0, 190.0, [0, 1024]]]}, "8 x 10250 hit beside one that generates": {"step": 4.8, "beside": 5.7, "longest": 17.2}}
         disk = {"daemon restarted": {"hit 1030": {"ms": 30.3}, "fresh 1030": {"ms": 30.0}, "hit 10250": {"ms": 300.0}, "fresh 10250": {"ms": 270.0}}}
-        table = goals.table(
+        row = self.verdicts(
             {
                 "kvd-v1": {"first engine": hits([12.0, 31.0, 84.0])["first engine"] | together},
                 "native-v1": hits([17.0, 40.0, 83.0]),
@@ -222,7 +250,6 @@ class Goals(unittest.TestCase):
                 "disk-v2": disk,
             }
         )
-        row = {line.split("|")[1].strip(): line.split("|")[4].strip() for line in table.splitlines()[2:]}
         self.assertEqual([row[f"hit {n}, v1, first engine"] for n in (1030, 10250, 32780)], ["met", "MISSED", "MISSED"])
         self.assertEqual(row["hit 1030, v1, engine restarted"], "not run")
         self.assertEqual(row["8 x 10250 hit, v1"], "met")
@@ -234,6 +261,35 @@ class Goals(unittest.TestCase):
         self.assertEqual(row["gpu 10250, v1: beside no connector"], "not run")
         self.assertEqual(row["from disk 1030, v2, cost model on"], "met")
         self.assertEqual(row["from disk 10250, v2, cost model on"], "MISSED")
+
+    def test_goals_of_gpu_memory(self) -> None:
+        def prefill(handed: float, in_gpu: int, cached: int = 0) -> dict:
+            each = {"handed over": handed, "alone": 100.0, "in host memory": 101.0}
+            return {f"prefill {way} 1030": {"ms": ms, "each": [ms, ms, ms], "cached": [cached]} for way, ms in each.items()} | {"prefill in GPU memory 1030": in_gpu}
+
+        def beside(ms: float, missed: int) -> dict:
+            return {"beside 3 x 10250 handed over": {"ms": ms, "rounds": [{"alone": 5.0, "beside": ms, "all steps": ms + 0.2, "longest": 9.0, "missed": missed}] * 3}}
+
+        def steps(ms: float, blocks: int) -> dict:
+            return {"host": {"step beside promotions": {"rounds": [5.0, 5.0]}, "step alone": {"rounds": [5.0, 5.0]}}, "kvd": {"step beside promotions": {"rounds": [ms, ms]}, "step alone": {"rounds": [5.0, 5.0]}, "promoted blocks 0": blocks}}
+
+        def other(ratio: float, missed: int) -> dict:
+            return {"ms": 10 * ratio, "own": 10.0, "ratio": ratio, "each": [], "from there": [1024] * 6, "missed": missed}
+
+        goal = {"prefill": "prefill handed over in GPU memory, 1030", "beside": "steps beside prompts that come in", "steps": "steps beside saves in GPU memory"}
+        cases = (
+            (prefill(101.9, 3) | beside(5.1, 0), steps(5.04, 9), ("met", "met", "met")),
+            (prefill(102.1, 3) | beside(5.2, 0), steps(5.06, 9), ("MISSED", "MISSED", "MISSED")),
+            (prefill(100.0, 2) | beside(5.0, 1), steps(5.0, 0), ("MISSED", "MISSED", "MISSED")),
+            (prefill(100.0, 3, 1024), steps(5.0, 9), ("MISSED", "not run", "met")),
+        )
+        for pushed, stepped, wanted in cases:
+            row = self.verdicts({"push-v2-hbm": {"decode": pushed}, "steps-v2-hbm": stepped})
+            self.assertEqual(tuple(row[f"{what}, v2"] for what in goal.values()), wanted)
+            self.assertEqual({row[f"{what}, v1"] for what in goal.values()}, {"not run"})
+        hits = {f"found in another GPU, {n}": found for n, found in ((1030, other(1.5, 0)), (10250, other(1.51, 0)), (32780, other(1.2, 1)))}
+        row = self.verdicts({"peers-v2-hbm": {"second": hits | {"found in its own GPU, 1030": other(1.0, 0)}}})
+        self.assertEqual([row[f"hit in another engine's GPU, {n}, v2"] for n in (1030, 10250, 32780)], ["met", "MISSED", "MISSED"])
 
 
 if __name__ == "__main__":

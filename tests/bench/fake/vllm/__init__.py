@@ -19,6 +19,7 @@ class SamplingParams:
     def __init__(self, **options: Any) -> None:
         self.max_tokens = options["max_tokens"]
         self.extra_args: dict[str, Any] | None = None
+        self.skip_reading_prefix_cache = False
 
 
 class Engine:
@@ -27,6 +28,7 @@ class Engine:
     def __init__(self, llm: LLM) -> None:
         self.llm = llm
         self.left: dict[str, int] = {}
+        self.until: dict[str, float] = {}  # a request waits for another engine
         self.asked: dict[str, tuple[list[int], SamplingParams]] = {}
         self.answers: dict[str, Any] = {}
         self.vllm_config = SimpleNamespace(cache_config=SimpleNamespace(block_size=BLOCK))
@@ -34,16 +36,22 @@ class Engine:
     def add_request(self, request_id: str, prompt: dict[str, list[int]], params: SamplingParams) -> None:
         assert request_id and request_id not in self.left
         self.asked[request_id], self.left[request_id] = (prompt["prompt_token_ids"], params), params.max_tokens
+        self.until[request_id] = time.monotonic() + float(os.environ.get("FAKE_VLLM_WAITS_S", "10"))
 
-    def begin(self, request_id: str) -> None:
-        prompt, params = self.asked.pop(request_id)
+    def begin(self, request_id: str) -> bool:
+        """False: what another engine computes has not come yet."""
+        prompt, params = self.asked[request_id]
         pair = (params.extra_args or {}).get("kv_transfer_params") or {}
         if pair.get("do_remote_prefill"):
-            self.llm.receive(str(hash(tuple(prompt))))
-        self.answers[request_id] = self.llm.answer(prompt, params.max_tokens)
+            if not self.llm.received(str(hash(tuple(prompt)))) and time.monotonic() < self.until[request_id]:
+                return False
+            self.llm.counters["handovers_received_device"] += pair.get("transfer_device", "none") != "none"
+        self.answers[request_id] = self.llm.answer(prompt, params.max_tokens, not params.skip_reading_prefix_cache)
         self.answers[request_id].request_id = request_id
         device = {} if pair.get("transfer_device") == "none" else {"transfer_device": "fake-0"}
         self.answers[request_id].kv_transfer_params = {"do_remote_prefill": True, "transfer_id": "its own", **device} if pair.get("do_remote_decode") else None
+        del self.asked[request_id], self.until[request_id]
+        return True
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.left)
@@ -51,8 +59,8 @@ class Engine:
     def step(self) -> list[Any]:
         given = []
         for name in list(self.left):
-            if name in self.asked:
-                self.begin(name)
+            if name in self.asked and not self.begin(name):
+                continue
             self.left[name] -= 1
             self.answers[name].finished = self.left[name] == 0
             given.append(self.answers[name])
@@ -106,8 +114,12 @@ class LLM:
             raise RuntimeError("this engine does not start")
         assert options["tensor_parallel_size"] in (1, 2) and 0 < options["gpu_memory_utilization"] < 1
         connector = options.get("kv_transfer_config")
-        socket = (connector or {}).get("kv_connector_extra_config", {}).get("socket")
-        self.kept = Path(socket).with_name("kept") if socket else None  # what a daemon would have
+        extra = (connector or {}).get("kv_connector_extra_config", {})
+        socket = extra.get("socket")
+        self.kept = Path(socket).with_name(f"kept {extra.get('weights', '')}") if socket else None  # what a daemon would have
+        self.gpu = "" if extra.get("device") == "none" else "0" if os.environ.get("FAKE_VLLM_ONE_GPU") else str(os.getpid())
+        self.counters = dict.fromkeys(("load_tokens", "device_tokens", "other_device_tokens", "device_blocks", "handovers_received_device"), 0)
+        self.counts = bool(connector) and connector["kv_connector"] == "Counted"
         self.dies = bool(os.environ.get("FAKE_VLLM_DIES")) and os.environ["FAKE_VLLM_DIES"] in json.dumps(options)
         self.profiles = options.get("profiler_config", {}).get("torch_profiler_dir")
         self.serves = bool(connector) and connector["kv_connector"] != "Nothing"
@@ -140,19 +152,33 @@ class LLM:
             os._exit(3)
         return [self.answer(prompt["prompt_token_ids"], params.max_tokens) for prompt in prompts]
 
-    def receive(self, key: str) -> None:
-        """Waits until another engine has stored it."""
-        end = time.monotonic() + float(os.environ.get("FAKE_VLLM_WAITS_S", "10"))
-        while self.kept and key not in self.outside and time.monotonic() < end:
-            self.outside |= self.stored()
+    def received(self, key: str) -> bool:
+        """Another engine has stored it."""
+        self.outside |= self.stored()
+        return key in self.outside
 
     def stored(self) -> set[str]:
         return set(self.kept.read_text().split()) if self.kept and self.kept.exists() else set()
 
-    def answer(self, prompt: list[int], tokens: int) -> Any:
+    def count(self, key: str, cached: int) -> None:
+        """What the connector Counted counts. A prompt that is found is in memory of this engine's GPU after that."""
+        own = f"{key}@{self.gpu}"
+        if key not in self.inside:
+            in_a_gpu = any(word.startswith(f"{key}@") for word in self.outside)
+            self.counters["load_tokens"] += cached
+            self.counters["device_tokens"] += cached * in_a_gpu
+            self.counters["other_device_tokens"] += cached * (in_a_gpu and own not in self.outside)
+        if cached and self.gpu and own not in self.outside:
+            self.outside.add(own)
+            self.counters["device_blocks"] += cached // BLOCK
+        Path(os.environ["BENCH_WATCH"]).write_text(json.dumps(self.counters))
+
+    def answer(self, prompt: list[int], tokens: int, read: bool = True) -> Any:
         key = str(hash(tuple(prompt)))
         failed = self.faults is not None and self.faults.load(key if key in self.outside - self.inside else "", self.outside)
-        cached = (len(prompt) - 1) // BLOCK * BLOCK if key in self.inside | self.outside else 0
+        cached = (len(prompt) - 1) // BLOCK * BLOCK if read and key in self.inside | self.outside else 0
+        if self.counts:
+            self.count(key, cached)
         self.inside.add(key)
         if self.serves:
             self.outside.add(key)
