@@ -113,19 +113,18 @@ typedef struct timing {
 	int wide;
 } timing_t;
 
-/* All that were submitted are given back; after one that did not come to a good end nobody waits for the others. */
-static kv_status_t wait_all(kvk_gpu_job_t **jobs, uint32_t n)
+/* After a job that failed or took too long (before), nobody waits for the others. */
+static kv_status_t end_job(kvk_gpu_job_t *job, kv_status_t before)
 {
-	kv_status_t all = KV_OK;
+	const kv_status_t status = before == KV_OK ? kvk_gpu_wait(job, WAIT_US) : before;
 
-	for (uint32_t i = 0; i < n; i++) {
-		all = all == KV_OK ? kvk_gpu_wait(jobs[i], WAIT_US) : all;
-		kvk_gpu_release_job(jobs[i]);
-	}
+	kvk_gpu_release_job(job);
 
-	return all == KV_PENDING ? kvk_gpu_set_error(KV_ERR_TIMEOUT, "the copies took too long") : all;
+	return status == KV_PENDING ? kvk_gpu_set_error(KV_ERR_TIMEOUT, "the copies took too long") : status;
 }
 
+/* Both ways copy the same bytes. A staged job takes more memory for its arguments, so fewer of them fit at a time: like
+ * a load, the next one waits until the oldest has ended. */
 static kv_status_t time_once(const scratch_t *s, const timing_t *t, uint64_t *p_ns)
 {
 	kvk_gpu_copy_t copy = {.dir = t->dir,
@@ -140,19 +139,22 @@ static kv_status_t time_once(const scratch_t *s, const timing_t *t, uint64_t *p_
 			       .stream = s->stream};
 	const uint64_t start = kv_now_ns(s->gpu->env);
 	kvk_gpu_job_t *jobs[JOBS];
-	kv_status_t status = KV_OK, over;
-	uint32_t n = 0;
+	kv_status_t status = KV_OK, over = KV_OK;
+	uint32_t n = 0, ended = 0;
 
 	while (n < t->jobs && status == KV_OK) {
 		copy.rest = (t->jobs - 1 - n) * s->blocks;
 		status = kvk_gpu_submit(s->gpu, &copy, &jobs[n]);
-		n += status == KV_OK;
+		if (status == KV_ERR_BUSY && ended < n) {
+			status = over = end_job(jobs[ended++], KV_OK);
+		} else {
+			n += status == KV_OK;
+		}
 	}
-	over = wait_all(jobs, n);
+	while (ended < n) {
+		over = end_job(jobs[ended++], over);
+	}
 	*p_ns = kv_now_ns(s->gpu->env) - start;
-	if (status == KV_ERR_BUSY && n > 0) { /* fewer jobs at a time, with either way */
-		status = KV_OK;
-	}
 
 	return status == KV_OK ? over : status;
 }
