@@ -388,7 +388,7 @@ static void p5_auto_takes_what_was_faster(void **state)
 		assert_int_equal(kvk_gpu_measure(gpu, &c.layout, &c.paged), KV_OK);
 		assert_int_equal(kvk_gpu_measure(gpu, &c.layout, &c.paged), KV_OK); /* known already */
 		kvk_gpu_get_stats(gpu, &stats);
-		assert_int_equal(stats.gathers, 6 + 6 * 4); /* there are 4 jobs */
+		assert_int_equal(stats.gathers, 6 + 6 * 16); /* either way, though 4 jobs fit at a time, or fewer */
 		check_measured_bytes(&c, &stats, 1 << 20);
 		copy = gpu_case_copy(&c, KVK_GPU_GATHER, KVK_GPU_AUTO, NULL);
 		assert_int_equal(kvk_gpu_find_way(gpu, &copy, KVK_GPU_LARGE_JOB),
