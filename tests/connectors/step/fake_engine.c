@@ -1,5 +1,6 @@
 #include "connectors/step/fake_engine.h"
 #include "engine/check.h"
+#include "scheduler/state.h"
 
 #include <signal.h>
 #include <stdlib.h>
@@ -737,6 +738,27 @@ static int is_loading(const fe_t *fe)
 	return 0;
 }
 
+static int is_put_unanswered(const fe_t *fe)
+{
+	const kvx_sput_t *put = fe->scheduler->puts;
+
+	while (put && put->at != KVX_SPUT_ASKED) {
+		put = put->next;
+	}
+
+	return put != NULL;
+}
+
+/* A step of a model takes far longer than an answer. One of this engine takes as long as the answer, so that blocks
+ * are saved before it reuses them. */
+static void await_answers(const fe_t *fe)
+{
+	for (uint32_t i = 0; i < 50000 && !fe->options.faults && is_put_unanswered(fe); i++) {
+		(void)kvx_scheduler_has_pending(fe->scheduler);
+		usleep(100);
+	}
+}
+
 static void step(fe_t *fe)
 {
 	const uint64_t before = fe->computed_tokens;
@@ -758,6 +780,7 @@ static void step(fe_t *fe)
 	take_errors(fe);
 	take_finished(fe);
 	take_reports(fe);
+	await_answers(fe);
 	fe->steps++;
 	if (fe->computed_tokens == before && is_loading(fe)) {
 		usleep(100);
