@@ -200,11 +200,11 @@ static void admit_slab(kvs_pool_t *pool, kvs_pool_slab_t *p)
 {
 	const kvs_slab_t *slab = &p->slab;
 
+	kvs_pool_hold_slab(pool, slab); /* first: the next daemon must have what the ledger names */
 	kvs_pool_link_slab(pool, p);
 	if (pool->prefault) {
 		kvs_prefault_add(pool->prefault, &p->slab);
 	}
-	kvs_pool_hold_slab(pool, slab);
 	if (!slab->foreign) {
 		kv_metric_set(pool->config.metrics, KV_M_CPU_HUGE_PAGES, slab->huge || pool->thp);
 	}
