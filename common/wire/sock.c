@@ -197,6 +197,19 @@ static void attach_fds(struct msghdr *message, control_t *control, const int *fd
 	memcpy(CMSG_DATA(head), fds, bytes);
 }
 
+ssize_t kv_sock_send_message(int fd, const void *bytes, size_t len, int passed, int flags)
+{
+	control_t control;
+	struct iovec part = {(void *)(uintptr_t)bytes, len};
+	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+
+	if (passed >= 0) {
+		attach_fds(&message, &control, &passed, 1);
+	}
+
+	return sendmsg(fd, &message, flags | MSG_NOSIGNAL);
+}
+
 static kv_status_t status_of_errno(int error)
 {
 	switch (error) {

@@ -1,6 +1,7 @@
 /* kvd-gpu: the GPU program. The daemon starts it for memory of a GPU (daemon/io/gpu.c): it allocates, hands a
  * descriptor a slab over, and ends. What it gave lives on with the descriptors. docs/decisions/057. */
 #include "gpu/source.h"
+#include "kv/sock.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -21,24 +22,11 @@ static char why_[512];
 /* Blocks until there is room. 0: the daemon has gone. */
 static int send_message(kvd_gpu_message_t *m, int fd)
 {
-	union {
-		struct cmsghdr align;
-		char bytes[CMSG_SPACE(sizeof(int))];
-	} control = {0};
-	struct iovec part = {m, sizeof *m};
-	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
 	ssize_t n;
 
 	m->version = KVD_GPU_WIRE;
-	if (fd >= 0) {
-		message.msg_control = control.bytes;
-		message.msg_controllen = sizeof control.bytes;
-		control.align.cmsg_level = SOL_SOCKET;
-		control.align.cmsg_type = SCM_RIGHTS;
-		control.align.cmsg_len = CMSG_LEN(sizeof fd);
-		memcpy(CMSG_DATA(&control.align), &fd, sizeof fd);
-	}
-	while ((n = sendmsg(KVD_GPU_FD, &message, MSG_NOSIGNAL)) < 0 && (errno == EINTR || errno == ETOOMANYREFS)) {
+	while ((n = kv_sock_send_message(KVD_GPU_FD, m, sizeof *m, fd, 0)) < 0 &&
+	       (errno == EINTR || errno == ETOOMANYREFS)) {
 		if (errno == ETOOMANYREFS) {
 			(void)poll(NULL, 0, PAUSE_MS);
 		}

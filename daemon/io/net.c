@@ -4,6 +4,7 @@
 #include "helper.h"
 #include "io/members/member_table.h"
 #include "io/poller.h"
+#include "kv/sock.h"
 #include "net/wire.h"
 
 #include <errno.h>
@@ -295,21 +296,7 @@ static const kvd_peer_report_t *find_peer(const kvd_net_host_t *net, kv_slice_t 
 
 static kv_status_t send_order(kvd_net_host_t *net, const kvd_net_fetch_t *order, int fd)
 {
-	union {
-		struct cmsghdr align;
-		char bytes[CMSG_SPACE(sizeof(int))];
-	} control = {0};
-	struct iovec part = {(void *)(uintptr_t)order, sizeof *order};
-	struct msghdr message = {.msg_iov = &part,
-				 .msg_iovlen = 1,
-				 .msg_control = control.bytes,
-				 .msg_controllen = sizeof control.bytes};
-
-	control.align.cmsg_level = SOL_SOCKET;
-	control.align.cmsg_type = SCM_RIGHTS;
-	control.align.cmsg_len = CMSG_LEN(sizeof fd);
-	memcpy(CMSG_DATA(&control.align), &fd, sizeof fd);
-	if (sendmsg(net->source.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
+	if (kv_sock_send_message(net->source.fd, order, sizeof *order, fd, MSG_DONTWAIT) < 0) {
 		return errno == EPIPE || errno == ECONNRESET ? KV_ERR_UNREACHABLE : KV_ERR_BUSY;
 	}
 

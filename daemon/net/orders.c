@@ -1,10 +1,9 @@
 /* What the daemon orders. */
 #include "net/net.h"
 
-#include <errno.h>
-#include <string.h>
+#include "kv/sock.h"
+
 #include <sys/mman.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #define ORDERS 64u /* in one iteration */
@@ -31,28 +30,20 @@ static kv_status_t begin_fetch(kvd_net_t *net, const kvd_net_fetch_t *order, int
 /* One order. 0: there is none; -1: the daemon has gone. */
 static int take_order(kvd_net_t *net)
 {
-	union {
-		struct cmsghdr align;
-		char bytes[CMSG_SPACE(sizeof(int))];
-	} control;
 	static kvd_net_fetch_t order;
-	struct iovec part = {&order, sizeof order};
-	struct msghdr message = {.msg_iov = &part,
-				 .msg_iovlen = 1,
-				 .msg_control = control.bytes,
-				 .msg_controllen = sizeof control.bytes};
-	ssize_t n = recvmsg(KVD_NET_FD, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-	struct cmsghdr *head = n > 0 ? CMSG_FIRSTHDR(&message) : NULL;
-	kv_status_t status = KV_ERR_PROTO;
-	int fd = -1;
+	int fds[KV_WIRE_MAX_FDS];
+	uint32_t count = 0;
+	size_t len = 0;
+	kv_status_t status = kv_sock_recv(KVD_NET_FD, (uint8_t *)&order, sizeof order, &len, fds, &count);
 
-	if (n <= 0) {
-		return n < 0 && (errno == EAGAIN || errno == EINTR) ? 0 : -1;
+	if (status != KV_OK) {
+		return status == KV_PENDING ? 0 : -1;
 	}
-	if (head && head->cmsg_type == SCM_RIGHTS && head->cmsg_len == CMSG_LEN(sizeof fd)) {
-		memcpy(&fd, CMSG_DATA(head), sizeof fd);
-	}
-	if (n == (ssize_t)sizeof order && order.version == KVD_NET_WIRE && order.verb == KVD_NET_VERB_FETCH) {
+
+	const int fd = count == 1 ? fds[0] : -1;
+
+	status = KV_ERR_PROTO;
+	if (len == sizeof order && order.version == KVD_NET_WIRE && order.verb == KVD_NET_VERB_FETCH) {
 		status = begin_fetch(net, &order, fd);
 	}
 	if (status != KV_OK) {

@@ -21,6 +21,9 @@ kv_status_t kv_sock_listen(const char *path, unsigned mode, int backlog, int *p_
 kv_status_t kv_sock_send(int fd, const kv_frame_header_t *header, const uint8_t *body, size_t offset, const int *fds,
 			 size_t *p_sent);
 
+/* sendmsg() of one message that is no frame, with the descriptor `passed` unless it is -1, without SIGPIPE. */
+ssize_t kv_sock_send_message(int fd, const void *bytes, size_t len, int passed, int flags);
+
 /* 0: this thread and the process at the other end may use one CPU only, and the same one (sched_getaffinity()): one
  * that spins while it waits for the other keeps it from running. */
 int kv_sock_peer_runs_beside(int fd);
