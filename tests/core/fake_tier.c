@@ -653,72 +653,16 @@ static const kvs_rebalance_ops_t change_ops = {files_count, files_look, files_ga
 					       files_slot,  files_free, files_is_short, files_is_coming,
 					       files_leave, files_stay, files_retire};
 
-static const kvs_tier_ops_t ops_cpu = {
-	"CPU",
-	NULL,
-	fake_class_open,
-	fake_class_ns,
-	fake_class_bytes,
-	fake_cap,
-	fake_alloc,
-	fake_set_state,
-	fake_free,
-	fake_mem,
-	fake_store,
-	fake_load,
-	fake_flush,
-	fake_epoch_set,
-	fake_epoch_get,
-	fake_recover,
-	fake_usage,
-	fake_event_fd,
-	fake_poll,
-	fake_in_flight,
-	fake_check,
-	fake_close,
-	NULL,
-	NULL,
-	NULL,
-	NULL,
-	NULL,
-	NULL,
-	NULL,
-	NULL,
-	NULL,
-};
+#define OPS                                                                                                            \
+	.class_open = fake_class_open, .class_ns = fake_class_ns, .class_bytes = fake_class_bytes, .cap = fake_cap,    \
+	.alloc = fake_alloc, .set_state = fake_set_state, .free = fake_free, .mem = fake_mem, .store = fake_store,     \
+	.load = fake_load, .flush = fake_flush, .epoch_set = fake_epoch_set, .epoch_get = fake_epoch_get,              \
+	.recover = fake_recover, .usage = fake_usage, .event_fd = fake_event_fd, .poll = fake_poll,                    \
+	.in_flight = fake_in_flight, .check = fake_check, .close = fake_close
+
+static const kvs_tier_ops_t ops_cpu = {.medium = "CPU", OPS};
 static const kvs_tier_ops_t ops_disk = {
-	"DISK",
-	&change_ops,
-	fake_class_open,
-	fake_class_ns,
-	fake_class_bytes,
-	fake_cap,
-	fake_alloc,
-	fake_set_state,
-	fake_free,
-	fake_mem,
-	fake_store,
-	fake_load,
-	fake_flush,
-	fake_epoch_set,
-	fake_epoch_get,
-	fake_recover,
-	fake_usage,
-	fake_event_fd,
-	fake_poll,
-	fake_in_flight,
-	fake_check,
-	fake_close,
-	NULL,
-	fake_watch,
-	fake_readable,
-	NULL,
-	NULL,
-	NULL,
-	NULL,
-	NULL,
-	NULL,
-};
+	.medium = "DISK", .rebalance = &change_ops, .watch = fake_watch, .readable = fake_readable, OPS};
 
 void fake_tier_init(fake_tier_t *fake, int disk, uint32_t cap, uint64_t seed)
 {
