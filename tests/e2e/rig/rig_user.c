@@ -21,8 +21,11 @@ kvc_identity_t user_identity(const char *model)
 
 kvc_status_t user_try(user_t *user, const char *sock, const kvc_identity_t *identity)
 {
-	const kvc_config_t config = {
-		.struct_size = sizeof config, .socket = sock, .program = "e2e", .staging_blocks = RIG_BLOCKS};
+	const kvc_config_t config = {.struct_size = sizeof config,
+				     .socket = sock,
+				     .program = "e2e",
+				     .staging_blocks = RIG_BLOCKS,
+				     .timeout_ms = RIG_WAIT_MS}; /* a slow disk acknowledges late */
 	kvc_status_t status;
 
 	*user = (user_t){0};
@@ -227,7 +230,7 @@ static _Noreturn void other_live(const char *sock, other_shared_t *shared)
 				     .socket = sock,
 				     .program = "other",
 				     .staging_blocks = RIG_BLOCKS,
-				     .timeout_ms = 10000};
+				     .timeout_ms = RIG_WAIT_MS};
 	const kvc_identity_t identity = user_identity("other");
 	kv_test_rng_t rng = {.state = kv_test_seed()};
 	user_t user = {0};
