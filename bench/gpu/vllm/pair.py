@@ -222,13 +222,14 @@ class Peers(Decode):
         for prompt in prompts:
             for _ in range(times):
                 self.computed(prompt)
+                self.call("settle")
         self.call("wait_for_saves")
-        self.bench.settle()
+        self.bench.wait_for_saves()
 
     def reach(self) -> None:
-        """D says that it can read memory of P's GPU with the report of a step, once there is some: these are a few."""
+        """D says that it can read memory of P's GPU with the report of a step, once there is some."""
         self.use(self.prompts(9, min(self.bench.sizes), 1), 2)
-        self.bench.wait_for_saves()
+        self.bench.settle()
 
     def loaded(self) -> Counter[str]:
         """Tokens, so far, from each place."""
