@@ -664,6 +664,22 @@ uint32_t sr_step_saves(const sr_request_t *request, uint32_t computed)
 	return sr.plan.save_blocks;
 }
 
+void sr_run_tokens(const sr_request_t *request, uint32_t from, uint32_t to)
+{
+	sr_compute(request, from / SR_UNIT, (to + SR_UNIT - 1u) / SR_UNIT);
+	sr_advance(request, to, to - from);
+	(void)sr_step();
+}
+
+kvx_outcome_t sr_outcome(const sr_request_t *request)
+{
+	kvx_outcome_t outcome = {.struct_size = sizeof outcome};
+
+	kvx_scheduler_get_outcome(sr.scheduler, &request->ask, &outcome);
+
+	return outcome;
+}
+
 void *sr_begin_report(uint32_t type, size_t size)
 {
 	kvx_msg_reset(&sr.report, KVX_REPORT_MAGIC);

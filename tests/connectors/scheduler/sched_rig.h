@@ -125,6 +125,9 @@ void sr_compute(const sr_request_t *request, uint32_t from, uint32_t to);
 /* Blocks [from, to) hold what they must. */
 int sr_is_right(const sr_request_t *request, uint32_t from, uint32_t to);
 
+/* A step in which it computes the tokens [from, to). */
+void sr_run_tokens(const sr_request_t *request, uint32_t from, uint32_t to);
+kvx_outcome_t sr_outcome(const sr_request_t *request);
 /* Match: the hit's tokens, and all of it in sr.hit. sr_match(): a miss must be one of blocks, not of a daemon that does
  * not answer. */
 uint32_t sr_look_up(const sr_request_t *request);

@@ -92,15 +92,6 @@ static kvx_transfer_t transfer(const sr_request_t *request, uint32_t timeout_ms)
 				.peer = sr.row & PEER ? "node1" : NULL};
 }
 
-static kvx_outcome_t outcome(const sr_request_t *request)
-{
-	kvx_outcome_t outcome = {.struct_size = sizeof outcome};
-
-	kvx_scheduler_get_outcome(sr.scheduler, &request->ask, &outcome);
-
-	return outcome;
-}
-
 /* The consumer is promised all whole blocks of n tokens, and has got blocks from 100 on. */
 static void receive(uint32_t n, uint32_t timeout_ms)
 {
@@ -130,14 +121,6 @@ static void begin_sending(uint32_t n)
 	sr_place(&p, 0, 0);
 }
 
-/* The producer computes up to that token. */
-static void compute(uint32_t from, uint32_t to)
-{
-	sr_compute(&p, from / SR_UNIT, (to + SR_UNIT - 1u) / SR_UNIT);
-	sr_advance(&p, to, to - from);
-	(void)sr_step();
-}
-
 /* Chunks are loaded while more is computed, the last one after its producer has ended, and nothing is kept. */
 static void p1_chunks_are_loaded_as_they_come(void)
 {
@@ -147,18 +130,18 @@ static void p1_chunks_are_loaded_as_they_come(void)
 	begin_sending(203);
 	SR_UNTIL(kvx_scheduler_has_sent(sr.scheduler, &p.ask));
 	assert_int_equal(sr_stats().loads_done + sr_stats().handover_pieces, 0);
-	compute(0, 80);
+	sr_run_tokens(&p, 0, 80);
 	if (!whole) {
 		SR_UNTIL(sr_is_right(&d, 0, 10));
 		assert_true(sr_stats().handover_pieces > 0);
-		assert_int_equal(outcome(&d).load, KVC_PENDING);
+		assert_int_equal(sr_outcome(&d).load, KVC_PENDING);
 	}
-	compute(80, 160);
-	compute(160, 203);
+	sr_run_tokens(&p, 80, 160);
+	sr_run_tokens(&p, 160, 203);
 	sr_finish(&p);
 	assert_true(kvx_scheduler_has_pending(sr.scheduler) || sr_stats().handovers_sent == 1);
-	SR_UNTIL(outcome(&d).load != KVC_PENDING);
-	assert_int_equal(outcome(&d).load, KVC_OK);
+	SR_UNTIL(sr_outcome(&d).load != KVC_PENDING);
+	assert_int_equal(sr_outcome(&d).load, KVC_OK);
 	assert_true(sr_is_right(&d, 0, sr.row & PRIVATE ? 26 : 25));
 	SR_UNTIL(!sr.scheduler->handovers);
 	assert_int_equal(sr_stats().handovers_sent, 1);
@@ -187,9 +170,9 @@ static void p7_a_chunk_waits_for_no_step_of_its_producer(void)
 
 	assert_int_equal(kvc_handover_recv(sr.space[KVX_IN_HOST], "x", WAIT_MS, &taken), KVC_OK);
 	begin_sending(203);
-	compute(0, 80);
+	sr_run_tokens(&p, 0, 80);
 	await_units(taken, 10, KVC_HANDOVER_SENDING);
-	compute(80, 203);
+	sr_run_tokens(&p, 80, 203);
 	await_units(taken, 25, KVC_HANDOVER_COMPLETE);
 	kvc_handover_done(taken, 0);
 	sr_finish(&p);
@@ -203,7 +186,7 @@ static void p7_what_is_stored_is_not_waited_for(void)
 	kvx_transfer_t from;
 
 	begin_sending(160);
-	compute(0, 160);
+	sr_run_tokens(&p, 0, 160);
 	sr_finish(&p);
 	sr_settle();
 	assert_int_equal(sr_stats().handovers_sent, 1);
@@ -228,13 +211,13 @@ static void p7_a_private_block_that_is_there_is_loaded(void)
 	kvx_transfer_t from;
 
 	begin_sending(163);
-	compute(0, 163);
+	sr_run_tokens(&p, 0, 163);
 	sr_finish(&p);
 	sr_settle();
 	memset(sr.cache, 0, (size_t)SR_BLOCKS * sr.block_bytes);
 	receive(163, WAIT_MS);
-	SR_UNTIL(outcome(&d).load != KVC_PENDING);
-	assert_int_equal(outcome(&d).load, KVC_OK);
+	SR_UNTIL(sr_outcome(&d).load != KVC_PENDING);
+	assert_int_equal(sr_outcome(&d).load, KVC_OK);
 	assert_true(sr_is_right(&d, 0, 21));
 	sr_finish(&d);
 
@@ -252,12 +235,12 @@ static void p7_a_private_block_that_was_not_saved_is_computed(void)
 {
 	receive(203, WAIT_MS);
 	begin_sending(203);
-	compute(0, 200);
+	sr_run_tokens(&p, 0, 200);
 	SR_UNTIL(sr_stats().save_done == 25);
 	sr.drop_saves = 1;
-	compute(200, 203);
+	sr_run_tokens(&p, 200, 203);
 	sr_finish(&p);
-	SR_UNTIL(outcome(&d).load != KVC_PENDING);
+	SR_UNTIL(sr_outcome(&d).load != KVC_PENDING);
 	assert_int_equal(sr.plan.failed_blocks, 1);
 	assert_true(sr_is_right(&d, 0, 25));
 	sr.drop_saves = 0;
@@ -266,8 +249,8 @@ static void p7_a_private_block_that_was_not_saved_is_computed(void)
 /* What has come before is loaded, the rest fails, and the request is not promised it again. */
 static void must_fail_with(uint32_t blocks)
 {
-	SR_UNTIL(outcome(&d).load != KVC_PENDING);
-	assert_true(outcome(&d).load < 0 || outcome(&d).load == KVC_MISS);
+	SR_UNTIL(sr_outcome(&d).load != KVC_PENDING);
+	assert_true(sr_outcome(&d).load < 0 || sr_outcome(&d).load == KVC_MISS);
 	assert_true(sr_is_right(&d, 0, blocks));
 	assert_int_equal(sr_stats().handovers_receive_failed, 1);
 	assert_int_equal(sr_match(&d), 0);
@@ -279,10 +262,10 @@ static void p7_an_aborted_producer_fails_the_rest_at_once(void)
 
 	receive(200, WAIT_MS);
 	begin_sending(200);
-	compute(0, 80);
+	sr_run_tokens(&p, 0, 80);
 	SR_UNTIL(sr_is_right(&d, 0, 10));
 	sr.hold_saves = 1;
-	compute(80, 160);
+	sr_run_tokens(&p, 80, 160);
 	SR_UNTIL(sr.held);
 	start = sr_now_ns();
 	kvx_scheduler_abort_send(sr.scheduler, &p.ask);
@@ -298,10 +281,10 @@ static void p7_what_a_producer_did_not_save_is_computed(void)
 {
 	receive(200, WAIT_MS);
 	begin_sending(200);
-	compute(0, 80);
+	sr_run_tokens(&p, 0, 80);
 	SR_UNTIL(sr_is_right(&d, 0, 10));
 	sr.drop_saves = 1;
-	compute(80, 200);
+	sr_run_tokens(&p, 80, 200);
 	sr_finish(&p);
 	must_fail_with(10);
 	sr.drop_saves = 0;
@@ -327,7 +310,7 @@ static void p5_a_stopped_daemon_does_not_prolong_the_wait(void)
 	receive(200, 300);
 	(void)sr_step();
 	rig_signal(&sr.rig, SIGSTOP);
-	SR_UNTIL(outcome(&d).load != KVC_PENDING);
+	SR_UNTIL(sr_outcome(&d).load != KVC_PENDING);
 	rig_signal(&sr.rig, SIGCONT);
 	sr_finish(&d);
 	SR_UNTIL(!sr.scheduler->handovers);
@@ -338,14 +321,14 @@ static void p4_an_aborted_consumer_leaves_nothing(void)
 {
 	receive(200, WAIT_MS);
 	begin_sending(200);
-	compute(0, 80);
+	sr_run_tokens(&p, 0, 80);
 	SR_UNTIL(sr_is_right(&d, 0, 10));
 	sr_finish(&d);
 	(void)sr_step();
 	assert_int_equal(sr.plan.dead, 1);
 	assert_true(sr.plan.drops >= 1);
 	SR_UNTIL(sr_stats().leases_open == 0 && sr.scheduler->load_count == 0);
-	compute(80, 200);
+	sr_run_tokens(&p, 80, 200);
 	sr_finish(&p);
 	SR_UNTIL(!sr.scheduler->handovers);
 }
@@ -356,7 +339,7 @@ static void p7_without_the_daemon_the_wait_ends(void)
 	begin_sending(200);
 	(void)sr_step();
 	rig_kill(&sr.rig);
-	SR_UNTIL(outcome(&d).load != KVC_PENDING);
+	SR_UNTIL(sr_outcome(&d).load != KVC_PENDING);
 	sr_finish(&p);
 	SR_UNTIL(!sr.scheduler->handovers);
 	assert_int_equal(sr_stats().handovers_send_failed, 1);
@@ -447,7 +430,7 @@ static void p7_a_prompt_with_extra_keys_is_not_asked_of_a_peer(void)
 static void p7_what_is_stored_here_is_taken_from_the_peer_too(void)
 {
 	begin_sending(160);
-	compute(0, 160);
+	sr_run_tokens(&p, 0, 160);
 	sr_finish(&p);
 	sr_settle();
 	memset(&fetched, 0, sizeof fetched);

@@ -29,15 +29,6 @@ static kvx_transfer_t transfer(const sr_request_t *request, const char *device)
 				.device = device};
 }
 
-static kvx_outcome_t outcome(const sr_request_t *request)
-{
-	kvx_outcome_t outcome = {.struct_size = sizeof outcome};
-
-	kvx_scheduler_get_outcome(sr.scheduler, &request->ask, &outcome);
-
-	return outcome;
-}
-
 static uint32_t place(void)
 {
 	return sr.row & OWN ? KVX_IN_DEVICE : KVX_IN_DEVICE + 1u;
@@ -86,13 +77,6 @@ static void begin_sending(uint32_t n)
 	sr_place(&p, 0, 0);
 }
 
-static void compute(uint32_t from, uint32_t to)
-{
-	sr_compute(&p, from / SR_UNIT, (to + SR_UNIT - 1u) / SR_UNIT);
-	sr_advance(&p, to, to - from);
-	(void)sr_step();
-}
-
 /* Nobody keeps anything: the daemon's gauge tells so, a heartbeat later. */
 static void must_be_empty(void)
 {
@@ -104,8 +88,8 @@ static void must_be_empty(void)
 /* All of it has come, and nobody keeps anything. */
 static void must_come(uint32_t blocks, uint64_t from_device)
 {
-	SR_UNTIL(outcome(&d).load != KVC_PENDING);
-	assert_int_equal(outcome(&d).load, KVC_OK);
+	SR_UNTIL(sr_outcome(&d).load != KVC_PENDING);
+	assert_int_equal(sr_outcome(&d).load, KVC_OK);
 	assert_true(sr_is_right(&d, 0, blocks));
 	must_be_empty();
 	assert_int_equal(sr_stats().handovers_received, 1);
@@ -120,12 +104,12 @@ static void p1_pieces_come_from_memory_of_the_gpu(void)
 	receive(203, producer_gpu());
 	begin_sending(203);
 	sr.hold_host_saves = 1; /* the host has nothing before all has come */
-	compute(0, 80);
+	sr_run_tokens(&p, 0, 80);
 	SR_UNTIL(sr_is_right(&d, 0, 10));
 	assert_true(sr_stats().handover_pieces > 0);
 	assert_string_equal(kvx_scheduler_send_device(sr.scheduler, &p.ask), "fake-0");
-	compute(80, 203);
-	SR_UNTIL(outcome(&d).load != KVC_PENDING);
+	sr_run_tokens(&p, 80, 203);
+	SR_UNTIL(sr_outcome(&d).load != KVC_PENDING);
 	assert_true(sr_is_right(&d, 0, sr.row & PRIVATE ? 26 : 25));
 	sr_release_host_saves();
 	sr_finish(&p);
@@ -140,7 +124,7 @@ static void p7_what_the_host_has_too_comes_from_the_gpu(void)
 {
 	assert_int_equal(kvx_device_find_or_add(sr.scheduler, producer_gpu()), place());
 	begin_sending(200);
-	compute(0, 200);
+	sr_run_tokens(&p, 0, 200);
 	sr_finish(&p);
 	sr_settle();
 	memset(sr.cache, 0, (size_t)SR_BLOCKS * sr.block_bytes);
@@ -217,10 +201,10 @@ static void p5_no_more_gpus_are_named_than_there_are_places(void)
 	begin_sending(200);
 	sr_place(&d, 100, 0);
 	sr_start_load(&d);
-	compute(0, 200);
+	sr_run_tokens(&p, 0, 200);
 	sr_finish(&p);
-	SR_UNTIL(outcome(&d).load != KVC_PENDING);
-	assert_int_equal(outcome(&d).load, KVC_OK);
+	SR_UNTIL(sr_outcome(&d).load != KVC_PENDING);
+	assert_int_equal(sr_outcome(&d).load, KVC_OK);
 	assert_int_equal(sr_stats().device_tokens, 0);
 }
 
@@ -233,11 +217,11 @@ static void p7_a_consumer_that_names_no_gpu_takes_from_the_host(void)
 
 	receive(203, NULL);
 	begin_sending(203);
-	compute(0, 80);
+	sr_run_tokens(&p, 0, 80);
 	SR_UNTIL(sr_is_right(&d, 0, 10));
-	compute(80, 203);
+	sr_run_tokens(&p, 80, 203);
 	sr_finish(&p);
-	SR_UNTIL(outcome(&d).load == KVC_OK);
+	SR_UNTIL(sr_outcome(&d).load == KVC_OK);
 	assert_true(sr_is_right(&d, 0, 25));
 	assert_int_equal(sr_stats().device_tokens, 0);
 	SR_UNTIL(!sr.scheduler->handovers);
@@ -253,7 +237,7 @@ static void p7_a_producer_without_the_gpu_hands_over_in_host_memory(void)
 	receive(203, producer_gpu());
 	begin_sending(203);
 	assert_string_equal(kvx_scheduler_send_device(sr.scheduler, &p.ask), "");
-	compute(0, 203);
+	sr_run_tokens(&p, 0, 203);
 	sr_finish(&p);
 	must_come(25, 0);
 	assert_int_equal(sr_stats().handovers_sent_device + sr_stats().device_blocks, 0);
@@ -264,7 +248,7 @@ static void p7_several_groups_are_handed_over_in_host_memory(void)
 	receive(200, producer_gpu());
 	begin_sending(200);
 	assert_string_equal(kvx_scheduler_send_device(sr.scheduler, &p.ask), "");
-	compute(0, 200);
+	sr_run_tokens(&p, 0, 200);
 	sr_finish(&p);
 	must_come(25, 0);
 }
@@ -285,14 +269,14 @@ static void p7_what_is_not_saved_on_the_gpu_comes_from_the_host(void)
 {
 	receive(203, producer_gpu());
 	begin_sending(203);
-	compute(0, 80);
+	sr_run_tokens(&p, 0, 80);
 	SR_UNTIL(sr_is_right(&d, 0, 10));
 	sr.drop_device_saves = 1;
-	compute(80, 160);
+	sr_run_tokens(&p, 80, 160);
 	SR_UNTIL(sr_is_right(&d, 0, 20));
 	assert_string_equal(kvx_scheduler_send_device(sr.scheduler, &p.ask), "");
 	SR_UNTIL(!is_sent_on_device());
-	compute(160, 203);
+	sr_run_tokens(&p, 160, 203);
 	assert_int_equal(sr.plan.device_saves, 0); /* it has no parent there */
 	sr_finish(&p);
 	must_come(25, 0);
@@ -307,7 +291,7 @@ static void p5_a_full_gpu_is_not_waited_for(void)
 	receive(203, producer_gpu());
 	begin_sending(203);
 	sr.refuse_device_puts = 1;
-	compute(0, 203);
+	sr_run_tokens(&p, 0, 203);
 	sr_finish(&p);
 	must_come(25, 0);
 	sr.refuse_device_puts = 0;
@@ -319,7 +303,7 @@ static void p7_what_the_host_did_not_save_comes_from_the_gpu(void)
 	receive(200, producer_gpu());
 	begin_sending(200);
 	sr.drop_host_saves = 1;
-	compute(0, 200);
+	sr_run_tokens(&p, 0, 200);
 	sr_finish(&p);
 	must_come(25, 1);
 	sr.drop_host_saves = 0;
@@ -334,10 +318,10 @@ static void p7_a_gpu_that_a_rank_cannot_reach_is_left_alone(void)
 	receive(200, producer_gpu());
 	begin_sending(200);
 	sr.fail_device = KVC_ERR_TIER_OFF;
-	compute(0, 200);
+	sr_run_tokens(&p, 0, 200);
 	sr_finish(&p);
-	SR_UNTIL(outcome(&d).load != KVC_PENDING);
-	assert_int_equal(outcome(&d).load, KVC_ERR_TIER_OFF);
+	SR_UNTIL(sr_outcome(&d).load != KVC_PENDING);
+	assert_int_equal(sr_outcome(&d).load, KVC_ERR_TIER_OFF);
 	sr_finish(&d);
 	must_be_empty();
 
@@ -345,10 +329,10 @@ static void p7_a_gpu_that_a_rank_cannot_reach_is_left_alone(void)
 	receive(200, producer_gpu());
 	begin_sending(200);
 	assert_string_equal(kvx_scheduler_send_device(sr.scheduler, &p.ask), "fake-0"); /* it is another GPU's fault */
-	compute(0, 200);
+	sr_run_tokens(&p, 0, 200);
 	sr_finish(&p);
-	SR_UNTIL(outcome(&d).load != KVC_PENDING);
-	assert_int_equal(outcome(&d).load, KVC_OK);
+	SR_UNTIL(sr_outcome(&d).load != KVC_PENDING);
+	assert_int_equal(sr_outcome(&d).load, KVC_OK);
 	assert_true(sr_is_right(&d, 0, 25));
 	must_be_empty();
 	assert_int_equal(sr_stats().loads_failed, 1);
@@ -374,9 +358,9 @@ static void p7_a_gpu_out_of_reach_is_tried_more_and_more_rarely(void)
 	}
 	receive(200, producer_gpu());
 	begin_sending(200);
-	compute(0, 200);
+	sr_run_tokens(&p, 0, 200);
 	sr_finish(&p);
-	SR_UNTIL(outcome(&d).load == KVC_OK);
+	SR_UNTIL(sr_outcome(&d).load == KVC_OK);
 	assert_true(sr_stats().device_tokens > 0);
 	kvx_device_pause(sr.scheduler, place());
 	sr.ahead_ns += 61 * second;
@@ -388,13 +372,13 @@ static void p1_a_damaged_block_on_the_gpu_is_computed(void)
 {
 	receive(200, producer_gpu());
 	begin_sending(200);
-	compute(0, 80);
+	sr_run_tokens(&p, 0, 80);
 	SR_UNTIL(sr_is_right(&d, 0, 10));
 	sr.fail_device = KVC_ERR_CORRUPT;
-	compute(80, 200);
+	sr_run_tokens(&p, 80, 200);
 	sr_finish(&p);
-	SR_UNTIL(outcome(&d).load != KVC_PENDING);
-	assert_int_equal(outcome(&d).load, KVC_ERR_CORRUPT);
+	SR_UNTIL(sr_outcome(&d).load != KVC_PENDING);
+	assert_int_equal(sr_outcome(&d).load, KVC_ERR_CORRUPT);
 	assert_true(sr_is_right(&d, 0, 10));
 	assert_int_equal(sr_match(&d), 0);
 	sr.fail_device = KVC_OK;
@@ -408,12 +392,12 @@ static void p4_an_aborted_producer_leaves_nothing_on_the_gpu(void)
 {
 	receive(200, producer_gpu());
 	begin_sending(200);
-	compute(0, 80);
+	sr_run_tokens(&p, 0, 80);
 	SR_UNTIL(sr_is_right(&d, 0, 10));
 	kvx_scheduler_abort_send(sr.scheduler, &p.ask);
 	sr_finish(&p);
-	SR_UNTIL(outcome(&d).load != KVC_PENDING);
-	assert_true(outcome(&d).load != KVC_OK);
+	SR_UNTIL(sr_outcome(&d).load != KVC_PENDING);
+	assert_true(sr_outcome(&d).load != KVC_OK);
 	assert_true(sr_is_right(&d, 0, 10));
 	must_be_empty();
 }
@@ -422,10 +406,10 @@ static void p4_an_aborted_consumer_leaves_nothing_on_the_gpu(void)
 {
 	receive(200, producer_gpu());
 	begin_sending(200);
-	compute(0, 80);
+	sr_run_tokens(&p, 0, 80);
 	SR_UNTIL(sr_is_right(&d, 0, 10));
 	sr_finish(&d);
-	compute(80, 200);
+	sr_run_tokens(&p, 80, 200);
 	sr_finish(&p);
 	must_be_empty();
 }
@@ -434,9 +418,9 @@ static void p7_without_the_daemon_both_ends_go_on(void)
 {
 	receive(200, producer_gpu());
 	begin_sending(200);
-	compute(0, 80);
+	sr_run_tokens(&p, 0, 80);
 	rig_kill(&sr.rig);
-	SR_UNTIL(outcome(&d).load != KVC_PENDING);
+	SR_UNTIL(sr_outcome(&d).load != KVC_PENDING);
 	sr_finish(&d);
 	sr_finish(&p);
 	SR_UNTIL(!sr.scheduler->handovers);
