@@ -2,6 +2,7 @@
 #include "keeper_socket.h"
 
 #include "kv/log.h"
+#include "kv/sock.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -13,33 +14,18 @@
 
 static void send_to_keeper(int keeper_fd, char verb, const char *name, int fd)
 {
-	union {
-		struct cmsghdr align;
-		char bytes[CMSG_SPACE(sizeof(int))];
-	} control;
+	struct pollfd room = {.fd = keeper_fd, .events = POLLOUT};
 	kvd_word_t word = {.verb = verb};
-	struct iovec part = {&word, sizeof word};
-	struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+	ssize_t sent;
 
 	if (keeper_fd < 0) {
 		return;
 	}
 	snprintf(word.name, sizeof word.name, "%s", name);
-	if (fd >= 0) {
-		memset(&control, 0, sizeof control);
-		message.msg_control = control.bytes;
-		message.msg_controllen = sizeof control.bytes;
-		control.align.cmsg_level = SOL_SOCKET;
-		control.align.cmsg_type = SCM_RIGHTS;
-		control.align.cmsg_len = CMSG_LEN(sizeof fd);
-		memcpy(CMSG_DATA(&control.align), &fd, sizeof fd);
-	}
-	struct pollfd room = {.fd = keeper_fd, .events = POLLOUT};
-	ssize_t sent = sendmsg(keeper_fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-
+	sent = kv_sock_send_message(keeper_fd, &word, sizeof word, fd, MSG_DONTWAIT);
 	/* A start hands in more than fits into the socket. */
 	if (sent < 0 && errno == EAGAIN && poll(&room, 1, SEND_MS) > 0) {
-		sent = sendmsg(keeper_fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+		sent = kv_sock_send_message(keeper_fd, &word, sizeof word, fd, MSG_DONTWAIT);
 	}
 	if (sent < 0) {
 		kv_log(KV_LOG_WARN, "keeper", "a descriptor was not handed in: name %s error \"%s\"", name,
@@ -74,31 +60,15 @@ void kvd_keeper_serves(int keeper_fd)
 
 int kvd_keeper_receive(int daemon_fd, kvd_word_t *word, int *p_fd)
 {
-	union {
-		struct cmsghdr align;
-		char bytes[CMSG_SPACE(sizeof(int))];
-	} control;
-	struct iovec part = {word, sizeof *word};
-	struct msghdr message = {.msg_iov = &part,
-				 .msg_iovlen = 1,
-				 .msg_control = control.bytes,
-				 .msg_controllen = sizeof control.bytes};
-
-	const struct cmsghdr *head;
-	ssize_t n;
+	int fds[KV_WIRE_MAX_FDS];
+	uint32_t count = 0;
+	size_t len = 0;
 
 	memset(word, 0, sizeof *word);
-	*p_fd = -1;
-	do {
-		n = recvmsg(daemon_fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-	} while (n < 0 && errno == EINTR);
-	if (n <= 0) {
+	if (kv_sock_recv(daemon_fd, (uint8_t *)word, sizeof *word, &len, fds, &count) != KV_OK) {
 		return 0;
 	}
-	head = CMSG_FIRSTHDR(&message);
-	if (head && head->cmsg_type == SCM_RIGHTS && head->cmsg_len == CMSG_LEN(sizeof *p_fd)) {
-		memcpy(p_fd, CMSG_DATA(head), sizeof *p_fd);
-	}
+	*p_fd = count == 1 ? fds[0] : -1;
 	word->name[KVD_KEEPER_NAME - 1] = '\0';
 
 	return 1;
