@@ -1,9 +1,7 @@
 /* The daemon is killed and its keeper starts the next one: blocks in GPU memory outlive it. */
 #include "e2e/rig/talks.h"
 
-#include <dirent.h>
 #include <signal.h>
-#include <string.h>
 #include <unistd.h>
 
 #define LEN      TALKS_LEN
@@ -138,43 +136,8 @@ static void p1_bytes_changed_between_two_daemons_are_a_miss(void **state)
 /* A put that the crash has met: its slots wait until its engine has no copy under way. */
 static void p4_slots_of_an_unfinished_put_wait_for_its_engine(void **state)
 {
-	kvc_key_t keys[LEN];
-	kvc_put_t *put = NULL;
-	uint64_t incarnation;
-	const kvc_put_options_t options = {.struct_size = sizeof options};
-	user_t user, other;
-	void *data = NULL;
-
 	(void)state;
-	talks_stage(&rig, 0);
-	rig_start(&rig);
-	talks_attach(&rig, &user);
-	talks_attach(&rig, &other); /* another attachment of this process, which has no copy under way */
-	talks_put_all(&user);
-	user_keys(&user, 100, LEN, keys);
-	assert_int_equal(kvc_put_start(user.space, keys, 0, LEN, &options, &put), KVC_OK);
-	assert_int_equal(kvc_put_ready(put, 10000), KVC_OK);
-	assert_int_equal(kvc_put_block(put, 0, &data), KVC_OK);
-	incarnation = kvc_incarnation(user.kvc);
-	kill_daemon();
-	talks_wait_attached(&other, incarnation);
-	talks_expect(&other, LEN);
-	assert_true(rig_metric_is(&rig, "kvd_adopt_writers", 1));
-	assert_int_equal(rig_metric(&rig, "kvd_tier_quarantined_bytes{tier=gpu}"), LEN * RIG_BLOCK_BYTES);
-	memset(data, 0xaa, RIG_BLOCK_BYTES); /* a late copy, into memory that nobody else has */
-	talks_expect(&other, LEN);
-	talks_wait_attached(&user, incarnation); /* it has joined again, and still holds the put */
-	assert_int_equal(rig_metric(&rig, "kvd_tier_quarantined_bytes{tier=gpu}"), LEN * RIG_BLOCK_BYTES);
-	kvc_put_free(put);
-	for (const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
-	     rig_metric(&rig, "kvd_tier_quarantined_bytes{tier=gpu}") > 0;) {
-		assert_true(rig_now_ms() < deadline);
-		(void)kvc_poll(user.kvc, 5);
-	}
-	assert_int_equal(rig_metric(&rig, "kvd_adopt_writers"), 0);
-	user_leave(&user);
-	user_leave(&other);
-	talks_end(&rig);
+	talks_check_unfinished_put(&rig, kill_daemon);
 }
 
 static void hold_put(void *arg, int ready)
@@ -264,33 +227,12 @@ static void change_config(const char *path, const char *text)
 	kill_daemon();
 }
 
-static uint32_t count_kept_slabs(void)
-{
-	char path[64], target[64];
-	struct dirent *entry;
-	uint32_t n = 0;
-	DIR *dir;
-
-	snprintf(path, sizeof path, "/proc/%d/fd", (int)rig.pid);
-	dir = opendir(path);
-	assert_non_null(dir);
-	while ((entry = readdir(dir))) {
-		const ssize_t len = readlinkat(dirfd(dir), entry->d_name, target, sizeof target - 1);
-
-		target[len < 0 ? 0 : len] = 0;
-		n += strstr(target, "kvd-fake-gpu") != NULL;
-	}
-	closedir(dir);
-
-	return n;
-}
-
 /* The keeper reads what a daemon hands in some time after the daemon goes on. */
 static void await_kept_slabs(int some)
 {
 	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
 
-	while ((count_kept_slabs() > 0) != some) {
+	while ((talks_count_fds(rig.pid, "kvd-fake-gpu") > 0) != some) {
 		assert_true(rig_now_ms() < deadline);
 		usleep(1000);
 	}

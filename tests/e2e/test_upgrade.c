@@ -453,9 +453,9 @@ static void wait_for_fds(const char *whose, pid_t pid, uint32_t fds)
 {
 	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
 
-	while (talks_count_fds(pid) > fds) {
+	while (talks_count_fds(pid, "") > fds) {
 		if (rig_now_ms() > deadline) {
-			fail_msg("%s: %u descriptors, and not %u", whose, talks_count_fds(pid), fds);
+			fail_msg("%s: %u descriptors, and not %u", whose, talks_count_fds(pid, ""), fds);
 		}
 		usleep(2000);
 	}
@@ -480,8 +480,8 @@ static void p4_ten_upgrades_leave_no_descriptor_behind(void **state)
 		assert_true(rig_metric_is(&rig, "kvd_sessions", 2)); /* the user, and who asks */
 		assert_true(rig_metric_is(&rig, "kvd_gpu_stock_slabs", TALKS_SLABS - 2));
 		if (i == 0) {
-			keeper = talks_count_fds(rig.pid);
-			daemon = talks_count_fds(rig_daemon(&rig));
+			keeper = talks_count_fds(rig.pid, "");
+			daemon = talks_count_fds(rig_daemon(&rig), "");
 		}
 	}
 	wait_for_fds("keeper", rig.pid, keeper);
@@ -490,44 +490,10 @@ static void p4_ten_upgrades_leave_no_descriptor_behind(void **state)
 	talks_end(&rig);
 }
 
-/* Its slots wait until its engine has no copy under way. */
 static void p4_slots_of_an_unfinished_put_wait_through_an_upgrade(void **state)
 {
-	const kvc_put_options_t options = {.struct_size = sizeof options};
-	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
-	kvc_key_t keys[LEN];
-	kvc_put_t *put = NULL;
-	uint64_t incarnation;
-	user_t user, other;
-	void *data = NULL;
-
 	(void)state;
-	talks_stage(&rig, 0);
-	start(&user);
-	talks_attach(&rig, &other);
-	user_keys(&user, 100, LEN, keys);
-	assert_int_equal(kvc_put_start(user.space, keys, 0, LEN, &options, &put), KVC_OK);
-	assert_int_equal(kvc_put_ready(put, 10000), KVC_OK);
-	assert_int_equal(kvc_put_block(put, 0, &data), KVC_OK);
-	incarnation = kvc_incarnation(user.kvc);
-	upgrade();
-	talks_wait_attached(&other, incarnation);
-	talks_expect(&other, LEN);
-	assert_true(rig_metric_is(&rig, "kvd_adopt_writers", 1));
-	assert_int_equal(rig_metric(&rig, "kvd_tier_quarantined_bytes{tier=gpu}"), LEN * RIG_BLOCK_BYTES);
-	memset(data, 0xaa, RIG_BLOCK_BYTES); /* a late copy, into memory that nobody else has */
-	talks_expect(&other, LEN);
-	talks_wait_attached(&user, incarnation); /* it has joined again, and still holds the put */
-	assert_int_equal(rig_metric(&rig, "kvd_tier_quarantined_bytes{tier=gpu}"), LEN * RIG_BLOCK_BYTES);
-	kvc_put_free(put);
-	while (rig_metric(&rig, "kvd_tier_quarantined_bytes{tier=gpu}") > 0) {
-		assert_true(rig_now_ms() < deadline);
-		(void)kvc_poll(user.kvc, 5);
-	}
-	assert_int_equal(rig_metric(&rig, "kvd_adopt_writers"), 0);
-	user_leave(&user);
-	user_leave(&other);
-	talks_end(&rig);
+	talks_check_unfinished_put(&rig, upgrade);
 }
 
 /* The engines have half again as much as there is memory, so they put and evict all the time. */

@@ -89,21 +89,65 @@ void talks_expect(user_t *user, uint32_t each)
 	}
 }
 
-uint32_t talks_count_fds(pid_t pid)
+uint32_t talks_count_fds(pid_t pid, const char *of)
 {
-	char path[64];
+	char path[64], target[128];
+	struct dirent *entry;
 	uint32_t n = 0;
 	DIR *dir;
 
 	snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
 	dir = opendir(path);
 	assert_non_null(dir);
-	while (readdir(dir)) {
-		n++;
+	while ((entry = readdir(dir))) {
+		const ssize_t len = readlinkat(dirfd(dir), entry->d_name, target, sizeof target - 1);
+
+		target[len < 0 ? 0 : len] = '\0';
+		n += strstr(target, of) != NULL;
 	}
 	closedir(dir);
 
 	return n;
+}
+
+void talks_check_unfinished_put(rig_t *rig, void (*change)(void))
+{
+	const kvc_put_options_t options = {.struct_size = sizeof options};
+	kvc_key_t keys[TALKS_LEN];
+	kvc_put_t *put = NULL;
+	user_t user, other;
+	void *data = NULL;
+	uint64_t incarnation;
+
+	talks_stage(rig, 0);
+	rig_start(rig);
+	talks_attach(rig, &user);
+	talks_attach(rig, &other); /* another attachment of this process, which has no copy under way */
+	talks_put_all(&user);
+	user_keys(&user, 100, TALKS_LEN, keys);
+	assert_int_equal(kvc_put_start(user.space, keys, 0, TALKS_LEN, &options, &put), KVC_OK);
+	assert_int_equal(kvc_put_ready(put, 10000), KVC_OK);
+	assert_int_equal(kvc_put_block(put, 0, &data), KVC_OK);
+	incarnation = kvc_incarnation(user.kvc);
+	change();
+	talks_wait_attached(&other, incarnation);
+	talks_expect(&other, TALKS_LEN);
+	assert_true(rig_metric_is(rig, "kvd_adopt_writers", 1));
+	assert_int_equal(rig_metric(rig, "kvd_tier_quarantined_bytes{tier=gpu}"), TALKS_LEN * RIG_BLOCK_BYTES);
+	memset(data, 0xaa, RIG_BLOCK_BYTES); /* a late copy, into memory that nobody else has */
+	talks_expect(&other, TALKS_LEN);
+	talks_wait_attached(&user, incarnation); /* it has joined again, and still holds the put */
+	assert_int_equal(rig_metric(rig, "kvd_tier_quarantined_bytes{tier=gpu}"), TALKS_LEN * RIG_BLOCK_BYTES);
+	kvc_put_free(put);
+	for (const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
+	     rig_metric(rig, "kvd_tier_quarantined_bytes{tier=gpu}") > 0;) {
+		assert_true(rig_now_ms() < deadline);
+		(void)kvc_poll(user.kvc, 5);
+	}
+	assert_int_equal(rig_metric(rig, "kvd_adopt_writers"), 0);
+	user_leave(&user);
+	user_leave(&other);
+	talks_end(rig);
 }
 
 /* ---- engines --------------------------------------------------------------------------------- */

@@ -23,7 +23,10 @@ uint32_t talks_get(user_t *user, uint64_t seed);
 /* All of them. */
 void talks_put_all(user_t *user);
 void talks_expect(user_t *user, uint32_t each);
-uint32_t talks_count_fds(pid_t pid);
+/* Descriptors of the process whose target's name has this in it; "": all. */
+uint32_t talks_count_fds(pid_t pid, const char *of);
+/* A whole test: a put that this change of the daemon meets keeps its slots until its engine has no copy under way. */
+void talks_check_unfinished_put(rig_t *rig, void (*change)(void));
 
 /* What engines have done. In shared memory. */
 typedef struct talks_notes {
