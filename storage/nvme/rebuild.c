@@ -159,7 +159,7 @@ static kv_status_t read_file(reader_t *reader, uint32_t number)
 	return status;
 }
 
-int kvs_rebuild_block_is_whole(kvs_nvme_t *nvme, kv_slot_t slot, const kvs_meta_t *meta)
+kvs_copy_t kvs_rebuild_check_copy(kvs_nvme_t *nvme, kv_slot_t slot, const kvs_meta_t *meta)
 {
 	kvs_dclass_t *cls = kvs_slot_class(nvme, slot);
 	size_t bytes = cls->header_bytes + cls->payload_bytes;
@@ -171,7 +171,7 @@ int kvs_rebuild_block_is_whole(kvs_nvme_t *nvme, kv_slot_t slot, const kvs_meta_
 	ssize_t n;
 
 	if (posix_memalign(&buffer, KVS_PAGE, bytes) != 0) {
-		return 0;
+		return KVS_COPY_UNREAD;
 	}
 	do {
 		n = pread(nvme->files[kv_slot_slab(slot)].fd, (uint8_t *)buffer + done, bytes - done,
@@ -183,8 +183,11 @@ int kvs_rebuild_block_is_whole(kvs_nvme_t *nvme, kv_slot_t slot, const kvs_meta_
 		kvs_xfer_verify(&xfer, buffer);
 	}
 	free(buffer);
+	if (done < bytes) {
+		return n == 0 ? KVS_COPY_TORN : KVS_COPY_UNREAD; /* 0: the file ends in it */
+	}
 
-	return done == bytes && xfer.status == KV_OK;
+	return xfer.status == KV_OK ? KVS_COPY_WHOLE : KVS_COPY_TORN;
 }
 
 kv_status_t kvs_rebuild_rows(kvs_nvme_t *nvme, kvs_row_fn row, void *arg)

@@ -6,7 +6,14 @@
 
 /* Read all slot headers as if they were rows. */
 kv_status_t kvs_rebuild_rows(kvs_nvme_t *nvme, kvs_row_fn row, void *arg);
+/* What lies in a slot whose header names a block. In this order one is the better copy of it. */
+typedef enum kvs_copy {
+	KVS_COPY_TORN,   /* other bytes, or another block */
+	KVS_COPY_UNREAD, /* the device did not read it, or there was no memory */
+	KVS_COPY_WHOLE
+} kvs_copy_t;
+
 /* Read the slot's block: is it the one with this key, and are its bytes right? */
-int kvs_rebuild_block_is_whole(kvs_nvme_t *nvme, kv_slot_t slot, const kvs_meta_t *meta);
+kvs_copy_t kvs_rebuild_check_copy(kvs_nvme_t *nvme, kv_slot_t slot, const kvs_meta_t *meta);
 
 #endif

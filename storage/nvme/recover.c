@@ -253,8 +253,15 @@ static int has_parent(const scan_t *scan, const kvs_meta_t *meta)
 	return parent && found_at(scan, parent - 1u)->meta.depth + 1u == meta->depth;
 }
 
+static int is_better(const scan_t *scan, const found_t *than, const found_t *f)
+{
+	const kvs_copy_t copy = kvs_rebuild_check_copy(scan->nvme, than->slot, &than->meta);
+
+	return copy != KVS_COPY_WHOLE && kvs_rebuild_check_copy(scan->nvme, f->slot, &f->meta) > copy;
+}
+
 /* A header stays where it is when its slot is freed, or quarantined because the write was torn. Of blocks with one key
- * the first whole one counts. */
+ * the first whole one counts, or the first that may be. */
 static void choose_copies(scan_t *scan)
 {
 	for (uint32_t i = 0; i < scan->count; i++) {
@@ -262,8 +269,7 @@ static void choose_copies(scan_t *scan)
 		uint32_t *place = table_find(scan, &f->meta.key, &f->meta);
 		found_t *first = *place ? found_at(scan, *place - 1u) : f;
 
-		if (first != f && !kvs_rebuild_block_is_whole(scan->nvme, first->slot, &first->meta) &&
-		    kvs_rebuild_block_is_whole(scan->nvme, f->slot, &f->meta)) {
+		if (first != f && is_better(scan, first, f)) {
 			first->is_spare = 1;
 			first = f;
 		}
