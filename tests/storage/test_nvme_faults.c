@@ -2,6 +2,7 @@
 #include "nvme_test.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/capability.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -462,6 +463,42 @@ static int child_rebuild_drops(const char *dir)
 	return 0;
 }
 
+/* A write was torn, and the block written again elsewhere; the check of that copy cannot read it. It is not taken for
+ * torn, too. */
+static int child_rebuild_copies(const char *dir)
+{
+	char path[256];
+	fixture_t f;
+	kvs_loc_t loc, first;
+	int fd;
+
+	fixture_init(&f, dir);
+	f.config.engine = KVS_IO_THREADS;
+	fixture_begin(&f, &found);
+	assert_int_equal(put_block(&f, &plain, 1, 1, &first), KV_OK);
+	kvs_free(f.tier, first);
+	assert_int_equal(put_block(&f, &plain, 1, 1, &loc), KV_OK);
+	assert_true(loc.slot > first.slot);
+	assert_int_equal(flush_wait(f.tier), KV_OK);
+	fixture_close(&f);
+	snprintf(path, sizeof path, "%s/meta", dir);
+	kv_test_dir_remove(path);
+	snprintf(path, sizeof path, "%s/slots/0.0", dir);
+	fd = open(path, O_WRONLY | O_CLOEXEC);
+	assert_int_equal(pwrite(fd, "torn", 4, 4096 + 100), 4);
+	close(fd);
+	fixture_begin(&f, &found);
+	assert_int_equal(found.count, 1);
+	assert_int_equal(found.loc[0].slot, loc.slot);
+	assert_int_equal(flush_wait(f.tier), KV_OK);
+	assert_int_equal(f.lost, 0);
+	assert_int_equal(get_block(&f, &plain, 1, 1, found.loc[0]), KV_OK);
+	check_sums(&f);
+	fixture_close(&f);
+
+	return 0;
+}
+
 /* Reads fail for a while, more often than errors in a row are borne: no block is lost by that, and the device is left
  * alone between the tries. */
 static int child_unreadable(const char *dir)
@@ -627,6 +664,8 @@ static void run_child(void **state)
 		child_rebuild_waits(child_dir);
 	} else if (strcmp(child_what, "rebuild-drops") == 0) {
 		child_rebuild_drops(child_dir);
+	} else if (strcmp(child_what, "rebuild-copies") == 0) {
+		child_rebuild_copies(child_dir);
 	} else if (strcmp(child_what, "restart-aside") == 0) {
 		child_restart_aside(child_dir);
 	} else if (strcmp(child_what, "sync-dir") == 0) {
@@ -726,6 +765,13 @@ static void p2_a_rebuild_needs_every_header_that_it_cannot_read_now(void **state
 	in_child("rebuild-drops", "slots/0.0", "inject=pread64:error=EIO:when=3");
 }
 
+static void p2_a_rebuild_gives_up_no_copy_that_it_cannot_read_now(void **state)
+{
+	(void)state;
+	in_child("rebuild-copies", "slots/0.0",
+		 "inject=pread64:error=EIO:when=130"); /* after 128 headers and the torn copy */
+}
+
 static void p2_what_could_not_be_read_is_found_by_the_next_start(void **state)
 {
 	(void)state;
@@ -768,6 +814,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(p2_blocks_that_cannot_be_read_for_a_while_are_not_lost),
 		cmocka_unit_test(p2_a_slot_that_cannot_be_read_for_ten_minutes_is_given_up),
 		cmocka_unit_test(p2_a_rebuild_needs_every_header_that_it_cannot_read_now),
+		cmocka_unit_test(p2_a_rebuild_gives_up_no_copy_that_it_cannot_read_now),
 		cmocka_unit_test(p2_what_could_not_be_read_is_found_by_the_next_start),
 		cmocka_unit_test(p2_a_write_that_a_failed_sync_may_lose_is_never_acknowledged),
 		cmocka_unit_test(p2_new_directories_are_synced_under_their_names),
