@@ -80,13 +80,15 @@ two_processes() {
 	awk -F '\t' '$1 != "#" && $4 != $3 { bad = 1 } END { exit bad }' "$dir/decode.1" || fail "not every prompt was received whole"
 }
 
+is_half_way() { lines_in "$dir/decode.2" 1 && lines_in "$dir/prefill.2" $((requests / 2)); }
+
 lost_producer() {
 	say "2. Other prompts, from 2 ranks to 4, each layer of a chunk as it is computed; the prefilling engine is killed with kill -9 half way. The other one computes what it lacks."
 	(engine decode "$((seed + 1))" --ranks 4 --wait-ms 8000) >"$dir/decode.2" &
 	decode=$!
-	(engine prefill "$((seed + 1))" --ranks 2 --layers 1) >"$dir/prefill.2" &
+	(engine prefill "$((seed + 1))" --ranks 2 --layers 1 --stop-at $((requests / 2))) >"$dir/prefill.2" &
 	prefill=$!
-	wait_for 60 "half of the answers" lines_in "$dir/decode.2" $((requests / 2))
+	wait_for 60 "the first answer, and half of the prompts" is_half_way
 	kill -9 "$prefill"
 	wait "$prefill" 2>/dev/null || true
 	prefill=
@@ -103,7 +105,7 @@ node() {
 		--handover.ttl=60s --peers.name="$1" --peers.listen="127.0.0.1:$2" --peers.addresses="$3=127.0.0.1:$4" --peers.keys="$3=$dir/key"
 }
 
-sees() { "$build/bin/kvctl" --socket "$dir/$1/default.sock" peers --json | grep "$2" >/dev/null; }
+sees() { "$build/bin/kvctl" --socket "$dir/$1/default.sock" peers --json 2>/dev/null | grep "$2" >/dev/null; }
 has_ucx() { sees decode '"ucx":"[^"]' || sees decode '"ucx_error":"[^"]'; }
 
 two_nodes() {
