@@ -218,6 +218,7 @@ static kv_status_t open_tier(kvd_host_t *host, uint64_t *p_since, kvs_tier_t **p
 					  .incarnation = host->incarnation,
 					  .drop_unreadable = *p_since && now - *p_since >= GIVE_UP_NS,
 					  .unreadable = &unreadable,
+					  .unsynced = &host->disk_unsynced,
 					  .metrics = &host->metrics};
 
 	status = kvs_nvme_open(&config, host->env, p_tier, detail, cap);

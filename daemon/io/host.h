@@ -104,6 +104,7 @@ struct kvd_host {
 	kvs_tier_t *pool[KVS_MEMORIES]; /* by the core's number of memory; pool[0] is `cpu` */
 	uint32_t pool_count;
 	kvs_tier_t *disk;               /* NULL: none, or off */
+	int disk_unsynced;              /* kvs_nvme_config_t.unsynced, from one try to open to the next */
 	struct kvd_disk_attach *attach; /* a disk tier that was off at the start (disk_attach.h); NULL: none was */
 	kvd_world_t world;
 	kvd_core_config_t core_config;

@@ -159,35 +159,97 @@ static kv_status_t read_file(reader_t *reader, uint32_t number)
 	return status;
 }
 
+/* 0 or an errno; ENODATA: the file ends in it. */
+static int move_whole(int is_write, int fd, uint8_t *buffer, size_t bytes, uint64_t offset)
+{
+	size_t done = 0;
+	ssize_t n;
+
+	do {
+		n = is_write ? pwrite(fd, buffer + done, bytes - done, (off_t)(offset + done))
+			     : pread(fd, buffer + done, bytes - done, (off_t)(offset + done));
+		done += n > 0 ? (size_t)n & ~(size_t)(KVS_PAGE - 1u) : 0;
+	} while (done < bytes && (n >= KVS_PAGE || (n < 0 && errno == EINTR)));
+
+	return done == bytes ? 0 : n < 0 ? errno : n == 0 ? ENODATA : EIO;
+}
+
 kvs_copy_t kvs_rebuild_check_copy(kvs_nvme_t *nvme, kv_slot_t slot, const kvs_meta_t *meta)
 {
 	kvs_dclass_t *cls = kvs_slot_class(nvme, slot);
 	size_t bytes = cls->header_bytes + cls->payload_bytes;
-	uint64_t offset = kv_slot_index(slot) * cls->stride;
 	kvs_xfer_t xfer = {
 		.kind = KVS_LOAD, .cls = cls, .slot = slot, .gen = kvs_slot_get(nvme, slot)->gen, .meta = *meta};
-	size_t done = 0;
 	void *buffer;
-	ssize_t n;
+	int error;
 
 	if (posix_memalign(&buffer, KVS_PAGE, bytes) != 0) {
 		return KVS_COPY_UNREAD;
 	}
-	do {
-		n = pread(nvme->files[kv_slot_slab(slot)].fd, (uint8_t *)buffer + done, bytes - done,
-			  (off_t)(offset + done));
-		done += n > 0 ? (size_t)n & ~(size_t)(KVS_PAGE - 1u) : 0;
-	} while (done < bytes && (n >= KVS_PAGE || (n < 0 && errno == EINTR)));
-	if (done == bytes) {
+	error = move_whole(0, nvme->files[kv_slot_slab(slot)].fd, buffer, bytes, kv_slot_index(slot) * cls->stride);
+	if (error == 0) {
 		xfer.mem.data = (uint8_t *)buffer + cls->header_bytes;
 		kvs_xfer_verify(&xfer, buffer);
 	}
 	free(buffer);
-	if (done < bytes) {
-		return n == 0 ? KVS_COPY_TORN : KVS_COPY_UNREAD; /* 0: the file ends in it */
+	if (error != 0) {
+		return error == ENODATA ? KVS_COPY_TORN : KVS_COPY_UNREAD;
 	}
 
 	return xfer.status == KV_OK ? KVS_COPY_WHOLE : KVS_COPY_TORN;
+}
+
+/* 0 or an errno. A slot without a header holds nothing. */
+static int write_slot_again(const kvs_nvme_t *nvme, const kvs_dclass_t *cls, int fd, uint8_t *buffer, uint64_t offset)
+{
+	size_t bytes = cls->header_bytes + cls->payload_bytes;
+	kvs_slothdr_t h;
+	int error = move_whole(0, fd, buffer, cls->header_bytes, offset);
+
+	if (error == 0 && kvs_slothdr_decode(buffer, cls->header_bytes, &cls->geometry, &h, NULL) != KV_OK) {
+		return 0;
+	}
+	error = error == 0 ? move_whole(0, fd, buffer, bytes, offset) : error;
+	if (error != 0) {
+		return error == ENODATA || nvme->config.drop_unreadable ? 0 : error;
+	}
+
+	return move_whole(1, fd, buffer, bytes, offset);
+}
+
+static int write_file_again(const kvs_nvme_t *nvme, uint32_t number)
+{
+	const kvs_dfile_t *file = &nvme->files[number];
+	const kvs_dclass_t *cls = &nvme->classes[file->slot_class];
+	void *buffer;
+	int error = 0;
+
+	if (posix_memalign(&buffer, KVS_PAGE, cls->header_bytes + cls->payload_bytes) != 0) {
+		return ENOMEM;
+	}
+	for (uint32_t i = 0; i < file->slots && error == 0; i++) {
+		error = write_slot_again(nvme, cls, file->fd, buffer, i * cls->stride);
+	}
+	free(buffer);
+
+	return error;
+}
+
+kv_status_t kvs_rebuild_write_again(kvs_nvme_t *nvme)
+{
+	int error = 0;
+
+	for (uint32_t i = 0; i < KVS_MAX_FILES && error == 0; i++) {
+		error = nvme->files[i].slot ? write_file_again(nvme, i) : 0;
+	}
+	if (error != 0) {
+		kv_logf(nvme->env, KV_LOG_ERROR, "nvme", "blocks found by their headers cannot be written again: %s",
+			strerror(error));
+		return error == ENOSPC || error == EDQUOT ? KV_ERR_NOSPC : error == ENOMEM ? KV_ERR_NOMEM : KV_ERR_IO;
+	}
+	kv_logf(nvme->env, KV_LOG_WARN, "nvme", "a sync has failed, so what has a header was written again");
+
+	return KV_OK;
 }
 
 kv_status_t kvs_rebuild_rows(kvs_nvme_t *nvme, kvs_row_fn row, void *arg)

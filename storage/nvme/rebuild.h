@@ -6,6 +6,10 @@
 
 /* Read all slot headers as if they were rows. */
 kv_status_t kvs_rebuild_rows(kvs_nvme_t *nvme, kvs_row_fn row, void *arg);
+/* Write what has a header again, as it is: a sync has failed since it was written, and the kernel may have dropped it.
+ * KV_ERR_IO, KV_ERR_NOSPC, KV_ERR_NOMEM: not all of it. */
+kv_status_t kvs_rebuild_write_again(kvs_nvme_t *nvme);
+
 /* What lies in a slot whose header names a block. In this order one is the better copy of it. */
 typedef enum kvs_copy {
 	KVS_COPY_TORN,   /* other bytes, or another block */

@@ -362,6 +362,21 @@ static kv_status_t scan_metadata(scan_t *scan)
 	return status;
 }
 
+/* A row speaks of synced bytes only. A header may be one that was written when the daemon was killed, and never synced.
+ * Syncing the same bytes after a sync that failed proves nothing (decision 022). */
+static kv_status_t sync_found(kvs_nvme_t *nvme)
+{
+	int none = 0, *unsynced = nvme->config.unsynced ? nvme->config.unsynced : &none;
+	kv_status_t status = *unsynced ? kvs_rebuild_write_again(nvme) : KV_OK;
+
+	if (status == KV_OK) {
+		status = kvs_commit_sync_all(nvme);
+		*unsynced = status != KV_OK;
+	}
+
+	return status;
+}
+
 static kv_status_t scan_rows(scan_t *scan)
 {
 	kvs_nvme_t *nvme = scan->nvme;
@@ -377,10 +392,8 @@ static kv_status_t scan_rows(scan_t *scan)
 			status = KV_OK;
 		}
 	}
-	/* A row speaks of synced bytes only. A header may be one that was written when the daemon was killed, and never
-	 * synced. */
 	if (status == KV_OK && nvme->rebuild) {
-		status = kvs_commit_sync_all(nvme);
+		status = sync_found(nvme);
 	}
 	if (status == KV_OK && nvme->rebuild) {
 		status = kvs_rebuild_rows(nvme, take_row, scan);
