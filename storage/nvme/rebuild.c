@@ -103,6 +103,13 @@ static kv_status_t take_header(reader_t *reader, const kvs_dclass_t *cls, kv_slo
 	return reader->row(reader->arg, &row);
 }
 
+static void count_unread(const kvs_nvme_t *nvme, uint64_t count)
+{
+	if (nvme->config.unreadable) {
+		*nvme->config.unreadable += count;
+	}
+}
+
 static void retire_slot(kvs_nvme_t *nvme, kv_slot_t slot)
 {
 	kvs_dslot_t *s = kvs_slot_get(nvme, slot);
@@ -199,57 +206,63 @@ kvs_copy_t kvs_rebuild_check_copy(kvs_nvme_t *nvme, kv_slot_t slot, const kvs_me
 	return xfer.status == KV_OK ? KVS_COPY_WHOLE : KVS_COPY_TORN;
 }
 
-/* 0 or an errno. A slot without a header holds nothing. */
-static int write_slot_again(const kvs_nvme_t *nvme, const kvs_dclass_t *cls, int fd, uint8_t *buffer, uint64_t offset)
+/* A slot without a header holds nothing. One that cannot be read may have bytes that no sync has carried: it is not
+ * believed without them. */
+static kv_status_t write_slot_again(kvs_nvme_t *nvme, kv_slot_t slot, uint8_t *buffer)
 {
-	size_t bytes = cls->header_bytes + cls->payload_bytes;
+	const kvs_dclass_t *cls = kvs_slot_class(nvme, slot);
+	const int fd = nvme->files[kv_slot_slab(slot)].fd;
+	const uint64_t offset = kv_slot_index(slot) * cls->stride;
+	const size_t bytes = cls->header_bytes + cls->payload_bytes;
 	kvs_slothdr_t h;
 	int error = move_whole(0, fd, buffer, cls->header_bytes, offset);
 
 	if (error == 0 && kvs_slothdr_decode(buffer, cls->header_bytes, &cls->geometry, &h, NULL) != KV_OK) {
-		return 0;
+		return KV_OK;
 	}
 	error = error == 0 ? move_whole(0, fd, buffer, bytes, offset) : error;
-	if (error != 0) {
-		return error == ENODATA || nvme->config.drop_unreadable ? 0 : error;
+	if (error == ENODATA) {
+		return KV_OK; /* the file ends in it */
 	}
+	if (error != 0) {
+		count_unread(nvme, 1);
+		retire_slot(nvme, slot);
+		return nvme->config.drop_unreadable ? KV_OK : KV_ERR_IO;
+	}
+	error = move_whole(1, fd, buffer, bytes, offset);
 
-	return move_whole(1, fd, buffer, bytes, offset);
+	return error == 0 ? KV_OK : error == ENOSPC || error == EDQUOT ? KV_ERR_NOSPC : KV_ERR_IO;
 }
 
-static int write_file_again(const kvs_nvme_t *nvme, uint32_t number)
+static kv_status_t write_file_again(kvs_nvme_t *nvme, uint32_t number)
 {
 	const kvs_dfile_t *file = &nvme->files[number];
 	const kvs_dclass_t *cls = &nvme->classes[file->slot_class];
+	kv_status_t status = KV_OK;
 	void *buffer;
-	int error = 0;
 
 	if (posix_memalign(&buffer, KVS_PAGE, cls->header_bytes + cls->payload_bytes) != 0) {
-		return ENOMEM;
+		return KV_ERR_NOMEM;
 	}
-	for (uint32_t i = 0; i < file->slots && error == 0; i++) {
-		error = write_slot_again(nvme, cls, file->fd, buffer, i * cls->stride);
+	for (uint32_t i = 0; i < file->slots && status == KV_OK; i++) {
+		status = write_slot_again(nvme, kv_slot_make(number, i), buffer);
 	}
 	free(buffer);
 
-	return error;
+	return status;
 }
 
 kv_status_t kvs_rebuild_write_again(kvs_nvme_t *nvme)
 {
-	int error = 0;
+	kv_status_t status = KV_OK;
 
-	for (uint32_t i = 0; i < KVS_MAX_FILES && error == 0; i++) {
-		error = nvme->files[i].slot ? write_file_again(nvme, i) : 0;
+	for (uint32_t i = 0; i < KVS_MAX_FILES && status == KV_OK; i++) {
+		status = nvme->files[i].slot ? write_file_again(nvme, i) : KV_OK;
 	}
-	if (error != 0) {
-		kv_logf(nvme->env, KV_LOG_ERROR, "nvme", "blocks found by their headers cannot be written again: %s",
-			strerror(error));
-		return error == ENOSPC || error == EDQUOT ? KV_ERR_NOSPC : error == ENOMEM ? KV_ERR_NOMEM : KV_ERR_IO;
-	}
-	kv_logf(nvme->env, KV_LOG_WARN, "nvme", "a sync has failed, so what has a header was written again");
+	kv_logf(nvme->env, status == KV_OK ? KV_LOG_WARN : KV_LOG_ERROR, "nvme",
+		"a sync has failed, so what has a header is written again: %s", kv_status_text(status));
 
-	return KV_OK;
+	return status;
 }
 
 kv_status_t kvs_rebuild_rows(kvs_nvme_t *nvme, kvs_row_fn row, void *arg)
@@ -278,9 +291,7 @@ kv_status_t kvs_rebuild_rows(kvs_nvme_t *nvme, kvs_row_fn row, void *arg)
 		kv_logf(nvme->env, KV_LOG_WARN, "nvme", "slot headers that are cut off or damaged %llu",
 			(unsigned long long)reader.bad);
 	}
-	if (nvme->config.unreadable) {
-		*nvme->config.unreadable = reader.unread;
-	}
+	count_unread(nvme, reader.unread);
 	if (status != KV_OK || reader.unread == 0) {
 		return status;
 	}

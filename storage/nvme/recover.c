@@ -367,8 +367,12 @@ static kv_status_t scan_metadata(scan_t *scan)
 static kv_status_t sync_found(kvs_nvme_t *nvme)
 {
 	int none = 0, *unsynced = nvme->config.unsynced ? nvme->config.unsynced : &none;
-	kv_status_t status = *unsynced ? kvs_rebuild_write_again(nvme) : KV_OK;
+	kv_status_t status;
 
+	if (nvme->config.unreadable) {
+		*nvme->config.unreadable = 0;
+	}
+	status = *unsynced ? kvs_rebuild_write_again(nvme) : KV_OK;
 	if (status == KV_OK) {
 		status = kvs_commit_sync_all(nvme);
 		*unsynced = status != KV_OK;

@@ -31,7 +31,7 @@ typedef struct kvs_nvme_config {
 	uint64_t flush_interval_ns; /* metadata batch at the latest after this */
 	uint64_t incarnation;
 	int drop_unreadable;  /* 1: go without blocks whose headers cannot be read, when the metadata is lost */
-	uint64_t *unreadable; /* out, may be NULL: how many headers that are needed could not be read */
+	uint64_t *unreadable; /* out, may be NULL: how many slots that are needed could not be read */
 	/* In and out, may be NULL; 0 before the process opens the tier first. 1: a sync has failed when blocks were
 	 * found by their headers. They are written again then: the next sync of the same bytes would prove nothing. */
 	int *unsynced;
