@@ -399,7 +399,7 @@ static int child_restart_aside(const char *dir)
 	return 0;
 }
 
-/* Four blocks and no metadata; the header of the third cannot be read by the first that tries. */
+/* Four blocks and no metadata; something of the third cannot be read by the first that tries. */
 static void begin_rebuild(fixture_t *f, const char *dir, uint64_t *unreadable)
 {
 	char meta[256];
@@ -419,12 +419,13 @@ static void begin_rebuild(fixture_t *f, const char *dir, uint64_t *unreadable)
 }
 
 /* Nothing is taken in, nothing is lost: the tier does not open, and does when all can be read. */
-static int child_rebuild_waits(const char *dir)
+static int child_rebuild_waits(const char *dir, int unsynced)
 {
 	uint64_t unreadable = 0;
 	fixture_t f;
 
 	begin_rebuild(&f, dir, &unreadable);
+	f.config.unsynced = &unsynced;
 	assert_int_equal(fixture_open(&f), KV_ERR_IO);
 	assert_int_equal(unreadable, 1);
 	assert_non_null(strstr(f.detail, "cannot take in what"));
@@ -438,7 +439,7 @@ static int child_rebuild_waits(const char *dir)
 }
 
 /* Told to go without: what lies below goes too, and the slot is not used for anything else. */
-static int child_rebuild_drops(const char *dir)
+static int child_rebuild_drops(const char *dir, int unsynced)
 {
 	uint64_t unreadable = 0;
 	fixture_t f;
@@ -446,6 +447,7 @@ static int child_rebuild_drops(const char *dir)
 	kvs_loc_t loc;
 
 	begin_rebuild(&f, dir, &unreadable);
+	f.config.unsynced = &unsynced;
 	f.config.drop_unreadable = 1;
 	fixture_begin(&f, &found);
 	assert_int_equal(unreadable, 1);
@@ -661,9 +663,13 @@ static void run_child(void **state)
 	} else if (strcmp(child_what, "given-up") == 0) {
 		child_given_up(child_dir);
 	} else if (strcmp(child_what, "rebuild-waits") == 0) {
-		child_rebuild_waits(child_dir);
+		child_rebuild_waits(child_dir, 0);
+	} else if (strcmp(child_what, "rewrite-waits") == 0) {
+		child_rebuild_waits(child_dir, 1);
 	} else if (strcmp(child_what, "rebuild-drops") == 0) {
-		child_rebuild_drops(child_dir);
+		child_rebuild_drops(child_dir, 0);
+	} else if (strcmp(child_what, "rewrite-drops") == 0) {
+		child_rebuild_drops(child_dir, 1);
 	} else if (strcmp(child_what, "rebuild-copies") == 0) {
 		child_rebuild_copies(child_dir);
 	} else if (strcmp(child_what, "restart-aside") == 0) {
@@ -765,6 +771,15 @@ static void p2_a_rebuild_needs_every_header_that_it_cannot_read_now(void **state
 	in_child("rebuild-drops", "slots/0.0", "inject=pread64:error=EIO:when=3");
 }
 
+/* A sync has failed before: each slot is read, header first, and written again. */
+static void p2_a_rebuild_believes_no_slot_that_it_cannot_write_again(void **state)
+{
+	(void)state;
+	in_child("rewrite-waits", "slots/0.0", "inject=pread64:error=EIO:when=6");
+	in_child("rewrite-drops", "slots/0.0", "inject=pread64:error=EIO:when=6");
+	in_child("rewrite-waits", "slots/0.0", "inject=pread64:error=EIO:when=5");
+}
+
 static void p2_a_rebuild_gives_up_no_copy_that_it_cannot_read_now(void **state)
 {
 	(void)state;
@@ -814,6 +829,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(p2_blocks_that_cannot_be_read_for_a_while_are_not_lost),
 		cmocka_unit_test(p2_a_slot_that_cannot_be_read_for_ten_minutes_is_given_up),
 		cmocka_unit_test(p2_a_rebuild_needs_every_header_that_it_cannot_read_now),
+		cmocka_unit_test(p2_a_rebuild_believes_no_slot_that_it_cannot_write_again),
 		cmocka_unit_test(p2_a_rebuild_gives_up_no_copy_that_it_cannot_read_now),
 		cmocka_unit_test(p2_what_could_not_be_read_is_found_by_the_next_start),
 		cmocka_unit_test(p2_a_write_that_a_failed_sync_may_lose_is_never_acknowledged),
