@@ -74,7 +74,10 @@ typedef struct kvx_worker_config {
 	 * of copying at open (0.2 s a group); driver and kernels (NULL: the machine's, and those of this build). */
 	int device;
 	uint32_t sms;
-	uint32_t save_sms; /* of a save, which runs while the engine computes; 0: chosen */
+	uint32_t save_sms; /* of a save to host memory, which runs while the engine computes; 0: chosen */
+	/* Bytes a second of saves to memory of a GPU while the engine computes, except those that another engine waits
+	 * for; 0: chosen. */
+	uint64_t promote_rate;
 	int measure;
 	/* CUDA only. Synchronous loads of a step of layer_bytes and more come layer by layer if
 	 * kvx_worker_run_layered_loads() is called (0: never) and all their blocks are ready after layer_wait_us (0:

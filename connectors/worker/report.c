@@ -479,6 +479,9 @@ void kvx_worker_take_report(kvx_worker_t *worker, const void **p_bytes, size_t *
 	kvx_msg_buf_t *report;
 
 	worker->calls_seen |= worker->prefetch.begun ? 0u : KVX_CALLED_REPORT;
+	if (worker->gpu) {
+		atomic_store(&worker->gpu->busy_until_ns, kvx_worker_now_ns() + KVX_GPU_IDLE_NS);
+	}
 	kvx_completions_reap(worker);
 	poll_step_times(worker);
 	report_reached(worker);

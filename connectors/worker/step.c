@@ -311,6 +311,7 @@ static void begin_step(kvx_worker_t *worker, const void *message, size_t len)
 	kvx_prefault_defer(worker, KVX_PREFAULT_STEP_NS);
 	if (worker->gpu) {
 		worker->gpu->begin_point = 0;
+		atomic_store(&worker->gpu->busy_until_ns, UINT64_MAX);
 		settle_step(worker);
 		begin_on_device(worker);
 	}

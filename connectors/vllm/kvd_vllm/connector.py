@@ -391,6 +391,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             "groups": described,
             "layers": layers,
             "layer_bytes": megabytes << 20 or 1,
+            "promote_rate": 1000000 * self._options["promote_mb_s"],
             "prefetch": self._prefetches(),
         }
         try:

@@ -298,20 +298,10 @@ static const kvdpy_key_t own_keys[] = {
 	{"prefetch", "i", offsetof(kvdpy_worker_t, prefetch.wanted)},
 };
 static const kvdpy_key_t config_keys[] = {
-	CONFIG("z", socket),
-	CONFIG("z", instance),
-	CONFIG("z", program),
-	CONFIG("i", rank),
-	CONFIG("i", threads),
-	CONFIG("i", prefault),
-	CONFIG("i", memory),
-	CONFIG("i", device),
-	CONFIG("i", sms),
-	CONFIG("i", save_sms),
-	CONFIG("i", measure),
-	CONFIG("n", layer_bytes),
-	CONFIG("i", save_layer_first),
-	CONFIG("i", save_layers),
+	CONFIG("z", socket),      CONFIG("z", instance),         CONFIG("z", program),      CONFIG("i", rank),
+	CONFIG("i", threads),     CONFIG("i", prefault),         CONFIG("i", memory),       CONFIG("i", device),
+	CONFIG("i", sms),         CONFIG("i", save_sms),         CONFIG("n", promote_rate), CONFIG("i", measure),
+	CONFIG("n", layer_bytes), CONFIG("i", save_layer_first), CONFIG("i", save_layers),
 };
 
 static void worker_destroy(PyObject *object)

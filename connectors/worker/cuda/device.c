@@ -48,6 +48,7 @@ static void make_tables(kvx_worker_t *worker, kvx_wgpu_t *gpu, const kvx_worker_
 {
 	gpu->sync_batch = blocks_a_sync_batch(worker);
 	gpu->save_sms = config->save_sms ? config->save_sms : SAVE_SMS;
+	gpu->promote_rate = config->promote_rate ? config->promote_rate : KVX_GPU_PROMOTE_RATE;
 	gpu->layers.least_bytes = config->layer_bytes;
 	gpu->layers.wait_ns = (config->layer_wait_us ? config->layer_wait_us : LAYER_WAIT_US) * UINT64_C(1000);
 	gpu->async_batch = blocks_a_batch(worker, KVX_GPU_ASYNC_BYTES, KVX_GPU_MOVES);

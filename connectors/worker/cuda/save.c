@@ -75,10 +75,11 @@ static void return_blocks(kvx_worker_t *worker, kvx_gpu_batch_t *batch, int give
 }
 
 /* SMs of a copy; 0: the device's choice, all of them inside its memory. A copy there takes as many bytes of it whatever
- * the SMs. On few it takes long, while an engine waits; on all it holds the step up for a short time (decision 058). */
+ * the SMs. On few it takes long, and an engine's kernels wait for their slowest SM all the time; on all it holds the
+ * step up for a short time (decisions 058, 063). */
 static uint32_t choose_sms(const kvx_worker_t *worker, const kvx_wsave_t *save, int fence)
 {
-	return fence || save->urgent ? 0 : worker->gpu->save_sms;
+	return fence || save->place != KVX_IN_HOST ? 0 : worker->gpu->save_sms;
 }
 
 /* A save has time, but it runs while the engine computes, and a matrix product waits for its slowest SM: a copy on a
@@ -192,19 +193,41 @@ static kvc_status_t register_next(kvx_worker_t *worker, const kvx_wsave_t *save)
 	return status == KVC_ERR_BUSY && looked > 1 ? KVC_OK : status;
 }
 
+/* Nobody waits for what is saved in memory of a GPU because it was used twice: while the engine computes, its kernels
+ * get that memory (decision 063). */
+static int has_pace(const kvx_worker_t *worker, const kvx_wsave_t *save, uint64_t now)
+{
+	return save->place != KVX_IN_HOST && !save->urgent && now < atomic_load(&worker->gpu->busy_until_ns);
+}
+
+/* A batch that is sent up to its own time late makes the next one no later. */
+static void keep_pace(kvx_worker_t *worker, uint32_t blocks, uint64_t now)
+{
+	kvx_wgpu_t *gpu = worker->gpu;
+	const double bytes = (double)blocks * (double)worker->geometry.block_bytes;
+	const uint64_t takes = (uint64_t)(bytes * 1e9 / (double)gpu->promote_rate);
+
+	gpu->promote_ns = (now > gpu->promote_ns + takes ? now : gpu->promote_ns) + takes;
+}
+
 kvc_status_t kvx_gpu_send_save(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t *p_moved)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
+	const uint64_t now = kvx_worker_now_ns();
+	const int paced = has_pace(worker, save, now);
 	const int full = atomic_load(&gpu->in_flight) - atomic_load(&gpu->loads_in_flight) >= KVX_GPU_SAVES_AHEAD ||
 			 (uint64_t)atomic_load(&gpu->save_blocks_in_flight) * worker->geometry.block_bytes >=
 				 KVX_GPU_SAVE_AHEAD_BYTES * (save->urgent ? KVX_GPU_NEAR_SPEED : 1u);
-	kvc_status_t status = full ? KVC_PENDING : register_next(worker, save);
+	kvc_status_t status = full || (paced && now < gpu->promote_ns) ? KVC_PENDING : register_next(worker, save);
 
 	*p_moved = 0;
 	if (status == KVC_OK) {
 		(void)pthread_mutex_lock(&gpu->lock);
 		status = send_batch(worker, save, 0, p_moved);
 		(void)pthread_mutex_unlock(&gpu->lock);
+	}
+	if (paced && *p_moved > 0) {
+		keep_pace(worker, *p_moved, now);
 	}
 	if (status == KVC_PENDING) {
 		worker->polls_soon = 1;

@@ -35,6 +35,8 @@
 #define KVX_GPU_SAVES_AHEAD      8u   /* of those without a fence: a fence waits for them */
 #define KVX_GPU_POINTS           8u   /* a save that is further behind comes after a later step than it must */
 #define KVX_GPU_SAVE_AHEAD_BYTES (UINT64_C(64) << 20) /* in the jobs without a fence */
+#define KVX_GPU_PROMOTE_RATE     UINT64_C(6000000000) /* bytes a second of saves that have time, to memory of a GPU */
+#define KVX_GPU_IDLE_NS          UINT64_C(50000000)   /* after a step: the engine may compute another one soon */
 #define KVX_GPU_BATCHES          (KVX_GPU_LOADS + KVX_GPU_SAVES)
 #define KVX_GPU_JOBS             160u /* batches and self-tests */
 #define KVX_GPU_STEP_TIMERS      4u
@@ -117,6 +119,9 @@ struct kvx_wgpu {
 	kvk_gpu_t *gpu;
 	kvk_cu_stream_t load_sync_stream, load_async_stream, save_stream;
 	uint32_t save_sms;
+	uint64_t promote_rate;
+	uint64_t promote_ns;                    /* the pace allows the next batch then; the transfer thread's */
+	_Atomic uint64_t busy_until_ns;         /* the engine computes, or has a moment ago */
 	_Atomic uint32_t is_prefill_step;       /* the step computes prompts */
 	_Atomic uint32_t untracked_copies;      /* a copy into the cache may be running that no batch tracks */
 	_Atomic uint32_t in_flight;             /* batches */
