@@ -194,7 +194,7 @@ def worker_config(common: dict[str, Any], memory: list[Any], **changes: Any) -> 
              "block_tokens": BLOCK, "k_dim": 0, "v_dim": 0, "page_bytes": PAGE, "block_stride": PAGE, "head_stride": 0, "base": [ctypes.addressof(m) for m in memory]}
     return {
         **common, "report_class": lambda reports: SimpleNamespace(reports=reports), "results_class": Results, "stats_class": dict, "rank": 0, "range": (0, 0, 1, 0, layers), "save_layer_first": 0, "save_layers": 0,
-        "groups": [paged], "threads": 1, "prefault": 0, "memory": _kvd.MEMORY_HOST, "device": 0, "measure": 0, "sms": 0, "save_sms": 0, "stream_of": None, "layers": None,
+        "groups": [paged], "threads": 1, "prefault": 0, "memory": _kvd.MEMORY_HOST, "device": 0, "measure": 0, "sms": 0, "save_sms": 0, "promote_rate": 0, "stream_of": None, "layers": None,
         "layer_bytes": 1, "prefetch": 0, **changes,
     }
 

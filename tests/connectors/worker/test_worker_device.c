@@ -13,6 +13,9 @@
 #define OTHER (KVX_IN_DEVICE + 1u) /* the place of a GPU of another engine */
 
 static const wr_t stored = {0}, layered = {.layer_bytes = 1, .layer_wait_us = WR_PATIENCE * 1000u};
+#ifdef WR_MAPPED
+static const wr_t slow = {.promote_rate = 1};
+#endif
 
 /* Of the worker: its views of what is leased and reserved in GPU memory, and what their memory is. */
 static _Atomic(const kvc_lease_t *) view;
@@ -191,21 +194,27 @@ static int teardown(void **state)
 	return wr_teardown(state);
 }
 
-/* The first blocks of wr_eight, to be saved in the second space. */
-static kvc_put_t *submit_first_half(wr_t *wr)
+/* A step that saves these blocks of the engine as HALF blocks of the second space, from block `from` on. */
+static kvc_put_t *submit_half(wr_t *wr, uint32_t from, const uint32_t *ids, uint32_t flags)
 {
 	kvc_put_t *put;
 
 	swap_spaces(wr);
-	put = wr_put(wr, 0, HALF);
+	put = wr_put(wr, from, from + HALF);
 	swap_spaces(wr);
 	wr_message(wr);
 	wr_add_device(wr, KVX_IN_DEVICE, "fake-0");
-	wr_add_save(wr, put, KVX_MSG_DEVICE, wr_eight, HALF);
+	wr_add_save(wr, put, KVX_MSG_DEVICE | flags, ids, HALF);
 	wr_begin(wr);
 	wr_end(wr);
 
 	return put;
+}
+
+/* The first blocks of wr_eight. */
+static kvc_put_t *submit_first_half(wr_t *wr)
+{
+	return submit_half(wr, 0, wr_eight, 0);
 }
 
 static kvc_status_t save_first_half(wr_t *wr)
@@ -416,13 +425,7 @@ static void p5_unmapped_memory_costs_no_deadline(void **state)
 	load_two_parts(wr, first, rest, 0, &end);
 	assert_int_equal(end.loaded.status, KVC_ERR_TIER_OFF);
 	assert_true(end.error_count >= HALF);
-	swap_spaces(wr);
-	put = wr_put(wr, HALF, 8);
-	swap_spaces(wr);
-	wr_message(wr);
-	wr_add_save(wr, put, KVX_MSG_DEVICE, wr_eight + HALF, 8 - HALF);
-	wr_begin(wr);
-	wr_end(wr);
+	put = submit_half(wr, HALF, wr_eight + HALF, 0);
 	wr_message(wr);
 	wr_add_fence(wr, wr_eight, 8);
 	wr_begin(wr); /* nor does a fence wait */
@@ -457,17 +460,26 @@ static int export_memory(void)
 	return fd;
 }
 
+/* Of the second space, from now on. */
+static void *map_memory(const wr_t *wr)
+{
+	const int fd = export_memory();
+	void *base = NULL;
+
+	assert_int_equal(kvx_pool_memory_map(wr->rank[0].worker, fd, MAPPED_BYTES, &base), KVC_OK);
+	assert_int_equal(close(fd), 0);
+	atomic_store(&mapped, base);
+
+	return base;
+}
+
 /* Saved into memory of the device, loaded from there, and unmapped when nothing names it. */
 static void p1_blocks_in_mapped_memory_are_right(void **state)
 {
 	wr_t *wr = *state;
 	kvx_worker_t *worker = wr->rank[0].worker;
-	const int fd = export_memory();
-	void *base = NULL;
+	void *base = map_memory(wr);
 
-	assert_int_equal(kvx_pool_memory_map(worker, fd, MAPPED_BYTES, &base), KVC_OK);
-	assert_int_equal(close(fd), 0);
-	atomic_store(&mapped, base);
 	assert_int_equal(save_first_half(wr), KVC_OK);
 	assert_memory_not_equal(base, (const uint8_t[64]){0}, 64); /* the fake device's bytes lie in host memory */
 	check_two_parts(wr, 0);
@@ -475,6 +487,34 @@ static void p1_blocks_in_mapped_memory_are_right(void **state)
 	wr_drain(wr);
 	atomic_store(&mapped, NULL);
 	kvx_pool_memory_unmap(worker, base);
+}
+
+/* A promotion has time, here for years, while the engine computes: not what another engine waits for, nor blocks that
+ * are about to be written. When the engine idles, it has none. */
+static void p5_promotions_leave_a_busy_engine_its_memory(void **state)
+{
+	static const uint32_t ids[] = {40, 41, 42, 43}, more[] = {44, 45, 46, 47};
+	wr_t *wr = *state;
+	void *base = map_memory(wr);
+	const void *bytes;
+	kvc_put_t *put;
+	size_t len;
+
+	assert_int_equal(save_first_half(wr), KVC_OK); /* the first batch has waited for nothing */
+	assert_int_equal(wr_put_wait(submit_half(wr, HALF, wr_eight + HALF, KVX_MSG_URGENT)), KVC_OK);
+	put = submit_half(wr, 8, ids, 0);
+	assert_int_equal(kvc_put_wait(put, 0, 20), KVC_ERR_TIMEOUT);
+	wr_message(wr);
+	wr_add_fence(wr, ids, HALF);
+	wr_begin(wr);
+	wr_end(wr);
+	assert_int_equal(wr_put_wait(put), KVC_OK);
+	put = submit_half(wr, 8 + HALF, more, 0);
+	assert_int_equal(kvc_put_wait(put, 0, 20), KVC_ERR_TIMEOUT);
+	kvx_worker_take_report(wr->rank[0].worker, &bytes, &len); /* the end of a step */
+	assert_int_equal(wr_put_wait(put), KVC_OK);
+	atomic_store(&mapped, NULL);
+	kvx_pool_memory_unmap(wr->rank[0].worker, base);
 }
 
 static void p10_memory_that_is_no_device_s_is_refused(void **state)
@@ -506,6 +546,7 @@ int main(int argc, char **argv)
 #ifdef WR_MAPPED
 		TEST(p1_blocks_in_mapped_memory_are_right, stored),
 		TEST(p1_blocks_in_mapped_memory_are_right, layered),
+		TEST(p5_promotions_leave_a_busy_engine_its_memory, slow),
 		TEST(p10_memory_that_is_no_device_s_is_refused, stored),
 #endif
 	};

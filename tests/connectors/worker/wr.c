@@ -138,7 +138,8 @@ kvx_worker_config_t wr_config(const wr_t *wr, uint32_t r, kvx_worker_group_t *gr
 				      .group_count = wr->groups ? 2 : 1,
 				      .threads = r == 0 ? 3 : 1,
 				      .layer_bytes = wr->layer_bytes,
-				      .layer_wait_us = wr->layer_wait_us};
+				      .layer_wait_us = wr->layer_wait_us,
+				      .promote_rate = wr->promote_rate};
 
 	config.range.layer_first = wr->rank[r].paged.first_layer;
 	config.range.layer_count = wr->rank[r].layers;

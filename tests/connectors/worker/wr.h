@@ -46,6 +46,7 @@ typedef struct wr {
 	int latent;           /* the head is a latent vector, without values */
 	uint64_t layer_bytes; /* kvx_worker_config_t's */
 	uint32_t layer_wait_us;
+	uint64_t promote_rate;
 
 	/* What step messages say from now on. */
 	uint32_t number;     /* of the space */
