@@ -677,19 +677,23 @@ static int may_load(const kvx_scheduler_t *scheduler, const kvx_shandover_t *h)
 	return h->begun && h->keys_known == h->units && kvx_device_is_usable(scheduler, h->space, h->place);
 }
 
-/* The prompt can be promised. What is stored in host memory is not awaited, but for its private block, or where memory
- * of a GPU has all of it: that is nearer. */
+/* The prompt can be promised. What is stored is not awaited, but for its private block where the load is asynchronous
+ * anyway, or where memory of a GPU has all of it: that is nearer. A synchronous load begins with its step, and costs an
+ * idle engine less than the tokens after the last whole block do (decision 064). */
 static int may_promise(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request,
-		       const kvx_shandover_t *h, int stored)
+		       const kvx_shandover_t *h, kvx_coverage_t stored)
 {
 	kvx_shandover_t *there = receive_on_device(scheduler, request->serial);
 	kvc_handover_info_t info;
 
+	if (stored == KVX_COVERED_ON_DEVICE) {
+		return 0;
+	}
 	if (there) {
 		copy_keys(scheduler, ask, request, there);
 	}
 	if (there && may_load(scheduler, there)) {
-		if (stored) {
+		if (stored != KVX_COVERED_IN_PART) {
 			await_answer(scheduler, there, &info);
 		}
 		get_info(scheduler, there, &info);
@@ -698,8 +702,11 @@ static int may_promise(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const k
 		}
 	}
 	get_info(scheduler, h, &info);
-	if (!stored) {
+	if (stored == KVX_COVERED_IN_PART) {
 		return !is_over(&info);
+	}
+	if (stored == KVX_COVERED_FOR_STEP) {
+		return 0;
 	}
 	if (h->partial > 0) {
 		await_answer(scheduler, h, &info);
@@ -716,8 +723,8 @@ static uint32_t promised_tokens(const kvx_scheduler_t *scheduler, const kvx_shan
 	return most >= whole ? whole + (h->key_known ? h->partial : 0) : whole_units(scheduler, most) * scheduler->unit;
 }
 
-uint32_t kvx_handover_promise(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t stored,
-			      uint32_t most)
+uint32_t kvx_handover_promise(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request,
+			      kvx_coverage_t stored, uint32_t most)
 {
 	kvx_shandover_t *h = scheduler->handovers ? find_handover(scheduler, request->serial) : NULL;
 	uint32_t end, partial;
@@ -728,7 +735,7 @@ uint32_t kvx_handover_promise(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, 
 	copy_keys(scheduler, ask, request, h);
 	end = promised_tokens(scheduler, h, most);
 	if (end <= ask->local || h->keys_known * scheduler->unit < end - end % scheduler->unit ||
-	    !may_promise(scheduler, ask, request, h, stored >= most)) {
+	    !may_promise(scheduler, ask, request, h, stored)) {
 		return ask->local;
 	}
 	partial = end > h->units * scheduler->unit ? h->partial : 0;

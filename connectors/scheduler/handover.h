@@ -4,10 +4,19 @@
 
 #include "scheduler/state.h"
 
-/* Promise the request the tokens of its prompt that another instance computes, `most` of them, if not all are `stored`:
- * it has an open load. Returns their number from the start, ask->local: there are none. */
-uint32_t kvx_handover_promise(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t stored,
-			      uint32_t most);
+/* What the store has of a prompt's whole blocks: not all; all, for an asynchronous load; all, for a synchronous one;
+ * and that from memory of a GPU alone. */
+typedef enum kvx_coverage {
+	KVX_COVERED_IN_PART,
+	KVX_COVERED,
+	KVX_COVERED_FOR_STEP,
+	KVX_COVERED_ON_DEVICE
+} kvx_coverage_t;
+
+/* Promise the request the tokens of its prompt that another instance computes, `most` of them, if that is better than
+ * what is stored: it has an open load. Returns their number from the start, ask->local: there are none. */
+uint32_t kvx_handover_promise(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request,
+			      kvx_coverage_t stored, uint32_t most);
 /* The request is about to compute: keys of its prompt become known, and its last tokens are saved. */
 void kvx_handover_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request);
 /* It has ended. What is saved of it is handed over all the same. */

@@ -323,12 +323,26 @@ static void match_keys(kvx_scheduler_t *scheduler, const kvx_key_view_t *view, k
 	} while (match->why == KV_WHY_CONTENDED && kvx_scheduler_await_daemon(scheduler, since, until));
 }
 
-/* What is not stored yet is promised, if another instance computes it. 0: none does. */
-static int promise(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t end,
-		   kvx_hit_t *hit)
+static kvx_coverage_t classify_found(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_found_t *found,
+				     uint32_t end)
 {
+	if (ask->local + count_found(found) < end) {
+		return KVX_COVERED_IN_PART;
+	}
+	if (is_async(scheduler, ask, found->cpu, found->disk)) {
+		return KVX_COVERED;
+	}
+
+	return found->cpu + found->disk > 0 ? KVX_COVERED_FOR_STEP : KVX_COVERED_ON_DEVICE;
+}
+
+/* What is not stored yet is promised, if another instance computes it. 0: none does. */
+static int promise(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, const kvx_found_t *found,
+		   uint32_t end, kvx_hit_t *hit)
+{
+	const kvx_coverage_t stored = classify_found(scheduler, ask, found, end);
 	const uint32_t promised = reserve_tables(scheduler, request, ask->tokens)
-					  ? kvx_handover_promise(scheduler, ask, request, hit->stored, end)
+					  ? kvx_handover_promise(scheduler, ask, request, stored, end)
 					  : ask->local;
 
 	hit->tokens = promised - ask->local;
@@ -394,10 +408,10 @@ static void look_up(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_reques
 	hit->stored = match.n * scheduler->unit;
 	hit->why = match.why;
 	end = view.n * scheduler->unit;
-	if ((scheduler->handovers && promise(scheduler, ask, request, end, hit)) || view.n == 0) {
+	found = split_found(scheduler, ask->local, &match, &there);
+	if ((scheduler->handovers && promise(scheduler, ask, request, &found, end, hit)) || view.n == 0) {
 		return;
 	}
-	found = split_found(scheduler, ask->local, &match, &there);
 	hit->stored = there.tokens > hit->stored ? there.tokens : hit->stored;
 	reach = ask->local + count_found(&found);
 	count_missed(scheduler, match.why, end > reach ? end - reach : 0);
