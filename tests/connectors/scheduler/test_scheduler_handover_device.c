@@ -119,18 +119,48 @@ static void p1_pieces_come_from_memory_of_the_gpu(void)
 	assert_int_equal(sr_stats().device_tokens, sr.row & PRIVATE ? 203 : 200);
 }
 
-/* All is in host memory before the consumer comes: memory of the GPU is nearer. */
-static void p7_what_the_host_has_too_comes_from_the_gpu(void)
+/* As the consumer would see it: the producer's GPU is another one, and no rank has said that it reaches that. */
+static void be_out_of_reach(void)
+{
+	sr.scheduler->places[KVX_IN_DEVICE].off_ns = UINT64_MAX;
+}
+
+/* All of it is there, in both places, before the consumer comes. */
+static void hand_over(uint32_t n)
 {
 	assert_int_equal(kvx_device_find_or_add(sr.scheduler, producer_gpu()), place());
-	begin_sending(200);
-	sr_run_tokens(&p, 0, 200);
+	begin_sending(n);
+	sr_run_tokens(&p, 0, n);
 	sr_finish(&p);
 	sr_settle();
 	memset(sr.cache, 0, (size_t)SR_BLOCKS * sr.block_bytes);
+}
+
+/* Host memory has it too: memory of the GPU is nearer. */
+static void p7_what_the_host_has_too_comes_from_the_gpu(void)
+{
+	hand_over(200);
+	be_out_of_reach();
 	receive(200, producer_gpu());
 	must_come(25, 1);
 	assert_int_equal(sr_stats().device_tokens, 200);
+}
+
+/* A step can load it: nothing is promised, and both places keep nothing. */
+static void p7_what_is_in_reach_comes_with_its_step(void)
+{
+	hand_over(203);
+	ask_to_receive(203, producer_gpu());
+	SR_UNTIL(kvx_device_is_open(sr.scheduler, 0, place()));
+	assert_int_equal(sr_match(&d), 200);
+	assert_false(sr.hit.async);
+	assert_int_equal(sr.hit.device_tokens, 200);
+	sr_place(&d, 100, 0);
+	sr_start_load(&d);
+	(void)sr_step();
+	assert_true(sr_is_right(&d, 0, 25));
+	must_be_empty();
+	assert_int_equal(sr_stats().handovers_receive_failed, 0);
 }
 
 /* The producer has computed nothing, and saves what it found there too, step by step as it is told. */
@@ -155,6 +185,7 @@ static void p7_a_prompt_that_the_host_has_is_saved_on_the_gpu(void)
 	sr_finish(&p);
 	sr_settle();
 	assert_int_equal(sr_stats().handovers_sent_device, 1);
+	be_out_of_reach();
 	receive(200, producer_gpu());
 	must_come(25, 1);
 }
@@ -432,7 +463,9 @@ static void p7_without_the_daemon_both_ends_go_on(void)
 SR_MAIN(BOTH(p1_pieces_come_from_memory_of_the_gpu),
 	SR_ROW("p1_pieces_come_from_memory_of_the_gpu (and a private block)", p1_pieces_come_from_memory_of_the_gpu,
 	       there, PRIVATE),
-	BOTH(p7_what_the_host_has_too_comes_from_the_gpu),
+	SR_TEST(p7_what_the_host_has_too_comes_from_the_gpu, there),
+	SR_ROW("p7_what_is_in_reach_comes_with_its_step", p7_what_is_in_reach_comes_with_its_step, there,
+	       OWN | PRIVATE),
 	SR_TEST(p7_a_prompt_that_the_host_has_is_saved_on_the_gpu, there),
 	SR_TEST(p7_a_gpu_is_used_only_where_it_is_asked_for, there),
 	SR_TEST(p5_no_more_gpus_are_named_than_there_are_places, there),
