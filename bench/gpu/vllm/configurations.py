@@ -90,7 +90,7 @@ class Configuration:
 
 
 COMPILE = 30
-COST = {"trace": 10, "profile": 10, "cold": 12, "fresh": 12, "gpu": 1, "hit": 4, "in_turn": 8, "together": 6, "burst": 3, "steady": 4, "tokens": 25, "same": 15, "control": 10, "reference": 10, "failed": 130, "named": 15, "expected": 20, "talk": 30, "talk_begin": 15, "talk_end": 15, "paired": 30, "handed": 30, "pushing": 60, "other_gpu": 60, "other_gpu_same": 40}
+COST = {"trace": 10, "profile": 10, "cold": 12, "fresh": 12, "gpu": 1, "hit": 4, "in_turn": 8, "together": 6, "burst": 3, "steady": 4, "tokens": 25, "same": 15, "control": 10, "reference": 10, "failed": 130, "named": 15, "expected": 20, "talk": 30, "talk_begin": 15, "talk_end": 15, "paired": 30, "handed": 30, "handed_traced": 15, "pushing": 60, "other_gpu": 60, "other_gpu_same": 40}
 ALL = ["cold", "gpu", "hit", "together", "burst", "steady"]
 CHAIN = [("first engine", ALL), ("engine restarted", ["hit", "gpu", "together", "burst", "again"])]
 CHECKS = [("first engine", ["tokens", "same", "control"]), ("engine restarted", ["same"]), ("daemon", ["daemon"]), ("daemon restarted", ["same"])]
@@ -171,6 +171,7 @@ def of_runner(runner: int, gib: int) -> dict[str, Configuration]:
         **{f"failed{'-graph' if graph else ''}{ways}-hbm": failing(runner, True, graph, ways, 2) for graph in (False, True) for ways in ("", "-async")},
         "pd": Configuration(kvd(), [], runner, "memory", pair=PD),
         "pd-hbm": Configuration(kvd(), [], runner, "memory", pair=PD, gpu_gib=6, kv_gib=24),
+        "trace-pd-hbm": Configuration(watched(kvd()), [], runner, "memory", pair=PD, lead="handed_traced", gpu_gib=6, kv_gib=24),
         "push-hbm": Configuration(counted(kvd()), [], runner, "memory", pair=PD, lead="pushing", gpu_gib=6, kv_gib=24),
         "peers-hbm": Configuration(counted(kvd()), [], runner, "memory", pair=PEERS, lead="other_gpu", gpu_gib=22, kv_gib=24),
         "check-pd": handed_over(runner, PD),

@@ -36,7 +36,7 @@ BEFORE = ("unread", "unnamed")  # phases that come before the engine
 WITHOUT = {"reference", "expected"}  # phases of engines that have no connector
 USERS, TURNS, TURN = 16, 8, 4096  # of a talk: tokens of a turn
 GENERATED, ALONE = 160, 40  # tokens of a request that hits come beside, and before them
-PROMOTED, EVERY = 6, 4  # prompts that are used again while a request generates, and tokens from one to the next
+PROMOTED, EVERY = 3, 32  # prompts that are used again while a request generates, and tokens from one to the next: at its pace kvd saves one all the while
 
 
 def prompts_of(seed: int, lengths: list[int]) -> list[Prompt]:
@@ -418,7 +418,7 @@ class Bench:
         tokens, answered = self.generate_beside(GENERATED, use_again)
         self.wait_for_saves()
         self.note(f"promoted blocks {i}", self.counters()["device_blocks"] - before)
-        first, last = tokens[ALONE - 1], tokens[ALONE + EVERY * (PROMOTED + 1)]
+        first, last = tokens[ALONE - 1], tokens[ALONE + EVERY * PROMOTED]
         return {"step alone": mean(steps_between(tokens, [], tokens[1], first)), "step beside promotions": mean(steps_between(tokens, answered, first, last))}
 
     def trace(self) -> None:
@@ -520,6 +520,9 @@ class Bench:
 
     def handed(self) -> None:
         Decode(self).check()
+
+    def handed_traced(self) -> None:
+        Decode(self).traced()
 
     def pushing(self) -> None:
         Decode(self).pushing()
