@@ -2,6 +2,8 @@
 
 #include "bench.h"
 
+#include "kvk/device.h"
+
 #ifdef ENGINE_FAKE
 #include "fake_cuda.h"
 #define KERNELS fake_cuda_image()
@@ -152,6 +154,7 @@ int engine_open(engine_t *e)
 void engine_close(engine_t *e)
 {
 	kvx_worker_close(e->worker);
+	kvc_space_close(e->device_space);
 	kvc_space_close(e->space);
 	kvc_detach(e->kvc);
 	kvx_msg_free(&e->plan);
@@ -159,18 +162,41 @@ void engine_close(engine_t *e)
 	free(e->expected);
 }
 
-kvc_status_t engine_keys(const engine_t *e, uint64_t chain, kvc_key_t *keys)
+kvc_space_t *engine_space(engine_t *e)
 {
+	kvc_identity_t identity = e->identity;
+	kvc_status_t status;
+
+	if (e->place == KVX_IN_HOST) {
+		return e->space;
+	}
+	identity.device = e->device;
+	if (!e->device_space && kvc_space_open_start(e->kvc, &identity, &e->device_space) != KVC_OK) {
+		e->device_space = NULL;
+		return NULL;
+	}
+	status = kvc_space_state(e->device_space);
+	if (status < 0) { /* perhaps the next daemon has it */
+		kvc_space_close(e->device_space);
+		e->device_space = NULL;
+	}
+
+	return status == KVC_OK ? e->device_space : NULL;
+}
+
+kvc_status_t engine_keys(engine_t *e, uint64_t chain, kvc_key_t *keys)
+{
+	kvc_space_t *space = engine_space(e);
 	const uint32_t count = e->length * e->layout.block_tokens;
 	uint32_t *tokens = malloc(count * sizeof *tokens), n = 0;
-	kvc_status_t status = KVC_ERR_NOMEM;
+	kvc_status_t status = space ? KVC_ERR_NOMEM : KVC_ERR_UNREACHABLE;
 
-	if (tokens) {
+	if (tokens && space) {
 		for (uint32_t i = 0; i < count; i++) {
 			tokens[i] = (uint32_t)chain * 100000u + i;
 		}
-		status = kvc_keys_of(e->space, &(kvc_prompt_t){sizeof(kvc_prompt_t), tokens, count, NULL}, keys,
-				     e->length, &n);
+		status = kvc_keys_of(space, &(kvc_prompt_t){sizeof(kvc_prompt_t), tokens, count, NULL}, keys, e->length,
+				     &n);
 	}
 	free(tokens);
 
@@ -206,8 +232,18 @@ int engine_holds(engine_t *e, uint32_t id, uint64_t seed)
 
 static void new_plan(engine_t *e)
 {
+	kvx_msg_device_t *record;
+
 	kvx_msg_reset(&e->plan, KVX_MSG_MAGIC);
 	e->step++;
+	if (e->device) {
+		record = kvx_msg_add_record(&e->plan, KVX_RECORD_DEVICE, sizeof *record);
+		if (record) {
+			record->place = KVX_IN_DEVICE;
+			record->text_len = (uint32_t)strlen(e->device);
+			kvx_msg_append(&e->plan, e->device, record->text_len);
+		}
+	}
 }
 
 static void begin(engine_t *e)
@@ -258,6 +294,7 @@ int engine_save(engine_t *e, const kvc_put_t *put, const uint32_t *ids, uint32_t
 	save->n = n;
 	save->step = e->step;
 	save->put = handle;
+	save->flags = e->place == KVX_IN_DEVICE ? KVX_MSG_DEVICE : 0;
 	places = kvx_msg_append(&e->plan, ids, n * sizeof *ids);
 	for (uint32_t i = 0; places && i < n; i++) {
 		places[i] = kvc_put_block(put, i, NULL) == KVC_ALREADY ? KVX_NO_BLOCK : ids[i];
@@ -272,7 +309,7 @@ int engine_save(engine_t *e, const kvc_put_t *put, const uint32_t *ids, uint32_t
 /* One more record of the plan, of a load of n leased blocks: 0: it cannot be written. */
 static int add_load(engine_t *e, const kvc_lease_t *lease, uint32_t flags, const uint32_t *ids, uint32_t n)
 {
-	kvx_msg_part_t part = {.n = n};
+	kvx_msg_part_t part = {.n = n, .place = e->place};
 	kvx_msg_load_t *load;
 
 	if (kvc_lease_export(lease, &part.lease) != KVC_OK) {
@@ -487,6 +524,18 @@ void memory_settle(memory_stream_t stream)
 const kvk_cuda_ops_t *memory_cuda(void)
 {
 	return cuda;
+}
+
+const char *memory_device(void)
+{
+	static kvk_device_info_t info;
+	uint32_t n = 0;
+
+	if (!cuda) {
+		return "fake-0";
+	}
+
+	return kvk_device_list(cuda, &info, 1, &n) == KV_OK && n > 0 && info.uuid[0] ? info.uuid : NULL;
 }
 
 uint64_t memory_free_bytes(int host)

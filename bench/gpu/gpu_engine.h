@@ -26,6 +26,9 @@ typedef struct engine {
 	uint32_t layer_wait_us; /* if all blocks are there after so long; 0: the worker's own */
 	int prefault;           /* pages of the cache are touched in idle time */
 	size_t bounce_bytes;    /* of `bounce`; a block at least */
+	const char *device;     /* the GPU in whose memory blocks may lie as well; NULL: none */
+	/* Of what is saved and loaded from now on: KVX_IN_HOST or KVX_IN_DEVICE. */
+	uint32_t place;
 	/* Made by it. */
 	char instance[48];
 	uint64_t end_ns; /* when the end of the last save's step began */
@@ -39,7 +42,7 @@ typedef struct engine {
 	kvc_writer_t writer;
 	kvx_worker_t *worker;
 	kvc_t *kvc;
-	kvc_space_t *space;
+	kvc_space_t *space, *device_space;
 	kvx_msg_buf_t plan;
 	uint32_t step;
 	uint64_t load;
@@ -68,8 +71,10 @@ void engine_close(engine_t *e);
 /* Another worker, after kvx_worker_close(), perhaps over another cache. */
 void engine_place(engine_t *e, uint8_t *cache);
 int engine_open_worker(engine_t *e);
-/* Keys of prompt number `chain`, `length` of them. */
-kvc_status_t engine_keys(const engine_t *e, uint64_t chain, kvc_key_t *keys);
+/* That of `place`; NULL: the daemon has none there, or has not answered yet. */
+kvc_space_t *engine_space(engine_t *e);
+/* Keys of prompt number `chain` in that space, `length` of them. UNREACHABLE: there is none. */
+kvc_status_t engine_keys(engine_t *e, uint64_t chain, kvc_key_t *keys);
 
 /* Where a block's part of a layer lies. */
 uint8_t *engine_piece(const engine_t *e, uint32_t id, uint32_t layer);
@@ -112,6 +117,8 @@ void memory_read(memory_stream_t stream, uint8_t *bounce, const uint8_t *from, s
 void memory_settle(memory_stream_t stream);
 /* The driver; NULL: the cache is in host memory. */
 const kvk_cuda_ops_t *memory_cuda(void);
+/* The device's UUID, or the name of one that is host memory; NULL: it has none. */
+const char *memory_device(void);
 /* Free bytes of the device's memory; 0: not known. Opens and closes the device. */
 uint64_t memory_free_bytes(int host);
 

@@ -1,14 +1,16 @@
 /* gpu_kill: kill -9 of daemon and engines while their copies are under way, again and again.
  *
  * Starts a kvd and workers that save and load blocks of known content through kvx_worker_t, between GPU memory and
- * kvd's. Kills one of these processes at a random moment while bytes are in flight, waits until all others have made
- * progress, starts it again. At the end no worker has loaded a wrong byte, the daemon's invariants hold with neither
- * lease nor put left, and the device's free memory, pinned pages and shared memory are what they were before.
+ * kvd's: half of the prompts lie in the daemon's GPU tier. Kills one of these processes at a random moment while bytes
+ * are in flight, one in three stopped before, waits until all others have made progress, starts it again. At the end no
+ * worker has loaded a wrong byte, the daemon's invariants hold with neither lease nor put left, and the device's free
+ * memory, pinned pages and shared memory are what they were before.
  *
- *     gpu_kill [--kills N] [--seconds N] [--workers N] [--seed N] [--host 1] [--control 1]
+ *     gpu_kill [--kills N] [--seconds N] [--workers N] [--seed N] [--host 1] [--tier 0] [--control 1]
  *
- * --host 1: caches in host memory, small blocks, no device. --control 1: one worker saves wrong bytes; exit status 0
- * means that another one noticed. Exit status: 0: as above; 1: not; 77: there is no device. */
+ * --host 1: caches in host memory, small blocks, no device, and a GPU tier that is host memory. --tier 0: without one.
+ * --control 1: one worker saves wrong bytes; exit status 0 means that another one noticed. Exit status: 0: as above; 1:
+ * not; 77: there is no device. */
 #include "bench.h"
 #include "gpu_engine.h"
 #include "rig.h"
@@ -36,6 +38,7 @@ typedef struct kill_count {
 	_Atomic uint32_t busy;   /* bytes are on their way */
 	_Atomic uint64_t rounds; /* since the last start: loads and saves, well or not */
 	_Atomic uint64_t saves, loads, blocks, misses, failed, wrong;
+	_Atomic uint64_t tier_saves, tier_loads; /* of them in the GPU tier */
 	_Atomic uint64_t saved_bytes, loaded_bytes;
 } kill_count_t;
 
@@ -48,8 +51,15 @@ typedef struct kill_options {
 	uint64_t seed;
 	uint32_t kills, workers, seconds;
 	int host;    /* caches in host memory, small blocks: the harness itself */
+	int tier;    /* the daemon has memory of the GPU */
 	int control; /* worker 0 saves wrong bytes: another worker must notice */
 } kill_options_t;
+
+#ifdef ENGINE_FAKE
+#define TIER 0 /* memory of the fake driver's device belongs to one process */
+#else
+#define TIER 1
+#endif
 
 /* ---- a worker -------------------------------------------------------------------------------- */
 
@@ -125,7 +135,7 @@ static void save_round(killed_t *e, uint64_t chain)
 	write_blocks(e, chain + lie);
 	engine_end(&e->engine);
 	if (engine_keys(&e->engine, chain, keys) != KVC_OK ||
-	    kvc_put_start(e->engine.space, keys, 0, e->n, &options, &put) != KVC_OK) {
+	    kvc_put_start(engine_space(&e->engine), keys, 0, e->n, &options, &put) != KVC_OK) {
 		atomic_fetch_add(&e->count->failed, 1);
 		return;
 	}
@@ -135,6 +145,7 @@ static void save_round(killed_t *e, uint64_t chain)
 	if (n > 0 && engine_save(&e->engine, put, e->ids, n)) {
 		status = kvc_put_wait(put, 0, ENGINE_ASK_MS);
 		atomic_fetch_add(&e->count->saves, status == KVC_OK);
+		atomic_fetch_add(&e->count->tier_saves, status == KVC_OK && e->engine.place == KVX_IN_DEVICE);
 		atomic_fetch_add(&e->count->saved_bytes, status == KVC_OK ? n * e->engine.block_bytes : 0);
 	}
 	atomic_store(&e->count->busy, 0);
@@ -169,6 +180,7 @@ static void load_blocks(killed_t *e, uint64_t chain, const kvc_lease_t *lease, u
 	}
 	atomic_fetch_add(&e->count->failed, bads > 0);
 	atomic_fetch_add(&e->count->loads, bads == 0);
+	atomic_fetch_add(&e->count->tier_loads, bads == 0 && e->engine.place == KVX_IN_DEVICE);
 	atomic_fetch_add(&e->count->loaded_bytes, (n - (bads < n ? bads : n)) * e->engine.block_bytes);
 }
 
@@ -183,7 +195,7 @@ static void load_round(killed_t *e, uint64_t chain)
 	write_blocks(e, KILL_CHAINS + chain);
 	engine_end(&e->engine);
 	if (status == KVC_OK) {
-		status = kvc_acquire(e->engine.space, keys, e->n, 0, LEASE_MS, &lease);
+		status = kvc_acquire(engine_space(&e->engine), keys, e->n, 0, LEASE_MS, &lease);
 	}
 	if (status == KVC_OK && kvc_lease_n(lease) > 0) {
 		load_blocks(e, chain, lease, kvc_lease_n(lease));
@@ -212,6 +224,7 @@ static int kill_worker(const kill_options_t *options, uint32_t number, kill_stat
 		return status;
 	}
 	snprintf(socket, sizeof socket, "%s/run/default.sock", dir);
+	k.engine.device = options->tier ? memory_device() : NULL;
 	bench_limit(0);
 	k.rng = options->seed ^ (uint64_t)getpid() << 20;
 	atomic_store(&k.count->busy, 0);
@@ -222,6 +235,7 @@ static int kill_worker(const kill_options_t *options, uint32_t number, kill_stat
 		const uint64_t chain = bench_random(&k.rng) % KILL_CHAINS, failed = atomic_load(&k.count->failed);
 
 		(void)kvc_poll(k.engine.kvc, 0);
+		k.engine.place = k.engine.device && chain % 2 ? KVX_IN_DEVICE : KVX_IN_HOST;
 		draw_blocks(&k);
 		if (bench_random(&k.rng) % 5 < SAVE_FIRST) {
 			save_round(&k, chain);
@@ -244,6 +258,7 @@ static int kill_worker(const kill_options_t *options, uint32_t number, kill_stat
 #define STUCK_MS    20000u /* a survivor that has done nothing for so long is stuck */
 #define MOMENT_MS   2000u  /* to wait for bytes on their way */
 #define SLACK_BYTES (UINT64_C(64) << 20)
+#define STOPPED_US  300000u
 #define DAEMON      UINT32_MAX
 
 typedef struct killer {
@@ -254,7 +269,7 @@ typedef struct killer {
 	uint64_t started[KILL_WORKERS]; /* rounds when it was started last */
 	uint64_t daemon_rounds;         /* of all, when the daemon was */
 	uint64_t rng;
-	uint32_t daemon_kills, worker_kills, busy_kills, stuck, died, no_device;
+	uint32_t daemon_kills, worker_kills, busy_kills, stopped_kills, stuck, died, no_device;
 } killer_t;
 
 /* What is compared before and after. */
@@ -290,12 +305,13 @@ static int start_daemon(killer_t *k)
 		return rig_run(&k->rig) == 0;
 	}
 
-	return rig_start(
-		       &k->rig, "--nvme.path=%s/disk --nvme.sync=off %s", k->rig.dir,
-		       ENGINE_IS_SMALL(k->options.host)
-			       ? "--cpu.size=12MiB --cpu.slab_size=2MiB --nvme.size=16MiB --nvme.file_size=4MiB"
-			       : "--cpu.size=512MiB --cpu.slab_size=64MiB --nvme.size=512MiB --nvme.file_size=64MiB") ==
-	       0;
+	return rig_start(&k->rig, "--nvme.path=%s/disk --nvme.sync=off %s %s", k->rig.dir,
+			 ENGINE_IS_SMALL(k->options.host)
+				 ? "--cpu.size=12MiB --cpu.slab_size=2MiB --nvme.size=16MiB --nvme.file_size=4MiB"
+				 : "--cpu.size=512MiB --cpu.slab_size=64MiB --nvme.size=512MiB --nvme.file_size=64MiB",
+			 !k->options.tier  ? ""
+			 : k->options.host ? "--gpu.devices=fake-0 --gpu.size=8MiB --gpu.slab_size=2MiB"
+					   : "--gpu.size=512MiB --gpu.slab_size=64MiB") == 0;
 }
 
 static void start_worker(killer_t *k, uint32_t i)
@@ -382,6 +398,11 @@ static void kill_process(killer_t *k, uint32_t victim)
 	}
 	usleep((useconds_t)(bench_random(&k->rng) % 600));
 	k->busy_kills += (uint32_t)is_busy(k, victim);
+	if (bench_random(&k->rng) % 3 == 0) {
+		kill(victim == DAEMON ? k->rig.pid : k->worker[victim], SIGSTOP);
+		usleep((useconds_t)(bench_random(&k->rng) % STOPPED_US));
+		k->stopped_kills++;
+	}
 	if (victim == DAEMON) {
 		rig_stop(&k->rig, 1);
 		k->daemon_kills++;
@@ -540,21 +561,22 @@ static int report(const killer_t *k, const footprint_t *before, const footprint_
 {
 	const uint32_t kills = k->daemon_kills + k->worker_kills;
 	const uint64_t saves = SUM(k, saves), loads = SUM(k, loads), blocks = SUM(k, blocks), wrong = SUM(k, wrong);
-	const uint64_t failed = SUM(k, failed), misses = SUM(k, misses);
+	const uint64_t failed = SUM(k, failed), misses = SUM(k, misses), tier_loads = SUM(k, tier_loads);
 	const uint64_t bytes = SUM(k, saved_bytes) + SUM(k, loaded_bytes);
 	int good = sound && k->stuck == 0 && is_back(before, after) && saves > 0;
 	good = good && (k->options.control ? wrong > 0 /* a load of wrong bytes counts as none */
-					   : loads > 0 && wrong == 0 && k->died == 0 && kills >= k->options.kills);
+					   : loads > 0 && wrong == 0 && k->died == 0 && kills >= k->options.kills &&
+						     (tier_loads > 0 || !k->options.tier));
 	printf("gpu_kill: seed 0x%" PRIx64
 	       ", %u of %u kills in %.0f s: %u of the daemon, %u of workers, %u with bytes on"
-	       " their way; %" PRIu64 " saves, %" PRIu64 " loads, %.1f GB, %" PRIu64 " blocks compared, %" PRIu64
-	       " wrong; %" PRIu64 " interrupted, %" PRIu64 " misses; %u stuck, %u died; free on the device %" PRIu64
-	       " then %" PRIu64 " MiB, pinned %" PRIu64 " then %" PRIu64 " pages, shared %" PRIu64 " then %" PRIu64
-	       " MiB%s: %s\n",
+	       " their way, %u stopped before; %" PRIu64 " saves, %" PRIu64 " loads, %" PRIu64 " and %" PRIu64
+	       " of them in the GPU tier, %.1f GB, %" PRIu64 " blocks compared, %" PRIu64 " wrong; %" PRIu64
+	       " interrupted, %" PRIu64 " misses; %u stuck, %u died; free on the device %" PRIu64 " then %" PRIu64
+	       " MiB, pinned %" PRIu64 " then %" PRIu64 " pages, shared %" PRIu64 " then %" PRIu64 " MiB%s: %s\n",
 	       k->options.seed, kills, k->options.kills, (double)ms / 1e3, k->daemon_kills, k->worker_kills,
-	       k->busy_kills, saves, loads, (double)bytes / 1e9, blocks, wrong, failed, misses, k->stuck, k->died,
-	       before->device_free >> 20, after->device_free >> 20, before->pinned_pages, after->pinned_pages,
-	       before->shared_kib >> 10, after->shared_kib >> 10,
+	       k->busy_kills, k->stopped_kills, saves, loads, SUM(k, tier_saves), tier_loads, (double)bytes / 1e9,
+	       blocks, wrong, failed, misses, k->stuck, k->died, before->device_free >> 20, after->device_free >> 20,
+	       before->pinned_pages, after->pinned_pages, before->shared_kib >> 10, after->shared_kib >> 10,
 	       k->options.control ? "; a control: wrong bytes are wanted" : "", good ? "good" : "BAD");
 
 	return good ? 0 : 1;
@@ -580,7 +602,8 @@ static int run(killer_t *k)
 	while (going && wants_more(k) && now_ms() < until) {
 		going = kill_one(k);
 	}
-	while (going && !k->options.control && SUM(k, loads) == 0 && now_ms() < until) {
+	while (going && !k->options.control && now_ms() < until &&
+	       (k->options.tier ? SUM(k, tier_loads) : SUM(k, loads)) == 0) {
 		usleep(10000); /* on a slow machine no worker has loaded yet */
 	}
 	stop_workers(k);
@@ -612,6 +635,7 @@ int main(int argc, char **argv)
 				  .seconds = (uint32_t)option(argc, argv, "--seconds", 165),
 				  .workers = (uint32_t)option(argc, argv, "--workers", 4),
 				  .host = option(argc, argv, "--host", 0) != 0,
+				  .tier = option(argc, argv, "--tier", TIER) != 0,
 				  .control = option(argc, argv, "--control", 0) != 0}};
 	int status;
 
