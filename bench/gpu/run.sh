@@ -99,7 +99,7 @@ load_disk() { measured disk 58 "$1" disk ${DISK:+--with "dir=$DISK"} --seconds 4
 kill_loop()
 {
 	limited 22 "$1" --kills 3 --workers 2 --control 1 --seconds 15
-	limited 170 "$1" --kills "$([ -z "$quick" ] && echo 300 || echo 20)" --seconds 150
+	limited 205 "$1" --kills "$([ -z "$quick" ] && echo 300 || echo 20)" --seconds 190
 }
 
 kvx() { with_kvd load_memory kvd-gpu-load; }
