@@ -428,6 +428,12 @@ static kv_status_t take_file(kvs_nvme_t *nvme, uint32_t slot_class, uint32_t num
 	return status;
 }
 
+/* It says nothing of the file. */
+static int is_short_of_means(int error)
+{
+	return error == EMFILE || error == ENFILE || error == ENOMEM;
+}
+
 static kv_status_t scan_one(kvs_nvme_t *nvme, const char *name)
 {
 	uint32_t slot_class;
@@ -458,6 +464,9 @@ static kv_status_t scan_one(kvs_nvme_t *nvme, const char *name)
 		return KV_OK;
 	}
 	fd = kvs_file_open(nvme, slot_class, number, 0);
+	if (is_short_of_means(-fd)) {
+		return KV_ERR_IO; /* the tier opens later, with all files */
+	}
 	why = fd < 0 ? strerror(-fd) : check_file(nvme, fd, slot_class, &bytes);
 	if (why) {
 		skip_file(nvme, name, why);

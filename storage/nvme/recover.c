@@ -137,6 +137,13 @@ static void add_change(scan_t *scan, const kvs_row_t *row, int is_put)
 	}
 }
 
+/* Its file is there and cannot be used now: the next start may. No slot is given out under its number meanwhile. If its
+ * blocks are stored again before it comes back, there are two good copies, and one is dropped then. */
+static int may_come_back(const kvs_nvme_t *nvme, const kvs_row_t *row)
+{
+	return kv_slot_slab(row->slot) < KVS_MAX_FILES && nvme->files[kv_slot_slab(row->slot)].reserved;
+}
+
 static kv_status_t take_row(void *arg, const kvs_row_t *row)
 {
 	scan_t *scan = arg;
@@ -149,7 +156,7 @@ static kv_status_t take_row(void *arg, const kvs_row_t *row)
 		scan->dropped++;
 		/* While rows are made from headers, there is none to delete: the new database has those that are
 		 * added only. */
-		if (!nvme->rebuild) {
+		if (!nvme->rebuild && !may_come_back(nvme, row)) {
 			add_change(scan, row, 0);
 		}
 		return KV_OK;
