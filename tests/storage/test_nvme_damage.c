@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #define BLOCKS 12u
@@ -338,6 +339,77 @@ static void p6_a_long_or_unreadable_slot_file_costs_its_own_blocks_only(void **s
 	}
 }
 
+/* The blocks of a file that cannot be opened are missing until it can, also if some were stored again meanwhile. */
+static void p2_a_slot_file_that_comes_back_has_its_blocks(void **state)
+{
+	(void)state;
+	for (uint32_t again = 0; again <= 2; again++) {
+		fixture_t f;
+		char path[256], aside[256];
+		kvs_loc_t loc;
+
+		make(&f);
+		snprintf(path, sizeof path, "%s/slots/0.0", f.dir);
+		snprintf(aside, sizeof aside, "%s/aside", f.dir);
+		assert_int_equal(rename(path, aside), 0);
+		assert_int_equal(mkdir(path, 0700), 0);
+		fixture_begin(&f, &found);
+		assert_int_equal(found.count, 0);
+		for (uint32_t i = 0; i < again; i++) {
+			assert_int_equal(put_block(&f, &plain, 1, i + 1, &loc), KV_OK);
+		}
+		assert_int_equal(flush_wait(f.tier), KV_OK);
+		fixture_close(&f);
+		assert_int_equal(rmdir(path), 0);
+		assert_int_equal(rename(aside, path), 0);
+		for (uint32_t start = 0; start < 2; start++) {
+			fixture_begin(&f, &found);
+			assert_int_equal(found.count, BLOCKS);
+			assert_int_equal(read_all(&f), BLOCKS);
+			fixture_close(&f);
+		}
+		fixture_fini(&f);
+	}
+}
+
+static rlim_t first_free_descriptor(void)
+{
+	const int fd = dup(0);
+
+	assert_true(fd >= 0);
+	close(fd);
+
+	return (rlim_t)fd;
+}
+
+/* A start that runs out of descriptors anywhere finds all blocks, or the tier does not open and a later start does. */
+static void p2_a_start_short_of_descriptors_loses_no_block(void **state)
+{
+	struct rlimit before, low;
+	uint32_t opened = 0;
+
+	(void)state;
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+	for (rlim_t more = 0; opened == 0; more++) {
+		fixture_t f;
+
+		make(&f);
+		low = before;
+		low.rlim_cur = first_free_descriptor() + more;
+		assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
+		found.count = 0;
+		opened = fixture_open(&f) == KV_OK && kvs_recover(f.tier, on_found, &found) == KV_OK &&
+			 found.count == BLOCKS;
+		assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+		fixture_close(&f);
+		fixture_begin(&f, &found);
+		assert_int_equal(found.count, BLOCKS);
+		assert_int_equal(read_all(&f), BLOCKS);
+		fixture_fini(&f);
+		assert_true(more < 200);
+	}
+}
+
 static void p1_a_file_truncated_under_the_tier_is_not_served(void **state)
 {
 	fixture_t f;
@@ -613,6 +685,8 @@ int main(void)
 		cmocka_unit_test(p10_a_foreign_directory_is_left_alone),
 		cmocka_unit_test(p10_a_second_daemon_on_the_directory_is_told_so),
 		cmocka_unit_test(p6_a_long_or_unreadable_slot_file_costs_its_own_blocks_only),
+		cmocka_unit_test(p2_a_slot_file_that_comes_back_has_its_blocks),
+		cmocka_unit_test(p2_a_start_short_of_descriptors_loses_no_block),
 		cmocka_unit_test(p1_a_file_truncated_under_the_tier_is_not_served),
 		cmocka_unit_test(p2_lost_metadata_is_rebuilt_from_the_headers),
 		cmocka_unit_test(p2_a_rebuild_leaves_damaged_headers_out),

@@ -374,6 +374,26 @@ static int child_given_up(const char *dir)
 }
 
 /* What was set aside is there after a restart, and is read when it can be. */
+/* The process has no descriptor left for the slot file, and has one later. */
+static int child_open_later(const char *dir)
+{
+	fixture_t f;
+	kvs_loc_t loc;
+
+	fixture_init(&f, dir);
+	fixture_begin(&f, &found);
+	assert_int_equal(put_block(&f, &plain, 1, 1, &loc), KV_OK);
+	assert_int_equal(flush_wait(f.tier), KV_OK);
+	fixture_close(&f);
+	assert_int_equal(fixture_open(&f), KV_ERR_IO);
+	fixture_begin(&f, &found);
+	assert_int_equal(found.count, 1);
+	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_FILES_DROPPED), 0);
+	fixture_close(&f);
+
+	return 0;
+}
+
 static int child_restart_aside(const char *dir)
 {
 	fixture_t f;
@@ -674,6 +694,8 @@ static void run_child(void **state)
 		child_rebuild_copies(child_dir);
 	} else if (strcmp(child_what, "restart-aside") == 0) {
 		child_restart_aside(child_dir);
+	} else if (strcmp(child_what, "open-later") == 0) {
+		child_open_later(child_dir);
 	} else if (strcmp(child_what, "sync-dir") == 0) {
 		child_sync_dir(child_dir);
 	} else {
@@ -793,6 +815,13 @@ static void p2_what_could_not_be_read_is_found_by_the_next_start(void **state)
 	in_child("restart-aside", "slots/0.0", "inject=preadv:error=EIO:when=1" /* in the first thread */);
 }
 
+static void p2_a_start_without_a_descriptor_for_a_slot_file_is_tried_again(void **state)
+{
+	(void)state;
+	/* Calls that name the folder: it is read and a file is made, then it is read and the file is opened. */
+	in_child("open-later", "slots", "inject=openat:error=EMFILE:when=4");
+}
+
 static void p2_a_write_that_a_failed_sync_may_lose_is_never_acknowledged(void **state)
 {
 	(void)state;
@@ -828,6 +857,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(p2_an_unsynced_directory_is_synced_before_the_next_answer),
 		cmocka_unit_test(p2_blocks_that_cannot_be_read_for_a_while_are_not_lost),
 		cmocka_unit_test(p2_a_slot_that_cannot_be_read_for_ten_minutes_is_given_up),
+		cmocka_unit_test(p2_a_start_without_a_descriptor_for_a_slot_file_is_tried_again),
 		cmocka_unit_test(p2_a_rebuild_needs_every_header_that_it_cannot_read_now),
 		cmocka_unit_test(p2_a_rebuild_believes_no_slot_that_it_cannot_write_again),
 		cmocka_unit_test(p2_a_rebuild_gives_up_no_copy_that_it_cannot_read_now),
