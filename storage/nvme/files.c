@@ -477,6 +477,7 @@ static kv_status_t scan_one(kvs_nvme_t *nvme, const char *name)
 			}
 		}
 		nvme->files[number].reserved = 1;
+		nvme->reserved_files++;
 		return KV_OK;
 	}
 

@@ -317,6 +317,7 @@ static kv_status_t open_meta(kvs_nvme_t *nvme, const detail_t *detail)
 					    .sync = nvme->config.sync,
 					    .metrics = nvme->metrics};
 	kv_status_t status = kvs_metadb_create(&config, nvme->env, &nvme->db);
+	const int has_slots = nvme->slots > 0 || nvme->reserved_files > 0;
 	int marked;
 
 	if (status != KV_OK) {
@@ -325,8 +326,8 @@ static kv_status_t open_meta(kvs_nvme_t *nvme, const detail_t *detail)
 					  ? "out of memory"
 					  : "the program kvd-meta is not beside this one; install it again");
 	}
-	status = kvs_metadb_open(nvme->db, nvme->slots > 0, &marked);
-	if (!marked && nvme->slots > 0) {
+	status = kvs_metadb_open(nvme->db, has_slots, &marked);
+	if (!marked && has_slots) {
 		kv_metric_add(nvme->metrics, KV_M_DISK_ERRORS, 1);
 		nvme->rebuild = 1;
 	} else if (status == KV_OK && !marked) {

@@ -415,10 +415,10 @@ static kv_status_t scan_rows(scan_t *scan)
 }
 
 /* The rows are all there, or the tier is read-only until they can be written. The mark comes when the blocks are
- * verified. */
+ * verified. Without it the next start reads the headers again: those of a file that cannot be used now are missing. */
 static void finish_metadata(kvs_nvme_t *nvme, const scan_t *scan)
 {
-	nvme->mark_owed = nvme->rebuild && !scan->unwritten;
+	nvme->mark_owed = nvme->rebuild && !scan->unwritten && nvme->reserved_files == 0;
 	if (kvs_metadb_fd(nvme->db) < 0) {
 		kvs_fault_raise(nvme, KVS_FAULT_META, "opening the metadata", kv_status_text(KV_ERR_IO));
 	}
