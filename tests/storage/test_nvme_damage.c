@@ -339,13 +339,15 @@ static void p6_a_long_or_unreadable_slot_file_costs_its_own_blocks_only(void **s
 	}
 }
 
-/* The blocks of a file that cannot be opened are missing until it can, also if some were stored again meanwhile. */
+/* The blocks of a file that cannot be opened are missing until it can, also if some were stored again meanwhile, or the
+ * metadata was lost. */
 static void p2_a_slot_file_that_comes_back_has_its_blocks(void **state)
 {
 	(void)state;
-	for (uint32_t again = 0; again <= 2; again++) {
+	for (uint32_t i = 0; i < 6; i++) {
+		const uint32_t again = i / 2;
 		fixture_t f;
-		char path[256], aside[256];
+		char path[256], aside[256], meta[256];
 		kvs_loc_t loc;
 
 		make(&f);
@@ -353,10 +355,14 @@ static void p2_a_slot_file_that_comes_back_has_its_blocks(void **state)
 		snprintf(aside, sizeof aside, "%s/aside", f.dir);
 		assert_int_equal(rename(path, aside), 0);
 		assert_int_equal(mkdir(path, 0700), 0);
+		if (i % 2) {
+			snprintf(meta, sizeof meta, "%s/meta", f.dir);
+			kv_test_dir_remove(meta);
+		}
 		fixture_begin(&f, &found);
 		assert_int_equal(found.count, 0);
-		for (uint32_t i = 0; i < again; i++) {
-			assert_int_equal(put_block(&f, &plain, 1, i + 1, &loc), KV_OK);
+		for (uint32_t d = 1; d <= again; d++) {
+			assert_int_equal(put_block(&f, &plain, 1, d, &loc), KV_OK);
 		}
 		assert_int_equal(flush_wait(f.tier), KV_OK);
 		fixture_close(&f);
