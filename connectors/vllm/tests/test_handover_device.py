@@ -69,9 +69,9 @@ class OnDevices(Engines):
         self.addCleanup(self.daemon.stop)
         self.socket = self.daemon.socket
 
-    def pair(self) -> tuple[Engine, Engine]:
+    def pair(self, **decodes: Any) -> tuple[Engine, Engine]:
         """Both are ready, and so is memory of both devices: a first prompt came from there."""
-        prefill, decode = self.engine(), self.engine()
+        prefill, decode = self.engine(), self.engine(**decodes)
         for engine, device in ((prefill, "fake-0"), (decode, "fake-1")):
             engine.wait()
             self.assertEqual(engine.scheduler.set_device(device), _kvd.OK)
@@ -130,9 +130,20 @@ class HandedOverOnDevices(OnDevices):
         self.assertEqual(self.gained(decode, "device_tokens"), 200)
         self.assertTrue(until(lambda: prefill.scheduler.stats()["handovers_sent_device"] > 0, lambda: prefill.step(output()), 60))
 
-    def test_an_answer_names_the_device(self) -> None:
-        """One after the other: all is in host memory as well by then."""
+    def test_what_a_step_can_load_is_a_hit(self) -> None:
+        """One after the other: all is there, and the hand-over is over with the hit."""
         prefill, decode = self.pair()
+        d = Request("d", prompt(2, 200), kv_transfer_params=dict(self.compute(prefill, 2, "h")))
+        self.assertEqual(decode.admit(d, TABLE), (192, False))
+        results = decode.step(output(new=[("d", (TABLE,), 192, 8)]))
+        self.assertEqual(results.errors, set())
+        self.assertTrue(decode.holds(d, TABLE, *range(6)))
+        self.assertEqual(self.gained(decode, "other_device_tokens"), 192)
+        self.assertEqual(self.gained(decode, "handovers_receive_failed"), 0)
+
+    def test_an_answer_names_the_device(self) -> None:
+        """One after the other, with asynchronous loads: all is in host memory as well by then."""
+        prefill, decode = self.pair(mode=2)
         answer = self.compute(prefill, 2, "b")
         d = Request("d", prompt(2, 200), kv_transfer_params=dict(answer))
         self.assertEqual(decode.admit(d, TABLE), (200, True))
@@ -150,7 +161,7 @@ class HandedOverOnDevices(OnDevices):
 
     def test_damaged_memory_is_computed(self) -> None:
         """What is in host memory is not looked for: the request has failed once."""
-        prefill, decode = self.pair()
+        prefill, decode = self.pair(mode=2)
         answer = self.compute(prefill, 4, "d")
         self.assertGreater(flip_device_memory(), 0)
         d = Request("d", prompt(4, 200), kv_transfer_params=dict(answer))
@@ -191,7 +202,7 @@ class HandedOverOnDevices(OnDevices):
         self.engines.remove(decode)
         decode.close()
         self.compute(prefill, 6, "f")
-        other = self.engine()
+        other = self.engine(mode=2)
         other.wait()
         d = self.ask(other, 6, "f", "fake-0")
         self.must_have(other, d)
