@@ -396,7 +396,7 @@ static void p2_a_start_short_of_descriptors_loses_no_block(void **state)
 
 	(void)state;
 	assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
-	for (rlim_t more = 0; opened == 0; more++) {
+	for (rlim_t more = 0; opened == 0; more += 1 + more / 4) {
 		fixture_t f;
 
 		make(&f);
