@@ -301,6 +301,7 @@ static kv_status_t open_slots(kvs_nvme_t *nvme, const detail_t *detail)
 		return set_detail(detail, path_status(errno), "cannot open %s/slots: %s", nvme->path, strerror(errno));
 	}
 	status = kvs_file_scan(nvme);
+	nvme->slots_dirty = 1; /* a daemon that was killed may have made a file and not synced its name */
 
 	return status == KV_OK
 		       ? KV_OK
