@@ -380,12 +380,13 @@ static void loop_begin(loop_t *l)
 	loop_start(l, 0);
 }
 
+/* New conversations, noted alone. */
 static void work_and_kill(loop_t *l)
 {
 	user_t user;
 
 	user_attach(&user, &l->rig, "loop");
-	l->noted_count = l->owed_count = l->talk = 0;
+	l->noted_count = l->owed_count = 0;
 	loop_work(l, &user, 0);
 	assert_int_equal(l->noted_count, TALKS - 1);
 	user_leave(&user);
@@ -406,6 +407,25 @@ static void check_rebuild(uint32_t failing_syncs)
 	rig_start(&l->rig);
 	await_disk(l);
 	assert_int_equal(atomic_load(&l->disk.control->injected), failing_syncs);
+	l->talk = 0; /* what has been found is acknowledged */
+	work_and_kill(l);
+	fault_disk_lose_power(&l->disk, &l->rig, &l->rng, 1, &l->loss);
+	loop_check(l);
+	loop_close(l);
+	free(l);
+}
+
+/* Its directory was not synced: the next daemon puts blocks in it, and they need the name. */
+static void p2_a_slot_file_that_a_killed_daemon_has_made_keeps_its_name(void **state)
+{
+	loop_t *l = calloc(1, sizeof *l);
+
+	(void)state;
+	loop_begin(l);
+	atomic_store(&l->disk.control->lie, FAULT_SLOTS);
+	work_and_kill(l);
+	atomic_store(&l->disk.control->lie, 0);
+	rig_start(&l->rig);
 	work_and_kill(l);
 	fault_disk_lose_power(&l->disk, &l->rig, &l->rng, 1, &l->loss);
 	loop_check(l);
@@ -497,6 +517,7 @@ int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p1_a_disk_that_lies_about_syncs_loses_blocks_and_is_caught),
+		cmocka_unit_test(p2_a_slot_file_that_a_killed_daemon_has_made_keeps_its_name),
 		cmocka_unit_test(p2_what_a_rebuild_finds_is_synced_before_it_is_acknowledged),
 		cmocka_unit_test(p2_what_a_rebuild_finds_is_written_again_after_a_failed_sync),
 		cmocka_unit_test(p2_of_two_copies_a_rebuild_keeps_the_one_that_is_whole),
