@@ -172,8 +172,8 @@ typedef struct kvs_nvme {
 	kvs_dclass_t *classes; /* KVS_SUPER_MAX_CLASSES */
 	kvs_dfile_t *files;    /* KVS_MAX_FILES */
 	uint32_t retired_files;
-	uint32_t reserved_files;
-	uint64_t file_bytes; /* sum of slot files */
+	uint32_t reserved_files; /* that are there and cannot be used */
+	uint64_t file_bytes;     /* sum of slot files */
 	uint64_t slots;
 	uint64_t free_slots;
 	uint64_t quarantined_slots;

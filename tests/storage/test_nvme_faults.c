@@ -373,7 +373,6 @@ static int child_given_up(const char *dir)
 	return 0;
 }
 
-/* What was set aside is there after a restart, and is read when it can be. */
 /* The process has no descriptor left for the slot file, and has one later. */
 static int child_open_later(const char *dir)
 {
@@ -394,6 +393,7 @@ static int child_open_later(const char *dir)
 	return 0;
 }
 
+/* What was set aside is there after a restart, and is read when it can be. */
 static int child_restart_aside(const char *dir)
 {
 	fixture_t f;
