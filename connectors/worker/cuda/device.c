@@ -82,7 +82,9 @@ static kvc_status_t open_device(kvx_wgpu_t *gpu, const kvx_worker_config_t *conf
 	}
 	status = kvk_gpu_create_stream(gpu->gpu, 1, &gpu->load_sync_stream);
 	status = status == KV_OK ? kvk_gpu_create_stream(gpu->gpu, 1, &gpu->load_async_stream) : status;
-	status = status == KV_OK ? kvk_gpu_create_stream(gpu->gpu, 0, &gpu->save_stream) : status;
+	for (uint32_t i = 0; i < KV_COUNT_OF(gpu->saves) && status == KV_OK; i++) {
+		status = kvk_gpu_create_stream(gpu->gpu, 0, &gpu->saves[i].stream);
+	}
 	for (uint32_t i = 0; i < KVX_GPU_POINTS && status == KV_OK; i++) {
 		status = kvk_gpu_clock_open(gpu->gpu, &gpu->point[i]);
 	}
@@ -316,6 +318,7 @@ kvx_gpu_batch_t *kvx_gpu_batch_find(kvx_wgpu_t *gpu, kvx_lane_t lane)
 		[KVX_LANE_SYNC] = {0, KVX_GPU_LOADS, 0},
 		[KVX_LANE_ASYNC] = {0, KVX_GPU_LOADS, KVX_GPU_LOADS - KVX_GPU_ASYNC_LOADS},
 		[KVX_LANE_SAVE] = {KVX_GPU_LOADS, KVX_GPU_SAVES, KVX_GPU_SAVES - KVX_GPU_SAVES_AHEAD},
+		[KVX_LANE_NEAR_SAVE] = {KVX_GPU_LOADS + KVX_GPU_SAVES, KVX_GPU_NEAR_SAVES, 0},
 		[KVX_LANE_FENCE] = {KVX_GPU_LOADS, KVX_GPU_SAVES, 0},
 	};
 	kvx_gpu_batch_t *batches = gpu->batches + lanes[lane].first, *found = NULL;
@@ -369,7 +372,6 @@ kvc_status_t kvx_gpu_batch_submit(kvx_worker_t *worker, kvx_gpu_batch_t *batch, 
 		append_to_lane(gpu, batch);
 		atomic_fetch_add(&gpu->in_flight, 1u);
 		atomic_fetch_add(&gpu->loads_in_flight, batch->of.load ? 1u : 0u);
-		atomic_fetch_add(&gpu->save_blocks_in_flight, batch->of.load ? 0u : copy->count);
 		gpu->async_blocks_in_flight += batch->lane == KVX_LANE_ASYNC ? batch->of.count : 0u;
 		if (batch->of.load) {
 			kvx_timers_mark_load_end(gpu, batch->of.load, copy->stream);
@@ -397,7 +399,6 @@ static void complete_batch(kvx_worker_t *worker, kvx_gpu_batch_t *batch, kvc_sta
 	batch->job = NULL;
 	batch->of.load = NULL;
 	atomic_fetch_sub(&gpu->loads_in_flight, loading);
-	atomic_fetch_sub(&gpu->save_blocks_in_flight, loading ? 0u : batch->n);
 	gpu->async_blocks_in_flight -= batch->lane == KVX_LANE_ASYNC ? batch->of.count : 0u;
 	atomic_fetch_sub(&gpu->in_flight, 1u);
 }

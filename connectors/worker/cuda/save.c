@@ -103,10 +103,18 @@ static kvk_gpu_way_t choose_way(const kvx_worker_t *worker, const kvx_wsave_t *s
 	return run >= STAGED_LEAST ? KVK_GPU_STAGED : KVK_GPU_AUTO;
 }
 
+static kvx_save_lane_t *lane_of(kvx_worker_t *worker, const kvx_wsave_t *save)
+{
+	return &worker->gpu->saves[save->place != KVX_IN_HOST];
+}
+
 static void complete_saves(kvx_worker_t *worker, kvx_gpu_batch_t *batch, kvc_status_t status)
 {
 	const int good = status == KVC_OK && !batch->poisoned;
 
+	if (batch->lane != KVX_LANE_FENCE) {
+		atomic_fetch_sub(&lane_of(worker, batch->saves[0])->blocks_in_flight, batch->n);
+	}
 	for (uint32_t m = 0; m < batch->n; m++) {
 		kvx_wsave_end_block(worker, batch->saves[m], batch->index[m],
 				    good ? batch->leaves + (size_t)m * worker->words : NULL, worker->gpu->padded);
@@ -116,16 +124,16 @@ static void complete_saves(kvx_worker_t *worker, kvx_gpu_batch_t *batch, kvc_sta
 
 /* The stream's next copies come after the step that has computed the save's blocks, and not after those that the engine
  * has enqueued since: it is far ahead of the device. */
-static kvc_status_t order_saves(kvx_wgpu_t *gpu, const kvx_wsave_t *save)
+static kvc_status_t order_saves(const kvx_wgpu_t *gpu, kvx_save_lane_t *lane, const kvx_wsave_t *save)
 {
-	if (is_later(save->point, gpu->point_reached)) {
+	if (is_later(save->point, lane->point_reached)) {
 		const kvc_status_t status =
-			(kvc_status_t)kvk_gpu_clock_await(gpu->point[save->point % KVX_GPU_POINTS], gpu->save_stream);
+			(kvc_status_t)kvk_gpu_clock_await(gpu->point[save->point % KVX_GPU_POINTS], lane->stream);
 
 		if (status != KVC_OK) {
 			return status;
 		}
-		gpu->point_reached = save->point;
+		lane->point_reached = save->point;
 	}
 
 	return KVC_OK;
@@ -136,14 +144,17 @@ static kvc_status_t order_saves(kvx_wgpu_t *gpu, const kvx_wsave_t *save)
 static kvc_status_t send_batch(kvx_worker_t *worker, kvx_wsave_t *save, int fence, uint32_t *p_sent)
 {
 	kvx_wgpu_t *gpu = worker->gpu;
-	kvx_gpu_batch_t *batch = kvx_gpu_batch_find(gpu, fence ? KVX_LANE_FENCE : KVX_LANE_SAVE);
+	kvx_save_lane_t *lane = lane_of(worker, save);
+	kvx_gpu_batch_t *batch = kvx_gpu_batch_find(gpu, fence                        ? KVX_LANE_FENCE
+							 : save->place == KVX_IN_HOST ? KVX_LANE_SAVE
+										      : KVX_LANE_NEAR_SAVE);
 	kvk_gpu_copy_t copy = {.dir = KVK_GPU_GATHER,
 			       .layout = save->layout,
 			       .paged = &save->group->saved,
 			       .moves = gpu->moves,
 			       .way = fence ? KVK_GPU_AUTO : choose_way(worker, save),
 			       .sms = choose_sms(worker, save, fence),
-			       .stream = fence ? gpu->compute : gpu->save_stream};
+			       .stream = fence ? gpu->compute : lane->stream};
 	kvc_status_t status, sent;
 
 	*p_sent = 0;
@@ -158,9 +169,10 @@ static kvc_status_t send_batch(kvx_worker_t *worker, kvx_wsave_t *save, int fenc
 	}
 	if (batch->n > 0) {
 		copy.count = batch->n;
-		sent = fence ? KVC_OK : order_saves(gpu, save);
+		sent = fence ? KVC_OK : order_saves(gpu, lane, save);
 		sent = sent == KVC_OK ? kvx_gpu_batch_submit(worker, batch, &copy) : sent;
 		*p_sent = sent == KVC_OK ? batch->n : 0;
+		atomic_fetch_add(&lane->blocks_in_flight, fence ? 0u : *p_sent);
 		if (sent != KVC_OK) {
 			return_blocks(worker, batch, sent != KVC_ERR_BUSY);
 			status = sent == KVC_ERR_BUSY ? KVC_PENDING : sent;
@@ -215,9 +227,9 @@ kvc_status_t kvx_gpu_send_save(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t
 	kvx_wgpu_t *gpu = worker->gpu;
 	const uint64_t now = kvx_worker_now_ns();
 	const int paced = has_pace(worker, save, now);
-	const int full = atomic_load(&gpu->in_flight) - atomic_load(&gpu->loads_in_flight) >= KVX_GPU_SAVES_AHEAD ||
-			 (uint64_t)atomic_load(&gpu->save_blocks_in_flight) * worker->geometry.block_bytes >=
-				 KVX_GPU_SAVE_AHEAD_BYTES * (save->urgent ? KVX_GPU_NEAR_SPEED : 1u);
+	const uint64_t in_flight =
+		(uint64_t)atomic_load(&lane_of(worker, save)->blocks_in_flight) * worker->geometry.block_bytes;
+	const int full = in_flight >= KVX_GPU_SAVE_AHEAD_BYTES * (save->urgent ? KVX_GPU_NEAR_SPEED : 1u);
 	kvc_status_t status = full || (paced && now < gpu->promote_ns) ? KVC_PENDING : register_next(worker, save);
 
 	*p_moved = 0;

@@ -5,7 +5,9 @@
  *   load_sync_stream    synchronous loads: after what compute had when they were started, before what compute gets
  *                       afterwards; the host does not wait
  *   load_async_stream   asynchronous loads, by kernels: after what compute had when they were started
- *   save_stream         saves: after what compute had at the end of their step (kvx_gpu_set_save_point())
+ *   saves[].stream      saves: after what compute had at the end of their step (kvx_gpu_set_save_point()). Those to
+ *                       memory of the GPU have a stream of their own: for a hand-over they are sent before older ones
+ *                       to host memory, which must not wait for the step that they wait for
  *
  * A batch is one job of the device and the load or saves it copies for. Each of them counts the batch as active until
  * it is complete, so lease, put and pool memory stay as long as the device may use them, whatever else happens
@@ -31,20 +33,28 @@
 #define KVX_GPU_NEAR_SPEED       4u /* memory of a GPU takes that many times as many bytes in the same time, or more */
 #define KVX_GPU_LOADS            128u /* jobs of loads in flight: a step does not wait to send its own */
 #define KVX_GPU_ASYNC_LOADS      8u   /* of asynchronous ones: a synchronous load queues behind them */
-#define KVX_GPU_SAVES            16u  /* jobs of saves in flight */
+#define KVX_GPU_SAVES            16u  /* jobs of saves to host memory, and of fences, in flight */
 #define KVX_GPU_SAVES_AHEAD      8u   /* of those without a fence: a fence waits for them */
+#define KVX_GPU_NEAR_SAVES       8u   /* jobs of saves to memory of the GPU in flight */
 #define KVX_GPU_POINTS           8u   /* a save that is further behind comes after a later step than it must */
-#define KVX_GPU_SAVE_AHEAD_BYTES (UINT64_C(64) << 20) /* in the jobs without a fence */
+#define KVX_GPU_SAVE_AHEAD_BYTES (UINT64_C(64) << 20) /* in the jobs of a save lane */
 #define KVX_GPU_PROMOTE_RATE     UINT64_C(6000000000) /* bytes a second of saves that have time, to memory of a GPU */
 #define KVX_GPU_IDLE_NS          UINT64_C(50000000)   /* after a step: the engine may compute another one soon */
-#define KVX_GPU_BATCHES          (KVX_GPU_LOADS + KVX_GPU_SAVES)
+#define KVX_GPU_BATCHES          (KVX_GPU_LOADS + KVX_GPU_SAVES + KVX_GPU_NEAR_SAVES)
 #define KVX_GPU_JOBS             160u /* batches and self-tests */
 #define KVX_GPU_STEP_TIMERS      4u
 #define KVX_GPU_LOAD_TIMERS      64u /* loads that are timed at once; further ones are not timed */
 #define KVX_GPU_TIMERS           (KVX_GPU_STEP_TIMERS + KVX_GPU_LOAD_TIMERS)
 
 /* The stream a batch is on: jobs of one stream end in the order they were submitted in. */
-typedef enum kvx_lane { KVX_LANE_SYNC, KVX_LANE_ASYNC, KVX_LANE_SAVE, KVX_LANE_FENCE, KVX_LANES } kvx_lane_t;
+typedef enum kvx_lane {
+	KVX_LANE_SYNC,
+	KVX_LANE_ASYNC,
+	KVX_LANE_SAVE,
+	KVX_LANE_NEAR_SAVE, /* to memory of the GPU */
+	KVX_LANE_FENCE,
+	KVX_LANES
+} kvx_lane_t;
 
 typedef struct kvx_gpu_batch kvx_gpu_batch_t;
 /* The job has ended. Lock held. */
@@ -115,9 +125,17 @@ typedef struct kvx_gpu_timer {
 	uint32_t step;
 } kvx_gpu_timer_t;
 
+/* Saves of one lane. */
+typedef struct kvx_save_lane {
+	kvk_cu_stream_t stream;
+	uint32_t point_reached;            /* what the stream has comes after it; under the lock */
+	_Atomic uint32_t blocks_in_flight; /* in its batches */
+} kvx_save_lane_t;
+
 struct kvx_wgpu {
 	kvk_gpu_t *gpu;
-	kvk_cu_stream_t load_sync_stream, load_async_stream, save_stream;
+	kvk_cu_stream_t load_sync_stream, load_async_stream;
+	kvx_save_lane_t saves[2]; /* to host memory, to memory of the GPU */
 	uint32_t save_sms;
 	uint64_t promote_rate;
 	uint64_t promote_ns;                    /* the pace allows the next batch then; the transfer thread's */
@@ -126,7 +144,6 @@ struct kvx_wgpu {
 	_Atomic uint32_t untracked_copies;      /* a copy into the cache may be running that no batch tracks */
 	_Atomic uint32_t in_flight;             /* batches */
 	_Atomic uint32_t loads_in_flight;       /* batches for loads */
-	_Atomic uint32_t save_blocks_in_flight; /* blocks in the batches for saves */
 	_Atomic uint32_t device_lost;           /* the device hangs: memory it may use is never freed */
 	kvk_gpu_clock_t *point[KVX_GPU_POINTS]; /* the last ones, by their number: recorded by the engine's thread */
 	_Atomic uint64_t shutdown_ns;           /* closing: end of the wait for the device; 0: not closing */
@@ -148,7 +165,6 @@ struct kvx_wgpu {
 	pthread_mutex_t lock;
 	uint32_t sync_batch, async_batch, save_batch; /* blocks a job */
 	uint32_t async_blocks_in_flight;              /* of asynchronous loads */
-	uint32_t point_reached;                       /* what save_stream has comes after it */
 	uint64_t serial;
 	kvx_gpu_batch_t *first[KVX_LANES], *last[KVX_LANES];
 	kvx_gpu_batch_t batches[KVX_GPU_BATCHES]; /* loads, then saves */
