@@ -517,6 +517,35 @@ static void p5_promotions_leave_a_busy_engine_its_memory(void **state)
 	kvx_pool_memory_unmap(wr->rank[0].worker, base);
 }
 
+/* One for a hand-over is sent before an older one to host memory, where enough is on its way: that one does not wait
+ * for the step that computes the other's blocks. */
+static void p5_a_save_waits_for_its_own_step_only(void **state)
+{
+	wr_t *wr = *state;
+	kvx_worker_t *worker = wr->rank[0].worker;
+	_Atomic uint32_t *in_flight = &worker->gpu->saves[0].blocks_in_flight;
+	const uint32_t most = (uint32_t)(KVX_GPU_SAVE_AHEAD_BYTES / worker->geometry.block_bytes);
+	void *base = map_memory(wr);
+	kvc_put_t *older, *urgent;
+
+	atomic_fetch_add(in_flight, most);
+	older = wr_put(wr, 8, 8 + HALF);
+	wr_save(wr, older, wr_other, HALF);
+	wr_device_sync(); /* its step has ended */
+	wr_device_stall(0, 1);
+	urgent = submit_half(wr, 0, wr_eight, KVX_MSG_URGENT);
+	while (atomic_load(&worker->gpu->in_flight) == 0) {
+		usleep(100);
+	}
+	atomic_fetch_sub(in_flight, most);
+	assert_int_equal(wr_put_wait(older), KVC_OK);
+	assert_int_equal(kvc_put_wait(urgent, 0, 0), KVC_ERR_TIMEOUT);
+	wr_device_stall(0, 0);
+	assert_int_equal(wr_put_wait(urgent), KVC_OK);
+	atomic_store(&mapped, NULL);
+	kvx_pool_memory_unmap(worker, base);
+}
+
 static void p10_memory_that_is_no_device_s_is_refused(void **state)
 {
 	wr_t *wr = *state;
@@ -547,6 +576,7 @@ int main(int argc, char **argv)
 		TEST(p1_blocks_in_mapped_memory_are_right, stored),
 		TEST(p1_blocks_in_mapped_memory_are_right, layered),
 		TEST(p5_promotions_leave_a_busy_engine_its_memory, slow),
+		TEST(p5_a_save_waits_for_its_own_step_only, stored),
 		TEST(p10_memory_that_is_no_device_s_is_refused, stored),
 #endif
 	};
