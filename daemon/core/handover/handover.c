@@ -97,7 +97,7 @@ void kvd_handover_join_side(kvd_core_t *core, kvd_handover_side_t *side, const k
 	}
 }
 
-static void leave_side(kvd_core_t *core, kvd_handover_side_t *side)
+void kvd_handover_leave_side(kvd_core_t *core, kvd_handover_side_t *side)
 {
 	if (side->member != 0) {
 		count_side(core, side, UINT32_MAX);
@@ -391,8 +391,8 @@ static void drop_contents(kvd_core_t *core, kvd_handover_t *entry)
 
 void kvd_handover_discard(kvd_core_t *core, kvd_handover_t *entry)
 {
-	leave_side(core, &entry->producer);
-	leave_side(core, &entry->consumer);
+	kvd_handover_leave_side(core, &entry->producer);
+	kvd_handover_leave_side(core, &entry->consumer);
 	detach_open_put(core, entry);
 	drop_contents(core, entry);
 	kvd_handover_set_expiry(core, entry, 0);
@@ -454,7 +454,7 @@ void kvd_handover_fail(kvd_core_t *core, kvd_handover_t *entry, kv_status_t why)
 
 void kvd_handover_give_back(kvd_core_t *core, kvd_handover_t *entry)
 {
-	leave_side(core, &entry->consumer);
+	kvd_handover_leave_side(core, &entry->consumer);
 	end_open_lease(core, entry);
 	kvd_handover_end_wait(core, entry);
 	if (entry->state == KV_HANDOVER_AWAITED) {
@@ -484,7 +484,7 @@ kvd_handover_t *kvd_handover_settle(kvd_core_t *core, kvd_handover_t *entry)
 		return NULL;
 	}
 	if (has_gone(core, &entry->producer)) {
-		leave_side(core, &entry->producer);
+		kvd_handover_leave_side(core, &entry->producer);
 		if (entry->state == KV_HANDOVER_SENDING) {
 			kvd_handover_fail(core, entry, KV_ERR_PRODUCER_LOST);
 		}

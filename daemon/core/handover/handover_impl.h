@@ -54,6 +54,8 @@ kvd_handover_t *kvd_handover_settle(kvd_core_t *core, kvd_handover_t *entry);
 kv_status_t kvd_handover_create(kvd_core_t *core, kvd_handover_call_t *call, const kv_slice_t *transfer);
 /* The member is this side from now on. */
 void kvd_handover_join_side(kvd_core_t *core, kvd_handover_side_t *side, const kvd_handover_call_t *call);
+/* Nobody is it from now on; it may have been nobody. */
+void kvd_handover_leave_side(kvd_core_t *core, kvd_handover_side_t *side);
 /* May the instance be a side of one more entry? KV_ERR_LIMIT. */
 kv_status_t kvd_handover_may_join(const kvd_core_t *core, const kvd_handover_call_t *call);
 /* The entry expires then. */

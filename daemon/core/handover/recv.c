@@ -106,6 +106,7 @@ kv_status_t kvd_handover_done(kvd_core_t *core, uint32_t ns, kvd_member_t member
 		if (!abort || !is_reason(ask->status)) {
 			return KV_ERR_ARG; /* what a producer has to say is said with its last SEND */
 		}
+		kvd_handover_leave_side(core, &call.entry->producer); /* what its consumer is told is no limit for it */
 		if (call.entry->state != KV_HANDOVER_FAILED) {
 			kvd_handover_fail(core, call.entry, ask->status ? (kv_status_t)ask->status : KV_ERR_ABORTED);
 		}
