@@ -546,8 +546,8 @@ static void p4_either_side_may_give_up_at_every_stage(void **state)
 	assert_int_equal(recv(d_, "t", 0), KV_OK);
 	assert_int_equal(u_done(&u_, m_, sent_.number, U_GIVE_UP), KV_OK);
 	check_notice(d_, sent_.number, KV_HANDOVER_FAILED, 8, KV_ERR_ABORTED);
-	assert_int_equal(u_done(&u_, m_, sent_.number, U_GIVE_UP), KV_OK);
-	assert_int_equal(send_more(16, U_ALL, 1), KV_ERR_ABORTED);
+	assert_int_equal(u_done(&u_, m_, sent_.number, U_GIVE_UP), KV_ERR_NOT_FOUND);
+	assert_int_equal(send_more(16, U_ALL, 1), KV_ERR_NOT_FOUND);
 	assert_int_equal(u_done(&u_, d_, sent_.number, 0), KV_OK);
 	assert_int_equal(metric(KV_M_HANDOVERS_ABORTED), 2);
 	assert_int_equal(u_.core->handovers.used, 0);

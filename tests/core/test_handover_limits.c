@@ -202,6 +202,32 @@ static void p5_entries_of_a_namespace_and_of_an_instance_are_capped(void **state
 	stage_end();
 }
 
+/* What it has given up waits for the consumer that is told why, not for the producer. */
+static void p5_what_a_producer_gives_up_leaves_it_its_limit(void **state)
+{
+	char name[16];
+
+	(void)state;
+	stage_two(64, 0);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
+	u_.core->config.max_leases = 2;
+	for (uint32_t i = 0; i < 20; i++) {
+		snprintf(name, sizeof name, "p%u", i);
+		assert_int_equal(send_first(name, 4, U_FULL, i % 2), KV_OK);
+		assert_int_equal(u_done(&u_, m_, sent_.number, U_GIVE_UP), KV_OK);
+		assert_int_equal(u_done(&u_, m_, sent_.number, U_GIVE_UP), KV_ERR_NOT_FOUND);
+	}
+	for (uint32_t i = 0; i < 20; i++) {
+		snprintf(name, sizeof name, "p%u", i);
+		assert_int_equal(recv(d_, name, 0), KV_OK);
+		assert_int_equal(got_.state, KV_HANDOVER_FAILED);
+		assert_int_equal(got_.status, KV_ERR_ABORTED);
+		assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
+	}
+	universe_check(&u_);
+	stage_end();
+}
+
 /* A node that gives memory back ends what is handed over last of all, and says so. */
 static void p5_forced_eviction_fails_the_entry_and_says_so(void **state)
 {
@@ -259,6 +285,7 @@ int main(void)
 		cmocka_unit_test(p5_pins_and_tail_of_a_chunk_are_counted_together),
 		cmocka_unit_test(p5_hand_overs_end_at_the_share_of_the_index),
 		cmocka_unit_test(p5_entries_of_a_namespace_and_of_an_instance_are_capped),
+		cmocka_unit_test(p5_what_a_producer_gives_up_leaves_it_its_limit),
 		cmocka_unit_test(p5_forced_eviction_fails_the_entry_and_says_so),
 		cmocka_unit_test(p5_the_end_of_a_side_of_many_entries_is_cut_into_quanta),
 	};
