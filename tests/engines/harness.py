@@ -70,6 +70,10 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
+def tail(log: pathlib.Path, lines: int = 30) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) if log.exists() else ""
+
+
 def wait_for(what: str, seconds: float, condition: Any, pause: float = 0.02) -> Any:
     end = time.monotonic() + seconds * SLOW
     while not (value := condition()):
@@ -237,7 +241,7 @@ class Engine:
         return self.process.poll() is None
 
     def tail(self, lines: int = 30) -> str:
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:]) if self.log.exists() else ""
+        return tail(self.log, lines)
 
     def kill(self) -> None:
         """kill -9 of all of its processes at once."""

@@ -15,7 +15,7 @@ import traceback
 
 import promises
 from context import Context
-from harness import BUILD, Bench, Failed, Missed, Skipped
+from harness import BUILD, Bench, Failed, Missed, Skipped, tail
 
 TRIES = 3  # of a test that has missed only
 MODULES = ("test_equal", "test_controls", "test_killed", "test_shared", "test_pd", "test_nixl", "test_proxy", "test_adapters", "test_images", "test_drafts", "test_failures", "test_failed", "test_device", "test_leaks", "test_absent")
@@ -86,7 +86,7 @@ def run(tests: list[promises.Test], args: argparse.Namespace) -> int:
     with Bench(args.seed, args.keep) as bench:
         context = Context(bench, args.store, args.short, args.seed)
         for test in tests:
-            start = time.monotonic()
+            start, engines, daemons = time.monotonic(), len(bench.engines), len(bench.daemons)
             try:
                 wrong = run_one(test, args, context)
             except Skipped as reason:
@@ -98,6 +98,8 @@ def run(tests: list[promises.Test], args: argparse.Namespace) -> int:
             if wrong:
                 failed.append(test.name)
                 print("       " + wrong.replace("\n", "\n       "), flush=True)
+                for one in (*bench.engines[engines:], *bench.daemons[daemons:]):
+                    print(f"       {one.log}:\n{tail(one.log)}", flush=True)
                 if args.fail_fast:
                     break
     print(f"engines: {len(tests) - len(failed) - skipped} of {len(tests) - skipped} promises kept in {time.monotonic() - began:.0f} s, seed {args.seed}"
