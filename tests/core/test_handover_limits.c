@@ -177,22 +177,28 @@ static void p5_hand_overs_end_at_the_share_of_the_index(void **state)
 	stage_end();
 }
 
+/* A transfer id, until the next call. */
+static const char *numbered(char kind, uint32_t i)
+{
+	static char name[16];
+
+	snprintf(name, sizeof name, "%c%u", kind, i);
+
+	return name;
+}
+
 static void p5_entries_of_a_namespace_and_of_an_instance_are_capped(void **state)
 {
-	char name[16];
-
 	(void)state;
 	stage_two(64, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
 	u_.core->config.max_leases = 40;
 	for (uint32_t i = 0; i < 40; i++) {
-		snprintf(name, sizeof name, "p%u", i);
-		assert_int_equal(send_first(name, 4, U_FULL, 1), KV_OK);
+		assert_int_equal(send_first(numbered('p', i), 4, U_FULL, 1), KV_OK);
 	}
 	assert_int_equal(send_first("more", 4, U_FULL, 1), KV_ERR_LIMIT); /* of the instance */
 	for (uint32_t i = 0; i < 24; i++) {
-		snprintf(name, sizeof name, "c%u", i);
-		assert_int_equal(recv(d_, name, 0), KV_OK);
+		assert_int_equal(recv(d_, numbered('c', i), 0), KV_OK);
 	}
 	assert_int_equal(recv(d_, "c99", 0), KV_ERR_LIMIT); /* of the namespace: 64 */
 	assert_int_equal(recv(d_, "p0", 0), KV_OK);
@@ -205,21 +211,17 @@ static void p5_entries_of_a_namespace_and_of_an_instance_are_capped(void **state
 /* What it has given up waits for the consumer that is told why, not for the producer. */
 static void p5_what_a_producer_gives_up_leaves_it_its_limit(void **state)
 {
-	char name[16];
-
 	(void)state;
 	stage_two(64, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
 	u_.core->config.max_leases = 2;
 	for (uint32_t i = 0; i < 20; i++) {
-		snprintf(name, sizeof name, "p%u", i);
-		assert_int_equal(send_first(name, 4, U_FULL, i % 2), KV_OK);
+		assert_int_equal(send_first(numbered('p', i), 4, U_FULL, i % 2), KV_OK);
 		assert_int_equal(u_done(&u_, m_, sent_.number, U_GIVE_UP), KV_OK);
 		assert_int_equal(u_done(&u_, m_, sent_.number, U_GIVE_UP), KV_ERR_NOT_FOUND);
 	}
 	for (uint32_t i = 0; i < 20; i++) {
-		snprintf(name, sizeof name, "p%u", i);
-		assert_int_equal(recv(d_, name, 0), KV_OK);
+		assert_int_equal(recv(d_, numbered('p', i), 0), KV_OK);
 		assert_int_equal(got_.state, KV_HANDOVER_FAILED);
 		assert_int_equal(got_.status, KV_ERR_ABORTED);
 		assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
