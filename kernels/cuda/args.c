@@ -311,7 +311,8 @@ static void set_budget(const kvk_gpu_t *gpu, kvk_gpu_copy_desc_t *desc)
 	const int wide = kvk_gpu_link_is_wide(gpu, copy);
 	const uint32_t bytes = copy->max_in_flight ? copy->max_in_flight : wide ? UINT32_MAX : KVK_GPU_MAX_IN_FLIGHT;
 	const uint32_t fill = desc->kind == KVK_GPU_MEM_NEAR ? gpu->sms_all : wide ? KVK_GPU_SMS_WIDE : few;
-	const uint32_t sms = copy->sms ? copy->sms : gpu->sms ? gpu->sms : fill;
+	const uint32_t stage = desc->way == KVK_GPU_STAGED ? copy->stage_sms : 0;
+	const uint32_t sms = stage ? stage : copy->sms ? copy->sms : gpu->sms ? gpu->sms : fill;
 
 	desc->sms = sms < gpu->sms_all ? sms : gpu->sms_all;
 	desc->max_in_flight = bytes < UINT32_MAX ? bytes : 0;
@@ -336,11 +337,11 @@ kv_status_t kvk_gpu_describe_copy(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, kv
 	for (uint32_t i = 0; i < copy->count; i++) {
 		desc->digests |= copy->moves[i].leaves != NULL;
 	}
-	set_budget(gpu, desc);
 	if (kvk_gpu_count_units(&desc->args) > KVK_GPU_MAX_UNITS) {
 		return kvk_gpu_set_error(KV_ERR_LIMIT, "the copy has too many pages: it takes less in parts");
 	}
 	choose_way(gpu, desc);
+	set_budget(gpu, desc);
 
 	return KV_OK;
 }

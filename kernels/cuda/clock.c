@@ -4,7 +4,7 @@
 struct kvk_gpu_clock {
 	kvk_gpu_t *gpu;
 	kvk_cu_event_t at[2];
-	int marked[2];
+	_Atomic int marked[2];
 };
 
 kv_status_t kvk_gpu_clock_open(kvk_gpu_t *gpu, kvk_gpu_clock_t **p_clock)

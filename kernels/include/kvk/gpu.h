@@ -113,7 +113,8 @@ typedef struct kvk_gpu_copy {
 	/* And this many of them come behind this job: a scatter that is not the last need not end in small chunks,
 	 * whose kernels leave the link idle. */
 	uint32_t rest;
-	uint32_t sms; /* budget; 0: the device's, and all where blocks lie in the memory of a GPU */
+	uint32_t sms;       /* budget; 0: the device's, and all where blocks lie in the memory of a GPU */
+	uint32_t stage_sms; /* of the kernels of a ring, which stay inside the device's memory; 0: sms */
 	/* Of a scatter that reads nothing but host memory, with a kernel: bytes on their way over the link at a time, 4
 	 * KiB a warp at least; 0: 256 KiB, or as measured; UINT32_MAX: any number. More than the link's rate times its
 	 * latency bring nothing: they wait in front of it, and with them all else that the device reads there, an
@@ -169,7 +170,7 @@ kv_status_t kvk_gpu_clock_mark(kvk_gpu_clock_t *clock, int end, kvk_cu_stream_t 
 /* What is enqueued on the stream from now on runs after the point where the clock was started last, whichever that is
  * at the moment. Any thread. KV_ERR_IO: it does not. */
 kv_status_t kvk_gpu_clock_await(const kvk_gpu_clock_t *clock, kvk_cu_stream_t stream);
-/* The device has come to where it was started last. 0: it has not, or nobody can tell. */
+/* The device has come to where it was started last. 0: it has not, or nobody can tell. Any thread. */
 int kvk_gpu_clock_begun(const kvk_gpu_clock_t *clock);
 /* PENDING: the device has not come to its end. KV_ERR_ARG: not started and stopped. KV_ERR_IO. */
 kv_status_t kvk_gpu_clock_read(kvk_gpu_clock_t *clock, uint64_t *p_ns);
