@@ -74,7 +74,7 @@ typedef struct kvx_worker_config {
 	 * of copying at open (0.2 s a group); driver and kernels (NULL: the machine's, and those of this build). */
 	int device;
 	uint32_t sms;
-	uint32_t save_sms; /* of a save to host memory, which runs while the engine computes; 0: chosen */
+	uint32_t save_sms; /* of a save to host memory while the engine generates; 0: chosen */
 	/* Bytes a second of saves to memory of a GPU while the engine computes, except those that another engine waits
 	 * for; 0: chosen. */
 	uint64_t promote_rate;

@@ -96,6 +96,7 @@ static void end_on_device(kvx_worker_t *worker)
 
 	kvx_gpu_cancel_prefetch(worker);
 	kvx_layers_close(worker);
+	kvx_gpu_mark_prefill(gpu);
 	if (worker->deferred && !kvx_gpu_set_save_point(worker)) {
 		kvx_saves_submit_deferred(worker, 1);
 	}

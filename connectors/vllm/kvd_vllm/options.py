@@ -61,7 +61,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("prefill_device", None, str, "the GPU of the engine that computes prompts for this one where a request has no `transfer_device`, by its UUID; default not known: they come from host memory (docs/pd.md)"),
     Option("threads", 0, _number(0, 64), "threads that copy in a synchronous load; 0: chosen from the CPUs there are"),
     Option("sms", 0, _number(0, 1024), "multiprocessors of a GPU that a copy takes at most; 0: 4, with pieces below 4 KiB 8, where the link takes more 16"),
-    Option("save_sms", 0, _number(0, 1024), "the same for a save to host memory, which runs at the same time as the engine's own kernels; 0: 2"),
+    Option("save_sms", 0, _number(0, 1024), "the same for a save to host memory while the engine generates; 0: 2. While it computes prompts 64, for some 50 us at a time"),
     Option("promote_mb_s", 0, _number(0, 1 << 24), "MB a second of what was used twice that are saved in memory of the GPU while the engine computes; 0: 6000"),
     Option("layers", True, _flag, "on GPUs synchronous loads come layer by layer, if the engine waits for each layer separately"),
     Option("layers_mb", 96, _number(0, 1 << 20), "least MiB of a step's loads that come layer by layer: shorter ones finish before layers pay"),

@@ -85,6 +85,7 @@ static kvc_status_t open_device(kvx_wgpu_t *gpu, const kvx_worker_config_t *conf
 	for (uint32_t i = 0; i < KV_COUNT_OF(gpu->saves) && status == KV_OK; i++) {
 		status = kvk_gpu_create_stream(gpu->gpu, 0, &gpu->saves[i].stream);
 	}
+	status = status == KV_OK ? kvk_gpu_clock_open(gpu->gpu, &gpu->prefill_end) : status;
 	for (uint32_t i = 0; i < KVX_GPU_POINTS && status == KV_OK; i++) {
 		status = kvk_gpu_clock_open(gpu->gpu, &gpu->point[i]);
 	}
@@ -117,6 +118,7 @@ static void open_timers(kvx_wgpu_t *gpu)
 
 static void close_clocks(kvx_wgpu_t *gpu)
 {
+	kvk_gpu_clock_close(gpu->prefill_end);
 	for (uint32_t i = 0; i < KVX_GPU_POINTS; i++) {
 		kvk_gpu_clock_close(gpu->point[i]);
 	}
@@ -458,6 +460,19 @@ int kvx_gpu_set_save_point(kvx_worker_t *worker)
 	gpu->points = next;
 
 	return 1;
+}
+
+void kvx_gpu_mark_prefill(kvx_wgpu_t *gpu)
+{
+	if (atomic_load(&gpu->is_prefill_step)) {
+		atomic_store(&gpu->prefill_marked, kvk_gpu_clock_mark(gpu->prefill_end, 0, gpu->compute) == KV_OK);
+	}
+}
+
+int kvx_gpu_computes_prompts(const kvx_wgpu_t *gpu)
+{
+	return atomic_load(&gpu->is_prefill_step) ||
+	       (atomic_load(&gpu->prefill_marked) && !kvk_gpu_clock_begun(gpu->prefill_end));
 }
 
 int kvx_gpu_order_streams(kvx_worker_t *worker, kvk_cu_stream_t earlier, kvk_cu_stream_t later)

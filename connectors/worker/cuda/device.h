@@ -23,6 +23,10 @@ kvc_status_t kvx_gpu_decline(kvx_worker_t *worker, kvc_status_t status);
 /* Saves that are submitted from now on come after what the compute stream has now. 0: they would not. Engine's thread.
  */
 int kvx_gpu_set_save_point(kvx_worker_t *worker);
+/* The end of the step, if it computes prompts. Engine's thread. */
+void kvx_gpu_mark_prefill(kvx_wgpu_t *gpu);
+/* The device computes prompts now or soon: it is behind the engine. Any thread. */
+int kvx_gpu_computes_prompts(const kvx_wgpu_t *gpu);
 /* What is enqueued on `later` from now on runs after what is on `earlier` now. 0: the driver refuses. */
 int kvx_gpu_order_streams(kvx_worker_t *worker, kvk_cu_stream_t earlier, kvk_cu_stream_t later);
 /* The timed part of the step begins on the engine's stream. 0: there is no timer for it. */

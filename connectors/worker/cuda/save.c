@@ -9,6 +9,7 @@
 #include "worker/cuda/pool_memory.h"
 #include "worker/jobs/save.h"
 
+#define STAGE_SMS 64u /* of a staged save's kernels */
 #define STAGED_LEAST                                                                                                   \
 	(UINT64_C(256) << 10) /* contiguous bytes in the pool from which on the copy engine is worth its calls */
 
@@ -83,10 +84,10 @@ static uint32_t choose_sms(const kvx_worker_t *worker, const kvx_wsave_t *save, 
 }
 
 /* A save has time, but it runs while the engine computes, and a matrix product waits for its slowest SM: a copy on a
- * few SMs costs it far more than their share. While a step computes prompts (products of many waves), the copy engine
- * takes most of the bytes and a kernel on few SMs the rest, which it gets between two waves. Steps of single tokens
- * have a wave or less and wait for memory: there one kernel that reads the cache once and writes the pool disturbs them
- * least. */
+ * few SMs costs it far more than their share. While the device computes prompts, the copy engine takes the bytes over
+ * the link, and kernels on many SMs bring them to it: each is over before the next product (docs/decisions/012). Steps
+ * of single tokens wait for memory: there one kernel on few SMs that reads the cache once and writes the pool disturbs
+ * them least. */
 static kvk_gpu_way_t choose_way(const kvx_worker_t *worker, const kvx_wsave_t *save)
 {
 	const kvk_paged_t *paged = &save->group->saved;
@@ -96,7 +97,7 @@ static kvk_gpu_way_t choose_way(const kvx_worker_t *worker, const kvx_wsave_t *s
 	if (save->place != KVX_IN_HOST) {
 		return KVK_GPU_AUTO;
 	}
-	if (!atomic_load(&worker->gpu->is_prefill_step)) {
+	if (!kvx_gpu_computes_prompts(worker->gpu)) {
 		return KVK_GPU_ZERO_COPY;
 	}
 
@@ -154,6 +155,7 @@ static kvc_status_t send_batch(kvx_worker_t *worker, kvx_wsave_t *save, int fenc
 			       .moves = gpu->moves,
 			       .way = fence ? KVK_GPU_AUTO : choose_way(worker, save),
 			       .sms = choose_sms(worker, save, fence),
+			       .stage_sms = STAGE_SMS,
 			       .stream = fence ? gpu->compute : lane->stream};
 	kvc_status_t status, sent;
 

@@ -138,9 +138,11 @@ struct kvx_wgpu {
 	kvx_save_lane_t saves[2]; /* to host memory, to memory of the GPU */
 	uint32_t save_sms;
 	uint64_t promote_rate;
-	uint64_t promote_ns;                    /* the pace allows the next batch then; the transfer thread's */
-	_Atomic uint64_t busy_until_ns;         /* the engine computes, or has a moment ago */
-	_Atomic uint32_t is_prefill_step;       /* the step computes prompts */
+	uint64_t promote_ns;              /* the pace allows the next batch then; the transfer thread's */
+	_Atomic uint64_t busy_until_ns;   /* the engine computes, or has a moment ago */
+	_Atomic uint32_t is_prefill_step; /* the step that the engine enqueues computes prompts */
+	_Atomic uint32_t prefill_marked;  /* prefill_end tells where the last such step ends */
+	kvk_gpu_clock_t *prefill_end;
 	_Atomic uint32_t untracked_copies;      /* a copy into the cache may be running that no batch tracks */
 	_Atomic uint32_t in_flight;             /* batches */
 	_Atomic uint32_t loads_in_flight;       /* batches for loads */
