@@ -218,6 +218,7 @@ static void p5_a_copy_takes_no_more_sms_than_it_may(void **state)
 	kv_test_rng_t rng = {kv_test_seed()};
 	gpu_rig_t rig;
 	kvk_gpu_t *gpu = start(&rig, NULL, 4);
+	unsigned taken, most_staged = 0;
 	gpu_case_t c;
 
 	(void)state;
@@ -235,10 +236,17 @@ static void p5_a_copy_takes_no_more_sms_than_it_may(void **state)
 				copy.sms = 0;
 				gpu_rig_copy(gpu, &copy);
 				assert_true(fake_cuda_sms() <= (c.g.leaf_bytes < KVK_CHUNK ? 8u : 4u));
+				copy.sms = 1;
+				copy.stage_sms = sms;
+				gpu_rig_copy(gpu, &copy);
+				taken = fake_cuda_sms();
+				assert_true(taken <= (!staged ? 1 : sms < 20 ? sms : 20));
+				most_staged = most_staged > taken ? most_staged : taken;
 			}
 		}
 		gpu_case_fini(&c);
 	}
+	assert_true(most_staged > 4);
 	gpu_rig_fini(&rig);
 }
 

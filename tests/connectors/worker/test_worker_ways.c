@@ -1,7 +1,9 @@
 /* How saves leave the device during a step, with blocks that are large enough for either way: built with pages of their
  * own size (WR_PAGE). Which loads come first. */
 #include "connectors/worker/wr.h"
+#include "connectors/worker/wr_device.h"
 #include "kernels/fake_cuda.h"
+#include "worker/cuda/state.h"
 
 #include <stddef.h>
 #include <stdio.h>
@@ -62,6 +64,36 @@ static void saves_use_the_copy_engine_in_prefill_steps_only(void **state)
 		wr_check_other(wr, 1 + (uint32_t)i);
 		kvc_release(&lease, 1);
 	}
+}
+
+/* The engine plans the next step while the device still computes the prompt. */
+static void saves_use_the_copy_engine_until_the_device_has_computed_the_prompt(void **state)
+{
+	wr_t *wr = *state;
+	const kvx_worker_stats_t before = wr_stats(wr, 0);
+	kvx_worker_stats_t after;
+	kvc_put_t *put;
+
+	assert_int_equal(kvc_space_reset(wr->space), KVC_OK);
+	put = wr_put(wr, 0, SAVED);
+	wr_device_stall(0, 1);
+	wr_message(wr);
+	wr_add_work(wr, 4096, 0);
+	wr_begin(wr);
+	wr_end(wr);
+	wr_message(wr);
+	wr_add_save(wr, put, KVX_MSG_COMPLETE, wr_eight, SAVED);
+	wr_begin(wr);
+	wr_end(wr);
+	while (atomic_load(&wr->rank[0].worker->gpu->in_flight) == 0) {
+		usleep(100);
+	}
+	wr_device_stall(0, 0);
+	assert_int_equal(wr_put_wait(put), KVC_OK);
+	wr_drain(wr);
+	after = wr_stats(wr, 0);
+	assert_true(after.gpu_staged > before.gpu_staged);
+	assert_int_equal(after.gpu_zero_copy, before.gpu_zero_copy);
 }
 
 /* Kernels and copies that the driver was asked for. */
@@ -174,6 +206,7 @@ int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		WR_TEST(saves_use_the_copy_engine_in_prefill_steps_only, wr_layered),
+		WR_TEST(saves_use_the_copy_engine_until_the_device_has_computed_the_prompt, wr_layered),
 		WR_TEST(p7_an_asynchronous_load_leaves_the_copy_engine_alone, wr_layered),
 		WR_TEST(p7_asynchronous_loads_yield_to_synchronous_ones, wr_layered),
 	};
