@@ -24,7 +24,7 @@ from typing import Any
 
 import faults
 import goals
-from configurations import COMPILE, Configuration, configurations, lmserver
+from configurations import COMPILE, DAEMON, Configuration, configurations, lmserver
 from daemon import Daemon
 
 HERE = Path(__file__).resolve().parent
@@ -136,13 +136,9 @@ class Run:
             if self.left() < self.args.least:
                 self.say(f"{name}: no time left for: {at}")
                 return
-            if phases in (["daemon"], ["crash"]):
+            if phases in DAEMON:
                 assert daemon is not None
-                if phases == ["crash"]:
-                    daemon.crash()
-                    continue
-                daemon.stop()
-                daemon.start()
+                {"daemon": daemon.restart, "crash": daemon.crash, "upgrade": daemon.upgrade}[phases[0]]()
                 continue
             stem = work / at.replace(" ", "_")
             child = self.start(c, stem, {**self.order(c, work, daemon), "connector": c.connector, "phases": phases})

@@ -50,7 +50,7 @@ def lmserver(gib: int) -> list[str]:
 
 @dataclass
 class Configuration:
-    """`engines`: (name, phases) one after another; "daemon" as phases restarts the daemon instead, "crash" kills it. Then `pair`: two at once; the second one leads.
+    """`engines`: (name, phases) one after another; "daemon" as phases restarts the daemon instead, "crash" kills it, "upgrade" replaces it. Then `pair`: two at once; the second one leads.
     Or `ring`: engines of these connectors at once, in turns."""
 
     connector: dict[str, Any] | None
@@ -85,10 +85,11 @@ class Configuration:
         start = 32 if graph else 24
         if self.ring:
             return start * len(self.ring) + self.turns(rounds)
-        engines = [phases for _, phases in self.engines if phases not in (["daemon"], ["crash"])] + ([self.pair_phases()[1]] if self.pair else [])
+        engines = [phases for _, phases in self.engines if phases not in DAEMON] + ([self.pair_phases()[1]] if self.pair else [])
         return sum(start + sum(COST.get(phase, 5) for phase in phases) for phases in engines) + (15 if self.server else 3)
 
 
+DAEMON = (["daemon"], ["crash"], ["upgrade"])
 COMPILE = 30
 COST = {"trace": 10, "profile": 10, "cold": 12, "fresh": 12, "gpu": 1, "hit": 4, "in_turn": 8, "together": 6, "burst": 3, "steady": 4, "tokens": 25, "same": 15, "control": 10, "reference": 10, "failed": 130, "named": 15, "expected": 20, "talk": 30, "talk_begin": 15, "talk_end": 15, "paired": 30, "handed": 30, "handed_traced": 15, "pushing": 60, "other_gpu": 60, "other_gpu_same": 40}
 ALL = ["cold", "gpu", "hit", "together", "burst", "steady"]
@@ -97,7 +98,7 @@ CHECKS = [("first engine", ["tokens", "same", "control"]), ("engine restarted", 
 HBM = [("first engine", ["cold", "gpu", "hit", "kept"]), ("engine restarted", ["in_turn", "together"])]
 TALK = [("first engine", ["talk_begin"]), ("engine restarted", ["talk_end"])]
 HBM_CHECKS = [("first engine", ["tokens", "same", "control"]), ("engine restarted", ["same"])]
-WARM = [("first engine", ["tokens", "same", "control"]), ("daemon", ["crash"]), ("engine restarted", ["same", "kept"])]
+WARM = [("first engine", ["tokens", "same", "control"]), ("daemon", ["crash"]), ("engine restarted", ["same", "kept"]), ("daemon", ["upgrade"]), ("after an upgrade", ["same", "kept"])]
 DISK = [("first engine", ["cold"]), ("daemon", ["daemon"]), ("daemon restarted", ["hit", "fresh"])]
 FULL = [("first engine", ["cold"]), ("engine restarted", ["hit"])]
 SYNC_LOADS = {"BENCH_WAYS": "sync,layers,prefetch"}
@@ -153,6 +154,7 @@ def of_runner(runner: int, gib: int) -> dict[str, Configuration]:
         "kvd-hbm": Configuration(kvd(), HBM, runner, "memory", gpu_gib=22, kv_gib=24),
         "talk-hbm": Configuration(kvd(), TALK, runner, "memory", pool_gib=72, gpu_gib=20, kv_gib=24),
         "talk": Configuration(kvd(), TALK, runner, "memory", pool_gib=72, kv_gib=45),
+        "talk-native": Configuration(native(72), TALK, runner, kv_gib=45),
         "kvd-hbm-whole": Configuration(kvd(layers_mb=1 << 20), HBM, runner, "memory", gpu_gib=22, kv_gib=24),
         "check-hbm": Configuration(kvd(cost_model=False, load_ms=20000), HBM_CHECKS, runner, "memory", weights="drawn", gpu_gib=12, kv_gib=12),
         "check-warm-hbm": Configuration(kvd(cost_model=False, load_ms=20000), WARM, runner, "memory", weights="drawn", gpu_gib=12, kv_gib=12),

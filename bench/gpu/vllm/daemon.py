@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -53,12 +55,33 @@ class Daemon:
             self.process.wait()
             self.process = None
 
-    def crash(self) -> None:
-        """kill -9 of the daemon alone; its keeper starts the next one."""
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def kept(self) -> list[int]:
+        """The daemon that the keeper has started; none between two of them; during an upgrade also what checks the options."""
         children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-        daemons = [int(child) for child in children if b"--kept=" in Path(f"/proc/{child}/cmdline").read_bytes()]
-        if not daemons:
+        with suppress(OSError):  # one has just ended
+            return [int(child) for child in children if b"--kept=" in Path(f"/proc/{child}/cmdline").read_bytes()]
+        return []
+
+    def succeed(self, end: Callable[[int], None]) -> None:
+        """end() ends the daemon alone; its keeper starts the next one, which answers."""
+        before = self.kept()
+        if not before:
             raise RuntimeError("the daemon has no keeper")
-        os.kill(daemons[0], signal.SIGKILL)
-        time.sleep(0.5)
+        end(before[0])
+        until = time.monotonic() + 60
+        while len(now := self.kept()) != 1 or now == before:
+            if time.monotonic() > until:
+                raise RuntimeError("the keeper has started no other daemon")
+            time.sleep(0.05)
         self.wait_answers()
+
+    def crash(self) -> None:
+        self.succeed(lambda daemon: os.kill(daemon, signal.SIGKILL))
+
+    def upgrade(self) -> None:
+        """In place (docs/upgrade.md), to the same program."""
+        self.succeed(lambda daemon: os.kill(self.pid, signal.SIGUSR2))
