@@ -45,8 +45,7 @@ scripts/fuzz.sh "$seconds"
 step "ThreadSanitizer"
 configure tsan
 cmake --build build/tsan -j "$jobs"
-TSAN_OPTIONS="suppressions=$PWD/tests/tsan.supp:halt_on_error=1:second_deadlock_stack=1" \
-	ctest --test-dir build/tsan --output-on-failure -j "$jobs" -LE 'no-tsan|structure' --timeout 300
+ctest --preset tsan -j "$jobs" -LE 'no-tsan|structure' --timeout 300
 
 step "AddressSanitizer and UndefinedBehaviorSanitizer"
 configure asan
