@@ -66,7 +66,7 @@ class Daemon:
             return [int(child) for child in children if b"--kept=" in Path(f"/proc/{child}/cmdline").read_bytes()]
         return []
 
-    def succeed(self, end: Callable[[int], None]) -> None:
+    def replace(self, end: Callable[[int], None]) -> None:
         """end() ends the daemon alone; its keeper starts the next one, which answers."""
         before = self.kept()
         if not before:
@@ -80,8 +80,8 @@ class Daemon:
         self.wait_answers()
 
     def crash(self) -> None:
-        self.succeed(lambda daemon: os.kill(daemon, signal.SIGKILL))
+        self.replace(lambda daemon: os.kill(daemon, signal.SIGKILL))
 
     def upgrade(self) -> None:
         """In place (docs/upgrade.md), to the same program."""
-        self.succeed(lambda daemon: os.kill(self.pid, signal.SIGUSR2))
+        self.replace(lambda daemon: os.kill(self.pid, signal.SIGUSR2))
