@@ -85,9 +85,8 @@ static uint32_t choose_sms(const kvx_worker_t *worker, const kvx_wsave_t *save, 
 
 /* A save has time, but it runs while the engine computes, and a matrix product waits for its slowest SM: a copy on a
  * few SMs costs it far more than their share. While the device computes prompts, the copy engine takes the bytes over
- * the link, and kernels on many SMs bring them to it: each is over before the next product (docs/decisions/012). Steps
- * of single tokens wait for memory: there one kernel on few SMs that reads the cache once and writes the pool disturbs
- * them least. */
+ * the link, and kernels on many SMs bring them to it, each in a short time (docs/decisions/012). Steps of single tokens
+ * wait for memory: there one kernel on few SMs that reads the cache once and writes the pool disturbs them least. */
 static kvk_gpu_way_t choose_way(const kvx_worker_t *worker, const kvx_wsave_t *save)
 {
 	const kvk_paged_t *paged = &save->group->saved;
