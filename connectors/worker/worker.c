@@ -7,6 +7,8 @@
 #include "worker/submit.h"
 #include "worker/transfer/thread.h"
 
+#include "kvx_digest.h"
+
 #include "kv/digest.h"
 #include "kv/log.h"
 #include "kv/struct.h"
@@ -483,6 +485,22 @@ int kvx_worker_has_unsaved(const kvx_worker_t *worker, const uint32_t *ids, uint
 	}
 
 	return 0;
+}
+
+kvc_status_t kvx_worker_digest(kvx_worker_t *worker, const kvk_range_t *ranges, uint32_t count,
+			       uint8_t (*digests)[KVK_RANGE_DIGEST_BYTES])
+{
+	kvc_status_t status;
+
+	if (worker->gpu) {
+		status = KVC_ERR_UNSUPPORTED;
+		why_text = "a device's memory has no digests here";
+	} else {
+		status = kvx_digest_memory(ranges, count, 0, digests);
+		why_text = status == KVC_ERR_NOMEM ? "out of memory" : "a range ends beyond all memory";
+	}
+
+	return status;
 }
 
 void kvx_worker_get_stats(const kvx_worker_t *worker, kvx_worker_stats_t *stats)

@@ -1,7 +1,10 @@
-/* Digests of whole files: every byte counts, however many threads read; the reading threads yield to all others. */
+/* Digests of whole files and of memory: every byte counts, however many threads read; threads that read files yield to
+ * all others. */
 #include "kv_cmocka.h"
 #include "kv_test.h"
 #include "kvx_digest.h"
+
+#include "kv/types.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -183,6 +186,102 @@ static void p10_what_cannot_be_read_whole_has_no_digest(void **state)
 	assert_int_equal(kvx_digest_file(&old, digest), KVC_ERR_ARG);
 }
 
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+#define MAX_RANGES 40u
+
+/* As kvk/digest_range.h says it is made. */
+static void expect_range(kvk_range_t range, uint8_t digest[KVX_DIGEST_BYTES])
+{
+	const uint8_t *bytes = (const uint8_t *)(uintptr_t)range.at;
+	XXH3_state_t *state = XXH3_createState();
+	XXH128_canonical_t canonical;
+
+	assert_non_null(state);
+	(void)XXH3_128bits_reset(state);
+	for (uint64_t at = 0; at < range.bytes; at += 16384) {
+		const uint64_t n = range.bytes - at < 16384 ? range.bytes - at : 16384;
+		uint8_t piece[16384] = {0};
+		uint64_t one;
+
+		memcpy(piece, bytes + at, n);
+		one = XXH3_64bits(piece, (n + 255) / 256 * 256);
+		(void)XXH3_128bits_update(state, &one, sizeof one);
+	}
+	(void)XXH3_128bits_update(state, &range.bytes, sizeof range.bytes);
+	XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(state));
+	memcpy(digest, canonical.digest, KVX_DIGEST_BYTES);
+	(void)XXH3_freeState(state);
+}
+
+/* Ranges of memory allocated for each, so that a sanitizer sees who reads beyond. */
+static void p1_a_digest_of_memory_is_of_each_range_whatever_reads_it(void **state)
+{
+	static const uint64_t len[] = {0,    1,    63,   240,   241,   255,   256,   257,     4095,
+				       4096, 4097, 8192, 16383, 16384, 16385, 32768, 3000000, 5 << 20};
+	uint8_t expected[MAX_RANGES][KVX_DIGEST_BYTES], digests[MAX_RANGES][KVX_DIGEST_BYTES];
+	kv_test_rng_t rng = {.state = kv_test_seed()};
+	kvk_range_t ranges[MAX_RANGES];
+	void *own[MAX_RANGES];
+	uint32_t count = 0;
+
+	(void)state;
+	for (; count < MAX_RANGES; count++) {
+		const uint64_t n = count < KV_COUNT_OF(len) ? len[count] : kv_test_below(&rng, 100000);
+		const uint64_t shift = kv_test_below(&rng, 64);
+
+		own[count] = malloc(shift + n + 1);
+		assert_non_null(own[count]);
+		ranges[count] = (kvk_range_t){(uint64_t)(uintptr_t)own[count] + shift, n};
+		kv_test_fill(&rng, (uint8_t *)own[count] + shift, n);
+		expect_range(ranges[count], expected[count]);
+	}
+	for (uint32_t threads = 0; threads < 4; threads++) {
+		memset(digests, 0, sizeof digests);
+		assert_int_equal(kvx_digest_memory(ranges, count, threads, digests), KVC_OK);
+		assert_memory_equal(digests, expected, sizeof digests);
+	}
+	assert_int_equal(kvx_digest_memory(ranges, 0, 0, digests), KVC_OK);
+	while (count > 0) {
+		free(own[--count]);
+	}
+}
+
+static void p1_one_bit_changed_in_memory_is_another_digest(void **state)
+{
+	const kvk_range_t range = {(uint64_t)(uintptr_t)memory + 3, (UINT64_C(2) << 20) - 77};
+	uint8_t before[1][KVX_DIGEST_BYTES], digest[1][KVX_DIGEST_BYTES];
+	kv_test_rng_t rng = {.state = kv_test_seed()};
+
+	(void)state;
+	assert_int_equal(kvx_digest_memory(&range, 1, 2, before), KVC_OK);
+	for (int i = 0; i < 100; i++) {
+		const uint64_t at = 3 + kv_test_below(&rng, range.bytes);
+		const uint8_t bit = (uint8_t)(1u << kv_test_below(&rng, 8));
+
+		memory[at] ^= bit;
+		assert_int_equal(kvx_digest_memory(&range, 1, 2, digest), KVC_OK);
+		assert_memory_not_equal(digest, before, sizeof digest);
+		memory[at] ^= bit;
+	}
+	/* A zero more at the end is another range, although the padding is zeros, too. */
+	memory[3 + range.bytes] = 0;
+	assert_int_equal(kvx_digest_memory(&(kvk_range_t){range.at, range.bytes + 1}, 1, 2, digest), KVC_OK);
+	assert_memory_not_equal(digest, before, sizeof digest);
+}
+
+static void p10_memory_that_cannot_be_is_refused(void **state)
+{
+	const kvk_range_t beyond = {UINT64_MAX - 5, 7};
+	uint8_t digest[1][KVX_DIGEST_BYTES];
+
+	(void)state;
+	assert_int_equal(kvx_digest_memory(&beyond, 1, 1, digest), KVC_ERR_ARG);
+#ifndef KVD_SANITIZE /* whose allocator ends the process at such a size */
+	assert_int_equal(kvx_digest_memory(&(kvk_range_t){0, UINT64_MAX}, 1, 1, digest), KVC_ERR_NOMEM);
+#endif
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -190,6 +289,9 @@ int main(void)
 		cmocka_unit_test(p1_one_bit_changed_anywhere_is_another_digest),
 		cmocka_unit_test(p7_digest_threads_yield_to_all_others),
 		cmocka_unit_test(p10_what_cannot_be_read_whole_has_no_digest),
+		cmocka_unit_test(p1_a_digest_of_memory_is_of_each_range_whatever_reads_it),
+		cmocka_unit_test(p1_one_bit_changed_in_memory_is_another_digest),
+		cmocka_unit_test(p10_memory_that_cannot_be_is_refused),
 	};
 	kv_test_rng_t rng = {.state = kv_test_seed()};
 	int failed;

@@ -14,6 +14,7 @@
 #include "kvx_worker.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stddef.h>
 
 /* A slot's function as the object pointer that the interpreter wants. */
@@ -21,7 +22,8 @@
 
 #define KVDPY_MAX_GROUPS 16u
 #define KVDPY_MAX_RANKS  1024u
-#define KVDPY_MAX_ID     256u /* bytes of a request id; longer ones are not served */
+#define KVDPY_MAX_RANGES (1u << 20) /* of memory to digest */
+#define KVDPY_MAX_ID     256u       /* bytes of a request id; longer ones are not served */
 
 /* Attribute names, interned once. */
 #define KVDPY_NAMES(X)                                                                                                 \
@@ -342,6 +344,7 @@ typedef struct kvdpy_worker {
 	kvdpy_layers_t layers;
 	kvdpy_prefetch_t prefetch;
 	int groups;
+	_Atomic uint32_t digesting; /* calls of digest() that use the worker */
 	kvdpy_counters_t counters;
 } kvdpy_worker_t;
 

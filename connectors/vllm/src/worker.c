@@ -1,6 +1,10 @@
 /* The worker half: the hooks that vLLM's model runner calls on every rank. */
 #include "kvdpy.h"
 
+#include <unistd.h>
+
+#define CLOSE_NAP_US 1000u /* between looks at whether digests are still being made */
+
 /* ---- hooks ----------------------------------------------------------------------------------- */
 
 /* The stream of this step: copies are ordered with what the engine enqueues on it. */
@@ -230,6 +234,98 @@ static PyObject *flush_saves(kvdpy_worker_t *self, PyObject *number)
 	return PyLong_FromLong(status);
 }
 
+static int read_u64_item(PyObject *pair, Py_ssize_t i, uint64_t *p_value)
+{
+	PyObject *number = PySequence_GetItem(pair, i);
+
+	*p_value = number ? PyLong_AsUnsignedLongLong(number) : 0;
+	Py_XDECREF(number);
+
+	return PyErr_Occurred() ? -1 : 0;
+}
+
+static int read_ranges(PyObject *list, kvk_range_t *ranges, Py_ssize_t n)
+{
+	for (Py_ssize_t i = 0; i < n; i++) {
+		PyObject *range = PyList_GetItem(list, i);
+
+		if (!range || read_u64_item(range, 0, &ranges[i].at) || read_u64_item(range, 1, &ranges[i].bytes)) {
+			return -1;
+		}
+	}
+
+	return 0;
+}
+
+static PyObject *make_digests(uint8_t (*digests)[KVK_RANGE_DIGEST_BYTES], Py_ssize_t n)
+{
+	PyObject *list = PyList_New(n);
+
+	for (Py_ssize_t i = 0; list && i < n; i++) {
+		PyObject *digest = PyBytes_FromStringAndSize((const char *)digests[i], KVK_RANGE_DIGEST_BYTES);
+
+		if (!digest || PyList_SetItem(list, i, digest)) {
+			Py_CLEAR(list);
+		}
+	}
+
+	return list;
+}
+
+/* close() waits for it. */
+static kvc_status_t digest_ranges(kvdpy_worker_t *self, const kvk_range_t *ranges, Py_ssize_t n,
+				  uint8_t (*digests)[KVK_RANGE_DIGEST_BYTES])
+{
+	kvx_worker_t *worker = self->worker;
+	PyThreadState *state;
+	kvc_status_t status;
+
+	if (!worker) {
+		PyErr_SetString(PyExc_ValueError, "the worker is closed");
+		return KVC_ERR_CLOSED;
+	}
+	self->digesting++;
+	state = PyEval_SaveThread();
+	status = kvx_worker_digest(worker, ranges, (uint32_t)n, digests);
+	PyEval_RestoreThread(state);
+	self->digesting--;
+	if (status == KVC_ERR_NOMEM) {
+		(void)PyErr_NoMemory();
+	} else if (status != KVC_OK) {
+		PyErr_Format(PyExc_ValueError, "%s: %s", kvc_status_name(status), kvx_worker_last_error());
+	}
+
+	return status;
+}
+
+/* No hook: it may raise, and any thread may call it. */
+static PyObject *worker_digest(PyObject *object, PyObject *list)
+{
+	const Py_ssize_t n = PyList_Size(list);
+	uint8_t(*digests)[KVK_RANGE_DIGEST_BYTES];
+	PyObject *answer = NULL;
+	kvk_range_t *ranges;
+
+	if (n < 0) {
+		return NULL;
+	}
+	if (n > KVDPY_MAX_RANGES) {
+		return PyErr_Format(PyExc_ValueError, "at most %u ranges", KVDPY_MAX_RANGES);
+	}
+	ranges = PyMem_Calloc((size_t)n + 1, sizeof *ranges);
+	digests = PyMem_Calloc((size_t)n + 1, sizeof *digests);
+	if (!ranges || !digests) {
+		answer = PyErr_NoMemory();
+	} else if (read_ranges(list, ranges, n) == 0 &&
+		   digest_ranges((kvdpy_worker_t *)object, ranges, n, digests) == KVC_OK) {
+		answer = make_digests(digests, n);
+	}
+	PyMem_Free(digests);
+	PyMem_Free(ranges);
+
+	return answer;
+}
+
 static PyObject *close_worker(kvdpy_worker_t *self)
 {
 	kvx_worker_t *worker = self->worker;
@@ -239,6 +335,9 @@ static PyObject *close_worker(kvdpy_worker_t *self)
 	kvdpy_layers_clear(&self->layers);
 	kvdpy_prefetch_leave(&self->prefetch);
 	state = PyEval_SaveThread();
+	while (atomic_load(&self->digesting) > 0) {
+		(void)usleep(CLOSE_NAP_US);
+	}
 	kvx_worker_close(worker);
 	PyEval_RestoreThread(state);
 
@@ -279,6 +378,7 @@ METHODS(DEFINE)
 static PyMethodDef methods[] = {
 	METHODS(ROW){"run_sync_loads", KVDPY_FAST(worker_run_sync_loads), METH_VARARGS | METH_KEYWORDS,
 		     "start_load_kv"},
+	{"digest", KVDPY_FAST(worker_digest), METH_O, "[(address, bytes)] -> their digests, as they lie in memory"},
 	{"skip_save", KVDPY_FAST(worker_skip_save), METH_VARARGS | METH_KEYWORDS, "save_kv_layer"},
 	{NULL, NULL, 0, NULL},
 };

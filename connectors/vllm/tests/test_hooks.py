@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import signal
 import struct
 import sys
+import threading
 import unittest
 from types import SimpleNamespace
 from typing import Any
 
-from rig import BLOCK, SLOW, Blocks, Engine, Engines, Meta, Request, _kvd, output, prompt, time_us, until
+from rig import BLOCK, PAGE, SLOW, Blocks, Engine, Engines, Meta, Request, _kvd, output, prompt, time_us, until
 
 MISS = (0, False)
 
@@ -396,6 +398,56 @@ class Absent(Engines):
         engine.close()
         self.assertEqual(engine.match("x", prompt(1, 40)), MISS)
         self.assertEqual(engine.worker.take_finished(set()), (None, None))
+
+    def test_digests_are_of_what_lies_in_memory(self) -> None:
+        engine = self.engine()
+        ranges = [(ctypes.addressof(memory) + i, len(memory) - i - 1) for i, memory in enumerate(engine.memory)] + [(0, 0)]
+        before = engine.worker.digest(ranges)
+        self.assertEqual([len(digest) for digest in before], [16] * len(ranges))
+        self.assertEqual(len(set(before[1:])), 2)
+        engine.memory[1][PAGE] = b"\1"
+        after = engine.worker.digest(ranges)
+        self.assertEqual([a == b for a, b in zip(after, before)], [True, False, True])
+
+        found: list[Any] = []
+        threads = [threading.Thread(target=lambda: found.extend(engine.worker.digest(ranges) for _ in range(20))) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for _ in range(20):
+            engine.step(output())
+        for thread in threads:
+            thread.join()
+        self.assertEqual(found, [after] * 40)
+
+        for wrong in ([(1, -1)], [(1,)], [7], [(2**64 - 2, 16)], [(2**64, 1)], ["ab"]):
+            with self.assertRaises((IndexError, OverflowError, TypeError, ValueError)):
+                engine.worker.digest(wrong)
+        engine.worker.close()
+        with self.assertRaises(ValueError):
+            engine.worker.digest(ranges)
+
+    def test_closing_waits_for_digests(self) -> None:
+        engine = self.engine()
+        memory = ctypes.create_string_buffer(32 << 20)
+        ranges = [(ctypes.addressof(memory), len(memory))]
+        expected = engine.worker.digest(ranges)
+        wrong: list[Any] = []
+        begun = threading.Event()
+
+        def digest() -> None:
+            try:
+                while True:
+                    wrong.extend(digest for digest in engine.worker.digest(ranges) if digest != expected[0])
+                    begun.set()
+            except ValueError:
+                pass
+
+        thread = threading.Thread(target=digest)
+        thread.start()
+        begun.wait()
+        engine.worker.close()
+        thread.join()
+        self.assertEqual(wrong, [])
 
     def test_a_wrong_configuration_is_refused_with_its_reason(self) -> None:
         for half in (_kvd.Scheduler, _kvd.Worker):
