@@ -43,7 +43,7 @@ lint_size() {
 allowed() {
 	case $1 in
 	common) echo 'kv|hash|option|wire' ;;
-	kernels) echo 'kv|kvk|layout|cuda' ;;
+	kernels) echo 'kv|kvk|layout|cpu|cuda' ;;
 	storage) echo 'kv|kvk|kvs|cpu|nvme|metadb' ;;
 	daemon) echo 'kv|kvk|kvs|core|gpu|io|keeper|net' ;;
 	client) echo 'kv|kvk|kvctl|session' ;;

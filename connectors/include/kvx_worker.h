@@ -164,7 +164,7 @@ KVC_API kvc_status_t kvx_worker_flush(kvx_worker_t *worker, uint32_t timeout_ms)
 /* The digests of ranges of memory (kvk/digest_range.h), of the device for a cache in GPU memory, else of this process:
  * what an engine's weights are, as they lie there. Waits until all has been read, on a device behind what the stream of
  * kvx_worker_set_stream() has; work of other streams that writes there must have ended. Of bytes that are written
- * meanwhile any may be read. Any thread may call it, also beside the engine's, until kvx_worker_close(). Not OK:
+ * meanwhile any may be read. Any thread may call it while the engine's calls others, until kvx_worker_close(). Not OK:
  * kvx_worker_last_error(). KVC_ERR_ARG: no such memory; KVC_ERR_NOMEM; KVC_ERR_UNSUPPORTED: there is no kernel for it,
  * or the stream is being captured; KVC_ERR_IO: the device has failed. */
 KVC_API kvc_status_t kvx_worker_digest(kvx_worker_t *worker, const kvk_range_t *ranges, uint32_t count,

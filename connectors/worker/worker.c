@@ -493,8 +493,9 @@ kvc_status_t kvx_worker_digest(kvx_worker_t *worker, const kvk_range_t *ranges, 
 	kvc_status_t status;
 
 	if (worker->gpu) {
-		status = KVC_ERR_UNSUPPORTED;
-		why_text = "a device's memory has no digests here";
+		status = (kvc_status_t)kvk_gpu_digest(worker->gpu->gpu, ranges, count,
+						      atomic_load(&worker->gpu->compute), digests);
+		why_text = kvk_gpu_last_error();
 	} else {
 		status = kvx_digest_memory(ranges, count, 0, digests);
 		why_text = status == KVC_ERR_NOMEM ? "out of memory" : "a range ends beyond all memory";

@@ -260,7 +260,7 @@ static void choose_way(kvk_gpu_t *gpu, kvk_gpu_copy_desc_t *desc)
 }
 
 /* Work enqueued on a captured stream would become a part of a graph, and its event could not be asked about. */
-static kv_status_t check_capture(kvk_gpu_t *gpu, kvk_cu_stream_t stream)
+kv_status_t kvk_gpu_check_capture(kvk_gpu_t *gpu, kvk_cu_stream_t stream)
 {
 	int capture = CAPTURE_NONE;
 	const kv_status_t status = KVK_GPU_CALL(gpu, stream_capturing, stream, &capture);
@@ -272,7 +272,8 @@ static kv_status_t check_capture(kvk_gpu_t *gpu, kvk_cu_stream_t stream)
 		return kvk_gpu_set_error(KV_ERR_IO, "the stream's capture is invalid");
 	}
 	if (capture != CAPTURE_NONE) {
-		return kvk_gpu_set_error(KV_ERR_UNSUPPORTED, "the stream is being captured: a graph takes no copies");
+		return kvk_gpu_set_error(KV_ERR_UNSUPPORTED,
+					 "the stream is being captured: a graph takes no work of kvd");
 	}
 
 	return KV_OK;
@@ -327,7 +328,7 @@ kv_status_t kvk_gpu_describe_copy(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, kv
 		return status;
 	}
 	*desc = (kvk_gpu_copy_desc_t){.copy = copy, .kind = kind};
-	status = check_capture(gpu, copy->stream);
+	status = kvk_gpu_check_capture(gpu, copy->stream);
 	if (status != KV_OK) {
 		return status;
 	}

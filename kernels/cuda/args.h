@@ -22,6 +22,8 @@ typedef struct kvk_gpu_describe_copy {
 /* Check a copy and choose its way; `kind` as in the desc. KV_ERR_ARG, KV_ERR_UNSUPPORTED. */
 kv_status_t kvk_gpu_describe_copy(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, kvk_gpu_mem_kind_t kind,
 				  kvk_gpu_copy_desc_t *desc);
+/* KV_ERR_UNSUPPORTED: the stream is being captured. KV_ERR_IO. */
+kv_status_t kvk_gpu_check_capture(kvk_gpu_t *gpu, kvk_cu_stream_t stream);
 /* What was measured for this cache and a copy of this size; KVK_GPU_AUTO: nothing. */
 kvk_gpu_way_t kvk_gpu_find_way(const kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy, uint64_t bytes);
 /* Did the link gain from many SMs and from all the bytes that they can have in flight? */

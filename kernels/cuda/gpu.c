@@ -105,6 +105,9 @@ static const char *load_kernels(kvk_gpu_t *gpu, const void *image, int bulk)
 	if (bulk) {
 		load_bulk(gpu, bulks);
 	}
+	if (KVK_GPU_CALL(gpu, module_function, &gpu->digest_pieces, gpu->module, KVK_GPU_DIGEST_PIECES) != KV_OK) {
+		gpu->digest_pieces = NULL; /* kvk_gpu_digest() says so */
+	}
 
 	return NULL;
 }

@@ -173,7 +173,8 @@ struct kvk_gpu {
 	kvk_cu_module_t module;
 	kvk_cu_function_t plain[2]; /* by direction; NULL: no kernels */
 	kvk_cu_function_t bulk[2];  /* NULL: not on this device */
-	uint32_t sms_all, sms;      /* sms 0: what fills the link */
+	kvk_cu_function_t digest_pieces;
+	uint32_t sms_all, sms; /* sms 0: what fills the link */
 	uint64_t ring_bytes;
 	char name[96];
 	char description[KVK_GPU_ERROR_BYTES + 160];

@@ -175,3 +175,15 @@ kv_status_t kvk_gpu_launch_copy(kvk_gpu_t *gpu, const kvk_gpu_launch_t *launch, 
 
 	return start_kernel(gpu, &kernel, launch->stream);
 }
+
+kv_status_t kvk_gpu_launch_digest(kvk_gpu_t *gpu, const kvk_gpu_digest_args_t *args, kvk_cu_stream_t stream)
+{
+	kvk_gpu_digest_args_t by_value = *args;
+	void *params[] = {&by_value};
+	const kvk_cu_kernel_t kernel = {.function = gpu->digest_pieces,
+					.grid = {gpu->sms_all * KVK_GPU_PLAIN_GRID, 1, 1},
+					.block = {KVK_GPU_THREADS, 1, 1},
+					.params = params};
+
+	return start_kernel(gpu, &kernel, stream);
+}

@@ -17,6 +17,8 @@ typedef struct kvk_gpu_launch {
 
 /* The copy kernel that these arguments allow, on as many SMs as it has work for. */
 kv_status_t kvk_gpu_launch_copy(kvk_gpu_t *gpu, const kvk_gpu_launch_t *launch, const kvk_gpu_args_t *args);
+/* The kernel that digests pieces of memory, on all SMs. */
+kv_status_t kvk_gpu_launch_digest(kvk_gpu_t *gpu, const kvk_gpu_digest_args_t *args, kvk_cu_stream_t stream);
 /* Pages or pieces: what a warp takes at a time. */
 uint64_t kvk_gpu_count_units(const kvk_gpu_args_t *args);
 

@@ -70,6 +70,7 @@ typedef struct fake_work {
 	size_t kernel; /* index in fake_kernels */
 	int shared;
 	kvk_gpu_args_t args;
+	kvk_gpu_digest_args_t digest;
 	void (*call)(void *call_args);
 	void *call_args;
 	fake_marker_t *marker;
@@ -98,8 +99,9 @@ typedef struct fake_function {
 } fake_function_t;
 
 static const char *const fake_kernels[] = {KVK_GPU_GATHER_PLAIN, KVK_GPU_SCATTER_PLAIN, KVK_GPU_GATHER_BULK,
-					   KVK_GPU_SCATTER_BULK};
+					   KVK_GPU_SCATTER_BULK, KVK_GPU_DIGEST_PIECES};
 #define FAKE_KERNELS 5u
+#define FAKE_DIGEST  4u /* gets arguments of its own */
 #define FAKE_BULK    2u /* from this one on */
 #define FAKE_SCATTER 3u /* the bulk one */
 

@@ -481,7 +481,29 @@ static uint64_t cost_of(const kvk_gpu_args_t *a, const kvk_gpu_move_t *moves)
 	return moves && moves[0].pool & FAKE_TAG ? fake.link_cost * narrow : 1;
 }
 
-void fake_kernel(const fake_work_t *work)
+static void digest_pieces(const kvk_gpu_digest_args_t *a)
+{
+	const kvk_gpu_piece_t *pieces = fake_resolve(a->pieces, a->count * sizeof *pieces);
+	uint64_t *digests = fake_resolve(a->digests, a->count * sizeof *digests);
+
+	for (uint32_t i = 0; i < a->count && pieces && digests; i++) {
+		const uint64_t n = pieces[i].bytes;
+		uint8_t padded[KVK_GPU_PIECE] = {0};
+		const void *at;
+
+		if (n == 0 || n > sizeof padded) {
+			fake_fault("a piece of no size");
+			return;
+		}
+		at = fake_resolve(pieces[i].at, n);
+		if (at) {
+			memcpy(padded, at, n);
+		}
+		digests[i] = XXH3_64bits(padded, (n + KVK_GPU_PIECE_PAD - 1) / KVK_GPU_PIECE_PAD * KVK_GPU_PIECE_PAD);
+	}
+}
+
+static void copy_pages(const fake_work_t *work)
 {
 	const kvk_gpu_args_t *a = &work->args;
 	const kvk_gpu_move_t *moves = fake_resolve(a->moves, a->count * sizeof *moves);
@@ -514,4 +536,14 @@ void fake_kernel(const fake_work_t *work)
 	}
 	atomic_fetch_add(&fake.clock, cost_of(a, moves) * pages * a->page_bytes);
 	free(canonical);
+}
+
+void fake_kernel(const fake_work_t *work)
+{
+	if (work->kernel == FAKE_DIGEST) {
+		fake_cuda_trace("stream %u: digests of %u pieces", work->stream, work->digest.count);
+		digest_pieces(&work->digest);
+	} else {
+		copy_pages(work);
+	}
 }

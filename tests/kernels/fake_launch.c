@@ -9,6 +9,7 @@ typedef struct fake_single {
 	size_t kernel;
 	unsigned grid, shared;
 	kvk_gpu_args_t args;
+	kvk_gpu_digest_args_t digest;
 } fake_single_t;
 
 static void set(fake_single_t *single, const kvk_cu_kernel_t *kernel)
@@ -17,7 +18,11 @@ static void set(fake_single_t *single, const kvk_cu_kernel_t *kernel)
 	single->kernel = (size_t)((fake_function_t *)(void *)kernel->function - fake.functions);
 	single->grid = kernel->grid[0];
 	single->shared = kernel->shared_bytes;
-	memcpy(&single->args, kernel->params[0], sizeof single->args);
+	if (single->kernel == FAKE_DIGEST) {
+		memcpy(&single->digest, kernel->params[0], sizeof single->digest);
+	} else {
+		memcpy(&single->args, kernel->params[0], sizeof single->args);
+	}
 	if (kernel->grid[0] == 0 || kernel->grid[1] != 1 || kernel->grid[2] != 1 || kernel->block[1] != 1 ||
 	    kernel->block[2] != 1 || kernel->extra || kernel->kernel || kernel->context ||
 	    kernel->block[0] != KVK_GPU_THREADS) {
@@ -55,8 +60,10 @@ static void start(const fake_single_t *single, kvk_cu_stream_t stream)
 	work->kernel = single->kernel;
 	work->shared = (int)single->shared;
 	work->args = single->args;
+	work->digest = single->digest;
 	/* two plain blocks fit an SM */
-	fake_take_sms(stream, single->kernel < FAKE_BULK ? (single->grid + 1) / 2 : single->grid);
+	fake_take_sms(stream, single->kernel < FAKE_BULK || single->kernel == FAKE_DIGEST ? (single->grid + 1) / 2
+											  : single->grid);
 	if (single->kernel == FAKE_SCATTER) {
 		take_window(single);
 	}

@@ -596,6 +596,68 @@ static int run_case(world_t *w, draw_t *d)
 	return right && same(w, &w->cache, d->cache_bytes, "the cache after a scatter");
 }
 
+/* ---- digests of memory ----------------------------------------------------------------------- */
+
+#define RANGES 64u
+
+/* Ranges of a pool that lie anywhere, by the twin and by a device that has it registered or mapped, or (`stranger`)
+ * that finds it by the driver. 1: all are equal. */
+static int digests_are_equal(world_t *w, area_t *pool, kvk_gpu_t *stranger)
+{
+	static const size_t len[] = {0,    1,    63,   240,   241,   255,   256,   257,
+				     4095, 4096, 4097, 16383, 16384, 16385, 32768, 300000};
+	uint8_t expected[RANGES][KVK_RANGE_DIGEST_BYTES], digests[RANGES][KVK_RANGE_DIGEST_BYTES];
+	uint64_t *pieces = calloc(kvk_count_pieces(w->bytes), sizeof *pieces);
+	kvk_range_t ranges[RANGES];
+	kv_status_t status;
+	int right;
+
+	randomise(w, pool, w->bytes);
+	for (uint32_t i = 0; i < RANGES; i++) {
+		const size_t bytes = i < 3 * KV_COUNT_OF(len) ? len[i / 3] : below(w, w->bytes / 8);
+		const size_t align = i % 3 == 0 ? 16 : i % 3 == 1 ? 4 : 1;
+		const size_t at = i + 1 == RANGES ? w->bytes - bytes : below(w, w->bytes - bytes) / align * align;
+		uint32_t n = 0;
+
+		for (size_t from = 0; from < bytes; from += KVK_PIECE) {
+			pieces[n++] = kvk_digest_piece(pool->twin + at + from,
+						       bytes - from < KVK_PIECE ? bytes - from : KVK_PIECE);
+		}
+		kvk_digest_range(pieces, bytes, expected[i]);
+		ranges[i] = (kvk_range_t){(uint64_t)(uintptr_t)pool->real + at, bytes};
+		w->compared += bytes;
+	}
+	free(pieces);
+	status = kvk_gpu_digest(w->gpu, ranges, RANGES, w->stream, digests);
+	right = status == KV_OK && memcmp(digests, expected, sizeof digests) == 0;
+	if (right && stranger) {
+		status = kvk_gpu_digest(stranger, ranges, RANGES, w->stream, digests);
+		right = status == KV_OK && memcmp(digests, expected, sizeof digests) == 0;
+	}
+	if (!right) {
+		printf("gpu_prop: digests of memory: %s\n", status == KV_OK ? "others" : kvk_gpu_last_error());
+	}
+
+	return right || status == KV_ERR_UNSUPPORTED;
+}
+
+/* In all places: how many are wrong. */
+static uint64_t check_digests(world_t *w)
+{
+	kvk_gpu_t *stranger;
+	uint64_t wrong = 0;
+
+	must((int)kvk_gpu_open(&(kvk_gpu_config_t){.cuda = w->cuda, .image = GPU_PROP_IMAGE}, &stranger), "open");
+	for (uint32_t i = 0; i < w->usable_count; i++) {
+		wrong += !digests_are_equal(w, &w->pools[w->usable[i]], w->usable[i] == HOST ? NULL : stranger);
+	}
+	kvk_gpu_close(stranger);
+	printf("gpu_prop: digests of %u ranges of memory in %u places, %llu wrong\n", RANGES, w->usable_count,
+	       (unsigned long long)wrong);
+
+	return wrong;
+}
+
 static uint64_t option(int argc, char **argv, const char *name, uint64_t otherwise)
 {
 	for (int i = 1; i + 1 < argc; i++) {
@@ -619,6 +681,7 @@ int main(int argc, char **argv)
 	if (status != 0) {
 		return status;
 	}
+	failed += check_digests(&w);
 	for (uint32_t number = 0; (done < cases || w.flips < flips) && failed < 5; number++) {
 		draw_t d = {0};
 		int right;

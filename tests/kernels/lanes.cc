@@ -23,8 +23,9 @@ struct lane {
 static lane lanes[32];
 static ucontext_t outside;
 static unsigned current;
-static void (*kernel)(kvk_gpu_args_t);
+static void (*kernel)(kvk_gpu_args_t); // null: the one that digests
 static kvk_gpu_args_t kernel_args;
+static kvk_gpu_digest_args_t digest_args;
 
 void lanes_meet(int line)
 {
@@ -36,7 +37,11 @@ void lanes_meet(int line)
 
 static void run_lane()
 {
-	kernel(kernel_args);
+	if (kernel) {
+		kernel(kernel_args);
+	} else {
+		kvk_digest_pieces(digest_args);
+	}
 	lanes[current].line = 0;
 }
 
@@ -73,7 +78,7 @@ static void run_warp(unsigned warp)
 	}
 }
 
-extern "C" void lanes_launch(const char *name, unsigned grid, unsigned threads, const kvk_gpu_args_t *args)
+extern "C" void lanes_launch(const char *name, unsigned grid, unsigned threads, const void *args)
 {
 	static const struct {
 		const char *name;
@@ -83,10 +88,16 @@ extern "C" void lanes_launch(const char *name, unsigned grid, unsigned threads, 
 		       {KVK_GPU_GATHER_PLAIN, kvk_gather_plain},
 		       {KVK_GPU_SCATTER_PLAIN, kvk_scatter_plain}};
 
+	kernel = nullptr;
 	for (const auto &k : kernels) {
 		kernel = strcmp(k.name, name) == 0 ? k.kernel : kernel;
 	}
-	kernel_args = *args;
+	if (kernel) {
+		kernel_args = *(const kvk_gpu_args_t *)args;
+	} else {
+		LANES_CHECK(strcmp(name, KVK_GPU_DIGEST_PIECES) == 0);
+		digest_args = *(const kvk_gpu_digest_args_t *)args;
+	}
 	gridDim.x = grid;
 	blockDim.x = threads;
 	for (blockIdx.x = 0; blockIdx.x < grid; blockIdx.x++) {

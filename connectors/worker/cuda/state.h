@@ -152,10 +152,10 @@ struct kvx_wgpu {
 	_Atomic uint32_t presend;               /* kvx_presend_t */
 
 	/* the engine's thread */
-	kvk_cu_stream_t compute;
-	uint32_t points;           /* of the compute stream that saves come after: how many there were */
-	int begin_point;           /* the one of this step's complete blocks is among them */
-	int ended;                 /* end_step() was called, and its synchronous loads are not settled yet */
+	_Atomic(kvk_cu_stream_t) compute; /* any thread that asks for digests reads it */
+	uint32_t points;                  /* of the compute stream that saves come after: how many there were */
+	int begin_point;                  /* the one of this step's complete blocks is among them */
+	int ended;                        /* end_step() was called, and its synchronous loads are not settled yet */
 	int prefetched;            /* the step's loads have begun, and run_sync_loads() has not been called yet */
 	int presend_layers;        /* layer by layer, if that pays */
 	uint64_t presend_until_ns; /* the end of the wait for their blocks */

@@ -42,9 +42,23 @@ typedef struct kvk_gpu_args {
 	kvk_gpu_row_t k, v;
 } kvk_gpu_args_t;
 
-/* Names of the kernels in the image, each (kvk_gpu_args_t by value), any grid, block of KVK_GPU_THREADS. The bulk ones
- * need sm_90, every address, stride and length on the way a multiple of 16, and KVK_GPU_SHARED bytes of dynamic shared
- * memory; the plain ones need neither. */
+/* Memory to digest: a piece of a range (kvk/digest_range.h). */
+typedef struct kvk_gpu_piece {
+	uint64_t at;
+	uint64_t bytes; /* 1 to KVK_GPU_PIECE */
+} kvk_gpu_piece_t;
+
+typedef struct kvk_gpu_digest_args {
+	uint64_t pieces;  /* const kvk_gpu_piece_t[count] */
+	uint64_t digests; /* uint64_t[count]: written */
+	uint32_t count;
+} kvk_gpu_digest_args_t;
+#define KVK_GPU_PIECE     16384u
+#define KVK_GPU_PIECE_PAD 256u
+
+/* Names of the kernels in the image. The copies' get (kvk_gpu_args_t by value), any grid, block of KVK_GPU_THREADS. The
+ * bulk ones need sm_90, every address, stride and length on the way a multiple of 16, and KVK_GPU_SHARED bytes of
+ * dynamic shared memory; the plain ones need neither. */
 #ifndef KVK_GPU_THREADS
 #define KVK_GPU_THREADS 256
 #endif
@@ -53,5 +67,7 @@ typedef struct kvk_gpu_args {
 #define KVK_GPU_SCATTER_BULK  "kvk_scatter_bulk"
 #define KVK_GPU_GATHER_PLAIN  "kvk_gather_plain"
 #define KVK_GPU_SCATTER_PLAIN "kvk_scatter_plain"
+/* (kvk_gpu_digest_args_t by value); grid and block as the plain ones. */
+#define KVK_GPU_DIGEST_PIECES "kvk_digest_pieces"
 
 #endif

@@ -1,5 +1,5 @@
-/* The copy kernels: a paged cache in the device's memory <-> canonical blocks in the host's, a peer's or its own. Equal
- * to cpu/move.c, bytes and digests.
+/* The kernels. Copies: a paged cache in the device's memory <-> canonical blocks in the host's, a peer's or its own.
+ * Equal to cpu/move.c, bytes and digests. At the end: digests of memory, equal to cpu/digest_range.c.
  *
  * Every warp works for itself: it walks through its leaves chunk by chunk, and each chunk passes through a stage in
  * shared memory, where its digest is made. The pool's side of a chunk is one piece, the cache's side is rows of often
@@ -340,4 +340,105 @@ extern "C" __global__ void __launch_bounds__(KVK_GPU_THREADS, 2)
 	kvk_scatter_plain(const __grid_constant__ kvk_gpu_args_t args)
 {
 	copy_plain<false>(args);
+}
+
+/* ---- digests of memory ----------------------------------------------------------------------- */
+
+/* The next bytes of a piece -> stage, by the widest vector that the address allows; nothing beyond them is read. */
+template <typename V>
+static __device__ __forceinline__ void load_bytes(uint64_t at, uint32_t bytes, uint8_t *stage)
+{
+	const uint32_t index = threadIdx.x % KVK_WARP, step = KVK_WARP * (uint32_t)sizeof(V);
+	const uint32_t whole = bytes / (uint32_t)sizeof(V) * (uint32_t)sizeof(V);
+
+	for (uint32_t from = index * (uint32_t)sizeof(V); from < whole; from += HELD * step) {
+		V held[HELD];
+
+#pragma unroll
+		for (uint32_t i = 0; i < HELD; i++) {
+			if (from + i * step < whole) {
+				held[i] = *(const V *)(at + from + i * step);
+			}
+		}
+#pragma unroll
+		for (uint32_t i = 0; i < HELD; i++) {
+			if (from + i * step < whole) {
+				*(V *)(stage + from + i * step) = held[i];
+			}
+		}
+	}
+	for (uint32_t i = whole + index; i < bytes; i += KVK_WARP) {
+		stage[i] = *(const uint8_t *)(at + i);
+	}
+}
+
+/* The digest of a piece, in every lane. */
+static __device__ __forceinline__ uint64_t digest_piece(kvk_xxh3_lane_t *lane, uint64_t at, uint32_t bytes,
+							uint8_t *stage)
+{
+	const uint32_t padded = (bytes + KVK_GPU_PIECE_PAD - 1) / KVK_GPU_PIECE_PAD * KVK_GPU_PIECE_PAD;
+	uint32_t n;
+
+	kvk_xxh3_reset(lane);
+	for (uint32_t from = 0; from < padded; from += n) {
+		const uint32_t left = bytes - from;
+
+		n = kvk_chunk_bytes(padded - from);
+
+		const uint32_t real = left < n ? left : n;
+
+		if (at % 16 == 0) {
+			load_bytes<uint4>(at + from, real, stage);
+		} else if (at % 4 == 0) {
+			load_bytes<uint32_t>(at + from, real, stage);
+		} else {
+			load_bytes<uint8_t>(at + from, real, stage);
+		}
+		for (uint32_t i = real + threadIdx.x % KVK_WARP; i < n; i += KVK_WARP) {
+			stage[i] = 0;
+		}
+		__syncwarp();
+		warp_digest(lane, (const uint64_t *)stage, n, from + n == padded);
+		__syncwarp(); /* everybody has read the stage */
+	}
+
+	return warp_digest_end(lane, padded);
+}
+
+/* Each warp has its share of the pieces, which are neighbours. The table and the digests are the host's: a lane reads
+ * one of the next 32 entries, and writes one of the last 32 digests. */
+extern "C" __global__ void __launch_bounds__(KVK_GPU_THREADS, 2)
+	kvk_digest_pieces(const __grid_constant__ kvk_gpu_digest_args_t args)
+{
+	__shared__ __align__(16) uint8_t stages_digest[KVK_GPU_THREADS / KVK_WARP][KVK_STAGE];
+	const kvk_gpu_piece_t *pieces = (const kvk_gpu_piece_t *)args.pieces;
+	uint8_t *stage = stages_digest[threadIdx.x / KVK_WARP];
+	const uint32_t index = threadIdx.x % KVK_WARP;
+	const uint32_t warps = gridDim.x * (KVK_GPU_THREADS / KVK_WARP);
+	const uint32_t warp = blockIdx.x * (KVK_GPU_THREADS / KVK_WARP) + threadIdx.x / KVK_WARP;
+	const uint32_t end = (uint32_t)((uint64_t)args.count * (warp + 1) / warps);
+	kvk_gpu_piece_t mine = {0, 0};
+	uint64_t digest = 0;
+	kvk_xxh3_lane_t lane;
+
+	kvk_xxh3_init(&lane, index);
+	for (uint32_t i = (uint32_t)((uint64_t)args.count * warp / warps), of = 0; i < end; i++) {
+		if (of == 0 && i + index < end) {
+			mine = pieces[i + index];
+		}
+
+		const uint64_t at = __shfl_sync(KVK_WHOLE, mine.at, of);
+		const uint64_t bytes = __shfl_sync(KVK_WHOLE, mine.bytes, of);
+		const uint64_t made = digest_piece(&lane, at, (uint32_t)bytes, stage);
+
+		digest = index == of ? made : digest;
+		of = (of + 1) % KVK_WARP;
+		if (of == 0 || i + 1 == end) {
+			const uint32_t last = of == 0 ? KVK_WARP - 1 : of - 1;
+
+			if (index <= last) {
+				((uint64_t *)args.digests)[i - last + index] = digest;
+			}
+		}
+	}
 }

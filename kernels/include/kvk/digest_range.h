@@ -23,11 +23,11 @@ typedef struct kvk_range {
 	uint64_t bytes;
 } kvk_range_t;
 
-/* Pieces of so many bytes. */
+/* Pieces of a range of `bytes` bytes. */
 uint64_t kvk_count_pieces(uint64_t bytes);
 /* 1 to KVK_PIECE bytes. */
 uint64_t kvk_digest_piece(const void *data, size_t bytes);
-/* Of a range of so many bytes: digests of all its pieces in, its own digest out. */
+/* Of a range of `bytes` bytes: digests of all its pieces in, its own digest out. */
 void kvk_digest_range(const uint64_t *pieces, uint64_t bytes, uint8_t digest[KVK_RANGE_DIGEST_BYTES]);
 
 #ifdef __cplusplus

@@ -3,8 +3,9 @@
  *
  * A kvk_gpu_t is one device as one process sees it, in the device's primary context (the one frameworks use). Copies
  * are submitted to a stream, run there in the stream's order, and are asked about afterwards: nothing here synchronises
- * a stream or the device, and nothing waits but kvk_gpu_wait(). The pool side of a copy is host memory made known with
- * kvk_gpu_register(), memory of a GPU mapped with kvk_gpu_map(), or other memory of this or of a peer device.
+ * a stream or the device, and nothing waits but kvk_gpu_wait() and kvk_gpu_digest(). The pool side of a copy is host
+ * memory made known with kvk_gpu_register(), memory of a GPU mapped with kvk_gpu_map(), or other memory of this or of a
+ * peer device.
  *
  *   ZERO_COPY   the kernel reads and writes pool pages over the link: any range of heads and layers, smallest units,
  *               some SMs
@@ -27,6 +28,7 @@
 #define KVK_GPU_H
 
 #include "kvk/cuda.h"
+#include "kvk/digest_range.h"
 #include "kvk/move.h"
 
 #include "kv/env.h"
@@ -146,6 +148,15 @@ kv_status_t kvk_gpu_order_after_job(kvk_gpu_job_t *job, kvk_cu_stream_t stream);
 /* Give it back. It must be over, or its copies must no longer matter: memory they use stays in use until they
  * end. */
 void kvk_gpu_release_job(kvk_gpu_job_t *job);
+
+/* ---- digests --------------------------------------------------------------------------------- */
+
+/* The digests of ranges of memory that kernels of this device reach (kvk/digest_range.h), by a kernel on all its SMs,
+ * behind what the stream has now. Waits for them, the only call here besides kvk_gpu_wait() that waits. 3 MiB of pinned
+ * memory at most, for the call. KV_ERR_ARG: memory that the device does not see; KV_ERR_UNSUPPORTED: no kernel for it
+ * here, a peer's memory that kernels do not reach, or a stream that is being captured; KV_ERR_NOMEM; KV_ERR_IO. */
+kv_status_t kvk_gpu_digest(kvk_gpu_t *gpu, const kvk_range_t *ranges, uint32_t count, kvk_cu_stream_t stream,
+			   uint8_t (*digests)[KVK_RANGE_DIGEST_BYTES]);
 
 /* ---- streams --------------------------------------------------------------------------------- */
 

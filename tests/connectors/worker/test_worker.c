@@ -2,6 +2,9 @@
  * fences of all blocks. What it cannot do it says when it is opened. */
 #include "connectors/worker/wr.h"
 
+#include "kvx_digest.h"
+
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -263,6 +266,43 @@ static void p1_a_request_is_named_when_all_its_pieces_have_ended(void **state)
 	kvc_release(&lease, 1);
 }
 
+/* ---- digests --------------------------------------------------------------------------------- */
+
+/* Each layer's part of the cache, where it lies, asked by a thread that is not the engine's. */
+static void *digest_layers(void *arg)
+{
+	const wr_rank_t *rank = arg;
+	uint8_t digests[WR_LAYERS + 1][KVK_RANGE_DIGEST_BYTES], expected[WR_LAYERS + 1][KVK_RANGE_DIGEST_BYTES];
+	kvk_range_t ranges[WR_LAYERS + 1] = {{0}};
+
+	for (uint32_t i = 0; i < rank->layers; i++) {
+		ranges[i] = (kvk_range_t){(uint64_t)(uintptr_t)rank->base[i] + i, (uint64_t)WR_BLOCKS * rank->page - i};
+	}
+	assert_int_equal(kvx_worker_digest(rank->worker, ranges, rank->layers + 1, digests), KVC_OK);
+	assert_int_equal(kvx_digest_memory(ranges, rank->layers + 1, 1, expected), KVC_OK);
+	assert_memory_equal(digests, expected, (rank->layers + 1) * sizeof digests[0]);
+
+	return NULL;
+}
+
+static void p1_a_digest_names_what_lies_in_memory(void **state)
+{
+	const kvk_range_t beyond = {UINT64_MAX - 1, 16};
+	uint8_t digest[1][KVK_RANGE_DIGEST_BYTES];
+	wr_t *wr = *state;
+	pthread_t thread;
+
+	for (uint32_t seed = 1; seed < 3; seed++) {
+		wr_fill(wr, seed);
+		assert_int_equal(pthread_create(&thread, NULL, digest_layers, &wr->rank[0]), 0);
+		wr_message(wr);
+		wr_step(wr);
+		assert_int_equal(pthread_join(thread, NULL), 0);
+	}
+	assert_int_equal(kvx_worker_digest(wr->rank[0].worker, &beyond, 1, digest), KVC_ERR_ARG);
+	assert_true(strlen(kvx_worker_last_error()) > 10);
+}
+
 int main(int argc, char **argv)
 {
 	static const wr_t unstored = {.empty = 1};
@@ -277,6 +317,7 @@ int main(int argc, char **argv)
 		WR_TEST(p7_without_a_daemon_everything_fails_at_once, strict_alone),
 		WR_TEST(p5_a_worker_that_waits_burns_no_cpu, unstored),
 		WR_TEST(p1_a_request_is_named_when_all_its_pieces_have_ended, wr_one),
+		WR_TEST(p1_a_digest_names_what_lies_in_memory, wr_alone),
 	};
 
 	return wr_run_tests(argc, argv, tests, KV_COUNT_OF(tests));
