@@ -2,7 +2,8 @@
 #include "bench.h"
 
 extern bench_run_t run_acquire, run_connector, run_copy, run_disaggregation, run_hash, run_match, run_nvme,
-	run_partition, run_pool, run_restart, run_tenant, run_transfer, run_transfer_ucx, run_weights;
+	run_partition, run_pool, run_restart, run_tenant, run_transfer, run_transfer_ucx, run_weights,
+	run_weights_memory;
 
 #define LINES     "13 dependent cache-line loads from a table as large as the mirror"
 #define LINE_GOAL "p50 <= 2,000 ns, no system call"
@@ -70,6 +71,8 @@ const bench_t bench_list[] = {
 	 "the same bytes in blocks of 4 MiB", "ratio >= 0.9"},
 	{"transfer/ucx-64k-scattered", run_transfer_ucx, 4, "the same, no two of them neighbours",
 	 "the same bytes in blocks of 4 MiB", ""},
+	{"weights/memory", run_weights_memory, 0, "the digest of memory, as an engine's weights lie there",
+	 "as many threads that only read it", "ratio >= 0.8"},
 	{"weights/cached", run_weights, 0, "the digest of a file that the page cache has, by threads of idle priority",
 	 "as many threads of usual priority that only read it", "ratio >= 0.3"},
 	{"weights/cold", run_weights, 1, "the digest of a file that is on the disk alone",

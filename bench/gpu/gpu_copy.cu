@@ -371,6 +371,51 @@ static void rows_staged()
 	}
 }
 
+// The weights of an engine, as much as there is room for: the digest of all, and of as many bytes in tensors of a few
+// MB.
+static void rows_digest()
+{
+	const uint64_t tensor = (uint64_t)6 << 20;
+	size_t free_bytes, all;
+	uint8_t *base;
+
+	CU(cudaMemGetInfo(&free_bytes, &all));
+	const uint64_t wanted = bench_param_size("weights", bench_quick() ? 1000000000 : 16000000000);
+	const uint64_t bytes = std::min<uint64_t>(wanted, free_bytes / 10 * 9) / (2 * tensor) * (2 * tensor);
+
+	CU(cudaMalloc(&base, bytes));
+	for (uint64_t at = 0; at < bytes; at += gpu.bytes) {
+		CU(cudaMemcpy(base + at, gpu.pool, std::min(gpu.bytes, bytes - at), cudaMemcpyDefault));
+	}
+	for (uint64_t each : {bytes, tensor}) {
+		std::vector<kvk_range_t> ranges;
+		for (uint64_t at = 0; at < bytes; at += each) {
+			ranges.push_back({(uint64_t)(uintptr_t)base + at, each});
+		}
+		std::vector<uint8_t> digests(ranges.size() * KVK_RANGE_DIGEST_BYTES);
+		const auto digest = [&] {
+			const auto start = std::chrono::steady_clock::now();
+
+			must_kv(kvk_gpu_digest(gpu.kvk, ranges.data(), (uint32_t)ranges.size(),
+					       (kvk_cu_stream_t)gpu.stream,
+					       (uint8_t(*)[KVK_RANGE_DIGEST_BYTES])digests.data()));
+
+			return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+		};
+		// It reads one half and writes the other: as many bytes of memory.
+		const auto copy = [&] {
+			return 1e3 * timed(gpu.stream, [&] {
+				       CU(cudaMemcpyAsync(base, base + bytes / 2, bytes / 2, cudaMemcpyDefault,
+							  gpu.stream));
+			       });
+		};
+
+		row(text("digest of %.2f GB, %zu ranges", (double)bytes / 1e9, ranges.size()), "ms",
+		    "cudaMemcpyAsync of one half to the other", -4, digest, copy);
+	}
+	CU(cudaFree(base));
+}
+
 template <void (*rows)()> static bench_outcome_t run_family(int)
 {
 	const char *why = open_gpu();
@@ -398,6 +443,8 @@ extern "C" const bench_t bench_list[] = {
 	FAMILY(mapped, "copies from and to mapped memory of this GPU and of a peer",
 	       "one plain copy between the same devices"),
 	FAMILY(peer, "copies with another layout between two GPUs", "cudaMemcpyPeer"),
+	FAMILY(digest, "the digest of an engine's weights (--with weights=16000000000)",
+	       "a copy inside the GPU that reads and writes as many bytes"),
 	FAMILY(gemm, "products of matrices while blocks are copied", "alone"),
 	FAMILY(beside, "small kernels of a step while blocks are copied", "alone"),
 	{},

@@ -120,7 +120,7 @@ right()
 
 part1()
 {
-	measured link 420 "$build/gpu_copy" link beside both digests rivals hbm mapped peer
+	measured link 420 "$build/gpu_copy" link beside both digests rivals hbm mapped peer digest
 	measured staged 150 "$build/gpu_copy" staged --with mib=1280
 }
 
