@@ -489,6 +489,31 @@ KVC_API void kvc_put_free(kvc_put_t *put);
 KVC_API kvc_status_t kvc_put(kvc_space_t *space, const kvc_key_t *keys, uint32_t from, uint32_t n,
 			     const kvc_put_options_t *options, uint32_t *p_visible);
 
+/* ---- taking blocks back ---------------------------------------------------------------------- */
+
+/* Blocks that must not be found again, with all below them, also those that others have put: an engine has saved them
+ * under a name that was not true (its weights had changed). Leases and hand-overs on them end as REVOKED, and so do
+ * unfinished puts of them and below them. Other namespaces' blocks, other spaces' (the memory of a GPU is one), and
+ * copies that other nodes have fetched are not touched. */
+typedef struct kvc_withdraw {
+	size_t struct_size;
+	uint32_t group;
+	uint32_t n;            /* 1 to 65536 */
+	const kvc_key_t *keys; /* copied; one that is not known is no error */
+	uint64_t epoch;        /* kvc_space_info_t.epoch when they were made */
+} kvc_withdraw_t;
+typedef struct kvc_withdrawal kvc_withdrawal_t;
+/* Does not wait. KVC_ERR_BUSY: too much in flight. */
+KVC_API kvc_status_t kvc_withdraw_start(kvc_space_t *space, const kvc_withdraw_t *what,
+					kvc_withdrawal_t **p_withdrawal);
+/* PENDING: no answer yet. OK: *p_blocks blocks (may be NULL) are gone for good, also after a crash, and without the
+ * metadata of the disk. Any error: some may be there, or come back; ask again, with the same keys.
+ * KVC_ERR_STALE_EPOCH: nobody finds them now, since the space has another epoch. With one above theirs and below 2^48
+ * that is for good; else the disk of this daemon is not there yet: ask again when it is. */
+KVC_API kvc_status_t kvc_withdraw_state(const kvc_withdrawal_t *withdrawal, uint32_t *p_blocks);
+/* Before its attachment is closed; without an answer the daemon goes on with it. NULL is fine. */
+KVC_API void kvc_withdraw_free(kvc_withdrawal_t *withdrawal);
+
 /* ---- leases and puts of other members -------------------------------------------------------- */
 
 /* Names a lease or put within its instance. Plain value: the scheduler sends it to the workers as it likes. */

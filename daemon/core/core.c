@@ -5,6 +5,7 @@
 #include "core/block/room.h"
 #include "core/block/transfer.h"
 #include "core/block/visibility.h"
+#include "core/block/withdraw.h"
 #include "core/block/write_behind.h"
 #include "core/core_impl.h"
 #include "core/handover/handover.h"
@@ -160,6 +161,7 @@ void kvd_core_destroy(kvd_core_t *core)
 	kvd_puts_free(core);
 	kvd_leases_free(core);
 	kvd_handovers_free(core);
+	kvd_withdrawals_free(core);
 	if (core->tier[KVD_DISK]) {
 		kvs_tier_watch(core->tier[KVD_DISK], &(kvs_watch_t){0});
 	}
@@ -350,6 +352,9 @@ static kv_status_t handle_request(kvd_core_t *core, const kvd_ask_t *ask, kv_msg
 	case KV_CODE_SPACE_RESET:
 		status = reset_space(core, ns, member, ask->frame_id, msg, reply);
 		break;
+	case KV_CODE_WITHDRAW:
+		status = kvd_withdraw(core, ask);
+		break;
 	case KV_CODE_EXPLAIN:
 		status = explain_keys(core, ns, &msg->explain, &reply->explain_reply);
 		break;
@@ -503,6 +508,7 @@ static int run_quantum(kvd_core_t *core)
 	more |= kvd_handovers_run(core);
 	more |= kvd_private_blocks_run(core);
 	more |= kvd_dismantle_run(core);
+	more |= kvd_withdrawals_run(core);
 	more |= kvd_visibility_run(core);
 	more |= kvd_rebalance_run(core);
 

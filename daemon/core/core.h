@@ -222,10 +222,10 @@ typedef struct kvd_space_info {
 } kvd_space_info_t;
 kv_status_t kvd_space_open(kvd_core_t *core, const kvd_space_open_t *ask, kvd_space_info_t *p_info);
 
-/* ACQUIRE .. BAD_BLOCK, KEEP and HANDOVER_* of a member, EXPLAIN of any connection in namespace `ns`: ask->msg is the
- * decoded request, *reply the decoded reply (same code). Slices in the reply are valid until the next call. KV_PENDING:
- * the reply comes later through kvd_world_t.notify's sibling `answer` (SPACE_RESET only). Any other value than OK is
- * the status of the reply; *detail (static, may be NULL) says more. */
+/* ACQUIRE .. BAD_BLOCK, KEEP, WITHDRAW and HANDOVER_* of a member, EXPLAIN of any connection in namespace `ns`:
+ * ask->msg is the decoded request, *reply the decoded reply (same code). Slices in the reply are valid until the next
+ * call. KV_PENDING: the reply comes later through kvd_world_t.notify's sibling `answer` (SPACE_RESET, WITHDRAW). Any
+ * other value than OK is the status of the reply; *detail (static, may be NULL) says more. */
 kv_status_t kvd_core_request(kvd_core_t *core, const kvd_ask_t *ask, kv_msg_t *reply, const char **detail);
 
 /* Digest staging of a member: the host maps it and says where; the core copies words out once, through

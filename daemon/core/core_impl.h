@@ -91,8 +91,12 @@ struct kvd_core {
 	uint64_t durable_question; /* asked of runs since the last look: will its blocks be written? */
 	int disk_lost; /* the tier has taken blocks back, and acknowledgements owed have not been looked at */
 
-	uint32_t dead_trees;   /* to dismantle, linked by kvd_tree_t.link */
-	kvd_list_t dead_nodes; /* to dismantle */
+	uint32_t dead_trees;                /* to dismantle, linked by kvd_tree_t.link */
+	kvd_list_t dead_nodes;              /* to dismantle */
+	struct kvd_withdrawal *withdrawals; /* oldest first (withdraw.h) */
+	uint32_t pending_withdrawals;       /* those, and those that the disk tier is recording */
+	uint32_t withdrawn_tops;            /* on dead_nodes, by withdrawals */
+	uint64_t withdrawn;                 /* blocks taken down below them */
 	uint32_t *ghosts;
 	uint64_t ghost_mask;
 

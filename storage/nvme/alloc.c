@@ -66,18 +66,11 @@ uint64_t kvs_nvme_class_bytes(kvs_tier_t *tier, uint32_t slot_class)
 	return cls->files * cls->slots_per_file * cls->stride;
 }
 
-/* What the superblock does not name would be dropped by the next start, acknowledged or not. */
-static int is_recorded(const kvs_nvme_t *nvme, const kvs_meta_t *meta)
-{
-	const kvs_super_space_t *space = kvs_super_space_find(&nvme->super, meta->root);
-
-	return space && space->epoch == meta->epoch;
-}
-
 kv_status_t kvs_nvme_alloc(kvs_tier_t *tier, uint32_t slot_class, kvs_state_t state, uint64_t owner,
 			   const kvs_meta_t *meta, kvs_loc_t *p_loc)
 {
 	kvs_nvme_t *nvme = kvs_nvme(tier);
+	const kvs_super_space_t *space;
 	kvs_dclass_t *cls;
 	kvs_dslot_t *s;
 	kv_slot_t slot;
@@ -92,7 +85,9 @@ kv_status_t kvs_nvme_alloc(kvs_tier_t *tier, uint32_t slot_class, kvs_state_t st
 	if (nvme->health >= KVS_HEALTH_READ_ONLY) {
 		return KV_ERR_TIER_OFF;
 	}
-	if (!is_recorded(nvme, meta)) {
+	/* What the superblock does not name would be dropped by the next start, acknowledged or not. */
+	space = kvs_super_space_find(&nvme->super, meta->root);
+	if (!space || space->epoch != meta->epoch) {
 		return KV_ERR_STALE_EPOCH;
 	}
 	cls = &nvme->classes[slot_class];
@@ -113,6 +108,7 @@ kv_status_t kvs_nvme_alloc(kvs_tier_t *tier, uint32_t slot_class, kvs_state_t st
 	s->group = meta->group;
 	s->rec = rec;
 	nvme->recs[rec].meta = *meta;
+	nvme->recs[rec].meta.withdrawals = space->withdrawals;
 	kvs_slot_set_state(nvme, slot, s, state);
 	*p_loc = (kvs_loc_t){.slot = slot, .gen = s->gen};
 
@@ -166,6 +162,10 @@ void kvs_nvme_free(kvs_tier_t *tier, kvs_loc_t loc)
 	kvs_slot_clear_lost(nvme, loc.slot, s);
 	if (s->io > 0) {
 		s->flags |= KVS_SLOT_FREEING;
+		/* Its row goes now, and not when the transfer has ended: the block is gone for who asks next. */
+		if (s->flags & KVS_SLOT_ROW) {
+			kvs_slot_mark_dirty(nvme, loc.slot, s);
+		}
 	} else {
 		kvs_slot_release(nvme, loc.slot, s);
 	}

@@ -606,6 +606,28 @@ kv_status_t kvs_nvme_epoch_set(kvs_tier_t *tier, const kvs_epoch_t *epoch, kvs_d
 	return add_waiter(nvme, 1, ++nvme->super_asked, done, arg);
 }
 
+kv_status_t kvs_nvme_withdraw(kvs_tier_t *tier, const uint8_t root[32], kvs_done_fn done, void *arg)
+{
+	kvs_nvme_t *nvme = kvs_nvme(tier);
+	kv_status_t status;
+
+	if (nvme->health >= KVS_HEALTH_READ_ONLY) {
+		return KV_ERR_TIER_OFF;
+	}
+	if (nvme->waiter_count == KVS_MAX_WAITERS) {
+		return KV_ERR_BUSY;
+	}
+	status = kvs_super_space_withdraw(&nvme->super, root);
+	if (status != KV_OK) {
+		return status;
+	}
+	/* Rows of what was freed wait to be deleted. The round that ends the flush deletes them, and it, or one before,
+	 * writes the superblock: a round that could not is no answer. */
+	nvme->super_dirty = 1;
+
+	return add_waiter(nvme, 0, nvme->round, done, arg);
+}
+
 uint64_t kvs_nvme_epoch_get(kvs_tier_t *tier, const uint8_t root[32])
 {
 	const kvs_super_space_t *space = kvs_super_space_find(&kvs_nvme(tier)->super, root);

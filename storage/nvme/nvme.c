@@ -576,6 +576,7 @@ static const kvs_tier_ops_t nvme_ops = {
 	.state = kvs_nvme_state,
 	.watch = set_watch,
 	.readable = kvs_nvme_readable,
+	.withdraw = kvs_nvme_withdraw,
 };
 
 static kv_status_t open_all(kvs_nvme_t *nvme, const detail_t *detail)

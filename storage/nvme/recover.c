@@ -34,6 +34,7 @@ typedef struct kvs_recovery {
 	uint64_t dropped;
 	uint8_t root[32]; /* of the row before, with its epoch: rows of a space come in runs */
 	uint64_t epoch;
+	uint32_t withdrawals;
 	int root_known;
 	uint32_t *order; /* indices of all of them, shallow first */
 	uint32_t *entry; /* of those reported, by key: index + 1 */
@@ -84,7 +85,7 @@ static void scan_free(scan_t *scan)
 	scan->chunk_count = scan->chunk_cap = scan->count = 0;
 }
 
-static int epoch_is_current(scan_t *scan, const kvs_meta_t *meta)
+static int is_current(scan_t *scan, const kvs_meta_t *meta)
 {
 	const kvs_super_space_t *space;
 
@@ -93,10 +94,19 @@ static int epoch_is_current(scan_t *scan, const kvs_meta_t *meta)
 		space = kvs_super_space_find(&scan->nvme->super, meta->root);
 		memcpy(scan->root, meta->root, sizeof scan->root);
 		scan->epoch = space ? space->epoch : UINT64_MAX;
+		scan->withdrawals = space ? space->withdrawals : 0;
 		scan->root_known = 1;
 	}
 
-	return scan->epoch != UINT64_MAX && scan->epoch == meta->epoch;
+	if (scan->epoch == UINT64_MAX || scan->epoch != meta->epoch) {
+		return 0;
+	}
+
+	/* A row says what holds. A header says what was written once, and may be that of a block which was withdrawn
+	 * since: nothing tells it from the others, so none counts that is older than the last withdrawal (decision
+	 * 070).
+	 */
+	return !scan->nvme->rebuild || meta->withdrawals >= scan->withdrawals;
 }
 
 /* The slot the row speaks of, if the row can be true. */
@@ -110,7 +120,7 @@ static kvs_dslot_t *row_slot(scan_t *scan, const kvs_row_t *row)
 	if (!s || kv_slot_index(row->slot) >= nvme->files[kv_slot_slab(row->slot)].whole ||
 	    nvme->files[kv_slot_slab(row->slot)].slot_class != row->slot_class || s->flags ||
 	    row->length != kvs_slot_class(nvme, row->slot)->geometry.block_bytes || row->meta.depth == 0 ||
-	    (row->meta.depth == 1u) != kv_key_is_zero(&row->meta.parent) || !epoch_is_current(scan, &row->meta)) {
+	    (row->meta.depth == 1u) != kv_key_is_zero(&row->meta.parent) || !is_current(scan, &row->meta)) {
 		return NULL;
 	}
 
@@ -305,7 +315,7 @@ static void report_some(scan_t *scan, kvs_found_fn found, void *arg, uint32_t ma
 		kv_status_t status = KV_ERR_NO_PARENT;
 
 		/* A parent that is missing now may be one that the core has put off: then this one comes after it. */
-		if (!*place && !f->is_spare && epoch_is_current(scan, &f->meta)) {
+		if (!*place && !f->is_spare && is_current(scan, &f->meta)) {
 			status = has_parent(scan, &f->meta) ? found(arg, slot_class, loc, &f->meta)
 				 : scan->put_off > 0        ? KV_PENDING
 							    : KV_ERR_NO_PARENT;

@@ -228,6 +228,21 @@ static kv_status_t answer_handover(fake_t *fake, uint16_t code, const kv_msg_t *
 	}
 }
 
+static kv_status_t answer_document(uint16_t code, kv_msg_t *reply)
+{
+	if (code == KV_CODE_CHECK) {
+		reply->check_reply = (kv_msg_check_reply_t){.failed = 1, .json = kv_slice_str(check_json)};
+	} else if (code == KV_CODE_STATUS) {
+		reply->status_reply.json = kv_slice_str(status_json);
+	} else if (code == KV_CODE_STATS) {
+		reply->stats_reply.json = kv_slice_str(stats_json);
+	} else {
+		reply->config_reply.json = kv_slice_str(config_json);
+	}
+
+	return KV_OK;
+}
+
 /* Everything but JOIN, which carries descriptors. */
 static kv_status_t answer(fake_t *fake, uint32_t at, uint16_t code, const kv_msg_t *ask, kv_msg_t *reply)
 {
@@ -279,6 +294,9 @@ static kv_status_t answer(fake_t *fake, uint32_t at, uint16_t code, const kv_msg
 		atomic_fetch_add(&fake->seen.drains, 1);
 		atomic_store(&fake->seen.drained_what, ask->drained.what);
 		return KV_OK;
+	case KV_CODE_WITHDRAW:
+		reply->withdraw_reply.withdrawn = ask->withdraw.keys.len / KV_KEY_BYTES;
+		return ask->withdraw.epoch == fake->epoch ? KV_OK : KV_ERR_STALE_EPOCH;
 	case KV_CODE_BAD_BLOCK:
 		atomic_fetch_add(&fake->seen.bad_blocks, 1);
 		atomic_store(&fake->seen.bad_index, ask->bad_block.index);
@@ -286,17 +304,10 @@ static kv_status_t answer(fake_t *fake, uint32_t at, uint16_t code, const kv_msg
 	case KV_CODE_EXPLAIN:
 		return fake_explain(fake, &ask->explain, &reply->explain_reply);
 	case KV_CODE_CHECK:
-		reply->check_reply = (kv_msg_check_reply_t){.failed = 1, .json = kv_slice_str(check_json)};
-		return KV_OK;
 	case KV_CODE_STATUS:
-		reply->status_reply.json = kv_slice_str(status_json);
-		return KV_OK;
 	case KV_CODE_STATS:
-		reply->stats_reply.json = kv_slice_str(stats_json);
-		return KV_OK;
 	case KV_CODE_CONFIG:
-		reply->config_reply.json = kv_slice_str(config_json);
-		return KV_OK;
+		return answer_document(code, reply);
 	default:
 		return answer_handover(fake, code, ask, reply);
 	}

@@ -776,6 +776,53 @@ static void p1_a_private_key_covers_all_that_its_block_depends_on(void **state)
 	bed_free(&bed);
 }
 
+static kvc_status_t withdraw(bed_t *bed, uint64_t epoch, uint32_t *p_blocks)
+{
+	const kvc_withdraw_t what = {.struct_size = sizeof what, .n = 4, .keys = bed->keys, .epoch = epoch};
+	kvc_withdrawal_t *withdrawal = NULL;
+	kvc_status_t status = kvc_withdraw_start(bed->space, &what, &withdrawal);
+
+	while (status == KVC_OK && kvc_withdraw_state(withdrawal, NULL) == KVC_PENDING) {
+		(void)kvc_poll(bed->kvc, 5);
+	}
+	status = status == KVC_OK ? kvc_withdraw_state(withdrawal, p_blocks) : status;
+	kvc_withdraw_free(withdrawal);
+
+	return status;
+}
+
+static void p5_a_withdrawal_is_answered_or_says_why_not(void **state)
+{
+	bed_t bed;
+	kvc_config_t config;
+	kvc_withdraw_t what = {.n = 4};
+	kvc_withdrawal_t *withdrawal = NULL;
+	uint32_t blocks = 0;
+
+	(void)state;
+	bed_listen(&bed, &fake_split);
+	config = bed_config(&bed);
+	config.timeout_ms = 500;
+	assert_int_equal(kvc_attach(&config, &bed.kvc), KVC_OK);
+	bed_open(&bed);
+	assert_int_equal(kvc_withdraw_start(bed.space, &what, &withdrawal), KVC_ERR_ARG); /* no size, no keys */
+	what = (kvc_withdraw_t){.struct_size = sizeof what, .group = 77, .n = 4, .keys = bed.keys};
+	assert_int_equal(kvc_withdraw_start(bed.space, &what, &withdrawal), KVC_ERR_ARG);
+	assert_null(withdrawal);
+	assert_int_equal(withdraw(&bed, bed.info.epoch, &blocks), KVC_OK);
+	assert_int_equal(blocks, 4);
+	assert_int_equal(withdraw(&bed, bed.info.epoch + 1, NULL), KVC_ERR_STALE_EPOCH);
+	what = (kvc_withdraw_t){.struct_size = sizeof what, .n = 4, .keys = bed.keys, .epoch = bed.info.epoch};
+	assert_int_equal(kvc_withdraw_start(bed.space, &what, &withdrawal), KVC_OK);
+	kvc_withdraw_free(withdrawal); /* its answer comes later, and is dropped */
+	kvc_withdraw_free(NULL);
+	assert_int_equal(withdraw(&bed, bed.info.epoch, &blocks), KVC_OK);
+	atomic_store(&fake_knobs(bed.fake)->mute, UINT32_MAX);
+	assert_int_equal(withdraw(&bed, bed.info.epoch, NULL), KVC_ERR_TIMEOUT);
+	atomic_store(&fake_knobs(bed.fake)->mute, 0);
+	bed_free(&bed);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -803,6 +850,7 @@ int main(void)
 		cmocka_unit_test(reports_are_dropped_when_nobody_reads_them),
 		cmocka_unit_test(p7_a_smaller_struct_of_an_older_caller_is_not_overrun),
 		cmocka_unit_test(p1_a_private_key_covers_all_that_its_block_depends_on),
+		cmocka_unit_test(p5_a_withdrawal_is_answered_or_says_why_not),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -319,6 +319,18 @@ static uint64_t fake_epoch_get(kvs_tier_t *tier, const uint8_t root[32])
 	return 0;
 }
 
+static kv_status_t fake_withdraw(kvs_tier_t *tier, const uint8_t root[32], kvs_done_fn done, void *arg)
+{
+	fake_tier_t *fake = fake_of(tier);
+
+	if (fake->withdraw_refuse != KV_OK || fake_epoch_get(tier, root) == 0) {
+		return fake->withdraw_refuse != KV_OK ? fake->withdraw_refuse : KV_MISS;
+	}
+	fake->withdrawals++;
+
+	return enqueue(fake, (fake_op_t){.done = done, .arg = arg, .status = fake->withdraw_status, .kind = 3});
+}
+
 static kv_status_t fake_recover(kvs_tier_t *tier, kvs_found_fn found, void *arg, uint32_t max)
 {
 	fake_tier_t *fake = fake_of(tier);
@@ -661,8 +673,12 @@ static const kvs_rebalance_ops_t change_ops = {files_count, files_look, files_ga
 	.in_flight = fake_in_flight, .check = fake_check, .close = fake_close
 
 static const kvs_tier_ops_t ops_cpu = {.medium = "CPU", OPS};
-static const kvs_tier_ops_t ops_disk = {
-	.medium = "DISK", .rebalance = &change_ops, .watch = fake_watch, .readable = fake_readable, OPS};
+static const kvs_tier_ops_t ops_disk = {.medium = "DISK",
+					.rebalance = &change_ops,
+					.watch = fake_watch,
+					.readable = fake_readable,
+					.withdraw = fake_withdraw,
+					OPS};
 
 void fake_tier_init(fake_tier_t *fake, int disk, uint32_t cap, uint64_t seed)
 {

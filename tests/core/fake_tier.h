@@ -77,11 +77,13 @@ typedef struct fake_tier {
 	int hold;              /* nothing completes */
 	uint32_t fail_percent; /* of loads and stores */
 	kv_status_t fail_with;
-	kv_status_t flush_status; /* how flushes end */
-	int off;                  /* stores are refused: TIER_OFF */
-	int dark;                 /* and loads */
-	uint32_t lose_percent;    /* of polls that end with the loss of one READY slot */
-	uint32_t aside_percent;   /* of polls that end with one READY slot that cannot be read now, or can again */
+	kv_status_t flush_status;                     /* how flushes end */
+	kv_status_t withdraw_refuse, withdraw_status; /* withdrawals: not taken; how they end */
+	uint64_t withdrawals;
+	int off;                /* stores are refused: TIER_OFF */
+	int dark;               /* and loads */
+	uint32_t lose_percent;  /* of polls that end with the loss of one READY slot */
+	uint32_t aside_percent; /* of polls that end with one READY slot that cannot be read now, or can again */
 	kvs_watch_t watch;
 	uint64_t seq, synced; /* of the last store; stores up to here are behind a flush that went well */
 	uint32_t queue_limit; /* BUSY beyond */

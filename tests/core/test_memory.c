@@ -35,6 +35,10 @@ static void story(void)
 		u_settle(&u_);
 		universe_check(&u_);
 	}
+	(void)u_withdraw(&u_, m_, &space_, &keys_[20], 8);
+	(void)u_withdraw(&u_, m_, &space_, &fork_[8], 1);
+	u_settle(&u_);
+	universe_check(&u_);
 	ask.space_reset = (kv_msg_space_reset_t){.space = space_.space, .epoch = space_.epoch};
 	if (u_request(&u_, m_, KV_CODE_SPACE_RESET, &ask, &answer) != KV_ERR_NOMEM) {
 		space_.epoch++;

@@ -597,19 +597,28 @@ static void do_leave(life_t *l)
 	}
 }
 
-static void do_reset(life_t *l)
+static void do_reset_or_withdraw(life_t *l)
 {
 	u_member_t *m = some_member(l);
 	uint32_t space = (m ? SPACES_OF_NS * m->ns : 0) + (uint32_t)below(l, SPACES_OF_NS);
 	kv_msg_t ask = {.space_reset = {.space = l->space[space].space, .epoch = l->space[space].epoch}}, reply;
+	const uint64_t what = m ? below(l, 6) : 2;
 
-	if (m && below(l, 6) == 0) {
+	if (what == 0) {
 		kv_status_t status = u_request(&l->u, m, KV_CODE_SPACE_RESET, &ask, &reply);
 
 		assert_true(status == KV_OK || status == KV_PENDING || status == KV_ERR_BUSY);
 		if (status != KV_ERR_BUSY) {
 			l->space[space].epoch = reply.space_reset_reply.epoch;
 		}
+	} else if (what == 1) { /* a few blocks, and all below them */
+		const kv_key_t *keys = &l->keys[below(l, CHAINS)][2 + below(l, DEPTH / 4)];
+
+		kv_status_t status;
+
+		some_group(l, space);
+		status = u_withdraw(&l->u, m, &l->space[space], keys, 1 + (uint32_t)below(l, 4));
+		assert_true(status == KV_PENDING || status == KV_ERR_BUSY);
 	}
 }
 
@@ -676,7 +685,7 @@ static void step(life_t *l)
 		do_release(l);
 		break;
 	case 13:
-		do_reset(l);
+		do_reset_or_withdraw(l);
 		break;
 	case 14:
 		do_send(l);
@@ -790,6 +799,7 @@ static void calm_down(life_t *l)
 }
 
 static uint64_t files_, reclaimed_;         /* files that changed their class, and those taken by force */
+static uint64_t withdrawn_;                 /* blocks */
 static uint64_t expired_;                   /* puts */
 static uint64_t gpu_evicted_, gpu_adopted_; /* blocks, from the memory of a GPU and in it */
 static uint64_t taken_, failed_, refused_;  /* hand-overs */
@@ -845,6 +855,7 @@ static void live(uint64_t seed, uint32_t steps)
 		calm_down(&l);
 		files_ += l.u.disk.retired;
 		expired_ += kv_metric_get(&l.u.metrics, KV_M_PUTS_EXPIRED);
+		withdrawn_ += kv_metric_get(&l.u.metrics, KV_M_BLOCKS_WITHDRAWN);
 		gpu_evicted_ += kv_metric_get(&l.u.metrics, KV_M_EVICTED_GPU);
 		taken_ += kv_metric_get(&l.u.metrics, KV_M_HANDOVERS_TAKEN);
 		failed_ += kv_metric_get(&l.u.metrics, KV_M_HANDOVERS_FAILED);
@@ -893,8 +904,8 @@ static void p1_to_p10_hold_after_every_step(void **state)
 	if (usual) {
 		life_announced_all();
 		assert_true(opened_ > 0 && settled_ > 0 && cut_ > 0 && moved_ > 0 && selected_ > 0 && partials_ > 0 &&
-			    files_ > 0 && reclaimed_ > 0 && expired_ > 0 && taken_ > 0 && failed_ > 0 && refused_ > 0 &&
-			    gpu_evicted_ > 0 && gpu_adopted_ > 0);
+			    files_ > 0 && reclaimed_ > 0 && expired_ > 0 && withdrawn_ > 0 && taken_ > 0 &&
+			    failed_ > 0 && refused_ > 0 && gpu_evicted_ > 0 && gpu_adopted_ > 0);
 	}
 }
 

@@ -213,8 +213,8 @@ static void world_answer(void *ctx, kvd_member_t member, uint16_t code, uint64_t
 
 	(void)member;
 	(void)frame_id;
-	(void)reply;
-	assert_int_equal(code, KV_CODE_SPACE_RESET);
+	assert_true(code == KV_CODE_SPACE_RESET || code == KV_CODE_WITHDRAW);
+	u->withdrawn = code == KV_CODE_WITHDRAW ? reply->withdraw_reply.withdrawn : u->withdrawn;
 	u->answers++;
 	u->answer_status = status;
 }
@@ -488,6 +488,16 @@ kv_status_t u_request(universe_t *u, u_member_t *member, uint16_t code, const kv
 		u->core,
 		&(kvd_ask_t){.ns = ns, .member = member ? member->id : 0, .code = code, .frame_id = 1, .msg = ask},
 		reply, &u->detail);
+}
+
+kv_status_t u_withdraw(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t n)
+{
+	kv_msg_t reply, ask = {.withdraw = {.space = space->space,
+					    .epoch = space->epoch,
+					    .group = u->group,
+					    .keys = {(const uint8_t *)keys, n * KV_KEY_BYTES}}};
+
+	return u_request(u, m, KV_CODE_WITHDRAW, &ask, &reply);
 }
 
 static uint32_t ladder_make(const kv_key_t *keys, uint32_t n, kv_key_t *ladder)

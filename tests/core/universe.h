@@ -130,8 +130,9 @@ typedef struct universe {
 	uint32_t last_has_parent;
 	uint64_t stored, removed, stored_tokens;
 	uint32_t ledger_records; /* in the ledger */
-	uint64_t answers;        /* of pending resets */
+	uint64_t answers;        /* of pending resets and withdrawals */
 	kv_status_t answer_status;
+	uint32_t withdrawn; /* blocks, of the last answer to one */
 	uint64_t digest_words, seals;
 	kv_status_t staging_status;
 	uint32_t resets_noted;
@@ -222,6 +223,9 @@ uint32_t u_explain(universe_t *u, uint32_t ns, const kvd_space_info_t *space, co
 		   uint8_t *tiers);
 /* How many leading keys are visible. */
 uint32_t u_visible(universe_t *u, uint32_t ns, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t n);
+
+/* WITHDRAW of some keys of group u->group: the answer at once, or KV_PENDING. */
+kv_status_t u_withdraw(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t n);
 
 void u_tick(universe_t *u, uint32_t times);
 /* Ticks until nothing is in flight or queued. */

@@ -256,6 +256,71 @@ static void p2_durable_blocks_and_the_attachment_survive_kill_9(void **state)
 	bed_free(&bed);
 }
 
+static void withdraw(bed_t *bed, uint32_t from, uint32_t n, uint32_t *p_blocks)
+{
+	const kvc_withdraw_t what = {
+		.struct_size = sizeof what, .n = n - from, .keys = bed->keys + from, .epoch = bed->info.epoch};
+	kvc_withdrawal_t *withdrawal = NULL;
+
+	if (kvc_withdraw_start(bed->space, &what, &withdrawal) != KVC_OK) {
+		fail_msg("withdraw: %s", kvc_last_error());
+	}
+	while (kvc_withdraw_state(withdrawal, NULL) == KVC_PENDING) {
+		(void)kvc_poll(bed->kvc, 5);
+	}
+	if (kvc_withdraw_state(withdrawal, p_blocks) != KVC_OK) {
+		fail_msg("withdraw: %s", kvc_last_error());
+	}
+	kvc_withdraw_free(withdrawal);
+}
+
+/* The next daemon, and the client is attached to it. */
+static void spawn_again(bed_t *bed, uint64_t times)
+{
+	kvc_stats_t stats = {.struct_size = sizeof stats};
+
+	assert_true(raw_daemon_spawn(&bed->daemon, arguments(bed), &(int){0}));
+	while (stats.reattaches < times || kvc_space_state(bed->space) != KVC_OK) {
+		(void)kvc_poll(bed->kvc, 5);
+		kvc_get_stats(bed->kvc, &stats);
+	}
+}
+
+/* The daemon dies directly after the answer; later the metadata of its disk is lost, so that the headers speak. */
+static void p1_withdrawn_blocks_do_not_come_back(void **state)
+{
+	bed_t bed;
+	kvc_lease_t *lease;
+	uint32_t blocks = 0;
+	char meta[128];
+
+	(void)state;
+	bed_make(&bed, 1);
+	put(&bed, 0, 30, 1);
+	lease = acquire(&bed, 30, 0);
+	withdraw(&bed, 12, 60, &blocks);
+	assert_int_equal(raw_daemon_kill(&bed.daemon, SIGKILL), 128 + SIGKILL);
+	assert_int_equal(blocks, 18);
+	assert_int_equal(kvc_lease_state(lease), KVC_ERR_REVOKED);
+	kvc_release(&lease, 1);
+	spawn_again(&bed, 1);
+	assert_int_equal(match(&bed, 30).n, 12);
+	read_back(&bed, 12, 0);
+
+	assert_int_equal(raw_daemon_kill(&bed.daemon, SIGTERM), 0);
+	snprintf(meta, sizeof meta, "%s/meta", bed.disk);
+	kv_test_dir_remove(meta);
+	spawn_again(&bed, 2);
+	assert_int_equal(match(&bed, 30).n, 0);
+	put(&bed, 0, 30, 1);
+	assert_int_equal(raw_daemon_kill(&bed.daemon, SIGTERM), 0);
+	kv_test_dir_remove(meta);
+	spawn_again(&bed, 3);
+	assert_int_equal(match(&bed, 30).n, 30);
+	read_back(&bed, 30, 0);
+	bed_free(&bed);
+}
+
 static void p7_a_stopped_daemon_is_a_miss_within_50_ms_and_comes_back(void **state)
 {
 	uint64_t stopped;
@@ -557,6 +622,7 @@ int main(void)
 		cmocka_unit_test(p1_what_was_put_is_matched_and_read_back),
 		cmocka_unit_test(p1_blocks_read_from_disk_are_the_same),
 		cmocka_unit_test(p2_durable_blocks_and_the_attachment_survive_kill_9),
+		cmocka_unit_test(p1_withdrawn_blocks_do_not_come_back),
 		cmocka_unit_test(p7_a_stopped_daemon_is_a_miss_within_50_ms_and_comes_back),
 		cmocka_unit_test(p7_a_daemon_silent_within_limits_silence_is_no_miss),
 		cmocka_unit_test(p1_a_scribbled_block_is_refused_and_not_offered_again),

@@ -44,6 +44,88 @@ static int writer(const char *dir, const char *side, uint64_t chain)
 	return 0;
 }
 
+/* A chain. All below depth 4 is freed and withdrawn, one block while it is being read. The process dies with
+ * the answer. */
+static int withdraw_and_die(const char *dir)
+{
+	static block_t b;
+	kvs_loc_t loc[BATCH];
+	outcome_t read = {0}, o = {0};
+	fixture_t f;
+
+	fixture_init(&f, dir);
+	fixture_begin(&f, &found);
+	for (uint32_t i = 0; i < BATCH; i++) {
+		if (put_block(&f, &plain, 1, i + 1, &loc[i]) != KV_OK) {
+			return 3;
+		}
+	}
+	block_blank(&b);
+	if (flush_wait(f.tier) != KV_OK || kvs_load(f.tier, loc[6], &b.mem, record_outcome, &read) != KV_OK) {
+		return 4;
+	}
+	for (uint32_t i = BATCH; i-- > 4;) {
+		kvs_free(f.tier, loc[i]);
+	}
+	if (kvs_withdraw(f.tier, space_root, record_outcome, &o) != KV_OK || await(f.tier, &o) != KV_OK) {
+		return 5;
+	}
+
+	return raise(SIGKILL);
+}
+
+static void lose_metadata(const fixture_t *f)
+{
+	char path[256];
+
+	snprintf(path, sizeof path, "%s/meta", f->dir);
+	kv_test_dir_remove(path);
+}
+
+/* Without the metadata nothing tells the headers of withdrawn blocks from those of others: none that is older counts,
+ * and all that are younger do. */
+static void p1_withdrawn_blocks_stay_away_after_kill_9_and_without_metadata(void **state)
+{
+	fixture_t f;
+	kvs_loc_t loc;
+	int status;
+	pid_t pid;
+
+	(void)state;
+	fixture_init(&f, NULL);
+	pid = fork();
+	if (pid == 0) {
+		execl("/proc/self/exe", "withdraw", f.dir, (char *)NULL);
+		_exit(99);
+	}
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+
+	fixture_begin(&f, &found);
+	assert_int_equal(found.count, 4);
+	assert_int_equal(get_block(&f, &plain, 1, 4, found.loc[found_find(&found, 1, 4)]), KV_OK);
+	fixture_close(&f);
+	lose_metadata(&f);
+	fixture_begin(&f, &found);
+	assert_int_equal(found.count, 0);
+	for (uint32_t depth = 1; depth <= 6; depth++) {
+		assert_int_equal(put_block(&f, &plain, 1, depth, &loc), KV_OK);
+	}
+	assert_int_equal(flush_wait(f.tier), KV_OK);
+	fixture_close(&f);
+	lose_metadata(&f);
+	fixture_begin(&f, &found);
+	assert_int_equal(found.count, 6);
+	/* A reset begins to count anew. */
+	assert_int_equal(epoch_wait(f.tier, 2), KV_OK);
+	fixture_close(&f);
+	lose_metadata(&f);
+	fixture_begin(&f, &found);
+	assert_int_equal(found.count, 0);
+	check_sums(&f);
+	fixture_fini(&f);
+}
+
 static void check_chain(fixture_t *f, uint64_t chain)
 {
 	for (uint32_t d = 1; d <= BATCH; d++) {
@@ -117,8 +199,12 @@ int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p2_every_flushed_block_survives_kill_9),
+		cmocka_unit_test(p1_withdrawn_blocks_stay_away_after_kill_9_and_without_metadata),
 	};
 
+	if (argc == 2 && strcmp(argv[0], "withdraw") == 0) {
+		return withdraw_and_die(argv[1]);
+	}
 	if (argc == 4) {
 		return writer(argv[1], argv[2], strtoull(argv[3], NULL, 10));
 	}

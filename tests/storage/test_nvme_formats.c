@@ -33,6 +33,7 @@ static void p10_every_flipped_bit_of_a_slot_header_is_noticed(void **state)
 
 	(void)state;
 	header.meta.group = 200;
+	header.meta.withdrawals = KVS_SLOTHDR_MAX_WITHDRAWALS;
 	assert_int_equal(kvs_slothdr_bytes(&plain), 4096);
 	kvs_slothdr_encode(page, &plain, &header, leaves);
 	assert_int_equal(kvs_slothdr_decode(page, sizeof page, &plain, &back, &got), KV_OK);
@@ -40,6 +41,7 @@ static void p10_every_flipped_bit_of_a_slot_header_is_noticed(void **state)
 	assert_memory_equal(&back.meta.key, &header.meta.key, 16);
 	assert_memory_equal(&back.meta.parent, &header.meta.parent, 16);
 	assert_memory_equal(back.meta.root, header.meta.root, 32);
+	assert_int_equal(back.meta.withdrawals, KVS_SLOTHDR_MAX_WITHDRAWALS);
 	assert_true(back.meta.group == 200 && back.meta.depth == 2 && back.meta.epoch == 9 && back.gen == 9 &&
 		    back.slot == 8);
 	for (size_t bit = 0; bit < sizeof page * 8u; bit++) {

@@ -85,6 +85,7 @@
 	X(PARENT_UNREADABLE, kvd_parent_unreadable_total, KV_METRIC_COUNTER, "puts refused or ended because the disk could not read their parent, or a block above it") \
 	X(PARENT_LOST, kvd_parent_lost_total, KV_METRIC_COUNTER, "put blocks whose parent never came")                 \
 	X(NOT_ADMITTED, kvd_not_admitted_total, KV_METRIC_COUNTER, "blocks a tier refused")                            \
+	X(BLOCKS_WITHDRAWN, kvd_blocks_withdrawn_total, KV_METRIC_COUNTER, "blocks that engines have taken back, those below the named ones included") \
 	X(BAD_BLOCKS, kvd_bad_blocks_total, KV_METRIC_COUNTER, "blocks quarantined because their bytes were wrong")    \
 	X(BAD_REPORTS, kvd_bad_reports_total, KV_METRIC_COUNTER, "report records refused, and counts of them that cannot be") \
 	X(LOST_REPORTS, kvd_lost_reports_total, KV_METRIC_COUNTER, "report records clients dropped because their ring was full") \

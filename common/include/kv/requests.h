@@ -46,8 +46,7 @@
 #define KV_HANDOVER_BY_PRODUCER 2u
 #define KV_FETCH_PREFIX 1u /* flags of FETCH */
 
-/* X(code, NAME, name, roles, help): request from a client, answered by exactly one reply (same code).
- * 27 was never used: the next request takes it. */
+/* X(code, NAME, name, roles, help): request from a client, answered by exactly one reply (same code). */
 #define KV_REQUEST_LIST(X)                                                                                             \
 	X(1, HELLO, hello, KV_ROLE_ANY, "open a session: agree on the version and learn the daemon's incarnation")     \
 	X(2, JOIN, join, KV_ROLE_CLIENT, "create an instance or join it; carries the member's pidfd, answers with fds")\
@@ -75,6 +74,7 @@
 	X(24, HANDOVER_SELECT, handover_select, KV_ROLE_MEMBER, "be the consumer of a hand-over that agrees with these tokens, the longest agreement first; it waits for one like HANDOVER_RECV") \
 	X(25, PUT_LAYERS, put_layers, KV_ROLE_MEMBER, "one rank's bytes of some layers of all blocks of a put are in place") \
 	X(26, HANDOVER_LEASE, handover_lease, KV_ROLE_MEMBER, "lease the blocks of a hand-over's open put, to read them layer by layer; to its consumer") \
+	X(27, WITHDRAW, withdraw, KV_ROLE_MEMBER, "take back what was saved under a name that was not true: these blocks, and all below them, are never found again") \
 	X(28, FETCH, fetch, KV_ROLE_MEMBER, "bring a hand-over, or a prefix, from another node's daemon: it becomes a hand-over here") \
 	X(29, PEERS, peers, KV_ROLE_OPERATOR, "the daemons of other nodes as JSON: who is connected, what was moved, what failed last")
 
@@ -301,6 +301,15 @@
 	F(U64, lease, 0, "lease id")                                                                                   \
 	F(U32, index, KV_MAX_BLOCKS, "position in the lease's slots")
 #define KV_FIELDS_bad_block_reply(F) F(U32, quarantined, 0, "blocks that are no longer visible")
+
+#define KV_FIELDS_withdraw(F)                                                                                          \
+	F(U32, space, 0, "space id")                                                                                   \
+	F(U64, epoch, 0, "epoch the keys were made in")                                                                \
+	F(U32, group, 255, "block group")                                                                              \
+	F(KEYS, keys, KV_MAX_BLOCKS, "at least one; a key without a block is no error. Unfinished puts of one are revoked")
+/* An error after the keys were taken, TIER_OFF or IO: the blocks are gone from this daemon, but the disk may bring them
+ * back with the next one. Asking again is harmless, and needed. */
+#define KV_FIELDS_withdraw_reply(F) F(U32, withdrawn, 0, "blocks that are gone, those below the named ones included; synced to disk before this answer")
 
 #define KV_FIELDS_explain(F)                                                                                           \
 	F(U32, space, 0, "space id")                                                                                   \

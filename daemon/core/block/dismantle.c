@@ -9,10 +9,17 @@
 
 #define QUANTUM_BLOCKS 64u
 
-/* End the leases pinned here, or cut those whose ready blocks all lie above the dead top. Hand-overs fail, and puts go
- * on without the pin. */
-static void drop_pins(kvd_core_t *core, uint32_t id, uint32_t top_depth)
+/* What is being taken down: a dead subtree, or a part of a hidden tree. */
+typedef struct top {
+	uint32_t depth; /* of its first block; 0: a hidden tree */
+	int withdrawn;
+} top_t;
+
+/* End the leases pinned here, or cut those whose ready blocks all lie above the dead top. Hand-overs fail. Puts go on
+ * without the pin, but below a withdrawn block they end. */
+static void drop_pins(kvd_core_t *core, uint32_t id, const top_t *top)
 {
+	const kv_status_t why = top->withdrawn ? KV_ERR_REVOKED : KV_ERR_CORRUPT;
 	const kvd_block_t *block = kvd_block_at(&core->ix, id);
 
 	while (block->pins.head != KVD_NONE) {
@@ -20,11 +27,13 @@ static void drop_pins(kvd_core_t *core, uint32_t id, uint32_t top_depth)
 		kvd_lease_t *lease = pin->kind == KVD_PIN_LEASE ? kvd_lease_find(core, pin->owner) : NULL;
 
 		if (pin->kind == KVD_PIN_HANDOVER) {
-			kvd_handover_lose_block(core, block->pins.head, KV_ERR_CORRUPT);
+			kvd_handover_lose_block(core, block->pins.head, why);
+		} else if (!lease && top->withdrawn) {
+			kvd_put_withdraw_pin(core, block->pins.head);
 		} else if (!lease) {
 			kvd_put_drop_pin(core, block->pins.head);
-		} else if (top_depth > 1 && lease->ready < top_depth) {
-			kvd_lease_cut_before(core, lease, top_depth, KV_ERR_CORRUPT);
+		} else if (top->depth > 1 && lease->ready < top->depth) {
+			kvd_lease_cut_before(core, lease, top->depth, why);
 		} else {
 			kvd_lease_end(core, lease, KV_ERR_REVOKED);
 		}
@@ -32,11 +41,11 @@ static void drop_pins(kvd_core_t *core, uint32_t id, uint32_t top_depth)
 }
 
 /* The block is the last of a run without children. */
-static void dismantle_block(kvd_core_t *core, uint32_t id, uint32_t top_depth)
+static void dismantle_block(kvd_core_t *core, uint32_t id, const top_t *top)
 {
 	kvd_block_t *block = kvd_block_at(&core->ix, id);
 
-	drop_pins(core, id, top_depth);
+	drop_pins(core, id, top);
 	kvd_block_detach_io(core, id);
 	for (kvd_set_t t = KVD_CPU; t < KVD_TIERS; t++) {
 		if (kvd_in_set(&core->ix, block, t)) {
@@ -66,8 +75,9 @@ static void dismantle_block(kvd_core_t *core, uint32_t id, uint32_t top_depth)
 /* Leaf first below `top`, at most *p_left blocks; 1 when the whole subtree has gone. */
 static int dismantle_below(kvd_core_t *core, uint32_t top, uint32_t *p_left)
 {
-	uint32_t top_depth =
-		kvd_node_at(&core->ix, top)->flags & KVD_NODE_DEAD ? kvd_node_at(&core->ix, top)->depth0 + 1 : 0;
+	const kvd_node_t *first = kvd_node_at(&core->ix, top);
+	const top_t what = {.depth = first->flags & KVD_NODE_DEAD ? first->depth0 + 1 : 0,
+			    .withdrawn = (first->flags & KVD_NODE_WITHDRAWN) != 0};
 	uint32_t id = top;
 
 	while (*p_left > 0) {
@@ -78,10 +88,12 @@ static int dismantle_below(kvd_core_t *core, uint32_t top, uint32_t *p_left)
 			id = node->children.head;
 			continue;
 		}
-		dismantle_block(core, node->ids[len - 1], top_depth);
+		dismantle_block(core, node->ids[len - 1], &what);
+		core->withdrawn += what.withdrawn ? 1 : 0;
 		*p_left -= 1;
 		if (len == 1) {
 			if (id == top) {
+				core->withdrawn_tops -= what.withdrawn ? 1 : 0;
 				return 1;
 			}
 			id = parent;

@@ -20,7 +20,7 @@ void kvd_tree_release(kvd_core_t *core, uint32_t id)
 	}
 }
 
-void kvd_quarantine_subtree(kvd_core_t *core, uint32_t id)
+static void hide_subtree(kvd_core_t *core, uint32_t id, uint32_t flags)
 {
 	const kvd_block_t *block = kvd_block_at(&core->ix, id);
 	kvd_node_t *node, *above;
@@ -33,6 +33,8 @@ void kvd_quarantine_subtree(kvd_core_t *core, uint32_t id)
 	top = block->node;
 	node = kvd_node_at(&core->ix, top);
 	kvd_index_mark_dead(&core->ix, top);
+	node->flags |= flags;
+	core->withdrawn_tops += flags & KVD_NODE_WITHDRAWN ? 1 : 0;
 	kvd_queue_remove(&core->ix, top);
 	/* First in, first out: a dead top that lies below a later one is gone when that one is taken down. */
 	kvd_list_push(&core->dead_nodes, &core->ix.nodes, offsetof(kvd_node_t, queue), top);
@@ -52,4 +54,14 @@ void kvd_quarantine_subtree(kvd_core_t *core, uint32_t id)
 					   last, core->stamp);
 		}
 	}
+}
+
+void kvd_quarantine_subtree(kvd_core_t *core, uint32_t id)
+{
+	hide_subtree(core, id, 0);
+}
+
+void kvd_withdraw_subtree(kvd_core_t *core, uint32_t id)
+{
+	hide_subtree(core, id, KVD_NODE_WITHDRAWN);
 }

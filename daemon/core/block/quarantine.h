@@ -11,6 +11,9 @@
 void kvd_hide_tree(kvd_core_t *core, uint32_t tree);
 /* Hide a block and everything below. If memory lacks, the whole run goes. */
 void kvd_quarantine_subtree(kvd_core_t *core, uint32_t block);
+/* The same for what nobody may use, whatever it was made with: puts below it are revoked, and core->withdrawn counts
+ * its blocks (withdraw.h). */
+void kvd_withdraw_subtree(kvd_core_t *core, uint32_t block);
 /* Forget a hidden tree that has been taken down, if no put refers to it. */
 void kvd_tree_release(kvd_core_t *core, uint32_t tree);
 

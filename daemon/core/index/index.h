@@ -78,11 +78,12 @@ typedef struct kvd_mark {
 } kvd_mark_t;
 
 /* node.flags */
-#define KVD_NODE_DEAD    1u  /* this run and everything below is invisible and being taken down          */
-#define KVD_NODE_QUEUED  2u  /* waits for write-behind                                                   */
-#define KVD_NODE_ASIDE   4u  /* the device cannot read its first block now: hidden, with everything below */
-#define KVD_NODE_PRIVATE 8u  /* its one block is private: QUEUED, it waits to be dropped */
-#define KVD_NODE_HELD    16u /* PRIVATE: a lease or a hand-over has had it */
+#define KVD_NODE_DEAD      1u  /* this run and everything below is invisible and being taken down          */
+#define KVD_NODE_QUEUED    2u  /* waits for write-behind                                                   */
+#define KVD_NODE_ASIDE     4u  /* the device cannot read its first block now: hidden, with everything below */
+#define KVD_NODE_PRIVATE   8u  /* its one block is private: QUEUED, it waits to be dropped */
+#define KVD_NODE_HELD      16u /* PRIVATE: a lease or a hand-over has had it */
+#define KVD_NODE_WITHDRAWN 32u /* DEAD at its top, since it was withdrawn */
 
 /* Whose pins are counted: those of all owners, and those of hand-over entries. */
 typedef enum kvd_pin_class { KVD_PINS_ALL, KVD_PINS_HANDOVER, KVD_PIN_CLASSES } kvd_pin_class_t;
@@ -216,6 +217,8 @@ int kvd_index_is_quarantined(const kvd_index_t *ix, uint32_t tree, const kv_key_
 /* Is the block below a node that is being taken down? O(1), but for one visit of each run after each
  * kvd_index_mark_dead() in its tree. */
 int kvd_index_is_dead(const kvd_index_t *ix, const kvd_block_t *block);
+/* Is it dead because it, or a block above it, was withdrawn? */
+int kvd_index_is_withdrawn(kvd_index_t *ix, const kvd_block_t *block);
 /* Is it neither dead nor below a run that is set aside? Lookups find such blocks, and the mirror has them as hits. */
 int kvd_index_is_shown(const kvd_index_t *ix, const kvd_block_t *block);
 /* The block with this key that lookups do not find because it, or one above it, is set aside; KVD_NONE: none. */

@@ -130,6 +130,18 @@ int kvd_index_is_dead(const kvd_index_t *ix, const kvd_block_t *block)
 	return kvd_node_is_dead(ix, block->node);
 }
 
+int kvd_index_is_withdrawn(kvd_index_t *ix, const kvd_block_t *block)
+{
+	uint64_t question;
+
+	if (!kvd_node_is_dead(ix, block->node)) {
+		return 0;
+	}
+	question = kvd_index_new_question(ix);
+
+	return search_above(ix, block->node, KVD_NONE, KVD_NODE_WITHDRAWN, question - 1, question);
+}
+
 int kvd_index_is_shown(const kvd_index_t *ix, const kvd_block_t *block)
 {
 	const kvd_tree_t *tree = kvd_tree_of(ix, block);

@@ -84,12 +84,13 @@ void kvd_pending_unwait(kvd_core_t *core, kvd_put_t *put)
 }
 
 /* Each waiting put looks again, and waits anew if it must. */
-static void wake_waiters(kvd_core_t *core, kvd_pending_t *pending)
+static void wake_waiters(kvd_core_t *core, kvd_pending_t *pending, uint32_t withdrawn)
 {
 	while (pending->waiters.head != KVD_NONE) {
 		kvd_put_t *put = put_at(core, pending->waiters.head);
 
 		kvd_pending_unwait(core, put);
+		put->withdrawn |= withdrawn;
 		kvd_put_queue(core, put);
 	}
 }
@@ -112,7 +113,7 @@ void kvd_pending_remove(kvd_core_t *core, kvd_put_t *put, uint32_t index)
 	*link = entry->next;
 	entry->pending = KVD_NONE;
 	if (pending->copies.put == KVD_NONE) {
-		wake_waiters(core, pending);
+		wake_waiters(core, pending, put->withdrawn);
 		free_pending(core, id);
 	}
 }
@@ -163,11 +164,18 @@ int kvd_pending_has_key(kvd_core_t *core, uint32_t tree, const kv_key_t *key, ui
 	return find_pending(core, tree, key, group) != KVD_NONE;
 }
 
+uint32_t kvd_pending_first(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint32_t group)
+{
+	uint32_t id = find_pending(core, tree, key, group);
+
+	return id == KVD_NONE ? KVD_NONE : pending_at(core, id)->copies.put;
+}
+
 void kvd_pending_wake(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint32_t group)
 {
 	uint32_t id = find_pending(core, tree, key, group);
 
 	if (id != KVD_NONE) {
-		wake_waiters(core, pending_at(core, id));
+		wake_waiters(core, pending_at(core, id), 0);
 	}
 }

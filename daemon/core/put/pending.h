@@ -23,7 +23,7 @@ typedef struct kvd_pending {
 
 /* Count entry `index` as an unfinished copy of its key. KV_ERR_NOMEM, KV_ERR_LIMIT. */
 kv_status_t kvd_pending_add(kvd_core_t *core, kvd_put_t *put, uint32_t index);
-/* It is no longer one. When it was the last, puts that wait for the key look again. */
+/* It is no longer one. When it was the last, puts that wait for the key look again; of a withdrawn put, to end. */
 void kvd_pending_remove(kvd_core_t *core, kvd_put_t *put, uint32_t index);
 /* Wait for the put's parent key. 0: no put is writing it. */
 int kvd_pending_wait(kvd_core_t *core, kvd_put_t *put);
@@ -34,6 +34,8 @@ int kvd_pending_is_own(kvd_core_t *core, const kvd_put_t *put, const kv_key_t *k
 int kvd_pending_has_instance(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint32_t group, uint32_t instance);
 /* Is a copy of this key being written? */
 int kvd_pending_has_key(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint32_t group);
+/* A put with an unfinished copy of this key; KVD_NONE: there is none. */
+uint32_t kvd_pending_first(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint32_t group);
 /* A block has become visible: puts that wait for its key go on. */
 void kvd_pending_wake(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint32_t group);
 

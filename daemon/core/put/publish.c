@@ -436,6 +436,11 @@ static kvd_publish_result_t publish_cpu(kvd_core_t *core, kvd_put_t *put, uint32
 	return KVD_PUBLISH_NEXT;
 }
 
+static const kvd_block_t *pinned_block(const kvd_core_t *core, const kvd_put_t *put)
+{
+	return kvd_block_at(&core->ix, ((const kvd_pin_t *)kvd_obj_at(&core->pins, put->pin))->block);
+}
+
 /* Is the block above entry `index` visible? KVD_NONE in *p_parent: at the root. The put's pin hangs on it from then on:
  * room for the entry must not be made by evicting its parent. */
 static kvd_publish_result_t find_parent(kvd_core_t *core, kvd_put_t *put, uint32_t index, uint32_t *p_parent)
@@ -443,6 +448,11 @@ static kvd_publish_result_t find_parent(kvd_core_t *core, kvd_put_t *put, uint32
 	const kv_key_t *key = index > 0 ? &put->entries[index - 1].key : &put->parent;
 
 	*p_parent = KVD_NONE;
+	/* Another copy of the parent may be here by now, but this put was made below the one that was withdrawn. */
+	if (put->pin != KVD_NONE && kvd_index_is_withdrawn(&core->ix, pinned_block(core, put))) {
+		kvd_put_withdraw(core, put);
+		return KVD_PUBLISH_ENDED;
+	}
 	if (index == 0 && put->depth0 == 0) {
 		return KVD_PUBLISH_NEXT;
 	}
@@ -641,6 +651,10 @@ static kvd_publish_result_t publish_unchained(kvd_core_t *core, kvd_put_t *put, 
 static void try_put(kvd_core_t *core, kvd_put_t *put)
 {
 	if (!put->running) {
+		return;
+	}
+	if (put->withdrawn) {
+		kvd_put_withdraw(core, put);
 		return;
 	}
 	if (kvd_tree_at(&core->ix, put->tree)->hidden) {

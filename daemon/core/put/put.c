@@ -388,6 +388,34 @@ void kvd_put_finish(kvd_core_t *core, kvd_put_t *put, kv_status_t why)
 	kvd_put_remove_if_done(core, put);
 }
 
+/* Those that wait for one of its keys have been made with the same, and end like it. */
+void kvd_put_withdraw(kvd_core_t *core, kvd_put_t *put)
+{
+	put->withdrawn = 1;
+	kvd_put_finish(core, put, KV_ERR_REVOKED);
+}
+
+void kvd_put_withdraw_pin(kvd_core_t *core, uint32_t pin)
+{
+	kvd_put_t *put = kvd_put_find(core, pin_at(core, pin)->owner);
+
+	/* One that owes DURABLE has its pin still, and comes back. */
+	if (put->running && !put->unchained) {
+		kvd_put_withdraw(core, put);
+	} else {
+		kvd_put_drop_pin(core, pin);
+	}
+}
+
+void kvd_puts_withdraw_key(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint32_t group)
+{
+	uint32_t put;
+
+	while ((put = kvd_pending_first(core, tree, key, group)) != KVD_NONE) {
+		kvd_put_withdraw(core, put_at(core, put));
+	}
+}
+
 static uint32_t drain_member(kvd_core_t *core, kvd_put_t *put, uint32_t local, int before)
 {
 	const uint64_t bit = UINT64_C(1) << local % 64;

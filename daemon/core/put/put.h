@@ -87,6 +87,7 @@ typedef struct kvd_put {
 	uint64_t handover;   /* the entry that hands them over while the put runs; 0: none */
 	uint64_t open_lease; /* of that entry's consumer; 0, or an id that means nothing any longer: none */
 	uint64_t slot_bytes;
+	uint32_t withdrawn;   /* 1: a block above it was taken back, so it ends */
 	kv_status_t status;   /* how it ended */
 	uint32_t quarantined; /* entries whose slot waits for drained writers */
 	uint32_t writer_count;
@@ -148,6 +149,10 @@ void kvd_put_finish(kvd_core_t *core, kvd_put_t *put, kv_status_t why);
 void kvd_put_end_open_lease(kvd_core_t *core, kvd_put_t *put, kv_status_t why);
 /* The put goes on without this pin of its own. */
 void kvd_put_drop_pin(kvd_core_t *core, uint32_t pin);
+/* The pin's block is withdrawn: what the put has below it is revoked. Without the pin, or to be called again. */
+void kvd_put_withdraw_pin(kvd_core_t *core, uint32_t pin);
+/* The key is withdrawn: unfinished puts of it are revoked, and those that wait for it end too. */
+void kvd_puts_withdraw_key(kvd_core_t *core, uint32_t tree, const kv_key_t *key, uint32_t group);
 
 /* ---- for the core ---------------------------------------------------------------------------- */
 

@@ -35,6 +35,8 @@ void kvd_put_extend(kvd_core_t *core, kvd_put_t *put);
 /* The namespace lacks room: its oldest put is revoked if it has expired. Its slots come back when its writers are
  * drained or gone. */
 void kvd_put_revoke_oldest(kvd_core_t *core, uint32_t ns);
+/* Revoke the put and all that waits for it: a block above is withdrawn. */
+void kvd_put_withdraw(kvd_core_t *core, kvd_put_t *put);
 /* Forget an ended put that owes no DURABLE and has no slot in quarantine. */
 void kvd_put_remove_if_done(kvd_core_t *core, kvd_put_t *put);
 

@@ -21,7 +21,7 @@ kv_status_t kvd_request_handle(kvd_host_t *host, kvd_session_t *session, const k
 			       const uint8_t *body);
 /* Send the reply (or error) of `status` to a frame. */
 void kvd_request_reply(kvd_host_t *host, const kvd_call_t *call, kv_status_t status);
-/* A late answer: of the core (SPACE_RESET), of the net process (FETCH). */
+/* A late answer: of the core (SPACE_RESET, WITHDRAW), of the net process (FETCH). */
 void kvd_request_reply_late(void *ctx, kvd_member_t member, uint16_t code, uint64_t frame_id, kv_status_t status,
 			    const kv_msg_t *reply);
 

@@ -64,7 +64,8 @@ typedef struct kvs_meta {
 	uint64_t event_hash;
 	uint32_t depth; /* 1 for the first block of a prompt                    */
 	uint8_t group;
-	uint8_t transient; /* 1: ends with the daemon, whatever the tier keeps */
+	uint32_t withdrawals; /* of the space when a disk slot was given out (kvs_withdraw()); the disk tier's own */
+	uint8_t transient;    /* 1: ends with the daemon, whatever the tier keeps */
 } kvs_meta_t;
 
 /* Where a block lies in a tier. Plain value; a stale one answers KV_MISS, never other bytes. */
@@ -208,6 +209,8 @@ typedef struct kvs_tier_ops {
 				    void *arg);
 	kv_status_t (*recover_in)(kvs_tier_t *tier, uint32_t memory, kvs_found_fn found, void *arg);
 	uint64_t (*slot_bytes)(kvs_tier_t *tier, uint32_t slot_class); /* NULL: no class of it is recovered in memory */
+	/* NULL: what is freed there never comes back. */
+	kv_status_t (*withdraw)(kvs_tier_t *tier, const uint8_t root[32], kvs_done_fn done, void *arg);
 } kvs_tier_ops_t;
 
 struct kvs_tier {
@@ -315,7 +318,16 @@ static inline uint64_t kvs_epoch_get(kvs_tier_t *t, const uint8_t root[32])
 	return t->ops->epoch_get(t, root);
 }
 
-/* The same in the memory that the space lies in. epoch_get asks all of them. */
+/* Blocks of the space that were freed before this call never come back: not with a row that a crash has kept, and, when
+ * the metadata is lost, not with a header that still lies in a slot. So headers of the space count only if their slot
+ * was given out after the call (decision 070). done runs when that is on disk; KV_ERR_IO: ask again. Any value but
+ * KV_OK: done never runs. KV_MISS: the tier has nothing of the space. KV_ERR_LIMIT: only a new epoch helps. */
+static inline kv_status_t kvs_withdraw(kvs_tier_t *t, const uint8_t root[32], kvs_done_fn done, void *arg)
+{
+	return t->ops->withdraw ? t->ops->withdraw(t, root, done, arg) : KV_MISS;
+}
+
+/* An epoch in the memory that the space lies in. epoch_get asks all of them. */
 static inline kv_status_t kvs_epoch_set_in(kvs_tier_t *t, uint32_t memory, const kvs_epoch_t *epoch, kvs_done_fn done,
 					   void *arg)
 {

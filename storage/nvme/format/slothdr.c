@@ -25,7 +25,7 @@ typedef struct raw_header {
 	uint32_t length;
 	uint32_t heads;
 	uint32_t leaves;
-	uint32_t group;
+	uint32_t group; /* and, above its eight bits, the space's withdrawals when the slot was given out */
 } raw_header_t;
 
 _Static_assert(sizeof(raw_header_t) == 152, "the fixed part of a slot header is 152 bytes");
@@ -72,7 +72,7 @@ void kvs_slothdr_encode(void *out, const kvs_geometry_t *geometry, const kvs_slo
 		.length = header->length,
 		.heads = geometry->heads,
 		.leaves = geometry->leaves,
-		.group = header->meta.group,
+		.group = header->meta.group | header->meta.withdrawals << 8,
 	};
 
 	memcpy(raw.key, header->meta.key.b, sizeof raw.key);
@@ -104,13 +104,16 @@ kv_status_t kvs_slothdr_decode(void *in, size_t n, const kvs_geometry_t *geometr
 	if (raw.magic != SLOTHDR_MAGIC || raw.bytes != bytes || header_check(in, bytes) != raw.check) {
 		return KV_ERR_CORRUPT;
 	}
-	if (raw.heads != geometry->heads || raw.leaves != geometry->leaves || raw.length != geometry->block_bytes ||
-	    raw.group > UINT8_MAX) {
+	if (raw.heads != geometry->heads || raw.leaves != geometry->leaves || raw.length != geometry->block_bytes) {
 		return KV_ERR_CORRUPT;
 	}
 
 	*p_header = (kvs_slothdr_t){
-		.meta = {.epoch = raw.epoch, .event_hash = raw.event_hash, .depth = raw.depth},
+		.meta = {.epoch = raw.epoch,
+			 .event_hash = raw.event_hash,
+			 .depth = raw.depth,
+			 .group = (uint8_t)raw.group,
+			 .withdrawals = raw.group >> 8},
 		.incarnation = raw.incarnation,
 		.digest = raw.digest,
 		.slot_class = raw.slot_class,
@@ -118,7 +121,6 @@ kv_status_t kvs_slothdr_decode(void *in, size_t n, const kvs_geometry_t *geometr
 		.gen = raw.gen,
 		.length = raw.length,
 	};
-	p_header->meta.group = (uint8_t)raw.group;
 	memcpy(p_header->meta.key.b, raw.key, sizeof raw.key);
 	memcpy(p_header->meta.parent.b, raw.parent, sizeof raw.parent);
 	memcpy(p_header->meta.root, raw.root, sizeof raw.root);

@@ -9,9 +9,10 @@
 
 #include "kvs/tier.h"
 
-#define KVS_PAGE            4096u
-#define KVS_SLOTHDR_VERSION 1u
-#define KVS_SLOTHDR_MAX     65536u /* bytes; about 8,000 leaves */
+#define KVS_PAGE                    4096u
+#define KVS_SLOTHDR_VERSION         1u
+#define KVS_SLOTHDR_MAX             65536u /* bytes; about 8,000 leaves */
+#define KVS_SLOTHDR_MAX_WITHDRAWALS ((1u << 24) - 1u)
 
 typedef struct kvs_slothdr {
 	kvs_meta_t meta;

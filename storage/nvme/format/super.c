@@ -3,6 +3,7 @@
 
 #include "kv/digest.h"
 #include "geometry.h"
+#include "slothdr.h"
 
 #define SUPER_MAGIC 0x524550555344564bull /* "KVDSUPER" */
 
@@ -35,7 +36,7 @@ typedef struct raw_space {
 	uint64_t epoch;
 	char ns[KVS_SUPER_MAX_NS];
 	uint32_t identity_len;
-	uint32_t zero;
+	uint32_t withdrawals;
 } raw_space_t;
 
 _Static_assert(sizeof(raw_super_t) == 56 && sizeof(raw_class_t) == 88 && sizeof(raw_space_t) == 112,
@@ -145,7 +146,10 @@ static kv_status_t space_insert(kvs_super_t *super, uint32_t at, const raw_space
 
 	space = &super->spaces[at];
 	memmove(space + 1, space, (super->space_count - at) * sizeof *space);
-	*space = (kvs_super_space_t){.epoch = raw->epoch, .identity = text, .identity_len = raw->identity_len};
+	*space = (kvs_super_space_t){.epoch = raw->epoch,
+				     .withdrawals = raw->withdrawals,
+				     .identity = text,
+				     .identity_len = raw->identity_len};
 	memcpy(space->root, raw->root, sizeof space->root);
 	memcpy(space->ns, raw->ns, KVS_SUPER_MAX_NS);
 	memcpy(text, identity, raw->identity_len);
@@ -165,6 +169,7 @@ kv_status_t kvs_super_space_set(kvs_super_t *super, const uint8_t root[32], cons
 	uint32_t at = space_place(super, root, &found);
 
 	if (found) {
+		super->spaces[at].withdrawals = super->spaces[at].epoch == epoch ? super->spaces[at].withdrawals : 0;
 		super->spaces[at].epoch = epoch;
 		return KV_OK;
 	}
@@ -179,6 +184,22 @@ kv_status_t kvs_super_space_set(kvs_super_t *super, const uint8_t root[32], cons
 	return space_insert(super, at, &raw, identity);
 }
 
+kv_status_t kvs_super_space_withdraw(kvs_super_t *super, const uint8_t root[32])
+{
+	int found;
+	uint32_t at = space_place(super, root, &found);
+
+	if (!found) {
+		return KV_MISS;
+	}
+	if (super->spaces[at].withdrawals >= KVS_SLOTHDR_MAX_WITHDRAWALS) {
+		return KV_ERR_LIMIT;
+	}
+	super->spaces[at].withdrawals++;
+
+	return KV_OK;
+}
+
 const kvs_super_space_t *kvs_super_space_find(const kvs_super_t *super, const uint8_t root[32])
 {
 	int found;
@@ -191,7 +212,8 @@ static uint8_t *encode_spaces(const kvs_super_t *super, uint8_t *p)
 {
 	for (uint32_t i = 0; i < super->space_count; i++) {
 		const kvs_super_space_t *space = &super->spaces[i];
-		raw_space_t raw = {.epoch = space->epoch, .identity_len = space->identity_len};
+		raw_space_t raw = {
+			.epoch = space->epoch, .identity_len = space->identity_len, .withdrawals = space->withdrawals};
 
 		memcpy(raw.root, space->root, sizeof raw.root);
 		memcpy(raw.ns, space->ns, sizeof raw.ns);

@@ -30,6 +30,7 @@ typedef struct kvs_super_class {
 typedef struct kvs_super_space {
 	uint8_t root[32];
 	uint64_t epoch;
+	uint32_t withdrawals; /* in this epoch: a header of a slot given out before the last one does not count */
 	char ns[KVS_SUPER_MAX_NS + 1u];
 	char *identity; /* owned */
 	uint32_t identity_len;
@@ -57,6 +58,9 @@ kv_status_t kvs_super_class_add(kvs_super_t *super, const kvs_super_class_t *slo
 /* Add a space or change its epoch. KV_ERR_LIMIT, KV_ERR_NOMEM, KV_ERR_TOO_BIG; nothing has changed then. */
 kv_status_t kvs_super_space_set(kvs_super_t *super, const uint8_t root[32], const char *ns, const char *identity,
 				uint64_t epoch);
+
+/* One withdrawal more. KV_MISS: unknown; KV_ERR_LIMIT: a header could not name the next one. */
+kv_status_t kvs_super_space_withdraw(kvs_super_t *super, const uint8_t root[32]);
 
 /* NULL: unknown. Valid until the next change. */
 const kvs_super_space_t *kvs_super_space_find(const kvs_super_t *super, const uint8_t root[32]);

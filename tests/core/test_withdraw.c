@@ -1,0 +1,369 @@
+/* Blocks that an engine takes back (decision 070): gone from every tier with all below them, for everybody, and for
+ * good. */
+#include "handover_stage.h"
+
+#include "core/block/quarantine.h"
+
+static u_lease_t lease_, below_, above_;
+static u_put_t put_, other_;
+static kv_msg_acquire_reply_t got_lease_;
+static kv_msg_put_start_reply_t started_;
+
+/* Until the answer is there. */
+static kv_status_t withdraw(const kv_key_t *keys, uint32_t n)
+{
+	const uint64_t answers = u_.answers;
+	kv_status_t status = u_withdraw(&u_, m_, &space_, keys, n);
+
+	if (status != KV_PENDING) {
+		return status;
+	}
+	u_settle(&u_);
+	assert_int_equal(u_.answers, answers + 1);
+
+	return u_.answer_status;
+}
+
+static kv_status_t put_status(uint64_t put)
+{
+	const u_notice_t *done = u_find_notice(&u_, KV_CODE_PUT_DONE, put);
+
+	return done ? done->msg.put_done.status : KV_PENDING;
+}
+
+static uint8_t tier_of(uint32_t i)
+{
+	uint8_t tier;
+
+	u_explain(&u_, 0, &space_, &keys_[i], 1, &tier);
+
+	return tier;
+}
+
+static void p1_a_withdrawn_block_leaves_every_tier_with_all_below_it(void **state)
+{
+	uint64_t removed;
+
+	(void)state;
+	stage(64, 64);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 20), 20);
+	assert_int_equal(u_put(&u_, m_, &space_, fork_, 8, 12), 4);
+	u_settle(&u_);
+	assert_int_equal(kvd_core_evict_one(u_.core, KV_TIER_CPU), KV_OK); /* one is on disk only */
+	removed = u_.removed;
+	assert_int_equal(withdraw(&keys_[10], 1), KV_OK);
+	assert_int_equal(u_.withdrawn, 10);
+	assert_int_equal(kv_metric_get(&u_.metrics, KV_M_BLOCKS_WITHDRAWN), 10);
+	assert_int_equal(u_.removed - removed, 19); /* of two tiers, but for the one */
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 20), 10);
+	assert_int_equal(u_visible(&u_, 0, &space_, fork_, 12), 12);
+	assert_int_equal(u_mirror_tiers(&u_, 0, &keys_[9]), KV_TIER_CPU | KV_TIER_DISK);
+	assert_int_equal(u_mirror_tiers(&u_, 0, &keys_[10]) | u_mirror_tiers(&u_, 0, &keys_[19]), 0);
+	assert_int_equal(u_.disk.free_count, 64 - 14);
+	assert_int_equal(u_.disk.withdrawals, 1);
+
+	/* The same key may be put again, by an engine with other weights, and stays. */
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 10, 12), 2);
+	u_settle(&u_);
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 20), 12);
+	universe_check(&u_);
+	stage_end();
+}
+
+static void p1_keys_without_a_block_and_a_subtree_named_twice_are_no_error(void **state)
+{
+	(void)state;
+	stage(64, 64);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 20), 20);
+	assert_int_equal(withdraw(&fork_[8], 16), KV_OK);
+	assert_int_equal(u_.withdrawn, 0);
+	assert_int_equal(withdraw(keys_, 40), KV_OK); /* each of the blocks, and 20 more keys: several quanta */
+	assert_int_equal(u_.withdrawn, 20);
+	assert_int_equal(withdraw(keys_, 40), KV_OK);
+	assert_int_equal(u_.withdrawn, 0);
+	assert_int_equal(u_.disk.withdrawals, 3); /* what an earlier daemon has freed may lie in a header yet */
+	assert_int_equal(stage_free_slots(), 64);
+	stage_end();
+}
+
+/* Of another instance, at the block, below it, and above it: as with a bad block. */
+static void p1_leases_on_withdrawn_blocks_are_revoked(void **state)
+{
+	(void)state;
+	stage_two(64, 64);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 20), 20);
+	u_settle(&u_);
+	assert_int_equal(u_acquire(&u_, d_, &space_, keys_, 12, 0, &lease_, &got_lease_), KV_OK);
+	assert_int_equal(u_acquire(&u_, d_, &space_, keys_, 20, 0, &below_, &got_lease_), KV_OK);
+	assert_int_equal(u_acquire(&u_, d_, &space_, keys_, 8, 0, &above_, &got_lease_), KV_OK);
+	assert_int_equal(u_withdraw(&u_, m_, &space_, &keys_[11], 1), KV_PENDING);
+	u_settle(&u_);
+	assert_int_equal(u_.answer_status, KV_OK);
+	assert_false(u_lease_alive(&lease_));
+	assert_false(u_lease_alive(&below_));
+	assert_true(u_lease_alive(&above_));
+	u_lease_verify(&u_, &above_);
+	assert_int_equal(u_release(&u_, d_, above_.id), KV_OK);
+	stage_end();
+}
+
+/* The answer comes after the last lease on it is REVOKED, and nobody gets one meanwhile. */
+static void p1_nothing_withdrawn_is_leased_before_the_answer(void **state)
+{
+	(void)state;
+	stage_two(64, 64);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 20), 20);
+	u_settle(&u_);
+	assert_int_equal(u_acquire(&u_, d_, &space_, keys_, 20, 0, &lease_, &got_lease_), KV_OK);
+	u_.disk.hold = 1;
+	assert_int_equal(u_withdraw(&u_, m_, &space_, &keys_[4], 1), KV_PENDING);
+	u_tick(&u_, 2);
+	assert_int_equal(u_.answers, 0); /* the disk has not recorded it */
+	assert_false(u_lease_alive(&lease_));
+	assert_int_equal(u_acquire(&u_, d_, &space_, keys_, 20, 0, &below_, &got_lease_), KV_OK);
+	assert_int_equal(got_lease_.n, 4);
+	u_.disk.hold = 0;
+	u_settle(&u_);
+	assert_int_equal(u_.answers, 1);
+	assert_int_equal(u_release(&u_, d_, below_.id), KV_OK);
+	stage_end();
+}
+
+static void p3_unfinished_puts_of_withdrawn_keys_are_revoked(void **state)
+{
+	static u_put_t child, grandchild, beside;
+
+	(void)state;
+	stage_two(64, 0);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
+	/* Two instances write block 5; one writes what follows, and more below that; one a fork above it. */
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 4, 8, 0, &put_, &started_), KV_OK);
+	assert_int_equal(u_put_start(&u_, d_, &space_, keys_, 4, 8, 0, &other_, &started_), KV_OK);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 8, 12, 0, &child, &started_), KV_OK);
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 12, 14, 0, &grandchild, &started_), KV_OK);
+	assert_int_equal(u_put_start(&u_, d_, &space_, keys_, 0, 4, 0, &beside, &started_), KV_OK);
+	assert_int_equal(u_put_end(&u_, m_, &child, 0, 4), KV_OK);
+	assert_int_equal(u_withdraw(&u_, m_, &space_, &keys_[5], 1), KV_PENDING);
+	u_tick(&u_, 1);
+	assert_int_equal(put_status(put_.id), KV_ERR_REVOKED);
+	assert_int_equal(put_status(other_.id), KV_ERR_REVOKED);
+	/* Block 6 is put again at once, and good: what was made below the old one does not become its child. */
+	assert_int_equal(u_put(&u_, d_, &space_, keys_, 4, 12), 8);
+	u_settle(&u_);
+	assert_int_equal(put_status(child.id), KV_ERR_REVOKED);
+	assert_int_equal(put_status(grandchild.id), KV_ERR_REVOKED);
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 14), 12);
+	universe_check(&u_);
+	stage_end();
+}
+
+/* Its first blocks are visible and withdrawn, and the same keys are back before it goes on. */
+static void p3_a_put_below_a_withdrawn_block_is_revoked_though_the_key_is_back(void **state)
+{
+	(void)state;
+	for (uint32_t durable = 0; durable < 2; durable++) {
+		stage_two(64, durable ? 64 : 0);
+		assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
+		assert_int_equal(u_put_start(&u_, d_, &space_, keys_, 4, 8, durable, &put_, &started_), KV_OK);
+		u_put_write(&u_, &put_);
+		assert_int_equal(u_put_end(&u_, d_, &put_, 0, 2), KV_OK);
+		assert_int_equal(u_visible(&u_, 0, &space_, keys_, 8), 6);
+		kvd_withdraw_subtree(u_.core, kvd_index_find(&u_.core->ix, u_.core->ns[0]->spaces[space_.space]->tree,
+							     &keys_[2], 0)); /* before any quantum */
+		assert_int_equal(u_put(&u_, m_, &space_, keys_, 2, 6), 4);
+		assert_int_equal(u_put_end(&u_, d_, &put_, 2, 2), KV_OK);
+		u_settle(&u_);
+		assert_int_equal(put_status(put_.id), KV_ERR_REVOKED);
+		assert_int_equal(u_visible(&u_, 0, &space_, keys_, 8), 6);
+		universe_check(&u_);
+		stage_end();
+	}
+}
+
+static void p3_a_hand_over_of_withdrawn_blocks_fails(void **state)
+{
+	(void)state;
+	stage_two(128, 0);
+	put_all(0, 8);
+	assert_int_equal(send_first("t", 8, U_ALL, 1), KV_OK);
+	assert_int_equal(recv(d_, "t", 0), KV_OK);
+	assert_int_equal(withdraw(&keys_[3], 1), KV_OK);
+	assert_int_equal(last_notice(d_, got_.number)->state, KV_HANDOVER_FAILED);
+	assert_int_equal(last_notice(d_, got_.number)->status, KV_ERR_REVOKED);
+	universe_check(&u_);
+	stage_end();
+}
+
+static void p3_blocks_of_unchained_groups_are_withdrawn_alone(void **state)
+{
+	(void)state;
+	stage_two(64, 64);
+	u_.group = 1;
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
+	u_settle(&u_);
+	assert_int_equal(withdraw(&keys_[3], 2), KV_OK);
+	assert_int_equal(u_.withdrawn, 2);
+	assert_int_equal(tier_of(2) & tier_of(5), KV_TIER_CPU | KV_TIER_DISK);
+	assert_int_equal(tier_of(3) | tier_of(4), 0);
+	u_.group = 0;
+	stage_end();
+}
+
+/* Hidden as unreadable: it would come back with the next good read. */
+static void p1_a_block_that_is_set_aside_is_withdrawn(void **state)
+{
+	(void)state;
+	stage(64, 64);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 8), 8);
+	u_settle(&u_);
+	for (uint32_t i = 0; i < 8; i++) {
+		assert_int_equal(kvd_core_evict_one(u_.core, KV_TIER_CPU), KV_OK);
+	}
+	fake_set_readable(
+		&u_.disk,
+		kvd_block_at(&u_.core->ix, kvd_index_find(&u_.core->ix, u_.core->ns[0]->spaces[1]->tree, &keys_[4], 0))
+			->disk.slot,
+		0);
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 8), 4);
+	assert_int_equal(withdraw(&keys_[6], 1), KV_OK);
+	assert_int_equal(u_.withdrawn, 2);
+	fake_read_all(&u_.disk);
+	u_settle(&u_);
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 8), 6);
+	universe_check(&u_);
+	stage_end();
+}
+
+/* Gone in memory, and said to be not for good: asking again is what the caller does. */
+static void p2_a_disk_that_cannot_record_a_withdrawal_is_said(void **state)
+{
+	(void)state;
+	stage(64, 64);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 8), 8);
+	u_settle(&u_);
+	u_.disk.withdraw_refuse = KV_ERR_TIER_OFF;
+	assert_int_equal(withdraw(&keys_[4], 1), KV_ERR_TIER_OFF);
+	u_.disk.withdraw_refuse = KV_OK;
+	u_.disk.withdraw_status = KV_ERR_IO;
+	assert_int_equal(withdraw(&keys_[4], 1), KV_ERR_IO);
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 8), 4);
+	u_.disk.withdraw_status = KV_OK;
+	assert_int_equal(withdraw(&keys_[4], 1), KV_OK);
+	assert_int_equal(u_.core->pending_withdrawals, 0);
+	stage_end();
+}
+
+static void p8_another_namespaces_keys_are_not_touched(void **state)
+{
+	kvd_space_info_t there;
+	u_member_t *stranger;
+
+	(void)state;
+	stage(64, 0);
+	stranger = u_join(&u_, 1, "engine", 2, 0);
+	there = u_space(&u_, 1, "model");
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 8), 8);
+	assert_int_equal(u_put(&u_, stranger, &there, keys_, 0, 8), 8);
+	assert_int_equal(u_withdraw(&u_, stranger, &there, keys_, 8), KV_PENDING);
+	u_settle(&u_);
+	assert_int_equal(u_.withdrawn, 8);
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 8), 8);
+	assert_int_equal(u_visible(&u_, 1, &there, keys_, 8), 0);
+	there.space = 9;
+	assert_int_equal(u_withdraw(&u_, stranger, &there, keys_, 8), KV_ERR_NOT_FOUND);
+	stage_end();
+}
+
+static void p10_withdrawals_that_cannot_be_are_refused(void **state)
+{
+	kvd_space_info_t old = space_;
+
+	(void)state;
+	stage(64, 0);
+	old = space_;
+	old.epoch++;
+	assert_int_equal(u_withdraw(&u_, m_, &old, keys_, 1), KV_ERR_STALE_EPOCH);
+	assert_int_equal(u_withdraw(&u_, m_, &space_, keys_, 0), KV_ERR_ARG);
+	assert_int_equal(u_withdraw(&u_, NULL, &space_, keys_, 1), KV_ERR_NOT_JOINED);
+	u_.group = 77;
+	assert_int_equal(u_withdraw(&u_, m_, &space_, keys_, 1), KV_ERR_UNSUPPORTED);
+	u_.group = 0;
+	for (uint32_t i = 0; i < 64; i++) {
+		assert_int_equal(u_withdraw(&u_, m_, &space_, keys_, 1), KV_PENDING);
+	}
+	assert_int_equal(u_withdraw(&u_, m_, &space_, keys_, 1), KV_ERR_BUSY);
+	u_settle(&u_);
+	assert_int_equal(u_.answers, 64);
+	/* The daemon ends with one that waits, and with one that the disk records. */
+	assert_int_equal(u_withdraw(&u_, m_, &space_, keys_, 1), KV_PENDING);
+	stage_end();
+	stage(64, 64);
+	u_.disk.hold = 1;
+	assert_int_equal(u_withdraw(&u_, m_, &space_, keys_, 1), KV_PENDING);
+	u_tick(&u_, 2);
+	assert_int_equal(u_withdraw(&u_, m_, &space_, keys_, 1), KV_PENDING);
+	universe_fini(&u_);
+}
+
+/* The space is reset while its keys wait: nothing of the new epoch goes. */
+static void p1_a_reset_meanwhile_ends_a_withdrawal(void **state)
+{
+	kv_msg_t reply, ask;
+
+	(void)state;
+	stage(64, 0);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 8), 8);
+	assert_int_equal(u_withdraw(&u_, m_, &space_, keys_, 8), KV_PENDING);
+	ask = (kv_msg_t){.space_reset = {.space = space_.space, .epoch = space_.epoch}};
+	assert_int_equal(u_request(&u_, m_, KV_CODE_SPACE_RESET, &ask, &reply), KV_OK);
+	space_.epoch++;
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 8), 8);
+	u_settle(&u_);
+	assert_int_equal(u_.answers, 1);
+	assert_int_equal(u_.answer_status, KV_ERR_STALE_EPOCH);
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 8), 8);
+	stage_end();
+}
+
+static void p5_a_long_withdrawal_is_cut_into_quanta(void **state)
+{
+	static kv_key_t named[4096];
+
+	(void)state;
+	stage(512, 0);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 400), 400);
+	for (uint32_t i = 0; i < 4096; i++) {
+		u_chain(NULL, i + 100, &named[i], 1);
+	}
+	named[4095] = keys_[0];
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 400), 400);
+	assert_int_equal(u_withdraw(&u_, m_, &space_, named, 4096), KV_PENDING);
+	u_tick(&u_, 1);
+	assert_int_equal(u_.answers, 0);
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 400), 400);
+	u_settle(&u_);
+	assert_int_equal(u_.withdrawn, 400);
+	stage_end();
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(p1_a_withdrawn_block_leaves_every_tier_with_all_below_it),
+		cmocka_unit_test(p1_keys_without_a_block_and_a_subtree_named_twice_are_no_error),
+		cmocka_unit_test(p1_leases_on_withdrawn_blocks_are_revoked),
+		cmocka_unit_test(p1_nothing_withdrawn_is_leased_before_the_answer),
+		cmocka_unit_test(p3_unfinished_puts_of_withdrawn_keys_are_revoked),
+		cmocka_unit_test(p3_a_put_below_a_withdrawn_block_is_revoked_though_the_key_is_back),
+		cmocka_unit_test(p3_a_hand_over_of_withdrawn_blocks_fails),
+		cmocka_unit_test(p3_blocks_of_unchained_groups_are_withdrawn_alone),
+		cmocka_unit_test(p1_a_block_that_is_set_aside_is_withdrawn),
+		cmocka_unit_test(p2_a_disk_that_cannot_record_a_withdrawal_is_said),
+		cmocka_unit_test(p8_another_namespaces_keys_are_not_touched),
+		cmocka_unit_test(p10_withdrawals_that_cannot_be_are_refused),
+		cmocka_unit_test(p1_a_reset_meanwhile_ends_a_withdrawal),
+		cmocka_unit_test(p5_a_long_withdrawal_is_cut_into_quanta),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
