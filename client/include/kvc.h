@@ -97,7 +97,8 @@ enum {
 	KVC_ERR_TIER_OFF = -38,
 	KVC_ERR_TAKEN = -41,
 	KVC_ERR_ABORTED = -42,
-	KVC_ERR_PRODUCER_LOST = -43
+	KVC_ERR_PRODUCER_LOST = -43,
+	KVC_ERR_OTHER_SPACE = -44
 };
 KVC_API const char *kvc_status_name(kvc_status_t status);
 KVC_API const char *kvc_status_text(kvc_status_t status);
@@ -616,7 +617,8 @@ KVC_API kvc_status_t kvc_handover_send(kvc_space_t *space, const kvc_handover_ch
 /* Be the consumer of this transfer id; before its producer has begun, too. Does not wait, and the daemon is never asked
  * again: it tells of each chunk. Call kvc_handover_done() within timeout_ms (0: handover.ttl, which is the most):
  * afterwards the status is KVC_ERR_TIMEOUT, and another consumer may have it. The status is KVC_PENDING until the
- * hand-over is complete and its tail is here. KVC_ERR_TAKEN: it has a consumer. KVC_ERR_PRODUCER_LOST, _ABORTED,
+ * hand-over is complete and its tail is here. KVC_ERR_TAKEN: it has a consumer. KVC_ERR_OTHER_SPACE, to
+ * both sides: the producer has other weights or another layout. KVC_ERR_PRODUCER_LOST, _ABORTED,
  * _CORRUPT, _REVOKED, _STALE_EPOCH, ...: it has failed. */
 KVC_API kvc_status_t kvc_handover_recv(kvc_space_t *space, const char *transfer, uint32_t timeout_ms,
 				       kvc_handover_t **p_handover);

@@ -86,6 +86,12 @@ int kvctl_transfers(const kvctl_t *ctl)
 	if (kvctl_u64(json, "omitted") > 0) {
 		printf("and %llu more\n", (unsigned long long)kvctl_u64(json, "omitted"));
 	}
+	if (kvctl_u64(json, "other_space") > 0) {
+		printf("%llu ended because the sides have other weights or another layout, the last: ",
+		       (unsigned long long)kvctl_u64(json, "other_space"));
+		kvctl_print_text(kvctl_str(json, "other_space_last"));
+		putchar('\n');
+	}
 	json_object_put(json);
 
 	return 0;

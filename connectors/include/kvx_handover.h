@@ -98,7 +98,8 @@ typedef struct kvx_recv_result {
 	size_t struct_size;
 	kvc_status_t status; /* PENDING; OK: all was received, or at least one block beyond skip; MISS: neither */
 	kvc_status_t cause;  /* OK: all was received; else why not: TIMEOUT, PRODUCER_LOST, ABORTED, TAKEN, CORRUPT,
-				REVOKED (the daemon died), MISS (less was sent), NOMEM (for the tail), ... */
+				OTHER_SPACE (the sides differ), REVOKED (the daemon died), MISS (less was sent), NOMEM
+				(for the tail), ... */
 	uint32_t blocks;     /* verified blocks in the cache, skip and a partial one included; grows while PENDING */
 	uint32_t tokens;     /* the same in tokens: compute from here. All of it: prefix->n_tokens, to the token */
 	uint32_t cpu_tokens, disk_tokens; /* loaded from CPU memory and from disk, skip not included */

@@ -323,8 +323,10 @@ KVC_API void kvx_scheduler_record(kvx_scheduler_t *scheduler, const char *lora, 
 	X(late_answers, "answers of the daemon that came after the lookup or the step message that waited for them")   \
 	X(handovers_sent, "prompts that were handed over to another instance")                                         \
 	X(handovers_send_failed, "of those to be handed over, prompts that were not, or not wholly")                   \
+	X(handovers_send_other, "of those, whose consumer has other weights or another layout")                        \
 	X(handovers_received, "prompts that another instance has handed over")                                         \
 	X(handovers_receive_failed, "prompts whose hand-over ended before all of it had come: the rest is computed")   \
+	X(handovers_receive_other, "of those, whose producer has other weights or another layout")                     \
 	X(handovers_sent_device, "prompts that were handed over in memory of the GPU, too")                            \
 	X(handovers_received_device, "prompts handed over whose last blocks came from memory of a GPU")                \
 	X(handover_pieces, "loads of a chunk that was handed over while more was to follow")                           \

@@ -32,11 +32,12 @@
 
 #include "kv/log.h"
 
-#define RETRY_MS      20u    /* before a chunk is sent again that found no room, or whose block was not visible */
-#define PRIVATE_TRIES 3u     /* a private block that is not there by then was not saved */
-#define TRIES         50u    /* of a request that has ended: its consumer waits, and may lease what is still there */
-#define TAKE_MS       1000u  /* a consumer that wants nothing more waits so long for its producer to begin */
-#define LATE_MS       10000u /* a request that ended so long ago has saved all that it will */
+#define RETRY_MS           20u    /* before a chunk is sent again that found no room, or whose block was not visible */
+#define OTHER_SPACE_LOG_MS 10000u /* between two lines about it */
+#define PRIVATE_TRIES      3u     /* a private block that is not there by then was not saved */
+#define TRIES              50u /* of a request that has ended: its consumer waits, and may lease what is still there */
+#define TAKE_MS            1000u  /* a consumer that wants nothing more waits so long for its producer to begin */
+#define LATE_MS            10000u /* a request that ended so long ago has saved all that it will */
 
 /* ---- as objects ------------------------------------------------------------------------------ */
 
@@ -331,6 +332,9 @@ static int take_answer(kvx_shandover_t *h, const kvc_handover_info_t *info, uint
 	const int asked = h->asking;
 
 	h->asking = 0;
+	if (asked && info->status == KVC_ERR_OTHER_SPACE) {
+		return 0; /* its consumer computes, and asks no more */
+	}
 	if (asked && info->status != KVC_OK) {
 		return may_retry(h, info->status, now);
 	}
@@ -414,13 +418,32 @@ static void end_sending(kvx_scheduler_t *scheduler, kvx_shandover_t *h, const kv
 	free_handover(scheduler, h, 0);
 }
 
-static void give_up_sending(kvx_scheduler_t *scheduler, kvx_shandover_t *h)
+/* The sides are of two spaces: nothing of it is awaited, and the consumer computes. */
+static void count_other_space(kvx_scheduler_t *scheduler, const kvx_shandover_t *h, kvc_status_t why, uint64_t *p_stat)
+{
+	const uint64_t now = kv_now_ns(scheduler->env);
+	const char *weights = kvx_weights_text(scheduler);
+
+	if (why != KVC_ERR_OTHER_SPACE) {
+		return;
+	}
+	*p_stat += 1;
+	if (now >= scheduler->other_space_log_ns) {
+		scheduler->other_space_log_ns = now + OTHER_SPACE_LOG_MS * KVX_MS;
+		kv_log(KV_LOG_WARN, "kvx", "hand-over %s%s%s: %s, `kvctl transfers` names both; here: %.200s",
+		       h->transfer, h->peer[0] ? " of peer " : "", h->peer, kvc_status_text(why),
+		       weights ? weights : "not known");
+	}
+}
+
+static void give_up_sending(kvx_scheduler_t *scheduler, kvx_shandover_t *h, kvc_status_t why)
 {
 	kvx_request_t *request = kvx_requests_find_serial(&scheduler->requests, h->hash, h->serial);
 
 	if (h->place == KVX_IN_HOST) {
 		scheduler->stats.handovers_sent += h->sent_on_device != 0;
 		scheduler->stats.handovers_send_failed += !h->sent_on_device;
+		count_other_space(scheduler, h, why, &scheduler->stats.handovers_send_other);
 	} else if (request) {
 		request->to_device = 0;
 	}
@@ -467,7 +490,7 @@ static void poll_producer(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64
 			info.state != KVC_HANDOVER_ENDED && take_answer(h, &info, now) && send_next(scheduler, h, now);
 	}
 	if (!lives) {
-		give_up_sending(scheduler, h);
+		give_up_sending(scheduler, h, info.status);
 	}
 }
 
@@ -752,7 +775,8 @@ static void end_receiving(kvx_scheduler_t *scheduler, const kvx_shandover_t *h, 
 	scheduler->stats.handovers_received += complete;
 	scheduler->stats.handovers_received_device += complete && h->place != KVX_IN_HOST;
 	scheduler->stats.handovers_receive_failed += !complete;
-	if (!complete && !unwanted) {
+	count_other_space(scheduler, h, info->status, &scheduler->stats.handovers_receive_other);
+	if (!complete && !unwanted && info->status != KVC_ERR_OTHER_SPACE) {
 		kv_log(KV_LOG_INFO, "kvx", "hand-over %s%s%s: %u of %u units came: %s", h->transfer,
 		       h->peer[0] ? " of peer " : "", h->peer, info->n, h->units,
 		       kvc_status_text(info->status == KVC_PENDING ? KVC_ERR_TIMEOUT : info->status));

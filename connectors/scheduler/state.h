@@ -188,6 +188,7 @@ struct kvx_scheduler {
 	kvx_requests_t requests;
 	kvx_cost_model_t cost_model;
 	kvx_scheduler_stats_t stats;
+	uint64_t other_space_log_ns; /* not before: a hand-over whose sides have other weights is logged */
 
 	uint32_t unit; /* tokens */
 	uint32_t group_count;

@@ -182,7 +182,9 @@ static const char transfers_json[] =
 	"\"consumer\":\"\",\"waits_for\":\"the producer to go on\"},{\"number\":3,\"transfer\":"
 	"\"cmpl-\u00e4bcdefghijklmnopqrstuvwxyz\",\"space\":1,\"state\":\"failed\",\"status\":\"ERR_PRODUCER_LOST\","
 	"\"units\":0,\"tokens\":0,\"bytes\":0,\"tail_bytes\":0,\"age_ns\":90000000000,\"left_ns\":1000000000,"
-	"\"producer\":\"\",\"consumer\":\"d-0\",\"waits_for\":\"the consumer to be done\"}],\"omitted\":5}";
+	"\"producer\":\"\",\"consumer\":\"d-0\",\"waits_for\":\"the consumer to be "
+	"done\"}],\"omitted\":5,\"other_space\":2,\"other_space_last\":\"hand-over x: producer's weights a (space 1), "
+	"consumer's b (space 2)\"}";
 
 /* One hand-over, complete as soon as somebody asks for it. */
 static kv_status_t answer_handover(fake_t *fake, uint16_t code, const kv_msg_t *ask, kv_msg_t *reply)

@@ -693,6 +693,81 @@ static void p1_a_window_with_a_lost_block_fails(void **state)
 	stage_end();
 }
 
+/* ---- sides of two spaces --------------------------------------------------------------------- */
+
+static kv_status_t send_in(const kvd_space_info_t *space, const char *transfer, int last)
+{
+	return u_send(
+		&u_, m_,
+		&(u_send_t){.transfer = transfer, .space = space, .keys = keys_, .n = 8, .groups = U_ALL, .last = last},
+		&sent_);
+}
+
+/* Either side may come first: both learn it at once, nothing is kept, and the blocks stay as cache. */
+static void p5_sides_of_two_spaces_are_told_at_once(void **state)
+{
+	kvd_space_info_t other;
+	uint64_t number;
+
+	(void)state;
+	for (int last = 0; last < 2; last++) {
+		stage_two(128, 0);
+		other = u_space(&u_, 0, "other");
+		put_all(0, 8);
+		assert_int_equal(send_in(&space_, "t", last), KV_OK);
+		number = sent_.number;
+		assert_int_equal(u_recv(&u_, d_, &other, "t", 0, &got_), KV_ERR_OTHER_SPACE);
+		check_notice(m_, number, KV_HANDOVER_ENDED, 8, KV_ERR_OTHER_SPACE);
+		assert_int_equal(u_.core->pins.used + u_.core->handovers.used, 0);
+		assert_int_equal(u_visible(&u_, 0, &space_, keys_, 8), 8);
+		assert_int_equal(metric(KV_M_HANDOVERS_OTHER_SPACE), 1);
+
+		/* The consumer first. Its producer begins nothing. */
+		assert_int_equal(u_recv(&u_, d_, &other, "t", 0, &got_), KV_OK);
+		assert_int_equal(got_.state, KV_HANDOVER_AWAITED);
+		assert_int_equal(send_in(&space_, "t", last), KV_ERR_OTHER_SPACE);
+		check_notice(d_, got_.number, KV_HANDOVER_ENDED, 0, KV_ERR_OTHER_SPACE);
+		assert_int_equal(u_.core->pins.used + u_.core->handovers.used, 0);
+		assert_int_equal(u_.core->ns[0]->other_space, 2);
+		universe_check(&u_);
+		stage_end();
+	}
+}
+
+/* One id in two spaces by accident: sides that meet in one space win, and a pair is not disturbed. */
+static void p6_a_stranger_of_another_space_does_not_disturb_a_pair(void **state)
+{
+	kvd_space_info_t other, strange;
+	kv_msg_handover_recv_reply_t got;
+	u_member_t *stranger;
+
+	(void)state;
+	stage_two(128, 0);
+	other = u_space(&u_, 0, "other");
+	put_all(0, 8);
+	assert_int_equal(send_in(&space_, "t", 0), KV_OK);
+	assert_int_equal(recv(d_, "t", 0), KV_OK);
+	assert_int_equal(u_recv(&u_, d_, &other, "t", 0, &got), KV_OK); /* it waits for its own producer */
+	assert_int_equal(got.state, KV_HANDOVER_AWAITED);
+	assert_int_equal(u_.core->handovers.used, 2);
+	/* The producer goes on, and one that begins in the other space finds its own consumer. */
+	assert_int_equal(send_more(8, U_ALL, 1), KV_OK);
+	check_notice(d_, sent_.number, KV_HANDOVER_COMPLETE, 8, KV_OK);
+	assert_int_equal(u_send(&u_, m_, &(u_send_t){.transfer = "t", .space = &other, .keys = keys_}, &sent_), KV_OK);
+	assert_int_equal(sent_.taken, 1);
+	assert_int_equal(u_.core->ns[0]->other_space, 0);
+
+	/* Another namespace's id is another one (P8). */
+	stranger = u_join(&u_, 1, "strange", 2, 0);
+	strange = u_space(&u_, 1, "other");
+	assert_int_equal(send_in(&space_, "u", 1), KV_OK);
+	assert_int_equal(u_recv(&u_, stranger, &strange, "u", 0, &got), KV_OK);
+	assert_int_equal(got.state, KV_HANDOVER_AWAITED);
+	assert_int_equal(recv(d_, "u", 0), KV_OK);
+	assert_int_equal(got_.state, KV_HANDOVER_COMPLETE);
+	stage_end();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -721,6 +796,8 @@ int main(void)
 		cmocka_unit_test(p1_an_entry_with_a_bad_block_fails),
 		cmocka_unit_test(p1_an_entry_whose_blocks_are_on_disk_outlives_a_bad_copy),
 		cmocka_unit_test(p1_a_window_with_a_lost_block_fails),
+		cmocka_unit_test(p5_sides_of_two_spaces_are_told_at_once),
+		cmocka_unit_test(p6_a_stranger_of_another_space_does_not_disturb_a_pair),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

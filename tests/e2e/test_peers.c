@@ -245,6 +245,28 @@ static void p7_a_hand_over_of_this_node_needs_no_peer(void **state)
 	check_quiet();
 }
 
+/* The producer is told on its node, the consumer on the other one. The prompt is computed. */
+static void p5_nodes_with_other_weights_wait_for_nothing(void **state)
+{
+	kvc_handover_t *sent = NULL, *wanted = NULL;
+	user_t other;
+
+	(void)state;
+	user_attach(&other, &net_.rig[1], "other");
+	put(0, HALF);
+	hand_over(HALF, 0, &sent);
+	assert_int_equal(fetch_by(&other, "t", 0, &wanted), KVC_OK);
+	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_ERR_OTHER_SPACE);
+	while (user_handover_info(sent).state != KVC_HANDOVER_ENDED) {
+		(void)kvc_poll(producer_.kvc, 5);
+	}
+	assert_int_equal(user_handover_info(sent).status, KVC_ERR_OTHER_SPACE);
+	kvc_handover_done(wanted, 0);
+	kvc_handover_done(sent, 0);
+	user_leave(&other);
+	check_quiet();
+}
+
 static void p4_a_producer_that_gives_up_is_told_of_on_the_other_node(void **state)
 {
 	kvc_handover_t *sent = NULL, *wanted = NULL;
@@ -933,6 +955,7 @@ int main(void)
 						teardown),
 		cmocka_unit_test_setup_teardown(p7_what_a_peer_does_not_have_is_a_miss_with_a_reason, setup, teardown),
 		cmocka_unit_test_setup_teardown(p7_a_hand_over_of_this_node_needs_no_peer, setup, teardown),
+		cmocka_unit_test_setup_teardown(p5_nodes_with_other_weights_wait_for_nothing, setup, teardown),
 		cmocka_unit_test_setup_teardown(p4_a_producer_that_gives_up_is_told_of_on_the_other_node, setup,
 						teardown),
 		cmocka_unit_test_setup_teardown(p4_a_consumer_that_has_enough_leaves_nothing_on_either_node, setup,

@@ -62,6 +62,7 @@
 	X(HANDOVER_BYTES, kvd_handover_bytes, KV_METRIC_GAUGE, "slots, tails and tokens that hand-overs keep, each slot counted once") \
 	X(HANDOVERS_TAKEN, kvd_handovers_ended_total{result="taken"}, KV_METRIC_COUNTER, KV_HELP_HANDOVERS)            \
 	X(HANDOVERS_EXPIRED, kvd_handovers_ended_total{result="expired"}, KV_METRIC_COUNTER, KV_HELP_HANDOVERS)        \
+	X(HANDOVERS_OTHER_SPACE, kvd_handovers_ended_total{result="other_space"}, KV_METRIC_COUNTER, KV_HELP_HANDOVERS) \
 	X(HANDOVERS_FAILED, kvd_handovers_ended_total{result="failed"}, KV_METRIC_COUNTER, KV_HELP_HANDOVERS)          \
 	X(HANDOVERS_ABORTED, kvd_handovers_ended_total{result="aborted"}, KV_METRIC_COUNTER, KV_HELP_HANDOVERS)        \
 	X(HANDOVERS_REFUSED, kvd_handovers_refused_total, KV_METRIC_COUNTER, "HANDOVER_SENDs answered BUSY: no room within the bytes that hand-overs may keep, or within the share") \

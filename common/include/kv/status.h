@@ -59,7 +59,8 @@
 	X(ERR_PARENT_UNREADABLE, -40, BLOCK, LATER, 75, "the disk cannot read the parent block, or one above it, now; put those blocks again") \
 	X(ERR_TAKEN, -41, REQUEST, NO, 65, "another consumer has the hand-over")                                       \
 	X(ERR_ABORTED, -42, REQUEST, NO, 75, "the other side has given the hand-over up")                              \
-	X(ERR_PRODUCER_LOST, -43, REQUEST, NO, 75, "the producer has gone before the hand-over was complete")
+	X(ERR_PRODUCER_LOST, -43, REQUEST, NO, 75, "the producer has gone before the hand-over was complete") \
+	X(ERR_OTHER_SPACE, -44, REQUEST, NO, 75, "the other side of the hand-over has other weights or another layout")
 
 typedef enum kv_status {
 #define KV_STATUS_ENUM(name, code, radius, retry, exit_code, sentence) KV_##name = (code),

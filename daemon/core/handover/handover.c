@@ -7,6 +7,8 @@
 
 #include <stdio.h>
 
+#define LOG_PAUSE_NS UINT64_C(1000000000) /* of one namespace */
+
 __extension__ typedef unsigned __int128 wide_t;
 
 /* ---- the table of transfer ids --------------------------------------------------------------- */
@@ -19,10 +21,10 @@ static uint64_t mix(uint64_t a, uint64_t b)
 }
 
 /* Transfer ids are chosen by clients: a secret decides which of them share a bucket. */
-static uint32_t *bucket_of(kvd_core_t *core, uint32_t ns, uint32_t space, const kv_slice_t *transfer)
+static uint32_t *bucket_of(kvd_core_t *core, uint32_t ns, const kv_slice_t *transfer)
 {
 	const uint64_t *seed = core->ix.seed;
-	uint64_t hash = mix(seed[0] ^ transfer->len, seed[1] ^ ((uint64_t)ns << 32 | space));
+	uint64_t hash = mix(seed[0] ^ transfer->len, seed[1] ^ ns);
 
 	for (uint32_t at = 0; at < transfer->len; at += 16) {
 		uint64_t words[2] = {0, 0};
@@ -40,15 +42,20 @@ static kv_slice_t transfer_of(const kvd_handover_t *entry)
 	return (kv_slice_t){entry->transfer, entry->transfer_len};
 }
 
+static int has_name(const kvd_handover_t *entry, uint32_t ns, const kv_slice_t *transfer)
+{
+	return entry->ns == ns && entry->transfer_len == transfer->len &&
+	       memcmp(entry->transfer, transfer->data, transfer->len) == 0;
+}
+
 static kvd_handover_t *find_transfer(kvd_core_t *core, const kvd_space_t *space, const kv_slice_t *transfer)
 {
-	uint32_t id = *bucket_of(core, space->ns, space->id, transfer);
+	uint32_t id = *bucket_of(core, space->ns, transfer);
 
 	while (id != KVD_NONE) {
 		kvd_handover_t *entry = kvd_handover_at(core, id);
 
-		if (entry->ns == space->ns && entry->space == space->id && entry->transfer_len == transfer->len &&
-		    memcmp(entry->transfer, transfer->data, transfer->len) == 0) {
+		if (entry->space == space->id && has_name(entry, space->ns, transfer)) {
 			return entry;
 		}
 		id = entry->hash_next;
@@ -60,7 +67,7 @@ static kvd_handover_t *find_transfer(kvd_core_t *core, const kvd_space_t *space,
 static void unlink_transfer(kvd_core_t *core, const kvd_handover_t *entry)
 {
 	const kv_slice_t transfer = transfer_of(entry);
-	uint32_t *link = bucket_of(core, entry->ns, entry->space, &transfer);
+	uint32_t *link = bucket_of(core, entry->ns, &transfer);
 
 	if (transfer.len == 0) {
 		return;
@@ -227,7 +234,7 @@ uint64_t kvd_handover_bytes(const kvd_core_t *core, const kvd_handover_t *entry)
 kv_status_t kvd_handover_create(kvd_core_t *core, kvd_handover_call_t *call, const kv_slice_t *transfer)
 {
 	const kvd_space_t *space = call->space;
-	uint32_t self, *bucket = bucket_of(core, space->ns, space->id, transfer);
+	uint32_t self, *bucket = bucket_of(core, space->ns, transfer);
 	kvd_handover_t *entry;
 	kv_status_t status;
 
@@ -412,6 +419,8 @@ static kv_metric_t ended_metric(kv_status_t why)
 		return KV_M_HANDOVERS_EXPIRED;
 	case KV_ERR_ABORTED:
 		return KV_M_HANDOVERS_ABORTED;
+	case KV_ERR_OTHER_SPACE:
+		return KV_M_HANDOVERS_OTHER_SPACE;
 	default:
 		return KV_M_HANDOVERS_FAILED;
 	}
@@ -513,6 +522,81 @@ kv_status_t kvd_handover_find_transfer(kvd_core_t *core, const kvd_handover_name
 	call->entry = call->entry ? kvd_handover_settle(core, call->entry) : NULL;
 
 	return KV_OK;
+}
+
+/* ---- sides that meet in two spaces --------------------------------------------------------------- */
+
+/* The other half of a hand-over of this name, which waits in another space. One that has both sides is none: it is not
+ * disturbed (decision 070). A hand-over in memory of a GPU and the one in host memory have one name and two spaces. */
+static kvd_handover_t *find_other_half(kvd_core_t *core, const kvd_space_t *space, const kv_slice_t *transfer,
+				       int is_awaited)
+{
+	const uint32_t memory = core->classes[space->slot_class].memory;
+	uint32_t id = *bucket_of(core, space->ns, transfer);
+
+	while (id != KVD_NONE) {
+		kvd_handover_t *entry = kvd_handover_at(core, id);
+
+		id = entry->hash_next;
+		if (!has_name(entry, space->ns, transfer) || entry->space == space->id ||
+		    core->classes[space_of(core, entry)->slot_class].memory != memory) {
+			continue;
+		}
+		entry = kvd_handover_settle(core, entry);
+		if (entry && (is_awaited ? entry->state == KV_HANDOVER_AWAITED : entry->consumer.member == 0)) {
+			return entry;
+		}
+	}
+
+	return NULL;
+}
+
+/* What the operator looks for: weights, cut to what a line of a log has room for. */
+static const char *weights_of(const kvd_space_t *space, char out[65])
+{
+	const char *at = space->identity;
+	size_t len = 0;
+
+	while (at && strncmp(at, "weights=", 8) != 0) {
+		at = strchr(at, '\n');
+		at = at ? at + 1 : NULL;
+	}
+	if (at) {
+		at += 8;
+		len = strcspn(at, "\n");
+		len = len < 64 ? len : 64;
+		memcpy(out, at, len);
+	}
+	out[len] = '\0';
+
+	return out;
+}
+
+kv_status_t kvd_handover_meet(kvd_core_t *core, const kvd_handover_call_t *call, const kv_slice_t *transfer,
+			      int is_producer)
+{
+	kvd_ns_t *ns = core->ns[call->space->ns];
+	kvd_handover_t *half = transfer->len > 0 ? find_other_half(core, call->space, transfer, is_producer) : NULL;
+	char here[65], there[65];
+
+	if (!half) {
+		return KV_OK;
+	}
+	weights_of(call->space, here);
+	weights_of(space_of(core, half), there);
+	ns->other_space++;
+	snprintf(ns->other_space_last, sizeof ns->other_space_last,
+		 "hand-over %.*s: producer's weights %s (space %u), consumer's %s (space %u)", (int)transfer->len,
+		 (const char *)transfer->data, is_producer ? here : there, is_producer ? call->space->id : half->space,
+		 is_producer ? there : here, is_producer ? half->space : call->space->id);
+	if (core->now_ns >= ns->other_space_log_ns) {
+		ns->other_space_log_ns = core->now_ns + LOG_PAUSE_NS;
+		kv_logf(core->env, KV_LOG_WARN, "core", "%s, %s", kv_status_text(KV_ERR_OTHER_SPACE),
+			ns->other_space_last);
+	}
+	kvd_handover_end(core, half, KV_ERR_OTHER_SPACE, NULL);
+
+	return KV_ERR_OTHER_SPACE;
 }
 
 static kvd_handover_t *find_number(kvd_core_t *core, uint64_t number)

@@ -47,6 +47,10 @@ static inline int kvd_handover_is_side(const kvd_handover_side_t *side, const kv
 	return side->member != 0 && side->instance == call->instance->id;
 }
 
+/* The asker has no entry in its space. KV_ERR_OTHER_SPACE: the other side waits in another one, and is told so: its
+ * entry has ended. */
+kv_status_t kvd_handover_meet(kvd_core_t *core, const kvd_handover_call_t *call, const kv_slice_t *transfer,
+			      int is_producer);
 /* The same by its pool index; NULL: it has ended just now. */
 kvd_handover_t *kvd_handover_settle(kvd_core_t *core, kvd_handover_t *entry);
 

@@ -56,6 +56,9 @@ kv_status_t kvd_handover_recv(kvd_core_t *core, uint32_t ns, kvd_member_t member
 	kvd_handover_call_t call = {0};
 	kv_status_t status = kvd_handover_find_transfer(core, &name, &call);
 
+	if (status == KV_OK && !call.entry) {
+		status = kvd_handover_meet(core, &call, &ask->transfer, 0);
+	}
 	if (status == KV_OK) {
 		status = ask->transfer.len > 0 ? take_entry(core, &call, &ask->transfer) : KV_ERR_ARG;
 	}

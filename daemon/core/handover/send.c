@@ -388,6 +388,12 @@ static kv_status_t find_entry(kvd_core_t *core, uint32_t ns, kvd_member_t member
 	if (entry && entry->state != KV_HANDOVER_AWAITED) {
 		return KV_ERR_EXISTS;
 	}
+	if (!entry) {
+		status = kvd_handover_meet(core, call, &ask->transfer, 1);
+	}
+	if (status != KV_OK) {
+		return status;
+	}
 
 	return kvd_handover_may_join(core, call);
 }

@@ -85,6 +85,8 @@ size_t kvd_core_transfers_json(kvd_core_t *core, uint32_t ns, char *out, size_t 
 	}
 	kvd_json_close(&json, ']');
 	kvd_json_u64(&json, "omitted", omitted);
+	kvd_json_u64(&json, "other_space", core->ns[ns]->other_space);
+	kvd_json_text(&json, "other_space_last", core->ns[ns]->other_space_last);
 	kvd_json_close(&json, '}');
 
 	return json.len;

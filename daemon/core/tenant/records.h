@@ -86,11 +86,14 @@ typedef struct kvd_ns {
 	uint64_t pinned_bytes[KVD_MEM_KINDS]; /* of them */
 	/* Kept by pins of hand-over entries, each counted once. */
 	uint64_t handover_bytes[KVD_MEM_KINDS];
-	uint64_t tail_bytes;     /* of these entries, tokens to select them by included */
-	uint64_t wait_bytes;     /* tokens of SELECTs that wait                 */
-	kvd_list_t room_waiters; /* members that wait until entries may keep more */
-	uint32_t handovers;      /* the entries                                 */
-	kvd_list_t announced;    /* of them wait for blocks to become visible   */
+	uint64_t tail_bytes;         /* of these entries, tokens to select them by included */
+	uint64_t wait_bytes;         /* tokens of SELECTs that wait                 */
+	kvd_list_t room_waiters;     /* members that wait until entries may keep more */
+	uint32_t handovers;          /* the entries                                 */
+	uint64_t other_space;        /* hand-overs whose sides met in two spaces, */
+	char other_space_last[448];  /* the last one, */
+	uint64_t other_space_log_ns; /* and when the next one is logged */
+	kvd_list_t announced;        /* of them wait for blocks to become visible   */
 	uint32_t announced_count;
 	uint32_t announced_due;     /* from the list's head, are looked at: blocks have become visible */
 	kvd_list_t puts;            /* running ones (put.h)                        */

@@ -460,12 +460,11 @@ static void check_timeout(kvx_recv_t *recv, uint64_t start, uint32_t deadline_ms
 	assert_true(now_ms() - start >= deadline_ms && now_ms() - start < deadline_ms + PAIR_MS);
 }
 
-/* Nobody sends; somebody stops sending; somebody sends another model's, or another layout's. */
+/* Nobody sends; somebody stops sending. */
 static void p5_a_consumer_has_its_answer_by_its_deadline(void **state)
 {
 	kvx_send_t *send = NULL;
 	uint64_t start = now_ms();
-	side_t other;
 	kvx_recv_t *recv;
 	kvx_chunk_t chunk;
 
@@ -484,16 +483,36 @@ static void p5_a_consumer_has_its_answer_by_its_deadline(void **state)
 	assert_int_equal(kvx_send_state(send, NULL), KVC_PENDING); /* it is the producer's until it says so */
 	kvx_send_end(send);
 	send = NULL;
+}
 
-	start = now_ms();
-	recv = start_recv("another model", 500);
+/* Both sides are told at once: nobody waits for a deadline. */
+static void p5_sides_of_two_models_have_their_answers_at_once(void **state)
+{
+	const uint64_t start = now_ms();
+	kvx_send_t *send = NULL;
+	side_t other;
+	kvx_recv_t *recv;
+	kvx_recv_result_t result;
+	kvx_chunk_t chunk;
+
+	(void)state;
+	set_prompt(50, 10 * PAIR_TOKENS);
+	recv = start_recv("another model", 0);
+	pair_poll(&consumer, NULL, 5);
 	side_open_model(&other, rig.socket, KVX_BOTH, "another model");
 	side_compute(&other, &from, 0, from.n_tokens);
 	chunk = pair_chunk(&from, "another model", from.n_tokens, 1);
-	chunk.ttl_ms = 500; /* nobody takes it */
 	assert_int_equal(kvx_send(other.kvx, &chunk, &send), KVC_PENDING);
-	check_timeout(recv, start, 500, 0);
-	side_close(&other); /* with what was made from it */
+	for (int i = 0; i < 10000 && kvx_send_state(send, NULL) == KVC_PENDING; i++) {
+		pair_poll(&other, &consumer, 1);
+	}
+	assert_int_equal(kvx_send_state(send, NULL), KVC_ERR_OTHER_SPACE);
+	result = finish_recv(recv);
+	assert_int_equal(result.cause, KVC_ERR_OTHER_SPACE);
+	assert_int_equal(result.blocks, 0);
+	assert_true(now_ms() - start < PAIR_MS);
+	kvx_send_end(send);
+	side_close(&other);
 }
 
 /* A producer's deadline is that of a chunk: it does not count while the engine computes the next one. */
@@ -874,6 +893,7 @@ int main(int argc, char **argv)
 		HANDOVER_TEST(p7_a_consumer_that_aborts_gives_the_hand_over_back),
 		HANDOVER_TEST(p3_of_two_consumers_one_gets_it),
 		HANDOVER_TEST(p5_a_consumer_has_its_answer_by_its_deadline),
+		HANDOVER_TEST(p5_sides_of_two_models_have_their_answers_at_once),
 		HANDOVER_TEST(p5_a_producer_has_its_answer_by_its_deadline),
 		HANDOVER_TEST(p10_other_roles_and_bad_arguments_are_refused),
 		HANDOVER_TEST(p10_a_bad_chunk_changes_nothing),

@@ -73,9 +73,46 @@ WRAP(kvc_status_t, kvc_poll_us, kvc_t *kvc, uint32_t timeout_us)
 	return __real_kvc_poll_us(kvc, timeout_us);
 }
 
+/* Spaces of devices are spaces of host memory here. The daemon takes the two halves of one hand-over in two spaces of
+ * one memory for sides that differ (decision 070), so what goes to such a space has a name of its own. */
+static const kvc_space_t *of_devices[64];
+static uint32_t of_devices_count;
+
+static const char *name_in(const kvc_space_t *space, const char *transfer, char out[KVC_MAX_TRANSFER + 1])
+{
+	for (uint32_t i = 0; transfer && i < KV_COUNT_OF(of_devices); i++) {
+		if (of_devices[i] == space) {
+			snprintf(out, KVC_MAX_TRANSFER + 1, "gpu-%.100s", transfer);
+			return out;
+		}
+	}
+
+	return transfer;
+}
+
+WRAP(kvc_status_t, kvc_handover_recv, kvc_space_t *space, const char *transfer, uint32_t timeout_ms,
+     kvc_handover_t **p_handover)
+{
+	char name[KVC_MAX_TRANSFER + 1];
+
+	return __real_kvc_handover_recv(space, name_in(space, transfer, name), timeout_ms, p_handover);
+}
+
+WRAP(kvc_status_t, kvc_handover_send, kvc_space_t *space, const kvc_handover_chunk_t *chunk,
+     kvc_handover_t **p_handover)
+{
+	kvc_handover_chunk_t named = *chunk;
+	char name[KVC_MAX_TRANSFER + 1];
+
+	named.transfer = name_in(space, chunk->transfer, name);
+
+	return __real_kvc_handover_send(space, &named, p_handover);
+}
+
 WRAP(kvc_status_t, kvc_space_open_start, kvc_t *kvc, const kvc_identity_t *identity, kvc_space_t **p_space)
 {
 	kvc_identity_t second = *identity;
+	kvc_status_t status;
 
 	if (identity->device) {
 		/* Else of every name: a request finds there, as another GPU's, what one has saved. */
@@ -83,7 +120,15 @@ WRAP(kvc_status_t, kvc_space_open_start, kvc_t *kvc, const kvc_identity_t *ident
 		second.device = NULL;
 	}
 
-	return __real_kvc_space_open_start(kvc, &second, p_space);
+	status = __real_kvc_space_open_start(kvc, &second, p_space);
+	for (uint32_t i = 0; status == KVC_OK && i < KV_COUNT_OF(of_devices); i++) { /* an address of an earlier one */
+		of_devices[i] = of_devices[i] == *p_space ? NULL : of_devices[i];
+	}
+	if (identity->device && status == KVC_OK) {
+		of_devices[of_devices_count++ % KV_COUNT_OF(of_devices)] = *p_space;
+	}
+
+	return status;
 }
 
 static const char *gpu(uint32_t place)

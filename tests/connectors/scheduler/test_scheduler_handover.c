@@ -13,6 +13,8 @@ static const sr_options_t plain, own_keys = {.own_keys = 1}, window = {.groups =
 #define WAIT_MS 60000u
 #define PRIVATE 1 /* rows: the tokens after the last whole block are handed over, too */
 #define PEER    2 /* the consumer's producer is on another node */
+#define OTHER   4 /* the consumer has another adapter: its space is another one */
+#define SECOND  8 /* and comes after its producer has saved all */
 
 /* ---- another node ---------------------------------------------------------------------------- */
 
@@ -101,6 +103,14 @@ static void receive(uint32_t n, uint32_t timeout_ms)
 	memset(&fetched, 0, sizeof fetched);
 	sr_request(&d, "d", 1, 0, n);
 	d.ask.whole = 1;
+	if (sr.row & OTHER) {
+		d.ask.lora = "adapter-1:0123";
+		do { /* the space is being opened */
+			(void)sr_match(&d);
+			(void)sr_step();
+			usleep(1000);
+		} while (sr.hit.why == KV_WHY_NO_DAEMON);
+	}
 	from = transfer(&d, timeout_ms);
 	assert_int_equal(kvx_scheduler_receive(sr.scheduler, &d.ask, &from), KVC_OK);
 	assert_int_equal(sr_match(&d), sr.row & PRIVATE ? n : n / SR_UNIT * SR_UNIT);
@@ -292,6 +302,33 @@ static void p7_what_a_producer_did_not_save_is_computed(void)
 	sr.drop_saves = 0;
 	SR_UNTIL(!sr.scheduler->handovers);
 	assert_int_equal(sr_stats().handovers_send_failed, 1);
+}
+
+/* Both learn it at once: the consumer computes, the producer ends, and nothing of it stays pinned. */
+static void p5_sides_with_other_weights_wait_for_nothing(void)
+{
+	uint64_t start;
+
+	if (sr.row & SECOND) {
+		begin_sending(200);
+		sr_run_tokens(&p, 0, 200);
+		sr_finish(&p);
+		SR_UNTIL(sr_stats().handovers_sent == 1);
+		start = sr_now_ns();
+		receive(200, WAIT_MS);
+	} else {
+		receive(200, WAIT_MS);
+		start = sr_now_ns();
+		begin_sending(200);
+		sr_run_tokens(&p, 0, 80);
+	}
+	must_fail_with(0);
+	SR_UNTIL(!sr.scheduler->handovers);
+	assert_true(sr_now_ns() - start < 10000u * KVX_MS);
+	assert_int_equal(sr_stats().handovers_receive_other, 1);
+	assert_int_equal(sr_stats().handovers_send_other, sr.row & SECOND ? 0 : 1);
+	SR_UNTIL(rig_counter(&sr.rig, "kvd_handovers") == 0);
+	assert_int_equal(rig_counter(&sr.rig, "kvd_handovers_ended_total{result=other_space}"), 1);
 }
 
 static void p5_a_producer_that_never_comes_is_awaited_for_a_time(void)
@@ -528,6 +565,10 @@ SR_MAIN(SR_TEST(p1_chunks_are_loaded_as_they_come, plain),
 	SR_TEST(p7_an_aborted_producer_fails_the_rest_at_once, plain),
 	SR_TEST(p7_what_a_producer_did_not_save_is_computed, plain),
 	SR_TEST(p5_a_producer_that_never_comes_is_awaited_for_a_time, plain),
+	SR_ROW("p5_sides_with_other_weights_wait_for_nothing", p5_sides_with_other_weights_wait_for_nothing, plain,
+	       OTHER),
+	SR_ROW("sides with other weights wait for nothing: the consumer comes second",
+	       p5_sides_with_other_weights_wait_for_nothing, plain, OTHER | SECOND),
 	SR_TEST(p5_a_stopped_daemon_does_not_prolong_the_wait, plain),
 	SR_TEST(p4_an_aborted_consumer_leaves_nothing, plain), SR_TEST(p7_without_the_daemon_the_wait_ends, plain),
 	SR_TEST(p7_a_prompt_shorter_than_a_block_is_computed, plain),
