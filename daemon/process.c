@@ -2,6 +2,7 @@
 #include "process.h"
 
 #include "kv/log.h"
+#include "kv/rlimit.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -12,7 +13,6 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -33,15 +33,11 @@ static void fill_streams(void)
 
 void kvd_process_prepare(void)
 {
-	struct rlimit files;
 	sigset_t set;
 
 	fill_streams();
 	umask(0077);
-	if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < files.rlim_max) {
-		files.rlim_cur = files.rlim_max;
-		(void)setrlimit(RLIMIT_NOFILE, &files);
-	}
+	kv_rlimit_raise_files();
 	prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
 	signal(SIGPIPE, SIG_IGN);
 	signal(SIGXFSZ, SIG_IGN); /* a file over its limit is an error of that file */

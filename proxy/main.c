@@ -3,6 +3,7 @@
 
 #include "kv/env.h"
 #include "kv/log.h"
+#include "kv/rlimit.h"
 
 #include <inttypes.h>
 #include <signal.h>
@@ -10,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
@@ -141,13 +141,9 @@ static void run(proxy_t *proxy)
 static int serve(proxy_t *proxy)
 {
 	char detail[512] = "";
-	struct rlimit files;
 	kv_status_t status;
 
-	if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < files.rlim_max) {
-		files.rlim_cur = files.rlim_max;
-		(void)setrlimit(RLIMIT_NOFILE, &files);
-	}
+	kv_rlimit_raise_files();
 	if (curl_global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK) {
 		kv_log(KV_LOG_ERROR, "main", "libcurl cannot be used");
 		return kv_status_exit_code(KV_ERR_INTERNAL);

@@ -45,11 +45,11 @@ scripts/fuzz.sh "$seconds"
 step "ThreadSanitizer"
 configure tsan
 cmake --build build/tsan -j "$jobs"
-ctest --preset tsan -j "$jobs" -LE 'no-tsan|structure' --timeout 300
+scripts/test.sh build/tsan --preset tsan -j "$jobs" -LE 'no-tsan|structure' --timeout 300
 
 step "AddressSanitizer and UndefinedBehaviorSanitizer"
 configure asan
 cmake --build build/asan -j "$jobs"
 # use_sigaltstack: gcc's runtime reports its own alternate stack now and then when a thread ends.
 ASAN_OPTIONS=detect_stack_use_after_return=1:use_sigaltstack=0 UBSAN_OPTIONS=print_stacktrace=1 \
-	ctest --test-dir build/asan --output-on-failure -j "$jobs" -LE 'no-asan|structure' --timeout 300
+	scripts/test.sh build/asan -j "$jobs" -LE 'no-asan|structure' --timeout 300

@@ -12,6 +12,7 @@
 #define KV_TEST_H
 
 #include "kv/env.h"
+#include "kv/rlimit.h"
 
 #include <ftw.h>
 #include <inttypes.h>
@@ -24,6 +25,14 @@
 
 #define KV_TEST_SEED    UINT64_C(0x6b76642d74657374)
 #define KV_TEST_SKIPPED 77
+
+/* ---- descriptors ----------------------------------------------------------------------------- */
+
+/* Before main(), in every test: code of the daemon has the descriptors that the daemon gives itself. */
+__attribute__((constructor)) static inline void kv_test_raise_files(void)
+{
+	kv_rlimit_raise_files();
+}
 
 /* ---- programs under test --------------------------------------------------------------------- */
 

@@ -428,7 +428,7 @@ int memory_open(int host)
 	}
 	cuda = find_driver();
 	if (!cuda || cuda->init(0) != 0 || cuda->device_count(&count) != 0 || count == 0) {
-		printf("gpu: skipped: there is no device\n");
+		printf("# SKIP: there is no device\n");
 		return 77;
 	}
 	if (cuda->device_get(&device, 0) != 0 || cuda->context_retain(&context, device) != 0 ||

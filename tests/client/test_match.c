@@ -294,7 +294,8 @@ static void match_makes_no_system_call(void **state)
 
 	(void)state;
 #ifdef KVD_SANITIZE
-	skip(); /* sanitizers make system calls of their own */
+	print_message("# SKIP: sanitizers make system calls of their own\n");
+	skip();
 #endif
 	bed_make(&bed, 1024);
 	for (uint32_t i = 0; i < 800; i++) {

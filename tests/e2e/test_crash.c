@@ -284,7 +284,7 @@ static void one_failed_sync(const char *engine, uint32_t when)
 static void one_failed_sync_each(const char *engine)
 {
 	if (!strace_works()) {
-		printf("# not run: strace cannot inject here\n");
+		printf("# SKIP: strace cannot inject here\n");
 		skip();
 	}
 	for (uint32_t when = 1; when <= SYNC_FAILS; when++) {

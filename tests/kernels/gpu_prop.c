@@ -216,12 +216,12 @@ static int make_world(world_t *w)
 
 	w->cuda = kvk_cuda_load(&why);
 	if (!w->cuda) {
-		printf("gpu_prop: skipped: %s\n", why);
+		printf("# SKIP: %s\n", why);
 		return 77;
 	}
 	if (kvk_gpu_open(&(kvk_gpu_config_t){.cuda = w->cuda, .staging_bytes = 32u << 20, .image = GPU_PROP_IMAGE},
 			 &w->gpu) != KV_OK) {
-		printf("gpu_prop: skipped: %s\n", kvk_gpu_last_error());
+		printf("# SKIP: %s\n", kvk_gpu_last_error());
 		return 77;
 	}
 	must(w->cuda->device_count(&count), "device_count");
@@ -232,7 +232,7 @@ static int make_world(world_t *w)
 	must(w->cuda->event_create(&w->event, 2), "event");
 	w->has_peer = count > 1;
 	if (w->peer_only && !w->has_peer) {
-		printf("gpu_prop: skipped: there is no second device\n");
+		printf("# SKIP: there is no second device\n");
 		return 77;
 	}
 	(void)make_area(w, &w->cache, OWN);

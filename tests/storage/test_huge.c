@@ -157,6 +157,7 @@ static void transparent_huge_pages_are_used_where_the_kernel_has_them(void **sta
 	(void)state;
 	write_text(NR_HUGE, "0");
 	if (!write_text(SHMEM, "advise")) {
+		print_message("# SKIP: transparent huge pages of shared memory cannot be set here\n");
 		skip();
 	}
 	kvs_tier_t *pool = open_pool(&t, KVS_HUGE_AUTO, &class);

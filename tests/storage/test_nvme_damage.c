@@ -649,7 +649,7 @@ static void p5_a_full_file_system_is_full_and_the_tier_goes_on(void **state)
 	(void)state;
 	fixture_init(&f, NULL);
 	if (mount("tmpfs", f.dir, "tmpfs", 0, "size=40m,mode=0700") != 0) {
-		print_message("# not run: mounting a tmpfs needs root (%s)\n", strerror(errno));
+		print_message("# SKIP: mounting a tmpfs needs root (%s)\n", strerror(errno));
 		fixture_fini(&f);
 		skip();
 	}

@@ -744,7 +744,7 @@ static void in_child(const char *what, const char *file, const char *inject)
 	result = spawn(what, f.dir, file ? path : NULL, inject);
 	fixture_fini(&f);
 	if (result == 127) {
-		print_message("# not run: strace is not installed\n");
+		print_message("# SKIP: strace is not installed\n");
 		skip();
 	}
 	assert_int_equal(result, 0);
