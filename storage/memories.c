@@ -125,6 +125,15 @@ static void free_slot(kvs_tier_t *tier, kvs_loc_t loc)
 	}
 }
 
+static void touch(kvs_tier_t *tier, kvs_loc_t loc, uint64_t stamp)
+{
+	kvs_tier_t *pool = pool_of(tier, loc);
+
+	if (pool) {
+		kvs_touch(pool, kvs_loc_in_pool(loc), stamp);
+	}
+}
+
 static kv_status_t get_mem(kvs_tier_t *tier, kvs_loc_t loc, kvs_mem_t *p_mem)
 {
 	kvs_tier_t *pool = pool_of(tier, loc);
@@ -202,6 +211,27 @@ static kv_status_t recover_in(kvs_tier_t *tier, uint32_t memory, kvs_found_fn fo
 	finder_t finder = {memory, found, arg};
 
 	return memory < m->count ? kvs_recover(m->pool[memory], report_found, &finder) : KV_ERR_TIER_OFF;
+}
+
+typedef struct user {
+	uint32_t memory;
+	kvs_used_fn used;
+	void *arg;
+} user_t;
+
+static void report_used(void *arg, kvs_loc_t loc, const kv_key_t *key, uint8_t group)
+{
+	const user_t *u = arg;
+
+	u->used(u->arg, globalise(loc, u->memory), key, group);
+}
+
+static kv_status_t recover_use(kvs_tier_t *tier, uint32_t memory, kvs_used_fn used, void *arg, uint32_t max)
+{
+	const memories_t *m = memories_of(tier);
+	user_t user = {memory, used, arg};
+
+	return memory < m->count ? kvs_recover_use(m->pool[memory], 0, report_used, &user, max) : KV_ERR_TIER_OFF;
 }
 
 static void usage_of(kvs_tier_t *tier, uint32_t memory, kvs_usage_t *p_usage)
@@ -423,12 +453,14 @@ static const kvs_tier_ops_t memories_ops = {
 	.poll = poll_all,
 	.in_flight = in_flight,
 	.check = check_all,
+	.touch = touch,
 	.close = close_tier,
 	.add_memory = add_memory,
 	.class_open_in = class_open_in,
 	.usage_of = usage_of,
 	.epoch_set_in = epoch_set_in,
 	.recover_in = recover_in,
+	.recover_use = recover_use,
 	.slot_bytes = slot_bytes,
 };
 

@@ -24,7 +24,8 @@ typedef struct kvd_recovery {
 	uint32_t tree; /* of the last block: the next one's too, most often */
 	uint64_t blocks;
 	uint64_t refused;
-	int lending; /* each namespace has had its share */
+	int lending;   /* each namespace has had its share */
+	int all_found; /* blocks of the disk: what is left is their use */
 } kvd_recovery_t;
 
 struct kvd_core {

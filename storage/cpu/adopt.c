@@ -16,9 +16,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+typedef struct whole {
+	uint64_t use; /* 0 until all were reported */
+	uint32_t depth;
+	kv_slot_t slot;
+} whole_t;
+
 typedef struct kvs_adoption {
-	uint64_t *found; /* depth and slot of each whole block, shallow first */
+	whole_t *found; /* the whole blocks, in the order of the report */
 	uint32_t count, next;
+	int by_use; /* 1: all were reported */
 	uint64_t kept;
 } kvs_adoption_t;
 
@@ -232,16 +239,18 @@ static void take_over_slab(kvs_pool_t *pool, source_t *source, const kvs_ledger_
 
 static int compare(const void *a, const void *b)
 {
-	const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+	const whole_t *x = a, *y = b;
 
-	return (x > y) - (x < y);
+	return x->use != y->use       ? (x->use > y->use) - (x->use < y->use)
+	       : x->depth != y->depth ? (x->depth > y->depth) - (x->depth < y->depth)
+				      : (x->slot > y->slot) - (x->slot < y->slot);
 }
 
 /* The whole blocks, in the order in which the core can take them. */
 static void list_found(kvs_pool_t *pool)
 {
 	kvs_adoption_t *adoption = kv_alloc(&pool->env, sizeof *adoption);
-	uint64_t *found = kv_alloc(&pool->env, (pool->usage.used_slots + 1u) * sizeof *found);
+	whole_t *found = kv_alloc(&pool->env, (pool->usage.used_slots + 1u) * sizeof *found);
 
 	if (!adoption || !found) {
 		kv_free(&pool->env, adoption);
@@ -260,7 +269,7 @@ static void list_found(kvs_pool_t *pool)
 				continue;
 			}
 			if (adoption) {
-				found[adoption->count++] = (uint64_t)p->slots[i].depth << 32 | slot;
+				found[adoption->count++] = (whole_t){.depth = p->slots[i].depth, .slot = slot};
 			} else {
 				kvs_pool_free(&pool->tier, (kvs_loc_t){slot, p->slots[i].gen});
 			}
@@ -309,13 +318,27 @@ void kvs_pool_end_adoption(kvs_pool_t *pool)
 	}
 }
 
+static void order_by_use(kvs_pool_t *pool, kvs_adoption_t *adoption)
+{
+	for (uint32_t i = 0; i < adoption->count; i++) {
+		const kv_slot_t slot = adoption->found[i].slot;
+		const kvs_ledger_slot_t *record = &pool->slabs[kv_slot_slab(slot)]->slots[kv_slot_index(slot)];
+
+		adoption->found[i].use = record->owner;
+		pool->use_base = record->owner > pool->use_base ? record->owner : pool->use_base;
+	}
+	qsort(adoption->found, adoption->count, sizeof *adoption->found, compare);
+	adoption->by_use = 1;
+	adoption->next = 0;
+}
+
 kv_status_t kvs_pool_recover(kvs_tier_t *tier, kvs_found_fn found, void *arg, uint32_t max)
 {
 	kvs_pool_t *pool = kvs_pool_of(tier);
 	kvs_adoption_t *adoption = pool->adoption;
 
 	for (; adoption && adoption->next < adoption->count && max > 0; adoption->next++, max--) {
-		const kv_slot_t slot = (kv_slot_t)adoption->found[adoption->next];
+		const kv_slot_t slot = adoption->found[adoption->next].slot;
 		const uint32_t slot_class = pool->slabs[kv_slot_slab(slot)]->slot_class;
 		kvs_loc_t loc;
 		kvs_meta_t meta;
@@ -336,6 +359,31 @@ kv_status_t kvs_pool_recover(kvs_tier_t *tier, kvs_found_fn found, void *arg, ui
 	}
 	kv_metric_add(pool->config.metrics, KV_M_ADOPTED_BLOCKS, adoption->kept);
 	kv_metric_add(pool->config.metrics, KV_M_ADOPT_DROPPED, adoption->count - adoption->kept);
+	order_by_use(pool, adoption);
+
+	return KV_OK;
+}
+
+kv_status_t kvs_pool_recover_use(kvs_tier_t *tier, uint32_t memory, kvs_used_fn used, void *arg, uint32_t max)
+{
+	kvs_pool_t *pool = kvs_pool_of(tier);
+	kvs_adoption_t *adoption = pool->adoption;
+
+	(void)memory;
+	kv_assert(!adoption || adoption->by_use);
+	for (; adoption && adoption->next < adoption->count && max > 0; adoption->next++, max--) {
+		kvs_loc_t loc;
+		kvs_meta_t meta;
+
+		/* One that was not kept is FREE. */
+		if (kvs_pool_rebalance_ops.describe_slot(tier, adoption->found[adoption->next].slot, &loc, &meta) ==
+		    KV_OK) {
+			used(arg, loc, &meta.key, meta.group);
+		}
+	}
+	if (adoption && adoption->next < adoption->count) {
+		return KV_PENDING;
+	}
 	kvs_pool_end_adoption(pool);
 
 	return KV_OK;

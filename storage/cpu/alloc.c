@@ -306,3 +306,14 @@ void kvs_pool_free(kvs_tier_t *tier, kvs_loc_t loc)
 		set_slot_state(pool, p, loc, KVS_FREE);
 	}
 }
+
+/* Of memory that a later daemon may take over. */
+void kvs_pool_touch(kvs_tier_t *tier, kvs_loc_t loc, uint64_t stamp)
+{
+	kvs_pool_t *pool = kvs_pool_of(tier);
+	kvs_ledger_slot_t *record;
+
+	if (pool->config.claim && kvs_pool_find(pool, loc, &record) && kvs_ledger_state(record) == KVS_READY) {
+		kvs_ledger_set_use(record, pool->use_base + stamp);
+	}
+}

@@ -214,6 +214,14 @@ void kvs_ledger_set_state(kvs_ledger_slot_t *slot, kvs_state_t state, uint64_t d
 	end_change(slot, state);
 }
 
+void kvs_ledger_set_use(kvs_ledger_slot_t *slot, uint64_t use)
+{
+	begin_change(slot);
+	slot->owner = use;
+	slot->check = kvs_ledger_slot_check(slot);
+	end_change(slot, KVS_READY);
+}
+
 void kvs_ledger_copy_slot(kvs_ledger_slot_t *slot, const kvs_ledger_slot_t *from, kvs_state_t state)
 {
 	const size_t skip = offsetof(kvs_ledger_slot_t, gen);

@@ -47,6 +47,9 @@ uint32_t kvs_ledger_assign_slot(kvs_ledger_slot_t *slot, kvs_state_t state, uint
 /* Change the state; `digest` is the block's from READY or TRANSIT on. */
 void kvs_ledger_set_state(kvs_ledger_slot_t *slot, kvs_state_t state, uint64_t digest);
 
+/* A READY slot was used: `use` is higher each time. */
+void kvs_ledger_set_use(kvs_ledger_slot_t *slot, uint64_t use);
+
 /* The slot, which is FREE, is what it was in the ledger of an earlier daemon, but in `state`. */
 void kvs_ledger_copy_slot(kvs_ledger_slot_t *slot, const kvs_ledger_slot_t *from, kvs_state_t state);
 /* The table's entries before `i` are there. */

@@ -96,6 +96,8 @@ static const kvs_tier_ops_t pool_ops = {
 	.poll = pool_poll,
 	.in_flight = pool_in_flight,
 	.check = kvs_pool_check,
+	.touch = kvs_pool_touch,
+	.recover_use = kvs_pool_recover_use,
 	.close = pool_close,
 	.slot_bytes = pool_slot_bytes,
 };

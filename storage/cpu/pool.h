@@ -76,6 +76,7 @@ typedef struct kvs_pool {
 	uint32_t epoch_cap;
 
 	struct kvs_adoption *adoption; /* blocks of an earlier daemon that the core has not seen; NULL: none */
+	uint64_t use_base;             /* uses counted by the daemons before */
 	kvs_usage_t usage;
 	kvs_usage_t shown; /* of it, in the metrics */
 	kvs_caps_t caps;

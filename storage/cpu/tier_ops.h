@@ -12,6 +12,7 @@ kv_status_t kvs_pool_alloc(kvs_tier_t *tier, uint32_t slot_class, kvs_state_t st
 			   const kvs_meta_t *meta, kvs_loc_t *p_loc);
 kv_status_t kvs_pool_set_state(kvs_tier_t *tier, kvs_loc_t loc, kvs_state_t state);
 void kvs_pool_free(kvs_tier_t *tier, kvs_loc_t loc);
+void kvs_pool_touch(kvs_tier_t *tier, kvs_loc_t loc, uint64_t stamp);
 
 /* ---- rebalance.c: slabs that go to another class --------------------------------------------- */
 extern const kvs_rebalance_ops_t kvs_pool_rebalance_ops;

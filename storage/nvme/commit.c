@@ -9,6 +9,7 @@
 
 #include "faults.h"
 #include "files.h"
+#include "nvme/format/recency.h"
 #include "slots.h"
 
 #include <errno.h>
@@ -104,6 +105,7 @@ static void run_round(kvs_nvme_t *nvme, kvs_commit_t *c)
 	} else {
 		c->status = c->super_status != KV_OK ? c->super_status : c->sync_status;
 	}
+	kvs_recency_write(nvme, c);
 	c->meta_bytes = kvs_metadb_bytes(nvme->meta_path);
 }
 
@@ -269,6 +271,7 @@ static void begin_round(kvs_nvme_t *nvme)
 		nvme->super_round = nvme->super_asked;
 	}
 	kvs_file_checks_collect(nvme, c, kv_now_ns(nvme->env));
+	kvs_recency_collect(nvme, c, kv_now_ns(nvme->env));
 	collect_files(nvme, c);
 	collect_rows(nvme, c);
 	c->covers = nvme->draining && nvme->drained && nvme->dirty_out >= nvme->drain_target;
@@ -402,6 +405,7 @@ static uint32_t apply_result(kvs_nvme_t *nvme)
 		return 0;
 	}
 	kvs_file_checks_apply(nvme, c);
+	kvs_recency_apply(nvme, c);
 	c->super_written = had_image && c->super_status == KV_OK;
 	kv_free(nvme->env, c->image);
 	c->image = NULL;
@@ -509,7 +513,7 @@ static int round_is_due(const kvs_nvme_t *nvme, uint64_t now)
 
 	return nvme->super_dirty || dirty >= KVS_COMMIT_ROWS || kvs_mark_is_due(nvme) ||
 	       kvs_fault_is_due(nvme, KVS_FAULT_META, now) || kvs_fault_is_due(nvme, KVS_FAULT_FILES, now) ||
-	       kvs_file_checks_are_due(nvme, now) ||
+	       kvs_file_checks_are_due(nvme, now) || kvs_recency_is_due(nvme, now) ||
 	       (dirty > 0 && (nvme->closing || now - nvme->dirty_since_ns >= nvme->config.flush_interval_ns));
 }
 

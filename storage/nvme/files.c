@@ -165,6 +165,7 @@ static void file_drop(kvs_nvme_t *nvme, uint32_t number)
 	nvme->free_slots -= file->slots;
 	cls->files--;
 	kv_free(nvme->env, file->slot);
+	nvme->recency.files -= file->used;
 	*file = (kvs_dfile_t){.fd = -1};
 }
 
@@ -263,7 +264,7 @@ static kv_status_t file_setup(kvs_nvme_t *nvme, uint32_t number, uint32_t slot_c
 {
 	kvs_dclass_t *cls = &nvme->classes[slot_class];
 	kvs_dfile_t *file = &nvme->files[number];
-	kvs_dslot_t *slot = kv_alloc(nvme->env, cls->slots_per_file * sizeof *slot);
+	kvs_dslot_t *slot = kv_alloc(nvme->env, cls->slots_per_file * (sizeof *slot + sizeof *file->use));
 
 	if (!slot) {
 		return KV_ERR_NOMEM;
@@ -276,6 +277,7 @@ static kv_status_t file_setup(kvs_nvme_t *nvme, uint32_t number, uint32_t slot_c
 		slot[i].next_dirty = KV_SLOT_NONE;
 	}
 	*file = (kvs_dfile_t){.slot = slot,
+			      .use = (uint64_t *)(slot + cls->slots_per_file),
 			      .slot_class = slot_class,
 			      .slots = cls->slots_per_file,
 			      .whole = cls->slots_per_file,

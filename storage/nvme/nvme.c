@@ -8,6 +8,7 @@
 #include "nvme/io/threads.h"
 #include "own_reads.h"
 #include "rebalance.h"
+#include "nvme/format/recency.h"
 #include "recover.h"
 #include "slots.h"
 #include "transfer.h"
@@ -404,6 +405,7 @@ static void destroy_tier(kvs_nvme_t *nvme)
 	kvs_threads_stop(nvme);
 	kvs_metadb_close(nvme->db);
 	kvs_recovery_free(nvme);
+	kv_free(env, nvme->recency.order);
 	kv_free(env, nvme->own_reads);
 	for (uint32_t i = 0; nvme->files && i < KVS_MAX_FILES; i++) {
 		close_fd(nvme->files[i].fd);
@@ -416,6 +418,7 @@ static void destroy_tier(kvs_nvme_t *nvme)
 	close_fd(nvme->dir_fd);
 	if (nvme->commit) {
 		kv_free(env, nvme->commit->image);
+		kv_free(env, nvme->commit->recency);
 		kv_free(env, nvme->commit->change);
 	}
 	kv_free(env, nvme->commit);
@@ -511,7 +514,8 @@ static int is_quiet(const kvs_nvme_t *nvme)
 {
 	return nvme->in_flight == 0 && nvme->waiter_count == 0 && atomic_load(&nvme->commit->state) == 0 &&
 	       (nvme->health >= KVS_HEALTH_READ_ONLY || nvme->commit_after_ns ||
-		(nvme->dirty_in == nvme->dirty_out && !nvme->super_dirty && !kvs_mark_is_due(nvme)));
+		(nvme->dirty_in == nvme->dirty_out && !nvme->super_dirty && !kvs_mark_is_due(nvme) &&
+		 nvme->recency.files == 0));
 }
 
 static void close_tier(kvs_tier_t *tier)
@@ -577,6 +581,8 @@ static const kvs_tier_ops_t nvme_ops = {
 	.watch = set_watch,
 	.readable = kvs_nvme_readable,
 	.withdraw = kvs_nvme_withdraw,
+	.touch = kvs_nvme_touch,
+	.recover_use = kvs_nvme_recover_use,
 };
 
 static kv_status_t open_all(kvs_nvme_t *nvme, const detail_t *detail)

@@ -47,6 +47,7 @@ typedef struct kvs_dslot {
 	uint8_t flags;
 	uint8_t group;
 } kvs_dslot_t;
+_Static_assert(sizeof(kvs_dslot_t) % sizeof(uint64_t) == 0, "words of use lie behind the slots");
 
 /* What goes into header and row of a slot; lives from alloc to commit. */
 typedef struct kvs_rec {
@@ -60,6 +61,7 @@ typedef enum kvs_file_state { KVS_FILE_USED, KVS_FILE_RETIRING, KVS_FILE_RETIRED
 
 typedef struct kvs_dfile {
 	kvs_dslot_t *slot; /* NULL: no such file */
+	uint64_t *use;     /* [slots] when each was used (recency.h); in the same allocation */
 	kvs_file_state_t state;
 	uint32_t for_class; /* RETIRED: whose room it will be */
 	uint32_t slot_class;
@@ -71,6 +73,7 @@ typedef struct kvs_dfile {
 	uint8_t reserved; /* number taken, but nothing usable there */
 	uint8_t gone;     /* removed while it was open: quarantined for good, until it can be let go */
 	uint8_t cut;      /* shorter than it should be, and that has been seen to */
+	uint8_t used;     /* words of `use` have changed since they were collected */
 	uint32_t whole;   /* slots that were there when it was opened */
 } kvs_dfile_t;
 
@@ -104,6 +107,8 @@ typedef struct kvs_commit {
 	int fds[KVS_MAX_FILES];
 	int try_meta;        /* see that the metadata is open, rows or not */
 	int mark;            /* say that it has the row of every block */
+	void *recency;       /* words to write (recency.h); NULL: none */
+	int recency_failed;  /* out */
 	uint32_t look_count; /* files to see whether they are there, and whole */
 	kvs_file_check_t look[KVS_MAX_FILES];
 	int directory_gone; /* out */
@@ -149,6 +154,22 @@ typedef struct kvs_fault_state {
 	uint64_t wait_ns;  /* the pause before it; grows until kvs_fault_reset() */
 	char reason[sizeof((kvs_tier_state_t *)0)->reason];
 } kvs_fault_state_t;
+
+typedef struct kvs_used {
+	uint64_t use;
+	uint32_t depth;
+	kv_slot_t slot;
+} kvs_used_t;
+
+/* What recency.h keeps of the tier. */
+typedef struct kvs_recency {
+	kvs_used_t *order; /* of blocks found at the open, until it is reported; NULL: none, or no memory */
+	uint32_t count, cap, reported;
+	uint64_t base;   /* uses counted by the daemons before */
+	uint32_t files;  /* with `used` set */
+	uint32_t next;   /* file to be written */
+	uint64_t due_ns; /* not before this */
+} kvs_recency_t;
 
 typedef struct kvs_nvme {
 	kvs_tier_t base;
@@ -239,6 +260,7 @@ typedef struct kvs_nvme {
 	kvs_fault_state_t faults[KVS_FAULTS];
 	uint64_t space_wanted; /* bytes that SPACE lacks */
 	uint64_t looked_ns;    /* all files were looked at */
+	kvs_recency_t recency;
 	kvs_aside_t aside[KVS_MAX_ASIDE];
 	uint32_t aside_count;
 	struct kvs_own_reads *own_reads; /* retries of slots that are set aside, and the verification after a rebuild */

@@ -9,6 +9,7 @@
 #include "commit.h"
 #include "faults.h"
 #include "rebuild.h"
+#include "nvme/format/recency.h"
 #include "slots.h"
 
 #include <poll.h>
@@ -20,7 +21,9 @@
 typedef struct found {
 	kvs_meta_t meta;
 	kv_slot_t slot;
-	int is_spare; /* another slot has the block too, and counts */
+	uint8_t is_spare;   /* another slot has the block too, and counts */
+	uint8_t is_kept;    /* the core has it */
+	uint8_t is_covered; /* so has it a child that was not used earlier: its use says nothing new */
 } found_t;
 
 typedef struct kvs_recovery {
@@ -39,6 +42,7 @@ typedef struct kvs_recovery {
 	uint32_t *order; /* indices of all of them, shallow first */
 	uint32_t *entry; /* of those reported, by key: index + 1 */
 	uint64_t mask;
+	uint32_t total;
 	uint32_t next;    /* in the order */
 	uint32_t put_off; /* at its beginning: these come again */
 	uint64_t kept;
@@ -258,16 +262,22 @@ static uint32_t *table_find(const scan_t *scan, const kv_key_t *key, const kvs_m
 	return &scan->entry[at];
 }
 
-static int has_parent(const scan_t *scan, const kvs_meta_t *meta)
+/* The block before it, reported already; NULL: there is none. */
+static found_t *find_parent(const scan_t *scan, const kvs_meta_t *meta)
 {
-	uint32_t parent;
+	const uint32_t place = meta->depth > 1u ? *table_find(scan, &meta->parent, meta) : 0;
+	found_t *parent = place ? found_at(scan, place - 1u) : NULL;
 
-	if (meta->depth == 1u) {
-		return 1;
+	return parent && parent->meta.depth + 1u == meta->depth ? parent : NULL;
+}
+
+static void keep_block(scan_t *scan, found_t *f, found_t *parent)
+{
+	f->is_kept = 1;
+	scan->kept++;
+	if (parent && kvs_recency_of(scan->nvme, f->slot) >= kvs_recency_of(scan->nvme, parent->slot)) {
+		parent->is_covered = 1;
 	}
-	parent = *table_find(scan, &meta->parent, meta);
-
-	return parent && found_at(scan, parent - 1u)->meta.depth + 1u == meta->depth;
 }
 
 static int is_better(const scan_t *scan, const found_t *than, const found_t *f)
@@ -306,7 +316,7 @@ static void report_some(scan_t *scan, kvs_found_fn found, void *arg, uint32_t ma
 	scan->root_known = 0;
 	for (; scan->next < scan->count && max > 0; scan->next++, max--) {
 		uint32_t i = scan->order[scan->next];
-		const found_t *f = found_at(scan, i);
+		found_t *f = found_at(scan, i), *parent = find_parent(scan, &f->meta);
 		kvs_dslot_t *s = kvs_slot_get(nvme, f->slot);
 		kvs_loc_t loc = {.slot = f->slot, .gen = s->gen};
 		uint32_t *place = table_find(scan, &f->meta.key, &f->meta);
@@ -316,13 +326,13 @@ static void report_some(scan_t *scan, kvs_found_fn found, void *arg, uint32_t ma
 
 		/* A parent that is missing now may be one that the core has put off: then this one comes after it. */
 		if (!*place && !f->is_spare && is_current(scan, &f->meta)) {
-			status = has_parent(scan, &f->meta) ? found(arg, slot_class, loc, &f->meta)
-				 : scan->put_off > 0        ? KV_PENDING
-							    : KV_ERR_NO_PARENT;
+			status = parent || f->meta.depth == 1u ? found(arg, slot_class, loc, &f->meta)
+				 : scan->put_off > 0           ? KV_PENDING
+							       : KV_ERR_NO_PARENT;
 		}
 		if (status == KV_OK) {
 			*place = i + 1u;
-			scan->kept++;
+			keep_block(scan, f, parent);
 			continue;
 		}
 		/* In place: never more are put off than have been taken from the order. */
@@ -469,6 +479,8 @@ kv_status_t kvs_recovery_read(kvs_nvme_t *nvme)
 	if (status != KV_OK) {
 		return status;
 	}
+	kvs_recency_read(nvme);
+	scan->total = scan->count;
 	/* At most half full, so that a probe stays short. */
 	scan->mask = 1023u;
 	while (scan->mask < (uint64_t)scan->count * 2u) {
@@ -483,6 +495,21 @@ kv_status_t kvs_recovery_read(kvs_nvme_t *nvme)
 	}
 
 	return KV_OK;
+}
+
+/* The end of a path, and what was used later than all that is below it. */
+static void sort_by_use(scan_t *scan)
+{
+
+	kvs_recency_begin(scan->nvme, (uint32_t)scan->kept);
+	for (uint32_t i = 0; i < scan->total; i++) {
+		const found_t *f = found_at(scan, i);
+
+		if (f->is_kept && !f->is_covered) {
+			kvs_recency_add(scan->nvme, f->slot, f->meta.depth);
+		}
+	}
+	kvs_recency_sort(scan->nvme);
 }
 
 kv_status_t kvs_nvme_recover(kvs_tier_t *tier, kvs_found_fn found, void *arg, uint32_t max)
@@ -506,6 +533,7 @@ kv_status_t kvs_nvme_recover(kvs_tier_t *tier, kvs_found_fn found, void *arg, ui
 	kv_logf(nvme->env, KV_LOG_INFO, "nvme", "blocks found %llu dropped %llu", (unsigned long long)scan->kept,
 		(unsigned long long)scan->dropped);
 	finish_metadata(nvme, scan);
+	sort_by_use(scan);
 	kvs_recovery_free(nvme);
 	for (uint32_t i = 0; i < KVS_MAX_FILES; i++) {
 		if (nvme->files[i].slot) {

@@ -376,6 +376,55 @@ static kv_status_t fake_recover(kvs_tier_t *tier, kvs_found_fn found, void *arg,
 	return fake->again ? KV_MISS : KV_OK;
 }
 
+static void fake_touch(kvs_tier_t *tier, kvs_loc_t loc, uint64_t stamp)
+{
+	fake_tier_t *fake = fake_of(tier);
+	fake_slot_t *slot = slot_of(fake, loc);
+
+	if (slot) {
+		slot->use =
+			(fake->use_base + stamp) << 16 | slot->meta.depth; /* of those used alike the shallow first */
+	}
+}
+
+static int compare_use(const void *a, const void *b)
+{
+	const fake_slot_t *x = *(fake_slot_t *const *)a, *y = *(fake_slot_t *const *)b;
+
+	return x->use != y->use ? (x->use > y->use) - (x->use < y->use) : (x > y) - (x < y);
+}
+
+static kv_status_t fake_recover_use(kvs_tier_t *tier, uint32_t memory, kvs_used_fn used, void *arg, uint32_t max)
+{
+	fake_tier_t *fake = fake_of(tier);
+
+	(void)memory;
+	if (!fake->by_use) {
+		fake->by_use = calloc(fake->cap, sizeof(fake_slot_t *));
+		for (uint32_t i = 0; i < fake->cap; i++) {
+			fake->by_use[i] = &fake->slots[i];
+		}
+		qsort(fake->by_use, fake->cap, sizeof(fake_slot_t *), compare_use);
+		fake->use_base = fake->by_use[fake->cap - 1]->use >> 16;
+	}
+	for (; fake->used_next < fake->cap; fake->used_next++) {
+		const fake_slot_t *slot = fake->by_use[fake->used_next];
+
+		if (slot->state == KVS_READY) {
+			if (max-- == 0) {
+				return KV_PENDING;
+			}
+			used(arg, (kvs_loc_t){name_of(fake, (uint32_t)(slot - fake->slots)), slot->gen},
+			     &slot->meta.key, slot->meta.group);
+		}
+	}
+	free(fake->by_use);
+	fake->by_use = NULL;
+	fake->used_next = 0;
+
+	return KV_OK;
+}
+
 static void fake_usage(kvs_tier_t *tier, kvs_usage_t *p_usage)
 {
 	fake_tier_t *fake = fake_of(tier);
@@ -670,7 +719,8 @@ static const kvs_rebalance_ops_t change_ops = {files_count, files_look, files_ga
 	.alloc = fake_alloc, .set_state = fake_set_state, .free = fake_free, .mem = fake_mem, .store = fake_store,     \
 	.load = fake_load, .flush = fake_flush, .epoch_set = fake_epoch_set, .epoch_get = fake_epoch_get,              \
 	.recover = fake_recover, .usage = fake_usage, .event_fd = fake_event_fd, .poll = fake_poll,                    \
-	.in_flight = fake_in_flight, .check = fake_check, .close = fake_close
+	.in_flight = fake_in_flight, .check = fake_check, .close = fake_close, .touch = fake_touch,                    \
+	.recover_use = fake_recover_use
 
 static const kvs_tier_ops_t ops_cpu = {.medium = "CPU", OPS};
 static const kvs_tier_ops_t ops_disk = {.medium = "DISK",
@@ -700,6 +750,7 @@ void fake_tier_fini(fake_tier_t *fake)
 	free(fake->slots);
 	free(fake->free_list);
 	free(fake->ops);
+	free(fake->by_use);
 }
 
 uint64_t *fake_bytes(fake_tier_t *fake, kv_slot_t slot)

@@ -25,6 +25,7 @@ typedef struct fake_slot {
 	uint64_t seq;     /* of its store */
 	uint32_t put_off; /* by the recovering core: it is offered again */
 	int aside;        /* the device cannot read it */
+	uint64_t use;     /* kvs_touch() */
 } fake_slot_t;
 
 typedef struct fake_op {
@@ -91,6 +92,9 @@ typedef struct fake_tier {
 	int device;           /* memory that the core's process does not see */
 	int ordered;          /* slots lie parents first: recover in one pass */
 	uint32_t found_depth, found_slot, deepest; /* recovery goes on here, and ends there */
+	uint64_t use_base;                         /* uses before the restart */
+	fake_slot_t **by_use;                      /* while they are reported */
+	uint32_t used_next;
 	uint64_t loads, stores, flushes;
 	uint64_t retired; /* files that have changed hands */
 	uint64_t tries;   /* stores asked for, refused and failed ones too */

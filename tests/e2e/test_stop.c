@@ -199,12 +199,78 @@ static void p7_stops_of_any_length_cost_misses_and_time_only(void **state)
 	rig_fini(&rig);
 }
 
+/* ---- what is left after it --------------------------------------------------------------------- */
+
+#define TALKS  12u
+#define BLOCKS 64u /* of a talk */
+
+static uint32_t match_talk(const user_t *user, uint64_t talk)
+{
+	kvc_key_t keys[BLOCKS];
+
+	user_keys(user, talk, BLOCKS, keys);
+
+	return user_match(user, keys, BLOCKS);
+}
+
+static void put_talks(user_t *user, uint64_t first, uint64_t count)
+{
+	kvc_key_t keys[BLOCKS];
+
+	for (uint64_t talk = first; talk < first + count; talk++) {
+		user_keys(user, talk, BLOCKS, keys);
+		assert_int_equal(user_put(user, keys, 0, BLOCKS, 1, NULL), KVC_OK);
+	}
+}
+
+/* A disk tier with room for 16 talks: the older half of 12 is used, and then six come that were not there. */
+static void p2_prefixes_used_before_a_restart_outlive_the_others(void **state)
+{
+	kvc_key_t keys[BLOCKS];
+	uint32_t unused = 0, n;
+	user_t user;
+	rig_t rig;
+
+	(void)state;
+	rig_init(&rig, 1);
+	rig_option(&rig, "--nvme.size=24MiB");
+	rig_start(&rig);
+	user_attach(&user, &rig, "recency");
+	put_talks(&user, 0, TALKS);
+	for (uint64_t talk = 0; talk < TALKS / 2; talk++) {
+		user_keys(&user, talk, BLOCKS, keys);
+		assert_int_equal(user_get(&user, keys, BLOCKS, &n), KVC_OK);
+		assert_int_equal(n, BLOCKS);
+	}
+	user_leave(&user);
+	rig_written(&rig);
+	assert_int_equal(rig_kill(&rig, SIGTERM), 0);
+
+	rig_start(&rig);
+	user_attach(&user, &rig, "recency");
+	for (uint64_t talk = 0; talk < TALKS; talk++) {
+		assert_int_equal(match_talk(&user, talk), BLOCKS);
+	}
+	put_talks(&user, 100, TALKS / 2);
+	assert_true(rig_metric(&rig, "kvd_evicted_total{tier=disk}") > BLOCKS);
+	for (uint64_t talk = 0; talk < TALKS; talk++) {
+		n = match_talk(&user, talk);
+		assert_true(talk >= TALKS / 2 || n == BLOCKS);
+		unused += talk >= TALKS / 2 ? n : 0;
+	}
+	assert_true(unused < (TALKS / 2 - 1) * BLOCKS);
+	user_leave(&user);
+	rig_check_quiet(&rig);
+	rig_fini(&rig);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p7_a_stopped_daemon_is_a_miss_and_calls_meet_their_deadline),
 		cmocka_unit_test(p7_a_killed_daemon_is_a_miss_and_revokes_leases_and_puts),
 		cmocka_unit_test(p7_stops_of_any_length_cost_misses_and_time_only),
+		cmocka_unit_test(p2_prefixes_used_before_a_restart_outlive_the_others),
 	};
 
 	return cmocka_run_group_tests_name("e2e.stop", tests, NULL, NULL);

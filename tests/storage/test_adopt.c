@@ -66,6 +66,58 @@ static void p2_whole_blocks_are_taken_over(void **state)
 	stage_fini(&s);
 }
 
+typedef struct used {
+	uint32_t count;
+	kvs_loc_t loc[30];
+} used_t;
+
+static void on_used(void *arg, kvs_loc_t loc, const kv_key_t *key, uint8_t group)
+{
+	used_t *used = arg;
+
+	(void)key;
+	assert_int_equal(group, 0);
+	used->loc[used->count++] = loc;
+}
+
+/* Lives of a pool: in each some blocks are used, and the next one hears of all in that order. */
+static void p2_the_order_of_use_is_taken_over(void **state)
+{
+	static const uint32_t last[] = {17, 3, 11}; /* used in this life, in this order */
+	kvs_loc_t locs[30];
+	stage_t s;
+	kvs_tier_t *pool = live_once(&s, locs);
+
+	(void)state;
+	for (uint64_t life = 0; life < 3; life++) {
+		used_t used = {0};
+
+		for (uint32_t n = 0, stamp = 0; life == 0 && n < 30; n++) {
+			kvs_touch(pool, locs[n], 30 - stamp++); /* the last block first */
+		}
+		kvs_touch(pool, locs[last[life]], 1000);
+		kvs_close(pool);
+		pool = stage_open(&s, 4, 8 + life);
+		found.refuse = life == 2 ? 21 : 0;
+		stage_recover(pool, &found);
+		found.refuse = 0;
+		while (kvs_recover_use(pool, 0, on_used, &used, 5) == KV_PENDING) {
+		}
+		assert_int_equal(used.count, life == 2 ? 23 : 24);
+		for (uint64_t i = 0; i <= life; i++) { /* the last ones are those of all lives */
+			assert_int_equal(used.loc[used.count - 1 - i].slot, locs[last[life - i]].slot);
+		}
+		assert_int_equal(used.loc[0].slot, locs[28].slot);
+		for (uint32_t i = 1; i + life + 1 < used.count; i++) {
+			assert_true(used.loc[i].slot < used.loc[i - 1].slot);
+		}
+		check(pool);
+	}
+	assert_int_equal(stage_metric(&s, KV_M_ADOPT_REFUSED), 0);
+	kvs_close(pool);
+	stage_fini(&s);
+}
+
 /* Nothing of what was unfinished is given out before its writers are quiet; then all of it is. */
 static void p4_unfinished_slots_are_free_when_their_writers_are_quiet(void **state)
 {
@@ -388,6 +440,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p2_whole_blocks_are_taken_over),
+		cmocka_unit_test(p2_the_order_of_use_is_taken_over),
 		cmocka_unit_test(p4_unfinished_slots_are_free_when_their_writers_are_quiet),
 		cmocka_unit_test(p1_old_epochs_and_private_blocks_are_not_taken_over),
 		cmocka_unit_test(p5_as_many_slabs_are_taken_over_as_there_is_room_for),

@@ -140,6 +140,7 @@
 	X(DISK_RECOVERED, kvd_disk_recovered_total, KV_METRIC_COUNTER, "blocks found on disk at start")                \
 	X(DISK_REBUILT, kvd_disk_rebuilt_total, KV_METRIC_COUNTER, "blocks recovered from slot headers because the metadata was lost") \
 	X(DISK_DROPPED, kvd_disk_dropped_total, KV_METRIC_COUNTER, "blocks found on disk at start and not kept: old epoch, unknown space, no parent, damaged or twice") \
+	X(DISK_RECENCY_ERRORS, kvd_disk_recency_errors_total, KV_METRIC_COUNTER, "files with the order of use (nvme.path/recency) that could not be written, or read: after a restart their blocks count as used last") \
 	X(DISK_FILES_DROPPED, kvd_disk_files_dropped_total, KV_METRIC_COUNTER, "slot files left out at start because they were damaged or unreadable") \
 	X(DISK_FILES_CUT, kvd_disk_files_cut_total, KV_METRIC_COUNTER, "slot files found shorter than they were: what lay behind is lost") \
 	X(GPU_DEVICES, kvd_gpu_devices, KV_METRIC_GAUGE, "devices whose memory the GPU tier uses")                     \

@@ -250,6 +250,12 @@ void kvd_block_queue_write(kvd_core_t *core, uint32_t id)
 	}
 }
 
+/* For the order in which the tier reports its blocks after a restart (decision 069). */
+static void keep_use(kvd_core_t *core, const kvd_block_t *block, kvd_set_t t, uint64_t stamp)
+{
+	kvs_touch(core->tier[t], t == KVD_CPU ? kvd_cpu_loc(&core->ix, block) : block->disk, stamp);
+}
+
 static void join_block(kvd_core_t *core, uint32_t id, kvd_set_t t, uint64_t stamp, const uint32_t *tokens)
 {
 	kvd_block_t *block = kvd_block_at(&core->ix, id);
@@ -271,6 +277,7 @@ static void join_block(kvd_core_t *core, uint32_t id, kvd_set_t t, uint64_t stam
 		(void)kvs_set_state(core->tier[KVD_CPU], kvd_cpu_loc(&core->ix, block), KVS_READY);
 		kvd_block_queue_write(core, id);
 	}
+	keep_use(core, block, t, stamp);
 	kvd_block_sync_mirror(core, id);
 	kvd_event_add_stored(core, id, t, tokens);
 }
@@ -454,16 +461,18 @@ int kvd_private_blocks_run(kvd_core_t *core)
 void kvd_block_touch_path(kvd_core_t *core, uint32_t id)
 {
 	/* Each tier's set ends at a depth of its own on this path, so each gets a mark. */
-	for (kvd_set_t t = KVD_CPU; t < KVD_TIERS; t++) {
+	for (kvd_set_t t = KVD_CPU; t < KVD_TIERS && core->policy->touch; t++) {
 		uint32_t depth = kvd_index_depth_in(&core->ix, id, t);
+		const kvd_block_t *block;
 		uint32_t deepest;
 
 		if (depth == 0) {
 			continue;
 		}
 		deepest = kvd_index_ancestor(&core->ix, id, depth);
-		core->policy->touch(&core->ix, order_of(core, kvd_block_at(&core->ix, deepest), t), t, deepest,
-				    core->stamp);
+		block = kvd_block_at(&core->ix, deepest);
+		core->policy->touch(&core->ix, order_of(core, block, t), t, deepest, core->stamp);
+		keep_use(core, block, t, core->stamp);
 	}
 }
 

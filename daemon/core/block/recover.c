@@ -1,5 +1,5 @@
 /* What the disk tier has kept, and what the memory of a GPU has kept through a crash. Blocks come parents first, of
- * many chains at once, and wait under their root digest. */
+ * many chains at once, and wait under their root digest. Then their use is told, least recent first (decision 069). */
 #include "core/block/damage.h"
 #include "core/block/events.h"
 #include "core/core_impl.h"
@@ -104,6 +104,28 @@ static kv_status_t take_in_block(kvd_core_t *core, kvd_set_t t, uint32_t tier_cl
 	return KV_OK;
 }
 
+/* The block was used later than those before it. */
+static void renew_mark(kvd_core_t *core, kvd_set_t t, kvs_loc_t loc, const kv_key_t *key, uint8_t group)
+{
+	const uint32_t id = kvd_index_find_in_slot(&core->ix, key, group, t, loc);
+
+	if (id != KVD_NONE) {
+		const kvd_tree_t *tree = kvd_tree_of(&core->ix, kvd_block_at(&core->ix, id));
+
+		core->policy->join(&core->ix, &core->classes[tree->slot_class].order[t], t, id, ++core->stamp);
+	}
+}
+
+static void on_disk_used(void *arg, kvs_loc_t loc, const kv_key_t *key, uint8_t group)
+{
+	renew_mark(arg, KVD_DISK, loc, key, group);
+}
+
+static void on_memory_used(void *arg, kvs_loc_t loc, const kv_key_t *key, uint8_t group)
+{
+	renew_mark(arg, KVD_CPU, loc, key, group);
+}
+
 static kv_status_t on_block_found(void *arg, uint32_t tier_class, kvs_loc_t loc, const kvs_meta_t *meta)
 {
 	kvd_core_t *core = arg;
@@ -123,11 +145,16 @@ static kv_status_t on_block_found(void *arg, uint32_t tier_class, kvs_loc_t loc,
 
 static kv_status_t recover_blocks(kvd_core_t *core, uint32_t max)
 {
-	kv_status_t status = kvs_recover_some(kvd_disk(core), on_block_found, core, max);
+	kv_status_t status =
+		core->recovery.all_found ? KV_OK : kvs_recover_some(kvd_disk(core), on_block_found, core, max);
 
 	if (status == KV_MISS) {
 		core->recovery.lending = 1;
 		return max == UINT32_MAX ? recover_blocks(core, max) : KV_PENDING;
+	}
+	core->recovery.all_found = status == KV_OK;
+	if (status == KV_OK) {
+		status = kvs_recover_use(kvd_disk(core), 0, on_disk_used, core, max);
 	}
 	/* No flush of this run has covered the blocks found: one must, before they are acknowledged again. */
 	if (status == KV_OK && core->recovery.blocks > 0) {
@@ -193,6 +220,8 @@ kv_status_t kvd_core_adopt(kvd_core_t *core, uint32_t memory)
 	core->recovery = (kvd_recovery_t){.tree = KVD_NONE};
 	status = kvs_recover_in(core->tier[KVD_CPU], memory, on_block_adopted, core);
 	core->recovery = before;
+	status = status == KV_OK ? kvs_recover_use(core->tier[KVD_CPU], memory, on_memory_used, core, UINT32_MAX)
+				 : status;
 	status = status == KV_OK ? find_classes(core) : status;
 	for (uint32_t i = count; i < core->class_count; i++) {
 		kvd_class_adopt(core, i, memory);

@@ -278,14 +278,5 @@ static void restore_mark(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint3
 	link_as_oldest(ix, order, id);
 }
 
-static void ignore_touch(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_t block, uint64_t stamp)
-{
-	(void)ix;
-	(void)order;
-	(void)t;
-	(void)block;
-	(void)stamp;
-}
-
 const kvd_policy_ops_t kvd_policy_lru = {"lru", set_mark, set_mark, leave_order, find_victim, restore_mark};
-const kvd_policy_ops_t kvd_policy_fifo = {"fifo", ignore_touch, set_mark, leave_order, find_victim, restore_mark};
+const kvd_policy_ops_t kvd_policy_fifo = {"fifo", NULL, set_mark, leave_order, find_victim, restore_mark};

@@ -24,7 +24,8 @@ typedef struct kvd_order {
 
 typedef struct kvd_policy_ops {
 	const char *name;
-	/* A lease or a put has asked for the path down to `block`, which is in tier t's set. */
+	/* A lease or a put has asked for the path down to `block`, which is in tier t's set. NULL: that leaves no mark.
+	 */
 	void (*touch)(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_t block, uint64_t stamp);
 	/* `block` has just joined the set. */
 	void (*join)(kvd_index_t *ix, kvd_order_t *order, kvd_set_t t, uint32_t block, uint64_t stamp);

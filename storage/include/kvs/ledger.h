@@ -87,7 +87,7 @@ typedef struct kvs_ledger_slab {
 typedef struct kvs_ledger_slot {
 	_Atomic uint32_t state; /* kvs_state_t */
 	uint32_t gen;           /* 0: never used */
-	uint64_t owner;         /* put or lease id it was given to; 0 once READY */
+	uint64_t owner;         /* put or lease id it was given to; once READY, how late it was used; 0: unknown */
 	kv_key_t key;
 	kv_key_t parent;
 	uint8_t root[32]; /* root digest of the space */

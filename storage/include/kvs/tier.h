@@ -122,6 +122,9 @@ typedef void (*kvs_done_fn)(void *arg, kv_status_t status);
  * with what is below it after all others. */
 typedef kv_status_t (*kvs_found_fn)(void *arg, uint32_t slot_class, kvs_loc_t loc, const kvs_meta_t *meta);
 
+/* One block that was found and kept, in order of use. */
+typedef void (*kvs_used_fn)(void *arg, kvs_loc_t loc, const kv_key_t *key, uint8_t group);
+
 /* A slab, or a slot file, as the core sees it when it decides which class it should belong to. */
 typedef struct kvs_slab_desc {
 	uint32_t slot_class;
@@ -200,6 +203,9 @@ typedef struct kvs_tier_ops {
 	void (*state)(kvs_tier_t *tier, kvs_tier_state_t *p_state); /* NULL: always OK */
 	void (*watch)(kvs_tier_t *tier, const kvs_watch_t *watch);  /* NULL: it loses nothing */
 	kv_status_t (*readable)(kvs_tier_t *tier, kvs_loc_t loc);   /* NULL: always */
+	/* NULL: use is not kept over a restart. */
+	void (*touch)(kvs_tier_t *tier, kvs_loc_t loc, uint64_t stamp);
+	kv_status_t (*recover_use)(kvs_tier_t *tier, uint32_t memory, kvs_used_fn used, void *arg, uint32_t max);
 	/* A tier of several memories (kvs/memories.h); NULL: it is one. add_memory: KV_ERR_LIMIT. */
 	kv_status_t (*add_memory)(kvs_tier_t *tier, kvs_tier_t *pool, uint32_t *p_memory);
 	kv_status_t (*class_open_in)(kvs_tier_t *tier, uint32_t memory, const char *ns, const kvs_geometry_t *geometry,
@@ -353,6 +359,13 @@ static inline kv_status_t kvs_recover_in(kvs_tier_t *t, uint32_t memory, kvs_fou
 {
 	return t->ops->recover_in ? t->ops->recover_in(t, memory, found, arg) : KV_OK;
 }
+/* After kvs_recover() or kvs_recover_in() has reported all: blocks that were kept, least recently used first, and of
+ * those used alike the shallow ones; at most `max` of them. KV_PENDING: there are more. A block may be left out that
+ * has a child used as late. */
+static inline kv_status_t kvs_recover_use(kvs_tier_t *t, uint32_t memory, kvs_used_fn used, void *arg, uint32_t max)
+{
+	return t->ops->recover_use ? t->ops->recover_use(t, memory, used, arg, max) : KV_OK;
+}
 /* Bytes of a slot of a class that recover_in has named. */
 static inline uint64_t kvs_slot_bytes(kvs_tier_t *t, uint32_t slot_class)
 {
@@ -384,6 +397,14 @@ static inline void kvs_tier_state(kvs_tier_t *t, kvs_tier_state_t *p_state)
 static inline kv_status_t kvs_readable(kvs_tier_t *t, kvs_loc_t loc)
 {
 	return t->ops->readable ? t->ops->readable(t, loc) : KV_OK;
+}
+/* The path down to this READY block was used, at `stamp` of the caller's count since the open: the order of
+ * kvs_recover_use() after the next open. A few stores in memory, of any block at any rate. */
+static inline void kvs_touch(kvs_tier_t *t, kvs_loc_t loc, uint64_t stamp)
+{
+	if (t->ops->touch) {
+		t->ops->touch(t, loc, stamp);
+	}
 }
 /* Copied; {0}: no reports. Without a watch, a flush after a loss ends with KV_ERR_IO. */
 static inline void kvs_tier_watch(kvs_tier_t *t, const kvs_watch_t *watch)
