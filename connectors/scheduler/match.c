@@ -9,11 +9,12 @@
 #include "kv/log.h"
 #include "kv/struct.h"
 
-#define ATTACH_US 1000u            /* longest search for a daemon in a match */
-#define AGAIN_MS  20u              /* pause between two searches */
-#define ANSWER_NS (1000u * KVX_MS) /* a waiting request that asks again gets the same answer for so long */
-#define INSIDE_NS (25u * KVX_MS)   /* most that synchronous loads of one step may take together: docs/decisions/015 */
-#define OWN_PART  4u               /* another GPU must have this part more than the engine's own: docs/decisions/062 */
+#define ATTACH_US   1000u            /* longest search for a daemon in a match */
+#define AGAIN_MS    20u              /* pause between two searches */
+#define ANSWER_NS   (1000u * KVX_MS) /* a waiting request that asks again gets the same answer for so long */
+#define INSIDE_NS   (25u * KVX_MS)   /* most that synchronous loads of one step may take together: docs/decisions/015 */
+#define LEASE_TRIES 2u               /* after the first; the last is of host memory alone */
+#define OWN_PART    4u /* another GPU must have this part more than the engine's own: docs/decisions/062 */
 
 /* 1: load asynchronously. A synchronous load holds up every request of its step, and on an engine that plans ahead also
  * the answers of the step before (docs/decisions/015). */
@@ -150,6 +151,7 @@ typedef struct kvx_found {
 	uint32_t device, cpu, disk; /* tokens */
 	uint32_t host_end;          /* tokens from the start that are in host memory or on disk */
 	uint32_t host_cpu;          /* and in host memory alone */
+	uint32_t most;              /* that a load may bring */
 } kvx_found_t;
 
 static uint32_t count_found(const kvx_found_t *found)
@@ -194,7 +196,8 @@ static void cut_found(kvx_found_t *found, uint32_t most)
 	found->disk = found->disk < most ? found->disk : most;
 }
 
-/* Lease it: how many tokens. What the GPU's memory has lost since may still be in host memory. */
+/* Lease it: how many tokens. What the GPU's memory has lost since may still be in host memory, or be there by now: the
+ * first part ends where the GPU's does, then, or is left out. */
 static uint32_t lease_found(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request,
 			    const kvx_found_t *found, kvc_status_t *p_status)
 {
@@ -202,13 +205,51 @@ static uint32_t lease_found(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kv
 	kvx_span_t span = {.place = found->place, .device = local + found->device, .end = end};
 	uint32_t leased = kvx_lease_cache_acquire(scheduler, ask, request, &span, p_status);
 
-	span = (kvx_span_t){.device = local, .end = found->host_end < end ? found->host_end : end};
-	if (found->device > 0 && leased < local + found->device && leased < span.end && *p_status != KVC_PENDING) {
+	for (uint32_t tries = 0; tries < LEASE_TRIES && *p_status != KVC_PENDING && leased < span.device; tries++) {
 		kvx_lease_cache_drop(scheduler, request);
+		span.device = tries + 1u < LEASE_TRIES ? leased : local;
 		leased = kvx_lease_cache_acquire(scheduler, ask, request, &span, p_status);
 	}
 
 	return leased - local;
+}
+
+static kvx_coverage_t classify_found(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_found_t *found,
+				     uint32_t end)
+{
+	if (ask->local + count_found(found) < end) {
+		return KVX_COVERED_IN_PART;
+	}
+	if (is_async(scheduler, ask, found->cpu, found->disk)) {
+		return KVX_COVERED;
+	}
+
+	return found->cpu + found->disk > 0 ? KVX_COVERED_FOR_STEP : KVX_COVERED_ON_DEVICE;
+}
+
+/* What is not stored yet is promised, if another instance computes it. 0: none does. */
+static int promise(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, const kvx_found_t *found,
+		   uint32_t end, kvx_hit_t *hit)
+{
+	const kvx_coverage_t stored = classify_found(scheduler, ask, found, end);
+	const uint32_t promised = reserve_tables(scheduler, request, ask->tokens)
+					  ? kvx_handover_promise(scheduler, ask, request, stored, end)
+					  : ask->local;
+
+	hit->tokens = promised - ask->local;
+	hit->async = promised > ask->local;
+	scheduler->stats.match_hits += promised > ask->local;
+
+	return promised > ask->local;
+}
+
+/* The lease has brought less than was found. Another instance may still be saving it. 0: none is. */
+static int promise_rest(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t most,
+			kvx_hit_t *hit)
+{
+	const kvx_found_t nothing = {0};
+
+	return scheduler->handovers && promise(scheduler, ask, request, &nothing, most, hit);
 }
 
 /* Decide what of the found tokens the engine may count on, and lease it. */
@@ -244,6 +285,10 @@ static void decide_hit(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_req
 		return;
 	}
 	leased = lease_found(scheduler, ask, request, found, &status);
+	if (leased < end - local && status != KVC_PENDING && promise_rest(scheduler, ask, request, found->most, hit)) {
+		return;
+	}
+	leased = request->cached ? leased : 0; /* there was no memory for the promise */
 	if (leased < end - local) {
 		count_unleased(scheduler, request, end - local - leased, status, hit);
 		hit->disk_tokens = hit->leasing ? found->disk : 0;
@@ -323,35 +368,6 @@ static void match_keys(kvx_scheduler_t *scheduler, const kvx_key_view_t *view, k
 	} while (match->why == KV_WHY_CONTENDED && kvx_scheduler_await_daemon(scheduler, since, until));
 }
 
-static kvx_coverage_t classify_found(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_found_t *found,
-				     uint32_t end)
-{
-	if (ask->local + count_found(found) < end) {
-		return KVX_COVERED_IN_PART;
-	}
-	if (is_async(scheduler, ask, found->cpu, found->disk)) {
-		return KVX_COVERED;
-	}
-
-	return found->cpu + found->disk > 0 ? KVX_COVERED_FOR_STEP : KVX_COVERED_ON_DEVICE;
-}
-
-/* What is not stored yet is promised, if another instance computes it. 0: none does. */
-static int promise(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, const kvx_found_t *found,
-		   uint32_t end, kvx_hit_t *hit)
-{
-	const kvx_coverage_t stored = classify_found(scheduler, ask, found, end);
-	const uint32_t promised = reserve_tables(scheduler, request, ask->tokens)
-					  ? kvx_handover_promise(scheduler, ask, request, stored, end)
-					  : ask->local;
-
-	hit->tokens = promised - ask->local;
-	hit->async = promised > ask->local;
-	scheduler->stats.match_hits += promised > ask->local;
-
-	return promised > ask->local;
-}
-
 static uint32_t match_device(kvx_scheduler_t *scheduler, const kvx_request_t *request, const kvx_key_view_t *view,
 			     uint32_t place)
 {
@@ -409,6 +425,7 @@ static void look_up(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_reques
 	hit->why = match.why;
 	end = view.n * scheduler->unit;
 	found = split_found(scheduler, ask->local, &match, &there);
+	found.most = end;
 	if ((scheduler->handovers && promise(scheduler, ask, request, &found, end, hit)) || view.n == 0) {
 		return;
 	}

@@ -175,6 +175,13 @@ WRAP(kvc_status_t, kvc_lease_start, kvc_space_t *space, const kvc_want_t *want, 
 		return KVC_MISS;
 	}
 
+	if (sr.cut_device_leases && space != sr.scheduler->spaces[0].space && want->n > sr.cut_device_leases) {
+		kvc_want_t cut = *want;
+
+		cut.n = sr.cut_device_leases;
+		return __real_kvc_lease_start(space, &cut, p_lease);
+	}
+
 	return __real_kvc_lease_start(space, want, p_lease);
 }
 

@@ -181,6 +181,22 @@ static void p6_a_lost_lease_on_the_device_is_the_host_s(void)
 	sr.miss_device_leases = 0;
 }
 
+/* The end of it was: the rest comes from the host. */
+static void p6_a_shortened_lease_on_the_device_goes_on_in_the_host_s(void)
+{
+	store_twice();
+	assert_int_equal(sr_use(&a, "a2", 3, 80, 160), 80);
+	sr.cut_device_leases = 6;
+	sr_request(&c, "c", 3, 80, 168);
+	assert_int_equal(sr_match(&c), 160);
+	assert_int_equal(sr.hit.device_tokens, 48);
+	assert_int_equal(sr_run(&c, 100), 160);
+	assert_true(sr_is_right(&c, 0, 20));
+	sr_finish(&c);
+	sr_settle();
+	sr.cut_device_leases = 0;
+}
+
 /* It holds what the host has lost, and is enough. */
 static void p1_the_device_alone_serves_what_the_host_has_lost(void)
 {
@@ -412,6 +428,7 @@ SR_MAIN(SR_TEST(p1_what_is_used_twice_is_loaded_from_the_device, there),
 	SR_TEST(p1_each_part_begins_where_the_engine_s_own_blocks_end, there),
 	SR_TEST(p1_a_cached_lease_is_cut_at_both_ends, there),
 	SR_TEST(p6_a_lost_lease_on_the_device_is_the_host_s, there),
+	SR_TEST(p6_a_shortened_lease_on_the_device_goes_on_in_the_host_s, there),
 	SR_TEST(p1_the_device_alone_serves_what_the_host_has_lost, there),
 	SR_TEST(p1_garbage_is_not_saved_to_the_device, there),
 	SR_TEST(p1_a_reused_block_is_not_saved_to_the_device, async_there),

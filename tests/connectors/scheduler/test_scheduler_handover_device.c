@@ -328,6 +328,37 @@ static void p5_a_full_gpu_is_not_waited_for(void)
 	sr.refuse_device_puts = 0;
 }
 
+/* The GPU has all blocks of it, as hits, while the producer still saves them to host memory: what the lease there lacks
+ * comes with the hand-over. */
+static void p7_what_the_gpu_lost_since_the_match_comes_with_the_hand_over(void)
+{
+	kvc_handover_t *taken = NULL;
+
+	begin_sending(203);
+	sr_run_tokens(&p, 0, 80);
+	sr_settle();
+	sr.hold_host_saves = 1;
+	sr_run_tokens(&p, 80, 203);
+	SR_UNTIL(sr_stats().device_blocks == 25);
+	assert_int_equal(kvc_handover_recv(sr.space[KVX_IN_DEVICE], "x", WAIT_MS, &taken), KVC_OK);
+	kvc_handover_done(taken, 0);
+	ask_to_receive(203, NULL);
+	sr.miss_device_leases = 1;
+	assert_int_equal(sr_match(&d), 200);
+	assert_true(sr.hit.async);
+	assert_int_equal(sr.hit.device_tokens, 0);
+	sr.miss_device_leases = 0;
+	sr_place(&d, 100, 0);
+	sr_start_load(&d);
+	sr_release_host_saves();
+	sr_finish(&p);
+	SR_UNTIL(sr_outcome(&d).load != KVC_PENDING);
+	assert_int_equal(sr_outcome(&d).load, KVC_OK);
+	assert_true(sr_is_right(&d, 0, 25));
+	must_be_empty();
+	assert_int_equal(sr_stats().handovers_receive_failed, 0);
+}
+
 /* The host has no room, and the GPU has all of it. */
 static void p7_what_the_host_did_not_save_comes_from_the_gpu(void)
 {
@@ -476,6 +507,8 @@ SR_MAIN(BOTH(p1_pieces_come_from_memory_of_the_gpu),
 		 p7_a_producer_without_the_gpu_hands_over_in_host_memory, refused),
 	SR_TEST(p7_several_groups_are_handed_over_in_host_memory, window),
 	BOTH(p7_what_is_not_saved_on_the_gpu_comes_from_the_host), SR_TEST(p5_a_full_gpu_is_not_waited_for, there),
+	SR_ROW("p7_what_the_gpu_lost_since_the_match_comes_with_the_hand_over",
+	       p7_what_the_gpu_lost_since_the_match_comes_with_the_hand_over, there, OWN),
 	SR_TEST(p7_what_the_host_did_not_save_comes_from_the_gpu, there),
 	SR_TEST(p7_a_gpu_that_a_rank_cannot_reach_is_left_alone, there),
 	SR_TEST(p7_a_gpu_out_of_reach_is_tried_more_and_more_rarely, there),
