@@ -286,7 +286,8 @@ static kvc_status_t send_start(kvc_put_t *put, const kvc_group_t *group, const k
 		.space = atomic_load_explicit(&space->id, memory_order_relaxed),
 		.epoch = atomic_load_explicit(&space->epoch, memory_order_relaxed),
 		.group = group->number,
-		.flags = (options->durable ? KV_PUT_DURABLE : 0u) | (options->private_blocks ? KV_PUT_PRIVATE : 0u),
+		.flags = (options->durable ? KV_PUT_DURABLE : 0u) | (options->private_blocks ? KV_PUT_PRIVATE : 0u) |
+			 (options->yields ? KV_PUT_YIELD : 0u),
 		.depth = put->from,
 		.keys = {keys[at].b, put->asked * (uint32_t)sizeof keys[0]},
 	};

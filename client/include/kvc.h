@@ -434,6 +434,10 @@ typedef struct kvc_put_options {
 	 * it is dropped when the last hand-over or lease that held it has ended. Before the first it ages like any
 	 * block. */
 	int private_blocks;
+	/* 1: the blocks are copies of what another tier has, made to have them nearer. They get no slot (BUSY) where
+	 * pinned and unfinished blocks would be more than half of the namespace's share: what is nowhere else goes
+	 * first. */
+	int yields;
 } kvc_put_options_t;
 
 /* Reserve slots for keys[from .. n) of a prefix; keys[0 .. from) are its ancestors (the parent is keys[from - 1]).

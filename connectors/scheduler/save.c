@@ -129,6 +129,7 @@ static kvc_put_t *start_put(kvx_scheduler_t *scheduler, const kvx_run_t *run)
 		.writer_count = scheduler->writer_count,
 		.group = group->id,
 		.base = base,
+		.yields = run->place == KVX_IN_DEVICE && run->request->to_device == 0,
 	};
 	kvc_put_t *put = NULL;
 

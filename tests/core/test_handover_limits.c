@@ -83,6 +83,49 @@ static void p5_hand_overs_in_gpu_memory_end_at_its_share(void **state)
 	stage_end();
 }
 
+/* Engines that copy to memory of a GPU what the host has leave half of it to a producer, which needs it now. */
+static void p5_promotions_leave_room_for_hand_overs(void **state)
+{
+	static u_put_t put[3];
+	kv_msg_put_start_reply_t started;
+	u_member_t *other;
+
+	(void)state;
+	universe_init(&u_,
+		      &(u_config_t){.cpu_slots = 64,
+				    .gpu_slots = 32,
+				    .max_blocks = 4096,
+				    .share = {[0] = {[KVD_SHARE_GPU] = 32 * 4096}},
+				    .seed = kv_test_seed()},
+		      NULL);
+	m_ = u_join(&u_, 0, "engine", 2, 0);
+	d_ = u_join(&u_, 0, "decode", 2, 0);
+	other = u_join(&u_, 0, "other", 2, 0);
+	u_.memory = 1;
+	space_ = u_space(&u_, 0, "model");
+	stage_keys();
+	assert_int_equal(u_put_start(&u_, d_, &space_, fork_, 0, 12, KV_PUT_YIELD, &put[0], &started), KV_OK);
+	assert_int_equal(started.n, 12);
+	assert_int_equal(u_put_start(&u_, other, &space_, fork_, 0, 12, KV_PUT_YIELD, &put[1], &started), KV_OK);
+	assert_int_equal(started.n, 4);
+	assert_int_equal(metric(KV_M_PUT_YIELDED), 1);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 16), 16);
+	assert_int_equal(send_first("t", 16, U_FULL, 1), KV_OK);
+	universe_check(&u_);
+	/* What is promoted is evicted as any block is: a producer's next prompt finds room, too. */
+	u_put_write(&u_, &put[0]);
+	assert_int_equal(u_put_end(&u_, d_, &put[0], 0, 12), KV_OK);
+	u_put_write(&u_, &put[1]);
+	assert_int_equal(u_put_end(&u_, other, &put[1], 0, 4), KV_OK);
+	u_settle(&u_);
+	assert_int_equal(u_put_start(&u_, d_, &space_, &fork_[12], 0, 1, KV_PUT_YIELD, &put[2], &started), KV_ERR_BUSY);
+	assert_int_equal(recv(d_, "t", 0), KV_OK);
+	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
+	universe_check(&u_);
+	u_.memory = 0;
+	stage_end();
+}
+
 static void p5_hand_overs_and_leases_end_at_the_share_together(void **state)
 {
 	static char tail[4 * 4096];
@@ -283,6 +326,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p5_bytes_of_hand_overs_end_at_their_limit_and_count_once),
 		cmocka_unit_test(p5_hand_overs_in_gpu_memory_end_at_its_share),
+		cmocka_unit_test(p5_promotions_leave_room_for_hand_overs),
 		cmocka_unit_test(p5_hand_overs_and_leases_end_at_the_share_together),
 		cmocka_unit_test(p5_pins_and_tail_of_a_chunk_are_counted_together),
 		cmocka_unit_test(p5_hand_overs_end_at_the_share_of_the_index),

@@ -57,6 +57,7 @@
 	X(PUT_PRIVATE, kvd_put_private_blocks_total, KV_METRIC_COUNTER, "private blocks of hand-overs that were stored: no lookup finds them") \
 	X(PUT_ALREADY, kvd_put_already_total, KV_METRIC_COUNTER, "put blocks that were visible already")               \
 	X(PUT_DUPLICATES, kvd_put_duplicates_total, KV_METRIC_COUNTER, "put blocks that lost to another instance's copy") \
+	X(PUT_YIELDED, kvd_put_yielded_total, KV_METRIC_COUNTER, "puts of copies of what another tier has, cut short at half of the share: the rest is for hand-overs") \
 	X(PUT_BUSY, kvd_put_busy_total, KV_METRIC_COUNTER, "puts cut short at a limit")                                \
 	X(HANDOVERS, kvd_handovers, KV_METRIC_GAUGE, "hand-overs: awaited, sending, or waiting to be taken")            \
 	X(HANDOVER_BYTES, kvd_handover_bytes, KV_METRIC_GAUGE, "slots, tails and tokens that hand-overs keep, each slot counted once") \

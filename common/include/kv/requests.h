@@ -32,6 +32,7 @@
 #define KV_ROLE_ANY 8u
 
 #define KV_PUT_DURABLE 1u /* flags of PUT_START: a DURABLE notice is wanted */
+#define KV_PUT_YIELD   4u /* the blocks are copies of what another tier has: others go first */
 #define KV_PUT_PRIVATE 2u /* the blocks are private: of a hand-over, and found by no lookup */
 /* Bytes of one PUT_START writer entry (u32 rank, head_first, head_count, layer_first, layer_count; little-endian). */
 #define KV_WRITER_BYTES 20u
@@ -165,7 +166,7 @@
 	F(U32, space, 0, "space id")                                                                                   \
 	F(U64, epoch, 0, "epoch the keys were made in")                                                                \
 	F(U32, group, 255, "block group")                                                                              \
-	F(U32, flags, KV_PUT_DURABLE | KV_PUT_PRIVATE, "bit 0: a DURABLE notice is wanted; bit 1, without bit 0: the blocks are private, and unchained in every group") \
+	F(U32, flags, KV_PUT_DURABLE | KV_PUT_PRIVATE | KV_PUT_YIELD, "bit 0: a DURABLE notice is wanted; bit 1, without bit 0: the blocks are private, and unchained in every group; bit 2: they are copies of what another tier has, and get at most half of the share") \
 	F(KEY, parent, 0, "key of the block before the first one; zero: the first block is at the root; window, state, private: ignored") \
 	F(U32, depth, 0, "blocks before the first one (0 at the root); window, state, private: nothing depends on it") \
 	F(KEYS, keys, KV_MAX_BLOCKS, "keys of the blocks, each the parent of the next; window, state, private: unchained, none twice") \

@@ -72,6 +72,7 @@ typedef struct kvd_put {
 	uint32_t group;
 	uint32_t unchained; /* 1: of an unchained group, or private */
 	uint32_t private_blocks;
+	uint32_t yields;   /* promotions: kvd_share_may_promote() */
 	uint32_t durable;  /* wanted, and not answered yet */
 	uint32_t expected; /* durable: the pinned block will be written, unless something is dropped */
 	uint32_t running;

@@ -208,7 +208,8 @@ static kv_status_t check_draft(kvd_core_t *core, kvd_draft_t *draft)
 	    (ask->event_hashes.len != 0 && ask->event_hashes.len != (uint64_t)draft->n * sizeof(uint64_t)) ||
 	    (ask->tokens.len != 0 &&
 	     ask->tokens.len != (uint64_t)draft->n * draft->group->block_tokens * sizeof(uint32_t)) ||
-	    ask->depth > INT32_MAX - draft->n || ask->flags == (KV_PUT_DURABLE | KV_PUT_PRIVATE)) {
+	    ask->depth > INT32_MAX - draft->n ||
+	    (ask->flags & (KV_PUT_DURABLE | KV_PUT_PRIVATE)) == (KV_PUT_DURABLE | KV_PUT_PRIVATE)) {
 		return KV_ERR_ARG;
 	}
 	status = check_writers(draft);
@@ -277,6 +278,7 @@ static void fill_put(kvd_core_t *core, kvd_put_t *put, const kvd_draft_t *draft)
 	put->unchained = draft->unchained;
 	put->private_blocks = ask->flags & KV_PUT_PRIVATE ? 1 : 0;
 	put->durable = ask->flags & KV_PUT_DURABLE ? 1 : 0;
+	put->yields = ask->flags & KV_PUT_YIELD ? 1 : 0;
 	put->running = 1;
 	put->full_head = put->full_tail = KVD_NONE;
 	if (!put->unchained) {
@@ -335,6 +337,10 @@ static kv_status_t take_slots(kvd_core_t *core, kvd_put_t *put, const kvd_draft_
 		if (kvd_share_instance_room(core, draft->instance, kvd_mem_kind(&core->classes[put->slot_class]),
 					    core->config.max_unfinished_bytes,
 					    draft->instance->unfinished_bytes) < put->slot_bytes) {
+			return KV_ERR_BUSY;
+		}
+		if (put->yields && !kvd_share_may_promote(core, put->ns, put->slot_class)) {
+			kvd_count(core, KV_M_PUT_YIELDED, 1);
 			return KV_ERR_BUSY;
 		}
 		kvd_put_get_meta(core, put, i, &meta);

@@ -227,6 +227,15 @@ uint64_t kvd_share_instance_room(const kvd_core_t *core, const kvd_instance_rec_
 	return most > charged ? most - charged : 0;
 }
 
+int kvd_share_may_promote(const kvd_core_t *core, uint32_t ns, uint32_t slot_class)
+{
+	const kvd_class_t *class = &core->classes[slot_class];
+	const kvd_mem_kind_t kind = kvd_mem_kind(class);
+
+	return kvd_share_irreclaimable(core, ns, kind) + class->slot_bytes <=
+	       core->ns[ns]->share[resource_of(kind)] / 2u;
+}
+
 void kvd_share_count_unfinished(kvd_core_t *core, kvd_instance_rec_t *instance, uint32_t slot_class, int taken)
 {
 	const kvd_class_t *class = &core->classes[slot_class];

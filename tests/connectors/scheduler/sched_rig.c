@@ -165,6 +165,7 @@ WRAP(kvc_status_t, kvc_put_start, kvc_space_t *space, const kvc_key_t *keys, uin
 	if (sr.refuse_device_puts && space == sr.scheduler->spaces[0].devices[KVX_IN_DEVICE].space) {
 		return KVC_ERR_BUSY;
 	}
+	sr.yielding_puts += options && options->yields ? 1 : 0;
 
 	return __real_kvc_put_start(space, keys, from, to, options, p_put);
 }

@@ -88,6 +88,7 @@ typedef struct sr {
 	kvc_status_t fail_device;               /* what loads from GPU memory end with; OK: they work */
 	uint32_t refusals;                      /* of the space there */
 	int miss_device_leases;                 /* what is leased there was evicted since the match */
+	uint32_t yielding_puts;                 /* that were started */
 	uint32_t cut_device_leases;             /* or all from this unit on; 0: nothing was */
 	int ahead;                              /* the report of a step is left to be given by hand */
 	kvx_hit_t hit;                          /* of the last match */

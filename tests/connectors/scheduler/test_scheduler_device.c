@@ -42,6 +42,7 @@ static void p1_what_is_used_twice_is_loaded_from_the_device(void)
 	assert_int_equal(sr_use(&b, "b", 2, 80, 88), 80);
 	assert_int_equal(sr.hit.device_tokens, 0);
 	assert_int_equal(sr_stats().device_blocks, 10);
+	assert_int_equal(sr.yielding_puts, 1); /* saves to the host do not */
 	assert_int_equal(sr_stats().save_done, 11);
 	sr_request(&c, "c", 3, 80, 88);
 	assert_int_equal(sr_match(&c), 80);

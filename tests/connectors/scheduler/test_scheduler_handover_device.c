@@ -116,6 +116,7 @@ static void p1_pieces_come_from_memory_of_the_gpu(void)
 	must_come(sr.row & PRIVATE ? 26 : 25, 1);
 	SR_UNTIL(sr_stats().handovers_sent == 1);
 	assert_int_equal(sr_stats().handovers_sent_device, 1);
+	assert_int_equal(sr.yielding_puts, 0);
 	assert_int_equal(sr_stats().device_tokens, sr.row & PRIVATE ? 203 : 200);
 }
 
