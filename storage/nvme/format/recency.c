@@ -234,7 +234,7 @@ static void read_file(kvs_nvme_t *nvme, uint32_t number)
 		n = image ? read(fd, image, bytes + 1u) : -1;
 		close(fd);
 	}
-	if (n == (ssize_t)bytes && is_ours(nvme, number, image)) {
+	if (image && n == (ssize_t)bytes && is_ours(nvme, number, image)) {
 		take_words(nvme, number, image);
 	} else if (fd >= 0 || errno != ENOENT) {
 		kv_metric_add(nvme->metrics, KV_M_DISK_RECENCY_ERRORS, 1);
