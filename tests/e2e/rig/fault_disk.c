@@ -1,6 +1,7 @@
 /* The preloaded half of fault_disk.h: what stands between a process and its files. */
 #include "e2e/rig/fault_disk.h"
 
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -8,6 +9,7 @@
 #include <limits.h>
 #include <stdarg.h>
 #include <pthread.h>
+#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -81,6 +83,16 @@ __attribute__((constructor)) static void start(void)
 
 /* ---- which file ------------------------------------------------------------------------------ */
 
+/* `path` is under the data directory. */
+static uint32_t where_is(const char *path)
+{
+	const char *below = path + strlen(control->data);
+
+	return strncmp(below, "/slots", 6) == 0  ? FAULT_SLOTS
+	       : strncmp(below, "/meta", 5) == 0 ? FAULT_ROWS
+						 : FAULT_SUPER;
+}
+
 /* 1: a file or directory under the data directory. */
 static int find(int fd, file_t *file)
 {
@@ -102,9 +114,7 @@ static int find(int fd, file_t *file)
 	}
 	path[n] = '\0';
 	*file = (file_t){.fd = fd,
-			 .where = strncmp(path + len, "/slots", 6) == 0  ? FAULT_SLOTS
-				  : strncmp(path + len, "/meta", 5) == 0 ? FAULT_ROWS
-									 : FAULT_SUPER,
+			 .where = where_is(path),
 			 .is_dir = S_ISDIR(stx.stx_mode),
 			 .inode = stx.stx_ino,
 			 .born_ns = (uint64_t)stx.stx_btime.tv_sec * 1000000000u + stx.stx_btime.tv_nsec,
@@ -133,8 +143,31 @@ static int fails(enum fault_op op, const file_t *file, int *p_error)
 	}
 	*p_error = atomic_load(&control->error);
 	atomic_fetch_add(&control->injected, 1);
+	while (atomic_load(&control->stalls)) {
+		usleep(1000);
+	}
 
 	return 1;
+}
+
+/* The same of calls that are done or not. 1: it fails, with errno. */
+static int refuses(enum fault_op op, const file_t *file)
+{
+	int error = 0;
+
+	if (!fails(op, file, &error)) {
+		return 0;
+	}
+	errno = error ? error : EIO;
+
+	return 1;
+}
+
+static int refuses_anywhere(enum fault_op op)
+{
+	const file_t file = {.where = FAULT_ANYWHERE};
+
+	return control && control != MAP_FAILED && refuses(op, &file);
 }
 
 /* ---- the journal ----------------------------------------------------------------------------- */
@@ -209,7 +242,7 @@ static void begin_step(file_t *file)
 	struct stat now;
 
 	pthread_mutex_lock(&lock);
-	if (fstat(file->fd, &now) != 0) {
+	if (REAL(fstat)(file->fd, &now) != 0) {
 		give_up("a file has no size");
 	}
 	file->size = (uint64_t)now.st_size;
@@ -222,8 +255,8 @@ static ssize_t faulty_write(file_t *file, const struct iovec *iov, int count, of
 	int error = 0, failed;
 	ssize_t n = 0;
 
-	begin_step(file);
 	failed = fails(FAULT_WRITE, file, &error);
+	begin_step(file);
 	if (failed) {
 		some = len < 2 * SECTOR ? 0 : len / 2 & ~(size_t)(SECTOR - 1);
 		error = some == 0 && error == 0 ? EIO : error;
@@ -375,6 +408,9 @@ EXPORT int ftruncate(int fd, off_t size)
 	if (!find(fd, &file)) {
 		return REAL(ftruncate)(fd, size);
 	}
+	if (refuses(FAULT_SIZE, &file)) {
+		return -1;
+	}
 	begin_step(&file);
 	if ((uint64_t)size < file.size) {
 		save_old_bytes(&file, (uint64_t)size, file.size - (uint64_t)size);
@@ -396,6 +432,9 @@ EXPORT int fallocate(int fd, int mode, off_t offset, off_t len)
 	if (!find(fd, &file)) {
 		return REAL(fallocate)(fd, mode, offset, len);
 	}
+	if (refuses(FAULT_SIZE, &file)) {
+		return -1;
+	}
 	begin_step(&file);
 	if (mode == 0 && file.size < record.offset) {
 		record.size = file.size;
@@ -409,13 +448,18 @@ EXPORT int fallocate(int fd, int mode, off_t offset, off_t len)
 	return result;
 }
 
+EXPORT int posix_fallocate(int fd, off_t offset, off_t len)
+{
+	return fallocate(fd, 0, offset, len) == 0 ? 0 : errno;
+}
+
 /* ---- names ----------------------------------------------------------------------------------- */
 
 /* A name below the data directory. */
 typedef struct name {
 	char path[PATH_MAX];
 	const char *last; /* in `path` */
-	file_t dir;       /* that it is in */
+	file_t dir;       /* that it is in; `where` is the name's */
 } name_t;
 
 static int birth(const char *path, uint64_t *p_inode, uint64_t *p_born_ns)
@@ -454,7 +498,7 @@ static int find_name(int dir_fd, const char *given, name_t *name)
 		return 0;
 	}
 	name->last = strrchr(name->path, '/') + 1;
-	name->dir = (file_t){.fd = journal};
+	name->dir = (file_t){.fd = journal, .where = where_is(name->path)};
 	snprintf(dir, (size_t)(name->last - name->path), "%s", name->path);
 
 	return birth(dir, &name->dir.inode, &name->dir.born_ns);
@@ -482,11 +526,17 @@ static int open_named(int dir_fd, const char *path, int flags, mode_t mode)
 	name_t name;
 	int fd, is_new;
 
-	if (!(flags & O_CREAT) || !find_name(dir_fd, path, &name)) {
+	if (!find_name(dir_fd, path, &name)) {
+		return REAL(openat)(dir_fd, path, flags, mode);
+	}
+	is_new = (flags & O_CREAT) && REAL(faccessat)(AT_FDCWD, name.path, F_OK, AT_SYMLINK_NOFOLLOW) != 0;
+	if (refuses(is_new ? FAULT_CREATE : FAULT_OPEN, &name.dir)) {
+		return -1;
+	}
+	if (!(flags & O_CREAT)) {
 		return REAL(openat)(dir_fd, path, flags, mode);
 	}
 	pthread_mutex_lock(&lock);
-	is_new = faccessat(AT_FDCWD, name.path, F_OK, AT_SYMLINK_NOFOLLOW) != 0;
 	fd = REAL(openat)(dir_fd, path, flags, mode);
 	if (fd >= 0 && is_new) {
 		note_name(&name, (fault_record_t){.kind = FAULT_MADE});
@@ -525,12 +575,64 @@ EXPORT int openat(int dir_fd, const char *path, int flags, ...)
 	return open_named(dir_fd, path, flags, mode);
 }
 
+EXPORT FILE *fopen(const char *path, const char *mode)
+{
+	name_t name;
+
+	return find_name(AT_FDCWD, path, &name) && refuses(FAULT_OPEN, &name.dir) ? NULL : REAL(fopen)(path, mode);
+}
+
+EXPORT DIR *opendir(const char *path)
+{
+	name_t name;
+
+	return find_name(AT_FDCWD, path, &name) && refuses(FAULT_OPEN, &name.dir) ? NULL : REAL(opendir)(path);
+}
+
+EXPORT struct dirent *readdir(DIR *dir)
+{
+	file_t file;
+
+	return find(dirfd(dir), &file) && refuses(FAULT_LIST, &file) ? NULL : REAL(readdir)(dir);
+}
+
+EXPORT int fstat(int fd, struct stat *out)
+{
+	file_t file;
+
+	return find(fd, &file) && refuses(FAULT_STAT, &file) ? -1 : REAL(fstat)(fd, out);
+}
+
+EXPORT int fstatat(int dir_fd, const char *path, struct stat *out, int flags)
+{
+	name_t name;
+
+	return find_name(dir_fd, path, &name) && refuses(FAULT_STAT, &name.dir)
+		       ? -1
+		       : REAL(fstatat)(dir_fd, path, out, flags);
+}
+
+EXPORT int stat(const char *path, struct stat *out)
+{
+	return fstatat(AT_FDCWD, path, out, 0);
+}
+
+EXPORT int access(const char *path, int mode)
+{
+	name_t name;
+
+	return find_name(AT_FDCWD, path, &name) && refuses(FAULT_STAT, &name.dir) ? -1 : REAL(access)(path, mode);
+}
+
 EXPORT int mkdirat(int dir_fd, const char *path, mode_t mode)
 {
 	fault_record_t record = {.kind = FAULT_MADE_DIR};
 	name_t name;
 	int result, is_named = find_name(dir_fd, path, &name);
 
+	if (is_named && refuses(FAULT_MKDIR, &name.dir)) {
+		return -1;
+	}
 	pthread_mutex_lock(&lock);
 	result = REAL(mkdirat)(dir_fd, path, mode);
 	if (result == 0 && is_named && birth(name.path, &record.offset, &record.len)) {
@@ -552,6 +654,9 @@ EXPORT int unlinkat(int dir_fd, const char *path, int flags)
 	name_t name;
 	int result, is_named = find_name(dir_fd, path, &name);
 
+	if (is_named && refuses(FAULT_REMOVE, &name.dir)) {
+		return -1;
+	}
 	pthread_mutex_lock(&lock);
 	if (is_named && record.kind == FAULT_REMOVED) {
 		record.offset = keep_link(&name);
@@ -584,6 +689,9 @@ EXPORT int renameat(int old_fd, const char *old, int new_fd, const char *new)
 	name_t from, to;
 	int result, is_named = find_name(old_fd, old, &from) && find_name(new_fd, new, &to);
 
+	if (is_named && refuses(FAULT_RENAME, &to.dir)) {
+		return -1;
+	}
 	pthread_mutex_lock(&lock);
 	if (is_named && (from.dir.inode != to.dir.inode || from.dir.born_ns != to.dir.born_ns)) {
 		errno = EXDEV;
@@ -626,6 +734,14 @@ EXPORT int clock_gettime(clockid_t clock, struct timespec *now)
 	}
 
 	return result;
+}
+
+/* ---- processes ------------------------------------------------------------------------------- */
+
+EXPORT int posix_spawn(pid_t *pid, const char *path, const posix_spawn_file_actions_t *actions,
+		       const posix_spawnattr_t *attr, char *const argv[], char *const envp[])
+{
+	return refuses_anywhere(FAULT_SPAWN) ? errno : REAL(posix_spawn)(pid, path, actions, attr, argv, envp);
 }
 
 /* ---- rings ----------------------------------------------------------------------------------- */
@@ -711,8 +827,21 @@ static int after_submit(struct io_uring *ring, int result)
 	return result;
 }
 
+EXPORT int io_uring_queue_init_params(unsigned entries, struct io_uring *ring, struct io_uring_params *params)
+{
+	return refuses_anywhere(FAULT_RING) ? -errno : REAL(io_uring_queue_init_params)(entries, ring, params);
+}
+
+EXPORT int io_uring_queue_init(unsigned entries, struct io_uring *ring, unsigned flags)
+{
+	return refuses_anywhere(FAULT_RING) ? -errno : REAL(io_uring_queue_init)(entries, ring, flags);
+}
+
 EXPORT int io_uring_submit_and_wait(struct io_uring *ring, unsigned wait)
 {
+	if (refuses_anywhere(FAULT_RING)) {
+		return -errno;
+	}
 	before_submit(ring);
 
 	return after_submit(ring, REAL(io_uring_submit_and_wait)(ring, wait));
@@ -720,6 +849,9 @@ EXPORT int io_uring_submit_and_wait(struct io_uring *ring, unsigned wait)
 
 EXPORT int io_uring_submit_and_get_events(struct io_uring *ring)
 {
+	if (refuses_anywhere(FAULT_RING)) {
+		return -errno;
+	}
 	before_submit(ring);
 
 	return after_submit(ring, REAL(io_uring_submit_and_get_events)(ring));
@@ -728,6 +860,9 @@ EXPORT int io_uring_submit_and_get_events(struct io_uring *ring)
 EXPORT int io_uring_submit_and_wait_timeout(struct io_uring *ring, struct io_uring_cqe **p_cqe, unsigned wait,
 					    struct __kernel_timespec *limit, sigset_t *mask)
 {
+	if (refuses_anywhere(FAULT_RING)) {
+		return -errno;
+	}
 	before_submit(ring);
 
 	return after_submit(ring, REAL(io_uring_submit_and_wait_timeout)(ring, p_cqe, wait, limit, mask));

@@ -3,8 +3,9 @@
  *
  * Every write below the data directory goes through the library: those of both I/O engines, of the superblocks and of
  * RocksDB. It does three things.
- *   - Faults: the test names an operation, where, and what happens (an error, or a part is moved), by a page it
- *   shares with the library.
+ *   - Faults: the test names an operation, where, and what happens (an error, or a part is moved, or the call does not
+ *   return), by a page it shares with the library. Operations are all that the programs do with files, those of
+ *   RocksDB among them.
  *   - A journal: before a write the bytes it replaces are kept, and each sync that has succeeded says which writes
  *   it covers. A write that was under way
  *     when the sync began is not covered.
@@ -25,7 +26,23 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-enum fault_op { FAULT_WRITE, FAULT_READ, FAULT_SYNC, FAULT_SYNC_DIR, FAULT_OPS };
+enum fault_op {
+	FAULT_WRITE,
+	FAULT_READ,
+	FAULT_SYNC,
+	FAULT_SYNC_DIR,
+	FAULT_OPEN,   /* what is there: open, openat, fopen, opendir */
+	FAULT_CREATE, /* a file that is not: open, openat with O_CREAT */
+	FAULT_SIZE,   /* fallocate, posix_fallocate, ftruncate */
+	FAULT_RENAME,
+	FAULT_REMOVE, /* unlink, rmdir */
+	FAULT_MKDIR,
+	FAULT_LIST, /* readdir */
+	FAULT_STAT, /* stat, fstat, access and so on */
+	FAULT_RING, /* to make a ring, to submit to it */
+	FAULT_SPAWN,
+	FAULT_OPS
+};
 enum fault_where { FAULT_SLOTS = 1, FAULT_ROWS = 2, FAULT_SUPER = 4, FAULT_ANYWHERE = 7 };
 
 #define FAULT_DISK_ENV                                                                                                 \
@@ -36,6 +53,7 @@ typedef struct fault_control {
 	_Atomic uint32_t op, where;
 	_Atomic int32_t error;        /* errno; 0: only a part is moved */
 	_Atomic uint32_t skip, count; /* calls that go well first, then calls that fail */
+	_Atomic uint32_t stalls;      /* what would fail does not return while this is set */
 	_Atomic uint32_t lie;         /* where syncs say that they succeeded, and are not made */
 	_Atomic uint64_t seq;         /* of the next record */
 	_Atomic uint64_t links;       /* kept so far */
