@@ -199,7 +199,8 @@ static void forget_resets(const kvd_host_t *host)
 
 int kvd_disk_attach_may_retry(kv_status_t status)
 {
-	return status == KV_ERR_IO || status == KV_ERR_NOSPC || status == KV_ERR_TIER_OFF || status == KV_ERR_TIMEOUT;
+	return status == KV_ERR_IO || status == KV_ERR_NOSPC || status == KV_ERR_BUSY || status == KV_ERR_TIER_OFF ||
+	       status == KV_ERR_TIMEOUT;
 }
 
 static kv_status_t open_tier(kvd_host_t *host, uint64_t *p_since, kvs_tier_t **p_tier, char *detail, size_t cap)

@@ -22,11 +22,12 @@ static kv_status_t open_database(char **argv, kvs_rocks_t **p_db, int *p_marked)
 {
 	uint64_t allowance = strtoull(argv[2], NULL, 10);
 	uint64_t uuid = strtoull(argv[3], NULL, 10);
-	kv_status_t status = kvs_rocks_open(argv[1], allowance, uuid, p_db, p_marked);
+	int writes = strcmp(argv[4], "write") == 0;
+	kv_status_t status = kvs_rocks_open(argv[1], writes, allowance, uuid, p_db, p_marked);
 
 	for (uint32_t i = 0; status == KV_ERR_LOCKED && i < LOCK_TRIES; i++) {
 		usleep(LOCK_PAUSE_US);
-		status = kvs_rocks_open(argv[1], allowance, uuid, p_db, p_marked);
+		status = kvs_rocks_open(argv[1], writes, allowance, uuid, p_db, p_marked);
 	}
 
 	return status;
@@ -142,7 +143,7 @@ int main(int argc, char **argv)
 	int type = 0, marked = 0;
 	socklen_t len = sizeof type;
 
-	if (argc != 4 || getsockopt(KVS_META_FD, SOL_SOCKET, SO_TYPE, &type, &len) != 0 || type != SOCK_SEQPACKET) {
+	if (argc != 5 || getsockopt(KVS_META_FD, SOL_SOCKET, SO_TYPE, &type, &len) != 0 || type != SOCK_SEQPACKET) {
 		fprintf(stderr, "kvd-meta: kvd starts this program for its disk tier; it does nothing alone\n");
 		return kv_status_exit_code(KV_ERR_ARG);
 	}

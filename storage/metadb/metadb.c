@@ -1,6 +1,7 @@
 /* The disk tier's end of the metadata process: see metadb.h. */
 #include "metadb.h"
 
+#include "fs_status.h"
 #include "wire.h"
 
 #include <dirent.h>
@@ -19,13 +20,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define OPEN_MS   30000 /* replaying the log after a crash, on a slow device, and waiting for a lock */
-#define ANSWER_MS 10000
-#define REAP_MS   2000
-#define FULL      (64u << 10) /* a file system with less room than this is full */
-#define HIGH_FD   16          /* below it the process's own descriptors are put in place */
-#define FAILURES  6u  /* processes in a row that could not open a database, or died of it, before it is given up */
-#define AGAIN_MS  100 /* the pause after the first of them, at the start; then twice as long each time */
+#define OPEN_MS     30000 /* replaying the log after a crash, on a slow device, and waiting for a lock */
+#define ANSWER_MS   10000
+#define CLOSE_MS    2000 /* the rows are in the log, if not in their place: a kill loses none */
+#define REAP_MS     2000
+#define FULL        (1u << 20)             /* a file system with less room than this is full */
+#define HIGH_FD     16                     /* below it the process's own descriptors are put in place */
+#define START_NS    UINT64_C(3000000000)   /* so long a start tries to open the database */
+#define GIVE_UP_NS  UINT64_C(600000000000) /* one that has not opened for so long is replaced */
+#define WAIT_MIN_NS UINT64_C(100000000)    /* between such processes */
+#define WAIT_MAX_NS UINT64_C(60000000000)
 
 typedef enum belief {
 	UNKNOWN, /* not opened yet */
@@ -42,10 +46,15 @@ struct kvs_metadb {
 	int fd;    /* our end of the pair; -1: no process */
 	pid_t pid; /* 0: none; else not yet reaped */
 	int pidfd;
-	int served;        /* this process has done something well */
-	int lost;          /* rows were lost since kvs_metadb_open() or kvs_metadb_replace() */
-	uint32_t failures; /* to open it for an error of the device or a death, in a row */
-	uint64_t number;   /* of the last request */
+	int opened;    /* this process has opened the database, */
+	int served;    /* and done something well with it */
+	int read_only; /* this process opened the database without writing to it */
+	int lost;      /* rows were lost since kvs_metadb_open() or kvs_metadb_replace() */
+	/* No process is started before retry_ns: the last one did not open the database, or had no room. */
+	kv_status_t failed;
+	uint64_t retry_ns, wait_ns;
+	uint64_t failing_ns; /* since then the database has not opened, for want of nothing else; 0: it has */
+	uint64_t number;     /* of the last request */
 	kvs_meta_message_t ask;
 	kvs_meta_message_t answer;
 };
@@ -93,7 +102,8 @@ static void end_process(kvs_metadb_t *db, int has_hung_up)
 static int spawn(kvs_metadb_t *db, int socket_fd)
 {
 	char allowance[24], uuid[24];
-	char *argv[] = {"kvd-meta", (char *)(uintptr_t)db->config.path, allowance, uuid, NULL};
+	char *argv[] = {"kvd-meta", (char *)(uintptr_t)db->config.path,    allowance,
+			uuid,       db->read_only ? "read-only" : "write", NULL};
 	posix_spawn_file_actions_t files;
 	posix_spawnattr_t attr;
 	sigset_t none, all;
@@ -155,7 +165,7 @@ static kv_status_t start_process(kvs_metadb_t *db)
 		return KV_ERR_LIMIT;
 	}
 	db->fd = pair[0];
-	db->served = 0;
+	db->opened = db->served = 0;
 
 	return KV_OK;
 }
@@ -169,18 +179,32 @@ static int is_full(const kvs_metadb_t *db)
 	return fstatvfs(db->config.dir_fd, &room) == 0 && (uint64_t)room.f_bavail * room.f_frsize < FULL;
 }
 
-static kv_status_t give_up(kvs_metadb_t *db, kv_status_t status, const char *why)
+/* It would only fail again: the next process comes at once, but then each after a pause. */
+static kv_status_t put_off_start(kvs_metadb_t *db, kv_status_t status)
 {
-	int has_hung_up = status == KV_ERR_IO;
+	uint64_t wait = 2 * db->wait_ns;
 
-	if (has_hung_up && is_full(db)) {
-		status = KV_ERR_NOSPC;
-	}
-	kv_logf(db->env, KV_LOG_ERROR, "nvme", "the metadata process %s: %s pid %d", why, kv_status_text(status),
-		(int)db->pid);
-	end_process(db, has_hung_up);
+	db->retry_ns = kv_now_ns(db->env) + db->wait_ns;
+	db->wait_ns = wait < WAIT_MIN_NS ? WAIT_MIN_NS : wait > WAIT_MAX_NS ? WAIT_MAX_NS : wait;
+	db->failed = status;
 
 	return status;
+}
+
+static kv_status_t give_up(kvs_metadb_t *db, kv_status_t status, const char *why)
+{
+	const int has_hung_up = status == KV_ERR_IO, pid = (int)db->pid;
+
+	/* The library aborts after a write that found no room, and what it had allocated goes with it: there may be
+	 * room now. */
+	if (has_hung_up && (is_full(db) || db->failed == KV_ERR_NOSPC)) {
+		status = KV_ERR_NOSPC;
+	}
+	end_process(db, has_hung_up);
+	kv_logf(db->env, KV_LOG_ERROR, "nvme", "the metadata process %s: %s pid %d", why, kv_status_text(status), pid);
+	db->failed = status;
+
+	return db->opened && status != KV_ERR_NOSPC ? status : put_off_start(db, status);
 }
 
 static kv_status_t send_ask(kvs_metadb_t *db)
@@ -234,12 +258,17 @@ static kv_status_t take_answer(kvs_metadb_t *db, kvs_meta_verb_t verb, int wait_
 	if (m->status != KV_OK) {
 		return give_up(db, (kv_status_t)m->status, "reports a failure");
 	}
-	db->served |= verb != KVS_META_OPEN;
+	db->opened = 1;
+	if (verb != KVS_META_OPEN && !db->read_only) {
+		db->served = 1;
+		db->failed = KV_OK;
+	}
+	db->wait_ns = db->failed == KV_ERR_NOSPC ? db->wait_ns : 0; /* a full database opens well, and fails again */
 
 	return KV_OK;
 }
 
-static kv_status_t exchange(kvs_metadb_t *db, kvs_meta_verb_t verb)
+static kv_status_t exchange(kvs_metadb_t *db, kvs_meta_verb_t verb, int wait_ms)
 {
 	kv_status_t status;
 
@@ -247,7 +276,7 @@ static kv_status_t exchange(kvs_metadb_t *db, kvs_meta_verb_t verb)
 	db->ask.flags = db->config.sync ? KVS_META_SYNC : 0;
 	status = send_ask(db);
 
-	return status == KV_OK ? take_answer(db, verb, ANSWER_MS) : status;
+	return status == KV_OK ? take_answer(db, verb, wait_ms) : status;
 }
 
 /* ---- the database ---------------------------------------------------------------------------- */
@@ -288,7 +317,7 @@ static kv_status_t move_aside(kvs_metadb_t *db)
 	    (db->config.sync && fsync(db->config.dir_fd) != 0)) {
 		kv_logf(db->env, KV_LOG_ERROR, "nvme", "cannot move the metadata aside: %s path %s", strerror(errno),
 			db->config.path);
-		return errno == ENOSPC || errno == EDQUOT ? KV_ERR_NOSPC : KV_ERR_IO;
+		return kvs_fs_status(errno);
 	}
 	db->aside = 0;
 	db->belief = PARTIAL;
@@ -326,19 +355,34 @@ static kv_status_t open_once(kvs_metadb_t *db)
 	kv_status_t status = db->aside ? move_aside(db) : KV_OK;
 
 	if (status == KV_OK) {
+		kv_metric_add(db->config.metrics, KV_M_META_STARTS, 1);
 		status = start_process(db);
 	}
 	if (status != KV_OK) {
-		return status;
+		return put_off_start(db, status);
 	}
 	db->number = 0;
 	status = take_answer(db, KVS_META_OPEN, OPEN_MS);
-	db->failures = status == KV_ERR_IO ? db->failures + 1u : 0;
 
 	return status == KV_OK ? check_opened(db) : status;
 }
 
-/* A process with the database open. */
+/* Has the database itself had its time? A full file system, a foreign lock or a lack of memory says nothing of it. */
+static int is_hopeless(kvs_metadb_t *db, kv_status_t status)
+{
+	const uint64_t now = kv_now_ns(db->env);
+
+	if (status != KV_ERR_IO && status != KV_ERR_PROTO && status != KV_ERR_TIMEOUT) {
+		db->failing_ns = 0;
+	} else if (db->failing_ns == 0) {
+		db->failing_ns = now;
+	}
+
+	return db->failing_ns != 0 && now - db->failing_ns >= GIVE_UP_NS;
+}
+
+/* A process with the database open. Damage replaces it, as RocksDB reports it; an error of the device may pass, and
+ * only ten minutes of it do. */
 static kv_status_t get_ready(kvs_metadb_t *db)
 {
 	kv_status_t status = KV_OK;
@@ -346,15 +390,27 @@ static kv_status_t get_ready(kvs_metadb_t *db)
 	if (db->fd >= 0) {
 		return KV_OK;
 	}
-	kv_metric_add(db->config.metrics, KV_M_META_STARTS, 1);
+	if (kv_now_ns(db->env) < db->retry_ns) {
+		return db->failed;
+	}
 	status = open_once(db);
-	if (status == KV_ERR_CORRUPT || db->failures >= FAILURES) {
-		db->failures = 0;
+	if (is_hopeless(db, status) || status == KV_ERR_CORRUPT) {
+		db->failing_ns = 0;
 		db->aside = 1;
 		status = open_once(db);
 	}
 
 	return status;
+}
+
+/* The same with one that writes. */
+static kv_status_t get_writer(kvs_metadb_t *db)
+{
+	if (db->fd >= 0 && db->read_only) {
+		return KV_ERR_NOSPC;
+	}
+
+	return get_ready(db);
 }
 
 kv_status_t kvs_metadb_create(const kvs_metadb_config_t *config, const kv_env_t *env, kvs_metadb_t **p_db)
@@ -395,7 +451,7 @@ void kvs_metadb_close(kvs_metadb_t *db)
 		return;
 	}
 	db->ask.count = 0;
-	if (db->fd >= 0 && exchange(db, KVS_META_CLOSE) == KV_OK) {
+	if (db->fd >= 0 && !db->read_only && exchange(db, KVS_META_CLOSE, CLOSE_MS) == KV_OK) {
 		end_process(db, 1);
 	}
 	end_process(db, 0);
@@ -410,40 +466,75 @@ static kv_status_t open_empty(kvs_metadb_t *db)
 
 	db->belief = PARTIAL;
 	db->aside = 1;
+	db->read_only = 0;
+	db->retry_ns = 0;
 	status = get_ready(db);
 	db->lost = 0;
 
 	return status;
 }
 
-kv_status_t kvs_metadb_open(kvs_metadb_t *db, int has_slots, int *p_marked)
+int kvs_metadb_await_retry(const kvs_metadb_t *db, uint64_t until_ns)
 {
+	const uint64_t now = kv_now_ns(db->env), least = now + WAIT_MIN_NS;
+	const uint64_t next = db->retry_ns > least ? db->retry_ns : least;
+
+	if (next >= until_ns) {
+		return 0;
+	}
+	(void)poll(NULL, 0, (int)((next - now) / 1000000u) + 1);
+
+	return 1;
+}
+
+/* Without room nothing can be opened for writing; the rows are there all the same. */
+static kv_status_t open_for_reading(kvs_metadb_t *db)
+{
+	kv_status_t status;
+
+	db->read_only = 1;
+	status = open_once(db);
+	if (status == KV_OK && db->belief != MARKED) {
+		end_process(db, 0);
+		db->aside = 1;
+		status = KV_ERR_NOSPC;
+	}
+	db->read_only = status == KV_OK;
+
+	return status;
+}
+
+kv_status_t kvs_metadb_open(kvs_metadb_t *db, int has_slots, int must_open, int *p_marked)
+{
+	const uint64_t until = kv_now_ns(db->env) + START_NS;
 	char aside[PATH_MAX];
 	struct stat st;
 	kv_status_t status;
-	int pause_ms = AGAIN_MS;
 
 	/* A database moved aside says that its successor was never finished. */
 	aside_path(db, aside);
 	db->aside = lstat(aside, &st) == 0;
-	/* One error of the device does not cost the database: the last of these tries replaces it. */
-	for (status = get_ready(db); status == KV_ERR_IO && !db->aside && !db->lost; status = get_ready(db)) {
-		(void)poll(NULL, 0, pause_ms);
-		pause_ms *= 2;
+	do {
+		status = get_ready(db);
+	} while ((status == KV_ERR_IO || status == KV_ERR_LIMIT) && !db->aside && !db->lost &&
+		 kvs_metadb_await_retry(db, until));
+	if (status == KV_ERR_NOSPC && has_slots && !db->aside && !db->lost) {
+		status = open_for_reading(db);
 	}
 	if (status == KV_OK && db->belief == PARTIAL && has_slots && !db->lost) {
 		status = kvs_metadb_replace(db); /* whose rows they are is unknown */
-	} else if (status == KV_ERR_IO || status == KV_ERR_PROTO || status == KV_ERR_LOCKED) {
+	} else if (status != KV_OK && status != KV_ERR_NOSPC && (must_open || !has_slots)) {
 		status = open_empty(db);
 	}
-	if (status != KV_OK) {
-		db->belief = PARTIAL;
-		db->aside = 1;
-	}
-	db->lost = 0;
 	*p_marked = status == KV_OK && db->belief == MARKED;
+	if (status != KV_OK && has_slots && !must_open && !db->lost && !db->aside) {
+		return status;
+	}
+	db->aside |= status != KV_OK;
+	db->belief = status == KV_OK ? db->belief : PARTIAL;
+	db->lost = 0;
 
-	return status;
+	return KV_OK;
 }
 
 kv_status_t kvs_metadb_replace(kvs_metadb_t *db)
@@ -472,7 +563,7 @@ static kv_status_t send_changes(kvs_metadb_t *db, const kvs_row_change_t *change
 	db->ask.count = count;
 	memcpy(db->ask.change, change, count * sizeof *change);
 
-	return exchange(db, KVS_META_WRITE);
+	return exchange(db, KVS_META_WRITE, ANSWER_MS);
 }
 
 kv_status_t kvs_metadb_write(kvs_metadb_t *db, const kvs_row_change_t *change, uint32_t count)
@@ -480,7 +571,7 @@ kv_status_t kvs_metadb_write(kvs_metadb_t *db, const kvs_row_change_t *change, u
 	kv_status_t status = KV_OK;
 
 	for (int tries = 0; tries < 2; tries++) {
-		status = get_ready(db);
+		status = get_writer(db);
 		if (status == KV_OK && count > 0) {
 			status = send_changes(db, change, count);
 		}
@@ -495,11 +586,11 @@ kv_status_t kvs_metadb_write(kvs_metadb_t *db, const kvs_row_change_t *change, u
 
 kv_status_t kvs_metadb_mark(kvs_metadb_t *db)
 {
-	kv_status_t status = db->lost ? KV_ERR_CORRUPT : get_ready(db);
+	kv_status_t status = db->lost ? KV_ERR_CORRUPT : get_writer(db);
 
 	if (status == KV_OK && !db->lost) {
 		db->ask.count = 0;
-		status = exchange(db, KVS_META_MARK);
+		status = exchange(db, KVS_META_MARK, ANSWER_MS);
 	}
 	if (status == KV_OK && !db->lost) {
 		db->belief = MARKED;
@@ -537,12 +628,15 @@ kv_status_t kvs_metadb_scan(kvs_metadb_t *db, kvs_row_fn row, void *arg)
 
 	while (status == KV_OK && more) {
 		status = get_ready(db); /* the callback's write may have cost the process, or the database */
+		if (status == KV_ERR_NOSPC && !db->aside) {
+			status = open_for_reading(db);
+		}
 		if (status != KV_OK || db->belief != MARKED) {
 			return status == KV_OK ? KV_ERR_CORRUPT : status;
 		}
 		db->ask.count = 0;
 		db->ask.from = from;
-		status = exchange(db, KVS_META_SCAN);
+		status = exchange(db, KVS_META_SCAN, ANSWER_MS);
 		if (status == KV_OK) {
 			more = (db->answer.flags & KVS_META_MORE) != 0;
 			status = more && db->answer.count == 0 ? KV_ERR_PROTO : take_rows(db, &from, row, arg);
@@ -552,19 +646,28 @@ kv_status_t kvs_metadb_scan(kvs_metadb_t *db, kvs_row_fn row, void *arg)
 	return status;
 }
 
+kv_status_t kvs_metadb_end_reading(kvs_metadb_t *db)
+{
+	if (db->fd >= 0 && db->read_only) {
+		end_process(db, 0);
+	}
+	db->read_only = 0;
+
+	return db->fd >= 0 ? KV_OK : db->failed == KV_OK ? KV_ERR_IO : db->failed;
+}
+
 int kvs_metadb_fd(const kvs_metadb_t *db)
 {
 	return db->fd;
 }
 
-void kvs_metadb_revive(kvs_metadb_t *db)
+int kvs_metadb_note_death(kvs_metadb_t *db)
 {
-	int served = db->served;
+	const int served = db->served;
 
 	(void)give_up(db, KV_ERR_IO, "has gone");
-	if (served) { /* else it would die again at once: the next write tries */
-		(void)get_ready(db);
-	}
+
+	return served;
 }
 
 uint64_t kvs_metadb_bytes(const char *path)

@@ -52,8 +52,10 @@ kv_status_t kvs_rocks_error(const char *sentence)
 	if (strncmp(sentence, "IO error: lock ", 15) == 0 || strncmp(sentence, "IO error: While lock file", 25) == 0) {
 		return KV_ERR_LOCKED;
 	}
-	if (strstr(sentence, "No such file or directory") || strncmp(sentence, "Invalid argument", 16) == 0 ||
-	    strncmp(sentence, "NotFound", 8) == 0 || strncmp(sentence, "Not implemented", 15) == 0) {
+	if (strstr(sentence, "No such file or directory") || strstr(sentence, "Is a directory") ||
+	    strstr(sentence, "ot a directory") || strstr(sentence, "File exists") ||
+	    strncmp(sentence, "Invalid argument", 16) == 0 || strncmp(sentence, "NotFound", 8) == 0 ||
+	    strncmp(sentence, "Not implemented", 15) == 0) {
 		return KV_ERR_CORRUPT; /* a file is gone, or is not what its name says */
 	}
 
@@ -120,7 +122,8 @@ static kv_status_t check_mark(kvs_rocks_t *db, int *p_marked)
 	return take_error("read the mark", error);
 }
 
-kv_status_t kvs_rocks_open(const char *path, uint64_t allowance, uint64_t uuid, kvs_rocks_t **p_db, int *p_marked)
+kv_status_t kvs_rocks_open(const char *path, int writes, uint64_t allowance, uint64_t uuid, kvs_rocks_t **p_db,
+			   int *p_marked)
 {
 	kvs_rocks_t *db = calloc(1, sizeof *db);
 	char *error = NULL;
@@ -136,7 +139,8 @@ kv_status_t kvs_rocks_open(const char *path, uint64_t allowance, uint64_t uuid, 
 	db->synced = rocksdb_writeoptions_create();
 	rocksdb_writeoptions_set_sync(db->synced, 1);
 	db->batch = rocksdb_writebatch_create();
-	db->db = rocksdb_open(db->options, path, &error);
+	db->db = writes ? rocksdb_open(db->options, path, &error)
+			: rocksdb_open_for_read_only(db->options, path, 0, &error);
 	status = take_error("open the database", error);
 	if (status == KV_OK) {
 		status = check_mark(db, p_marked);

@@ -6,10 +6,11 @@
 
 typedef struct kvs_rocks kvs_rocks_t;
 
-/* Open or create the directory `path` for the tier `uuid`, with buffers and log that fit `allowance` bytes. *p_marked:
- * it has this tier's mark. KV_ERR_LOCKED, KV_ERR_NOSPC, KV_ERR_CORRUPT (unreadable), KV_ERR_IO, KV_ERR_NOMEM. Errors of
- * all calls are logged. */
-kv_status_t kvs_rocks_open(const char *path, uint64_t allowance, uint64_t uuid, kvs_rocks_t **p_db, int *p_marked);
+/* Open or, if it `writes`, create the directory `path` for the tier `uuid`, with buffers and log that fit `allowance`
+ * bytes. *p_marked: it has this tier's mark. KV_ERR_LOCKED, KV_ERR_NOSPC, KV_ERR_CORRUPT (unreadable), KV_ERR_IO,
+ * KV_ERR_NOMEM. Errors of all calls are logged. */
+kv_status_t kvs_rocks_open(const char *path, int writes, uint64_t allowance, uint64_t uuid, kvs_rocks_t **p_db,
+			   int *p_marked);
 /* Flush and close. */
 kv_status_t kvs_rocks_close(kvs_rocks_t *db);
 

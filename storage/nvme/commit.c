@@ -9,6 +9,7 @@
 
 #include "faults.h"
 #include "files.h"
+#include "fs_status.h"
 #include "nvme/format/recency.h"
 #include "slots.h"
 
@@ -31,7 +32,7 @@ static kv_status_t sync_files(kvs_nvme_t *nvme, const kvs_commit_t *c)
 	if (c->sync_dir && fsync(nvme->slots_fd) != 0) {
 		kv_logf(nvme->env, KV_LOG_ERROR, "nvme", "cannot sync the directory of slot files: %s",
 			strerror(errno));
-		return KV_ERR_IO;
+		return kvs_fs_status(errno);
 	}
 	for (uint32_t i = 0; i < c->file_count; i++) {
 		int result;
@@ -42,36 +43,39 @@ static kv_status_t sync_files(kvs_nvme_t *nvme, const kvs_commit_t *c)
 		if (result != 0) {
 			kv_logf(nvme->env, KV_LOG_ERROR, "nvme", "cannot sync slot file number %u: %s", c->files[i],
 				strerror(errno));
-			return KV_ERR_IO;
+			return kvs_fs_status(errno);
 		}
 	}
 
 	return KV_OK;
 }
 
-/* Does the directory take and sync a page again, and is there room for the bytes wanted? */
-static kv_status_t probe_device(kvs_nvme_t *nvme, kvs_commit_t *c)
+/* Does the directory of slot files take a file and a page again, and is there room for the file or the bytes wanted?
+ * 0, or an errno. */
+static int probe_device(kvs_nvme_t *nvme, kvs_commit_t *c)
 {
 	static const char page[KVS_PAGE];
 	struct statvfs room;
-	int fd = openat(nvme->dir_fd, "probe", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+	int fd = openat(nvme->slots_fd, ".probe", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
 	int error = 0;
 
 	if (fd < 0) {
-		return errno == ENOSPC || errno == EDQUOT ? KV_ERR_NOSPC : KV_ERR_IO;
+		return errno;
 	}
-	if (pwrite(fd, page, sizeof page, 0) != (ssize_t)sizeof page) {
+	if (c->file_wanted > 0 && fallocate(fd, 0, 0, (off_t)c->file_wanted) != 0 && errno != EOPNOTSUPP) {
+		error = errno;
+	} else if (pwrite(fd, page, sizeof page, 0) != (ssize_t)sizeof page) {
 		error = errno;
 	} else if (fsync(fd) != 0) {
 		error = errno;
-		c->sync_status = KV_ERR_IO;
+		c->sync_status = kvs_fs_status(error);
 	} else if (fstatvfs(fd, &room) == 0 && (uint64_t)room.f_bavail * room.f_frsize < c->space_wanted) {
 		error = ENOSPC;
 	}
 	close(fd);
-	unlinkat(nvme->dir_fd, "probe", 0);
+	unlinkat(nvme->slots_fd, ".probe", 0);
 
-	return error == 0 ? KV_OK : error == ENOSPC || error == EDQUOT ? KV_ERR_NOSPC : KV_ERR_IO;
+	return error;
 }
 
 static void run_round(kvs_nvme_t *nvme, kvs_commit_t *c)
@@ -80,7 +84,8 @@ static void run_round(kvs_nvme_t *nvme, kvs_commit_t *c)
 	c->sync_status = KV_OK;
 	c->status = KV_OK;
 	if (c->probe) {
-		c->status = probe_device(nvme, c);
+		c->probe_error = probe_device(nvme, c);
+		c->status = c->probe_error ? kvs_fs_status(c->probe_error) : KV_OK;
 		return;
 	}
 	/* The order is what makes rows true (decision 005): the superblock first, for a row names a class and an epoch;
@@ -126,13 +131,11 @@ void *kvs_commit_main(void *arg)
 	kvs_nvme_t *nvme = arg;
 	kvs_commit_t *c = nvme->commit;
 	struct pollfd wait[2] = {{.fd = nvme->commit_wakeup.fd, .events = POLLIN}, {.fd = -1, .events = POLLIN}};
-	int has_meta = 0; /* from the first round that needs it, this thread alone uses the database */
 
 	(void)prctl(PR_SET_NAME, "kvd-commit", 0, 0, 0);
 	while (1) {
 		if (atomic_load(&c->state) == 1) {
 			run_round(nvme, c);
-			has_meta |= !c->probe && (c->count > 0 || c->try_meta || c->mark);
 			atomic_store(&c->state, 2);
 			kvs_wakeup_signal(&nvme->owner_wakeup);
 			continue;
@@ -144,13 +147,14 @@ void *kvs_commit_main(void *arg)
 		if (atomic_load(&c->state) != 1 && !atomic_load(&nvme->commit_stop)) {
 			int rung;
 
-			wait[1].fd = has_meta ? kvs_metadb_fd(nvme->db) : -1;
+			wait[1].fd = atomic_load(&nvme->watch_meta) ? kvs_metadb_fd(nvme->db) : -1;
 			rung = poll(wait, 2, sleep_ms(nvme));
 			if (rung > 0 && wait[0].revents) {
 				kvs_wakeup_clear(&nvme->commit_wakeup);
 			}
 			if (rung > 0 && wait[1].revents) {
-				kvs_metadb_revive(nvme->db);
+				atomic_store(&nvme->meta_died, kvs_metadb_note_death(nvme->db));
+				kvs_wakeup_signal(&nvme->owner_wakeup);
 			} else if (rung <= 0 && atomic_load(&nvme->dirty_hint)) {
 				kvs_wakeup_signal(&nvme->owner_wakeup);
 			}
@@ -260,7 +264,7 @@ static void begin_round(kvs_nvme_t *nvme)
 
 	c->probe = 0;
 	c->image = NULL;
-	c->try_meta = nvme->faults[KVS_FAULT_META].active;
+	c->try_meta = nvme->faults[KVS_FAULT_META].active | atomic_exchange(&nvme->meta_died, 0);
 	c->mark = kvs_mark_is_due(nvme);
 	if (nvme->super_dirty) {
 		if (kvs_super_encode(&nvme->super, &c->image, &c->image_len) != KV_OK) {
@@ -364,8 +368,8 @@ static void rows_done(kvs_nvme_t *nvme, const kvs_commit_t *c)
 	}
 }
 
-/* Faults that a page written and synced speaks for. */
-static const kvs_fault_t probed[] = {KVS_FAULT_SPACE, KVS_FAULT_WRITE, KVS_FAULT_SYNC, KVS_FAULT_READ};
+/* Faults that a new file, with a page written and synced, speaks for. */
+static const kvs_fault_t probed[] = {KVS_FAULT_SPACE, KVS_FAULT_CARVE, KVS_FAULT_WRITE, KVS_FAULT_SYNC, KVS_FAULT_READ};
 
 static void apply_probe(kvs_nvme_t *nvme, const kvs_commit_t *c)
 {
@@ -378,11 +382,25 @@ static void apply_probe(kvs_nvme_t *nvme, const kvs_commit_t *c)
 		if (c->status == KV_OK || (c->status == KV_ERR_NOSPC && fault != KVS_FAULT_SPACE)) {
 			kvs_fault_clear(nvme, fault);
 		} else if (c->sync_status == KV_OK || fault != KVS_FAULT_SYNC) { /* a failed sync has raised its own */
-			kvs_fault_raise(nvme, fault, "writing a page to try the device", kv_status_text(c->status));
+			kvs_fault_raise(nvme, fault, "writing a page to try the device", strerror(c->probe_error));
 		}
 	}
 	if (c->status == KV_OK) {
 		nvme->read_errors = nvme->write_errors = 0;
+	}
+}
+
+/* Full, not broken: then only what needs room has to wait. */
+void kvs_commit_raise_meta(kvs_nvme_t *nvme, const char *doing, kv_status_t status)
+{
+	if (status != KV_ERR_NOSPC) {
+		kvs_fault_raise(nvme, KVS_FAULT_META, doing, kv_status_text(status));
+		return;
+	}
+	kvs_fault_reset(nvme, KVS_FAULT_META);
+	if (!nvme->faults[KVS_FAULT_SPACE].active) {
+		nvme->space_wanted = KVS_PAGE;
+		kvs_fault_raise(nvme, KVS_FAULT_SPACE, doing, kv_status_text(status));
 	}
 }
 
@@ -392,6 +410,7 @@ static uint32_t apply_result(kvs_nvme_t *nvme)
 	int had_image = c->image != NULL;
 	uint32_t ran = 0;
 
+	nvme->rounds++;
 	/* First of all: after a failed sync the kernel may have dropped the dirty pages and marked them clean, so a
 	 * second sync proves nothing (decision 022). What the round was to carry is lost before any waiter is answered.
 	 */
@@ -415,16 +434,9 @@ static uint32_t apply_result(kvs_nvme_t *nvme)
 		rows_done(nvme, c);
 	} else {
 		nvme->super_dirty |= had_image && c->super_status != KV_OK;
-		if (c->status == KV_ERR_NOSPC) { /* full, not broken */
+		if (c->sync_status == KV_OK) {
 			kv_metric_add(nvme->metrics, KV_M_DISK_ERRORS, 1);
-			if (!nvme->faults[KVS_FAULT_SPACE].active) {
-				nvme->space_wanted = KVS_PAGE;
-				kvs_fault_raise(nvme, KVS_FAULT_SPACE, "committing metadata",
-						kv_status_text(c->status));
-			}
-		} else if (c->sync_status == KV_OK) {
-			kv_metric_add(nvme->metrics, KV_M_DISK_ERRORS, 1);
-			kvs_fault_raise(nvme, KVS_FAULT_META, "committing metadata", kv_status_text(c->status));
+			kvs_commit_raise_meta(nvme, "committing metadata", c->status);
 		}
 		rows_failed(nvme, c);
 	}
@@ -470,6 +482,7 @@ static void begin_probe(kvs_nvme_t *nvme)
 	nvme->commit->probe = 1;
 	nvme->commit->count = 0;
 	nvme->commit->space_wanted = nvme->faults[KVS_FAULT_SPACE].active ? nvme->space_wanted : 0;
+	nvme->commit->file_wanted = nvme->faults[KVS_FAULT_CARVE].active ? nvme->file_wanted : 0;
 	post_round(nvme);
 }
 
@@ -512,8 +525,9 @@ static int round_is_due(const kvs_nvme_t *nvme, uint64_t now)
 	}
 
 	return nvme->super_dirty || dirty >= KVS_COMMIT_ROWS || kvs_mark_is_due(nvme) ||
-	       kvs_fault_is_due(nvme, KVS_FAULT_META, now) || kvs_fault_is_due(nvme, KVS_FAULT_FILES, now) ||
-	       kvs_file_checks_are_due(nvme, now) || kvs_recency_is_due(nvme, now) ||
+	       atomic_load(&nvme->meta_died) || kvs_fault_is_due(nvme, KVS_FAULT_META, now) ||
+	       kvs_fault_is_due(nvme, KVS_FAULT_FILES, now) || kvs_file_checks_are_due(nvme, now) ||
+	       kvs_recency_is_due(nvme, now) ||
 	       (dirty > 0 && (nvme->closing || now - nvme->dirty_since_ns >= nvme->config.flush_interval_ns));
 }
 
@@ -530,6 +544,7 @@ uint32_t kvs_commit_step(kvs_nvme_t *nvme)
 		atomic_store(&nvme->commit->state, 0);
 	}
 	kvs_files_close_removed(nvme);
+	kvs_file_reserve_fd(nvme);
 	if (probe_is_due(nvme, now)) {
 		begin_probe(nvme);
 		return ran;

@@ -10,6 +10,8 @@ kv_status_t kvs_nvme_withdraw(kvs_tier_t *tier, const uint8_t root[32], kvs_done
 uint64_t kvs_nvme_epoch_get(kvs_tier_t *tier, const uint8_t root[32]);
 /* Take the answer of a round and start the next when one is due. Returns callbacks run. */
 uint32_t kvs_commit_step(kvs_nvme_t *nvme);
+/* The rows cannot be written: a fault of the metadata, or of the file system if that is full. */
+void kvs_commit_raise_meta(kvs_nvme_t *nvme, const char *doing, kv_status_t status);
 /* All blocks that a rebuild has found are verified, and their rows written: the metadata may say so. */
 int kvs_mark_is_due(const kvs_nvme_t *nvme);
 void *kvs_commit_main(void *nvme);

@@ -8,14 +8,15 @@
 
 /* What a fault stops. */
 static const kvs_health_t stops[KVS_FAULTS] = {
-	[KVS_FAULT_SPACE] = KVS_HEALTH_FULL,      [KVS_FAULT_WRITE] = KVS_HEALTH_READ_ONLY,
-	[KVS_FAULT_SYNC] = KVS_HEALTH_READ_ONLY,  [KVS_FAULT_META] = KVS_HEALTH_READ_ONLY,
-	[KVS_FAULT_FILES] = KVS_HEALTH_READ_ONLY, [KVS_FAULT_READ] = KVS_HEALTH_OFF,
+	[KVS_FAULT_SPACE] = KVS_HEALTH_FULL,      [KVS_FAULT_CARVE] = KVS_HEALTH_NOT_GROWING,
+	[KVS_FAULT_WRITE] = KVS_HEALTH_READ_ONLY, [KVS_FAULT_SYNC] = KVS_HEALTH_READ_ONLY,
+	[KVS_FAULT_META] = KVS_HEALTH_READ_ONLY,  [KVS_FAULT_FILES] = KVS_HEALTH_READ_ONLY,
+	[KVS_FAULT_READ] = KVS_HEALTH_OFF,
 };
 
 const char *kvs_health_name(kvs_health_t health)
 {
-	static const char *const names[] = {"ok", "full", "read_only", "off"};
+	static const char *const names[] = {"ok", "full", "not_growing", "read_only", "off"};
 
 	return names[health];
 }

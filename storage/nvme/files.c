@@ -2,6 +2,8 @@
 #include "files.h"
 
 #include "faults.h"
+#include "fs_status.h"
+#include "rebuild.h"
 #include "slots.h"
 
 #include <dirent.h>
@@ -241,7 +243,8 @@ static int make_room(kvs_nvme_t *nvme, const kvs_dclass_t *cls)
 	return kvs_file_fits_limit(nvme, cls, &none);
 }
 
-static kv_status_t preallocate(kvs_nvme_t *nvme, int fd, uint64_t bytes)
+/* 0, or an errno. */
+static int preallocate(kvs_nvme_t *nvme, int fd, uint64_t bytes)
 {
 	int result;
 
@@ -253,11 +256,8 @@ static kv_status_t preallocate(kvs_nvme_t *nvme, int fd, uint64_t bytes)
 			"the file system cannot preallocate; a full disk will show at writes path %s", nvme->path);
 		result = ftruncate(fd, (off_t)bytes);
 	}
-	if (result == 0) {
-		return KV_OK;
-	}
 
-	return errno == ENOSPC || errno == EDQUOT || errno == EFBIG ? KV_ERR_NOSPC : KV_ERR_IO;
+	return result == 0 ? 0 : errno;
 }
 
 static kv_status_t file_setup(kvs_nvme_t *nvme, uint32_t number, uint32_t slot_class, int fd)
@@ -290,26 +290,41 @@ static kv_status_t file_setup(kvs_nvme_t *nvme, uint32_t number, uint32_t slot_c
 	return KV_OK;
 }
 
-static kv_status_t file_create(kvs_nvme_t *nvme, kvs_dclass_t *cls, uint32_t number)
+void kvs_file_reserve_fd(kvs_nvme_t *nvme)
 {
-	uint64_t bytes = cls->slots_per_file * cls->stride;
+	if (nvme->reserve_fd < 0) {
+		nvme->reserve_fd = fcntl(nvme->slots_fd, F_DUPFD_CLOEXEC, 0);
+	}
+}
+
+/* In the place of the descriptor that is kept for this, when there is no other. */
+static int open_new(kvs_nvme_t *nvme, uint32_t slot_class, uint32_t number)
+{
+	int fd = kvs_file_open(nvme, slot_class, number, O_CREAT | O_EXCL);
+
+	if ((fd == -EMFILE || fd == -ENFILE) && nvme->reserve_fd >= 0) {
+		close(nvme->reserve_fd);
+		nvme->reserve_fd = -1;
+		fd = kvs_file_open(nvme, slot_class, number, O_CREAT | O_EXCL);
+	}
+
+	return fd;
+}
+
+/* *p_error: the errno, where it is one. */
+static kv_status_t file_create(kvs_nvme_t *nvme, kvs_dclass_t *cls, uint32_t number, int *p_error)
+{
 	char name[32];
 	kv_status_t status;
-	int fd = kvs_file_open(nvme, cls->id, number, O_CREAT | O_EXCL);
+	int fd = open_new(nvme, cls->id, number);
 
 	if (fd < 0) {
-		kv_logf(nvme->env, KV_LOG_ERROR, "nvme", "cannot create slot file %u.%u: %s", cls->id, number,
-			strerror(-fd));
-		return fd == -ENOSPC ? KV_ERR_NOSPC : KV_ERR_IO;
+		*p_error = -fd;
+		return kvs_fs_status(-fd);
 	}
 
-	status = preallocate(nvme, fd, bytes);
-	if (status == KV_OK) {
-		status = file_setup(nvme, number, cls->id, fd);
-	} else if (status != KV_ERR_NOSPC || !nvme->faults[KVS_FAULT_SPACE].active) {
-		kv_logf(nvme->env, KV_LOG_ERROR, "nvme", "cannot preallocate slot file %u.%u bytes %llu: %s", cls->id,
-			number, (unsigned long long)bytes, kv_status_text(status));
-	}
+	*p_error = preallocate(nvme, fd, cls->slots_per_file * cls->stride);
+	status = *p_error ? kvs_fs_status(*p_error) : file_setup(nvme, number, cls->id, fd);
 	if (status != KV_OK) {
 		file_name(cls->id, number, name);
 		unlinkat(nvme->slots_fd, name, 0);
@@ -328,6 +343,7 @@ kv_status_t kvs_file_carve(kvs_nvme_t *nvme, kvs_dclass_t *cls)
 	uint64_t now = kv_now_ns(nvme->env);
 	uint32_t number = 0;
 	kv_status_t status;
+	int error = 0;
 
 	if (!make_room(nvme, cls)) {
 		return KV_ERR_FULL;
@@ -338,27 +354,37 @@ kv_status_t kvs_file_carve(kvs_nvme_t *nvme, kvs_dclass_t *cls)
 	if (number == KVS_MAX_FILES) {
 		return KV_ERR_FULL;
 	}
+	if (nvme->faults[KVS_FAULT_CARVE].active) {
+		return KV_ERR_TIER_OFF;
+	}
 	if (now < nvme->carve_after_ns) {
 		return cls->files > 0 ? KV_ERR_FULL : KV_ERR_NOSPC;
 	}
 
-	status = file_create(nvme, cls, number);
+	status = file_create(nvme, cls, number, &error);
 	if (status == KV_OK) {
 		kvs_fault_reset(nvme, KVS_FAULT_SPACE);
+		kvs_fault_reset(nvme, KVS_FAULT_CARVE);
+		return KV_OK;
 	}
-	if (status == KV_ERR_NOSPC && !nvme->faults[KVS_FAULT_SPACE].active) {
+	if (status == KV_ERR_NOMEM) {
+		return status;
+	}
+	kv_metric_add(nvme->metrics, KV_M_DISK_ERRORS, 1);
+	/* Only a full file system asks for blocks to go. Whatever else keeps a file from being made may have passed in
+	 * a second, and evicted blocks would not come back (decision 067). */
+	if (status != KV_ERR_NOSPC) {
+		nvme->file_wanted = cls->slots_per_file * cls->stride;
+		kvs_fault_raise(nvme, KVS_FAULT_CARVE, "making a slot file", strerror(error));
+		return KV_ERR_TIER_OFF;
+	}
+	if (!nvme->faults[KVS_FAULT_SPACE].active) {
 		nvme->space_wanted = cls->slots_per_file * cls->stride;
 		kvs_fault_raise(nvme, KVS_FAULT_SPACE, "making a slot file", kv_status_text(status));
 	}
-	if (status == KV_ERR_NOSPC || status == KV_ERR_IO) {
-		kv_metric_add(nvme->metrics, KV_M_DISK_ERRORS, 1);
-		nvme->carve_after_ns = now + CARVE_RETRY_NS;
-		if (cls->files > 0) {
-			return KV_ERR_FULL; /* what there is can be evicted and used again */
-		}
-	}
+	nvme->carve_after_ns = now + CARVE_RETRY_NS;
 
-	return status;
+	return cls->files > 0 ? KV_ERR_FULL : status; /* what there is can be evicted and used again */
 }
 
 /* "<class>.<number>", nothing else. */
@@ -386,22 +412,16 @@ static void skip_file(kvs_nvme_t *nvme, const char *name, const char *why)
 }
 
 /* NULL: take it. */
-static const char *check_file(kvs_nvme_t *nvme, int fd, uint32_t slot_class, uint64_t *p_bytes)
+static const char *check_file(kvs_nvme_t *nvme, const struct stat *st, uint32_t slot_class)
 {
 	const kvs_dclass_t *cls = &nvme->classes[slot_class];
-	struct stat st;
 
-	if (fstat(fd, &st) != 0) {
-		return strerror(errno);
-	}
-	if (!S_ISREG(st.st_mode)) {
+	if (!S_ISREG(st->st_mode)) {
 		return "not a regular file";
 	}
-	if ((uint64_t)st.st_size > cls->slots_per_file * cls->stride) {
+	if ((uint64_t)st->st_size > cls->slots_per_file * cls->stride) {
 		return "it is longer than its class says";
 	}
-
-	*p_bytes = (uint64_t)st.st_size;
 
 	return NULL;
 }
@@ -418,7 +438,7 @@ static kv_status_t take_file(kvs_nvme_t *nvme, uint32_t slot_class, uint32_t num
 			"slot file %u.%u was cut to %llu bytes; the blocks behind are lost", slot_class, number,
 			(unsigned long long)bytes);
 		kv_metric_add(nvme->metrics, KV_M_DISK_FILES_CUT, 1);
-		if (preallocate(nvme, fd, whole) != KV_OK && ftruncate(fd, (off_t)whole) != 0) {
+		if (preallocate(nvme, fd, whole) != 0 && ftruncate(fd, (off_t)whole) != 0) {
 			kv_logf(nvme->env, KV_LOG_ERROR, "nvme", "cannot make it whole again: %s", strerror(errno));
 		}
 	}
@@ -430,17 +450,35 @@ static kv_status_t take_file(kvs_nvme_t *nvme, uint32_t slot_class, uint32_t num
 	return status;
 }
 
-/* It says nothing of the file. */
-static int is_short_of_means(int error)
+/* An open slot file with its size. KV_OK with -1: it is none, and *p_why says so. Other: it cannot be had now, and the
+ * tier opens later, with all files. */
+static kv_status_t scan_open(kvs_nvme_t *nvme, uint32_t slot_class, uint32_t number, struct stat *st, int *p_fd,
+			     const char **p_why)
 {
-	return error == EMFILE || error == ENFILE || error == ENOMEM;
+	int fd = kvs_file_open(nvme, slot_class, number, 0);
+	int error = fd < 0 ? -fd : fstat(fd, st) != 0 ? errno : 0;
+
+	*p_fd = fd < 0 ? -1 : fd;
+	*p_why = error ? strerror(error) : check_file(nvme, st, slot_class);
+	if (error == 0 || error == ELOOP || error == ENXIO || error == EISDIR || error == ENOENT ||
+	    nvme->config.drop_unreadable) {
+		return KV_OK;
+	}
+	kvs_rebuild_count_unread(nvme, 1);
+	if (fd >= 0) {
+		close(fd);
+	}
+	kv_logf(nvme->env, KV_LOG_ERROR, "nvme", "slot file %u.%u cannot be opened: %s", slot_class, number, *p_why);
+
+	return KV_ERR_IO;
 }
 
 static kv_status_t scan_one(kvs_nvme_t *nvme, const char *name)
 {
 	uint32_t slot_class;
 	uint32_t number;
-	uint64_t bytes = 0;
+	kv_status_t status;
+	struct stat st;
 	const char *why;
 	int fd;
 
@@ -465,11 +503,10 @@ static kv_status_t scan_one(kvs_nvme_t *nvme, const char *name)
 		unlinkat(nvme->slots_fd, name, 0);
 		return KV_OK;
 	}
-	fd = kvs_file_open(nvme, slot_class, number, 0);
-	if (is_short_of_means(-fd)) {
-		return KV_ERR_IO; /* the tier opens later, with all files */
+	status = scan_open(nvme, slot_class, number, &st, &fd, &why);
+	if (status != KV_OK) {
+		return status;
 	}
-	why = fd < 0 ? strerror(-fd) : check_file(nvme, fd, slot_class, &bytes);
 	if (why) {
 		skip_file(nvme, name, why);
 		if (fd >= 0) {
@@ -483,7 +520,7 @@ static kv_status_t scan_one(kvs_nvme_t *nvme, const char *name)
 		return KV_OK;
 	}
 
-	return take_file(nvme, slot_class, number, fd, bytes);
+	return take_file(nvme, slot_class, number, fd, (uint64_t)st.st_size);
 }
 
 kv_status_t kvs_file_scan(kvs_nvme_t *nvme)
@@ -499,11 +536,14 @@ kv_status_t kvs_file_scan(kvs_nvme_t *nvme)
 		}
 		return KV_ERR_IO;
 	}
+	errno = 0;
 	while (status == KV_OK && (entry = readdir(dir)) != NULL) {
 		if (entry->d_name[0] != '.') {
 			status = scan_one(nvme, entry->d_name);
 		}
+		errno = 0;
 	}
+	status = status == KV_OK && errno != 0 ? KV_ERR_IO : status; /* the rows of files that are not seen would go */
 	closedir(dir);
 
 	return status;

@@ -6,8 +6,12 @@
 
 /* Open a slot file O_DIRECT where that works. Negative: -errno. */
 int kvs_file_open(kvs_nvme_t *nvme, uint32_t slot_class, uint32_t number, int flags);
-/* Preallocate one more file for the class within the limit. KV_ERR_FULL, KV_ERR_NOSPC, KV_ERR_IO, KV_ERR_NOMEM. */
+/* Preallocate one more file for the class within the limit. KV_ERR_FULL: blocks have to go for it, or no file can be
+ * had on a full file system. KV_ERR_NOSPC: the same, and the class has no block. KV_ERR_TIER_OFF: it cannot be made now
+ * for another reason, and no block need go. KV_ERR_NOMEM. */
 kv_status_t kvs_file_carve(kvs_nvme_t *nvme, kvs_dclass_t *cls);
+/* Keep a descriptor for the next new file, where there is none. */
+void kvs_file_reserve_fd(kvs_nvme_t *nvme);
 /* Files that are going; `own`: bytes of those of the same namespace. */
 typedef struct kvs_retired_sum {
 	uint64_t bytes, slots, own;

@@ -5,9 +5,11 @@
 #include "commit.h"
 #include "faults.h"
 #include "files.h"
+#include "fs_status.h"
 #include "nvme/io/threads.h"
 #include "own_reads.h"
 #include "rebalance.h"
+#include "rebuild.h"
 #include "nvme/format/recency.h"
 #include "recover.h"
 #include "slots.h"
@@ -39,6 +41,7 @@
 #define LOCK_TRIES_GONE  1000u
 #define LOCK_PAUSE_US    10000u /* between tries */
 #define CLOSE_WAIT_NS    10000000000ull
+#define CLOSE_STALL_NS   2000000000ull /* without any end of a transfer or round */
 
 typedef struct detail {
 	char *text;
@@ -59,15 +62,6 @@ static kv_status_t set_detail(const detail_t *detail, kv_status_t status, const 
 	va_end(args);
 
 	return status;
-}
-
-static kv_status_t path_status(int error)
-{
-	if (error == ENOSPC || error == EDQUOT || error == EROFS) {
-		return error == EROFS ? KV_ERR_IO : KV_ERR_NOSPC;
-	}
-
-	return error == EIO ? KV_ERR_IO : KV_ERR_PATH;
 }
 
 /* ---- the directory --------------------------------------------------------------------------- */
@@ -119,11 +113,12 @@ static kv_status_t enter_directory(kvs_nvme_t *nvme, const detail_t *detail)
 		return set_detail(detail, KV_ERR_PATH, "nvme.path is empty or too long");
 	}
 	if (mkdir(path, 0700) != 0 && errno != EEXIST) {
-		return set_detail(detail, path_status(errno), "cannot create nvme.path %s: %s", path, strerror(errno));
+		return set_detail(detail, kvs_fs_status(errno), "cannot create nvme.path %s: %s", path,
+				  strerror(errno));
 	}
 	nvme->dir_fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (nvme->dir_fd < 0) {
-		return set_detail(detail, path_status(errno), "cannot open nvme.path %s: %s", path, strerror(errno));
+		return set_detail(detail, kvs_fs_status(errno), "cannot open nvme.path %s: %s", path, strerror(errno));
 	}
 	/* A sticky bit does not help: a file that somebody has made before us stays his. */
 	if (fstat(nvme->dir_fd, &st) != 0 || (st.st_mode & S_IWOTH)) {
@@ -220,7 +215,7 @@ static kv_status_t lock_directory(kvs_nvme_t *nvme, const detail_t *detail)
 
 	nvme->lock_fd = openat(nvme->dir_fd, "LOCK", O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
 	if (nvme->lock_fd < 0) {
-		return set_detail(detail, path_status(errno), "cannot open nvme.path %s/LOCK: %s", nvme->path,
+		return set_detail(detail, kvs_fs_status(errno), "cannot open nvme.path %s/LOCK: %s", nvme->path,
 				  strerror(errno));
 	}
 	error = take_lock(nvme);
@@ -228,7 +223,7 @@ static kv_status_t lock_directory(kvs_nvme_t *nvme, const detail_t *detail)
 		return set_detail(detail, KV_ERR_LOCKED, "another daemon uses %s", nvme->path);
 	}
 	if (error != 0) {
-		return set_detail(detail, path_status(error), "cannot lock %s: %s", nvme->path, strerror(error));
+		return set_detail(detail, kvs_fs_status(error), "cannot lock %s: %s", nvme->path, strerror(error));
 	}
 
 	return KV_OK;
@@ -262,7 +257,7 @@ static kv_status_t open_superblock(kvs_nvme_t *nvme, const detail_t *detail)
 		return status;
 	}
 	if (is_new && nvme->config.sync && sync_parent(nvme->dir_fd) != 0) {
-		return set_detail(detail, path_status(errno), "cannot sync the directory above %s: %s", nvme->path,
+		return set_detail(detail, kvs_fs_status(errno), "cannot sync the directory above %s: %s", nvme->path,
 				  strerror(errno));
 	}
 	if (is_new) {
@@ -291,16 +286,18 @@ static kv_status_t open_slots(kvs_nvme_t *nvme, const detail_t *detail)
 	kv_status_t status;
 
 	if (!made && errno != EEXIST) {
-		return set_detail(detail, path_status(errno), "cannot create %s/slots: %s", nvme->path,
+		return set_detail(detail, kvs_fs_status(errno), "cannot create %s/slots: %s", nvme->path,
 				  strerror(errno));
 	}
 	if (made && nvme->config.sync && fsync(nvme->dir_fd) != 0) {
-		return set_detail(detail, path_status(errno), "cannot sync %s: %s", nvme->path, strerror(errno));
+		return set_detail(detail, kvs_fs_status(errno), "cannot sync %s: %s", nvme->path, strerror(errno));
 	}
 	nvme->slots_fd = openat(nvme->dir_fd, "slots", O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
 	if (nvme->slots_fd < 0) {
-		return set_detail(detail, path_status(errno), "cannot open %s/slots: %s", nvme->path, strerror(errno));
+		return set_detail(detail, kvs_fs_status(errno), "cannot open %s/slots: %s", nvme->path,
+				  strerror(errno));
 	}
+	kvs_file_reserve_fd(nvme);
 	status = kvs_file_scan(nvme);
 	nvme->slots_dirty = 1; /* a daemon that was killed may have made a file and not synced its name */
 
@@ -309,7 +306,8 @@ static kv_status_t open_slots(kvs_nvme_t *nvme, const detail_t *detail)
 		       : set_detail(detail, status, "cannot read %s/slots: %s", nvme->path, kv_status_text(status));
 }
 
-/* Without its rows the tier starts all the same: headers say what there is, and the rows are tried again later. */
+/* Where the rows are lost, headers say what there is. Rows that cannot be had now may be had later: the tier opens
+ * then. */
 static kv_status_t open_meta(kvs_nvme_t *nvme, const detail_t *detail)
 {
 	const kvs_metadb_config_t config = {.path = nvme->meta_path,
@@ -320,7 +318,7 @@ static kv_status_t open_meta(kvs_nvme_t *nvme, const detail_t *detail)
 					    .metrics = nvme->metrics};
 	kv_status_t status = kvs_metadb_create(&config, nvme->env, &nvme->db);
 	const int has_slots = nvme->slots > 0 || nvme->reserved_files > 0;
-	int marked;
+	int marked = 0;
 
 	if (status != KV_OK) {
 		return set_detail(detail, status,
@@ -328,11 +326,16 @@ static kv_status_t open_meta(kvs_nvme_t *nvme, const detail_t *detail)
 					  ? "out of memory"
 					  : "the program kvd-meta is not beside this one; install it again");
 	}
-	status = kvs_metadb_open(nvme->db, has_slots, &marked);
+	status = kvs_metadb_open(nvme->db, has_slots, nvme->config.drop_unreadable, &marked);
+	if (status != KV_OK) {
+		kvs_rebuild_count_unread(nvme, status != KV_ERR_NOSPC);
+		return set_detail(detail, status == KV_ERR_NOSPC ? status : KV_ERR_IO,
+				  "cannot open the metadata of %s: %s", nvme->path, kv_status_text(status));
+	}
 	if (!marked && has_slots) {
 		kv_metric_add(nvme->metrics, KV_M_DISK_ERRORS, 1);
 		nvme->rebuild = 1;
-	} else if (status == KV_OK && !marked) {
+	} else if (!marked) {
 		(void)kvs_metadb_mark(nvme->db);
 	}
 	nvme->meta_bytes = kvs_metadb_bytes(nvme->meta_path);
@@ -413,6 +416,7 @@ static void destroy_tier(kvs_nvme_t *nvme)
 	}
 	close_fd(nvme->commit_wakeup.fd);
 	close_fd(nvme->owner_wakeup.fd);
+	close_fd(nvme->reserve_fd);
 	close_fd(nvme->slots_fd);
 	close_fd(nvme->lock_fd);
 	close_fd(nvme->dir_fd);
@@ -521,19 +525,24 @@ static int is_quiet(const kvs_nvme_t *nvme)
 static void close_tier(kvs_tier_t *tier)
 {
 	kvs_nvme_t *nvme = kvs_nvme(tier);
-	uint64_t deadline = kv_now_ns(nvme->env) + CLOSE_WAIT_NS;
+	uint64_t now = kv_now_ns(nvme->env), deadline = now + CLOSE_WAIT_NS, patience = now + CLOSE_STALL_NS;
 
 	nvme->closing = 1;
 	nvme->commit_after_ns = 0;
+	/* What has been acknowledged as durable is on the device, and waits for nothing. So a device that no longer
+	 * ends anything is not waited for to the deadline. */
 	do {
 		struct pollfd wait = {.fd = nvme->owner_wakeup.fd, .events = POLLIN};
+		const uint64_t rounds = nvme->rounds;
+		const uint32_t ran = poll_tier(tier, UINT32_MAX);
 
-		poll_tier(tier, UINT32_MAX);
 		if (is_quiet(nvme)) {
 			break;
 		}
 		poll(&wait, 1, 10);
-	} while (kv_now_ns(nvme->env) < deadline);
+		now = kv_now_ns(nvme->env);
+		patience = ran > 0 || nvme->rounds != rounds ? now + CLOSE_STALL_NS : patience;
+	} while (now < deadline && now < patience);
 
 	fail_waiters(nvme);
 	if (nvme->in_flight > 0 || atomic_load(&nvme->commit->state) != 0) {
@@ -633,7 +642,7 @@ static void set_defaults(kvs_nvme_t *nvme)
 	c->flush_interval_ns = c->flush_interval_ns ? c->flush_interval_ns : FLUSH_DEFAULT_NS;
 	nvme->direct = c->direct;
 	nvme->meta_fixed = meta < META_MIN ? META_MIN : meta > META_MAX ? META_MAX : meta;
-	nvme->dir_fd = nvme->lock_fd = nvme->slots_fd = -1;
+	nvme->dir_fd = nvme->lock_fd = nvme->slots_fd = nvme->reserve_fd = -1;
 	nvme->owner_wakeup.fd = nvme->commit_wakeup.fd = -1;
 	for (uint32_t i = 0; i < KVS_MAX_WORKERS; i++) {
 		nvme->io[i].wakeup.fd = -1;

@@ -96,7 +96,8 @@ typedef struct kvs_file_check {
 typedef struct kvs_commit {
 	_Atomic int state; /* 0: the owner's, 1: asked, 2: answered */
 	int probe;         /* only see whether the device works again */
-	uint64_t space_wanted;
+	int probe_error;   /* out: errno; 0: it does */
+	uint64_t space_wanted, file_wanted;
 	uint8_t *image; /* superblock; NULL: unchanged */
 	size_t image_len;
 	int sync_dir;      /* the directory of slot files */
@@ -131,6 +132,8 @@ typedef struct kvs_waiter {
  * again:
  *   SPACE  carving, a slot write or a row had no room    the probe page is written and synced, and the room wanted
  *                                                        is there
+ *   CARVE  a slot file could not be made, and the        the probe, or a slot file that could be made
+ *          file system is not full
  *   WRITE  several slot writes failed in a row           the probe
  *   SYNC   a sync failed                                 the probe
  *   META   rows could not be committed                   a commit of rows; who owns the metadata retries when
@@ -139,6 +142,7 @@ typedef struct kvs_waiter {
  *   READ   several slot reads failed in a row            the probe */
 typedef enum kvs_fault {
 	KVS_FAULT_SPACE,
+	KVS_FAULT_CARVE,
 	KVS_FAULT_WRITE,
 	KVS_FAULT_SYNC,
 	KVS_FAULT_META,
@@ -181,6 +185,7 @@ typedef struct kvs_nvme {
 	int dir_fd;
 	int lock_fd;
 	int slots_fd;
+	int reserve_fd; /* given up for a new slot file when the process has no other; -1: there was none to keep */
 	int direct;
 	int recovered;
 	kvs_super_t super;
@@ -238,6 +243,7 @@ typedef struct kvs_nvme {
 	kvs_waiter_t *waiters; /* KVS_MAX_WAITERS, and as many for those being answered */
 	kvs_waiter_t *answering;
 	uint64_t commit_after_ns; /* the last one failed */
+	uint64_t rounds;          /* that have ended */
 	uint32_t failed_syncs;
 
 	kvs_io_t io[KVS_MAX_WORKERS];
@@ -251,6 +257,8 @@ typedef struct kvs_nvme {
 	kvs_commit_t *commit;
 	pthread_t commit_thread;
 	int commit_started;
+	_Atomic int watch_meta; /* the metadata is the commit thread's: it sees its process die */
+	_Atomic int meta_died;  /* it has: a round starts another */
 	kvs_wakeup_t commit_wakeup;
 	_Atomic int commit_stop;
 
@@ -259,6 +267,7 @@ typedef struct kvs_nvme {
 	kvs_health_t health;
 	kvs_fault_state_t faults[KVS_FAULTS];
 	uint64_t space_wanted; /* bytes that SPACE lacks */
+	uint64_t file_wanted;  /* bytes of the file that CARVE is about */
 	uint64_t looked_ns;    /* all files were looked at */
 	kvs_recency_t recency;
 	kvs_aside_t aside[KVS_MAX_ASIDE];

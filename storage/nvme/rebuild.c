@@ -2,6 +2,7 @@
  * own; where there is none, one by one. */
 #include "rebuild.h"
 
+#include "fs_status.h"
 #include "slots.h"
 
 #include <errno.h>
@@ -103,7 +104,7 @@ static kv_status_t take_header(reader_t *reader, const kvs_dclass_t *cls, kv_slo
 	return reader->row(reader->arg, &row);
 }
 
-static void count_unread(const kvs_nvme_t *nvme, uint64_t count)
+void kvs_rebuild_count_unread(const kvs_nvme_t *nvme, uint64_t count)
 {
 	if (nvme->config.unreadable) {
 		*nvme->config.unreadable += count;
@@ -225,13 +226,13 @@ static kv_status_t write_slot_again(kvs_nvme_t *nvme, kv_slot_t slot, uint8_t *b
 		return KV_OK; /* the file ends in it */
 	}
 	if (error != 0) {
-		count_unread(nvme, 1);
+		kvs_rebuild_count_unread(nvme, 1);
 		retire_slot(nvme, slot);
 		return nvme->config.drop_unreadable ? KV_OK : KV_ERR_IO;
 	}
 	error = move_whole(1, fd, buffer, bytes, offset);
 
-	return error == 0 ? KV_OK : error == ENOSPC || error == EDQUOT ? KV_ERR_NOSPC : KV_ERR_IO;
+	return error == 0 ? KV_OK : kvs_fs_status(error);
 }
 
 static kv_status_t write_file_again(kvs_nvme_t *nvme, uint32_t number)
@@ -291,7 +292,7 @@ kv_status_t kvs_rebuild_rows(kvs_nvme_t *nvme, kvs_row_fn row, void *arg)
 		kv_logf(nvme->env, KV_LOG_WARN, "nvme", "slot headers that are cut off or damaged %llu",
 			(unsigned long long)reader.bad);
 	}
-	count_unread(nvme, reader.unread);
+	kvs_rebuild_count_unread(nvme, reader.unread);
 	if (status != KV_OK || reader.unread == 0) {
 		return status;
 	}

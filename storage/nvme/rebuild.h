@@ -10,6 +10,9 @@ kv_status_t kvs_rebuild_rows(kvs_nvme_t *nvme, kvs_row_fn row, void *arg);
  * KV_ERR_IO, KV_ERR_NOSPC, KV_ERR_NOMEM: not all of it. */
 kv_status_t kvs_rebuild_write_again(kvs_nvme_t *nvme);
 
+/* Count slots, or what stands for them, that cannot be read now (config.unreadable). */
+void kvs_rebuild_count_unread(const kvs_nvme_t *nvme, uint64_t count);
+
 /* What lies in a slot whose header names a block. In this order one is the better copy of it. */
 typedef enum kvs_copy {
 	KVS_COPY_TORN,   /* other bytes, or another block */

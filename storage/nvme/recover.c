@@ -12,11 +12,8 @@
 #include "nvme/format/recency.h"
 #include "slots.h"
 
-#include <poll.h>
-
-#define CHUNK         16384u
-#define SCAN_TRIES    5u  /* of the rows, */
-#define SCAN_PAUSE_MS 100 /* with this pause after the first, twice as long each time */
+#define CHUNK   16384u
+#define SCAN_NS UINT64_C(3000000000) /* so long an open tries to read the rows */
 
 typedef struct found {
 	kvs_meta_t meta;
@@ -365,26 +362,22 @@ static void forget_rows(scan_t *scan)
 	scan_free(scan);
 }
 
-/* Errors of the device are tried again, a few times. */
+/* Errors of the device are tried again for a while. */
 static kv_status_t scan_metadata(scan_t *scan)
 {
 	kvs_nvme_t *nvme = scan->nvme;
-	int pause_ms = SCAN_PAUSE_MS;
+	const uint64_t until = kv_now_ns(nvme->env) + SCAN_NS;
 	kv_status_t status;
 
-	for (uint32_t tries = 1;; tries++) {
+	do {
 		status = kvs_metadb_scan(nvme->db, take_row, scan);
 		if (status == KV_OK || status == KV_ERR_NOMEM) {
 			break;
 		}
 		kv_metric_add(nvme->metrics, KV_M_DISK_ERRORS, 1);
 		forget_rows(scan);
-		if (status != KV_ERR_IO || tries == SCAN_TRIES) {
-			break;
-		}
-		(void)poll(NULL, 0, pause_ms);
-		pause_ms *= 2;
-	}
+	} while ((status == KV_ERR_IO || status == KV_ERR_LIMIT || status == KV_ERR_NOSPC) &&
+		 kvs_metadb_await_retry(nvme->db, until));
 
 	return status;
 }
@@ -415,12 +408,16 @@ static kv_status_t scan_rows(scan_t *scan)
 
 	if (!nvme->rebuild) {
 		status = scan_metadata(scan);
-		/* Slots carry all that a row does, so a database that cannot be read costs a scan of the headers and no
-		 * block. Without memory a scan would fail too. */
-		if (status != KV_OK && status != KV_ERR_NOMEM) {
+		/* Slots carry all that a row does, so a damaged database costs a scan of the headers and no block. What
+		 * the device does not read now may be read later, when the tier opens (decision 067). */
+		if (status == KV_ERR_CORRUPT || status == KV_ERR_PROTO ||
+		    (status != KV_OK && status != KV_ERR_NOMEM && nvme->config.drop_unreadable)) {
 			nvme->rebuild = 1;
 			(void)kvs_metadb_replace(nvme->db);
 			status = KV_OK;
+		} else if (status != KV_OK && status != KV_ERR_NOSPC && status != KV_ERR_NOMEM) {
+			kvs_rebuild_count_unread(nvme, 1);
+			status = KV_ERR_IO;
 		}
 	}
 	if (status == KV_OK && nvme->rebuild) {
@@ -438,9 +435,11 @@ static kv_status_t scan_rows(scan_t *scan)
  * verified. Without it the next start reads the headers again: those of a file that cannot be used now are missing. */
 static void finish_metadata(kvs_nvme_t *nvme, const scan_t *scan)
 {
+	const kv_status_t status = kvs_metadb_end_reading(nvme->db);
+
 	nvme->mark_owed = nvme->rebuild && !scan->unwritten && nvme->reserved_files == 0;
-	if (kvs_metadb_fd(nvme->db) < 0) {
-		kvs_fault_raise(nvme, KVS_FAULT_META, "opening the metadata", kv_status_text(KV_ERR_IO));
+	if (status != KV_OK) {
+		kvs_commit_raise_meta(nvme, "opening the metadata", status);
 	}
 	if (nvme->unverified > 0) {
 		kv_logf(nvme->env, KV_LOG_WARN, "nvme",
@@ -541,6 +540,8 @@ kv_status_t kvs_nvme_recover(kvs_tier_t *tier, kvs_found_fn found, void *arg, ui
 		}
 	}
 	nvme->recovered = 1;
+	atomic_store(&nvme->watch_meta, 1);
+	kvs_wakeup_signal(&nvme->commit_wakeup);
 	kvs_nvme_update_gauges(nvme);
 
 	return KV_OK;

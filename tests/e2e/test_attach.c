@@ -108,7 +108,7 @@ static void p6_a_disk_that_cannot_be_opened_is_a_tier_off_and_comes_back(void **
 	start();
 	was = epoch();
 	assert_true(was >= UINT64_C(1) << 48);
-	assert_int_equal(rig_metric(&rig, "kvd_disk_state"), 3);
+	assert_int_equal(rig_metric(&rig, "kvd_disk_state"), 4);
 	assert_int_equal(rig_kvctl(&rig, "status --json", out, sizeof out), 2);
 	assert_non_null(strstr(out, "the disk tier is off: "));
 	assert_non_null(strstr(out, "\"state\":\"off\""));
@@ -204,7 +204,7 @@ static void p6_a_start_on_a_full_disk_serves_without_the_disk_tier(void **state)
 
 	start();
 	assert_true(epoch() >= UINT64_C(1) << 48);
-	assert_int_equal(rig_metric(&rig, "kvd_disk_state"), 3);
+	assert_int_equal(rig_metric(&rig, "kvd_disk_state"), 4);
 	assert_int_equal(rig_kvctl(&rig, "status --json", out, sizeof out), 2);
 	assert_non_null(strstr(out, "the disk tier is off: "));
 	assert_int_equal(put(2, 0), KVC_OK);
@@ -236,7 +236,7 @@ static void p2_p6_slot_files_moved_away_cost_durability_meanwhile(void **state)
 	start();
 	assert_int_equal(put(1, 1), KVC_OK);
 	assert_int_equal(rename(slots, away), 0);
-	assert_true(rig_metric_is(&rig, "kvd_disk_state", 2));
+	assert_true(rig_metric_is(&rig, "kvd_disk_state", 3));
 	assert_int_equal(rig_kvctl(&rig, "status --json", out, sizeof out), 2);
 	assert_non_null(strstr(out, "looking for the directory of slot files"));
 	assert_true(is_read(1));
@@ -336,7 +336,7 @@ static int attach_while_resets_cannot_be_recorded(fault_disk_t *disk, uint32_t s
 	iterations = rig_metric(&rig, "kvd_loop_iterations_total") - iterations;
 	printf("# skip %u: %" PRIu64 " iterations in %" PRIu64 " ms\n", skip, iterations, rig_now_ms() - began);
 	assert_in_range(iterations, 1, 1000 + 2 * (rig_now_ms() - began));
-	assert_int_equal(rig_metric(&rig, "kvd_disk_state"), 3);
+	assert_int_equal(rig_metric(&rig, "kvd_disk_state"), 4);
 
 	return 1;
 }
@@ -427,7 +427,7 @@ static void p2_unreadable_headers_are_given_up_after_ten_minutes(void **state)
 		assert_int_equal(truncate(rig.log, 0), 0);
 		fault_disk_arm(&disk, FAULT_READ, FAULT_SLOTS, EIO, 0, UINT32_MAX);
 		start();
-		assert_int_equal(rig_metric(&rig, "kvd_disk_state"), 3);
+		assert_int_equal(rig_metric(&rig, "kvd_disk_state"), 4);
 		while (!rig_log_has(&rig, "still off")) { /* the thread has met them: its time begins */
 			assert_true(rig_now_ms() < until);
 			usleep(10000);
@@ -435,7 +435,7 @@ static void p2_unreadable_headers_are_given_up_after_ten_minutes(void **state)
 		atomic_store(&disk.control->ahead_s, ahead_s);
 		if (ahead_s < 600) { /* not yet: and as soon as they can be read, all is there */
 			usleep(1500000);
-			assert_int_equal(rig_metric(&rig, "kvd_disk_state"), 3);
+			assert_int_equal(rig_metric(&rig, "kvd_disk_state"), 4);
 			fault_disk_arm(&disk, FAULT_OPS, 0, 0, 0, 0);
 		}
 		assert_true(rig_metric_is(&rig, "kvd_disk_state", 0));

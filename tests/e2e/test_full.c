@@ -96,6 +96,89 @@ static void p5_p6_a_disk_that_fills_costs_the_disk_tier_only_and_resumes(void **
 	full_disk(0);
 }
 
+static void upgrade(void)
+{
+	const uint64_t since = rig_now_ms();
+	const uint32_t readies = rig_log_count(&rig, " ready: ");
+
+	kill(rig.pid, SIGUSR2);
+	while (rig_log_count(&rig, " ready: ") == readies) {
+		assert_true(rig_now_ms() < since + RIG_WAIT_MS);
+		usleep(2000);
+	}
+	printf("# an upgrade takes %u ms\n", (unsigned)(rig_now_ms() - since));
+	assert_in_range(rig_now_ms() - since, 0, 8000); /* its own patience is 10 s */
+	rig_serving(&rig);
+}
+
+/* The daemon dies on a full disk, beside a writer, and another one starts there: it serves what is on the disk, says
+ * that it is full, leaves the metadata's program alone between tries, and ends in time, also for its successor. */
+static void p2_p5_a_start_and_an_end_on_a_full_disk_take_a_moment(void **state)
+{
+	char out[16384];
+	uint64_t since;
+	kvc_key_t keys[4];
+	other_t other;
+	pid_t daemon;
+	user_t user;
+	uint32_t n;
+
+	(void)state;
+	rig_init_mount(&rig, "24m");
+	rig_option(&rig, "--keeper=on");
+	rig_start(&rig);
+	user_attach(&user, &rig, "full");
+	user_keys(&user, 9000, 4, keys);
+	assert_int_equal(user_put(&user, keys, 0, 4, 1, NULL), KVC_OK);
+	user_leave(&user);
+	rig_disk_fill(&rig);
+	other_start(&other, rig.sock);
+	other_goes_on(&other, 5);
+	since = rig_now_ms();
+	daemon = rig_daemon(&rig);
+	kill(rig.pid, SIGSTOP); /* it would start another one at once */
+	kill(daemon, SIGKILL);
+	assert_int_equal(rig_kill(&rig, SIGKILL), 128 + SIGKILL);
+	do { /* what the metadata's program had taken for itself; and the kernel has to end the daemon */
+		rig_disk_fill(&rig);
+		assert_int_equal(truncate(rig.log, 0), 0);
+		assert_true(rig_now_ms() < since + RIG_WAIT_MS);
+	} while (rig_try(&rig) != -1);
+	assert_int_equal(rig_metric(&rig, "kvd_disk_state"), 1);
+	(void)rig_kvctl(&rig, "status --json", out, sizeof out);
+	assert_non_null(strstr(out, "the disk tier is full: "));
+	for (uint32_t upgrades = 0; upgrades < 2; upgrades++) {
+		user_attach(&user, &rig, "full");
+		assert_true(user_match_is(&user, keys, 4, 4));
+		assert_int_equal(user_get(&user, keys, 4, &n), KVC_OK);
+		assert_int_equal(n, 4);
+		user_leave(&user);
+		assert_int_equal(rig_metric(&rig, "kvd_disk_rebuilt_total"), 0);
+		other_recovers(&other);
+		other_goes_on(&other, 50);
+		printf("# processes started: %u\n", (unsigned)rig_metric(&rig, "kvd_meta_starts_total"));
+		assert_in_range(rig_metric(&rig, "kvd_meta_starts_total"), 1, 12);
+		if (upgrades == 0) {
+			assert_false(rig_log_has(&rig, "device reports an error"));
+			rig_disk_fill(&rig);
+			upgrade();
+		}
+	}
+	assert_false(rig_log_has(&rig, "has not ended in time"));
+	rig_disk_free(&rig);
+	user_attach(&user, &rig, "full");
+	user_keys(&user, 9001, 4, keys);
+	since = rig_now_ms();
+	while (user_put(&user, keys, 0, 4, 1, NULL) != KVC_OK) {
+		assert_true(rig_now_ms() < since + RIG_WAIT_MS);
+		usleep(20000);
+	}
+	user_leave(&user);
+	other_end(&other, 1);
+	rig_unmount(&rig);
+	rig_fini(&rig);
+}
+
 static int unmount(void **state)
 {
 	(void)state;
@@ -108,6 +191,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_teardown(p5_p6_a_disk_full_at_the_start_costs_the_disk_tier_only, unmount),
+		cmocka_unit_test_teardown(p2_p5_a_start_and_an_end_on_a_full_disk_take_a_moment, unmount),
 		cmocka_unit_test_teardown(p5_p6_a_disk_that_fills_costs_the_disk_tier_only_and_resumes, unmount),
 	};
 

@@ -135,7 +135,7 @@
 	X(DISK_LOST, kvd_disk_lost_total, KV_METRIC_COUNTER, "blocks on disk dropped because a sync failed after they were written, their file went away, or they stayed unreadable") \
 	X(DISK_UNREADABLE, kvd_disk_unreadable_slots, KV_METRIC_GAUGE, "slots the disk could not read and has not read again: their blocks, and those below them, are no hits") \
 	X(DISK_UNVERIFIED, kvd_disk_unverified_blocks, KV_METRIC_GAUGE, "blocks that a start without metadata has found by their headers and has not read yet: durable acknowledgements wait for them") \
-	X(DISK_STATE, kvd_disk_state, KV_METRIC_GAUGE, "0: works; 1: the file system is full; 2: read-only after a fault; 3: switched off after a fault") \
+	X(DISK_STATE, kvd_disk_state, KV_METRIC_GAUGE, "0: works; 1: the file system is full; 2: no slot file can be made, for another reason; 3: read-only after a fault; 4: switched off after a fault") \
 	X(DISK_OFF, kvd_disk_off, KV_METRIC_GAUGE, "1 when the disk tier is switched off after a fault")               \
 	X(DISK_FALLBACK, kvd_disk_fallback, KV_METRIC_GAUGE, "1 when io_uring is not available and plain I/O is used") \
 	X(DISK_RECOVERED, kvd_disk_recovered_total, KV_METRIC_COUNTER, "blocks found on disk at start")                \

@@ -246,9 +246,8 @@ static void status_json(kvd_host_t *host, const kvd_namespace_t *ns, uint32_t de
 	put_degraded(host, text);
 	/* A fault, as opposed to a fact of the machine or the configuration. */
 	kv_text_addf(text, ",\"healthy\":%s,\"core\":",
-		     host->accept_paused || kv_metric_get(&host->metrics, KV_M_DISK_STATE) >= KVS_HEALTH_READ_ONLY
-			     ? "false"
-			     : "true");
+		     host->accept_paused || kv_metric_get(&host->metrics, KV_M_DISK_STATE) > KVS_HEALTH_FULL ? "false"
+													     : "true");
 	out = remaining_text(text, &cap);
 	text->len += kvd_core_status_json(host->core, ns->id, detail, out, cap);
 	if (detail >= 2) {

@@ -97,8 +97,10 @@ typedef struct kvs_usage {
 typedef enum kvs_health {
 	KVS_HEALTH_OK = 0,
 	KVS_HEALTH_FULL = 1, /* the file system has no room for more files; blocks in place of evicted ones are taken */
-	KVS_HEALTH_READ_ONLY = 2, /* no block is taken, no flush and no epoch: TIER_OFF; loads go on */
-	KVS_HEALTH_OFF = 3,       /* loads are refused too: TIER_OFF */
+	KVS_HEALTH_NOT_GROWING = 2, /* no file can be made, for another reason: blocks are taken where slots are free,
+				       and none is evicted for one */
+	KVS_HEALTH_READ_ONLY = 3,   /* no block is taken, no flush and no epoch: TIER_OFF; loads go on */
+	KVS_HEALTH_OFF = 4,         /* loads are refused too: TIER_OFF */
 } kvs_health_t;
 
 typedef struct kvs_tier_state {
@@ -108,7 +110,7 @@ typedef struct kvs_tier_state {
 	char reason[128];  /* what failed and why; "" while all is well */
 } kvs_tier_state_t;
 
-/* "ok", "full", "read_only", "off": the word of status and documents. */
+/* "ok", "full", "not_growing", "read_only", "off": the word of status and documents. */
 const char *kvs_health_name(kvs_health_t health);
 
 typedef struct kvs_tier kvs_tier_t;
@@ -262,7 +264,8 @@ static inline kv_status_t kvs_tier_cap(kvs_tier_t *t, const char *ns, uint64_t b
 }
 
 /* Take a free slot and give it to `owner` (put or lease id) in `state` (PUT or FILLING). May carve a new slab or file
- * within the tier's limit. KV_ERR_FULL: nothing free; evict and try again. KV_ERR_TIER_OFF, KV_ERR_NOSPC. Disk,
+ * within the tier's limit. KV_ERR_FULL: nothing free; evict and try again. KV_ERR_TIER_OFF: not now, and evicting
+ * would not help. KV_ERR_NOSPC. Disk,
  * KV_ERR_STALE_EPOCH: kvs_epoch_set() has not been told of this epoch of the space, so the block would not outlive a
  * restart. */
 static inline kv_status_t kvs_alloc(kvs_tier_t *t, uint32_t slot_class, kvs_state_t state, uint64_t owner,

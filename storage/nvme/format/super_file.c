@@ -1,6 +1,8 @@
 /* The superblock's two copies on disk. */
 #include "super.h"
 
+#include "fs_status.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -10,11 +12,6 @@
 static void copy_name(uint32_t copy, const char *suffix, char out[32])
 {
 	snprintf(out, 32, "superblock.%u%s", copy, suffix);
-}
-
-static kv_status_t errno_status(int error)
-{
-	return error == ENOSPC || error == EDQUOT ? KV_ERR_NOSPC : KV_ERR_IO;
 }
 
 static kv_status_t read_whole(int fd, uint8_t *out, size_t len)
@@ -50,8 +47,11 @@ static kv_status_t load_copy(kvs_super_t *super, int dir_fd, uint32_t copy, int 
 	if (fd < 0) {
 		return errno == ENOENT ? KV_MISS : KV_ERR_IO;
 	}
-	if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) || st.st_size <= 0 ||
-	    (uint64_t)st.st_size > kvs_super_room(KVS_SUPER_MAX_BYTES)) {
+	if (fstat(fd, &st) != 0) {
+		status = KV_ERR_IO;
+		goto err_close;
+	}
+	if (!S_ISREG(st.st_mode) || st.st_size <= 0 || (uint64_t)st.st_size > kvs_super_room(KVS_SUPER_MAX_BYTES)) {
 		goto err_close;
 	}
 	image = kv_alloc(super->env, (size_t)st.st_size);
@@ -116,7 +116,7 @@ static kv_status_t write_whole(int fd, const uint8_t *image, size_t len)
 			continue;
 		}
 		if (n <= 0) {
-			return n == 0 ? KV_ERR_IO : errno_status(errno);
+			return n == 0 ? KV_ERR_IO : kvs_fs_status(errno);
 		}
 		done += (size_t)n;
 	}
@@ -155,7 +155,7 @@ static kv_status_t fill_copy(int fd, const uint8_t *image, size_t len, int sync,
 	status = write_whole(fd, image, len);
 	if (status == KV_OK && sync && fsync(fd) != 0) {
 		*p_sync_failed = 1;
-		status = errno_status(errno);
+		status = kvs_fs_status(errno);
 	}
 
 	return status;
@@ -173,16 +173,16 @@ static kv_status_t make_copy(int dir_fd, uint32_t copy, const uint8_t *image, si
 	copy_name(copy, ".new", fresh);
 	fd = openat(dir_fd, fresh, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
 	if (fd < 0) {
-		return errno_status(errno);
+		return kvs_fs_status(errno);
 	}
 	status = fill_copy(fd, image, len, sync, p_sync_failed);
 	close(fd);
 	if (status == KV_OK && renameat(dir_fd, fresh, dir_fd, name) != 0) {
-		status = errno_status(errno);
+		status = kvs_fs_status(errno);
 	}
 	if (status == KV_OK && sync && fsync(dir_fd) != 0) {
 		*p_sync_failed = 1;
-		status = errno_status(errno);
+		status = kvs_fs_status(errno);
 	}
 	if (status != KV_OK) {
 		unlinkat(dir_fd, fresh, 0);
@@ -200,7 +200,8 @@ static kv_status_t write_copy(int dir_fd, uint32_t copy, const uint8_t *image, s
 	copy_name(copy, "", name);
 	fd = openat(dir_fd, name, O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
 	if (fd < 0) {
-		return errno == ENOENT ? make_copy(dir_fd, copy, image, len, sync, p_sync_failed) : errno_status(errno);
+		return errno == ENOENT ? make_copy(dir_fd, copy, image, len, sync, p_sync_failed)
+				       : kvs_fs_status(errno);
 	}
 	status = fill_copy(fd, image, len, sync, p_sync_failed);
 	close(fd);

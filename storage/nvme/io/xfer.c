@@ -1,6 +1,7 @@
 /* One transfer, as every I/O thread treats it: header before a write, checks after a read. */
 #include "xfer.h"
 
+#include "fs_status.h"
 #include "nvme/nvme.h"
 
 #include "kv/digest.h"
@@ -51,14 +52,9 @@ void kvs_xfer_verify(kvs_xfer_t *xfer, void *header)
 void kvs_xfer_set_error(kvs_xfer_t *xfer, int error)
 {
 	xfer->error = error;
-	if (error == EFAULT) {
-		xfer->status = KV_ERR_FAULT;
-	} else if (error == ENOSPC || error == EDQUOT) {
-		xfer->status = KV_ERR_NOSPC;
-	} else if (error == ENODATA) {
-		xfer->status = KV_ERR_CORRUPT; /* the file has become shorter */
-	} else {
-		xfer->status = KV_ERR_IO;
+	xfer->status = error == EFAULT ? KV_ERR_FAULT : kvs_fs_status(error);
+	if (xfer->status == KV_ERR_BUSY || xfer->status == KV_ERR_PATH) {
+		xfer->status = KV_ERR_IO; /* whatever it was, the block has not been moved */
 	}
 }
 

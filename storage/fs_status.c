@@ -1,0 +1,32 @@
+/* Errors of the file system: see fs_status.h. */
+#include "fs_status.h"
+
+#include <errno.h>
+
+kv_status_t kvs_fs_status(int error)
+{
+	switch (error) {
+	case ENOSPC:
+		return KV_ERR_NOSPC;
+	case EMFILE:
+	case ENFILE:
+	case ENOMEM:
+	case EAGAIN:
+	case EDQUOT: /* no block need go for it: the tier may be far below its own size */
+	case EFBIG:
+		return KV_ERR_BUSY;
+	case EACCES:
+	case EPERM:
+	case ENOENT:
+	case ENOTDIR:
+	case EISDIR:
+	case EEXIST:
+	case ELOOP:
+	case ENAMETOOLONG:
+		return KV_ERR_PATH;
+	case ENODATA:
+		return KV_ERR_CORRUPT;
+	default:
+		return KV_ERR_IO;
+	}
+}
