@@ -7,15 +7,20 @@
 
 #define LEN   3u
 #define TALKS 6u   /* a round */
-#define FRESH 100u /* rounds on one directory: one slot file holds them all, so nothing is evicted */
+#define FRESH 100u /* rounds on one directory: the tier holds them all, so nothing is evicted */
+#define DRAWN (-1) /* an error of this kind */
 
 typedef struct fault {
 	const char *name;
 	enum fault_op op; /* FAULT_OPS: none */
 	uint32_t where;
 	int error; /* 0: only a part is moved */
-	int again; /* several times in a row */
+	int again; /* several times in a row; 2: for the whole round */
 } fault_t;
+
+/* What names, sizes and descriptors can fail with. A full file system may cost blocks: it has its own row. */
+static const int name_errors[] = {EIO, EMFILE, ENFILE, EACCES, EROFS, EDQUOT, ENOMEM};
+static const int ring_errors[] = {EAGAIN, EINTR, EBUSY, ENOMEM};
 
 static const fault_t faults[] = {
 	{"none", FAULT_OPS, 0, 0, 0},
@@ -34,6 +39,23 @@ static const fault_t faults[] = {
 	{"a full device", FAULT_WRITE, FAULT_ANYWHERE, ENOSPC, 1},
 	{"reads that fail", FAULT_READ, FAULT_ANYWHERE, EIO, 1},
 	{"short reads", FAULT_READ, FAULT_ANYWHERE, 0, 1},
+	{"a slot file that cannot be made", FAULT_CREATE, FAULT_SLOTS, DRAWN, 0},
+	{"slot files that cannot be made", FAULT_CREATE, FAULT_SLOTS, DRAWN, 2},
+	{"files of rows that cannot be made", FAULT_CREATE, FAULT_ROWS, DRAWN, 1},
+	{"no file can be made", FAULT_CREATE, FAULT_ANYWHERE, DRAWN, 2},
+	{"a slot file that cannot be opened", FAULT_OPEN, FAULT_SLOTS, DRAWN, 0},
+	{"files of rows that cannot be opened", FAULT_OPEN, FAULT_ROWS, DRAWN, 1},
+	{"superblocks that cannot be opened", FAULT_OPEN, FAULT_SUPER, DRAWN, 1},
+	{"no file can be opened", FAULT_OPEN, FAULT_ANYWHERE, DRAWN, 2},
+	{"a slot file that gets no room", FAULT_SIZE, FAULT_SLOTS, DRAWN, 0},
+	{"sizes that cannot be set", FAULT_SIZE, FAULT_ANYWHERE, DRAWN, 2},
+	{"names that cannot be changed", FAULT_RENAME, FAULT_ANYWHERE, DRAWN, 1},
+	{"names that cannot be removed", FAULT_REMOVE, FAULT_ANYWHERE, DRAWN, 1},
+	{"directories that cannot be made", FAULT_MKDIR, FAULT_ANYWHERE, DRAWN, 1},
+	{"directories that cannot be read", FAULT_LIST, FAULT_ANYWHERE, EIO, 1},
+	{"files that cannot be looked at", FAULT_STAT, FAULT_ANYWHERE, EIO, 1},
+	{"a ring that refuses", FAULT_RING, FAULT_ANYWHERE, DRAWN, 1},
+	{"no process can be started", FAULT_SPAWN, FAULT_ANYWHERE, DRAWN, 1},
 };
 
 enum { KILL_META = 1, LOSE_META = 2 };
@@ -52,13 +74,17 @@ typedef struct loop {
 
 static void arm(loop_t *l, const fault_t *fault)
 {
-	const uint32_t skip = fault->where == FAULT_SUPER ? 2 : 12;
+	const uint32_t skip = fault->where == FAULT_SUPER || fault->op > FAULT_SYNC_DIR ? 2 : 12;
+	const int error = fault->error != DRAWN     ? fault->error
+			  : fault->op == FAULT_RING ? ring_errors[kv_test_below(&l->rng, KV_COUNT_OF(ring_errors))]
+						    : name_errors[kv_test_below(&l->rng, KV_COUNT_OF(name_errors))];
 	uint32_t count = fault->again ? 2 + (uint32_t)kv_test_below(&l->rng, 5) : 1;
 
+	count = fault->again == 2 ? UINT32_MAX : count;
 	count = fault->op == FAULT_OPS    ? 0
 		: fault->op == FAULT_READ ? count / 2
 					  : count; /* a header is read four times */
-	fault_disk_arm(&l->disk, fault->op, fault->where, fault->error, (uint32_t)kv_test_below(&l->rng, skip), count);
+	fault_disk_arm(&l->disk, fault->op, fault->where, error, (uint32_t)kv_test_below(&l->rng, skip), count);
 }
 
 static void disarm(loop_t *l)
@@ -72,7 +98,7 @@ static void loop_open(loop_t *l)
 	rig_init(&l->rig, 1);
 	fault_disk_open(&l->disk, &l->rig);
 	rig_option(&l->rig, "--nvme.flush_interval=2ms");
-	rig_option(&l->rig, "--nvme.file_size=40MiB");
+	rig_option(&l->rig, "--nvme.file_size=1MiB");
 	l->engine = l->rig.option_count;
 	rig_option(&l->rig, "--nvme.io_engine=auto");
 	l->noted_count = l->owed_count = l->talk = 0;
