@@ -62,8 +62,9 @@
 /* ---- shared memory of one incarnation -------------------------------------------------------- */
 
 typedef struct kvc_slab {
-	uint8_t *data;          /* NULL: memory of a GPU that is not mapped here */
-	const uint64_t *leaves; /* leaf[slots][heads][leaves] */
+	uint8_t *data;              /* NULL: memory of a GPU that is not mapped here */
+	const uint64_t *leaves;     /* leaf[slots][heads][leaves] */
+	const kv_slab_tail_t *tail; /* NULL: of a daemon that does not say what it has touched */
 	size_t data_bytes;
 	size_t digest_bytes;
 	uint32_t number;

@@ -294,6 +294,16 @@ static void print_lease_area(void)
 	printf("\n");
 }
 
+static void print_slab_tail(void)
+{
+	print_table("Slab tail", "The last bytes of a slab's digest memfd, written by the daemon only.",
+		    sizeof(kv_slab_tail_t));
+	HEADER_ROW(kv_slab_tail_t, magic, "`SLBTAIL1`; else the daemon is one of before, and says nothing");
+	HEADER_ROW(kv_slab_tail_t, ready_bytes,
+		   "the daemon has touched [0, ready_bytes) of the data: populate and pin no more");
+	printf("\n");
+}
+
 static void print_member_area(void)
 {
 	print_table("Member area",
@@ -345,6 +355,7 @@ static void print_shm(void)
 	       KV_SHM_VERSION);
 	print_mirror();
 	print_lease_area();
+	print_slab_tail();
 	print_member_area();
 }
 

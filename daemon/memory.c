@@ -196,6 +196,17 @@ static kv_status_t check_limits(const kvd_options_t *options, char *detail, size
 	return KV_OK;
 }
 
+uint64_t kvd_memory_room(void *unused)
+{
+	memory_t memory = {.limit.bytes = UINT64_MAX, .room.bytes = UINT64_MAX};
+
+	(void)unused;
+	look_at_machine(0, &memory);
+	look_at_control_groups(&memory);
+
+	return memory.room.bytes;
+}
+
 kv_status_t kvd_memory_check(const kvd_options_t *options, char *detail, size_t cap)
 {
 	memory_t memory = {.limit.bytes = UINT64_MAX, .room.bytes = UINT64_MAX};

@@ -10,4 +10,8 @@
  * can never fit here. KV_ERR_NOMEM: it would fit, but others use the memory now. */
 kv_status_t kvd_memory_check(const kvd_options_t *options, char *detail, size_t cap);
 
+/* Bytes of ordinary memory that the machine and the control groups of this process have for it now. kvs_room_fn: any
+ * thread, no context. */
+uint64_t kvd_memory_room(void *unused);
+
 #endif

@@ -37,7 +37,7 @@ static const kv_option_t rows[] = {
 	ROW("cpu.slab_size", SIZE, "64MiB", "1MiB", "64GiB", NULL, AT_START, cpu_slab_size, "size of a slab, by default at most cpu.size; the last ones are smaller when the limit leaves less"),
 	ROW("cpu.max_blocks", U64, "0", NULL, NULL, NULL, AT_START, cpu_max_blocks, "slots in the CPU tier; 0: as many as fit"),
 	ROW("cpu.huge_pages", ENUM, "auto", NULL, NULL, "auto,on,off", AT_START, cpu_huge_pages, "huge pages under slabs and the mirror: when the kernel gives them, wanted (their lack is a warning), never"),
-	ROW("cpu.prefault", BOOL, "on", NULL, NULL, NULL, AT_START, cpu_prefault, "touch new slabs in the background, so that no client pays for a page's first use"),
+	ROW("cpu.prefault", BOOL, "on", NULL, NULL, NULL, AT_START, cpu_prefault, "touch new slabs in a thread, before their slots are lent; off: the loop touches each new slab itself and stands still meanwhile, for tests"),
 	ROW("cpu.ahead", STRING, "auto", NULL, NULL, NULL, AT_START, cpu_ahead, "memory kept touched ahead of need, beyond the slab in use, for the block size that was registered or needed memory last: a size; auto: a quarter of cpu.size, at most 1GiB; all: the first block size takes the whole pool at once, for nodes where engines pin it. Another block size gets of it what is not used"),
 	ROW("nvme.path", PATH, "", NULL, NULL, NULL, AT_START, nvme_path, "directory of the disk tier; empty: no disk tier. One that is full, read-only or fails is switched off and tried again: kvctl status says so"),
 	ROW("nvme.size", SIZE, "8GiB", "16MiB", NULL, NULL, AT_START, nvme_size, "limit of the disk tier: slot files and metadata together"),

@@ -116,6 +116,7 @@ typedef struct kvc_memory {
 	void *base;
 	size_t bytes;
 	size_t slot_bytes; /* blocks begin at multiples of it */
+	const void *mark;  /* kvc_memory_ready() reads it; as long as the memory is mapped */
 } kvc_memory_t;
 
 typedef struct kvc_config {
@@ -150,6 +151,10 @@ typedef struct kvc_config {
 	void (*unmap_device)(void *ctx, void *base, size_t bytes);
 } kvc_config_t;
 
+/* Bytes of this pool memory, from its beginning, that the daemon has touched: all blocks it has lent lie there, and
+ * they grow. To touch or pin others would be charged to the caller, and can end it. Any thread. */
+KVC_API size_t kvc_memory_ready(const kvc_memory_t *memory);
+
 /* Connect, join, map the shared memory. KVC_ERR_UNREACHABLE at once when no daemon listens. */
 KVC_API kvc_status_t kvc_attach(const kvc_config_t *config, kvc_t **p_kvc);
 /* Release everything: spaces, leases, puts and hand-overs made from it are freed, the pool's memory is unmapped, and
@@ -170,7 +175,7 @@ KVC_API kvc_status_t kvc_poll_us(kvc_t *kvc, uint32_t timeout_us);
  * without waiting, while detached. */
 KVC_API kvc_status_t kvc_await_us(kvc_t *kvc, uint32_t timeout_us);
 /* For idle times: bring up to `bytes` more of the pool's memory into this process's page table, so that later reads and
- * writes take no page faults. Returns the bytes of this call; 0: all of it is there. */
+ * writes take no page faults. Returns the bytes of this call; 0: all of it is there that the daemon has touched. */
 KVC_API uint64_t kvc_prefault(kvc_t *kvc, uint64_t bytes);
 /* Incarnation of the daemon attached to; 0: detached. */
 KVC_API uint64_t kvc_incarnation(const kvc_t *kvc);

@@ -11,32 +11,53 @@ static size_t prefault_bitmap_words(uint64_t bytes)
 	return bytes / KVC_PREFAULT_BYTES / 64u + 1u;
 }
 
+/* The daemon has touched [0, n) of the data. To touch more would be charged to this process, and where the kernel
+ * refuses the page it would end it. */
+static size_t ready_bytes(const kv_slab_tail_t *tail, size_t data_bytes)
+{
+	uint64_t ready = tail ? atomic_load_explicit(&tail->ready_bytes, memory_order_acquire) : data_bytes;
+
+	return ready < data_bytes ? (size_t)ready : data_bytes;
+}
+
+size_t kvc_memory_ready(const kvc_memory_t *memory)
+{
+	return ready_bytes(memory->mark, memory->bytes);
+}
+
 /* Bring the pages around some bytes into our page table, many at a time: one by one each would cost a fault. */
 static void prefault_span(const kvc_slab_t *slab, uint8_t *data, size_t bytes)
 {
-	size_t at = (size_t)(data - slab->data), end = at + bytes - 1;
+	size_t at = (size_t)(data - slab->data), end = at + bytes - 1,
+	       ready = ready_bytes(slab->tail, slab->data_bytes);
 
 	for (size_t i = at / KVC_PREFAULT_BYTES; i <= end / KVC_PREFAULT_BYTES; i++) {
 		uint64_t bit = UINT64_C(1) << i % 64u;
 		size_t begin = i * KVC_PREFAULT_BYTES;
-		size_t left = slab->data_bytes - begin;
+		size_t left = slab->data_bytes - begin, span = left < KVC_PREFAULT_BYTES ? left : KVC_PREFAULT_BYTES;
+		size_t there = ready > begin ? ready - begin : 0;
 
 		if (atomic_load_explicit(&slab->prefaulted[i / 64u], memory_order_relaxed) & bit) {
 			continue;
 		}
 		/* Before Linux 5.14 there is no such advice, and the faults come one by one. */
-		(void)madvise(slab->data + begin, left < KVC_PREFAULT_BYTES ? left : KVC_PREFAULT_BYTES,
-			      MADV_POPULATE_WRITE);
-		atomic_fetch_or_explicit(&slab->prefaulted[i / 64u], bit, memory_order_relaxed);
+		(void)madvise(slab->data + begin, there < span ? there : span, MADV_POPULATE_WRITE);
+		if (there >= span) {
+			atomic_fetch_or_explicit(&slab->prefaulted[i / 64u], bit, memory_order_relaxed);
+		}
 	}
 }
 
 /* The next pages that are not in the page table yet; how many bytes. */
 static uint64_t prefault_next(kvc_slab_t *slab, uint64_t bytes)
 {
+	const size_t ready = ready_bytes(slab->tail, slab->data_bytes);
 	uint64_t done = 0;
 
 	while (!slab->on_device && slab->prefault_at < slab->data_bytes && done < bytes) {
+		if (ready < slab->data_bytes && ready < slab->prefault_at + KVC_PREFAULT_BYTES) {
+			break;
+		}
 		prefault_span(slab, slab->data + slab->prefault_at, 1);
 		slab->prefault_at += KVC_PREFAULT_BYTES;
 		done += KVC_PREFAULT_BYTES;
@@ -84,9 +105,22 @@ static kv_status_t slab_check(const kv_msg_slab_add_t *msg)
 	return KV_OK;
 }
 
+/* Behind the roots, if the daemon has it. */
+static const kv_slab_tail_t *find_tail(const kv_msg_slab_add_t *msg, const void *digests)
+{
+	const uint64_t needed = (uint64_t)msg->slots * msg->heads * (msg->leaves + UINT64_C(1)) * 8u;
+	const kv_slab_tail_t *tail =
+		(const kv_slab_tail_t *)((const uint8_t *)digests + (msg->digest_bytes - sizeof(kv_slab_tail_t)));
+
+	return msg->digest_bytes - needed >= sizeof *tail && (uintptr_t)tail % _Alignof(kv_slab_tail_t) == 0 &&
+			       tail->magic == KV_SLAB_TAIL_MAGIC
+		       ? tail
+		       : NULL;
+}
+
 static void notify_memory(const kvc_t *kvc, const kvc_slab_t *slab, int mapped)
 {
-	const kvc_memory_t memory = {slab->data, slab->data_bytes, slab->slot_bytes};
+	const kvc_memory_t memory = {slab->data, slab->data_bytes, slab->slot_bytes, slab->tail};
 
 	if (kvc->on_memory && !slab->on_device) {
 		kvc->on_memory(kvc->memory_ctx, &memory, mapped);
@@ -186,6 +220,7 @@ kv_status_t kvc_slab_add(kvc_t *kvc, const kv_msg_slab_add_t *msg, int data_fd, 
 	*slab = (kvc_slab_t){
 		.data = data,
 		.leaves = digests,
+		.tail = find_tail(msg, digests),
 		.data_bytes = msg->bytes,
 		.digest_bytes = msg->digest_bytes,
 		.number = msg->slab,

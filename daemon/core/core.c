@@ -22,6 +22,7 @@
 
 #define TICK_BUDGET_NS UINT64_C(200000)
 #define POLL_BATCH     64u
+#define MEMORY_WAIT_NS UINT64_C(1000000) /* a read waits for a slot's memory */
 
 static void free_core(kvd_core_t *core)
 {
@@ -555,7 +556,11 @@ uint64_t kvd_core_tick(kvd_core_t *core)
 
 	more |= core->puts_left || kvd_handovers_are_due(core);
 
-	return more || polled >= POLL_BATCH ? 0 : KV_MIRROR_HEARTBEAT_NS;
+	if (more || polled >= POLL_BATCH) {
+		return 0;
+	}
+
+	return core->memory_waits ? MEMORY_WAIT_NS : KV_MIRROR_HEARTBEAT_NS;
 }
 
 void kvd_core_shutdown(kvd_core_t *core)

@@ -61,6 +61,7 @@ struct kvd_core {
 
 	kvd_list_t fills; /* queued */
 	uint32_t reads, writes;
+	int memory_waits;                   /* the oldest of fills waits for its slot's memory */
 	uint32_t transit, disk_unlinked;    /* blocks flagged TRANSIT, DISK_UNLINKED */
 	uint64_t stores, flushing, flushed; /* sequence numbers of finished stores */
 	uint64_t flush_due_ns;              /* 0: nothing to flush; in the time to come: the last one failed */

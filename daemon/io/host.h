@@ -50,10 +50,11 @@ typedef struct kvd_namespace {
 	kvd_part_t used;
 	kvd_flow_t flow; /* its listening socket, sessions and pidfds that are ready */
 	kvd_shm_region_t mirror;
-	uint64_t refusal_logged_ns; /* when a refused frame had a log line */
-	uint64_t refusals_unlogged; /* since then */
-	uint64_t member_logged_ns;  /* lines about members: when the allowance was full again, at the latest */
-	uint64_t members_unlogged;  /* such lines left out since the last one */
+	struct kvd_mirror_touch *touch; /* the thread that touches it; NULL: none */
+	uint64_t refusal_logged_ns;     /* when a refused frame had a log line */
+	uint64_t refusals_unlogged;     /* since then */
+	uint64_t member_logged_ns;      /* lines about members: when the allowance was full again, at the latest */
+	uint64_t members_unlogged;      /* such lines left out since the last one */
 } kvd_namespace_t;
 
 /* What the HTTP thread may see. */
@@ -120,6 +121,7 @@ struct kvd_host {
 
 	/* who is here */
 	kvd_namespace_t *namespaces;
+	int parked; /* sessions wait for memory (kvd_sessions_unpark) */
 	uint32_t namespace_count;
 	kvd_session_t *sessions;
 	kvd_session_t *hot; /* looked at first while spinning */

@@ -31,6 +31,7 @@
 #define HURRIED_NS   (HEARTBEAT_NS / 2)     /* nor longer than this on a machine so busy */
 #define LATE_NS      UINT64_C(3000000)      /* that a sleep has lately ended this much too late */
 #define STALL_NS     UINT64_C(20000000)
+#define PARKED_NS    UINT64_C(500000) /* sessions wait for memory that is being touched */
 #define BRIEF_NS     UINT64_C(30000)
 #define LONG_GAP_NS  UINT64_C(20000000)
 #define QUIET_NS     UINT64_C(200000000)
@@ -310,6 +311,9 @@ uint64_t kvd_loop_iterate(kvd_host_t *host, uint64_t wait_ns)
 	start = host->frames > 0 ? host->look_ns : kv_now_ns(host->env);
 	longest = choose_longest_sleep(host, start - slept, wait_ns, start);
 	take_events(host, events, n, wait_ns > 0 ? start : before);
+	if (host->parked) {
+		kvd_sessions_unpark(host);
+	}
 	serve_sources(host, events, start + SERVE_NS);
 	next = kvd_core_tick(host->core);
 	kvd_commit_events(host);
@@ -329,6 +333,8 @@ uint64_t kvd_loop_iterate(kvd_host_t *host, uint64_t wait_ns)
 	if (more || kvd_fair_has_ready(&host->fair)) {
 		return 0;
 	}
+
+	longest = host->parked ? PARKED_NS : longest;
 
 	return next < longest ? next : longest;
 }

@@ -2,6 +2,8 @@
 #include "io/shm_region.h"
 
 #include "kv/log.h"
+#include "kv/map.h"
+#include "kvs/sigbus.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -30,6 +32,11 @@ static void *map_huge(const char *name, size_t size, int *p_fd)
 	if (fd >= 0 && ftruncate(fd, (off_t)size) == 0) {
 		base = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	}
+	/* A control group, or the memory nodes this process is bound to, may have fewer than the machine. */
+	if (base != MAP_FAILED && kvs_populate(base, size, 0) != 0) {
+		munmap(base, size);
+		base = MAP_FAILED;
+	}
 	if (base == MAP_FAILED && fd >= 0) {
 		close(fd);
 		fd = -1;
@@ -55,18 +62,28 @@ static kv_status_t area_finish(const char *name, kvd_shm_region_writer_t writer,
 	return KV_OK;
 }
 
+static kv_status_t create_small(const char *name, size_t bytes, kvd_shm_region_writer_t writer,
+				kvd_shm_region_t *p_area)
+{
+	kv_status_t status = kvd_shm_region_create(name, bytes, writer, p_area);
+
+	p_area->huge = status == KV_OK;
+
+	return status;
+}
+
 kv_status_t kvd_shm_region_create_huge(const char *name, size_t bytes, kvd_shm_region_writer_t writer,
 				       kvd_shm_region_t *p_area)
 {
-	kvd_shm_region_t area = {.bytes = (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE};
+	kvd_shm_region_t area = {.bytes = (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE, .touched = 1};
 
 	area.base = map_huge(name, area.bytes, &area.fd);
 	if (area.base == MAP_FAILED) {
-		return kvd_shm_region_create(name, bytes, writer, p_area);
+		return create_small(name, bytes, writer, p_area);
 	}
 	if (area_finish(name, writer, &area) != KV_OK) {
 		kvd_shm_region_destroy(&area);
-		return kvd_shm_region_create(name, bytes, writer, p_area);
+		return create_small(name, bytes, writer, p_area);
 	}
 	*p_area = area;
 
@@ -89,16 +106,16 @@ kv_status_t kvd_shm_region_create(const char *name, size_t bytes, kvd_shm_region
 		status = area_failed(name, "ftruncate", errno);
 		goto err_close;
 	}
-	base = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	base = kv_map_shared(fd, size, PROT_READ | PROT_WRITE);
 	if (base == MAP_FAILED) {
 		status = area_failed(name, "mmap", errno);
 		goto err_close;
 	}
-	status = area_finish(name, writer, &(kvd_shm_region_t){fd, base, size});
+	status = area_finish(name, writer, &(kvd_shm_region_t){.fd = fd, .base = base, .bytes = size});
 	if (status != KV_OK) {
 		goto err_unmap;
 	}
-	*p_area = (kvd_shm_region_t){fd, base, size};
+	*p_area = (kvd_shm_region_t){.fd = fd, .base = base, .bytes = size};
 
 	return KV_OK;
 
@@ -107,6 +124,13 @@ err_unmap:
 err_close:
 	close(fd);
 	return status;
+}
+
+kv_status_t kvd_shm_region_touch(const kvd_shm_region_t *area, size_t bytes)
+{
+	int error = kvs_populate(area->base, bytes, area->huge);
+
+	return error ? area_failed("pages", "populate", -error) : KV_OK;
 }
 
 void kvd_shm_region_destroy(kvd_shm_region_t *area)

@@ -8,6 +8,7 @@
 #include "io/members/slabs.h"
 #include "io/sessions/request.h"
 #include "io/sessions/session.h"
+#include "memory.h"
 
 #include "kvs/pool.h"
 #include "kvs/sigbus.h"
@@ -103,6 +104,7 @@ static kv_status_t open_cpu(kvd_host_t *host, char *detail, size_t cap)
 				    .max_blocks = options->cpu_max_blocks,
 				    .huge = (kvs_huge_t)options->cpu_huge_pages,
 				    .prefault = options->cpu_prefault,
+				    .room = kvd_memory_room,
 				    .ahead_bytes = ahead,
 				    .incarnation = host->incarnation,
 				    .hold = world_hold,

@@ -4,6 +4,7 @@
 
 #include "alloc.h"
 #include "carve.h"
+#include "geometry.h"
 #include "slab_table.h"
 #include "tier_ops.h"
 
@@ -180,7 +181,7 @@ static const char *find_obstacle(const kvs_pool_t *pool, const kvs_ledger_slab_t
 static int make_slab(kvs_pool_t *pool, const kvs_ledger_slab_t *from, int data_fd, int digest_fd, kvs_pool_slab_t *p)
 {
 	int error = kvs_pool_find_class(pool, from->ns, &from->geometry, &p->slot_class) == KV_OK ? 0 : -ENOSPC;
-	uint64_t done = 0;
+	uint64_t done = 0, digest_bytes;
 
 	p->slab.geometry = from->geometry;
 	p->slab.number = kvs_pool_next_number(pool);
@@ -189,8 +190,16 @@ static int make_slab(kvs_pool_t *pool, const kvs_ledger_slab_t *from, int data_f
 	p->slab.foreign = 1;
 	p->slab.data = (kvs_shm_t){.bytes = from->data_bytes, .fd = data_fd};
 	error = error ? error : kvs_slab_create(&p->slab, pool->sys, &pool->env);
-	while (!error && done < p->slab.digest.bytes) {
-		ssize_t n = pread(digest_fd, p->slab.digest.base + done, p->slab.digest.bytes - done, (off_t)done);
+	digest_bytes = p->slab.slots * kvs_geometry_digest_bytes(&p->slab.geometry);
+	if (!error) {
+		error = kvs_pool_touch_first(pool, &p->slab);
+		if (error) {
+			p->slab.data.bytes = 0;
+			kvs_slab_destroy(&p->slab, &pool->env);
+		}
+	}
+	while (!error && done < digest_bytes) {
+		ssize_t n = pread(digest_fd, p->slab.digest.base + done, digest_bytes - done, (off_t)done);
 
 		if (n <= 0) {
 			p->slab.data.bytes = 0;

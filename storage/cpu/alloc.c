@@ -62,8 +62,10 @@ kv_status_t kvs_pool_class_open(kvs_tier_t *tier, const char *ns, const kvs_geom
 		set_ahead_class(pool, *p_class);
 	}
 	if (status == KV_OK && pool->class_count > count) {
-		/* Pre-faulting starts before the first put. A pool that is full now may have room later. */
-		(void)kvs_pool_carve(pool, *p_class);
+		/* It is touched before the first put. A pool that is full now may have room later. */
+		if (kvs_pool_carve(pool, *p_class) == KV_OK) {
+			kvs_pool_warm(pool, pool->slabs[pool->classes[*p_class].newest]);
+		}
 	}
 
 	return status;
@@ -81,52 +83,53 @@ uint64_t kvs_pool_class_bytes(kvs_tier_t *tier, uint32_t slot_class)
 
 /* ---- slots ----------------------------------------------------------------------------------- */
 
-/* A slot that was used before. */
-static kv_slot_t pop_warm_slot(kvs_pool_t *pool, const kvs_class_t *class)
+/* A slot that was used before, and may be given out in this state. KV_MISS: there is none. */
+static kv_status_t pop_warm_slot(kvs_pool_t *pool, const kvs_class_t *class, kvs_state_t state, kv_slot_t *p_slot)
 {
 	kvs_pool_slab_t *p;
 	uint32_t index;
 
 	if (class->first[KVS_WARM] == KVS_NONE) {
-		return KV_SLOT_NONE;
+		return KV_MISS;
 	}
 	p = pool->slabs[class->first[KVS_WARM]];
 	index = p->stack;
+	if (kvs_pool_check_slot(pool, p, index, state) != KV_OK) {
+		return KV_MISS;
+	}
 	p->stack = p->slab.next[index];
 	if (p->stack == KVS_NONE) {
 		kvs_pool_unlink(pool, p, KVS_WARM);
 	}
+	*p_slot = kv_slot_make(p->slab.number, index);
 
-	return kv_slot_make(p->slab.number, index);
+	return KV_OK;
 }
 
 /* A slot nobody had yet. */
-static kv_slot_t pop_fresh_slot(kvs_pool_t *pool, uint32_t slot_class)
+static kv_status_t pop_fresh_slot(kvs_pool_t *pool, uint32_t slot_class, kvs_state_t state, kv_slot_t *p_slot)
 {
-	const kvs_class_t *class = &pool->classes[slot_class];
 	kvs_pool_slab_t *p;
-	kv_slot_t slot;
+	kv_status_t status = kvs_pool_find_fresh(pool, slot_class, state, &p);
 
-	if (class->first[KVS_FRESH] == KVS_NONE && kvs_pool_carve(pool, slot_class) != KV_OK) {
-		return KV_SLOT_NONE;
+	if (status != KV_OK) {
+		return status;
 	}
-	p = pool->slabs[class->first[KVS_FRESH]];
-	slot = kv_slot_make(p->slab.number, p->fresh);
-	if (!kvs_slab_ready(&p->slab, p->fresh)) {
-		kv_metric_add(pool->config.metrics, KV_M_CPU_FIRST_TOUCH, 1);
-	}
+	*p_slot = kv_slot_make(p->slab.number, p->fresh);
 	p->fresh++;
+	kvs_pool_hurry(pool, p);
 	set_ahead_class(pool, slot_class);
 
 	/* The next slab is begun while a quarter of this one is left. */
-	if (p->fresh == p->slab.slots - p->slab.slots / 4u && pool->prefault && p->next[KVS_FRESH] == KVS_NONE) {
-		(void)kvs_pool_carve(pool, slot_class);
+	if (p->fresh == p->slab.slots - p->slab.slots / 4u && pool->prefault && p->next[KVS_FRESH] == KVS_NONE &&
+	    kvs_pool_carve(pool, slot_class) == KV_OK) {
+		kvs_pool_hurry(pool, pool->slabs[pool->classes[slot_class].newest]);
 	}
 	if (p->fresh == p->slab.slots) {
 		kvs_pool_unlink(pool, p, KVS_FRESH);
 	}
 
-	return slot;
+	return KV_OK;
 }
 
 /* Which of the three sums a state belongs to. */
@@ -193,13 +196,14 @@ kv_status_t kvs_pool_alloc(kvs_tier_t *tier, uint32_t slot_class, kvs_state_t st
 		return KV_ERR_ARG;
 	}
 
-	kv_slot_t slot = pop_warm_slot(pool, &pool->classes[slot_class]);
+	kv_slot_t slot;
+	kv_status_t status = pop_warm_slot(pool, &pool->classes[slot_class], state, &slot);
 
-	if (slot == KV_SLOT_NONE) {
-		slot = pop_fresh_slot(pool, slot_class);
+	if (status != KV_OK) {
+		status = pop_fresh_slot(pool, slot_class, state, &slot);
 	}
-	if (slot == KV_SLOT_NONE) {
-		return KV_ERR_FULL;
+	if (status != KV_OK) {
+		return status;
 	}
 
 	kvs_pool_slab_t *p = pool->slabs[kv_slot_slab(slot)];

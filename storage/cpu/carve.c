@@ -93,10 +93,23 @@ uint32_t kvs_pool_fit_slots(const kvs_pool_t *pool, uint32_t slot_class, uint64_
 /* Reserved huge pages were refused: the rest of the pool does without, said once. */
 static void give_up_huge_pages(kvs_pool_t *pool, int error)
 {
+	if (!pool->huge) {
+		return;
+	}
 	pool->huge = 0;
 	kv_logf(&pool->env, pool->config.huge == KVS_HUGE_ON ? KV_LOG_WARN : KV_LOG_INFO, "pool",
-		"no reserved huge pages, see vm.nr_hugepages error \"%s\"; going on with %s", strerror(-error),
-		pool->thp ? "transparent huge pages" : "small pages");
+		"no reserved huge pages, see vm.nr_hugepages and the hugetlb limits of the control group error \"%s\"; "
+		"going on with %s",
+		strerror(-error), pool->thp ? "transparent huge pages" : "small pages");
+}
+
+/* The page of the ledger that the slab is entered in; without a thread everything, as nobody else will. */
+int kvs_pool_touch_first(kvs_pool_t *pool, kvs_slab_t *slab)
+{
+	slab->records = kvs_ledger_records(&pool->ledger, slab->number, slab->slots);
+
+	return pool->prefault ? kvs_shm_populate(pool->sys, slab->records.base, KVS_LEDGER_PAGE)
+			      : kvs_slab_touch(slab, pool->sys);
 }
 
 static int create_slab(kvs_pool_t *pool, kvs_pool_slab_t *p, int huge, uint32_t slots)
@@ -120,6 +133,12 @@ static int create_slab(kvs_pool_t *pool, kvs_pool_slab_t *p, int huge, uint32_t 
 	if (error && p->slab.foreign) {
 		close(p->slab.data.fd);
 	}
+	if (!error) {
+		error = kvs_pool_touch_first(pool, &p->slab);
+		if (error) {
+			kvs_slab_destroy(&p->slab, &pool->env);
+		}
+	}
 
 	return error;
 }
@@ -139,6 +158,7 @@ static int create_best_slab(kvs_pool_t *pool, kvs_pool_slab_t *p)
 			return error; /* not for want of huge pages */
 		}
 		give_up_huge_pages(pool, error);
+		p->slab = (kvs_slab_t){0};
 	}
 	slots = kvs_pool_fit_slots(pool, p->slot_class, 4096u, NULL);
 
@@ -200,11 +220,13 @@ static void admit_slab(kvs_pool_t *pool, kvs_pool_slab_t *p)
 {
 	const kvs_slab_t *slab = &p->slab;
 
+	p->hidden = slab->huge && !kvs_slab_whole(slab);
 	kvs_pool_hold_slab(pool, slab); /* first: the next daemon must have what the ledger names */
 	kvs_pool_link_slab(pool, p);
 	if (pool->prefault) {
 		kvs_prefault_add(pool->prefault, &p->slab);
 	}
+	pool->look_ns = 0;
 	if (!slab->foreign) {
 		kv_metric_set(pool->config.metrics, KV_M_CPU_HUGE_PAGES, slab->huge || pool->thp);
 	}
@@ -247,66 +269,28 @@ kv_status_t kvs_pool_carve(kvs_pool_t *pool, uint32_t slot_class)
 	return KV_OK;
 }
 
-/* ---- ahead of need --------------------------------------------------------------------------- */
-
-#define ALL_AT_A_TIME 16u /* slabs carved in one turn of a loop: a carve takes some 50 us */
-
-/* Bytes of the class beyond the slab in use. */
-static uint64_t ahead_of(const kvs_pool_t *pool, const kvs_class_t *class)
+void kvs_pool_replace_slab(kvs_pool_t *pool, kvs_pool_slab_t *p)
 {
-	const kvs_pool_slab_t *used = class->first[KVS_FRESH] == KVS_NONE ? NULL : pool->slabs[class->first[KVS_FRESH]];
+	kvs_class_t *class = &pool->classes[p->slot_class];
+	const uint32_t slot_class = p->slot_class;
 
-	return (class->free_slots - (used ? used->slab.slots - used->fresh : 0)) *
-	       (uint64_t)kvs_geometry_stride(&class->geometry);
-}
-
-/* Of these, bytes that have been touched: all but the rest of the last slab. */
-static uint64_t ready_ahead_of(const kvs_pool_t *pool, const kvs_class_t *class)
-{
-	const uint64_t ahead = ahead_of(pool, class);
-	uint64_t rest = 0;
-
-	if (class->newest != KVS_NONE) {
-		const kvs_slab_t *newest = &pool->slabs[class->newest]->slab;
-
-		rest = newest->data.bytes - atomic_load_explicit(&newest->ready_bytes, memory_order_relaxed);
+	kv_assert(p->hidden && p->taken == 0);
+	give_up_huge_pages(pool, -atomic_load_explicit(&p->slab.error, memory_order_relaxed));
+	if (p->state == KVS_SLAB_USED) {
+		kvs_pool_unlink(pool, p, KVS_FRESH);
+		class->free_slots -= p->slab.slots;
 	}
-
-	return ahead > rest ? ahead - rest : 0;
-}
-
-/* Is the class's last slab touched, and less beyond the slab in use than there should be? */
-static int carve_is_due(const kvs_pool_t *pool, const kvs_class_t *class, uint64_t wanted)
-{
-	const kvs_pool_slab_t *newest = class->newest == KVS_NONE ? NULL : pool->slabs[class->newest];
-
-	/* One at a time, touched before the next: no faster than there is time for it. */
-	if (newest && newest->state == KVS_SLAB_USED && !kvs_slab_ready(&newest->slab, newest->slab.slots - 1)) {
-		return 0;
-	}
-
-	return ahead_of(pool, class) < wanted;
-}
-
-void kvs_pool_carve_ahead(kvs_tier_t *tier, int busy)
-{
-	kvs_pool_t *pool = kvs_pool_of(tier);
-	const int all = pool->config.ahead_bytes == KVS_AHEAD_ALL;
-	const uint64_t wanted = busy ? pool->config.ahead_bytes / 2u : pool->config.ahead_bytes;
-	const kvs_class_t *class;
-
-	if (!pool->thp && kvs_prefault_huge(pool->prefault)) {
-		pool->thp = 1;
-		kv_metric_set(pool->config.metrics, KV_M_CPU_HUGE_PAGES, 1);
-	}
-	if (!pool->prefault || pool->config.ahead_bytes == 0 || pool->ahead_class == KVS_NONE) {
-		return;
-	}
-	class = &pool->classes[pool->ahead_class];
-	kvs_prefault_pause(pool->prefault, !all && busy && ready_ahead_of(pool, class) >= wanted);
-	for (uint32_t i = 0; i < (all ? ALL_AT_A_TIME : 1u); i++) {
-		if ((!all && !carve_is_due(pool, class, wanted)) || kvs_pool_carve(pool, pool->ahead_class) != KV_OK) {
-			return;
-		}
-	}
+	kvs_ledger_remove_slab(&pool->ledger, p->slab.number);
+	kvs_pool_drop_slab(pool, p->slab.id);
+	class->newest = class->newest == p->slab.number ? KVS_NONE : class->newest;
+	class->bytes -= p->slab.data.bytes;
+	pool->usage.slots -= p->slab.slots;
+	pool->usage.free_slots -= p->slab.slots;
+	pool->usage.charged_bytes -= p->slab.data.bytes + p->slab.digest.bytes;
+	pool->held--;
+	pool->version++;
+	pool->slabs[p->slab.number] = NULL;
+	kvs_slab_destroy(&p->slab, &pool->env);
+	kv_free(&pool->env, p);
+	(void)kvs_pool_carve(pool, slot_class);
 }

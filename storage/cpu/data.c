@@ -24,6 +24,11 @@ static kvs_mem_t mem_of(const kvs_slab_t *slab, kvs_loc_t loc)
 	};
 }
 
+static int is_there(const kvs_slab_t *slab, kvs_loc_t loc)
+{
+	return kvs_slab_ready(slab, kv_slot_index(loc.slot));
+}
+
 static void copy_leaves(const kvs_geometry_t *g, uint64_t *to, const uint64_t *from)
 {
 	memcpy(to, from, (size_t)g->heads * g->leaves * sizeof *to);
@@ -36,6 +41,9 @@ kv_status_t kvs_pool_mem(kvs_tier_t *tier, kvs_loc_t loc, kvs_mem_t *p_mem)
 
 	if (!p || p->slab.foreign) {
 		return p ? KV_ERR_UNSUPPORTED : KV_MISS;
+	}
+	if (kvs_ledger_state(record) == KVS_FILLING && !is_there(&p->slab, loc)) {
+		return atomic_load_explicit(&p->slab.error, memory_order_acquire) ? KV_ERR_NOMEM : KV_ERR_BUSY;
 	}
 	*p_mem = mem_of(&p->slab, loc);
 
@@ -60,6 +68,9 @@ kv_status_t kvs_pool_store(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *src
 	}
 	if (!is_writable(record)) {
 		return KV_ERR_ARG;
+	}
+	if (!is_there(&p->slab, loc)) {
+		return KV_ERR_BUSY;
 	}
 
 	const kvs_geometry_t *g = &p->slab.geometry;

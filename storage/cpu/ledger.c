@@ -79,6 +79,13 @@ int kvs_ledger_create(kvs_ledger_t *ledger, const kvs_sys_t *sys, const kv_env_t
 		return error;
 	}
 
+	error = kvs_shm_populate(sys, area.base, fixed);
+	if (error) {
+		kvs_shm_destroy(&area);
+		kv_free(env, touched);
+		return error;
+	}
+
 	kvs_ledger_header_t *header = (kvs_ledger_header_t *)area.base;
 
 	header->version = KVS_LEDGER_VERSION;
@@ -120,6 +127,12 @@ static kvs_ledger_slab_t *chunk_at(const kvs_ledger_t *ledger, uint32_t number)
 	kv_assert(number < ledger->chunks);
 
 	return (kvs_ledger_slab_t *)(ledger->area.base + header->slabs_offset + number * header->chunk_stride);
+}
+
+kvs_shm_t kvs_ledger_records(const kvs_ledger_t *ledger, uint32_t number, uint64_t slots)
+{
+	return (kvs_shm_t){
+		.base = (uint8_t *)chunk_at(ledger, number), .bytes = kvs_ledger_chunk_bytes(slots), .fd = -1};
 }
 
 uint64_t kvs_ledger_slab_cost(const kvs_ledger_t *ledger, uint32_t number, uint64_t slots)

@@ -33,6 +33,8 @@ typedef struct kvs_ledger_size {
 int kvs_ledger_create(kvs_ledger_t *ledger, const kvs_sys_t *sys, const kv_env_t *env, const kvs_ledger_size_t *size);
 void kvs_ledger_destroy(kvs_ledger_t *ledger, const kv_env_t *env);
 
+/* Where the records of slab `number` will be. */
+kvs_shm_t kvs_ledger_records(const kvs_ledger_t *ledger, uint32_t number, uint64_t slots);
 /* What a slab of this many slots would add to charged_bytes in this chunk. */
 uint64_t kvs_ledger_slab_cost(const kvs_ledger_t *ledger, uint32_t number, uint64_t slots);
 /* Write the slab's chunk and admit it; returns its slot records, all FREE. */

@@ -106,7 +106,7 @@ kv_status_t kvs_pool_slab(kvs_tier_t *tier, uint32_t slab, kvs_slab_info_t *p_in
 {
 	kvs_pool_t *pool = kvs_pool_of(tier);
 
-	if (slab >= pool->slab_count || !pool->slabs[slab]) {
+	if (slab >= pool->slab_count || !pool->slabs[slab] || pool->slabs[slab]->hidden) {
 		return KV_MISS;
 	}
 
@@ -217,7 +217,11 @@ static kv_status_t pool_memory(kvs_pool_t *pool)
 		return KV_ERR_NOMEM;
 	}
 
-	return config->prefault ? kvs_prefault_start(KVS_POOL_MAX_SLABS, pool->sys, config->huge != KVS_HUGE_OFF,
+	return config->prefault ? kvs_prefault_start(&(kvs_prefault_config_t){.max_slabs = KVS_POOL_MAX_SLABS,
+									      .huge = config->huge != KVS_HUGE_OFF,
+									      .sys = pool->sys,
+									      .room = config->room,
+									      .room_ctx = config->room_ctx},
 						     &pool->env, &pool->prefault)
 				: KV_OK;
 }
@@ -247,7 +251,7 @@ static void pool_announce(kvs_pool_t *pool)
 	char setting[128];
 
 	pool->huge = pool->config.huge != KVS_HUGE_OFF;
-	pool->ahead_class = KVS_NONE;
+	pool->ahead_class = pool->warming = KVS_NONE;
 	pool->thp = kvs_thp_works(setting, sizeof setting) && pool->huge;
 	if (pool->config.take) {
 		return;

@@ -18,7 +18,7 @@
 
 /* A class has two lists of its slabs: those with slots that were used before (the one where a slot was freed last is
  * first: its memory is warm), and those with slots that were never given out (the oldest is first: the pre-fault thread
- * has reached it first). A slab that is retiring is in neither. */
+ * has reached it first; one whose touching has failed is last). A slab that is retiring is in neither. */
 typedef enum kvs_list { KVS_WARM = 0, KVS_FRESH = 1, KVS_LISTS = 2 } kvs_list_t;
 
 typedef struct kvs_class {
@@ -38,6 +38,8 @@ typedef struct kvs_pool_slab {
 	uint32_t slot_class;
 	uint32_t for_class; /* RETIRED: whose turn it is */
 	kvs_slab_state_t state;
+	int hidden;        /* it lies on reserved huge pages that may not all be there: nobody has heard of it */
+	uint64_t again_ns; /* touching has failed, and is tried again then; 0: it has not */
 	uint64_t serial;
 	kvs_ledger_slot_t *slots; /* in the ledger */
 	uint32_t stack;           /* index of the slot freed last; KVS_NONE */
@@ -63,7 +65,12 @@ typedef struct kvs_pool {
 	int huge;                 /* still asking for reserved huge pages */
 	int thp;
 	uint64_t carve_after_ns; /* the kernel refused memory: not asked again before */
-	uint32_t ahead_class;    /* kvs_pool_carve_ahead() works for it; KVS_NONE */
+	uint32_t warming;        /* first slab of a class, just begun; KVS_NONE */
+	uint64_t warming_until_ns;
+	uint64_t look_ns;     /* slabs are looked at then (ready.c) */
+	uint32_t look_at;     /* the next of them */
+	int refusal;          /* errno with which the kernel has refused pages, and which has been logged */
+	uint32_t ahead_class; /* kvs_pool_carve_ahead() works for it; KVS_NONE */
 
 	kvs_class_t *classes; /* [KVS_POOL_MAX_CLASSES] */
 	uint32_t class_count;

@@ -1,14 +1,11 @@
-/* Touching new slabs in the background, so that no put pays for the kernel's zeroing. */
+/* Touching new slabs in the background: before a client is lent a slot, and without a wait where there was time. */
 #include "idle.h"
 #include "slab.h"
-
-#include "kvs/sigbus.h"
 
 #include <errno.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <signal.h>
-#include <string.h>
 #include <sys/prctl.h>
 #include <time.h>
 
@@ -18,18 +15,23 @@
 #define PAUSE_NS 20000000
 #define HUGE     ((uint64_t)2 << 20) /* as one page about the work of a small step */
 
+/* How much is held against the limits of memory at a time, and what is left of them for everything else. */
+#define ROOM_STEP ((uint64_t)16 << 20)
+#define ROOM_LEFT ((uint64_t)8 << 20)
+
 /* An entry of the queue: who wants to have the slab back tries QUEUED -> DROPPED; when it is too late, `halt` ends the
  * touching within a chunk. No lock: who wants it back waits for nothing. */
 typedef enum entry_state { QUEUED, TOUCHED, DROPPED } entry_state_t;
 typedef struct entry {
 	kvs_slab_t *slab;
+	uint64_t ticket;
 	atomic_int state;
 	atomic_int halt;
 } entry_t;
 
 struct kvs_prefault {
 	const kv_env_t *env;
-	const kvs_sys_t *sys;
+	kvs_prefault_config_t config;
 	pthread_t thread;
 	kvs_idle_t *idle; /* an engine may compute on the same cores, in threads that wait for each other */
 	sem_t work;       /* posted once for each slab and once for the stop */
@@ -37,76 +39,90 @@ struct kvs_prefault {
 	atomic_int paused;
 	_Atomic uint64_t count; /* entries [done, count) of the ring are waiting or in work */
 	_Atomic uint64_t done;
+	_Atomic uint64_t hurry; /* slabs up to this ticket are waited for */
 	uint32_t cap;
-	int huge;              /* the thread's: they are worth trying */
+	int collapses;         /* the thread's: huge pages are worth trying */
 	_Atomic int collapsed; /* there is one */
 	entry_t *ring;
 };
 
-/* 0 or -errno. Neither way changes a byte: clients may be writing already. */
-static int touch(const kvs_sys_t *sys, uint8_t *base, uint64_t n)
+/* Memory that is short is refused to nobody: somebody is killed. What is about to be touched must fit. */
+static int is_short(const kvs_prefault_t *p, uint64_t bytes)
 {
-	int error;
-
-	do {
-		error = sys->populate(base, n);
-	} while (error == -EINTR || error == -EAGAIN);
-	if (error == -EINVAL) {
-		error = kvs_sigbus_touch_pages(base, n) == KV_OK ? 0 : -EFAULT;
-	}
-
-	return error;
+	return p->config.room && p->config.room(p->config.room_ctx) < bytes + ROOM_LEFT;
 }
 
 /* The step at `at`: bytes that exist now, or -errno. A huge page costs a tenth of the small ones in its place, here and
  * wherever it is used. */
 static int64_t touch_step(kvs_prefault_t *p, const entry_t *entry, const kvs_shm_t *area, uint64_t at)
 {
-	uint64_t left = area->bytes - at, n = left < CHUNK ? left : CHUNK;
+	const uint64_t step = entry->slab->huge ? HUGE : CHUNK, left = area->bytes - at, n = left < step ? left : step;
 	int error;
 
-	if (p->huge && !entry->slab->huge && left >= HUGE && ((uintptr_t)area->base + at) % HUGE == 0) {
-		error = p->sys->collapse(area->base + at);
+	if (p->collapses && !entry->slab->huge && left >= HUGE && ((uintptr_t)area->base + at) % HUGE == 0) {
+		error = p->config.sys->collapse(area->base + at);
 		if (!error) {
 			atomic_store_explicit(&p->collapsed, 1, memory_order_relaxed);
 			return (int64_t)HUGE;
 		}
-		p->huge = error != -EINVAL;
+		p->collapses = error != -EINVAL;
 	}
-	error = touch(p->sys, area->base + at, n);
+	error = kvs_shm_populate(p->config.sys, area->base + at, n);
 
 	return error ? error : (int64_t)n;
 }
 
-static int is_paused(const kvs_prefault_t *p, const entry_t *entry)
+static int is_halted(const kvs_prefault_t *p, const entry_t *entry)
 {
-	return atomic_load_explicit(&p->paused, memory_order_relaxed) &&
-	       !atomic_load_explicit(&p->stop, memory_order_relaxed) &&
-	       !atomic_load_explicit(&entry->halt, memory_order_relaxed);
+	return atomic_load_explicit(&p->stop, memory_order_relaxed) ||
+	       atomic_load_explicit(&entry->halt, memory_order_relaxed);
 }
 
-static int touch_area(kvs_prefault_t *p, const entry_t *entry, const kvs_shm_t *area, _Atomic uint64_t *ready)
+static int is_urgent(const kvs_prefault_t *p, const entry_t *entry)
 {
-	for (uint64_t at = 0; at < area->bytes;) {
+	return atomic_load_explicit(&p->hurry, memory_order_relaxed) >= entry->ticket;
+}
+
+static void wait_for_time(kvs_prefault_t *p, const entry_t *entry)
+{
+	if (!is_urgent(p, entry)) {
+		kvs_idle_wait(p->idle);
+	}
+	while (atomic_load_explicit(&p->paused, memory_order_relaxed) && !is_halted(p, entry) && !is_urgent(p, entry)) {
+		(void)nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
+	}
+}
+
+/* 0 or -errno. Of reserved huge pages all or nothing is said to be there: where they end, the slab is replaced. */
+static int touch_data(kvs_prefault_t *p, const entry_t *entry)
+{
+	kvs_slab_t *slab = entry->slab;
+	const kvs_shm_t *area = &slab->data;
+	uint64_t at = atomic_load_explicit(&slab->ready_bytes, memory_order_relaxed), held = at;
+
+	while (at < area->bytes) {
 		int64_t n;
 
-		kvs_idle_wait(p->idle);
-		while (is_paused(p, entry)) {
-			(void)nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
-		}
-		if (atomic_load_explicit(&p->stop, memory_order_relaxed) ||
-		    atomic_load_explicit(&entry->halt, memory_order_relaxed)) {
+		wait_for_time(p, entry);
+		if (is_halted(p, entry)) {
 			return 0;
+		}
+		if (at >= held && !slab->huge) {
+			held = area->bytes - at < ROOM_STEP ? area->bytes : at + ROOM_STEP;
+			if (is_short(p, held - at)) {
+				return -ENOMEM;
+			}
 		}
 		n = touch_step(p, entry, area, at);
 		if (n < 0) {
 			return (int)n;
 		}
 		at += (uint64_t)n;
-		if (ready) {
-			atomic_store_explicit(ready, at, memory_order_release);
+		if (!slab->huge) {
+			kvs_slab_set_ready(slab, at);
 		}
 	}
+	kvs_slab_set_ready(slab, area->bytes);
 
 	return 0;
 }
@@ -119,14 +135,12 @@ static void touch_slab(kvs_prefault_t *p, entry_t *entry)
 	if (!atomic_compare_exchange_strong(&entry->state, &queued, TOUCHED)) {
 		return;
 	}
-	error = touch_area(p, entry, &slab->digest, NULL);
+	wait_for_time(p, entry);
+	error = is_short(p, slab->digest.bytes + slab->records.bytes) ? -ENOMEM : kvs_slab_open(slab, p->config.sys);
 	if (!error) {
-		error = touch_area(p, entry, &slab->data, &slab->ready_bytes);
+		error = touch_data(p, entry);
 	}
-	if (error) {
-		kv_logf(p->env, KV_LOG_WARN, "pool", "pre-fault of a slab ended early slab %u error \"%s\"",
-			slab->number, strerror(-error));
-	}
+	atomic_store_explicit(&slab->error, -error, memory_order_release);
 }
 
 static void *prefault_main(void *arg)
@@ -152,8 +166,7 @@ int kvs_prefault_huge(const kvs_prefault_t *prefault)
 	return prefault && atomic_load_explicit(&prefault->collapsed, memory_order_relaxed);
 }
 
-kv_status_t kvs_prefault_start(uint32_t max_slabs, const kvs_sys_t *sys, int huge, const kv_env_t *env,
-			       kvs_prefault_t **p_prefault)
+kv_status_t kvs_prefault_start(const kvs_prefault_config_t *config, const kv_env_t *env, kvs_prefault_t **p_prefault)
 {
 	kvs_prefault_t *p = kv_alloc(env, sizeof *p);
 	sigset_t all, old;
@@ -162,10 +175,10 @@ kv_status_t kvs_prefault_start(uint32_t max_slabs, const kvs_sys_t *sys, int hug
 		return KV_ERR_NOMEM;
 	}
 	p->env = env;
-	p->sys = sys;
-	p->cap = max_slabs;
-	p->huge = huge && sys->collapse;
-	p->ring = kv_alloc(env, max_slabs * sizeof *p->ring);
+	p->config = *config;
+	p->cap = config->max_slabs;
+	p->collapses = config->huge && config->sys->collapse;
+	p->ring = kv_alloc(env, p->cap * sizeof *p->ring);
 	if (!p->ring || sem_init(&p->work, 0, 0) != 0) {
 		goto err_ring;
 	}
@@ -202,9 +215,12 @@ void kvs_prefault_add(kvs_prefault_t *prefault, kvs_slab_t *slab)
 	entry_t *entry = &prefault->ring[n % prefault->cap];
 
 	if (n - atomic_load_explicit(&prefault->done, memory_order_acquire) == prefault->cap) {
-		return; /* the thread is far behind: the users of the slab touch it */
+		atomic_store_explicit(&slab->error, EAGAIN, memory_order_relaxed); /* it is far behind */
+		return;
 	}
+	atomic_store_explicit(&slab->error, 0, memory_order_relaxed);
 	entry->slab = slab;
+	entry->ticket = n + 1u;
 	atomic_store_explicit(&entry->state, QUEUED, memory_order_relaxed);
 	atomic_store_explicit(&entry->halt, 0, memory_order_relaxed);
 	slab->ticket = n + 1u;
@@ -212,13 +228,25 @@ void kvs_prefault_add(kvs_prefault_t *prefault, kvs_slab_t *slab)
 	sem_post(&prefault->work);
 }
 
+void kvs_prefault_hurry(kvs_prefault_t *prefault, const kvs_slab_t *slab)
+{
+	if (atomic_load_explicit(&prefault->hurry, memory_order_relaxed) < slab->ticket) {
+		atomic_store_explicit(&prefault->hurry, slab->ticket, memory_order_relaxed);
+		kvs_idle_wake(prefault->idle);
+	}
+}
+
+int kvs_prefault_is_done(const kvs_prefault_t *prefault, const kvs_slab_t *slab)
+{
+	return !prefault || atomic_load_explicit(&prefault->done, memory_order_acquire) >= slab->ticket;
+}
+
 int kvs_prefault_drop(kvs_prefault_t *prefault, const kvs_slab_t *slab)
 {
 	entry_t *entry;
 	int queued = QUEUED;
 
-	if (!prefault || slab->ticket == 0 ||
-	    atomic_load_explicit(&prefault->done, memory_order_acquire) >= slab->ticket) {
+	if (kvs_prefault_is_done(prefault, slab)) {
 		return 1;
 	}
 	entry = &prefault->ring[(slab->ticket - 1u) % prefault->cap];

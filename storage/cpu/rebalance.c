@@ -19,7 +19,7 @@ static kv_status_t describe_slab(kvs_tier_t *tier, uint32_t slab, kvs_slab_desc_
 {
 	const kvs_pool_slab_t *p = slab_at(kvs_pool_of(tier), slab);
 
-	if (!p || p->state == KVS_SLAB_ZOMBIE) {
+	if (!p || p->state == KVS_SLAB_ZOMBIE || p->hidden) {
 		return KV_MISS;
 	}
 	*p_desc = (kvs_slab_desc_t){

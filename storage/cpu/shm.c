@@ -2,6 +2,7 @@
 #include "shm.h"
 
 #include "kv/map.h"
+#include "kvs/sigbus.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -132,6 +133,37 @@ err_unmap:
 	munmap(base, bytes);
 err_close:
 	close(fd);
+	return error;
+}
+
+int kvs_shm_populate(const kvs_sys_t *sys, void *base, uint64_t bytes)
+{
+	int error;
+
+	do {
+		error = sys->populate(base, bytes);
+	} while (error == -EINTR || error == -EAGAIN);
+	if (error == -EINVAL) {
+		error = kvs_sigbus_touch_pages(base, bytes) == KV_OK ? 0 : -EFAULT;
+	}
+
+	return error;
+}
+
+int kvs_populate(void *base, size_t bytes, int huge)
+{
+	int error = 0;
+
+	for (size_t at = 0, n; at < bytes && !error; at += n) {
+		uint8_t *piece = (uint8_t *)base + at;
+		const int fits = huge && bytes - at >= KV_HUGE_PAGE && (uintptr_t)piece % KV_HUGE_PAGE == 0;
+
+		n = bytes - at < KV_HUGE_PAGE ? bytes - at : KV_HUGE_PAGE;
+		if (!fits || posix_collapse(piece) != 0) {
+			error = kvs_shm_populate(&kvs_sys_posix, piece, n);
+		}
+	}
+
 	return error;
 }
 

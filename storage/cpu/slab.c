@@ -26,7 +26,7 @@ uint64_t kvs_slab_data_bytes(const kvs_geometry_t *geometry, uint64_t slots, uin
 
 uint64_t kvs_slab_digest_bytes(const kvs_geometry_t *geometry, uint64_t slots)
 {
-	return round_up(slots * kvs_geometry_digest_bytes(geometry), 4096u);
+	return round_up(slots * kvs_geometry_digest_bytes(geometry) + sizeof(kv_slab_tail_t), 4096u);
 }
 
 static int create_data(kvs_slab_t *slab, const kvs_sys_t *sys)
@@ -36,7 +36,6 @@ static int create_data(kvs_slab_t *slab, const kvs_sys_t *sys)
 	int error;
 
 	if (slab->foreign) {
-		atomic_store_explicit(&slab->ready_bytes, slab->data.bytes, memory_order_relaxed);
 		return 0;
 	}
 	snprintf(name, sizeof name, "kvd-slab.%u", slab->number);
@@ -49,10 +48,30 @@ static int create_data(kvs_slab_t *slab, const kvs_sys_t *sys)
 	return error;
 }
 
+/* Clients look there as soon as they map it. */
+static int create_digests(kvs_slab_t *slab, const kvs_sys_t *sys)
+{
+	char name[32];
+	int error;
+
+	snprintf(name, sizeof name, "kvd-digest.%u", slab->number);
+	error = kvs_shm_create(sys, name, kvs_slab_digest_bytes(&slab->geometry, slab->slots), 0, SEALS_DIGEST,
+			       &slab->digest);
+	if (!error) {
+		error = kvs_shm_populate(sys, slab->digest.base + slab->digest.bytes - 4096u, 4096u);
+		if (error) {
+			kvs_shm_destroy(&slab->digest);
+			return error;
+		}
+		kvs_slab_tail(slab)->magic = KV_SLAB_TAIL_MAGIC;
+		kvs_slab_set_ready(slab, slab->foreign ? slab->data.bytes : 0);
+	}
+
+	return error;
+}
+
 int kvs_slab_create(kvs_slab_t *slab, const kvs_sys_t *sys, const kv_env_t *env)
 {
-	uint64_t digest_bytes = kvs_slab_digest_bytes(&slab->geometry, slab->slots);
-	char name[32];
 	int error;
 
 	slab->stride = kvs_geometry_stride(&slab->geometry);
@@ -66,8 +85,7 @@ int kvs_slab_create(kvs_slab_t *slab, const kvs_sys_t *sys, const kv_env_t *env)
 	if (error) {
 		goto err_next;
 	}
-	snprintf(name, sizeof name, "kvd-digest.%u", slab->number);
-	error = kvs_shm_create(sys, name, digest_bytes, 0, SEALS_DIGEST, &slab->digest);
+	error = create_digests(slab, sys);
 	if (error) {
 		goto err_data;
 	}
@@ -82,6 +100,44 @@ err_next:
 	kv_free(env, slab->next);
 	slab->next = NULL;
 	return error;
+}
+
+int kvs_slab_open(kvs_slab_t *slab, const kvs_sys_t *sys)
+{
+	int error;
+
+	if (atomic_load_explicit(&slab->opened, memory_order_acquire)) {
+		return 0;
+	}
+	error = kvs_shm_populate(sys, slab->digest.base, slab->digest.bytes);
+	if (!error) {
+		error = kvs_shm_populate(sys, slab->records.base, slab->records.bytes);
+	}
+	if (!error) {
+		atomic_store_explicit(&slab->opened, 1, memory_order_release);
+	}
+
+	return error;
+}
+
+int kvs_slab_touch(kvs_slab_t *slab, const kvs_sys_t *sys)
+{
+	int error = kvs_slab_open(slab, sys);
+
+	if (!error && !slab->foreign) {
+		error = kvs_shm_populate(sys, slab->data.base, slab->data.bytes);
+	}
+	if (!error) {
+		kvs_slab_set_ready(slab, slab->data.bytes);
+	}
+
+	return error;
+}
+
+void kvs_slab_set_ready(kvs_slab_t *slab, uint64_t bytes)
+{
+	atomic_store_explicit(&slab->ready_bytes, bytes, memory_order_release);
+	atomic_store_explicit(&kvs_slab_tail(slab)->ready_bytes, bytes, memory_order_release);
 }
 
 void kvs_slab_destroy(kvs_slab_t *slab, const kv_env_t *env)

@@ -192,6 +192,112 @@ static void p6_the_daemon_serves_where_realtime_is_not_permitted(void **state)
 	serves_in_class(SCHED_OTHER);
 }
 
+/* A memory group of our own below the process's; 0: the machine offers none. */
+static int make_group(char *dir, size_t cap)
+{
+	static const char *const roots[] = {"/sys/fs/cgroup/memory", "/sys/fs/cgroup"};
+	char usage[128];
+
+	for (size_t i = 0; i < 2; i++) {
+		snprintf(dir, cap, "%s/kvd-test-%d", roots[i], (int)getpid());
+		snprintf(usage, sizeof usage, "%s/%s", dir, i ? "memory.current" : "memory.usage_in_bytes");
+		if (mkdir(dir, 0755) == 0 && access(usage, R_OK) == 0) {
+			return 1;
+		}
+		(void)rmdir(dir);
+	}
+
+	return 0;
+}
+
+static unsigned long group_usage(const char *dir)
+{
+	static const char *const names[] = {"memory.usage_in_bytes", "memory.current"};
+	unsigned long bytes = 0;
+	char path[160];
+
+	for (size_t i = 0; i < 2 && bytes == 0; i++) {
+		FILE *file;
+
+		snprintf(path, sizeof path, "%s/%s", dir, names[i]);
+		file = fopen(path, "re");
+		if (file) {
+			(void)!fscanf(file, "%lu", &bytes);
+			fclose(file);
+		}
+	}
+
+	return bytes;
+}
+
+/* Puts 5 MiB in the group; what the group pays for meanwhile is written to `out`. */
+static void put_in_group(const rig_t *rig, const char *dir, int out)
+{
+	char path[160];
+	unsigned long charged;
+	kvc_key_t keys[64];
+	user_t user;
+	FILE *file;
+
+	snprintf(path, sizeof path, "%s/cgroup.procs", dir);
+	file = fopen(path, "we");
+	if (!file || fprintf(file, "%d\n", (int)getpid()) < 0 || fclose(file) != 0) {
+		_exit(77);
+	}
+	user_attach(&user, rig, "charged");
+	for (uint64_t seed = 0; seed < 5; seed++) {
+		user_keys(&user, seed, 64, keys);
+		if (user_put(&user, keys, 0, 64, 0, NULL) != KVC_OK) {
+			_exit(1);
+		}
+	}
+	charged = group_usage(dir);
+	_exit(write(out, &charged, sizeof charged) == sizeof charged ? 0 : 1);
+}
+
+static void p6_a_client_pays_for_nothing_of_the_pool(void **state)
+{
+	unsigned long charged = 0;
+	char dir[96];
+	int ends[2], status;
+	rig_t rig;
+	pid_t pid;
+
+	(void)state;
+	if (!make_group(dir, sizeof dir)) {
+		print_message("# SKIP: no memory control group can be made here\n");
+		skip();
+	}
+	rig_init(&rig, 0);
+	rig_option(&rig, "--cpu.prefault=on");
+	rig_option(&rig, "--index.max_blocks=131072"); /* a mirror of 8 MiB */
+	rig_start(&rig);
+	assert_int_equal(pipe(ends), 0);
+	pid = fork();
+	assert_true(pid >= 0);
+	if (pid == 0) {
+		put_in_group(&rig, dir, ends[1]);
+	}
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_true(WIFEXITED(status));
+	if (WEXITSTATUS(status) == 0) {
+		assert_int_equal(read(ends[0], &charged, sizeof charged), sizeof charged);
+	}
+	close(ends[0]);
+	close(ends[1]);
+	rig_fini(&rig);
+	for (int i = 0; i < 100 && rmdir(dir) != 0; i++) {
+		usleep(20000);
+	}
+	if (WEXITSTATUS(status) == 77) {
+		print_message("# SKIP: no process can be moved to a memory control group\n");
+		skip();
+	}
+	assert_int_equal(WEXITSTATUS(status), 0);
+	print_message("# %lu bytes are charged to the client\n", charged);
+	assert_true(charged < 5u << 20);
+}
+
 static unsigned long free_huge_pages(void)
 {
 	FILE *file = fopen("/proc/meminfo", "re");
@@ -235,6 +341,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p6_without_io_uring_the_daemon_serves_and_says_so),
 		cmocka_unit_test(p6_with_a_memlock_of_8_mib_the_daemon_serves_and_says_so),
+		cmocka_unit_test(p6_a_client_pays_for_nothing_of_the_pool),
 		cmocka_unit_test(p6_without_huge_pages_the_daemon_serves_and_says_so),
 		cmocka_unit_test(p7_where_it_is_permitted_the_core_thread_is_realtime),
 		cmocka_unit_test(p6_the_daemon_serves_where_realtime_is_not_permitted),

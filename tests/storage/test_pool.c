@@ -475,7 +475,7 @@ static void the_keeper_is_handed_every_new_memfd(void **state)
 	assert_int_equal(kvs_mem(pool, (kvs_loc_t){kv_slot_make(1, 0), 1}, &mem), KV_OK);
 	assert_int_equal(mem.region, 9);
 	assert_ptr_equal(mem.data, info.base);
-	assert_int_equal(info.ready_bytes, 0);
+	assert_int_equal(info.ready_bytes, info.bytes); /* nobody else would touch it */
 	assert_int_equal(kvs_mem(pool, (kvs_loc_t){kv_slot_make(0, 0), 1}, &mem), KV_OK);
 	assert_int_equal(mem.region, UINT32_MAX);
 	close_pool(&t, pool);

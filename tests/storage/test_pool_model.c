@@ -16,6 +16,7 @@ typedef struct model {
 	uint32_t n;
 	kvs_loc_t dead[64]; /* locations that are stale */
 	uint32_t deaths;
+	int prefault; /* a thread touches the memory */
 } model_t;
 
 static kv_metrics_t metrics;
@@ -59,7 +60,7 @@ static void step_alloc(kvs_tier_t *pool, model_t *m, kv_test_rng_t *rng)
 
 	kv_status_t status = kvs_alloc(pool, class, state, 5, &meta, &loc);
 
-	assert_true(status == KV_OK || status == KV_ERR_FULL);
+	assert_true(status == KV_OK || status == KV_ERR_FULL || (m->prefault && status == KV_ERR_BUSY));
 	if (status == KV_OK) {
 		for (uint32_t i = 0; i < m->n; i++) {
 			assert_int_not_equal(m->block[i].loc.slot, loc.slot);
@@ -69,14 +70,18 @@ static void step_alloc(kvs_tier_t *pool, model_t *m, kv_test_rng_t *rng)
 	}
 }
 
-static void step_store(kvs_tier_t *pool, model_block_t *b, kv_test_rng_t *rng)
+static void step_store(kvs_tier_t *pool, const model_t *m, model_block_t *b, kv_test_rng_t *rng)
 {
 	static block_buf_t buf;
 	uint64_t content = kv_test_rand(rng) | 1u;
 	int writable = b->state == KVS_PUT || b->state == KVS_FILLING;
+	kv_status_t status;
 
 	block_fill(geometry_of[b->class], content, &buf);
-	assert_int_equal(store(pool, b->loc, &buf.mem), writable ? KV_OK : KV_ERR_ARG);
+	while ((status = store(pool, b->loc, &buf.mem)) == KV_ERR_BUSY && m->prefault && b->state == KVS_FILLING) {
+		usleep(100); /* its memory has not been touched yet */
+	}
+	assert_int_equal(status, writable ? KV_OK : KV_ERR_ARG);
 	b->content = writable ? content : b->content;
 }
 
@@ -163,7 +168,7 @@ static void step(kvs_tier_t *pool, model_t *m, kv_test_rng_t *rng)
 	}
 	i %= m->n;
 	if (what < 8) {
-		step_store(pool, &m->block[i], rng);
+		step_store(pool, m, &m->block[i], rng);
 	} else if (what < 10) {
 		step_load(pool, &m->block[i]);
 	} else if (what < 14) {
@@ -230,6 +235,7 @@ static void run_changes(int prefault)
 	uint32_t class;
 
 	memset(&m, 0, sizeof m);
+	m.prefault = prefault;
 	memset(fate, 0, sizeof fate);
 	kv_test_env_init(&t);
 	rng.state = kv_test_seed() + 7u + (uint64_t)prefault;
@@ -285,6 +291,7 @@ static void run_model(int prefault)
 	kvs_tier_t *pool;
 
 	memset(&m, 0, sizeof m);
+	m.prefault = prefault;
 	kv_test_env_init(&t);
 	rng.state = kv_test_seed() + (uint64_t)prefault;
 	config.prefault = prefault;

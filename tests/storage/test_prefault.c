@@ -13,6 +13,9 @@
 #include <sys/stat.h>
 #include <time.h>
 
+#define CHUNK     (UINT64_C(256) << 10) /* the thread's step */
+#define HUGE_PAGE (UINT64_C(2) << 20)
+
 static kv_metrics_t metrics;
 
 /* Wait until the slab is ready: on a busy machine there is little time for it. Progress never goes back. */
@@ -281,32 +284,6 @@ static void p5_a_slab_is_let_go_while_it_is_being_touched(void **state)
 	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
-static void without_prefault_every_first_touch_is_counted_once(void **state)
-{
-	kvs_pool_config_t config = pool_config(&metrics, 1u << 20, 1u << 20);
-	kvs_meta_t meta = meta_of(1);
-	kv_test_env_t t;
-	kvs_tier_t *tier;
-	kvs_loc_t loc[10];
-	uint32_t class;
-
-	(void)state;
-	kv_test_env_init(&t);
-	memset(&metrics, 0, sizeof metrics);
-	assert_int_equal(kvs_pool_open(&config, &t.env, &tier), KV_OK);
-	assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
-	for (int round = 0; round < 3; round++) {
-		for (int i = 0; i < 10; i++) {
-			assert_int_equal(kvs_alloc(tier, class, KVS_PUT, 1, &meta, &loc[i]), KV_OK);
-		}
-		for (int i = 0; i < 10; i++) {
-			kvs_free(tier, loc[i]);
-		}
-		assert_int_equal(kv_metric_get(&metrics, KV_M_CPU_FIRST_TOUCH), 10);
-	}
-	kvs_close(tier);
-}
-
 static void p5_close_does_not_wait_for_a_whole_slab(void **state)
 {
 	kvs_pool_config_t config = pool_config(&metrics, 1u << 30, 1u << 30);
@@ -382,6 +359,48 @@ static int no_populate(void *base, uint64_t bytes)
 	return atomic_fetch_add(&populate_calls, 1) < 2 ? -EAGAIN : -populate_error;
 }
 
+/* 1: pages of a pool's data are refused; 2: they take their time. */
+static atomic_int refuse_data;
+
+static int data_refused(void *base, uint64_t bytes)
+{
+	if (bytes != CHUNK && bytes < 1u << 20) {
+		return kvs_sys_posix.populate(base, bytes); /* ledger and digests */
+	}
+	while (atomic_load(&refuse_data) == 2) {
+		usleep(1000);
+	}
+
+	return atomic_load(&refuse_data) ? -ENOMEM : kvs_sys_posix.populate(base, bytes);
+}
+
+/* What comes of it when the memory is there, or has been refused. */
+static kv_status_t alloc_settled(kvs_tier_t *tier, uint32_t class, kvs_state_t slot_state)
+{
+	kvs_meta_t meta = meta_of(1);
+	kvs_loc_t loc;
+	kv_status_t status;
+
+	while ((status = kvs_alloc(tier, class, slot_state, 1, &meta, &loc)) == KV_ERR_BUSY) {
+		usleep(1000);
+	}
+
+	return status;
+}
+
+/* Bytes of this process that are in memory. */
+static uint64_t resident(void)
+{
+	unsigned long size, pages = 0;
+	FILE *file = fopen("/proc/self/statm", "re");
+
+	assert_non_null(file);
+	assert_int_equal(fscanf(file, "%lu %lu", &size, &pages), 2);
+	fclose(file);
+
+	return pages * UINT64_C(4096);
+}
+
 /* An old kernel: pages are made by touching. */
 static void a_kernel_without_populate_is_served_by_touching(void **state)
 {
@@ -403,10 +422,59 @@ static void a_kernel_without_populate_is_served_by_touching(void **state)
 	kvs_close(tier);
 }
 
-static void p6_a_machine_without_memory_ends_the_prefault_not_the_pool(void **state)
+/* Memory is refused: the pool is full where it is, says so once, and grows when there is memory again. */
+static void p6_a_machine_without_memory_has_a_full_pool_until_there_is_some(void **state)
 {
-	kvs_pool_config_t config = pool_config(&metrics, 1u << 20, 8u << 20);
-	kvs_sys_t sys = kvs_sys_posix;
+	(void)state;
+	for (int prefault = 0; prefault <= 1; prefault++) {
+		kvs_pool_config_t config = pool_config(&metrics, 2u << 20, 8u << 20);
+		kvs_sys_t sys = kvs_sys_posix;
+		kv_test_env_t t;
+		kvs_tier_t *tier;
+		uint32_t class;
+
+		kv_test_env_init(&t);
+		memset(&metrics, 0, sizeof metrics);
+		sys.populate = data_refused;
+		atomic_store(&refuse_data, 0);
+		sys.collapse = NULL;
+		config.prefault = prefault;
+		assert_int_equal(kvs_pool_open_with(&config, &t.env, &sys, &tier), KV_OK);
+		atomic_store(&refuse_data, 1);
+		assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
+		for (int round = 0; round < 3; round++) {
+			assert_int_equal(alloc_settled(tier, class, KVS_PUT), KV_ERR_FULL);
+			kv_test_advance(&t, UINT64_C(1000000001));
+			kvs_pool_carve_ahead(tier, 0);
+			check(tier);
+		}
+		assert_int_equal(atomic_load(&t.lines[KV_LOG_WARN]), prefault ? 1 : 3); /* no slab was made */
+		assert_int_equal(kv_metric_get(&metrics, KV_M_CPU_MEMORY_REFUSED) >= 1, prefault);
+		atomic_store(&refuse_data, 0);
+		for (int i = 0; i < 2000 && alloc_settled(tier, class, KVS_PUT) != KV_OK; i++) {
+			kv_test_advance(&t, UINT64_C(1000000001));
+			kvs_pool_carve_ahead(tier, 0);
+		}
+		assert_int_equal(kvs_pool_of(tier)->usage.used_slots, 1);
+		check(tier);
+		kvs_close(tier);
+		assert_int_equal(kv_test_env_live(&t), 0);
+	}
+}
+
+/* A memory group at its limit kills, and refuses nothing: it is asked before. */
+static _Atomic uint64_t room_bytes;
+
+static uint64_t room(void *ctx)
+{
+	(void)ctx;
+
+	return atomic_load(&room_bytes);
+}
+
+static void p6_what_does_not_fit_a_limit_of_memory_is_not_touched(void **state)
+{
+	kvs_pool_config_t config = pool_config(&metrics, 64u << 20, 32u << 20);
 	kv_test_env_t t;
 	kvs_tier_t *tier;
 	uint32_t class;
@@ -414,23 +482,212 @@ static void p6_a_machine_without_memory_ends_the_prefault_not_the_pool(void **st
 	(void)state;
 	kv_test_env_init(&t);
 	memset(&metrics, 0, sizeof metrics);
-	sys.populate = no_populate;
-	populate_error = ENOMEM;
 	config.prefault = 1;
-	assert_int_equal(kvs_pool_open_with(&config, &t.env, &sys, &tier), KV_OK);
+	config.room = room;
+	atomic_store(&room_bytes, 4u << 20);
+	assert_int_equal(kvs_pool_open(&config, &t.env, &tier), KV_OK);
 	assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
-	for (int i = 0; i < 200000 && atomic_load(&t.lines[KV_LOG_WARN]) == 0; i++) {
+	assert_int_equal(alloc_settled(tier, class, KVS_PUT), KV_ERR_FULL);
+	assert_int_equal(alloc_settled(tier, class, KVS_FILLING), KV_ERR_FULL);
+	assert_int_equal(given(&kvs_pool_of(tier)->slabs[0]->slab.data), 0);
+	atomic_store(&room_bytes, 1u << 30);
+	for (int i = 0; i < 2000 && alloc_settled(tier, class, KVS_PUT) != KV_OK; i++) {
+		kv_test_advance(&t, UINT64_C(1000000001));
+		kvs_pool_carve_ahead(tier, 0);
+	}
+	assert_int_equal(kvs_pool_of(tier)->usage.used_slots, 1);
+	kvs_close(tier);
+	assert_int_equal(kv_test_env_live(&t), 0);
+}
+
+/* The thread stands still: what is not touched is lent to nobody, and there is nothing that need be evicted for it. */
+static void p6_no_slot_is_lent_before_the_daemon_has_touched_it(void **state)
+{
+	kvs_pool_config_t config = pool_config(&metrics, 8u << 20, 4u << 20);
+	kvs_sys_t sys = kvs_sys_posix;
+	kvs_meta_t meta = meta_of(1);
+	kvs_slab_info_t info;
+	kv_test_env_t t;
+	kvs_tier_t *tier;
+	kvs_loc_t loc, filled;
+	kvs_mem_t mem;
+	uint32_t class;
+	kv_status_t status;
+
+	(void)state;
+	kv_test_env_init(&t);
+	memset(&metrics, 0, sizeof metrics);
+	sys.populate = data_refused;
+	sys.collapse = NULL;
+	config.prefault = 1;
+	atomic_store(&refuse_data, 0);
+	assert_int_equal(kvs_pool_open_with(&config, &t.env, &sys, &tier), KV_OK);
+	atomic_store(&refuse_data, 2);
+	assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
+	for (int i = 0; i < 10; i++) {
+		assert_int_equal(kvs_alloc(tier, class, KVS_PUT, 1, &meta, &loc), KV_ERR_BUSY);
+	}
+	assert_int_equal(kvs_pool_slab_count(tier), 1);
+	/* What is read from disk has its slot, and waits for the memory. */
+	assert_int_equal(kvs_alloc(tier, class, KVS_FILLING, 1, &meta, &filled), KV_OK);
+	assert_int_equal(kvs_mem(tier, filled, &mem), KV_ERR_BUSY);
+	assert_int_equal(given(&kvs_pool_of(tier)->slabs[0]->slab.data), 0);
+	kvs_free(tier, filled);
+	assert_int_equal(kvs_alloc(tier, class, KVS_PUT, 1, &meta, &loc), KV_ERR_BUSY); /* nor one that was freed */
+	assert_int_equal(kvs_alloc(tier, class, KVS_FILLING, 1, &meta, &filled), KV_OK);
+	atomic_store(&refuse_data, 0);
+	for (uint32_t n = 0; (status = alloc_settled(tier, class, KVS_PUT)) == KV_OK; n++) {
+		assert_int_equal(kvs_pool_slab(tier, kvs_pool_slab_count(tier) - 1, &info), KV_OK);
+	}
+	assert_int_equal(status, KV_ERR_FULL);
+	while (kvs_mem(tier, filled, &mem) == KV_ERR_BUSY) {
 		usleep(1000);
 	}
-	assert_int_equal(atomic_load(&t.lines[KV_LOG_WARN]), 1);
-	put(tier, class, &plain, 1);
-	assert_int_equal(kv_metric_get(&metrics, KV_M_CPU_FIRST_TOUCH), 1);
+	assert_int_equal(kvs_mem(tier, filled, &mem), KV_OK);
 	check(tier);
 	kvs_close(tier);
 	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
-#define HUGE_PAGE (UINT64_C(2) << 20)
+/* A client takes pages away: they are there again before the next slot is given out. */
+static void p6_pages_that_a_client_has_taken_away_are_touched_again(void **state)
+{
+	(void)state;
+	for (int prefault = 0; prefault <= 1; prefault++) {
+		kvs_pool_config_t config = pool_config(&metrics, 4u << 20, 4u << 20);
+		const kvs_slab_t *slab;
+		kv_test_env_t t;
+		kvs_tier_t *tier;
+		kvs_loc_t loc;
+		uint32_t class;
+
+		kv_test_env_init(&t);
+		memset(&metrics, 0, sizeof metrics);
+		config.prefault = prefault;
+		assert_int_equal(kvs_pool_open(&config, &t.env, &tier), KV_OK);
+		assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
+		assert_int_equal(alloc_settled(tier, class, KVS_PUT), KV_OK);
+		slab = &kvs_pool_of(tier)->slabs[0]->slab;
+		if (prefault) {
+			wait_ready(slab);
+		}
+		loc = (kvs_loc_t){kv_slot_make(0, 0), 1};
+		kvs_free(tier, loc);
+		assert_int_equal(
+			fallocate(slab->data.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)slab->stride),
+			0);
+		for (int i = 0; i < 2000 && kv_metric_get(&metrics, KV_M_SLAB_FAULTS) == 0; i++) {
+			kv_test_advance(&t, UINT64_C(100000000));
+			kvs_pool_carve_ahead(tier, 0);
+			usleep(1000);
+		}
+		assert_int_equal(kv_metric_get(&metrics, KV_M_SLAB_FAULTS), 1);
+		assert_int_equal(alloc_settled(tier, class, KVS_PUT), KV_OK);
+		assert_true(given(&slab->data) >= slab->stride);
+		assert_true(kvs_slab_ready(slab, 0));
+		check(tier);
+		kvs_close(tier);
+		assert_int_equal(kv_test_env_live(&t), 0);
+	}
+}
+
+/* Reserved huge pages as a control group without any has them: they can be mapped, and are refused when they are
+ * touched. Here a mapping of small pages plays them. */
+static void *huge_base;
+static int next_is_huge;
+
+/* The third page of a slab is in it. */
+static int refuses(const void *base, uint64_t bytes)
+{
+	const uint8_t *first = base, *bad = huge_base ? (uint8_t *)huge_base + 2 * HUGE_PAGE : NULL;
+
+	return bad && first <= bad && bad < first + bytes;
+}
+
+static int lent_memfd(const char *name, int huge, int *p_fd)
+{
+	next_is_huge = huge;
+
+	return kvs_sys_posix.memfd(name, 0, p_fd);
+}
+
+static int lent_map(int fd, uint64_t bytes, void **p_base)
+{
+	int error = kvs_sys_posix.map(fd, bytes, p_base);
+
+	if (!error && (next_is_huge || refuses(*p_base, bytes))) {
+		huge_base = next_is_huge ? *p_base : NULL; /* gone, and its address is another's */
+	}
+
+	return error;
+}
+
+static int lent_populate(void *base, uint64_t bytes)
+{
+	return refuses(base, bytes) ? -EFAULT : kvs_sys_posix.populate(base, bytes);
+}
+
+static void p6_huge_pages_that_a_group_may_not_use_are_replaced_by_small_ones(void **state)
+{
+	(void)state;
+	for (int prefault = 0; prefault <= 1; prefault++) {
+		kvs_pool_config_t config = pool_config(&metrics, 32u << 20, 8u << 20);
+		kvs_sys_t sys = kvs_sys_posix;
+		kvs_slab_info_t info;
+		kv_test_env_t t;
+		kvs_tier_t *tier;
+		uint32_t class;
+
+		kv_test_env_init(&t);
+		memset(&metrics, 0, sizeof metrics);
+		huge_base = NULL;
+		sys.memfd = lent_memfd;
+		sys.map = lent_map;
+		sys.populate = lent_populate;
+		sys.collapse = NULL;
+		config.prefault = prefault;
+		config.huge = KVS_HUGE_AUTO;
+		assert_int_equal(kvs_pool_open_with(&config, &t.env, &sys, &tier), KV_OK);
+		assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
+		/* Nobody hears of a slab that may yet go. */
+		if (kvs_pool_slab(tier, 0, &info) == KV_OK) {
+			assert_false(info.huge);
+		}
+		assert_int_equal(alloc_settled(tier, class, KVS_PUT), KV_OK);
+		for (uint32_t i = 0; i < kvs_pool_slab_count(tier); i++) {
+			assert_int_equal(kvs_pool_slab(tier, i, &info), KV_OK);
+			assert_false(info.huge);
+		}
+		assert_int_equal(kvs_pool_slabs_held(tier), 1);
+		assert_false(kvs_pool_of(tier)->huge);
+		while (alloc_settled(tier, class, KVS_PUT) == KV_OK) {
+		}
+		check(tier);
+		kvs_close(tier);
+		assert_int_equal(kv_test_env_live(&t), 0);
+	}
+}
+
+/* A pool as large as no machine costs nothing before it is used. */
+static void p5_memory_follows_use(void **state)
+{
+	kvs_pool_config_t config = pool_config(&metrics, UINT64_C(1) << 40, 64u << 20);
+	struct timespec a, b;
+	kv_test_env_t t;
+	kvs_tier_t *tier;
+	uint64_t before = resident();
+
+	(void)state;
+	kv_test_env_init(&t);
+	config.prefault = 1;
+	clock_gettime(CLOCK_MONOTONIC, &a);
+	assert_int_equal(kvs_pool_open(&config, &t.env, &tier), KV_OK);
+	clock_gettime(CLOCK_MONOTONIC, &b);
+	assert_true(b.tv_sec - a.tv_sec <= 2);
+	assert_true(resident() - before < 32u << 20);
+	kvs_close(tier);
+	assert_int_equal(kv_test_env_live(&t), 0);
+}
 
 static atomic_uint collapse_calls;
 static int collapse_answer;
@@ -527,13 +784,17 @@ int main(void)
 		cmocka_unit_test(p5_memory_is_touched_ahead_while_blocks_rest),
 		cmocka_unit_test(p5_the_first_size_takes_all_of_the_pool_when_told_so),
 		cmocka_unit_test(p5_a_slab_is_let_go_while_it_is_being_touched),
-		cmocka_unit_test(without_prefault_every_first_touch_is_counted_once),
 		cmocka_unit_test(p5_close_does_not_wait_for_a_whole_slab),
 		cmocka_unit_test(p1_touching_loses_no_byte_a_client_writes),
 		cmocka_unit_test(a_kernel_without_populate_is_served_by_touching),
 		cmocka_unit_test(a_slab_gets_huge_pages_where_the_kernel_grants_them),
 		cmocka_unit_test(a_huge_page_is_made_only_where_nothing_is),
-		cmocka_unit_test(p6_a_machine_without_memory_ends_the_prefault_not_the_pool),
+		cmocka_unit_test(p6_a_machine_without_memory_has_a_full_pool_until_there_is_some),
+		cmocka_unit_test(p6_what_does_not_fit_a_limit_of_memory_is_not_touched),
+		cmocka_unit_test(p6_no_slot_is_lent_before_the_daemon_has_touched_it),
+		cmocka_unit_test(p6_pages_that_a_client_has_taken_away_are_touched_again),
+		cmocka_unit_test(p6_huge_pages_that_a_group_may_not_use_are_replaced_by_small_ones),
+		cmocka_unit_test(p5_memory_follows_use),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -118,13 +118,14 @@
 	X(CPU_QUARANTINED_BYTES, kvd_tier_quarantined_bytes{tier="cpu"}, KV_METRIC_GAUGE, "slot bytes in quarantine")  \
 	X(DISK_QUARANTINED_BYTES, kvd_tier_quarantined_bytes{tier="disk"}, KV_METRIC_GAUGE, "slot bytes in quarantine") \
 	X(GPU_QUARANTINED_BYTES, kvd_tier_quarantined_bytes{tier="gpu"}, KV_METRIC_GAUGE, "slot bytes in quarantine")  \
-	X(CPU_FIRST_TOUCH, kvd_cpu_first_touch_total, KV_METRIC_COUNTER, "slots given out before they were pre-faulted") \
+	X(CPU_FIRST_TOUCH, kvd_cpu_first_touch_total, KV_METRIC_COUNTER, "slots wanted before their memory had been touched") \
+	X(CPU_MEMORY_REFUSED, kvd_cpu_memory_refused_total, KV_METRIC_COUNTER, "times that the kernel, or a limit of memory, refused pages of the pool") \
 	X(SLABS_RETIRED, kvd_slabs_retired_total, KV_METRIC_COUNTER, "slabs whose memory went to another block size")  \
 	X(SLABS_STILL_MAPPED, kvd_slabs_still_mapped, KV_METRIC_GAUGE, "retired slabs that a member has not unmapped in time: their pages were taken away") \
 	X(SLABS_RECLAIMED, kvd_slabs_reclaimed_total, KV_METRIC_COUNTER, "slabs and slot files that a namespace over its share began to give to another") \
 	X(BLOCKS_MOVED, kvd_blocks_moved_total, KV_METRIC_COUNTER, "blocks copied out of slabs that were to be retired") \
 	X(CPU_HUGE_PAGES, kvd_cpu_huge_pages, KV_METRIC_GAUGE, "1 when the pool lies on huge pages")                   \
-	X(SLAB_FAULTS, kvd_slab_faults_total, KV_METRIC_COUNTER, "copies or digests that hit memory a client had taken away") \
+	X(SLAB_FAULTS, kvd_slab_faults_total, KV_METRIC_COUNTER, "copies, digests and looks that found memory gone which a client had taken away") \
 	X(FILES_RETIRED, kvd_files_retired_total, KV_METRIC_COUNTER, "slot files whose room went to another block size or namespace") \
 	X(DISK_WRITTEN_BYTES, kvd_disk_written_bytes_total, KV_METRIC_COUNTER, "bytes written to slot files")          \
 	X(DISK_READ_BYTES, kvd_disk_read_bytes_total, KV_METRIC_COUNTER, "bytes read from slot files")                 \

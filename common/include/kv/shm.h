@@ -110,6 +110,20 @@ static inline const uint32_t *kv_lease_slots(const kv_lease_header_t *lease)
 	return (const uint32_t *)(lease + 1);
 }
 
+/* ---- slab digests: what is known of the slab's memory ------------------------------------------ */
+
+#define KV_SLAB_TAIL_MAGIC UINT64_C(0x314c494154424c53) /* "SLBTAIL1" */
+
+/* The last bytes of a slab's digest memfd. A daemon without it, which has other bytes there, has touched nothing for
+ * its clients. */
+typedef struct kv_slab_tail {
+	uint64_t magic;
+	_Atomic uint64_t
+		ready_bytes; /* the daemon has touched [0, ready_bytes) of the data: populate and pin no more */
+} kv_slab_tail_t;
+
+_Static_assert(sizeof(kv_slab_tail_t) == 16, "slab tail is 16 bytes");
+
 /* ---- member area: report ring and digest staging --------------------------------------------- */
 
 #define KV_MEMBER_MAGIC UINT64_C(0x315245424d454d4b) /* "KMEMBER1" */

@@ -18,15 +18,22 @@
 #endif
 
 /* Bytes registered at once, about: 10 ms on huge pages, 150 ms on small ones. */
-#define PIECE    ((size_t)256 << 20)
-#define TRIES    8u
-#define PAUSE_NS (20 * KVX_NS_A_MS) /* after the first refusal, twice as long after each further one: 2.5 s in all */
+#define PIECE       ((size_t)256 << 20)
+#define TRIES       8u
+#define PATIENCE_NS (2000 * KVX_NS_A_MS) /* with memory that the daemon has not touched */
+#define PAUSE_NS    (20 * KVX_NS_A_MS) /* after the first refusal, twice as long after each further one: 2.5 s in all */
 
 static size_t piece_bytes(const kvx_pool_slab_t *slab, uint32_t i)
 {
 	const size_t left = slab->bytes - (size_t)i * slab->each;
 
 	return left < slab->each ? left : slab->each;
+}
+
+/* Has the daemon touched all of the piece? */
+static int is_there(const kvx_pool_slab_t *slab, uint32_t i)
+{
+	return kvc_memory_ready(&slab->memory) >= (size_t)i * slab->each + piece_bytes(slab, i);
 }
 
 /* No block lies in two pieces, and no piece is a small rest: a large pool has thousands of slabs, and the device a
@@ -42,6 +49,7 @@ static int add_slab(kvx_wgpu_t *gpu, const kvc_memory_t *memory)
 	if (!slab) {
 		return 0;
 	}
+	slab->memory = *memory;
 	slab->base = memory->base;
 	slab->bytes = memory->bytes;
 	slab->each = each;
@@ -113,6 +121,17 @@ static kvc_status_t retry_or_decline(kvx_worker_t *worker, kvx_pool_piece_t *pie
 	return KVC_ERR_BUSY;
 }
 
+/* To pin a page that nobody has touched makes it, and makes it ours. The daemon is at it; where it has no memory the
+ * blocks of this piece count as missing. */
+static kvc_status_t await_memory(kvx_pool_piece_t *piece)
+{
+	const uint64_t now = kvx_worker_now_ns();
+
+	piece->awaited_ns = piece->awaited_ns ? piece->awaited_ns : now;
+
+	return now - piece->awaited_ns < PATIENCE_NS ? KVX_ERR_FAULT : KVC_ERR_BUSY;
+}
+
 static kvc_status_t register_piece(kvx_worker_t *worker, kvx_pool_slab_t *slab, uint32_t i)
 {
 	const kvc_status_t proved = (kvc_status_t)atomic_load_explicit(&worker->self_test_status, memory_order_relaxed);
@@ -126,6 +145,9 @@ static kvc_status_t register_piece(kvx_worker_t *worker, kvx_pool_slab_t *slab, 
 	}
 	if (is_waiting(piece) && kvx_worker_now_ns() < piece->again_ns) {
 		return KVC_ERR_BUSY;
+	}
+	if (!is_there(slab, i)) {
+		return await_memory(piece);
 	}
 	/* libkvc has requested huge pages; touching many pages at once is cheaper than a fault for each */
 	(void)madvise(base, bytes, MADV_POPULATE_WRITE);
@@ -162,7 +184,7 @@ int kvx_pool_memory_register_some(kvx_worker_t *worker)
 
 	for (kvx_pool_slab_t *slab = worker->gpu->slabs; slab; slab = slab->next) {
 		for (uint32_t i = 0; i < slab->pieces; i++) {
-			if (!slab->piece[i].known && now >= slab->piece[i].again_ns) {
+			if (!slab->piece[i].known && now >= slab->piece[i].again_ns && is_there(slab, i)) {
 				return register_piece(worker, slab, i) == KVC_OK;
 			}
 		}

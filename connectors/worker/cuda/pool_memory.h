@@ -6,7 +6,8 @@
 
 /* kvc_config_t.on_memory. */
 void kvx_pool_memory_changed(void *worker, const kvc_memory_t *memory, int mapped);
-/* OK: the device sees these bytes. KVC_ERR_BUSY: the driver has refused them, ask again later; KVC_ERR_NOMEM: they are
+/* OK: the device sees these bytes. KVX_ERR_FAULT: the daemon has not touched all around them, poll and ask again.
+ * KVC_ERR_BUSY: the driver has refused them, or there is no memory, ask again later; KVC_ERR_NOMEM: they are
  * in no slab that could be listed; else the worker has declined. */
 kvc_status_t kvx_pool_memory_register(kvx_worker_t *worker, const void *at, size_t bytes);
 /* Import a slab in GPU memory, of this device or of one it reaches; undo it. */

@@ -77,8 +77,9 @@ struct kvx_gpu_batch {
 };
 
 typedef struct kvx_pool_piece {
-	uint64_t again_ns; /* refused: not tried before */
-	uint32_t tries;    /* that were refused */
+	uint64_t again_ns;   /* refused: not tried before */
+	uint64_t awaited_ns; /* when it was asked for before the daemon had touched it; 0: never */
+	uint32_t tries;      /* that were refused */
 	int known;
 } kvx_pool_piece_t;
 
@@ -87,6 +88,7 @@ typedef struct kvx_pool_slab {
 	struct kvx_pool_slab *next;
 	uint8_t *base;
 	size_t bytes, each; /* of the slab, of a piece */
+	kvc_memory_t memory;
 	uint32_t pieces;
 	kvx_pool_piece_t piece[]; /* [pieces] */
 } kvx_pool_slab_t;

@@ -80,8 +80,8 @@ static void read_done(void *arg, kv_status_t status)
 	complete_io(io, status, &io->core->reads);
 }
 
-/* Give the oldest queued read to the device. KV_ERR_BUSY: the device's queue is full, the read stays at the head of
- * ours. */
+/* Give the oldest queued read to the device. KV_ERR_BUSY: the device's queue is full, or the slot's memory is still on
+ * its way: the read stays at the head of ours. */
 static kv_status_t submit_read(kvd_core_t *core)
 {
 	kvd_io_t *io = kvd_io_at(core, core->fills.head);
@@ -92,12 +92,13 @@ static kv_status_t submit_read(kvd_core_t *core)
 	core->reads++;
 	core->outstanding++;
 	status = kvs_mem(core->tier[KVD_CPU], io->cpu, &mem);
+	core->memory_waits = status == KV_ERR_BUSY;
 	if (status == KV_OK) {
 		status = kvs_load(core->tier[KVD_DISK], io->disk, &mem, read_done, io);
 	}
 	/* Another read in flight will end, and the next tick tries again. Without one nothing would come: this read
 	 * fails. */
-	if (status == KV_ERR_BUSY && core->reads > 1) {
+	if (status == KV_ERR_BUSY && (core->reads > 1 || core->memory_waits)) {
 		core->reads--;
 		core->outstanding--;
 		io->queued = 1;
@@ -113,6 +114,7 @@ static kv_status_t submit_read(kvd_core_t *core)
 
 void kvd_io_submit_reads(kvd_core_t *core)
 {
+	core->memory_waits = 0;
 	while (core->fills.head != KVD_NONE && core->reads < core->config.read_depth) {
 		if (submit_read(core) != KV_OK) {
 			break;

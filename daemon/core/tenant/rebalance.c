@@ -394,8 +394,8 @@ static void store_status(void *arg, kv_status_t status)
 }
 
 /* Its bytes to another slot. Digests are verified on the way: a block that was overwritten by a client is not carried
- * over (decision 013). */
-static void move_block(kvd_core_t *core, uint32_t id, kvs_loc_t from, kvs_loc_t to)
+ * over (decision 013). 0: there is no memory for it yet. */
+static int move_block(kvd_core_t *core, uint32_t id, kvs_loc_t from, kvs_loc_t to)
 {
 	kvs_tier_t *tier = core->tier[KVD_CPU];
 	kvd_block_t *block = kvd_block_at(&core->ix, id);
@@ -407,19 +407,25 @@ static void move_block(kvd_core_t *core, uint32_t id, kvs_loc_t from, kvs_loc_t 
 		status = kvs_store(tier, to, &mem, store_status, &end); /* of the CPU tier: it ends inside the call */
 	}
 	status = status == KV_OK ? end : status;
+	if (status == KV_ERR_BUSY) { /* the memory is not there yet */
+		kvs_free(tier, to);
+		return 0;
+	}
 	if (status == KV_OK) {
 		(void)kvs_set_state(tier, to, KVS_READY);
 		*kvd_slot_of(&core->ix, block) = to.slot;
 		block->cpu_gen = to.gen;
 		kvs_free(tier, from);
 		kvd_count(core, KV_M_BLOCKS_MOVED, 1);
-		return;
+		return 1;
 	}
 	kvs_free(tier, to);
 	kv_logf(core->env, KV_LOG_WARN, "core", "a block in memory is damaged and was removed, status %s",
 		kv_status_name(status));
 	kvd_count(core, KV_M_BAD_BLOCKS, 1);
 	kvd_quarantine_cpu_copy(core, id);
+
+	return 1;
 }
 
 /* 1: the slot is empty now, or another one has come free for its block. */
@@ -448,11 +454,8 @@ static int empty_slot(kvd_core_t *core, kvd_set_t t, kv_slot_t slot)
 	if (status == KV_ERR_FULL) {
 		return kvd_make_room(core, from, t) == KV_OK;
 	}
-	if (status == KV_OK) {
-		move_block(core, id, here, there);
-	}
 
-	return status == KV_OK;
+	return status == KV_OK && move_block(core, id, here, there);
 }
 
 static void end_rebalance(kvd_core_t *core, kvd_set_t t)

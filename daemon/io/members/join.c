@@ -228,6 +228,10 @@ void kvd_members_fini(kvd_host_t *host)
 
 /* ---- JOIN ------------------------------------------------------------------------------------ */
 
+/* Of a member's area that is touched for it: the report ring, and as much staging as puts mostly use. The rest is its
+ * own memory, for its own digests. */
+#define OWN_BYTES (KVD_REPORT_OFFSET + KVD_REPORT_RECORDS * sizeof(kv_report_t) + ((size_t)128 << 10))
+
 /* The areas of a new member: its own, and its instance's when that is new. */
 static kv_status_t member_area(const kvd_options_t *options, const kv_msg_join_t *ask, kvd_member_entry_t *member)
 {
@@ -241,6 +245,11 @@ static kv_status_t member_area(const kvd_options_t *options, const kv_msg_join_t
 	}
 	status = kvd_shm_region_create("kvd-member", bytes, KVD_SHM_REGION_CLIENT, &member->area);
 	if (status != KV_OK) {
+		return status;
+	}
+	status = kvd_shm_region_touch(&member->area, bytes < OWN_BYTES ? bytes : OWN_BYTES);
+	if (status != KV_OK) {
+		kvd_shm_region_destroy(&member->area);
 		return status;
 	}
 	member->staging_offset = staging;
@@ -380,6 +389,20 @@ static kv_status_t join_to_match(kvd_host_t *host, kvd_call_t *call)
 	return KV_OK;
 }
 
+static kv_status_t may_join(kvd_call_t *call)
+{
+	if (call->session->member) {
+		call->detail = "this connection has joined already";
+		return KV_ERR_EXISTS;
+	}
+	if (!call->session->ns->mirror.touched) {
+		call->detail = "the daemon has no memory for the mirror of this namespace now";
+		return KV_ERR_NOMEM;
+	}
+
+	return KV_OK;
+}
+
 kv_status_t kvd_request_join(kvd_host_t *host, kvd_call_t *call)
 {
 	const kv_msg_join_t *ask = &call->ask->join;
@@ -395,9 +418,9 @@ kv_status_t kvd_request_join(kvd_host_t *host, kvd_call_t *call)
 	uint64_t process;
 	kv_status_t status;
 
-	if (call->session->member) {
-		call->detail = "this connection has joined already";
-		return KV_ERR_EXISTS;
+	status = may_join(call);
+	if (status != KV_OK) {
+		return status;
 	}
 	if (ask->role == KV_ROLE_MATCH) {
 		return join_to_match(host, call);

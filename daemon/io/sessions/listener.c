@@ -1,6 +1,7 @@
 /* One listening socket a namespace. */
 #include "io/sessions/listener.h"
 
+#include "io/members/mirror.h"
 #include "io/poller.h"
 #include "io/sessions/accepting.h"
 #include "io/sessions/receive.h"
@@ -256,6 +257,7 @@ void kvd_listeners_close(kvd_host_t *host)
 void kvd_namespaces_free(kvd_host_t *host)
 {
 	for (uint32_t i = 0; i < host->namespace_count; i++) {
+		kvd_mirror_close(&host->namespaces[i]);
 		kvd_shm_region_destroy(&host->namespaces[i].mirror);
 	}
 	free(host->namespaces);

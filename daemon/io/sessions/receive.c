@@ -2,9 +2,12 @@
 #include "io/sessions/receive.h"
 
 #include "io/members/join.h"
+#include "io/members/mirror.h"
 #include "io/poller.h"
 #include "io/sessions/accepting.h"
 #include "io/sessions/request.h"
+
+#include "kvs/pool.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -163,6 +166,13 @@ static kv_status_t check_next_frame(const kvd_session_t *session, kv_frame_heade
 	return have < *p_need ? KV_PENDING : KV_OK;
 }
 
+/* 1: what the frame asks for is being touched at this moment, for the first client of a namespace or a space. */
+static int waits_for_memory(kvd_host_t *host, const kvd_session_t *session, const kv_frame_header_t *header)
+{
+	return (header->code == KV_CODE_JOIN && kvd_mirror_touch(session->ns) == KV_PENDING) ||
+	       (header->code == KV_CODE_PUT_START && kvs_pool_is_warming(host->cpu));
+}
+
 /* Handle whole frames until the quantum is over, at least one and at most *p_left. KV_OK: there are more; KV_PENDING:
  * all are done, `need` bytes make the next. */
 static kv_status_t handle_frames(kvd_host_t *host, kvd_session_t *session, uint32_t *p_left, size_t *p_need)
@@ -175,6 +185,10 @@ static kv_status_t handle_frames(kvd_host_t *host, kvd_session_t *session, uint3
 	       (*p_left == limit || kv_now_ns(host->env) < host->fair.until_ns)) {
 		const uint8_t *body = session->in + session->in_off + HEADER;
 
+		if (waits_for_memory(host, session, &header)) {
+			session->parked = host->parked = 1;
+			break;
+		}
 		(*p_left)--;
 		host->frames++;
 		status = kvd_request_handle(host, session, &header, body);
@@ -325,7 +339,18 @@ int kvd_session_read(kvd_host_t *host, kvd_session_t *session)
 		finish_reading(host, session);
 	}
 
-	return session->backlog || filled == KV_OK;
+	return !session->parked && (session->backlog || filled == KV_OK);
+}
+
+void kvd_sessions_unpark(kvd_host_t *host)
+{
+	host->parked = 0;
+	for (kvd_session_t *session = host->sessions; session; session = session->next) {
+		if (session->parked) {
+			session->parked = 0;
+			kvd_fair_add(&host->fair, &session->source, EPOLLIN, kv_now_ns(host->env));
+		}
+	}
 }
 
 static int session_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)

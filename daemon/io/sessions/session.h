@@ -45,6 +45,7 @@ struct kvd_session {
 	pid_t fds_sender;    /* process that sent them (kv_sock_extra_t) */
 	uint64_t partial_ns; /* since when a frame is incomplete; 0: none is */
 	int backlog;         /* whole frames are left for the next piece */
+	int parked;          /* its next frame waits for memory that is being touched */
 
 	kvd_out_t *out, **out_tail;
 	size_t out_bytes;

@@ -1,9 +1,10 @@
 /* kvs/pool.h -- the CPU tier: slabs of slots in sealed memfds, and the ledger.
  *
- * A slab is one memfd (SHRINK|GROW sealed, huge pages when the kernel gives them) of one class, pre-faulted in the
- * background, and beside it a digest memfd (u64 leaf[slots][heads][leaves], then u64 root[slots][heads]) that only the
- * daemon may write. The ledger memfd holds the state of every slot, and records of open leases and puts; only daemon
- * and keeper map it. Nothing in client-writable memory is trusted: slab bytes are touched only through kvs_sigbus_*().
+ * A slab is one memfd (SHRINK|GROW sealed, huge pages when the kernel gives them) of one class, and beside it a digest
+ * memfd (u64 leaf[slots][heads][leaves], then u64 root[slots][heads]; kv_slab_tail_t at its end) that only the daemon
+ * may write. No slot is given to a client before a thread of the pool has touched its memory (decision 066). The ledger
+ * memfd holds the state of every slot, and records of open leases and puts; only daemon and keeper map it. Nothing in
+ * client-writable memory is trusted: slab bytes are touched only through kvs_sigbus_*().
  */
 #ifndef KVS_POOL_H
 #define KVS_POOL_H
@@ -28,6 +29,9 @@ typedef int (*kvs_claim_fn)(void *ctx, const char *name);
  * then on. -1: none now. */
 typedef int (*kvs_take_fn)(void *ctx);
 
+/* Bytes of memory that can be had now: beyond them nobody gets an error, and the kernel ends somebody. Any thread. */
+typedef uint64_t (*kvs_room_fn)(void *ctx);
+
 typedef struct kvs_pool_config {
 	uint64_t limit_bytes; /* slabs, digest tables and ledger together */
 	uint64_t slab_bytes;  /* size of a slab; smaller when the limit leaves less, larger (and said) when over 2,047
@@ -41,7 +45,10 @@ typedef struct kvs_pool_config {
 	kv_slab_memory_t memory; /* what `take` gives */
 	uint64_t max_blocks;     /* slots in all; 0: as many as fit. Exact, for replays */
 	kvs_huge_t huge;
-	int prefault; /* 1: a thread touches new slabs */
+	int prefault; /* 1: a thread touches new slabs; 0: who carves a slab touches it there and then */
+	kvs_room_fn
+		room; /* asked before a slab is touched, if it is less the slab is not. NULL: no limit. Thread only */
+	void *room_ctx;
 	/* kvs_pool_carve_ahead() keeps so much carved and touched before it is needed; 0: nothing. KVS_AHEAD_ALL: the
 	 * first class takes all there is. */
 	uint64_t ahead_bytes;
@@ -55,11 +62,14 @@ typedef struct kvs_pool_config {
 } kvs_pool_config_t;
 
 /* The pool as a tier. KV_ERR_ARG: no incarnation, slab size or metrics, or a limit too small for the ledger.
- * KV_ERR_NOMEM. Only memfd_create and mmap can fail later, inside kvs_alloc (KV_ERR_FULL, logged, tried again after a
+ * KV_ERR_NOMEM. Only the kernel can refuse memory later, inside kvs_alloc (KV_ERR_FULL, logged, tried again after a
  * second).
  *
- * kvs_class_open() carves the first slab at once, so that it is pre-faulted before the first put; KV_ERR_LAYOUT: the
- * leaves do not tile the block. The next slab is begun when a quarter of the last is left. Freed slots are given out
+ * kvs_class_open() carves the first slab at once, so that it is touched before the first put; KV_ERR_LAYOUT: the
+ * leaves do not tile the block. kvs_alloc() answers KV_ERR_BUSY while memory is on its way that has not been touched:
+ * nothing need be evicted. A slot to be filled (FILLING) is given before: its memory is there when kvs_mem() no longer
+ * answers KV_ERR_BUSY; KV_ERR_NOMEM: the kernel refuses it.
+ * The next slab is begun when a quarter of the last is left. Freed slots are given out
  * again last in, first out, those of one slab together. kvs_store() and kvs_load() end inside the call; store wants PUT
  * or FILLING and leaves the state alone; load answers KV_ERR_ARG before the slot is READY or TRANSIT and KV_MISS in
  * quarantine. kvs_free() takes a slot from any state. */
@@ -83,8 +93,7 @@ typedef struct kvs_slab_info {
 	kv_slab_memory_t memory;
 	void *base; /* the daemon's own mapping of the data; touched through kvs_guard_*() and direct I/O only. NULL:
 		       memory from elsewhere */
-	uint64_t ready_bytes; /* [0, ready_bytes) have been pre-faulted; pinning the rest would fault it in on the
-				 caller's time */
+	uint64_t ready_bytes; /* [0, ready_bytes) have been touched */
 } kvs_slab_info_t;
 
 /* KV_MISS: no slab has this number now. Numbers are below kvs_pool_slab_count(), a number is free while its slab's
@@ -115,6 +124,9 @@ typedef struct kvs_class_info {
 	uint64_t bytes, ready_bytes; /* of slabs; of them touched */
 } kvs_class_info_t;
 kv_status_t kvs_pool_class(kvs_tier_t *pool, uint32_t slot_class, kvs_class_info_t *p_look);
+/* 1: a class has just got its first slab, and its first 16 MiB (all, of reserved huge pages) are being touched. Not for
+ * longer than 100 ms. */
+int kvs_pool_is_warming(kvs_tier_t *pool);
 
 /* Which registered region (kvs_nvme_register) a slab's memory is from now on: kvs_mem() says so for all its slots. A
  * slab that does not exist is ignored. */

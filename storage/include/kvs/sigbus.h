@@ -28,4 +28,9 @@ kv_status_t kvs_sigbus_verify_block(const kvs_geometry_t *geometry, const void *
 /* Fault the pages of [p, p + n) in for writing without changing a byte. KV_ERR_FAULT: no memory behind one of them. */
 kv_status_t kvs_sigbus_touch_pages(void *p, size_t n);
 
+/* The same by one system call where the kernel has it (5.14): what a daemon does to memory before it lends it, since
+ * that mmap has succeeded says nothing of the pages. huge: on huge pages where the kernel makes them when asked, which
+ * is much faster. 0 or -errno. */
+int kvs_populate(void *base, size_t bytes, int huge);
+
 #endif

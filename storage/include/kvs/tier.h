@@ -264,8 +264,8 @@ static inline kv_status_t kvs_tier_cap(kvs_tier_t *t, const char *ns, uint64_t b
 }
 
 /* Take a free slot and give it to `owner` (put or lease id) in `state` (PUT or FILLING). May carve a new slab or file
- * within the tier's limit. KV_ERR_FULL: nothing free; evict and try again. KV_ERR_TIER_OFF: not now, and evicting
- * would not help. KV_ERR_NOSPC. Disk,
+ * within the tier's limit. KV_ERR_FULL: nothing free; evict and try again. KV_ERR_BUSY: there will be memory in a
+ * moment, evict nothing. KV_ERR_TIER_OFF: not now, and evicting would not help. KV_ERR_NOSPC. Disk,
  * KV_ERR_STALE_EPOCH: kvs_epoch_set() has not been told of this epoch of the space, so the block would not outlive a
  * restart. */
 static inline kv_status_t kvs_alloc(kvs_tier_t *t, uint32_t slot_class, kvs_state_t state, uint64_t owner,
@@ -286,7 +286,8 @@ static inline void kvs_free(kvs_tier_t *t, kvs_loc_t loc)
 	t->ops->free(t, loc);
 }
 
-/* Memory of a CPU slot. KV_ERR_UNSUPPORTED from tiers without memory that this process sees, KV_MISS when stale. */
+/* Memory of a CPU slot. KV_ERR_UNSUPPORTED from tiers without memory that this process sees, KV_MISS when stale.
+ * KV_ERR_BUSY: it has not been touched yet, ask again; KV_ERR_NOMEM: it cannot be now. */
 static inline kv_status_t kvs_mem(kvs_tier_t *t, kvs_loc_t loc, kvs_mem_t *p_mem)
 {
 	return t->ops->mem(t, loc, p_mem);
