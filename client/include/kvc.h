@@ -262,7 +262,8 @@ KVC_API void kvc_space_get_info(const kvc_space_t *space, kvc_space_info_t *info
 /* Canonical layout of the pool's blocks: the one asked for, or one that differs in the inner order only (permute on
  * the way in and out). Borrowed. */
 KVC_API const char *kvc_space_layout(const kvc_space_t *space);
-/* Drop all blocks of the space (weights changed in place). Blocking. */
+/* Drop all blocks of the space, for everybody. Blocking. Not permitted but to operators (processes of root and of the
+ * daemon's user); an engine takes back what it has saved: kvc_withdraw_start(). */
 KVC_API kvc_status_t kvc_space_reset(kvc_space_t *space);
 
 /* Running hash state; plain value, copy it to branch. */

@@ -1,7 +1,6 @@
 /* kvctl explain: where each block of a prompt is, and why the first missing one is missing. */
 #include "kvctl.h"
 
-#include "kv/identity.h"
 #include "kv/key.h"
 #include "kv/miss_reason_list.h"
 #include "kv/shm.h"
@@ -12,14 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_INPUT        (64u << 20) /* bytes of token text */
 #define TIER_WRITING     0x80u
 #define TIER_QUARANTINED 0x40u
 #define TIER_UNREADABLE  ((unsigned)KV_TIER_UNREADABLE)
-
-typedef struct question {
-	const char *tokens, *space, *identity, *salt, *group;
-} question_t;
 
 /* One prompt and what the daemon says about it. */
 typedef struct prompt {
@@ -33,48 +27,6 @@ typedef struct prompt {
 } prompt_t;
 
 /* ---- what is asked --------------------------------------------------------------------------- */
-
-/* The text itself, of a file ("@name") or of standard input ("-"). NULL after printing why. */
-static char *text_of(const kvctl_t *ctl, const char *argument)
-{
-	FILE *file = stdin;
-	char *text;
-	size_t len;
-	int failed;
-
-	if (!argument) {
-		return NULL;
-	}
-	if (strcmp(argument, "-") != 0 && argument[0] != '@') {
-		return strdup(argument);
-	}
-	if (argument[0] == '@') {
-		file = fopen(argument + 1, "re");
-		if (!file) {
-			(void)kvctl_error(ctl, KV_ERR_ARG, "cannot read %s: %s", argument + 1, strerror(errno));
-			return NULL;
-		}
-	}
-	text = malloc(MAX_INPUT + 1u);
-	len = text ? fread(text, 1, MAX_INPUT + 1u, file) : 0;
-	failed = ferror(file);
-	if (file != stdin) {
-		fclose(file);
-	}
-	if (text && (failed || memchr(text, '\0', len))) {
-		(void)kvctl_error(ctl, KV_ERR_ARG, "%s %s", argument, failed ? "cannot be read" : "is not text");
-		free(text);
-		return NULL;
-	}
-	if (!text || len > MAX_INPUT) {
-		(void)kvctl_error(ctl, KV_ERR_ARG, "%s has more than %u bytes", argument, MAX_INPUT);
-		free(text);
-		return NULL;
-	}
-	text[len] = '\0';
-
-	return text;
-}
 
 /* Numbers with commas, blanks, brackets between them: lists as people and programs write them. */
 static int parse_tokens(const kvctl_t *ctl, const char *text, prompt_t *prompt)
@@ -100,111 +52,6 @@ static int parse_tokens(const kvctl_t *ctl, const char *text, prompt_t *prompt)
 	}
 
 	return 0;
-}
-
-/* ---- the space ------------------------------------------------------------------------------- */
-
-/* Is this the space that was asked for: by number, by identity (a last newline more or less), or the only one? */
-static int is_space(struct json_object *space, const question_t *question, uint64_t number, const char *identity)
-{
-	const char *known = kvctl_str(space, "identity");
-
-	if (question->space && kvctl_u64(space, "space") != number) {
-		return 0;
-	}
-	if (identity) {
-		size_t len = strlen(identity), have = strlen(known);
-
-		len -= len > 0 && identity[len - 1] == '\n';
-		have -= have > 0 && known[have - 1] == '\n';
-		return len == have && memcmp(known, identity, len) == 0;
-	}
-
-	return *known != '\0';
-}
-
-static int no_space(const kvctl_t *ctl, const question_t *question, size_t count)
-{
-	if (count == 0) {
-		return kvctl_error(ctl, KV_ERR_NOT_FOUND,
-				   "kvd has no space open: no engine has attached since it was started");
-	}
-	if (question->space) {
-		return kvctl_error(ctl, KV_ERR_NOT_FOUND, "there is no space %s%s; `kvctl status` lists them",
-				   question->space, question->identity ? " with this identity" : "");
-	}
-	if (question->identity) {
-		return kvctl_error(ctl, KV_ERR_NOT_FOUND,
-				   "no space has this identity; `kvctl status --json` shows those there are");
-	}
-
-	return kvctl_error(ctl, KV_ERR_ARG, "there are %zu spaces: name one with --space (`kvctl status` lists them)",
-			   count);
-}
-
-/* Identity of the space asked for, from STATUS; a copy. Only spaces that are there: opening one would make it. */
-static int identity_of(const kvctl_t *ctl, const question_t *question, const char *given, char **p_identity)
-{
-	struct json_object *json = NULL, *spaces, *found = NULL;
-	uint64_t number = 0;
-	size_t count;
-	int code;
-
-	if (question->space && kv_parse_u64(question->space, &number) != KV_OK) {
-		return kvctl_error(ctl, KV_ERR_ARG, "--space %s: a number from `kvctl status`", question->space);
-	}
-	code = kvctl_document(ctl, KVC_DOC_STATUS, 1, &json, NULL);
-	if (code != 0) {
-		return code;
-	}
-	spaces = kvctl_member(kvctl_member(json, "core"), "spaces");
-	count = json_object_is_type(spaces, json_type_array) ? json_object_array_length(spaces) : 0;
-	for (size_t i = 0; i < count && !found; i++) {
-		struct json_object *space = json_object_array_get_idx(spaces, i);
-
-		found = is_space(space, question, number, given) ? space : NULL;
-	}
-	if (!found || (count > 1 && !question->space && !given)) {
-		code = no_space(ctl, question, count);
-	} else {
-		*p_identity = strdup(kvctl_str(found, "identity"));
-		code = *p_identity ? 0 : kvctl_error(ctl, KV_ERR_NOMEM, "out of memory for an identity");
-	}
-	json_object_put(json);
-
-	return code;
-}
-
-static int open_space(const kvctl_t *ctl, kvc_t *kvc, const char *text, kvc_space_t **p_space)
-{
-	char storage[KV_IDENTITY_MAX_TEXT + 64];
-	const char *field = NULL;
-	kv_identity_t parsed;
-	kvc_identity_t identity = {.struct_size = sizeof identity};
-	uint64_t hash_tokens = 0;
-	kvc_status_t status;
-
-	if (kv_identity_parse(text, strlen(text), &parsed, storage, sizeof storage, &field) != KV_OK ||
-	    kv_parse_u64(parsed.hash_tokens, &hash_tokens) != KV_OK || hash_tokens > UINT32_MAX) {
-		return kvctl_error(ctl, KV_ERR_IDENTITY, "the identity is not in canonical form%s%s",
-				   field ? ": see " : "", field ? field : "");
-	}
-	identity.model = parsed.model;
-	identity.weights = parsed.weights;
-	identity.dtype = parsed.dtype;
-	identity.quantization = parsed.quantization;
-	identity.rope = parsed.rope;
-	identity.lora = parsed.lora;
-	identity.hash = parsed.hash;
-	identity.hash_tokens = (uint32_t)hash_tokens;
-	identity.groups = parsed.groups;
-	identity.layout = parsed.layout;
-	identity.page_format = parsed.page_format;
-	identity.extra = parsed.extra;
-	identity.device = parsed.device;
-	status = kvc_space_open(kvc, &identity, p_space);
-
-	return status == KVC_OK ? 0 : kvctl_failed(ctl, status);
 }
 
 /* ---- the answer ------------------------------------------------------------------------------ */
@@ -362,11 +209,11 @@ static int group_of(const kvctl_t *ctl, const kvc_space_t *space, const char *nu
 	return kvctl_error(ctl, KV_ERR_ARG, "explain: the space has no group %s", number);
 }
 
-static int query_daemon(const kvctl_t *ctl, kvc_space_t *space, const question_t *question, prompt_t *prompt)
+static int query_daemon(const kvctl_t *ctl, kvc_space_t *space, prompt_t *prompt)
 {
 	uint32_t cap, units;
 	kvc_status_t status;
-	int code = group_of(ctl, space, question->group, &prompt->group);
+	int code = group_of(ctl, space, ctl->given[KVCTL_GROUP], &prompt->group);
 
 	if (code != 0) {
 		return code;
@@ -380,9 +227,9 @@ static int query_daemon(const kvctl_t *ctl, kvc_space_t *space, const question_t
 	if (!prompt->keys || !prompt->tiers) {
 		return kvctl_error(ctl, KV_ERR_NOMEM, "out of memory for %u keys", cap);
 	}
-	status = kvc_keys_of(space,
-			     &(kvc_prompt_t){sizeof(kvc_prompt_t), prompt->tokens, prompt->n_tokens, question->salt},
-			     prompt->keys, cap, &prompt->n);
+	status = kvc_keys_of(
+		space, &(kvc_prompt_t){sizeof(kvc_prompt_t), prompt->tokens, prompt->n_tokens, ctl->given[KVCTL_SALT]},
+		prompt->keys, cap, &prompt->n);
 	if (status == KVC_OK) {
 		prompt->n /= units;
 		for (uint32_t i = 0; i < prompt->n; i++) {
@@ -395,7 +242,7 @@ static int query_daemon(const kvctl_t *ctl, kvc_space_t *space, const question_t
 	return status == KVC_OK ? 0 : kvctl_failed(ctl, status);
 }
 
-static int explain(const kvctl_t *ctl, const question_t *question, const char *identity, prompt_t *prompt)
+static int explain(const kvctl_t *ctl, const char *identity, prompt_t *prompt)
 {
 	kvc_space_t *space = NULL;
 	kvc_t *kvc = NULL;
@@ -404,9 +251,9 @@ static int explain(const kvctl_t *ctl, const question_t *question, const char *i
 	if (code != 0) {
 		return code;
 	}
-	code = open_space(ctl, kvc, identity, &space);
+	code = kvctl_open_space(ctl, kvc, identity, &space);
 	if (code == 0) {
-		code = query_daemon(ctl, space, question, prompt);
+		code = query_daemon(ctl, space, prompt);
 	}
 	if (code == 0 && ctl->json) {
 		print_document(prompt);
@@ -423,35 +270,26 @@ static int explain(const kvctl_t *ctl, const question_t *question, const char *i
 
 int kvctl_explain(const kvctl_t *ctl)
 {
-	const question_t question = {.tokens = ctl->given[KVCTL_TOKENS],
-				     .space = ctl->given[KVCTL_SPACE],
-				     .identity = ctl->given[KVCTL_IDENTITY],
-				     .salt = ctl->given[KVCTL_SALT],
-				     .group = ctl->given[KVCTL_GROUP]};
+	struct json_object *space = NULL;
 	prompt_t prompt = {0};
-	char *text = NULL, *given = NULL, *identity = NULL;
+	char *text;
 	int code = kv_status_exit_code(KV_ERR_ARG);
 
-	if (!question.tokens) {
+	if (!ctl->given[KVCTL_TOKENS]) {
 		return kvctl_error(ctl, KV_ERR_ARG,
 				   "explain: --tokens is needed: \"1,2,3\", @FILE or - for standard input");
 	}
-	text = text_of(ctl, question.tokens);
+	text = kvctl_text_of(ctl, ctl->given[KVCTL_TOKENS]);
 	if (text) {
 		code = parse_tokens(ctl, text, &prompt);
 	}
-	if (code == 0 && question.identity) {
-		given = text_of(ctl, question.identity);
-		code = given ? 0 : kv_status_exit_code(KV_ERR_ARG);
+	if (code == 0) {
+		code = kvctl_find_space(ctl, &space);
 	}
 	if (code == 0) {
-		code = identity_of(ctl, &question, given, &identity);
+		code = explain(ctl, kvctl_str(space, "identity"), &prompt);
 	}
-	if (code == 0 && identity) {
-		code = explain(ctl, &question, identity, &prompt);
-	}
-	free(given);
-	free(identity);
+	json_object_put(space);
 	free(text);
 	free(prompt.tokens);
 	free(prompt.keys);

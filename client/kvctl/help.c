@@ -15,7 +15,7 @@ static void print_options(const char *command)
 		const kvctl_option_info_t *option = &kvctl_options[i];
 		char shown[48];
 
-		if (command ? !option->command || strcmp(option->command, command) != 0 : option->command != NULL) {
+		if (command ? !kvctl_takes(command, option) : option->command != NULL) {
 			continue;
 		}
 		snprintf(shown, sizeof shown, "--%s%s%s", option->name, option->value ? " " : "",
@@ -45,7 +45,7 @@ static struct json_object *options_json(const char *command)
 	for (unsigned i = 0; i < KVCTL_OPTIONS; i++) {
 		const kvctl_option_info_t *option = &kvctl_options[i];
 
-		if (option->command && strcmp(option->command, command) == 0) {
+		if (kvctl_takes(command, option)) {
 			struct json_object *one = json_object_new_object();
 
 			json_object_object_add(one, "name", json_object_new_string(option->name));

@@ -12,7 +12,7 @@
 #define KVCTL_EXIT_UNHEALTHY 2
 
 /* X(ID, name, value, command, help): every option, of all sub-commands. A value of NULL: a flag. A command of NULL: of
- * all; else the one that takes it. Options may stand anywhere on the command line. */
+ * all; else those that take it, blanks between them. Options may stand anywhere on the command line. */
 #define KVCTL_OPTION_LIST(X)                                                                                           \
 	X(SOCKET, "socket", "PATH", NULL, "the daemon's socket (default: $KVD_SOCKET, else /run/kvd/default.sock)")    \
 	X(JSON, "json", NULL, NULL, "one JSON document instead of text")                                               \
@@ -22,10 +22,14 @@
 	X(HELP, "help", NULL, NULL, "the same as `kvctl help COMMAND`")                                                \
 	X(DETAIL, "detail", "0|1|2", "status", "0: tiers; 1: with spaces and engines (default); 2: with sessions too") \
 	X(TOKENS, "tokens", "LIST", "explain", "token ids: \"1,2,3\", @FILE, or - for standard input")                 \
-	X(SPACE, "space", "ID", "explain", "space by its number in `kvctl status` (default: the only one)")            \
-	X(IDENTITY, "identity", "TEXT", "explain", "space by its identity in `kvctl status --json`: text, or @FILE")   \
+	X(SPACE, "space", "ID", "explain reset",                                                                       \
+	  "space by its number in `kvctl status` (explain's default: the only one)")                                   \
+	X(IDENTITY, "identity", "TEXT", "explain reset",                                                               \
+	  "space by its identity in `kvctl status --json`, the same after a restart: text, or @FILE")                  \
 	X(SALT, "salt", "TEXT", "explain", "cache salt of the request")                                                \
 	X(GROUP, "group", "NUMBER", "explain", "block group (default: the first)")                                     \
+	X(DRY_RUN, "dry-run", NULL, "reset", "say what would be dropped, and drop nothing")                            \
+	X(YES, "yes", NULL, "reset", "do not ask; needed where standard input is no terminal, and with --json")        \
 	X(TRACE, "trace", "FILE", "replay",                                                                            \
 	  "requests, one JSON object a line (Mooncake's format); - is standard input")                                 \
 	X(BLOCKS, "blocks", "C", "replay", "start a private daemon of exactly C blocks; a request offers its first C") \
@@ -78,6 +82,7 @@ int kvctl_peers(const kvctl_t *ctl);
 int kvctl_check(const kvctl_t *ctl);
 int kvctl_config(const kvctl_t *ctl);
 int kvctl_stats(const kvctl_t *ctl);
+int kvctl_reset(const kvctl_t *ctl);
 int kvctl_replay(const kvctl_t *ctl);
 int kvctl_version(const kvctl_t *ctl);
 int kvctl_help(const kvctl_t *ctl);
@@ -86,6 +91,8 @@ int kvctl_help(const kvctl_t *ctl);
 
 /* Fill *ctl from the command line. 0, or the exit code after printing what is wrong. */
 int kvctl_take_options(kvctl_t *ctl, int argc, char **argv);
+/* Is it an option of this sub-command, and not of all? */
+int kvctl_takes(const char *command, const kvctl_option_info_t *option);
 
 /* ---- session.c: the daemon ------------------------------------------------------------------- */
 
@@ -98,6 +105,16 @@ int kvctl_failed(const kvctl_t *ctl, kvc_status_t status);
 /* Say what is wrong with the command line or a file: "kvctl: ..." and, with --json, a document. Returns the exit code
  * of `status`. */
 int kvctl_error(const kvctl_t *ctl, kv_status_t status, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/* ---- space.c: the space that is asked for ---------------------------------------------------- */
+
+/* The text itself, of a file ("@name") or of standard input ("-"). NULL after printing why; the caller frees it. */
+char *kvctl_text_of(const kvctl_t *ctl, const char *argument);
+/* The space of --space and --identity, or the only one, as STATUS shows it: spaces of this namespace. 0, or the exit
+ * code after printing why. The caller puts *p_space. */
+int kvctl_find_space(const kvctl_t *ctl, struct json_object **p_space);
+/* Open it by its identity. 0, or the exit code after printing why. */
+int kvctl_open_space(const kvctl_t *ctl, kvc_t *kvc, const char *identity, kvc_space_t **p_space);
 
 /* ---- print.c: the terminal ------------------------------------------------------------------- */
 

@@ -20,6 +20,8 @@ static const kvctl_command_t commands[] = {
 	{"config", kvctl_config, "[NAME...]", INT_MAX, "the options in force and where each comes from"},
 	{"stats", kvctl_stats, "[NAME...]", INT_MAX, "every metric, or those whose name contains NAME"},
 	{"version", kvctl_version, "", 0, "versions of kvctl, libkvc and the daemon"},
+	{"reset", kvctl_reset, "--space ID|--identity TEXT", 0,
+	 "drop all blocks of a space for all engines; exit 1 when the answer is no"},
 	{"replay", kvctl_replay, "--trace FILE --blocks C|--live", 0,
 	 "drive a daemon with a request trace, every byte checked; exit 2 when one was wrong"},
 	{"help", kvctl_help, "[COMMAND | requests]", 1, "this text, one command's, or the table of requests"},
@@ -55,10 +57,10 @@ static int unknown_command(const kvctl_t *ctl, const char *name)
 static int check_line(const kvctl_t *ctl, const kvctl_command_t *command)
 {
 	for (unsigned i = 0; i < KVCTL_OPTIONS; i++) {
-		const char *owner = kvctl_options[i].command;
+		const kvctl_option_info_t *option = &kvctl_options[i];
 
-		if (ctl->given[i] && owner && strcmp(owner, command->name) != 0) {
-			return kvctl_error(ctl, KV_ERR_ARG, "%s takes no --%s", command->name, kvctl_options[i].name);
+		if (ctl->given[i] && option->command && !kvctl_takes(command->name, option)) {
+			return kvctl_error(ctl, KV_ERR_ARG, "%s takes no --%s", command->name, option->name);
 		}
 	}
 	if (ctl->argc - 1 > command->most) {

@@ -18,6 +18,19 @@ const kvctl_option_info_t kvctl_options[KVCTL_OPTIONS] = {
 #undef OPTION_ROW
 };
 
+int kvctl_takes(const char *command, const kvctl_option_info_t *option)
+{
+	const size_t len = strlen(command);
+
+	for (const char *at = option->command; at && *at; at += strcspn(at, " "), at += strspn(at, " ")) {
+		if (strncmp(at, command, len) == 0 && (at[len] == ' ' || at[len] == '\0')) {
+			return 1;
+		}
+	}
+
+	return 0;
+}
+
 static int take_timeout(kvctl_t *ctl, const char *text)
 {
 	uint64_t ns = 0;

@@ -72,10 +72,18 @@ run replay-no-daemon 64 replay --trace "$dir/trace" --json
 run replay-not-live 64 replay --trace "$dir/trace" --socket "$dir/s"
 run replay-live-policy 64 replay --trace "$dir/trace" --live --policy lru
 run replay-unreachable 69 replay --trace "$dir/trace" --live --socket "$dir/none"
+run reset-no-space 64 --socket "$dir/s" reset --yes
+run reset-unknown 1 --socket "$dir/s" reset --space 7 --yes
+run reset-not-asked 64 --socket "$dir/s" reset --space 0
+run reset-dry 0 --socket "$dir/s" reset --space 0 --dry-run
+run reset-dry-json 0 --socket "$dir/s" reset --space 0 --dry-run --json
+run reset 0 --socket "$dir/s" reset --space 0 --yes
+run reset-unreachable 69 --socket "$dir/none" reset --space 0 --yes
 run other-option 64 status --tokens 1 --socket "$dir/s"
 run too-many 64 check now --socket "$dir/s"
 run bad-detail 64 status --detail 3 --socket "$dir/s"
 run help-explain 0 explain --help
+run help-reset 0 help reset
 run help-replay 0 help replay
 run help-explain-json 0 explain --help --json
 

@@ -272,7 +272,8 @@ static void p10_a_device_that_is_not_there_is_refused(void **state)
 	user_leave(&user);
 	attach(&user, rig.sock);
 	assert_int_equal(put_conversation(&user, 1), LEN);
-	assert_int_equal(kvc_space_reset(user.space), KVC_OK);
+	assert_int_equal(rig_kvctl(&rig, "reset --space 1 --yes", out, sizeof out), 0);
+	assert_true(strstr(out, "  device=fake-0\n") && strstr(out, " in GPU memory, 0 on disk\n"));
 	assert_int_equal(get_conversation(&user, 1), 0);
 	assert_int_equal(rig_kvctl(&rig, "status", out, sizeof out), 0);
 	assert_non_null(strstr(out, "fake-0"));

@@ -1,9 +1,14 @@
 /* What an operator sees first: engines, hit rates, and blocks on disk before an engine attaches. */
 #include "e2e/rig/rig.h"
 
+#include <pty.h>
 #include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
-#define LEN 8u
+#define LEN    8u
+#define NOBODY 65534u
 
 static int status_has(const rig_t *rig, const char *arguments, const char *text)
 {
@@ -82,11 +87,153 @@ static void disk_blocks_count_before_an_engine_attaches(void **state)
 	rig_fini(&rig);
 }
 
+/* ---- reset ----------------------------------------------------------------------------------- */
+
+static int reset(const rig_t *rig, const char *arguments, const char *said)
+{
+	char line[256], out[4096];
+	int code;
+
+	snprintf(line, sizeof line, "reset %s </dev/null", arguments);
+	code = rig_kvctl(rig, line, out, sizeof out);
+	if (!strstr(out, said)) {
+		fail_msg("kvctl %s: %d: no \"%s\" in\n%s", line, code, said, out);
+	}
+
+	return code;
+}
+
+/* On a terminal, with this typed: the exit code. */
+static int reset_on_terminal(const rig_t *rig, const char *typed)
+{
+	char out[4096];
+	size_t len = 0;
+	ssize_t got;
+	int fd = -1, how = 0;
+	pid_t child = forkpty(&fd, NULL, NULL, NULL);
+
+	if (child == 0) {
+		execl(kv_test_program(E2E_KVCTL), "kvctl", "--socket", rig->sock, "reset", "--space", "1", NULL);
+		_exit(127);
+	}
+	assert_true(child > 0);
+	assert_int_equal(write(fd, typed, strlen(typed)), (ssize_t)strlen(typed));
+	while (len < sizeof out - 1 && (got = read(fd, out + len, sizeof out - 1 - len)) > 0) {
+		len += (size_t)got; /* until the other side is closed: EIO */
+	}
+	out[len] = '\0';
+	close(fd);
+	assert_int_equal(waitpid(child, &how, 0), child);
+	assert_non_null(strstr(out, "drop these blocks for all engines? [y/N]"));
+
+	return WIFEXITED(how) ? WEXITSTATUS(how) : -1;
+}
+
+/* For all engines and for good; another space keeps its blocks. */
+static void p2_what_an_operator_drops_is_gone_and_nothing_else(void **state)
+{
+	user_t one, two, other;
+	kvc_key_t keys[LEN], others[LEN];
+	rig_t rig;
+
+	(void)state;
+	rig_init(&rig, 1);
+	rig_start(&rig);
+	user_attach(&one, &rig, "llama");
+	user_attach(&two, &rig, "llama");
+	user_attach(&other, &rig, "qwen");
+	user_keys(&one, 1, LEN, keys);
+	user_keys(&other, 1, LEN, others);
+	assert_int_equal(user_put(&one, keys, 0, LEN, 1, NULL), KVC_OK);
+	assert_int_equal(user_put(&other, others, 0, LEN, 1, NULL), KVC_OK);
+
+	assert_int_equal(reset(&rig, "--yes", "--space or --identity is needed"), 64);
+	assert_int_equal(reset(&rig, "--space 3 --yes", "there is no space 3"), 1);
+	assert_int_equal(reset(&rig, "--space 1", "--yes is needed where nobody can be asked"), 64);
+	assert_int_equal(reset(&rig, "--space 1 --json", "\"status\":\"ERR_ARG\""), 64);
+	assert_int_equal(reset(&rig, "--space 1 --dry-run --yes",
+			       "  8 blocks: 8 in CPU memory, 8 on disk\nnothing was dropped: --dry-run\n"),
+			 0);
+	assert_int_equal(reset(&rig, "--space 1 --dry-run --json", "{\"reset\":false,\"new_epoch\":null,"), 0);
+	assert_int_equal(reset_on_terminal(&rig, "no\n"), 1);
+	assert_true(user_match_is(&two, keys, LEN, LEN));
+
+	assert_int_equal(reset(&rig, "--space 1 --yes", "space 1\n  model=llama\n"), 0);
+	assert_true(user_match_is(&one, keys, LEN, 0));
+	assert_true(user_match_is(&two, keys, LEN, 0));
+	assert_true(user_match_is(&other, others, LEN, LEN));
+	assert_int_equal(reset(&rig, "--space 1 --json --yes", "{\"reset\":true,\"new_epoch\":3,"), 0);
+	assert_int_equal(reset_on_terminal(&rig, "y\n"), 0);
+	assert_true(rig_metric_is(&rig, "kvd_space_resets_total", 3));
+	user_leave(&one);
+	user_leave(&two);
+	user_leave(&other);
+	rig_check_quiet(&rig);
+	assert_int_equal(rig_kill(&rig, SIGKILL), 128 + SIGKILL);
+	rig_start(&rig);
+	user_attach(&one, &rig, "llama");
+	user_attach(&other, &rig, "qwen");
+	assert_true(user_match_is(&other, others, LEN, LEN));
+	assert_int_equal(user_match(&one, keys, LEN), 0);
+	user_leave(&one);
+	user_leave(&other);
+	rig_fini(&rig);
+}
+
+/* 0: a process of another user, that may use the socket and has joined, may not. */
+static int try_as_nobody(const rig_t *rig)
+{
+	const kvc_identity_t identity = user_identity("llama");
+	kvc_status_t status = KVC_OK;
+	pid_t child = fork();
+	user_t user;
+	int how = 0;
+
+	if (child == 0) {
+		if (setresgid(NOBODY, NOBODY, NOBODY) == 0 && setresuid(NOBODY, NOBODY, NOBODY) == 0 &&
+		    user_try(&user, rig->sock, &identity) == KVC_OK) {
+			status = kvc_space_reset(user.space);
+		}
+		_exit(status == (kvc_status_t)KV_ERR_NOT_PERMITTED ? 0 : 1);
+	}
+	assert_int_equal(waitpid(child, &how, 0), child);
+
+	return how;
+}
+
+static void p8_an_engine_of_another_user_drops_no_space(void **state)
+{
+	kvc_key_t keys[LEN];
+	user_t user;
+	rig_t rig;
+
+	(void)state;
+	if (geteuid() != 0) {
+		kv_test_skip("a second user needs root");
+	}
+	rig_init(&rig, 0);
+	rig_option(&rig, "--sockets.mode=default=0666");
+	rig_start(&rig);
+	assert_int_equal(chmod(rig.dir, 0755), 0);
+	assert_int_equal(chmod(rig.run_dir, 0755), 0);
+	user_attach(&user, &rig, "llama");
+	user_keys(&user, 1, LEN, keys);
+	assert_int_equal(user_put(&user, keys, 0, LEN, 0, NULL), KVC_OK);
+	assert_int_equal(try_as_nobody(&rig), 0);
+	assert_int_equal(user_match(&user, keys, LEN), LEN);
+	assert_true(rig_metric_is(&rig, "kvd_space_resets_total", 0));
+	user_leave(&user);
+	rig_fini(&rig);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(engines_and_hit_rates_are_in_the_status),
 		cmocka_unit_test(disk_blocks_count_before_an_engine_attaches),
+		cmocka_unit_test(p2_what_an_operator_drops_is_gone_and_nothing_else),
+		/* the last one: it may skip */
+		cmocka_unit_test(p8_an_engine_of_another_user_drops_no_space),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

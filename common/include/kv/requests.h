@@ -52,7 +52,7 @@
 	X(1, HELLO, hello, KV_ROLE_ANY, "open a session: agree on the version and learn the daemon's incarnation")     \
 	X(2, JOIN, join, KV_ROLE_CLIENT, "create an instance or join it; carries the member's pidfd, answers with fds")\
 	X(3, SPACE_OPEN, space_open, KV_ROLE_CLIENT, "open the space with this identity, creating it when it is new")  \
-	X(4, SPACE_RESET, space_reset, KV_ROLE_MEMBER, "drop all blocks of a space by starting its next epoch")        \
+	X(4, SPACE_RESET, space_reset, KV_ROLE_OPERATOR, "drop all blocks of a space by starting its next epoch; to operators that have joined") \
 	X(5, ACQUIRE, acquire, KV_ROLE_MEMBER, "lease the deepest known block of a full group's ladder and all before it, or all of a window's or state's blocks") \
 	X(6, RELEASE, release, KV_ROLE_MEMBER, "give leases back")                                                     \
 	X(7, RENEW, renew, KV_ROLE_MEMBER, "extend a read lease")                                                      \
