@@ -91,7 +91,7 @@ class Configuration:
 
 DAEMON = (["daemon"], ["crash"], ["upgrade"])
 COMPILE = 30
-COST = {"trace": 10, "profile": 10, "cold": 12, "fresh": 12, "gpu": 1, "hit": 4, "in_turn": 8, "together": 6, "burst": 3, "steady": 4, "tokens": 25, "same": 15, "control": 10, "reference": 10, "failed": 130, "named": 15, "expected": 20, "talk": 30, "talk_begin": 15, "talk_end": 15, "paired": 30, "handed": 30, "handed_traced": 15, "pushing": 60, "other_gpu": 60, "other_gpu_same": 40}
+COST = {"trace": 10, "profile": 10, "cold": 12, "fresh": 12, "gpu": 1, "hit": 4, "in_turn": 8, "together": 6, "burst": 3, "steady": 4, "tokens": 25, "same": 15, "control": 10, "reference": 10, "failed": 130, "changed": 40, "named": 15, "expected": 20, "talk": 30, "talk_begin": 15, "talk_end": 15, "paired": 30, "handed": 30, "handed_traced": 15, "pushing": 60, "other_gpu": 60, "other_gpu_same": 40}
 ALL = ["cold", "gpu", "hit", "together", "burst", "steady"]
 CHAIN = [("first engine", ALL), ("engine restarted", ["hit", "gpu", "together", "burst", "again"])]
 CHECKS = [("first engine", ["tokens", "same", "control"]), ("engine restarted", ["same"]), ("daemon", ["daemon"]), ("daemon restarted", ["same"])]
@@ -182,6 +182,9 @@ def of_runner(runner: int, gib: int) -> dict[str, Configuration]:
         "check-pd-tp1to2": handed_over(runner, {"prefill": 1, "decode": 2}, **TWO_GPUS),
         "check-peers-hbm": handed_over(runner, PEERS, 12, "other_gpu_same"),
         "weights": Configuration(kvd(weights=None, cost_model=False), NAMES, runner, "memory", weights="drawn", environment={"XDG_CACHE_HOME": "WORK"}, graph=False),
+        "check-weights": Configuration(
+            kvd(cost_model=False, load_ms=20000), [("first engine", ["changed"])], runner, "memory", weights="drawn", graph=False, environment={"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}, options={"enable_sleep_mode": True}
+        ),
         "none-tp2": Configuration(None, [("first engine", ["cold", "gpu"])], runner, gpus=2, environment=TWO_GPUS),
         "native-tp2": Configuration(native(gib), [("first engine", ALL)], runner, gpus=2, environment=TWO_GPUS),
         "kvd-tp2": Configuration(kvd(), CHAIN, runner, "memory", gpus=2, environment=TWO_GPUS),

@@ -7,7 +7,7 @@ connector's hooks was called during own hits and hits), profile (own hits, hits 
 connector, kept in a file), failed (loads fail, answers compared with that file: failed.py), named (how long until a prompt is found again; after unread: the
 weights are not in memory when the engine starts; after unnamed: no engine has named them), expected (the likely tokens of answers of an engine without a connector, kept in
 that file), prefill (prompts are computed for another engine: pair.py), paired (that engine's times), handed (its answers, compared with that file), pushing (what hand-overs
-in GPU memory cost both engines), other_gpu (hits in memory of the other engine's GPU), other_gpu_same (answers from there, compared with that file)
+in GPU memory cost both engines), changed (weights changed in place, resets and sleep: changed.py), other_gpu (hits in memory of the other engine's GPU), other_gpu_same (answers from there, compared with that file)
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any, Callable
 
 import faults
 import model
+from changed import Changes
 from daemon import Daemon
 from failed import TOKENS, Failures
 from pair import Decode, Peers, Prefill
@@ -196,6 +197,7 @@ class Bench:
         """The engine's own cache is empty after this."""
         for _ in range(100):
             if self.llm.reset_prefix_cache():
+                self.step(1)  # kvd compares the weights at the first request after it
                 return
             self.step(2)
             time.sleep(0.05)
@@ -532,6 +534,9 @@ class Bench:
 
     def other_gpu_same(self) -> None:
         Peers(self).check()
+
+    def changed(self) -> None:
+        Changes(self, prompts_of(self.order["seed"], [1030] * 4)).run()
 
     def reference(self) -> None:
         Failures(self).reference()

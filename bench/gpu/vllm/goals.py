@@ -172,6 +172,8 @@ def answers(results: dict[str, Any]) -> Iterator[Row]:
             same = found["same"]
             yield f"{name}, {at}", f"{same['right']} of {same['of']}", "all equal, all found", verdict(same["right"] == same["of"] and not same["not all found"])
         for what, after in found.items():
+            if isinstance(after, dict) and "as it should be" in after:
+                yield f"{name}, {what}", f"{after['equal']} of {after['of']}, cached {after['cached']}", "all equal; all found, or none", verdict(after["as it should be"])
             if isinstance(after, dict) and "not all came" in after:
                 tied = f", {after['tied']} by a tie" if after["tied"] else ""
                 yield f"{name}, {what}", f"{after['right']} of {after['of']}{tied}", "all equal, all came", verdict(after["right"] == after["of"] and not after["not all came"])

@@ -38,7 +38,7 @@ case " $* " in
 *) python3 -c 'import kvd_vllm._kvd as k; print(k.version, k.__file__)' ;;
 esac
 
-part=${1:?a part: check, check-async, check-failed, check-failed-sync, check-failed-async, check-failed-hbm, weights, part1, part2, pd, pd-hbm, push-hbm, peers-hbm, steps-hbm, check-pd, check-pd-hbm, check-peers-hbm, check-pd-tp, full, tp2, or names of configurations}
+part=${1:?a part: check, check-async, check-failed, check-failed-sync, check-failed-async, check-failed-hbm, check-weights, weights, part1, part2, pd, pd-hbm, push-hbm, peers-hbm, steps-hbm, check-pd, check-pd-hbm, check-peers-hbm, check-pd-tp, full, tp2, or names of configurations}
 shift
 case $part in
 check) set -- check-v2 check-v1 "$@" ;;
@@ -47,6 +47,7 @@ check-failed) set -- --engine-seconds 230 --shape llama1b failed-v{1,2}{,-plain}
 check-failed-sync) set -- --engine-seconds 230 --shape llama1b failed-v{1,2}{,-plain}{,-graph}-sync "$@" ;;
 check-failed-async) set -- --engine-seconds 230 --shape llama1b failed-v{1,2}{,-plain}{,-graph}-async "$@" ;;
 check-failed-hbm) set -- --engine-seconds 280 --prompts 12 --shape llama1b failed-v{1,2}{,-graph}{,-async}-hbm "$@" ;;
+check-weights) set -- check-v2-weights check-v1-weights "$@" ;;
 weights) set -- --models "$HOME/kvd-bench-models" --sizes '{"1030": 1}' weights-v2 "$@" ;;
 part1) set -- --graph --rounds 3 kvd-v2 native-v2 ring-v2 lmcache-v2 lmserver-v2 "$@" ;;
 part2) set -- --graph --rounds 3 kvd-v1 native-v1 ring-v1 disk-v1 disk-v2 "$@" ;;
