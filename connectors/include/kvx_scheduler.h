@@ -85,11 +85,18 @@ KVC_API kvc_status_t kvx_scheduler_open(const kvx_scheduler_config_t *config, kv
 KVC_API void kvx_scheduler_close(kvx_scheduler_t *scheduler);
 /* Why the last kvx_scheduler_open() on this thread failed; never NULL. */
 KVC_API const char *kvx_scheduler_last_error(void);
-/* Set what names the weights: `text` is copied, and the ranks learn it with the next message. Once, for a scheduler
- * opened without; until then every lookup is a miss and nothing is saved. Any thread may call it. KVC_ERR_ARG: the
- * scheduler has that text, or it is empty or longer than KVX_WEIGHTS_MAX. KVC_ERR_NOMEM. */
+/* Name the weights, of a scheduler opened without a name, or after kvx_scheduler_suspend(): `text` is copied, and the
+ * ranks learn it with the next message. Until then every lookup is a miss and nothing is saved. If it is another name
+ * than the last one, the daemon is asked to take back what was stored since that was given. Any thread may call it.
+ * KVC_ERR_ARG: the weights have a name, or the text is empty or longer than KVX_WEIGHTS_MAX. KVC_ERR_NOMEM. */
 #define KVX_WEIGHTS_MAX 1000u
 KVC_API kvc_status_t kvx_scheduler_set_weights(kvx_scheduler_t *scheduler, const char *text);
+/* The weights may have been changed, so their name is no longer proved. Saves and hand-overs in progress are given up,
+ * and what the engine's blocks hold now is never saved. Blocks of others stay as they are. */
+KVC_API void kvx_scheduler_suspend(kvx_scheduler_t *scheduler);
+/* 1: nothing is saved any longer, because too much would have to be taken back if the weights had changed: suspend, and
+ * name them again. */
+KVC_API int kvx_scheduler_needs_proof(const kvx_scheduler_t *scheduler);
 /* Use memory that the daemon has on a GPU: the one in which rank 0 has its cache, by its UUID ("GPU-...") or the name
  * of a fake device, up to KVX_DEVICE_MAX bytes; copied. Hits found there are loaded from there, and what is used a
  * second time is saved there (docs/decisions/057). A prefix that is longer in memory of another GPU of the daemon's is
@@ -262,9 +269,6 @@ KVC_API void kvx_scheduler_take_report(kvx_scheduler_t *scheduler, const void *b
 KVC_API uint32_t kvx_scheduler_take_invalidated(kvx_scheduler_t *scheduler, uint32_t *ids, uint32_t cap);
 /* 1: something waits for a message: keep stepping although there are no requests. */
 KVC_API int kvx_scheduler_has_pending(kvx_scheduler_t *scheduler);
-/* Drop all blocks of the model and of the adapters seen so far (weights changed in place). Waits up to a second, also
- * for spaces that are being opened. */
-KVC_API kvc_status_t kvx_scheduler_reset(kvx_scheduler_t *scheduler);
 
 /* The caller no longer knows which request has which blocks: saves in progress are given up, and no request known now
  * is saved before it was preempted. */
@@ -337,6 +341,11 @@ KVC_API void kvx_scheduler_record(kvx_scheduler_t *scheduler, const char *lora, 
 	X(cost_model_samples, "hits that were sampled: a small part was loaded to measure it")                         \
 	X(cost_model_steps, "steps whose time was measured")                                                           \
 	X(attaches, "attachments to a daemon")                                                                         \
+	X(suspensions,                                                                                                 \
+	  "times the weights may have changed, so that nothing was loaded or saved until their next name")             \
+	X(withdrawn,                                                                                                   \
+	  "runs of blocks to be taken back, because the weights had another name when they were proved next")          \
+	X(withdrawals, "of them, runs that the daemon has taken back")                                                 \
 	X(broken_invariants,                                                                                           \
 	  "invariants found broken; above 0 the half has detached for good: please report the log line")               \
 	X(spaces_refused, "requests of adapters for which there was no space, or no name yet")

@@ -156,6 +156,9 @@ KVC_API void kvx_worker_wait(kvx_worker_t *worker, uint32_t timeout_us);
  * that id, which come layer by layer; a layer that this rank does not hold counts. 0: there is no such load, or it has
  * ended. */
 KVC_API int kvx_worker_get_layers(const kvx_worker_t *worker, const char *id, uint32_t id_len, uint32_t *p_layers);
+/* The engine is about to give away the memory of its cache (vLLM's sleep), with no step in progress: every save reads
+ * its blocks now, or is given up. What it has sent to a device is in its streams when this returns. */
+KVC_API void kvx_worker_finish_saves(kvx_worker_t *worker);
 /* 1: a submitted save still has to read one of these blocks. */
 KVC_API int kvx_worker_has_unsaved(const kvx_worker_t *worker, const uint32_t *ids, uint32_t n);
 /* Wait until all submitted saves are visible to the daemon, or timeout_ms have passed. For tests and shutdown. */

@@ -28,7 +28,7 @@
 #include "scheduler/load.h"
 #include "scheduler/requests.h"
 #include "scheduler/save.h"
-#include "scheduler/spaces.h"
+#include "scheduler/names/spaces.h"
 
 #include "kv/log.h"
 
@@ -422,7 +422,7 @@ static void end_sending(kvx_scheduler_t *scheduler, kvx_shandover_t *h, const kv
 static void count_other_space(kvx_scheduler_t *scheduler, const kvx_shandover_t *h, kvc_status_t why, uint64_t *p_stat)
 {
 	const uint64_t now = kv_now_ns(scheduler->env);
-	const char *weights = kvx_weights_text(scheduler);
+	const char *weights = scheduler->spaces[h->space].weights;
 
 	if (why != KVC_ERR_OTHER_SPACE) {
 		return;
@@ -552,6 +552,18 @@ void kvx_scheduler_abort_send(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 		if (h && h->sends) {
 			h->aborted = 1;
 			poll_producer(scheduler, h, kv_now_ns(scheduler->env));
+		}
+	}
+}
+
+void kvx_handovers_abort(kvx_scheduler_t *scheduler)
+{
+	for (kvx_shandover_t *h = scheduler->handovers; h; h = h->next) {
+		kvx_request_t *request = kvx_requests_find_serial(&scheduler->requests, h->hash, h->serial);
+
+		h->aborted |= h->sends;
+		if (request && !h->sends) {
+			request->failed = 1; /* it computes what has not come */
 		}
 	}
 }

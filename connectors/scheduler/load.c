@@ -23,7 +23,7 @@
 #include "scheduler/keys.h"
 #include "scheduler/requests.h"
 #include "scheduler/save.h"
-#include "scheduler/spaces.h"
+#include "scheduler/names/spaces.h"
 
 #include "kv/struct.h"
 

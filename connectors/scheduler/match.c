@@ -4,7 +4,8 @@
 #include "scheduler/keys.h"
 #include "scheduler/load.h"
 #include "scheduler/requests.h"
-#include "scheduler/spaces.h"
+#include "scheduler/names/spaces.h"
+#include "scheduler/names/weights.h"
 
 #include "kv/log.h"
 #include "kv/struct.h"
@@ -458,7 +459,8 @@ static void match_request(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_
 		stats->miss_tokens_refused += missed;
 		return;
 	}
-	if (!kvx_weights_text(scheduler)) {
+	kvx_weights_poll(scheduler);
+	if (!scheduler->adopted) {
 		stats->miss_tokens_weights_pending += missed;
 		hit->why = KV_WHY_NO_DAEMON;
 		return;

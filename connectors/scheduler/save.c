@@ -8,8 +8,9 @@
 #include "scheduler/handover_calls.h"
 #include "scheduler/keys.h"
 #include "scheduler/requests.h"
-#include "scheduler/spaces.h"
+#include "scheduler/names/spaces.h"
 #include "scheduler/step_time.h"
+#include "scheduler/names/weights.h"
 
 #include "kv/struct.h"
 
@@ -115,12 +116,18 @@ static uint32_t private_block(const kvx_request_t *request)
 	return request->own.partial ? request->own.n - 1u : UINT32_MAX;
 }
 
+/* The first block whose key the daemon is told: the parent's, where blocks have one. */
+static uint32_t base_of(const kvx_scheduler_t *scheduler, const kvx_run_t *run)
+{
+	return run->from && scheduler->groups[run->index].rule == KV_RULE_FULL ? run->from - 1u : run->from;
+}
+
 /* NULL: not now. */
 static kvc_put_t *start_put(kvx_scheduler_t *scheduler, const kvx_run_t *run)
 {
 	const kv_group_t *group = &scheduler->groups[run->index];
 	const uint32_t units = group->block_tokens / scheduler->unit;
-	const uint32_t base = run->from && group->rule == KV_RULE_FULL ? run->from - 1u : run->from;
+	const uint32_t base = base_of(scheduler, run);
 	const kvc_put_options_t options = {
 		.struct_size = sizeof options,
 		.event_hashes = scheduler->foreign ? scheduler->events : NULL,
@@ -171,9 +178,8 @@ static kvc_put_t *start_private_put(kvx_scheduler_t *scheduler, const kvx_run_t 
 static int reserve_run(kvx_scheduler_t *scheduler, const kvx_run_t *run, uint64_t now)
 {
 	const uint32_t n = run->to - run->from;
-	kvx_sput_t *put = scheduler->put_count < KVX_PUTS_MAX
-				  ? kv_alloc(scheduler->env, sizeof *put + n * sizeof *put->entries)
-				  : NULL;
+	const size_t bytes = sizeof(kvx_sput_t) + n * (sizeof(kvx_table_entry_t) + sizeof(kvc_key_t));
+	kvx_sput_t *put = scheduler->put_count < KVX_PUTS_MAX ? kv_alloc(scheduler->env, bytes) : NULL;
 	kvc_put_t *started = !put               ? NULL
 			     : run->private_key ? start_private_put(scheduler, run)
 						: start_put(scheduler, run);
@@ -200,6 +206,9 @@ static int reserve_run(kvx_scheduler_t *scheduler, const kvx_run_t *run, uint64_
 		.step = scheduler->step,
 	};
 	memcpy(put->entries, run->request->groups[run->index].entries + run->from, n * sizeof *put->entries);
+	put->keys = (kvc_key_t *)(void *)(put->entries + n);
+	memcpy(put->keys, run->private_key ? run->private_key : scheduler->keys + (run->from - base_of(scheduler, run)),
+	       n * sizeof *put->keys);
 	put->link = scheduler->puts_end;
 	*put->link = put;
 	scheduler->puts_end = &put->next;
@@ -223,7 +232,8 @@ void kvx_put_start_private(kvx_scheduler_t *scheduler, kvx_request_t *request, c
 			       .private_key = last->key,
 			       .once = 1};
 
-	if (!request->unsavable && entry_is_current(scheduler, &request->groups[0], last->block)) {
+	if (!request->unsavable && kvx_space_miss_reason(scheduler, request->space) == KV_WHY_NONE &&
+	    entry_is_current(scheduler, &request->groups[0], last->block)) {
 		(void)reserve_run(scheduler, &run, kv_now_ns(scheduler->env));
 	}
 }
@@ -718,6 +728,26 @@ static int is_intact(const kvx_scheduler_t *scheduler, const kvx_sput_t *put)
 	return 1;
 }
 
+/* A block of a full group stands for those after it. */
+static void note_stored(kvx_scheduler_t *scheduler, const kvx_sput_t *put)
+{
+	const kv_group_t *group = &scheduler->groups[put->index];
+
+	for (uint32_t i = 0; i < put->granted; i++) {
+		const kvx_stored_at_t at = {.key = put->keys[i],
+					    .space = (uint16_t)put->space,
+					    .place = (uint8_t)put->place,
+					    .group = (uint8_t)group->id};
+
+		if (!is_stored(put, i)) {
+			kvx_weights_add_stored(scheduler, &at);
+			if (group->rule == KV_RULE_FULL) {
+				return;
+			}
+		}
+	}
+}
+
 static void emit_save(kvx_scheduler_t *scheduler, kvx_sput_t *put, const kvc_handle_t *handle)
 {
 	kvx_msg_save_t *record = kvx_msg_add_record(&scheduler->message, KVX_RECORD_SAVE, sizeof *record);
@@ -743,6 +773,7 @@ static void emit_save(kvx_scheduler_t *scheduler, kvx_sput_t *put, const kvc_han
 	}
 	put->at = KVX_SPUT_SENT;
 	put->emitted = scheduler->step;
+	note_stored(scheduler, put);
 }
 
 /* More layers of its blocks are computed. */
@@ -774,6 +805,7 @@ void kvx_puts_emit(kvx_scheduler_t *scheduler)
 			continue;
 		}
 		if (is_intact(scheduler, put) && kvx_message_reserve(scheduler, size) &&
+		    kvx_weights_reserve_stored(scheduler, put->granted) &&
 		    kvc_put_export(put->put, &handle) == KVC_OK) {
 			emit_save(scheduler, put, &handle);
 		} else {

@@ -6,8 +6,9 @@
 #include "scheduler/load.h"
 #include "scheduler/requests.h"
 #include "scheduler/save.h"
-#include "scheduler/spaces.h"
+#include "scheduler/names/spaces.h"
 #include "scheduler/step_time.h"
+#include "scheduler/names/weights.h"
 
 #include "kv/struct.h"
 
@@ -37,6 +38,10 @@ kvc_status_t kvx_scheduler_open_in(const kv_env_t *env, const kvx_scheduler_conf
 	}
 	scheduler->space_count = 1; /* the base model's */
 	scheduler->spaces[0].emitted = config->identity->weights != NULL;
+	status = kvx_weights_init(scheduler, config->identity->weights);
+	if (status != KVC_OK) {
+		goto err_scheduler;
+	}
 
 	kvc = (kvc_config_t){
 		.struct_size = sizeof kvc,
@@ -77,6 +82,9 @@ void kvx_scheduler_close(kvx_scheduler_t *scheduler)
 		return;
 	}
 	env = scheduler->env;
+	if (scheduler->stored.withdrawn > 0) {
+		kvx_withdrawals_finish(scheduler);
+	}
 	kvx_handovers_close(scheduler);
 	kvx_loads_close(scheduler);
 	kvx_puts_revoke_all(scheduler);
@@ -90,7 +98,7 @@ void kvx_scheduler_close(kvx_scheduler_t *scheduler)
 	kv_free(env, scheduler->keys);
 	kv_free(env, scheduler->spaces);
 	kv_free(env, scheduler->writers);
-	kv_free(env, atomic_load(&scheduler->weights));
+	kvx_weights_fini(scheduler);
 	for (uint32_t place = 0; place < KVX_PLACES; place++) {
 		kv_free(env, atomic_load(&scheduler->places[place].device));
 	}
@@ -100,7 +108,7 @@ void kvx_scheduler_close(kvx_scheduler_t *scheduler)
 
 int kvx_scheduler_is_ready(const kvx_scheduler_t *scheduler)
 {
-	return kvx_space_miss_reason(scheduler, 0) == KV_WHY_NONE;
+	return kvx_space_miss_reason(scheduler, scheduler->base) == KV_WHY_NONE;
 }
 
 /* ---- block tables ---------------------------------------------------------------------------- */
@@ -276,7 +284,9 @@ void kvx_scheduler_build_message(kvx_scheduler_t *scheduler, const void **p_byte
 	uint64_t now = kv_now_ns(scheduler->env);
 
 	(void)kvc_poll_us(scheduler->kvc, 0);
+	kvx_weights_poll(scheduler);
 	kvx_spaces_poll(scheduler, now);
+	kvx_withdrawals_poll(scheduler, now);
 	kvx_puts_await(scheduler, now);
 	now = kv_now_ns(scheduler->env);
 	kvx_loads_poll(scheduler, now);
@@ -304,11 +314,14 @@ int kvx_scheduler_has_pending(kvx_scheduler_t *scheduler)
 	const uint64_t now = kv_now_ns(scheduler->env);
 
 	(void)kvc_poll_us(scheduler->kvc, 0);
+	kvx_weights_poll(scheduler);
 	kvx_spaces_poll(scheduler, now);
+	kvx_withdrawals_poll(scheduler, now);
 	(void)kvx_puts_poll(scheduler, now);
 	kvx_handovers_poll(scheduler, now);
 
 	return kvx_handovers_are_due(scheduler) || kvx_loads_have_drops(scheduler) ||
+	       kvx_withdrawals_are_due(scheduler, now) ||
 	       (kvx_daemon_is_alive(scheduler) && kvx_puts_are_due(scheduler, now));
 }
 
@@ -383,7 +396,7 @@ void kvx_scheduler_record_ended(kvx_scheduler_t *scheduler, const kvx_ask_t *ask
 	kvx_scheduler_record(scheduler, ask->lora, &report);
 }
 
-/* ---- reset ----------------------------------------------------------------------------------- */
+/* ---- weights that may have changed ------------------------------------------------------------- */
 
 void kvx_scheduler_revoke_saves(kvx_scheduler_t *scheduler)
 {
@@ -395,43 +408,21 @@ void kvx_scheduler_revoke_saves(kvx_scheduler_t *scheduler)
 	}
 }
 
-/* A space must be open before it can be reset. One that was refused serves nothing. */
-static kvc_status_t reset_space(kvx_scheduler_t *scheduler, const kvx_sspace_t *space, uint64_t until)
+void kvx_scheduler_suspend(kvx_scheduler_t *scheduler)
 {
-	uint64_t now = kv_now_ns(scheduler->env);
-
-	while (space->space && !space->open && now < until && kvx_daemon_is_alive(scheduler)) {
-		(void)kvc_poll_us(scheduler->kvc, KVX_SLICE_US);
-		kvx_spaces_poll(scheduler, now);
-		now = kv_now_ns(scheduler->env);
-	}
-	if (now >= until) {
-		return KVC_ERR_TIMEOUT;
-	}
-	if (!space->space) {
-		return KVC_OK;
-	}
-
-	return space->open ? kvc_space_reset(space->space) : KVC_ERR_UNREACHABLE;
-}
-
-kvc_status_t kvx_scheduler_reset(kvx_scheduler_t *scheduler)
-{
-	const uint64_t until = kv_now_ns(scheduler->env) + CALL_MS * KVX_MS;
-	kvc_status_t status = scheduler->spaces[0].open ? KVC_OK : KVC_ERR_UNREACHABLE;
-
 	/* Everything in progress is of the old weights, and so is what this step computes. */
 	kvx_scheduler_revoke_saves(scheduler);
+	kvx_handovers_abort(scheduler);
 	scheduler->generation++;
 	for (uint32_t i = 0; i < scheduler->max_blocks; i++) {
 		scheduler->blocks[i].gen |= 1u;
 	}
-	kvx_device_reset(scheduler);
-	for (uint32_t i = 0; i < scheduler->space_count && status == KVC_OK; i++) {
-		status = reset_space(scheduler, &scheduler->spaces[i], until);
+	for (kvx_request_t *request = NULL; (request = kvx_requests_next(&scheduler->requests, request));) {
+		request->own.epoch = 0; /* its keys are of the old space */
+		request->space = UINT32_MAX;
 	}
-
-	return status;
+	kvx_weights_suspend(scheduler);
+	scheduler->stats.suspensions++;
 }
 
 void kvx_scheduler_get_stats(const kvx_scheduler_t *scheduler, kvx_scheduler_stats_t *stats)

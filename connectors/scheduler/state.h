@@ -32,18 +32,19 @@ typedef struct kvx_sdevice_space {
 	kvc_space_t *space; /* NULL: not requested, or refused */
 	int wanted;         /* a hand-over has named the GPU, another engine's */
 	int named;          /* it was open once: leases, puts and hand-overs may name it */
-	int open;           /* and it has no block from before a reset */
-	int must_reset;
+	int open;
 	uint64_t retry_ns;
 } kvx_sdevice_space_t;
 
-/* The space of the base model or of an adapter. */
+/* The space of the base model or of an adapter, of weights of one name. Its number may become another one's when
+ * nothing uses it and its weights are no longer the engine's. */
 typedef struct kvx_sspace {
-	char *adapter; /* NULL: the base model's */
-	uint64_t hash;
+	char *weights;      /* NULL: not known yet */
+	char *adapter;      /* NULL: the base model's */
+	uint64_t hash;      /* of both */
 	kvc_space_t *space; /* NULL: not requested, or refused */
 	int open;           /* it was open once */
-	int emitted;        /* the ranks know its number */
+	int emitted;        /* the ranks know what its number stands for */
 	uint32_t closes;    /* its hand-overs of before have ended with the handle */
 	uint64_t retry_ns;
 	kvx_sdevice_space_t devices[KVX_PLACES]; /* that of KVX_IN_HOST is not used */
@@ -140,8 +141,23 @@ typedef struct kvx_sput {
 	int layered;                  /* its blocks are computed and saved layer by layer */
 	uint32_t layers;              /* of them, that are computed */
 	uint32_t layers_emitted;      /* that the ranks know of */
+	kvc_key_t *keys;              /* [n], behind the entries */
 	kvx_table_entry_t entries[];  /* [n] */
 } kvx_sput_t;
+
+/* Where a put has stored blocks of this engine: a block of a full group stands for those after it as well. */
+typedef struct kvx_stored_at {
+	kvc_key_t key;
+	uint16_t space;
+	uint8_t place, group; /* group: its id */
+} kvx_stored_at_t;
+
+/* Oldest first. The first `withdrawn` are of another name than the present one, and to be taken back. */
+typedef struct kvx_stored_list {
+	kvx_stored_at_t *at;
+	uint32_t n, cap, withdrawn;
+	int full; /* the weights must be proved before more is stored */
+} kvx_stored_list_t;
 
 /* A GPU whose memory may have blocks: the engine's own, or another one that the daemon or a hand-over has named. */
 typedef struct kvx_splace {
@@ -201,9 +217,18 @@ struct kvx_scheduler {
 	int wait_asked; /* wait_us is the caller's, however short the step */
 	char *text;     /* storage of the strings of `identity` */
 	kvc_identity_t identity;
-	_Atomic(char *) weights; /* set after the start; NULL: not yet */
-	uint64_t token_bytes;    /* of all groups, about */
-	uint32_t layers;         /* of the model */
+	_Atomic(char *) next_weights; /* given and not adopted yet; NULL: none */
+	_Atomic int named;            /* the weights have a name, or are given one */
+	char *weights;                /* the last name adopted; NULL: none yet */
+	int adopted;                  /* and it is still theirs */
+	uint32_t base;                /* number of the base model's space of that name; UINT32_MAX: none */
+	int may_change;               /* it was opened without a name: what is stored may have to be withdrawn */
+	kvx_stored_list_t stored;     /* since the name was proved */
+	kvc_withdrawal_t *withdrawal; /* asked of the daemon; NULL: none */
+	uint32_t withdrawing;         /* the first ones of `stored`, that it names */
+	uint64_t withdraw_ns;         /* the next one is not asked for before */
+	uint64_t token_bytes;         /* of all groups, about */
+	uint32_t layers;              /* of the model */
 	kvx_splace_t places[KVX_PLACES];
 	uint32_t device_count; /* of the daemon's, that have got a place or are left out */
 

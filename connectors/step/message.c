@@ -193,7 +193,9 @@ static int tail_fits(const kvx_record_header_t *record, size_t room)
 
 	switch (record->type) {
 	case KVX_RECORD_SPACE:
-		return kvx_padded(((const kvx_msg_space_t *)at)->text_len) == room;
+		return kvx_padded(((const kvx_msg_space_t *)at)->weights_len) +
+			       kvx_padded(((const kvx_msg_space_t *)at)->adapter_len) ==
+		       room;
 	case KVX_RECORD_DEVICE:
 		return kvx_padded(((const kvx_msg_device_t *)at)->text_len) == room &&
 		       ((const kvx_msg_device_t *)at)->place != KVX_IN_HOST &&
@@ -242,9 +244,14 @@ bad:
 	return NULL;
 }
 
-const char *kvx_msg_space_text(const kvx_msg_space_t *space)
+const char *kvx_msg_space_weights(const kvx_msg_space_t *space)
 {
 	return (const char *)(space + 1);
+}
+
+const char *kvx_msg_space_adapter(const kvx_msg_space_t *space)
+{
+	return kvx_msg_space_weights(space) + kvx_padded(space->weights_len);
 }
 
 const char *kvx_msg_device_text(const kvx_msg_device_t *device)

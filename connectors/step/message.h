@@ -4,10 +4,9 @@
  * that is not sound is counted and ignored. Integers are in native order. A message is a header and records, each
  * aligned to 8 bytes; a report likewise.
  *
- *   SPACE   number, adapter text        numbers the space of an adapter; 0 is the base model's, and its text names the
- *                                       weights, if the ranks were opened without
- *   DEVICE  place, text                 UUID of the GPU whose memory has another space for each of these; a rank that
- *                                       can load from another engine's GPU says so (REACHED)
+ *   SPACE   number, weights, adapter    numbers the space of an adapter, or with an empty one of the base model, under
+ * a name of the weights; a number may come again with other texts DEVICE  place, text                 UUID of the GPU
+ * whose memory has another space for each of these; a rank that can load from another engine's GPU says so (REACHED)
  *   FENCE   block ids                   allocated in this step: what saves still have to read of them is read first
  *   LOAD    load id, request id, parts  lease handle, first block in the lease, ids to write to; a part for each group,
  *                                       or two: its first blocks from a space in GPU memory, then the others
@@ -87,7 +86,8 @@ enum { KVX_IN_HOST = 0, KVX_IN_DEVICE = 1, KVX_PLACES = 9 };
 typedef struct kvx_msg_space {
 	kvx_record_header_t h;
 	uint32_t number;
-	uint32_t text_len; /* text follows, no NUL */
+	uint32_t weights_len, adapter_len; /* both texts follow, no NUL */
+	uint32_t reserved;
 } kvx_msg_space_t;
 
 typedef struct kvx_msg_device {
@@ -224,7 +224,8 @@ typedef struct kvx_msg_reader {
 int kvx_msg_open(kvx_msg_reader_t *cursor, uint32_t magic, const void *bytes, size_t len);
 const kvx_record_header_t *kvx_msg_next(kvx_msg_reader_t *cursor);
 /* The arrays behind a record that kvx_msg_next() has returned. */
-const char *kvx_msg_space_text(const kvx_msg_space_t *space);
+const char *kvx_msg_space_weights(const kvx_msg_space_t *space);
+const char *kvx_msg_space_adapter(const kvx_msg_space_t *space);
 const char *kvx_msg_device_text(const kvx_msg_device_t *device);
 const uint32_t *kvx_msg_fence_ids(const kvx_msg_fence_t *fence);
 const char *kvx_msg_load_id(const kvx_msg_load_t *load);

@@ -38,6 +38,7 @@
 #define KVX_NS_A_MS        UINT64_C(1000000)
 
 struct kvx_wload;
+typedef struct kvx_wname kvx_wname_t;
 typedef struct kvx_wgpu kvx_wgpu_t;
 
 /* Threads sleep at it until it is opened. */
@@ -46,7 +47,7 @@ typedef struct kvx_gate {
 	_Atomic uint32_t waiters;
 } kvx_gate_t;
 
-typedef enum kvx_wjob_kind { KVX_WJOB_LOAD, KVX_WJOB_SAVE, KVX_WJOB_ADAPTER } kvx_wjob_kind_t;
+typedef enum kvx_wjob_kind { KVX_WJOB_LOAD, KVX_WJOB_SAVE, KVX_WJOB_NAME } kvx_wjob_kind_t;
 
 /* First member of everything that the engine's thread submits to the transfer thread. */
 typedef struct kvx_wjob {
@@ -137,8 +138,7 @@ struct kvx_worker {
 	kvk_layout_t layout;
 	kvk_geometry_t geometry;
 	char layout_text[KVK_LAYOUT_TEXT_MAX];
-	kvc_identity_t identity; /* but for `weights`, which may come in a step message: transfer thread only */
-	char *weights;           /* that came so */
+	kvc_identity_t identity; /* `weights` NULL: they come with the number of a space */
 	kvc_writer_t range;      /* that this rank holds */
 	kvc_writer_t save_range; /* of it: other ranks may hold copies, and save the rest */
 	kvx_wgroup_t *groups;
@@ -208,11 +208,11 @@ struct kvx_worker {
 	kvx_wjob_t *run; /* jobs in progress, oldest first */
 	kvx_wjob_t **run_end;
 	kvx_wspace_t spaces[KVX_PLACES][KVX_WORKER_SPACES];
-	char *loras[KVX_WORKER_SPACES]; /* number 0: NULL */
-	char *devices[KVX_PLACES];      /* UUID of the GPU of each place; NULL: not known, or host memory */
-	_Atomic uint32_t reached;       /* bit a place: memory of that GPU, another engine's, can be loaded from */
-	int has_refused_device;         /* a slab in memory of a GPU could not be mapped: it was logged */
-	uint32_t space_top;             /* numbers below it may be in use */
+	kvx_wname_t *names[KVX_WORKER_SPACES]; /* NULL: the identity's own names, of number 0 */
+	char *devices[KVX_PLACES];             /* UUID of the GPU of each place; NULL: not known, or host memory */
+	_Atomic uint32_t reached; /* bit a place: memory of that GPU, another engine's, can be loaded from */
+	int has_refused_device;   /* a slab in memory of a GPU could not be mapped: it was logged */
+	uint32_t space_top;       /* numbers below it may be in use */
 	kvx_scratch_t transfer_scratch;
 	uint64_t self_test_ns; /* the self-test is not tried before */
 	kvx_wprefault_t prefaulted;

@@ -22,8 +22,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ADAPTER_TEXT_MAX 4096u /* bytes */
-#define PREFILL_TOKENS   16u   /* of a request that a step computes: its kernels are of many waves of all SMs */
+#define NAME_MAX_BYTES 4096u
+#define PREFILL_TOKENS 16u /* of a request that a step computes: its kernels are of many waves of all SMs */
 
 /* ---- on a device ------------------------------------------------------------------------------ */
 
@@ -205,22 +205,45 @@ static void cancel_sync_loads(kvx_worker_t *worker)
 
 /* ---- messages ----------------------------------------------------------------------------------- */
 
-static void add_text(kvx_worker_t *worker, kvx_wspace_ref_t ref, const char *text, uint32_t len)
+/* The texts of a job, one after the other; NULL: none. */
+static kvx_wname_t *create_name(kvx_worker_t *worker, kvx_wspace_ref_t ref, uint32_t first_len, uint32_t second_len)
 {
-	kvx_wadapter_t *adapter = NULL;
+	kvx_wname_t *name = NULL;
 
-	if (ref.number < KVX_WORKER_SPACES && len <= ADAPTER_TEXT_MAX) {
-		adapter = calloc(1, sizeof *adapter + len + 1u);
+	if (ref.number < KVX_WORKER_SPACES && first_len <= NAME_MAX_BYTES && second_len <= NAME_MAX_BYTES) {
+		name = calloc(1, sizeof *name + first_len + second_len + 2u);
 	}
-	if (!adapter) {
+	if (!name) {
 		kvx_stat_add(&worker->stats.bad_messages, 1);
-		return;
+		return NULL;
 	}
-	adapter->job.kind = KVX_WJOB_ADAPTER;
-	adapter->number = ref.number;
-	adapter->place = ref.place;
-	memcpy(adapter->text, text, len);
-	kvx_wjob_submit(worker, &adapter->job);
+	name->job.kind = KVX_WJOB_NAME;
+	name->ref = ref;
+	name->adapter = first_len + 1u;
+
+	return name;
+}
+
+static void add_space(kvx_worker_t *worker, const kvx_msg_space_t *space)
+{
+	kvx_wname_t *name = create_name(worker, (kvx_wspace_ref_t){space->number, KVX_IN_HOST}, space->weights_len,
+					space->adapter_len);
+
+	if (name) {
+		memcpy(name->text, kvx_msg_space_weights(space), space->weights_len);
+		memcpy(name->text + name->adapter, kvx_msg_space_adapter(space), space->adapter_len);
+		kvx_wjob_submit(worker, &name->job);
+	}
+}
+
+static void add_device(kvx_worker_t *worker, const kvx_msg_device_t *device)
+{
+	kvx_wname_t *name = create_name(worker, (kvx_wspace_ref_t){0, device->place}, device->text_len, 0);
+
+	if (name) {
+		memcpy(name->text, kvx_msg_device_text(device), device->text_len);
+		kvx_wjob_submit(worker, &name->job);
+	}
 }
 
 /* Each record is complete and lies inside the message. */
@@ -258,16 +281,13 @@ static void read_work(kvx_worker_t *worker, kvx_msg_reader_t cursor)
 static void run_record(kvx_worker_t *worker, const kvx_record_header_t *record)
 {
 	const void *bytes = record;
-	const kvx_msg_space_t *space = bytes;
-	const kvx_msg_device_t *device = bytes;
 
 	switch ((kvx_record_t)record->type) {
 	case KVX_RECORD_SPACE:
-		add_text(worker, (kvx_wspace_ref_t){space->number, KVX_IN_HOST}, kvx_msg_space_text(space),
-			 space->text_len);
+		add_space(worker, bytes);
 		break;
 	case KVX_RECORD_DEVICE:
-		add_text(worker, (kvx_wspace_ref_t){0, device->place}, kvx_msg_device_text(device), device->text_len);
+		add_device(worker, bytes);
 		break;
 	case KVX_RECORD_SAVE:
 		begin_save(worker, bytes);
@@ -339,6 +359,12 @@ static void begin_step(kvx_worker_t *worker, const void *message, size_t len)
 	kvx_fence_save(worker);
 	/* in their order: a request may be gone in the very step that begins to load for it */
 	run_records(worker, cursor, 1u << KVX_RECORD_LOAD | 1u << KVX_RECORD_DROP | 1u << KVX_RECORD_TIME);
+}
+
+void kvx_worker_finish_saves(kvx_worker_t *worker)
+{
+	kvx_saves_submit_deferred(worker, 1);
+	kvx_fence_save_all(worker);
 }
 
 void kvx_worker_start_async_loads(kvx_worker_t *worker)

@@ -412,7 +412,6 @@ void kvx_worker_close(kvx_worker_t *worker)
 	free_jobs(worker->deferred);
 	kvx_msg_free(&worker->report[0]);
 	kvx_msg_free(&worker->report[1]);
-	free(worker->weights);
 	free_owned(worker->owned);
 	free(worker);
 }

@@ -29,8 +29,11 @@ static void walk_record(const kvx_record_header_t *record)
 	} else if (record->type == KVX_RECORD_SPACE) {
 		const kvx_msg_space_t *space = at;
 
-		for (uint32_t i = 0; i < space->text_len; i++) {
-			seen += (uint8_t)kvx_msg_space_text(space)[i];
+		for (uint32_t i = 0; i < space->weights_len; i++) {
+			seen += (uint8_t)kvx_msg_space_weights(space)[i];
+		}
+		for (uint32_t i = 0; i < space->adapter_len; i++) {
+			seen += (uint8_t)kvx_msg_space_adapter(space)[i];
 		}
 	} else if (record->type == KVX_RECORD_LOAD) {
 		const kvx_msg_load_t *load = at;

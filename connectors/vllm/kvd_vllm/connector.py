@@ -4,7 +4,6 @@ start and at shutdown. After an error at start, and for a cache that is not serv
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.logger import init_logger
 
-from kvd_vllm import _kvd, compat, digests, identity, layout, multi, options, recovery, self_test, weights
+from kvd_vllm import _kvd, compat, digests, identity, layout, memory, multi, options, proof, recovery, self_test, weights
 from kvd_vllm.errors import CircuitBreaker, Declined
 from kvd_vllm.handover import Handovers
 from kvd_vllm.metrics import KvdPromMetrics, KvdStats
@@ -28,7 +27,6 @@ from kvd_vllm.metrics import KvdPromMetrics, KvdStats
 logger = init_logger("vllm.kvd")
 
 ATTACH_S = 0.25
-RETRY_S = 1.0
 CANCEL_S = 1.0
 MODES = {"auto": 0, "sync": 1, "async": 2}
 
@@ -45,14 +43,28 @@ class KvdMetadata(KVConnectorMetadata):
         return KvdMetadata, (self.message,)
 
 
+class KvdProvingMetadata(KvdMetadata):
+    """Asks the ranks as well what the weights in their memory are."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, message: bytes, number: int) -> None:
+        super().__init__(message)
+        self.number = number
+
+    def __reduce__(self) -> tuple:
+        return KvdProvingMetadata, (self.message, self.number)
+
+
 @dataclass
 class KvdReports(KVConnectorWorkerMetadata):
-    """Reports of the ranks about a step."""
+    """Reports of the ranks about a step, and what their weights are where they were asked."""
 
     reports: list[bytes] = field(default_factory=list)
+    proofs: list[proof.Answer] = field(default_factory=list)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
-        return KvdReports(self.reports + other.reports)
+        return KvdReports(self.reports + other.reports, self.proofs + other.proofs)
 
 
 @dataclass
@@ -77,8 +89,6 @@ def _tensor_parallel_rank(vllm_config: Any) -> int:
 class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     """An object for each half: `role` says which."""
 
-    _private = ""  # after the first reset: part of the name of every space
-
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         self._half = "scheduler" if role == KVConnectorRole.SCHEDULER else "worker"
@@ -88,9 +98,10 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self._c: Any = None
         self._reason = ""
         self._device = ""  # of a rank: the GPU whose memory the daemon may lend
-        self._retry_at = 0.0
         self._adapters: weights.Adapters | None = None
-        self._naming = False
+        self._naming: proof.Naming | None = None
+        self._loaded: memory.Memory | None = None
+        self._seed_checked = False
         self._manager: Any = None
         self._pool: Any = None
         self._ways_told = False
@@ -176,11 +187,6 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         if self._ways.preempts:
             self._preempt_failed_loads()
         adapters = self._adapters = weights.Adapters(digests.Digester())
-
-        def lora_text(request: Any) -> str:
-            text = "none" if request is None else adapters.text(request)
-            return text + self._private if text else ""
-
         wanted = self._options["handover"]
         sides = wanted and config.is_kv_producer, wanted and config.is_kv_consumer
         where = self._options["handover_peer"], self._options["prefill_device"], self._options["handover_device"] == "own"
@@ -190,8 +196,9 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
                 **self._common(),
                 "meta_class": KvdMetadata,
                 "stats_class": self._scheduler_stats,
-                "lora_text": lora_text,
+                "lora_text": adapters.text,
                 "forget": self._forget,
+                "reprove": lambda: self._suspend("so much was saved that it could not be taken back"),
                 "find_transfer": handovers.find if wanted else lambda request: None,
                 "transfer_params": handovers.params,
                 "unit_extras": lambda request, at, units: identity.unit_extras(request, at, units, space.hash_tokens),
@@ -207,33 +214,37 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
                 "prefetch": self._prefetches(),
             }
         )
-        self.get_num_new_matched_tokens = c.match
+        kind = f"{self._compat['version']} {space.device} tp{space.world}"
+        naming = self._naming = proof.Naming(self, c, space.world, kind, KvdProvingMetadata)
+        self.bind_scheduler_hooks()
         self.update_state_after_alloc = c.add_blocks
-        self.build_connector_meta = c.build_meta
-        self.update_connector_output = c.take_output
         self.request_finished = c.finish_request
         self.request_finished_all_groups = c.finish_request
         self.has_pending_push_work = c.has_pending
         self.get_kv_connector_stats = c.take_stats
-        self._naming = True
-        adapters.run(lambda: self._name_weights(adapters.digester, c))
+        adapters.run(lambda: self._name_weights(adapters.digester, naming))
         logger.info("kvd: %s; %s", _kvd.version, compat.line(self._compat))
         logger.log(logging.WARNING if self._ways.refused else logging.INFO, "kvd: %s", self._ways.sentence)
         logger.info("kvd: block hashes: %s; groups %s; %s", space.hash_reason, space.identity["groups"], space.identity["layout"])
 
-    def _name_weights(self, digester: digests.Digester, c: Any) -> None:
+    def bind_scheduler_hooks(self) -> None:
+        """Those that proof.Naming replaces while the weights are unproven."""
+        c = self._c
+        self.get_num_new_matched_tokens = c.match
+        self.build_connector_meta = c.build_meta
+        self.update_connector_output = c.take_output
+
+    def _name_weights(self, digester: digests.Digester, naming: proof.Naming) -> None:
         """Runs in a thread, as long as reading the weights takes. Nothing is matched or saved before its end, nor after an error."""
         space, began = self._space, time.monotonic()
         try:
             named = weights.name_weights(space.weights, digester, weights.process_start_ns())
-            c.set_weights(named.text)
+            naming.begin(named.text)
         except digests.Cancelled:
             raise
         except Exception as error:
             logger.error("kvd: the weights have no name, so nothing is loaded or saved: %r", error)
             return
-        finally:
-            self._naming = False
         files = len(space.weights.files)
         logger.info("kvd: weights %s after %.2f s: %.2f GB read, %d of %d files known before", named.text, time.monotonic() - began, digester.bytes / 1e9, digester.known, files)
         if named.private:
@@ -245,6 +256,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
         self._pool = gpu_block_pool
+        if self._naming is not None:
+            self._naming.watch(gpu_block_pool)
 
     def _forget(self, invalid: set[int], requests: dict[str, Any]) -> None:
         """Evict the blocks of a failed load, and those computed from them, from the engine's prefix cache. They are there since they were allocated, and the policy
@@ -271,7 +284,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self._c.set_enabled(True)
         self._use_device(metadata)
         self._wait_for_daemon()
-        waits = "the weights are being digested: everything is a miss until that is done" if self._naming else "no daemon yet: everything is a miss until there is one"
+        waits = "the weights are being digested: everything is a miss until that is done" if not self._naming.base else "no daemon yet: everything is a miss until there is one"
         logger.info("kvd: all ranks serve their cache; on (%s)", "attached" if self._c.is_ready() else waits)
 
     def _use_device(self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]) -> None:
@@ -381,6 +394,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         config = {
             **self._common(),
             **self._memory(tensors),
+            "meta_class": KvdMetadata,
+            "prove": self._prove,
             "report_class": KvdReports,
             "results_class": self._compat["results"],
             "stats_class": self._worker_stats,
@@ -400,6 +415,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             raise Declined(str(error)) from error
         for group, own in zip(space.groups, tensors):
             self_test.run(c, group.number, own, space.max_blocks)
+        self._read_weights(c, rank)
         self._device = self._find_device(tensors)
         self.handle_preemptions = c.begin_step
         self.bind_connector_metadata = c.start_async_loads
@@ -419,6 +435,41 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         logger.info("kvd: rank %d: self-test passed for %d groups of %s layers", rank, len(tensors), "+".join(str(len(own)) for own in tensors))
         if space.device == "cuda":
             logger.info("kvd: rank %d: %s", rank, layout.describe(described[0]))
+
+    def _read_weights(self, c: Any, rank: int) -> None:
+        """What is compared after a reset. An engine that sleeps gives its cache's memory away, so what is still to be saved is read before."""
+        runner, began = memory.find_runner(), time.monotonic()
+        moves_experts = bool(getattr(self._vllm_config.parallel_config, "enable_eplb", False))
+        found = self._loaded = memory.Memory(runner, rank, c.digest, moves_experts, self._space.device)
+        if found.reason:
+            logger.warning("kvd: rank %d: after a reset, a pause or a sleep the weights get a name of this engine's own: %s", rank, found.reason)
+        else:
+            logger.info("kvd: rank %d: %d tensors of weights read in %.3f s", rank, len(found.tensors), time.monotonic() - began)
+        worker = proof.find_self("sleep")
+        if worker is not None:
+            proof.call_first(worker, "sleep", self._finish_saves)
+
+    def _finish_saves(self) -> None:
+        try:
+            if self._c is not None:
+                self._c.flush(self._options["flush_ms"])
+                self._c.finish_saves()
+        except Exception as error:
+            self._breaker.error("sleep", error)
+
+    def _prove(self, meta: Any) -> None:
+        if isinstance(meta, KvdProvingMetadata) and self._loaded is not None:
+            self.build_connector_worker_meta = self._report_proofs
+            self._loaded.prove(meta.number)
+
+    def _report_proofs(self) -> KvdReports | None:
+        """Until the answer has gone out."""
+        report, proofs = self._c.take_report(), self._loaded.proofs
+        if proofs:
+            self._loaded.proofs = []
+            self.build_connector_worker_meta = self._c.take_report
+            report = KvdReports([] if report is None else report.reports, proofs)
+        return report
 
     def _close(self) -> None:
         if self._adapters is not None:
@@ -474,13 +525,13 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         return False, None
 
     def on_new_request(self, request: Any) -> None:
-        """The first request: the engine's hashes have a seed by now. It must be the one in the space's identity."""
-        self.on_new_request = self._c.add_request if self._c is not None else self._do_nothing
-        if self._c is None or self._space is None:
+        """At the first one the engine's hashes have a seed. It must be the one in the space's identity."""
+        if self._c is None or self._naming is None:
             return
-        if self._space.foreign and compat.none_hash() != self._space.none_hash:
+        if not self._seed_checked and self._space.foreign and compat.none_hash() != self._space.none_hash:
             self._switch_off("the engine's block hashes start from another seed than the one expected")
-        self.on_new_request(request)
+        self._seed_checked = True
+        self._naming.add_request(request)
 
     def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict[Any, int]:
         """0.32: tokens from memory, the GPU's included, and from disk."""
@@ -491,30 +542,14 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         split = {sources.HOST: num_external_tokens - disk, sources.DISK: disk}
         return {source: tokens for source, tokens in split.items() if tokens}
 
+    def _suspend(self, why: str) -> None:
+        if self._naming is not None:
+            self._naming.suspend(why)
+
     def reset_cache(self) -> bool | None:
-        """The weights may have been changed in place, so they are no longer those of the files. Blocks computed from now on go to spaces of this engine alone."""
-        self._private = self._private or f" reset {secrets.token_hex(8)}"
-        status = self._c.reset() if self._c is not None else _kvd.OK
-        if status != _kvd.OK:
-            logger.warning("kvd: the space could not be reset (%s): nothing is matched or saved until it has been", _kvd.status_name(status))
-            self._reset_later()
+        """A reset is of the engine that asks: blocks of others stay, and this engine's are found again if its weights are the same. Wiping a space is the operator's."""
+        self._suspend("its caches were reset")
         return True
-
-    def _reset_later(self) -> None:
-        """Matches and saves stop until the daemon has reset the space. An answer of False would make the engine's pause or sleep fail because a daemon is absent."""
-        if not self._reason:
-            self._c.set_enabled(False)
-            self._retry_at = time.monotonic() + RETRY_S
-            self.on_new_request = self._retry_reset
-
-    def _retry_reset(self, request: Any) -> None:
-        if time.monotonic() >= self._retry_at and self._c.is_ready():
-            self._retry_at = time.monotonic() + RETRY_S
-            if self._c.reset() == _kvd.OK and not self._reason:
-                logger.info("kvd: the space has been reset; on")
-                self._c.set_enabled(True)
-                self.on_new_request = self._c.add_request
-        self._c.add_request(request)
 
     # ---- counters --------------------------------------------------------------------------------------------------
 

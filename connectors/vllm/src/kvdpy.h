@@ -206,8 +206,7 @@ typedef struct kvdpy_request {
 	int admitted;                            /* 1: it has been given blocks once */
 	int extra;                               /* 1: its units have extra keys */
 	int no_read;                             /* 1: skip_reading_prefix_cache */
-	int own;     /* its `lora` is from before (0) or after (1) the engine's first reset */
-	int no_keys; /* 1: its tokens may be replaced later without notice */
+	int no_keys;                             /* 1: its tokens may be replaced later without notice */
 } kvdpy_request_t;
 
 extern PyTypeObject *kvdpy_request_type;
@@ -221,7 +220,7 @@ typedef struct kvdpy_scheduler {
 	PyObject *requests;    /* {request_id: kvdpy_request_t} */
 	PyObject *meta_class;  /* of what build_meta() returns: meta_class(message) */
 	PyObject *meta_empty;  /* one for all steps without a message */
-	PyObject *lora_text;   /* callable(lora_request) -> str; after a reset for None as well */
+	PyObject *lora_text;   /* callable(lora_request) -> str */
 	PyObject *unit_extras; /* callable(request, at, units) -> [bytes|None] */
 	/* callable(request) -> (1: sent, 0: received; transfer id; peer or None; GPU of the producer, or None), or
 	 * None; of one that is sent any text says: in memory of the engine's GPU, too */
@@ -229,6 +228,7 @@ typedef struct kvdpy_scheduler {
 	/* callable(request, transfer id, name of this node, GPU in whose memory it is) -> what is answered, or None */
 	PyObject *transfer_params;
 	uint32_t handover_ms; /* longest wait for a prompt that another engine hands over */
+	PyObject *reprove;    /* callable(): the weights must be proved before more is saved */
 	PyObject *forget;     /* callable(block ids that a load has not filled, ids of the requests that live) */
 	uint32_t groups;
 	uint32_t block_tokens[KVDPY_MAX_GROUPS];
@@ -241,7 +241,6 @@ typedef struct kvdpy_scheduler {
 	int prefetch; /* 1: a worker in this process may begin loads when they are planned */
 	int foreign, loads, saves;
 	int publishable;    /* 1: requests have num_publishable_block_hashes */
-	int own;            /* 1: reset once: the weights may differ from the files */
 	int off;            /* 1: no match and no save; what is in progress is completed */
 	PyObject *nothing;  /* (0, False) */
 	PyObject *released; /* (False, None) */
@@ -334,6 +333,8 @@ typedef struct kvdpy_worker {
 	PyObject_HEAD kvx_worker_t *worker;
 	kvdpy_breaker_t breaker;
 	PyObject *config;        /* keeps alive what the fields borrow from it */
+	PyObject *meta_class;    /* of a step's message; one of another class asks for more */
+	PyObject *prove;         /* callable(meta): it may ask what the weights in memory are */
 	PyObject *report_class;  /* report_class([bytes]) */
 	PyObject *results_class; /* KVConnectorTransferResults, or None where the engine has none */
 	PyObject *nothing;       /* (None, None) */

@@ -38,7 +38,7 @@ static int has_value(PyObject *object, PyObject *name)
 	return truth;
 }
 
-/* The name of its adapter, which selects the space. After a reset the base model has one as well. */
+/* The name of its adapter, which selects the space. */
 static int read_lora(kvdpy_scheduler_t *self, kvdpy_request_t *r)
 {
 	PyObject *lora = PyObject_GetAttr(r->request, kvdpy_names.lora_request);
@@ -47,15 +47,13 @@ static int read_lora(kvdpy_scheduler_t *self, kvdpy_request_t *r)
 	if (!lora) {
 		return -1;
 	}
-	text = lora == Py_None && !self->own ? Py_NewRef(lora)
-					     : PyObject_CallFunctionObjArgs(self->lora_text, lora, NULL);
+	text = lora == Py_None ? Py_NewRef(lora) : PyObject_CallFunctionObjArgs(self->lora_text, lora, NULL);
 	Py_DECREF(lora);
 	if (!text) {
 		return -1;
 	}
 	Py_XDECREF(r->lora);
 	r->lora = text;
-	r->own = self->own;
 
 	return 0;
 }
@@ -200,7 +198,7 @@ static int fill_ask(kvdpy_scheduler_t *self, kvdpy_request_t *r, kvdpy_ask_t *as
 	const Py_ssize_t n = tokens ? PyObject_Size(tokens) : -1;
 
 	Py_XDECREF(tokens);
-	if (n < 0 || (r->own != self->own && read_lora(self, r))) {
+	if (n < 0) {
 		return -1;
 	}
 

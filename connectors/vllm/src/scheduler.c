@@ -184,11 +184,18 @@ static PyObject *set_enabled(kvdpy_scheduler_t *self, PyObject *on)
 	return KVDPY_NONE;
 }
 
-static PyObject *reset_spaces(kvdpy_scheduler_t *self)
+/* Keys of our own begin anew, with the space of the next name. */
+static PyObject *suspend(kvdpy_scheduler_t *self)
 {
-	self->own = 1;
+	PyObject *id, *request;
+	Py_ssize_t at = 0;
 
-	return PyLong_FromLong(kvx_scheduler_reset(self->scheduler));
+	while (PyDict_Next(self->requests, &at, &id, &request)) {
+		((kvdpy_request_t *)request)->fed_tokens = 0;
+	}
+	kvx_scheduler_suspend(self->scheduler);
+
+	return KVDPY_NONE;
 }
 
 static PyObject *close_scheduler(kvdpy_scheduler_t *self)
@@ -223,10 +230,11 @@ static PyObject *close_scheduler(kvdpy_scheduler_t *self)
 	X(stats, 0, TOTALS, TOTALS, "counters since the start")                                                        \
 	X(disk_tokens, 1, find_disk_tokens(self, args[0]), PyLong_FromLong(0), "get_external_cache_hit_sources")       \
 	X(is_ready, 0, PyBool_FromLong(kvx_scheduler_is_ready(self->scheduler)), NO, "attached and the space is open") \
-	X(set_weights, 1, set_weights(self, args[0]), KVDPY_CLOSED, "what names the weights is known; a status")       \
+	X(set_weights, 1, set_weights(self, args[0]), KVDPY_CLOSED,                                                    \
+	  "name the weights, at first or after suspend(); a status")                                                   \
 	X(set_device, 1, set_device(self, args[0]), KVDPY_CLOSED, "the GPU whose memory may be used; a status")        \
 	X(set_enabled, 1, set_enabled(self, args[0]), KVDPY_NONE, "on or off")                                         \
-	X(reset, 0, reset_spaces(self), KVDPY_CLOSED, "reset_cache: drop all blocks of the space; a status")           \
+	X(suspend, 0, suspend(self), KVDPY_NONE, "the weights may have been changed: set_weights() follows")           \
 	X(close, 0, close_scheduler(self), KVDPY_NONE, "detach")
 
 #define DEFINE(method, count, call, harmless, text) KVDPY_METHOD(scheduler, method, count, call, harmless, text)
@@ -246,6 +254,7 @@ static const kvdpy_key_t own_keys[] = {
 	OWN("O", lora_text),
 	OWN("O", unit_extras),
 	OWN("O", forget),
+	OWN("O", reprove),
 	OWN("O", find_transfer),
 	OWN("O", transfer_params),
 	OWN("i", handover_ms),

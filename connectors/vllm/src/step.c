@@ -262,6 +262,13 @@ PyObject *kvdpy_build_meta(kvdpy_scheduler_t *self, PyObject *output)
 	if (meta && kvdpy_prefetch_planned(self, output, &message)) {
 		Py_CLEAR(meta);
 	}
+	if (meta && kvx_scheduler_needs_proof(self->scheduler)) {
+		bytes = PyObject_CallNoArgs(self->reprove);
+		Py_XDECREF(bytes);
+		if (!bytes) {
+			Py_CLEAR(meta);
+		}
+	}
 
 	return meta;
 }

@@ -21,6 +21,17 @@ static int read_stream(kvdpy_worker_t *self)
 	return 0;
 }
 
+/* The message asks for what the weights in memory are, as well. */
+static int prove_weights(kvdpy_worker_t *self, PyObject *meta)
+{
+	PyObject *reply = PyObject_CallFunctionObjArgs(self->prove, meta, NULL);
+	const int failed = !reply && kvdpy_report_error(&self->breaker, "prove");
+
+	Py_XDECREF(reply);
+
+	return failed;
+}
+
 /* handle_preemptions(meta) */
 static PyObject *begin_step(kvdpy_worker_t *self, PyObject *meta)
 {
@@ -29,6 +40,10 @@ static PyObject *begin_step(kvdpy_worker_t *self, PyObject *meta)
 	char *bytes;
 	Py_ssize_t len;
 
+	if ((PyObject *)Py_TYPE(meta) != self->meta_class && prove_weights(self, meta)) {
+		Py_XDECREF(message);
+		return NULL;
+	}
 	kvdpy_prefetch_note_begin(&self->prefetch, message);
 	kvdpy_layers_clear(&self->layers);
 	if (!message || read_stream(self) || PyBytes_AsStringAndSize(message, &bytes, &len)) {
@@ -370,6 +385,8 @@ static PyObject *close_worker(kvdpy_worker_t *self)
 	  "gather a block of a group and scatter it to another; a status")                                             \
 	X(self_test_status, 0, SELF_TEST, KVDPY_CLOSED, "how the self-test against the daemon went; a status")         \
 	X(flush, 1, flush_saves(self, args[0]), KVDPY_CLOSED, "wait until what was handed over is saved; a status")    \
+	X(finish_saves, 0, KVDPY_DONE(kvx_worker_finish_saves(self->worker)), KVDPY_NONE,                              \
+	  "read what is still to be saved, or give it up: the cache's memory goes away")                               \
 	X(close, 0, close_worker(self), KVDPY_NONE, "end the transfer threads")
 
 #define DEFINE(method, count, call, harmless, text) KVDPY_METHOD(worker, method, count, call, harmless, text)
@@ -390,7 +407,9 @@ static PyMethodDef methods[] = {
 
 static const kvdpy_key_t own_keys[] = {
 	{"circuit_breaker", "O", offsetof(kvdpy_worker_t, breaker.object)},
+	OWN("O", meta_class),
 	OWN("O", report_class),
+	OWN("O", prove),
 	OWN("O", results_class),
 	{"stats_class", "O", offsetof(kvdpy_worker_t, counters.stats_class)},
 	OWN("O", stream_of),

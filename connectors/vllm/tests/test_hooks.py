@@ -288,23 +288,40 @@ class Hooks(Engines):
         self.assertEqual([hook for hook, _ in engine.breaker.errors], ["build_connector_meta"])
         engine.breaker.errors.clear()
 
-    def test_a_reset_forgets_all_blocks(self) -> None:
+    def test_weights_that_may_have_changed_find_nothing_before_they_have_a_name(self) -> None:
         self.saved_by(Request("a", prompt(11, 100)))
         engine = self.engine()
         self.assertEqual(engine.match("b", prompt(11, 100)), (96, False))
-        self.assertEqual(engine.scheduler.reset(), _kvd.OK)
+        engine.scheduler.suspend()
         self.assertEqual(engine.match("c", prompt(11, 100)), MISS)
+        engine.scheduler.set_weights("w")
+        self.assertEqual(engine.match("d", prompt(11, 100)), (96, False))
+        self.assertEqual(engine.scheduler.stats()["suspensions"], 1)
 
-    def test_what_is_computed_after_a_reset_is_for_this_engine_alone(self) -> None:
-        engine = self.engine()
-        self.assertEqual(engine.scheduler.reset(), _kvd.OK)
-        first = Request("a", prompt(14, 100))
-        self.assertEqual(engine.scheduler.match(first, 0), MISS)  # opens the space
-        engine.idle(seconds=0.3)
-        engine.prefill(first, [1, 2, 3, 4])
+    def test_other_weights_are_shared_by_those_that_have_them(self) -> None:
+        for foreign in (1, 0):
+            self.saved_by(Request("a", prompt(14, 100)), foreign=foreign)
+            first, second = self.engine(foreign=foreign), self.engine(foreign=foreign)
+            for engine in (first, second):
+                engine.scheduler.suspend()
+                engine.scheduler.set_weights("memory:1")
+                engine.wait()
+            self.assertEqual(first.match("b", prompt(14, 100)), MISS)
+            self.assertEqual(first.prefill(Request("c", prompt(14, 100)), [1, 2, 3, 4]), 0)
+            first.saved(3)
+            until(lambda: second.match("d", prompt(14, 100)) != MISS, lambda: second.step(output()))
+            self.assertEqual(second.match("e", prompt(14, 100)), (96, False))
+
+    def test_a_request_that_goes_on_has_keys_of_the_new_name(self) -> None:
+        engine = self.engine(foreign=0)
+        request = Request("a", prompt(15, 100))
+        self.assertEqual(engine.scheduler.match(request, 0), MISS)
+        engine.scheduler.suspend()
+        engine.scheduler.set_weights("memory:2")
+        engine.wait()
+        self.assertEqual(engine.prefill(request, [1, 2, 3, 4]), 0)
         engine.saved(3)
-        self.assertEqual(engine.match("b", prompt(14, 100)), (96, False))
-        self.assertEqual(self.engine().match("c", prompt(14, 100)), MISS)
+        self.assertEqual(engine.match("b", prompt(15, 100)), (96, False))
 
     def test_requests_whose_tokens_may_change_have_no_keys_of_ours(self) -> None:
         self.saved_by(Request("a", prompt(12, 100)), foreign=0)

@@ -38,28 +38,6 @@ def half_of(**attributes: Any) -> Any:
     return half
 
 
-class Resets(unittest.TestCase):
-    def test_a_reset_without_a_daemon_is_repeated_before_any_match(self) -> None:
-        c = unittest.mock.Mock()
-        half = half_of(_reason="", _c=c)
-        c.reset.return_value, c.is_ready.return_value = _kvd.PENDING, False
-        self.assertTrue(half.reset_cache())
-        c.set_enabled.assert_called_once_with(False)
-        half._retry_at = 0.0
-        half.on_new_request("a")
-        c.reset.return_value, c.is_ready.return_value = _kvd.OK, True
-        half.on_new_request("b")
-        self.assertEqual([call.args for call in c.set_enabled.call_args_list], [(False,), (True,)])
-        self.assertIs(half.on_new_request, c.add_request)
-        self.assertEqual(c.add_request.call_count, 2)
-
-    def test_what_was_declined_stays_off(self) -> None:
-        half = half_of(_reason="another space", _c=unittest.mock.Mock())
-        half._c.reset.return_value = _kvd.PENDING
-        self.assertTrue(half.reset_cache())
-        half._c.set_enabled.assert_not_called()
-
-
 class Configs(unittest.TestCase):
     def setUp(self) -> None:
         folder = tempfile.TemporaryDirectory()

@@ -1,5 +1,5 @@
 /* The spaces of the base model and of adapters, and for each others in memory of GPUs: opened at their first use, and
- * kept. */
+ * kept until their number stands for something else. */
 #include "worker/transfer/spaces.h"
 #include "common/await.h"
 
@@ -11,26 +11,30 @@
 #define RETRY_NS        UINT64_C(500000000)
 #define DEVICE_RETRY_NS UINT64_C(2000000000)
 
-void kvx_wspace_add_adapter(kvx_worker_t *worker, const kvx_wadapter_t *adapter)
+static void close_number(kvx_worker_t *worker, uint32_t number)
 {
-	if (adapter->place != KVX_IN_HOST) {
-		if (!worker->devices[adapter->place]) {
-			worker->devices[adapter->place] = strdup(adapter->text);
+	for (uint32_t place = 0; place < KVX_PLACES; place++) {
+		kvc_space_close(worker->spaces[place][number].space);
+		worker->spaces[place][number] = (kvx_wspace_t){0};
+	}
+	free(worker->names[number]);
+	worker->names[number] = NULL;
+}
+
+/* A number stands for something else when nothing of the scheduler's uses it any longer. */
+void kvx_wspace_add_name(kvx_worker_t *worker, kvx_wname_t *name)
+{
+	if (name->ref.place != KVX_IN_HOST) {
+		if (!worker->devices[name->ref.place]) {
+			worker->devices[name->ref.place] = strdup(name->text);
 		}
+		free(name);
 		return;
 	}
-	if (adapter->number == 0) {
-		if (!worker->identity.weights) {
-			worker->weights = strdup(adapter->text);
-			worker->identity.weights = worker->weights;
-		}
-		return;
-	}
-	if (!worker->loras[adapter->number]) {
-		worker->loras[adapter->number] = strdup(adapter->text);
-	}
-	if (worker->space_top <= adapter->number) {
-		worker->space_top = adapter->number + 1;
+	close_number(worker, name->ref.number);
+	worker->names[name->ref.number] = name;
+	if (worker->space_top <= name->ref.number) {
+		worker->space_top = name->ref.number + 1;
 	}
 }
 
@@ -56,14 +60,16 @@ static kvc_status_t learn_layout(const kvx_worker_t *worker, kvx_wspace_t *space
 static kvc_status_t start_open(kvx_worker_t *worker, kvx_wspace_ref_t ref, uint64_t now)
 {
 	kvx_wspace_t *space = &worker->spaces[ref.place][ref.number];
+	const kvx_wname_t *name = worker->names[ref.number];
 	kvc_identity_t identity = worker->identity;
 	kvc_status_t status;
 
+	if (name) {
+		identity.weights = name->text;
+		identity.lora = name->text[name->adapter] ? name->text + name->adapter : identity.lora;
+	}
 	if (now < space->next_open_ns || !identity.weights) {
 		return KVC_ERR_UNREACHABLE;
-	}
-	if (worker->loras[ref.number]) {
-		identity.lora = worker->loras[ref.number];
 	}
 	identity.device = worker->devices[ref.place];
 	status = kvc_space_open_start(worker->kvc, &identity, &space->space);
@@ -81,7 +87,7 @@ kvc_status_t kvx_wspace_get(kvx_worker_t *worker, kvx_wspace_ref_t ref, uint64_t
 	kvc_status_t status;
 
 	if (ref.number >= KVX_WORKER_SPACES || ref.place >= KVX_PLACES ||
-	    (ref.number > 0 && !worker->loras[ref.number]) ||
+	    (ref.number > 0 && !worker->names[ref.number]) ||
 	    (ref.place != KVX_IN_HOST && !worker->devices[ref.place])) {
 		return KVC_ERR_ARG;
 	}
@@ -167,12 +173,7 @@ void kvx_wspaces_poll(kvx_worker_t *worker, uint64_t now)
 void kvx_wspaces_close(kvx_worker_t *worker)
 {
 	for (uint32_t i = 0; i < worker->space_top; i++) {
-		for (uint32_t place = 0; place < KVX_PLACES; place++) {
-			kvc_space_close(worker->spaces[place][i].space);
-			worker->spaces[place][i] = (kvx_wspace_t){0};
-		}
-		free(worker->loras[i]);
-		worker->loras[i] = NULL;
+		close_number(worker, i);
 	}
 	for (uint32_t place = 0; place < KVX_PLACES; place++) {
 		free(worker->devices[place]);

@@ -4,21 +4,23 @@
 
 #include "worker/state.h"
 
-/* The number of an adapter, what names the weights, or the GPU of a place. */
-typedef struct kvx_wadapter {
-	kvx_wjob_t job;
-	uint32_t number;
-	uint32_t place; /* not KVX_IN_HOST: the text is the UUID of its GPU */
-	char text[];
-} kvx_wadapter_t;
-
-void kvx_wspace_add_adapter(kvx_worker_t *worker, const kvx_wadapter_t *adapter);
-void kvx_wspaces_poll(kvx_worker_t *worker, uint64_t now);
-void kvx_wspaces_close(kvx_worker_t *worker);
-/* A space: the adapter's number, and where its blocks are. */
+/* A space: the number of its names, and where its blocks are. */
 typedef struct kvx_wspace_ref {
 	uint32_t number, place;
 } kvx_wspace_ref_t;
+
+/* What a number stands for, or the GPU of a place. */
+struct kvx_wname {
+	kvx_wjob_t job;
+	kvx_wspace_ref_t ref;
+	uint32_t adapter; /* offset of its text; the weights' is first. Of a place not KVX_IN_HOST: the GPU's UUID */
+	char text[];
+};
+
+/* Takes it over. */
+void kvx_wspace_add_name(kvx_worker_t *worker, kvx_wname_t *name);
+void kvx_wspaces_poll(kvx_worker_t *worker, uint64_t now);
+void kvx_wspaces_close(kvx_worker_t *worker);
 /* OK: *p_space; PENDING while it is being opened; else why there is none. */
 kvc_status_t kvx_wspace_get(kvx_worker_t *worker, kvx_wspace_ref_t ref, uint64_t now, const kvx_wspace_t **p_space);
 /* No daemon, or its heartbeat has not moved for 50 ms. */

@@ -528,6 +528,23 @@ static int advance_save_job(kvx_worker_t *worker, kvx_wsave_t *save, uint64_t no
 
 /* ---- one round ------------------------------------------------------------------------------- */
 
+/* The scheduler half gives a number away when nothing of its own uses it; a revoked save may end later. Then the number
+ * keeps its space, and libkvc refuses leases and puts of another one there: what comes is not loaded or saved. */
+static void take_name(kvx_worker_t *worker, kvx_wname_t *name)
+{
+	for (const kvx_wjob_t *job = worker->run; job; job = job->next_run) {
+		const uint32_t number = job->kind == KVX_WJOB_LOAD ? ((const kvx_wload_t *)job)->space
+								   : ((const kvx_wsave_t *)job)->space;
+
+		if (name->ref.place == KVX_IN_HOST && number == name->ref.number) {
+			kvx_stat_add(&worker->stats.bad_messages, 1);
+			free(name);
+			return;
+		}
+	}
+	kvx_wspace_add_name(worker, name);
+}
+
 /* Take all jobs that were submitted, oldest first. */
 static void take_jobs(kvx_worker_t *worker)
 {
@@ -540,9 +557,8 @@ static void take_jobs(kvx_worker_t *worker)
 	}
 	for (kvx_wjob_t *job = oldest; job; job = next) {
 		next = job->next_run;
-		if (job->kind == KVX_WJOB_ADAPTER) {
-			kvx_wspace_add_adapter(worker, (kvx_wadapter_t *)job);
-			free(job);
+		if (job->kind == KVX_WJOB_NAME) {
+			take_name(worker, (kvx_wname_t *)job);
 			continue;
 		}
 		job->next_run = NULL;

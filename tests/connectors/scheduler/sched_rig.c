@@ -219,12 +219,14 @@ static void describe(void)
 
 static kvc_status_t open_scheduler(void)
 {
+	kvc_identity_t identity = sr.identity;
+	kvc_status_t status;
 	const kvx_scheduler_config_t config = {.struct_size = sizeof config,
 					       .socket = sr.rig.socket,
 					       .instance = "scheduler-test",
 					       .secret = secret,
 					       .secret_len = sizeof secret,
-					       .identity = &sr.identity,
+					       .identity = &identity,
 					       .layout = &sr.layout,
 					       .writers = &sr.writer,
 					       .writer_count = 1,
@@ -235,7 +237,13 @@ static kvc_status_t open_scheduler(void)
 					       .wait_us = sr.options.wait_us ? sr.options.wait_us : SR_WAIT_US,
 					       .load_ms = sr.options.load_ms ? sr.options.load_ms : SR_LOAD_MS};
 
-	return kvx_scheduler_open_in(&sr_env.env, &config, &sr.scheduler);
+	identity.weights = sr.options.named_later ? NULL : identity.weights;
+	status = kvx_scheduler_open_in(&sr_env.env, &config, &sr.scheduler);
+	if (status == KVC_OK && sr.options.named_later) {
+		status = kvx_scheduler_set_weights(sr.scheduler, sr.identity.weights);
+	}
+
+	return status;
 }
 
 static void attach_stand_in(void)
@@ -298,6 +306,9 @@ void sr_close(void)
 	kvx_scheduler_close(sr.scheduler);
 	for (uint32_t place = 0; place < KVX_PLACES; place++) {
 		kvc_space_close(sr.space[place]);
+		for (uint32_t i = 0; i < SR_NAMES; i++) {
+			kvc_space_close(sr.named[i].space[place]);
+		}
 	}
 	kvc_detach(sr.kvc);
 	free(sr.cache);
@@ -305,11 +316,16 @@ void sr_close(void)
 }
 
 /* 1: the stand-in's space is open. One that was refused, or is of a daemon that is gone, is asked for again. */
-static int open_space(uint32_t place)
+static int open_numbered(uint32_t number, uint32_t place)
 {
-	kvc_space_t **p_space = &sr.space[place];
+	kvc_space_t **p_space = number ? &sr.named[number].space[place] : &sr.space[place];
 	const kvc_status_t state = *p_space ? kvc_space_state(*p_space) : KVC_MISS;
 	kvc_identity_t identity = sr.identity;
+
+	if (number) {
+		identity.weights = sr.named[number].weights;
+		identity.lora = sr.named[number].adapter[0] ? sr.named[number].adapter : identity.lora;
+	}
 
 	if (state != KVC_OK && state != KVC_PENDING && kvc_incarnation(sr.kvc)) {
 		kvc_space_close(*p_space);
@@ -319,6 +335,11 @@ static int open_space(uint32_t place)
 	}
 
 	return state == KVC_OK;
+}
+
+static int open_space(uint32_t place)
+{
+	return open_numbered(0, place);
 }
 
 void sr_wait_ready(void)
@@ -340,6 +361,13 @@ void sr_wait_ready(void)
 		usleep(1000);
 	}
 	fail_msg("not ready");
+}
+
+void sr_name_weights(const char *text)
+{
+	kvx_scheduler_suspend(sr.scheduler);
+	assert_int_equal(kvx_scheduler_set_weights(sr.scheduler, text), KVC_OK);
+	SR_UNTIL(kvx_scheduler_is_ready(sr.scheduler));
 }
 
 void sr_restart_daemon(void)
@@ -454,21 +482,30 @@ int sr_is_right(const sr_request_t *request, uint32_t from, uint32_t to)
 /* ---- the stand-in for the ranks -------------------------------------------------------------- */
 
 /* Blocks of a part that could be read. */
-static uint32_t read_part(const kvx_msg_part_t *part, uint32_t flags)
+static kvc_space_t *await_space(uint32_t number, uint32_t place)
+{
+	assert_true(number < SR_NAMES);
+	for (uint32_t i = 0; i < 1000 && !open_numbered(number, place); i++) {
+		(void)kvc_poll(sr.kvc, 10);
+	}
+
+	return number ? sr.named[number].space[place] : sr.space[place];
+}
+
+static uint32_t read_part(uint32_t number, const kvx_msg_part_t *part, uint32_t flags)
 {
 	const uint32_t *ids = kvx_msg_part_ids(part), last = part->first + part->n;
 	kvc_lease_t *lease = NULL;
+	kvc_space_t *space;
 	uint32_t good = 0, end;
 
 	if ((flags & KVX_MSG_NO_LEASE) || part->lease.incarnation == 0 || sr.fail_loads ||
 	    (part->place != KVX_IN_HOST && sr.fail_device != KVC_OK)) {
 		return 0;
 	}
-	for (uint32_t i = 0; i < 1000 && !open_space(part->place); i++) {
-		(void)kvc_poll(sr.kvc, 10);
-	}
+	space = await_space(number, part->place);
 	(void)kvc_poll(sr.kvc, 0);
-	if (kvc_lease_import(sr.space[part->place], &part->lease, &lease) != KVC_OK) {
+	if (kvc_lease_import(space, &part->lease, &lease) != KVC_OK) {
 		return 0;
 	}
 	end = kvc_lease_n(lease) < last ? kvc_lease_n(lease) : last;
@@ -502,7 +539,7 @@ static void do_load(const kvx_msg_load_t *load)
 	kvc_status_t why = KVC_MISS;
 
 	for (uint32_t p = 0; p < load->parts; p++) {
-		there = read_part(part, load->flags);
+		there = read_part(load->space, part, load->flags);
 		good += there;
 		asked += part->n;
 		if (part->place != KVX_IN_HOST) {
@@ -575,7 +612,7 @@ static void do_save(const kvx_msg_save_t *save)
 	(void)kvc_poll(sr.kvc, 0);
 	if (sr.drop_saves || (device ? sr.drop_device_saves : sr.drop_host_saves) ||
 	    (sr.plan.failed_blocks && !complete) ||
-	    kvc_put_import(sr.space[device], &save->put, &sr.writer, &put) != KVC_OK) {
+	    kvc_put_import(await_space(save->space, (uint32_t)device), &save->put, &sr.writer, &put) != KVC_OK) {
 		kvx_report_dropped_t *record = kvx_msg_add_record(&sr.report, KVX_RECORD_DROPPED, sizeof *record);
 
 		record->put = save->put.id;
@@ -598,11 +635,25 @@ static void do_save(const kvx_msg_save_t *save)
 	}
 }
 
+static void take_name(const kvx_msg_space_t *space)
+{
+	if (space->number > 0 && space->number < SR_NAMES) {
+		(void)snprintf(sr.named[space->number].weights, sizeof sr.named->weights, "%.*s",
+			       (int)space->weights_len, kvx_msg_space_weights(space));
+		(void)snprintf(sr.named[space->number].adapter, sizeof sr.named->adapter, "%.*s",
+			       (int)space->adapter_len, kvx_msg_space_adapter(space));
+	}
+}
+
 static void take_record(const kvx_record_header_t *record, int act)
 {
 	const void *at = record;
 
 	switch (record->type) {
+	case KVX_RECORD_SPACE:
+		take_name(at);
+		sr.plan.spaces++;
+		break;
 	case KVX_RECORD_LOAD:
 		sr.load = ((const kvx_msg_load_t *)at)->load;
 		if (act) {

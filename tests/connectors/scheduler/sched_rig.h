@@ -19,13 +19,15 @@
 #define SR_REQUESTS   64u
 #define SR_WAIT_US    5000000u /* on a busy machine an answer takes its time */
 #define SR_LOAD_MS    10000u
+#define SR_NAMES      8u /* numbers of spaces that are saved to */
 
 typedef struct sr_options {
 	int groups;      /* 0, 1: full; 2: and a window */
 	int even_window; /* the window is whole blocks */
 	int own_keys;    /* kvd's, not the engine's hashes */
 	int cost_model, mode;
-	int alone; /* no daemon, and no stand-in */
+	int alone;       /* no daemon, and no stand-in */
+	int named_later; /* it is opened without a name of the weights, and given one at once */
 	uint32_t wait_us, load_ms;
 	const char *silence; /* NULL: the rig's */
 	int device;          /* SR_DEVICE_* */
@@ -67,8 +69,12 @@ typedef struct sr {
 	char layout_text[KVK_LAYOUT_TEXT_MAX];
 	kvc_identity_t identity;
 	kvc_writer_t writer;
-	kvc_t *kvc; /* of the stand-in */
-	kvc_space_t *space[KVX_PLACES];
+	kvc_t *kvc;                     /* of the stand-in */
+	kvc_space_t *space[KVX_PLACES]; /* of number 0 */
+	struct {                        /* of other numbers, which a message has named */
+		char weights[32], adapter[32];
+		kvc_space_t *space[KVX_PLACES];
+	} named[SR_NAMES];
 	uint64_t trace; /* digest of all messages, without steps and what the daemon numbers */
 	uint32_t traced;
 	uint32_t block_bytes;
@@ -114,6 +120,8 @@ void sr_stop(void);
 /* The half and the stand-in alone. Not OK: no memory, and nothing is left open. */
 kvc_status_t sr_open(const sr_options_t *options);
 void sr_close(void);
+/* The weights may have been changed, and are named again. Waits until their space is open. */
+void sr_name_weights(const char *text);
 /* Wait until both are attached and their spaces open. */
 void sr_wait_ready(void);
 void sr_restart_daemon(void);

@@ -2,7 +2,7 @@
  * there when it is the longest prefix, and when every rank has said that it can. Spaces in host memory stand in. */
 #include "connectors/scheduler/sched_rig.h"
 #include "engine/check.h"
-#include "scheduler/spaces.h"
+#include "scheduler/names/spaces.h"
 
 #include <unistd.h>
 
@@ -157,34 +157,14 @@ static void p7_another_gpu_that_fails_is_left_alone_for_a_while(void)
 	assert_int_equal(sr_stats().loads_failed, 1);
 }
 
-/* New weights: no space has a block of the old ones, also not those that other engines have saved. */
-static void p1_a_reset_empties_other_gpus_too(void)
+/* No space has a block of the old ones, also not those that other engines have saved. */
+static void p1_new_weights_find_nothing_on_other_gpus(void)
 {
 	store_there(80);
 	become_second(&second);
-	assert_int_equal(kvx_scheduler_reset(sr.scheduler), KVC_OK);
-	SR_UNTIL(sr.scheduler->spaces[0].devices[OTHER].open && kvx_scheduler_is_ready(sr.scheduler));
+	sr_name_weights("w2");
+	SR_UNTIL(sr.scheduler->spaces[sr.scheduler->base].devices[OTHER].open);
 	assert_int_equal(sr_use(&c, "c", 3, 80, 88), 0);
-	SR_UNTIL(count_in(OTHER, &c) == 0);
-}
-
-/* The daemon gets the memory of a GPU after the reset, which was of all that it had then: nothing is known of what lies
- * there. */
-static void p1_a_gpu_that_comes_after_a_reset_is_emptied_first(void)
-{
-	store_there(80);
-	sr_close();
-	assert_int_equal(sr_open(&second), KVC_OK);
-	sr.options.other = NULL; /* until it has it */
-	sr_wait_ready();
-	assert_int_equal(kvx_scheduler_reset(sr.scheduler), KVC_OK);
-	sr.options.other = second.other;
-	sr_wait_ready();
-	say_reached();
-	sr_request(&c, "c", 3, 80, 88);
-	SR_UNTIL(count_in(OTHER, &c) == 0);
-	assert_int_equal(sr_match(&c), 0);
-	sr_finish(&c);
 }
 
 /* Several groups are loaded from one place. */
@@ -215,7 +195,6 @@ SR_MAIN(SR_TEST(p1_another_gpu_s_blocks_are_loaded_from_there, first),
 	SR_TEST(p1_the_own_gpu_is_preferred_unless_it_has_much_less, first),
 	SR_TEST(p6_a_lost_lease_on_another_gpu_is_the_host_s, first),
 	SR_TEST(p7_another_gpu_that_fails_is_left_alone_for_a_while, first),
-	SR_TEST(p1_a_reset_empties_other_gpus_too, first),
-	SR_TEST(p1_a_gpu_that_comes_after_a_reset_is_emptied_first, first),
+	SR_TEST(p1_new_weights_find_nothing_on_other_gpus, first),
 	SR_TEST(p1_several_groups_come_from_the_other_gpu, first_window),
 	SR_TEST(p10_a_report_of_a_place_that_is_none_is_refused, alone))

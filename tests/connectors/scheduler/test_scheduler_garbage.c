@@ -163,82 +163,6 @@ static void p1_blocks_computed_after_a_failed_load_are_not_saved(void)
 	assert_int_equal(sr_stats().save_blocks - before, 6);
 }
 
-/* ---- resets ---------------------------------------------------------------------------------- */
-
-/* The stand-in opens the space again, too. */
-static void reset(void)
-{
-	assert_int_equal(kvx_scheduler_reset(sr.scheduler), KVC_OK);
-	kvc_space_close(sr.space[KVX_IN_HOST]);
-	sr.space[KVX_IN_HOST] = NULL;
-	sr_wait_ready();
-}
-
-/* Nothing of before is found, and what the living had computed is not saved under the new weights. */
-static void p1_after_a_reset_nothing_old_is_found_or_saved(void)
-{
-	sr_store(&a, "a", 1, 0, 120);
-	reset();
-	assert_int_equal(sr_step_saves(&a, 120), 0);
-	sr_request(&b, "b", 1, 0, 120);
-	(void)sr_match(&b);
-	assert_int_equal(sr.hit.stored, 0);
-	assert_int_equal(sr_run(&b, 100), 0);
-	sr_settle();
-	sr_request(&c, "c", 1, 0, 121);
-	assert_int_equal(sr_run(&c, 200), 120);
-}
-
-#define ADAPTER "adapter-1:0123"
-
-/* Somebody else has stored the request's first ten blocks for the adapter. */
-static void store_for_adapter(const sr_request_t *request)
-{
-	const kvc_config_t config = {.struct_size = sizeof config, .socket = sr.rig.socket, .role = KVC_ROLE_BOTH};
-	kvc_identity_t identity = sr.identity;
-	const void *blocks[10];
-	const kvc_put_options_t options = {.struct_size = sizeof options, .blocks = blocks};
-	kvc_key_t keys[10];
-	kvc_space_t *space;
-	uint32_t visible;
-	kvc_t *kvc;
-
-	identity.lora = ADAPTER;
-	assert_int_equal(kvc_attach(&config, &kvc), KVC_OK);
-	assert_int_equal(kvc_space_open(kvc, &identity, &space), KVC_OK);
-	for (uint32_t i = 0; i < 10; i++) {
-		blocks[i] = sr.cache;
-		assert_int_equal(kvc_key_bind(space, request->hash[i], 32, &keys[i]), KVC_OK);
-	}
-	assert_int_equal(kvc_put(space, keys, 0, 10, &options, &visible), KVC_OK);
-	assert_int_equal(visible, 10);
-	kvc_detach(kvc);
-}
-
-/* The daemon has not answered yet which space the adapter's is. */
-static void p1_an_adapter_that_is_being_opened_is_reset_too(void)
-{
-	for (int reset = 0; reset < 2; reset++) {
-		sr_request(&a, "a", 1, 0, 81);
-		store_for_adapter(&a);
-		a.ask.lora = ADAPTER;
-		sr_place(&a, 0, 0);
-		if (reset) {
-			assert_int_equal(kvx_scheduler_reset(sr.scheduler), KVC_OK);
-		}
-		do {
-			(void)sr_look_up(&a);
-			(void)sr_step();
-			usleep(1000);
-		} while (sr.hit.why == KV_WHY_NO_DAEMON);
-		assert_int_equal(sr.hit.stored, reset ? 0 : 80);
-		sr_finish(&a);
-		sr_close();
-		assert_int_equal(sr_open(&plain), KVC_OK);
-		sr_wait_ready();
-	}
-}
-
 /* Blocks from before a reset that are used after it, by a load that was under way or as a hit of the engine's own
  * cache: they are not saved. Those that the request is given afterwards are, whether the engine first says that it was
  * preempted or has given them in the same step (row 1). */
@@ -251,7 +175,7 @@ static void p1_what_lay_in_the_engine_before_a_reset_is_not_saved(void)
 	sr_start_load(&b);
 	SR_UNTIL(sr.plan.loads > 0)
 	assert_int_equal(sr.plan.loaded_blocks, 10);
-	reset();
+	sr_name_weights("w2");
 	assert_int_equal(sr_step_saves(&b, 81), 0);
 
 	sr_request(&c, "c", 1, 0, 120);
@@ -288,7 +212,7 @@ static void p1_computing_again_after_a_reset_makes_no_block_valid(void)
 	sr_find(&b, 88);
 	sr_start_load(&b);
 	sr_plan();
-	reset();
+	sr_name_weights("w2");
 	sr_report_loaded(sr.load, 9);
 	assert_int_equal(sr_step_saves(&b, 88), 0);
 	sr_request(&c, "c", 1, 0, 120);
@@ -360,8 +284,6 @@ SR_MAIN(SR_TEST(what_follows_a_failed_load_is_not_saved_and_is_named, sync_loads
 	SR_ROW("after a load that was given back", p1_blocks_computed_after_a_failed_load_are_not_saved, sync_loads, 1),
 	SR_TEST(p1_after_saves_are_revoked_only_a_new_table_is_saved, plain),
 	SR_TEST(p1_computing_again_after_a_reset_makes_no_block_valid, sync_loads),
-	SR_TEST(p1_after_a_reset_nothing_old_is_found_or_saved, plain),
-	SR_TEST(p1_an_adapter_that_is_being_opened_is_reset_too, plain),
 	SR_TEST(p1_what_lay_in_the_engine_before_a_reset_is_not_saved, async_loads),
 	SR_ROW("p1_preempted_and_resumed_in_one_step_it_is_saved_again",
 	       p1_what_lay_in_the_engine_before_a_reset_is_not_saved, async_loads, 1),

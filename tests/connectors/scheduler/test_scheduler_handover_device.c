@@ -2,7 +2,7 @@
  * without, and nothing is left. Both requests are of one half here. A second space in host memory stands in for that of
  * either GPU: the producer's own one, and the same one as another engine names it. */
 #include "connectors/scheduler/sched_rig.h"
-#include "scheduler/spaces.h"
+#include "scheduler/names/spaces.h"
 
 #include <signal.h>
 #include <unistd.h>

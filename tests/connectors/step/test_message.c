@@ -67,7 +67,9 @@ static void build(kvx_msg_buf_t *bytes, uint32_t fences)
 	space = kvx_msg_add_record(bytes, KVX_RECORD_SPACE, sizeof *space);
 	if (space) {
 		space->number = 3;
-		space->text_len = 5;
+		space->weights_len = 9;
+		space->adapter_len = 5;
+		(void)kvx_msg_append(bytes, "files:abc", 9);
 		(void)kvx_msg_append(bytes, "hello", 5);
 	}
 	add_load(bytes);
@@ -133,7 +135,8 @@ static void p1_what_was_written_is_read(void **state)
 	assert_true(kvx_msg_open(&cursor, KVX_MSG_MAGIC, bytes.data, bytes.len));
 	record = kvx_msg_next(&cursor);
 	assert_int_equal(record->type, KVX_RECORD_SPACE);
-	assert_memory_equal(kvx_msg_space_text((const void *)record), "hello", 5);
+	assert_memory_equal(kvx_msg_space_weights((const void *)record), "files:abc", 9);
+	assert_memory_equal(kvx_msg_space_adapter((const void *)record), "hello", 5);
 	record = kvx_msg_next(&cursor);
 	assert_int_equal(record->type, KVX_RECORD_LOAD);
 	load = (const void *)record;

@@ -58,7 +58,7 @@ static void describe(wr_t *wr)
 	assert_int_equal(kvk_layout_format(&wr->layout, wr->layout_text, sizeof wr->layout_text), KV_OK);
 	wr->identity = (kvc_identity_t){.struct_size = sizeof wr->identity,
 					.model = "worker test",
-					.weights = "w1",
+					.weights = WR_WEIGHTS,
 					.dtype = "f32",
 					.rope = "r",
 					.hash_tokens = 32,
@@ -534,13 +534,15 @@ void wr_add_drop(wr_t *wr, uint64_t load)
 	((kvx_msg_drop_t *)add(wr, KVX_RECORD_DROP, sizeof(kvx_msg_drop_t)))->load = load;
 }
 
-void wr_add_space(wr_t *wr, uint32_t number, const char *text)
+void wr_add_space(wr_t *wr, uint32_t number, const char *adapter)
 {
 	kvx_msg_space_t *space = add(wr, KVX_RECORD_SPACE, sizeof *space);
 
 	space->number = number;
-	space->text_len = (uint32_t)strlen(text);
-	kvx_msg_append(&wr->message, text, space->text_len);
+	space->weights_len = (uint32_t)strlen(WR_WEIGHTS);
+	space->adapter_len = (uint32_t)strlen(adapter);
+	kvx_msg_append(&wr->message, WR_WEIGHTS, space->weights_len);
+	kvx_msg_append(&wr->message, adapter, space->adapter_len);
 }
 
 void wr_add_device(wr_t *wr, uint32_t place, const char *uuid)

@@ -130,7 +130,8 @@ void wr_add_load(wr_t *wr, const kvc_lease_t *lease, uint32_t flags, uint64_t lo
 /* Another part of that load, of wr->group. */
 void wr_add_part(wr_t *wr, const kvc_lease_t *lease, const uint32_t *ids, uint32_t n);
 void wr_add_drop(wr_t *wr, uint64_t load);
-void wr_add_space(wr_t *wr, uint32_t number, const char *text);
+#define WR_WEIGHTS "w1"
+void wr_add_space(wr_t *wr, uint32_t number, const char *adapter);
 /* The GPU of the second spaces. */
 void wr_add_device(wr_t *wr, uint32_t place, const char *uuid);
 void wr_add_work(wr_t *wr, uint32_t longest, uint32_t us);

@@ -1,11 +1,15 @@
-/* scheduler/spaces.h -- the attachment, and the spaces of the base model and of adapters. */
+/* scheduler/names/spaces.h -- the attachment, and the spaces of the base model and of adapters. */
 #ifndef KVX_SCHEDULER_SPACES_H
 #define KVX_SCHEDULER_SPACES_H
 
 #include "scheduler/state.h"
 
-/* Number of the request's space, UINT32_MAX: refused. A new one is added and opened. */
+/* Number of the request's space, UINT32_MAX: refused, or the weights have no name. A new one is added and opened. */
 uint32_t kvx_space_find_or_add(kvx_scheduler_t *scheduler, const kvx_ask_t *ask);
+/* The same of the weights' present name and an adapter; NULL: the base model's. */
+uint32_t kvx_space_of_name(kvx_scheduler_t *scheduler, const char *adapter);
+/* The weights' first name is that of number 0. KVC_ERR_NOMEM. */
+kvc_status_t kvx_space_take_first_name(kvx_scheduler_t *scheduler);
 /* KV_WHY_NONE: open, and the daemon alive. */
 uint32_t kvx_space_miss_reason(const kvx_scheduler_t *scheduler, uint32_t number);
 /* The daemon answers, as far as its heartbeat says. */
@@ -29,10 +33,6 @@ int kvx_device_is_reached(const kvx_scheduler_t *scheduler, uint32_t number, uin
 void kvx_device_take_reached(kvx_scheduler_t *scheduler, const kvx_report_reached_t *report);
 /* A rank cannot use memory of that GPU: none does for a while, and for longer each time. */
 void kvx_device_pause(kvx_scheduler_t *scheduler, uint32_t place);
-/* Drop all blocks in memory of GPUs. Where that fails, the space is not used before it is done. */
-void kvx_device_reset(kvx_scheduler_t *scheduler);
-/* What names the weights; NULL: nothing yet. */
-const char *kvx_weights_text(const kvx_scheduler_t *scheduler);
 void kvx_spaces_close(kvx_scheduler_t *scheduler);
 
 #endif

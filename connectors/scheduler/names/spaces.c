@@ -1,7 +1,8 @@
-/* Spaces: the base model's, and one for each adapter that is used; with each of them others in memory of GPUs, if the
- * daemon has such memory (docs/decisions/057, 058, 062). */
-#include "scheduler/spaces.h"
+/* Spaces: the base model's, and one for each adapter that is used, of each name the weights have had (docs/decisions/
+ * 071); with each of them others in memory of GPUs, if the daemon has such memory (docs/decisions/057, 058, 062). */
+#include "scheduler/names/spaces.h"
 #include "common/await.h"
+#include "scheduler/requests.h"
 
 #include "kv/log.h"
 
@@ -20,21 +21,25 @@ static void log_rarely(kvx_scheduler_t *scheduler, uint64_t now, const char *sen
 	}
 }
 
-const char *kvx_weights_text(const kvx_scheduler_t *scheduler)
+static char *copy_text(const kvx_scheduler_t *scheduler, const char *text, size_t len)
 {
-	return scheduler->identity.weights ? scheduler->identity.weights
-					   : atomic_load_explicit(&scheduler->weights, memory_order_acquire);
+	char *copy = kv_alloc(scheduler->env, len + 1u);
+
+	if (copy) {
+		memcpy(copy, text, len);
+	}
+
+	return copy;
 }
 
 /* Set it once, to a copy of the text. */
 static kvc_status_t set_text(const kvx_scheduler_t *scheduler, _Atomic(char *) *p_text, const char *text, size_t len)
 {
-	char *none = NULL, *copy = kv_alloc(scheduler->env, len + 1u);
+	char *none = NULL, *copy = copy_text(scheduler, text, len);
 
 	if (!copy) {
 		return KVC_ERR_NOMEM;
 	}
-	memcpy(copy, text, len);
 	if (!atomic_compare_exchange_strong(p_text, &none, copy)) {
 		kv_free(scheduler->env, copy);
 		return KVC_ERR_ARG;
@@ -56,22 +61,11 @@ kvc_status_t kvx_scheduler_set_device(kvx_scheduler_t *scheduler, const char *uu
 		       : set_text(scheduler, &scheduler->places[KVX_IN_DEVICE].device, uuid, len);
 }
 
-kvc_status_t kvx_scheduler_set_weights(kvx_scheduler_t *scheduler, const char *text)
-{
-	const size_t len = text ? strnlen(text, KVX_WEIGHTS_MAX + 1u) : 0;
-
-	if (len == 0 || len > KVX_WEIGHTS_MAX || scheduler->identity.weights) {
-		return KVC_ERR_ARG;
-	}
-
-	return set_text(scheduler, &scheduler->weights, text, len);
-}
-
 static kvc_identity_t identity_of(const kvx_scheduler_t *scheduler, const kvx_sspace_t *space)
 {
 	kvc_identity_t identity = scheduler->identity;
 
-	identity.weights = kvx_weights_text(scheduler);
+	identity.weights = space->weights;
 	if (space->adapter) {
 		identity.lora = space->adapter;
 	}
@@ -93,49 +87,145 @@ static void start_open(kvx_scheduler_t *scheduler, kvx_sspace_t *space, uint64_t
 	}
 }
 
-static uint32_t add_space(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t len, uint64_t hash)
-{
-	kvx_sspace_t *space = &scheduler->spaces[scheduler->space_count];
+/* ---- by name --------------------------------------------------------------------------------- */
 
-	if (scheduler->space_count == KVX_SPACES_MAX || len == 0 || len > KVX_ADAPTER_MAX) {
-		scheduler->stats.spaces_refused++;
-		log_rarely(scheduler, kv_now_ns(scheduler->env),
-			   "too many adapters, one whose files are still digested or reloaded in place, or a name too "
-			   "long: its requests are neither loaded nor saved");
-		return UINT32_MAX;
+static int are_equal(const char *a, const char *b)
+{
+	return a == b || (a && b && strcmp(a, b) == 0);
+}
+
+static void close_space(kvx_scheduler_t *scheduler, kvx_sspace_t *space)
+{
+	kvc_space_close(space->space);
+	for (uint32_t place = KVX_IN_DEVICE; place < KVX_PLACES; place++) {
+		kvc_space_close(space->devices[place].space);
 	}
-	space->adapter = kv_alloc(scheduler->env, len + 1u);
-	if (!space->adapter) {
-		return UINT32_MAX;
+	kv_free(scheduler->env, space->weights);
+	kv_free(scheduler->env, space->adapter);
+	*space = (kvx_sspace_t){.closes = space->closes + 1u};
+}
+
+static int is_used(const kvx_scheduler_t *scheduler, uint32_t number)
+{
+	int used = 0;
+
+	for (uint32_t i = 0; i < scheduler->stored.n; i++) {
+		used |= scheduler->stored.at[i].space == number;
 	}
-	memcpy(space->adapter, ask->lora, len);
+	for (const kvx_sload_t *load = scheduler->loads; load; load = load->next) {
+		used |= load->space == number;
+	}
+	for (const kvx_sput_t *put = scheduler->puts; put; put = put->next) {
+		used |= put->space == number;
+	}
+	for (const kvx_shandover_t *h = scheduler->handovers; h; h = h->next) {
+		used |= h->space == number;
+	}
+	for (const kvx_request_t *request = NULL; (request = kvx_requests_next(&scheduler->requests, request));) {
+		used |= request->space == number;
+	}
+
+	return used;
+}
+
+/* A number that nothing has: of weights that are no longer the engine's, if there is no new one. UINT32_MAX: none. Not
+ * number 0, whose space shows whether the daemon is alive. */
+static uint32_t find_number(kvx_scheduler_t *scheduler)
+{
+	if (scheduler->space_count < KVX_SPACES_MAX) {
+		return scheduler->space_count++;
+	}
+	for (uint32_t i = 1; i < scheduler->space_count; i++) {
+		if (!are_equal(scheduler->spaces[i].weights, scheduler->weights) && !is_used(scheduler, i)) {
+			close_space(scheduler, &scheduler->spaces[i]);
+			return i;
+		}
+	}
+
+	return UINT32_MAX;
+}
+
+/* `adapter` NULL: the base model's. */
+static uint32_t add_space(kvx_scheduler_t *scheduler, const char *adapter, size_t len, uint64_t hash)
+{
+	char *name = copy_text(scheduler, scheduler->weights, strlen(scheduler->weights));
+	char *copy = adapter ? copy_text(scheduler, adapter, len) : NULL;
+	const uint32_t number = name && (!adapter || copy) ? find_number(scheduler) : UINT32_MAX;
+	kvx_sspace_t *space;
+
+	if (number == UINT32_MAX) {
+		kv_free(scheduler->env, name);
+		kv_free(scheduler->env, copy);
+		return number;
+	}
+	space = &scheduler->spaces[number];
+	space->weights = name;
+	space->adapter = copy;
 	space->hash = hash;
 	if (scheduler->incarnation) {
 		start_open(scheduler, space, kv_now_ns(scheduler->env));
 	}
 
-	return scheduler->space_count++;
+	return number;
+}
+
+/* Of the weights' name and the adapter's. */
+static uint64_t hash_names(const kvx_scheduler_t *scheduler, const char *adapter)
+{
+	const uint32_t len = (uint32_t)strlen(scheduler->weights);
+	const uint64_t hash = kvx_requests_hash(&scheduler->requests, scheduler->weights, len);
+
+	return adapter ? hash * 3u ^ kvx_requests_hash(&scheduler->requests, adapter, (uint32_t)strlen(adapter)) : hash;
+}
+
+uint32_t kvx_space_of_name(kvx_scheduler_t *scheduler, const char *adapter)
+{
+	const size_t len = adapter ? strnlen(adapter, KVX_ADAPTER_MAX + 1u) : 0;
+	const int sound = !adapter || (len > 0 && len <= KVX_ADAPTER_MAX);
+	const uint64_t hash = sound ? hash_names(scheduler, adapter) : 0;
+	uint32_t number = UINT32_MAX;
+
+	for (uint32_t i = 0; sound && i < scheduler->space_count; i++) {
+		const kvx_sspace_t *space = &scheduler->spaces[i];
+
+		if (space->hash == hash && are_equal(space->weights, scheduler->weights) &&
+		    are_equal(space->adapter, adapter)) {
+			return i;
+		}
+	}
+	if (sound) {
+		number = add_space(scheduler, adapter, len, hash);
+	}
+	if (number == UINT32_MAX) {
+		log_rarely(scheduler, kv_now_ns(scheduler->env),
+			   "too many adapters, one whose files are still digested or reloaded in place, or a name too "
+			   "long: its requests are neither loaded nor saved");
+	}
+
+	return number;
+}
+
+kvc_status_t kvx_space_take_first_name(kvx_scheduler_t *scheduler)
+{
+	kvx_sspace_t *space = &scheduler->spaces[0];
+
+	space->weights = copy_text(scheduler, scheduler->weights, strlen(scheduler->weights));
+	space->hash = hash_names(scheduler, NULL);
+
+	return space->weights ? KVC_OK : KVC_ERR_NOMEM;
 }
 
 uint32_t kvx_space_find_or_add(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 {
-	uint32_t len;
-	uint64_t hash;
+	uint32_t number;
 
-	if (!ask->lora) {
-		return 0;
+	if (!ask->lora || !scheduler->adopted) {
+		return ask->lora ? UINT32_MAX : scheduler->base;
 	}
-	len = (uint32_t)strnlen(ask->lora, KVX_ADAPTER_MAX + 1u);
-	hash = kvx_requests_hash(&scheduler->requests, ask->lora, len);
-	for (uint32_t i = 1; i < scheduler->space_count; i++) {
-		const kvx_sspace_t *space = &scheduler->spaces[i];
+	number = kvx_space_of_name(scheduler, ask->lora);
+	scheduler->stats.spaces_refused += number == UINT32_MAX;
 
-		if (space->hash == hash && strcmp(space->adapter, ask->lora) == 0) {
-			return i;
-		}
-	}
-
-	return add_space(scheduler, ask, len, hash);
+	return number;
 }
 
 uint32_t kvx_space_miss_reason(const kvx_scheduler_t *scheduler, uint32_t number)
@@ -210,13 +300,9 @@ static void poll_device(kvx_scheduler_t *scheduler, kvx_sspace_t *space, uint32_
 		return;
 	}
 	status = kvc_space_state(there->space);
-	if (status == KVC_OK && there->must_reset) {
-		there->must_reset = kvc_space_reset(there->space) != KVC_OK;
-		there->retry_ns = there->must_reset ? now + DEVICE_NS : 0;
-	}
 	if (status == KVC_OK) {
 		there->named = 1;
-		there->open = !there->must_reset;
+		there->open = 1;
 	} else if (status != KVC_PENDING && !there->named) {
 		kvc_space_close(there->space);
 		there->space = NULL;
@@ -315,29 +401,6 @@ void kvx_device_pause(kvx_scheduler_t *scheduler, uint32_t place)
 	at->off_ns = now + at->pause_ns;
 }
 
-/* A GPU that is not known yet may have blocks from before, too. */
-static void reset_device(kvx_scheduler_t *scheduler, kvx_sspace_t *space, uint32_t place)
-{
-	kvx_sdevice_space_t *there = &space->devices[place];
-	const int open = there->open;
-
-	there->must_reset = 1;
-	there->open = 0;
-	there->retry_ns = open ? 0 : there->retry_ns;
-	if (open) {
-		poll_device(scheduler, space, place, kv_now_ns(scheduler->env));
-	}
-}
-
-void kvx_device_reset(kvx_scheduler_t *scheduler)
-{
-	for (uint32_t i = 0; i < scheduler->space_count; i++) {
-		for (uint32_t place = KVX_IN_DEVICE; place < KVX_PLACES; place++) {
-			reset_device(scheduler, &scheduler->spaces[i], place);
-		}
-	}
-}
-
 /* ---- all of them ----------------------------------------------------------------------------- */
 
 void kvx_spaces_poll(kvx_scheduler_t *scheduler, uint64_t now)
@@ -388,22 +451,24 @@ static void emit_device(kvx_scheduler_t *scheduler, uint32_t place)
 	scheduler->places[place].emitted = 1;
 }
 
-/* The ranks learn the number of an adapter, and what names the weights, before a record uses the space. */
+/* The ranks learn what a number stands for before a record uses it. */
 void kvx_spaces_emit(kvx_scheduler_t *scheduler)
 {
 	for (uint32_t i = 0; i < scheduler->space_count; i++) {
 		kvx_sspace_t *space = &scheduler->spaces[i];
-		const char *text = i == 0 ? kvx_weights_text(scheduler) : space->adapter;
-		const size_t len = text && !space->emitted ? strlen(text) : 0;
+		const size_t weights = space->weights && !space->emitted ? strlen(space->weights) : 0;
+		const size_t adapter = space->adapter ? strlen(space->adapter) : 0;
 		kvx_msg_space_t *record;
 
-		if (len == 0 || !kvx_message_reserve(scheduler, sizeof *record + len + 8u)) {
+		if (weights == 0 || !kvx_message_reserve(scheduler, sizeof *record + weights + adapter + 16u)) {
 			continue;
 		}
 		record = kvx_msg_add_record(&scheduler->message, KVX_RECORD_SPACE, sizeof *record);
 		record->number = i;
-		record->text_len = (uint32_t)len;
-		kvx_msg_append(&scheduler->message, text, len);
+		record->weights_len = (uint32_t)weights;
+		record->adapter_len = (uint32_t)adapter;
+		kvx_msg_append(&scheduler->message, space->weights, weights);
+		kvx_msg_append(&scheduler->message, space->adapter, adapter);
 		space->emitted = 1;
 	}
 	for (uint32_t place = KVX_IN_DEVICE; place < KVX_PLACES; place++) {
@@ -414,10 +479,6 @@ void kvx_spaces_emit(kvx_scheduler_t *scheduler)
 void kvx_spaces_close(kvx_scheduler_t *scheduler)
 {
 	for (uint32_t i = 0; scheduler->spaces && i < scheduler->space_count; i++) {
-		kvc_space_close(scheduler->spaces[i].space);
-		for (uint32_t place = KVX_IN_DEVICE; place < KVX_PLACES; place++) {
-			kvc_space_close(scheduler->spaces[i].devices[place].space);
-		}
-		kv_free(scheduler->env, scheduler->spaces[i].adapter);
+		close_space(scheduler, &scheduler->spaces[i]);
 	}
 }
