@@ -36,6 +36,7 @@
 #define DEPTH       64u /* requests of the raw reader in flight: as many as the tier has */
 #define BOUNCE      (64u << 20)
 #define WAIT_MS     60000u
+#define AGAIN_MS    10u /* between two tries to save what found no room */
 #define SAVE_BLOCKS 64u /* of one put: an instance may leave half of the pool unfinished, not all of it */
 #define SEED_OTHER  UINT64_C(1)
 #define ID_STEP     7919u /* a prime: ids of the cache in another order than the pool's */
@@ -228,6 +229,19 @@ static kvc_status_t save_part(uint32_t prompt, uint32_t from, uint32_t n, int du
 	return status;
 }
 
+/* A cold pool has less than it will have in a moment: the daemon touches its memory before it lends it. */
+static kvc_status_t save_part_soon(uint32_t prompt, uint32_t from, uint32_t n, int durable)
+{
+	kvc_status_t status = save_part(prompt, from, n, durable);
+
+	for (uint32_t ms = 0; (status == KVC_ERR_FULL || status == KVC_ERR_BUSY) && ms < WAIT_MS; ms += AGAIN_MS) {
+		usleep(AGAIN_MS * 1000u);
+		status = save_part(prompt, from, n, durable);
+	}
+
+	return status;
+}
+
 /* Save a prompt's bytes; durable: until they are on disk. 0, after a sentence: it could not. */
 static int save(uint32_t prompt, int durable)
 {
@@ -237,7 +251,7 @@ static int save(uint32_t prompt, int durable)
 	for (uint32_t from = 0; from < work.blocks && status == KVC_OK && !bench_late(); from += SAVE_BLOCKS) {
 		const uint32_t left = work.blocks - from;
 
-		status = save_part(prompt, from, left < SAVE_BLOCKS ? left : SAVE_BLOCKS, durable);
+		status = save_part_soon(prompt, from, left < SAVE_BLOCKS ? left : SAVE_BLOCKS, durable);
 	}
 	if (status != KVC_OK) {
 		printf("gpu_load: %u blocks cannot be saved: %s\n", work.blocks, kvc_status_name(status));
