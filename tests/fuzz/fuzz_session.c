@@ -8,6 +8,7 @@
 #include "daemon/host.h"
 
 #include "io/members/join.h"
+#include "io/members/mirror.h"
 #include "io/members/reports.h"
 #include "io/members/slabs.h"
 #include "kvs/pool.h"
@@ -30,6 +31,10 @@ static void host_open(void)
 	null_ = open("/dev/null", O_RDONLY | O_CLOEXEC);
 	self_ = (int)syscall(SYS_pidfd_open, getpid(), 0);
 	kv_assert(null_ >= 0 && self_ >= 0);
+	while (kvd_mirror_touch(host_->namespaces) == KV_PENDING) {
+		usleep(100); /* or a JOIN would wait for a thread, and no input is like another */
+	}
+	kv_assert(host_->namespaces->mirror.touched);
 }
 
 /* A quantum of the only session, as if epoll had named it. */
