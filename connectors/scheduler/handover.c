@@ -862,6 +862,21 @@ static int poll_open_load(kvx_scheduler_t *scheduler, kvx_shandover_t *h, kvx_sl
 	return 0;
 }
 
+/* What is leased of it in memory of a GPU may fall short: the rest comes from host memory. 1: nothing waits for it. */
+static int add_rest(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64_t now)
+{
+	const kvx_stored_t host = {.place = KVX_IN_HOST, .source = key_source(h)};
+	kvc_handover_info_t info;
+
+	if (!find_in(scheduler, h->serial, 1)) {
+		return 1;
+	}
+	get_info(scheduler, h, &info);
+
+	return kvx_loads_add_rest(scheduler, h->serial, &host, units_to_lease(scheduler, h, &info),
+				  !is_over(&info) && now < h->until_ns);
+}
+
 static void poll_consumer(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64_t now)
 {
 	const kvx_request_t *request = kvx_requests_find_serial(&scheduler->requests, h->hash, h->serial);
@@ -870,6 +885,7 @@ static void poll_consumer(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64
 	const int unwanted = !request || request->failed;
 
 	if (load ? !poll_open_load(scheduler, h, load, unwanted, now) : request && request->groups[0].n == 0) {
+		(void)add_rest(scheduler, h, now);
 		return; /* more is to come, or it is not admitted yet */
 	}
 	if (!h->begun && !h->peer[0] && kvx_space_miss_reason(scheduler, h->space) == KV_WHY_NONE) {
@@ -879,7 +895,7 @@ static void poll_consumer(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64
 		h->ended = 1;
 		h->until_ns = h->until_ns < now + TAKE_MS * KVX_MS ? h->until_ns : now + TAKE_MS * KVX_MS;
 	}
-	if (!awaits_producer(scheduler, h, now)) {
+	if (add_rest(scheduler, h, now) && !awaits_producer(scheduler, h, now)) {
 		/* Leases asked for come before this in the queue to the daemon. What was not used is taken as well, so
 		 * that the producer's GPU keeps none of it. */
 		(void)receive_on_device(scheduler, h->serial);

@@ -246,8 +246,7 @@ static kvc_status_t start_lease(kvx_scheduler_t *scheduler, const kvx_ask_t *ask
 
 /* ---- answers --------------------------------------------------------------------------------- */
 
-/* The worst of the leases it has: PENDING before OK, anything else before both. */
-static kvc_status_t worst_lease_state(const kvx_sload_t *load)
+kvc_status_t kvx_load_lease_state(const kvx_sload_t *load)
 {
 	kvc_status_t worst = KVC_OK;
 
@@ -267,12 +266,12 @@ static kvc_status_t worst_lease_state(const kvx_sload_t *load)
 static kvc_status_t await_leases(kvx_scheduler_t *scheduler, const kvx_sload_t *load)
 {
 	const uint64_t since = kv_now_ns(scheduler->env);
-	kvc_status_t state = worst_lease_state(load);
+	kvc_status_t state = kvx_load_lease_state(load);
 	int more = 1;
 
 	while (state == KVC_PENDING && more) {
 		more = kvx_scheduler_await_daemon(scheduler, since, load->until_ns);
-		state = worst_lease_state(load);
+		state = kvx_load_lease_state(load);
 	}
 	scheduler->lease_late = state == KVC_PENDING && kv_now_ns(scheduler->env) >= load->until_ns;
 
@@ -374,7 +373,7 @@ uint32_t kvx_lease_cache_acquire(kvx_scheduler_t *scheduler, const kvx_ask_t *as
 	*p_status = await_leases(scheduler, request->cached);
 	if (*p_status != KVC_OK && *p_status != KVC_PENDING) {
 		drop_lost_rest(scheduler, request->cached);
-		*p_status = worst_lease_state(request->cached);
+		*p_status = kvx_load_lease_state(request->cached);
 	}
 	if (*p_status == KVC_PENDING) {
 		scheduler->stats.late_answers++;
@@ -446,7 +445,7 @@ static kvx_sload_t *take_cached(kvx_scheduler_t *scheduler, const kvx_ask_t *ask
 		load->partial = 0;
 	}
 	trim_load(scheduler, ask, units, load);
-	if (load->generation != scheduler->generation || worst_lease_state(load) != KVC_OK) {
+	if (load->generation != scheduler->generation || kvx_load_lease_state(load) != KVC_OK) {
 		release_leases(load);
 	}
 
@@ -563,7 +562,7 @@ kvc_status_t kvx_scheduler_lease_layers(kvx_scheduler_t *scheduler, const kvx_as
 	}
 	if (status == KVC_OK) {
 		load->used_ns = kv_now_ns(scheduler->env);
-		status = worst_lease_state(load);
+		status = kvx_load_lease_state(load);
 		status = status == KVC_OK && !covers_layers(&load->part[0]) ? KVC_MISS : status;
 	}
 	if (request && status != KVC_OK && status != KVC_PENDING) {
@@ -683,6 +682,7 @@ int kvx_open_load_split(kvx_scheduler_t *scheduler, kvx_sload_t *load, const kvx
 	}
 	piece->asked_ns = piece->renewed_ns = kv_now_ns(scheduler->env);
 	set_place(scheduler, piece, from->place);
+	piece->awaits_rest = from->place != KVX_IN_HOST;
 	(void)start_part(scheduler, piece, &piece->part[0], &from->source, units);
 
 	return 1;
@@ -692,6 +692,7 @@ void kvx_open_load_close(kvx_scheduler_t *scheduler, kvx_sload_t *load, const kv
 {
 	load->open = 0;
 	set_place(scheduler, load, from->place);
+	load->awaits_rest = from->place != KVX_IN_HOST;
 	load->asked_ns = load->renewed_ns = kv_now_ns(scheduler->env);
 	for (uint32_t p = 0; p < load->parts; p++) {
 		kvx_sload_part_t *part = &load->part[p];
@@ -703,116 +704,72 @@ void kvx_open_load_close(kvx_scheduler_t *scheduler, kvx_sload_t *load, const kv
 	}
 }
 
-int kvx_loads_are_sent(const kvx_scheduler_t *scheduler)
+/* Of the first part, the blocks that are leased. */
+static uint32_t leased_blocks(const kvx_sload_part_t *part)
 {
-	const kvx_sload_t *load = scheduler->loads;
+	const uint32_t end = part->lease && kvc_lease_state(part->lease) == KVC_OK ? kvc_lease_n(part->lease) : 0;
+	const uint32_t n = end > part->first ? end - part->first : 0;
 
-	while (load && !load->sent) {
-		load = load->next;
-	}
-
-	return load != NULL;
+	return n < part->n ? n : part->n;
 }
 
-/* ---- telling the ranks ----------------------------------------------------------------------- */
-
-/* Handles of the leases that are still valid, zeros for the rest. */
-static uint32_t export_leases(kvx_scheduler_t *scheduler, kvx_sload_t *load, kvc_handle_t *handles)
+int kvx_load_is_short(const kvx_sload_t *load)
 {
-	uint32_t leased = 0;
+	return load->awaits_rest && load->parts > 0 && leased_blocks(&load->part[0]) < load->part[0].n;
+}
 
-	for (uint32_t p = 0; p < load->parts; p++) {
-		kvx_sload_part_t *part = &load->part[p];
+/* What the lease in memory of a GPU lacks becomes a part in host memory. */
+static void add_rest(kvx_scheduler_t *scheduler, kvx_sload_t *load, const kvx_stored_t *host, uint32_t units)
+{
+	kvx_sload_part_t *first = &load->part[0], *rest = &load->part[1];
+	const uint32_t n = leased_blocks(first), tokens = n * scheduler->groups[0].block_tokens;
+	const uint32_t moved = load->device_tokens > tokens ? load->device_tokens - tokens : 0;
 
-		if (part->lease && kvc_lease_state(part->lease) == KVC_OK &&
-		    kvc_lease_export(part->lease, &handles[p]) == KVC_OK) {
-			leased++;
+	load->device_tokens -= moved;
+	load->cpu_tokens += moved;
+	scheduler->stats.device_tokens -= moved;
+	scheduler->stats.other_device_tokens -= first->place > KVX_IN_DEVICE ? moved : 0;
+	*rest = (kvx_sload_part_t){.place = KVX_IN_HOST,
+				   .index = first->index,
+				   .first = first->first + n,
+				   .n = first->n - n,
+				   .ids = first->ids + n};
+	first->n = n;
+	load->parts = 2;
+	if (n == 0) {
+		kvc_release(&first->lease, 1);
+		*first = *rest;
+		rest = first;
+		load->parts = 1;
+	}
+	load->asked_ns = load->renewed_ns = kv_now_ns(scheduler->env);
+	(void)start_part(scheduler, load, rest, &host->source, units);
+}
+
+int kvx_loads_add_rest(kvx_scheduler_t *scheduler, uint64_t serial, const kvx_stored_t *host, uint32_t units, int more)
+{
+	const uint32_t stored = units * scheduler->unit / scheduler->groups[0].block_tokens;
+	int awaited = 0;
+
+	for (kvx_sload_t *load = scheduler->loads; load; load = load->next) {
+		if (load->serial != serial || !load->awaits_rest || load->sent) {
 			continue;
 		}
-		handles[p] = (kvc_handle_t){0};
-		kvc_release(&part->lease, 1);
-		part->lease = NULL;
-	}
-	scheduler->stats.lease_lost += leased < load->parts;
-
-	return leased;
-}
-
-static void emit_load(kvx_scheduler_t *scheduler, kvx_sload_t *load)
-{
-	kvc_handle_t handles[KVX_MAX_GROUPS];
-	kvx_msg_load_t *record = kvx_msg_add_record(&scheduler->message, KVX_RECORD_LOAD, sizeof *record);
-
-	if (export_leases(scheduler, load, handles) == 0) {
-		load->flags |= KVX_MSG_NO_LEASE;
-	}
-	if (!record) {
-		return;
-	}
-	record->load = load->number;
-	record->space = load->space;
-	record->flags = load->flags;
-	record->timeout_ms = load->timeout_ms;
-	record->parts = load->parts;
-	record->id_len = load->id_len;
-	(void)kvx_msg_append(&scheduler->message, load->id, load->id_len);
-	for (uint32_t p = 0; p < load->parts; p++) {
-		const kvx_sload_part_t *part = &load->part[p];
-		const kvx_msg_part_t head = {.group = scheduler->groups[part->index].id,
-					     .place = part->place,
-					     .n = part->n,
-					     .first = part->first,
-					     .lease = handles[p]};
-
-		(void)kvx_msg_append(&scheduler->message, &head, sizeof head);
-		(void)kvx_msg_append(&scheduler->message, part->ids, part->n * sizeof(uint32_t));
-	}
-}
-
-static void emit_drop(kvx_scheduler_t *scheduler, kvx_sload_t *load)
-{
-	kvx_msg_drop_t *record;
-
-	if (kvx_message_reserve(scheduler, sizeof *record)) {
-		record = kvx_msg_add_record(&scheduler->message, KVX_RECORD_DROP, sizeof *record);
-		record->load = load->number;
-		load->must_emit_drop = 0;
-	}
-}
-
-/* The leases of a piece are awaited between steps. */
-static int may_emit(const kvx_sload_t *load, uint64_t now)
-{
-	return load->number && !load->sent && !load->open &&
-	       (worst_lease_state(load) != KVC_PENDING || now - load->asked_ns >= load->timeout_ms * KVX_MS);
-}
-
-void kvx_loads_emit(kvx_scheduler_t *scheduler, uint64_t now)
-{
-	for (kvx_sload_t *load = scheduler->loads; load; load = load->next) {
-		if (may_emit(load, now)) {
-			emit_load(scheduler, load);
-			load->sent = 1;
-			load->asked_ns = load->renewed_ns = now;
-			scheduler->reserved_bytes -= load->bytes;
-			load->bytes = 0;
+		if (kvx_load_lease_state(load) == KVC_PENDING ||
+		    (more && kvx_load_is_short(load) && stored < load->part[0].first + load->part[0].n)) {
+			awaited = 1;
+			continue;
 		}
-		if (load->must_emit_drop && load->sent) {
-			emit_drop(scheduler, load);
+		if (kvx_load_is_short(load) && stored > load->part[0].first + leased_blocks(&load->part[0])) {
+			add_rest(scheduler, load, host, units);
 		}
-	}
-}
-
-int kvx_loads_have_drops(const kvx_scheduler_t *scheduler)
-{
-	const kvx_sload_t *load = scheduler->loads;
-
-	while (load && !(load->must_emit_drop && load->sent)) {
-		load = load->next;
+		load->awaits_rest = 0;
 	}
 
-	return load != NULL;
+	return !awaited;
 }
+
+/* ---- the end --------------------------------------------------------------------------------- */
 
 void kvx_loads_cancel(kvx_scheduler_t *scheduler, const kvx_request_t *request)
 {
@@ -823,8 +780,6 @@ void kvx_loads_cancel(kvx_scheduler_t *scheduler, const kvx_request_t *request)
 		}
 	}
 }
-
-/* ---- the end --------------------------------------------------------------------------------- */
 
 /* A rank has loaded less than was leased. */
 static void fail_load(kvx_scheduler_t *scheduler, kvx_sload_t *load, kvc_status_t why)

@@ -37,6 +37,13 @@ typedef struct kvx_stored {
 int kvx_open_load_split(kvx_scheduler_t *scheduler, kvx_sload_t *load, const kvx_stored_t *from, uint32_t units);
 /* Nothing follows: load what the first `units` units have, and let the rest fail. */
 void kvx_open_load_close(kvx_scheduler_t *scheduler, kvx_sload_t *load, const kvx_stored_t *from, uint32_t units);
+/* What the leases of these two lack, of those in memory of a GPU, is loaded from host memory, where the first `units`
+ * units are stored; `more`: others may follow, and are waited for. 1: no load of the request waits for that. */
+int kvx_loads_add_rest(kvx_scheduler_t *scheduler, uint64_t serial, const kvx_stored_t *host, uint32_t units, int more);
+/* 1: it waits for that, or will. */
+int kvx_load_is_short(const kvx_sload_t *load);
+/* The worst of the leases it has: PENDING before OK, anything else before both. */
+kvc_status_t kvx_load_lease_state(const kvx_sload_t *load);
 /* 1: a rank has not reported a load it was told of. */
 int kvx_loads_are_sent(const kvx_scheduler_t *scheduler);
 

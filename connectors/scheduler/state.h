@@ -81,6 +81,7 @@ typedef struct kvx_sload {
 	int cancelled, must_emit_drop; /* the request has ended; the ranks must be notified */
 	int blocks_lost;               /* the request has lost the blocks before the ranks reported */
 	int open;                      /* its blocks are still to be handed over */
+	int awaits_rest;               /* it was: what its lease in memory of a GPU lacks is loaded from host memory */
 	int layered;                   /* its lease is of an unfinished put, whose layers are loaded as they come */
 	uint32_t partial;              /* tokens of its last block, a private one; 0: all are whole */
 	uint32_t id_len;

@@ -374,6 +374,57 @@ static void p7_what_the_host_did_not_save_comes_from_the_gpu(void)
 	assert_int_equal(sr_stats().handovers_send_failed, 0);
 }
 
+/* The consumer's share of that GPU is smaller than the prompt: the rest is awaited in host memory, and comes from
+ * there. */
+static void p7_what_a_lease_on_the_gpu_lacks_comes_from_the_host(void)
+{
+	receive(203, producer_gpu());
+	begin_sending(203);
+	sr.cut_device_leases = 6;
+	sr.hold_host_saves = 1;
+	sr_run_tokens(&p, 0, 80);
+	sr_run_tokens(&p, 80, 203);
+	SR_UNTIL(sr_stats().device_blocks == (sr.row & PRIVATE ? 26 : 25));
+	for (uint32_t i = 0; i < 20; i++) {
+		(void)sr_step();
+	}
+	assert_int_equal(sr_outcome(&d).load, KVC_PENDING);
+	sr_release_host_saves();
+	sr_finish(&p);
+	must_come(sr.row & PRIVATE ? 26 : 25, 1);
+	assert_int_equal(sr_stats().device_tokens, 48);
+	sr.cut_device_leases = 0;
+}
+
+static void p7_what_the_gpu_leases_not_at_all_comes_from_the_host(void)
+{
+	receive(200, producer_gpu());
+	begin_sending(200);
+	sr.miss_device_leases = 1;
+	sr_run_tokens(&p, 0, 200);
+	sr_finish(&p);
+	must_come(25, 1);
+	assert_int_equal(sr_stats().device_tokens + sr_stats().other_device_tokens, 0);
+	sr.miss_device_leases = 0;
+}
+
+/* Neither place has it: the consumer computes it, and does not wait for what will not come. */
+static void p7_what_a_lease_on_the_gpu_lacks_is_not_awaited_for_ever(void)
+{
+	receive(200, producer_gpu());
+	begin_sending(200);
+	sr.cut_device_leases = 6;
+	sr.drop_host_saves = 1;
+	sr_run_tokens(&p, 0, 200);
+	sr_finish(&p);
+	SR_UNTIL(sr_outcome(&d).load != KVC_PENDING);
+	assert_int_not_equal(sr_outcome(&d).load, KVC_OK);
+	sr_finish(&d);
+	must_be_empty();
+	sr.cut_device_leases = 0;
+	sr.drop_host_saves = 0;
+}
+
 /* A rank cannot map it: what was handed over so far is computed, and the next prompt comes from the host. What it would
  * have had there is taken all the same. */
 static void p7_a_gpu_that_a_rank_cannot_reach_is_left_alone(void)
@@ -511,6 +562,11 @@ SR_MAIN(BOTH(p1_pieces_come_from_memory_of_the_gpu),
 	SR_ROW("p7_what_the_gpu_lost_since_the_match_comes_with_the_hand_over",
 	       p7_what_the_gpu_lost_since_the_match_comes_with_the_hand_over, there, OWN),
 	SR_TEST(p7_what_the_host_did_not_save_comes_from_the_gpu, there),
+	BOTH(p7_what_a_lease_on_the_gpu_lacks_comes_from_the_host),
+	SR_ROW("p7_what_a_lease_on_the_gpu_lacks_comes_from_the_host (and a private block)",
+	       p7_what_a_lease_on_the_gpu_lacks_comes_from_the_host, there, PRIVATE),
+	BOTH(p7_what_the_gpu_leases_not_at_all_comes_from_the_host),
+	BOTH(p7_what_a_lease_on_the_gpu_lacks_is_not_awaited_for_ever),
 	SR_TEST(p7_a_gpu_that_a_rank_cannot_reach_is_left_alone, there),
 	SR_TEST(p7_a_gpu_out_of_reach_is_tried_more_and_more_rarely, there),
 	SR_TEST(p1_a_damaged_block_on_the_gpu_is_computed, there),
