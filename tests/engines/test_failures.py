@@ -72,6 +72,7 @@ def nobody_else_uses_blocks_that_failed_to_load(context: Context) -> None:
     must_equal("cold", expected[:1], engine.generate([first]))
     store.settle()
     engine.reset()
+    engine.generate(context.prompts(1, 40, 40), 2)  # the weights are proved: the next request is admitted in its first step, the others later
     scribble(store.daemon, 4096)
     requests = [dict(ids=first, max_tokens=16)] + [dict(ids=p, max_tokens=16, enter_step=1 + i) for i, p in enumerate(others)]
     must_equal("while the failed blocks were computed", expected, engine.run(requests))

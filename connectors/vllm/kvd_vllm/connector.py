@@ -101,6 +101,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self._adapters: weights.Adapters | None = None
         self._naming: proof.Naming | None = None
         self._loaded: memory.Memory | None = None
+        self._report: Any = None  # the hook that _report_proofs replaces
         self._seed_checked = False
         self._manager: Any = None
         self._pool: Any = None
@@ -216,7 +217,9 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         )
         kind = f"{self._compat['version']} {space.device} tp{space.world}"
         naming = self._naming = proof.Naming(self, c, space.world, kind, KvdProvingMetadata)
-        self.bind_scheduler_hooks()
+        self.get_num_new_matched_tokens = c.match
+        self.build_connector_meta = c.build_meta
+        self.update_connector_output = c.take_output
         self.update_state_after_alloc = c.add_blocks
         self.request_finished = c.finish_request
         self.request_finished_all_groups = c.finish_request
@@ -226,13 +229,6 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         logger.info("kvd: %s; %s", _kvd.version, compat.line(self._compat))
         logger.log(logging.WARNING if self._ways.refused else logging.INFO, "kvd: %s", self._ways.sentence)
         logger.info("kvd: block hashes: %s; groups %s; %s", space.hash_reason, space.identity["groups"], space.identity["layout"])
-
-    def bind_scheduler_hooks(self) -> None:
-        """Those that proof.Naming replaces while the weights are unproven."""
-        c = self._c
-        self.get_num_new_matched_tokens = c.match
-        self.build_connector_meta = c.build_meta
-        self.update_connector_output = c.take_output
 
     def _name_weights(self, digester: digests.Digester, naming: proof.Naming) -> None:
         """Runs in a thread, as long as reading the weights takes. Nothing is matched or saved before its end, nor after an error."""
@@ -459,15 +455,16 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _prove(self, meta: Any) -> None:
         if isinstance(meta, KvdProvingMetadata) and self._loaded is not None:
-            self.build_connector_worker_meta = self._report_proofs
+            if self.build_connector_worker_meta != self._report_proofs:
+                self._report, self.build_connector_worker_meta = self.build_connector_worker_meta, self._report_proofs
             self._loaded.prove(meta.number)
 
     def _report_proofs(self) -> KvdReports | None:
         """Until the answer has gone out."""
-        report, proofs = self._c.take_report(), self._loaded.proofs
+        report, proofs = self._report(), self._loaded.proofs
         if proofs:
             self._loaded.proofs = []
-            self.build_connector_worker_meta = self._c.take_report
+            self.build_connector_worker_meta = self._report
             report = KvdReports([] if report is None else report.reports, proofs)
         return report
 

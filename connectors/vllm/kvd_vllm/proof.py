@@ -20,6 +20,7 @@ from kvd_vllm import weights
 logger = logging.getLogger("vllm.kvd")
 
 DEADLINE_S = 30.0  # 16 GB take 30 ms on a GPU, and 10 s on a slow CPU
+YIELD_S = 0.001  # each step beside a CPU's digest: an engine in one process tries again at once, and its thread would keep that of the digest from running
 SAME, OTHER, UNKNOWN = "same", "other", "unknown"
 
 
@@ -71,11 +72,12 @@ def call_first(owner: Any, method: str, first: Callable[[], None]) -> bool:
 
 
 class Naming:
-    """Of the scheduler half; the engine's thread, but for begin(). `half` has the hooks that are replaced while the name is unproven, `c` the C half."""
+    """Of the scheduler half; the engine's thread, but for begin(). `half` has the hooks that are replaced while the name is unproven and put back as they were, `c` the C half."""
 
     def __init__(self, half: Any, c: Any, ranks: int, kind: str, proving_meta: type) -> None:
         self.half, self.c, self.ranks, self.kind, self.proving_meta = half, c, ranks, kind, proving_meta
         self.base = ""  # the name at the start; empty: not known yet
+        self.hooks: dict[str, Any] = {}  # those of before
         self.proved = True
         self.result: weights.Named | None = None  # of a proof that has ended while the name at the start was not known
         self.number = 0  # of the last proof asked for
@@ -112,11 +114,11 @@ class Naming:
             return
         if self.proved:
             logger.info("kvd: the engine's weights may have been changed (%s): they are compared at the next request, and until then nothing is loaded or saved", why)
+            replaced = {"get_num_new_matched_tokens": self._match, "build_connector_meta": self._build_meta, "update_connector_output": self._take_output}
+            self.hooks = {name: getattr(half, name) for name in replaced}
+            vars(half).update(replaced)
         self.proved, self.asked_at, self.result = False, 0.0, None
         self.c.suspend()
-        half.get_num_new_matched_tokens = self._match
-        half.build_connector_meta = self._build_meta
-        half.update_connector_output = self._take_output
 
     def add_request(self, request: Any) -> None:
         if self.proved:
@@ -135,21 +137,23 @@ class Naming:
             self.asked_at, self.answers = time.monotonic(), {}
         elif time.monotonic() - self.asked_at > DEADLINE_S:
             self._end(weights.unshared(f"{len(self.answers)} of {self.ranks} ranks have said what their weights are"))
-            return self.c.match(request, local)
+            return self.half.get_num_new_matched_tokens(request, local)
         return None, False
 
     def _build_meta(self, output: Any) -> Any:
-        meta = self.c.build_meta(output)
+        meta = self.hooks["build_connector_meta"](output)
         if self.asked_at and self.sent != self.number:
             self.sent = self.number
             meta = self.proving_meta(meta.message, self.number)
+        elif self.asked_at and self.half._space.device != "cuda":
+            time.sleep(YIELD_S)
         return meta
 
     def _take_output(self, output: Any) -> None:
         for answer in getattr(output.kv_connector_worker_meta, "proofs", ()):
             if answer.number == self.number and self.asked_at:
                 self.answers[answer.rank] = answer
-        self.c.take_output(output)
+        self.hooks["update_connector_output"](output)
         if self.asked_at and len(self.answers) == self.ranks:
             self.result = name_of(list(self.answers.values()), self.base, self.kind) if self.base else None
             if self.result is not None:
@@ -158,7 +162,7 @@ class Naming:
     def _end(self, named: weights.Named) -> None:
         half, took = self.half, time.monotonic() - self.asked_at
         self.proved, self.asked_at = True, 0.0
-        half.bind_scheduler_hooks()
+        vars(half).update(self.hooks)
         self.c.set_weights(named.text)
         waiting, self.waiting = self.waiting, []
         for request in waiting:

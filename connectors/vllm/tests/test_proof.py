@@ -169,9 +169,9 @@ class Engine:
         self.c = unittest.mock.Mock()
         self.c.build_meta.side_effect = lambda out: connector.KvdMetadata(b"m")
         half = self.half = connector.KvdConnector.__new__(connector.KvdConnector)
-        half.__dict__.update(_breaker=CircuitBreaker(connector.logger), _c=self.c, _reason="", _half="scheduler", _space=SimpleNamespace(foreign=False), _seed_checked=False)
+        half.__dict__.update(_breaker=CircuitBreaker(connector.logger), _c=self.c, _reason="", _half="scheduler", _space=SimpleNamespace(foreign=False, device="cpu"), _seed_checked=False)
+        half.__dict__.update(get_num_new_matched_tokens=self.c.match, build_connector_meta=self.c.build_meta, update_connector_output=self.c.take_output)
         self.naming = half._naming = proof.Naming(half, self.c, ranks, "k", connector.KvdProvingMetadata)
-        half.bind_scheduler_hooks()
         self.pool = SimpleNamespace(reset_prefix_cache=lambda: True)
         self.bind()
 
@@ -212,6 +212,19 @@ class Proofs(unittest.TestCase):
         engine.c.add_request.assert_called_once_with(request)
         self.assertIs(engine.half.get_num_new_matched_tokens, engine.c.match)
         self.assertIs(engine.half.build_connector_meta, engine.c.build_meta)
+
+    def test_p1_hooks_that_others_have_wrapped_stay_wrapped(self) -> None:
+        half, seen = self.engine.half, []
+        for name in ("get_num_new_matched_tokens", "build_connector_meta", "update_connector_output"):
+            setattr(half, name, lambda *args, inner=getattr(half, name), name=name: seen.append(name) or inner(*args))
+        before = half.get_num_new_matched_tokens
+        for _ in range(2):
+            self.engine.pool.reset_prefix_cache()
+        half.get_num_new_matched_tokens(None, 0)
+        self.engine.step()
+        self.engine.step(Answer(1, 0, SAME, "s"))
+        self.assertEqual(seen, ["build_connector_meta", "update_connector_output"] * 2)
+        self.assertIs(half.get_num_new_matched_tokens, before)
 
     def test_p1_every_way_to_a_reset_is_seen(self) -> None:
         for cause in (lambda e: e.pool.reset_prefix_cache(), lambda e: e.set_pause_state("paused"), lambda e: e.half.reset_cache()):
