@@ -478,7 +478,7 @@ static kv_status_t scan_one(kvs_nvme_t *nvme, const char *name)
 	uint32_t slot_class;
 	uint32_t number;
 	kv_status_t status;
-	struct stat st;
+	struct stat st = {0};
 	const char *why;
 	int fd;
 
