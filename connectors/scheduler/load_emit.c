@@ -75,10 +75,24 @@ static int may_emit(const kvx_sload_t *load, uint64_t now)
 	       (!awaited || now - load->asked_ns >= load->timeout_ms * KVX_MS);
 }
 
+/* A rank names a request as finished after its last load, when the pieces before it have ended: that load does not go
+ * before a piece that is held back. */
+static int is_in_order(const kvx_scheduler_t *scheduler, const kvx_sload_t *load, uint64_t now)
+{
+	const kvx_sload_t *piece = (load->flags & KVX_MSG_MORE) ? NULL : scheduler->loads;
+
+	while (piece && !(piece != load && piece->serial == load->serial && (piece->flags & KVX_MSG_MORE) &&
+			  !piece->sent && !may_emit(piece, now))) {
+		piece = piece->next;
+	}
+
+	return !piece;
+}
+
 void kvx_loads_emit(kvx_scheduler_t *scheduler, uint64_t now)
 {
 	for (kvx_sload_t *load = scheduler->loads; load; load = load->next) {
-		if (may_emit(load, now)) {
+		if (may_emit(load, now) && is_in_order(scheduler, load, now)) {
 			emit_load(scheduler, load);
 			load->sent = 1;
 			load->asked_ns = load->renewed_ns = now;
