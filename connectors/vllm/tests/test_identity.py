@@ -257,7 +257,7 @@ class Rest(unittest.TestCase):
         self.assertIn("sockett", complaints[0])
 
     def test_the_page_has_every_option(self) -> None:
-        page = (pathlib.Path(__file__).resolve().parents[3] / "docs" / "vllm.md").read_text()
+        page = (pathlib.Path(__file__).resolve().parents[3] / "docs" / "vllm-reference.md").read_text()
         self.assertIn(options.table(), page)
 
     def test_the_circuit_breaker_logs_each_kind_once_and_opens_once(self) -> None:
