@@ -1,4 +1,4 @@
-"""What may stand in kv_connector_extra_config. docs/vllm.md prints this table."""
+"""What may stand in kv_connector_extra_config. docs/vllm-reference.md prints this table."""
 
 from __future__ import annotations
 
