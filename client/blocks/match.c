@@ -99,8 +99,8 @@ static inline const kv_key_t *key_at(const kvc_search_t *search, uint32_t positi
 /* Tiers of `key` in one bucket; *p_last: the search ends here. CONTENDED: the writer never let go. */
 static uint32_t bucket_find(const kvc_words_t *bucket, const uint32_t key[4], uint32_t group, int *p_last)
 {
-	/* A sequence lock (decision 006): odd while the daemon writes, another number after it has written. The bound
-	 * keeps a match from waiting for a daemon that was stopped inside a bucket. */
+	/* A sequence lock (docs/shared-memory.md): odd while the daemon writes, another number after it has written.
+	 * The bound keeps a match from waiting for a daemon that was stopped inside a bucket. */
 	for (uint32_t retry = 0; retry < KVC_SEQ_RETRIES; retry++) {
 		uint32_t seq = atomic_load_explicit(&bucket->seq, memory_order_acquire);
 		uint32_t tiers = 0, first;
