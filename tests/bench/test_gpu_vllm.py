@@ -27,7 +27,7 @@ import goals  # noqa: E402
 from configurations import configurations  # noqa: E402
 from kvd_vllm import options  # noqa: E402
 
-KINDS = ("none-v1", "ring-v1", "ring-v2", "native-v2", "lmserver-v2", "kvd-v1", "disk-v2", "full-v1", "check-v2", "kvd-v2-tp2", "trace-v2", "profile-v2", "steps-v2", "weights-v2", "pd-v2", "pd-v2-hbm", "trace-v2-pd-hbm", "check-v1-pd", "check-v2-pd-hbm", "push-v2-hbm", "peers-v2-hbm", "check-v2-peers-hbm", "steps-v2-hbm")  # one of each
+KINDS = ("none-v1", "ring-v1", "ring-v2", "native-v2", "kvd-v1", "disk-v2", "full-v1", "check-v2", "trace-v2", "profile-v2", "steps-v2", "weights-v2", "pd-v2", "pd-v2-hbm", "check-v1-pd", "check-v2-pd-hbm", "push-v2-hbm", "peers-v2-hbm", "check-v2-peers-hbm", "steps-v2-hbm")  # one of each
 
 
 class Runs(unittest.TestCase):
@@ -164,7 +164,7 @@ class Runs(unittest.TestCase):
                 os.kill(int(pid.read_text()), 0)
 
     def test_the_two_parts_fit_into_ten_minutes_each(self) -> None:
-        for part in ("part1", "part2", "check", "check-async", "check-failed", "check-failed-sync", "full", "tp2", "pd", "pd-hbm", "push-hbm", "peers-hbm", "steps-hbm", "check-pd", "check-pd-hbm", "check-peers-hbm", "check-pd-tp"):
+        for part in ("part1", "part2", "check", "check-async", "check-failed", "check-failed-sync", "full", "pd", "pd-hbm", "push-hbm", "peers-hbm", "steps-hbm", "check-pd", "check-pd-hbm", "check-peers-hbm", "check-pd-tp"):
             done = subprocess.run(["bash", str(BENCH / "run.sh"), part, "--dry-run"], env={"PATH": os.environ["PATH"], "HOME": str(self.at)}, capture_output=True, text=True)
             self.assertEqual(done.returncode, 0, done.stderr)
             last = done.stdout.splitlines()[-1].split()
