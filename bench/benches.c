@@ -1,9 +1,8 @@
 /* Every bench, in the order of `kvd-bench all`. */
 #include "bench.h"
 
-extern bench_run_t run_acquire, run_connector, run_copy, run_disaggregation, run_hash, run_match, run_nvme,
-	run_partition, run_pool, run_restart, run_tenant, run_transfer, run_transfer_ucx, run_weights,
-	run_weights_memory;
+extern bench_run_t run_acquire, run_connector, run_copy, run_hash, run_match, run_nvme, run_partition, run_pool,
+	run_restart, run_tenant, run_transfer_ucx;
 
 #define LINES     "13 dependent cache-line loads from a table as large as the mirror"
 #define LINE_GOAL "p50 <= 2,000 ns, no system call"
@@ -47,18 +46,6 @@ const bench_t bench_list[] = {
 	{"restart", run_restart, 0,
 	 "from start to serving with 1 M disk blocks in the index, after a clean stop (and after kill -9)", NULL,
 	 "<= 1.5e9 ns"},
-	{"transfer/pool-2m", run_transfer, 0,
-	 "1.25 GiB handed from one process to another through the pool, chunk by chunk of 2 MiB, verified, less one "
-	 "chunk",
-	 "the longer of the same puts and the same gets alone", "ratio <= 1.1"},
-	{"transfer/pool-64m", run_transfer, 1, "the same in chunks of 64 MiB",
-	 "the longer of the same puts and the same gets alone", "ratio <= 1.1"},
-	{"transfer/wake-one-core", run_transfer, 2,
-	 "from the producer's last byte until the consumer is awake, daemon and both sides on one core, without "
-	 "spinning",
-	 "a raw round trip over a UNIX socket, asleep before, same message sizes", "ratio <= 1.5"},
-	{"transfer/wake-two-cores", run_transfer, 3, "the same, the daemon (and the raw partner) on another core",
-	 "a raw round trip over a UNIX socket, asleep before, same message sizes", "ratio <= 1.5"},
 	{"transfer/ucx-256k", run_transfer_ucx, 0,
 	 "a prefix of 256 MiB from another daemon over UCX and TCP on loopback, blocks of 256 KiB, every digest "
 	 "checked",
@@ -71,14 +58,5 @@ const bench_t bench_list[] = {
 	 "the same bytes in blocks of 4 MiB", "ratio >= 0.9"},
 	{"transfer/ucx-64k-scattered", run_transfer_ucx, 4, "the same, no two of them neighbours",
 	 "the same bytes in blocks of 4 MiB", ""},
-	{"weights/memory", run_weights_memory, 0, "the digest of memory, as an engine's weights lie there",
-	 "as many threads that only read it", "ratio >= 0.8"},
-	{"weights/cached", run_weights, 0, "the digest of a file that the page cache has, by threads of idle priority",
-	 "as many threads of usual priority that only read it", "ratio >= 0.3"},
-	{"weights/cold", run_weights, 1, "the digest of a file that is on the disk alone",
-	 "as many threads of usual priority that only read it, its pages dropped again before", "ratio >= 0.9"},
-	{"disaggregation", run_disaggregation, 0,
-	 "simulation: first token and time a token, 2 prefill and 2 decode engines (--with trace=FILE, rate=1)",
-	 "the better of handing over always, and never with 4 engines", "ratio <= 1"},
 	{.name = NULL},
 };
