@@ -22,10 +22,10 @@
 
 static const uint8_t secret[16] = "a bench's secret";
 
-/* The device, the engine's streams and the host memory that copies go through; cuda NULL: all is in host memory. */
+/* The device, the engine's stream and the host memory that copies go through; cuda NULL: all is in host memory. */
 static const kvk_cuda_ops_t *cuda;
 static kvk_cu_context_t context;
-static kvk_cu_stream_t streams[MEMORY_STREAMS];
+static kvk_cu_stream_t stream;
 static kvk_cu_event_t event;
 static uint8_t *bounce;
 static kvk_cu_ptr_t bounce_at;
@@ -98,7 +98,7 @@ int engine_open_worker(engine_t *e)
 		printf("%s: %s\n", e->program, kvx_worker_last_error());
 		return 0;
 	}
-	kvx_worker_set_stream(e->worker, streams[MEMORY_ENGINE_STREAM]);
+	kvx_worker_set_stream(e->worker, stream);
 	do {
 		usleep(1000);
 		status = kvx_worker_self_test_status(e->worker);
@@ -214,15 +214,15 @@ void engine_write(engine_t *e, uint32_t id, uint64_t seed)
 	for (uint32_t l = 0; l < e->layout.layers; l++) {
 		memory_write(engine_piece(e, id, l), e->bounce + l * e->piece, e->piece);
 	}
-	memory_settle(MEMORY_ENGINE_STREAM);
+	memory_settle();
 }
 
 int engine_holds(engine_t *e, uint32_t id, uint64_t seed)
 {
 	for (uint32_t l = 0; l < e->layout.layers; l++) {
-		memory_read(MEMORY_ENGINE_STREAM, e->bounce + l * e->piece, engine_piece(e, id, l), e->piece);
+		memory_read(e->bounce + l * e->piece, engine_piece(e, id, l), e->piece);
 	}
-	memory_settle(MEMORY_ENGINE_STREAM);
+	memory_settle();
 	bench_fill(e->expected, e->block_bytes, seed);
 
 	return memcmp(e->expected, e->bounce, e->block_bytes) == 0;
@@ -306,12 +306,13 @@ int engine_save(engine_t *e, const kvc_put_t *put, const uint32_t *ids, uint32_t
 	return places != NULL;
 }
 
-/* One more record of the plan, of a load of n leased blocks: 0: it cannot be written. */
-static int add_load(engine_t *e, const kvc_lease_t *lease, uint32_t flags, const uint32_t *ids, uint32_t n)
+/* A step with one load of n leased blocks, whose asynchronous half has begun. 0: it cannot be written. */
+static int begin_load(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint32_t n)
 {
 	kvx_msg_part_t part = {.n = n, .place = e->place};
 	kvx_msg_load_t *load;
 
+	new_plan(e);
 	if (kvc_lease_export(lease, &part.lease) != KVC_OK) {
 		return 0;
 	}
@@ -320,81 +321,48 @@ static int add_load(engine_t *e, const kvc_lease_t *lease, uint32_t flags, const
 		return 0;
 	}
 	load->load = ++e->load;
-	load->flags = flags;
 	load->timeout_ms = e->load_ms ? e->load_ms : LOAD_MS;
 	load->parts = 1;
 	load->id_len = 4;
+	if (!kvx_msg_append(&e->plan, "load", 4) || !kvx_msg_append(&e->plan, &part, sizeof part) ||
+	    !kvx_msg_append(&e->plan, ids, n * sizeof *ids)) {
+		return 0;
+	}
+	begin(e);
+	kvx_worker_start_async_loads(e->worker);
 
-	return kvx_msg_append(&e->plan, "load", 4) && kvx_msg_append(&e->plan, &part, sizeof part) &&
-	       kvx_msg_append(&e->plan, ids, n * sizeof *ids);
+	return 1;
 }
 
 int engine_load(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint32_t n)
 {
-	new_plan(e);
-	if (!add_load(e, lease, 0, ids, n)) {
-		return 0;
-	}
-	begin(e);
-	kvx_worker_start_async_loads(e->worker);
-	kvx_worker_run_sync_loads(e->worker);
-	engine_end(e);
+	const int begun = begin_load(e, lease, ids, n);
 
-	return 1;
-}
-
-int engine_load_beside(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint32_t n, uint32_t count)
-{
-	const uint64_t until = bench_now_ns() + (e->load_ms ? e->load_ms : LOAD_MS) * UINT64_C(2000000);
-	uint32_t good = 0, over = 0;
-
-	new_plan(e);
-	for (uint32_t i = 0; i < count; i++) {
-		if (!add_load(e, lease, KVX_MSG_ASYNC, ids, n)) {
-			return 0;
-		}
-	}
-	begin(e);
-	kvx_worker_start_async_loads(e->worker);
-	engine_end(e);
-	while (over < count && bench_now_ns() < until) {
-		int failed = 0;
-		char id[8];
-
-		if (kvx_worker_take_finished(e->worker, id, sizeof id, &failed) > 0) {
-			good += !failed;
-			over++;
-		}
+	if (begun) {
+		kvx_worker_run_sync_loads(e->worker);
+		engine_end(e);
 	}
 
-	return good == count;
+	return begun;
 }
 
 int engine_load_first(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint64_t *p_ns, int *p_layered)
 {
-	uint64_t start;
+	const uint64_t start = bench_now_ns();
 
-	new_plan(e);
-	if (!add_load(e, lease, 0, ids, kvc_lease_n(lease))) {
+	if (!begin_load(e, lease, ids, kvc_lease_n(lease))) {
 		return 0;
 	}
-	start = bench_now_ns();
-	begin(e);
-	kvx_worker_start_async_loads(e->worker);
 	*p_layered = kvx_worker_run_layered_loads(e->worker);
 	kvx_worker_await_layer(e->worker, 0);
-	memory_settle(MEMORY_ENGINE_STREAM);
+	memory_settle();
 	*p_ns = bench_now_ns() - start;
-
-	return 1;
-}
-
-void engine_load_rest(engine_t *e)
-{
 	for (uint32_t l = 1; l < e->layout.layers; l++) {
 		kvx_worker_await_layer(e->worker, l);
 	}
 	engine_end(e);
+
+	return 1;
 }
 
 /* ---- memory: of the device, of the fake driver's device (ENGINE_FAKE), or the host's ---------- */
@@ -432,8 +400,8 @@ int memory_open(int host)
 		return 77;
 	}
 	if (cuda->device_get(&device, 0) != 0 || cuda->context_retain(&context, device) != 0 ||
-	    cuda->context_push(context) != 0 || cuda->stream_create(&streams[MEMORY_ENGINE_STREAM], 1, 0) != 0 ||
-	    cuda->stream_create(&streams[MEMORY_OTHER_STREAM], 1, 0) != 0 || cuda->event_create(&event, 2) != 0) {
+	    cuda->context_push(context) != 0 || cuda->stream_create(&stream, 1, 0) != 0 ||
+	    cuda->event_create(&event, 2) != 0) {
 		printf("gpu: the device cannot be used\n");
 		return 4;
 	}
@@ -454,8 +422,7 @@ void memory_close(void)
 		cuda->host_free(bounce);
 	}
 	cuda->event_destroy(event);
-	cuda->stream_destroy(streams[MEMORY_ENGINE_STREAM]);
-	cuda->stream_destroy(streams[MEMORY_OTHER_STREAM]);
+	cuda->stream_destroy(stream);
 	cuda->context_pop(&popped);
 	cuda->context_release(device);
 }
@@ -496,27 +463,25 @@ uint8_t *memory_bounce(size_t bytes)
 void memory_write(uint8_t *to, const uint8_t *from, size_t bytes)
 {
 	if (cuda) {
-		cuda->copy_async((kvk_cu_ptr_t)(uintptr_t)to, bounce_at + (kvk_cu_ptr_t)(from - bounce), bytes,
-				 streams[MEMORY_ENGINE_STREAM]);
+		cuda->copy_async((kvk_cu_ptr_t)(uintptr_t)to, bounce_at + (kvk_cu_ptr_t)(from - bounce), bytes, stream);
 	} else {
 		memcpy(to, from, bytes);
 	}
 }
 
-void memory_read(memory_stream_t stream, uint8_t *to, const uint8_t *from, size_t bytes)
+void memory_read(uint8_t *to, const uint8_t *from, size_t bytes)
 {
 	if (cuda) {
-		cuda->copy_async(bounce_at + (kvk_cu_ptr_t)(to - bounce), (kvk_cu_ptr_t)(uintptr_t)from, bytes,
-				 streams[stream]);
+		cuda->copy_async(bounce_at + (kvk_cu_ptr_t)(to - bounce), (kvk_cu_ptr_t)(uintptr_t)from, bytes, stream);
 	} else {
 		memcpy(to, from, bytes);
 	}
 }
 
-void memory_settle(memory_stream_t stream)
+void memory_settle(void)
 {
 	if (cuda) {
-		cuda->event_record(event, streams[stream]);
+		cuda->event_record(event, stream);
 		cuda->event_wait(event);
 	}
 }

@@ -90,14 +90,9 @@ int engine_save(engine_t *e, const kvc_put_t *put, const uint32_t *ids, uint32_t
 /* A step that loads n leased blocks to these blocks. engine_end() has been called: what is bad is told by
  * kvx_worker_take_failed_blocks(). */
 int engine_load(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint32_t n);
-/* A step during which the same is loaded this many times, one after another; returns when all have come. 0: one has
- * not. */
-int engine_load_beside(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint32_t n, uint32_t count);
-/* A load layer by layer, until the host has seen the engine's stream get past what layer 0 waits for: *p_ns from the
- * plan's being handed over. *p_layered 0: the worker has loaded all layers at once. After 1, engine_load_rest()
- * follows. */
+/* The same layer by layer; *p_ns: from the plan's being handed over until the host has seen the engine's stream get
+ * past what layer 0 waits for. *p_layered 0: the worker has loaded all layers at once. */
 int engine_load_first(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint64_t *p_ns, int *p_layered);
-void engine_load_rest(engine_t *e);
 void engine_end(engine_t *e);
 
 /* ---- memory of an engine's cache, and how the engine gets at it ------------------------------- */
@@ -109,12 +104,10 @@ uint8_t *memory_take(size_t bytes);
 void memory_give(uint8_t *memory);
 /* The engine's own host memory that copies go through: one of them. */
 uint8_t *memory_bounce(size_t bytes);
-/* Enqueue a copy to the engine's stream, or from the cache to another one; memory_settle() waits for those of a
- * stream. */
-typedef enum memory_stream { MEMORY_ENGINE_STREAM, MEMORY_OTHER_STREAM, MEMORY_STREAMS } memory_stream_t;
+/* Enqueue a copy to the engine's stream; memory_settle() waits for all of them. */
 void memory_write(uint8_t *to, const uint8_t *bounce, size_t bytes);
-void memory_read(memory_stream_t stream, uint8_t *bounce, const uint8_t *from, size_t bytes);
-void memory_settle(memory_stream_t stream);
+void memory_read(uint8_t *bounce, const uint8_t *from, size_t bytes);
+void memory_settle(void);
 /* The driver; NULL: the cache is in host memory. */
 const kvk_cuda_ops_t *memory_cuda(void);
 /* The device's UUID, or the name of one that is host memory; NULL: it has none. */

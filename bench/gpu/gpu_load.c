@@ -3,9 +3,9 @@
  *
  * Starts a kvd and saves prompts of 640 blocks of 2 MiB (10,240 tokens of an 8B shape). Bytes are compared before times
  * are taken.
- *   memory  lease + load + verdict of all digests, against one plain copy of as many pinned bytes, on the host's
- *           clock; eight asynchronous loads at a time; and the time until the first layer of a layer-by-layer load may
- *           be read, against that layer's bytes at the rate of the plain copy
+ *   memory  lease + load + verdict of all digests, against one plain copy of as many pinned bytes, on the host's clock;
+ *           and the time until the first layer of a layer-by-layer load may be read, against that layer's bytes at the
+ *           rate of the plain copy
  *   disk    lease + load + verdict of a prompt that lies in the disk tier alone, against reading as many bytes with
  *           io_uring and O_DIRECT from a file of the same file system. The pool has room for one and a quarter of the
  *           three prompts on disk: loaded in turn, each has left memory before its next load, which the bench checks.
@@ -32,7 +32,6 @@
 
 #define PROMPTS     3u  /* of the disk tier */
 #define TRIES       4u  /* to have the first load come layer by layer */
-#define TOGETHER    8u  /* asynchronous loads at a time */
 #define DEPTH       64u /* requests of the raw reader in flight: as many as the tier has */
 #define BOUNCE      (64u << 20)
 #define WAIT_MS     60000u
@@ -160,7 +159,7 @@ static struct {
 	raw_reader_t raw;
 	uint32_t prompt;             /* of the disk tier, next */
 	double lease, sent, verdict; /* seconds of the last load: until it is granted, until all copies are enqueued, */
-	uint32_t first_loads, whole; /* loads that should come by layers; that came whole */
+	uint32_t layered;            /* loads that came layer by layer */
 } work;
 
 /* ---- saving, loading and comparing ----------------------------------------------------------- */
@@ -190,53 +189,26 @@ static uint32_t count_wrong(uint32_t prompt)
 	return wrong;
 }
 
-/* Blocks whose layer 0 does not hold the prompt's bytes at this moment. Another stream reads: the engine's waits for
- * the other layers. */
-static uint32_t count_wrong_pieces(uint32_t prompt)
-{
-	const engine_t *e = &work.engine;
-	const uint32_t most = (uint32_t)(e->bounce_bytes / e->piece), count = work.blocks < most ? work.blocks : most;
-	uint32_t wrong = 0;
-
-	for (uint32_t i = 0; i < count; i++) {
-		memory_read(MEMORY_OTHER_STREAM, e->bounce + i * e->piece, engine_piece(e, work.ids[i], 0), e->piece);
-	}
-	memory_settle(MEMORY_OTHER_STREAM);
-	for (uint32_t i = 0; i < count; i++) {
-		bench_fill(e->expected, e->piece, seed_of(prompt, i));
-		wrong += memcmp(e->expected, e->bounce + i * e->piece, e->piece) != 0;
-	}
-
-	return wrong;
-}
-
+/* Again while the pool has less than it will have in a moment: the daemon touches its memory before it lends it. */
 static kvc_status_t save_part(uint32_t prompt, uint32_t from, uint32_t n, int durable)
 {
 	engine_t *e = &work.engine;
 	const kvc_put_options_t options = {
 		.struct_size = sizeof options, .durable = durable, .writers = &e->writer, .writer_count = 1};
-	kvc_put_t *put = NULL;
-	kvc_status_t status = kvc_put_start(e->space, work.keys[prompt], from, from + n, &options, &put);
-
-	status = status == KVC_OK ? kvc_put_ready(put, WAIT_MS) : status;
-	if (status == KVC_OK) {
-		status = kvc_put_n(put) == n && engine_save(e, put, work.ids + from, n)
-				 ? kvc_put_wait(put, durable, WAIT_MS)
-				 : KVC_ERR_FULL;
-	}
-	kvc_put_free(put);
-
-	return status;
-}
-
-/* A cold pool has less than it will have in a moment: the daemon touches its memory before it lends it. */
-static kvc_status_t save_part_soon(uint32_t prompt, uint32_t from, uint32_t n, int durable)
-{
-	kvc_status_t status = save_part(prompt, from, n, durable);
+	kvc_status_t status = KVC_ERR_BUSY;
 
 	for (uint32_t ms = 0; (status == KVC_ERR_FULL || status == KVC_ERR_BUSY) && ms < WAIT_MS; ms += AGAIN_MS) {
-		usleep(AGAIN_MS * 1000u);
-		status = save_part(prompt, from, n, durable);
+		kvc_put_t *put = NULL;
+
+		usleep(ms > 0 ? AGAIN_MS * 1000u : 0);
+		status = kvc_put_start(e->space, work.keys[prompt], from, from + n, &options, &put);
+		status = status == KVC_OK ? kvc_put_ready(put, WAIT_MS) : status;
+		if (status == KVC_OK) {
+			status = kvc_put_n(put) == n && engine_save(e, put, work.ids + from, n)
+					 ? kvc_put_wait(put, durable, WAIT_MS)
+					 : KVC_ERR_FULL;
+		}
+		kvc_put_free(put);
 	}
 
 	return status;
@@ -251,7 +223,7 @@ static int save(uint32_t prompt, int durable)
 	for (uint32_t from = 0; from < work.blocks && status == KVC_OK && !bench_late(); from += SAVE_BLOCKS) {
 		const uint32_t left = work.blocks - from;
 
-		status = save_part_soon(prompt, from, left < SAVE_BLOCKS ? left : SAVE_BLOCKS, durable);
+		status = save_part(prompt, from, left < SAVE_BLOCKS ? left : SAVE_BLOCKS, durable);
 	}
 	if (status != KVC_OK) {
 		printf("gpu_load: %u blocks cannot be saved: %s\n", work.blocks, kvc_status_name(status));
@@ -260,53 +232,39 @@ static int save(uint32_t prompt, int durable)
 	return status == KVC_OK;
 }
 
-typedef enum way { WHOLE, LAYERS, ASYNC } way_t;
-
-static const char *const way_names[] = {[WHOLE] = "a whole", [LAYERS] = "a layered", [ASYNC] = "an asynchronous"};
-
-/* Seconds from the request for the lease until the verdict on the last block. ASYNC: the mean of TOGETHER loads of the
- * same during a step, one after another. LAYERS: from the step message until layer 0 is there (engine_load_first()),
- * with p_wrong: blocks whose layer 0 was wrong at that time. 0, after a message: it failed. */
-static double load(uint32_t prompt, way_t way, uint32_t *p_wrong)
+/* Seconds from the request for the lease until the verdict on the last block; by_layers: from the step message until
+ * layer 0 is there (engine_load_first()). 0, after a message: it failed. */
+static double load(uint32_t prompt, int by_layers)
 {
 	engine_t *e = &work.engine;
 	const uint64_t start = bench_now_ns();
 	kvc_lease_t *lease = NULL;
 	kvc_status_t status = kvc_acquire(e->space, work.keys[prompt], work.blocks, 0, WAIT_MS, &lease);
 	const uint64_t leased = bench_now_ns();
-	uint64_t sent = leased, end, first_ns = 0;
+	uint64_t sent, end, first_ns = 0;
 	int layered = 0, good = status == KVC_OK && kvc_lease_n(lease) == work.blocks;
 
-	if (good && way == WHOLE) {
-		good = engine_load(e, lease, work.ids, work.blocks);
-		sent = bench_now_ns();
-	} else if (good && way == ASYNC) {
-		good = engine_load_beside(e, lease, work.ids, work.blocks, TOGETHER);
-	} else if (good) {
+	if (good && by_layers) {
 		good = engine_load_first(e, lease, work.ids, &first_ns, &layered);
-		if (good && p_wrong) {
-			*p_wrong = count_wrong_pieces(prompt);
-		}
-		if (good) {
-			engine_load_rest(e);
-		}
-		work.first_loads++;
-		work.whole += !layered;
+		work.layered += (uint32_t)layered;
+	} else if (good) {
+		good = engine_load(e, lease, work.ids, work.blocks);
 	}
+	sent = bench_now_ns();
 	good = kvx_worker_take_failed_blocks(e->worker, work.bad, work.blocks) == 0 && good;
 	end = bench_now_ns();
 	kvc_release(&lease, 1);
 	if (!good) {
-		printf("gpu_load: %s load failed: %s\n", way_names[way], kvc_status_name(status));
+		printf("gpu_load: a %s load failed: %s\n", by_layers ? "layered" : "whole", kvc_status_name(status));
 		return 0;
 	}
-	if (way == WHOLE) {
+	if (!by_layers) {
 		work.lease = (double)(leased - start) / 1e9;
 		work.sent = (double)(sent - leased) / 1e9;
 		work.verdict = (double)(end - sent) / 1e9;
 	}
 
-	return (double)(way == LAYERS ? first_ns : end - start) / 1e9 / (way == ASYNC ? TOGETHER : 1);
+	return (double)(by_layers ? first_ns : end - start) / 1e9;
 }
 
 /* Seconds of plain copies of as many bytes, from pinned memory. */
@@ -320,7 +278,7 @@ static double copy_plain(void)
 
 		memory_write(e->cache + at, e->bounce, left < e->bounce_bytes ? left : e->bounce_bytes);
 	}
-	memory_settle(MEMORY_ENGINE_STREAM);
+	memory_settle();
 
 	return (double)(bench_now_ns() - start) / 1e9;
 }
@@ -343,7 +301,8 @@ static bench_outcome_t sample_plain(void *arg, bench_sample_t *p_sample)
 
 static bench_outcome_t sample_load(void *arg, bench_sample_t *p_sample)
 {
-	return sample_rate(load(0, *(const way_t *)arg, NULL), p_sample);
+	(void)arg;
+	return sample_rate(load(0, 0), p_sample);
 }
 
 static bench_outcome_t sample_layer(void *arg, bench_sample_t *p_sample)
@@ -357,7 +316,7 @@ static bench_outcome_t sample_layer(void *arg, bench_sample_t *p_sample)
 static bench_outcome_t sample_first(void *arg, bench_sample_t *p_sample)
 {
 	(void)arg;
-	p_sample->value = load(0, LAYERS, NULL) * 1e3;
+	p_sample->value = load(0, 1) * 1e3;
 
 	return p_sample->value > 0 ? BENCH_DONE : BENCH_FAILED;
 }
@@ -392,7 +351,7 @@ static bench_outcome_t sample_disk(void *arg, bench_sample_t *p_sample)
 	const uint32_t prompt = work.prompt++ % PROMPTS;
 
 	(void)arg;
-	return is_on_disk_only(prompt) ? sample_rate(load(prompt, WHOLE, NULL), p_sample) : BENCH_FAILED;
+	return is_on_disk_only(prompt) ? sample_rate(load(prompt, 0), p_sample) : BENCH_FAILED;
 }
 
 /* ---- rows ------------------------------------------------------------------------------------ */
@@ -400,27 +359,22 @@ static bench_outcome_t sample_disk(void *arg, bench_sample_t *p_sample)
 /* Saved, loaded whole and layer by layer, and compared. */
 static int check_memory(int layers)
 {
-	const uint32_t before = work.whole;
-	uint32_t wrong, early = 0, tries = 0;
+	uint32_t wrong;
 
 	if (!save(0, 0)) {
 		return 0;
 	}
 	write_cache(0, 1);
-	wrong = load(0, WHOLE, NULL) > 0 ? count_wrong(0) : work.blocks;
+	wrong = load(0, 0) > 0 ? count_wrong(0) : work.blocks;
 	printf("gpu_load: %u blocks saved and loaded, %u wrong\n", work.blocks, wrong);
-	if (wrong > 0 || !layers) {
-		return wrong == 0;
-	}
-	do {
+	for (uint32_t tries = 0; layers && wrong == 0 && tries < TRIES && work.layered == 0; tries++) {
 		write_cache(0, 1);
-		if (load(0, LAYERS, &early) <= 0) {
-			return 0;
-		}
-	} while (++tries < TRIES && work.whole == before + tries);
-	wrong = early + count_wrong(0);
-	printf("gpu_load: %u blocks loaded %s, %u wrong\n", work.blocks,
-	       work.whole < before + tries ? "layer by layer" : "whole where layers were asked for", wrong);
+		wrong = load(0, 1) > 0 ? count_wrong(0) : work.blocks;
+	}
+	if (layers) {
+		printf("gpu_load: %u blocks loaded %s, %u wrong\n", work.blocks,
+		       work.layered > 0 ? "layer by layer" : "whole where layers were asked for", wrong);
+	}
 
 	return wrong == 0;
 }
@@ -429,39 +383,32 @@ static bench_outcome_t measure_memory(void)
 {
 	const int layers = memory_cuda() != NULL;
 	char name[64];
-	bench_measurement_t m = {
+	const bench_measurement_t whole = {
 		name, "GB/s", "cudaMemcpyAsync of as many bytes", sample_load, sample_plain, 7, BENCH_RATIO_AT_LEAST,
 		0.9};
+	const bench_measurement_t first = {
+		name, "ms", "its bytes at the rate of a plain copy", sample_first, sample_layer, 7, BENCH_RATIO_AT_MOST,
+		1.5};
 	bench_outcome_t outcome;
 
 	if (!check_memory(layers)) {
 		return bench_fail("bytes are wrong, or cannot be had");
 	}
-	work.first_loads = work.whole = 0;
 	(void)copy_plain(); /* memory is made known to the device */
-	(void)load(0, WHOLE, NULL);
 	snprintf(name, sizeof name, "memory/load-%u (%.2f GiB)", work.blocks, (double)work.bytes / (double)(1u << 30));
-	outcome = bench_measure(&(way_t){WHOLE}, &m);
+	outcome = bench_measure(NULL, &whole);
 	printf("    of the last one: lease %.3f ms, until all was enqueued %.3f, until its verdict %.3f\n",
 	       work.lease * 1e3, work.sent * 1e3, work.verdict * 1e3);
-	if (outcome == BENCH_DONE) {
-		m.name = "memory/eight-at-a-time";
-		outcome = bench_measure(&(way_t){ASYNC}, &m);
-	}
-	if (outcome == BENCH_DONE && !layers) {
-		printf("gpu_load: the first layer: skipped: loads come layer by layer in GPU memory only\n");
+	if (outcome != BENCH_DONE || !layers) {
+		printf("%s",
+		       layers ? "" : "gpu_load: the first layer: skipped: loads come by layers in GPU memory only\n");
 		return outcome;
 	}
+	work.layered = 0;
 	snprintf(name, sizeof name, "memory/first-of-%u-layers (%.1f MiB)", work.engine.layout.layers,
 		 (double)work.bytes / work.engine.layout.layers / MIB);
-	if (outcome == BENCH_DONE) {
-		outcome = bench_measure(
-			NULL, &(bench_measurement_t){name, "ms", "its bytes at the rate of a plain copy", sample_first,
-						     sample_layer, 7, BENCH_RATIO_AT_MOST, 1.5});
-	}
-	if (work.whole > 0) {
-		printf("gpu_load: %u of %u loads came whole, not layer by layer\n", work.whole, work.first_loads);
-	}
+	outcome = bench_measure(NULL, &first);
+	printf("    %u loads of it came layer by layer, the others whole\n", work.layered);
 
 	return outcome;
 }
@@ -479,7 +426,7 @@ static bench_outcome_t measure_disk(void)
 		uint32_t wrong;
 
 		write_cache(p, 1);
-		if (!is_on_disk_only(p) || load(p, WHOLE, NULL) <= 0) {
+		if (!is_on_disk_only(p) || load(p, 0) <= 0) {
 			return bench_fail("a prompt cannot be loaded");
 		}
 		wrong = count_wrong(p);
@@ -621,8 +568,7 @@ static bench_outcome_t run_load(int disk)
 
 const bench_t bench_list[] = {
 	{"memory", run_load, 0,
-	 "a prompt of 10,240 tokens leased and loaded from the CPU pool, and eight at a time; until its first layer is "
-	 "ready",
+	 "a prompt of 10,240 tokens leased and loaded from the CPU pool; until its first layer is ready",
 	 "one plain copy of as many pinned bytes", "ratio >= 0.9; first layer <= 1.5 times its own transfer"},
 	{"disk", run_load, 1, "the same from the disk tier alone (--with dir=)", "io_uring and O_DIRECT, as many bytes",
 	 "ratio >= 0.9"},
