@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -24,7 +23,7 @@ from typing import Any
 
 import faults
 import goals
-from configurations import COMPILE, DAEMON, Configuration, configurations, lmserver
+from configurations import COMPILE, DAEMON, Configuration, configurations
 from daemon import Daemon
 
 HERE = Path(__file__).resolve().parent
@@ -214,13 +213,9 @@ class Run:
         (work / "run").mkdir(parents=True)
         (work / "disk").mkdir()
         daemon = Daemon(self.args.kvd, work, self.daemon_options(c, work)) if c.daemon else None
-        server = None
         try:
             if daemon and c.daemon != "own":
                 start_daemon(daemon)
-            if c.server:
-                server = subprocess.Popen(lmserver(self.args.pool_gib), stdout=(work / "server.log").open("wb"), stderr=subprocess.STDOUT, start_new_session=True)
-                wait_for_port(5555, server)
             (self.in_turns if c.ring else self.one_by_one)(name, c, work, daemon)
             if c.pair:
                 self.as_pair(name, c, work, daemon)
@@ -228,8 +223,6 @@ class Run:
             self.results.setdefault(name, {})["error"] = repr(error)
             self.say(f"{name}: {error!r}")
         finally:
-            if server:
-                end_group(server)
             if daemon:
                 daemon.stop()
                 self.log.write((work / "kvd.log").read_text(errors="replace")[-4000:] if (work / "kvd.log").exists() else "")
@@ -303,18 +296,6 @@ def start_daemon(daemon: Daemon) -> None:
             if "available now" not in str(error) or time.monotonic() > end:
                 raise
             time.sleep(1)
-
-
-def wait_for_port(port: int, server: subprocess.Popen) -> None:
-    """Listening is not serving yet: a second more."""
-    end = time.monotonic() + 60
-    while time.monotonic() < end and server.poll() is None:
-        with socket.socket() as s:
-            if s.connect_ex(("127.0.0.1", port)) == 0:
-                time.sleep(1)
-                return
-        time.sleep(0.2)
-    raise RuntimeError("the server does not listen")
 
 
 def cell(value: Any) -> str:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass, field
 from typing import Any
 
 NOTHING = {"kv_connector": "Nothing", "kv_connector_module_path": "nothing", "kv_role": "kv_both"}
 LMCACHE = {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}
-LMSERVER: dict[str, Any] = {"kv_connector": "LMCacheMPConnector", "kv_connector_module_path": "lmcache.integration.vllm.lmcache_mp_connector", "kv_role": "kv_both"}
-LMSERVER["kv_connector_extra_config"] = {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": 5555}
 # Several GPUs: nothing may use NVLink multicast, which can put a host's GPUs out of service.
 TWO_GPUS = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}
 
@@ -43,11 +40,6 @@ def lmcache(gib: int) -> dict[str, str]:
     return {"LMCACHE_LOCAL_CPU": "True", "LMCACHE_MAX_LOCAL_CPU_SIZE": str(gib), "LMCACHE_CHUNK_SIZE": "256", "LMCACHE_TRACK_USAGE": "false"}
 
 
-def lmserver(gib: int) -> list[str]:
-    options = {"host": "127.0.0.1", "port": 5555, "l1-size-gb": gib, "eviction-policy": "LRU", "max-workers": 4}
-    return [sys.executable, "-m", "lmcache.v1.multiprocess.server", *(text for name, value in options.items() for text in (f"--{name}", str(value)))]
-
-
 @dataclass
 class Configuration:
     """`engines`: (name, phases) one after another; "daemon" as phases restarts the daemon instead, "crash" kills it, "upgrade" replaces it. Then `pair`: two at once; the second one leads.
@@ -57,7 +49,6 @@ class Configuration:
     engines: list[tuple[str, list[str]]]
     runner: int = 2
     daemon: str = ""  # "": none; "memory"; "disk": with a disk tier; "own": with a disk tier, of the engine's process
-    server: bool = False  # LMCache's
     environment: dict[str, str] = field(default_factory=dict)
     weights: str = "dummy"
     gpus: int = 1
@@ -86,12 +77,12 @@ class Configuration:
         if self.ring:
             return start * len(self.ring) + self.turns(rounds)
         engines = [phases for _, phases in self.engines if phases not in DAEMON] + ([self.pair_phases()[1]] if self.pair else [])
-        return sum(start + sum(COST.get(phase, 5) for phase in phases) for phases in engines) + (15 if self.server else 3)
+        return sum(start + sum(COST.get(phase, 5) for phase in phases) for phases in engines) + 3
 
 
 DAEMON = (["daemon"], ["crash"], ["upgrade"])
 COMPILE = 30
-COST = {"trace": 10, "profile": 10, "cold": 12, "fresh": 12, "gpu": 1, "hit": 4, "in_turn": 8, "together": 6, "burst": 3, "steady": 4, "tokens": 25, "same": 15, "control": 10, "reference": 10, "failed": 130, "changed": 40, "named": 15, "expected": 20, "talk": 30, "talk_begin": 15, "talk_end": 15, "paired": 30, "handed": 30, "handed_traced": 15, "pushing": 60, "other_gpu": 60, "other_gpu_same": 40}
+COST = {"trace": 10, "profile": 10, "cold": 12, "fresh": 12, "gpu": 1, "hit": 4, "in_turn": 8, "together": 6, "burst": 3, "steady": 4, "tokens": 25, "same": 15, "control": 10, "reference": 10, "failed": 130, "changed": 40, "named": 15, "expected": 20, "talk_begin": 15, "talk_end": 15, "paired": 30, "handed": 30, "pushing": 60, "other_gpu": 60, "other_gpu_same": 40}
 ALL = ["cold", "gpu", "hit", "together", "burst", "steady"]
 CHAIN = [("first engine", ALL), ("engine restarted", ["hit", "gpu", "together", "burst", "again"])]
 CHECKS = [("first engine", ["tokens", "same", "control"]), ("engine restarted", ["same"]), ("daemon", ["daemon"]), ("daemon restarted", ["same"])]
@@ -141,24 +132,18 @@ def of_runner(runner: int, gib: int) -> dict[str, Configuration]:
         "ring": Configuration(None, [], runner, "memory", ring={"none": None, "nothing": NOTHING, "kvd": kvd()}),
         "native": Configuration(native(gib), [("first engine", ALL)], runner),
         "lmcache": Configuration(LMCACHE, [("first engine", ALL)], runner, environment=lmcache(gib)),
-        "lmserver": Configuration(LMSERVER, [("first engine", ALL)], runner, server=True),
         "kvd": Configuration(kvd(), CHAIN, runner, "memory"),
         "trace": Configuration(watched(kvd()), [("first engine", ["cold", "trace", "steady"]), ("engine restarted", ["trace"])], runner, "memory"),
-        "trace-async": Configuration(watched(kvd(mode="async")), [("first engine", ["cold", "trace"])], runner, "memory"),
         "profile": Configuration(kvd(), [("first engine", ["cold", "profile"])], runner, "memory"),
         "steps": Configuration(None, [], runner, "memory", ring={"nothing": watched(NOTHING, "WatchedNothing"), "no saves": watched({**kvd(), "kv_role": "kv_consumer"}), "kvd": watched(kvd())}, profiled=True),
         "steps-hbm": Configuration(
             None, [], runner, "memory", gpu_gib=8, kv_gib=9, round="promotions", ring={"host": counted(kvd(device="none", weights="bench, device none")), "kvd": counted(kvd())}
         ),
-        "trace-hbm": Configuration(watched(kvd()), [("first engine", ["cold", "gpu", "hit", "kept"]), ("engine restarted", ["trace", "kept"])], runner, "memory", gpu_gib=22, kv_gib=24),
         "kvd-hbm": Configuration(kvd(), HBM, runner, "memory", gpu_gib=22, kv_gib=24),
         "talk-hbm": Configuration(kvd(), TALK, runner, "memory", pool_gib=72, gpu_gib=20, kv_gib=24),
         "talk": Configuration(kvd(), TALK, runner, "memory", pool_gib=72, kv_gib=45),
-        "talk-native": Configuration(native(72), TALK, runner, kv_gib=45),
-        "kvd-hbm-whole": Configuration(kvd(layers_mb=1 << 20), HBM, runner, "memory", gpu_gib=22, kv_gib=24),
         "check-hbm": Configuration(kvd(cost_model=False, load_ms=20000), HBM_CHECKS, runner, "memory", weights="drawn", gpu_gib=12, kv_gib=12),
         "check-warm-hbm": Configuration(kvd(cost_model=False, load_ms=20000), WARM, runner, "memory", weights="drawn", gpu_gib=12, kv_gib=12),
-        "kvd-sync": Configuration(tried(kvd()), CHAIN[:1], runner, "memory", environment=SYNC_LOADS),
         "kvd-async": Configuration(kvd(mode="async"), CHAIN, runner, "memory"),
         "disk": Configuration(kvd(), DISK, runner, "disk"),
         "full": Configuration(kvd(), FULL, runner, "memory", kv_gib=108),
@@ -173,7 +158,6 @@ def of_runner(runner: int, gib: int) -> dict[str, Configuration]:
         **{f"failed{'-graph' if graph else ''}{ways}-hbm": failing(runner, True, graph, ways, 2) for graph in (False, True) for ways in ("", "-async")},
         "pd": Configuration(kvd(), [], runner, "memory", pair=PD),
         "pd-hbm": Configuration(kvd(), [], runner, "memory", pair=PD, gpu_gib=6, kv_gib=24),
-        "trace-pd-hbm": Configuration(watched(kvd()), [], runner, "memory", pair=PD, lead="handed_traced", gpu_gib=6, kv_gib=24),
         "push-hbm": Configuration(counted(kvd()), [], runner, "memory", pair=PD, lead="pushing", gpu_gib=6, kv_gib=24),
         "peers-hbm": Configuration(counted(kvd()), [], runner, "memory", pair=PEERS, lead="other_gpu", gpu_gib=22, kv_gib=24),
         "check-pd": handed_over(runner, PD),
@@ -185,9 +169,6 @@ def of_runner(runner: int, gib: int) -> dict[str, Configuration]:
         "check-weights": Configuration(
             kvd(cost_model=False, load_ms=20000), [("first engine", ["changed"])], runner, "memory", weights="drawn", graph=False, environment={"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}, options={"enable_sleep_mode": True}
         ),
-        "none-tp2": Configuration(None, [("first engine", ["cold", "gpu"])], runner, gpus=2, environment=TWO_GPUS),
-        "native-tp2": Configuration(native(gib), [("first engine", ALL)], runner, gpus=2, environment=TWO_GPUS),
-        "kvd-tp2": Configuration(kvd(), CHAIN, runner, "memory", gpus=2, environment=TWO_GPUS),
         "check-tp2": Configuration(kvd(cost_model=False, load_ms=20000), CHECKS[:2], runner, "memory", weights="drawn", gpus=2, environment=TWO_GPUS),
         "check-tp2-hbm": Configuration(kvd(cost_model=False, load_ms=20000), HBM_CHECKS, runner, "memory", weights="drawn", gpus=2, environment=TWO_GPUS, gpu_gib=8, kv_gib=12),
     }

@@ -2,7 +2,7 @@
 
 phases: cold, gpu (the engine's own cache), kept (what each tier has), hit (the engine's cache dropped first), in_turn (each hit beside an own one), again (the same once more), fresh (other prompts, cold), together, burst, steady,
 tokens (16 tokens each from the GPU's cache, kept in a file), same (16 tokens each without the engine's cache, compared with that file), control (a prompt with a
-changed beginning answers otherwise), talk, talk_begin and talk_end (users take turns, all or half of them), turns (short rounds of cold, gpu and decode, in turns with other engines on the same GPU), trace (when each of the
+changed beginning answers otherwise), talk_begin and talk_end (users take turns, each half of them), turns (short rounds of cold, gpu and decode, in turns with other engines on the same GPU), trace (when each of the
 connector's hooks was called during own hits and hits), profile (own hits, hits and steps under torch's profiler), reference (answers of an engine without a
 connector, kept in a file), failed (loads fail, answers compared with that file: failed.py), named (how long until a prompt is found again; after unread: the
 weights are not in memory when the engine starts; after unnamed: no engine has named them), expected (the likely tokens of answers of an engine without a connector, kept in
@@ -88,6 +88,20 @@ def steps_of(file: Path, began: int, ended: int) -> list[float]:
     """Milliseconds from each step's plan to the next one's."""
     at = sorted(at for name, at, _ in events_of(file) if name == "build_connector_meta" and began <= at <= ended)
     return [round((b - a) / 1e6, 2) for a, b in zip(at, at[1:])]
+
+
+# Phases of other files.
+ELSEWHERE: dict[str, Callable[[Bench], None]] = {
+    "prefill": lambda bench: Prefill(bench).serve(),
+    "paired": lambda bench: Decode(bench).times(),
+    "handed": lambda bench: Decode(bench).check(),
+    "pushing": lambda bench: Decode(bench).pushing(),
+    "other_gpu": lambda bench: Peers(bench).times(),
+    "other_gpu_same": lambda bench: Peers(bench).check(),
+    "changed": lambda bench: Changes(bench, prompts_of(bench.order["seed"], [1030] * 4)).run(),
+    "reference": lambda bench: Failures(bench).reference(),
+    "failed": lambda bench: Failures(bench).run(bench.daemon),
+}
 
 
 class Bench:
@@ -338,7 +352,7 @@ class Bench:
         answered = {"ms": round(took[-1], 1), "mean": round(sum(took) / len(took), 1), "each": [round(ms, 1) for ms in took]}
         return {**answered, "step": round(median(alone), 2), "beside": round(mean(beside), 2), "longest": round(max(beside, default=0.0), 2)}
 
-    def talk(self, first: float = 0.0, last: float = 1.0) -> None:
+    def talk(self, first: float, last: float) -> None:
         """Users in random order, each with one more turn: a prompt of all of its turns so far. This part of them."""
         drawn = random.Random(self.order["seed"] + 9)
         users = prompts_of(self.order["seed"] + 9, USERS * [TURN * TURNS + 1])
@@ -514,44 +528,13 @@ class Bench:
     def expected(self) -> None:
         Path(self.order["tokens"]).write_text(json.dumps([self.choices(prompt, TOKENS) for prompt in self.checked()]))
 
-    def prefill(self) -> None:
-        Prefill(self).serve()
-
-    def paired(self) -> None:
-        Decode(self).times()
-
-    def handed(self) -> None:
-        Decode(self).check()
-
-    def handed_traced(self) -> None:
-        Decode(self).traced()
-
-    def pushing(self) -> None:
-        Decode(self).pushing()
-
-    def other_gpu(self) -> None:
-        Peers(self).times()
-
-    def other_gpu_same(self) -> None:
-        Peers(self).check()
-
-    def changed(self) -> None:
-        Changes(self, prompts_of(self.order["seed"], [1030] * 4)).run()
-
-    def reference(self) -> None:
-        Failures(self).reference()
-
-    def failed(self) -> None:
-        assert self.daemon is not None
-        Failures(self).run(self.daemon)
-
     def run(self) -> None:
         if "named" not in self.order["phases"]:
             for n in (33, 700, 9000, 2000):
                 self.ask(prompts_of(n, [n]), 3)
         for phase in self.order["phases"]:
             if phase not in BEFORE:
-                getattr(self, phase)()
+                ELSEWHERE.get(phase, lambda bench: getattr(bench, phase)())(self)
         self.wait_for_saves()
         self.note("done", True)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Iterator
 
 HIT_MS = {"1030": 12.5, "10250": 30.0, "32780": 85.0}
-RIVALS = ("native-v1", "native-v2", "lmcache-v1", "lmcache-v2", "lmserver-v1", "lmserver-v2")
+RIVALS = ("native-v1", "native-v2", "lmcache-v1", "lmcache-v2")
 PAIR = {"at once": 15.0, "one after the other": 45.0}  # milliseconds, of prompts of the middle length
 OWN_HIT_MS, SAVING_PERCENT, TOGETHER, BESIDE, COST_MODEL_GOAL = 0.5, 0.5, 0.9, 2.0, 1.02
 OTHER_GPU, PUSHING_PERCENT, BESIDE_PUSHES, BESIDE_PROMOTIONS = 1.5, 2.0, 1.03, 1.01

@@ -5,7 +5,6 @@ Peers are two engines that hand nothing over: what P has used lies in memory of 
 from __future__ import annotations
 
 import json
-import os
 import socket
 import time
 from collections import Counter
@@ -144,24 +143,6 @@ class Decode:
             self.note(f"pd own hit {n}", [found["first"] - found["began"] for found in own], [(found, found) for found in own])
             cold = [first_token(self.bench, prompt, 1, None) for prompt in self.prompts(len(ways), n, count)]
             self.note(f"pd cold {n}", [found["first"] - found["began"] for found in cold], [(found, found) for found in cold])
-
-    def traced(self) -> None:
-        """Of each way, the hooks of both engines around P's answer: name, milliseconds from then to its call, and what it took."""
-        from engine import events_of
-
-        folder = Path(os.environ["BENCH_WATCH"]).parent
-        self.at_once(self.prompts(9, min(self.bench.sizes), 1)[0])
-        for at, way in enumerate((self.at_once, self.one_after_the_other)):
-            for i, prompt in enumerate(self.prompts(at, self.bench.middle, 3)):
-                computed, found = way(prompt)
-                self.call("settle")
-                self.bench.settle()
-                zero, until = (1e9 * moment["first"] for moment in (computed, found))
-                hooks = {
-                    side: [(name, round((when - zero) / 1e6, 2), round(took / 1e6, 2)) for name, when, took in events_of(folder / f"{side}.watch") if -1e7 < when - zero and when < until and name[0] != "+" and "layer" not in name]
-                    for side in ("prefill", "decode")
-                }
-                self.bench.note(f"hooks {way.__name__} {i}", {"ms": round((until - zero) / 1e6, 2), **hooks})
 
     def pushing(self) -> None:
         """What hand-overs in memory of P's GPU cost. P: from the request to the token, of a prompt that it hands over, of the same one computed again, which leaves nothing to

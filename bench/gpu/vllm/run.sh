@@ -38,7 +38,7 @@ case " $* " in
 *) python3 -c 'import kvd_vllm._kvd as k; print(k.version, k.__file__)' ;;
 esac
 
-part=${1:?a part: check, check-async, check-failed, check-failed-sync, check-failed-async, check-failed-hbm, check-weights, weights, part1, part2, pd, pd-hbm, push-hbm, peers-hbm, steps-hbm, check-pd, check-pd-hbm, check-peers-hbm, check-pd-tp, full, tp2, or names of configurations}
+part=${1:?a part: check, check-async, check-failed, check-failed-sync, check-failed-async, check-failed-hbm, check-weights, weights, part1, part2, pd, pd-hbm, push-hbm, peers-hbm, steps-hbm, check-pd, check-pd-hbm, check-peers-hbm, check-pd-tp, full, or names of configurations}
 shift
 case $part in
 check) set -- check-v2 check-v1 "$@" ;;
@@ -49,7 +49,7 @@ check-failed-async) set -- --engine-seconds 230 --shape llama1b failed-v{1,2}{,-
 check-failed-hbm) set -- --engine-seconds 280 --prompts 12 --shape llama1b failed-v{1,2}{,-graph}{,-async}-hbm "$@" ;;
 check-weights) set -- check-v2-weights check-v1-weights "$@" ;;
 weights) set -- --models "$HOME/kvd-bench-models" --sizes '{"1030": 1}' weights-v2 "$@" ;;
-part1) set -- --graph --rounds 3 kvd-v2 native-v2 ring-v2 lmcache-v2 lmserver-v2 "$@" ;;
+part1) set -- --graph --rounds 3 kvd-v2 native-v2 ring-v2 lmcache-v2 "$@" ;;
 part2) set -- --graph --rounds 3 kvd-v1 native-v1 ring-v1 disk-v1 disk-v2 "$@" ;;
 full) set -- full-v1 full-v2 "$@" ;;
 pd) set -- --graph pd-v2 pd-v1 "$@" ;;
@@ -61,7 +61,6 @@ check-peers-hbm) set -- --shape llama1b check-v2-peers-hbm check-v1-peers-hbm "$
 check-pd-hbm) set -- --shape llama1b check-v2-pd-hbm check-v1-pd-hbm "$@" ;;
 check-pd) set -- --shape llama1b check-v2-pd check-v1-pd "$@" ;;
 check-pd-tp) set -- --shape llama1b check-v2-pd-tp2to1 check-v2-pd-tp1to2 "$@" ;;
-tp2) set -- --graph check-v2-tp2 none-v2-tp2 kvd-v2-tp2 native-v2-tp2 "$@" ;;
 *) set -- "$part" "$@" ;;
 esac
 exec python3 bench/gpu/vllm/bench.py --kvd "$kvd" --out "${OUT:-bench-out}" "$@"
