@@ -20,16 +20,7 @@ static struct {
 static bench_outcome_t pairs(void *arg, bench_sample_t *p_sample)
 {
 	(void)arg;
-	for (uint32_t i = 0; i < PAIRS; i++) {
-		work.ns[i] = (double)rig_acquire_ns(&work.rig, work.keys, PROMPT);
-		if (work.ns[i] <= 0) {
-			return bench_fail("the prefix was not leased whole: %s", kvc_last_error());
-		}
-	}
-	p_sample->value = bench_quantile(work.ns, PAIRS, 0.5);
-	p_sample->ops = PAIRS;
-
-	return BENCH_DONE;
+	return rig_acquire_often(&work.rig, (rig_pairs_t){work.keys, PROMPT, PAIRS, 0.5}, work.ns, p_sample);
 }
 
 static bench_outcome_t two_trips(void *arg, bench_sample_t *p_sample)

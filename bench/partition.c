@@ -257,26 +257,18 @@ static bench_outcome_t beside_broken(void *arg, bench_sample_t *p_sample)
 
 static bench_outcome_t start_daemons(void)
 {
-	char key[64];
+	char addresses[2][32] = {"10.98.0.1:9465", "10.98.0.2:9465"};
+	bench_outcome_t outcome;
 
-	if (rig_write_key(key) != 0) {
-		return bench_fail("no key file in /tmp");
-	}
 	for (uint32_t i = 0; i < 2; i++) {
 		snprintf(work.rig[i].before, sizeof work.rig[i].before, "ip netns exec %s", work.name[i]);
-		if (rig_start(
-			    &work.rig[i],
-			    "--limits.silence=10s --cpu.size=256MiB --nvme.path= --events.enabled=off --peers.name=n%u "
-			    "--peers.listen=10.98.0.%u:9465 --peers.addresses=n%u=10.98.0.%u:9465 --peers.keys=n%u=%s "
-			    "--peers.timeout=1s",
-			    i, i + 1, 1 - i, 2 - i, 1 - i, key) != 0) {
-			return bench_fail("kvd does not start");
-		}
 	}
-	if (!rig_await_peers(work.rig, UP_NS)) {
-		return bench_skip("the peers do not connect (UCX)");
+	outcome = rig_start_peers(
+		work.rig, addresses,
+		"--limits.silence=10s --cpu.size=256MiB --nvme.path= --events.enabled=off --peers.timeout=1s");
+	if (outcome != BENCH_DONE) {
+		return outcome;
 	}
-	unlink(key);
 	work.loader = fork();
 	if (work.loader == 0) {
 		run_loader();

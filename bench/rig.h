@@ -2,6 +2,7 @@
 #ifndef RIG_H
 #define RIG_H
 
+#include "bench.h"
 #include "kvc.h"
 
 #include <sys/types.h>
@@ -37,10 +38,12 @@ void rig_keys(const kvc_space_t *space, uint64_t seed, uint32_t n, kvc_key_t *ke
 /* A whole number out of the daemon's STATS; UINT64_MAX when it cannot be had. */
 uint64_t rig_metric(const rig_t *rig, const char *name);
 
-/* The two daemons are each other's one peer. A file with a key for both, which the caller removes: 0, or -1. */
-int rig_write_key(char path[64]);
-/* Wait until each has a link to the other. 0: not in that time. */
-int rig_await_peers(const rig_t rigs[2], uint64_t ns);
+/* A port of the loopback that nobody listens on. 0: there is none. */
+uint16_t rig_free_port(void);
+
+/* Start two daemons, n0 and n1, with these options, which listen at these addresses and are each other's one peer, and
+ * wait until each has a link to the other. */
+bench_outcome_t rig_start_peers(rig_t rigs[2], char addresses[2][32], const char *options);
 
 /* Put keys[from, n) without writing payload (digests only): for benches of the index, not of the bytes. durable: wait
  * until the blocks are on disk for good. Returns 0 on success. */
@@ -48,6 +51,14 @@ int rig_put(kvc_space_t *space, const kvc_key_t *keys, uint32_t from, uint32_t n
 
 /* Acquire and release the whole prefix; nanoseconds, 0: it was not leased whole. */
 uint64_t rig_acquire_ns(const rig_t *rig, const kvc_key_t *keys, uint32_t n);
+
+/* So often, of the first n keys: this quantile of the times. */
+typedef struct rig_pairs {
+	const kvc_key_t *keys;
+	uint32_t n, count;
+	double quantile;
+} rig_pairs_t;
+bench_outcome_t rig_acquire_often(const rig_t *rig, rig_pairs_t pairs, double *ns, bench_sample_t *p_sample);
 
 /* A raw partner in a process of its own that answers each message of `ask` bytes with `reply` bytes, at most
  * RIG_ECHO_BYTES each: what a round trip over a UNIX socket takes. Both sides look at the socket for spin_ns before

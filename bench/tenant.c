@@ -71,20 +71,6 @@ static _Noreturn void attack(uint32_t how)
 	}
 }
 
-/* A port of the loopback that nobody listens on. 0: there is none. */
-static uint16_t find_port(void)
-{
-	struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-	socklen_t len = sizeof address;
-	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	int found = bind(fd, (const struct sockaddr *)&address, sizeof address) == 0 &&
-		    getsockname(fd, (struct sockaddr *)&address, &len) == 0;
-
-	close(fd);
-
-	return found ? ntohs(address.sin_port) : 0;
-}
-
 /* /metrics, which the core loop does not serve. */
 static const char *read_metrics(void)
 {
@@ -136,16 +122,7 @@ static int read_answers(uint64_t *below)
 static bench_outcome_t quiet(void *arg, bench_sample_t *p_sample)
 {
 	(void)arg;
-	for (uint32_t i = 0; i < PAIRS; i++) {
-		work.ns[i] = (double)rig_acquire_ns(&work.rig, work.keys, PROMPT);
-		if (work.ns[i] <= 0) {
-			return bench_fail("the prefix was not leased whole: %s", kvc_last_error());
-		}
-	}
-	p_sample->value = bench_quantile(work.ns, PAIRS, 0.99);
-	p_sample->ops = PAIRS;
-
-	return BENCH_DONE;
+	return rig_acquire_often(&work.rig, (rig_pairs_t){work.keys, PROMPT, PAIRS, 0.99}, work.ns, p_sample);
 }
 
 static bench_outcome_t attacked(void *arg, bench_sample_t *p_sample)
@@ -219,7 +196,7 @@ static bench_outcome_t measure(void)
 {
 	bench_outcome_t outcome;
 
-	work.port = find_port();
+	work.port = rig_free_port();
 	if (rig_start(&work.rig,
 		      " --limits.silence=10s --namespaces=default,other --cpu.max_blocks=4096"
 		      " --cpu.size=256MiB --nvme.path= --http.listen=127.0.0.1:%u",

@@ -18,13 +18,11 @@
 #include "rig.h"
 
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -49,8 +47,7 @@ typedef struct shape {
 static struct {
 	const char *name;
 	shape_t main;
-	shape_t large; /* of the rows of small blocks; in the daemons of `main` */
-	uint16_t port[2];
+	shape_t large;    /* of the rows of small blocks; in the daemons of `main` */
 	uint32_t message; /* of the reference */
 	uint8_t *memory;  /* of one prefix */
 	uint32_t tokens[MAX_BLOCKS * UNIT_TOKENS];
@@ -61,47 +58,26 @@ static struct {
 
 /* ---- two daemons ----------------------------------------------------------------------------- */
 
-static uint16_t free_port(void)
-{
-	struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-	socklen_t len = sizeof address;
-	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-
-	if (bind(fd, (struct sockaddr *)&address, len) != 0 ||
-	    getsockname(fd, (struct sockaddr *)&address, &len) != 0) {
-		address.sin_port = 0;
-	}
-	close(fd);
-
-	return ntohs(address.sin_port);
-}
-
 static bench_outcome_t start_daemons(void)
 {
 	const shape_t *shape = &work.main;
 	const uint64_t pool = (POOL_PREFIX + 1) * (uint64_t)shape->blocks * shape->block_bytes;
-	char key[64];
-	int up;
+	char addresses[2][32], options[128];
+	bench_outcome_t outcome;
 
-	if (rig_write_key(key) != 0) {
-		return bench_fail("no key file in /tmp");
-	}
-	work.port[0] = free_port();
-	work.port[1] = free_port();
 	for (uint32_t i = 0; i < 2; i++) {
-		if (rig_start(&work.main.at[i],
-			      "--cpu.size=%llu --cpu.slab_size=64MiB --cpu.ahead=%s --peers.name=n%u "
-			      "--peers.listen=127.0.0.1:%u --peers.addresses=n%u=127.0.0.1:%u --peers.keys=n%u=%s",
-			      (unsigned long long)pool, work.message > 0 ? "all" : "auto", i, work.port[i], 1 - i,
-			      work.port[1 - i], 1 - i, key) != 0 ||
-		    rig_attach(&work.main.at[i], "bench", shape->block_bytes) != 0) {
-			return bench_fail("kvd does not start");
+		snprintf(addresses[i], sizeof addresses[i], "127.0.0.1:%u", rig_free_port());
+	}
+	snprintf(options, sizeof options, "--cpu.size=%llu --cpu.slab_size=64MiB --cpu.ahead=all",
+		 (unsigned long long)pool);
+	outcome = rig_start_peers(work.main.at, addresses, options);
+	for (uint32_t i = 0; i < 2 && outcome == BENCH_DONE; i++) {
+		if (rig_attach(&work.main.at[i], "bench", shape->block_bytes) != 0) {
+			outcome = bench_fail("no space for the blocks");
 		}
 	}
-	up = rig_await_peers(work.main.at, UINT64_C(10000000000));
-	unlink(key);
 
-	return up ? BENCH_DONE : bench_skip("the peers do not connect");
+	return outcome;
 }
 
 /* ---- a prefix -------------------------------------------------------------------------------- */
@@ -128,12 +104,15 @@ static int put_blocks(const shape_t *shape, const kvc_key_t *keys, uint32_t from
 	for (uint32_t i = from; i < n; i++) {
 		work.data[i - from] = work.memory + (size_t)i * shape->block_bytes;
 	}
-	while ((status = kvc_put(shape->at[0].space, keys, from, n, &options, &visible)) == KVC_ERR_BUSY &&
-	       bench_now_ns() < end && !bench_late()) {
-		usleep(10000);
+	for (;; usleep(10000)) {
+		status = kvc_put(shape->at[0].space, keys, from, n, &options, &visible);
+		if (status == KVC_OK && visible == n - from) {
+			return 0;
+		}
+		if ((status != KVC_OK && status != KVC_ERR_BUSY) || bench_now_ns() > end || bench_late()) {
+			return -1;
+		}
 	}
-
-	return status == KVC_OK && visible == n - from ? 0 : -1;
 }
 
 /* The keys of a prefix that neither daemon has had before. */
@@ -280,7 +259,7 @@ static double run_perftest(const char *test, uint32_t message, uint32_t bytes)
 	pid_t pids[2];
 	FILE *output;
 
-	snprintf(port, sizeof port, "%u", free_port());
+	snprintf(port, sizeof port, "%u", rig_free_port());
 	snprintf(size, sizeof size, "%u", message);
 	snprintf(iterations, sizeof iterations, "%u", bytes / message);
 	if (pipe2(pipe_fds, O_CLOEXEC) != 0) {
@@ -402,7 +381,6 @@ static bench_outcome_t run_against_large(int scattered)
 	return outcome;
 }
 
-bench_run_t run_transfer_ucx;
 bench_outcome_t run_transfer_ucx(int variant)
 {
 	static const struct {
