@@ -212,18 +212,6 @@ static void rows_hbm()
 	gpu = before;
 }
 
-static double peer_rate(uint8_t *peer, bool load, uint64_t bytes)
-{
-	const double seconds = timed(gpu.stream, [&] {
-		for (int i = 0; i < BATCH; i++) {
-			CU(cudaMemcpyPeerAsync(load ? gpu.cache : peer, !load, load ? peer : gpu.cache, load, bytes,
-					       gpu.stream));
-		}
-	});
-
-	return (double)bytes * BATCH / seconds / 1e9;
-}
-
 // Blocks of 2 MiB of an 8B model in mapped memory of a device: a whole cache of either order, and what a rank of 8
 // saves and a rank of 2 loads. By as many SMs as kvd takes (0), a few, and all. `plain`: other memory of that device.
 static void rows_of_mapped(uint32_t ordinal, uint8_t *plain)
@@ -236,40 +224,28 @@ static void rows_of_mapped(uint32_t ordinal, uint8_t *plain)
 		     {"HND <-> blocks", KVK_PAGED_KV_HEAD_TOKEN, 1},
 		     {"rank of 8, 1 of 8 heads, NHD", KVK_PAGED_KV_TOKEN_HEAD, 8},
 		     {"rank of 2, 4 of 8 heads, NHD", KVK_PAGED_KV_TOKEN_HEAD, 2}};
-	const char *whose = ordinal ? "a peer" : "this GPU";
 	uint8_t *pool = mapped_memory(ordinal, 8 * gpu.bytes);
 
-	if (!pool) {
-		return;
-	}
-	for (const auto &c : cases) {
+	for (size_t i = 0; pool && i < sizeof cases / sizeof *cases; i++) {
 		shape s;
 
-		make_shape(s, 8192, c.kind, pool, true, {c.ranks, false});
+		make_shape(s, 8192, cases[i].kind, pool, true, {cases[i].ranks, false});
 		prime(s);
 		for (uint32_t sms : {0u, 8u, 16u, 33u, 44u, 1024u}) {
 			const std::string who = sms == 0 ? "kvd's SMs" : sms == 1024 ? "all SMs" : text("%u SMs", sms);
 
 			for (bool load : {true, false}) {
-				const auto plain_copy = [&] {
-					return ordinal ? peer_rate(plain, load, s.bytes)
-					       : load  ? memcpy_rate(gpu.cache, plain, s.bytes)
-						       : memcpy_rate(plain, gpu.cache, s.bytes);
-				};
-
-				row(
-					text("mapped memory of %s, %s %s, %s", whose, c.name, load ? "in" : "out",
-					     who.c_str()),
-					"GB/s", ordinal ? "cudaMemcpyPeerAsync" : "cudaMemcpyAsync inside",
-					sms == 0 || sms == 1024 ? 0.9 : 0,
-					[&] {
-						return copy_rate(s, {load, KVK_GPU_ZERO_COPY, sms});
-					},
-					plain_copy);
+				copy_row(text("mapped memory of %s, %s %s, %s", ordinal ? "a peer" : "this GPU",
+					      load ? "in" : "out", cases[i].name, who.c_str()),
+					 s, plain, {load, KVK_GPU_ZERO_COPY, sms},
+					 ordinal ? "cudaMemcpyPeer" : "cudaMemcpyAsync inside",
+					 sms == 0 || sms == 1024 ? 0.9 : 0);
 			}
 		}
 	}
-	kvk_gpu_unmap(gpu.kvk, pool);
+	if (pool) {
+		kvk_gpu_unmap(gpu.kvk, pool);
+	}
 }
 
 // Of 640 MiB each: a prompt of 5,120 tokens.
