@@ -1,13 +1,12 @@
 /* digest/copy -- the fused copy-and-digest over cold memory on one core: blocks of 2 MiB, leaf by leaf, a call a block,
- * against copies of as many bytes a call: (a) kv_copy_stream(), non-temporal, goal ratio >= 0.85, and (b) libc's
- * memcpy, goal ratio >= 1. GB/s. Parameter memory=SIZE: bytes on each side (default 1GiB, --quick 256MiB). */
+ * against copies of as many bytes a call by kv_copy_stream(), non-temporal. GB/s. Goal: ratio >= 0.85. Parameter
+ * memory=SIZE: bytes on each side (default 1GiB, --quick 256MiB). */
 #include "bench.h"
 
 #include "kv/digest.h"
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 /* A sample moves this much and goes on where the last one stopped, so that nothing it touches is in a cache. */
 #define SAMPLE_BYTES ((size_t)64 << 20)
@@ -16,7 +15,6 @@
 typedef struct copy_work {
 	uint8_t *dst, *src;
 	size_t bytes, leaf, at;
-	int libc; /* the reference: memcpy */
 	uint64_t digests[BLOCK_BYTES / 4096];
 } copy_work_t;
 
@@ -35,20 +33,6 @@ static size_t next_area(copy_work_t *w)
 	return w->at;
 }
 
-static bench_outcome_t fused(void *arg, bench_sample_t *p_sample)
-{
-	copy_work_t *w = arg;
-	const size_t from = next_area(w);
-	const bench_clock_t start = bench_start();
-
-	for (size_t at = from; at < from + SAMPLE_BYTES; at += BLOCK_BYTES) {
-		kv_copy_digest_leaves(w->dst + at, w->src + at, w->leaf, BLOCK_BYTES / w->leaf, w->digests);
-	}
-	bench_use(w->digests[0]);
-
-	return bench_rate(start, SAMPLE_BYTES, (double)SAMPLE_BYTES / (double)w->leaf, p_sample);
-}
-
 static bench_outcome_t copy(void *arg, bench_sample_t *p_sample)
 {
 	copy_work_t *w = arg;
@@ -56,31 +40,15 @@ static bench_outcome_t copy(void *arg, bench_sample_t *p_sample)
 	const bench_clock_t start = bench_start();
 
 	for (size_t at = from; at < from + SAMPLE_BYTES; at += BLOCK_BYTES) {
-		if (w->libc) {
-			memcpy(w->dst + at, w->src + at, BLOCK_BYTES);
-			bench_use(w->dst[at]);
-		} else {
+		if (p_sample->is_reference) {
 			kv_copy_stream(w->dst + at, w->src + at, BLOCK_BYTES);
+		} else {
+			kv_copy_digest_leaves(w->dst + at, w->src + at, w->leaf, BLOCK_BYTES / w->leaf, w->digests);
 		}
 	}
+	bench_use(w->digests[0]);
 
 	return bench_rate(start, SAMPLE_BYTES, (double)SAMPLE_BYTES / (double)w->leaf, p_sample);
-}
-
-/* One leaf size against both references. */
-static bench_outcome_t copy_case(copy_work_t *w)
-{
-	bench_outcome_t outcome = BENCH_DONE;
-	char name[64];
-
-	for (w->libc = 0; w->libc < 2 && outcome == BENCH_DONE; w->libc++) {
-		snprintf(name, sizeof name, "digest/copy-%zuk%s", w->leaf >> 10, w->libc ? "-libc" : "");
-		outcome = bench_measure(w, &(bench_measurement_t){name, "GB/s",
-								  w->libc ? "libc memcpy" : "non-temporal copy", fused,
-								  copy, 0, BENCH_RATIO_AT_LEAST, w->libc ? 1 : 0.85});
-	}
-
-	return outcome;
 }
 
 bench_outcome_t run_copy(int variant)
@@ -88,6 +56,7 @@ bench_outcome_t run_copy(int variant)
 	const uint64_t wanted = bench_param_size("memory", (uint64_t)(bench_quick() ? 256 : 1024) << 20);
 	copy_work_t w = {.bytes = wanted < 2 * SAMPLE_BYTES ? 2 * SAMPLE_BYTES : wanted / SAMPLE_BYTES * SAMPLE_BYTES};
 	bench_outcome_t outcome = BENCH_DONE;
+	char name[64];
 
 	(void)variant;
 	w.src = bench_memory(w.bytes);
@@ -99,7 +68,9 @@ bench_outcome_t run_copy(int variant)
 		outcome = bench_fail("no memory for twice %zu bytes", w.bytes);
 	}
 	for (w.leaf = 4096; w.leaf <= 262144 && outcome == BENCH_DONE; w.leaf *= w.leaf < 16384 ? 2 : 4) {
-		outcome = copy_case(&w);
+		snprintf(name, sizeof name, "digest/copy-%zuk", w.leaf >> 10);
+		outcome = bench_measure(&w, &(bench_measurement_t){name, "GB/s", "non-temporal copy", copy, copy, 0,
+								   BENCH_RATIO_AT_LEAST, 0.85});
 	}
 	free(w.src);
 	free(w.dst);

@@ -66,7 +66,7 @@ class Run:
             options += [f"--nvme.path={work / 'disk'}", f"--nvme.size={gib}GiB"]
         if c.gpu_gib:
             options += [f"--gpu.size={c.gpu_gib}GiB"]
-        return options + self.args.kvd_option
+        return options
 
     def order(self, c: Configuration, work: Path, daemon: Daemon | None) -> dict[str, Any]:
         """What every engine of a configuration is told, but for its connector, its phases and its share."""
@@ -316,7 +316,7 @@ def table(results: dict[str, Any]) -> str:
                 continue
             for what, value in found.items():
                 label = what if at == "first engine" else f"{at}: {what}"
-                if what != "done" and not what.startswith(("at ", "steps ")):
+                if what != "done":
                     rows.setdefault(label, {})[name] = cell(value)
     names = list(results)
     lines = ["| | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
@@ -359,7 +359,6 @@ OPTIONS: tuple[tuple[str, Any, str], ...] = (
     ("prompts", 20, "of a check"),
     ("seed", 1, "of prompts"),
     ("kvd", Path("build/release"), "folder with bin/kvd and bin/kvctl"),
-    ("kvd-option", [], "for the daemon, as --kvd-option=--cpu.huge_pages=on"),
     ("models", Path("/dev/shm/kvd-bench-models"), "where models are made"),
     ("work", Path("/tmp/kvd-bench-vllm"), "of daemons and engines; removed"),
     ("out", Path("."), "results"),
@@ -382,7 +381,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, epilog="configurations: " + " ".join(known))
     parser.add_argument("names", nargs="+", choices=list(known), metavar="CONFIGURATION")
     for name, default, text in OPTIONS:
-        kind: dict[str, Any] = {"action": "store_true"} if default is False else {"action": "append"} if default == [] else {"type": json.loads if isinstance(default, dict) else type(default)}
+        kind: dict[str, Any] = {"action": "store_true"} if default is False else {"type": json.loads if isinstance(default, dict) else type(default)}
         parser.add_argument(f"--{name}", default=default, help=text, **kind)
     args = parser.parse_args()
     if args.dry_run:

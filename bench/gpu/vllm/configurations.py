@@ -135,7 +135,7 @@ def of_runner(runner: int, gib: int) -> dict[str, Configuration]:
         "kvd": Configuration(kvd(), CHAIN, runner, "memory"),
         "trace": Configuration(watched(kvd()), [("first engine", ["cold", "trace", "steady"]), ("engine restarted", ["trace"])], runner, "memory"),
         "profile": Configuration(kvd(), [("first engine", ["cold", "profile"])], runner, "memory"),
-        "steps": Configuration(None, [], runner, "memory", ring={"nothing": watched(NOTHING, "WatchedNothing"), "no saves": watched({**kvd(), "kv_role": "kv_consumer"}), "kvd": watched(kvd())}, profiled=True),
+        "steps": Configuration(None, [], runner, "memory", ring={"nothing": NOTHING, "no saves": {**kvd(), "kv_role": "kv_consumer"}, "kvd": kvd()}, profiled=True),
         "steps-hbm": Configuration(
             None, [], runner, "memory", gpu_gib=8, kv_gib=9, round="promotions", ring={"host": counted(kvd(device="none", weights="bench, device none")), "kvd": counted(kvd())}
         ),

@@ -84,12 +84,6 @@ def hooks_of(file: Path, began: int, ended: int) -> dict[str, Any]:
     return {**found, "all": round((ended - began) / 1e6, 3)}
 
 
-def steps_of(file: Path, began: int, ended: int) -> list[float]:
-    """Milliseconds from each step's plan to the next one's."""
-    at = sorted(at for name, at, _ in events_of(file) if name == "build_connector_meta" and began <= at <= ended)
-    return [round((b - a) / 1e6, 2) for a, b in zip(at, at[1:])]
-
-
 # Phases of other files.
 ELSEWHERE: dict[str, Callable[[Bench], None]] = {
     "prefill": lambda bench: Prefill(bench).serve(),
@@ -384,18 +378,16 @@ class Bench:
         for i in range(self.order["turn"]["rounds"]):
             while turn.read_text() != str(i * of + me):
                 time.sleep(0.005)
-            at = {"from": time.time()}
-            for what, seconds in getattr(self, self.order["turn"]["round"])(i, at).items():
+            for what, seconds in getattr(self, self.order["turn"]["round"])(i).items():
                 rounds.setdefault(what, []).append(round(1e3 * seconds, 3))
             self.wait_for_saves()
             faults.write(turn.parent, turn.name, str(i * of + me + 1))
             for what, took in rounds.items():
                 self.result[what] = {"ms": round(median(took), 2), "min": min(took), "max": max(took), "rounds": took}
-            self.note(f"at {i}", {what: round(when, 2) for what, when in at.items()})
             self.note("rounds", i + 1)
 
-    def round(self, i: int, at: dict[str, float]) -> dict[str, float]:
-        """Seconds of each, the prompts of a round the same for all engines, new to all; `at`: when."""
+    def round(self, i: int) -> dict[str, float]:
+        """Seconds of each, the prompts of a round the same for all engines, new to all."""
         took: dict[str, float] = {}
         for n in self.sizes:
             prompts = prompts_of(self.order["seed"] + 1000 * (i + 1) + n, [n] * (12 if n < 4096 else 2 if n < 20000 else 1))
@@ -404,19 +396,13 @@ class Bench:
         long = prompts_of(self.order["seed"] + 1000 * (i + 1) + 5, [max(self.sizes)])
         took[f"{len(long[0])} cold + 64 tokens"] = self.ask(long, 64)[0]
         self.wait_for_saves()  # else it is the saves of those before that are beside them
-        at["steps"] = time.time()
-        began = time.perf_counter_ns()
         took["decode step, one request"] = self.pace(prompts_of(self.order["seed"] + 1000 * (i + 1), [100])[0], 129)
-        at["steps over"] = time.time()
-        watched = Path(os.environ["BENCH_WATCH"])
-        if watched.exists():
-            self.note(f"steps {i}", steps_of(watched, began, time.perf_counter_ns()))
         if self.order["profiled"] and i + 1 == self.order["turn"]["rounds"]:
             self.profile_of("steps", [], 24)
         took["16 x 4096 cold + 32 tokens"] = self.ask(prompts_of(self.order["seed"] + 1000 * (i + 1) + 7, [4096] * 16), 32)[0]
         return took
 
-    def promotions(self, i: int, at: dict[str, float]) -> dict[str, float]:
+    def promotions(self, i: int) -> dict[str, float]:
         """Seconds of a step of a request that generates, alone and while prompts that come a second time are saved in memory of the GPU. Steps that answer those are left out."""
         prompts = prompts_of(self.order["seed"] + 1000 * (i + 1), [self.middle] * PROMOTED)
         for prompt in prompts:
@@ -430,7 +416,6 @@ class Bench:
                 self.llm.llm_engine.add_request(f"again {i} {used}", {"prompt_token_ids": prompts[used]}, self.exactly(1))
                 used += 1
 
-        at["steps"] = time.time()
         tokens, answered = self.generate_beside(GENERATED, use_again)
         self.wait_for_saves()
         self.note(f"promoted blocks {i}", self.counters()["device_blocks"] - before)
@@ -453,13 +438,13 @@ class Bench:
             self.note(f"trace {len(together)} x {len(together[0])} hit", traces)
 
     def traced(self, prompts: list[Prompt]) -> dict[str, Any]:
-        """Each hook, and from plan to plan."""
+        """Each hook."""
         watched = Path(os.environ["BENCH_WATCH"])
         began = time.perf_counter_ns()
         took, _ = self.at_once(prompts)
         ended = time.perf_counter_ns()
         self.step(2)
-        return {**hooks_of(watched, began, ended), "steps": steps_of(watched, began, ended), "each": [round(ms, 1) for ms in took]}
+        return {**hooks_of(watched, began, ended), "each": [round(ms, 1) for ms in took]}
 
     def profile_of(self, name: str, prompts: list[Prompt], steps: int) -> None:
         self.llm.start_profile(profile_prefix=name)

@@ -1,4 +1,4 @@
-"""Connectors with a clock around each hook: where the time of a hit goes on the host, and how long steps take. And one that only counts.
+"""Connectors with a clock around each hook: where the time of a hit goes on the host. And one that only counts.
 
 Every hook's beginning and length is appended to the file that BENCH_WATCH names when a request has finished, and what kvd counts; engine.py prints them next to the
 request's own clock. Counted has all that its scheduler half counts in that file.
@@ -14,7 +14,6 @@ from typing import Any, Callable
 
 import faults
 from kvd_vllm.connector import KvdConnector
-from nothing import Nothing
 
 HOOKS = (
     "on_new_request get_num_new_matched_tokens update_state_after_alloc build_connector_meta handle_preemptions bind_connector_metadata start_load_kv "
@@ -87,9 +86,3 @@ class Counted(KvdConnector):
             return hook(*args)
 
         return call
-
-
-class WatchedNothing(Nothing):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        watch(self)
