@@ -122,6 +122,8 @@ static bench_outcome_t load_first(void *arg, bench_sample_t *p_sample)
 
 static int prepare(void)
 {
+	const uint64_t end = bench_now_ns() + WAIT * UINT64_C(1000000);
+
 	memset(&work, 0, sizeof work);
 	work.engine = (engine_t){.program = "connector",
 				 .socket = work.rig.socket,
@@ -138,12 +140,22 @@ static int prepare(void)
 	}
 	work.other = bench_memory(BYTES);
 	if (!work.other || memory_open(1) != 0 ||
-	    rig_start(&work.rig, " --limits.silence=10s --cpu.size=512MiB --nvme.path= --events.enabled=off") != 0 ||
+	    rig_start(&work.rig,
+		      " --limits.silence=10s --cpu.size=512MiB --cpu.ahead=all --nvme.path= --events.enabled=off") !=
+		    0 ||
 	    !engine_open(&work.engine)) {
 		return 0;
 	}
 	bench_fill(work.engine.cache, BYTES, 1);
 	bench_fill(work.other, BYTES, 2);
+
+	/* Once through the whole pool: a daemon touches memory before it lends it. */
+	for (uint32_t saved = 0; saved < 6 && bench_now_ns() < end && !bench_late();) {
+		const int done = save_all() > 0;
+
+		saved += (uint32_t)done;
+		usleep(done ? 0 : 20000);
+	}
 
 	return save_all() > 0 && kvc_acquire(work.engine.space, work.keys, BLOCKS, 0, 600000, &work.lease) == KVC_OK;
 }
