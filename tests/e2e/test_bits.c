@@ -225,7 +225,8 @@ static void p6_slot_files_cut_off_under_the_daemon_are_misses(void **state)
 		}
 		assert_int_equal(n, LEN);
 	}
-	assert_true(rig_metric(&rig, "kvd_bad_blocks_total") > 0);
+	/* Each block was read and was not whole, or the daemon has looked at the files before. */
+	assert_true(rig_metric(&rig, "kvd_bad_blocks_total") + rig_metric(&rig, "kvd_disk_files_dropped_total") > 0);
 	user_leave(&user);
 	other_end(&other, 0);
 	rig_check_quiet(&rig);
