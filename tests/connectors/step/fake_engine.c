@@ -5,7 +5,14 @@
 #include <signal.h>
 #include <stdlib.h>
 
+#define WAIT_NS UINT64_C(60000000000) /* longest wait for the daemon: three times what a half waits for it */
+
 static const uint8_t secret[16] = "sixteen bytes!!!";
+
+static uint64_t now_ns(void)
+{
+	return kv_now_ns(&kv_env_posix);
+}
 
 /* ---- open and close -------------------------------------------------------------------------- */
 
@@ -75,6 +82,29 @@ static void run_iteration(void *ctx)
 	(void)kvx_scheduler_has_pending(((fe_t *)ctx)->scheduler);
 }
 
+static int is_ready(const fe_t *fe)
+{
+	int ready = kvx_scheduler_is_ready(fe->scheduler);
+
+	for (uint32_t r = 0; r < fe->options.ranks; r++) {
+		ready &= kvx_worker_is_ready(fe->worker[r]);
+	}
+
+	return ready;
+}
+
+/* On a busy machine an engine without a model would end most of its requests before it is attached. */
+static void await_ready(fe_t *fe)
+{
+	const uint64_t until = now_ns() + WAIT_NS;
+
+	while (!is_ready(fe) && now_ns() < until) {
+		run_iteration(fe);
+		usleep(1000);
+	}
+	assert_true(is_ready(fe));
+}
+
 static void set_default(uint32_t *option, uint32_t value)
 {
 	*option = *option ? *option : value;
@@ -127,6 +157,7 @@ void fe_open(fe_t *fe, rig_t *rig, const fe_options_t *options)
 	for (uint32_t r = 0; r < fe->options.ranks; r++) {
 		open_worker(fe, r);
 	}
+	await_ready(fe);
 }
 
 void fe_close(fe_t *fe)
@@ -824,12 +855,15 @@ static int is_quiet(fe_t *fe)
 /* Whatever was stored wrongly is loaded and seen: all of each conversation is asked for. */
 static void load_all(fe_t *fe)
 {
+	uint64_t until;
+
 	fe->options.fail = fe->options.faults = 0;
 	for (uint64_t talk = 1; talk <= fe->options.conversations; talk++) {
 		fe_request_t *r = &fe->request[0];
 
 		begin_request(fe, r, talk, FE_TOKENS - FE_GENERATED);
-		for (uint32_t i = 0; i < 10000 && r->state != FE_FREE; i++) {
+		until = now_ns() + WAIT_NS;
+		while (r->state != FE_FREE && now_ns() < until) {
 			step(fe);
 		}
 		assert_int_equal(r->state, FE_FREE);
@@ -838,12 +872,14 @@ static void load_all(fe_t *fe)
 
 static void end_all(fe_t *fe)
 {
+	const uint64_t until = now_ns() + WAIT_NS;
+
 	for (uint32_t i = 0; i < FE_REQUESTS; i++) {
 		if (fe->request[i].state != FE_FREE && fe->request[i].state != FE_ABORTED) {
 			end_request(fe, &fe->request[i], 1);
 		}
 	}
-	for (uint32_t i = 0; i < 5000 && (is_loading(fe) || !is_quiet(fe)); i++) {
+	while ((is_loading(fe) || !is_quiet(fe)) && now_ns() < until) {
 		step(fe);
 		usleep(1000);
 	}
