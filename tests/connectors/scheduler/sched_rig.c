@@ -73,6 +73,15 @@ WRAP(kvc_status_t, kvc_poll_us, kvc_t *kvc, uint32_t timeout_us)
 	return __real_kvc_poll_us(kvc, timeout_us);
 }
 
+WRAP(kvc_status_t, kvc_await_us, kvc_t *kvc, uint32_t timeout_us)
+{
+	const kvc_status_t status = __real_kvc_await_us(kvc, timeout_us);
+
+	sr.awaits += status == KVC_OK;
+
+	return status;
+}
+
 /* Spaces of devices are spaces of host memory here. The daemon takes the two halves of one hand-over in two spaces of
  * one memory for sides that differ (decision 070), so what goes to such a space has a name of its own. */
 static const kvc_space_t *of_devices[64];

@@ -107,6 +107,7 @@ typedef struct sr {
 	int no_memory;                  /* every allocation fails */
 	uint32_t refuse_renewals;       /* that find no room in the queue to the daemon */
 	uint32_t renewals, keeps, naps; /* calls: leases renewed, puts kept, sleeps for an answer */
+	uint32_t awaits;                /* sleeps for a sign of life of a daemon that was not silent for too long */
 } sr_t;
 
 /* The rig of the test that runs, and its memory: nothing is left of it when the half is closed. */
