@@ -517,25 +517,26 @@ static int mute_listen(const char *path)
 
 	(void)snprintf(address.sun_path, sizeof address.sun_path, "%s", path);
 	assert_int_equal(bind(fd, (const struct sockaddr *)&address, sizeof address), 0);
-	assert_int_equal(listen(fd, 4), 0);
+	assert_int_equal(listen(fd, 64), 0);
 
 	return fd;
 }
 
-/* Who waits does so for a second. */
+#define QUICK_NS (20000u * MS) /* a third of what one waits for the answer */
+
 static uint64_t attach_ns(const kvx_config_t *config, kvx_t **p_kvx)
 {
 	const uint64_t start = now_ns();
 
 	assert_int_equal(kvx_attach(config, p_kvx), KVC_OK);
-	assert_in_range(now_ns() - start, 0, 900u * MS);
+	assert_in_range(now_ns() - start, 0, QUICK_NS);
 
 	return now_ns() - start;
 }
 
 static void p7_a_daemon_that_only_listens_costs_attach_ms_once(void **state)
 {
-	uint64_t start, longest = 0;
+	uint64_t start;
 	char path[96];
 	parts_t p;
 	kvx_t *kvx;
@@ -547,17 +548,24 @@ static void p7_a_daemon_that_only_listens_costs_attach_ms_once(void **state)
 	parts_init(&p);
 	p.config.socket = path;
 	p.config.attach_ms = UINT32_MAX;
+	p.config.load_ms = 60000; /* so long is the answer waited for */
+	(void)attach_ns(&p.config, &kvx);
+	start = now_ns();
+	for (int i = 0; i < 20; i++) {
+		assert_int_equal(kvx_poll(kvx, 5), 0);
+	}
+	assert_in_range(now_ns() - start, 0, QUICK_NS);
+	kvx_detach(kvx);
+
+	p.config.load_ms = 1000;
 	(void)attach_ns(&p.config, &kvx);
 	start = now_ns();
 	while (now_ns() - start < 1500u * MS) { /* beyond the deadline of its first question */
-		const uint64_t begin = now_ns();
-
 		assert_int_equal(kvx_poll(kvx, 5), 0);
-		longest = now_ns() - begin > longest ? now_ns() - begin : longest;
 	}
-	assert_in_range(longest, 0, 900u * MS);
 	kvx_detach(kvx);
 
+	p.config.load_ms = 60000;
 	p.config.attach_ms = 100;
 	assert_true(attach_ns(&p.config, &kvx) >= 90u * MS);
 	kvx_detach(kvx);
@@ -583,6 +591,7 @@ static void p7_attach_ms_outlasts_a_question_without_an_answer(void **state)
 	rig_start(&rig);
 	parts_init(&p);
 	p.config.attach_ms = 120000;
+	p.config.load_ms = 1000;
 	rig_signal(&rig, SIGSTOP);
 	assert_int_equal(pthread_create(&thread, NULL, continue_late, NULL), 0);
 	assert_int_equal(kvx_attach(&p.config, &kvx), KVC_OK);
