@@ -12,7 +12,7 @@
 
 #include "kv/struct.h"
 
-#define CALL_MS 1000u
+#define CALL_MS 1000u /* an answer of the daemon is waited for at least so long */
 
 /* ---- open and close -------------------------------------------------------------------------- */
 
@@ -52,7 +52,8 @@ kvc_status_t kvx_scheduler_open_in(const kv_env_t *env, const kvx_scheduler_conf
 		.role = KVC_ROLE_SCHEDULER,
 		.rank = KVX_SCHEDULER_RANK,
 		.program = config->program,
-		.timeout_ms = CALL_MS,
+		/* An answer is of use while a load may wait for it (docs/decisions/021). */
+		.timeout_ms = scheduler->load_ms > CALL_MS ? scheduler->load_ms : CALL_MS,
 		.lazy = 2,
 	};
 	status = kvc_attach(&kvc, &scheduler->kvc);
