@@ -244,14 +244,26 @@ static void lease_layers(kvx_load_t *load, uint64_t now)
 	}
 }
 
+/* The daemon has not answered yet, or it did not run for a moment: what was handed over is there all the same. */
+static int may_look_up_again(const kvx_load_t *load, uint32_t wanted)
+{
+	const uint32_t why = load->hit.why;
+
+	return load->hit.leasing || (load->received && load->hit.tokens < wanted &&
+				     (why == KV_WHY_DAEMON_STALE || why == KV_WHY_CONTENDED || why == KV_WHY_TIMEOUT));
+}
+
 /* What is leased goes into the next message. */
 static void look_up(kvx_load_t *load, uint64_t now)
 {
 	kvx_t *kvx = load->job.kvx;
 	const kvx_ask_t ask = ask_for_piece(load, now);
+	const int late = now >= load->job.deadline_ns;
+	int again;
 
 	kvx_scheduler_match(kvx->scheduler, &ask, &load->hit);
-	if (!load->looked_up) {
+	again = may_look_up_again(load, ask.tokens - ask.local);
+	if (!load->looked_up && load->hit.stored > 0) {
 		/* What is on disk now is in memory when the lease is granted: a later lookup finds it there. */
 		load->looked_up = 1;
 		load->in_cpu =
@@ -259,12 +271,12 @@ static void look_up(kvx_load_t *load, uint64_t now)
 	}
 	load->result.match_ns = load->from == load->skip ? kvx_now_ns() - load->job.start_ns : load->result.match_ns;
 	load->result.why = load->hit.why;
-	if (load->hit.tokens > 0) {
+	if (load->hit.tokens > 0 && (!again || late)) {
 		start_copying(load, &ask);
 		kvx->begun = 1;
-	} else if (!load->hit.leasing) {
+	} else if (!again) {
 		end_piece(load, load->from, load->hit.why, KVC_MISS);
-	} else if (now >= load->job.deadline_ns) {
+	} else if (late) {
 		end_piece(load, load->from, KV_WHY_TIMEOUT, KVC_ERR_TIMEOUT);
 	}
 }
