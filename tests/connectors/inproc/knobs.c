@@ -2,6 +2,7 @@
 #include "engine/check.h"
 #include "kvc.h"
 
+#include "kv/shm.h"
 #include "kvk/move.h"
 
 #include <signal.h>
@@ -117,6 +118,11 @@ WRAP(kvc_status_t, kvc_put_end, kvc_put_t *put, uint32_t first, uint32_t n)
 WRAP(void, kvc_match_lazy, const kvc_space_t *space, const kvc_key_source_t *keys, uint32_t n, kvc_match_t *match)
 {
 	__real_kvc_match_lazy(space, keys, n, match);
+	if (n > 0 && atomic_load(&knobs.contended) > 0) {
+		atomic_fetch_sub(&knobs.contended, 1);
+		match->n = match->n_cpu = 0;
+		match->why = KV_WHY_CONTENDED;
+	}
 	if (atomic_load(&knobs.put) && atomic_load(&knobs.put) != KVC_ERR_BUSY) {
 		match->n = match->n_cpu = 0;
 	}

@@ -902,6 +902,43 @@ static void random_handover(uint64_t *seed)
 	kvx_send_end(send);
 }
 
+/* A daemon that does not run for a moment, here in the middle of a bucket, costs no block that it was handed. */
+static void p7_a_hand_over_is_looked_up_until_the_daemon_has_run(void)
+{
+	kvx_recv_result_t result = {.struct_size = sizeof result};
+	kvx_send_t *send = NULL;
+	kvx_recv_t *recv = NULL;
+	kvx_chunk_t chunk;
+	prompt_t p, q;
+
+	prompt_compute(&p, 7, 10, 0);
+	prompt_init(&q, 7, 10, 30);
+	chunk = (kvx_chunk_t){.struct_size = sizeof chunk,
+			      .transfer = "busy",
+			      .tokens = p.tokens,
+			      .n_tokens = p.prefix.n_tokens,
+			      .computed = p.prefix.n_tokens,
+			      .blocks = p.blocks,
+			      .last = 1};
+	assert_int_equal(kvx_send(jobs.kvx, &chunk, &send), KVC_PENDING);
+	for (uint32_t i = 0; i < JOBS_MS && kvx_send_state(send, NULL) == KVC_PENDING; i++) {
+		(void)kvx_poll(jobs.kvx, 1);
+	}
+	assert_int_equal(kvx_send_state(send, NULL), KVC_OK);
+	atomic_store(&knobs.contended, 300); /* one lookup waits for a third of them */
+	assert_int_equal(kvx_recv(jobs.kvx, "busy", &q.prefix, &recv, &result), KVC_PENDING);
+	for (uint32_t i = 0; i < JOBS_MS && kvx_recv_state(recv, &result) == KVC_PENDING; i++) {
+		(void)kvx_poll(jobs.kvx, 1);
+	}
+	assert_int_equal(result.cause, KVC_OK);
+	assert_int_equal(result.blocks, 10);
+	for (uint32_t i = 0; i < 10; i++) {
+		assert_true(holds(q.blocks[i], 7, i));
+	}
+	kvx_recv_end(recv);
+	kvx_send_end(send);
+}
+
 static void p1_p4_p7_under_any_fault_loads_are_right_and_nothing_leaks(void)
 {
 	uint64_t seed = 101;
@@ -946,6 +983,7 @@ int main(int argc, char **argv)
 		JOBS_TEST(p7_a_daemon_that_dies_amid_a_load_is_a_miss, "500ms"),
 		JOBS_TEST(p7_a_load_bears_a_silence_of_200_ms, RIG_SILENCE),
 		JOBS_TEST(p7_a_lookup_waits_for_a_daemon_that_stalls, "500ms"),
+		JOBS_TEST(p7_a_hand_over_is_looked_up_until_the_daemon_has_run, RIG_SILENCE),
 		JOBS_TEST(p7_a_save_that_cannot_be_is_given_up_and_counted, RIG_SILENCE),
 		JOBS_TEST(a_save_whose_parent_is_gone_offers_the_whole_prefix, RIG_SILENCE),
 		JOBS_TEST(p7_a_save_ends_in_time_though_the_daemon_is_stopped, RIG_SILENCE),
