@@ -51,7 +51,9 @@ static void print_log(const rig_t *rig)
 
 static kvc_t *observer(const rig_t *rig)
 {
-	const kvc_config_t config = {.struct_size = sizeof config, .socket = rig->socket, .observe = 1};
+	/* A call that takes longer than a minute waits for nothing. */
+	const kvc_config_t config = {
+		.struct_size = sizeof config, .socket = rig->socket, .observe = 1, .timeout_ms = 60000};
 	kvc_t *kvc = NULL;
 
 	return kvc_attach(&config, &kvc) == KVC_OK ? kvc : NULL;

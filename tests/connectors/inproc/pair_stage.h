@@ -37,7 +37,7 @@ static inline int end_test(void **state)
 	side_close(&consumer);
 	if (rig.pid) {
 		rig_check_quiet(&rig);
-		for (uint32_t i = 0; i < 500 && rig_counter(&rig, "kvd_handovers") > 0; i++) {
+		for (uint32_t i = 0; i < 6000 && rig_counter(&rig, "kvd_handovers") > 0; i++) {
 			usleep(10000);
 		}
 		assert_int_equal(rig_counter(&rig, "kvd_handovers"), 0);

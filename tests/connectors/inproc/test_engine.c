@@ -68,7 +68,7 @@ static void await_attached(kve_engine_t *engine, uint64_t attaches)
 {
 	kvx_t *kvx = kve_engine_store(engine);
 
-	for (int i = 0; i < 500 && (stats_of(engine).attaches < attaches || !kvx_is_ready(kvx)); i++) {
+	for (int i = 0; i < 6000 && (stats_of(engine).attaches < attaches || !kvx_is_ready(kvx)); i++) {
 		(void)kvx_poll(kvx, 10);
 	}
 	assert_true(kvx_is_ready(kvx));

@@ -238,10 +238,11 @@ static void ask_of_a_stopped_daemon(void)
 static void continue_daemon(void)
 {
 	rig_signal(&sr.rig, SIGCONT);
-	for (int i = 0; i < 1000 && sr_stats().late_answers == 0; i++) {
+	for (int i = 0; i < 10000 && sr_stats().late_answers == 0; i++) {
 		usleep(1000);
 		(void)kvx_scheduler_has_pending(sr.scheduler);
 	}
+	assert_true(sr_stats().late_answers > 0);
 	(void)sr_step();
 }
 

@@ -168,12 +168,12 @@ static void p7_a_step_that_generates_waits_for_no_answer(void)
 		saved += sr.plan.save_blocks;
 		early += sr.plan.early;
 	}
-	for (uint32_t i = 0; i < 1000 && saved < 10; i++) { /* an idle engine goes on while something is pending */
+	for (uint32_t i = 0; i < 10000 && saved < 10; i++) { /* an idle engine goes on while something is pending */
 		(void)kvx_scheduler_has_pending(sr.scheduler);
 		(void)sr_step();
 		saved += sr.plan.save_blocks;
 		early += sr.plan.early;
-		usleep(100);
+		usleep(1000);
 	}
 	assert_int_equal(sr.naps, 0);
 	assert_int_equal(saved, 10);
