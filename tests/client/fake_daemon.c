@@ -206,13 +206,7 @@ static kv_status_t answer_handover(fake_t *fake, uint16_t code, const kv_msg_t *
 									    .n = 4,
 									    .tail_bytes = 5,
 									    .bytes = 5,
-									    .ttl_ms = 1000,
-									    .open_n = atomic_load(&fake->knobs.open_n),
-									    .layers = 1};
-		return KV_OK;
-	case KV_CODE_HANDOVER_LEASE: /* at a place where no header can be */
-		reply->handover_lease_reply =
-			(kv_msg_handover_lease_reply_t){.lease = 99, .n = 8, .skip = 4, .offset = 4, .ttl_ms = 1000};
+									    .ttl_ms = 1000};
 		return KV_OK;
 	case KV_CODE_HANDOVER_TAIL:
 		reply->handover_tail_reply.tail =

@@ -76,7 +76,6 @@ typedef struct fake_knobs {
 	_Atomic uint32_t slots;          /* blocks a put may get; 0: all */
 	_Atomic uint32_t put_ttl_ms;     /* answer to KEEP */
 	_Atomic uint32_t tail_bytes;     /* of HANDOVER_TAIL's answer: 5 is what RECV has said */
-	_Atomic uint32_t open_n;         /* of RECV's answer */
 } fake_knobs_t;
 
 /* What the daemon has seen, for tests to look at. */

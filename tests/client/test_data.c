@@ -659,7 +659,6 @@ static kvc_put_t *bed_grant_on_device(bed_t *bed, device_t *device)
 /* The CPU touches none of it: a read or a write would end this test. */
 static void p1_the_cpu_never_touches_memory_of_a_device(void **state)
 {
-	const kvc_writer_t whole = {.head_count = 2, .layer_count = 4};
 	uint64_t leaves[64] = {0};
 	kvc_lease_t *lease = NULL;
 	const void *data = NULL;
@@ -686,7 +685,6 @@ static void p1_the_cpu_never_touches_memory_of_a_device(void **state)
 	assert_int_equal(kvc_lease_block(lease, 0, &data, NULL), KVC_OK);
 	assert_in_range((uintptr_t)data, (uintptr_t)device.base, (uintptr_t)device.base + device.bytes);
 	assert_int_equal(kvc_lease_read(lease, 0, 1, (void *const *)bed.dst, NULL), KVC_ERR_UNSUPPORTED);
-	assert_int_equal(kvc_lease_read_layers(lease, 0, &whole, bed.dst[0]), KVC_ERR_UNSUPPORTED);
 	assert_int_equal(kvc_prefault(bed.kvc, UINT64_MAX), 0);
 	fake_retire_slab(bed.fake);
 	(void)kvc_poll(bed.kvc, 200);

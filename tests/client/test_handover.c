@@ -71,60 +71,6 @@ static void p4_an_answer_that_comes_too_late_is_given_back(void **state)
 	bed_free(&bed);
 }
 
-/* The caller has given the lease up before its answer comes, or its time has passed: nobody else would release it. */
-static void p4_a_lease_on_layers_that_comes_too_late_is_given_back(void **state)
-{
-	kvc_handover_t *handover = NULL;
-	kvc_lease_t *lease = NULL;
-	bed_t bed;
-
-	(void)state;
-	bed_make(&bed, &fake_split);
-	atomic_store(&fake_knobs(bed.fake)->tail_bytes, 5);
-	assert_int_equal(kvc_handover_recv(bed.space, "t", 0, &handover), KVC_OK);
-	assert_int_equal(kvc_handover_wait(handover, 4, 0), KVC_OK);
-	assert_int_equal(kvc_handover_lease(handover, 0, &lease), KVC_OK);
-	assert_int_equal(kvc_lease_state(lease), KVC_MISS); /* the daemon has said that there is no open put */
-	kvc_release(&lease, 1);
-	kvc_handover_done(handover, 0);
-
-	atomic_store(&fake_knobs(bed.fake)->open_n, 8);
-	assert_int_equal(kvc_handover_recv(bed.space, "t", 0, &handover), KVC_OK);
-	assert_int_equal(kvc_handover_wait_layers(handover, 8, 1, 0), KVC_OK);
-	assert_int_equal(info_of(handover).open_n, 8);
-	atomic_store(&fake_knobs(bed.fake)->delay_code, KV_CODE_HANDOVER_LEASE);
-	assert_int_equal(kvc_handover_lease(handover, 0, &lease), KVC_OK);
-	assert_int_equal(kvc_lease_state(lease), KVC_PENDING);
-	assert_int_equal(kvc_lease_layers(lease), 0);
-	kvc_release(&lease, 1);
-	atomic_store(&fake_knobs(bed.fake)->release, 1);
-	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->releases) == 1);
-	kvc_handover_done(handover, 0);
-	bed_free(&bed);
-}
-
-static void p10_a_lease_on_layers_that_lies_nowhere_is_refused(void **state)
-{
-	kvc_handover_t *handover = NULL;
-	kvc_lease_t *lease = NULL;
-	bed_t bed;
-
-	(void)state;
-	bed_make(&bed, &fake_split);
-	atomic_store(&fake_knobs(bed.fake)->tail_bytes, 5);
-	atomic_store(&fake_knobs(bed.fake)->open_n, 8);
-	assert_int_equal(kvc_handover_recv(bed.space, "t", 0, &handover), KVC_OK);
-	assert_int_equal(kvc_handover_wait_layers(handover, 8, 1, 0), KVC_OK);
-	assert_int_equal(kvc_handover_lease(handover, 0, &lease), KVC_OK);
-	BED_UNTIL(&bed, kvc_lease_state(lease) != KVC_PENDING);
-	assert_int_equal(kvc_lease_state(lease), (kvc_status_t)KV_ERR_PROTO);
-	assert_int_equal(kvc_lease_n(lease), 0);
-	assert_int_equal(kvc_lease_layers(lease), 0);
-	kvc_release(&lease, 1);
-	kvc_handover_done(handover, 0);
-	bed_free(&bed);
-}
-
 static void p7_a_lost_session_revokes_its_hand_overs(void **state)
 {
 	kvc_handover_t *asked = NULL, *answered = NULL;
@@ -219,8 +165,6 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p1_a_tail_of_another_length_fails_the_hand_over),
 		cmocka_unit_test(p4_an_answer_that_comes_too_late_is_given_back),
-		cmocka_unit_test(p4_a_lease_on_layers_that_comes_too_late_is_given_back),
-		cmocka_unit_test(p10_a_lease_on_layers_that_lies_nowhere_is_refused),
 		cmocka_unit_test(p7_a_lost_session_revokes_its_hand_overs),
 		cmocka_unit_test(p4_a_space_that_is_closed_ends_its_hand_overs),
 		cmocka_unit_test(p4_an_announced_chunk_is_what_the_daemon_says),

@@ -17,7 +17,6 @@
 #define NUMBERS      10u
 #define SPACES_OF_NS (SPACES / 2u)
 #define TOKENS       8u
-#define OPENS        8u
 
 /* The model of a hand-over that was announced. */
 typedef struct life_ahead {
@@ -39,9 +38,6 @@ typedef struct life {
 	uint32_t whole[CHAINS];
 	u_lease_t leases[LEASES];
 	u_put_t puts[PUTS];
-	uint32_t put_space[PUTS], put_chain[PUTS];
-	uint32_t put_layers[PUTS]; /* handed in one by one */
-	u_lease_t opens[OPENS];    /* of layers */
 	uint32_t lease_space[LEASES];
 	life_ahead_t ahead[TRANSFERS]; /* what must become of them */
 	uint64_t numbers[NUMBERS];     /* of hand-overs, as their last answer said: those without a name last */

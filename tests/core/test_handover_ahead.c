@@ -198,8 +198,6 @@ static void p3_blocks_that_can_be_read_again_are_handed_over(void **state)
 static void p6_announcements_that_cannot_be_are_refused(void **state)
 {
 	u_send_t send = {.transfer = "t", .keys = keys_, .ahead = 1, .n = 4, .groups = U_FULL};
-	kv_msg_put_start_reply_t reply;
-	u_put_t open;
 
 	(void)state;
 	stage_one(64, 0);
@@ -211,16 +209,7 @@ static void p6_announcements_that_cannot_be_are_refused(void **state)
 	send.from = 0;
 	send.partial = 3; /* more follows */
 	assert_int_equal(u_send(&u_, m_, &send, &sent_), KV_ERR_ARG);
-	send.partial = 0;
-	assert_int_equal(u_put_start(&u_, m_, &one_, keys_, 0, 4, 0, &open, &reply), KV_OK);
-	send.open_put = open.id;
-	assert_int_equal(u_send(&u_, m_, &send, &sent_), KV_ERR_ARG);
 	assert_int_equal(u_.core->handovers.used, 0);
-	/* Layers of a put, or announced blocks. */
-	send.ahead = 0;
-	send.n = 0;
-	assert_int_equal(u_send(&u_, m_, &send, &sent_), KV_OK);
-	assert_int_equal(announce(sent_.number, 0, 4, 0), KV_ERR_ARG);
 	universe_check(&u_);
 	stage_end();
 }

@@ -228,7 +228,7 @@ typedef struct garbage {
 	const kv_key_t *keys;
 	uint32_t keys_len; /* bytes */
 	uint32_t flags, partial, space;
-	uint64_t epoch, open_put;
+	uint64_t epoch;
 } garbage_t;
 
 static kv_status_t send_garbage(u_member_t *m, const char *transfer, const garbage_t *garbage)
@@ -240,7 +240,6 @@ static kv_status_t send_garbage(u_member_t *m, const char *transfer, const garba
 						.partial = garbage->partial,
 						.private_key = private_,
 						.flags = garbage->flags,
-						.open_put = garbage->open_put,
 						.parts = {(const uint8_t *)garbage->parts, garbage->parts_len},
 						.keys = {(const uint8_t *)garbage->keys, garbage->keys_len}}};
 	kv_msg_t answer;
@@ -363,7 +362,7 @@ static void p8_keys_of_another_space_hand_nothing_over(void **state)
 }
 
 /* Fields of any value, right ones among them. */
-static garbage_t draw_garbage(uint64_t open_put, const uint64_t numbers[3])
+static garbage_t draw_garbage(const uint64_t numbers[3])
 {
 	static const uint32_t sizes[] = {0, 1, 4, 8, 12, 500, KV_MAX_BLOCKS, UINT32_MAX};
 	kv_test_rng_t *rng = &u_.rng;
@@ -377,19 +376,16 @@ static garbage_t draw_garbage(uint64_t open_put, const uint64_t numbers[3])
 	garbage.flags = (uint32_t)kv_test_below(rng, 4) ? garbage.flags : 0;
 	garbage.flags |= kv_test_below(rng, 2) ? KV_HANDOVER_LAST : 0;
 	garbage.partial = kv_test_below(rng, 6) ? 0 : (uint32_t)kv_test_below(rng, 20);
-	garbage.open_put = kv_test_below(rng, 6) ? 0 : open_put;
 	garbage.epoch += kv_test_below(rng, 20) == 0;
 
 	return garbage;
 }
 
-/* A client announces anything, with a put open, while an owner hands a prompt over: every answer has a name, the owner
+/* A client announces anything while an owner hands a prompt over: every answer has a name, the owner
  * loses nothing, and when the client has gone nothing of it is left. */
 static void p7_p10_garbage_announcements_disturb_nobody(void **state)
 {
-	kv_msg_put_start_reply_t reply;
 	u_member_t *rival;
-	u_put_t open;
 	uint32_t answers[2] = {0, 0};
 	char name[16];
 
@@ -399,12 +395,11 @@ static void p7_p10_garbage_announcements_disturb_nobody(void **state)
 	rival = u_join(&u_, 0, "rival", 2, 0);
 	assert_int_equal(receive(d_), KV_OK);
 	assert_int_equal(announce(0, 0, 12, 1), KV_OK);
-	assert_int_equal(u_put_start(&u_, rival, &one_, fork_, 0, 12, 0, &open, &reply), KV_OK);
 	for (uint32_t i = 0; i < 3000; i++) {
 		const uint32_t made = u_.core->handovers.made;
 		const kvd_handover_t *any = kvd_obj_at(&u_.core->handovers, (uint32_t)kv_test_below(&u_.rng, made));
 		const uint64_t numbers[3] = {0, sent_.number, any->number};
-		const garbage_t garbage = draw_garbage(open.id, numbers);
+		const garbage_t garbage = draw_garbage(numbers);
 		kv_status_t status;
 
 		snprintf(name, sizeof name, "g%u", i / 8);

@@ -85,9 +85,6 @@ static void do_put_start(life_t *l)
 		l->puts[which].id = 0;
 		return;
 	}
-	l->put_space[which] = space;
-	l->put_chain[which] = chain;
-	l->put_layers[which] = 0;
 	check_already(&l->puts[which], reply.already);
 	if (l->puts[which].id != 0) {
 		u_put_write(&l->u, &l->puts[which]);
@@ -101,21 +98,9 @@ static int put_runs(const u_put_t *put)
 	return header && put->member->id != 0 && header->id == put->id && header->state == KV_LEASE_ACTIVE;
 }
 
-/* One or two more layers of all blocks, instead of blocks with all their layers. */
-static void put_layers(life_t *l, uint32_t which)
-{
-	const uint32_t from = l->put_layers[which], layers = from + 1 + (uint32_t)below(l, 2);
-	u_put_t *put = &l->puts[which];
-
-	if (u_put_layers(&l->u, put->member, put, &(u_layers_t){.heads = 2, .from = from, .layers = layers}) == KV_OK) {
-		l->put_layers[which] = layers;
-	}
-}
-
 static void do_put_end(life_t *l)
 {
-	const uint32_t which = (uint32_t)below(l, PUTS);
-	u_put_t *put = &l->puts[which];
+	u_put_t *put = &l->puts[below(l, PUTS)];
 
 	if (!put_runs(put)) {
 		put->id = 0;
@@ -130,9 +115,7 @@ static void do_put_end(life_t *l)
 		assert_int_equal(u_request(&l->u, put->member, KV_CODE_KEEP, &ask, &reply), KV_OK);
 		return;
 	}
-	if (l->put_layers[which] > 0 || below(l, 4) == 0) {
-		put_layers(l, which);
-	} else if (below(l, 3) == 0) {
+	if (below(l, 3) == 0) {
 		(void)u_put_end(&l->u, put->member, put, (uint32_t)below(l, put->n), 1);
 	} else {
 		for (uint32_t i = 0; i < put->n; i++) {
@@ -203,7 +186,7 @@ static void do_acquire(life_t *l)
 
 static void do_release(life_t *l)
 {
-	u_lease_t *lease = below(l, 4) ? &l->leases[below(l, LEASES)] : &l->opens[below(l, OPENS)];
+	u_lease_t *lease = &l->leases[below(l, LEASES)];
 
 	if (lease->id && u_lease_alive(lease) && lease->member->id && !lease->member->closed) {
 		if (below(l, 4) == 0) {
@@ -381,112 +364,6 @@ static void do_select(life_t *l)
 	}
 }
 
-/* ---- layers of puts that are written --------------------------------------------------------- */
-
-static uint64_t opened_, settled_, cut_; /* leases on layers; those whose blocks have become visible, and others */
-
-static const u_put_t *some_open_put(life_t *l, uint32_t *p_index)
-{
-	uint32_t p = (uint32_t)below(l, PUTS);
-
-	for (uint32_t i = 0; i < PUTS; i++, p = (p + 1) % PUTS) {
-		if (put_runs(&l->puts[p]) && !l->puts[p].member->closed && !u_alone(l->puts[p].group)) {
-			*p_index = p;
-			return &l->puts[p];
-		}
-	}
-
-	return NULL;
-}
-
-/* Hand over what is visible above a put, and its layers. Its consumer may have asked before. */
-static void do_open_send(life_t *l)
-{
-	const uint32_t which = (uint32_t)below(l, TRANSFERS);
-	u_member_t *m = some_member(l);
-	kv_msg_handover_send_reply_t reply = {0};
-	kv_msg_handover_recv_reply_t got = {0};
-	uint32_t p;
-	const u_put_t *put = some_open_put(l, &p);
-	u_send_t send = {.transfer = transfers[which]};
-
-	if (!put) {
-		return;
-	}
-	send.space = &l->space[l->put_space[p]];
-	send.keys = l->keys[l->put_chain[p]];
-	send.groups = put->group == 5 ? 8 : U_FULL;
-	send.open_put = put->id;
-	send.n = put->first;
-	for (uint32_t i = 0; i < put->n; i++) {
-		send.n += kv_lease_slots(u_header(put->member, put->offset))[i] == KV_SLOT_NONE;
-	}
-	if (below(l, 2)) {
-		(void)u_recv(&l->u, m, send.space, transfers[which], 0, &got);
-	}
-	send.number = got.state == KV_HANDOVER_AWAITED ? 0 : got.number ? got.number : l->numbers[which];
-	if (u_send(&l->u, put->member, &send, &reply) == KV_OK) {
-		l->numbers[which] = reply.number;
-		life_forget_announced(l, reply.number);
-	}
-}
-
-/* The consumer of each hand-over with an open put asks for a lease, and somebody else does. */
-static void do_open_lease(life_t *l)
-{
-	u_lease_t *lease = &l->opens[below(l, OPENS)];
-	const kvd_core_t *core = l->u.core;
-	u_member_t *other = some_member(l);
-
-	for (uint32_t i = 0; i < core->handovers.made && !u_lease_alive(lease); i++) {
-		const kvd_handover_t *entry = kvd_obj_at(&core->handovers, i);
-		const uint64_t number = entry->number;
-		u_member_t *m = number && entry->consumer.member ? member_of(l, entry->consumer.member) : NULL;
-		kv_status_t status;
-		uint32_t p = 0;
-
-		while (p < PUTS && (l->puts[p].id == 0 || l->puts[p].id != entry->open_put)) {
-			p++;
-		}
-		if (!m || m->closed || p == PUTS) {
-			continue;
-		}
-		if (other && other->instance != m->instance) {
-			assert_int_equal(u_open_lease(&l->u, other, number, &l->puts[p], lease), KV_ERR_NOT_FOUND);
-		}
-		status = u_open_lease(&l->u, m, number, &l->puts[p], lease);
-		assert_true(status == KV_OK || status == KV_MISS || status == KV_ERR_EXISTS || status == KV_ERR_BUSY ||
-			    status == KV_ERR_NOT_FOUND || status == KV_ERR_LIMIT);
-		opened_ += status == KV_OK;
-	}
-}
-
-/* As long as a lease on layers is good, it is of the one consumer, or has become one like any other. */
-static void check_opens(life_t *l)
-{
-	for (uint32_t i = 0; i < OPENS; i++) {
-		u_lease_t *open = &l->opens[i];
-		const kvd_lease_t *lease = open->id && open->member->id ? kvd_lease_find(l->u.core, open->id) : NULL;
-		const kvd_put_t *put = lease && lease->put ? kvd_put_find(l->u.core, lease->put) : NULL;
-
-		if (open->id == 0 || open->member->id == 0) {
-			open->id = 0;
-			continue;
-		}
-		assert_int_equal(u_lease_alive(open), lease != NULL);
-		u_lease_verify(&l->u, open);
-		if (put) {
-			const kvd_handover_t *entry = kvd_obj_at(&l->u.core->handovers, kvd_id_index(put->handover));
-
-			assert_true(entry->number == put->handover && entry->open_put == put->id &&
-				    entry->consumer.instance == open->member->instance);
-		}
-		settled_ += lease && !put;
-		cut_ += !lease;
-		open->id = put ? open->id : 0;
-	}
-}
-
 /* No SELECT waits for what is there. */
 static void check_pairs(life_t *l)
 {
@@ -541,9 +418,6 @@ static void forget(life_t *l, const u_member_t *m)
 	}
 	for (uint32_t i = 0; i < PUTS; i++) {
 		l->puts[i].id = l->puts[i].member == m ? 0 : l->puts[i].id;
-	}
-	for (uint32_t i = 0; i < OPENS; i++) {
-		l->opens[i].id = l->opens[i].member == m ? 0 : l->opens[i].id;
 	}
 }
 
@@ -656,7 +530,7 @@ static void do_world(life_t *l)
 
 static void step(life_t *l)
 {
-	switch (below(l, 24)) {
+	switch (below(l, 22)) {
 	case 0:
 		do_join(l);
 		break;
@@ -701,12 +575,6 @@ static void step(life_t *l)
 		do_select(l);
 		break;
 	case 19:
-		do_open_send(l);
-		break;
-	case 20:
-		do_open_lease(l);
-		break;
-	case 21:
 		life_do_announced(l);
 		break;
 	default:
@@ -720,7 +588,6 @@ static void check(life_t *l)
 	universe_check(&l->u);
 	check_handovers(l);
 	check_pairs(l);
-	check_opens(l);
 	life_check_announced(l);
 	for (uint32_t i = 0; i < LEASES; i++) {
 		if (l->leases[i].id && l->leases[i].member->id) {
@@ -899,13 +766,11 @@ static void p1_to_p10_hold_after_every_step(void **state)
 		      (unsigned long long)partials_, (unsigned long long)selected_, (unsigned long long)moved_);
 	print_message("# evicted from the memory of a GPU %llu, adopted there %llu\n", (unsigned long long)gpu_evicted_,
 		      (unsigned long long)gpu_adopted_);
-	print_message("# leases on layers %llu, whole in the end %llu, cut %llu\n", (unsigned long long)opened_,
-		      (unsigned long long)settled_, (unsigned long long)cut_);
 	if (usual) {
 		life_announced_all();
-		assert_true(opened_ > 0 && settled_ > 0 && cut_ > 0 && moved_ > 0 && selected_ > 0 && partials_ > 0 &&
-			    files_ > 0 && reclaimed_ > 0 && expired_ > 0 && withdrawn_ > 0 && taken_ > 0 &&
-			    failed_ > 0 && refused_ > 0 && gpu_evicted_ > 0 && gpu_adopted_ > 0);
+		assert_true(moved_ > 0 && selected_ > 0 && partials_ > 0 && files_ > 0 && reclaimed_ > 0 &&
+			    expired_ > 0 && withdrawn_ > 0 && taken_ > 0 && failed_ > 0 && refused_ > 0 &&
+			    gpu_evicted_ > 0 && gpu_adopted_ > 0);
 	}
 }
 

@@ -613,19 +613,6 @@ kv_status_t u_put_end(universe_t *u, u_member_t *m, const u_put_t *put, uint32_t
 	return u_request(u, m, KV_CODE_PUT_END, &ask, &reply);
 }
 
-kv_status_t u_put_layers(universe_t *u, u_member_t *m, const u_put_t *put, const u_layers_t *layers)
-{
-	const uint32_t *slots = kv_lease_slots(u_header(put->member, put->offset));
-	kv_msg_t ask = {.put_layers = {.put = put->id, .rank = layers->rank, .layers = layers->layers, .staging = 5}},
-		 reply;
-
-	for (uint32_t i = 0; i < put->n; i++) {
-		ask.put_layers.words += slots[i] != KV_SLOT_NONE ? (layers->layers - layers->from) * layers->heads : 0;
-	}
-
-	return u_request(u, m, KV_CODE_PUT_LAYERS, &ask, &reply);
-}
-
 kv_status_t u_put_revoke(universe_t *u, u_member_t *m, uint64_t put)
 {
 	kv_msg_t ask = {.put_revoke = {.put = put}}, reply;
@@ -699,7 +686,6 @@ kv_status_t u_send(universe_t *u, u_member_t *m, const u_send_t *send, kv_msg_ha
 					  .flags = (send->last ? KV_HANDOVER_LAST : 0u) |
 						   (send->await_room ? KV_HANDOVER_AWAIT_ROOM : 0u) |
 						   (send->ahead ? KV_HANDOVER_AHEAD : 0u),
-					  .open_put = send->open_put,
 					  .ttl_ms = send->ttl_ms,
 					  .tail = {(const uint8_t *)send->tail, send->tail_len}}},
 		 answer;
@@ -729,27 +715,6 @@ kv_status_t u_recv(universe_t *u, u_member_t *m, const kvd_space_info_t *space, 
 	kv_status_t status = u_request(u, m, KV_CODE_HANDOVER_RECV, &ask, &answer);
 
 	*reply = status == KV_OK ? answer.handover_recv_reply : *reply;
-
-	return status;
-}
-
-kv_status_t u_open_lease(universe_t *u, u_member_t *m, uint64_t number, const u_put_t *put, u_lease_t *lease)
-{
-	kv_msg_t ask = {.handover_lease = {.number = number}}, answer;
-	kv_status_t status = u_request(u, m, KV_CODE_HANDOVER_LEASE, &ask, &answer);
-	const kv_msg_handover_lease_reply_t *reply = &answer.handover_lease_reply;
-
-	if (status == KV_OK) {
-		*lease = (u_lease_t){.id = reply->lease,
-				     .member = m,
-				     .offset = reply->offset,
-				     .n = reply->n,
-				     .skip = reply->skip,
-				     .group = reply->group};
-		assert_int_equal(reply->n, put->first + put->n);
-		assert_true(reply->skip >= put->first && reply->n <= 512 && reply->group == put->group);
-		memcpy(&lease->keys[put->first], put->keys, put->n * sizeof *put->keys);
-	}
 
 	return status;
 }

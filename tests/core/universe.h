@@ -85,7 +85,6 @@ typedef struct u_send {
 	uint32_t select_n;
 	const char *bucket; /* NULL: the empty one */
 	int await_room;
-	uint64_t open_put;
 	uint32_t ttl_ms;
 	const void *tail;
 	uint32_t tail_len;
@@ -196,11 +195,6 @@ kv_status_t u_put_start(universe_t *u, u_member_t *m, const kvd_space_info_t *sp
 /* The ranks' bytes: writes them into the slots. */
 void u_put_write(universe_t *u, const u_put_t *put);
 kv_status_t u_put_end(universe_t *u, u_member_t *m, const u_put_t *put, uint32_t first, uint32_t count);
-/* Layers [from, layers) of a rank's two, of all blocks; each layer has `heads` heads of the rank. */
-typedef struct u_layers {
-	uint32_t rank, heads, from, layers;
-} u_layers_t;
-kv_status_t u_put_layers(universe_t *u, u_member_t *m, const u_put_t *put, const u_layers_t *layers);
 kv_status_t u_put_revoke(universe_t *u, u_member_t *m, uint64_t put);
 kv_status_t u_quiet(universe_t *u, u_member_t *m, uint32_t what, uint64_t id, uint32_t *p_freed);
 /* start, write, end: all in one. Returns how many blocks are visible now. */
@@ -212,8 +206,6 @@ uint32_t u_put_private(universe_t *u, u_member_t *m, const kvd_space_info_t *spa
 kv_status_t u_send(universe_t *u, u_member_t *m, const u_send_t *send, kv_msg_handover_send_reply_t *reply);
 kv_status_t u_recv(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const char *transfer,
 		   uint32_t timeout_ms, kv_msg_handover_recv_reply_t *reply);
-/* HANDOVER_LEASE. The lease's keys are those of the put. */
-kv_status_t u_open_lease(universe_t *u, u_member_t *m, uint64_t number, const u_put_t *put, u_lease_t *lease);
 /* Tokens; n 0: any. */
 kv_status_t u_select(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const char *bucket,
 		     const uint32_t *tokens, uint32_t n, uint32_t timeout_ms, kv_msg_handover_select_reply_t *reply);
@@ -236,7 +228,7 @@ uint32_t u_count_notices(const universe_t *u, uint16_t code, uint64_t id);
 /* Is the header still that of this lease, and ACTIVE? */
 int u_lease_alive(const u_lease_t *lease);
 kv_lease_header_t *u_header(const u_member_t *member, uint64_t offset);
-/* Every ready block of a living lease has its own bytes, of an open lease with layers every block. */
+/* Every ready block of a living lease has its own bytes. */
 void u_lease_verify(universe_t *u, const u_lease_t *lease);
 
 /* The core's own checks, and the events against the index. Fails the test with a sentence. */

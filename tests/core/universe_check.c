@@ -93,7 +93,7 @@ void u_lease_verify(universe_t *u, const u_lease_t *lease)
 	header = u_header(lease->member, lease->offset);
 	slots = kv_lease_slots(header);
 	assert_true(header->ready <= header->n + lease->skip && header->n + lease->skip <= lease->n);
-	for (uint32_t i = lease->skip; i < (header->layers > 0 ? header->n + lease->skip : header->ready); i++) {
+	for (uint32_t i = lease->skip; i < header->ready; i++) {
 		/* A slot that is free is another block's soon. */
 		kv_slot_t local;
 		const fake_tier_t *fake = u_fake_of(u, slots[i - lease->skip], &local);

@@ -137,28 +137,21 @@ static uint8_t *token_at(const side_t *side, const pair_prompt_t *prompt, uint32
 	return (uint8_t *)side->base[layer] + block * PAIR_PAYLOAD + (kv * PAIR_TOKENS + token % PAIR_TOKENS) * TOKEN;
 }
 
-void side_compute_layer(side_t *side, const pair_prompt_t *prompt, uint32_t from, uint32_t to, uint32_t layer)
+void side_compute(side_t *side, const pair_prompt_t *prompt, uint32_t from, uint32_t to)
 {
 	for (uint32_t t = from; t < to; t++) {
-		for (uint32_t kv = 0; kv < 2u; kv++) {
-			content(prompt->conversation, t, layer, kv, token_at(side, prompt, t, layer, kv));
+		for (uint32_t l = 0; l < 2u * PAIR_LAYERS; l++) {
+			content(prompt->conversation, t, l / 2u, l % 2u, token_at(side, prompt, t, l / 2u, l % 2u));
 		}
 	}
 }
 
-void side_compute(side_t *side, const pair_prompt_t *prompt, uint32_t from, uint32_t to)
-{
-	for (uint32_t l = 0; l < PAIR_LAYERS; l++) {
-		side_compute_layer(side, prompt, from, to, l);
-	}
-}
-
-int side_holds_layers(const side_t *side, const pair_prompt_t *prompt, uint32_t n, uint32_t layers)
+int side_holds(const side_t *side, const pair_prompt_t *prompt, uint32_t n)
 {
 	uint8_t expected[TOKEN];
 
 	for (uint32_t t = 0; t < n; t++) {
-		for (uint32_t l = 0; l < 2u * layers; l++) {
+		for (uint32_t l = 0; l < 2u * PAIR_LAYERS; l++) {
 			content(prompt->conversation, t, l / 2u, l % 2u, expected);
 			if (memcmp(expected, token_at(side, prompt, t, l / 2u, l % 2u), TOKEN) != 0) {
 				return 0;
@@ -167,11 +160,6 @@ int side_holds_layers(const side_t *side, const pair_prompt_t *prompt, uint32_t 
 	}
 
 	return 1;
-}
-
-int side_holds(const side_t *side, const pair_prompt_t *prompt, uint32_t n)
-{
-	return side_holds_layers(side, prompt, n, PAIR_LAYERS);
 }
 
 int side_is_untouched(const side_t *side, const pair_prompt_t *prompt, uint32_t n)

@@ -41,12 +41,8 @@ typedef struct pair_prompt {
 void pair_prompt_init(pair_prompt_t *prompt, uint32_t conversation, uint32_t n_tokens, uint32_t first);
 /* The KV of tokens [from, to) is computed. */
 void side_compute(side_t *side, const pair_prompt_t *prompt, uint32_t from, uint32_t to);
-/* That of one layer. */
-void side_compute_layer(side_t *side, const pair_prompt_t *prompt, uint32_t from, uint32_t to, uint32_t layer);
 /* The KV of the prompt's first n tokens is in the cache, to the last byte. */
 int side_holds(const side_t *side, const pair_prompt_t *prompt, uint32_t n);
-/* That of the first `layers` layers. */
-int side_holds_layers(const side_t *side, const pair_prompt_t *prompt, uint32_t n, uint32_t layers);
 /* Nothing was ever written to the blocks of the prompt from token n on. */
 int side_is_untouched(const side_t *side, const pair_prompt_t *prompt, uint32_t n);
 

@@ -6,7 +6,6 @@
 
 #include "kve/engine.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 
 #define REQUESTS   500u
@@ -26,11 +25,9 @@ typedef struct story {
 	uint64_t hash; /* of the tokens and log-probabilities that were generated */
 } story_t;
 
-static kve_config_t model; /* of all engines */
-
 static kve_engine_t *make_engine(const char *socket, uint32_t ranks)
 {
-	const kve_engine_config_t config = {.model = model,
+	const kve_engine_config_t config = {.model = kve_config_tiny,
 					    .cache_blocks = BLOCKS,
 					    .max_running = TOGETHER,
 					    .store = socket != NULL,
@@ -95,31 +92,18 @@ static void tell_alone(story_t *stories, uint32_t n)
 	kve_engine_destroy(engine);
 }
 
-static void *run_engine(void *engine)
-{
-	while (kve_engine_step(engine) > 0) {
-	}
-
-	return NULL;
-}
-
-/* The consumer asks first: it waits until the producer has begun. It runs on its own, so that it may load a layer while
- * the producer computes the next one. */
-static void hand_over(kve_engine_t *producer, kve_engine_t *consumer, const story_t *stories, uint32_t n,
-		      kve_handover_t how)
+/* The consumer asks first: it waits until the producer has begun. */
+static void hand_over(kve_engine_t *producer, kve_engine_t *consumer, const story_t *stories, kve_handover_t how)
 {
 	kve_request_t *sent[TOGETHER], *received[TOGETHER];
-	pthread_t thread;
 
-	for (uint32_t i = 0; i < n; i++) {
+	for (uint32_t i = 0; i < TOGETHER; i++) {
 		received[i] = submit(consumer, &stories[i], KVE_RECV, stories[i].n_new);
 		sent[i] = submit(producer, &stories[i], how, 1);
 	}
-	assert_int_equal(pthread_create(&thread, NULL, run_engine, consumer), 0);
-	(void)run_engine(producer);
-	assert_int_equal(kve_engine_flush(producer, 60000), 0);
-	assert_int_equal(pthread_join(thread, NULL), 0);
-	for (uint32_t i = 0; i < n; i++) {
+	while (kve_engine_step(producer) + kve_engine_step(consumer) > 0) {
+	}
+	for (uint32_t i = 0; i < TOGETHER; i++) {
 		assert_true(hash_of(received[i]) == stories[i].hash);
 		assert_int_equal(received[i]->recv.cause, KVC_OK);
 		assert_int_equal(received[i]->recv.tokens, stories[i].n_tokens);
@@ -130,18 +114,8 @@ static void hand_over(kve_engine_t *producer, kve_engine_t *consumer, const stor
 	}
 }
 
-static uint64_t passes_received(kve_engine_t *engine)
-{
-	kvx_stats_t stats = {.struct_size = sizeof stats};
-
-	kvx_get_stats(kve_engine_store(engine), &stats);
-
-	return stats.passes_received;
-}
-
 static void p1_prefill_and_decode_on_two_engines_equal_one(void **state)
 {
-	static const kve_handover_t hows[] = {KVE_SEND, KVE_SEND_WHOLE, KVE_SEND_LAYERS};
 	static const uint32_t degrees[][2] = {{1, 1}, {4, 2}, {2, 4}, {4, 1}, {1, 2}};
 	static story_t stories[REQUESTS];
 	const uint32_t each = REQUESTS / KV_COUNT_OF(degrees);
@@ -158,11 +132,9 @@ static void p1_prefill_and_decode_on_two_engines_equal_one(void **state)
 		kve_engine_t *consumer = make_engine(rig.socket, degrees[d][1]);
 
 		for (uint32_t i = 0; i < each; i += TOGETHER) {
-			hand_over(producer, consumer, &stories[d * each + i], TOGETHER,
-				  hows[(i / TOGETHER + d) % KV_COUNT_OF(hows)]);
+			hand_over(producer, consumer, &stories[d * each + i],
+				  i / TOGETHER % 2 ? KVE_SEND_WHOLE : KVE_SEND);
 		}
-		print_message("%u to %u ranks: %lu chunks came layer by layer\n", degrees[d][0], degrees[d][1],
-			      (unsigned long)passes_received(consumer));
 		assert_int_equal(kve_engine_flush(producer, 15000) + kve_engine_flush(consumer, 15000), 0);
 		assert_int_equal(kve_engine_free_blocks(producer), BLOCKS);
 		assert_int_equal(kve_engine_free_blocks(consumer), BLOCKS);
@@ -170,33 +142,6 @@ static void p1_prefill_and_decode_on_two_engines_equal_one(void **state)
 		kve_engine_destroy(consumer);
 	}
 	rig_check_quiet(&rig);
-}
-
-/* Of a model that computes a layer in milliseconds. A machine that is busy may let some passes end first. */
-static void p1_a_layer_comes_while_the_next_one_is_computed(void **state)
-{
-	static story_t stories[TOGETHER];
-	kve_engine_t *producer, *consumer;
-	uint64_t seed = 73;
-	uint32_t i = 0;
-
-	(void)state;
-	model = kve_config_demo;
-	for (uint32_t s = 0; s < TOGETHER; s++) {
-		make_story(&stories[s], &seed, s);
-	}
-	tell_alone(stories, TOGETHER);
-	rig_start(&rig);
-	producer = make_engine(rig.socket, 2);
-	consumer = make_engine(rig.socket, 4);
-	do {
-		assert_true(i < TOGETHER);
-		hand_over(producer, consumer, &stories[i++], 1, KVE_SEND_LAYERS);
-	} while (passes_received(consumer) == 0);
-	print_message("%lu chunks came layer by layer\n", (unsigned long)passes_received(consumer));
-	assert_int_equal(kve_engine_flush(producer, 15000) + kve_engine_flush(consumer, 15000), 0);
-	kve_engine_destroy(producer);
-	kve_engine_destroy(consumer);
 }
 
 /* A producer that ends in the middle of a prompt, and one that never comes. */
@@ -254,7 +199,6 @@ static void p7_a_lost_producer_changes_no_token(void **state)
 static int begin_test(void **state)
 {
 	(void)state;
-	model = kve_config_tiny;
 	rig_init(&rig, program);
 
 	return 0;
@@ -275,7 +219,6 @@ int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 		ENGINE_TEST(p1_prefill_and_decode_on_two_engines_equal_one),
-		ENGINE_TEST(p1_a_layer_comes_while_the_next_one_is_computed),
 		ENGINE_TEST(p7_a_lost_producer_changes_no_token),
 	};
 
