@@ -145,32 +145,11 @@ static void add_to_batch(batch_t *batch, kve_job_t *job)
 	batch->rows += n;
 }
 
-/* A forward pass; what the model calls after each of its layers. */
-typedef struct pass {
-	kve_engine_t *engine;
-	const batch_t *batch;
-} pass_t;
-
-static void send_layers(void *ctx, uint32_t layers)
-{
-	const pass_t *pass = ctx;
-	uint32_t sent = 0;
-
-	for (uint32_t i = 0; i < pass->batch->n; i++) {
-		sent += (uint32_t)kve_job_send_layers(pass->engine, pass->batch->jobs[i], pass->batch->spans[i].n,
-						      layers);
-	}
-	if (sent > 0) {
-		(void)kvx_poll(pass->engine->kvx, 0);
-	}
-}
-
 /* Decodes go first, a token each; the rows that are left go to prefill, in order of arrival. */
 static void compute(kve_engine_t *engine)
 {
 	static const kve_state_t order[] = {KVE_DECODE, KVE_PREFILL};
 	batch_t batch = {.n = 0};
-	pass_t pass = {engine, &batch};
 	kv_status_t status;
 
 	for (size_t i = 0; i < KV_COUNT_OF(order); i++) {
@@ -184,10 +163,7 @@ static void compute(kve_engine_t *engine)
 		return;
 	}
 
-	send_layers(&pass, 0);
-	kve_model_set_on_layer(engine->model, send_layers, &pass);
 	status = kve_model_forward(engine->model, &engine->cache, batch.spans, batch.n);
-	kve_model_set_on_layer(engine->model, NULL, NULL);
 	kv_assert(status == KV_OK);
 	for (uint32_t i = 0; i < batch.n; i++) {
 		kve_job_computed(engine, batch.jobs[i], batch.spans[i].n);

@@ -44,8 +44,6 @@ void kve_job_destroy(kve_job_t *job);
 void kve_job_admit(kve_engine_t *engine, kve_job_t *job);
 /* LOADING: has the load, or the receive, ended? */
 void kve_job_loaded(kve_engine_t *engine, kve_job_t *job);
-/* The forward pass over its next `n` tokens has computed the first `layers` layers. 1: they are sent. */
-int kve_job_send_layers(kve_engine_t *engine, kve_job_t *job, uint32_t n, uint32_t layers);
 /* `n` more tokens are in the cache; job->logits are the last one's when all tokens are. */
 void kve_job_computed(kve_engine_t *engine, kve_job_t *job, uint32_t n);
 /* Move saves on; after DONE, give blocks back as soon as no copy reads them. */

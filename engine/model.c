@@ -18,10 +18,8 @@ struct kve_model {
 	float *added;    /* [rows][hidden]           what a branch adds */
 	float *gate;     /* [rows][inner]            */
 	float *up;
-	float *scratch;          /* of attention             */
-	float *share;            /* [rows][outputs of a rank] before they are put together */
-	kve_on_layer_t on_layer; /* NULL: none */
-	void *on_layer_ctx;
+	float *scratch; /* of attention             */
+	float *share;   /* [rows][outputs of a rank] before they are put together */
 	/* of this pass */
 	uint32_t ranks;
 	kve_config_t rank; /* what one of them has */
@@ -122,12 +120,6 @@ void kve_model_destroy(kve_model_t *model)
 const kve_config_t *kve_model_config(const kve_model_t *model)
 {
 	return &model->config;
-}
-
-void kve_model_set_on_layer(kve_model_t *model, kve_on_layer_t on_layer, void *ctx)
-{
-	model->on_layer = on_layer;
-	model->on_layer_ctx = ctx;
 }
 
 static uint32_t count_rows(const kve_span_t *spans, uint32_t n_spans)
@@ -262,9 +254,6 @@ static void forward_layer(kve_model_t *m, uint32_t l, const kve_cache_t *cache, 
 
 	kve_rmsnorm(m->x, rows, c->hidden, layer->attention_norm, m->normed);
 	attend(m, l, cache, spans, n_spans);
-	if (m->on_layer) {
-		m->on_layer(m->on_layer_ctx, l + 1);
-	}
 	matmul(m, m->attended, rows, &layer->o, m->added);
 	add(m->x, m->added, (size_t)rows * c->hidden);
 

@@ -206,47 +206,23 @@ static void start_save(kve_engine_t *engine, kve_job_t *job, uint32_t n)
 	}
 }
 
-/* The prompt as far as it is computed. */
-static kvx_chunk_t chunk_of(const kve_job_t *job)
+/* The prompt as far as it is computed; `tail` NULL: more follows. What cannot be sent is saved at least. */
+static void send_chunk(kve_engine_t *engine, kve_job_t *job, const tail_t *tail)
 {
 	const kve_request_t *r = &job->request;
-
-	return (kvx_chunk_t){
-		.struct_size = sizeof(kvx_chunk_t),
+	const kvx_chunk_t chunk = {
+		.struct_size = sizeof chunk,
 		.transfer = transfer_of(job),
 		.tokens = r->tokens,
 		.n_tokens = r->n_prompt,
 		.computed = r->n_computed,
 		.blocks = job->blocks,
+		.last = tail != NULL,
+		.tail = tail,
+		.tail_len = tail ? (uint32_t)sizeof *tail : 0,
 		.deadline_ms = job->handover_ms,
 	};
-}
 
-int kve_job_send_layers(kve_engine_t *engine, kve_job_t *job, uint32_t n, uint32_t layers)
-{
-	kvx_chunk_t chunk = chunk_of(job);
-
-	if (job->handover != KVE_SEND_LAYERS || job->request.state != KVE_PREFILL) {
-		return 0;
-	}
-	chunk.computing = chunk.computed + n;
-	chunk.layers = layers;
-	if (kvx_send(engine->kvx, &chunk, &job->send) != KVC_PENDING) {
-		job->handover = KVE_KEEP;
-	}
-
-	return job->handover == KVE_SEND_LAYERS;
-}
-
-/* `tail` NULL: more follows. What cannot be sent is saved at least. */
-static void send_chunk(kve_engine_t *engine, kve_job_t *job, const tail_t *tail)
-{
-	const kve_request_t *r = &job->request;
-	kvx_chunk_t chunk = chunk_of(job);
-
-	chunk.last = tail != NULL;
-	chunk.tail = tail;
-	chunk.tail_len = tail ? (uint32_t)sizeof *tail : 0;
 	if (kvx_send(engine->kvx, &chunk, &job->send) != KVC_PENDING) {
 		job->handover = KVE_KEEP;
 		if (tail) {
@@ -260,7 +236,7 @@ static void end_prefill(kve_engine_t *engine, kve_job_t *job, uint32_t token, do
 {
 	const tail_t tail = {token, job->request.n_prompt, log_probability};
 
-	if (job->handover != KVE_KEEP && job->handover != KVE_RECV) {
+	if (job->handover == KVE_SEND || job->handover == KVE_SEND_WHOLE) {
 		send_chunk(engine, job, &tail);
 	} else {
 		start_save(engine, job, job->request.n_prompt);
@@ -277,7 +253,7 @@ void kve_job_computed(kve_engine_t *engine, kve_job_t *job, uint32_t n)
 	r->n_computed += n;
 	r->prompt_computed += r->state == KVE_PREFILL ? n : 0;
 	if (r->n_computed < r->n_tokens) {
-		if (job->handover == KVE_SEND || job->handover == KVE_SEND_LAYERS) {
+		if (job->handover == KVE_SEND) {
 			send_chunk(engine, job, NULL);
 		}
 		return;

@@ -32,7 +32,7 @@ ended() {
 report() {
 	awk -F '\t' -v requests="$requests" -v pipe="$3" '
 		FILENAME == ARGV[1] { if ($1 != "#") one[$1] = $2; next }
-		$1 == "#" { loaded = $3; passes = $4; next }
+		$1 == "#" { loaded = $3; next }
 		{
 			seen++
 			equal += one[$1] == $2
@@ -43,7 +43,6 @@ report() {
 		END {
 			printf "%d requests, %d tokens in their prompts\n", seen, prompt
 			printf "  received   %6d tokens, %.1f MiB loaded by its ranks from %s: %d prompts whole\n", received, loaded / 1048576, pipe, whole
-			if (passes) printf "  layers     %6d chunks came layer by layer, while they were computed\n", passes
 			printf "  computed   %6d tokens by the decoding engine", computed
 			for (cause in why) printf "; %d prompts: %s", why[cause], cause
 			printf "\n  answers    %d of %d equal those of one engine, to the last bit of each log-probability\n", equal, requests
@@ -83,10 +82,10 @@ two_processes() {
 is_half_way() { lines_in "$dir/decode.2" 1 && lines_in "$dir/prefill.2" $((requests / 2)); }
 
 lost_producer() {
-	say "2. Other prompts, from 2 ranks to 4, each layer of a chunk as it is computed; the prefilling engine is killed with kill -9 half way. The other one computes what it lacks."
+	say "2. Other prompts, from 2 ranks to 4; the prefilling engine is killed with kill -9 half way. The other one computes what it lacks."
 	(engine decode "$((seed + 1))" --ranks 4 --wait-ms 8000) >"$dir/decode.2" &
 	decode=$!
-	(engine prefill "$((seed + 1))" --ranks 2 --layers 1 --stop-at $((requests / 2))) >"$dir/prefill.2" &
+	(engine prefill "$((seed + 1))" --ranks 2 --stop-at $((requests / 2))) >"$dir/prefill.2" &
 	prefill=$!
 	wait_for 60 "the first answer, and half of the prompts" is_half_way
 	kill -9 "$prefill"

@@ -21,7 +21,7 @@
 typedef struct options {
 	const char *role;
 	const char *socket, *peer;
-	uint32_t requests, seed, ranks, prompt_tokens, new_tokens, together, whole, layers, wait_ms, stop_at;
+	uint32_t requests, seed, ranks, prompt_tokens, new_tokens, together, whole, wait_ms, stop_at;
 } options_t;
 
 static const char usage_text[] =
@@ -36,12 +36,11 @@ static const char usage_text[] =
 	"  --ranks N           tensor parallel ranks: 1, 2, 4 or 8\n"
 	"  --together N        requests at one time\n"
 	"  --whole 1           hand a prompt over when it is computed, not chunk by chunk\n"
-	"  --layers 1          hand each layer of a chunk over when it is computed\n"
 	"  --wait-ms N         longest wait for the other side\n"
 	"  --stop-at N         stop (SIGSTOP) when N requests have ended, in the middle of others\n"
 	"A line a request: its number, a hash of the tokens and log-probabilities that were generated, tokens of the\n"
 	"prompt, of these received and computed, why less than all was received, and ms until the first token. At the\n"
-	"end: bytes put into the pool and taken out of it, and chunks that came layer by layer.\n";
+	"end: bytes put into the pool and taken out of it.\n";
 
 /* ---- options --------------------------------------------------------------------------------- */
 
@@ -63,17 +62,22 @@ static int set_number(uint32_t *p_value, const char *text)
 /* 0: go on; else the exit code plus one. */
 static int parse_options(int argc, char **argv, options_t *o)
 {
-	static const struct option names[] = {
-		{"socket", required_argument, NULL, 0},     {"peer", required_argument, NULL, 0},
-		{"requests", required_argument, NULL, 0},   {"seed", required_argument, NULL, 0},
-		{"ranks", required_argument, NULL, 0},      {"prompt-tokens", required_argument, NULL, 0},
-		{"new-tokens", required_argument, NULL, 0}, {"together", required_argument, NULL, 0},
-		{"whole", required_argument, NULL, 0},      {"layers", required_argument, NULL, 0},
-		{"wait-ms", required_argument, NULL, 0},    {"stop-at", required_argument, NULL, 0},
-		{"help", no_argument, NULL, 'h'},           {0}};
+	static const struct option names[] = {{"socket", required_argument, NULL, 0},
+					      {"peer", required_argument, NULL, 0},
+					      {"requests", required_argument, NULL, 0},
+					      {"seed", required_argument, NULL, 0},
+					      {"ranks", required_argument, NULL, 0},
+					      {"prompt-tokens", required_argument, NULL, 0},
+					      {"new-tokens", required_argument, NULL, 0},
+					      {"together", required_argument, NULL, 0},
+					      {"whole", required_argument, NULL, 0},
+					      {"wait-ms", required_argument, NULL, 0},
+					      {"stop-at", required_argument, NULL, 0},
+					      {"help", no_argument, NULL, 'h'},
+					      {0}};
 	uint32_t *const numbers[] = {
-		NULL,           NULL,         &o->requests, &o->seed,   &o->ranks,   &o->prompt_tokens,
-		&o->new_tokens, &o->together, &o->whole,    &o->layers, &o->wait_ms, &o->stop_at};
+		NULL,           NULL,         &o->requests, &o->seed,    &o->ranks,  &o->prompt_tokens,
+		&o->new_tokens, &o->together, &o->whole,    &o->wait_ms, &o->stop_at};
 	int code, index = 0, bad = 0;
 
 	while ((code = getopt_long(argc, argv, "", names, &index)) != -1) {
@@ -123,11 +127,10 @@ static kve_request_t *submit(kve_engine_t *engine, const options_t *o, uint32_t 
 		.max_new = prefill ? 1 : o->new_tokens,
 		.session = number + 1,
 		.turn = 1,
-		.handover = decode      ? KVE_RECV
-			    : !prefill  ? KVE_KEEP
-			    : o->whole  ? KVE_SEND_WHOLE
-			    : o->layers ? KVE_SEND_LAYERS
-					: KVE_SEND,
+		.handover = decode     ? KVE_RECV
+			    : !prefill ? KVE_KEEP
+			    : o->whole ? KVE_SEND_WHOLE
+				       : KVE_SEND,
 		.transfer = transfer,
 		.handover_ms = o->wait_ms,
 	};
@@ -221,8 +224,7 @@ static int run(const options_t *o)
 		if (kve_engine_store(engine)) {
 			kvx_get_stats(kve_engine_store(engine), &stats);
 		}
-		printf("#\t%" PRIu64 "\t%" PRIu64 "\t%" PRIu64 "\n", stats.bytes_saved, stats.bytes_loaded,
-		       stats.passes_received);
+		printf("#\t%" PRIu64 "\t%" PRIu64 "\n", stats.bytes_saved, stats.bytes_loaded);
 		rc = 0;
 	}
 	kve_engine_destroy(engine);

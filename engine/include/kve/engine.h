@@ -6,8 +6,8 @@
  * With or without a store, the tokens are the same: what is not loaded is computed, to the same bits.
  *
  * Prefill and decode on two engines: the first computes the prompt and one token, and sends what is in its cache chunk
- * by chunk, layer by layer, or once at the end, with that token in the tail. The second receives it while it is
- * LOADING, and goes on with the next token. What it does not receive in time it computes.
+ * by chunk, or once at the end, with that token in the tail. The second receives it while it is LOADING, and goes on
+ * with the next token. What it does not receive in time it computes.
  *
  * One thread calls everything.
  */
@@ -36,11 +36,10 @@ typedef enum kve_state { KVE_WAITING, KVE_LOADING, KVE_PREFILL, KVE_DECODE, KVE_
 
 /* What an engine does with the prompt of a request. */
 typedef enum kve_handover {
-	KVE_KEEP,        /* nothing: no other engine is involved */
-	KVE_SEND,        /* send it as it is computed */
-	KVE_SEND_WHOLE,  /* send it when it is computed */
-	KVE_SEND_LAYERS, /* send it as it is computed, each layer of a forward pass when it is done */
-	KVE_RECV,        /* receive it */
+	KVE_KEEP,       /* nothing: no other engine is involved */
+	KVE_SEND,       /* send it as it is computed */
+	KVE_SEND_WHOLE, /* send it when it is computed */
+	KVE_RECV,       /* receive it */
 } kve_handover_t;
 
 /* Read it, do not write it. */

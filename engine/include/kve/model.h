@@ -27,12 +27,6 @@ kv_status_t kve_model_create(const kve_config_t *config, kve_model_t **p_model);
 void kve_model_destroy(kve_model_t *model);
 const kve_config_t *kve_model_config(const kve_model_t *model);
 
-/* Called within kve_model_forward() when keys and values of the first `layers` layers of all its tokens are in the
- * cache, for 1 to the model's layers. It may read the cache, and write blocks that are not the spans'. NULL: not
- * called. */
-typedef void (*kve_on_layer_t)(void *ctx, uint32_t layers);
-void kve_model_set_on_layer(kve_model_t *model, kve_on_layer_t on_layer, void *ctx);
-
 /* The model is computed by as many tensor parallel ranks as the cache has, one after the other. Each has its heads, and
  * its share of the outputs of every matrix: what it needs of the others' it is given before, so each sum has all its
  * terms in index order, and bits do not depend on the number of ranks.
