@@ -186,7 +186,6 @@ typedef struct kvx_stats {
 	uint64_t sends_done, sends_failed;
 	uint64_t recvs, recvs_refused;
 	uint64_t recvs_done, recvs_failed; /* all of it came; less did */
-	uint64_t passes_received;          /* forward passes of a producer that came layer by layer */
 } kvx_stats_t;
 KVX_API void kvx_get_stats(const kvx_t *kvx, kvx_stats_t *stats);
 

@@ -15,14 +15,6 @@
  * kvx_send_end() has returned. A receive writes its blocks until its state is no longer PENDING or kvx_recv_end() has
  * returned.
  *
- * Layer by layer. An engine that says in kvx_chunk_t what it computes now, and after each layer how many layers are
- * done, calling kvx_poll(kvx, 0) each time, hands these layers over before the forward pass has ended. The receive
- * brings them into its blocks at once; `layers` of its result counts them. Only the consumer of this hand-over sees
- * them: for everybody else a block is there when it is whole, and was announced by the chunk after its pass. Each layer
- * is verified by digests of its own. If the put of these blocks ends early, the receive keeps what it has verified, and
- * gets the blocks whole, if they come. Both sides may have any number of parts (tensor parallel ranks). It needs room
- * for all digests of a pass in the staging; without it, and for the last, partial block, whole blocks are handed over.
- *
  * A lookup buffer is another view of the same: kvx_insert() hands a prompt over by its tokens, and kvx_drop_select()
  * takes the one that agrees best.
  *
@@ -62,13 +54,6 @@ typedef struct kvx_chunk {
 	uint32_t deadline_ms; /* for handing this chunk over; 0: the configuration's save_ms */
 	uint32_t ttl_ms;      /* what was handed over stays so long without a consumer; 0: the daemon's handover.ttl,
 				 which is the most */
-	/* A forward pass goes on. The next calls have the same `computed`, `computing` and at least as many `layers`;
-	 * `blocks` must reach to `computing`. The pass is over when `computed` of a call is `computing` of those
-	 * before.
-	 */
-	uint32_t computing; /* tokens, from the prompt's first, that are computed when it has ended; 0: there is none.
-			       Not of the last call */
-	uint32_t layers;    /* of the model, from the first, whose KV of all these tokens is in the cache */
 } kvx_chunk_t;
 
 typedef struct kvx_send_result {
@@ -83,8 +68,8 @@ typedef struct kvx_send_result {
 /* Hand over what is computed. *p_send NULL: the first call of a hand-over. KVC_PENDING: *p_send is the job; call again
  * with it as more is computed. KVC_MISS: nothing is handed over, or the hand-over has ended (kvx_send_state() says
  * why): no daemon, another role, too many jobs, bad arguments, out of memory; a *p_send that was NULL stays so.
- * KVC_ERR_ARG: a later chunk is not sound: `computed`, `computing` or `layers` goes back or too far, a block is none,
- * it follows the last one, or its tail is too long; nothing has changed. */
+ * KVC_ERR_ARG: a later chunk is not sound: `computed` goes back or beyond the prompt, a block is none, it follows the
+ * last one, or its tail is too long; nothing has changed. */
 KVX_API kvc_status_t kvx_send(kvx_t *kvx, const kvx_chunk_t *chunk, kvx_send_t **p_send);
 /* How far it is; result may be NULL. Returns result->status. */
 KVX_API kvc_status_t kvx_send_state(const kvx_send_t *send, kvx_send_result_t *result);
@@ -112,9 +97,6 @@ typedef struct kvx_recv_result {
 	const uint32_t *entry_tokens;
 	uint32_t entry_n;
 	const uint8_t *entry_roi; /* [entry_n]; NULL: all count */
-	/* While the producer computes layer by layer: of blocks before layer_blocks (more than `blocks`) the first
-	 * `layers` layers of the model are in the cache, verified, and stay right however the receive ends. 0: none. */
-	uint32_t layer_blocks, layers;
 } kvx_recv_result_t;
 
 /* Receive the prefix into its blocks; all its tokens count, so the last block may be partial, which then comes if the

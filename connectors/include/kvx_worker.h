@@ -152,10 +152,6 @@ KVC_API void kvx_worker_take_report(kvx_worker_t *worker, const void **p_bytes, 
 /* Wait until a load or save has ended that no call has seen yet, timeout_us at most. The caller's thread copies blocks
  * of loads meanwhile, if the cache is in host memory. */
 KVC_API void kvx_worker_wait(kvx_worker_t *worker, uint32_t timeout_us);
-/* *p_layers: layers of the model, from its first, that this rank has loaded and verified of all blocks of the load with
- * that id, which come layer by layer; a layer that this rank does not hold counts. 0: there is no such load, or it has
- * ended. */
-KVC_API int kvx_worker_get_layers(const kvx_worker_t *worker, const char *id, uint32_t id_len, uint32_t *p_layers);
 /* The engine is about to give away the memory of its cache (vLLM's sleep), with no step in progress: every save reads
  * its blocks now, or is given up. What it has sent to a device is in its streams when this returns. */
 KVC_API void kvx_worker_finish_saves(kvx_worker_t *worker);

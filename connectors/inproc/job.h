@@ -45,17 +45,12 @@ struct kvx_load {
 	kvc_status_t cause;
 	kvx_hit_t hit;
 	kvx_load_result_t result;
-	kvc_handover_t *handover; /* of a piece of an unfinished put, which comes layer by layer; NULL: it does not */
-	uint32_t layer_blocks, layers; /* layers that are in the cache of the prefix's blocks before layer_blocks */
 };
 
 struct kvx_save {
 	kvx_job_t job;
-	int sent;           /* it is a kvx_send_t, which ends it */
-	int more;           /* of a send: blocks may follow, so those that were read may be read again */
-	uint32_t computed;  /* blocks of the job that are */
-	uint32_t computing; /* blocks before it are computed layer by layer; 0: none are */
-	uint32_t layers;    /* of them, that are computed */
+	int sent; /* it is a kvx_send_t, which ends it */
+	int more; /* of a send: blocks may follow, so those that were read may be read again */
 	kvx_save_result_t result;
 };
 
@@ -65,8 +60,8 @@ struct kvx {
 	kvx_scheduler_t *scheduler;
 	kvx_ranks_t ranks;
 	uint32_t roles, load_ms, save_ms;
-	uint32_t block_tokens, max_blocks, layers; /* of the model */
-	kvx_job_t *loads;                          /* receives, too */
+	uint32_t block_tokens, max_blocks;
+	kvx_job_t *loads; /* receives, too */
 	kvx_job_t *saves, *sends;
 	kvx_buffered_t *buffered; /* what was inserted, as long as no consumer has taken it */
 	uint64_t buffered_bytes, max_buffered_bytes;
@@ -128,8 +123,6 @@ void kvx_save_abort(kvx_save_t *save);
 void kvx_load_init(kvx_load_t *load, uint32_t skip);
 /* Begin a piece: up to the prefix's block `to`. */
 void kvx_load_begin_piece(kvx_load_t *load, uint32_t to, uint64_t now);
-/* The same of the blocks of the unfinished put that the hand-over names: layer by layer. */
-void kvx_load_begin_layers(kvx_load_t *load, uint32_t to, kvc_handover_t *handover, uint64_t now);
 /* The end of the whole load, between two pieces. */
 void kvx_load_finish(kvx_load_t *load, kvc_status_t cause);
 /* End it in the middle, and have the blocks back. */

@@ -107,7 +107,6 @@ static kvc_status_t init_kvx(kvx_t *kvx, const kvx_config_t *config)
 	kvx->load_ms = or_default(config->load_ms, KVX_LOAD_MS);
 	kvx->save_ms = or_default(config->save_ms, KVX_SAVE_MS);
 	kvx->block_tokens = config->layout->block_tokens;
-	kvx->layers = config->layout->layers;
 	kvx->max_blocks = config->paged->blocks;
 	kvx->max_buffered_bytes = config->buffer_bytes ? config->buffer_bytes : KVX_BUFFER_BYTES;
 	kvx->failed = calloc(kvx->max_blocks / 64u + 1u, sizeof *kvx->failed);

@@ -1,7 +1,6 @@
 /* Loads: an asynchronous load of the two halves. A match leases what it finds, the worker half copies and verifies it,
  * and the first block that it names as failed ends the prefix. */
 #include "inproc/job.h"
-#include "scheduler/handover_calls.h"
 
 #include "kv/shm.h"
 #include "kv/struct.h"
@@ -46,7 +45,6 @@ static void end_piece(kvx_load_t *load, uint32_t done, uint32_t why, kvc_status_
 	const uint32_t in_cpu = loaded < load->in_cpu ? loaded : load->in_cpu;
 	kvx_load_result_t *result = &load->result;
 
-	load->job.kvx->stats.passes_received += load->handover && done == load->to;
 	load->step = KVX_LOAD_IDLE;
 	load->from = done;
 	load->cause = cause == KVC_OK && done < load->to ? KVC_MISS : cause;
@@ -117,25 +115,6 @@ static void take_reports(kvx_t *kvx, kvx_worker_t *worker)
 	} while (len > 0);
 }
 
-/* The layers that every rank has loaded. A rank that has ended its part is not asked: the load ends soon. */
-static void count_layers(kvx_load_t *load)
-{
-	const kvx_ranks_t *ranks = &load->job.kvx->ranks;
-	uint32_t least = UINT32_MAX, layers, known = 0;
-
-	for (uint32_t r = 0; r < ranks->count; r++) {
-		const int knows = kvx_worker_get_layers(ranks->worker[r], (const char *)&load->job.id,
-							sizeof load->job.id, &layers);
-
-		least = knows && layers < least ? layers : least;
-		known += (uint32_t)knows;
-	}
-	if (known == ranks->count && least > 0) {
-		load->layer_blocks = load->to;
-		load->layers = least;
-	}
-}
-
 static void end_copied(kvx_load_t *load)
 {
 	kvx_t *kvx = load->job.kvx;
@@ -177,11 +156,6 @@ void kvx_loads_collect(kvx_t *kvx)
 {
 	kvx_worker_stats_t stats;
 
-	for (kvx_job_t *job = kvx->loads; job; job = job->next) {
-		if (((kvx_load_t *)job)->step == KVX_LOAD_COPYING && ((kvx_load_t *)job)->handover) {
-			count_layers((kvx_load_t *)job);
-		}
-	}
 	/* Looked at before names are taken: what ends meanwhile is reported now, and named the next time. */
 	kvx_ranks_get_stats(&kvx->ranks, &stats);
 	/* In this order: once a load was named, its failed blocks and its report are there. */
@@ -206,44 +180,6 @@ void kvx_loads_collect(kvx_t *kvx)
 
 /* ---- the beginning --------------------------------------------------------------------------- */
 
-static void start_copying(kvx_load_t *load, const kvx_ask_t *ask)
-{
-	kvx_t *kvx = load->job.kvx;
-
-	kvx_scheduler_start_load(kvx->scheduler, ask, &load->hit);
-	load->step = KVX_LOAD_COPYING;
-	load->ranks_left = kvx->ranks.count;
-	kvx->copying++;
-}
-
-static kvx_ask_t ask_for_piece(const kvx_load_t *load, uint64_t now)
-{
-	const uint64_t left = load->job.deadline_ns > now ? load->job.deadline_ns - now : 0;
-	kvx_ask_t ask = load->job.ask;
-
-	ask.tokens = load->to * load->job.kvx->block_tokens;
-	ask.local = load->from * load->job.kvx->block_tokens;
-	ask.load_ms = (uint32_t)(left / 1000000u) + 1u;
-
-	return ask;
-}
-
-static void lease_layers(kvx_load_t *load, uint64_t now)
-{
-	const kvx_ask_t ask = ask_for_piece(load, now);
-	const kvc_status_t status = kvx_scheduler_lease_layers(load->job.kvx->scheduler, &ask, load->handover);
-
-	if (status == KVC_OK) {
-		load->in_cpu = ask.tokens - ask.local;
-		load->hit = (kvx_hit_t){.struct_size = sizeof load->hit, .tokens = load->in_cpu, .async = 1};
-		start_copying(load, &ask);
-	} else if (status != KVC_PENDING) {
-		end_piece(load, load->from, KV_WHY_NONE, KVC_MISS);
-	} else if (now >= load->job.deadline_ns) {
-		end_piece(load, load->from, KV_WHY_TIMEOUT, KVC_ERR_TIMEOUT);
-	}
-}
-
 /* The daemon has not answered yet, or it did not run for a moment: what was handed over is there all the same. */
 static int may_look_up_again(const kvx_load_t *load, uint32_t wanted)
 {
@@ -257,10 +193,13 @@ static int may_look_up_again(const kvx_load_t *load, uint32_t wanted)
 static void look_up(kvx_load_t *load, uint64_t now)
 {
 	kvx_t *kvx = load->job.kvx;
-	const kvx_ask_t ask = ask_for_piece(load, now);
-	const int late = now >= load->job.deadline_ns;
+	const uint64_t left = load->job.deadline_ns > now ? load->job.deadline_ns - now : 0;
+	kvx_ask_t ask = load->job.ask;
 	int again;
 
+	ask.tokens = load->to * kvx->block_tokens;
+	ask.local = load->from * kvx->block_tokens;
+	ask.load_ms = (uint32_t)(left / 1000000u) + 1u;
 	kvx_scheduler_match(kvx->scheduler, &ask, &load->hit);
 	again = may_look_up_again(load, ask.tokens - ask.local);
 	if (!load->looked_up && load->hit.stored > 0) {
@@ -271,12 +210,15 @@ static void look_up(kvx_load_t *load, uint64_t now)
 	}
 	load->result.match_ns = load->from == load->skip ? kvx_now_ns() - load->job.start_ns : load->result.match_ns;
 	load->result.why = load->hit.why;
-	if (load->hit.tokens > 0 && (!again || late)) {
-		start_copying(load, &ask);
+	if (load->hit.tokens > 0 && (!again || left == 0)) {
+		kvx_scheduler_start_load(kvx->scheduler, &ask, &load->hit);
+		load->step = KVX_LOAD_COPYING;
+		load->ranks_left = kvx->ranks.count;
+		kvx->copying++;
 		kvx->begun = 1;
 	} else if (!again) {
 		end_piece(load, load->from, load->hit.why, KVC_MISS);
-	} else if (late) {
+	} else if (left == 0) {
 		end_piece(load, load->from, KV_WHY_TIMEOUT, KVC_ERR_TIMEOUT);
 	}
 }
@@ -286,27 +228,14 @@ void kvx_load_begin_piece(kvx_load_t *load, uint32_t to, uint64_t now)
 	load->step = KVX_LOAD_LEASING;
 	load->to = to;
 	load->looked_up = 0;
-	load->handover = NULL;
 	look_up(load, now);
-}
-
-void kvx_load_begin_layers(kvx_load_t *load, uint32_t to, kvc_handover_t *handover, uint64_t now)
-{
-	load->step = KVX_LOAD_LEASING;
-	load->to = to;
-	load->handover = handover;
-	lease_layers(load, now);
 }
 
 void kvx_loads_advance(kvx_t *kvx, uint64_t now)
 {
 	for (kvx_job_t *job = kvx->loads; job; job = job->next) {
-		kvx_load_t *load = (kvx_load_t *)job;
-
-		if (load->step == KVX_LOAD_LEASING && load->handover) {
-			lease_layers(load, now);
-		} else if (load->step == KVX_LOAD_LEASING) {
-			look_up(load, now);
+		if (((kvx_load_t *)job)->step == KVX_LOAD_LEASING) {
+			look_up((kvx_load_t *)job, now);
 		}
 	}
 }

@@ -19,7 +19,6 @@ struct kvx_recv {
 	kvx_lookup_t lookup;      /* by which it is found; tokens NULL: by an id */
 	int bound;                /* its prompt is known: it is the caller's, or that of the entry */
 	kvx_lookup_entry_t entry; /* in the tail */
-	uint32_t layered;         /* units that the unfinished put reached to whose layers were asked for last */
 };
 
 /* ---- the end --------------------------------------------------------------------------------- */
@@ -124,26 +123,6 @@ static kvc_status_t cause_of_piece(const kvx_load_t *load, const kvc_handover_in
 	return is_known || info->status == KVC_PENDING || info->status == KVC_OK ? load->cause : info->status;
 }
 
-/* Blocks that the unfinished put reaches to, if its layers can be loaded: all before it is loaded, and they were not
- * asked for before. */
-static uint32_t blocks_in_layers(const kvx_recv_t *recv, const kvc_handover_info_t *info)
-{
-	const kvx_job_t *job = &recv->load.job;
-	const uint32_t whole = job->n_tokens / job->kvx->block_tokens;
-
-	if (!recv->bound || info->open_n == recv->layered || info->n > recv->load.from) {
-		return 0;
-	}
-
-	return info->open_n < whole ? info->open_n : whole;
-}
-
-/* A put may end without its layers, and its blocks still be handed over. */
-static int may_come_whole(const kvx_load_t *load)
-{
-	return load->handover && (load->cause == KVC_ERR_REVOKED || load->cause == KVC_MISS);
-}
-
 static int is_late(const kvx_recv_t *recv, uint64_t now)
 {
 	return now >= recv->load.job.deadline_ns;
@@ -153,7 +132,7 @@ static void advance_recv(kvx_recv_t *recv, uint64_t now)
 {
 	kvx_load_t *load = &recv->load;
 	kvc_handover_info_t info = {.struct_size = sizeof info};
-	uint32_t there, open;
+	uint32_t there;
 
 	if (!recv->bound) {
 		bind_prompt(recv);
@@ -163,17 +142,10 @@ static void advance_recv(kvx_recv_t *recv, uint64_t now)
 	}
 	kvc_handover_get_info(recv->handover, &info);
 	there = blocks_there(&load->job, &info);
-	open = blocks_in_layers(recv, &info);
-	if (may_come_whole(load)) {
-		load->cause = KVC_OK;
-	}
 	if (load->cause != KVC_OK) {
 		end_recv(recv, cause_of_piece(load, &info));
 	} else if (recv->bound && there > load->from && info.state != KVC_HANDOVER_ENDED) {
 		kvx_load_begin_piece(load, there, now);
-	} else if (open > load->from && info.status == KVC_PENDING) {
-		recv->layered = info.open_n;
-		kvx_load_begin_layers(load, open, recv->handover, now);
 	} else if (info.status != KVC_PENDING) {
 		end_as_handed_over(recv, &info);
 	} else if (is_late(recv, now)) {
@@ -340,8 +312,6 @@ kvc_status_t kvx_recv_state(const kvx_recv_t *recv, kvx_recv_result_t *result)
 		.entry_n = recv->entry.n,
 		.entry_roi = recv->entry.roi,
 		.recv_ns = load->load_ns,
-		.layer_blocks = recv->load.layer_blocks > load->blocks ? recv->load.layer_blocks : 0,
-		.layers = recv->load.layer_blocks > load->blocks ? recv->load.layers : 0,
 	};
 
 	if (result) {

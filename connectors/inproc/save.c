@@ -2,7 +2,6 @@
  * was refused; the worker half copies. Once every block has been read the engine may write them, so from then on
  * nothing is reserved again. */
 #include "inproc/job.h"
-#include "scheduler/handover_calls.h"
 
 #include "kv/struct.h"
 
@@ -62,13 +61,9 @@ void kvx_save_advance(kvx_save_t *save, uint64_t now)
 	kvx_outcome_t outcome = {.struct_size = sizeof outcome};
 	uint32_t stored;
 
-	ask.tokens = save->computed * job->kvx->block_tokens;
+	ask.tokens = job->n * job->kvx->block_tokens;
 	if (!save->result.copied && kvx_scheduler_next_save_at(scheduler, ask.id, ask.id_len) <= ask.tokens) {
 		kvx_scheduler_advance(scheduler, &ask, ask.tokens, 0);
-	}
-	if (save->computing > 0) {
-		ask.tokens = save->computing * job->kvx->block_tokens;
-		kvx_scheduler_advance_layers(scheduler, &ask, ask.tokens, save->layers);
 	}
 	kvx_scheduler_get_outcome(scheduler, &ask, &outcome);
 	stored = outcome.stored / job->kvx->block_tokens;
@@ -114,7 +109,6 @@ kvc_status_t kvx_save_prefix(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_save_t 
 
 	save = (kvx_save_t *)job;
 	save->result.status = KVC_PENDING;
-	save->computed = job->n;
 	kvx_save_advance(save, job->start_ns);
 	status = save->result.status;
 	if (status != KVC_PENDING) {

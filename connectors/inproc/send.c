@@ -2,7 +2,7 @@
  *
  * One request to the daemon is in progress at a time: a chunk covers all that became visible during the one before. The
  * first names no block, so that the daemon knows the producer, and tells the consumer if it dies before it has stored
- * anything. A chunk also names the put of the blocks that are computed layer by layer (docs/decisions/051). */
+ * anything. */
 #include "inproc/buffer.h"
 #include "inproc/handover.h"
 #include "inproc/transfer.h"
@@ -21,8 +21,6 @@ struct kvx_send {
 	char transfer[KVC_MAX_TRANSFER + 1u];
 	uint32_t asked, sent; /* blocks: of the last chunk, and answered */
 	int last_asked;       /* the last chunk was the last one */
-	uint64_t opened;      /* the unfinished put that was named last; 0: none was */
-	int opening;          /* in the last chunk */
 	int pending;          /* it is not answered */
 	int taken;
 	uint32_t ttl_ms;
@@ -91,8 +89,6 @@ static void take_answer(kvx_send_t *send, uint64_t now)
 		if (send->last_asked) {
 			end_send(send, KVC_OK);
 		}
-	} else if (send->opening && (info.status == KVC_MISS || info.status == KVC_ERR_EXISTS)) {
-		return; /* the put has ended: the chunk goes again, without it */
 	} else if ((info.status == KVC_MISS || info.status == KVC_ERR_BUSY) && info.state != KVC_HANDOVER_FAILED) {
 		retry_chunk(send, info.status, now);
 	} else {
@@ -100,26 +96,9 @@ static void take_answer(kvx_send_t *send, uint64_t now)
 	}
 }
 
-/* The unfinished put whose blocks follow the visible ones, once; NULL: there is none. */
-static const kvc_put_t *next_open_put(kvx_send_t *send)
-{
-	const kvx_save_t *save = &send->save;
-	kvx_open_put_t open;
-
-	if (save->computing == 0 || !send->handover ||
-	    kvx_scheduler_get_open_put(save->job.kvx->scheduler, &save->job.ask, &open) != KVC_OK ||
-	    open.from != save->result.blocks || open.id == send->opened) {
-		return NULL;
-	}
-	send->opened = open.id;
-
-	return open.put;
-}
-
 /* Hand over what is visible and was not yet, and with the last block the tail. */
 static void send_chunk(kvx_send_t *send, uint64_t now)
 {
-	const kvc_put_t *open = now < send->retry_ns ? NULL : next_open_put(send);
 	kvx_save_t *save = &send->save;
 	const uint32_t blocks = save->result.blocks, whole = save->job.n_tokens / save->job.kvx->block_tokens;
 	const int last = !save->more && blocks == save->job.n;
@@ -138,11 +117,10 @@ static void send_chunk(kvx_send_t *send, uint64_t now)
 		.bucket = lookup->salt,
 		.bucket_len = lookup->salt ? (uint32_t)strlen(lookup->salt) : 0,
 		.await_room = !lookup->tokens || lookup->wait,
-		.open = open,
 	};
 	kvc_status_t status;
 
-	if (now < send->retry_ns || (send->handover && blocks <= send->sent && !last && !open)) {
+	if (now < send->retry_ns || (send->handover && blocks <= send->sent && !last)) {
 		return;
 	}
 	/* What is inserted is found whole, or not at all. */
@@ -150,11 +128,8 @@ static void send_chunk(kvx_send_t *send, uint64_t now)
 		return;
 	}
 	status = kvx_scheduler_send_chunk(save->job.kvx->scheduler, &save->job.ask, &chunk, &send->handover);
-	send->opening = open != NULL;
 	if (status != KVC_OK) {
-		if (!open || status != KVC_ERR_REVOKED) { /* that put; the chunk goes again, without it */
-			end_send(send, status);
-		}
+		end_send(send, status);
 		return;
 	}
 	send->asked = blocks;
@@ -165,7 +140,7 @@ static void send_chunk(kvx_send_t *send, uint64_t now)
 /* Something is left to do, so the deadline counts. */
 static int is_busy(const kvx_send_t *send)
 {
-	return send->pending || !send->save.more || send->sent < send->save.computed;
+	return send->pending || !send->save.more || send->sent < send->save.job.n;
 }
 
 static void advance_send(kvx_send_t *send, uint64_t now)
@@ -255,30 +230,13 @@ static kvc_status_t create_send(kvx_t *kvx, const kvx_chunk_t *chunk, kvx_send_t
 	return KVC_OK;
 }
 
-/* What of the chunk can be checked without its hand-over; a copy of it. */
-static kvc_status_t read_chunk(const kvx_chunk_t *given, kvx_chunk_t *chunk)
+/* What of the chunk can be checked without its hand-over. */
+static kvc_status_t check_chunk(const kvx_chunk_t *chunk)
 {
-	if (!given || given->struct_size < offsetof(kvx_chunk_t, computing)) {
-		return KVC_ERR_ARG;
-	}
-	kv_struct_read(chunk, given, sizeof *chunk);
-	if (given->struct_size < sizeof *chunk) { /* padding of the older struct was in their place */
-		chunk->computing = chunk->layers = 0;
-	}
-
-	return chunk->tail_len <= KVC_MAX_TAIL && (chunk->tail || !chunk->tail_len) &&
-			       (chunk->computing == 0 || (!chunk->last && chunk->computing > chunk->computed))
+	return chunk && chunk->struct_size >= sizeof *chunk && chunk->tail_len <= KVC_MAX_TAIL &&
+			       (chunk->tail || !chunk->tail_len)
 		       ? KVC_OK
 		       : KVC_ERR_ARG;
-}
-
-/* Layers are computed in their order. */
-static int layers_are_sound(const kvx_save_t *save, const kvx_chunk_t *chunk, uint32_t computed, uint32_t computing)
-{
-	const int same = save->computed == computed && save->computing == computing;
-
-	return computed >= save->computed && chunk->layers <= save->job.kvx->layers &&
-	       (!same || computing == 0 || chunk->layers >= save->layers);
 }
 
 /* Only the last chunk's tail counts. */
@@ -286,18 +244,13 @@ static kvc_status_t add_chunk(kvx_send_t *send, const kvx_chunk_t *chunk)
 {
 	kvx_save_t *save = &send->save;
 	kvx_job_t *job = &save->job;
-	const uint32_t unit = job->kvx->block_tokens, reach = chunk->computing / unit;
-	const uint32_t n = chunk->computed == job->n_tokens ? job->cap : chunk->computed / unit;
-	const uint32_t computing = reach > n ? reach : 0;
+	const uint32_t n = chunk->computed == job->n_tokens ? job->cap : chunk->computed / job->kvx->block_tokens;
 	const uint32_t tail_len = chunk->last ? chunk->tail_len : 0;
 	void *tail = tail_len ? malloc(tail_len) : NULL;
-	kvc_status_t status = tail_len && !tail ? KVC_ERR_NOMEM : KVC_OK;
+	kvc_status_t status = !save->more ? KVC_ERR_ARG : tail_len && !tail ? KVC_ERR_NOMEM : KVC_OK;
 
-	if (!save->more || chunk->computing > job->n_tokens || !layers_are_sound(save, chunk, n, computing)) {
-		status = KVC_ERR_ARG;
-	}
 	if (status == KVC_OK) {
-		status = kvx_job_grow(job, chunk->blocks, computing ? computing : n);
+		status = kvx_job_grow(job, chunk->blocks, n);
 	}
 	if (status != KVC_OK) {
 		free(tail);
@@ -309,27 +262,23 @@ static kvc_status_t add_chunk(kvx_send_t *send, const kvx_chunk_t *chunk)
 	send->tail = tail;
 	send->tail_len = tail_len;
 	send->ttl_ms = chunk->ttl_ms;
-	save->computed = n;
-	save->computing = computing;
-	save->layers = chunk->layers;
 	save->more = !chunk->last;
 	job->deadline_ns = kvx_deadline_ns(chunk->deadline_ms, job->kvx->save_ms);
 
 	return KVC_OK;
 }
 
-kvc_status_t kvx_send_begin(kvx_t *kvx, const kvx_chunk_t *given, const kvx_lookup_t *lookup, kvx_send_t **p_send)
+kvc_status_t kvx_send_begin(kvx_t *kvx, const kvx_chunk_t *chunk, const kvx_lookup_t *lookup, kvx_send_t **p_send)
 {
-	kvx_chunk_t chunk;
-	kvc_status_t status = read_chunk(given, &chunk);
+	kvc_status_t status = check_chunk(chunk);
 	kvx_send_t *send = NULL;
 
 	kvx->stats.sends++;
 	if (status == KVC_OK) {
-		status = create_send(kvx, &chunk, &send);
+		status = create_send(kvx, chunk, &send);
 	}
 	if (status == KVC_OK) {
-		status = add_chunk(send, &chunk);
+		status = add_chunk(send, chunk);
 	}
 	if (status != KVC_OK) {
 		kvx_send_end(send);
@@ -345,23 +294,22 @@ kvc_status_t kvx_send_begin(kvx_t *kvx, const kvx_chunk_t *given, const kvx_look
 	return KVC_PENDING;
 }
 
-kvc_status_t kvx_send(kvx_t *kvx, const kvx_chunk_t *given, kvx_send_t **p_send)
+kvc_status_t kvx_send(kvx_t *kvx, const kvx_chunk_t *chunk, kvx_send_t **p_send)
 {
 	kvx_send_t *send = *p_send;
-	kvx_chunk_t chunk;
 	kvc_status_t status;
 
 	if (!send) {
-		(void)kvx_send_begin(kvx, given, NULL, &send);
+		(void)kvx_send_begin(kvx, chunk, NULL, &send);
 		*p_send = send;
 		return send && send->save.result.status == KVC_PENDING ? KVC_PENDING : KVC_MISS;
 	}
 	if (send->save.result.status != KVC_PENDING) {
 		return KVC_MISS;
 	}
-	status = read_chunk(given, &chunk);
+	status = check_chunk(chunk);
 	if (status == KVC_OK) {
-		status = add_chunk(send, &chunk);
+		status = add_chunk(send, chunk);
 	}
 	if (status != KVC_OK) {
 		return status;

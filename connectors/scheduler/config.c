@@ -154,7 +154,6 @@ kvc_status_t kvx_scheduler_apply_config(kvx_scheduler_t *scheduler, const kvx_sc
 	for (uint32_t g = 0; g < scheduler->group_count; g++) {
 		scheduler->token_bytes += geometry.block_bytes / scheduler->groups[g].block_tokens;
 	}
-	scheduler->layers = config->layout->layers;
 	scheduler->writer_count = config->writer_count;
 	scheduler->max_blocks = config->max_blocks;
 	scheduler->foreign = config->foreign != 0;

@@ -13,23 +13,6 @@ kvc_status_t kvx_scheduler_add_private(kvx_scheduler_t *scheduler, const kvx_ask
  * the request has fewer of them: its space was reset. */
 kvc_status_t kvx_scheduler_send_chunk(kvx_scheduler_t *scheduler, const kvx_ask_t *ask,
 				      const kvc_handover_chunk_t *chunk, kvc_handover_t **p_handover);
-/* The first `layers` layers of the request's blocks up to token `computing`, which end with a whole block, are in the
- * cache: save them layer by layer, until kvx_scheduler_advance() says that all of it is computed. Of a space of one
- * group; of others nothing is saved before. */
-void kvx_scheduler_advance_layers(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t computing,
-				  uint32_t layers);
-/* A put that is written layer by layer. */
-typedef struct kvx_open_put {
-	const kvc_put_t *put; /* for kvc_handover_chunk_t; valid until the next call */
-	uint64_t id;          /* not used again */
-	uint32_t from;        /* its first block in the request */
-} kvx_open_put_t;
-/* That of the request, which runs, and is known to the ranks. KVC_MISS: there is none. */
-kvc_status_t kvx_scheduler_get_open_put(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_open_put_t *open);
-/* Lease the blocks [ask->local, ask->tokens) of the unfinished put that the hand-over names. Called again until it is
- * not PENDING; OK: kvx_scheduler_start_load() of these tokens loads layer by layer, and is over when the last layer has
- * come. A load that fails leaves the request as one whose load has not begun. MISS and errors: nothing is leased. */
-kvc_status_t kvx_scheduler_lease_layers(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvc_handover_t *handover);
 /* Where a hand-over comes from, the one place that chooses: with from->peer kvc_handover_fetch(), else
  * kvc_handover_recv() of from->transfer. */
 kvc_status_t kvx_handover_receive(kvc_space_t *space, const kvc_fetch_t *from, kvc_handover_t **p_handover);

@@ -19,7 +19,6 @@
 #include "scheduler/load.h"
 #include "common/await.h"
 #include "scheduler/garbage.h"
-#include "scheduler/handover_calls.h"
 #include "scheduler/keys.h"
 #include "scheduler/requests.h"
 #include "scheduler/save.h"
@@ -331,8 +330,8 @@ static int covers_blocks(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask,
 static int is_reusable(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request,
 		       uint32_t units)
 {
-	return !request->cached->open && !request->cached->layered &&
-	       request->cached->generation == scheduler->generation && covers_blocks(scheduler, ask, request, units);
+	return !request->cached->open && request->cached->generation == scheduler->generation &&
+	       covers_blocks(scheduler, ask, request, units);
 }
 
 /* ---- the cache ------------------------------------------------------------------------------- */
@@ -498,7 +497,7 @@ static void start_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const k
 	request->load_status = KVC_PENDING;
 	load->number = ++scheduler->load_number;
 	load->step = scheduler->step;
-	load->flags = (hit->async ? KVX_MSG_ASYNC : 0) | (load->layered ? KVX_MSG_LAYERS : 0);
+	load->flags = hit->async ? KVX_MSG_ASYNC : 0;
 	load->timeout_ms = ask->load_ms ? ask->load_ms : scheduler->load_ms;
 	left = hit->tokens - load->device_tokens;
 	load->disk_tokens = hit->disk_tokens < left ? hit->disk_tokens : left;
@@ -520,56 +519,6 @@ void kvx_scheduler_start_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, 
 		kv_struct_read(&full, hit, sizeof full);
 		start_load(scheduler, ask, &full);
 	}
-}
-
-/* ---- layers of an unfinished put ------------------------------------------------------------- */
-
-/* A load that leases nothing yet. */
-static kvx_sload_t *create_layered(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request)
-{
-	if (scheduler->group_count > 1 || scheduler->load_count >= KVX_LOADS_MAX ||
-	    !kvx_message_reserve(scheduler, record_bytes(scheduler, ask->tokens))) {
-		return NULL;
-	}
-	kvx_lease_cache_drop(scheduler, request);
-	request->cached = create_load(scheduler, ask, request, &(kvx_span_t){.end = ask->tokens});
-	if (request->cached) {
-		request->cached->layered = 1;
-		request->cached->asked_ns = request->cached->renewed_ns = kv_now_ns(scheduler->env);
-	}
-
-	return request->cached;
-}
-
-/* The lease is still there, and that of these blocks: the hand-over may name another put by now. */
-static int covers_layers(const kvx_sload_part_t *part)
-{
-	return part->lease && kvc_lease_skip(part->lease) <= part->first &&
-	       kvc_lease_n(part->lease) >= part->first + part->n;
-}
-
-kvc_status_t kvx_scheduler_lease_layers(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvc_handover_t *handover)
-{
-	kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
-	kvx_sload_t *load = request ? request->cached : NULL;
-	kvc_status_t status = KVC_ERR_LIMIT;
-
-	if (request && (!load || !load->layered)) {
-		load = create_layered(scheduler, ask, request);
-		status = load ? kvc_handover_lease(handover, scheduler->load_ms * 2u, &load->part[0].lease) : status;
-	} else if (load) {
-		status = KVC_OK;
-	}
-	if (status == KVC_OK) {
-		load->used_ns = kv_now_ns(scheduler->env);
-		status = kvx_load_lease_state(load);
-		status = status == KVC_OK && !covers_layers(&load->part[0]) ? KVC_MISS : status;
-	}
-	if (request && status != KVC_OK && status != KVC_PENDING) {
-		kvx_lease_cache_drop(scheduler, request);
-	}
-
-	return status;
 }
 
 /* ---- loads of a hand-over, in pieces --------------------------------------------------------- */
@@ -795,7 +744,7 @@ static void fail_load(kvx_scheduler_t *scheduler, kvx_sload_t *load, kvc_status_
 		kvx_loads_invalidate(scheduler, load, request);
 	}
 	if (request) {
-		request->failed = !load->layered; /* what was not read layer by layer may yet be handed over whole */
+		request->failed = 1;
 		request->load_status = why;
 		request->why = kvx_miss_reason_of(why);
 		request->generation = 0; /* the daemon has dropped a damaged block since */
@@ -810,8 +759,8 @@ static void add_load_sample(kvx_scheduler_t *scheduler, const kvx_sload_t *load)
 	if (load->failed && !load->timed_out) {
 		return; /* the time of a failure says nothing about loading */
 	}
-	/* Layers wait to be computed, and GPU memory is no tier of the cost model. */
-	if (!load->layered && load->device_tokens <= load->cpu_tokens + load->disk_tokens) {
+	/* GPU memory is no tier of the cost model. */
+	if (load->device_tokens <= load->cpu_tokens + load->disk_tokens) {
 		kvx_cost_model_add_load(&scheduler->cost_model, load->cpu_tokens, load->disk_tokens, load->ns,
 					kv_now_ns(scheduler->env));
 	}

@@ -40,8 +40,6 @@ typedef struct kvx_request {
 	uint32_t id_len;
 	uint32_t space;      /* number */
 	uint32_t computed;   /* tokens, as of the last advance */
-	uint32_t computing;  /* tokens before it are computed layer by layer; 0: none are */
-	uint32_t layers;     /* of them, that are computed */
 	uint32_t tries;      /* reservations refused in a row */
 	uint64_t retry_ns;   /* not before */
 	uint64_t generation; /* when saving began; another one: match again what is stored, and begin again */

@@ -5,7 +5,6 @@
  * that is allocated to another request in the very step of the message still has its old bytes when the ranks read the
  * message, and is saved before they are overwritten. */
 #include "scheduler/save.h"
-#include "scheduler/handover_calls.h"
 #include "scheduler/keys.h"
 #include "scheduler/requests.h"
 #include "scheduler/names/spaces.h"
@@ -107,7 +106,6 @@ typedef struct kvx_run {
 	uint32_t from, to;            /* blocks */
 	const kvc_key_t *private_key; /* NULL: whole blocks */
 	int once;                     /* not tried again */
-	int layered;                  /* its blocks are computed layer by layer */
 } kvx_run_t;
 
 /* The block of the request's private unit; UINT32_MAX: it has none. */
@@ -192,8 +190,6 @@ static int reserve_run(kvx_scheduler_t *scheduler, const kvx_run_t *run, uint64_
 	*put = (kvx_sput_t){
 		.once = run->once,
 		.urgent = run->place == KVX_IN_DEVICE && run->request->to_device > 0,
-		.layered = run->layered,
-		.layers = run->request->layers,
 		.put = started,
 		.hash = run->request->hash,
 		.serial = run->request->serial,
@@ -344,95 +340,10 @@ void kvx_request_save_to_device(kvx_scheduler_t *scheduler, const kvx_ask_t *ask
 	}
 }
 
-/* ---- layer by layer -------------------------------------------------------------------------- */
-
-static kvx_sput_t *find_layered(const kvx_scheduler_t *scheduler, const kvx_request_t *request)
-{
-	kvx_sput_t *put = scheduler->puts;
-
-	while (put && !(put->layered && put->serial == request->serial)) {
-		put = put->next;
-	}
-
-	return put;
-}
-
-/* One put for the blocks that are being computed, if all before them are stored or reserved. */
-static void save_layers(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request)
-{
-	const uint64_t now = kv_now_ns(scheduler->env);
-	const uint32_t block_tokens = scheduler->groups[0].block_tokens;
-	kvx_request_group_t *group = &request->groups[0];
-	kvx_key_view_t view;
-	kvx_run_t run = {.request = request, .view = &view, .layered = 1};
-
-	if (scheduler->group_count > 1 || request->unsavable || now < request->retry_ns ||
-	    kvx_space_miss_reason(scheduler, request->space) != KV_WHY_NONE) {
-		return;
-	}
-	kvx_key_view_init(scheduler, ask, request, request->computing, &view);
-	if (!has_begun(scheduler, request)) {
-		begin_saving(scheduler, request, &view);
-	}
-	if (group->asked < request->computed / block_tokens) {
-		return;
-	}
-	run.from = run.to = group->asked;
-	while (run.to < view.n * scheduler->unit / block_tokens && run.to - run.from < KVX_RUN_BLOCKS &&
-	       run.to != private_block(request) && entry_is_current(scheduler, group, run.to)) {
-		run.to++;
-	}
-	if (run.from < run.to && reserve_run(scheduler, &run, now)) {
-		group->asked = run.to;
-	}
-}
-
-void kvx_scheduler_advance_layers(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t computing, uint32_t layers)
-{
-	kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
-	kvx_sput_t *put;
-
-	if (!request || computing <= request->computed) {
-		return;
-	}
-	request->computing = computing;
-	request->layers = layers;
-	put = find_layered(scheduler, request);
-	if (put) {
-		put->layers = layers;
-	} else {
-		save_layers(scheduler, ask, request);
-	}
-}
-
-/* What was computed layer by layer is computed. */
-static void end_layers(const kvx_scheduler_t *scheduler, kvx_request_t *request)
-{
-	kvx_sput_t *put = find_layered(scheduler, request);
-
-	request->computing = 0;
-	if (put) {
-		put->layers = scheduler->layers;
-	}
-}
-
-kvc_status_t kvx_scheduler_get_open_put(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_open_put_t *open)
-{
-	const kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
-	const kvx_sput_t *put = request ? find_layered(scheduler, request) : NULL;
-
-	if (!put || put->at != KVX_SPUT_SENT || kvc_put_block(put->put, 0, NULL) != KVC_OK) {
-		return KVC_MISS;
-	}
-	*open = (kvx_open_put_t){.put = put->put, .id = put->handle, .from = put->from};
-
-	return KVC_OK;
-}
-
 /* Tokens at which there is something to save. */
 static uint32_t next_save_at(const kvx_scheduler_t *scheduler, const kvx_request_t *request)
 {
-	uint64_t next = has_begun(scheduler, request) ? request->computing ? request->computing : UINT32_MAX : 0;
+	uint64_t next = has_begun(scheduler, request) ? UINT32_MAX : 0;
 
 	for (uint32_t g = 0; g < scheduler->group_count; g++) {
 		const uint64_t full = (request->groups[g].asked + UINT64_C(1)) * scheduler->groups[g].block_tokens;
@@ -476,10 +387,7 @@ static void clear_recomputed(kvx_scheduler_t *scheduler, kvx_request_t *request)
 
 void kvx_request_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t computed)
 {
-	if (request->computing && computed >= request->computing) {
-		end_layers(scheduler, request);
-	}
-	if (is_rewound(scheduler, request, request->computing ? request->computing : computed)) {
+	if (is_rewound(scheduler, request, computed)) {
 		kvx_puts_revoke(scheduler, request->serial, scheduler->step - 1u);
 		request->generation = 0;
 	}
@@ -614,13 +522,9 @@ static int is_late(const kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t n
 static int poll_granted(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t now)
 {
 	kvc_put_result_t result = {.struct_size = sizeof result};
+	const int late = is_late(scheduler, put, now);
 	kvx_request_t *request;
-	int late;
 
-	if (put->layered && put->layers < scheduler->layers) {
-		put->emitted = scheduler->step; /* its step goes on */
-	}
-	late = is_late(scheduler, put, now);
 	kvc_put_get_result(put->put, &result);
 	if (result.status == KVC_PENDING && !(late && scheduler->put_count == KVX_PUTS_MAX)) {
 		if (!late) {
@@ -755,12 +659,9 @@ static void emit_save(kvx_scheduler_t *scheduler, kvx_sput_t *put, const kvc_han
 
 	record->space = put->space;
 	record->group = scheduler->groups[put->index].id;
-	record->flags = put->layered                   ? KVX_MSG_LAYERS | KVX_MSG_COMPLETE
-			: put->step == scheduler->step ? 0
-						       : KVX_MSG_COMPLETE;
+	record->flags = put->step == scheduler->step ? 0 : KVX_MSG_COMPLETE;
 	record->flags |= put->place == KVX_IN_DEVICE ? KVX_MSG_DEVICE : 0;
 	record->flags |= put->urgent ? KVX_MSG_URGENT : 0;
-	record->layers = put->layers_emitted = put->layers;
 	record->n = put->granted;
 	record->step = put->step;
 	record->put = *handle;
@@ -776,18 +677,6 @@ static void emit_save(kvx_scheduler_t *scheduler, kvx_sput_t *put, const kvc_han
 	note_stored(scheduler, put);
 }
 
-/* More layers of its blocks are computed. */
-static void emit_layers(kvx_scheduler_t *scheduler, kvx_sput_t *put)
-{
-	kvx_msg_layers_t *record;
-
-	if (kvx_message_reserve(scheduler, sizeof *record)) {
-		record = kvx_msg_add_record(&scheduler->message, KVX_RECORD_LAYERS, sizeof *record);
-		record->put = put->handle;
-		record->layers = put->layers_emitted = put->layers;
-	}
-}
-
 void kvx_puts_emit(kvx_scheduler_t *scheduler)
 {
 	const uint64_t now = kv_now_ns(scheduler->env);
@@ -798,9 +687,6 @@ void kvx_puts_emit(kvx_scheduler_t *scheduler)
 		kvc_handle_t handle;
 
 		next = put->next;
-		if (put->at == KVX_SPUT_SENT && put->layered && put->layers > put->layers_emitted) {
-			emit_layers(scheduler, put);
-		}
 		if (put->at != KVX_SPUT_GRANTED) {
 			continue;
 		}

@@ -236,7 +236,7 @@ void kvx_scheduler_preempt(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 		request->groups[g].n = 0;
 	}
 	request->generation = 0;
-	request->computed = request->computing = 0;
+	request->computed = 0;
 	request->unsavable = 0;
 	request->garbage_until = 0;
 }

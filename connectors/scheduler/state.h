@@ -82,7 +82,6 @@ typedef struct kvx_sload {
 	int blocks_lost;               /* the request has lost the blocks before the ranks reported */
 	int open;                      /* its blocks are still to be handed over */
 	int awaits_rest;               /* it was: what its lease in memory of a GPU lacks is loaded from host memory */
-	int layered;                   /* its lease is of an unfinished put, whose layers are loaded as they come */
 	uint32_t partial;              /* tokens of its last block, a private one; 0: all are whole */
 	uint32_t id_len;
 	char *id;
@@ -139,9 +138,6 @@ typedef struct kvx_sput {
 	int awaited;                  /* the message of that step has waited for the answer */
 	int once;                     /* it is not tried again: the hand-over goes on without it */
 	int urgent;                   /* a hand-over waits for it */
-	int layered;                  /* its blocks are computed and saved layer by layer */
-	uint32_t layers;              /* of them, that are computed */
-	uint32_t layers_emitted;      /* that the ranks know of */
 	kvc_key_t *keys;              /* [n], behind the entries */
 	kvx_table_entry_t entries[];  /* [n] */
 } kvx_sput_t;
@@ -229,7 +225,6 @@ struct kvx_scheduler {
 	uint32_t withdrawing;         /* the first ones of `stored`, that it names */
 	uint64_t withdraw_ns;         /* the next one is not asked for before */
 	uint64_t token_bytes;         /* of all groups, about */
-	uint32_t layers;              /* of the model */
 	kvx_splace_t places[KVX_PLACES];
 	uint32_t device_count; /* of the daemon's, that have got a place or are left out */
 

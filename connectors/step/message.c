@@ -131,11 +131,10 @@ int kvx_msg_open(kvx_msg_reader_t *cursor, uint32_t magic, const void *bytes, si
 static size_t fixed_size(uint32_t magic, uint32_t type)
 {
 	static const size_t in_message[] = {
-		[KVX_RECORD_SPACE] = sizeof(kvx_msg_space_t),   [KVX_RECORD_FENCE] = sizeof(kvx_msg_fence_t),
-		[KVX_RECORD_LOAD] = sizeof(kvx_msg_load_t),     [KVX_RECORD_SAVE] = sizeof(kvx_msg_save_t),
-		[KVX_RECORD_DROP] = sizeof(kvx_msg_drop_t),     [KVX_RECORD_TIME] = sizeof(kvx_msg_time_t),
-		[KVX_RECORD_WORK] = sizeof(kvx_msg_work_t),     [KVX_RECORD_LAYERS] = sizeof(kvx_msg_layers_t),
-		[KVX_RECORD_DEVICE] = sizeof(kvx_msg_device_t),
+		[KVX_RECORD_SPACE] = sizeof(kvx_msg_space_t), [KVX_RECORD_FENCE] = sizeof(kvx_msg_fence_t),
+		[KVX_RECORD_LOAD] = sizeof(kvx_msg_load_t),   [KVX_RECORD_SAVE] = sizeof(kvx_msg_save_t),
+		[KVX_RECORD_DROP] = sizeof(kvx_msg_drop_t),   [KVX_RECORD_TIME] = sizeof(kvx_msg_time_t),
+		[KVX_RECORD_WORK] = sizeof(kvx_msg_work_t),   [KVX_RECORD_DEVICE] = sizeof(kvx_msg_device_t),
 	};
 	static const size_t in_report[] = {
 		[KVX_RECORD_LOADED] = sizeof(kvx_report_loaded_t),

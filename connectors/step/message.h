@@ -11,7 +11,6 @@
  *   LOAD    load id, request id, parts  lease handle, first block in the lease, ids to write to; a part for each group,
  *                                       or two: its first blocks from a space in GPU memory, then the others
  *   SAVE    put handle, block ids       id i is block i of the put; KVX_NO_BLOCK: it is stored already
- *   LAYERS  put id, number of layers    computed in the blocks of that SAVE, which has KVX_MSG_LAYERS
  *   DROP    load id                     the request is gone: end the load early. It is still finished and reported
  *   TIME                                report what this step takes the rank (STEP)
  *   WORK    tokens, microseconds        what the step computes; without it, single tokens or nothing
@@ -23,11 +22,6 @@
  * A load whose blocks another instance still computes comes in pieces: each is a LOAD of its own, of the same request,
  * and has its own id, lease and report. All but the last have KVX_MSG_MORE: a rank names the request as finished after
  * the last piece, when the pieces before it have ended too. Only a space of one group has pieces.
- *
- * Blocks may be saved, and loaded, layer by layer (docs/decisions/051), in caches in host memory. Of the blocks of a
- * SAVE with KVX_MSG_LAYERS the first `layers` layers of the model are computed: a rank hands these in, and more as
- * LAYERS records name them. A LOAD with KVX_MSG_LAYERS has one part, and its lease is that of an unfinished put: a rank
- * loads layers as the lease shows them. Other caches wait for whole blocks.
  *
  * A SAVE with KVX_MSG_COMPLETE is of blocks complete before this step: it is submitted before the fences of the same
  * message; others at the end of the step. `step` of a SAVE is the step that computes its blocks: a rank drops the SAVE
@@ -57,8 +51,7 @@ typedef enum kvx_record {
 	KVX_RECORD_DROP = 5,
 	KVX_RECORD_TIME = 6,
 	KVX_RECORD_WORK = 7,
-	KVX_RECORD_LAYERS = 8,
-	KVX_RECORD_DEVICE = 9,
+	KVX_RECORD_DEVICE = 8,
 	KVX_RECORD_LOADED = 16,  /* report */
 	KVX_RECORD_DROPPED = 17, /* report */
 	KVX_RECORD_STEP = 18,    /* report */
@@ -75,9 +68,8 @@ typedef struct kvx_record_header {
 #define KVX_MSG_NO_LEASE 2u  /* LOAD: no lease */
 #define KVX_MSG_COMPLETE 4u  /* SAVE: complete before this step */
 #define KVX_MSG_MORE     8u  /* LOAD: asynchronous, and another piece of the request's load follows */
-#define KVX_MSG_LAYERS   16u /* SAVE, asynchronous LOAD: layer by layer */
-#define KVX_MSG_DEVICE   32u /* SAVE: into the space in memory of the engine's own GPU */
-#define KVX_MSG_URGENT   64u /* SAVE with KVX_MSG_DEVICE: another engine waits for it */
+#define KVX_MSG_DEVICE   16u /* SAVE: into the space in memory of the engine's own GPU */
+#define KVX_MSG_URGENT   32u /* SAVE with KVX_MSG_DEVICE: another engine waits for it */
 
 /* Where the blocks of a part or a put are: host memory or disk; memory of the engine's own GPU; from KVX_IN_DEVICE + 1
  * on, memory of GPUs of other engines, numbered as DEVICE records name them. */
@@ -124,18 +116,11 @@ typedef struct kvx_msg_part {
 typedef struct kvx_msg_save {
 	kvx_record_header_t h;
 	uint32_t space, group, flags;
-	uint32_t n;      /* u32 ids follow, padded to 8 */
-	uint32_t step;   /* header.step of the step that computes the last of these blocks */
-	uint32_t layers; /* of the model, that are computed; KVX_MSG_LAYERS only */
+	uint32_t n;    /* u32 ids follow, padded to 8 */
+	uint32_t step; /* header.step of the step that computes the last of these blocks */
+	uint32_t reserved;
 	kvc_handle_t put;
 } kvx_msg_save_t;
-
-typedef struct kvx_msg_layers {
-	kvx_record_header_t h;
-	uint64_t put; /* id */
-	uint32_t layers;
-	uint32_t reserved;
-} kvx_msg_layers_t;
 
 typedef struct kvx_msg_drop {
 	kvx_record_header_t h;

@@ -225,18 +225,6 @@ static inline void kvx_stat_add(_Atomic uint64_t *counter, uint64_t n)
 	atomic_fetch_add_explicit(counter, n, memory_order_relaxed);
 }
 
-/* One of its layers. */
-static inline kvk_paged_t kvx_paged_layer(const kvk_paged_t *paged, uint32_t layer)
-{
-	kvk_paged_t one = *paged;
-
-	one.layers = 1;
-	one.first_layer += layer;
-	one.base += layer;
-
-	return one;
-}
-
 /* NULL: this rank has no such group. */
 static inline const kvx_wgroup_t *kvx_worker_find_group(const kvx_worker_t *worker, uint32_t group)
 {

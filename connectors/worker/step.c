@@ -137,18 +137,6 @@ static void begin_save(kvx_worker_t *worker, const kvx_msg_save_t *record)
 	}
 }
 
-static void add_layers(kvx_worker_t *worker, const kvx_msg_layers_t *record)
-{
-	for (kvx_wjob_t *job = worker->saves; job; job = job->next) {
-		kvx_wsave_t *save = (kvx_wsave_t *)job;
-
-		if (save->handle.id == record->put && record->layers > atomic_load(&save->layers)) {
-			atomic_store(&save->layers, record->layers);
-			kvx_transfer_wake(worker);
-		}
-	}
-}
-
 /* ---- loads ----------------------------------------------------------------------------------- */
 
 static void begin_load(kvx_worker_t *worker, const kvx_msg_load_t *record)
@@ -292,9 +280,6 @@ static void run_record(kvx_worker_t *worker, const kvx_record_header_t *record)
 	case KVX_RECORD_SAVE:
 		begin_save(worker, bytes);
 		break;
-	case KVX_RECORD_LAYERS:
-		add_layers(worker, bytes);
-		break;
 	case KVX_RECORD_FENCE:
 		kvx_fence_add(worker, kvx_msg_fence_ids(bytes), ((const kvx_msg_fence_t *)bytes)->n);
 		break;
@@ -353,8 +338,7 @@ static void begin_step(kvx_worker_t *worker, const void *message, size_t len)
 	(void)kvx_msg_open(&cursor, KVX_MSG_MAGIC, message, len);
 	read_work(worker, cursor);
 	/* fences may name their blocks */
-	run_records(worker, cursor,
-		    1u << KVX_RECORD_SPACE | 1u << KVX_RECORD_DEVICE | 1u << KVX_RECORD_SAVE | 1u << KVX_RECORD_LAYERS);
+	run_records(worker, cursor, 1u << KVX_RECORD_SPACE | 1u << KVX_RECORD_DEVICE | 1u << KVX_RECORD_SAVE);
 	run_records(worker, cursor, 1u << KVX_RECORD_FENCE);
 	kvx_fence_save(worker);
 	/* in their order: a request may be gone in the very step that begins to load for it */

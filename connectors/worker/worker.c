@@ -432,9 +432,7 @@ static uint32_t copy_batch(kvx_worker_t *worker)
 	uint32_t copied = 0;
 
 	for (kvx_wjob_t *job = worker->loads; job && copied == 0 && !worker->gpu; job = job->next) {
-		if (!((kvx_wload_t *)job)->layered) {
-			copied = kvx_wload_copy(worker, (kvx_wload_t *)job, &worker->scratch);
-		}
+		copied = kvx_wload_copy(worker, (kvx_wload_t *)job, &worker->scratch);
 	}
 
 	return copied;
@@ -456,23 +454,6 @@ void kvx_worker_wait(kvx_worker_t *worker, uint32_t timeout_us)
 		}
 		now = kvx_worker_now_ns();
 	}
-}
-
-int kvx_worker_get_layers(const kvx_worker_t *worker, const char *id, uint32_t id_len, uint32_t *p_layers)
-{
-	for (const kvx_wjob_t *job = worker->loads; job; job = job->next) {
-		const kvx_wload_t *load = (const kvx_wload_t *)job;
-
-		if (load->layered && load->id_len == id_len && memcmp(load->request, id, id_len) == 0) {
-			const uint32_t layers = atomic_load(&load->layers);
-
-			*p_layers = layers < load->ranges ? load->part->group->paged.first_layer + layers
-							  : worker->layout.layers;
-			return 1;
-		}
-	}
-
-	return 0;
 }
 
 int kvx_worker_has_unsaved(const kvx_worker_t *worker, const uint32_t *ids, uint32_t n)

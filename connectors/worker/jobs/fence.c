@@ -42,10 +42,10 @@ static void await_import(kvx_worker_t *worker, const kvx_wsave_t *save, uint64_t
 	}
 }
 
-/* A block of the fence still waits to be copied. One that is saved layer by layer is not: not all of it is computed. */
+/* A block of the fence still waits. */
 static int has_waiting(const kvx_worker_t *worker, const kvx_wsave_t *save)
 {
-	for (uint32_t i = 0; i < save->n && atomic_load(&save->layers) == UINT32_MAX; i++) {
+	for (uint32_t i = 0; i < save->n; i++) {
 		if (kvx_wsave_is_fenced(worker, save, i) && atomic_load(&save->state[i]) == KVX_MARK_WAITING) {
 			return 1;
 		}
@@ -111,7 +111,6 @@ static void finish_fenced(kvx_worker_t *worker, kvx_wsave_t *save)
 		kvx_wsave_drop_block(worker, save, i);
 		while (!worker->gpu && atomic_load(&save->state[i]) < KVX_MARK_DONE) {
 			kvx_cpu_relax();
-			kvx_wsave_drop_block(worker, save, i); /* between two layers it waits again */
 		}
 	}
 }

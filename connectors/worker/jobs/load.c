@@ -58,11 +58,6 @@ static int copy_parts(kvx_worker_t *worker, kvx_wload_t *load, const kvx_msg_loa
 		}
 		part = kvx_msg_part_next(part);
 	}
-	if (load->flags & KVX_MSG_LAYERS && load->flags & KVX_MSG_ASYNC && !worker->gpu && record->parts == 1 &&
-	    load->part->group->paged.layers < KVX_BLOCK_BAD) {
-		load->layered = 1;
-		load->ranges = load->part->group->paged.layers;
-	}
 	load->request = (char *)block;
 	memcpy(load->request, kvx_msg_load_id(record), record->id_len);
 
@@ -90,12 +85,12 @@ kvx_wload_t *kvx_wload_create(kvx_worker_t *worker, const kvx_msg_load_t *record
 	load->copied_ns = worker->copied_ns;
 	load->deadline_ns = load->begin_ns + record->timeout_ms * KVX_NS_A_MS;
 	atomic_store(&load->cause, KVC_PENDING);
+	atomic_store(&load->remaining, blocks);
 	if (!copy_parts(worker, load, record)) {
 		kvx_stat_add(&worker->stats.bad_messages, 1);
 		free(load);
 		return NULL;
 	}
-	atomic_store(&load->remaining, blocks * load->ranges);
 
 	return load;
 }
@@ -162,9 +157,7 @@ void kvx_move_prepare(const kvx_worker_t *worker, const kvx_wgroup_t *group, con
 	move->leaves = leaves;
 }
 
-/* `group`: the part's, or one layer of it. */
-static uint32_t prepare_moves(const kvx_worker_t *worker, const kvx_wbatch_t *batch, const kvx_wgroup_t *group,
-			      kvk_move_t *moves, uint64_t *leaves)
+uint32_t kvx_wbatch_prepare(const kvx_worker_t *worker, const kvx_wbatch_t *batch, kvk_move_t *moves, uint64_t *leaves)
 {
 	const kvx_wpart_t *part = batch->part;
 	uint32_t n = 0;
@@ -173,17 +166,13 @@ static uint32_t prepare_moves(const kvx_worker_t *worker, const kvx_wbatch_t *ba
 		const kvx_wblock_t *block = &part->blocks[i];
 
 		if (block->id != KVX_NO_BLOCK) {
-			kvx_move_prepare(worker, group, &block->source, &moves[n], leaves + (size_t)n * worker->words);
+			kvx_move_prepare(worker, part->group, &block->source, &moves[n],
+					 leaves + (size_t)n * worker->words);
 			moves[n++].block = block->id;
 		}
 	}
 
 	return n;
-}
-
-uint32_t kvx_wbatch_prepare(const kvx_worker_t *worker, const kvx_wbatch_t *batch, kvk_move_t *moves, uint64_t *leaves)
-{
-	return prepare_moves(worker, batch, batch->part->group, moves, leaves);
 }
 
 /* Enter the results of the moves. */
@@ -225,49 +214,14 @@ void kvx_wbatch_complete(kvx_worker_t *worker, const kvx_wbatch_t *batch, kvc_st
 static void copy_batch(kvx_worker_t *worker, const kvx_wbatch_t *batch, kvx_scratch_t *scratch)
 {
 	const kvx_wpart_t *part = batch->part;
-	kvx_wgroup_t group = *part->group;
+	const uint32_t moves = kvx_wbatch_prepare(worker, batch, scratch->moves, scratch->leaves);
 	kvc_status_t status = kvc_lease_state(part->lease);
-	uint32_t bad = 0, moves;
+	uint32_t bad = 0;
 
-	if (batch->layers > 0) {
-		group.paged = kvx_paged_layer(&group.paged, batch->layer);
-	}
-	moves = prepare_moves(worker, batch, &group, scratch->moves, scratch->leaves);
 	if (status == KVC_OK && moves > 0) {
-		status = (kvc_status_t)kvk_scatter(part->layout, &group.paged, scratch->moves, moves, &bad);
+		status = (kvc_status_t)kvk_scatter(part->layout, &part->group->paged, scratch->moves, moves, &bad);
 	}
 	kvx_wbatch_complete(worker, batch, status, NULL, status == KVC_ERR_CORRUPT ? bad + 1 : moves);
-}
-
-/* The next blocks of the part. A batch of a layered load does not go beyond its layer. */
-static void take_batch(const kvx_worker_t *worker, kvx_wbatch_t *batch)
-{
-	kvx_wpart_t *part = batch->part;
-	const uint32_t limit = atomic_load(&part->limit), n = batch->load->layered ? part->leased_blocks : 0;
-	uint32_t end = limit;
-
-	if (n > 0) {
-		const uint32_t layer_end = (atomic_load(&part->next) / n + 1u) * n;
-
-		end = layer_end < limit ? layer_end : limit;
-	}
-	batch->count = kvx_wpart_take(part, end, worker->batch, &batch->first);
-	if (n > 0 && batch->count > 0) {
-		batch->layer = batch->first / n;
-		batch->layers = 1;
-		batch->first %= n;
-	}
-}
-
-/* Batches of a layered load are copied in their order. */
-static void note_layer(kvx_wload_t *load, const kvx_wbatch_t *batch)
-{
-	const kvc_status_t cause = (kvc_status_t)atomic_load(&load->cause);
-
-	if (batch->layers > 0 && batch->first + batch->count == batch->part->leased_blocks &&
-	    (cause == KVC_PENDING || cause == KVC_OK)) {
-		atomic_store(&load->layers, batch->layer + 1u);
-	}
 }
 
 uint32_t kvx_wload_copy(kvx_worker_t *worker, kvx_wload_t *load, kvx_scratch_t *scratch)
@@ -278,11 +232,11 @@ uint32_t kvx_wload_copy(kvx_worker_t *worker, kvx_wload_t *load, kvx_scratch_t *
 	if (atomic_load(&load->may_copy) && atomic_load(&load->cause) == KVC_PENDING) {
 		for (uint32_t p = 0; p < load->parts && batch.count == 0; p++) {
 			batch.part = &load->part[p];
-			take_batch(worker, &batch);
+			batch.count = kvx_wpart_take(batch.part, atomic_load(&batch.part->limit), worker->batch,
+						     &batch.first);
 		}
 		if (batch.count > 0) {
 			copy_batch(worker, &batch, scratch);
-			note_layer(load, &batch);
 		}
 	}
 	atomic_fetch_sub(&load->active, 1u);

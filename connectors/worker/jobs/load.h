@@ -29,7 +29,6 @@ typedef struct kvx_wpart {
 	uint32_t whole_blocks;  /* blocks before this one come with all layers in one copy */
 	kvc_lease_t *lease;     /* the transfer thread's; copying threads read its state */
 	uint32_t leased_blocks; /* that the lease covers */
-	/* Of a layered load, blocks times layers: all blocks of the first layer, then those of the next. */
 	_Atomic uint32_t next;  /* blocks before it are taken */
 	_Atomic uint32_t limit; /* blocks before it may be taken */
 } kvx_wpart_t;
@@ -39,14 +38,11 @@ typedef struct kvx_wload {
 	uint64_t id;
 	uint32_t space, flags, parts, id_len;
 	int imported;
-	int lacks_blocks;  /* a block with a destination lies beyond the leases */
-	int named;         /* its failed blocks were named, or never will be: the request is gone (DROP) */
-	int more;          /* another piece of the request's load follows; the engine's thread */
-	int layer_skipped; /* the engine did not await each layer: what it computed may be garbage */
-	uint32_t ranges; /* layer ranges it is loaded in: above 1 only for synchronous loads of a GPU, and layered ones
-			  */
-	int layered;     /* its lease is of an unfinished put; only the transfer thread copies it */
-	_Atomic uint32_t layers;     /* of this rank's, that are loaded and verified, of a layered load */
+	int lacks_blocks;            /* a block with a destination lies beyond the leases */
+	int named;                   /* its failed blocks were named, or never will be: the request is gone (DROP) */
+	int more;                    /* another piece of the request's load follows; the engine's thread */
+	int layer_skipped;           /* the engine did not await each layer: what it computed may be garbage */
+	uint32_t ranges;             /* layer ranges it is loaded in: above 1 only for synchronous loads of a GPU */
 	uint32_t timer;              /* the device timer it uses; 0: none */
 	uint32_t wanted;             /* blocks with a destination */
 	uint32_t batch_total_blocks; /* `wanted` of all loads it is layered with; 0: it is loaded whole */
@@ -78,12 +74,6 @@ typedef struct kvx_wbatch {
 static inline int kvx_wblock_is_loaded(const kvx_wload_t *load, const kvx_wblock_t *block)
 {
 	return block->ranges_done == load->ranges;
-}
-
-/* Of the part's leased blocks, those to be copied: of a layered load, times layers. */
-static inline uint32_t kvx_wpart_end(const kvx_wload_t *load, const kvx_wpart_t *part)
-{
-	return part->leased_blocks * (load->layered ? load->ranges : 1u);
 }
 
 /* Of a LOAD record, to be freed with free(); NULL: out of memory, or the record is not sound. Engine's thread. */

@@ -10,15 +10,12 @@
 
 /* ---- making one (engine's thread) ------------------------------------------------------------ */
 
-static int is_sound(const kvx_wgroup_t *group, const kvx_msg_save_t *record, int on_device)
+static int is_sound(const kvx_wgroup_t *group, const kvx_msg_save_t *record)
 {
 	const uint32_t *ids = kvx_msg_save_ids(record);
 
 	if (!group || record->n == 0 || record->put.n < record->n) {
 		return 0;
-	}
-	if (record->flags & KVX_MSG_LAYERS && (on_device || group->padded)) {
-		return 0; /* they save whole blocks */
 	}
 	for (uint32_t i = 0; i < record->n; i++) {
 		if (ids[i] >= group->paged.blocks && ids[i] != KVX_NO_BLOCK) {
@@ -35,7 +32,7 @@ kvx_wsave_t *kvx_wsave_create(kvx_worker_t *worker, const kvx_msg_save_t *record
 	const uint32_t *ids = kvx_msg_save_ids(record);
 	kvx_wsave_t *save;
 
-	if (!is_sound(group, record, worker->gpu != NULL)) {
+	if (!is_sound(group, record)) {
 		kvx_stat_add(&worker->stats.bad_messages, 1);
 		return NULL;
 	}
@@ -52,8 +49,6 @@ kvx_wsave_t *kvx_wsave_create(kvx_worker_t *worker, const kvx_msg_save_t *record
 	save->step = record->step;
 	save->n = record->n;
 	save->begin_ns = kvx_worker_now_ns();
-	save->layered = (record->flags & KVX_MSG_LAYERS) != 0;
-	atomic_store(&save->layers, record->flags & KVX_MSG_LAYERS ? record->layers : UINT32_MAX);
 	save->ids = (uint32_t *)(void *)((uint8_t *)save->state + ((size_t)record->n + 3u) / 4u * 4u);
 	memcpy(save->ids, ids, record->n * sizeof *ids);
 	atomic_store(&save->imported, KVC_PENDING);
@@ -193,57 +188,6 @@ kvc_status_t kvx_wsave_copy_block(kvx_worker_t *worker, kvx_wsave_t *save, uint3
 	}
 
 	return status == KVC_ALREADY ? KVC_OK : status;
-}
-
-/* ---- one layer (the transfer thread) ----------------------------------------------------------- */
-
-uint32_t kvx_wsave_layers(const kvx_worker_t *worker, const kvx_wsave_t *save)
-{
-	const kvc_writer_t *range = &worker->save_range;
-	const uint32_t layers = atomic_load(&save->layers);
-	const uint32_t ours = layers > range->layer_first ? layers - range->layer_first : 0;
-
-	return ours < range->layer_count ? ours : range->layer_count;
-}
-
-/* A fence finds the block waiting between two layers, and gives it up: what is in the cache then is no longer read. */
-kvc_status_t kvx_wsave_copy_layer(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, uint32_t layer,
-				  kvx_scratch_t *scratch)
-{
-	const uint64_t start = kvx_worker_now_ns();
-	const uint32_t first = worker->save_range.layer_first + layer;
-	const kvk_paged_t one = kvx_paged_layer(&save->group->saved, layer);
-	kvk_move_t move = {.block = save->ids[i], .leaves = scratch->gathered};
-	kvc_status_t status = kvc_put_block(save->put, i, &move.data);
-
-	if (status == KVC_OK) {
-		status = kvc_put_layer_digests(save->put, i, first, 1, NULL);
-	}
-	if (status != KVC_OK) {
-		return status == KVC_ALREADY ? KVC_OK : status;
-	}
-	if (!take_block(save, i)) {
-		return KVC_ERR_REVOKED;
-	}
-	atomic_fetch_add(&save->active, 1u);
-	status = (kvc_status_t)kvk_gather(save->layout, &one, &move, 1);
-	if (status == KVC_OK) {
-		status = kvc_put_layer_digests(save->put, i, first, 1, move.leaves);
-	}
-	kvx_wsave_return_block(save, i);
-	kvx_stat_add(&worker->stats.save_ns, kvx_worker_now_ns() - start);
-
-	return status;
-}
-
-void kvx_wsave_end_layers(kvx_worker_t *worker, kvx_wsave_t *save)
-{
-	for (uint32_t i = 0; i < save->n; i++) {
-		if (take_block(save, i)) {
-			kvx_stat_add(&worker->stats.save_bytes, save->group->saved_bytes);
-			release_block(worker, save, i, KVX_MARK_DONE);
-		}
-	}
 }
 
 void kvx_wsave_drop_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i)

@@ -22,10 +22,6 @@ typedef struct kvx_wsave {
 	uint32_t ended;           /* blocks [0, ended) are handed in */
 	uint32_t at;              /* blocks [0, at) are done */
 	uint64_t stuck_ns;        /* since when it waits for the daemon; 0: it does not */
-	_Atomic uint32_t layers;  /* of the model, that are computed; UINT32_MAX: all */
-	uint32_t layers_ended;    /* of this rank's: handed in, if it is saved layer by layer */
-	uint32_t layer_at;        /* of the next one, blocks [0, layer_at) are copied */
-	int layered;              /* it is saved layer by layer */
 	int urgent;               /* another engine waits for it, in memory of a GPU */
 	const kvk_layout_t *layout;
 	uint32_t *ids;           /* [n] */
@@ -57,14 +53,6 @@ void kvx_wsave_end_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, co
 void kvx_wsave_return_block(kvx_wsave_t *save, uint32_t i);
 /* In host memory: begin, copy and end block i. */
 kvc_status_t kvx_wsave_copy_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, kvx_scratch_t *scratch);
-/* The same of one layer of this rank's range, of a save that is layered. Block i waits again afterwards. REVOKED: it
- * was given up. LIMIT: there is no staging for layers. The transfer thread. */
-kvc_status_t kvx_wsave_copy_layer(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i, uint32_t layer,
-				  kvx_scratch_t *scratch);
-/* All layers are handed in: every block is done. */
-void kvx_wsave_end_layers(kvx_worker_t *worker, kvx_wsave_t *save);
-/* Layers of this rank's range that are computed. */
-uint32_t kvx_wsave_layers(const kvx_worker_t *worker, const kvx_wsave_t *save);
 /* Give block i up if it waits. */
 void kvx_wsave_drop_block(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t i);
 /* Give up all of it that waits. */

@@ -78,7 +78,7 @@ static void count_missing(kvx_worker_t *worker, kvx_wload_t *load)
 			load->lacks_blocks |= part->blocks[i].id != KVX_NO_BLOCK;
 		}
 	}
-	kvx_wload_count_done(worker, load, missing * (load->layered ? load->ranges : 1u));
+	kvx_wload_count_done(worker, load, missing);
 }
 
 /* PENDING: a space is not open yet. */
@@ -142,32 +142,6 @@ static kvc_status_t publish_ready_blocks(kvx_worker_t *worker, kvx_wpart_t *part
 	return status;
 }
 
-/* The same of a load that comes layer by layer. */
-static kvc_status_t publish_layers(const kvx_wload_t *load, kvx_wpart_t *part)
-{
-	const uint32_t there = kvc_lease_layers(part->lease), before = part->group->paged.first_layer;
-	const uint32_t ours = there > before ? there - before : 0, have = ours < load->ranges ? ours : load->ranges;
-	const uint32_t limit = have * part->leased_blocks;
-	kvc_status_t status = KVC_OK;
-
-	if (limit <= atomic_load_explicit(&part->limit, memory_order_relaxed)) {
-		return KVC_OK;
-	}
-	for (uint32_t i = 0; i < part->leased_blocks && status == KVC_OK; i++) {
-		kvx_source_t *source = &part->blocks[i].source;
-
-		if (part->blocks[i].id != KVX_NO_BLOCK && !source->data) {
-			status = kvc_lease_block_layers(part->lease, part->first + i, there, &source->data,
-							&source->leaves);
-		}
-	}
-	if (status == KVC_OK) {
-		atomic_store(&part->limit, limit);
-	}
-
-	return status;
-}
-
 static int daemon_silent_too_long(const kvx_worker_t *worker, kvx_wload_t *load, uint64_t now)
 {
 	return kvx_silent_too_long(&load->silent_ns, kvx_daemon_is_silent(worker), now);
@@ -198,7 +172,7 @@ static void check_progress(kvx_worker_t *worker, kvx_wload_t *load, uint64_t now
 
 		if (state != KVC_OK) {
 			kvx_wload_close(worker, load, state);
-		} else if (atomic_load(&part->limit) < kvx_wpart_end(load, part)) {
+		} else if (atomic_load(&part->limit) < part->leased_blocks) {
 			worker->polls_soon = 1;
 			if (rest < 0 && !has_more_ready(part) && !has_blocks_to_copy(load, part)) {
 				kvx_wload_close(worker, load, rest);
@@ -235,14 +209,14 @@ static int publish_all_parts(kvx_worker_t *worker, kvx_wload_t *load)
 		kvx_wpart_t *part = &load->part[p];
 		kvc_status_t status;
 
-		if (!part->lease || atomic_load(&part->limit) >= kvx_wpart_end(load, part)) {
+		if (!part->lease || atomic_load(&part->limit) >= part->leased_blocks) {
 			continue;
 		}
-		status = load->layered ? publish_layers(load, part) : publish_ready_blocks(worker, part);
+		status = publish_ready_blocks(worker, part);
 		if (status < 0 && status != KVX_ERR_FAULT) {
 			kvx_wload_close(worker, load, status);
 		}
-		all = all && atomic_load(&part->limit) >= kvx_wpart_end(load, part);
+		all = all && atomic_load(&part->limit) >= part->leased_blocks;
 	}
 
 	return all;
@@ -391,62 +365,6 @@ static kvc_status_t copy_batch(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t
 	return status;
 }
 
-/* Layer by layer: copy up to a batch of blocks of the next one that is computed, and hand it in when all have it. */
-static kvc_status_t copy_layers(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t *p_moved)
-{
-	kvc_status_t status = KVC_OK;
-	uint32_t moved = 0;
-
-	*p_moved = 0;
-	if (save->layers_ended >= kvx_wsave_layers(worker, save)) {
-		return KVC_OK;
-	}
-	while (save->layer_at < save->n && moved < worker->batch && status == KVC_OK) {
-		if (save->ids[save->layer_at] != KVX_NO_BLOCK) {
-			status = kvx_wsave_copy_layer(worker, save, save->layer_at, save->layers_ended,
-						      &worker->transfer_scratch);
-			moved += status == KVC_OK;
-		}
-		save->layer_at += status == KVC_OK;
-	}
-	*p_moved = moved;
-	if (status == KVC_OK && save->layer_at == save->n) {
-		status = kvc_put_layers(save->put, save->layers_ended + 1u);
-		save->layers_ended += status == KVC_OK;
-		save->layer_at = status == KVC_OK ? 0 : save->layer_at;
-	}
-	if (save->layers_ended == worker->save_range.layer_count) {
-		kvx_wsave_end_layers(worker, save);
-		save->ended = save->n;
-	}
-
-	return status;
-}
-
-/* Whole blocks, when all their layers are computed; layers earlier, if there is staging for their digests. */
-static kvc_status_t copy_some(kvx_worker_t *worker, kvx_wsave_t *save, uint32_t *p_moved)
-{
-	kvc_status_t status;
-
-	if (worker->gpu) {
-		return kvx_gpu_send_save(worker, save, p_moved);
-	}
-	if (save->layered) {
-		status = copy_layers(worker, save, p_moved);
-		if (status != KVC_ERR_LIMIT) {
-			return status;
-		}
-		save->layered = 0;
-	}
-	*p_moved = 0;
-	if (kvx_wsave_layers(worker, save) < worker->save_range.layer_count) {
-		return KVC_OK;
-	}
-	atomic_store(&save->layers, UINT32_MAX);
-
-	return copy_batch(worker, save, p_moved);
-}
-
 /* Skip blocks that are done. REVOKED: a block was given up. */
 static kvc_status_t skip_done(kvx_wsave_t *save)
 {
@@ -474,13 +392,14 @@ static int may_wait(kvx_worker_t *worker, kvx_wsave_t *save, uint64_t now)
 /* Copy a batch and hand in. OK: continue. */
 static kvc_status_t advance_save(kvx_worker_t *worker, kvx_wsave_t *save, uint64_t now, uint32_t *p_moved)
 {
-	const uint32_t at = save->at + save->layers_ended, ended = save->ended;
-	kvc_status_t status = copy_some(worker, save, p_moved);
+	const uint32_t at = save->at, ended = save->ended;
+	kvc_status_t status =
+		worker->gpu ? kvx_gpu_send_save(worker, save, p_moved) : copy_batch(worker, save, p_moved);
 	kvc_status_t passed = skip_done(save), handed;
 
 	status = passed == KVC_OK ? status : passed;
 	handed = end_blocks(worker, save, save->at == save->n || status != KVC_OK);
-	if (save->at + save->layers_ended > at || save->ended > ended) {
+	if (save->at > at || save->ended > ended) {
 		save->stuck_ns = 0;
 	}
 	if (handed != KVC_OK && !kvx_wsave_must_wait(handed)) {
