@@ -123,7 +123,7 @@ typedef struct kvc_answer {
 	kv_status_t status;
 	const kv_msg_t *reply;
 	const char *detail;
-	int expired; /* our deadline has passed; of PUT_END and PUT_LAYERS the answer is still expected */
+	int expired; /* our deadline has passed; of a PUT_END the answer is still expected */
 } kvc_answer_t;
 typedef void (*kvc_answer_fn)(kvc_t *kvc, void *object, const kvc_answer_t *answer);
 /* One whole frame. PROTO, TOO_BIG, ...: the session must end. */
@@ -237,10 +237,6 @@ struct kvc_lease {
 	int imported; /* another member's: not ours to release */
 };
 
-/* How a put is written: whole blocks, leaves[block][head][leaf], or layers of all blocks,
- * leaves[layer][block][head][leaf]. */
-typedef enum kvc_put_way { KVC_PUT_UNKNOWN, KVC_PUT_BLOCKS, KVC_PUT_LAYERS } kvc_put_way_t;
-
 struct kvc_put {
 	kvc_space_t *space;
 	kvc_put_t *next, *prev;
@@ -248,12 +244,12 @@ struct kvc_put {
 	kvc_grant_t grant;
 	uint64_t serial;
 	_Atomic int32_t status; /* of PUT_START: PENDING, OK, or why not */
-	kv_status_t end_status; /* first failure of a PUT_END or PUT_LAYERS */
+	kv_status_t end_status; /* first failure of a PUT_END */
 	kvc_put_result_t result;
 	kvc_writer_t range; /* of this member */
 	uint64_t kept_ns;   /* the daemon has heard last that it is still written */
 	uint32_t asked, n, from;
-	uint32_t ends;   /* PUT_END and PUT_LAYERS requests in flight: their staging is still read */
+	uint32_t ends;   /* PUT_END requests in flight: their staging is still read */
 	uint32_t handed; /* blocks handed in, ALREADY ones not counted */
 	int durable;
 	int imported;
@@ -267,8 +263,6 @@ struct kvc_put {
 	uint32_t words_a_block;
 	uint32_t *order; /* order[i]: blocks before i that are not ALREADY; n + 1 entries */
 	uint32_t order_cap;
-	_Atomic uint32_t way;    /* kvc_put_way_t: the staging has another order in each */
-	_Atomic uint32_t layers; /* of the range, from its first: handed in */
 };
 
 struct kvc_handover {
@@ -288,7 +282,6 @@ struct kvc_handover {
 	uint32_t state;
 	kv_status_t status;
 	uint32_t n;
-	uint32_t open_n, layers; /* units that the blocks of an open put reach to, and layers of them */
 	uint32_t partial;
 	uint32_t announced; /* of a producer: units, a private block counts as one */
 	int was_announced;  /* its n may grow at any time */
@@ -595,10 +588,8 @@ typedef struct kvc_leaves {
 /* Copy them from block to block; digests[count]. */
 void kvc_copy_leaves(const kvc_space_t *space, const kvc_leaves_t *range, void *dst, const void *src,
 		     uint64_t *digests);
-/* Copy part of a block, all but its rank counting, and compare its digests with leaves[heads][leaves] of the block:
- * CORRUPT when one differs. */
-kv_status_t kvc_copy_checked(const kvc_space_t *space, const kvc_writer_t *part, void *dst, const void *src,
-			     const uint64_t *leaves);
+/* Copy a whole block and compare its digests with leaves[heads][leaves]: CORRUPT when one differs. */
+kv_status_t kvc_copy_checked(const kvc_space_t *space, void *dst, const void *src, const uint64_t *leaves);
 
 /* ---- for tests ------------------------------------------------------------------------------- */
 

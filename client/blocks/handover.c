@@ -82,7 +82,7 @@ static void end_handover(kvc_handover_t *handover, uint32_t state, kv_status_t w
 	handover->state = state;
 	handover->status = why;
 	handover->awaits_room = 0;
-	handover->open_n = handover->layers = handover->announced = 0;
+	handover->announced = 0;
 	if (state == KV_HANDOVER_ENDED && handover->number != 0) {
 		unbind_number(handover);
 	}
@@ -170,8 +170,6 @@ static void note_state(kvc_handover_t *handover, const kv_msg_handover_t *now)
 {
 	handover->state = now->state;
 	handover->n = now->n;
-	handover->open_n = now->open_n;
-	handover->layers = now->layers;
 	handover->partial = now->partial;
 	handover->announced = handover->is_producer ? now->announced : 0;
 	handover->tail_bytes = now->tail_bytes;
@@ -333,9 +331,7 @@ static void on_received(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 		note_state(handover, &(kv_msg_handover_t){.state = reply->state,
 							  .n = reply->n,
 							  .partial = reply->partial,
-							  .tail_bytes = reply->tail_bytes,
-							  .open_n = reply->open_n,
-							  .layers = reply->layers});
+							  .tail_bytes = reply->tail_bytes});
 		handover->status = reply->state == KV_HANDOVER_FAILED ? (kv_status_t)reply->status : KV_PENDING;
 	} else {
 		report_failure(handover, answer, "receiving");
@@ -440,7 +436,6 @@ static kvc_status_t send_chunk(kvc_handover_t *handover, const kvc_handover_chun
 		.ttl_ms = chunk->ttl_ms,
 		.partial = chunk->partial,
 		.tail = {chunk->tail, chunk->tail_len},
-		.open_put = chunk->open ? chunk->open->grant.id : 0,
 	};
 	kvc_status_t status = KVC_OK;
 
@@ -505,17 +500,8 @@ static kvc_status_t check_chunk(const kvc_space_t *space, const kvc_handover_chu
 	if ((chunk->n > 0 || chunk->partial > 0) && (!chunk->source || !chunk->source->key)) {
 		return kvc_fail(KV_ERR_ARG, "kvc_handover_send: blocks without a key source");
 	}
-	if (chunk->ahead && (chunk->open || space->group_count != 1 || space->groups[0].rule != KV_RULE_FULL)) {
-		return kvc_fail(KV_ERR_ARG, "kvc_handover_send: blocks are announced in a space of one full group, and "
-					    "without an open put");
-	}
-	if (chunk->open && (chunk->last || chunk->open->space != space || !chunk->open->grant.map)) {
-		return kvc_fail(KV_ERR_ARG,
-				"kvc_handover_send: an open put with the last chunk, of another space, or one "
-				"that was not granted");
-	}
-	if (chunk->open && kvc_grant_check(&chunk->open->grant) != KV_OK) {
-		return kvc_fail(KV_ERR_REVOKED, "kvc_handover_send: the open put has ended");
+	if (chunk->ahead && (space->group_count != 1 || space->groups[0].rule != KV_RULE_FULL)) {
+		return kvc_fail(KV_ERR_ARG, "kvc_handover_send: blocks are announced in a space of one full group");
 	}
 	if (chunk->tail_len > KVC_MAX_TAIL || (chunk->tail_len > 0 && !chunk->tail)) {
 		return kvc_fail(KV_ERR_ARG, "a tail of %u bytes: at most %u, and not NULL", chunk->tail_len,
@@ -818,8 +804,6 @@ void kvc_handover_get_info(const kvc_handover_t *handover, kvc_handover_info_t *
 		.tail = handover->tail,
 		.tail_len = handover->tail ? handover->tail_bytes : 0,
 		.partial = handover->partial,
-		.open_n = handover->open_n,
-		.layers = handover->layers,
 		.announced = handover->announced,
 	};
 
@@ -830,7 +814,6 @@ void kvc_handover_get_info(const kvc_handover_t *handover, kvc_handover_info_t *
 typedef struct kvc_handover_wanted {
 	const kvc_handover_t *handover;
 	uint32_t n;
-	uint32_t layers; /* of the blocks before n: enough; 0: whole blocks only */
 } kvc_handover_wanted_t;
 
 static int is_there(const void *object)
@@ -839,19 +822,12 @@ static int is_there(const void *object)
 	const kvc_handover_t *handover = wanted->handover;
 
 	return status_of(handover) != KVC_PENDING ||
-	       (!handover->is_producer && handover->number != 0 && wanted->n > 0 &&
-		(handover->n >= wanted->n ||
-		 (wanted->layers > 0 && handover->open_n >= wanted->n && handover->layers >= wanted->layers)));
+	       (!handover->is_producer && handover->number != 0 && wanted->n > 0 && handover->n >= wanted->n);
 }
 
 kvc_status_t kvc_handover_wait(kvc_handover_t *handover, uint32_t n, uint32_t timeout_ms)
 {
-	return kvc_handover_wait_layers(handover, n, 0, timeout_ms);
-}
-
-kvc_status_t kvc_handover_wait_layers(kvc_handover_t *handover, uint32_t n, uint32_t layers, uint32_t timeout_ms)
-{
-	const kvc_handover_wanted_t wanted = {.handover = handover, .n = n, .layers = layers};
+	const kvc_handover_wanted_t wanted = {.handover = handover, .n = n};
 	kvc_t *kvc = handover->kvc;
 	kvc_status_t status = kvc_check_process(kvc);
 

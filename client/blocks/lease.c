@@ -234,8 +234,8 @@ kvc_status_t kvc_lease_wait(kvc_lease_t *lease, uint32_t n, uint32_t timeout_ms)
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-/* Of block i, if it is ready, or its first `layers` layers are there. */
-static kvc_status_t find_block(const kvc_lease_t *lease, uint32_t i, uint32_t layers, kvc_block_memory_t *source)
+/* Of block i, if it is ready. */
+static kvc_status_t find_block(const kvc_lease_t *lease, uint32_t i, kvc_block_memory_t *source)
 {
 	const kvc_status_t rest = kvc_lease_rest_status(lease);
 	kv_status_t found;
@@ -250,7 +250,7 @@ static kvc_status_t find_block(const kvc_lease_t *lease, uint32_t i, uint32_t la
 	if (i < lease->skip || i >= lease->n) {
 		return kvc_fail(KV_ERR_ARG, "block %u is not in the lease's [%u, %u)", i, lease->skip, lease->n);
 	}
-	if (i >= kvc_lease_ready(lease) && layers > kvc_lease_layers(lease)) {
+	if (i >= kvc_lease_ready(lease)) {
 		return rest == KVC_OK ? KVC_PENDING : kvc_fail((kv_status_t)rest, "block %u could not be read", i);
 	}
 	found = kvc_slab_find(lease->grant.map, lease->space, kvc_grant_slot(&lease->grant, i - lease->skip), source);
@@ -262,11 +262,10 @@ static kvc_status_t find_block(const kvc_lease_t *lease, uint32_t i, uint32_t la
 	return KVC_OK;
 }
 
-kvc_status_t kvc_lease_block_layers(const kvc_lease_t *lease, uint32_t i, uint32_t layers, const void **p_data,
-				    const uint64_t **p_leaves)
+kvc_status_t kvc_lease_block(const kvc_lease_t *lease, uint32_t i, const void **p_data, const uint64_t **p_leaves)
 {
 	kvc_block_memory_t source = {0};
-	const kvc_status_t status = find_block(lease, i, layers, &source);
+	const kvc_status_t status = find_block(lease, i, &source);
 
 	if (status == KVC_OK && p_data) {
 		*p_data = source.data;
@@ -276,32 +275,6 @@ kvc_status_t kvc_lease_block_layers(const kvc_lease_t *lease, uint32_t i, uint32
 	}
 
 	return status;
-}
-
-kvc_status_t kvc_lease_block(const kvc_lease_t *lease, uint32_t i, const void **p_data, const uint64_t **p_leaves)
-{
-	return kvc_lease_block_layers(lease, i, UINT32_MAX, p_data, p_leaves);
-}
-
-uint32_t kvc_lease_layers(const kvc_lease_t *lease)
-{
-	const kv_lease_header_t *header = lease->grant.header;
-	uint32_t layers;
-
-	if (atomic_load_explicit(&lease->status, memory_order_acquire) != KV_OK ||
-	    kvc_check_process(lease->space->kvc) != KVC_OK) {
-		return 0;
-	}
-	if (kvc_lease_ready(lease) == lease->n) {
-		return lease->space->layers;
-	}
-	layers = atomic_load_explicit(&header->layers, memory_order_acquire);
-	/* The id after it: else these are the layers of the lease that has its memory now. */
-	if (atomic_load_explicit(&header->id, memory_order_acquire) != lease->grant.id) {
-		return 0;
-	}
-
-	return layers < lease->space->layers ? layers : lease->space->layers;
 }
 
 static void bad_push(kvc_t *kvc, const kvc_lease_t *lease, uint32_t i)
@@ -319,9 +292,8 @@ static void bad_push(kvc_t *kvc, const kvc_lease_t *lease, uint32_t i)
 	atomic_store_explicit(&kvc->bad_lock, 0u, memory_order_release);
 }
 
-/* Part of block i, whose memory and digests are given. */
-static kvc_status_t read_part(kvc_lease_t *lease, uint32_t i, const kvc_writer_t *part,
-			      const kvc_block_memory_t *source, void *dst)
+/* Block i, whose memory and digests are given. */
+static kvc_status_t read_block(kvc_lease_t *lease, uint32_t i, const kvc_block_memory_t *source, void *dst)
 {
 	kvc_t *kvc = lease->space->kvc;
 	kvc_status_t status;
@@ -330,7 +302,7 @@ static kvc_status_t read_part(kvc_lease_t *lease, uint32_t i, const kvc_writer_t
 	if (source->on_device) {
 		return kvc_fail(KV_ERR_UNSUPPORTED, "block %u lies in memory of a GPU, which a CPU does not read", i);
 	}
-	copied = kvc_copy_checked(lease->space, part, dst, source->data, source->leaves);
+	copied = kvc_copy_checked(lease->space, dst, source->data, source->leaves);
 
 	/* Taken away meanwhile: what was read may be anything; the block is not to blame. */
 	status = kvc_lease_state(lease);
@@ -344,30 +316,8 @@ static kvc_status_t read_part(kvc_lease_t *lease, uint32_t i, const kvc_writer_t
 	return status;
 }
 
-kvc_status_t kvc_lease_read_layers(kvc_lease_t *lease, uint32_t i, const kvc_writer_t *part, void *dst)
-{
-	const kvc_space_t *space = lease->space;
-	kvc_block_memory_t source = {0};
-	uint32_t words = 0;
-	kvc_status_t status;
-
-	if (!part || !dst || kvc_put_range(space, part, &words) != KV_OK) {
-		return kvc_fail(KV_ERR_ARG, "kvc_lease_read_layers: an argument is NULL, or the part leaves the block");
-	}
-	status = find_block(lease, i, part->layer_first + part->layer_count, &source);
-	if (status == KVC_OK) {
-		status = read_part(lease, i, part, &source, dst);
-	}
-	if (status == KVC_OK) {
-		kvc_count(&space->kvc->counters.bytes_read, (uint64_t)(space->page_bytes / space->pieces) * words);
-	}
-
-	return status;
-}
-
 kvc_status_t kvc_lease_read(kvc_lease_t *lease, uint32_t first, uint32_t count, void *const *dst, uint32_t *p_bad)
 {
-	const kvc_writer_t all = {.head_count = lease->space->heads, .layer_count = lease->space->layers};
 	kvc_t *kvc = lease->space->kvc;
 
 	if (!dst || first < lease->skip || count > UINT32_MAX - first) {
@@ -376,12 +326,11 @@ kvc_status_t kvc_lease_read(kvc_lease_t *lease, uint32_t first, uint32_t count, 
 	}
 	for (uint32_t i = 0; i < count; i++) {
 		kvc_block_memory_t source = {0};
-		kvc_status_t status = find_block(lease, first + i, UINT32_MAX, &source);
+		kvc_status_t status = find_block(lease, first + i, &source);
 
 		if (status == KVC_OK) {
-			status = read_part(lease, first + i, &all, &source, dst[i]);
+			status = read_block(lease, first + i, &source, dst[i]);
 		}
-
 		if (status != KVC_OK) {
 			if (p_bad) {
 				*p_bad = first + i;

@@ -501,18 +501,6 @@ kvc_status_t kvc_put_block(const kvc_put_t *put, uint32_t i, void **p_data)
 	return status;
 }
 
-/* The digests of whole blocks and those of layers lie in another order: a put is written one way. */
-static kvc_status_t choose_way(kvc_put_t *put, kvc_put_way_t way)
-{
-	uint32_t was = KVC_PUT_UNKNOWN;
-
-	if (!atomic_compare_exchange_strong(&put->way, &was, (uint32_t)way) && was != (uint32_t)way) {
-		return kvc_fail(KV_ERR_ARG, "a put is written in whole blocks, or layer by layer, and not both");
-	}
-
-	return KVC_OK;
-}
-
 kvc_status_t kvc_put_write(kvc_put_t *put, uint32_t i, const void *src)
 {
 	const kvc_space_t *space = put->space;
@@ -523,7 +511,6 @@ kvc_status_t kvc_put_write(kvc_put_t *put, uint32_t i, const void *src)
 	uint64_t *word = NULL;
 	kvc_status_t status = may_write(put, i);
 
-	status = status == KVC_OK ? choose_way(put, KVC_PUT_BLOCKS) : status;
 	status = status == KVC_OK ? find_staging_words(put, i, &word) : status;
 	status = status == KVC_OK ? find_host_memory(put, i, &data) : status;
 	if (status != KVC_OK) {
@@ -546,7 +533,6 @@ kvc_status_t kvc_put_digests(kvc_put_t *put, uint32_t i, const uint64_t *leaves)
 	uint64_t *words = NULL;
 	kvc_status_t status = may_write(put, i);
 
-	status = status == KVC_OK ? choose_way(put, KVC_PUT_BLOCKS) : status;
 	status = status == KVC_OK ? find_staging_words(put, i, &words) : status;
 	if (status != KVC_OK) {
 		return status == KVC_ALREADY ? KVC_OK : status;
@@ -557,86 +543,6 @@ kvc_status_t kvc_put_digests(kvc_put_t *put, uint32_t i, const uint64_t *leaves)
 		}
 		memcpy(words, leaves, put->words_a_block * sizeof *words);
 	}
-
-	return KVC_OK;
-}
-
-/* Layers [first, first + count) of the model: may they be written into block i, and is there staging for the whole put?
- */
-static kvc_status_t may_write_layers(kvc_put_t *put, uint32_t i, uint32_t first, uint32_t count)
-{
-	const kvc_writer_t *range = &put->range;
-	kvc_status_t status = may_write(put, i);
-
-	if (status != KVC_OK) {
-		return status;
-	}
-	if (first < range->layer_first + atomic_load_explicit(&put->layers, memory_order_acquire) ||
-	    count > range->layer_count || first > range->layer_first + range->layer_count - count) {
-		return kvc_fail(KV_ERR_ARG, "layers [%u, %u + %u) have been handed in, or are not this rank's", first,
-				first, count);
-	}
-	if (put->order[put->n] > put->window_blocks) {
-		return kvc_fail(KV_ERR_LIMIT, "the staging holds %u of the put's %u blocks; raise staging_blocks",
-				put->window_blocks, put->order[put->n]);
-	}
-
-	return choose_way(put, KVC_PUT_LAYERS);
-}
-
-/* Staging of a layer of block i: [head][leaf]. */
-static uint64_t *find_layer_words(const kvc_put_t *put, uint32_t i, uint32_t layer)
-{
-	const kvc_writer_t *range = &put->range;
-	const uint32_t words = range->head_count * put->space->pieces;
-
-	return put->grant.map->staging + put->staging.first +
-	       ((uint64_t)(layer - range->layer_first) * put->order[put->n] + put->order[i]) * words;
-}
-
-kvc_status_t kvc_put_layer_digests(kvc_put_t *put, uint32_t i, uint32_t first, uint32_t count, const uint64_t *leaves)
-{
-	const uint32_t pieces = put->space->pieces;
-	const kvc_status_t status = may_write_layers(put, i, first, count);
-
-	if (status != KVC_OK || !leaves) {
-		return status == KVC_ALREADY ? KVC_OK : status;
-	}
-	for (uint32_t l = 0; l < count; l++) {
-		uint64_t *word = find_layer_words(put, i, first + l);
-
-		for (uint32_t h = 0; h < put->range.head_count; h++) {
-			memcpy(word + (size_t)h * pieces, leaves + ((size_t)h * count + l) * pieces,
-			       pieces * sizeof *leaves);
-		}
-	}
-
-	return KVC_OK;
-}
-
-kvc_status_t kvc_put_write_layers(kvc_put_t *put, uint32_t i, uint32_t first, uint32_t count, const void *src)
-{
-	const kvc_space_t *space = put->space;
-	const kvc_writer_t *range = &put->range;
-	uint8_t *data = NULL;
-	kvc_status_t status = may_write_layers(put, i, first, count);
-
-	status = status == KVC_OK ? find_host_memory(put, i, &data) : status;
-	if (status != KVC_OK) {
-		return status == KVC_ALREADY ? KVC_OK : status;
-	}
-	for (uint32_t l = first; l < first + count; l++) {
-		uint64_t *word = find_layer_words(put, i, l);
-
-		for (uint32_t h = 0; h < range->head_count; h++) {
-			const kvc_leaves_t leaves = {
-				.head = range->head_first + h, .first = l * space->pieces, .count = space->pieces};
-
-			kvc_copy_leaves(space, &leaves, data, src, word);
-			word += space->pieces;
-		}
-	}
-	kvc_count(&space->kvc->counters.bytes_put, (uint64_t)range->head_count * count * space->page_bytes);
 
 	return KVC_OK;
 }

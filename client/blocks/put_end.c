@@ -66,35 +66,10 @@ static kvc_status_t check_end_range(const kvc_put_t *put, uint32_t first, uint32
 	if (kvc_grant_check(&put->grant) != KV_OK) {
 		return kvc_fail(KV_ERR_REVOKED, "put %llu was revoked", (unsigned long long)put->grant.id);
 	}
-	if (atomic_load(&put->way) == KVC_PUT_LAYERS) {
-		return kvc_fail(KV_ERR_ARG, "put %llu is written layer by layer: kvc_put_layers() hands it in",
-				(unsigned long long)put->grant.id);
-	}
 	if (put->order[first] < window || put->order[first + count] - window > put->window_blocks) {
 		return kvc_fail(KV_ERR_ARG, "blocks [%u, %u + %u) have been handed in, or not been written yet", first,
 				first, count);
 	}
-
-	return KVC_OK;
-}
-
-/* What was written is there, and its digests are in the staging. */
-static kvc_status_t send_end(kvc_put_t *put, const kvc_ask_t *ask)
-{
-	kvc_t *kvc = put->space->kvc;
-	kv_status_t sent;
-
-#if defined(__x86_64__)
-	/* The streaming stores of the copies come before whatever says that they are there. */
-	__builtin_ia32_sfence();
-#endif
-	sent = kvc_send(kvc, ask);
-	if (sent != KV_OK) {
-		return kvc_fail(sent, "%s could not be sent: %s", kv_request_find(ask->code)->name,
-				kv_status_text(sent));
-	}
-	put->ends++;
-	put->kept_ns = kv_now_ns(&kvc->env);
 
 	return KVC_OK;
 }
@@ -106,6 +81,7 @@ kvc_status_t kvc_put_end(kvc_put_t *put, uint32_t first, uint32_t count)
 	kvc_ask_t ask = {.code = KV_CODE_PUT_END, .msg = &msg, .done = on_end_answered, .object = put, .fd = -1};
 	kvc_status_t status = kvc_enter(kvc);
 	uint32_t blocks, at;
+	kv_status_t sent;
 
 	status = status == KVC_OK ? check_end_range(put, first, count) : status;
 	if (status != KVC_OK) {
@@ -116,59 +92,19 @@ kvc_status_t kvc_put_end(kvc_put_t *put, uint32_t first, uint32_t count)
 	msg.staging = put->staging.first + (uint64_t)at * put->words_a_block;
 	msg.words = blocks * put->words_a_block;
 
-	status = send_end(put, &ask);
-	put->handed += status == KVC_OK ? blocks : 0;
-
-	return status;
-}
-
-/* How many words of staging the layers that are new have; 0 in *p_words: there is nothing to hand in. */
-static kvc_status_t check_layers(const kvc_put_t *put, uint32_t layers, uint32_t *p_words)
-{
-	const uint32_t had = atomic_load_explicit(&put->layers, memory_order_relaxed);
-	kvc_status_t status = atomic_load(&put->status);
-
-	*p_words = 0;
-	if (status != KVC_OK) {
-		return kvc_fail((kv_status_t)status, "the put was not granted: %s", kvc_status_text(status));
+#if defined(__x86_64__)
+	/* The streaming stores of the copies come before whatever says that they are there. */
+	__builtin_ia32_sfence();
+#endif
+	sent = kvc_send(kvc, &ask);
+	if (sent != KV_OK) {
+		return kvc_fail(sent, "PUT_END could not be sent: %s", kv_status_text(sent));
 	}
-	if (!put->grant.map || put->order[put->n] == 0 || put->words_a_block == 0) {
-		return KVC_OK;
-	}
-	if (kvc_grant_check(&put->grant) != KV_OK) {
-		return kvc_fail(KV_ERR_REVOKED, "put %llu was revoked", (unsigned long long)put->grant.id);
-	}
-	if (atomic_load(&put->way) != KVC_PUT_LAYERS || layers <= had || layers > put->range.layer_count) {
-		return kvc_fail(KV_ERR_ARG,
-				"%u layers: %u of this rank's %u have been handed in, or whole blocks were written",
-				layers, had, put->range.layer_count);
-	}
-	*p_words = put->words_a_block / put->range.layer_count * (layers - had) * put->order[put->n];
+	put->ends++;
+	put->handed += blocks;
+	put->kept_ns = kv_now_ns(&kvc->env);
 
 	return KVC_OK;
-}
-
-kvc_status_t kvc_put_layers(kvc_put_t *put, uint32_t layers)
-{
-	kvc_t *kvc = put->space->kvc;
-	kv_msg_put_layers_t msg = {.put = put->grant.id, .rank = put->range.rank, .layers = layers};
-	kvc_ask_t ask = {.code = KV_CODE_PUT_LAYERS, .msg = &msg, .done = on_end_answered, .object = put, .fd = -1};
-	kvc_status_t status = kvc_enter(kvc);
-
-	status = status == KVC_OK ? check_layers(put, layers, &msg.words) : status;
-	if (status != KVC_OK || msg.words == 0) {
-		return status;
-	}
-	msg.staging = put->staging.first + (uint64_t)put->words_a_block / put->range.layer_count *
-						   atomic_load_explicit(&put->layers, memory_order_relaxed) *
-						   put->order[put->n];
-	status = send_end(put, &ask);
-	if (status == KVC_OK) {
-		atomic_store_explicit(&put->layers, layers, memory_order_release);
-		put->handed = layers == put->range.layer_count ? put->order[put->n] : 0;
-	}
-
-	return status;
 }
 
 #define KEEP_FIRST_NS UINT64_C(50000000) /* half of the shortest put.ttl there is */

@@ -23,11 +23,9 @@
  * Threads. A kvc_t and everything made from it belong to one thread at a time: its owner, which polls. Other threads
  * may call these functions at the same time, as long as no thread frees the object:
  *   kvc_match(), kvc_match_lazy(), kvc_chain_*(), kvc_keys_of(), kvc_key_bind(), kvc_space_groups(), kvc_group_range()
- *   kvc_lease_state(), _n(), _skip(), _ready(), _rest_status(), _block(), _block_layers(), _read(), _layers(),
- *   _read_layers()   once the owner saw the lease OK
- *   kvc_put_block(), _write(), _write_layers(), _digests(), _layer_digests()   once the owner saw the put granted; each
- *   block by one thread at a time
- * kvc_put_end() of a block, or kvc_put_layers(), comes after its writes; the threads order these themselves.
+ *   kvc_lease_state(), _n(), _skip(), _ready(), _rest_status(), _block(), _read()   once the owner saw the lease OK
+ *   kvc_put_block(), _write(), _digests()   once the owner saw the put granted; each block by one thread at a time
+ * kvc_put_end() of a block comes after its writes; the threads order these themselves.
  *
  * Ownership. What a function returns through **p is the caller's until the matching free.
  *
@@ -352,11 +350,6 @@ KVC_API void kvc_match_lazy(const kvc_space_t *space, const kvc_key_source_t *so
 
 /* ---- leases ---------------------------------------------------------------------------------- */
 
-/* Some heads and layers of a block; of a put: who writes them. */
-typedef struct kvc_writer {
-	uint32_t rank, head_first, head_count, layer_first, layer_count;
-} kvc_writer_t;
-
 /* Ask for the first n keys' blocks, n as kvc_match() found it: the answer is exact there, and shortened when something
  * was evicted in between (a ladder of keys is sent, dense only near n). Blocks [0, skip) are held by the engine already
  * and are only touched. The lease is PENDING until the answer has come. ttl_ms 0: the daemon's default. */
@@ -401,17 +394,6 @@ KVC_API kvc_status_t kvc_lease_block(const kvc_lease_t *lease, uint32_t i, const
  * KVC_ERR_CORRUPT: *p_bad names the block, which has been reported to the daemon; earlier blocks are good. */
 KVC_API kvc_status_t kvc_lease_read(kvc_lease_t *lease, uint32_t first, uint32_t count, void *const *dst,
 				    uint32_t *p_bad);
-/* Layers that are there of the blocks that are not ready, from the model's first: 0 of all but the leases of
- * kvc_handover_lease(); all layers when every block is ready. Does not wait. */
-KVC_API uint32_t kvc_lease_layers(const kvc_lease_t *lease);
-/* kvc_lease_block() of block i, whose first `layers` layers count as there when kvc_lease_layers() says so. PENDING:
- * they are not. */
-KVC_API kvc_status_t kvc_lease_block_layers(const kvc_lease_t *lease, uint32_t i, uint32_t layers, const void **p_data,
-					    const uint64_t **p_leaves);
-/* Copy some heads and layers of block i, each of the layers below kvc_lease_layers(), into a block at dst, which keeps
- * its other bytes; verified in the same pass by the digests of these layers. `part`: as of a writer, its rank does not
- * count. PENDING: they are not there. CORRUPT: it has been reported, and the put and this lease end. */
-KVC_API kvc_status_t kvc_lease_read_layers(kvc_lease_t *lease, uint32_t i, const kvc_writer_t *part, void *dst);
 /* Tell the daemon that block i was bad (found by the caller's own verification, e.g. a scatter). */
 KVC_API kvc_status_t kvc_lease_report_bad(kvc_lease_t *lease, uint32_t i);
 KVC_API kvc_status_t kvc_lease_renew(kvc_lease_t *lease, uint32_t ttl_ms);
@@ -419,6 +401,11 @@ KVC_API kvc_status_t kvc_lease_renew(kvc_lease_t *lease, uint32_t ttl_ms);
 KVC_API void kvc_release(kvc_lease_t *const *leases, uint32_t count);
 
 /* ---- puts ------------------------------------------------------------------------------------ */
+
+/* Who writes which heads and layers of a block. */
+typedef struct kvc_writer {
+	uint32_t rank, head_first, head_count, layer_first, layer_count;
+} kvc_writer_t;
 
 typedef struct kvc_put_options {
 	size_t struct_size;
@@ -463,19 +450,6 @@ KVC_API kvc_status_t kvc_put_write(kvc_put_t *put, uint32_t i, const void *src);
 KVC_API kvc_status_t kvc_put_digests(kvc_put_t *put, uint32_t i, const uint64_t *leaves);
 /* Blocks [first, first + count) are filled by this rank: hand them in, each once. Does not wait. */
 KVC_API kvc_status_t kvc_put_end(kvc_put_t *put, uint32_t first, uint32_t count);
-/* The same layer by layer, for a consumer that reads them before the blocks are whole (kvc_handover_chunk_t.open). Copy
- * layers [first, first + count) of the model, all in this rank's range, of block i out of a block at src, and digest
- * them. KVC_ERR_ARG: they have been handed in, or the put is written in whole blocks; KVC_ERR_LIMIT: the staging does
- * not hold the digests of the whole put; else as kvc_put_write(). */
-KVC_API kvc_status_t kvc_put_write_layers(kvc_put_t *put, uint32_t i, uint32_t first, uint32_t count, const void *src);
-/* For callers that filled these layers of block i themselves: their leaf digests, [heads][count][leaves of a layer] of
- * this rank's heads, copied; NULL: may they be handed in this way? Errors as above. */
-KVC_API kvc_status_t kvc_put_layer_digests(kvc_put_t *put, uint32_t i, uint32_t first, uint32_t count,
-					   const uint64_t *leaves);
-/* The first `layers` layers of this rank's range are in place in all blocks of the put: hand those in that are new.
- * With the last one the put's blocks are handed in, and kvc_put_end() has nothing to do. A layer that was handed in
- * stays as it is. Does not wait. */
-KVC_API kvc_status_t kvc_put_layers(kvc_put_t *put, uint32_t layers);
 typedef struct kvc_put_result {
 	size_t struct_size;
 	/* PENDING until PUT_DONE has come. REVOKED: a member gave it up or died. CLOSED: the daemon or the session has
@@ -598,12 +572,6 @@ typedef struct kvc_handover_chunk {
 	 * and then the status is KVC_ERR_BUSY: send the chunk again. The caller ends the wait by its own
 	 * deadline, with kvc_handover_done(). */
 	int await_room;
-	/* An unfinished put of a full group, whose new blocks follow the n units: the consumer alone may read its
-	 * layers as they are handed in (kvc_put_layers()), until the put ends. Then its blocks are handed over like any
-	 * others, with a later chunk. One at a time; NULL: none, or that of before. With `last` there is none:
-	 * KVC_ERR_ARG. KVC_MISS: it has ended. KVC_ERR_EXISTS: another one of this hand-over has not, or another
-	 * hand-over has it. */
-	const kvc_put_t *open;
 	/* 1: the chunk is announced: its blocks, and the private block of `partial`, need not be visible. The daemon
 	 * hands them over in order as they become visible, and tells both sides. With `last` the hand-over is
 	 * KVC_HANDOVER_COMPLETE when all of them are; until then it is KVC_HANDOVER_SENDING, and n of
@@ -611,8 +579,8 @@ typedef struct kvc_handover_chunk {
 	 * may announce more. A chunk without `ahead` withdraws what is announced and not visible, and may name fewer
 	 * units than have been handed over meanwhile: a producer whose save has failed ends with a plain last chunk of
 	 * what is visible, which is KVC_OK too when the hand-over has become complete, or was taken, before that. In a
-	 * space of one full group and without `open`, and of no fewer units than are announced: else KVC_ERR_ARG. An
-	 * announced block that does not follow those before it fails the hand-over with KVC_ERR_ARG. */
+	 * space of one full group, and of no fewer units than are announced: else KVC_ERR_ARG. An announced block that
+	 * does not follow those before it fails the hand-over with KVC_ERR_ARG. */
 	int ahead;
 } kvc_handover_chunk_t;
 /* Hand units [0, n) over; *p_handover NULL: the first chunk of a new hand-over, which is the caller's until
@@ -681,8 +649,6 @@ typedef struct kvc_handover_info {
 	const void *tail;    /* of the consumer; NULL: none, or not here yet. Valid until kvc_handover_done() */
 	uint32_t tail_len;
 	uint32_t partial; /* tokens after the n units, in a private block of every group; 0: none */
-	uint32_t open_n;  /* of the consumer: units that the blocks of an unfinished put reach to; 0: there is none */
-	uint32_t layers;  /* of these blocks that are there, from the model's first: kvc_handover_lease() reads them */
 	/* Of the producer: units that announced chunks reach to, a private block counts as one. 0: none are
 	 * announced, or no longer, because the daemon had no room for one that became visible: then the producer sends
 	 * from n again. */
@@ -693,17 +659,6 @@ KVC_API void kvc_handover_get_info(const kvc_handover_t *handover, kvc_handover_
 /* Of the consumer: wait until n units are there, or all of it with its tail (n 0: all). Of the producer: until the last
  * chunk is answered; n is ignored. OK, KVC_ERR_TIMEOUT, or its status. */
 KVC_API kvc_status_t kvc_handover_wait(kvc_handover_t *handover, uint32_t n, uint32_t timeout_ms);
-/* The same, but n units also count when their first `layers` layers are there (above 0). */
-KVC_API kvc_status_t kvc_handover_wait_layers(kvc_handover_t *handover, uint32_t n, uint32_t layers,
-					      uint32_t timeout_ms);
-/* Of the consumer: lease the blocks of the unfinished put that the producer names, to read their layers:
- * kvc_lease_layers() says how many are there, also to members that import the lease. Blocks are counted as everywhere
- * in the put's group; none is ready, until all have become visible: then they all are, and this is a lease like any
- * other. When the put ends early, or the hand-over, or the consumer's part in it, the lease is REVOKED: what was read
- * and verified before is right, and what was not counts for nothing. MISS: there is no such put now; its blocks are
- * leased by their keys. KVC_ERR_EXISTS: this instance has a lease on it. Does not wait; ttl_ms as of
- * kvc_acquire_start(). */
-KVC_API kvc_status_t kvc_handover_lease(kvc_handover_t *handover, uint32_t ttl_ms, kvc_lease_t **p_lease);
 /* Free the handle; does not wait. Of the consumer: it has what it wants, the blocks stay as long as others do. With
  * `abort` it gives the hand-over back, for another consumer. Of the producer: when it is complete the hand-over goes
  * on without the handle; before that, or with `abort`, the consumer is told KVC_ERR_ABORTED. NULL is fine. */

@@ -23,21 +23,18 @@ void kvc_copy_leaves(const kvc_space_t *space, const kvc_leaves_t *range, void *
 	}
 }
 
-kv_status_t kvc_copy_checked(const kvc_space_t *space, const kvc_writer_t *part, void *dst, const void *src,
-			     const uint64_t *leaves)
+kv_status_t kvc_copy_checked(const kvc_space_t *space, void *dst, const void *src, const uint64_t *leaves)
 {
-	const uint32_t first = part->layer_first * space->pieces, end = first + part->layer_count * space->pieces;
 	uint64_t digests[KVC_CHUNK] = {0}, wrong = 0;
 	kvc_leaves_t range;
 
-	for (range.head = part->head_first; range.head < part->head_first + part->head_count; range.head++) {
-		const uint64_t *want = leaves + (size_t)range.head * space->leaves;
-
-		for (range.first = first; range.first < end; range.first += range.count) {
-			range.count = end - range.first < KVC_CHUNK ? end - range.first : KVC_CHUNK;
+	for (range.head = 0; range.head < space->heads; range.head++) {
+		for (range.first = 0; range.first < space->leaves; range.first += range.count) {
+			range.count = space->leaves - range.first;
+			range.count = range.count < KVC_CHUNK ? range.count : KVC_CHUNK;
 			kvc_copy_leaves(space, &range, dst, src, digests);
 			for (uint32_t i = 0; i < range.count; i++) {
-				wrong |= digests[i] ^ __atomic_load_n(&want[range.first + i], __ATOMIC_RELAXED);
+				wrong |= digests[i] ^ __atomic_load_n(leaves++, __ATOMIC_RELAXED);
 			}
 		}
 	}

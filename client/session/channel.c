@@ -182,9 +182,9 @@ void kvc_expire(kvc_t *kvc, uint64_t now)
 			continue;
 		}
 
-		/* The late answer is still expected; of these two it says when the staging may be used again. */
+		/* The late answer is still expected; of PUT_END it says when the staging may be used again. */
 		pending->deadline = UINT64_MAX;
-		if (was.code != KV_CODE_PUT_END && was.code != KV_CODE_PUT_LAYERS) {
+		if (was.code != KV_CODE_PUT_END) {
 			pending->done = NULL;
 			pending->object = NULL;
 		}

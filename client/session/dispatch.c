@@ -36,12 +36,8 @@ static void fds_close(const kvc_frame_fds_t *fds)
 /* A late answer, after its deadline: what it grants goes back. */
 static void give_back(kvc_t *kvc, uint16_t code, const kv_msg_t *reply)
 {
-	const uint64_t lease = code == KV_CODE_ACQUIRE          ? reply->acquire_reply.lease
-			       : code == KV_CODE_HANDOVER_LEASE ? reply->handover_lease_reply.lease
-								: 0;
-
-	if (lease != 0 && kvc->backlog_len < KVC_MAX_BACKLOG) {
-		kvc->backlog[kvc->backlog_len++] = lease;
+	if (code == KV_CODE_ACQUIRE && reply->acquire_reply.lease && kvc->backlog_len < KVC_MAX_BACKLOG) {
+		kvc->backlog[kvc->backlog_len++] = reply->acquire_reply.lease;
 	}
 	if (code == KV_CODE_PUT_START && reply->put_start_reply.put) {
 		kv_msg_put_revoke_t msg = {.put = reply->put_start_reply.put};
