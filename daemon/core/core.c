@@ -124,7 +124,7 @@ kv_status_t kvd_core_create(const kvd_core_config_t *config, const kvd_world_t *
 	core->dead_trees = KVD_NONE;
 	memset(core->pending_heads, 0xff, sizeof core->pending_heads);
 	memset(core->handover_heads, 0xff, sizeof core->handover_heads);
-	core->reoffers = core->moved_handovers = KVD_LIST_EMPTY;
+	core->reoffers = KVD_LIST_EMPTY;
 	core->offers = core->waiting = (kvd_token_tree_t){.nodes = &core->token_nodes,
 							  .items = &core->handovers,
 							  .offset = offsetof(kvd_handover_t, select),
@@ -317,9 +317,6 @@ static kv_status_t handle_request(kvd_core_t *core, const kvd_ask_t *ask, kv_msg
 	case KV_CODE_PUT_END:
 		status = kvd_put_end(core, member, &msg->put_end, &reply->put_end_reply);
 		break;
-	case KV_CODE_PUT_LAYERS:
-		status = kvd_put_layers(core, member, &msg->put_layers, &reply->put_layers_reply);
-		break;
 	case KV_CODE_PUT_REVOKE:
 		status = kvd_put_revoke(core, member, &msg->put_revoke, &reply->put_revoke_reply);
 		break;
@@ -343,9 +340,6 @@ static kv_status_t handle_request(kvd_core_t *core, const kvd_ask_t *ask, kv_msg
 		break;
 	case KV_CODE_HANDOVER_TAIL:
 		status = kvd_handover_tail(core, ns, member, &msg->handover_tail, &reply->handover_tail_reply);
-		break;
-	case KV_CODE_HANDOVER_LEASE:
-		status = kvd_handover_lease(core, ns, member, &msg->handover_lease, &reply->handover_lease_reply);
 		break;
 	case KV_CODE_HANDOVER_DONE:
 		status = kvd_handover_done(core, ns, member, &msg->handover_done);
@@ -373,7 +367,6 @@ kv_status_t kvd_core_request(kvd_core_t *core, const kvd_ask_t *ask, kv_msg_t *r
 
 	core->now_ns = kv_now_ns(core->env);
 	status = handle_request(core, ask, reply);
-	kvd_handovers_moved_run(core);        /* before a put ends well with its last layer, and is open no longer */
 	if (ask->code != KV_CODE_PUT_START) { /* its answer goes out before any notice about the put */
 		kvd_puts_run(core);
 	}

@@ -74,7 +74,6 @@ struct kvd_core {
 	uint32_t handover_sweep;                     /* entries before it are looked at: a side or an epoch has ended */
 	kvd_token_tree_t offers, waiting;            /* entries without a consumer; SELECTs without an entry */
 	kvd_obj_pool_t token_nodes;                  /* of both */
-	kvd_list_t moved_handovers;                  /* entries whose open put has moved on or ended early */
 	kvd_list_t reoffers;                         /* entries given back, which a SELECT may wait for */
 	uint32_t announced_count;                    /* entries that wait for blocks to become visible */
 	uint32_t announced_ns;                       /* namespaces are looked at in rotation: the next one */

@@ -73,8 +73,6 @@
 	X(22, HANDOVER_DONE, handover_done, KV_ROLE_MEMBER, "the consumer needs the hand-over no longer, or either side gives it up") \
 	X(23, TRANSFERS, transfers, KV_ROLE_CLIENT | KV_ROLE_OPERATOR, "the namespace's hand-overs as JSON")         \
 	X(24, HANDOVER_SELECT, handover_select, KV_ROLE_MEMBER, "be the consumer of a hand-over that agrees with these tokens, the longest agreement first; it waits for one like HANDOVER_RECV") \
-	X(25, PUT_LAYERS, put_layers, KV_ROLE_MEMBER, "one rank's bytes of some layers of all blocks of a put are in place") \
-	X(26, HANDOVER_LEASE, handover_lease, KV_ROLE_MEMBER, "lease the blocks of a hand-over's open put, to read them layer by layer; to its consumer") \
 	X(27, WITHDRAW, withdraw, KV_ROLE_MEMBER, "take back what was saved under a name that was not true: these blocks, and all below them, are never found again") \
 	X(28, FETCH, fetch, KV_ROLE_MEMBER, "bring a hand-over, or a prefix, from another node's daemon: it becomes a hand-over here") \
 	X(29, PEERS, peers, KV_ROLE_OPERATOR, "the daemons of other nodes as JSON: who is connected, what was moved, what failed last")
@@ -188,15 +186,6 @@
 	F(U32, words, 0, "u64 words there")
 #define KV_FIELDS_put_end_reply(F) F(U32, complete, 0, "blocks of the put all of whose ranges have ended")
 
-/* Instead of PUT_END: with the last layer of its range a rank has ended all blocks. */
-#define KV_FIELDS_put_layers(F)                                                                                        \
-	F(U64, put, 0, "put id")                                                                                       \
-	F(U32, rank, 65535, "the writer")                                                                              \
-	F(U32, layers, 0, "layers of the rank's range, from its first, that are in place; more than with the request before") \
-	F(U64, staging, 0, "first u64 word in the member's staging: leaves[layer][block][head][leaf] of the layers that are new, ALREADY blocks left out") \
-	F(U32, words, 0, "u64 words there")
-#define KV_FIELDS_put_layers_reply(F) F(U32, layers, 0, "layers of the model that all ranks have handed in")
-
 #define KV_FIELDS_put_revoke(F) F(U64, put, 0, "put id")
 #define KV_FIELDS_put_revoke_reply(F) F(U32, revoked, 0, "blocks that were unfinished")
 
@@ -216,8 +205,7 @@
 	F(U32, ttl_ms, 0, "life from now on without a consumer; 0: the daemon's default and most")                     \
 	F(BIN, tail, 1u << 20, "bytes for the consumer, opaque; they replace earlier ones unless empty")               \
 	F(BIN, select, 4u * KV_MAX_SELECT, "u32 tokens, with number 0: HANDOVER_SELECT finds the hand-over by them; empty: it does not") \
-	F(BIN, bucket, KV_MAX_BUCKET, "opaque: a HANDOVER_SELECT finds the hand-overs of its own bucket only")           \
-	F(U64, open_put, 0, "above 0, without flags bit 0: an unfinished put of the sender's instance, of a full group, whose new blocks follow those handed over, MISS: it has ended; 0: none, or that of before, which must have ended before flags bit 0")
+	F(BIN, bucket, KV_MAX_BUCKET, "opaque: a HANDOVER_SELECT finds the hand-overs of its own bucket only")
 #define KV_FIELDS_handover_send_reply(F)                                                                               \
 	F(U64, number, 0, "the daemon's number for the hand-over; never reused")                                       \
 	F(U32, n, 0, "units that every group of the space has handed over")                                            \
@@ -240,9 +228,7 @@
 	F(I32, status, 0, "FAILED: why")                                                                               \
 	F(U32, tail_bytes, 0, "of HANDOVER_TAIL's answer")                                                             \
 	F(U64, bytes, 0, "slots, tail and tokens that it keeps")                                                       \
-	F(U32, ttl_ms, 0, "time granted")                                                                              \
-	F(U32, open_n, 0, "units that the blocks of an unfinished put reach to: HANDOVER_LEASE leases them. 0: there is none") \
-	F(U32, layers, 0, "of these blocks that are there, from the first layer on")
+	F(U32, ttl_ms, 0, "time granted")
 
 #define KV_FIELDS_handover_select(F)                                                                                   \
 	F(U32, space, 0, "space id")                                                                                   \
@@ -256,18 +242,6 @@
 
 #define KV_FIELDS_handover_tail(F) F(U64, number, 0, "hand-over")
 #define KV_FIELDS_handover_tail_reply(F) F(BIN, tail, 1u << 20, "as its producer gave it last")
-
-#define KV_FIELDS_handover_lease(F)                                                                                    \
-	F(U64, number, 0, "hand-over")                                                                                 \
-	F(U32, ttl_ms, 0, "lease life in ms; 0: the daemon's default")
-/* MISS: it has no open put now, or its blocks are becoming visible. */
-#define KV_FIELDS_handover_lease_reply(F)                                                                              \
-	F(U64, lease, 0, "lease id; the header's `layers` says how many layers are there. It becomes a lease like any other when all blocks have become visible, and ends when the put ends early") \
-	F(U32, n, 0, "blocks leased, skip included")                                                                   \
-	F(U32, skip, 0, "blocks before the first one")                                                                 \
-	F(U32, group, 0, "of the blocks")                                                                              \
-	F(U64, offset, 0, "of the lease's header in the lease area")                                                   \
-	F(U32, ttl_ms, 0, "lease life granted")
 
 #define KV_FIELDS_handover_done(F)                                                                                     \
 	F(U64, number, 0, "hand-over")                                                                                 \
@@ -365,8 +339,6 @@
 	F(I32, status, 0, "FAILED and ENDED: why; OK: its consumer is done")                                           \
 	F(U32, tail_bytes, 0, "of HANDOVER_TAIL's answer")                                                             \
 	F(U64, moved, 0, "above 0: a HANDOVER_SELECT that waited has this hand-over, and `number` means nothing from now on") \
-	F(U32, open_n, 0, "units that the blocks of an unfinished put reach to: HANDOVER_LEASE leases them. 0: there is none") \
-	F(U32, layers, 0, "of these blocks that are there, from the first layer on")                                   \
 	F(U32, announced, 0, "units that announced blocks reach to, a private block counts as one; 0: none are announced, or no longer: there was no room when one became visible")
 #define KV_FIELDS_handover_room(F) F(U64, bytes, 0, "that hand-overs of the namespace may keep more now")
 #define KV_FIELDS_durable(F)                                                                                           \

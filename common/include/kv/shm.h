@@ -97,9 +97,7 @@ typedef struct kv_lease_header {
 	uint32_t group;
 	uint32_t skip; /* READ: blocks the engine holds already; slots[i] belongs to block skip + i */
 	uint32_t space;
-	_Atomic uint32_t layers; /* READ, of an open put: of the blocks that are not ready, layers [0, layers) hold
-				  * their bytes, and their leaf digests are there */
-	uint32_t reserved[2];
+	uint32_t reserved[3];
 	uint64_t reserved2;
 } kv_lease_header_t;
 

@@ -72,18 +72,6 @@ kv_status_t kvd_block_evict_below(kvd_core_t *core, uint32_t id, kvd_set_t t, in
 
 /* ---- bad bytes in memory --------------------------------------------------------------------- */
 
-/* The deepest block that a lease reads and that is visible; of an open one the put's. KVD_NONE: there is none. */
-static uint32_t deepest_of(kvd_core_t *core, const kvd_lease_t *lease)
-{
-	const kvd_put_t *put = lease->put != 0 ? kvd_put_find(core, lease->put) : NULL;
-
-	if (!put) {
-		return kvd_lease_deepest(core, lease);
-	}
-
-	return put->pin != KVD_NONE ? ((const kvd_pin_t *)kvd_obj_at(&core->pins, put->pin))->block : KVD_NONE;
-}
-
 /* Every lease whose path goes through the block reads it, or something that goes with it. */
 static void revoke_leases_through(kvd_core_t *core, uint32_t id)
 {
@@ -103,10 +91,10 @@ static void revoke_leases_through(kvd_core_t *core, uint32_t id)
 	for (uint32_t i = core->instance_list.head; i != KVD_NONE; i = kvd_instance_at(core, i)->of_core.next) {
 		for (uint32_t l = kvd_instance_at(core, i)->leases.head; l != KVD_NONE;) {
 			kvd_lease_t *lease = kvd_obj_at(&core->leases, l);
-			uint32_t deepest = lease->unchained ? KVD_NONE : deepest_of(core, lease);
 
 			l = lease->of_instance.next;
-			if (deepest != KVD_NONE && kvd_index_passes_through(&core->ix, deepest, id, question)) {
+			if (!lease->unchained &&
+			    kvd_index_passes_through(&core->ix, kvd_lease_deepest(core, lease), id, question)) {
 				kvd_lease_end(core, lease, KV_ERR_REVOKED);
 			}
 		}
@@ -149,24 +137,6 @@ void kvd_quarantine_cpu_copy(kvd_core_t *core, uint32_t id)
 	kvd_quarantine_subtree(core, id);
 }
 
-/* Its producer handed in digests that its bytes do not have: what it wrote is of no use to anybody. */
-static kv_status_t report_bad_put(kvd_core_t *core, const kvd_lease_t *lease, const kv_msg_bad_block_t *ask,
-				  kv_msg_bad_block_reply_t *reply)
-{
-	kvd_put_t *put = kvd_put_find(core, lease->put);
-
-	if (ask->index >= lease->n - lease->skip || put->layers == 0) {
-		return KV_ERR_ARG;
-	}
-	kv_logf(core->env, KV_LOG_WARN, "core", "a member found wrong bytes in an unfinished put, instance %s",
-		kvd_instance_at(core, lease->instance)->name);
-	kvd_count(core, KV_M_BAD_BLOCKS, 1);
-	reply->quarantined = 0;
-	kvd_put_finish(core, put, KV_ERR_CORRUPT);
-
-	return KV_OK;
-}
-
 kv_status_t kvd_report_bad_block(kvd_core_t *core, kvd_member_t member_id, const kv_msg_bad_block_t *ask,
 				 kv_msg_bad_block_reply_t *reply)
 {
@@ -176,9 +146,6 @@ kv_status_t kvd_report_bad_block(kvd_core_t *core, kvd_member_t member_id, const
 
 	if (!lease) {
 		return member ? KV_ERR_NOT_FOUND : KV_ERR_NOT_JOINED;
-	}
-	if (lease->put != 0) {
-		return report_bad_put(core, lease, ask, reply);
 	}
 	if (ask->index >= lease->n - lease->skip || lease->skip + ask->index >= lease->ready) {
 		return KV_ERR_ARG;

@@ -146,7 +146,6 @@ uint32_t kvd_handover_units(const kvd_core_t *core, const kvd_handover_t *entry)
 
 kv_msg_handover_t kvd_handover_describe(kvd_core_t *core, const kvd_handover_t *entry)
 {
-	const kvd_put_t *put = kvd_handover_open_put(core, entry);
 	kv_msg_handover_t msg = {.number = entry->number,
 				 .state = entry->state,
 				 .n = entry->n,
@@ -156,10 +155,6 @@ kv_msg_handover_t kvd_handover_describe(kvd_core_t *core, const kvd_handover_t *
 
 	if (entry->is_announced) {
 		msg.announced = entry->ahead.n * units_of_block(core, entry, 0) + (entry->ahead.partial > 0);
-	}
-	if (put) {
-		msg.open_n = (put->depth0 + put->n) * (put->block_tokens / space_of(core, entry)->hash_tokens);
-		msg.layers = put->layers;
 	}
 
 	return msg;
@@ -321,40 +316,6 @@ static void drop_select(kvd_core_t *core, kvd_handover_t *entry)
 	}
 }
 
-kvd_put_t *kvd_handover_open_put(kvd_core_t *core, const kvd_handover_t *entry)
-{
-	kvd_put_t *put = kvd_put_find(core, entry->open_put);
-
-	return put && put->running ? put : NULL;
-}
-
-/* The consumer's lease on it ends. */
-static void end_open_lease(kvd_core_t *core, const kvd_handover_t *entry)
-{
-	kvd_put_t *put = kvd_handover_open_put(core, entry);
-
-	if (put) {
-		kvd_put_end_open_lease(core, put, KV_ERR_REVOKED);
-	}
-}
-
-/* The put goes on without the entry. */
-static void detach_open_put(kvd_core_t *core, kvd_handover_t *entry)
-{
-	kvd_put_t *put = kvd_handover_open_put(core, entry);
-
-	end_open_lease(core, entry);
-	if (put) {
-		put->handover = 0;
-	}
-	entry->open_put = 0;
-	if (entry->is_moved) {
-		entry->is_moved = 0;
-		kvd_list_remove(&core->moved_handovers, &core->handovers, offsetof(kvd_handover_t, of_moved),
-				entry->self);
-	}
-}
-
 void kvd_handover_drop_ahead(kvd_core_t *core, kvd_handover_t *entry)
 {
 	if (entry->is_announced) {
@@ -400,7 +361,6 @@ void kvd_handover_discard(kvd_core_t *core, kvd_handover_t *entry)
 {
 	kvd_handover_leave_side(core, &entry->producer);
 	kvd_handover_leave_side(core, &entry->consumer);
-	detach_open_put(core, entry);
 	drop_contents(core, entry);
 	kvd_handover_set_expiry(core, entry, 0);
 	unlink_transfer(core, entry);
@@ -429,7 +389,6 @@ static kv_metric_t ended_metric(kv_status_t why)
 void kvd_handover_end(kvd_core_t *core, kvd_handover_t *entry, kv_status_t why, const kvd_handover_side_t *by)
 {
 	kvd_handover_withdraw(core, entry); /* by its state */
-	detach_open_put(core, entry);
 	/* A consumer that is done with an entry that failed has not taken it. */
 	entry->status = why == KV_OK && entry->state == KV_HANDOVER_FAILED ? entry->status : why;
 	entry->state = KV_HANDOVER_ENDED;
@@ -447,7 +406,6 @@ void kvd_handover_end(kvd_core_t *core, kvd_handover_t *entry, kv_status_t why, 
 void kvd_handover_fail(kvd_core_t *core, kvd_handover_t *entry, kv_status_t why)
 {
 	kvd_handover_withdraw(core, entry);
-	detach_open_put(core, entry);
 	kvd_handover_drop_ahead(core, entry);
 	entry->state = KV_HANDOVER_FAILED;
 	entry->status = why;
@@ -464,7 +422,6 @@ void kvd_handover_fail(kvd_core_t *core, kvd_handover_t *entry, kv_status_t why)
 void kvd_handover_give_back(kvd_core_t *core, kvd_handover_t *entry)
 {
 	kvd_handover_leave_side(core, &entry->consumer);
-	end_open_lease(core, entry);
 	kvd_handover_end_wait(core, entry);
 	if (entry->state == KV_HANDOVER_AWAITED) {
 		kvd_handover_end(core, entry, KV_ERR_ABORTED, NULL);

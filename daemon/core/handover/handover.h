@@ -18,11 +18,6 @@
  * An entry may have tokens to select it by. Without a consumer it is in core->offers, and a SELECT that waits in
  * core->waiting, both trees of tokens; no two of them agree, but for what has been given back in this quantum.
  *
- * A producer that computes layer by layer may also name an unfinished put of a full group, whose blocks follow those
- * that are handed over. The entry tells its consumer how many of the put's layers are there, and gives this consumer,
- * and nobody else, a lease on them (HANDOVER_LEASE, decision 051). When the put has ended well the producer hands its
- * blocks over like any others. When the put or the entry ends otherwise, or the consumer leaves, so does that lease.
- *
  * In a space of one full group the producer may also announce blocks that are not visible yet, and the private block.
  * The entry keeps their keys, and is handed them in order as they become visible, without a word of the producer; both
  * sides are told (decision 052). Their namespace has a list of these entries.
@@ -75,13 +70,10 @@ typedef struct kvd_handover {
 	uint32_t n;                               /* units that every group has */
 	uint32_t partial;                         /* tokens after them; 0: none */
 	kvd_handover_pins_t private_pins;         /* on a private block of each group, which have these tokens */
-	uint64_t open_put; /* its layers are handed over while it runs; 0, or one that does not run: none */
 	kvd_ahead_t ahead;
 	int is_announced;  /* of `ahead` something is not visible */
 	int was_announced; /* once: requests of the producer may cross the notice of it */
 	kvd_link_t of_announced;
-	int is_moved; /* the consumer has not been told of the open put's last step */
-	kvd_link_t of_moved;
 	uint8_t *tail;
 	uint32_t tail_len;
 	kvd_token_item_t select; /* words NULL: it is not selected by tokens */
@@ -108,25 +100,10 @@ kv_status_t kvd_handover_select(kvd_core_t *core, uint32_t ns, kvd_member_t memb
 				kv_msg_handover_select_reply_t *reply);
 kv_status_t kvd_handover_tail(kvd_core_t *core, uint32_t ns, kvd_member_t member, const kv_msg_handover_tail_t *ask,
 			      kv_msg_handover_tail_reply_t *reply);
-kv_status_t kvd_handover_lease(kvd_core_t *core, uint32_t ns, kvd_member_t member, const kv_msg_handover_lease_t *ask,
-			       kv_msg_handover_lease_reply_t *reply);
 kv_status_t kvd_handover_done(kvd_core_t *core, uint32_t ns, kvd_member_t member, const kv_msg_handover_done_t *ask);
 
 /* ---- for blocks and the core ----------------------------------------------------------------- */
 
-/* For puts: the layers of this entry's open put have become more, or it has ended early. */
-static inline void kvd_handover_note_moved(kvd_core_t *core, uint64_t number)
-{
-	kvd_handover_t *entry = number != 0 ? kvd_obj_at(&core->handovers, kvd_id_index(number)) : NULL;
-
-	if (entry && entry->number == number && !entry->is_moved) {
-		entry->is_moved = 1;
-		kvd_list_push(&core->moved_handovers, &core->handovers, offsetof(kvd_handover_t, of_moved),
-			      entry->self);
-	}
-}
-/* Notify the consumers of those entries. */
-void kvd_handovers_moved_run(kvd_core_t *core);
 /* A block that this pin of an entry keeps is lost: the entry fails, without any pin. */
 void kvd_handover_lose_block(kvd_core_t *core, uint32_t pin, kv_status_t why);
 /* Have blocks become visible since the announced ones were looked up? */

@@ -1,11 +1,10 @@
 /* handover_impl.h -- the parts of an entry's life, for handover/ only. run.c and send.c call select.c, room.c and
- * ahead.c, select.c calls recv.c, ahead.c calls pin.c, open.c is called by core.c and run.c, and all call handover.c.
+ * ahead.c, select.c calls recv.c, ahead.c calls pin.c, and all call handover.c.
  */
 #ifndef KVD_CORE_HANDOVER_IMPL_H
 #define KVD_CORE_HANDOVER_IMPL_H
 
 #include "core/handover/handover.h"
-#include "core/put/put.h"
 
 /* What a request says of the entry that it means. */
 typedef struct kvd_handover_name {
@@ -78,8 +77,6 @@ void kvd_handover_set_select(kvd_core_t *core, kvd_handover_t *entry, const kvd_
 /* It is in neither tree. */
 void kvd_handover_withdraw(kvd_core_t *core, kvd_handover_t *entry);
 
-/* The open put while it runs; NULL: there is none. */
-kvd_put_t *kvd_handover_open_put(kvd_core_t *core, const kvd_handover_t *entry);
 /* Units that every group of the space has: what a consumer can use. */
 uint32_t kvd_handover_units(const kvd_core_t *core, const kvd_handover_t *entry);
 /* Keys of announced blocks. */

@@ -43,9 +43,7 @@ void kvd_handover_begin_wait(kvd_core_t *core, kvd_handover_t *entry, uint64_t t
 						.status = now.status,
 						.tail_bytes = now.tail_bytes,
 						.bytes = kvd_handover_bytes(core, entry),
-						.ttl_ms = (uint32_t)(ttl / 1000000u),
-						.open_n = now.open_n,
-						.layers = now.layers};
+						.ttl_ms = (uint32_t)(ttl / 1000000u)};
 }
 
 kv_status_t kvd_handover_recv(kvd_core_t *core, uint32_t ns, kvd_member_t member, const kv_msg_handover_recv_t *ask,

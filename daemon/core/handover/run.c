@@ -22,7 +22,6 @@ static uint32_t expire_entry(void *ctx, uint32_t id)
 	} else {
 		seen.state = KV_HANDOVER_ENDED; /* for this consumer */
 		seen.status = KV_ERR_TIMEOUT;
-		seen.open_put = 0;
 		kvd_handover_notify(core, &seen, &seen.consumer);
 		kvd_handover_give_back(core, entry);
 	}
@@ -50,7 +49,6 @@ int kvd_handovers_run(kvd_core_t *core)
 	more |= kvd_handover_reoffer_run(core);
 	more |= kvd_handovers_announced_run(core);
 	kvd_handover_room_run(core);
-	kvd_handovers_moved_run(core);
 
 	return more || core->handover_sweep > 0;
 }

@@ -22,11 +22,6 @@ typedef struct draft {
 	kvd_words_t select;
 } draft_t;
 
-static kvd_pin_t *pin_at(const kvd_core_t *core, uint32_t pin)
-{
-	return kvd_obj_at(&core->pins, pin);
-}
-
 /* ---- what was asked for ---------------------------------------------------------------------- */
 
 static kv_status_t decode_part(const kvd_space_t *space, const uint8_t *bytes, const kv_msg_handover_send_t *ask,
@@ -66,11 +61,10 @@ static kv_status_t decode_parts(const kvd_space_t *space, const kv_msg_handover_
 			return KV_ERR_ARG;
 		}
 	}
-	if ((ask->flags & KV_HANDOVER_LAST) ? ask->open_put != 0 : ask->partial > 0) {
+	if (ask->partial > 0 && !(ask->flags & KV_HANDOVER_LAST)) {
 		return KV_ERR_ARG;
 	}
-	if ((ask->flags & KV_HANDOVER_AHEAD) &&
-	    (space->group_count != 1 || kvd_group_unchained(&space->groups[0]) || ask->open_put != 0)) {
+	if ((ask->flags & KV_HANDOVER_AHEAD) && (space->group_count != 1 || kvd_group_unchained(&space->groups[0]))) {
 		return KV_ERR_ARG;
 	}
 	draft->count = ask->parts.len / KV_HANDOVER_PART_BYTES;
@@ -155,51 +149,6 @@ static kv_status_t pin_part(kvd_core_t *core, kvd_handover_call_t *call, part_t 
 	return KV_OK;
 }
 
-/* ---- an unfinished put -------------------------------------------------------------------------- */
-
-/* Key of the group's last block that is handed over; of the request's part, or as before. NULL: there is none. */
-static const kv_key_t *last_key(const kvd_core_t *core, const kvd_handover_t *entry, const draft_t *draft,
-				uint32_t index, uint32_t *p_n)
-{
-	uint32_t pin = entry->parts[index].pins.head;
-
-	*p_n = entry->parts[index].n;
-	for (uint32_t i = 0; i < draft->count; i++) {
-		if (draft->parts[i].index == index) {
-			*p_n = draft->parts[i].n;
-			pin = draft->parts[i].pins.head;
-		}
-	}
-
-	return pin == KVD_NONE ? NULL : &kvd_block_at(&core->ix, pin_at(core, pin)->block)->key;
-}
-
-/* May the entry hand this put's layers over? Its new blocks follow those that are handed over. KV_MISS: it does not
- * run, or not any longer. */
-static kv_status_t check_open_put(kvd_core_t *core, const kvd_handover_call_t *call, const kv_msg_handover_send_t *ask,
-				  const draft_t *draft)
-{
-	const kvd_put_t *put = kvd_put_find(core, ask->open_put);
-	const kvd_put_t *other = kvd_handover_open_put(core, call->entry);
-	const kv_key_t *above, *key;
-	const kv_group_t *group;
-	uint32_t n;
-
-	if (!put || !put->running || put->instance != call->instance->self || put->tree != call->space->tree) {
-		return KV_MISS;
-	}
-	if (put->unchained || put->already == put->n || kvd_space_group(call->space, put->group, &group) != KV_OK) {
-		return KV_ERR_ARG;
-	}
-	if ((other && other != put) || (put->handover != 0 && put->handover != call->entry->number)) {
-		return KV_ERR_EXISTS;
-	}
-	key = last_key(core, call->entry, draft, (uint32_t)(group - call->space->groups), &n);
-	above = put->already > 0 ? &put->entries[put->already - 1].key : &put->parent;
-
-	return n == put->depth0 + put->already && (!key || kv_key_equal(key, above)) ? KV_OK : KV_ERR_ARG;
-}
-
 /* ---- all of it -------------------------------------------------------------------------------- */
 
 /* Memory for the tokens, and for the nodes that they will need. */
@@ -234,12 +183,12 @@ static kv_status_t prepare_ahead(kvd_core_t *core, kvd_handover_call_t *call, co
 }
 
 /* Is there no gap before the blocks that are announced, and none of those before is left out? */
-static kv_status_t check_ahead(kvd_core_t *core, const kvd_handover_call_t *call, const draft_t *draft)
+static kv_status_t check_ahead(const kvd_handover_call_t *call, const draft_t *draft)
 {
 	const part_t *part = &draft->parts[0];
 	const uint32_t known = kvd_handover_reach(call->entry);
 
-	if (kvd_handover_open_put(core, call->entry) || (draft->count > 0 && part->n < known)) {
+	if (draft->count > 0 && part->n < known) {
 		return KV_ERR_ARG;
 	}
 
@@ -255,8 +204,7 @@ static kv_status_t prepare(kvd_core_t *core, kvd_handover_call_t *call, const kv
 	uint64_t grows = tail->len > had ? tail->len - had : 0;
 	kv_status_t status;
 
-	status = ask->flags & KV_HANDOVER_AHEAD ? check_ahead(core, call, draft)
-						: skip_known_part(call->entry, ask, draft);
+	status = ask->flags & KV_HANDOVER_AHEAD ? check_ahead(call, draft) : skip_known_part(call->entry, ask, draft);
 	if (status != KV_OK) {
 		return status;
 	}
@@ -288,10 +236,6 @@ static kv_status_t prepare(kvd_core_t *core, kvd_handover_call_t *call, const kv
 		if (status != KV_OK) {
 			return status;
 		}
-	}
-
-	if (ask->open_put != 0) {
-		return check_open_put(core, call, ask, draft);
 	}
 
 	return ask->partial > 0
@@ -341,10 +285,6 @@ static void take_over(kvd_core_t *core, const kvd_handover_call_t *call, const d
 	if (draft->select.words) {
 		kvd_handover_set_select(core, entry, &draft->select, &core->ns[entry->ns]->tail_bytes);
 	}
-	if (ask->open_put != 0) {
-		entry->open_put = ask->open_put;
-		kvd_put_find(core, ask->open_put)->handover = entry->number;
-	}
 }
 
 /* The entry that the request goes on with; without a number: that a consumer awaits, or none. KV_ALREADY: announced
@@ -374,9 +314,6 @@ static kv_status_t find_entry(kvd_core_t *core, uint32_t ns, kvd_member_t member
 	if (ask->number != 0) {
 		if (!entry || entry->number != ask->number || !kvd_handover_is_side(&entry->producer, call)) {
 			return KV_ERR_NOT_FOUND;
-		}
-		if ((ask->flags & KV_HANDOVER_LAST) && kvd_handover_open_put(core, entry)) {
-			return KV_ERR_ARG; /* more follows */
 		}
 		if (entry->state == KV_HANDOVER_COMPLETE && entry->was_announced && (ask->flags & KV_HANDOVER_LAST)) {
 			return KV_ALREADY;

@@ -50,8 +50,6 @@ static void entry_json(kvd_core_t *core, kvd_json_t *json, const kvd_handover_t 
 	kvd_json_text(json, "status", kv_status_name(entry->status));
 	kvd_json_u64(json, "units", entry->n);
 	kvd_json_u64(json, "tokens", (uint64_t)entry->n * space->hash_tokens + entry->partial);
-	kvd_json_u64(json, "open_units", told.open_n);
-	kvd_json_u64(json, "layers", told.layers);
 	kvd_json_u64(json, "announced_units", told.announced);
 	kvd_json_u64(json, "bytes", kvd_handover_bytes(core, entry));
 	kvd_json_u64(json, "tail_bytes", entry->tail_len);

@@ -110,24 +110,10 @@ kv_status_t kvd_lease_create(kvd_core_t *core, kvd_instance_rec_t *instance, con
 	return KV_OK;
 }
 
-/* Of an open lease. */
-static const kvd_put_t *put_of(const kvd_core_t *core, const kvd_lease_t *lease)
-{
-	return kvd_obj_at(&core->puts, kvd_id_index(lease->put));
-}
-
 static void write_slots(kvd_core_t *core, const kvd_lease_t *lease, uint32_t *out)
 {
 	uint32_t from = 0;
 
-	if (lease->put != 0) {
-		const kvd_put_t *put = put_of(core, lease);
-
-		for (uint32_t i = lease->skip - put->depth0; i < put->n; i++) {
-			*out++ = put->entries[i].loc.slot;
-		}
-		return;
-	}
 	if (!lease->unchained) {
 		kvd_index_copy_path(&core->ix, kvd_lease_deepest(core, lease), lease->skip, NULL, out);
 		from = lease->n - lease->skip - (lease->private_pin != KVD_NONE ? 1 : 0);
@@ -141,8 +127,7 @@ static void write_slots(kvd_core_t *core, const kvd_lease_t *lease, uint32_t *ou
 /* Those of a window may be anywhere in it; of a full group only the last one may be private. */
 static void hold_private_blocks(kvd_core_t *core, const kvd_lease_t *lease)
 {
-	for (uint32_t depth = lease->unchained ? lease->skip + 1 : lease->n; !lease->put && depth <= lease->n;
-	     depth++) {
+	for (uint32_t depth = lease->unchained ? lease->skip + 1 : lease->n; depth <= lease->n; depth++) {
 		kvd_private_block_hold(core, kvd_lease_block(core, lease, depth));
 	}
 }
@@ -150,22 +135,13 @@ static void hold_private_blocks(kvd_core_t *core, const kvd_lease_t *lease)
 /* Record in the ledger whose slots these are: after a crash the keeper's next daemon must not reuse them. */
 static kv_status_t record_lease(kvd_core_t *core, const kvd_lease_t *lease)
 {
+	const kvd_block_t *block = kvd_block_at(&core->ix, kvd_lease_block(core, lease, lease->n));
 	kvd_grant_t grant = {.id = lease->id,
 			     .instance = kvd_instance_at(core, lease->instance)->id,
 			     .header = lease->header,
+			     .deepest = kvd_cpu_loc(&core->ix, block),
+			     .deepest_key = &block->key,
 			     .expiry_ns = lease->expiry_ns};
-
-	if (lease->put != 0) {
-		const kvd_put_t *put = put_of(core, lease);
-
-		grant.deepest = put->entries[put->n - 1].loc;
-		grant.deepest_key = &put->entries[put->n - 1].key;
-	} else {
-		const kvd_block_t *block = kvd_block_at(&core->ix, kvd_lease_block(core, lease, lease->n));
-
-		grant.deepest = kvd_cpu_loc(&core->ix, block);
-		grant.deepest_key = &block->key;
-	}
 
 	return core->world.ledger_add(core->world.ctx, &grant);
 }
@@ -203,7 +179,6 @@ kv_status_t kvd_lease_publish(kvd_core_t *core, const kvd_space_t *space, kvd_le
 	header->space = space->id;
 	atomic_store_explicit(&header->n, lease->n - lease->skip, memory_order_relaxed);
 	atomic_store_explicit(&header->ready, lease->ready, memory_order_relaxed);
-	atomic_store_explicit(&header->layers, lease->put != 0 ? put_of(core, lease)->layers : 0, memory_order_relaxed);
 	write_slots(core, lease, (uint32_t *)(void *)(header + 1));
 	lease->named = lease->n - lease->skip;
 	count_named(core, lease, 1);
@@ -301,55 +276,6 @@ void kvd_lease_advance(kvd_core_t *core, kvd_lease_t *lease)
 		kvd_lease_cut_before(core, lease, lease->ready + 1,
 				     KV_ERR_IO); /* its fill failed while we waited for an earlier one */
 	}
-}
-
-/* ---- open leases ----------------------------------------------------------------------------- */
-
-kv_status_t kvd_lease_open(kvd_core_t *core, const kvd_member_rec_t *member, const kvd_put_t *put, uint32_t ttl_ms,
-			   kvd_lease_t **p_lease)
-{
-	kvd_instance_rec_t *instance = kvd_instance_at(core, member->instance);
-	const uint32_t skip = put->depth0 + put->already, n = put->depth0 + put->n;
-	const kvd_lease_t ask = {.instance = member->instance,
-				 .member = member->id,
-				 .put = put->id,
-				 .n = n,
-				 .skip = skip,
-				 .ready = skip,
-				 .ref_from = n,
-				 .bytes = (n - skip) * put->slot_bytes,
-				 .mem_kind = kvd_mem_kind(&core->classes[put->slot_class]),
-				 .expiry_ns = kvd_lease_expiry(core, ttl_ms)};
-	kv_msg_acquire_reply_t reply;
-	kvd_lease_t *lease;
-	kv_status_t status = ask.bytes <= kvd_lease_room(core, instance, ask.mem_kind)
-				     ? kvd_lease_create(core, instance, &ask, &lease)
-				     : KV_ERR_BUSY;
-
-	if (status != KV_OK) {
-		return status;
-	}
-	status = kvd_lease_publish(core, core->ns[put->ns]->spaces[put->space], lease, (uint8_t)put->group, &reply);
-	if (status != KV_OK) {
-		kvd_lease_free(core, lease);
-		return status;
-	}
-	*p_lease = lease;
-
-	return KV_OK;
-}
-
-void kvd_lease_settle(kvd_core_t *core, kvd_lease_t *lease, uint32_t deepest)
-{
-	if (kvd_pin_create(core, deepest, KVD_PIN_LEASE, lease->id, &lease->pin) != KV_OK) {
-		lease->pin = KVD_NONE;
-		kvd_lease_end(core, lease, KV_ERR_REVOKED);
-		return;
-	}
-	lease->put = 0;
-	lease->ready = lease->n;
-	atomic_store_explicit(&lease->header->ready, lease->ready, memory_order_release);
-	notify_done(core, lease, KV_OK);
 }
 
 /* ---- a lease ends ---------------------------------------------------------------------------- */

@@ -11,13 +11,6 @@
  *
  * It may have one private block after that path (decision 044), with a pin of its own: block n.
  *
- * An open lease is one on the blocks of an unfinished put (decision 051): it has no pin, and all of [skip, n) is not
- * ready; the header says how many layers are there. When all blocks of the put have become visible in their slots, it
- * takes a pin on the deepest one and is a lease like any other. When one of the slots may get another owner before
- * that, it ends first.
- *
- *   OPEN (pin none, put) --the put ends well--> ACTIVE (ready == n)      --anything else--> REVOKED
- *
  * A lease of an unchained group (`window`, `state`) is all or nothing: it pins each of its blocks, references them all
  * while one of them is read from disk, and ends when one of them is lost (decision 010).
  */
@@ -25,16 +18,14 @@
 #define KVD_CORE_LEASE_H
 
 #include "core/core_impl.h"
-#include "core/put/put.h"
 
 typedef struct kvd_lease {
 	uint64_t id;
 	uint32_t self;
 	uint32_t instance;
 	kvd_member_t member;
-	uint64_t put;         /* open: the put whose blocks these are; it lives as long. 0: the lease is not open */
 	uint32_t unchained;   /* 1: of an unchained group, a pin a block */
-	uint32_t pin;         /* on the deepest block of a full group; open: KVD_NONE */
+	uint32_t pin;         /* on the deepest block of a full group */
 	uint32_t private_pin; /* on the private block after it; KVD_NONE: there is none */
 	uint32_t *pins;       /* unchained: [n - skip] */
 	uint32_t pin_count;
@@ -61,13 +52,6 @@ kv_status_t kvd_lease_release(kvd_core_t *core, kvd_member_t member, const kv_ms
 			      kv_msg_release_reply_t *reply);
 kv_status_t kvd_lease_renew(kvd_core_t *core, kvd_member_t member, const kv_msg_renew_t *ask,
 			    kv_msg_renew_reply_t *reply);
-
-/* An open lease on the blocks of `put` that are not visible; what of it is there is in its header. KV_ERR_LIMIT,
- * KV_ERR_NOMEM, KV_ERR_BUSY. */
-kv_status_t kvd_lease_open(kvd_core_t *core, const kvd_member_rec_t *member, const kvd_put_t *put, uint32_t ttl_ms,
-			   kvd_lease_t **p_lease);
-/* All blocks of the put are visible, `deepest` is the last: the lease is open no longer. Without memory it ends. */
-void kvd_lease_settle(kvd_core_t *core, kvd_lease_t *lease, uint32_t deepest);
 
 /* The lease of this id, or NULL. */
 kvd_lease_t *kvd_lease_find(kvd_core_t *core, uint64_t id);

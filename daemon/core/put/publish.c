@@ -5,8 +5,6 @@
 #include "core/block/visibility.h"
 #include "core/block/write_behind.h"
 #include "core/core_impl.h"
-#include "core/handover/handover.h"
-#include "core/lease/lease.h"
 #include "core/put/durable.h"
 #include "core/put/pending.h"
 #include "core/put/put.h"
@@ -23,8 +21,7 @@
 
 /* ---- PUT_END --------------------------------------------------------------------------------- */
 
-/* Copy the leaf digests of a rank's range of one block out of its staging, each word once, and into the digest table.
- */
+/* Copy a rank's leaf digests of one block out of its staging, each word once, and into the digest table. */
 static kv_status_t copy_digests(kvd_core_t *core, const kvd_put_t *put, const kvd_writer_t *w, kvs_loc_t loc,
 				kvd_member_t member, uint64_t first)
 {
@@ -77,9 +74,6 @@ static kv_status_t check_end(const kvd_put_t *put, const kv_msg_put_end_t *ask, 
 	if (ask->count == 0 || ask->first >= put->n || ask->count > put->n - ask->first) {
 		return KV_ERR_ARG;
 	}
-	if (writer->done > 0) {
-		return KV_ERR_COVERAGE;
-	}
 	for (uint32_t i = ask->first; i < ask->first + ask->count; i++) {
 		if (put->entries[i].state == KVD_ENTRY_ALREADY) {
 			continue;
@@ -95,10 +89,9 @@ static kv_status_t check_end(const kvd_put_t *put, const kv_msg_put_end_t *ask, 
 	return words == ask->words ? KV_OK : KV_ERR_ARG;
 }
 
-/* Of blocks [first, end). */
-static kv_status_t end_ranges(kvd_core_t *core, kvd_put_t *put, kvd_writer_t *writer, uint32_t first, uint32_t end)
+static kv_status_t end_ranges(kvd_core_t *core, kvd_put_t *put, kvd_writer_t *writer, const kv_msg_put_end_t *ask)
 {
-	for (uint32_t i = first; i < end; i++) {
+	for (uint32_t i = ask->first; i < ask->first + ask->count; i++) {
 		kvd_entry_t *entry = &put->entries[i];
 		uint64_t bit = (uint64_t)i * put->writer_count + (uint64_t)(writer - put->writers);
 
@@ -125,66 +118,23 @@ static kv_status_t end_ranges(kvd_core_t *core, kvd_put_t *put, kvd_writer_t *wr
 	return KV_OK;
 }
 
-/* Layers from the first that every writer whose range has some of them has handed in, of all blocks. */
-static uint32_t count_layers(const kvd_put_t *put)
-{
-	uint32_t layers = UINT32_MAX, all = 0;
-
-	for (uint32_t w = 0; w < put->writer_count; w++) {
-		const kvd_writer_t *writer = &put->writers[w];
-		const uint32_t next = writer->layer + writer->done;
-
-		layers = writer->left > 0 && next < layers ? next : layers;
-		all = writer->layer + writer->layers > all ? writer->layer + writer->layers : all;
-	}
-
-	return layers < all ? layers : all;
-}
-
-/* The consumer that reads the put's blocks while they are written learns how many layers are there. */
-static void note_layers(kvd_core_t *core, kvd_put_t *put)
-{
-	const uint32_t layers = count_layers(put);
-	const kvd_lease_t *lease = kvd_lease_find(core, put->open_lease);
-
-	if (layers == put->layers) {
-		return;
-	}
-	put->layers = layers;
-	if (lease && lease->put == put->id) {
-		/* Digests and bytes come before what says that they are there. */
-		atomic_store_explicit(&lease->header->layers, layers, memory_order_release);
-	}
-	kvd_handover_note_moved(core, put->handover);
-}
-
-/* The put that a rank hands in a part of. KV_ERR_NOT_JOINED, KV_ERR_NOT_FOUND, KV_ERR_REVOKED; KV_ERR_COVERAGE: it
- * writes nothing of it. */
-static kv_status_t find_part(kvd_core_t *core, kvd_member_t member_id, uint64_t id, uint32_t rank, kvd_put_t **p_put,
-			     kvd_writer_t **p_writer)
+kv_status_t kvd_put_end(kvd_core_t *core, kvd_member_t member_id, const kv_msg_put_end_t *ask,
+			kv_msg_put_end_reply_t *reply)
 {
 	const kvd_member_rec_t *member = kvd_member_find(core, member_id);
-	kvd_put_t *put = member ? kvd_put_find(core, id) : NULL;
+	kvd_put_t *put = member ? kvd_put_find(core, ask->put) : NULL;
+	kvd_writer_t *writer;
+	uint64_t first = ask->staging, per_block;
+	kv_status_t status;
 
 	if (!put || put->instance != member->instance) {
 		return member ? KV_ERR_NOT_FOUND : KV_ERR_NOT_JOINED;
 	}
-	*p_put = put;
-	*p_writer = find_writer(put, rank);
-
-	return !put->running ? KV_ERR_REVOKED : *p_writer ? KV_OK : KV_ERR_COVERAGE;
-}
-
-kv_status_t kvd_put_end(kvd_core_t *core, kvd_member_t member_id, const kv_msg_put_end_t *ask,
-			kv_msg_put_end_reply_t *reply)
-{
-	kvd_put_t *put = NULL;
-	kvd_writer_t *writer = NULL;
-	uint64_t first = ask->staging, per_block;
-	kv_status_t status;
-
-	status = find_part(core, member_id, ask->put, ask->rank, &put, &writer);
-	status = status == KV_OK ? check_end(put, ask, writer) : status;
+	if (!put->running) {
+		return KV_ERR_REVOKED;
+	}
+	writer = find_writer(put, ask->rank);
+	status = writer ? check_end(put, ask, writer) : KV_ERR_COVERAGE;
 	if (status != KV_OK || !core->staging) {
 		return status == KV_OK ? KV_ERR_UNSUPPORTED : status;
 	}
@@ -200,89 +150,14 @@ kv_status_t kvd_put_end(kvd_core_t *core, kvd_member_t member_id, const kv_msg_p
 		kvd_count(core, KV_M_BAD_STAGING, 1);
 		return status;
 	}
-	status = end_ranges(core, put, writer, ask->first, ask->first + ask->count);
+	status = end_ranges(core, put, writer, ask);
 	if (status != KV_OK) { /* the slot's memory is gone */
 		kvd_put_finish(core, put, status);
 		return status;
 	}
-	note_layers(core, put);
 	kvd_put_extend(core, put);
 	reply->complete = put->full;
 	kvd_put_queue(core, put);
-
-	return KV_OK;
-}
-
-/* ---- PUT_LAYERS ------------------------------------------------------------------------------ */
-
-static kv_status_t check_layers(const kvd_put_t *put, const kv_msg_put_layers_t *ask, const kvd_writer_t *writer)
-{
-	const uint32_t blocks = put->n - put->already;
-	uint64_t words;
-
-	if (writer->left != blocks) {
-		return KV_ERR_COVERAGE; /* by PUT_END, or all layers: each digest is taken once */
-	}
-	if (blocks == 0 || ask->layers <= writer->done || ask->layers > writer->layers) {
-		return KV_ERR_ARG;
-	}
-	words = (uint64_t)blocks * writer->heads * (ask->layers - writer->done) * put->pieces;
-
-	return words == ask->words ? KV_OK : KV_ERR_ARG;
-}
-
-/* Digests of layers [writer->done, layers) of all blocks. A digest that was taken before is not written again, so what
- * the consumer has compared with it is what becomes visible. */
-static kv_status_t copy_layers(kvd_core_t *core, const kvd_put_t *put, const kvd_writer_t *writer, kvd_member_t member,
-			       const kv_msg_put_layers_t *ask)
-{
-	kvd_writer_t layer = *writer;
-	uint64_t first = ask->staging;
-	kv_status_t status = KV_OK;
-
-	layer.layers = 1;
-	for (uint32_t l = writer->done; l < ask->layers; l++) {
-		layer.layer = writer->layer + l;
-		for (uint32_t i = 0; i < put->n && status == KV_OK; i++) {
-			if (put->entries[i].state != KVD_ENTRY_ALREADY) {
-				status = copy_digests(core, put, &layer, put->entries[i].loc, member, first);
-				first += (uint64_t)layer.heads * put->pieces;
-			}
-		}
-	}
-
-	return status;
-}
-
-kv_status_t kvd_put_layers(kvd_core_t *core, kvd_member_t member_id, const kv_msg_put_layers_t *ask,
-			   kv_msg_put_layers_reply_t *reply)
-{
-	kvd_put_t *put = NULL;
-	kvd_writer_t *writer = NULL;
-	kv_status_t status;
-
-	status = find_part(core, member_id, ask->put, ask->rank, &put, &writer);
-	status = status == KV_OK ? check_layers(put, ask, writer) : status;
-	if (status != KV_OK || !core->staging) {
-		return status == KV_OK ? KV_ERR_UNSUPPORTED : status;
-	}
-	status = copy_layers(core, put, writer, member_id, ask);
-	if (status != KV_OK) {
-		kvd_count(core, KV_M_BAD_STAGING, 1);
-		return status;
-	}
-	writer->done = ask->layers;
-	if (writer->done == writer->layers) {
-		status = end_ranges(core, put, writer, 0, put->n);
-		if (status != KV_OK) { /* the slot's memory is gone */
-			kvd_put_finish(core, put, status);
-			return status;
-		}
-		kvd_put_queue(core, put);
-	}
-	note_layers(core, put);
-	kvd_put_extend(core, put);
-	reply->layers = put->layers;
 
 	return KV_OK;
 }
@@ -306,10 +181,8 @@ static void make_entry_visible(kvd_core_t *core, kvd_put_t *put, uint32_t index,
 	entry->state = state;
 	if (!put->unchained) {
 		put->next = index + 1;
-		if (kvd_put_pin_block(core, put, block) != KV_OK) {
-			/* Without memory for the first pin the block stays unpinned, and may be evicted. */
-			kvd_put_end_open_lease(core, put, KV_ERR_REVOKED);
-		}
+		/* Without memory for the first pin the block stays unpinned. */
+		(void)kvd_put_pin_block(core, put, block);
 	} else {
 		kvd_put_count_visible(put);
 		if (put->durable) {
@@ -341,7 +214,6 @@ static int adopt_duplicate(kvd_core_t *core, kvd_put_t *put, uint32_t index, kvd
 	}
 	/* Two puts of one block: the first copy is kept, and this slot is free at once, since its writers have ended.
 	 */
-	kvd_put_end_open_lease(core, put, KV_ERR_REVOKED);
 	if (entry->loc.slot != KV_SLOT_NONE) {
 		kvd_entry_free(core, put, entry);
 	}
@@ -595,7 +467,6 @@ static kvd_publish_result_t publish_write_through(kvd_core_t *core, kvd_put_t *p
 	kv_status_t status;
 
 	entry->state = KVD_ENTRY_WRITE_THROUGH;
-	kvd_put_end_open_lease(core, put, KV_ERR_REVOKED); /* afterwards the slot may be free */
 	/* Its writers have ended, and only the transfer reads the slot now. */
 	if (!entry->transit) {
 		(void)kvs_set_state(core->tier[KVD_CPU], entry->loc, KVS_TRANSIT);

@@ -2,8 +2,6 @@
 #include "core/block/events.h"
 #include "core/block/quarantine.h"
 #include "core/core_impl.h"
-#include "core/handover/handover.h"
-#include "core/lease/lease.h"
 #include "core/put/pending.h"
 #include "core/put/put.h"
 #include "core/put/put_impl.h"
@@ -125,8 +123,6 @@ void kvd_put_drop_pin(kvd_core_t *core, uint32_t pin)
 {
 	kvd_put_t *put = kvd_put_find(core, pin_at(core, pin)->owner);
 
-	kvd_put_end_open_lease(core, put, KV_ERR_REVOKED); /* the pin kept the blocks that are visible already */
-
 	if (put->unchained) {
 		unpin_entry(core, put, pin_at(core, pin)->entry);
 	} else {
@@ -202,40 +198,6 @@ uint32_t kvd_put_count_unfinished(const kvd_put_t *put)
 	}
 
 	return count;
-}
-
-/* ---- the lease on what is unfinished --------------------------------------------------------- */
-
-static kvd_lease_t *find_open_lease(kvd_core_t *core, const kvd_put_t *put)
-{
-	kvd_lease_t *lease = kvd_lease_find(core, put->open_lease);
-
-	return lease && lease->put == put->id ? lease : NULL;
-}
-
-void kvd_put_end_open_lease(kvd_core_t *core, kvd_put_t *put, kv_status_t why)
-{
-	kvd_lease_t *lease = find_open_lease(core, put);
-
-	if (lease) {
-		kvd_lease_end(core, lease, why);
-	}
-}
-
-/* The put ends. Its consumer's lease goes on if each block is visible in the slot that the lease names: whatever
- * changes that has ended it before. */
-static void settle_open_lease(kvd_core_t *core, kvd_put_t *put, kv_status_t why)
-{
-	kvd_lease_t *lease = find_open_lease(core, put);
-
-	if (lease && why == KV_OK && put->pin != KVD_NONE) {
-		kvd_lease_settle(core, lease, pin_at(core, put->pin)->block);
-	} else {
-		kvd_put_end_open_lease(core, put, why == KV_OK ? KV_ERR_REVOKED : why);
-	}
-	if (why != KV_OK) {
-		kvd_handover_note_moved(core, put->handover);
-	}
 }
 
 /* ---- a put ends ------------------------------------------------------------------------------ */
@@ -357,7 +319,6 @@ void kvd_put_finish(kvd_core_t *core, kvd_put_t *put, kv_status_t why)
 	put->running = 0;
 	put->status = why;
 	kvd_pending_unwait(core, put);
-	settle_open_lease(core, put, why);
 	kvd_grant_revoke(put->header); /* before any slot is free */
 	for (uint32_t i = put->next; i < put->n; i++) {
 		lose_entry(core, put, i);

@@ -10,10 +10,6 @@
  *           RUNNING --revoked, parent lost, refused, or expired where room lacks--> PUT_DONE with the reason
  *           then LINGERING while slots are quarantined or DURABLE is owed, then gone
  *
- * While a put runs, a hand-over may tell its consumer how many layers of all its blocks are there (decision 051). The
- * consumer alone has a lease on them, open_lease. It ends before any slot of the put goes to another owner, or becomes
- * an ordinary one when all entries are VISIBLE.
- *
  * Entries of an unchained put (of a `window` or `state` group) do not wait for each other: ALREADY may be anywhere, and
  * each entry becomes visible as soon as it is FULL. While the put must become durable, it pins each visible entry's
  * block (decision 010). A put of private blocks is unchained in every group (decision 044).
@@ -57,7 +53,6 @@ typedef struct kvd_entry {
 typedef struct kvd_writer {
 	uint32_t rank, head, heads, layer, layers;
 	uint32_t left; /* blocks whose range has not ended */
-	uint32_t done; /* layers of the range, from its first, that PUT_LAYERS has handed in, of all blocks */
 } kvd_writer_t;
 
 typedef struct kvd_put {
@@ -65,7 +60,7 @@ typedef struct kvd_put {
 	uint32_t self;
 	uint32_t instance;
 	kvd_member_t member; /* who started it and gets its notices */
-	uint32_t ns, space, tree;
+	uint32_t ns, tree;
 	uint32_t pieces; /* digest leaves a layer */
 	uint32_t slot_class;
 	uint32_t block_tokens;
@@ -82,11 +77,8 @@ typedef struct kvd_put {
 	uint32_t pinned_entries;       /* unchained: entries with a pin */
 	uint32_t stored;               /* unchained, durable: entries from the first that have been seen on disk */
 	kv_key_t parent;
-	uint32_t next;       /* first entry that is not visible; of an unchained put, later ones may be */
-	uint32_t full;       /* entries all of whose ranges have ended */
-	uint32_t layers;     /* of the model, from the first: in place in all entries, with their digests */
-	uint64_t handover;   /* the entry that hands them over while the put runs; 0: none */
-	uint64_t open_lease; /* of that entry's consumer; 0, or an id that means nothing any longer: none */
+	uint32_t next; /* first entry that is not visible; of an unchained put, later ones may be */
+	uint32_t full; /* entries all of whose ranges have ended */
 	uint64_t slot_bytes;
 	uint32_t withdrawn;   /* 1: a block above it was taken back, so it ends */
 	kv_status_t status;   /* how it ended */
@@ -121,9 +113,6 @@ kv_status_t kvd_put_start(kvd_core_t *core, uint32_t ns, kvd_member_t member, co
 			  kv_msg_put_start_reply_t *reply);
 kv_status_t kvd_put_end(kvd_core_t *core, kvd_member_t member, const kv_msg_put_end_t *ask,
 			kv_msg_put_end_reply_t *reply);
-/* Digests of more layers of all blocks: instead of PUT_END, which the last layer stands for. */
-kv_status_t kvd_put_layers(kvd_core_t *core, kvd_member_t member, const kv_msg_put_layers_t *ask,
-			   kv_msg_put_layers_reply_t *reply);
 kv_status_t kvd_put_revoke(kvd_core_t *core, kvd_member_t member, const kv_msg_put_revoke_t *ask,
 			   kv_msg_put_revoke_reply_t *reply);
 kv_status_t kvd_put_keep(kvd_core_t *core, kvd_member_t member, const kv_msg_keep_t *ask, kv_msg_keep_reply_t *reply);
@@ -144,10 +133,6 @@ void kvd_puts_move_undrained(kvd_core_t *core, const kvd_instance_rec_t *instanc
 int kvd_puts_have_quarantined_slots(const kvd_core_t *core, const kvd_instance_rec_t *instance);
 /* The instance has ended: all its puts go, without a DURABLE. */
 void kvd_puts_destroy(kvd_core_t *core, const kvd_instance_rec_t *instance);
-/* RUNNING -> ended: PUT_DONE, pins and room given back, open slots quarantined. */
-void kvd_put_finish(kvd_core_t *core, kvd_put_t *put, kv_status_t why);
-/* The open lease on its blocks ends, if there is one: a slot may get another owner, or the hand-over is over. */
-void kvd_put_end_open_lease(kvd_core_t *core, kvd_put_t *put, kv_status_t why);
 /* The put goes on without this pin of its own. */
 void kvd_put_drop_pin(kvd_core_t *core, uint32_t pin);
 /* The pin's block is withdrawn: what the put has below it is revoked. Without the pin, or to be called again. */

@@ -37,6 +37,8 @@ void kvd_put_extend(kvd_core_t *core, kvd_put_t *put);
 void kvd_put_revoke_oldest(kvd_core_t *core, uint32_t ns);
 /* Revoke the put and all that waits for it: a block above is withdrawn. */
 void kvd_put_withdraw(kvd_core_t *core, kvd_put_t *put);
+/* RUNNING -> ended: PUT_DONE, pins and room given back, open slots quarantined. */
+void kvd_put_finish(kvd_core_t *core, kvd_put_t *put, kv_status_t why);
 /* Forget an ended put that owes no DURABLE and has no slot in quarantine. */
 void kvd_put_remove_if_done(kvd_core_t *core, kvd_put_t *put);
 

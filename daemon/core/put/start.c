@@ -267,7 +267,6 @@ static void fill_put(kvd_core_t *core, kvd_put_t *put, const kvd_draft_t *draft)
 	put->instance = draft->instance->self;
 	put->member = draft->member->id;
 	put->ns = draft->space->ns;
-	put->space = draft->space->id;
 	put->tree = draft->space->tree;
 	kvd_tree_at(&core->ix, put->tree)->puts++;
 	put->pieces = draft->space->pieces;
