@@ -16,7 +16,6 @@
 #define TRANSFERS    5u
 #define NUMBERS      10u
 #define SPACES_OF_NS (SPACES / 2u)
-#define TOKENS       8u
 
 /* The model of a hand-over that was announced. */
 typedef struct life_ahead {
@@ -40,7 +39,7 @@ typedef struct life {
 	u_put_t puts[PUTS];
 	uint32_t lease_space[LEASES];
 	life_ahead_t ahead[TRANSFERS]; /* what must become of them */
-	uint64_t numbers[NUMBERS];     /* of hand-overs, as their last answer said: those without a name last */
+	uint64_t numbers[NUMBERS]; /* of hand-overs, as their last answer said: those that are never announced last */
 } life_t;
 
 static inline uint64_t below(life_t *l, uint64_t n)
@@ -77,7 +76,7 @@ static inline u_member_t *member_of(life_t *l, kvd_member_t id)
 	return NULL;
 }
 
-extern const char *const transfers[TRANSFERS]; /* names of hand-overs */
+extern const char *const transfers[NUMBERS]; /* names of hand-overs */
 
 /* ---- announced blocks: life_ahead.c ---------------------------------------------------------- */
 

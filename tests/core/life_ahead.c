@@ -3,7 +3,7 @@
 
 #include "core/handover/handover.h"
 
-const char *const transfers[TRANSFERS] = {"t0", "t1", "t2", "t3", "t4"};
+const char *const transfers[NUMBERS] = {"t0", "t1", "t2", "t3", "t4", "t5", "t6", "t7", "t8", "t9"};
 
 static uint64_t announced_, advanced_, completed_, withdrawn_, gaps_, dropped_, lost_;
 

@@ -191,6 +191,48 @@ static void p5_pins_and_tail_of_a_chunk_are_counted_together(void **state)
 	stage_end();
 }
 
+static void p5_a_producer_is_told_when_there_is_room(void **state)
+{
+	u_send_t send = {
+		.transfer = "u", .space = &space_, .keys = fork_, .n = 8, .groups = U_FULL, .last = 1, .await_room = 1};
+	uint64_t first;
+	u_member_t *waits;
+
+	(void)state;
+	stage_two(128, 0);
+	waits = u_join(&u_, 0, "waits", 2, 0);
+	u_chain(NULL, 77, fork_, 8);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
+	assert_int_equal(u_put(&u_, m_, &space_, fork_, 0, 8), 8);
+	u_.core->config.max_handover_bytes = 15 * 4096;
+	assert_int_equal(send_first("t", 12, U_FULL, 1), KV_OK);
+	first = sent_.number;
+	assert_int_equal(u_send(&u_, waits, &send, &sent_), KV_ERR_BUSY);
+	assert_int_equal(u_send(&u_, waits, &send, &sent_), KV_ERR_BUSY);
+	u_tick(&u_, 50);
+	assert_int_equal(u_count_notices(&u_, KV_CODE_HANDOVER_ROOM, 0), 0); /* nothing has been given back */
+	assert_int_equal(u_done(&u_, m_, first, U_GIVE_UP), KV_OK);
+	u_tick(&u_, 1);
+	assert_int_equal(u_count_notices(&u_, KV_CODE_HANDOVER_ROOM, 0), 1);
+	assert_int_equal(u_send(&u_, waits, &send, &sent_), KV_OK);
+	u_tick(&u_, 50);
+	assert_int_equal(u_count_notices(&u_, KV_CODE_HANDOVER_ROOM, 0), 1);
+
+	/* A member that goes while it waits is forgotten. */
+	send.transfer = "v";
+	send.n = 0;
+	send.groups = 0;
+	send.tail = "xy";
+	send.tail_len = 2;
+	u_.core->config.max_handover_bytes = 1;
+	assert_int_equal(u_send(&u_, waits, &send, &sent_), KV_ERR_BUSY);
+	u_closed(&u_, waits);
+	assert_int_equal(u_.core->ns[0]->room_waiters.head, KVD_NONE);
+	u_.core->config.max_handover_bytes = 0;
+	u_tick(&u_, 2);
+	stage_end();
+}
+
 /* Blocks that are only on disk take no memory, but a place in the index. */
 static void p5_hand_overs_end_at_the_share_of_the_index(void **state)
 {
@@ -329,6 +371,7 @@ int main(void)
 		cmocka_unit_test(p5_promotions_leave_room_for_hand_overs),
 		cmocka_unit_test(p5_hand_overs_and_leases_end_at_the_share_together),
 		cmocka_unit_test(p5_pins_and_tail_of_a_chunk_are_counted_together),
+		cmocka_unit_test(p5_a_producer_is_told_when_there_is_room),
 		cmocka_unit_test(p5_hand_overs_end_at_the_share_of_the_index),
 		cmocka_unit_test(p5_entries_of_a_namespace_and_of_an_instance_are_capped),
 		cmocka_unit_test(p5_what_a_producer_gives_up_leaves_it_its_limit),

@@ -123,24 +123,21 @@ static void story_handover(void)
 	universe_check(&u_);
 }
 
-/* Private blocks, and hand-overs that are selected: one waits for the other, both ways. */
-static void story_select(void)
+/* Private blocks: a consumer asks first, gives what it got back, and asks again. */
+static void story_private(void)
 {
-	static const uint32_t tokens[] = {1, 2, 3};
 	kv_msg_handover_send_reply_t sent = {0};
-	kv_msg_handover_select_reply_t got[2] = {0};
+	kv_msg_handover_recv_reply_t got[2] = {0};
 	kv_msg_acquire_reply_t acquired;
 	u_lease_t lease = {0};
 	kv_key_t whole[3];
-	u_send_t send = {.transfer = "",
+	u_send_t send = {.transfer = "t",
 			 .space = &space_,
 			 .keys = keys_,
 			 .n = 2,
 			 .groups = U_ALL,
 			 .last = 1,
 			 .partial = 3,
-			 .select = tokens,
-			 .select_n = 3,
 			 .await_room = 1};
 
 	memcpy(whole, keys_, 2 * sizeof *keys_);
@@ -153,14 +150,14 @@ static void story_select(void)
 		u_tick(&u_, 2);
 	}
 	u_.group = 0;
-	(void)u_select(&u_, m_, &space_, "", tokens, 2, 0, &got[0]);
+	(void)u_recv(&u_, m_, &space_, "t", 0, &got[0]);
 	universe_check(&u_);
 	(void)u_send(&u_, m_, &send, &sent);
 	universe_check(&u_);
 	(void)u_done(&u_, m_, sent.number, KV_HANDOVER_ABORT);
 	u_tick(&u_, 1);
 	universe_check(&u_);
-	(void)u_select(&u_, m_, &space_, "", NULL, 0, 0, &got[1]);
+	(void)u_recv(&u_, m_, &space_, "t", 0, &got[1]);
 	if (u_acquire(&u_, m_, &space_, whole, 3, 0, &lease, &acquired) == KV_OK && lease.id) {
 		u_lease_verify(&u_, &lease);
 	}
@@ -254,10 +251,10 @@ static void p4_any_allocation_for_a_hand_over_may_fail(void **state)
 	every_failure(story_handover);
 }
 
-static void p4_any_allocation_for_a_selection_may_fail(void **state)
+static void p4_any_allocation_for_a_private_block_may_fail(void **state)
 {
 	(void)state;
-	every_failure(story_select);
+	every_failure(story_private);
 }
 
 static void p4_any_allocation_for_an_announcement_may_fail(void **state)
@@ -329,7 +326,7 @@ int main(void)
 		cmocka_unit_test(p4_any_allocation_may_fail_and_nothing_is_lost),
 		cmocka_unit_test(p4_any_allocation_for_an_unchained_group_may_fail),
 		cmocka_unit_test(p4_any_allocation_for_a_hand_over_may_fail),
-		cmocka_unit_test(p4_any_allocation_for_a_selection_may_fail),
+		cmocka_unit_test(p4_any_allocation_for_a_private_block_may_fail),
 		cmocka_unit_test(p4_any_allocation_for_an_announcement_may_fail),
 		cmocka_unit_test(p4_a_core_without_memory_is_refused),
 		cmocka_unit_test(p4_the_documents_are_whole),

@@ -201,28 +201,13 @@ static void do_release(life_t *l)
 
 /* ---- hand-overs ------------------------------------------------------------------------------ */
 
-static uint64_t partials_, selected_, moved_; /* hand-overs with private blocks; found by tokens; after a wait */
-/* Most sequences begin alike. Returns one less than there are. */
-static uint32_t some_tokens(life_t *l, uint32_t *tokens)
-{
-	for (uint32_t i = 0; i < TOKENS; i++) {
-		tokens[i] = below(l, 6) ? i : 100 + (uint32_t)below(l, 3);
-	}
-
-	return (uint32_t)below(l, TOKENS);
-}
-
-static const char *some_bucket(life_t *l)
-{
-	return below(l, 4) ? "" : "salt";
-}
+static uint64_t partials_; /* hand-overs with private blocks */
 
 static void do_send(life_t *l)
 {
 	static uint8_t tail[6000];
-	uint32_t tokens[TOKENS];
 	u_member_t *m = some_member(l);
-	uint32_t which = (uint32_t)below(l, TRANSFERS), chain = (uint32_t)below(l, CHAINS), space = some_space(l, m);
+	uint32_t which = (uint32_t)below(l, NUMBERS), chain = (uint32_t)below(l, CHAINS), space = some_space(l, m);
 	u_send_t send = {.transfer = transfers[which],
 			 .number = below(l, 4) ? l->numbers[which] : 0,
 			 .space = &l->space[space],
@@ -235,16 +220,6 @@ static void do_send(life_t *l)
 	kv_msg_handover_send_reply_t reply = {0};
 	uint32_t visible;
 
-	if (below(l, 2)) {
-		which = TRANSFERS + (uint32_t)below(l, NUMBERS - TRANSFERS);
-		send.transfer = "";
-		send.number = below(l, 2) ? l->numbers[which] : 0;
-		if (send.number == 0) {
-			send.select = tokens;
-			send.select_n = some_tokens(l, tokens) + 1;
-			send.bucket = some_bucket(l);
-		}
-	}
 	send.await_room = (int)below(l, 2);
 	l->u.group = 0;
 	visible = u_visible(&l->u, ns_of(space), &l->space[space], l->keys[chain], DEPTH);
@@ -269,7 +244,7 @@ static void do_send(life_t *l)
 static void do_recv(life_t *l)
 {
 	u_member_t *m = some_member(l);
-	uint32_t which = (uint32_t)below(l, TRANSFERS), space = some_space(l, m);
+	uint32_t which = (uint32_t)below(l, NUMBERS), space = some_space(l, m);
 	kv_msg_handover_recv_reply_t reply = {0};
 	kv_msg_t ask = {0}, answer;
 
@@ -280,104 +255,6 @@ static void do_recv(life_t *l)
 		ask.handover_tail.number = reply.number;
 		assert_int_equal(u_request(&l->u, m, KV_CODE_HANDOVER_TAIL, &ask, &answer), KV_OK);
 		assert_int_equal(answer.handover_tail_reply.tail.len, reply.tail_bytes);
-	}
-}
-
-static int is_open(life_t *l, kvd_member_t id)
-{
-	const kvd_member_rec_t *member = kvd_member_find(l->u.core, id);
-
-	return member && member->open;
-}
-
-/* Could the record be one of a pair now: an entry without a consumer, or a SELECT that waits? */
-static int is_single(life_t *l, const kvd_handover_t *entry, int waits)
-{
-	const kvd_core_t *core = l->u.core;
-
-	if (entry->number == 0 || !entry->select.words ||
-	    core->ns[entry->ns]->spaces[entry->space]->epoch != entry->epoch) {
-		return 0;
-	}
-	if (waits) {
-		return entry->state == KV_HANDOVER_AWAITED && is_open(l, entry->consumer.member);
-	}
-
-	return entry->consumer.member == 0 &&
-	       (entry->state == KV_HANDOVER_COMPLETE ||
-		(entry->state == KV_HANDOVER_SENDING && is_open(l, entry->producer.member)));
-}
-
-/* Words that agree; KVD_NONE: they contradict each other. */
-static uint32_t agreement(const kvd_token_item_t *item, const uint32_t *words, uint32_t len)
-{
-	uint32_t shorter = item->len < len ? item->len : len;
-
-	return memcmp(item->words, words, shorter * sizeof *words) == 0 ? shorter : KVD_NONE;
-}
-
-/* The number of the entry that a SELECT must get, found by looking at all; 0: it waits. */
-static uint64_t find_offer(life_t *l, const uint32_t *words, uint32_t len)
-{
-	const kvd_core_t *core = l->u.core;
-	const kvd_handover_t *best = NULL;
-	uint32_t longest = 0;
-
-	for (uint32_t i = 0; i < core->handovers.made; i++) {
-		const kvd_handover_t *entry = kvd_obj_at(&core->handovers, i);
-		uint32_t agreed = is_single(l, entry, 0) ? agreement(&entry->select, words, len) : KVD_NONE;
-
-		if (agreed != KVD_NONE &&
-		    (!best || agreed > longest || (agreed == longest && entry->select.age < best->select.age))) {
-			best = entry;
-			longest = agreed;
-		}
-	}
-
-	return best ? best->number : 0;
-}
-
-static void do_select(life_t *l)
-{
-	u_member_t *m = some_member(l);
-	uint32_t space = some_space(l, m), tokens[TOKENS], n = some_tokens(l, tokens), words[4 + TOKENS], head = 3;
-	const char *bucket = some_bucket(l);
-	kv_msg_handover_select_reply_t reply = {0};
-	uint64_t expected;
-
-	if (!m) {
-		return;
-	}
-	words[0] = m->ns;
-	words[1] = l->space[space].space;
-	words[2] = (uint32_t)strlen(bucket);
-	if (words[2] > 0) {
-		memcpy(&words[head++], bucket, 4);
-	}
-	memcpy(&words[head], tokens, sizeof tokens);
-	expected = find_offer(l, words, head + n);
-	if (u_select(&l->u, m, &l->space[space], bucket, tokens, n, (uint32_t)below(l, 3) * 300, &reply) == KV_OK) {
-		l->numbers[TRANSFERS + below(l, NUMBERS - TRANSFERS)] = reply.number;
-		assert_int_equal(reply.state == KV_HANDOVER_AWAITED, expected == 0);
-		assert_true(expected == 0 || reply.number == expected);
-		selected_ += expected != 0;
-	}
-}
-
-/* No SELECT waits for what is there. */
-static void check_pairs(life_t *l)
-{
-	const kvd_core_t *core = l->u.core;
-
-	for (uint32_t i = 0; i < core->handovers.made; i++) {
-		const kvd_handover_t *waiter = kvd_obj_at(&core->handovers, i);
-
-		for (uint32_t j = 0; is_single(l, waiter, 1) && j < core->handovers.made; j++) {
-			const kvd_handover_t *entry = kvd_obj_at(&core->handovers, j);
-
-			assert_true(!is_single(l, entry, 0) || entry->is_reoffered ||
-				    agreement(&entry->select, waiter->select.words, waiter->select.len) == KVD_NONE);
-		}
 	}
 }
 
@@ -565,14 +442,12 @@ static void step(life_t *l)
 		do_send(l);
 		break;
 	case 15:
+	case 16:
+	case 17:
 		do_recv(l);
 		break;
-	case 16:
-		do_done(l);
-		break;
-	case 17:
 	case 18:
-		do_select(l);
+		do_done(l);
 		break;
 	case 19:
 		life_do_announced(l);
@@ -587,7 +462,6 @@ static void check(life_t *l)
 {
 	universe_check(&l->u);
 	check_handovers(l);
-	check_pairs(l);
 	life_check_announced(l);
 	for (uint32_t i = 0; i < LEASES; i++) {
 		if (l->leases[i].id && l->leases[i].member->id) {
@@ -727,7 +601,6 @@ static void live(uint64_t seed, uint32_t steps)
 		taken_ += kv_metric_get(&l.u.metrics, KV_M_HANDOVERS_TAKEN);
 		failed_ += kv_metric_get(&l.u.metrics, KV_M_HANDOVERS_FAILED);
 		refused_ += kv_metric_get(&l.u.metrics, KV_M_HANDOVERS_REFUSED);
-		moved_ += l.u.moves;
 		reclaimed_ += kv_metric_get(&l.u.metrics, KV_M_SLABS_RECLAIMED);
 		if (run < restart) {
 			universe_kill(&l.u, &disk);
@@ -760,17 +633,15 @@ static void p1_to_p10_hold_after_every_step(void **state)
 	}
 	print_message("# files that changed hands %llu, reclaimed %llu, puts expired %llu\n",
 		      (unsigned long long)files_, (unsigned long long)reclaimed_, (unsigned long long)expired_);
-	print_message("# hand-overs taken %llu, failed %llu, refused %llu, with a private block %llu, selected %llu "
-		      "and %llu\n",
+	print_message("# hand-overs taken %llu, failed %llu, refused %llu, with a private block %llu\n",
 		      (unsigned long long)taken_, (unsigned long long)failed_, (unsigned long long)refused_,
-		      (unsigned long long)partials_, (unsigned long long)selected_, (unsigned long long)moved_);
+		      (unsigned long long)partials_);
 	print_message("# evicted from the memory of a GPU %llu, adopted there %llu\n", (unsigned long long)gpu_evicted_,
 		      (unsigned long long)gpu_adopted_);
 	if (usual) {
 		life_announced_all();
-		assert_true(moved_ > 0 && selected_ > 0 && partials_ > 0 && files_ > 0 && reclaimed_ > 0 &&
-			    expired_ > 0 && withdrawn_ > 0 && taken_ > 0 && failed_ > 0 && refused_ > 0 &&
-			    gpu_evicted_ > 0 && gpu_adopted_ > 0);
+		assert_true(partials_ > 0 && files_ > 0 && reclaimed_ > 0 && expired_ > 0 && withdrawn_ > 0 &&
+			    taken_ > 0 && failed_ > 0 && refused_ > 0 && gpu_evicted_ > 0 && gpu_adopted_ > 0);
 	}
 }
 

@@ -31,7 +31,6 @@ static void world_notify(void *ctx, kvd_member_t member, uint16_t code, const kv
 	if (code == KV_CODE_DURABLE && msg->durable.n > 0) {
 		assert_true(promise_holds(u, msg->durable.put, msg->durable.n));
 	}
-	u->moves += code == KV_CODE_HANDOVER && msg->handover.moved != 0;
 	u->notices[u->notice_count++] = (u_notice_t){member, code, *msg};
 }
 
@@ -681,8 +680,6 @@ kv_status_t u_send(universe_t *u, u_member_t *m, const u_send_t *send, kv_msg_ha
 					  .epoch = send->space->epoch,
 					  .partial = send->partial,
 					  .private_key = send->private_key,
-					  .select = {(const uint8_t *)send->select, send->select_n * 4},
-					  .bucket = kv_slice_str(send->bucket ? send->bucket : ""),
 					  .flags = (send->last ? KV_HANDOVER_LAST : 0u) |
 						   (send->await_room ? KV_HANDOVER_AWAIT_ROOM : 0u) |
 						   (send->ahead ? KV_HANDOVER_AHEAD : 0u),
@@ -715,23 +712,6 @@ kv_status_t u_recv(universe_t *u, u_member_t *m, const kvd_space_info_t *space, 
 	kv_status_t status = u_request(u, m, KV_CODE_HANDOVER_RECV, &ask, &answer);
 
 	*reply = status == KV_OK ? answer.handover_recv_reply : *reply;
-
-	return status;
-}
-
-kv_status_t u_select(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const char *bucket,
-		     const uint32_t *tokens, uint32_t n, uint32_t timeout_ms, kv_msg_handover_select_reply_t *reply)
-{
-	kv_msg_t ask = {.handover_select = {.space = space->space,
-					    .epoch = space->epoch,
-					    .tokens = {(const uint8_t *)tokens, n * 4},
-					    .any = n == 0,
-					    .bucket = kv_slice_str(bucket),
-					    .timeout_ms = timeout_ms}},
-		 answer;
-	kv_status_t status = u_request(u, m, KV_CODE_HANDOVER_SELECT, &ask, &answer);
-
-	*reply = status == KV_OK ? answer.handover_select_reply : *reply;
 
 	return status;
 }

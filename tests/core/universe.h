@@ -81,9 +81,6 @@ typedef struct u_send {
 	uint32_t from;
 	uint32_t partial;
 	kv_key_t private_key;
-	const uint32_t *select; /* with select_n > 0 the transfer may be "" */
-	uint32_t select_n;
-	const char *bucket; /* NULL: the empty one */
 	int await_room;
 	uint32_t ttl_ms;
 	const void *tail;
@@ -121,7 +118,6 @@ typedef struct universe {
 	} areas[U_INSTANCES];
 	u_notice_t notices[U_NOTICES];
 	uint32_t notice_count;
-	uint64_t moves; /* SELECTs that waited and have got a hand-over */
 	u_event_key_t *events;
 	uint32_t event_count, event_cap;
 	const char *events_bad; /* stored twice, removed while absent, or below an unknown parent */
@@ -206,9 +202,6 @@ uint32_t u_put_private(universe_t *u, u_member_t *m, const kvd_space_info_t *spa
 kv_status_t u_send(universe_t *u, u_member_t *m, const u_send_t *send, kv_msg_handover_send_reply_t *reply);
 kv_status_t u_recv(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const char *transfer,
 		   uint32_t timeout_ms, kv_msg_handover_recv_reply_t *reply);
-/* Tokens; n 0: any. */
-kv_status_t u_select(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const char *bucket,
-		     const uint32_t *tokens, uint32_t n, uint32_t timeout_ms, kv_msg_handover_select_reply_t *reply);
 kv_status_t u_done(universe_t *u, u_member_t *m, uint64_t number, uint32_t flags); /* KV_HANDOVER_* */
 /* Tiers of each key, and why the first missing one is missing (EXPLAIN). */
 uint32_t u_explain(universe_t *u, uint32_t ns, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t n,

@@ -21,8 +21,7 @@ static int is_calm(const universe_t *u)
 	       core->ix.queue.head == KVD_NONE && core->reads + core->writes == 0 && !core->flush_busy &&
 	       (core->flush_due_ns == 0 || core->durable_owed == 0) && core->run_puts.head == KVD_NONE &&
 	       core->ix.unheld.head == KVD_NONE && !core->showing && core->outstanding == 0 &&
-	       core->handover_sweep == 0 && core->withdrawals == NULL && core->reoffers.head == KVD_NONE &&
-	       !kvd_handovers_are_due(core);
+	       core->handover_sweep == 0 && core->withdrawals == NULL && !kvd_handovers_are_due(core);
 }
 
 void u_settle(universe_t *u)

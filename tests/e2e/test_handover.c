@@ -323,6 +323,21 @@ static void p4_handles_freed_at_any_moment_leave_nothing(void **state)
 	rig_check_quiet(&rig_);
 }
 
+/* All of HALF blocks that are put, with this tail. */
+static kvc_status_t complete(user_t *user, const char *transfer, const char *tail, kvc_handover_t **p_made)
+{
+	const kvc_handover_chunk_t chunk = {.struct_size = sizeof chunk,
+					    .transfer = transfer,
+					    .n = HALF,
+					    .source = &source_,
+					    .last = 1,
+					    .tail = tail,
+					    .tail_len = (uint32_t)strlen(tail),
+					    .await_room = 1};
+
+	return kvc_handover_send(user->space, &chunk, p_made);
+}
+
 /* The second question is sent before the first one is answered. */
 static void p4_a_consumer_that_gives_up_and_asks_again_has_it(void **state)
 {
@@ -381,127 +396,8 @@ static void p5_many_large_tails_do_not_end_the_session(void **state)
 	rig_check_quiet(&rig_);
 }
 
-/* ---- the lookup buffer ----------------------------------------------------------------------- */
-
-static const uint32_t tokens_[] = {11, 12, 13, 14, 15, 16};
-
-static kvc_status_t insert(user_t *user, uint32_t n, const char *tail, kvc_handover_t **p_made)
-{
-	const kvc_handover_chunk_t chunk = {.struct_size = sizeof chunk,
-					    .n = HALF,
-					    .source = &source_,
-					    .last = 1,
-					    .tail = tail,
-					    .tail_len = (uint32_t)strlen(tail),
-					    .select = tokens_,
-					    .select_n = n,
-					    .bucket = "salt",
-					    .bucket_len = 4,
-					    .await_room = 1};
-
-	return kvc_handover_send(user->space, &chunk, p_made);
-}
-
-static kvc_status_t drop_select(user_t *user, uint32_t n, uint32_t timeout_ms, kvc_handover_t **p_wanted)
-{
-	const kvc_handover_select_t select = {.struct_size = sizeof select,
-					      .tokens = tokens_,
-					      .n = n,
-					      .any = n == 0,
-					      .timeout_ms = timeout_ms,
-					      .bucket = "salt",
-					      .bucket_len = 4};
-
-	return kvc_handover_select(user->space, &select, p_wanted);
-}
-
-static void check_tail(const kvc_handover_t *handover, const char *tail)
-{
-	assert_int_equal(user_handover_info(handover).tail_len, strlen(tail));
-	assert_memory_equal(user_handover_info(handover).tail, tail, strlen(tail));
-}
-
-/* Those that are there are selected, one that comes later is waited for. */
-static void p1_hand_overs_are_selected_by_their_tokens(void **state)
-{
-	kvc_handover_t *made[3] = {NULL}, *wanted[4] = {NULL};
-	user_t other = {0};
-	char out[4096];
-
-	(void)state;
-	user_attach(&other, &rig_, "model");
-	assert_int_equal(user_put(&user_, keys_, 0, HALF, 0, NULL), KVC_OK);
-	assert_int_equal(insert(&user_, 2, "two", &made[0]), KVC_OK);
-	assert_int_equal(insert(&user_, 4, "four", &made[1]), KVC_OK);
-	assert_int_equal(kvc_handover_wait(made[0], 0, SOON), KVC_OK);
-	assert_int_equal(kvc_handover_wait(made[1], 0, SOON), KVC_OK);
-	assert_int_equal(rig_kvctl(&rig_, "transfers", out, sizeof out), 0);
-	assert_non_null(strstr(out, "4 tokens"));
-	assert_int_equal(drop_select(&other, 6, 0, &wanted[0]), KVC_OK);
-	assert_int_equal(drop_select(&other, 0, 0, &wanted[1]), KVC_OK);
-	assert_int_equal(drop_select(&other, 5, 0, &wanted[2]), KVC_OK);
-	assert_int_equal(kvc_handover_wait(wanted[0], 0, SOON), KVC_OK);
-	check_tail(wanted[0], "four");
-	assert_int_equal(user_handover_info(wanted[0]).n, HALF);
-	assert_int_equal(kvc_handover_wait(wanted[1], 0, SOON), KVC_OK);
-	check_tail(wanted[1], "two");
-	assert_int_equal(kvc_handover_wait(wanted[2], 0, 100), KVC_ERR_TIMEOUT);
-	assert_int_equal(user_handover_info(wanted[2]).state, KVC_HANDOVER_AWAITED);
-	assert_int_equal(rig_kvctl(&rig_, "transfers", out, sizeof out), 0);
-	assert_non_null(strstr(out, "a producer with these tokens"));
-	assert_int_equal(insert(&user_, 5, "five", &made[2]), KVC_OK);
-	assert_int_equal(kvc_handover_wait(wanted[2], 0, SOON), KVC_OK);
-	check_tail(wanted[2], "five");
-	assert_int_equal(drop_select(&other, 5, 200, &wanted[3]), KVC_OK);
-	assert_int_equal(kvc_handover_wait(wanted[3], 0, SOON), KVC_ERR_TIMEOUT); /* the daemon's */
-	for (uint32_t i = 0; i < 4; i++) {
-		kvc_handover_done(wanted[i], 0);
-	}
-	for (uint32_t i = 0; i < 3; i++) {
-		kvc_handover_done(made[i], 0);
-	}
-	user_leave(&other);
-	assert_true(rig_metric_is(&rig_, "kvd_handovers", 0));
-	rig_check_quiet(&rig_);
-}
-
-static void selector(void *arg, int ready)
-{
-	kvc_handover_t *wanted = NULL;
-	user_t user = {0};
-
-	(void)arg;
-	user_attach(&user, &rig_, "model");
-	if (drop_select(&user, 6, 0, &wanted) == KVC_OK && kvc_handover_wait(wanted, 0, SOON) == KVC_OK) {
-		child_say(ready);
-	}
-	for (;;) {
-		(void)kvc_poll(user.kvc, 100);
-	}
-}
-
-static void p4_a_consumer_killed_leaves_what_it_selected_to_the_next(void **state)
-{
-	kvc_handover_t *made[2] = {NULL}, *wanted = NULL;
-	pid_t pid;
-
-	(void)state;
-	assert_int_equal(user_put(&user_, keys_, 0, HALF, 0, NULL), KVC_OK);
-	assert_int_equal(insert(&user_, 6, "first", &made[0]), KVC_OK);
-	assert_int_equal(kvc_handover_wait(made[0], 0, SOON), KVC_OK);
-	pid = child_start(selector, NULL);
-	assert_int_equal(drop_select(&user_, 6, 0, &wanted), KVC_OK);
-	assert_int_equal(kvc_handover_wait(wanted, 0, 50), KVC_ERR_TIMEOUT);
-	child_kill(pid);
-	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_OK);
-	check_tail(wanted, "first");
-	kvc_handover_done(wanted, 0);
-	kvc_handover_done(made[0], 0);
-	rig_check_quiet(&rig_);
-}
-
-/* A selection is freed while it is answered, while it waits, and while it is given an entry: the entry stays. */
-static void p4_selections_freed_at_any_moment_leave_every_entry(void **state)
+/* A receive is freed while it is answered, while it waits, and while it is given an entry: the entry stays. */
+static void p4_receives_freed_at_any_moment_leave_every_entry(void **state)
 {
 	user_t other = {0};
 
@@ -511,18 +407,23 @@ static void p4_selections_freed_at_any_moment_leave_every_entry(void **state)
 	for (uint32_t i = 0; i < 150; i++) {
 		kvc_handover_t *made = NULL, *freed = NULL, *wanted = NULL;
 
-		assert_int_equal(drop_select(&other, 6, 0, &freed), KVC_OK);
+		assert_int_equal(kvc_handover_recv(other.space, "t", 0, &freed), KVC_OK);
 		if (i % 3) { /* the answer has come; else it comes later */
 			(void)kvc_poll(other.kvc, i % 3);
 		}
-		assert_int_equal(insert(&user_, 6, "kept", &made), KVC_OK);
+		assert_int_equal(complete(&user_, "t", "kept", &made), KVC_OK);
 		(void)kvc_poll(user_.kvc, i % 2);
 		kvc_handover_done(freed, 1);
-		assert_int_equal(drop_select(&user_, 6, 0, &wanted), KVC_OK);
-		while (kvc_handover_wait(wanted, 0, 1) == KVC_ERR_TIMEOUT) {
+		assert_int_equal(kvc_handover_recv(user_.space, "t", 0, &wanted), KVC_OK);
+		while (kvc_handover_wait(wanted, 0, 1) != KVC_OK) {
+			if (user_handover_info(wanted).status == KVC_ERR_TAKEN) { /* it is not given back yet */
+				kvc_handover_done(wanted, 0);
+				assert_int_equal(kvc_handover_recv(user_.space, "t", 0, &wanted), KVC_OK);
+			}
 			(void)kvc_poll(other.kvc, 0);
 		}
-		check_tail(wanted, "kept");
+		assert_int_equal(user_handover_info(wanted).tail_len, 4);
+		assert_memory_equal(user_handover_info(wanted).tail, "kept", 4);
 		kvc_handover_done(wanted, 0);
 		kvc_handover_done(made, 0);
 	}
@@ -540,54 +441,28 @@ static void p5_a_producer_waits_for_room_and_is_told(void **state)
 	(void)state;
 	memset(tail, 'x', sizeof tail - 1);
 	assert_int_equal(user_put(&user_, keys_, 0, HALF, 0, NULL), KVC_OK);
-	assert_int_equal(insert(&user_, 6, tail, &made[0]), KVC_OK);
+	assert_int_equal(complete(&user_, "t", tail, &made[0]), KVC_OK);
 	assert_int_equal(kvc_handover_wait(made[0], 0, SOON), KVC_OK);
-	assert_int_equal(insert(&user_, 6, tail, &made[1]), KVC_OK);
+	assert_int_equal(complete(&user_, "u", tail, &made[1]), KVC_OK);
 	assert_int_equal(kvc_handover_wait(made[1], 0, 100), KVC_ERR_TIMEOUT);
 	assert_int_equal(user_handover_info(made[1]).status, KVC_PENDING);
 	requests = rig_metric(&rig_, "kvd_requests_total");
-	assert_int_equal(insert(&user_, 6, tail, &made[1]), KVC_PENDING); /* nothing is sent: it is not asked for */
+	assert_int_equal(complete(&user_, "u", tail, &made[1]), KVC_PENDING); /* nothing is sent: it is not asked for */
 	assert_int_equal(kvc_handover_wait(made[1], 0, 300), KVC_ERR_TIMEOUT);
 	assert_true(rig_metric(&rig_, "kvd_requests_total") - requests < 4);
-	assert_int_equal(drop_select(&user_, 6, 0, &wanted), KVC_OK);
+	assert_int_equal(kvc_handover_recv(user_.space, "t", 0, &wanted), KVC_OK);
 	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_OK);
 	kvc_handover_done(wanted, 0);
 	assert_int_equal(kvc_handover_wait(made[1], 0, SOON), KVC_ERR_BUSY); /* and now there is room */
-	assert_int_equal(insert(&user_, 6, tail, &made[1]), KVC_OK);
+	assert_int_equal(complete(&user_, "u", tail, &made[1]), KVC_OK);
 	assert_int_equal(kvc_handover_wait(made[1], 0, SOON), KVC_OK);
+	assert_int_equal(kvc_handover_recv(user_.space, "u", 0, &wanted), KVC_OK);
+	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_OK);
+	kvc_handover_done(wanted, 0);
 	kvc_handover_done(made[0], 0);
-	kvc_handover_done(made[1], 1);
+	kvc_handover_done(made[1], 0);
 	assert_true(rig_metric_is(&rig_, "kvd_handovers", 0));
 	rig_check_quiet(&rig_);
-}
-
-static void p10_selections_that_cannot_be_are_refused_here(void **state)
-{
-	kvc_handover_select_t select = {.struct_size = sizeof select, .tokens = tokens_, .n = 2, .any = 1};
-	kvc_handover_chunk_t chunk = {.struct_size = sizeof chunk, .last = 1, .select = tokens_};
-	kvc_handover_t *wanted = NULL;
-
-	(void)state;
-	assert_int_equal(kvc_handover_select(user_.space, &select, &wanted), KVC_ERR_ARG);
-	select.any = 0;
-	select.n = KVC_MAX_SELECT + 1;
-	assert_int_equal(kvc_handover_select(user_.space, &select, &wanted), KVC_ERR_ARG);
-	select.n = 0;
-	assert_int_equal(kvc_handover_select(user_.space, &select, &wanted), KVC_ERR_ARG);
-	select.n = 1;
-	select.bucket_len = 4;
-	assert_int_equal(kvc_handover_select(user_.space, &select, &wanted), KVC_ERR_ARG);
-	assert_int_equal(kvc_handover_send(user_.space, &chunk, &wanted), KVC_ERR_ARG); /* no tokens */
-	chunk.select = NULL;
-	assert_int_equal(kvc_handover_send(user_.space, &chunk, &wanted), KVC_ERR_ARG); /* no id either */
-	chunk.transfer = "t";
-	chunk.source = &source_;
-	chunk.partial = 16;
-	assert_int_equal(kvc_handover_send(user_.space, &chunk, &wanted), KVC_ERR_ARG); /* a whole block */
-	chunk.partial = 3;
-	chunk.last = 0;
-	assert_int_equal(kvc_handover_send(user_.space, &chunk, &wanted), KVC_ERR_ARG); /* before the end */
-	assert_null(wanted);
 }
 
 static void p10_chunks_that_cannot_be_are_refused_here(void **state)
@@ -608,6 +483,15 @@ static void p10_chunks_that_cannot_be_are_refused_here(void **state)
 	name[129] = '\0';
 	assert_int_equal(kvc_handover_recv(user_.space, name, 0, &wanted), KVC_ERR_ARG);
 	assert_int_equal(kvc_handover_recv(user_.space, "a\nb", 0, &wanted), KVC_ERR_ARG);
+	chunk.transfer = NULL;
+	assert_int_equal(kvc_handover_send(user_.space, &chunk, &wanted), KVC_ERR_ARG);
+	chunk.transfer = "u";
+	chunk.last = 1;
+	chunk.partial = 16;
+	assert_int_equal(kvc_handover_send(user_.space, &chunk, &wanted), KVC_ERR_ARG); /* a whole block */
+	chunk.partial = 3;
+	chunk.last = 0;
+	assert_int_equal(kvc_handover_send(user_.space, &chunk, &wanted), KVC_ERR_ARG); /* before the end */
 	assert_null(wanted);
 	chunk.struct_size = 8;
 	assert_int_equal(kvc_handover_send(user_.space, &chunk, &made), KVC_ERR_ARG);
@@ -764,12 +648,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(p4_a_consumer_that_gives_up_and_asks_again_has_it, setup, teardown),
 		cmocka_unit_test_setup_teardown(p5_many_large_tails_do_not_end_the_session, setup_large, teardown),
 		cmocka_unit_test_setup_teardown(p10_chunks_that_cannot_be_are_refused_here, setup, teardown),
-		cmocka_unit_test_setup_teardown(p1_hand_overs_are_selected_by_their_tokens, setup, teardown),
-		cmocka_unit_test_setup_teardown(p4_a_consumer_killed_leaves_what_it_selected_to_the_next, setup,
-						teardown),
-		cmocka_unit_test_setup_teardown(p4_selections_freed_at_any_moment_leave_every_entry, setup, teardown),
+		cmocka_unit_test_setup_teardown(p4_receives_freed_at_any_moment_leave_every_entry, setup, teardown),
 		cmocka_unit_test_setup_teardown(p5_a_producer_waits_for_room_and_is_told, setup_small, teardown),
-		cmocka_unit_test_setup_teardown(p10_selections_that_cannot_be_are_refused_here, setup, teardown),
 		cmocka_unit_test_setup_teardown(p3_a_chunk_of_several_groups_is_whole, setup, teardown),
 		cmocka_unit_test_setup_teardown(p3_a_partial_block_of_several_groups_is_whole, setup, teardown),
 		cmocka_unit_test_setup_teardown(p6_kvctl_shows_who_waits_for_whom, setup, teardown),

@@ -53,20 +53,21 @@ static void check_taken(kvx_recv_t *recv, uint32_t c, uint32_t n, const char *hi
 			 result.why);
 	}
 	assert_int_equal(result.tokens, n);
-	assert_int_equal(result.entry_n, n);
 	pair_prompt_init(&to, c, n, 30);
-	assert_memory_equal(result.entry_tokens, to.tokens, n * sizeof *to.tokens);
 	assert_int_equal(result.tail_len, strlen(hidden));
 	assert_memory_equal(result.tail, hidden, result.tail_len);
 	assert_true(side_holds(&consumer, &to, n));
 	kvx_recv_end(recv);
 }
 
-static kvx_recv_t *select_now(const uint32_t *tokens, uint32_t n)
+/* All of conversation c, by its tokens. */
+static kvx_recv_t *select_now(uint32_t c, uint32_t n)
 {
-	const kvx_select_t select = select_of(tokens, n);
+	kvx_select_t select;
 	kvx_recv_t *recv;
 
+	pair_prompt_init(&to, c, n, 30);
+	select = select_of(to.tokens, n);
 	assert_int_equal(kvx_drop_select(consumer.kvx, &select, &recv, NULL), KVC_PENDING);
 
 	return recv;
@@ -81,9 +82,8 @@ static void p1_what_was_inserted_is_handed_out_whole_and_once(void **state)
 	kvx_recv_t *recv;
 
 	(void)state;
-	pair_prompt_init(&to, 1, 75, 30);
 	insert_now(1, 75, "last hidden states");
-	check_taken(select_now(to.tokens, 75), 1, 75, "last hidden states");
+	check_taken(select_now(1, 75), 1, 75, "last hidden states");
 
 	select = select_of(to.tokens, 75);
 	select.deadline_ms = 200;
@@ -91,7 +91,6 @@ static void p1_what_was_inserted_is_handed_out_whole_and_once(void **state)
 	pair_await_recv(&consumer, &producer, recv, &result);
 	assert_int_equal(result.status, KVC_MISS);
 	assert_int_equal(result.cause, KVC_ERR_TIMEOUT);
-	assert_null(result.entry_tokens);
 	kvx_recv_end(recv);
 }
 
@@ -101,67 +100,13 @@ static void p1_a_consumer_waits_for_what_is_inserted_later(void **state)
 	kvx_recv_t *recv;
 
 	(void)state;
-	pair_prompt_init(&to, 2, 40, 30);
-	recv = select_now(to.tokens, 40);
+	recv = select_now(2, 40);
 	pair_poll(&consumer, NULL, 20);
 	assert_int_equal(kvx_recv_state(recv, NULL), KVC_PENDING);
 	insert_now(3, 40, "another one");
 	insert_now(2, 40, "this one");
 	check_taken(recv, 2, 40, "this one");
-	check_taken(select_now(NULL, 0), 3, 40, "another one"); /* any */
-}
-
-/* Longest agreement, then the oldest; one that is shorter than the question, or longer. */
-static void p3_the_longest_agreement_is_taken_first_then_the_oldest(void **state)
-{
-	(void)state;
-	insert_now(5, 20, "short");
-	insert_now(5, 90, "long");
-	insert_now(5, 50, "middle");
-	insert_now(6, 30, "other");
-	pair_prompt_init(&to, 5, 90, 30);
-	check_taken(select_now(to.tokens, 60), 5, 90, "long");
-	check_taken(select_now(to.tokens, 60), 5, 50, "middle");
-	check_taken(select_now(to.tokens, 10), 5, 20, "short");
-	check_taken(select_now(NULL, 0), 6, 30, "other");
-}
-
-/* Tokens outside of the regions of interest do not count. */
-static void p1_tokens_outside_of_the_roi_do_not_count(void **state)
-{
-	uint8_t roi[48], asked[48];
-	uint32_t tokens[48];
-	kvx_recv_result_t result = {.struct_size = sizeof result};
-	kvx_send_result_t sent = {.struct_size = sizeof sent};
-	kvx_insert_t insert;
-	kvx_select_t select;
-	kvx_send_t *send;
-	kvx_recv_t *recv;
-
-	(void)state;
-	pair_prompt_init(&from, 7, 48, 0);
-	pair_prompt_init(&to, 7, 48, 30);
-	side_compute(&producer, &from, 0, 48);
-	for (uint32_t i = 0; i < 48; i++) {
-		roi[i] = i >= 8;
-		asked[i] = i >= 3;
-		tokens[i] = i < 3 ? 1 : i < 43 ? from.tokens[i + 5] : 2;
-	}
-	insert = insert_of(&from, "");
-	insert.roi = roi;
-	assert_int_equal(kvx_insert(producer.kvx, &insert, &send), KVC_PENDING);
-	pair_await_send(&producer, NULL, send, &sent);
-	kvx_send_end(send);
-	select = select_of(tokens, 43);
-	select.roi = asked;
-	assert_int_equal(kvx_drop_select(consumer.kvx, &select, &recv, NULL), KVC_PENDING);
-	pair_await_recv(&consumer, &producer, recv, &result);
-	assert_int_equal(result.cause, KVC_OK);
-	assert_int_equal(result.tokens, 48);
-	assert_null(result.tail);
-	assert_memory_equal(result.entry_roi, roi, sizeof roi);
-	assert_true(side_holds(&consumer, &to, 48));
-	kvx_recv_end(recv);
+	check_taken(select_now(3, 40), 3, 40, "another one");
 }
 
 static void p8_another_salt_finds_nothing(void **state)
@@ -182,15 +127,13 @@ static void p8_another_salt_finds_nothing(void **state)
 	assert_int_equal(kvx_insert(producer.kvx, &insert, &send), KVC_PENDING);
 	pair_await_send(&producer, NULL, send, &sent);
 	kvx_send_end(send);
-	for (int any = 0; any < 2; any++) {
-		select = select_of(any ? NULL : to.tokens, any ? 0 : 10);
-		select.salt = "another tenant's";
-		select.deadline_ms = 200;
-		assert_int_equal(kvx_drop_select(consumer.kvx, &select, &recv, NULL), KVC_PENDING);
-		pair_await_recv(&consumer, &producer, recv, &result);
-		assert_int_equal(result.cause, KVC_ERR_TIMEOUT);
-		kvx_recv_end(recv);
-	}
+	select = select_of(to.tokens, 10);
+	select.salt = "another tenant's";
+	select.deadline_ms = 200;
+	assert_int_equal(kvx_drop_select(consumer.kvx, &select, &recv, NULL), KVC_PENDING);
+	pair_await_recv(&consumer, &producer, recv, &result);
+	assert_int_equal(result.cause, KVC_ERR_TIMEOUT);
+	kvx_recv_end(recv);
 	select.salt = "a tenant's";
 	select.deadline_ms = PAIR_MS;
 	assert_int_equal(kvx_drop_select(consumer.kvx, &select, &recv, NULL), KVC_PENDING);
@@ -213,7 +156,6 @@ static void p1_a_consumer_with_less_room_gets_the_beginning(void **state)
 	pair_await_recv(&consumer, &producer, recv, &result);
 	assert_int_equal(result.cause, KVC_OK);
 	assert_int_equal(result.tokens, 2 * PAIR_TOKENS);
-	assert_int_equal(result.entry_n, 75);
 	assert_true(side_holds(&consumer, &to, 2 * PAIR_TOKENS));
 	assert_true(side_is_untouched(&consumer, &to, 2 * PAIR_TOKENS));
 	kvx_recv_end(recv);
@@ -261,13 +203,12 @@ static void p5_a_full_buffer_is_busy_at_once_or_waits_as_asked(void **state)
 	assert_int_equal(kvx_insert(producer.kvx, &insert, &send), KVC_PENDING);
 	pair_poll(&producer, NULL, 50);
 	assert_int_equal(kvx_send_state(send, NULL), KVC_PENDING);
-	pair_prompt_init(&to, 10, 64, 30);
-	check_taken(select_now(to.tokens, 64), 10, 64, "one"); /* makes room */
+	check_taken(select_now(10, 64), 10, 64, "one"); /* makes room */
 	pair_await_send(&producer, NULL, send, &result);
 	assert_int_equal(result.status, KVC_OK);
 	kvx_send_end(send);
-	check_taken(select_now(NULL, 0), 11, 64, "two");
-	check_taken(select_now(NULL, 0), 12, 64, "three");
+	check_taken(select_now(11, 64), 11, 64, "two");
+	check_taken(select_now(12, 64), 12, 64, "three");
 }
 
 /* The daemon's own limit: its answer comes later, as the status of the send. */
@@ -296,8 +237,7 @@ static void p5_the_daemons_limit_is_busy_too(void **state)
 	pair_poll(&producer, NULL, 50);
 	assert_int_equal(kvx_send_state(send, NULL), KVC_PENDING);
 	for (uint32_t i = 0; i <= inserted; i++) {
-		pair_prompt_init(&to, 100 + i, PAIR_PROMPT * PAIR_TOKENS, 30);
-		check_taken(select_now(to.tokens, to.n_tokens), 100 + i, to.n_tokens, "");
+		check_taken(select_now(100 + i, PAIR_PROMPT * PAIR_TOKENS), 100 + i, PAIR_PROMPT * PAIR_TOKENS, "");
 	}
 	pair_await_send(&producer, NULL, send, &result);
 	assert_int_equal(result.status, KVC_OK);
@@ -306,31 +246,12 @@ static void p5_the_daemons_limit_is_busy_too(void **state)
 
 /* ---- giving back, and what is refused -------------------------------------------------------- */
 
-static void p7_what_a_consumer_gives_back_is_the_oldest_again(void **state)
-{
-	kvx_recv_t *recv;
-
-	(void)state;
-	insert_now(13, 40, "old");
-	insert_now(14, 40, "new");
-	pair_prompt_init(&to, 13, 40, 30);
-	recv = select_now(NULL, 0);
-	pair_poll(&consumer, NULL, 1);
-	if (kvx_recv_state(recv, NULL) == KVC_PENDING) {
-		kvx_recv_end(recv);
-		pair_poll(&consumer, NULL, 300); /* it is given back when the daemon's answer has come */
-		recv = select_now(NULL, 0);
-	}
-	check_taken(recv, 13, 40, "old");
-	check_taken(select_now(NULL, 0), 14, 40, "new");
-}
-
 static void p10_bad_inserts_and_selects_are_refused(void **state)
 {
 	static const uint8_t none[16];
 	kvx_recv_result_t result = {.struct_size = sizeof result};
-	kvx_insert_t bad[7];
-	kvx_select_t wrong[6];
+	kvx_insert_t bad[6];
+	kvx_select_t wrong[4];
 	kvx_send_t *send;
 	kvx_recv_t *recv;
 
@@ -344,12 +265,11 @@ static void p10_bad_inserts_and_selects_are_refused(void **state)
 	bad[0].struct_size = 4;
 	bad[1].tokens = NULL;
 	bad[2].n_tokens = 0;
-	bad[3].roi = none;
-	bad[4].hidden_len = 3;
-	bad[4].hidden = NULL;
-	bad[5].hidden_len = KVC_MAX_TAIL;
-	bad[5].hidden = none;
-	bad[6].blocks = NULL;
+	bad[3].hidden_len = 3;
+	bad[3].hidden = NULL;
+	bad[4].hidden_len = KVC_MAX_TAIL + 1u;
+	bad[4].hidden = none;
+	bad[5].blocks = NULL;
 	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
 		assert_int_equal(kvx_insert(producer.kvx, &bad[i], &send), KVC_MISS);
 		assert_null(send);
@@ -361,52 +281,13 @@ static void p10_bad_inserts_and_selects_are_refused(void **state)
 	wrong[0].struct_size = 4;
 	wrong[1].n_blocks = 0;
 	wrong[2].blocks = NULL;
-	wrong[3].roi = none;
-	wrong[4].n_tokens = KVC_MAX_SELECT + 1u;
-	wrong[5].tokens = NULL;
+	wrong[3].tokens = NULL;
 	for (size_t i = 0; i < KV_COUNT_OF(wrong); i++) {
 		assert_int_equal(kvx_drop_select(consumer.kvx, &wrong[i], &recv, &result), KVC_MISS);
 		assert_null(recv);
 		assert_int_equal(result.cause, KVC_ERR_ARG);
 	}
 	assert_int_equal(side_stats(&consumer).recvs_refused, KV_COUNT_OF(wrong));
-}
-
-/* An entry whose tail another program has made. */
-static void p10_an_entry_that_is_not_sound_is_a_miss(void **state)
-{
-	const kvc_config_t config = {.struct_size = sizeof config, .socket = rig.socket};
-	kvc_identity_t same = producer.identity;
-	kvx_recv_result_t result = {.struct_size = sizeof result};
-	kvc_handover_t *made = NULL;
-	char text[KVK_LAYOUT_TEXT_MAX];
-	kvc_handover_chunk_t chunk;
-	kvc_space_t *space;
-	kvx_recv_t *recv;
-	kvc_t *kvc;
-
-	(void)state;
-	pair_prompt_init(&to, 16, 16, 30);
-	assert_int_equal(kvk_layout_format(&producer.layout, text, sizeof text), KV_OK);
-	same.hash_tokens = PAIR_TOKENS;
-	same.layout = text;
-	assert_int_equal(kvc_attach(&config, &kvc), KVC_OK);
-	assert_int_equal(kvc_space_open(kvc, &same, &space), KVC_OK);
-	chunk = (kvc_handover_chunk_t){.struct_size = sizeof chunk,
-				       .last = 1,
-				       .tail = "no entry",
-				       .tail_len = 8,
-				       .select = to.tokens,
-				       .select_n = 16};
-	assert_int_equal(kvc_handover_send(space, &chunk, &made), KVC_OK);
-	assert_int_equal(kvc_handover_wait(made, 0, PAIR_MS), KVC_OK);
-	recv = select_now(to.tokens, 16);
-	pair_await_recv(&consumer, NULL, recv, &result);
-	assert_int_equal(result.status, KVC_MISS);
-	assert_int_equal(result.cause, KVC_ERR_CORRUPT);
-	assert_null(result.entry_tokens);
-	kvx_recv_end(recv);
-	kvc_detach(kvc);
 }
 
 static void p7_a_daemon_that_dies_ends_what_waits(void **state)
@@ -416,8 +297,7 @@ static void p7_a_daemon_that_dies_ends_what_waits(void **state)
 
 	(void)state;
 	insert_now(17, 40, "gone");
-	pair_prompt_init(&to, 18, 40, 30);
-	recv = select_now(to.tokens, 40);
+	recv = select_now(18, 40);
 	pair_poll(&consumer, &producer, 5);
 	rig_kill(&rig);
 	pair_await_recv(&consumer, &producer, recv, &result);
@@ -431,7 +311,7 @@ static void p7_a_daemon_that_dies_ends_what_waits(void **state)
 	side_await_ready(&producer);
 	side_await_ready(&consumer);
 	insert_now(18, 40, "next");
-	check_taken(select_now(to.tokens, 40), 18, 40, "next");
+	check_taken(select_now(18, 40), 18, 40, "next");
 }
 
 #define LOOKUP_TEST(function) cmocka_unit_test_setup_teardown(function, begin_test, end_test)
@@ -441,15 +321,11 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		LOOKUP_TEST(p1_what_was_inserted_is_handed_out_whole_and_once),
 		LOOKUP_TEST(p1_a_consumer_waits_for_what_is_inserted_later),
-		LOOKUP_TEST(p3_the_longest_agreement_is_taken_first_then_the_oldest),
-		LOOKUP_TEST(p1_tokens_outside_of_the_roi_do_not_count),
 		LOOKUP_TEST(p8_another_salt_finds_nothing),
 		LOOKUP_TEST(p1_a_consumer_with_less_room_gets_the_beginning),
 		LOOKUP_TEST(p5_a_full_buffer_is_busy_at_once_or_waits_as_asked),
 		LOOKUP_TEST(p5_the_daemons_limit_is_busy_too),
-		LOOKUP_TEST(p7_what_a_consumer_gives_back_is_the_oldest_again),
 		LOOKUP_TEST(p10_bad_inserts_and_selects_are_refused),
-		LOOKUP_TEST(p10_an_entry_that_is_not_sound_is_a_miss),
 		LOOKUP_TEST(p7_a_daemon_that_dies_ends_what_waits),
 	};
 
