@@ -273,7 +273,7 @@ struct kvc_handover {
 	uint64_t number;       /* 0: none, or the daemon has forgotten it */
 	uint64_t bytes;
 	int is_producer;
-	int asking;                  /* SEND, RECV or SELECT is not answered */
+	int asking;                  /* SEND or RECV is not answered */
 	int await_room, awaits_room; /* of a producer: asked for with the last chunk; it was answered BUSY */
 	int freed;                   /* by the caller; waits for that answer */
 	int abort;                   /* of kvc_handover_done() */

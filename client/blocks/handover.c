@@ -17,9 +17,7 @@ static kvc_handover_t *handover_new(kvc_space_t *space, const char *transfer, in
 	handover->space = space;
 	handover->is_producer = is_producer;
 	handover->status = KV_PENDING;
-	if (transfer) {
-		memcpy(handover->transfer, transfer, strlen(transfer) + 1);
-	}
+	memcpy(handover->transfer, transfer, strlen(transfer) + 1);
 	handover->next = kvc->handovers;
 	if (kvc->handovers) {
 		kvc->handovers->prev = handover;
@@ -197,19 +195,6 @@ void kvc_handovers_fetch_tails(kvc_t *kvc)
 	}
 }
 
-/* What the consumer waited for with kvc_handover_select() has another number. */
-static void follow_move(kvc_t *kvc, kvc_handover_t *handover, const kv_msg_handover_t *msg)
-{
-	const kv_msg_handover_done_t give_back = {.number = msg->moved, .flags = KV_HANDOVER_ABORT};
-
-	if (handover) {
-		unbind_number(handover);
-		bind_number(handover, msg->moved);
-	} else { /* it was given up while the notice was on its way */
-		kvc_send_oneway(kvc, KV_CODE_HANDOVER_DONE, &give_back);
-	}
-}
-
 void kvc_handovers_note_room(kvc_t *kvc)
 {
 	for (kvc_handover_t *handover = kvc->handovers; handover; handover = handover->next) {
@@ -220,30 +205,10 @@ void kvc_handovers_note_room(kvc_t *kvc)
 	}
 }
 
-static kvc_handover_t *find_consumer(const kvc_t *kvc, uint64_t number)
-{
-	kvc_handover_t *handover = kvc->handover_ids[number % KVC_ID_BUCKETS];
-
-	while (handover && (handover->number != number || handover->is_producer)) {
-		handover = handover->chain;
-	}
-
-	return handover;
-}
-
 void kvc_handover_notice(kvc_t *kvc, const kv_msg_handover_t *msg)
 {
 	kvc_handover_t *next;
 
-	if (msg->moved != 0) {
-		kvc_handover_t *handover = find_consumer(kvc, msg->number);
-
-		follow_move(kvc, handover, msg);
-		if (handover) {
-			note_state(handover, msg);
-		}
-		return;
-	}
 	for (kvc_handover_t *handover = kvc->handover_ids[msg->number % KVC_ID_BUCKETS]; handover; handover = next) {
 		next = handover->chain;
 		if (handover->number != msg->number || handover->is_producer != (msg->side == 1)) {
@@ -310,7 +275,7 @@ static int is_asked_again(const kvc_handover_t *handover)
 	const kvc_handover_t *other = handover->kvc->handovers;
 
 	while (other && (other->freed || other->is_producer || other->space != handover->space || is_over(other) ||
-			 other->transfer[0] == '\0' || strcmp(other->transfer, handover->transfer) != 0)) {
+			 strcmp(other->transfer, handover->transfer) != 0)) {
 		other = other->next;
 	}
 
@@ -439,10 +404,6 @@ static kvc_status_t send_chunk(kvc_handover_t *handover, const kvc_handover_chun
 	};
 	kvc_status_t status = KVC_OK;
 
-	if (handover->number == 0 && chunk->select) {
-		msg.select = (kv_slice_t){(const uint8_t *)chunk->select, chunk->select_n * (uint32_t)sizeof(uint32_t)};
-		msg.bucket = (kv_slice_t){chunk->bucket, chunk->bucket_len};
-	}
 	if (chunk->n > handover->n || (chunk->ahead && chunk->n > 0)) {
 		status = name_blocks(handover, chunk, parts, &msg);
 	}
@@ -460,26 +421,6 @@ static kvc_status_t send_chunk(kvc_handover_t *handover, const kvc_handover_chun
 	}
 
 	return status;
-}
-
-static kvc_status_t check_select(const uint32_t *tokens, uint32_t n)
-{
-	if (!tokens || n == 0 || n > KVC_MAX_SELECT) {
-		return kvc_fail(KV_ERR_ARG, "a hand-over is selected by 1 to %u tokens, these are %u", KVC_MAX_SELECT,
-				n);
-	}
-
-	return KVC_OK;
-}
-
-static kvc_status_t check_bucket(const void *bucket, uint32_t bucket_len)
-{
-	if (bucket_len > KVC_MAX_BUCKET || (bucket_len > 0 && !bucket)) {
-		return kvc_fail(KV_ERR_ARG, "a bucket of %u bytes: at most %u, and not NULL", bucket_len,
-				KVC_MAX_BUCKET);
-	}
-
-	return KVC_OK;
 }
 
 static kvc_status_t check_chunk(const kvc_space_t *space, const kvc_handover_chunk_t *chunk)
@@ -528,12 +469,8 @@ kvc_status_t kvc_handover_send(kvc_space_t *space, const kvc_handover_chunk_t *g
 	if (status == KVC_OK) {
 		status = check_chunk(space, &chunk);
 	}
-	if (status == KVC_OK && !handover && (chunk.transfer || !chunk.select)) {
+	if (status == KVC_OK && !handover) {
 		status = check_transfer(chunk.transfer);
-	}
-	if (status == KVC_OK && !handover && chunk.select) {
-		status = check_select(chunk.select, chunk.select_n);
-		status = status == KVC_OK ? check_bucket(chunk.bucket, chunk.bucket_len) : status;
 	}
 	if (status != KVC_OK) {
 		return status;
@@ -732,46 +669,6 @@ kvc_status_t kvc_handover_fetch(kvc_space_t *space, const kvc_fetch_t *fetch, kv
 	}
 	msg = fetch_message(fetch, space, handover->transfer);
 	status = send_request(handover, KV_CODE_FETCH, &msg, on_fetched);
-	if (status != KVC_OK) {
-		handover_free(handover);
-		return status;
-	}
-	*p_handover = handover;
-
-	return KVC_OK;
-}
-
-kvc_status_t kvc_handover_select(kvc_space_t *space, const kvc_handover_select_t *given, kvc_handover_t **p_handover)
-{
-	kvc_handover_select_t select = {0};
-	kv_msg_handover_select_t msg = {0};
-	kvc_handover_t *handover;
-	kvc_status_t status;
-
-	if (!space || !p_handover || !given || given->struct_size < sizeof select) {
-		return kvc_fail(KV_ERR_ARG, "kvc_handover_select: an argument is NULL, or struct_size is not set");
-	}
-	memcpy(&select, given, sizeof select);
-	if (select.any && select.n > 0) {
-		return kvc_fail(KV_ERR_ARG, "kvc_handover_select: %u tokens with any", select.n);
-	}
-	status = select.any ? KVC_OK : check_select(select.tokens, select.n);
-	status = status == KVC_OK ? check_bucket(select.bucket, select.bucket_len) : status;
-	status = status == KVC_OK ? kvc_space_usable(space) : status;
-	if (status != KVC_OK) {
-		return status;
-	}
-	handover = handover_new(space, NULL, 0);
-	if (!handover) {
-		return kvc_fail(KV_ERR_NOMEM, "out of memory for a hand-over");
-	}
-	msg.space = atomic_load_explicit(&space->id, memory_order_relaxed);
-	msg.epoch = atomic_load_explicit(&space->epoch, memory_order_relaxed);
-	msg.tokens = (kv_slice_t){(const uint8_t *)select.tokens, select.n * (uint32_t)sizeof(uint32_t)};
-	msg.any = select.any != 0;
-	msg.bucket = (kv_slice_t){select.bucket, select.bucket_len};
-	msg.timeout_ms = select.timeout_ms;
-	status = send_request(handover, KV_CODE_HANDOVER_SELECT, &msg, on_received);
 	if (status != KVC_OK) {
 		handover_free(handover);
 		return status;

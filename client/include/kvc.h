@@ -544,13 +544,10 @@ enum {
 #define KVC_MAX_TRANSFER 128u       /* bytes of a transfer id */
 #define KVC_MAX_PEER     64u        /* bytes of a peer's name */
 #define KVC_MAX_TAIL     (1u << 20) /* bytes */
-#define KVC_MAX_SELECT   (1u << 18) /* tokens */
-#define KVC_MAX_BUCKET   1024u      /* bytes */
 
 typedef struct kvc_handover_chunk {
 	size_t struct_size;
-	const char *transfer; /* UTF-8 without control characters, 1 to 128 bytes; of a first chunk. With `select`: or
-				 NULL */
+	const char *transfer; /* UTF-8 without control characters, 1 to 128 bytes; of a first chunk */
 	uint32_t n; /* units that are handed over now, from the prompt's first: a multiple of all groups' blocks */
 	const kvc_key_source_t *source; /* of the prompt's keys; n 0, or n as before: may be NULL */
 	int last;                       /* nothing follows */
@@ -562,12 +559,6 @@ typedef struct kvc_handover_chunk {
 	 * block of every group, whose key is unit n of `source` (kvc_private_key()). Of a state group the private block
 	 * is the state after these tokens; that after n units is not needed then. */
 	uint32_t partial;
-	/* Tokens (at most KVC_MAX_SELECT) by which kvc_handover_select() finds the hand-over, copied; of a first chunk,
-	 * which then needs no transfer id. NULL: it is found by its id only. */
-	const uint32_t *select;
-	uint32_t select_n;
-	const void *bucket;  /* opaque: hand-overs are selected within a bucket of a space; NULL: the empty one */
-	uint32_t bucket_len; /* bytes, at most KVC_MAX_BUCKET */
 	/* 1: KVC_ERR_BUSY is not the answer until there is room again: the status is KVC_PENDING, the daemon says when,
 	 * and then the status is KVC_ERR_BUSY: send the chunk again. The caller ends the wait by its own
 	 * deadline, with kvc_handover_done(). */
@@ -600,23 +591,6 @@ KVC_API kvc_status_t kvc_handover_send(kvc_space_t *space, const kvc_handover_ch
  * _CORRUPT, _REVOKED, _STALE_EPOCH, ...: it has failed. */
 KVC_API kvc_status_t kvc_handover_recv(kvc_space_t *space, const char *transfer, uint32_t timeout_ms,
 				       kvc_handover_t **p_handover);
-
-typedef struct kvc_handover_select {
-	size_t struct_size;
-	const uint32_t *tokens;
-	uint32_t n;          /* 1 to KVC_MAX_SELECT; with `any`: 0 */
-	int any;             /* 1: the oldest hand-over of the bucket */
-	uint32_t timeout_ms; /* as of kvc_handover_recv() */
-	const void *bucket;
-	uint32_t bucket_len;
-} kvc_handover_select_t;
-/* Be the consumer of a hand-over whose `select` tokens agree with these, in the same space and bucket: equal over the
- * shorter length. The longest agreement is taken first, then the oldest. One that comes later is waited for as by
- * kvc_handover_recv(): KVC_HANDOVER_AWAITED until then. Exactly one consumer has a hand-over; one that gives it back,
- * lets its time pass or dies leaves it, as old as it was, to the next. KVC_ERR_BUSY: too many tokens wait already. Else
- * as kvc_handover_recv(). */
-KVC_API kvc_status_t kvc_handover_select(kvc_space_t *space, const kvc_handover_select_t *select,
-					 kvc_handover_t **p_handover);
 
 /* What is on another node. Keys differ between daemons, so the prefix is named by what they are made of. */
 typedef struct kvc_fetch {

@@ -39,12 +39,9 @@ static void print_name(const char *name)
 
 static void print_entry(struct json_object *entry)
 {
-	char bytes[32], age[32], left[32], tokens[32];
+	char bytes[32], age[32], left[32];
 
-	snprintf(tokens, sizeof tokens, "%llu tokens", (unsigned long long)kvctl_u64(entry, "select_tokens"));
-	print_name(*kvctl_str(entry, "transfer") || kvctl_u64(entry, "select_tokens") == 0
-			   ? kvctl_str(entry, "transfer")
-			   : tokens);
+	print_name(kvctl_str(entry, "transfer"));
 	printf(" %-9s %9s %8llu %8s %8s ", kvctl_str(entry, "state"),
 	       kv_format_size(kvctl_u64(entry, "bytes"), bytes, sizeof bytes),
 	       (unsigned long long)kvctl_u64(entry, "tokens"),

@@ -47,13 +47,13 @@ static void give_back(kvc_t *kvc, uint16_t code, const kv_msg_t *reply)
 		kvc_send_oneway(kvc, KV_CODE_PUT_REVOKE, &msg);
 		kvc_send_oneway(kvc, KV_CODE_DRAINED, &drained);
 	}
-	if (code == KV_CODE_HANDOVER_SEND || code == KV_CODE_HANDOVER_RECV || code == KV_CODE_HANDOVER_SELECT) {
+	if (code == KV_CODE_HANDOVER_SEND || code == KV_CODE_HANDOVER_RECV) {
 		kv_msg_handover_done_t msg = {.flags = KV_HANDOVER_ABORT};
 
 		if (code == KV_CODE_HANDOVER_SEND) {
 			msg.number = reply->handover_send_reply.number;
 			msg.flags |= KV_HANDOVER_BY_PRODUCER;
-		} else { /* that of SELECT has the same fields */
+		} else {
 			msg.number = reply->handover_recv_reply.number;
 		}
 		kvc_send_oneway(kvc, KV_CODE_HANDOVER_DONE, &msg);

@@ -15,8 +15,8 @@
  * kvx_send_end() has returned. A receive writes its blocks until its state is no longer PENDING or kvx_recv_end() has
  * returned.
  *
- * A lookup buffer is another view of the same: kvx_insert() hands a prompt over by its tokens, and kvx_drop_select()
- * takes the one that agrees best.
+ * A lookup buffer is another view of the same: kvx_insert() hands a prompt over under an id that is made of its tokens,
+ * and kvx_drop_select() of the same tokens takes it.
  *
  * Both sides must have the same space: identity and layout of kvx_config_t. With another one, as with another transfer
  * id, they do not find each other, and the consumer's deadline passes. */
@@ -92,11 +92,6 @@ typedef struct kvx_recv_result {
 	const void *tail;                 /* valid until kvx_recv_end(); NULL: none, or not all was received */
 	uint32_t tail_len;
 	uint64_t recv_ns; /* from the call to the end */
-	/* Of kvx_drop_select(): what was inserted, valid until kvx_recv_end(); the tail is its hidden. NULL: none yet.
-	 */
-	const uint32_t *entry_tokens;
-	uint32_t entry_n;
-	const uint8_t *entry_roi; /* [entry_n]; NULL: all count */
 } kvx_recv_result_t;
 
 /* Receive the prefix into its blocks; all its tokens count, so the last block may be partial, which then comes if the
@@ -116,12 +111,11 @@ KVX_API void kvx_recv_end(kvx_recv_t *recv);
 typedef struct kvx_insert {
 	size_t struct_size;
 	const uint32_t *tokens;
-	uint32_t n_tokens;      /* 1 to KVC_MAX_SELECT */
+	uint32_t n_tokens;      /* at least 1 */
 	const uint32_t *blocks; /* their paged block ids, the last block may be partial */
-	const uint8_t *roi;     /* [n_tokens]: 1: the token counts for the comparison; at least one. NULL: all do */
 	const char *salt;       /* as in kvx_prefix_t: a consumer with another one does not find it */
 	const void *hidden;     /* opaque, for the consumer */
-	uint32_t hidden_len;    /* bytes; with 5 bytes a token and 16 more at most KVC_MAX_TAIL */
+	uint32_t hidden_len;    /* bytes; at most KVC_MAX_TAIL */
 	uint32_t deadline_ms;   /* to be handed over, the wait for room included; 0: the configuration's save_ms */
 	uint32_t ttl_ms;        /* as in kvx_chunk_t */
 	int wait;               /* where the buffer is full: 1: wait for room; 0: KVC_ERR_BUSY */
@@ -129,24 +123,23 @@ typedef struct kvx_insert {
 /* Returns at once, and moves on in kvx_poll() like a send; kvx_send_state(), kvx_send_end() as there. A consumer finds
  * it whole or not at all. Once the send is OK it is in the buffer, until a consumer has taken it or its time is over;
  * the send may end. The buffer is full at buffer_bytes of kvx_config_t, or when the daemon keeps no more.
+ * It has the same tokens once: the status of a second send of them is KVC_ERR_EXISTS, until the first is taken or gone.
  * KVC_PENDING; KVC_ERR_BUSY: the buffer is full (or, as the status of the send: the daemon's); KVC_MISS: as kvx_send().
  */
 KVX_API kvc_status_t kvx_insert(kvx_t *kvx, const kvx_insert_t *insert, kvx_send_t **p_send);
 
 typedef struct kvx_select {
 	size_t struct_size;
-	const uint32_t *tokens; /* NULL: any entry with this salt, the oldest first */
-	uint32_t n_tokens;      /* at most KVC_MAX_SELECT; 0: any */
-	const uint8_t *roi;     /* as in kvx_insert_t */
+	const uint32_t *tokens; /* those that were inserted, all of them */
+	uint32_t n_tokens;
 	const char *salt;
 	const uint32_t *blocks; /* where the KV goes */
 	uint32_t n_blocks;      /* at least 1; of a longer prompt what they can hold is loaded */
 	uint32_t deadline_ms;   /* 0: the configuration's load_ms */
 } kvx_select_t;
-/* Take an entry out of the buffer, whichever engine of the namespace has inserted it, now or later: kvx_recv_state(),
- * kvx_recv_end() as of a receive. An entry agrees if its tokens under roi and these are equal over the shorter length;
- * the longest agreement is taken first, then the oldest. One engine gets it. Aborted, or too late, it goes back.
- * result->cause is also KVC_ERR_CORRUPT: an entry that another program has made. */
+/* Take the entry of these tokens and this salt out of the buffer, whichever engine of the namespace has inserted it,
+ * now or later: kvx_recv_state(), kvx_recv_end() as of a receive; the tail is its hidden. One engine gets it; another
+ * one that asks meanwhile gets KVC_ERR_TAKEN. Aborted, or too late, it goes back. */
 KVX_API kvc_status_t kvx_drop_select(kvx_t *kvx, const kvx_select_t *select, kvx_recv_t **p_recv,
 				     kvx_recv_result_t *result);
 

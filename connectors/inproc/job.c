@@ -98,18 +98,6 @@ static kvc_status_t begin_request(kvx_job_t *job, const kvx_prefix_t *prefix, in
 	return status;
 }
 
-kvc_status_t kvx_job_bind(kvx_job_t *job, const uint32_t *tokens, uint32_t n, const char *salt)
-{
-	const uint32_t unit = job->kvx->block_tokens, room = job->cap * unit;
-	const kvx_prefix_t prefix = {.tokens = tokens, .blocks = job->blocks, .salt = salt};
-
-	job->n_tokens = n < room ? n : room;
-	job->cap = (job->n_tokens + unit - 1u) / unit;
-	job->ask.tokens = job->n_tokens / unit * unit;
-
-	return begin_request(job, &prefix, 0);
-}
-
 uint64_t kvx_deadline_ns(uint32_t ms, uint32_t or_ms)
 {
 	return kvx_now_ns() + (ms ? ms : or_ms) * UINT64_C(1000000);
@@ -125,7 +113,7 @@ kvc_status_t kvx_job_create(kvx_t *kvx, const kvx_prefix_t *prefix, const kvx_jo
 	if (prefix->struct_size < sizeof *prefix || !(kvx->roles & kind->role) || !prefix_is_sound(prefix, n)) {
 		return KVC_ERR_ARG;
 	}
-	if (kind->later ? !blocks_are_sound(kvx, prefix->blocks, n) : !prefix->tokens) {
+	if (!prefix->tokens) {
 		return KVC_ERR_ARG;
 	}
 	if (kvx->jobs >= KVX_JOBS) {
@@ -151,12 +139,7 @@ kvc_status_t kvx_job_create(kvx_t *kvx, const kvx_prefix_t *prefix, const kvx_jo
 	job->blocks = (uint32_t *)(void *)((uint8_t *)job + kind->size);
 	job->start_ns = kvx_now_ns();
 	job->deadline_ns = kvx_deadline_ns(prefix->deadline_ms, kind->deadline_ms);
-	if (kind->later) {
-		memcpy(job->blocks, prefix->blocks, n * sizeof *job->blocks);
-		status = KVC_OK;
-	} else {
-		status = begin_request(job, prefix, kind->grows);
-	}
+	status = begin_request(job, prefix, kind->grows);
 	if (status != KVC_OK) {
 		free(job);
 		return status;

@@ -88,7 +88,6 @@ typedef struct kvx_job_kind {
 	kvx_job_t **first; /* the list it goes to */
 	int grows;         /* it begins without blocks */
 	int partial;       /* tokens after the last whole block count */
-	int later;         /* its tokens come with kvx_job_bind(): n_tokens says how many its blocks can hold */
 } kvx_job_kind_t;
 /* Copy the prefix and begin its request. KVC_ERR_ARG: the prefix is not sound, or the role is another one;
  * KVC_ERR_LIMIT: too many jobs; KVC_ERR_NOMEM; KVC_ERR_UNREACHABLE: no daemon was ever there. */
@@ -96,8 +95,6 @@ kvc_status_t kvx_job_create(kvx_t *kvx, const kvx_prefix_t *prefix, const kvx_jo
 /* The first n blocks of its prefix are blocks[n]; those it has already stay as they are. KVC_ERR_ARG: one of them is no
  * block, or n is more than the prefix has or fewer than there are. KVC_ERR_NOMEM. */
 kvc_status_t kvx_job_grow(kvx_job_t *job, const uint32_t *blocks, uint32_t n);
-/* The tokens and salt of a job that had none. No more tokens are used than it has blocks for. As kvx_job_create(). */
-kvc_status_t kvx_job_bind(kvx_job_t *job, const uint32_t *tokens, uint32_t n, const char *salt);
 void kvx_job_destroy(kvx_job_t *job);
 /* Tokens of the prefix's first n blocks. */
 uint32_t kvx_job_tokens(const kvx_job_t *job, uint32_t n);

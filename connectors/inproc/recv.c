@@ -1,7 +1,6 @@
 /* Receives: a load whose end is where the producer is. Each notice of the daemon begins a piece of it; what was handed
  * over during a piece is the next one. */
 #include "inproc/handover.h"
-#include "inproc/lookup_entry.h"
 #include "inproc/transfer.h"
 #include "scheduler/handover_calls.h"
 
@@ -16,9 +15,6 @@ struct kvx_recv {
 	kvc_handover_t *handover; /* NULL: over */
 	void *tail;
 	uint32_t tail_len;
-	kvx_lookup_t lookup;      /* by which it is found; tokens NULL: by an id */
-	int bound;                /* its prompt is known: it is the caller's, or that of the entry */
-	kvx_lookup_entry_t entry; /* in the tail */
 };
 
 /* ---- the end --------------------------------------------------------------------------------- */
@@ -67,7 +63,7 @@ static void end_as_handed_over(kvx_recv_t *recv, const kvc_handover_info_t *info
 		load->result.why = KV_WHY_ABSENT;
 		end_recv(recv, KVC_MISS);
 	} else {
-		end_recv(recv, recv->tail ? KVC_OK : keep_tail(recv, info));
+		end_recv(recv, keep_tail(recv, info));
 	}
 }
 
@@ -81,38 +77,6 @@ static uint32_t blocks_there(const kvx_job_t *job, const kvc_handover_info_t *in
 	}
 
 	return info->n < whole ? info->n : whole;
-}
-
-/* The prompt of a lookup comes with the entry that agrees, once that is complete. */
-static void bind_prompt(kvx_recv_t *recv)
-{
-	kvc_handover_info_t info = {.struct_size = sizeof info};
-	kvx_job_t *job = &recv->load.job;
-	kvx_lookup_entry_t *entry = &recv->entry;
-	char name[KVC_MAX_TRANSFER + 1u];
-	kvc_status_t status;
-
-	kvc_handover_get_info(recv->handover, &info);
-	if (info.status == KVC_PENDING) {
-		return;
-	}
-	status = info.status == KVC_OK ? keep_tail(recv, &info) : info.status;
-	if (status == KVC_OK && !kvx_lookup_entry_unpack(recv->tail, recv->tail_len, entry)) {
-		*entry = (kvx_lookup_entry_t){0};
-		status = KVC_ERR_CORRUPT;
-	}
-	if (status == KVC_OK) {
-		status = kvx_job_bind(job, entry->tokens, entry->n, recv->lookup.salt);
-	}
-	if (status == KVC_OK) {
-		const kvx_prefix_t prompt = {.tokens = entry->tokens, .salt = recv->lookup.salt};
-
-		recv->bound = 1;
-		status = kvx_transfer_begin(job, &prompt, NULL, name);
-	}
-	if (status != KVC_OK) {
-		end_recv(recv, status);
-	}
 }
 
 /* Why a piece brought less. Of a daemon that has gone, and of blocks that it has lost, the hand-over tells more. */
@@ -134,17 +98,11 @@ static void advance_recv(kvx_recv_t *recv, uint64_t now)
 	kvc_handover_info_t info = {.struct_size = sizeof info};
 	uint32_t there;
 
-	if (!recv->bound) {
-		bind_prompt(recv);
-	}
-	if (load->step == KVX_LOAD_ENDED) {
-		return;
-	}
 	kvc_handover_get_info(recv->handover, &info);
 	there = blocks_there(&load->job, &info);
 	if (load->cause != KVC_OK) {
 		end_recv(recv, cause_of_piece(load, &info));
-	} else if (recv->bound && there > load->from && info.state != KVC_HANDOVER_ENDED) {
+	} else if (there > load->from && info.state != KVC_HANDOVER_ENDED) {
 		kvx_load_begin_piece(load, there, now);
 	} else if (info.status != KVC_PENDING) {
 		end_as_handed_over(recv, &info);
@@ -170,7 +128,6 @@ void kvx_recvs_free(kvx_t *kvx)
 	for (kvx_job_t *job = kvx->loads; job; job = job->next) {
 		if (((kvx_load_t *)job)->received) {
 			free(((kvx_recv_t *)job)->tail);
-			free(((kvx_recv_t *)job)->lookup.tokens);
 		}
 	}
 }
@@ -178,14 +135,13 @@ void kvx_recvs_free(kvx_t *kvx)
 /* ---- called by the engine -------------------------------------------------------------------- */
 
 /* A job without a hand-over yet. */
-static kvc_status_t create_recv(kvx_t *kvx, const kvx_prefix_t *prefix, int later, kvx_recv_t **p_recv)
+static kvc_status_t create_recv(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_recv_t **p_recv)
 {
 	const kvx_job_kind_t kind = {.role = KVX_CONSUMER,
 				     .deadline_ms = kvx->load_ms,
 				     .size = sizeof(kvx_recv_t),
 				     .first = &kvx->loads,
-				     .partial = 1,
-				     .later = later};
+				     .partial = 1};
 	kvc_status_t status = kvx_is_ready(kvx) ? KVC_OK : KVC_ERR_UNREACHABLE;
 	kvx_job_t *job = NULL;
 
@@ -196,7 +152,6 @@ static kvc_status_t create_recv(kvx_t *kvx, const kvx_prefix_t *prefix, int late
 		return status;
 	}
 	*p_recv = (kvx_recv_t *)job;
-	(*p_recv)->bound = !later;
 	(*p_recv)->load.received = 1;
 	kvx->handovers++;
 	kvx->stats.loads++;
@@ -259,7 +214,7 @@ kvc_status_t kvx_recv(kvx_t *kvx, const char *transfer, const kvx_prefix_t *pref
 	kvc_status_t status;
 
 	*p_recv = NULL;
-	status = create_recv(kvx, prefix, 0, p_recv);
+	status = create_recv(kvx, prefix, p_recv);
 	if (status == KVC_OK) {
 		status = kvx_transfer_begin(&(*p_recv)->load.job, prefix, transfer, name);
 	}
@@ -270,34 +225,9 @@ kvc_status_t kvx_recv(kvx_t *kvx, const char *transfer, const kvx_prefix_t *pref
 	return finish_begin(kvx, status, p_recv, result);
 }
 
-kvc_status_t kvx_recv_lookup(kvx_t *kvx, const kvx_prefix_t *room, const kvx_lookup_t *lookup, kvx_recv_t **p_recv,
-			     kvx_recv_result_t *result)
-{
-	kvc_handover_select_t select = {.struct_size = sizeof select,
-					.tokens = lookup->n ? lookup->tokens : NULL,
-					.n = lookup->n,
-					.any = lookup->n == 0,
-					.bucket = lookup->salt,
-					.bucket_len = lookup->salt ? (uint32_t)strlen(lookup->salt) : 0};
-	kvc_status_t status;
-
-	*p_recv = NULL;
-	status = create_recv(kvx, room, 1, p_recv);
-	if (status == KVC_OK) {
-		(*p_recv)->lookup = *lookup;
-		select.timeout_ms = timeout_ms(&(*p_recv)->load.job);
-		status = kvx_scheduler_select(kvx->scheduler, &select, &(*p_recv)->handover);
-	} else {
-		free(lookup->tokens);
-	}
-
-	return finish_begin(kvx, status, p_recv, result);
-}
-
 kvc_status_t kvx_recv_state(const kvx_recv_t *recv, kvx_recv_result_t *result)
 {
 	const kvx_load_result_t *load = &recv->load.result;
-	const int by_id = !recv->lookup.tokens;
 	const kvx_recv_result_t now = {
 		.status = load->status,
 		.cause = load->cause,
@@ -306,11 +236,8 @@ kvc_status_t kvx_recv_state(const kvx_recv_t *recv, kvx_recv_result_t *result)
 		.cpu_tokens = load->cpu_tokens,
 		.disk_tokens = load->disk_tokens,
 		.why = load->why,
-		.tail = by_id ? recv->tail : recv->entry.hidden,
-		.tail_len = by_id ? recv->tail_len : recv->entry.hidden_len,
-		.entry_tokens = recv->entry.tokens,
-		.entry_n = recv->entry.n,
-		.entry_roi = recv->entry.roi,
+		.tail = recv->tail,
+		.tail_len = recv->tail_len,
 		.recv_ns = load->load_ns,
 	};
 
@@ -331,7 +258,6 @@ void kvx_recv_end(kvx_recv_t *recv)
 	}
 	kvc_handover_done(recv->handover, 1);
 	free(recv->tail);
-	free(recv->lookup.tokens);
 	recv->load.job.kvx->handovers--;
 	kvx_job_destroy(&recv->load.job);
 }

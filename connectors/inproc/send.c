@@ -27,7 +27,7 @@ struct kvx_send {
 	uint64_t retry_ns; /* not before */
 	void *tail;
 	uint32_t tail_len;
-	kvx_lookup_t lookup; /* tokens NULL: it has an id */
+	kvx_send_kind_t kind;
 };
 
 /* ---- the end --------------------------------------------------------------------------------- */
@@ -45,7 +45,7 @@ static void end_send(kvx_send_t *send, kvc_status_t status)
 	kvx_t *kvx = send->save.job.kvx;
 	kvx_stats_t *stats = &kvx->stats;
 
-	if (status == KVC_OK && send->lookup.tokens) {
+	if (status == KVC_OK && send->kind != KVX_SEND_CHUNKS) {
 		kvx_buffer_keep(kvx, send->handover, buffer_bytes(send));
 	} else {
 		kvc_handover_done(send->handover, status != KVC_OK);
@@ -66,7 +66,7 @@ static void retry_chunk(kvx_send_t *send, kvc_status_t why, uint64_t now)
 {
 	kvx_save_t *save = &send->save;
 
-	if (why == KVC_ERR_BUSY ? send->lookup.tokens && !send->lookup.wait : save->result.copied) {
+	if (why == KVC_ERR_BUSY ? send->kind == KVX_SEND_INSERT : save->result.copied) {
 		end_send(send, why);
 	} else if (why == KVC_MISS) {
 		send->retry_ns = now + REST_NS;
@@ -102,21 +102,16 @@ static void send_chunk(kvx_send_t *send, uint64_t now)
 	kvx_save_t *save = &send->save;
 	const uint32_t blocks = save->result.blocks, whole = save->job.n_tokens / save->job.kvx->block_tokens;
 	const int last = !save->more && blocks == save->job.n;
-	const kvx_lookup_t *lookup = &send->lookup;
 	const kvc_handover_chunk_t chunk = {
 		.struct_size = sizeof chunk,
-		.transfer = lookup->tokens ? NULL : send->transfer,
+		.transfer = send->transfer,
 		.n = blocks < whole ? blocks : whole,
 		.partial = last && blocks > whole ? save->job.n_tokens % save->job.kvx->block_tokens : 0,
 		.last = last,
 		.ttl_ms = send->ttl_ms,
 		.tail = last ? send->tail : NULL,
 		.tail_len = last ? send->tail_len : 0,
-		.select = lookup->tokens,
-		.select_n = lookup->n,
-		.bucket = lookup->salt,
-		.bucket_len = lookup->salt ? (uint32_t)strlen(lookup->salt) : 0,
-		.await_room = !lookup->tokens || lookup->wait,
+		.await_room = send->kind != KVX_SEND_INSERT,
 	};
 	kvc_status_t status;
 
@@ -124,7 +119,7 @@ static void send_chunk(kvx_send_t *send, uint64_t now)
 		return;
 	}
 	/* What is inserted is found whole, or not at all. */
-	if (lookup->tokens && (!last || !kvx_buffer_has_room(save->job.kvx, buffer_bytes(send)))) {
+	if (send->kind != KVX_SEND_CHUNKS && (!last || !kvx_buffer_has_room(save->job.kvx, buffer_bytes(send)))) {
 		return;
 	}
 	status = kvx_scheduler_send_chunk(save->job.kvx->scheduler, &save->job.ask, &chunk, &send->handover);
@@ -178,7 +173,6 @@ void kvx_sends_free(kvx_t *kvx)
 {
 	for (kvx_job_t *job = kvx->sends; job; job = job->next) {
 		free(((kvx_send_t *)job)->tail);
-		free(((kvx_send_t *)job)->lookup.tokens);
 	}
 }
 
@@ -187,7 +181,6 @@ void kvx_sends_free(kvx_t *kvx)
 static void destroy_send(kvx_send_t *send)
 {
 	free(send->tail);
-	free(send->lookup.tokens);
 	send->save.job.kvx->handovers--;
 	kvx_job_destroy(&send->save.job);
 }
@@ -268,7 +261,7 @@ static kvc_status_t add_chunk(kvx_send_t *send, const kvx_chunk_t *chunk)
 	return KVC_OK;
 }
 
-kvc_status_t kvx_send_begin(kvx_t *kvx, const kvx_chunk_t *chunk, const kvx_lookup_t *lookup, kvx_send_t **p_send)
+kvc_status_t kvx_send_begin(kvx_t *kvx, const kvx_chunk_t *chunk, kvx_send_kind_t kind, kvx_send_t **p_send)
 {
 	kvc_status_t status = check_chunk(chunk);
 	kvx_send_t *send = NULL;
@@ -285,9 +278,7 @@ kvc_status_t kvx_send_begin(kvx_t *kvx, const kvx_chunk_t *chunk, const kvx_look
 		kvx->stats.sends_refused++;
 		return status;
 	}
-	if (lookup) {
-		send->lookup = *lookup;
-	}
+	send->kind = kind;
 	*p_send = send;
 	advance_send(send, kvx_now_ns());
 
@@ -300,7 +291,7 @@ kvc_status_t kvx_send(kvx_t *kvx, const kvx_chunk_t *chunk, kvx_send_t **p_send)
 	kvc_status_t status;
 
 	if (!send) {
-		(void)kvx_send_begin(kvx, chunk, NULL, &send);
+		(void)kvx_send_begin(kvx, chunk, KVX_SEND_CHUNKS, &send);
 		*p_send = send;
 		return send && send->save.result.status == KVC_PENDING ? KVC_PENDING : KVC_MISS;
 	}

@@ -3,6 +3,8 @@
 #include "scheduler/keys.h"
 #include "scheduler/requests.h"
 
+#include <string.h>
+
 kvc_status_t kvx_scheduler_send_chunk(kvx_scheduler_t *scheduler, const kvx_ask_t *ask,
 				      const kvc_handover_chunk_t *chunk, kvc_handover_t **p_handover)
 {
@@ -38,11 +40,17 @@ kvc_status_t kvx_scheduler_recv(kvx_scheduler_t *scheduler, const kvx_ask_t *ask
 	return request ? kvx_handover_receive(scheduler->spaces[request->space].space, from, p_handover) : KVC_ERR_ARG;
 }
 
-kvc_status_t kvx_scheduler_select(kvx_scheduler_t *scheduler, const kvc_handover_select_t *select,
-				  kvc_handover_t **p_handover)
+kvc_status_t kvx_scheduler_get_root(const kvx_scheduler_t *scheduler, uint8_t root[32])
 {
-	return scheduler->spaces[0].open ? kvc_handover_select(scheduler->spaces[0].space, select, p_handover)
-					 : KVC_ERR_UNREACHABLE;
+	kvc_space_info_t info = {.struct_size = sizeof info};
+
+	if (!scheduler->spaces[0].open) {
+		return KVC_ERR_UNREACHABLE;
+	}
+	kvc_space_get_info(scheduler->spaces[0].space, &info);
+	memcpy(root, info.root, sizeof info.root);
+
+	return KVC_OK;
 }
 
 void kvx_scheduler_restart_saving(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)

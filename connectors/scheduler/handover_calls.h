@@ -19,9 +19,8 @@ kvc_status_t kvx_handover_receive(kvc_space_t *space, const kvc_fetch_t *from, k
 /* The same in the request's space. */
 kvc_status_t kvx_scheduler_recv(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvc_fetch_t *from,
 				kvc_handover_t **p_handover);
-/* kvc_handover_select() in the base model's space. KVC_ERR_UNREACHABLE: it is not open yet. */
-kvc_status_t kvx_scheduler_select(kvx_scheduler_t *scheduler, const kvc_handover_select_t *select,
-				  kvc_handover_t **p_handover);
+/* The root digest of the base model's space. KVC_ERR_UNREACHABLE: it is not open yet. */
+kvc_status_t kvx_scheduler_get_root(const kvx_scheduler_t *scheduler, uint8_t root[32]);
 /* What was stored may be gone: the next advance() matches again, and saves what is missing. */
 void kvx_scheduler_restart_saving(kvx_scheduler_t *scheduler, const kvx_ask_t *ask);
 

@@ -39,7 +39,6 @@ static void free_core(kvd_core_t *core)
 	kvd_obj_pool_fini(&core->instances);
 	kvd_obj_pool_fini(&core->members);
 	kvd_obj_pool_fini(&core->handovers);
-	kvd_obj_pool_fini(&core->token_nodes);
 	kv_free(&env, core->reaped);
 	kv_free(&env, core->ghosts);
 	kv_free(&env, core->explain);
@@ -80,7 +79,6 @@ static kv_status_t init_pools(kvd_core_t *core)
 		{&core->instances, sizeof(kvd_instance_rec_t), config->max_instances},
 		{&core->members, sizeof(kvd_member_rec_t), config->max_members},
 		{&core->handovers, sizeof(kvd_handover_t), handovers},
-		{&core->token_nodes, sizeof(kvd_token_node_t), kvd_token_tree_nodes(handovers)},
 	};
 	kv_status_t status = kvd_index_init(&core->ix, core->env, core->world.metrics, config->max_index_blocks);
 
@@ -124,11 +122,6 @@ kv_status_t kvd_core_create(const kvd_core_config_t *config, const kvd_world_t *
 	core->dead_trees = KVD_NONE;
 	memset(core->pending_heads, 0xff, sizeof core->pending_heads);
 	memset(core->handover_heads, 0xff, sizeof core->handover_heads);
-	core->reoffers = KVD_LIST_EMPTY;
-	core->offers = core->waiting = (kvd_token_tree_t){.nodes = &core->token_nodes,
-							  .items = &core->handovers,
-							  .offset = offsetof(kvd_handover_t, select),
-							  .root = KVD_NONE};
 	core->now_ns = kv_now_ns(core->env);
 	kvd_wheel_init(&core->lease_wheel, core->now_ns);
 	kvd_wheel_init(&core->handover_wheel, core->now_ns);
@@ -334,9 +327,6 @@ static kv_status_t handle_request(kvd_core_t *core, const kvd_ask_t *ask, kv_msg
 		break;
 	case KV_CODE_HANDOVER_RECV:
 		status = kvd_handover_recv(core, ns, member, &msg->handover_recv, &reply->handover_recv_reply);
-		break;
-	case KV_CODE_HANDOVER_SELECT:
-		status = kvd_handover_select(core, ns, member, &msg->handover_select, &reply->handover_select_reply);
 		break;
 	case KV_CODE_HANDOVER_TAIL:
 		status = kvd_handover_tail(core, ns, member, &msg->handover_tail, &reply->handover_tail_reply);

@@ -6,7 +6,6 @@
 
 #include "core/block/events.h"
 #include "core/core.h"
-#include "core/handover/token_tree.h"
 #include "core/index/index.h"
 #include "core/index/policy.h"
 #include "core/list.h"
@@ -72,14 +71,9 @@ struct kvd_core {
 
 	uint32_t handover_heads[KVD_HANDOVER_HEADS]; /* by transfer id */
 	uint32_t handover_sweep;                     /* entries before it are looked at: a side or an epoch has ended */
-	kvd_token_tree_t offers, waiting;            /* entries without a consumer; SELECTs without an entry */
-	kvd_obj_pool_t token_nodes;                  /* of both */
-	kvd_list_t reoffers;                         /* entries given back, which a SELECT may wait for */
 	uint32_t announced_count;                    /* entries that wait for blocks to become visible */
 	uint32_t announced_ns;                       /* namespaces are looked at in rotation: the next one */
 	uint64_t announced_seen;                     /* ix.inserted when all of these entries became due last */
-	uint64_t selects;                            /* entries with tokens */
-	uint64_t select_age;
 
 	kvd_list_t run_puts; /* to look at again */
 	uint32_t pending_heads[KVD_PENDING_HEADS];

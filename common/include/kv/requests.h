@@ -38,8 +38,6 @@
 #define KV_WRITER_BYTES 20u
 /* Bytes of one HANDOVER_SEND part (u32 group, n, count; little-endian). */
 #define KV_HANDOVER_PART_BYTES 12u
-#define KV_MAX_SELECT     (1u << 18) /* tokens that a hand-over is selected by */
-#define KV_MAX_BUCKET     1024u      /* bytes */
 #define KV_HANDOVER_LAST  1u /* flags of HANDOVER_SEND: nothing follows */
 #define KV_HANDOVER_AWAIT_ROOM 2u /* with the answer BUSY: HANDOVER_ROOM follows */
 #define KV_HANDOVER_AHEAD 4u /* the blocks need not be visible yet: they are handed over as they become visible */
@@ -47,7 +45,8 @@
 #define KV_HANDOVER_BY_PRODUCER 2u
 #define KV_FETCH_PREFIX 1u /* flags of FETCH */
 
-/* X(code, NAME, name, roles, help): request from a client, answered by exactly one reply (same code). */
+/* X(code, NAME, name, roles, help): request from a client, answered by exactly one reply (same code).
+ * 24 was a request, and is not used again. */
 #define KV_REQUEST_LIST(X)                                                                                             \
 	X(1, HELLO, hello, KV_ROLE_ANY, "open a session: agree on the version and learn the daemon's incarnation")     \
 	X(2, JOIN, join, KV_ROLE_CLIENT, "create an instance or join it; carries the member's pidfd, answers with fds")\
@@ -72,7 +71,6 @@
 	X(21, HANDOVER_TAIL, handover_tail, KV_ROLE_MEMBER, "the bytes that came with a hand-over; to its consumer")   \
 	X(22, HANDOVER_DONE, handover_done, KV_ROLE_MEMBER, "the consumer needs the hand-over no longer, or either side gives it up") \
 	X(23, TRANSFERS, transfers, KV_ROLE_CLIENT | KV_ROLE_OPERATOR, "the namespace's hand-overs as JSON")         \
-	X(24, HANDOVER_SELECT, handover_select, KV_ROLE_MEMBER, "be the consumer of a hand-over that agrees with these tokens, the longest agreement first; it waits for one like HANDOVER_RECV") \
 	X(27, WITHDRAW, withdraw, KV_ROLE_MEMBER, "take back what was saved under a name that was not true: these blocks, and all below them, are never found again") \
 	X(28, FETCH, fetch, KV_ROLE_MEMBER, "bring a hand-over, or a prefix, from another node's daemon: it becomes a hand-over here") \
 	X(29, PEERS, peers, KV_ROLE_OPERATOR, "the daemons of other nodes as JSON: who is connected, what was moved, what failed last")
@@ -193,7 +191,7 @@
 #define KV_FIELDS_keep_reply(F) F(U32, ttl_ms, 0, "time to live granted; after it the put is revoked when its namespace lacks room")
 
 #define KV_FIELDS_handover_send(F)                                                                                     \
-	F(STR, transfer, 128, "transfer id, 1 to 128 bytes: the same as its consumer's, and of one hand-over at a time in the space; with select it may be empty") \
+	F(STR, transfer, 128, "transfer id, 1 to 128 bytes: the same as its consumer's, and of one hand-over at a time in the space") \
 	F(U64, number, 0, "0: the first one of the hand-over; else its number, from the reply")                        \
 	F(U32, space, 0, "space id")                                                                                   \
 	F(U64, epoch, 0, "epoch the keys were made in")                                                                \
@@ -203,14 +201,12 @@
 	F(KEY, private_key, 0, "of those private blocks; without partial: ignored")                                    \
 	F(U32, flags, KV_HANDOVER_LAST | KV_HANDOVER_AWAIT_ROOM | KV_HANDOVER_AHEAD, "bit 0: nothing follows, the hand-over is complete; bit 1: HANDOVER_ROOM is wanted after the answer BUSY; bit 2, in a space of one full group: blocks that are not visible yet are handed over when they are, MISS: the first key leaves a gap; without it what is announced is withdrawn") \
 	F(U32, ttl_ms, 0, "life from now on without a consumer; 0: the daemon's default and most")                     \
-	F(BIN, tail, 1u << 20, "bytes for the consumer, opaque; they replace earlier ones unless empty")               \
-	F(BIN, select, 4u * KV_MAX_SELECT, "u32 tokens, with number 0: HANDOVER_SELECT finds the hand-over by them; empty: it does not") \
-	F(BIN, bucket, KV_MAX_BUCKET, "opaque: a HANDOVER_SELECT finds the hand-overs of its own bucket only")
+	F(BIN, tail, 1u << 20, "bytes for the consumer, opaque; they replace earlier ones unless empty")
 #define KV_FIELDS_handover_send_reply(F)                                                                               \
 	F(U64, number, 0, "the daemon's number for the hand-over; never reused")                                       \
 	F(U32, n, 0, "units that every group of the space has handed over")                                            \
 	F(U32, taken, 0, "1: it has a consumer")                                                                       \
-	F(U64, bytes, 0, "slots, tail, tokens and announced keys that it keeps")                                       \
+	F(U64, bytes, 0, "slots, tail and announced keys that it keeps")                                       \
 	F(U32, ttl_ms, 0, "life granted")                                                                              \
 	F(U32, state, 0, "kv_handover_state_t: SENDING or COMPLETE")                                                   \
 	F(U32, announced, 0, "units that announced blocks reach to, a private block counts as one; 0: none are announced")
@@ -227,18 +223,8 @@
 	F(U32, partial, 0, "tokens after them, in a private block of every group; 0: none")                            \
 	F(I32, status, 0, "FAILED: why")                                                                               \
 	F(U32, tail_bytes, 0, "of HANDOVER_TAIL's answer")                                                             \
-	F(U64, bytes, 0, "slots, tail and tokens that it keeps")                                                       \
+	F(U64, bytes, 0, "slots, tail and announced keys that it keeps")                                                       \
 	F(U32, ttl_ms, 0, "time granted")
-
-#define KV_FIELDS_handover_select(F)                                                                                   \
-	F(U32, space, 0, "space id")                                                                                   \
-	F(U64, epoch, 0, "epoch the keys were made in")                                                                \
-	F(BIN, tokens, 4u * KV_MAX_SELECT, "u32 each, at least one: a hand-over agrees if its tokens are the beginning of these, or these of its own") \
-	F(U32, any, 1, "1: without tokens, the oldest hand-over of the bucket agrees")                                  \
-	F(BIN, bucket, KV_MAX_BUCKET, "as its producer gave it")                                                        \
-	F(U32, timeout_ms, 0, "from now until HANDOVER_DONE; then the hand-over is another one's. 0: the daemon's default and most")
-/* AWAITED: none agrees yet. HANDOVER says when one does, and which number it has. */
-#define KV_FIELDS_handover_select_reply(F) KV_FIELDS_handover_recv_reply(F)
 
 #define KV_FIELDS_handover_tail(F) F(U64, number, 0, "hand-over")
 #define KV_FIELDS_handover_tail_reply(F) F(BIN, tail, 1u << 20, "as its producer gave it last")
@@ -338,7 +324,6 @@
 	F(U32, partial, 0, "tokens after them, in a private block of every group; 0: none")                            \
 	F(I32, status, 0, "FAILED and ENDED: why; OK: its consumer is done")                                           \
 	F(U32, tail_bytes, 0, "of HANDOVER_TAIL's answer")                                                             \
-	F(U64, moved, 0, "above 0: a HANDOVER_SELECT that waited has this hand-over, and `number` means nothing from now on") \
 	F(U32, announced, 0, "units that announced blocks reach to, a private block counts as one; 0: none are announced, or no longer: there was no room when one became visible")
 #define KV_FIELDS_handover_room(F) F(U64, bytes, 0, "that hand-overs of the namespace may keep more now")
 #define KV_FIELDS_durable(F)                                                                                           \

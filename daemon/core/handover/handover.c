@@ -69,9 +69,6 @@ static void unlink_transfer(kvd_core_t *core, const kvd_handover_t *entry)
 	const kv_slice_t transfer = transfer_of(entry);
 	uint32_t *link = bucket_of(core, entry->ns, &transfer);
 
-	if (transfer.len == 0) {
-		return;
-	}
 	while (*link != entry->self) {
 		link = &kvd_handover_at(core, *link)->hash_next;
 	}
@@ -205,11 +202,6 @@ void kvd_handover_end_wait(kvd_core_t *core, kvd_handover_t *entry)
 
 /* ---- an entry begins and ends ---------------------------------------------------------------- */
 
-static uint64_t select_bytes(const kvd_handover_t *entry)
-{
-	return entry->select.words ? (uint64_t)entry->select.len * sizeof *entry->select.words : 0;
-}
-
 uint64_t kvd_handover_bytes(const kvd_core_t *core, const kvd_handover_t *entry)
 {
 	const kvd_space_t *space = space_of(core, entry);
@@ -222,8 +214,7 @@ uint64_t kvd_handover_bytes(const kvd_core_t *core, const kvd_handover_t *entry)
 		blocks += kvd_group_unchained(&space->groups[g]) || part->pins.count == 0 ? part->pins.count : part->n;
 	}
 
-	return blocks * core->classes[space->slot_class].slot_bytes + entry->tail_len + select_bytes(entry) +
-	       kvd_handover_ahead_bytes(entry);
+	return blocks * core->classes[space->slot_class].slot_bytes + entry->tail_len + kvd_handover_ahead_bytes(entry);
 }
 
 kv_status_t kvd_handover_create(kvd_core_t *core, kvd_handover_call_t *call, const kv_slice_t *transfer)
@@ -247,17 +238,14 @@ kv_status_t kvd_handover_create(kvd_core_t *core, kvd_handover_call_t *call, con
 				  .space = space->id,
 				  .epoch = space->epoch,
 				  .began_ns = core->now_ns,
-				  .select = {.leaf = KVD_NONE},
 				  .transfer_len = transfer->len};
 	for (uint32_t g = 0; g < KV_MAX_GROUPS; g++) {
 		entry->parts[g].pins.head = KVD_NONE;
 	}
 	entry->private_pins.head = KVD_NONE;
-	if (transfer->len > 0) {
-		memcpy(entry->transfer, transfer->data, transfer->len);
-		entry->hash_next = *bucket;
-		*bucket = self;
-	}
+	memcpy(entry->transfer, transfer->data, transfer->len);
+	entry->hash_next = *bucket;
+	*bucket = self;
 	core->ns[space->ns]->handovers++;
 	call->entry = entry;
 
@@ -281,39 +269,6 @@ static void drop_tail(kvd_core_t *core, kvd_handover_t *entry)
 	kv_free(core->env, entry->tail);
 	entry->tail = NULL;
 	entry->tail_len = 0;
-}
-
-void kvd_handover_set_select(kvd_core_t *core, kvd_handover_t *entry, const kvd_words_t *words, uint64_t *tally)
-{
-	entry->select.words = words->words;
-	entry->select.len = words->len;
-	entry->select.age = ++core->select_age;
-	entry->select_tally = tally;
-	*tally += select_bytes(entry);
-	core->selects++;
-}
-
-void kvd_handover_withdraw(kvd_core_t *core, kvd_handover_t *entry)
-{
-	if (entry->select.leaf != KVD_NONE) {
-		kvd_token_tree_remove(entry->state == KV_HANDOVER_AWAITED ? &core->waiting : &core->offers,
-				      entry->self);
-	}
-	if (entry->is_reoffered) {
-		entry->is_reoffered = 0;
-		kvd_list_remove(&core->reoffers, &core->handovers, offsetof(kvd_handover_t, of_reoffers), entry->self);
-	}
-}
-
-static void drop_select(kvd_core_t *core, kvd_handover_t *entry)
-{
-	if (entry->select.words) {
-		kvd_handover_withdraw(core, entry);
-		*entry->select_tally -= select_bytes(entry);
-		kv_free(core->env, (void *)(uintptr_t)entry->select.words);
-		entry->select.words = NULL;
-		core->selects--;
-	}
 }
 
 void kvd_handover_drop_ahead(kvd_core_t *core, kvd_handover_t *entry)
@@ -352,7 +307,6 @@ static void drop_contents(kvd_core_t *core, kvd_handover_t *entry)
 	}
 	kvd_handover_drop_pins(core, &entry->private_pins);
 	drop_tail(core, entry);
-	drop_select(core, entry);
 	kvd_handover_drop_ahead(core, entry);
 	entry->n = entry->partial = 0;
 }
@@ -388,7 +342,6 @@ static kv_metric_t ended_metric(kv_status_t why)
 
 void kvd_handover_end(kvd_core_t *core, kvd_handover_t *entry, kv_status_t why, const kvd_handover_side_t *by)
 {
-	kvd_handover_withdraw(core, entry); /* by its state */
 	/* A consumer that is done with an entry that failed has not taken it. */
 	entry->status = why == KV_OK && entry->state == KV_HANDOVER_FAILED ? entry->status : why;
 	entry->state = KV_HANDOVER_ENDED;
@@ -405,7 +358,6 @@ void kvd_handover_end(kvd_core_t *core, kvd_handover_t *entry, kv_status_t why, 
 
 void kvd_handover_fail(kvd_core_t *core, kvd_handover_t *entry, kv_status_t why)
 {
-	kvd_handover_withdraw(core, entry);
 	kvd_handover_drop_ahead(core, entry);
 	entry->state = KV_HANDOVER_FAILED;
 	entry->status = why;
@@ -414,9 +366,6 @@ void kvd_handover_fail(kvd_core_t *core, kvd_handover_t *entry, kv_status_t why)
 	}
 	kvd_handover_end_wait(core, entry);
 	kvd_handover_notify(core, entry, &entry->consumer);
-	if (entry->consumer.member == 0 && entry->transfer_len == 0) { /* nobody can ask for its reason */
-		kvd_handover_end(core, entry, why, NULL);
-	}
 }
 
 void kvd_handover_give_back(kvd_core_t *core, kvd_handover_t *entry)
@@ -428,15 +377,8 @@ void kvd_handover_give_back(kvd_core_t *core, kvd_handover_t *entry)
 	} else if (entry->state == KV_HANDOVER_FAILED) {
 		kvd_handover_end(core, entry, entry->status, NULL);
 	} else {
-		/* The next consumer has as much time as the first one had. Who waits for it is told by another quantum:
-		 * its own record ends then, and must not do so in the middle of a walk over the wheel. */
+		/* The next consumer has as much time as the first one had. */
 		kvd_handover_set_expiry(core, entry, core->now_ns + entry->ttl_ns);
-		if (entry->select.words) {
-			kvd_token_tree_add(&core->offers, entry->self);
-			entry->is_reoffered = 1;
-			kvd_list_push(&core->reoffers, &core->handovers, offsetof(kvd_handover_t, of_reoffers),
-				      entry->self);
-		}
 	}
 }
 
@@ -472,10 +414,10 @@ kv_status_t kvd_handover_find_transfer(kvd_core_t *core, const kvd_handover_name
 	if (status != KV_OK) {
 		return status;
 	}
-	if (name->transfer.len > KVD_TRANSFER_MAX) {
+	if (name->transfer.len == 0 || name->transfer.len > KVD_TRANSFER_MAX) {
 		return KV_ERR_ARG;
 	}
-	call->entry = name->transfer.len > 0 ? find_transfer(core, call->space, &name->transfer) : NULL;
+	call->entry = find_transfer(core, call->space, &name->transfer);
 	call->entry = call->entry ? kvd_handover_settle(core, call->entry) : NULL;
 
 	return KV_OK;
@@ -533,7 +475,7 @@ kv_status_t kvd_handover_meet(kvd_core_t *core, const kvd_handover_call_t *call,
 			      int is_producer)
 {
 	kvd_ns_t *ns = core->ns[call->space->ns];
-	kvd_handover_t *half = transfer->len > 0 ? find_other_half(core, call->space, transfer, is_producer) : NULL;
+	kvd_handover_t *half = find_other_half(core, call->space, transfer, is_producer);
 	char here[65], there[65];
 
 	if (!half) {
@@ -599,7 +541,6 @@ void kvd_handovers_free(kvd_core_t *core)
 		const kvd_handover_t *entry = kvd_handover_at(core, i);
 
 		kv_free(core->env, entry->number ? entry->tail : NULL);
-		kv_free(core->env, entry->number ? (void *)(uintptr_t)entry->select.words : NULL);
 		kv_free(core->env, entry->number ? entry->ahead.keys : NULL);
 	}
 }
@@ -607,9 +548,7 @@ void kvd_handovers_free(kvd_core_t *core)
 /* ---- check ----------------------------------------------------------------------------------- */
 
 typedef struct sums {
-	uint64_t entries, tails, waits, sides;
-	uint64_t selects, offers, waiting; /* entries with tokens; those in each tree */
-	uint64_t announced;
+	uint64_t entries, tails, sides, announced;
 } sums_t;
 
 static int is_live(const kvd_core_t *core, const kvd_handover_side_t *side)
@@ -620,15 +559,11 @@ static int is_live(const kvd_core_t *core, const kvd_handover_side_t *side)
 /* What namespaces and instances have counted. */
 static sums_t counted_sums(const kvd_core_t *core)
 {
-	sums_t sums = {.selects = core->selects,
-		       .announced = core->announced_count,
-		       .offers = kvd_token_tree_check(&core->offers),
-		       .waiting = kvd_token_tree_check(&core->waiting)};
+	sums_t sums = {.announced = core->announced_count};
 
 	for (uint32_t n = 0; n < core->ns_count; n++) {
 		sums.entries += core->ns[n]->handovers;
 		sums.tails += core->ns[n]->tail_bytes;
-		sums.waits += core->ns[n]->wait_bytes;
 	}
 	for (uint32_t i = core->instance_list.head; i != KVD_NONE; i = kvd_instance_at(core, i)->of_core.next) {
 		sums.sides += kvd_instance_at(core, i)->handovers;
@@ -639,22 +574,10 @@ static sums_t counted_sums(const kvd_core_t *core)
 
 static void sum_entry(const kvd_core_t *core, const kvd_handover_t *entry, sums_t *sums)
 {
-	int waits = entry->select_tally == &core->ns[entry->ns]->wait_bytes;
-
 	sums->entries++;
 	sums->sides += (uint64_t)is_live(core, &entry->producer) + (uint64_t)is_live(core, &entry->consumer);
 	sums->tails += entry->tail_len + kvd_handover_ahead_bytes(entry);
 	sums->announced += entry->is_announced != 0;
-	*(waits ? &sums->waits : &sums->tails) += select_bytes(entry);
-	sums->selects += entry->select.words != NULL;
-	*(waits ? &sums->waiting : &sums->offers) += entry->select.leaf != KVD_NONE;
-}
-
-/* An entry that somebody waits for, and one without a consumer, are where they can be found. */
-static int is_in_tree(const kvd_handover_t *entry)
-{
-	return !entry->select.words || (entry->state != KV_HANDOVER_AWAITED && entry->consumer.member != 0) ||
-	       entry->select.leaf != KVD_NONE;
 }
 
 int kvd_handovers_check(kvd_core_t *core, uint64_t *p_pins, char *why, size_t cap)
@@ -674,22 +597,19 @@ int kvd_handovers_check(kvd_core_t *core, uint64_t *p_pins, char *why, size_t ca
 		for (uint32_t g = 0; g < KV_MAX_GROUPS; g++) {
 			pins += entry->parts[g].pins.count;
 		}
-		if (entry->expiry_ns == 0 || !is_in_tree(entry) || (entry->tail != NULL) != (entry->tail_len > 0) ||
+		if (entry->expiry_ns == 0 || (entry->tail != NULL) != (entry->tail_len > 0) ||
 		    (entry->state == KV_HANDOVER_AWAITED && entry->consumer.member == 0)) {
 			snprintf(why, cap, "hand-over %llu is in no state", (unsigned long long)entry->number);
 			return 0;
 		}
 	}
 	if (sums.entries != core->handovers.used || memcmp(&sums, &counted, sizeof sums) != 0) {
-		snprintf(
-			why, cap,
-			"hand-overs %llu of %llu, sides %llu of %llu, tails %llu of %llu, offers %llu of %llu, waiting "
-			"%llu of %llu",
-			(unsigned long long)sums.entries, (unsigned long long)counted.entries,
-			(unsigned long long)sums.sides, (unsigned long long)counted.sides,
-			(unsigned long long)sums.tails, (unsigned long long)counted.tails,
-			(unsigned long long)sums.offers, (unsigned long long)counted.offers,
-			(unsigned long long)sums.waiting, (unsigned long long)counted.waiting);
+		snprintf(why, cap,
+			 "hand-overs %llu of %llu, sides %llu of %llu, tails %llu of %llu, announced %llu of %llu",
+			 (unsigned long long)sums.entries, (unsigned long long)counted.entries,
+			 (unsigned long long)sums.sides, (unsigned long long)counted.sides,
+			 (unsigned long long)sums.tails, (unsigned long long)counted.tails,
+			 (unsigned long long)sums.announced, (unsigned long long)counted.announced);
 		return 0;
 	}
 	*p_pins = pins;

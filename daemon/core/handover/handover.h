@@ -7,16 +7,11 @@
  *   AWAITED --consumer aborts, has gone, or its deadline--> gone
  *   SENDING, COMPLETE --the same--> given back: as before, without a consumer
  *   any, without a consumer --time to live--> gone, expired              any --space reset--> gone
- *   (none) --SELECT, nothing agrees--> AWAITED --something agrees: it has that consumer--> gone
- *   SENDING, COMPLETE --SELECT that agrees--> the same, with a consumer
  *
  * The blocks are ordinary ones: the producer puts them, the consumer leases them. The entry keeps them from eviction
  * between the two, one pin on the deepest block of a full group and one on each block of another, and tells the
  * consumer with a HANDOVER notice how far they go. Match and lookups never see an entry. What is left of the prompt
  * after the last whole block may be in a private block of each group, with one key for all (decision 044).
- *
- * An entry may have tokens to select it by. Without a consumer it is in core->offers, and a SELECT that waits in
- * core->waiting, both trees of tokens; no two of them agree, but for what has been given back in this quantum.
  *
  * In a space of one full group the producer may also announce blocks that are not visible yet, and the private block.
  * The entry keeps their keys, and is handed them in order as they become visible, without a word of the producer; both
@@ -29,7 +24,6 @@
 #define KVD_CORE_HANDOVER_H
 
 #include "core/core_impl.h"
-#include "core/handover/token_tree.h"
 
 #define KVD_TRANSFER_MAX 128u
 
@@ -76,10 +70,6 @@ typedef struct kvd_handover {
 	kvd_link_t of_announced;
 	uint8_t *tail;
 	uint32_t tail_len;
-	kvd_token_item_t select; /* words NULL: it is not selected by tokens */
-	uint64_t *select_tally;  /* counts their bytes */
-	int is_reoffered;        /* given back: a SELECT that waits is looked for */
-	kvd_link_t of_reoffers;
 	uint64_t began_ns;
 	uint64_t asked_ns;  /* the consumer waits since then; 0: it does not wait */
 	uint64_t ttl_ns;    /* without a consumer, since the last SEND */
@@ -96,8 +86,6 @@ kv_status_t kvd_handover_send(kvd_core_t *core, uint32_t ns, kvd_member_t member
 			      kv_msg_handover_send_reply_t *reply);
 kv_status_t kvd_handover_recv(kvd_core_t *core, uint32_t ns, kvd_member_t member, const kv_msg_handover_recv_t *ask,
 			      kv_msg_handover_recv_reply_t *reply);
-kv_status_t kvd_handover_select(kvd_core_t *core, uint32_t ns, kvd_member_t member, const kv_msg_handover_select_t *ask,
-				kv_msg_handover_select_reply_t *reply);
 kv_status_t kvd_handover_tail(kvd_core_t *core, uint32_t ns, kvd_member_t member, const kv_msg_handover_tail_t *ask,
 			      kv_msg_handover_tail_reply_t *reply);
 kv_status_t kvd_handover_done(kvd_core_t *core, uint32_t ns, kvd_member_t member, const kv_msg_handover_done_t *ask);

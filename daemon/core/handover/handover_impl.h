@@ -1,5 +1,5 @@
-/* handover_impl.h -- the parts of an entry's life, for handover/ only. run.c and send.c call select.c, room.c and
- * ahead.c, select.c calls recv.c, ahead.c calls pin.c, and all call handover.c.
+/* handover_impl.h -- the parts of an entry's life, for handover/ only. run.c and send.c call room.c and ahead.c,
+ * ahead.c calls pin.c, and all call handover.c.
  */
 #ifndef KVD_CORE_HANDOVER_IMPL_H
 #define KVD_CORE_HANDOVER_IMPL_H
@@ -13,12 +13,6 @@ typedef struct kvd_handover_name {
 	kvd_member_t member; /* who asks */
 	kv_slice_t transfer;
 } kvd_handover_name_t;
-
-/* A sequence in memory of its own. */
-typedef struct kvd_words {
-	uint32_t *words; /* NULL: none */
-	uint32_t len;
-} kvd_words_t;
 
 /* What that is: the sender, and an entry. */
 typedef struct kvd_handover_call {
@@ -34,8 +28,8 @@ static inline kvd_handover_t *kvd_handover_at(const kvd_core_t *core, uint32_t s
 	return kvd_obj_at(&core->handovers, self);
 }
 
-/* The entry of a transfer id in the space, or NULL; without an id: NULL. KV_ERR_NOT_JOINED, KV_ERR_NOT_FOUND and
- * KV_ERR_STALE_EPOCH (of the space), KV_ERR_ARG. */
+/* The entry of a transfer id in the space, or NULL. KV_ERR_NOT_JOINED, KV_ERR_NOT_FOUND and KV_ERR_STALE_EPOCH (of the
+ * space); KV_ERR_ARG: the id is empty or too long. */
 kv_status_t kvd_handover_find_transfer(kvd_core_t *core, const kvd_handover_name_t *name, kvd_handover_call_t *call);
 /* The entry of this number, also when it is another's: the caller looks which side asks, and answers KV_ERR_NOT_FOUND
  * to the others (P8). KV_ERR_NOT_JOINED, KV_ERR_NOT_FOUND. */
@@ -65,17 +59,12 @@ kv_status_t kvd_handover_may_join(const kvd_core_t *core, const kvd_handover_cal
 void kvd_handover_set_expiry(kvd_core_t *core, kvd_handover_t *entry, uint64_t expiry_ns);
 /* What was asked for, at most what the option allows; 0: that. */
 uint64_t kvd_handover_ttl(const kvd_core_t *core, uint32_t ttl_ms);
-/* Bytes that the entry keeps: slots, tail and tokens. */
+/* Bytes that the entry keeps: slots, tail and announced keys. */
 uint64_t kvd_handover_bytes(const kvd_core_t *core, const kvd_handover_t *entry);
 /* Tell a side what the entry is now. */
 void kvd_handover_notify(kvd_core_t *core, const kvd_handover_t *entry, const kvd_handover_side_t *side);
 /* What the consumer waited for is there, or will never be. */
 void kvd_handover_end_wait(kvd_core_t *core, kvd_handover_t *entry);
-
-/* The tokens of an entry, owned by it from now on, are in the tree `tally` speaks of. */
-void kvd_handover_set_select(kvd_core_t *core, kvd_handover_t *entry, const kvd_words_t *words, uint64_t *tally);
-/* It is in neither tree. */
-void kvd_handover_withdraw(kvd_core_t *core, kvd_handover_t *entry);
 
 /* Units that every group of the space has: what a consumer can use. */
 uint32_t kvd_handover_units(const kvd_core_t *core, const kvd_handover_t *entry);
@@ -147,24 +136,6 @@ kv_status_t kvd_handover_pin_ahead(kvd_core_t *core, kvd_handover_call_t *call, 
 				   uint64_t tail_bytes, uint32_t *p_left, kvd_handover_advance_t *advance);
 /* This much of entry->ahead is handed over; what is announced is forgotten when that is all. */
 void kvd_handover_advance(kvd_core_t *core, kvd_handover_t *entry, const kvd_handover_advance_t *advance);
-
-/* ---- recv.c ---------------------------------------------------------------------------------- */
-
-/* The entry is its consumer's until then, and this is what the consumer is answered. */
-void kvd_handover_begin_wait(kvd_core_t *core, kvd_handover_t *entry, uint64_t ttl,
-			     kv_msg_handover_recv_reply_t *reply);
-
-/* ---- select.c -------------------------------------------------------------------------------- */
-
-/* Namespace, space, bucket and tokens as one sequence: freed by the caller, or set. KV_ERR_ARG, KV_ERR_NOMEM. */
-kv_status_t kvd_handover_make_words(kvd_core_t *core, const kvd_space_t *space, const kv_slice_t *bucket,
-				    const kv_slice_t *tokens, kvd_words_t *words);
-/* Tokens that the entry is selected by, or that its consumer waits for; 0: none. */
-uint32_t kvd_handover_select_tokens(const kvd_handover_t *entry);
-/* An entry without a consumer: a SELECT that waits has it, or it is offered. */
-void kvd_handover_offer(kvd_core_t *core, kvd_handover_t *entry);
-/* One quantum: the same for those given back; 1 while there is more. */
-int kvd_handover_reoffer_run(kvd_core_t *core);
 
 /* ---- room.c ---------------------------------------------------------------------------------- */
 

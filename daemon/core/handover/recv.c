@@ -21,14 +21,14 @@ static kv_status_t take_entry(kvd_core_t *core, kvd_handover_call_t *call, const
 		}
 	}
 	if (status == KV_OK) {
-		kvd_handover_withdraw(core, call->entry);
 		kvd_handover_join_side(core, &call->entry->consumer, call);
 	}
 
 	return status;
 }
 
-void kvd_handover_begin_wait(kvd_core_t *core, kvd_handover_t *entry, uint64_t ttl, kv_msg_handover_recv_reply_t *reply)
+/* The entry is its consumer's until then, and this is what the consumer is answered. */
+static void begin_wait(kvd_core_t *core, kvd_handover_t *entry, uint64_t ttl, kv_msg_handover_recv_reply_t *reply)
 {
 	const kv_msg_handover_t now = kvd_handover_describe(core, entry);
 
@@ -58,10 +58,10 @@ kv_status_t kvd_handover_recv(kvd_core_t *core, uint32_t ns, kvd_member_t member
 		status = kvd_handover_meet(core, &call, &ask->transfer, 0);
 	}
 	if (status == KV_OK) {
-		status = ask->transfer.len > 0 ? take_entry(core, &call, &ask->transfer) : KV_ERR_ARG;
+		status = take_entry(core, &call, &ask->transfer);
 	}
 	if (status == KV_OK) {
-		kvd_handover_begin_wait(core, call.entry, kvd_handover_ttl(core, ask->timeout_ms), reply);
+		begin_wait(core, call.entry, kvd_handover_ttl(core, ask->timeout_ms), reply);
 	}
 
 	return status;

@@ -1,5 +1,4 @@
-/* Entries whose time has come, sides and epochs that have ended, consumers and producers that wait: a quantum of each.
- */
+/* Entries whose time has come, sides and epochs that have ended, producers that wait: a quantum of each. */
 #include "core/handover/handover_impl.h"
 
 #define SWEEP_QUANTUM 256u
@@ -46,7 +45,6 @@ int kvd_handovers_run(kvd_core_t *core)
 		}
 	}
 
-	more |= kvd_handover_reoffer_run(core);
 	more |= kvd_handovers_announced_run(core);
 	kvd_handover_room_run(core);
 

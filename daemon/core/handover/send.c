@@ -19,7 +19,6 @@ typedef struct draft {
 	kvd_ahead_t ahead;              /* with KV_HANDOVER_AHEAD */
 	kvd_handover_advance_t advance; /* and what is visible of it */
 	uint8_t *tail;                  /* NULL: the request has none */
-	kvd_words_t select;
 } draft_t;
 
 /* ---- what was asked for ---------------------------------------------------------------------- */
@@ -151,16 +150,6 @@ static kv_status_t pin_part(kvd_core_t *core, kvd_handover_call_t *call, part_t 
 
 /* ---- all of it -------------------------------------------------------------------------------- */
 
-/* Memory for the tokens, and for the nodes that they will need. */
-static kv_status_t prepare_select(kvd_core_t *core, const kvd_handover_call_t *call, const kv_msg_handover_send_t *ask,
-				  draft_t *draft)
-{
-	kv_status_t status = kvd_handover_make_words(core, call->space, &ask->bucket, &ask->select, &draft->select);
-
-	return status == KV_OK ? kvd_obj_pool_reserve(&core->token_nodes, kvd_token_tree_nodes(core->selects + 1))
-			       : status;
-}
-
 /* Blocks that are handed over or announced when the request is taken over. */
 static uint32_t reach_of(const kvd_handover_t *entry, const draft_t *draft)
 {
@@ -195,7 +184,7 @@ static kv_status_t check_ahead(const kvd_handover_call_t *call, const draft_t *d
 	return draft->count > 0 && part->n - part->count > known ? KV_MISS : KV_OK;
 }
 
-/* Memory for tail and tokens, and all pins. What is done of it when it fails is the caller's to undo. */
+/* Memory for the tail, and all pins. What is done of it when it fails is the caller's to undo. */
 static kv_status_t prepare(kvd_core_t *core, kvd_handover_call_t *call, const kv_msg_handover_send_t *ask,
 			   draft_t *draft)
 {
@@ -210,13 +199,6 @@ static kv_status_t prepare(kvd_core_t *core, kvd_handover_call_t *call, const kv
 	}
 	if (ask->flags & KV_HANDOVER_AHEAD) {
 		grows += kvd_handover_ahead_growth(call->entry, reach_of(call->entry, draft));
-	}
-	if (ask->select.len > 0) {
-		status = prepare_select(core, call, ask, draft);
-		if (status != KV_OK) {
-			return status;
-		}
-		grows += (uint64_t)draft->select.len * sizeof *draft->select.words;
 	}
 	if (grows > kvd_handover_room_left(core, ns) || !kvd_handover_is_within_share(core, ns, grows)) {
 		return kvd_handover_refuse(core, call, grows);
@@ -282,9 +264,6 @@ static void take_over(kvd_core_t *core, const kvd_handover_call_t *call, const d
 		entry->tail = draft->tail;
 		entry->tail_len = tail_len;
 	}
-	if (draft->select.words) {
-		kvd_handover_set_select(core, entry, &draft->select, &core->ns[entry->ns]->tail_bytes);
-	}
 }
 
 /* The entry that the request goes on with; without a number: that a consumer awaits, or none. KV_ALREADY: announced
@@ -299,17 +278,6 @@ static kv_status_t find_entry(kvd_core_t *core, uint32_t ns, kvd_member_t member
 
 	if (status != KV_OK) {
 		return status;
-	}
-	if (ask->transfer.len == 0 && ask->number != 0) {
-		status = kvd_handover_find_number(core, ns, member, ask->number, call);
-		entry = call->entry;
-		if (status != KV_OK || entry->transfer_len > 0 || entry->space != ask->space) {
-			return KV_ERR_NOT_FOUND;
-		}
-	}
-	/* What it is selected by is said once, and one without a name has nothing else. */
-	if (ask->number != 0 ? ask->select.len > 0 : ask->select.len == 0 && ask->transfer.len == 0) {
-		return KV_ERR_ARG;
 	}
 	if (ask->number != 0) {
 		if (!entry || entry->number != ask->number || !kvd_handover_is_side(&entry->producer, call)) {
@@ -352,7 +320,6 @@ static void drop_draft(kvd_core_t *core, draft_t *draft)
 	for (uint32_t i = 0; i < draft->count; i++) {
 		kvd_handover_drop_pins(core, &draft->parts[i].pins);
 	}
-	kv_free(core->env, draft->select.words);
 	kv_free(core->env, draft->ahead.keys);
 	kv_free(core->env, draft->tail);
 }
@@ -412,9 +379,6 @@ kv_status_t kvd_handover_send(kvd_core_t *core, uint32_t ns, kvd_member_t member
 	kvd_handover_join_side(core, &entry->producer, &call);
 	entry->ttl_ns = kvd_handover_ttl(core, ask->ttl_ms);
 	kvd_handover_note_progress(core, entry);
-	if (entry->consumer.member == 0 && draft.select.words) {
-		kvd_handover_offer(core, entry);
-	}
 	*reply = describe_sent(core, entry);
 
 	return KV_OK;

@@ -17,7 +17,7 @@ static const char *state_name(kv_handover_state_t state)
 static const char *waits_for(const kvd_handover_t *entry)
 {
 	if (entry->state == KV_HANDOVER_AWAITED) {
-		return entry->select.words ? "a producer with these tokens" : "the producer to begin";
+		return "the producer to begin";
 	}
 	if (entry->state == KV_HANDOVER_SENDING) {
 		return entry->is_announced ? "announced blocks" : "the producer to go on";
@@ -53,7 +53,6 @@ static void entry_json(kvd_core_t *core, kvd_json_t *json, const kvd_handover_t 
 	kvd_json_u64(json, "announced_units", told.announced);
 	kvd_json_u64(json, "bytes", kvd_handover_bytes(core, entry));
 	kvd_json_u64(json, "tail_bytes", entry->tail_len);
-	kvd_json_u64(json, "select_tokens", kvd_handover_select_tokens(entry));
 	kvd_json_u64(json, "age_ns", now > entry->began_ns ? now - entry->began_ns : 0);
 	kvd_json_u64(json, "left_ns", entry->expiry_ns > now ? entry->expiry_ns - now : 0);
 	side_json(core, json, "producer", &entry->producer);

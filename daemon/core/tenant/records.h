@@ -86,8 +86,7 @@ typedef struct kvd_ns {
 	uint64_t pinned_bytes[KVD_MEM_KINDS]; /* of them */
 	/* Kept by pins of hand-over entries, each counted once. */
 	uint64_t handover_bytes[KVD_MEM_KINDS];
-	uint64_t tail_bytes;         /* of these entries, tokens to select them by included */
-	uint64_t wait_bytes;         /* tokens of SELECTs that wait                 */
+	uint64_t tail_bytes;         /* of these entries, announced keys included   */
 	kvd_list_t room_waiters;     /* members that wait until entries may keep more */
 	uint32_t handovers;          /* the entries                                 */
 	uint64_t other_space;        /* hand-overs whose sides met in two spaces, */

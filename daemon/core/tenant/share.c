@@ -159,7 +159,7 @@ uint64_t kvd_share_irreclaimable(const kvd_core_t *core, uint32_t ns, kvd_mem_ki
 	const kvd_ns_t *name_space = core->ns[ns];
 	uint64_t slots = name_space->pinned_bytes[kind] + name_space->unfinished_bytes[kind];
 
-	return kind == KVD_HOST_MEM ? slots + name_space->tail_bytes + name_space->wait_bytes : slots;
+	return kind == KVD_HOST_MEM ? slots + name_space->tail_bytes : slots;
 }
 
 uint64_t kvd_share_handover_max(const kvd_core_t *core, uint32_t ns)
