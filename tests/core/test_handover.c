@@ -384,6 +384,9 @@ static void p10_parts_that_contradict_themselves_are_refused(void **state)
 
 	assert_int_equal(send_first("t", 12, U_FULL, 0), KV_OK);
 	assert_int_equal(send_more(11, U_FULL, 0), KV_ERR_ARG); /* only deeper */
+	assert_int_equal(u_send(&u_, m_, &(u_send_t){.transfer = "", .number = sent_.number, .space = &space_}, &sent_),
+			 KV_ERR_ARG); /* each chunk names its hand-over */
+	assert_int_equal(recv(d_, "", 0), KV_ERR_ARG);
 	assert_int_equal(u_put(&u_, m_, &space_, fork_, 8, 20), 12);
 	assert_int_equal(u_send(&u_, m_,
 				&(u_send_t){.transfer = "t",

@@ -109,6 +109,79 @@ static void p1_a_consumer_waits_for_what_is_inserted_later(void **state)
 	check_taken(select_now(3, 40), 3, 40, "another one");
 }
 
+/* Nothing in the buffer has these tokens. */
+static void check_not_found(const uint32_t *tokens, uint32_t n)
+{
+	kvx_recv_result_t result = {.struct_size = sizeof result};
+	kvx_select_t select = select_of(tokens, n);
+	kvx_recv_t *recv;
+
+	select.deadline_ms = 100;
+	assert_int_equal(kvx_drop_select(consumer.kvx, &select, &recv, NULL), KVC_PENDING);
+	pair_await_recv(&consumer, &producer, recv, &result);
+	assert_int_equal(result.cause, KVC_ERR_TIMEOUT);
+	kvx_recv_end(recv);
+}
+
+static void p1_one_token_more_or_less_or_other_finds_nothing(void **state)
+{
+	(void)state;
+	insert_now(5, 40, "all of it");
+	pair_prompt_init(&to, 5, 41, 30);
+	check_not_found(to.tokens, 39);
+	check_not_found(to.tokens, 41);
+	check_not_found(to.tokens, 2 * PAIR_TOKENS); /* its whole blocks */
+	to.tokens[39]++;
+	check_not_found(to.tokens, 40);
+	check_taken(select_now(5, 40), 5, 40, "all of it");
+}
+
+/* A second insert is refused and leaves the first as it was; when that is taken, there may be another one. */
+static void p4_equal_prompts_are_in_the_buffer_once(void **state)
+{
+	kvx_send_result_t result = {.struct_size = sizeof result};
+	kvx_insert_t insert;
+	kvx_send_t *send;
+
+	(void)state;
+	insert_now(6, 40, "first");
+	insert = insert_of(&from, "second");
+	assert_int_equal(kvx_insert(producer.kvx, &insert, &send), KVC_PENDING);
+	pair_await_send(&producer, NULL, send, &result);
+	assert_int_equal(result.status, KVC_ERR_EXISTS);
+	assert_true(result.copied);
+	kvx_send_end(send);
+	check_taken(select_now(6, 40), 6, 40, "first");
+	for (uint32_t i = 0; i < PAIR_MS && rig_counter(&rig, "kvd_handovers") > 0; i++) {
+		pair_poll(&producer, &consumer, 1);
+	}
+	insert_now(6, 40, "third");
+	check_taken(select_now(6, 40), 6, 40, "third");
+}
+
+/* Two models may have the same tokens: neither ends the other's hand-over. */
+static void p8_another_model_finds_nothing_and_disturbs_nothing(void **state)
+{
+	kvx_recv_result_t result = {.struct_size = sizeof result};
+	kvx_select_t select;
+	kvx_recv_t *recv;
+	side_t other;
+
+	(void)state;
+	side_open_model(&other, rig.socket, KVX_CONSUMER, "another model");
+	pair_prompt_init(&to, 7, 10, 30); /* no whole block */
+	select = select_of(to.tokens, 10);
+	select.deadline_ms = 300;
+	assert_int_equal(kvx_drop_select(other.kvx, &select, &recv, NULL), KVC_PENDING);
+	pair_poll(&other, NULL, 20);
+	insert_now(7, 10, "ours");
+	pair_await_recv(&other, &producer, recv, &result);
+	assert_int_equal(result.cause, KVC_ERR_TIMEOUT);
+	kvx_recv_end(recv);
+	check_taken(select_now(7, 10), 7, 10, "ours");
+	side_close(&other);
+}
+
 static void p8_another_salt_finds_nothing(void **state)
 {
 	kvx_recv_result_t result = {.struct_size = sizeof result};
@@ -321,6 +394,9 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		LOOKUP_TEST(p1_what_was_inserted_is_handed_out_whole_and_once),
 		LOOKUP_TEST(p1_a_consumer_waits_for_what_is_inserted_later),
+		LOOKUP_TEST(p1_one_token_more_or_less_or_other_finds_nothing),
+		LOOKUP_TEST(p4_equal_prompts_are_in_the_buffer_once),
+		LOOKUP_TEST(p8_another_model_finds_nothing_and_disturbs_nothing),
 		LOOKUP_TEST(p8_another_salt_finds_nothing),
 		LOOKUP_TEST(p1_a_consumer_with_less_room_gets_the_beginning),
 		LOOKUP_TEST(p5_a_full_buffer_is_busy_at_once_or_waits_as_asked),
