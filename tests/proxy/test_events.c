@@ -4,22 +4,15 @@
 #include "kv_test.h"
 
 #include "events/cache.h"
-#include "events/subscriber.h"
 
-#include "kv/env.h"
 #include "kv/mp.h"
 #include "kv/types.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
-#include <zmq.h>
 
-#define UNIT    4u /* tokens of a block */
-#define DEPTH   6u
-#define WAIT_NS UINT64_C(30000000000)
+#define UNIT  4u /* tokens of a block */
+#define DEPTH 6u
 
 static uint8_t bytes_[1 << 20];
 static kv_mp_writer_t writer_;
@@ -331,225 +324,6 @@ static void p10_every_cut_of_a_real_message_is_refused(void **state)
 	kvp_cache_destroy(cache);
 }
 
-/* ---- connections ----------------------------------------------------------------------------- */
-
-typedef struct heard {
-	kvp_loop_t loop;
-	kvp_subscriber_t subscriber;
-	uint64_t messages, last_seq, bytes, lost;
-} heard_t;
-
-static void message_came(void *ctx, uint64_t seq, const uint8_t *payload, size_t len)
-{
-	heard_t *heard = ctx;
-
-	assert_true(len == 0 || (payload[0] == (uint8_t)seq && payload[len - 1] == (uint8_t)seq));
-	heard->messages++;
-	heard->last_seq = seq;
-	heard->bytes += len;
-}
-
-static void connection_lost(void *ctx)
-{
-	((heard_t *)ctx)->lost++;
-}
-
-static void fd_ready(void *ctx, int fd, uint32_t events)
-{
-	heard_t *heard = ctx;
-
-	(void)events;
-	if (fd == heard->subscriber.fd) {
-		kvp_subscriber_ready(&heard->subscriber, kv_now_ns(&kv_env_posix));
-	}
-}
-
-static void listen_to(heard_t *heard, const char *endpoint)
-{
-	*heard = (heard_t){.subscriber = {.endpoint = endpoint,
-					  .loop = &heard->loop,
-					  .message = message_came,
-					  .lost = connection_lost,
-					  .ctx = heard}};
-	assert_int_equal(kvp_loop_open(&heard->loop), KV_OK);
-	heard->loop.handlers[KVP_FD_EVENTS].ready = fd_ready;
-	heard->loop.handlers[KVP_FD_EVENTS].ctx = heard;
-	kvp_subscriber_init(&heard->subscriber);
-}
-
-static void stop(heard_t *heard)
-{
-	kvp_subscriber_fini(&heard->subscriber);
-	kvp_loop_close(&heard->loop);
-}
-
-static void run_once(heard_t *heard)
-{
-	kvp_subscriber_tick(&heard->subscriber, kv_now_ns(&kv_env_posix));
-	kvp_loop_wait(&heard->loop, 5);
-}
-
-static void publish(void *socket, uint64_t seq, size_t len)
-{
-	static uint8_t payload[KVP_MESSAGE_MAX + 1];
-	uint8_t number[8];
-
-	memset(payload, (int)(seq & 0xff), len);
-	for (unsigned i = 0; i < 8; i++) {
-		number[i] = (uint8_t)(seq >> (56 - 8 * i));
-	}
-	assert_int_equal(zmq_send(socket, "kv@a@b", 6, ZMQ_SNDMORE), 6);
-	assert_int_equal(zmq_send(socket, number, 8, ZMQ_SNDMORE), 8);
-	assert_int_equal(zmq_send(socket, payload, len, 0), (int)len);
-}
-
-static void await_messages(heard_t *heard, void *socket, uint64_t n)
-{
-	uint64_t end_ns = kv_now_ns(&kv_env_posix) + WAIT_NS;
-
-	for (uint64_t seq = 1; heard->messages < n; seq++) {
-		assert_true(kv_now_ns(&kv_env_posix) < end_ns);
-		if (socket) {
-			publish(socket, seq, seq % 3 * 300);
-		}
-		run_once(heard);
-	}
-}
-
-static void p9_events_come_from_libzmq_as_they_are_sent(void **state)
-{
-	char path[128];
-	void *context = zmq_ctx_new(), *socket = zmq_socket(context, ZMQ_PUB);
-	const int none = 0;
-	heard_t heard;
-
-	(void)state;
-	snprintf(path, sizeof path, "ipc:///tmp/kvp-test-%d.events", (int)getpid());
-	listen_to(&heard, path);
-	run_once(&heard); /* nobody is there yet */
-	assert_int_equal(zmq_setsockopt(socket, ZMQ_LINGER, &none, sizeof none), 0);
-	assert_int_equal(zmq_bind(socket, path), 0);
-	await_messages(&heard, socket, 20);
-	publish(socket, 777, KVP_MESSAGE_MAX - 1000);
-	while (heard.last_seq != 777) {
-		run_once(&heard);
-	}
-	assert_true(heard.bytes >= KVP_MESSAGE_MAX - 1000);
-	assert_int_equal(heard.subscriber.malformed + heard.lost, 0);
-	publish(socket, 778, KVP_MESSAGE_MAX + 1); /* more than a message may have */
-	while (heard.lost == 0) {
-		run_once(&heard);
-	}
-	assert_int_equal(heard.subscriber.malformed, 1);
-	assert_null(heard.subscriber.zmtp.bytes);
-	stop(&heard);
-	zmq_close(socket);
-	zmq_ctx_destroy(context);
-	unlink(path + 6);
-}
-
-static int listen_raw(char endpoint[64])
-{
-	struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-	socklen_t len = sizeof address;
-	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-
-	assert_int_equal(bind(fd, (struct sockaddr *)&address, len), 0);
-	assert_int_equal(listen(fd, 4), 0);
-	assert_int_equal(getsockname(fd, (struct sockaddr *)&address, &len), 0);
-	snprintf(endpoint, 64, "tcp://127.0.0.1:%u", ntohs(address.sin_port));
-
-	return fd;
-}
-
-static void p10_a_publisher_that_says_anything_else_is_left(void **state)
-{
-	static const uint8_t greeting[] = {0xff,     [8] = 1, [9] = 0x7f, [10] = 3, [12] = 'N', 'U', 'L', 'L',
-					   [64] = 4, 6,       5,          'R',      'E',        'A', 'D', 'Y'};
-	static const struct {
-		const char *bytes;
-		size_t len;
-		int greet;
-	} bad[] = {{"HTTP/1.1 400 Bad Request\r\nContent-Length: 100\r\nConnection: close\r\n\r\n", 67, 0},
-		   {"\xff       \x01\x7f\x03 PLAIN                                               ", 64, 0},
-		   {"\x08\x01x", 3, 1},                             /* a flag that is none */
-		   {"\x02\x7f\xff\xff\xff\xff\xff\xff\xff", 9, 1},  /* 2^63 bytes */
-		   {"\x00\x01x", 3, 1},                             /* one frame */
-		   {"\x01\x01x\x01\x01x\x01\x01x\x01\x01x", 12, 1}, /* four, and more */
-		   {"\x01\x01x\x01\x07xxxxxxx\x00\x01x", 15, 1},    /* a number of seven bytes */
-		   {"\x05\x01x", 3, 1}};                            /* a command in pieces */
-	char endpoint[64];
-	int server = listen_raw(endpoint);
-
-	(void)state;
-	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
-		uint64_t end_ns = kv_now_ns(&kv_env_posix) + WAIT_NS;
-		heard_t heard;
-		int fd;
-
-		listen_to(&heard, endpoint);
-		run_once(&heard);
-		fd = accept(server, NULL, NULL);
-		if (bad[i].greet) {
-			assert_int_equal(send(fd, greeting, sizeof greeting, MSG_NOSIGNAL), sizeof greeting);
-		}
-		assert_int_equal(send(fd, bad[i].bytes, bad[i].len, MSG_NOSIGNAL), bad[i].len);
-		while (heard.subscriber.malformed == 0) {
-			assert_true(kv_now_ns(&kv_env_posix) < end_ns);
-			run_once(&heard);
-		}
-		assert_int_equal(heard.subscriber.fd, -1);
-		assert_int_equal(heard.messages, 0);
-		close(fd);
-		stop(&heard);
-	}
-	close(server);
-}
-
-static void p5_a_publisher_that_says_nothing_is_left_and_tried_again(void **state)
-{
-	char endpoint[64];
-	int server = listen_raw(endpoint), fd;
-	heard_t heard;
-
-	(void)state;
-	listen_to(&heard, endpoint);
-	run_once(&heard);
-	fd = accept(server, NULL, NULL);
-	run_once(&heard);
-	assert_int_equal(heard.subscriber.state, KVP_SUBSCRIBER_GREETING);
-	kvp_subscriber_tick(&heard.subscriber, heard.subscriber.due_ns); /* as if it were late */
-	assert_int_equal(heard.subscriber.fd, -1);
-	kvp_subscriber_tick(&heard.subscriber, heard.subscriber.due_ns);
-	assert_int_equal(heard.subscriber.state, KVP_SUBSCRIBER_CONNECTING);
-	close(fd);
-	close(server);
-	stop(&heard);
-}
-
-static void p10_endpoints_are_addresses(void **state)
-{
-	static const char *const bad[] = {"",
-					  "tcp://",
-					  "tcp://:1",
-					  "tcp://host:1",
-					  "tcp://*:1",
-					  "tcp://1.2.3.4",
-					  "tcp://1.2.3.4:x",
-					  "udp://1.2.3.4:1",
-					  "ipc://relative"};
-	struct sockaddr_storage address;
-	socklen_t len;
-
-	(void)state;
-	assert_int_equal(kvp_endpoint_address("tcp://1.2.3.4:5557", &address, &len), KV_OK);
-	assert_int_equal(kvp_endpoint_address("tcp://[::1]:5557", &address, &len), KV_OK);
-	assert_int_equal(kvp_endpoint_address("ipc:///run/x", &address, &len), KV_OK);
-	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
-		assert_int_equal(kvp_endpoint_address(bad[i], &address, &len), KV_ERR_CONFIG);
-	}
-}
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -558,10 +332,6 @@ int main(void)
 		cmocka_unit_test(p8_salts_adapters_media_and_groups_are_kept_apart),
 		cmocka_unit_test(p9_after_a_gap_nothing_is_known),
 		cmocka_unit_test(p10_every_cut_of_a_real_message_is_refused),
-		cmocka_unit_test(p9_events_come_from_libzmq_as_they_are_sent),
-		cmocka_unit_test(p10_a_publisher_that_says_anything_else_is_left),
-		cmocka_unit_test(p5_a_publisher_that_says_nothing_is_left_and_tried_again),
-		cmocka_unit_test(p10_endpoints_are_addresses),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

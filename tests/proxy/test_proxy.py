@@ -617,7 +617,7 @@ class OwnCaches(Case):
         events[1].publish()
         wait_until(lambda: engine_metric(1, "event_gaps_total") == 1, "a gap")
         self.assertEqual(engine_metric(1, "cached_blocks"), 0)
-        events[1].peer.sendall(b"HTTP/1.1 400 Bad Request")
+        events[1].peer.sendall(b"\x00\x01x")  # a message of one frame
         wait_until(lambda: engine_metric(1, "events_malformed_total") == 1, "no event")
         events[0].peer.close()
         wait_until(lambda: engine_metric(0, "cached_blocks") == 0, "nothing is known without a connection")
