@@ -5,6 +5,7 @@
 #include "kv/log.h"
 
 #include <string.h>
+#include <zmq.h>
 
 #define LOOK_BYTES     (64u << 10) /* of an answer of /health */
 #define SLOWNESS_LEAST 0.25
@@ -33,26 +34,45 @@ static void events_ready(void *ctx, int fd, uint32_t events)
 
 	(void)events;
 	for (uint32_t i = 0; i < fleet->prefill_n + fleet->decode_n; i++) {
-		if (fleet->engines[i].cache && fleet->engines[i].subscriber.fd == fd) {
-			kvp_subscriber_ready(&fleet->engines[i].subscriber, kv_now_ns(&kv_env_posix));
+		if (fleet->engines[i].cache && kvp_subscriber_ready(&fleet->engines[i].subscriber, fd)) {
 			return;
 		}
 	}
+}
+
+int kvp_fleet_serve(kvp_fleet_t *fleet, uint64_t now_ns)
+{
+	int is_pending = 0;
+
+	for (uint32_t i = 0; i < fleet->prefill_n + fleet->decode_n; i++) {
+		kvp_subscriber_t *subscriber = &fleet->engines[i].subscriber;
+
+		if (subscriber->is_pending) {
+			kvp_subscriber_serve(subscriber, now_ns);
+		}
+		is_pending |= subscriber->is_pending;
+	}
+
+	return is_pending;
 }
 
 static kv_status_t subscribe(kvp_engine_t *engine)
 {
 	kvp_fleet_t *fleet = engine->fleet;
 
+	if (!fleet->zmq) {
+		fleet->zmq = zmq_ctx_new();
+	}
 	engine->cache = kvp_cache_create((uint32_t)fleet->options->events_blocks);
 	engine->subscriber = (kvp_subscriber_t){.endpoint = engine->endpoint,
+						.context = fleet->zmq,
 						.loop = fleet->calls->loop,
 						.message = take_message,
 						.lost = lost_connection,
 						.ctx = engine};
 	kvp_subscriber_init(&engine->subscriber);
 
-	return engine->cache ? KV_OK : KV_ERR_NOMEM;
+	return fleet->zmq && engine->cache ? KV_OK : KV_ERR_NOMEM;
 }
 
 /* ---- begin and end --------------------------------------------------------------------------- */
@@ -109,6 +129,10 @@ void kvp_fleet_fini(kvp_fleet_t *fleet)
 			kvp_cache_destroy(engine->cache);
 			engine->cache = NULL;
 		}
+	}
+	if (fleet->zmq) {
+		(void)zmq_ctx_term(fleet->zmq);
+		fleet->zmq = NULL;
 	}
 }
 

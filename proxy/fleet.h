@@ -36,6 +36,7 @@ typedef struct kvp_engine {
 struct kvp_fleet {
 	const kvp_options_t *options;
 	kvp_calls_t *calls;
+	void *zmq;                             /* libzmq's context; NULL: no engine has events */
 	kvp_engine_t engines[KVP_ENGINES_MAX]; /* prefill engines first */
 	uint32_t prefill_n, decode_n;
 };
@@ -45,6 +46,8 @@ kv_status_t kvp_fleet_init(kvp_fleet_t *fleet, const kvp_options_t *options, kvp
 void kvp_fleet_fini(kvp_fleet_t *fleet);
 /* Begin the looks and connections that are due. */
 void kvp_fleet_tick(kvp_fleet_t *fleet, uint64_t now_ns);
+/* Take the events that have come. Returns whether more are left than are taken at a time. */
+int kvp_fleet_serve(kvp_fleet_t *fleet, uint64_t now_ns);
 
 /* A request begins, and ends, on an engine; work_ns: estimated prefill work of it. */
 void kvp_engine_begin(kvp_engine_t *engine, double work_ns);

@@ -1,4 +1,4 @@
-/* kvd-pd-proxy: the composition root. Everything runs on this thread, except for the one of prefix.c. */
+/* kvd-pd-proxy: the composition root. Everything runs on this thread, except for those of prefix.c and libzmq. */
 #include "server.h"
 
 #include "kv/env.h"
@@ -28,6 +28,7 @@ typedef struct proxy {
 	kvp_requests_t requests;
 	kvp_server_t *server;
 	int signal_fd, signals;
+	int has_events; /* that were not taken yet */
 } proxy_t;
 
 static void signal_came(void *ctx, int fd, uint32_t events)
@@ -103,7 +104,7 @@ static int timeout_ms(proxy_t *proxy, uint64_t now_ns)
 {
 	int most = proxy->requests.live_n > 0 ? (int)(TICK_NS / NS_IN_MS) : IDLE_MS;
 
-	if (!TAILQ_EMPTY(&proxy->calls.changed) || proxy->calls.due_ns <= now_ns) {
+	if (!TAILQ_EMPTY(&proxy->calls.changed) || proxy->calls.due_ns <= now_ns || proxy->has_events) {
 		return 0;
 	}
 	if (proxy->calls.due_ns < now_ns + (uint64_t)most * NS_IN_MS) {
@@ -127,6 +128,7 @@ static void run(proxy_t *proxy)
 			kvp_requests_tick(&proxy->requests, now_ns);
 			kvp_fleet_tick(&proxy->fleet, now_ns);
 		}
+		proxy->has_events = kvp_fleet_serve(&proxy->fleet, now_ns);
 		kvp_requests_serve(&proxy->requests);
 		kvp_server_run(proxy->server, now_ns);
 		if (proxy->signals > seen) {

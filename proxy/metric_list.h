@@ -50,7 +50,7 @@
 	X(CACHED, kvd_pd_proxy_engine_cached_blocks, KV_METRIC_GAUGE, "blocks that the engine has in its own cache, as its events tell") \
 	X(EVENTS, kvd_pd_proxy_engine_event_messages_total, KV_METRIC_COUNTER, "messages with events of that cache")   \
 	X(EVENT_GAPS, kvd_pd_proxy_engine_event_gaps_total, KV_METRIC_COUNTER, "gaps in their numbers: what was known of the cache is forgotten") \
-	X(EVENTS_MALFORMED, kvd_pd_proxy_engine_events_malformed_total, KV_METRIC_COUNTER, "messages, and connections, that could not be read: likewise") \
+	X(EVENTS_MALFORMED, kvd_pd_proxy_engine_events_malformed_total, KV_METRIC_COUNTER, "messages that could not be read, and handshakes that failed: likewise") \
 	X(LEFT_OUT, kvd_pd_proxy_engine_event_blocks_left_out_total, KV_METRIC_COUNTER, "blocks stored that count as not there: the one before is unknown, or events.blocks are known")
 
 #endif

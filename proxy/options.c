@@ -121,12 +121,10 @@ static kv_status_t check_urls(const char *name, const char *list, uint32_t *p_co
 static kv_status_t check_endpoints(const char *name, const char *list, uint32_t engines, kv_option_error_t *error)
 {
 	char endpoint[KVP_URL_MAX + 1];
-	struct sockaddr_storage address;
-	socklen_t address_len;
 	uint32_t n = 0;
 
 	for (size_t len; (len = kvp_options_word(list, n, endpoint)) > 0; n++) {
-		if (len > KVP_URL_MAX || kvp_endpoint_address(endpoint, &address, &address_len) != KV_OK) {
+		if (len > KVP_URL_MAX || kvp_endpoint_check(endpoint) != KV_OK) {
 			return fail(error, "%s: \"%s\" is not an endpoint such as tcp://10.0.0.1:5557", name, endpoint);
 		}
 	}
