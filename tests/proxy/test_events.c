@@ -4,15 +4,22 @@
 #include "kv_test.h"
 
 #include "events/cache.h"
+#include "events/subscriber.h"
 
+#include "kv/env.h"
 #include "kv/mp.h"
 #include "kv/types.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
+#include <zmq.h>
 
-#define UNIT  4u /* tokens of a block */
-#define DEPTH 6u
+#define UNIT    4u /* tokens of a block */
+#define DEPTH   6u
+#define WAIT_NS UINT64_C(30000000000)
 
 static uint8_t bytes_[1 << 20];
 static kv_mp_writer_t writer_;
@@ -324,6 +331,310 @@ static void p10_every_cut_of_a_real_message_is_refused(void **state)
 	kvp_cache_destroy(cache);
 }
 
+/* ---- connections ----------------------------------------------------------------------------- */
+
+typedef struct heard {
+	kvp_loop_t loop;
+	kvp_subscriber_t subscriber;
+	uint64_t messages, last_seq, bytes, lost, gaps;
+} heard_t;
+
+static void message_came(void *ctx, uint64_t seq, const uint8_t *payload, size_t len)
+{
+	heard_t *heard = ctx;
+
+	assert_true(len == 0 || (payload[0] == (uint8_t)seq && payload[len - 1] == (uint8_t)seq));
+	heard->gaps += heard->messages > 0 && seq != heard->last_seq + 1;
+	heard->messages++;
+	heard->last_seq = seq;
+	heard->bytes += len;
+}
+
+static void connection_lost(void *ctx)
+{
+	((heard_t *)ctx)->lost++;
+}
+
+static void fd_ready(void *ctx, int fd, uint32_t events)
+{
+	heard_t *heard = ctx;
+
+	(void)events;
+	(void)kvp_subscriber_ready(&heard->subscriber, fd);
+}
+
+static void listen_to(heard_t *heard, const char *endpoint)
+{
+	*heard = (heard_t){.subscriber = {.endpoint = endpoint,
+					  .context = zmq_ctx_new(),
+					  .loop = &heard->loop,
+					  .message = message_came,
+					  .lost = connection_lost,
+					  .ctx = heard}};
+	assert_int_equal(kvp_loop_open(&heard->loop), KV_OK);
+	heard->loop.handlers[KVP_FD_EVENTS].ready = fd_ready;
+	heard->loop.handlers[KVP_FD_EVENTS].ctx = heard;
+	kvp_subscriber_init(&heard->subscriber);
+}
+
+static void stop(heard_t *heard)
+{
+	kvp_subscriber_fini(&heard->subscriber);
+	assert_int_equal(zmq_ctx_term(heard->subscriber.context), 0);
+	kvp_loop_close(&heard->loop);
+}
+
+static void run_once(heard_t *heard)
+{
+	kvp_subscriber_tick(&heard->subscriber, kv_now_ns(&kv_env_posix));
+	kvp_loop_wait(&heard->loop, heard->subscriber.is_pending ? 0 : 5);
+	if (heard->subscriber.is_pending) {
+		kvp_subscriber_serve(&heard->subscriber, kv_now_ns(&kv_env_posix));
+	}
+}
+
+static void await_lost(heard_t *heard, uint64_t lost)
+{
+	uint64_t end_ns = kv_now_ns(&kv_env_posix) + WAIT_NS;
+
+	while (heard->lost < lost) {
+		assert_true(kv_now_ns(&kv_env_posix) < end_ns);
+		run_once(heard);
+	}
+}
+
+static void publish(void *socket, uint64_t seq, size_t len)
+{
+	static uint8_t payload[KVP_FRAME_MAX + 1];
+	uint8_t number[8];
+
+	memset(payload, (int)(seq & 0xff), len);
+	for (unsigned i = 0; i < 8; i++) {
+		number[i] = (uint8_t)(seq >> (56 - 8 * i));
+	}
+	assert_int_equal(zmq_send(socket, "kv@a@b", 6, ZMQ_SNDMORE), 6);
+	assert_int_equal(zmq_send(socket, number, 8, ZMQ_SNDMORE), 8);
+	assert_int_equal(zmq_send(socket, payload, len, 0), (int)len);
+}
+
+static void await_messages(heard_t *heard, void *socket, uint64_t n)
+{
+	uint64_t end_ns = kv_now_ns(&kv_env_posix) + WAIT_NS;
+
+	for (uint64_t seq = 1; heard->messages < n; seq++) {
+		assert_true(kv_now_ns(&kv_env_posix) < end_ns);
+		if (socket) {
+			publish(socket, seq, seq % 3 * 300);
+		}
+		run_once(heard);
+	}
+}
+
+static void *open_publisher(void *context, const char *path)
+{
+	const int none = 0;
+	void *socket = zmq_socket(context, ZMQ_PUB);
+
+	assert_int_equal(zmq_setsockopt(socket, ZMQ_LINGER, &none, sizeof none), 0);
+	assert_int_equal(zmq_setsockopt(socket, ZMQ_SNDHWM, &none, sizeof none), 0);
+	assert_int_equal(zmq_bind(socket, path), 0);
+
+	return socket;
+}
+
+static void p9_events_come_from_libzmq_as_they_are_sent(void **state)
+{
+	char path[128];
+	void *context = zmq_ctx_new(), *socket;
+	uint64_t before;
+	heard_t heard;
+
+	(void)state;
+	snprintf(path, sizeof path, "ipc:///tmp/kvp-test-%d.events", (int)getpid());
+	listen_to(&heard, path);
+	run_once(&heard); /* nobody is there yet */
+	socket = open_publisher(context, path);
+	await_messages(&heard, socket, 20);
+	before = heard.bytes;
+	publish(socket, heard.last_seq + 1, KVP_FRAME_MAX);
+	while (heard.bytes < before + KVP_FRAME_MAX) {
+		run_once(&heard);
+	}
+	assert_int_equal(heard.subscriber.malformed + heard.lost + heard.gaps, 0);
+	publish(socket, 778, KVP_FRAME_MAX + 1); /* more than a frame may have */
+	await_lost(&heard, 1);
+	assert_null(heard.subscriber.socket);
+	before = heard.messages; /* and it is tried again */
+	await_messages(&heard, socket, before + 1);
+	zmq_close(socket); /* the engine ends, and another one comes */
+	await_lost(&heard, 2);
+	zmq_ctx_destroy(context);
+	context = zmq_ctx_new();
+	socket = open_publisher(context, path);
+	await_messages(&heard, socket, heard.messages + 1);
+	stop(&heard);
+	zmq_close(socket);
+	zmq_ctx_destroy(context);
+	unlink(path + 6);
+}
+
+/* The descriptor is silent about messages that were left: all come, although many come at a time. */
+static void p9_all_messages_come_to_a_loop_that_was_late(void **state)
+{
+	enum { MANY = 5000 };
+	void *context = zmq_ctx_new(), *socket;
+	char path[128];
+	heard_t heard;
+	uint64_t first, end_ns;
+
+	(void)state;
+	snprintf(path, sizeof path, "ipc:///tmp/kvp-test-%d.late", (int)getpid());
+	socket = open_publisher(context, path);
+	listen_to(&heard, path);
+	await_messages(&heard, socket, 1);
+	first = heard.last_seq + 1000;
+	for (uint64_t seq = first; seq < first + MANY; seq++) {
+		publish(socket, seq, 1000);
+	}
+	end_ns = kv_now_ns(&kv_env_posix) + WAIT_NS;
+	while (heard.last_seq != first + MANY - 1) {
+		assert_true(kv_now_ns(&kv_env_posix) < end_ns);
+		run_once(&heard);
+	}
+	assert_true(heard.gaps <= 1); /* the one before the first */
+	assert_int_equal(heard.lost, 0);
+	stop(&heard);
+	zmq_close(socket);
+	zmq_ctx_destroy(context);
+	unlink(path + 6);
+}
+
+static int listen_raw(char endpoint[64])
+{
+	struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t len = sizeof address;
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	assert_int_equal(bind(fd, (struct sockaddr *)&address, len), 0);
+	assert_int_equal(listen(fd, 4), 0);
+	assert_int_equal(getsockname(fd, (struct sockaddr *)&address, &len), 0);
+	snprintf(endpoint, 64, "tcp://127.0.0.1:%u", ntohs(address.sin_port));
+
+	return fd;
+}
+
+static const uint8_t greeting_[] = {0xff, [8] = 1, [9] = 0x7f, [10] = 3, [12] = 'N', 'U', 'L', 'L', [64] = 4,
+				    25,   5,       'R',        'E',      'A',        'D', 'Y', 11,  'S',
+				    'o',  'c',     'k',        'e',      't',        '-', 'T', 'y', 'p',
+				    'e',  0,       0,          0,        3,          'P', 'U', 'B'};
+
+/* The greeting and READY; then the subscriber's, up to its subscription. */
+static void greet(int fd)
+{
+	uint8_t said[256];
+	size_t n = 0;
+
+	assert_int_equal(send(fd, greeting_, sizeof greeting_, MSG_NOSIGNAL), sizeof greeting_);
+	while (n < 3 || memcmp(said + n - 3, "\0\1\1", 3) != 0) {
+		ssize_t got = recv(fd, said + n, sizeof said - n, 0);
+
+		assert_true(got > 0);
+		n += (size_t)got;
+	}
+}
+
+static void p10_a_publisher_that_says_anything_else_is_left(void **state)
+{
+	static const struct {
+		const char *bytes;
+		size_t len;
+		int greet;
+	} bad[] = {{"\xff       \x01\x7f\x03 PLAIN                                               ", 64, 0},
+		   {"\x00\x01x", 3, 1},                             /* one frame */
+		   {"\x01\x01x\x01\x01x\x01\x01x\x00\x01x", 12, 1}, /* four */
+		   {"\x01\x01x\x01\x07xxxxxxx\x00\x01x", 15, 1}};   /* a number of seven bytes */
+	char endpoint[64];
+	int server = listen_raw(endpoint);
+
+	(void)state;
+	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
+		uint64_t end_ns = kv_now_ns(&kv_env_posix) + WAIT_NS;
+		heard_t heard;
+		int fd;
+
+		listen_to(&heard, endpoint);
+		run_once(&heard);
+		fd = accept(server, NULL, NULL);
+		if (bad[i].greet) {
+			greet(fd);
+		}
+		assert_int_equal(send(fd, bad[i].bytes, bad[i].len, MSG_NOSIGNAL), bad[i].len);
+		while (heard.subscriber.malformed == 0) {
+			assert_true(kv_now_ns(&kv_env_posix) < end_ns);
+			run_once(&heard);
+		}
+		assert_null(heard.subscriber.socket);
+		assert_int_equal(heard.messages, 0);
+		close(fd);
+		stop(&heard);
+	}
+	close(server);
+}
+
+/* What is no ZMTP, or says nothing, is left after 5 s; an announced frame beyond all bounds ends its connection. */
+static void p5_a_publisher_that_says_nothing_is_left_and_tried_again(void **state)
+{
+	char endpoint[64];
+	int server = listen_raw(endpoint), fd;
+	heard_t heard;
+
+	(void)state;
+	listen_to(&heard, endpoint);
+	for (unsigned i = 0; i < 2; i++) {
+		run_once(&heard);
+		assert_int_equal(heard.subscriber.state, KVP_SUBSCRIBER_CONNECTING);
+		fd = accept(server, NULL, NULL);
+		if (i == 1) {
+			assert_int_equal(send(fd, "HTTP/1.1 400 Bad Request\r\n\r\n", 28, MSG_NOSIGNAL), 28);
+		}
+		run_once(&heard);
+		kvp_subscriber_tick(&heard.subscriber, heard.subscriber.due_ns); /* as if it were late */
+		assert_null(heard.subscriber.socket);
+		heard.subscriber.due_ns = 0;
+		close(fd);
+	}
+	run_once(&heard);
+	fd = accept(server, NULL, NULL);
+	greet(fd);
+	assert_int_equal(send(fd, "\x02\x7f\xff\xff\xff\xff\xff\xff\xff", 9, MSG_NOSIGNAL), 9);
+	await_lost(&heard, 1);
+	assert_int_equal(heard.messages, 0);
+	close(fd);
+	close(server);
+	stop(&heard);
+}
+
+static void p10_endpoints_are_addresses(void **state)
+{
+	static const char *const bad[] = {"",
+					  "tcp://",
+					  "tcp://:1",
+					  "tcp://host:1",
+					  "tcp://*:1",
+					  "tcp://1.2.3.4",
+					  "tcp://1.2.3.4:x",
+					  "udp://1.2.3.4:1",
+					  "ipc://relative"};
+
+	(void)state;
+	assert_int_equal(kvp_endpoint_check("tcp://1.2.3.4:5557"), KV_OK);
+	assert_int_equal(kvp_endpoint_check("tcp://[::1]:5557"), KV_OK);
+	assert_int_equal(kvp_endpoint_check("ipc:///run/x"), KV_OK);
+	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
+		assert_int_equal(kvp_endpoint_check(bad[i]), KV_ERR_CONFIG);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -332,6 +643,11 @@ int main(void)
 		cmocka_unit_test(p8_salts_adapters_media_and_groups_are_kept_apart),
 		cmocka_unit_test(p9_after_a_gap_nothing_is_known),
 		cmocka_unit_test(p10_every_cut_of_a_real_message_is_refused),
+		cmocka_unit_test(p9_events_come_from_libzmq_as_they_are_sent),
+		cmocka_unit_test(p9_all_messages_come_to_a_loop_that_was_late),
+		cmocka_unit_test(p10_a_publisher_that_says_anything_else_is_left),
+		cmocka_unit_test(p5_a_publisher_that_says_nothing_is_left_and_tried_again),
+		cmocka_unit_test(p10_endpoints_are_addresses),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
