@@ -42,7 +42,7 @@ static kvc_identity_t identity_of(const char *model)
 		.struct_size = sizeof(kvc_identity_t), .model = model, .weights = "w", .dtype = "f32", .rope = "none"};
 }
 
-void side_open_model(side_t *side, const char *socket, uint32_t roles, const char *model)
+static void attach(side_t *side, const char *socket, uint32_t roles, uint64_t buffer_bytes)
 {
 	const kvx_config_t config = {.struct_size = sizeof config,
 				     .roles = roles,
@@ -52,25 +52,24 @@ void side_open_model(side_t *side, const char *socket, uint32_t roles, const cha
 				     .paged = &side->paged,
 				     .load_ms = PAIR_MS,
 				     .save_ms = PAIR_MS,
-				     .attach_ms = PAIR_MS};
+				     .attach_ms = PAIR_MS,
+				     .buffer_bytes = buffer_bytes};
 
-	*side = (side_t){.identity = identity_of(model)};
 	init_shape(side);
 	assert_int_equal(kvx_attach(&config, &side->kvx), KVC_OK);
 	side_await_ready(side);
 }
 
-void side_open_by(side_t *side, const kvx_connector_config_t *config)
+void side_open_model(side_t *side, const char *socket, uint32_t roles, const char *model)
 {
-	const kvx_config_t engine = {.struct_size = sizeof engine,
-				     .identity = &side->identity,
-				     .layout = &side->layout,
-				     .paged = &side->paged};
+	*side = (side_t){.identity = identity_of(model)};
+	attach(side, socket, roles, 0);
+}
 
+void side_open_buffer(side_t *side, const char *socket, uint32_t roles, uint64_t buffer_bytes)
+{
 	*side = (side_t){.identity = identity_of("pair")};
-	init_shape(side);
-	assert_int_equal(kvx_connector_create(config, &engine, &side->kvx), KVC_OK);
-	side_await_ready(side);
+	attach(side, socket, roles, buffer_bytes);
 }
 
 void side_open(side_t *side, const char *socket, uint32_t roles)

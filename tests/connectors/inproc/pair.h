@@ -3,7 +3,6 @@
 #define TESTS_CONNECTORS_PAIR_H
 
 #include "connectors/rig.h"
-#include "kvx_factory.h"
 #include "kvx_handover.h"
 
 #define PAIR_BLOCKS  64u /* of a cache */
@@ -26,8 +25,8 @@ typedef struct side {
 void side_open(side_t *side, const char *socket, uint32_t roles);
 /* The same, of a model with that name. */
 void side_open_model(side_t *side, const char *socket, uint32_t roles, const char *model);
-/* The same, made from the configuration. */
-void side_open_by(side_t *side, const kvx_connector_config_t *config);
+/* The same, with that buffer for what kvx_insert() keeps. */
+void side_open_buffer(side_t *side, const char *socket, uint32_t roles, uint64_t buffer_bytes);
 void side_close(side_t *side);
 void side_await_ready(side_t *side);
 kvx_stats_t side_stats(const side_t *side);

@@ -239,14 +239,8 @@ static void p1_a_consumer_with_less_room_gets_the_beginning(void **state)
 /* A buffer of this producer's for two prompts of four blocks. */
 static void open_small_buffer(void)
 {
-	kvx_connector_config_t config;
-
 	side_close(&producer);
-	kvx_connector_config_init(&config);
-	config.roles = KVX_PRODUCER;
-	config.buffer_size = 2u * 4u * PAIR_LAYERS * PAIR_PAYLOAD + 2000u;
-	(void)snprintf(config.socket, sizeof config.socket, "%s", rig.socket);
-	side_open_by(&producer, &config);
+	side_open_buffer(&producer, rig.socket, KVX_PRODUCER, 2u * 4u * PAIR_LAYERS * PAIR_PAYLOAD + 2000u);
 }
 
 static void p5_a_full_buffer_is_busy_at_once_or_waits_as_asked(void **state)
