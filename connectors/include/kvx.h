@@ -19,7 +19,7 @@
  * cache's exact layout and compares. Until that has passed every load is a miss; when the bytes differ it stays so for
  * good.
  *
- * kvx_handover.h hands a prompt to another engine that waits for it; kvx_factory.h makes connectors by name.
+ * kvx_handover.h hands a prompt to another engine that waits for it.
  *
  * It is a front of the two halves of a connector, kvx_scheduler.h and kvx_worker.h, for an engine without ranks.
  *
@@ -69,9 +69,10 @@ typedef struct kvx_config {
 	const kvk_layout_t *layout;     /* of the pool block */
 	const kvk_paged_t *paged;       /* the engine's cache: all heads and layers of the layout, or its parts (below);
 					   its memory stays the engine's and outlives the kvx_t */
-	uint32_t load_ms;               /* deadline of a load that names none */
-	uint32_t save_ms;               /* deadline of a save that names none */
-	uint32_t attach_ms;    /* kvx_attach() waits this long for daemon and self-test; UINT32_MAX: not at all */
+	uint32_t load_ms;               /* deadline of a load that names none; 0: KVX_LOAD_MS */
+	uint32_t save_ms;               /* deadline of a save that names none; 0: KVX_SAVE_MS */
+	uint32_t attach_ms; /* kvx_attach() waits this long for daemon and self-test; 0: KVX_ATTACH_MS, UINT32_MAX: not
+			       at all */
 	uint64_t buffer_bytes; /* that kvx_insert() keeps for consumers; 0: KVX_BUFFER_BYTES */
 	/* paged[parts] (0: one) of a cache in parts, as tensor parallel ranks in one process have it: each has all
 	 * layers and as many blocks as the others, with the heads that it says. Together they have all heads of the
@@ -84,7 +85,7 @@ typedef struct kvx_config {
 KVX_API kvc_status_t kvx_attach(const kvx_config_t *config, kvx_t **p_kvx);
 /* Abort what is in progress, detach, free everything made from it. NULL is fine. */
 KVX_API void kvx_detach(kvx_t *kvx);
-/* Why the last kvx_attach(), or call of kvx_factory.h, on this thread was refused; never NULL. */
+/* Why the last kvx_attach() on this thread was refused; never NULL. */
 KVX_API const char *kvx_last_error(void);
 
 /* Move loads and saves on, re-attach when due. Wait up to timeout_ms (0: not at all) until a load or save has ended.
