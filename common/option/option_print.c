@@ -1,7 +1,7 @@
 /* What an option table says about itself: help, a sample file, JSON. */
 #include "option_internal.h"
 
-#include "kv/text.h"
+#include "kv/json.h"
 
 #include <ctype.h>
 #include <stdlib.h>
@@ -172,23 +172,22 @@ void kv_options_sample(const kv_option_table_t *table, FILE *out)
 	}
 }
 
-static void add_json_list(kv_text_t *text, const char *words)
+static void add_json_list(kv_json_t *json, const char *words)
 {
-	kv_text_addf(text, "[");
-	while (*words) {
-		size_t len = strcspn(words, ",");
+	char word[KV_OPTION_STRING_MAX];
 
-		kv_text_json_n(text, words, len);
-		words += len;
-		if (*words == ',') {
-			kv_text_addf(text, ",");
-			words++;
-		}
+	kv_json_open(json, "value", '[');
+	while (*words) {
+		int len = (int)strcspn(words, ",");
+
+		snprintf(word, sizeof word, "%.*s", len, words);
+		kv_json_text(json, NULL, word);
+		words += len + (words[len] == ',');
 	}
-	kv_text_addf(text, "]");
+	kv_json_close(json, ']');
 }
 
-static void add_json_value(kv_text_t *text, const kv_option_t *option, const void *values)
+static void add_json_value(kv_json_t *json, const kv_option_t *option, const void *values)
 {
 	const uint8_t *at = (const uint8_t *)values + option->offset;
 	char word[KV_OPTION_STRING_MAX];
@@ -198,19 +197,19 @@ static void add_json_value(kv_text_t *text, const kv_option_t *option, const voi
 	switch (option->type) {
 	case KV_OPTION_BOOL:
 		memcpy(&number, at, sizeof number);
-		kv_text_addf(text, number ? "true" : "false");
+		kv_json_bool(json, "value", number);
 		break;
 	case KV_OPTION_U64:
 	case KV_OPTION_SIZE:
 	case KV_OPTION_DURATION:
 		memcpy(&wide, at, sizeof wide);
-		kv_text_addf(text, "%llu", (unsigned long long)wide);
+		kv_json_u64(json, "value", wide);
 		break;
 	case KV_OPTION_LIST:
-		add_json_list(text, kv_option_text(option, values, word, sizeof word));
+		add_json_list(json, kv_option_text(option, values, word, sizeof word));
 		break;
 	default:
-		kv_text_json(text, kv_option_text(option, values, word, sizeof word));
+		kv_json_text(json, "value", kv_option_text(option, values, word, sizeof word));
 		break;
 	}
 }
@@ -219,27 +218,23 @@ size_t kv_options_json(const kv_option_table_t *table, const void *values, const
 		       size_t cap)
 {
 	static const char *const source_names[] = {"default", "file", "environment", "command line"};
-	kv_text_t text = kv_text(out, cap);
+	kv_json_t json = kv_json(out, cap);
 	char word[KV_OPTION_STRING_MAX];
 
-	kv_text_addf(&text, "{");
+	kv_json_open(&json, NULL, '{');
 	for (size_t i = 0; i < table->count; i++) {
 		const kv_option_t *option = &table->options[i];
-		kv_option_source_t source = sources ? sources[i] : KV_SOURCE_DEFAULT;
 
-		kv_text_addf(&text, "%s", i ? "," : "");
-		kv_text_json(&text, option->name);
-		kv_text_addf(&text, ":{\"value\":");
-		add_json_value(&text, option, values);
-		kv_text_addf(&text, ",\"text\":");
-		kv_text_json(&text, kv_option_text(option, values, word, sizeof word));
-		kv_text_addf(&text, ",\"source\":\"%s\",\"default\":", source_names[source]);
-		kv_text_json(&text, option->fallback);
-		kv_text_addf(&text, ",\"live\":%s,\"help\":", option->live ? "true" : "false");
-		kv_text_json(&text, option->help);
-		kv_text_addf(&text, "}");
+		kv_json_open(&json, option->name, '{');
+		add_json_value(&json, option, values);
+		kv_json_text(&json, "text", kv_option_text(option, values, word, sizeof word));
+		kv_json_text(&json, "source", source_names[sources ? sources[i] : KV_SOURCE_DEFAULT]);
+		kv_json_text(&json, "default", option->fallback);
+		kv_json_bool(&json, "live", option->live);
+		kv_json_text(&json, "help", option->help);
+		kv_json_close(&json, '}');
 	}
-	kv_text_addf(&text, "}");
+	kv_json_close(&json, '}');
 
-	return text.len;
+	return json.text.len;
 }

@@ -3,11 +3,12 @@
 #include "core/block/block.h"
 #include "core/core_impl.h"
 #include "core/handover/handover.h"
-#include "core/json.h"
 #include "core/lease/lease.h"
 #include "core/put/put.h"
 #include "core/tenant/rebalance.h"
 #include "core/tenant/share.h"
+
+#include "kv/json.h"
 
 #include <stdio.h>
 
@@ -295,26 +296,26 @@ const uint32_t kvd_check_count = KV_COUNT_OF(kvd_checks);
 
 size_t kvd_core_check_json(kvd_core_t *core, char *out, size_t cap, uint32_t *p_failed)
 {
-	kvd_json_t json = {.out = out, .cap = cap};
+	kv_json_t json = kv_json(out, cap);
 	uint32_t failed = 0;
 
-	kvd_json_open(&json, NULL, '{');
-	kvd_json_open(&json, "checks", '[');
+	kv_json_open(&json, NULL, '{');
+	kv_json_open(&json, "checks", '[');
 	for (uint32_t i = 0; i < kvd_check_count; i++) {
 		char detail[256] = "";
 		int ok = kvd_checks[i].run(core, detail, sizeof detail);
 
 		failed += ok ? 0 : 1;
-		kvd_json_open(&json, NULL, '{');
-		kvd_json_text(&json, "name", kvd_checks[i].name);
-		kvd_json_text(&json, "promise", kvd_checks[i].promise);
-		kvd_json_bool(&json, "ok", ok);
-		kvd_json_text(&json, "detail", detail);
-		kvd_json_close(&json, '}');
+		kv_json_open(&json, NULL, '{');
+		kv_json_text(&json, "name", kvd_checks[i].name);
+		kv_json_text(&json, "promise", kvd_checks[i].promise);
+		kv_json_bool(&json, "ok", ok);
+		kv_json_text(&json, "detail", detail);
+		kv_json_close(&json, '}');
 	}
-	kvd_json_close(&json, ']');
-	kvd_json_close(&json, '}');
+	kv_json_close(&json, ']');
+	kv_json_close(&json, '}');
 	*p_failed = failed;
 
-	return json.len;
+	return json.text.len;
 }

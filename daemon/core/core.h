@@ -62,7 +62,7 @@ typedef struct kvd_ask {
 	const kv_msg_t *msg;
 } kvd_ask_t;
 
-struct kvd_json; /* json.h */
+struct kv_json; /* kv/json.h */
 
 typedef struct kvd_world {
 	kv_env_t env;
@@ -82,7 +82,7 @@ typedef struct kvd_world {
 	kv_status_t (*set_leaves)(void *ctx, kvs_loc_t loc, const kvs_leaf_span_t *span, const uint64_t *values);
 	kv_status_t (*compute_roots)(void *ctx, kvs_loc_t loc);
 	/* Add what the host knows of a member to its object in STATUS. NULL: nothing. */
-	void (*describe)(void *ctx, kvd_member_t member, struct kvd_json *json);
+	void (*describe)(void *ctx, kvd_member_t member, struct kv_json *json);
 	/* Not NULL: the disk tier is off, and its epochs are unknown. Note that this space was reset; kvd_core_attach()
 	 * is called when the note has become an epoch on disk. Other than KV_OK: the reset is refused. */
 	kv_status_t (*note_reset)(void *ctx, const kvs_epoch_t *epoch);

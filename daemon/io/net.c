@@ -394,51 +394,50 @@ kv_status_t kvd_request_fetch(kvd_host_t *host, kvd_call_t *call)
 
 /* ---- what people see ------------------------------------------------------------------------- */
 
-static void put_peer(kv_text_t *text, const kvd_peer_config_t *config, const kvd_peer_report_t *peer)
+static void put_peer(kv_json_t *json, const kvd_peer_config_t *config, const kvd_peer_report_t *peer)
 {
 	static const char *const states[] = {"down", "dialling", "up"};
 	const kvd_peer_counts_t *c = &peer->counts;
 
-	kv_text_addf(text, "{\"name\":\"%s\",\"address\":", config->name);
-	kv_text_json(text, config->host);
-	kv_text_addf(text,
-		     ",\"port\":%s,\"state\":\"%s\",\"asks\":%s,\"retry_ms\":%u,\"fetching\":%u,\"serving\":%u,"
-		     "\"in_flight_bytes\":%llu,\"bytes_in\":%llu,\"bytes_out\":%llu,\"fetched\":%llu,"
-		     "\"fetch_failed\":%llu,\"served\":%llu,\"serve_failed\":%llu,\"links\":%llu,\"breaks\":%llu,"
-		     "\"corrupt\":%llu,\"error\":",
-		     config->port, states[peer->state <= KVD_PEER_UP ? peer->state : KVD_PEER_DOWN],
-		     peer->asks ? "true" : "false", peer->retry_ms, peer->fetching, peer->serving,
-		     (unsigned long long)peer->in_flight, (unsigned long long)c->bytes_in,
-		     (unsigned long long)c->bytes_out, (unsigned long long)c->fetched,
-		     (unsigned long long)c->fetch_failed, (unsigned long long)c->served,
-		     (unsigned long long)c->serve_failed, (unsigned long long)c->links, (unsigned long long)c->breaks,
-		     (unsigned long long)c->corrupt);
-	kv_text_json(text, peer->error);
-	kv_text_addf(text, "}");
+	kv_json_open(json, NULL, '{');
+	kv_json_text(json, "name", config->name);
+	kv_json_text(json, "address", config->host);
+	kv_json_raw(json, "port", config->port);
+	kv_json_text(json, "state", states[peer->state <= KVD_PEER_UP ? peer->state : KVD_PEER_DOWN]);
+	kv_json_bool(json, "asks", (int)peer->asks);
+	kv_json_numbers(json, {"retry_ms", peer->retry_ms}, {"fetching", peer->fetching}, {"serving", peer->serving},
+			{"in_flight_bytes", peer->in_flight}, {"bytes_in", c->bytes_in}, {"bytes_out", c->bytes_out},
+			{"fetched", c->fetched}, {"fetch_failed", c->fetch_failed}, {"served", c->served},
+			{"serve_failed", c->serve_failed}, {"links", c->links}, {"breaks", c->breaks},
+			{"corrupt", c->corrupt});
+	kv_json_text(json, "error", peer->error);
+	kv_json_close(json, '}');
 }
 
-void kvd_net_json(const kvd_host_t *host, kv_text_t *text)
+void kvd_net_json(const kvd_host_t *host, kv_json_t *json)
 {
 	const kvd_net_host_t *net = host->net;
 
-	if (!net) {
-		kv_text_addf(text, "{\"net\":null,\"peers\":[]}");
-		return;
+	kv_json_open(json, NULL, '{');
+	if (net) {
+		kv_json_open(json, "net", '{');
+		kv_json_text(json, "name", net->config.peers.name);
+		kv_json_bool(json, "running", net->source.fd >= 0);
+		kv_json_u64(json, "pid", (uint64_t)net->pid);
+		kv_json_u64(json, "restarts", net->starts > 0 ? net->starts - 1 : 0);
+		kv_json_text(json, "ucx", net->state.ucx_version);
+		kv_json_text(json, "ucx_error", net->state.why);
+		kv_json_text(json, "listen_error", net->state.listen_error);
+		kv_json_close(json, '}');
+	} else {
+		kv_json_raw(json, "net", "null");
 	}
-	kv_text_addf(text, "{\"net\":{\"name\":\"%s\",\"running\":%s,\"pid\":%d,\"restarts\":%u,\"ucx\":",
-		     net->config.peers.name, net->source.fd >= 0 ? "true" : "false", (int)net->pid,
-		     net->starts > 0 ? net->starts - 1 : 0);
-	kv_text_json(text, net->state.ucx_version);
-	kv_text_addf(text, ",\"ucx_error\":");
-	kv_text_json(text, net->state.why);
-	kv_text_addf(text, ",\"listen_error\":");
-	kv_text_json(text, net->state.listen_error);
-	kv_text_addf(text, "},\"peers\":[");
-	for (uint32_t i = 0; i < net->config.peers.count; i++) {
-		kv_text_addf(text, "%s", i ? "," : "");
-		put_peer(text, &net->config.peers.peers[i], &net->state.peers[i]);
+	kv_json_open(json, "peers", '[');
+	for (uint32_t i = 0; net && i < net->config.peers.count; i++) {
+		put_peer(json, &net->config.peers.peers[i], &net->state.peers[i]);
 	}
-	kv_text_addf(text, "]}");
+	kv_json_close(json, ']');
+	kv_json_close(json, '}');
 }
 
 int kvd_net_is_degraded(const kvd_host_t *host, char *out, size_t cap)

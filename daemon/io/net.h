@@ -11,7 +11,7 @@
 
 #include "io/sessions/request.h"
 
-#include "kv/text.h"
+#include "kv/json.h"
 
 #define KVD_NET_REASON_MAX 400u
 
@@ -25,7 +25,7 @@ void kvd_net_step(kvd_host_t *host, uint64_t now_ns);
 const char *kvd_net_name(const kvd_host_t *host);
 /* KV_PENDING: it is answered when the hand-over here has begun, or will not. */
 kv_status_t kvd_request_fetch(kvd_host_t *host, kvd_call_t *call);
-void kvd_net_json(const kvd_host_t *host, kv_text_t *text);
+void kvd_net_json(const kvd_host_t *host, kv_json_t *json);
 /* 1, and a sentence: transfers between nodes do not work, or not with all peers. */
 int kvd_net_is_degraded(const kvd_host_t *host, char *out, size_t cap);
 

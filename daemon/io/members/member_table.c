@@ -1,9 +1,10 @@
 /* Who has joined. */
 #include "io/members/member_table.h"
 
-#include "core/json.h"
 #include "io/members/member.h"
 #include "io/sessions/session.h"
+
+#include "kv/json.h"
 
 #define LOG_NS    UINT64_C(100000000) /* a namespace may have one more line about its members in this time */
 #define LOG_BURST 64u                 /* and this many at once */
@@ -129,13 +130,13 @@ void kvd_member_entry_set_space(kvd_host_t *host, kvd_member_entry_t *member, ui
 	}
 }
 
-void kvd_member_entry_describe(void *ctx, kvd_member_t id, struct kvd_json *json)
+void kvd_member_entry_describe(void *ctx, kvd_member_t id, struct kv_json *json)
 {
 	const kvd_member_entry_t *member = kvd_member_entry_find(ctx, id);
 
 	if (member && member->session) {
-		kvd_json_text(json, "program", member->session->program);
-		kvd_json_u64(json, "pid", (uint64_t)member->session->pid);
-		kvd_json_u64(json, "space", member->space);
+		kv_json_text(json, "program", member->session->program);
+		kv_json_u64(json, "pid", (uint64_t)member->session->pid);
+		kv_json_u64(json, "space", member->space);
 	}
 }

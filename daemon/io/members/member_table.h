@@ -20,7 +20,7 @@ uint32_t kvd_members_count_fds(const kvd_host_t *host);
 /* A member has opened a space: STATUS names it, and the log. */
 void kvd_member_entry_set_space(kvd_host_t *host, kvd_member_entry_t *member, uint32_t space, const char *model);
 /* Program, process id and space of a member into its object in STATUS (kvd_world_t.describe). */
-void kvd_member_entry_describe(void *ctx, kvd_member_t id, struct kvd_json *json);
+void kvd_member_entry_describe(void *ctx, kvd_member_t id, struct kv_json *json);
 /* A line in the log: `what` has happened to a member that has a session. */
 void kvd_member_log(kvd_host_t *host, const kvd_member_entry_t *member, const char *what);
 /* NULL: unknown. */

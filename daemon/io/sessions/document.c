@@ -9,7 +9,7 @@
 #include "io/sessions/document.h"
 #include "process.h"
 
-#include "kv/text.h"
+#include "kv/json.h"
 #include "kvs/pool.h"
 
 #include <stdio.h>
@@ -18,80 +18,77 @@
 
 /* ---- status ---------------------------------------------------------------------------------- */
 
-static void put_usage(kv_text_t *text, kvs_tier_t *tier, const char *state)
+static void put_usage(kv_json_t *json, kvs_tier_t *tier, const char *state)
 {
 	kvs_usage_t u;
 
 	kvs_usage(tier, &u);
-	kv_text_addf(text,
-		     "\"medium\":\"%s\",\"limit_bytes\":%llu,\"charged_bytes\":%llu,\"slots\":%llu,\"free_"
-		     "slots\":%llu,"
-		     "\"used_slots\":%llu,\"quarantined_slots\":%llu,\"used_bytes\":%llu,\"quarantined_bytes\":%llu,"
-		     "\"in_flight\":%u,\"state\":\"%s\"",
-		     tier->ops->medium, (unsigned long long)u.limit_bytes, (unsigned long long)u.charged_bytes,
-		     (unsigned long long)u.slots, (unsigned long long)u.free_slots, (unsigned long long)u.used_slots,
-		     (unsigned long long)u.quarantined_slots, (unsigned long long)u.used_bytes,
-		     (unsigned long long)u.quarantined_bytes, kvs_in_flight(tier), state);
+	kv_json_text(json, "medium", tier->ops->medium);
+	kv_json_numbers(json, {"limit_bytes", u.limit_bytes}, {"charged_bytes", u.charged_bytes}, {"slots", u.slots},
+			{"free_slots", u.free_slots}, {"used_slots", u.used_slots},
+			{"quarantined_slots", u.quarantined_slots}, {"used_bytes", u.used_bytes},
+			{"quarantined_bytes", u.quarantined_bytes}, {"in_flight", kvs_in_flight(tier)});
+	kv_json_text(json, "state", state);
 }
 
 /* `off`: NULL is a tier that is off, and not one that is not there. */
-static void put_tier(kv_text_t *text, const char *name, kvs_tier_t *tier, int off)
+static void put_tier(kv_json_t *json, const char *name, kvs_tier_t *tier, int off)
 {
 	kvs_tier_state_t state;
 
-	if (!tier) {
-		kv_text_addf(text, off ? "\"%s\":{\"state\":\"off\"}" : "\"%s\":null", name);
+	if (!tier && !off) {
+		kv_json_raw(json, name, "null");
 		return;
 	}
-	kvs_tier_state(tier, &state);
-	kv_text_addf(text, "\"%s\":{", name);
-	put_usage(text, tier, kvs_health_name(state.health));
-	kv_text_addf(text, "}");
+	kv_json_open(json, name, '{');
+	if (tier) {
+		kvs_tier_state(tier, &state);
+		put_usage(json, tier, kvs_health_name(state.health));
+	} else {
+		kv_json_text(json, "state", "off");
+	}
+	kv_json_close(json, '}');
 }
 
-static void put_gpus(const kvd_host_t *host, kv_text_t *text)
+static void put_gpus(const kvd_host_t *host, kv_json_t *json)
 {
 	static const char *const states[] = {[KVD_GPU_OK] = "ok", [KVD_GPU_FILLING] = "filling", [KVD_GPU_OFF] = "off"};
 	kvd_gpu_info_t gpu;
 
-	kv_text_addf(text, "\"gpu\":[");
+	kv_json_open(json, "gpu", '[');
 	for (uint32_t i = 0; kvd_gpu_describe(host, i, &gpu); i++) {
-		kv_text_addf(text,
-			     "%s{\"device\":\"%s\",\"slabs\":%u,\"wanted_slabs\":%u,\"adopted_blocks\":%llu,"
-			     "\"reason\":",
-			     i > 0 ? "," : "", gpu.uuid, gpu.slabs, gpu.wanted, (unsigned long long)gpu.adopted);
-		kv_text_json(text, gpu.why);
-		kv_text_addf(text, ",");
+		kv_json_open(json, NULL, '{');
+		kv_json_text(json, "device", gpu.uuid);
+		kv_json_numbers(json, {"slabs", gpu.slabs}, {"wanted_slabs", gpu.wanted},
+				{"adopted_blocks", gpu.adopted});
+		kv_json_text(json, "reason", gpu.why);
 		if (gpu.pool) {
-			put_usage(text, gpu.pool, states[gpu.state]);
+			put_usage(json, gpu.pool, states[gpu.state]);
 		} else {
-			kv_text_addf(text, "\"state\":\"%s\"", states[gpu.state]);
+			kv_json_text(json, "state", states[gpu.state]);
 		}
-		kv_text_addf(text, "}");
+		kv_json_close(json, '}');
 	}
-	kv_text_addf(text, "]");
+	kv_json_close(json, ']');
 }
 
 /* Block sizes of the namespace, and the slabs each has. */
-static void put_classes(kvd_host_t *host, const kvd_namespace_t *ns, kv_text_t *text)
+static void put_classes(kvd_host_t *host, const kvd_namespace_t *ns, kv_json_t *json)
 {
 	kvs_class_info_t look;
-	const char *comma = "";
 
-	kv_text_addf(text, "\"slabs\":[");
+	kv_json_open(json, "slabs", '[');
 	for (uint32_t i = 0; kvs_pool_class(host->cpu, i, &look) == KV_OK; i++) {
 		if (strcmp(look.ns, ns->name) != 0) {
 			continue;
 		}
-		kv_text_addf(text,
-			     "%s{\"block_bytes\":%u,\"slabs\":%u,\"bytes\":%llu,\"touched_bytes\":%llu,\"slots\":%llu,"
-			     "\"free_slots\":%llu}",
-			     comma, look.block_bytes, look.slabs, (unsigned long long)look.bytes,
-			     (unsigned long long)look.ready_bytes, (unsigned long long)look.slots,
-			     (unsigned long long)look.free_slots);
-		comma = ",";
+		kv_json_open(json, NULL, '{');
+		kv_json_numbers(json, {"block_bytes", look.block_bytes}, {"slabs", look.slabs}, {"bytes", look.bytes},
+				{"touched_bytes", look.ready_bytes}, {"slots", look.slots},
+				{"free_slots", look.free_slots});
+		kv_json_close(json, '}');
 	}
-	kv_text_addf(text, "],");
+	kv_json_close(json, ']');
 }
 
 static kvs_health_t disk_state(kvd_host_t *host, char *sentence, size_t cap)
@@ -111,7 +108,7 @@ static kvs_health_t disk_state(kvd_host_t *host, char *sentence, size_t cap)
 }
 
 /* What is not as good as it could be, one sentence each. */
-static void put_degraded(kvd_host_t *host, kv_text_t *text)
+static void put_degraded(kvd_host_t *host, kv_json_t *json)
 {
 	const kv_metrics_t *m = &host->metrics;
 	char disk[192];
@@ -137,41 +134,36 @@ static void put_degraded(kvd_host_t *host, kv_text_t *text)
 		{kvd_net_is_degraded(host, net, sizeof net), net},
 		{kvd_gpu_is_degraded(host, gpu, sizeof gpu), gpu},
 	};
-	const char *comma = "";
 
 	snprintf(differs, sizeof differs, "the configuration file is not what runs: %s", host->setup->differs);
-	kv_text_addf(text, "\"degraded\":[");
+	kv_json_open(json, "degraded", '[');
 	for (size_t i = 0; i < KV_COUNT_OF(facts); i++) {
 		if (facts[i].is) {
-			kv_text_addf(text, "%s", comma);
-			kv_text_json(text, facts[i].sentence);
-			comma = ",";
+			kv_json_text(json, NULL, facts[i].sentence);
 		}
 	}
-	kv_text_addf(text, "]");
+	kv_json_close(json, ']');
 }
 
-static void put_sessions(kvd_host_t *host, const kvd_namespace_t *ns, kv_text_t *text)
+static void put_sessions(kvd_host_t *host, const kvd_namespace_t *ns, kv_json_t *json)
 {
 	uint64_t now = kv_now_ns(host->env);
-	const char *comma = "";
 
-	kv_text_addf(text, ",\"sessions\":[");
-	for (const kvd_session_t *s = host->sessions; s && text->len < text->cap * 3 / 4; s = s->next) {
+	kv_json_open(json, "sessions", '[');
+	for (const kvd_session_t *s = host->sessions; s && json->text.len < json->text.cap * 3 / 4; s = s->next) {
 		if (s->ns != ns) {
 			continue;
 		}
-		kv_text_addf(text, "%s{\"id\":%llu,\"program\":", comma, (unsigned long long)s->id);
-		kv_text_json(text, s->program);
-		kv_text_addf(text,
-			     ",\"pid\":%d,\"uid\":%u,\"member\":%llu,\"age_ns\":%llu,\"requests\":%llu,\"queued_"
-			     "bytes\":%zu,\"match_only\":%s}",
-			     (int)s->pid, (unsigned)s->uid, (unsigned long long)kvd_member_entry_id(s->member),
-			     (unsigned long long)(now - s->opened_ns), (unsigned long long)s->requests, s->out_bytes,
-			     s->matching && !s->member ? "true" : "false");
-		comma = ",";
+		kv_json_open(json, NULL, '{');
+		kv_json_u64(json, "id", s->id);
+		kv_json_text(json, "program", s->program);
+		kv_json_numbers(json, {"pid", (uint64_t)s->pid}, {"uid", s->uid},
+				{"member", kvd_member_entry_id(s->member)}, {"age_ns", now - s->opened_ns},
+				{"requests", s->requests}, {"queued_bytes", s->out_bytes});
+		kv_json_bool(json, "match_only", s->matching && !s->member);
+		kv_json_close(json, '}');
 	}
-	kv_text_addf(text, "]");
+	kv_json_close(json, ']');
 }
 
 static uint64_t sum_of(const kv_metrics_t *m, uint32_t first, uint32_t end, kv_ns_metric_t id)
@@ -186,29 +178,28 @@ static uint64_t sum_of(const kv_metrics_t *m, uint32_t first, uint32_t end, kv_n
 }
 
 /* What the prompts of namespaces [first, end) found. No rate before the first prompt. */
-static void put_hits(kv_text_t *text, const kv_metrics_t *m, uint32_t first, uint32_t end)
+static void put_hits(kv_json_t *json, const char *name, const kv_metrics_t *m, uint32_t first, uint32_t end)
 {
 	const uint64_t asked = sum_of(m, first, end, KV_NM_QUERY_TOKENS);
 	const uint64_t gpu = sum_of(m, first, end, KV_NM_HIT_GPU_TOKENS);
 	const uint64_t cpu = sum_of(m, first, end, KV_NM_HIT_CPU_TOKENS);
 	const uint64_t disk = sum_of(m, first, end, KV_NM_HIT_DISK_TOKENS);
-	char rate[16] = "null";
+	char rate[16] = "null", reason[64] = "";
 
-	kv_text_addf(text, "{\"lookups\":%llu,\"query_tokens\":%llu,\"hit_gpu_tokens\":%llu,\"hit_cpu_tokens\":%llu,",
-		     (unsigned long long)sum_of(m, first, end, KV_NM_LOOKUPS), (unsigned long long)asked,
-		     (unsigned long long)gpu, (unsigned long long)cpu);
-	kv_text_addf(text, "\"hit_disk_tokens\":%llu,", (unsigned long long)disk);
+	kv_json_open(json, name, '{');
+	kv_json_numbers(json, {"lookups", sum_of(m, first, end, KV_NM_LOOKUPS)}, {"query_tokens", asked},
+			{"hit_gpu_tokens", gpu}, {"hit_cpu_tokens", cpu}, {"hit_disk_tokens", disk});
 	if (asked) {
 		snprintf(rate, sizeof rate, "%.4f", (double)(gpu + cpu + disk) / (double)asked);
 	}
-	kv_text_addf(text, "\"hit_rate\":%s,\"missed_tokens\":{", rate);
+	kv_json_raw(json, "hit_rate", rate);
+	kv_json_open(json, "missed_tokens", '{');
 	for (kv_ns_metric_t id = KV_NM_MISS_ABSENT_TOKENS; id <= KV_NM_MISS_UNREADABLE_TOKENS; id++) {
-		const char *reason = strchr(kv_ns_metric_infos[id].name, '"') + 1; /* of {reason="absent"} */
-
-		kv_text_addf(text, "%s\"%.*s\":%llu", id > KV_NM_MISS_ABSENT_TOKENS ? "," : "",
-			     (int)strcspn(reason, "\""), reason, (unsigned long long)sum_of(m, first, end, id));
+		sscanf(strchr(kv_ns_metric_infos[id].name, '"'), "\"%63[^\"]", reason); /* of {reason="absent"} */
+		kv_json_u64(json, reason, sum_of(m, first, end, id));
 	}
-	kv_text_addf(text, "}}");
+	kv_json_close(json, '}');
+	kv_json_close(json, '}');
 }
 
 /* Room for what a snprintf-like function of another part writes; its answer is added to len, so that what is too long
@@ -220,53 +211,55 @@ static char *remaining_text(kv_text_t *text, size_t *p_cap)
 	return *p_cap ? text->out + text->len : NULL;
 }
 
-static void status_json(kvd_host_t *host, const kvd_namespace_t *ns, uint32_t detail, kv_text_t *text)
+static void status_json(kvd_host_t *host, const kvd_namespace_t *ns, uint32_t detail, kv_json_t *json)
 {
-	uint64_t now = kv_now_ns(host->env);
 	size_t cap;
 	char *out;
 
-	kv_text_addf(text,
-		     "{\"daemon\":{\"version\":\"%s\",\"namespace\":\"%s\",\"incarnation\":%llu,\"uptime_ns\":%llu,"
-		     "\"restarts\":%u,\"sessions\":%u},\"tiers\":{",
-		     KVD_VERSION, ns->name, (unsigned long long)host->incarnation,
-		     (unsigned long long)(now - host->started_ns), host->setup->restarts, host->session_count);
-	put_tier(text, "cpu", host->cpu, 0);
-	kv_text_addf(text, ",");
-	put_tier(text, "disk", host->disk, kvd_disk_attach_reason(host) != NULL);
-	kv_text_addf(text, ",");
-	put_gpus(host, text);
-	kv_text_addf(text, "},");
-	put_classes(host, ns, text);
-	kv_text_addf(text, "\"hits\":{\"namespace\":");
-	put_hits(text, &host->metrics, ns->id, ns->id + 1);
-	kv_text_addf(text, ",\"total\":");
-	put_hits(text, &host->metrics, 0, host->namespace_count);
-	kv_text_addf(text, "},");
-	put_degraded(host, text);
+	kv_json_open(json, NULL, '{');
+	kv_json_open(json, "daemon", '{');
+	kv_json_text(json, "version", KVD_VERSION);
+	kv_json_text(json, "namespace", ns->name);
+	kv_json_numbers(json, {"incarnation", host->incarnation},
+			{"uptime_ns", kv_now_ns(host->env) - host->started_ns}, {"restarts", host->setup->restarts},
+			{"sessions", host->session_count});
+	kv_json_close(json, '}');
+	kv_json_open(json, "tiers", '{');
+	put_tier(json, "cpu", host->cpu, 0);
+	put_tier(json, "disk", host->disk, kvd_disk_attach_reason(host) != NULL);
+	put_gpus(host, json);
+	kv_json_close(json, '}');
+	put_classes(host, ns, json);
+	kv_json_open(json, "hits", '{');
+	put_hits(json, "namespace", &host->metrics, ns->id, ns->id + 1);
+	put_hits(json, "total", &host->metrics, 0, host->namespace_count);
+	kv_json_close(json, '}');
+	put_degraded(host, json);
 	/* A fault, as opposed to a fact of the machine or the configuration. */
-	kv_text_addf(text, ",\"healthy\":%s,\"core\":",
-		     host->accept_paused || kv_metric_get(&host->metrics, KV_M_DISK_STATE) > KVS_HEALTH_FULL ? "false"
-													     : "true");
-	out = remaining_text(text, &cap);
-	text->len += kvd_core_status_json(host->core, ns->id, detail, out, cap);
+	kv_json_bool(json, "healthy",
+		     !host->accept_paused && kv_metric_get(&host->metrics, KV_M_DISK_STATE) <= KVS_HEALTH_FULL);
+	kv_json_raw(json, "core", "");
+	out = remaining_text(&json->text, &cap);
+	json->text.len += kvd_core_status_json(host->core, ns->id, detail, out, cap);
 	if (detail >= 2) {
-		put_sessions(host, ns, text);
+		put_sessions(host, ns, json);
 	}
-	kv_text_addf(text, "}");
+	kv_json_close(json, '}');
 }
 
 /* ---- check ----------------------------------------------------------------------------------- */
 
-static void put_check(kv_text_t *text, const char *name, const char *promise, int ok, const char *detail)
+static void put_check(kv_json_t *json, const char *name, int ok, const char *detail)
 {
-	kv_text_addf(text, ",{\"name\":\"%s\",\"promise\":\"%s\",\"ok\":%s,\"detail\":", name, promise,
-		     ok ? "true" : "false");
-	kv_text_json(text, detail);
-	kv_text_addf(text, "}");
+	kv_json_open(json, NULL, '{');
+	kv_json_text(json, "name", name);
+	kv_json_text(json, "promise", "P4");
+	kv_json_bool(json, "ok", ok);
+	kv_json_text(json, "detail", detail);
+	kv_json_close(json, '}');
 }
 
-static uint32_t check_tier(kv_text_t *text, const char *name, kvs_tier_t *tier)
+static uint32_t check_tier(kv_json_t *json, const char *name, kvs_tier_t *tier)
 {
 	char detail[256] = "";
 	kv_status_t status;
@@ -275,13 +268,13 @@ static uint32_t check_tier(kv_text_t *text, const char *name, kvs_tier_t *tier)
 		return 0;
 	}
 	status = kvs_check(tier, detail, sizeof detail);
-	put_check(text, name, "P4", status == KV_OK, detail);
+	put_check(json, name, status == KV_OK, detail);
 
 	return status != KV_OK;
 }
 
 /* The list, the gauge and the members must tell the same story. */
-static uint32_t check_sessions(kvd_host_t *host, kv_text_t *text)
+static uint32_t check_sessions(kvd_host_t *host, kv_json_t *json)
 {
 	uint32_t sessions = 0, joined = 0, attached = 0;
 	size_t bytes = 0;
@@ -297,14 +290,14 @@ static uint32_t check_sessions(kvd_host_t *host, kv_text_t *text)
 	ok = sessions == host->session_count && bytes == host->receive_bytes && joined == attached;
 	snprintf(detail, sizeof detail, "%u sessions, %u of them members, %zu bytes of receive buffers", sessions,
 		 joined, bytes);
-	put_check(text, "sessions", "P4", ok, detail);
+	put_check(json, "sessions", ok, detail);
 
 	return !ok;
 }
 
 /* What is open beyond a session's socket and a member's two must not grow: the daemon's own are counted once it has
  * started. */
-static uint32_t check_fds(kvd_host_t *host, kv_text_t *text)
+static uint32_t check_fds(kvd_host_t *host, kv_json_t *json)
 {
 	uint32_t open = kvd_process_count_fds();
 	uint32_t slabs = kvd_slabs_count_held(host) - host->own_slabs;
@@ -316,14 +309,15 @@ static uint32_t check_fds(kvd_host_t *host, kv_text_t *text)
 
 	snprintf(detail, sizeof detail, "%u descriptors open, %u accounted for (and up to %u of storage and HTTP)",
 		 open, known, slack);
-	put_check(text, "descriptors", "P4", ok, detail);
+	put_check(json, "descriptors", ok, detail);
 
 	return !ok;
 }
 
 /* The core's list {"checks":[...]} goes on with ours. */
-static uint32_t check_json(kvd_host_t *host, kv_text_t *text)
+static uint32_t check_json(kvd_host_t *host, kv_json_t *json)
 {
+	kv_text_t *text = &json->text;
 	uint32_t failed = 0;
 	size_t cap;
 	char *out = remaining_text(text, &cap);
@@ -331,14 +325,16 @@ static uint32_t check_json(kvd_host_t *host, kv_text_t *text)
 	text->len += kvd_core_check_json(host->core, out, cap, &failed);
 	kv_assert(!kv_text_fits(text) || (text->len > 2 && strcmp(text->out + text->len - 2, "]}") == 0));
 	text->len -= 2;
-	failed += check_tier(text, "cpu", host->cpu);
+	json->comma = 1;
+	failed += check_tier(json, "cpu", host->cpu);
 	for (uint32_t m = 1; m < host->pool_count; m++) {
-		failed += check_tier(text, "gpu", host->pool[m]);
+		failed += check_tier(json, "gpu", host->pool[m]);
 	}
-	failed += check_tier(text, "disk", host->disk);
-	failed += check_sessions(host, text);
-	failed += check_fds(host, text);
-	kv_text_addf(text, "]}");
+	failed += check_tier(json, "disk", host->disk);
+	failed += check_sessions(host, json);
+	failed += check_fds(host, json);
+	kv_json_close(json, ']');
+	kv_json_close(json, '}');
 
 	return failed;
 }
@@ -347,58 +343,59 @@ static uint32_t check_json(kvd_host_t *host, kv_text_t *text)
 
 kv_status_t kvd_request_document(kvd_host_t *host, kvd_call_t *call)
 {
-	kv_text_t text = kv_text(host->text, KVD_TEXT_SCRATCH);
-	kv_slice_t json;
+	kv_json_t json = kv_json(host->text, KVD_TEXT_SCRATCH);
+	kv_text_t *text = &json.text;
+	kv_slice_t document;
 	uint32_t failed = 0;
 	size_t cap;
 	char *out;
 
 	switch (call->header->code) {
 	case KV_CODE_STATUS:
-		status_json(host, call->session->ns, call->ask->status.detail, &text);
+		status_json(host, call->session->ns, call->ask->status.detail, &json);
 		break;
 	case KV_CODE_CHECK:
-		failed = check_json(host, &text);
+		failed = check_json(host, &json);
 		break;
 	case KV_CODE_TRANSFERS:
-		out = remaining_text(&text, &cap);
-		text.len += kvd_core_transfers_json(host->core, call->session->ns->id, out, cap);
+		out = remaining_text(text, &cap);
+		text->len += kvd_core_transfers_json(host->core, call->session->ns->id, out, cap);
 		break;
 	case KV_CODE_PEERS:
-		kvd_net_json(host, &text);
+		kvd_net_json(host, &json);
 		break;
 	case KV_CODE_STATS:
-		out = remaining_text(&text, &cap);
-		text.len += kv_metrics_json(&host->metrics, call->session->ns->id, out, cap);
+		out = remaining_text(text, &cap);
+		text->len += kv_metrics_json(&host->metrics, call->session->ns->id, out, cap);
 		break;
 	default:
-		out = remaining_text(&text, &cap);
-		text.len += kv_options_json(&kvd_option_table, host->options, host->setup->sources, out, cap);
+		out = remaining_text(text, &cap);
+		text->len += kv_options_json(&kvd_option_table, host->options, host->setup->sources, out, cap);
 		break;
 	}
-	if (!kv_text_fits(&text)) {
+	if (!kv_text_fits(text)) {
 		call->detail = "the document is over its limit; ask for less detail";
 		return KV_ERR_LIMIT;
 	}
-	json = (kv_slice_t){(const uint8_t *)host->text, (uint32_t)text.len};
+	document = (kv_slice_t){(const uint8_t *)host->text, (uint32_t)text->len};
 	switch (call->header->code) {
 	case KV_CODE_STATUS:
-		call->reply->status_reply.json = json;
+		call->reply->status_reply.json = document;
 		break;
 	case KV_CODE_CHECK:
-		call->reply->check_reply = (kv_msg_check_reply_t){failed, json};
+		call->reply->check_reply = (kv_msg_check_reply_t){failed, document};
 		break;
 	case KV_CODE_TRANSFERS:
-		call->reply->transfers_reply.json = json;
+		call->reply->transfers_reply.json = document;
 		break;
 	case KV_CODE_PEERS:
-		call->reply->peers_reply.json = json;
+		call->reply->peers_reply.json = document;
 		break;
 	case KV_CODE_STATS:
-		call->reply->stats_reply.json = json;
+		call->reply->stats_reply.json = document;
 		break;
 	default:
-		call->reply->config_reply.json = json;
+		call->reply->config_reply.json = document;
 		break;
 	}
 
