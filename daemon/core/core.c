@@ -15,7 +15,7 @@
 #include "core/put/pending.h"
 #include "core/put/put.h"
 #include "core/tenant/instance.h"
-#include "core/tenant/member.h"
+#include "core/tenant/find.h"
 #include "core/tenant/rebalance.h"
 #include "core/tenant/share.h"
 #include "core/tenant/space.h"

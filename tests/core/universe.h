@@ -15,7 +15,7 @@
 #include "core/core_impl.h"
 #include "core/lease/lease.h"
 #include "core/put/put.h"
-#include "core/tenant/member.h"
+#include "core/tenant/find.h"
 #include "kvs/memories.h"
 #include "core/tenant/share.h"
 #include "fake_tier.h"

@@ -6,7 +6,7 @@
 #include "core/handover/handover.h"
 #include "core/lease/lease.h"
 #include "core/put/put.h"
-#include "core/tenant/member.h"
+#include "core/tenant/find.h"
 
 #define DROP_STEPS 4096u
 

@@ -3,8 +3,7 @@
 #include "core/block/withdraw.h"
 #include "core/core_impl.h"
 #include "core/put/put.h"
-#include "core/tenant/member.h"
-#include "core/tenant/space.h"
+#include "core/tenant/find.h"
 
 #define MAX_PENDING  64u
 #define QUANTUM_KEYS 16u

@@ -1,7 +1,6 @@
 /* Announced blocks: handed over when they become visible, without a request of the producer (decision 052). */
 #include "core/block/block.h"
 #include "core/handover/handover_impl.h"
-#include "core/tenant/space.h"
 
 #define LOOKUPS 256u /* of a quantum */
 

@@ -2,8 +2,7 @@
 #include "core/handover/handover.h"
 #include "core/block/block.h"
 #include "core/handover/handover_impl.h"
-#include "core/tenant/member.h"
-#include "core/tenant/space.h"
+#include "core/tenant/find.h"
 
 #include <stdio.h>
 

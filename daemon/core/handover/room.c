@@ -1,6 +1,6 @@
 /* Bytes that entries may keep, and members that wait for some of them. */
 #include "core/handover/handover_impl.h"
-#include "core/tenant/member.h"
+#include "core/tenant/find.h"
 #include "core/tenant/share.h"
 
 #define ROOM_QUANTUM 64u /* members of a namespace looked at */

@@ -2,7 +2,7 @@
 #include "core/block/block.h"
 #include "core/handover/handover_impl.h"
 #include "core/tenant/share.h"
-#include "core/tenant/space.h"
+#include "core/tenant/find.h"
 
 /* One part of the request, and the pins that it gets. */
 typedef struct part {

@@ -4,9 +4,8 @@
 #include "core/core_impl.h"
 #include "core/lease/lease.h"
 #include "core/lease/lease_impl.h"
-#include "core/tenant/member.h"
+#include "core/tenant/find.h"
 #include "core/tenant/share.h"
-#include "core/tenant/space.h"
 
 /* ---- a path: of a full group ----------------------------------------------------------------- */
 

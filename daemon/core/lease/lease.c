@@ -3,7 +3,7 @@
 #include "core/core_impl.h"
 #include "core/lease/lease.h"
 #include "core/lease/lease_impl.h"
-#include "core/tenant/member.h"
+#include "core/tenant/find.h"
 #include "core/tenant/share.h"
 
 kvd_lease_t *kvd_lease_find(kvd_core_t *core, uint64_t id)

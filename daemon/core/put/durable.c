@@ -5,7 +5,7 @@
 #include "core/core_impl.h"
 #include "core/put/durable.h"
 #include "core/put/put_impl.h"
-#include "core/tenant/member.h"
+#include "core/tenant/find.h"
 
 static void answer_durable(kvd_core_t *core, kvd_put_t *put, uint32_t n, kv_status_t status)
 {

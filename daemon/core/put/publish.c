@@ -9,7 +9,7 @@
 #include "core/put/pending.h"
 #include "core/put/put.h"
 #include "core/put/put_impl.h"
-#include "core/tenant/member.h"
+#include "core/tenant/find.h"
 #include "core/tenant/share.h"
 #include "core/tenant/slot_class.h"
 

@@ -5,7 +5,7 @@
 #include "core/put/pending.h"
 #include "core/put/put.h"
 #include "core/put/put_impl.h"
-#include "core/tenant/member.h"
+#include "core/tenant/find.h"
 #include "core/tenant/share.h"
 
 static kvd_put_t *put_at(const kvd_core_t *core, uint32_t self)

@@ -6,9 +6,8 @@
 #include "core/put/pending.h"
 #include "core/put/put.h"
 #include "core/put/put_impl.h"
-#include "core/tenant/member.h"
+#include "core/tenant/find.h"
 #include "core/tenant/share.h"
-#include "core/tenant/space.h"
 
 /* What a PUT_START asks for, checked; nothing is reserved yet. */
 typedef struct kvd_draft {

@@ -4,7 +4,7 @@
 #include "core/lease/lease.h"
 #include "core/put/put.h"
 #include "core/tenant/instance.h"
-#include "core/tenant/member.h"
+#include "core/tenant/find.h"
 
 static kvd_instance_rec_t *find_instance(kvd_core_t *core, kvd_instance_t id)
 {

@@ -2,6 +2,7 @@
 #include "core/block/quarantine.h"
 #include "core/block/visibility.h"
 #include "core/core_impl.h"
+#include "core/tenant/find.h"
 #include "core/tenant/share.h"
 #include "core/tenant/slot_class.h"
 #include "core/tenant/space.h"
@@ -49,22 +50,6 @@ kv_status_t kvd_namespace_add(kvd_core_t *core, const char *name, void *mirror, 
 }
 
 /* ---- spaces ---------------------------------------------------------------------------------- */
-
-kv_status_t kvd_space_find(kvd_core_t *core, uint32_t ns, uint32_t id, uint64_t epoch, kvd_space_t **p_space)
-{
-	kvd_space_t *space = ns < core->ns_count && id < core->config.max_spaces ? core->ns[ns]->spaces[id] : NULL;
-
-	if (!space) {
-		return KV_ERR_NOT_FOUND;
-	}
-	if (space->epoch != epoch) {
-		kvd_count(core, KV_M_STALE_EPOCH, 1);
-		return KV_ERR_STALE_EPOCH;
-	}
-	*p_space = space;
-
-	return KV_OK;
-}
 
 static char *copy_text(kvd_core_t *core, const char *text, size_t len)
 {

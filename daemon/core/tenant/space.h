@@ -11,14 +11,6 @@
 
 #include "core/core_impl.h"
 
-/* The space of a request with keys. KV_ERR_NOT_FOUND, KV_ERR_STALE_EPOCH. */
-kv_status_t kvd_space_find(kvd_core_t *core, uint32_t ns, uint32_t id, uint64_t epoch, kvd_space_t **p_space);
-/* Blocks of a `window` or `state` group have no parent: each is a run at the root, pinned and evicted without regard to
- * others. */
-static inline int kvd_group_unchained(const kv_group_t *group)
-{
-	return group->rule != KV_RULE_FULL;
-}
 /* KV_PENDING when the answer waits for the superblock. */
 kv_status_t kvd_space_reset(kvd_core_t *core, uint32_t ns, kvd_member_t member, uint64_t frame_id,
 			    const kv_msg_space_reset_t *ask, kv_msg_space_reset_reply_t *reply);

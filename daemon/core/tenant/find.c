@@ -1,5 +1,21 @@
 #include "core/core_impl.h"
-#include "core/tenant/member.h"
+#include "core/tenant/find.h"
+
+kv_status_t kvd_space_find(kvd_core_t *core, uint32_t ns, uint32_t id, uint64_t epoch, kvd_space_t **p_space)
+{
+	kvd_space_t *space = ns < core->ns_count && id < core->config.max_spaces ? core->ns[ns]->spaces[id] : NULL;
+
+	if (!space) {
+		return KV_ERR_NOT_FOUND;
+	}
+	if (space->epoch != epoch) {
+		kvd_count(core, KV_M_STALE_EPOCH, 1);
+		return KV_ERR_STALE_EPOCH;
+	}
+	*p_space = space;
+
+	return KV_OK;
+}
 
 kvd_member_rec_t *kvd_member_find(kvd_core_t *core, kvd_member_t id)
 {
