@@ -1,9 +1,9 @@
 /* The keeper process. */
 #include "keeper.h"
 
-#include "held.h"
-#include "keeper_socket.h"
-#include "process.h"
+#include "base/held.h"
+#include "base/keeper_socket.h"
+#include "base/process.h"
 
 #include "kv/env.h"
 #include "kv/log.h"

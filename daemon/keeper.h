@@ -23,7 +23,7 @@
 #define KVD_KEEPER_H
 
 #include "kv/status.h"
-#include "options.h"
+#include "options/options.h"
 
 /* Run as the keeper until the daemon has ended for good; returns the exit code of the process. setup->lock_fd is handed
  * on to every daemon; setup->config_fd becomes the keeper's, and so does what setup->held_fd lists. */

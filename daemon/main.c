@@ -1,21 +1,21 @@
 /* kvd: the composition root. Read daemon() and its mirror end_daemon() to see what there is and in which order it
  * lives. */
-#include "held.h"
-#include "io/disk_attach.h"
-#include "io/gpu.h"
+#include "base/held.h"
+#include "io/sessions/disk_attach.h"
+#include "io/base/gpu.h"
 #include "io/http.h"
 #include "io/loop.h"
-#include "io/members/join.h"
+#include "io/sessions/join.h"
 #include "io/members/slabs.h"
 #include "io/members/writers.h"
-#include "io/net.h"
+#include "io/sessions/net.h"
 #include "io/sessions/listener.h"
 #include "io/sessions/receive.h"
 #include "io/world.h"
 #include "keeper.h"
 #include "kvs/pool.h"
-#include "memory.h"
-#include "process.h"
+#include "base/memory.h"
+#include "base/process.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -6,7 +6,7 @@
 #ifndef KVP_CALL_H
 #define KVP_CALL_H
 
-#include "loop.h"
+#include "base/loop.h"
 
 #include <curl/curl.h>
 #include <stddef.h>

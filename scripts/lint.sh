@@ -45,10 +45,10 @@ allowed() {
 	common) echo 'kv|hash|option|wire' ;;
 	kernels) echo 'kv|kvk|layout|cpu|cuda' ;;
 	storage) echo 'kv|kvk|kvs|cpu|nvme|metadb' ;;
-	daemon) echo 'kv|kvk|kvs|core|gpu|io|keeper|net' ;;
-	client) echo 'kv|kvk|kvctl|session' ;;
+	daemon) echo 'kv|kvk|kvs|base|core|gpu|io|net|options' ;;
+	client) echo 'kv|kvk|base|kvctl' ;;
 	connectors) echo 'kv|kvk|kvx|common|inproc|scheduler|step|worker' ;;
-	proxy) echo 'kv|events' ;;
+	proxy) echo 'kv|base|events' ;;
 	engine) echo 'kv|kvk|kve' ;;
 	esac
 }

@@ -1,7 +1,7 @@
 /* The life of an attachment, and what its session tells spaces, leases and puts. Everything of libkvc meets here. */
 #include "impl.h"
 
-#include "session/config.h"
+#include "base/config.h"
 
 #include <sys/mman.h>
 

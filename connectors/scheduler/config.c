@@ -1,6 +1,6 @@
 /* What kvx_scheduler_open() is given: checked, and copied. */
 #include "scheduler/config.h"
-#include "scheduler/requests.h"
+#include "scheduler/base/requests.h"
 
 #include <stdio.h>
 

@@ -2,7 +2,7 @@
 #ifndef KVX_SCHEDULER_CONFIG_H
 #define KVX_SCHEDULER_CONFIG_H
 
-#include "scheduler/state.h"
+#include "scheduler/base/state.h"
 
 /* KVC_ERR_ARG, and a sentence for kvx_scheduler_last_error(). */
 kvc_status_t kvx_scheduler_reject_config(const char *why);

@@ -1,6 +1,6 @@
 /* Blocks that a synchronous load has not filled, and what was computed after them. */
 #include "scheduler/garbage.h"
-#include "scheduler/requests.h"
+#include "scheduler/base/requests.h"
 #include "scheduler/save.h"
 
 static int has_garbage(const kvx_scheduler_t *scheduler, const kvx_request_group_t *group)

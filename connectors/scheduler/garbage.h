@@ -2,7 +2,7 @@
 #ifndef KVX_SCHEDULER_GARBAGE_H
 #define KVX_SCHEDULER_GARBAGE_H
 
-#include "scheduler/state.h"
+#include "scheduler/base/state.h"
 
 /* The request loses its blocks: those that depend on a synchronous load are marked until the ranks have reported it. */
 void kvx_loads_mark_unverified(kvx_scheduler_t *scheduler, const kvx_request_t *request);

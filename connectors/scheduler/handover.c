@@ -26,7 +26,7 @@
 #include "scheduler/handover_calls.h"
 #include "scheduler/keys.h"
 #include "scheduler/load.h"
-#include "scheduler/requests.h"
+#include "scheduler/base/requests.h"
 #include "scheduler/save.h"
 #include "scheduler/names/spaces.h"
 

@@ -2,7 +2,7 @@
 #ifndef KVX_SCHEDULER_HANDOVER_H
 #define KVX_SCHEDULER_HANDOVER_H
 
-#include "scheduler/state.h"
+#include "scheduler/base/state.h"
 
 /* What the store has of a prompt's whole blocks: not all; all, for an asynchronous load; all, for a synchronous one;
  * and that from memory of a GPU alone. */

@@ -1,7 +1,7 @@
 /* Hand-overs: what a request names by its keys, it hands over by them. */
 #include "scheduler/handover_calls.h"
 #include "scheduler/keys.h"
-#include "scheduler/requests.h"
+#include "scheduler/base/requests.h"
 
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* Keys of a request: the engine's hashes bound when they are looked at, or our own chain. */
 #include "scheduler/keys.h"
-#include "scheduler/requests.h"
+#include "scheduler/base/requests.h"
 #include "scheduler/names/spaces.h"
 
 /* ---- looking --------------------------------------------------------------------------------- */

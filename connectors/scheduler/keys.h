@@ -2,7 +2,7 @@
 #ifndef KVX_SCHEDULER_KEYS_H
 #define KVX_SCHEDULER_KEYS_H
 
-#include "scheduler/state.h"
+#include "scheduler/base/state.h"
 
 /* The keys of one request, made when they are looked at. */
 typedef struct kvx_key_view {

@@ -20,7 +20,7 @@
 #include "common/await.h"
 #include "scheduler/garbage.h"
 #include "scheduler/keys.h"
-#include "scheduler/requests.h"
+#include "scheduler/base/requests.h"
 #include "scheduler/save.h"
 #include "scheduler/names/spaces.h"
 

@@ -3,7 +3,7 @@
 #ifndef KVX_SCHEDULER_LOAD_H
 #define KVX_SCHEDULER_LOAD_H
 
-#include "scheduler/state.h"
+#include "scheduler/base/state.h"
 
 /* The part of a prompt to load: tokens [local, device) from memory of the GPU of that place, those from there to `end`
  * from host memory or disk, and `partial` after them, in a private block. */

@@ -3,7 +3,7 @@
 #include "scheduler/handover.h"
 #include "scheduler/keys.h"
 #include "scheduler/load.h"
-#include "scheduler/requests.h"
+#include "scheduler/base/requests.h"
 #include "scheduler/names/spaces.h"
 #include "scheduler/names/weights.h"
 

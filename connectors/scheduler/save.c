@@ -6,7 +6,7 @@
  * message, and is saved before they are overwritten. */
 #include "scheduler/save.h"
 #include "scheduler/keys.h"
-#include "scheduler/requests.h"
+#include "scheduler/base/requests.h"
 #include "scheduler/names/spaces.h"
 #include "scheduler/step_time.h"
 #include "scheduler/names/weights.h"

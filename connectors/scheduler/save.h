@@ -2,7 +2,7 @@
 #ifndef KVX_SCHEDULER_SAVE_H
 #define KVX_SCHEDULER_SAVE_H
 
-#include "scheduler/state.h"
+#include "scheduler/base/state.h"
 
 /* Its first `computed` tokens are computed: reserve what is full and not stored. */
 void kvx_request_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t computed);

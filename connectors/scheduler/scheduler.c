@@ -4,7 +4,7 @@
 #include "scheduler/garbage.h"
 #include "scheduler/handover.h"
 #include "scheduler/load.h"
-#include "scheduler/requests.h"
+#include "scheduler/base/requests.h"
 #include "scheduler/save.h"
 #include "scheduler/names/spaces.h"
 #include "scheduler/step_time.h"

@@ -2,7 +2,7 @@
 #ifndef KVX_SCHEDULER_OPEN_H
 #define KVX_SCHEDULER_OPEN_H
 
-#include "scheduler/state.h"
+#include "scheduler/base/state.h"
 
 kvc_status_t kvx_scheduler_open_in(const kv_env_t *env, const kvx_scheduler_config_t *config,
 				   kvx_scheduler_t **p_scheduler);

@@ -2,8 +2,8 @@
  * answers only a small part of its step, and the ranks learn what a step computes while they copy.
  *
  * An engine may plan a step before the last has ended, so only a rank knows when a step begins and ends
- * (worker/report.c). Steps that load or compute more than single tokens are timed, of the others one in SELDOM. Of a
- * step that loads, the part after its loads is timed, unless they come layer by layer (docs/decisions/015). */
+ * (worker/jobs/report.c). Steps that load or compute more than single tokens are timed, of the others one in SELDOM. Of
+ * a step that loads, the part after its loads is timed, unless they come layer by layer (docs/decisions/015). */
 #include "scheduler/step_time.h"
 
 #define SELDOM    16u

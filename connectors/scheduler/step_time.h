@@ -2,7 +2,7 @@
 #ifndef KVX_SCHEDULER_STEP_TIME_H
 #define KVX_SCHEDULER_STEP_TIME_H
 
-#include "scheduler/state.h"
+#include "scheduler/base/state.h"
 
 /* How long the message of this step may wait for answers. */
 uint64_t kvx_step_time_max_wait_ns(kvx_scheduler_t *scheduler);

@@ -7,14 +7,14 @@
  * stay with it: whether the engine waits for each layer or for everything, and blocks that were not ready yet. If
  * begin_step() comes with other bytes, the prefetched step is given up. */
 #include "worker/cuda/device.h"
-#include "worker/cuda/load.h"
-#include "worker/copy_threads.h"
+#include "worker/jobs/gpu_load.h"
+#include "worker/transfer/copy_threads.h"
 #include "worker/jobs/fence.h"
 #include "worker/jobs/load.h"
 #include "worker/jobs/save.h"
-#include "worker/prefault.h"
-#include "worker/report.h"
-#include "worker/submit.h"
+#include "worker/transfer/prefault.h"
+#include "worker/jobs/report.h"
+#include "worker/base/submit.h"
 #include "worker/transfer/spaces.h"
 
 #include "kv/digest.h"

@@ -3,8 +3,8 @@
 #include "worker/cuda/pool_memory.h"
 #include "worker/jobs/load.h"
 #include "worker/jobs/save.h"
-#include "worker/report.h"
-#include "worker/submit.h"
+#include "worker/jobs/report.h"
+#include "worker/base/submit.h"
 #include "worker/transfer/thread.h"
 
 #include "kvx_digest.h"

@@ -1,12 +1,12 @@
 /* CHECK: the invariants, each named after the promise it keeps. Walks everything: for operators and tests. */
 #include "core/check.h"
 #include "core/block/block.h"
-#include "core/core_impl.h"
+#include "core/base/core_impl.h"
 #include "core/handover/handover.h"
 #include "core/lease/lease.h"
 #include "core/put/put.h"
-#include "core/tenant/rebalance.h"
-#include "core/tenant/share.h"
+#include "core/ends/rebalance.h"
+#include "core/base/share.h"
 
 #include "kv/json.h"
 

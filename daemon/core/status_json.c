@@ -1,7 +1,7 @@
 /* STATUS as JSON; only what namespace `ns` may see. */
-#include "core/core_impl.h"
+#include "core/base/core_impl.h"
 #include "core/put/put.h"
-#include "core/tenant/share.h"
+#include "core/base/share.h"
 
 #include "kv/json.h"
 

@@ -1,4 +1,4 @@
-/* kvd-gpu: the GPU program. The daemon starts it for memory of a GPU (daemon/io/gpu.c): it allocates, hands a
+/* kvd-gpu: the GPU program. The daemon starts it for memory of a GPU (daemon/io/base/gpu.c): it allocates, hands a
  * descriptor a slab over, and ends. What it gave lives on with the descriptors. docs/decisions/057. */
 #include "gpu/source.h"
 #include "kv/sock.h"

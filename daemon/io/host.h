@@ -19,14 +19,14 @@
 #define KVD_IO_HOST_H
 
 #include "core/core.h"
-#include "io/shm_region.h"
+#include "io/base/shm_region.h"
 #include "io/events/events.h"
-#include "io/fair.h"
-#include "keeper_socket.h"
+#include "io/base/fair.h"
+#include "base/keeper_socket.h"
 #include "kv/log.h"
 #include "kv/sock.h"
 #include "kvs/memories.h"
-#include "options.h"
+#include "options/options.h"
 
 #include <sys/types.h>
 

@@ -1,13 +1,13 @@
 /* The core loop: one thread, epoll, iterations. */
 #include "io/loop.h"
 
-#include "io/gpu.h"
-#include "io/members/join.h"
+#include "io/base/gpu.h"
+#include "io/sessions/join.h"
 #include "io/members/reports.h"
 #include "io/members/slabs.h"
 #include "io/members/writers.h"
-#include "io/net.h"
-#include "io/poller.h"
+#include "io/sessions/net.h"
+#include "io/base/poller.h"
 #include "io/sessions/accepting.h"
 #include "io/sessions/receive.h"
 

@@ -1,14 +1,14 @@
 /* The core's way out: tiers, ledger, notices, events. */
 #include "io/world.h"
 
-#include "io/disk_attach.h"
-#include "io/members/join.h"
+#include "io/sessions/disk_attach.h"
+#include "io/sessions/join.h"
 #include "io/members/member_table.h"
 #include "io/members/reports.h"
 #include "io/members/slabs.h"
 #include "io/sessions/request.h"
-#include "io/sessions/session.h"
-#include "memory.h"
+#include "io/base/session.h"
+#include "base/memory.h"
 
 #include "kvs/pool.h"
 #include "kvs/sigbus.h"

@@ -1,5 +1,5 @@
-/* kvd-net: the net process. UCX runs here and nowhere else; the daemon starts, asks and ends it (daemon/io/net.c).
- * docs/decisions/046. */
+/* kvd-net: the net process. UCX runs here and nowhere else; the daemon starts, asks and ends it
+ * (daemon/io/sessions/net.c). docs/decisions/046. */
 #include "net/prefix.h"
 
 #include <errno.h>

@@ -10,7 +10,7 @@
 #define KVD_NET_WIRE_H
 
 #include "net/messages.h"
-#include "peers.h"
+#include "options/peers.h"
 
 #define KVD_NET_FD        3 /* of the net process */
 #define KVD_NET_WIRE      3u

@@ -1,9 +1,9 @@
 /* A copy in the words of the kernels, and the way it goes. */
 #include "args.h"
 
-#include "context.h"
-#include "launch.h"
-#include "stage.h"
+#include "cuda/driver/context.h"
+#include "cuda/driver/launch.h"
+#include "cuda/driver/stage.h"
 
 #include "cuda/device/xxh3.h"
 #include "layout/page.h"

@@ -1,5 +1,5 @@
 /* The device's own clock between two points of its streams. */
-#include "context.h"
+#include "cuda/driver/context.h"
 
 struct kvk_gpu_clock {
 	kvk_gpu_t *gpu;

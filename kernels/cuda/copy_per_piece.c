@@ -1,7 +1,7 @@
 /* COPY_PER_PIECE: one copy of the driver a piece, digests by the host. */
 #include "copy_per_piece.h"
 
-#include "context.h"
+#include "cuda/driver/context.h"
 
 #include "kv/digest.h"
 

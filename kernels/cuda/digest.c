@@ -1,10 +1,10 @@
 /* Digests of memory by a kernel: tables of pieces and their digests are in pinned memory, in two batches that take
  * turns, so that the host fills one while the device works at the other. */
 #include "args.h"
-#include "context.h"
+#include "cuda/driver/context.h"
 #include "cpu/range_state.h"
-#include "launch.h"
-#include "memory.h"
+#include "cuda/driver/launch.h"
+#include "cuda/driver/memory.h"
 
 #define BATCHES      2u
 #define PIECES       65536u /* of a batch: 1 GiB takes longer than the host's work for it */

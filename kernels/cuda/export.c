@@ -1,8 +1,8 @@
 /* Memory of a device for other processes: allocated, zeroed, exported, and let go. */
 #include "kvk/device.h"
 
-#include "context.h"
-#include "memory.h"
+#include "cuda/driver/context.h"
+#include "cuda/driver/memory.h"
 
 #include "kv/env.h"
 

@@ -1,13 +1,13 @@
 /* The device: opened and closed, its kernels and its streams. */
 #include "gpu.h"
 
-#include "context.h"
-#include "image.h"
+#include "cuda/driver/context.h"
+#include "cuda/driver/image.h"
 #include "jobs.h"
-#include "launch.h"
-#include "memory.h"
-#include "stage.h"
-#include "upload.h"
+#include "cuda/driver/launch.h"
+#include "cuda/driver/memory.h"
+#include "cuda/driver/stage.h"
+#include "cuda/driver/upload.h"
 
 #include <stdio.h>
 

@@ -2,12 +2,12 @@
 #include "jobs.h"
 
 #include "args.h"
-#include "context.h"
+#include "cuda/driver/context.h"
 #include "copy_per_piece.h"
-#include "launch.h"
-#include "memory.h"
-#include "stage.h"
-#include "upload.h"
+#include "cuda/driver/launch.h"
+#include "cuda/driver/memory.h"
+#include "cuda/driver/stage.h"
+#include "cuda/driver/upload.h"
 
 #include <stdlib.h>
 #include <time.h>

@@ -3,7 +3,7 @@
  * small job and not in a large one. Before that, whether the link is one that few SMs with little on its way fill:
  * another may have several times the rate. */
 #include "args.h"
-#include "context.h"
+#include "cuda/driver/context.h"
 
 #define SCRATCH_BYTES (UINT64_C(32) << 20)
 #define SCRATCH_MOST  (UINT64_C(256) << 20) /* of one block: above, nothing is measured */

@@ -10,7 +10,7 @@
 #ifndef KVP_EVENTS_SUBSCRIBER_H
 #define KVP_EVENTS_SUBSCRIBER_H
 
-#include "loop.h"
+#include "base/loop.h"
 
 #include <stddef.h>
 

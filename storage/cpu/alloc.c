@@ -1,9 +1,9 @@
 /* Slots: who gets which, and what state it is in. */
 #include "alloc.h"
 
-#include "carve.h"
+#include "cpu/slab/carve.h"
 #include "geometry.h"
-#include "slab_table.h"
+#include "cpu/slab/slab_table.h"
 #include "tier_ops.h"
 
 #include "kv/digest.h"

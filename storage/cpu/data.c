@@ -1,6 +1,6 @@
 /* Bytes and digests of slots; epochs of spaces. */
 #include "geometry.h"
-#include "slab_table.h"
+#include "cpu/slab/slab_table.h"
 #include "tier_ops.h"
 
 #include "kvs/sigbus.h"

@@ -1,7 +1,7 @@
 /* The CPU pool: composition, and what the operations are. */
 #include "adopt.h"
 #include "geometry.h"
-#include "slab_table.h"
+#include "cpu/slab/slab_table.h"
 #include "tier_ops.h"
 
 #include "kvs/sigbus.h"

@@ -5,8 +5,8 @@
 #define KVS_CPU_POOL_H
 
 #include "caps.h"
-#include "ledger.h"
-#include "slab.h"
+#include "cpu/slab/ledger.h"
+#include "cpu/slab/slab.h"
 
 #include "kvs/pool.h"
 

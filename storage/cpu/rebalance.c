@@ -1,6 +1,6 @@
 /* Slabs that go: emptied by the core, let go by everybody who maps them, their memory another class's. */
-#include "carve.h"
-#include "slab_table.h"
+#include "cpu/slab/carve.h"
+#include "cpu/slab/slab_table.h"
 #include "tier_ops.h"
 
 #include <fcntl.h>

@@ -3,7 +3,7 @@
 
 #include "files.h"
 #include "geometry.h"
-#include "slots.h"
+#include "nvme/slots/slots.h"
 
 #include <stdio.h>
 

@@ -10,8 +10,8 @@
 #include "faults.h"
 #include "files.h"
 #include "fs_status.h"
-#include "nvme/format/recency.h"
-#include "slots.h"
+#include "nvme/slots/recency.h"
+#include "nvme/slots/slots.h"
 
 #include <errno.h>
 #include <fcntl.h>

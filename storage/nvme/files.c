@@ -4,7 +4,7 @@
 #include "faults.h"
 #include "fs_status.h"
 #include "rebuild.h"
-#include "slots.h"
+#include "nvme/slots/slots.h"
 
 #include <dirent.h>
 #include <errno.h>

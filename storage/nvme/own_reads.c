@@ -2,9 +2,9 @@
  */
 #include "own_reads.h"
 
-#include "slots.h"
+#include "nvme/slots/slots.h"
 #include "transfer.h"
-#include "unreadable.h"
+#include "nvme/slots/unreadable.h"
 
 #include <stdlib.h>
 

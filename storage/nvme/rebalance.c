@@ -2,7 +2,7 @@
 #include "rebalance.h"
 
 #include "files.h"
-#include "slots.h"
+#include "nvme/slots/slots.h"
 
 static kvs_dfile_t *file_at(kvs_nvme_t *nvme, uint32_t number)
 {

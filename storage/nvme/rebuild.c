@@ -3,7 +3,7 @@
 #include "rebuild.h"
 
 #include "fs_status.h"
-#include "slots.h"
+#include "nvme/slots/slots.h"
 
 #include <errno.h>
 #include <liburing.h>

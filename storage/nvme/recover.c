@@ -9,8 +9,8 @@
 #include "commit.h"
 #include "faults.h"
 #include "rebuild.h"
-#include "nvme/format/recency.h"
-#include "slots.h"
+#include "nvme/slots/recency.h"
+#include "nvme/slots/slots.h"
 
 #define CHUNK   16384u
 #define SCAN_NS UINT64_C(3000000000) /* so long an open tries to read the rows */

@@ -2,8 +2,8 @@
 #include "transfer.h"
 
 #include "faults.h"
-#include "slots.h"
-#include "unreadable.h"
+#include "nvme/slots/slots.h"
+#include "nvme/slots/unreadable.h"
 
 #define ERRORS_IN_A_ROW 8u
 #define SUBMIT_BATCH    32u

@@ -3,7 +3,7 @@
  */
 #include "ahead_stage.h"
 
-#include "core/block/damage.h"
+#include "core/ends/damage.h"
 
 static kv_status_t send_partial(uint32_t n)
 {

@@ -1,7 +1,7 @@
 /* Announced blocks: what they may keep and cost, clients that announce what makes no sense, and two tenants. */
 #include "ahead_stage.h"
 
-#include "core/tenant/share.h"
+#include "core/base/share.h"
 
 static u_member_t *stranger_; /* of the other namespace */
 static kvd_space_info_t theirs_;

@@ -1,7 +1,7 @@
 /* What hand-overs may keep, how many there may be, and what happens when many end at once. */
 #include "handover_stage.h"
 
-#include "core/block/damage.h"
+#include "core/ends/damage.h"
 
 /* ---- limits ---------------------------------------------------------------------------------- */
 

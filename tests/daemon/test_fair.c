@@ -1,5 +1,5 @@
 /* Who is served next: namespaces in turn, on a clock that the pieces of work move. */
-#include "io/fair.h"
+#include "io/base/fair.h"
 
 #include "kv_cmocka.h"
 #include "kv_test.h"

@@ -1,8 +1,8 @@
 /* Slabs that come and go, as the host tells of them: pool, disk tier and members are played here. */
-#include "io/gpu.h"
+#include "io/base/gpu.h"
 #include "io/members/member_table.h"
 #include "io/members/slabs.h"
-#include "io/sessions/session.h"
+#include "io/base/session.h"
 
 #include "kv_cmocka.h"
 #include "kvs/nvme.h"

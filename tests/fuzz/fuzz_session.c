@@ -7,7 +7,7 @@
  */
 #include "daemon/host.h"
 
-#include "io/members/join.h"
+#include "io/sessions/join.h"
 #include "io/members/mirror.h"
 #include "io/members/reports.h"
 #include "io/members/slabs.h"

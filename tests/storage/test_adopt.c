@@ -1,7 +1,7 @@
 /* What a daemon that was killed leaves in memory from elsewhere, and what the next one takes of it. */
 #include "adopt_stage.h"
 
-#include "cpu/ledger.h"
+#include "cpu/slab/ledger.h"
 
 static stage_found_t found;
 

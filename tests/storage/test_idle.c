@@ -1,5 +1,5 @@
 /* Time that nobody else wants: a machine that is busy just when the test says so. */
-#include "cpu/idle.h"
+#include "cpu/slab/idle.h"
 
 #include "kv_cmocka.h"
 

@@ -1,7 +1,7 @@
 /* The ledger: what a later process may rely on. */
 #include "pool_test.h"
 
-#include "cpu/ledger.h"
+#include "cpu/slab/ledger.h"
 #include "cpu/pool.h"
 
 #include <signal.h>

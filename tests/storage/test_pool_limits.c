@@ -1,7 +1,7 @@
 /* Limits, exact to the byte and to the block; and what the kernel may refuse. */
 #include "pool_test.h"
 
-#include "cpu/carve.h"
+#include "cpu/slab/carve.h"
 
 #include <errno.h>
 #include <fcntl.h>

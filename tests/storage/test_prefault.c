@@ -2,7 +2,7 @@
  * when the thread has not. */
 #include "pool_test.h"
 
-#include "cpu/carve.h"
+#include "cpu/slab/carve.h"
 
 #include "kvs/sigbus.h"
 

@@ -2,7 +2,7 @@
  * 071); with each of them others in memory of GPUs, if the daemon has such memory (docs/decisions/057, 058, 062). */
 #include "scheduler/names/spaces.h"
 #include "common/await.h"
-#include "scheduler/requests.h"
+#include "scheduler/base/requests.h"
 
 #include "kv/log.h"
 

@@ -2,7 +2,7 @@
 #ifndef KVX_SCHEDULER_SPACES_H
 #define KVX_SCHEDULER_SPACES_H
 
-#include "scheduler/state.h"
+#include "scheduler/base/state.h"
 
 /* Number of the request's space, UINT32_MAX: refused, or the weights have no name. A new one is added and opened. */
 uint32_t kvx_space_find_or_add(kvx_scheduler_t *scheduler, const kvx_ask_t *ask);

@@ -2,7 +2,7 @@
 #ifndef KVX_SCHEDULER_WEIGHTS_H
 #define KVX_SCHEDULER_WEIGHTS_H
 
-#include "scheduler/state.h"
+#include "scheduler/base/state.h"
 
 /* The name from the configuration; NULL: it comes later. KVC_ERR_NOMEM. */
 kvc_status_t kvx_weights_init(kvx_scheduler_t *scheduler, const char *text);

@@ -1,7 +1,7 @@
 /* The device behind a worker: open, close, the order of its streams, timers on them, and its jobs in flight with the
  * load or saves they copy for. A timer that the driver refuses leaves its step or load untimed. */
 #include "worker/cuda/device.h"
-#include "worker/submit.h"
+#include "worker/base/submit.h"
 
 #include "kv/log.h"
 

@@ -13,7 +13,7 @@
  * it is complete, so lease, put and pool memory stay as long as the device may use them, whatever else happens
  * (docs/decisions/011-gpu-worker.md). Any thread completes batches. One lock protects batches and jobs together: the
  * device is asked, given jobs and ordered under it; no thread waits under it. Loads and saves have the states they have
- * on a host (worker/state.h); a block in flight is TAKEN.
+ * on a host (worker/base/state.h); a block in flight is TAKEN.
  *
  * A synchronous load may come layer by layer (docs/decisions/012-layerwise-loads.md): its blocks are copied once a
  * layer range, and the engine's kernels of a layer wait for the range of that layer alone.

@@ -2,9 +2,9 @@
  * thread copies them; it waits only for a block that the transfer thread is copying. If a block cannot be copied
  * without the daemon, its save is given up: the step is never held for it. */
 #include "worker/jobs/fence.h"
-#include "worker/cuda/save.h"
+#include "worker/jobs/gpu_save.h"
 #include "worker/jobs/save.h"
-#include "worker/submit.h"
+#include "worker/base/submit.h"
 
 #include <string.h>
 

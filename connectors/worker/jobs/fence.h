@@ -2,7 +2,7 @@
 #ifndef KVX_FENCE_H
 #define KVX_FENCE_H
 
-#include "worker/state.h"
+#include "worker/base/state.h"
 
 /* Those of the blocks that a save has not read yet. n 0: of all blocks. */
 void kvx_fence_add(kvx_worker_t *worker, const uint32_t *ids, uint32_t n);

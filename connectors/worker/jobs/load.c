@@ -5,7 +5,7 @@
  * ended lease may already hold another block. The first failure closes a load: no further batch is taken, and batches
  * taken before may still be verified. */
 #include "worker/jobs/load.h"
-#include "worker/submit.h"
+#include "worker/base/submit.h"
 
 #include <stdlib.h>
 #include <string.h>

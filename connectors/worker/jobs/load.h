@@ -2,7 +2,7 @@
 #ifndef KVX_JOB_LOAD_H
 #define KVX_JOB_LOAD_H
 
-#include "worker/state.h"
+#include "worker/base/state.h"
 
 /* A block in the pool. */
 typedef struct kvx_source {

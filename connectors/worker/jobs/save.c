@@ -2,8 +2,8 @@
  * thread, and from there to DONE or DROPPED; a fence finds it by worker->save_marks until then. */
 #include "worker/jobs/save.h"
 #include "worker/cuda/state.h"
-#include "worker/report.h"
-#include "worker/submit.h"
+#include "worker/jobs/report.h"
+#include "worker/base/submit.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -2,7 +2,7 @@
 #ifndef KVX_JOB_SAVE_H
 #define KVX_JOB_SAVE_H
 
-#include "worker/state.h"
+#include "worker/base/state.h"
 
 typedef enum kvx_mark { KVX_MARK_WAITING = 0, KVX_MARK_TAKEN = 1, KVX_MARK_DONE = 2, KVX_MARK_DROPPED = 3 } kvx_mark_t;
 

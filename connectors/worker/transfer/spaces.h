@@ -2,7 +2,7 @@
 #ifndef KVX_WORKER_SPACES_H
 #define KVX_WORKER_SPACES_H
 
-#include "worker/state.h"
+#include "worker/base/state.h"
 
 /* A space: the number of its names, and where its blocks are. */
 typedef struct kvx_wspace_ref {

@@ -1,7 +1,7 @@
 #include "core/block/block.h"
 #include "core/block/transfer.h"
 #include "core/block/visibility.h"
-#include "core/core_impl.h"
+#include "core/base/core_impl.h"
 
 #define PRIVATE_QUANTUM 64u
 

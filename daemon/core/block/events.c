@@ -1,4 +1,4 @@
-#include "core/core_impl.h"
+#include "core/base/core_impl.h"
 
 void kvd_events_flush(kvd_core_t *core)
 {

@@ -1,6 +1,6 @@
 #include "core/block/block.h"
 #include "core/block/quarantine.h"
-#include "core/core_impl.h"
+#include "core/base/core_impl.h"
 
 void kvd_hide_tree(kvd_core_t *core, uint32_t id)
 {

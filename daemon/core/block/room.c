@@ -1,8 +1,8 @@
 #include "core/block/block.h"
 #include "core/block/room.h"
-#include "core/core_impl.h"
-#include "core/tenant/share.h"
-#include "core/tenant/slot_class.h"
+#include "core/base/core_impl.h"
+#include "core/base/share.h"
+#include "core/block/slot_class.h"
 
 #define NOBODY KVD_MAX_NAMESPACES /* owner of blocks whose namespace is not configured */
 

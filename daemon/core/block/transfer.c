@@ -1,5 +1,5 @@
 #include "core/block/transfer.h"
-#include "core/core_impl.h"
+#include "core/base/core_impl.h"
 
 kv_status_t kvd_io_create(kvd_core_t *core, uint32_t block, kvd_io_done_fn done, kvd_io_t **p_io)
 {

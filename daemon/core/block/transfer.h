@@ -11,7 +11,7 @@
 #ifndef KVD_CORE_TRANSFER_H
 #define KVD_CORE_TRANSFER_H
 
-#include "core/core_impl.h"
+#include "core/base/core_impl.h"
 
 typedef struct kvd_io kvd_io_t;
 /* The transfer has ended. It is destroyed after the call. */

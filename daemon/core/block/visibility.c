@@ -1,5 +1,5 @@
 #include "core/block/visibility.h"
-#include "core/core_impl.h"
+#include "core/base/core_impl.h"
 
 #define FILL_QUANTUM 256u
 

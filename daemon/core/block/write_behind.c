@@ -5,8 +5,8 @@
 #include "core/block/room.h"
 #include "core/block/transfer.h"
 #include "core/block/write_behind.h"
-#include "core/core_impl.h"
-#include "core/tenant/slot_class.h"
+#include "core/base/core_impl.h"
+#include "core/block/slot_class.h"
 
 #define FLUSH_RETRY_NS    UINT64_C(1000000000)
 #define WRITE_WAIT_MIN_NS UINT64_C(100000000)

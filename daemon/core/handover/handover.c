@@ -2,7 +2,7 @@
 #include "core/handover/handover.h"
 #include "core/block/block.h"
 #include "core/handover/handover_impl.h"
-#include "core/tenant/find.h"
+#include "core/base/find.h"
 
 #include <stdio.h>
 

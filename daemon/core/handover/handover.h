@@ -23,7 +23,7 @@
 #ifndef KVD_CORE_HANDOVER_H
 #define KVD_CORE_HANDOVER_H
 
-#include "core/core_impl.h"
+#include "core/base/core_impl.h"
 
 #define KVD_TRANSFER_MAX 128u
 

@@ -1,7 +1,7 @@
 /* Pins of an entry: is there room for one more? */
 #include "core/block/block.h"
 #include "core/handover/handover_impl.h"
-#include "core/tenant/share.h"
+#include "core/base/share.h"
 
 kv_status_t kvd_handover_refuse(kvd_core_t *core, kvd_handover_call_t *call, uint64_t bytes)
 {

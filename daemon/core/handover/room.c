@@ -1,7 +1,7 @@
 /* Bytes that entries may keep, and members that wait for some of them. */
 #include "core/handover/handover_impl.h"
-#include "core/tenant/find.h"
-#include "core/tenant/share.h"
+#include "core/base/find.h"
+#include "core/base/share.h"
 
 #define ROOM_QUANTUM 64u /* members of a namespace looked at */
 

@@ -1,8 +1,8 @@
 /* HANDOVER_SEND: what is new becomes pinned and is told to the consumer, all of it or nothing. */
 #include "core/block/block.h"
 #include "core/handover/handover_impl.h"
-#include "core/tenant/share.h"
-#include "core/tenant/find.h"
+#include "core/base/share.h"
+#include "core/base/find.h"
 
 /* One part of the request, and the pins that it gets. */
 typedef struct part {

@@ -30,7 +30,7 @@
 #ifndef KVD_CORE_INDEX_H
 #define KVD_CORE_INDEX_H
 
-#include "core/list.h"
+#include "core/base/list.h"
 
 #include "kv/metric.h"
 #include "kvs/tier.h"

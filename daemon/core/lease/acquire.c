@@ -1,11 +1,11 @@
 /* ACQUIRE of a path, and of the blocks of an unchained group; RELEASE and RENEW. */
 #include "core/block/block.h"
 #include "core/block/quarantine.h"
-#include "core/core_impl.h"
+#include "core/base/core_impl.h"
 #include "core/lease/lease.h"
 #include "core/lease/lease_impl.h"
-#include "core/tenant/find.h"
-#include "core/tenant/share.h"
+#include "core/base/find.h"
+#include "core/base/share.h"
 
 /* ---- a path: of a full group ----------------------------------------------------------------- */
 

@@ -9,7 +9,7 @@
 #ifndef KVD_CORE_EXTENT_ALLOC_H
 #define KVD_CORE_EXTENT_ALLOC_H
 
-#include "core/list.h"
+#include "core/base/list.h"
 
 #include "kv/shm.h"
 

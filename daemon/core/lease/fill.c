@@ -3,7 +3,7 @@
 #include "core/block/quarantine.h"
 #include "core/block/room.h"
 #include "core/block/transfer.h"
-#include "core/core_impl.h"
+#include "core/base/core_impl.h"
 #include "core/lease/lease.h"
 #include "core/lease/lease_impl.h"
 

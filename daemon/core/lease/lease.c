@@ -1,10 +1,10 @@
 #include "core/block/block.h"
 #include "core/block/transfer.h"
-#include "core/core_impl.h"
+#include "core/base/core_impl.h"
 #include "core/lease/lease.h"
 #include "core/lease/lease_impl.h"
-#include "core/tenant/find.h"
-#include "core/tenant/share.h"
+#include "core/base/find.h"
+#include "core/base/share.h"
 
 kvd_lease_t *kvd_lease_find(kvd_core_t *core, uint64_t id)
 {

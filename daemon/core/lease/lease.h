@@ -17,7 +17,7 @@
 #ifndef KVD_CORE_LEASE_H
 #define KVD_CORE_LEASE_H
 
-#include "core/core_impl.h"
+#include "core/base/core_impl.h"
 
 typedef struct kvd_lease {
 	uint64_t id;

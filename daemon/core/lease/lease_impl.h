@@ -3,7 +3,7 @@
 #ifndef KVD_CORE_LEASE_IMPL_H
 #define KVD_CORE_LEASE_IMPL_H
 
-#include "core/core_impl.h"
+#include "core/base/core_impl.h"
 #include "core/lease/lease.h"
 
 /* ---- lease.c --------------------------------------------------------------------------------- */

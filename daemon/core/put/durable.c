@@ -2,10 +2,10 @@
  * is known how many of them will be. */
 #include "core/block/block.h"
 #include "core/block/write_behind.h"
-#include "core/core_impl.h"
+#include "core/base/core_impl.h"
 #include "core/put/durable.h"
 #include "core/put/put_impl.h"
-#include "core/tenant/find.h"
+#include "core/base/find.h"
 
 static void answer_durable(kvd_core_t *core, kvd_put_t *put, uint32_t n, kv_status_t status)
 {

@@ -1,5 +1,5 @@
 /* Which keys are being written, by which puts, and which puts wait for one of them. */
-#include "core/core_impl.h"
+#include "core/base/core_impl.h"
 #include "core/put/pending.h"
 #include "core/put/put_impl.h"
 

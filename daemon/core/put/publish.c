@@ -4,14 +4,14 @@
 #include "core/block/transfer.h"
 #include "core/block/visibility.h"
 #include "core/block/write_behind.h"
-#include "core/core_impl.h"
+#include "core/base/core_impl.h"
 #include "core/put/durable.h"
 #include "core/put/pending.h"
 #include "core/put/put.h"
 #include "core/put/put_impl.h"
-#include "core/tenant/find.h"
-#include "core/tenant/share.h"
-#include "core/tenant/slot_class.h"
+#include "core/base/find.h"
+#include "core/base/share.h"
+#include "core/block/slot_class.h"
 
 #define STAGING_WORDS       512u
 #define INDEX_TRIES         64u

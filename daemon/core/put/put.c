@@ -1,12 +1,12 @@
 #include "core/block/block.h"
 #include "core/block/events.h"
 #include "core/block/quarantine.h"
-#include "core/core_impl.h"
+#include "core/base/core_impl.h"
 #include "core/put/pending.h"
 #include "core/put/put.h"
 #include "core/put/put_impl.h"
-#include "core/tenant/find.h"
-#include "core/tenant/share.h"
+#include "core/base/find.h"
+#include "core/base/share.h"
 
 static kvd_put_t *put_at(const kvd_core_t *core, uint32_t self)
 {

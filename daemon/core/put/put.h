@@ -17,7 +17,7 @@
 #ifndef KVD_CORE_PUT_H
 #define KVD_CORE_PUT_H
 
-#include "core/core_impl.h"
+#include "core/base/core_impl.h"
 
 typedef enum kvd_entry_state {
 	KVD_ENTRY_ALREADY,

@@ -1,13 +1,13 @@
 /* PUT_START: what is asked for, checked; then slots, entries and the header that ranks see. */
 #include "core/block/block.h"
 #include "core/block/room.h"
-#include "core/core_impl.h"
+#include "core/base/core_impl.h"
 #include "core/lease/extent_alloc.h"
 #include "core/put/pending.h"
 #include "core/put/put.h"
 #include "core/put/put_impl.h"
-#include "core/tenant/find.h"
-#include "core/tenant/share.h"
+#include "core/base/find.h"
+#include "core/base/share.h"
 
 /* What a PUT_START asks for, checked; nothing is reserved yet. */
 typedef struct kvd_draft {

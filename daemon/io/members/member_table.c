@@ -2,7 +2,7 @@
 #include "io/members/member_table.h"
 
 #include "io/members/member.h"
-#include "io/sessions/session.h"
+#include "io/base/session.h"
 
 #include "kv/json.h"
 

@@ -1,7 +1,7 @@
 /* A mirror is as large as the index may be: it is touched when its namespace has its first client, in a thread. */
 #include "io/members/mirror.h"
 
-#include "memory.h"
+#include "base/memory.h"
 
 #include "kv/log.h"
 

@@ -2,7 +2,7 @@
 #ifndef KVD_IO_MEMBERS_PIDFD_H
 #define KVD_IO_MEMBERS_PIDFD_H
 
-#include "io/sessions/session.h"
+#include "io/base/session.h"
 
 typedef enum kvd_pidfd {
 	KVD_PIDFD_BAD,      /* no pidfd, or of a process that has ended */

@@ -10,9 +10,9 @@
  */
 #include "io/members/slabs.h"
 
-#include "io/gpu.h"
+#include "io/base/gpu.h"
 #include "io/members/member_table.h"
-#include "io/sessions/session.h"
+#include "io/base/session.h"
 
 #include "kvs/nvme.h"
 #include "kvs/pool.h"

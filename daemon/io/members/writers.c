@@ -1,10 +1,10 @@
 /* Who may still write into memory that an earlier daemon lent. */
 #include "io/members/writers.h"
 
-#include "held.h"
+#include "base/held.h"
 #include "io/members/member.h"
-#include "io/poller.h"
-#include "keeper_socket.h"
+#include "io/base/poller.h"
+#include "base/keeper_socket.h"
 
 #include "kvs/pool.h"
 

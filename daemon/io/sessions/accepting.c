@@ -1,7 +1,7 @@
 /* When there are no descriptors for new sessions: accept pauses, and operators have some in reserve (decision 026). */
 #include "io/sessions/accepting.h"
 
-#include "io/poller.h"
+#include "io/base/poller.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,13 +1,13 @@
 /* STATUS, TRANSFERS, STATS, CHECK and CONFIG as JSON. A document speaks of the asker's namespace and of the daemon as a
  * whole, never of another namespace. */
-#include "io/disk_attach.h"
-#include "io/gpu.h"
+#include "io/sessions/disk_attach.h"
+#include "io/base/gpu.h"
 #include "io/members/member_table.h"
 #include "io/members/slabs.h"
 #include "io/members/writers.h"
-#include "io/net.h"
+#include "io/sessions/net.h"
 #include "io/sessions/document.h"
-#include "process.h"
+#include "base/process.h"
 
 #include "kv/json.h"
 #include "kvs/pool.h"

@@ -2,12 +2,12 @@
 #include "io/sessions/listener.h"
 
 #include "io/members/mirror.h"
-#include "io/poller.h"
+#include "io/base/poller.h"
 #include "io/sessions/accepting.h"
 #include "io/sessions/receive.h"
 
 #include "kvs/pool.h"
-#include "sockets.h"
+#include "options/sockets.h"
 
 #include <errno.h>
 #include <fcntl.h>

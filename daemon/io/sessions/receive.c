@@ -1,9 +1,9 @@
 /* From bytes to frames: sessions opened, read within their limits, ended. */
 #include "io/sessions/receive.h"
 
-#include "io/members/join.h"
+#include "io/sessions/join.h"
 #include "io/members/mirror.h"
-#include "io/poller.h"
+#include "io/base/poller.h"
 #include "io/sessions/accepting.h"
 #include "io/sessions/request.h"
 

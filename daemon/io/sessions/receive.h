@@ -2,7 +2,7 @@
 #ifndef KVD_IO_SESSIONS_RECEIVE_H
 #define KVD_IO_SESSIONS_RECEIVE_H
 
-#include "io/sessions/session.h"
+#include "io/base/session.h"
 
 /* Take a connected socket over. On failure it is closed. */
 void kvd_session_open(kvd_host_t *host, kvd_namespace_t *ns, int fd);

@@ -1,10 +1,10 @@
 /* One frame: check the role, decode, do, answer. */
 #include "io/sessions/request.h"
 
-#include "io/members/join.h"
+#include "io/sessions/join.h"
 #include "io/members/member_table.h"
 #include "io/members/slabs.h"
-#include "io/net.h"
+#include "io/sessions/net.h"
 #include "io/sessions/document.h"
 #include "io/sessions/space.h"
 

@@ -2,7 +2,7 @@
 #ifndef KVD_IO_SESSIONS_REQUEST_H
 #define KVD_IO_SESSIONS_REQUEST_H
 
-#include "io/sessions/session.h"
+#include "io/base/session.h"
 
 /* A request on its way. */
 typedef struct kvd_call {

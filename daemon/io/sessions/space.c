@@ -1,7 +1,7 @@
 /* SPACE_OPEN: is the identity whole, canonical, served, and does it say what the layout says? */
 #include "io/sessions/space.h"
 
-#include "io/gpu.h"
+#include "io/base/gpu.h"
 #include "io/members/member_table.h"
 
 #include "kv/identity.h"

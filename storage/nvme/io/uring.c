@@ -7,7 +7,7 @@
  */
 #include "uring.h"
 
-#include "threads.h"
+#include "nvme/threads.h"
 
 #include <poll.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* I/O threads without io_uring: plain preadv and pwritev, one transfer at a time each. */
-#include "threads.h"
+#include "nvme/threads.h"
 
 #include <poll.h>
 #include <stdlib.h>

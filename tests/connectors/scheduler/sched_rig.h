@@ -10,7 +10,7 @@
 #include "kv_test.h"
 
 #include "kvx_scheduler.h"
-#include "scheduler/state.h"
+#include "scheduler/base/state.h"
 
 #define SR_UNIT       8u /* tokens a block of group 0 */
 #define SR_BLOCKS     512u

@@ -1,7 +1,7 @@
 /* The table of requests against a model: an array searched from end to end. */
 #include "kv_cmocka.h"
 #include "kv_test.h"
-#include "scheduler/requests.h"
+#include "scheduler/base/requests.h"
 
 #define NAMES 600u
 

@@ -1,6 +1,6 @@
 #include "connectors/step/fake_engine.h"
 #include "engine/check.h"
-#include "scheduler/state.h"
+#include "scheduler/base/state.h"
 
 #include <signal.h>
 #include <stdlib.h>

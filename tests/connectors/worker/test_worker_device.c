@@ -3,7 +3,7 @@
  * too. */
 #include "connectors/worker/wr.h"
 #include "connectors/worker/wr_device.h"
-#include "worker/state.h"
+#include "worker/base/state.h"
 
 #include <stdatomic.h>
 #include <string.h>

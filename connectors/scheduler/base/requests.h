@@ -1,0 +1,99 @@
+/* scheduler/base/requests.h -- what the scheduler half keeps of a request: its block table, how far it is saved, its
+ * own keys.
+ *
+ * Requests are found by the engine's id. A pointer is valid until the request is removed; longer references keep its
+ * hash and serial number and look it up again. */
+#ifndef KVX_REQUESTS_H
+#define KVX_REQUESTS_H
+
+#include "cost_model/cost_model.h"
+#include "step/message.h"
+
+#include "kv/env.h"
+
+/* A block of the engine, and its generation when it was entered (scheduler/base/state.h). */
+typedef struct kvx_table_entry {
+	uint32_t id, gen;
+} kvx_table_entry_t;
+
+typedef struct kvx_request_group {
+	kvx_table_entry_t *entries;
+	uint32_t n, cap;
+	uint32_t asked; /* blocks [0, asked) are stored, reserved or given up */
+} kvx_request_group_t;
+
+/* Own keys only. */
+typedef struct kvx_chain_state {
+	kvc_key_t *keys;
+	uint32_t *tokens; /* events name them */
+	uint32_t n, cap;  /* units */
+	uint32_t partial; /* tokens of the last unit, which is a private block; 0: there is none */
+	uint64_t epoch;   /* of the space; 0: no chain */
+	int has_extra;    /* extra keys are in it, so its tokens alone do not name it */
+	kvc_chain_t chain;
+} kvx_chain_state_t;
+
+typedef struct kvx_request {
+	struct kvx_request *next; /* of the same bucket */
+	uint64_t hash, serial;
+	char *id; /* in the same allocation */
+	uint32_t id_len;
+	uint32_t space;      /* number */
+	uint32_t computed;   /* tokens, as of the last advance */
+	uint32_t tries;      /* reservations refused in a row */
+	uint64_t retry_ns;   /* not before */
+	uint64_t generation; /* when saving began; another one: match again what is stored, and begin again */
+	int failed;          /* a load has failed: the store is not looked up again */
+	int was_sent;        /* it was handed over to another instance */
+	int unsavable;       /* its table is wrong or incomplete, or has garbage: nothing is saved until the next one */
+	uint32_t to_device;  /* tokens from the start that are saved in memory of the GPU; 0: none are handed over there
+			      */
+	uint32_t device_asked;  /* blocks of group 0 from the start that are stored there, reserved or given up */
+	uint32_t garbage_until; /* its synchronous load has failed: blocks before that token are valid when computed */
+	kvx_cost_query_t cost_query; /* last question to the cost model; now_ns 0: none */
+	kvx_cost_decision_t cost_answer;
+	uint32_t device_tokens, cpu_tokens, disk_tokens, why;
+	int was_seen; /* it was advanced once: what it had then is in GPU memory, or was refused */
+	uint64_t match_ns, load_ns;
+	kvc_status_t load_status; /* of the last load; PENDING: not every rank has reported it */
+	kvc_status_t refused;     /* why blocks were not saved; OK: all that were asked for were granted since */
+	uint32_t refusals;        /* since blocks became visible */
+	struct kvx_sload *cached; /* leased until the engine admits it; NULL: nothing */
+	kvx_chain_state_t own;
+	kvx_request_group_t groups[];
+} kvx_request_t;
+
+typedef struct kvx_requests {
+	const kv_env_t *env;
+	kvx_request_t **buckets;
+	uint32_t bucket_count; /* a power of two */
+	uint32_t group_count, count;
+	uint64_t seed, serial;
+	kvx_request_t *last; /* the last one found; NULL: none */
+} kvx_requests_t;
+
+static inline int kvx_ask_is_sound(const kvx_ask_t *ask)
+{
+	return ask && ask->struct_size >= sizeof *ask && ask->id && ask->id_len > 0 && ask->id_len <= KVX_MAX_ID;
+}
+
+kvc_status_t kvx_requests_init(kvx_requests_t *requests, const kv_env_t *env, uint32_t group_count);
+void kvx_requests_fini(kvx_requests_t *requests);
+
+/* Of a text that clients may choose: seeded, so that they cannot choose a bucket. */
+uint64_t kvx_requests_hash(const kvx_requests_t *requests, const char *id, uint32_t len);
+/* NULL: unknown. */
+kvx_request_t *kvx_requests_find(kvx_requests_t *requests, const char *id, uint32_t len);
+/* The one it is about, NULL: none is known. */
+kvx_request_t *kvx_requests_find_asked(kvx_requests_t *requests, const kvx_ask_t *ask);
+/* The one with that hash and serial number, or NULL. */
+kvx_request_t *kvx_requests_find_serial(kvx_requests_t *requests, uint64_t hash, uint64_t serial);
+/* Added if it is unknown. NULL: out of memory, or the id is empty or longer than KVX_MAX_ID bytes. */
+kvx_request_t *kvx_requests_find_or_add(kvx_requests_t *requests, const char *id, uint32_t len);
+void kvx_requests_remove(kvx_requests_t *requests, kvx_request_t *request);
+/* Memory for n entries in the table of group `index`. */
+kvc_status_t kvx_request_reserve(kvx_requests_t *requests, kvx_request_t *request, uint32_t index, uint32_t n);
+/* The one after `request`, NULL: the first; NULL after the last. */
+kvx_request_t *kvx_requests_next(const kvx_requests_t *requests, const kvx_request_t *request);
+
+#endif

@@ -1,0 +1,26 @@
+/* daemon/base/held.h -- descriptors that the keeper has kept from an earlier daemon, by name: for the next daemon, or
+ * for a keeper of another version (decision 061).
+ *
+ * The keeper's list is a memfd of lines "<descriptor> <name>"; the descriptors were inherited. What nobody claims is
+ * closed, and the keeper lets go of it (decision 059).
+ */
+#ifndef KVD_HELD_H
+#define KVD_HELD_H
+
+#include "kv/status.h"
+
+#include <stdint.h>
+
+typedef struct kvd_held kvd_held_t;
+
+/* Reads the list and closes it. list_fd -1: there is nothing. A line that makes no sense is left out. NULL: there is
+ * nothing, or no memory, and then nothing is adopted. */
+kvd_held_t *kvd_held_open(int list_fd, int keeper_fd);
+/* The i-th name; NULL: there are no more. Claimed ones are there too. */
+const char *kvd_held_name(const kvd_held_t *held, uint32_t i);
+/* The descriptor, the caller's from now on; -1: nothing of the name is left. `held` may be NULL. */
+int kvd_held_claim(kvd_held_t *held, const char *name);
+/* Close what was not claimed; `drop`: and have the keeper drop it. NULL is fine. */
+void kvd_held_close(kvd_held_t *held, int drop);
+
+#endif

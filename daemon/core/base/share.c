@@ -1,0 +1,262 @@
+#include "core/base/core_impl.h"
+#include "core/base/share.h"
+
+/* ---- what is used and what is due ------------------------------------------------------------ */
+
+static kvd_set_t tier_of(kvd_resource_t what)
+{
+	return what == KVD_SHARE_DISK ? KVD_DISK : KVD_CPU;
+}
+
+static int counts(const kvd_class_t *class, kvd_resource_t what)
+{
+	return kvd_mem_kind(class) == (what == KVD_SHARE_GPU ? KVD_GPU_MEM : KVD_HOST_MEM) &&
+	       class->tier_class[tier_of(what)] != KVD_NONE;
+}
+
+uint64_t kvd_share_used(const kvd_core_t *core, uint32_t ns, kvd_resource_t what)
+{
+	kvd_set_t t = tier_of(what);
+	uint64_t bytes = 0;
+
+	if (what == KVD_SHARE_INDEX) {
+		return ns == KVD_NONE ? core->unowned_blocks : core->ns[ns]->blocks;
+	}
+	for (uint32_t c = 0; core->tier[t] && c < core->class_count; c++) {
+		const kvd_class_t *class = &core->classes[c];
+
+		bytes += class->ns == ns && counts(class, what) ? kvs_class_bytes(core->tier[t], class->tier_class[t])
+								: 0;
+	}
+
+	return bytes;
+}
+
+uint64_t kvd_share_of(const kvd_core_t *core, uint32_t ns, kvd_resource_t what)
+{
+	return ns == KVD_NONE ? 0 : core->ns[ns]->share[what];
+}
+
+uint64_t kvd_share_max(const kvd_core_t *core, uint32_t ns, kvd_resource_t what)
+{
+	uint64_t most = core->ns[ns]->parts.max[what];
+
+	return most ? most : UINT64_MAX;
+}
+
+static void get_usage(const kvd_core_t *core, kvd_resource_t what, kvs_usage_t *p_usage)
+{
+	kvs_tier_t *tier = core->tier[tier_of(what)];
+	kvs_usage_t one;
+
+	if (what != KVD_SHARE_GPU) {
+		kvs_usage_of(tier, 0, p_usage);
+		return;
+	}
+	*p_usage = (kvs_usage_t){0};
+	for (uint32_t m = 1; m <= core->gpu_memories; m++) {
+		kvs_usage_of(tier, m, &one);
+		p_usage->limit_bytes += one.limit_bytes;
+		p_usage->charged_bytes += one.charged_bytes;
+	}
+}
+
+/* What a tier needs for ledger, digests and metadata is taken off all shares alike. Otherwise each namespace could be
+ * within its share and the tier full. */
+static uint64_t without_overhead(const kvd_core_t *core, kvd_resource_t what, uint64_t share)
+{
+	kvd_set_t t = tier_of(what);
+	uint64_t overhead;
+	kvs_usage_t usage;
+
+	get_usage(core, what, &usage);
+	if (share >= usage.limit_bytes) {
+		return share;
+	}
+	overhead = usage.charged_bytes;
+	for (uint32_t c = 0; c < core->class_count; c++) {
+		const kvd_class_t *class = &core->classes[c];
+
+		overhead -= counts(class, what) ? kvs_class_bytes(core->tier[t], class->tier_class[t]) : 0;
+	}
+
+	return (uint64_t)((double)share * ((double)(usage.limit_bytes - overhead) / (double)usage.limit_bytes));
+}
+
+uint64_t kvd_share_over(const kvd_core_t *core, uint32_t ns, kvd_resource_t what, uint64_t more)
+{
+	uint64_t used = kvd_share_used(core, ns, what) + more, share = kvd_share_of(core, ns, what);
+
+	if (what != KVD_SHARE_INDEX && core->tier[tier_of(what)]) {
+		share = without_overhead(core, what, share);
+	}
+
+	return used > share ? used - share : 0;
+}
+
+static uint64_t total_of(const kvd_core_t *core, kvd_resource_t what)
+{
+	kvs_usage_t usage = {0};
+
+	if (what == KVD_SHARE_INDEX) {
+		return core->config.max_index_blocks;
+	}
+	if (core->tier[tier_of(what)]) {
+		get_usage(core, what, &usage);
+	}
+
+	return usage.limit_bytes;
+}
+
+void kvd_shares_compute(kvd_core_t *core)
+{
+	for (kvd_resource_t what = 0; what < KVD_SHARES; what++) {
+		uint64_t total = total_of(core, what), given = 0;
+		uint32_t others = 0;
+
+		for (uint32_t n = 0; n < core->ns_count; n++) {
+			given += core->ns[n]->parts.given[what];
+			others += core->ns[n]->parts.given[what] == 0;
+		}
+		for (uint32_t n = 0; n < core->ns_count; n++) {
+			kvd_ns_t *ns = core->ns[n];
+			uint64_t share = ns->parts.given[what] ? ns->parts.given[what]
+					 : total > given       ? (total - given) / others
+							       : 0;
+			uint64_t most = kvd_share_max(core, n, what);
+
+			ns->share[what] = share < most ? share : most;
+			if (what != KVD_SHARE_INDEX && what != KVD_SHARE_GPU && core->tier[tier_of(what)]) {
+				kv_status_t status = kvs_tier_cap(core->tier[tier_of(what)], ns->name, most);
+
+				kv_assert(status ==
+					  KV_OK); /* a tier keeps caps for as many namespaces as there may be */
+			}
+		}
+	}
+}
+
+kv_status_t kvd_namespace_share(kvd_core_t *core, uint32_t ns, const kvd_parts_t *parts)
+{
+	if (ns >= core->ns_count) {
+		return KV_ERR_ARG;
+	}
+	core->ns[ns]->parts = *parts;
+	kvd_shares_compute(core);
+
+	return KV_OK;
+}
+
+/* ---- what cannot be reclaimed ---------------------------------------------------------------- */
+
+static kvd_resource_t resource_of(kvd_mem_kind_t kind)
+{
+	return kind == KVD_GPU_MEM ? KVD_SHARE_GPU : KVD_SHARE_CPU;
+}
+
+uint64_t kvd_share_irreclaimable(const kvd_core_t *core, uint32_t ns, kvd_mem_kind_t kind)
+{
+	const kvd_ns_t *name_space = core->ns[ns];
+	uint64_t slots = name_space->pinned_bytes[kind] + name_space->unfinished_bytes[kind];
+
+	return kind == KVD_HOST_MEM ? slots + name_space->tail_bytes : slots;
+}
+
+uint64_t kvd_share_handover_max(const kvd_core_t *core, uint32_t ns)
+{
+	uint64_t most = core->config.max_handover_bytes;
+
+	return most ? most : core->ns[ns]->share[KVD_SHARE_CPU] / 4u;
+}
+
+uint64_t kvd_share_pin_room(const kvd_core_t *core, uint32_t ns, uint32_t slot_class)
+{
+	const kvd_ns_t *name_space = core->ns[ns];
+	kvd_mem_kind_t kind = kvd_mem_kind(&core->classes[slot_class]);
+	uint64_t charged = kvd_share_irreclaimable(core, ns, kind), share = name_space->share[resource_of(kind)];
+	uint64_t blocks = share > charged ? (share - charged) / core->classes[slot_class].slot_bytes : 0;
+	uint64_t named = name_space->pinned_blocks + name_space->unfinished_blocks;
+	uint64_t index = name_space->share[KVD_SHARE_INDEX] > named ? name_space->share[KVD_SHARE_INDEX] - named : 0;
+
+	return blocks < index ? blocks : index;
+}
+
+static const kvd_class_t *class_of_slab(const kvd_core_t *core, const kvs_slab_desc_t *desc)
+{
+	for (uint32_t c = 0; c < core->class_count; c++) {
+		if (core->classes[c].tier_class[KVD_CPU] == desc->slot_class) {
+			return &core->classes[c];
+		}
+	}
+
+	return NULL;
+}
+
+int kvd_share_may_open(const kvd_core_t *core, uint32_t ns, kvs_loc_t loc)
+{
+	kvs_tier_t *tier = core->tier[KVD_CPU];
+	const kvs_rebalance_ops_t *ops = tier->ops->rebalance;
+	const kvd_class_t *own, *class;
+	kvd_resource_t what;
+	kvs_slab_desc_t desc;
+	uint64_t open = 0;
+
+	if (!ops || ops->describe_slab(tier, kv_slot_slab(loc.slot), &desc) != KV_OK || desc.open > 1) {
+		return 1;
+	}
+	own = class_of_slab(core, &desc);
+	what = own ? resource_of(kvd_mem_kind(own)) : KVD_SHARE_CPU;
+	if (kvd_share_over(core, ns, what, 0) == 0) {
+		return 1;
+	}
+	for (uint32_t slab = 0; slab < ops->slab_count(tier); slab++) {
+		class = ops->describe_slab(tier, slab, &desc) == KV_OK && desc.open > 0 ? class_of_slab(core, &desc)
+											: NULL;
+		open += class && class->ns == ns && counts(class, what) ? desc.slots * class->slot_bytes : 0;
+	}
+
+	return open <= core->ns[ns]->share[what];
+}
+
+uint64_t kvd_share_instance_room(const kvd_core_t *core, const kvd_instance_rec_t *instance, kvd_mem_kind_t kind,
+				 uint64_t cap, const uint64_t own[KVD_MEM_KINDS])
+{
+	uint64_t most = cap ? cap : core->ns[instance->ns]->share[resource_of(kind)] / 2u;
+	uint64_t charged = cap ? own[kind] : instance->pinned_bytes[kind] + instance->unfinished_bytes[kind];
+
+	return most > charged ? most - charged : 0;
+}
+
+int kvd_share_may_promote(const kvd_core_t *core, uint32_t ns, uint32_t slot_class)
+{
+	const kvd_class_t *class = &core->classes[slot_class];
+	const kvd_mem_kind_t kind = kvd_mem_kind(class);
+
+	return kvd_share_irreclaimable(core, ns, kind) + class->slot_bytes <=
+	       core->ns[ns]->share[resource_of(kind)] / 2u;
+}
+
+void kvd_share_count_unfinished(kvd_core_t *core, kvd_instance_rec_t *instance, uint32_t slot_class, int taken)
+{
+	const kvd_class_t *class = &core->classes[slot_class];
+	kvd_mem_kind_t kind = kvd_mem_kind(class);
+	kvd_ns_t *ns = core->ns[instance->ns];
+	uint64_t bytes = taken ? class->slot_bytes : 0 - class->slot_bytes;
+
+	instance->unfinished_bytes[kind] += bytes;
+	ns->unfinished_bytes[kind] += bytes;
+	ns->unfinished_blocks += taken ? 1 : UINT64_MAX;
+}
+
+kv_status_t kvd_core_add_memory(kvd_core_t *core, kvs_tier_t *pool, uint32_t *p_memory)
+{
+	kvs_tier_t *tier = core->tier[KVD_CPU];
+	kv_status_t status = tier->ops->add_memory ? tier->ops->add_memory(tier, pool, p_memory) : KV_ERR_UNSUPPORTED;
+
+	if (status == KV_OK) {
+		core->gpu_memories = *p_memory;
+		kvd_shares_compute(core);
+	}
+
+	return status;
+}

@@ -1,0 +1,455 @@
+#include "core/block/events.h"
+#include "core/block/quarantine.h"
+#include "core/block/visibility.h"
+#include "core/base/core_impl.h"
+#include "core/base/find.h"
+#include "core/base/share.h"
+#include "core/block/slot_class.h"
+#include "core/ends/space.h"
+
+#define MAX_PENDING_RESETS 256u
+#define OPEN_QUANTA        16u
+
+/* ---- namespaces ------------------------------------------------------------------------------ */
+
+uint64_t kvd_mirror_bytes(const kvd_core_config_t *config)
+{
+	return kvd_mirror_size(config->max_index_blocks);
+}
+
+kv_status_t kvd_namespace_add(kvd_core_t *core, const char *name, void *mirror, uint32_t *p_ns)
+{
+	kvd_ns_t *ns;
+
+	if (core->ns_count == KVD_MAX_NAMESPACES) {
+		return KV_ERR_LIMIT;
+	}
+	if (name[0] == '\0' || strlen(name) > KVD_NS_NAME_MAX) {
+		return KV_ERR_ARG;
+	}
+	ns = kv_alloc(core->env, sizeof *ns);
+	if (!ns) {
+		return KV_ERR_NOMEM;
+	}
+	ns->spaces = kv_alloc(core->env, (size_t)core->config.max_spaces * sizeof(kvd_space_t *));
+	if (!ns->spaces) {
+		kv_free(core->env, ns);
+		return KV_ERR_NOMEM;
+	}
+	memcpy(ns->name, name, strlen(name) + 1);
+	ns->puts = ns->room_waiters = ns->announced = KVD_LIST_EMPTY;
+	kvd_mirror_init(&ns->mirror, mirror, core->config.max_index_blocks, core->config.incarnation);
+	ns->mirror.header->stale_ns = core->config.stale_ns;
+	kvd_mirror_set_heartbeat(&ns->mirror, kv_now_ns(core->env));
+	*p_ns = core->ns_count;
+	core->ns[core->ns_count++] = ns;
+	kv_ns_metrics_open(core->world.metrics, name);
+	kvd_shares_compute(core);
+
+	return KV_OK;
+}
+
+/* ---- spaces ---------------------------------------------------------------------------------- */
+
+static char *copy_text(kvd_core_t *core, const char *text, size_t len)
+{
+	char *copy = kv_alloc(core->env, len + 1);
+
+	if (copy) {
+		memcpy(copy, text, len);
+	}
+
+	return copy;
+}
+
+static void free_space(kvd_core_t *core, kvd_space_t *space)
+{
+	kv_free(core->env, space->identity);
+	kv_free(core->env, space->layout);
+	kv_free(core->env, space->lora);
+	kv_free(core->env, space);
+}
+
+static void finish_epoch_record(void *arg, kv_status_t status)
+{
+	kvd_core_t *core = arg;
+
+	if (!kvd_callback_enter(core) && status != KV_OK) {
+		kv_logf(core->env, KV_LOG_WARN, "core", "a new space could not be recorded on disk, status %s",
+			kv_status_name(status));
+	}
+}
+
+/* The tree that was recovered under this root, or a new one. */
+static kv_status_t find_or_create_tree(kvd_core_t *core, const kvd_space_t *space, uint32_t *p_tree)
+{
+	uint32_t found = KVD_NONE;
+	kv_status_t status;
+
+	for (uint32_t id = 0; id < core->ix.trees.made && found == KVD_NONE; id++) {
+		const kvd_tree_t *tree = kvd_tree_at(&core->ix, id);
+
+		if (tree->live && !tree->hidden && tree->ns == KVD_NONE &&
+		    memcmp(tree->root, space->root, sizeof tree->root) == 0) {
+			found = id;
+		}
+	}
+	if (found != KVD_NONE && kvd_tree_at(&core->ix, found)->epoch == space->epoch &&
+	    kvd_tree_at(&core->ix, found)->slot_class == space->slot_class) {
+		*p_tree = found;
+		return KV_OK;
+	}
+	status = kvd_tree_create(&core->ix, p_tree);
+	if (status == KV_OK && found != KVD_NONE && !core->coming) {
+		kvd_hide_tree(core, found);
+	}
+
+	return status;
+}
+
+static void adopt_tree(kvd_core_t *core, const kvd_space_t *space)
+{
+	kvd_tree_t *tree = kvd_tree_at(&core->ix, space->tree);
+
+	tree->ns = space->ns;
+	tree->tally = &core->ns[space->ns]->blocks;
+	tree->space = space->id;
+	tree->slot_class = space->slot_class;
+	tree->epoch = space->epoch;
+	memcpy(tree->root, space->root, sizeof tree->root);
+	kvd_show_tree(core, tree); /* what was recovered has to be in the mirror */
+}
+
+/* No key made in it is one that a disk has: true epochs count from 1. */
+static uint64_t temporary_epoch(kvd_core_t *core)
+{
+	uint64_t random;
+
+	kv_random(core->env, &random, sizeof random);
+
+	return UINT64_C(1) << 48 | random >> 16;
+}
+
+static void ignore_result(void *arg, kv_status_t status)
+{
+	(void)arg;
+	(void)status;
+}
+
+/* The pool of a GPU keeps the epochs of its spaces for the next daemon, and no other place does. Without room there, a
+ * space has an epoch that no later daemon gives, and its blocks end with this one. */
+static kv_status_t keep_epoch_in_memory(kvd_core_t *core, const kvd_space_t *space, uint64_t epoch)
+{
+	const kvs_epoch_t e = {
+		.root = space->root, .ns = core->ns[space->ns]->name, .identity = space->identity, .epoch = epoch};
+
+	return kvs_epoch_set_in(core->tier[KVD_CPU], core->classes[space->slot_class].memory, &e, ignore_result, NULL);
+}
+
+static uint64_t open_epoch_in_memory(kvd_core_t *core, const kvd_space_t *space)
+{
+	uint64_t epoch = kvs_epoch_get(core->tier[KVD_CPU], space->root);
+
+	if (epoch == 0) {
+		epoch = temporary_epoch(core);
+		(void)keep_epoch_in_memory(core, space, epoch);
+	}
+
+	return epoch;
+}
+
+/* Spaces in the memory of a GPU have no disk. */
+static int has_disk(const kvd_core_t *core, const kvd_space_t *space)
+{
+	return core->classes[space->slot_class].memory == 0;
+}
+
+static kv_status_t create_space(kvd_core_t *core, const kvd_space_open_t *ask, uint32_t id, kvd_space_t **p_space)
+{
+	kvd_space_t *space = kv_alloc(core->env, sizeof *space);
+	uint32_t pieces = (ask->geometry.page_bytes + ask->geometry.leaf_bytes - 1) / ask->geometry.leaf_bytes;
+	kv_status_t status = KV_ERR_NOMEM;
+
+	if (!space) {
+		return KV_ERR_NOMEM;
+	}
+	*space = (kvd_space_t){
+		.ns = ask->ns,
+		.id = id,
+		.epoch = 1,
+		.hash_tokens = ask->hash_tokens,
+		.group_count = ask->group_count,
+		.pieces = pieces,
+		.layers = ask->geometry.leaves / pieces,
+		.geometry = ask->geometry,
+	};
+	memcpy(space->groups, ask->groups, ask->group_count * sizeof *ask->groups);
+	memcpy(space->root, ask->root, sizeof space->root);
+	space->identity = copy_text(core, ask->identity, ask->identity_len);
+	space->layout = copy_text(core, ask->layout, strlen(ask->layout));
+	space->lora = ask->lora ? copy_text(core, ask->lora, strlen(ask->lora)) : NULL;
+	if (!space->identity || !space->layout || (ask->lora && !space->lora)) {
+		goto err_space;
+	}
+	status = kvd_class_open(core, ask, &space->slot_class);
+	if (status != KV_OK) {
+		goto err_space;
+	}
+	if (ask->memory > 0) {
+		space->epoch = open_epoch_in_memory(core, space);
+	} else if (core->tier[KVD_DISK]) {
+		uint64_t known = kvs_epoch_get(core->tier[KVD_DISK], space->root);
+
+		space->epoch = known ? known : 1;
+	} else if (core->world.note_reset) {
+		space->epoch = temporary_epoch(core);
+	}
+	status = find_or_create_tree(core, space, &space->tree);
+	if (status != KV_OK) {
+		goto err_space;
+	}
+	*p_space = space;
+
+	return KV_OK;
+err_space:
+	free_space(core, space);
+	return status;
+}
+
+static int are_groups_valid(const kvd_space_open_t *ask)
+{
+	for (uint32_t i = 0; i < ask->group_count && i < KV_MAX_GROUPS; i++) {
+		if (ask->groups[i].block_tokens == 0 || ask->groups[i].block_tokens % ask->hash_tokens != 0) {
+			return 0;
+		}
+	}
+
+	return ask->group_count > 0 && ask->group_count <= KV_MAX_GROUPS;
+}
+
+/* The figures of a space come from a client and must agree before anything is sized by them. */
+static int is_geometry_valid(const kvd_space_open_t *ask)
+{
+	const kvs_geometry_t *g = &ask->geometry;
+
+	return ask->hash_tokens > 0 && are_groups_valid(ask) && g->block_bytes > 0 && g->heads > 0 && g->leaves > 0 &&
+	       g->leaf_bytes > 0 && g->page_bytes > 0 &&
+	       g->leaves % ((g->page_bytes + g->leaf_bytes - 1) / g->leaf_bytes) == 0;
+}
+
+/* Tell the disk tier's superblock the space's epoch. */
+static kv_status_t record_epoch(kvd_core_t *core, const kvd_space_t *space, uint64_t epoch, kvs_done_fn done, void *arg)
+{
+	kvs_epoch_t e = {
+		.root = space->root, .ns = core->ns[space->ns]->name, .identity = space->identity, .epoch = epoch};
+
+	return kvs_epoch_set(core->tier[KVD_DISK], &e, done, arg);
+}
+
+kv_status_t kvd_space_open(kvd_core_t *core, const kvd_space_open_t *ask, kvd_space_info_t *p_info)
+{
+	kvd_ns_t *ns = ask->ns < core->ns_count ? core->ns[ask->ns] : NULL;
+	kvd_space_t *space = NULL;
+	uint32_t free_id = 0;
+	kv_status_t status;
+
+	if (!ns || !is_geometry_valid(ask)) {
+		return ns ? KV_ERR_LAYOUT : KV_ERR_ARG;
+	}
+	for (uint32_t id = 1; id < core->config.max_spaces && id <= ns->space_count && !space; id++) {
+		space = memcmp(ns->spaces[id]->root, ask->root, sizeof ask->root) == 0 ? ns->spaces[id] : NULL;
+	}
+	if (!space) {
+		free_id = ns->space_count + 1;
+		if (free_id >= core->config.max_spaces) {
+			return KV_ERR_LIMIT;
+		}
+		status = create_space(core, ask, free_id, &space);
+		if (status != KV_OK) {
+			return status;
+		}
+		ns->spaces[free_id] = space;
+		ns->space_count++;
+		adopt_tree(core, space);
+		kvd_mirror_set_epoch(&ns->mirror, space->id, space->epoch);
+	}
+	/* The tier takes no block of a space that it has not recorded. It may have been off before, so each open
+	 * records again. */
+	if (core->tier[KVD_DISK] && has_disk(core, space) && kvs_epoch_get(core->tier[KVD_DISK], space->root) == 0) {
+		core->outstanding++;
+		status = record_epoch(core, space, space->epoch, finish_epoch_record, core);
+		if (status != KV_OK) {
+			finish_epoch_record(core, status);
+		}
+	}
+	/* A client that opens a space looks into the mirror next: let it find all blocks of a small tree, or the first
+	 * of a large one. */
+	for (uint32_t i = 0; i < OPEN_QUANTA && kvd_visibility_run(core); i++) {
+	}
+	kvd_events_flush(core);
+	*p_info = (kvd_space_info_t){.space = space->id,
+				     .epoch = space->epoch,
+				     .geometry = space->geometry,
+				     .hash_tokens = space->hash_tokens,
+				     .layout = space->layout};
+
+	return KV_OK;
+}
+
+/* ---- reset ----------------------------------------------------------------------------------- */
+
+typedef struct kvd_reset {
+	kvd_core_t *core;
+	kvd_member_t member;
+	uint64_t frame_id;
+	uint64_t epoch;
+	int asking; /* still inside kvs_epoch_set() */
+	int done;
+	kv_status_t status;
+} kvd_reset_t;
+
+static void finish_reset(void *arg, kv_status_t status)
+{
+	kvd_reset_t *reset = arg, end = *reset;
+	kv_msg_t reply = {.space_reset_reply = {.epoch = end.epoch}};
+
+	reset->done = 1;
+	reset->status = status;
+	/* Inside kvs_epoch_set(): record_reset() reads the status and frees the record. */
+	if (end.asking) {
+		return;
+	}
+	kv_free(end.core->env, reset);
+	if (kvd_callback_enter(end.core)) {
+		return;
+	}
+	end.core->pending_resets--;
+	if (end.core->answer) {
+		end.core->answer(end.core->answer_ctx, end.member, KV_CODE_SPACE_RESET, end.frame_id, status, &reply);
+	}
+}
+
+/* Have the next epoch recorded. KV_PENDING: finish_reset() answers later. KV_OK: it is on disk, or there is none. Else
+ * nothing has happened. */
+static kv_status_t record_reset(kvd_core_t *core, const kvd_space_t *space, kvd_member_t member, uint64_t frame_id)
+{
+	kvd_reset_t *reset;
+	kv_status_t status;
+
+	if (!has_disk(core, space)) {
+		/* An epoch that is kept must change before the answer: the next daemon would bring back what is reset.
+		 */
+		return kvs_epoch_get(core->tier[KVD_CPU], space->root) == 0
+			       ? KV_OK
+			       : keep_epoch_in_memory(core, space, space->epoch + 1);
+	}
+	if (!core->tier[KVD_DISK]) {
+		kvs_epoch_t e = {.root = space->root, .epoch = space->epoch + 1};
+
+		return core->world.note_reset ? core->world.note_reset(core->world.ctx, &e) : KV_OK;
+	}
+	if (core->pending_resets >= MAX_PENDING_RESETS) {
+		return KV_ERR_BUSY;
+	}
+	reset = kv_alloc(core->env, sizeof *reset);
+	if (!reset) {
+		return KV_ERR_NOMEM;
+	}
+	*reset = (kvd_reset_t){
+		.core = core, .member = member, .frame_id = frame_id, .epoch = space->epoch + 1, .asking = 1};
+	status = record_epoch(core, space, reset->epoch, finish_reset, reset);
+	reset->asking = 0;
+	if (status == KV_OK && !reset->done) {
+		core->pending_resets++;
+		core->outstanding++;
+		return KV_PENDING;
+	}
+	status = status == KV_OK ? reset->status : status;
+	kv_free(core->env, reset);
+
+	return status;
+}
+
+/* To another epoch and its tree. The old tree leaves in quanta, and the new one is announced after that: event hashes
+ * survive a reset (decision 006). */
+static void move_to_epoch(kvd_core_t *core, kvd_space_t *space, uint32_t tree, uint64_t epoch)
+{
+	kvd_events_flush(core);
+	kvd_hide_tree(core, space->tree);
+	space->leaving++;
+	space->tree = tree;
+	space->epoch = epoch;
+	kvd_handovers_sweep(core);
+	adopt_tree(core, space);
+	kvd_tree_at(&core->ix, tree)->mute = 1;
+	kvd_mirror_set_epoch(&core->ns[space->ns]->mirror, space->id, epoch);
+}
+
+kv_status_t kvd_space_reset(kvd_core_t *core, uint32_t ns, kvd_member_t member, uint64_t frame_id,
+			    const kv_msg_space_reset_t *ask, kv_msg_space_reset_reply_t *reply)
+{
+	kvd_space_t *space;
+	uint32_t tree;
+	kv_status_t status = kvd_space_find(core, ns, ask->space, ask->epoch, &space);
+
+	if (status == KV_OK) {
+		status = kvd_tree_create(&core->ix, &tree);
+	}
+	if (status != KV_OK) {
+		return status;
+	}
+	/* The new tree exists first: when this fails, nothing has happened. */
+	status = record_reset(core, space, member, frame_id);
+	if (status != KV_OK && status != KV_PENDING) {
+		kvd_tree_destroy(&core->ix, tree);
+		return status;
+	}
+
+	move_to_epoch(core, space, tree, space->epoch + 1);
+	kvd_count(core, KV_M_SPACE_RESETS, 1);
+	reply->epoch = space->epoch;
+
+	return status;
+}
+
+/* ---- a disk tier that comes late ------------------------------------------------------------- */
+
+/* From its temporary epoch to the one on disk. Without memory for a tree it stays as it is; the tier takes no block of
+ * an epoch it has not recorded. */
+static void attach_space(kvd_core_t *core, kvd_space_t *space)
+{
+	uint64_t known = kvs_epoch_get(core->tier[KVD_DISK], space->root);
+	kvd_space_t there = *space;
+	uint32_t tree;
+
+	there.epoch = known ? known : 1;
+	if (find_or_create_tree(core, &there, &tree) == KV_OK) {
+		move_to_epoch(core, space, tree, there.epoch);
+	}
+}
+
+void kvd_spaces_attach(kvd_core_t *core)
+{
+	for (uint32_t n = 0; n < core->ns_count; n++) {
+		for (uint32_t id = 1; id <= core->ns[n]->space_count; id++) {
+			kvd_space_t *space = core->ns[n]->spaces[id];
+
+			if (has_disk(core, space)) {
+				kvd_class_update(core, space->slot_class, KVD_DISK);
+				attach_space(core, space);
+			}
+		}
+	}
+}
+
+void kvd_spaces_fini(kvd_core_t *core)
+{
+	for (uint32_t n = 0; n < core->ns_count; n++) {
+		for (uint32_t id = 1; id <= core->ns[n]->space_count; id++) {
+			free_space(core, core->ns[n]->spaces[id]);
+		}
+		kv_free(core->env, core->ns[n]->spaces);
+		kv_free(core->env, core->ns[n]);
+	}
+	kv_free(core->env, core->classes);
+}
