@@ -1,7 +1,7 @@
-# Files of one folder whose functions call each other both ways, from the symbols of their objects (nm -A -P).
+# Files, or with -v folders=1 folders, whose functions call each other both ways, from the symbols of their objects (nm -A -P).
 # usage: nm -A -P OBJECTS | awk -v root=BUILD -v part=FOLDER/ -v pairs=LIMIT -v circle=LIMIT -f scripts/circles.awk
 # part: a regular expression, without the files' names: 'kernels/.*' is the folder with those below it. -v list=1 prints every pair.
-# A pair is two files that use symbols of each other. A circle is a set of files; each reaches every other.
+# A pair is two of them that use symbols of each other. A circle is a set; each member reaches every other.
 
 function source(object,    path) {
 	path = substr(object, length(root) + 2)
@@ -13,9 +13,13 @@ function source(object,    path) {
 {
 	file = source($1)
 	if (file !~ "^" part "[^/]*$" || file ~ /__\//) next
-	if (!(file in number)) {
-		if ((getline line < file) < 0) next # the object of a file that has gone
+	if (!(file in exists)) {
+		exists[file] = (getline line < file) >= 0 # else the object of a file that has gone
 		close(file)
+	}
+	if (!exists[file]) next
+	if (folders) sub(/\/[^\/]*$/, "", file)
+	if (!(file in number)) {
 		number[file] = ++files
 		name[files] = file
 	}
@@ -24,6 +28,7 @@ function source(object,    path) {
 }
 
 END {
+	what = folders ? "folders" : "files"
 	for (use in uses) {
 		split(use, at, SUBSEP)
 		if ((at[2] in home) && home[at[2]] != at[1]) reach[at[1], home[at[2]]] = 1
@@ -46,10 +51,10 @@ END {
 				members = members " " name[b]
 				size++
 			}
-		if (size > circle) print part ": circle of " size " files, at most " circle ": " members
+		if (size > circle) print part ": circle of " size " " what ", at most " circle ": " members
 	}
 	if (!files) print part ": no objects: make build"
-	if (found > pairs) print part ": " found " pairs of files call each other both ways, at most " pairs
+	if (found > pairs) print part ": " found " pairs of " what " call each other both ways, at most " pairs
 	if (found > pairs || list)
 		for (k = 1; k <= found; k++) print "  " pair[k]
 }

@@ -79,12 +79,16 @@ lint_engine() {
 	report "$(sources 'client/*.[ch]' 'connectors/*.[ch]' 'connectors/vllm/src/*.[ch]' 'kernels/*.[ch]' | grep -v '^client/kvctl/' | xargs grep -nE '\b(kv_assert|assert|abort|__builtin_trap|_exit|exit|raise)\(' | grep -vE '^[^:]*:[0-9]+:\s*(\*|/\*|//)' | sed 's/$/   <- inside an engine: kv_holds(), and give up/')"
 }
 
-# Files that call each other both ways, from the objects of a build: pairs, and the greatest circle.
+# Files and folders that call each other both ways, from the objects of a build: pairs, and the greatest circle. Folders never do.
 lint_circles() {
-	local part pairs circle objects build=${KVD_BUILD:-build/release}
-	objects=$(find "$build" -path '*/tests/*' -prune -o -name '*.c.o' -print 2>/dev/null)
+	local part pairs circle symbols build=${KVD_BUILD:-build/release}
+	symbols=$(find "$build" -path '*/tests/*' -prune -o -name '*.c.o' -exec nm -A -P {} + 2>/dev/null)
+	count() { printf '%s\n' "$symbols" | awk -v root="$build" -v part="$1" -v pairs="$2" -v circle="$3" -v folders="$4" -f scripts/circles.awk; }
+	for part in common client engine kernels storage daemon connectors proxy; do
+		report "$(count "$part/(.*/)?" 0 1 1)"
+	done
 	while read -r part pairs circle; do
-		report "$(printf '%s\n' "$objects" | xargs nm -A -P 2>/dev/null | awk -v root="$build" -v part="$part" -v pairs="$pairs" -v circle="$circle" -f scripts/circles.awk)"
+		report "$(count "$part" "$pairs" "$circle" 0)"
 	done <<-'END'
 		common/.* 0 3
 		client/.* 0 3
