@@ -1,7 +1,8 @@
 /* Hand-overs (docs/decisions/042, 047): the producer names what it has saved of a prompt, the consumer loads it.
  *
- *   producer   known --space open--> begun, an empty chunk --blocks visible--> chunks --all, or nothing follows-->
- * freed consumer   known --match--> begun --admitted--> its open load shrinks by each chunk --nothing follows--> freed
+ *   producer   known --space open--> begun, an empty chunk --blocks visible--> chunks
+ *                  --all, or nothing follows--> freed
+ *   consumer   known --match--> begun --admitted--> its open load shrinks by each chunk --nothing follows--> freed
  *
  * Both sides make progress when messages of the daemon are read: in kvx_scheduler_build_message(), and while an idle
  * engine asks kvx_scheduler_has_pending(). The keys of a prompt are copied, because the producer goes on after its

@@ -1,11 +1,11 @@
 /* daemon/core/core.h -- the core: index, leases, puts, tiers and policy of one daemon, as a library without I/O.
  *
- * One thread calls everything here. The core reaches the outside only through kvd_world_t and the tiers, so the daemon,
- * the deterministic universe of the tests and (later) `kvctl simulate` run the same code. Long work is cut into quanta
- * of at most 20 us, run by kvd_core_tick().
+ * One thread calls everything here. The core reaches the outside only through kvd_world_t and the tiers, so the daemon
+ * and the deterministic universe of the tests run the same code. Long work is cut into quanta, each bounded by a count
+ * of blocks or entries, run by kvd_core_tick().
  *
  * Hosts:    daemon/io (sockets), tests/core (a seeded universe).
- * Modules:  index/ (radix tree), block/, lease/, put/, handover/, tenant/; README.md lists them
+ * Modules:  base/, index/ (radix tree), block/, lease/, put/, handover/, ends/; README.md lists them
  */
 #ifndef KVD_CORE_H
 #define KVD_CORE_H

@@ -1,7 +1,7 @@
 /* withdraw.h -- blocks that engines take back: saved under a name that turned out not to be true (decision 070).
  *
- *   WITHDRAW --keys hidden, their puts revoked, in quanta--> TAKEN DOWN (dismantle.h) --the disk has recorded it-->
- * answer
+ *   WITHDRAW --keys hidden, their puts revoked, in quanta--> TAKEN DOWN (dismantle.h)
+ *       --the disk has recorded it--> answer
  *
  * One after the other; only the last step of several may overlap.
  */

@@ -3,8 +3,8 @@
  * A child waits for its parent's key, not for its slot: a record counts, per key, the unfinished copies and the puts
  * that wait for it.
  *
- *   (none) --first copy--> PENDING --copies, waiters--> PENDING --last copy visible or lost: waiters look again-->
- * (none)
+ *   (none) --first copy--> PENDING --copies, waiters--> PENDING
+ *       --last copy visible or lost: waiters look again--> (none)
  */
 #ifndef KVD_CORE_PENDING_H
 #define KVD_CORE_PENDING_H
