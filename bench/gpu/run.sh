@@ -29,8 +29,8 @@ build_all()
 	"$nvcc" -fatbin -std=c++17 -O3 -lineinfo -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 \
 		-o "$build/gpu.fatbin" kernels/cuda/device/kernels.cu
 	printf '#define XXH_STATIC_LINKING_ONLY\n#define XXH_IMPLEMENTATION\n#include <xxhash.h>\n' >"$build/xxh.c"
-	for file in common/hash/{digest,digest_portable,digest_sse2}.c common/{env,log,status,text,utf8}.c common/option/units.c \
-		kernels/{layout,cpu,cuda}/*.c bench/{harness,tools}.c tests/kernels/gpu_prop.c; do
+	for file in common/hash/{digest,digest_portable,digest_sse2}.c common/{env,log,status}.c common/text/{text,utf8}.c common/option/units.c \
+		kernels/{layout,cpu,cuda,cuda/driver}/*.c bench/{harness,tools}.c tests/kernels/gpu_prop.c; do
 		c "$file" "-DKVK_GPU_FATBIN=\"$(realpath "$build")/gpu.fatbin\""
 	done
 	c common/hash/digest_avx2.c -mavx2
