@@ -1,6 +1,6 @@
 #!/bin/bash
 # Build and run the GPU programs on a machine that has a GPU, nvcc and gcc, and nothing else of ours: no CMake, no packages.
-#   bench/gpu/run.sh part1|part2|all|right|gemm|kill|kvx|disk [out]   parts and pieces: README.md
+#   bench/gpu/run.sh part1|part2|all|right|gemm|kill|kvx|disk|probe|peer [out]   parts and pieces: README.md
 #   bench/gpu/run.sh build   only build, to run elsewhere: the other parts build nothing when the programs are there
 # out (default build/gpu/out) gets the logs, *.json (a line a row) and goals.txt. BUILD: where to build (default build/gpu). XXHASH_INCLUDE: folder of
 # xxhash.h where the system has none. KVD_CUBLAS: cuBLAS where the system does not find it. The kills, kvx and disk need a build of kvd: build/release, a bundle
@@ -37,8 +37,10 @@ build_all()
 	c common/hash/digest_avx512.c -mavx512f -mavx512bw
 	gcc -O2 -w "${include[@]}" -c -o "$build/xxh.o" "$build/xxh.c"
 	gcc -o "$build/gpu_prop" "$build"/{common,kernels}_*.o "$build/tests_kernels_gpu_prop.c.o" "$build/xxh.o" -ldl -lpthread
-	"$nvcc" -std=c++17 -O2 -arch=sm_90 "${include[@]}" -o "$build/gpu_copy" bench/gpu/gpu_copy.cu \
-		"$build"/{common,kernels}_*.o "$build"/bench_{harness,tools}.c.o "$build/xxh.o" -ldl -lpthread
+	for file in gpu_copy gpu_probe; do
+		"$nvcc" -std=c++17 -O2 -arch=sm_90 "${include[@]}" -o "$build/$file" "bench/gpu/$file.cu" \
+			"$build"/{common,kernels}_*.o "$build"/bench_{harness,tools}.c.o "$build/xxh.o" -ldl -lpthread
+	done
 }
 
 # At most this many seconds, and what is left of the part's; a piece that fails or is cut off does not keep the others from running.
@@ -106,6 +108,8 @@ kvx() { with_kvd load_memory kvd-gpu-load; }
 disk() { with_kvd load_disk kvd-gpu-load; }
 kills() { with_kvd kill_loop kvd-gpu-kill; }
 gemm() { measured gemm 100 "$build/gpu_copy" gemm; }
+probe() { measured probe 60 "$build/gpu_probe" link host flag; }
+peer() { measured peer 200 "$build/gpu_copy" peer mapped; }
 
 right()
 {
@@ -144,13 +148,13 @@ goals()
 }
 
 case $part in
-part1 | part2 | right | gemm | kvx | disk | build) ;;
+part1 | part2 | right | gemm | kvx | disk | probe | peer | build) ;;
 kill) part=kills ;;
 all)
 	"$0" part1 "$out"
 	exec "$0" part2 "$out"
 	;;
-*) echo "run.sh: part1, part2, all, build, right, gemm, kill, kvx or disk" >&2 && exit 64 ;;
+*) echo "run.sh: part1, part2, all, build, right, gemm, kill, kvx, disk, probe or peer" >&2 && exit 64 ;;
 esac
 if [ "$part" = build ] || [ ! -x "$build/gpu_copy" ]; then
 	build_all
