@@ -326,6 +326,7 @@ def table(results: dict[str, Any]) -> str:
 
 def chosen(args: argparse.Namespace, name: str) -> Configuration:
     c = configurations(args.pool_gib)[name]
+    c.gpu_gib = c.gpu_gib and (args.gpu_gib or c.gpu_gib)
     if c.ring and args.ring:
         unknown = {member.partition(".")[0] for member in args.ring.split(",")} - set(c.ring)
         if unknown:
@@ -354,6 +355,7 @@ OPTIONS: tuple[tuple[str, Any, str], ...] = (
     ("shape", "llama8b", "of the model (model.py)"),
     ("sizes", {"1030": 5, "10250": 5, "32780": 3}, "tokens of a prompt: how many prompts"),
     ("pool-gib", 36, "of every cache outside of the GPU"),
+    ("gpu-gib", 0, "of kvd's memory on each GPU, where a configuration has some; default its own"),
     ("beside", 8, "configurations that are not timed and run at once"),
     ("kv-gib", 48, "of an engine's cache"),
     ("prompts", 20, "of a check"),

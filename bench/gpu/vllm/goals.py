@@ -11,6 +11,7 @@ HIT_MS = {"1030": 12.5, "10250": 30.0, "32780": 85.0}
 RIVALS = ("native-v1", "native-v2", "lmcache-v1", "lmcache-v2")
 PAIR = {"at once": 15.0, "one after the other": 45.0}  # milliseconds, of prompts of the middle length
 OWN_HIT_MS, SAVING_PERCENT, TOGETHER, BESIDE, COST_MODEL_GOAL = 0.5, 0.5, 0.9, 2.0, 1.02
+ABOVE_OWN_HIT_MS, BLOCK = 3.0, 16  # of a hand-over in GPU memory; tokens of an engine's block
 OTHER_GPU, PUSHING_PERCENT, BESIDE_PUSHES, BESIDE_PROMOTIONS = 1.5, 2.0, 1.03, 1.01
 RUNNERS, BOTH = ("v1", "v2"), ("first engine", "engine restarted")
 
@@ -114,6 +115,19 @@ def pairs_in_gpu_memory(results: dict[str, Any]) -> Iterator[Row]:
             yield f"handed over {way} in GPU memory, {n}, {runner}", text, "less than in host memory", verdict(None if ms is None or host is None else ms < host)
 
 
+def pairs_and_own_hits(results: dict[str, Any]) -> Iterator[Row]:
+    """Hand-overs in GPU memory, as far behind the decoding engine's own hit as they are, and whether it computed any of their tokens again."""
+    for runner in RUNNERS:
+        found = results.get(f"pd-{runner}-hbm", {}).get("decode", {})
+        for n, way in ((n, way) for n in sorted({what.split()[-1] for what in found if what.startswith("pd own hit ")}, key=int) for way in PAIR):
+            handed, own = found.get(f"pd {way} {n}"), found[f"pd own hit {n}"]["ms"]
+            again = max(0, int(n) - min(handed["cached"]) - BLOCK) if handed else 0
+            limit = own + ABOVE_OWN_HIT_MS if way == "one after the other" else None
+            text = f"{handed['ms'] - own:+.1f} ms, {again} tokens computed again at the most" if handed else ""
+            goal = "no token computed again" if limit is None else f"<= own hit + {ABOVE_OWN_HIT_MS:g} ms, no token computed again"
+            yield f"handed over {way} in GPU memory, {n}, {runner}: behind own hit", text, goal, verdict(again == 0 and (limit is None or handed["ms"] <= limit) if handed else None)
+
+
 def other_gpu(results: dict[str, Any]) -> Iterator[Row]:
     """Hits of an engine in memory of another one's GPU, beside its own of the same prompts. One that did not come from there is missed."""
     for runner in RUNNERS:
@@ -184,7 +198,7 @@ def answers(results: dict[str, Any]) -> Iterator[Row]:
 
 
 def table(results: dict[str, Any]) -> str:
-    rows = [row for part in (hits, together, many, in_turns, disk_hits, pairs, pairs_in_gpu_memory, other_gpu, pushing, promotions, full, answers) for row in part(results)]
+    rows = [row for part in (hits, together, many, in_turns, disk_hits, pairs, pairs_in_gpu_memory, pairs_and_own_hits, other_gpu, pushing, promotions, full, answers) for row in part(results)]
     return "\n".join(["| what | measured | goal | |", "|---|---|---|---|"] + [f"| {' | '.join(row)} |" for row in rows]) + "\n"
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 Prompt = list[int]
 MEET_S, ANSWER_S = 300.0, 60.0  # the longest to wait for the other engine to start, and to answer
+REFERENCES = 5  # rounds at most of what a hand-over in GPU memory is compared with
 ROUNDS, INCOMING, BESIDE = 5, 3, 320  # of a request that generates: prompts that come in meanwhile, and its tokens
 
 
@@ -127,7 +128,7 @@ class Decode:
 
     def times(self) -> None:
         """Of each size and each way, in milliseconds: from P's answer to D's first token. Beside them, of the same prompts, D's own hits; and D's own first pass of others. Where P
-        hands over in memory of its GPU, each way in host memory alone, too."""
+        hands over in memory of its GPU, each way in host memory alone, too. All of those have REFERENCES rounds at most: of own hits the last prompts, which D still has."""
         ways = {"at once": self.at_once, "one after the other": self.one_after_the_other}
         self.at_once(self.prompts(9, min(self.bench.sizes), 1)[0])  # P's answer names its GPU, if there is one
         if self.device:
@@ -135,13 +136,13 @@ class Decode:
         for n, count in self.bench.sizes.items():
             for at, (name, way) in enumerate(ways.items()):
                 self.host = name.endswith("in host memory")
-                prompts = self.prompts(at, n, count + 1)
+                prompts = self.prompts(at, n, (min(count, REFERENCES) if self.host else count) + 1)
                 pairs = [way(prompt) for prompt in prompts][1:]  # the first one finds what others have left of the ring, the pool and the GPU's clock
                 self.note(f"pd {name} {n}", [found["first"] - computed["first"] for computed, found in pairs], pairs)
                 self.note(f"pd {name} {n}, whole", [found["first"] - min(computed["began"], found["began"]) for computed, found in pairs], pairs)
-            own = [first_token(self.bench, prompt, 1, None) for prompt in prompts[1:]]
+            own = [first_token(self.bench, prompt, 1, None) for prompt in prompts[1:][-REFERENCES:]]
             self.note(f"pd own hit {n}", [found["first"] - found["began"] for found in own], [(found, found) for found in own])
-            cold = [first_token(self.bench, prompt, 1, None) for prompt in self.prompts(len(ways), n, count)]
+            cold = [first_token(self.bench, prompt, 1, None) for prompt in self.prompts(len(ways), n, min(count, REFERENCES))]
             self.note(f"pd cold {n}", [found["first"] - found["began"] for found in cold], [(found, found) for found in cold])
 
     def pushing(self) -> None:
