@@ -111,7 +111,7 @@ lint_words() {
 }
 
 # A reader that stops early (grep -q, grep -m, head, sed q) ends its writer with SIGPIPE, which pipefail takes for a failure: now and then only.
-shell_files() { sources 'scripts/*.sh' 'scripts/lines' 'scripts/offline-bundle' 'scripts/bundle/[cprw]*' '.ci/run' 'tests/*.sh' 'bench/*.sh'; }
+shell_files() { sources 'scripts/*.sh' 'scripts/lines' 'scripts/gpu-x2' 'scripts/offline-bundle' 'scripts/bundle/[cprw]*' '.ci/run' 'tests/*.sh' 'bench/*.sh'; }
 lint_shell() {
 	report "$(shell_files | xargs shellcheck -S warning -f gcc 2>&1)"
 	report "$(shell_files | xargs grep -nE '(^|[^|])\|[[:space:]]*(head|grep([[:space:]]+-[^[:space:]]+)*[[:space:]]+-[A-Za-z]*[qm]|sed[^|]*[[:space:]'\''0-9;/{]q['\'';}[:space:]])' /dev/null |
