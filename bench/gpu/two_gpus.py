@@ -25,7 +25,8 @@ from configurations import TWO_GPUS
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "gpu-x2"
 PROGRAMS = Path(os.environ.get("BUILD") or ROOT / "build" / "gpu")
-BUILD_S, END_S = 40, 15  # of run.sh build, about; left to a row that has to end
+BUILD_S = 40  # of run.sh build, about
+END_S = 15  # in which a row that is told to end has ended
 OUT_OF_TIME = "out of time"
 Json = dict[str, Any]
 
@@ -37,6 +38,12 @@ def said_by(*command: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def gpus_of_driver() -> list[str]:
+    """Where there is no nvidia-smi."""
+    files = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    return [", ".join(line.partition(":")[2].strip() for line in file.read_text().splitlines() if line.startswith(("Model", "GPU UUID"))) for file in files]
 
 
 def bundle() -> Path | None:
@@ -69,7 +76,7 @@ class Machine:
     """What there is. `identity`: results of another machine or kvd do not belong in the same table."""
 
     def __init__(self) -> None:
-        self.gpus = said_by("nvidia-smi", "--query-gpu=name,uuid,memory.total,driver_version", "--format=csv,noheader").splitlines()
+        self.gpus = said_by("nvidia-smi", "--query-gpu=name,uuid,memory.total,driver_version", "--format=csv,noheader").splitlines() or gpus_of_driver()
         self.kvd = bundle() or ROOT / "build" / "release" / "bin" / "kvd"
         namespaces = subprocess.run(["unshare", "-rn", "true"], capture_output=True, text=True) if shutil.which("unshare") else None
         self.namespaces = "can be made" if namespaces and namespaces.returncode == 0 else f"cannot be made: {namespaces.stderr.strip() if namespaces else 'no unshare'}"
@@ -160,8 +167,8 @@ class Report:
 class Call:
     """One call: rows until the time is up."""
 
-    def __init__(self, report: Report, seconds: float) -> None:
-        self.report, self.machine = report, report.machine
+    def __init__(self, report: Report, seconds: float, vllm: str) -> None:
+        self.report, self.machine, self.vllm = report, report.machine, vllm
         self.end = time.monotonic() + seconds
         report.out.mkdir(parents=True, exist_ok=True)
         self.log = (report.out / "gpu-x2.log").open("a")
@@ -205,7 +212,7 @@ class Call:
         began, at = time.monotonic(), time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
         command = row.command.format(out=out)
         if row.command.startswith("bench/gpu/vllm"):
-            command += f" --seconds {self.left() - 2 * END_S}"
+            command += f" --seconds {self.left() - 2 * END_S} {self.vllm}".rstrip()
         self.say(f"{row.name}: {command}")
         status = self.command(command, out)
         ran = {"status": status, "seconds": round(time.monotonic() - began, 1), "at": at, "command": command, "machine": self.machine.identity}
@@ -220,8 +227,8 @@ class Call:
                 why = "" if is_built() else "the GPU programs do not build (gpu-x2.log)"
             compiled = any(self.report.ran(other) for other in ROWS if "--graph" in other.command)
             about = row.about(compiled)
-            if not why and about > self.left() - END_S:
-                why = f"no time left: it takes about {about} s, there are {self.left() - END_S}"
+            if not why and about > self.left() - 2 * END_S:
+                why = f"no time left: it takes about {about} s, there are {self.left() - 2 * END_S}"
             if why:
                 self.report.not_run[row.name] = why
                 self.say(f"{row.name}: not run: {why}")
@@ -254,7 +261,7 @@ def calls(rows: list[Row], seconds: float) -> list[list[str]]:
         if fit is None:
             if planned and not planned[-1]:
                 break  # what waits fits in no call
-            left = seconds - END_S - (0 if planned else BUILD_S)
+            left = seconds - 2 * END_S - (0 if planned else BUILD_S)
             planned.append([])
             continue
         left -= fit.about(compiled)
@@ -282,6 +289,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=540.0, help="in which the call ends (540)")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT") or WORK), help="of gpu-x2.json, gpu-x2.md and gpu-x2.log ($OUT)")
     parser.add_argument("--work", type=Path, default=WORK / "rows", help="results of each row, kept from call to call")
+    parser.add_argument("--vllm", default="", help="more options of bench/gpu/vllm/bench.py")
     parser.add_argument("--again", action="store_true", help="rows that have run, too")
     parser.add_argument("--report", action="store_true", help="run nothing: the table of what has run")
     parser.add_argument("--dry-run", action="store_true", help="say what would run, and about how long it takes")
@@ -297,7 +305,7 @@ def main() -> int:
         return 0
     report = Report(machine, args.work.resolve(), args.out.resolve())
     if not args.report:
-        Call(report, args.seconds).rows([row for row in rows if not missing_code(row) and (names or args.again or report.is_due(row))])
+        Call(report, args.seconds, args.vllm).rows([row for row in rows if not missing_code(row) and (names or args.again or report.is_due(row))])
     print(report.write())
     verdicts = [line.verdict for row in rows for line in report.lines(row)]
     return 1 if any(verdict == "MISSED" or verdict.startswith("failed") for verdict in verdicts) else 0
