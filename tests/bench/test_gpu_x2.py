@@ -121,7 +121,7 @@ class TwoGpus(unittest.TestCase):
 
     def test_rows_run_with_engines_that_have_no_model(self) -> None:
         self.bundle()
-        status, text = self.run_script("--rows=probe,pd-v2-6,copies")
+        status, text = self.run_script("--rows=probe,pd-v2-6,copies", f"--vllm=--models {self.at / 'models'} --work {self.at / 'engines'}")
         self.assertEqual(status, 1, text)  # copies fails
         self.assertEqual(self.verdicts("probe"), {"GPU 0 to GPU 1": "reported"})
         found = self.rows()["pd-v2-6"]
@@ -145,7 +145,7 @@ class TwoGpus(unittest.TestCase):
         status, text = self.run_script()
         self.assertNotIn("probe: bench/gpu/run.sh", text)
         self.assertIn("copies: bench/gpu/run.sh peer", text)
-        status, text = self.run_script("--again", "--seconds=17")
+        status, text = self.run_script("--again", "--seconds=49")
         self.assertIn("probe: not run: no time left: it takes about 20 s", text)
 
     def test_hand_overs_are_met_missed_or_computed_again(self) -> None:
