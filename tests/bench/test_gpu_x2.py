@@ -117,7 +117,9 @@ class TwoGpus(unittest.TestCase):
         self.assertEqual(status, 0, text)
         self.assertEqual({row["ran"] for row in self.rows().values()}, {None})
         self.assertIn("not run: needs two GPUs, this machine has 0", list(self.verdicts("pd-v2-6").values())[0])
-        self.assertIn("skipped: kernels/ep does not exist yet", list(self.verdicts("dbo-host").values())[0])
+        for row in ROWS:
+            if not row.command:
+                self.assertTrue(list(self.verdicts(row.name).values())[0].startswith("skipped: "), row.name)
 
     def test_rows_run_with_engines_that_have_no_model(self) -> None:
         self.bundle()
