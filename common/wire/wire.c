@@ -275,7 +275,7 @@ static kv_status_t other_count(kv_mp_reader_t *reader, uint64_t count)
 kv_status_t kv_body_decode(const kv_body_t *body, const uint8_t *data, uint32_t len, void *msg,
 			   const kv_field_t **p_bad)
 {
-	kv_mp_reader_t reader = {data, data + len};
+	kv_mp_reader_t reader = {data, len > 0 ? data + len : data}; /* nothing may be NULL */
 	kv_mp_item_t items[KV_WIRE_MAX_FIELDS];
 	kv_mp_item_t array;
 
