@@ -249,8 +249,7 @@ static void p10_other_methods_are_answered_with_what_is_allowed(void **state)
 {
 	static const char *const asked[] = {
 		"POST /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 5\r\n\r\nhello",
-		"POST /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
-		"5\r\nhello\r\n0\r\n\r\n",
+		"POST /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
 		"PUT /healthz HTTP/1.0\r\nContent-Length: 0\r\n\r\n",
 		"DELETE /metrics HTTP/1.0\r\n\r\n",
 		"BREW /coffee HTTP/1.0\r\n\r\n",

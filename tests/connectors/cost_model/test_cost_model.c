@@ -34,10 +34,10 @@ static double step_ns(uint32_t before, uint32_t tokens)
 	return 1e6 * (3.8 + 0.02276 * tokens + 4.18e-7 * tokens * (2.0 * before + tokens));
 }
 
-/* Bytes a nanosecond. */
+/* Bytes a nanosecond; 0: there is no such tier. */
 static double load_ns(uint32_t tokens, double rate)
 {
-	return tokens ? 2e5 + (double)tokens * TOKEN / rate : 0;
+	return tokens > 0 && rate > 0 ? 2e5 + (double)tokens * TOKEN / rate : 0;
 }
 
 static void add_step(uint32_t before, uint32_t tokens, double ns)

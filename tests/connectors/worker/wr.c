@@ -766,7 +766,7 @@ uint32_t wr_take_steps(wr_t *wr, kvx_report_step_t *steps, uint32_t cap)
 		assert_true(wr_now_ms() < until);
 		(void)wr_count_failed(wr);
 		stats = wr_stats(wr, 0);
-		n += take_records(&wr->rank[0], KVX_RECORD_STEP, steps + n, sizeof *steps, cap - n);
+		n += take_records(&wr->rank[0], KVX_RECORD_STEP, n > 0 ? steps + n : steps, sizeof *steps, cap - n);
 		usleep(stats.loads_open ? 500 : 0);
 	} while (stats.loads_open);
 
