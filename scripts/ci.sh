@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
-# Everything beyond `make test`: lint, the second compiler, short fuzzing, sanitizers. Ends with ctest's summary.
-# FUZZ_SECONDS (default 12) is spent on each fuzzer.
+# Everything beyond `make test`: lint, a second compiler, short fuzzing, sanitizers. Ends with the seconds of each step and ctest's summary.
+# FUZZ_SECONDS (default 12) is spent on each fuzzer. LINT_THIRD=0: clang-tidy on all files (scripts/lint.sh).
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. scripts/steps.sh
 jobs=$(nproc)
 seconds=${FUZZ_SECONDS:-12}
-
-step() { printf '\n== %s (%s s)\n' "$1" "$SECONDS"; }
 
 configure() {
 	local log
@@ -25,6 +24,23 @@ fetch_promtool() {
 	rm -f build/tools/prometheus_*.deb
 }
 
+# Tests and their programs, "e2e.adopt test_e2e_adopt"; the program of a script is the daemon.
+list_programs() {
+	ctest --test-dir build/release -N -V | awk '
+		/^[0-9]+: Test command: / { program = $4; sub(".*/", "", program); program = $4 ~ /build\/release\/bin/ ? program : "kvd" }
+		/^ *Test +#[0-9]+: / { print $NF, program }'
+}
+
+# Of those, the ones in which there is more than one thread: in the program, or in the daemon that it starts.
+keep_threaded() {
+	local name program
+	while read -r name program; do
+		if [[ $name =~ ^(e2e|engine|proxy[.]program|kernels[.](kill|gpu_load)) ]] || [[ $program != kvd && $(nm -D --undefined-only "build/release/bin/$program") == *pthread_create* ]]; then
+			echo "$name $program"
+		fi
+	done
+}
+
 scripts/deps.sh build lint ci
 export PATH=$PWD/build/tools:$PATH
 command -v promtool >/dev/null || fetch_promtool
@@ -32,24 +48,24 @@ command -v promtool >/dev/null || fetch_promtool
 step "lint"
 configure release
 cmake --build build/release -j "$jobs"
-scripts/lint.sh
+LINT_THIRD=${LINT_THIRD:-1} scripts/lint.sh
 
-step "second compiler: clang"
-configure clang -DBUILD_TESTING=OFF
-cmake --build build/clang -j "$jobs"
+step "second compiler, with AddressSanitizer and UndefinedBehaviorSanitizer"
+configure fuzz
+cmake --build build/fuzz -j "$jobs"
 
 step "fuzzing, $seconds s each"
-configure fuzz -DBUILD_TESTING=ON
 scripts/fuzz.sh "$seconds"
+
+step "tests with AddressSanitizer and UndefinedBehaviorSanitizer"
+ASAN_OPTIONS=detect_stack_use_after_return=1 UBSAN_OPTIONS=print_stacktrace=1 \
+	scripts/test.sh build/fuzz -j "$jobs" -LE 'no-asan|structure' --timeout 300
 
 step "ThreadSanitizer"
 configure tsan
-cmake --build build/tsan -j "$jobs"
-scripts/test.sh build/tsan --preset tsan -j "$jobs" -LE 'no-tsan|structure' --timeout 300
-
-step "AddressSanitizer and UndefinedBehaviorSanitizer"
-configure asan
-cmake --build build/asan -j "$jobs"
-# use_sigaltstack: gcc's runtime reports its own alternate stack now and then when a thread ends.
-ASAN_OPTIONS=detect_stack_use_after_return=1:use_sigaltstack=0 UBSAN_OPTIONS=print_stacktrace=1 \
-	scripts/test.sh build/asan -j "$jobs" -LE 'no-asan|structure' --timeout 300
+threaded=$(list_programs | keep_threaded)
+mapfile -t programs < <(printf '%s\n' "$threaded" | sed 's/.* //' | sort -u)
+ninja -C build/tsan {common,kernels,storage,daemon,client,connectors,proxy,engine}/all "${programs[@]}"
+step "tests with ThreadSanitizer"
+CHECK_TABLE=1 scripts/test.sh build/tsan --preset tsan -j "$jobs" -LE 'no-tsan|structure' --timeout 300 \
+	-R "^($(printf '%s\n' "$threaded" | sed 's/ .*//; s/[.]/[.]/g' | paste -sd '|'))\$"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs ctest and lists, before its summary, what was skipped and why. The status is ctest's. test.sh BUILD [ctest's arguments]
+# Runs ctest and lists, before its summary, what was skipped and why, and with CHECK_TABLE=1 the seconds of a check's steps (steps.sh). The status is
+# ctest's. test.sh BUILD [ctest's arguments]
 set -o pipefail
 build=$1
 ulimit -Sn 1024 # what a login has; a test that needs more raises it, as the daemon does
@@ -32,6 +33,10 @@ ctest --test-dir "$build" --output-on-failure "${@:2}" 2>&1 | {
 			printf '%s\n' "$line"
 		fi
 	done
+	if [ -n "${CHECK_TABLE:-}" ]; then
+		. "${BASH_SOURCE%/*}/steps.sh"
+		printf 'Seconds:\n%s\n\n' "$(steps_table)"
+	fi
 	if [ -n "$summary" ]; then
 		skipped=$(printf %s "$summary" | list_skipped)
 		printf '%s%s' "${skipped:+Skipped, and why:$'\n'$skipped$'\n\n'}" "$summary"
