@@ -9,6 +9,7 @@
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <sysexits.h>
 
 uint64_t rig_now_ms(void)
 {
@@ -207,8 +208,13 @@ int rig_try(rig_t *rig)
 
 void rig_start(rig_t *rig)
 {
-	int code = rig_try(rig);
+	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
+	int code;
 
+	do {
+		code = rig_try(rig);
+	} while (code == EX_TEMPFAIL &&
+		 rig_now_ms() < deadline); /* the one that was killed still lets go: a supervisor tries again */
 	if (code >= 0) {
 		show_log(rig);
 		fail_msg("kvd ended with %d", code);
