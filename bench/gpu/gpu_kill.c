@@ -255,8 +255,8 @@ static int kill_worker(const kill_options_t *options, uint32_t number, kill_stat
 
 /* ---- the parent ------------------------------------------------------------------------------- */
 
-#define STUCK_MS    20000u /* a survivor that has done nothing for so long is stuck */
-#define MOMENT_MS   2000u  /* to wait for bytes on their way */
+#define STUCK_MS    120000u /* a survivor that has done nothing for so long is stuck */
+#define MOMENT_MS   2000u   /* to wait for bytes on their way */
 #define SLACK_BYTES (UINT64_C(64) << 20)
 #define STOPPED_US  300000u
 #define DAEMON      UINT32_MAX
