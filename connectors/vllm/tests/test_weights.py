@@ -383,7 +383,7 @@ class Digests(Folder):
             holder.communicate()
 
     def test_several_processes_lose_nothing_of_each_other(self) -> None:
-        code = "import sys; sys.path.insert(0, sys.argv[1]); import test_weights as t; c = t.digests.Cache(t.pathlib.Path(sys.argv[2])); [c.add(t.digests.Key(int(sys.argv[3]), i, 1, 2, 3), 'a' * 32) for i in range(20)]"
+        code = "import sys; sys.path.insert(0, sys.argv[1]); import test_weights as t; t.digests.LOCK_TRIES = 10000; c = t.digests.Cache(t.pathlib.Path(sys.argv[2])); [c.add(t.digests.Key(int(sys.argv[3]), i, 1, 2, 3), 'a' * 32) for i in range(20)]"
         here = str(pathlib.Path(__file__).resolve().parent)
         running = [subprocess.Popen([sys.executable, "-c", code, here, str(self.cache.folder), str(n)]) for n in range(4)]
         self.assertEqual([process.wait() for process in running], [0] * 4)
