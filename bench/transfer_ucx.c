@@ -7,7 +7,7 @@
  * stay hot and whose processes spin. UCX takes other settings from the environment, for both. Goal: ratio >= 0.9.
  *
  * ucx-host: the same in blocks of 2 MiB against the same tests with messages of 256 MiB, so that their buffers are as
- * cold as ours. Two daemons of one host go over TCP as well (docs/decisions/055). Goal: ratio >= 0.85.
+ * cold as ours. Two daemons of one host go over TCP as well (docs/decisions/046). Goal: ratio >= 0.85.
  *
  * ucx-64k-in-order, ucx-64k-scattered: 8,192 blocks of 64 KiB (--quick: 2,048), which the owner's pool has side by
  * side or never two of them, against the same bytes in blocks of 4 MiB, which are a message each. How many messages

@@ -715,7 +715,7 @@ static int may_load(const kvx_scheduler_t *scheduler, const kvx_shandover_t *h)
 
 /* The prompt can be promised. What is stored is not awaited, but for its private block where the load is asynchronous
  * anyway, or where memory of a GPU has all of it: that is nearer. A synchronous load begins with its step, and costs an
- * idle engine less than the tokens after the last whole block do (decision 064). */
+ * idle engine less than the tokens after the last whole block do (decision 047). */
 static int may_promise(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request,
 		       const kvx_shandover_t *h, kvx_coverage_t stored)
 {

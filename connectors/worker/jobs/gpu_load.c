@@ -487,7 +487,7 @@ static int start_sync_loads(kvx_worker_t *worker)
 	return ordered;
 }
 
-/* ---- loads of a prefetched step (docs/decisions/060) --------------------------------------------- */
+/* ---- loads of a prefetched step (docs/decisions/016) --------------------------------------------- */
 
 void kvx_gpu_prefetch_loads(kvx_worker_t *worker, int layers)
 {

@@ -39,7 +39,7 @@ int kvd_share_may_open(const kvd_core_t *core, uint32_t ns, kvs_loc_t loc);
 uint64_t kvd_share_instance_room(const kvd_core_t *core, const kvd_instance_rec_t *instance, kvd_mem_kind_t kind,
 				 uint64_t cap, const uint64_t own[KVD_MEM_KINDS]);
 /* May a put take a slot for a copy of what another tier has? What cannot be reclaimed is less than half of the share
- * then: the other half is for what is nowhere else, hand-overs first (decision 068). */
+ * then: the other half is for what is nowhere else, hand-overs first (decision 063). */
 int kvd_share_may_promote(const kvd_core_t *core, uint32_t ns, uint32_t slot_class);
 /* A slot of an unfinished put of the instance is taken (`taken` 1) or is finished. */
 void kvd_share_count_unfinished(kvd_core_t *core, kvd_instance_rec_t *instance, uint32_t slot_class, int taken);

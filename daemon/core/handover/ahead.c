@@ -167,7 +167,7 @@ static int is_due(const kvd_ns_t *ns)
 	return ns->announced_due > 0 && ns->announced_count > 0;
 }
 
-/* The next namespace that has an entry to look at, in rotation (decision 056); NULL: none has. */
+/* The next namespace that has an entry to look at, in rotation (decision 052); NULL: none has. */
 static kvd_ns_t *find_due(kvd_core_t *core)
 {
 	for (uint32_t i = 0; i < core->ns_count; i++) {
