@@ -515,7 +515,7 @@ static void p5_p8_announcements_of_a_tenant_end_at_its_own_limits(void **state)
 	stage_end();
 }
 
-/* A hundred entries, each with a quantum of lookups to do, and one block of somebody else: decision 056. */
+/* A hundred entries, each with a quantum of lookups to do, and one block of somebody else: decision 052. */
 static void p5_p8_announcements_of_a_tenant_do_not_delay_another(void **state)
 {
 	kv_msg_handover_send_reply_t theirs = {0};
