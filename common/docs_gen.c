@@ -21,7 +21,7 @@ static void print_roles(uint32_t roles)
 		     {KV_ROLE_CLIENT, "clients"},
 		     {KV_ROLE_MEMBER, "members"},
 		     {KV_ROLE_OPERATOR, "operators"}};
-	const char *comma = "";
+	const char *comma = "*";
 
 	for (size_t i = 0; i < KV_COUNT_OF(names); i++) {
 		if (roles & names[i].bit) {
@@ -29,44 +29,41 @@ static void print_roles(uint32_t roles)
 			comma = ", ";
 		}
 	}
+	printf("*: ");
 }
 
+/* ", 64 bytes", " <= 3"; of a KEY nothing, its kind says it. */
 static void print_limit(const kv_field_t *field)
 {
-	if (field->kind == KV_FIELD_KEY) {
-		printf("16 bytes");
-	} else if (field->limit == 0) {
-		printf("-");
-	} else if (field->kind <= KV_FIELD_I32) {
-		printf("<= %u", field->limit);
-	} else {
-		printf("%u %s", field->limit, field->kind == KV_FIELD_KEYS ? "keys" : "bytes");
+	if (field->limit != 0 && field->kind <= KV_FIELD_I32) {
+		printf(" <= %u", field->limit);
+	} else if (field->limit != 0 && field->kind != KV_FIELD_KEY) {
+		printf(", %u %s", field->limit, field->kind == KV_FIELD_KEYS ? "keys" : "bytes");
 	}
 }
 
 static void print_fields(const char *title, const kv_body_t *body)
 {
-	printf("%s\n\n| # | field | kind | limit | meaning |\n|---|---|---|---|---|\n", title);
+	printf("%s:\n\n", title);
 	for (uint32_t i = 0; i < body->count; i++) {
 		const kv_field_t *field = &body->fields[i];
 
-		printf("| %u | `%s` | %s | ", i, field->name, kv_field_kind_name(field->kind));
+		printf("%u. `%s` %s", i, field->name, kv_field_kind_name(field->kind));
 		print_limit(field);
-		printf(" | %s |\n", field->help);
+		printf(": %s\n", field->help);
 	}
 	printf("\n");
 }
 
 #define HEADER_ROW(type, member, text)                                                                                 \
-	printf("| %zu | %zu | `%s` | %s |\n", offsetof(type, member), sizeof(((type *)0)->member), #member, text)
+	printf("- %zu+%zu `%s`: %s\n", offsetof(type, member), sizeof(((type *)0)->member), #member, text)
 
 static void print_frame(void)
 {
 	printf("## Frame\n\n"
 	       "A UNIX stream socket carries frames in both directions. A frame is a header of %zu bytes, "
-	       "little-endian, and a body.\n"
-	       "File descriptors travel with the first byte of their frame (SCM_RIGHTS), at most %u.\n\n"
-	       "| offset | bytes | field | meaning |\n|---|---|---|---|\n",
+	       "little-endian (offset+bytes), and a body.\n"
+	       "File descriptors travel with the first byte of their frame (SCM_RIGHTS), at most %u.\n\n",
 	       sizeof(kv_frame_header_t), KV_WIRE_MAX_FDS);
 	HEADER_ROW(kv_frame_header_t, magic, "0x564b, the bytes `KV`");
 	HEADER_ROW(kv_frame_header_t, version, "1");
@@ -76,30 +73,24 @@ static void print_frame(void)
 	HEADER_ROW(kv_frame_header_t, body, "bytes that follow");
 	HEADER_ROW(kv_frame_header_t, status, "of a reply: a number from status.md; else 0");
 	HEADER_ROW(kv_frame_header_t, id, "chosen by the client; the reply repeats it; a notice has 0");
-	printf("\nA body is one msgpack array of the fields below, in their order, and nothing behind it. It is at "
-	       "most %u bytes before\n"
-	       "HELLO is answered and %u bytes after. A reply whose status is an error (negative) has a body of one "
-	       "STR of at most\n"
-	       "255 bytes: what was wrong. A frame that breaks these rules is answered with its error where its header "
-	       "could be\n"
-	       "read, counted, and its connection is closed.\n\n"
-	       "No field is optional, in no request. A sound array of more or fewer fields was made by another build: "
-	       "ERR_VERSION, and the text\n"
-	       "says which libkvc to use.\n\n",
+	printf("\nA body is one msgpack array of the fields below, in their order: at most %u bytes before HELLO is "
+	       "answered, %u after.\n"
+	       "The body of an error (a negative status) is one STR of at most 255 bytes: what was wrong. A frame that "
+	       "breaks these rules is\n"
+	       "answered with its error where its header could be read, counted, and its connection is closed. No field is "
+	       "optional: a sound\n"
+	       "array of more or fewer fields was made by another build, ERR_VERSION, and the text says which libkvc to "
+	       "use.\n\n",
 	       KV_WIRE_MAX_BODY_BEFORE_HELLO, KV_WIRE_MAX_BODY);
 }
 
 static void print_kinds(void)
 {
 	printf("## Kinds of fields\n\n"
-	       "| kind | msgpack | rule |\n|---|---|---|\n"
-	       "| U32, U64 | an integer, in any width | not negative, fits, not over the limit |\n"
-	       "| I32 | an integer, in any width | fits |\n"
-	       "| STR | str | UTF-8 in shortest form without control characters |\n"
-	       "| TEXT | str | the same, but newline and tab are allowed |\n"
-	       "| BIN | bin | bytes |\n"
-	       "| KEY | bin | exactly 16 bytes |\n"
-	       "| KEYS | bin | whole keys of 16 bytes |\n\n");
+	       "U32, U64, I32 are integers in any width, which must fit (U: not negative). STR is UTF-8 in shortest form "
+	       "without control\n"
+	       "characters; TEXT may have newlines and tabs. BIN is bytes, KEY a bin of 16 bytes, KEYS a bin of whole "
+	       "keys.\n\n");
 }
 
 static void print_wire(void)
@@ -109,25 +100,22 @@ static void print_wire(void)
 	printf("# The socket protocol\n\n" GENERATED, "wire", "common/include/kv/requests.h");
 	print_frame();
 	print_kinds();
-	printf("## Requests\n\nEach is answered by exactly one reply with the same code and id.\n\n"
-	       "| code | request | who may send it | what for |\n|---|---|---|---|\n");
-	for (uint32_t i = 0; i < kv_request_count && kv_requests[i].roles != KV_ROLE_NONE; i++) {
-		printf("| %u | %s | ", kv_requests[i].code, kv_requests[i].name);
-		print_roles(kv_requests[i].roles);
-		printf(" | %s |\n", kv_requests[i].help);
-	}
-	printf("\n");
-
+	printf("## Requests\n\nEach is answered by exactly one reply with the same code and id. In italics: who may send "
+	       "it.\n\n");
 	for (uint32_t i = 0; i < kv_request_count; i++) {
 		const kv_request_t *request = &kv_requests[i];
 
 		if (request->roles == KV_ROLE_NONE && !notices++) {
 			printf("## Notices\n\nSent by the daemon on its own, never answered.\n\n");
 		}
-		printf("### %u %s\n\n%s.\n\n", request->code, request->name, request->help);
-		print_fields(request->roles == KV_ROLE_NONE ? "Body:" : "Request:", &request->ask);
+		printf("### %u %s\n\n", request->code, request->name);
 		if (request->roles != KV_ROLE_NONE) {
-			print_fields("Reply:", &request->reply);
+			print_roles(request->roles);
+		}
+		printf("%s.\n\n", request->help);
+		print_fields(request->roles == KV_ROLE_NONE ? "Body" : "Request", &request->ask);
+		if (request->roles != KV_ROLE_NONE) {
+			print_fields("Reply", &request->reply);
 		}
 	}
 }
@@ -157,13 +145,11 @@ static void print_status(void)
 	};
 
 	printf("# Outcomes\n\n" GENERATED, "status", "common/include/kv/status.h");
-	printf("Negative is an error; 0 and above are answers. `about`: what the outcome says something about. "
-	       "`retry`: no, the same call\n"
-	       "fails again; now, try again at once; later, after the cause has gone. `exit`: exit code of a command "
-	       "that ended so.\n\n"
-	       "| number | name | about | retry | exit | sentence |\n|---|---|---|---|---|---|\n");
+	printf("Number and name (what it says something about, retry, exit code of a command that ended so): sentence. "
+	       "Negative is an error.\n"
+	       "Retry: no, the same call fails again; now, at once; later, after the cause has gone.\n\n");
 	for (size_t i = 0; i < KV_COUNT_OF(all); i++) {
-		printf("| %d | %s | %s | %s | %d | %s |\n", (int)all[i], kv_status_name(all[i]),
+		printf("- %d %s (%s, %s, %d): %s\n", (int)all[i], kv_status_name(all[i]),
 		       radius_name(kv_status_radius(all[i])), retry_name(kv_status_retry(all[i])),
 		       kv_status_exit_code(all[i]), kv_status_text(all[i]));
 	}
@@ -171,68 +157,35 @@ static void print_status(void)
 
 /* ---- metrics --------------------------------------------------------------------------------- */
 
-/* One row a family: name, labels with their values, type, help. */
-static void print_families(const kv_metric_info_t *infos, unsigned count)
-{
-	static const char *const types[] = {"counter", "gauge", "histogram"};
-
-	printf("| name | label | type | meaning |\n|---|---|---|---|\n");
-	for (unsigned i = 0; i < count; i++) {
-		const int len = (int)kv_metric_family_len(&infos[i]);
-		const char *label = infos[i].name + len;
-
-		if (kv_metric_begins_family(infos, i)) {
-			printf("| `%.*s` | ", len, infos[i].name);
-			printf(*label ? "`%.*s`: " : "%.*s", (int)strcspn(label, "=") - (*label != 0),
-			       label + (*label != 0));
-		}
-		if (*label) { /* {tier="cpu"} */
-			const char *value = strchr(label, '"') + 1;
-
-			printf("%s%.*s", kv_metric_begins_family(infos, i) ? "" : ", ", (int)strcspn(value, "\""),
-			       value);
-		}
-		if (i + 1 == count || kv_metric_begins_family(infos, i + 1)) {
-			printf(" | %s | %s |\n", types[infos[i].type], infos[i].help);
-		}
-	}
-}
-
 static void print_metrics(void)
 {
 	printf("# Metrics\n\n" GENERATED, "metrics", "common/include/kv/metric_list.h");
-	printf("Served as Prometheus text at `/metrics` and as JSON by the STATS request (`kvctl stats --json`). "
-	       "Histograms are of seconds, "
-	       "with %u buckets: 1 us,\n"
-	       "2 us, 4 us and so on, each twice the one before; in JSON a histogram is {count, sum_ns, p50_ns, "
-	       "p99_ns}, where a\n"
-	       "quantile is the bound of its bucket. In JSON a series with a label is a member as "
-	       "`kvd_tier_blocks{tier=cpu}`, without quotes.\n"
+	printf("Prometheus text at `/metrics`, JSON by the STATS request (`kvctl stats --json`). `_total` is a counter, "
+	       "`_seconds` a histogram with %u\n"
+	       "buckets (1 us, 2 us, 4 us and so on), all else a gauge. In JSON a histogram is {count, sum_ns, p50_ns, "
+	       "p99_ns}, where a quantile is the bound\n"
+	       "of its bucket, and a label has no quotes: `kvd_tier_blocks{tier=cpu}`.\n"
 	       "The hit rate of a namespace is `sum by (namespace) (rate(kvd_prefix_hit_tokens_total[5m])) / sum by "
 	       "(namespace) (rate(kvd_prefix_query_tokens_total[5m]))`;\n"
 	       "since the start `kvctl status --json` has it in `hits.namespace` and `hits.total`.\n"
-	       "`kvd_build_info` (gauge, at `/metrics` only): " KV_HELP_BUILD_INFO " (`version`).\n\n",
+	       "`kvd_build_info` (at `/metrics` only): " KV_HELP_BUILD_INFO " (`version`).\n\n",
 	       KV_HISTOGRAM_BUCKETS);
-	print_families(kv_metric_infos, KV_METRIC_COUNT);
+	kv_metrics_page(kv_metric_infos, KV_METRIC_COUNT, stdout);
 	printf("\nOf each namespace, with the label `namespace` too at `/metrics`; STATS answers those of the asker's "
 	       "own:\n\n");
-	print_families(kv_ns_metric_infos, KV_NS_METRIC_COUNT);
+	kv_metrics_page(kv_ns_metric_infos, KV_NS_METRIC_COUNT, stdout);
 }
 
 /* ---- shared memory --------------------------------------------------------------------------- */
 
 static void print_table(const char *title, const char *text, size_t bytes)
 {
-	printf("## %s\n\n%s\n\n%zu bytes:\n\n| offset | bytes | field | meaning |\n|---|---|---|---|\n", title, text,
-	       bytes);
+	printf("## %s\n\n%s %zu bytes:\n\n", title, text, bytes);
 }
 
 static void print_mirror(void)
 {
-	print_table("Mirror",
-		    "One memfd per namespace, written by the daemon only, sealed, mapped read-only. Which blocks are "
-		    "resident, and in which tiers.\n"
-		    "Header:",
+	print_table("Mirror", "One memfd a namespace: which blocks are resident, and in which tiers. Header:",
 		    sizeof(kv_mirror_header_t));
 	HEADER_ROW(kv_mirror_header_t, magic, "`KMIRROR1`");
 	HEADER_ROW(kv_mirror_header_t, version, "1");
@@ -250,7 +203,7 @@ static void print_mirror(void)
 	       "writes) and %u entries of %zu bytes. A key's home bucket is its first 8 bytes & (bucket_count - 1); a "
 	       "search goes on to the next\n"
 	       "bucket until one whose first entry has overflow 0, at most %u buckets.\n\n"
-	       "| offset | bytes | field of an entry | meaning |\n|---|---|---|---|\n",
+	       "An entry:\n\n",
 	       KV_WHY_DAEMON_STALE, sizeof(kv_mirror_bucket_t), KV_MIRROR_WAYS, sizeof(kv_mirror_entry_t),
 	       KV_MIRROR_MAX_PROBE);
 	HEADER_ROW(kv_mirror_entry_t, key, "block key");
@@ -265,10 +218,7 @@ static void print_mirror(void)
 
 static void print_lease_area(void)
 {
-	print_table(
-		"Lease area",
-		"One memfd per instance, written by the daemon only, sealed, mapped read-only by its members. Header:",
-		sizeof(kv_lease_area_header_t));
+	print_table("Lease area", "One memfd an instance. Header:", sizeof(kv_lease_area_header_t));
 	HEADER_ROW(kv_lease_area_header_t, magic, "`KLEASES1`");
 	HEADER_ROW(kv_lease_area_header_t, version, "1");
 	HEADER_ROW(kv_lease_area_header_t, reserved, "0");
@@ -277,8 +227,7 @@ static void print_lease_area(void)
 	printf("\nA lease or put lies at the offset its reply names: this header of %zu bytes, then u32 slots[n]. A "
 	       "slot is a slab number in the\n"
 	       "upper 12 bits and an index in the lower 20; 0xffffffff: none. Look at id and state before a copy and "
-	       "again after it.\n\n"
-	       "| offset | bytes | field | meaning |\n|---|---|---|---|\n",
+	       "again after it.\n\n",
 	       sizeof(kv_lease_header_t));
 	HEADER_ROW(kv_lease_header_t, id, "never reused within an incarnation");
 	HEADER_ROW(kv_lease_header_t, incarnation, "run of the daemon");
@@ -296,8 +245,7 @@ static void print_lease_area(void)
 
 static void print_slab_tail(void)
 {
-	print_table("Slab tail", "The last bytes of a slab's digest memfd, written by the daemon only.",
-		    sizeof(kv_slab_tail_t));
+	print_table("Slab tail", "The last bytes of a slab's digest memfd.", sizeof(kv_slab_tail_t));
 	HEADER_ROW(kv_slab_tail_t, magic, "`SLBTAIL1`; else the daemon is one of before, and says nothing");
 	HEADER_ROW(kv_slab_tail_t, ready_bytes,
 		   "the daemon has touched [0, ready_bytes) of the data: populate and pin no more");
@@ -307,10 +255,7 @@ static void print_slab_tail(void)
 static void print_member_area(void)
 {
 	print_table("Member area",
-		    "One memfd per member, written by that member: report ring and digest staging. The daemon trusts "
-		    "nothing in it and copies each\n"
-		    "value out once. Header:",
-		    sizeof(kv_member_area_header_t));
+		    "One memfd a member: report ring and digest staging. Header:", sizeof(kv_member_area_header_t));
 	HEADER_ROW(kv_member_area_header_t, magic, "`KMEMBER1`");
 	HEADER_ROW(kv_member_area_header_t, version, "1");
 	HEADER_ROW(kv_member_area_header_t, ring_records, "a power of two");
@@ -322,7 +267,7 @@ static void print_member_area(void)
 	HEADER_ROW(kv_member_area_header_t, tail, "reports ever read, stored by the daemon");
 	HEADER_ROW(kv_member_area_header_t, dropped, "reports that found the ring full");
 	printf("\n");
-	print_table("Report", "One record of the report ring.", sizeof(kv_report_t));
+	print_table("Report", "A record of the report ring.", sizeof(kv_report_t));
 	HEADER_ROW(kv_report_t, type, "1 a prompt was looked up, 2 a request has ended");
 	HEADER_ROW(kv_report_t, space, "space id");
 	HEADER_ROW(kv_report_t, time_ns, "CLOCK_MONOTONIC");
@@ -351,7 +296,9 @@ static void print_member_area(void)
 static void print_shm(void)
 {
 	printf("# Shared memory\n\n" GENERATED, "shm", "common/include/kv/shm.h");
-	printf("Between daemon and clients. All integers are little-endian and naturally aligned. Version %u.\n\n",
+	printf("Between daemon and clients; version %u. Integers are little-endian and naturally aligned. Fields: "
+	       "offset+bytes. How they are used: "
+	       "[shared-memory.md](shared-memory.md).\n\n",
 	       KV_SHM_VERSION);
 	print_mirror();
 	print_lease_area();

@@ -125,15 +125,50 @@ int kv_metric_begins_family(const kv_metric_info_t *infos, unsigned id)
 	       memcmp(infos[id - 1].name, infos[id].name, len) != 0;
 }
 
+static const char *const type_names[] = {"counter", "gauge", "histogram"};
+
 void kv_metric_write_head(kv_text_t *text, const kv_metric_info_t *infos, unsigned id)
 {
-	static const char *const types[] = {"counter", "gauge", "histogram"};
 	const int len = (int)kv_metric_family_len(&infos[id]);
 	const char *name = infos[id].name;
 
 	if (kv_metric_begins_family(infos, id)) {
 		kv_text_addf(text, "# HELP %.*s %s\n# TYPE %.*s %s\n", len, name, infos[id].help, len, name,
-			     types[infos[id].type]);
+			     type_names[infos[id].type]);
+	}
+}
+
+/* Does the name say the type? _total: a counter, _seconds: a histogram, all else a gauge. */
+static int name_says_type(const kv_metric_info_t *info, size_t len)
+{
+	const int is_counter = len > 6 && memcmp(info->name + len - 6, "_total", 6) == 0;
+	const int is_histogram = len > 8 && memcmp(info->name + len - 8, "_seconds", 8) == 0;
+
+	return info->type == (is_counter ? KV_METRIC_COUNTER : is_histogram ? KV_METRIC_HISTOGRAM : KV_METRIC_GAUGE);
+}
+
+void kv_metrics_page(const kv_metric_info_t *infos, unsigned count, FILE *out)
+{
+	for (unsigned i = 0; i < count; i++) {
+		const size_t len = kv_metric_family_len(&infos[i]);
+		const char *label = infos[i].name + len;
+		const int begins = kv_metric_begins_family(infos, i);
+
+		if (begins) {
+			fprintf(out, "- `%.*s`", (int)len, infos[i].name);
+		}
+		if (*label) { /* {tier="cpu"} */
+			const char *value = strchr(label, '"') + 1;
+
+			if (begins) {
+				fprintf(out, " by `%.*s`", (int)strcspn(label + 1, "="), label + 1);
+			}
+			fprintf(out, "%s %.*s", begins ? "" : ",", (int)strcspn(value, "\""), value);
+		}
+		if (i + 1 == count || kv_metric_begins_family(infos, i + 1)) {
+			fprintf(out, "%s%s: %s\n", name_says_type(&infos[i], len) ? "" : " ",
+				name_says_type(&infos[i], len) ? "" : type_names[infos[i].type], infos[i].help);
+		}
 	}
 }
 

@@ -45,20 +45,12 @@ size_t kvp_metrics_prometheus(kvp_metrics_t *m, const kvp_engine_metrics_t *engi
 	return text.len;
 }
 
-static void print_rows(FILE *out, const kv_metric_info_t *table, unsigned count)
-{
-	static const char *const types[] = {"counter", "gauge", "histogram"};
-
-	for (unsigned id = 0; id < count; id++) {
-		fprintf(out, "| `%s` | %s | %s |\n", table[id].name, types[table[id].type], table[id].help);
-	}
-}
-
 void kvp_metrics_page(FILE *out)
 {
-	fprintf(out, "\n## Metrics\n\n"
-		     "`GET /metrics` has them. Those of an engine have the labels `engine` and `role`.\n\n"
-		     "| metric | type | meaning |\n|---|---|---|\n");
-	print_rows(out, infos, KVP_METRIC_COUNT);
-	print_rows(out, engine_infos, KVP_ENGINE_METRIC_COUNT);
+	fprintf(out,
+		"\n## Metrics\n\n"
+		"`GET /metrics` has them. Those of an engine have the labels `engine` and `role`. `_total` is a counter, "
+		"`_seconds` a histogram, all else a gauge.\n\n");
+	kv_metrics_page(infos, KVP_METRIC_COUNT, out);
+	kv_metrics_page(engine_infos, KVP_ENGINE_METRIC_COUNT, out);
 }

@@ -50,7 +50,7 @@ typedef struct kvp_engine_metrics {
 /* Prometheus text format 0.0.4. Returns bytes needed without the NUL, like snprintf. */
 size_t kvp_metrics_prometheus(kvp_metrics_t *m, const kvp_engine_metrics_t *engines, uint32_t count, char *out,
 			      size_t cap);
-/* The table of docs/pd-proxy.md. */
+/* The list of docs/pd-proxy.md. */
 void kvp_metrics_page(FILE *out);
 
 #endif

@@ -214,11 +214,12 @@ static void print_page(void)
 	printf("# kvd-pd-proxy: options and metrics\n\n"
 	       "<!-- Made by `kvd-pd-proxy --options-page` from proxy/options.c and proxy/metric_list.h. Change that, "
 	       "then `make docs`. -->\n\n"
-	       "`skip.tokens` is `tokens` in the group `skip` of the file, `KVD_PD_PROXY_SKIP_TOKENS` in the "
-	       "environment and `--skip.tokens=256` on the command line. The later\n"
-	       "source wins: default, file, environment, command line.\n\n"
-	       "Sizes have a unit (`64KiB`, `1.5GiB`) or are bytes. Durations have a unit (`250us`, `20ms`, `1.5s`, "
-	       "`10m`). A list is words separated by commas, 511 bytes at most.\n");
+	       "Each option with its values and its default. `skip.tokens` is `tokens` in the group `skip` of the file, "
+	       "`KVD_PD_PROXY_SKIP_TOKENS` in the\n"
+	       "environment and `--skip.tokens=256` on the command line; the later source wins. Sizes have a unit "
+	       "(`64KiB`, `1.5GiB`) or are bytes;\n"
+	       "durations have one (`250us`, `20ms`, `1.5s`, `10m`). A list is words separated by commas, 511 bytes at "
+	       "most.\n");
 	kv_options_page(&kvp_option_table, stdout);
 	kvp_metrics_page(stdout);
 }

@@ -45,11 +45,11 @@ void kv_options_describe(const kv_option_table_t *table, FILE *out)
 	}
 }
 
-/* Text of a table's cell: what Markdown would take for markup is escaped. */
-static void print_cell(const char *text, FILE *out)
+/* Text: what Markdown would take for markup is escaped. */
+static void print_text(const char *text, FILE *out)
 {
 	for (; *text; text++) {
-		fprintf(out, strchr("|<", *text) ? "\\%c" : "%c", *text);
+		fprintf(out, *text == '<' ? "\\%c" : "%c", *text);
 	}
 }
 
@@ -69,12 +69,14 @@ static void print_values(const kv_option_t *option, FILE *out)
 
 static void print_row(const kv_option_t *option, FILE *out)
 {
-	fprintf(out, "| `%s` | %s%s%s | ", option->name, *option->fallback ? "`" : "", option->fallback,
-		*option->fallback ? "`" : "");
+	fprintf(out, "- `%s` (", option->name);
 	print_values(option, out);
-	fprintf(out, " | ");
-	print_cell(option->help, out);
-	fprintf(out, " |\n");
+	if (*option->fallback) {
+		fprintf(out, "; `%s`", option->fallback);
+	}
+	fprintf(out, "): ");
+	print_text(option->help, out);
+	fprintf(out, "\n");
 }
 
 /* Length of the group's name, the part before the dot; 0: an option without one. */
@@ -110,8 +112,7 @@ void kv_options_page(const kv_option_table_t *table, FILE *out)
 		if (!begins_group(table, i)) {
 			continue;
 		}
-		fprintf(out, "\n## %.*s\n\n| option | default | values | meaning |\n|---|---|---|---|\n",
-			len ? (int)len : 7, len ? option->name : "general");
+		fprintf(out, "\n## %.*s\n\n", len ? (int)len : 7, len ? option->name : "general");
 		for (size_t k = i; k < table->count; k++) {
 			if (same_group(option, &table->options[k])) {
 				print_row(&table->options[k], out);

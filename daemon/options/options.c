@@ -667,17 +667,13 @@ int kvd_describe(kvd_action_t action)
 		printf("# Options\n\n"
 		       "<!-- Made by `kvd --options-page` from daemon/options/options.c. Change that, then `make "
 		       "docs`. -->\n\n"
-		       "`cpu.size` is `size` in the group `cpu` of the file (`conf/kvd.conf`), `KVD_CPU_SIZE` in the "
-		       "environment "
-		       "and `--cpu.size=4GiB` on the command line. The later\n"
-		       "source wins: default, file, environment, command line. `kvctl config` shows each value in "
-		       "force and its "
-		       "source.\n\n"
-		       "Sizes have a unit (`64KiB`, `1.5GiB`, `2TB`) or are bytes. Durations have a unit (`250us`, "
-		       "`20ms`, `1.5s`, "
-		       "`10m`, `2h`). A list is words separated by commas.\n"
-		       "An option marked *live* changes when the daemon gets SIGHUP. All others wait for the next "
-		       "start.\n");
+		       "Each option with its values and its default. `cpu.size` is `size` in the group `cpu` of the file "
+		       "(`conf/kvd.conf`), `KVD_CPU_SIZE` in the\n"
+		       "environment and `--cpu.size=4GiB` on the command line; the later source wins. `kvctl config` shows "
+		       "what is in force, and its source.\n"
+		       "Sizes have a unit (`64KiB`, `1.5GiB`, `2TB`) or are bytes; durations have one (`250us`, `20ms`, "
+		       "`1.5s`, `10m`, `2h`); commas part the words of a list.\n"
+		       "*live*: changes when the daemon gets SIGHUP. All others wait for the next start.\n");
 		kv_options_page(&kvd_option_table, stdout);
 		break;
 	case KVD_SAMPLE:

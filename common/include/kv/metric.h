@@ -11,6 +11,7 @@
 
 #include <stdatomic.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 
 typedef enum kv_metric_type { KV_METRIC_COUNTER, KV_METRIC_GAUGE, KV_METRIC_HISTOGRAM } kv_metric_type_t;
@@ -113,6 +114,8 @@ int kv_metric_begins_family(const kv_metric_info_t *infos, unsigned id);
 /* Parts of Prometheus text, for programs with a table of their own: HELP and TYPE where infos[id] begins its family;
  * the lines of a histogram. */
 void kv_metric_write_head(kv_text_t *text, const kv_metric_info_t *infos, unsigned id);
+/* A list for a page of Markdown, one item a family. */
+void kv_metrics_page(const kv_metric_info_t *infos, unsigned count, FILE *out);
 void kv_histogram_write(kv_text_t *text, const char *name, kv_histogram_t histogram);
 
 /* Prometheus text format 0.0.4; those of namespaces have the label `namespace`. Returns bytes needed without the NUL,

@@ -99,7 +99,7 @@ char *kv_option_text(const kv_option_t *option, const void *values, char *out, s
 /* What --describe-options prints (one block an option), and a commented YAML file with every default
  * (conf/kvd.conf). */
 void kv_options_describe(const kv_option_table_t *table, FILE *out);
-/* The tables of docs/options.md, one a group of names. */
+/* The lists of docs/options.md, one a group of names. */
 void kv_options_page(const kv_option_table_t *table, FILE *out);
 void kv_options_sample(const kv_option_table_t *table, FILE *out);
 

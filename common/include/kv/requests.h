@@ -61,19 +61,19 @@
 	X(11, DRAINED, drained, KV_ROLE_MEMBER, "this member has stopped touching that memory")                            \
 	X(12, BAD_BLOCK, bad_block, KV_ROLE_MEMBER, "a leased block did not match its digest: quarantine it")          \
 	X(13, EXPLAIN, explain, KV_ROLE_CLIENT | KV_ROLE_OPERATOR, "where each of these keys is, and why the first missing one is missing") \
-	X(14, STATUS, status, KV_ROLE_CLIENT | KV_ROLE_OPERATOR, "health, tiers, spaces and sessions as JSON")         \
-	X(15, STATS, stats, KV_ROLE_CLIENT | KV_ROLE_OPERATOR, "every metric as JSON")                                 \
+	X(14, STATUS, status, KV_ROLE_CLIENT | KV_ROLE_OPERATOR, "health, tiers, spaces and sessions")         \
+	X(15, STATS, stats, KV_ROLE_CLIENT | KV_ROLE_OPERATOR, "every metric")                                 \
 	X(16, CHECK, check, KV_ROLE_OPERATOR, "verify the invariants: leaks, sums, index against storage")             \
-	X(17, CONFIG, config, KV_ROLE_OPERATOR, "the options in force as JSON")                                        \
+	X(17, CONFIG, config, KV_ROLE_OPERATOR, "the options in force")                                        \
 	X(18, KEEP, keep, KV_ROLE_MEMBER, "a put is still being written: its time to live begins again")               \
 	X(19, HANDOVER_SEND, handover_send, KV_ROLE_MEMBER, "hand a prefix over, or more of it: it stays until its consumer is done") \
 	X(20, HANDOVER_RECV, handover_recv, KV_ROLE_MEMBER, "be the consumer of a hand-over that has begun or will; HANDOVER follows until it is complete") \
 	X(21, HANDOVER_TAIL, handover_tail, KV_ROLE_MEMBER, "the bytes that came with a hand-over; to its consumer")   \
 	X(22, HANDOVER_DONE, handover_done, KV_ROLE_MEMBER, "the consumer needs the hand-over no longer, or either side gives it up") \
-	X(23, TRANSFERS, transfers, KV_ROLE_CLIENT | KV_ROLE_OPERATOR, "the namespace's hand-overs as JSON")         \
+	X(23, TRANSFERS, transfers, KV_ROLE_CLIENT | KV_ROLE_OPERATOR, "the namespace's hand-overs")         \
 	X(27, WITHDRAW, withdraw, KV_ROLE_MEMBER, "take back what was saved under a name that was not true: these blocks, and all below them, are never found again") \
 	X(28, FETCH, fetch, KV_ROLE_MEMBER, "bring a hand-over, or a prefix, from another node's daemon: it becomes a hand-over here") \
-	X(29, PEERS, peers, KV_ROLE_OPERATOR, "the daemons of other nodes as JSON: who is connected, what was moved, what failed last")
+	X(29, PEERS, peers, KV_ROLE_OPERATOR, "the daemons of other nodes: who is connected, what was moved, what failed last")
 
 /* Sent by the daemon on its own, never answered. */
 #define KV_NOTICE_LIST(X)                                                                                              \
@@ -135,7 +135,7 @@
 
 #define KV_FIELDS_acquire(F)                                                                                           \
 	F(U32, space, 0, "space id")                                                                                   \
-	F(U64, epoch, 0, "epoch the keys were made in")                                                                \
+	F(U64, epoch, 0, "of the keys")                                                                                 \
 	F(U32, group, 255, "block group")                                                                              \
 	F(U32, skip, KV_MAX_BLOCKS, "blocks the engine holds already: touched, neither promoted nor listed")           \
 	F(U32, n, KV_MAX_BLOCKS, "blocks wanted")                                                                      \
@@ -160,7 +160,7 @@
 
 #define KV_FIELDS_put_start(F)                                                                                         \
 	F(U32, space, 0, "space id")                                                                                   \
-	F(U64, epoch, 0, "epoch the keys were made in")                                                                \
+	F(U64, epoch, 0, "of the keys")                                                                                 \
 	F(U32, group, 255, "block group")                                                                              \
 	F(U32, flags, KV_PUT_DURABLE | KV_PUT_PRIVATE | KV_PUT_YIELD, "bit 0: a DURABLE notice is wanted; bit 1, without bit 0: the blocks are private, and unchained in every group; bit 2: they are copies of what another tier has, and get at most half of the share") \
 	F(KEY, parent, 0, "key of the block before the first one; zero: the first block is at the root; window, state, private: ignored") \
@@ -194,7 +194,7 @@
 	F(STR, transfer, 128, "transfer id, 1 to 128 bytes: the same as its consumer's, and of one hand-over at a time in the space") \
 	F(U64, number, 0, "0: the first one of the hand-over; else its number, from the reply")                        \
 	F(U32, space, 0, "space id")                                                                                   \
-	F(U64, epoch, 0, "epoch the keys were made in")                                                                \
+	F(U64, epoch, 0, "of the keys")                                                                                 \
 	F(BIN, parts, KV_HANDOVER_PART_BYTES * KV_MAX_GROUPS, "u32 group, n, count of each group that has more: its first n blocks are handed over, the next count keys name them") \
 	F(KEYS, keys, KV_MAX_BLOCKS, "of each part: full: the key of block n, with flags bit 2 those of the last count blocks; window, state: those of the blocks that a sequence needs after n. One that is not visible: MISS. count 0: none, of a state before a partial block") \
 	F(U32, partial, 0, "with flags bit 0: tokens after these units, fewer than any group's block has; they are in a private block of every group. 0: none") \
@@ -203,8 +203,8 @@
 	F(U32, ttl_ms, 0, "life from now on without a consumer; 0: the daemon's default and most")                     \
 	F(BIN, tail, 1u << 20, "bytes for the consumer, opaque; they replace earlier ones unless empty")
 #define KV_FIELDS_handover_send_reply(F)                                                                               \
-	F(U64, number, 0, "the daemon's number for the hand-over; never reused")                                       \
-	F(U32, n, 0, "units that every group of the space has handed over")                                            \
+	F(U64, number, 0, "of the hand-over; never reused")                                       \
+	F(U32, n, 0, "units handed over, of every group")                                            \
 	F(U32, taken, 0, "1: it has a consumer")                                                                       \
 	F(U64, bytes, 0, "slots, tail and announced keys that it keeps")                                       \
 	F(U32, ttl_ms, 0, "life granted")                                                                              \
@@ -212,14 +212,14 @@
 	F(U32, announced, 0, "units that announced blocks reach to, a private block counts as one; 0: none are announced")
 
 #define KV_FIELDS_handover_recv(F)                                                                                     \
-	F(STR, transfer, 128, "transfer id, 1 to 128 bytes")                                                           \
+	F(STR, transfer, 128, "transfer id")                                                           \
 	F(U32, space, 0, "space id")                                                                                   \
-	F(U64, epoch, 0, "epoch the keys were made in")                                                                \
+	F(U64, epoch, 0, "of the keys")                                                                                 \
 	F(U32, timeout_ms, 0, "from now until HANDOVER_DONE, or until this is asked again; then the hand-over is another one's. 0: the daemon's default and most")
 #define KV_FIELDS_handover_recv_reply(F)                                                                               \
-	F(U64, number, 0, "the daemon's number for the hand-over; never reused")                                       \
+	F(U64, number, 0, "of the hand-over; never reused")                                       \
 	F(U32, state, 0, "kv_handover_state_t")                                                                        \
-	F(U32, n, 0, "units that every group of the space has handed over: to be leased by their keys")                \
+	F(U32, n, 0, "units handed over, of every group: to be leased by their keys")                \
 	F(U32, partial, 0, "tokens after them, in a private block of every group; 0: none")                            \
 	F(I32, status, 0, "FAILED: why")                                                                               \
 	F(U32, tail_bytes, 0, "of HANDOVER_TAIL's answer")                                                             \
@@ -242,7 +242,7 @@
 	F(STR, peer, 64, "name of a configured peer; this daemon's own: the hand-over is here, and nothing is fetched") \
 	F(STR, transfer, 128, "transfer id there and here; with bit 0: of the hand-over here")                         \
 	F(U32, flags, KV_FETCH_PREFIX, "bit 0: the blocks of the prefix that the peer has now, no hand-over there")    \
-	F(TEXT, identity, KV_MAX_TEXT, "canonical identity text of the space, as in SPACE_OPEN")                       \
+	F(TEXT, identity, KV_MAX_TEXT, "as in SPACE_OPEN")                       \
 	F(U32, hash_bytes, 60, "0: names are token ids, u32 each; else one hash of this many bytes (16 to 60) a unit") \
 	F(BIN, names, 4u << 20, "what the keys of the prefix are made of: another daemon has other keys for it")       \
 	F(BIN, salt, 1024, "cache salt of the prompt; empty: none")                                                    \
@@ -265,7 +265,7 @@
 
 #define KV_FIELDS_withdraw(F)                                                                                          \
 	F(U32, space, 0, "space id")                                                                                   \
-	F(U64, epoch, 0, "epoch the keys were made in")                                                                \
+	F(U64, epoch, 0, "of the keys")                                                                                 \
 	F(U32, group, 255, "block group")                                                                              \
 	F(KEYS, keys, KV_MAX_BLOCKS, "at least one; a key without a block is no error. Unfinished puts of one are revoked")
 /* An error after the keys were taken, TIER_OFF or IO: the blocks are gone from this daemon, but the disk may bring them
@@ -274,7 +274,7 @@
 
 #define KV_FIELDS_explain(F)                                                                                           \
 	F(U32, space, 0, "space id")                                                                                   \
-	F(U64, epoch, 0, "epoch the keys were made in")                                                                \
+	F(U64, epoch, 0, "of the keys")                                                                                 \
 	F(U32, group, 255, "block group")                                                                              \
 	F(KEYS, keys, 4096, "keys to look up")
 #define KV_FIELDS_explain_reply(F)                                                                                     \
@@ -320,11 +320,11 @@
 	F(U64, number, 0, "hand-over")                                                                                 \
 	F(U32, side, 1, "0: as its consumer; 1: as its producer")                                                      \
 	F(U32, state, 0, "kv_handover_state_t; ENDED: the number means nothing from now on")                           \
-	F(U32, n, 0, "units that every group of the space has handed over, and that stay")                             \
+	F(U32, n, 0, "units handed over, of every group, and that stay")                             \
 	F(U32, partial, 0, "tokens after them, in a private block of every group; 0: none")                            \
 	F(I32, status, 0, "FAILED and ENDED: why; OK: its consumer is done")                                           \
 	F(U32, tail_bytes, 0, "of HANDOVER_TAIL's answer")                                                             \
-	F(U32, announced, 0, "units that announced blocks reach to, a private block counts as one; 0: none are announced, or no longer: there was no room when one became visible")
+	F(U32, announced, 0, "as in the reply of HANDOVER_SEND; 0 also: there was no room when one became visible")
 #define KV_FIELDS_handover_room(F) F(U64, bytes, 0, "that hand-overs of the namespace may keep more now")
 #define KV_FIELDS_durable(F)                                                                                           \
 	F(U64, put, 0, "put id")                                                                                       \
