@@ -325,8 +325,8 @@ static void help_names_every_option_and_json_is_counted_like_snprintf(void **sta
 	assert_non_null(strstr(json, "\"help\":\"address, or \\\"off\\\"\""));
 }
 
-/* Every option has one row, its help with no markup that Markdown would take away. */
-static void the_page_has_one_row_for_every_option(void **state)
+/* Every option has one item, its help with no markup that Markdown would take away. */
+static void the_page_has_one_item_for_every_option(void **state)
 {
 	char *page = NULL;
 	size_t len = 0;
@@ -339,7 +339,7 @@ static void the_page_has_one_row_for_every_option(void **state)
 		char row[96];
 		const char *at;
 
-		snprintf(row, sizeof row, "\n| `%s` | ", rows[i].name);
+		snprintf(row, sizeof row, "\n- `%s` (", rows[i].name);
 		at = strstr(page, row);
 		assert_non_null(at);
 		assert_null(strstr(at + 1, row));
@@ -436,7 +436,7 @@ int main(void)
 		cmocka_unit_test(assignments_and_the_environment_follow_the_same_rules),
 		cmocka_unit_test(what_is_printed_can_be_read_back),
 		cmocka_unit_test(the_sample_file_is_valid_and_equals_the_defaults),
-		cmocka_unit_test(the_page_has_one_row_for_every_option),
+		cmocka_unit_test(the_page_has_one_item_for_every_option),
 		cmocka_unit_test(help_names_every_option_and_json_is_counted_like_snprintf),
 		cmocka_unit_test(p10_a_file_that_cannot_be_read_says_so),
 		cmocka_unit_test(p10_a_file_that_grows_while_it_is_read_is_not_cut),
