@@ -1,4 +1,4 @@
-"""What may stand in kv_connector_extra_config. docs/vllm-reference.md prints this table."""
+"""What may stand in kv_connector_extra_config. docs/vllm-reference.md has this list."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ class Option:
 OPTIONS: tuple[Option, ...] = (
     Option("socket", None, str, "the daemon's socket; default $KVD_SOCKET, else /run/kvd/default.sock"),
     Option("model", None, str, "name of the model in the identity; default its Hugging Face name or the name of its folder"),
-    Option("weights", None, str, "what names the weights; default the digest of all their files; `revision`: the resolved commit, and you vouch that the files are its; any other text as it is"),
+    Option("weights", None, str, "what names the weights (above); default the digest of all their files"),
     Option("hash", "auto", _choice("auto", "engine", "own"), "whose block hashes name blocks: the engine's where they are stable, or kvd's own"),
-    Option("mode", "auto", _choice("auto", "sync", "async"), "synchronous loads (their step waits for them), asynchronous loads, or (`auto`) synchronous ones where they hold up other requests for less than a step, or for 25 ms where there are none; `sync` is refused in an engine that does not survive a failed synchronous load (below)"),
+    Option("mode", "auto", _choice("auto", "sync", "async"), "`sync`, `async` loads, or (`auto`) synchronous ones where they hold up other requests for less than a step, or for 25 ms where there are none; `sync` is refused in an engine that does not survive a failed one (below)"),
     Option("cost_model", True, _flag, "load no part of a hit, in memory or on disk, that was measured to take longer than computing it"),
     Option("min_tokens", 0, _number(0, 1 << 24), "shorter hits are not loaded; 0: one block"),
     Option("wait_us", 0, _number(0, 100000), "longest wait of a step that computes prompts for the daemon's answers; 0: 500, and a 128th of the step"),
     Option("load_ms", 0, _number(0, 600000), "deadline of a load; 0: 2000"),
-    Option("device", "auto", str, "the GPU whose memory the daemon may lend for hot blocks, by its UUID or a name of the daemon's option `gpu.devices`; `auto`: rank 0's; `none`: memory of no GPU"),
-    Option("handover", True, _flag, "hand prompts over to other engines and receive them, as their `kv_transfer_params` say (docs/pd.md)"),
+    Option("device", "auto", str, "the GPU whose memory the daemon may lend for hot blocks, by UUID or a name of `gpu.devices`; `auto`: rank 0's; `none`: none"),
+    Option("handover", True, _flag, "hand prompts over and receive them, as their `kv_transfer_params` say (this and the next four: docs/pd.md)"),
     Option("handover_ms", 30000, _number(100, 86400000), "longest wait for a prompt that another engine hands over; the daemon's `handover.ttl` is the most"),
-    Option("handover_peer", None, str, "the node that computes prompts for this engine where a request has no `transfer_peer`, by its name in the daemon's `peers.addresses`; default this node (docs/pd.md)"),
-    Option("handover_device", "own", _choice("own", "none"), "prompts that this engine hands over lie in the memory of its own GPU as well, where the daemon has some (`own`), or in host memory alone (`none`)"),
-    Option("prefill_device", None, str, "the GPU of the engine that computes prompts for this one where a request has no `transfer_device`, by its UUID; default not known: they come from host memory (docs/pd.md)"),
+    Option("handover_peer", None, str, "`transfer_peer` of requests without one; default this node"),
+    Option("handover_device", "own", _choice("own", "none"), "prompts that this engine hands over lie in memory of its own GPU as well, where the daemon has some (`own`), or not (`none`)"),
+    Option("prefill_device", None, str, "`transfer_device` of requests without one; default not known: they come from host memory"),
     Option("threads", 0, _number(0, 64), "threads that copy in a synchronous load; 0: chosen from the CPUs there are"),
     Option("sms", 0, _number(0, 1024), "multiprocessors of a GPU that a copy takes at most; 0: 4, with pieces below 4 KiB 8, where the link takes more 16"),
     Option("save_sms", 0, _number(0, 1024), "the same for a save to host memory while the engine generates; 0: 2. While it computes prompts 64, for some 50 us at a time"),
@@ -94,5 +94,4 @@ def parse(given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 def table() -> str:
     """As Markdown."""
-    rows = [f"| `{o.name}` | `{str(o.default).lower() if o.default is not None else '-'}` | {o.help} |" for o in OPTIONS]
-    return "\n".join(["| option | default | meaning |", "|---|---|---|", *rows])
+    return "\n".join(f"- `{o.name}`{f' ({str(o.default).lower()})' if o.default is not None else ''}: {o.help}" for o in OPTIONS)
