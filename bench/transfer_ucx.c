@@ -17,13 +17,9 @@
 #include "bench.h"
 #include "rig.h"
 
-#include <fcntl.h>
-#include <signal.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #define UNIT_TOKENS 16u
@@ -34,8 +30,6 @@
 #define WAIT_MS     60000u
 #define REPORTS_US  1200000u /* two reports of the net process */
 #define POOL_PREFIX 3u       /* prefixes that a pool holds, and room for one more */
-
-extern char **environ;
 
 /* A prefix in blocks of one size, and the space that it is in, at both daemons. */
 typedef struct shape {
@@ -206,27 +200,6 @@ static bench_outcome_t measure_again(void *arg, bench_sample_t *p_sample)
 
 /* ---- the reference --------------------------------------------------------------------------- */
 
-/* Run ucx_perftest; its output into `out`, or none when it is NULL. -1: there is no such program. */
-static pid_t spawn_perftest(char *const argv[], int out)
-{
-	posix_spawn_file_actions_t files;
-	pid_t pid;
-	int result;
-
-	posix_spawn_file_actions_init(&files);
-	posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
-	if (out >= 0) {
-		posix_spawn_file_actions_adddup2(&files, out, 1);
-	} else {
-		posix_spawn_file_actions_addopen(&files, 1, "/dev/null", O_WRONLY, 0);
-	}
-	posix_spawn_file_actions_addopen(&files, 2, "/dev/null", O_WRONLY, 0);
-	result = posix_spawnp(&pid, "ucx_perftest", &files, NULL, argv, environ);
-	posix_spawn_file_actions_destroy(&files);
-
-	return result == 0 ? pid : -1;
-}
-
 /* A line is: iterations, percentile, average and overall latency, average and overall MiB/s, ...; another one:
  * `before`. */
 static double parse_rate(const char *line, double before)
@@ -249,39 +222,22 @@ static double parse_rate(const char *line, double before)
 /* GB/s of one test, which sends that many bytes in messages of that size; 0: it did not run. */
 static double run_perftest(const char *test, uint32_t message, uint32_t bytes)
 {
-	char port[8], size[16], iterations[16], line[256];
-	char *const server[] = {"ucx_perftest", "-p", port, NULL};
-	char *const client[] = {"ucx_perftest", "127.0.0.1", "-p", port,       "-t", (char *)(uintptr_t)test,
-				"-s",           size,        "-n", iterations, "-w", message > MESSAGE ? "1" : "8",
-				"-f",           "-v",        NULL};
-	int pipe_fds[2];
+	const unsigned port = rig_free_port();
+	char command[320], line[256];
 	double rate = 0;
-	pid_t pids[2];
 	FILE *output;
 
-	snprintf(port, sizeof port, "%u", rig_free_port());
-	snprintf(size, sizeof size, "%u", message);
-	snprintf(iterations, sizeof iterations, "%u", bytes / message);
-	if (pipe2(pipe_fds, O_CLOEXEC) != 0) {
-		return 0;
-	}
-	pids[0] = spawn_perftest(server, -1);
-	usleep(300000);
-	pids[1] = pids[0] > 0 ? spawn_perftest(client, pipe_fds[1]) : -1;
-	close(pipe_fds[1]);
-	output = fdopen(pipe_fds[0], "r");
+	snprintf(command, sizeof command,
+		 "ucx_perftest -p %u >/dev/null 2>&1 & sleep 0.3; "
+		 "ucx_perftest 127.0.0.1 -p %u -t %s -s %u -n %u -w %u -f -v 2>/dev/null; kill $! 2>/dev/null; wait",
+		 port, port, test, message, bytes / message, message > MESSAGE ? 1u : 8u);
+	fflush(NULL);
+	output = popen(command, "r");
 	while (output && fgets(line, sizeof line, output)) {
 		rate = parse_rate(line, rate);
 	}
 	if (output) {
-		fclose(output);
-	}
-	if (pids[1] > 0) {
-		(void)waitpid(pids[1], NULL, 0);
-	}
-	if (pids[0] > 0) {
-		kill(pids[0], SIGTERM);
-		(void)waitpid(pids[0], NULL, 0);
+		(void)pclose(output);
 	}
 
 	return rate;
