@@ -4,15 +4,15 @@
 #define KV_METRIC_LIST_H
 
 /* Series of one family differ in their label and share their help. */
-#define KV_HELP_FRAMES "frames refused, their session closed: malformed, of another protocol version, over the size limit, or without room in the receive buffers of their namespace"
-#define KV_HELP_JOINS "joins refused: without a live pidfd, or with one not proved to be the joining process's own"
-#define KV_HELP_HANDOVERS "hand-overs ended: taken, their consumer was done; expired, without a consumer or with one that was too late; failed, by the end of their producer, their space or a block; aborted, by either side"
-#define KV_HELP_LEASES "leases ended: given back, by their time to live, or with their instance, space or block"
+#define KV_HELP_FRAMES "frames refused, their session closed; no_room: in the receive buffers of their namespace"
+#define KV_HELP_JOINS "joins refused: without a live pidfd, or with one not proved to be the process's own"
+#define KV_HELP_HANDOVERS "hand-overs ended; taken: their consumer was done; expired: without a consumer, or one in time; failed: by the end of their producer, space or a block"
+#define KV_HELP_LEASES "leases ended; revoked: with their instance, space or block"
 
 #define KV_HELP_PEER_BYTES "payload of blocks that came from peers and was verified, or was pushed to them"
 #define KV_HELP_PEER_FETCHES "transfers that clients here have asked peers for"
 #define KV_HELP_PEER_SERVES "transfers that peers have asked this daemon for"
-#define KV_HELP_PEER_REFUSED "connections between daemons that were ended: malformed frames; an unknown name, a wrong key or MAC; a second daemon of one name, too many, too slow"
+#define KV_HELP_PEER_REFUSED "connections between daemons that were ended; key: an unknown name, a wrong key or MAC; other: a second daemon of one name, too many, too slow"
 
 #define KV_METRIC_LIST(X)                                                                                              \
 	/* requests and sessions (daemon/io) */                                                                        \
@@ -22,7 +22,7 @@
 	X(REQUESTS, kvd_requests_total, KV_METRIC_COUNTER, "requests handled")                                         \
 	X(REQUESTS_FAILED, kvd_requests_failed_total, KV_METRIC_COUNTER, "requests answered with an error")            \
 	X(REQUEST_TIME, kvd_request_seconds, KV_METRIC_HISTOGRAM, "time from a whole frame to its reply")              \
-	X(ANSWER_TIME, kvd_answer_seconds, KV_METRIC_HISTOGRAM, "time to a reply from the look at the sockets before the one that saw the request: the daemon's whole part of its latency") \
+	X(ANSWER_TIME, kvd_answer_seconds, KV_METRIC_HISTOGRAM, "the same from the poll before the one that saw the request: the daemon's whole part of its latency") \
 	X(FRAMES_BAD, kvd_frames_refused_total{reason="malformed"}, KV_METRIC_COUNTER, KV_HELP_FRAMES)                 \
 	X(FRAMES_VERSION, kvd_frames_refused_total{reason="version"}, KV_METRIC_COUNTER, KV_HELP_FRAMES)               \
 	X(FRAMES_TOO_BIG, kvd_frames_refused_total{reason="too_big"}, KV_METRIC_COUNTER, KV_HELP_FRAMES)               \
@@ -45,8 +45,8 @@
 	X(LEASES_EXPIRED, kvd_leases_ended_total{reason="expired"}, KV_METRIC_COUNTER, KV_HELP_LEASES)                 \
 	X(LEASES_REVOKED, kvd_leases_ended_total{reason="revoked"}, KV_METRIC_COUNTER, KV_HELP_LEASES)                 \
 	X(PINS, kvd_pins, KV_METRIC_GAUGE, "pins on blocks; equals leases, open puts, hand-overs and I/O")                         \
-	X(ACQUIRE_HITS, kvd_acquires_total{result="hit"}, KV_METRIC_COUNTER, "acquires: hit, at least one block was leased; miss, none was") \
-	X(ACQUIRE_MISSES, kvd_acquires_total{result="miss"}, KV_METRIC_COUNTER, "acquires: hit, at least one block was leased; miss, none was") \
+	X(ACQUIRE_HITS, kvd_acquires_total{result="hit"}, KV_METRIC_COUNTER, "acquires; hit: at least one block was leased") \
+	X(ACQUIRE_MISSES, kvd_acquires_total{result="miss"}, KV_METRIC_COUNTER, "acquires; hit: at least one block was leased") \
 	X(ACQUIRE_SHORTENED, kvd_acquire_shortened_total, KV_METRIC_COUNTER, "acquires that got less than was resident because room for promotion lacked") \
 	X(STALE_EPOCH, kvd_stale_epoch_total, KV_METRIC_COUNTER, "requests with keys of an older epoch")               \
 	X(PUTS, kvd_puts, KV_METRIC_GAUGE, "open puts")                                                                \
@@ -66,7 +66,7 @@
 	X(HANDOVERS_OTHER_SPACE, kvd_handovers_ended_total{result="other_space"}, KV_METRIC_COUNTER, KV_HELP_HANDOVERS) \
 	X(HANDOVERS_FAILED, kvd_handovers_ended_total{result="failed"}, KV_METRIC_COUNTER, KV_HELP_HANDOVERS)          \
 	X(HANDOVERS_ABORTED, kvd_handovers_ended_total{result="aborted"}, KV_METRIC_COUNTER, KV_HELP_HANDOVERS)        \
-	X(HANDOVERS_REFUSED, kvd_handovers_refused_total, KV_METRIC_COUNTER, "HANDOVER_SENDs answered BUSY: no room within the bytes that hand-overs may keep, or within the share") \
+	X(HANDOVERS_REFUSED, kvd_handovers_refused_total, KV_METRIC_COUNTER, "HANDOVER_SENDs answered BUSY: no room within handover.max_bytes, or the share") \
 	X(PEERS_UP, kvd_peers_up, KV_METRIC_GAUGE, "configured peers that are connected")                              \
 	X(NET_RESTARTS, kvd_net_restarts_total, KV_METRIC_COUNTER, "times the net process was started again after its end") \
 	X(PEER_BYTES_IN, kvd_peer_bytes_total{direction="in"}, KV_METRIC_COUNTER, KV_HELP_PEER_BYTES)                  \
@@ -82,7 +82,7 @@
 	X(PEER_BAD_PROOFS, kvd_peer_refused_total{reason="key"}, KV_METRIC_COUNTER, KV_HELP_PEER_REFUSED)              \
 	X(PEER_BAD_LINKS, kvd_peer_refused_total{reason="other"}, KV_METRIC_COUNTER, KV_HELP_PEER_REFUSED)             \
 	X(HANDOVER_WAIT, kvd_handover_wait_seconds, KV_METRIC_HISTOGRAM, "time consumers waited for a hand-over to be complete or to fail") \
-	X(SHARE_FULL, kvd_share_full_total, KV_METRIC_COUNTER, "acquires and puts cut short because their namespace's irreclaimable bytes were at its share") \
+	X(SHARE_FULL, kvd_share_full_total, KV_METRIC_COUNTER, "acquires and puts cut short: their namespace's irreclaimable bytes were at its share") \
 	X(NO_PARENT, kvd_no_parent_total, KV_METRIC_COUNTER, "puts below an unknown parent")                           \
 	X(PARENT_UNREADABLE, kvd_parent_unreadable_total, KV_METRIC_COUNTER, "puts refused or ended because the disk could not read their parent, or a block above it") \
 	X(PARENT_LOST, kvd_parent_lost_total, KV_METRIC_COUNTER, "put blocks whose parent never came")                 \
@@ -133,27 +133,27 @@
 	X(DISK_CORRUPT, kvd_disk_corrupt_total, KV_METRIC_COUNTER, "slots whose header or digest did not match")       \
 	X(DISK_READ_TIME, kvd_disk_read_seconds, KV_METRIC_HISTOGRAM, "time of a slot read, digest included")          \
 	X(DISK_WRITE_TIME, kvd_disk_write_seconds, KV_METRIC_HISTOGRAM, "time of a slot write")                        \
-	X(DISK_LOST, kvd_disk_lost_total, KV_METRIC_COUNTER, "blocks on disk dropped because a sync failed after they were written, their file went away, or they stayed unreadable") \
-	X(DISK_UNREADABLE, kvd_disk_unreadable_slots, KV_METRIC_GAUGE, "slots the disk could not read and has not read again: their blocks, and those below them, are no hits") \
-	X(DISK_UNVERIFIED, kvd_disk_unverified_blocks, KV_METRIC_GAUGE, "blocks that a start without metadata has found by their headers and has not read yet: durable acknowledgements wait for them") \
+	X(DISK_LOST, kvd_disk_lost_total, KV_METRIC_COUNTER, "blocks on disk dropped: a sync failed after they were written, their file went away, or they stayed unreadable") \
+	X(DISK_UNREADABLE, kvd_disk_unreadable_slots, KV_METRIC_GAUGE, "slots the disk cannot read now: their blocks, and those below, are no hits") \
+	X(DISK_UNVERIFIED, kvd_disk_unverified_blocks, KV_METRIC_GAUGE, "blocks found by their headers and not read yet: durable acknowledgements wait for them") \
 	X(DISK_STATE, kvd_disk_state, KV_METRIC_GAUGE, "0: works; 1: the file system is full; 2: no slot file can be made, for another reason; 3: read-only after a fault; 4: switched off after a fault") \
 	X(DISK_OFF, kvd_disk_off, KV_METRIC_GAUGE, "1 when the disk tier is switched off after a fault")               \
 	X(DISK_FALLBACK, kvd_disk_fallback, KV_METRIC_GAUGE, "1 when io_uring is not available and plain I/O is used") \
 	X(DISK_RECOVERED, kvd_disk_recovered_total, KV_METRIC_COUNTER, "blocks found on disk at start")                \
 	X(DISK_REBUILT, kvd_disk_rebuilt_total, KV_METRIC_COUNTER, "blocks recovered from slot headers because the metadata was lost") \
 	X(DISK_DROPPED, kvd_disk_dropped_total, KV_METRIC_COUNTER, "blocks found on disk at start and not kept: old epoch, unknown space, no parent, damaged or twice") \
-	X(DISK_RECENCY_ERRORS, kvd_disk_recency_errors_total, KV_METRIC_COUNTER, "files with the order of use (nvme.path/recency) that could not be written, or read: after a restart their blocks count as used last") \
+	X(DISK_RECENCY_ERRORS, kvd_disk_recency_errors_total, KV_METRIC_COUNTER, "files with the order of use (nvme.path/recency) not written or read: their blocks count as used last") \
 	X(DISK_FILES_DROPPED, kvd_disk_files_dropped_total, KV_METRIC_COUNTER, "slot files left out at start because they were damaged or unreadable") \
 	X(DISK_FILES_CUT, kvd_disk_files_cut_total, KV_METRIC_COUNTER, "slot files found shorter than they were: what lay behind is lost") \
 	X(GPU_DEVICES, kvd_gpu_devices, KV_METRIC_GAUGE, "devices whose memory the GPU tier uses")                     \
 	X(GPU_STARTS, kvd_gpu_starts_total, KV_METRIC_COUNTER, "starts of the GPU program, which gets memory of a device and ends") \
-	X(GPU_FAILURES, kvd_gpu_failures_total, KV_METRIC_COUNTER, "tries for memory of a device that did not bring all of it: no memory, an error, a death or silence of the GPU program") \
+	X(GPU_FAILURES, kvd_gpu_failures_total, KV_METRIC_COUNTER, "tries for memory of a device that did not bring all of it") \
 	X(GPU_REFUSED, kvd_gpu_refused_messages_total, KV_METRIC_COUNTER, "messages of the GPU program that made no sense") \
 	X(GPU_STOCK_SLABS, kvd_gpu_stock_slabs, KV_METRIC_GAUGE, "slabs of devices whose memory is here and that no block size has taken yet") \
 	X(ADOPTED_BLOCKS, kvd_adopted_blocks_total, KV_METRIC_COUNTER, "blocks in GPU memory taken over from the daemon before") \
-	X(ADOPT_DROPPED, kvd_adopt_dropped_total, KV_METRIC_COUNTER, "whole blocks of that daemon that were not taken over: old epoch, no parent, record or digests damaged, over a share") \
-	X(ADOPT_REFUSED, kvd_adopt_refused_total, KV_METRIC_COUNTER, "ledgers and slabs of that daemon that were not taken over: damaged, of another version or size, or without room") \
-	X(ADOPT_WRITERS, kvd_adopt_writers, KV_METRIC_GAUGE, "members of earlier daemons that live and have not said that their copies have ended: unfinished slots wait for them in quarantine") \
+	X(ADOPT_DROPPED, kvd_adopt_dropped_total, KV_METRIC_COUNTER, "its whole blocks that were not: old epoch, no parent, damaged, over a share") \
+	X(ADOPT_REFUSED, kvd_adopt_refused_total, KV_METRIC_COUNTER, "its ledgers and slabs that were not: damaged, of another version or size, or without room") \
+	X(ADOPT_WRITERS, kvd_adopt_writers, KV_METRIC_GAUGE, "members of earlier daemons whose copies may go on: unfinished slots wait for them in quarantine") \
 	X(META_STARTS, kvd_meta_starts_total, KV_METRIC_COUNTER, "starts of the metadata process: 1, and one more each time it died, hung or failed") \
 	X(DISK_COMMITS, kvd_disk_commits_total, KV_METRIC_COUNTER, "batches of metadata made durable")                 \
 	/* events and prefix hits */                                                                                   \
