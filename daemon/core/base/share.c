@@ -8,6 +8,7 @@ static kvd_set_t tier_of(kvd_resource_t what)
 	return what == KVD_SHARE_DISK ? KVD_DISK : KVD_CPU;
 }
 
+/* DISK asks for classes in host memory: those in the memory of a GPU have no files (decision 057). */
 static int counts(const kvd_class_t *class, kvd_resource_t what)
 {
 	return kvd_mem_kind(class) == (what == KVD_SHARE_GPU ? KVD_GPU_MEM : KVD_HOST_MEM) &&
@@ -25,6 +26,7 @@ uint64_t kvd_share_used(const kvd_core_t *core, uint32_t ns, kvd_resource_t what
 	for (uint32_t c = 0; core->tier[t] && c < core->class_count; c++) {
 		const kvd_class_t *class = &core->classes[c];
 
+		/* Whole slabs and files, free slots included: no other namespace can use those. */
 		bytes += class->ns == ns && counts(class, what) ? kvs_class_bytes(core->tier[t], class->tier_class[t])
 								: 0;
 	}
@@ -87,6 +89,7 @@ uint64_t kvd_share_over(const kvd_core_t *core, uint32_t ns, kvd_resource_t what
 {
 	uint64_t used = kvd_share_used(core, ns, what) + more, share = kvd_share_of(core, ns, what);
 
+	/* The index counts blocks, and has no overhead. */
 	if (what != KVD_SHARE_INDEX && core->tier[tier_of(what)]) {
 		share = without_overhead(core, what, share);
 	}
@@ -125,7 +128,10 @@ void kvd_shares_compute(kvd_core_t *core)
 							       : 0;
 			uint64_t most = kvd_share_max(core, n, what);
 
+			/* What a maximum cuts off a share goes to no other namespace's: it is lent. */
 			ns->share[what] = share < most ? share : most;
+			/* A tier enforces its maximum where it makes a slab or a file, the index where a block is
+			 * inserted. Memory of GPUs has none. */
 			if (what != KVD_SHARE_INDEX && what != KVD_SHARE_GPU && core->tier[tier_of(what)]) {
 				kv_status_t status = kvs_tier_cap(core->tier[tier_of(what)], ns->name, most);
 
@@ -166,6 +172,8 @@ uint64_t kvd_share_handover_max(const kvd_core_t *core, uint32_t ns)
 {
 	uint64_t most = core->config.max_handover_bytes;
 
+	/* Entries that no consumer takes keep their pins until they expire: the rest of the share is for leases and
+	 * puts meanwhile. */
 	return most ? most : core->ns[ns]->share[KVD_SHARE_CPU] / 4u;
 }
 
@@ -175,6 +183,8 @@ uint64_t kvd_share_pin_room(const kvd_core_t *core, uint32_t ns, uint32_t slot_c
 	kvd_mem_kind_t kind = kvd_mem_kind(&core->classes[slot_class]);
 	uint64_t charged = kvd_share_irreclaimable(core, ns, kind), share = name_space->share[resource_of(kind)];
 	uint64_t blocks = share > charged ? (share - charged) / core->classes[slot_class].slot_bytes : 0;
+	/* A pinned block keeps its entry in the index too, and an unfinished one will need one. Both limits hold, or
+	 * small blocks would fill the index for others. */
 	uint64_t named = name_space->pinned_blocks + name_space->unfinished_blocks;
 	uint64_t index = name_space->share[KVD_SHARE_INDEX] > named ? name_space->share[KVD_SHARE_INDEX] - named : 0;
 
@@ -201,6 +211,7 @@ int kvd_share_may_open(const kvd_core_t *core, uint32_t ns, kvs_loc_t loc)
 	kvs_slab_desc_t desc;
 	uint64_t open = 0;
 
+	/* Another slot of the slab is open already: this one keeps no further slab from changing hands. */
 	if (!ops || ops->describe_slab(tier, kv_slot_slab(loc.slot), &desc) != KV_OK || desc.open > 1) {
 		return 1;
 	}
@@ -215,6 +226,7 @@ int kvd_share_may_open(const kvd_core_t *core, uint32_t ns, kvs_loc_t loc)
 		open += class && class->ns == ns && counts(class, what) ? desc.slots * class->slot_bytes : 0;
 	}
 
+	/* Its slabs with open slots stay within the share, so what it has borrowed can go back. */
 	return open <= core->ns[ns]->share[what];
 }
 
@@ -222,6 +234,8 @@ uint64_t kvd_share_instance_room(const kvd_core_t *core, const kvd_instance_rec_
 				 uint64_t cap, const uint64_t own[KVD_MEM_KINDS])
 {
 	uint64_t most = cap ? cap : core->ns[instance->ns]->share[resource_of(kind)] / 2u;
+	/* Without caps of their own pins and unfinished puts end together at half of the share, so that one instance
+	 * that gives nothing back leaves room for others. */
 	uint64_t charged = cap ? own[kind] : instance->pinned_bytes[kind] + instance->unfinished_bytes[kind];
 
 	return most > charged ? most - charged : 0;
@@ -254,6 +268,7 @@ kv_status_t kvd_core_add_memory(kvd_core_t *core, kvs_tier_t *pool, uint32_t *p_
 	kv_status_t status = tier->ops->add_memory ? tier->ops->add_memory(tier, pool, p_memory) : KV_ERR_UNSUPPORTED;
 
 	if (status == KV_OK) {
+		/* Shares are parts of all GPUs together, so a new one changes each of them. */
 		core->gpu_memories = *p_memory;
 		kvd_shares_compute(core);
 	}

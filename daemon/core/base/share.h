@@ -1,6 +1,5 @@
 /* share.h -- what is whose: each namespace has a share of the CPU tier, of the memory of GPUs, of the disk tier and of
- * the index
- * (docs/decisions/025).
+ * the index (docs/decisions/025).
  *
  *   used = irreclaimable (pinned by leases, puts and hand-overs, unfinished, quarantined) + evictable
  *
@@ -25,9 +24,10 @@ uint64_t kvd_share_max(const kvd_core_t *core, uint32_t ns, kvd_resource_t what)
 /* Shares that are not given are equal parts of what is left. */
 void kvd_shares_compute(kvd_core_t *core);
 
-/* Pinned, unfinished and quarantined bytes of one kind of memory, and of the host's the tails of hand-overs. */
+/* Pinned, unfinished and quarantined bytes of one kind of memory, and of the host's the tails and announced keys of
+ * hand-overs. */
 uint64_t kvd_share_irreclaimable(const kvd_core_t *core, uint32_t ns, kvd_mem_kind_t kind);
-/* How many of them its hand-over entries may pin and have as tails. */
+/* How many bytes of host memory its hand-over entries may pin, and have as tails and announced keys. */
 uint64_t kvd_share_handover_max(const kvd_core_t *core, uint32_t ns);
 /* How many blocks more of the class may be pinned, or put. */
 uint64_t kvd_share_pin_room(const kvd_core_t *core, uint32_t ns, uint32_t slot_class);

@@ -46,6 +46,8 @@ kv_status_t kvd_slot_alloc(kvd_core_t *core, uint32_t slot_class, kvd_set_t t, c
 {
 	kv_status_t status = alloc_or_evict(core, slot_class, t, use, p_loc);
 
+	/* Also where there was a slot: a class asks for a slab while it still has some, before it has to evict its own
+	 * blocks (decision 013). */
 	kvd_class_request_slots(core, slot_class, t);
 
 	return status;
@@ -60,6 +62,7 @@ static int evict_coldest(kvd_core_t *core, uint32_t owner, kv_ns_metric_t why)
 	uint64_t least = UINT64_MAX, stamp = 0;
 	kvd_set_t from = KVD_CPU;
 
+	/* One clock stamps the marks of all classes and tiers, so their ages compare. */
 	for (uint32_t c = 0; c < core->class_count; c++) {
 		for (kvd_set_t t = KVD_CPU; t < KVD_TIERS && core->classes[c].ns == ns; t++) {
 			uint32_t id = kvd_class_coldest(core, c, t, &stamp);
@@ -83,11 +86,13 @@ kv_status_t kvd_make_index_room(kvd_core_t *core, uint32_t ns)
 {
 	uint8_t passed[NOBODY + 1] = {0};
 
+	/* At its maximum a namespace does not borrow: the block that goes is its own. */
 	if (core->ns[ns]->blocks >= kvd_share_max(core, ns, KVD_SHARE_INDEX)) {
 		return evict_coldest(core, ns, KV_NM_EVICTED) ? KV_OK : KV_MISS;
 	}
 	for (;;) {
 		uint32_t from = ns;
+		/* It counts with the block that it wants: of those equally far over, it gives itself. */
 		uint64_t most = passed[ns] ? 0 : kvd_share_over(core, ns, KVD_SHARE_INDEX, 1);
 
 		for (uint32_t n = 0; n <= NOBODY; n++) {
@@ -103,6 +108,7 @@ kv_status_t kvd_make_index_room(kvd_core_t *core, uint32_t ns)
 		if (passed[from]) {
 			return KV_MISS;
 		}
+		/* All that a namespace has may be pinned or referenced: then the next one gives. */
 		if (evict_coldest(core, from, from == ns ? KV_NM_EVICTED : KV_NM_EVICTED_FOR_OTHERS)) {
 			return KV_OK;
 		}

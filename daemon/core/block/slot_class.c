@@ -37,6 +37,7 @@ void kvd_class_request_slots(kvd_core_t *core, uint32_t slot_class, kvd_set_t t)
 	kvd_class_t *class = &core->classes[slot_class];
 
 	class->used_ns = core->now_ns;
+	/* A single class has no other to take a slab from. */
 	if (core->class_count > 1 && class->tier_class[t] != KVD_NONE && !class->wants[t] &&
 	    core->now_ns >= class->ask_after_ns[t] && kvd_slab_ops(core, t) &&
 	    kvd_slab_ops(core, t)->is_short(core->tier[t], class->tier_class[t])) {
@@ -106,6 +107,8 @@ kv_status_t kvd_class_open(kvd_core_t *core, const kvd_space_open_t *ask, uint32
 
 uint32_t kvd_class_coldest(const kvd_core_t *core, uint32_t slot_class, kvd_set_t t, uint64_t *p_stamp)
 {
+	/* The search takes marks off the order that speak for no victim. It changes no block, so callers that only ask
+	 * may have a const core. */
 	kvd_index_t *ix = (kvd_index_t *)&core->ix;
 	uint32_t id = core->policy->victim(ix, &core->classes[slot_class].order[t], t);
 

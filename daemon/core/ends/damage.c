@@ -88,6 +88,8 @@ static void revoke_leases_through(kvd_core_t *core, uint32_t id)
 			c = kvd_block_at(&core->ix, id)->pins.head; /* the lease may have had several pins here */
 		}
 	}
+	/* Others hang on a block anywhere below, and no block knows those: all leases are asked. They share the runs'
+	 * answers to one question, so no run is visited twice (decision 026). */
 	for (uint32_t i = core->instance_list.head; i != KVD_NONE; i = kvd_instance_at(core, i)->of_core.next) {
 		for (uint32_t l = kvd_instance_at(core, i)->leases.head; l != KVD_NONE;) {
 			kvd_lease_t *lease = kvd_obj_at(&core->leases, l);

@@ -80,6 +80,7 @@ static int dismantle_below(kvd_core_t *core, uint32_t top, uint32_t *p_left)
 			    .withdrawn = (first->flags & KVD_NODE_WITHDRAWN) != 0};
 	uint32_t id = top;
 
+	/* Sets are prefix-closed and a run gives blocks at its end only: a child goes before its parent. */
 	while (*p_left > 0) {
 		const kvd_node_t *node = kvd_node_at(&core->ix, id);
 		uint32_t parent = node->parent, len = node->len;

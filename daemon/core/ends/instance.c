@@ -179,6 +179,7 @@ static void end_instance_if_unused(kvd_core_t *core, kvd_instance_rec_t *instanc
 	if (instance->open_count == 0 && !kvd_puts_have_quarantined_slots(core, instance)) {
 		end_instance(core, instance);
 	}
+	/* Puts of others may have waited for keys that this one was writing. */
 	kvd_puts_run(core);
 	kvd_events_flush(core);
 }

@@ -36,7 +36,7 @@ static uint32_t count_named_in(const kvd_lease_t *lease, uint32_t slab)
 	return count;
 }
 
-/* Slots that open leases name, a slab at a time. */
+/* Slots that open leases name, of all slabs in one walk: a walk for each slab would cost slabs times leases. */
 static void count_named(kvd_core_t *core, uint32_t named[MAX_SLABS])
 {
 	memset(named, 0, MAX_SLABS * sizeof *named);
@@ -147,6 +147,8 @@ static int find_giving_owner(const kvd_core_t *core, kvd_set_t t, uint32_t to, u
 	}
 	*p_owner = from;
 
+	/* Where both are over, the giver must still be at least as far over as the receiver when the slab has moved.
+	 * Else it would be the next to take, and the slab would come back. A tier refuses a slab above the maximum. */
 	return most > 0 && (own == 0 || most >= own + unit) &&
 	       kvd_share_used(core, core->classes[to].ns, what) + unit <=
 		       kvd_share_max(core, core->classes[to].ns, what);
@@ -168,6 +170,7 @@ static uint32_t find_giving_class(kvd_core_t *core, kvd_set_t t, uint32_t to, in
 		int may = force ? class->ns == owner
 				: class->ns == core->classes[to].ns && may_give_slab(core, t, i, class->largest[t]);
 
+		/* A slab is an allocation in one memory, and cannot serve a class of another. */
 		if (i == to || class->slots[t] == 0 || !may || class->memory != core->classes[to].memory) {
 			continue;
 		}
@@ -196,6 +199,7 @@ static int can_spare(const kvd_core_t *core, const choice_t *choice, const kvs_s
 		return 0;
 	}
 
+	/* A busy class keeps a slab's worth of free slots, or it would soon ask for the slab back (decision 013). */
 	return from == KVD_NONE || free_slots >= (is_idle(core, from) ? desc->slots : 2u * (uint64_t)desc->slots);
 }
 
@@ -209,6 +213,7 @@ static void keep_better(const kvd_core_t *core, choice_t *choice, uint32_t slab,
 	int better = choice->slab == KVD_NONE || named < choice->named ||
 		     (named == choice->named && (new < old || (new == old && desc->slots > choice->slots)));
 
+	/* Its memory may be too small for a slot of the class that is short, or a maximum may stand against it. */
 	if (better && kvd_slab_ops(core, choice->t)->slots_gained(core->tier[choice->t], slab, to) > 0) {
 		choice->slab = slab;
 		choice->from = class_of(core, choice->t, desc->slot_class);
@@ -273,6 +278,8 @@ static choice_t choose_slab(kvd_core_t *core, kvd_set_t t, uint32_t to)
 		if (from == to || (from == KVD_NONE && desc.taken > 0)) {
 			continue;
 		}
+		/* A slab that a class can spare costs copies, and no block: it goes first, whatever the ages. One of the
+		 * class that has to give costs evictions, and by force the leases on it. */
 		if (names == 0 && can_spare(core, &easy, &desc, from)) {
 			keep_better(core, &easy, slab, &desc, 0);
 		} else if (from != KVD_NONE && from == cold && desc.open == 0 && (file == KVD_NONE || slab == file) &&
@@ -310,6 +317,7 @@ static void begin_rebalance(kvd_core_t *core, kvd_set_t t, uint32_t slab, uint32
 	rebalance->to = to;
 	rebalance->force = 0;
 	rebalance->index = rebalance->moved = 0;
+	/* From here on leases count themselves as they begin and end (lease.c). */
 	rebalance->named = t == KVD_CPU ? kvd_rebalance_count_named(core) : 0;
 	rebalance->give_up_ns = core->now_ns + GIVE_UP_NS;
 }
@@ -320,6 +328,7 @@ static int pick_slab(kvd_core_t *core, kvd_set_t t)
 	uint32_t to = pick_class(core, t);
 	choice_t choice;
 
+	/* It asked a while ago, and blocks may have been evicted or dropped since. */
 	if (!kvd_slab_ops(core, t)->is_short(core->tier[t], core->classes[to].tier_class[t])) {
 		return 1;
 	}
@@ -412,6 +421,7 @@ static int move_block(kvd_core_t *core, uint32_t id, kvs_loc_t from, kvs_loc_t t
 		return 0;
 	}
 	if (status == KV_OK) {
+		/* Mirror and events know tiers, not slots: clients are told nothing. */
 		(void)kvs_set_state(tier, to, KVS_READY);
 		*kvd_slot_of(&core->ix, block) = to.slot;
 		block->cpu_gen = to.gen;
@@ -451,6 +461,7 @@ static int empty_slot(kvd_core_t *core, kvd_set_t t, kv_slot_t slot)
 		return 0; /* being read, written or taken down: not for long */
 	}
 	status = kvs_alloc(tier, core->classes[from].tier_class[t], KVS_FILLING, 0, &meta, &there);
+	/* The coldest block of the class makes room, not the one that lies here: a slab has blocks of all ages. */
 	if (status == KV_ERR_FULL) {
 		return kvd_make_room(core, from, t) == KV_OK;
 	}
@@ -469,6 +480,8 @@ static int empty_some(kvd_core_t *core, kvd_set_t t, const kvs_slab_desc_t *desc
 {
 	kvd_rebalance_t *rebalance = &core->rebalance[t];
 
+	/* A reader trusts its copy while its lease holds, so no slot that a lease names may move. An owner does not wait
+	 * for the leases of a borrower. */
 	if (rebalance->named > 0 && rebalance->force) {
 		revoke_named(core, rebalance->slab);
 	}
@@ -514,6 +527,7 @@ static int run_tier(kvd_core_t *core, kvd_set_t t)
 		end_rebalance(core, t); /* its memory has come back */
 		return 0;
 	}
+	/* Members still map it, or rows still name the file: the tier waits for them. */
 	if (desc.retired) {
 		return 0;
 	}

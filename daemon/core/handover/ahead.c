@@ -83,6 +83,8 @@ static kv_status_t find_deepest(const kvd_core_t *core, const kvd_handover_call_
 		if (block == KVD_NONE) {
 			break;
 		}
+		/* Announced keys are the producer's word alone. Each must lie below the one before, or blocks of another
+		 * prompt would be handed over as this one's. */
 		if (kvd_is_private(&core->ix, kvd_block_at(&core->ix, block)) ||
 		    kvd_index_parent(&core->ix, block) != above) {
 			return KV_ERR_ARG;
@@ -202,6 +204,7 @@ int kvd_handovers_announced_run(kvd_core_t *core)
 	if (!kvd_handovers_are_due(core)) {
 		return 0;
 	}
+	/* The index does not know whose block was inserted: all entries are due, once, however many insertions since. */
 	if (core->announced_seen != core->ix.inserted) {
 		core->announced_seen = core->ix.inserted;
 		for (uint32_t n = 0; n < core->ns_count; n++) {
@@ -212,11 +215,13 @@ int kvd_handovers_announced_run(kvd_core_t *core)
 		const uint32_t id = ns->announced.head;
 		kvd_handover_t *entry;
 
+		/* To the tail before it is looked at: looking may take it off the list. */
 		ns->announced_due--;
 		kvd_list_remove(&ns->announced, &core->handovers, offsetof(kvd_handover_t, of_announced), id);
 		kvd_list_push(&ns->announced, &core->handovers, offsetof(kvd_handover_t, of_announced), id);
 		entry = kvd_handover_settle(core, kvd_handover_at(core, id));
-		if (!entry || !entry->is_announced) { /* it has left the list */
+		/* It has left the list. It counts as a lookup, or a quantum could end any number of entries. */
+		if (!entry || !entry->is_announced) {
 			left--;
 		} else if (advance_entry(core, entry, &left)) { /* again, after all others of the namespace */
 			ns->announced_due = ns->announced_count;

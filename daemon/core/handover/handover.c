@@ -117,6 +117,7 @@ static int has_gone(kvd_core_t *core, const kvd_handover_side_t *side)
 {
 	const kvd_member_rec_t *member = kvd_member_find(core, side->member);
 
+	/* Ids of members never come back, so one that is not found has gone. */
 	return side->member != 0 && (!member || !member->open);
 }
 
@@ -360,6 +361,8 @@ void kvd_handover_fail(kvd_core_t *core, kvd_handover_t *entry, kv_status_t why)
 	kvd_handover_drop_ahead(core, entry);
 	entry->state = KV_HANDOVER_FAILED;
 	entry->status = why;
+	/* A consumer may be loading what is there, and says when it is done. Without one nothing will be loaded, but the
+	 * entry stays for its time to live: a consumer that asks late learns the reason, and waits for no producer. */
 	if (entry->consumer.member == 0) {
 		drop_contents(core, entry);
 	}
@@ -369,8 +372,11 @@ void kvd_handover_fail(kvd_core_t *core, kvd_handover_t *entry, kv_status_t why)
 
 void kvd_handover_give_back(kvd_core_t *core, kvd_handover_t *entry)
 {
+	/* First: the consumer has asked for this, or has gone, and gets no notice of it. */
 	kvd_handover_leave_side(core, &entry->consumer);
 	kvd_handover_end_wait(core, entry);
+	/* Before a SEND there is nothing that another consumer could take. Of a failed entry the reason was for one
+	 * consumer, which has had it. */
 	if (entry->state == KV_HANDOVER_AWAITED) {
 		kvd_handover_end(core, entry, KV_ERR_ABORTED, NULL);
 	} else if (entry->state == KV_HANDOVER_FAILED) {
@@ -383,15 +389,16 @@ void kvd_handover_give_back(kvd_core_t *core, kvd_handover_t *entry)
 
 /* ---- what has happened meanwhile ------------------------------------------------------------- */
 
-/* The entry as it is after the ends of its sides and of its epoch; NULL: it has ended. */
 kvd_handover_t *kvd_handover_settle(kvd_core_t *core, kvd_handover_t *entry)
 {
+	/* Blocks of an old epoch are being taken down: the entry has nothing left, whatever its sides do. */
 	if (space_of(core, entry)->epoch != entry->epoch) {
 		kvd_handover_end(core, entry, KV_ERR_STALE_EPOCH, NULL);
 		return NULL;
 	}
 	if (has_gone(core, &entry->producer)) {
 		kvd_handover_leave_side(core, &entry->producer);
+		/* What is complete needs no producer: a prefill engine may end before the consumer comes. */
 		if (entry->state == KV_HANDOVER_SENDING) {
 			kvd_handover_fail(core, entry, KV_ERR_PRODUCER_LOST);
 		}
@@ -435,7 +442,7 @@ static kvd_handover_t *find_other_half(kvd_core_t *core, const kvd_space_t *spac
 	while (id != KVD_NONE) {
 		kvd_handover_t *entry = kvd_handover_at(core, id);
 
-		id = entry->hash_next;
+		id = entry->hash_next; /* first: the entry may end here */
 		if (!has_name(entry, space->ns, transfer) || entry->space == space->id ||
 		    core->classes[space_of(core, entry)->slot_class].memory != memory) {
 			continue;
@@ -525,6 +532,8 @@ void kvd_handover_lose_block(kvd_core_t *core, uint32_t pin, kv_status_t why)
 	kvd_handover_t *entry = find_number(core, ((const kvd_pin_t *)kvd_obj_at(&core->pins, pin))->owner);
 
 	entry = kvd_handover_settle(core, entry);
+	/* The caller takes a block away and goes on when no pin is left on it, so the pins go while a consumer may still
+	 * load. It loses nothing: it reads under leases of its own, which end or stay for their own reasons. */
 	if (entry) {
 		drop_contents(core, entry);
 		kvd_handover_fail(core, entry, why);

@@ -44,7 +44,7 @@ static inline int kvd_handover_is_side(const kvd_handover_side_t *side, const kv
  * entry has ended. */
 kv_status_t kvd_handover_meet(kvd_core_t *core, const kvd_handover_call_t *call, const kv_slice_t *transfer,
 			      int is_producer);
-/* The same by its pool index; NULL: it has ended just now. */
+/* The entry as it is after the ends of its sides and of its epoch; NULL: it has ended just now. */
 kvd_handover_t *kvd_handover_settle(kvd_core_t *core, kvd_handover_t *entry);
 
 /* A new entry without sides. KV_ERR_LIMIT: the namespace has as many as it may have; KV_ERR_NOMEM. */

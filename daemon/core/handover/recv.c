@@ -32,6 +32,7 @@ static void begin_wait(kvd_core_t *core, kvd_handover_t *entry, uint64_t ttl, kv
 {
 	const kv_msg_handover_t now = kvd_handover_describe(core, entry);
 
+	/* The consumer's deadline replaces the entry's time to live. When it gives the entry back, that begins anew. */
 	kvd_handover_set_expiry(core, entry, core->now_ns + ttl);
 	if (entry->asked_ns == 0 && (entry->state == KV_HANDOVER_AWAITED || entry->state == KV_HANDOVER_SENDING)) {
 		entry->asked_ns = core->now_ns;
@@ -107,7 +108,8 @@ kv_status_t kvd_handover_done(kvd_core_t *core, uint32_t ns, kvd_member_t member
 		if (!abort || !is_reason(ask->status)) {
 			return KV_ERR_ARG; /* what a producer has to say is said with its last SEND */
 		}
-		kvd_handover_leave_side(core, &call.entry->producer); /* what its consumer is told is no limit for it */
+		/* The entry may stay for its consumer, and no longer counts against the producer's limit. */
+		kvd_handover_leave_side(core, &call.entry->producer);
 		if (call.entry->state != KV_HANDOVER_FAILED) {
 			kvd_handover_fail(core, call.entry, ask->status ? (kv_status_t)ask->status : KV_ERR_ABORTED);
 		}

@@ -19,7 +19,8 @@ static uint32_t expire_entry(void *ctx, uint32_t id)
 	} else if (entry->state == KV_HANDOVER_AWAITED) {
 		kvd_handover_end(core, entry, KV_ERR_TIMEOUT, NULL);
 	} else {
-		seen.state = KV_HANDOVER_ENDED; /* for this consumer */
+		/* The notice is of a copy: for this consumer it has ended, for the next one it is as before. */
+		seen.state = KV_HANDOVER_ENDED;
 		seen.status = KV_ERR_TIMEOUT;
 		kvd_handover_notify(core, &seen, &seen.consumer);
 		kvd_handover_give_back(core, entry);

@@ -104,6 +104,8 @@ static int goes_on(const kvd_core_t *core, const kvd_handover_t *entry, const pa
 		return 1;
 	}
 
+	/* One pin keeps the whole path. A block beside that path would let go of blocks that the consumer was promised.
+	 */
 	return kvd_depth_of(&core->ix, kvd_block_at(&core->ix, block)) == part->n &&
 	       (before->pins.count == 0 ||
 		kvd_index_ancestor(&core->ix, block, before->n) ==
@@ -123,6 +125,7 @@ static kv_status_t skip_known_part(const kvd_handover_t *entry, const kv_msg_han
 
 static kv_status_t pin_part(kvd_core_t *core, kvd_handover_call_t *call, part_t *part, uint64_t tail_bytes)
 {
+	/* What was handed over may be in the consumer's cache already: an entry never becomes shorter. */
 	if (part->n < call->entry->parts[part->index].n) {
 		return KV_ERR_ARG;
 	}
@@ -200,6 +203,8 @@ static kv_status_t prepare(kvd_core_t *core, kvd_handover_call_t *call, const kv
 	if (ask->flags & KV_HANDOVER_AHEAD) {
 		grows += kvd_handover_ahead_growth(call->entry, reach_of(call->entry, draft));
 	}
+	/* The growth is charged when the request is taken over. Until then each pin is asked for together with it, or
+	 * both could fit one by one and not at once. */
 	if (grows > kvd_handover_room_left(core, ns) || !kvd_handover_is_within_share(core, ns, grows)) {
 		return kvd_handover_refuse(core, call, grows);
 	}
@@ -283,6 +288,7 @@ static kv_status_t find_entry(kvd_core_t *core, uint32_t ns, kvd_member_t member
 		if (!entry || entry->number != ask->number || !kvd_handover_is_side(&entry->producer, call)) {
 			return KV_ERR_NOT_FOUND;
 		}
+		/* The notice of COMPLETE and this request may have crossed. */
 		if (entry->state == KV_HANDOVER_COMPLETE && entry->was_announced && (ask->flags & KV_HANDOVER_LAST)) {
 			return KV_ALREADY;
 		}
@@ -366,6 +372,7 @@ kv_status_t kvd_handover_send(kvd_core_t *core, uint32_t ns, kvd_member_t member
 	status = prepare(core, &call, ask, &draft);
 	if (status != KV_OK) {
 		drop_draft(core, &draft);
+		/* An entry without sides has no deadline, and would never end. */
 		if (created) {
 			kvd_handover_discard(core, entry);
 		}
@@ -376,6 +383,7 @@ kv_status_t kvd_handover_send(kvd_core_t *core, uint32_t ns, kvd_member_t member
 	}
 
 	take_over(core, &call, &draft, ask);
+	/* A later request may come from another member of the instance: notices follow the one that spoke last. */
 	kvd_handover_join_side(core, &entry->producer, &call);
 	entry->ttl_ns = kvd_handover_ttl(core, ask->ttl_ms);
 	kvd_handover_note_progress(core, entry);

@@ -78,6 +78,8 @@ static void fit_path(kvd_core_t *core, const kvd_space_t *space, const kvd_insta
 {
 	const kvd_class_t *class = &core->classes[space->slot_class];
 	uint64_t room = kvd_lease_room(core, instance, kvd_mem_kind(class)) / class->slot_bytes;
+	/* A block under many leases is charged to the namespace once (decision 025): a prefix that others have pinned
+	 * costs nothing more. The instance is charged for each lease, without the skipped blocks. */
 	uint64_t most = kvd_index_depth_pinned(&core->ix, path->deepest, KVD_PINS_ALL) +
 			kvd_share_pin_room(core, space->ns, space->slot_class); /* skipped blocks are pinned too */
 	uint32_t n = path->depth - skip > room ? skip + (uint32_t)room : path->depth;

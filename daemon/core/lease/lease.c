@@ -204,6 +204,7 @@ kv_status_t kvd_lease_publish(kvd_core_t *core, const kvd_space_t *space, kvd_le
 
 void kvd_lease_extend(kvd_core_t *core, kvd_lease_t *lease, uint32_t ttl_ms)
 {
+	/* The wheel finds a lease by its expiry, so it leaves its bucket before that changes. */
 	unlink_expiry(core, lease);
 	lease->expiry_ns = kvd_lease_expiry(core, ttl_ms);
 	link_expiry(core, lease);
@@ -269,6 +270,7 @@ static void notify_done(kvd_core_t *core, const kvd_lease_t *lease, kv_status_t 
 void kvd_lease_advance(kvd_core_t *core, kvd_lease_t *lease)
 {
 	count_ready(core, lease, 1);
+	/* Release: a member that sees this count sees the bytes that the device has written. */
 	atomic_store_explicit(&lease->header->ready, lease->ready, memory_order_release);
 	if (lease->ready == lease->n) {
 		notify_done(core, lease, lease->why);
@@ -306,6 +308,7 @@ static void drop_private_pin(kvd_core_t *core, kvd_lease_t *lease)
 
 void kvd_lease_shorten(kvd_core_t *core, kvd_lease_t *lease, uint32_t n)
 {
+	/* References first: their blocks are found through the pin, which moves up last. */
 	unref_blocks(core, lease, n);
 	drop_private_pin(core, lease); /* it was the last block */
 	if (n > 0) {
@@ -398,6 +401,8 @@ void kvd_lease_cut_before(kvd_core_t *core, kvd_lease_t *lease, uint32_t depth, 
 	if (depth > lease->n && !lease->unchained) {
 		return;
 	}
+	/* A member may have copied ready blocks, or be copying: a smaller n does not reach it, only REVOKED does. Groups
+	 * without parents are all or nothing. */
 	if (lease->unchained || depth - 1 <= lease->skip || depth <= lease->ready) {
 		kvd_lease_end(core, lease, why);
 		return;

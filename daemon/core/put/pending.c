@@ -66,6 +66,7 @@ kv_status_t kvd_pending_add(kvd_core_t *core, kvd_put_t *put, uint32_t index)
 							.next = *head};
 		*head = id;
 	}
+	/* In front: a key that one PUT_START names twice finds its own copy first (kvd_pending_is_own()). */
 	pending = pending_at(core, id);
 	entry->pending = id;
 	entry->next = pending->copies;
@@ -89,6 +90,8 @@ static void wake_waiters(kvd_core_t *core, kvd_pending_t *pending, uint32_t with
 	while (pending->waiters.head != KVD_NONE) {
 		kvd_put_t *put = put_at(core, pending->waiters.head);
 
+		/* A put below a withdrawn one was computed from its block, and others may wait for its keys in turn: the
+		 * mark goes on from put to put. */
 		kvd_pending_unwait(core, put);
 		put->withdrawn |= withdrawn;
 		kvd_put_queue(core, put);

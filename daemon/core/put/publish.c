@@ -190,6 +190,7 @@ static void make_entry_visible(kvd_core_t *core, kvd_put_t *put, uint32_t index,
 		}
 	}
 	atomic_store_explicit(&put->header->ready, put->next, memory_order_release);
+	/* Other copies of the key may be unfinished still: a put that waits needs only one of them. */
 	kvd_pending_remove(core, put, index);
 	kvd_pending_wake(core, put->tree, &entry->key, put->group);
 	kvd_count(core,

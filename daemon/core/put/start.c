@@ -123,6 +123,7 @@ static kv_status_t check_parent(kvd_core_t *core, kvd_draft_t *draft)
 	if (ask->depth == 0) {
 		return KV_ERR_ARG;
 	}
+	/* An engine starts a child's put before its ranks have written the parent: the child waits for that key. */
 	if (kvd_pending_has_instance(core, draft->space->tree, &ask->parent, ask->group, draft->instance->self)) {
 		return KV_OK;
 	}
@@ -317,6 +318,7 @@ static kv_status_t take_slots(kvd_core_t *core, kvd_put_t *put, const kvd_draft_
 		kvd_entry_t *entry = &put->entries[i];
 		kvs_meta_t meta;
 
+		/* Limits first, the slot last: a slot may cost another block its place. */
 		status = take_already(core, put, i);
 		if (status == KV_OK) {
 			continue;
@@ -434,6 +436,7 @@ static kv_status_t create_put(kvd_core_t *core, const kvd_draft_t *draft, kvd_pu
 	fill_put(core, put, draft);
 	kvd_list_push_front(&draft->instance->puts, &core->puts, offsetof(kvd_put_t, of_instance), index_of_put);
 	status = make_arrays(core, put, draft);
+	/* Before any slot: room for the children must not be made by evicting their parent. */
 	if (status == KV_OK && draft->base != KVD_NONE) {
 		status = kvd_put_may_pin(core, put, draft->base) ? kvd_put_pin_block(core, put, draft->base)
 								 : KV_ERR_BUSY;
