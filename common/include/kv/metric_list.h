@@ -60,7 +60,7 @@
 	X(PUT_YIELDED, kvd_put_yielded_total, KV_METRIC_COUNTER, "puts of copies of what another tier has, cut short at half of the share: the rest is for hand-overs") \
 	X(PUT_BUSY, kvd_put_busy_total, KV_METRIC_COUNTER, "puts cut short at a limit")                                \
 	X(HANDOVERS, kvd_handovers, KV_METRIC_GAUGE, "hand-overs: awaited, sending, or waiting to be taken")            \
-	X(HANDOVER_BYTES, kvd_handover_bytes, KV_METRIC_GAUGE, "slots, tails and tokens that hand-overs keep, each slot counted once") \
+	X(HANDOVER_BYTES, kvd_handover_bytes, KV_METRIC_GAUGE, "slots, tails and announced keys that hand-overs keep, each slot counted once") \
 	X(HANDOVERS_TAKEN, kvd_handovers_ended_total{result="taken"}, KV_METRIC_COUNTER, KV_HELP_HANDOVERS)            \
 	X(HANDOVERS_EXPIRED, kvd_handovers_ended_total{result="expired"}, KV_METRIC_COUNTER, KV_HELP_HANDOVERS)        \
 	X(HANDOVERS_OTHER_SPACE, kvd_handovers_ended_total{result="other_space"}, KV_METRIC_COUNTER, KV_HELP_HANDOVERS) \

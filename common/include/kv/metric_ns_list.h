@@ -23,7 +23,7 @@
 	X(BLOCKS_MAX, kvd_namespace_blocks_max, KV_METRIC_GAUGE, "its maximum in the index; 0: none")                  \
 	X(IRRECLAIMABLE_BYTES, kvd_namespace_irreclaimable_bytes, KV_METRIC_GAUGE, "pinned, unfinished and quarantined bytes in memory: they end at the share") \
 	X(HANDOVERS, kvd_namespace_handovers, KV_METRIC_GAUGE, "its hand-overs")                                       \
-	X(HANDOVER_BYTES, kvd_namespace_handover_bytes, KV_METRIC_GAUGE, "slots, tails and tokens that its hand-overs keep, each slot counted once") \
+	X(HANDOVER_BYTES, kvd_namespace_handover_bytes, KV_METRIC_GAUGE, "slots, tails and announced keys that its hand-overs keep, each slot counted once") \
 	X(HANDOVERS_REFUSED, kvd_namespace_handovers_refused_total, KV_METRIC_COUNTER, "HANDOVER_SENDs answered BUSY for want of room") \
 	X(EVICTED, kvd_namespace_evicted_total, KV_METRIC_COUNTER, "blocks evicted from a tier for others of the namespace") \
 	X(EVICTED_FOR_OTHERS, kvd_namespace_evicted_for_others_total, KV_METRIC_COUNTER, "blocks evicted from a tier for another namespace: what was borrowed") \
