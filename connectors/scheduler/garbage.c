@@ -16,12 +16,11 @@ static int has_garbage(const kvx_scheduler_t *scheduler, const kvx_request_group
 
 void kvx_loads_mark_unverified(kvx_scheduler_t *scheduler, const kvx_request_t *request)
 {
-	for (kvx_sload_t *load = scheduler->loads; load; load = load->next) {
+	for (kvx_sload_t *load = request->loads; load; load = load->own_next) {
 		const kvx_sload_part_t *part = &load->part[0];
 		const kvx_request_group_t *group = &request->groups[0];
 
-		if (load->serial != request->serial || !load->number || (load->flags & KVX_MSG_ASYNC) ||
-		    load->blocks_lost) {
+		if ((load->flags & KVX_MSG_ASYNC) || load->blocks_lost) {
 			continue;
 		}
 		load->blocks_lost = 1;
@@ -65,8 +64,9 @@ uint32_t kvx_scheduler_take_invalidated(kvx_scheduler_t *scheduler, uint32_t *id
 }
 
 /* The load's own blocks, and those computed after them. */
-static void invalidate_table(kvx_scheduler_t *scheduler, const kvx_sload_t *load, kvx_request_t *request)
+static void invalidate_table(kvx_scheduler_t *scheduler, const kvx_sload_t *load)
 {
+	kvx_request_t *request = load->request;
 	const kvx_request_group_t *group = &request->groups[0];
 
 	for (uint32_t i = load->part[0].first; i < group->n; i++) {
@@ -83,17 +83,19 @@ static void invalidate_table(kvx_scheduler_t *scheduler, const kvx_sload_t *load
  * there when the load fails (docs/decisions/019). Until the request has computed them again, every request that finds
  * them computes garbage: none of it is saved. So its blocks are marked invalid, and puts that depend on them are
  * revoked. */
-void kvx_loads_invalidate(kvx_scheduler_t *scheduler, const kvx_sload_t *load, kvx_request_t *request)
+void kvx_loads_invalidate(kvx_scheduler_t *scheduler, const kvx_sload_t *load)
 {
-	request = load->blocks_lost ? NULL : request; /* the table names other blocks by now */
+	/* After it has lost its blocks the table names others. */
+	const kvx_request_t *request = load->blocks_lost ? NULL : load->request;
+
 	if (request) {
-		invalidate_table(scheduler, load, request);
+		invalidate_table(scheduler, load);
 	}
 	invalidate_unverified(scheduler, load);
 	for (kvx_request_t *other = NULL; (other = kvx_requests_next(&scheduler->requests, other));) {
 		if (other != request && has_garbage(scheduler, &other->groups[0])) {
 			other->unsavable = 1;
-			kvx_puts_revoke(scheduler, other->serial, load->step);
+			kvx_puts_revoke(scheduler, other, load->step);
 		}
 	}
 }

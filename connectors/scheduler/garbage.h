@@ -6,7 +6,7 @@
 
 /* The request loses its blocks: those that depend on a synchronous load are marked until the ranks have reported it. */
 void kvx_loads_mark_unverified(kvx_scheduler_t *scheduler, const kvx_request_t *request);
-/* The load has failed; the request may be gone (NULL). What depends on it is not saved. */
-void kvx_loads_invalidate(kvx_scheduler_t *scheduler, const kvx_sload_t *load, kvx_request_t *request);
+/* The load has failed. What depends on it is not saved. */
+void kvx_loads_invalidate(kvx_scheduler_t *scheduler, const kvx_sload_t *load);
 
 #endif

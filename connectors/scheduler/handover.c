@@ -42,23 +42,6 @@
 
 /* ---- as objects ------------------------------------------------------------------------------ */
 
-/* That of the request in host memory, or with `on_device` the one in memory of a GPU. */
-static kvx_shandover_t *find_in(const kvx_scheduler_t *scheduler, uint64_t serial, int on_device)
-{
-	kvx_shandover_t *h = scheduler->handovers;
-
-	while (h && (h->serial != serial || (h->place != KVX_IN_HOST) != on_device)) {
-		h = h->next;
-	}
-
-	return h;
-}
-
-static kvx_shandover_t *find_handover(const kvx_scheduler_t *scheduler, uint64_t serial)
-{
-	return find_in(scheduler, serial, 0);
-}
-
 /* Units that a hand-over can name: whole blocks of all groups. */
 static uint32_t whole_units(const kvx_scheduler_t *scheduler, uint32_t tokens)
 {
@@ -84,10 +67,13 @@ static kvc_handover_t *live_handover(const kvx_scheduler_t *scheduler, const kvx
 
 static void free_handover(kvx_scheduler_t *scheduler, kvx_shandover_t *h, int abort)
 {
-	*h->link = h->next;
-	*(h->next ? &h->next->link : &scheduler->handovers_end) = h->link;
+	kvx_request_t *request = h->request;
+
+	KVX_LIST_REMOVE(h, next, link, scheduler->handovers_end);
+	request->handover[h->place != KVX_IN_HOST] = NULL;
 	kvc_handover_done(live_handover(scheduler, h), abort);
 	kv_free(scheduler->env, h);
+	kvx_request_release(&scheduler->requests, request);
 }
 
 /* Of several groups, and of less than a block, nothing is announced or handed over in memory of a GPU. */
@@ -96,7 +82,7 @@ static int is_plain(const kvx_scheduler_t *scheduler, uint32_t units)
 	return units == 0 || scheduler->group_count != 1 || scheduler->groups[0].rule != KV_RULE_FULL;
 }
 
-static kvc_status_t create_handover(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request,
+static kvc_status_t create_handover(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request,
 				    const kvx_transfer_t *transfer, const kvx_shandover_t *start)
 {
 	const uint32_t units = whole_units(scheduler, ask->tokens);
@@ -113,8 +99,7 @@ static kvc_status_t create_handover(kvx_scheduler_t *scheduler, const kvx_ask_t 
 		h->partial = transfer->n_tokens;
 		memcpy(h->tokens, transfer->tokens, h->partial * sizeof *h->tokens);
 	}
-	h->hash = request->hash;
-	h->serial = request->serial;
+	h->request = request;
 	h->space = request->space;
 	h->units = units;
 	h->plain = is_plain(scheduler, units);
@@ -123,9 +108,8 @@ static kvc_status_t create_handover(kvx_scheduler_t *scheduler, const kvx_ask_t 
 	if (transfer->peer) {
 		memcpy(h->peer, transfer->peer, strlen(transfer->peer));
 	}
-	h->link = scheduler->handovers_end;
-	*h->link = h;
-	scheduler->handovers_end = &h->next;
+	request->handover[h->place != KVX_IN_HOST] = h;
+	KVX_LIST_APPEND(h, next, link, scheduler->handovers_end);
 
 	return KVC_OK;
 }
@@ -185,7 +169,7 @@ static kvc_status_t add_handover(kvx_scheduler_t *scheduler, const kvx_ask_t *as
 	if (!request) {
 		return KVC_ERR_NOMEM;
 	}
-	if (find_handover(scheduler, request->serial)) {
+	if (request->handover[0] || request->handover[1]) {
 		return KVC_ERR_EXISTS;
 	}
 	request->space = kvx_space_find_or_add(scheduler, ask);
@@ -194,9 +178,9 @@ static kvc_status_t add_handover(kvx_scheduler_t *scheduler, const kvx_ask_t *as
 	}
 	add_on_device(scheduler, ask, request, transfer, sends);
 	status = create_handover(scheduler, ask, request, transfer, &(kvx_shandover_t){.sends = sends});
-	if (status != KVC_OK && find_in(scheduler, request->serial, 1)) {
+	if (status != KVC_OK && request->handover[1]) {
 		request->to_device = 0;
-		free_handover(scheduler, find_in(scheduler, request->serial, 1), 1);
+		free_handover(scheduler, request->handover[1], 1);
 	}
 
 	return status;
@@ -297,9 +281,9 @@ static kvc_status_t send_chunk(kvx_scheduler_t *scheduler, kvx_shandover_t *h, u
 }
 
 /* Nothing of the prompt becomes visible any longer. */
-static int is_saved(const kvx_scheduler_t *scheduler, const kvx_shandover_t *h, uint64_t now)
+static int is_saved(const kvx_shandover_t *h, uint64_t now)
 {
-	return h->ended && (!kvx_puts_are_open(scheduler, h->serial, h->place) || now >= h->until_ns);
+	return h->ended && (!kvx_puts_are_open(h->request, h->place) || now >= h->until_ns);
 }
 
 /* What is announced and not handed over is named again when it is visible. */
@@ -349,9 +333,9 @@ static int take_answer(kvx_shandover_t *h, const kvc_handover_info_t *info, uint
 }
 
 /* As far as it will come. */
-static int has_private_block(const kvx_scheduler_t *scheduler, const kvx_shandover_t *h)
+static int has_private_block(const kvx_shandover_t *h)
 {
-	return h->partial == 0 || (h->partial_put && !kvx_puts_are_open(scheduler, h->serial, h->place));
+	return h->partial == 0 || (h->partial_put && !kvx_puts_are_open(h->request, h->place));
 }
 
 /* Announce what is being saved. 1: the daemon hands it over. */
@@ -368,7 +352,7 @@ static int announce_next(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64_
 		}
 		return !h->plain;
 	}
-	if (h->announced > 0 && is_saved(scheduler, h, now)) { /* the daemon has what there is, or has it soon */
+	if (h->announced > 0 && is_saved(h, now)) { /* the daemon has what there is, or has it soon */
 		stop_announcing(h);
 		h->retry_ns = now + RETRY_MS * KVX_MS;
 		return 1;
@@ -388,7 +372,7 @@ static int send_next(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64_t no
 		return 1;
 	}
 	n = visible_units(scheduler, h);
-	last = (n == h->units && has_private_block(scheduler, h)) || is_saved(scheduler, h, now);
+	last = (n == h->units && has_private_block(h)) || is_saved(h, now);
 	if (h->begun && n == h->passed && !last) {
 		return 1;
 	}
@@ -400,8 +384,7 @@ static int send_next(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64_t no
 /* All that there is was handed over, or the consumer wants no more. */
 static void end_sending(kvx_scheduler_t *scheduler, kvx_shandover_t *h, const kvc_handover_info_t *info)
 {
-	kvx_request_t *request = kvx_requests_find_serial(&scheduler->requests, h->hash, h->serial);
-	kvx_shandover_t *in_host = find_handover(scheduler, h->serial);
+	kvx_shandover_t *in_host = h->request->handover[0];
 	const int all = info->n == h->units || h->sent_on_device;
 
 	if (h->place != KVX_IN_HOST) {
@@ -412,9 +395,7 @@ static void end_sending(kvx_scheduler_t *scheduler, kvx_shandover_t *h, const kv
 	} else {
 		scheduler->stats.handovers_sent += (uint64_t)all;
 		scheduler->stats.handovers_send_failed += !all;
-		if (request) {
-			request->was_sent = 1;
-		}
+		h->request->was_sent = 1;
 	}
 	free_handover(scheduler, h, 0);
 }
@@ -439,14 +420,12 @@ static void count_other_space(kvx_scheduler_t *scheduler, const kvx_shandover_t 
 
 static void give_up_sending(kvx_scheduler_t *scheduler, kvx_shandover_t *h, kvc_status_t why)
 {
-	kvx_request_t *request = kvx_requests_find_serial(&scheduler->requests, h->hash, h->serial);
-
 	if (h->place == KVX_IN_HOST) {
 		scheduler->stats.handovers_sent += h->sent_on_device != 0;
 		scheduler->stats.handovers_send_failed += !h->sent_on_device;
 		count_other_space(scheduler, h, why, &scheduler->stats.handovers_send_other);
-	} else if (request) {
-		request->to_device = 0;
+	} else {
+		h->request->to_device = 0;
 	}
 	free_handover(scheduler, h, 1);
 }
@@ -459,11 +438,9 @@ static int may_begin(const kvx_scheduler_t *scheduler, const kvx_shandover_t *h)
 }
 
 /* What the request saves in memory of its GPU has a gap. */
-static int has_gap(kvx_scheduler_t *scheduler, const kvx_shandover_t *h)
+static int has_gap(const kvx_shandover_t *h)
 {
-	const kvx_request_t *request = kvx_requests_find_serial(&scheduler->requests, h->hash, h->serial);
-
-	return h->place != KVX_IN_HOST && request && request->to_device == 0;
+	return h->place != KVX_IN_HOST && !h->request->ended && h->request->to_device == 0;
 }
 
 static void poll_producer(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64_t now)
@@ -487,7 +464,7 @@ static void poll_producer(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64
 			return; /* also of one that was aborted: the daemon is told after its answer, which must be read
 				 */
 		}
-		lives = !h->aborted && !has_gap(scheduler, h) && info.state != KVC_HANDOVER_FAILED &&
+		lives = !h->aborted && !has_gap(h) && info.state != KVC_HANDOVER_FAILED &&
 			info.state != KVC_HANDOVER_ENDED && take_answer(h, &info, now) && send_next(scheduler, h, now);
 	}
 	if (!lives) {
@@ -513,7 +490,7 @@ static void advance_sending(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kv
 		.place = h->place, .block = whole / scheduler->groups[0].block_tokens, .key = &h->keys[h->units]};
 
 	copy_keys(scheduler, ask, request, h);
-	if (h->key_known && !h->partial_put && request->computed >= whole + h->partial && !has_gap(scheduler, h)) {
+	if (h->key_known && !h->partial_put && request->computed >= whole + h->partial && !has_gap(h)) {
 		h->partial_put = 1;
 		kvx_put_start_private(scheduler, request, &last);
 	}
@@ -522,8 +499,8 @@ static void advance_sending(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kv
 
 void kvx_handover_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request)
 {
-	for (int on_device = 1; scheduler->handovers && on_device >= 0; on_device--) {
-		kvx_shandover_t *h = find_in(scheduler, request->serial, on_device);
+	for (int on_device = 1; on_device >= 0; on_device--) {
+		kvx_shandover_t *h = request->handover[on_device];
 
 		if (h && h->sends) {
 			advance_sending(scheduler, ask, request, h);
@@ -535,8 +512,10 @@ void kvx_handover_end_request(kvx_scheduler_t *scheduler, const kvx_request_t *r
 {
 	const uint64_t now = kv_now_ns(scheduler->env);
 
-	for (kvx_shandover_t *h = scheduler->handovers; h; h = h->next) {
-		if (h->serial == request->serial && h->sends) {
+	for (int on_device = 1; on_device >= 0; on_device--) {
+		kvx_shandover_t *h = request->handover[on_device];
+
+		if (h && h->sends) {
 			h->ended = 1;
 			h->until_ns = now + LATE_MS * KVX_MS;
 		}
@@ -548,7 +527,7 @@ void kvx_scheduler_abort_send(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 	const kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
 
 	for (int on_device = 1; request && on_device >= 0; on_device--) {
-		kvx_shandover_t *h = find_in(scheduler, request->serial, on_device);
+		kvx_shandover_t *h = request->handover[on_device];
 
 		if (h && h->sends) {
 			h->aborted = 1;
@@ -560,12 +539,8 @@ void kvx_scheduler_abort_send(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 void kvx_handovers_abort(kvx_scheduler_t *scheduler)
 {
 	for (kvx_shandover_t *h = scheduler->handovers; h; h = h->next) {
-		kvx_request_t *request = kvx_requests_find_serial(&scheduler->requests, h->hash, h->serial);
-
 		h->aborted |= h->sends;
-		if (request && !h->sends) {
-			request->failed = 1; /* it computes what has not come */
-		}
+		h->request->failed |= !h->sends; /* it computes what has not come */
 	}
 }
 
@@ -583,7 +558,7 @@ int kvx_scheduler_has_sent(const kvx_scheduler_t *scheduler, const kvx_ask_t *as
 	kvx_requests_t *requests =
 		(kvx_requests_t *)(uintptr_t)&scheduler->requests; /* as kvx_scheduler_next_save_at() */
 	const kvx_request_t *request = kvx_requests_find_asked(requests, ask);
-	const kvx_shandover_t *h = request ? find_handover(scheduler, request->serial) : NULL;
+	const kvx_shandover_t *h = request ? request->handover[0] : NULL;
 
 	return request && (h ? h->sends && h->begun : request->was_sent);
 }
@@ -653,9 +628,9 @@ static void begin_receiving(kvx_scheduler_t *scheduler, kvx_shandover_t *h, cons
 }
 
 /* The request's hand-over in memory of a GPU, once its space is open; NULL: there is none. */
-static kvx_shandover_t *receive_on_device(kvx_scheduler_t *scheduler, uint64_t serial)
+static kvx_shandover_t *receive_on_device(kvx_scheduler_t *scheduler, const kvx_request_t *request)
 {
-	kvx_shandover_t *h = find_in(scheduler, serial, 1);
+	kvx_shandover_t *h = request->handover[1];
 
 	if (!h || !kvx_device_is_open(scheduler, h->space, h->place)) {
 		return NULL;
@@ -719,7 +694,7 @@ static int may_load(const kvx_scheduler_t *scheduler, const kvx_shandover_t *h)
 static int may_promise(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request,
 		       const kvx_shandover_t *h, kvx_coverage_t stored)
 {
-	kvx_shandover_t *there = receive_on_device(scheduler, request->serial);
+	kvx_shandover_t *there = receive_on_device(scheduler, request);
 	kvc_handover_info_t info;
 
 	if (stored == KVX_COVERED_ON_DEVICE) {
@@ -762,7 +737,7 @@ static uint32_t promised_tokens(const kvx_scheduler_t *scheduler, const kvx_shan
 uint32_t kvx_handover_promise(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request,
 			      kvx_coverage_t stored, uint32_t most)
 {
-	kvx_shandover_t *h = scheduler->handovers ? find_handover(scheduler, request->serial) : NULL;
+	kvx_shandover_t *h = request->handover[0];
 	uint32_t end, partial;
 
 	if (!h || h->sends || request->failed || !receive_once(scheduler, ask, request, h)) {
@@ -822,7 +797,7 @@ static int awaits_producer(const kvx_scheduler_t *scheduler, const kvx_shandover
 static kvx_shandover_t *choose_source(kvx_scheduler_t *scheduler, kvx_shandover_t *h, kvc_handover_info_t *info,
 				      int *p_over)
 {
-	kvx_shandover_t *there = receive_on_device(scheduler, h->serial);
+	kvx_shandover_t *there = receive_on_device(scheduler, h->request);
 	kvc_handover_info_t other;
 
 	get_info(scheduler, h, info);
@@ -869,23 +844,22 @@ static int add_rest(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64_t now
 	const kvx_stored_t host = {.place = KVX_IN_HOST, .source = key_source(h)};
 	kvc_handover_info_t info;
 
-	if (!find_in(scheduler, h->serial, 1)) {
+	if (!h->request->handover[1]) {
 		return 1;
 	}
 	get_info(scheduler, h, &info);
 
-	return kvx_loads_add_rest(scheduler, h->serial, &host, units_to_lease(scheduler, h, &info),
+	return kvx_loads_add_rest(scheduler, h->request, &host, units_to_lease(scheduler, h, &info),
 				  !is_over(&info) && now < h->until_ns);
 }
 
 static void poll_consumer(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64_t now)
 {
-	const kvx_request_t *request = kvx_requests_find_serial(&scheduler->requests, h->hash, h->serial);
-	kvx_sload_t *load = kvx_open_load_find(scheduler, h->serial);
-	kvx_shandover_t *there;
-	const int unwanted = !request || request->failed;
+	const kvx_request_t *request = h->request;
+	kvx_sload_t *load = kvx_open_load_find(request);
+	const int unwanted = request->ended || request->failed;
 
-	if (load ? !poll_open_load(scheduler, h, load, unwanted, now) : request && request->groups[0].n == 0) {
+	if (load ? !poll_open_load(scheduler, h, load, unwanted, now) : !request->ended && request->groups[0].n == 0) {
 		(void)add_rest(scheduler, h, now);
 		return; /* more is to come, or it is not admitted yet */
 	}
@@ -899,10 +873,9 @@ static void poll_consumer(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64
 	if (add_rest(scheduler, h, now) && !awaits_producer(scheduler, h, now)) {
 		/* Leases asked for come before this in the queue to the daemon. What was not used is taken as well, so
 		 * that the producer's GPU keeps none of it. */
-		(void)receive_on_device(scheduler, h->serial);
-		there = find_in(scheduler, h->serial, 1);
-		if (there) {
-			free_handover(scheduler, there, 0);
+		(void)receive_on_device(scheduler, request);
+		if (request->handover[1]) {
+			free_handover(scheduler, request->handover[1], 0);
 		}
 		free_handover(scheduler, h, 0);
 	}
@@ -932,7 +905,7 @@ void kvx_handovers_poll(kvx_scheduler_t *scheduler, uint64_t now)
 int kvx_scheduler_awaits_peer(const kvx_scheduler_t *scheduler)
 {
 	for (const kvx_shandover_t *h = scheduler->handovers; h; h = h->next) {
-		if (h->ended || (!h->sends && kvx_open_load_find(scheduler, h->serial))) {
+		if (h->ended || (!h->sends && kvx_open_load_find(h->request))) {
 			return !kvx_loads_are_sent(scheduler);
 		}
 	}

@@ -37,22 +37,25 @@
 
 static void append_load(kvx_scheduler_t *scheduler, kvx_sload_t *load)
 {
-	load->link = scheduler->loads_end;
-	*load->link = load;
-	scheduler->loads_end = &load->next;
+	KVX_LIST_APPEND(load, next, link, scheduler->loads_end);
 	scheduler->load_count++;
 }
 
 static void unlink_load(kvx_scheduler_t *scheduler, kvx_sload_t *load)
 {
-	if (!load->link) {
-		return; /* given back */
+	if (load->link) { /* else it was given back */
+		KVX_LIST_REMOVE(load, next, link, scheduler->loads_end);
+		scheduler->load_count--;
 	}
-	*load->link = load->next;
-	*(load->next ? &load->next->link : &scheduler->loads_end) = load->link;
-	load->next = NULL;
-	load->link = NULL;
-	scheduler->load_count--;
+}
+
+/* It is no longer cached, but one of its request's loads. */
+static void admit_load(kvx_scheduler_t *scheduler, kvx_sload_t *load)
+{
+	load->number = ++scheduler->load_number;
+	scheduler->admitted++;
+	scheduler->admitted_ns += load->sync_ns;
+	KVX_LIST_APPEND(load, own_next, own_link, load->request->loads_end);
 }
 
 static void renew_leases(const kvx_scheduler_t *scheduler, kvx_sload_t *load, uint64_t now)
@@ -79,10 +82,18 @@ static void release_leases(kvx_sload_t *load)
 
 static void free_load(kvx_scheduler_t *scheduler, kvx_sload_t *load)
 {
+	kvx_request_t *request = load->request;
+
 	unlink_load(scheduler, load);
+	if (load->number) {
+		KVX_LIST_REMOVE(load, own_next, own_link, request->loads_end);
+		scheduler->admitted--;
+		scheduler->admitted_ns -= load->sync_ns;
+	}
 	release_leases(load);
 	scheduler->reserved_bytes -= load->bytes;
 	kv_free(scheduler->env, load);
+	kvx_request_release(&scheduler->requests, request);
 }
 
 /* ---- leasing --------------------------------------------------------------------------------- */
@@ -118,8 +129,8 @@ static void add_part(kvx_sload_t *load, uint32_t **p_ids, kvx_sload_part_t part)
 }
 
 /* A load of the blocks that each group has in the span, and of a private block of the first group. One allocation, for
- * the ids and the request's id no more than for its record. */
-static kvx_sload_t *create_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request,
+ * the ids no more than for its record. */
+static kvx_sload_t *create_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request,
 				const kvx_span_t *span)
 {
 	const size_t bytes = record_bytes(scheduler, span->end + partial_room(scheduler, span->partial));
@@ -130,8 +141,7 @@ static kvx_sload_t *create_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask
 	if (!load) {
 		return NULL;
 	}
-	load->hash = request->hash;
-	load->serial = request->serial;
+	load->request = request;
 	load->space = request->space;
 	load->generation = scheduler->generation;
 	load->local = ask->local;
@@ -152,9 +162,6 @@ static kvx_sload_t *create_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask
 		add_part(load, &ids,
 			 (kvx_sload_part_t){.place = KVX_IN_HOST, .index = g, .first = middle, .n = last - middle});
 	}
-	load->id = (char *)ids;
-	load->id_len = request->id_len;
-	memcpy(load->id, request->id, request->id_len);
 	load->bytes = bytes;
 	scheduler->reserved_bytes += load->bytes;
 	append_load(scheduler, load);
@@ -495,7 +502,6 @@ static void start_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const k
 	scheduler->stats.loads_async += hit->async != 0;
 	scheduler->stats.load_tokens += hit->tokens;
 	request->load_status = KVC_PENDING;
-	load->number = ++scheduler->load_number;
 	load->step = scheduler->step;
 	load->flags = hit->async ? KVX_MSG_ASYNC : 0;
 	load->timeout_ms = ask->load_ms ? ask->load_ms : scheduler->load_ms;
@@ -509,6 +515,7 @@ static void start_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const k
 			left ? kvx_cost_model_load_ns(&scheduler->cost_model, load->cpu_tokens, load->disk_tokens) : 0;
 	}
 	bind_blocks(scheduler, request, load);
+	admit_load(scheduler, load);
 }
 
 void kvx_scheduler_start_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_hit_t *hit)
@@ -543,12 +550,12 @@ int kvx_open_load_reserve(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_
 	return 1;
 }
 
-kvx_sload_t *kvx_open_load_find(const kvx_scheduler_t *scheduler, uint64_t serial)
+kvx_sload_t *kvx_open_load_find(const kvx_request_t *request)
 {
-	kvx_sload_t *load = scheduler->loads;
+	kvx_sload_t *load = request->loads;
 
-	while (load && !(load->open && load->number && load->serial == serial)) {
-		load = load->next;
+	while (load && !load->open) {
+		load = load->own_next;
 	}
 
 	return load;
@@ -593,20 +600,17 @@ static kvx_sload_t *split_blocks(kvx_scheduler_t *scheduler, kvx_sload_t *load, 
 	}
 	ids = (uint32_t *)(void *)(piece + 1);
 	*piece = *load;
-	piece->next = NULL;
 	piece->open = 0;
 	piece->partial = 0;
-	piece->number = ++scheduler->load_number;
 	piece->flags |= KVX_MSG_MORE;
 	piece->bytes = bytes;
 	piece->cpu_tokens = tokens;
 	piece->part[0] = (kvx_sload_part_t){.index = from->index, .first = from->first, .n = n, .ids = ids};
-	piece->id = (char *)(ids + n);
 	memcpy(ids, from->ids, n * sizeof *ids);
-	memcpy(piece->id, load->id, load->id_len);
 	piece->blocks = count_wanted(&piece->part[0]);
 	scheduler->reserved_bytes += bytes;
 	append_load(scheduler, piece);
+	admit_load(scheduler, piece);
 	load->blocks -= piece->blocks;
 	load->cpu_tokens -= tokens;
 	from->first += n;
@@ -695,13 +699,14 @@ static void add_rest(kvx_scheduler_t *scheduler, kvx_sload_t *load, const kvx_st
 	(void)start_part(scheduler, load, rest, &host->source, units);
 }
 
-int kvx_loads_add_rest(kvx_scheduler_t *scheduler, uint64_t serial, const kvx_stored_t *host, uint32_t units, int more)
+int kvx_loads_add_rest(kvx_scheduler_t *scheduler, const kvx_request_t *request, const kvx_stored_t *host,
+		       uint32_t units, int more)
 {
 	const uint32_t stored = units * scheduler->unit / scheduler->groups[0].block_tokens;
 	int awaited = 0;
 
-	for (kvx_sload_t *load = scheduler->loads; load; load = load->next) {
-		if (load->serial != serial || !load->awaits_rest || load->sent) {
+	for (kvx_sload_t *load = request->loads; load; load = load->own_next) {
+		if (!load->awaits_rest || load->sent) {
 			continue;
 		}
 		if (kvx_load_lease_state(load) == KVC_PENDING ||
@@ -720,20 +725,20 @@ int kvx_loads_add_rest(kvx_scheduler_t *scheduler, uint64_t serial, const kvx_st
 
 /* ---- the end --------------------------------------------------------------------------------- */
 
-void kvx_loads_cancel(kvx_scheduler_t *scheduler, const kvx_request_t *request)
+void kvx_loads_end_request(kvx_scheduler_t *scheduler, kvx_request_t *request)
 {
-	for (kvx_sload_t *load = scheduler->loads; load; load = load->next) {
-		if (load->serial == request->serial) {
-			load->cancelled = 1;
-			load->must_emit_drop = (load->flags & KVX_MSG_ASYNC) != 0;
-		}
+	kvx_lease_cache_drop(scheduler, request);
+	kvx_loads_mark_unverified(scheduler, request);
+	for (kvx_sload_t *load = request->loads; load; load = load->own_next) {
+		load->cancelled = 1;
+		load->must_emit_drop = (load->flags & KVX_MSG_ASYNC) != 0;
 	}
 }
 
 /* A rank has loaded less than was leased. */
 static void fail_load(kvx_scheduler_t *scheduler, kvx_sload_t *load, kvc_status_t why)
 {
-	kvx_request_t *request = kvx_requests_find_serial(&scheduler->requests, load->hash, load->serial);
+	kvx_request_t *request = load->request;
 
 	if (load->failed) {
 		return;
@@ -741,20 +746,18 @@ static void fail_load(kvx_scheduler_t *scheduler, kvx_sload_t *load, kvc_status_
 	load->failed = 1;
 	scheduler->stats.loads_failed += !load->cancelled;
 	if (!(load->flags & KVX_MSG_ASYNC)) {
-		kvx_loads_invalidate(scheduler, load, request);
+		kvx_loads_invalidate(scheduler, load);
 	}
-	if (request) {
-		request->failed = 1;
-		request->load_status = why;
-		request->why = kvx_miss_reason_of(why);
-		request->generation = 0; /* the daemon has dropped a damaged block since */
-	}
-	kvx_puts_revoke(scheduler, load->serial, load->step);
+	request->failed = 1;
+	request->load_status = why;
+	request->why = kvx_miss_reason_of(why);
+	request->generation = 0; /* the daemon has dropped a damaged block since */
+	kvx_puts_revoke(scheduler, request, load->step);
 }
 
 static void add_load_sample(kvx_scheduler_t *scheduler, const kvx_sload_t *load)
 {
-	kvx_request_t *request = kvx_requests_find_serial(&scheduler->requests, load->hash, load->serial);
+	kvx_request_t *request = load->request;
 
 	if (load->failed && !load->timed_out) {
 		return; /* the time of a failure says nothing about loading */
@@ -767,7 +770,7 @@ static void add_load_sample(kvx_scheduler_t *scheduler, const kvx_sload_t *load)
 	if (load->device_tokens > 0 && !load->failed) {
 		scheduler->places[load->part[0].place].pause_ns = 0;
 	}
-	if (request && !load->failed) {
+	if (!load->failed) {
 		request->load_status = load->flags & KVX_MSG_MORE ? request->load_status : KVC_OK;
 		request->device_tokens += load->device_tokens;
 		request->cpu_tokens += load->cpu_tokens;
@@ -776,10 +779,10 @@ static void add_load_sample(kvx_scheduler_t *scheduler, const kvx_sload_t *load)
 	}
 }
 
-void kvx_loads_count_unreported(const kvx_scheduler_t *scheduler, const kvx_request_t *request, kvc_report_t *report)
+void kvx_loads_count_unreported(const kvx_request_t *request, kvc_report_t *report)
 {
-	for (const kvx_sload_t *load = scheduler->loads; load; load = load->next) {
-		if (load->sent && load->serial == request->serial && !load->failed && !(load->flags & KVX_MSG_ASYNC)) {
+	for (const kvx_sload_t *load = request->loads; load; load = load->own_next) {
+		if (load->sent && !load->failed && !(load->flags & KVX_MSG_ASYNC)) {
 			report->hit_gpu_tokens += load->device_tokens;
 			report->hit_cpu_tokens += load->cpu_tokens;
 			report->hit_disk_tokens += load->disk_tokens;

@@ -27,7 +27,7 @@ void kvx_lease_cache_give_back(kvx_scheduler_t *scheduler, kvx_sload_t *load);
 int kvx_open_load_reserve(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t end,
 			  uint32_t partial);
 /* That of the request which the engine has admitted; NULL: none. */
-kvx_sload_t *kvx_open_load_find(const kvx_scheduler_t *scheduler, uint64_t serial);
+kvx_sload_t *kvx_open_load_find(const kvx_request_t *request);
 /* Where blocks of a hand-over are, and their keys there. */
 typedef struct kvx_stored {
 	uint32_t place;
@@ -39,7 +39,8 @@ int kvx_open_load_split(kvx_scheduler_t *scheduler, kvx_sload_t *load, const kvx
 void kvx_open_load_close(kvx_scheduler_t *scheduler, kvx_sload_t *load, const kvx_stored_t *from, uint32_t units);
 /* What the leases of these two lack, of those in memory of a GPU, is loaded from host memory, where the first `units`
  * units are stored; `more`: others may follow, and are waited for. 1: no load of the request waits for that. */
-int kvx_loads_add_rest(kvx_scheduler_t *scheduler, uint64_t serial, const kvx_stored_t *host, uint32_t units, int more);
+int kvx_loads_add_rest(kvx_scheduler_t *scheduler, const kvx_request_t *request, const kvx_stored_t *host,
+		       uint32_t units, int more);
 /* 1: it waits for that, or will. */
 int kvx_load_is_short(const kvx_sload_t *load);
 /* The worst of the leases it has: PENDING before OK, anything else before both. */
@@ -57,9 +58,9 @@ void kvx_loads_close(kvx_scheduler_t *scheduler);
 void kvx_loads_take_report(kvx_scheduler_t *scheduler, const kvx_report_loaded_t *report);
 /* The engine ends a request before it passes on the reports of its last step: add the tokens of its synchronous loads
  * that no rank has reported yet. */
-void kvx_loads_count_unreported(const kvx_scheduler_t *scheduler, const kvx_request_t *request, kvc_report_t *report);
-/* The request is gone: its asynchronous loads end early. */
-void kvx_loads_cancel(kvx_scheduler_t *scheduler, const kvx_request_t *request);
+void kvx_loads_count_unreported(const kvx_request_t *request, kvc_report_t *report);
+/* The engine ends the request: what it has leased and not loaded is given back, its asynchronous loads end early. */
+void kvx_loads_end_request(kvx_scheduler_t *scheduler, kvx_request_t *request);
 uint64_t kvx_loads_count_leases(const kvx_scheduler_t *scheduler);
 
 #endif

@@ -40,8 +40,8 @@ static void emit_load(kvx_scheduler_t *scheduler, kvx_sload_t *load)
 	record->flags = load->flags;
 	record->timeout_ms = load->timeout_ms;
 	record->parts = load->parts;
-	record->id_len = load->id_len;
-	(void)kvx_msg_append(&scheduler->message, load->id, load->id_len);
+	record->id_len = load->request->id_len;
+	(void)kvx_msg_append(&scheduler->message, load->request->id, load->request->id_len);
 	for (uint32_t p = 0; p < load->parts; p++) {
 		const kvx_sload_part_t *part = &load->part[p];
 		const kvx_msg_part_t head = {.group = scheduler->groups[part->index].id,
@@ -77,13 +77,12 @@ static int may_emit(const kvx_sload_t *load, uint64_t now)
 
 /* A rank names a request as finished after its last load, when the pieces before it have ended: that load does not go
  * before a piece that is held back. */
-static int is_in_order(const kvx_scheduler_t *scheduler, const kvx_sload_t *load, uint64_t now)
+static int is_in_order(const kvx_sload_t *load, uint64_t now)
 {
-	const kvx_sload_t *piece = (load->flags & KVX_MSG_MORE) ? NULL : scheduler->loads;
+	const kvx_sload_t *piece = (load->flags & KVX_MSG_MORE) ? NULL : load->request->loads;
 
-	while (piece && !(piece != load && piece->serial == load->serial && (piece->flags & KVX_MSG_MORE) &&
-			  !piece->sent && !may_emit(piece, now))) {
-		piece = piece->next;
+	while (piece && !((piece->flags & KVX_MSG_MORE) && !piece->sent && !may_emit(piece, now))) {
+		piece = piece->own_next;
 	}
 
 	return !piece;
@@ -92,7 +91,7 @@ static int is_in_order(const kvx_scheduler_t *scheduler, const kvx_sload_t *load
 void kvx_loads_emit(kvx_scheduler_t *scheduler, uint64_t now)
 {
 	for (kvx_sload_t *load = scheduler->loads; load; load = load->next) {
-		if (may_emit(load, now) && is_in_order(scheduler, load, now)) {
+		if (may_emit(load, now) && is_in_order(load, now)) {
 			emit_load(scheduler, load);
 			load->sent = 1;
 			load->asked_ns = load->renewed_ns = now;

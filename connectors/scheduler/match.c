@@ -21,8 +21,7 @@
  * the answers of the step before (docs/decisions/015). */
 static int is_async(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t cpu, uint32_t disk)
 {
-	uint64_t sync_ns = kvx_cost_model_load_ns(&scheduler->cost_model, cpu, disk);
-	int others = 0;
+	const uint64_t sync_ns = kvx_cost_model_load_ns(&scheduler->cost_model, cpu, disk) + scheduler->admitted_ns;
 
 	if (scheduler->group_count > 1 || scheduler->mode == KVX_LOAD_ASYNC) {
 		return 1;
@@ -30,12 +29,8 @@ static int is_async(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, uint32_t c
 	if (scheduler->mode == KVX_LOAD_SYNC || cpu + disk == 0) {
 		return 0; /* memory of the GPU is as fast as computing takes notice */
 	}
-	for (const kvx_sload_t *load = scheduler->loads; load; load = load->next) {
-		sync_ns += load->sync_ns;
-		others |= load->number != 0;
-	}
 	if (ask->busy == 0) {
-		return others && sync_ns >= INSIDE_NS;
+		return scheduler->admitted > 0 && sync_ns >= INSIDE_NS;
 	}
 	if (disk > 0 && disk >= cpu / 3u) {
 		return 1;

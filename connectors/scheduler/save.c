@@ -31,16 +31,14 @@ static int has_begun(const kvx_scheduler_t *scheduler, const kvx_request_t *requ
 
 static void remove_put(kvx_scheduler_t *scheduler, kvx_sput_t *put)
 {
-	*put->link = put->next;
-	*(put->next ? &put->next->link : &scheduler->puts_end) = put->link;
+	kvx_request_t *request = put->request;
+
+	KVX_LIST_REMOVE(put, next, link, scheduler->puts_end);
+	KVX_LIST_REMOVE(put, own_next, own_link, request->puts_end);
 	scheduler->put_count--;
 	kvc_put_free(put->put);
 	kv_free(scheduler->env, put);
-}
-
-static kvx_request_t *find_request(kvx_scheduler_t *scheduler, const kvx_sput_t *put)
-{
-	return kvx_requests_find_serial(&scheduler->requests, put->hash, put->serial);
+	kvx_request_release(&scheduler->requests, request);
 }
 
 static void postpone_saving(kvx_request_t *request, kvc_status_t why, uint64_t now)
@@ -52,21 +50,18 @@ static void postpone_saving(kvx_request_t *request, kvc_status_t why, uint64_t n
 }
 
 /* Blocks from `block` on were not saved, and why: ask again after `now` and a pause. */
-static void schedule_retry(kvx_scheduler_t *scheduler, const kvx_sput_t *put, uint32_t block, kvc_status_t why,
-			   uint64_t now)
+static void schedule_retry(const kvx_sput_t *put, uint32_t block, kvc_status_t why, uint64_t now)
 {
-	kvx_request_t *request = find_request(scheduler, put);
-	kvx_request_group_t *group;
+	kvx_request_t *request = put->request;
+	uint32_t *p_asked = &request->groups[put->index].asked;
 
-	if (request && put->place != KVX_IN_HOST) {
+	if (put->place != KVX_IN_HOST) {
 		request->to_device = 0; /* what follows there has no parent */
 	}
-	if (!request || put->once) {
-		return;
+	if (!put->once) {
+		*p_asked = *p_asked < block ? *p_asked : block;
+		postpone_saving(request, why, now);
 	}
-	group = &request->groups[put->index];
-	group->asked = group->asked < block ? group->asked : block;
-	postpone_saving(request, why, now);
 }
 
 /* The rest of a put that was not, or not wholly, saved. */
@@ -74,7 +69,14 @@ static void retry_lost(kvx_scheduler_t *scheduler, const kvx_sput_t *put, uint32
 		       uint64_t now)
 {
 	scheduler->stats.save_lost += put->place == KVX_IN_HOST ? put->granted - saved : 0;
-	schedule_retry(scheduler, put, put->from + saved, why, now);
+	schedule_retry(put, put->from + saved, why, now);
+}
+
+/* Nothing of it is saved. */
+static void give_up_put(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t now)
+{
+	retry_lost(scheduler, put, 0, KVC_ERR_REVOKED, now);
+	remove_put(scheduler, put);
 }
 
 /* ---- asking ---------------------------------------------------------------------------------- */
@@ -191,8 +193,7 @@ static int reserve_run(kvx_scheduler_t *scheduler, const kvx_run_t *run, uint64_
 		.once = run->once,
 		.urgent = run->place == KVX_IN_DEVICE && run->request->to_device > 0,
 		.put = started,
-		.hash = run->request->hash,
-		.serial = run->request->serial,
+		.request = run->request,
 		.asked_ns = now,
 		.space = run->request->space,
 		.place = run->place,
@@ -205,9 +206,8 @@ static int reserve_run(kvx_scheduler_t *scheduler, const kvx_run_t *run, uint64_
 	put->keys = (kvc_key_t *)(void *)(put->entries + n);
 	memcpy(put->keys, run->private_key ? run->private_key : scheduler->keys + (run->from - base_of(scheduler, run)),
 	       n * sizeof *put->keys);
-	put->link = scheduler->puts_end;
-	*put->link = put;
-	scheduler->puts_end = &put->next;
+	KVX_LIST_APPEND(put, next, link, scheduler->puts_end);
+	KVX_LIST_APPEND(put, own_next, own_link, run->request->puts_end);
 	scheduler->put_count++;
 	scheduler->stats.saves++;
 
@@ -388,7 +388,7 @@ static void clear_recomputed(kvx_scheduler_t *scheduler, kvx_request_t *request)
 void kvx_request_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t computed)
 {
 	if (is_rewound(scheduler, request, computed)) {
-		kvx_puts_revoke(scheduler, request->serial, scheduler->step - 1u);
+		kvx_puts_revoke(scheduler, request, scheduler->step - 1u);
 		request->generation = 0;
 	}
 	request->computed = computed;
@@ -418,9 +418,9 @@ static uint32_t saved_to(const kvx_scheduler_t *scheduler, const kvx_request_t *
 {
 	uint32_t blocks = request->groups[index].asked;
 
-	for (const kvx_sput_t *put = scheduler->puts; put; put = put->next) {
-		if (put->serial == request->serial && put->place == KVX_IN_HOST && put->index == index &&
-		    put->from < blocks && !(unsent && put->at == KVX_SPUT_SENT)) {
+	for (const kvx_sput_t *put = request->puts; put; put = put->own_next) {
+		if (put->place == KVX_IN_HOST && put->index == index && put->from < blocks &&
+		    !(unsent && put->at == KVX_SPUT_SENT)) {
 			blocks = put->from;
 		}
 	}
@@ -461,12 +461,10 @@ void kvx_scheduler_get_outcome(kvx_scheduler_t *scheduler, const kvx_ask_t *ask,
 /* A put that was never granted. */
 static void retry_refused(kvx_scheduler_t *scheduler, const kvx_sput_t *put, kvc_status_t status, uint64_t now)
 {
-	kvx_request_t *request = find_request(scheduler, put);
-
 	scheduler->stats.save_busy += put->place == KVX_IN_HOST ? put->n : 0;
-	schedule_retry(scheduler, put, put->from, status, now);
-	if (request && !put->once && status != KVC_ERR_BUSY && status != KVC_ERR_FULL) {
-		request->generation = 0; /* the parent or the daemon is gone: match again what is stored */
+	schedule_retry(put, put->from, status, now);
+	if (!put->once && status != KVC_ERR_BUSY && status != KVC_ERR_FULL) {
+		put->request->generation = 0; /* the parent or the daemon is gone: match again what is stored */
 	}
 }
 
@@ -475,7 +473,6 @@ static int poll_asked(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t now)
 {
 	kvc_handle_t handle;
 	kvc_put_result_t result = {.struct_size = sizeof result};
-	kvx_request_t *request;
 
 	kvc_put_get_result(put->put, &result);
 	put->granted = kvc_put_n(put->put);
@@ -489,13 +486,12 @@ static int poll_asked(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t now)
 		return 1;
 	}
 
-	request = find_request(scheduler, put);
 	if (put->granted < put->n) {
 		scheduler->stats.save_busy += put->place == KVX_IN_HOST ? put->n - put->granted : 0;
-		schedule_retry(scheduler, put, put->from + put->granted, KVC_ERR_BUSY, now);
-	} else if (request && put->place == KVX_IN_HOST) {
-		request->refused = KVC_OK;
-		request->tries = 0;
+		schedule_retry(put, put->from + put->granted, KVC_ERR_BUSY, now);
+	} else if (put->place == KVX_IN_HOST) {
+		put->request->refused = KVC_OK;
+		put->request->tries = 0;
 	}
 	if (result.status == KVC_OK || kvc_put_export(put->put, &handle) != KVC_OK) {
 		return 1; /* all of it was stored already */
@@ -523,7 +519,6 @@ static int poll_granted(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t no
 {
 	kvc_put_result_t result = {.struct_size = sizeof result};
 	const int late = is_late(scheduler, put, now);
-	kvx_request_t *request;
 
 	kvc_put_get_result(put->put, &result);
 	if (result.status == KVC_PENDING && !(late && scheduler->put_count == KVX_PUTS_MAX)) {
@@ -534,9 +529,8 @@ static int poll_granted(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t no
 	}
 	*(put->place == KVX_IN_HOST ? &scheduler->stats.save_done : &scheduler->stats.device_blocks) +=
 		result.visible < put->granted ? result.visible : put->granted;
-	request = find_request(scheduler, put);
-	if (request && put->place == KVX_IN_HOST && result.visible > 0) {
-		request->refusals = 0;
+	if (put->place == KVX_IN_HOST && result.visible > 0) {
+		put->request->refusals = 0;
 	}
 	if (result.visible < put->granted) {
 		retry_lost(scheduler, put, result.visible, result.status == KVC_OK ? KVC_ERR_BUSY : result.status, now);
@@ -596,12 +590,12 @@ int kvx_puts_are_due(const kvx_scheduler_t *scheduler, uint64_t now)
 	return 0;
 }
 
-int kvx_puts_are_open(const kvx_scheduler_t *scheduler, uint64_t serial, uint32_t place)
+int kvx_puts_are_open(const kvx_request_t *request, uint32_t place)
 {
-	const kvx_sput_t *put = scheduler->puts;
+	const kvx_sput_t *put = request->puts;
 
-	while (put && (put->serial != serial || put->place != place)) {
-		put = put->next;
+	while (put && put->place != place) {
+		put = put->own_next;
 	}
 
 	return put != NULL;
@@ -695,8 +689,7 @@ void kvx_puts_emit(kvx_scheduler_t *scheduler)
 		    kvc_put_export(put->put, &handle) == KVC_OK) {
 			emit_save(scheduler, put, &handle);
 		} else {
-			retry_lost(scheduler, put, 0, KVC_ERR_REVOKED, now);
-			remove_put(scheduler, put);
+			give_up_put(scheduler, put, now);
 		}
 	}
 }
@@ -711,20 +704,18 @@ void kvx_puts_take_dropped(kvx_scheduler_t *scheduler, uint64_t handle)
 		put = put->next;
 	}
 	if (put) {
-		retry_lost(scheduler, put, 0, KVC_ERR_REVOKED, kv_now_ns(scheduler->env));
-		remove_put(scheduler, put);
+		give_up_put(scheduler, put, kv_now_ns(scheduler->env));
 	}
 }
 
-void kvx_puts_revoke(kvx_scheduler_t *scheduler, uint64_t serial, uint32_t since)
+void kvx_puts_revoke(kvx_scheduler_t *scheduler, const kvx_request_t *request, uint32_t since)
 {
 	kvx_sput_t *next;
 
-	for (kvx_sput_t *put = scheduler->puts; put; put = next) {
-		next = put->next;
-		if (put->serial == serial && (int32_t)(put->step - since) >= 0) {
-			retry_lost(scheduler, put, 0, KVC_ERR_REVOKED, 0);
-			remove_put(scheduler, put);
+	for (kvx_sput_t *put = request->puts; put; put = next) {
+		next = put->own_next;
+		if ((int32_t)(put->step - since) >= 0) {
+			give_up_put(scheduler, put, 0);
 		}
 	}
 }

@@ -25,11 +25,11 @@ typedef struct kvx_private_block {
 } kvx_private_block_t;
 /* Save it under the key of a private block. Nothing is saved if it is not current, or there is no room. */
 void kvx_put_start_private(kvx_scheduler_t *scheduler, kvx_request_t *request, const kvx_private_block_t *last);
-/* 1: a put of the request, which may be gone, is in progress there. */
-int kvx_puts_are_open(const kvx_scheduler_t *scheduler, uint64_t serial, uint32_t place);
+/* 1: a put of the request is in progress there. */
+int kvx_puts_are_open(const kvx_request_t *request, uint32_t place);
 void kvx_puts_take_dropped(kvx_scheduler_t *scheduler, uint64_t handle);
-/* Give up what the request, which may be gone, has reserved since that step: it may be garbage. */
-void kvx_puts_revoke(kvx_scheduler_t *scheduler, uint64_t serial, uint32_t since);
+/* Give up what the request has reserved since that step: it may be garbage. */
+void kvx_puts_revoke(kvx_scheduler_t *scheduler, const kvx_request_t *request, uint32_t since);
 void kvx_puts_revoke_all(kvx_scheduler_t *scheduler);
 
 #endif

@@ -246,9 +246,7 @@ void kvx_scheduler_finish(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 	kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
 
 	if (request) {
-		kvx_lease_cache_drop(scheduler, request);
-		kvx_loads_mark_unverified(scheduler, request);
-		kvx_loads_cancel(scheduler, request);
+		kvx_loads_end_request(scheduler, request);
 		kvx_handover_end_request(scheduler, request);
 		kvx_requests_remove(&scheduler->requests, request);
 	}
@@ -393,7 +391,7 @@ void kvx_scheduler_record_ended(kvx_scheduler_t *scheduler, const kvx_ask_t *ask
 		.match_ns = request->match_ns,
 		.load_ns = request->load_ns,
 	};
-	kvx_loads_count_unreported(scheduler, request, &report);
+	kvx_loads_count_unreported(request, &report);
 	kvx_scheduler_record(scheduler, ask->lora, &report);
 }
 

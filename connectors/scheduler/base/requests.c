@@ -16,14 +16,22 @@ kvc_status_t kvx_requests_init(kvx_requests_t *requests, const kv_env_t *env, ui
 	return KVC_OK;
 }
 
-static void free_object(kvx_requests_t *requests, kvx_request_t *request)
+static void free_tables(const kvx_requests_t *requests, kvx_request_t *request)
 {
 	for (uint32_t g = 0; g < requests->group_count; g++) {
 		kv_free(requests->env, request->groups[g].entries);
+		request->groups[g] = (kvx_request_group_t){0};
 	}
 	kv_free(requests->env, request->own.keys);
 	kv_free(requests->env, request->own.tokens);
-	kv_free(requests->env, request);
+	request->own = (kvx_chain_state_t){0};
+}
+
+void kvx_request_release(const kvx_requests_t *requests, kvx_request_t *request)
+{
+	if (request->ended && !request->loads && !request->puts && !request->handover[0] && !request->handover[1]) {
+		kv_free(requests->env, request);
+	}
 }
 
 void kvx_requests_fini(kvx_requests_t *requests)
@@ -32,7 +40,8 @@ void kvx_requests_fini(kvx_requests_t *requests)
 
 	for (kvx_request_t *request = kvx_requests_next(requests, NULL); request; request = next) {
 		next = kvx_requests_next(requests, request);
-		free_object(requests, request);
+		free_tables(requests, request);
+		kv_free(requests->env, request);
 	}
 	if (requests->env) {
 		kv_free(requests->env, requests->buckets);
@@ -93,17 +102,6 @@ kvx_request_t *kvx_requests_find_asked(kvx_requests_t *requests, const kvx_ask_t
 	return kvx_ask_is_sound(ask) ? kvx_requests_find(requests, ask->id, ask->id_len) : NULL;
 }
 
-kvx_request_t *kvx_requests_find_serial(kvx_requests_t *requests, uint64_t hash, uint64_t serial)
-{
-	kvx_request_t *request = requests->buckets[hash & (requests->bucket_count - 1u)];
-
-	while (request && request->serial != serial) {
-		request = request->next;
-	}
-
-	return request;
-}
-
 /* Double the buckets. Without memory for them the chains grow longer. */
 static void grow_table(kvx_requests_t *requests)
 {
@@ -151,7 +149,8 @@ kvx_request_t *kvx_requests_find_or_add(kvx_requests_t *requests, const char *id
 	memcpy(request->id, id, len);
 	request->id_len = len;
 	request->hash = kvx_requests_hash(requests, id, len);
-	request->serial = ++requests->serial;
+	request->loads_end = &request->loads;
+	request->puts_end = &request->puts;
 	bucket = &requests->buckets[request->hash & (requests->bucket_count - 1u)];
 	request->next = *bucket;
 	*bucket = request;
@@ -173,7 +172,9 @@ void kvx_requests_remove(kvx_requests_t *requests, kvx_request_t *request)
 	if (requests->last == request) {
 		requests->last = NULL;
 	}
-	free_object(requests, request);
+	request->ended = 1;
+	free_tables(requests, request);
+	kvx_request_release(requests, request);
 }
 
 kvc_status_t kvx_request_reserve(kvx_requests_t *requests, kvx_request_t *request, uint32_t index, uint32_t n)

@@ -1,8 +1,8 @@
-/* scheduler/base/requests.h -- what the scheduler half keeps of a request: its block table, how far it is saved, its
- * own keys.
+/* scheduler/base/requests.h -- the one record that the scheduler half keeps of a request: its block table, how far it is
+ * saved, its own keys, and its loads, puts and hand-overs, which name it in turn.
  *
- * Requests are found by the engine's id. A pointer is valid until the request is removed; longer references keep its
- * hash and serial number and look it up again. */
+ *   added --the engine names it--> found by its id --the engine ends it--> ended --its last load, put, hand-over--> freed
+ */
 #ifndef KVX_REQUESTS_H
 #define KVX_REQUESTS_H
 
@@ -35,9 +35,10 @@ typedef struct kvx_chain_state {
 
 typedef struct kvx_request {
 	struct kvx_request *next; /* of the same bucket */
-	uint64_t hash, serial;
+	uint64_t hash;
 	char *id; /* in the same allocation */
 	uint32_t id_len;
+	int ended;           /* the engine has ended it: it is not found, and has no tables */
 	uint32_t space;      /* number */
 	uint32_t computed;   /* tokens, as of the last advance */
 	uint32_t tries;      /* reservations refused in a row */
@@ -59,6 +60,9 @@ typedef struct kvx_request {
 	kvc_status_t refused;     /* why blocks were not saved; OK: all that were asked for were granted since */
 	uint32_t refusals;        /* since blocks became visible */
 	struct kvx_sload *cached; /* leased until the engine admits it; NULL: nothing */
+	struct kvx_sload *loads, **loads_end; /* that the engine has admitted, the oldest first */
+	struct kvx_sput *puts, **puts_end;    /* the same way */
+	struct kvx_shandover *handover[2];    /* in host memory, and in memory of a GPU; NULL: none */
 	kvx_chain_state_t own;
 	kvx_request_group_t groups[];
 } kvx_request_t;
@@ -68,7 +72,7 @@ typedef struct kvx_requests {
 	kvx_request_t **buckets;
 	uint32_t bucket_count; /* a power of two */
 	uint32_t group_count, count;
-	uint64_t seed, serial;
+	uint64_t seed;
 	kvx_request_t *last; /* the last one found; NULL: none */
 } kvx_requests_t;
 
@@ -86,11 +90,12 @@ uint64_t kvx_requests_hash(const kvx_requests_t *requests, const char *id, uint3
 kvx_request_t *kvx_requests_find(kvx_requests_t *requests, const char *id, uint32_t len);
 /* The one it is about, NULL: none is known. */
 kvx_request_t *kvx_requests_find_asked(kvx_requests_t *requests, const kvx_ask_t *ask);
-/* The one with that hash and serial number, or NULL. */
-kvx_request_t *kvx_requests_find_serial(kvx_requests_t *requests, uint64_t hash, uint64_t serial);
 /* Added if it is unknown. NULL: out of memory, or the id is empty or longer than KVX_MAX_ID bytes. */
 kvx_request_t *kvx_requests_find_or_add(kvx_requests_t *requests, const char *id, uint32_t len);
+/* The engine ends it. Its loads, puts and hand-overs keep the record until the last of them is gone. */
 void kvx_requests_remove(kvx_requests_t *requests, kvx_request_t *request);
+/* A load, put or hand-over of it is gone. */
+void kvx_request_release(const kvx_requests_t *requests, kvx_request_t *request);
 /* Memory for n entries in the table of group `index`. */
 kvc_status_t kvx_request_reserve(kvx_requests_t *requests, kvx_request_t *request, uint32_t index, uint32_t n);
 /* The one after `request`, NULL: the first; NULL after the last. */

@@ -11,6 +11,7 @@
 #define KVX_SCHEDULER_STATE_H
 
 #include "cost_model/cost_model.h"
+#include "scheduler/base/list.h"
 #include "scheduler/base/requests.h"
 #include "step/message.h"
 
@@ -60,9 +61,10 @@ typedef struct kvx_sload_part {
 /* A load. Before the engine admits its request it is cached: only its leases exist (scheduler/load.c). An open load is
  * of a hand-over: it has no leases yet, and shrinks by each piece that is split off. */
 typedef struct kvx_sload {
-	struct kvx_sload *next, **link; /* link: what points at this one; NULL: the leases were given back */
-	uint64_t number;                /* 0: cached */
-	uint64_t hash, serial;          /* of the request */
+	struct kvx_sload *next, **link;         /* of all; NULL: the leases were given back */
+	struct kvx_sload *own_next, **own_link; /* of the request's; NULL: cached */
+	kvx_request_t *request;
+	uint64_t number; /* 0: cached */
 	uint64_t asked_ns, renewed_ns;
 	uint64_t ns;      /* the longest that a rank has reported */
 	uint64_t sync_ns; /* expected time, if it is synchronous; else 0 */
@@ -83,17 +85,15 @@ typedef struct kvx_sload {
 	int open;                      /* its blocks are still to be handed over */
 	int awaits_rest;               /* it was: what its lease in memory of a GPU lacks is loaded from host memory */
 	uint32_t partial;              /* tokens of its last block, a private one; 0: all are whole */
-	uint32_t id_len;
-	char *id;
 	kvx_sload_part_t part[KVX_MAX_GROUPS];
 } kvx_sload_t;
 
 /* A side of a hand-over in one place (scheduler/handover.c). */
 typedef struct kvx_shandover {
-	struct kvx_shandover *next, **link; /* link: what points at this one */
-	kvc_handover_t *handover;           /* NULL: not begun, or ended with its space */
-	uint32_t closes;                    /* of the space when it was begun */
-	uint64_t hash, serial;              /* of the request */
+	struct kvx_shandover *next, **link; /* of all */
+	kvx_request_t *request;
+	kvc_handover_t *handover; /* NULL: not begun, or ended with its space */
+	uint32_t closes;          /* of the space when it was begun */
 	uint32_t space, place;
 	int sends;           /* 1: the producer's side */
 	int begun;           /* the daemon was asked */
@@ -124,10 +124,11 @@ typedef struct kvx_shandover {
 typedef enum kvx_sput_step { KVX_SPUT_ASKED, KVX_SPUT_GRANTED, KVX_SPUT_SENT } kvx_sput_step_t;
 
 typedef struct kvx_sput {
-	struct kvx_sput *next, **link; /* link: what points at this one */
+	struct kvx_sput *next, **link;         /* of all */
+	struct kvx_sput *own_next, **own_link; /* of the request's */
+	kvx_request_t *request;
 	kvc_put_t *put;
 	kvx_sput_step_t at;
-	uint64_t hash, serial; /* of the request */
 	uint64_t asked_ns;
 	uint64_t handle;              /* id; 0: not granted yet */
 	uint32_t space, place, index; /* index: of the group; place: KVX_IN_HOST or KVX_IN_DEVICE */
@@ -235,6 +236,8 @@ struct kvx_scheduler {
 	kvx_sload_t *loads, **loads_end;
 	kvx_sput_t *puts, **puts_end;
 	uint32_t load_count, put_count;
+	uint32_t admitted;    /* loads that are not cached, */
+	uint64_t admitted_ns; /* and the expected time of the synchronous ones among them */
 	uint64_t load_number;
 	kvx_shandover_t *handovers, **handovers_end;
 
