@@ -82,33 +82,28 @@ static int is_plain(const kvx_scheduler_t *scheduler, uint32_t units)
 	return units == 0 || scheduler->group_count != 1 || scheduler->groups[0].rule != KV_RULE_FULL;
 }
 
-static kvc_status_t create_handover(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request,
-				    const kvx_transfer_t *transfer, const kvx_shandover_t *start)
+/* As that one, of the tokens that the transfer names, under its names. */
+static kvc_status_t create_handover(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_transfer_t *transfer,
+				    const kvx_shandover_t *as)
 {
-	const uint32_t units = whole_units(scheduler, ask->tokens);
-	kvx_shandover_t *h = kv_alloc(scheduler->env, sizeof *h + (units + UINT64_C(1)) * sizeof *h->keys +
+	kvx_shandover_t *h = kv_alloc(scheduler->env, sizeof *h + (as->units + UINT64_C(1)) * sizeof *h->keys +
 							      transfer->n_tokens * sizeof *h->tokens);
 
 	if (!h) {
 		return KVC_ERR_NOMEM;
 	}
-	*h = *start;
-	h->tokens = (uint32_t *)(void *)(h->keys + units + 1);
+	*h = *as;
+	h->tokens = (uint32_t *)(void *)(h->keys + h->units + 1);
 	if (transfer->tokens && scheduler->group_count == 1 &&
-	    transfer->n_tokens == ask->tokens - units * scheduler->unit) {
+	    transfer->n_tokens == ask->tokens - h->units * scheduler->unit) {
 		h->partial = transfer->n_tokens;
 		memcpy(h->tokens, transfer->tokens, h->partial * sizeof *h->tokens);
 	}
-	h->request = request;
-	h->space = request->space;
-	h->units = units;
-	h->plain = is_plain(scheduler, units);
-	h->timeout_ms = transfer->timeout_ms;
 	memcpy(h->transfer, transfer->id, strlen(transfer->id));
 	if (transfer->peer) {
 		memcpy(h->peer, transfer->peer, strlen(transfer->peer));
 	}
-	request->handover[h->place != KVX_IN_HOST] = h;
+	h->request->handover[h->place != KVX_IN_HOST] = h;
 	KVX_LIST_APPEND(h, next, link, scheduler->handovers_end);
 
 	return KVC_OK;
@@ -134,31 +129,13 @@ static uint32_t choose_place(kvx_scheduler_t *scheduler, const kvx_request_t *re
 		       : KVX_IN_HOST;
 }
 
-/* It comes before that in host memory, which ends both. */
-static void add_on_device(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request,
-			  const kvx_transfer_t *transfer, int sends)
-{
-	const uint32_t units = whole_units(scheduler, ask->tokens);
-	const kvx_shandover_t start = {
-		.sends = sends,
-		.place = is_plain(scheduler, units) ? KVX_IN_HOST : choose_place(scheduler, request, transfer, sends)};
-
-	if (start.place == KVX_IN_HOST || create_handover(scheduler, ask, request, transfer, &start) != KVC_OK) {
-		return;
-	}
-	if (sends) {
-		request->to_device = units * scheduler->unit;
-	} else {
-		kvx_device_want(scheduler, request->space, start.place);
-	}
-}
-
 static kvc_status_t add_handover(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_transfer_t *transfer,
 				 int sends)
 {
 	const size_t len =
 		transfer && transfer->struct_size >= sizeof *transfer && transfer->id ? strlen(transfer->id) : 0;
 	kvx_request_t *request;
+	kvx_shandover_t as;
 	kvc_status_t status;
 
 	if (!kvx_ask_is_sound(ask) || len == 0 || len > KVC_MAX_TRANSFER ||
@@ -176,8 +153,22 @@ static kvc_status_t add_handover(kvx_scheduler_t *scheduler, const kvx_ask_t *as
 	if (request->space == UINT32_MAX) {
 		return KVC_ERR_ARG;
 	}
-	add_on_device(scheduler, ask, request, transfer, sends);
-	status = create_handover(scheduler, ask, request, transfer, &(kvx_shandover_t){.sends = sends});
+	as = (kvx_shandover_t){.request = request,
+			       .space = request->space,
+			       .sends = sends,
+			       .units = whole_units(scheduler, ask->tokens),
+			       .timeout_ms = transfer->timeout_ms};
+	as.plain = is_plain(scheduler, as.units);
+	as.place = as.plain ? KVX_IN_HOST : choose_place(scheduler, request, transfer, sends);
+	/* That in host memory comes after it, and ends both. */
+	if (as.place != KVX_IN_HOST && create_handover(scheduler, ask, transfer, &as) == KVC_OK) {
+		request->to_device = sends ? as.units * scheduler->unit : request->to_device;
+		if (!sends) {
+			kvx_device_want(scheduler, request->space, as.place);
+		}
+	}
+	as.place = KVX_IN_HOST;
+	status = create_handover(scheduler, ask, transfer, &as);
 	if (status != KVC_OK && request->handover[1]) {
 		request->to_device = 0;
 		free_handover(scheduler, request->handover[1], 1);
@@ -486,13 +477,12 @@ static void advance_sending(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kv
 			    kvx_shandover_t *h)
 {
 	const uint32_t whole = h->units * scheduler->unit;
-	const kvx_private_block_t last = {
-		.place = h->place, .block = whole / scheduler->groups[0].block_tokens, .key = &h->keys[h->units]};
 
 	copy_keys(scheduler, ask, request, h);
 	if (h->key_known && !h->partial_put && request->computed >= whole + h->partial && !has_gap(h)) {
 		h->partial_put = 1;
-		kvx_put_start_private(scheduler, request, &last);
+		kvx_put_start_private(scheduler, request, h->place, whole / scheduler->groups[0].block_tokens,
+				      &h->keys[h->units]);
 	}
 	h->reserved = reserved_units(scheduler, h, request);
 }
@@ -546,18 +536,14 @@ void kvx_handovers_abort(kvx_scheduler_t *scheduler)
 
 const char *kvx_scheduler_send_device(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 {
-	kvx_requests_t *requests =
-		(kvx_requests_t *)(uintptr_t)&scheduler->requests; /* as kvx_scheduler_next_save_at() */
-	const kvx_request_t *request = kvx_requests_find_asked(requests, ask);
+	const kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
 
 	return request && request->to_device ? atomic_load(&scheduler->places[KVX_IN_DEVICE].device) : "";
 }
 
 int kvx_scheduler_has_sent(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 {
-	kvx_requests_t *requests =
-		(kvx_requests_t *)(uintptr_t)&scheduler->requests; /* as kvx_scheduler_next_save_at() */
-	const kvx_request_t *request = kvx_requests_find_asked(requests, ask);
+	const kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
 	const kvx_shandover_t *h = request ? request->handover[0] : NULL;
 
 	return request && (h ? h->sends && h->begun : request->was_sent);

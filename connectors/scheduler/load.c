@@ -112,10 +112,23 @@ static size_t record_bytes(const kvx_scheduler_t *scheduler, uint32_t tokens)
 	return bytes;
 }
 
-/* Tokens of the block that a private block fills in part. */
-static uint32_t partial_room(const kvx_scheduler_t *scheduler, uint32_t partial)
+/* As that one, with a record of that number of tokens: its bytes are reserved, and there is room behind the load for as
+ * many, which is more than its ids take. NULL: there is none. */
+static kvx_sload_t *copy_load(kvx_scheduler_t *scheduler, const kvx_sload_t *as, uint32_t tokens)
 {
-	return partial > 0 ? scheduler->groups[0].block_tokens : 0;
+	const size_t bytes = record_bytes(scheduler, tokens);
+	kvx_sload_t *load = scheduler->load_count < KVX_LOADS_MAX && kvx_message_reserve(scheduler, bytes)
+				    ? kv_alloc(scheduler->env, sizeof *load + bytes)
+				    : NULL;
+
+	if (load) {
+		*load = *as;
+		load->bytes = bytes;
+		scheduler->reserved_bytes += load->bytes;
+		append_load(scheduler, load);
+	}
+
+	return load;
 }
 
 /* Add the part's blocks; their ids follow those of the parts before. */
@@ -128,26 +141,25 @@ static void add_part(kvx_sload_t *load, uint32_t **p_ids, kvx_sload_part_t part)
 	}
 }
 
-/* A load of the blocks that each group has in the span, and of a private block of the first group. One allocation, for
- * the ids no more than for its record. */
+/* A load of the blocks that each group has in the span, and of a private block of the first group. */
 static kvx_sload_t *create_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request,
 				const kvx_span_t *span)
 {
-	const size_t bytes = record_bytes(scheduler, span->end + partial_room(scheduler, span->partial));
+	const uint32_t room = span->end + (span->partial ? scheduler->groups[0].block_tokens : 0);
+	const kvx_sload_t as = {.request = request,
+				.space = request->space,
+				.generation = scheduler->generation,
+				.local = ask->local,
+				.units = span->end / scheduler->unit,
+				.device_units = span->device / scheduler->unit,
+				.partial = span->partial};
 	const kvc_space_t *space = scheduler->spaces[request->space].space;
-	kvx_sload_t *load = kv_alloc(scheduler->env, sizeof *load + bytes);
+	kvx_sload_t *load = copy_load(scheduler, &as, room);
 	uint32_t *ids = (uint32_t *)(void *)(load + 1);
 
 	if (!load) {
 		return NULL;
 	}
-	load->request = request;
-	load->space = request->space;
-	load->generation = scheduler->generation;
-	load->local = ask->local;
-	load->units = span->end / scheduler->unit;
-	load->device_units = span->device / scheduler->unit;
-	load->partial = span->partial;
 	for (uint32_t g = 0; g < scheduler->group_count; g++) {
 		const uint32_t local = ask->local / scheduler->groups[g].block_tokens;
 		uint32_t first = 0, last = 0, middle = span->device / scheduler->groups[g].block_tokens;
@@ -162,9 +174,6 @@ static kvx_sload_t *create_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask
 		add_part(load, &ids,
 			 (kvx_sload_part_t){.place = KVX_IN_HOST, .index = g, .first = middle, .n = last - middle});
 	}
-	load->bytes = bytes;
-	scheduler->reserved_bytes += load->bytes;
-	append_load(scheduler, load);
 
 	return load;
 }
@@ -225,15 +234,10 @@ static uint64_t max_wait_ns(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, ui
 static kvc_status_t start_lease(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request,
 				const kvx_span_t *span)
 {
+	kvx_sload_t *load = create_load(scheduler, ask, request, span);
 	kvx_key_view_t view;
-	kvx_sload_t *load;
 	kvc_status_t status;
 
-	if (scheduler->load_count >= KVX_LOADS_MAX ||
-	    !kvx_message_reserve(scheduler, record_bytes(scheduler, span->end))) {
-		return KVC_ERR_LIMIT;
-	}
-	load = create_load(scheduler, ask, request, span);
 	if (!load) {
 		return KVC_ERR_NOMEM;
 	}
@@ -537,8 +541,7 @@ int kvx_open_load_reserve(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_
 				!covers_blocks(scheduler, ask, request, end / scheduler->unit))) {
 		kvx_lease_cache_drop(scheduler, request);
 	}
-	if (!request->cached && scheduler->load_count < KVX_LOADS_MAX &&
-	    kvx_message_reserve(scheduler, record_bytes(scheduler, end + partial_room(scheduler, partial)))) {
+	if (!request->cached) {
 		request->cached = create_load(scheduler, ask, request, &(kvx_span_t){.end = end, .partial = partial});
 	}
 	if (!request->cached) {
@@ -588,28 +591,20 @@ static void set_place(kvx_scheduler_t *scheduler, kvx_sload_t *load, uint32_t pl
 static kvx_sload_t *split_blocks(kvx_scheduler_t *scheduler, kvx_sload_t *load, uint32_t n)
 {
 	const uint32_t tokens = n * scheduler->groups[0].block_tokens;
-	const size_t bytes = record_bytes(scheduler, tokens);
 	kvx_sload_part_t *from = &load->part[0];
-	kvx_sload_t *piece = scheduler->load_count < KVX_LOADS_MAX && kvx_message_reserve(scheduler, bytes)
-				     ? kv_alloc(scheduler->env, sizeof *piece + bytes)
-				     : NULL;
-	uint32_t *ids;
+	kvx_sload_t *piece = copy_load(scheduler, load, tokens);
 
 	if (!piece) {
 		return NULL;
 	}
-	ids = (uint32_t *)(void *)(piece + 1);
-	*piece = *load;
 	piece->open = 0;
 	piece->partial = 0;
 	piece->flags |= KVX_MSG_MORE;
-	piece->bytes = bytes;
 	piece->cpu_tokens = tokens;
-	piece->part[0] = (kvx_sload_part_t){.index = from->index, .first = from->first, .n = n, .ids = ids};
-	memcpy(ids, from->ids, n * sizeof *ids);
+	piece->part[0] = (kvx_sload_part_t){
+		.index = from->index, .first = from->first, .n = n, .ids = (uint32_t *)(void *)(piece + 1)};
+	memcpy(piece->part[0].ids, from->ids, n * sizeof *from->ids);
 	piece->blocks = count_wanted(&piece->part[0]);
-	scheduler->reserved_bytes += bytes;
-	append_load(scheduler, piece);
 	admit_load(scheduler, piece);
 	load->blocks -= piece->blocks;
 	load->cpu_tokens -= tokens;

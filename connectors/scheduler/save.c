@@ -122,23 +122,10 @@ static uint32_t base_of(const kvx_scheduler_t *scheduler, const kvx_run_t *run)
 	return run->from && scheduler->groups[run->index].rule == KV_RULE_FULL ? run->from - 1u : run->from;
 }
 
-/* NULL: not now. */
-static kvc_put_t *start_put(kvx_scheduler_t *scheduler, const kvx_run_t *run)
+/* Keys of the blocks from `base` on, and what events call them. 0: not all are known. */
+static int collect_keys(kvx_scheduler_t *scheduler, const kvx_run_t *run, uint32_t base)
 {
-	const kv_group_t *group = &scheduler->groups[run->index];
-	const uint32_t units = group->block_tokens / scheduler->unit;
-	const uint32_t base = base_of(scheduler, run);
-	const kvc_put_options_t options = {
-		.struct_size = sizeof options,
-		.event_hashes = scheduler->foreign ? scheduler->events : NULL,
-		.tokens = scheduler->foreign ? NULL : run->request->own.tokens + (size_t)base * group->block_tokens,
-		.writers = scheduler->writers,
-		.writer_count = scheduler->writer_count,
-		.group = group->id,
-		.base = base,
-		.yields = run->place == KVX_IN_DEVICE && run->request->to_device == 0,
-	};
-	kvc_put_t *put = NULL;
+	const uint32_t units = scheduler->groups[run->index].block_tokens / scheduler->unit;
 
 	run->view->bad = 0;
 	for (uint32_t i = base; i < run->to; i++) {
@@ -149,29 +136,36 @@ static kvc_put_t *start_put(kvx_scheduler_t *scheduler, const kvx_run_t *run)
 			scheduler->events[i - base] = event_hash(run->view, unit);
 		}
 	}
-	if (run->view->bad || kvc_put_start(kvx_space_in(scheduler, run->request->space, run->place), scheduler->keys,
-					    run->from, run->to, &options, &put) != KVC_OK) {
-		return NULL;
-	}
 
-	return put;
+	return !run->view->bad;
 }
 
-static kvc_put_t *start_private_put(kvx_scheduler_t *scheduler, const kvx_run_t *run)
+/* NULL: not now. */
+static kvc_put_t *start_put(kvx_scheduler_t *scheduler, const kvx_run_t *run)
 {
-	const kvc_put_options_t options = {
-		.struct_size = sizeof options,
-		.writers = scheduler->writers,
-		.writer_count = scheduler->writer_count,
-		.group = scheduler->groups[run->index].id,
-		.private_blocks = 1,
-	};
+	const kv_group_t *group = &scheduler->groups[run->index];
+	const uint32_t base = base_of(scheduler, run);
+	kvc_space_t *space = kvx_space_in(scheduler, run->request->space, run->place);
+	kvc_put_options_t options = {.struct_size = sizeof options,
+				     .writers = scheduler->writers,
+				     .writer_count = scheduler->writer_count,
+				     .group = group->id};
 	kvc_put_t *put = NULL;
+	kvc_status_t status = KVC_MISS;
 
-	return kvc_put_start(kvx_space_in(scheduler, run->request->space, run->place), run->private_key, 0, 1, &options,
-			     &put) == KVC_OK
-		       ? put
-		       : NULL;
+	if (run->private_key) {
+		options.private_blocks = 1;
+		status = kvc_put_start(space, run->private_key, 0, 1, &options, &put);
+	} else if (collect_keys(scheduler, run, base)) {
+		options.event_hashes = scheduler->foreign ? scheduler->events : NULL;
+		options.tokens =
+			scheduler->foreign ? NULL : run->request->own.tokens + (size_t)base * group->block_tokens;
+		options.base = base;
+		options.yields = run->place == KVX_IN_DEVICE && run->request->to_device == 0;
+		status = kvc_put_start(space, scheduler->keys, run->from, run->to, &options, &put);
+	}
+
+	return status == KVC_OK ? put : NULL;
 }
 
 /* Reserve one put for blocks [from, to). 0: not now. */
@@ -180,9 +174,7 @@ static int reserve_run(kvx_scheduler_t *scheduler, const kvx_run_t *run, uint64_
 	const uint32_t n = run->to - run->from;
 	const size_t bytes = sizeof(kvx_sput_t) + n * (sizeof(kvx_table_entry_t) + sizeof(kvc_key_t));
 	kvx_sput_t *put = scheduler->put_count < KVX_PUTS_MAX ? kv_alloc(scheduler->env, bytes) : NULL;
-	kvc_put_t *started = !put               ? NULL
-			     : run->private_key ? start_private_put(scheduler, run)
-						: start_put(scheduler, run);
+	kvc_put_t *started = put ? start_put(scheduler, run) : NULL;
 
 	if (!started) {
 		kv_free(scheduler->env, put);
@@ -219,17 +211,14 @@ static int reserve_run(kvx_scheduler_t *scheduler, const kvx_run_t *run, uint64_
  * tokens: a block that is reserved, and not full, is a rewind to is_rewound(), which revokes the request's puts. Its
  * keys may be hashes of the engine, which are no chain that could be appended to, and the prompt may go on (decision
  * 047). */
-void kvx_put_start_private(kvx_scheduler_t *scheduler, kvx_request_t *request, const kvx_private_block_t *last)
+void kvx_put_start_private(kvx_scheduler_t *scheduler, kvx_request_t *request, uint32_t place, uint32_t block,
+			   const kvc_key_t *key)
 {
-	const kvx_run_t run = {.request = request,
-			       .place = last->place,
-			       .from = last->block,
-			       .to = last->block + 1u,
-			       .private_key = last->key,
-			       .once = 1};
+	const kvx_run_t run = {
+		.request = request, .place = place, .from = block, .to = block + 1u, .private_key = key, .once = 1};
 
 	if (!request->unsavable && kvx_space_miss_reason(scheduler, request->space) == KV_WHY_NONE &&
-	    entry_is_current(scheduler, &request->groups[0], last->block)) {
+	    entry_is_current(scheduler, &request->groups[0], block)) {
 		(void)reserve_run(scheduler, &run, kv_now_ns(scheduler->env));
 	}
 }
@@ -406,43 +395,30 @@ void kvx_request_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_r
 
 uint32_t kvx_scheduler_next_save_at(const kvx_scheduler_t *scheduler, const char *id, uint32_t id_len)
 {
-	kvx_requests_t *requests =
-		(kvx_requests_t *)(uintptr_t)&scheduler->requests; /* find() only caches the last request */
-	const kvx_request_t *request = kvx_requests_find(requests, id, id_len);
+	const kvx_request_t *request = kvx_requests_find(&scheduler->requests, id, id_len);
 
 	return request ? next_save_at(scheduler, request) : UINT32_MAX;
 }
 
-/* Tokens before which no block of the group waits for the daemon; with `unsent`: for a message to the ranks. */
-static uint32_t saved_to(const kvx_scheduler_t *scheduler, const kvx_request_t *request, uint32_t index, int unsent)
+/* Tokens before which no block waits for the daemon; with `unsent`: for a message to the ranks. */
+static uint32_t saved_to(const kvx_scheduler_t *scheduler, const kvx_request_t *request, int unsent)
 {
-	uint32_t blocks = request->groups[index].asked;
+	uint32_t tokens = has_begun(scheduler, request) ? UINT32_MAX : 0;
 
+	for (uint32_t g = 0; g < scheduler->group_count; g++) {
+		const uint32_t asked = request->groups[g].asked * scheduler->groups[g].block_tokens;
+
+		tokens = asked < tokens ? asked : tokens;
+	}
 	for (const kvx_sput_t *put = request->puts; put; put = put->own_next) {
-		if (put->place == KVX_IN_HOST && put->index == index && put->from < blocks &&
-		    !(unsent && put->at == KVX_SPUT_SENT)) {
-			blocks = put->from;
+		const uint32_t from = put->from * scheduler->groups[put->index].block_tokens;
+
+		if (put->place == KVX_IN_HOST && from < tokens && !(unsent && put->at == KVX_SPUT_SENT)) {
+			tokens = from;
 		}
 	}
 
-	return blocks * scheduler->groups[index].block_tokens;
-}
-
-static void compute_outcome(const kvx_scheduler_t *scheduler, const kvx_request_t *request, kvx_outcome_t *outcome)
-{
-	outcome->load = request->load_status;
-	outcome->why = request->why;
-	outcome->refused = request->refused;
-	outcome->refusals = request->refusals;
-	if (has_begun(scheduler, request)) {
-		outcome->stored = outcome->sent = UINT32_MAX;
-	}
-	for (uint32_t g = 0; g < scheduler->group_count; g++) {
-		const uint32_t stored = saved_to(scheduler, request, g, 0), sent = saved_to(scheduler, request, g, 1);
-
-		outcome->stored = stored < outcome->stored ? stored : outcome->stored;
-		outcome->sent = sent < outcome->sent ? sent : outcome->sent;
-	}
+	return tokens;
 }
 
 void kvx_scheduler_get_outcome(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_outcome_t *outcome)
@@ -451,7 +427,12 @@ void kvx_scheduler_get_outcome(kvx_scheduler_t *scheduler, const kvx_ask_t *ask,
 	kvx_outcome_t full = {.load = KVC_MISS};
 
 	if (request) {
-		compute_outcome(scheduler, request, &full);
+		full = (kvx_outcome_t){.load = request->load_status,
+				       .why = request->why,
+				       .refused = request->refused,
+				       .refusals = request->refusals,
+				       .stored = saved_to(scheduler, request, 0),
+				       .sent = saved_to(scheduler, request, 1)};
 	}
 	kv_struct_fill(outcome, &full, sizeof full);
 }

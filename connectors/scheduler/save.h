@@ -17,14 +17,10 @@ void kvx_puts_await(kvx_scheduler_t *scheduler, uint64_t now);
 void kvx_puts_emit(kvx_scheduler_t *scheduler);
 /* 1: a put is granted and not emitted, or an answer is due soon. */
 int kvx_puts_are_due(const kvx_scheduler_t *scheduler, uint64_t now);
-/* The block of a request after its last full one. */
-typedef struct kvx_private_block {
-	uint32_t place; /* to save it in */
-	uint32_t block;
-	const kvc_key_t *key;
-} kvx_private_block_t;
-/* Save it under the key of a private block. Nothing is saved if it is not current, or there is no room. */
-void kvx_put_start_private(kvx_scheduler_t *scheduler, kvx_request_t *request, const kvx_private_block_t *last);
+/* Save the block of a request after its last full one in that place, under the key of a private block. Nothing is saved
+ * if it is not current, or there is no room. */
+void kvx_put_start_private(kvx_scheduler_t *scheduler, kvx_request_t *request, uint32_t place, uint32_t block,
+			   const kvc_key_t *key);
 /* 1: a put of the request is in progress there. */
 int kvx_puts_are_open(const kvx_request_t *request, uint32_t place);
 void kvx_puts_take_dropped(kvx_scheduler_t *scheduler, uint64_t handle);

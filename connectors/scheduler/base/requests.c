@@ -73,7 +73,7 @@ static int has_id(const kvx_request_t *request, const char *id, uint32_t len)
 	return request->id_len == len && memcmp(request->id, id, len) == 0;
 }
 
-kvx_request_t *kvx_requests_find(kvx_requests_t *requests, const char *id, uint32_t len)
+kvx_request_t *kvx_requests_find(const kvx_requests_t *requests, const char *id, uint32_t len)
 {
 	kvx_request_t *request = requests->last;
 	uint64_t hash;
@@ -91,13 +91,13 @@ kvx_request_t *kvx_requests_find(kvx_requests_t *requests, const char *id, uint3
 		request = request->next;
 	}
 	if (request) {
-		requests->last = request;
+		((kvx_requests_t *)(uintptr_t)requests)->last = request; /* it only saves a search */
 	}
 
 	return request;
 }
 
-kvx_request_t *kvx_requests_find_asked(kvx_requests_t *requests, const kvx_ask_t *ask)
+kvx_request_t *kvx_requests_find_asked(const kvx_requests_t *requests, const kvx_ask_t *ask)
 {
 	return kvx_ask_is_sound(ask) ? kvx_requests_find(requests, ask->id, ask->id_len) : NULL;
 }

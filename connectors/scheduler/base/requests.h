@@ -87,9 +87,9 @@ void kvx_requests_fini(kvx_requests_t *requests);
 /* Of a text that clients may choose: seeded, so that they cannot choose a bucket. */
 uint64_t kvx_requests_hash(const kvx_requests_t *requests, const char *id, uint32_t len);
 /* NULL: unknown. */
-kvx_request_t *kvx_requests_find(kvx_requests_t *requests, const char *id, uint32_t len);
+kvx_request_t *kvx_requests_find(const kvx_requests_t *requests, const char *id, uint32_t len);
 /* The one it is about, NULL: none is known. */
-kvx_request_t *kvx_requests_find_asked(kvx_requests_t *requests, const kvx_ask_t *ask);
+kvx_request_t *kvx_requests_find_asked(const kvx_requests_t *requests, const kvx_ask_t *ask);
 /* Added if it is unknown. NULL: out of memory, or the id is empty or longer than KVX_MAX_ID bytes. */
 kvx_request_t *kvx_requests_find_or_add(kvx_requests_t *requests, const char *id, uint32_t len);
 /* The engine ends it. Its loads, puts and hand-overs keep the record until the last of them is gone. */
