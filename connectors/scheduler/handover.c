@@ -162,8 +162,9 @@ static kvc_status_t add_handover(kvx_scheduler_t *scheduler, const kvx_ask_t *as
 	as.place = as.plain ? KVX_IN_HOST : choose_place(scheduler, request, transfer, sends);
 	/* That in host memory comes after it, and ends both. */
 	if (as.place != KVX_IN_HOST && create_handover(scheduler, ask, transfer, &as) == KVC_OK) {
-		request->to_device = sends ? as.units * scheduler->unit : request->to_device;
-		if (!sends) {
+		if (sends) {
+			request->to_device = as.units * scheduler->unit;
+		} else {
 			kvx_device_want(scheduler, request->space, as.place);
 		}
 	}
@@ -466,7 +467,7 @@ static void poll_producer(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64
 /* Units of the prompt that are stored, or being saved: they become visible without another call. */
 static uint32_t reserved_units(const kvx_scheduler_t *scheduler, const kvx_shandover_t *h, const kvx_request_t *request)
 {
-	const uint32_t blocks = h->place == KVX_IN_HOST ? request->groups[0].asked : request->device_asked;
+	const uint32_t blocks = request->groups[0].asked[h->place];
 	const uint32_t units = blocks * (scheduler->groups[0].block_tokens / scheduler->unit);
 	const uint32_t most = h->keys_known < h->units ? h->keys_known : h->units;
 

@@ -53,7 +53,7 @@ static void postpone_saving(kvx_request_t *request, kvc_status_t why, uint64_t n
 static void schedule_retry(const kvx_sput_t *put, uint32_t block, kvc_status_t why, uint64_t now)
 {
 	kvx_request_t *request = put->request;
-	uint32_t *p_asked = &request->groups[put->index].asked;
+	uint32_t *p_asked = &request->groups[put->index].asked[KVX_IN_HOST];
 
 	if (put->place != KVX_IN_HOST) {
 		request->to_device = 0; /* what follows there has no parent */
@@ -223,12 +223,16 @@ void kvx_put_start_private(kvx_scheduler_t *scheduler, kvx_request_t *request, u
 	}
 }
 
-/* All runs of full blocks of one group, from *p_asked on. 0: the daemon takes no more now. */
-static int save_group(kvx_scheduler_t *scheduler, kvx_run_t *run, uint32_t *p_asked, uint32_t full, uint64_t now)
+/* All runs of blocks of one group that the view has keys of, and that were not asked for. 0: the daemon takes no more
+ * now. */
+static int save_group(kvx_scheduler_t *scheduler, kvx_run_t *run, uint64_t now)
 {
-	const kvx_request_group_t *group = &run->request->groups[run->index];
-	const int chained = scheduler->groups[run->index].rule == KV_RULE_FULL;
+	const kv_group_t *rules = &scheduler->groups[run->index];
+	const int chained = rules->rule == KV_RULE_FULL;
+	const uint32_t full = run->view->n * scheduler->unit / rules->block_tokens;
 	const uint32_t private_at = private_block(run->request);
+	kvx_request_group_t *group = &run->request->groups[run->index];
+	uint32_t *p_asked = &group->asked[run->place];
 
 	for (uint32_t runs = 0; *p_asked < full && runs < RUNS; runs++) {
 		run->from = *p_asked;
@@ -256,18 +260,18 @@ static int save_group(kvx_scheduler_t *scheduler, kvx_run_t *run, uint32_t *p_as
 }
 
 /* Saving begins where the store ends, not where the engine's own hit ended: blocks the store has lost are stored again.
- */
-static void begin_saving(kvx_scheduler_t *scheduler, kvx_request_t *request, kvx_key_view_t *view)
+ * In memory of the GPU nothing is asked for twice. */
+static void skip_stored(const kvx_scheduler_t *scheduler, const kvx_run_t *run)
 {
 	kvc_match_t match = {.struct_size = sizeof match};
 
-	if (view->n) {
-		kvc_match_lazy(view->space, &view->source, view->n, &match);
-	}
+	kvc_match_lazy(run->view->space, &run->view->source, run->view->n, &match);
 	for (uint32_t g = 0; g < scheduler->group_count; g++) {
-		request->groups[g].asked = match.n * scheduler->unit / scheduler->groups[g].block_tokens;
+		const uint32_t stored = match.n * scheduler->unit / scheduler->groups[g].block_tokens;
+		uint32_t *p_asked = &run->request->groups[g].asked[run->place];
+
+		*p_asked = run->place == KVX_IN_HOST || *p_asked < stored ? stored : *p_asked;
 	}
-	request->generation = scheduler->generation;
 }
 
 static void save_request(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request)
@@ -286,27 +290,23 @@ static void save_request(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_r
 		return;
 	}
 	if (!has_begun(scheduler, request)) {
-		begin_saving(scheduler, request, &view);
+		skip_stored(scheduler, &run);
+		request->generation = scheduler->generation;
 	}
-	for (uint32_t g = 0; g < scheduler->group_count && went; g++) {
-		run.index = g;
-		went = save_group(scheduler, &run, &request->groups[g].asked,
-				  view.n * scheduler->unit / scheduler->groups[g].block_tokens, now);
+	for (; run.index < scheduler->group_count && went; run.index++) {
+		went = save_group(scheduler, &run, now);
 	}
 	if (!went) {
 		postpone_saving(request, KVC_ERR_BUSY, now);
 	}
 }
 
-/* ---- in GPU memory --------------------------------------------------------------------------- */
-
 void kvx_request_save_to_device(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request,
 				uint32_t tokens)
 {
 	const uint64_t now = kv_now_ns(scheduler->env);
-	kvc_match_t match = {.struct_size = sizeof match};
-	kvx_run_t run = {.request = request, .place = KVX_IN_DEVICE, .once = 1};
 	kvx_key_view_t view;
+	kvx_run_t run = {.request = request, .view = &view, .place = KVX_IN_DEVICE, .once = 1};
 
 	if (request->unsavable || !kvx_device_is_usable(scheduler, request->space, KVX_IN_DEVICE)) {
 		return;
@@ -316,18 +316,13 @@ void kvx_request_save_to_device(kvx_scheduler_t *scheduler, const kvx_ask_t *ask
 		return;
 	}
 	view.space = kvx_space_in(scheduler, request->space, KVX_IN_DEVICE);
-	run.view = &view;
-	kvc_match_lazy(view.space, &view.source, view.n, &match);
-	for (uint32_t g = 0; g < scheduler->group_count && scheduler->put_count < DEVICE_PUTS; g++) {
-		uint32_t at = match.n * scheduler->unit / scheduler->groups[g].block_tokens;
-
-		run.index = g;
-		at = g == 0 && at < request->device_asked ? request->device_asked : at;
-		(void)save_group(scheduler, &run, &at, view.n * scheduler->unit / scheduler->groups[g].block_tokens,
-				 now);
-		request->device_asked = g == 0 ? at : request->device_asked;
+	skip_stored(scheduler, &run);
+	for (; run.index < scheduler->group_count && scheduler->put_count < DEVICE_PUTS; run.index++) {
+		(void)save_group(scheduler, &run, now);
 	}
 }
+
+/* ---- how far a request is saved -------------------------------------------------------------- */
 
 /* Tokens at which there is something to save. */
 static uint32_t next_save_at(const kvx_scheduler_t *scheduler, const kvx_request_t *request)
@@ -335,7 +330,8 @@ static uint32_t next_save_at(const kvx_scheduler_t *scheduler, const kvx_request
 	uint64_t next = has_begun(scheduler, request) ? UINT32_MAX : 0;
 
 	for (uint32_t g = 0; g < scheduler->group_count; g++) {
-		const uint64_t full = (request->groups[g].asked + UINT64_C(1)) * scheduler->groups[g].block_tokens;
+		const uint64_t full =
+			(request->groups[g].asked[KVX_IN_HOST] + UINT64_C(1)) * scheduler->groups[g].block_tokens;
 
 		next = full < next ? full : next;
 	}
@@ -349,7 +345,7 @@ static int is_rewound(const kvx_scheduler_t *scheduler, const kvx_request_t *req
 	uint32_t g = 0;
 
 	while (g < scheduler->group_count &&
-	       (uint64_t)request->groups[g].asked * scheduler->groups[g].block_tokens <= computed) {
+	       (uint64_t)request->groups[g].asked[KVX_IN_HOST] * scheduler->groups[g].block_tokens <= computed) {
 		g++;
 	}
 
@@ -406,7 +402,7 @@ static uint32_t saved_to(const kvx_scheduler_t *scheduler, const kvx_request_t *
 	uint32_t tokens = has_begun(scheduler, request) ? UINT32_MAX : 0;
 
 	for (uint32_t g = 0; g < scheduler->group_count; g++) {
-		const uint32_t asked = request->groups[g].asked * scheduler->groups[g].block_tokens;
+		const uint32_t asked = request->groups[g].asked[KVX_IN_HOST] * scheduler->groups[g].block_tokens;
 
 		tokens = asked < tokens ? asked : tokens;
 	}

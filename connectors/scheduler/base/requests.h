@@ -19,7 +19,7 @@ typedef struct kvx_table_entry {
 typedef struct kvx_request_group {
 	kvx_table_entry_t *entries;
 	uint32_t n, cap;
-	uint32_t asked; /* blocks [0, asked) are stored, reserved or given up */
+	uint32_t asked[2]; /* blocks [0, asked) are stored, reserved or given up: in host memory, in the own GPU's */
 } kvx_request_group_t;
 
 /* Own keys only. */
@@ -49,7 +49,6 @@ typedef struct kvx_request {
 	int unsavable;       /* its table is wrong or incomplete, or has garbage: nothing is saved until the next one */
 	uint32_t to_device;  /* tokens from the start that are saved in memory of the GPU; 0: none are handed over there
 			      */
-	uint32_t device_asked;  /* blocks of group 0 from the start that are stored there, reserved or given up */
 	uint32_t garbage_until; /* its synchronous load has failed: blocks before that token are valid when computed */
 	kvx_cost_query_t cost_query; /* last question to the cost model; now_ns 0: none */
 	kvx_cost_decision_t cost_answer;
