@@ -275,7 +275,8 @@ static kvc_status_t send_chunk(kvx_scheduler_t *scheduler, kvx_shandover_t *h, u
 /* Nothing of the prompt becomes visible any longer. */
 static int is_saved(const kvx_shandover_t *h, uint64_t now)
 {
-	return h->ended && (!kvx_puts_are_open(h->request, h->place) || now >= h->until_ns);
+	return h->request->ended &&
+	       (!kvx_puts_are_open(h->request, h->place) || now >= h->request->ended_ns + LATE_MS * KVX_MS);
 }
 
 /* What is announced and not handed over is named again when it is visible. */
@@ -300,7 +301,7 @@ static int may_retry(kvx_shandover_t *h, kvc_status_t status, uint64_t now)
 	}
 
 	return h->place == KVX_IN_HOST && (status == KVC_ERR_BUSY || status == KVC_MISS) &&
-	       !(h->ended && h->tries > TRIES);
+	       !(h->request->ended && h->tries > TRIES);
 }
 
 /* The chunk before has its answer. 0: the hand-over has failed. */
@@ -442,7 +443,7 @@ static void poll_producer(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64
 	int lives = !h->begun || handover;
 
 	if (!h->begun && (h->aborted || !may_begin(scheduler, h))) {
-		lives = !h->ended;
+		lives = !h->request->ended;
 	} else if (lives) {
 		if (handover) {
 			kvc_handover_get_info(handover, &info);
@@ -499,20 +500,6 @@ void kvx_handover_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_
 	}
 }
 
-void kvx_handover_end_request(kvx_scheduler_t *scheduler, const kvx_request_t *request)
-{
-	const uint64_t now = kv_now_ns(scheduler->env);
-
-	for (int on_device = 1; on_device >= 0; on_device--) {
-		kvx_shandover_t *h = request->handover[on_device];
-
-		if (h && h->sends) {
-			h->ended = 1;
-			h->until_ns = now + LATE_MS * KVX_MS;
-		}
-	}
-}
-
 void kvx_scheduler_abort_send(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 {
 	const kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
@@ -555,11 +542,17 @@ const char *kvx_scheduler_peer_name(const kvx_scheduler_t *scheduler)
 	return kvc_peer_name(scheduler->kvc);
 }
 
+/* It goes on between the steps of its request: the producer's has ended, the consumer's has what it wants. */
+static int is_due(const kvx_shandover_t *h)
+{
+	return h->sends ? h->request->ended : h->satisfied;
+}
+
 int kvx_handovers_are_due(const kvx_scheduler_t *scheduler)
 {
 	const kvx_shandover_t *h = scheduler->handovers;
 
-	while (h && !h->ended) {
+	while (h && !is_due(h)) {
 		h = h->next;
 	}
 
@@ -853,8 +846,8 @@ static void poll_consumer(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64
 	if (!h->begun && !h->peer[0] && kvx_space_miss_reason(scheduler, h->space) == KV_WHY_NONE) {
 		begin_receiving(scheduler, h, NULL); /* it is taken, although there was nothing to load */
 	}
-	if (!h->ended) {
-		h->ended = 1;
+	if (!h->satisfied) {
+		h->satisfied = 1;
 		h->until_ns = h->until_ns < now + TAKE_MS * KVX_MS ? h->until_ns : now + TAKE_MS * KVX_MS;
 	}
 	if (add_rest(scheduler, h, now) && !awaits_producer(scheduler, h, now)) {
@@ -892,7 +885,7 @@ void kvx_handovers_poll(kvx_scheduler_t *scheduler, uint64_t now)
 int kvx_scheduler_awaits_peer(const kvx_scheduler_t *scheduler)
 {
 	for (const kvx_shandover_t *h = scheduler->handovers; h; h = h->next) {
-		if (h->ended || (!h->sends && kvx_open_load_find(h->request))) {
+		if (is_due(h) || (!h->sends && kvx_open_load_find(h->request))) {
 			return !kvx_loads_are_sent(scheduler);
 		}
 	}

@@ -19,11 +19,9 @@ uint32_t kvx_handover_promise(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, 
 			      kvx_coverage_t stored, uint32_t most);
 /* The request is about to compute: keys of its prompt become known, and its last tokens are saved. */
 void kvx_handover_advance(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request);
-/* It has ended. What is saved of it is handed over all the same. */
-void kvx_handover_end_request(kvx_scheduler_t *scheduler, const kvx_request_t *request);
 /* Producers give up, consumers compute what has not come. */
 void kvx_handovers_abort(kvx_scheduler_t *scheduler);
-/* Hand over what has become visible, load what has been handed over. */
+/* Hand over what has become visible, also of requests that have ended; load what has been handed over. */
 void kvx_handovers_poll(kvx_scheduler_t *scheduler, uint64_t now);
 /* 1: prompts of requests that have ended are still handed over, or to be taken. */
 int kvx_handovers_are_due(const kvx_scheduler_t *scheduler);

@@ -720,16 +720,6 @@ int kvx_loads_add_rest(kvx_scheduler_t *scheduler, const kvx_request_t *request,
 
 /* ---- the end --------------------------------------------------------------------------------- */
 
-void kvx_loads_end_request(kvx_scheduler_t *scheduler, kvx_request_t *request)
-{
-	kvx_lease_cache_drop(scheduler, request);
-	kvx_loads_mark_unverified(scheduler, request);
-	for (kvx_sload_t *load = request->loads; load; load = load->own_next) {
-		load->cancelled = 1;
-		load->must_emit_drop = (load->flags & KVX_MSG_ASYNC) != 0;
-	}
-}
-
 /* A rank has loaded less than was leased. */
 static void fail_load(kvx_scheduler_t *scheduler, kvx_sload_t *load, kvc_status_t why)
 {
@@ -739,7 +729,7 @@ static void fail_load(kvx_scheduler_t *scheduler, kvx_sload_t *load, kvc_status_
 		return;
 	}
 	load->failed = 1;
-	scheduler->stats.loads_failed += !load->cancelled;
+	scheduler->stats.loads_failed += !request->ended;
 	if (!(load->flags & KVX_MSG_ASYNC)) {
 		kvx_loads_invalidate(scheduler, load);
 	}

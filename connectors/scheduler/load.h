@@ -59,8 +59,6 @@ void kvx_loads_take_report(kvx_scheduler_t *scheduler, const kvx_report_loaded_t
 /* The engine ends a request before it passes on the reports of its last step: add the tokens of its synchronous loads
  * that no rank has reported yet. */
 void kvx_loads_count_unreported(const kvx_request_t *request, kvc_report_t *report);
-/* The engine ends the request: what it has leased and not loaded is given back, its asynchronous loads end early. */
-void kvx_loads_end_request(kvx_scheduler_t *scheduler, kvx_request_t *request);
 uint64_t kvx_loads_count_leases(const kvx_scheduler_t *scheduler);
 
 #endif

@@ -55,6 +55,12 @@ static void emit_load(kvx_scheduler_t *scheduler, kvx_sload_t *load)
 	}
 }
 
+/* The asynchronous loads of a request that has ended end early. */
+static int must_emit_drop(const kvx_sload_t *load)
+{
+	return load->request->ended && (load->flags & KVX_MSG_ASYNC) && load->sent && !load->dropped;
+}
+
 static void emit_drop(kvx_scheduler_t *scheduler, kvx_sload_t *load)
 {
 	kvx_msg_drop_t *record;
@@ -62,7 +68,7 @@ static void emit_drop(kvx_scheduler_t *scheduler, kvx_sload_t *load)
 	if (kvx_message_reserve(scheduler, sizeof *record)) {
 		record = kvx_msg_add_record(&scheduler->message, KVX_RECORD_DROP, sizeof *record);
 		record->load = load->number;
-		load->must_emit_drop = 0;
+		load->dropped = 1;
 	}
 }
 
@@ -98,7 +104,7 @@ void kvx_loads_emit(kvx_scheduler_t *scheduler, uint64_t now)
 			scheduler->reserved_bytes -= load->bytes;
 			load->bytes = 0;
 		}
-		if (load->must_emit_drop && load->sent) {
+		if (must_emit_drop(load)) {
 			emit_drop(scheduler, load);
 		}
 	}
@@ -108,7 +114,7 @@ int kvx_loads_have_drops(const kvx_scheduler_t *scheduler)
 {
 	const kvx_sload_t *load = scheduler->loads;
 
-	while (load && !(load->must_emit_drop && load->sent)) {
+	while (load && !must_emit_drop(load)) {
 		load = load->next;
 	}
 

@@ -246,8 +246,8 @@ void kvx_scheduler_finish(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 	kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
 
 	if (request) {
-		kvx_loads_end_request(scheduler, request);
-		kvx_handover_end_request(scheduler, request);
+		kvx_lease_cache_drop(scheduler, request);
+		kvx_loads_mark_unverified(scheduler, request);
 		kvx_requests_remove(&scheduler->requests, request);
 	}
 }

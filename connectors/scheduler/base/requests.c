@@ -173,6 +173,7 @@ void kvx_requests_remove(kvx_requests_t *requests, kvx_request_t *request)
 		requests->last = NULL;
 	}
 	request->ended = 1;
+	request->ended_ns = kv_now_ns(requests->env);
 	free_tables(requests, request);
 	kvx_request_release(requests, request);
 }

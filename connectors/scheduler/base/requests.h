@@ -38,7 +38,8 @@ typedef struct kvx_request {
 	uint64_t hash;
 	char *id; /* in the same allocation */
 	uint32_t id_len;
-	int ended;           /* the engine has ended it: it is not found, and has no tables */
+	int ended; /* the engine has ended it: it is not found, and has no tables */
+	uint64_t ended_ns;
 	uint32_t space;      /* number */
 	uint32_t computed;   /* tokens, as of the last advance */
 	uint32_t tries;      /* reservations refused in a row */

@@ -80,7 +80,7 @@ typedef struct kvx_sload {
 	uint64_t used_ns;              /* cached: last use */
 	int sent;                      /* in a step message */
 	int failed, timed_out;         /* a rank loaded less; because of its deadline */
-	int cancelled, must_emit_drop; /* the request has ended; the ranks must be notified */
+	int dropped;                   /* the ranks were told that the request has ended */
 	int blocks_lost;               /* the request has lost the blocks before the ranks reported */
 	int open;                      /* its blocks are still to be handed over */
 	int awaits_rest;               /* it was: what its lease in memory of a GPU lacks is loaded from host memory */
@@ -97,7 +97,7 @@ typedef struct kvx_shandover {
 	uint32_t space, place;
 	int sends;           /* 1: the producer's side */
 	int begun;           /* the daemon was asked */
-	int ended;           /* the producer's request has ended; the consumer has what it wants */
+	int satisfied;       /* the consumer has what it wants */
 	int aborted;         /* before it was computed */
 	int asking;          /* a chunk is not answered yet */
 	uint32_t units;      /* to hand over, or to load; of whole blocks */
@@ -108,7 +108,7 @@ typedef struct kvx_shandover {
 	int last_announced;  /* and nothing follows */
 	int plain;           /* nothing is announced: of several groups, or the daemon took it not */
 	uint32_t timeout_ms; /* 0: the daemon's */
-	uint64_t until_ns;   /* the end of the wait; 0: it has not begun */
+	uint64_t until_ns;   /* the consumer's: the end of the wait; 0: it has not begun */
 	uint32_t tries;      /* chunks in a row that found no room */
 	uint64_t retry_ns;   /* the next chunk is not sent before */
 	uint32_t keys_known; /* of the first units */
