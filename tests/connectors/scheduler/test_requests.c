@@ -160,12 +160,57 @@ static void p5_memory_does_not_grow_with_requests_gone(void **state)
 	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
+/* What the engine has ended is not found; its loads, puts and hand-overs find it until the last of them is gone. */
+static void p4_p7_a_record_stays_until_nothing_of_it_is_left(void **state)
+{
+	kvx_requests_t requests;
+	kv_test_env_t t;
+
+	(void)state;
+	for (uint32_t left = 0; left < 4; left++) {
+		model_t model = {0};
+		kvx_request_t *request, *next;
+		int64_t table;
+
+		kv_test_env_init(&t);
+		assert_int_equal(kvx_requests_init(&requests, &t.env, 2), KVC_OK);
+		table = kv_test_env_live(&t);
+		assert_true(add(&requests, &model, 1, 8));
+		request = kvx_requests_find(&requests, "req-1", 5);
+		request->loads = left == 0 ? (void *)&t : NULL;
+		request->puts = left == 1 ? (void *)&t : NULL;
+		request->handover[0] = left == 2 ? (void *)&t : NULL;
+		request->handover[1] = left == 3 ? (void *)&t : NULL;
+		kvx_request_release(&requests, request);
+		assert_ptr_equal(kvx_requests_find(&requests, "req-1", 5), request);
+
+		kvx_requests_remove(&requests, request);
+		assert_int_equal(requests.count, 0);
+		assert_null(kvx_requests_find(&requests, "req-1", 5));
+		assert_int_equal(kv_test_env_live(&t), table + 1); /* its tables are gone */
+		assert_true(request->ended);
+		next = kvx_requests_find_or_add(&requests, "req-1", 5);
+		assert_ptr_not_equal(next, request);
+		kvx_request_release(&requests, request);
+		assert_int_equal(kv_test_env_live(&t), table + 2);
+
+		request->loads = NULL;
+		request->puts = NULL;
+		request->handover[0] = request->handover[1] = NULL;
+		kvx_request_release(&requests, request);
+		assert_int_equal(kv_test_env_live(&t), table + 1);
+		kvx_requests_fini(&requests);
+		assert_int_equal(kv_test_env_live(&t), 0);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(p4_p5_the_table_knows_exactly_the_living),
 		cmocka_unit_test(p10_ids_that_are_none_are_refused),
 		cmocka_unit_test(p5_memory_does_not_grow_with_requests_gone),
+		cmocka_unit_test(p4_p7_a_record_stays_until_nothing_of_it_is_left),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
