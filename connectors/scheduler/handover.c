@@ -26,6 +26,7 @@
 #include "scheduler/handover.h"
 #include "scheduler/handover_calls.h"
 #include "scheduler/keys.h"
+#include "scheduler/lease_cache.h"
 #include "scheduler/load.h"
 #include "scheduler/base/requests.h"
 #include "scheduler/save.h"
@@ -731,7 +732,7 @@ uint32_t kvx_handover_promise(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, 
 	}
 	partial = end > h->units * scheduler->unit ? h->partial : 0;
 
-	return kvx_open_load_reserve(scheduler, ask, request, end - partial, partial) ? end : ask->local;
+	return kvx_lease_cache_reserve(scheduler, ask, request, end - partial, partial) ? end : ask->local;
 }
 
 static void end_receiving(kvx_scheduler_t *scheduler, const kvx_shandover_t *h, const kvc_handover_info_t *info,

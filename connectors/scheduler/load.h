@@ -1,32 +1,10 @@
-/* scheduler/load.h -- loads, from the lease of a hit to the reports of all ranks. A load is cached until the engine
- * admits its request. */
+/* scheduler/load.h -- loads that the engine has admitted, to the reports of all ranks. */
 #ifndef KVX_SCHEDULER_LOAD_H
 #define KVX_SCHEDULER_LOAD_H
 
 #include "scheduler/base/state.h"
 
-/* The part of a prompt to load: tokens [local, device) from memory of the GPU of that place, those from there to `end`
- * from host memory or disk, and `partial` after them, in a private block. */
-typedef struct kvx_span {
-	uint32_t place, device, end, partial;
-} kvx_span_t;
-
-/* Lease the span for the request, which may be admitted next. Returns how many tokens from the start are leased,
- * ask->local: none. *p_status: why not all (PENDING: no answer in time). */
-uint32_t kvx_lease_cache_acquire(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request,
-				 const kvx_span_t *span, kvc_status_t *p_status);
-/* Of the tokens [ask->local, end) that are leased, those in GPU memory. */
-uint32_t kvx_lease_cache_device_tokens(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask,
-				       const kvx_request_t *request, uint32_t end);
-void kvx_lease_cache_drop(kvx_scheduler_t *scheduler, kvx_request_t *request);
-/* Release the leases of a cached load. */
-void kvx_lease_cache_give_back(kvx_scheduler_t *scheduler, kvx_sload_t *load);
-
-/* Reserve an open load of tokens [ask->local, end), and `partial` more in the block after them, which stays cached
- * until the engine admits the request. 0: there is no memory for it. */
-int kvx_open_load_reserve(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request, uint32_t end,
-			  uint32_t partial);
-/* That of the request which the engine has admitted; NULL: none. */
+/* The open load of the request that the engine has admitted; NULL: none. */
 kvx_sload_t *kvx_open_load_find(const kvx_request_t *request);
 /* Where blocks of a hand-over are, and their keys there. */
 typedef struct kvx_stored {
@@ -43,8 +21,6 @@ int kvx_loads_add_rest(kvx_scheduler_t *scheduler, const kvx_request_t *request,
 		       uint32_t units, int more);
 /* 1: it waits for that, or will. */
 int kvx_load_is_short(const kvx_sload_t *load);
-/* The worst of the leases it has: PENDING before OK, anything else before both. */
-kvc_status_t kvx_load_lease_state(const kvx_sload_t *load);
 /* 1: a rank has not reported a load it was told of. */
 int kvx_loads_are_sent(const kvx_scheduler_t *scheduler);
 

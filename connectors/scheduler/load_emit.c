@@ -1,5 +1,6 @@
 /* Telling the ranks of loads: the LOAD and DROP records of a step message. The bytes of a LOAD were reserved when it
  * was made (scheduler/load.c). */
+#include "scheduler/lease_cache.h"
 #include "scheduler/load.h"
 
 /* Handles of the leases that are still valid, zeros for the rest. */

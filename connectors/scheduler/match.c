@@ -2,7 +2,7 @@
 #include "common/await.h"
 #include "scheduler/handover.h"
 #include "scheduler/keys.h"
-#include "scheduler/load.h"
+#include "scheduler/lease_cache.h"
 #include "scheduler/base/requests.h"
 #include "scheduler/names/spaces.h"
 #include "scheduler/names/weights.h"

@@ -3,6 +3,7 @@
 #include "scheduler/config.h"
 #include "scheduler/garbage.h"
 #include "scheduler/handover.h"
+#include "scheduler/lease_cache.h"
 #include "scheduler/load.h"
 #include "scheduler/base/requests.h"
 #include "scheduler/save.h"

@@ -58,7 +58,7 @@ typedef struct kvx_sload_part {
 	uint32_t *ids;            /* [n] */
 } kvx_sload_part_t;
 
-/* A load. Before the engine admits its request it is cached: only its leases exist (scheduler/load.c). An open load is
+/* A load. Before the engine admits its request it is cached: only its leases exist (scheduler/lease_cache.c). An open load is
  * of a hand-over: it has no leases yet, and shrinks by each piece that is split off. */
 typedef struct kvx_sload {
 	struct kvx_sload *next, **link;         /* of all; NULL: the leases were given back */
