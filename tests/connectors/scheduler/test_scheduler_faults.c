@@ -1,7 +1,7 @@
 /* The scheduling half when the daemon is absent, stopped, killed, late or full, when ranks never report, when memory is
  * short, and when the engine does things in the worst order. */
 #include "connectors/scheduler/sched_rig.h"
-#include "scheduler/load.h"
+#include "scheduler/lease_cache.h"
 #include "scheduler/scheduler.h"
 
 #include <signal.h>

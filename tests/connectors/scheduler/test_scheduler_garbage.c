@@ -1,7 +1,7 @@
 /* What must not be saved: blocks that a failed load has left, what was computed after them, blocks of weights from
  * before a reset, and blocks that are another request's by now. */
 #include "connectors/scheduler/sched_rig.h"
-#include "scheduler/load.h"
+#include "scheduler/lease_cache.h"
 
 #include <signal.h>
 #include <unistd.h>
