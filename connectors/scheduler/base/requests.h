@@ -1,8 +1,7 @@
-/* scheduler/base/requests.h -- the one record that the scheduler half keeps of a request: its block table, how far it is
- * saved, its own keys, and its loads, puts and hand-overs, which name it in turn.
+/* scheduler/base/requests.h -- the one record that the scheduler half keeps of a request: its block table, how far it
+ * is saved, its own keys, and its loads, puts and hand-overs, which point at it.
  *
- *   added --the engine names it--> found by its id --the engine ends it--> ended --its last load, put, hand-over--> freed
- */
+ *   added, found by the engine's id --the engine ends it--> ended --its last load, put or hand-over is gone--> freed */
 #ifndef KVX_REQUESTS_H
 #define KVX_REQUESTS_H
 

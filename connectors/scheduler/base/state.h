@@ -58,8 +58,8 @@ typedef struct kvx_sload_part {
 	uint32_t *ids;            /* [n] */
 } kvx_sload_part_t;
 
-/* A load. Before the engine admits its request it is cached: only its leases exist (scheduler/lease_cache.c). An open load is
- * of a hand-over: it has no leases yet, and shrinks by each piece that is split off. */
+/* A load. Before the engine admits its request it is cached: only its leases exist (scheduler/lease_cache.c). An open
+ * load is of a hand-over: it has no leases yet, and shrinks by each piece that is split off. */
 typedef struct kvx_sload {
 	struct kvx_sload *next, **link;         /* of all; NULL: the leases were given back */
 	struct kvx_sload *own_next, **own_link; /* of the request's; NULL: cached */
