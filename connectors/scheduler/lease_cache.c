@@ -140,11 +140,12 @@ static kvx_sload_t *create_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask
 				.partial = span->partial};
 	const kvc_space_t *space = scheduler->spaces[request->space].space;
 	kvx_sload_t *load = kvx_load_copy(scheduler, &as, room);
-	uint32_t *ids = (uint32_t *)(void *)(load + 1);
+	uint32_t *ids;
 
 	if (!load) {
 		return NULL;
 	}
+	ids = (uint32_t *)(void *)(load + 1);
 	for (uint32_t g = 0; g < scheduler->group_count; g++) {
 		const uint32_t local = ask->local / scheduler->groups[g].block_tokens;
 		uint32_t first = 0, last = 0, middle = span->device / scheduler->groups[g].block_tokens;
