@@ -32,7 +32,7 @@ demo-vllm: ## a real vLLM (CPU) finds its prompts again after it, and after the 
 	@scripts/demo_vllm.sh
 
 test: build ## every test
-	@scripts/test.sh $(BUILD) -j $(JOBS)
+	@scripts/test.sh $(BUILD) -j $$((2 * $(JOBS)))
 
 crashloop: build ## 1,000 rounds of faults of the disk, kills and losses of power, with every acknowledgement checked (ROUNDS=100)
 	@$(BUILD)/bin/test_e2e_crashloop $(or $(ROUNDS),1000)

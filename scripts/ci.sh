@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/steps.sh
-jobs=$(nproc)
+jobs=$(nproc) # twice as many tests: they wait more than they compute
 seconds=${FUZZ_SECONDS:-12}
 
 configure() {
@@ -59,7 +59,7 @@ scripts/fuzz.sh "$seconds"
 
 step "tests with AddressSanitizer and UndefinedBehaviorSanitizer"
 ASAN_OPTIONS=detect_stack_use_after_return=1 UBSAN_OPTIONS=print_stacktrace=1 \
-	scripts/test.sh build/fuzz -j "$jobs" -LE 'no-asan|structure' --timeout 300
+	scripts/test.sh build/fuzz -j $((2 * jobs)) -LE 'no-asan|structure' --timeout 300
 
 step "ThreadSanitizer"
 configure tsan
@@ -67,5 +67,5 @@ threaded=$(list_programs | keep_threaded)
 mapfile -t programs < <(printf '%s\n' "$threaded" | sed 's/.* //' | sort -u)
 ninja -C build/tsan {common,kernels,storage,daemon,client,connectors,proxy,engine}/all "${programs[@]}"
 step "tests with ThreadSanitizer"
-CHECK_TABLE=1 scripts/test.sh build/tsan --preset tsan -j "$jobs" -LE 'no-tsan|structure' --timeout 300 \
+CHECK_TABLE=1 scripts/test.sh build/tsan --preset tsan -j $((2 * jobs)) -LE 'no-tsan|structure' --timeout 300 \
 	-R "^($(printf '%s\n' "$threaded" | sed 's/ .*//; s/[.]/[.]/g' | paste -sd '|'))\$"

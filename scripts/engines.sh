@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Make the Python environment in which kvd runs under a real vLLM (CPU), or bring it up to date: Debian packages, vLLM with all it needs (2.8 GB, three
 # minutes), kvd, and the connector package. Does nothing when all is there. Killed in the middle it goes on where it was.
-# usage: scripts/engines.sh [--check|--nixl]      KVD_VENV=DIR (default build/venv), KVD_BUILD=DIR (default build/release)
+# usage: scripts/engines.sh [--check|--packages|--nixl]      KVD_VENV=DIR (default build/venv), KVD_BUILD=DIR (default build/release)
 #   --check   change nothing; exit 77 when there is no usable environment
+#   --packages   vLLM and what it needs only: kvd need not be built yet
 #   --nixl    NIXL, too, where the package index has it (150 MB): for kvd beside vLLM's NixlConnector
 # The path of its Python is the last line on standard output. Exit 77: packages cannot be installed here.
 set -euo pipefail
@@ -96,8 +97,10 @@ if [ "${1:-}" = --check ]; then
 else
 	debian
 	stamped recipe "$wanted" || make_venv "$wanted"
-	build_kvd
-	install_connector "$(sources)"
+	if [ "${1:-}" != --packages ]; then
+		build_kvd
+		install_connector "$(sources)"
+	fi
 	[ "${1:-}" != --nixl ] || install_nixl
 fi
 printf '%s\n' "$(cd "$venv" && pwd)/bin/python"
