@@ -5,7 +5,7 @@
 #include "kvc.h"
 
 #include "fake_daemon.h"
-#include "kv_cmocka.h"
+#include "kv_case.h"
 #include "kv_test.h"
 
 #include "kv/shm.h"
@@ -90,14 +90,30 @@ static inline void bed_open(bed_t *bed)
 	}
 }
 
+static inline void bed_attach(bed_t *bed, const kvc_config_t *config)
+{
+	assert_int_equal(kvc_attach(config, &bed->kvc), KVC_OK);
+	bed_open(bed);
+}
+
 static inline void bed_make(bed_t *bed, const fake_geometry_t *geometry)
 {
 	kvc_config_t config;
 
 	bed_listen(bed, geometry);
 	config = bed_config(bed);
-	assert_int_equal(kvc_attach(&config, &bed->kvc), KVC_OK);
-	bed_open(bed);
+	bed_attach(bed, &config);
+}
+
+/* Calls take so long at most. */
+static inline void bed_make_hasty(bed_t *bed, uint32_t timeout_ms)
+{
+	kvc_config_t config;
+
+	bed_listen(bed, &fake_split);
+	config = bed_config(bed);
+	config.timeout_ms = timeout_ms;
+	bed_attach(bed, &config);
 }
 
 static inline void bed_free(bed_t *bed)
@@ -110,7 +126,10 @@ static inline void bed_free(bed_t *bed)
 		free(bed->src[i]);
 		free(bed->dst[i]);
 	}
-	kv_test_dir_remove(bed->dir);
+	if (bed->dir[0]) {
+		kv_test_dir_remove(bed->dir);
+	}
+	memset(bed, 0, sizeof *bed);
 }
 
 static inline kvc_status_t bed_put(bed_t *bed, uint32_t from, uint32_t n)
@@ -142,5 +161,27 @@ static inline void bed_check_read(bed_t *bed, uint32_t from, uint32_t n)
 		}                                                                                                      \
 		assert_true(condition);                                                                                \
 	} while (0)
+
+/* The bed of the case that runs. */
+static bed_t bed;
+
+static inline int bed_setup(void **state)
+{
+	(void)state;
+	bed_make(&bed, &fake_split);
+
+	return 0;
+}
+
+static inline int bed_teardown(void **state)
+{
+	(void)state;
+	bed_free(&bed);
+
+	return 0;
+}
+
+/* A case with a bed that is made; KV_CASE: it is to be made yet. Both end with bed_free(). */
+#define BED_CASE(function) KV_CASE_WITH(function, bed_setup)
 
 #endif

@@ -77,15 +77,13 @@ static void use_everything(bed_t *bed, kv_test_env_t *t)
 	BED_UNTIL(bed, fake_open_leases(bed->fake) == 0); /* what was granted and could not be kept was given back */
 }
 
-static void p4_every_failed_allocation_is_an_error_and_no_leak(void **state)
+KV_CASE(p4_every_failed_allocation_is_an_error_and_no_leak)
 {
-	bed_t bed;
 	kv_test_env_t t;
 	kv_test_rng_t rng = {.state = kv_test_seed()};
 	kvc_config_t config;
 	uint32_t attached = 0;
 
-	(void)state;
 	kv_test_env_init(&t);
 	t.env.now_ns = real_now;
 	bed_listen(&bed, &fake_split);
@@ -113,12 +111,6 @@ static void p4_every_failed_allocation_is_an_error_and_no_leak(void **state)
 		assert_int_equal(kv_test_env_live(&t), 0);
 	}
 	assert_in_range(attached, 5, 100);
-	bed_free(&bed);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {cmocka_unit_test(p4_every_failed_allocation_is_an_error_and_no_leak)};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_CASES_MAIN(NULL, bed_teardown)

@@ -18,7 +18,7 @@ static kvc_status_t try_attach(const bed_t *bed, uint32_t timeout_ms)
 	return status;
 }
 
-static void p7_nobody_listening_is_an_answer_at_once(void **state)
+KV_CASE(p7_nobody_listening_is_an_answer_at_once)
 {
 	bed_t bed = {.path = "/nowhere/at/all.sock"};
 	kvc_config_t config = bed_config(&bed);
@@ -27,7 +27,6 @@ static void p7_nobody_listening_is_an_answer_at_once(void **state)
 	kvc_space_t *space;
 	kvc_identity_t identity = bed_identity();
 
-	(void)state;
 	assert_int_equal(try_attach(&bed, BED_TIMEOUT_MS), KVC_ERR_UNREACHABLE);
 	assert_non_null(strstr(kvc_last_error(), "/nowhere/at/all.sock"));
 	assert_non_null(strstr(kvc_last_error(), "is it running?"));
@@ -42,9 +41,8 @@ static void p7_nobody_listening_is_an_answer_at_once(void **state)
 	kvc_detach(NULL);
 }
 
-static void p10_wrong_arguments_are_refused(void **state)
+KV_CASE(p10_wrong_arguments_are_refused)
 {
-	bed_t bed;
 	kvc_config_t config;
 	kvc_t *kvc = NULL;
 	kvc_identity_t identity = bed_identity();
@@ -52,7 +50,6 @@ static void p10_wrong_arguments_are_refused(void **state)
 	char path[200];
 	const uint8_t secret[16] = {1};
 
-	(void)state;
 	bed_listen(&bed, &fake_split);
 	config = bed_config(&bed);
 	config.struct_size = 0;
@@ -80,14 +77,10 @@ static void p10_wrong_arguments_are_refused(void **state)
 	assert_int_equal(kvc_space_open(bed.kvc, &identity, &space), (kvc_status_t)KV_ERR_IDENTITY);
 	assert_non_null(strstr(kvc_last_error(), "weights"));
 	assert_null(space);
-	bed_free(&bed);
 }
 
-static void p10_every_lie_at_join_is_refused(void **state)
+KV_CASE(p10_every_lie_at_join_is_refused)
 {
-	bed_t bed;
-
-	(void)state;
 	bed_listen(&bed, &fake_split);
 	for (uint32_t fault = FAKE_JOIN_RIGHT + 1; fault < FAKE_JOIN_LAST; fault++) {
 		kvc_status_t status;
@@ -102,11 +95,8 @@ static void p10_every_lie_at_join_is_refused(void **state)
 	bed_free(&bed);
 }
 
-static void p10_every_lie_about_a_slab_ends_the_session(void **state)
+KV_CASE(p10_every_lie_about_a_slab_ends_the_session)
 {
-	bed_t bed;
-
-	(void)state;
 	for (uint32_t fault = FAKE_SLAB_RIGHT + 1; fault < FAKE_SLAB_LAST; fault++) {
 		kvc_config_t config;
 
@@ -126,13 +116,11 @@ static void p10_every_lie_about_a_slab_ends_the_session(void **state)
 	}
 }
 
-static void p10_every_broken_answer_ends_the_session_only(void **state)
+KV_CASE(p10_every_broken_answer_ends_the_session_only)
 {
 	static const uint32_t codes[] = {KV_CODE_HELLO, KV_CODE_SPACE_OPEN, KV_CODE_ACQUIRE, KV_CODE_PUT_START,
 					 KV_CODE_STATUS};
-	bed_t bed;
 
-	(void)state;
 	for (uint32_t fault = FAKE_REPLY_RIGHT + 1; fault < FAKE_REPLY_LAST; fault++) {
 		for (uint32_t c = 0; c < KV_COUNT_OF(codes); c++) {
 			kvc_config_t config;
@@ -168,11 +156,8 @@ static void p10_every_broken_answer_ends_the_session_only(void **state)
 	}
 }
 
-static void p10_another_version_is_refused(void **state)
+KV_CASE(p10_another_version_is_refused)
 {
-	bed_t bed;
-
-	(void)state;
 	bed_listen(&bed, &fake_split);
 	atomic_store(&fake_knobs(bed.fake)->hello_version, 2);
 	assert_int_equal(try_attach(&bed, BED_TIMEOUT_MS), (kvc_status_t)KV_ERR_VERSION);
@@ -181,50 +166,40 @@ static void p10_another_version_is_refused(void **state)
 	atomic_store(&fake_knobs(bed.fake)->fail_status, KV_ERR_SECRET);
 	assert_int_equal(try_attach(&bed, BED_TIMEOUT_MS), (kvc_status_t)KV_ERR_SECRET);
 	assert_non_null(strstr(kvc_last_error(), "the fake says no"));
-	bed_free(&bed);
 }
 
-static void p5_a_hung_daemon_costs_the_attach_deadline(void **state)
+KV_CASE(p5_a_hung_daemon_costs_the_attach_deadline)
 {
-	bed_t bed;
 	uint64_t begin = test_now_ms();
 
-	(void)state;
 	bed_listen(&bed, &fake_split);
 	atomic_store(&fake_knobs(bed.fake)->mute, KV_CODE_HELLO);
 	assert_int_equal(try_attach(&bed, 60), KVC_ERR_TIMEOUT);
 	atomic_store(&fake_knobs(bed.fake)->mute, KV_CODE_JOIN);
 	assert_int_equal(try_attach(&bed, 60), KVC_ERR_TIMEOUT);
 	assert_in_range(test_now_ms() - begin, 115, BED_TIMEOUT_MS);
-	bed_free(&bed);
 }
 
-static void p10_a_space_that_does_not_add_up_is_refused(void **state)
+KV_CASE(p10_a_space_that_does_not_add_up_is_refused)
 {
-	bed_t bed;
 	kvc_config_t config;
 	kvc_identity_t identity = bed_identity();
 	kvc_space_t *space = NULL;
 
-	(void)state;
 	bed_listen(&bed, &fake_split);
 	config = bed_config(&bed);
 	assert_int_equal(kvc_attach(&config, &bed.kvc), KVC_OK);
 	atomic_store(&fake_knobs(bed.fake)->space_geometry, 1);
 	assert_int_equal(kvc_space_open(bed.kvc, &identity, &space), (kvc_status_t)KV_ERR_PROTO);
 	assert_null(space);
-	bed_free(&bed);
 }
 
 /* ---- the daemon goes ------------------------------------------------------------------------- */
 
-static void p7_a_stopped_daemon_is_a_miss(void **state)
+BED_CASE(p7_a_stopped_daemon_is_a_miss)
 {
-	bed_t bed;
 	kvc_match_t match = {.struct_size = sizeof match};
 
-	(void)state;
-	bed_make(&bed, &fake_split);
 	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
 	kvc_match(bed.space, bed.keys, 4, &match);
 	assert_int_equal(match.n, 4);
@@ -235,18 +210,14 @@ static void p7_a_stopped_daemon_is_a_miss(void **state)
 	}
 	assert_int_equal(match.n, 0);
 	assert_int_equal(match.why, KV_WHY_DAEMON_STALE);
-	bed_free(&bed);
 }
 
 /* Waiting adds up while the heartbeat stands still, then there is none, and it begins anew with the next beat. */
-static void p5_a_daemon_that_stands_still_is_waited_for_once(void **state)
+BED_CASE(p5_a_daemon_that_stands_still_is_waited_for_once)
 {
 	uint64_t begin;
 	uint32_t waits = 0;
-	bed_t bed;
 
-	(void)state;
-	bed_make(&bed, &fake_split);
 	for (uint32_t round = 0; round < 2; round++) {
 		atomic_store(&fake_knobs(bed.fake)->no_heartbeat, 1);
 		usleep(50000); /* a beat may be under way */
@@ -263,20 +234,16 @@ static void p5_a_daemon_that_stands_still_is_waited_for_once(void **state)
 		atomic_store(&fake_knobs(bed.fake)->no_heartbeat, 0);
 		BED_UNTIL(&bed, kvc_await_us(bed.kvc, 1000) == KVC_OK);
 	}
-	bed_free(&bed);
 }
 
 /* For good: misses, no session, and the bytes of a lease stay where they are. */
-static void p7_an_attachment_that_was_abandoned_is_a_miss_for_good(void **state)
+BED_CASE(p7_an_attachment_that_was_abandoned_is_a_miss_for_good)
 {
 	kvc_lease_t *lease = NULL, *other = NULL;
 	const void *data = NULL;
 	const uint64_t *leaves;
 	kvc_match_t match = {.struct_size = sizeof match};
-	bed_t bed;
 
-	(void)state;
-	bed_make(&bed, &fake_split);
 	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
 	assert_int_equal(kvc_acquire(bed.space, bed.keys, 4, 0, 0, &lease), KVC_OK);
 	assert_int_equal(kvc_lease_block(lease, 0, &data, &leaves), KVC_OK);
@@ -293,17 +260,13 @@ static void p7_an_attachment_that_was_abandoned_is_a_miss_for_good(void **state)
 	}
 	assert_int_equal(*(const volatile char *)data, *(const volatile char *)data); /* no fault */
 	kvc_release(&lease, 1);
-	bed_free(&bed);
 }
 
-static void p5_a_daemon_silent_for_seconds_is_asked_nothing(void **state)
+BED_CASE(p5_a_daemon_silent_for_seconds_is_asked_nothing)
 {
-	bed_t bed;
 	kvc_lease_t *lease = NULL;
 	uint64_t begin;
 
-	(void)state;
-	bed_make(&bed, &fake_split);
 	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
 	atomic_store(&fake_knobs(bed.fake)->no_heartbeat, 1);
 	atomic_store(&fake_knobs(bed.fake)->mute, UINT32_MAX);
@@ -315,12 +278,10 @@ static void p5_a_daemon_silent_for_seconds_is_asked_nothing(void **state)
 	atomic_store(&fake_knobs(bed.fake)->mute, 0);
 	atomic_store(&fake_knobs(bed.fake)->no_heartbeat, 0);
 	BED_UNTIL(&bed, bed_put(&bed, 4, 6) == KVC_OK);
-	bed_free(&bed);
 }
 
-static void p7_leases_and_puts_end_with_the_daemon_and_it_is_rejoined(void **state)
+BED_CASE(p7_leases_and_puts_end_with_the_daemon_and_it_is_rejoined)
 {
-	bed_t bed;
 	kvc_lease_t *lease = NULL, *pending;
 	kvc_put_t *put;
 	kvc_put_result_t result = {.struct_size = sizeof result};
@@ -328,8 +289,6 @@ static void p7_leases_and_puts_end_with_the_daemon_and_it_is_rejoined(void **sta
 	const void *data;
 	kvc_stats_t stats = {.struct_size = sizeof stats};
 
-	(void)state;
-	bed_make(&bed, &fake_split);
 	assert_int_equal(kvc_incarnation(bed.kvc), 41);
 	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
 	assert_int_equal(kvc_acquire(bed.space, bed.keys, 4, 0, 0, &lease), KVC_OK);
@@ -375,18 +334,14 @@ static void p7_leases_and_puts_end_with_the_daemon_and_it_is_rejoined(void **sta
 	kvc_get_stats(bed.kvc, &stats);
 	assert_int_equal(stats.reattaches, 2);
 	assert_int_equal(stats.leases_open + stats.puts_open, 0);
-	bed_free(&bed);
 }
 
 /* Its put ends under the next session, while a copy may still be under way: the slots are not given up before the
  * handle is. */
-static void p1_a_put_of_an_older_session_is_drained_when_it_is_freed(void **state)
+BED_CASE(p1_a_put_of_an_older_session_is_drained_when_it_is_freed)
 {
-	bed_t bed;
 	kvc_put_t *put = NULL;
 
-	(void)state;
-	bed_make(&bed, &fake_split);
 	assert_int_equal(kvc_put_start(bed.space, bed.keys, 0, 4, NULL, &put), KVC_OK);
 	assert_int_equal(kvc_put_ready(put, 0), KVC_OK);
 	fake_drop_sessions(bed.fake);
@@ -399,12 +354,10 @@ static void p1_a_put_of_an_older_session_is_drained_when_it_is_freed(void **stat
 	kvc_put_free(put);
 	BED_UNTIL(&bed,
 		  atomic_load(&fake_seen(bed.fake)->drains) == 2); /* of the put, and of all of the old session's */
-	bed_free(&bed);
 }
 
 static void changes_shape(uint32_t geometry)
 {
-	bed_t bed;
 	kvc_lease_t *lease = NULL;
 
 	bed_make(&bed, &fake_split);
@@ -413,28 +366,24 @@ static void changes_shape(uint32_t geometry)
 	(void)kvc_poll(bed.kvc, 50);
 	BED_UNTIL(&bed, kvc_poll(bed.kvc, 1) == KVC_OK);
 	assert_int_equal(kvc_acquire(bed.space, bed.keys, 4, 0, 0, &lease), (kvc_status_t)KV_ERR_LAYOUT);
-	bed_free(&bed);
 }
 
-static void p7_a_space_that_changed_its_shape_is_not_used_again(void **state)
+KV_CASE(p7_a_space_that_changed_its_shape_is_not_used_again)
 {
-	(void)state;
 	changes_shape(2);
 }
 
 /* Blocks would be written, and digested, in an order that nobody reads them in. */
-static void p1_a_space_whose_byte_order_changed_is_not_used_again(void **state)
+KV_CASE(p1_a_space_whose_byte_order_changed_is_not_used_again)
 {
-	(void)state;
 	changes_shape(3);
 }
 
 /* A daemon that has just come up is busy, or slow. */
-static void p7_a_space_that_could_not_be_reopened_is_opened_later(void **state)
+KV_CASE(p7_a_space_that_could_not_be_reopened_is_opened_later)
 {
 	kvc_match_t match = {.struct_size = sizeof match};
 
-	(void)state;
 	for (int mute = 0; mute < 2; mute++) {
 		kvc_config_t config;
 		bed_t bed;
@@ -457,15 +406,12 @@ static void p7_a_space_that_could_not_be_reopened_is_opened_later(void **state)
 	}
 }
 
-static void p1_a_reset_by_another_member_is_noticed(void **state)
+BED_CASE(p1_a_reset_by_another_member_is_noticed)
 {
-	bed_t bed;
 	kvc_match_t match = {.struct_size = sizeof match};
 	kvc_space_info_t info = {.struct_size = sizeof info};
 	kvc_lease_t *lease = NULL;
 
-	(void)state;
-	bed_make(&bed, &fake_split);
 	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
 	fake_reset_space(bed.fake);
 	kvc_match(bed.space, bed.keys, 4, &match);
@@ -478,19 +424,16 @@ static void p1_a_reset_by_another_member_is_noticed(void **state)
 	assert_int_equal(kvc_space_reset(bed.space), KVC_OK);
 	kvc_space_get_info(bed.space, &info);
 	assert_int_equal(info.epoch, 4);
-	bed_free(&bed);
 }
 
-static void p6_a_forked_child_is_told_so(void **state)
+BED_CASE(p6_a_forked_child_is_told_so)
 {
-	bed_t bed, other;
+	bed_t other;
 	kvc_lease_t *lease = NULL, *lease_of_other = NULL;
 	kvc_handle_t handle;
 	int status = -1;
 	pid_t pid;
 
-	(void)state;
-	bed_make(&bed, &fake_split);
 	bed_make(&other, &fake_split);
 	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
 	assert_int_equal(bed_put(&other, 0, 4), KVC_OK);
@@ -529,19 +472,15 @@ static void p6_a_forked_child_is_told_so(void **state)
 	bed_check_read(&bed, 0, 4);
 	kvc_release((kvc_lease_t *[]){lease, lease_of_other}, 2);
 	bed_free(&other);
-	bed_free(&bed);
 }
 
-static void p7_a_space_can_be_opened_without_waiting(void **state)
+BED_CASE(p7_a_space_can_be_opened_without_waiting)
 {
-	bed_t bed;
 	kvc_identity_t identity = bed_identity();
 	kvc_space_t *space = NULL;
 	kvc_lease_t *lease = NULL;
 	kvc_match_t match = {.struct_size = sizeof match};
 
-	(void)state;
-	bed_make(&bed, &fake_split);
 	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
 	identity.model = NULL;
 	assert_int_equal(kvc_space_open_start(bed.kvc, &identity, &space), (kvc_status_t)KV_ERR_IDENTITY);
@@ -567,18 +506,14 @@ static void p7_a_space_can_be_opened_without_waiting(void **state)
 	fake_drop_sessions(bed.fake);
 	BED_UNTIL(&bed, kvc_space_state(space) == KVC_ERR_CLOSED);
 	BED_UNTIL(&bed, kvc_space_state(space) == KVC_OK);
-	bed_free(&bed);
 }
 
 /* The answer is in the socket when the wait begins: it is taken, and nothing else is waited for. */
-static void p5_a_wait_ends_with_what_had_arrived_before_it(void **state)
+BED_CASE(p5_a_wait_ends_with_what_had_arrived_before_it)
 {
 	kvc_status_t (*const waits[])(kvc_t *, uint32_t) = {kvc_poll, kvc_poll_us, kvc_await_us};
 	const uint32_t timeouts[] = {BED_TIMEOUT_MS, BED_TIMEOUT_MS * 1000u, BED_TIMEOUT_MS * 1000u};
-	bed_t bed;
 
-	(void)state;
-	bed_make(&bed, &fake_split);
 	for (uint32_t i = 0; i < KV_COUNT_OF(waits); i++) {
 		const kvc_identity_t identity = bed_identity();
 		struct pollfd fd = {.fd = kvc_fd(bed.kvc), .events = POLLIN};
@@ -593,12 +528,10 @@ static void p5_a_wait_ends_with_what_had_arrived_before_it(void **state)
 		assert_int_equal(kvc_space_state(space), KVC_OK);
 		kvc_space_close(space);
 	}
-	bed_free(&bed);
 }
 
-static void observers_ask_and_hold_nothing(void **state)
+KV_CASE(observers_ask_and_hold_nothing)
 {
-	bed_t bed;
 	kvc_config_t config;
 	kvc_lease_t *lease = NULL;
 	kvc_match_t match = {.struct_size = sizeof match};
@@ -606,7 +539,6 @@ static void observers_ask_and_hold_nothing(void **state)
 	uint32_t failed = 0, why = 0;
 	uint8_t tiers[8];
 
-	(void)state;
 	bed_listen(&bed, &fake_split);
 	config = bed_config(&bed);
 	config.observe = 1;
@@ -624,35 +556,6 @@ static void observers_ask_and_hold_nothing(void **state)
 	kvc_match(bed.space, bed.keys, 4, &match);
 	assert_int_equal(match.n, 0);
 	assert_int_equal(kvc_acquire(bed.space, bed.keys, 4, 0, 0, &lease), (kvc_status_t)KV_ERR_NOT_JOINED);
-	bed_free(&bed);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p7_nobody_listening_is_an_answer_at_once),
-		cmocka_unit_test(p10_wrong_arguments_are_refused),
-		cmocka_unit_test(p10_every_lie_at_join_is_refused),
-		cmocka_unit_test(p10_every_lie_about_a_slab_ends_the_session),
-		cmocka_unit_test(p10_every_broken_answer_ends_the_session_only),
-		cmocka_unit_test(p10_another_version_is_refused),
-		cmocka_unit_test(p5_a_hung_daemon_costs_the_attach_deadline),
-		cmocka_unit_test(p10_a_space_that_does_not_add_up_is_refused),
-		cmocka_unit_test(p7_a_stopped_daemon_is_a_miss),
-		cmocka_unit_test(p5_a_daemon_that_stands_still_is_waited_for_once),
-		cmocka_unit_test(p7_an_attachment_that_was_abandoned_is_a_miss_for_good),
-		cmocka_unit_test(p5_a_daemon_silent_for_seconds_is_asked_nothing),
-		cmocka_unit_test(p7_leases_and_puts_end_with_the_daemon_and_it_is_rejoined),
-		cmocka_unit_test(p1_a_put_of_an_older_session_is_drained_when_it_is_freed),
-		cmocka_unit_test(p7_a_space_that_changed_its_shape_is_not_used_again),
-		cmocka_unit_test(p1_a_space_whose_byte_order_changed_is_not_used_again),
-		cmocka_unit_test(p7_a_space_that_could_not_be_reopened_is_opened_later),
-		cmocka_unit_test(p1_a_reset_by_another_member_is_noticed),
-		cmocka_unit_test(p6_a_forked_child_is_told_so),
-		cmocka_unit_test(p7_a_space_can_be_opened_without_waiting),
-		cmocka_unit_test(p5_a_wait_ends_with_what_had_arrived_before_it),
-		cmocka_unit_test(observers_ask_and_hold_nothing),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_CASES_MAIN(NULL, bed_teardown)

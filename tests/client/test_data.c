@@ -15,7 +15,6 @@ static kvc_lease_t *acquire(bed_t *bed, uint32_t n, uint32_t skip)
 
 static void round_trip(const fake_geometry_t *geometry)
 {
-	bed_t bed;
 	kvc_match_t match = {.struct_size = sizeof match};
 	kvc_lease_t *lease;
 
@@ -45,29 +44,24 @@ static void round_trip(const fake_geometry_t *geometry)
 	bed_check_read(&bed, 5, 13);
 	kvc_release(&lease, 1);
 	BED_UNTIL(&bed, fake_open_leases(bed.fake) == 0);
-	bed_free(&bed);
 }
 
-static void p1_what_was_put_is_read_back(void **state)
+KV_CASE(p1_what_was_put_is_read_back)
 {
-	(void)state;
 	round_trip(&fake_split);
 }
 
-static void p1_uneven_opaque_pages_are_read_back(void **state)
+KV_CASE(p1_uneven_opaque_pages_are_read_back)
 {
-	(void)state;
 	round_trip(&fake_opaque);
 }
 
-static void p1_every_flipped_byte_is_caught(void **state)
+KV_CASE(p1_every_flipped_byte_is_caught)
 {
-	bed_t bed;
 	kvc_lease_t *lease;
 	uint32_t bad = 99;
 	kvc_stats_t stats = {.struct_size = sizeof stats};
 
-	(void)state;
 	bed_make(&bed, &fake_opaque);
 	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
 	lease = acquire(&bed, 4, 1);
@@ -83,16 +77,12 @@ static void p1_every_flipped_byte_is_caught(void **state)
 	kvc_get_stats(bed.kvc, &stats);
 	assert_int_equal(stats.corrupt, 21);
 	kvc_release(&lease, 1);
-	bed_free(&bed);
 }
 
-static void p1_a_revoked_lease_reads_nothing(void **state)
+BED_CASE(p1_a_revoked_lease_reads_nothing)
 {
-	bed_t bed;
 	kvc_lease_t *lease, *brief = NULL;
 
-	(void)state;
-	bed_make(&bed, &fake_split);
 	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
 	lease = acquire(&bed, 4, 0);
 	assert_int_equal(kvc_acquire(bed.space, bed.keys, 4, 0, 1, &brief), KVC_OK);
@@ -111,16 +101,12 @@ static void p1_a_revoked_lease_reads_nothing(void **state)
 	brief = acquire(&bed, 4, 0);
 	assert_int_equal(kvc_lease_state(lease), KVC_ERR_REVOKED);
 	kvc_release((kvc_lease_t *const[]){lease, NULL, brief}, 3);
-	bed_free(&bed);
 }
 
-static void p5_waiting_for_the_disk_ends(void **state)
+BED_CASE(p5_waiting_for_the_disk_ends)
 {
-	bed_t bed;
 	kvc_lease_t *lease;
 
-	(void)state;
-	bed_make(&bed, &fake_split);
 	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
 	atomic_store(&fake_knobs(bed.fake)->lazy_ready, 1);
 	lease = acquire(&bed, 4, 1);
@@ -136,18 +122,14 @@ static void p5_waiting_for_the_disk_ends(void **state)
 	fake_ready(bed.fake, 3, KV_ERR_IO);
 	assert_int_equal(kvc_lease_wait(lease, 4, 1000), (kvc_status_t)KV_ERR_IO);
 	kvc_release(&lease, 1);
-	bed_free(&bed);
 }
 
-static void p1_a_hash_bound_by_itself_or_from_a_chain_is_one_key(void **state)
+BED_CASE(p1_a_hash_bound_by_itself_or_from_a_chain_is_one_key)
 {
 	const uint8_t hash[60] = {7};
 	kvc_chain_t header;
 	kvc_key_t one, other;
-	bed_t bed;
 
-	(void)state;
-	bed_make(&bed, &fake_split);
 	kvc_chain_begin(bed.space, &header);
 	for (uint32_t len = 16; len <= 60; len += 11) {
 		assert_int_equal(kvc_key_bind(bed.space, hash, len, &one), KVC_OK);
@@ -156,51 +138,39 @@ static void p1_a_hash_bound_by_itself_or_from_a_chain_is_one_key(void **state)
 	}
 	assert_int_equal(kvc_chain_bind(&header, hash, 15, &other), KVC_ERR_ARG);
 	assert_int_equal(kvc_chain_bind(&header, NULL, 16, &other), KVC_ERR_ARG);
-	bed_free(&bed);
 }
 
-static void p1_a_miss_is_no_lease(void **state)
+BED_CASE(p1_a_miss_is_no_lease)
 {
-	bed_t bed;
 	kvc_lease_t *lease = (kvc_lease_t *)(uintptr_t)8;
 
-	(void)state;
-	bed_make(&bed, &fake_split);
 	assert_int_equal(kvc_acquire(bed.space, bed.keys, 9, 0, 0, &lease), KVC_MISS);
 	assert_null(lease);
 	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
 	assert_int_equal(kvc_acquire(bed.space, bed.keys, 4, 4, 0, &lease), KVC_MISS);
 	assert_int_equal(kvc_acquire(bed.space, bed.keys, 0, 0, 0, &lease), KVC_ERR_ARG);
 	assert_int_equal(kvc_acquire(bed.space, bed.keys, 2, 3, 0, &lease), KVC_ERR_ARG);
-	bed_free(&bed);
 }
 
-static void p10_grants_outside_the_lease_area_are_refused(void **state)
+BED_CASE(p10_grants_outside_the_lease_area_are_refused)
 {
-	bed_t bed;
 	kvc_lease_t *lease = NULL;
 
-	(void)state;
-	bed_make(&bed, &fake_split);
 	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
 	atomic_store(&fake_knobs(bed.fake)->lease_outside, 1);
 	assert_int_equal(kvc_acquire(bed.space, bed.keys, 4, 0, 0, &lease), (kvc_status_t)KV_ERR_PROTO);
 	assert_int_equal(bed_put(&bed, 4, 8), (kvc_status_t)KV_ERR_PROTO);
-	bed_free(&bed);
 }
 
 /* ---- puts ------------------------------------------------------------------------------------ */
 
-static void p3_a_put_in_pieces_becomes_visible_whole(void **state)
+BED_CASE(p3_a_put_in_pieces_becomes_visible_whole)
 {
-	bed_t bed;
 	kvc_put_t *put;
 	kvc_put_result_t result = {.struct_size = sizeof result};
 	kvc_put_options_t options = {.struct_size = sizeof options, .durable = 1};
 	void *data = NULL;
 
-	(void)state;
-	bed_make(&bed, &fake_split);
 	assert_int_equal(bed_put(&bed, 0, 2), KVC_OK);
 	options.tokens = bed.tokens;
 	assert_int_equal(kvc_put_start(bed.space, bed.keys, 0, 6, &options, &put), KVC_OK);
@@ -234,16 +204,12 @@ static void p3_a_put_in_pieces_becomes_visible_whole(void **state)
 		kvc_release(&lease, 1);
 	}
 	assert_int_equal(bed_put(&bed, 0, 6), KVC_OK); /* nothing to write */
-	bed_free(&bed);
 }
 
-static void p4_an_unfinished_put_is_revoked_when_freed(void **state)
+BED_CASE(p4_an_unfinished_put_is_revoked_when_freed)
 {
-	bed_t bed;
 	kvc_put_t *put;
 
-	(void)state;
-	bed_make(&bed, &fake_split);
 	assert_int_equal(kvc_put_start(bed.space, bed.keys, 0, 3, NULL, &put), KVC_OK);
 	assert_int_equal(kvc_put_ready(put, 0), KVC_OK);
 	assert_int_equal(kvc_put_write(put, 0, bed.src[0]), KVC_OK);
@@ -251,19 +217,15 @@ static void p4_an_unfinished_put_is_revoked_when_freed(void **state)
 	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->drains) >= 1);
 	assert_int_equal(atomic_load(&fake_seen(bed.fake)->revokes), 1);
 	assert_int_equal(fake_open_leases(bed.fake), 0);
-	bed_free(&bed);
 }
 
 /* However often it is called, KEEP goes once in half of the put's time to live; a put that ends soon costs none. */
-static void p5_a_put_is_kept_once_in_half_its_time_to_live(void **state)
+BED_CASE(p5_a_put_is_kept_once_in_half_its_time_to_live)
 {
 	const fake_seen_t *seen;
 	uint64_t start;
 	kvc_put_t *put;
-	bed_t bed;
 
-	(void)state;
-	bed_make(&bed, &fake_split);
 	seen = fake_seen(bed.fake);
 	atomic_store(&fake_knobs(bed.fake)->put_ttl_ms, 60000);
 	assert_int_equal(kvc_put_start(bed.space, bed.keys, 0, 3, NULL, &put), KVC_OK);
@@ -289,17 +251,13 @@ static void p5_a_put_is_kept_once_in_half_its_time_to_live(void **state)
 	assert_int_equal(kvc_put_wait(put, 0, 0), KVC_ERR_REVOKED);
 	assert_int_equal(kvc_put_keep(put), KVC_ERR_REVOKED);
 	kvc_put_free(put);
-	bed_free(&bed);
 }
 
-static void p1_a_revoked_put_is_not_written(void **state)
+BED_CASE(p1_a_revoked_put_is_not_written)
 {
-	bed_t bed;
 	kvc_put_t *put;
 	void *data;
 
-	(void)state;
-	bed_make(&bed, &fake_split);
 	assert_int_equal(kvc_put_start(bed.space, bed.keys, 0, 3, NULL, &put), KVC_OK);
 	assert_int_equal(kvc_put_ready(put, 0), KVC_OK);
 	fake_finish_puts(bed.fake, KV_ERR_REVOKED);
@@ -310,17 +268,13 @@ static void p1_a_revoked_put_is_not_written(void **state)
 	kvc_put_free(put);
 	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->drains) == 1); /* we no longer touch it */
 	assert_int_equal(atomic_load(&fake_seen(bed.fake)->revokes), 0);
-	bed_free(&bed);
 }
 
-static void puts_below_nothing_or_beyond_limits_say_so(void **state)
+BED_CASE(puts_below_nothing_or_beyond_limits_say_so)
 {
-	bed_t bed;
 	kvc_put_t *put[40] = {0};
 	uint32_t n = 0;
 
-	(void)state;
-	bed_make(&bed, &fake_split);
 	assert_int_equal(bed_put(&bed, 5, 8), KVC_ERR_NO_PARENT);
 	assert_non_null(strstr(kvc_last_error(), "the fake says no"));
 	atomic_store(&fake_knobs(bed.fake)->slots, 3);
@@ -342,12 +296,10 @@ static void puts_below_nothing_or_beyond_limits_say_so(void **state)
 	for (uint32_t i = 0; i < 8; i++) {
 		kvc_put_free(put[i]);
 	}
-	bed_free(&bed);
 }
 
-static void p1_ranks_write_their_own_heads(void **state)
+KV_CASE(p1_ranks_write_their_own_heads)
 {
-	bed_t bed;
 	kvc_t *second;
 	kvc_space_t *space;
 	kvc_config_t config;
@@ -360,7 +312,6 @@ static void p1_ranks_write_their_own_heads(void **state)
 	kvc_handle_t handle;
 	kvc_lease_t *lease, *seen;
 
-	(void)state;
 	bed_listen(&bed, &fake_split);
 	config = bed_config(&bed);
 	config.instance = "engine";
@@ -403,19 +354,15 @@ static void p1_ranks_write_their_own_heads(void **state)
 	assert_int_equal(kvc_put_import(space, &handle, &writers[1], &view), KVC_ERR_ARG);
 	kvc_release(&lease, 1);
 	kvc_detach(second);
-	bed_free(&bed);
 }
 
 /* ---- answers that never come, or too late ---------------------------------------------------- */
 
-static void p4_a_lease_granted_too_late_is_given_back(void **state)
+BED_CASE(p4_a_lease_granted_too_late_is_given_back)
 {
-	bed_t bed;
 	kvc_lease_t *lease;
 	kvc_put_t *put;
 
-	(void)state;
-	bed_make(&bed, &fake_split);
 	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
 	atomic_store(&fake_knobs(bed.fake)->delay_code, KV_CODE_ACQUIRE);
 	assert_int_equal(kvc_acquire_start(bed.space, bed.keys, 4, 0, 0, &lease), KVC_OK);
@@ -433,25 +380,17 @@ static void p4_a_lease_granted_too_late_is_given_back(void **state)
 	atomic_store(&fake_knobs(bed.fake)->release, 1);
 	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->revokes) == 1);
 	assert_int_equal(fake_open_leases(bed.fake), 0);
-	bed_free(&bed);
 }
 
-static void p5_a_silent_daemon_costs_the_deadline_and_no_more(void **state)
+KV_CASE(p5_a_silent_daemon_costs_the_deadline_and_no_more)
 {
-	bed_t bed;
-	kvc_config_t config;
 	kvc_lease_t *lease = NULL;
 	kvc_put_t *put;
 	char *json;
 	uint64_t begin;
 	kvc_stats_t stats = {.struct_size = sizeof stats};
 
-	(void)state;
-	bed_listen(&bed, &fake_split);
-	config = bed_config(&bed);
-	config.timeout_ms = 1000;
-	assert_int_equal(kvc_attach(&config, &bed.kvc), KVC_OK);
-	bed_open(&bed);
+	bed_make_hasty(&bed, 1000);
 	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
 	atomic_store(&fake_knobs(bed.fake)->mute, UINT32_MAX);
 	begin = test_now_ms();
@@ -470,18 +409,14 @@ static void p5_a_silent_daemon_costs_the_deadline_and_no_more(void **state)
 	atomic_store(&fake_knobs(bed.fake)->mute, 0);
 	lease = acquire(&bed, 4, 0);
 	kvc_release(&lease, 1);
-	bed_free(&bed);
 }
 
-static void p5_too_many_requests_in_flight_are_refused(void **state)
+BED_CASE(p5_too_many_requests_in_flight_are_refused)
 {
-	bed_t bed;
 	static kvc_lease_t *leases[2000];
 	kvc_status_t status = KVC_OK;
 	uint32_t n = 0;
 
-	(void)state;
-	bed_make(&bed, &fake_split);
 	atomic_store(&fake_knobs(bed.fake)->mute, KV_CODE_ACQUIRE);
 	while (n < 2000 && status == KVC_OK) {
 		status = kvc_acquire_start(bed.space, bed.keys, 4, 0, 0, &leases[n]);
@@ -490,18 +425,14 @@ static void p5_too_many_requests_in_flight_are_refused(void **state)
 	assert_int_equal(status, KVC_ERR_BUSY);
 	assert_int_equal(n, 1024);
 	kvc_release(leases, n);
-	bed_free(&bed);
 }
 
-static void p1_a_retired_slab_stays_until_its_leases_end(void **state)
+BED_CASE(p1_a_retired_slab_stays_until_its_leases_end)
 {
-	bed_t bed;
 	kvc_lease_t *lease, *later;
 	const void *data;
 	kvc_stats_t stats = {.struct_size = sizeof stats};
 
-	(void)state;
-	bed_make(&bed, &fake_split);
 	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
 	lease = acquire(&bed, 4, 0);
 	assert_int_equal(kvc_lease_block(lease, 0, &data, NULL), KVC_OK);
@@ -518,24 +449,19 @@ static void p1_a_retired_slab_stays_until_its_leases_end(void **state)
 	kvc_get_stats(bed.kvc, &stats);
 	assert_int_equal(stats.slabs_mapped, 0);
 	kvc_release(&later, 1);
-	bed_free(&bed);
 }
 
-static void reports_are_dropped_when_nobody_reads_them(void **state)
+BED_CASE(reports_are_dropped_when_nobody_reads_them)
 {
-	bed_t bed;
 	kvc_report_t report = {.struct_size = sizeof report, .request = 5, .query_tokens = 100};
 	kvc_stats_t stats = {.struct_size = sizeof stats};
 
-	(void)state;
-	bed_make(&bed, &fake_split);
 	for (uint32_t i = 0; i < 11; i++) {
 		kvc_report(bed.space, &report);
 	}
 	assert_int_equal(fake_ring_records(bed.fake), 8);
 	kvc_get_stats(bed.kvc, &stats);
 	assert_int_equal(stats.reports_dropped, 3);
-	bed_free(&bed);
 }
 
 /* What on_memory() has said. */
@@ -561,21 +487,18 @@ static void note_memory(void *ctx, const kvc_memory_t *memory, int mapped)
 }
 
 /* Who makes it known to a device hears of it in time, both ways: while it is mapped, and while nothing can name it. */
-static void p4_pool_memory_is_announced_while_it_is_mapped(void **state)
+KV_CASE(p4_pool_memory_is_announced_while_it_is_mapped)
 {
 	kvc_lease_t *lease;
 	kvc_config_t config;
 	const void *data;
 	told_t told = {0};
-	bed_t bed;
 
-	(void)state;
 	bed_listen(&bed, &fake_split);
 	config = bed_config(&bed);
 	config.on_memory = note_memory;
 	config.memory_ctx = &told;
-	assert_int_equal(kvc_attach(&config, &bed.kvc), KVC_OK);
-	bed_open(&bed);
+	bed_attach(&bed, &config);
 	assert_int_equal(bed_put(&bed, 0, 2), KVC_OK);
 	assert_int_equal(told.mapped, 1);
 	assert_int_equal(kvc_acquire(bed.space, bed.keys, 2, 0, 0, &lease), KVC_OK);
@@ -657,7 +580,7 @@ static kvc_put_t *bed_grant_on_device(bed_t *bed, device_t *device)
 }
 
 /* The CPU touches none of it: a read or a write would end this test. */
-static void p1_the_cpu_never_touches_memory_of_a_device(void **state)
+KV_CASE(p1_the_cpu_never_touches_memory_of_a_device)
 {
 	uint64_t leaves[64] = {0};
 	kvc_lease_t *lease = NULL;
@@ -665,9 +588,7 @@ static void p1_the_cpu_never_touches_memory_of_a_device(void **state)
 	void *to = NULL;
 	device_t device = {0};
 	kvc_put_t *put;
-	bed_t bed;
 
-	(void)state;
 	put = bed_grant_on_device(&bed, &device);
 	assert_int_equal(device.mapped, 1);
 	assert_int_equal(kvc_put_block(put, 1, &to), KVC_OK);
@@ -701,7 +622,6 @@ static void check_unmapped(device_t *device)
 {
 	void *to = NULL;
 	kvc_put_t *put;
-	bed_t bed;
 
 	put = bed_grant_on_device(&bed, device);
 	assert_int_equal(kvc_put_block(put, 0, &to), KVC_ERR_TIER_OFF);
@@ -714,23 +634,19 @@ static void check_unmapped(device_t *device)
 }
 
 /* Who cannot map it gives it back like any other slab. */
-static void p4_a_device_slab_without_a_hook_is_given_back(void **state)
+KV_CASE(p4_a_device_slab_without_a_hook_is_given_back)
 {
 	device_t device = {.refuse = 1};
 
-	(void)state;
 	check_unmapped(NULL);
 	check_unmapped(&device);
 	assert_int_equal(device.mapped + device.unmapped, 0);
 }
 
-static void p7_a_smaller_struct_of_an_older_caller_is_not_overrun(void **state)
+BED_CASE(p7_a_smaller_struct_of_an_older_caller_is_not_overrun)
 {
 	kvc_match_t match;
-	bed_t bed;
 
-	(void)state;
-	bed_make(&bed, &fake_split);
 	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
 	memset(&match, 0xaa, sizeof match);
 	match.struct_size = offsetof(kvc_match_t, why);
@@ -740,20 +656,16 @@ static void p7_a_smaller_struct_of_an_older_caller_is_not_overrun(void **state)
 	match.struct_size = 0; /* nothing may be filled */
 	kvc_match(bed.space, bed.keys, 2, &match);
 	assert_int_equal(match.n, 4);
-	bed_free(&bed);
 }
 
 /* A private key names its bytes: another transfer, parent, token or number of tokens has another key. */
-static void p1_a_private_key_covers_all_that_its_block_depends_on(void **state)
+BED_CASE(p1_a_private_key_covers_all_that_its_block_depends_on)
 {
 	const uint32_t tokens[] = {1, 2, 3, UINT32_MAX};
 	char long_id[KVC_MAX_TRANSFER + 2] = "";
 	kvc_key_t keys[6], parent = {.b = {1}};
-	bed_t bed;
 
-	(void)state;
 	memset(long_id, 'x', KVC_MAX_TRANSFER + 1);
-	bed_make(&bed, &fake_split);
 	assert_int_equal(kvc_private_key(bed.space, &parent, "t", tokens, 3, &keys[0]), KVC_OK);
 	assert_int_equal(kvc_private_key(bed.space, &parent, "t", tokens, 3, &keys[1]), KVC_OK);
 	assert_memory_equal(&keys[0], &keys[1], sizeof keys[0]);
@@ -771,7 +683,6 @@ static void p1_a_private_key_covers_all_that_its_block_depends_on(void **state)
 	assert_int_equal(kvc_private_key(bed.space, NULL, "t", tokens, 0, &keys[0]), KVC_ERR_ARG);
 	assert_int_equal(kvc_private_key(bed.space, NULL, "", tokens, 3, &keys[0]), KVC_ERR_ARG);
 	assert_int_equal(kvc_private_key(bed.space, NULL, long_id, tokens, 3, &keys[0]), KVC_ERR_ARG);
-	bed_free(&bed);
 }
 
 static kvc_status_t withdraw(bed_t *bed, uint64_t epoch, uint32_t *p_blocks)
@@ -789,20 +700,13 @@ static kvc_status_t withdraw(bed_t *bed, uint64_t epoch, uint32_t *p_blocks)
 	return status;
 }
 
-static void p5_a_withdrawal_is_answered_or_says_why_not(void **state)
+KV_CASE(p5_a_withdrawal_is_answered_or_says_why_not)
 {
-	bed_t bed;
-	kvc_config_t config;
 	kvc_withdraw_t what = {.n = 4};
 	kvc_withdrawal_t *withdrawal = NULL;
 	uint32_t blocks = 0;
 
-	(void)state;
-	bed_listen(&bed, &fake_split);
-	config = bed_config(&bed);
-	config.timeout_ms = 500;
-	assert_int_equal(kvc_attach(&config, &bed.kvc), KVC_OK);
-	bed_open(&bed);
+	bed_make_hasty(&bed, 500);
 	assert_int_equal(kvc_withdraw_start(bed.space, &what, &withdrawal), KVC_ERR_ARG); /* no size, no keys */
 	what = (kvc_withdraw_t){.struct_size = sizeof what, .group = 77, .n = 4, .keys = bed.keys};
 	assert_int_equal(kvc_withdraw_start(bed.space, &what, &withdrawal), KVC_ERR_ARG);
@@ -818,38 +722,6 @@ static void p5_a_withdrawal_is_answered_or_says_why_not(void **state)
 	atomic_store(&fake_knobs(bed.fake)->mute, UINT32_MAX);
 	assert_int_equal(withdraw(&bed, bed.info.epoch, NULL), KVC_ERR_TIMEOUT);
 	atomic_store(&fake_knobs(bed.fake)->mute, 0);
-	bed_free(&bed);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p1_what_was_put_is_read_back),
-		cmocka_unit_test(p1_uneven_opaque_pages_are_read_back),
-		cmocka_unit_test(p1_every_flipped_byte_is_caught),
-		cmocka_unit_test(p1_a_revoked_lease_reads_nothing),
-		cmocka_unit_test(p5_waiting_for_the_disk_ends),
-		cmocka_unit_test(p1_a_hash_bound_by_itself_or_from_a_chain_is_one_key),
-		cmocka_unit_test(p1_a_miss_is_no_lease),
-		cmocka_unit_test(p10_grants_outside_the_lease_area_are_refused),
-		cmocka_unit_test(p3_a_put_in_pieces_becomes_visible_whole),
-		cmocka_unit_test(p4_an_unfinished_put_is_revoked_when_freed),
-		cmocka_unit_test(p5_a_put_is_kept_once_in_half_its_time_to_live),
-		cmocka_unit_test(p1_a_revoked_put_is_not_written),
-		cmocka_unit_test(puts_below_nothing_or_beyond_limits_say_so),
-		cmocka_unit_test(p1_ranks_write_their_own_heads),
-		cmocka_unit_test(p4_a_lease_granted_too_late_is_given_back),
-		cmocka_unit_test(p5_a_silent_daemon_costs_the_deadline_and_no_more),
-		cmocka_unit_test(p5_too_many_requests_in_flight_are_refused),
-		cmocka_unit_test(p1_a_retired_slab_stays_until_its_leases_end),
-		cmocka_unit_test(p4_pool_memory_is_announced_while_it_is_mapped),
-		cmocka_unit_test(p1_the_cpu_never_touches_memory_of_a_device),
-		cmocka_unit_test(p4_a_device_slab_without_a_hook_is_given_back),
-		cmocka_unit_test(reports_are_dropped_when_nobody_reads_them),
-		cmocka_unit_test(p7_a_smaller_struct_of_an_older_caller_is_not_overrun),
-		cmocka_unit_test(p1_a_private_key_covers_all_that_its_block_depends_on),
-		cmocka_unit_test(p5_a_withdrawal_is_answered_or_says_why_not),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_CASES_MAIN(NULL, bed_teardown)

@@ -2,7 +2,7 @@
  * lease. */
 #include "impl.h"
 
-#include "kv_cmocka.h"
+#include "kv_case.h"
 
 #include <signal.h>
 #include <stdlib.h>
@@ -62,20 +62,12 @@ static kv_status_t check_while(uint32_t state, uint32_t closed)
 	return status;
 }
 
-static void p1_an_ended_lease_is_not_taken_for_the_next_at_its_offset(void **state)
+KV_CASE(p1_an_ended_lease_is_not_taken_for_the_next_at_its_offset)
 {
-	(void)state;
 	for (uint32_t closed = 0; closed < 2; closed++) {
 		assert_int_equal(check_while(KV_LEASE_REVOKED, closed), KV_ERR_REVOKED);
 		assert_int_equal(check_while(KV_LEASE_ACTIVE, closed), KV_ERR_REVOKED);
 	}
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p1_an_ended_lease_is_not_taken_for_the_next_at_its_offset),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_CASES_MAIN(NULL, NULL)

@@ -154,13 +154,12 @@ static kv_group_t group_any(bed_t *bed, uint8_t id)
 	return group;
 }
 
-static void p3_a_match_is_the_longest_prefix_every_group_can_serve(void **state)
+KV_CASE(p3_a_match_is_the_longest_prefix_every_group_can_serve)
 {
 	const kv_group_t one = {.block_tokens = TOKENS};
 	world_t *world = world_make(&one, 1);
 	uint32_t hits = 0;
 
-	(void)state;
 	for (uint32_t round = 0; round < 400; round++) {
 		uint32_t n = 1 + pick(world, 120);
 		kvc_match_t eager = {.struct_size = sizeof eager}, lazy;
@@ -184,7 +183,7 @@ static void p3_a_match_is_the_longest_prefix_every_group_can_serve(void **state)
 	world_free(world);
 }
 
-static void the_blocks_a_length_needs_are_those_the_rules_name(void **state)
+KV_CASE(the_blocks_a_length_needs_are_those_the_rules_name)
 {
 	const kv_group_t groups[GROUPS] = {{.id = 0, .block_tokens = 32},
 					   {.id = 1, .rule = KV_RULE_WINDOW, .block_tokens = 48, .window = 511},
@@ -193,7 +192,6 @@ static void the_blocks_a_length_needs_are_those_the_rules_name(void **state)
 	kvc_group_info_t info[GROUPS];
 	uint32_t first, end;
 
-	(void)state;
 	assert_int_equal(kvc_space_groups(&world->bed.space, NULL, 0), GROUPS);
 	assert_int_equal(kvc_space_groups(&world->bed.space, info, GROUPS), GROUPS);
 	assert_int_equal(info[1].group, 1);
@@ -221,12 +219,11 @@ static void the_blocks_a_length_needs_are_those_the_rules_name(void **state)
 	world_free(world);
 }
 
-static void keys_are_made_for_few_units_and_each_once(void **state)
+KV_CASE(keys_are_made_for_few_units_and_each_once)
 {
 	const kv_group_t one = {.block_tokens = TOKENS};
 	world_t *world = world_make(&one, 1);
 
-	(void)state;
 	for (uint32_t i = 0; i < 7373; i++) {
 		set(world, 0, i, i < 5000 ? KV_TIER_CPU : KV_TIER_DISK);
 	}
@@ -245,14 +242,13 @@ static void keys_are_made_for_few_units_and_each_once(void **state)
 	world_free(world);
 }
 
-static void p5_where_nothing_helps_a_bounded_number_of_places_is_tried(void **state)
+KV_CASE(p5_where_nothing_helps_a_bounded_number_of_places_is_tried)
 {
 	const kv_group_t groups[2] = {{.id = 0, .block_tokens = TOKENS},
 				      {.id = 1, .rule = KV_RULE_STATE, .block_tokens = TOKENS}};
 	world_t *world = world_make(groups, 2);
 	kvc_match_t m = {.struct_size = sizeof m};
 
-	(void)state;
 	for (uint32_t i = 0; i < 8000; i++) {
 		set(world, 0, i, KV_TIER_CPU);
 	}
@@ -268,14 +264,13 @@ static void p5_where_nothing_helps_a_bounded_number_of_places_is_tried(void **st
 }
 
 /* A window of 4,096 tokens that is all there costs a look at each of its blocks, for both tiers together. */
-static void a_long_window_is_looked_at_once(void **state)
+KV_CASE(a_long_window_is_looked_at_once)
 {
 	const kv_group_t groups[2] = {{.id = 0, .block_tokens = TOKENS},
 				      {.id = 1, .rule = KV_RULE_WINDOW, .block_tokens = TOKENS, .window = 4095}};
 	world_t *world = world_make(groups, 2);
 	kvc_match_t m = {.struct_size = sizeof m};
 
-	(void)state;
 	for (uint32_t i = 0; i < 8000; i++) {
 		set(world, 0, i, KV_TIER_CPU);
 		if (i >= 8000 - 300) {
@@ -296,14 +291,13 @@ static void a_long_window_is_looked_at_once(void **state)
 	world_free(world);
 }
 
-static void p5_a_bucket_locked_for_ever_is_a_miss_of_its_group(void **state)
+KV_CASE(p5_a_bucket_locked_for_ever_is_a_miss_of_its_group)
 {
 	const kv_group_t groups[2] = {{.id = 0, .block_tokens = TOKENS},
 				      {.id = 1, .rule = KV_RULE_STATE, .block_tokens = 2 * TOKENS}};
 	world_t *world = world_make(groups, 2);
 	kvc_match_t m = {.struct_size = sizeof m};
 
-	(void)state;
 	for (uint32_t i = 0; i < 8; i++) {
 		set(world, 0, i, KV_TIER_CPU);
 	}
@@ -319,29 +313,15 @@ static void p5_a_bucket_locked_for_ever_is_a_miss_of_its_group(void **state)
 	world_free(world);
 }
 
-static void p10_groups_whose_blocks_never_end_together_are_refused(void **state)
+KV_CASE(p10_groups_whose_blocks_never_end_together_are_refused)
 {
 	const kv_group_t groups[GROUPS] = {{.block_tokens = 4093}, {.id = 1, .block_tokens = 4091}};
 	bed_t bed;
 
-	(void)state;
 	bed_make(&bed, 16);
 	bed.space.hash_tokens = 1;
 	assert_int_equal(kvc_groups_take(&bed.space, groups, 2), KV_ERR_IDENTITY);
 	bed_free(&bed);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p3_a_match_is_the_longest_prefix_every_group_can_serve),
-		cmocka_unit_test(the_blocks_a_length_needs_are_those_the_rules_name),
-		cmocka_unit_test(keys_are_made_for_few_units_and_each_once),
-		cmocka_unit_test(p5_where_nothing_helps_a_bounded_number_of_places_is_tried),
-		cmocka_unit_test(a_long_window_is_looked_at_once),
-		cmocka_unit_test(p5_a_bucket_locked_for_ever_is_a_miss_of_its_group),
-		cmocka_unit_test(p10_groups_whose_blocks_never_end_together_are_refused),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_CASES_MAIN(NULL, NULL)

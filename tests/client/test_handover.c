@@ -15,13 +15,10 @@ static kvc_handover_info_t info_of(const kvc_handover_t *handover)
 	return info;
 }
 
-static void p1_a_tail_of_another_length_fails_the_hand_over(void **state)
+BED_CASE(p1_a_tail_of_another_length_fails_the_hand_over)
 {
 	kvc_handover_t *handover = NULL;
-	bed_t bed;
 
-	(void)state;
-	bed_make(&bed, &fake_split);
 	atomic_store(&fake_knobs(bed.fake)->tail_bytes, 5);
 	assert_int_equal(kvc_handover_recv(bed.space, "t", 0, &handover), KVC_OK);
 	assert_int_equal(info_of(handover).state, KVC_HANDOVER_ASKED);
@@ -36,23 +33,15 @@ static void p1_a_tail_of_another_length_fails_the_hand_over(void **state)
 	assert_null(info_of(handover).tail);
 	kvc_handover_done(handover, 0);
 	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->handovers_done) == 2);
-	bed_free(&bed);
 }
 
-static void p4_an_answer_that_comes_too_late_is_given_back(void **state)
+KV_CASE(p4_an_answer_that_comes_too_late_is_given_back)
 {
 	kvc_key_source_t source = {.key = key_of};
 	kvc_handover_chunk_t chunk = {.struct_size = sizeof chunk, .transfer = "t", .n = 4, .source = &source};
 	kvc_handover_t *handover = NULL;
-	kvc_config_t config;
-	bed_t bed;
 
-	(void)state;
-	bed_listen(&bed, &fake_split);
-	config = bed_config(&bed);
-	config.timeout_ms = 500;
-	assert_int_equal(kvc_attach(&config, &bed.kvc), KVC_OK);
-	bed_open(&bed);
+	bed_make_hasty(&bed, 500);
 	source.ctx = &bed;
 	for (uint32_t i = 0; i < 2; i++) {
 		atomic_store(&fake_knobs(bed.fake)->release, 0);
@@ -68,16 +57,12 @@ static void p4_an_answer_that_comes_too_late_is_given_back(void **state)
 		assert_int_equal(atomic_load(&fake_seen(bed.fake)->done_flags),
 				 i ? KV_HANDOVER_ABORT | KV_HANDOVER_BY_PRODUCER : KV_HANDOVER_ABORT);
 	}
-	bed_free(&bed);
 }
 
-static void p7_a_lost_session_revokes_its_hand_overs(void **state)
+BED_CASE(p7_a_lost_session_revokes_its_hand_overs)
 {
 	kvc_handover_t *asked = NULL, *answered = NULL;
-	bed_t bed;
 
-	(void)state;
-	bed_make(&bed, &fake_split);
 	atomic_store(&fake_knobs(bed.fake)->tail_bytes, 5);
 	assert_int_equal(kvc_handover_recv(bed.space, "a", 0, &answered), KVC_OK);
 	assert_int_equal(kvc_handover_wait(answered, 0, 0), KVC_OK);
@@ -92,36 +77,28 @@ static void p7_a_lost_session_revokes_its_hand_overs(void **state)
 	kvc_handover_done(answered, 0);
 	BED_UNTIL(&bed, kvc_poll(bed.kvc, 0) == KVC_OK);
 	assert_int_equal(atomic_load(&fake_seen(bed.fake)->handovers_done), 0); /* the new session has none of them */
-	bed_free(&bed);
 }
 
-static void p4_a_space_that_is_closed_ends_its_hand_overs(void **state)
+BED_CASE(p4_a_space_that_is_closed_ends_its_hand_overs)
 {
 	kvc_handover_t *answered = NULL, *asked = NULL;
-	bed_t bed;
 
-	(void)state;
-	bed_make(&bed, &fake_split);
 	assert_int_equal(kvc_handover_recv(bed.space, "a", 0, &answered), KVC_OK);
 	assert_int_equal(kvc_handover_wait(answered, 4, 0), KVC_OK);
 	assert_int_equal(kvc_handover_recv(bed.space, "b", 0, &asked), KVC_OK);
 	kvc_space_close(bed.space);
 	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->handovers_done) == 2);
 	assert_int_equal(atomic_load(&fake_seen(bed.fake)->done_flags), KV_HANDOVER_ABORT);
-	bed_free(&bed);
 }
 
 /* The state is what the daemon answers, also of a last chunk; nothing is named that leaves a gap. */
-static void p4_an_announced_chunk_is_what_the_daemon_says(void **state)
+BED_CASE(p4_an_announced_chunk_is_what_the_daemon_says)
 {
 	kvc_key_source_t source = {.key = key_of};
 	kvc_handover_chunk_t chunk = {
 		.struct_size = sizeof chunk, .transfer = "t", .n = 8, .source = &source, .last = 1, .ahead = 1};
 	kvc_handover_t *handover = NULL;
-	bed_t bed;
 
-	(void)state;
-	bed_make(&bed, &fake_split);
 	source.ctx = &bed;
 	assert_int_equal(kvc_handover_send(bed.space, &chunk, &handover), KVC_OK);
 	assert_int_equal(kvc_handover_wait(handover, 0, 0), KVC_OK);
@@ -138,17 +115,13 @@ static void p4_an_announced_chunk_is_what_the_daemon_says(void **state)
 	assert_int_equal(info_of(handover).state, KVC_HANDOVER_COMPLETE);
 	assert_int_equal(info_of(handover).announced, 0);
 	kvc_handover_done(handover, 0);
-	bed_free(&bed);
 }
 
-static void p7_a_smaller_struct_of_an_older_caller_is_not_overrun(void **state)
+BED_CASE(p7_a_smaller_struct_of_an_older_caller_is_not_overrun)
 {
 	kvc_handover_info_t info;
 	kvc_handover_t *handover = NULL;
-	bed_t bed;
 
-	(void)state;
-	bed_make(&bed, &fake_split);
 	assert_int_equal(kvc_handover_recv(bed.space, "t", 0, &handover), KVC_OK);
 	assert_int_equal(kvc_handover_wait(handover, 4, 0), KVC_OK);
 	memset(&info, 0xaa, sizeof info);
@@ -157,19 +130,6 @@ static void p7_a_smaller_struct_of_an_older_caller_is_not_overrun(void **state)
 	assert_int_equal(info.number, 7);
 	assert_int_equal(info.n, 0xaaaaaaaau);
 	kvc_handover_done(handover, 0);
-	bed_free(&bed);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p1_a_tail_of_another_length_fails_the_hand_over),
-		cmocka_unit_test(p4_an_answer_that_comes_too_late_is_given_back),
-		cmocka_unit_test(p7_a_lost_session_revokes_its_hand_overs),
-		cmocka_unit_test(p4_a_space_that_is_closed_ends_its_hand_overs),
-		cmocka_unit_test(p4_an_announced_chunk_is_what_the_daemon_says),
-		cmocka_unit_test(p7_a_smaller_struct_of_an_older_caller_is_not_overrun),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_CASES_MAIN(NULL, bed_teardown)

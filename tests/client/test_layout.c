@@ -1,5 +1,5 @@
 /* The builders of layout and group texts write what the daemon takes, and refuse what it refuses. */
-#include "kv_cmocka.h"
+#include "kv_case.h"
 #include "kv_test.h"
 
 #include "kvc.h"
@@ -15,7 +15,7 @@ static const kvc_layout_t llama = {.struct_size = sizeof(kvc_layout_t),
 				   .v_dim = 128,
 				   .dtype = "bf16"};
 
-static void p10_a_layout_text_is_the_one_the_daemon_parses(void **state)
+KV_CASE(p10_a_layout_text_is_the_one_the_daemon_parses)
 {
 	const kvc_layout_t mla = {.struct_size = sizeof mla,
 				  .heads = 1,
@@ -34,7 +34,6 @@ static void p10_a_layout_text_is_the_one_the_daemon_parses(void **state)
 	const kvc_layout_t *all[] = {&llama, &mla, &opaque};
 	char text[KVC_LAYOUT_TEXT_MAX];
 
-	(void)state;
 	for (size_t i = 0; i < KV_COUNT_OF(all); i++) {
 		kvk_layout_t parsed;
 		const char *why = NULL;
@@ -60,12 +59,11 @@ static void layout_refused(kvc_layout_t layout, kvc_status_t status, const char 
 	}
 }
 
-static void p10_a_layout_that_cannot_be_is_refused_by_name(void **state)
+KV_CASE(p10_a_layout_that_cannot_be_is_refused_by_name)
 {
 	kvc_layout_t layout = llama;
 	char text[KVC_LAYOUT_TEXT_MAX];
 
-	(void)state;
 	layout.struct_size = 0;
 	layout_refused(layout, KVC_ERR_ARG, "struct_size");
 	layout = llama;
@@ -82,7 +80,7 @@ static void p10_a_layout_that_cannot_be_is_refused_by_name(void **state)
 	assert_int_equal(kvc_layout_text(&llama, NULL, 0), KVC_ERR_ARG);
 }
 
-static void p10_a_group_text_is_the_one_the_daemon_parses(void **state)
+KV_CASE(p10_a_group_text_is_the_one_the_daemon_parses)
 {
 	const kvc_group_info_t groups[] = {
 		{0, KVC_RULE_FULL, 16, 0}, {1, KVC_RULE_WINDOW, 16, 4096}, {7, KVC_RULE_STATE, 32, 0}};
@@ -91,7 +89,6 @@ static void p10_a_group_text_is_the_one_the_daemon_parses(void **state)
 	uint32_t hash_tokens, n = 0;
 	kv_group_t parsed[KV_MAX_GROUPS];
 
-	(void)state;
 	assert_int_equal(kvc_groups_text(groups, 3, text, sizeof text), KVC_OK);
 	assert_string_equal(text, "0:full:16,1:window:16:4096,7:state:32");
 	assert_int_equal(kv_identity_groups(&(kv_identity_t){.hash_tokens = "16", .groups = text}, &hash_tokens, parsed,
@@ -110,13 +107,4 @@ static void p10_a_group_text_is_the_one_the_daemon_parses(void **state)
 	assert_int_equal(kvc_groups_text(NULL, 1, text, sizeof text), KVC_ERR_ARG);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p10_a_layout_text_is_the_one_the_daemon_parses),
-		cmocka_unit_test(p10_a_layout_that_cannot_be_is_refused_by_name),
-		cmocka_unit_test(p10_a_group_text_is_the_one_the_daemon_parses),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_CASES_MAIN(NULL, NULL)

@@ -18,11 +18,10 @@ static kvc_match_t match(bed_t *bed, uint32_t n)
 	return m;
 }
 
-static void p3_match_is_the_longest_resident_prefix_in_each_tier(void **state)
+KV_CASE(p3_match_is_the_longest_resident_prefix_in_each_tier)
 {
 	bed_t bed;
 
-	(void)state;
 	bed_make(&bed, 4096);
 	for (uint32_t round = 0; round < 300; round++) {
 		uint32_t n = 1 + (uint32_t)kv_test_below(&bed.t.rng, round < 100 ? 40 : 2000);
@@ -58,12 +57,11 @@ static void p3_match_is_the_longest_resident_prefix_in_each_tier(void **state)
 	bed_free(&bed);
 }
 
-static void p1_only_the_whole_key_of_this_group_counts(void **state)
+KV_CASE(p1_only_the_whole_key_of_this_group_counts)
 {
 	bed_t bed;
 	kv_key_t near;
 
-	(void)state;
 	bed_make(&bed, 16);
 	near = bed.keys[0];
 	near.b[15] ^= 1;
@@ -76,11 +74,10 @@ static void p1_only_the_whole_key_of_this_group_counts(void **state)
 	bed_free(&bed);
 }
 
-static void p3_a_tier_that_cannot_be_read_has_no_hits(void **state)
+KV_CASE(p3_a_tier_that_cannot_be_read_has_no_hits)
 {
 	bed_t bed;
 
-	(void)state;
 	bed_make(&bed, 64);
 	assert_int_equal(mirror_set(bed.mirror, &bed.keys[0], 0, KV_TIER_CPU | KV_TIER_DISK), 0);
 	assert_int_equal(mirror_set(bed.mirror, &bed.keys[1], 0, KV_TIER_DISK), 0);
@@ -94,12 +91,11 @@ static void p3_a_tier_that_cannot_be_read_has_no_hits(void **state)
 }
 
 /* Nearly full buckets: entries lie far from home, around the end of the table, and others go in between. */
-static void p3_crowded_buckets_hide_nothing(void **state)
+KV_CASE(p3_crowded_buckets_hide_nothing)
 {
 	bed_t bed;
 	uint8_t there[160] = {0};
 
-	(void)state;
 	bed_make(&bed, 64);
 	for (uint32_t step = 0; step < 20000; step++) {
 		uint32_t i = (uint32_t)kv_test_below(&bed.t.rng, 160);
@@ -118,11 +114,10 @@ static void p3_crowded_buckets_hide_nothing(void **state)
 	bed_free(&bed);
 }
 
-static void p7_a_stopped_daemon_is_a_miss_within_50_ms(void **state)
+KV_CASE(p7_a_stopped_daemon_is_a_miss_within_50_ms)
 {
 	bed_t bed;
 
-	(void)state;
 	bed_make(&bed, 64);
 	assert_int_equal(mirror_set(bed.mirror, &bed.keys[0], 0, KV_TIER_CPU), 0);
 	kv_test_advance(&bed.t, KV_MIRROR_STALE_NS);
@@ -150,11 +145,10 @@ static void p7_a_stopped_daemon_is_a_miss_within_50_ms(void **state)
 	bed_free(&bed);
 }
 
-static void p1_a_reset_space_answers_nothing_of_the_old_epoch(void **state)
+KV_CASE(p1_a_reset_space_answers_nothing_of_the_old_epoch)
 {
 	bed_t bed;
 
-	(void)state;
 	bed_make(&bed, 64);
 	assert_int_equal(mirror_set(bed.mirror, &bed.keys[0], 0, KV_TIER_CPU), 0);
 	mirror_epoch(bed.mirror, 3, 2);
@@ -165,12 +159,11 @@ static void p1_a_reset_space_answers_nothing_of_the_old_epoch(void **state)
 }
 
 /* A daemon that lost its CPU inside a bucket costs the block at the end of a match, and no other. */
-static void p5_a_bucket_locked_for_ever_costs_the_last_block(void **state)
+KV_CASE(p5_a_bucket_locked_for_ever_costs_the_last_block)
 {
 	uint32_t whole = 0;
 	bed_t bed;
 
-	(void)state;
 	bed_make(&bed, 1024);
 	for (uint32_t i = 0; i < 100; i++) {
 		assert_int_equal(mirror_set(bed.mirror, &bed.keys[i], 0, KV_TIER_CPU), 0);
@@ -221,13 +214,12 @@ static void *write_for_ever(void *arg)
 	return NULL;
 }
 
-static void p1_a_match_beside_a_writer_never_says_what_never_was(void **state)
+KV_CASE(p1_a_match_beside_a_writer_never_says_what_never_was)
 {
 	bed_t bed;
 	writer_t writer = {.bed = &bed};
 	pthread_t thread;
 
-	(void)state;
 	bed_make(&bed, 512);
 	for (uint32_t i = 0; i < STABLE; i++) {
 		assert_int_equal(mirror_set(bed.mirror, &bed.keys[i], 0, KV_TIER_CPU), 0);
@@ -287,12 +279,11 @@ static int run_without_system_calls(bed_t *bed, int matching)
 	return status;
 }
 
-static void match_makes_no_system_call(void **state)
+KV_CASE(match_makes_no_system_call)
 {
 	bed_t bed;
 	int clock;
 
-	(void)state;
 #ifdef KVD_SANITIZE
 	print_message("# SKIP: sanitizers make system calls of their own\n");
 	skip();
@@ -314,12 +305,11 @@ static void match_makes_no_system_call(void **state)
 	bed_free(&bed);
 }
 
-static void match_looks_at_few_cache_lines(void **state)
+KV_CASE(match_looks_at_few_cache_lines)
 {
 	bed_t bed;
 	kvc_match_t m = {.struct_size = sizeof m};
 
-	(void)state;
 	bed_make(&bed, 65536);
 	for (uint32_t i = 0; i < 7373; i++) {
 		assert_int_equal(mirror_set(bed.mirror, &bed.keys[i], 0, KV_TIER_CPU), 0);
@@ -331,20 +321,4 @@ static void match_looks_at_few_cache_lines(void **state)
 	bed_free(&bed);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p3_match_is_the_longest_resident_prefix_in_each_tier),
-		cmocka_unit_test(p1_only_the_whole_key_of_this_group_counts),
-		cmocka_unit_test(p3_a_tier_that_cannot_be_read_has_no_hits),
-		cmocka_unit_test(p3_crowded_buckets_hide_nothing),
-		cmocka_unit_test(p7_a_stopped_daemon_is_a_miss_within_50_ms),
-		cmocka_unit_test(p1_a_reset_space_answers_nothing_of_the_old_epoch),
-		cmocka_unit_test(p5_a_bucket_locked_for_ever_costs_the_last_block),
-		cmocka_unit_test(p1_a_match_beside_a_writer_never_says_what_never_was),
-		cmocka_unit_test(match_makes_no_system_call),
-		cmocka_unit_test(match_looks_at_few_cache_lines),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_CASES_MAIN(NULL, NULL)

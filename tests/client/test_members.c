@@ -28,11 +28,27 @@ static void pair_make(pair_t *pair, const fake_geometry_t *geometry)
 	assert_int_equal(kvc_space_open(pair->worker, &identity, &pair->space), KVC_OK);
 }
 
-static void pair_free(pair_t *pair)
+static pair_t pair; /* of the case that runs */
+
+static int pair_setup(void **state)
 {
-	kvc_detach(pair->worker);
-	bed_free(&pair->bed);
+	(void)state;
+	pair_make(&pair, &fake_split);
+
+	return 0;
 }
+
+static int pair_teardown(void **state)
+{
+	(void)state;
+	kvc_detach(pair.worker);
+	pair.worker = NULL;
+	bed_free(&pair.bed);
+
+	return bed_teardown(state);
+}
+
+#define PAIR_CASE(function) KV_CASE_WITH(function, pair_setup)
 
 static kvc_put_t *start(pair_t *pair, uint32_t from, uint32_t n, kvc_handle_t *handle)
 {
@@ -73,16 +89,13 @@ static uint32_t fill_staging(pair_t *pair, kvc_put_t **puts, uint32_t leave)
 	return n;
 }
 
-static void p5_a_put_goes_in_piece_by_piece_where_staging_is_short(void **state)
+PAIR_CASE(p5_a_put_goes_in_piece_by_piece_where_staging_is_short)
 {
 	kvc_put_t *others[16] = {0}, *put, *view = NULL;
 	kvc_handle_t handle;
 	uint32_t n, begin = 0, busy = 0;
 	kvc_lease_t *lease = NULL;
-	pair_t pair;
 
-	(void)state;
-	pair_make(&pair, &fake_split);
 	put = start(&pair, 0, 13, &handle);
 	n = fill_staging(&pair, others, 4);
 	assert_int_equal(kvc_put_import(pair.space, &handle, &all, &view), KVC_OK);
@@ -124,10 +137,9 @@ static void p5_a_put_goes_in_piece_by_piece_where_staging_is_short(void **state)
 	for (uint32_t i = 0; i <= n; i++) {
 		kvc_put_free(others[i]);
 	}
-	pair_free(&pair);
 }
 
-static void p10_a_block_with_more_leaves_than_staging_is_refused(void **state)
+KV_CASE(p10_a_block_with_more_leaves_than_staging_is_refused)
 {
 	const fake_geometry_t fine = {.block_bytes = 524288,
 				      .slot_bytes = 524288,
@@ -139,9 +151,7 @@ static void p10_a_block_with_more_leaves_than_staging_is_refused(void **state)
 	kvc_put_options_t options = {.struct_size = sizeof options, .writers = &whole, .writer_count = 1};
 	kvc_put_t *put = NULL, *view = NULL;
 	kvc_handle_t handle;
-	pair_t pair;
 
-	(void)state;
 	pair_make(&pair, &fine);
 	assert_int_equal(kvc_put_start(pair.bed.space, pair.bed.keys, 0, 2, &options, &put), KVC_OK);
 	assert_int_equal(kvc_put_ready(put, 0), KVC_OK);
@@ -150,17 +160,13 @@ static void p10_a_block_with_more_leaves_than_staging_is_refused(void **state)
 	assert_non_null(strstr(kvc_last_error(), "staging_blocks"));
 	assert_int_equal(kvc_put_start(pair.space, pair.bed.keys, 0, 2, &options, &view), KVC_ERR_LIMIT);
 	kvc_put_free(put);
-	pair_free(&pair);
 }
 
-static void a_scheduler_takes_no_staging_though_its_rank_is_a_ranks(void **state)
+PAIR_CASE(a_scheduler_takes_no_staging_though_its_rank_is_a_ranks)
 {
 	kvc_put_t *puts[12];
 	kvc_handle_t handle;
-	pair_t pair;
 
-	(void)state;
-	pair_make(&pair, &fake_split);
 	atomic_store(&fake_knobs(pair.bed.fake)->slots, 1);
 	for (uint32_t i = 0; i < 12; i++) { /* eight of them would fill it */
 		puts[i] = start(&pair, 0, BED_KEYS, &handle);
@@ -170,17 +176,13 @@ static void a_scheduler_takes_no_staging_though_its_rank_is_a_ranks(void **state
 	for (uint32_t i = 0; i < 12; i++) {
 		kvc_put_free(puts[i]);
 	}
-	pair_free(&pair);
 }
 
-static void p4_a_view_freed_early_ends_the_put_a_finished_one_does_not(void **state)
+PAIR_CASE(p4_a_view_freed_early_ends_the_put_a_finished_one_does_not)
 {
 	kvc_put_t *put, *view = NULL;
 	kvc_handle_t handle;
-	pair_t pair;
 
-	(void)state;
-	pair_make(&pair, &fake_split);
 	put = start(&pair, 0, 3, &handle);
 	assert_int_equal(kvc_put_import(pair.space, &handle, &all, &view), KVC_OK);
 	assert_int_equal(kvc_put_write(view, 0, pair.bed.src[0]), KVC_OK);
@@ -218,11 +220,10 @@ static void p4_a_view_freed_early_ends_the_put_a_finished_one_does_not(void **st
 	(void)kvc_poll(pair.worker, 20);
 	BED_UNTIL(&pair.bed, result_of(put) == KVC_ERR_REVOKED);
 	kvc_put_free(put);
-	pair_free(&pair);
 }
 
 /* The daemon reads them when it comes to that request, which may be after the space was closed. */
-static void p1_digests_handed_in_stay_in_staging_until_they_are_read(void **state)
+PAIR_CASE(p1_digests_handed_in_stay_in_staging_until_they_are_read)
 {
 	kvc_put_options_t options = {.struct_size = sizeof options, .writers = &all, .writer_count = 1};
 	kvc_put_t *first, *second = NULL, *view = NULL, *late = NULL;
@@ -230,10 +231,7 @@ static void p1_digests_handed_in_stay_in_staging_until_they_are_read(void **stat
 	kvc_lease_t *asked = NULL, *lease = NULL;
 	kvc_handle_t handle, handle2;
 	kvc_space_t *other = NULL;
-	pair_t pair;
 
-	(void)state;
-	pair_make(&pair, &fake_split);
 	assert_int_equal(kvc_space_open(pair.worker, &identity, &other), KVC_OK);
 	first = start(&pair, 0, 1, &handle);
 	assert_int_equal(kvc_put_start(pair.bed.space, pair.bed.keys + 8, 0, 1, &options, &second), KVC_OK);
@@ -263,11 +261,10 @@ static void p1_digests_handed_in_stay_in_staging_until_they_are_read(void **stat
 	kvc_put_free(late);
 	kvc_put_free(first);
 	kvc_put_free(second);
-	pair_free(&pair);
 }
 
 /* The number of awaited answers is limited; a put that is given up needs no answer and is sent all the same. */
-static void p4_what_is_given_up_is_said_however_much_is_in_flight(void **state)
+PAIR_CASE(p4_what_is_given_up_is_said_however_much_is_in_flight)
 {
 	static kvc_lease_t *leases[1024];
 	uint32_t revokes, drains, n = 0;
@@ -275,10 +272,7 @@ static void p4_what_is_given_up_is_said_however_much_is_in_flight(void **state)
 	kvc_lease_t *lease = NULL;
 	kvc_handle_t handle;
 	kvc_put_t *put;
-	pair_t pair;
 
-	(void)state;
-	pair_make(&pair, &fake_split);
 	assert_int_equal(bed_put(&pair.bed, 0, 1), KVC_OK);
 	assert_int_equal(kvc_acquire(pair.bed.space, pair.bed.keys, 1, 0, 0, &lease), KVC_OK);
 	put = start(&pair, 1, 3, &handle);
@@ -299,18 +293,14 @@ static void p4_what_is_given_up_is_said_however_much_is_in_flight(void **state)
 	assert_int_equal(atomic_load(&fake_seen(pair.bed.fake)->revokes), revokes + 1);
 	assert_int_equal(kvc_poll(pair.bed.kvc, 1), KVC_OK); /* nor has it ended the session */
 	kvc_release(leases, n);
-	pair_free(&pair);
 }
 
-static void p10_handles_that_do_not_agree_with_their_header_are_refused(void **state)
+PAIR_CASE(p10_handles_that_do_not_agree_with_their_header_are_refused)
 {
 	kvc_put_t *put, *view = NULL;
 	kvc_lease_t *lease = NULL, *seen = NULL;
 	kvc_handle_t handle, bent;
-	pair_t pair;
 
-	(void)state;
-	pair_make(&pair, &fake_split);
 	put = start(&pair, 0, 3, &handle);
 	bent = handle;
 	bent.n = 4; /* would write into a slot that is not the put's */
@@ -334,17 +324,13 @@ static void p10_handles_that_do_not_agree_with_their_header_are_refused(void **s
 	bent.n = 3; /* fewer slots than there are */
 	assert_int_equal(kvc_lease_import(pair.space, &bent, &seen), KVC_ERR_ARG);
 	kvc_release(&lease, 1);
-	pair_free(&pair);
 }
 
-static void p5_a_view_learns_that_the_rest_of_a_lease_never_comes(void **state)
+PAIR_CASE(p5_a_view_learns_that_the_rest_of_a_lease_never_comes)
 {
 	kvc_lease_t *lease = NULL, *seen = NULL;
 	kvc_handle_t handle;
-	pair_t pair;
 
-	(void)state;
-	pair_make(&pair, &fake_split);
 	assert_int_equal(kvc_put(pair.space, pair.bed.keys, 0, 4,
 				 &(kvc_put_options_t){.struct_size = sizeof(kvc_put_options_t),
 						      .blocks = (const void *const *)pair.bed.src},
@@ -367,7 +353,6 @@ static void p5_a_view_learns_that_the_rest_of_a_lease_never_comes(void **state)
 	assert_int_equal(kvc_lease_read(seen, 0, 2, (void *const *)pair.bed.dst, NULL), KVC_OK);
 	bed_check_read(&pair.bed, 0, 2);
 	kvc_release((kvc_lease_t *const[]){seen, lease}, 2);
-	pair_free(&pair);
 }
 
 /* ---- groups ---------------------------------------------------------------------------------- */
@@ -387,7 +372,7 @@ static kvc_lease_t *lease_of(bed_t *bed, kvc_space_t *space, const kvc_want_t *w
 	return lease;
 }
 
-static void p3_blocks_of_a_window_are_leased_all_or_none(void **state)
+BED_CASE(p3_blocks_of_a_window_are_leased_all_or_none)
 {
 	kvc_identity_t identity = bed_identity();
 	kvc_put_options_t options = {.struct_size = sizeof options, .group = 1, .base = 4};
@@ -396,10 +381,7 @@ static void p3_blocks_of_a_window_are_leased_all_or_none(void **state)
 	kvc_space_t *space = NULL;
 	kvc_lease_t *lease;
 	kvc_match_t match = {.struct_size = sizeof match};
-	bed_t bed;
 
-	(void)state;
-	bed_make(&bed, &fake_split);
 	source = (kvc_key_source_t){.key = key_of, .ctx = &bed};
 	identity.groups = "0:full:16,1:window:16:63";
 	assert_int_equal(kvc_space_open(bed.kvc, &identity, &space), KVC_OK);
@@ -451,22 +433,6 @@ static void p3_blocks_of_a_window_are_leased_all_or_none(void **state)
 	options.base = 3;
 	assert_int_equal(kvc_put(space, bed.keys + 3, 4, 8, &options, NULL), KVC_OK); /* ALREADY */
 	assert_int_equal(kvc_poll_us(bed.kvc, 200), KVC_OK);
-	bed_free(&bed);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p5_a_put_goes_in_piece_by_piece_where_staging_is_short),
-		cmocka_unit_test(p10_a_block_with_more_leaves_than_staging_is_refused),
-		cmocka_unit_test(a_scheduler_takes_no_staging_though_its_rank_is_a_ranks),
-		cmocka_unit_test(p4_a_view_freed_early_ends_the_put_a_finished_one_does_not),
-		cmocka_unit_test(p1_digests_handed_in_stay_in_staging_until_they_are_read),
-		cmocka_unit_test(p4_what_is_given_up_is_said_however_much_is_in_flight),
-		cmocka_unit_test(p10_handles_that_do_not_agree_with_their_header_are_refused),
-		cmocka_unit_test(p5_a_view_learns_that_the_rest_of_a_lease_never_comes),
-		cmocka_unit_test(p3_blocks_of_a_window_are_leased_all_or_none),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_CASES_MAIN(NULL, pair_teardown)

@@ -134,12 +134,11 @@ static void one_round(crowd_t *crowd, uint32_t round)
 	kvc_put_free(put);
 }
 
-static void p1_other_threads_match_and_read_while_sessions_come_and_go(void **state)
+KV_CASE(p1_other_threads_match_and_read_while_sessions_come_and_go)
 {
 	static crowd_t crowd;
 	pthread_t threads[2];
 
-	(void)state;
 	bed_make(&crowd.bed, &fake_split);
 	for (uint32_t i = 0; i < KV_COUNT_OF(threads); i++) {
 		assert_int_equal(pthread_create(&threads[i], NULL, look_for_ever, &crowd), 0);
@@ -177,15 +176,12 @@ static void *cut_for_ever(void *context)
 	return NULL;
 }
 
-static void p6_blocks_before_a_lost_block_are_served(void **state)
+BED_CASE(p6_blocks_before_a_lost_block_are_served)
 {
 	cutter_t cutter = {0};
 	kvc_lease_t *lease = NULL;
 	pthread_t thread;
-	bed_t bed;
 
-	(void)state;
-	bed_make(&bed, &fake_split);
 	cutter.bed = &bed;
 	assert_int_equal(bed_put(&bed, 0, BLOCKS), KVC_OK);
 	atomic_store(&fake_knobs(bed.fake)->lazy_ready, 1);
@@ -208,15 +204,6 @@ static void p6_blocks_before_a_lost_block_are_served(void **state)
 	}
 	assert_int_equal(pthread_join(thread, NULL), 0);
 	kvc_release(&lease, 1);
-	bed_free(&bed);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p1_other_threads_match_and_read_while_sessions_come_and_go),
-		cmocka_unit_test(p6_blocks_before_a_lost_block_are_served),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_CASES_MAIN(NULL, bed_teardown)
