@@ -8,7 +8,7 @@
 sr_t sr;
 kv_test_env_t sr_env;
 
-static const char *program;
+const char *sr_program;
 static const uint8_t secret[16] = "sixteen bytes!!!";
 static _Alignas(8) uint8_t report_memory[1u << 20]; /* never grown: allocations fail in some tests */
 
@@ -950,7 +950,7 @@ void sr_start(const sr_options_t *options)
 	sr_env.env.now_ns = env_now;
 	sr_env.env.alloc = env_alloc;
 	sr_env.env.resize = env_resize;
-	rig_init(&sr.rig, program);
+	rig_init(&sr.rig, sr_program);
 	sr.rig.silence = options->silence ? options->silence : sr.rig.silence;
 	if (!options->alone) {
 		rig_start(&sr.rig);
@@ -982,13 +982,4 @@ void sr_run_test(void **state)
 	sr.row = test->row;
 	test->run();
 	sr_stop();
-}
-
-void sr_begin_main(int argc, char **argv)
-{
-	if (argc < 2) {
-		(void)fprintf(stderr, "usage: %s <kvd>\n", argv[0]);
-		exit(2);
-	}
-	program = argv[1];
 }

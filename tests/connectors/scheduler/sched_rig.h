@@ -6,7 +6,7 @@
 #define TESTS_CONNECTORS_SCHED_RIG_H
 
 #include "connectors/rig.h"
-#include "kv_cmocka.h"
+#include "kv_case.h"
 #include "kv_test.h"
 
 #include "kvx_scheduler.h"
@@ -187,33 +187,27 @@ uint64_t sr_now_ns(void); /* of the process */
 		(void)sr_step();                                                                                       \
 	}
 
-/* A test, and the options it starts with. `row`: which of several cases of it runs. */
+/* A case, and the options it starts with. `row`: which of several cases of one function runs. */
 typedef struct sr_test {
 	void (*run)(void);
 	const sr_options_t *options;
 	int row;
 } sr_test_t;
 void sr_run_test(void **state);
-#define SR_ROW(text, function, start, number)                                                                          \
-	{                                                                                                              \
-		.name = (text), .test_func = sr_run_test, .initial_state = &(sr_test_t)                                \
-		{                                                                                                      \
-			(function), &(start), (number)                                                                 \
-		}                                                                                                      \
-	}
-#define SR_NAMED(text, function, start) SR_ROW(text, function, start, 0)
-#define SR_TEST(function, start)        SR_ROW(#function, function, start, 0)
+#define SR_ADD(id, text, function, start, number)                                                                      \
+	static sr_test_t id = {function, &(start), number};                                                            \
+	KV_CASE_ADD(id, .name = (text), .test_func = sr_run_test, .initial_state = &id)
+#define SR_CASE_ROW(function, start, number)                                                                           \
+	static void function(void);                                                                                    \
+	SR_ADD(function##_case, #function, function, start, number)                                                    \
+	static void function(void)
+#define SR_CASE(function, start) SR_CASE_ROW(function, start, 0)
+/* The same with other options. */
+#define SR_NAMED(text, function, start, number) SR_ADD(KV_CASE_ID, text, function, start, number)
+#define SR_ALSO(function, start, number)        SR_NAMED(#function " (" #start ", " #number ")", function, start, number)
 
-/* main(): the tests are run with the daemon's path as the argument. */
-void sr_begin_main(int argc, char **argv);
-#define SR_MAIN(...)                                                                                                   \
-	int main(int argc, char **argv)                                                                                \
-	{                                                                                                              \
-		const struct CMUnitTest tests[] = {__VA_ARGS__};                                                       \
-                                                                                                                       \
-		sr_begin_main(argc, argv);                                                                             \
-                                                                                                                       \
-		return cmocka_run_group_tests(tests, NULL, NULL);                                                      \
-	}
+/* The cases are run with the daemon's path as the argument. */
+extern const char *sr_program;
+#define SR_MAIN KV_CASES_MAIN_OF(sr_program, NULL, NULL)
 
 #endif

@@ -11,7 +11,7 @@ static const sr_options_t plain, own_keys = {.own_keys = 1}, async_loads = {.mod
 				 own_keys_window = {.own_keys = 1, .groups = 2},
 				 even_window = {.groups = 2, .even_window = 1};
 
-static void p1_what_was_saved_is_loaded_into_other_blocks(void)
+SR_CASE(p1_what_was_saved_is_loaded_into_other_blocks, plain)
 {
 	const int loads_all = sr.groups > 1 || sr.options.mode == KVX_LOAD_ASYNC;
 	kvx_scheduler_stats_t stats;
@@ -38,19 +38,25 @@ static void p1_what_was_saved_is_loaded_into_other_blocks(void)
 	assert_int_equal(stats.save_done, 30u * sr.groups); /* only what was not there */
 	assert_int_equal(stats.save_lost + stats.bad_reports, 0);
 }
+SR_ALSO(p1_what_was_saved_is_loaded_into_other_blocks, own_keys, 0)
+SR_ALSO(p1_what_was_saved_is_loaded_into_other_blocks, async_loads, 0)
+SR_ALSO(p1_what_was_saved_is_loaded_into_other_blocks, cost_model, 0)
+SR_ALSO(p1_what_was_saved_is_loaded_into_other_blocks, window, 0)
+SR_ALSO(p1_what_was_saved_is_loaded_into_other_blocks, own_keys_window, 0)
 
 /* Of a prompt that is loaded as a whole the engine computes the last token again. Its window may begin a block earlier:
  * then the load is a block shorter. */
-static void p1_a_window_of_whole_blocks_leaves_the_last_one_to_compute(void)
+SR_CASE(p1_a_window_of_whole_blocks_leaves_the_last_one_to_compute, window)
 {
 	sr_store(&a, "a", 1, 0, 160);
 	sr_request(&b, "b", 1, 0, 160);
 	b.ask.whole = 1;
 	assert_int_equal(sr_run(&b, 100), sr.options.even_window ? 152 : 160);
 }
+SR_ALSO(p1_a_window_of_whole_blocks_leaves_the_last_one_to_compute, even_window, 0)
 
 /* Chunks, then single tokens: a call that fills no block does nothing and next() names the one that does. */
-static void p7_only_steps_that_fill_a_block_save(void)
+SR_CASE(p7_only_steps_that_fill_a_block_save, plain)
 {
 	uint32_t asked = 1;
 
@@ -77,7 +83,7 @@ static void p7_only_steps_that_fill_a_block_save(void)
 
 /* Less than a unit, nothing beyond what the engine has, too few tokens: no hit. At least one token is left to compute.
  */
-static void p7_small_and_local_hits_are_left_to_the_engine(void)
+SR_CASE(p7_small_and_local_hits_are_left_to_the_engine, plain)
 {
 	sr_store(&a, "a", 1, 0, 80);
 	sr_request(&b, "b", 1, 0, 80);
@@ -94,7 +100,7 @@ static void p7_small_and_local_hits_are_left_to_the_engine(void)
 }
 
 /* A caller of an older version has shorter structs: nothing is written behind them, and a load needs no more. */
-static void p10_answers_are_no_longer_than_the_caller_says(void)
+SR_CASE(p10_answers_are_no_longer_than_the_caller_says, plain)
 {
 	struct {
 		kvx_hit_t hit;
@@ -122,7 +128,7 @@ static void p10_answers_are_no_longer_than_the_caller_says(void)
 }
 
 /* Others would wait for a load in the step: without any measurement it is done beside it. */
-static void p7_a_load_that_would_hold_up_others_is_asynchronous(void)
+SR_CASE(p7_a_load_that_would_hold_up_others_is_asynchronous, plain)
 {
 	sr_store(&a, "a", 1, 0, 80);
 	sr_request(&b, "b", 1, 0, 200);
@@ -134,7 +140,7 @@ static void p7_a_load_that_would_hold_up_others_is_asynchronous(void)
 }
 
 /* Equal tokens, another adapter: another space, found under its own name only. */
-static void p8_adapters_do_not_share_blocks(void)
+SR_CASE(p8_adapters_do_not_share_blocks, plain)
 {
 	sr_store(&a, "a", 1, 0, 80);
 	sr_request(&b, "b", 1, 0, 81);
@@ -151,7 +157,7 @@ static void p8_adapters_do_not_share_blocks(void)
 }
 
 /* Its load has failed: it is computed, it does not ask again, and what was lost is saved again. */
-static void p7_a_request_whose_load_failed_is_not_matched_again(void)
+SR_CASE(p7_a_request_whose_load_failed_is_not_matched_again, plain)
 {
 	sr_store(&a, "a", 1, 0, 80);
 	sr_request(&b, "b", 1, 0, 120);
@@ -165,7 +171,7 @@ static void p7_a_request_whose_load_failed_is_not_matched_again(void)
 }
 
 /* Ranks that give saves up: they are asked for again later, and come through. */
-static void p7_saves_given_up_by_a_rank_are_made_again(void)
+SR_CASE(p7_saves_given_up_by_a_rank_are_made_again, plain)
 {
 	sr_request(&a, "a", 1, 0, 80);
 	sr.drop_saves = 1;
@@ -176,7 +182,7 @@ static void p7_saves_given_up_by_a_rank_are_made_again(void)
 }
 
 /* Preempted and resumed elsewhere: what it had saved is loaded, generated tokens too, and nothing is saved twice. */
-static void p7_a_preempted_request_resumes_from_the_store(void)
+SR_CASE(p7_a_preempted_request_resumes_from_the_store, plain)
 {
 	sr_store(&a, "a", 1, 0, 160);
 	kvx_scheduler_preempt(sr.scheduler, &a.ask);
@@ -187,7 +193,7 @@ static void p7_a_preempted_request_resumes_from_the_store(void)
 }
 
 /* Aborted while it is being loaded: its leases live until the ranks have said so. */
-static void p4_leases_of_an_aborted_request_live_until_reported(void)
+SR_CASE(p4_leases_of_an_aborted_request_live_until_reported, async_loads)
 {
 	sr_find(&b, 81);
 	assert_true(sr.hit.async);
@@ -208,7 +214,7 @@ static void p4_leases_of_an_aborted_request_live_until_reported(void)
 
 /* The store is full of other things, and its blocks are larger in number than memory: saving goes on, old ones make
  * room, nothing leaks. */
-static void p5_a_full_store_costs_old_blocks_only(void)
+SR_CASE(p5_a_full_store_costs_old_blocks_only, plain)
 {
 	char id[16];
 
@@ -222,20 +228,4 @@ static void p5_a_full_store_costs_old_blocks_only(void)
 	assert_true(sr_stats().save_done > 16384); /* index.max_blocks of the rig's daemon */
 }
 
-#define COMES_BACK(options)                                                                                            \
-	SR_NAMED("what was saved is loaded: " #options, p1_what_was_saved_is_loaded_into_other_blocks, options)
-
-SR_MAIN(SR_TEST(p1_what_was_saved_is_loaded_into_other_blocks, plain), COMES_BACK(own_keys), COMES_BACK(async_loads),
-	COMES_BACK(cost_model), COMES_BACK(window), COMES_BACK(own_keys_window),
-	SR_TEST(p1_a_window_of_whole_blocks_leaves_the_last_one_to_compute, window),
-	SR_NAMED("a window of whole blocks", p1_a_window_of_whole_blocks_leaves_the_last_one_to_compute, even_window),
-	SR_TEST(p7_only_steps_that_fill_a_block_save, plain),
-	SR_TEST(p7_small_and_local_hits_are_left_to_the_engine, plain),
-	SR_TEST(p10_answers_are_no_longer_than_the_caller_says, plain),
-	SR_TEST(p7_a_load_that_would_hold_up_others_is_asynchronous, plain),
-	SR_TEST(p8_adapters_do_not_share_blocks, plain),
-	SR_TEST(p7_a_request_whose_load_failed_is_not_matched_again, plain),
-	SR_TEST(p7_saves_given_up_by_a_rank_are_made_again, plain),
-	SR_TEST(p7_a_preempted_request_resumes_from_the_store, plain),
-	SR_TEST(p4_leases_of_an_aborted_request_live_until_reported, async_loads),
-	SR_TEST(p5_a_full_store_costs_old_blocks_only, plain))
+SR_MAIN

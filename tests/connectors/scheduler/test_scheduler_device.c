@@ -35,7 +35,7 @@ static void store_twice(void)
 	assert_int_equal(count_there(&b), 10);
 }
 
-static void p1_what_is_used_twice_is_loaded_from_the_device(void)
+SR_CASE(p1_what_is_used_twice_is_loaded_from_the_device, there)
 {
 	assert_int_equal(sr_use(&a, "a", 1, 80, 80), 0);
 	assert_int_equal(sr_stats().device_blocks, 0); /* once is not enough */
@@ -57,6 +57,7 @@ static void p1_what_is_used_twice_is_loaded_from_the_device(void)
 	assert_int_equal(sr_stats().device_blocks, 10); /* it has them already */
 	assert_int_equal(sr_stats().save_busy + sr_stats().save_lost, 0);
 }
+SR_ALSO(p1_what_is_used_twice_is_loaded_from_the_device, async_there, 0)
 
 static uint64_t count_hits(const char *tier)
 {
@@ -68,7 +69,7 @@ static uint64_t count_hits(const char *tier)
 }
 
 /* An engine ends a request of one step, and then passes on that step's reports. */
-static void p9_a_request_of_one_step_counts_its_hit(void)
+SR_CASE(p9_a_request_of_one_step_counts_its_hit, there)
 {
 	const kvx_ended_t ended = {.struct_size = sizeof ended, .prompt_tokens = 168, .output_tokens = 1};
 
@@ -93,7 +94,7 @@ static void p9_a_request_of_one_step_counts_its_hit(void)
 	assert_int_equal(count_hits("disk"), 0);
 }
 
-static void p1_the_rest_of_a_prefix_comes_from_the_host(void)
+SR_CASE(p1_the_rest_of_a_prefix_comes_from_the_host, there)
 {
 	store_twice();
 	assert_int_equal(sr_use(&a, "a2", 3, 80, 160), 80); /* its other half is in host memory alone */
@@ -109,9 +110,10 @@ static void p1_the_rest_of_a_prefix_comes_from_the_host(void)
 	assert_int_equal(sr_use(&d, "d", 3, 80, 168), 160);
 	assert_int_equal(sr.hit.device_tokens, 160);
 }
+SR_ALSO(p1_the_rest_of_a_prefix_comes_from_the_host, async_there, 0)
 
 /* What the engine has itself is in neither part. */
-static void p1_each_part_begins_where_the_engine_s_own_blocks_end(void)
+SR_CASE(p1_each_part_begins_where_the_engine_s_own_blocks_end, there)
 {
 	static const uint32_t had[] = {40, 80, 120}, device[] = {40, 0, 0};
 
@@ -146,7 +148,7 @@ static void p1_each_part_begins_where_the_engine_s_own_blocks_end(void)
 }
 
 /* The engine has computed some of it between two lookups: the leases of before still serve. */
-static void p1_a_cached_lease_is_cut_at_both_ends(void)
+SR_CASE(p1_a_cached_lease_is_cut_at_both_ends, there)
 {
 	store_twice();
 	assert_int_equal(sr_use(&a, "a2", 3, 80, 160), 80);
@@ -168,7 +170,7 @@ static void p1_a_cached_lease_is_cut_at_both_ends(void)
 }
 
 /* Evicted between match and lease. */
-static void p6_a_lost_lease_on_the_device_is_the_host_s(void)
+SR_CASE(p6_a_lost_lease_on_the_device_is_the_host_s, there)
 {
 	store_twice();
 	assert_int_equal(sr_use(&a, "a2", 3, 80, 160), 80);
@@ -183,7 +185,7 @@ static void p6_a_lost_lease_on_the_device_is_the_host_s(void)
 }
 
 /* The end of it was: the rest comes from the host. */
-static void p6_a_shortened_lease_on_the_device_goes_on_in_the_host_s(void)
+SR_CASE(p6_a_shortened_lease_on_the_device_goes_on_in_the_host_s, there)
 {
 	store_twice();
 	assert_int_equal(sr_use(&a, "a2", 3, 80, 160), 80);
@@ -199,7 +201,7 @@ static void p6_a_shortened_lease_on_the_device_goes_on_in_the_host_s(void)
 }
 
 /* It holds what the host has lost, and is enough. */
-static void p1_the_device_alone_serves_what_the_host_has_lost(void)
+SR_CASE(p1_the_device_alone_serves_what_the_host_has_lost, there)
 {
 	store_twice();
 	assert_int_equal(kvc_space_reset(sr.space[KVX_IN_HOST]), KVC_OK);
@@ -212,7 +214,7 @@ static void p1_the_device_alone_serves_what_the_host_has_lost(void)
 }
 
 /* Blocks of a failed load are saved nowhere. */
-static void p1_garbage_is_not_saved_to_the_device(void)
+SR_CASE(p1_garbage_is_not_saved_to_the_device, there)
 {
 	assert_int_equal(sr_use(&a, "a", 1, 80, 80), 0);
 	sr.fail_loads = 1;
@@ -225,7 +227,7 @@ static void p1_garbage_is_not_saved_to_the_device(void)
 }
 
 /* A block that went to another request before its save was handed out is not saved. */
-static void p1_a_reused_block_is_not_saved_to_the_device(void)
+SR_CASE(p1_a_reused_block_is_not_saved_to_the_device, async_there)
 {
 	assert_int_equal(sr_use(&a, "a", 1, 80, 80), 0);
 	sr_request(&b, "b", 2, 80, 88);
@@ -245,7 +247,7 @@ static void p1_a_reused_block_is_not_saved_to_the_device(void)
 }
 
 /* Refused, or given up by a rank: the request goes on without. */
-static void p5_a_refused_save_to_the_device_is_not_repeated(void)
+SR_CASE(p5_a_refused_save_to_the_device_is_not_repeated, there)
 {
 	assert_int_equal(sr_use(&a, "a", 1, 80, 80), 0);
 	sr_request(&b, "b", 2, 80, 88);
@@ -265,7 +267,7 @@ static void p5_a_refused_save_to_the_device_is_not_repeated(void)
 }
 
 /* Its memory cannot be mapped: all comes from the host, and after a minute it is tried again. */
-static void p7_a_rank_without_the_device_ends_its_use_for_a_while(void)
+SR_CASE(p7_a_rank_without_the_device_ends_its_use_for_a_while, there)
 {
 	store_twice();
 	sr.fail_device = sr.row ? KVC_ERR_TIER_OFF : KVC_ERR_FAULT;
@@ -280,9 +282,11 @@ static void p7_a_rank_without_the_device_ends_its_use_for_a_while(void)
 	assert_int_equal(sr_use(&a, "a3", 5, 80, 88), 80);
 	assert_int_equal(sr.hit.device_tokens, 80);
 }
+SR_NAMED("p7_a_rank_without_the_device_ends_its_use (no space)", p7_a_rank_without_the_device_ends_its_use_for_a_while,
+	 there, 1)
 
 /* What is on the device costs nothing: the cost model is asked about the rest alone. */
-static void p7_what_the_device_has_always_pays(void)
+SR_CASE(p7_what_the_device_has_always_pays, by_cost)
 {
 	store_twice();
 	assert_int_equal(sr_use(&a, "a2", 3, 80, 160), 80);
@@ -302,7 +306,7 @@ static void p7_what_the_device_has_always_pays(void)
 }
 
 /* Several groups are loaded from one place: the device's if it has as much. */
-static void p1_several_groups_come_from_one_place(void)
+SR_CASE(p1_several_groups_come_from_one_place, window)
 {
 	assert_int_equal(sr_use(&a, "a", 1, 80, 80), 0);
 	assert_int_equal(sr_use(&b, "b", 2, 80, 88), 80);
@@ -315,7 +319,7 @@ static void p1_several_groups_come_from_one_place(void)
 }
 
 /* Neither space has a block of the old ones. */
-static void p1_new_weights_find_nothing_on_the_device(void)
+SR_CASE(p1_new_weights_find_nothing_on_the_device, there)
 {
 	store_twice();
 	sr_name_weights("w2");
@@ -327,7 +331,7 @@ static void p1_new_weights_find_nothing_on_the_device(void)
 	assert_int_equal(count_there(&d), 10);
 }
 
-static void p6_the_device_is_used_again_after_a_restart(void)
+SR_CASE(p6_the_device_is_used_again_after_a_restart, there)
 {
 	store_twice();
 	rig_kill(&sr.rig);
@@ -341,7 +345,7 @@ static void p6_the_device_is_used_again_after_a_restart(void)
 }
 
 /* It is asked for every two seconds, and never logged. */
-static void p7_a_refused_device_is_asked_for_now_and_then(void)
+SR_CASE(p7_a_refused_device_is_asked_for_now_and_then, refused)
 {
 	uint32_t before;
 
@@ -375,7 +379,7 @@ static uint64_t trace_of(const sr_options_t *options, uint32_t *p_records)
 }
 
 /* The daemon has no GPU memory: each message has the bytes it has if none was asked for. */
-static void p7_a_device_that_never_opens_changes_no_message(void)
+SR_CASE(p7_a_device_that_never_opens_changes_no_message, refused)
 {
 	static const sr_options_t none;
 	uint32_t records = 0, records_without = 0;
@@ -386,12 +390,12 @@ static void p7_a_device_that_never_opens_changes_no_message(void)
 	assert_true(with == without);
 }
 
-static void p7_own_keys_have_one_space(void)
+SR_CASE(p7_own_keys_have_one_space, own_keys)
 {
 	assert_int_equal(kvx_scheduler_set_device(sr.scheduler, "fake-0"), KVC_ERR_UNSUPPORTED);
 }
 
-static void p7_the_device_is_set_once(void)
+SR_CASE(p7_the_device_is_set_once, there)
 {
 	assert_int_equal(kvx_scheduler_set_device(sr.scheduler, "fake-1"), KVC_ERR_ARG);
 	assert_int_equal(kvx_scheduler_set_device(sr.scheduler, ""), KVC_ERR_ARG);
@@ -399,7 +403,7 @@ static void p7_the_device_is_set_once(void)
 }
 
 /* Prompts that share prefixes, and a device that forgets now and then: every loaded byte is right. */
-static void p1_loads_of_two_parts_are_right_in_a_random_order(void)
+SR_CASE(p1_loads_of_two_parts_are_right_in_a_random_order, there)
 {
 	uint64_t state = kv_test_seed();
 	static char id[16];
@@ -419,29 +423,4 @@ static void p1_loads_of_two_parts_are_right_in_a_random_order(void)
 	assert_int_equal(sr_stats().loads_failed, 0);
 }
 
-SR_MAIN(SR_TEST(p1_what_is_used_twice_is_loaded_from_the_device, there),
-	SR_NAMED("p1_what_is_used_twice_is_loaded_from_the_device (async)",
-		 p1_what_is_used_twice_is_loaded_from_the_device, async_there),
-	SR_TEST(p9_a_request_of_one_step_counts_its_hit, there),
-	SR_TEST(p1_the_rest_of_a_prefix_comes_from_the_host, there),
-	SR_NAMED("p1_the_rest_of_a_prefix_comes_from_the_host (async)", p1_the_rest_of_a_prefix_comes_from_the_host,
-		 async_there),
-	SR_TEST(p1_each_part_begins_where_the_engine_s_own_blocks_end, there),
-	SR_TEST(p1_a_cached_lease_is_cut_at_both_ends, there),
-	SR_TEST(p6_a_lost_lease_on_the_device_is_the_host_s, there),
-	SR_TEST(p6_a_shortened_lease_on_the_device_goes_on_in_the_host_s, there),
-	SR_TEST(p1_the_device_alone_serves_what_the_host_has_lost, there),
-	SR_TEST(p1_garbage_is_not_saved_to_the_device, there),
-	SR_TEST(p1_a_reused_block_is_not_saved_to_the_device, async_there),
-	SR_TEST(p5_a_refused_save_to_the_device_is_not_repeated, there),
-	SR_ROW("p7_a_rank_without_the_device_ends_its_use (no mapping)",
-	       p7_a_rank_without_the_device_ends_its_use_for_a_while, there, 0),
-	SR_ROW("p7_a_rank_without_the_device_ends_its_use (no space)",
-	       p7_a_rank_without_the_device_ends_its_use_for_a_while, there, 1),
-	SR_TEST(p7_what_the_device_has_always_pays, by_cost), SR_TEST(p1_several_groups_come_from_one_place, window),
-	SR_TEST(p1_new_weights_find_nothing_on_the_device, there),
-	SR_TEST(p6_the_device_is_used_again_after_a_restart, there),
-	SR_TEST(p7_a_refused_device_is_asked_for_now_and_then, refused),
-	SR_TEST(p7_a_device_that_never_opens_changes_no_message, refused),
-	SR_TEST(p7_own_keys_have_one_space, own_keys), SR_TEST(p7_the_device_is_set_once, there),
-	SR_TEST(p1_loads_of_two_parts_are_right_in_a_random_order, there))
+SR_MAIN

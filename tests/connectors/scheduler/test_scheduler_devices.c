@@ -57,7 +57,7 @@ static uint32_t count_in(uint32_t place, const sr_request_t *request)
 }
 
 /* And it lies in the memory of both GPUs then: it was used a second time. */
-static void p1_another_gpu_s_blocks_are_loaded_from_there(void)
+SR_CASE(p1_another_gpu_s_blocks_are_loaded_from_there, first)
 {
 	store_there(80);
 	become_second(&second);
@@ -76,7 +76,7 @@ static void p1_another_gpu_s_blocks_are_loaded_from_there(void)
 }
 
 /* Its memory may be out of reach for a rank, or its spaces not open yet: then the host serves. */
-static void p7_a_gpu_that_no_rank_has_reached_is_not_counted_on(void)
+SR_CASE(p7_a_gpu_that_no_rank_has_reached_is_not_counted_on, first)
 {
 	store_there(80);
 	sr_close();
@@ -92,7 +92,7 @@ static void p7_a_gpu_that_no_rank_has_reached_is_not_counted_on(void)
 }
 
 /* The engine's own GPU is faster than the other one, and the other one than the host. */
-static void p1_the_own_gpu_is_preferred_unless_it_has_much_less(void)
+SR_CASE(p1_the_own_gpu_is_preferred_unless_it_has_much_less, first)
 {
 	static const struct {
 		uint32_t own, device, other; /* tokens */
@@ -128,7 +128,7 @@ static void p1_the_own_gpu_is_preferred_unless_it_has_much_less(void)
 }
 
 /* Evicted there between match and lease. */
-static void p6_a_lost_lease_on_another_gpu_is_the_host_s(void)
+SR_CASE(p6_a_lost_lease_on_another_gpu_is_the_host_s, first)
 {
 	store_there(80);
 	become_second(&second);
@@ -143,7 +143,7 @@ static void p6_a_lost_lease_on_another_gpu_is_the_host_s(void)
 }
 
 /* A rank cannot load from there after all. */
-static void p7_another_gpu_that_fails_is_left_alone_for_a_while(void)
+SR_CASE(p7_another_gpu_that_fails_is_left_alone_for_a_while, first)
 {
 	store_there(80);
 	become_second(&second);
@@ -158,7 +158,7 @@ static void p7_another_gpu_that_fails_is_left_alone_for_a_while(void)
 }
 
 /* No space has a block of the old ones, also not those that other engines have saved. */
-static void p1_new_weights_find_nothing_on_other_gpus(void)
+SR_CASE(p1_new_weights_find_nothing_on_other_gpus, first)
 {
 	store_there(80);
 	become_second(&second);
@@ -168,7 +168,7 @@ static void p1_new_weights_find_nothing_on_other_gpus(void)
 }
 
 /* Several groups are loaded from one place. */
-static void p1_several_groups_come_from_the_other_gpu(void)
+SR_CASE(p1_several_groups_come_from_the_other_gpu, first_window)
 {
 	store_there(80);
 	become_second(&second_window);
@@ -177,7 +177,7 @@ static void p1_several_groups_come_from_the_other_gpu(void)
 	assert_int_equal(sr_stats().other_device_tokens, 80);
 }
 
-static void p10_a_report_of_a_place_that_is_none_is_refused(void)
+SR_CASE(p10_a_report_of_a_place_that_is_none_is_refused, alone)
 {
 	static const uint32_t wrong[] = {KVX_IN_HOST, KVX_IN_DEVICE, KVX_PLACES, UINT32_MAX};
 
@@ -190,11 +190,4 @@ static void p10_a_report_of_a_place_that_is_none_is_refused(void)
 	}
 }
 
-SR_MAIN(SR_TEST(p1_another_gpu_s_blocks_are_loaded_from_there, first),
-	SR_TEST(p7_a_gpu_that_no_rank_has_reached_is_not_counted_on, first),
-	SR_TEST(p1_the_own_gpu_is_preferred_unless_it_has_much_less, first),
-	SR_TEST(p6_a_lost_lease_on_another_gpu_is_the_host_s, first),
-	SR_TEST(p7_another_gpu_that_fails_is_left_alone_for_a_while, first),
-	SR_TEST(p1_new_weights_find_nothing_on_other_gpus, first),
-	SR_TEST(p1_several_groups_come_from_the_other_gpu, first_window),
-	SR_TEST(p10_a_report_of_a_place_that_is_none_is_refused, alone))
+SR_MAIN

@@ -16,7 +16,7 @@ static const sr_options_t plain, sync_loads = {.mode = KVX_LOAD_SYNC}, alone = {
 
 /* No daemon: requests come and go, nothing is found, saved or kept, and it takes next to no time (measured: 2 us a
  * request; the limit, of 10 ms, is for sanitizers and busy machines). */
-static void p7_without_a_daemon_nothing_is_done_and_nothing_kept(void)
+SR_CASE(p7_without_a_daemon_nothing_is_done_and_nothing_kept, alone)
 {
 	const uint64_t start = sr_now_ns();
 	kvx_scheduler_stats_t stats;
@@ -38,7 +38,7 @@ static void p7_without_a_daemon_nothing_is_done_and_nothing_kept(void)
 
 /* Killed and started again, empty: misses, then hits come back; the blocks it lost are saved from requests still alive.
  */
-static void p7_hits_come_back_after_the_daemon_was_killed(void)
+SR_CASE(p7_hits_come_back_after_the_daemon_was_killed, plain)
 {
 	sr_store(&a, "a", 1, 0, 160);
 	for (uint32_t round = 0; round < 3; round++) {
@@ -62,7 +62,7 @@ static void p7_hits_come_back_after_the_daemon_was_killed(void)
 
 /* Stopped: a plan waits once; later ones do not wait; no engine is kept spinning; all is well after SIGCONT. Without a
  * processor, one waits more often for the same time. */
-static void p7_a_stopped_daemon_holds_no_step(void)
+SR_CASE(p7_a_stopped_daemon_holds_no_step, stopped)
 {
 	const uint64_t start = sr_now_ns();
 	uint32_t waits = 0;
@@ -92,7 +92,7 @@ static void p7_a_stopped_daemon_holds_no_step(void)
 }
 
 /* An answer that comes after its plan: the engine is asked to step once more, and the blocks go out early. */
-static void p7_a_late_answer_goes_out_in_a_later_message(void)
+SR_CASE(p7_a_late_answer_goes_out_in_a_later_message, late)
 {
 	sr_request(&a, "a", 1, 0, 160);
 	sr_place(&a, 0, 0);
@@ -109,7 +109,7 @@ static void p7_a_late_answer_goes_out_in_a_later_message(void)
 
 /* A lease that does not come in time is nothing promised; it is there when the engine asks again, and goes back when
  * the request runs without. */
-static void p7_nothing_is_promised_that_is_not_leased(void)
+SR_CASE(p7_nothing_is_promised_that_is_not_leased, late)
 {
 	sr_store(&a, "a", 1, 0, 80);
 	sr_request(&b, "b", 1, 0, 100);
@@ -125,7 +125,7 @@ static void p7_nothing_is_promised_that_is_not_leased(void)
 }
 
 /* The daemon dies between promise and plan: the ranks are told that the load is dead, and the request computes. */
-static void p7_a_load_whose_daemon_died_is_reported_as_failed(void)
+SR_CASE(p7_a_load_whose_daemon_died_is_reported_as_failed, plain)
 {
 	sr_find(&b, 100);
 	rig_kill(&sr.rig);
@@ -139,7 +139,7 @@ static void p7_a_load_whose_daemon_died_is_reported_as_failed(void)
 }
 
 /* Reports and tables that make no sense: counted, ignored. */
-static void p10_unsound_reports_and_block_tables_are_refused(void)
+SR_CASE(p10_unsound_reports_and_block_tables_are_refused, plain)
 {
 	static const uint32_t ids[4] = {1, 2, SR_BLOCKS, 4};
 	static const kvx_block_table_t tables[] = {
@@ -183,7 +183,7 @@ static uint32_t poll_and_count_kept(void)
 }
 
 /* Ranks that never report: the lease is kept alive past its time to live, then given back. */
-static void p4_leases_no_rank_reports_are_given_back(void)
+SR_CASE(p4_leases_no_rank_reports_are_given_back, plain)
 {
 	sr_find(&b, 100);
 	sr_start_load(&b);
@@ -202,7 +202,7 @@ static void p4_leases_no_rank_reports_are_given_back(void)
 }
 
 /* The queue to the daemon is full when the lease must be renewed, which ends twice load_ms after the last renewal. */
-static void p7_a_lease_that_could_not_be_renewed_is_renewed_in_time(void)
+SR_CASE(p7_a_lease_that_could_not_be_renewed_is_renewed_in_time, sync_loads)
 {
 	sr_find(&b, 100);
 	sr_start_load(&b);
@@ -238,7 +238,7 @@ static void end_save(void)
 
 /* A prefill of minutes, in an engine that plans a step ahead: the put is kept alive at each look, and its blocks become
  * visible. */
-static void p7_a_save_lives_as_long_as_its_step_takes(void)
+SR_CASE(p7_a_save_lives_as_long_as_its_step_takes, plain)
 {
 	begin_save();
 	sr_plan(); /* of the next step, while that one is computed */
@@ -263,7 +263,7 @@ static void wait_until_save_is_late(void)
 }
 
 /* The daemon alone decides how long the put lives, and a rank that is late after all is not too late. */
-static void p7_a_save_that_is_late_is_left_to_its_time_to_live(void)
+SR_CASE(p7_a_save_that_is_late_is_left_to_its_time_to_live, plain)
 {
 	begin_save();
 	wait_until_save_is_late();
@@ -275,7 +275,7 @@ static void p7_a_save_that_is_late_is_left_to_its_time_to_live(void)
 }
 
 /* The daemon needs the room of a put that is no longer renewed: it is reserved again. */
-static void p7_a_save_that_the_daemon_ended_is_reserved_again(void)
+SR_CASE(p7_a_save_that_the_daemon_ended_is_reserved_again, plain)
 {
 	kvc_put_t *rival = NULL;
 	kvc_key_t many[2048];
@@ -303,7 +303,7 @@ static void p7_a_save_that_the_daemon_ended_is_reserved_again(void)
 }
 
 /* Ranks that never hand anything in fill the table of puts: those that are late make room for others. */
-static void p5_saves_that_are_late_make_room_when_the_table_is_full(void)
+SR_CASE(p5_saves_that_are_late_make_room_when_the_table_is_full, plain)
 {
 	const uint32_t taken = KVX_PUTS_MAX - 8u; /* all places but eight */
 
@@ -367,7 +367,7 @@ static uint32_t live(const char *id, uint32_t seed, uint32_t n, uint32_t base, i
 
 /* Every allocation fails in turn, and then all of them for a while: no load that was promised is broken without the
  * ranks being told, nothing wrong is loaded or saved, nothing leaks. */
-static void p5_lack_of_memory_breaks_no_promise(void)
+SR_CASE(p5_lack_of_memory_breaks_no_promise, sync_loads)
 {
 	uint32_t dead = 0;
 
@@ -397,7 +397,7 @@ static void p5_lack_of_memory_breaks_no_promise(void)
 }
 
 /* Nor can be remembered what was given back before the engine came to load it: the ranks are told all the same. */
-static void p5_a_lost_load_without_memory_is_reported_as_failed(void)
+SR_CASE(p5_a_lost_load_without_memory_is_reported_as_failed, sync_loads)
 {
 	sr_find(&b, 160);
 	kvx_lease_cache_give_back(sr.scheduler, kvx_requests_find(&sr.scheduler->requests, "second", 6)->cached);
@@ -412,7 +412,7 @@ static void p5_a_lost_load_without_memory_is_reported_as_failed(void)
 }
 
 /* What several matches have found may be loaded in one plan, later: each has kept what telling the ranks takes. */
-static void p5_loads_found_in_earlier_steps_need_no_memory(void)
+SR_CASE(p5_loads_found_in_earlier_steps_need_no_memory, sync_loads)
 {
 	enum { LOADS = 8, BLOCKS = 120 }; /* more than fit beside each other in a plan of one of them */
 	static sr_request_t request[LOADS];
@@ -444,7 +444,7 @@ static void p5_loads_found_in_earlier_steps_need_no_memory(void)
 
 /* Last, since it is for good: a plan that does not fit fences all blocks, the daemon is left, and the engine goes on
  * with misses. */
-static void p7_a_broken_message_detaches_the_engine_and_fences_all(void)
+SR_CASE(p7_a_broken_message_detaches_the_engine_and_fences_all, plain)
 {
 	const kvx_record_header_t *record;
 	const void *bytes = NULL;
@@ -471,20 +471,4 @@ static void p7_a_broken_message_detaches_the_engine_and_fences_all(void)
 	}
 }
 
-SR_MAIN(SR_TEST(p7_without_a_daemon_nothing_is_done_and_nothing_kept, alone),
-	SR_TEST(p7_hits_come_back_after_the_daemon_was_killed, plain),
-	SR_TEST(p7_a_stopped_daemon_holds_no_step, stopped),
-	SR_TEST(p7_a_late_answer_goes_out_in_a_later_message, late),
-	SR_TEST(p7_nothing_is_promised_that_is_not_leased, late),
-	SR_TEST(p7_a_load_whose_daemon_died_is_reported_as_failed, plain),
-	SR_TEST(p10_unsound_reports_and_block_tables_are_refused, plain),
-	SR_TEST(p4_leases_no_rank_reports_are_given_back, plain),
-	SR_TEST(p7_a_lease_that_could_not_be_renewed_is_renewed_in_time, sync_loads),
-	SR_TEST(p7_a_save_lives_as_long_as_its_step_takes, plain),
-	SR_TEST(p7_a_save_that_is_late_is_left_to_its_time_to_live, plain),
-	SR_TEST(p7_a_save_that_the_daemon_ended_is_reserved_again, plain),
-	SR_TEST(p5_saves_that_are_late_make_room_when_the_table_is_full, plain),
-	SR_TEST(p5_lack_of_memory_breaks_no_promise, sync_loads),
-	SR_TEST(p5_a_lost_load_without_memory_is_reported_as_failed, sync_loads),
-	SR_TEST(p5_loads_found_in_earlier_steps_need_no_memory, sync_loads),
-	SR_TEST(p7_a_broken_message_detaches_the_engine_and_fences_all, plain))
+SR_MAIN

@@ -111,7 +111,7 @@ static void check_failing_load(const failing_load_t *row)
 	kvx_scheduler_revoke_saves(sr.scheduler); /* the ranks do not write */
 }
 
-static void what_follows_a_failed_load_is_not_saved_and_is_named(void)
+SR_CASE(what_follows_a_failed_load_is_not_saved_and_is_named, sync_loads)
 {
 	for (uint32_t i = 0; i < KV_COUNT_OF(failing_loads); i++) {
 		print_message("# %s\n", failing_loads[i].name);
@@ -124,7 +124,7 @@ static void what_follows_a_failed_load_is_not_saved_and_is_named(void)
 /* The engine's cache names the blocks of a synchronous load at once. It fails, or what was leased was given back before
  * the ranks are told; and until the request has computed them, piece by piece, what others compute after them is
  * garbage. */
-static void p1_blocks_computed_after_a_failed_load_are_not_saved(void)
+SR_CASE(p1_blocks_computed_after_a_failed_load_are_not_saved, sync_loads)
 {
 	uint64_t before;
 
@@ -162,11 +162,12 @@ static void p1_blocks_computed_after_a_failed_load_are_not_saved(void)
 	(void)sr_step_saves(&e, 120);
 	assert_int_equal(sr_stats().save_blocks - before, 6);
 }
+SR_ALSO(p1_blocks_computed_after_a_failed_load_are_not_saved, sync_loads, 1)
 
 /* Blocks from before a reset that are used after it, by a load that was under way or as a hit of the engine's own
  * cache: they are not saved. Those that the request is given afterwards are, whether the engine first says that it was
  * preempted or has given them in the same step (row 1). */
-static void p1_what_lay_in_the_engine_before_a_reset_is_not_saved(void)
+SR_CASE(p1_what_lay_in_the_engine_before_a_reset_is_not_saved, async_loads)
 {
 	sr_store(&a, "a", 1, 0, 80);
 	sr_request(&b, "b", 1, 0, 81);
@@ -188,10 +189,12 @@ static void p1_what_lay_in_the_engine_before_a_reset_is_not_saved(void)
 	sr_compute(&c, 0, 15);
 	assert_int_equal(sr_step_saves(&c, 120), 15);
 }
+SR_NAMED("p1_preempted_and_resumed_in_one_step_it_is_saved_again",
+	 p1_what_lay_in_the_engine_before_a_reset_is_not_saved, async_loads, 1)
 
 /* The caller no longer knows whose the blocks are: what is reserved is given up, and the request is saved again only
  * with blocks that it is given after a preemption. */
-static void p1_after_saves_are_revoked_only_a_new_table_is_saved(void)
+SR_CASE(p1_after_saves_are_revoked_only_a_new_table_is_saved, plain)
 {
 	sr_request(&a, "a", 1, 0, 160);
 	sr_place(&a, 0, 0);
@@ -207,7 +210,7 @@ static void p1_after_saves_are_revoked_only_a_new_table_is_saved(void)
 
 /* A load that was under way fails after the reset, and its request computes its blocks again, after others of before:
  * neither it nor one that shares them is saved. */
-static void p1_computing_again_after_a_reset_makes_no_block_valid(void)
+SR_CASE(p1_computing_again_after_a_reset_makes_no_block_valid, sync_loads)
 {
 	sr_find(&b, 88);
 	sr_start_load(&b);
@@ -247,7 +250,7 @@ static void continue_daemon(void)
 }
 
 /* In the very plan of the answer, they still hold what they did; in one before it (row 1), they do not. */
-static void p1_blocks_reallocated_before_the_answer_are_not_saved(void)
+SR_CASE(p1_blocks_reallocated_before_the_answer_are_not_saved, late)
 {
 	ask_of_a_stopped_daemon();
 	sr_request(&b, "b", 2, 0, 40);
@@ -260,10 +263,11 @@ static void p1_blocks_reallocated_before_the_answer_are_not_saved(void)
 	assert_int_equal(sr.plan.early, !sr.row);
 	assert_int_equal(sr_stats().save_lost, sr.row ? 10 : 0);
 }
+SR_ALSO(p1_blocks_reallocated_before_the_answer_are_not_saved, late, 1)
 
 /* A request whose id is too long for us is not saved, but what it was given is fenced: old bytes of its blocks must not
  * be saved. */
-static void p1_blocks_of_a_request_that_is_not_served_are_not_saved(void)
+SR_CASE(p1_blocks_of_a_request_that_is_not_served_are_not_saved, late)
 {
 	const uint32_t ids[5] = {5, 6, 7, 8, 9};
 	const kvx_block_table_t table = {.struct_size = sizeof table, .n = 5, .ids = ids};
@@ -280,14 +284,4 @@ static void p1_blocks_of_a_request_that_is_not_served_are_not_saved(void)
 	assert_int_equal(sr_stats().save_lost, 10);
 }
 
-SR_MAIN(SR_TEST(what_follows_a_failed_load_is_not_saved_and_is_named, sync_loads),
-	SR_TEST(p1_blocks_computed_after_a_failed_load_are_not_saved, sync_loads),
-	SR_ROW("after a load that was given back", p1_blocks_computed_after_a_failed_load_are_not_saved, sync_loads, 1),
-	SR_TEST(p1_after_saves_are_revoked_only_a_new_table_is_saved, plain),
-	SR_TEST(p1_computing_again_after_a_reset_makes_no_block_valid, sync_loads),
-	SR_TEST(p1_what_lay_in_the_engine_before_a_reset_is_not_saved, async_loads),
-	SR_ROW("p1_preempted_and_resumed_in_one_step_it_is_saved_again",
-	       p1_what_lay_in_the_engine_before_a_reset_is_not_saved, async_loads, 1),
-	SR_TEST(p1_blocks_reallocated_before_the_answer_are_not_saved, late),
-	SR_ROW("reallocated in a plan before", p1_blocks_reallocated_before_the_answer_are_not_saved, late, 1),
-	SR_TEST(p1_blocks_of_a_request_that_is_not_served_are_not_saved, late))
+SR_MAIN

@@ -133,7 +133,7 @@ static void begin_sending(uint32_t n)
 }
 
 /* Chunks are loaded while more is computed, the last one after its producer has ended, and nothing is kept. */
-static void p1_chunks_are_loaded_as_they_come(void)
+SR_CASE(p1_chunks_are_loaded_as_they_come, plain)
 {
 	const int whole = sr.groups > 1; /* several groups come in one piece */
 
@@ -161,6 +161,15 @@ static void p1_chunks_are_loaded_as_they_come(void)
 	assert_int_equal(sr_stats().loads_failed, 0);
 	SR_UNTIL(rig_counter(&sr.rig, "kvd_handovers") == 0);
 }
+SR_ALSO(p1_chunks_are_loaded_as_they_come, plain, PRIVATE)
+SR_ALSO(p1_chunks_are_loaded_as_they_come, own_keys, PRIVATE)
+SR_ALSO(p1_chunks_are_loaded_as_they_come, plain, PEER)
+SR_ALSO(p1_chunks_are_loaded_as_they_come, own_keys, PEER)
+SR_ALSO(p1_chunks_are_loaded_as_they_come, window, PEER)
+SR_ALSO(p1_chunks_are_loaded_as_they_come, plain, PEER | PRIVATE)
+SR_ALSO(p1_chunks_are_loaded_as_they_come, own_keys, PEER | PRIVATE)
+SR_ALSO(p1_chunks_are_loaded_as_they_come, own_keys, 0)
+SR_ALSO(p1_chunks_are_loaded_as_they_come, window, 0)
 
 /* The producer plans no further step: its daemon alone tells a consumer, which is another client here. */
 static void await_units(kvc_handover_t *taken, uint32_t n, uint32_t state)
@@ -175,7 +184,7 @@ static void await_units(kvc_handover_t *taken, uint32_t n, uint32_t state)
 	assert_int_equal(info.state, state);
 }
 
-static void p7_a_chunk_waits_for_no_step_of_its_producer(void)
+SR_CASE(p7_a_chunk_waits_for_no_step_of_its_producer, plain)
 {
 	kvc_handover_t *taken = NULL;
 
@@ -190,9 +199,10 @@ static void p7_a_chunk_waits_for_no_step_of_its_producer(void)
 	SR_UNTIL(!sr.scheduler->handovers && rig_counter(&sr.rig, "kvd_handovers") == 0);
 	assert_int_equal(sr_stats().handovers_sent, 1);
 }
+SR_ALSO(p7_a_chunk_waits_for_no_step_of_its_producer, plain, PRIVATE)
 
 /* The consumer may come when all is there, and does not wait then; the entry ends with its admission. */
-static void p7_what_is_stored_is_not_waited_for(void)
+SR_CASE(p7_what_is_stored_is_not_waited_for, plain)
 {
 	kvx_transfer_t from;
 
@@ -216,10 +226,11 @@ static void p7_what_is_stored_is_not_waited_for(void)
 	assert_null(sr.scheduler->handovers);
 	SR_UNTIL(rig_counter(&sr.rig, "kvd_handovers") == 0);
 }
+SR_ALSO(p7_what_is_stored_is_not_waited_for, plain, PRIVATE)
 
 /* All is stored but the tokens after the last whole block: asynchronous loads bring them, if they are there, and else
  * nothing is awaited. */
-static void p7_a_private_block_that_is_there_is_loaded(void)
+SR_CASE_ROW(p7_a_private_block_that_is_there_is_loaded, async_loads, PRIVATE)
 {
 	kvx_transfer_t from;
 
@@ -243,7 +254,7 @@ static void p7_a_private_block_that_is_there_is_loaded(void)
 }
 
 /* Its save is lost: the blocks before it come, and the load has failed at its last block only. */
-static void p7_a_private_block_that_was_not_saved_is_computed(void)
+SR_CASE_ROW(p7_a_private_block_that_was_not_saved_is_computed, plain, PRIVATE)
 {
 	receive(203, WAIT_MS);
 	begin_sending(203);
@@ -268,7 +279,7 @@ static void must_fail_with(uint32_t blocks)
 	assert_int_equal(sr_match(&d), 0);
 }
 
-static void p7_an_aborted_producer_fails_the_rest_at_once(void)
+SR_CASE(p7_an_aborted_producer_fails_the_rest_at_once, plain)
 {
 	uint64_t start;
 
@@ -289,7 +300,7 @@ static void p7_an_aborted_producer_fails_the_rest_at_once(void)
 }
 
 /* Its request has ended as it should, but blocks of it were not saved. */
-static void p7_what_a_producer_did_not_save_is_computed(void)
+SR_CASE(p7_what_a_producer_did_not_save_is_computed, plain)
 {
 	receive(200, WAIT_MS);
 	begin_sending(200);
@@ -303,9 +314,10 @@ static void p7_what_a_producer_did_not_save_is_computed(void)
 	SR_UNTIL(!sr.scheduler->handovers);
 	assert_int_equal(sr_stats().handovers_send_failed, 1);
 }
+SR_NAMED("p7_what_a_peer_did_not_save_is_computed", p7_what_a_producer_did_not_save_is_computed, plain, PEER)
 
 /* Both learn it at once: the consumer computes, the producer ends, and nothing of it stays pinned. */
-static void p5_sides_with_other_weights_wait_for_nothing(void)
+SR_CASE_ROW(p5_sides_with_other_weights_wait_for_nothing, plain, OTHER)
 {
 	uint64_t start;
 
@@ -330,8 +342,9 @@ static void p5_sides_with_other_weights_wait_for_nothing(void)
 	SR_UNTIL(rig_counter(&sr.rig, "kvd_handovers") == 0);
 	assert_int_equal(rig_counter(&sr.rig, "kvd_handovers_ended_total{result=other_space}"), 1);
 }
+SR_ALSO(p5_sides_with_other_weights_wait_for_nothing, plain, OTHER | SECOND)
 
-static void p5_a_producer_that_never_comes_is_awaited_for_a_time(void)
+SR_CASE(p5_a_producer_that_never_comes_is_awaited_for_a_time, plain)
 {
 	receive(200, 300);
 	for (int i = 0; i < 5; i++) {
@@ -342,9 +355,11 @@ static void p5_a_producer_that_never_comes_is_awaited_for_a_time(void)
 	must_fail_with(0);
 	assert_false(kvx_scheduler_awaits_peer(sr.scheduler));
 }
+SR_NAMED("p5_a_peer_that_never_comes_is_awaited_for_a_time", p5_a_producer_that_never_comes_is_awaited_for_a_time,
+	 plain, PEER)
 
 /* The daemon has a deadline of its own, and does not tell of it now. */
-static void p5_a_stopped_daemon_does_not_prolong_the_wait(void)
+SR_CASE(p5_a_stopped_daemon_does_not_prolong_the_wait, plain)
 {
 	receive(200, 300);
 	(void)sr_step();
@@ -356,7 +371,7 @@ static void p5_a_stopped_daemon_does_not_prolong_the_wait(void)
 }
 
 /* The ranks are told of its load, so that its blocks are freed, and at once of its end. */
-static void p4_an_aborted_consumer_leaves_nothing(void)
+SR_CASE(p4_an_aborted_consumer_leaves_nothing, plain)
 {
 	receive(200, WAIT_MS);
 	begin_sending(200);
@@ -371,8 +386,9 @@ static void p4_an_aborted_consumer_leaves_nothing(void)
 	sr_finish(&p);
 	SR_UNTIL(!sr.scheduler->handovers);
 }
+SR_NAMED("p4_an_aborted_consumer_of_a_peer_leaves_nothing", p4_an_aborted_consumer_leaves_nothing, plain, PEER)
 
-static void p7_without_the_daemon_the_wait_ends(void)
+SR_CASE(p7_without_the_daemon_the_wait_ends, plain)
 {
 	receive(200, WAIT_MS);
 	begin_sending(200);
@@ -399,7 +415,7 @@ static void ask_for_remote(uint32_t n, const char *peer)
 }
 
 /* A name that the daemon does not know: it says so, and the engine computes what it was promised. */
-static void p7_an_unknown_peer_is_a_miss_at_once(void)
+SR_CASE(p7_an_unknown_peer_is_a_miss_at_once, plain)
 {
 	const uint64_t start = sr_now_ns();
 
@@ -417,7 +433,7 @@ static void p7_an_unknown_peer_is_a_miss_at_once(void)
 }
 
 /* Nothing is promised, and nothing is asked for twice. */
-static void p7_a_fetch_that_cannot_be_asked_for_promises_nothing(void)
+SR_CASE_ROW(p7_a_fetch_that_cannot_be_asked_for_promises_nothing, plain, PEER)
 {
 	memset(&fetched, 0, sizeof fetched);
 	fetched.refused = KVC_ERR_BUSY;
@@ -430,7 +446,7 @@ static void p7_a_fetch_that_cannot_be_asked_for_promises_nothing(void)
 }
 
 /* Hashes that are not there yet: the peer is asked when they are. */
-static void p7_a_peer_is_asked_when_the_prompt_has_names(void)
+SR_CASE_ROW(p7_a_peer_is_asked_when_the_prompt_has_names, plain, PEER)
 {
 	memset(&fetched, 0, sizeof fetched);
 	ask_for_remote(200, "node1");
@@ -445,7 +461,7 @@ static void p7_a_peer_is_asked_when_the_prompt_has_names(void)
 }
 
 /* Tokens do not say which extra keys are in our own keys. */
-static void p7_a_prompt_with_extra_keys_is_not_asked_of_a_peer(void)
+SR_CASE_ROW(p7_a_prompt_with_extra_keys_is_not_asked_of_a_peer, own_keys, PEER)
 {
 	const void *extra[25] = {"an image"};
 	const uint32_t extra_len[25] = {8};
@@ -466,7 +482,7 @@ static void p7_a_prompt_with_extra_keys_is_not_asked_of_a_peer(void)
 }
 
 /* All is stored here: nothing is promised, and the entry there is taken, so that it does not stay. */
-static void p7_what_is_stored_here_is_taken_from_the_peer_too(void)
+SR_CASE_ROW(p7_what_is_stored_here_is_taken_from_the_peer_too, plain, PEER)
 {
 	begin_sending(160);
 	sr_run_tokens(&p, 0, 160);
@@ -484,7 +500,7 @@ static void p7_what_is_stored_here_is_taken_from_the_peer_too(void)
 	SR_UNTIL(!sr.scheduler->handovers && rig_counter(&sr.rig, "kvd_handovers") == 0);
 }
 
-static void p10_a_peers_name_that_is_too_long_is_refused(void)
+SR_CASE(p10_a_peers_name_that_is_too_long_is_refused, plain)
 {
 	char name[KVC_MAX_PEER + 2];
 	kvx_transfer_t from;
@@ -500,7 +516,7 @@ static void p10_a_peers_name_that_is_too_long_is_refused(void)
 }
 
 /* Less than a block: nothing is promised, and the entry of its producer is complete at once. */
-static void p7_a_prompt_shorter_than_a_block_is_computed(void)
+SR_CASE(p7_a_prompt_shorter_than_a_block_is_computed, plain)
 {
 	kvx_transfer_t from, wrong;
 
@@ -518,7 +534,7 @@ static void p7_a_prompt_shorter_than_a_block_is_computed(void)
 }
 
 /* It is computed without what was promised: other memory was short, or another connector has it. */
-static void p4_a_promise_that_is_not_taken_is_given_up(void)
+SR_CASE(p4_a_promise_that_is_not_taken_is_given_up, plain)
 {
 	receive(200, WAIT_MS);
 	sr_advance(&d, 0, 0);
@@ -527,49 +543,4 @@ static void p4_a_promise_that_is_not_taken_is_given_up(void)
 	SR_UNTIL(!sr.scheduler->handovers && sr.scheduler->load_count == 0);
 }
 
-SR_MAIN(SR_TEST(p1_chunks_are_loaded_as_they_come, plain),
-	SR_ROW("chunks and a private block are loaded", p1_chunks_are_loaded_as_they_come, plain, PRIVATE),
-	SR_ROW("chunks and a private block are loaded: own keys", p1_chunks_are_loaded_as_they_come, own_keys, PRIVATE),
-	SR_TEST(p7_a_chunk_waits_for_no_step_of_its_producer, plain),
-	SR_ROW("a chunk and a private block wait for no step", p7_a_chunk_waits_for_no_step_of_its_producer, plain,
-	       PRIVATE),
-	SR_ROW("p7_a_private_block_that_is_there_is_loaded", p7_a_private_block_that_is_there_is_loaded, async_loads,
-	       PRIVATE),
-	SR_ROW("p7_a_private_block_that_was_not_saved_is_computed", p7_a_private_block_that_was_not_saved_is_computed,
-	       plain, PRIVATE),
-	SR_ROW("chunks come from a peer", p1_chunks_are_loaded_as_they_come, plain, PEER),
-	SR_ROW("chunks come from a peer: own keys", p1_chunks_are_loaded_as_they_come, own_keys, PEER),
-	SR_ROW("chunks come from a peer: a window", p1_chunks_are_loaded_as_they_come, window, PEER),
-	SR_ROW("chunks and a private block come from a peer", p1_chunks_are_loaded_as_they_come, plain, PEER | PRIVATE),
-	SR_ROW("chunks and a private block come from a peer: own keys", p1_chunks_are_loaded_as_they_come, own_keys,
-	       PEER | PRIVATE),
-	SR_ROW("p5_a_peer_that_never_comes_is_awaited_for_a_time", p5_a_producer_that_never_comes_is_awaited_for_a_time,
-	       plain, PEER),
-	SR_ROW("p4_an_aborted_consumer_of_a_peer_leaves_nothing", p4_an_aborted_consumer_leaves_nothing, plain, PEER),
-	SR_ROW("p7_what_a_peer_did_not_save_is_computed", p7_what_a_producer_did_not_save_is_computed, plain, PEER),
-	SR_TEST(p7_an_unknown_peer_is_a_miss_at_once, plain),
-	SR_ROW("p7_a_fetch_that_cannot_be_asked_for_promises_nothing",
-	       p7_a_fetch_that_cannot_be_asked_for_promises_nothing, plain, PEER),
-	SR_ROW("p7_a_peer_is_asked_when_the_prompt_has_names", p7_a_peer_is_asked_when_the_prompt_has_names, plain,
-	       PEER),
-	SR_ROW("p7_a_prompt_with_extra_keys_is_not_asked_of_a_peer", p7_a_prompt_with_extra_keys_is_not_asked_of_a_peer,
-	       own_keys, PEER),
-	SR_ROW("p7_what_is_stored_here_is_taken_from_the_peer_too", p7_what_is_stored_here_is_taken_from_the_peer_too,
-	       plain, PEER),
-	SR_TEST(p10_a_peers_name_that_is_too_long_is_refused, plain),
-	SR_NAMED("chunks are loaded as they come: own keys", p1_chunks_are_loaded_as_they_come, own_keys),
-	SR_NAMED("chunks are loaded as they come: a window", p1_chunks_are_loaded_as_they_come, window),
-	SR_TEST(p7_what_is_stored_is_not_waited_for, plain),
-	SR_ROW("p7_what_is_stored_is_not_waited_for (and a private block)", p7_what_is_stored_is_not_waited_for, plain,
-	       PRIVATE),
-	SR_TEST(p7_an_aborted_producer_fails_the_rest_at_once, plain),
-	SR_TEST(p7_what_a_producer_did_not_save_is_computed, plain),
-	SR_TEST(p5_a_producer_that_never_comes_is_awaited_for_a_time, plain),
-	SR_ROW("p5_sides_with_other_weights_wait_for_nothing", p5_sides_with_other_weights_wait_for_nothing, plain,
-	       OTHER),
-	SR_ROW("sides with other weights wait for nothing: the consumer comes second",
-	       p5_sides_with_other_weights_wait_for_nothing, plain, OTHER | SECOND),
-	SR_TEST(p5_a_stopped_daemon_does_not_prolong_the_wait, plain),
-	SR_TEST(p4_an_aborted_consumer_leaves_nothing, plain), SR_TEST(p7_without_the_daemon_the_wait_ends, plain),
-	SR_TEST(p7_a_prompt_shorter_than_a_block_is_computed, plain),
-	SR_TEST(p4_a_promise_that_is_not_taken_is_given_up, plain))
+SR_MAIN

@@ -99,7 +99,7 @@ static void must_come(uint32_t blocks, uint64_t from_device)
 
 /* ---- from the GPU ---------------------------------------------------------------------------- */
 
-static void p1_pieces_come_from_memory_of_the_gpu(void)
+SR_CASE(p1_pieces_come_from_memory_of_the_gpu, there)
 {
 	receive(203, producer_gpu());
 	begin_sending(203);
@@ -119,6 +119,8 @@ static void p1_pieces_come_from_memory_of_the_gpu(void)
 	assert_int_equal(sr.yielding_puts, 0);
 	assert_int_equal(sr_stats().device_tokens, sr.row & PRIVATE ? 203 : 200);
 }
+SR_ALSO(p1_pieces_come_from_memory_of_the_gpu, there, OWN)
+SR_ALSO(p1_pieces_come_from_memory_of_the_gpu, there, PRIVATE)
 
 /* As the consumer would see it: the producer's GPU is another one, and no rank has said that it reaches that. */
 static void be_out_of_reach(void)
@@ -138,7 +140,7 @@ static void hand_over(uint32_t n)
 }
 
 /* Host memory has it too: memory of the GPU is nearer. */
-static void p7_what_the_host_has_too_comes_from_the_gpu(void)
+SR_CASE(p7_what_the_host_has_too_comes_from_the_gpu, there)
 {
 	hand_over(200);
 	be_out_of_reach();
@@ -148,7 +150,7 @@ static void p7_what_the_host_has_too_comes_from_the_gpu(void)
 }
 
 /* A step can load it: nothing is promised, and both places keep nothing. */
-static void p7_what_is_in_reach_comes_with_its_step(void)
+SR_CASE_ROW(p7_what_is_in_reach_comes_with_its_step, there, OWN | PRIVATE)
 {
 	hand_over(203);
 	ask_to_receive(203, producer_gpu());
@@ -165,7 +167,7 @@ static void p7_what_is_in_reach_comes_with_its_step(void)
 }
 
 /* The producer has computed nothing, and saves what it found there too, step by step as it is told. */
-static void p7_a_prompt_that_the_host_has_is_saved_on_the_gpu(void)
+SR_CASE(p7_a_prompt_that_the_host_has_is_saved_on_the_gpu, there)
 {
 	sr_store(&d, "before", 1, 0, 200);
 	sr_finish(&d);
@@ -192,7 +194,7 @@ static void p7_a_prompt_that_the_host_has_is_saved_on_the_gpu(void)
 }
 
 /* Neither is a hand-over in host memory alone one there, nor one of another node. */
-static void p7_a_gpu_is_used_only_where_it_is_asked_for(void)
+SR_CASE(p7_a_gpu_is_used_only_where_it_is_asked_for, there)
 {
 	kvx_transfer_t one;
 
@@ -214,7 +216,7 @@ static void p7_a_gpu_is_used_only_where_it_is_asked_for(void)
 }
 
 /* Both halves of the engine know no more GPUs than there are places. */
-static void p5_no_more_gpus_are_named_than_there_are_places(void)
+SR_CASE(p5_no_more_gpus_are_named_than_there_are_places, there)
 {
 	char name[16];
 
@@ -243,7 +245,7 @@ static void p5_no_more_gpus_are_named_than_there_are_places(void)
 /* ---- not from the GPU ------------------------------------------------------------------------ */
 
 /* The consumer knows no GPU: it has what it would have had. */
-static void p7_a_consumer_that_names_no_gpu_takes_from_the_host(void)
+SR_CASE(p7_a_consumer_that_names_no_gpu_takes_from_the_host, there)
 {
 	kvc_handover_t *taken = NULL;
 
@@ -264,7 +266,7 @@ static void p7_a_consumer_that_names_no_gpu_takes_from_the_host(void)
 }
 
 /* The producer has no memory there, or is not asked to use it: the consumer's question leaves nothing. */
-static void p7_a_producer_without_the_gpu_hands_over_in_host_memory(void)
+SR_CASE(p7_a_producer_without_the_gpu_hands_over_in_host_memory, none)
 {
 	receive(203, producer_gpu());
 	begin_sending(203);
@@ -274,8 +276,9 @@ static void p7_a_producer_without_the_gpu_hands_over_in_host_memory(void)
 	must_come(25, 0);
 	assert_int_equal(sr_stats().handovers_sent_device + sr_stats().device_blocks, 0);
 }
+SR_ALSO(p7_a_producer_without_the_gpu_hands_over_in_host_memory, refused, 0)
 
-static void p7_several_groups_are_handed_over_in_host_memory(void)
+SR_CASE(p7_several_groups_are_handed_over_in_host_memory, window)
 {
 	receive(200, producer_gpu());
 	begin_sending(200);
@@ -297,7 +300,7 @@ static int is_sent_on_device(void)
 }
 
 /* A save there fails after some have not: what follows comes from host memory, and the GPU keeps nothing. */
-static void p7_what_is_not_saved_on_the_gpu_comes_from_the_host(void)
+SR_CASE(p7_what_is_not_saved_on_the_gpu_comes_from_the_host, there)
 {
 	receive(203, producer_gpu());
 	begin_sending(203);
@@ -316,9 +319,10 @@ static void p7_what_is_not_saved_on_the_gpu_comes_from_the_host(void)
 	assert_int_equal(sr_stats().handovers_sent_device, 0);
 	sr.drop_device_saves = 0;
 }
+SR_ALSO(p7_what_is_not_saved_on_the_gpu_comes_from_the_host, there, OWN)
 
 /* Memory there is full. */
-static void p5_a_full_gpu_is_not_waited_for(void)
+SR_CASE(p5_a_full_gpu_is_not_waited_for, there)
 {
 	receive(203, producer_gpu());
 	begin_sending(203);
@@ -331,7 +335,7 @@ static void p5_a_full_gpu_is_not_waited_for(void)
 
 /* The GPU has all blocks of it, as hits, while the producer still saves them to host memory: what the lease there lacks
  * comes with the hand-over. */
-static void p7_what_the_gpu_lost_since_the_match_comes_with_the_hand_over(void)
+SR_CASE_ROW(p7_what_the_gpu_lost_since_the_match_comes_with_the_hand_over, there, OWN)
 {
 	kvc_handover_t *taken = NULL;
 
@@ -361,7 +365,7 @@ static void p7_what_the_gpu_lost_since_the_match_comes_with_the_hand_over(void)
 }
 
 /* The host has no room, and the GPU has all of it. */
-static void p7_what_the_host_did_not_save_comes_from_the_gpu(void)
+SR_CASE(p7_what_the_host_did_not_save_comes_from_the_gpu, there)
 {
 	receive(200, producer_gpu());
 	begin_sending(200);
@@ -376,7 +380,7 @@ static void p7_what_the_host_did_not_save_comes_from_the_gpu(void)
 
 /* The consumer's share of that GPU is smaller than the prompt: the rest is awaited in host memory, and comes from
  * there. */
-static void p7_what_a_lease_on_the_gpu_lacks_comes_from_the_host(void)
+SR_CASE(p7_what_a_lease_on_the_gpu_lacks_comes_from_the_host, there)
 {
 	receive(203, producer_gpu());
 	begin_sending(203);
@@ -395,8 +399,10 @@ static void p7_what_a_lease_on_the_gpu_lacks_comes_from_the_host(void)
 	assert_int_equal(sr_stats().device_tokens, 48);
 	sr.cut_device_leases = 0;
 }
+SR_ALSO(p7_what_a_lease_on_the_gpu_lacks_comes_from_the_host, there, OWN)
+SR_ALSO(p7_what_a_lease_on_the_gpu_lacks_comes_from_the_host, there, PRIVATE)
 
-static void p7_what_the_gpu_leases_not_at_all_comes_from_the_host(void)
+SR_CASE(p7_what_the_gpu_leases_not_at_all_comes_from_the_host, there)
 {
 	receive(200, producer_gpu());
 	begin_sending(200);
@@ -407,9 +413,10 @@ static void p7_what_the_gpu_leases_not_at_all_comes_from_the_host(void)
 	assert_int_equal(sr_stats().device_tokens + sr_stats().other_device_tokens, 0);
 	sr.miss_device_leases = 0;
 }
+SR_ALSO(p7_what_the_gpu_leases_not_at_all_comes_from_the_host, there, OWN)
 
 /* Neither place has it: the consumer computes it, and does not wait for what will not come. */
-static void p7_what_a_lease_on_the_gpu_lacks_is_not_awaited_for_ever(void)
+SR_CASE(p7_what_a_lease_on_the_gpu_lacks_is_not_awaited_for_ever, there)
 {
 	receive(200, producer_gpu());
 	begin_sending(200);
@@ -424,10 +431,11 @@ static void p7_what_a_lease_on_the_gpu_lacks_is_not_awaited_for_ever(void)
 	sr.cut_device_leases = 0;
 	sr.drop_host_saves = 0;
 }
+SR_ALSO(p7_what_a_lease_on_the_gpu_lacks_is_not_awaited_for_ever, there, OWN)
 
 /* A rank cannot map it: what was handed over so far is computed, and the next prompt comes from the host. What it would
  * have had there is taken all the same. */
-static void p7_a_gpu_that_a_rank_cannot_reach_is_left_alone(void)
+SR_CASE(p7_a_gpu_that_a_rank_cannot_reach_is_left_alone, there)
 {
 	receive(200, producer_gpu());
 	begin_sending(200);
@@ -455,7 +463,7 @@ static void p7_a_gpu_that_a_rank_cannot_reach_is_left_alone(void)
 }
 
 /* Each time that a rank cannot map it, a prompt is computed. */
-static void p7_a_gpu_out_of_reach_is_tried_more_and_more_rarely(void)
+SR_CASE(p7_a_gpu_out_of_reach_is_tried_more_and_more_rarely, there)
 {
 	const uint64_t second = UINT64_C(1000000000);
 
@@ -482,7 +490,7 @@ static void p7_a_gpu_out_of_reach_is_tried_more_and_more_rarely(void)
 }
 
 /* A wrong digest: computed, and not looked for elsewhere. */
-static void p1_a_damaged_block_on_the_gpu_is_computed(void)
+SR_CASE(p1_a_damaged_block_on_the_gpu_is_computed, there)
 {
 	receive(200, producer_gpu());
 	begin_sending(200);
@@ -502,7 +510,7 @@ static void p1_a_damaged_block_on_the_gpu_is_computed(void)
 
 /* ---- ends ------------------------------------------------------------------------------------ */
 
-static void p4_an_aborted_producer_leaves_nothing_on_the_gpu(void)
+SR_CASE(p4_an_aborted_producer_leaves_nothing_on_the_gpu, there)
 {
 	receive(200, producer_gpu());
 	begin_sending(200);
@@ -515,8 +523,9 @@ static void p4_an_aborted_producer_leaves_nothing_on_the_gpu(void)
 	assert_true(sr_is_right(&d, 0, 10));
 	must_be_empty();
 }
+SR_ALSO(p4_an_aborted_producer_leaves_nothing_on_the_gpu, there, OWN)
 
-static void p4_an_aborted_consumer_leaves_nothing_on_the_gpu(void)
+SR_CASE(p4_an_aborted_consumer_leaves_nothing_on_the_gpu, there)
 {
 	receive(200, producer_gpu());
 	begin_sending(200);
@@ -528,7 +537,7 @@ static void p4_an_aborted_consumer_leaves_nothing_on_the_gpu(void)
 	must_be_empty();
 }
 
-static void p7_without_the_daemon_both_ends_go_on(void)
+SR_CASE(p7_without_the_daemon_both_ends_go_on, there)
 {
 	receive(200, producer_gpu());
 	begin_sending(200);
@@ -541,35 +550,4 @@ static void p7_without_the_daemon_both_ends_go_on(void)
 	sr_restart_daemon();
 }
 
-#define BOTH(test) SR_ROW(#test, test, there, 0), SR_ROW(#test " (own GPU)", test, there, OWN)
-
-SR_MAIN(BOTH(p1_pieces_come_from_memory_of_the_gpu),
-	SR_ROW("p1_pieces_come_from_memory_of_the_gpu (and a private block)", p1_pieces_come_from_memory_of_the_gpu,
-	       there, PRIVATE),
-	SR_TEST(p7_what_the_host_has_too_comes_from_the_gpu, there),
-	SR_ROW("p7_what_is_in_reach_comes_with_its_step", p7_what_is_in_reach_comes_with_its_step, there,
-	       OWN | PRIVATE),
-	SR_TEST(p7_a_prompt_that_the_host_has_is_saved_on_the_gpu, there),
-	SR_TEST(p7_a_gpu_is_used_only_where_it_is_asked_for, there),
-	SR_TEST(p5_no_more_gpus_are_named_than_there_are_places, there),
-	SR_TEST(p7_a_consumer_that_names_no_gpu_takes_from_the_host, there),
-	SR_NAMED("p7_a_producer_without_the_gpu_hands_over_in_host_memory (none)",
-		 p7_a_producer_without_the_gpu_hands_over_in_host_memory, none),
-	SR_NAMED("p7_a_producer_without_the_gpu_hands_over_in_host_memory (refused)",
-		 p7_a_producer_without_the_gpu_hands_over_in_host_memory, refused),
-	SR_TEST(p7_several_groups_are_handed_over_in_host_memory, window),
-	BOTH(p7_what_is_not_saved_on_the_gpu_comes_from_the_host), SR_TEST(p5_a_full_gpu_is_not_waited_for, there),
-	SR_ROW("p7_what_the_gpu_lost_since_the_match_comes_with_the_hand_over",
-	       p7_what_the_gpu_lost_since_the_match_comes_with_the_hand_over, there, OWN),
-	SR_TEST(p7_what_the_host_did_not_save_comes_from_the_gpu, there),
-	BOTH(p7_what_a_lease_on_the_gpu_lacks_comes_from_the_host),
-	SR_ROW("p7_what_a_lease_on_the_gpu_lacks_comes_from_the_host (and a private block)",
-	       p7_what_a_lease_on_the_gpu_lacks_comes_from_the_host, there, PRIVATE),
-	BOTH(p7_what_the_gpu_leases_not_at_all_comes_from_the_host),
-	BOTH(p7_what_a_lease_on_the_gpu_lacks_is_not_awaited_for_ever),
-	SR_TEST(p7_a_gpu_that_a_rank_cannot_reach_is_left_alone, there),
-	SR_TEST(p7_a_gpu_out_of_reach_is_tried_more_and_more_rarely, there),
-	SR_TEST(p1_a_damaged_block_on_the_gpu_is_computed, there),
-	BOTH(p4_an_aborted_producer_leaves_nothing_on_the_gpu),
-	SR_TEST(p4_an_aborted_consumer_leaves_nothing_on_the_gpu, there),
-	SR_TEST(p7_without_the_daemon_both_ends_go_on, there))
+SR_MAIN

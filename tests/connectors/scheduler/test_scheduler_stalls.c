@@ -93,7 +93,7 @@ static void print_reasons(const kvx_scheduler_stats_t *stats)
 
 /* On a busy machine a stall may be longer than 40 ms. A miss is right when lookups have waited for as long as a daemon
  * may be silent. An answer may come before the heartbeat of its iteration, so the waits of the last hit count, too. */
-static void p7_stalls_of_40_ms_cost_no_stored_token(void)
+SR_CASE(p7_stalls_of_40_ms_cost_no_stored_token, brief)
 {
 	uint64_t hit = 0, stored = 0, before[2]; /* waited before the last hit, and after it */
 	kvx_scheduler_stats_t stats;
@@ -143,7 +143,7 @@ static void find_stored(void)
 
 /* Lookups of a stopped daemon wait for it 50 ms in all, however many there are; each new stop costs that again. All is
  * found once it goes on. */
-static void p7_a_stopped_daemon_costs_lookups_50_ms_once(void)
+SR_CASE(p7_a_stopped_daemon_costs_lookups_50_ms_once, brief)
 {
 	store();
 	rig_wait_written(&sr.rig); /* or it may be stopped in the middle of a bucket */
@@ -176,7 +176,7 @@ static void p7_a_stopped_daemon_costs_lookups_50_ms_once(void)
 
 /* A busy machine may not run the daemon for longer than a second: what it leases after that is what the same lookup
  * finds. */
-static void p7_an_answer_after_more_than_a_second_is_no_miss(void)
+SR_CASE(p7_an_answer_after_more_than_a_second_is_no_miss, patient)
 {
 	kvx_scheduler_stats_t stats;
 	uint32_t i = 0;
@@ -201,7 +201,7 @@ static void p7_an_answer_after_more_than_a_second_is_no_miss(void)
 }
 
 /* An operator sees why tokens were missed. */
-static void p7_every_missed_token_is_counted_under_its_reason(void)
+SR_CASE(p7_every_missed_token_is_counted_under_its_reason, patient)
 {
 	kvx_scheduler_stats_t stats;
 
@@ -226,7 +226,4 @@ static void p7_every_missed_token_is_counted_under_its_reason(void)
 	assert_int_equal(sr_stats().miss_tokens_no_daemon - stats.miss_tokens_no_daemon, TOKENS);
 }
 
-SR_MAIN(SR_TEST(p7_stalls_of_40_ms_cost_no_stored_token, brief),
-	SR_TEST(p7_a_stopped_daemon_costs_lookups_50_ms_once, brief),
-	SR_TEST(p7_an_answer_after_more_than_a_second_is_no_miss, patient),
-	SR_TEST(p7_every_missed_token_is_counted_under_its_reason, patient))
+SR_MAIN

@@ -51,7 +51,7 @@ static void teach_step(uint32_t tokens, uint64_t ns)
 	tell_step(sr.plan.step, ns);
 }
 
-static void p7_steps_that_compute_prompts_are_timed(void)
+SR_CASE(p7_steps_that_compute_prompts_are_timed, alone)
 {
 	const kvx_ask_t unknown = {.struct_size = sizeof unknown, .id = "r", .id_len = 1, .tokens = 100};
 	const uint64_t mean = 10u * MS - 10u * MS / 8u + 20u * MS / 8u;
@@ -102,7 +102,7 @@ static void p7_steps_that_compute_prompts_are_timed(void)
 	assert_int_equal(sr_stats().cost_model_steps, 3);
 }
 
-static void p7_ranks_learn_what_a_step_computes(void)
+SR_CASE(p7_ranks_learn_what_a_step_computes, alone)
 {
 	uint32_t asked = 0;
 
@@ -137,7 +137,7 @@ static uint64_t max_wait_ns(uint32_t n, uint32_t tokens)
 	return ns;
 }
 
-static void p7_a_message_waits_for_little_of_its_step(void)
+SR_CASE(p7_a_message_waits_for_little_of_its_step, alone)
 {
 	sr.scheduler->wait_us = 500;
 	sr.scheduler->wait_asked = 0;
@@ -151,7 +151,7 @@ static void p7_a_message_waits_for_little_of_its_step(void)
 }
 
 /* Requests that generate fill a block now and then: no plan waits for that, and the block is saved all the same. */
-static void p7_a_step_that_generates_waits_for_no_answer(void)
+SR_CASE(p7_a_step_that_generates_waits_for_no_answer, plain)
 {
 	uint32_t saved = 0, early = 0;
 
@@ -225,7 +225,7 @@ static uint32_t loaded_of(const char *id, uint32_t local)
 	return tokens;
 }
 
-static void p7_a_part_that_does_not_pay_is_not_loaded(void)
+SR_CASE(p7_a_part_that_does_not_pay_is_not_loaded, stored)
 {
 	store_on_disk(1000);
 	teach(20, 2, 50);
@@ -270,7 +270,7 @@ static int goes_beside(sr_request_t *request, uint32_t number, uint32_t busy)
 	return sr.hit.async;
 }
 
-static void p7_synchronous_loads_of_a_step_have_a_common_limit(void)
+SR_CASE(p7_synchronous_loads_of_a_step_have_a_common_limit, plain)
 {
 	sr_store(&a, "first", 0, 0, 1000); /* that others find */
 	for (uint32_t round = 0; round < 4; round++) {
@@ -288,7 +288,7 @@ static void p7_synchronous_loads_of_a_step_have_a_common_limit(void)
 
 /* It has the answers of a step when it has planned, and begun, the next one: a load inside that would hold them up; and
  * an asynchronous one would be overtaken. */
-static void p7_an_engine_planning_ahead_has_one_synchronous_load(void)
+SR_CASE(p7_an_engine_planning_ahead_has_one_synchronous_load, plain)
 {
 	sr_store(&a, "first", 0, 0, 1000); /* that others find */
 	for (uint32_t round = 0; round < 6; round++) {
@@ -308,7 +308,7 @@ static void p7_an_engine_planning_ahead_has_one_synchronous_load(void)
 }
 
 /* Nothing is known of the disk, and its guess does not pay: a piece is loaded, which is measured. */
-static void p7_a_disk_is_sampled_by_a_piece(void)
+SR_CASE(p7_a_disk_is_sampled_by_a_piece, stored)
 {
 	kvx_step_work_t work = {0};
 
@@ -325,7 +325,7 @@ static void p7_a_disk_is_sampled_by_a_piece(void)
 
 /* Engine and daemon were restarted, and all that is asked for is on disk: the first hit leaves enough to be computed,
  * and its step tells. */
-static void p7_the_first_hit_on_a_disk_teaches_the_compute_cost(void)
+SR_CASE(p7_the_first_hit_on_a_disk_teaches_the_compute_cost, stored)
 {
 	kvx_cost_model_t *cost_model = &sr.scheduler->cost_model;
 
@@ -357,7 +357,7 @@ static uint64_t patience_of(sr_request_t *request, const char *name)
 	return found->cached->until_ns - found->cached->asked_ns;
 }
 
-static void p7_after_a_late_answer_waits_are_shorter_until_one_is_early(void)
+SR_CASE(p7_after_a_late_answer_waits_are_shorter_until_one_is_early, slow)
 {
 	sr_store(&a, "a", 1, 0, 80);
 	rig_signal(&sr.rig, SIGSTOP);
@@ -371,12 +371,4 @@ static void p7_after_a_late_answer_waits_are_shorter_until_one_is_early(void)
 	assert_int_equal(patience_of(&d, "d"), 100 * MS);
 }
 
-SR_MAIN(SR_TEST(p7_steps_that_compute_prompts_are_timed, alone), SR_TEST(p7_ranks_learn_what_a_step_computes, alone),
-	SR_TEST(p7_a_message_waits_for_little_of_its_step, alone),
-	SR_TEST(p7_a_step_that_generates_waits_for_no_answer, plain),
-	SR_TEST(p7_a_part_that_does_not_pay_is_not_loaded, stored),
-	SR_TEST(p7_synchronous_loads_of_a_step_have_a_common_limit, plain),
-	SR_TEST(p7_an_engine_planning_ahead_has_one_synchronous_load, plain),
-	SR_TEST(p7_after_a_late_answer_waits_are_shorter_until_one_is_early, slow),
-	SR_TEST(p7_a_disk_is_sampled_by_a_piece, stored),
-	SR_TEST(p7_the_first_hit_on_a_disk_teaches_the_compute_cost, stored))
+SR_MAIN

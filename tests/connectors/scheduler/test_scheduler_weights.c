@@ -28,7 +28,7 @@ static uint32_t count_shared(const sr_request_t *request)
 /* ---- unproven -------------------------------------------------------------------------------- */
 
 /* And no block is touched. */
-static void p1_while_unproven_nothing_is_found_or_saved(void)
+SR_CASE(p1_while_unproven_nothing_is_found_or_saved, plain)
 {
 	sr_store(&a, "a", 1, 0, 120);
 	kvx_scheduler_suspend(sr.scheduler);
@@ -44,7 +44,7 @@ static void p1_while_unproven_nothing_is_found_or_saved(void)
 }
 
 /* A name is given once, until it is unproven. */
-static void p10_weights_that_have_a_name_get_no_other(void)
+SR_CASE(p10_weights_that_have_a_name_get_no_other, later)
 {
 	char name[KVX_WEIGHTS_MAX + 2];
 
@@ -65,7 +65,7 @@ static void p10_weights_that_have_a_name_get_no_other(void)
 /* ---- the same weights ------------------------------------------------------------------------ */
 
 /* But for what lay in the engine: nobody knows when it was computed. */
-static void p1_equal_weights_find_everything_again(void)
+SR_CASE(p1_equal_weights_find_everything_again, later)
 {
 	sr_store(&a, "a", 1, 0, 120);
 	sr_request(&c, "c", 3, 0, 120);
@@ -81,7 +81,7 @@ static void p1_equal_weights_find_everything_again(void)
 /* ---- other weights --------------------------------------------------------------------------- */
 
 /* What is saved under the new name is found under it, and not under the old one. */
-static void p1_other_weights_find_nothing_of_before(void)
+SR_CASE(p1_other_weights_find_nothing_of_before, later)
 {
 	sr_store(&a, "a", 1, 0, 120);
 	assert_int_equal(sr_step_saves(&a, 120), 0);
@@ -100,7 +100,7 @@ static void p1_other_weights_find_nothing_of_before(void)
 }
 
 /* A chain of our own begins with the space, so it begins again. */
-static void p1_own_keys_begin_again_with_another_name(void)
+SR_CASE(p1_own_keys_begin_again_with_another_name, own)
 {
 	sr_store(&a, "a", 1, 0, 120);
 	sr_name_weights("w2");
@@ -114,7 +114,7 @@ static void p1_own_keys_begin_again_with_another_name(void)
 /* ---- taken back ------------------------------------------------------------------------------ */
 
 /* Stored by this engine since the last proof; what others had stored, and what was proved since, stays. */
-static void p1_what_was_stored_since_the_last_proof_is_taken_back(void)
+SR_CASE(p1_what_was_stored_since_the_last_proof_is_taken_back, later)
 {
 	sr_store(&a, "a", 1, 80, 80);
 	sr_name_weights("w1");
@@ -131,7 +131,7 @@ static void p1_what_was_stored_since_the_last_proof_is_taken_back(void)
 }
 
 /* Windows have no parents: each block is named. */
-static void p1_of_windows_every_block_is_taken_back(void)
+SR_CASE(p1_of_windows_every_block_is_taken_back, windows)
 {
 	sr_store(&a, "a", 1, 0, 120);
 	sr_name_weights("w2");
@@ -143,7 +143,7 @@ static void p1_of_windows_every_block_is_taken_back(void)
 }
 
 /* The engine need not wait for its daemon, nor for its next request. */
-static void p2_what_is_to_be_taken_back_waits_for_the_daemon(void)
+SR_CASE(p2_what_is_to_be_taken_back_waits_for_the_daemon, later)
 {
 	for (int row = 0; row < 2; row++) {
 		sr_store(&a, row ? "b" : "a", 1u + (uint32_t)row, 0, 120);
@@ -159,7 +159,7 @@ static void p2_what_is_to_be_taken_back_waits_for_the_daemon(void)
 }
 
 /* With its end, too. */
-static void p2_an_engine_that_ends_takes_back_what_it_must(void)
+SR_CASE(p2_an_engine_that_ends_takes_back_what_it_must, later)
 {
 	kvc_identity_t identity;
 	kvc_match_t match = {.struct_size = sizeof match};
@@ -187,7 +187,7 @@ static void p2_an_engine_that_ends_takes_back_what_it_must(void)
 }
 
 /* No list grows without end: the weights are proved before it is full. */
-static void p5_what_may_have_to_be_taken_back_is_bounded(void)
+SR_CASE(p5_what_may_have_to_be_taken_back_is_bounded, later)
 {
 	kvx_stored_list_t *list = &sr.scheduler->stored;
 	const kvx_stored_at_t some = {.space = 0};
@@ -213,7 +213,7 @@ static void p5_what_may_have_to_be_taken_back_is_bounded(void)
 /* ---- names ----------------------------------------------------------------------------------- */
 
 /* An adapter's blocks depend on the weights below it. */
-static void p1_an_adapter_finds_nothing_of_other_weights(void)
+SR_CASE(p1_an_adapter_finds_nothing_of_other_weights, later)
 {
 	for (int row = 0; row < 2; row++) {
 		sr_request(&a, "a", 1, 0, 80);
@@ -233,7 +233,7 @@ static void p1_an_adapter_finds_nothing_of_other_weights(void)
 }
 
 /* More names than an engine has numbers: old ones become free. (The daemon refuses spaces beyond its own limit.) */
-static void p5_names_without_end_take_bounded_memory(void)
+SR_CASE(p5_names_without_end_take_bounded_memory, plain)
 {
 	char name[16];
 
@@ -251,14 +251,4 @@ static void p5_names_without_end_take_bounded_memory(void)
 	assert_int_equal(sr.scheduler->base, 0);
 }
 
-SR_MAIN(SR_TEST(p1_while_unproven_nothing_is_found_or_saved, plain),
-	SR_TEST(p10_weights_that_have_a_name_get_no_other, later),
-	SR_TEST(p1_equal_weights_find_everything_again, later), SR_TEST(p1_other_weights_find_nothing_of_before, later),
-	SR_TEST(p1_own_keys_begin_again_with_another_name, own),
-	SR_TEST(p1_an_adapter_finds_nothing_of_other_weights, later),
-	SR_TEST(p5_names_without_end_take_bounded_memory, plain),
-	SR_TEST(p1_what_was_stored_since_the_last_proof_is_taken_back, later),
-	SR_TEST(p1_of_windows_every_block_is_taken_back, windows),
-	SR_TEST(p2_what_is_to_be_taken_back_waits_for_the_daemon, later),
-	SR_TEST(p2_an_engine_that_ends_takes_back_what_it_must, later),
-	SR_TEST(p5_what_may_have_to_be_taken_back_is_bounded, later))
+SR_MAIN
