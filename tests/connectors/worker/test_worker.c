@@ -19,14 +19,17 @@
 #define IDLE_PC 10u
 #endif
 
+static const wr_t unstored = {.empty = 1};
+static const wr_t padded = {.no_daemon = 1, .groups = "0:full:32,1:window:32:511", .layers = 4};
+static const wr_t strict_alone = {.strict = 1, .no_daemon = 1};
+static const wr_t strict_quick = {.strict = 1, .silence = "50ms"};
 static const uint32_t both_kinds[2] = {0, KVX_MSG_ASYNC};
 
 /* ---- how it is opened ------------------------------------------------------------------------ */
 
 /* Also of a group with fewer layers. */
-static void p1_a_roundtrip_brings_a_block_back(void **state)
+WR_CASE(p1_a_roundtrip_brings_a_block_back, padded)
 {
-	wr_t *wr = *state;
 	wr_rank_t *rank = &wr->rank[0];
 
 	assert_int_equal(kvx_worker_roundtrip_test(rank->worker, 0, 5, 9), KVC_OK);
@@ -53,9 +56,8 @@ static void p1_a_roundtrip_brings_a_block_back(void **state)
 		assert_null(worker);                                                                                   \
 	} while (0)
 
-static void p10_a_configuration_that_contradicts_itself_is_refused(void **state)
+WR_CASE(p10_a_configuration_that_contradicts_itself_is_refused, wr_alone)
 {
-	wr_t *wr = *state;
 	kvx_worker_group_t two[2];
 	const kvx_worker_config_t good = wr_config(wr, 0, two);
 
@@ -96,9 +98,8 @@ static kvc_put_t *save_into_unopened_space(wr_t *wr)
 
 /* Also a message that is not sound: which blocks the engine is about to write is not known then. No block is read after
  * it, and the saves are given up. */
-static void p1_a_fence_of_all_blocks_leaves_none_to_be_read(void **state)
+WR_CASE(p1_a_fence_of_all_blocks_leaves_none_to_be_read, unstored)
 {
-	wr_t *wr = *state;
 	static const uint64_t zeros[8];
 	const struct {
 		const void *message;
@@ -126,9 +127,8 @@ static void p1_a_fence_of_all_blocks_leaves_none_to_be_read(void **state)
 }
 
 /* What is in memory still comes; what has to be asked for does not. */
-static void p5_a_stopped_daemon_fails_a_load_long_before_its_deadline(void **state)
+WR_CASE(p5_a_stopped_daemon_fails_a_load_long_before_its_deadline, strict_quick)
 {
-	wr_t *wr = *state;
 	kvc_lease_t *lease = wr_lease(wr, 0, 8);
 	wr_end_t end;
 
@@ -156,9 +156,8 @@ static void p5_a_stopped_daemon_fails_a_load_long_before_its_deadline(void **sta
 /* ---- no daemon ------------------------------------------------------------------------------- */
 
 /* Nor is there a self-test, before which nothing is loaded. */
-static void p7_without_a_daemon_everything_fails_at_once(void **state)
+WR_CASE(p7_without_a_daemon_everything_fails_at_once, strict_alone)
 {
-	wr_t *wr = *state;
 	const uint64_t begin = wr_now_ms();
 	wr_end_t end;
 
@@ -210,9 +209,8 @@ static void check_idle(const char *when)
 }
 
 /* With a daemon, with one that hangs while a save waits for it, and without one. */
-static void p5_a_worker_that_waits_burns_no_cpu(void **state)
+WR_CASE(p5_a_worker_that_waits_burns_no_cpu, unstored)
 {
-	wr_t *wr = *state;
 	kvc_put_t *put;
 
 	usleep(IDLE_MS * 1000u);
@@ -229,9 +227,8 @@ static void p5_a_worker_that_waits_burns_no_cpu(void **state)
 /* ---- loads in pieces ------------------------------------------------------------------------- */
 
 /* The last piece has failed at once; the engine may use the blocks when the one before it has ended, too. */
-static void p1_a_request_is_named_when_all_its_pieces_have_ended(void **state)
+WR_CASE(p1_a_request_is_named_when_all_its_pieces_have_ended, wr_one)
 {
-	wr_t *wr = *state;
 	kvx_worker_t *worker = wr->rank[0].worker;
 	kvc_lease_t *lease = wr_lease(wr, 0, 4);
 	uint32_t len = 0;
@@ -285,11 +282,10 @@ static void *digest_layers(void *arg)
 	return NULL;
 }
 
-static void p1_a_digest_names_what_lies_in_memory(void **state)
+WR_CASE(p1_a_digest_names_what_lies_in_memory, wr_alone)
 {
 	const kvk_range_t beyond = {UINT64_MAX - 1, 16};
 	uint8_t digest[1][KVK_RANGE_DIGEST_BYTES];
-	wr_t *wr = *state;
 	pthread_t thread;
 
 	for (uint32_t seed = 1; seed < 3; seed++) {
@@ -303,22 +299,4 @@ static void p1_a_digest_names_what_lies_in_memory(void **state)
 	assert_true(strlen(kvx_worker_last_error()) > 10);
 }
 
-int main(int argc, char **argv)
-{
-	static const wr_t unstored = {.empty = 1};
-	static const wr_t padded = {.no_daemon = 1, .groups = "0:full:32,1:window:32:511", .layers = 4};
-	static const wr_t strict_alone = {.strict = 1, .no_daemon = 1};
-	static const wr_t strict_quick = {.strict = 1, .silence = "50ms"};
-	const struct CMUnitTest tests[] = {
-		WR_TEST(p1_a_roundtrip_brings_a_block_back, padded),
-		WR_TEST(p10_a_configuration_that_contradicts_itself_is_refused, wr_alone),
-		WR_TEST(p1_a_fence_of_all_blocks_leaves_none_to_be_read, unstored),
-		WR_TEST(p5_a_stopped_daemon_fails_a_load_long_before_its_deadline, strict_quick),
-		WR_TEST(p7_without_a_daemon_everything_fails_at_once, strict_alone),
-		WR_TEST(p5_a_worker_that_waits_burns_no_cpu, unstored),
-		WR_TEST(p1_a_request_is_named_when_all_its_pieces_have_ended, wr_one),
-		WR_TEST(p1_a_digest_names_what_lies_in_memory, wr_alone),
-	};
-
-	return wr_run_tests(argc, argv, tests, KV_COUNT_OF(tests));
-}
+WR_MAIN

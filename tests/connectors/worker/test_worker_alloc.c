@@ -7,9 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
-static void p5_open_without_memory_says_so_and_leaves_nothing(void **state)
+WR_CASE(p5_open_without_memory_says_so_and_leaves_nothing, wr_alone)
 {
-	wr_t *wr = *state;
 	kvc_status_t status = KVC_ERR_NOMEM;
 	uint32_t failed = 0;
 
@@ -28,13 +27,12 @@ static void p5_open_without_memory_says_so_and_leaves_nothing(void **state)
 }
 
 /* Else its blocks would never be there, and nothing would say why. No thread: the call is the transfer thread's. */
-static void p5_a_worker_that_cannot_list_a_slab_declines(void **state)
+KV_CASE(p5_a_worker_that_cannot_list_a_slab_declines)
 {
 	static kvx_wgpu_t gpu;
 	static kvx_worker_t worker = {.gpu = &gpu};
 	const kvc_memory_t memory = {.base = &gpu, .bytes = 1 << 20, .slot_bytes = 4096};
 
-	(void)state;
 	fail_at = 1;
 	kvx_pool_memory_changed(&worker, &memory, 1);
 	fail_at = 0;
@@ -43,9 +41,8 @@ static void p5_a_worker_that_cannot_list_a_slab_declines(void **state)
 
 /* As many as a scheduler has at a time, while there is no memory. It keeps leases and slots, and an engine waits, for
  * as long as they are not told. */
-static void p7_every_load_there_was_no_memory_for_is_named(void **state)
+WR_CASE(p7_every_load_there_was_no_memory_for_is_named, wr_alone)
 {
-	wr_t *wr = *state;
 	const uint32_t all = 1024;
 	uint32_t loaded = 0, dropped = 0, finished = 0;
 	const kvx_record_header_t *record;
@@ -87,13 +84,4 @@ static void p7_every_load_there_was_no_memory_for_is_named(void **state)
 	assert_int_equal(wr_count_failed(wr), 8);
 }
 
-int main(int argc, char **argv)
-{
-	const struct CMUnitTest tests[] = {
-		WR_TEST(p5_open_without_memory_says_so_and_leaves_nothing, wr_alone),
-		cmocka_unit_test(p5_a_worker_that_cannot_list_a_slab_declines),
-		WR_TEST(p7_every_load_there_was_no_memory_for_is_named, wr_alone),
-	};
-
-	return wr_run_tests(argc, argv, tests, KV_COUNT_OF(tests));
-}
+WR_MAIN

@@ -194,6 +194,9 @@ static int teardown(void **state)
 	return wr_teardown(state);
 }
 
+#define DEVICE_CASE(function, with) WR_CASE_IN(function, with, setup, teardown)
+#define DEVICE_ALSO(function, with) WR_ADD(KV_CASE_ID, function, with, setup, teardown)
+
 /* A step that saves these blocks of the engine as HALF blocks of the second space, from block `from` on. */
 static kvc_put_t *submit_half(wr_t *wr, uint32_t from, const uint32_t *ids, uint32_t flags)
 {
@@ -266,9 +269,8 @@ static void check_two_parts(wr_t *wr, uint32_t flags)
 }
 
 /* A GPU of another engine: its space is opened for the load. */
-static void p1_another_gpu_is_a_place_like_the_own_one(void **state)
+DEVICE_CASE(p1_another_gpu_is_a_place_like_the_own_one, stored)
 {
-	wr_t *wr = *state;
 	kvc_lease_t *first;
 	wr_end_t end;
 
@@ -318,10 +320,9 @@ static uint32_t count_reached(wr_t *wr, uint32_t ms, int until_one)
 }
 
 /* All of its memory that there is can be mapped, and there is some. */
-static void p7_a_rank_says_once_that_it_reaches_another_gpu(void **state)
+DEVICE_CASE(p7_a_rank_says_once_that_it_reaches_another_gpu, stored)
 {
 	static const int without[][2] = {{-1, 0}, {0, 0}, {0, 1}, {3, 1}};
-	wr_t *wr = *state;
 
 	wr_message(wr);
 	wr_add_device(wr, OTHER, "fake-0");
@@ -342,9 +343,8 @@ static void p7_a_rank_says_once_that_it_reaches_another_gpu(void **state)
 }
 
 /* A GPU that cannot be used says nothing about another one. */
-static void p7_each_gpu_is_refused_by_itself(void **state)
+DEVICE_CASE(p7_each_gpu_is_refused_by_itself, stored)
 {
-	wr_t *wr = *state;
 	kvc_lease_t *first;
 	wr_end_t end;
 
@@ -365,19 +365,17 @@ static void p7_each_gpu_is_refused_by_itself(void **state)
 	check_two_parts(wr, KVX_MSG_ASYNC);
 }
 
-static void p1_a_load_of_two_parts_is_right(void **state)
+DEVICE_CASE(p1_a_load_of_two_parts_is_right, stored)
 {
-	wr_t *wr = *state;
-
 	assert_int_equal(save_first_half(wr), KVC_OK);
 	check_two_parts(wr, 0);
 	check_two_parts(wr, KVX_MSG_ASYNC);
 }
+DEVICE_ALSO(p1_a_load_of_two_parts_is_right, layered)
 
 /* One that begins while the transfer thread is in the middle of its iteration, and whose space is not open yet. */
-static void p7_a_save_may_begin_at_any_time(void **state)
+DEVICE_CASE(p7_a_save_may_begin_at_any_time, stored)
 {
-	wr_t *wr = *state;
 	kvc_put_t *put;
 
 	atomic_store(&holding, 0);
@@ -394,9 +392,8 @@ static void p7_a_save_may_begin_at_any_time(void **state)
 /* ---- without it ------------------------------------------------------------------------------ */
 
 /* Nobody has told the rank of a device: the load has failed, and says that it is the space's fault. */
-static void p7_a_part_in_an_unknown_space_fails_by_name(void **state)
+DEVICE_CASE(p7_a_part_in_an_unknown_space_fails_by_name, stored)
 {
-	wr_t *wr = *state;
 	kvc_lease_t *first, *rest = wr_lease(wr, HALF, 8);
 	wr_end_t end;
 
@@ -411,9 +408,8 @@ static void p7_a_part_in_an_unknown_space_fails_by_name(void **state)
 }
 
 /* A slab there could not be mapped: what lies in it fails at once, and its saves are given up. */
-static void p5_unmapped_memory_costs_no_deadline(void **state)
+DEVICE_CASE(p5_unmapped_memory_costs_no_deadline, stored)
 {
-	wr_t *wr = *state;
 	kvc_lease_t *first, *rest = wr_lease(wr, HALF, 8);
 	const uint64_t start = wr_now_ms();
 	kvc_put_t *put;
@@ -474,9 +470,8 @@ static void *map_memory(const wr_t *wr)
 }
 
 /* Saved into memory of the device, loaded from there, and unmapped when nothing names it. */
-static void p1_blocks_in_mapped_memory_are_right(void **state)
+DEVICE_CASE(p1_blocks_in_mapped_memory_are_right, stored)
 {
-	wr_t *wr = *state;
 	kvx_worker_t *worker = wr->rank[0].worker;
 	void *base = map_memory(wr);
 
@@ -488,13 +483,13 @@ static void p1_blocks_in_mapped_memory_are_right(void **state)
 	atomic_store(&mapped, NULL);
 	kvx_pool_memory_unmap(worker, base);
 }
+DEVICE_ALSO(p1_blocks_in_mapped_memory_are_right, layered)
 
 /* A promotion has time, here for years, while the engine computes: not what another engine waits for, nor blocks that
  * are about to be written. When the engine idles, it has none. */
-static void p5_promotions_leave_a_busy_engine_its_memory(void **state)
+DEVICE_CASE(p5_promotions_leave_a_busy_engine_its_memory, slow)
 {
 	static const uint32_t ids[] = {40, 41, 42, 43}, more[] = {44, 45, 46, 47};
-	wr_t *wr = *state;
 	void *base = map_memory(wr);
 	const void *bytes;
 	kvc_put_t *put;
@@ -519,9 +514,8 @@ static void p5_promotions_leave_a_busy_engine_its_memory(void **state)
 
 /* One for a hand-over is sent before an older one to host memory, where enough is on its way: that one does not wait
  * for the step that computes the other's blocks. */
-static void p5_a_save_waits_for_its_own_step_only(void **state)
+DEVICE_CASE(p5_a_save_waits_for_its_own_step_only, stored)
 {
-	wr_t *wr = *state;
 	kvx_worker_t *worker = wr->rank[0].worker;
 	_Atomic uint32_t *in_flight = &worker->gpu->saves[0].blocks_in_flight;
 	const uint32_t most = (uint32_t)(KVX_GPU_SAVE_AHEAD_BYTES / worker->geometry.block_bytes);
@@ -546,9 +540,8 @@ static void p5_a_save_waits_for_its_own_step_only(void **state)
 	kvx_pool_memory_unmap(worker, base);
 }
 
-static void p10_memory_that_is_no_device_s_is_refused(void **state)
+DEVICE_CASE(p10_memory_that_is_no_device_s_is_refused, stored)
 {
-	wr_t *wr = *state;
 	void *base = NULL;
 	int fds[2];
 
@@ -559,27 +552,4 @@ static void p10_memory_that_is_no_device_s_is_refused(void **state)
 }
 #endif
 
-#define TEST(test, with) cmocka_unit_test_prestate_setup_teardown(test, setup, teardown, (void *)(uintptr_t) & (with))
-
-int main(int argc, char **argv)
-{
-	const struct CMUnitTest tests[] = {
-		TEST(p1_a_load_of_two_parts_is_right, stored),
-		TEST(p1_a_load_of_two_parts_is_right, layered),
-		TEST(p1_another_gpu_is_a_place_like_the_own_one, stored),
-		TEST(p7_each_gpu_is_refused_by_itself, stored),
-		TEST(p7_a_rank_says_once_that_it_reaches_another_gpu, stored),
-		TEST(p7_a_save_may_begin_at_any_time, stored),
-		TEST(p7_a_part_in_an_unknown_space_fails_by_name, stored),
-		TEST(p5_unmapped_memory_costs_no_deadline, stored),
-#ifdef WR_MAPPED
-		TEST(p1_blocks_in_mapped_memory_are_right, stored),
-		TEST(p1_blocks_in_mapped_memory_are_right, layered),
-		TEST(p5_promotions_leave_a_busy_engine_its_memory, slow),
-		TEST(p5_a_save_waits_for_its_own_step_only, stored),
-		TEST(p10_memory_that_is_no_device_s_is_refused, stored),
-#endif
-	};
-
-	return wr_run_tests(argc, argv, tests, sizeof tests / sizeof tests[0]);
-}
+WR_MAIN

@@ -23,10 +23,8 @@ static void begin_load(wr_t *wr, const kvc_lease_t *lease, uint32_t flags)
 /* ---- a device that hangs --------------------------------------------------------------------- */
 
 /* Also between layers. The lease is not given back meanwhile: the device may still read there. */
-static void p5_a_device_that_hangs_costs_a_load_its_deadline(void **state)
+WR_CASE(p5_a_device_that_hangs_costs_a_load_its_deadline, wr_layered)
 {
-	wr_t *wr = *state;
-
 	wr->timeout_ms = 100;
 	for (int layers = 0; layers < 2; layers++) {
 		const uint64_t begin = wr_now_ms();
@@ -50,9 +48,8 @@ static void p5_a_device_that_hangs_costs_a_load_its_deadline(void **state)
 }
 
 /* It is left to the end of the process: nothing is unmapped under the device. */
-static void p5_a_device_that_hangs_does_not_hold_the_end(void **state)
+WR_CASE(p5_a_device_that_hangs_does_not_hold_the_end, wr_one)
 {
-	wr_t *wr = *state;
 	uint64_t begin;
 	kvc_lease_t *lease = wr_lease(wr, 0, 8);
 
@@ -75,9 +72,8 @@ static void p5_a_device_that_hangs_does_not_hold_the_end(void **state)
 
 /* The lease goes while the device copies: what has come may be anybody's, and is not given back before the device has
  * let go. */
-static void p1_a_lease_lost_under_a_copy_is_a_failed_load(void **state)
+WR_CASE(p1_a_lease_lost_under_a_copy_is_a_failed_load, wr_one)
 {
-	wr_t *wr = *state;
 	kvc_lease_t *lease;
 	char id[16];
 	wr_end_t end;
@@ -119,9 +115,8 @@ static kvc_status_t try_open(wr_t *wr, uint32_t memory, int device)
 }
 
 /* Each call of the driver fails once: open says why and leaves nothing. */
-static void p10_a_device_that_cannot_be_opened_is_refused_with_a_reason(void **state)
+WR_CASE(p10_a_device_that_cannot_be_opened_is_refused_with_a_reason, wr_alone)
 {
-	wr_t *wr = *state;
 	uint32_t refused = 0;
 
 	assert_int_equal(try_open(wr, 7, 0), KVC_ERR_ARG);
@@ -149,9 +144,8 @@ static void p10_a_device_that_cannot_be_opened_is_refused_with_a_reason(void **s
 }
 
 /* The limit on locked memory: nothing is promised that a copy could not keep. */
-static void p10_a_pool_the_device_cannot_be_given_is_declined(void **state)
+WR_CASE(p10_a_pool_the_device_cannot_be_given_is_declined, wr_one)
 {
-	wr_t *wr = *state;
 	kvc_lease_t *lease;
 	wr_end_t end;
 
@@ -245,20 +239,19 @@ static void change_streams(wr_t *wr, int given_up)
 	print_message("%u of %u saves were made\n", (key - 8) / 4, ROUNDS);
 }
 
-static void p1_the_engine_may_change_its_stream(void **state)
+WR_CASE(p1_the_engine_may_change_its_stream, wr_layered)
 {
-	change_streams(*state, 0);
+	change_streams(wr, 0);
 }
 
-static void p1_the_engine_may_change_its_stream_and_its_plan(void **state)
+WR_CASE(p1_the_engine_may_change_its_stream_and_its_plan, wr_layered)
 {
-	change_streams(*state, 1);
+	change_streams(wr, 1);
 }
 
 /* Whenever it is given up, the transfer thread does nothing more for it, and the next step's loads are that step's. */
-static void p1_a_prefetch_may_be_given_up_at_any_time(void **state)
+WR_CASE(p1_a_prefetch_may_be_given_up_at_any_time, wr_layered)
 {
-	wr_t *wr = *state;
 	kvx_worker_t *worker = wr->rank[0].worker;
 
 	for (uint32_t round = 0; round < 200; round++) {
@@ -329,12 +322,12 @@ static int lose_one(wr_t *wr, uint64_t nth)
 	return count > 0;
 }
 
-static void p1_a_copy_that_is_lost_does_not_hide_another(void **state)
+WR_CASE(p1_a_copy_that_is_lost_does_not_hide_another, wr_layered)
 {
 	uint32_t lost = 0;
 
 	for (uint32_t nth = 1; nth <= LOSSES; nth++) {
-		lost += lose_one(*state, nth) ? 1u : 0u;
+		lost += lose_one(wr, nth) ? 1u : 0u;
 	}
 	print_message("%u of %u times a load was lost\n", lost, LOSSES);
 	assert_true(lost > LOSSES / 4);
@@ -362,10 +355,8 @@ static void check_whole(wr_t *wr, uint32_t covered)
 	kvc_release(&lease, 1);
 }
 
-static void short_loads_and_slow_ones_come_whole(void **state)
+WR_CASE(short_loads_and_slow_ones_come_whole, wr_layered)
 {
-	wr_t *wr = *state;
-
 	wr->layer_wait_us = 2000;
 	wr_reopen(wr);
 	check_whole(wr, 6);
@@ -412,9 +403,8 @@ static uint64_t save_puts(wr_t *wr)
 }
 
 /* And each put has its own block's bytes and digests. The first one may go alone, before the others are handed over. */
-static void what_a_step_saves_of_many_requests_goes_together(void **state)
+WR_CASE(what_a_step_saves_of_many_requests_goes_together, wr_one)
 {
-	wr_t *wr = *state;
 	uint64_t least = PUTS, copies;
 	uint32_t ids[PUTS];
 	kvc_lease_t *lease;
@@ -458,9 +448,8 @@ static kvc_put_t *save_one(wr_t *wr, uint32_t i)
 
 /* The engine is ahead of the device: what a step saves is copied when that step ends, also if the copies are enqueued
  * later than steps that come after it. */
-static void p7_a_save_does_not_wait_for_later_steps(void **state)
+WR_CASE(p7_a_save_does_not_wait_for_later_steps, wr_one)
 {
-	wr_t *wr = *state;
 	kvc_put_t *puts[KVX_GPU_SAVES_AHEAD + 2];
 
 	wr_device_stall(0, 1);
@@ -480,22 +469,4 @@ static void p7_a_save_does_not_wait_for_later_steps(void **state)
 	wr_drain(wr);
 }
 
-int main(int argc, char **argv)
-{
-	const struct CMUnitTest tests[] = {
-		WR_TEST(p5_a_device_that_hangs_costs_a_load_its_deadline, wr_layered),
-		WR_TEST(p5_a_device_that_hangs_does_not_hold_the_end, wr_one),
-		WR_TEST(p1_a_lease_lost_under_a_copy_is_a_failed_load, wr_one),
-		WR_TEST(p10_a_device_that_cannot_be_opened_is_refused_with_a_reason, wr_alone),
-		WR_TEST(p10_a_pool_the_device_cannot_be_given_is_declined, wr_one),
-		WR_TEST(p1_the_engine_may_change_its_stream, wr_layered),
-		WR_TEST(p1_the_engine_may_change_its_stream_and_its_plan, wr_layered),
-		WR_TEST(p1_a_prefetch_may_be_given_up_at_any_time, wr_layered),
-		WR_TEST(p1_a_copy_that_is_lost_does_not_hide_another, wr_layered),
-		WR_TEST(short_loads_and_slow_ones_come_whole, wr_layered),
-		WR_TEST(what_a_step_saves_of_many_requests_goes_together, wr_one),
-		WR_TEST(p7_a_save_does_not_wait_for_later_steps, wr_one),
-	};
-
-	return wr_run_tests(argc, argv, tests, KV_COUNT_OF(tests));
-}
+WR_MAIN

@@ -4,6 +4,7 @@
 
 #define BLOCK_BYTES(wr) ((uint64_t)(wr)->heads * WR_LAYERS * 32u * 32u * 4u)
 
+static const wr_t copied = {.heads = 1, .latent = 1, .rank_count = 2};
 static const wr_t four_heads[] = {
 	{.heads = 4, .rank_count = 1}, {.heads = 4, .rank_count = 2}, {.heads = 4, .rank_count = 4}};
 static const wr_t two_heads[] = {
@@ -12,9 +13,8 @@ static const wr_t latent[] = {{.heads = 1, .latent = 1, .rank_count = 1},
 			      {.heads = 1, .latent = 1, .rank_count = 2},
 			      {.heads = 1, .latent = 1, .rank_count = 4}};
 
-static void p1_what_any_degree_has_saved_any_other_loads(void **state)
+WR_CASE(p1_what_any_degree_has_saved_any_other_loads, four_heads[0])
 {
-	wr_t *wr = *state;
 	uint64_t saved = 0;
 
 	for (uint32_t r = 0; r < wr->rank_count; r++) {
@@ -39,12 +39,19 @@ static void p1_what_any_degree_has_saved_any_other_loads(void **state)
 		wr_revoke(wr, lease);
 	}
 }
+WR_ALSO(p1_what_any_degree_has_saved_any_other_loads, four_heads[1])
+WR_ALSO(p1_what_any_degree_has_saved_any_other_loads, four_heads[2])
+WR_ALSO(p1_what_any_degree_has_saved_any_other_loads, two_heads[0])
+WR_ALSO(p1_what_any_degree_has_saved_any_other_loads, two_heads[1])
+WR_ALSO(p1_what_any_degree_has_saved_any_other_loads, two_heads[2])
+WR_ALSO(p1_what_any_degree_has_saved_any_other_loads, latent[0])
+WR_ALSO(p1_what_any_degree_has_saved_any_other_loads, latent[1])
+WR_ALSO(p1_what_any_degree_has_saved_any_other_loads, latent[2])
 
 /* All ranks have computed with the bytes that one of them lacks, so none of what the step has computed is kept: each
  * rank hands in a part of every block. */
-static void p1_no_block_is_saved_after_a_load_has_failed_on_a_copy(void **state)
+WR_CASE(p1_no_block_is_saved_after_a_load_has_failed_on_a_copy, copied)
 {
-	wr_t *wr = *state;
 	kvc_put_t *put = wr_put(wr, 8, 12);
 
 	wr_message(wr);
@@ -70,21 +77,4 @@ static void p1_no_block_is_saved_after_a_load_has_failed_on_a_copy(void **state)
 	assert_int_equal(wr_put_wait(put), KVC_ERR_REVOKED);
 }
 
-int main(int argc, char **argv)
-{
-	static const wr_t copied = {.heads = 1, .latent = 1, .rank_count = 2};
-	const struct CMUnitTest tests[] = {
-		WR_TEST(p1_what_any_degree_has_saved_any_other_loads, four_heads[0]),
-		WR_TEST(p1_what_any_degree_has_saved_any_other_loads, four_heads[1]),
-		WR_TEST(p1_what_any_degree_has_saved_any_other_loads, four_heads[2]),
-		WR_TEST(p1_what_any_degree_has_saved_any_other_loads, two_heads[0]),
-		WR_TEST(p1_what_any_degree_has_saved_any_other_loads, two_heads[1]),
-		WR_TEST(p1_what_any_degree_has_saved_any_other_loads, two_heads[2]),
-		WR_TEST(p1_what_any_degree_has_saved_any_other_loads, latent[0]),
-		WR_TEST(p1_what_any_degree_has_saved_any_other_loads, latent[1]),
-		WR_TEST(p1_what_any_degree_has_saved_any_other_loads, latent[2]),
-		WR_TEST(p1_no_block_is_saved_after_a_load_has_failed_on_a_copy, copied),
-	};
-
-	return wr_run_tests(argc, argv, tests, sizeof tests / sizeof *tests);
-}
+WR_MAIN

@@ -73,9 +73,8 @@ kvc_status_t __wrap_kvc_poll(kvc_t *kvc, uint32_t timeout_ms)
 	return __real_kvc_poll(kvc, timeout_ms);
 }
 
-static void p1_a_layout_that_fails_its_self_test_is_not_used(void **state)
+WR_CASE(p1_a_layout_that_fails_its_self_test_is_not_used, wr_one)
 {
-	wr_t *wr = *state;
 	kvx_worker_stats_t stats;
 	kvc_lease_t *lease;
 	kvc_put_t *put;
@@ -103,9 +102,8 @@ static void p1_a_layout_that_fails_its_self_test_is_not_used(void **state)
 }
 
 /* It is told once only. */
-static void p7_an_adapter_behind_a_thousand_others_is_known(void **state)
+WR_CASE(p7_an_adapter_behind_a_thousand_others_is_known, wr_one)
 {
-	wr_t *wr = *state;
 	const uint64_t until = wr_now_ms() + WR_PATIENCE;
 	kvc_match_t match = {.struct_size = sizeof match};
 	wr_end_t end;
@@ -141,12 +139,4 @@ static void p7_an_adapter_behind_a_thousand_others_is_known(void **state)
 	kvc_release(&lease, 1);
 }
 
-int main(int argc, char **argv)
-{
-	const struct CMUnitTest tests[] = {
-		WR_TEST(p1_a_layout_that_fails_its_self_test_is_not_used, wr_one),
-		WR_TEST(p7_an_adapter_behind_a_thousand_others_is_known, wr_one),
-	};
-
-	return wr_run_tests(argc, argv, tests, KV_COUNT_OF(tests));
-}
+WR_MAIN

@@ -90,9 +90,8 @@ static kvc_status_t save_behind(wr_t *wr)
 	return wr_put_wait(put);
 }
 
-static void p10_memory_the_driver_refuses_for_a_moment_is_tried_again(void **state)
+WR_CASE(p10_memory_the_driver_refuses_for_a_moment_is_tried_again, wr_one)
 {
-	wr_t *wr = *state;
 	static const kv_status_t passing[] = {KV_ERR_IO, KV_ERR_NOMEM};
 	wr_end_t end;
 
@@ -107,9 +106,8 @@ static void p10_memory_the_driver_refuses_for_a_moment_is_tried_again(void **sta
 	}
 }
 
-static void p10_saves_wait_for_memory_the_driver_refuses_for_a_moment(void **state)
+WR_CASE(p10_saves_wait_for_memory_the_driver_refuses_for_a_moment, wr_one)
 {
-	wr_t *wr = *state;
 	wr_end_t end;
 
 	assert_true(wr_stats(wr, 0).registered_bytes < (5u << 20)); /* one slab */
@@ -126,9 +124,8 @@ static void p10_saves_wait_for_memory_the_driver_refuses_for_a_moment(void **sta
 }
 
 /* They have waited for the rest for a second; what the device did see is stored by then. */
-static void p6_blocks_of_a_save_before_memory_that_is_refused_are_stored(void **state)
+WR_CASE(p6_blocks_of_a_save_before_memory_that_is_refused_are_stored, wr_one)
 {
-	wr_t *wr = *state;
 	kvc_match_t match = {.struct_size = sizeof match};
 
 	refuse(UINT32_MAX, KV_ERR_IO, 0);
@@ -143,9 +140,8 @@ static void p6_blocks_of_a_save_before_memory_that_is_refused_are_stored(void **
 
 /* Two slabs, and that without room for the self-test is refused: a load from there fails at once, the other one comes;
  * and when the driver gives way, both do. */
-static void p10_only_blocks_in_refused_memory_are_not_there(void **state)
+WR_CASE(p10_only_blocks_in_refused_memory_are_not_there, wr_one)
 {
-	wr_t *wr = *state;
 	const uint32_t from[2] = {0, STORED - BEHIND};
 	uint32_t failed = 0;
 	uint64_t until;
@@ -178,10 +174,8 @@ static void p10_only_blocks_in_refused_memory_are_not_there(void **state)
 	}
 }
 
-static void p10_memory_that_is_refused_again_and_again_is_declined(void **state)
+WR_CASE(p10_memory_that_is_refused_again_and_again_is_declined, wr_one)
 {
-	wr_t *wr = *state;
-
 	close_and_refuse(wr, KV_ERR_IO);
 	assert_int_equal(proved_at_last(wr), KV_ERR_IO);
 	assert_int_equal(wr_stats(wr, 0).gpu_refused, TRIES);
@@ -193,10 +187,8 @@ static void p10_memory_that_is_refused_again_and_again_is_declined(void **state)
 }
 
 /* Memory is refused while the self-test has a block to write. */
-static void p4_a_worker_that_declines_gives_back_what_its_self_test_has(void **state)
+WR_CASE(p4_a_worker_that_declines_gives_back_what_its_self_test_has, wr_one)
 {
-	wr_t *wr = *state;
-
 	close_and_refuse(wr, KV_ERR_IO);
 	atomic_store(&stuck, 1);
 	assert_int_equal(proved_at_last(wr), KVC_ERR_LIMIT);
@@ -205,16 +197,4 @@ static void p4_a_worker_that_declines_gives_back_what_its_self_test_has(void **s
 	rig_check_quiet(&wr->rig); /* the daemon has nothing of it */
 }
 
-int main(int argc, char **argv)
-{
-	const struct CMUnitTest tests[] = {
-		WR_TEST(p10_memory_the_driver_refuses_for_a_moment_is_tried_again, wr_one),
-		WR_TEST(p10_saves_wait_for_memory_the_driver_refuses_for_a_moment, wr_one),
-		WR_TEST(p6_blocks_of_a_save_before_memory_that_is_refused_are_stored, wr_one),
-		WR_TEST(p10_only_blocks_in_refused_memory_are_not_there, wr_one),
-		WR_TEST(p10_memory_that_is_refused_again_and_again_is_declined, wr_one),
-		WR_TEST(p4_a_worker_that_declines_gives_back_what_its_self_test_has, wr_one),
-	};
-
-	return wr_run_tests(argc, argv, tests, KV_COUNT_OF(tests));
-}
+WR_MAIN

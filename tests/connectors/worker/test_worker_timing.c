@@ -40,9 +40,8 @@ static uint64_t at_most(uint64_t ms)
 	return wr_device_runs_behind() ? ms * MS : UINT64_MAX;
 }
 
-static void p7_a_step_is_timed_by_who_computes_it(void **state)
+WR_CASE(p7_a_step_is_timed_by_who_computes_it, wr_one)
 {
-	wr_t *wr = *state;
 	kvx_report_step_t steps[4];
 
 	compute(20); /* of an earlier step */
@@ -81,9 +80,8 @@ static void p7_a_step_is_timed_by_who_computes_it(void **state)
 
 /* The device copies for 50 ms, the engine computes for 5 after that. By layers it computes while it loads: what took
  * how long cannot be told; nor can it where the engine forgets the loads. */
-static void p7_a_step_that_loads_is_timed_after_its_loads(void **state)
+WR_CASE(p7_a_step_that_loads_is_timed_after_its_loads, wr_layered)
 {
-	wr_t *wr = *state;
 	static const struct {
 		int prefetched, layers, run, timed;
 	} rows[] = {{0, 0, 1, 1}, {0, 0, 1, 1}, {0, 0, 0, 0}, {0, 1, 0, 0}, {1, 0, 1, 1}, {1, 1, 0, 0}};
@@ -149,10 +147,8 @@ static void load_behind(wr_t *wr, uint32_t flags)
 	kvc_release(&lease, 1);
 }
 
-static void p7_a_load_is_timed_without_what_it_waits_behind(void **state)
+WR_CASE(p7_a_load_is_timed_without_what_it_waits_behind, wr_one)
 {
-	wr_t *wr = *state;
-
 	wr_device_cost(1);
 	load_behind(wr, 0);
 	load_behind(wr, KVX_MSG_ASYNC);
@@ -222,9 +218,8 @@ static void burst(wr_t *wr, uint32_t flags, int layers, uint64_t *took)
 }
 
 /* Else a burst of hits would make memory look slower than computing. */
-static void p7_overlapping_loads_are_each_timed_by_their_own_part(void **state)
+WR_CASE(p7_overlapping_loads_are_each_timed_by_their_own_part, wr_layered)
 {
-	wr_t *wr = *state;
 	static const struct {
 		uint32_t flags;
 		int layers;
@@ -248,14 +243,4 @@ static void p7_overlapping_loads_are_each_timed_by_their_own_part(void **state)
 	wr_device_cost(0);
 }
 
-int main(int argc, char **argv)
-{
-	const struct CMUnitTest tests[] = {
-		WR_TEST(p7_a_step_is_timed_by_who_computes_it, wr_one),
-		WR_TEST(p7_a_step_that_loads_is_timed_after_its_loads, wr_layered),
-		WR_TEST(p7_a_load_is_timed_without_what_it_waits_behind, wr_one),
-		WR_TEST(p7_overlapping_loads_are_each_timed_by_their_own_part, wr_layered),
-	};
-
-	return wr_run_tests(argc, argv, tests, KV_COUNT_OF(tests));
-}
+WR_MAIN

@@ -721,12 +721,12 @@ static void run_universes(void **state)
 
 int main(int argc, char **argv)
 {
-	struct CMUnitTest tests[KV_COUNT_OF(profiles)];
-
-	for (size_t i = 0; i < KV_COUNT_OF(profiles); i++) {
-		tests[i] = (struct CMUnitTest){profiles[i].name, run_universes, NULL, NULL,
-					       (void *)(uintptr_t)&profiles[i]};
+	for (int i = 0; i < (int)KV_COUNT_OF(profiles); i++) {
+		kv_case_add(i, (struct CMUnitTest){.name = profiles[i].name,
+						   .test_func = run_universes,
+						   .initial_state = (void *)(uintptr_t)&profiles[i]});
 	}
+	wr_program = argc > 1 ? argv[1] : NULL;
 
-	return wr_run_tests(argc, argv, tests, KV_COUNT_OF(tests));
+	return kv_cases_run(argv[0], NULL, NULL);
 }

@@ -41,9 +41,8 @@ static ways_t save_beside(wr_t *wr, uint32_t longest)
 /* A prompt's products are of many waves of all SMs, those of a step that generates of one or less: through the ring
  * during the first, by a kernel during the second. A step that says nothing computes no prompt. What is stored is the
  * same. */
-static void saves_use_the_copy_engine_in_prefill_steps_only(void **state)
+WR_CASE(saves_use_the_copy_engine_in_prefill_steps_only, wr_layered)
 {
-	wr_t *wr = *state;
 	static const struct {
 		uint32_t longest;
 		int ring;
@@ -67,9 +66,8 @@ static void saves_use_the_copy_engine_in_prefill_steps_only(void **state)
 }
 
 /* The engine plans the next step while the device still computes the prompt. */
-static void saves_use_the_copy_engine_until_the_device_has_computed_the_prompt(void **state)
+WR_CASE(saves_use_the_copy_engine_until_the_device_has_computed_the_prompt, wr_layered)
 {
-	wr_t *wr = *state;
 	const kvx_worker_stats_t before = wr_stats(wr, 0);
 	kvx_worker_stats_t after;
 	kvc_put_t *put;
@@ -105,10 +103,8 @@ static uint64_t asked(void)
 
 /* The ring is faster, and what an engine copies in before it computes waits behind all that the copy engine has on its
  * way. */
-static void p7_an_asynchronous_load_leaves_the_copy_engine_alone(void **state)
+WR_CASE(p7_an_asynchronous_load_leaves_the_copy_engine_alone, wr_layered)
 {
-	wr_t *wr = *state;
-
 	for (uint32_t flags = 0; flags <= KVX_MSG_ASYNC; flags += KVX_MSG_ASYNC) {
 		const kvx_worker_stats_t before = wr_stats(wr, 0);
 		kvc_lease_t *lease = wr_lease(wr, 0, SAVED);
@@ -163,9 +159,8 @@ static void begin_both(wr_t *wr, const kvc_lease_t *lease, giving_t giving, cons
 
 /* A step waits for its loads, and the link would be shared: asynchronous loads are sent when these have come, or
  * when their own time runs out; and as long as these cannot begin. */
-static void p7_asynchronous_loads_yield_to_synchronous_ones(void **state)
+WR_CASE(p7_asynchronous_loads_yield_to_synchronous_ones, wr_layered)
 {
-	wr_t *wr = *state;
 	static const uint32_t beside[SAVED] = {11, 32, 13, 42, 15, 52, 17, 61};
 	static const giving_t givings[] = {{1, 0}, {1, 1}, {0, 0}, {1, 0}, {0, 1}};
 	uint64_t of_step = 0;
@@ -202,14 +197,4 @@ static void p7_asynchronous_loads_yield_to_synchronous_ones(void **state)
 	}
 }
 
-int main(int argc, char **argv)
-{
-	const struct CMUnitTest tests[] = {
-		WR_TEST(saves_use_the_copy_engine_in_prefill_steps_only, wr_layered),
-		WR_TEST(saves_use_the_copy_engine_until_the_device_has_computed_the_prompt, wr_layered),
-		WR_TEST(p7_an_asynchronous_load_leaves_the_copy_engine_alone, wr_layered),
-		WR_TEST(p7_asynchronous_loads_yield_to_synchronous_ones, wr_layered),
-	};
-
-	return wr_run_tests(argc, argv, tests, KV_COUNT_OF(tests));
-}
+WR_MAIN

@@ -22,7 +22,7 @@ const wr_t wr_layered = {.layer_bytes = 1, .layer_wait_us = WR_PATIENCE * 1000u}
 const wr_t wr_alone = {.no_daemon = 1};
 
 static const uint8_t secret[16] = "sixteen bytes!!!";
-static const char *kvd_program;
+const char *wr_program;
 
 uint64_t wr_now_ms(void)
 {
@@ -274,9 +274,9 @@ void wr_open(wr_t *wr)
 	wr->timeout_ms = WR_LOAD_MS;
 	wr_device_start(WR_SEED);
 	describe(wr);
-	rig_init(&wr->rig, kvd_program);
+	rig_init(&wr->rig, wr_program);
 	if (!wr->no_daemon) {
-		assert_non_null(kvd_program);
+		assert_non_null(wr_program);
 		wr->rig.silence = wr->silence ? wr->silence : RIG_SILENCE;
 		rig_start(&wr->rig);
 		attach_scheduler(wr);
@@ -340,14 +340,6 @@ int wr_teardown(void **state)
 	free(wr);
 
 	return 0;
-}
-
-int wr_run_tests(int argc, char **argv, const struct CMUnitTest *tests, size_t count)
-{
-	kvd_program = argc > 1 ? argv[1] : NULL;
-
-	return _cmocka_run_group_tests(strrchr(argv[0], '/') ? strrchr(argv[0], '/') + 1 : argv[0], tests, count, NULL,
-				       NULL);
 }
 
 /* ---- bytes ----------------------------------------------------------------------------------- */

@@ -4,6 +4,7 @@
 #define TESTS_CONNECTORS_WR_H
 
 #include "connectors/rig.h"
+#include "kv_case.h"
 #include "engine/check.h"
 
 #include "kvx_worker.h"
@@ -80,10 +81,29 @@ extern const wr_t wr_one, wr_layered, wr_alone; /* templates; alone: without a d
 int wr_setup(void **state);
 /* No job is open, the daemon has neither lease nor put, the device was used as it may be, and nothing of it is left. */
 int wr_teardown(void **state);
-#define WR_TEST(test, with)                                                                                            \
-	cmocka_unit_test_prestate_setup_teardown(test, wr_setup, wr_teardown, (void *)(uintptr_t) & (with))
-/* main(): argv[1] is the daemon's program, if a test has one. */
-int wr_run_tests(int argc, char **argv, const struct CMUnitTest *tests, size_t count);
+/* A case, of a template. */
+#define WR_ADD(id, function, with, setup, teardown)                                                                    \
+	KV_CASE_ADD(id, .name = #function, .test_func = function##_run, .setup_func = setup,                           \
+		    .teardown_func = teardown, .initial_state = (void *)(uintptr_t) & (with))
+#define WR_CASE_IN(function, with, setup, teardown)                                                                    \
+	static void function(wr_t *wr);                                                                                \
+	static void function##_run(void **state)                                                                       \
+	{                                                                                                              \
+		function(*state);                                                                                      \
+	}                                                                                                              \
+	WR_ADD(function, function, with, setup, teardown)                                                              \
+	static void function(wr_t *wr)
+#define WR_CASE(function, with) WR_CASE_IN(function, with, wr_setup, wr_teardown)
+#define WR_ALSO(function, with) WR_ADD(KV_CASE_ID, function, with, wr_setup, wr_teardown)
+/* main(): its argument is the daemon's program, if a case has one. */
+extern const char *wr_program;
+#define WR_MAIN                                                                                                        \
+	int main(int argc, char **argv)                                                                                \
+	{                                                                                                              \
+		wr_program = argc > 1 ? argv[1] : NULL;                                                                \
+                                                                                                                       \
+		return kv_cases_run(argv[0], NULL, NULL);                                                              \
+	}
 
 /* The two for a test with its own sequence; *wr is a template. */
 void wr_open(wr_t *wr);
