@@ -6,6 +6,7 @@
 #include "connectors/worker/universe.h"
 #include "connectors/worker/wr_device.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -639,8 +640,29 @@ static void open_universe(world_t *w)
 	}
 }
 
+/* Whatever chance has fenced: a save that a stopped daemon lets wait is fenced by the step after it. */
+static void force_fence(world_t *w)
+{
+	static const uint32_t ids[2] = {1, 2};
+
+	rig_signal(&w->wr.rig, SIGSTOP);
+	wr_message(&w->wr);
+	w->wr.number = SPACES;
+	wr_add_space(&w->wr, SPACES, "adapter-c"); /* which it does not open */
+	wr_add_save(&w->wr, NULL, 0, ids, 2);
+	wr_begin(&w->wr);
+	wr_end(&w->wr);
+	wr_message(&w->wr);
+	wr_add_fence(&w->wr, ids, 2);
+	wr_begin(&w->wr);
+	wr_end(&w->wr);
+	rig_signal(&w->wr.rig, SIGCONT);
+}
+
 static void close_universe(world_t *w)
 {
+	drain(w);
+	force_fence(w);
 	drain(w);
 	u_check_blocks(w);
 	for (uint32_t r = 0; r < w->wr.rank_count; r++) {
@@ -670,7 +692,7 @@ static void check_seen(const world_t *w)
 		      w->seen.revoked, w->seen.late, w->seen.damaged, w->seen.stored, w->seen.dropped,
 		      (unsigned)w->seen.fences, w->seen.refused, w->seen.killed, w->seen.closed);
 	assert_true(w->seen.loads > STEPS / 5 && w->seen.stored > STEPS / 20);
-	assert_true(p->closed < 40 || w->seen.fences > 0);
+	assert_true(w->seen.fences >= 2 * p->ranks);
 	assert_true(p->closed > 5 || w->seen.closed > 0);
 	assert_true(p->killed == 0 || w->seen.killed > 0);
 	if (wr_device_runs_behind()) {
