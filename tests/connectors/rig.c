@@ -155,6 +155,27 @@ long rig_counter(const rig_t *rig, const char *name)
 	return value;
 }
 
+void rig_flip(const rig_t *rig, const kvc_identity_t *identity, const kvc_prompt_t *prompt, uint32_t block)
+{
+	const kvc_config_t config = {.struct_size = sizeof config, .socket = rig->socket};
+	kvc_space_t *space;
+	kvc_lease_t *lease;
+	kvc_key_t keys[64];
+	const void *data;
+	uint32_t n;
+	kvc_t *kvc;
+
+	assert_int_equal(kvc_attach(&config, &kvc), KVC_OK);
+	assert_int_equal(kvc_space_open(kvc, identity, &space), KVC_OK);
+	assert_int_equal(kvc_keys_of(space, prompt, keys, 64, &n), KVC_OK);
+	assert_int_equal(kvc_acquire(space, keys, block + 1, 0, 0, &lease), KVC_OK);
+	assert_int_equal(kvc_lease_wait(lease, block + 1, 20000), KVC_OK);
+	assert_int_equal(kvc_lease_block(lease, block, &data, NULL), KVC_OK);
+	((uint8_t *)(uintptr_t)data)[1234] ^= 0x10;
+	kvc_release(&lease, 1);
+	kvc_detach(kvc);
+}
+
 void rig_wait_written(const rig_t *rig)
 {
 	long on_disk = 0;

@@ -35,6 +35,8 @@ void rig_fini(rig_t *rig);
 
 /* A value of the daemon's statistics; -1: no such one. */
 long rig_counter(const rig_t *rig, const char *name);
+/* Flip a bit of a stored block of a prompt, as another client with a wild pointer could. The identity is whole. */
+void rig_flip(const rig_t *rig, const kvc_identity_t *identity, const kvc_prompt_t *prompt, uint32_t block);
 /* Wait until all blocks are on disk. */
 void rig_wait_written(const rig_t *rig);
 /* The daemon's own invariants hold, and soon it has neither lease nor put. Fails the test when not. */

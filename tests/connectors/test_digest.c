@@ -1,6 +1,6 @@
 /* Digests of whole files and of memory: every byte counts, however many threads read; threads that read files yield to
  * all others. */
-#include "kv_cmocka.h"
+#include "kv_case.h"
 #include "kv_test.h"
 #include "kvx_digest.h"
 
@@ -71,12 +71,11 @@ static void digest_of(int fd, uint32_t threads, uint8_t digest[KVX_DIGEST_BYTES]
 	assert_int_equal(kvx_digest_file(&config, digest), KVC_OK);
 }
 
-static void p1_a_digest_is_of_all_bytes_whatever_reads_them(void **state)
+KV_CASE(p1_a_digest_is_of_all_bytes_whatever_reads_them)
 {
 	static const uint64_t len[] = {0, 1, 4095, (UINT64_C(256) << 10) + 1, CHUNK - 1, CHUNK, CHUNK + 1, LARGE};
 	uint8_t expected[KVX_DIGEST_BYTES], digest[KVX_DIGEST_BYTES];
 
-	(void)state;
 	for (size_t i = 0; i < sizeof len / sizeof len[0]; i++) {
 		const int fd = make_file(memory, len[i]);
 
@@ -89,14 +88,13 @@ static void p1_a_digest_is_of_all_bytes_whatever_reads_them(void **state)
 	}
 }
 
-static void p1_one_bit_changed_anywhere_is_another_digest(void **state)
+KV_CASE(p1_one_bit_changed_anywhere_is_another_digest)
 {
 	const uint64_t len = UINT64_C(3) << 20;
 	const int fd = make_file(memory, len);
 	uint8_t before[KVX_DIGEST_BYTES], digest[KVX_DIGEST_BYTES];
 	kv_test_rng_t rng = {.state = kv_test_seed()};
 
-	(void)state;
 	digest_of(fd, 2, before);
 	for (int i = 0; i < 100; i++) {
 		const uint64_t at = kv_test_below(&rng, len);
@@ -138,12 +136,11 @@ static kvc_status_t watched(int fd, watch_t *watch)
 	return kvx_digest_file(&config, digest);
 }
 
-static void p7_digest_threads_yield_to_all_others(void **state)
+KV_CASE(p7_digest_threads_yield_to_all_others)
 {
 	const int fd = make_file(memory, LARGE);
 	watch_t watch = {0}, cancelled = {.most = 5};
 
-	(void)state;
 	assert_int_equal(watched(fd, &watch), KVC_OK);
 	assert_true(atomic_load(&watch.asks) > 1);
 	assert_int_equal(atomic_load(&watch.hasty), 0);
@@ -155,7 +152,7 @@ static void p7_digest_threads_yield_to_all_others(void **state)
 	(void)close(fd);
 }
 
-static void p10_what_cannot_be_read_whole_has_no_digest(void **state)
+KV_CASE(p10_what_cannot_be_read_whole_has_no_digest)
 {
 	const kvx_digest_config_t old = {.struct_size = 4};
 	watch_t cut = {.cut = CHUNK / 2}, none = {0};
@@ -164,7 +161,6 @@ static void p10_what_cannot_be_read_whole_has_no_digest(void **state)
 	int ends[2], others[2];
 	char path[32];
 
-	(void)state;
 	assert_int_equal(watched(fd, &cut), KVC_ERR_FAULT);
 	assert_int_equal(errno, 0);
 	(void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
@@ -215,7 +211,7 @@ static void expect_range(kvk_range_t range, uint8_t digest[KVX_DIGEST_BYTES])
 }
 
 /* Ranges of memory allocated for each, so that a sanitizer sees who reads beyond. */
-static void p1_a_digest_of_memory_is_of_each_range_whatever_reads_it(void **state)
+KV_CASE(p1_a_digest_of_memory_is_of_each_range_whatever_reads_it)
 {
 	static const uint64_t len[] = {0,    1,    63,   240,   241,   255,   256,   257,     4095,
 				       4096, 4097, 8192, 16383, 16384, 16385, 32768, 3000000, 5 << 20};
@@ -225,7 +221,6 @@ static void p1_a_digest_of_memory_is_of_each_range_whatever_reads_it(void **stat
 	void *own[MAX_RANGES];
 	uint32_t count = 0;
 
-	(void)state;
 	for (; count < MAX_RANGES; count++) {
 		const uint64_t n = count < KV_COUNT_OF(len) ? len[count] : kv_test_below(&rng, 100000);
 		const uint64_t shift = kv_test_below(&rng, 64);
@@ -247,13 +242,12 @@ static void p1_a_digest_of_memory_is_of_each_range_whatever_reads_it(void **stat
 	}
 }
 
-static void p1_one_bit_changed_in_memory_is_another_digest(void **state)
+KV_CASE(p1_one_bit_changed_in_memory_is_another_digest)
 {
 	const kvk_range_t range = {(uint64_t)(uintptr_t)memory + 3, (UINT64_C(2) << 20) - 77};
 	uint8_t before[1][KVX_DIGEST_BYTES], digest[1][KVX_DIGEST_BYTES];
 	kv_test_rng_t rng = {.state = kv_test_seed()};
 
-	(void)state;
 	assert_int_equal(kvx_digest_memory(&range, 1, 2, before), KVC_OK);
 	for (int i = 0; i < 100; i++) {
 		const uint64_t at = 3 + kv_test_below(&rng, range.bytes);
@@ -270,37 +264,28 @@ static void p1_one_bit_changed_in_memory_is_another_digest(void **state)
 	assert_memory_not_equal(digest, before, sizeof digest);
 }
 
-static void p10_memory_that_cannot_be_is_refused(void **state)
+KV_CASE(p10_memory_that_cannot_be_is_refused)
 {
 	const kvk_range_t beyond = {UINT64_MAX - 5, 7};
 	uint8_t digest[1][KVX_DIGEST_BYTES];
 
-	(void)state;
 	assert_int_equal(kvx_digest_memory(&beyond, 1, 1, digest), KVC_ERR_ARG);
 #ifndef KVD_SANITIZE /* whose allocator ends the process at such a size */
 	assert_int_equal(kvx_digest_memory(&(kvk_range_t){0, UINT64_MAX}, 1, 1, digest), KVC_ERR_NOMEM);
 #endif
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p1_a_digest_is_of_all_bytes_whatever_reads_them),
-		cmocka_unit_test(p1_one_bit_changed_anywhere_is_another_digest),
-		cmocka_unit_test(p7_digest_threads_yield_to_all_others),
-		cmocka_unit_test(p10_what_cannot_be_read_whole_has_no_digest),
-		cmocka_unit_test(p1_a_digest_of_memory_is_of_each_range_whatever_reads_it),
-		cmocka_unit_test(p1_one_bit_changed_in_memory_is_another_digest),
-		cmocka_unit_test(p10_memory_that_cannot_be_is_refused),
-	};
 	kv_test_rng_t rng = {.state = kv_test_seed()};
 	int failed;
 
+	(void)argc;
 	memory = malloc(LARGE);
 	if (memory) {
 		kv_test_fill(&rng, memory, LARGE);
 	}
-	failed = !memory || cmocka_run_group_tests(tests, NULL, NULL);
+	failed = !memory || kv_cases_run(argv[0], NULL, NULL);
 	free(memory);
 
 	return failed;

@@ -1,7 +1,7 @@
 /* The cost model: what it learns from times, and decides from them, with a clock of the test's own, on the H200 and the
  * model of 8 billion parameters of docs/decisions/015. */
 #include "cost_model/cost_model.h"
-#include "kv_cmocka.h"
+#include "kv_case.h"
 #include "kv_test.h"
 
 #include "kv/types.h"
@@ -121,9 +121,8 @@ static void learn_prompts(void)
 
 /* ---- what is known --------------------------------------------------------------------------- */
 
-static void p7_computing_is_predicted_from_a_few_prompts(void **state)
+KV_CASE(p7_computing_is_predicted_from_a_few_prompts)
 {
-	(void)state;
 	begin();
 	assert_int_equal(kvx_cost_model_compute_ns(&model, 0, 1000), 0);
 	learn_prompts();
@@ -142,9 +141,8 @@ static void p7_computing_is_predicted_from_a_few_prompts(void **state)
 
 /* What was measured at one length says something about longer ones, unless it is so short that most of the time may be
  * any step's. */
-static void p7_one_measurement_is_a_proportion(void **state)
+KV_CASE(p7_one_measurement_is_a_proportion)
 {
-	(void)state;
 	begin();
 	add_step(0, 1000, 30e6);
 	for (uint32_t garbage = 0; garbage < 2; garbage++) {
@@ -207,9 +205,8 @@ static const situation_t situations[] = {
 	{3.3, 30, 1024, 0, 1024, 60000, ALL},
 };
 
-static void p7_measured_situations_are_decided_as_they_were(void **state)
+KV_CASE(p7_measured_situations_are_decided_as_they_were)
 {
-	(void)state;
 	for (uint32_t i = 0; i < KV_COUNT_OF(situations); i++) {
 		const situation_t *s = &situations[i];
 		const uint32_t cpu = s->measured ? s->measured : s->cpu, disk = s->measured ? s->measured : s->tail;
@@ -239,7 +236,7 @@ typedef struct series {
 	double most; /* that a hit may cost more than a cold prompt, as a part of it */
 } series_t;
 
-static void p7_a_hit_on_a_slow_disk_costs_what_a_cold_prompt_does(void **state)
+KV_CASE(p7_a_hit_on_a_slow_disk_costs_what_a_cold_prompt_does)
 {
 	static const series_t all[] = {
 		{0, {1024, 10240, 32768}, 2.6, 300, 0.02}, /* the first one neither */
@@ -247,7 +244,6 @@ static void p7_a_hit_on_a_slow_disk_costs_what_a_cold_prompt_does(void **state)
 		{4096, {6144, 6144, 6144}, 2.6, 100, -0.2}, {0, {10240, 10240, 10240}, 12, 6, 0.02},
 	};
 
-	(void)state;
 	for (uint32_t i = 0; i < KV_COUNT_OF(all); i++) {
 		begin();
 		learn_prompts();
@@ -261,7 +257,7 @@ static void p7_a_hit_on_a_slow_disk_costs_what_a_cold_prompt_does(void **state)
 }
 
 /* An engine whose first request ever is a hit on disk. */
-static void p7_before_any_measurement_exploration_of_a_disk_is_small(void **state)
+KV_CASE(p7_before_any_measurement_exploration_of_a_disk_is_small)
 {
 	static const uint32_t cases[][4] = {                    /* memory, disk, rest, loaded of the disk */
 					    {0, 1024, 12, 512}, /* the rest is computed, which is measured */
@@ -270,7 +266,6 @@ static void p7_before_any_measurement_exploration_of_a_disk_is_small(void **stat
 					    {8192, 64, 12, 0}};
 	kvx_cost_decision_t answer;
 
-	(void)state;
 	begin();
 	answer = query(8192, 32768);
 	assert_int_equal(answer.cpu, 8192);
@@ -291,12 +286,11 @@ static void p7_before_any_measurement_exploration_of_a_disk_is_small(void **stat
 
 /* All of an engine's prompts lie on a disk, also the first ones: it learns what computing takes all the same, and where
  * the disk does not pay, only the first few cost more than a cold prompt, by what was bet. */
-static void p7_an_engine_with_all_prompts_on_disk_learns_compute_cost(void **state)
+KV_CASE(p7_an_engine_with_all_prompts_on_disk_learns_compute_cost)
 {
 	static const uint32_t lengths[] = {192, 1024, 10240, 32768};
 	static const double rates[] = {0.3, 1.2, 2.6};
 
-	(void)state;
 	for (uint32_t i = 0; i < KV_COUNT_OF(lengths) * KV_COUNT_OF(rates); i++) {
 		const uint32_t n = lengths[i / KV_COUNT_OF(rates)];
 		const double rate = rates[i % KV_COUNT_OF(rates)];
@@ -314,11 +308,10 @@ static void p7_an_engine_with_all_prompts_on_disk_learns_compute_cost(void **sta
 }
 
 /* Where it does pay, little is left to be computed, once. */
-static void p7_a_disk_that_pays_is_used_fully_by_the_second_prompt(void **state)
+KV_CASE(p7_a_disk_that_pays_is_used_fully_by_the_second_prompt)
 {
 	static const uint32_t lengths[] = {1024, 10240, 32768};
 
-	(void)state;
 	for (uint32_t i = 0; i < KV_COUNT_OF(lengths); i++) {
 		begin();
 		for (uint32_t k = 0; k < 20; k++) {
@@ -340,7 +333,7 @@ static void measure(uint32_t times, uint32_t tokens, uint64_t load, uint64_t com
 }
 
 /* Loads that were measured, as times of 160 ms of computing, and what follows for the next hit. */
-static void p7_about_equal_does_not_flap(void **state)
+KV_CASE(p7_about_equal_does_not_flap)
 {
 	static const struct {
 		uint32_t times;
@@ -357,7 +350,6 @@ static void p7_about_equal_does_not_flap(void **state)
 		     {3, 90000, KVX_LOAD, 0},      /* outliers */
 		     {4, 1600, KVX_RECOMPUTE, 1}}; /* no longer */
 
-	(void)state;
 	begin();
 	for (uint32_t i = 0; i < KV_COUNT_OF(turns); i++) {
 		kvx_cost_decision_t answer;
@@ -376,11 +368,10 @@ static void p7_about_equal_does_not_flap(void **state)
 }
 
 /* A piece of it, every 32nd time and once in 30 s. */
-static void p7_a_slow_tier_is_sampled_now_and_then_at_little_cost(void **state)
+KV_CASE(p7_a_slow_tier_is_sampled_now_and_then_at_little_cost)
 {
 	uint32_t samples = 0;
 
-	(void)state;
 	begin();
 	measure(5, 16384, 1600u * MS, 160u * MS);
 	for (uint32_t i = 0; i < 320; i++) {
@@ -403,12 +394,11 @@ static void p7_a_slow_tier_is_sampled_now_and_then_at_little_cost(void **state)
 }
 
 /* Pieces say otherwise; when the old measurements have had their time, they are believed. */
-static void p7_it_resumes_when_loading_has_become_faster(void **state)
+KV_CASE(p7_it_resumes_when_loading_has_become_faster)
 {
 	kvx_cost_decision_t answer;
 	uint32_t asked = 0;
 
-	(void)state;
 	begin();
 	measure(7, 16384, 1600u * MS, 160u * MS);
 	for (answer = query(16384, 0); answer.state_changed != -1; answer = query(16384, 0)) {
@@ -422,9 +412,8 @@ static void p7_it_resumes_when_loading_has_become_faster(void **state)
 }
 
 /* Pieces are read while a step runs, and look as if they cost nothing: what was measured near a length counts more. */
-static void p7_small_loads_do_not_speak_for_large_ones(void **state)
+KV_CASE(p7_small_loads_do_not_speak_for_large_ones)
 {
-	(void)state;
 	begin();
 	for (uint32_t i = 0; i < 7; i++) {
 		add_step(0, 10240, 273e6);
@@ -439,11 +428,10 @@ static void p7_small_loads_do_not_speak_for_large_ones(void **state)
 }
 
 /* Of a load that lies in memory but for one block, the disk's part is smaller than the error of the memory's. */
-static void p7_a_load_mostly_of_memory_says_nothing_of_disk(void **state)
+KV_CASE(p7_a_load_mostly_of_memory_says_nothing_of_disk)
 {
 	uint64_t guessed;
 
-	(void)state;
 	begin();
 	for (uint32_t i = 0; i < 7; i++) {
 		add_load(10240, 0, load_ns(10240, 50.0));
@@ -458,11 +446,10 @@ static void p7_a_load_mostly_of_memory_says_nothing_of_disk(void **state)
 }
 
 /* Any sequence gives sane answers, and the same when repeated. */
-static void p7_the_same_history_gives_the_same_answers(void **state)
+KV_CASE(p7_the_same_history_gives_the_same_answers)
 {
 	uint64_t sum[2] = {0, 0};
 
-	(void)state;
 	for (uint32_t round = 0; round < 2; round++) {
 		begin();
 		rng.state = kv_test_seed();
@@ -483,23 +470,4 @@ static void p7_the_same_history_gives_the_same_answers(void **state)
 	assert_true(sum[0] == sum[1]);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p7_computing_is_predicted_from_a_few_prompts),
-		cmocka_unit_test(p7_one_measurement_is_a_proportion),
-		cmocka_unit_test(p7_measured_situations_are_decided_as_they_were),
-		cmocka_unit_test(p7_a_hit_on_a_slow_disk_costs_what_a_cold_prompt_does),
-		cmocka_unit_test(p7_before_any_measurement_exploration_of_a_disk_is_small),
-		cmocka_unit_test(p7_an_engine_with_all_prompts_on_disk_learns_compute_cost),
-		cmocka_unit_test(p7_a_disk_that_pays_is_used_fully_by_the_second_prompt),
-		cmocka_unit_test(p7_about_equal_does_not_flap),
-		cmocka_unit_test(p7_a_slow_tier_is_sampled_now_and_then_at_little_cost),
-		cmocka_unit_test(p7_it_resumes_when_loading_has_become_faster),
-		cmocka_unit_test(p7_small_loads_do_not_speak_for_large_ones),
-		cmocka_unit_test(p7_a_load_mostly_of_memory_says_nothing_of_disk),
-		cmocka_unit_test(p7_the_same_history_gives_the_same_answers),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_CASES_MAIN(NULL, NULL)

@@ -3,6 +3,7 @@
  * tokens, in time, and nothing left behind. */
 #include "connectors/rig.h"
 #include "engine/check.h"
+#include "kv_case.h"
 #include "kv_test.h"
 
 #include "kve/engine.h"
@@ -185,9 +186,8 @@ static totals_t check_chat(kve_engine_t *engine, uint64_t seed, trouble_t *troub
 
 /* ---- a healthy daemon ------------------------------------------------------------------------ */
 
-static void p1_tokens_are_equal_with_and_without_the_cache(void **state)
+KV_CASE(p1_tokens_are_equal_with_and_without_the_cache)
 {
-	(void)state;
 	rig_start(&rig);
 	for (uint64_t seed = 1; seed <= 4; seed++) {
 		for (int warm = 0; warm < 2; warm++) {
@@ -206,12 +206,11 @@ static void p1_tokens_are_equal_with_and_without_the_cache(void **state)
 }
 
 /* An engine starts before the daemon, and finds the next one, too. */
-static void p7_hits_come_from_disk_after_the_daemon_was_killed(void **state)
+KV_CASE(p7_hits_come_from_disk_after_the_daemon_was_killed)
 {
 	kve_engine_t *engine = chat_engine(rig.socket);
 	totals_t totals;
 
-	(void)state;
 	assert_false(kvx_is_ready(kve_engine_store(engine)));
 	rig_start(&rig);
 	await_attached(engine, 1);
@@ -230,14 +229,13 @@ static void p7_hits_come_from_disk_after_the_daemon_was_killed(void **state)
 }
 
 /* The prompt's blocks are saved while the request goes on. */
-static void a_flush_waits_for_the_saves_of_running_requests_too(void **state)
+KV_CASE(a_flush_waits_for_the_saves_of_running_requests_too)
 {
 	uint32_t tokens[600], n = 0;
 	const kve_ask_t ask = {.tokens = tokens, .n_tokens = 600, .max_new = 100};
 	kve_request_t *request;
 	kve_engine_t *engine;
 
-	(void)state;
 	rig_start(&rig);
 	engine = chat_engine(rig.socket);
 	append_random(tokens, &n, 51, 600);
@@ -271,12 +269,11 @@ static void abort_one(trouble_t *trouble, kve_engine_t *engine)
 	kve_engine_release(engine, request);
 }
 
-static void p4_aborts_at_random_moments_leave_no_lease_and_no_put(void **state)
+KV_CASE(p4_aborts_at_random_moments_leave_no_lease_and_no_put)
 {
 	trouble_t trouble = {.happen = abort_one, .seed = 41, .every = 3};
 	kve_engine_t *engine;
 
-	(void)state;
 	rig_start(&rig);
 	engine = chat_engine(rig.socket);
 	(void)check_chat(engine, 5, &trouble);
@@ -306,11 +303,10 @@ static void kill_and_start(trouble_t *trouble, kve_engine_t *engine)
 	}
 }
 
-static void p7_a_daemon_killed_amid_loads_and_saves_changes_no_token(void **state)
+KV_CASE(p7_a_daemon_killed_amid_loads_and_saves_changes_no_token)
 {
 	uint32_t events = 0;
 
-	(void)state;
 	for (uint64_t seed = 61; seed < 64; seed++) {
 		trouble_t trouble = {.happen = kill_and_start, .seed = seed, .every = 12, .most = 8};
 		kve_engine_t *engine;
@@ -345,12 +341,11 @@ static void stop_and_go(trouble_t *trouble, kve_engine_t *engine)
 	}
 }
 
-static void p7_a_stopped_daemon_is_a_quick_miss(void **state)
+KV_CASE(p7_a_stopped_daemon_is_a_quick_miss)
 {
 	trouble_t trouble = {.happen = stop_and_go, .seed = 72, .every = 10, .most = 6};
 	kve_engine_t *engine;
 
-	(void)state;
 	rig.silence = "50ms";
 	rig_start(&rig);
 	engine = chat_engine(rig.socket);
@@ -371,19 +366,12 @@ static void p7_a_stopped_daemon_is_a_quick_miss(void **state)
 	kve_engine_destroy(engine);
 }
 
-/* A flipped bit in a stored block of a prompt, as a client with a wild pointer could. */
-static void scribble(const uint32_t *tokens, uint32_t n_tokens, uint32_t block)
+/* In a stored block of the engine's. */
+static void flip_bit(const uint32_t *tokens, uint32_t n_tokens, uint32_t block)
 {
-	const kvc_config_t config = {.struct_size = sizeof config, .socket = rig.socket};
 	const kvc_prompt_t prompt = {sizeof prompt, tokens, n_tokens, NULL};
 	char weights[KVE_FINGERPRINT_MAX], text[KVK_LAYOUT_TEXT_MAX];
 	kvk_layout_t layout;
-	kvc_key_t keys[64];
-	kvc_space_t *space;
-	kvc_lease_t *lease;
-	const void *data;
-	uint32_t n;
-	kvc_t *kvc;
 
 	kve_weights_fingerprint(&kve_config_tiny, weights);
 	kve_config_layout(&kve_config_tiny, &layout);
@@ -396,16 +384,8 @@ static void scribble(const uint32_t *tokens, uint32_t n_tokens, uint32_t block)
 					 .rope = "theta 10000",
 					 .hash_tokens = layout.block_tokens,
 					 .layout = text};
-	assert_int_equal(kvc_attach(&config, &kvc), KVC_OK);
-	assert_int_equal(kvc_space_open(kvc, &identity, &space), KVC_OK);
-	assert_int_equal(kvc_keys_of(space, &prompt, keys, 64, &n), KVC_OK);
-	assert_int_equal(kvc_acquire(space, keys, n, 0, 0, &lease), KVC_OK);
-	assert_true(kvc_lease_n(lease) > block);
-	assert_int_equal(kvc_lease_wait(lease, block + 1, 5000), KVC_OK);
-	assert_int_equal(kvc_lease_block(lease, block, &data, NULL), KVC_OK);
-	((uint8_t *)(uintptr_t)data)[1234] ^= 0x10;
-	kvc_release(&lease, 1);
-	kvc_detach(kvc);
+
+	rig_flip(&rig, &identity, &prompt, block);
 }
 
 static void answer(kve_engine_t *engine, const uint32_t *tokens, uint32_t n, uint32_t out[8], kvx_load_result_t *load)
@@ -422,20 +402,19 @@ static void answer(kve_engine_t *engine, const uint32_t *tokens, uint32_t n, uin
 	assert_int_equal(kve_engine_flush(engine, 5000), 0);
 }
 
-static void p1_a_damaged_block_is_computed_again_not_served(void **state)
+KV_CASE(p1_a_damaged_block_is_computed_again_not_served)
 {
 	uint32_t tokens[300], n = 0, first[8], again[8];
 	kvx_load_result_t load = {.struct_size = sizeof load};
 	kve_engine_t *engine;
 
-	(void)state;
 	append_random(tokens, &n, 91, 300);
 	rig_start(&rig);
 	engine = chat_engine(rig.socket);
 	answer(engine, tokens, 300, first, &load);
 	assert_int_equal(load.tokens, 0);
 
-	scribble(tokens, 300, 5);
+	flip_bit(tokens, 300, 5);
 	answer(engine, tokens, 300, again, &load);
 	assert_memory_equal(first, again, sizeof first);
 	assert_int_equal(load.blocks, 5);
@@ -474,7 +453,7 @@ static void parts_init(parts_t *p)
 	};
 }
 
-static void p7_without_a_daemon_everything_is_a_quick_miss(void **state)
+KV_CASE(p7_without_a_daemon_everything_is_a_quick_miss)
 {
 	uint32_t tokens[64] = {0}, blocks[4] = {0, 1, 2, 3};
 	const kvx_prefix_t prefix = {.struct_size = sizeof prefix, .tokens = tokens, .n_tokens = 64, .blocks = blocks};
@@ -486,7 +465,6 @@ static void p7_without_a_daemon_everything_is_a_quick_miss(void **state)
 	parts_t p;
 	kvx_t *kvx;
 
-	(void)state;
 	parts_init(&p);
 	assert_int_equal(kvx_attach(&p.config, &kvx), KVC_OK);
 	for (int i = 0; i < 100; i++) {
@@ -534,7 +512,7 @@ static uint64_t attach_ns(const kvx_config_t *config, kvx_t **p_kvx)
 	return now_ns() - start;
 }
 
-static void p7_a_daemon_that_only_listens_costs_attach_ms_once(void **state)
+KV_CASE(p7_a_daemon_that_only_listens_costs_attach_ms_once)
 {
 	uint64_t start;
 	char path[96];
@@ -542,7 +520,6 @@ static void p7_a_daemon_that_only_listens_costs_attach_ms_once(void **state)
 	kvx_t *kvx;
 	int fd;
 
-	(void)state;
 	(void)snprintf(path, sizeof path, "%s/s", rig.dir);
 	fd = mute_listen(path);
 	parts_init(&p);
@@ -581,13 +558,12 @@ static void *continue_late(void *arg)
 	return arg;
 }
 
-static void p7_attach_ms_outlasts_a_question_without_an_answer(void **state)
+KV_CASE(p7_attach_ms_outlasts_a_question_without_an_answer)
 {
 	pthread_t thread;
 	parts_t p;
 	kvx_t *kvx;
 
-	(void)state;
 	rig_start(&rig);
 	parts_init(&p);
 	p.config.attach_ms = 120000;
@@ -602,17 +578,16 @@ static void p7_attach_ms_outlasts_a_question_without_an_answer(void **state)
 }
 
 /* With a store that has no daemon the engine computes everything itself. */
-static void p7_the_engine_computes_everything_itself(void **state)
+KV_CASE(p7_the_engine_computes_everything_itself)
 {
 	kve_engine_t *engine = chat_engine(rig.socket);
 
-	(void)state;
 	(void)check_chat(engine, 31, NULL);
 	flush(engine);
 	kve_engine_destroy(engine);
 }
 
-static void p10_contradictory_configurations_are_refused_with_a_sentence(void **state)
+KV_CASE(p10_contradictory_configurations_are_refused_with_a_sentence)
 {
 	parts_t p;
 	kvx_config_t bad[6];
@@ -620,7 +595,6 @@ static void p10_contradictory_configurations_are_refused_with_a_sentence(void **
 	kvk_paged_t part;
 	kvx_t *kvx = NULL;
 
-	(void)state;
 	parts_init(&p);
 	assert_int_equal(kvx_attach(NULL, &kvx), KVC_ERR_ARG);
 	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
@@ -645,13 +619,12 @@ static void p10_contradictory_configurations_are_refused_with_a_sentence(void **
 }
 
 /* Parts of a cache have each head once, or in copies. */
-static void p10_parts_of_a_cache_that_do_not_fit_together_are_refused(void **state)
+KV_CASE(p10_parts_of_a_cache_that_do_not_fit_together_are_refused)
 {
 	kvk_paged_t good[2], parts[2];
 	kvx_t *kvx = NULL;
 	parts_t p;
 
-	(void)state;
 	parts_init(&p);
 	kve_cache_fini(&p.cache);
 	assert_int_equal(kve_cache_init_ranks(&p.cache, &kve_config_tiny, 16, 2), KV_OK);
@@ -676,7 +649,7 @@ static void p10_parts_of_a_cache_that_do_not_fit_together_are_refused(void **sta
 
 /* ---- the engine ------------------------------------------------------------------------------ */
 
-static void p10_bad_requests_are_refused(void **state)
+KV_CASE(p10_bad_requests_are_refused)
 {
 	const uint32_t good[4] = {1, 2, 3, 4}, bad[1] = {kve_config_tiny.vocab};
 	const kve_ask_t asks[] = {
@@ -690,7 +663,6 @@ static void p10_bad_requests_are_refused(void **state)
 	kve_engine_t *engine = make_engine(NULL, 8, 2);
 	kve_request_t *request = NULL;
 
-	(void)state;
 	for (size_t i = 0; i < KV_COUNT_OF(asks); i++) {
 		assert_int_equal(kve_engine_submit(engine, &asks[i], &request), KV_ERR_ARG);
 		assert_null(request);
@@ -698,13 +670,12 @@ static void p10_bad_requests_are_refused(void **state)
 	kve_engine_destroy(engine);
 }
 
-static void p4_aborted_requests_give_their_blocks_back(void **state)
+KV_CASE(p4_aborted_requests_give_their_blocks_back)
 {
 	kve_engine_t *engine = make_engine(NULL, 32, 3);
 	uint32_t tokens[120] = {0};
 	uint64_t seed = 32;
 
-	(void)state;
 	for (int round = 0; round < 40; round++) {
 		kve_request_t *requests[5];
 
@@ -727,7 +698,7 @@ static void p4_aborted_requests_give_their_blocks_back(void **state)
 }
 
 /* It needs every block there is, and one-block requests keep coming. */
-static void p5_a_long_request_is_not_overtaken_for_ever(void **state)
+KV_CASE(p5_a_long_request_is_not_overtaken_for_ever)
 {
 	enum { STEPS = 200 };
 	uint32_t tokens[100] = {0};
@@ -736,7 +707,6 @@ static void p5_a_long_request_is_not_overtaken_for_ever(void **state)
 	kve_engine_t *engine = make_engine(NULL, 8, 8);
 	kve_request_t *requests[STEPS], *waits;
 
-	(void)state;
 	for (uint32_t step = 0; step < STEPS; step++) {
 		assert_int_equal(kve_engine_submit(engine, &small, &requests[step]), KV_OK);
 		if (step == 0) {
@@ -772,33 +742,4 @@ static int end_test(void **state)
 	return 0;
 }
 
-#define ENGINE_TEST(function) cmocka_unit_test_setup_teardown(function, begin_test, end_test)
-
-int main(int argc, char **argv)
-{
-	const struct CMUnitTest tests[] = {
-		ENGINE_TEST(p1_tokens_are_equal_with_and_without_the_cache),
-		ENGINE_TEST(p7_hits_come_from_disk_after_the_daemon_was_killed),
-		ENGINE_TEST(a_flush_waits_for_the_saves_of_running_requests_too),
-		ENGINE_TEST(p4_aborts_at_random_moments_leave_no_lease_and_no_put),
-		ENGINE_TEST(p1_a_damaged_block_is_computed_again_not_served),
-		ENGINE_TEST(p7_a_stopped_daemon_is_a_quick_miss),
-		ENGINE_TEST(p7_a_daemon_killed_amid_loads_and_saves_changes_no_token),
-		ENGINE_TEST(p7_without_a_daemon_everything_is_a_quick_miss),
-		ENGINE_TEST(p7_a_daemon_that_only_listens_costs_attach_ms_once),
-		ENGINE_TEST(p7_attach_ms_outlasts_a_question_without_an_answer),
-		ENGINE_TEST(p7_the_engine_computes_everything_itself),
-		ENGINE_TEST(p10_contradictory_configurations_are_refused_with_a_sentence),
-		ENGINE_TEST(p10_parts_of_a_cache_that_do_not_fit_together_are_refused),
-		ENGINE_TEST(p10_bad_requests_are_refused),
-		ENGINE_TEST(p4_aborted_requests_give_their_blocks_back),
-		ENGINE_TEST(p5_a_long_request_is_not_overtaken_for_ever),
-	};
-
-	if (argc != 2) {
-		return 64;
-	}
-	program = argv[1];
-
-	return cmocka_run_group_tests_name("kvx.engine", tests, NULL, NULL);
-}
+KV_CASES_MAIN_OF(program, begin_test, end_test)

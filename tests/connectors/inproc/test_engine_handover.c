@@ -2,6 +2,7 @@
  * log-probabilities are those of one engine that does both, to the last bit. */
 #include "connectors/rig.h"
 #include "engine/check.h"
+#include "kv_case.h"
 #include "kv_test.h"
 
 #include "kve/engine.h"
@@ -114,14 +115,13 @@ static void hand_over(kve_engine_t *producer, kve_engine_t *consumer, const stor
 	}
 }
 
-static void p1_prefill_and_decode_on_two_engines_equal_one(void **state)
+KV_CASE(p1_prefill_and_decode_on_two_engines_equal_one)
 {
 	static const uint32_t degrees[][2] = {{1, 1}, {4, 2}, {2, 4}, {4, 1}, {1, 2}};
 	static story_t stories[REQUESTS];
 	const uint32_t each = REQUESTS / KV_COUNT_OF(degrees);
 	uint64_t seed = 71;
 
-	(void)state;
 	for (uint32_t i = 0; i < REQUESTS; i++) {
 		make_story(&stories[i], &seed, i);
 	}
@@ -145,7 +145,7 @@ static void p1_prefill_and_decode_on_two_engines_equal_one(void **state)
 }
 
 /* A producer that ends in the middle of a prompt, and one that never comes. */
-static void p7_a_lost_producer_changes_no_token(void **state)
+KV_CASE(p7_a_lost_producer_changes_no_token)
 {
 	kve_engine_t *producer, *consumer;
 	kve_request_t *half, *never, *sent;
@@ -153,7 +153,6 @@ static void p7_a_lost_producer_changes_no_token(void **state)
 	uint64_t seed = 72;
 	kve_ask_t ask;
 
-	(void)state;
 	make_story(&stories[0], &seed, 0);
 	make_story(&stories[1], &seed, 1);
 	stories[0].n_tokens = PROMPT_MAX;
@@ -213,19 +212,4 @@ static int end_test(void **state)
 	return 0;
 }
 
-#define ENGINE_TEST(function) cmocka_unit_test_setup_teardown(function, begin_test, end_test)
-
-int main(int argc, char **argv)
-{
-	const struct CMUnitTest tests[] = {
-		ENGINE_TEST(p1_prefill_and_decode_on_two_engines_equal_one),
-		ENGINE_TEST(p7_a_lost_producer_changes_no_token),
-	};
-
-	if (argc != 2) {
-		return 64;
-	}
-	program = argv[1];
-
-	return cmocka_run_group_tests_name("kvx.engine-handover", tests, NULL, NULL);
-}
+KV_CASES_MAIN_OF(program, begin_test, end_test)

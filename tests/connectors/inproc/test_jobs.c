@@ -3,6 +3,7 @@
 #include "connectors/inproc/knobs.h"
 #include "connectors/rig.h"
 #include "engine/check.h"
+#include "kv_case.h"
 #include "kvx_handover.h"
 
 #include "common/await.h"
@@ -163,6 +164,12 @@ static void run(void **state)
 	((const jobs_test_t *)*state)->run();
 }
 
+#define JOBS_CASE(function, ...)                                                                                       \
+	static void function(void);                                                                                    \
+	static jobs_test_t function##_case = {.run = function, .silence = __VA_ARGS__};                                \
+	KV_CASE_ADD(function, .name = #function, .test_func = run, .initial_state = &function##_case)                  \
+	static void function(void)
+
 /* ---- prompts --------------------------------------------------------------------------------- */
 
 /* What block i of conversation c holds in layer l: a function of all three. */
@@ -295,40 +302,35 @@ static void store_ten(uint32_t c, const char *salt)
 	assert_true(saved.copied);
 }
 
-/* The keys of a prompt, for another client. It may flip a bit of the stored block `damaged`, as one with a wild pointer
- * could. */
-static void keys_of(const prompt_t *p, uint32_t damaged, kvc_key_t *keys)
+/* The space's identity, for another client. */
+static kvc_identity_t whole_identity(char text[KVK_LAYOUT_TEXT_MAX])
+{
+	kvc_identity_t same = jobs.identity;
+
+	assert_int_equal(kvk_layout_format(&jobs.layout, text, KVK_LAYOUT_TEXT_MAX), KV_OK);
+	same.hash_tokens = TOKENS;
+	same.layout = text;
+
+	return same;
+}
+
+static void keys_of(const kvc_identity_t *identity, const kvc_prompt_t *prompt, kvc_key_t *keys)
 {
 	const kvc_config_t config = {.struct_size = sizeof config, .socket = jobs.rig.socket};
-	const kvc_prompt_t prompt = {sizeof prompt, p->tokens, p->prefix.n_tokens, p->prefix.salt};
-	kvc_identity_t same = jobs.identity;
-	char text[KVK_LAYOUT_TEXT_MAX];
 	kvc_space_t *space;
-	kvc_lease_t *lease;
-	const void *data;
 	uint32_t n;
 	kvc_t *kvc;
 
-	assert_int_equal(kvk_layout_format(&jobs.layout, text, sizeof text), KV_OK);
-	same.hash_tokens = TOKENS;
-	same.layout = text;
 	assert_int_equal(kvc_attach(&config, &kvc), KVC_OK);
-	assert_int_equal(kvc_space_open(kvc, &same, &space), KVC_OK);
-	assert_int_equal(kvc_keys_of(space, &prompt, keys, MAX_JOB, &n), KVC_OK);
-	assert_int_equal(n, p->prefix.n_tokens / TOKENS);
-	if (damaged != NONE) {
-		assert_int_equal(kvc_acquire(space, keys, damaged + 1, 0, 0, &lease), KVC_OK);
-		assert_int_equal(kvc_lease_wait(lease, damaged + 1, JOBS_MS), KVC_OK);
-		assert_int_equal(kvc_lease_block(lease, damaged, &data, NULL), KVC_OK);
-		((uint8_t *)(uintptr_t)data)[1234] ^= 0x10;
-		kvc_release(&lease, 1);
-	}
+	assert_int_equal(kvc_space_open(kvc, identity, &space), KVC_OK);
+	assert_int_equal(kvc_keys_of(space, prompt, keys, MAX_JOB, &n), KVC_OK);
+	assert_int_equal(n, prompt->n_tokens / TOKENS);
 	kvc_detach(kvc);
 }
 
 /* ---- loads ----------------------------------------------------------------------------------- */
 
-static void a_prefix_comes_back_as_it_was(void)
+JOBS_CASE(a_prefix_comes_back_as_it_was, RIG_SILENCE)
 {
 	kvx_load_result_t result = {.struct_size = sizeof result};
 	kvx_load_t *load;
@@ -357,7 +359,7 @@ static void a_prefix_comes_back_as_it_was(void)
 }
 
 /* The first of five blocks is skipped and not touched; another salt finds nothing. */
-static void p1_every_cache_layout_passes_its_self_test_and_a_round_trip(void)
+JOBS_CASE(p1_every_cache_layout_passes_its_self_test_and_a_round_trip, RIG_SILENCE)
 {
 	kvx_load_result_t result = {.struct_size = sizeof result};
 	kvx_save_result_t saved = {.struct_size = sizeof saved};
@@ -440,10 +442,13 @@ static void check_load(const load_case_t *row, const kvx_load_result_t *result, 
 	assert_int_equal(atomic_load(&knobs.report_why), row->why);
 }
 
-static void loads_end_as_what_befell_them_and_say_why(void)
+JOBS_CASE(loads_end_as_what_befell_them_and_say_why, RIG_SILENCE)
 {
 	kvx_load_result_t result = {.struct_size = sizeof result};
+	char text[KVK_LAYOUT_TEXT_MAX];
+	const kvc_identity_t identity = whole_identity(text);
 	kvc_key_t keys[MAX_JOB];
+	kvc_prompt_t prompt;
 
 	for (uint32_t i = 0; i < KV_COUNT_OF(load_cases); i++) {
 		const load_case_t *row = &load_cases[i];
@@ -454,7 +459,11 @@ static void loads_end_as_what_befell_them_and_say_why(void)
 		prompt_init(&to, i, 10 + row->more, 30);
 		to.prefix.salt = row->salt;
 		to.prefix.deadline_ms = row->deadline_ms;
-		keys_of(&to, row->damaged ? row->damaged : NONE, keys);
+		prompt = (kvc_prompt_t){sizeof prompt, to.tokens, to.prefix.n_tokens, row->salt};
+		keys_of(&identity, &prompt, keys);
+		if (row->damaged) {
+			rig_flip(&jobs.rig, &identity, &prompt, row->damaged);
+		}
 		before = stats();
 		atomic_store(&knobs.ready, row->ready || row->stuck ? row->ready : NONE);
 		atomic_store(&knobs.revoke_on, row->revoke_on ? row->revoke_on : NONE);
@@ -472,7 +481,7 @@ static void loads_end_as_what_befell_them_and_say_why(void)
 	}
 }
 
-static void p5_a_poll_returns_in_time_whatever_a_load_waits_for(void)
+JOBS_CASE(p5_a_poll_returns_in_time_whatever_a_load_waits_for, RIG_SILENCE)
 {
 	kvx_load_t *load;
 
@@ -492,7 +501,7 @@ static void p5_a_poll_returns_in_time_whatever_a_load_waits_for(void)
 	}
 }
 
-static void jobs_that_share_the_transfer_thread_all_end_well(void)
+JOBS_CASE(jobs_that_share_the_transfer_thread_all_end_well, RIG_SILENCE)
 {
 	kvx_load_t *loads[4];
 	kvx_save_t *saves[4];
@@ -552,18 +561,18 @@ static void lose_daemon_amid_a_load(int death)
 	assert_int_equal(load_now(&to, &result), KVC_OK);
 }
 
-static void p7_a_daemon_that_falls_silent_amid_a_load_is_a_miss(void)
+JOBS_CASE(p7_a_daemon_that_falls_silent_amid_a_load_is_a_miss, "500ms")
 {
 	lose_daemon_amid_a_load(0);
 }
 
-static void p7_a_daemon_that_dies_amid_a_load_is_a_miss(void)
+JOBS_CASE(p7_a_daemon_that_dies_amid_a_load_is_a_miss, "500ms")
 {
 	lose_daemon_amid_a_load(1);
 }
 
 /* Whether their space is open yet or not. */
-static void p7_a_load_bears_a_silence_of_200_ms(void)
+JOBS_CASE(p7_a_load_bears_a_silence_of_200_ms, RIG_SILENCE)
 {
 	static const struct {
 		int silent;
@@ -579,7 +588,7 @@ static void p7_a_load_bears_a_silence_of_200_ms(void)
 }
 
 /* A miss costs more than the rest of a stall. */
-static void p7_a_lookup_waits_for_a_daemon_that_stalls(void)
+JOBS_CASE(p7_a_lookup_waits_for_a_daemon_that_stalls, "500ms")
 {
 	kvx_load_result_t result = {.struct_size = sizeof result};
 	kvx_load_t *load;
@@ -620,7 +629,7 @@ static const save_case_t save_cases[] = {
 	{"the daemon ends the put", .put_done = KVC_ERR_REVOKED, .status = KVC_ERR_REVOKED, .lost = 1},
 };
 
-static void p7_a_save_that_cannot_be_is_given_up_and_counted(void)
+JOBS_CASE(p7_a_save_that_cannot_be_is_given_up_and_counted, RIG_SILENCE)
 {
 	kvx_load_result_t result = {.struct_size = sizeof result};
 	kvx_save_result_t saved = {.struct_size = sizeof saved};
@@ -656,7 +665,7 @@ static void p7_a_save_that_cannot_be_is_given_up_and_counted(void)
 	}
 }
 
-static void a_save_whose_parent_is_gone_offers_the_whole_prefix(void)
+JOBS_CASE(a_save_whose_parent_is_gone_offers_the_whole_prefix, RIG_SILENCE)
 {
 	static const int32_t refusals[] = {KVC_ERR_NO_PARENT, KV_ERR_PARENT_LOST, KV_ERR_PARENT_UNREADABLE};
 	kvx_save_result_t saved = {.struct_size = sizeof saved};
@@ -679,7 +688,7 @@ static void a_save_whose_parent_is_gone_offers_the_whole_prefix(void)
 	}
 }
 
-static void p7_a_save_ends_in_time_though_the_daemon_is_stopped(void)
+JOBS_CASE(p7_a_save_ends_in_time_though_the_daemon_is_stopped, RIG_SILENCE)
 {
 	kvx_save_result_t saved = {.struct_size = sizeof saved};
 	kvx_save_t *save;
@@ -699,7 +708,7 @@ static void p7_a_save_ends_in_time_though_the_daemon_is_stopped(void)
 }
 
 /* What was aborted half way reads and writes no block of the engine's any longer. */
-static void p1_blocks_are_the_engines_again_once_a_job_was_ended(void)
+JOBS_CASE(p1_blocks_are_the_engines_again_once_a_job_was_ended, RIG_SILENCE)
 {
 	kvx_load_result_t result = {.struct_size = sizeof result};
 	kvx_load_t *load;
@@ -736,7 +745,7 @@ static void p1_blocks_are_the_engines_again_once_a_job_was_ended(void)
 
 /* ---- attaching, and what is refused ---------------------------------------------------------- */
 
-static void p7_a_connector_whose_self_test_reads_other_bytes_never_loads(void)
+JOBS_CASE(p7_a_connector_whose_self_test_reads_other_bytes_never_loads, RIG_SILENCE, .wrong = 1)
 {
 	kvx_load_result_t result = {.struct_size = sizeof result};
 	kvx_save_result_t saved = {.struct_size = sizeof saved};
@@ -756,14 +765,14 @@ static void p7_a_connector_whose_self_test_reads_other_bytes_never_loads(void)
 	assert_int_equal(stats().self_test_failures, 1);
 }
 
-static void p7_what_fails_at_attach_is_tried_again_in_poll(void)
+JOBS_CASE(p7_what_fails_at_attach_is_tried_again_in_poll, RIG_SILENCE, .no_space = 1)
 {
 	assert_false(kvx_is_ready(jobs.kvx));
 	atomic_store(&knobs.no_space, 0);
 	await_ready();
 }
 
-static void p5_jobs_are_limited_and_bad_prefixes_refused(void)
+JOBS_CASE(p5_jobs_are_limited_and_bad_prefixes_refused, RIG_SILENCE)
 {
 	static const uint32_t beyond[] = {30, 31, 32, BLOCKS, 34, 35, 36, 37, 38, 39};
 	kvx_prefix_t bad[6];
@@ -903,7 +912,7 @@ static void random_handover(uint64_t *seed)
 }
 
 /* A daemon that does not run for a moment, here in the middle of a bucket, costs no block that it was handed. */
-static void p7_a_hand_over_is_looked_up_until_the_daemon_has_run(void)
+JOBS_CASE(p7_a_hand_over_is_looked_up_until_the_daemon_has_run, RIG_SILENCE)
 {
 	kvx_recv_result_t result = {.struct_size = sizeof result};
 	kvx_send_t *send = NULL;
@@ -936,7 +945,7 @@ static void p7_a_hand_over_is_looked_up_until_the_daemon_has_run(void)
 	kvx_send_end(send);
 }
 
-static void p1_p4_p7_under_any_fault_loads_are_right_and_nothing_leaks(void)
+JOBS_CASE(p1_p4_p7_under_any_fault_loads_are_right_and_nothing_leaks, RIG_SILENCE)
 {
 	uint64_t seed = 101;
 	kvx_stats_t s;
@@ -959,42 +968,4 @@ static void p1_p4_p7_under_any_fault_loads_are_right_and_nothing_leaks(void)
 	assert_true(s.load_hits > 20 && s.load_lost > 5 && s.save_done > 20 && s.save_lost > 5);
 }
 
-#define JOBS_TEST(function, ...)                                                                                       \
-	{                                                                                                              \
-		.name = #function, .test_func = run, .setup_func = begin_test, .teardown_func = end_test,              \
-		.initial_state = &(jobs_test_t)                                                                        \
-		{                                                                                                      \
-			.run = (function), .silence = __VA_ARGS__                                                      \
-		}                                                                                                      \
-	}
-
-int main(int argc, char **argv)
-{
-	const struct CMUnitTest tests[] = {
-		JOBS_TEST(a_prefix_comes_back_as_it_was, RIG_SILENCE),
-		JOBS_TEST(p1_every_cache_layout_passes_its_self_test_and_a_round_trip, RIG_SILENCE),
-		JOBS_TEST(loads_end_as_what_befell_them_and_say_why, RIG_SILENCE),
-		JOBS_TEST(p5_a_poll_returns_in_time_whatever_a_load_waits_for, RIG_SILENCE),
-		JOBS_TEST(jobs_that_share_the_transfer_thread_all_end_well, RIG_SILENCE),
-		JOBS_TEST(p7_a_daemon_that_falls_silent_amid_a_load_is_a_miss, "500ms"),
-		JOBS_TEST(p7_a_daemon_that_dies_amid_a_load_is_a_miss, "500ms"),
-		JOBS_TEST(p7_a_load_bears_a_silence_of_200_ms, RIG_SILENCE),
-		JOBS_TEST(p7_a_lookup_waits_for_a_daemon_that_stalls, "500ms"),
-		JOBS_TEST(p7_a_hand_over_is_looked_up_until_the_daemon_has_run, RIG_SILENCE),
-		JOBS_TEST(p7_a_save_that_cannot_be_is_given_up_and_counted, RIG_SILENCE),
-		JOBS_TEST(a_save_whose_parent_is_gone_offers_the_whole_prefix, RIG_SILENCE),
-		JOBS_TEST(p7_a_save_ends_in_time_though_the_daemon_is_stopped, RIG_SILENCE),
-		JOBS_TEST(p1_blocks_are_the_engines_again_once_a_job_was_ended, RIG_SILENCE),
-		JOBS_TEST(p7_a_connector_whose_self_test_reads_other_bytes_never_loads, RIG_SILENCE, .wrong = 1),
-		JOBS_TEST(p7_what_fails_at_attach_is_tried_again_in_poll, RIG_SILENCE, .no_space = 1),
-		JOBS_TEST(p5_jobs_are_limited_and_bad_prefixes_refused, RIG_SILENCE),
-		JOBS_TEST(p1_p4_p7_under_any_fault_loads_are_right_and_nothing_leaks, RIG_SILENCE),
-	};
-
-	if (argc != 2) {
-		return 64;
-	}
-	program = argv[1];
-
-	return cmocka_run_group_tests_name("kvx.jobs", tests, NULL, NULL);
-}
+KV_CASES_MAIN_OF(program, begin_test, end_test)

@@ -75,13 +75,12 @@ static kvx_recv_t *select_now(uint32_t c, uint32_t n)
 
 /* ---- what is found --------------------------------------------------------------------------- */
 
-static void p1_what_was_inserted_is_handed_out_whole_and_once(void **state)
+KV_CASE(p1_what_was_inserted_is_handed_out_whole_and_once)
 {
 	kvx_recv_result_t result = {.struct_size = sizeof result};
 	kvx_select_t select;
 	kvx_recv_t *recv;
 
-	(void)state;
 	insert_now(1, 75, "last hidden states");
 	check_taken(select_now(1, 75), 1, 75, "last hidden states");
 
@@ -95,11 +94,10 @@ static void p1_what_was_inserted_is_handed_out_whole_and_once(void **state)
 }
 
 /* The consumer asks first, and is woken. */
-static void p1_a_consumer_waits_for_what_is_inserted_later(void **state)
+KV_CASE(p1_a_consumer_waits_for_what_is_inserted_later)
 {
 	kvx_recv_t *recv;
 
-	(void)state;
 	recv = select_now(2, 40);
 	pair_poll(&consumer, NULL, 20);
 	assert_int_equal(kvx_recv_state(recv, NULL), KVC_PENDING);
@@ -123,9 +121,8 @@ static void check_not_found(const uint32_t *tokens, uint32_t n)
 	kvx_recv_end(recv);
 }
 
-static void p1_one_token_more_or_less_or_other_finds_nothing(void **state)
+KV_CASE(p1_one_token_more_or_less_or_other_finds_nothing)
 {
-	(void)state;
 	insert_now(5, 40, "all of it");
 	pair_prompt_init(&to, 5, 41, 30);
 	check_not_found(to.tokens, 39);
@@ -137,13 +134,12 @@ static void p1_one_token_more_or_less_or_other_finds_nothing(void **state)
 }
 
 /* A second insert is refused and leaves the first as it was; when that is taken, there may be another one. */
-static void p4_equal_prompts_are_in_the_buffer_once(void **state)
+KV_CASE(p4_equal_prompts_are_in_the_buffer_once)
 {
 	kvx_send_result_t result = {.struct_size = sizeof result};
 	kvx_insert_t insert;
 	kvx_send_t *send;
 
-	(void)state;
 	insert_now(6, 40, "first");
 	insert = insert_of(&from, "second");
 	assert_int_equal(kvx_insert(producer.kvx, &insert, &send), KVC_PENDING);
@@ -160,14 +156,13 @@ static void p4_equal_prompts_are_in_the_buffer_once(void **state)
 }
 
 /* Two models may have the same tokens: neither ends the other's hand-over. */
-static void p8_another_model_finds_nothing_and_disturbs_nothing(void **state)
+KV_CASE(p8_another_model_finds_nothing_and_disturbs_nothing)
 {
 	kvx_recv_result_t result = {.struct_size = sizeof result};
 	kvx_select_t select;
 	kvx_recv_t *recv;
 	side_t other;
 
-	(void)state;
 	side_open_model(&other, rig.socket, KVX_CONSUMER, "another model");
 	pair_prompt_init(&to, 7, 10, 30); /* no whole block */
 	select = select_of(to.tokens, 10);
@@ -182,7 +177,7 @@ static void p8_another_model_finds_nothing_and_disturbs_nothing(void **state)
 	side_close(&other);
 }
 
-static void p8_another_salt_finds_nothing(void **state)
+KV_CASE(p8_another_salt_finds_nothing)
 {
 	kvx_recv_result_t result = {.struct_size = sizeof result};
 	kvx_send_result_t sent = {.struct_size = sizeof sent};
@@ -191,7 +186,6 @@ static void p8_another_salt_finds_nothing(void **state)
 	kvx_send_t *send;
 	kvx_recv_t *recv;
 
-	(void)state;
 	pair_prompt_init(&from, 8, 10, 0); /* no whole block */
 	pair_prompt_init(&to, 8, 10, 30);
 	side_compute(&producer, &from, 0, 10);
@@ -214,13 +208,12 @@ static void p8_another_salt_finds_nothing(void **state)
 }
 
 /* Of a prompt that is longer than the room for it, what there is room for. */
-static void p1_a_consumer_with_less_room_gets_the_beginning(void **state)
+KV_CASE(p1_a_consumer_with_less_room_gets_the_beginning)
 {
 	kvx_recv_result_t result = {.struct_size = sizeof result};
 	kvx_select_t select;
 	kvx_recv_t *recv;
 
-	(void)state;
 	insert_now(9, 75, "x");
 	pair_prompt_init(&to, 9, 75, 30);
 	select = select_of(to.tokens, 75);
@@ -243,13 +236,12 @@ static void open_small_buffer(void)
 	side_open_buffer(&producer, rig.socket, KVX_PRODUCER, 2u * 4u * PAIR_LAYERS * PAIR_PAYLOAD + 2000u);
 }
 
-static void p5_a_full_buffer_is_busy_at_once_or_waits_as_asked(void **state)
+KV_CASE(p5_a_full_buffer_is_busy_at_once_or_waits_as_asked)
 {
 	kvx_send_result_t result = {.struct_size = sizeof result};
 	kvx_insert_t insert;
 	kvx_send_t *send;
 
-	(void)state;
 	open_small_buffer();
 	insert_now(10, 64, "one");
 	insert_now(11, 64, "two");
@@ -279,14 +271,13 @@ static void p5_a_full_buffer_is_busy_at_once_or_waits_as_asked(void **state)
 }
 
 /* The daemon's own limit: its answer comes later, as the status of the send. */
-static void p5_the_daemons_limit_is_busy_too(void **state)
+KV_CASE(p5_the_daemons_limit_is_busy_too)
 {
 	kvx_send_result_t result = {.struct_size = sizeof result, .status = KVC_OK};
 	uint32_t inserted = 0;
 	kvx_insert_t insert;
 	kvx_send_t *send;
 
-	(void)state;
 	while (result.status == KVC_OK && inserted < 200) {
 		pair_prompt_init(&from, 100 + inserted, PAIR_PROMPT * PAIR_TOKENS, 0);
 		side_compute(&producer, &from, 0, from.n_tokens);
@@ -313,7 +304,7 @@ static void p5_the_daemons_limit_is_busy_too(void **state)
 
 /* ---- giving back, and what is refused -------------------------------------------------------- */
 
-static void p10_bad_inserts_and_selects_are_refused(void **state)
+KV_CASE(p10_bad_inserts_and_selects_are_refused)
 {
 	static const uint8_t none[16];
 	kvx_recv_result_t result = {.struct_size = sizeof result};
@@ -322,7 +313,6 @@ static void p10_bad_inserts_and_selects_are_refused(void **state)
 	kvx_send_t *send;
 	kvx_recv_t *recv;
 
-	(void)state;
 	pair_prompt_init(&from, 15, 16, 0);
 	pair_prompt_init(&to, 15, 16, 30);
 	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
@@ -357,12 +347,11 @@ static void p10_bad_inserts_and_selects_are_refused(void **state)
 	assert_int_equal(side_stats(&consumer).recvs_refused, KV_COUNT_OF(wrong));
 }
 
-static void p7_a_daemon_that_dies_ends_what_waits(void **state)
+KV_CASE(p7_a_daemon_that_dies_ends_what_waits)
 {
 	kvx_recv_result_t result = {.struct_size = sizeof result};
 	kvx_recv_t *recv;
 
-	(void)state;
 	insert_now(17, 40, "gone");
 	recv = select_now(18, 40);
 	pair_poll(&consumer, &producer, 5);
@@ -381,28 +370,4 @@ static void p7_a_daemon_that_dies_ends_what_waits(void **state)
 	check_taken(select_now(18, 40), 18, 40, "next");
 }
 
-#define LOOKUP_TEST(function) cmocka_unit_test_setup_teardown(function, begin_test, end_test)
-
-int main(int argc, char **argv)
-{
-	const struct CMUnitTest tests[] = {
-		LOOKUP_TEST(p1_what_was_inserted_is_handed_out_whole_and_once),
-		LOOKUP_TEST(p1_a_consumer_waits_for_what_is_inserted_later),
-		LOOKUP_TEST(p1_one_token_more_or_less_or_other_finds_nothing),
-		LOOKUP_TEST(p4_equal_prompts_are_in_the_buffer_once),
-		LOOKUP_TEST(p8_another_model_finds_nothing_and_disturbs_nothing),
-		LOOKUP_TEST(p8_another_salt_finds_nothing),
-		LOOKUP_TEST(p1_a_consumer_with_less_room_gets_the_beginning),
-		LOOKUP_TEST(p5_a_full_buffer_is_busy_at_once_or_waits_as_asked),
-		LOOKUP_TEST(p5_the_daemons_limit_is_busy_too),
-		LOOKUP_TEST(p10_bad_inserts_and_selects_are_refused),
-		LOOKUP_TEST(p7_a_daemon_that_dies_ends_what_waits),
-	};
-
-	if (argc != 2) {
-		return 64;
-	}
-	program = argv[1];
-
-	return cmocka_run_group_tests_name("kvx.lookup", tests, NULL, NULL);
-}
+KV_CASES_MAIN_OF(program, begin_test, end_test)

@@ -1,5 +1,5 @@
 /* The table of requests against a model: an array searched from end to end. */
-#include "kv_cmocka.h"
+#include "kv_case.h"
 #include "kv_test.h"
 #include "scheduler/base/requests.h"
 
@@ -72,7 +72,7 @@ static void check(kvx_requests_t *requests, const model_t *model, uint32_t i)
 }
 
 /* Now and then an allocation fails: the answer says so, what is there stays right, nothing leaks. */
-static void p4_p5_the_table_knows_exactly_the_living(void **state)
+KV_CASE(p4_p5_the_table_knows_exactly_the_living)
 {
 	static model_t model[NAMES];
 	kv_test_rng_t rng = {kv_test_seed()};
@@ -80,7 +80,6 @@ static void p4_p5_the_table_knows_exactly_the_living(void **state)
 	kvx_requests_t requests;
 	kv_test_env_t t;
 
-	(void)state;
 	kv_test_env_init(&t);
 	KV_TEST_EACH_FAILURE(&t, n)
 	{
@@ -117,13 +116,12 @@ static void p4_p5_the_table_knows_exactly_the_living(void **state)
 	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
-static void p10_ids_that_are_none_are_refused(void **state)
+KV_CASE(p10_ids_that_are_none_are_refused)
 {
 	char id[KVX_MAX_ID + 1u];
 	kvx_requests_t requests;
 	kv_test_env_t t;
 
-	(void)state;
 	memset(id, 'x', sizeof id);
 	kv_test_env_init(&t);
 	assert_int_equal(kvx_requests_init(&requests, &t.env, 1), KVC_OK);
@@ -136,13 +134,12 @@ static void p10_ids_that_are_none_are_refused(void **state)
 }
 
 /* Millions come and go: memory is that of the most that lived at one time. */
-static void p5_memory_does_not_grow_with_requests_gone(void **state)
+KV_CASE(p5_memory_does_not_grow_with_requests_gone)
 {
 	kvx_requests_t requests;
 	kv_test_env_t t;
 	int64_t after = 0;
 
-	(void)state;
 	kv_test_env_init(&t);
 	assert_int_equal(kvx_requests_init(&requests, &t.env, 2), KVC_OK);
 	for (uint32_t n = 0; n < 300000; n++) {
@@ -161,12 +158,11 @@ static void p5_memory_does_not_grow_with_requests_gone(void **state)
 }
 
 /* What the engine has ended is not found; its loads, puts and hand-overs find it until the last of them is gone. */
-static void p4_p7_a_record_stays_until_nothing_of_it_is_left(void **state)
+KV_CASE(p4_p7_a_record_stays_until_nothing_of_it_is_left)
 {
 	kvx_requests_t requests;
 	kv_test_env_t t;
 
-	(void)state;
 	for (uint32_t left = 0; left < 4; left++) {
 		model_t model = {0};
 		kvx_request_t *request, *next;
@@ -204,14 +200,4 @@ static void p4_p7_a_record_stays_until_nothing_of_it_is_left(void **state)
 	}
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p4_p5_the_table_knows_exactly_the_living),
-		cmocka_unit_test(p10_ids_that_are_none_are_refused),
-		cmocka_unit_test(p5_memory_does_not_grow_with_requests_gone),
-		cmocka_unit_test(p4_p7_a_record_stays_until_nothing_of_it_is_left),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_CASES_MAIN(NULL, NULL)

@@ -1,7 +1,7 @@
 /* Both halves of a connector in an engine that does all an engine does, as fast as it can: whatever is loaded is what
  * would have been computed. Each row is a universe that follows from the seed. */
 #include "connectors/step/fake_engine.h"
-#include "kv_cmocka.h"
+#include "kv_case.h"
 
 static const char *program;
 static fe_t fe;
@@ -84,18 +84,15 @@ static void run_universe(void **state)
 
 int main(int argc, char **argv)
 {
-	struct CMUnitTest tests[KV_COUNT_OF(universes)];
-
-	if (argc < 2) {
-		(void)fprintf(stderr, "usage: %s <kvd>\n", argv[0]);
-		return 2;
+	if (argc != 2) {
+		return 64;
 	}
 	program = argv[1];
-	for (size_t i = 0; i < KV_COUNT_OF(universes); i++) {
-		tests[i] = (struct CMUnitTest){.name = universes[i].name,
-					       .test_func = run_universe,
-					       .initial_state = (void *)(uintptr_t)&universes[i]};
+	for (int i = 0; i < (int)KV_COUNT_OF(universes); i++) {
+		kv_case_add(i, (struct CMUnitTest){.name = universes[i].name,
+						   .test_func = run_universe,
+						   .initial_state = (void *)(uintptr_t)&universes[i]});
 	}
 
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return kv_cases_run(argv[0], NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /* Plans and reports: what was written is read, what makes no sense is refused, and want of memory leaves no half of a
  * plan. */
-#include "kv_cmocka.h"
+#include "kv_case.h"
 #include "kv_test.h"
 #include "step/message.h"
 
@@ -100,9 +100,8 @@ static uint32_t count(const void *data, size_t len, uint32_t magic, int *p_bad)
 /* ---- the promises ---------------------------------------------------------------------------- */
 
 /* A GPU has a place of its own, which is one that there is. */
-static void p10_a_gpu_in_no_place_is_refused(void **state)
+KV_CASE(p10_a_gpu_in_no_place_is_refused)
 {
-	(void)state;
 	for (uint32_t place = 0; place <= KVX_PLACES; place++) {
 		kvx_msg_buf_t bytes = {0};
 		kvx_msg_device_t *device;
@@ -120,7 +119,7 @@ static void p10_a_gpu_in_no_place_is_refused(void **state)
 	}
 }
 
-static void p1_what_was_written_is_read(void **state)
+KV_CASE(p1_what_was_written_is_read)
 {
 	const kvx_record_header_t *record;
 	const kvx_msg_load_t *load;
@@ -128,7 +127,6 @@ static void p1_what_was_written_is_read(void **state)
 	kvx_msg_buf_t bytes = {0};
 	kvx_msg_reader_t cursor;
 
-	(void)state;
 	build(&bytes, 1000);
 	assert_int_equal(bytes.len % 8, 0);
 	assert_int_equal(((const kvx_msg_header_t *)(const void *)bytes.data)->step, 77);
@@ -162,13 +160,12 @@ static void p1_what_was_written_is_read(void **state)
 
 /* A message is no report, and a piece of it is neither. With one length or count changed it is refused, or nothing is
  * read past the end (a sanitizer looks). */
-static void p10_what_is_not_a_whole_message_is_refused(void **state)
+KV_CASE(p10_what_is_not_a_whole_message_is_refused)
 {
 	static const uint32_t nasty[] = {0, 1, 7, 8, 255, 4096, 0x7fffffff, 0xfffffff8, UINT32_MAX};
 	kvx_msg_buf_t bytes = {0};
 	int bad;
 
-	(void)state;
 	build(&bytes, 10);
 	assert_int_equal(count(bytes.data, bytes.len, KVX_MSG_MAGIC, &bad), 6);
 	assert_false(bad);
@@ -200,11 +197,10 @@ static void p10_what_is_not_a_whole_message_is_refused(void **state)
 }
 
 /* Without memory there is no plan at all; with room taken before, there is no way to fail. */
-static void p5_lack_of_memory_leaves_no_half_of_a_message(void **state)
+KV_CASE(p5_lack_of_memory_leaves_no_half_of_a_message)
 {
 	kvx_msg_buf_t bytes = {0};
 
-	(void)state;
 	for (uint64_t n = 1;; n++) {
 		calls = 0;
 		fail_at = n;
@@ -228,14 +224,4 @@ static void p5_lack_of_memory_leaves_no_half_of_a_message(void **state)
 	kvx_msg_free(&bytes);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p10_a_gpu_in_no_place_is_refused),
-		cmocka_unit_test(p1_what_was_written_is_read),
-		cmocka_unit_test(p10_what_is_not_a_whole_message_is_refused),
-		cmocka_unit_test(p5_lack_of_memory_leaves_no_half_of_a_message),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_CASES_MAIN(NULL, NULL)
