@@ -15,21 +15,41 @@ static kvx_insert_t insert_of(const pair_prompt_t *prompt, const char *hidden)
 			      .hidden_len = (uint32_t)strlen(hidden)};
 }
 
-/* All of conversation c, in the buffer. */
-static void insert_now(uint32_t c, uint32_t n_tokens, const char *hidden)
+static kvx_send_t *start_insert(const kvx_insert_t *insert)
+{
+	kvx_send_t *send;
+
+	assert_int_equal(kvx_insert(producer.kvx, insert, &send), KVC_PENDING);
+
+	return send;
+}
+
+static kvc_status_t finish_insert(kvx_send_t *send)
 {
 	kvx_send_result_t result = {.struct_size = sizeof result};
-	kvx_send_t *send;
-	kvx_insert_t insert;
 
+	pair_await_send(&producer, NULL, send, &result);
+	assert_true(result.copied || result.status != KVC_OK);
+	kvx_send_end(send);
+
+	return result.status;
+}
+
+/* All of conversation c, computed. */
+static kvx_insert_t prompt_to_insert(uint32_t c, uint32_t n_tokens, const char *hidden)
+{
 	pair_prompt_init(&from, c, n_tokens, 0);
 	side_compute(&producer, &from, 0, n_tokens);
-	insert = insert_of(&from, hidden);
-	assert_int_equal(kvx_insert(producer.kvx, &insert, &send), KVC_PENDING);
-	pair_await_send(&producer, NULL, send, &result);
-	assert_int_equal(result.status, KVC_OK);
-	assert_true(result.copied);
-	kvx_send_end(send);
+
+	return insert_of(&from, hidden);
+}
+
+/* In the buffer. */
+static void insert_now(uint32_t c, uint32_t n_tokens, const char *hidden)
+{
+	const kvx_insert_t insert = prompt_to_insert(c, n_tokens, hidden);
+
+	assert_int_equal(finish_insert(start_insert(&insert)), KVC_OK);
 }
 
 static kvx_select_t select_of(const uint32_t *tokens, uint32_t n)
@@ -40,6 +60,25 @@ static kvx_select_t select_of(const uint32_t *tokens, uint32_t n)
 			      .blocks = to.blocks,
 			      .n_blocks = PAIR_PROMPT,
 			      .deadline_ms = PAIR_MS};
+}
+
+static kvx_recv_t *start_select(side_t *side, const kvx_select_t *select)
+{
+	kvx_recv_t *recv;
+
+	assert_int_equal(kvx_drop_select(side->kvx, select, &recv, NULL), KVC_PENDING);
+
+	return recv;
+}
+
+static void must_time_out(side_t *side, kvx_recv_t *recv)
+{
+	kvx_recv_result_t result = {.struct_size = sizeof result};
+
+	pair_await_recv(side, &producer, recv, &result);
+	assert_int_equal(result.status, KVC_MISS);
+	assert_int_equal(result.cause, KVC_ERR_TIMEOUT);
+	kvx_recv_end(recv);
 }
 
 /* What it takes is conversation c with n tokens, whole and right. */
@@ -64,61 +103,42 @@ static void check_taken(kvx_recv_t *recv, uint32_t c, uint32_t n, const char *hi
 static kvx_recv_t *select_now(uint32_t c, uint32_t n)
 {
 	kvx_select_t select;
-	kvx_recv_t *recv;
 
 	pair_prompt_init(&to, c, n, 30);
 	select = select_of(to.tokens, n);
-	assert_int_equal(kvx_drop_select(consumer.kvx, &select, &recv, NULL), KVC_PENDING);
 
-	return recv;
+	return start_select(&consumer, &select);
+}
+
+/* Nothing in the buffer has these tokens. */
+static void check_not_found(const uint32_t *tokens, uint32_t n)
+{
+	kvx_select_t select = select_of(tokens, n);
+
+	select.deadline_ms = 100;
+	must_time_out(&consumer, start_select(&consumer, &select));
 }
 
 /* ---- what is found --------------------------------------------------------------------------- */
 
 KV_CASE(p1_what_was_inserted_is_handed_out_whole_and_once)
 {
-	kvx_recv_result_t result = {.struct_size = sizeof result};
-	kvx_select_t select;
-	kvx_recv_t *recv;
-
 	insert_now(1, 75, "last hidden states");
 	check_taken(select_now(1, 75), 1, 75, "last hidden states");
-
-	select = select_of(to.tokens, 75);
-	select.deadline_ms = 200;
-	assert_int_equal(kvx_drop_select(consumer.kvx, &select, &recv, NULL), KVC_PENDING);
-	pair_await_recv(&consumer, &producer, recv, &result);
-	assert_int_equal(result.status, KVC_MISS);
-	assert_int_equal(result.cause, KVC_ERR_TIMEOUT);
-	kvx_recv_end(recv);
+	check_not_found(to.tokens, 75);
 }
 
 /* The consumer asks first, and is woken. */
 KV_CASE(p1_a_consumer_waits_for_what_is_inserted_later)
 {
-	kvx_recv_t *recv;
+	kvx_recv_t *recv = select_now(2, 40);
 
-	recv = select_now(2, 40);
 	pair_poll(&consumer, NULL, 20);
 	assert_int_equal(kvx_recv_state(recv, NULL), KVC_PENDING);
 	insert_now(3, 40, "another one");
 	insert_now(2, 40, "this one");
 	check_taken(recv, 2, 40, "this one");
 	check_taken(select_now(3, 40), 3, 40, "another one");
-}
-
-/* Nothing in the buffer has these tokens. */
-static void check_not_found(const uint32_t *tokens, uint32_t n)
-{
-	kvx_recv_result_t result = {.struct_size = sizeof result};
-	kvx_select_t select = select_of(tokens, n);
-	kvx_recv_t *recv;
-
-	select.deadline_ms = 100;
-	assert_int_equal(kvx_drop_select(consumer.kvx, &select, &recv, NULL), KVC_PENDING);
-	pair_await_recv(&consumer, &producer, recv, &result);
-	assert_int_equal(result.cause, KVC_ERR_TIMEOUT);
-	kvx_recv_end(recv);
 }
 
 KV_CASE(p1_one_token_more_or_less_or_other_finds_nothing)
@@ -136,17 +156,11 @@ KV_CASE(p1_one_token_more_or_less_or_other_finds_nothing)
 /* A second insert is refused and leaves the first as it was; when that is taken, there may be another one. */
 KV_CASE(p4_equal_prompts_are_in_the_buffer_once)
 {
-	kvx_send_result_t result = {.struct_size = sizeof result};
 	kvx_insert_t insert;
-	kvx_send_t *send;
 
 	insert_now(6, 40, "first");
 	insert = insert_of(&from, "second");
-	assert_int_equal(kvx_insert(producer.kvx, &insert, &send), KVC_PENDING);
-	pair_await_send(&producer, NULL, send, &result);
-	assert_int_equal(result.status, KVC_ERR_EXISTS);
-	assert_true(result.copied);
-	kvx_send_end(send);
+	assert_int_equal(finish_insert(start_insert(&insert)), KVC_ERR_EXISTS);
 	check_taken(select_now(6, 40), 6, 40, "first");
 	for (uint32_t i = 0; i < PAIR_MS && rig_counter(&rig, "kvd_handovers") > 0; i++) {
 		pair_poll(&producer, &consumer, 1);
@@ -158,7 +172,6 @@ KV_CASE(p4_equal_prompts_are_in_the_buffer_once)
 /* Two models may have the same tokens: neither ends the other's hand-over. */
 KV_CASE(p8_another_model_finds_nothing_and_disturbs_nothing)
 {
-	kvx_recv_result_t result = {.struct_size = sizeof result};
 	kvx_select_t select;
 	kvx_recv_t *recv;
 	side_t other;
@@ -167,44 +180,29 @@ KV_CASE(p8_another_model_finds_nothing_and_disturbs_nothing)
 	pair_prompt_init(&to, 7, 10, 30); /* no whole block */
 	select = select_of(to.tokens, 10);
 	select.deadline_ms = 300;
-	assert_int_equal(kvx_drop_select(other.kvx, &select, &recv, NULL), KVC_PENDING);
+	recv = start_select(&other, &select);
 	pair_poll(&other, NULL, 20);
 	insert_now(7, 10, "ours");
-	pair_await_recv(&other, &producer, recv, &result);
-	assert_int_equal(result.cause, KVC_ERR_TIMEOUT);
-	kvx_recv_end(recv);
+	must_time_out(&other, recv);
 	check_taken(select_now(7, 10), 7, 10, "ours");
 	side_close(&other);
 }
 
 KV_CASE(p8_another_salt_finds_nothing)
 {
-	kvx_recv_result_t result = {.struct_size = sizeof result};
-	kvx_send_result_t sent = {.struct_size = sizeof sent};
-	kvx_insert_t insert;
+	kvx_insert_t insert = prompt_to_insert(8, 10, ""); /* no whole block */
 	kvx_select_t select;
-	kvx_send_t *send;
-	kvx_recv_t *recv;
 
-	pair_prompt_init(&from, 8, 10, 0); /* no whole block */
-	pair_prompt_init(&to, 8, 10, 30);
-	side_compute(&producer, &from, 0, 10);
-	insert = insert_of(&from, "");
 	insert.salt = "a tenant's";
-	assert_int_equal(kvx_insert(producer.kvx, &insert, &send), KVC_PENDING);
-	pair_await_send(&producer, NULL, send, &sent);
-	kvx_send_end(send);
+	assert_int_equal(finish_insert(start_insert(&insert)), KVC_OK);
+	pair_prompt_init(&to, 8, 10, 30);
 	select = select_of(to.tokens, 10);
 	select.salt = "another tenant's";
 	select.deadline_ms = 200;
-	assert_int_equal(kvx_drop_select(consumer.kvx, &select, &recv, NULL), KVC_PENDING);
-	pair_await_recv(&consumer, &producer, recv, &result);
-	assert_int_equal(result.cause, KVC_ERR_TIMEOUT);
-	kvx_recv_end(recv);
+	must_time_out(&consumer, start_select(&consumer, &select));
 	select.salt = "a tenant's";
 	select.deadline_ms = PAIR_MS;
-	assert_int_equal(kvx_drop_select(consumer.kvx, &select, &recv, NULL), KVC_PENDING);
-	check_taken(recv, 8, 10, "");
+	check_taken(start_select(&consumer, &select), 8, 10, "");
 }
 
 /* Of a prompt that is longer than the room for it, what there is room for. */
@@ -218,7 +216,7 @@ KV_CASE(p1_a_consumer_with_less_room_gets_the_beginning)
 	pair_prompt_init(&to, 9, 75, 30);
 	select = select_of(to.tokens, 75);
 	select.n_blocks = 2;
-	assert_int_equal(kvx_drop_select(consumer.kvx, &select, &recv, NULL), KVC_PENDING);
+	recv = start_select(&consumer, &select);
 	pair_await_recv(&consumer, &producer, recv, &result);
 	assert_int_equal(result.cause, KVC_OK);
 	assert_int_equal(result.tokens, 2 * PAIR_TOKENS);
@@ -238,34 +236,26 @@ static void open_small_buffer(void)
 
 KV_CASE(p5_a_full_buffer_is_busy_at_once_or_waits_as_asked)
 {
-	kvx_send_result_t result = {.struct_size = sizeof result};
 	kvx_insert_t insert;
 	kvx_send_t *send;
 
 	open_small_buffer();
 	insert_now(10, 64, "one");
 	insert_now(11, 64, "two");
-	pair_prompt_init(&from, 12, 64, 0);
-	side_compute(&producer, &from, 0, 64);
-	insert = insert_of(&from, "three");
+	insert = prompt_to_insert(12, 64, "three");
 	assert_int_equal(kvx_insert(producer.kvx, &insert, &send), KVC_ERR_BUSY);
 	assert_null(send);
 
 	insert.wait = 1;
 	insert.deadline_ms = 200;
-	assert_int_equal(kvx_insert(producer.kvx, &insert, &send), KVC_PENDING);
-	pair_await_send(&producer, NULL, send, &result);
-	assert_int_equal(result.status, KVC_ERR_TIMEOUT);
-	kvx_send_end(send);
+	assert_int_equal(finish_insert(start_insert(&insert)), KVC_ERR_TIMEOUT);
 
 	insert.deadline_ms = PAIR_MS;
-	assert_int_equal(kvx_insert(producer.kvx, &insert, &send), KVC_PENDING);
+	send = start_insert(&insert);
 	pair_poll(&producer, NULL, 50);
 	assert_int_equal(kvx_send_state(send, NULL), KVC_PENDING);
 	check_taken(select_now(10, 64), 10, 64, "one"); /* makes room */
-	pair_await_send(&producer, NULL, send, &result);
-	assert_int_equal(result.status, KVC_OK);
-	kvx_send_end(send);
+	assert_int_equal(finish_insert(send), KVC_OK);
 	check_taken(select_now(11, 64), 11, 64, "two");
 	check_taken(select_now(12, 64), 12, 64, "three");
 }
@@ -273,33 +263,28 @@ KV_CASE(p5_a_full_buffer_is_busy_at_once_or_waits_as_asked)
 /* The daemon's own limit: its answer comes later, as the status of the send. */
 KV_CASE(p5_the_daemons_limit_is_busy_too)
 {
-	kvx_send_result_t result = {.struct_size = sizeof result, .status = KVC_OK};
+	const uint32_t n = PAIR_PROMPT * PAIR_TOKENS;
+	kvc_status_t status = KVC_OK;
 	uint32_t inserted = 0;
 	kvx_insert_t insert;
 	kvx_send_t *send;
 
-	while (result.status == KVC_OK && inserted < 200) {
-		pair_prompt_init(&from, 100 + inserted, PAIR_PROMPT * PAIR_TOKENS, 0);
-		side_compute(&producer, &from, 0, from.n_tokens);
-		insert = insert_of(&from, "");
-		assert_int_equal(kvx_insert(producer.kvx, &insert, &send), KVC_PENDING);
-		pair_await_send(&producer, NULL, send, &result);
-		inserted += result.status == KVC_OK;
-		kvx_send_end(send);
+	while (status == KVC_OK && inserted < 200) {
+		insert = prompt_to_insert(100 + inserted, n, "");
+		status = finish_insert(start_insert(&insert));
+		inserted += status == KVC_OK;
 	}
 	print_message("%u prompts until the daemon kept no more\n", inserted);
-	assert_int_equal(result.status, KVC_ERR_BUSY);
+	assert_int_equal(status, KVC_ERR_BUSY);
 	insert.wait = 1;
 	insert.deadline_ms = PAIR_MS;
-	assert_int_equal(kvx_insert(producer.kvx, &insert, &send), KVC_PENDING);
+	send = start_insert(&insert);
 	pair_poll(&producer, NULL, 50);
 	assert_int_equal(kvx_send_state(send, NULL), KVC_PENDING);
 	for (uint32_t i = 0; i <= inserted; i++) {
-		check_taken(select_now(100 + i, PAIR_PROMPT * PAIR_TOKENS), 100 + i, PAIR_PROMPT * PAIR_TOKENS, "");
+		check_taken(select_now(100 + i, n), 100 + i, n, "");
 	}
-	pair_await_send(&producer, NULL, send, &result);
-	assert_int_equal(result.status, KVC_OK);
-	kvx_send_end(send);
+	assert_int_equal(finish_insert(send), KVC_OK);
 }
 
 /* ---- giving back, and what is refused -------------------------------------------------------- */

@@ -872,6 +872,19 @@ void sr_wait_saved(const sr_request_t *request, uint64_t blocks)
 	assert_int_equal(sr_stats().save_done, blocks);
 }
 
+uint32_t sr_count_stored(uint32_t place, const sr_request_t *request)
+{
+	kvc_match_t match = {.struct_size = sizeof match};
+	kvc_key_t keys[SR_MAX_TOKENS / SR_UNIT];
+
+	for (uint32_t i = 0; i < request->n / SR_UNIT; i++) {
+		assert_int_equal(kvc_key_bind(sr.space[place], request->hash[i], 32, &keys[i]), KVC_OK);
+	}
+	kvc_match(sr.space[place], keys, request->n / SR_UNIT, &match);
+
+	return match.n;
+}
+
 uint32_t sr_run(sr_request_t *request, uint32_t base)
 {
 	const uint32_t full = request->n / SR_UNIT, loaded = sr_match(request);

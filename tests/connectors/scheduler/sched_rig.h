@@ -167,6 +167,9 @@ void sr_settle(void);
 /* Advance the request, which is computed, until that many blocks are saved in all. */
 void sr_wait_saved(const sr_request_t *request, uint64_t blocks);
 
+/* Blocks of the prompt that the space in that place has, of number 0. */
+uint32_t sr_count_stored(uint32_t place, const sr_request_t *request);
+
 /* New request, all of it: match, load, compute, save. Returns what match() found. */
 uint32_t sr_run(sr_request_t *request, uint32_t base);
 /* The same, finished and settled. */

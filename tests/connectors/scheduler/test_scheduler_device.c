@@ -13,26 +13,12 @@ static const sr_options_t there = {.device = SR_DEVICE_THERE},
 			  window = {.device = SR_DEVICE_THERE, .groups = 2}, refused = {.device = SR_DEVICE_REFUSED},
 			  own_keys = {.own_keys = 1};
 
-/* Blocks that the space in GPU memory has of that prompt. */
-static uint32_t count_there(const sr_request_t *request)
-{
-	kvc_match_t match = {.struct_size = sizeof match};
-	kvc_key_t keys[SR_MAX_TOKENS / SR_UNIT];
-
-	for (uint32_t i = 0; i < request->n / SR_UNIT; i++) {
-		assert_int_equal(kvc_key_bind(sr.space[KVX_IN_DEVICE], request->hash[i], 32, &keys[i]), KVC_OK);
-	}
-	kvc_match(sr.space[KVX_IN_DEVICE], keys, request->n / SR_UNIT, &match);
-
-	return match.n;
-}
-
 /* Eighty tokens are in host memory, and in GPU memory. */
 static void store_twice(void)
 {
 	assert_int_equal(sr_use(&a, "a", 1, 80, 80), 0);
 	assert_int_equal(sr_use(&b, "b", 2, 80, 88), 80);
-	assert_int_equal(count_there(&b), 10);
+	assert_int_equal(sr_count_stored(KVX_IN_DEVICE, &b), 10);
 }
 
 SR_CASE(p1_what_is_used_twice_is_loaded_from_the_device, there)
@@ -106,7 +92,7 @@ SR_CASE(p1_the_rest_of_a_prefix_comes_from_the_host, there)
 	sr_finish(&c);
 	sr_settle();
 	assert_int_equal(sr_stats().device_tokens, 160);
-	assert_int_equal(count_there(&c), 20);
+	assert_int_equal(sr_count_stored(KVX_IN_DEVICE, &c), 20);
 	assert_int_equal(sr_use(&d, "d", 3, 80, 168), 160);
 	assert_int_equal(sr.hit.device_tokens, 160);
 }
@@ -143,7 +129,7 @@ SR_CASE(p1_each_part_begins_where_the_engine_s_own_blocks_end, there)
 				 KVC_OK); /* each begins with ten blocks there */
 		sr.plan.loaded_blocks = 0;
 		(void)sr_use(&b, (const char *const[]){"r0", "r1", "r2"}[i], 2, 80, 88);
-		assert_int_equal(count_there(&b), 10);
+		assert_int_equal(sr_count_stored(KVX_IN_DEVICE, &b), 10);
 	}
 }
 
@@ -221,9 +207,9 @@ SR_CASE(p1_garbage_is_not_saved_to_the_device, there)
 	assert_int_equal(sr_use(&b, "b", 2, 80, 88), 80);
 	sr.fail_loads = 0;
 	assert_int_equal(sr_stats().device_blocks, 0);
-	assert_int_equal(count_there(&b), 0);
+	assert_int_equal(sr_count_stored(KVX_IN_DEVICE, &b), 0);
 	assert_int_equal(sr_use(&c, "c", 3, 80, 88), 80);
-	assert_int_equal(count_there(&c), 10);
+	assert_int_equal(sr_count_stored(KVX_IN_DEVICE, &c), 10);
 }
 
 /* A block that went to another request before its save was handed out is not saved. */
@@ -243,7 +229,7 @@ SR_CASE(p1_a_reused_block_is_not_saved_to_the_device, async_there)
 	(void)sr_step();
 	sr_settle();
 	assert_int_equal(sr_stats().device_blocks, 0);
-	assert_int_equal(count_there(&b), 0);
+	assert_int_equal(sr_count_stored(KVX_IN_DEVICE, &b), 0);
 }
 
 /* Refused, or given up by a rank: the request goes on without. */
@@ -263,7 +249,7 @@ SR_CASE(p5_a_refused_save_to_the_device_is_not_repeated, there)
 		assert_int_equal(sr.plan.device_saves, 0);
 	}
 	sr_settle();
-	assert_int_equal(count_there(&b), 0);
+	assert_int_equal(sr_count_stored(KVX_IN_DEVICE, &b), 0);
 }
 
 /* Its memory cannot be mapped: all comes from the host, and after a minute it is tried again. */
@@ -328,7 +314,7 @@ SR_CASE(p1_new_weights_find_nothing_on_the_device, there)
 	assert_int_equal(sr_use(&d, "d", 4, 80, 88), 80);
 	assert_int_equal(sr.hit.device_tokens, 0);
 	sr_name_weights("w1");
-	assert_int_equal(count_there(&d), 10);
+	assert_int_equal(sr_count_stored(KVX_IN_DEVICE, &d), 10);
 }
 
 SR_CASE(p6_the_device_is_used_again_after_a_restart, there)
@@ -339,7 +325,7 @@ SR_CASE(p6_the_device_is_used_again_after_a_restart, there)
 	SR_UNTIL(kvx_scheduler_is_ready(sr.scheduler));
 	(void)sr_use(&a, "a1", 1, 80, 80);
 	(void)sr_use(&b, "b1", 2, 80, 88);
-	SR_UNTIL(count_there(&b) == 10);
+	SR_UNTIL(sr_count_stored(KVX_IN_DEVICE, &b) == 10);
 	assert_int_equal(sr_use(&c, "c", 3, 80, 88), 80);
 	assert_int_equal(sr.hit.device_tokens, 80);
 }

@@ -43,19 +43,6 @@ static void become_second(const sr_options_t *options)
 	say_reached();
 }
 
-static uint32_t count_in(uint32_t place, const sr_request_t *request)
-{
-	kvc_match_t match = {.struct_size = sizeof match};
-	kvc_key_t keys[SR_MAX_TOKENS / SR_UNIT];
-
-	for (uint32_t i = 0; i < request->n / SR_UNIT; i++) {
-		assert_int_equal(kvc_key_bind(sr.space[place], request->hash[i], 32, &keys[i]), KVC_OK);
-	}
-	kvc_match(sr.space[place], keys, request->n / SR_UNIT, &match);
-
-	return match.n;
-}
-
 /* And it lies in the memory of both GPUs then: it was used a second time. */
 SR_CASE(p1_another_gpu_s_blocks_are_loaded_from_there, first)
 {
@@ -69,7 +56,7 @@ SR_CASE(p1_another_gpu_s_blocks_are_loaded_from_there, first)
 	sr_finish(&c);
 	sr_settle();
 	assert_int_equal(sr_stats().other_device_tokens, 80);
-	assert_int_equal(count_in(KVX_IN_DEVICE, &c), 10);
+	assert_int_equal(sr_count_stored(KVX_IN_DEVICE, &c), 10);
 	assert_int_equal(sr_use(&a, "a2", 4, 80, 88), 80);
 	assert_int_equal(sr_stats().device_tokens, 160);
 	assert_int_equal(sr_stats().other_device_tokens, 80);

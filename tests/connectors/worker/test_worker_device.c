@@ -268,27 +268,33 @@ static void check_two_parts(wr_t *wr, uint32_t flags)
 	kvc_release((kvc_lease_t *const[]){first, rest}, 2);
 }
 
-/* A GPU of another engine: its space is opened for the load. */
-DEVICE_CASE(p1_another_gpu_is_a_place_like_the_own_one, stored)
+/* HALF blocks, asynchronously, from the GPU of another engine that is named so. */
+static void load_from_other(wr_t *wr, const char *name, wr_end_t *end)
 {
 	kvc_lease_t *first;
-	wr_end_t end;
 
 	assert_int_equal(save_first_half(wr), KVC_OK);
 	first = lease_first_half(wr);
-	wr_fill(wr, 9);
 	wr_message(wr);
-	wr_add_device(wr, OTHER, "fake-0");
+	wr_add_device(wr, OTHER, name);
 	wr->place = OTHER;
 	wr_add_load(wr, first, KVX_MSG_ASYNC, 7, wr_other, HALF);
 	wr->place = KVX_IN_HOST;
 	wr_begin(wr);
 	kvx_worker_start_async_loads(wr->rank[0].worker);
 	wr_end(wr);
-	wr_wait_load(wr, KVX_MSG_ASYNC, &end);
+	wr_wait_load(wr, KVX_MSG_ASYNC, end);
+	kvc_release(&first, 1);
+}
+
+/* Its space is opened for the load. */
+DEVICE_CASE(p1_another_gpu_is_a_place_like_the_own_one, stored)
+{
+	wr_end_t end;
+
+	load_from_other(wr, "fake-0", &end);
 	assert_int_equal(end.loaded.status, KVC_OK);
 	assert_int_equal(end.loaded.blocks, HALF);
-	kvc_release(&first, 1);
 }
 
 /* Reports that say so within `ms` milliseconds; one ends the wait if `until_one`. */
@@ -345,23 +351,11 @@ DEVICE_CASE(p7_a_rank_says_once_that_it_reaches_another_gpu, stored)
 /* A GPU that cannot be used says nothing about another one. */
 DEVICE_CASE(p7_each_gpu_is_refused_by_itself, stored)
 {
-	kvc_lease_t *first;
 	wr_end_t end;
 
-	assert_int_equal(save_first_half(wr), KVC_OK);
-	first = lease_first_half(wr);
-	wr_message(wr);
-	wr_add_device(wr, OTHER, "refused");
-	wr->place = OTHER;
-	wr_add_load(wr, first, KVX_MSG_ASYNC, 7, wr_other, HALF);
-	wr->place = KVX_IN_HOST;
-	wr_begin(wr);
-	kvx_worker_start_async_loads(wr->rank[0].worker);
-	wr_end(wr);
-	wr_wait_load(wr, KVX_MSG_ASYNC, &end);
+	load_from_other(wr, "refused", &end);
 	assert_int_equal(end.loaded.status, KVC_ERR_TIER_OFF);
 	assert_int_equal(end.error_count, HALF);
-	kvc_release(&first, 1);
 	check_two_parts(wr, KVX_MSG_ASYNC);
 }
 
@@ -469,10 +463,15 @@ static void *map_memory(const wr_t *wr)
 	return base;
 }
 
+static void unmap_memory(wr_t *wr, void *base)
+{
+	atomic_store(&mapped, NULL);
+	kvx_pool_memory_unmap(wr->rank[0].worker, base);
+}
+
 /* Saved into memory of the device, loaded from there, and unmapped when nothing names it. */
 DEVICE_CASE(p1_blocks_in_mapped_memory_are_right, stored)
 {
-	kvx_worker_t *worker = wr->rank[0].worker;
 	void *base = map_memory(wr);
 
 	assert_int_equal(save_first_half(wr), KVC_OK);
@@ -480,8 +479,7 @@ DEVICE_CASE(p1_blocks_in_mapped_memory_are_right, stored)
 	check_two_parts(wr, 0);
 	check_two_parts(wr, KVX_MSG_ASYNC);
 	wr_drain(wr);
-	atomic_store(&mapped, NULL);
-	kvx_pool_memory_unmap(worker, base);
+	unmap_memory(wr, base);
 }
 DEVICE_ALSO(p1_blocks_in_mapped_memory_are_right, layered)
 
@@ -508,8 +506,7 @@ DEVICE_CASE(p5_promotions_leave_a_busy_engine_its_memory, slow)
 	assert_int_equal(kvc_put_wait(put, 0, 20), KVC_ERR_TIMEOUT);
 	kvx_worker_take_report(wr->rank[0].worker, &bytes, &len); /* the end of a step */
 	assert_int_equal(wr_put_wait(put), KVC_OK);
-	atomic_store(&mapped, NULL);
-	kvx_pool_memory_unmap(wr->rank[0].worker, base);
+	unmap_memory(wr, base);
 }
 
 /* One for a hand-over is sent before an older one to host memory, where enough is on its way: that one does not wait
@@ -536,8 +533,7 @@ DEVICE_CASE(p5_a_save_waits_for_its_own_step_only, stored)
 	assert_int_equal(kvc_put_wait(urgent, 0, 0), KVC_ERR_TIMEOUT);
 	wr_device_stall(0, 0);
 	assert_int_equal(wr_put_wait(urgent), KVC_OK);
-	atomic_store(&mapped, NULL);
-	kvx_pool_memory_unmap(worker, base);
+	unmap_memory(wr, base);
 }
 
 DEVICE_CASE(p10_memory_that_is_no_device_s_is_refused, stored)
