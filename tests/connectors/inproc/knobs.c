@@ -47,10 +47,6 @@ WRAP(kvc_status_t, kvc_lease_start, kvc_space_t *space, const kvc_want_t *want, 
 
 WRAP(kvc_status_t, kvc_lease_state, const kvc_lease_t *lease)
 {
-	if (atomic_load(&knobs.late)) {
-		return KVC_PENDING;
-	}
-
 	return atomic_load(&knobs.revoked) ? KVC_ERR_REVOKED : __real_kvc_lease_state(lease);
 }
 

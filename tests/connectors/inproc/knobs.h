@@ -14,7 +14,6 @@ typedef struct knobs {
 	atomic_uint ready;     /* blocks of a lease that are ready, at most                         */
 	atomic_int rest;       /* why no more become ready; 0: the daemon's own answer              */
 	atomic_int lease;      /* what asking for a lease returns; 0: the daemon's own answer       */
-	atomic_int late;       /* no answer to that comes                                           */
 	atomic_uint revoke_on; /* leases are over once this block of the cache was written          */
 	atomic_int revoked;    /* they are                                                          */
 	atomic_uint grant;     /* most blocks of one put                                            */

@@ -587,57 +587,40 @@ KV_CASE(p7_the_engine_computes_everything_itself)
 	kve_engine_destroy(engine);
 }
 
+#define REFUSED(change, words)                                                                                         \
+	p.config = good;                                                                                               \
+	memcpy(parts, whole, sizeof parts);                                                                            \
+	other = p.layout;                                                                                              \
+	change;                                                                                                        \
+	assert_int_equal(kvx_attach(&p.config, &kvx), KVC_ERR_ARG);                                                    \
+	assert_null(kvx);                                                                                              \
+	assert_true(strlen(kvx_last_error()) > 10);                                                                    \
+	assert_non_null(strstr(kvx_last_error(), words))
+
+/* With a sentence. Parts of a cache have each head once, or in copies. */
 KV_CASE(p10_contradictory_configurations_are_refused_with_a_sentence)
 {
-	parts_t p;
-	kvx_config_t bad[6];
+	kvk_paged_t whole[2], parts[2];
 	kvk_layout_t other;
-	kvk_paged_t part;
+	kvx_config_t good;
 	kvx_t *kvx = NULL;
+	parts_t p;
 
 	parts_init(&p);
 	assert_int_equal(kvx_attach(NULL, &kvx), KVC_ERR_ARG);
-	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
-		bad[i] = p.config;
-	}
-	other = p.layout;
-	other.block_tokens *= 2;
-	part = p.cache.paged[0];
-	part.layers -= 1;
-	bad[0].struct_size = 8;
-	bad[1].roles = 0;
-	bad[2].identity = NULL;
-	bad[3].layout = &other;
-	bad[4].paged = &part;
-	bad[5].roles = 4;
-	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
-		assert_int_equal(kvx_attach(&bad[i], &kvx), KVC_ERR_ARG);
-		assert_null(kvx);
-		assert_true(strlen(kvx_last_error()) > 10);
-	}
-	kve_cache_fini(&p.cache);
-}
-
-/* Parts of a cache have each head once, or in copies. */
-KV_CASE(p10_parts_of_a_cache_that_do_not_fit_together_are_refused)
-{
-	kvk_paged_t good[2], parts[2];
-	kvx_t *kvx = NULL;
-	parts_t p;
-
-	parts_init(&p);
 	kve_cache_fini(&p.cache);
 	assert_int_equal(kve_cache_init_ranks(&p.cache, &kve_config_tiny, 16, 2), KV_OK);
-	memcpy(good, p.cache.paged, sizeof good);
-	p.config.paged = parts;
+	memcpy(whole, p.cache.paged, sizeof whole);
+	good = p.config;
+	good.paged = parts;
+	good.parts = 2;
 
-#define REFUSED(change, words)                                                                                         \
-	memcpy(parts, good, sizeof parts);                                                                             \
-	p.config.parts = 2;                                                                                            \
-	change;                                                                                                        \
-	assert_int_equal(kvx_attach(&p.config, &kvx), KVC_ERR_ARG);                                                    \
-	assert_non_null(strstr(kvx_last_error(), words))
-
+	REFUSED(p.config.struct_size = 8, "");
+	REFUSED(p.config.roles = 0, "");
+	REFUSED(p.config.roles = 4, "");
+	REFUSED(p.config.identity = NULL, "");
+	REFUSED((other.block_tokens *= 2, p.config.layout = &other), "");
+	REFUSED((parts[0].layers--, parts[1].layers--), "");
 	REFUSED(p.config.parts = KVX_MAX_PARTS + 1, "more than 16 parts");
 	REFUSED(p.config.parts = 1, "do not have all heads");
 	REFUSED(parts[1].first_head = 0, "do not have all heads");

@@ -330,34 +330,6 @@ static void keys_of(const kvc_identity_t *identity, const kvc_prompt_t *prompt, 
 
 /* ---- loads ----------------------------------------------------------------------------------- */
 
-JOBS_CASE(a_prefix_comes_back_as_it_was, RIG_SILENCE)
-{
-	kvx_load_result_t result = {.struct_size = sizeof result};
-	kvx_load_t *load;
-
-	store_ten(1, NULL);
-	rig_wait_written(&jobs.rig);
-	rig_kill(&jobs.rig);
-	rig_start(&jobs.rig);
-	for (uint32_t i = 0; i < JOBS_MS / 10u && stats().attaches < 2; i++) {
-		(void)kvx_poll(jobs.kvx, 10);
-	}
-	await_ready();
-	atomic_store(&knobs.late, 1); /* while the daemon reads them: a lookup finds them in memory then */
-	assert_int_equal(start_load(&to, &load), KVC_PENDING);
-	for (uint32_t i = 0; i < 200; i++) {
-		(void)kvx_poll(jobs.kvx, 1);
-	}
-	atomic_store(&knobs.late, 0);
-	await_load(load, &result);
-	assert_int_equal(result.status, KVC_OK);
-	assert_int_equal(result.disk_tokens, 10 * TOKENS);
-	assert_int_equal(result.cpu_tokens, 0);
-	for (uint32_t i = 0; i < 10; i++) {
-		assert_true(holds(30 + i, 1, i));
-	}
-}
-
 /* The first of five blocks is skipped and not touched; another salt finds nothing. */
 JOBS_CASE(p1_every_cache_layout_passes_its_self_test_and_a_round_trip, RIG_SILENCE)
 {

@@ -1,7 +1,6 @@
 /* The lookup buffer: prompts that are inserted by one engine and taken by another that asks by tokens. */
 #include "connectors/inproc/pair_stage.h"
 
-#include <signal.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -330,29 +329,6 @@ KV_CASE(p10_bad_inserts_and_selects_are_refused)
 		assert_int_equal(result.cause, KVC_ERR_ARG);
 	}
 	assert_int_equal(side_stats(&consumer).recvs_refused, KV_COUNT_OF(wrong));
-}
-
-KV_CASE(p7_a_daemon_that_dies_ends_what_waits)
-{
-	kvx_recv_result_t result = {.struct_size = sizeof result};
-	kvx_recv_t *recv;
-
-	insert_now(17, 40, "gone");
-	recv = select_now(18, 40);
-	pair_poll(&consumer, &producer, 5);
-	rig_kill(&rig);
-	pair_await_recv(&consumer, &producer, recv, &result);
-	assert_int_equal(result.cause, KVC_ERR_REVOKED);
-	kvx_recv_end(recv);
-	rig_start(&rig);
-	for (uint32_t i = 0; i < PAIR_MS / 10u && side_stats(&consumer).attaches + side_stats(&producer).attaches < 4;
-	     i++) {
-		pair_poll(&producer, &consumer, 10);
-	}
-	side_await_ready(&producer);
-	side_await_ready(&consumer);
-	insert_now(18, 40, "next");
-	check_taken(select_now(18, 40), 18, 40, "next");
 }
 
 KV_CASES_MAIN_OF(program, begin_test, end_test)

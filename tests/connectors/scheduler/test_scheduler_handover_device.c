@@ -277,16 +277,8 @@ SR_CASE(p7_a_producer_without_the_gpu_hands_over_in_host_memory, none)
 	assert_int_equal(sr_stats().handovers_sent_device + sr_stats().device_blocks, 0);
 }
 SR_ALSO(p7_a_producer_without_the_gpu_hands_over_in_host_memory, refused, 0)
-
-SR_CASE(p7_several_groups_are_handed_over_in_host_memory, window)
-{
-	receive(200, producer_gpu());
-	begin_sending(200);
-	assert_string_equal(kvx_scheduler_send_device(sr.scheduler, &p.ask), "");
-	sr_run_tokens(&p, 0, 200);
-	sr_finish(&p);
-	must_come(25, 0);
-}
+SR_NAMED("p7_several_groups_are_handed_over_in_host_memory", p7_a_producer_without_the_gpu_hands_over_in_host_memory,
+	 window, 0)
 
 static int is_sent_on_device(void)
 {

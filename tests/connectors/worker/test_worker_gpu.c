@@ -68,34 +68,6 @@ WR_CASE(p5_a_device_that_hangs_does_not_hold_the_end, wr_one)
 	rig_kill(&wr->rig); /* it would wait for what the device may still read */
 }
 
-/* ---- a lease that ends ----------------------------------------------------------------------- */
-
-/* The lease goes while the device copies: what has come may be anybody's, and is not given back before the device has
- * let go. */
-WR_CASE(p1_a_lease_lost_under_a_copy_is_a_failed_load, wr_one)
-{
-	kvc_lease_t *lease;
-	char id[16];
-	wr_end_t end;
-
-	for (uint32_t flags = 0; flags <= KVX_MSG_ASYNC; flags += KVX_MSG_ASYNC) {
-		lease = wr_lease(wr, 0, 8);
-		fake_cuda_hold(1);
-		begin_load(wr, lease, flags);
-		wr_end(wr);
-		usleep(20000);
-		kvc_release(&lease, 1);
-		(void)kvc_poll(wr->kvc, 50);
-		usleep(50000);
-		assert_int_equal(kvx_worker_take_finished(wr->rank[0].worker, id, sizeof id, NULL), 0);
-		assert_int_equal(wr_stats(wr, 0).loads_open, 1);
-		fake_cuda_hold(0);
-		wr_wait_load(wr, flags, &end);
-		assert_int_equal(end.loaded.status, KVC_ERR_REVOKED);
-		assert_int_equal(end.error_count, 8);
-	}
-}
-
 /* ---- a driver that refuses ------------------------------------------------------------------- */
 
 static kvc_status_t try_open(wr_t *wr, uint32_t memory, int device)
