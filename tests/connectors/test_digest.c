@@ -88,28 +88,6 @@ KV_CASE(p1_a_digest_is_of_all_bytes_whatever_reads_them)
 	}
 }
 
-KV_CASE(p1_one_bit_changed_anywhere_is_another_digest)
-{
-	const uint64_t len = UINT64_C(3) << 20;
-	const int fd = make_file(memory, len);
-	uint8_t before[KVX_DIGEST_BYTES], digest[KVX_DIGEST_BYTES];
-	kv_test_rng_t rng = {.state = kv_test_seed()};
-
-	digest_of(fd, 2, before);
-	for (int i = 0; i < 100; i++) {
-		const uint64_t at = kv_test_below(&rng, len);
-		const uint8_t other = (uint8_t)(memory[at] ^ (1u << kv_test_below(&rng, 8)));
-
-		assert_int_equal(pwrite(fd, &other, 1, (off_t)at), 1);
-		digest_of(fd, 2, digest);
-		assert_memory_not_equal(digest, before, sizeof digest);
-		assert_int_equal(pwrite(fd, &memory[at], 1, (off_t)at), 1);
-	}
-	digest_of(fd, 2, digest);
-	assert_memory_equal(digest, before, sizeof digest);
-	(void)close(fd);
-}
-
 static int ask_cancelled(void *ctx)
 {
 	watch_t *watch = ctx;
@@ -240,28 +218,6 @@ KV_CASE(p1_a_digest_of_memory_is_of_each_range_whatever_reads_it)
 	while (count > 0) {
 		free(own[--count]);
 	}
-}
-
-KV_CASE(p1_one_bit_changed_in_memory_is_another_digest)
-{
-	const kvk_range_t range = {(uint64_t)(uintptr_t)memory + 3, (UINT64_C(2) << 20) - 77};
-	uint8_t before[1][KVX_DIGEST_BYTES], digest[1][KVX_DIGEST_BYTES];
-	kv_test_rng_t rng = {.state = kv_test_seed()};
-
-	assert_int_equal(kvx_digest_memory(&range, 1, 2, before), KVC_OK);
-	for (int i = 0; i < 100; i++) {
-		const uint64_t at = 3 + kv_test_below(&rng, range.bytes);
-		const uint8_t bit = (uint8_t)(1u << kv_test_below(&rng, 8));
-
-		memory[at] ^= bit;
-		assert_int_equal(kvx_digest_memory(&range, 1, 2, digest), KVC_OK);
-		assert_memory_not_equal(digest, before, sizeof digest);
-		memory[at] ^= bit;
-	}
-	/* A zero more at the end is another range, although the padding is zeros, too. */
-	memory[3 + range.bytes] = 0;
-	assert_int_equal(kvx_digest_memory(&(kvk_range_t){range.at, range.bytes + 1}, 1, 2, digest), KVC_OK);
-	assert_memory_not_equal(digest, before, sizeof digest);
 }
 
 KV_CASE(p10_memory_that_cannot_be_is_refused)
