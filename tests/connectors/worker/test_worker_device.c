@@ -301,23 +301,13 @@ DEVICE_CASE(p1_another_gpu_is_a_place_like_the_own_one, stored)
 static uint32_t count_reached(wr_t *wr, uint32_t ms, int until_one)
 {
 	const uint64_t until = wr_now_ms() + ms;
+	kvx_report_reached_t reached;
 	uint32_t n = 0;
 
 	while (wr_now_ms() < until && !(until_one && n > 0)) {
-		const kvx_record_header_t *record;
-		kvx_msg_reader_t cursor;
-		const void *bytes;
-		size_t len;
-
 		usleep(1000);
-		kvx_worker_take_report(wr->rank[0].worker, &bytes, &len);
-		if (len == 0) {
-			continue;
-		}
-		assert_true(kvx_msg_open(&cursor, KVX_REPORT_MAGIC, bytes, len));
-		while ((record = kvx_msg_next(&cursor)) != NULL) {
-			assert_int_equal(record->type, KVX_RECORD_REACHED);
-			assert_int_equal(((const kvx_report_reached_t *)(const void *)record)->place, OTHER);
+		if (wr_take_records(&wr->rank[0], KVX_RECORD_REACHED, &reached, sizeof reached, 1)) {
+			assert_int_equal(reached.place, OTHER);
 			n++;
 		}
 	}

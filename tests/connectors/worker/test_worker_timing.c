@@ -161,31 +161,23 @@ WR_CASE(p7_a_load_is_timed_without_what_it_waits_behind, wr_one)
 static void hear_burst(wr_t *wr, uint64_t *took)
 {
 	const uint64_t until = wr_now_ms() + WR_PATIENCE;
-	const kvx_record_header_t *record;
+	kvx_report_loaded_t loaded[BURST];
 	uint32_t heard = 0;
+	char id[16];
 
 	while (heard < BURST) {
-		kvx_msg_reader_t cursor;
-		const void *bytes;
-		char id[16];
-		size_t len;
-
 		while (kvx_worker_take_finished(wr->rank[0].worker, id, sizeof id, NULL) > 0) {
 		}
 		assert_int_equal(wr_count_failed(wr), 0);
-		kvx_worker_take_report(wr->rank[0].worker, &bytes, &len);
-		assert_true(len == 0 || kvx_msg_open(&cursor, KVX_REPORT_MAGIC, bytes, len));
-		while (len > 0 && (record = kvx_msg_next(&cursor)) != NULL) {
-			const kvx_report_loaded_t *loaded = (const kvx_report_loaded_t *)(const void *)record;
-
-			assert_int_equal(record->type, KVX_RECORD_LOADED);
-			assert_int_equal(loaded->status, KVC_OK);
-			assert_in_range(loaded->load, 1, BURST);
-			took[loaded->load - 1] = loaded->ns;
-			heard++;
-		}
+		heard +=
+			wr_take_records(&wr->rank[0], KVX_RECORD_LOADED, loaded + heard, sizeof *loaded, BURST - heard);
 		assert_true(wr_now_ms() < until);
 		usleep(200);
+	}
+	for (uint32_t i = 0; i < BURST; i++) {
+		assert_int_equal(loaded[i].status, KVC_OK);
+		assert_in_range(loaded[i].load, 1, BURST);
+		took[loaded[i].load - 1] = loaded[i].ns;
 	}
 }
 

@@ -721,8 +721,7 @@ void wr_save(wr_t *wr, const kvc_put_t *put, const uint32_t *ids, uint32_t n)
 
 /* ---- reports --------------------------------------------------------------------------------- */
 
-/* The records of the next report that are of a type, `size` bytes each; others must be LOADED. How many. */
-static uint32_t take_records(wr_rank_t *rank, uint32_t type, void *out, size_t size, uint32_t cap)
+uint32_t wr_take_records(wr_rank_t *rank, uint32_t type, void *out, size_t size, uint32_t cap)
 {
 	const kvx_record_header_t *record;
 	const void *bytes;
@@ -758,7 +757,7 @@ uint32_t wr_take_steps(wr_t *wr, kvx_report_step_t *steps, uint32_t cap)
 		assert_true(wr_now_ms() < until);
 		(void)wr_count_failed(wr);
 		stats = wr_stats(wr, 0);
-		n += take_records(&wr->rank[0], KVX_RECORD_STEP, n > 0 ? steps + n : steps, sizeof *steps, cap - n);
+		n += wr_take_records(&wr->rank[0], KVX_RECORD_STEP, n > 0 ? steps + n : steps, sizeof *steps, cap - n);
 		usleep(stats.loads_open ? 500 : 0);
 	} while (stats.loads_open);
 
@@ -781,7 +780,7 @@ void wr_wait_load(wr_t *wr, uint32_t flags, wr_end_t *end)
 		assert_int_equal(kvx_worker_take_finished(rank->worker, end->id, sizeof end->id, NULL), 0);
 	}
 	end->error_count = kvx_worker_take_failed_blocks(rank->worker, end->errors, WR_BLOCKS);
-	while (take_records(rank, KVX_RECORD_LOADED, &end->loaded, sizeof end->loaded, 1) == 0) {
+	while (wr_take_records(rank, KVX_RECORD_LOADED, &end->loaded, sizeof end->loaded, 1) == 0) {
 		assert_true(wr_now_ms() < until);
 		usleep(200);
 	}
@@ -807,7 +806,7 @@ uint64_t wr_wait_dropped(wr_t *wr)
 	const uint64_t until = wr_now_ms() + WR_PATIENCE;
 	kvx_report_dropped_t dropped;
 
-	while (take_records(&wr->rank[0], KVX_RECORD_DROPPED, &dropped, sizeof dropped, 1) == 0) {
+	while (wr_take_records(&wr->rank[0], KVX_RECORD_DROPPED, &dropped, sizeof dropped, 1) == 0) {
 		assert_true(wr_now_ms() < until);
 		usleep(200);
 	}

@@ -204,6 +204,8 @@ void wr_wait_load(wr_t *wr, uint32_t flags, wr_end_t *end);
 void wr_load(wr_t *wr, const kvc_lease_t *lease, uint32_t flags, wr_end_t *end);
 /* wr_other have the bytes that wr_eight had with a seed. */
 void wr_check_other(wr_t *wr, uint32_t seed);
+/* The records of the next report that are of a type, `size` bytes each; others must be LOADED. How many. */
+uint32_t wr_take_records(wr_rank_t *rank, uint32_t type, void *out, size_t size, uint32_t cap);
 /* Until no load is open: times of steps, as the first rank reports them. */
 uint32_t wr_take_steps(wr_t *wr, kvx_report_step_t *steps, uint32_t cap);
 /* The next DROPPED of the first rank's reports, waited for: its put. */
