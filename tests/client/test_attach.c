@@ -196,22 +196,6 @@ KV_CASE(p10_a_space_that_does_not_add_up_is_refused)
 
 /* ---- the daemon goes ------------------------------------------------------------------------- */
 
-BED_CASE(p7_a_stopped_daemon_is_a_miss)
-{
-	kvc_match_t match = {.struct_size = sizeof match};
-
-	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
-	kvc_match(bed.space, bed.keys, 4, &match);
-	assert_int_equal(match.n, 4);
-	atomic_store(&fake_knobs(bed.fake)->no_heartbeat, 1);
-	for (int i = 0; i < 10000 && match.n > 0; i++) {
-		usleep(1000);
-		kvc_match(bed.space, bed.keys, 4, &match);
-	}
-	assert_int_equal(match.n, 0);
-	assert_int_equal(match.why, KV_WHY_DAEMON_STALE);
-}
-
 /* Waiting adds up while the heartbeat stands still, then there is none, and it begins anew with the next beat. */
 BED_CASE(p5_a_daemon_that_stands_still_is_waited_for_once)
 {

@@ -130,19 +130,6 @@ KV_CASE(p7_a_stopped_daemon_is_a_miss_within_50_ms)
 	bed_free(&bed);
 }
 
-KV_CASE(p1_a_reset_space_answers_nothing_of_the_old_epoch)
-{
-	bed_t bed;
-
-	bed_make(&bed, 64);
-	assert_int_equal(mirror_set(bed.mirror, &bed.keys[0], 0, KV_TIER_CPU), 0);
-	mirror_epoch(bed.mirror, 3, 2);
-	assert_int_equal(match(&bed, 1).n, 0);
-	assert_int_equal(match(&bed, 1).why, KV_WHY_STALE_EPOCH);
-	assert_int_equal(atomic_load(&bed.space.stale), 1);
-	bed_free(&bed);
-}
-
 /* A daemon that lost its CPU inside a bucket costs the block at the end of a match, and no other. */
 KV_CASE(p5_a_bucket_locked_for_ever_costs_the_last_block)
 {
