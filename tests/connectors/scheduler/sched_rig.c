@@ -923,8 +923,7 @@ uint32_t sr_use(sr_request_t *request, const char *id, uint32_t seed, uint32_t s
 
 	sr_request(request, id, seed, shared, n);
 	found = sr_run(request, 0);
-	sr_finish(request);
-	sr_settle();
+	sr_end(request);
 
 	return found;
 }
@@ -939,8 +938,7 @@ void sr_store(sr_request_t *request, const char *id, uint32_t seed, uint32_t sha
 void sr_find(sr_request_t *request, uint32_t n)
 {
 	sr_store(request, "first", 1, 0, 80);
-	sr_finish(request);
-	sr_settle();
+	sr_end(request);
 	sr_request(request, "second", 1, 0, n);
 	assert_int_equal(sr_match(request), 80);
 	sr_place(request, 100, 0);

@@ -12,6 +12,8 @@
 #include "kvx_scheduler.h"
 #include "scheduler/base/state.h"
 
+#include <unistd.h>
+
 #define SR_UNIT       8u /* tokens a block of group 0 */
 #define SR_BLOCKS     512u
 #define SR_MAX_TOKENS 2048u
@@ -189,6 +191,18 @@ uint64_t sr_now_ns(void); /* of the process */
 		usleep(1000);                                                                                          \
 		(void)sr_step();                                                                                       \
 	}
+
+static inline void sr_end(const sr_request_t *request)
+{
+	sr_finish(request);
+	sr_settle();
+}
+
+static inline void sr_await_outcome(const sr_request_t *request, kvc_status_t load)
+{
+	SR_UNTIL(sr_outcome(request).load != KVC_PENDING);
+	assert_int_equal(sr_outcome(request).load, load);
+}
 
 /* A case, and the options it starts with. `row`: which of several cases of one function runs. */
 typedef struct sr_test {

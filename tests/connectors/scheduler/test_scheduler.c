@@ -18,8 +18,7 @@ SR_CASE(p1_what_was_saved_is_loaded_into_other_blocks, plain)
 
 	sr_request(&a, "a", 1, 160, 200);
 	assert_int_equal(sr_run(&a, 0), 0);
-	sr_finish(&a);
-	sr_settle();
+	sr_end(&a);
 	assert_int_equal(sr_stats().save_done, 25u * sr.groups);
 
 	/* The same again, and one that shares 160 tokens. */
@@ -29,8 +28,7 @@ SR_CASE(p1_what_was_saved_is_loaded_into_other_blocks, plain)
 	sr_request(&c, "c", 2, 160, 200);
 	assert_int_equal(sr_run(&c, 200), 160);
 	sr_finish(&b);
-	sr_finish(&c);
-	sr_settle();
+	sr_end(&c);
 	stats = sr_stats();
 	assert_int_equal(stats.loads, 2);
 	assert_int_equal(stats.loads_done, 2);
@@ -76,8 +74,7 @@ SR_CASE(p7_only_steps_that_fill_a_block_save, plain)
 		assert_int_equal(sr_stats().saves, asked);
 		(void)sr_step();
 	}
-	sr_finish(&a);
-	sr_settle();
+	sr_end(&a);
 	assert_int_equal(sr_stats().save_done, 10);
 }
 

@@ -37,8 +37,7 @@ SR_CASE(p1_what_is_used_twice_is_loaded_from_the_device, there)
 	assert_int_equal(sr.hit.async, sr.options.mode == KVX_LOAD_ASYNC);
 	assert_int_equal(sr_stats().leases_open, 1); /* the host's blocks are not leased */
 	assert_int_equal(sr_run(&c, 100), 80);       /* and all bytes are right */
-	sr_finish(&c);
-	sr_settle();
+	sr_end(&c);
 	assert_int_equal(sr_stats().device_tokens, 80);
 	assert_int_equal(sr_stats().load_tokens, 160);
 	assert_int_equal(sr_stats().device_blocks, 10); /* it has them already */
@@ -90,8 +89,7 @@ SR_CASE(p1_the_rest_of_a_prefix_comes_from_the_host, there)
 	assert_int_equal(sr.hit.device_tokens, 80);
 	assert_int_equal(sr.hit.disk_tokens, 0);
 	assert_int_equal(sr_run(&c, 200), 160);
-	sr_finish(&c);
-	sr_settle();
+	sr_end(&c);
 	assert_int_equal(sr_stats().device_tokens, 160);
 	assert_int_equal(sr_count_stored(KVX_IN_DEVICE, &c), 20);
 	assert_int_equal(sr_use(&d, "d", 3, 80, 168), 160);
@@ -124,8 +122,7 @@ SR_CASE(p1_each_part_begins_where_the_engine_s_own_blocks_end, there)
 		assert_int_equal(sr.plan.failed_blocks, 0);
 		assert_true(sr_is_right(&c, 0, 20));
 		c.ask.local = 0;
-		sr_finish(&c);
-		sr_settle();
+		sr_end(&c);
 		assert_int_equal(kvc_space_reset(sr.space[KVX_IN_DEVICE]),
 				 KVC_OK); /* each begins with ten blocks there */
 		sr.plan.loaded_blocks = 0;
@@ -166,8 +163,7 @@ SR_CASE(p6_a_lost_lease_on_the_device_is_the_host_s, there)
 	assert_int_equal(sr_match(&c), 160);
 	assert_int_equal(sr.hit.device_tokens, 0);
 	assert_int_equal(sr_run(&c, 100), 160);
-	sr_finish(&c);
-	sr_settle();
+	sr_end(&c);
 	sr.miss_device_leases = 0;
 }
 
@@ -182,8 +178,7 @@ SR_CASE(p6_a_shortened_lease_on_the_device_goes_on_in_the_host_s, there)
 	assert_int_equal(sr.hit.device_tokens, 48);
 	assert_int_equal(sr_run(&c, 100), 160);
 	assert_true(sr_is_right(&c, 0, 20));
-	sr_finish(&c);
-	sr_settle();
+	sr_end(&c);
 	sr.cut_device_leases = 0;
 }
 
@@ -458,8 +453,7 @@ SR_CASE(p1_another_gpu_s_blocks_are_loaded_from_there, first)
 	assert_int_equal(sr.hit.device_tokens, 80);
 	assert_int_equal(sr_stats().leases_open, 1);
 	assert_int_equal(sr_run(&c, 100), 80); /* and all bytes are right */
-	sr_finish(&c);
-	sr_settle();
+	sr_end(&c);
 	assert_int_equal(sr_stats().other_device_tokens, 80);
 	assert_int_equal(sr_count_stored(KVX_IN_DEVICE, &c), 10);
 	assert_int_equal(sr_use(&a, "a2", 4, 80, 88), 80);
@@ -512,8 +506,7 @@ SR_CASE(p1_the_own_gpu_is_preferred_unless_it_has_much_less, first)
 		assert_int_equal(sr_match(&c), 80);
 		assert_int_equal(sr.hit.device_tokens, row[i].device);
 		assert_int_equal(sr_run(&c, 100), 80);
-		sr_finish(&c);
-		sr_settle();
+		sr_end(&c);
 		assert_int_equal(sr_stats().other_device_tokens - before, row[i].other);
 		assert_int_equal(sr_stats().loads_failed, 0);
 	}
@@ -529,8 +522,7 @@ SR_CASE(p6_a_lost_lease_on_another_gpu_is_the_host_s, first)
 	assert_int_equal(sr_match(&c), 80);
 	assert_int_equal(sr.hit.device_tokens, 0);
 	assert_int_equal(sr_run(&c, 100), 80);
-	sr_finish(&c);
-	sr_settle();
+	sr_end(&c);
 	sr.miss_device_leases = 0;
 }
 

@@ -151,8 +151,7 @@ SR_CASE(p1_chunks_are_loaded_as_they_come, plain)
 	sr_run_tokens(&p, 160, 203);
 	sr_finish(&p);
 	assert_true(kvx_scheduler_has_pending(sr.scheduler) || sr_stats().handovers_sent == 1);
-	SR_UNTIL(sr_outcome(&d).load != KVC_PENDING);
-	assert_int_equal(sr_outcome(&d).load, KVC_OK);
+	sr_await_outcome(&d, KVC_OK);
 	assert_true(sr_is_right(&d, 0, sr.row & PRIVATE ? 26 : 25));
 	SR_UNTIL(!sr.scheduler->handovers);
 	assert_int_equal(sr_stats().handovers_sent, 1);
@@ -211,8 +210,7 @@ SR_CASE(p7_what_is_stored_is_not_waited_for, plain)
 
 	begin_sending(n);
 	sr_run_tokens(&p, 0, n);
-	sr_finish(&p);
-	sr_settle();
+	sr_end(&p);
 	assert_int_equal(sr_stats().handovers_sent, 1);
 	memset(&fetched, 0, sizeof fetched);
 	sr_request(&d, "d", 1, 0, n == 160 ? 161 : n);
@@ -239,12 +237,10 @@ SR_CASE_ROW(p7_a_private_block_that_is_there_is_loaded, async_loads, PRIVATE)
 
 	begin_sending(163);
 	sr_run_tokens(&p, 0, 163);
-	sr_finish(&p);
-	sr_settle();
+	sr_end(&p);
 	memset(sr.cache, 0, (size_t)SR_BLOCKS * sr.block_bytes);
 	receive(163, WAIT_MS);
-	SR_UNTIL(sr_outcome(&d).load != KVC_PENDING);
-	assert_int_equal(sr_outcome(&d).load, KVC_OK);
+	sr_await_outcome(&d, KVC_OK);
 	assert_true(sr_is_right(&d, 0, 21));
 	sr_finish(&d);
 

@@ -88,8 +88,7 @@ static void must_be_empty(void)
 /* All of it has come, and nobody keeps anything. */
 static void must_come(uint32_t blocks, uint64_t from_device)
 {
-	SR_UNTIL(sr_outcome(&d).load != KVC_PENDING);
-	assert_int_equal(sr_outcome(&d).load, KVC_OK);
+	sr_await_outcome(&d, KVC_OK);
 	assert_true(sr_is_right(&d, 0, blocks));
 	must_be_empty();
 	assert_int_equal(sr_stats().handovers_received, 1);
@@ -134,8 +133,7 @@ static void hand_over(uint32_t n)
 	assert_int_equal(kvx_device_find_or_add(sr.scheduler, producer_gpu()), place());
 	begin_sending(n);
 	sr_run_tokens(&p, 0, n);
-	sr_finish(&p);
-	sr_settle();
+	sr_end(&p);
 	memset(sr.cache, 0, (size_t)SR_BLOCKS * sr.block_bytes);
 }
 
@@ -185,8 +183,7 @@ SR_CASE(p7_a_prompt_that_the_host_has_is_saved_on_the_gpu, there)
 	sr_advance(&p, 200, 120);
 	(void)sr_step();
 	assert_int_equal(sr.plan.device_save_blocks, 15);
-	sr_finish(&p);
-	sr_settle();
+	sr_end(&p);
 	assert_int_equal(sr_stats().handovers_sent_device, 1);
 	be_out_of_reach();
 	receive(200, producer_gpu());
@@ -237,8 +234,7 @@ SR_CASE(p5_no_more_gpus_are_named_than_there_are_places, there)
 	sr_start_load(&d);
 	sr_run_tokens(&p, 0, 200);
 	sr_finish(&p);
-	SR_UNTIL(sr_outcome(&d).load != KVC_PENDING);
-	assert_int_equal(sr_outcome(&d).load, KVC_OK);
+	sr_await_outcome(&d, KVC_OK);
 	assert_int_equal(sr_stats().device_tokens, 0);
 }
 
@@ -349,8 +345,7 @@ SR_CASE_ROW(p7_what_the_gpu_lost_since_the_match_comes_with_the_hand_over, there
 	sr_start_load(&d);
 	sr_release_host_saves();
 	sr_finish(&p);
-	SR_UNTIL(sr_outcome(&d).load != KVC_PENDING);
-	assert_int_equal(sr_outcome(&d).load, KVC_OK);
+	sr_await_outcome(&d, KVC_OK);
 	assert_true(sr_is_right(&d, 0, 25));
 	must_be_empty();
 	assert_int_equal(sr_stats().handovers_receive_failed, 0);
@@ -434,8 +429,7 @@ SR_CASE(p7_a_gpu_that_a_rank_cannot_reach_is_left_alone, there)
 	sr.fail_device = KVC_ERR_TIER_OFF;
 	sr_run_tokens(&p, 0, 200);
 	sr_finish(&p);
-	SR_UNTIL(sr_outcome(&d).load != KVC_PENDING);
-	assert_int_equal(sr_outcome(&d).load, KVC_ERR_TIER_OFF);
+	sr_await_outcome(&d, KVC_ERR_TIER_OFF);
 	sr_finish(&d);
 	must_be_empty();
 
@@ -445,8 +439,7 @@ SR_CASE(p7_a_gpu_that_a_rank_cannot_reach_is_left_alone, there)
 	assert_string_equal(kvx_scheduler_send_device(sr.scheduler, &p.ask), "fake-0"); /* it is another GPU's fault */
 	sr_run_tokens(&p, 0, 200);
 	sr_finish(&p);
-	SR_UNTIL(sr_outcome(&d).load != KVC_PENDING);
-	assert_int_equal(sr_outcome(&d).load, KVC_OK);
+	sr_await_outcome(&d, KVC_OK);
 	assert_true(sr_is_right(&d, 0, 25));
 	must_be_empty();
 	assert_int_equal(sr_stats().loads_failed, 1);
@@ -491,8 +484,7 @@ SR_CASE(p1_a_damaged_block_on_the_gpu_is_computed, there)
 	sr.fail_device = KVC_ERR_CORRUPT;
 	sr_run_tokens(&p, 80, 200);
 	sr_finish(&p);
-	SR_UNTIL(sr_outcome(&d).load != KVC_PENDING);
-	assert_int_equal(sr_outcome(&d).load, KVC_ERR_CORRUPT);
+	sr_await_outcome(&d, KVC_ERR_CORRUPT);
 	assert_true(sr_is_right(&d, 0, 10));
 	assert_int_equal(sr_match(&d), 0);
 	sr.fail_device = KVC_OK;

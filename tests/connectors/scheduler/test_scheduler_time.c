@@ -234,8 +234,7 @@ SR_CASE(p7_a_part_that_does_not_pay_is_not_loaded, stored)
 	teach(20, 2, 5); /* a faster disk: the first half is loaded, and is in memory from then on */
 	sr_request(&b, "head", 0, 0, 504);
 	assert_int_equal(sr_run(&b, 0), 496);
-	sr_finish(&b);
-	sr_settle();
+	sr_end(&b);
 	teach(20, 2, 50);
 	assert_int_equal(loaded_of("half in memory", 0), 496);
 	assert_int_equal(sr_stats().cost_model_cuts, 1);
@@ -337,8 +336,7 @@ SR_CASE(p7_the_first_hit_on_a_disk_teaches_the_compute_cost, stored)
 	assert_true(sr.plan.timed);
 	tell_step(sr.plan.step, 51200u * MS);
 	assert_in_range(kvx_cost_model_compute_ns(cost_model, 0, 512), 51100u * MS, 51300u * MS);
-	sr_finish(&d);
-	sr_settle();
+	sr_end(&d);
 	sr_request(&d, "known", 0, 0, 2000);
 	assert_int_equal(sr_run(&d, 0), 2000 - SR_UNIT);
 }
