@@ -152,7 +152,7 @@ static inline void bed_check_read(bed_t *bed, uint32_t from, uint32_t n)
 	}
 }
 
-/* Poll until the condition holds, 3 s at most. */
+/* Poll until the condition holds, a minute at most. */
 #define BED_UNTIL(bed, condition)                                                                                      \
 	do {                                                                                                           \
 		uint64_t until_ = test_now_ms() + 60000;                                                               \
@@ -181,7 +181,7 @@ static inline int bed_teardown(void **state)
 	return 0;
 }
 
-/* A case with a bed that is made; KV_CASE: it is to be made yet. Both end with bed_free(). */
+/* A case whose bed is made. One that makes its bed itself is a KV_CASE. Both end with bed_free(). */
 #define BED_CASE(function) KV_CASE_WITH(function, bed_setup)
 
 #endif
