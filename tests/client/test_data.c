@@ -411,22 +411,6 @@ KV_CASE(p5_a_silent_daemon_costs_the_deadline_and_no_more)
 	kvc_release(&lease, 1);
 }
 
-BED_CASE(p5_too_many_requests_in_flight_are_refused)
-{
-	static kvc_lease_t *leases[2000];
-	kvc_status_t status = KVC_OK;
-	uint32_t n = 0;
-
-	atomic_store(&fake_knobs(bed.fake)->mute, KV_CODE_ACQUIRE);
-	while (n < 2000 && status == KVC_OK) {
-		status = kvc_acquire_start(bed.space, bed.keys, 4, 0, 0, &leases[n]);
-		n += status == KVC_OK;
-	}
-	assert_int_equal(status, KVC_ERR_BUSY);
-	assert_int_equal(n, 1024);
-	kvc_release(leases, n);
-}
-
 BED_CASE(p1_a_retired_slab_stays_until_its_leases_end)
 {
 	kvc_lease_t *lease, *later;
