@@ -114,7 +114,7 @@ static void round_trip(const uint8_t *payload, size_t len)
 	assert_memory_equal(ours, payload, len);
 }
 
-static void p9_events_have_the_bytes_a_real_vllm_sends(void **state)
+KV_TEST(p9_events_have_the_bytes_a_real_vllm_sends)
 {
 	static char line[1 << 16];
 	static uint8_t payload[1 << 15];
@@ -123,7 +123,6 @@ static void p9_events_have_the_bytes_a_real_vllm_sends(void **state)
 	int at, batches = 0;
 	FILE *file = fopen(RAW_GOLDEN, "re");
 
-	(void)state;
 	assert_non_null(file);
 	while (fgets(line, sizeof line, file)) {
 		if (line[0] != '#') {
@@ -136,9 +135,8 @@ static void p9_events_have_the_bytes_a_real_vllm_sends(void **state)
 	assert_true(batches >= 4);
 }
 
-static void p9_each_tier_has_a_medium_routers_know(void **state)
+KV_TEST(p9_each_tier_has_a_medium_routers_know)
 {
-	(void)state;
 	assert_string_equal(kvd_medium_name(KV_TIER_CPU), "CPU_PINNED");
 	assert_string_equal(kvd_medium_name(KV_TIER_DISK), "DISK");
 	assert_string_equal(kvd_medium_name(KV_TIER_GPU), "GPU");
@@ -150,13 +148,12 @@ static int says(const uint8_t *bytes, size_t len, const char *text)
 	return memmem(bytes, len, text, strlen(text)) != NULL;
 }
 
-static void p9_each_group_has_a_kind_vllm_knows(void **state)
+KV_TEST(p9_each_group_has_a_kind_vllm_knows)
 {
 	static const char *const kinds[] = {"full_attention", "sliding_window", "mamba"};
 	const uint64_t hash = 7;
 	uint8_t bytes[512];
 
-	(void)state;
 	for (uint32_t rule = 0; rule < KV_COUNT_OF(kinds); rule++) {
 		kv_mp_writer_t w = {.out = bytes, .cap = sizeof bytes};
 		msgpack_packer packer = kv_mp_packer(&w);
@@ -202,14 +199,13 @@ static void *ring_reader(void *arg)
 	return NULL;
 }
 
-static void p5_the_ring_keeps_records_whole_and_in_order(void **state)
+KV_TEST(p5_the_ring_keeps_records_whole_and_in_order)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	kvd_ring_t ring;
 	pthread_t thread;
 	void *complaint;
 
-	(void)state;
 	assert_int_equal(kvd_ring_init(&ring, 5000), KV_OK);
 	assert_int_equal(ring.size, 4096);
 	assert_int_equal(pthread_create(&thread, NULL, ring_reader, &ring), 0);
@@ -238,7 +234,7 @@ static void p5_the_ring_keeps_records_whole_and_in_order(void **state)
 }
 
 /* One record at a time, of each length at each place. */
-static void p5_a_record_that_fits_an_empty_ring_fits_at_every_offset(void **state)
+KV_TEST(p5_a_record_that_fits_an_empty_ring_fits_at_every_offset)
 {
 	static const size_t lens[] = {4096 - 8, 2048, 2048 + 8,
 				      3000}; /* with their words an odd number of words a round */
@@ -246,7 +242,6 @@ static void p5_a_record_that_fits_an_empty_ring_fits_at_every_offset(void **stat
 	kvd_ring_t ring;
 	size_t len;
 
-	(void)state;
 	assert_int_equal(kvd_ring_init(&ring, 4096), KV_OK);
 	for (size_t r = 0; r < KV_COUNT_OF(lens) * 4096 / 8; r++) {
 		size_t n = lens[r % KV_COUNT_OF(lens)];
@@ -344,7 +339,7 @@ static kvd_publisher_t *publisher_open(kv_metrics_t *metrics, const char *dir, u
 	return publisher;
 }
 
-static void p9_batches_are_numbered_from_zero_and_a_loss_leaves_a_gap(void **state)
+KV_TEST(p9_batches_are_numbered_from_zero_and_a_loss_leaves_a_gap)
 {
 	static kv_metrics_t metrics;
 	static uint64_t many[2048];
@@ -357,7 +352,6 @@ static void p9_batches_are_numbered_from_zero_and_a_loss_leaves_a_gap(void **sta
 	char dir[64];
 	size_t len;
 
-	(void)state;
 	kv_test_dir_make(dir, sizeof dir);
 	kvd_publisher_t *publisher = publisher_open(&metrics, dir, 8192);
 	subscribe(&s, dir, "a.events");
@@ -396,7 +390,7 @@ static void p9_batches_are_numbered_from_zero_and_a_loss_leaves_a_gap(void **sta
 	kv_test_dir_remove(dir);
 }
 
-static void p8_namespaces_have_endpoints_of_their_own(void **state)
+KV_TEST(p8_namespaces_have_endpoints_of_their_own)
 {
 	static kv_metrics_t metrics;
 	uint64_t hash = 42;
@@ -410,7 +404,6 @@ static void p8_namespaces_have_endpoints_of_their_own(void **state)
 	char dir[64], path[128];
 	size_t len;
 
-	(void)state;
 	kv_test_dir_make(dir, sizeof dir);
 	const mode_t mask = umask(0077);
 	kvd_publisher_t *publisher = publisher_open(&metrics, dir, 65536);
@@ -441,7 +434,7 @@ static void p8_namespaces_have_endpoints_of_their_own(void **state)
 	kv_test_dir_remove(dir);
 }
 
-static void p9_a_prefix_hit_is_one_map_on_its_own_endpoint(void **state)
+KV_TEST(p9_a_prefix_hit_is_one_map_on_its_own_endpoint)
 {
 	static kv_metrics_t metrics;
 	kv_report_t report = {.type = KV_REPORT_REQUEST,
@@ -457,7 +450,6 @@ static void p9_a_prefix_hit_is_one_map_on_its_own_endpoint(void **state)
 	size_t len;
 	int found = 0;
 
-	(void)state;
 	kv_test_dir_make(dir, sizeof dir);
 	kvd_publisher_t *publisher = publisher_open(&metrics, dir, 65536);
 	subscribe(&s, dir, "b.hits");
@@ -489,18 +481,4 @@ static void p9_a_prefix_hit_is_one_map_on_its_own_endpoint(void **state)
 	kv_test_dir_remove(dir);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p9_events_have_the_bytes_a_real_vllm_sends),
-		cmocka_unit_test(p9_each_tier_has_a_medium_routers_know),
-		cmocka_unit_test(p9_each_group_has_a_kind_vllm_knows),
-		cmocka_unit_test(p5_the_ring_keeps_records_whole_and_in_order),
-		cmocka_unit_test(p5_a_record_that_fits_an_empty_ring_fits_at_every_offset),
-		cmocka_unit_test(p9_batches_are_numbered_from_zero_and_a_loss_leaves_a_gap),
-		cmocka_unit_test(p8_namespaces_have_endpoints_of_their_own),
-		cmocka_unit_test(p9_a_prefix_hit_is_one_map_on_its_own_endpoint),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

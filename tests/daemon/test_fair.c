@@ -62,9 +62,8 @@ static void need(uint32_t f, uint32_t i, uint32_t pieces)
 
 /* It asks while others are served, at any moment: what is begun is done, and no other namespace has more than a quantum
  * and a piece before it. */
-static void p8_one_request_waits_for_a_quantum_of_each_other_tenant(void **state)
+KV_TEST(p8_one_request_waits_for_a_quantum_of_each_other_tenant)
 {
-	(void)state;
 	stage();
 	for (uint32_t f = 1; f < FLOWS; f++) {
 		for (uint32_t i = 0; i < SOURCES; i++) {
@@ -85,9 +84,8 @@ static void p8_one_request_waits_for_a_quantum_of_each_other_tenant(void **state
 	}
 }
 
-static void p8_namespaces_with_enough_to_do_have_the_same_time(void **state)
+KV_TEST(p8_namespaces_with_enough_to_do_have_the_same_time)
 {
-	(void)state;
 	stage();
 	for (uint32_t f = 0; f < FLOWS; f++) { /* one connection, or many */
 		for (uint32_t i = 0; i < (f == 0 ? 1 : SOURCES); i++) {
@@ -103,11 +101,10 @@ static void p8_namespaces_with_enough_to_do_have_the_same_time(void **state)
 }
 
 /* Against a model: what is queued is served, what is taken out is not, and nothing is lost. */
-static void p5_every_source_that_is_ready_is_served(void **state)
+KV_TEST(p5_every_source_that_is_ready_is_served)
 {
 	uint64_t asked = 0, done = 0, taken = 0;
 
-	(void)state;
 	stage();
 	for (uint32_t step = 0; step < 20000; step++) {
 		uint32_t f = (uint32_t)(kv_test_below(&rng, FLOWS)), i = (uint32_t)(kv_test_below(&rng, SOURCES));
@@ -142,13 +139,4 @@ static void p5_every_source_that_is_ready_is_served(void **state)
 	assert_int_equal(done, asked - taken);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p8_one_request_waits_for_a_quantum_of_each_other_tenant),
-		cmocka_unit_test(p8_namespaces_with_enough_to_do_have_the_same_time),
-		cmocka_unit_test(p5_every_source_that_is_ready_is_served),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

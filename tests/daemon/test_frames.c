@@ -9,24 +9,18 @@
 static raw_daemon_t daemon_;
 static int watch_; /* a well-behaved session: it must never notice anything */
 
-static int setup(void **state)
+KV_FIXTURE(setup)
 {
 	static const char *const args[] = {"--limits.hello_time=3s", "--limits.frame_time=2s", NULL};
 
-	(void)state;
 	raw_daemon_start(&daemon_, args);
 	watch_ = raw_open(daemon_.sock);
-
-	return 0;
 }
 
-static int teardown(void **state)
+KV_FIXTURE(teardown)
 {
-	(void)state;
 	close(watch_);
 	raw_daemon_end(&daemon_);
-
-	return 0;
 }
 
 /* Connections in the three states a session can be in. */
@@ -81,13 +75,12 @@ static void refused_everywhere(const kv_frame_header_t *header, kv_status_t stat
 	}
 }
 
-static void p10_hello_agrees_on_version_and_namespace(void **state)
+KV_TEST(p10_hello_agrees_on_version_and_namespace)
 {
 	const kv_msg_hello_t ask = {.version = KV_WIRE_VERSION, .features = 0xff, .program = kv_slice_str("test")};
 	kv_msg_hello_reply_t reply;
 	int fd = raw_connect(daemon_.sock);
 
-	(void)state;
 	assert_int_equal(raw_call(fd, KV_CODE_HELLO, &ask, &reply), KV_OK);
 	assert_int_equal(reply.version, KV_WIRE_VERSION);
 	assert_int_equal(reply.features, 0);
@@ -97,69 +90,62 @@ static void p10_hello_agrees_on_version_and_namespace(void **state)
 	close(fd);
 }
 
-static void p10_an_unknown_protocol_version_in_hello_is_refused(void **state)
+KV_TEST(p10_an_unknown_protocol_version_in_hello_is_refused)
 {
 	const kv_msg_hello_t ask = {.version = KV_WIRE_VERSION + 1, .program = kv_slice_str("test")};
 	int fd = raw_connect(daemon_.sock);
 
-	(void)state;
 	assert_int_equal(raw_call(fd, KV_CODE_HELLO, &ask, NULL), KV_ERR_VERSION);
 	assert_true(raw_closed(fd, RAW_TIMEOUT_MS));
 	close(fd);
 }
 
-static void p10_a_bad_magic_closes_without_an_answer(void **state)
+KV_TEST(p10_a_bad_magic_closes_without_an_answer)
 {
 	kv_frame_header_t header = header_of(KV_CODE_STATS, 0);
 
-	(void)state;
 	header.magic = 0x4748;
 	refused_everywhere(&header, KV_OK, "kvd_frames_refused_total{reason=malformed}");
 }
 
-static void p10_another_frame_version_is_refused(void **state)
+KV_TEST(p10_another_frame_version_is_refused)
 {
 	kv_frame_header_t header = header_of(KV_CODE_STATS, 0);
 
-	(void)state;
 	header.version = 9;
 	refused_everywhere(&header, KV_ERR_VERSION, "kvd_frames_refused_total{reason=version}");
 }
 
-static void p10_an_oversized_body_is_refused_before_it_comes(void **state)
+KV_TEST(p10_an_oversized_body_is_refused_before_it_comes)
 {
 	kv_frame_header_t header = header_of(KV_CODE_STATS, UINT32_MAX);
 
-	(void)state;
 	refused_everywhere(&header, KV_ERR_TOO_BIG, "kvd_frames_refused_total{reason=too_big}");
 }
 
-static void p10_before_hello_a_body_of_64_kib_is_the_limit(void **state)
+KV_TEST(p10_before_hello_a_body_of_64_kib_is_the_limit)
 {
 	kv_frame_header_t header = header_of(KV_CODE_HELLO, KV_WIRE_MAX_BODY_BEFORE_HELLO + 1);
 	int fd = raw_connect(daemon_.sock);
 	raw_frame_t frame;
 
-	(void)state;
 	raw_bytes(fd, &header, sizeof header);
 	assert_int_equal(raw_recv(fd, RAW_TIMEOUT_MS, &frame), 1);
 	assert_int_equal(frame.header.status, KV_ERR_TOO_BIG);
 	close(fd);
 }
 
-static void p10_an_unknown_request_is_refused(void **state)
+KV_TEST(p10_an_unknown_request_is_refused)
 {
 	kv_frame_header_t header = header_of(4711, 0);
 
-	(void)state;
 	refused_everywhere(&header, KV_ERR_UNKNOWN_REQUEST, "kvd_frames_refused_total{reason=malformed}");
 }
 
-static void p10_a_notice_or_reply_from_a_client_is_refused(void **state)
+KV_TEST(p10_a_notice_or_reply_from_a_client_is_refused)
 {
 	kv_frame_header_t header = header_of(KV_CODE_STATS, 0);
 
-	(void)state;
 	header.kind = KV_FRAME_REPLY;
 	refused_everywhere(&header, KV_ERR_PROTO, "kvd_frames_refused_total{reason=malformed}");
 	header = header_of(KV_CODE_SLAB_ADD, 0);
@@ -167,23 +153,21 @@ static void p10_a_notice_or_reply_from_a_client_is_refused(void **state)
 	refused_everywhere(&header, KV_ERR_PROTO, "kvd_frames_refused_total{reason=malformed}");
 }
 
-static void p10_descriptors_promised_but_not_sent_are_refused(void **state)
+KV_TEST(p10_descriptors_promised_but_not_sent_are_refused)
 {
 	kv_frame_header_t header = header_of(KV_CODE_JOIN, 0);
 
-	(void)state;
 	header.fds = 1;
 	refused_everywhere(&header, KV_ERR_PROTO, "kvd_frames_refused_total{reason=malformed}");
 }
 
-static void p10_a_body_that_does_not_decode_is_refused(void **state)
+KV_TEST(p10_a_body_that_does_not_decode_is_refused)
 {
 	/* An array that claims 2^32 - 1 elements; three strings instead of numbers; fewer fields than it claims. */
 	static const uint8_t bodies[][6] = {
 		{0xdd, 0xff, 0xff, 0xff, 0xff, 0x00}, {0x93, 0xa1, 'x', 0xa1, 'y', 0xa0}, {0x92, 0x01, 0, 0, 0, 0}};
 	static const uint32_t lengths[] = {5, 6, 2};
 
-	(void)state;
 	for (size_t i = 0; i < KV_COUNT_OF(bodies); i++) {
 		kv_frame_header_t header = header_of(KV_CODE_HELLO, lengths[i]);
 		uint64_t before = raw_metric(watch_, "kvd_frames_refused_total{reason=malformed}") +
@@ -205,12 +189,11 @@ static void p10_a_body_that_does_not_decode_is_refused(void **state)
 
 /* JOIN got a seventh field, EXPLAIN a sixth, and so on: a request of another build is refused for this reason,
  * whichever it is, and the text says what to do. */
-static void p10_a_request_with_another_count_of_fields_is_refused(void **state)
+KV_TEST(p10_a_request_with_another_count_of_fields_is_refused)
 {
 	static uint8_t body[64];
 	static kv_msg_t msg;
 
-	(void)state;
 	for (uint32_t i = 0; i < kv_request_count; i++) {
 		const kv_request_t *request = &kv_requests[i];
 		const stage_t stage = request->code == KV_CODE_HELLO  ? FRESH
@@ -246,13 +229,12 @@ static void p10_a_request_with_another_count_of_fields_is_refused(void **state)
 	}
 }
 
-static void p10_anything_before_hello_and_a_second_hello_are_refused(void **state)
+KV_TEST(p10_anything_before_hello_and_a_second_hello_are_refused)
 {
 	const kv_msg_stats_t stats = {0};
 	const kv_msg_hello_t hello = {.version = KV_WIRE_VERSION, .program = kv_slice_str("twice")};
 	int fd = raw_connect(daemon_.sock);
 
-	(void)state;
 	assert_int_equal(raw_call(fd, KV_CODE_STATS, &stats, NULL), KV_ERR_PROTO);
 	assert_true(raw_closed(fd, RAW_TIMEOUT_MS));
 	close(fd);
@@ -262,24 +244,22 @@ static void p10_anything_before_hello_and_a_second_hello_are_refused(void **stat
 	close(fd);
 }
 
-static void p10_a_members_request_needs_a_join(void **state)
+KV_TEST(p10_a_members_request_needs_a_join)
 {
 	const kv_msg_release_t ask = {0};
 	int fd = raw_open(daemon_.sock);
 
-	(void)state;
 	assert_int_equal(raw_call(fd, KV_CODE_RELEASE, &ask, NULL), KV_ERR_NOT_JOINED);
 	assert_true(raw_metric(fd, "kvd_requests_failed_total") > 0); /* the session goes on */
 	close(fd);
 }
 
 /* Random bytes, and valid frames with random flips, from a printed seed. */
-static void p6_garbage_ends_only_its_own_connection(void **state)
+KV_TEST(p6_garbage_ends_only_its_own_connection)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	uint8_t bytes[512];
 
-	(void)state;
 	for (int round = 0; round < 200; round++) {
 		int fd = open_at((stage_t)(round % (int)GREETED + (round % 4 == 0 ? 1 : 0)));
 		kv_frame_header_t header =
@@ -299,11 +279,10 @@ static void p6_garbage_ends_only_its_own_connection(void **state)
 	}
 }
 
-static void p10_a_frame_cut_off_by_the_end_is_counted(void **state)
+KV_TEST(p10_a_frame_cut_off_by_the_end_is_counted)
 {
 	uint64_t before = raw_metric(watch_, "kvd_frames_refused_total{reason=malformed}");
 
-	(void)state;
 	for (stage_t stage = FRESH; stage < STAGES; stage++) {
 		kv_frame_header_t header = header_of(KV_CODE_STATS, 100);
 		int fd = open_at(stage);
@@ -314,25 +293,23 @@ static void p10_a_frame_cut_off_by_the_end_is_counted(void **state)
 	assert_true(raw_metric_reaches(watch_, "kvd_frames_refused_total{reason=malformed}", before + 3));
 }
 
-static void p5_a_connection_that_says_nothing_is_closed(void **state)
+KV_TEST(p5_a_connection_that_says_nothing_is_closed)
 {
 	uint64_t before = raw_metric(watch_, "kvd_idle_closed_total");
 	int fd = raw_connect(daemon_.sock);
 
-	(void)state;
 	assert_true(raw_closed(fd, RAW_TIMEOUT_MS));
 	assert_int_equal(raw_metric(watch_, "kvd_idle_closed_total"), before + 1);
 	close(fd);
 }
 
-static void p5_a_frame_sent_byte_by_byte_is_closed_at_its_deadline(void **state)
+KV_TEST(p5_a_frame_sent_byte_by_byte_is_closed_at_its_deadline)
 {
 	kv_frame_header_t header = header_of(KV_CODE_STATS, 1000);
 	uint64_t before = raw_metric(watch_, "kvd_idle_closed_total");
 	int fd = raw_open(daemon_.sock);
 	int alive = 1;
 
-	(void)state;
 	for (size_t i = 0; alive && i < 1000; i++) {
 		alive = raw_bytes(fd, i < sizeof header ? (const uint8_t *)&header + i : (const uint8_t *)"", 1);
 		usleep(20000);
@@ -342,13 +319,12 @@ static void p5_a_frame_sent_byte_by_byte_is_closed_at_its_deadline(void **state)
 	close(fd);
 }
 
-static void p5_pipelined_requests_are_answered_in_order(void **state)
+KV_TEST(p5_pipelined_requests_are_answered_in_order)
 {
 	const kv_msg_status_t ask = {0};
 	int fd = raw_open(daemon_.sock);
 	raw_frame_t frame;
 
-	(void)state;
 	for (uint64_t id = 1; id <= 200; id++) {
 		raw_send(fd, KV_CODE_STATUS, id, &ask, NULL, 0);
 	}
@@ -360,13 +336,12 @@ static void p5_pipelined_requests_are_answered_in_order(void **state)
 	close(fd);
 }
 
-static void p10_descriptors_where_none_belong_are_closed(void **state)
+KV_TEST(p10_descriptors_where_none_belong_are_closed)
 {
 	const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
 	const int many[] = {null, null, null, null, null};
 	const kv_frame_header_t header = header_of(KV_CODE_STATS, 0);
 
-	(void)state;
 	for (uint32_t count = 1; count <= KV_COUNT_OF(many); count += 2) {
 		uint64_t before = raw_metric(watch_, "kvd_frames_refused_total{reason=malformed}");
 		int fd = raw_open(daemon_.sock);
@@ -383,14 +358,13 @@ static void p10_descriptors_where_none_belong_are_closed(void **state)
 	assert_int_equal(reply.failed, 0);
 }
 
-static void p6_without_descriptors_sessions_go_on_and_new_ones_wait(void **state)
+KV_TEST(p6_without_descriptors_sessions_go_on_and_new_ones_wait)
 {
 	const struct rlimit few = {40, 40};
 	raw_daemon_t daemon;
 	int fds[64], first, late;
 	uint32_t n = 0;
 
-	(void)state;
 	raw_daemon_start(&daemon, NULL);
 	first = raw_open(daemon.sock);
 	assert_int_equal(prlimit(daemon.pid, RLIMIT_NOFILE, &few, NULL), 0);
@@ -412,13 +386,12 @@ static void p6_without_descriptors_sessions_go_on_and_new_ones_wait(void **state
 	raw_daemon_end(&daemon);
 }
 
-static void p5_sessions_over_the_limit_are_refused(void **state)
+KV_TEST(p5_sessions_over_the_limit_are_refused)
 {
 	static const char *const args[] = {"--limits.sessions=2", NULL};
 	raw_daemon_t daemon;
 	int fds[2 + 8], over; /* the daemon's own user has the operators' eight as well */
 
-	(void)state;
 	raw_daemon_start(&daemon, args);
 	for (uint32_t i = 0; i < KV_COUNT_OF(fds); i++) {
 		fds[i] = raw_open(daemon.sock);
@@ -433,31 +406,4 @@ static void p5_sessions_over_the_limit_are_refused(void **state)
 	raw_daemon_end(&daemon);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p10_hello_agrees_on_version_and_namespace),
-		cmocka_unit_test(p10_an_unknown_protocol_version_in_hello_is_refused),
-		cmocka_unit_test(p10_a_bad_magic_closes_without_an_answer),
-		cmocka_unit_test(p10_another_frame_version_is_refused),
-		cmocka_unit_test(p10_an_oversized_body_is_refused_before_it_comes),
-		cmocka_unit_test(p10_before_hello_a_body_of_64_kib_is_the_limit),
-		cmocka_unit_test(p10_an_unknown_request_is_refused),
-		cmocka_unit_test(p10_a_notice_or_reply_from_a_client_is_refused),
-		cmocka_unit_test(p10_descriptors_promised_but_not_sent_are_refused),
-		cmocka_unit_test(p10_a_body_that_does_not_decode_is_refused),
-		cmocka_unit_test(p10_a_request_with_another_count_of_fields_is_refused),
-		cmocka_unit_test(p10_anything_before_hello_and_a_second_hello_are_refused),
-		cmocka_unit_test(p10_a_members_request_needs_a_join),
-		cmocka_unit_test(p6_garbage_ends_only_its_own_connection),
-		cmocka_unit_test(p10_a_frame_cut_off_by_the_end_is_counted),
-		cmocka_unit_test(p5_a_connection_that_says_nothing_is_closed),
-		cmocka_unit_test(p5_a_frame_sent_byte_by_byte_is_closed_at_its_deadline),
-		cmocka_unit_test(p5_pipelined_requests_are_answered_in_order),
-		cmocka_unit_test(p10_descriptors_where_none_belong_are_closed),
-		cmocka_unit_test(p6_without_descriptors_sessions_go_on_and_new_ones_wait),
-		cmocka_unit_test(p5_sessions_over_the_limit_are_refused),
-	};
-
-	return cmocka_run_group_tests(tests, setup, teardown);
-}
+KV_TEST_MAIN(setup, teardown)

@@ -101,7 +101,7 @@ static uint32_t known_blocks(raw_member_t *member, uint32_t group, const kv_key_
 	return known;
 }
 
-static void p2_blocks_of_every_group_are_served_after_kill_9(void **state)
+KV_TEST(p2_blocks_of_every_group_are_served_after_kill_9)
 {
 	char path[96];
 	const char *const args[] = {path, "--nvme.size=64MiB", "--nvme.file_size=4MiB", NULL};
@@ -111,7 +111,6 @@ static void p2_blocks_of_every_group_are_served_after_kill_9(void **state)
 	kv_msg_acquire_reply_t lease;
 	int code;
 
-	(void)state;
 	kv_test_dir_make(daemon.dir, sizeof daemon.dir);
 	(void)dir_option(&daemon, path, sizeof path);
 	raw_keys(21, keys, BLOCKS);
@@ -145,7 +144,7 @@ static void p2_blocks_of_every_group_are_served_after_kill_9(void **state)
 	raw_daemon_end(&daemon);
 }
 
-static void p10_groups_that_cannot_be_served_are_refused_with_a_sentence(void **state)
+KV_TEST(p10_groups_that_cannot_be_served_are_refused_with_a_sentence)
 {
 	static const struct {
 		const char *hash_tokens, *groups;
@@ -164,7 +163,6 @@ static void p10_groups_that_cannot_be_served_are_refused_with_a_sentence(void **
 	kv_key_t keys[BLOCKS];
 	kv_msg_acquire_reply_t lease;
 
-	(void)state;
 	raw_daemon_start(&daemon, NULL);
 	raw_join(&member, daemon.sock, "engine");
 	for (size_t i = 0; i < KV_COUNT_OF(asked); i++) {
@@ -200,14 +198,13 @@ static void put_many(raw_member_t *member, const kv_key_t *keys)
 	assert_int_equal(done.n, 512);
 }
 
-static void p10_a_window_may_be_as_long_as_a_put(void **state)
+KV_TEST(p10_a_window_may_be_as_long_as_a_put)
 {
 	static kv_key_t keys[KV_MAX_BLOCKS];
 	raw_daemon_t daemon;
 	raw_member_t member;
 	kv_msg_acquire_reply_t lease;
 
-	(void)state;
 	raw_daemon_start(&daemon, NULL);
 	raw_join(&member, daemon.sock, "engine");
 	assert_int_equal(raw_space_groups(&member, "hybrid", "16", GROUPS), KV_OK);
@@ -221,13 +218,4 @@ static void p10_a_window_may_be_as_long_as_a_put(void **state)
 	raw_daemon_end(&daemon);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p2_blocks_of_every_group_are_served_after_kill_9),
-		cmocka_unit_test(p10_groups_that_cannot_be_served_are_refused_with_a_sentence),
-		cmocka_unit_test(p10_a_window_may_be_as_long_as_a_put),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -12,12 +12,11 @@ static raw_daemon_t daemon_;
 static raw_member_t prefill_, decode_;
 static kv_key_t keys_[N];
 
-static int setup(void **state)
+KV_FIXTURE(setup)
 {
 	static const char *const args[] = {"--namespaces=default,other", "--limits.leases=16384", "--cpu.size=64MiB",
 					   NULL};
 
-	(void)state;
 	raw_daemon_start(&daemon_, args);
 	raw_join(&prefill_, daemon_.sock, "prefill");
 	raw_join(&decode_, daemon_.sock, "decode");
@@ -25,17 +24,14 @@ static int setup(void **state)
 	assert_int_equal(raw_space(&decode_, "m"), KV_OK);
 	raw_keys(1, keys_, N);
 	assert_int_equal(raw_put(&prefill_, keys_, N, 7), N);
-
-	return 0;
 }
 
-static int teardown(void **state)
+KV_FIXTURE(teardown)
 {
 	const kv_msg_check_t ask = {0};
 	kv_msg_check_reply_t reply;
 	int watch = raw_open(daemon_.sock);
 
-	(void)state;
 	assert_int_equal(raw_call(watch, KV_CODE_CHECK, &ask, &reply), KV_OK);
 	if (reply.failed != 0) {
 		fail_msg("%.*s", (int)reply.json.len, (const char *)reply.json.data);
@@ -44,8 +40,6 @@ static int teardown(void **state)
 	raw_leave(&prefill_);
 	raw_leave(&decode_);
 	raw_daemon_end(&daemon_);
-
-	return 0;
 }
 
 static kv_msg_handover_send_t send_of(const char *transfer, uint64_t number, const uint32_t part[3], int last)
@@ -92,7 +86,7 @@ static const char *document(int fd)
 	return json;
 }
 
-static void p4_a_hand_over_crosses_two_sockets(void **state)
+KV_TEST(p4_a_hand_over_crosses_two_sockets)
 {
 	static uint8_t tail[1u << 20];
 	kv_msg_handover_send_t send = send_of("request-1", 0, (uint32_t[]){0, 4, 1}, 0);
@@ -102,7 +96,6 @@ static void p4_a_hand_over_crosses_two_sockets(void **state)
 	kv_msg_handover_tail_t ask = {0};
 	kv_msg_handover_tail_reply_t answer;
 
-	(void)state;
 	memset(tail, 0xa5, sizeof tail);
 	assert_int_equal(receive(&decode_, "request-1", 5000, &got), KV_OK);
 	assert_int_equal(got.state, KV_HANDOVER_AWAITED);
@@ -133,12 +126,11 @@ static void p4_a_hand_over_crosses_two_sockets(void **state)
 }
 
 /* A consumer's deadline and a producer's silence end by the daemon's clock. */
-static void p5_a_wait_ends_by_the_daemons_clock(void **state)
+KV_TEST(p5_a_wait_ends_by_the_daemons_clock)
 {
 	kv_msg_handover_recv_reply_t got;
 	kv_msg_handover_t notice;
 
-	(void)state;
 	assert_int_equal(receive(&decode_, "never", 50, &got), KV_OK);
 	assert_true(raw_notice(decode_.fd, KV_CODE_HANDOVER, RAW_TIMEOUT_MS, &notice));
 	assert_int_equal(notice.number, got.number);
@@ -148,14 +140,13 @@ static void p5_a_wait_ends_by_the_daemons_clock(void **state)
 
 /* ---- hostile --------------------------------------------------------------------------------- */
 
-static void p10_fields_over_their_limits_end_the_session(void **state)
+KV_TEST(p10_fields_over_their_limits_end_the_session)
 {
 	static uint8_t big[(1u << 20) + 1u];
 	static char name[130];
 	const kv_request_t *request = kv_request_find(KV_CODE_HANDOVER_SEND);
 	const kv_slice_t tails[] = {{big, sizeof big}, {big, 0}};
 
-	(void)state;
 	memset(name, 'n', 129);
 	for (uint32_t i = 0; i < 3; i++) {
 		kv_msg_handover_send_t send = send_of(i == 1 ? name : "t", 0, NULL, 0);
@@ -191,7 +182,7 @@ static void p10_fields_over_their_limits_end_the_session(void **state)
 
 /* Announcements of a session that means harm, to an entry that is another's: it is told why, and stays; the daemon
  * hands that entry over. */
-static void p10_garbage_announcements_leave_the_daemon_serving(void **state)
+KV_TEST(p10_garbage_announcements_leave_the_daemon_serving)
 {
 	static const struct {
 		uint32_t part[3], keys; /* how many keys there are */
@@ -208,7 +199,6 @@ static void p10_garbage_announcements_leave_the_daemon_serving(void **state)
 	kv_key_t fresh[N];
 	raw_member_t hostile;
 
-	(void)state;
 	raw_keys(2, fresh, N);
 	raw_join(&hostile, daemon_.sock, "hostile");
 	assert_int_equal(raw_space(&hostile, "m"), KV_OK);
@@ -237,7 +227,7 @@ static void p10_garbage_announcements_leave_the_daemon_serving(void **state)
 	assert_int_equal(done(&decode_, sent.number, 0), KV_OK);
 }
 
-static void p8_numbers_that_are_not_ours_all_answer_alike(void **state)
+KV_TEST(p8_numbers_that_are_not_ours_all_answer_alike)
 {
 	char sock[160], *slash;
 	raw_member_t stranger;
@@ -247,7 +237,6 @@ static void p8_numbers_that_are_not_ours_all_answer_alike(void **state)
 	kv_msg_handover_tail_reply_t answer;
 	const uint64_t numbers[] = {0, 1, UINT64_MAX, 1u << 24, UINT64_C(1) << 63};
 
-	(void)state;
 	snprintf(sock, sizeof sock, "%s", daemon_.sock);
 	slash = strrchr(sock, '/');
 	snprintf(slash, sizeof sock - (size_t)(slash - sock), "/other.sock");
@@ -272,7 +261,7 @@ static void p8_numbers_that_are_not_ours_all_answer_alike(void **state)
 /* ---- ends ------------------------------------------------------------------------------------ */
 
 /* A producer that passes on what others produce says what they said. */
-static void p7_the_reason_of_a_producer_reaches_its_consumer(void **state)
+KV_TEST(p7_the_reason_of_a_producer_reaches_its_consumer)
 {
 	kv_msg_handover_send_t send = send_of("reason", 0, (uint32_t[]){0, 4, 1}, 0);
 	kv_msg_handover_done_t ask = {.flags = KV_HANDOVER_ABORT | KV_HANDOVER_BY_PRODUCER};
@@ -282,7 +271,6 @@ static void p7_the_reason_of_a_producer_reaches_its_consumer(void **state)
 	kv_msg_handover_recv_reply_t got;
 	kv_msg_handover_t notice;
 
-	(void)state;
 	assert_int_equal(raw_call(prefill_.fd, KV_CODE_HANDOVER_SEND, &send, &sent), KV_OK);
 	assert_int_equal(receive(&decode_, "reason", 0, &got), KV_OK);
 	ask.number = sent.number;
@@ -299,7 +287,7 @@ static void p7_the_reason_of_a_producer_reaches_its_consumer(void **state)
 	assert_int_equal(done(&decode_, sent.number, 0), KV_OK);
 }
 
-static void p4_a_consumer_killed_gives_back_what_it_has_taken(void **state)
+KV_TEST(p4_a_consumer_killed_gives_back_what_it_has_taken)
 {
 	kv_msg_handover_send_t send = send_of("killed", 0, (uint32_t[]){0, N, 1}, 1);
 	kv_msg_handover_send_reply_t sent;
@@ -309,7 +297,6 @@ static void p4_a_consumer_killed_gives_back_what_it_has_taken(void **state)
 	char byte;
 	pid_t pid;
 
-	(void)state;
 	assert_int_equal(raw_call(prefill_.fd, KV_CODE_HANDOVER_SEND, &send, &sent), KV_OK);
 	assert_int_equal(pipe(ready), 0);
 	pid = fork();
@@ -340,14 +327,13 @@ static void p4_a_consumer_killed_gives_back_what_it_has_taken(void **state)
 	close(ready[1]);
 }
 
-static void p5_ten_thousand_entries_end_with_their_member(void **state)
+KV_TEST(p5_ten_thousand_entries_end_with_their_member)
 {
 	enum { ENTRIES = 10000 };
 	char name[32];
 	raw_member_t many;
 	int watch = raw_open(daemon_.sock);
 
-	(void)state;
 	raw_join(&many, daemon_.sock, "many");
 	assert_int_equal(raw_space(&many, "m"), KV_OK);
 	for (uint32_t i = 0; i < ENTRIES; i++) {
@@ -377,18 +363,4 @@ static void p5_ten_thousand_entries_end_with_their_member(void **state)
 	close(watch);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p4_a_hand_over_crosses_two_sockets),
-		cmocka_unit_test(p5_a_wait_ends_by_the_daemons_clock),
-		cmocka_unit_test(p10_fields_over_their_limits_end_the_session),
-		cmocka_unit_test(p10_garbage_announcements_leave_the_daemon_serving),
-		cmocka_unit_test(p8_numbers_that_are_not_ours_all_answer_alike),
-		cmocka_unit_test(p7_the_reason_of_a_producer_reaches_its_consumer),
-		cmocka_unit_test(p4_a_consumer_killed_gives_back_what_it_has_taken),
-		cmocka_unit_test(p5_ten_thousand_entries_end_with_their_member),
-	};
-
-	return cmocka_run_group_tests(tests, setup, teardown);
-}
+KV_TEST_MAIN(setup, teardown)

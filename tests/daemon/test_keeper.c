@@ -164,13 +164,12 @@ static void serves_again(bed_t *bed)
 	bed_end(bed);
 }
 
-static void p6_a_taken_port_after_a_crash_is_tried_again(void **state)
+KV_TEST(p6_a_taken_port_after_a_crash_is_tried_again)
 {
 	char listen[64];
 	const char *const more[] = {listen, NULL};
 	bed_t bed;
 
-	(void)state;
 	close(raw_listen_anywhere(&port_));
 	snprintf(listen, sizeof listen, "--http.listen=127.0.0.1:%u", port_);
 	start(&bed, "", more);
@@ -179,13 +178,12 @@ static void p6_a_taken_port_after_a_crash_is_tried_again(void **state)
 	serves_again(&bed);
 }
 
-static void p6_a_data_directory_locked_after_a_crash_is_tried_again(void **state)
+KV_TEST(p6_a_data_directory_locked_after_a_crash_is_tried_again)
 {
 	char folder[64], path[128];
 	const char *const more[] = {path, "--nvme.size=64MiB", "--nvme.file_size=4MiB", NULL};
 	bed_t bed;
 
-	(void)state;
 	kv_test_dir_make(folder, sizeof folder);
 	snprintf(path, sizeof path, "--nvme.path=%s/disk", folder);
 	start(&bed, "", more);
@@ -196,14 +194,13 @@ static void p6_a_data_directory_locked_after_a_crash_is_tried_again(void **state
 	serves_again(&bed);
 }
 
-static void p6_a_full_run_dir_after_a_crash_is_tried_again(void **state)
+KV_TEST(p6_a_full_run_dir_after_a_crash_is_tried_again)
 {
 	const char *args[] = {"--keeper=on", "--events.enabled=off", NULL};
 	char path[128];
 	bed_t bed = {0};
 	int code;
 
-	(void)state;
 	kv_test_dir_make(bed.daemon.dir, sizeof bed.daemon.dir);
 	kv_test_dir_make(bed.folder, sizeof bed.folder);
 	if (mount("tmpfs", bed.daemon.dir, "tmpfs", 0, "nr_inodes=8") != 0) {
@@ -262,14 +259,13 @@ static void config_is(int fd, const char *name, const char *value)
 	}
 }
 
-static void p6_a_crash_restarts_with_the_configuration_validated_last(void **state)
+KV_TEST(p6_a_crash_restarts_with_the_configuration_validated_last)
 {
 	static const char *const texts[] = {"policy: fifo\nlimits.spaces: lots\n", "\t: {]", "policy: lru\n", NULL};
 	const char *const more[] = {NULL};
 	bed_t bed;
 	int fd;
 
-	(void)state;
 	start(&bed, "policy: fifo\nlimits.spaces: 77\n", more);
 	for (uint32_t i = 0; i < 4; i++) { /* wrong, garbage, valid but never read, gone */
 		if (texts[i]) {
@@ -307,13 +303,12 @@ static void p6_a_crash_restarts_with_the_configuration_validated_last(void **sta
 	bed_end(&bed);
 }
 
-static void p6_a_sighup_with_an_invalid_file_changes_nothing(void **state)
+KV_TEST(p6_a_sighup_with_an_invalid_file_changes_nothing)
 {
 	const char *const more[] = {NULL};
 	bed_t bed;
 	int fd;
 
-	(void)state;
 	start(&bed, "log.level: warn\npolicy: fifo\n", more);
 	fd = raw_open_when_there(&bed.daemon);
 	write_text(bed.conf, "log.level: debug\npolicy: flfo\n");
@@ -346,12 +341,11 @@ static void p6_a_sighup_with_an_invalid_file_changes_nothing(void **state)
 	bed_end(&bed);
 }
 
-static void p6_sighup_has_the_precedence_of_the_start(void **state)
+KV_TEST(p6_sighup_has_the_precedence_of_the_start)
 {
 	static const char *const more[][2] = {{NULL}, {"--log.level=info", NULL}};
 	bed_t bed;
 
-	(void)state;
 	for (int i = 0; i < 2; i++) {
 		setenv("KVD_LOG_LEVEL", "debug", 1);
 		start(&bed, "log.level: info\n", more[i]);
@@ -363,14 +357,13 @@ static void p6_sighup_has_the_precedence_of_the_start(void **state)
 	}
 }
 
-static void p6_a_configuration_that_does_not_start_is_rolled_back(void **state)
+KV_TEST(p6_a_configuration_that_does_not_start_is_rolled_back)
 {
 	const char *const more[] = {NULL};
 	char path[128];
 	bed_t bed;
 	int fd;
 
-	(void)state;
 	start(&bed, "namespaces: [default]\n", more);
 	snprintf(path, sizeof path, "%s/other.sock", bed.daemon.dir);
 	assert_int_equal(mkdir(path, 0700), 0); /* no socket can be there */
@@ -389,17 +382,4 @@ static void p6_a_configuration_that_does_not_start_is_rolled_back(void **state)
 	bed_end(&bed);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p6_a_taken_port_after_a_crash_is_tried_again),
-		cmocka_unit_test(p6_a_data_directory_locked_after_a_crash_is_tried_again),
-		cmocka_unit_test(p6_a_full_run_dir_after_a_crash_is_tried_again),
-		cmocka_unit_test(p6_a_crash_restarts_with_the_configuration_validated_last),
-		cmocka_unit_test(p6_a_sighup_with_an_invalid_file_changes_nothing),
-		cmocka_unit_test(p6_sighup_has_the_precedence_of_the_start),
-		cmocka_unit_test(p6_a_configuration_that_does_not_start_is_rolled_back),
-	};
-
-	return cmocka_run_group_tests_name("daemon.keeper", tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

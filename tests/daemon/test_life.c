@@ -24,13 +24,12 @@ static int exists(const char *dir, const char *name)
 	return lstat(path, &st) == 0;
 }
 
-static void p4_sigterm_ends_with_0_and_leaves_no_socket(void **state)
+KV_TEST(p4_sigterm_ends_with_0_and_leaves_no_socket)
 {
 	static const char *const args[] = {"--namespaces=other,default", NULL};
 	raw_daemon_t daemon;
 	struct stat st;
 
-	(void)state;
 	raw_daemon_start(&daemon, args);
 	assert_int_equal(stat(daemon.sock, &st), 0);
 	assert_int_equal(st.st_mode & 0777, 0660);
@@ -67,7 +66,7 @@ static void access_is(const raw_daemon_t *daemon, const char *ns, mode_t mode, g
 	}
 }
 
-static void p8_sockets_keep_their_group_and_mode_over_restarts(void **state)
+KV_TEST(p8_sockets_keep_their_group_and_mode_over_restarts)
 {
 	char group[64];
 	const char *const args[] = {"--namespaces=a,b,default", group, "--sockets.mode=b=0600,a=0666", NULL};
@@ -75,7 +74,6 @@ static void p8_sockets_keep_their_group_and_mode_over_restarts(void **state)
 	raw_daemon_t daemon;
 	int code;
 
-	(void)state;
 	snprintf(group, sizeof group, "--sockets.group=a=%u", other);
 	raw_daemon_start(&daemon, args);
 	for (int i = 0; i < 2; i++) {
@@ -100,13 +98,12 @@ static void write_text(const char *path, const char *text)
 	fclose(file);
 }
 
-static void p6_sighup_reads_the_log_level_again_and_survives_a_typo(void **state)
+KV_TEST(p6_sighup_reads_the_log_level_again_and_survives_a_typo)
 {
 	char dir[64], path[96];
 	const char *const args[] = {"--config", path, NULL};
 	raw_daemon_t daemon;
 
-	(void)state;
 	kv_test_dir_make(dir, sizeof dir);
 	snprintf(path, sizeof path, "%s/kvd.conf", dir);
 	write_text(path, "log.level: info\n");
@@ -129,12 +126,11 @@ static void p6_sighup_reads_the_log_level_again_and_survives_a_typo(void **state
 	kv_test_dir_remove(dir);
 }
 
-static void p6_a_second_daemon_on_the_same_run_dir_is_refused(void **state)
+KV_TEST(p6_a_second_daemon_on_the_same_run_dir_is_refused)
 {
 	raw_daemon_t first;
 	int code;
 
-	(void)state;
 	raw_daemon_start(&first, NULL);
 	char run_dir[96], out[1024];
 	snprintf(run_dir, sizeof run_dir, "--run_dir=%s", first.dir);
@@ -146,12 +142,11 @@ static void p6_a_second_daemon_on_the_same_run_dir_is_refused(void **state)
 	raw_daemon_end(&first);
 }
 
-static void p6_a_run_dir_can_be_used_again_after_kill_9(void **state)
+KV_TEST(p6_a_run_dir_can_be_used_again_after_kill_9)
 {
 	raw_daemon_t daemon;
 	int code;
 
-	(void)state;
 	raw_daemon_start(&daemon, NULL);
 	assert_int_equal(raw_daemon_kill(&daemon, SIGKILL), 128 + SIGKILL);
 	assert_true(exists(daemon.dir, "default.sock")); /* left over */
@@ -187,7 +182,7 @@ static void http_get(uint16_t port, const char *request, char *out, size_t cap)
 	close(fd);
 }
 
-static void p10_a_taken_http_port_is_a_clear_refusal(void **state)
+KV_TEST(p10_a_taken_http_port_is_a_clear_refusal)
 {
 	raw_daemon_t daemon = {0};
 	char listen[64];
@@ -195,7 +190,6 @@ static void p10_a_taken_http_port_is_a_clear_refusal(void **state)
 	int fd = raw_listen_anywhere(&port), code = 0;
 	const char *const args[] = {listen, NULL};
 
-	(void)state;
 	snprintf(listen, sizeof listen, "--http.listen=127.0.0.1:%u", port);
 	kv_test_dir_make(daemon.dir, sizeof daemon.dir);
 	assert_int_equal(raw_daemon_spawn(&daemon, args, &code), 0);
@@ -206,7 +200,7 @@ static void p10_a_taken_http_port_is_a_clear_refusal(void **state)
 	raw_daemon_end(&daemon);
 }
 
-static void p5_http_serves_metrics_and_health(void **state)
+KV_TEST(p5_http_serves_metrics_and_health)
 {
 	static char out[1 << 18];
 	raw_daemon_t daemon;
@@ -215,7 +209,6 @@ static void p5_http_serves_metrics_and_health(void **state)
 	int fd = raw_listen_anywhere(&port);
 	const char *const args[] = {listen, NULL};
 
-	(void)state;
 	snprintf(listen, sizeof listen, "--http.listen=127.0.0.1:%u", port);
 	close(fd);
 	raw_daemon_start(&daemon, args);
@@ -245,7 +238,7 @@ static void http_start(raw_daemon_t *daemon, uint16_t *p_port)
 	raw_daemon_start(daemon, args);
 }
 
-static void p10_other_methods_are_answered_with_what_is_allowed(void **state)
+KV_TEST(p10_other_methods_are_answered_with_what_is_allowed)
 {
 	static const char *const asked[] = {
 		"POST /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 5\r\n\r\nhello",
@@ -258,7 +251,6 @@ static void p10_other_methods_are_answered_with_what_is_allowed(void **state)
 	raw_daemon_t daemon;
 	uint16_t port;
 
-	(void)state;
 	http_start(&daemon, &port);
 	for (size_t i = 0; i < KV_COUNT_OF(asked); i++) {
 		http_get(port, asked[i], out, sizeof out);
@@ -285,14 +277,13 @@ static void keep_slow(const int *fds)
 	}
 }
 
-static void p5_probes_are_served_beside_slow_connections(void **state)
+KV_TEST(p5_probes_are_served_beside_slow_connections)
 {
 	static const char *const probes[] = {"GET /healthz HTTP/1.0\r\n\r\n", "GET /readyz HTTP/1.0\r\n\r\n"};
 	raw_daemon_t daemon;
 	uint16_t port;
 	int slow[SLOW], fd;
 
-	(void)state;
 	http_start(&daemon, &port);
 	for (uint32_t i = 0; i < SLOW; i++) {
 		slow[i] = http_connect(port);
@@ -323,14 +314,13 @@ static void p5_probes_are_served_beside_slow_connections(void **state)
 
 /* ---- systemd --------------------------------------------------------------------------------- */
 
-static void p6_readiness_is_told_to_notify_socket(void **state)
+KV_TEST(p6_readiness_is_told_to_notify_socket)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	struct pollfd look = {.events = POLLIN};
 	raw_daemon_t daemon;
 	char dir[64], line[64] = "";
 
-	(void)state;
 	kv_test_dir_make(dir, sizeof dir);
 	snprintf(address.sun_path, sizeof address.sun_path, "%s/notify", dir);
 	look.fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
@@ -353,7 +343,7 @@ static void p6_readiness_is_told_to_notify_socket(void **state)
 
 #define N 8u
 
-static void p2_durable_blocks_are_served_after_kill_9(void **state)
+KV_TEST(p2_durable_blocks_are_served_after_kill_9)
 {
 	char path[96];
 	const char *const args[] = {path, "--nvme.size=64MiB", "--nvme.file_size=4MiB", NULL};
@@ -365,7 +355,6 @@ static void p2_durable_blocks_are_served_after_kill_9(void **state)
 	char dir[64];
 	int code;
 
-	(void)state;
 	kv_test_dir_make(dir, sizeof dir);
 	snprintf(path, sizeof path, "--nvme.path=%s/disk", dir);
 	raw_keys(1, keys, N);
@@ -395,7 +384,7 @@ static void p2_durable_blocks_are_served_after_kill_9(void **state)
 	kv_test_dir_remove(dir);
 }
 
-static void p6_a_second_daemon_on_the_same_data_directory_is_refused(void **state)
+KV_TEST(p6_a_second_daemon_on_the_same_data_directory_is_refused)
 {
 	char path[96];
 	const char *const args[] = {path, "--nvme.size=64MiB", "--nvme.file_size=4MiB", NULL};
@@ -403,7 +392,6 @@ static void p6_a_second_daemon_on_the_same_data_directory_is_refused(void **stat
 	char dir[64];
 	int code = 0;
 
-	(void)state;
 	kv_test_dir_make(dir, sizeof dir);
 	kv_test_dir_make(second.dir, sizeof second.dir);
 	snprintf(path, sizeof path, "--nvme.path=%s/disk", dir);
@@ -437,14 +425,13 @@ static int memfds_of(pid_t pid)
 	return n;
 }
 
-static void p6_the_keeper_holds_the_daemons_memory_until_it_dies(void **state)
+KV_TEST(p6_the_keeper_holds_the_daemons_memory_until_it_dies)
 {
 	static const char *const args[] = {"--keeper=on", NULL};
 	raw_daemon_t daemon;
 	raw_member_t member;
 	kv_key_t keys[N];
 
-	(void)state;
 	raw_daemon_start(&daemon, args);
 	raw_join(&member, daemon.sock, "held");
 	assert_int_equal(raw_space(&member, "held"), KV_OK);
@@ -464,13 +451,12 @@ static void p6_the_keeper_holds_the_daemons_memory_until_it_dies(void **state)
 	raw_daemon_end(&daemon);
 }
 
-static void p6_the_keeper_restarts_a_killed_daemon(void **state)
+KV_TEST(p6_the_keeper_restarts_a_killed_daemon)
 {
 	static const char *const args[] = {"--keeper=on", NULL};
 	raw_daemon_t daemon;
 	pid_t first, second;
 
-	(void)state;
 	raw_daemon_start(&daemon, args);
 	int fd = raw_open(daemon.sock);
 	assert_int_equal(raw_metric(fd, "kvd_restarts_total"), 0);
@@ -488,13 +474,12 @@ static void p6_the_keeper_restarts_a_killed_daemon(void **state)
 	raw_daemon_end(&daemon); /* SIGTERM to the keeper: forwarded, 0 */
 }
 
-static void p6_the_keeper_gives_up_on_a_daemon_that_keeps_dying(void **state)
+KV_TEST(p6_the_keeper_gives_up_on_a_daemon_that_keeps_dying)
 {
 	static const char *const args[] = {"--keeper=on", NULL};
 	raw_daemon_t daemon;
 	int wstatus = 0;
 
-	(void)state;
 	raw_daemon_start(&daemon, args);
 	for (int crash = 0; crash < 5; crash++) {
 		close(raw_open_when_there(&daemon));
@@ -516,13 +501,12 @@ static void p6_the_keeper_gives_up_on_a_daemon_that_keeps_dying(void **state)
 	raw_daemon_end(&daemon);
 }
 
-static void p6_a_daemon_ends_when_its_keeper_is_killed(void **state)
+KV_TEST(p6_a_daemon_ends_when_its_keeper_is_killed)
 {
 	static const char *const args[] = {"--keeper=on", NULL};
 	raw_daemon_t daemon;
 	int code;
 
-	(void)state;
 	raw_daemon_start(&daemon, args);
 	int fd = raw_open(daemon.sock);
 	assert_int_equal(raw_daemon_kill(&daemon, SIGKILL), 128 + SIGKILL);
@@ -540,7 +524,7 @@ static void p6_a_daemon_ends_when_its_keeper_is_killed(void **state)
 	raw_daemon_end(&daemon);
 }
 
-static void p6_a_start_that_fails_is_not_repeated(void **state)
+KV_TEST(p6_a_start_that_fails_is_not_repeated)
 {
 	raw_daemon_t daemon = {0};
 	uint16_t port;
@@ -548,7 +532,6 @@ static void p6_a_start_that_fails_is_not_repeated(void **state)
 	int fd = raw_listen_anywhere(&port), code = 0;
 	const char *const args[] = {"--keeper=on", listen, NULL};
 
-	(void)state;
 	snprintf(listen, sizeof listen, "--http.listen=127.0.0.1:%u", port);
 	kv_test_dir_make(daemon.dir, sizeof daemon.dir);
 	assert_int_equal(raw_daemon_spawn(&daemon, args, &code), 0);
@@ -558,12 +541,11 @@ static void p6_a_start_that_fails_is_not_repeated(void **state)
 }
 
 /* Else its ledger, or a file on disk, takes the place of standard error and gets the log lines. */
-static void p6_a_daemon_with_closed_streams_logs_into_no_own_file(void **state)
+KV_TEST(p6_a_daemon_with_closed_streams_logs_into_no_own_file)
 {
 	raw_daemon_t daemon = {0};
 	char run_dir[96], name[64], target[96];
 
-	(void)state;
 	kv_test_dir_make(daemon.dir, sizeof daemon.dir);
 	snprintf(daemon.sock, sizeof daemon.sock, "%s/default.sock", daemon.dir);
 	snprintf(run_dir, sizeof run_dir, "--run_dir=%s", daemon.dir);
@@ -594,28 +576,4 @@ static void p6_a_daemon_with_closed_streams_logs_into_no_own_file(void **state)
 	raw_daemon_end(&daemon);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p4_sigterm_ends_with_0_and_leaves_no_socket),
-		cmocka_unit_test(p8_sockets_keep_their_group_and_mode_over_restarts),
-		cmocka_unit_test(p6_sighup_reads_the_log_level_again_and_survives_a_typo),
-		cmocka_unit_test(p6_a_second_daemon_on_the_same_run_dir_is_refused),
-		cmocka_unit_test(p6_a_run_dir_can_be_used_again_after_kill_9),
-		cmocka_unit_test(p10_a_taken_http_port_is_a_clear_refusal),
-		cmocka_unit_test(p5_http_serves_metrics_and_health),
-		cmocka_unit_test(p10_other_methods_are_answered_with_what_is_allowed),
-		cmocka_unit_test(p5_probes_are_served_beside_slow_connections),
-		cmocka_unit_test(p6_readiness_is_told_to_notify_socket),
-		cmocka_unit_test(p2_durable_blocks_are_served_after_kill_9),
-		cmocka_unit_test(p6_a_second_daemon_on_the_same_data_directory_is_refused),
-		cmocka_unit_test(p6_the_keeper_holds_the_daemons_memory_until_it_dies),
-		cmocka_unit_test(p6_the_keeper_restarts_a_killed_daemon),
-		cmocka_unit_test(p6_the_keeper_gives_up_on_a_daemon_that_keeps_dying),
-		cmocka_unit_test(p6_a_daemon_ends_when_its_keeper_is_killed),
-		cmocka_unit_test(p6_a_start_that_fails_is_not_repeated),
-		cmocka_unit_test(p6_a_daemon_with_closed_streams_logs_into_no_own_file),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -172,9 +172,8 @@ static void send_finish(side_t *side, uint64_t id)
 	assert_int_equal(kvd_link_send(side->link, KVD_NET_FINISH, &message), KV_OK);
 }
 
-static void p10_two_that_have_the_key_talk_and_know_each_other(void **state)
+KV_TEST(p10_two_that_have_the_key_talk_and_know_each_other)
 {
-	(void)state;
 	start("key", "key");
 	assert_int_equal(kvd_link_state(a_.link), KVD_LINK_OPEN);
 	assert_int_equal(kvd_link_state(b_.link), KVD_LINK_OPEN);
@@ -192,9 +191,8 @@ static void p10_two_that_have_the_key_talk_and_know_each_other(void **state)
 	end_both();
 }
 
-static void p10_a_wrong_key_opens_neither_side(void **state)
+KV_TEST(p10_a_wrong_key_opens_neither_side)
 {
-	(void)state;
 	start("key", "another");
 	assert_int_equal(kvd_link_state(a_.link), KVD_LINK_DEAD);
 	assert_int_equal(kvd_link_status(a_.link), KV_ERR_SECRET);
@@ -204,11 +202,10 @@ static void p10_a_wrong_key_opens_neither_side(void **state)
 }
 
 /* Everything a dialler has ever said, said again by somebody without the key. */
-static void p10_a_recorded_handshake_opens_nothing(void **state)
+KV_TEST(p10_a_recorded_handshake_opens_nothing)
 {
 	side_t again;
 
-	(void)state;
 	start("key", "key");
 	send_finish(&a_, 7);
 	carry(&a_, &b_);
@@ -224,7 +221,7 @@ static void p10_a_recorded_handshake_opens_nothing(void **state)
 }
 
 /* The proof of the dialled side is of no use as the dialler's. */
-static void p10_a_proof_that_is_sent_back_is_refused(void **state)
+KV_TEST(p10_a_proof_that_is_sent_back_is_refused)
 {
 	kvd_net_challenge_t challenge;
 	uint8_t frame[256];
@@ -233,7 +230,6 @@ static void p10_a_proof_that_is_sent_back_is_refused(void **state)
 	const uint8_t *at;
 	size_t len;
 
-	(void)state;
 	now_ = kv_now_ns(&kv_env_posix);
 	side_init(&a_, "a", "key");
 	side_init(&b_, "b", "key");
@@ -277,12 +273,11 @@ static size_t hold_frame(uint8_t *out)
 	return n;
 }
 
-static void p10_a_replayed_frame_ends_the_link(void **state)
+KV_TEST(p10_a_replayed_frame_ends_the_link)
 {
 	uint8_t frame[256];
 	size_t n = hold_frame(frame);
 
-	(void)state;
 	deliver(&b_, frame, n);
 	assert_int_equal(b_.received, 1);
 	deliver(&b_, frame, n);
@@ -291,12 +286,11 @@ static void p10_a_replayed_frame_ends_the_link(void **state)
 	end_both();
 }
 
-static void p10_a_frame_left_out_ends_the_link(void **state)
+KV_TEST(p10_a_frame_left_out_ends_the_link)
 {
 	uint8_t frame[256];
 	size_t n;
 
-	(void)state;
 	(void)hold_frame(frame);
 	send_finish(&a_, 43);
 	n = take_sent(&a_);
@@ -307,12 +301,11 @@ static void p10_a_frame_left_out_ends_the_link(void **state)
 }
 
 /* Every bit of a frame. One that makes it longer is waited for, and nothing comes of it. */
-static void p10_no_bit_of_a_frame_may_change(void **state)
+KV_TEST(p10_no_bit_of_a_frame_may_change)
 {
 	uint8_t frame[256];
 	size_t n = hold_frame(frame);
 
-	(void)state;
 	end_both();
 	for (size_t bit = 0; bit < 8 * n; bit++) {
 		assert_int_equal(hold_frame(frame), n);
@@ -326,12 +319,11 @@ static void p10_no_bit_of_a_frame_may_change(void **state)
 	}
 }
 
-static void p10_a_frame_cut_anywhere_is_not_taken(void **state)
+KV_TEST(p10_a_frame_cut_anywhere_is_not_taken)
 {
 	uint8_t frame[256];
 	size_t n = hold_frame(frame);
 
-	(void)state;
 	end_both();
 	for (size_t cut = 0; cut < n; cut++) {
 		assert_int_equal(hold_frame(frame), n);
@@ -346,14 +338,13 @@ static void p10_a_frame_cut_anywhere_is_not_taken(void **state)
 	}
 }
 
-static void p5_little_is_taken_before_the_handshake(void **state)
+KV_TEST(p5_little_is_taken_before_the_handshake)
 {
 	kvd_net_header_t header = {.magic = KVD_NET_MAGIC,
 				   .version = KVD_NET_VERSION,
 				   .code = KVD_NET_HELLO,
 				   .body = KVD_NET_EARLY_BODY + 1};
 
-	(void)state;
 	side_init(&b_, "b", "key");
 	now_ = kv_now_ns(&kv_env_posix);
 	accept_link(&b_);
@@ -362,9 +353,8 @@ static void p5_little_is_taken_before_the_handshake(void **state)
 	end_side(&b_);
 }
 
-static void p5_a_link_on_which_nothing_is_heard_is_ended(void **state)
+KV_TEST(p5_a_link_on_which_nothing_is_heard_is_ended)
 {
-	(void)state;
 	now_ = kv_now_ns(&kv_env_posix);
 	side_init(&b_, "b", "key");
 	accept_link(&b_);
@@ -391,9 +381,8 @@ static void p5_a_link_on_which_nothing_is_heard_is_ended(void **state)
 }
 
 /* Whatever `opened` answers ends the link: a name that is taken. */
-static void p10_a_name_that_is_taken_is_refused(void **state)
+KV_TEST(p10_a_name_that_is_taken_is_refused)
 {
-	(void)state;
 	now_ = kv_now_ns(&kv_env_posix);
 	side_init(&a_, "a", "key");
 	side_init(&b_, "b", "key");
@@ -405,9 +394,8 @@ static void p10_a_name_that_is_taken_is_refused(void **state)
 	end_both();
 }
 
-static void p10_the_name_of_another_daemon_is_refused(void **state)
+KV_TEST(p10_the_name_of_another_daemon_is_refused)
 {
-	(void)state;
 	now_ = kv_now_ns(&kv_env_posix);
 	side_init(&a_, "a", "key");
 	side_init(&b_, "c", "key"); /* not whom the dialler means */
@@ -419,22 +407,4 @@ static void p10_the_name_of_another_daemon_is_refused(void **state)
 	end_both();
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p10_two_that_have_the_key_talk_and_know_each_other),
-		cmocka_unit_test(p10_a_wrong_key_opens_neither_side),
-		cmocka_unit_test(p10_a_recorded_handshake_opens_nothing),
-		cmocka_unit_test(p10_a_proof_that_is_sent_back_is_refused),
-		cmocka_unit_test(p10_a_replayed_frame_ends_the_link),
-		cmocka_unit_test(p10_a_frame_left_out_ends_the_link),
-		cmocka_unit_test(p10_no_bit_of_a_frame_may_change),
-		cmocka_unit_test(p10_a_frame_cut_anywhere_is_not_taken),
-		cmocka_unit_test(p5_little_is_taken_before_the_handshake),
-		cmocka_unit_test(p5_a_link_on_which_nothing_is_heard_is_ended),
-		cmocka_unit_test(p10_a_name_that_is_taken_is_refused),
-		cmocka_unit_test(p10_the_name_of_another_daemon_is_refused),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -71,7 +71,7 @@ static uint64_t requests(void)
 	return kv_metric_get(&host_->metrics, KV_M_REQUESTS);
 }
 
-static void p8_a_request_waits_for_one_quantum_of_another_tenant_at_most(void **state)
+KV_TEST(p8_a_request_waits_for_one_quantum_of_another_tenant_at_most)
 {
 	static uint8_t many[PIPELINED * sizeof(kv_frame_header_t)];
 	struct rlimit files = {4096, 4096};
@@ -79,7 +79,6 @@ static void p8_a_request_waits_for_one_quantum_of_another_tenant_at_most(void **
 	int quiet, crowd[CROWD];
 	size_t len = 0;
 
-	(void)state;
 	env.now_ns = read_clock;
 	(void)setrlimit(RLIMIT_NOFILE, &files);
 	host_ = host_make(&env, "quiet,crowd");
@@ -124,11 +123,4 @@ static void p8_a_request_waits_for_one_quantum_of_another_tenant_at_most(void **
 	close(quiet);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p8_a_request_waits_for_one_quantum_of_another_tenant_at_most),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

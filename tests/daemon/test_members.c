@@ -16,16 +16,13 @@ static raw_daemon_t daemon_;
 static int watch_;
 static uint64_t seed_ = 1;
 
-static int setup(void **state)
+KV_FIXTURE(setup)
 {
 	static const char *const args[] = {"--namespaces=other,default", "--limits.send_queue=64KiB", "--lease.ttl=60s",
 					   NULL};
 
-	(void)state;
 	raw_daemon_start(&daemon_, args);
 	watch_ = raw_open(daemon_.sock);
-
-	return 0;
 }
 
 /* Gauges are renewed now and then. */
@@ -40,12 +37,11 @@ static void falls_to(const char *gauge, uint64_t value)
 }
 
 /* P4 at the end of every run: nothing is left. */
-static int teardown(void **state)
+KV_FIXTURE(teardown)
 {
 	const kv_msg_check_t ask = {0};
 	kv_msg_check_reply_t reply;
 
-	(void)state;
 	falls_to("kvd_leases", 0);
 	falls_to("kvd_puts", 0);
 	falls_to("kvd_pins", 0);
@@ -55,8 +51,6 @@ static int teardown(void **state)
 	}
 	close(watch_);
 	raw_daemon_end(&daemon_);
-
-	return 0;
 }
 
 /* A child process that runs body(pipe) and is then killed by the test. */
@@ -105,7 +99,7 @@ static void say_ready(int fd)
 
 /* ---- joining --------------------------------------------------------------------------------- */
 
-static void p1_a_join_needs_a_live_pidfd(void **state)
+KV_TEST(p1_a_join_needs_a_live_pidfd)
 {
 	uint64_t before = raw_metric(watch_, "kvd_joins_refused_total{reason=no_pidfd}");
 	kv_msg_join_reply_t reply;
@@ -113,7 +107,6 @@ static void p1_a_join_needs_a_live_pidfd(void **state)
 	int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
 	pid_t pid = fork();
 
-	(void)state;
 	if (pid == 0) {
 		_exit(0);
 	}
@@ -129,14 +122,13 @@ static void p1_a_join_needs_a_live_pidfd(void **state)
 	close(fd);
 }
 
-static void p8_an_instance_is_joined_with_its_secret_only(void **state)
+KV_TEST(p8_an_instance_is_joined_with_its_secret_only)
 {
 	static const uint8_t wrong[16] = "fedcba9876543210";
 	int pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);
 	kv_msg_join_reply_t reply;
 	raw_member_t member;
 
-	(void)state;
 	raw_join(&member, daemon_.sock, "secretive");
 	int fd = raw_open(daemon_.sock);
 	assert_int_equal(raw_join_with(fd, "secretive", wrong, pidfd, &reply), KV_ERR_SECRET);
@@ -152,11 +144,10 @@ static void p8_an_instance_is_joined_with_its_secret_only(void **state)
 	raw_leave(&member);
 }
 
-static void p6_a_client_cannot_write_or_resize_what_the_daemon_writes(void **state)
+KV_TEST(p6_a_client_cannot_write_or_resize_what_the_daemon_writes)
 {
 	raw_member_t member;
 
-	(void)state;
 	raw_join(&member, daemon_.sock, "sealed");
 	for (int i = 0; i < 2; i++) { /* mirror, lease area */
 		assert_true(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, member.area_fds[i], 0) == MAP_FAILED);
@@ -194,9 +185,8 @@ static kv_status_t space_with(int fd, const char *from, const char *to)
 	return raw_call(fd, KV_CODE_SPACE_OPEN, &ask, &reply);
 }
 
-static void p10_an_incomplete_or_contradictory_identity_is_refused(void **state)
+KV_TEST(p10_an_incomplete_or_contradictory_identity_is_refused)
 {
-	(void)state;
 	assert_int_equal(space_with(watch_, "model=m", "model=m"), KV_OK);
 	assert_int_equal(space_with(watch_, "model=m\n", ""), KV_ERR_IDENTITY);
 	assert_int_equal(space_with(watch_, "rope=none", "rope="), KV_ERR_IDENTITY);
@@ -208,13 +198,12 @@ static void p10_an_incomplete_or_contradictory_identity_is_refused(void **state)
 
 /* ---- bytes ----------------------------------------------------------------------------------- */
 
-static void p1_what_one_instance_puts_another_one_reads(void **state)
+KV_TEST(p1_what_one_instance_puts_another_one_reads)
 {
 	raw_member_t writer, reader;
 	kv_key_t keys[N];
 	kv_msg_acquire_reply_t lease;
 
-	(void)state;
 	raw_keys(seed_++, keys, N);
 	raw_join(&writer, daemon_.sock, "writer");
 	raw_join(&reader, daemon_.sock, "reader");
@@ -236,7 +225,7 @@ static void p1_what_one_instance_puts_another_one_reads(void **state)
 	raw_leave(&reader);
 }
 
-static void p8_a_namespace_sees_nothing_of_another(void **state)
+KV_TEST(p8_a_namespace_sees_nothing_of_another)
 {
 	char other[128];
 	raw_member_t here, there;
@@ -245,7 +234,6 @@ static void p8_a_namespace_sees_nothing_of_another(void **state)
 	const kv_msg_status_t ask = {.detail = 2};
 	kv_msg_status_reply_t status;
 
-	(void)state;
 	snprintf(other, sizeof other, "%s/other.sock", daemon_.dir);
 	raw_keys(seed_++, keys, N);
 	raw_join(&here, daemon_.sock, "here");
@@ -261,7 +249,7 @@ static void p8_a_namespace_sees_nothing_of_another(void **state)
 	raw_leave(&there);
 }
 
-static void p9_a_put_is_announced_to_subscribers(void **state)
+KV_TEST(p9_a_put_is_announced_to_subscribers)
 {
 	const int timeout = RAW_TIMEOUT_MS;
 	char endpoint[128];
@@ -272,7 +260,6 @@ static void p9_a_put_is_announced_to_subscribers(void **state)
 	raw_member_t member;
 	kv_key_t keys[N];
 
-	(void)state;
 	snprintf(endpoint, sizeof endpoint, "ipc://%s/default.events", daemon_.dir);
 	zmq_setsockopt(socket, ZMQ_SUBSCRIBE, "", 0);
 	zmq_setsockopt(socket, ZMQ_RCVTIMEO, &timeout, sizeof timeout);
@@ -300,14 +287,13 @@ static void p9_a_put_is_announced_to_subscribers(void **state)
 
 /* ---- reports --------------------------------------------------------------------------------- */
 
-static void p6_reports_are_copied_out_once_and_checked(void **state)
+KV_TEST(p6_reports_are_copied_out_once_and_checked)
 {
 	uint64_t tokens = raw_metric(watch_, "kvd_prefix_query_tokens_total"),
 		 missed = raw_metric(watch_, "kvd_prefix_miss_tokens_total{reason=daemon_stale}"),
 		 bad = raw_metric(watch_, "kvd_bad_reports_total");
 	raw_member_t member;
 
-	(void)state;
 	raw_join(&member, daemon_.sock, "reporter");
 	assert_int_equal(raw_space(&member, "reported"), KV_OK);
 	kv_member_area_header_t *header = (kv_member_area_header_t *)(void *)member.area;
@@ -333,13 +319,12 @@ static void p6_reports_are_copied_out_once_and_checked(void **state)
 }
 
 /* No client can have dropped that many: whatever it is, it is not a count. The counts after it are taken from there. */
-static void p6_a_count_of_lost_reports_that_cannot_be_is_refused(void **state)
+KV_TEST(p6_a_count_of_lost_reports_that_cannot_be_is_refused)
 {
 	static const uint64_t garbage[] = {UINT64_C(1) << 60, UINT64_MAX, 0, UINT64_C(1) << 40};
 	uint64_t lost = raw_metric(watch_, "kvd_lost_reports_total"), bad = raw_metric(watch_, "kvd_bad_reports_total");
 	raw_member_t member;
 
-	(void)state;
 	raw_join(&member, daemon_.sock, "miscounter");
 	kv_member_area_header_t *header = (kv_member_area_header_t *)(void *)member.area;
 	for (size_t i = 0; i < KV_COUNT_OF(garbage); i++) {
@@ -378,11 +363,10 @@ static void hold_things(int ready)
 	say_ready(ready);
 }
 
-static void p4_a_client_killed_with_a_lease_and_a_put_leaves_nothing(void **state)
+KV_TEST(p4_a_client_killed_with_a_lease_and_a_put_leaves_nothing)
 {
 	int ready;
 
-	(void)state;
 	raw_keys(seed_++, victim_keys_, 2 * N);
 	pid_t pid = child_start(hold_things, &ready);
 	child_ready(ready);
@@ -408,11 +392,10 @@ static void hold_and_hang_up(int ready)
 	say_ready(ready);
 }
 
-static void p1_memory_a_member_may_still_touch_waits_for_its_death(void **state)
+KV_TEST(p1_memory_a_member_may_still_touch_waits_for_its_death)
 {
 	int ready;
 
-	(void)state;
 	raw_keys(seed_++, victim_keys_, N);
 	pid_t pid = child_start(hold_and_hang_up, &ready);
 	child_ready(ready);
@@ -423,13 +406,12 @@ static void p1_memory_a_member_may_still_touch_waits_for_its_death(void **state)
 	falls_to("kvd_tier_quarantined_bytes{tier=cpu}", 0);
 }
 
-static void p5_a_refused_member_leaves_no_instance_behind(void **state)
+KV_TEST(p5_a_refused_member_leaves_no_instance_behind)
 {
 	static const char *const args[] = {"--limits.members=1", "--limits.instances=3", NULL};
 	raw_daemon_t small;
 	raw_member_t only;
 
-	(void)state;
 	raw_daemon_start(&small, args);
 	raw_join(&only, small.sock, "only");
 	for (uint32_t i = 0; i < 10; i++) {
@@ -468,7 +450,7 @@ static uint32_t daemon_fds(void)
 
 /* One process, attached again and again: what its old connections may still touch is asked of the newest, and nothing
  * is kept of them. */
-static void p4_a_process_that_attaches_again_leaves_nothing_behind(void **state)
+KV_TEST(p4_a_process_that_attaches_again_leaves_nothing_behind)
 {
 	raw_member_t anchor, member;
 	kv_msg_put_start_reply_t put;
@@ -476,7 +458,6 @@ static void p4_a_process_that_attaches_again_leaves_nothing_behind(void **state)
 	kv_msg_drained_reply_t freed;
 	uint32_t fds;
 
-	(void)state;
 	raw_keys(seed_++, victim_keys_, N);
 	for (uint32_t times = 0; times < 2; times++) {
 		raw_join(&member, daemon_.sock, times == 0 ? "again" : "other");
@@ -533,11 +514,10 @@ static uint32_t send_drained(raw_member_t *member)
 }
 
 /* Two attachments of one process: what one of them may touch the other one cannot know. */
-static void p1_an_attachment_speaks_for_its_own_connections_only(void **state)
+KV_TEST(p1_an_attachment_speaks_for_its_own_connections_only)
 {
 	raw_member_t member, other, again;
 
-	(void)state;
 	raw_keys(seed_++, victim_keys_, N);
 	join_and_put(&member);
 	close(member.fd); /* the mappings stay */
@@ -557,12 +537,11 @@ static void p1_an_attachment_speaks_for_its_own_connections_only(void **state)
 	falls_to("kvd_members", 0);
 }
 
-static void p4_a_word_for_a_connection_whose_end_was_not_seen_yet_counts(void **state)
+KV_TEST(p4_a_word_for_a_connection_whose_end_was_not_seen_yet_counts)
 {
 	raw_member_t member, again;
 	kv_msg_put_revoke_t revoke;
 
-	(void)state;
 	raw_keys(seed_++, victim_keys_, N);
 	revoke.put = join_and_put(&member);
 	assert_int_equal(raw_call(member.fd, KV_CODE_PUT_REVOKE, &revoke, NULL), KV_OK);
@@ -576,12 +555,11 @@ static void p4_a_word_for_a_connection_whose_end_was_not_seen_yet_counts(void **
 }
 
 /* Its last word counts, although another process holds the socket open. */
-static void p4_a_member_that_leaves_is_not_waited_for(void **state)
+KV_TEST(p4_a_member_that_leaves_is_not_waited_for)
 {
 	const kv_msg_drained_t leave = {.what = 4};
 	raw_member_t member;
 
-	(void)state;
 	raw_keys(seed_++, victim_keys_, N);
 	for (uint32_t times = 0; times < 20; times++) {
 		join_and_put(&member);
@@ -607,14 +585,13 @@ static void ask_and_stop(int ready)
 	}
 }
 
-static void p5_a_member_that_does_not_read_is_closed_and_delays_no_other(void **state)
+KV_TEST(p5_a_member_that_does_not_read_is_closed_and_delays_no_other)
 {
 	uint64_t before = raw_metric(watch_, "kvd_send_overflows_total");
 	raw_member_t member;
 	kv_key_t keys[N];
 	int ready;
 
-	(void)state;
 	pid_t pid = child_start(ask_and_stop, &ready);
 	child_ready(ready);
 	assert_true(raw_metric_reaches(watch_, "kvd_send_overflows_total", before + 1));
@@ -627,12 +604,11 @@ static void p5_a_member_that_does_not_read_is_closed_and_delays_no_other(void **
 	child_kill(pid);
 }
 
-static void p6_a_slab_with_holes_does_not_end_the_daemon(void **state)
+KV_TEST(p6_a_slab_with_holes_does_not_end_the_daemon)
 {
 	raw_member_t member;
 	kv_key_t keys[N];
 
-	(void)state;
 	raw_keys(seed_++, keys, N);
 	raw_join(&member, daemon_.sock, "puncher");
 	assert_int_equal(raw_space(&member, "punched"), KV_OK);
@@ -649,14 +625,13 @@ static void p6_a_slab_with_holes_does_not_end_the_daemon(void **state)
 	raw_leave(&member);
 }
 
-static void p4_the_documents_are_whole(void **state)
+KV_TEST(p4_the_documents_are_whole)
 {
 	const kv_msg_status_t status = {.detail = 2};
 	const kv_msg_config_t config = {0};
 	kv_msg_status_reply_t a;
 	kv_msg_config_reply_t b;
 
-	(void)state;
 	assert_int_equal(raw_call(watch_, KV_CODE_STATUS, &status, &a), KV_OK);
 	assert_non_null(memmem(a.json.data, a.json.len, "\"program\":\"raw\"", 15));
 	assert_non_null(memmem(a.json.data, a.json.len, "there is no disk tier", 21));
@@ -665,29 +640,4 @@ static void p4_the_documents_are_whole(void **state)
 	assert_non_null(memmem(b.json.data, b.json.len, "\"limits.send_queue\"", 19));
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p1_a_join_needs_a_live_pidfd),
-		cmocka_unit_test(p8_an_instance_is_joined_with_its_secret_only),
-		cmocka_unit_test(p6_a_client_cannot_write_or_resize_what_the_daemon_writes),
-		cmocka_unit_test(p10_an_incomplete_or_contradictory_identity_is_refused),
-		cmocka_unit_test(p1_what_one_instance_puts_another_one_reads),
-		cmocka_unit_test(p8_a_namespace_sees_nothing_of_another),
-		cmocka_unit_test(p9_a_put_is_announced_to_subscribers),
-		cmocka_unit_test(p6_reports_are_copied_out_once_and_checked),
-		cmocka_unit_test(p6_a_count_of_lost_reports_that_cannot_be_is_refused),
-		cmocka_unit_test(p4_a_client_killed_with_a_lease_and_a_put_leaves_nothing),
-		cmocka_unit_test(p1_memory_a_member_may_still_touch_waits_for_its_death),
-		cmocka_unit_test(p4_a_process_that_attaches_again_leaves_nothing_behind),
-		cmocka_unit_test(p1_an_attachment_speaks_for_its_own_connections_only),
-		cmocka_unit_test(p4_a_word_for_a_connection_whose_end_was_not_seen_yet_counts),
-		cmocka_unit_test(p4_a_member_that_leaves_is_not_waited_for),
-		cmocka_unit_test(p5_a_refused_member_leaves_no_instance_behind),
-		cmocka_unit_test(p5_a_member_that_does_not_read_is_closed_and_delays_no_other),
-		cmocka_unit_test(p6_a_slab_with_holes_does_not_end_the_daemon),
-		cmocka_unit_test(p4_the_documents_are_whole),
-	};
-
-	return cmocka_run_group_tests(tests, setup, teardown);
-}
+KV_TEST_MAIN(setup, teardown)

@@ -30,19 +30,17 @@ static void refused(const char *a, const char *b, kv_status_t status, const char
 	}
 }
 
-static void p10_a_misspelt_option_names_the_nearest_one(void **state)
+KV_TEST(p10_a_misspelt_option_names_the_nearest_one)
 {
-	(void)state;
 	refused("--cpu.siez=1GiB", NULL, KV_ERR_CONFIG, "`cpu.size`");
 	refused("--keeper", NULL, KV_ERR_CONFIG, "--keeper=VALUE");
 	refused("status", NULL, KV_ERR_CONFIG, "--name=value");
 }
 
-static void p10_a_typo_in_the_file_has_line_and_column(void **state)
+KV_TEST(p10_a_typo_in_the_file_has_line_and_column)
 {
 	char dir[64], path[96], place[128];
 
-	(void)state;
 	kv_test_dir_make(dir, sizeof dir);
 	snprintf(path, sizeof path, "%s/kvd.conf", dir);
 	snprintf(place, sizeof place, "%s:3:3:", path);
@@ -57,11 +55,10 @@ static void p10_a_typo_in_the_file_has_line_and_column(void **state)
 	kv_test_dir_remove(dir);
 }
 
-static void p10_options_that_contradict_each_other_are_refused(void **state)
+KV_TEST(p10_options_that_contradict_each_other_are_refused)
 {
 	const char *const small_disk[] = {"--nvme.path=/tmp", "--nvme.size=64MiB", "--check-config", NULL};
 
-	(void)state;
 	refused("--cpu.size=8MiB", "--cpu.slab_size=16MiB", KV_ERR_CONFIG, "cpu.slab_size is larger");
 	refused("--nvme.path=/tmp", "--nvme.file_size=16GiB", KV_ERR_CONFIG, "nvme.file_size is larger");
 	/* defaults that are larger than the limit fit themselves in */
@@ -84,12 +81,11 @@ static void p10_options_that_contradict_each_other_are_refused(void **state)
 	refused("--policy=random", NULL, KV_ERR_CONFIG, "lru");
 }
 
-static void p10_options_of_the_gpu_tier_fit_together(void **state)
+KV_TEST(p10_options_of_the_gpu_tier_fit_together)
 {
 	const char *const words[] = {"gpu-1", "GPU-", "GPU-a/b", "fake-8", "fake-01", "fake-", "ALL", "0"};
 	char option[64];
 
-	(void)state;
 	refused("--gpu.size=8MiB", "--gpu.slab_size=16MiB", KV_ERR_CONFIG, "gpu.slab_size is larger");
 	refused("--gpu.size=8MiB", "--gpu.slab_size=3MiB", KV_ERR_CONFIG, "a multiple of 2MiB");
 	refused("--gpu.size=1MiB", NULL, KV_ERR_CONFIG, "gpu.slab_size is larger");
@@ -106,18 +102,16 @@ static void p10_options_of_the_gpu_tier_fit_together(void **state)
 	assert_int_equal(run("--gpu.size=9MiB", "--check-config"), 0);
 }
 
-static void p10_a_socket_path_that_is_too_long_is_refused_at_the_start(void **state)
+KV_TEST(p10_a_socket_path_that_is_too_long_is_refused_at_the_start)
 {
 	char option[200] = "--run_dir=/tmp/";
 
-	(void)state;
 	memset(option + strlen(option), 'x', 110);
 	refused(option, NULL, KV_ERR_PATH, "choose a shorter run_dir");
 }
 
-static void p8_http_is_not_reachable_from_outside_unless_said_twice(void **state)
+KV_TEST(p8_http_is_not_reachable_from_outside_unless_said_twice)
 {
-	(void)state;
 	refused("--http.listen=0.0.0.0:9464", NULL, KV_ERR_CONFIG, "http.allow_remote");
 	refused("--http.listen=[::]:9464", NULL, KV_ERR_CONFIG, "http.allow_remote");
 	refused("--http.listen=9464", NULL, KV_ERR_CONFIG, "neither host:port");
@@ -127,12 +121,11 @@ static void p8_http_is_not_reachable_from_outside_unless_said_twice(void **state
 	assert_int_equal(raw_run(both, out_, sizeof out_), 0);
 }
 
-static void p10_the_last_source_wins(void **state)
+KV_TEST(p10_the_last_source_wins)
 {
 	char dir[64], path[96], run_dir[96];
 	const char *const args[] = {"--config", path, run_dir, "--http.listen=off", "--policy=nonsense", NULL};
 
-	(void)state;
 	kv_test_dir_make(dir, sizeof dir);
 	snprintf(path, sizeof path, "%s/kvd.conf", dir);
 	snprintf(run_dir, sizeof run_dir, "--run_dir=%s", dir);
@@ -148,12 +141,11 @@ static void p10_the_last_source_wins(void **state)
 	kv_test_dir_remove(dir);
 }
 
-static void p6_what_is_exported_for_clients_and_scripts_stops_no_daemon(void **state)
+KV_TEST(p6_what_is_exported_for_clients_and_scripts_stops_no_daemon)
 {
 	static const char *const names[] = {"KVD_SOCKET", "KVD_BUILD", "KVD_VENV", "KVD_PYTHON", "KVD_CUBLAS"};
 	const char *const args[] = {"--check-config", NULL};
 
-	(void)state;
 	for (size_t i = 0; i < KV_COUNT_OF(names); i++) {
 		setenv(names[i], "/somewhere", 1);
 		assert_int_equal(raw_run(args, out_, sizeof out_), 0);
@@ -166,9 +158,8 @@ static void p6_what_is_exported_for_clients_and_scripts_stops_no_daemon(void **s
 	unsetenv("KVD_POLICI");
 }
 
-static void p10_help_and_version_start_nothing(void **state)
+KV_TEST(p10_help_and_version_start_nothing)
 {
-	(void)state;
 	assert_int_equal(run("--version", NULL), 0);
 	assert_non_null(strstr(out_, "kvd " KVD_VERSION));
 	assert_int_equal(run("--help", NULL), 0);
@@ -189,31 +180,14 @@ static void same_as_file(const char *option, const char *path)
 	}
 }
 
-static void p10_sample_and_page_are_those_of_the_table(void **state)
+KV_TEST(p10_sample_and_page_are_those_of_the_table)
 {
 	char option[512];
 
-	(void)state;
 	same_as_file("--sample-config", RAW_SOURCE "/conf/kvd.conf");
 	same_as_file("--options-page", RAW_SOURCE "/docs/options.md");
 	snprintf(option, sizeof option, "--config=%s/conf/kvd.conf", RAW_SOURCE);
 	assert_int_equal(run(option, "--check-config"), 0);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p10_a_misspelt_option_names_the_nearest_one),
-		cmocka_unit_test(p10_a_typo_in_the_file_has_line_and_column),
-		cmocka_unit_test(p10_options_that_contradict_each_other_are_refused),
-		cmocka_unit_test(p10_options_of_the_gpu_tier_fit_together),
-		cmocka_unit_test(p10_a_socket_path_that_is_too_long_is_refused_at_the_start),
-		cmocka_unit_test(p8_http_is_not_reachable_from_outside_unless_said_twice),
-		cmocka_unit_test(p10_the_last_source_wins),
-		cmocka_unit_test(p6_what_is_exported_for_clients_and_scripts_stops_no_daemon),
-		cmocka_unit_test(p10_help_and_version_start_nothing),
-		cmocka_unit_test(p10_sample_and_page_are_those_of_the_table),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

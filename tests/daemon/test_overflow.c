@@ -15,24 +15,18 @@
 static raw_daemon_t daemon_;
 static int watch_;
 
-static int setup(void **state)
+KV_FIXTURE(setup)
 {
 	static const char *const args[] = {"--limits.send_queue=64KiB", NULL};
 
-	(void)state;
 	raw_daemon_start(&daemon_, args);
 	watch_ = raw_open(daemon_.sock);
-
-	return 0;
 }
 
-static int teardown(void **state)
+KV_FIXTURE(teardown)
 {
-	(void)state;
 	close(watch_);
 	raw_daemon_end(&daemon_);
-
-	return 0;
 }
 
 static void ask_and_do_not_read(raw_member_t *member, uint64_t count)
@@ -74,7 +68,7 @@ static int ends(int fd)
 	return raw_closed(fd, 0);
 }
 
-static void p5_a_queue_that_overflows_as_another_member_leaves_is_closed(void **state)
+KV_TEST(p5_a_queue_that_overflows_as_another_member_leaves_is_closed)
 {
 	const kv_msg_drained_t drained = {.what = 2};
 	raw_member_t first, second, last;
@@ -83,7 +77,6 @@ static void p5_a_queue_that_overflows_as_another_member_leaves_is_closed(void **
 	kv_key_t keys[PUTS];
 	uint64_t limit, overflows, requests;
 
-	(void)state;
 	raw_keys(1, keys, PUTS);
 	raw_join(&first, daemon_.sock, "crowd");
 	assert_int_equal(raw_space(&first, "crowd"), KV_OK);
@@ -114,7 +107,7 @@ static void p5_a_queue_that_overflows_as_another_member_leaves_is_closed(void **
 }
 
 /* A user may have as many descriptors on their way as a process may have open; then the kernel takes no more. */
-static void p5_a_member_whose_fds_cannot_be_sent_is_closed_may_rejoin(void **state)
+KV_TEST(p5_a_member_whose_fds_cannot_be_sent_is_closed_may_rejoin)
 {
 	const struct rlimit few = {IN_FLIGHT / 2, IN_FLIGHT / 2};
 	int pair[2], fds[16], fd = raw_open(daemon_.sock), pidfd = pidfd_open(getpid(), 0);
@@ -122,7 +115,6 @@ static void p5_a_member_whose_fds_cannot_be_sent_is_closed_may_rejoin(void **sta
 	struct rlimit before;
 	raw_member_t member;
 
-	(void)state;
 	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
 	for (size_t i = 0; i < KV_COUNT_OF(fds); i++) {
 		fds[i] = pair[0];
@@ -146,14 +138,9 @@ static void p5_a_member_whose_fds_cannot_be_sent_is_closed_may_rejoin(void **sta
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p5_a_queue_that_overflows_as_another_member_leaves_is_closed),
-		cmocka_unit_test(p5_a_member_whose_fds_cannot_be_sent_is_closed_may_rejoin),
-	};
-
 	/* Who has these is not counted; the daemon shall not have them. */
 	(void)prctl(PR_CAPBSET_DROP, CAP_SYS_RESOURCE);
 	(void)prctl(PR_CAPBSET_DROP, CAP_SYS_ADMIN);
 
-	return cmocka_run_group_tests(tests, setup, teardown);
+	return KV_TEST_RUN(setup, teardown);
 }

@@ -22,14 +22,13 @@ static void begin(const char *const *args)
 	snprintf(other_, sizeof other_, "%s/other.sock", daemon_.dir);
 }
 
-static void p8_a_namespace_full_of_sessions_refuses_its_own_only(void **state)
+KV_TEST(p8_a_namespace_full_of_sessions_refuses_its_own_only)
 {
 	static const char *const args[] = {"--namespaces=other,default", "--limits.sessions=8",
 					   "--limits.hello_time=60s", NULL};
 	int fds[32], victim, late;
 	uint32_t n = 0;
 
-	(void)state;
 	begin(args);
 	victim = raw_open(other_);
 	while (n < KV_COUNT_OF(fds)) {
@@ -64,7 +63,7 @@ static int half_frame(const char *sock)
 	return fd;
 }
 
-static void p8_receive_buffers_of_one_tenant_close_no_session_of_another(void **state)
+KV_TEST(p8_receive_buffers_of_one_tenant_close_no_session_of_another)
 {
 	static const char *const args[] = {"--namespaces=other,default", "--limits.receive=2MiB",
 					   "--limits.frame_time=10m", NULL};
@@ -72,7 +71,6 @@ static void p8_receive_buffers_of_one_tenant_close_no_session_of_another(void **
 	int victim, fds[4], watch, told = 0;
 	raw_frame_t frame;
 
-	(void)state;
 	begin(args);
 	watch = raw_open(daemon_.sock);
 	victim = half_frame(other_);
@@ -95,7 +93,7 @@ static void p8_receive_buffers_of_one_tenant_close_no_session_of_another(void **
 	raw_daemon_end(&daemon_);
 }
 
-static void p8_one_namespace_leaves_members_and_instances_to_the_others(void **state)
+KV_TEST(p8_one_namespace_leaves_members_and_instances_to_the_others)
 {
 	static const char *const args[] = {"--namespaces=other,default", "--limits.instances=4", "--limits.members=6",
 					   NULL};
@@ -103,7 +101,6 @@ static void p8_one_namespace_leaves_members_and_instances_to_the_others(void **s
 	kv_msg_join_reply_t reply;
 	int pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0), fd;
 
-	(void)state;
 	begin(args);
 	raw_join(&many[0], daemon_.sock, "one");
 	raw_join(&many[1], daemon_.sock, "two");
@@ -151,13 +148,53 @@ static pid_t attack(int *p_end)
 	return child;
 }
 
-static void p8_a_tenant_does_not_lock_the_operator_out(void **state)
+/* A put past its time gives way when its namespace lacks room, and what comes late of it gets a typed error; one that
+ * is kept stays. */
+KV_TEST(p5_a_put_past_its_time_gives_way_and_its_late_end_is_refused)
+{
+	static const char *const args[] = {"--put.ttl=100ms", "--instance.max_unfinished=64KiB", NULL};
+	kv_msg_put_start_reply_t old, more;
+	kv_msg_keep_reply_t kept;
+	kv_msg_put_end_reply_t ended;
+	kv_msg_drained_reply_t drained;
+	raw_member_t member;
+	kv_key_t keys[16];
+
+	raw_daemon_start(&daemon_, args);
+	raw_join(&member, daemon_.sock, "i");
+	assert_int_equal(raw_space(&member, "m"), KV_OK);
+	raw_keys(1, keys, 16);
+	assert_int_equal(raw_put_start(&member, NULL, 0, keys, 4, &old), KV_OK);
+	assert_int_equal(raw_call(member.fd, KV_CODE_KEEP, &(kv_msg_keep_t){old.put}, &kept), KV_OK);
+	assert_int_equal(kept.ttl_ms, 100);
+	usleep(150000);
+	/* Time alone ends nothing: it is kept, and ends as any other. */
+	assert_int_equal(raw_call(member.fd, KV_CODE_KEEP, &(kv_msg_keep_t){old.put}, &kept), KV_OK);
+	assert_int_equal(raw_metric(member.fd, "kvd_puts_expired_total"), 0);
+	usleep(150000);
+	assert_int_equal(raw_put_start(&member, NULL, 0, keys + 4, 12, &more), KV_OK);
+	assert_true(more.n < 12); /* short of room: the oldest is revoked for the next request */
+	assert_int_equal(raw_metric(member.fd, "kvd_puts_expired_total"), 1);
+	assert_int_equal(raw_metric(member.fd, "kvd_namespace_puts_expired_total"), 1);
+	assert_int_equal(raw_call(member.fd, KV_CODE_PUT_END,
+				  &(kv_msg_put_end_t){.put = old.put, .count = 1, .words = RAW_LEAVES}, &ended),
+			 KV_ERR_REVOKED);
+	assert_int_equal(raw_call(member.fd, KV_CODE_KEEP, &(kv_msg_keep_t){old.put}, &kept), KV_ERR_REVOKED);
+	assert_int_equal(raw_call(member.fd, KV_CODE_DRAINED, &(kv_msg_drained_t){.what = 0, .id = old.put}, &drained),
+			 KV_OK);
+	assert_int_equal(drained.freed, 4);
+	assert_int_equal(raw_call(member.fd, KV_CODE_KEEP, &(kv_msg_keep_t){old.put}, &kept), KV_ERR_NOT_FOUND);
+	raw_leave(&member);
+	raw_daemon_end(&daemon_);
+}
+
+/* The last ones of the file: they may skip the program. */
+KV_TEST(p8_a_tenant_does_not_lock_the_operator_out)
 {
 	static const char *const args[] = {"--limits.sessions=4", "--limits.hello_time=60s", NULL};
 	int end, fds[9];
 	pid_t child;
 
-	(void)state;
 	if (geteuid() != 0) {
 		kv_test_skip("a second user needs root");
 	}
@@ -197,14 +234,13 @@ static uint32_t count_fds(pid_t pid)
 }
 
 /* A tenant has used up the descriptors, and more of it wait: they are refused, and an operator gets in past them. */
-static void p8_without_descriptors_an_operator_gets_in(void **state)
+KV_TEST(p8_without_descriptors_an_operator_gets_in)
 {
 	static const char *const args[] = {"--limits.hello_time=60s", NULL};
 	struct rlimit few;
 	int end, fds[4];
 	pid_t child;
 
-	(void)state;
 	if (geteuid() != 0) {
 		kv_test_skip("a second user needs root");
 	}
@@ -229,58 +265,4 @@ static void p8_without_descriptors_an_operator_gets_in(void **state)
 
 /* ---- put.ttl --------------------------------------------------------------------------------- */
 
-/* A put past its time gives way when its namespace lacks room, and what comes late of it gets a typed error; one that
- * is kept stays. */
-static void p5_a_put_past_its_time_gives_way_and_its_late_end_is_refused(void **state)
-{
-	static const char *const args[] = {"--put.ttl=100ms", "--instance.max_unfinished=64KiB", NULL};
-	kv_msg_put_start_reply_t old, more;
-	kv_msg_keep_reply_t kept;
-	kv_msg_put_end_reply_t ended;
-	kv_msg_drained_reply_t drained;
-	raw_member_t member;
-	kv_key_t keys[16];
-
-	(void)state;
-	raw_daemon_start(&daemon_, args);
-	raw_join(&member, daemon_.sock, "i");
-	assert_int_equal(raw_space(&member, "m"), KV_OK);
-	raw_keys(1, keys, 16);
-	assert_int_equal(raw_put_start(&member, NULL, 0, keys, 4, &old), KV_OK);
-	assert_int_equal(raw_call(member.fd, KV_CODE_KEEP, &(kv_msg_keep_t){old.put}, &kept), KV_OK);
-	assert_int_equal(kept.ttl_ms, 100);
-	usleep(150000);
-	/* Time alone ends nothing: it is kept, and ends as any other. */
-	assert_int_equal(raw_call(member.fd, KV_CODE_KEEP, &(kv_msg_keep_t){old.put}, &kept), KV_OK);
-	assert_int_equal(raw_metric(member.fd, "kvd_puts_expired_total"), 0);
-	usleep(150000);
-	assert_int_equal(raw_put_start(&member, NULL, 0, keys + 4, 12, &more), KV_OK);
-	assert_true(more.n < 12); /* short of room: the oldest is revoked for the next request */
-	assert_int_equal(raw_metric(member.fd, "kvd_puts_expired_total"), 1);
-	assert_int_equal(raw_metric(member.fd, "kvd_namespace_puts_expired_total"), 1);
-	assert_int_equal(raw_call(member.fd, KV_CODE_PUT_END,
-				  &(kv_msg_put_end_t){.put = old.put, .count = 1, .words = RAW_LEAVES}, &ended),
-			 KV_ERR_REVOKED);
-	assert_int_equal(raw_call(member.fd, KV_CODE_KEEP, &(kv_msg_keep_t){old.put}, &kept), KV_ERR_REVOKED);
-	assert_int_equal(raw_call(member.fd, KV_CODE_DRAINED, &(kv_msg_drained_t){.what = 0, .id = old.put}, &drained),
-			 KV_OK);
-	assert_int_equal(drained.freed, 4);
-	assert_int_equal(raw_call(member.fd, KV_CODE_KEEP, &(kv_msg_keep_t){old.put}, &kept), KV_ERR_NOT_FOUND);
-	raw_leave(&member);
-	raw_daemon_end(&daemon_);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p8_a_namespace_full_of_sessions_refuses_its_own_only),
-		cmocka_unit_test(p8_receive_buffers_of_one_tenant_close_no_session_of_another),
-		cmocka_unit_test(p8_one_namespace_leaves_members_and_instances_to_the_others),
-		cmocka_unit_test(p5_a_put_past_its_time_gives_way_and_its_late_end_is_refused),
-		/* the last ones: they may skip */
-		cmocka_unit_test(p8_a_tenant_does_not_lock_the_operator_out),
-		cmocka_unit_test(p8_without_descriptors_an_operator_gets_in),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

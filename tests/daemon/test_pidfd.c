@@ -42,12 +42,11 @@ static kv_status_t child_joins(const char *sock, const char *name, pid_t of)
 
 /* The attack: a client that joins as its parent, takes slots and dies would leave them in quarantine for as long as the
  * parent lives. */
-static void p4_a_join_with_another_processes_pidfd_is_refused(void **state)
+KV_TEST(p4_a_join_with_another_processes_pidfd_is_refused)
 {
 	uint64_t before;
 	int watch;
 
-	(void)state;
 	raw_daemon_start(&daemon_, NULL);
 	watch = raw_open(daemon_.sock);
 	before = raw_metric(watch, "kvd_joins_refused_total{reason=pidfd_unproved}");
@@ -60,12 +59,11 @@ static void p4_a_join_with_another_processes_pidfd_is_refused(void **state)
 }
 
 /* A connection that another process has opened proves nothing about who speaks on it. */
-static void p4_an_inherited_connection_joins_as_its_user_only(void **state)
+KV_TEST(p4_an_inherited_connection_joins_as_its_user_only)
 {
 	int fd, status, parent = (int)syscall(SYS_pidfd_open, getpid(), 0);
 	pid_t child;
 
-	(void)state;
 	raw_daemon_start(&daemon_, NULL);
 	fd = raw_open(daemon_.sock);
 	child = fork();
@@ -84,7 +82,7 @@ static void p4_an_inherited_connection_joins_as_its_user_only(void **state)
 }
 
 /* Who cannot prove what process it is gets the mirror and nothing that its death would have to free. */
-static void p4_an_unproved_process_may_match_only(void **state)
+KV_TEST(p4_an_unproved_process_may_match_only)
 {
 	kv_msg_join_t ask = {.instance = kv_slice_str("router"), .role = KV_ROLE_MATCH};
 	raw_member_t member;
@@ -93,7 +91,6 @@ static void p4_an_unproved_process_may_match_only(void **state)
 	kv_msg_put_start_reply_t put;
 	kv_msg_acquire_reply_t lease;
 
-	(void)state;
 	raw_daemon_start(&daemon_, NULL);
 	memset(&member, 0, sizeof member);
 	member.fd = raw_open(daemon_.sock);
@@ -118,12 +115,11 @@ static void p4_an_unproved_process_may_match_only(void **state)
 	raw_daemon_end(&daemon_);
 }
 
-static void p4_a_namespace_the_operator_trusts_may_join_unproved(void **state)
+KV_TEST(p4_a_namespace_the_operator_trusts_may_join_unproved)
 {
 	static const char *const args[] = {"--namespaces=other,default", "--members.trusted=default", NULL};
 	char other[128];
 
-	(void)state;
 	raw_daemon_start(&daemon_, args);
 	snprintf(other, sizeof other, "%s/other.sock", daemon_.dir);
 	assert_int_equal(child_joins(daemon_.sock, "i", getpid()), KV_OK);
@@ -131,12 +127,11 @@ static void p4_a_namespace_the_operator_trusts_may_join_unproved(void **state)
 	raw_daemon_end(&daemon_);
 }
 
-static void p4_only_a_namespace_of_the_daemon_can_be_trusted(void **state)
+KV_TEST(p4_only_a_namespace_of_the_daemon_can_be_trusted)
 {
 	static const char *const args[] = {"--check-config", "--namespaces=default", "--members.trusted=other", NULL};
 	char out[4096];
 
-	(void)state;
 	assert_int_not_equal(raw_run(args, out, sizeof out), 0);
 	assert_non_null(strstr(out, "members.trusted"));
 }
@@ -171,13 +166,13 @@ static int inodes_tell_processes(void)
 	return yes;
 }
 
-static void p4_a_member_in_another_pid_namespace_is_proved_by_its_socket(void **state)
+/* The last one of the file: it may skip the program. */
+KV_TEST(p4_a_member_in_another_pid_namespace_is_proved_by_its_socket)
 {
 	int say[2], end[2], status;
 	kv_status_t own, another;
 	pid_t outer;
 
-	(void)state;
 	assert_true(pipe(say) == 0 && pipe(end) == 0);
 	outer = fork();
 	if (outer == 0) {
@@ -210,17 +205,4 @@ static void p4_a_member_in_another_pid_namespace_is_proved_by_its_socket(void **
 	assert_int_equal(own, inodes_tell_processes() ? KV_OK : KV_ERR_PIDFD_REQUIRED);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p4_a_join_with_another_processes_pidfd_is_refused),
-		cmocka_unit_test(p4_an_inherited_connection_joins_as_its_user_only),
-		cmocka_unit_test(p4_an_unproved_process_may_match_only),
-		cmocka_unit_test(p4_a_namespace_the_operator_trusts_may_join_unproved),
-		cmocka_unit_test(p4_only_a_namespace_of_the_daemon_can_be_trusted),
-		/* the last one: it may skip */
-		cmocka_unit_test(p4_a_member_in_another_pid_namespace_is_proved_by_its_socket),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -184,13 +184,12 @@ static kvd_host_t *open_host(kv_env_t *env)
 }
 
 /* A device comes before its slabs, for members of before and of later. */
-static void p10_a_member_hears_of_a_device_before_its_slabs(void **state)
+KV_TEST(p10_a_member_hears_of_a_device_before_its_slabs)
 {
 	static kvd_namespace_t ns = {.name = "default"};
 	kv_env_t env;
 	kvd_host_t *host = open_host(&env);
 
-	(void)state;
 	first_ = (kvd_session_t){.ns = &ns, .member = (void *)&first_, .next = &second_};
 	second_ = (kvd_session_t){.ns = &ns};
 	host->sessions = &first_;
@@ -212,12 +211,11 @@ static void p10_a_member_hears_of_a_device_before_its_slabs(void **state)
 	free(host);
 }
 
-static void p4_a_retiring_slab_leaves_the_memory_of_others_registered(void **state)
+KV_TEST(p4_a_retiring_slab_leaves_the_memory_of_others_registered)
 {
 	kv_env_t env;
 	kvd_host_t *host = open_host(&env);
 
-	(void)state;
 	host->disk = &tier_;
 	carve(0);
 	kvd_slabs_announce(host);
@@ -245,12 +243,4 @@ static void p4_a_retiring_slab_leaves_the_memory_of_others_registered(void **sta
 	free(host);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p10_a_member_hears_of_a_device_before_its_slabs),
-		cmocka_unit_test(p4_a_retiring_slab_leaves_the_memory_of_others_registered),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

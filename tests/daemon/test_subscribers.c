@@ -239,12 +239,11 @@ static void publish(uint32_t count)
 
 /* ---- what they try --------------------------------------------------------------------------- */
 
-static void p5_subscribers_that_never_read_share_one_buffer(void **state)
+KV_TEST(p5_subscribers_that_never_read_share_one_buffer)
 {
 	uint64_t before;
 	int fds[SUBSCRIBERS];
 
-	(void)state;
 	begin();
 	publish(1);
 	before = resident();
@@ -262,14 +261,13 @@ static void p5_subscribers_that_never_read_share_one_buffer(void **state)
 }
 
 /* The message it was in the midst of comes whole, then the oldest that is left. */
-static void p9_a_slow_subscriber_gets_whole_messages_and_sees_the_gap(void **state)
+KV_TEST(p9_a_slow_subscriber_gets_whole_messages_and_sees_the_gap)
 {
 	static uint8_t payload[65536];
 	uint64_t seq, next = 0, gaps = 0;
 	size_t len;
 	int fd;
 
-	(void)state;
 	begin();
 	fd = subscribed();
 	publish(1000);
@@ -287,13 +285,12 @@ static void p9_a_slow_subscriber_gets_whole_messages_and_sees_the_gap(void **sta
 	finish();
 }
 
-static void p5_a_frame_is_refused_when_it_is_announced(void **state)
+KV_TEST(p5_a_frame_is_refused_when_it_is_announced)
 {
 	static const uint8_t huge[] = {2, 0, 0, 0, 0, 0x80, 0, 0, 0}, topic[65536];
 	uint64_t before;
 	int fd;
 
-	(void)state;
 	begin();
 	before = resident();
 	fd = greet();
@@ -308,14 +305,13 @@ static void p5_a_frame_is_refused_when_it_is_announced(void **state)
 	finish();
 }
 
-static void p5_subscriptions_cost_nothing_however_many(void **state)
+KV_TEST(p5_subscriptions_cost_nothing_however_many)
 {
 	static uint8_t one[2 + 256];
 	kv_test_rng_t rng = {kv_test_seed()};
 	uint64_t before;
 	int fd;
 
-	(void)state;
 	begin();
 	fd = greet();
 	before = resident();
@@ -331,7 +327,7 @@ static void p5_subscriptions_cost_nothing_however_many(void **state)
 	finish();
 }
 
-static void p5_a_thousand_connections_cost_no_more_than_the_limit(void **state)
+KV_TEST(p5_a_thousand_connections_cost_no_more_than_the_limit)
 {
 	static uint8_t payload[65536];
 	static int fds[1000];
@@ -339,7 +335,6 @@ static void p5_a_thousand_connections_cost_no_more_than_the_limit(void **state)
 	size_t len;
 	int fd;
 
-	(void)state;
 	begin();
 	before = resident();
 	for (uint32_t i = 0; i < 1000; i++) {
@@ -367,7 +362,7 @@ static void p5_a_thousand_connections_cost_no_more_than_the_limit(void **state)
 	finish();
 }
 
-static void p10_who_speaks_another_protocol_is_closed(void **state)
+KV_TEST(p10_who_speaks_another_protocol_is_closed)
 {
 	static const char *const words[] = {"GET / HTTP/1.1\r\nHost: localhost\r\nUser-Agent: "
 					    "somebody-who-is-lost/1.0\r\n\r\n", /* 64 bytes and more */
@@ -377,7 +372,6 @@ static void p10_who_speaks_another_protocol_is_closed(void **state)
 					    "...................."};
 	static const size_t lens[] = {71, 76, 76};
 
-	(void)state;
 	begin();
 	for (size_t i = 0; i < KV_COUNT_OF(words); i++) {
 		int fd = dial();
@@ -391,7 +385,7 @@ static void p10_who_speaks_another_protocol_is_closed(void **state)
 }
 
 /* A whole conversation with bytes of it changed, left out or said twice. */
-static void p6_garbage_ends_only_its_own_subscriber(void **state)
+KV_TEST(p6_garbage_ends_only_its_own_subscriber)
 {
 	static const uint8_t talk[] = {255, 0,   0,        0,   0,   0,   0,   0,   1,   127, 3,   1,   'N', 'U',
 				       'L', 'L', [64] = 4, 25,  5,   'R', 'E', 'A', 'D', 'Y', 11,  'S', 'o', 'c',
@@ -402,7 +396,6 @@ static void p6_garbage_ends_only_its_own_subscriber(void **state)
 	kv_test_rng_t rng = {kv_test_seed()};
 	int watch, fd;
 
-	(void)state;
 	begin();
 	watch = greet();
 	for (uint32_t round = 0; round < 3000; round++) {
@@ -508,9 +501,8 @@ static void publish_whole(uint32_t block_tokens)
 	free(tokens);
 }
 
-static void p9_a_large_event_goes_out_in_pieces_that_follow_each_other(void **state)
+KV_TEST(p9_a_large_event_goes_out_in_pieces_that_follow_each_other)
 {
-	(void)state;
 	begin();
 	publish_whole(16);    /* in one */
 	publish_whole(256);   /* 256 KiB of tokens: in several */
@@ -519,18 +511,4 @@ static void p9_a_large_event_goes_out_in_pieces_that_follow_each_other(void **st
 	finish();
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p5_subscribers_that_never_read_share_one_buffer),
-		cmocka_unit_test(p9_a_slow_subscriber_gets_whole_messages_and_sees_the_gap),
-		cmocka_unit_test(p5_a_frame_is_refused_when_it_is_announced),
-		cmocka_unit_test(p5_subscriptions_cost_nothing_however_many),
-		cmocka_unit_test(p5_a_thousand_connections_cost_no_more_than_the_limit),
-		cmocka_unit_test(p10_who_speaks_another_protocol_is_closed),
-		cmocka_unit_test(p6_garbage_ends_only_its_own_subscriber),
-		cmocka_unit_test(p9_a_large_event_goes_out_in_pieces_that_follow_each_other),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

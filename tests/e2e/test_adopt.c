@@ -23,12 +23,16 @@ static void kill_daemon(void)
 	rig_serving(&rig);
 }
 
-static void p2_blocks_in_gpu_memory_outlive_the_daemon(void **state)
+KV_FIXTURE(clean_up)
+{
+	rig_clean_up(&rig);
+}
+
+KV_TEST(p2_blocks_in_gpu_memory_outlive_the_daemon, NULL, clean_up)
 {
 	char out[4096];
 	user_t user;
 
-	(void)state;
 	talks_stage(&rig, 0);
 	rig_start(&rig);
 	talks_attach(&rig, &user);
@@ -59,11 +63,10 @@ static void p2_blocks_in_gpu_memory_outlive_the_daemon(void **state)
 	talks_end(&rig);
 }
 
-static void p6_crashes_in_a_row_end_in_empty_memory(void **state)
+KV_TEST(p6_crashes_in_a_row_end_in_empty_memory, NULL, clean_up)
 {
 	user_t user;
 
-	(void)state;
 	talks_stage(&rig, 0);
 	rig_start(&rig);
 	talks_attach(&rig, &user);
@@ -81,11 +84,10 @@ static void p6_crashes_in_a_row_end_in_empty_memory(void **state)
 	talks_end(&rig);
 }
 
-static void p1_a_reset_stays_one_through_a_crash(void **state)
+KV_TEST(p1_a_reset_stays_one_through_a_crash, NULL, clean_up)
 {
 	user_t user;
 
-	(void)state;
 	talks_stage(&rig, 0);
 	rig_start(&rig);
 	talks_attach(&rig, &user);
@@ -104,14 +106,13 @@ static void p1_a_reset_stays_one_through_a_crash(void **state)
 	talks_end(&rig);
 }
 
-static void p1_bytes_changed_between_two_daemons_are_a_miss(void **state)
+KV_TEST(p1_bytes_changed_between_two_daemons_are_a_miss, NULL, clean_up)
 {
 	kvc_key_t keys[LEN];
 	kvc_lease_t *lease = NULL;
 	user_t user;
 	uint8_t *data;
 
-	(void)state;
 	talks_stage(&rig, 0);
 	rig_start(&rig);
 	talks_attach(&rig, &user);
@@ -134,9 +135,8 @@ static void p1_bytes_changed_between_two_daemons_are_a_miss(void **state)
 }
 
 /* A put that the crash has met: its slots wait until its engine has no copy under way. */
-static void p4_slots_of_an_unfinished_put_wait_for_its_engine(void **state)
+KV_TEST(p4_slots_of_an_unfinished_put_wait_for_its_engine, NULL, clean_up)
 {
-	(void)state;
 	talks_check_unfinished_put(&rig, kill_daemon);
 }
 
@@ -156,12 +156,11 @@ static void hold_put(void *arg, int ready)
 	pause(); /* it does not see that the daemon has gone */
 }
 
-static void p4_slots_of_an_unfinished_put_are_free_when_its_engine_dies(void **state)
+KV_TEST(p4_slots_of_an_unfinished_put_are_free_when_its_engine_dies, NULL, clean_up)
 {
 	user_t user;
 	pid_t pid;
 
-	(void)state;
 	talks_stage(&rig, 0);
 	rig_start(&rig);
 	pid = child_start(hold_put, NULL);
@@ -181,7 +180,7 @@ static void p4_slots_of_an_unfinished_put_are_free_when_its_engine_dies(void **s
 }
 
 /* Private blocks are hits for nobody but who was given them, so they end with the daemon. */
-static void p8_private_blocks_end_with_the_daemon(void **state)
+KV_TEST(p8_private_blocks_end_with_the_daemon, NULL, clean_up)
 {
 	static uint8_t bytes[RIG_BLOCK_BYTES];
 	const void *const src[1] = {bytes};
@@ -190,7 +189,6 @@ static void p8_private_blocks_end_with_the_daemon(void **state)
 	uint32_t visible = 0;
 	user_t user;
 
-	(void)state;
 	talks_stage(&rig, 0);
 	rig_start(&rig);
 	talks_attach(&rig, &user);
@@ -239,12 +237,11 @@ static void await_kept_slabs(int some)
 }
 
 /* The option changes between two daemons: what the first one has left goes, and so does the keeper's hold on it. */
-static void p10_restart_adopt_off_starts_with_empty_memory(void **state)
+KV_TEST(p10_restart_adopt_off_starts_with_empty_memory, NULL, clean_up)
 {
 	char path[96];
 	user_t user;
 
-	(void)state;
 	talks_stage(&rig, 0);
 	snprintf(path, sizeof path, "%.70s/kvd.conf", rig.dir);
 	rig_option(&rig, "--config=%s", path);
@@ -269,14 +266,13 @@ static void p10_restart_adopt_off_starts_with_empty_memory(void **state)
 }
 
 /* With less memory, and without the namespace that had half of it: what is left goes on, and takes what is free. */
-static void p5_what_no_longer_fits_is_left_out(void **state)
+KV_TEST(p5_what_no_longer_fits_is_left_out, NULL, clean_up)
 {
 	char path[96], sock[96];
 	kvc_identity_t identity = user_identity("model");
 	user_t user, rival;
 	uint32_t there = 0;
 
-	(void)state;
 	identity.device = "fake-0";
 	talks_stage(&rig, 0);
 	snprintf(path, sizeof path, "%.70s/kvd.conf", rig.dir);
@@ -326,13 +322,12 @@ static void p5_what_no_longer_fits_is_left_out(void **state)
 
 #define ROUNDS 8u
 
-static void p1_kills_at_any_time_never_give_wrong_bytes(void **state)
+KV_TEST(p1_kills_at_any_time_never_give_wrong_bytes, NULL, clean_up)
 {
 	kv_test_rng_t rng = {.state = kv_test_seed()};
 	talks_notes_t *notes = talks_notes_make(&rig, 2 * TALKS);
 	uint64_t adopted = 0;
 
-	(void)state;
 	for (uint32_t round = 0; round < ROUNDS; round++) {
 		pid_t pid[2];
 
@@ -357,28 +352,4 @@ static void p1_kills_at_any_time_never_give_wrong_bytes(void **state)
 	talks_notes_free(notes);
 }
 
-static int clean_up(void **state)
-{
-	(void)state;
-	rig_clean_up(&rig);
-
-	return 0;
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_teardown(p2_blocks_in_gpu_memory_outlive_the_daemon, clean_up),
-		cmocka_unit_test_teardown(p6_crashes_in_a_row_end_in_empty_memory, clean_up),
-		cmocka_unit_test_teardown(p10_restart_adopt_off_starts_with_empty_memory, clean_up),
-		cmocka_unit_test_teardown(p1_a_reset_stays_one_through_a_crash, clean_up),
-		cmocka_unit_test_teardown(p1_bytes_changed_between_two_daemons_are_a_miss, clean_up),
-		cmocka_unit_test_teardown(p4_slots_of_an_unfinished_put_wait_for_its_engine, clean_up),
-		cmocka_unit_test_teardown(p4_slots_of_an_unfinished_put_are_free_when_its_engine_dies, clean_up),
-		cmocka_unit_test_teardown(p8_private_blocks_end_with_the_daemon, clean_up),
-		cmocka_unit_test_teardown(p5_what_no_longer_fits_is_left_out, clean_up),
-		cmocka_unit_test_teardown(p1_kills_at_any_time_never_give_wrong_bytes, clean_up),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

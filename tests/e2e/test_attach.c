@@ -92,12 +92,16 @@ static void await_epoch(uint64_t wanted)
 	assert_int_equal(epoch(), wanted);
 }
 
-static void p6_a_disk_that_cannot_be_opened_is_a_tier_off_and_comes_back(void **state)
+KV_FIXTURE(clean_up)
+{
+	rig_clean_up(&rig);
+}
+
+KV_TEST(p6_a_disk_that_cannot_be_opened_is_a_tier_off_and_comes_back, NULL, clean_up)
 {
 	char out[16384];
 	uint64_t was;
 
-	(void)state;
 	rig_init_mount(&rig, "48m");
 	start();
 	assert_int_equal(epoch(), 1);
@@ -135,9 +139,8 @@ static void p6_a_disk_that_cannot_be_opened_is_a_tier_off_and_comes_back(void **
 	rig_fini(&rig);
 }
 
-static void p1_no_block_of_before_a_reset_is_served_after_a_tier_off(void **state)
+KV_TEST(p1_no_block_of_before_a_reset_is_served_after_a_tier_off, NULL, clean_up)
 {
-	(void)state;
 	rig_init_mount(&rig, "48m");
 	start();
 	assert_int_equal(put(1, 1), KVC_OK);
@@ -189,11 +192,10 @@ static void p1_no_block_of_before_a_reset_is_served_after_a_tier_off(void **stat
 
 /* A start that has to write, here a copy of the superblock, finds no room: the daemon serves without the disk until
  * there is some. */
-static void p6_a_start_on_a_full_disk_serves_without_the_disk_tier(void **state)
+KV_TEST(p6_a_start_on_a_full_disk_serves_without_the_disk_tier, NULL, clean_up)
 {
 	char copy[128], out[16384];
 
-	(void)state;
 	rig_init_mount(&rig, "48m");
 	start();
 	assert_int_equal(put(1, 1), KVC_OK);
@@ -224,12 +226,11 @@ static void p6_a_start_on_a_full_disk_serves_without_the_disk_tier(void **state)
 }
 
 /* What is open stays open: blocks are served, and nothing is acknowledged that the next start would not find. */
-static void p2_p6_slot_files_moved_away_cost_durability_meanwhile(void **state)
+KV_TEST(p2_p6_slot_files_moved_away_cost_durability_meanwhile, NULL, clean_up)
 {
 	char slots[128], away[128], out[16384];
 	uint64_t until;
 
-	(void)state;
 	rig_init_mount(&rig, "48m");
 	snprintf(slots, sizeof slots, "%s/slots", rig.disk);
 	snprintf(away, sizeof away, "%s/away", rig.disk);
@@ -257,11 +258,10 @@ static void p2_p6_slot_files_moved_away_cost_durability_meanwhile(void **state)
 }
 
 /* An engine at work while the tier comes. */
-static void p7_clients_at_work_go_on_while_the_tier_is_attached(void **state)
+KV_TEST(p7_clients_at_work_go_on_while_the_tier_is_attached, NULL, clean_up)
 {
 	other_t other;
 
-	(void)state;
 	rig_init_mount(&rig, "48m");
 	start();
 	assert_int_equal(put(1, 1), KVC_OK);
@@ -356,7 +356,7 @@ static void put_durably(const kvc_key_t *keys, uint32_t n)
 
 /* The superblock's syncs fail: at first before any block is taken in, then after that, since resets were made
  * meanwhile; then the daemon is killed as well. Until resets are on disk the tier is not attached. */
-static void p1_p6_a_tier_waits_for_recorded_resets_while_service_goes_on(void **state)
+KV_TEST(p1_p6_a_tier_waits_for_recorded_resets_while_service_goes_on, NULL, clean_up)
 {
 	fault_disk_t disk;
 	kvc_key_t keys[RIG_BLOCKS];
@@ -364,7 +364,6 @@ static void p1_p6_a_tier_waits_for_recorded_resets_while_service_goes_on(void **
 	uint32_t n;
 	user_t still;
 
-	(void)state;
 	rig_init_mount(&rig, "48m");
 	fault_disk_open(&disk, &rig);
 	start();
@@ -407,13 +406,12 @@ static void p1_p6_a_tier_waits_for_recorded_resets_while_service_goes_on(void **
 }
 
 /* The metadata is lost, and the headers cannot be read: nothing is dropped for that, for ten minutes. */
-static void p2_unreadable_headers_are_given_up_after_ten_minutes(void **state)
+KV_TEST(p2_unreadable_headers_are_given_up_after_ten_minutes, NULL, clean_up)
 {
 	const uint64_t until = rig_now_ms() + RIG_WAIT_MS;
 	fault_disk_t disk;
 	char meta[96];
 
-	(void)state;
 	rig_init_mount(&rig, "48m");
 	fault_disk_open(&disk, &rig);
 	start();
@@ -454,25 +452,4 @@ static void p2_unreadable_headers_are_given_up_after_ten_minutes(void **state)
 	rig_fini(&rig);
 }
 
-static int clean_up(void **state)
-{
-	(void)state;
-	rig_clean_up(&rig);
-
-	return 0;
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_teardown(p6_a_disk_that_cannot_be_opened_is_a_tier_off_and_comes_back, clean_up),
-		cmocka_unit_test_teardown(p1_no_block_of_before_a_reset_is_served_after_a_tier_off, clean_up),
-		cmocka_unit_test_teardown(p6_a_start_on_a_full_disk_serves_without_the_disk_tier, clean_up),
-		cmocka_unit_test_teardown(p2_p6_slot_files_moved_away_cost_durability_meanwhile, clean_up),
-		cmocka_unit_test_teardown(p1_p6_a_tier_waits_for_recorded_resets_while_service_goes_on, clean_up),
-		cmocka_unit_test_teardown(p2_unreadable_headers_are_given_up_after_ten_minutes, clean_up),
-		cmocka_unit_test_teardown(p7_clients_at_work_go_on_while_the_tier_is_attached, clean_up),
-	};
-
-	return cmocka_run_group_tests_name("e2e.attach", tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

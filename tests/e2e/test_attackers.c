@@ -351,9 +351,8 @@ static void withstand(void)
 	rig_fini(&rig);
 }
 
-static void p8_whatever_one_tenant_does_another_has_its_share(void **state)
+KV_TEST(p8_whatever_one_tenant_does_another_has_its_share)
 {
-	(void)state;
 	if (geteuid() != 0) {
 		kv_test_skip("processes of two users need root");
 	}
@@ -364,9 +363,4 @@ static void p8_whatever_one_tenant_does_another_has_its_share(void **state)
 	}
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {cmocka_unit_test(p8_whatever_one_tenant_does_another_has_its_share)};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -131,19 +131,17 @@ static void damaged_disk(off_t from, off_t len)
 	}
 }
 
-static void p1_p6_a_bit_flipped_in_a_payload_on_disk_is_a_miss(void **state)
+KV_TEST(p1_p6_a_bit_flipped_in_a_payload_on_disk_is_a_miss)
 {
-	(void)state;
 	damaged_disk(KVS_PAGE, RIG_BLOCK_BYTES);
 }
 
-static void p1_p6_a_bit_flipped_in_a_slot_header_is_a_miss_from_there_on(void **state)
+KV_TEST(p1_p6_a_bit_flipped_in_a_slot_header_is_a_miss_from_there_on)
 {
-	(void)state;
 	damaged_disk(0, KVS_PAGE);
 }
 
-static void p1_p6_a_bit_flipped_in_memory_is_an_error_of_one_block(void **state)
+KV_TEST(p1_p6_a_bit_flipped_in_memory_is_an_error_of_one_block)
 {
 	kv_test_rng_t rng = {.state = kv_test_seed()};
 	kvc_key_t keys[8], near[8];
@@ -153,7 +151,6 @@ static void p1_p6_a_bit_flipped_in_memory_is_an_error_of_one_block(void **state)
 	uint32_t n;
 	rig_t rig;
 
-	(void)state;
 	rig_init(&rig, 0);
 	rig_start(&rig);
 	other_start(&other, rig.sock);
@@ -186,7 +183,7 @@ static void p1_p6_a_bit_flipped_in_memory_is_an_error_of_one_block(void **state)
 	rig_fini(&rig);
 }
 
-static void p6_slot_files_cut_off_under_the_daemon_are_misses(void **state)
+KV_TEST(p6_slot_files_cut_off_under_the_daemon_are_misses)
 {
 	static kvc_key_t keys[TALKS][LEN];
 	char command[200];
@@ -195,7 +192,6 @@ static void p6_slot_files_cut_off_under_the_daemon_are_misses(void **state)
 	uint32_t n;
 	rig_t rig;
 
-	(void)state;
 	rig_init(&rig, 1);
 	rig_start(&rig);
 	user_attach(&user, &rig, "cut");
@@ -235,7 +231,7 @@ static void p6_slot_files_cut_off_under_the_daemon_are_misses(void **state)
 
 /* Blocks are scribbled on while write-behind takes them to disk: what comes back from there is right or does not
  * come. */
-static void p1_a_block_overwritten_before_write_behind_is_never_served(void **state)
+KV_TEST(p1_a_block_overwritten_before_write_behind_is_never_served)
 {
 	static kvc_key_t keys[TALKS][LEN];
 	kv_test_rng_t rng = {.state = kv_test_seed() + 5};
@@ -244,7 +240,6 @@ static void p1_a_block_overwritten_before_write_behind_is_never_served(void **st
 	user_t user;
 	rig_t rig;
 
-	(void)state;
 	rig_init(&rig, 1);
 	rig_start(&rig);
 	user_attach(&user, &rig, "scribble");
@@ -321,7 +316,7 @@ static int file_behind(const void *address)
 	return fd;
 }
 
-static void p6_a_slab_punched_by_its_client_is_a_miss_for_it_only(void **state)
+KV_TEST(p6_a_slab_punched_by_its_client_is_a_miss_for_it_only)
 {
 	kvc_key_t keys[40];
 	user_t wild;
@@ -332,7 +327,6 @@ static void p6_a_slab_punched_by_its_client_is_a_miss_for_it_only(void **state)
 	rig_t rig;
 	int fd;
 
-	(void)state;
 	rig_init(&rig, 1);
 	rig_start(&rig);
 	other_start(&other, rig.sock);
@@ -368,16 +362,4 @@ static void p6_a_slab_punched_by_its_client_is_a_miss_for_it_only(void **state)
 	rig_fini(&rig);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p1_p6_a_bit_flipped_in_a_payload_on_disk_is_a_miss),
-		cmocka_unit_test(p1_p6_a_bit_flipped_in_a_slot_header_is_a_miss_from_there_on),
-		cmocka_unit_test(p1_p6_a_bit_flipped_in_memory_is_an_error_of_one_block),
-		cmocka_unit_test(p1_a_block_overwritten_before_write_behind_is_never_served),
-		cmocka_unit_test(p6_slot_files_cut_off_under_the_daemon_are_misses),
-		cmocka_unit_test(p6_a_slab_punched_by_its_client_is_a_miss_for_it_only),
-	};
-
-	return cmocka_run_group_tests_name("e2e.bits", tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -192,11 +192,10 @@ static int match_reaches(bed_t *bed, uint32_t n)
 	return match(bed, KEYS).n == n;
 }
 
-static void p1_what_was_put_is_matched_and_read_back(void **state)
+KV_TEST(p1_what_was_put_is_matched_and_read_back)
 {
 	bed_t bed;
 
-	(void)state;
 	bed_make(&bed, 0);
 	assert_int_equal(match(&bed, KEYS).n, 0);
 	put(&bed, 0, 20, 0);
@@ -210,11 +209,10 @@ static void p1_what_was_put_is_matched_and_read_back(void **state)
 	bed_free(&bed);
 }
 
-static void p1_blocks_read_from_disk_are_the_same(void **state)
+KV_TEST(p1_blocks_read_from_disk_are_the_same)
 {
 	bed_t bed;
 
-	(void)state;
 	bed_make(&bed, 1);
 	put(&bed, 0, 40, 1);
 	kvc_detach(bed.kvc);
@@ -231,13 +229,12 @@ static void p1_blocks_read_from_disk_are_the_same(void **state)
 	bed_free(&bed);
 }
 
-static void p2_durable_blocks_and_the_attachment_survive_kill_9(void **state)
+KV_TEST(p2_durable_blocks_and_the_attachment_survive_kill_9)
 {
 	bed_t bed;
 	kvc_lease_t *lease;
 	kvc_stats_t stats = {.struct_size = sizeof stats};
 
-	(void)state;
 	bed_make(&bed, 1);
 	put(&bed, 0, 30, 1);
 	lease = acquire(&bed, 30, 0);
@@ -287,14 +284,13 @@ static void spawn_again(bed_t *bed, uint64_t times)
 }
 
 /* The daemon dies directly after the answer; later the metadata of its disk is lost, so that the headers speak. */
-static void p1_withdrawn_blocks_do_not_come_back(void **state)
+KV_TEST(p1_withdrawn_blocks_do_not_come_back)
 {
 	bed_t bed;
 	kvc_lease_t *lease;
 	uint32_t blocks = 0;
 	char meta[128];
 
-	(void)state;
 	bed_make(&bed, 1);
 	put(&bed, 0, 30, 1);
 	lease = acquire(&bed, 30, 0);
@@ -321,12 +317,11 @@ static void p1_withdrawn_blocks_do_not_come_back(void **state)
 	bed_free(&bed);
 }
 
-static void p7_a_stopped_daemon_is_a_miss_within_50_ms_and_comes_back(void **state)
+KV_TEST(p7_a_stopped_daemon_is_a_miss_within_50_ms_and_comes_back)
 {
 	uint64_t stopped;
 	bed_t bed;
 
-	(void)state;
 	bed_make_silent(&bed, "--limits.silence=50ms");
 	put(&bed, 0, 8, 0);
 	assert_true(match_reaches(&bed, 8));
@@ -343,11 +338,10 @@ static void p7_a_stopped_daemon_is_a_miss_within_50_ms_and_comes_back(void **sta
 	bed_free(&bed);
 }
 
-static void p7_a_daemon_silent_within_limits_silence_is_no_miss(void **state)
+KV_TEST(p7_a_daemon_silent_within_limits_silence_is_no_miss)
 {
 	bed_t bed;
 
-	(void)state;
 	bed_make_silent(&bed, "--limits.silence=10s");
 	put(&bed, 0, 8, 0);
 	assert_true(match_reaches(&bed, 8));
@@ -359,14 +353,13 @@ static void p7_a_daemon_silent_within_limits_silence_is_no_miss(void **state)
 	bed_free(&bed);
 }
 
-static void p1_a_scribbled_block_is_refused_and_not_offered_again(void **state)
+KV_TEST(p1_a_scribbled_block_is_refused_and_not_offered_again)
 {
 	bed_t bed;
 	kvc_lease_t *lease;
 	const void *data;
 	uint32_t bad = 0;
 
-	(void)state;
 	bed_make(&bed, 0);
 	put(&bed, 0, 8, 0);
 	lease = acquire(&bed, 8, 0);
@@ -380,13 +373,12 @@ static void p1_a_scribbled_block_is_refused_and_not_offered_again(void **state)
 	bed_free(&bed);
 }
 
-static void p5_more_than_fits_evicts_and_never_fails(void **state)
+KV_TEST(p5_more_than_fits_evicts_and_never_fails)
 {
 	bed_t bed;
 	kvc_identity_t identity = identity_of();
 	kvc_space_t *space;
 
-	(void)state;
 	bed_make(&bed, 0);
 	/* 8 MiB hold some 500 blocks of 16 KiB; ten prompts are twice that. */
 	for (uint32_t round = 0; round < 10; round++) {
@@ -410,13 +402,12 @@ static void p5_more_than_fits_evicts_and_never_fails(void **state)
 	bed_free(&bed);
 }
 
-static void p1_a_reset_space_forgets(void **state)
+KV_TEST(p1_a_reset_space_forgets)
 {
 	bed_t bed;
 	uint64_t epoch;
 	uint32_t n = 0;
 
-	(void)state;
 	bed_make(&bed, 1);
 	put(&bed, 0, 8, 0);
 	epoch = bed.info.epoch;
@@ -434,7 +425,7 @@ static void p1_a_reset_space_forgets(void **state)
 	bed_free(&bed);
 }
 
-static void p1_two_members_write_and_read_one_block(void **state)
+KV_TEST(p1_two_members_write_and_read_one_block)
 {
 	bed_t bed;
 	kvc_config_t config;
@@ -448,7 +439,6 @@ static void p1_two_members_write_and_read_one_block(void **state)
 	kvc_lease_t *lease, *seen;
 	kvc_handle_t handle;
 
-	(void)state;
 	bed_make(&bed, 0);
 	config = config_of(&bed);
 	config.instance = "two-ranks";
@@ -498,7 +488,7 @@ static int kvctl(const bed_t *bed, const char *arguments_text);
 static int said(const bed_t *bed, const char *text);
 
 /* A router attaches to match only: it sees what there is, holds nothing, and finds its way back after a restart. */
-static void p4_who_attaches_to_match_only_sees_all_and_holds_nothing(void **state)
+KV_TEST(p4_who_attaches_to_match_only_sees_all_and_holds_nothing)
 {
 	kvc_identity_t identity = identity_of();
 	kvc_config_t config;
@@ -509,7 +499,6 @@ static void p4_who_attaches_to_match_only_sees_all_and_holds_nothing(void **stat
 	kvc_t *router;
 	bed_t bed;
 
-	(void)state;
 	bed_make(&bed, 1);
 	put(&bed, 0, 20, 1);
 	config = config_of(&bed);
@@ -576,12 +565,11 @@ static int said(const bed_t *bed, const char *text)
 	return strstr(have, text) != NULL;
 }
 
-static void kvctl_looks_into_the_real_daemon(void **state)
+KV_TEST(kvctl_looks_into_the_real_daemon)
 {
 	bed_t bed;
 	char explain[1024] = "explain --tokens ";
 
-	(void)state;
 	bed_make(&bed, 1);
 	put(&bed, 0, 3, 0);
 	assert_int_equal(kvctl(&bed, "status"), 0);
@@ -616,22 +604,4 @@ static void kvctl_looks_into_the_real_daemon(void **state)
 	bed_free(&bed);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p1_what_was_put_is_matched_and_read_back),
-		cmocka_unit_test(p1_blocks_read_from_disk_are_the_same),
-		cmocka_unit_test(p2_durable_blocks_and_the_attachment_survive_kill_9),
-		cmocka_unit_test(p1_withdrawn_blocks_do_not_come_back),
-		cmocka_unit_test(p7_a_stopped_daemon_is_a_miss_within_50_ms_and_comes_back),
-		cmocka_unit_test(p7_a_daemon_silent_within_limits_silence_is_no_miss),
-		cmocka_unit_test(p1_a_scribbled_block_is_refused_and_not_offered_again),
-		cmocka_unit_test(p5_more_than_fits_evicts_and_never_fails),
-		cmocka_unit_test(p1_a_reset_space_forgets),
-		cmocka_unit_test(p1_two_members_write_and_read_one_block),
-		cmocka_unit_test(p4_who_attaches_to_match_only_sees_all_and_holds_nothing),
-		cmocka_unit_test(kvctl_looks_into_the_real_daemon),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -51,7 +51,7 @@ static void hold_things(void *arg, int ready)
 	pause();
 }
 
-static void p4_a_client_killed_with_leases_and_half_a_put_leaks_nothing(void **state)
+KV_TEST(p4_a_client_killed_with_leases_and_half_a_put_leaks_nothing)
 {
 	kv_test_rng_t rng = {.state = kv_test_seed()};
 	kvc_key_t keys[2 * LEN];
@@ -60,7 +60,6 @@ static void p4_a_client_killed_with_leases_and_half_a_put_leaks_nothing(void **s
 	uint32_t n;
 	rig_t rig;
 
-	(void)state;
 	rig_init(&rig, 1);
 	rig_start(&rig);
 	other_start(&other, rig.sock);
@@ -155,14 +154,13 @@ static void flood(user_t *user, uint64_t seed)
 	}
 }
 
-static void p4_a_client_stopped_past_its_lease_reads_no_reused_slot(void **state)
+KV_TEST(p4_a_client_stopped_past_its_lease_reads_no_reused_slot)
 {
 	kv_test_rng_t rng = {.state = kv_test_seed() + 9};
 	sleeper_t *s = mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	user_t user;
 	rig_t rig;
 
-	(void)state;
 	rig_init(&rig, 0);
 	rig_option(&rig, "--lease.ttl=400ms");
 	rig_start(&rig);
@@ -203,13 +201,12 @@ static uint64_t answer_ns(const rig_t *rig)
 	return strtoull(at + strlen("\"sum_ns\":"), NULL, 10);
 }
 
-static void p5_answers_are_timed_from_their_requests(void **state)
+KV_TEST(p5_answers_are_timed_from_their_requests)
 {
 	const uint64_t start = rig_now_ms();
 	user_t user;
 	rig_t rig;
 
-	(void)state;
 	rig_init(&rig, 0);
 	rig_start(&rig);
 	user_attach(&user, &rig, "timed");
@@ -219,13 +216,4 @@ static void p5_answers_are_timed_from_their_requests(void **state)
 	rig_fini(&rig);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p4_a_client_killed_with_leases_and_half_a_put_leaks_nothing),
-		cmocka_unit_test(p5_answers_are_timed_from_their_requests),
-		cmocka_unit_test(p4_a_client_stopped_past_its_lease_reads_no_reused_slot),
-	};
-
-	return cmocka_run_group_tests_name("e2e.clients", tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

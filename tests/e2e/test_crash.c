@@ -190,15 +190,13 @@ static void crash_loop(uint32_t every)
 	rig_fini(&rig);
 }
 
-static void p2_durable_blocks_survive_every_kill_9_of_the_daemon(void **state)
+KV_TEST(p2_durable_blocks_survive_every_kill_9_of_the_daemon)
 {
-	(void)state;
 	crash_loop(5);
 }
 
-static void p2_durable_blocks_survive_every_kill_9_of_daemon_and_keeper(void **state)
+KV_TEST(p2_durable_blocks_survive_every_kill_9_of_daemon_and_keeper)
 {
-	(void)state;
 	crash_loop(1);
 }
 
@@ -292,26 +290,23 @@ static void one_failed_sync_each(const char *engine)
 	}
 }
 
-static void p2_blocks_of_a_failed_sync_are_unacknowledged_by_threads(void **state)
+KV_TEST(p2_blocks_of_a_failed_sync_are_unacknowledged_by_threads)
 {
-	(void)state;
 	one_failed_sync_each("threads");
 }
 
-static void p2_blocks_of_a_failed_sync_are_unacknowledged_by_io_uring(void **state)
+KV_TEST(p2_blocks_of_a_failed_sync_are_unacknowledged_by_io_uring)
 {
-	(void)state;
 	one_failed_sync_each("auto");
 }
 
-static void p2_a_durable_put_of_what_is_there_already_is_acknowledged(void **state)
+KV_TEST(p2_a_durable_put_of_what_is_there_already_is_acknowledged)
 {
 	kvc_key_t keys[LEN];
 	user_t user;
 	uint32_t n = 0;
 	rig_t rig;
 
-	(void)state;
 	rig_init(&rig, 1);
 	rig_start(&rig);
 	user_attach(&user, &rig, "again");
@@ -334,15 +329,4 @@ static void p2_a_durable_put_of_what_is_there_already_is_acknowledged(void **sta
 	rig_fini(&rig);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p2_a_durable_put_of_what_is_there_already_is_acknowledged),
-		cmocka_unit_test(p2_blocks_of_a_failed_sync_are_unacknowledged_by_threads),
-		cmocka_unit_test(p2_blocks_of_a_failed_sync_are_unacknowledged_by_io_uring),
-		cmocka_unit_test(p2_durable_blocks_survive_every_kill_9_of_the_daemon),
-		cmocka_unit_test(p2_durable_blocks_survive_every_kill_9_of_daemon_and_keeper),
-	};
-
-	return cmocka_run_group_tests_name("e2e.crash", tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -329,11 +329,10 @@ static void loop_check(loop_t *l)
 static uint32_t rounds = 60;
 
 /* Acknowledgements are noted here, outside the daemon. */
-static void p2_acknowledged_blocks_survive_faults_kills_and_power_loss(void **state)
+KV_TEST(p2_acknowledged_blocks_survive_faults_kills_and_power_loss)
 {
 	loop_t *l = calloc(1, sizeof *l);
 
-	(void)state;
 	assert_non_null(l);
 	l->rng.state = kv_test_seed();
 	for (uint32_t round = 0; round < rounds; round++) {
@@ -371,12 +370,11 @@ static void p2_acknowledged_blocks_survive_faults_kills_and_power_loss(void **st
 
 /* The loop can fail: where syncs are a lie, acknowledged blocks are lost. What is left has the right bytes even
  * there. */
-static void p1_a_disk_that_lies_about_syncs_loses_blocks_and_is_caught(void **state)
+KV_TEST(p1_a_disk_that_lies_about_syncs_loses_blocks_and_is_caught)
 {
 	loop_t *l = calloc(1, sizeof *l);
 	user_t user;
 
-	(void)state;
 	assert_non_null(l);
 	l->rng.state = kv_test_seed();
 	loop_open(l);
@@ -442,11 +440,10 @@ static void check_rebuild(uint32_t failing_syncs)
 }
 
 /* Its directory was not synced: the next daemon puts blocks in it, and they need the name. */
-static void p2_a_slot_file_that_a_killed_daemon_has_made_keeps_its_name(void **state)
+KV_TEST(p2_a_slot_file_that_a_killed_daemon_has_made_keeps_its_name)
 {
 	loop_t *l = calloc(1, sizeof *l);
 
-	(void)state;
 	loop_begin(l);
 	atomic_store(&l->disk.control->lie, FAULT_SLOTS);
 	work_and_kill(l);
@@ -459,16 +456,14 @@ static void p2_a_slot_file_that_a_killed_daemon_has_made_keeps_its_name(void **s
 	free(l);
 }
 
-static void p2_what_a_rebuild_finds_is_synced_before_it_is_acknowledged(void **state)
+KV_TEST(p2_what_a_rebuild_finds_is_synced_before_it_is_acknowledged)
 {
-	(void)state;
 	check_rebuild(0);
 }
 
 /* The same process opens the tier once more, and does not believe the next sync of the same bytes. */
-static void p2_what_a_rebuild_finds_is_written_again_after_a_failed_sync(void **state)
+KV_TEST(p2_what_a_rebuild_finds_is_written_again_after_a_failed_sync)
 {
-	(void)state;
 	check_rebuild(1);
 }
 
@@ -482,7 +477,7 @@ static void begin_torn(loop_t *l, user_t *user, kvc_key_t *keys)
 
 /* A write fails half-way: its header is on the device. The block is put again, into another slot; then the headers are
  * all there is. */
-static void p2_of_two_copies_a_rebuild_keeps_the_one_that_is_whole(void **state)
+KV_TEST(p2_of_two_copies_a_rebuild_keeps_the_one_that_is_whole)
 {
 	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
 	loop_t *l = calloc(1, sizeof *l);
@@ -490,7 +485,6 @@ static void p2_of_two_copies_a_rebuild_keeps_the_one_that_is_whole(void **state)
 	uint32_t n = 0;
 	user_t user;
 
-	(void)state;
 	begin_torn(l, &user, keys);
 	fault_disk_arm(&l->disk, FAULT_WRITE, FAULT_SLOTS, EIO, 0, 1);
 	while (user_put(&user, keys, 0, LEN, 1, &n) != KVC_OK || n != LEN) {
@@ -509,7 +503,7 @@ static void p2_of_two_copies_a_rebuild_keeps_the_one_that_is_whole(void **state)
 
 /* All writes fail half-way, and the database is lost: what there is has a header and is not whole. A put names it, and
  * nobody has read it. */
-static void p2_a_torn_block_that_a_rebuild_finds_is_not_acknowledged(void **state)
+KV_TEST(p2_a_torn_block_that_a_rebuild_finds_is_not_acknowledged)
 {
 	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
 	loop_t *l = calloc(1, sizeof *l);
@@ -517,7 +511,6 @@ static void p2_a_torn_block_that_a_rebuild_finds_is_not_acknowledged(void **stat
 	uint32_t n = 0;
 	user_t user;
 
-	(void)state;
 	begin_torn(l, &user, keys);
 	fault_disk_arm(&l->disk, FAULT_WRITE, FAULT_SLOTS, EIO, 0, UINT32_MAX);
 	assert_int_not_equal(user_put(&user, keys, 0, LEN, 1, &n), KVC_OK);
@@ -541,18 +534,9 @@ static void p2_a_torn_block_that_a_rebuild_finds_is_not_acknowledged(void **stat
 
 int main(int argc, char **argv)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p1_a_disk_that_lies_about_syncs_loses_blocks_and_is_caught),
-		cmocka_unit_test(p2_a_slot_file_that_a_killed_daemon_has_made_keeps_its_name),
-		cmocka_unit_test(p2_what_a_rebuild_finds_is_synced_before_it_is_acknowledged),
-		cmocka_unit_test(p2_what_a_rebuild_finds_is_written_again_after_a_failed_sync),
-		cmocka_unit_test(p2_of_two_copies_a_rebuild_keeps_the_one_that_is_whole),
-		cmocka_unit_test(p2_a_torn_block_that_a_rebuild_finds_is_not_acknowledged),
-		cmocka_unit_test(p2_acknowledged_blocks_survive_faults_kills_and_power_loss)};
-
 	if (argc == 2) {
 		rounds = (uint32_t)strtoul(argv[1], NULL, 10);
 	}
 
-	return cmocka_run_group_tests_name("e2e.crashloop", tests, NULL, NULL);
+	return KV_TEST_RUN(NULL, NULL);
 }

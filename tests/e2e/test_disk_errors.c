@@ -97,7 +97,12 @@ static void put_until_refused(const char *why)
 	assert_non_null(strstr(out, "\"healthy\":false"));
 }
 
-static void p2_a_slot_file_that_cannot_be_made_evicts_nothing(void **state)
+KV_FIXTURE(clean_up)
+{
+	rig_clean_up(&rig);
+}
+
+KV_TEST(p2_a_slot_file_that_cannot_be_made_evicts_nothing, NULL, clean_up)
 {
 	static const struct {
 		enum fault_op op;
@@ -106,7 +111,6 @@ static void p2_a_slot_file_that_cannot_be_made_evicts_nothing(void **state)
 		      {FAULT_CREATE, EDQUOT}, {FAULT_SIZE, EIO},      {FAULT_SIZE, EDQUOT}};
 	fault_disk_t disk;
 
-	(void)state;
 	begin(&disk);
 	for (uint32_t i = 0; i < KV_COUNT_OF(faults); i++) {
 		fault_disk_arm(&disk, faults[i].op, FAULT_SLOTS, faults[i].error, 0, UINT32_MAX);
@@ -122,14 +126,13 @@ static void p2_a_slot_file_that_cannot_be_made_evicts_nothing(void **state)
 
 /* As many descriptors as the daemon has, and not one more: a slot file is made with the one that is kept for it, and
  * the next has to wait. */
-static void p2_a_daemon_without_descriptors_evicts_nothing(void **state)
+KV_TEST(p2_a_daemon_without_descriptors_evicts_nothing, NULL, clean_up)
 {
 	struct rlimit before, none;
 	uint64_t files;
 	char path[96];
 	int fd = 0;
 
-	(void)state;
 	begin(NULL);
 	assert_int_equal(prlimit(rig.pid, RLIMIT_NOFILE, NULL, &before), 0);
 	do {
@@ -165,11 +168,10 @@ static void put_in_the_background(void *arg, int ready)
 
 /* The device does not come back from a write, or a sync: SIGTERM is not held up by it, and takes nothing that has been
  * acknowledged. */
-static void p2_p5_a_device_that_stalls_does_not_hold_up_the_end(void **state)
+KV_TEST(p2_p5_a_device_that_stalls_does_not_hold_up_the_end, NULL, clean_up)
 {
 	static const enum fault_op stalls[] = {FAULT_WRITE, FAULT_SYNC};
 
-	(void)state;
 	for (uint32_t i = 0; i < KV_COUNT_OF(stalls); i++) {
 		const uint64_t until = rig_now_ms() + RIG_WAIT_MS;
 		fault_disk_t disk;
@@ -200,21 +202,4 @@ static void p2_p5_a_device_that_stalls_does_not_hold_up_the_end(void **state)
 	}
 }
 
-static int clean_up(void **state)
-{
-	(void)state;
-	rig_clean_up(&rig);
-
-	return 0;
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_teardown(p2_a_slot_file_that_cannot_be_made_evicts_nothing, clean_up),
-		cmocka_unit_test_teardown(p2_a_daemon_without_descriptors_evicts_nothing, clean_up),
-		cmocka_unit_test_teardown(p2_p5_a_device_that_stalls_does_not_hold_up_the_end, clean_up),
-	};
-
-	return cmocka_run_group_tests_name("e2e.disk_errors", tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

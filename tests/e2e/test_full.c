@@ -84,15 +84,18 @@ static void full_disk(int early)
 	rig_fini(&rig);
 }
 
-static void p5_p6_a_disk_full_at_the_start_costs_the_disk_tier_only(void **state)
+KV_FIXTURE(unmount)
 {
-	(void)state;
+	rig_clean_up(&rig);
+}
+
+KV_TEST(p5_p6_a_disk_full_at_the_start_costs_the_disk_tier_only, NULL, unmount)
+{
 	full_disk(1);
 }
 
-static void p5_p6_a_disk_that_fills_costs_the_disk_tier_only_and_resumes(void **state)
+KV_TEST(p5_p6_a_disk_that_fills_costs_the_disk_tier_only_and_resumes, NULL, unmount)
 {
-	(void)state;
 	full_disk(0);
 }
 
@@ -113,7 +116,7 @@ static void upgrade(void)
 
 /* The daemon dies on a full disk, beside a writer, and another one starts there: it serves what is on the disk, says
  * that it is full, leaves the metadata's program alone between tries, and ends in time, also for its successor. */
-static void p2_p5_a_start_and_an_end_on_a_full_disk_take_a_moment(void **state)
+KV_TEST(p2_p5_a_start_and_an_end_on_a_full_disk_take_a_moment, NULL, unmount)
 {
 	char out[16384];
 	uint64_t since;
@@ -123,7 +126,6 @@ static void p2_p5_a_start_and_an_end_on_a_full_disk_take_a_moment(void **state)
 	user_t user;
 	uint32_t n;
 
-	(void)state;
 	rig_init_mount(&rig, "24m");
 	rig_option(&rig, "--keeper=on");
 	rig_start(&rig);
@@ -179,21 +181,4 @@ static void p2_p5_a_start_and_an_end_on_a_full_disk_take_a_moment(void **state)
 	rig_fini(&rig);
 }
 
-static int unmount(void **state)
-{
-	(void)state;
-	rig_clean_up(&rig);
-
-	return 0;
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_teardown(p5_p6_a_disk_full_at_the_start_costs_the_disk_tier_only, unmount),
-		cmocka_unit_test_teardown(p2_p5_a_start_and_an_end_on_a_full_disk_take_a_moment, unmount),
-		cmocka_unit_test_teardown(p5_p6_a_disk_that_fills_costs_the_disk_tier_only_and_resumes, unmount),
-	};
-
-	return cmocka_run_group_tests_name("e2e.full", tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -88,11 +88,15 @@ static void end_stage(void)
 	rig_fini(&rig);
 }
 
-static void p1_blocks_in_gpu_memory_outlive_their_engine(void **state)
+KV_FIXTURE(clean_up)
+{
+	rig_clean_up(&rig);
+}
+
+KV_TEST(p1_blocks_in_gpu_memory_outlive_their_engine, NULL, clean_up)
 {
 	user_t gpu, host;
 
-	(void)state;
 	stage("default");
 	attach(&gpu, rig.sock);
 	user_attach(&host, &rig, "model");
@@ -117,12 +121,11 @@ static void p1_blocks_in_gpu_memory_outlive_their_engine(void **state)
 	end_stage();
 }
 
-static void p5_gpu_memory_evicts_within_its_size(void **state)
+KV_TEST(p5_gpu_memory_evicts_within_its_size, NULL, clean_up)
 {
 	user_t gpu, host;
 	uint32_t there = 0;
 
-	(void)state;
 	stage("default");
 	attach(&gpu, rig.sock);
 	user_attach(&host, &rig, "model");
@@ -159,13 +162,12 @@ static kvc_device_t device_named(const user_t *user, const char *name)
 
 /* A member learns which GPUs have memory, whether it came before or after that memory, and what it could map of it. The
  * slabs are those of its own namespace. */
-static void p8_a_member_knows_the_gpus_and_what_it_has_mapped(void **state)
+KV_TEST(p8_a_member_knows_the_gpus_and_what_it_has_mapped, NULL, clean_up)
 {
 	char sock[96];
 	user_t early, late, rival;
 	kvc_device_t device;
 
-	(void)state;
 	stage_devices("default,rival", "fake-0,fake-1");
 	snprintf(sock, sizeof sock, "%.79s/rival.sock", rig.run_dir);
 	user_attach(&early, &rig, "model");
@@ -200,13 +202,12 @@ static void p8_a_member_knows_the_gpus_and_what_it_has_mapped(void **state)
 }
 
 /* What one tenant has borrowed returns to the other, as fresh memory. */
-static void p8_gpu_memory_of_one_tenant_is_never_another_s(void **state)
+KV_TEST(p8_gpu_memory_of_one_tenant_is_never_another_s, NULL, clean_up)
 {
 	char sock[96];
 	user_t user, rival;
 	uint32_t there = 0;
 
-	(void)state;
 	stage("default,rival");
 	snprintf(sock, sizeof sock, "%.79s/rival.sock", rig.run_dir);
 	attach(&user, rig.sock);
@@ -235,11 +236,10 @@ static void p8_gpu_memory_of_one_tenant_is_never_another_s(void **state)
 	end_stage();
 }
 
-static void p6_a_killed_daemon_starts_with_empty_gpu_memory(void **state)
+KV_TEST(p6_a_killed_daemon_starts_with_empty_gpu_memory, NULL, clean_up)
 {
 	user_t gpu;
 
-	(void)state;
 	stage("default");
 	attach(&gpu, rig.sock);
 	assert_int_equal(put_conversation(&gpu, 1), LEN);
@@ -256,12 +256,11 @@ static void p6_a_killed_daemon_starts_with_empty_gpu_memory(void **state)
 	end_stage();
 }
 
-static void p10_a_device_that_is_not_there_is_refused(void **state)
+KV_TEST(p10_a_device_that_is_not_there_is_refused, NULL, clean_up)
 {
 	user_t user;
 	char out[4096];
 
-	(void)state;
 	stage("default");
 	attach(&user, rig.sock);
 	user_leave(&user);
@@ -281,24 +280,4 @@ static void p10_a_device_that_is_not_there_is_refused(void **state)
 	end_stage();
 }
 
-static int clean_up(void **state)
-{
-	(void)state;
-	rig_clean_up(&rig);
-
-	return 0;
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_teardown(p1_blocks_in_gpu_memory_outlive_their_engine, clean_up),
-		cmocka_unit_test_teardown(p5_gpu_memory_evicts_within_its_size, clean_up),
-		cmocka_unit_test_teardown(p8_a_member_knows_the_gpus_and_what_it_has_mapped, clean_up),
-		cmocka_unit_test_teardown(p8_gpu_memory_of_one_tenant_is_never_another_s, clean_up),
-		cmocka_unit_test_teardown(p6_a_killed_daemon_starts_with_empty_gpu_memory, clean_up),
-		cmocka_unit_test_teardown(p10_a_device_that_is_not_there_is_refused, clean_up),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -152,9 +152,13 @@ static void becomes_whole(void)
 
 /* ---- it works -------------------------------------------------------------------------------- */
 
-static void p5_each_device_has_a_pool_of_its_size(void **state)
+KV_FIXTURE(tear_down)
 {
-	(void)state;
+	rig_clean_up(&rig);
+}
+
+KV_TEST(p5_each_device_has_a_pool_of_its_size, NULL, tear_down)
+{
 	stage("", SLABS, "fake-0,fake-5");
 	put_program();
 	rig_start(&rig);
@@ -171,9 +175,8 @@ static void p5_each_device_has_a_pool_of_its_size(void **state)
 	end_rig();
 }
 
-static void p5_slabs_without_numbers_are_made_larger(void **state)
+KV_TEST(p5_slabs_without_numbers_are_made_larger, NULL, tear_down)
 {
-	(void)state;
 	stage("", 300, "fake-0");
 	put_program();
 	rig_start(&rig);
@@ -183,13 +186,12 @@ static void p5_slabs_without_numbers_are_made_larger(void **state)
 	end_rig();
 }
 
-static void p4_a_slab_that_went_back_is_asked_for_again(void **state)
+KV_TEST(p4_a_slab_that_went_back_is_asked_for_again, NULL, tear_down)
 {
 	static kvc_key_t keys[2][RIG_BLOCKS];
 	user_t user[2];
 	uint32_t n = 0;
 
-	(void)state;
 	stage("", SLABS, "fake-0");
 	rig_option(&rig, "--namespaces=default,other");
 	put_program();
@@ -221,12 +223,11 @@ static void p4_a_slab_that_went_back_is_asked_for_again(void **state)
 
 /* ---- it does not ----------------------------------------------------------------------------- */
 
-static void p6_a_gpu_program_killed_amid_its_work_is_no_loss(void **state)
+KV_TEST(p6_a_gpu_program_killed_amid_its_work_is_no_loss, NULL, tear_down)
 {
 	const uint64_t until = rig_now_ms() + RIG_WAIT_MS;
 	pid_t pid;
 
-	(void)state;
 	start_rig("hang");
 	assert_true(rig_metric_is(&rig, "kvd_gpu_stock_slabs", 1));
 	assert_true(status_has("status", "fake-0  filling  slabs 1 of 4"));
@@ -241,9 +242,8 @@ static void p6_a_gpu_program_killed_amid_its_work_is_no_loss(void **state)
 	end_rig();
 }
 
-static void p5_a_gpu_program_that_hangs_is_killed(void **state)
+KV_TEST(p5_a_gpu_program_that_hangs_is_killed, NULL, tear_down)
 {
-	(void)state;
 	start_rig("hang");
 	assert_true(rig_metric_is(&rig, "kvd_gpu_stock_slabs", 1));
 	host_memory_works(); /* nobody waits for it */
@@ -253,11 +253,10 @@ static void p5_a_gpu_program_that_hangs_is_killed(void **state)
 	end_rig();
 }
 
-static void p6_without_its_program_the_gpu_tier_is_off(void **state)
+KV_TEST(p6_without_its_program_the_gpu_tier_is_off, NULL, tear_down)
 {
 	user_t user;
 
-	(void)state;
 	stage("", SLABS, "fake-0");
 	rig_start(&rig);
 	assert_true(status_has("status", "cannot open the program"));
@@ -270,13 +269,12 @@ static void p6_without_its_program_the_gpu_tier_is_off(void **state)
 	end_rig();
 }
 
-static void p6_a_device_with_less_memory_has_a_smaller_pool(void **state)
+KV_TEST(p6_a_device_with_less_memory_has_a_smaller_pool, NULL, tear_down)
 {
 	static const char *const faults[][2] = {{"less", "the device has no more memory"},
 						{"lie", "gave less than it was asked for"},
 						{"silent", "has not said why"}};
 
-	(void)state;
 	for (size_t i = 0; i < KV_COUNT_OF(faults); i++) {
 		start_rig(faults[i][0]);
 		assert_true(status_has("status", faults[i][1]));
@@ -288,9 +286,8 @@ static void p6_a_device_with_less_memory_has_a_smaller_pool(void **state)
 	}
 }
 
-static void p6_without_a_driver_all_devices_are_none(void **state)
+KV_TEST(p6_without_a_driver_all_devices_are_none, NULL, tear_down)
 {
-	(void)state;
 	stage("", SLABS, "all");
 	setenv("CUDA_VISIBLE_DEVICES", "", 1); /* a machine with GPUs shows none then */
 	put_program();
@@ -302,9 +299,8 @@ static void p6_without_a_driver_all_devices_are_none(void **state)
 	end_rig();
 }
 
-static void p6_slabs_leave_descriptors_to_sessions(void **state)
+KV_TEST(p6_slabs_leave_descriptors_to_sessions, NULL, tear_down)
 {
-	(void)state;
 	stage("", 100, "fake-0");
 	setenv("GPU_FDS", "128", 1);
 	put_program();
@@ -315,12 +311,11 @@ static void p6_slabs_leave_descriptors_to_sessions(void **state)
 	end_rig();
 }
 
-static void p10_what_the_gpu_program_may_not_say_is_counted(void **state)
+KV_TEST(p10_what_the_gpu_program_may_not_say_is_counted, NULL, tear_down)
 {
 	static const char *const wrong[] = {"short", "long",  "version",  "verb", "none",   "two",
 					    "bytes", "small", "unsealed", "more", "device", "text"};
 
-	(void)state;
 	for (size_t i = 0; i < KV_COUNT_OF(wrong); i++) {
 		start_rig(wrong[i]);
 		if (!rig_metric_reaches(&rig, "kvd_gpu_refused_messages_total", 1)) {
@@ -332,30 +327,4 @@ static void p10_what_the_gpu_program_may_not_say_is_counted(void **state)
 	}
 }
 
-static int tear_down(void **state)
-{
-	(void)state;
-	rig_clean_up(&rig);
-
-	return 0;
-}
-
-#define TEST(name) cmocka_unit_test_teardown(name, tear_down)
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		TEST(p5_each_device_has_a_pool_of_its_size),
-		TEST(p5_slabs_without_numbers_are_made_larger),
-		TEST(p4_a_slab_that_went_back_is_asked_for_again),
-		TEST(p6_a_gpu_program_killed_amid_its_work_is_no_loss),
-		TEST(p5_a_gpu_program_that_hangs_is_killed),
-		TEST(p6_without_its_program_the_gpu_tier_is_off),
-		TEST(p6_a_device_with_less_memory_has_a_smaller_pool),
-		TEST(p6_without_a_driver_all_devices_are_none),
-		TEST(p6_slabs_leave_descriptors_to_sessions),
-		TEST(p10_what_the_gpu_program_may_not_say_is_counted),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

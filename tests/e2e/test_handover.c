@@ -47,13 +47,10 @@ static int setup_small(void **state)
 	return setup_with("8MiB", "1500KiB");
 }
 
-static int teardown(void **state)
+KV_FIXTURE(teardown)
 {
-	(void)state;
 	user_leave(&user_);
 	rig_fini(&rig_);
-
-	return 0;
 }
 
 static const kvc_key_source_t source_ = {.key = user_key_at, .ctx = keys_};
@@ -124,13 +121,12 @@ static void check_blocks(uint32_t n)
 	assert_int_equal(user_.wrong, 0);
 }
 
-static void p1_what_one_process_hands_over_another_one_reads(void **state)
+KV_TEST(p1_what_one_process_hands_over_another_one_reads, setup, teardown)
 {
 	kvc_handover_t *wanted = NULL;
 	half_t half = {.n = BLOCKS, .last = 1};
 	pid_t pid;
 
-	(void)state;
 	assert_int_equal(kvc_handover_recv(user_.space, "t", 0, &wanted), KVC_OK);
 	assert_int_equal(kvc_handover_wait(wanted, HALF, 50), KVC_ERR_TIMEOUT);
 	assert_int_equal(user_handover_info(wanted).state, KVC_HANDOVER_AWAITED);
@@ -151,7 +147,7 @@ static void key_with_private(void *ctx, uint32_t i, kvc_key_t *key)
 	*key = i < HALF ? keys_[i] : *(const kvc_key_t *)ctx;
 }
 
-static void p1_what_is_left_of_a_prompt_is_handed_over_too(void **state)
+KV_TEST(p1_what_is_left_of_a_prompt_is_handed_over_too, setup, teardown)
 {
 	static const uint32_t rest[3] = {7, 8, 9};
 	kvc_key_t key;
@@ -171,7 +167,6 @@ static void p1_what_is_left_of_a_prompt_is_handed_over_too(void **state)
 	user_t other = {0};
 	uint8_t *block, *read[2];
 
-	(void)state;
 	user_attach(&other, &rig_, "model");
 	kvc_space_get_info(user_.space, &space);
 	block = malloc(3 * (size_t)space.block_bytes);
@@ -208,14 +203,13 @@ static void p1_what_is_left_of_a_prompt_is_handed_over_too(void **state)
 	free(block);
 }
 
-static void p4_a_producer_killed_half_way_is_told_at_once(void **state)
+KV_TEST(p4_a_producer_killed_half_way_is_told_at_once, setup, teardown)
 {
 	kvc_handover_t *wanted = NULL;
 	half_t half = {.n = HALF};
 	pid_t pid = child_start(producer, &half);
 	uint64_t start;
 
-	(void)state;
 	assert_int_equal(kvc_handover_recv(user_.space, "t", 0, &wanted), KVC_OK);
 	assert_int_equal(kvc_handover_wait(wanted, HALF, SOON), KVC_OK);
 	assert_int_equal(user_handover_info(wanted).status, KVC_PENDING);
@@ -230,13 +224,12 @@ static void p4_a_producer_killed_half_way_is_told_at_once(void **state)
 	rig_check_quiet(&rig_);
 }
 
-static void p4_a_consumer_killed_leaves_the_hand_over_to_another(void **state)
+KV_TEST(p4_a_consumer_killed_leaves_the_hand_over_to_another, setup, teardown)
 {
 	kvc_handover_t *made = NULL, *wanted = NULL;
 	user_t other = {0};
 	pid_t pid;
 
-	(void)state;
 	user_attach(&other, &rig_, "model");
 	assert_int_equal(produce(&user_, "t", 0, BLOCKS, 1, &made), KVC_OK);
 	pid = child_start(consumer, NULL);
@@ -264,11 +257,10 @@ static void p4_a_consumer_killed_leaves_the_hand_over_to_another(void **state)
 	rig_check_quiet(&rig_);
 }
 
-static void p7_hand_overs_of_a_daemon_that_dies_are_revoked(void **state)
+KV_TEST(p7_hand_overs_of_a_daemon_that_dies_are_revoked, setup, teardown)
 {
 	kvc_handover_t *wanted = NULL, *made = NULL, *late = NULL;
 
-	(void)state;
 	assert_int_equal(kvc_handover_recv(user_.space, "t", 0, &wanted), KVC_OK);
 	assert_int_equal(produce(&user_, "u", 0, HALF, 0, &made), KVC_OK);
 	(void)rig_kill(&rig_, SIGKILL);
@@ -293,13 +285,12 @@ static void p7_hand_overs_of_a_daemon_that_dies_are_revoked(void **state)
 }
 
 /* Each of the sides, before and after the answer. */
-static void p4_handles_freed_at_any_moment_leave_nothing(void **state)
+KV_TEST(p4_handles_freed_at_any_moment_leave_nothing, setup, teardown)
 {
 	kvc_handover_t *made = NULL, *wanted = NULL;
 	const kvc_handover_chunk_t first = {.struct_size = sizeof first, .transfer = "t", .tail = "x", .tail_len = 1};
 	kvc_status_t status;
 
-	(void)state;
 	assert_int_equal(kvc_handover_recv(user_.space, "s", 0, &wanted), KVC_OK);
 	kvc_handover_done(wanted, 0); /* not answered yet */
 	assert_int_equal(kvc_handover_send(user_.space, &first, &made), KVC_OK);
@@ -339,11 +330,10 @@ static kvc_status_t complete(user_t *user, const char *transfer, const char *tai
 }
 
 /* The second question is sent before the first one is answered. */
-static void p4_a_consumer_that_gives_up_and_asks_again_has_it(void **state)
+KV_TEST(p4_a_consumer_that_gives_up_and_asks_again_has_it, setup, teardown)
 {
 	kvc_handover_t *made = NULL, *given_up = NULL, *wanted = NULL;
 
-	(void)state;
 	assert_int_equal(produce(&user_, "t", 0, HALF, 0, &made), KVC_OK);
 	assert_int_equal(kvc_handover_recv(user_.space, "t", 0, &given_up), KVC_OK);
 	kvc_handover_done(given_up, 1);
@@ -358,7 +348,7 @@ static void p4_a_consumer_that_gives_up_and_asks_again_has_it(void **state)
 	rig_check_quiet(&rig_);
 }
 
-static void p5_many_large_tails_do_not_end_the_session(void **state)
+KV_TEST(p5_many_large_tails_do_not_end_the_session, setup_large, teardown)
 {
 	enum { TAILS = 12 };
 	static uint8_t tail[KVC_MAX_TAIL];
@@ -367,7 +357,6 @@ static void p5_many_large_tails_do_not_end_the_session(void **state)
 	user_t other = {0};
 	char name[16];
 
-	(void)state;
 	user_attach(&other, &rig_, "model");
 	for (uint32_t i = 0; i < TAILS; i++) {
 		snprintf(name, sizeof name, "tail-%u", i);
@@ -397,11 +386,10 @@ static void p5_many_large_tails_do_not_end_the_session(void **state)
 }
 
 /* A receive is freed while it is answered, while it waits, and while it is given an entry: the entry stays. */
-static void p4_receives_freed_at_any_moment_leave_every_entry(void **state)
+KV_TEST(p4_receives_freed_at_any_moment_leave_every_entry, setup, teardown)
 {
 	user_t other = {0};
 
-	(void)state;
 	user_attach(&other, &rig_, "model");
 	assert_int_equal(user_put(&user_, keys_, 0, HALF, 0, NULL), KVC_OK);
 	for (uint32_t i = 0; i < 150; i++) {
@@ -432,13 +420,12 @@ static void p4_receives_freed_at_any_moment_leave_every_entry(void **state)
 	rig_check_quiet(&rig_);
 }
 
-static void p5_a_producer_waits_for_room_and_is_told(void **state)
+KV_TEST(p5_a_producer_waits_for_room_and_is_told, setup_small, teardown)
 {
 	static char tail[900000];
 	kvc_handover_t *made[2] = {NULL}, *wanted = NULL;
 	uint64_t requests;
 
-	(void)state;
 	memset(tail, 'x', sizeof tail - 1);
 	assert_int_equal(user_put(&user_, keys_, 0, HALF, 0, NULL), KVC_OK);
 	assert_int_equal(complete(&user_, "t", tail, &made[0]), KVC_OK);
@@ -465,13 +452,12 @@ static void p5_a_producer_waits_for_room_and_is_told(void **state)
 	rig_check_quiet(&rig_);
 }
 
-static void p10_chunks_that_cannot_be_are_refused_here(void **state)
+KV_TEST(p10_chunks_that_cannot_be_are_refused_here, setup, teardown)
 {
 	kvc_handover_t *made = NULL, *wanted = NULL;
 	char name[140];
 	kvc_handover_chunk_t chunk = {.struct_size = sizeof chunk, .transfer = "t", .n = BLOCKS, .source = &source_};
 
-	(void)state;
 	assert_int_equal(kvc_handover_send(user_.space, &chunk, &made), KVC_OK);
 	assert_int_equal(kvc_handover_wait(made, 0, SOON), KVC_MISS); /* nothing is put yet */
 	assert_int_equal(user_handover_info(made).number, 0);
@@ -499,7 +485,7 @@ static void p10_chunks_that_cannot_be_are_refused_here(void **state)
 }
 
 /* With a window and a state next to the full group, one chunk names what a sequence after n units needs of each. */
-static void p3_a_chunk_of_several_groups_is_whole(void **state)
+KV_TEST(p3_a_chunk_of_several_groups_is_whole, setup, teardown)
 {
 	kvc_identity_t identity = user_identity("hybrid");
 	kvc_put_options_t options = {.struct_size = sizeof options};
@@ -511,7 +497,6 @@ static void p3_a_chunk_of_several_groups_is_whole(void **state)
 		.struct_size = sizeof chunk, .transfer = "t", .n = 8, .source = &source_, .last = 1};
 	uint32_t visible;
 
-	(void)state;
 	identity.groups = "0:full:16,1:window:16:64,2:state:16";
 	assert_int_equal(user_try(&hybrid, rig_.sock, &identity), KVC_OK);
 	user_keys(&hybrid, 1, BLOCKS, keys_);
@@ -546,7 +531,7 @@ static void key_with_private_after_eight(void *ctx, uint32_t i, kvc_key_t *key)
 }
 
 /* Each group has the rest of the prompt in a block of its own; a state after the whole units is not needed then. */
-static void p3_a_partial_block_of_several_groups_is_whole(void **state)
+KV_TEST(p3_a_partial_block_of_several_groups_is_whole, setup, teardown)
 {
 	const uint32_t rest[] = {5, 6, 7};
 	/* Of each group: units up to and with the private block, blocks before those that are read. */
@@ -567,7 +552,6 @@ static void p3_a_partial_block_of_several_groups_is_whole(void **state)
 				      .partial = KV_COUNT_OF(rest)};
 	uint32_t visible;
 
-	(void)state;
 	identity.groups = "0:full:16,1:window:16:64,2:state:16";
 	assert_int_equal(user_try(&hybrid, rig_.sock, &identity), KVC_OK);
 	user_keys(&hybrid, 1, BLOCKS, keys_);
@@ -615,12 +599,11 @@ static void p3_a_partial_block_of_several_groups_is_whole(void **state)
 	rig_check_quiet(&rig_);
 }
 
-static void p6_kvctl_shows_who_waits_for_whom(void **state)
+KV_TEST(p6_kvctl_shows_who_waits_for_whom, setup, teardown)
 {
 	kvc_handover_t *made = NULL, *wanted = NULL;
 	char out[4096];
 
-	(void)state;
 	assert_int_equal(rig_kvctl(&rig_, "transfers", out, sizeof out), 0);
 	assert_int_equal(kvc_handover_recv(user_.space, "a-transfer-id-that-is-long", 0, &wanted), KVC_OK);
 	assert_int_equal(kvc_handover_wait(wanted, 1, 100), KVC_ERR_TIMEOUT);
@@ -636,24 +619,4 @@ static void p6_kvctl_shows_who_waits_for_whom(void **state)
 	kvc_handover_done(made, 1);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(p1_what_one_process_hands_over_another_one_reads, setup, teardown),
-		cmocka_unit_test_setup_teardown(p1_what_is_left_of_a_prompt_is_handed_over_too, setup, teardown),
-		cmocka_unit_test_setup_teardown(p4_a_producer_killed_half_way_is_told_at_once, setup, teardown),
-		cmocka_unit_test_setup_teardown(p4_a_consumer_killed_leaves_the_hand_over_to_another, setup, teardown),
-		cmocka_unit_test_setup_teardown(p7_hand_overs_of_a_daemon_that_dies_are_revoked, setup, teardown),
-		cmocka_unit_test_setup_teardown(p4_handles_freed_at_any_moment_leave_nothing, setup, teardown),
-		cmocka_unit_test_setup_teardown(p4_a_consumer_that_gives_up_and_asks_again_has_it, setup, teardown),
-		cmocka_unit_test_setup_teardown(p5_many_large_tails_do_not_end_the_session, setup_large, teardown),
-		cmocka_unit_test_setup_teardown(p10_chunks_that_cannot_be_are_refused_here, setup, teardown),
-		cmocka_unit_test_setup_teardown(p4_receives_freed_at_any_moment_leave_every_entry, setup, teardown),
-		cmocka_unit_test_setup_teardown(p5_a_producer_waits_for_room_and_is_told, setup_small, teardown),
-		cmocka_unit_test_setup_teardown(p3_a_chunk_of_several_groups_is_whole, setup, teardown),
-		cmocka_unit_test_setup_teardown(p3_a_partial_block_of_several_groups_is_whole, setup, teardown),
-		cmocka_unit_test_setup_teardown(p6_kvctl_shows_who_waits_for_whom, setup, teardown),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -12,9 +12,8 @@ static user_t user_;
 static kvc_key_t keys_[BLOCKS];
 static _Atomic int *go_; /* shared with the producer: it may go on */
 
-static int setup(void **state)
+KV_FIXTURE(setup)
 {
-	(void)state;
 	rig_init(&rig_, 0);
 	rig_option(&rig_, "--cpu.size=%s", "8MiB");
 	rig_start(&rig_);
@@ -22,18 +21,13 @@ static int setup(void **state)
 	user_keys(&user_, 1, BLOCKS, keys_);
 	go_ = mmap(NULL, sizeof *go_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	assert_ptr_not_equal(go_, MAP_FAILED);
-
-	return 0;
 }
 
-static int teardown(void **state)
+KV_FIXTURE(teardown)
 {
-	(void)state;
 	munmap((void *)go_, sizeof *go_);
 	user_leave(&user_);
 	rig_fini(&rig_);
-
-	return 0;
 }
 
 static const kvc_key_source_t source_ = {.key = user_key_at, .ctx = keys_};
@@ -77,12 +71,11 @@ static void check_blocks(uint32_t n)
 	assert_int_equal(user_.wrong, 0);
 }
 
-static void p4_a_consumer_sees_pieces_without_a_word_of_its_producer(void **state)
+KV_TEST(p4_a_consumer_sees_pieces_without_a_word_of_its_producer, setup, teardown)
 {
 	kvc_handover_t *wanted = NULL;
 	pid_t pid;
 
-	(void)state;
 	assert_int_equal(kvc_handover_recv(user_.space, "t", 0, &wanted), KVC_OK);
 	pid = child_start(producer, NULL);
 	assert_int_equal(kvc_handover_wait(wanted, HALF, SOON), KVC_OK);
@@ -101,13 +94,12 @@ static void p4_a_consumer_sees_pieces_without_a_word_of_its_producer(void **stat
 	assert_true(rig_metric_is(&rig_, "kvd_handover_bytes", 0));
 }
 
-static void p7_a_producer_killed_with_an_announcement_is_told_at_once(void **state)
+KV_TEST(p7_a_producer_killed_with_an_announcement_is_told_at_once, setup, teardown)
 {
 	kvc_handover_t *wanted = NULL;
 	uint64_t start;
 	pid_t pid;
 
-	(void)state;
 	assert_int_equal(kvc_handover_recv(user_.space, "t", 0, &wanted), KVC_OK);
 	pid = child_start(producer, NULL);
 	assert_int_equal(kvc_handover_wait(wanted, HALF, SOON), KVC_OK);
@@ -128,11 +120,10 @@ static void p7_a_producer_killed_with_an_announcement_is_told_at_once(void **sta
 }
 
 /* The producer's last chunk is on its way while what it has announced completes the hand-over, or ends it. */
-static void p4_requests_that_cross_the_notice_end_well(void **state)
+KV_TEST(p4_requests_that_cross_the_notice_end_well, setup, teardown)
 {
 	user_t other = {0};
 
-	(void)state;
 	user_attach(&other, &rig_, "model");
 	for (int is_taken = 0; is_taken < 2; is_taken++) {
 		kvc_handover_t *made = NULL, *wanted = NULL;
@@ -161,15 +152,4 @@ static void p4_requests_that_cross_the_notice_end_well(void **state)
 	rig_check_quiet(&rig_);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(p4_a_consumer_sees_pieces_without_a_word_of_its_producer, setup,
-						teardown),
-		cmocka_unit_test_setup_teardown(p7_a_producer_killed_with_an_announcement_is_told_at_once, setup,
-						teardown),
-		cmocka_unit_test_setup_teardown(p4_requests_that_cross_the_notice_end_well, setup, teardown),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

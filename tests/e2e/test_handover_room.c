@@ -41,13 +41,17 @@ static void flood(user_t *user, uint64_t seed)
 	}
 }
 
-static void p5_p7_hand_overs_go_on_on_a_full_disk(void **state)
+KV_FIXTURE(clean_up)
+{
+	rig_clean_up(&rig_);
+}
+
+KV_TEST(p5_p7_hand_overs_go_on_on_a_full_disk, NULL, clean_up)
 {
 	uint64_t errors;
 	other_t other;
 	user_t user;
 
-	(void)state;
 	rig_init_mount(&rig_, "24m");
 	rig_start(&rig_);
 	begin(&pair_, &rig_);
@@ -116,13 +120,12 @@ static void empty_pool(crowd_t *crowd)
 }
 
 /* One was complete before, one is half way, one begins. */
-static void p5_p7_hand_overs_in_a_full_pool_stay_or_end_with_a_reason(void **state)
+KV_TEST(p5_p7_hand_overs_in_a_full_pool_stay_or_end_with_a_reason, NULL, clean_up)
 {
 	pair_t complete = {.talk = 100}, half = {.talk = 200};
 	static crowd_t crowd;
 	int whole = 0;
 
-	(void)state;
 	rig_init(&rig_, 0);
 	rig_option(&rig_, "--handover.max_bytes=2MiB");
 	rig_start(&rig_);
@@ -161,20 +164,4 @@ static void p5_p7_hand_overs_in_a_full_pool_stay_or_end_with_a_reason(void **sta
 	rig_fini(&rig_);
 }
 
-static int clean_up(void **state)
-{
-	(void)state;
-	rig_clean_up(&rig_);
-
-	return 0;
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_teardown(p5_p7_hand_overs_go_on_on_a_full_disk, clean_up),
-		cmocka_unit_test_teardown(p5_p7_hand_overs_in_a_full_pool_stay_or_end_with_a_reason, clean_up),
-	};
-
-	return cmocka_run_group_tests_name("e2e.handover_room", tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

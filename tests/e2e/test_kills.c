@@ -115,21 +115,17 @@ static void init(uint32_t deadline_ms, uint32_t ttl_ms)
 }
 
 /* Two daemons; the second one has a keeper. */
-static int setup(void **state)
+KV_FIXTURE(setup)
 {
-	(void)state;
 	init(DEADLINE, TTL);
 	rig_option(&net_.rig[1], "--keeper=on");
 	peers_start(&net_);
 	peers_connected(&net_);
-
-	return 0;
 }
 
 /* Puts and leases of those that stand still end soon. */
-static int setup_short(void **state)
+KV_FIXTURE(setup_short)
 {
-	(void)state;
 	init(SHORT_DEADLINE, 2 * SHORT_DEADLINE);
 	for (uint32_t i = 0; i < 2; i++) {
 		rig_option(&net_.rig[i], "--put.ttl=200ms");
@@ -138,16 +134,11 @@ static int setup_short(void **state)
 	}
 	peers_start(&net_);
 	peers_connected(&net_);
-
-	return 0;
 }
 
-static int teardown(void **state)
+KV_FIXTURE(teardown)
 {
-	(void)state;
 	peers_fini(&net_);
-
-	return 0;
 }
 
 static void kill_daemon(rig_t *rig)
@@ -443,11 +434,10 @@ static void print_tally(void)
 	}
 }
 
-static void p4_p6_kills_and_stops_at_any_moment_of_a_hand_over_leave_nothing(void **state)
+KV_TEST(p4_p6_kills_and_stops_at_any_moment_of_a_hand_over_leave_nothing, setup, teardown)
 {
 	kv_test_rng_t rng = {.state = kv_test_seed()};
 
-	(void)state;
 	note_descriptors();
 	for (uint32_t round = 0; round < rounds_; round++) {
 		const hit_t hit = draw(round, &rng);
@@ -462,7 +452,7 @@ static void p4_p6_kills_and_stops_at_any_moment_of_a_hand_over_leave_nothing(voi
 
 /* Its put is revoked when another engine lacks room; what it may still write to is quarantined, counted, and no more
  * than it had. */
-static void p4_p5_what_a_stopped_producer_writes_to_is_quarantined(void **state)
+KV_TEST(p4_p5_what_a_stopped_producer_writes_to_is_quarantined, setup_short, teardown)
 {
 	const kvc_put_options_t options = {.struct_size = sizeof options};
 	const hit_t hit = {.victim = PRODUCER, .signal = SIGSTOP, .is_local = 1};
@@ -470,7 +460,6 @@ static void p4_p5_what_a_stopped_producer_writes_to_is_quarantined(void **state)
 	kvc_put_t *put = NULL;
 	user_t other = {0};
 
-	(void)state;
 	pair_.hold[PAIR_PRODUCER] = 7; /* the second put is half written */
 	begin(&hit);
 	pair_await_mark(&pair_, PAIR_PRODUCER, 7);
@@ -526,34 +515,21 @@ static void stop_reader(int is_local)
 	check_rigs_quiet();
 }
 
-static void p4_p6_what_a_stopped_consumer_has_goes_to_the_next_one(void **state)
+KV_TEST(p4_p6_what_a_stopped_consumer_has_goes_to_the_next_one, setup_short, teardown)
 {
-	(void)state;
 	stop_reader(1);
 }
 
-static void p4_p6_what_a_stopped_consumer_of_a_peer_has_goes_to_the_next_one(void **state)
+KV_TEST(p4_p6_what_a_stopped_consumer_of_a_peer_has_goes_to_the_next_one, setup_short, teardown)
 {
-	(void)state;
 	stop_reader(0);
 }
 
 int main(int argc, char **argv)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(p4_p6_kills_and_stops_at_any_moment_of_a_hand_over_leave_nothing, setup,
-						teardown),
-		cmocka_unit_test_setup_teardown(p4_p5_what_a_stopped_producer_writes_to_is_quarantined, setup_short,
-						teardown),
-		cmocka_unit_test_setup_teardown(p4_p6_what_a_stopped_consumer_has_goes_to_the_next_one, setup_short,
-						teardown),
-		cmocka_unit_test_setup_teardown(p4_p6_what_a_stopped_consumer_of_a_peer_has_goes_to_the_next_one,
-						setup_short, teardown),
-	};
-
 	if (argc == 2) {
 		rounds_ = (uint32_t)strtoul(argv[1], NULL, 10);
 	}
 
-	return cmocka_run_group_tests_name("e2e.kills", tests, NULL, NULL);
+	return KV_TEST_RUN(NULL, NULL);
 }

@@ -6,7 +6,7 @@
 #define LEASES  16u
 #define CALL_MS 5000u /* no call may come near it */
 
-static void p5_more_unfinished_puts_than_allowed_are_busy_not_hung(void **state)
+KV_TEST(p5_more_unfinished_puts_than_allowed_are_busy_not_hung)
 {
 	const kvc_put_options_t options = {.struct_size = sizeof options};
 	kvc_put_t *put[PUTS] = {0};
@@ -16,7 +16,6 @@ static void p5_more_unfinished_puts_than_allowed_are_busy_not_hung(void **state)
 	user_t user;
 	rig_t rig;
 
-	(void)state;
 	rig_init(&rig, 0);
 	rig_option(&rig, "--instance.max_unfinished=2MiB"); /* 128 blocks */
 	rig_start(&rig);
@@ -47,7 +46,7 @@ static void p5_more_unfinished_puts_than_allowed_are_busy_not_hung(void **state)
 	rig_fini(&rig);
 }
 
-static void p5_a_pool_leased_to_the_last_slot_is_busy_until_a_release(void **state)
+KV_TEST(p5_a_pool_leased_to_the_last_slot_is_busy_until_a_release)
 {
 	kvc_lease_t *lease[LEASES] = {0};
 	kvc_key_t keys[LEN];
@@ -57,7 +56,6 @@ static void p5_a_pool_leased_to_the_last_slot_is_busy_until_a_release(void **sta
 	user_t user;
 	rig_t rig;
 
-	(void)state;
 	rig_init(&rig, 0);
 	rig_option(&rig, "--cpu.max_blocks=200");
 	rig_start(&rig);
@@ -92,7 +90,7 @@ static void p5_a_pool_leased_to_the_last_slot_is_busy_until_a_release(void **sta
 	rig_fini(&rig);
 }
 
-static void p5_more_leases_than_allowed_are_refused_and_the_others_stay(void **state)
+KV_TEST(p5_more_leases_than_allowed_are_refused_and_the_others_stay)
 {
 	kvc_lease_t *lease[LEASES] = {0};
 	kvc_key_t keys[4];
@@ -101,7 +99,6 @@ static void p5_more_leases_than_allowed_are_refused_and_the_others_stay(void **s
 	user_t user;
 	rig_t rig;
 
-	(void)state;
 	rig_init(&rig, 0);
 	rig_option(&rig, "--limits.leases=8");
 	rig_start(&rig);
@@ -126,13 +123,4 @@ static void p5_more_leases_than_allowed_are_refused_and_the_others_stay(void **s
 	rig_fini(&rig);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p5_more_unfinished_puts_than_allowed_are_busy_not_hung),
-		cmocka_unit_test(p5_a_pool_leased_to_the_last_slot_is_busy_until_a_release),
-		cmocka_unit_test(p5_more_leases_than_allowed_are_refused_and_the_others_stay),
-	};
-
-	return cmocka_run_group_tests_name("e2e.limits", tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -67,13 +67,12 @@ static void without_leak_check(void)
 	setenv("ASAN_OPTIONS", "detect_leaks=0", 1);
 }
 
-static void p6_without_io_uring_the_daemon_serves_and_says_so(void **state)
+KV_TEST(p6_without_io_uring_the_daemon_serves_and_says_so)
 {
 	static const char *const refuse[] = {"strace", "-Dqqfo/dev/null", "-etrace=io_uring_setup",
 					     "-einject=io_uring_setup:error=ENOSYS"};
 	rig_t rig;
 
-	(void)state;
 	rig_init(&rig, 1);
 	if (strace_works()) {
 		/* -D: what was started is the daemon, strace its grandchild. */
@@ -107,11 +106,10 @@ static void nobody_with_little_memlock(void)
 	}
 }
 
-static void p6_with_a_memlock_of_8_mib_the_daemon_serves_and_says_so(void **state)
+KV_TEST(p6_with_a_memlock_of_8_mib_the_daemon_serves_and_says_so)
 {
 	rig_t rig;
 
-	(void)state;
 	rig_init(&rig, 1);
 	rig_option(&rig, "--cpu.size=64MiB");
 	rig_option(&rig, "--cpu.slab_size=16MiB");
@@ -160,13 +158,12 @@ static void serves_in_class(int expected)
 	rig_fini(&rig);
 }
 
-static void p7_where_it_is_permitted_the_core_thread_is_realtime(void **state)
+KV_TEST(p7_where_it_is_permitted_the_core_thread_is_realtime)
 {
 	const struct sched_param param = {.sched_priority = 1};
 	int status = -1;
 	pid_t child;
 
-	(void)state;
 	child = fork();
 	assert_true(child >= 0);
 	if (child == 0) {
@@ -180,11 +177,10 @@ static void p7_where_it_is_permitted_the_core_thread_is_realtime(void **state)
 	serves_in_class(SCHED_RR);
 }
 
-static void p6_the_daemon_serves_where_realtime_is_not_permitted(void **state)
+KV_TEST(p6_the_daemon_serves_where_realtime_is_not_permitted)
 {
 	struct rlimit limit;
 
-	(void)state;
 	if (getrlimit(RLIMIT_RTPRIO, &limit) != 0 || limit.rlim_cur > 0) {
 		printf("# SKIP: it is permitted here\n");
 		skip();
@@ -261,7 +257,7 @@ static void put_in_group(const rig_t *rig, const char *dir, int out)
 	_exit(write(out, &charged, sizeof charged) == sizeof charged ? 0 : 1);
 }
 
-static void p6_a_client_pays_for_nothing_of_the_pool(void **state)
+KV_TEST(p6_a_client_pays_for_nothing_of_the_pool)
 {
 	unsigned long charged = 0;
 	char dir[96];
@@ -269,7 +265,6 @@ static void p6_a_client_pays_for_nothing_of_the_pool(void **state)
 	rig_t rig;
 	pid_t pid;
 
-	(void)state;
 #ifdef KVD_SANITIZE
 	print_message("# SKIP: a sanitizer keeps memory of its own for what the client reads\n");
 	skip();
@@ -326,11 +321,10 @@ static unsigned long free_huge_pages(void)
 	return count;
 }
 
-static void p6_without_huge_pages_the_daemon_serves_and_says_so(void **state)
+KV_TEST(p6_without_huge_pages_the_daemon_serves_and_says_so)
 {
 	rig_t rig;
 
-	(void)state;
 	if (free_huge_pages() > 0) {
 		printf("# SKIP: this machine has reserved huge pages\n");
 		skip();
@@ -346,16 +340,4 @@ static void p6_without_huge_pages_the_daemon_serves_and_says_so(void **state)
 	rig_fini(&rig);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p6_without_io_uring_the_daemon_serves_and_says_so),
-		cmocka_unit_test(p6_with_a_memlock_of_8_mib_the_daemon_serves_and_says_so),
-		cmocka_unit_test(p6_a_client_pays_for_nothing_of_the_pool),
-		cmocka_unit_test(p6_without_huge_pages_the_daemon_serves_and_says_so),
-		cmocka_unit_test(p7_where_it_is_permitted_the_core_thread_is_realtime),
-		cmocka_unit_test(p6_the_daemon_serves_where_realtime_is_not_permitted),
-	};
-
-	return cmocka_run_group_tests_name("e2e.machine", tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -122,12 +122,16 @@ static pid_t await_meta(void)
 	return pid;
 }
 
-static void p2_p6_a_metadata_process_killed_at_any_time_loses_nothing(void **state)
+KV_FIXTURE(clean_up)
+{
+	rig_clean_up(&rig);
+}
+
+KV_TEST(p2_p6_a_metadata_process_killed_at_any_time_loses_nothing, NULL, clean_up)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	uint32_t refused = 0;
 
-	(void)state;
 	rig_init(&rig, 1);
 	begin();
 	for (uint32_t t = FIRST; t < TALKS - 2; t++) {
@@ -173,9 +177,8 @@ static void p2_p6_a_metadata_process_killed_at_any_time_loses_nothing(void **sta
 	rig_fini(&rig);
 }
 
-static void p2_p6_a_metadata_process_that_hangs_is_replaced(void **state)
+KV_TEST(p2_p6_a_metadata_process_that_hangs_is_replaced, NULL, clean_up)
 {
-	(void)state;
 	rig_init(&rig, 1);
 	begin();
 	kill(await_meta(), SIGSTOP);
@@ -242,12 +245,11 @@ static void be_a_file(const char *path, kv_test_rng_t *rng)
 	close(fd);
 }
 
-static void p2_p6_a_database_that_does_not_open_is_rebuilt_from_headers(void **state)
+KV_TEST(p2_p6_a_database_that_does_not_open_is_rebuilt_from_headers, NULL, clean_up)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	char meta[96];
 
-	(void)state;
 	rig_init(&rig, 1);
 	begin();
 	snprintf(meta, sizeof meta, "%s/meta", rig.disk);
@@ -278,12 +280,11 @@ static void p2_p6_a_database_that_does_not_open_is_rebuilt_from_headers(void **s
 
 /* Each read of a start in turn, and some in a row, fails for once: the database is opened again, and not thrown
  * away. */
-static void p2_errors_of_the_device_at_a_start_cost_no_rebuild(void **state)
+KV_TEST(p2_errors_of_the_device_at_a_start_cost_no_rebuild, NULL, clean_up)
 {
 	fault_disk_t disk;
 	uint32_t starts = 0;
 
-	(void)state;
 	rig_init(&rig, 1);
 	fault_disk_open(&disk, &rig);
 	begin();
@@ -321,12 +322,11 @@ static void attached_again(void)
 
 /* The database does not open for a second, in however many tries: while the daemon runs, and at its start, which then
  * goes on without the tier. It is sound, and is not thrown away. */
-static void p2_errors_while_the_database_opens_cost_no_rebuild(void **state)
+KV_TEST(p2_errors_while_the_database_opens_cost_no_rebuild, NULL, clean_up)
 {
 	fault_disk_t disk;
 	uint64_t starts;
 
-	(void)state;
 	rig_init(&rig, 1);
 	fault_disk_open(&disk, &rig);
 	begin();
@@ -361,12 +361,11 @@ static void p2_errors_while_the_database_opens_cost_no_rebuild(void **state)
 }
 
 /* For ten minutes, no longer: then the headers say what there is. */
-static void p2_a_database_that_never_opens_is_given_up(void **state)
+KV_TEST(p2_a_database_that_never_opens_is_given_up, NULL, clean_up)
 {
 	const uint64_t until = rig_now_ms() + RIG_WAIT_MS;
 	fault_disk_t disk;
 
-	(void)state;
 	rig_init(&rig, 1);
 	fault_disk_open(&disk, &rig);
 	begin();
@@ -405,12 +404,11 @@ static void hold_lock(void *arg, int ready)
 	pause();
 }
 
-static void p2_p6_a_foreign_lock_costs_durability_while_it_lasts(void **state)
+KV_TEST(p2_p6_a_foreign_lock_costs_durability_while_it_lasts, NULL, clean_up)
 {
 	char path[96];
 	pid_t holder;
 
-	(void)state;
 	rig_init(&rig, 1);
 	begin();
 	snprintf(path, sizeof path, "%s/meta/LOCK", rig.disk);
@@ -443,11 +441,10 @@ static void write_many_rows(uint32_t talks)
 	}
 }
 
-static void p2_p6_a_full_file_system_does_not_end_the_daemon(void **state)
+KV_TEST(p2_p6_a_full_file_system_does_not_end_the_daemon, NULL, clean_up)
 {
 	const uint64_t until = rig_now_ms() + RIG_WAIT_MS;
 
-	(void)state;
 	rig_init_mount(&rig, "24m");
 	begin();
 	rig_disk_fill(&rig);
@@ -475,12 +472,11 @@ static int is_traced(pid_t pid)
 	return system(command) == 0;
 }
 
-static void p2_p6_a_passing_device_error_does_not_end_durability(void **state)
+KV_TEST(p2_p6_a_passing_device_error_does_not_end_durability, NULL, clean_up)
 {
 	static const char *const faults[] = {"fdatasync:error=EIO", "write:error=EIO", "write:error=ENOSPC",
 					     "pwrite64,fsync,rename:error=EIO"};
 
-	(void)state;
 	rig_init(&rig, 1);
 	begin();
 	for (uint32_t i = 0; i < KV_COUNT_OF(faults); i++) {
@@ -553,7 +549,7 @@ static void install_fake(const char *folder, const char *script)
 	assert_int_equal(fclose(file), 0);
 }
 
-static void p10_nonsense_from_the_metadata_process_faults_the_tier_only(void **state)
+KV_TEST(p10_nonsense_from_the_metadata_process_faults_the_tier_only, NULL, clean_up)
 {
 	static const char *const scripts[] = {"exit 0",
 					      "kill -ABRT $$",
@@ -564,7 +560,6 @@ static void p10_nonsense_from_the_metadata_process_faults_the_tier_only(void **s
 	const char *bin = getenv("KV_TEST_BIN");
 	char folder[96];
 
-	(void)state;
 	bin = bin ? strdup(bin) : NULL;
 	rig_init(&rig, 1);
 	begin();
@@ -597,28 +592,4 @@ static void p10_nonsense_from_the_metadata_process_faults_the_tier_only(void **s
 	rig_fini(&rig);
 }
 
-static int clean_up(void **state)
-{
-	(void)state;
-	rig_clean_up(&rig);
-
-	return 0;
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_teardown(p2_p6_a_metadata_process_killed_at_any_time_loses_nothing, clean_up),
-		cmocka_unit_test_teardown(p2_p6_a_metadata_process_that_hangs_is_replaced, clean_up),
-		cmocka_unit_test_teardown(p2_p6_a_database_that_does_not_open_is_rebuilt_from_headers, clean_up),
-		cmocka_unit_test_teardown(p2_errors_of_the_device_at_a_start_cost_no_rebuild, clean_up),
-		cmocka_unit_test_teardown(p2_errors_while_the_database_opens_cost_no_rebuild, clean_up),
-		cmocka_unit_test_teardown(p2_a_database_that_never_opens_is_given_up, clean_up),
-		cmocka_unit_test_teardown(p2_p6_a_foreign_lock_costs_durability_while_it_lasts, clean_up),
-		cmocka_unit_test_teardown(p2_p6_a_full_file_system_does_not_end_the_daemon, clean_up),
-		cmocka_unit_test_teardown(p2_p6_a_passing_device_error_does_not_end_durability, clean_up),
-		cmocka_unit_test_teardown(p10_nonsense_from_the_metadata_process_faults_the_tier_only, clean_up),
-	};
-
-	return cmocka_run_group_tests_name("e2e.meta", tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -35,7 +35,7 @@ static int log_gets(const rig_t *rig, const char *text)
 }
 
 /* Three of four prompt tokens were found; the last quarter was not stored. */
-static void engines_and_hit_rates_are_in_the_status(void **state)
+KV_TEST(engines_and_hit_rates_are_in_the_status)
 {
 	const kvc_report_t report = {.struct_size = sizeof report,
 				     .request = 1,
@@ -45,7 +45,6 @@ static void engines_and_hit_rates_are_in_the_status(void **state)
 	user_t user;
 	rig_t rig;
 
-	(void)state;
 	rig_init(&rig, 0);
 	rig_start(&rig);
 	user_attach(&user, &rig, "llama");
@@ -66,13 +65,12 @@ static void engines_and_hit_rates_are_in_the_status(void **state)
 	rig_fini(&rig);
 }
 
-static void disk_blocks_count_before_an_engine_attaches(void **state)
+KV_TEST(disk_blocks_count_before_an_engine_attaches)
 {
 	kvc_key_t keys[LEN];
 	user_t user;
 	rig_t rig;
 
-	(void)state;
 	rig_init(&rig, 1);
 	rig_start(&rig);
 	user_attach(&user, &rig, "llama");
@@ -130,13 +128,12 @@ static int reset_on_terminal(const rig_t *rig, const char *typed)
 }
 
 /* For all engines and for good; another space keeps its blocks. */
-static void p2_what_an_operator_drops_is_gone_and_nothing_else(void **state)
+KV_TEST(p2_what_an_operator_drops_is_gone_and_nothing_else)
 {
 	user_t one, two, other;
 	kvc_key_t keys[LEN], others[LEN];
 	rig_t rig;
 
-	(void)state;
 	rig_init(&rig, 1);
 	rig_start(&rig);
 	user_attach(&one, &rig, "llama");
@@ -201,13 +198,13 @@ static int try_as_nobody(const rig_t *rig)
 	return how;
 }
 
-static void p8_an_engine_of_another_user_drops_no_space(void **state)
+/* The last one of the file: it may skip the program. */
+KV_TEST(p8_an_engine_of_another_user_drops_no_space)
 {
 	kvc_key_t keys[LEN];
 	user_t user;
 	rig_t rig;
 
-	(void)state;
 	if (geteuid() != 0) {
 		kv_test_skip("a second user needs root");
 	}
@@ -226,15 +223,4 @@ static void p8_an_engine_of_another_user_drops_no_space(void **state)
 	rig_fini(&rig);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(engines_and_hit_rates_are_in_the_status),
-		cmocka_unit_test(disk_blocks_count_before_an_engine_attaches),
-		cmocka_unit_test(p2_what_an_operator_drops_is_gone_and_nothing_else),
-		/* the last one: it may skip */
-		cmocka_unit_test(p8_an_engine_of_another_user_drops_no_space),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -43,14 +43,11 @@ static int setup_slow(void **state)
 	return start();
 }
 
-static int teardown(void **state)
+KV_FIXTURE(teardown)
 {
-	(void)state;
 	user_leave(&owner_);
 	user_leave(&consumer_);
 	netns_fini(&net_);
-
-	return 0;
 }
 
 /* A new conversation at the owner. */
@@ -133,9 +130,8 @@ static void check_cut_off(void)
 	assert_int_equal(owner_.wrong, 0);
 }
 
-static void p6_a_partition_is_a_miss_and_heals_by_itself(void **state)
+KV_TEST(p6_a_partition_is_a_miss_and_heals_by_itself, setup, teardown)
 {
-	(void)state;
 	put(1);
 	netns_link(0);
 	check_cut_off();
@@ -143,9 +139,8 @@ static void p6_a_partition_is_a_miss_and_heals_by_itself(void **state)
 	check_healed(2);
 }
 
-static void p6_a_partition_one_way_is_a_miss_and_heals_by_itself(void **state)
+KV_TEST(p6_a_partition_one_way_is_a_miss_and_heals_by_itself, setup, teardown)
 {
-	(void)state;
 	for (uint32_t i = 0; i < 2; i++) {
 		put(10 + i);
 		netns_drop(i, 100);
@@ -156,11 +151,10 @@ static void p6_a_partition_one_way_is_a_miss_and_heals_by_itself(void **state)
 }
 
 /* The link goes while blocks are under way. */
-static void p1_a_cut_at_any_moment_leaves_no_wrong_byte(void **state)
+KV_TEST(p1_a_cut_at_any_moment_leaves_no_wrong_byte, setup, teardown)
 {
 	kv_test_rng_t rng = {.state = kv_test_seed()};
 
-	(void)state;
 	netns_run(0, "tc qdisc add dev veth0 root tbf rate 40mbit burst 32kb latency 50ms");
 	for (uint32_t round = 0; round < 4; round++) {
 		const kvc_prompt_t prompt = {
@@ -182,9 +176,8 @@ static void p1_a_cut_at_any_moment_leaves_no_wrong_byte(void **state)
 	check_healed(200);
 }
 
-static void p1_lost_packets_and_a_slow_link_leave_no_wrong_byte(void **state)
+KV_TEST(p1_lost_packets_and_a_slow_link_leave_no_wrong_byte, setup, teardown)
 {
-	(void)state;
 	netns_run(0, "tc qdisc add dev veth0 root tbf rate 20mbit burst 32kb latency 50ms");
 	put(1);
 	assert_int_equal(fetch(), KVC_OK);
@@ -201,9 +194,8 @@ static void p1_lost_packets_and_a_slow_link_leave_no_wrong_byte(void **state)
 }
 
 /* A packet and its answer take 200 ms. */
-static void p1_packets_that_take_long_leave_no_wrong_byte(void **state)
+KV_TEST(p1_packets_that_take_long_leave_no_wrong_byte, setup_slow, teardown)
 {
-	(void)state;
 	for (uint32_t i = 0; i < 3; i++) {
 		const uint64_t start_ms = rig_now_ms();
 
@@ -217,15 +209,4 @@ static void p1_packets_that_take_long_leave_no_wrong_byte(void **state)
 	rig_check_quiet(&net_.rig[1]);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(p6_a_partition_is_a_miss_and_heals_by_itself, setup, teardown),
-		cmocka_unit_test_setup_teardown(p6_a_partition_one_way_is_a_miss_and_heals_by_itself, setup, teardown),
-		cmocka_unit_test_setup_teardown(p1_a_cut_at_any_moment_leaves_no_wrong_byte, setup, teardown),
-		cmocka_unit_test_setup_teardown(p1_lost_packets_and_a_slow_link_leave_no_wrong_byte, setup, teardown),
-		cmocka_unit_test_setup_teardown(p1_packets_that_take_long_leave_no_wrong_byte, setup_slow, teardown),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -17,9 +17,8 @@ static pair_t pairs_[PAIRS];
 static user_t users_[2];
 static uint64_t talks_;
 
-static int setup(void **state)
+KV_FIXTURE(setup)
 {
-	(void)state;
 	if (geteuid() != 0) {
 		kv_test_skip("mounting a tmpfs needs root");
 	}
@@ -42,17 +41,12 @@ static int setup(void **state)
 				     .deadline_ms = LATE,
 				     .notes = pair_notes_new()};
 	}
-
-	return 0;
 }
 
-static int clean_up(void **state)
+KV_FIXTURE(clean_up)
 {
-	(void)state;
 	rig_clean_up(&net_.rig[0]);
 	rig_clean_up(&net_.rig[1]);
-
-	return 0;
 }
 
 /* Engines of each node put more than its pool has, and have at once what they have put: by memory alone. */
@@ -184,25 +178,14 @@ static void fill_amid_hand_overs(uint32_t full)
 	peers_fini(&net_);
 }
 
-static void p5_p7_hand_overs_bear_a_full_disk_where_they_go(void **state)
+KV_TEST(p5_p7_hand_overs_bear_a_full_disk_where_they_go, setup, clean_up)
 {
-	(void)state;
 	fill_amid_hand_overs(1);
 }
 
-static void p5_p7_hand_overs_bear_a_full_disk_where_they_come_from(void **state)
+KV_TEST(p5_p7_hand_overs_bear_a_full_disk_where_they_come_from, setup, clean_up)
 {
-	(void)state;
 	fill_amid_hand_overs(0);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(p5_p7_hand_overs_bear_a_full_disk_where_they_go, setup, clean_up),
-		cmocka_unit_test_setup_teardown(p5_p7_hand_overs_bear_a_full_disk_where_they_come_from, setup,
-						clean_up),
-	};
-
-	return cmocka_run_group_tests_name("e2e.peer_full", tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -275,11 +275,10 @@ static void check_quiet(void)
 	}
 }
 
-static void p1_p4_any_order_cut_or_change_leaves_right_bytes_and_nothing_else(void **state)
+KV_TEST(p1_p4_any_order_cut_or_change_leaves_right_bytes_and_nothing_else)
 {
 	uint64_t corrupt = 0;
 
-	(void)state;
 	rng_.state = kv_test_seed();
 	for (uint32_t i = 0; i < 2; i++) {
 		rig_init(&rigs_[i], 0);
@@ -312,13 +311,9 @@ static void p1_p4_any_order_cut_or_change_leaves_right_bytes_and_nothing_else(vo
 
 int main(int argc, char **argv)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p1_p4_any_order_cut_or_change_leaves_right_bytes_and_nothing_else),
-	};
-
 	if (argc == 2) {
 		seeds_ = (uint32_t)strtoul(argv[1], NULL, 10);
 	}
 
-	return cmocka_run_group_tests_name("e2e.peer_network", tests, NULL, NULL);
+	return KV_TEST_RUN(NULL, NULL);
 }

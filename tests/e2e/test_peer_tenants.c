@@ -28,9 +28,8 @@ static void attach(user_t *user, const rig_t *rig, enum tenant tenant)
 }
 
 /* A quarter of 16 MiB at the asker is one tenant's. */
-static int setup(void **state)
+KV_FIXTURE(setup)
 {
-	(void)state;
 	peers_init(&net_);
 	for (uint32_t i = 0; i < 2; i++) {
 		rig_option(&net_.rig[i], "--namespaces=default,rival");
@@ -45,20 +44,15 @@ static int setup(void **state)
 	}
 	user_tokens(1, BLOCKS, tokens_);
 	peers_connected(&net_);
-
-	return 0;
 }
 
-static int teardown(void **state)
+KV_FIXTURE(teardown)
 {
-	(void)state;
 	for (uint32_t t = 0; t < TENANTS; t++) {
 		user_leave(&owners_[t]);
 		user_leave(&askers_[t]);
 	}
 	peers_fini(&net_);
-
-	return 0;
 }
 
 static kvc_prompt_t prompt_of(const char *salt)
@@ -164,9 +158,8 @@ static void check_quiet(void)
 	}
 }
 
-static void p8_a_fetch_never_brings_another_tenants_prefix(void **state)
+KV_TEST(p8_a_fetch_never_brings_another_tenants_prefix, setup, teardown)
 {
-	(void)state;
 	put(RIVAL, NULL);
 	assert_int_equal(fetched(MINE, NULL, NULL), KVC_ERR_NOT_FOUND); /* as what nobody has */
 	assert_int_equal(matched(MINE, NULL), 0);
@@ -181,12 +174,11 @@ static void p8_a_fetch_never_brings_another_tenants_prefix(void **state)
 }
 
 /* Nobody learns from an answer, or from what operators of another tenant's socket see, that there is one. */
-static void p8_another_tenants_transfer_is_none(void **state)
+KV_TEST(p8_another_tenants_transfer_is_none, setup, teardown)
 {
 	static char out[1 << 16];
 	kvc_handover_t *sent = NULL;
 
-	(void)state;
 	put(RIVAL, NULL);
 	hand_over(RIVAL, NULL, &sent);
 	assert_int_equal(fetched(MINE, "never", NULL), fetched(MINE, SECRET, NULL));
@@ -208,9 +200,8 @@ static void p8_another_tenants_transfer_is_none(void **state)
 	check_quiet();
 }
 
-static void p8_a_fetch_names_its_salt(void **state)
+KV_TEST(p8_a_fetch_names_its_salt, setup, teardown)
 {
-	(void)state;
 	put(MINE, "a");
 	assert_int_equal(fetched(MINE, NULL, NULL), KVC_ERR_NOT_FOUND);
 	assert_int_equal(fetched(MINE, NULL, "b"), KVC_ERR_NOT_FOUND);
@@ -238,7 +229,7 @@ static void check_number(enum tenant tenant, const char *name, uint64_t want)
 
 #define ASKED 8u /* prefixes of 768 KiB: more than a share of 4 MiB */
 
-static void p8_p5_fetched_bytes_end_at_the_tenants_share(void **state)
+KV_TEST(p8_p5_fetched_bytes_end_at_the_tenants_share, setup, teardown)
 {
 	const uint64_t bytes = (uint64_t)BLOCKS * RIG_BLOCK_BYTES;
 	kvc_key_t keys[RIG_BLOCKS];
@@ -247,7 +238,6 @@ static void p8_p5_fetched_bytes_end_at_the_tenants_share(void **state)
 	uint32_t whole = 0;
 	char salt[16];
 
-	(void)state;
 	user_keys(&askers_[RIVAL], 9, RIG_BLOCKS, keys); /* 4 MiB of the rival's 12 */
 	assert_int_equal(user_put(&askers_[RIVAL], keys, 0, RIG_BLOCKS, 0, NULL), KVC_OK);
 	share = rig_number(askers_[MINE].kvc, "kvd_namespace_share_bytes{tier=cpu}");
@@ -279,14 +269,4 @@ static void p8_p5_fetched_bytes_end_at_the_tenants_share(void **state)
 	check_quiet();
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(p8_a_fetch_never_brings_another_tenants_prefix, setup, teardown),
-		cmocka_unit_test_setup_teardown(p8_another_tenants_transfer_is_none, setup, teardown),
-		cmocka_unit_test_setup_teardown(p8_a_fetch_names_its_salt, setup, teardown),
-		cmocka_unit_test_setup_teardown(p8_p5_fetched_bytes_end_at_the_tenants_share, setup, teardown),
-	};
-
-	return cmocka_run_group_tests_name("e2e.peer_tenants", tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -18,9 +18,8 @@ static kvc_key_t keys_[2][BLOCKS];
 static uint32_t tokens_[BLOCKS * RIG_TOKENS];
 static kvc_prompt_t prompt_ = {.struct_size = sizeof prompt_, .tokens = tokens_, .n_tokens = BLOCKS * RIG_TOKENS};
 
-static int setup(void **state)
+KV_FIXTURE(setup)
 {
-	(void)state;
 	peers_init(&net_);
 	peers_start(&net_);
 	user_attach(&producer_, &net_.rig[0], "model");
@@ -29,18 +28,13 @@ static int setup(void **state)
 	user_keys(&producer_, 1, BLOCKS, keys_[0]);
 	user_keys(&consumer_, 1, BLOCKS, keys_[1]);
 	peers_connected(&net_);
-
-	return 0;
 }
 
-static int teardown(void **state)
+KV_FIXTURE(teardown)
 {
-	(void)state;
 	user_leave(&producer_);
 	user_leave(&consumer_);
 	peers_fini(&net_);
-
-	return 0;
 }
 
 /* Bytes are a function of the tokens, not of the keys, which differ between the daemons. */
@@ -125,11 +119,10 @@ static void check_quiet(void)
 	}
 }
 
-static void p1_a_hand_over_arrives_on_the_other_node_byte_for_byte(void **state)
+KV_TEST(p1_a_hand_over_arrives_on_the_other_node_byte_for_byte, setup, teardown)
 {
 	kvc_handover_t *sent = NULL, *wanted = NULL;
 
-	(void)state;
 	assert_int_equal(fetch("t", 0, &wanted), KVC_OK);
 	assert_int_equal(kvc_handover_wait(wanted, HALF, 200), KVC_ERR_TIMEOUT); /* its producer has not begun */
 	put(0, HALF);
@@ -172,11 +165,10 @@ static void check_again(const char *transfer)
 	kvc_handover_done(wanted, 0);
 }
 
-static void p1_a_prefix_that_a_peer_holds_is_fetched_as_far_as_it_goes(void **state)
+KV_TEST(p1_a_prefix_that_a_peer_holds_is_fetched_as_far_as_it_goes, setup, teardown)
 {
 	kvc_handover_t *wanted = NULL;
 
-	(void)state;
 	put(0, HALF);
 	assert_int_equal(fetch(NULL, 0, &wanted), KVC_OK);
 	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_OK);
@@ -194,13 +186,12 @@ static void p1_a_prefix_that_a_peer_holds_is_fetched_as_far_as_it_goes(void **st
 	check_quiet();
 }
 
-static void p7_what_a_peer_does_not_have_is_a_miss_with_a_reason(void **state)
+KV_TEST(p7_what_a_peer_does_not_have_is_a_miss_with_a_reason, setup, teardown)
 {
 	const kvc_fetch_t stranger = {
 		.struct_size = sizeof stranger, .peer = "nobody", .transfer = "t", .prompt = &prompt_};
 	kvc_handover_t *wanted = NULL;
 
-	(void)state;
 	assert_int_equal(fetch(NULL, 0, &wanted), KVC_OK);
 	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_ERR_NOT_FOUND);
 	kvc_handover_done(wanted, 0);
@@ -218,13 +209,12 @@ static void p7_what_a_peer_does_not_have_is_a_miss_with_a_reason(void **state)
 /* A consumer that knows its producer's node, and not that it is its own: the entry is found there, and no peer is
  * asked.
  */
-static void p7_a_hand_over_of_this_node_needs_no_peer(void **state)
+KV_TEST(p7_a_hand_over_of_this_node_needs_no_peer, setup, teardown)
 {
 	kvc_fetch_t ask = {.struct_size = sizeof ask, .peer = "node0", .transfer = "t", .prompt = &prompt_};
 	kvc_handover_t *sent = NULL, *wanted = NULL;
 	user_t other;
 
-	(void)state;
 	assert_string_equal(kvc_peer_name(consumer_.kvc), "node1");
 	user_attach(&other, &net_.rig[0], "model");
 	assert_string_equal(kvc_peer_name(other.kvc), "node0");
@@ -246,12 +236,11 @@ static void p7_a_hand_over_of_this_node_needs_no_peer(void **state)
 }
 
 /* The producer is told on its node, the consumer on the other one. The prompt is computed. */
-static void p5_nodes_with_other_weights_wait_for_nothing(void **state)
+KV_TEST(p5_nodes_with_other_weights_wait_for_nothing, setup, teardown)
 {
 	kvc_handover_t *sent = NULL, *wanted = NULL;
 	user_t other;
 
-	(void)state;
 	user_attach(&other, &net_.rig[1], "other");
 	put(0, HALF);
 	hand_over(HALF, 0, &sent);
@@ -267,11 +256,10 @@ static void p5_nodes_with_other_weights_wait_for_nothing(void **state)
 	check_quiet();
 }
 
-static void p4_a_producer_that_gives_up_is_told_of_on_the_other_node(void **state)
+KV_TEST(p4_a_producer_that_gives_up_is_told_of_on_the_other_node, setup, teardown)
 {
 	kvc_handover_t *sent = NULL, *wanted = NULL;
 
-	(void)state;
 	assert_int_equal(fetch("t", 0, &wanted), KVC_OK);
 	put(0, HALF);
 	hand_over(HALF, 0, &sent);
@@ -285,11 +273,10 @@ static void p4_a_producer_that_gives_up_is_told_of_on_the_other_node(void **stat
 	check_quiet();
 }
 
-static void p4_a_consumer_that_has_enough_leaves_nothing_on_either_node(void **state)
+KV_TEST(p4_a_consumer_that_has_enough_leaves_nothing_on_either_node, setup, teardown)
 {
 	kvc_handover_t *sent = NULL, *wanted = NULL;
 
-	(void)state;
 	assert_int_equal(fetch("t", 0, &wanted), KVC_OK);
 	put(0, HALF);
 	hand_over(HALF, 0, &sent);
@@ -343,23 +330,20 @@ static void end_net(uint32_t i, int signal)
 	check_quiet();
 }
 
-static void p6_the_owners_net_process_may_be_killed(void **state)
+KV_TEST(p6_the_owners_net_process_may_be_killed, setup, teardown)
 {
-	(void)state;
 	end_net(0, SIGKILL);
 	assert_true(rig_metric_is(&net_.rig[0], "kvd_net_restarts_total", 1));
 }
 
-static void p6_the_consumers_net_process_may_be_killed(void **state)
+KV_TEST(p6_the_consumers_net_process_may_be_killed, setup, teardown)
 {
-	(void)state;
 	end_net(1, SIGKILL);
 	assert_true(rig_metric_is(&net_.rig[1], "kvd_net_restarts_total", 1));
 }
 
-static void p6_a_peer_that_stands_still_is_cut_off_and_comes_back(void **state)
+KV_TEST(p6_a_peer_that_stands_still_is_cut_off_and_comes_back, setup, teardown)
 {
-	(void)state;
 	end_net(0, SIGSTOP);
 }
 
@@ -409,12 +393,11 @@ static void fetch_only(void *arg, int ready)
 }
 
 /* What it has asked for is here, and goes to the next one: nothing is fetched twice. */
-static void p4_what_a_member_killed_after_its_fetch_leaves_is_taken(void **state)
+KV_TEST(p4_what_a_member_killed_after_its_fetch_leaves_is_taken, setup, teardown)
 {
 	kvc_handover_t *sent = NULL, *wanted = NULL;
 	pid_t pid;
 
-	(void)state;
 	put(0, BLOCKS);
 	hand_over(BLOCKS, 1, &sent);
 	pid = child_start(fetch_only, NULL);
@@ -432,27 +415,24 @@ static void p4_what_a_member_killed_after_its_fetch_leaves_is_taken(void **state
 	check_quiet();
 }
 
-static void p7_a_fetch_that_has_not_begun_ends_with_the_link(void **state)
+KV_TEST(p7_a_fetch_that_has_not_begun_ends_with_the_link, setup, teardown)
 {
 	kvc_status_t status;
 
-	(void)state;
 	status = end_before_begin(0);
 	assert_true(status == KVC_ERR_UNREACHABLE ||
 		    status == KVC_ERR_PRODUCER_LOST); /* it looked at the FETCH before the end of the link */
 }
 
-static void p7_a_fetch_that_has_not_begun_ends_with_the_net_process(void **state)
+KV_TEST(p7_a_fetch_that_has_not_begun_ends_with_the_net_process, setup, teardown)
 {
-	(void)state;
 	assert_int_equal(end_before_begin(1), KVC_ERR_UNREACHABLE);
 }
 
-static void p6_the_owners_daemon_may_be_killed(void **state)
+KV_TEST(p6_the_owners_daemon_may_be_killed, setup, teardown)
 {
 	kvc_handover_t *sent = NULL, *wanted = half_way(&sent);
 
-	(void)state;
 	(void)rig_kill(&net_.rig[0], SIGKILL);
 	assert_true(is_end_of_producer(kvc_handover_wait(wanted, BLOCKS, SOON)));
 	check_blocks(HALF);
@@ -474,11 +454,10 @@ static void p6_the_owners_daemon_may_be_killed(void **state)
 	check_quiet();
 }
 
-static void p6_the_consumers_daemon_may_be_killed(void **state)
+KV_TEST(p6_the_consumers_daemon_may_be_killed, setup, teardown)
 {
 	kvc_handover_t *sent = NULL, *wanted = half_way(&sent);
 
-	(void)state;
 	put(HALF, BLOCKS);
 	(void)rig_kill(&net_.rig[1], SIGKILL);
 	assert_true(kvc_handover_wait(wanted, BLOCKS, SOON) < 0);
@@ -658,33 +637,28 @@ static void rest_arrives(const rest_case_t *c)
 	check_quiet();
 }
 
-static void p1_the_private_block_arrives_with_those_before_it(void **state)
+KV_TEST(p1_the_private_block_arrives_with_those_before_it, setup, teardown)
 {
-	(void)state;
 	rest_arrives(&(rest_case_t){.units = HALF});
 }
 
-static void p1_the_private_block_of_a_short_prompt_arrives_alone(void **state)
+KV_TEST(p1_the_private_block_of_a_short_prompt_arrives_alone, setup, teardown)
 {
-	(void)state;
 	rest_arrives(&(rest_case_t){.units = 0});
 }
 
-static void p1_the_private_block_arrives_where_hashes_name_the_rest(void **state)
+KV_TEST(p1_the_private_block_arrives_where_hashes_name_the_rest, setup, teardown)
 {
-	(void)state;
 	rest_arrives(&(rest_case_t){.units = HALF, .by_hashes = 1});
 }
 
-static void p3_the_private_blocks_of_several_groups_arrive_together(void **state)
+KV_TEST(p3_the_private_blocks_of_several_groups_arrive_together, setup, teardown)
 {
-	(void)state;
 	rest_arrives(&(rest_case_t){.units = 8, .groups = HYBRID});
 }
 
-static void p1_a_private_block_of_other_tokens_stays_where_it_is(void **state)
+KV_TEST(p1_a_private_block_of_other_tokens_stays_where_it_is, setup, teardown)
 {
-	(void)state;
 	rest_arrives(&(rest_case_t){.units = HALF, .differs = 1});
 }
 
@@ -743,7 +717,7 @@ static void send_garbage(uint16_t port, kv_test_rng_t *rng)
 }
 
 /* On the control channel's port and on UCX's own. */
-static void p10_strangers_on_either_port_do_no_harm(void **state)
+KV_TEST(p10_strangers_on_either_port_do_no_harm, setup, teardown)
 {
 	const pid_t net = peers_net(&net_, 0);
 	kv_test_rng_t rng = {.state = kv_test_seed()};
@@ -751,7 +725,6 @@ static void p10_strangers_on_either_port_do_no_harm(void **state)
 	const uint32_t n = listening_ports(net, ports, 8);
 	int silent[40];
 
-	(void)state;
 	assert_true(n >= 2); /* both of them, or this test proves nothing */
 	put(0, BLOCKS);
 	for (uint32_t i = 0; i < 200; i++) {
@@ -777,11 +750,10 @@ static void restart_with_key(uint32_t i, const char *key)
 	rig_start(&net_.rig[i]);
 }
 
-static void p10_a_peer_with_another_key_is_refused(void **state)
+KV_TEST(p10_a_peer_with_another_key_is_refused, setup, teardown)
 {
 	char out[4096];
 
-	(void)state;
 	restart_with_key(1, "another key of thirty-two bytes!");
 	assert_true(rig_metric_is(&net_.rig[0], "kvd_peers_up", 0));
 	assert_true(rig_metric_reaches(&net_.rig[1], "kvd_peer_refused_total{reason=key}", 1));
@@ -793,11 +765,10 @@ static void p10_a_peer_with_another_key_is_refused(void **state)
 }
 
 /* A third daemon says that it is node1, and has the key: the first one stays. */
-static void p10_two_peers_of_one_name_are_not_mixed(void **state)
+KV_TEST(p10_two_peers_of_one_name_are_not_mixed, setup, teardown)
 {
 	peers_t other;
 
-	(void)state;
 	put(0, BLOCKS);
 	peers_init(&other);
 	rig_option(&other.rig[1], "--peers.addresses=node0=127.0.0.1:%u", net_.port[0]);
@@ -810,7 +781,7 @@ static void p10_two_peers_of_one_name_are_not_mixed(void **state)
 	check_quiet();
 }
 
-static void p10_a_configuration_that_lets_strangers_in_is_refused(void **state)
+KV_TEST(p10_a_configuration_that_lets_strangers_in_is_refused, setup, teardown)
 {
 	static const struct {
 		const char *options[3];
@@ -825,7 +796,6 @@ static void p10_a_configuration_that_lets_strangers_in_is_refused(void **state)
 	rig_t *rig = &net_.rig[0];
 	const uint32_t count = rig->option_count;
 
-	(void)state;
 	assert_int_equal(rig_kill(rig, SIGTERM), 0);
 	for (size_t i = 0; i < KV_COUNT_OF(cases); i++) {
 		for (size_t o = 0; o < 3; o++) {
@@ -902,9 +872,8 @@ static void check_landing_window(void)
 	assert_non_null(strstr(out, "\"in_flight_bytes\":0,"));
 }
 
-static void p5_many_transfers_at_once_are_served_within_the_window(void **state)
+KV_TEST(p5_many_transfers_at_once_are_served_within_the_window, setup, teardown)
 {
-	(void)state;
 	fetch_crowd();
 	assert_int_equal(end_crowd(), CROWD);
 	check_landing_window();
@@ -913,9 +882,8 @@ static void p5_many_transfers_at_once_are_served_within_the_window(void **state)
 }
 
 /* Hand-overs may keep half of that: some fail, in time, and none of them half. */
-static void p5_transfers_without_room_fail_soon(void **state)
+KV_TEST(p5_transfers_without_room_fail_soon, setup, teardown)
 {
-	(void)state;
 	assert_int_equal(rig_kill(&net_.rig[1], SIGTERM), 0);
 	rig_option(&net_.rig[1], "--handover.max_bytes=%u", CROWD * RIG_BLOCKS * RIG_BLOCK_BYTES / 2);
 	rig_start(&net_.rig[1]);
@@ -928,11 +896,10 @@ static void p5_transfers_without_room_fail_soon(void **state)
 	check_quiet();
 }
 
-static void p4_bytes_under_way_when_the_owner_dies_leave_nothing(void **state)
+KV_TEST(p4_bytes_under_way_when_the_owner_dies_leave_nothing, setup, teardown)
 {
 	kv_test_rng_t rng = {.state = kv_test_seed()};
 
-	(void)state;
 	for (uint32_t round = 0; round < 5; round++) {
 		fetch_crowd();
 		usleep((useconds_t)kv_test_below(&rng, 60000));
@@ -946,46 +913,4 @@ static void p4_bytes_under_way_when_the_owner_dies_leave_nothing(void **state)
 	check_quiet();
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(p1_a_hand_over_arrives_on_the_other_node_byte_for_byte, setup,
-						teardown),
-		cmocka_unit_test_setup_teardown(p1_a_prefix_that_a_peer_holds_is_fetched_as_far_as_it_goes, setup,
-						teardown),
-		cmocka_unit_test_setup_teardown(p7_what_a_peer_does_not_have_is_a_miss_with_a_reason, setup, teardown),
-		cmocka_unit_test_setup_teardown(p7_a_hand_over_of_this_node_needs_no_peer, setup, teardown),
-		cmocka_unit_test_setup_teardown(p5_nodes_with_other_weights_wait_for_nothing, setup, teardown),
-		cmocka_unit_test_setup_teardown(p4_a_producer_that_gives_up_is_told_of_on_the_other_node, setup,
-						teardown),
-		cmocka_unit_test_setup_teardown(p4_a_consumer_that_has_enough_leaves_nothing_on_either_node, setup,
-						teardown),
-		cmocka_unit_test_setup_teardown(p6_the_owners_net_process_may_be_killed, setup, teardown),
-		cmocka_unit_test_setup_teardown(p6_the_consumers_net_process_may_be_killed, setup, teardown),
-		cmocka_unit_test_setup_teardown(p6_a_peer_that_stands_still_is_cut_off_and_comes_back, setup, teardown),
-		cmocka_unit_test_setup_teardown(p4_what_a_member_killed_after_its_fetch_leaves_is_taken, setup,
-						teardown),
-		cmocka_unit_test_setup_teardown(p7_a_fetch_that_has_not_begun_ends_with_the_link, setup, teardown),
-		cmocka_unit_test_setup_teardown(p7_a_fetch_that_has_not_begun_ends_with_the_net_process, setup,
-						teardown),
-		cmocka_unit_test_setup_teardown(p6_the_owners_daemon_may_be_killed, setup, teardown),
-		cmocka_unit_test_setup_teardown(p6_the_consumers_daemon_may_be_killed, setup, teardown),
-		cmocka_unit_test_setup_teardown(p1_the_private_block_arrives_with_those_before_it, setup, teardown),
-		cmocka_unit_test_setup_teardown(p1_the_private_block_of_a_short_prompt_arrives_alone, setup, teardown),
-		cmocka_unit_test_setup_teardown(p1_the_private_block_arrives_where_hashes_name_the_rest, setup,
-						teardown),
-		cmocka_unit_test_setup_teardown(p3_the_private_blocks_of_several_groups_arrive_together, setup,
-						teardown),
-		cmocka_unit_test_setup_teardown(p1_a_private_block_of_other_tokens_stays_where_it_is, setup, teardown),
-		cmocka_unit_test_setup_teardown(p10_strangers_on_either_port_do_no_harm, setup, teardown),
-		cmocka_unit_test_setup_teardown(p10_a_peer_with_another_key_is_refused, setup, teardown),
-		cmocka_unit_test_setup_teardown(p10_two_peers_of_one_name_are_not_mixed, setup, teardown),
-		cmocka_unit_test_setup_teardown(p10_a_configuration_that_lets_strangers_in_is_refused, setup, teardown),
-		cmocka_unit_test_setup_teardown(p5_many_transfers_at_once_are_served_within_the_window, setup,
-						teardown),
-		cmocka_unit_test_setup_teardown(p5_transfers_without_room_fail_soon, setup, teardown),
-		cmocka_unit_test_setup_teardown(p4_bytes_under_way_when_the_owner_dies_leave_nothing, setup, teardown),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -347,13 +347,12 @@ static uint32_t match(bed_t *bed)
 
 /* ---- what is promised ------------------------------------------------------------------------ */
 
-static void p1_ranks_fill_the_schedulers_puts_and_read_its_leases(void **state)
+KV_TEST(p1_ranks_fill_the_schedulers_puts_and_read_its_leases)
 {
 	kvc_handle_t handle;
 	kvc_lease_t *full, *window;
 	bed_t bed;
 
-	(void)state;
 	bed_make(&bed);
 	put_all(&bed, 0, 0);
 	assert_int_equal(match(&bed), 0); /* the window's blocks are not there */
@@ -378,13 +377,12 @@ static void p1_ranks_fill_the_schedulers_puts_and_read_its_leases(void **state)
 	bed_free(&bed);
 }
 
-static void p4_a_rank_that_gives_up_ends_the_put_for_all(void **state)
+KV_TEST(p4_a_rank_that_gives_up_ends_the_put_for_all)
 {
 	kvc_handle_t handle;
 	kvc_put_t *put;
 	bed_t bed;
 
-	(void)state;
 	bed_make(&bed);
 	put = put_start(&bed, 0, 0, &handle);
 	assert_int_equal(command_rank(&bed, 0, OP_WRITE, &handle, 0, LEN), KVC_OK);
@@ -397,13 +395,12 @@ static void p4_a_rank_that_gives_up_ends_the_put_for_all(void **state)
 	bed_free(&bed);
 }
 
-static void p4_a_put_revoked_before_its_ranks_import_it_leaks_nothing(void **state)
+KV_TEST(p4_a_put_revoked_before_its_ranks_import_it_leaks_nothing)
 {
 	kvc_handle_t handle;
 	kvc_put_t *put;
 	bed_t bed;
 
-	(void)state;
 	bed_make(&bed);
 	put = put_start(&bed, 0, 0, &handle);
 	kvc_put_free(put);
@@ -419,14 +416,13 @@ static void p4_a_put_revoked_before_its_ranks_import_it_leaks_nothing(void **sta
 }
 
 /* A rank that never reads the end of a put, and detaches: its process lives on. */
-static void p4_a_rank_that_detaches_holds_nothing_back(void **state)
+KV_TEST(p4_a_rank_that_detaches_holds_nothing_back)
 {
 	user_t rank = {0};
 	kvc_handle_t handle;
 	kvc_put_t *put, *view;
 	bed_t bed = {0};
 
-	(void)state;
 	rig_init(&bed.rig, 1);
 	rig_start(&bed.rig);
 	assert_int_equal(attach(&bed.user, bed.rig.sock, KVC_ROLE_SCHEDULER, 0), KVC_OK);
@@ -455,13 +451,12 @@ static void p4_a_rank_that_detaches_holds_nothing_back(void **state)
 	rig_fini(&bed.rig);
 }
 
-static void p1_a_lease_given_back_under_a_view_reads_nothing(void **state)
+KV_TEST(p1_a_lease_given_back_under_a_view_reads_nothing)
 {
 	kvc_handle_t handle;
 	kvc_lease_t *taken;
 	bed_t bed;
 
-	(void)state;
 	bed_make(&bed);
 	put_all(&bed, 0, 0);
 	taken = lease(&bed, 0, 0, LEN, &handle);
@@ -475,13 +470,12 @@ static void p1_a_lease_given_back_under_a_view_reads_nothing(void **state)
 	bed_free(&bed);
 }
 
-static void p1_a_rank_reports_a_bad_block_of_the_schedulers_lease(void **state)
+KV_TEST(p1_a_rank_reports_a_bad_block_of_the_schedulers_lease)
 {
 	kvc_handle_t handle;
 	kvc_lease_t *taken;
 	bed_t bed;
 
-	(void)state;
 	bed_make(&bed);
 	put_all(&bed, 0, 0);
 	put_all(&bed, 1, 4);
@@ -495,13 +489,12 @@ static void p1_a_rank_reports_a_bad_block_of_the_schedulers_lease(void **state)
 	bed_free(&bed);
 }
 
-static void p4_a_rank_that_dies_ends_its_puts(void **state)
+KV_TEST(p4_a_rank_that_dies_ends_its_puts)
 {
 	kvc_handle_t handle;
 	kvc_put_t *put;
 	bed_t bed;
 
-	(void)state;
 	bed_make(&bed);
 	put = put_start(&bed, 0, 0, &handle);
 	assert_int_equal(command_rank(&bed, 0, OP_WRITE, &handle, 0, LEN / 2), KVC_OK);
@@ -520,14 +513,13 @@ static void p4_a_rank_that_dies_ends_its_puts(void **state)
 	bed_free(&bed);
 }
 
-static void p7_handles_of_a_daemon_that_died_are_over_and_new_ones_work(void **state)
+KV_TEST(p7_handles_of_a_daemon_that_died_are_over_and_new_ones_work)
 {
 	kvc_handle_t old_lease, old_put, handle;
 	kvc_lease_t *taken;
 	kvc_put_t *put;
 	bed_t bed;
 
-	(void)state;
 	bed_make(&bed);
 	put_all(&bed, 0, 0);
 	rig_written(&bed.rig);
@@ -562,18 +554,4 @@ static void p7_handles_of_a_daemon_that_died_are_over_and_new_ones_work(void **s
 	bed_free(&bed);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p1_ranks_fill_the_schedulers_puts_and_read_its_leases),
-		cmocka_unit_test(p4_a_rank_that_gives_up_ends_the_put_for_all),
-		cmocka_unit_test(p4_a_put_revoked_before_its_ranks_import_it_leaks_nothing),
-		cmocka_unit_test(p4_a_rank_that_detaches_holds_nothing_back),
-		cmocka_unit_test(p1_a_lease_given_back_under_a_view_reads_nothing),
-		cmocka_unit_test(p1_a_rank_reports_a_bad_block_of_the_schedulers_lease),
-		cmocka_unit_test(p4_a_rank_that_dies_ends_its_puts),
-		cmocka_unit_test(p7_handles_of_a_daemon_that_died_are_over_and_new_ones_work),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

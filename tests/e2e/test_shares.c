@@ -102,11 +102,10 @@ static void restart(int signal)
 
 /* A disk full of a model that nobody has opened since the start is no wall for the next model, and what that one was
  * told is durable is. */
-static void p2_a_disk_full_of_a_model_nobody_opens_takes_the_next_one(void **state)
+KV_TEST(p2_a_disk_full_of_a_model_nobody_opens_takes_the_next_one)
 {
 	user_t old, new;
 
-	(void)state;
 	stage(1);
 	rig_start(&rig);
 	attach(&old, rig.sock, RIG_LAYOUT);
@@ -135,12 +134,11 @@ static void p2_a_disk_full_of_a_model_nobody_opens_takes_the_next_one(void **sta
 }
 
 /* A namespace that fills the disk and goes on writing leaves another one its share. */
-static void p5_a_namespace_that_fills_the_disk_gives_another_its_share(void **state)
+KV_TEST(p5_a_namespace_that_fills_the_disk_gives_another_its_share)
 {
 	user_t user, rival;
 	kvc_key_t keys[LEN];
 
-	(void)state;
 	stage(1);
 	rig_start(&rig);
 	attach(&rival, rival_sock, RIG_LAYOUT);
@@ -163,11 +161,10 @@ static void p5_a_namespace_that_fills_the_disk_gives_another_its_share(void **st
 
 /* ---- index and memory ------------------------------------------------------------------------ */
 
-static void p5_a_namespace_that_fills_the_index_gives_another_its_share(void **state)
+KV_TEST(p5_a_namespace_that_fills_the_index_gives_another_its_share)
 {
 	user_t user, rival;
 
-	(void)state;
 	stage(0);
 	rig_option(&rig, "--index.max_blocks=1024");
 	rig_option(&rig, "--cpu.size=32MiB");
@@ -192,7 +189,7 @@ static void p5_a_namespace_that_fills_the_index_gives_another_its_share(void **s
 }
 
 /* It has all memory, leases what it can and lets go of nothing, and has put open wherever a slot was to be had. */
-static void p5_a_namespace_that_holds_all_memory_gives_another_its_share(void **state)
+KV_TEST(p5_a_namespace_that_holds_all_memory_gives_another_its_share)
 {
 	const kvc_put_options_t options = {.struct_size = sizeof options};
 	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
@@ -202,7 +199,6 @@ static void p5_a_namespace_that_holds_all_memory_gives_another_its_share(void **
 	user_t user, rival;
 	char out[8192];
 
-	(void)state;
 	stage(0);
 	rig_option(&rig, "--instance.max_pinned=1GiB");
 	rig_option(&rig, "--instance.max_unfinished=1GiB");
@@ -240,12 +236,11 @@ static void p5_a_namespace_that_holds_all_memory_gives_another_its_share(void **
 
 /* A maximum holds on the real tiers, for one block size after the other, while nobody else is there. What is newest is
  * kept. */
-static void p5_a_maximum_holds_however_much_is_idle(void **state)
+KV_TEST(p5_a_maximum_holds_however_much_is_idle)
 {
 	static const char *const layouts[] = {RIG_LAYOUT, OTHER_LAYOUT};
 	user_t user;
 
-	(void)state;
 	stage(1);
 	rig_option(&rig, "--share.max_cpu=default=3MiB,rival=90%%");
 	rig_option(&rig, "--share.cpu=default=2MiB");
@@ -277,13 +272,12 @@ static void p5_a_maximum_holds_however_much_is_idle(void **state)
 
 /* Files that were there before the maximum was lowered go by themselves, while the service goes on, and what was used
  * last is kept. */
-static void p5_files_above_a_lowered_maximum_go_soon(void **state)
+KV_TEST(p5_files_above_a_lowered_maximum_go_soon)
 {
 	const uint64_t most = 9u << 20;
 	uint64_t until;
 	user_t user;
 
-	(void)state;
 	stage(1);
 	rig_start(&rig);
 	attach(&user, rig.sock, RIG_LAYOUT);
@@ -315,16 +309,4 @@ static void p5_files_above_a_lowered_maximum_go_soon(void **state)
 	rig_fini(&rig);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p2_a_disk_full_of_a_model_nobody_opens_takes_the_next_one),
-		cmocka_unit_test(p5_a_namespace_that_fills_the_disk_gives_another_its_share),
-		cmocka_unit_test(p5_a_namespace_that_fills_the_index_gives_another_its_share),
-		cmocka_unit_test(p5_a_namespace_that_holds_all_memory_gives_another_its_share),
-		cmocka_unit_test(p5_a_maximum_holds_however_much_is_idle),
-		cmocka_unit_test(p5_files_above_a_lowered_maximum_go_soon),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

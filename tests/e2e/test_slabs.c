@@ -149,13 +149,12 @@ static void end_rig(rig_t *rig)
 }
 
 /* 8 MiB of pool: some 480 small blocks or 240 large ones. */
-static void p5_each_of_two_models_gets_the_pool_when_the_other_is_cold(void **state)
+KV_TEST(p5_each_of_two_models_gets_the_pool_when_the_other_is_cold)
 {
 	model_t small, large;
 	uint32_t left;
 	rig_t rig;
 
-	(void)state;
 	rig_init(&rig, 0);
 	rig_start(&rig);
 	attach(&small, &rig, "small", RIG_BLOCK_BYTES);
@@ -178,12 +177,11 @@ static void p5_each_of_two_models_gets_the_pool_when_the_other_is_cold(void **st
 
 /* The same beside a disk tier that has the slabs' pages registered: what is evicted comes back from there, in slots of
  * other slabs. */
-static void p1_what_changing_slabs_evicted_comes_back_from_disk(void **state)
+KV_TEST(p1_what_changing_slabs_evicted_comes_back_from_disk)
 {
 	model_t small, large;
 	rig_t rig;
 
-	(void)state;
 	rig_init(&rig, 1);
 	rig_option(&rig, "--cpu.prefault=on");
 	rig_start(&rig);
@@ -205,12 +203,11 @@ static void p1_what_changing_slabs_evicted_comes_back_from_disk(void **state)
 
 /* An engine that is idle does not look at its socket: its slabs' pages are taken away after a moment. When it wakes up
  * it goes on. */
-static void p5_an_idle_engine_holds_nothing_up(void **state)
+KV_TEST(p5_an_idle_engine_holds_nothing_up)
 {
 	model_t small, large;
 	rig_t rig;
 
-	(void)state;
 	rig_init(&rig, 0);
 	rig_start(&rig);
 	attach(&small, &rig, "small", RIG_BLOCK_BYTES);
@@ -247,14 +244,13 @@ static void live_and_stop(void *arg, int ready)
 }
 
 /* One that is stopped in the middle of its work, and then killed. */
-static void p6_a_stopped_engine_and_a_killed_one_hold_nothing_up(void **state)
+KV_TEST(p6_a_stopped_engine_and_a_killed_one_hold_nothing_up)
 {
 	stopped_t s;
 	model_t large;
 	rig_t rig;
 	pid_t pid;
 
-	(void)state;
 	rig_init(&rig, 0);
 	rig_option(&rig, "--lease.ttl=300ms");
 	rig_start(&rig);
@@ -285,7 +281,7 @@ static void announced(model_t *model, uint64_t bytes)
 }
 
 /* Registration of a space is enough: memory is carved, touched and announced before the first put. */
-static void p5_memory_is_announced_before_the_first_put(void **state)
+KV_TEST(p5_memory_is_announced_before_the_first_put)
 {
 	static const struct {
 		const char *option;
@@ -297,7 +293,6 @@ static void p5_memory_is_announced_before_the_first_put(void **state)
 		{"--cpu.ahead=0", 1u << 20, 1u << 20},
 	};
 
-	(void)state;
 	for (size_t i = 0; i < KV_COUNT_OF(cases); i++) {
 		model_t model;
 		rig_t rig;
@@ -320,13 +315,12 @@ static void p5_memory_is_announced_before_the_first_put(void **state)
 }
 
 /* All of it taken by the first model: the second one gets what is not used. */
-static void p5_a_pool_taken_ahead_is_there_for_the_next_model(void **state)
+KV_TEST(p5_a_pool_taken_ahead_is_there_for_the_next_model)
 {
 	model_t small, large;
 	char text[8192];
 	rig_t rig;
 
-	(void)state;
 	rig_init(&rig, 0);
 	rig_option(&rig, "--cpu.prefault=on");
 	rig_option(&rig, "--cpu.ahead=all");
@@ -345,16 +339,4 @@ static void p5_a_pool_taken_ahead_is_there_for_the_next_model(void **state)
 	end_rig(&rig);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p5_each_of_two_models_gets_the_pool_when_the_other_is_cold),
-		cmocka_unit_test(p1_what_changing_slabs_evicted_comes_back_from_disk),
-		cmocka_unit_test(p5_an_idle_engine_holds_nothing_up),
-		cmocka_unit_test(p6_a_stopped_engine_and_a_killed_one_hold_nothing_up),
-		cmocka_unit_test(p5_memory_is_announced_before_the_first_put),
-		cmocka_unit_test(p5_a_pool_taken_ahead_is_there_for_the_next_model),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -77,12 +77,11 @@ static void refused(rig_t *rig, kv_status_t status, const char *sentence)
 	}
 }
 
-static void p10_a_truncated_slot_file_costs_its_own_blocks_only(void **state)
+KV_TEST(p10_a_truncated_slot_file_costs_its_own_blocks_only)
 {
 	uint32_t back;
 	rig_t rig;
 
-	(void)state;
 	rig_init(&rig, 1);
 	stored_talks(&rig);
 	cut(&rig, "slots/0.0", 100000);
@@ -95,12 +94,11 @@ static void p10_a_truncated_slot_file_costs_its_own_blocks_only(void **state)
 	rig_fini(&rig);
 }
 
-static void p2_metadata_that_is_gone_is_made_again_from_the_slots(void **state)
+KV_TEST(p2_metadata_that_is_gone_is_made_again_from_the_slots)
 {
 	char command[160];
 	rig_t rig;
 
-	(void)state;
 	rig_init(&rig, 1);
 	stored_talks(&rig);
 	snprintf(command, sizeof command, "rm -r %s/meta", rig.disk);
@@ -111,11 +109,10 @@ static void p2_metadata_that_is_gone_is_made_again_from_the_slots(void **state)
 	rig_fini(&rig);
 }
 
-static void p10_one_truncated_superblock_is_repaired_two_are_foreign(void **state)
+KV_TEST(p10_one_truncated_superblock_is_repaired_two_are_foreign)
 {
 	rig_t rig;
 
-	(void)state;
 	rig_init(&rig, 1);
 	stored_talks(&rig);
 	cut(&rig, "superblock.1", 21);
@@ -131,13 +128,12 @@ static void p10_one_truncated_superblock_is_repaired_two_are_foreign(void **stat
 	rig_fini(&rig);
 }
 
-static void p10_a_foreign_directory_is_refused_and_left_alone(void **state)
+KV_TEST(p10_a_foreign_directory_is_refused_and_left_alone)
 {
 	char path[160], text[16] = "";
 	rig_t rig;
 	int fd;
 
-	(void)state;
 	rig_init(&rig, 1);
 	assert_int_equal(mkdir(rig.disk, 0700), 0);
 	snprintf(path, sizeof path, "%s/thesis.tex", rig.disk);
@@ -156,11 +152,10 @@ static void p10_a_foreign_directory_is_refused_and_left_alone(void **state)
 	rig_fini(&rig);
 }
 
-static void p8_a_directory_that_everybody_may_write_to_is_refused(void **state)
+KV_TEST(p8_a_directory_that_everybody_may_write_to_is_refused)
 {
 	rig_t rig;
 
-	(void)state;
 	rig_init(&rig, 1);
 	assert_int_equal(mkdir(rig.disk, 0700), 0);
 	for (int i = 0; i < 2; i++) {
@@ -183,11 +178,10 @@ static void become_nobody(void)
 	prctl(PR_SET_PDEATHSIG, SIGKILL); /* it does not survive setuid */
 }
 
-static void p10_a_directory_that_may_not_be_read_is_refused(void **state)
+KV_TEST(p10_a_directory_that_may_not_be_read_is_refused)
 {
 	rig_t rig;
 
-	(void)state;
 	if (geteuid() != 0) {
 		printf("# SKIP: only root can hand the daemon a directory it may not read\n");
 		skip();
@@ -205,12 +199,11 @@ static void p10_a_directory_that_may_not_be_read_is_refused(void **state)
 	rig_fini(&rig);
 }
 
-static void p10_a_second_daemon_on_the_data_directory_is_refused(void **state)
+KV_TEST(p10_a_second_daemon_on_the_data_directory_is_refused)
 {
 	rig_t first, second;
 	other_t other;
 
-	(void)state;
 	rig_init(&first, 1);
 	rig_start(&first);
 	other_start(&other, first.sock);
@@ -226,17 +219,4 @@ static void p10_a_second_daemon_on_the_data_directory_is_refused(void **state)
 	rig_fini(&first);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p10_a_truncated_slot_file_costs_its_own_blocks_only),
-		cmocka_unit_test(p2_metadata_that_is_gone_is_made_again_from_the_slots),
-		cmocka_unit_test(p10_one_truncated_superblock_is_repaired_two_are_foreign),
-		cmocka_unit_test(p10_a_foreign_directory_is_refused_and_left_alone),
-		cmocka_unit_test(p8_a_directory_that_everybody_may_write_to_is_refused),
-		cmocka_unit_test(p10_a_directory_that_may_not_be_read_is_refused),
-		cmocka_unit_test(p10_a_second_daemon_on_the_data_directory_is_refused),
-	};
-
-	return cmocka_run_group_tests_name("e2e.start", tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -83,7 +83,7 @@ static void ends_in_time(uint64_t since)
 	}
 }
 
-static void p7_a_stopped_daemon_is_a_miss_and_calls_meet_their_deadline(void **state)
+KV_TEST(p7_a_stopped_daemon_is_a_miss_and_calls_meet_their_deadline)
 {
 	kvc_lease_t *lease = NULL, *late = NULL;
 	kvc_space_t *space = NULL;
@@ -94,7 +94,6 @@ static void p7_a_stopped_daemon_is_a_miss_and_calls_meet_their_deadline(void **s
 	uint64_t since;
 	bed_t bed;
 
-	(void)state;
 	bed_make(&bed, 0);
 	lease = lease_all(&bed);
 	put = half_a_put(&bed);
@@ -134,7 +133,7 @@ static void p7_a_stopped_daemon_is_a_miss_and_calls_meet_their_deadline(void **s
 	bed_free(&bed);
 }
 
-static void p7_a_killed_daemon_is_a_miss_and_revokes_leases_and_puts(void **state)
+KV_TEST(p7_a_killed_daemon_is_a_miss_and_revokes_leases_and_puts)
 {
 	kvc_lease_t *lease;
 	kvc_put_t *put;
@@ -145,7 +144,6 @@ static void p7_a_killed_daemon_is_a_miss_and_revokes_leases_and_puts(void **stat
 	uint64_t since, before;
 	bed_t bed;
 
-	(void)state;
 	bed_make(&bed, 1);
 	for (int round = 0; round < 3; round++) {
 		lease = lease_all(&bed);
@@ -177,13 +175,12 @@ static void p7_a_killed_daemon_is_a_miss_and_revokes_leases_and_puts(void **stat
 	bed_free(&bed);
 }
 
-static void p7_stops_of_any_length_cost_misses_and_time_only(void **state)
+KV_TEST(p7_stops_of_any_length_cost_misses_and_time_only)
 {
 	kv_test_rng_t rng = {.state = kv_test_seed()};
 	other_t other;
 	rig_t rig;
 
-	(void)state;
 	rig_init(&rig, 1);
 	rig_option(&rig, SILENCE);
 	rig_start(&rig);
@@ -224,14 +221,13 @@ static void put_talks(user_t *user, uint64_t first, uint64_t count)
 }
 
 /* A disk tier with room for 16 talks: the older half of 12 is used, and then six come that were not there. */
-static void p2_prefixes_used_before_a_restart_outlive_the_others(void **state)
+KV_TEST(p2_prefixes_used_before_a_restart_outlive_the_others)
 {
 	kvc_key_t keys[BLOCKS];
 	uint32_t unused = 0, n;
 	user_t user;
 	rig_t rig;
 
-	(void)state;
 	rig_init(&rig, 1);
 	rig_option(&rig, "--nvme.size=24MiB");
 	rig_start(&rig);
@@ -264,14 +260,4 @@ static void p2_prefixes_used_before_a_restart_outlive_the_others(void **state)
 	rig_fini(&rig);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p7_a_stopped_daemon_is_a_miss_and_calls_meet_their_deadline),
-		cmocka_unit_test(p7_a_killed_daemon_is_a_miss_and_revokes_leases_and_puts),
-		cmocka_unit_test(p7_stops_of_any_length_cost_misses_and_time_only),
-		cmocka_unit_test(p2_prefixes_used_before_a_restart_outlive_the_others),
-	};
-
-	return cmocka_run_group_tests_name("e2e.stop", tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -42,14 +42,13 @@ static void tenants_free(tenants_t *t)
 	rig_fini(&t->rig);
 }
 
-static void p8_the_same_prompt_of_two_tenants_never_meets(void **state)
+KV_TEST(p8_the_same_prompt_of_two_tenants_never_meets)
 {
 	kvc_lease_t *lease = NULL;
 	uint8_t tiers[LEN];
 	tenants_t t;
 	uint32_t n, why;
 
-	(void)state;
 	tenants_make(&t);
 	for (uint32_t i = 0; i < LEN; i++) {
 		assert_memory_not_equal(&t.here_keys[i], &t.there_keys[i], sizeof(kvc_key_t));
@@ -123,14 +122,13 @@ static uint32_t drain(void *socket, const char *forbidden)
 	return frames;
 }
 
-static void p8_no_document_and_no_event_shows_another_tenant(void **state)
+KV_TEST(p8_no_document_and_no_event_shows_another_tenant)
 {
 	static char out[1 << 18];
 	void *context = zmq_ctx_new(), *events, *hits, *own;
 	char text[40];
 	tenants_t t;
 
-	(void)state;
 	tenants_make(&t);
 	events = subscribe(context, &t.rig, "rival.events");
 	hits = subscribe(context, &t.rig, "rival.hits");
@@ -163,7 +161,7 @@ static void p8_no_document_and_no_event_shows_another_tenant(void **state)
 
 /* ---- identities ------------------------------------------------------------------------------ */
 
-static void p1_models_that_differ_in_one_field_never_share_a_block(void **state)
+KV_TEST(p1_models_that_differ_in_one_field_never_share_a_block)
 {
 	kvc_identity_t identity[12];
 	user_t user[KV_COUNT_OF(identity)];
@@ -173,7 +171,6 @@ static void p1_models_that_differ_in_one_field_never_share_a_block(void **state)
 	uint32_t n;
 	rig_t rig;
 
-	(void)state;
 	for (uint32_t i = 0; i < count; i++) {
 		identity[i] = user_identity("m");
 	}
@@ -216,13 +213,4 @@ static void p1_models_that_differ_in_one_field_never_share_a_block(void **state)
 	rig_fini(&rig);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p8_the_same_prompt_of_two_tenants_never_meets),
-		cmocka_unit_test(p8_no_document_and_no_event_shows_another_tenant),
-		cmocka_unit_test(p1_models_that_differ_in_one_field_never_share_a_block),
-	};
-
-	return cmocka_run_group_tests_name("e2e.tenants", tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

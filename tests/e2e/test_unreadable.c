@@ -176,38 +176,24 @@ static void all(const char *engine)
 	end_bed(&bed);
 }
 
-static void p3_p6_unreadable_blocks_are_misses_then_hits_by_io_uring(void **state)
+KV_TEST(p3_p6_unreadable_blocks_are_misses_then_hits_by_io_uring)
 {
-	(void)state;
 	few("auto");
 }
 
-static void p3_p6_unreadable_blocks_are_misses_then_hits_by_threads(void **state)
+KV_TEST(p3_p6_unreadable_blocks_are_misses_then_hits_by_threads)
 {
-	(void)state;
 	few("threads");
 }
 
-static void p3_p6_an_unreadable_disk_is_a_miss_then_hits_by_io_uring(void **state)
+KV_TEST(p3_p6_an_unreadable_disk_is_a_miss_then_hits_by_io_uring)
 {
-	(void)state;
 	all("auto");
 }
 
-static void p3_p6_an_unreadable_disk_is_a_miss_then_hits_by_threads(void **state)
+KV_TEST(p3_p6_an_unreadable_disk_is_a_miss_then_hits_by_threads)
 {
-	(void)state;
 	all("threads");
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p3_p6_unreadable_blocks_are_misses_then_hits_by_io_uring),
-		cmocka_unit_test(p3_p6_unreadable_blocks_are_misses_then_hits_by_threads),
-		cmocka_unit_test(p3_p6_an_unreadable_disk_is_a_miss_then_hits_by_io_uring),
-		cmocka_unit_test(p3_p6_an_unreadable_disk_is_a_miss_then_hits_by_threads),
-	};
-
-	return cmocka_run_group_tests_name("e2e.unreadable", tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -163,13 +163,17 @@ static void start(user_t *user)
 	talks_put_all(user);
 }
 
+KV_FIXTURE(clean_up)
+{
+	rig_clean_up(&rig);
+}
+
 /* Three upgrades, and then two crashes: that many are no crashes in a row yet, after which memory would be empty. */
-static void p2_blocks_in_gpu_memory_outlive_upgrades_and_crashes_after_them(void **state)
+KV_TEST(p2_blocks_in_gpu_memory_outlive_upgrades_and_crashes_after_them, NULL, clean_up)
 {
 	char out[4096];
 	user_t user;
 
-	(void)state;
 	talks_stage(&rig, 0);
 	start(&user);
 	for (uint32_t i = 0; i < 5; i++) {
@@ -190,14 +194,13 @@ static void p2_blocks_in_gpu_memory_outlive_upgrades_and_crashes_after_them(void
 	talks_end(&rig);
 }
 
-static void p2_an_upgrade_runs_the_program_that_was_installed_since(void **state)
+KV_TEST(p2_an_upgrade_runs_the_program_that_was_installed_since, NULL, clean_up)
 {
 	kvc_key_t keys[LEN];
 	user_t user, host;
 	uint64_t incarnation;
 	uint32_t n = 0;
 
-	(void)state;
 	stage_program(1);
 	start(&user);
 	user_attach(&host, &rig, "host");
@@ -220,14 +223,13 @@ static void p2_an_upgrade_runs_the_program_that_was_installed_since(void **state
 }
 
 /* The daemon has just died, and the next one may be starting. */
-static void p2_an_upgrade_right_after_a_crash_keeps_the_blocks(void **state)
+KV_TEST(p2_an_upgrade_right_after_a_crash_keeps_the_blocks, NULL, clean_up)
 {
 	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
 	uint64_t incarnation;
 	pid_t daemon;
 	user_t user;
 
-	(void)state;
 	stage_program(0);
 	start(&user);
 	install_built();
@@ -265,12 +267,11 @@ static void expect_refusal(user_t *user, const char *why)
 	assert_int_equal(kvc_incarnation(user->kvc), incarnation);
 }
 
-static void p6_a_program_that_cannot_go_on_is_refused(void **state)
+KV_TEST(p6_a_program_that_cannot_go_on_is_refused, NULL, clean_up)
 {
 	uint64_t incarnation;
 	user_t user;
 
-	(void)state;
 	stage_program(0);
 	start(&user);
 	assert_int_equal(unlink(program_), 0);
@@ -293,12 +294,11 @@ static void p6_a_program_that_cannot_go_on_is_refused(void **state)
 }
 
 /* It goes after its check: the old program starts a daemon again. */
-static void p6_a_program_that_cannot_be_started_leaves_the_old_one(void **state)
+KV_TEST(p6_a_program_that_cannot_be_started_leaves_the_old_one, NULL, clean_up)
 {
 	uint64_t incarnation;
 	user_t user;
 
-	(void)state;
 	stage_program(0);
 	start(&user);
 	install_script("rm $0", 0755);
@@ -315,12 +315,11 @@ static void p6_a_program_that_cannot_be_started_leaves_the_old_one(void **state)
 	talks_end(&rig);
 }
 
-static void p5_a_daemon_that_does_not_end_is_killed(void **state)
+KV_TEST(p5_a_daemon_that_does_not_end_is_killed, NULL, clean_up)
 {
 	uint64_t incarnation;
 	user_t user;
 
-	(void)state;
 	talks_stage(&rig, 0);
 	start(&user);
 	incarnation = kvc_incarnation(user.kvc);
@@ -332,12 +331,11 @@ static void p5_a_daemon_that_does_not_end_is_killed(void **state)
 	talks_end(&rig);
 }
 
-static void p6_sigusr2_changes_nothing_without_a_keeper(void **state)
+KV_TEST(p6_sigusr2_changes_nothing_without_a_keeper, NULL, clean_up)
 {
 	uint64_t incarnation;
 	user_t user;
 
-	(void)state;
 	talks_stage(&rig, 0);
 	start(&user);
 	incarnation = kvc_incarnation(user.kvc);
@@ -357,12 +355,11 @@ static void p6_sigusr2_changes_nothing_without_a_keeper(void **state)
 
 /* ---- the configuration ----------------------------------------------------------------------- */
 
-static void p10_an_upgrade_takes_the_file_if_it_is_valid(void **state)
+KV_TEST(p10_an_upgrade_takes_the_file_if_it_is_valid, NULL, clean_up)
 {
 	char path[96];
 	user_t user;
 
-	(void)state;
 	talks_stage(&rig, 0);
 	stage_config("namespaces: default\n");
 	start(&user);
@@ -383,13 +380,12 @@ static void p10_an_upgrade_takes_the_file_if_it_is_valid(void **state)
 }
 
 /* A valid file that cannot be started with: the one that has served last is used, and finds the blocks. */
-static void p6_a_file_that_does_not_start_is_given_up_after_an_upgrade(void **state)
+KV_TEST(p6_a_file_that_does_not_start_is_given_up_after_an_upgrade, NULL, clean_up)
 {
 	uint64_t incarnation;
 	char path[96];
 	user_t user;
 
-	(void)state;
 	talks_stage(&rig, 0);
 	stage_config("namespaces: default\n");
 	start(&user);
@@ -425,12 +421,11 @@ static void expect_notice(int fd, const char *notice)
 }
 
 /* After STOPPING=1 systemd would kill what is left of the service when its time is over. */
-static void p6_systemd_sees_a_reload(void **state)
+KV_TEST(p6_systemd_sees_a_reload, NULL, clean_up)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 
-	(void)state;
 	talks_stage(&rig, 0);
 	snprintf(notify_, sizeof notify_, "%.80s/notify", rig.dir);
 	snprintf(address.sun_path, sizeof address.sun_path, "%s", notify_);
@@ -461,12 +456,11 @@ static void wait_for_fds(const char *whose, pid_t pid, uint32_t fds)
 	}
 }
 
-static void p4_ten_upgrades_leave_no_descriptor_behind(void **state)
+KV_TEST(p4_ten_upgrades_leave_no_descriptor_behind, NULL, clean_up)
 {
 	uint32_t keeper = 0, daemon = 0;
 	user_t user;
 
-	(void)state;
 	talks_stage(&rig, 0);
 	stage_config("namespaces: default\n");
 	start(&user);
@@ -490,21 +484,19 @@ static void p4_ten_upgrades_leave_no_descriptor_behind(void **state)
 	talks_end(&rig);
 }
 
-static void p4_slots_of_an_unfinished_put_wait_through_an_upgrade(void **state)
+KV_TEST(p4_slots_of_an_unfinished_put_wait_through_an_upgrade, NULL, clean_up)
 {
-	(void)state;
 	talks_check_unfinished_put(&rig, upgrade);
 }
 
 /* The engines have half again as much as there is memory, so they put and evict all the time. */
-static void p1_upgrades_at_any_time_never_give_wrong_bytes(void **state)
+KV_TEST(p1_upgrades_at_any_time_never_give_wrong_bytes, NULL, clean_up)
 {
 	kv_test_rng_t rng = {.state = kv_test_seed()};
 	talks_notes_t *notes = talks_notes_make(&rig, 4 * TALKS);
 	uint64_t adopted = 0;
 	pid_t pids[2];
 
-	(void)state;
 	talks_stage(&rig, 0);
 	rig_start(&rig);
 	talks_engines_start(notes, pids, 2);
@@ -525,31 +517,4 @@ static void p1_upgrades_at_any_time_never_give_wrong_bytes(void **state)
 	talks_end(&rig);
 }
 
-static int clean_up(void **state)
-{
-	(void)state;
-	rig_clean_up(&rig);
-
-	return 0;
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_teardown(p2_blocks_in_gpu_memory_outlive_upgrades_and_crashes_after_them, clean_up),
-		cmocka_unit_test_teardown(p2_an_upgrade_runs_the_program_that_was_installed_since, clean_up),
-		cmocka_unit_test_teardown(p2_an_upgrade_right_after_a_crash_keeps_the_blocks, clean_up),
-		cmocka_unit_test_teardown(p6_a_program_that_cannot_go_on_is_refused, clean_up),
-		cmocka_unit_test_teardown(p6_a_program_that_cannot_be_started_leaves_the_old_one, clean_up),
-		cmocka_unit_test_teardown(p5_a_daemon_that_does_not_end_is_killed, clean_up),
-		cmocka_unit_test_teardown(p6_sigusr2_changes_nothing_without_a_keeper, clean_up),
-		cmocka_unit_test_teardown(p10_an_upgrade_takes_the_file_if_it_is_valid, clean_up),
-		cmocka_unit_test_teardown(p6_a_file_that_does_not_start_is_given_up_after_an_upgrade, clean_up),
-		cmocka_unit_test_teardown(p6_systemd_sees_a_reload, clean_up),
-		cmocka_unit_test_teardown(p4_ten_upgrades_leave_no_descriptor_behind, clean_up),
-		cmocka_unit_test_teardown(p4_slots_of_an_unfinished_put_wait_through_an_upgrade, clean_up),
-		cmocka_unit_test_teardown(p1_upgrades_at_any_time_never_give_wrong_bytes, clean_up),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

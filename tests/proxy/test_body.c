@@ -13,7 +13,7 @@ static kv_status_t parse(kvp_api_t api, const char *text, kvp_body_t *body)
 	return kvp_body_parse(api, text, strlen(text), 1, body, why);
 }
 
-static void p1_members_keep_their_order_and_their_digits(void **state)
+KV_TEST(p1_members_keep_their_order_and_their_digits)
 {
 	const char *text = " {\"model\":\"m\",\"top_p\":0.10,\"stream\":true,\"prompt\":\"a\\u00e9/"
 			   "\\n\",\"kv_transfer_params\":{},"
@@ -21,7 +21,6 @@ static void p1_members_keep_their_order_and_their_digits(void **state)
 	kvp_body_t body;
 	char *out;
 
-	(void)state;
 	assert_int_equal(parse(KVP_COMPLETIONS, text, &body), KV_OK);
 	assert_true(body.stream && !body.whole && !body.opaque);
 	assert_int_equal(body.text_bytes, 5);
@@ -43,7 +42,7 @@ static void p1_members_keep_their_order_and_their_digits(void **state)
 	kvp_body_free(&body);
 }
 
-static void p10_each_member_that_must_be_right_is_checked(void **state)
+KV_TEST(p10_each_member_that_must_be_right_is_checked)
 {
 	static const struct {
 		kvp_api_t api;
@@ -81,7 +80,6 @@ static void p10_each_member_that_must_be_right_is_checked(void **state)
 		{KVP_CHAT, "{\"prompt\":\"a\"}", KV_ERR_PROTO, 0},
 	};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
 		kvp_body_t body;
 
@@ -93,11 +91,10 @@ static void p10_each_member_that_must_be_right_is_checked(void **state)
 	}
 }
 
-static void p8_what_is_no_text_is_not_looked_up(void **state)
+KV_TEST(p8_what_is_no_text_is_not_looked_up)
 {
 	kvp_body_t body;
 
-	(void)state;
 	assert_int_equal(
 		parse(KVP_CHAT, "{\"messages\":[{\"content\":[{\"type\":\"text\"}]}],\"cache_salt\":\"s\"}", &body),
 		KV_OK);
@@ -111,12 +108,11 @@ static void p8_what_is_no_text_is_not_looked_up(void **state)
 	kvp_body_free(&body);
 }
 
-static void p10_answers_of_engines_are_checked(void **state)
+KV_TEST(p10_answers_of_engines_are_checked)
 {
 	uint32_t *tokens = NULL, n = 0;
 	char *params = NULL, *error;
 
-	(void)state;
 	assert_int_equal(kvp_answer_params(TEXT("{\"kv_transfer_params\":{\"a\":[1, 2.50]}}"), &params), KV_OK);
 	assert_string_equal(params, "{\"a\":[1,2.50]}");
 	free(params);
@@ -137,14 +133,4 @@ static void p10_answers_of_engines_are_checked(void **state)
 	free(error);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p1_members_keep_their_order_and_their_digits),
-		cmocka_unit_test(p10_each_member_that_must_be_right_is_checked),
-		cmocka_unit_test(p8_what_is_no_text_is_not_looked_up),
-		cmocka_unit_test(p10_answers_of_engines_are_checked),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

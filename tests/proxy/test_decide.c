@@ -35,13 +35,12 @@ static kvp_choice_t decide(const kvp_engine_load_t *prefill, uint32_t n, const k
 	return choice;
 }
 
-static void p5_the_engine_with_the_least_wait_prefill_and_transfer_is_chosen(void **state)
+KV_TEST(p5_the_engine_with_the_least_wait_prefill_and_transfer_is_chosen)
 {
 	const kvp_engine_load_t decode[] = {up(3, 0), up(1, 0)};
 	kvp_engine_load_t prefill[] = {up(1, 50e6), up(1, 20e6), up(0, 0)};
 	kvp_choice_t choice;
 
-	(void)state;
 	prefill[2].usable = 0;
 	choice = decide(prefill, 3, decode, 2, (kvp_question_t){.tokens = 1000});
 	assert_int_equal(choice.verdict, KVP_HANDOVER);
@@ -56,22 +55,20 @@ static void p5_the_engine_with_the_least_wait_prefill_and_transfer_is_chosen(voi
 	assert_int_equal(decide(prefill, 3, decode, 2, (kvp_question_t){.tokens = 1000}).prefill, 1);
 }
 
-static void p5_a_hit_draws_a_request_until_its_engine_is_busier(void **state)
+KV_TEST(p5_a_hit_draws_a_request_until_its_engine_is_busier)
 {
 	kvp_engine_load_t decode[] = {up(0, 0), up(4, 0)};
 
-	(void)state;
 	decode[1].hit = 900;
 	assert_int_equal(decide(NULL, 0, decode, 2, (kvp_question_t){.tokens = 1000}).decode, 1);
 	decode[1].running = 40;
 	assert_int_equal(decide(NULL, 0, decode, 2, (kvp_question_t){.tokens = 1000}).decode, 0);
 }
 
-static void p5_what_is_in_an_own_cache_need_not_be_loaded(void **state)
+KV_TEST(p5_what_is_in_an_own_cache_need_not_be_loaded)
 {
 	kvp_engine_load_t decode[] = {up(0, 0), up(0, 0)};
 
-	(void)state;
 	decode[0].hit = decode[1].hit = 900;
 	assert_int_equal(decide(NULL, 0, decode, 2, (kvp_question_t){.tokens = 1000}).decode, 0);
 	decode[1].own = 64;
@@ -81,11 +78,10 @@ static void p5_what_is_in_an_own_cache_need_not_be_loaded(void **state)
 	assert_int_equal(decide(NULL, 0, decode, 2, (kvp_question_t){.tokens = 1000}).decode, 0);
 }
 
-static void p5_each_threshold_keeps_a_request_local(void **state)
+KV_TEST(p5_each_threshold_keeps_a_request_local)
 {
 	kvp_engine_load_t decode = up(0, 0), prefill = up(0, 0);
 
-	(void)state;
 	assert_int_equal(decide(&prefill, 1, &decode, 1, (kvp_question_t){.tokens = 101}).verdict, KVP_HANDOVER);
 	assert_int_equal(decide(&prefill, 1, &decode, 1, (kvp_question_t){.tokens = 100}).verdict, KVP_LOCAL_SHORT);
 	assert_int_equal(decide(&prefill, 1, &decode, 1, (kvp_question_t){.tokens = 999, .whole = 1}).verdict,
@@ -112,19 +108,17 @@ static void p5_each_threshold_keeps_a_request_local(void **state)
 	assert_int_equal(decide(&prefill, 1, &decode, 1, (kvp_question_t){.tokens = 999}).verdict, KVP_NO_DECODE);
 }
 
-static void p5_a_short_prompt_overtakes_a_long_one_for_a_while(void **state)
+KV_TEST(p5_a_short_prompt_overtakes_a_long_one_for_a_while)
 {
-	(void)state;
 	assert_true(kvp_queue_rank(0, 10e9) > kvp_queue_rank(1e9, 0.1e9));
 	assert_true(kvp_queue_rank(0, 10e9) < kvp_queue_rank(40e9, 0.1e9));
 	assert_true(kvp_queue_rank(0, 1e9) < kvp_queue_rank(1, 1e9));
 }
 
-static void p5_no_unusable_and_no_full_engine_is_ever_chosen(void **state)
+KV_TEST(p5_no_unusable_and_no_full_engine_is_ever_chosen)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 
-	(void)state;
 	for (int round = 0; round < 20000; round++) {
 		kvp_engine_load_t loads[6];
 		kvp_question_t question = {.tokens = (uint32_t)kv_test_below(&rng, 100000),
@@ -156,16 +150,4 @@ static void p5_no_unusable_and_no_full_engine_is_ever_chosen(void **state)
 	}
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p5_the_engine_with_the_least_wait_prefill_and_transfer_is_chosen),
-		cmocka_unit_test(p5_a_hit_draws_a_request_until_its_engine_is_busier),
-		cmocka_unit_test(p5_what_is_in_an_own_cache_need_not_be_loaded),
-		cmocka_unit_test(p5_each_threshold_keeps_a_request_local),
-		cmocka_unit_test(p5_a_short_prompt_overtakes_a_long_one_for_a_while),
-		cmocka_unit_test(p5_no_unusable_and_no_full_engine_is_ever_chosen),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

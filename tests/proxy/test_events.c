@@ -169,14 +169,13 @@ static void check_model(const kvp_cache_t *cache, const uint8_t *present)
 	}
 }
 
-static void p9_what_is_known_is_what_the_events_tell(void **state)
+KV_TEST(p9_what_is_known_is_what_the_events_tell)
 {
 	uint8_t present[2u << DEPTH] = {0};
 	kv_test_rng_t rng = {kv_test_seed()};
 	kvp_cache_t *cache = kvp_cache_create(1u << DEPTH);
 	uint32_t n = 0;
 
-	(void)state;
 	for (unsigned round = 0; round < 3000; round++) {
 		const uint32_t node = 2 + (uint32_t)kv_test_below(&rng, (2u << DEPTH) - 2);
 		const block_t block = node_block(node);
@@ -210,12 +209,11 @@ static void p9_what_is_known_is_what_the_events_tell(void **state)
 	kvp_cache_destroy(cache);
 }
 
-static void p5_blocks_beyond_the_limit_count_as_not_there(void **state)
+KV_TEST(p5_blocks_beyond_the_limit_count_as_not_there)
 {
 	kvp_cache_t *cache = kvp_cache_create(5000);
 	block_t block = {0};
 
-	(void)state;
 	for (uint32_t i = 1; i <= 8000; i++) {
 		block = (block_t){.hash = i, .tokens = {i, i, i, i}};
 		stored(cache, &block);
@@ -227,7 +225,7 @@ static void p5_blocks_beyond_the_limit_count_as_not_there(void **state)
 	kvp_cache_destroy(cache);
 }
 
-static void p8_salts_adapters_media_and_groups_are_kept_apart(void **state)
+KV_TEST(p8_salts_adapters_media_and_groups_are_kept_apart)
 {
 	kvp_cache_t *cache = kvp_cache_create(100);
 	const block_t plain = {.hash = 1, .tokens = {1, 2, 3, 4}},
@@ -235,7 +233,6 @@ static void p8_salts_adapters_media_and_groups_are_kept_apart(void **state)
 		      window = {.hash = 3, .tokens = {9, 9, 9, 9}, .group = 1, .kind = "sliding_window"},
 		      spilled = {.hash = 4, .tokens = {8, 8, 8, 8}, .medium = "CPU_PINNED"};
 
-	(void)state;
 	stored(cache, &window); /* decides nothing */
 	stored(cache, &plain);
 	stored(cache, &salted);
@@ -259,12 +256,11 @@ static void p8_salts_adapters_media_and_groups_are_kept_apart(void **state)
 	kvp_cache_destroy(cache);
 }
 
-static void p9_after_a_gap_nothing_is_known(void **state)
+KV_TEST(p9_after_a_gap_nothing_is_known)
 {
 	kvp_cache_t *cache = kvp_cache_create(100);
 	const block_t block = {.hash = 1, .tokens = {1, 2, 3, 4}};
 
-	(void)state;
 	stored(cache, &block);
 	assert_int_equal(hit(cache, "", "", block.tokens, UNIT), UNIT);
 	seq_++;
@@ -306,14 +302,13 @@ static size_t golden(uint8_t *out, size_t cap)
 	return n;
 }
 
-static void p10_every_cut_of_a_real_message_is_refused(void **state)
+KV_TEST(p10_every_cut_of_a_real_message_is_refused)
 {
 	static uint8_t payload[1 << 15];
 	const size_t len = golden(payload, sizeof payload);
 	uint32_t tokens[96];
 	kvp_cache_t *cache = kvp_cache_create(100);
 
-	(void)state;
 	for (uint32_t i = 0; i < 96; i++) {
 		tokens[i] = 100 + i;
 	}
@@ -442,14 +437,13 @@ static void *open_publisher(void *context, const char *path)
 	return socket;
 }
 
-static void p9_events_come_from_libzmq_as_they_are_sent(void **state)
+KV_TEST(p9_events_come_from_libzmq_as_they_are_sent)
 {
 	char path[128];
 	void *context = zmq_ctx_new(), *socket;
 	uint64_t before;
 	heard_t heard;
 
-	(void)state;
 	snprintf(path, sizeof path, "ipc:///tmp/kvp-test-%d.events", (int)getpid());
 	listen_to(&heard, path);
 	run_once(&heard); /* nobody is there yet */
@@ -479,7 +473,7 @@ static void p9_events_come_from_libzmq_as_they_are_sent(void **state)
 }
 
 /* The descriptor is silent about messages that were left: all come, although many come at a time. */
-static void p9_all_messages_come_to_a_loop_that_was_late(void **state)
+KV_TEST(p9_all_messages_come_to_a_loop_that_was_late)
 {
 	enum { MANY = 5000 };
 	void *context = zmq_ctx_new(), *socket;
@@ -487,7 +481,6 @@ static void p9_all_messages_come_to_a_loop_that_was_late(void **state)
 	heard_t heard;
 	uint64_t first, end_ns;
 
-	(void)state;
 	snprintf(path, sizeof path, "ipc:///tmp/kvp-test-%d.late", (int)getpid());
 	socket = open_publisher(context, path);
 	listen_to(&heard, path);
@@ -543,7 +536,7 @@ static void greet(int fd)
 	}
 }
 
-static void p10_a_publisher_that_says_anything_else_is_left(void **state)
+KV_TEST(p10_a_publisher_that_says_anything_else_is_left)
 {
 	static const struct {
 		const char *bytes;
@@ -556,7 +549,6 @@ static void p10_a_publisher_that_says_anything_else_is_left(void **state)
 	char endpoint[64];
 	int server = listen_raw(endpoint);
 
-	(void)state;
 	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
 		uint64_t end_ns = kv_now_ns(&kv_env_posix) + WAIT_NS;
 		heard_t heard;
@@ -582,13 +574,12 @@ static void p10_a_publisher_that_says_anything_else_is_left(void **state)
 }
 
 /* What is no ZMTP, or says nothing, is left after 5 s; an announced frame beyond all bounds ends its connection. */
-static void p5_a_publisher_that_says_nothing_is_left_and_tried_again(void **state)
+KV_TEST(p5_a_publisher_that_says_nothing_is_left_and_tried_again)
 {
 	char endpoint[64];
 	int server = listen_raw(endpoint), fd;
 	heard_t heard;
 
-	(void)state;
 	listen_to(&heard, endpoint);
 	for (unsigned i = 0; i < 2; i++) {
 		run_once(&heard);
@@ -614,7 +605,7 @@ static void p5_a_publisher_that_says_nothing_is_left_and_tried_again(void **stat
 	stop(&heard);
 }
 
-static void p10_endpoints_are_addresses(void **state)
+KV_TEST(p10_endpoints_are_addresses)
 {
 	static const char *const bad[] = {"",
 					  "tcp://",
@@ -626,7 +617,6 @@ static void p10_endpoints_are_addresses(void **state)
 					  "udp://1.2.3.4:1",
 					  "ipc://relative"};
 
-	(void)state;
 	assert_int_equal(kvp_endpoint_check("tcp://1.2.3.4:5557"), KV_OK);
 	assert_int_equal(kvp_endpoint_check("tcp://[::1]:5557"), KV_OK);
 	assert_int_equal(kvp_endpoint_check("ipc:///run/x"), KV_OK);
@@ -635,20 +625,4 @@ static void p10_endpoints_are_addresses(void **state)
 	}
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p9_what_is_known_is_what_the_events_tell),
-		cmocka_unit_test(p5_blocks_beyond_the_limit_count_as_not_there),
-		cmocka_unit_test(p8_salts_adapters_media_and_groups_are_kept_apart),
-		cmocka_unit_test(p9_after_a_gap_nothing_is_known),
-		cmocka_unit_test(p10_every_cut_of_a_real_message_is_refused),
-		cmocka_unit_test(p9_events_come_from_libzmq_as_they_are_sent),
-		cmocka_unit_test(p9_all_messages_come_to_a_loop_that_was_late),
-		cmocka_unit_test(p10_a_publisher_that_says_anything_else_is_left),
-		cmocka_unit_test(p5_a_publisher_that_says_nothing_is_left_and_tried_again),
-		cmocka_unit_test(p10_endpoints_are_addresses),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -13,7 +13,7 @@ static kv_status_t read_options(const char *a, const char *b, kv_option_error_t 
 	return kvp_options_read(b ? 3 : 2, argv, &options, &action, error);
 }
 
-static void p10_bad_options_are_refused_with_a_sentence(void **state)
+KV_TEST(p10_bad_options_are_refused_with_a_sentence)
 {
 	static const char *const bad[] = {"--decode=10.0.0.1:8000",
 					  "--decode=http://",
@@ -35,7 +35,6 @@ static void p10_bad_options_are_refused_with_a_sentence(void **state)
 					  "--config=/nonexistent"};
 	kv_option_error_t error;
 
-	(void)state;
 	assert_int_equal(read_options("--decode=http://a:1", "--prefill=http://b:1/,https://c", &error), KV_OK);
 	assert_int_equal(read_options("--decode=http://a:1", "--sequential", &error), KV_OK);
 	assert_int_equal(read_options("--decode=http://a:1", "--events.decode=tcp://1.2.3.4:1", &error), KV_OK);
@@ -56,12 +55,11 @@ static void p10_bad_options_are_refused_with_a_sentence(void **state)
 	assert_non_null(strstr(error.text, "at least one engine"));
 }
 
-static void p5_a_list_of_too_many_engines_is_refused(void **state)
+KV_TEST(p5_a_list_of_too_many_engines_is_refused)
 {
 	char prefill[KV_OPTION_STRING_MAX] = "--prefill=";
 	kv_option_error_t error;
 
-	(void)state;
 	for (int i = 0; i < 45; i++) {
 		strcat(prefill, i ? ",http://a" : "http://a");
 	}
@@ -77,13 +75,12 @@ static void p5_a_list_of_too_many_engines_is_refused(void **state)
 	unsetenv("KVD_PD_PROXY_PREFILL");
 }
 
-static void p10_the_page_is_that_of_the_table(void **state)
+KV_TEST(p10_the_page_is_that_of_the_table)
 {
 	char command[1024], printed[65536], kept[65536];
 	FILE *pipe, *file = fopen(PROXY_PAGE, "re");
 	size_t a, b;
 
-	(void)state;
 	snprintf(command, sizeof command, "'%s' --options-page", kv_test_program(PROXY_PROGRAM));
 	pipe = popen(command, "re");
 	assert_true(pipe && file);
@@ -96,13 +93,4 @@ static void p10_the_page_is_that_of_the_table(void **state)
 	}
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p10_bad_options_are_refused_with_a_sentence),
-		cmocka_unit_test(p5_a_list_of_too_many_engines_is_refused),
-		cmocka_unit_test(p10_the_page_is_that_of_the_table),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -10,21 +10,15 @@
 
 static rig_t rig_;
 
-static int set_up(void **state)
+KV_FIXTURE(set_up)
 {
-	(void)state;
 	rig_init(&rig_, 0);
 	rig_start(&rig_);
-
-	return 0;
 }
 
-static int tear_down(void **state)
+KV_FIXTURE(tear_down)
 {
-	(void)state;
 	rig_fini(&rig_);
-
-	return 0;
 }
 
 /* Put a prompt's blocks; the first unit's extra key, and that of the others; "": none. */
@@ -66,14 +60,13 @@ static void await_hit(kvp_prefix_t *prefix, const char *model, const char *salt,
 	}
 }
 
-static void p8_prompts_are_found_under_their_salt_and_adapter_alone(void **state)
+KV_TEST(p8_prompts_are_found_under_their_salt_and_adapter_alone, set_up, tear_down)
 {
 	kvc_identity_t identity = user_identity("base"), adapted = identity, testing = identity;
 	user_t user = {0}, other = {0}, tester = {0};
 	uint32_t tokens[TOKENS + 5], salted[TOKENS];
 	kvp_prefix_t *prefix = NULL;
 
-	(void)state;
 	for (uint32_t i = 0; i < TOKENS + 5; i++) {
 		tokens[i] = i;
 		salted[i % TOKENS] = i + 7;
@@ -104,14 +97,13 @@ static void p8_prompts_are_found_under_their_salt_and_adapter_alone(void **state
 	kvc_detach(tester.kvc);
 }
 
-static void p6_without_a_daemon_prompts_are_unknown_until_there_is_one(void **state)
+KV_TEST(p6_without_a_daemon_prompts_are_unknown_until_there_is_one, set_up, tear_down)
 {
 	uint32_t tokens[TOKENS];
 	kvp_prefix_t *prefix = NULL;
 	user_t user = {0};
 	kvc_identity_t identity = user_identity("base");
 
-	(void)state;
 	for (uint32_t i = 0; i < TOKENS; i++) {
 		tokens[i] = i;
 	}
@@ -133,14 +125,4 @@ static void p6_without_a_daemon_prompts_are_unknown_until_there_is_one(void **st
 	kvp_prefix_close(prefix);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(p8_prompts_are_found_under_their_salt_and_adapter_alone, set_up,
-						tear_down),
-		cmocka_unit_test_setup_teardown(p6_without_a_daemon_prompts_are_unknown_until_there_is_one, set_up,
-						tear_down),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)
