@@ -12,6 +12,7 @@
  *
  *     KV_TEST_MAIN(NULL, NULL)
  *
+ * KV_TEST_ONLY in the environment names the tests that run, by a part of their names.
  * A test runs in its place in the file, between the fixtures behind its name, if there are any. KV_TEST_MAIN() is the program; its
  * fixtures stand before the first test and behind the last one.
  */
@@ -24,6 +25,9 @@
 #include <stdint.h>
 
 #include <cmocka.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 #define KV_TEST(...) KV_TEST_CASE(__VA_ARGS__, NULL, NULL, )
 #define KV_TEST_CASE(name_, setup_, teardown_, ...)                                                                    \
@@ -54,6 +58,18 @@
 #define KV_TEST_RUN(setup_, teardown_)                                                                                 \
 	_cmocka_run_group_tests("tests", kv_test_list_, kv_test_sort(), (setup_), (teardown_))
 
+/* Wait until it is so: a minute at least, in which it is looked at every millisecond. */
+#define KV_AWAIT(condition_)                                                                                           \
+	do {                                                                                                           \
+		uint32_t looks_ = 0;                                                                                   \
+		while (!(condition_)) {                                                                                \
+			if (++looks_ > 60000u) {                                                                       \
+				fail_msg("never: %s", #condition_);                                                    \
+			}                                                                                              \
+			(void)usleep(1000);                                                                            \
+		}                                                                                                      \
+	} while (0)
+
 typedef struct kv_test_case {
 	struct CMUnitTest test;
 	int line;
@@ -77,10 +93,13 @@ static inline void kv_test_add(kv_test_case_t *added)
 
 static inline size_t kv_test_sort(void)
 {
+	const char *only = getenv("KV_TEST_ONLY");
 	size_t n = 0;
 
 	for (const kv_test_case_t *c = kv_test_cases_; c; c = c->next) {
-		kv_test_list_[n++] = c->test;
+		if (!only || strstr(c->test.name, only)) {
+			kv_test_list_[n++] = c->test;
+		}
 	}
 
 	return n;

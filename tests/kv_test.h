@@ -14,6 +14,7 @@
 #include "kv/env.h"
 #include "kv/rlimit.h"
 
+#include <dirent.h>
 #include <ftw.h>
 #include <inttypes.h>
 #include <stdarg.h>
@@ -21,6 +22,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/types.h>
 #include <unistd.h>
 
 #define KV_TEST_SEED    UINT64_C(0x6b76642d74657374)
@@ -306,6 +308,40 @@ static inline int kv_test_remove_one(const char *path, const struct stat *st, in
 static inline void kv_test_dir_remove(const char *path)
 {
 	nftw(path, kv_test_remove_one, 16, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
+}
+
+/* ---- files and descriptors ------------------------------------------------------------------- */
+
+/* A file of this text, in place of what was there. */
+static inline void kv_test_write(const char *path, const char *text)
+{
+	FILE *file = fopen(path, "we");
+
+	kv_assert(file && fputs(text, file) >= 0);
+	kv_assert(fclose(file) == 0);
+}
+
+/* Descriptors of the process whose target's name has this in it; "": all. */
+static inline uint32_t kv_test_count_fds(pid_t pid, const char *of)
+{
+	char path[64], target[128];
+	const struct dirent *entry;
+	uint32_t n = 0;
+	DIR *dir;
+
+	snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
+	dir = opendir(path);
+	while (dir && (entry = readdir(dir))) {
+		const ssize_t len = readlinkat(dirfd(dir), entry->d_name, target, sizeof target - 1);
+
+		target[len > 0 ? len : 0] = '\0';
+		n += len > 0 && strstr(target, of) != NULL;
+	}
+	if (dir) {
+		closedir(dir);
+	}
+
+	return n;
 }
 
 /* ---- skipping -------------------------------------------------------------------------------- */

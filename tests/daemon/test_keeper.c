@@ -15,23 +15,9 @@ typedef struct bed {
 	char folder[64], conf[96];
 } bed_t;
 
-static void write_text(const char *path, const char *text)
-{
-	FILE *file = fopen(path, "we");
-
-	assert_non_null(file);
-	fputs(text, file);
-	fclose(file);
-}
-
 static void wait_for_log(const bed_t *bed, const char *text)
 {
-	for (int i = 0; i < RAW_TIMEOUT_MS && !raw_log_has(&bed->daemon, text); i++) {
-		usleep(1000);
-	}
-	if (!raw_log_has(&bed->daemon, text)) {
-		fail_msg("never logged: %s", text);
-	}
+	KV_AWAIT(raw_log_has(&bed->daemon, text));
 }
 
 /* A daemon under a keeper with this configuration, and `more` options (ended by NULL). */
@@ -42,7 +28,7 @@ static void start(bed_t *bed, const char *text, const char *const *more)
 	memset(bed, 0, sizeof *bed);
 	kv_test_dir_make(bed->folder, sizeof bed->folder);
 	snprintf(bed->conf, sizeof bed->conf, "%s/kvd.conf", bed->folder);
-	write_text(bed->conf, text);
+	kv_test_write(bed->conf, text);
 	for (size_t i = 3; *more; more++) {
 		args[i++] = *more;
 	}
@@ -269,7 +255,7 @@ KV_TEST(p6_a_crash_restarts_with_the_configuration_validated_last)
 	start(&bed, "policy: fifo\nlimits.spaces: 77\n", more);
 	for (uint32_t i = 0; i < 4; i++) { /* wrong, garbage, valid but never read, gone */
 		if (texts[i]) {
-			write_text(bed.conf, texts[i]);
+			kv_test_write(bed.conf, texts[i]);
 		} else {
 			assert_int_equal(unlink(bed.conf), 0);
 		}
@@ -287,13 +273,13 @@ KV_TEST(p6_a_crash_restarts_with_the_configuration_validated_last)
 	}
 
 	/* The operator mends it; what cannot change while running waits. */
-	write_text(bed.conf, "policy: lru\nlimits.spaces: 78\n");
+	kv_test_write(bed.conf, "policy: lru\nlimits.spaces: 78\n");
 	kill(bed.daemon.pid, SIGHUP);
 	wait_for_log(&bed, "policy, limits.spaces: changed, and waits for the next start");
 	fd = raw_open_when_there(&bed.daemon);
 	config_is(fd, "\"policy\"", "fifo");
 	status_says(fd, "waits for the next start", 1);
-	write_text(bed.conf, "policy: fifo\nlimits.spaces: 77\n");
+	kv_test_write(bed.conf, "policy: fifo\nlimits.spaces: 77\n");
 	kill(bed.daemon.pid, SIGHUP);
 	while (raw_metric(fd, "kvd_config_differs") != 0) {
 		usleep(1000);
@@ -311,7 +297,7 @@ KV_TEST(p6_a_sighup_with_an_invalid_file_changes_nothing)
 
 	start(&bed, "log.level: warn\npolicy: fifo\n", more);
 	fd = raw_open_when_there(&bed.daemon);
-	write_text(bed.conf, "log.level: debug\npolicy: flfo\n");
+	kv_test_write(bed.conf, "log.level: debug\npolicy: flfo\n");
 	kill(bed.daemon.pid, SIGHUP);
 	wait_for_log(&bed, "nothing has changed");
 	assert_true(raw_log_has(&bed.daemon, ":2:9: policy: `flfo` is not one of lru,fifo; did you mean `fifo`?"));
@@ -326,10 +312,10 @@ KV_TEST(p6_a_sighup_with_an_invalid_file_changes_nothing)
 	close(fd);
 
 	/* What SIGHUP has taken is what a crash restarts with. */
-	write_text(bed.conf, "log.level: debug\npolicy: lru\n");
+	kv_test_write(bed.conf, "log.level: debug\npolicy: lru\n");
 	kill(bed.daemon.pid, SIGHUP);
 	wait_for_log(&bed, "log.level is debug");
-	write_text(bed.conf, "garbage");
+	kv_test_write(bed.conf, "garbage");
 	crash(&bed, NULL);
 	for (fd = raw_open_when_there(&bed.daemon); raw_metric(fd, "kvd_restarts_total") != 2;) {
 		close(fd);
@@ -350,7 +336,7 @@ KV_TEST(p6_sighup_has_the_precedence_of_the_start)
 		setenv("KVD_LOG_LEVEL", "debug", 1);
 		start(&bed, "log.level: info\n", more[i]);
 		unsetenv("KVD_LOG_LEVEL");
-		write_text(bed.conf, "log.level: error\n");
+		kv_test_write(bed.conf, "log.level: error\n");
 		kill(bed.daemon.pid, SIGHUP);
 		wait_for_log(&bed, i ? "SIGHUP: log.level is info" : "SIGHUP: log.level is debug");
 		bed_end(&bed);
@@ -367,7 +353,7 @@ KV_TEST(p6_a_configuration_that_does_not_start_is_rolled_back)
 	start(&bed, "namespaces: [default]\n", more);
 	snprintf(path, sizeof path, "%s/other.sock", bed.daemon.dir);
 	assert_int_equal(mkdir(path, 0700), 0); /* no socket can be there */
-	write_text(bed.conf, "namespaces: [default, other]\n");
+	kv_test_write(bed.conf, "namespaces: [default, other]\n");
 	kill(bed.daemon.pid, SIGHUP);
 	wait_for_log(&bed, "namespaces: changed, and waits for the next start");
 	crash(&bed, NULL);

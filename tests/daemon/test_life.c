@@ -89,15 +89,6 @@ KV_TEST(p8_sockets_keep_their_group_and_mode_over_restarts)
 	raw_daemon_end(&daemon);
 }
 
-static void write_text(const char *path, const char *text)
-{
-	FILE *file = fopen(path, "we");
-
-	assert_non_null(file);
-	fputs(text, file);
-	fclose(file);
-}
-
 KV_TEST(p6_sighup_reads_the_log_level_again_and_survives_a_typo)
 {
 	char dir[64], path[96];
@@ -106,19 +97,15 @@ KV_TEST(p6_sighup_reads_the_log_level_again_and_survives_a_typo)
 
 	kv_test_dir_make(dir, sizeof dir);
 	snprintf(path, sizeof path, "%s/kvd.conf", dir);
-	write_text(path, "log.level: info\n");
+	kv_test_write(path, "log.level: info\n");
 	raw_daemon_start(&daemon, args);
 	int fd = raw_open(daemon.sock);
-	write_text(path, "log.levle: debug\n");
+	kv_test_write(path, "log.levle: debug\n");
 	kill(daemon.pid, SIGHUP);
-	for (int i = 0; i < RAW_TIMEOUT_MS && !raw_log_has(&daemon, "nothing has changed"); i++) {
-		usleep(1000);
-	}
-	write_text(path, "log.level: debug\n");
+	KV_AWAIT(raw_log_has(&daemon, "nothing has changed"));
+	kv_test_write(path, "log.level: debug\n");
 	kill(daemon.pid, SIGHUP);
-	for (int i = 0; i < RAW_TIMEOUT_MS && !raw_log_has(&daemon, "log.level is debug"); i++) {
-		usleep(1000);
-	}
+	KV_AWAIT(raw_log_has(&daemon, "log.level is debug"));
 	assert_true(raw_log_has(&daemon, "nothing has changed") && raw_log_has(&daemon, "log.level is debug"));
 	assert_int_equal(raw_metric(fd, "kvd_sessions"), 1);
 	close(fd);
@@ -405,26 +392,6 @@ KV_TEST(p6_a_second_daemon_on_the_same_data_directory_is_refused)
 
 /* ---- the keeper ------------------------------------------------------------------------------ */
 
-/* Memory of the daemon that the keeper holds. */
-static int memfds_of(pid_t pid)
-{
-	char path[64], link[320], target[128];
-	int n = 0;
-
-	snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
-	DIR *dir = opendir(path);
-	assert_non_null(dir);
-	for (struct dirent *entry = readdir(dir); entry; entry = readdir(dir)) {
-		snprintf(link, sizeof link, "%s/%s", path, entry->d_name);
-		ssize_t len = readlink(link, target, sizeof target - 1);
-		target[len > 0 ? len : 0] = '\0';
-		n += strncmp(target, "/memfd:", 7) == 0;
-	}
-	closedir(dir);
-
-	return n;
-}
-
 KV_TEST(p6_the_keeper_holds_the_daemons_memory_until_it_dies)
 {
 	static const char *const args[] = {"--keeper=on", NULL};
@@ -437,17 +404,13 @@ KV_TEST(p6_the_keeper_holds_the_daemons_memory_until_it_dies)
 	assert_int_equal(raw_space(&member, "held"), KV_OK);
 	raw_keys(2, keys, N);
 	assert_int_equal(raw_put(&member, keys, N, 1), N);
-	for (int i = 0; i < RAW_TIMEOUT_MS && memfds_of(daemon.pid) < 3; i++) {
-		usleep(1000);
-	}
-	assert_true(memfds_of(daemon.pid) >= 3); /* ledger, a slab and its digests */
+	KV_AWAIT(kv_test_count_fds(daemon.pid, "/memfd:") >= 3);
+	assert_true(kv_test_count_fds(daemon.pid, "/memfd:") >= 3); /* ledger, a slab and its digests */
 	kill(raw_child_of(daemon.pid), SIGKILL);
 	raw_leave(&member);
 	close(raw_open_when_there(&daemon));
-	for (int i = 0; i < RAW_TIMEOUT_MS && memfds_of(daemon.pid) != 1; i++) {
-		usleep(1000);
-	}
-	assert_int_equal(memfds_of(daemon.pid), 1); /* the new ledger only */
+	KV_AWAIT(kv_test_count_fds(daemon.pid, "/memfd:") == 1);
+	assert_int_equal(kv_test_count_fds(daemon.pid, "/memfd:"), 1); /* the new ledger only */
 	raw_daemon_end(&daemon);
 }
 
@@ -486,9 +449,7 @@ KV_TEST(p6_the_keeper_gives_up_on_a_daemon_that_keeps_dying)
 		pid_t child = raw_child_of(daemon.pid);
 		assert_true(child > 0);
 		kill(child, SIGKILL);
-		for (int i = 0; i < RAW_TIMEOUT_MS && raw_child_of(daemon.pid) == child; i++) {
-			usleep(1000);
-		}
+		KV_AWAIT(raw_child_of(daemon.pid) != child);
 	}
 	for (int i = 0; waitpid(daemon.pid, &wstatus, WNOHANG) == 0; i++) {
 		assert_true(i < RAW_TIMEOUT_MS);
@@ -512,9 +473,7 @@ KV_TEST(p6_a_daemon_ends_when_its_keeper_is_killed)
 	assert_int_equal(raw_daemon_kill(&daemon, SIGKILL), 128 + SIGKILL);
 	assert_true(raw_closed(fd, RAW_TIMEOUT_MS));
 	close(fd);
-	for (int i = 0; i < RAW_TIMEOUT_MS && exists(daemon.dir, "default.sock"); i++) {
-		usleep(1000);
-	}
+	KV_AWAIT(!exists(daemon.dir, "default.sock"));
 	assert_false(exists(daemon.dir, "default.sock")); /* in good order */
 	for (int i = 0; !raw_daemon_spawn(&daemon, args, &code); i++) {
 		assert_int_equal(code, kv_status_exit_code(KV_ERR_LOCKED)); /* it holds the lock until its very end */

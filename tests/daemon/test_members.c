@@ -1,7 +1,6 @@
 /* Members over the wire: who may join, what they map, what remains of them when they die. */
 #include "daemon/raw.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -431,23 +430,6 @@ KV_TEST(p5_a_refused_member_leaves_no_instance_behind)
 	raw_daemon_end(&small);
 }
 
-static uint32_t daemon_fds(void)
-{
-	char path[64];
-	uint32_t n = 0;
-	DIR *dir;
-
-	snprintf(path, sizeof path, "/proc/%d/fd", (int)daemon_.pid);
-	dir = opendir(path);
-	assert_non_null(dir);
-	while (readdir(dir)) {
-		n++;
-	}
-	closedir(dir);
-
-	return n;
-}
-
 /* One process, attached again and again: what its old connections may still touch is asked of the newest, and nothing
  * is kept of them. */
 KV_TEST(p4_a_process_that_attaches_again_leaves_nothing_behind)
@@ -465,7 +447,7 @@ KV_TEST(p4_a_process_that_attaches_again_leaves_nothing_behind)
 	}
 	falls_to("kvd_members", 0);
 	falls_to("kvd_instances", 0);
-	fds = daemon_fds();
+	fds = kv_test_count_fds(daemon_.pid, "");
 	for (uint32_t times = 0; times < 200; times++) {
 		raw_join(&member, daemon_.sock, "again");
 		assert_int_equal(raw_space(&member, "doomed"), KV_OK);
@@ -487,7 +469,7 @@ KV_TEST(p4_a_process_that_attaches_again_leaves_nothing_behind)
 	raw_leave(&anchor);
 	falls_to("kvd_members", 0);
 	falls_to("kvd_instances", 0);
-	assert_in_range(daemon_fds(), 1, fds + 8); /* slabs may have come */
+	assert_in_range(kv_test_count_fds(daemon_.pid, ""), 1, fds + 8); /* slabs may have come */
 }
 
 /* Join the instance `again` and start a put of N blocks. */

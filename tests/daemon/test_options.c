@@ -13,15 +13,6 @@ static int run(const char *a, const char *b)
 	return raw_run(args, out_, sizeof out_);
 }
 
-static void write_file(const char *path, const char *text)
-{
-	FILE *file = fopen(path, "we");
-
-	assert_non_null(file);
-	fputs(text, file);
-	fclose(file);
-}
-
 static void refused(const char *a, const char *b, kv_status_t status, const char *sentence)
 {
 	assert_int_equal(run(a, b), kv_status_exit_code(status));
@@ -44,10 +35,10 @@ KV_TEST(p10_a_typo_in_the_file_has_line_and_column)
 	kv_test_dir_make(dir, sizeof dir);
 	snprintf(path, sizeof path, "%s/kvd.conf", dir);
 	snprintf(place, sizeof place, "%s:3:3:", path);
-	write_file(path, "# comment\ncpu:\n  siz: 1GiB\n");
+	kv_test_write(path, "# comment\ncpu:\n  siz: 1GiB\n");
 	refused("--config", path, KV_ERR_CONFIG, place);
 	assert_non_null(strstr(out_, "cpu.size"));
-	write_file(path, "cpu.size: lots\n");
+	kv_test_write(path, "cpu.size: lots\n");
 	refused("--config", path, KV_ERR_CONFIG, ":1:11:");
 	snprintf(path, sizeof path, "%s/missing", dir);
 	refused("--config", path, KV_ERR_CONFIG, "missing: cannot read the file");
@@ -129,7 +120,7 @@ KV_TEST(p10_the_last_source_wins)
 	kv_test_dir_make(dir, sizeof dir);
 	snprintf(path, sizeof path, "%s/kvd.conf", dir);
 	snprintf(run_dir, sizeof run_dir, "--run_dir=%s", dir);
-	write_file(path, "policy: fifo\n");
+	kv_test_write(path, "policy: fifo\n");
 	setenv("KVD_POLICY", "lru", 1);
 	assert_int_equal(raw_run(args, out_, sizeof out_),
 			 kv_status_exit_code(KV_ERR_CONFIG)); /* the command line has the last word */

@@ -2,7 +2,6 @@
  * other namespace's. */
 #include "daemon/raw.h"
 
-#include <dirent.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -216,23 +215,6 @@ KV_TEST(p8_a_tenant_does_not_lock_the_operator_out)
 	raw_daemon_end(&daemon_);
 }
 
-static uint32_t count_fds(pid_t pid)
-{
-	char path[32];
-	uint32_t n = 0;
-	DIR *dir;
-
-	snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
-	dir = opendir(path);
-	assert_non_null(dir);
-	while (readdir(dir)) {
-		n++;
-	}
-	closedir(dir);
-
-	return n - 2;
-}
-
 /* A tenant has used up the descriptors, and more of it wait: they are refused, and an operator gets in past them. */
 KV_TEST(p8_without_descriptors_an_operator_gets_in)
 {
@@ -247,7 +229,7 @@ KV_TEST(p8_without_descriptors_an_operator_gets_in)
 	begin(args);
 	assert_int_equal(chmod(daemon_.dir, 0755), 0);
 	assert_int_equal(chmod(daemon_.sock, 0666), 0);
-	few.rlim_cur = few.rlim_max = count_fds(daemon_.pid) + 16;
+	few.rlim_cur = few.rlim_max = kv_test_count_fds(daemon_.pid, "") + 16;
 	assert_int_equal(prlimit(daemon_.pid, RLIMIT_NOFILE, &few, NULL), 0);
 	child = attack(&end);
 	for (uint32_t i = 0; i < KV_COUNT_OF(fds); i++) {

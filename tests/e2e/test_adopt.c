@@ -11,15 +11,11 @@ static rig_t rig;
 
 static void kill_daemon(void)
 {
-	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
 	pid_t daemon = rig_daemon(&rig);
 
 	assert_true(daemon > 0);
 	kill(daemon, SIGKILL);
-	while (rig_daemon(&rig) == daemon || rig_daemon(&rig) == 0) {
-		assert_true(rig_now_ms() < deadline);
-		usleep(1000);
-	}
+	KV_AWAIT(rig_daemon(&rig) != daemon && rig_daemon(&rig) != 0);
 	rig_serving(&rig);
 }
 
@@ -126,6 +122,8 @@ KV_TEST(p1_bytes_changed_between_two_daemons_are_a_miss, NULL, clean_up)
 	user_leave(&user);
 	talks_attach(&rig, &user);
 	(void)talks_get(&user, 1); /* the lease fails at the sixth block */
+	/* Until what lies below is out of the mirror a match says 32, and a lease on 32 has the next rung of its ladder: 1. */
+	assert_true(user_match_is(&user, keys, LEN, 5));
 	for (uint64_t c = 0; c < TALKS; c++) {
 		assert_int_equal(talks_get(&user, c), c == 1 ? 5 : LEN);
 	}
@@ -207,19 +205,10 @@ KV_TEST(p8_private_blocks_end_with_the_daemon, NULL, clean_up)
 
 /* ---- another configuration ------------------------------------------------------------------- */
 
-static void write_config(const char *path, const char *text)
-{
-	FILE *file = fopen(path, "we");
-
-	assert_non_null(file);
-	fputs(text, file);
-	assert_int_equal(fclose(file), 0);
-}
-
 /* What a SIGHUP has announced holds from the next daemon on. */
 static void change_config(const char *path, const char *text)
 {
-	write_config(path, text);
+	kv_test_write(path, text);
 	kill(rig.pid, SIGHUP);
 	assert_true(rig_metric_is(&rig, "kvd_config_differs", 1));
 	kill_daemon();
@@ -228,12 +217,7 @@ static void change_config(const char *path, const char *text)
 /* The keeper reads what a daemon hands in some time after the daemon goes on. */
 static void await_kept_slabs(int some)
 {
-	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
-
-	while ((talks_count_fds(rig.pid, "kvd-fake-gpu") > 0) != some) {
-		assert_true(rig_now_ms() < deadline);
-		usleep(1000);
-	}
+	KV_AWAIT((kv_test_count_fds(rig.pid, "kvd-fake-gpu") > 0) == some);
 }
 
 /* The option changes between two daemons: what the first one has left goes, and so does the keeper's hold on it. */
@@ -245,7 +229,7 @@ KV_TEST(p10_restart_adopt_off_starts_with_empty_memory, NULL, clean_up)
 	talks_stage(&rig, 0);
 	snprintf(path, sizeof path, "%.70s/kvd.conf", rig.dir);
 	rig_option(&rig, "--config=%s", path);
-	write_config(path, "restart.adopt: on\n");
+	kv_test_write(path, "restart.adopt: on\n");
 	rig_start(&rig);
 	talks_attach(&rig, &user);
 	talks_put_all(&user);
@@ -281,7 +265,7 @@ KV_TEST(p5_what_no_longer_fits_is_left_out, NULL, clean_up)
 	rig_option(&rig, "--gpu.slab_size=2MiB");
 	rig_option(&rig, "--gpu.devices=fake-0");
 	rig_option(&rig, "--config=%s", path);
-	write_config(path, "namespaces: default,rival\ngpu.size: 8MiB\n");
+	kv_test_write(path, "namespaces: default,rival\ngpu.size: 8MiB\n");
 	rig_start(&rig);
 	talks_attach(&rig, &user);
 	assert_int_equal(user_try(&rival, sock, &identity), KVC_OK);

@@ -312,10 +312,7 @@ static int attach_while_resets_cannot_be_recorded(fault_disk_t *disk, uint32_t s
 	resetter = child_start(reset_always, NULL);
 	fault_disk_arm(disk, FAULT_SYNC, FAULT_SUPER, EIO, skip, UINT32_MAX);
 	remount(0);
-	while (atomic_load(&disk->control->injected) < injected + 2) {
-		assert_true(rig_now_ms() < until);
-		usleep(1000);
-	}
+	KV_AWAIT(atomic_load(&disk->control->injected) >= injected + 2);
 	child_kill(resetter);
 	while (put(999, 0) != KVC_OK) { /* it follows the last reset */
 		assert_true(rig_now_ms() < until);
@@ -344,13 +341,9 @@ static int attach_while_resets_cannot_be_recorded(fault_disk_t *disk, uint32_t s
 /* Blocks of former epochs leave the disk bit by bit; until then it may have no room. */
 static void put_durably(const kvc_key_t *keys, uint32_t n)
 {
-	const uint64_t until = rig_now_ms() + RIG_WAIT_MS;
 	kvc_status_t status;
 
-	while ((status = user_put(&user, keys, 0, n, 1, NULL)) == (kvc_status_t)KV_ERR_NOT_ADMITTED) {
-		assert_true(rig_now_ms() < until);
-		usleep(5000);
-	}
+	KV_AWAIT((status = user_put(&user, keys, 0, n, 1, NULL)) != (kvc_status_t)KV_ERR_NOT_ADMITTED);
 	assert_int_equal(status, KVC_OK);
 }
 

@@ -347,8 +347,7 @@ static void withstand(void)
 	assert_int_equal(rig_metric(&rig, "kvd_namespace_evicted_for_others_total"), 0);
 	assert_true(!attack->counted || rig_metric_reaches(&rig, attack->counted, 1));
 	child_kill(pid);
-	rig_check_quiet(&rig);
-	rig_fini(&rig);
+	rig_end(&rig);
 }
 
 KV_TEST(p8_whatever_one_tenant_does_another_has_its_share)

@@ -183,8 +183,7 @@ KV_TEST(p4_a_client_stopped_past_its_lease_reads_no_reused_slot)
 		assert_int_equal(s->other_status, KVC_OK);
 	}
 	user_leave(&user);
-	rig_check_quiet(&rig);
-	rig_fini(&rig);
+	rig_end(&rig);
 	munmap(s, sizeof *s);
 }
 

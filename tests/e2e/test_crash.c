@@ -105,7 +105,7 @@ static void kill_both(rig_t *rig)
 	if (daemon > 0) {
 		kill(daemon, SIGKILL);
 	}
-	assert_int_equal(rig_kill(rig, SIGKILL), 128 + SIGKILL);
+	rig_crash(rig);
 	while ((code = rig_try(rig)) == kv_status_exit_code(KV_ERR_LOCKED)) {
 		usleep(2000); /* the daemon's end has not been seen to yet */
 	}
@@ -114,30 +114,19 @@ static void kill_both(rig_t *rig)
 
 static void kill_daemon(const rig_t *rig)
 {
-	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
 	pid_t daemon;
 
-	while ((daemon = rig_daemon(rig)) == 0) {
-		assert_true(rig_now_ms() < deadline);
-		usleep(1000);
-	}
+	KV_AWAIT((daemon = rig_daemon(rig)) != 0);
 	kill(daemon, SIGKILL);
-	while (rig_daemon(rig) == daemon) {
-		assert_true(rig_now_ms() < deadline);
-		usleep(1000);
-	}
+	KV_AWAIT(rig_daemon(rig) != daemon);
 	rig_serving(rig);
 }
 
 static void wait_for_writer(const notes_t *notes)
 {
 	const uint32_t from = atomic_load(&notes->next);
-	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
 
-	while (atomic_load(&notes->next) == from) {
-		assert_true(rig_now_ms() < deadline);
-		usleep(1000);
-	}
+	KV_AWAIT(atomic_load(&notes->next) != from);
 }
 
 /* `every`: after this number of rounds the keeper is killed, too (it gives up after five deaths soon after a start). */
@@ -186,8 +175,7 @@ static void crash_loop(uint32_t every)
 	munmap(writer.notes, sizeof *writer.notes);
 	other_recovers(&other);
 	other_end(&other, 1);
-	rig_check_quiet(&rig);
-	rig_fini(&rig);
+	rig_end(&rig);
 }
 
 KV_TEST(p2_durable_blocks_survive_every_kill_9_of_the_daemon)
@@ -259,7 +247,7 @@ static void one_failed_sync(const char *engine, uint32_t when)
 		assert_int_equal(acknowledged[t], SYNC_LEN);
 	}
 	user_leave(&user);
-	assert_int_equal(rig_kill(&rig, SIGKILL), 128 + SIGKILL);
+	rig_crash(&rig);
 
 	memset(rig.wrap, 0, sizeof rig.wrap);
 	rig_start(&rig);
@@ -275,8 +263,7 @@ static void one_failed_sync(const char *engine, uint32_t when)
 	}
 	printf("# %s, call %u failed: %u blocks acknowledged meanwhile\n", engine, when, good);
 	user_leave(&user);
-	rig_check_quiet(&rig);
-	rig_fini(&rig);
+	rig_end(&rig);
 }
 
 static void one_failed_sync_each(const char *engine)
@@ -316,17 +303,15 @@ KV_TEST(p2_a_durable_put_of_what_is_there_already_is_acknowledged)
 		assert_int_equal(n, LEN);
 	}
 	user_leave(&user);
-	assert_int_equal(rig_kill(&rig, SIGKILL), 128 + SIGKILL);
+	rig_crash(&rig);
 
 	rig_start(&rig);
 	user_attach(&user, &rig, "again");
 	assert_int_equal(user_put(&user, keys, 0, LEN, 1, &n), KVC_OK); /* on disk only */
 	assert_int_equal(n, LEN);
-	assert_int_equal(user_get(&user, keys, LEN, &n), KVC_OK);
-	assert_int_equal(n, LEN);
+	user_expect(&user, keys, LEN);
 	user_leave(&user);
-	rig_check_quiet(&rig);
-	rig_fini(&rig);
+	rig_end(&rig);
 }
 
 KV_TEST_MAIN(NULL, NULL)

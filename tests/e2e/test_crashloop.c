@@ -120,12 +120,7 @@ static int has_disk(const loop_t *l)
 /* It is tried again. */
 static void await_disk(const loop_t *l)
 {
-	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
-
-	while (!has_disk(l)) {
-		assert_true(rig_now_ms() < deadline);
-		usleep(10000);
-	}
+	KV_AWAIT(has_disk(l));
 }
 
 /* A start may fail under a fault, or go on without the disk tier, which then comes late; one without a fault must do
@@ -144,7 +139,7 @@ static void loop_start(loop_t *l, int is_faulty)
 			await_disk(l);
 			return;
 		}
-		assert_int_equal(rig_kill(&l->rig, SIGKILL), 128 + SIGKILL);
+		rig_crash(&l->rig);
 	}
 	assert_true(is_faulty);
 	disarm(l);
@@ -269,7 +264,7 @@ static void lose_database(loop_t *l)
  * it reads after the kill loses it later. */
 static void loop_end(loop_t *l)
 {
-	assert_int_equal(rig_kill(&l->rig, SIGKILL), 128 + SIGKILL);
+	rig_crash(&l->rig);
 	if (kv_test_below(&l->rng, 2)) {
 		fault_disk_lose_power(&l->disk, &l->rig, &l->rng, kv_test_below(&l->rng, 3) == 0, &l->loss);
 		l->losses++;
@@ -386,7 +381,7 @@ KV_TEST(p1_a_disk_that_lies_about_syncs_loses_blocks_and_is_caught)
 		l->noted_count = 0;
 		loop_work(l, &user, 0);
 		user_leave(&user);
-		assert_int_equal(rig_kill(&l->rig, SIGKILL), 128 + SIGKILL);
+		rig_crash(&l->rig);
 		fault_disk_lose_power(&l->disk, &l->rig, &l->rng, round == 0, &l->loss);
 	}
 	printf("# lies: %" PRIu64 " acknowledged, %u lost\n", l->acknowledged, l->lost);
@@ -414,7 +409,7 @@ static void work_and_kill(loop_t *l)
 	loop_work(l, &user, 0);
 	assert_int_equal(l->noted_count, TALKS - 1);
 	user_leave(&user);
-	assert_int_equal(rig_kill(&l->rig, SIGKILL), 128 + SIGKILL);
+	rig_crash(&l->rig);
 }
 
 /* Nothing of the first life is synced, and the rebuild finds it: acknowledged from then on, it is on the device. */
@@ -494,7 +489,7 @@ KV_TEST(p2_of_two_copies_a_rebuild_keeps_the_one_that_is_whole)
 	assert_int_equal(atomic_load(&l->disk.control->injected), 1);
 	l->noted_count = 1;
 	user_leave(&user);
-	assert_int_equal(rig_kill(&l->rig, SIGKILL), 128 + SIGKILL);
+	rig_crash(&l->rig);
 	lose_database(l);
 	loop_check(l);
 	loop_close(l);
@@ -515,7 +510,7 @@ KV_TEST(p2_a_torn_block_that_a_rebuild_finds_is_not_acknowledged)
 	fault_disk_arm(&l->disk, FAULT_WRITE, FAULT_SLOTS, EIO, 0, UINT32_MAX);
 	assert_int_not_equal(user_put(&user, keys, 0, LEN, 1, &n), KVC_OK);
 	user_leave(&user);
-	assert_int_equal(rig_kill(&l->rig, SIGKILL), 128 + SIGKILL);
+	rig_crash(&l->rig);
 	lose_database(l);
 	disarm(l);
 	loop_start(l, 0);
@@ -526,7 +521,7 @@ KV_TEST(p2_a_torn_block_that_a_rebuild_finds_is_not_acknowledged)
 	}
 	l->noted_count = 1;
 	user_leave(&user);
-	assert_int_equal(rig_kill(&l->rig, SIGKILL), 128 + SIGKILL);
+	rig_crash(&l->rig);
 	loop_check(l);
 	loop_close(l);
 	free(l);

@@ -49,7 +49,7 @@ static void check_acknowledged(void)
 
 	assert_int_equal(rig_metric(&rig, "kvd_evicted_total{tier=disk}"), 0);
 	user_leave(&user);
-	assert_int_equal(rig_kill(&rig, SIGKILL), 128 + SIGKILL);
+	rig_crash(&rig);
 	rig_start(&rig);
 	user_attach(&user, &rig, "errors");
 	for (uint32_t t = 0; t < next_talk; t++) {
@@ -77,8 +77,7 @@ static void begin(fault_disk_t *disk)
 static void end_rig(void)
 {
 	user_leave(&user);
-	rig_check_quiet(&rig);
-	rig_fini(&rig);
+	rig_end(&rig);
 }
 
 /* Put until a new slot file is needed and cannot be made; status, metrics and kvctl say so and why. */
@@ -173,7 +172,6 @@ KV_TEST(p2_p5_a_device_that_stalls_does_not_hold_up_the_end, NULL, clean_up)
 	static const enum fault_op stalls[] = {FAULT_WRITE, FAULT_SYNC};
 
 	for (uint32_t i = 0; i < KV_COUNT_OF(stalls); i++) {
-		const uint64_t until = rig_now_ms() + RIG_WAIT_MS;
 		fault_disk_t disk;
 		uint64_t since;
 		pid_t child;
@@ -182,13 +180,10 @@ KV_TEST(p2_p5_a_device_that_stalls_does_not_hold_up_the_end, NULL, clean_up)
 		atomic_store(&disk.control->stalls, 1);
 		fault_disk_arm(&disk, stalls[i], FAULT_ANYWHERE, EIO, 0, UINT32_MAX);
 		child = child_start(put_in_the_background, NULL);
-		while (atomic_load(&disk.control->injected) == 0) {
-			assert_true(rig_now_ms() < until);
-			usleep(1000);
-		}
+		KV_AWAIT(atomic_load(&disk.control->injected) != 0);
 		user_leave(&user);
 		since = rig_now_ms();
-		assert_int_equal(rig_kill(&rig, SIGTERM), 0);
+		rig_stop(&rig);
 		printf("# it ended after %u ms\n", (unsigned)(rig_now_ms() - since));
 		assert_in_range(rig_now_ms() - since, 0, 8000);
 		child_kill(child);

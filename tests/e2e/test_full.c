@@ -33,12 +33,11 @@ static uint32_t work(user_t *user, uint64_t seed, uint32_t talks)
 /* Full before the first slot file is made, or later. */
 static void full_disk(int early)
 {
-	uint64_t written, until;
+	uint64_t written;
 	uint32_t acknowledged;
 	kvc_key_t keys[4];
 	other_t other;
 	user_t user;
-	uint32_t n;
 
 	rig_init_mount(&rig, "24m");
 	rig_start(&rig);
@@ -58,11 +57,7 @@ static void full_disk(int early)
 	rig_disk_free(&rig);
 	written = rig_metric(&rig, "kvd_disk_written_bytes_total");
 	user_keys(&user, 9000, 4, keys);
-	until = rig_now_ms() + RIG_WAIT_MS;
-	while (user_put(&user, keys, 0, 4, 1, NULL) != KVC_OK) {
-		assert_true(rig_now_ms() < until);
-		usleep(20000);
-	}
+	KV_AWAIT(user_put(&user, keys, 0, 4, 1, NULL) == KVC_OK);
 	assert_true(work(&user, 3000, 4) >= 1);
 	assert_true(rig_metric_is(&rig, "kvd_disk_off", 0));
 	assert_true(rig_metric_reaches(&rig, "kvd_disk_written_bytes_total", written + 4 * RIG_BLOCK_BYTES));
@@ -71,13 +66,12 @@ static void full_disk(int early)
 	assert_int_equal(user_put(&user, keys, 0, 4, 1, NULL), KVC_OK);
 	user_leave(&user);
 	rig_check_quiet(&rig);
-	assert_int_equal(rig_kill(&rig, SIGKILL), 128 + SIGKILL);
+	rig_crash(&rig);
 
 	rig_start(&rig); /* what was acknowledged is there */
 	user_attach(&user, &rig, "full");
 	assert_true(user_match_is(&user, keys, 4, 4));
-	assert_int_equal(user_get(&user, keys, 4, &n), KVC_OK);
-	assert_int_equal(n, 4);
+	user_expect(&user, keys, 4);
 	user_leave(&user);
 	rig_check_quiet(&rig);
 	rig_unmount(&rig);
@@ -124,7 +118,6 @@ KV_TEST(p2_p5_a_start_and_an_end_on_a_full_disk_take_a_moment, NULL, unmount)
 	other_t other;
 	pid_t daemon;
 	user_t user;
-	uint32_t n;
 
 	rig_init_mount(&rig, "24m");
 	rig_option(&rig, "--keeper=on");
@@ -140,7 +133,7 @@ KV_TEST(p2_p5_a_start_and_an_end_on_a_full_disk_take_a_moment, NULL, unmount)
 	daemon = rig_daemon(&rig);
 	kill(rig.pid, SIGSTOP); /* it would start another one at once */
 	kill(daemon, SIGKILL);
-	assert_int_equal(rig_kill(&rig, SIGKILL), 128 + SIGKILL);
+	rig_crash(&rig);
 	do { /* what the metadata's program had taken for itself; and the kernel has to end the daemon */
 		rig_disk_fill(&rig);
 		assert_int_equal(truncate(rig.log, 0), 0);
@@ -152,8 +145,7 @@ KV_TEST(p2_p5_a_start_and_an_end_on_a_full_disk_take_a_moment, NULL, unmount)
 	for (uint32_t upgrades = 0; upgrades < 2; upgrades++) {
 		user_attach(&user, &rig, "full");
 		assert_true(user_match_is(&user, keys, 4, 4));
-		assert_int_equal(user_get(&user, keys, 4, &n), KVC_OK);
-		assert_int_equal(n, 4);
+		user_expect(&user, keys, 4);
 		user_leave(&user);
 		assert_int_equal(rig_metric(&rig, "kvd_disk_rebuilt_total"), 0);
 		other_recovers(&other);

@@ -19,7 +19,6 @@ static void serves_from_disk(rig_t *rig, uint32_t talks)
 	kvc_key_t keys[LEN];
 	other_t other;
 	user_t user;
-	uint32_t n;
 
 	rig_start(rig);
 	other_start(&other, rig->sock);
@@ -31,14 +30,13 @@ static void serves_from_disk(rig_t *rig, uint32_t talks)
 	user_leave(&user);
 	other_end(&other, 0);
 	rig_check_quiet(rig);
-	assert_int_equal(rig_kill(rig, SIGTERM), 0);
+	rig_stop(rig);
 	rig_start(rig);
 	user_attach(&user, rig, "machine");
 	for (uint32_t t = 0; t < talks; t++) {
 		user_keys(&user, t, LEN, keys);
 		assert_true(user_match_is(&user, keys, LEN, LEN));
-		assert_int_equal(user_get(&user, keys, LEN, &n), KVC_OK);
-		assert_int_equal(n, LEN);
+		user_expect(&user, keys, LEN);
 	}
 	user_leave(&user);
 }
@@ -87,8 +85,7 @@ KV_TEST(p6_without_io_uring_the_daemon_serves_and_says_so)
 	serves_from_disk(&rig, 6);
 	assert_true(rig_metric_is(&rig, "kvd_disk_fallback", 1));
 	assert_true(status_says(&rig, "io_uring is not available"));
-	rig_check_quiet(&rig);
-	rig_fini(&rig);
+	rig_end(&rig);
 }
 
 static void nobody_with_little_memlock(void)
@@ -121,11 +118,10 @@ KV_TEST(p6_with_a_memlock_of_8_mib_the_daemon_serves_and_says_so)
 		rig_fini(&rig);
 		skip();
 	}
-	assert_int_equal(rig_kill(&rig, SIGTERM), 0);
+	rig_stop(&rig);
 	serves_from_disk(&rig, 40); /* 25 MiB */
 	assert_true(rig_log_has(&rig, "RLIMIT_MEMLOCK") || rig_metric(&rig, "kvd_disk_fallback") == 1);
-	rig_check_quiet(&rig);
-	rig_fini(&rig);
+	rig_end(&rig);
 }
 
 /* SCHED_RR where it is permitted, else a warning and service; and a session, so a scheduling group, of its own in
@@ -154,8 +150,7 @@ static void serves_in_class(int expected)
 	assert_int_equal(sched_getscheduler(daemon) & ~SCHED_RESET_ON_FORK, expected);
 	assert_int_equal(rig_log_has(&rig, "no realtime class"), expected == SCHED_OTHER);
 	assert_int_equal(getsid(daemon), daemon);
-	rig_check_quiet(&rig);
-	rig_fini(&rig);
+	rig_end(&rig);
 }
 
 KV_TEST(p7_where_it_is_permitted_the_core_thread_is_realtime)
@@ -336,8 +331,7 @@ KV_TEST(p6_without_huge_pages_the_daemon_serves_and_says_so)
 		assert_true(status_says(&rig, "the CPU pool is not on huge pages"));
 		assert_true(rig_log_has(&rig, "huge pages"));
 	}
-	rig_check_quiet(&rig);
-	rig_fini(&rig);
+	rig_end(&rig);
 }
 
 KV_TEST_MAIN(NULL, NULL)

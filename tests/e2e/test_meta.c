@@ -58,7 +58,7 @@ static void begin(void)
 		assert_true(put_talk(t));
 	}
 	user_leave(&user);
-	assert_int_equal(rig_kill(&rig, SIGTERM), 0);
+	rig_stop(&rig);
 	start();
 }
 
@@ -66,7 +66,6 @@ static void begin(void)
 static void read_acknowledged(void)
 {
 	kvc_key_t keys[LEN];
-	uint32_t n;
 
 	for (uint32_t t = 0; t < TALKS; t++) {
 		if (!acknowledged[t]) {
@@ -74,8 +73,7 @@ static void read_acknowledged(void)
 		}
 		user_keys(&user, t, LEN, keys);
 		assert_true(user_match_is(&user, keys, LEN, LEN));
-		assert_int_equal(user_get(&user, keys, LEN, &n), KVC_OK);
-		assert_int_equal(n, LEN);
+		user_expect(&user, keys, LEN);
 	}
 	assert_int_equal(user.wrong, 0);
 }
@@ -83,19 +81,14 @@ static void read_acknowledged(void)
 /* The fault has ended: durability comes back without a restart. */
 static void durable_again(uint32_t talk)
 {
-	const uint64_t until = rig_now_ms() + 3 * (uint64_t)RIG_WAIT_MS;
-
-	while (!put_talk(talk)) {
-		assert_true(rig_now_ms() < until);
-		usleep(20000);
-	}
+	KV_AWAIT(put_talk(talk));
 }
 
 /* kill -9 of everything, a new start, and all that was acknowledged is there. */
 static void kill_and_read(void)
 {
 	user_leave(&user);
-	assert_int_equal(rig_kill(&rig, SIGKILL), 128 + SIGKILL);
+	rig_crash(&rig);
 	start();
 	read_acknowledged();
 }
@@ -104,20 +97,16 @@ static void end_rig(void)
 {
 	user_leave(&user);
 	rig_check_quiet(&rig);
-	assert_int_equal(rig_kill(&rig, SIGTERM), 0);
+	rig_stop(&rig);
 }
 
 /* ---- the metadata process -------------------------------------------------------------------- */
 
 static pid_t await_meta(void)
 {
-	const uint64_t until = rig_now_ms() + RIG_WAIT_MS;
 	pid_t pid;
 
-	while ((pid = rig_meta(&rig)) == 0) {
-		assert_true(rig_now_ms() < until);
-		usleep(2000);
-	}
+	KV_AWAIT((pid = rig_meta(&rig)) != 0);
 
 	return pid;
 }
@@ -160,13 +149,9 @@ KV_TEST(p2_p6_a_metadata_process_killed_at_any_time_loses_nothing, NULL, clean_u
 	/* One that nobody asks anything is missed too, also by a daemon that has never asked it. */
 	for (uint32_t round = 0; round < 2; round++) {
 		const pid_t was = await_meta();
-		const uint64_t until = rig_now_ms() + RIG_WAIT_MS;
 
 		kill(was, SIGKILL);
-		while (rig_meta(&rig) == was || rig_meta(&rig) == 0) {
-			assert_true(rig_now_ms() < until);
-			usleep(2000);
-		}
+		KV_AWAIT(rig_meta(&rig) != was && rig_meta(&rig) != 0);
 		if (round == 0) {
 			kill_and_read();
 		}
@@ -293,7 +278,7 @@ KV_TEST(p2_errors_of_the_device_at_a_start_cost_no_rebuild, NULL, clean_up)
 			const uint64_t injected = atomic_load(&disk.control->injected);
 
 			user_leave(&user);
-			assert_int_equal(rig_kill(&rig, SIGKILL), 128 + SIGKILL);
+			rig_crash(&rig);
 			fault_disk_arm(&disk, FAULT_READ, FAULT_ROWS, EIO, skip, count);
 			start();
 			fault_disk_arm(&disk, FAULT_OPS, 0, 0, 0, 0);
@@ -346,7 +331,7 @@ KV_TEST(p2_errors_while_the_database_opens_cost_no_rebuild, NULL, clean_up)
 
 	for (uint32_t count = 6; count > 0; count = count == 6 ? UINT32_MAX : 0) {
 		user_leave(&user);
-		assert_int_equal(rig_kill(&rig, SIGKILL), 128 + SIGKILL);
+		rig_crash(&rig);
 		fault_disk_arm(&disk, FAULT_OPEN, FAULT_ROWS, EIO, 0, count);
 		start();
 		assert_true(rig_metric_is(&rig, "kvd_disk_state", count == 6 ? 0 : 4));
@@ -370,7 +355,7 @@ KV_TEST(p2_a_database_that_never_opens_is_given_up, NULL, clean_up)
 	fault_disk_open(&disk, &rig);
 	begin();
 	user_leave(&user);
-	assert_int_equal(rig_kill(&rig, SIGKILL), 128 + SIGKILL);
+	rig_crash(&rig);
 	assert_int_equal(truncate(rig.log, 0), 0);
 	fault_disk_arm(&disk, FAULT_OPEN, FAULT_ROWS, EIO, 0, UINT32_MAX);
 	start();
@@ -566,14 +551,14 @@ KV_TEST(p10_nonsense_from_the_metadata_process_faults_the_tier_only, NULL, clean
 	copy_programs(folder);
 	for (uint32_t i = 0; i < KV_COUNT_OF(scripts); i++) {
 		user_leave(&user);
-		assert_int_equal(rig_kill(&rig, SIGTERM), 0);
+		rig_stop(&rig);
 		install_fake(folder, scripts[i]);
 		start();
 		assert_true(rig_metric_is(&rig, "kvd_disk_state", 4));
 		assert_false(put_talk(FIRST + i));
 	}
 	user_leave(&user);
-	assert_int_equal(rig_kill(&rig, SIGTERM), 0);
+	rig_stop(&rig);
 	install_fake(folder, NULL);
 	assert_int_equal(rig_try(&rig), kv_status_exit_code(KV_ERR_PATH));
 	assert_true(rig_log_has(&rig, "kvd-meta is not beside"));

@@ -77,7 +77,7 @@ KV_TEST(disk_blocks_count_before_an_engine_attaches)
 	user_keys(&user, 1, LEN, keys);
 	assert_int_equal(user_put(&user, keys, 0, LEN, 1, NULL), KVC_OK);
 	user_leave(&user);
-	assert_int_equal(rig_kill(&rig, SIGTERM), 0);
+	rig_stop(&rig);
 	rig_start(&rig);
 	assert_true(rig_metric_is(&rig, "kvd_tier_blocks{tier=disk}", LEN));
 	assert_true(rig_metric_is(&rig, "kvd_tier_blocks{tier=cpu}", 0));
@@ -166,7 +166,7 @@ KV_TEST(p2_what_an_operator_drops_is_gone_and_nothing_else)
 	user_leave(&two);
 	user_leave(&other);
 	rig_check_quiet(&rig);
-	assert_int_equal(rig_kill(&rig, SIGKILL), 128 + SIGKILL);
+	rig_crash(&rig);
 	rig_start(&rig);
 	user_attach(&one, &rig, "llama");
 	user_attach(&other, &rig, "qwen");

@@ -745,7 +745,7 @@ KV_TEST(p10_strangers_on_either_port_do_no_harm, setup, teardown)
 
 static void restart_with_key(uint32_t i, const char *key)
 {
-	assert_int_equal(rig_kill(&net_.rig[i], SIGTERM), 0);
+	rig_stop(&net_.rig[i]);
 	peers_write_key(net_.key[i], key, 0600);
 	rig_start(&net_.rig[i]);
 }
@@ -796,7 +796,7 @@ KV_TEST(p10_a_configuration_that_lets_strangers_in_is_refused, setup, teardown)
 	rig_t *rig = &net_.rig[0];
 	const uint32_t count = rig->option_count;
 
-	assert_int_equal(rig_kill(rig, SIGTERM), 0);
+	rig_stop(rig);
 	for (size_t i = 0; i < KV_COUNT_OF(cases); i++) {
 		for (size_t o = 0; o < 3; o++) {
 			rig_option(rig, "%s", cases[i].options[o]);
@@ -884,7 +884,7 @@ KV_TEST(p5_many_transfers_at_once_are_served_within_the_window, setup, teardown)
 /* Hand-overs may keep half of that: some fail, in time, and none of them half. */
 KV_TEST(p5_transfers_without_room_fail_soon, setup, teardown)
 {
-	assert_int_equal(rig_kill(&net_.rig[1], SIGTERM), 0);
+	rig_stop(&net_.rig[1]);
 	rig_option(&net_.rig[1], "--handover.max_bytes=%u", CROWD * RIG_BLOCKS * RIG_BLOCK_BYTES / 2);
 	rig_start(&net_.rig[1]);
 	peers_connected(&net_);

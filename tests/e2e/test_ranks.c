@@ -250,8 +250,7 @@ static void bed_free(bed_t *bed)
 		assert_int_equal(waitpid(bed->pid[i], NULL, 0), bed->pid[i]);
 	}
 	user_leave(&bed->user);
-	rig_check_quiet(&bed->rig);
-	rig_fini(&bed->rig);
+	rig_end(&bed->rig);
 }
 
 static void key_of(void *ctx, uint32_t i, kvc_key_t *key)

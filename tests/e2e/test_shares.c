@@ -83,12 +83,10 @@ static uint32_t matched(user_t *user, uint32_t first, uint32_t count)
 static void read_all(user_t *user, uint32_t first, uint32_t count)
 {
 	kvc_key_t keys[LEN];
-	uint32_t n;
 
 	for (uint32_t c = first; c < first + count; c++) {
 		user_keys(user, c, LEN, keys);
-		assert_int_equal(user_get(user, keys, LEN, &n), KVC_OK);
-		assert_int_equal(n, LEN);
+		user_expect(user, keys, LEN);
 	}
 }
 
@@ -129,8 +127,7 @@ KV_TEST(p2_a_disk_full_of_a_model_nobody_opens_takes_the_next_one)
 	assert_true(matched(&old, 0, MANY) > 8 * LEN); /* it gave what was asked for, not all it had */
 	user_leave(&old);
 	user_leave(&new);
-	rig_check_quiet(&rig);
-	rig_fini(&rig);
+	rig_end(&rig);
 }
 
 /* A namespace that fills the disk and goes on writing leaves another one its share. */
@@ -155,8 +152,7 @@ KV_TEST(p5_a_namespace_that_fills_the_disk_gives_another_its_share)
 	read_all(&user, 0, 18);
 	user_leave(&rival);
 	user_leave(&user);
-	rig_check_quiet(&rig);
-	rig_fini(&rig);
+	rig_end(&rig);
 }
 
 /* ---- index and memory ------------------------------------------------------------------------ */
@@ -184,8 +180,7 @@ KV_TEST(p5_a_namespace_that_fills_the_index_gives_another_its_share)
 	read_all(&user, 0, 15);
 	user_leave(&rival);
 	user_leave(&user);
-	rig_check_quiet(&rig);
-	rig_fini(&rig);
+	rig_end(&rig);
 }
 
 /* It has all memory, leases what it can and lets go of nothing, and has put open wherever a slot was to be had. */
@@ -230,8 +225,7 @@ KV_TEST(p5_a_namespace_that_holds_all_memory_gives_another_its_share)
 	}
 	user_leave(&rival);
 	user_leave(&user);
-	rig_check_quiet(&rig);
-	rig_fini(&rig);
+	rig_end(&rig);
 }
 
 /* A maximum holds on the real tiers, for one block size after the other, while nobody else is there. What is newest is
@@ -266,8 +260,7 @@ KV_TEST(p5_a_maximum_holds_however_much_is_idle)
 			restart(SIGKILL);
 		}
 	}
-	rig_check_quiet(&rig);
-	rig_fini(&rig);
+	rig_end(&rig);
 }
 
 /* Files that were there before the maximum was lowered go by themselves, while the service goes on, and what was used
@@ -305,8 +298,7 @@ KV_TEST(p5_files_above_a_lowered_maximum_go_soon)
 	assert_in_range(rig_share(user.kvc, "disk", "used"), 1, most);
 	read_all(&user, 1000, 1);
 	user_leave(&user);
-	rig_check_quiet(&rig);
-	rig_fini(&rig);
+	rig_end(&rig);
 }
 
 KV_TEST_MAIN(NULL, NULL)

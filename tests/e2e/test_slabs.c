@@ -144,8 +144,7 @@ static void all_unmapped(const rig_t *rig, model_t *one, model_t *other)
 
 static void end_rig(rig_t *rig)
 {
-	rig_check_quiet(rig);
-	rig_fini(rig);
+	rig_end(rig);
 }
 
 /* 8 MiB of pool: some 480 small blocks or 240 large ones. */

@@ -24,7 +24,7 @@ static void stored_talks(rig_t *rig)
 		assert_int_equal(user_put(&user, keys, 0, LEN, 1, NULL), KVC_OK);
 	}
 	user_leave(&user);
-	assert_int_equal(rig_kill(rig, SIGTERM), 0);
+	rig_stop(rig);
 }
 
 /* Start, and count the blocks that come back whole; what does not come is put again. */
@@ -48,8 +48,7 @@ static uint32_t blocks_back(rig_t *rig, uint32_t expected)
 	for (uint32_t t = 0; t < TALKS; t++) {
 		user_keys(&user, t, LEN, keys);
 		assert_int_equal(user_put(&user, keys, 0, LEN, 0, NULL), KVC_OK);
-		assert_int_equal(user_get(&user, keys, LEN, &n), KVC_OK);
-		assert_int_equal(n, LEN);
+		user_expect(&user, keys, LEN);
 	}
 	user_leave(&user);
 
@@ -90,8 +89,7 @@ KV_TEST(p10_a_truncated_slot_file_costs_its_own_blocks_only)
 	assert_in_range(back, (TALKS * LEN - 204) / LEN * LEN, TALKS * LEN - 204);
 	assert_true(rig_metric_is(&rig, "kvd_disk_files_cut_total", 1));
 	assert_true(rig_log_has(&rig, "was cut to 100000 bytes"));
-	rig_check_quiet(&rig);
-	rig_fini(&rig);
+	rig_end(&rig);
 }
 
 KV_TEST(p2_metadata_that_is_gone_is_made_again_from_the_slots)
@@ -105,8 +103,7 @@ KV_TEST(p2_metadata_that_is_gone_is_made_again_from_the_slots)
 	assert_int_equal(system(command), 0);
 	assert_int_equal(blocks_back(&rig, TALKS * LEN), TALKS * LEN);
 	assert_true(rig_metric_is(&rig, "kvd_disk_rebuilt_total", TALKS * LEN));
-	rig_check_quiet(&rig);
-	rig_fini(&rig);
+	rig_end(&rig);
 }
 
 KV_TEST(p10_one_truncated_superblock_is_repaired_two_are_foreign)
@@ -118,10 +115,10 @@ KV_TEST(p10_one_truncated_superblock_is_repaired_two_are_foreign)
 	cut(&rig, "superblock.1", 21);
 	assert_int_equal(blocks_back(&rig, TALKS * LEN), TALKS * LEN);
 	rig_check_quiet(&rig);
-	assert_int_equal(rig_kill(&rig, SIGTERM), 0);
+	rig_stop(&rig);
 	cut(&rig, "superblock.0", 0);
 	assert_int_equal(blocks_back(&rig, TALKS * LEN), TALKS * LEN); /* from the one that was written again */
-	assert_int_equal(rig_kill(&rig, SIGTERM), 0);
+	rig_stop(&rig);
 	cut(&rig, "superblock.0", 30);
 	cut(&rig, "superblock.1", 31);
 	refused(&rig, KV_ERR_FOREIGN, rig.disk);
@@ -215,8 +212,7 @@ KV_TEST(p10_a_second_daemon_on_the_data_directory_is_refused)
 	rig_fini(&second);
 	other_goes_on(&other, 5);
 	other_end(&other, 0);
-	rig_check_quiet(&first);
-	rig_fini(&first);
+	rig_end(&first);
 }
 
 KV_TEST_MAIN(NULL, NULL)

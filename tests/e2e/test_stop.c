@@ -47,8 +47,7 @@ static void bed_free(bed_t *bed)
 	other_recovers(&bed->other);
 	other_end(&bed->other, 1);
 	user_leave(&bed->user);
-	rig_check_quiet(&bed->rig);
-	rig_fini(&bed->rig);
+	rig_end(&bed->rig);
 }
 
 static kvc_lease_t *lease_all(bed_t *bed)
@@ -192,8 +191,7 @@ KV_TEST(p7_stops_of_any_length_cost_misses_and_time_only)
 		other_goes_on(&other, 2);
 	}
 	other_end(&other, 0); /* no error, no wrong byte */
-	rig_check_quiet(&rig);
-	rig_fini(&rig);
+	rig_end(&rig);
 }
 
 /* ---- what is left after it --------------------------------------------------------------------- */
@@ -235,12 +233,11 @@ KV_TEST(p2_prefixes_used_before_a_restart_outlive_the_others)
 	put_talks(&user, 0, TALKS);
 	for (uint64_t talk = 0; talk < TALKS / 2; talk++) {
 		user_keys(&user, talk, BLOCKS, keys);
-		assert_int_equal(user_get(&user, keys, BLOCKS, &n), KVC_OK);
-		assert_int_equal(n, BLOCKS);
+		user_expect(&user, keys, BLOCKS);
 	}
 	user_leave(&user);
 	rig_written(&rig);
-	assert_int_equal(rig_kill(&rig, SIGTERM), 0);
+	rig_stop(&rig);
 
 	rig_start(&rig);
 	user_attach(&user, &rig, "recency");
@@ -256,8 +253,7 @@ KV_TEST(p2_prefixes_used_before_a_restart_outlive_the_others)
 	}
 	assert_true(unused < (TALKS / 2 - 1) * BLOCKS);
 	user_leave(&user);
-	rig_check_quiet(&rig);
-	rig_fini(&rig);
+	rig_end(&rig);
 }
 
 KV_TEST_MAIN(NULL, NULL)

@@ -32,7 +32,7 @@ static void begin(bed_t *bed, const char *engine)
 		assert_int_equal(user_put(&bed->user, keys, 0, n, 1, NULL), KVC_OK);
 	}
 	user_leave(&bed->user);
-	assert_int_equal(rig_kill(&bed->rig, SIGKILL), 128 + SIGKILL);
+	rig_crash(&bed->rig);
 	fault_disk_wait(&bed->rig);
 	rig_start(&bed->rig);
 	user_attach(&bed->user, &bed->rig, MODEL);
@@ -43,8 +43,7 @@ static void end_bed(bed_t *bed)
 {
 	assert_int_equal(rig_metric(&bed->rig, "kvd_disk_lost_total"), 0);
 	user_leave(&bed->user);
-	rig_check_quiet(&bed->rig);
-	rig_fini(&bed->rig);
+	rig_end(&bed->rig);
 	fault_disk_close(&bed->disk);
 }
 

@@ -68,20 +68,11 @@ static void stage_program(int disk)
 	rig.program = program_;
 }
 
-static void write_config(const char *text)
-{
-	FILE *file = fopen(config_, "we");
-
-	assert_non_null(file);
-	fputs(text, file);
-	assert_int_equal(fclose(file), 0);
-}
-
 static void stage_config(const char *text)
 {
 	snprintf(config_, sizeof config_, "%.70s/kvd.conf", rig.dir);
 	rig_option(&rig, "--config=%s", config_);
-	write_config(text);
+	kv_test_write(config_, text);
 }
 
 /* Does the process run what is installed? */
@@ -114,13 +105,9 @@ static void wait_for_log(const char *text, uint32_t times)
 /* The next daemon serves, under the same keeper. */
 static void wait_for_next(pid_t daemon)
 {
-	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
 	pid_t now;
 
-	while ((now = rig_daemon(&rig)) == daemon || now == 0 || now == rig.pid) {
-		assert_true(rig_now_ms() < deadline);
-		usleep(1000);
-	}
+	KV_AWAIT((now = rig_daemon(&rig)) != daemon && now != 0 && now != rig.pid);
 	rig_serving(&rig);
 	assert_int_equal(waitpid(rig.pid, NULL, WNOHANG), 0);
 }
@@ -199,7 +186,6 @@ KV_TEST(p2_an_upgrade_runs_the_program_that_was_installed_since, NULL, clean_up)
 	kvc_key_t keys[LEN];
 	user_t user, host;
 	uint64_t incarnation;
-	uint32_t n = 0;
 
 	stage_program(1);
 	start(&user);
@@ -214,8 +200,7 @@ KV_TEST(p2_an_upgrade_runs_the_program_that_was_installed_since, NULL, clean_up)
 	talks_wait_attached(&host, incarnation);
 	expect_kept(&user, incarnation);
 	assert_true(user_match_is(&host, keys, LEN, LEN)); /* of the disk tier */
-	assert_int_equal(user_get(&host, keys, LEN, &n), KVC_OK);
-	assert_int_equal(n, LEN);
+	user_expect(&host, keys, LEN);
 	assert_int_equal(host.wrong, 0);
 	user_leave(&host);
 	user_leave(&user);
@@ -225,7 +210,6 @@ KV_TEST(p2_an_upgrade_runs_the_program_that_was_installed_since, NULL, clean_up)
 /* The daemon has just died, and the next one may be starting. */
 KV_TEST(p2_an_upgrade_right_after_a_crash_keeps_the_blocks, NULL, clean_up)
 {
-	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
 	uint64_t incarnation;
 	pid_t daemon;
 	user_t user;
@@ -239,10 +223,7 @@ KV_TEST(p2_an_upgrade_right_after_a_crash_keeps_the_blocks, NULL, clean_up)
 	kill(daemon, SIGKILL);
 	kill(rig.pid, SIGUSR2);
 	kill(rig.pid, SIGCONT);
-	while (!runs_installed(rig.pid)) {
-		assert_true(rig_now_ms() < deadline);
-		usleep(1000);
-	}
+	KV_AWAIT(runs_installed(rig.pid));
 	wait_for_next(daemon);
 	expect_kept(&user, incarnation);
 	assert_int_equal(rig_metric(&rig, "kvd_restarts_total"), 1);
@@ -341,7 +322,7 @@ KV_TEST(p6_sigusr2_changes_nothing_without_a_keeper, NULL, clean_up)
 	incarnation = kvc_incarnation(user.kvc);
 	kill(rig_daemon(&rig), SIGUSR2); /* past the keeper */
 	wait_for_log("SIGUSR2 is for the keeper: the main process", 1);
-	assert_int_equal(rig_kill(&rig, SIGTERM), 0);
+	rig_stop(&rig);
 	rig_option(&rig, "--keeper=off");
 	rig_start(&rig);
 	kill(rig.pid, SIGUSR2);
@@ -363,12 +344,12 @@ KV_TEST(p10_an_upgrade_takes_the_file_if_it_is_valid, NULL, clean_up)
 	talks_stage(&rig, 0);
 	stage_config("namespaces: default\n");
 	start(&user);
-	write_config("namespaces: default\nnamespeces: rival\n");
+	kv_test_write(config_, "namespaces: default\nnamespeces: rival\n");
 	expect_refusal(&user, "its --check-config ended with exit code 78");
 	assert_true(rig_log_has(&rig, "namespeces"));
 	assert_int_equal(unlink(config_), 0);
 	expect_refusal(&user, config_);
-	write_config("namespaces: default,rival\n");
+	kv_test_write(config_, "namespaces: default,rival\n");
 	upgrade();
 	snprintf(path, sizeof path, "%.79s/rival.sock", rig.run_dir);
 	assert_int_equal(access(path, F_OK), 0);
@@ -391,7 +372,7 @@ KV_TEST(p6_a_file_that_does_not_start_is_given_up_after_an_upgrade, NULL, clean_
 	start(&user);
 	snprintf(path, sizeof path, "%.79s/rival.sock", rig.run_dir);
 	assert_int_equal(mkdir(path, 0700), 0);
-	write_config("namespaces: default,rival\n");
+	kv_test_write(config_, "namespaces: default,rival\n");
 	incarnation = kvc_incarnation(user.kvc);
 	kill(rig.pid, SIGUSR2);
 	wait_for_log("going back to the configuration that has served last", 1);
@@ -448,9 +429,9 @@ static void wait_for_fds(const char *whose, pid_t pid, uint32_t fds)
 {
 	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
 
-	while (talks_count_fds(pid, "") > fds) {
+	while (kv_test_count_fds(pid, "") > fds) {
 		if (rig_now_ms() > deadline) {
-			fail_msg("%s: %u descriptors, and not %u", whose, talks_count_fds(pid, ""), fds);
+			fail_msg("%s: %u descriptors, and not %u", whose, kv_test_count_fds(pid, ""), fds);
 		}
 		usleep(2000);
 	}
@@ -474,8 +455,8 @@ KV_TEST(p4_ten_upgrades_leave_no_descriptor_behind, NULL, clean_up)
 		assert_true(rig_metric_is(&rig, "kvd_sessions", 2)); /* the user, and who asks */
 		assert_true(rig_metric_is(&rig, "kvd_gpu_stock_slabs", TALKS_SLABS - 2));
 		if (i == 0) {
-			keeper = talks_count_fds(rig.pid, "");
-			daemon = talks_count_fds(rig_daemon(&rig), "");
+			keeper = kv_test_count_fds(rig.pid, "");
+			daemon = kv_test_count_fds(rig_daemon(&rig), "");
 		}
 	}
 	wait_for_fds("keeper", rig.pid, keeper);

@@ -473,12 +473,7 @@ static int is_locked(const rig_t *rig)
 
 void fault_disk_wait(const rig_t *rig)
 {
-	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
-
-	while (anybody_left(rig) || is_locked(rig)) {
-		assert_true(rig_now_ms() < deadline);
-		usleep(1000);
-	}
+	KV_AWAIT(!anybody_left(rig) && !is_locked(rig));
 }
 
 void fault_disk_lose_power(fault_disk_t *disk, const rig_t *rig, kv_test_rng_t *rng, int all, fault_loss_t *loss)

@@ -80,7 +80,7 @@ void rig_unmount(rig_t *rig)
 {
 	const uint64_t until = rig_now_ms() + RIG_WAIT_MS;
 
-	assert_int_equal(rig_kill(rig, SIGTERM), 0);
+	rig_stop(rig);
 	/* The kernel ends a ring, and lets go of its files, some time after the process. */
 	while (umount(rig->disk) != 0) {
 		assert_true(rig_now_ms() < until);
@@ -329,6 +329,22 @@ void rig_fini(rig_t *rig)
 	}
 	kv_test_dir_remove(rig->dir);
 	assert_int_equal(code, 0);
+}
+
+void rig_crash(rig_t *rig)
+{
+	assert_int_equal(rig_kill(rig, SIGKILL), 128 + SIGKILL);
+}
+
+void rig_stop(rig_t *rig)
+{
+	assert_int_equal(rig_kill(rig, SIGTERM), 0);
+}
+
+void rig_end(rig_t *rig)
+{
+	rig_check_quiet(rig);
+	rig_fini(rig);
 }
 
 static void slurp(const char *path, char *out, size_t cap)

@@ -63,6 +63,11 @@ pid_t rig_child(const rig_t *rig, const char *program);
 int rig_kill(rig_t *rig, int signal);
 /* SIGTERM, which must end it with 0, and remove the directory. */
 void rig_fini(rig_t *rig);
+/* SIGKILL, and SIGTERM, which must end it with 0: the directory stays. */
+void rig_crash(rig_t *rig);
+void rig_stop(rig_t *rig);
+/* rig_check_quiet() and rig_fini(). */
+void rig_end(rig_t *rig);
 int rig_log_has(const rig_t *rig, const char *text);
 /* How often. */
 uint32_t rig_log_count(const rig_t *rig, const char *text);
@@ -113,6 +118,8 @@ kvc_status_t user_put(user_t *user, const kvc_key_t *keys, uint32_t from, uint32
 /* Match, acquire, wait, read and compare as much of the prefix as there is: *p_n blocks came whole. MISS: none is
  * there. */
 kvc_status_t user_get(user_t *user, const kvc_key_t *keys, uint32_t n, uint32_t *p_n);
+/* All n of them come whole. */
+void user_expect(user_t *user, const kvc_key_t *keys, uint32_t n);
 uint32_t user_match(const user_t *user, const kvc_key_t *keys, uint32_t n);
 /* Poll until the match is this long. 0: it never was. */
 int user_match_is(user_t *user, const kvc_key_t *keys, uint32_t n, uint32_t want);

@@ -154,6 +154,15 @@ kvc_status_t user_get(user_t *user, const kvc_key_t *keys, uint32_t n, uint32_t 
 	return status;
 }
 
+void user_expect(user_t *user, const kvc_key_t *keys, uint32_t n)
+{
+	uint32_t got = 0;
+
+	assert_int_equal(user_get(user, keys, n, &got), KVC_OK);
+	assert_int_equal(got, n);
+	assert_int_equal(user->wrong, 0);
+}
+
 uint32_t user_match(const user_t *user, const kvc_key_t *keys, uint32_t n)
 {
 	kvc_match_t match = {.struct_size = sizeof match};

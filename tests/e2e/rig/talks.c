@@ -1,6 +1,5 @@
 #include "e2e/rig/talks.h"
 
-#include <dirent.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -16,8 +15,7 @@ void talks_stage(rig_t *rig, int disk)
 
 void talks_end(rig_t *rig)
 {
-	rig_check_quiet(rig);
-	rig_fini(rig);
+	rig_end(rig);
 }
 
 static kvc_status_t try_gpu(const rig_t *rig, user_t *user)
@@ -87,27 +85,6 @@ void talks_expect(user_t *user, uint32_t each)
 	for (uint64_t c = 0; c < TALKS; c++) {
 		assert_int_equal(talks_get(user, c), each);
 	}
-}
-
-uint32_t talks_count_fds(pid_t pid, const char *of)
-{
-	char path[64], target[128];
-	struct dirent *entry;
-	uint32_t n = 0;
-	DIR *dir;
-
-	snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
-	dir = opendir(path);
-	assert_non_null(dir);
-	while ((entry = readdir(dir))) {
-		const ssize_t len = readlinkat(dirfd(dir), entry->d_name, target, sizeof target - 1);
-
-		target[len < 0 ? 0 : len] = '\0';
-		n += strstr(target, of) != NULL;
-	}
-	closedir(dir);
-
-	return n;
 }
 
 void talks_check_unfinished_put(rig_t *rig, void (*change)(void))
@@ -223,10 +200,5 @@ void talks_engines_end(talks_notes_t *notes, const pid_t *pids, uint32_t n)
 
 void talks_engines_wait(talks_notes_t *notes, uint32_t puts)
 {
-	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
-
-	while (atomic_load(&notes->put) < notes->before + puts) {
-		assert_true(rig_now_ms() < deadline);
-		usleep(1000);
-	}
+	KV_AWAIT(atomic_load(&notes->put) >= notes->before + puts);
 }
