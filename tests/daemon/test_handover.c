@@ -86,58 +86,6 @@ static const char *document(int fd)
 	return json;
 }
 
-KV_TEST(p4_a_hand_over_crosses_two_sockets)
-{
-	static uint8_t tail[1u << 20];
-	kv_msg_handover_send_t send = send_of("request-1", 0, (uint32_t[]){0, 4, 1}, 0);
-	kv_msg_handover_send_reply_t sent;
-	kv_msg_handover_recv_reply_t got;
-	kv_msg_handover_t notice;
-	kv_msg_handover_tail_t ask = {0};
-	kv_msg_handover_tail_reply_t answer;
-
-	memset(tail, 0xa5, sizeof tail);
-	assert_int_equal(receive(&decode_, "request-1", 5000, &got), KV_OK);
-	assert_int_equal(got.state, KV_HANDOVER_AWAITED);
-	assert_int_equal(raw_call(prefill_.fd, KV_CODE_HANDOVER_SEND, &send, &sent), KV_OK);
-	assert_int_equal(sent.number, got.number);
-	assert_int_equal(sent.n, 4);
-	assert_true(raw_notice(decode_.fd, KV_CODE_HANDOVER, RAW_TIMEOUT_MS, &notice));
-	assert_int_equal(notice.n, 4);
-	assert_int_equal(notice.state, KV_HANDOVER_SENDING);
-	send = send_of("request-1", sent.number, (uint32_t[]){0, N, 1}, 1);
-	send.tail = (kv_slice_t){tail, sizeof tail};
-	assert_int_equal(raw_call(prefill_.fd, KV_CODE_HANDOVER_SEND, &send, &sent), KV_OK);
-	assert_int_equal(sent.bytes, N * RAW_BLOCK_BYTES + sizeof tail);
-	assert_true(raw_notice(decode_.fd, KV_CODE_HANDOVER, RAW_TIMEOUT_MS, &notice));
-	assert_int_equal(notice.state, KV_HANDOVER_COMPLETE);
-	assert_int_equal(notice.tail_bytes, sizeof tail);
-	ask.number = notice.number;
-	assert_int_equal(raw_call(decode_.fd, KV_CODE_HANDOVER_TAIL, &ask, &answer), KV_OK);
-	assert_int_equal(answer.tail.len, sizeof tail);
-	assert_memory_equal(answer.tail.data, tail, sizeof tail);
-	assert_non_null(strstr(document(prefill_.fd), "\"transfer\":\"request-1\""));
-	assert_int_equal(done(&decode_, notice.number, 0), KV_OK);
-	assert_true(raw_notice(prefill_.fd, KV_CODE_HANDOVER, RAW_TIMEOUT_MS, &notice));
-	assert_int_equal(notice.state, KV_HANDOVER_ENDED);
-	assert_int_equal(notice.status, KV_OK);
-	assert_int_equal(raw_metric(prefill_.fd, "kvd_handovers_ended_total{result=taken}"), 1);
-	assert_non_null(strstr(document(prefill_.fd), "\"transfers\":[]"));
-}
-
-/* A consumer's deadline and a producer's silence end by the daemon's clock. */
-KV_TEST(p5_a_wait_ends_by_the_daemons_clock)
-{
-	kv_msg_handover_recv_reply_t got;
-	kv_msg_handover_t notice;
-
-	assert_int_equal(receive(&decode_, "never", 50, &got), KV_OK);
-	assert_true(raw_notice(decode_.fd, KV_CODE_HANDOVER, RAW_TIMEOUT_MS, &notice));
-	assert_int_equal(notice.number, got.number);
-	assert_int_equal(notice.state, KV_HANDOVER_ENDED);
-	assert_int_equal(notice.status, KV_ERR_TIMEOUT);
-}
-
 /* ---- hostile --------------------------------------------------------------------------------- */
 
 KV_TEST(p10_fields_over_their_limits_end_the_session)
@@ -285,46 +233,6 @@ KV_TEST(p7_the_reason_of_a_producer_reaches_its_consumer)
 	assert_int_equal(notice.state, KV_HANDOVER_FAILED);
 	assert_int_equal(notice.status, KV_ERR_UNREACHABLE);
 	assert_int_equal(done(&decode_, sent.number, 0), KV_OK);
-}
-
-KV_TEST(p4_a_consumer_killed_gives_back_what_it_has_taken)
-{
-	kv_msg_handover_send_t send = send_of("killed", 0, (uint32_t[]){0, N, 1}, 1);
-	kv_msg_handover_send_reply_t sent;
-	kv_msg_handover_recv_reply_t got;
-	kv_status_t status;
-	int ready[2];
-	char byte;
-	pid_t pid;
-
-	assert_int_equal(raw_call(prefill_.fd, KV_CODE_HANDOVER_SEND, &send, &sent), KV_OK);
-	assert_int_equal(pipe(ready), 0);
-	pid = fork();
-	if (pid == 0) {
-		raw_member_t member;
-
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		raw_join(&member, daemon_.sock, "doomed");
-		(void)raw_space(&member, "m");
-		(void)receive(&member, "killed", 0, &got);
-		(void)!write(ready[1], "r", 1);
-		for (;;) {
-			pause();
-		}
-	}
-	assert_int_equal(read(ready[0], &byte, 1), 1);
-	assert_int_equal(receive(&decode_, "killed", 0, &got), KV_ERR_TAKEN);
-	kill(pid, SIGKILL);
-	assert_int_equal(waitpid(pid, NULL, 0), pid);
-	while ((status = receive(&decode_, "killed", 0, &got)) == KV_ERR_TAKEN) {
-		usleep(1000);
-	}
-	assert_int_equal(status, KV_OK);
-	assert_int_equal(got.state, KV_HANDOVER_COMPLETE);
-	assert_int_equal(got.n, N);
-	assert_int_equal(done(&decode_, got.number, 0), KV_OK);
-	close(ready[0]);
-	close(ready[1]);
 }
 
 KV_TEST(p5_ten_thousand_entries_end_with_their_member)

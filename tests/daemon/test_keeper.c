@@ -36,6 +36,19 @@ static void start(bed_t *bed, const char *text, const char *const *more)
 	close(raw_open_when_there(&bed->daemon));
 }
 
+/* The daemon after this number of restarts: the one that was killed may have answered. */
+static int open_after(const bed_t *bed, uint64_t restarts)
+{
+	int fd = raw_open_when_there(&bed->daemon);
+
+	while (raw_metric(fd, "kvd_restarts_total") != restarts) {
+		close(fd);
+		fd = raw_open_when_there(&bed->daemon);
+	}
+
+	return fd;
+}
+
 static void bed_end(bed_t *bed)
 {
 	raw_daemon_end(&bed->daemon);
@@ -143,10 +156,7 @@ static void passes(bed_t *bed, void (*cause)(bed_t *bed))
 
 static void serves_again(bed_t *bed)
 {
-	int fd = raw_open_when_there(&bed->daemon);
-
-	assert_int_equal(raw_metric(fd, "kvd_restarts_total"), 1);
-	close(fd);
+	close(open_after(bed, 1));
 	bed_end(bed);
 }
 
@@ -260,11 +270,7 @@ KV_TEST(p6_a_crash_restarts_with_the_configuration_validated_last)
 			assert_int_equal(unlink(bed.conf), 0);
 		}
 		crash(&bed, NULL);
-		fd = raw_open_when_there(&bed.daemon);
-		while (raw_metric(fd, "kvd_restarts_total") != i + 1) { /* the one that was killed may have answered */
-			close(fd);
-			fd = raw_open_when_there(&bed.daemon);
-		}
+		fd = open_after(&bed, i + 1);
 		config_is(fd, "\"policy\"", "fifo");
 		config_is(fd, "\"limits.spaces\"", "77");
 		assert_int_equal(raw_metric(fd, "kvd_config_differs"), 1);
@@ -317,10 +323,7 @@ KV_TEST(p6_a_sighup_with_an_invalid_file_changes_nothing)
 	wait_for_log(&bed, "log.level is debug");
 	kv_test_write(bed.conf, "garbage");
 	crash(&bed, NULL);
-	for (fd = raw_open_when_there(&bed.daemon); raw_metric(fd, "kvd_restarts_total") != 2;) {
-		close(fd);
-		fd = raw_open_when_there(&bed.daemon);
-	}
+	fd = open_after(&bed, 2);
 	config_is(fd, "\"policy\"", "lru");
 	config_is(fd, "\"log.level\"", "debug");
 	close(fd);
@@ -358,10 +361,7 @@ KV_TEST(p6_a_configuration_that_does_not_start_is_rolled_back)
 	wait_for_log(&bed, "namespaces: changed, and waits for the next start");
 	crash(&bed, NULL);
 	wait_for_log(&bed, "going back to the configuration that has served last");
-	for (fd = raw_open_when_there(&bed.daemon); raw_metric(fd, "kvd_restarts_total") != 1;) {
-		close(fd);
-		fd = raw_open_when_there(&bed.daemon);
-	}
+	fd = open_after(&bed, 1);
 	config_is(fd, "\"namespaces\"", "default\"");
 	status_says(fd, DIFFERS, 1);
 	close(fd);

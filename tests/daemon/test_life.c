@@ -11,7 +11,6 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 
 static int exists(const char *dir, const char *name)
@@ -129,19 +128,6 @@ KV_TEST(p6_a_second_daemon_on_the_same_run_dir_is_refused)
 	raw_daemon_end(&first);
 }
 
-KV_TEST(p6_a_run_dir_can_be_used_again_after_kill_9)
-{
-	raw_daemon_t daemon;
-	int code;
-
-	raw_daemon_start(&daemon, NULL);
-	assert_int_equal(raw_daemon_kill(&daemon, SIGKILL), 128 + SIGKILL);
-	assert_true(exists(daemon.dir, "default.sock")); /* left over */
-	assert_int_equal(raw_daemon_spawn(&daemon, NULL, &code), 1);
-	close(raw_open(daemon.sock));
-	raw_daemon_end(&daemon);
-}
-
 /* ---- HTTP ------------------------------------------------------------------------------------ */
 
 static int http_connect(uint16_t port)
@@ -187,18 +173,24 @@ KV_TEST(p10_a_taken_http_port_is_a_clear_refusal)
 	raw_daemon_end(&daemon);
 }
 
+static void http_start(raw_daemon_t *daemon, uint16_t *p_port)
+{
+	char listen[64];
+	const char *const args[] = {listen, NULL};
+
+	close(raw_listen_anywhere(p_port));
+	snprintf(listen, sizeof listen, "--http.listen=127.0.0.1:%u", *p_port);
+	raw_daemon_start(daemon, args);
+}
+
 KV_TEST(p5_http_serves_metrics_and_health)
 {
 	static char out[1 << 18];
 	raw_daemon_t daemon;
-	char listen[64];
 	uint16_t port;
-	int fd = raw_listen_anywhere(&port);
-	const char *const args[] = {listen, NULL};
+	int fd;
 
-	snprintf(listen, sizeof listen, "--http.listen=127.0.0.1:%u", port);
-	close(fd);
-	raw_daemon_start(&daemon, args);
+	http_start(&daemon, &port);
 	fd = raw_open(daemon.sock);
 	raw_metric(fd, "kvd_sessions"); /* the loop has turned */
 	http_get(port, "GET /metrics HTTP/1.0\r\n\r\n", out, sizeof out);
@@ -213,16 +205,6 @@ KV_TEST(p5_http_serves_metrics_and_health)
 	assert_non_null(strstr(out, "404"));
 	close(fd);
 	raw_daemon_end(&daemon);
-}
-
-static void http_start(raw_daemon_t *daemon, uint16_t *p_port)
-{
-	char listen[64];
-	const char *const args[] = {listen, NULL};
-
-	close(raw_listen_anywhere(p_port));
-	snprintf(listen, sizeof listen, "--http.listen=127.0.0.1:%u", *p_port);
-	raw_daemon_start(daemon, args);
 }
 
 KV_TEST(p10_other_methods_are_answered_with_what_is_allowed)
@@ -299,96 +281,7 @@ KV_TEST(p5_probes_are_served_beside_slow_connections)
 	raw_daemon_end(&daemon);
 }
 
-/* ---- systemd --------------------------------------------------------------------------------- */
-
-KV_TEST(p6_readiness_is_told_to_notify_socket)
-{
-	struct sockaddr_un address = {.sun_family = AF_UNIX};
-	struct pollfd look = {.events = POLLIN};
-	raw_daemon_t daemon;
-	char dir[64], line[64] = "";
-
-	kv_test_dir_make(dir, sizeof dir);
-	snprintf(address.sun_path, sizeof address.sun_path, "%s/notify", dir);
-	look.fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-	assert_int_equal(bind(look.fd, (struct sockaddr *)&address, sizeof address), 0);
-	setenv("NOTIFY_SOCKET", address.sun_path, 1);
-	raw_daemon_start(&daemon, NULL);
-	unsetenv("NOTIFY_SOCKET");
-	assert_int_equal(poll(&look, 1, RAW_TIMEOUT_MS), 1);
-	assert_true(recv(look.fd, line, sizeof line - 1, 0) > 0);
-	assert_string_equal(line, "READY=1");
-	raw_daemon_end(&daemon);
-	memset(line, 0, sizeof line);
-	assert_true(recv(look.fd, line, sizeof line - 1, 0) > 0);
-	assert_string_equal(line, "STOPPING=1");
-	close(look.fd);
-	kv_test_dir_remove(dir);
-}
-
-/* ---- the disk tier --------------------------------------------------------------------------- */
-
 #define N 8u
-
-KV_TEST(p2_durable_blocks_are_served_after_kill_9)
-{
-	char path[96];
-	const char *const args[] = {path, "--nvme.size=64MiB", "--nvme.file_size=4MiB", NULL};
-	raw_daemon_t daemon;
-	raw_member_t member;
-	kv_key_t keys[N];
-	kv_msg_acquire_reply_t lease;
-	kv_msg_lease_done_t done;
-	char dir[64];
-	int code;
-
-	kv_test_dir_make(dir, sizeof dir);
-	snprintf(path, sizeof path, "--nvme.path=%s/disk", dir);
-	raw_keys(1, keys, N);
-	raw_daemon_start(&daemon, args);
-	raw_join(&member, daemon.sock, "before");
-	assert_int_equal(raw_space(&member, "kept"), KV_OK);
-	assert_int_equal(raw_put_durable(&member, keys, N, 0x77), N);
-	raw_daemon_kill(&daemon, SIGKILL);
-	raw_leave(&member);
-
-	assert_int_equal(raw_daemon_spawn(&daemon, args, &code), 1);
-	raw_join(&member, daemon.sock, "after");
-	assert_int_equal(raw_space(&member, "kept"), KV_OK);
-	assert_int_equal(raw_acquire(&member, keys, N, &lease), KV_OK);
-	assert_int_equal(lease.n, N);
-	assert_int_equal(lease.n_disk, N);
-	if (lease.ready < N) {
-		assert_int_equal(raw_notice(member.fd, KV_CODE_LEASE_DONE, RAW_TIMEOUT_MS, &done), 1);
-		assert_true(done.ready == N && done.status == KV_OK);
-	}
-	for (uint32_t i = 0; i < N; i++) {
-		const uint8_t *data = raw_slot(&member, lease.offset, i);
-		assert_true(data && data[0] == 0x77 && data[RAW_BLOCK_BYTES - 1] == 0x77);
-	}
-	raw_leave(&member);
-	raw_daemon_end(&daemon);
-	kv_test_dir_remove(dir);
-}
-
-KV_TEST(p6_a_second_daemon_on_the_same_data_directory_is_refused)
-{
-	char path[96];
-	const char *const args[] = {path, "--nvme.size=64MiB", "--nvme.file_size=4MiB", NULL};
-	raw_daemon_t first, second = {0};
-	char dir[64];
-	int code = 0;
-
-	kv_test_dir_make(dir, sizeof dir);
-	kv_test_dir_make(second.dir, sizeof second.dir);
-	snprintf(path, sizeof path, "--nvme.path=%s/disk", dir);
-	raw_daemon_start(&first, args);
-	assert_int_equal(raw_daemon_spawn(&second, args, &code), 0);
-	assert_int_equal(code, kv_status_exit_code(KV_ERR_LOCKED));
-	raw_daemon_end(&second);
-	raw_daemon_end(&first);
-	kv_test_dir_remove(dir);
-}
 
 /* ---- the keeper ------------------------------------------------------------------------------ */
 
@@ -412,29 +305,6 @@ KV_TEST(p6_the_keeper_holds_the_daemons_memory_until_it_dies)
 	KV_AWAIT(kv_test_count_fds(daemon.pid, "/memfd:") == 1);
 	assert_int_equal(kv_test_count_fds(daemon.pid, "/memfd:"), 1); /* the new ledger only */
 	raw_daemon_end(&daemon);
-}
-
-KV_TEST(p6_the_keeper_restarts_a_killed_daemon)
-{
-	static const char *const args[] = {"--keeper=on", NULL};
-	raw_daemon_t daemon;
-	pid_t first, second;
-
-	raw_daemon_start(&daemon, args);
-	int fd = raw_open(daemon.sock);
-	assert_int_equal(raw_metric(fd, "kvd_restarts_total"), 0);
-	first = raw_child_of(daemon.pid);
-	assert_true(first > 0);
-	kill(first, SIGKILL);
-	assert_true(raw_closed(fd, RAW_TIMEOUT_MS));
-	close(fd);
-	fd = raw_open_when_there(&daemon);
-	second = raw_child_of(daemon.pid);
-	assert_true(second > 0 && second != first);
-	assert_int_equal(raw_metric(fd, "kvd_restarts_total"), 1);
-	assert_true(raw_log_has(&daemon, "the daemon has died: signal 9"));
-	close(fd);
-	raw_daemon_end(&daemon); /* SIGTERM to the keeper: forwarded, 0 */
 }
 
 KV_TEST(p6_the_keeper_gives_up_on_a_daemon_that_keeps_dying)
@@ -480,22 +350,6 @@ KV_TEST(p6_a_daemon_ends_when_its_keeper_is_killed)
 		assert_true(i < 500);
 		usleep(10000);
 	}
-	raw_daemon_end(&daemon);
-}
-
-KV_TEST(p6_a_start_that_fails_is_not_repeated)
-{
-	raw_daemon_t daemon = {0};
-	uint16_t port;
-	char listen[64];
-	int fd = raw_listen_anywhere(&port), code = 0;
-	const char *const args[] = {"--keeper=on", listen, NULL};
-
-	snprintf(listen, sizeof listen, "--http.listen=127.0.0.1:%u", port);
-	kv_test_dir_make(daemon.dir, sizeof daemon.dir);
-	assert_int_equal(raw_daemon_spawn(&daemon, args, &code), 0);
-	assert_int_equal(code, kv_status_exit_code(KV_ERR_BUSY));
-	close(fd);
 	raw_daemon_end(&daemon);
 }
 

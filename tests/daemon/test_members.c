@@ -1,5 +1,6 @@
 /* Members over the wire: who may join, what they map, what remains of them when they die. */
 #include "daemon/raw.h"
+#include "kv_child.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -7,7 +8,6 @@
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
-#include <zmq.h>
 
 #define N 8u
 
@@ -50,50 +50,6 @@ KV_FIXTURE(teardown)
 	}
 	close(watch_);
 	raw_daemon_end(&daemon_);
-}
-
-/* A child process that runs body(pipe) and is then killed by the test. */
-typedef void (*child_fn)(int ready_fd);
-
-static pid_t child_start(child_fn body, int *p_ready)
-{
-	int pair[2];
-
-	assert_int_equal(pipe2(pair, O_CLOEXEC), 0);
-	pid_t pid = fork();
-	if (pid == 0) {
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		setenv("CMOCKA_TEST_ABORT", "1", 1); /* a failure here must not go on as a second test program */
-		close(pair[0]);
-		body(pair[1]);
-		for (;;) {
-			pause();
-		}
-	}
-	close(pair[1]);
-	*p_ready = pair[0];
-
-	return pid;
-}
-
-static void child_ready(int ready)
-{
-	char byte;
-
-	assert_int_equal(read(ready, &byte, 1), 1);
-	close(ready);
-}
-
-static void child_kill(pid_t pid)
-{
-	kill(pid, SIGKILL);
-	assert_int_equal(waitpid(pid, NULL, 0), pid);
-}
-
-static void say_ready(int fd)
-{
-	ssize_t n = write(fd, "r", 1);
-	(void)n;
 }
 
 /* ---- joining --------------------------------------------------------------------------------- */
@@ -156,6 +112,11 @@ KV_TEST(p6_a_client_cannot_write_or_resize_what_the_daemon_writes)
 		assert_int_equal(ftruncate(member.area_fds[i], 0), -1);
 		assert_int_equal(ftruncate(member.area_fds[i], 1 << 30), -1);
 	}
+	assert_int_equal(fallocate(member.area_fds[2], FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
+				   (off_t)member.joined.member_bytes),
+			 0);
+	usleep(50000); /* the daemon looks into its area meanwhile */
+	assert_true(raw_metric(watch_, "kvd_sessions") >= 2);
 	assert_true(member.mirror->magic == KV_MIRROR_MAGIC &&
 		    member.mirror->total_bytes <= member.joined.mirror_bytes);
 	raw_leave(&member);
@@ -195,35 +156,6 @@ KV_TEST(p10_an_incomplete_or_contradictory_identity_is_refused)
 	assert_int_equal(space_with(watch_, "heads%3D2", "heads%3D4"), KV_ERR_IDENTITY);
 }
 
-/* ---- bytes ----------------------------------------------------------------------------------- */
-
-KV_TEST(p1_what_one_instance_puts_another_one_reads)
-{
-	raw_member_t writer, reader;
-	kv_key_t keys[N];
-	kv_msg_acquire_reply_t lease;
-
-	raw_keys(seed_++, keys, N);
-	raw_join(&writer, daemon_.sock, "writer");
-	raw_join(&reader, daemon_.sock, "reader");
-	assert_int_equal(raw_space(&writer, "shared"), KV_OK);
-	assert_int_equal(raw_space(&reader, "shared"), KV_OK);
-	assert_true(writer.space.space == reader.space.space && writer.space.root.len == 32);
-	assert_int_equal(raw_put(&writer, keys, N, 0x5a), N);
-	assert_int_equal(raw_put(&writer, keys, N, 0x5a), N); /* ALREADY */
-	assert_int_equal(raw_acquire(&reader, keys, N, &lease), KV_OK);
-	assert_int_equal(lease.n, N);
-	assert_int_equal(lease.ready, N);
-	for (uint32_t i = 0; i < N; i++) {
-		const uint8_t *data = raw_slot(&reader, lease.offset, i);
-
-		assert_non_null(data);
-		assert_true(data[0] == 0x5a && data[RAW_BLOCK_BYTES - 1] == 0x5a);
-	}
-	raw_leave(&writer);
-	raw_leave(&reader);
-}
-
 KV_TEST(p8_a_namespace_sees_nothing_of_another)
 {
 	char other[128];
@@ -246,42 +178,6 @@ KV_TEST(p8_a_namespace_sees_nothing_of_another)
 	assert_null(memmem(status.json.data, status.json.len, "\"here\"", 6));
 	raw_leave(&here);
 	raw_leave(&there);
-}
-
-KV_TEST(p9_a_put_is_announced_to_subscribers)
-{
-	const int timeout = RAW_TIMEOUT_MS;
-	char endpoint[128];
-	uint8_t frames[3][4096];
-	int len[3];
-	void *context = zmq_ctx_new(), *socket = zmq_socket(context, ZMQ_SUB);
-	zmq_pollitem_t arrived = {.socket = socket, .events = ZMQ_POLLIN};
-	raw_member_t member;
-	kv_key_t keys[N];
-
-	snprintf(endpoint, sizeof endpoint, "ipc://%s/default.events", daemon_.dir);
-	zmq_setsockopt(socket, ZMQ_SUBSCRIBE, "", 0);
-	zmq_setsockopt(socket, ZMQ_RCVTIMEO, &timeout, sizeof timeout);
-	assert_int_equal(zmq_connect(socket, endpoint), 0);
-	raw_join(&member, daemon_.sock, "announcer");
-	assert_int_equal(raw_space(&member, "announced"), KV_OK);
-	for (int i = 0; zmq_poll(&arrived, 1, 100) == 0;
-	     i++) { /* who has just subscribed misses what is sent before it is known */
-		assert_true(i < 100);
-		raw_keys(seed_++, keys, N);
-		assert_int_equal(raw_put(&member, keys, N, 2), N);
-	}
-	for (int i = 0; i < 3; i++) {
-		len[i] = zmq_recv(socket, frames[i], sizeof frames[i], 0);
-		assert_true(len[i] > 0);
-	}
-	assert_memory_equal(frames[0], "kv@kvd@default", 14);
-	assert_int_equal(len[1], 8);
-	assert_non_null(memmem(frames[2], (size_t)len[2], "BlockStored", 11));
-	assert_non_null(memmem(frames[2], (size_t)len[2], "CPU_PINNED", 10));
-	raw_leave(&member);
-	zmq_close(socket);
-	zmq_ctx_term(context);
 }
 
 /* ---- reports --------------------------------------------------------------------------------- */
@@ -344,60 +240,28 @@ KV_TEST(p6_a_count_of_lost_reports_that_cannot_be_is_refused)
 
 /* ---- dying ----------------------------------------------------------------------------------- */
 
-static kv_key_t victim_keys_[2 * N];
+static kv_key_t victim_keys_[N];
 
-/* A lease, and a put that is half written. */
-static void hold_things(int ready)
-{
-	raw_member_t member;
-	kv_msg_acquire_reply_t lease;
-	kv_msg_put_start_reply_t put;
-
-	raw_join(&member, daemon_.sock, "victim");
-	assert_int_equal(raw_space(&member, "doomed"), KV_OK);
-	assert_int_equal(raw_put(&member, victim_keys_, N, 3), N);
-	assert_int_equal(raw_acquire(&member, victim_keys_, N, &lease), KV_OK);
-	assert_int_equal(raw_put_start(&member, &victim_keys_[N - 1], N, &victim_keys_[N], N, &put), KV_OK);
-	raw_fill(&member, put.offset, 0, 4);
-	say_ready(ready);
-}
-
-KV_TEST(p4_a_client_killed_with_a_lease_and_a_put_leaves_nothing)
-{
-	int ready;
-
-	raw_keys(seed_++, victim_keys_, 2 * N);
-	pid_t pid = child_start(hold_things, &ready);
-	child_ready(ready);
-	falls_to("kvd_leases", 1);
-	falls_to("kvd_puts", 1);
-	child_kill(pid);
-	falls_to("kvd_leases", 0);
-	falls_to("kvd_puts", 0);
-	falls_to("kvd_tier_quarantined_bytes{tier=cpu}", 0);
-	assert_true(raw_metric(watch_, "kvd_members_died_total") >= 1);
-}
-
-static void hold_and_hang_up(int ready)
+static void hold_and_hang_up(void *arg, int ready)
 {
 	raw_member_t member;
 	kv_msg_put_start_reply_t put;
 
+	(void)arg;
 	raw_join(&member, daemon_.sock, "hanger");
 	assert_int_equal(raw_space(&member, "doomed"), KV_OK);
 	assert_int_equal(raw_put_start(&member, NULL, 0, victim_keys_, N, &put), KV_OK);
 	raw_fill(&member, put.offset, 0, 4);
 	close(member.fd); /* the mappings stay */
-	say_ready(ready);
+	child_say(ready);
+	pause();
 }
 
 KV_TEST(p1_memory_a_member_may_still_touch_waits_for_its_death)
 {
-	int ready;
 
 	raw_keys(seed_++, victim_keys_, N);
-	pid_t pid = child_start(hold_and_hang_up, &ready);
-	child_ready(ready);
+	pid_t pid = child_start(hold_and_hang_up, NULL);
 	assert_true(raw_metric_reaches(watch_, "kvd_tier_quarantined_bytes{tier=cpu}", N * RAW_BLOCK_BYTES));
 	usleep(300000);
 	assert_int_equal(raw_metric(watch_, "kvd_tier_quarantined_bytes{tier=cpu}"), N * RAW_BLOCK_BYTES);
@@ -555,16 +419,18 @@ KV_TEST(p4_a_member_that_leaves_is_not_waited_for)
 }
 
 /* Ask and never read. */
-static void ask_and_stop(int ready)
+static void ask_and_stop(void *arg, int ready)
 {
 	const kv_msg_status_t ask = {.detail = 1};
 	raw_member_t member;
 
+	(void)arg;
 	raw_join(&member, daemon_.sock, "stopped");
-	say_ready(ready);
+	child_say(ready);
 	for (uint64_t id = 1; id < 4000; id++) {
 		raw_send(member.fd, KV_CODE_STATUS, id, &ask, NULL, 0);
 	}
+	pause();
 }
 
 KV_TEST(p5_a_member_that_does_not_read_is_closed_and_delays_no_other)
@@ -572,10 +438,8 @@ KV_TEST(p5_a_member_that_does_not_read_is_closed_and_delays_no_other)
 	uint64_t before = raw_metric(watch_, "kvd_send_overflows_total");
 	raw_member_t member;
 	kv_key_t keys[N];
-	int ready;
 
-	pid_t pid = child_start(ask_and_stop, &ready);
-	child_ready(ready);
+	pid_t pid = child_start(ask_and_stop, NULL);
 	assert_true(raw_metric_reaches(watch_, "kvd_send_overflows_total", before + 1));
 	kill(pid, SIGSTOP);
 	raw_keys(seed_++, keys, N);
@@ -584,27 +448,6 @@ KV_TEST(p5_a_member_that_does_not_read_is_closed_and_delays_no_other)
 	assert_int_equal(raw_put(&member, keys, N, 9), N);
 	raw_leave(&member);
 	child_kill(pid);
-}
-
-KV_TEST(p6_a_slab_with_holes_does_not_end_the_daemon)
-{
-	raw_member_t member;
-	kv_key_t keys[N];
-
-	raw_keys(seed_++, keys, N);
-	raw_join(&member, daemon_.sock, "puncher");
-	assert_int_equal(raw_space(&member, "punched"), KV_OK);
-	assert_int_equal(raw_put(&member, keys, N, 7), N);
-	assert_int_equal(ftruncate(member.slabs[0].data_fd, 0), -1);
-	assert_int_equal(fallocate(member.slabs[0].data_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
-				   (off_t)member.slabs[0].info.bytes),
-			 0);
-	assert_int_equal(fallocate(member.area_fds[2], FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
-				   (off_t)member.joined.member_bytes),
-			 0);
-	usleep(50000);
-	assert_true(raw_metric(watch_, "kvd_sessions") >= 2);
-	raw_leave(&member);
 }
 
 KV_TEST(p4_the_documents_are_whole)

@@ -24,41 +24,6 @@ KV_FIXTURE(clean_up)
 	rig_clean_up(&rig);
 }
 
-KV_TEST(p2_blocks_in_gpu_memory_outlive_the_daemon, NULL, clean_up)
-{
-	char out[4096];
-	user_t user;
-
-	talks_stage(&rig, 0);
-	rig_start(&rig);
-	talks_attach(&rig, &user);
-	talks_put_all(&user);
-	for (uint32_t i = 0; i < ADOPTING; i++) {
-		const uint64_t incarnation = kvc_incarnation(user.kvc);
-
-		kill_daemon();
-		talks_wait_attached(&user, incarnation); /* the engine that lives on */
-		talks_expect(&user, LEN);
-		user_leave(&user);
-		talks_attach(&rig, &user); /* and one that was restarted */
-		talks_expect(&user, LEN);
-		assert_int_equal(rig_metric(&rig, "kvd_adopted_blocks_total"), TALKS * LEN);
-		assert_int_equal(rig_metric(&rig, "kvd_adopt_dropped_total"), 0);
-		assert_int_equal(rig_metric(&rig, "kvd_adopt_refused_total"), 0);
-		assert_true(rig_metric_is(&rig, "kvd_adopt_writers", 0));
-		assert_int_equal(rig_metric(&rig, "kvd_tier_blocks{tier=gpu}"), TALKS * LEN);
-		assert_int_equal(rig_kvctl(&rig, "status", out, sizeof out), 0);
-		assert_non_null(strstr(out, "192 blocks kept from the daemon before"));
-	}
-	for (uint64_t c = TALKS; c < 4 * TALKS; c++) { /* more than the pool holds: what was adopted is evicted */
-		assert_int_equal(talks_put(&user, c), LEN);
-		assert_int_equal(talks_get(&user, c), LEN);
-	}
-	assert_true(rig_metric(&rig, "kvd_evicted_total{tier=gpu}") > 0);
-	user_leave(&user);
-	talks_end(&rig);
-}
-
 KV_TEST(p6_crashes_in_a_row_end_in_empty_memory, NULL, clean_up)
 {
 	user_t user;

@@ -78,29 +78,6 @@ static void start_rig(const char *how)
 	rig_start(&rig);
 }
 
-static void end_rig(void)
-{
-	rig_end(&rig);
-}
-
-/* The status has this text, in its document or on its screen. */
-static int status_has(const char *arguments, const char *text)
-{
-	const uint64_t until = rig_now_ms() + RIG_WAIT_MS;
-	static char out[65536];
-
-	do {
-		(void)rig_kvctl(&rig, arguments, out, sizeof out);
-		if (strstr(out, text)) {
-			return 1;
-		}
-		usleep(5000);
-	} while (rig_now_ms() < until);
-	printf("# %s\n", out);
-
-	return 0;
-}
-
 /* An engine without a GPU tier sees nothing of it. */
 static void host_memory_works(void)
 {
@@ -141,7 +118,7 @@ static void gpu_memory_works(const char *device)
 static void becomes_whole(void)
 {
 	set_fault("");
-	assert_true(status_has("status", "fake-0  ok  slabs"));
+	assert_true(rig_kvctl_has(&rig, "status", "fake-0  ok  slabs"));
 	gpu_memory_works("fake-0");
 	host_memory_works();
 	assert_true(rig_metric_is(&rig, "kvd_gpu_devices", 1));
@@ -166,10 +143,10 @@ KV_TEST(p5_each_device_has_a_pool_of_its_size, NULL, tear_down)
 	gpu_memory_works("fake-0");
 	gpu_memory_works("fake-5");
 	assert_true(rig_metric_is(&rig, "kvd_gpu_stock_slabs", 2 * SLABS - 2));
-	assert_true(status_has("status", "fake-5  ok  slabs 4 of 4"));
-	assert_true(status_has("status --json", "\"device\":\"fake-5\""));
+	assert_true(rig_kvctl_has(&rig, "status", "fake-5  ok  slabs 4 of 4"));
+	assert_true(rig_kvctl_has(&rig, "status --json", "\"device\":\"fake-5\""));
 	assert_int_equal(rig_child(&rig, "kvd-gpu"), 0); /* it has ended */
-	end_rig();
+	rig_end(&rig);
 }
 
 KV_TEST(p5_slabs_without_numbers_are_made_larger, NULL, tear_down)
@@ -180,7 +157,7 @@ KV_TEST(p5_slabs_without_numbers_are_made_larger, NULL, tear_down)
 	assert_true(rig_metric_is(&rig, "kvd_gpu_stock_slabs", 100)); /* of 6 MiB */
 	assert_true(rig_log_has(&rig, "larger slabs are used"));
 	gpu_memory_works("fake-0");
-	end_rig();
+	rig_end(&rig);
 }
 
 KV_TEST(p4_a_slab_that_went_back_is_asked_for_again, NULL, tear_down)
@@ -193,7 +170,7 @@ KV_TEST(p4_a_slab_that_went_back_is_asked_for_again, NULL, tear_down)
 	rig_option(&rig, "--namespaces=default,other");
 	put_program();
 	rig_start(&rig);
-	assert_true(status_has("status", "fake-0  ok  slabs"));
+	assert_true(rig_kvctl_has(&rig, "status", "fake-0  ok  slabs"));
 	assert_int_equal(try_device(&user[0], "fake-0"), KVC_OK);
 	for (uint64_t c = 0; c < 4; c++) { /* one namespace borrows all */
 		user_keys(&user[0], c, RIG_BLOCKS, keys[0]);
@@ -211,11 +188,11 @@ KV_TEST(p4_a_slab_that_went_back_is_asked_for_again, NULL, tear_down)
 	}
 	assert_true(user_match_is(&user[1], keys[1], LEN, LEN));
 	assert_true(rig_metric_reaches(&rig, "kvd_gpu_starts_total", 2));
-	assert_true(status_has("status", "fake-0  ok  slabs"));
+	assert_true(rig_kvctl_has(&rig, "status", "fake-0  ok  slabs"));
 	assert_int_equal(user[0].wrong + user[1].wrong, 0);
 	user_leave(&user[0]);
 	user_leave(&user[1]);
-	end_rig();
+	rig_end(&rig);
 }
 
 /* ---- it does not ----------------------------------------------------------------------------- */
@@ -227,7 +204,7 @@ KV_TEST(p6_a_gpu_program_killed_amid_its_work_is_no_loss, NULL, tear_down)
 
 	start_rig("hang");
 	assert_true(rig_metric_is(&rig, "kvd_gpu_stock_slabs", 1));
-	assert_true(status_has("status", "fake-0  filling  slabs 1 of 4"));
+	assert_true(rig_kvctl_has(&rig, "status", "fake-0  filling  slabs 1 of 4"));
 	gpu_memory_works("fake-0"); /* with what it gave */
 	while ((pid = rig_child(&rig, "kvd-gpu")) == 0) {
 		assert_true(rig_now_ms() < until);
@@ -236,7 +213,7 @@ KV_TEST(p6_a_gpu_program_killed_amid_its_work_is_no_loss, NULL, tear_down)
 	assert_int_equal(kill(pid, SIGKILL), 0);
 	assert_true(rig_metric_is(&rig, "kvd_gpu_failures_total", 1));
 	becomes_whole();
-	end_rig();
+	rig_end(&rig);
 }
 
 KV_TEST(p5_a_gpu_program_that_hangs_is_killed, NULL, tear_down)
@@ -247,7 +224,7 @@ KV_TEST(p5_a_gpu_program_that_hangs_is_killed, NULL, tear_down)
 	assert_true(rig_metric_reaches(&rig, "kvd_gpu_failures_total", 1));
 	assert_true(rig_log_has(&rig, "was silent and is killed"));
 	becomes_whole();
-	end_rig();
+	rig_end(&rig);
 }
 
 KV_TEST(p6_without_its_program_the_gpu_tier_is_off, NULL, tear_down)
@@ -256,14 +233,14 @@ KV_TEST(p6_without_its_program_the_gpu_tier_is_off, NULL, tear_down)
 
 	stage("", SLABS, "fake-0");
 	rig_start(&rig);
-	assert_true(status_has("status", "cannot open the program"));
-	assert_true(status_has("status", "fake-0  off  slabs 0 of 4"));
+	assert_true(rig_kvctl_has(&rig, "status", "cannot open the program"));
+	assert_true(rig_kvctl_has(&rig, "status", "fake-0  off  slabs 0 of 4"));
 	assert_int_equal(try_device(&user, "fake-0"), KVC_ERR_TIER_OFF);
 	user_leave(&user);
 	host_memory_works();
 	put_program();
 	becomes_whole();
-	end_rig();
+	rig_end(&rig);
 }
 
 KV_TEST(p6_a_device_with_less_memory_has_a_smaller_pool, NULL, tear_down)
@@ -274,12 +251,12 @@ KV_TEST(p6_a_device_with_less_memory_has_a_smaller_pool, NULL, tear_down)
 
 	for (size_t i = 0; i < KV_COUNT_OF(faults); i++) {
 		start_rig(faults[i][0]);
-		assert_true(status_has("status", faults[i][1]));
+		assert_true(rig_kvctl_has(&rig, "status", faults[i][1]));
 		assert_true(rig_metric_reaches(&rig, "kvd_gpu_failures_total", 1));
 		gpu_memory_works("fake-0");
 		becomes_whole();
 		assert_int_equal(rig_metric(&rig, "kvd_gpu_refused_messages_total"), 0);
-		end_rig();
+		rig_end(&rig);
 	}
 }
 
@@ -291,9 +268,9 @@ KV_TEST(p6_without_a_driver_all_devices_are_none, NULL, tear_down)
 	rig_start(&rig);
 	unsetenv("CUDA_VISIBLE_DEVICES");
 	assert_true(rig_metric_reaches(&rig, "kvd_gpu_failures_total", 1));
-	assert_true(status_has("status", "the GPU tier is off"));
+	assert_true(rig_kvctl_has(&rig, "status", "the GPU tier is off"));
 	host_memory_works();
-	end_rig();
+	rig_end(&rig);
 }
 
 KV_TEST(p6_slabs_leave_descriptors_to_sessions, NULL, tear_down)
@@ -302,10 +279,10 @@ KV_TEST(p6_slabs_leave_descriptors_to_sessions, NULL, tear_down)
 	setenv("GPU_FDS", "128", 1);
 	put_program();
 	rig_start(&rig);
-	assert_true(status_has("status", "no descriptors are left for more slabs"));
+	assert_true(rig_kvctl_has(&rig, "status", "no descriptors are left for more slabs"));
 	host_memory_works();
 	gpu_memory_works("fake-0");
-	end_rig();
+	rig_end(&rig);
 }
 
 KV_TEST(p10_what_the_gpu_program_may_not_say_is_counted, NULL, tear_down)
@@ -320,7 +297,7 @@ KV_TEST(p10_what_the_gpu_program_may_not_say_is_counted, NULL, tear_down)
 		}
 		assert_true(rig_metric_reaches(&rig, "kvd_gpu_failures_total", 1));
 		becomes_whole();
-		end_rig();
+		rig_end(&rig);
 	}
 }
 

@@ -41,18 +41,6 @@ static void serves_from_disk(rig_t *rig, uint32_t talks)
 	user_leave(&user);
 }
 
-static int status_says(const rig_t *rig, const char *sentence)
-{
-	static char out[1 << 16];
-
-	assert_int_equal(rig_kvctl(rig, "status --json", out, sizeof out), 0);
-	if (!strstr(out, sentence)) {
-		printf("# \"%s\" is not in: %s\n", sentence, out);
-	}
-
-	return strstr(out, sentence) != NULL;
-}
-
 static int strace_works(void)
 {
 	return system("strace -D -f -o /dev/null -e trace=io_uring_setup -e inject=io_uring_setup:error=ENOSYS true "
@@ -84,7 +72,7 @@ KV_TEST(p6_without_io_uring_the_daemon_serves_and_says_so)
 	}
 	serves_from_disk(&rig, 6);
 	assert_true(rig_metric_is(&rig, "kvd_disk_fallback", 1));
-	assert_true(status_says(&rig, "io_uring is not available"));
+	assert_true(rig_kvctl_has(&rig, "status --json", "io_uring is not available"));
 	rig_end(&rig);
 }
 
@@ -328,7 +316,7 @@ KV_TEST(p6_without_huge_pages_the_daemon_serves_and_says_so)
 	rig_option(&rig, "--cpu.huge_pages=on");
 	serves_from_disk(&rig, 6);
 	if (rig_metric(&rig, "kvd_cpu_huge_pages") == 0) { /* else they are transparent */
-		assert_true(status_says(&rig, "the CPU pool is not on huge pages"));
+		assert_true(rig_kvctl_has(&rig, "status --json", "the CPU pool is not on huge pages"));
 		assert_true(rig_log_has(&rig, "huge pages"));
 	}
 	rig_end(&rig);

@@ -10,30 +10,6 @@
 #define LEN    8u
 #define NOBODY 65534u
 
-static int status_has(const rig_t *rig, const char *arguments, const char *text)
-{
-	static char out[1 << 16];
-
-	for (uint64_t until = rig_now_ms() + RIG_WAIT_MS; rig_now_ms() < until; usleep(5000)) {
-		(void)rig_kvctl(rig, arguments, out, sizeof out);
-		if (strstr(out, text)) {
-			return 1;
-		}
-	}
-	print_error("kvctl %s: no \"%s\" in\n%s\n", arguments, text, out);
-
-	return 0;
-}
-
-static int log_gets(const rig_t *rig, const char *text)
-{
-	for (uint64_t until = rig_now_ms() + RIG_WAIT_MS; !rig_log_has(rig, text) && rig_now_ms() < until;) {
-		usleep(5000);
-	}
-
-	return rig_log_has(rig, text);
-}
-
 /* Three of four prompt tokens were found; the last quarter was not stored. */
 KV_TEST(engines_and_hit_rates_are_in_the_status)
 {
@@ -49,19 +25,19 @@ KV_TEST(engines_and_hit_rates_are_in_the_status)
 	rig_start(&rig);
 	user_attach(&user, &rig, "llama");
 	assert_true(rig_log_has(&rig, "a member has attached: namespace default instance "));
-	assert_true(log_gets(&rig, "a space is open: namespace default space 1 model \"llama\""));
+	KV_AWAIT(rig_log_has(&rig, "a space is open: namespace default space 1 model \"llama\""));
 	kvc_report(user.space, &report);
-	assert_true(status_has(&rig, "status",
-			       "75.0 % of 32 prompt tokens in 1 prompts (cpu 75.0 %, disk 0.0 %)\n"
-			       "  missed: not stored 25.0 %\n"));
-	assert_true(status_has(&rig, "status", "\nengines\n"));
-	assert_true(status_has(&rig, "status", "  space 1  model=llama\n"));
-	assert_true(status_has(
+	assert_true(rig_kvctl_has(&rig, "status",
+				  "75.0 % of 32 prompt tokens in 1 prompts (cpu 75.0 %, disk 0.0 %)\n"
+				  "  missed: not stored 25.0 %\n"));
+	assert_true(rig_kvctl_has(&rig, "status", "\nengines\n"));
+	assert_true(rig_kvctl_has(&rig, "status", "  space 1  model=llama\n"));
+	assert_true(rig_kvctl_has(
 		&rig, "status --json",
 		"\"hits\":{\"namespace\":{\"lookups\":1,\"query_tokens\":32,\"hit_gpu_tokens\":0,\"hit_cpu_tokens\":24,"
 		"\"hit_disk_tokens\":0,\"hit_rate\":0.7500,"));
 	user_leave(&user);
-	assert_true(log_gets(&rig, "a member has detached: namespace default instance "));
+	KV_AWAIT(rig_log_has(&rig, "a member has detached: namespace default instance "));
 	rig_fini(&rig);
 }
 

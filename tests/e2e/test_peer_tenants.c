@@ -130,32 +130,11 @@ static uint32_t matched(enum tenant tenant, const char *salt)
 /* All of it is at the asker, with this tenant's bytes. */
 static void check_bytes(enum tenant tenant, const char *salt)
 {
-	static uint8_t bytes[BLOCKS][RIG_BLOCK_BYTES], want[RIG_BLOCK_BYTES];
 	kvc_key_t theirs[BLOCKS], ours[BLOCKS];
-	void *dst[BLOCKS];
-	kvc_lease_t *lease = NULL;
 
 	keys_of(&owners_[tenant], salt, theirs);
 	keys_of(&askers_[tenant], salt, ours);
-	for (uint32_t i = 0; i < BLOCKS; i++) {
-		dst[i] = bytes[i];
-	}
-	assert_int_equal(kvc_acquire(askers_[tenant].space, ours, BLOCKS, 0, 0, &lease), KVC_OK);
-	assert_int_equal(kvc_lease_n(lease), BLOCKS);
-	assert_int_equal(kvc_lease_read(lease, 0, BLOCKS, dst, NULL), KVC_OK);
-	for (uint32_t i = 0; i < BLOCKS; i++) {
-		user_fill(&theirs[i], want);
-		assert_memory_equal(bytes[i], want, sizeof want);
-	}
-	kvc_release(&lease, 1);
-}
-
-static void check_quiet(void)
-{
-	for (uint32_t i = 0; i < 2; i++) {
-		assert_true(rig_metric_is(&net_.rig[i], "kvd_handovers", 0));
-		rig_check_quiet(&net_.rig[i]);
-	}
+	user_expect_as(&askers_[tenant], ours, theirs, BLOCKS);
 }
 
 KV_TEST(p8_a_fetch_never_brings_another_tenants_prefix, setup, teardown)
@@ -170,7 +149,7 @@ KV_TEST(p8_a_fetch_never_brings_another_tenants_prefix, setup, teardown)
 	assert_int_equal(fetched(MINE, NULL, NULL), KVC_OK);
 	check_bytes(MINE, NULL);
 	check_bytes(RIVAL, NULL);
-	check_quiet();
+	peers_check_quiet(&net_);
 }
 
 /* Nobody learns from an answer, or from what operators of another tenant's socket see, that there is one. */
@@ -197,7 +176,7 @@ KV_TEST(p8_another_tenants_transfer_is_none, setup, teardown)
 	assert_int_equal(fetched(RIVAL, SECRET, NULL), KVC_OK); /* it was given back */
 	check_bytes(RIVAL, NULL);
 	kvc_handover_done(sent, 0);
-	check_quiet();
+	peers_check_quiet(&net_);
 }
 
 KV_TEST(p8_a_fetch_names_its_salt, setup, teardown)
@@ -212,19 +191,7 @@ KV_TEST(p8_a_fetch_names_its_salt, setup, teardown)
 	check_bytes(MINE, NULL);
 	check_bytes(MINE, "a");
 	assert_int_equal(matched(MINE, "b"), 0);
-	check_quiet();
-}
-
-/* Gauges are set once in a while. */
-static void check_number(enum tenant tenant, const char *name, uint64_t want)
-{
-	const uint64_t deadline = rig_now_ms() + SOON;
-	uint64_t number;
-
-	while ((number = rig_number(askers_[tenant].kvc, name)) != want && rig_now_ms() < deadline) {
-		usleep(5000);
-	}
-	assert_int_equal(number, want);
+	peers_check_quiet(&net_);
 }
 
 #define ASKED 8u /* prefixes of 768 KiB: more than a share of 4 MiB */
@@ -254,8 +221,9 @@ KV_TEST(p8_p5_fetched_bytes_end_at_the_tenants_share, setup, teardown)
 		whole += status == KVC_OK;
 		if (i == 1) {
 			assert_int_equal(whole, 2);
-			check_number(MINE, "kvd_namespace_handover_bytes", 2 * bytes);
-			check_number(MINE, "kvd_namespace_irreclaimable_bytes", 2 * bytes);
+			KV_AWAIT(rig_number(askers_[MINE].kvc, "kvd_namespace_handover_bytes") ==
+				 2 * bytes); /* gauges are set once in a while */
+			KV_AWAIT(rig_number(askers_[MINE].kvc, "kvd_namespace_irreclaimable_bytes") == 2 * bytes);
 			assert_int_equal(rig_number(askers_[RIVAL].kvc, "kvd_namespace_handover_bytes"), 0);
 		}
 		assert_in_range(rig_number(askers_[MINE].kvc, "kvd_namespace_irreclaimable_bytes"), 0, share);
@@ -266,7 +234,7 @@ KV_TEST(p8_p5_fetched_bytes_end_at_the_tenants_share, setup, teardown)
 	for (uint32_t i = 0; i < ASKED; i++) {
 		kvc_handover_done(wanted[i], 0);
 	}
-	check_quiet();
+	peers_check_quiet(&net_);
 }
 
 KV_TEST_MAIN(NULL, NULL)

@@ -37,24 +37,11 @@ KV_FIXTURE(teardown)
 	peers_fini(&net_);
 }
 
-/* Bytes are a function of the tokens, not of the keys, which differ between the daemons. */
-static void fill(uint32_t i, uint8_t *out)
-{
-	user_fill(&keys_[0][i], out);
-}
-
 static void put(uint32_t from, uint32_t n)
 {
-	static uint8_t bytes[BLOCKS][RIG_BLOCK_BYTES];
-	const void *blocks[BLOCKS];
-	kvc_put_options_t options = {.struct_size = sizeof options, .blocks = blocks};
 	uint32_t visible = 0;
 
-	for (uint32_t i = from; i < n; i++) {
-		fill(i, bytes[i]);
-		blocks[i - from] = bytes[i];
-	}
-	assert_int_equal(kvc_put(producer_.space, keys_[0], from, n, &options, &visible), KVC_OK);
+	assert_int_equal(user_put(&producer_, keys_[0], from, n, 0, &visible), KVC_OK);
 	assert_int_equal(visible, n - from);
 }
 
@@ -92,31 +79,7 @@ static kvc_status_t fetch(const char *transfer, uint32_t timeout_ms, kvc_handove
 /* The consumer's daemon has these blocks, with the bytes that were put at the other one. */
 static void check_blocks(uint32_t n)
 {
-	static uint8_t bytes[BLOCKS][RIG_BLOCK_BYTES], want[RIG_BLOCK_BYTES];
-	void *dst[BLOCKS];
-	kvc_lease_t *lease = NULL;
-	uint32_t bad = 0;
-
-	for (uint32_t i = 0; i < n; i++) {
-		dst[i] = bytes[i];
-	}
-	assert_int_equal(kvc_acquire(consumer_.space, keys_[1], n, 0, 0, &lease), KVC_OK);
-	assert_int_equal(kvc_lease_n(lease), n);
-	assert_int_equal(kvc_lease_wait(lease, n, SOON), KVC_OK);
-	assert_int_equal(kvc_lease_read(lease, 0, n, dst, &bad), KVC_OK);
-	for (uint32_t i = 0; i < n; i++) {
-		fill(i, want);
-		assert_memory_equal(bytes[i], want, sizeof want);
-	}
-	kvc_release(&lease, 1);
-}
-
-static void check_quiet(void)
-{
-	for (uint32_t i = 0; i < 2; i++) {
-		assert_true(rig_metric_is(&net_.rig[i], "kvd_handovers", 0));
-		rig_check_quiet(&net_.rig[i]);
-	}
+	user_expect_as(&consumer_, keys_[1], keys_[0], n);
 }
 
 KV_TEST(p1_a_hand_over_arrives_on_the_other_node_byte_for_byte, setup, teardown)
@@ -139,7 +102,7 @@ KV_TEST(p1_a_hand_over_arrives_on_the_other_node_byte_for_byte, setup, teardown)
 	check_blocks(BLOCKS);
 	kvc_handover_done(wanted, 0);
 	kvc_handover_done(sent, 0);
-	check_quiet();
+	peers_check_quiet(&net_);
 	assert_true(rig_metric_is(&net_.rig[1], "kvd_peer_bytes_total{direction=in}", BLOCKS * RIG_BLOCK_BYTES));
 	assert_true(rig_metric_is(&net_.rig[0], "kvd_peer_bytes_total{direction=out}", BLOCKS * RIG_BLOCK_BYTES));
 }
@@ -183,7 +146,7 @@ KV_TEST(p1_a_prefix_that_a_peer_holds_is_fetched_as_far_as_it_goes, setup, teard
 	check_blocks(BLOCKS);
 	/* What was here already did not come again. */
 	assert_true(rig_metric_is(&net_.rig[1], "kvd_peer_bytes_total{direction=in}", BLOCKS * RIG_BLOCK_BYTES));
-	check_quiet();
+	peers_check_quiet(&net_);
 }
 
 KV_TEST(p7_what_a_peer_does_not_have_is_a_miss_with_a_reason, setup, teardown)
@@ -203,7 +166,7 @@ KV_TEST(p7_what_a_peer_does_not_have_is_a_miss_with_a_reason, setup, teardown)
 	assert_int_equal(fetch("never", 300, &wanted), KVC_OK);
 	assert_true(kvc_handover_wait(wanted, 0, SOON) < 0);
 	kvc_handover_done(wanted, 0);
-	check_quiet();
+	peers_check_quiet(&net_);
 }
 
 /* A consumer that knows its producer's node, and not that it is its own: the entry is found there, and no peer is
@@ -232,7 +195,7 @@ KV_TEST(p7_a_hand_over_of_this_node_needs_no_peer, setup, teardown)
 	kvc_handover_done(wanted, 0);
 	assert_true(rig_metric_is(&net_.rig[0], "kvd_peer_fetches_total{result=done}", 0));
 	user_leave(&other);
-	check_quiet();
+	peers_check_quiet(&net_);
 }
 
 /* The producer is told on its node, the consumer on the other one. The prompt is computed. */
@@ -253,7 +216,7 @@ KV_TEST(p5_nodes_with_other_weights_wait_for_nothing, setup, teardown)
 	kvc_handover_done(wanted, 0);
 	kvc_handover_done(sent, 0);
 	user_leave(&other);
-	check_quiet();
+	peers_check_quiet(&net_);
 }
 
 KV_TEST(p4_a_producer_that_gives_up_is_told_of_on_the_other_node, setup, teardown)
@@ -270,7 +233,7 @@ KV_TEST(p4_a_producer_that_gives_up_is_told_of_on_the_other_node, setup, teardow
 	assert_int_equal(user_handover_info(wanted).n, HALF);
 	check_blocks(HALF); /* what has come is there */
 	kvc_handover_done(wanted, 0);
-	check_quiet();
+	peers_check_quiet(&net_);
 }
 
 KV_TEST(p4_a_consumer_that_has_enough_leaves_nothing_on_either_node, setup, teardown)
@@ -283,22 +246,9 @@ KV_TEST(p4_a_consumer_that_has_enough_leaves_nothing_on_either_node, setup, tear
 	assert_int_equal(kvc_handover_wait(wanted, HALF, SOON), KVC_OK);
 	kvc_handover_done(wanted, 0);
 	assert_int_equal(kvc_poll(consumer_.kvc, 0), KVC_OK);
-	check_quiet(); /* its producer says nothing, and is told that it is over */
+	peers_check_quiet(&net_); /* its producer says nothing, and is told that it is over */
 	assert_int_equal(kvc_handover_wait(sent, 0, SOON), KVC_OK);
 	kvc_handover_done(sent, 0);
-}
-
-/* A hand-over is half way. */
-static kvc_handover_t *half_way(kvc_handover_t **p_sent)
-{
-	kvc_handover_t *wanted = NULL;
-
-	assert_int_equal(fetch("t", 0, &wanted), KVC_OK);
-	put(0, HALF);
-	hand_over(HALF, 0, p_sent);
-	assert_int_equal(kvc_handover_wait(wanted, HALF, SOON), KVC_OK);
-
-	return wanted;
 }
 
 static int is_end_of_producer(kvc_status_t status)
@@ -306,52 +256,10 @@ static int is_end_of_producer(kvc_status_t status)
 	return status == KVC_ERR_PRODUCER_LOST || status == KVC_ERR_ABORTED;
 }
 
-/* One of the net processes ends, or stops: the consumer is told, both daemons serve, and the hand-over goes to the next
- * consumer that asks. */
-static void end_net(uint32_t i, int signal)
-{
-	kvc_handover_t *sent = NULL, *wanted = half_way(&sent);
-	const pid_t net = peers_net(&net_, i);
-	const uint64_t start = rig_now_ms();
-
-	assert_true(net > 0);
-	kill(net, signal);
-	assert_true(is_end_of_producer(kvc_handover_wait(wanted, BLOCKS, SOON)));
-	assert_true(rig_now_ms() - start < SOON);
-	check_blocks(HALF);
-	kvc_handover_done(wanted, 0);
-	put(HALF, BLOCKS);
-	hand_over(BLOCKS, 1, &sent);
-	kvc_handover_done(sent, 0);
-	if (signal == SIGSTOP) {
-		kill(net, SIGCONT);
-	}
-	check_again("t");
-	check_quiet();
-}
-
-KV_TEST(p6_the_owners_net_process_may_be_killed, setup, teardown)
-{
-	end_net(0, SIGKILL);
-	assert_true(rig_metric_is(&net_.rig[0], "kvd_net_restarts_total", 1));
-}
-
-KV_TEST(p6_the_consumers_net_process_may_be_killed, setup, teardown)
-{
-	end_net(1, SIGKILL);
-	assert_true(rig_metric_is(&net_.rig[1], "kvd_net_restarts_total", 1));
-}
-
-KV_TEST(p6_a_peer_that_stands_still_is_cut_off_and_comes_back, setup, teardown)
-{
-	end_net(0, SIGSTOP);
-}
-
 /* A FETCH that the net process here has not looked at when the link or the process ends. */
 static kvc_status_t end_before_begin(uint32_t killed)
 {
 	const pid_t net = peers_net(&net_, 1), victim = peers_net(&net_, killed);
-	const uint64_t until = rig_now_ms() + RIG_WAIT_MS;
 	kvc_handover_t *wanted = NULL;
 	kvc_status_t status;
 
@@ -361,17 +269,15 @@ static kvc_status_t end_before_begin(uint32_t killed)
 	assert_int_equal(fetch(NULL, 0, &wanted), KVC_OK);
 	assert_int_equal(kvc_handover_wait(wanted, 0, 200), KVC_ERR_TIMEOUT);
 	kill(victim, SIGKILL);
-	while (peers_net(&net_, killed) == victim) { /* its end of the link is closed when it has gone */
-		assert_true(rig_now_ms() < until);
-		usleep(1000);
-	}
+	KV_AWAIT(peers_net(&net_, killed) != victim); /* its end of the link is closed when it has gone */
 	if (killed == 0) {
 		kill(net, SIGCONT);
 	}
 	status = kvc_handover_wait(wanted, 0, SOON);
 	kvc_handover_done(wanted, 0);
+	assert_true(rig_metric_is(&net_.rig[killed], "kvd_net_restarts_total", 1));
 	check_again(NULL);
-	check_quiet();
+	peers_check_quiet(&net_);
 
 	return status;
 }
@@ -412,7 +318,7 @@ KV_TEST(p4_what_a_member_killed_after_its_fetch_leaves_is_taken, setup, teardown
 	kvc_handover_done(wanted, 0);
 	kvc_handover_done(sent, 0);
 	assert_true(rig_metric_is(&net_.rig[1], "kvd_peer_bytes_total{direction=in}", BLOCKS * RIG_BLOCK_BYTES));
-	check_quiet();
+	peers_check_quiet(&net_);
 }
 
 KV_TEST(p7_a_fetch_that_has_not_begun_ends_with_the_link, setup, teardown)
@@ -427,51 +333,6 @@ KV_TEST(p7_a_fetch_that_has_not_begun_ends_with_the_link, setup, teardown)
 KV_TEST(p7_a_fetch_that_has_not_begun_ends_with_the_net_process, setup, teardown)
 {
 	assert_int_equal(end_before_begin(1), KVC_ERR_UNREACHABLE);
-}
-
-KV_TEST(p6_the_owners_daemon_may_be_killed, setup, teardown)
-{
-	kvc_handover_t *sent = NULL, *wanted = half_way(&sent);
-
-	(void)rig_kill(&net_.rig[0], SIGKILL);
-	assert_true(is_end_of_producer(kvc_handover_wait(wanted, BLOCKS, SOON)));
-	check_blocks(HALF);
-	kvc_handover_done(wanted, 0);
-	kvc_handover_done(sent, 0);
-	assert_true(rig_metric_is(&net_.rig[1], "kvd_peers_up", 0));
-	wanted = NULL;
-	assert_int_equal(fetch(NULL, 0, &wanted), KVC_OK);
-	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_ERR_UNREACHABLE); /* at once, not at a deadline */
-	kvc_handover_done(wanted, 0);
-	assert_true(rig_metric_is(&net_.rig[1], "kvd_handovers", 0));
-	rig_check_quiet(&net_.rig[1]);
-	rig_start(&net_.rig[0]);
-	user_leave(&producer_);
-	user_attach(&producer_, &net_.rig[0], "model");
-	user_keys(&producer_, 1, BLOCKS, keys_[0]);
-	put(0, BLOCKS);
-	check_again(NULL);
-	check_quiet();
-}
-
-KV_TEST(p6_the_consumers_daemon_may_be_killed, setup, teardown)
-{
-	kvc_handover_t *sent = NULL, *wanted = half_way(&sent);
-
-	put(HALF, BLOCKS);
-	(void)rig_kill(&net_.rig[1], SIGKILL);
-	assert_true(kvc_handover_wait(wanted, BLOCKS, SOON) < 0);
-	kvc_handover_done(wanted, 0);
-	kvc_handover_done(sent, 0);
-	assert_int_equal(kvc_poll(producer_.kvc, 0), KVC_OK);
-	assert_true(rig_metric_is(&net_.rig[0], "kvd_handover_bytes", 0)); /* its reason stays, and no byte */
-	rig_check_quiet(&net_.rig[0]);
-	rig_start(&net_.rig[1]);
-	user_leave(&consumer_);
-	user_attach(&consumer_, &net_.rig[1], "model");
-	user_keys(&consumer_, 1, BLOCKS, keys_[1]);
-	check_again(NULL);
-	rig_check_quiet(&net_.rig[1]);
 }
 
 /* ---- the private block ----------------------------------------------------------------------- */
@@ -634,7 +495,7 @@ static void rest_arrives(const rest_case_t *c)
 		user_leave(&sides_[i].user);
 		assert_true(rig_metric_is(&net_.rig[i], "kvd_blocks", c->units + (c->groups ? 4 : 0)));
 	}
-	check_quiet();
+	peers_check_quiet(&net_);
 }
 
 KV_TEST(p1_the_private_block_arrives_with_those_before_it, setup, teardown)
@@ -740,7 +601,7 @@ KV_TEST(p10_strangers_on_either_port_do_no_harm, setup, teardown)
 	for (uint32_t i = 0; i < 40; i++) {
 		close(silent[i]);
 	}
-	check_quiet();
+	peers_check_quiet(&net_);
 }
 
 static void restart_with_key(uint32_t i, const char *key)
@@ -778,7 +639,7 @@ KV_TEST(p10_two_peers_of_one_name_are_not_mixed, setup, teardown)
 	check_again(NULL);
 	rig_start(&other.rig[0]);
 	peers_fini(&other);
-	check_quiet();
+	peers_check_quiet(&net_);
 }
 
 KV_TEST(p10_a_configuration_that_lets_strangers_in_is_refused, setup, teardown)
@@ -878,7 +739,7 @@ KV_TEST(p5_many_transfers_at_once_are_served_within_the_window, setup, teardown)
 	assert_int_equal(end_crowd(), CROWD);
 	check_landing_window();
 	assert_true(rig_metric_is(&net_.rig[1], "kvd_peer_fetches_total{result=done}", CROWD));
-	check_quiet();
+	peers_check_quiet(&net_);
 }
 
 /* Hand-overs may keep half of that: some fail, in time, and none of them half. */
@@ -893,7 +754,7 @@ KV_TEST(p5_transfers_without_room_fail_soon, setup, teardown)
 	fetch_crowd();
 	assert_in_range(end_crowd(), 1, CROWD);
 	check_landing_window();
-	check_quiet();
+	peers_check_quiet(&net_);
 }
 
 KV_TEST(p4_bytes_under_way_when_the_owner_dies_leave_nothing, setup, teardown)
@@ -910,7 +771,7 @@ KV_TEST(p4_bytes_under_way_when_the_owner_dies_leave_nothing, setup, teardown)
 	}
 	put(0, BLOCKS);
 	check_again(NULL);
-	check_quiet();
+	peers_check_quiet(&net_);
 }
 
 KV_TEST_MAIN(NULL, NULL)

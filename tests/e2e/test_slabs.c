@@ -142,11 +142,6 @@ static void all_unmapped(const rig_t *rig, model_t *one, model_t *other)
 	assert_int_equal(rig_metric(rig, "kvd_slabs_still_mapped"), 0);
 }
 
-static void end_rig(rig_t *rig)
-{
-	rig_end(rig);
-}
-
 /* 8 MiB of pool: some 480 small blocks or 240 large ones. */
 KV_TEST(p5_each_of_two_models_gets_the_pool_when_the_other_is_cold)
 {
@@ -171,7 +166,7 @@ KV_TEST(p5_each_of_two_models_gets_the_pool_when_the_other_is_cold)
 	kvc_detach(small.kvc);
 	kvc_detach(large.kvc);
 	assert_int_equal(small.mapped, small.unmapped);
-	end_rig(&rig);
+	rig_end(&rig);
 }
 
 /* The same beside a disk tier that has the slabs' pages registered: what is evicted comes back from there, in slots of
@@ -197,7 +192,7 @@ KV_TEST(p1_what_changing_slabs_evicted_comes_back_from_disk)
 	}
 	kvc_detach(small.kvc);
 	kvc_detach(large.kvc);
-	end_rig(&rig);
+	rig_end(&rig);
 }
 
 /* An engine that is idle does not look at its socket: its slabs' pages are taken away after a moment. When it wakes up
@@ -221,7 +216,7 @@ KV_TEST(p5_an_idle_engine_holds_nothing_up)
 	grow_to(&small, 200, &large);
 	kvc_detach(small.kvc);
 	kvc_detach(large.kvc);
-	end_rig(&rig);
+	rig_end(&rig);
 }
 
 typedef struct stopped {
@@ -265,7 +260,7 @@ KV_TEST(p6_a_stopped_engine_and_a_killed_one_hold_nothing_up)
 	assert_true(rig_metric_is(&rig, "kvd_slabs_still_mapped", 0));
 	grow_to(&large, 150, NULL);
 	kvc_detach(large.kvc);
-	end_rig(&rig);
+	rig_end(&rig);
 }
 
 /* Poll until the daemon has announced this number of bytes; nothing has been put. */
@@ -309,7 +304,7 @@ KV_TEST(p5_memory_is_announced_before_the_first_put)
 		assert_int_equal(put(&model, 0), KVC_OK);
 		assert_int_equal(get(&model, 0), DEPTH);
 		kvc_detach(model.kvc);
-		end_rig(&rig);
+		rig_end(&rig);
 	}
 }
 
@@ -335,7 +330,7 @@ KV_TEST(p5_a_pool_taken_ahead_is_there_for_the_next_model)
 	assert_non_null(strstr(text, "block_bytes 32KiB"));
 	kvc_detach(small.kvc);
 	kvc_detach(large.kvc);
-	end_rig(&rig);
+	rig_end(&rig);
 }
 
 KV_TEST_MAIN(NULL, NULL)

@@ -106,6 +106,10 @@ static void wait_until_told(tenants_t *t, void *socket)
 	}
 }
 
+/* What frames of events have; and how many of those that have come had it. */
+static const char *const parts_[] = {"kv@kvd@default", "BlockStored", "CPU_PINNED"};
+static uint32_t seen_[KV_COUNT_OF(parts_)];
+
 /* Everything that comes within 200 ms of silence. */
 static uint32_t drain(void *socket, const char *forbidden)
 {
@@ -115,6 +119,9 @@ static uint32_t drain(void *socket, const char *forbidden)
 
 	while ((len = zmq_recv(socket, frame, sizeof frame, 0)) >= 0) {
 		frames++;
+		for (size_t i = 0; i < KV_COUNT_OF(parts_); i++) {
+			seen_[i] += memmem(frame, (size_t)len, parts_[i], strlen(parts_[i])) != NULL;
+		}
 		assert_null(memmem(frame, (size_t)len, forbidden, strlen(forbidden)));
 	}
 
@@ -140,6 +147,7 @@ KV_TEST(p8_no_document_and_no_event_shows_another_tenant)
 	assert_true(rig_metric_reaches(&t.rig, "kvd_prefix_query_tokens_total", 96));
 	assert_true(comes(own, RIG_WAIT_MS));
 	assert_true(drain(own, "rival") > 0);
+	assert_true(seen_[0] > 0 && seen_[1] > 0 && seen_[2] > 0);
 	assert_int_equal(drain(events, ""), 0);
 	assert_int_equal(drain(hits, ""), 0);
 

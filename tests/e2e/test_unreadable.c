@@ -105,12 +105,8 @@ static void is_unreadable(bed_t *bed, uint64_t talk, const kvc_key_t *keys, uint
 
 static void comes_whole(bed_t *bed, const kvc_key_t *keys, uint32_t n)
 {
-	uint32_t have = 0;
-
 	assert_true(user_match_is(&bed->user, keys, n, n));
-	assert_int_equal(user_get(&bed->user, keys, n, &have), KVC_OK);
-	assert_int_equal(have, n);
-	assert_int_equal(bed->user.wrong, 0);
+	user_expect(&bed->user, keys, n);
 }
 
 /* Reads of one conversation fail until the disk is well; the others are hits all the time. */

@@ -107,6 +107,14 @@ void peers_fini(peers_t *peers)
 	}
 }
 
+void peers_check_quiet(const peers_t *peers)
+{
+	for (uint32_t i = 0; i < 2; i++) {
+		assert_true(rig_metric_is(&peers->rig[i], "kvd_handovers", 0));
+		rig_check_quiet(&peers->rig[i]);
+	}
+}
+
 pid_t peers_net(const peers_t *peers, uint32_t i)
 {
 	return rig_child(&peers->rig[i], "kvd-net");

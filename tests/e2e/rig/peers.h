@@ -18,6 +18,8 @@ void peers_start(peers_t *peers);
 /* Wait until each has a link to the other. */
 void peers_connected(const peers_t *peers);
 void peers_fini(peers_t *peers);
+/* Neither has a hand-over, and both are quiet. */
+void peers_check_quiet(const peers_t *peers);
 /* Pid of a daemon's net process; 0: there is none now. */
 pid_t peers_net(const peers_t *peers, uint32_t i);
 /* Write a key file of this text and mode. */

@@ -394,6 +394,23 @@ int rig_kvctl(const rig_t *rig, const char *arguments, char *out, size_t cap)
 	return exit_of(wstatus);
 }
 
+int rig_kvctl_has(const rig_t *rig, const char *arguments, const char *text)
+{
+	const uint64_t until = rig_now_ms() + RIG_WAIT_MS;
+	static char out[1 << 16];
+
+	do {
+		(void)rig_kvctl(rig, arguments, out, sizeof out);
+		if (strstr(out, text)) {
+			return 1;
+		}
+		usleep(5000);
+	} while (rig_now_ms() < until);
+	printf("# kvctl %s: no \"%s\" in: %s\n", arguments, text, out);
+
+	return 0;
+}
+
 /* ---- numbers --------------------------------------------------------------------------------- */
 
 uint64_t rig_number(kvc_t *kvc, const char *name)

@@ -9,6 +9,7 @@
 #include "kv/shm.h"
 #include "kv/status.h"
 #include "kvc.h"
+#include "kv_child.h"
 #include "kv_cmocka.h"
 #include "kv_test.h"
 
@@ -74,6 +75,9 @@ uint32_t rig_log_count(const rig_t *rig, const char *text);
 /* Run kvctl: exit code; what it says on both streams goes to out. */
 int rig_kvctl(const rig_t *rig, const char *arguments, char *out, size_t cap);
 
+/* Wait until what kvctl says has this text. 0: it never had. */
+int rig_kvctl_has(const rig_t *rig, const char *arguments, const char *text);
+
 /* A number of the daemon's statistics; UINT64_MAX: it cannot be had. */
 uint64_t rig_metric(const rig_t *rig, const char *name);
 /* The same as an attachment sees it: of its namespace. */
@@ -120,6 +124,9 @@ kvc_status_t user_put(user_t *user, const kvc_key_t *keys, uint32_t from, uint32
 kvc_status_t user_get(user_t *user, const kvc_key_t *keys, uint32_t n, uint32_t *p_n);
 /* All n of them come whole. */
 void user_expect(user_t *user, const kvc_key_t *keys, uint32_t n);
+/* The same where blocks have the bytes of the keys `as`: of the daemon that they were put at. */
+kvc_status_t user_get_as(user_t *user, const kvc_key_t *keys, const kvc_key_t *as, uint32_t n, uint32_t *p_n);
+void user_expect_as(user_t *user, const kvc_key_t *keys, const kvc_key_t *as, uint32_t n);
 uint32_t user_match(const user_t *user, const kvc_key_t *keys, uint32_t n);
 /* Poll until the match is this long. 0: it never was. */
 int user_match_is(user_t *user, const kvc_key_t *keys, uint32_t n, uint32_t want);
@@ -149,10 +156,5 @@ void other_goes_on(const other_t *other, uint64_t rounds);
 void other_recovers(const other_t *other);
 /* Stop it. It has never read other bytes; and unless `faults` are expected every call went well. */
 void other_end(other_t *other, int faults);
-
-/* Run fn in a process of its own, which says that it is ready by writing a byte. */
-pid_t child_start(void (*fn)(void *arg, int ready), void *arg);
-void child_say(int ready);
-void child_kill(pid_t pid);
 
 #endif

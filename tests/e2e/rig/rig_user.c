@@ -111,7 +111,8 @@ kvc_status_t user_put(user_t *user, const kvc_key_t *keys, uint32_t from, uint32
 	return status;
 }
 
-static kvc_status_t read_lease(user_t *user, kvc_lease_t *lease, const kvc_key_t *keys, uint32_t *p_n)
+/* Blocks have the bytes of these keys, which may be another daemon's. */
+static kvc_status_t read_lease(user_t *user, kvc_lease_t *lease, const kvc_key_t *as, uint32_t *p_n)
 {
 	static uint8_t have[RIG_BLOCK_BYTES], want[RIG_BLOCK_BYTES];
 	void *const dst[1] = {have};
@@ -124,7 +125,7 @@ static kvc_status_t read_lease(user_t *user, kvc_lease_t *lease, const kvc_key_t
 			status = kvc_lease_read(lease, i, 1, dst, NULL);
 		}
 		if (status == KVC_OK) {
-			user_fill(&keys[i], want);
+			user_fill(&as[i], want);
 			user->wrong += memcmp(have, want, sizeof have) != 0;
 			*p_n = i + 1;
 		}
@@ -134,6 +135,11 @@ static kvc_status_t read_lease(user_t *user, kvc_lease_t *lease, const kvc_key_t
 }
 
 kvc_status_t user_get(user_t *user, const kvc_key_t *keys, uint32_t n, uint32_t *p_n)
+{
+	return user_get_as(user, keys, keys, n, p_n);
+}
+
+kvc_status_t user_get_as(user_t *user, const kvc_key_t *keys, const kvc_key_t *as, uint32_t n, uint32_t *p_n)
 {
 	kvc_lease_t *lease = NULL;
 	kvc_match_t match = {.struct_size = sizeof match};
@@ -147,7 +153,7 @@ kvc_status_t user_get(user_t *user, const kvc_key_t *keys, uint32_t n, uint32_t 
 	}
 	status = kvc_acquire(user->space, keys, match.n, 0, 0, &lease);
 	if (status == KVC_OK) {
-		status = read_lease(user, lease, keys, p_n);
+		status = read_lease(user, lease, as, p_n);
 	}
 	kvc_release(&lease, 1);
 
@@ -156,9 +162,14 @@ kvc_status_t user_get(user_t *user, const kvc_key_t *keys, uint32_t n, uint32_t 
 
 void user_expect(user_t *user, const kvc_key_t *keys, uint32_t n)
 {
+	user_expect_as(user, keys, keys, n);
+}
+
+void user_expect_as(user_t *user, const kvc_key_t *keys, const kvc_key_t *as, uint32_t n)
+{
 	uint32_t got = 0;
 
-	assert_int_equal(user_get(user, keys, n, &got), KVC_OK);
+	assert_int_equal(user_get_as(user, keys, as, n, &got), KVC_OK);
 	assert_int_equal(got, n);
 	assert_int_equal(user->wrong, 0);
 }
@@ -312,46 +323,6 @@ void other_end(other_t *other, int faults)
 		fail_msg("the other client was disturbed: %s (%s)", kvc_status_name(shared->last), shared->text);
 	}
 	munmap(other->shared, sizeof *other->shared);
-}
-
-pid_t child_start(void (*fn)(void *arg, int ready), void *arg)
-{
-	int ends[2];
-	char byte;
-	pid_t pid;
-
-	(void)kv_test_seed();
-	fflush(stdout);
-	assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
-	pid = fork();
-	assert_true(pid >= 0);
-	if (pid == 0) {
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		alarm(100); /* a check that fails here must not make the parent wait for ever */
-		close(ends[0]);
-		fn(arg, ends[1]);
-		_exit(0);
-	}
-	close(ends[1]);
-	if (read(ends[0], &byte, 1) != 1) {
-		fail_msg("the child ended before it was ready");
-	}
-	close(ends[0]);
-
-	return pid;
-}
-
-void child_say(int ready)
-{
-	if (write(ready, "r", 1) != 1) {
-		_exit(99);
-	}
-}
-
-void child_kill(pid_t pid)
-{
-	kill(pid, SIGKILL);
-	assert_int_equal(waitpid(pid, NULL, 0), pid);
 }
 
 void user_key_at(void *ctx, uint32_t i, kvc_key_t *key)

@@ -18,27 +18,28 @@ void talks_end(rig_t *rig)
 	rig_end(rig);
 }
 
-static kvc_status_t try_gpu(const rig_t *rig, user_t *user)
+kvc_status_t talks_try(user_t *user, const char *sock, const char *device)
 {
 	kvc_identity_t identity = user_identity("model");
 
-	identity.device = "fake-0";
+	identity.device = device;
 
-	return user_try(user, rig->sock, &identity);
+	return user_try(user, sock, &identity);
+}
+
+void talks_attach_to(user_t *user, const char *sock, const char *device)
+{
+	kvc_status_t status;
+
+	KV_AWAIT((status = talks_try(user, sock, device)) != (kvc_status_t)KV_ERR_TIER_OFF);
+	if (status != KVC_OK) {
+		fail_msg("%d: %s", (int)status, kvc_last_error());
+	}
 }
 
 void talks_attach(const rig_t *rig, user_t *user)
 {
-	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
-	kvc_status_t status;
-
-	while ((status = try_gpu(rig, user)) == (kvc_status_t)KV_ERR_TIER_OFF && rig_now_ms() < deadline) {
-		user_leave(user);
-		usleep(20000);
-	}
-	if (status != KVC_OK) {
-		fail_msg("%d: %s", (int)status, kvc_last_error());
-	}
+	talks_attach_to(user, rig->sock, "fake-0");
 }
 
 void talks_wait_attached(user_t *user, uint64_t incarnation)

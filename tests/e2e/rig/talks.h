@@ -12,7 +12,10 @@
 void talks_stage(rig_t *rig, int disk);
 /* Quiet, check, end. */
 void talks_end(rig_t *rig);
+/* An engine of the tests' model on this device: the status of what failed first. */
+kvc_status_t talks_try(user_t *user, const char *sock, const char *device);
 /* The daemon has its memory a moment after it serves. */
+void talks_attach_to(user_t *user, const char *sock, const char *device);
 void talks_attach(const rig_t *rig, user_t *user);
 /* The same engine goes on with a daemon of another incarnation. */
 void talks_wait_attached(user_t *user, uint64_t incarnation);
