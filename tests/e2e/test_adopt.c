@@ -11,12 +11,7 @@ static rig_t rig;
 
 static void kill_daemon(void)
 {
-	pid_t daemon = rig_daemon(&rig);
-
-	assert_true(daemon > 0);
-	kill(daemon, SIGKILL);
-	KV_AWAIT(rig_daemon(&rig) != daemon && rig_daemon(&rig) != 0);
-	rig_serving(&rig);
+	talks_kill_daemon(&rig);
 }
 
 KV_FIXTURE(clean_up)

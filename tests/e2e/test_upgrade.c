@@ -90,43 +90,12 @@ static int runs_installed(pid_t pid)
 
 /* ---- the upgrade ----------------------------------------------------------------------------- */
 
-static void wait_for_log(const char *text, uint32_t times)
-{
-	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
-
-	while (rig_log_count(&rig, text) < times) {
-		if (rig_now_ms() > deadline) {
-			fail_msg("not %u times in the log: %s", times, text);
-		}
-		usleep(2000);
-	}
-}
-
-/* The next daemon serves, under the same keeper. */
-static void wait_for_next(pid_t daemon)
-{
-	pid_t now;
-
-	KV_AWAIT((now = rig_daemon(&rig)) != daemon && now != 0 && now != rig.pid);
-	rig_serving(&rig);
-	assert_int_equal(waitpid(rig.pid, NULL, WNOHANG), 0);
-}
-
 static void upgrade(void)
 {
 	const pid_t daemon = rig_daemon(&rig);
 
 	kill(rig.pid, SIGUSR2);
-	wait_for_next(daemon);
-}
-
-static void kill_daemon(void)
-{
-	const pid_t daemon = rig_daemon(&rig);
-
-	assert_true(daemon > 0 && daemon != rig.pid);
-	kill(daemon, SIGKILL);
-	wait_for_next(daemon);
+	talks_wait_next(&rig, daemon);
 }
 
 /* The engine that was attached all the time, and one that was restarted. */
@@ -168,7 +137,7 @@ KV_TEST(p2_blocks_in_gpu_memory_outlive_upgrades_and_crashes_after_them, NULL, c
 		if (i < 3) {
 			upgrade();
 		} else {
-			kill_daemon();
+			talks_kill_daemon(&rig);
 		}
 		expect_kept(&user, incarnation);
 		assert_int_equal(rig_metric(&rig, "kvd_restarts_total"), i < 3 ? 0 : i - 2);
@@ -228,7 +197,7 @@ KV_TEST(p2_an_upgrade_right_after_a_crash_keeps_the_blocks, NULL, clean_up)
 	kill(rig.pid, SIGUSR2);
 	kill(rig.pid, SIGCONT);
 	KV_AWAIT(runs_installed(rig.pid));
-	wait_for_next(daemon);
+	talks_wait_next(&rig, daemon);
 	expect_kept(&user, incarnation);
 	assert_int_equal(rig_metric(&rig, "kvd_restarts_total"), 1);
 	user_leave(&user);
@@ -245,7 +214,7 @@ static void expect_refusal(user_t *user, const char *why)
 	const pid_t daemon = rig_daemon(&rig);
 
 	kill(rig.pid, SIGUSR2);
-	wait_for_log(REFUSE, times);
+	KV_AWAIT(rig_log_count(&rig, REFUSE) >= times);
 	assert_true(rig_log_has(&rig, why));
 	assert_int_equal(rig_daemon(&rig), daemon);
 	talks_expect(user, LEN);
@@ -292,7 +261,7 @@ KV_TEST(p6_a_program_that_cannot_be_started_leaves_the_old_one, NULL, clean_up)
 	assert_int_equal(rig_log_count(&rig, REFUSE), 1);
 	expect_kept(&user, incarnation);
 	assert_int_equal(rig_metric(&rig, "kvd_restarts_total"), 0);
-	kill_daemon();
+	talks_kill_daemon(&rig);
 	user_leave(&user);
 	talks_attach(&rig, &user);
 	talks_expect(&user, LEN);
@@ -325,12 +294,12 @@ KV_TEST(p6_sigusr2_changes_nothing_without_a_keeper, NULL, clean_up)
 	start(&user);
 	incarnation = kvc_incarnation(user.kvc);
 	kill(rig_daemon(&rig), SIGUSR2); /* past the keeper */
-	wait_for_log("SIGUSR2 is for the keeper: the main process", 1);
+	KV_AWAIT(rig_log_count(&rig, "SIGUSR2 is for the keeper: the main process") >= 1);
 	rig_stop(&rig);
 	rig_option(&rig, "--keeper=off");
 	rig_start(&rig);
 	kill(rig.pid, SIGUSR2);
-	wait_for_log("SIGUSR2 is for the keeper: there is none", 1);
+	KV_AWAIT(rig_log_count(&rig, "SIGUSR2 is for the keeper: there is none") >= 1);
 	talks_wait_attached(&user, incarnation);
 	talks_put_all(&user);
 	talks_expect(&user, LEN);
@@ -379,7 +348,7 @@ KV_TEST(p6_a_file_that_does_not_start_is_given_up_after_an_upgrade, NULL, clean_
 	kv_test_write(config_, "namespaces: default,rival\n");
 	incarnation = kvc_incarnation(user.kvc);
 	kill(rig.pid, SIGUSR2);
-	wait_for_log("going back to the configuration that has served last", 1);
+	KV_AWAIT(rig_log_count(&rig, "going back to the configuration that has served last") >= 1);
 	expect_kept(&user, incarnation);
 	assert_int_equal(rig_metric(&rig, "kvd_config_differs"), 1);
 	user_leave(&user);

@@ -51,6 +51,24 @@ void talks_wait_attached(user_t *user, uint64_t incarnation)
 	}
 }
 
+void talks_wait_next(const rig_t *rig, pid_t before)
+{
+	pid_t now;
+
+	KV_AWAIT((now = rig_daemon(rig)) != before && now != 0 && now != rig->pid);
+	rig_serving(rig);
+	assert_int_equal(waitpid(rig->pid, NULL, WNOHANG), 0);
+}
+
+void talks_kill_daemon(const rig_t *rig)
+{
+	const pid_t daemon = rig_daemon(rig);
+
+	assert_true(daemon > 0 && daemon != rig->pid);
+	kill(daemon, SIGKILL);
+	talks_wait_next(rig, daemon);
+}
+
 uint32_t talks_put(user_t *user, uint64_t seed)
 {
 	kvc_key_t keys[TALKS_LEN];

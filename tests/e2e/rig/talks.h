@@ -19,6 +19,10 @@ void talks_attach_to(user_t *user, const char *sock, const char *device);
 void talks_attach(const rig_t *rig, user_t *user);
 /* The same engine goes on with a daemon of another incarnation. */
 void talks_wait_attached(user_t *user, uint64_t incarnation);
+/* The next daemon serves, under the same keeper. */
+void talks_wait_next(const rig_t *rig, pid_t before);
+/* Kill the daemon, and wait for the next one. */
+void talks_kill_daemon(const rig_t *rig);
 /* How many blocks are visible then. */
 uint32_t talks_put(user_t *user, uint64_t seed);
 /* How many blocks of it are there; each has its own bytes. */
