@@ -10,6 +10,22 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
+/* How a process has ended: its exit code, or 128 and the signal. */
+static inline int child_exit_of(int wstatus)
+{
+	return WIFEXITED(wstatus) ? WEXITSTATUS(wstatus) : 128 + WTERMSIG(wstatus);
+}
+
+/* The first child of a process; 0: it has none. */
+static inline pid_t child_first(pid_t parent)
+{
+	char path[64], text[64];
+
+	snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)parent, (int)parent);
+
+	return kv_test_read(path, text, sizeof text) > 0 ? (pid_t)strtol(text, NULL, 10) : 0;
+}
+
 /* Run fn in a process of its own, which says that it is ready by writing a byte. */
 static inline pid_t child_start(void (*fn)(void *arg, int ready), void *arg)
 {

@@ -321,6 +321,20 @@ static inline void kv_test_write(const char *path, const char *text)
 	kv_assert(fclose(file) == 0);
 }
 
+/* What is in a file, as far as it has room, as a string: its length. "": there is none. */
+static inline size_t kv_test_read(const char *path, char *out, size_t cap)
+{
+	FILE *file = fopen(path, "re");
+	size_t len = file ? fread(out, 1, cap - 1, file) : 0;
+
+	out[len] = '\0';
+	if (file) {
+		fclose(file);
+	}
+
+	return len;
+}
+
 /* Descriptors of the process whose target's name has this in it; "": all. */
 static inline uint32_t kv_test_count_fds(pid_t pid, const char *of)
 {

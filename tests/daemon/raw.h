@@ -36,8 +36,6 @@ int raw_daemon_kill(raw_daemon_t *daemon, int signal);
 void raw_daemon_end(raw_daemon_t *daemon);
 /* Does its log contain this? */
 int raw_log_has(const raw_daemon_t *daemon, const char *text);
-/* Pid of the daemon under a keeper; 0: none at the moment. */
-pid_t raw_child_of(pid_t keeper);
 /* Connect and say hello as soon as somebody serves. */
 int raw_open_when_there(const raw_daemon_t *daemon);
 /* A socket that listens on a loopback port of its own. */

@@ -1,5 +1,6 @@
 /* A daemon under test: start, stop, read its log. */
 #include "daemon/raw.h"
+#include "kv_child.h"
 
 #include "kv/sock.h"
 
@@ -34,11 +35,6 @@ static pid_t launch(const char *const *argv, const char *out)
 	assert_true(pid > 0);
 
 	return pid;
-}
-
-static int exit_of(int wstatus)
-{
-	return WIFEXITED(wstatus) ? WEXITSTATUS(wstatus) : 128 + WTERMSIG(wstatus);
 }
 
 /* Somebody listens (the connection is closed at once). */
@@ -83,7 +79,7 @@ int raw_daemon_spawn(raw_daemon_t *daemon, const char *const *args, int *p_exit)
 	while (now_ms() < deadline) {
 		if (waitpid(daemon->pid, &wstatus, WNOHANG) == daemon->pid) {
 			daemon->pid = 0;
-			*p_exit = exit_of(wstatus);
+			*p_exit = child_exit_of(wstatus);
 			return 0;
 		}
 		if (answers(daemon->sock)) {
@@ -103,14 +99,9 @@ void raw_daemon_start(raw_daemon_t *daemon, const char *const *args)
 	memset(daemon, 0, sizeof *daemon);
 	kv_test_dir_make(daemon->dir, sizeof daemon->dir);
 	if (!raw_daemon_spawn(daemon, args, &code)) {
-		char text[2048] = "";
-		int fd = open(daemon->log, O_RDONLY | O_CLOEXEC);
+		char text[2048];
 
-		if (fd >= 0) {
-			ssize_t n = read(fd, text, sizeof text - 1);
-			text[n > 0 ? n : 0] = '\0';
-			close(fd);
-		}
+		(void)kv_test_read(daemon->log, text, sizeof text);
 		fail_msg("kvd ended with %d: %s", code, text);
 	}
 }
@@ -131,7 +122,7 @@ int raw_daemon_kill(raw_daemon_t *daemon, int signal)
 	}
 	daemon->pid = 0;
 
-	return exit_of(wstatus);
+	return child_exit_of(wstatus);
 }
 
 void raw_daemon_end(raw_daemon_t *daemon)
@@ -147,43 +138,13 @@ void raw_daemon_end(raw_daemon_t *daemon)
 	assert_int_equal(code, 0);
 }
 
-static size_t slurp(const char *path, char *out, size_t cap)
-{
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
-	size_t len = 0;
-	ssize_t n;
-
-	while (fd >= 0 && len < cap - 1 && (n = read(fd, out + len, cap - 1 - len)) > 0) {
-		len += (size_t)n;
-	}
-	out[len] = '\0';
-	if (fd >= 0) {
-		close(fd);
-	}
-
-	return len;
-}
-
 int raw_log_has(const raw_daemon_t *daemon, const char *text)
 {
 	static char log[1 << 20];
 
-	slurp(daemon->log, log, sizeof log);
+	(void)kv_test_read(daemon->log, log, sizeof log);
 
 	return strstr(log, text) != NULL;
-}
-
-pid_t raw_child_of(pid_t keeper)
-{
-	char path[96], text[64] = "";
-
-	snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)keeper, (int)keeper);
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
-	assert_true(fd >= 0);
-	ssize_t n = read(fd, text, sizeof text - 1);
-	close(fd);
-
-	return n > 0 ? (pid_t)strtol(text, NULL, 10) : 0;
 }
 
 int raw_open_when_there(const raw_daemon_t *daemon)
@@ -232,8 +193,8 @@ int raw_run(const char *const *args, char *out, size_t cap)
 	}
 	pid_t pid = launch(argv, path);
 	assert_int_equal(waitpid(pid, &wstatus, 0), pid);
-	slurp(path, out, cap);
+	(void)kv_test_read(path, out, cap);
 	unlink(path);
 
-	return exit_of(wstatus);
+	return child_exit_of(wstatus);
 }

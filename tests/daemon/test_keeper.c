@@ -1,5 +1,6 @@
 /* The keeper when a restart fails, and the configuration it restarts with. */
 #include "daemon/raw.h"
+#include "kv_child.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -78,7 +79,7 @@ static int is_zombie(pid_t pid)
 /* Kill the daemon; what keeps the next one from starting happens while the keeper cannot look. */
 static void crash(bed_t *bed, void (*cause)(bed_t *bed))
 {
-	const pid_t child = raw_child_of(bed->daemon.pid);
+	const pid_t child = child_first(bed->daemon.pid);
 
 	assert_true(child > 0);
 	kill(bed->daemon.pid, SIGSTOP);

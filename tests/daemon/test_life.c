@@ -1,5 +1,6 @@
 /* Starting, stopping, crashing: the process around the daemon. */
 #include "daemon/raw.h"
+#include "kv_child.h"
 
 #include "kv/sock.h"
 
@@ -299,7 +300,7 @@ KV_TEST(p6_the_keeper_holds_the_daemons_memory_until_it_dies)
 	assert_int_equal(raw_put(&member, keys, N, 1), N);
 	KV_AWAIT(kv_test_count_fds(daemon.pid, "/memfd:") >= 3);
 	assert_true(kv_test_count_fds(daemon.pid, "/memfd:") >= 3); /* ledger, a slab and its digests */
-	kill(raw_child_of(daemon.pid), SIGKILL);
+	kill(child_first(daemon.pid), SIGKILL);
 	raw_leave(&member);
 	close(raw_open_when_there(&daemon));
 	KV_AWAIT(kv_test_count_fds(daemon.pid, "/memfd:") == 1);
@@ -316,10 +317,10 @@ KV_TEST(p6_the_keeper_gives_up_on_a_daemon_that_keeps_dying)
 	raw_daemon_start(&daemon, args);
 	for (int crash = 0; crash < 5; crash++) {
 		close(raw_open_when_there(&daemon));
-		pid_t child = raw_child_of(daemon.pid);
+		pid_t child = child_first(daemon.pid);
 		assert_true(child > 0);
 		kill(child, SIGKILL);
-		KV_AWAIT(raw_child_of(daemon.pid) != child);
+		KV_AWAIT(child_first(daemon.pid) != child);
 	}
 	for (int i = 0; waitpid(daemon.pid, &wstatus, WNOHANG) == 0; i++) {
 		assert_true(i < RAW_TIMEOUT_MS);

@@ -160,11 +160,8 @@ KV_TEST(p10_help_and_version_start_nothing)
 static void same_as_file(const char *option, const char *path)
 {
 	static char text[1 << 16];
-	FILE *file = fopen(path, "re");
 
-	assert_non_null(file);
-	text[fread(text, 1, sizeof text - 1, file)] = '\0';
-	fclose(file);
+	assert_true(kv_test_read(path, text, sizeof text) > 0);
 	assert_int_equal(run(option, NULL), 0);
 	if (strcmp(text, out_) != 0) {
 		fail_msg("%s is not what kvd %s prints: run scripts/docs.sh", path, option);

@@ -164,11 +164,6 @@ static int serves(const rig_t *rig)
 	return kvc != NULL;
 }
 
-static int exit_of(int wstatus)
-{
-	return WIFEXITED(wstatus) ? WEXITSTATUS(wstatus) : 128 + WTERMSIG(wstatus);
-}
-
 static void show_log(const rig_t *rig)
 {
 	char command[160];
@@ -193,7 +188,7 @@ int rig_try(rig_t *rig)
 	while (rig_now_ms() < deadline) {
 		if (waitpid(rig->pid, &wstatus, WNOHANG) == rig->pid) {
 			rig->pid = 0;
-			return exit_of(wstatus);
+			return child_exit_of(wstatus);
 		}
 		if (serves(rig)) {
 			return -1;
@@ -236,42 +231,26 @@ void rig_serving(const rig_t *rig)
 
 pid_t rig_daemon(const rig_t *rig)
 {
-	char path[64], text[64] = "", comm[32] = "";
-	ssize_t n;
-	int fd;
+	char path[64], text[64];
 
 	snprintf(path, sizeof path, "/proc/%d/comm", (int)rig->pid);
-	fd = open(path, O_RDONLY | O_CLOEXEC);
-	assert_true(fd >= 0 && read(fd, comm, sizeof comm - 1) > 0);
-	close(fd);
-	if (strncmp(comm, "kvd-keeper", 10) != 0) {
+	assert_true(kv_test_read(path, text, sizeof text) > 0);
+	if (strncmp(text, "kvd-keeper", 10) != 0) {
 		return rig->pid;
 	}
-	snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)rig->pid, (int)rig->pid);
-	fd = open(path, O_RDONLY | O_CLOEXEC);
-	assert_true(fd >= 0);
-	n = read(fd, text, sizeof text - 1);
-	close(fd);
 
-	return n > 0 ? (pid_t)strtol(text, NULL, 10) : 0;
+	return child_first(rig->pid);
 }
 
 static int is_child_of(const char *name, pid_t daemon, const char *program)
 {
-	char path[320], text[512] = "", first[64];
+	char path[320], text[512], first[64];
 	const char *parent;
-	ssize_t n;
-	int fd;
 
 	snprintf(first, sizeof first, "Name:\t%s\n", program);
 	snprintf(path, sizeof path, "/proc/%s/status", name);
-	fd = open(path, O_RDONLY | O_CLOEXEC);
-	if (fd < 0) {
-		return 0;
-	}
-	n = read(fd, text, sizeof text - 1);
-	close(fd);
-	parent = n > 0 ? strstr(text, "\nPPid:") : NULL;
+	(void)kv_test_read(path, text, sizeof text);
+	parent = strstr(text, "\nPPid:");
 
 	return parent && strncmp(text, first, strlen(first)) == 0 && strtol(parent + 6, NULL, 10) == daemon &&
 	       !strstr(text, "\nState:\tZ");
@@ -317,7 +296,7 @@ int rig_kill(rig_t *rig, int signal)
 	}
 	rig->pid = 0;
 
-	return exit_of(wstatus);
+	return child_exit_of(wstatus);
 }
 
 void rig_fini(rig_t *rig)
@@ -347,27 +326,12 @@ void rig_end(rig_t *rig)
 	rig_fini(rig);
 }
 
-static void slurp(const char *path, char *out, size_t cap)
-{
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
-	size_t len = 0;
-	ssize_t n;
-
-	while (fd >= 0 && len < cap - 1 && (n = read(fd, out + len, cap - 1 - len)) > 0) {
-		len += (size_t)n;
-	}
-	out[len] = '\0';
-	if (fd >= 0) {
-		close(fd);
-	}
-}
-
 uint32_t rig_log_count(const rig_t *rig, const char *text)
 {
 	static char log[1 << 20];
 	uint32_t n = 0;
 
-	slurp(rig->log, log, sizeof log);
+	(void)kv_test_read(rig->log, log, sizeof log);
 	for (const char *at = strstr(log, text); at; at = strstr(at + 1, text)) {
 		n++;
 	}
@@ -389,9 +353,9 @@ int rig_kvctl(const rig_t *rig, const char *arguments, char *out, size_t cap)
 	snprintf(command, sizeof command, "%s --socket %s %s >%s 2>&1", kv_test_program(E2E_KVCTL), rig->sock,
 		 arguments, path);
 	wstatus = system(command);
-	slurp(path, out, cap);
+	(void)kv_test_read(path, out, cap);
 
-	return exit_of(wstatus);
+	return child_exit_of(wstatus);
 }
 
 int rig_kvctl_has(const rig_t *rig, const char *arguments, const char *text)
