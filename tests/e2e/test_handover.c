@@ -116,36 +116,6 @@ KV_TEST(p1_what_one_process_hands_over_another_one_reads, setup, teardown)
 	assert_int_equal(rig_metric(&rig_, "kvd_handovers_ended_total{result=taken}"), 1);
 }
 
-/* Each of the sides, before and after the answer. */
-KV_TEST(p4_handles_freed_at_any_moment_leave_nothing, setup, teardown)
-{
-	kvc_handover_t *made = NULL, *wanted = NULL;
-	const kvc_handover_chunk_t first = {.struct_size = sizeof first, .transfer = "t", .tail = "x", .tail_len = 1};
-	kvc_status_t status;
-
-	assert_int_equal(kvc_handover_recv(user_.space, "s", 0, &wanted), KVC_OK);
-	kvc_handover_done(wanted, 0); /* not answered yet */
-	assert_int_equal(kvc_handover_send(user_.space, &first, &made), KVC_OK);
-	status = kvc_handover_send(user_.space, &first, &made);
-	assert_true(status == KVC_PENDING || status == KVC_OK); /* OK: the answer was there already */
-	kvc_handover_done(made, 0);                             /* nor this: it has not sent its last */
-	made = wanted = NULL;
-	assert_int_equal(kvc_handover_recv(user_.space, "u", 0, &wanted), KVC_OK);
-	assert_int_equal(kvc_handover_wait(wanted, 1, 100), KVC_ERR_TIMEOUT);
-	assert_int_equal(produce(&user_, "u", 0, HALF, 0, &made), KVC_OK);
-	kvc_handover_done(made, 0);
-	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_ERR_ABORTED);
-	kvc_handover_done(wanted, 1);
-	kvc_handover_done(NULL, 0);
-	/* "t" has failed without a consumer: who asks gets the reason. */
-	wanted = NULL;
-	assert_int_equal(kvc_handover_recv(user_.space, "t", 0, &wanted), KVC_OK);
-	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_ERR_ABORTED);
-	kvc_handover_done(wanted, 0);
-	assert_true(rig_metric_is(&rig_, "kvd_handovers", 0));
-	rig_check_quiet(&rig_);
-}
-
 /* All of HALF blocks that are put, with this tail. */
 static kvc_status_t complete(user_t *user, const char *transfer, const char *tail, kvc_handover_t **p_made)
 {
