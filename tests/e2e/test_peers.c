@@ -251,9 +251,57 @@ KV_TEST(p4_a_consumer_that_has_enough_leaves_nothing_on_either_node, setup, tear
 	kvc_handover_done(sent, 0);
 }
 
+/* A hand-over is half way. */
+static kvc_handover_t *half_way(kvc_handover_t **p_sent)
+{
+	kvc_handover_t *wanted = NULL;
+
+	assert_int_equal(fetch("t", 0, &wanted), KVC_OK);
+	put(0, HALF);
+	hand_over(HALF, 0, p_sent);
+	assert_int_equal(kvc_handover_wait(wanted, HALF, SOON), KVC_OK);
+
+	return wanted;
+}
+
 static int is_end_of_producer(kvc_status_t status)
 {
 	return status == KVC_ERR_PRODUCER_LOST || status == KVC_ERR_ABORTED;
+}
+
+/* One of the net processes ends, or stops: the consumer is told, both daemons serve, and the hand-over goes to the next
+ * consumer that asks. */
+static void end_net(uint32_t i, int signal)
+{
+	kvc_handover_t *sent = NULL, *wanted = half_way(&sent);
+	const pid_t net = peers_net(&net_, i);
+	const uint64_t start = rig_now_ms();
+
+	assert_true(net > 0);
+	kill(net, signal);
+	assert_true(is_end_of_producer(kvc_handover_wait(wanted, BLOCKS, SOON)));
+	assert_true(rig_now_ms() - start < SOON);
+	check_blocks(HALF);
+	kvc_handover_done(wanted, 0);
+	put(HALF, BLOCKS);
+	hand_over(BLOCKS, 1, &sent);
+	kvc_handover_done(sent, 0);
+	if (signal == SIGSTOP) {
+		kill(net, SIGCONT);
+	}
+	check_again("t");
+	peers_check_quiet(&net_);
+}
+
+KV_TEST(p6_the_owners_net_process_may_be_killed, setup, teardown)
+{
+	end_net(0, SIGKILL);
+	assert_true(rig_metric_is(&net_.rig[0], "kvd_net_restarts_total", 1));
+}
+
+KV_TEST(p6_a_peer_that_stands_still_is_cut_off_and_comes_back, setup, teardown)
+{
+	end_net(0, SIGSTOP);
 }
 
 /* A FETCH that the net process here has not looked at when the link or the process ends. */
