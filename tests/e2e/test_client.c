@@ -100,8 +100,11 @@ KV_TEST(p7_a_daemon_silent_within_limits_silence_is_no_miss)
 KV_TEST(p4_who_attaches_to_match_only_sees_all_and_holds_nothing)
 {
 	const kvc_identity_t identity = user_identity("client");
-	const kvc_config_t config = {
-		.struct_size = sizeof config, .socket = rig.sock, .program = "router", .role = KVC_ROLE_MATCH};
+	const kvc_config_t config = {.struct_size = sizeof config,
+				     .socket = rig.sock,
+				     .program = "router",
+				     .role = KVC_ROLE_MATCH,
+				     .timeout_ms = RIG_WAIT_MS};
 	kvc_lease_t *lease = NULL;
 	kvc_put_t *begun = NULL;
 	user_t router = {0};

@@ -45,7 +45,8 @@ static kvc_status_t attach(user_t *user, const char *sock, uint32_t role, uint32
 				     .secret_len = sizeof secret,
 				     .role = role,
 				     .rank = rank,
-				     .staging_blocks = 1}; /* 256 words: of a put of 16 blocks only part */
+				     .timeout_ms = RIG_WAIT_MS, /* a busy machine */
+				     .staging_blocks = 1};      /* 256 words: of a put of 16 blocks only part */
 	kvc_status_t status = kvc_attach(&config, &user->kvc);
 
 	return status == KVC_OK ? kvc_space_open(user->kvc, &identity, &user->space) : status;

@@ -43,6 +43,7 @@ static void attach(model_t *model, const rig_t *rig, const char *name, uint32_t 
 				     .socket = rig->sock,
 				     .program = name,
 				     .staging_blocks = 256,
+				     .timeout_ms = RIG_WAIT_MS, /* a busy machine */
 				     .on_memory = told,
 				     .memory_ctx = model};
 	kvc_identity_t identity = user_identity(name);
