@@ -179,6 +179,51 @@ KV_TEST(p1_p6_a_bit_flipped_in_memory_is_an_error_of_one_block)
 	rig_end(&rig);
 }
 
+KV_TEST(p6_slot_files_cut_off_under_the_daemon_are_misses)
+{
+	static kvc_key_t keys[TALKS][LEN];
+	char command[200];
+	other_t other;
+	user_t user;
+	uint32_t n;
+	rig_t rig;
+
+	rig_init(&rig, 1);
+	rig_start(&rig);
+	user_attach(&user, &rig, "cut");
+	for (uint32_t t = 0; t < TALKS; t++) {
+		user_keys(&user, t, LEN, keys[t]);
+		assert_int_equal(user_put(&user, keys[t], 0, LEN, 1, NULL), KVC_OK);
+	}
+	user_leave(&user);
+	rig_stop(&rig);
+	rig_start(&rig);
+	other_start(&other, rig.sock);
+	user_attach(&user, &rig, "cut");
+	for (uint32_t t = 0; t < TALKS; t++) {
+		assert_true(user_match_is(&user, keys[t], LEN, LEN));
+	}
+	snprintf(command, sizeof command, "truncate -s 0 %s/slots/*", rig.disk);
+	assert_int_equal(system(command), 0);
+	for (uint32_t t = 0; t < TALKS; t++) {
+		assert_int_not_equal(user_get(&user, keys[t], LEN, &n), KVC_OK);
+		assert_int_equal(n, 0);
+		/* a put may still find a parent that is about to be taken out: then it is asked for again */
+		for (int tries = 0; tries < 5 && n < LEN; tries++) {
+			if (user_put(&user, keys[t], 0, LEN, 0, NULL) != KVC_OK ||
+			    user_get(&user, keys[t], LEN, &n) != KVC_OK) {
+				print_message("conversation %u: %s\n", t, kvc_last_error());
+			}
+		}
+		assert_int_equal(n, LEN);
+	}
+	/* Each block was read and was not whole, or the daemon has looked at the files before. */
+	assert_true(rig_metric(&rig, "kvd_bad_blocks_total") + rig_metric(&rig, "kvd_disk_files_dropped_total") > 0);
+	user_leave(&user);
+	other_end(&other, 0);
+	rig_end(&rig);
+}
+
 /* Blocks are scribbled on while write-behind takes them to disk: what comes back from there is right or does not
  * come. */
 KV_TEST(p1_a_block_overwritten_before_write_behind_is_never_served)

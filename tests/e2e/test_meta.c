@@ -449,6 +449,60 @@ KV_TEST(p2_p6_a_full_file_system_does_not_end_the_daemon, NULL, clean_up)
 	rig_fini(&rig);
 }
 
+static int is_traced(pid_t pid)
+{
+	char command[96];
+
+	snprintf(command, sizeof command, "grep -q 'TracerPid:[[:space:]]*[1-9]' /proc/%d/status", (int)pid);
+
+	return system(command) == 0;
+}
+
+KV_TEST(p2_p6_a_passing_device_error_does_not_end_durability, NULL, clean_up)
+{
+	static const char *const faults[] = {"fdatasync:error=EIO", "write:error=EIO", "write:error=ENOSPC",
+					     "pwrite64,fsync,rename:error=EIO"};
+
+	rig_init(&rig, 1);
+	begin();
+	for (uint32_t i = 0; i < KV_COUNT_OF(faults); i++) {
+		const uint64_t until = rig_now_ms() + RIG_WAIT_MS;
+		pid_t meta = await_meta(), tracer = fork();
+		int wstatus = 0;
+
+		assert_true(tracer >= 0);
+		if (tracer == 0) {
+			char inject[96], pid[16];
+
+			snprintf(inject, sizeof inject, "inject=%s", faults[i]);
+			snprintf(pid, sizeof pid, "%d", (int)meta);
+			execlp("strace", "strace", "-f", "-qq", "-o", "/dev/null", "-e", inject, "-p", pid,
+			       (char *)NULL);
+			_exit(127);
+		}
+		while (!is_traced(meta)) {
+			if (waitpid(tracer, &wstatus, WNOHANG) == tracer) {
+				end_rig();
+				rig_fini(&rig);
+				kv_test_skip("strace cannot be run or may not trace: exit code %d",
+					     WEXITSTATUS(wstatus));
+			}
+			assert_true(rig_now_ms() < until);
+			usleep(5000);
+		}
+		(void)put_talk(FIRST + 2 * i);
+		durable_again(FIRST + 2 * i + 1);
+		kill(tracer, SIGTERM);
+		waitpid(tracer, NULL, 0);
+		read_acknowledged();
+	}
+	assert_true(rig_metric(&rig, "kvd_meta_starts_total") > 3);
+	kill_and_read();
+	assert_int_equal(rig_metric(&rig, "kvd_disk_rebuilt_total"), 0);
+	end_rig();
+	rig_fini(&rig);
+}
+
 /* ---- another program in its place ------------------------------------------------------------ */
 
 /* The same kvd beside another kvd-meta. */
