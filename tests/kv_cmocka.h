@@ -1,4 +1,4 @@
-/* kv_cmocka.h -- cmocka with the headers it wants, in the order it wants; and tests that list themselves.
+/* kv_cmocka.h -- cmocka with the headers it wants, in the order it wants; and tests that register themselves.
  *
  *     KV_FIXTURE(set_up)
  *     {
@@ -12,9 +12,9 @@
  *
  *     KV_TEST_MAIN(NULL, NULL)
  *
- * KV_TEST_ONLY in the environment names the tests that run, by a part of their names.
- * A test runs in its place in the file, between the fixtures behind its name, if there are any. KV_TEST_MAIN() is the program; its
- * fixtures stand before the first test and behind the last one.
+ * A test runs in its place in the file, between the fixtures behind its name, if there are any. KV_TEST_MAIN() is the program; its fixtures
+ * stand before the first test and behind the last one. Several files are one program with kv_main.c. One whose main() has more to do calls
+ * kv_test_run() in it. KV_TEST_ONLY in the environment names the tests that run, by a part of their names.
  */
 #ifndef KV_CMOCKA_H
 #define KV_CMOCKA_H
@@ -29,15 +29,68 @@
 #include <string.h>
 #include <unistd.h>
 
+#define KV_TEST_MAX 512u
+
+typedef struct kv_test_place {
+	const char *file;
+	int line;
+} kv_test_place_t;
+
+/* One of each in a program, however many files include this. */
+__attribute__((weak)) struct CMUnitTest kv_test_table[KV_TEST_MAX];
+__attribute__((weak)) kv_test_place_t kv_test_places[KV_TEST_MAX];
+__attribute__((weak)) size_t kv_test_entries;
+
+/* In the order of the file: that of its constructors is the compiler's. */
+static inline void kv_test_add(struct CMUnitTest test, const char *file, int line)
+{
+	const char *only = getenv("KV_TEST_ONLY");
+	size_t at = kv_test_entries;
+
+	if (only && !strstr(test.name, only)) {
+		return;
+	}
+	if (at == KV_TEST_MAX) {
+		abort();
+	}
+	for (; at > 0 && kv_test_places[at - 1].line > line && strcmp(kv_test_places[at - 1].file, file) == 0; at--) {
+		kv_test_table[at] = kv_test_table[at - 1];
+		kv_test_places[at] = kv_test_places[at - 1];
+	}
+	kv_test_table[at] = test;
+	kv_test_places[at] = (kv_test_place_t){file, line};
+	kv_test_entries++;
+}
+
+/* All tests of the program between the set-up and the tear-down of all; NULL: none. The exit status. */
+static inline int kv_test_run(CMFixtureFunction setup, CMFixtureFunction teardown)
+{
+	return _cmocka_run_group_tests("tests", kv_test_table, kv_test_entries, setup, teardown);
+}
+
+/* Another entry of the table: the members of its CMUnitTest. `id` is a word that nothing else in the file has. */
+#define KV_TEST_ADD(id, ...)                                                                                           \
+	__attribute__((constructor)) static void id##_add(void)                                                        \
+	{                                                                                                              \
+		kv_test_add((struct CMUnitTest){__VA_ARGS__}, __FILE__, __LINE__);                                     \
+	}
+
 #define KV_TEST(...) KV_TEST_CASE(__VA_ARGS__, NULL, NULL, )
 #define KV_TEST_CASE(name_, setup_, teardown_, ...)                                                                    \
 	static void name_(void **);                                                                                    \
-	static kv_test_case_t name_##_case_ = {.test = {#name_, name_, setup_, teardown_, NULL}, .line = __LINE__};    \
-	__attribute__((constructor)) static void name_##_add_(void)                                                    \
-	{                                                                                                              \
-		kv_test_add(&name_##_case_);                                                                           \
-	}                                                                                                              \
+	KV_TEST_ADD(name_, .name = #name_, .test_func = name_, .setup_func = setup_, .teardown_func = teardown_)       \
 	static void name_(void **state_ __attribute__((unused)))
+
+/* A test that `begin;` precedes and `end;` follows when it has passed. */
+#define KV_TEST_BETWEEN(name, begin, end)                                                                              \
+	static void name##_between(void);                                                                              \
+	KV_TEST(name)                                                                                                  \
+	{                                                                                                              \
+		begin;                                                                                                 \
+		name##_between();                                                                                      \
+		end;                                                                                                   \
+	}                                                                                                              \
+	static void name##_between(void)
 
 #define KV_FIXTURE(name_)                                                                                              \
 	static void name_##_body_(void);                                                                               \
@@ -48,15 +101,12 @@
 	}                                                                                                              \
 	static void name_##_body_(void)
 
+/* The program has nothing but tests. */
 #define KV_TEST_MAIN(setup_, teardown_)                                                                                \
 	int main(void)                                                                                                 \
 	{                                                                                                              \
-		return KV_TEST_RUN(setup_, teardown_);                                                                 \
+		return kv_test_run(setup_, teardown_);                                                                 \
 	}
-
-/* Where main() has something else to do as well. */
-#define KV_TEST_RUN(setup_, teardown_)                                                                                 \
-	_cmocka_run_group_tests("tests", kv_test_list_, kv_test_sort(), (setup_), (teardown_))
 
 /* Wait until it is so: a minute at least, in which it is looked at every millisecond. */
 #define KV_AWAIT(condition_)                                                                                           \
@@ -69,40 +119,5 @@
 			(void)usleep(1000);                                                                            \
 		}                                                                                                      \
 	} while (0)
-
-typedef struct kv_test_case {
-	struct CMUnitTest test;
-	int line;
-	struct kv_test_case *next;
-} kv_test_case_t;
-
-static kv_test_case_t *kv_test_cases_;
-static struct CMUnitTest kv_test_list_[64];
-
-/* In the order of the file: that of constructors is the compiler's. */
-static inline void kv_test_add(kv_test_case_t *added)
-{
-	kv_test_case_t **at = &kv_test_cases_;
-
-	while (*at && (*at)->line < added->line) {
-		at = &(*at)->next;
-	}
-	added->next = *at;
-	*at = added;
-}
-
-static inline size_t kv_test_sort(void)
-{
-	const char *only = getenv("KV_TEST_ONLY");
-	size_t n = 0;
-
-	for (const kv_test_case_t *c = kv_test_cases_; c; c = c->next) {
-		if (!only || strstr(c->test.name, only)) {
-			kv_test_list_[n++] = c->test;
-		}
-	}
-
-	return n;
-}
 
 #endif

@@ -50,9 +50,8 @@ static int is_shut(unsigned i)
 	return recv(fds_[i][1], &byte, 1, MSG_DONTWAIT) == 0;
 }
 
-static void p5_the_connection_that_has_waited_longest_makes_room(void **state)
+KV_TEST_WITH(p5_the_connection_that_has_waited_longest_makes_room, set_up, tear_down)
 {
-	(void)state;
 	assert_int_equal(add(0) + add(1) + add(2), 0);
 	kv_conns_begin(&conns_, &conn_[0]);
 	assert_int_equal(add(3), 1);
@@ -65,9 +64,8 @@ static void p5_the_connection_that_has_waited_longest_makes_room(void **state)
 	assert_true(!is_shut(0) && is_shut(2));
 }
 
-static void p5_no_connection_whose_request_runs_is_ended(void **state)
+KV_TEST_WITH(p5_no_connection_whose_request_runs_is_ended, set_up, tear_down)
 {
-	(void)state;
 	for (unsigned i = 0; i < 3; i++) {
 		assert_int_equal(add(i), 0);
 		kv_conns_begin(&conns_, &conn_[i]);
@@ -82,23 +80,21 @@ static void p5_no_connection_whose_request_runs_is_ended(void **state)
 	assert_int_equal(conns_.n, 2);
 }
 
-static void p5_the_late_ones_are_ended_and_no_other(void **state)
+KV_TEST_WITH(p5_the_late_ones_are_ended_and_no_other, set_up, tear_down)
 {
-	(void)state;
 	assert_int_equal(add(0) + add(1) + add(2), 0);
 	assert_int_equal(kv_conns_shut_late(&conns_, 10, 9), 0);
 	assert_int_equal(kv_conns_shut_late(&conns_, 10, 11), 2);
 	assert_true(is_shut(0) && is_shut(1) && !is_shut(2));
 }
 
-static void p10_what_is_no_address_and_a_port_in_use_are_told_apart(void **state)
+KV_TEST(p10_what_is_no_address_and_a_port_in_use_are_told_apart)
 {
 	char detail[256], where[64];
 	struct sockaddr_storage address;
 	socklen_t len = sizeof address;
 	int fd = -1, other = -1;
 
-	(void)state;
 	assert_int_equal(kv_listen("a.b", "nonsense", &fd, detail, sizeof detail), KV_ERR_CONFIG);
 	assert_non_null(strstr(detail, "a.b: \"nonsense\" is not an address"));
 	assert_int_equal(kv_listen("a.b", "127.0.0.1:x", &fd, detail, sizeof detail), KV_ERR_CONFIG);
@@ -114,15 +110,4 @@ static void p10_what_is_no_address_and_a_port_in_use_are_told_apart(void **state
 	close(fd);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(p5_the_connection_that_has_waited_longest_makes_room, set_up,
-						tear_down),
-		cmocka_unit_test_setup_teardown(p5_no_connection_whose_request_runs_is_ended, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(p5_the_late_ones_are_ended_and_no_other, set_up, tear_down),
-		cmocka_unit_test(p10_what_is_no_address_and_a_port_in_use_are_told_apart),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -84,9 +84,8 @@ static void check_copy(const kv_digest_ops_t *ops, size_t to, size_t from, size_
 	}
 }
 
-static void p1_every_short_length_has_the_librarys_digest(void **state)
+KV_TEST(p1_every_short_length_has_the_librarys_digest)
 {
-	(void)state;
 	EACH_BUILD(ops)
 	{
 		print_message("# %s%s\n", ops->name, strcmp(ops->name, kv_digest_variant()) == 0 ? " (chosen)" : "");
@@ -97,11 +96,10 @@ static void p1_every_short_length_has_the_librarys_digest(void **state)
 	}
 }
 
-static void p1_every_alignment_has_the_librarys_digest(void **state)
+KV_TEST(p1_every_alignment_has_the_librarys_digest)
 {
 	static const size_t lengths[] = {240, 241, 255, 256, 257, 1023, 1024, 1025, 1088, 2048, 2049, 8192};
 
-	(void)state;
 	EACH_BUILD(ops)
 	{
 		for (size_t i = 0; i < KV_COUNT_OF(lengths); i++) {
@@ -114,11 +112,10 @@ static void p1_every_alignment_has_the_librarys_digest(void **state)
 	}
 }
 
-static void p1_large_leaves_have_the_librarys_digest(void **state)
+KV_TEST(p1_large_leaves_have_the_librarys_digest)
 {
 	static const size_t lengths[] = {65536, 262144, 1048576, 2097152, 2097152 + 1, 1048576 - 1, 1000000};
 
-	(void)state;
 	EACH_BUILD(ops)
 	{
 		for (size_t i = 0; i < KV_COUNT_OF(lengths); i++) {
@@ -128,12 +125,11 @@ static void p1_large_leaves_have_the_librarys_digest(void **state)
 	}
 }
 
-static void p1_leaves_of_a_block_are_those_of_single_calls(void **state)
+KV_TEST(p1_leaves_of_a_block_are_those_of_single_calls)
 {
 	static const size_t leaves[] = {1, 100, 256, 300, 4096, 8192, 10000};
 	uint64_t digests[16];
 
-	(void)state;
 	for (size_t i = 0; i < KV_COUNT_OF(leaves); i++) {
 		memset(dst, CANARY, leaves[i] * 16 + 1);
 		kv_copy_digest_leaves(dst, src, leaves[i], 16, digests);
@@ -186,13 +182,12 @@ static size_t random_piece(kv_test_rng_t *rng)
 	}
 }
 
-static void p1_leaves_of_many_pieces_are_digests_of_the_concatenation(void **state)
+KV_TEST(p1_leaves_of_many_pieces_are_digests_of_the_concatenation)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	uint8_t *row = malloc(ROOM);
 	uint8_t *expected = malloc(ROOM);
 
-	(void)state;
 	assert_non_null(row);
 	assert_non_null(expected);
 	for (int round = 0; round < 1500; round++) {
@@ -234,12 +229,11 @@ static void p1_leaves_of_many_pieces_are_digests_of_the_concatenation(void **sta
 	free(expected);
 }
 
-static void p1_strided_copies_gather_and_scatter(void **state)
+KV_TEST(p1_strided_copies_gather_and_scatter)
 {
 	static uint8_t back[1 << 20];
 	uint64_t digest;
 
-	(void)state;
 	for (size_t piece = 1; piece <= 512; piece += piece < 8 ? 1 : 24) {
 		const size_t stride = piece + 2048;
 
@@ -256,9 +250,8 @@ static void p1_strided_copies_gather_and_scatter(void **state)
 	assert_int_equal(kv_copy_digest_strided(dst, 1, src, 1, 1, 0), XXH3_64bits(NULL, 0));
 }
 
-static void a_streamed_copy_is_a_copy(void **state)
+KV_TEST(a_streamed_copy_is_a_copy)
 {
-	(void)state;
 	EACH_BUILD(ops)
 	{
 		for (size_t n = 0; n < 1000; n += 7) {
@@ -332,13 +325,12 @@ static void check_fenced_runs(const kv_digest_ops_t *ops, uint8_t *to, const uin
 }
 
 /* A leaf may be the last thing before memory that is not there, or the first thing behind it. */
-static void p6_nothing_outside_source_and_destination_is_touched(void **state)
+KV_TEST(p6_nothing_outside_source_and_destination_is_touched)
 {
 	static const size_t pieces[] = {1, 3, 63, 64, 65, 128, 192, 256, 1000, 1024, 2048, 4096, 16384};
 	uint8_t *from = fenced_new();
 	uint8_t *to = fenced_new();
 
-	(void)state;
 	memcpy(from, src, FENCED);
 	EACH_BUILD(ops)
 	{
@@ -376,11 +368,10 @@ __attribute__((target("xsave"))) static int upper_halves_in_use(void)
 }
 
 /* What is left dirty makes all SSE code of the thread several times slower. */
-static void others_are_not_slowed_down(void **state)
+KV_TEST(others_are_not_slowed_down)
 {
 	static const size_t lengths[] = {8, 200, 1000, 4096, 65536};
 
-	(void)state;
 	EACH_BUILD(ops)
 	{
 		for (size_t i = 0; i < KV_COUNT_OF(lengths); i++) {
@@ -403,21 +394,4 @@ static void others_are_not_slowed_down(void **state)
 }
 #endif
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p1_every_short_length_has_the_librarys_digest),
-		cmocka_unit_test(p1_every_alignment_has_the_librarys_digest),
-		cmocka_unit_test(p6_nothing_outside_source_and_destination_is_touched),
-		cmocka_unit_test(p1_large_leaves_have_the_librarys_digest),
-		cmocka_unit_test(p1_leaves_of_a_block_are_those_of_single_calls),
-		cmocka_unit_test(p1_leaves_of_many_pieces_are_digests_of_the_concatenation),
-		cmocka_unit_test(p1_strided_copies_gather_and_scatter),
-		cmocka_unit_test(a_streamed_copy_is_a_copy),
-#if defined(__x86_64__)
-		cmocka_unit_test(others_are_not_slowed_down),
-#endif
-	};
-
-	return cmocka_run_group_tests(tests, setup, teardown);
-}
+KV_TEST_MAIN(setup, teardown)

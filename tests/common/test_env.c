@@ -6,12 +6,11 @@
 #include <signal.h>
 #include <sys/wait.h>
 
-static void the_nth_allocation_fails_once_and_every_block_is_counted(void **state)
+KV_TEST(the_nth_allocation_fails_once_and_every_block_is_counted)
 {
 	kv_test_env_t t;
 	uint64_t runs = 0;
 
-	(void)state;
 	kv_test_env_init(&t);
 	KV_TEST_EACH_FAILURE(&t, n)
 	{
@@ -31,12 +30,11 @@ static void the_nth_allocation_fails_once_and_every_block_is_counted(void **stat
 	assert_int_equal(runs, 4);
 }
 
-static void resize_keeps_old_bytes_and_does_not_zero_new_ones(void **state)
+KV_TEST(resize_keeps_old_bytes_and_does_not_zero_new_ones)
 {
 	kv_test_env_t t;
 	uint8_t *p;
 
-	(void)state;
 	kv_test_env_init(&t);
 	p = kv_alloc(&t.env, 2);
 	assert_int_equal(p[0] | p[1], 0);
@@ -49,12 +47,11 @@ static void resize_keeps_old_bytes_and_does_not_zero_new_ones(void **state)
 	kv_free(&t.env, p);
 }
 
-static void the_same_seed_gives_the_same_numbers_and_the_clock_stands(void **state)
+KV_TEST(the_same_seed_gives_the_same_numbers_and_the_clock_stands)
 {
 	kv_test_env_t a, b;
 	uint8_t x[32], y[32];
 
-	(void)state;
 	kv_test_env_init(&a);
 	kv_test_env_init(&b);
 	kv_random(&a.env, x, sizeof x);
@@ -65,12 +62,11 @@ static void the_same_seed_gives_the_same_numbers_and_the_clock_stands(void **sta
 	assert_true(kv_now_ns(&a.env) == kv_now_ns(&b.env) + 5);
 }
 
-static void a_long_log_line_is_cut_not_overrun(void **state)
+KV_TEST(a_long_log_line_is_cut_not_overrun)
 {
 	kv_test_env_t t;
 	char text[2000];
 
-	(void)state;
 	memset(text, 'x', sizeof text - 1);
 	text[sizeof text - 1] = '\0';
 	kv_test_env_init(&t);
@@ -80,13 +76,12 @@ static void a_long_log_line_is_cut_not_overrun(void **state)
 	assert_int_equal(atomic_load(&t.lines[KV_LOG_WARN]), 1);
 }
 
-static void the_real_environment_has_a_clock_memory_and_randomness(void **state)
+KV_TEST(the_real_environment_has_a_clock_memory_and_randomness)
 {
 	const kv_env_t *env = &kv_env_posix;
 	uint64_t a[4] = {0}, before = kv_now_ns(env);
 	uint8_t *p = kv_alloc(env, 64);
 
-	(void)state;
 	assert_non_null(p);
 	for (unsigned i = 0; i < 64; i++) {
 		assert_int_equal(p[i], 0);
@@ -100,12 +95,11 @@ static void the_real_environment_has_a_clock_memory_and_randomness(void **state)
 	assert_true(kv_now_ns(env) >= before);
 }
 
-static void a_temporary_directory_goes_with_everything_in_it(void **state)
+KV_TEST(a_temporary_directory_goes_with_everything_in_it)
 {
 	char path[128], inner[256];
 	FILE *file;
 
-	(void)state;
 	kv_test_dir_make(path, sizeof path);
 	snprintf(inner, sizeof inner, "%s/file", path);
 	file = fopen(inner, "w");
@@ -115,13 +109,12 @@ static void a_temporary_directory_goes_with_everything_in_it(void **state)
 	assert_int_not_equal(access(path, F_OK), 0);
 }
 
-static void a_broken_invariant_says_where_and_aborts(void **state)
+KV_TEST(a_broken_invariant_says_where_and_aborts)
 {
 	char text[512] = "";
 	int ends[2], status;
 	pid_t child;
 
-	(void)state;
 	assert_int_equal(pipe(ends), 0);
 	child = fork();
 	if (child == 0) {
@@ -140,13 +133,12 @@ static void a_broken_invariant_says_where_and_aborts(void **state)
 }
 
 /* Where an engine would die with it: said once, counted, and the process goes on. */
-static void p7_a_broken_invariant_in_an_engine_is_counted_and_said_once(void **state)
+KV_TEST(p7_a_broken_invariant_in_an_engine_is_counted_and_said_once)
 {
 	char text[4096] = "", *first;
 	int ends[2], status;
 	pid_t child;
 
-	(void)state;
 	assert_int_equal(pipe(ends), 0);
 	child = fork();
 	if (child == 0) {
@@ -168,18 +160,4 @@ static void p7_a_broken_invariant_in_an_engine_is_counted_and_said_once(void **s
 	close(ends[0]);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(the_nth_allocation_fails_once_and_every_block_is_counted),
-		cmocka_unit_test(resize_keeps_old_bytes_and_does_not_zero_new_ones),
-		cmocka_unit_test(the_same_seed_gives_the_same_numbers_and_the_clock_stands),
-		cmocka_unit_test(a_long_log_line_is_cut_not_overrun),
-		cmocka_unit_test(the_real_environment_has_a_clock_memory_and_randomness),
-		cmocka_unit_test(a_broken_invariant_says_where_and_aborts),
-		cmocka_unit_test(p7_a_broken_invariant_in_an_engine_is_counted_and_said_once),
-		cmocka_unit_test(a_temporary_directory_goes_with_everything_in_it),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

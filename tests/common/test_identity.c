@@ -36,13 +36,12 @@ static kv_status_t parse(const char *text, size_t len, kv_identity_t *identity)
 	return kv_identity_parse(text, len, identity, storage, len + FIELDS, &field);
 }
 
-static void p1_the_root_digest_is_the_pinned_one(void **state)
+KV_TEST(p1_the_root_digest_is_the_pinned_one)
 {
 	char text[KV_IDENTITY_MAX_TEXT];
 	char hex[65];
 	uint8_t root[32];
 
-	(void)state;
 	assert_int_equal(kv_identity_text(&sample, text, sizeof text, NULL), KV_OK);
 	assert_int_equal(kv_identity_root("default", text, strlen(text), root), KV_OK);
 	for (size_t i = 0; i < sizeof root; i++) {
@@ -51,12 +50,11 @@ static void p1_the_root_digest_is_the_pinned_one(void **state)
 	assert_string_equal(hex, GOLDEN_ROOT);
 }
 
-static void p8_another_namespace_is_another_root(void **state)
+KV_TEST(p8_another_namespace_is_another_root)
 {
 	uint8_t a[32];
 	uint8_t b[32];
 
-	(void)state;
 	assert_int_equal(kv_identity_root("a", "model=x\n", 8, a), KV_OK);
 	assert_int_equal(kv_identity_root("b", "model=x\n", 8, b), KV_OK);
 	assert_memory_not_equal(a, b, sizeof a);
@@ -68,7 +66,7 @@ static void p8_another_namespace_is_another_root(void **state)
 	assert_int_equal(kv_identity_root("a", "", KV_IDENTITY_MAX_TEXT + 1, b), KV_ERR_TOO_BIG);
 }
 
-static void p10_a_missing_field_is_refused_by_name(void **state)
+KV_TEST(p10_a_missing_field_is_refused_by_name)
 {
 	static const char *const names[] = {
 #define NAME(name, required, help) required ? #name : NULL,
@@ -77,7 +75,6 @@ static void p10_a_missing_field_is_refused_by_name(void **state)
 	};
 	char text[KV_IDENTITY_MAX_TEXT];
 
-	(void)state;
 	for (size_t i = 0; i < FIELDS; i++) {
 		kv_identity_t identity = sample;
 		const char *field = NULL;
@@ -92,7 +89,7 @@ static void p10_a_missing_field_is_refused_by_name(void **state)
 	}
 }
 
-static void p10_what_is_too_long_is_refused(void **state)
+KV_TEST(p10_what_is_too_long_is_refused)
 {
 	static char longer[KV_IDENTITY_MAX_VALUE + 2];
 	char text[KV_IDENTITY_MAX_TEXT];
@@ -100,7 +97,6 @@ static void p10_what_is_too_long_is_refused(void **state)
 	const char *field = NULL;
 	size_t needed;
 
-	(void)state;
 	memset(longer, 'x', sizeof longer - 1);
 	identity.rope = longer;
 	assert_int_equal(kv_identity_text(&identity, text, sizeof text, &field), KV_ERR_TOO_BIG);
@@ -122,14 +118,13 @@ static void p10_what_is_too_long_is_refused(void **state)
 }
 
 /* Any bytes in any value come back, and the text of what was read is the text that was read. */
-static void p10_text_and_identity_are_one_to_one(void **state)
+KV_TEST(p10_text_and_identity_are_one_to_one)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	static char values[FIELDS][200];
 	static char text[KV_IDENTITY_MAX_TEXT + 1];
 	static char again[KV_IDENTITY_MAX_TEXT + 1];
 
-	(void)state;
 	for (int round = 0; round < 300; round++) {
 		kv_identity_t identity;
 		kv_identity_t back;
@@ -153,7 +148,7 @@ static void p10_text_and_identity_are_one_to_one(void **state)
 	}
 }
 
-static void p10_only_canonical_text_is_read(void **state)
+KV_TEST(p10_only_canonical_text_is_read)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	char text[KV_IDENTITY_MAX_TEXT];
@@ -161,7 +156,6 @@ static void p10_only_canonical_text_is_read(void **state)
 	kv_identity_t identity;
 	size_t len;
 
-	(void)state;
 	assert_int_equal(kv_identity_text(&sample, text, sizeof text, NULL), KV_OK);
 	len = strlen(text);
 	for (size_t cut = 0; cut < len; cut++) {
@@ -181,7 +175,7 @@ static void p10_only_canonical_text_is_read(void **state)
 	}
 }
 
-static void p10_each_way_of_not_being_canonical_is_refused(void **state)
+KV_TEST(p10_each_way_of_not_being_canonical_is_refused)
 {
 	static const char *const bad_models[] = {
 		"model=\n",    "model=a%41\n", "model=%3d\n", "model=%00\n",        "model=%0\n",  "model=%\n",
@@ -194,7 +188,6 @@ static void p10_each_way_of_not_being_canonical_is_refused(void **state)
 	const char *rest;
 	const char *field = NULL;
 
-	(void)state;
 	assert_int_equal(kv_identity_text(&sample, canonical, sizeof canonical, NULL), KV_OK);
 	rest = strchr(canonical, '\n') + 1;
 	for (size_t i = 0; i < KV_COUNT_OF(bad_models); i++) {
@@ -223,7 +216,7 @@ static kv_status_t groups_of(const char *hash_tokens, const char *groups, kv_gro
 	return kv_identity_groups(&identity, &unit, out, 4, p_count);
 }
 
-static void p10_groups_are_read_or_refused(void **state)
+KV_TEST(p10_groups_are_read_or_refused)
 {
 	static const char *const malformed[] = {
 		"",
@@ -252,7 +245,6 @@ static void p10_groups_are_read_or_refused(void **state)
 	kv_group_t groups[4];
 	uint32_t count = 0;
 
-	(void)state;
 	assert_int_equal(groups_of("16", "0:full:16", groups, &count), KV_OK);
 	assert_int_equal(count, 1);
 	assert_int_equal(groups[0].block_tokens, 16);
@@ -276,18 +268,4 @@ static void p10_groups_are_read_or_refused(void **state)
 	}
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p1_the_root_digest_is_the_pinned_one),
-		cmocka_unit_test(p8_another_namespace_is_another_root),
-		cmocka_unit_test(p10_a_missing_field_is_refused_by_name),
-		cmocka_unit_test(p10_what_is_too_long_is_refused),
-		cmocka_unit_test(p10_text_and_identity_are_one_to_one),
-		cmocka_unit_test(p10_only_canonical_text_is_read),
-		cmocka_unit_test(p10_each_way_of_not_being_canonical_is_refused),
-		cmocka_unit_test(p10_groups_are_read_or_refused),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -47,7 +47,7 @@ static void assert_key(const kv_key_t *key, const char *hex)
 	assert_true(kv_key_equal(&parsed, key));
 }
 
-static void sha256_is_sha256(void **state)
+KV_TEST(sha256_is_sha256)
 {
 	static const struct {
 		const char *text;
@@ -59,16 +59,14 @@ static void sha256_is_sha256(void **state)
 	};
 	uint8_t out[32];
 
-	(void)state;
 	for (size_t i = 0; i < KV_COUNT_OF(cases); i++) {
 		kv_sha256(cases[i].text, strlen(cases[i].text), out);
 		assert_memory_equal(out, cases[i].first, 4);
 	}
 }
 
-static void p1_keys_are_the_pinned_ones(void **state)
+KV_TEST(p1_keys_are_the_pinned_ones)
 {
-	(void)state;
 	for (size_t i = 0; i < KV_COUNT_OF(golden_chains); i++) {
 		const golden_chain_t *g = &golden_chains[i];
 		kv_chain_t chain;
@@ -84,9 +82,8 @@ static void p1_keys_are_the_pinned_ones(void **state)
 	}
 }
 
-static void p1_extra_keys_are_in_the_key(void **state)
+KV_TEST(p1_extra_keys_are_in_the_key)
 {
-	(void)state;
 	for (size_t i = 0; i < KV_COUNT_OF(golden_extras); i++) {
 		const golden_extra_t *g = &golden_extras[i];
 		kv_chain_t chain;
@@ -100,14 +97,13 @@ static void p1_extra_keys_are_in_the_key(void **state)
 	}
 }
 
-static void p1_foreign_hashes_are_bound_to_the_space(void **state)
+KV_TEST(p1_foreign_hashes_are_bound_to_the_space)
 {
 	kv_chain_t chain;
 	kv_chain_t other;
 	kv_key_t key;
 	kv_key_t elsewhere;
 
-	(void)state;
 	assert_int_equal(kv_chain_init(&chain, root, 16, 0), KV_OK);
 	assert_int_equal(kv_chain_init(&other, root, 16, 1), KV_OK);
 	for (size_t i = 0; i < KV_COUNT_OF(golden_binds); i++) {
@@ -120,11 +116,10 @@ static void p1_foreign_hashes_are_bound_to_the_space(void **state)
 	assert_int_equal(kv_key_bind(&chain, extra, 61, &key), KV_ERR_ARG);
 }
 
-static void p10_a_refused_token_changes_nothing_from_its_unit_on(void **state)
+KV_TEST(p10_a_refused_token_changes_nothing_from_its_unit_on)
 {
 	static const uint32_t units[] = {1, 8, 16, 20, 32, 48};
 
-	(void)state;
 	for (size_t i = 0; i < KV_COUNT_OF(units); i++) {
 		const uint32_t unit = units[i];
 
@@ -154,19 +149,18 @@ static void p10_a_refused_token_changes_nothing_from_its_unit_on(void **state)
 	}
 }
 
-static void p10_arguments_out_of_range_are_refused(void **state)
+KV_TEST(p10_arguments_out_of_range_are_refused)
 {
 	kv_chain_t chain;
 	kv_key_t key;
 
-	(void)state;
 	assert_int_equal(kv_chain_init(&chain, root, 0, 0), KV_ERR_ARG);
 	assert_int_equal(kv_chain_init(&chain, root, KV_MAX_UNIT_TOKENS + 1, 0), KV_ERR_ARG);
 	assert_int_equal(kv_chain_init(&chain, root, 16, 0), KV_OK);
 	assert_int_equal(kv_chain_unit(&chain, extra, KV_MAX_EXTRA_BYTES + 1, tokens, &key), KV_ERR_ARG);
 }
 
-static void p10_only_canonical_key_text_is_read(void **state)
+KV_TEST(p10_only_canonical_key_text_is_read)
 {
 	static const char *const bad[] = {"",
 					  "00",
@@ -176,18 +170,16 @@ static void p10_only_canonical_key_text_is_read(void **state)
 					  "0123456789abcdef0123456789abcdeg"};
 	kv_key_t key;
 
-	(void)state;
 	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
 		assert_int_equal(kv_key_parse(bad[i], &key), KV_ERR_ARG);
 	}
 }
 
 /* One unit at a time, all at once, from a copied state: always the same keys. */
-static void p1_a_chain_can_be_cut_and_continued_anywhere(void **state)
+KV_TEST(p1_a_chain_can_be_cut_and_continued_anywhere)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 
-	(void)state;
 	for (int round = 0; round < 200; round++) {
 		const uint32_t unit = (uint32_t)kv_test_below(&rng, 70) + 1;
 		const uint32_t cut = (uint32_t)kv_test_below(&rng, 21);
@@ -208,14 +200,13 @@ static void p1_a_chain_can_be_cut_and_continued_anywhere(void **state)
 	}
 }
 
-static void p1_both_compression_loops_agree(void **state)
+KV_TEST(p1_both_compression_loops_agree)
 {
 	const kv_sha_ops_t *native = kv_sha_native();
 	const kv_sha_ops_t *library = kv_sha_openssl();
 	kv_test_rng_t rng = {kv_test_seed()};
 	uint32_t words[16 * 40 + 1];
 
-	(void)state;
 	if (!native) {
 		print_message("# no SHA instructions here: one loop only\n");
 		return;
@@ -242,19 +233,4 @@ static void p1_both_compression_loops_agree(void **state)
 	}
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(sha256_is_sha256),
-		cmocka_unit_test(p1_keys_are_the_pinned_ones),
-		cmocka_unit_test(p1_extra_keys_are_in_the_key),
-		cmocka_unit_test(p1_foreign_hashes_are_bound_to_the_space),
-		cmocka_unit_test(p10_a_refused_token_changes_nothing_from_its_unit_on),
-		cmocka_unit_test(p10_arguments_out_of_range_are_refused),
-		cmocka_unit_test(p10_only_canonical_key_text_is_read),
-		cmocka_unit_test(p1_a_chain_can_be_cut_and_continued_anywhere),
-		cmocka_unit_test(p1_both_compression_loops_agree),
-	};
-
-	return cmocka_run_group_tests(tests, setup, NULL);
-}
+KV_TEST_MAIN(setup, NULL)

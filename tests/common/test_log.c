@@ -40,14 +40,13 @@ static size_t read_pipe(char *out, size_t cap)
 	return n > 0 ? (size_t)n : 0;
 }
 
-static void a_line_has_time_level_component_and_sentence(void **state)
+KV_TEST(a_line_has_time_level_component_and_sentence)
 {
 	struct timespec before, after;
 	struct tm utc = {0};
 	time_t said;
 	char out[4096];
 
-	(void)state;
 	open_pipe();
 	clock_gettime(CLOCK_REALTIME, &before);
 	kv_log(KV_LOG_WARN, "nvme", "read failed slot %d", 7);
@@ -60,11 +59,10 @@ static void a_line_has_time_level_component_and_sentence(void **state)
 	close_pipe();
 }
 
-static void lines_above_the_level_are_dropped(void **state)
+KV_TEST(lines_above_the_level_are_dropped)
 {
 	char out[4096];
 
-	(void)state;
 	open_pipe();
 	kv_log(KV_LOG_DEBUG, "core", "no");
 	kv_log_line(KV_LOG_DEBUG, "core", "no");
@@ -76,11 +74,10 @@ static void lines_above_the_level_are_dropped(void **state)
 	close_pipe();
 }
 
-static void p10_a_line_cannot_be_forged_or_overrun(void **state)
+KV_TEST(p10_a_line_cannot_be_forged_or_overrun)
 {
 	char out[8192], longer[5000];
 
-	(void)state;
 	open_pipe();
 	kv_log(KV_LOG_INFO, "io", "%s", "client a\nerror b\x1b[31m");
 	read_pipe(out, sizeof out);
@@ -102,14 +99,13 @@ static double seconds(void)
 	return (double)ts.tv_sec + (double)ts.tv_nsec / 1e9;
 }
 
-static void p5_a_full_pipe_costs_lines_never_time(void **state)
+KV_TEST(p5_a_full_pipe_costs_lines_never_time)
 {
 	uint64_t before = kv_log_dropped();
 	double start = seconds();
 	char out[70000];
 	int flags;
 
-	(void)state;
 	open_pipe();
 	flags = fcntl(ends[1], F_GETFL);
 	for (int i = 0; i < 3000; i++) {
@@ -139,12 +135,11 @@ static int open_terminal(int *p_master)
 }
 
 /* A terminal with a little room says that it is ready, and then waits for the rest. */
-static void p5_a_terminal_that_nobody_reads_costs_lines_never_time(void **state)
+KV_TEST(p5_a_terminal_that_nobody_reads_costs_lines_never_time)
 {
 	uint64_t before = kv_log_dropped();
 	int master = -1, fd = open_terminal(&master), flags;
 
-	(void)state;
 	if (fd < 0) {
 		print_message("# SKIP: no terminals here\n");
 		skip();
@@ -209,13 +204,12 @@ static size_t read_line(int master, char *out, size_t cap)
 	return len;
 }
 
-static void p5_a_terminal_that_another_program_writes_to_takes_the_line(void **state)
+KV_TEST(p5_a_terminal_that_another_program_writes_to_takes_the_line)
 {
 	uint64_t before = kv_log_dropped();
 	int master = -1, fd = open_terminal(&master);
 	char out[4096];
 
-	(void)state;
 	if (fd < 0) {
 		print_message("# SKIP: no terminals here\n");
 		skip();
@@ -306,11 +300,10 @@ static void fork_amid_lines(int fd, int reader, int forks)
 	assert_int_equal(wstatus, 0);
 }
 
-static void p7_a_child_forked_while_others_log_can_log(void **state)
+KV_TEST(p7_a_child_forked_while_others_log_can_log)
 {
 	int fd;
 
-	(void)state;
 	fd = open_terminal(&ends[0]);
 	if (fd >= 0) {
 		fork_amid_lines(fd, ends[0], 100);
@@ -319,11 +312,10 @@ static void p7_a_child_forked_while_others_log_can_log(void **state)
 	fork_amid_lines(ends[1], ends[0], 500);
 }
 
-static void p6_a_closed_reader_or_descriptor_only_counts(void **state)
+KV_TEST(p6_a_closed_reader_or_descriptor_only_counts)
 {
 	uint64_t before = kv_log_dropped();
 
-	(void)state;
 	signal(SIGPIPE, SIG_IGN);
 	open_pipe();
 	close(ends[0]);
@@ -352,11 +344,10 @@ static int write_to_nobody(void)
 	return sigismember(&mask, SIGPIPE) || sigismember(&pending, SIGPIPE);
 }
 
-static void p7_an_engine_survives_a_line_that_nobody_reads_any_more(void **state)
+KV_TEST(p7_an_engine_survives_a_line_that_nobody_reads_any_more)
 {
 	int pair[2], wstatus = 0;
 
-	(void)state;
 	assert_int_equal(pipe(ends), 0);
 	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
 	close(ends[0]);
@@ -375,12 +366,11 @@ static void p7_an_engine_survives_a_line_that_nobody_reads_any_more(void **state
 	close(pair[1]);
 }
 
-static void a_file_and_a_socket_take_lines_too(void **state)
+KV_TEST(a_file_and_a_socket_take_lines_too)
 {
 	char dir[128], path[256], out[4096];
 	int pair[2], fd;
 
-	(void)state;
 	kv_test_dir_make(dir, sizeof dir);
 	snprintf(path, sizeof path, "%s/log", dir);
 	fd = open(path, O_RDWR | O_CREAT | O_APPEND, 0600);
@@ -413,13 +403,12 @@ ssize_t __wrap_pwritev2(int fd, const struct iovec *parts, int count, off_t offs
 	return __real_pwritev2(fd, parts, count, offset, flags);
 }
 
-static void a_file_takes_every_line_when_its_file_system_would_block(void **state)
+KV_TEST(a_file_takes_every_line_when_its_file_system_would_block)
 {
 	uint64_t before = kv_log_dropped();
 	char dir[128], path[256], out[4096];
 	int fd;
 
-	(void)state;
 	kv_test_dir_make(dir, sizeof dir);
 	snprintf(path, sizeof path, "%s/log", dir);
 	fd = open(path, O_RDWR | O_CREAT | O_APPEND, 0600);
@@ -435,11 +424,10 @@ static void a_file_takes_every_line_when_its_file_system_would_block(void **stat
 	kv_test_dir_remove(dir);
 }
 
-static void levels_have_names(void **state)
+KV_TEST(levels_have_names)
 {
 	kv_log_level_t level;
 
-	(void)state;
 	for (int i = KV_LOG_ERROR; i <= KV_LOG_DEBUG; i++) {
 		assert_int_equal(kv_log_level_parse(kv_log_level_name((kv_log_level_t)i), &level), KV_OK);
 		assert_int_equal(level, i);
@@ -457,14 +445,13 @@ static void *chatter(void *arg)
 	return NULL;
 }
 
-static void lines_of_several_threads_do_not_mix(void **state)
+KV_TEST(lines_of_several_threads_do_not_mix)
 {
 	int ids[4] = {0, 1, 2, 3};
 	pthread_t threads[4];
 	char out[70000];
 	unsigned lines = 0;
 
-	(void)state;
 	open_pipe();
 	fcntl(ends[1], F_SETPIPE_SZ, 1 << 20);
 	for (int i = 0; i < 4; i++) {
@@ -482,23 +469,4 @@ static void lines_of_several_threads_do_not_mix(void **state)
 	close_pipe();
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_line_has_time_level_component_and_sentence),
-		cmocka_unit_test(lines_above_the_level_are_dropped),
-		cmocka_unit_test(p10_a_line_cannot_be_forged_or_overrun),
-		cmocka_unit_test(p5_a_full_pipe_costs_lines_never_time),
-		cmocka_unit_test(p5_a_terminal_that_nobody_reads_costs_lines_never_time),
-		cmocka_unit_test(p5_a_terminal_that_another_program_writes_to_takes_the_line),
-		cmocka_unit_test(p7_a_child_forked_while_others_log_can_log),
-		cmocka_unit_test(p6_a_closed_reader_or_descriptor_only_counts),
-		cmocka_unit_test(p7_an_engine_survives_a_line_that_nobody_reads_any_more),
-		cmocka_unit_test(a_file_and_a_socket_take_lines_too),
-		cmocka_unit_test(a_file_takes_every_line_when_its_file_system_would_block),
-		cmocka_unit_test(levels_have_names),
-		cmocka_unit_test(lines_of_several_threads_do_not_mix),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -56,16 +56,14 @@ static void check_families(const kv_metric_info_t *infos, unsigned count)
 	}
 }
 
-static void series_follow_the_rules_and_families_are_in_one_place(void **state)
+KV_TEST(series_follow_the_rules_and_families_are_in_one_place)
 {
-	(void)state;
 	check_families(kv_metric_infos, KV_METRIC_COUNT);
 	check_families(kv_ns_metric_infos, KV_NS_METRIC_COUNT);
 }
 
-static void a_value_falls_into_the_bucket_whose_bound_it_does_not_pass(void **state)
+KV_TEST(a_value_falls_into_the_bucket_whose_bound_it_does_not_pass)
 {
-	(void)state;
 	for (unsigned i = 0; i < KV_HISTOGRAM_BUCKETS; i++) {
 		uint64_t bound = UINT64_C(1000) << i;
 
@@ -85,11 +83,10 @@ static void a_value_falls_into_the_bucket_whose_bound_it_does_not_pass(void **st
 	assert_int_equal(kv_metric_get(&metrics, KV_M_REQUEST_TIME), 2);
 }
 
-static void prometheus_text_has_every_metric_with_help_and_type(void **state)
+KV_TEST(prometheus_text_has_every_metric_with_help_and_type)
 {
 	size_t need;
 
-	(void)state;
 	reset();
 	kv_metric_add(&metrics, KV_M_REQUESTS, 41);
 	kv_metric_add(&metrics, KV_M_REQUESTS, 1);
@@ -118,9 +115,8 @@ static void prometheus_text_has_every_metric_with_help_and_type(void **state)
 }
 
 /* One help and type a family; the label's value has quotes at /metrics, and none in a name of JSON. */
-static void series_of_a_family_share_help_and_type(void **state)
+KV_TEST(series_of_a_family_share_help_and_type)
 {
-	(void)state;
 	reset();
 	kv_ns_metrics_open(&metrics, "a");
 	kv_metric_set(&metrics, KV_M_BLOCKS_CPU, 5);
@@ -138,11 +134,10 @@ static void series_of_a_family_share_help_and_type(void **state)
 	assert_non_null(strstr(text, "\"kvd_prefix_hit_tokens_total{tier=disk}\":7,"));
 }
 
-static void json_has_every_metric_and_quantiles(void **state)
+KV_TEST(json_has_every_metric_and_quantiles)
 {
 	size_t need;
 
-	(void)state;
 	reset();
 	for (int i = 0; i < 98; i++) {
 		kv_metric_observe_ns(&metrics, KV_M_REQUEST_TIME, 900);
@@ -161,9 +156,8 @@ static void json_has_every_metric_and_quantiles(void **state)
 }
 
 /* Every namespace has a line of each at /metrics; a document shows one's own, and no name. */
-static void p8_namespace_metrics_are_labelled_and_stats_show_ones_own(void **state)
+KV_TEST(p8_namespace_metrics_are_labelled_and_stats_show_ones_own)
 {
-	(void)state;
 	reset();
 	kv_ns_metrics_open(&metrics, "a");
 	kv_ns_metrics_open(&metrics, "b.c");
@@ -185,11 +179,10 @@ static void p8_namespace_metrics_are_labelled_and_stats_show_ones_own(void **sta
 }
 
 /* As a Prometheus server reads it, lint included. */
-static void prometheus_text_passes_promtool(void **state)
+KV_TEST(prometheus_text_passes_promtool)
 {
 	FILE *promtool;
 
-	(void)state;
 	if (system("command -v promtool >/dev/null 2>&1") != 0) {
 		printf("# SKIP: promtool is not installed (Debian package prometheus; `make ci` fetches it)\n");
 		skip();
@@ -216,11 +209,10 @@ static void *adder(void *arg)
 	return NULL;
 }
 
-static void no_count_is_lost_between_threads(void **state)
+KV_TEST(no_count_is_lost_between_threads)
 {
 	pthread_t threads[4];
 
-	(void)state;
 	reset();
 	for (int i = 0; i < 4; i++) {
 		assert_int_equal(pthread_create(&threads[i], NULL, adder, NULL), 0);
@@ -235,18 +227,4 @@ static void no_count_is_lost_between_threads(void **state)
 	assert_int_equal(kv_metric_get(&metrics, KV_M_REQUEST_TIME), 80000);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(series_follow_the_rules_and_families_are_in_one_place),
-		cmocka_unit_test(a_value_falls_into_the_bucket_whose_bound_it_does_not_pass),
-		cmocka_unit_test(prometheus_text_has_every_metric_with_help_and_type),
-		cmocka_unit_test(p8_namespace_metrics_are_labelled_and_stats_show_ones_own),
-		cmocka_unit_test(series_of_a_family_share_help_and_type),
-		cmocka_unit_test(json_has_every_metric_and_quantiles),
-		cmocka_unit_test(prometheus_text_passes_promtool),
-		cmocka_unit_test(no_count_is_lost_between_threads),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

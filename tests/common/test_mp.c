@@ -35,13 +35,12 @@ static void read_back(kv_mp_writer_t *w)
 	w->len = 0;
 }
 
-static void every_value_that_msgpack_c_writes_is_read(void **state)
+KV_TEST(every_value_that_msgpack_c_writes_is_read)
 {
 	static const uint32_t lens[] = {0, 1, 15, 16, 31, 32, 255, 256, 65535, 65536};
 	kv_mp_writer_t w = {ours, sizeof ours, 0};
 	msgpack_packer packer = kv_mp_packer(&w);
 
-	(void)state;
 	for (size_t i = 0; i < EDGES; i++) {
 		for (int64_t d = -1; d <= 1; d++) {
 			uint64_t value = edges[i] + (uint64_t)d;
@@ -75,13 +74,12 @@ static void every_value_that_msgpack_c_writes_is_read(void **state)
 	}
 }
 
-static void a_writer_that_is_full_counts_and_leaves_the_rest_alone(void **state)
+KV_TEST(a_writer_that_is_full_counts_and_leaves_the_rest_alone)
 {
 	uint8_t out[4] = {9, 9, 9, 9};
 	kv_mp_writer_t w = {out, 3, 0};
 	msgpack_packer packer = kv_mp_packer(&w);
 
-	(void)state;
 	msgpack_pack_uint64(&packer, 5);
 	msgpack_pack_uint64(&packer, 70000);
 	assert_int_equal(w.len, 6);
@@ -92,7 +90,7 @@ static void a_writer_that_is_full_counts_and_leaves_the_rest_alone(void **state)
 	assert_true(w.len > w.cap);
 }
 
-static void p10_counts_over_the_bytes_left_are_refused(void **state)
+KV_TEST(p10_counts_over_the_bytes_left_are_refused)
 {
 	static const struct {
 		const char *data;
@@ -119,7 +117,6 @@ static void p10_counts_over_the_bytes_left_are_refused(void **state)
 		{"\x91\xc1", 2},
 	};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
 		kv_mp_reader_t r = {(const uint8_t *)bad[i].data, (const uint8_t *)bad[i].data + bad[i].len};
 
@@ -128,12 +125,11 @@ static void p10_counts_over_the_bytes_left_are_refused(void **state)
 	}
 }
 
-static void p10_nesting_has_a_bound(void **state)
+KV_TEST(p10_nesting_has_a_bound)
 {
 	uint8_t deep[64];
 	kv_mp_reader_t r;
 
-	(void)state;
 	for (unsigned depth = 0; depth <= 20; depth++) {
 		memset(deep, 0x91, depth);
 		deep[depth] = 0x00;
@@ -155,12 +151,11 @@ static void p10_nesting_has_a_bound(void **state)
 }
 
 /* All values of the first bytes with random ones behind: whatever we accept msgpack-c reads the same way. */
-static void p10_random_bytes_are_read_as_msgpack_c_reads_them(void **state)
+KV_TEST(p10_random_bytes_are_read_as_msgpack_c_reads_them)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	uint8_t data[48];
 
-	(void)state;
 	for (unsigned first = 0; first < 256; first++) {
 		for (int round = 0; round < 400; round++) {
 			size_t len = 1 + kv_test_below(&rng, sizeof data);
@@ -177,15 +172,4 @@ static void p10_random_bytes_are_read_as_msgpack_c_reads_them(void **state)
 	}
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(every_value_that_msgpack_c_writes_is_read),
-		cmocka_unit_test(a_writer_that_is_full_counts_and_leaves_the_rest_alone),
-		cmocka_unit_test(p10_counts_over_the_bytes_left_are_refused),
-		cmocka_unit_test(p10_nesting_has_a_bound),
-		cmocka_unit_test(p10_random_bytes_are_read_as_msgpack_c_reads_them),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -65,11 +65,10 @@ static void refused(const char *text, unsigned line, unsigned column, const char
 	assert_memory_equal(f.sources, untouched.sources, sizeof f.sources);
 }
 
-static void defaults_come_from_the_table(void **state)
+KV_TEST(defaults_come_from_the_table)
 {
 	fixture_t f;
 
-	(void)state;
 	assert_int_equal(read_text(&f, ""), KV_OK);
 	assert_true(f.values.size == UINT64_C(4) << 30 && f.values.depth == 64 &&
 		    f.values.ttl == UINT64_C(30000000000));
@@ -80,11 +79,10 @@ static void defaults_come_from_the_table(void **state)
 	assert_int_equal(read_text(&f, "# nothing\n---\n~\n"), KV_OK);
 }
 
-static void every_type_is_read_nested_or_dotted(void **state)
+KV_TEST(every_type_is_read_nested_or_dotted)
 {
 	fixture_t f;
 
-	(void)state;
 	assert_int_equal(read_text(&f,
 				   "cpu:\n  size: 1.5GiB\n  slab_size: 64MiB\nnvme: {queue_depth: 8, path: \"/data\"}\n"
 				   "lease.ttl: 250ms\nspin: off\npolicy: fifo\nhttp:\n  listen: off\n"
@@ -104,9 +102,8 @@ static void every_type_is_read_nested_or_dotted(void **state)
 	assert_string_equal(f.values.names, "");
 }
 
-static void p10_a_misspelt_name_gets_the_nearest_one_and_its_place(void **state)
+KV_TEST(p10_a_misspelt_name_gets_the_nearest_one_and_its_place)
 {
-	(void)state;
 	refused("cpu:\n  siez: 1GiB\n", 2, 3, "unknown option `cpu.siez`; did you mean `cpu.size`?");
 	refused("spin: yes\npolicyy: lru\n", 2, 1, "did you mean `policy`?");
 	refused("cup:\n  size: 1GiB\n", 1, 1, "did you mean `cpu`?");
@@ -114,9 +111,8 @@ static void p10_a_misspelt_name_gets_the_nearest_one_and_its_place(void **state)
 	refused("policy: lur\n", 1, 9, "`lur` is not one of lru,fifo; did you mean `lru`?");
 }
 
-static void p10_a_bad_value_is_refused_where_it_stands(void **state)
+KV_TEST(p10_a_bad_value_is_refused_where_it_stands)
 {
-	(void)state;
 	refused("cpu:\n  size: lots\n", 2, 9, "cpu.size: `lots` is not a size");
 	refused("cpu: {size: 1MiB}\n", 1, 13, "below the minimum, 64MiB");
 	refused("cpu.size: 17TiB\n", 1, 11, "above the maximum, 16TiB");
@@ -136,9 +132,8 @@ static void p10_a_bad_value_is_refused_where_it_stands(void **state)
 	refused("namespaces: [a, '']\n", 1, 17, "plain words");
 }
 
-static void p10_yaml_beyond_options_is_refused(void **state)
+KV_TEST(p10_yaml_beyond_options_is_refused)
 {
-	(void)state;
 	refused("spin: yes\nspin: no\n", 2, 1, "spin is set twice (first in line 1)");
 	refused("cpu:\n  size: 1GiB\npolicy: lru\ncpu:\n  slab_size: 64MiB\n", 5, 3,
 		"cpu is given twice (first in line 2)");
@@ -159,22 +154,20 @@ static void p10_yaml_beyond_options_is_refused(void **state)
 	refused("spin: \"yes\n", 2, 1, "YAML:");
 }
 
-static void p10_bytes_that_are_not_utf8_are_refused(void **state)
+KV_TEST(p10_bytes_that_are_not_utf8_are_refused)
 {
 	fixture_t f;
 
-	(void)state;
 	assert_int_equal(read_text(&f, "spin: \xff\xfe\n"), KV_ERR_CONFIG);
 	assert_non_null(strstr(f.error.text, "YAML"));
 	assert_int_equal(read_text(&f, "\xff\xfes\0"), KV_ERR_CONFIG);
 }
 
-static void p5_deep_or_long_input_is_refused(void **state)
+KV_TEST(p5_deep_or_long_input_is_refused)
 {
 	static char text[200000];
 	fixture_t f;
 
-	(void)state;
 	memset(text, '[', sizeof text - 1);
 	assert_int_equal(read_text(&f, text), KV_ERR_CONFIG);
 	memset(text, '{', sizeof text - 1);
@@ -198,7 +191,7 @@ static void keep_warning(const char *sentence)
 	warnings_++;
 }
 
-static void assignments_and_the_environment_follow_the_same_rules(void **state)
+KV_TEST(assignments_and_the_environment_follow_the_same_rules)
 {
 	char *good[] = {"PATH=/bin", "KVD_CPU_SIZE=1GiB", "KVD_ODD_ONE=2", "KVD_TEST_SEED=5", "KVD_SPIN=no", NULL};
 	char *unknown[] = {"KVD_SPIN=no", "KVD_CPU_SIEZ=1GiB", NULL};
@@ -206,7 +199,6 @@ static void assignments_and_the_environment_follow_the_same_rules(void **state)
 	char *bare[] = {"KVD_SPIN", NULL};
 	fixture_t f;
 
-	(void)state;
 	read_text(&f, "");
 	assert_int_equal(kv_options_env(&table, good, &f.values, f.sources, keep_warning, &f.error), KV_OK);
 	assert_true(f.values.size == 1u << 30 && f.values.odd == 2 && f.values.spin == 0);
@@ -234,7 +226,7 @@ static void assignments_and_the_environment_follow_the_same_rules(void **state)
 	assert_int_equal(f.error.line, 0);
 }
 
-static void what_is_printed_can_be_read_back(void **state)
+KV_TEST(what_is_printed_can_be_read_back)
 {
 	static const char *const settings[][2] = {
 		{"cpu.size", "1536MiB"},
@@ -250,7 +242,6 @@ static void what_is_printed_can_be_read_back(void **state)
 	char text[KV_OPTION_STRING_MAX];
 	fixture_t f;
 
-	(void)state;
 	read_text(&f, "");
 	for (size_t i = 0; i < sizeof settings / sizeof settings[0]; i++) {
 		assert_int_equal(kv_options_set(&table, settings[i][0], settings[i][1], &f.values, NULL, &f.error),
@@ -265,14 +256,13 @@ static void what_is_printed_can_be_read_back(void **state)
 }
 
 /* The sample, with every name uncommented, is a valid file that says what the defaults say. */
-static void the_sample_file_is_valid_and_equals_the_defaults(void **state)
+KV_TEST(the_sample_file_is_valid_and_equals_the_defaults)
 {
 	char *sample = NULL, *open_sample;
 	size_t len = 0, out = 0;
 	fixture_t f, defaults;
 	FILE *file = open_memstream(&sample, &len);
 
-	(void)state;
 	kv_options_sample(&table, file);
 	fclose(file);
 	assert_int_equal(read_text(&f, sample), KV_OK);
@@ -296,14 +286,13 @@ static void the_sample_file_is_valid_and_equals_the_defaults(void **state)
 	free(sample);
 }
 
-static void help_names_every_option_and_json_is_counted_like_snprintf(void **state)
+KV_TEST(help_names_every_option_and_json_is_counted_like_snprintf)
 {
 	char *help = NULL, json[8192], cut[64];
 	size_t len = 0, need;
 	fixture_t f;
 	FILE *file = open_memstream(&help, &len);
 
-	(void)state;
 	kv_options_describe(&table, file);
 	fclose(file);
 	for (size_t i = 0; i < table.count; i++) {
@@ -325,14 +314,13 @@ static void help_names_every_option_and_json_is_counted_like_snprintf(void **sta
 	assert_non_null(strstr(json, "\"help\":\"address, or \\\"off\\\"\""));
 }
 
-/* Every option has one item, its help with no markup that Markdown would take away. */
-static void the_page_has_one_item_for_every_option(void **state)
+/* Every option has one row, its help with no markup that Markdown would take away. */
+KV_TEST(the_page_has_one_row_for_every_option)
 {
 	char *page = NULL;
 	size_t len = 0;
 	FILE *file = open_memstream(&page, &len);
 
-	(void)state;
 	kv_options_page(&table, file);
 	fclose(file);
 	for (size_t i = 0; i < table.count; i++) {
@@ -348,13 +336,12 @@ static void the_page_has_one_item_for_every_option(void **state)
 	free(page);
 }
 
-static void p10_a_file_that_cannot_be_read_says_so(void **state)
+KV_TEST(p10_a_file_that_cannot_be_read_says_so)
 {
 	char dir[128], path[256];
 	fixture_t f;
 	FILE *file;
 
-	(void)state;
 	kv_test_dir_make(dir, sizeof dir);
 	read_text(&f, "");
 	snprintf(path, sizeof path, "%s/kvd.conf", dir);
@@ -397,13 +384,12 @@ ssize_t __wrap_read(int fd, void *out, size_t n)
 	return __real_read(fd, out, n);
 }
 
-static void p10_a_file_that_grows_while_it_is_read_is_not_cut(void **state)
+KV_TEST(p10_a_file_that_grows_while_it_is_read_is_not_cut)
 {
 	const char *const text = "policy: fifo\n";
 	char dir[128], path[256];
 	fixture_t f;
 
-	(void)state;
 	kv_test_dir_make(dir, sizeof dir);
 	snprintf(path, sizeof path, "%s/kvd.conf", dir);
 	for (size_t over = 0; over < 2; over++) {
@@ -423,24 +409,4 @@ static void p10_a_file_that_grows_while_it_is_read_is_not_cut(void **state)
 	kv_test_dir_remove(dir);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(defaults_come_from_the_table),
-		cmocka_unit_test(every_type_is_read_nested_or_dotted),
-		cmocka_unit_test(p10_a_misspelt_name_gets_the_nearest_one_and_its_place),
-		cmocka_unit_test(p10_a_bad_value_is_refused_where_it_stands),
-		cmocka_unit_test(p10_yaml_beyond_options_is_refused),
-		cmocka_unit_test(p10_bytes_that_are_not_utf8_are_refused),
-		cmocka_unit_test(p5_deep_or_long_input_is_refused),
-		cmocka_unit_test(assignments_and_the_environment_follow_the_same_rules),
-		cmocka_unit_test(what_is_printed_can_be_read_back),
-		cmocka_unit_test(the_sample_file_is_valid_and_equals_the_defaults),
-		cmocka_unit_test(the_page_has_one_item_for_every_option),
-		cmocka_unit_test(help_names_every_option_and_json_is_counted_like_snprintf),
-		cmocka_unit_test(p10_a_file_that_cannot_be_read_says_so),
-		cmocka_unit_test(p10_a_file_that_grows_while_it_is_read_is_not_cut),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

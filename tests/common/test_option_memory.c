@@ -66,13 +66,12 @@ static void keep_warning(const char *sentence)
 }
 
 /* The hint needs memory; without it the warning still names the variable, and the others count. */
-static void p6_a_warning_without_memory_still_names_the_variable(void **state)
+KV_TEST(p6_a_warning_without_memory_still_names_the_variable)
 {
 	static char *unknown[] = {"KVD_CPU_SIEZ=2GiB", "KVD_CPU_SIZE=1GiB", NULL};
 	kv_option_error_t error;
 	values_t values;
 
-	(void)state;
 	for (uint64_t n = 2; n <= 3; n++) { /* the first is for the values */
 		kv_options_default(&table, &values, NULL);
 		warned_[0] = '\0';
@@ -117,12 +116,11 @@ static void each_failure(kv_status_t (*read)(values_t *, kv_option_error_t *))
 	assert_true(values.size == UINT64_C(1) << 30);
 }
 
-static void p6_options_without_memory_change_nothing(void **state)
+KV_TEST(p6_options_without_memory_change_nothing)
 {
 	char dir[128];
 	FILE *file;
 
-	(void)state;
 	kv_test_dir_make(dir, sizeof dir);
 	snprintf(path, sizeof path, "%s/kvd.conf", dir);
 	file = fopen(path, "w");
@@ -134,10 +132,4 @@ static void p6_options_without_memory_change_nothing(void **state)
 	kv_test_dir_remove(dir);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {cmocka_unit_test(p6_options_without_memory_change_nothing),
-					   cmocka_unit_test(p6_a_warning_without_memory_still_names_the_variable)};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

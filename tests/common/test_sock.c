@@ -60,7 +60,7 @@ static kv_frame_header_t frame(uint32_t body, uint16_t fds)
 				   .id = 7};
 }
 
-static void a_frame_arrives_with_its_descriptors(void **state)
+KV_TEST_WITH(a_frame_arrives_with_its_descriptors, setup, teardown)
 {
 	uint8_t body[5] = "body", in[256];
 	int out_fds[3], in_fds[KV_WIRE_MAX_FDS];
@@ -68,7 +68,6 @@ static void a_frame_arrives_with_its_descriptors(void **state)
 	uint32_t count = 9;
 	size_t n, before;
 
-	(void)state;
 	for (int i = 0; i < 3; i++) {
 		out_fds[i] = open("/dev/null", O_RDONLY);
 	}
@@ -91,7 +90,7 @@ static void a_frame_arrives_with_its_descriptors(void **state)
 	}
 }
 
-static void a_frame_can_be_sent_from_any_offset(void **state)
+KV_TEST_WITH(a_frame_can_be_sent_from_any_offset, setup, teardown)
 {
 	uint8_t body[40], in[128];
 	int fds[KV_WIRE_MAX_FDS];
@@ -99,7 +98,6 @@ static void a_frame_can_be_sent_from_any_offset(void **state)
 	uint32_t count;
 	size_t n;
 
-	(void)state;
 	for (size_t i = 0; i < sizeof body; i++) {
 		body[i] = (uint8_t)i;
 	}
@@ -122,7 +120,7 @@ static void a_frame_can_be_sent_from_any_offset(void **state)
 	assert_int_equal(kv_sock_recv(pair[1], in, 0, &n, fds, &count), KV_ERR_ARG);
 }
 
-static void p5_a_full_socket_answers_pending_and_the_rest_follows(void **state)
+KV_TEST_WITH(p5_a_full_socket_answers_pending_and_the_rest_follows, setup, teardown)
 {
 	static uint8_t body[4 << 20], in[1 << 16];
 	kv_frame_header_t header = frame(sizeof body, 0);
@@ -130,7 +128,6 @@ static void p5_a_full_socket_answers_pending_and_the_rest_follows(void **state)
 	size_t sent = 0, got = 0, n;
 	uint32_t count, full = 0;
 
-	(void)state;
 	memset(body, 'x', sizeof body);
 	while (got < sizeof header + sizeof body) {
 		kv_status_t status = sent < sizeof header + sizeof body
@@ -150,7 +147,7 @@ static void p5_a_full_socket_answers_pending_and_the_rest_follows(void **state)
 	assert_true(full > 1);
 }
 
-static void p6_a_peer_that_has_gone_is_closed_not_a_signal(void **state)
+KV_TEST_WITH(p6_a_peer_that_has_gone_is_closed_not_a_signal, setup, teardown)
 {
 	kv_frame_header_t header = frame(0, 0);
 	uint8_t in[64];
@@ -158,7 +155,6 @@ static void p6_a_peer_that_has_gone_is_closed_not_a_signal(void **state)
 	uint32_t count;
 	size_t n;
 
-	(void)state;
 	close(pair[1]);
 	assert_int_equal(kv_sock_recv(pair[0], in, sizeof in, &n, fds, &count), KV_ERR_CLOSED);
 	assert_int_equal(kv_sock_send(pair[0], &header, NULL, 0, NULL, &n), KV_ERR_CLOSED);
@@ -192,7 +188,7 @@ static void send_raw(int count, int messages)
 	close(null);
 }
 
-static void p4_descriptors_nobody_wants_are_closed(void **state)
+KV_TEST_WITH(p4_descriptors_nobody_wants_are_closed, setup, teardown)
 {
 	static const int counts[] = {4, 5, 6, 50, 250};
 	unsigned before = open_fds();
@@ -201,7 +197,6 @@ static void p4_descriptors_nobody_wants_are_closed(void **state)
 	uint8_t in[64];
 	size_t n;
 
-	(void)state;
 	for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
 		send_raw(counts[i], 1);
 		assert_int_equal(kv_sock_recv(pair[1], in, sizeof in, &n, fds, &count), KV_OK);
@@ -221,12 +216,11 @@ static void p4_descriptors_nobody_wants_are_closed(void **state)
 	assert_int_equal(open_fds(), before);
 }
 
-static void a_long_path_is_refused(void **state)
+KV_TEST_WITH(a_long_path_is_refused, setup, teardown)
 {
 	char longer[200];
 	int fd = -7, error = 0;
 
-	(void)state;
 	memset(longer, 'a', sizeof longer);
 	longer[108] = '\0';
 	assert_int_equal(kv_sock_connect(longer, &fd, &error), KV_ERR_PATH);
@@ -239,13 +233,12 @@ static void a_long_path_is_refused(void **state)
 	assert_int_equal(error, ENOENT);
 }
 
-static void a_listener_has_its_mode_and_takes_connections(void **state)
+KV_TEST_WITH(a_listener_has_its_mode_and_takes_connections, setup, teardown)
 {
 	int listener, client, error = 0;
 	mode_t old = umask(077);
 	struct stat st;
 
-	(void)state;
 	assert_int_equal(kv_sock_listen(path, 0660, 8, &listener, &error), KV_OK);
 	umask(old);
 	assert_int_equal(stat(path, &st), 0);
@@ -258,13 +251,12 @@ static void a_listener_has_its_mode_and_takes_connections(void **state)
 	close(listener);
 }
 
-static void only_a_dead_socket_is_replaced(void **state)
+KV_TEST_WITH(only_a_dead_socket_is_replaced, setup, teardown)
 {
 	int first, second, client, error = 0;
 	unsigned before = open_fds();
 	FILE *file;
 
-	(void)state;
 	assert_int_equal(kv_sock_listen(path, 0600, 1, &first, &error), KV_OK);
 	assert_int_equal(kv_sock_listen(path, 0600, 1, &second, &error), KV_ERR_LOCKED);
 	close(first);
@@ -283,11 +275,10 @@ static void only_a_dead_socket_is_replaced(void **state)
 }
 
 /* A live listener whose backlog is full answers EAGAIN: it lives. */
-static void a_busy_socket_is_not_dead(void **state)
+KV_TEST_WITH(a_busy_socket_is_not_dead, setup, teardown)
 {
 	int listener, second, clients[64], error = 0, n = 0;
 
-	(void)state;
 	assert_int_equal(kv_sock_listen(path, 0600, 0, &listener, &error), KV_OK);
 	while (n < 64 && kv_sock_connect(path, &clients[n], &error) == KV_OK) {
 		n++;
@@ -301,18 +292,17 @@ static void a_busy_socket_is_not_dead(void **state)
 	close(listener);
 }
 
-static void a_directory_that_is_not_there_is_said(void **state)
+KV_TEST_WITH(a_directory_that_is_not_there_is_said, setup, teardown)
 {
 	int fd, error = 0;
 
-	(void)state;
 	snprintf(path, sizeof path, "%s/none/s.sock", dir);
 	assert_int_equal(kv_sock_listen(path, 0600, 1, &fd, &error), KV_ERR_PATH);
 	assert_int_equal(error, ENOENT);
 }
 
 /* No descriptor left: each call says so, a frame's descriptors are refused, and all works again afterwards. */
-static void p6_running_out_of_descriptors_is_an_error_not_a_leak(void **state)
+KV_TEST_WITH(p6_running_out_of_descriptors_is_an_error_not_a_leak, setup, teardown)
 {
 	unsigned before = open_fds();
 	struct rlimit old, none;
@@ -321,7 +311,6 @@ static void p6_running_out_of_descriptors_is_an_error_not_a_leak(void **state)
 	uint8_t in[64];
 	size_t n;
 
-	(void)state;
 	send_raw(3, 1);
 	assert_int_equal(getrlimit(RLIMIT_NOFILE, &old), 0);
 	none = (struct rlimit){3, old.rlim_max};
@@ -343,7 +332,7 @@ static void p6_running_out_of_descriptors_is_an_error_not_a_leak(void **state)
 	}
 }
 
-static void a_descriptor_that_is_no_socket_is_an_error(void **state)
+KV_TEST_WITH(a_descriptor_that_is_no_socket_is_an_error, setup, teardown)
 {
 	kv_frame_header_t header = frame(0, 0);
 	int fds[KV_WIRE_MAX_FDS], null = open("/dev/null", O_RDWR);
@@ -351,7 +340,6 @@ static void a_descriptor_that_is_no_socket_is_an_error(void **state)
 	uint8_t in[64];
 	size_t n;
 
-	(void)state;
 	assert_int_equal(kv_sock_send(null, &header, NULL, 0, NULL, &n), KV_ERR_IO);
 	assert_int_equal(kv_sock_recv(null, in, sizeof in, &n, fds, &count), KV_ERR_IO);
 	close(null);
@@ -367,13 +355,12 @@ static void pin_to(size_t cpu)
 }
 
 /* A process that has one CPU does not run beside a listener that has the same one. */
-static void p5_peers_on_one_cpu_do_not_run_beside_each_other(void **state)
+KV_TEST_WITH(p5_peers_on_one_cpu_do_not_run_beside_each_other, setup, teardown)
 {
 	cpu_set_t all;
 	size_t cpus[2];
 	int n = 0, error, listener, fd;
 
-	(void)state;
 	assert_int_equal(sched_getaffinity(0, sizeof all, &all), 0);
 	for (size_t cpu = 0; cpu < CPU_SETSIZE && n < 2; cpu++) {
 		if (CPU_ISSET(cpu, &all)) {
@@ -401,25 +388,4 @@ static void p5_peers_on_one_cpu_do_not_run_beside_each_other(void **state)
 	close(listener);
 }
 
-#define WITH_PAIR(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		WITH_PAIR(a_frame_arrives_with_its_descriptors),
-		WITH_PAIR(a_frame_can_be_sent_from_any_offset),
-		WITH_PAIR(p5_a_full_socket_answers_pending_and_the_rest_follows),
-		WITH_PAIR(p6_a_peer_that_has_gone_is_closed_not_a_signal),
-		WITH_PAIR(p4_descriptors_nobody_wants_are_closed),
-		WITH_PAIR(a_long_path_is_refused),
-		WITH_PAIR(a_listener_has_its_mode_and_takes_connections),
-		WITH_PAIR(only_a_dead_socket_is_replaced),
-		WITH_PAIR(a_busy_socket_is_not_dead),
-		WITH_PAIR(p6_running_out_of_descriptors_is_an_error_not_a_leak),
-		WITH_PAIR(a_descriptor_that_is_no_socket_is_an_error),
-		WITH_PAIR(a_directory_that_is_not_there_is_said),
-		WITH_PAIR(p5_peers_on_one_cpu_do_not_run_beside_each_other),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -15,9 +15,8 @@ static const struct {
 #undef ROW
 };
 
-static void every_outcome_has_a_name_a_sentence_and_an_exit_code(void **state)
+KV_TEST(every_outcome_has_a_name_a_sentence_and_an_exit_code)
 {
-	(void)state;
 	for (size_t i = 0; i < KV_COUNT_OF(all); i++) {
 		kv_status_t status = all[i].status;
 
@@ -33,12 +32,11 @@ static void every_outcome_has_a_name_a_sentence_and_an_exit_code(void **state)
 	}
 }
 
-static void a_number_of_a_later_version_is_unknown_not_undefined(void **state)
+KV_TEST(a_number_of_a_later_version_is_unknown_not_undefined)
 {
 	volatile int number = -1000;
 	kv_status_t later = (kv_status_t)number;
 
-	(void)state;
 	assert_string_equal(kv_status_name(later), "UNKNOWN");
 	assert_true(strlen(kv_status_text(later)) > 3);
 	assert_int_equal(kv_status_exit_code(later), 70);
@@ -56,9 +54,8 @@ static void is_a_sentence(const char *text)
 	}
 }
 
-static void help_texts_fit_into_the_pages_made_from_them(void **state)
+KV_TEST(help_texts_fit_into_the_pages_made_from_them)
 {
-	(void)state;
 	for (size_t i = 0; i < KV_COUNT_OF(all); i++) {
 		is_a_sentence(kv_status_text(all[i].status));
 	}
@@ -81,13 +78,4 @@ static void help_texts_fit_into_the_pages_made_from_them(void **state)
 	}
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(every_outcome_has_a_name_a_sentence_and_an_exit_code),
-		cmocka_unit_test(a_number_of_a_later_version_is_unknown_not_undefined),
-		cmocka_unit_test(help_texts_fit_into_the_pages_made_from_them),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -5,13 +5,12 @@
 #include "kv/text.h"
 #include "kv/utf8.h"
 
-static void text_is_cut_at_the_buffer_and_counted_whole(void **state)
+KV_TEST(text_is_cut_at_the_buffer_and_counted_whole)
 {
 	char out[8];
 	kv_text_t text = kv_text(out, sizeof out);
 	kv_text_t none = kv_text(NULL, 0);
 
-	(void)state;
 	kv_text_addf(&text, "%s", "1234");
 	assert_true(kv_text_fits(&text));
 	kv_text_add(&text, "567", 3);
@@ -27,12 +26,11 @@ static void text_is_cut_at_the_buffer_and_counted_whole(void **state)
 	assert_int_equal(none.len, 4);
 }
 
-static void a_json_string_is_always_valid(void **state)
+KV_TEST(a_json_string_is_always_valid)
 {
 	char out[128];
 	kv_text_t text = kv_text(out, sizeof out);
 
-	(void)state;
 	kv_text_json(&text, "a\"b\\c\n\t\x01\x7f\xc3\xa9\xff\xc2\x85");
 	assert_string_equal(out, "\"a\\\"b\\\\c\\n\\t\\u0001\\u007f\xc3\xa9\xef\xbf\xbd\\u0085\"");
 	text = kv_text(out, sizeof out);
@@ -40,7 +38,7 @@ static void a_json_string_is_always_valid(void **state)
 	assert_string_equal(out, "\"a\\u0000b\"");
 }
 
-static void p10_utf8_that_is_not_shortest_or_is_cut_is_refused(void **state)
+KV_TEST(p10_utf8_that_is_not_shortest_or_is_cut_is_refused)
 {
 	static const char *const good[] = {"",
 					   "a",
@@ -78,7 +76,6 @@ static void p10_utf8_that_is_not_shortest_or_is_cut_is_refused(void **state)
 					  "\xc2\x9f"};
 	char text[32];
 
-	(void)state;
 	for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
 		for (int at = 0; at < 20; at++) {
 			int n = snprintf(text, sizeof text, "%.*s%s", at, "abcdefghijklmnopqrstuv", good[i]);
@@ -101,9 +98,8 @@ static void p10_utf8_that_is_not_shortest_or_is_cut_is_refused(void **state)
 }
 
 /* The eight-at-a-time path agrees with the slow one for every byte at every place. */
-static void the_fast_path_agrees_with_the_slow_one(void **state)
+KV_TEST(the_fast_path_agrees_with_the_slow_one)
 {
-	(void)state;
 	for (unsigned at = 0; at < 8; at++) {
 		for (unsigned byte = 0; byte < 256; byte++) {
 			uint8_t text[9] = "        ";
@@ -116,14 +112,4 @@ static void the_fast_path_agrees_with_the_slow_one(void **state)
 	}
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(text_is_cut_at_the_buffer_and_counted_whole),
-		cmocka_unit_test(a_json_string_is_always_valid),
-		cmocka_unit_test(p10_utf8_that_is_not_shortest_or_is_cut_is_refused),
-		cmocka_unit_test(the_fast_path_agrees_with_the_slow_one),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

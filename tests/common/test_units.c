@@ -11,7 +11,7 @@ typedef struct quantity {
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
-static void sizes_mean_what_their_unit_says(void **state)
+KV_TEST(sizes_mean_what_their_unit_says)
 {
 	static const quantity_t good[] = {
 		{"0", 0},
@@ -58,7 +58,6 @@ static void sizes_mean_what_their_unit_says(void **state)
 	};
 	uint64_t value;
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(good); i++) {
 		value = 1;
 		assert_int_equal(kv_parse_size(good[i].text, &value), KV_OK);
@@ -72,7 +71,7 @@ static void sizes_mean_what_their_unit_says(void **state)
 	}
 }
 
-static void a_duration_has_a_unit(void **state)
+KV_TEST(a_duration_has_a_unit)
 {
 	static const quantity_t good[] = {
 		{"0", 0},
@@ -90,7 +89,6 @@ static void a_duration_has_a_unit(void **state)
 					  "S", "1S", "106752d", "1m30s", "0.0", "213503.99d"};
 	uint64_t value;
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(good); i++) {
 		assert_int_equal(kv_parse_duration(good[i].text, &value), KV_OK);
 		assert_true(value == good[i].value);
@@ -103,13 +101,12 @@ static void a_duration_has_a_unit(void **state)
 	}
 }
 
-static void a_number_is_digits_only_and_uses_all_64_bits(void **state)
+KV_TEST(a_number_is_digits_only_and_uses_all_64_bits)
 {
 	static const char *const bad[] = {
 		"", "-1", "+1", "1 ", " 1", "0x1", "1.0", "18446744073709551616", "99999999999999999999"};
 	uint64_t value;
 
-	(void)state;
 	assert_int_equal(kv_parse_u64("18446744073709551615", &value), KV_OK);
 	assert_true(value == UINT64_MAX);
 	assert_int_equal(kv_parse_u64("007", &value), KV_OK);
@@ -121,11 +118,10 @@ static void a_number_is_digits_only_and_uses_all_64_bits(void **state)
 	}
 }
 
-static void quantities_are_written_short_and_cut_to_the_buffer(void **state)
+KV_TEST(quantities_are_written_short_and_cut_to_the_buffer)
 {
 	char out[32];
 
-	(void)state;
 	assert_string_equal(kv_format_size(0, out, sizeof out), "0B");
 	assert_string_equal(kv_format_size(12, out, sizeof out), "12B");
 	assert_string_equal(kv_format_size(65536, out, sizeof out), "64KiB");
@@ -140,12 +136,11 @@ static void quantities_are_written_short_and_cut_to_the_buffer(void **state)
 	assert_string_equal(kv_format_size(UINT64_MAX, out, 4), "163");
 }
 
-static void the_nearest_name_is_found_and_a_far_one_is_not(void **state)
+KV_TEST(the_nearest_name_is_found_and_a_far_one_is_not)
 {
 	static const char *const names[] = {"cpu.size", "cpu.slab_size", "nvme.path", "policy", "spin"};
 	char huge[500];
 
-	(void)state;
 	assert_string_equal(kv_nearest("cpu.siez", names, COUNT(names)), "cpu.size");
 	assert_string_equal(kv_nearest("cpu.slabsize", names, COUNT(names)), "cpu.slab_size");
 	assert_string_equal(kv_nearest("policy", names, COUNT(names)), "policy");
@@ -158,15 +153,4 @@ static void the_nearest_name_is_found_and_a_far_one_is_not(void **state)
 	assert_null(kv_nearest(huge, names, COUNT(names)));
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(sizes_mean_what_their_unit_says),
-		cmocka_unit_test(a_duration_has_a_unit),
-		cmocka_unit_test(a_number_is_digits_only_and_uses_all_64_bits),
-		cmocka_unit_test(quantities_are_written_short_and_cut_to_the_buffer),
-		cmocka_unit_test(the_nearest_name_is_found_and_a_far_one_is_not),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

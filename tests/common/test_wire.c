@@ -43,9 +43,8 @@ static kv_status_t decode_exact(const kv_body_t *body, const uint8_t *data, uint
 
 /* ---- the table ------------------------------------------------------------------------------- */
 
-static void offsets_are_those_of_the_structs(void **state)
+KV_TEST(offsets_are_those_of_the_structs)
 {
-	(void)state;
 #define CHECK_FIELD(kind_, name_, limit_, help_)                                                                       \
 	assert_int_equal(kv_field_offset(body, index), offsetof(this_t, name_));                                       \
 	assert_int_equal(body->fields[index].kind, KV_FIELD_##kind_);                                                  \
@@ -63,11 +62,10 @@ static void offsets_are_those_of_the_structs(void **state)
 	KV_NOTICE_LIST(CHECK_NOTICE)
 }
 
-static void codes_are_unique_and_findable(void **state)
+KV_TEST(codes_are_unique_and_findable)
 {
 	unsigned found = 0;
 
-	(void)state;
 	for (uint32_t code = 0; code <= UINT16_MAX; code++) {
 		const kv_request_t *request = kv_request_find((uint16_t)code);
 
@@ -83,13 +81,12 @@ static void codes_are_unique_and_findable(void **state)
 
 /* ---- frames ---------------------------------------------------------------------------------- */
 
-static void p10_a_bad_header_gets_a_typed_error(void **state)
+KV_TEST(p10_a_bad_header_gets_a_typed_error)
 {
 	const kv_frame_header_t good = {
 		.magic = KV_WIRE_MAGIC, .version = 1, .kind = KV_FRAME_REQUEST, .code = KV_CODE_HELLO, .body = 100};
 	kv_frame_header_t h;
 
-	(void)state;
 	assert_int_equal(kv_frame_check(&good, 100), KV_OK);
 	assert_int_equal(kv_frame_check(&good, 99), KV_ERR_TOO_BIG);
 #define REFUSED(field, value, status)                                                                                  \
@@ -154,9 +151,8 @@ static void round_trip(const kv_request_t *request, const kv_body_t *body)
 	msgpack_sbuffer_destroy(&buffer);
 }
 
-static void every_body_is_what_msgpack_c_writes_and_comes_back(void **state)
+KV_TEST(every_body_is_what_msgpack_c_writes_and_comes_back)
 {
-	(void)state;
 	each_body(round_trip);
 }
 
@@ -190,9 +186,8 @@ static void cut_and_stretched(const kv_request_t *request, const kv_body_t *body
 	}
 }
 
-static void p10_a_body_cut_at_any_byte_or_stretched_is_refused(void **state)
+KV_TEST(p10_a_body_cut_at_any_byte_or_stretched_is_refused)
 {
-	(void)state;
 	each_body(cut_and_stretched);
 }
 
@@ -311,9 +306,8 @@ static void wrong_types(const kv_request_t *request, const kv_body_t *body)
 	}
 }
 
-static void p10_a_field_of_another_type_is_refused_and_named(void **state)
+KV_TEST(p10_a_field_of_another_type_is_refused_and_named)
 {
-	(void)state;
 	each_body(wrong_types);
 }
 
@@ -372,14 +366,13 @@ static void limits_of(const kv_request_t *request, const kv_body_t *body)
 	}
 }
 
-static void p5_every_field_is_taken_at_its_limit_and_refused_above(void **state)
+KV_TEST(p5_every_field_is_taken_at_its_limit_and_refused_above)
 {
-	(void)state;
 	each_body(limits_of);
 }
 
 /* The big ones: a put of 65,536 blocks, a document of 1 MiB. */
-static void p5_the_largest_bodies_fit_and_one_more_does_not(void **state)
+KV_TEST(p5_the_largest_bodies_fit_and_one_more_does_not)
 {
 	const kv_body_t *put = &kv_request_find(KV_CODE_PUT_START)->ask,
 			*stats = &kv_request_find(KV_CODE_STATS)->reply;
@@ -389,7 +382,6 @@ static void p5_the_largest_bodies_fit_and_one_more_does_not(void **state)
 	kv_msg_stats_reply_t reply;
 	uint32_t len = 0;
 
-	(void)state;
 	start.keys = (kv_slice_t){big, KV_KEY_BYTES * KV_MAX_BLOCKS};
 	start.event_hashes = (kv_slice_t){big, 8 * KV_MAX_BLOCKS};
 	start.tokens = (kv_slice_t){big, 4u * 4u * 1024u * 1024u};
@@ -414,7 +406,7 @@ static void p5_the_largest_bodies_fit_and_one_more_does_not(void **state)
 	free(big);
 }
 
-static void p10_what_the_other_side_would_refuse_is_not_encoded(void **state)
+KV_TEST(p10_what_the_other_side_would_refuse_is_not_encoded)
 {
 	const kv_body_t *hello = &kv_request_find(KV_CODE_HELLO)->ask,
 			*acquire = &kv_request_find(KV_CODE_ACQUIRE)->ask;
@@ -422,7 +414,6 @@ static void p10_what_the_other_side_would_refuse_is_not_encoded(void **state)
 	kv_msg_acquire_t a = {.ladder = {room, 17}};
 	uint32_t len = 99;
 
-	(void)state;
 	assert_int_equal(kv_body_encode(hello, &h, coded, sizeof coded, &len), KV_ERR_ARG);
 	h.program = kv_slice_str("\xff");
 	assert_int_equal(kv_body_encode(hello, &h, coded, sizeof coded, &len), KV_ERR_ARG);
@@ -438,7 +429,7 @@ static void p10_what_the_other_side_would_refuse_is_not_encoded(void **state)
 	assert_int_equal(len, 99);
 }
 
-static void p10_what_is_not_an_array_of_the_fields_is_refused(void **state)
+KV_TEST(p10_what_is_not_an_array_of_the_fields_is_refused)
 {
 	static const kv_slice_t bad[] = {
 		RAW("\x00"), RAW("\xc0"),         RAW("\x83\x01\x02\x03\x04\x05\x06"), RAW("\xa3xyz"),
@@ -448,7 +439,6 @@ static void p10_what_is_not_an_array_of_the_fields_is_refused(void **state)
 	const kv_field_t *field = body->fields;
 	kv_msg_hello_t h;
 
-	(void)state;
 	assert_int_equal(decode_exact(body, (const uint8_t *)"", 0, NULL), KV_ERR_PROTO);
 	assert_int_equal(kv_body_decode(body, NULL, 0, &h, NULL), KV_ERR_PROTO);
 	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
@@ -459,13 +449,12 @@ static void p10_what_is_not_an_array_of_the_fields_is_refused(void **state)
 	assert_null(field);
 }
 
-static void p8_an_error_detail_is_always_decodable(void **state)
+KV_TEST(p8_an_error_detail_is_always_decodable)
 {
 	char longer[400];
 	kv_slice_t detail;
 	uint32_t len;
 
-	(void)state;
 	assert_int_equal(kv_error_encode("no such space", coded, sizeof coded, &len), KV_OK);
 	assert_int_equal(kv_error_decode(coded, len, &detail), KV_OK);
 	assert_int_equal(detail.len, 13);
@@ -495,14 +484,13 @@ static uint64_t now(void)
 }
 
 /* The best of many rounds: what it costs when nobody else uses the core. */
-static void a_small_request_costs_well_below_a_microsecond(void **state)
+KV_TEST(a_small_request_costs_well_below_a_microsecond)
 {
 	const kv_body_t *body = &kv_request_find(KV_CODE_ACQUIRE)->ask;
 	kv_msg_acquire_t a = {.space = 3, .epoch = 9, .n = 8192, .ladder = {room, 15 * KV_KEY_BYTES}}, b;
 	uint64_t best = UINT64_MAX;
 	uint32_t len;
 
-	(void)state;
 	for (int round = 0; round < 50; round++) {
 		uint64_t start = now(), spent;
 
@@ -531,22 +519,4 @@ static int fill_room(void **state)
 	return 0;
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(offsets_are_those_of_the_structs),
-		cmocka_unit_test(codes_are_unique_and_findable),
-		cmocka_unit_test(p10_a_bad_header_gets_a_typed_error),
-		cmocka_unit_test(every_body_is_what_msgpack_c_writes_and_comes_back),
-		cmocka_unit_test(p10_a_body_cut_at_any_byte_or_stretched_is_refused),
-		cmocka_unit_test(p10_a_field_of_another_type_is_refused_and_named),
-		cmocka_unit_test(p5_every_field_is_taken_at_its_limit_and_refused_above),
-		cmocka_unit_test(p5_the_largest_bodies_fit_and_one_more_does_not),
-		cmocka_unit_test(p10_what_the_other_side_would_refuse_is_not_encoded),
-		cmocka_unit_test(p10_what_is_not_an_array_of_the_fields_is_refused),
-		cmocka_unit_test(p8_an_error_detail_is_always_decodable),
-		cmocka_unit_test(a_small_request_costs_well_below_a_microsecond),
-	};
-
-	return cmocka_run_group_tests(tests, fill_room, NULL);
-}
+KV_TEST_MAIN(fill_room, NULL)

@@ -1,7 +1,7 @@
 /* What a space in the memory of a GPU tells the next daemon. */
 #include "universe.h"
 
-static void p1_a_reset_is_kept_before_it_is_answered(void **state)
+KV_TEST(p1_a_reset_is_kept_before_it_is_answered)
 {
 	const u_config_t config = {.cpu_slots = 16, .gpu_slots = 16, .max_blocks = 64, .seed = kv_test_seed()};
 	static universe_t u;
@@ -10,7 +10,6 @@ static void p1_a_reset_is_kept_before_it_is_answered(void **state)
 	u_member_t *member;
 	uint8_t root[32];
 
-	(void)state;
 	universe_init(&u, &config, NULL);
 	u.memory = 1;
 	member = u_join(&u, 0, "engine", 0, 0);
@@ -28,11 +27,4 @@ static void p1_a_reset_is_kept_before_it_is_answered(void **state)
 	universe_fini(&u);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p1_a_reset_is_kept_before_it_is_answered),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -79,9 +79,8 @@ static void attach_and_follow(uint64_t epoch)
 	universe_check(&u_);
 }
 
-static void p5_a_late_tier_is_taken_in_between_requests(void **state)
+KV_TEST(p5_a_late_tier_is_taken_in_between_requests)
 {
-	(void)state;
 	stage_off();
 	space_ = u_space(&u_, 0, "model");
 	assert_true(space_.epoch >= UINT64_C(1) << 48);
@@ -99,9 +98,8 @@ static void p5_a_late_tier_is_taken_in_between_requests(void **state)
 }
 
 /* A space that is opened while its blocks are taken in, and one that was never opened before. */
-static void p3_a_space_opened_while_the_tier_attaches_finds_its_blocks(void **state)
+KV_TEST(p3_a_space_opened_while_the_tier_attaches_finds_its_blocks)
 {
-	(void)state;
 	stage_off();
 	assert_int_equal(kvd_core_take_in(u_.core, &u_.disk.tier), KV_PENDING);
 	space_ = u_space(&u_, 0, "model");
@@ -115,11 +113,10 @@ static void p3_a_space_opened_while_the_tier_attaches_finds_its_blocks(void **st
 }
 
 /* The host makes the reset an epoch on disk before it attaches: blocks taken in of the old epoch are never visible. */
-static void p1_a_reset_while_the_tier_attaches_hides_its_blocks(void **state)
+KV_TEST(p1_a_reset_while_the_tier_attaches_hides_its_blocks)
 {
 	kv_msg_t ask = {0}, reply;
 
-	(void)state;
 	stage_off();
 	space_ = u_space(&u_, 0, "model");
 	assert_int_equal(kvd_core_take_in(u_.core, &u_.disk.tier), KV_PENDING);
@@ -142,11 +139,10 @@ static void p1_a_reset_while_the_tier_attaches_hides_its_blocks(void **state)
 
 /* An index that is too small makes room for what is put meanwhile: blocks taken in leave the disk that is not attached
  * yet. */
-static void p5_index_room_is_made_while_the_tier_attaches(void **state)
+KV_TEST(p5_index_room_is_made_while_the_tier_attaches)
 {
 	u_config_t config = config_;
 
-	(void)state;
 	stage_off();
 	universe_kill(&u_, &disk_);
 	config.max_blocks = CHAINS * LONG;
@@ -160,14 +156,4 @@ static void p5_index_room_is_made_while_the_tier_attaches(void **state)
 	stage_end();
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p5_a_late_tier_is_taken_in_between_requests),
-		cmocka_unit_test(p3_a_space_opened_while_the_tier_attaches_finds_its_blocks),
-		cmocka_unit_test(p1_a_reset_while_the_tier_attaches_hides_its_blocks),
-		cmocka_unit_test(p5_index_room_is_made_while_the_tier_attaches),
-	};
-
-	return cmocka_run_group_tests_name("core.attach", tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

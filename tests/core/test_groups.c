@@ -8,9 +8,8 @@ static kv_msg_acquire_reply_t reply_;
 
 /* ---- puts ------------------------------------------------------------------------------------ */
 
-static void p3_an_unchained_block_is_visible_independently(void **state)
+KV_TEST(p3_an_unchained_block_is_visible_independently)
 {
-	(void)state;
 	stage_window(64, 0);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 10, 14, 0, &put_, &started_), KV_OK);
 	assert_int_equal(started_.n, 4);
@@ -31,11 +30,10 @@ static void p3_an_unchained_block_is_visible_independently(void **state)
 	stage_end();
 }
 
-static void p3_parent_and_depth_of_an_unchained_block_are_ignored(void **state)
+KV_TEST(p3_parent_and_depth_of_an_unchained_block_are_ignored)
 {
 	kv_msg_t ask = {0}, reply;
 
-	(void)state;
 	stage_window(64, 0);
 	ask.put_start = (kv_msg_put_start_t){.space = space_.space,
 					     .epoch = space_.epoch,
@@ -52,11 +50,10 @@ static void p3_parent_and_depth_of_an_unchained_block_are_ignored(void **state)
 	stage_end();
 }
 
-static void p5_already_may_be_anywhere_in_a_put(void **state)
+KV_TEST(p5_already_may_be_anywhere_in_a_put)
 {
 	const uint32_t *slots;
 
-	(void)state;
 	stage_window(64, 0);
 	assert_int_equal(put(2, 4), 2);
 	assert_int_equal(put(6, 7), 1);
@@ -77,11 +74,10 @@ static void p5_already_may_be_anywhere_in_a_put(void **state)
 	stage_end();
 }
 
-static void p10_a_key_twice_in_a_put_is_refused(void **state)
+KV_TEST(p10_a_key_twice_in_a_put_is_refused)
 {
 	kv_key_t twice[4] = {0};
 
-	(void)state;
 	stage_window(64, 0);
 	memcpy(twice, keys_, sizeof twice);
 	twice[3] = twice[1];
@@ -95,9 +91,8 @@ static void p10_a_key_twice_in_a_put_is_refused(void **state)
 	stage_end();
 }
 
-static void p5_a_put_without_room_is_shortened(void **state)
+KV_TEST(p5_a_put_without_room_is_shortened)
 {
-	(void)state;
 	stage_window(8, 0);
 	assert_int_equal(put(1, 2), 1);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 20, 0, &put_, &started_), KV_OK);
@@ -109,9 +104,8 @@ static void p5_a_put_without_room_is_shortened(void **state)
 	stage_end();
 }
 
-static void p3_of_two_copies_of_an_unchained_block_one_is_kept(void **state)
+KV_TEST(p3_of_two_copies_of_an_unchained_block_one_is_kept)
 {
-	(void)state;
 	stage_window(64, 0);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 4, 0, &put_, &started_), KV_OK);
 	assert_int_equal(u_put_start(&u_, u_join(&u_, 0, "second", 2, 0), &space_, keys_, 2, 6, 0, &other_, &started_),
@@ -127,12 +121,11 @@ static void p3_of_two_copies_of_an_unchained_block_one_is_kept(void **state)
 	stage_end();
 }
 
-static void p4_a_revoked_put_keeps_what_is_visible(void **state)
+KV_TEST(p4_a_revoked_put_keeps_what_is_visible)
 {
 	kv_msg_t ask, reply;
 	uint32_t freed;
 
-	(void)state;
 	stage_window(64, 0);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 6, 0, &put_, &started_), KV_OK);
 	u_put_write(&u_, &put_);
@@ -150,9 +143,8 @@ static void p4_a_revoked_put_keeps_what_is_visible(void **state)
 	stage_end();
 }
 
-static void p1_the_same_key_in_two_groups_is_two_blocks(void **state)
+KV_TEST(p1_the_same_key_in_two_groups_is_two_blocks)
 {
-	(void)state;
 	stage(64, 0);
 	assert_int_equal(put(0, 4), 4);
 	u_.group = 5;
@@ -171,12 +163,11 @@ static void p1_the_same_key_in_two_groups_is_two_blocks(void **state)
 	stage_end();
 }
 
-static void p9_tokens_of_a_group_are_counted_in_its_own_blocks(void **state)
+KV_TEST(p9_tokens_of_a_group_are_counted_in_its_own_blocks)
 {
 	static const uint32_t tokens[64];
 	kv_msg_t ask = {0}, reply;
 
-	(void)state;
 	stage(64, 0); /* the state group has two units a block */
 	ask.put_start = (kv_msg_put_start_t){.space = space_.space,
 					     .epoch = space_.epoch,
@@ -194,9 +185,8 @@ static void p9_tokens_of_a_group_are_counted_in_its_own_blocks(void **state)
 
 /* ---- leases ---------------------------------------------------------------------------------- */
 
-static void p3_a_window_is_leased_whole_or_not_at_all(void **state)
+KV_TEST(p3_a_window_is_leased_whole_or_not_at_all)
 {
-	(void)state;
 	stage_window(16, 0);
 	assert_int_equal(put(0, 16), 16);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 8, 4, &lease_, &reply_), KV_OK);
@@ -222,11 +212,10 @@ static void p3_a_window_is_leased_whole_or_not_at_all(void **state)
 	stage_end();
 }
 
-static void p10_a_window_names_each_of_its_blocks(void **state)
+KV_TEST(p10_a_window_names_each_of_its_blocks)
 {
 	kv_msg_t ask = {0}, reply;
 
-	(void)state;
 	stage_window(64, 0);
 	assert_int_equal(put(0, 16), 16);
 	ask.acquire = (kv_msg_acquire_t){.space = space_.space,
@@ -254,9 +243,8 @@ static void p10_a_window_names_each_of_its_blocks(void **state)
 	stage_end();
 }
 
-static void p5_every_block_of_a_window_counts_against_the_cap(void **state)
+KV_TEST(p5_every_block_of_a_window_counts_against_the_cap)
 {
-	(void)state;
 	stage_window(64, 0);
 	assert_int_equal(put(0, 32), 32);
 	u_.core->config.max_pinned_bytes = 10 * 4096;
@@ -272,9 +260,8 @@ static void p5_every_block_of_a_window_counts_against_the_cap(void **state)
 	stage_end();
 }
 
-static void p5_a_window_that_was_leased_last_goes_last(void **state)
+KV_TEST(p5_a_window_that_was_leased_last_goes_last)
 {
-	(void)state;
 	stage_window(16, 0);
 	assert_int_equal(put(0, 16), 16);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 4, 0, &lease_, &reply_), KV_OK);
@@ -289,11 +276,10 @@ static void p5_a_window_that_was_leased_last_goes_last(void **state)
 	stage_end();
 }
 
-static void p1_an_expired_window_is_revoked_and_unpinned(void **state)
+KV_TEST(p1_an_expired_window_is_revoked_and_unpinned)
 {
 	kv_msg_t ask, reply;
 
-	(void)state;
 	stage_window(16, 0);
 	assert_int_equal(put(0, 16), 16);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 8, 0, &lease_, &reply_), KV_OK);
@@ -311,11 +297,10 @@ static void p1_an_expired_window_is_revoked_and_unpinned(void **state)
 	stage_end();
 }
 
-static void p4_a_member_that_dies_leaves_no_pin_behind(void **state)
+KV_TEST(p4_a_member_that_dies_leaves_no_pin_behind)
 {
 	u_member_t *dying;
 
-	(void)state;
 	stage_window(64, 64);
 	assert_int_equal(put(0, 16), 16);
 	dying = u_join(&u_, 0, "dying", 2, 0);
@@ -329,25 +314,4 @@ static void p4_a_member_that_dies_leaves_no_pin_behind(void **state)
 	stage_end();
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p3_an_unchained_block_is_visible_independently),
-		cmocka_unit_test(p3_parent_and_depth_of_an_unchained_block_are_ignored),
-		cmocka_unit_test(p5_already_may_be_anywhere_in_a_put),
-		cmocka_unit_test(p10_a_key_twice_in_a_put_is_refused),
-		cmocka_unit_test(p5_a_put_without_room_is_shortened),
-		cmocka_unit_test(p3_of_two_copies_of_an_unchained_block_one_is_kept),
-		cmocka_unit_test(p4_a_revoked_put_keeps_what_is_visible),
-		cmocka_unit_test(p1_the_same_key_in_two_groups_is_two_blocks),
-		cmocka_unit_test(p9_tokens_of_a_group_are_counted_in_its_own_blocks),
-		cmocka_unit_test(p3_a_window_is_leased_whole_or_not_at_all),
-		cmocka_unit_test(p10_a_window_names_each_of_its_blocks),
-		cmocka_unit_test(p5_every_block_of_a_window_counts_against_the_cap),
-		cmocka_unit_test(p5_a_window_that_was_leased_last_goes_last),
-		cmocka_unit_test(p1_an_expired_window_is_revoked_and_unpinned),
-		cmocka_unit_test(p4_a_member_that_dies_leaves_no_pin_behind),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -29,9 +29,8 @@ static void wait_done(uint64_t lease)
 
 /* ---- disk ------------------------------------------------------------------------------------ */
 
-static void p1_blocks_of_a_window_come_from_disk(void **state)
+KV_TEST(p1_blocks_of_a_window_come_from_disk)
 {
-	(void)state;
 	stage_disk(32, 20);
 	u_.disk.shuffle = 1;
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 12, 10, &lease_, &reply_), KV_OK);
@@ -52,9 +51,8 @@ static void p1_blocks_of_a_window_come_from_disk(void **state)
 	stage_end();
 }
 
-static void p5_without_room_for_all_of_a_window_nothing_is_read(void **state)
+KV_TEST(p5_without_room_for_all_of_a_window_nothing_is_read)
 {
-	(void)state;
 	stage_disk(4, 20);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 16, 8, &lease_, &reply_), KV_ERR_BUSY);
 	u_settle(&u_);
@@ -66,9 +64,8 @@ static void p5_without_room_for_all_of_a_window_nothing_is_read(void **state)
 	stage_end();
 }
 
-static void p6_a_window_ends_when_one_of_its_blocks_cannot_be_read(void **state)
+KV_TEST(p6_a_window_ends_when_one_of_its_blocks_cannot_be_read)
 {
-	(void)state;
 	stage_disk(32, 8);
 	u_.disk.fail_percent = 100;
 	u_.disk.fail_with = KV_ERR_CORRUPT;
@@ -87,11 +84,10 @@ static void p6_a_window_ends_when_one_of_its_blocks_cannot_be_read(void **state)
 	stage_end();
 }
 
-static void p1_a_lease_never_counts_a_block_refilled_elsewhere(void **state)
+KV_TEST(p1_a_lease_never_counts_a_block_refilled_elsewhere)
 {
 	static u_lease_t third;
 
-	(void)state;
 	stage_disk(32, 4);
 	u_.core->config.read_depth = 1;
 	u_.disk.fail_with = KV_ERR_FAULT;
@@ -143,18 +139,16 @@ static void bad_block(uint32_t disk, uint8_t left)
 	stage_end();
 }
 
-static void p1_a_bad_unchained_block_leaves_without_others(void **state)
+KV_TEST(p1_a_bad_unchained_block_leaves_without_others)
 {
-	(void)state;
 	bad_block(0, 0);
 	bad_block(64, KV_TIER_DISK);
 }
 
-static void p6_a_bad_block_may_be_evicted_before_it_is_taken_down(void **state)
+KV_TEST(p6_a_bad_block_may_be_evicted_before_it_is_taken_down)
 {
 	kv_msg_t ask, reply;
 
-	(void)state;
 	for (uint32_t group = 0; group < 2; group++) {
 		stage(32, 0);
 		u_.group = group;
@@ -172,9 +166,8 @@ static void p6_a_bad_block_may_be_evicted_before_it_is_taken_down(void **state)
 	}
 }
 
-static void p2_durable_covers_each_unchained_block(void **state)
+KV_TEST(p2_durable_covers_each_unchained_block)
 {
-	(void)state;
 	stage_window(64, 64);
 	assert_int_equal(put(2, 4), 2);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 6, 1, &put_, &started_), KV_OK);
@@ -196,11 +189,10 @@ static void p2_durable_covers_each_unchained_block(void **state)
 	stage_end();
 }
 
-static void p2_durable_reports_how_many_blocks_are_on_disk(void **state)
+KV_TEST(p2_durable_reports_how_many_blocks_are_on_disk)
 {
 	const u_notice_t *notice;
 
-	(void)state;
 	stage_window(64, 4);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 8, 1, &put_, &started_), KV_OK);
 	u_put_write(&u_, &put_);
@@ -223,11 +215,10 @@ static void p2_durable_reports_how_many_blocks_are_on_disk(void **state)
 	stage_end();
 }
 
-static void p2_blocks_of_all_groups_come_back(void **state)
+KV_TEST(p2_blocks_of_all_groups_come_back)
 {
 	fake_tier_t disk;
 
-	(void)state;
 	stage(64, 256);
 	for (uint32_t g = 0; g < U_GROUPS; g++) {
 		u_.group = u_groups[g].id;
@@ -252,11 +243,10 @@ static void p2_blocks_of_all_groups_come_back(void **state)
 	stage_end();
 }
 
-static void p1_a_reset_takes_all_groups(void **state)
+KV_TEST(p1_a_reset_takes_all_groups)
 {
 	kv_msg_t ask, reply;
 
-	(void)state;
 	stage(128, 256);
 	for (uint32_t g = 0; g < U_GROUPS; g++) {
 		u_.group = u_groups[g].id;
@@ -282,13 +272,12 @@ static void p1_a_reset_takes_all_groups(void **state)
 /* ---- many ------------------------------------------------------------------------------------ */
 
 /* A step that walked the root's children would make this take minutes. */
-static void p10_fifty_thousand_blocks_at_the_root_cost_no_more_each(void **state)
+KV_TEST(p10_fifty_thousand_blocks_at_the_root_cost_no_more_each)
 {
 	enum { MANY = 50000 };
 	static kv_key_t many[MANY];
 	kv_msg_t ask, reply;
 
-	(void)state;
 	universe_init(
 		&u_,
 		&(u_config_t){.cpu_slots = MANY, .disk_slots = MANY, .max_blocks = 2 * MANY, .seed = kv_test_seed()},
@@ -324,9 +313,8 @@ static void p10_fifty_thousand_blocks_at_the_root_cost_no_more_each(void **state
 	universe_fini(&u_);
 }
 
-static void p5_a_full_index_makes_room_for_unchained_blocks(void **state)
+KV_TEST(p5_a_full_index_makes_room_for_unchained_blocks)
 {
-	(void)state;
 	universe_init(&u_, &(u_config_t){.cpu_slots = 64, .max_blocks = 10, .seed = kv_test_seed()}, NULL);
 	m_ = u_join(&u_, 0, "engine", 2, 0);
 	space_ = u_space(&u_, 0, "model");
@@ -344,11 +332,10 @@ static void p5_a_full_index_makes_room_for_unchained_blocks(void **state)
 	stage_end();
 }
 
-static void p4_status_names_the_groups_of_a_space(void **state)
+KV_TEST(p4_status_names_the_groups_of_a_space)
 {
 	static char json[65536];
 
-	(void)state;
 	stage(16, 16);
 	kvd_core_status_json(u_.core, 0, 1, json, sizeof json);
 	assert_non_null(strstr(json, "{\"group\":1,\"rule\":\"window\",\"block_tokens\":16,\"window\":63}"));
@@ -357,23 +344,4 @@ static void p4_status_names_the_groups_of_a_space(void **state)
 	stage_end();
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p1_blocks_of_a_window_come_from_disk),
-		cmocka_unit_test(p5_without_room_for_all_of_a_window_nothing_is_read),
-		cmocka_unit_test(p6_a_window_ends_when_one_of_its_blocks_cannot_be_read),
-		cmocka_unit_test(p1_a_lease_never_counts_a_block_refilled_elsewhere),
-		cmocka_unit_test(p1_a_bad_unchained_block_leaves_without_others),
-		cmocka_unit_test(p6_a_bad_block_may_be_evicted_before_it_is_taken_down),
-		cmocka_unit_test(p2_durable_covers_each_unchained_block),
-		cmocka_unit_test(p2_durable_reports_how_many_blocks_are_on_disk),
-		cmocka_unit_test(p2_blocks_of_all_groups_come_back),
-		cmocka_unit_test(p1_a_reset_takes_all_groups),
-		cmocka_unit_test(p10_fifty_thousand_blocks_at_the_root_cost_no_more_each),
-		cmocka_unit_test(p5_a_full_index_makes_room_for_unchained_blocks),
-		cmocka_unit_test(p4_status_names_the_groups_of_a_space),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

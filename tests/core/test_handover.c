@@ -3,11 +3,10 @@
 
 /* ---- the way of an entry --------------------------------------------------------------------- */
 
-static void p4_chunks_are_handed_over_and_taken(void **state)
+KV_TEST(p4_chunks_are_handed_over_and_taken)
 {
 	uint64_t number;
 
-	(void)state;
 	stage_two(256, 0);
 	put_all(0, 8);
 	assert_int_equal(send_first("t", 8, U_ALL, 0), KV_OK);
@@ -36,9 +35,8 @@ static void p4_chunks_are_handed_over_and_taken(void **state)
 	stage_end();
 }
 
-static void p5_a_consumer_may_ask_first_and_is_told(void **state)
+KV_TEST(p5_a_consumer_may_ask_first_and_is_told)
 {
-	(void)state;
 	stage_two(64, 0);
 	assert_int_equal(recv(d_, "t", 5000), KV_OK);
 	assert_int_equal(got_.state, KV_HANDOVER_AWAITED);
@@ -57,9 +55,8 @@ static void p5_a_consumer_may_ask_first_and_is_told(void **state)
 }
 
 /* A match at n needs every group: so does what is handed over. */
-static void p3_units_count_when_every_group_has_them(void **state)
+KV_TEST(p3_units_count_when_every_group_has_them)
 {
-	(void)state;
 	stage_two(256, 0);
 	put_all(0, 16);
 	assert_int_equal(send_first("t", 16, U_FULL, 0), KV_OK);
@@ -74,13 +71,12 @@ static void p3_units_count_when_every_group_has_them(void **state)
 	stage_end();
 }
 
-static void p4_a_tail_travels_with_the_entry_and_may_be_all(void **state)
+KV_TEST(p4_a_tail_travels_with_the_entry_and_may_be_all)
 {
 	static const char hidden[] = "first token";
 	static const char other[] = "another";
 	kv_msg_t ask = {0}, answer;
 
-	(void)state;
 	stage_two(64, 0);
 	assert_int_equal(
 		u_send(&u_, m_,
@@ -115,9 +111,8 @@ static void p4_a_tail_travels_with_the_entry_and_may_be_all(void **state)
 
 /* ---- kept, until it is taken or has expired -------------------------------------------------- */
 
-static void p5_what_is_handed_over_is_not_evicted_until_it_expires(void **state)
+KV_TEST(p5_what_is_handed_over_is_not_evicted_until_it_expires)
 {
-	(void)state;
 	stage_two(64, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 40), 40);
 	assert_int_equal(send_first("t", 20, U_FULL, 1), KV_OK);
@@ -138,9 +133,8 @@ static void p5_what_is_handed_over_is_not_evicted_until_it_expires(void **state)
 	stage_end();
 }
 
-static void p5_each_send_begins_the_time_to_live_again(void **state)
+KV_TEST(p5_each_send_begins_the_time_to_live_again)
 {
-	(void)state;
 	stage_two(64, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
 	assert_int_equal(send_first("t", 4, U_FULL, 0), KV_OK);
@@ -155,11 +149,10 @@ static void p5_each_send_begins_the_time_to_live_again(void **state)
 	stage_end();
 }
 
-static void p5_a_consumers_wait_ends_at_its_deadline(void **state)
+KV_TEST(p5_a_consumers_wait_ends_at_its_deadline)
 {
 	uint64_t number;
 
-	(void)state;
 	stage_two(64, 0);
 	assert_int_equal(recv(d_, "never", 300), KV_OK);
 	number = got_.number;
@@ -189,12 +182,11 @@ static void p5_a_consumers_wait_ends_at_its_deadline(void **state)
 
 /* What is given back lives as long again as without a consumer: neither until the consumer's deadline, nor not at all.
  */
-static void p5_what_is_given_back_has_its_time_to_live_again(void **state)
+KV_TEST(p5_what_is_given_back_has_its_time_to_live_again)
 {
 	u_send_t brief = {
 		.transfer = "t", .space = &space_, .keys = keys_, .n = 4, .groups = U_FULL, .last = 1, .ttl_ms = 2000};
 
-	(void)state;
 	stage_two(64, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
 	assert_int_equal(u_send(&u_, m_, &brief, &sent_), KV_OK);
@@ -219,12 +211,11 @@ static void p5_what_is_given_back_has_its_time_to_live_again(void **state)
 }
 
 /* Pins of several kinds on one block, which come and go in any order. */
-static void p5_hand_overs_and_leases_of_one_block_are_told_apart(void **state)
+KV_TEST(p5_hand_overs_and_leases_of_one_block_are_told_apart)
 {
 	kv_msg_acquire_reply_t reply;
 	u_lease_t first, second;
 
-	(void)state;
 	stage_two(64, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 12, 0, &first, &reply), KV_OK);
@@ -247,9 +238,8 @@ static void p5_hand_overs_and_leases_of_one_block_are_told_apart(void **state)
 }
 
 /* A life of several rounds of the timing wheel. */
-static void p5_a_long_life_is_not_cut_short(void **state)
+KV_TEST(p5_a_long_life_is_not_cut_short)
 {
-	(void)state;
 	stage_two(64, 0);
 	u_.core->config.handover_ttl_ns = UINT64_C(60000000000);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
@@ -265,9 +255,8 @@ static void p5_a_long_life_is_not_cut_short(void **state)
 }
 
 /* The core ends with all that it has. */
-static void p4_a_core_that_ends_keeps_no_tail(void **state)
+KV_TEST(p4_a_core_that_ends_keeps_no_tail)
 {
-	(void)state;
 	stage_two(64, 0);
 	assert_int_equal(
 		u_send(&u_, m_, &(u_send_t){.transfer = "t", .space = &space_, .tail = "x", .tail_len = 1}, &sent_),
@@ -277,11 +266,10 @@ static void p4_a_core_that_ends_keeps_no_tail(void **state)
 
 /* ---- one producer, one consumer -------------------------------------------------------------- */
 
-static void p4_exactly_one_consumer_has_an_entry(void **state)
+KV_TEST(p4_exactly_one_consumer_has_an_entry)
 {
 	u_member_t *late;
 
-	(void)state;
 	stage_two(64, 0);
 	late = u_join(&u_, 0, "late", 2, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
@@ -302,13 +290,12 @@ static void p4_exactly_one_consumer_has_an_entry(void **state)
 	stage_end();
 }
 
-static void p10_a_second_producer_is_refused(void **state)
+KV_TEST(p10_a_second_producer_is_refused)
 {
 	u_member_t *other;
 	u_send_t again = {.transfer = "t", .space = &space_, .keys = keys_, .n = 4, .groups = U_FULL};
 	kv_msg_handover_send_reply_t reply;
 
-	(void)state;
 	stage_two(64, 0);
 	other = u_join(&u_, 0, "other", 2, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
@@ -324,11 +311,10 @@ static void p10_a_second_producer_is_refused(void **state)
 
 /* ---- refusals change nothing ----------------------------------------------------------------- */
 
-static void p3_a_block_that_is_not_visible_changes_nothing(void **state)
+KV_TEST(p3_a_block_that_is_not_visible_changes_nothing)
 {
 	uint64_t pins;
 
-	(void)state;
 	stage_two(256, 0);
 	put_all(0, 8);
 	assert_int_equal(send_first("t", 12, U_ALL, 0), KV_MISS);
@@ -358,12 +344,11 @@ static kv_status_t send_raw(const uint32_t *parts, uint32_t words, uint32_t keys
 	return u_request(&u_, m_, KV_CODE_HANDOVER_SEND, &ask, &answer);
 }
 
-static void p10_parts_that_contradict_themselves_are_refused(void **state)
+KV_TEST(p10_parts_that_contradict_themselves_are_refused)
 {
 	static char long_id[130];
 	kv_msg_t ask = {0}, answer;
 
-	(void)state;
 	stage_two(256, 0);
 	put_all(0, 16);
 	memset(long_id, 'x', 129);
@@ -408,14 +393,13 @@ static void p10_parts_that_contradict_themselves_are_refused(void **state)
 }
 
 /* Another namespace's entry is none: not by its number, not by its name. */
-static void p8_entries_of_another_namespace_are_none(void **state)
+KV_TEST(p8_entries_of_another_namespace_are_none)
 {
 	u_member_t *stranger;
 	kvd_space_info_t space;
 	kv_msg_t ask = {0}, answer;
 	char json[4096];
 
-	(void)state;
 	stage_two(64, 0);
 	stranger = u_join(&u_, 1, "engine", 2, 0);
 	space = u_space(&u_, 1, "model");
@@ -440,11 +424,10 @@ static void p8_entries_of_another_namespace_are_none(void **state)
 
 /* ---- ends of sides --------------------------------------------------------------------------- */
 
-static void p4_a_consumer_that_dies_gives_the_entry_back(void **state)
+KV_TEST(p4_a_consumer_that_dies_gives_the_entry_back)
 {
 	u_member_t *late;
 
-	(void)state;
 	stage_two(64, 0);
 	late = u_join(&u_, 0, "late", 2, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
@@ -469,11 +452,10 @@ static void p4_a_consumer_that_dies_gives_the_entry_back(void **state)
 	stage_end();
 }
 
-static void p4_a_producer_that_dies_fails_what_is_not_complete(void **state)
+KV_TEST(p4_a_producer_that_dies_fails_what_is_not_complete)
 {
 	uint64_t waited, unasked, complete;
 
-	(void)state;
 	stage_two(128, 0);
 	put_all(0, 16);
 	assert_int_equal(send_first("waited", 8, U_ALL, 0), KV_OK);
@@ -512,12 +494,11 @@ static void p4_a_producer_that_dies_fails_what_is_not_complete(void **state)
 }
 
 /* Of several members of an instance the one that speaks is the side. */
-static void p4_a_member_that_closes_leaves_nothing_with_its_instance(void **state)
+KV_TEST(p4_a_member_that_closes_leaves_nothing_with_its_instance)
 {
 	u_member_t *second;
 	const kvd_member_rec_t *rec;
 
-	(void)state;
 	stage_two(64, 0);
 	second = u_join(&u_, 0, "engine", 2, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
@@ -534,9 +515,8 @@ static void p4_a_member_that_closes_leaves_nothing_with_its_instance(void **stat
 	stage_end();
 }
 
-static void p4_either_side_may_give_up_at_every_stage(void **state)
+KV_TEST(p4_either_side_may_give_up_at_every_stage)
 {
-	(void)state;
 	stage_two(128, 0);
 	put_all(0, 16);
 	assert_int_equal(recv(d_, "t", 0), KV_OK); /* the consumer, before there is a producer */
@@ -573,9 +553,8 @@ static void p4_either_side_may_give_up_at_every_stage(void **state)
 }
 
 /* One instance may be both sides: each is told as what it is. */
-static void p4_an_instance_may_hand_over_to_itself(void **state)
+KV_TEST(p4_an_instance_may_hand_over_to_itself)
 {
-	(void)state;
 	stage_two(64, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
 	assert_int_equal(recv(m_, "t", 300), KV_OK);
@@ -594,12 +573,11 @@ static void p4_an_instance_may_hand_over_to_itself(void **state)
 
 /* ---- blocks that are lost -------------------------------------------------------------------- */
 
-static void p1_a_reset_ends_all_entries_of_its_space(void **state)
+KV_TEST(p1_a_reset_ends_all_entries_of_its_space)
 {
 	uint64_t awaited, sending;
 	kv_msg_t ask = {0}, answer;
 
-	(void)state;
 	stage_two(64, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
 	assert_int_equal(recv(d_, "awaited", 0), KV_OK);
@@ -635,9 +613,8 @@ static void report_bad(uint32_t n, uint32_t index)
 	universe_check(&u_);
 }
 
-static void p1_an_entry_with_a_bad_block_fails(void **state)
+KV_TEST(p1_an_entry_with_a_bad_block_fails)
 {
-	(void)state;
 	stage_two(64, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 20), 20);
 	assert_int_equal(send_first("t", 12, U_FULL, 0), KV_OK);
@@ -655,9 +632,8 @@ static void p1_an_entry_with_a_bad_block_fails(void **state)
 }
 
 /* Only the copy in memory is bad: what is handed over is read from disk. */
-static void p1_an_entry_whose_blocks_are_on_disk_outlives_a_bad_copy(void **state)
+KV_TEST(p1_an_entry_whose_blocks_are_on_disk_outlives_a_bad_copy)
 {
-	(void)state;
 	stage_two(64, 64);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
 	u_settle(&u_);
@@ -673,13 +649,12 @@ static void p1_an_entry_whose_blocks_are_on_disk_outlives_a_bad_copy(void **stat
 	stage_end();
 }
 
-static void p1_a_window_with_a_lost_block_fails(void **state)
+KV_TEST(p1_a_window_with_a_lost_block_fails)
 {
 	kv_msg_acquire_reply_t reply;
 	u_lease_t lease;
 	kv_msg_t ask = {0}, answer;
 
-	(void)state;
 	stage_two(128, 0);
 	put_all(0, 12);
 	assert_int_equal(send_first("t", 12, U_ALL, 1), KV_OK);
@@ -707,12 +682,11 @@ static kv_status_t send_in(const kvd_space_info_t *space, const char *transfer, 
 }
 
 /* Either side may come first: both learn it at once, nothing is kept, and the blocks stay as cache. */
-static void p5_sides_of_two_spaces_are_told_at_once(void **state)
+KV_TEST(p5_sides_of_two_spaces_are_told_at_once)
 {
 	kvd_space_info_t other;
 	uint64_t number;
 
-	(void)state;
 	for (int last = 0; last < 2; last++) {
 		stage_two(128, 0);
 		other = u_space(&u_, 0, "other");
@@ -738,13 +712,12 @@ static void p5_sides_of_two_spaces_are_told_at_once(void **state)
 }
 
 /* One id in two spaces by accident: sides that meet in one space win, and a pair is not disturbed. */
-static void p6_a_stranger_of_another_space_does_not_disturb_a_pair(void **state)
+KV_TEST(p6_a_stranger_of_another_space_does_not_disturb_a_pair)
 {
 	kvd_space_info_t other, strange;
 	kv_msg_handover_recv_reply_t got;
 	u_member_t *stranger;
 
-	(void)state;
 	stage_two(128, 0);
 	other = u_space(&u_, 0, "other");
 	put_all(0, 8);
@@ -771,37 +744,4 @@ static void p6_a_stranger_of_another_space_does_not_disturb_a_pair(void **state)
 	stage_end();
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p4_chunks_are_handed_over_and_taken),
-		cmocka_unit_test(p5_a_consumer_may_ask_first_and_is_told),
-		cmocka_unit_test(p3_units_count_when_every_group_has_them),
-		cmocka_unit_test(p4_a_tail_travels_with_the_entry_and_may_be_all),
-		cmocka_unit_test(p5_what_is_handed_over_is_not_evicted_until_it_expires),
-		cmocka_unit_test(p5_each_send_begins_the_time_to_live_again),
-		cmocka_unit_test(p5_a_consumers_wait_ends_at_its_deadline),
-		cmocka_unit_test(p5_what_is_given_back_has_its_time_to_live_again),
-		cmocka_unit_test(p5_hand_overs_and_leases_of_one_block_are_told_apart),
-		cmocka_unit_test(p5_a_long_life_is_not_cut_short),
-		cmocka_unit_test(p4_a_core_that_ends_keeps_no_tail),
-		cmocka_unit_test(p4_exactly_one_consumer_has_an_entry),
-		cmocka_unit_test(p10_a_second_producer_is_refused),
-		cmocka_unit_test(p3_a_block_that_is_not_visible_changes_nothing),
-		cmocka_unit_test(p10_parts_that_contradict_themselves_are_refused),
-		cmocka_unit_test(p8_entries_of_another_namespace_are_none),
-		cmocka_unit_test(p4_a_consumer_that_dies_gives_the_entry_back),
-		cmocka_unit_test(p4_a_producer_that_dies_fails_what_is_not_complete),
-		cmocka_unit_test(p4_a_member_that_closes_leaves_nothing_with_its_instance),
-		cmocka_unit_test(p4_either_side_may_give_up_at_every_stage),
-		cmocka_unit_test(p4_an_instance_may_hand_over_to_itself),
-		cmocka_unit_test(p1_a_reset_ends_all_entries_of_its_space),
-		cmocka_unit_test(p1_an_entry_with_a_bad_block_fails),
-		cmocka_unit_test(p1_an_entry_whose_blocks_are_on_disk_outlives_a_bad_copy),
-		cmocka_unit_test(p1_a_window_with_a_lost_block_fails),
-		cmocka_unit_test(p5_sides_of_two_spaces_are_told_at_once),
-		cmocka_unit_test(p6_a_stranger_of_another_space_does_not_disturb_a_pair),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -22,9 +22,8 @@ static kv_status_t send_partial(uint32_t n)
 
 /* ---- as they become visible ------------------------------------------------------------------ */
 
-static void p4_announced_blocks_are_handed_over_as_they_appear(void **state)
+KV_TEST(p4_announced_blocks_are_handed_over_as_they_appear)
 {
-	(void)state;
 	stage_one(64, 0);
 	assert_int_equal(receive(d_), KV_OK);
 	assert_int_equal(announce(0, 0, 12, 1), KV_OK);
@@ -50,9 +49,8 @@ static void p4_announced_blocks_are_handed_over_as_they_appear(void **state)
 	stage_end();
 }
 
-static void p4_what_is_visible_already_is_handed_over_at_once(void **state)
+KV_TEST(p4_what_is_visible_already_is_handed_over_at_once)
 {
-	(void)state;
 	stage_one(64, 0);
 	put(m_, 0, 6);
 	assert_int_equal(announce(0, 0, 4, 0), KV_OK);
@@ -71,9 +69,8 @@ static void p4_what_is_visible_already_is_handed_over_at_once(void **state)
 	stage_end();
 }
 
-static void p4_later_chunks_announce_more_and_may_overlap(void **state)
+KV_TEST(p4_later_chunks_announce_more_and_may_overlap)
 {
-	(void)state;
 	stage_one(64, 0);
 	assert_int_equal(receive(d_), KV_OK);
 	assert_int_equal(announce(0, 0, 4, 0), KV_OK);
@@ -95,11 +92,10 @@ static void p4_later_chunks_announce_more_and_may_overlap(void **state)
 }
 
 /* The producer need not be the one that puts them: another engine computes the same prompt. */
-static void p4_blocks_that_another_instance_puts_count(void **state)
+KV_TEST(p4_blocks_that_another_instance_puts_count)
 {
 	u_member_t *other;
 
-	(void)state;
 	stage_one(64, 0);
 	other = u_join(&u_, 0, "other", 2, 0);
 	assert_int_equal(receive(d_), KV_OK);
@@ -109,7 +105,7 @@ static void p4_blocks_that_another_instance_puts_count(void **state)
 	stage_end();
 }
 
-static void p4_the_private_block_completes_it(void **state)
+KV_TEST(p4_the_private_block_completes_it)
 {
 	u_send_t send = {.transfer = "t",
 			 .space = &one_,
@@ -121,7 +117,6 @@ static void p4_the_private_block_completes_it(void **state)
 			 .partial = 5,
 			 .private_key = private_};
 
-	(void)state;
 	stage_one(64, 0);
 	send.private_key = private_;
 	assert_int_equal(receive(d_), KV_OK);
@@ -155,9 +150,8 @@ static void p4_the_private_block_completes_it(void **state)
 }
 
 /* Visible and gone again before it was handed over: it is waited for until it is put again. */
-static void p4_a_block_evicted_before_it_is_handed_over_is_waited_for(void **state)
+KV_TEST(p4_a_block_evicted_before_it_is_handed_over_is_waited_for)
 {
-	(void)state;
 	stage_one(64, 0);
 	assert_int_equal(receive(d_), KV_OK);
 	assert_int_equal(announce(0, 0, 4, 1), KV_OK);
@@ -173,11 +167,10 @@ static void p4_a_block_evicted_before_it_is_handed_over_is_waited_for(void **sta
 }
 
 /* The device could not read it: it was hidden with what is below it, and comes back without a put. */
-static void p3_blocks_that_can_be_read_again_are_handed_over(void **state)
+KV_TEST(p3_blocks_that_can_be_read_again_are_handed_over)
 {
 	uint32_t block;
 
-	(void)state;
 	stage_one(64, 0);
 	assert_int_equal(receive(d_), KV_OK);
 	assert_int_equal(u_put(&u_, m_, &one_, keys_, 0, 4), 4);
@@ -195,11 +188,10 @@ static void p3_blocks_that_can_be_read_again_are_handed_over(void **state)
 
 /* ---- refused --------------------------------------------------------------------------------- */
 
-static void p6_announcements_that_cannot_be_are_refused(void **state)
+KV_TEST(p6_announcements_that_cannot_be_are_refused)
 {
 	u_send_t send = {.transfer = "t", .keys = keys_, .ahead = 1, .n = 4, .groups = U_FULL};
 
-	(void)state;
 	stage_one(64, 0);
 	send.space = &space_; /* of several groups */
 	assert_int_equal(u_send(&u_, m_, &send, &sent_), KV_ERR_ARG);
@@ -215,11 +207,10 @@ static void p6_announcements_that_cannot_be_are_refused(void **state)
 }
 
 /* Keys of another prompt: each is announced, and found, but not below the one before. */
-static void p3_a_block_that_does_not_follow_fails_the_hand_over(void **state)
+KV_TEST(p3_a_block_that_does_not_follow_fails_the_hand_over)
 {
 	kv_key_t mixed[12];
 
-	(void)state;
 	stage_one(128, 0);
 	memcpy(mixed, keys_, sizeof mixed);
 	memcpy(&mixed[10], &fork_[10], 2 * sizeof *mixed);
@@ -255,9 +246,8 @@ static void p3_a_block_that_does_not_follow_fails_the_hand_over(void **state)
 
 /* ---- withdrawn ------------------------------------------------------------------------------- */
 
-static void p4_a_plain_chunk_withdraws_what_is_announced(void **state)
+KV_TEST(p4_a_plain_chunk_withdraws_what_is_announced)
 {
-	(void)state;
 	stage_one(64, 0);
 	assert_int_equal(receive(d_), KV_OK);
 	assert_int_equal(announce(0, 0, 12, 1), KV_OK);
@@ -276,11 +266,10 @@ static void p4_a_plain_chunk_withdraws_what_is_announced(void **state)
 	stage_end();
 }
 
-static void p4_a_last_chunk_that_crosses_the_completion_is_no_error(void **state)
+KV_TEST(p4_a_last_chunk_that_crosses_the_completion_is_no_error)
 {
 	static const char more[] = "a tail";
 
-	(void)state;
 	stage_one(64, 0);
 	assert_int_equal(receive(d_), KV_OK);
 	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
@@ -319,9 +308,8 @@ static void p4_a_last_chunk_that_crosses_the_completion_is_no_error(void **state
 
 /* ---- ends of sides --------------------------------------------------------------------------- */
 
-static void p7_the_end_of_a_producer_ends_what_it_has_announced(void **state)
+KV_TEST(p7_the_end_of_a_producer_ends_what_it_has_announced)
 {
-	(void)state;
 	stage_one(64, 0);
 	assert_int_equal(receive(d_), KV_OK);
 	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
@@ -339,9 +327,8 @@ static void p7_the_end_of_a_producer_ends_what_it_has_announced(void **state)
 }
 
 /* Its member has gone, and no sweep has come by: what becomes visible is not handed over in its name. */
-static void p7_a_quantum_finds_that_the_producer_has_gone(void **state)
+KV_TEST(p7_a_quantum_finds_that_the_producer_has_gone)
 {
-	(void)state;
 	stage_one(64, 0);
 	assert_int_equal(receive(d_), KV_OK);
 	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
@@ -355,11 +342,10 @@ static void p7_a_quantum_finds_that_the_producer_has_gone(void **state)
 	stage_end();
 }
 
-static void p4_a_reset_ends_what_is_announced(void **state)
+KV_TEST(p4_a_reset_ends_what_is_announced)
 {
 	kv_msg_t ask, answer;
 
-	(void)state;
 	stage_one(64, 0);
 	assert_int_equal(receive(d_), KV_OK);
 	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
@@ -373,11 +359,10 @@ static void p4_a_reset_ends_what_is_announced(void **state)
 	stage_end();
 }
 
-static void p4_a_consumer_that_gives_it_back_leaves_what_is_announced(void **state)
+KV_TEST(p4_a_consumer_that_gives_it_back_leaves_what_is_announced)
 {
 	u_member_t *second;
 
-	(void)state;
 	stage_one(64, 0);
 	assert_int_equal(receive(d_), KV_OK);
 	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
@@ -395,9 +380,8 @@ static void p4_a_consumer_that_gives_it_back_leaves_what_is_announced(void **sta
 }
 
 /* Without a consumer it lives since the last chunk, announced or handed over; then nothing is left. */
-static void p5_announced_blocks_without_a_consumer_expire(void **state)
+KV_TEST(p5_announced_blocks_without_a_consumer_expire)
 {
-	(void)state;
 	stage_one(64, 0);
 	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
 	kv_test_advance(&u_.env, UINT64_C(6000000000));
@@ -410,11 +394,10 @@ static void p5_announced_blocks_without_a_consumer_expire(void **state)
 	stage_end();
 }
 
-static void p4_a_lost_block_ends_what_is_announced_below_it(void **state)
+KV_TEST(p4_a_lost_block_ends_what_is_announced_below_it)
 {
 	uint32_t block;
 
-	(void)state;
 	stage_one(64, 0);
 	assert_int_equal(receive(d_), KV_OK);
 	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
@@ -429,19 +412,17 @@ static void p4_a_lost_block_ends_what_is_announced_below_it(void **state)
 }
 
 /* A daemon that ends frees what is announced. */
-static void p4_a_core_that_ends_leaves_no_keys(void **state)
+KV_TEST(p4_a_core_that_ends_leaves_no_keys)
 {
-	(void)state;
 	stage_one(64, 0);
 	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
 	universe_fini(&u_);
 }
 
-static void p4_transfers_show_what_is_announced(void **state)
+KV_TEST(p4_transfers_show_what_is_announced)
 {
 	static char json[8192];
 
-	(void)state;
 	stage_one(64, 0);
 	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
 	(void)kvd_core_transfers_json(u_.core, 0, json, sizeof json);
@@ -450,29 +431,4 @@ static void p4_transfers_show_what_is_announced(void **state)
 	stage_end();
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p4_announced_blocks_are_handed_over_as_they_appear),
-		cmocka_unit_test(p4_what_is_visible_already_is_handed_over_at_once),
-		cmocka_unit_test(p4_later_chunks_announce_more_and_may_overlap),
-		cmocka_unit_test(p4_blocks_that_another_instance_puts_count),
-		cmocka_unit_test(p4_the_private_block_completes_it),
-		cmocka_unit_test(p4_a_block_evicted_before_it_is_handed_over_is_waited_for),
-		cmocka_unit_test(p3_blocks_that_can_be_read_again_are_handed_over),
-		cmocka_unit_test(p6_announcements_that_cannot_be_are_refused),
-		cmocka_unit_test(p3_a_block_that_does_not_follow_fails_the_hand_over),
-		cmocka_unit_test(p4_a_plain_chunk_withdraws_what_is_announced),
-		cmocka_unit_test(p4_a_last_chunk_that_crosses_the_completion_is_no_error),
-		cmocka_unit_test(p7_the_end_of_a_producer_ends_what_it_has_announced),
-		cmocka_unit_test(p7_a_quantum_finds_that_the_producer_has_gone),
-		cmocka_unit_test(p4_a_reset_ends_what_is_announced),
-		cmocka_unit_test(p4_a_consumer_that_gives_it_back_leaves_what_is_announced),
-		cmocka_unit_test(p5_announced_blocks_without_a_consumer_expire),
-		cmocka_unit_test(p4_a_lost_block_ends_what_is_announced_below_it),
-		cmocka_unit_test(p4_a_core_that_ends_leaves_no_keys),
-		cmocka_unit_test(p4_transfers_show_what_is_announced),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -67,9 +67,8 @@ static void check_all(uint32_t n, uint32_t complete)
 
 /* ---- bytes ----------------------------------------------------------------------------------- */
 
-static void p5_keys_of_announced_blocks_are_counted_and_given_back(void **state)
+KV_TEST(p5_keys_of_announced_blocks_are_counted_and_given_back)
 {
-	(void)state;
 	stage_one(128, 0);
 	u_.core->config.max_handover_bytes = 4 * 4096;
 	assert_int_equal(announce(0, 0, 200, 0), KV_OK);
@@ -87,9 +86,8 @@ static void p5_keys_of_announced_blocks_are_counted_and_given_back(void **state)
 }
 
 /* No room when a block becomes visible: the announcement is dropped, the producer knows, and sends again. */
-static void p5_without_room_for_a_pin_the_announcement_is_dropped(void **state)
+KV_TEST(p5_without_room_for_a_pin_the_announcement_is_dropped)
 {
-	(void)state;
 	stage_one(128, 0);
 	u_.core->config.max_handover_bytes = 6 * 4096;
 	assert_int_equal(receive(d_), KV_OK);
@@ -111,11 +109,10 @@ static void p5_without_room_for_a_pin_the_announcement_is_dropped(void **state)
 /* ---- quanta ---------------------------------------------------------------------------------- */
 
 /* Many entries, each with much: every quantum is bounded, none waits for another's end, all are complete. */
-static void p5_announced_blocks_are_looked_up_in_quanta(void **state)
+KV_TEST(p5_announced_blocks_are_looked_up_in_quanta)
 {
 	uint32_t quanta = 0;
 
-	(void)state;
 	stage_one(512, 0);
 	allow_many(64);
 	announce_many(40, keys_, 300);
@@ -130,9 +127,8 @@ static void p5_announced_blocks_are_looked_up_in_quanta(void **state)
 }
 
 /* The private block is looked up by the next quantum when the blocks have taken one. */
-static void p5_a_private_block_has_a_lookup_of_its_own(void **state)
+KV_TEST(p5_a_private_block_has_a_lookup_of_its_own)
 {
-	(void)state;
 	stage_one(512, 0);
 	u_.core->config.max_handover_bytes = UINT64_C(1) << 30;
 	assert_int_equal(u_send(&u_, m_,
@@ -160,11 +156,10 @@ static void p5_a_private_block_has_a_lookup_of_its_own(void **state)
 }
 
 /* Six hundred entries that wait for something else cost a look each, and no quantum without end. */
-static void p5_entries_that_wait_are_looked_at_once_for_what_appears(void **state)
+KV_TEST(p5_entries_that_wait_are_looked_at_once_for_what_appears)
 {
 	uint32_t quanta = 0;
 
-	(void)state;
 	stage_one(128, 0);
 	allow_many(600);
 	announce_many(600, fork_, 12);
@@ -182,11 +177,10 @@ static void p5_entries_that_wait_are_looked_at_once_for_what_appears(void **stat
 
 /* More than one tick may look up: each says that there is more until all is handed over, and nobody sends anything.
  * What is announced and not visible keeps no loop awake. */
-static void p5_a_loop_does_not_sleep_over_announced_blocks(void **state)
+KV_TEST(p5_a_loop_does_not_sleep_over_announced_blocks)
 {
 	uint32_t ticks = 0;
 
-	(void)state;
 	stage_one(512, 0);
 	allow_many(128);
 	announce_many(100, keys_, 300);
@@ -203,9 +197,8 @@ static void p5_a_loop_does_not_sleep_over_announced_blocks(void **state)
 }
 
 /* What a request has made visible is handed over by the tick after it, before a loop may sleep. */
-static void p5_a_tick_hands_over_before_the_loop_sleeps(void **state)
+KV_TEST(p5_a_tick_hands_over_before_the_loop_sleeps)
 {
-	(void)state;
 	stage_one(64, 0);
 	assert_int_equal(receive(d_), KV_OK);
 	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
@@ -258,12 +251,11 @@ static garbage_t announcement(uint32_t n, uint32_t count)
 			   .epoch = one_.epoch};
 }
 
-static void p10_announcements_that_are_not_sound_are_refused(void **state)
+KV_TEST(p10_announcements_that_are_not_sound_are_refused)
 {
 	garbage_t garbage;
 	u_member_t *rival;
 
-	(void)state;
 	stage_one(64, 0);
 	rival = u_join(&u_, 0, "rival", 2, 0);
 	garbage = announcement(0, 0);
@@ -313,12 +305,11 @@ static void p10_announcements_that_are_not_sound_are_refused(void **state)
 }
 
 /* The owner of an entry is not disturbed by who announces for it, and what is announced twice as the end is the end. */
-static void p10_only_its_producer_announces_for_an_entry(void **state)
+KV_TEST(p10_only_its_producer_announces_for_an_entry)
 {
 	garbage_t garbage;
 	u_member_t *rival;
 
-	(void)state;
 	stage_one(64, 0);
 	rival = u_join(&u_, 0, "rival", 2, 0);
 	assert_int_equal(receive(d_), KV_OK);
@@ -343,11 +334,10 @@ static void p10_only_its_producer_announces_for_an_entry(void **state)
 }
 
 /* Keys of another space are names of nothing in this one, however many of their blocks are visible there. */
-static void p8_keys_of_another_space_hand_nothing_over(void **state)
+KV_TEST(p8_keys_of_another_space_hand_nothing_over)
 {
 	kvd_space_info_t other;
 
-	(void)state;
 	stage_one(64, 0);
 	other = u_space(&u_, 0, "other");
 	assert_int_equal(receive(d_), KV_OK);
@@ -383,13 +373,12 @@ static garbage_t draw_garbage(const uint64_t numbers[3])
 
 /* A client announces anything while an owner hands a prompt over: every answer has a name, the owner
  * loses nothing, and when the client has gone nothing of it is left. */
-static void p7_p10_garbage_announcements_disturb_nobody(void **state)
+KV_TEST(p7_p10_garbage_announcements_disturb_nobody)
 {
 	u_member_t *rival;
 	uint32_t answers[2] = {0, 0};
 	char name[16];
 
-	(void)state;
 	stage_one(256, 0);
 	allow_many(512);
 	rival = u_join(&u_, 0, "rival", 2, 0);
@@ -443,12 +432,11 @@ static kv_status_t announce_theirs(uint64_t number, uint32_t from, uint32_t n, k
 }
 
 /* Two tenants announce the same keys under the same name. */
-static void p8_a_block_of_one_tenant_is_not_handed_over_by_another(void **state)
+KV_TEST(p8_a_block_of_one_tenant_is_not_handed_over_by_another)
 {
 	kv_msg_handover_send_reply_t theirs = {0};
 	char json[4096];
 
-	(void)state;
 	stage_tenants(0);
 	assert_int_equal(receive(d_), KV_OK);
 	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
@@ -470,13 +458,12 @@ static void p8_a_block_of_one_tenant_is_not_handed_over_by_another(void **state)
 }
 
 /* One tenant's announcements end at its limit and its share, as keys and as pins; the other has all of its own. */
-static void p5_p8_announcements_of_a_tenant_end_at_its_own_limits(void **state)
+KV_TEST(p5_p8_announcements_of_a_tenant_end_at_its_own_limits)
 {
 	kv_msg_handover_send_reply_t theirs = {0};
 	const uint64_t share = 128 * UINT64_C(4096);
 	kv_status_t status = KV_OK;
 
-	(void)state;
 	stage_tenants(share); /* hand-overs: a quarter */
 	for (uint32_t i = 0; status == KV_OK; i++) {
 		char name[16];
@@ -516,12 +503,11 @@ static void p5_p8_announcements_of_a_tenant_end_at_its_own_limits(void **state)
 }
 
 /* A hundred entries, each with a quantum of lookups to do, and one block of somebody else: decision 052. */
-static void p5_p8_announcements_of_a_tenant_do_not_delay_another(void **state)
+KV_TEST(p5_p8_announcements_of_a_tenant_do_not_delay_another)
 {
 	kv_msg_handover_send_reply_t theirs = {0};
 	uint32_t quanta = 0;
 
-	(void)state;
 	stage_tenants(0);
 	allow_many(128);
 	announce_many(100, keys_, 300);
@@ -540,24 +526,4 @@ static void p5_p8_announcements_of_a_tenant_do_not_delay_another(void **state)
 	stage_end();
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p5_keys_of_announced_blocks_are_counted_and_given_back),
-		cmocka_unit_test(p5_without_room_for_a_pin_the_announcement_is_dropped),
-		cmocka_unit_test(p5_announced_blocks_are_looked_up_in_quanta),
-		cmocka_unit_test(p5_a_private_block_has_a_lookup_of_its_own),
-		cmocka_unit_test(p5_entries_that_wait_are_looked_at_once_for_what_appears),
-		cmocka_unit_test(p5_a_loop_does_not_sleep_over_announced_blocks),
-		cmocka_unit_test(p5_a_tick_hands_over_before_the_loop_sleeps),
-		cmocka_unit_test(p10_announcements_that_are_not_sound_are_refused),
-		cmocka_unit_test(p10_only_its_producer_announces_for_an_entry),
-		cmocka_unit_test(p8_keys_of_another_space_hand_nothing_over),
-		cmocka_unit_test(p7_p10_garbage_announcements_disturb_nobody),
-		cmocka_unit_test(p8_a_block_of_one_tenant_is_not_handed_over_by_another),
-		cmocka_unit_test(p5_p8_announcements_of_a_tenant_end_at_its_own_limits),
-		cmocka_unit_test(p5_p8_announcements_of_a_tenant_do_not_delay_another),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

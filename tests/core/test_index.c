@@ -157,9 +157,8 @@ static void compare(void)
 	}
 }
 
-static void p3_the_index_equals_a_list_of_blocks_that_know_their_parents(void **state)
+KV_TEST(p3_the_index_equals_a_list_of_blocks_that_know_their_parents)
 {
-	(void)state;
 	start_index();
 	for (uint32_t i = 0; i < 60000; i++) {
 		random_step();
@@ -171,11 +170,10 @@ static void p3_the_index_equals_a_list_of_blocks_that_know_their_parents(void **
 	finish_index();
 }
 
-static void p3_a_run_splits_and_merges_again(void **state)
+KV_TEST(p3_a_run_splits_and_merges_again)
 {
 	uint32_t nodes;
 
-	(void)state;
 	start_index();
 	for (uint32_t i = 0; i < 100; i++) {
 		assert_int_equal(model_insert(i, i ? i - 1 : KVD_NONE), KV_OK);
@@ -222,11 +220,10 @@ static void plain_touch(uint32_t m)
 	clock_ += MODEL;
 }
 
-static void p5_victims_are_those_of_a_plain_lru_list(void **state)
+KV_TEST(p5_victims_are_those_of_a_plain_lru_list)
 {
 	uint32_t known = 0;
 
-	(void)state;
 	start_index();
 	for (uint32_t i = 0; i < 40000; i++) {
 		uint32_t m = (uint32_t)kv_test_below(&env_.rng, MODEL);
@@ -255,9 +252,8 @@ static void p5_victims_are_those_of_a_plain_lru_list(void **state)
 	finish_index();
 }
 
-static void p4_a_failing_allocation_leaves_the_index_as_it_was(void **state)
+KV_TEST(p4_a_failing_allocation_leaves_the_index_as_it_was)
 {
-	(void)state;
 	start_index();
 	for (uint32_t i = 0; i < 64; i++) {
 		assert_int_equal(model_insert(i, i ? i - 1 : KVD_NONE), KV_OK);
@@ -303,13 +299,12 @@ static void path_cut(uint32_t id)
 
 /* A put goes on below a block that a younger request has touched, that the put has pinned and that was therefore passed
  * over; and touches in mid-run elsewhere have used up the marks, so that none is left for the new block. */
-static void p6_without_memory_for_a_mark_an_off_lru_one_moves_down(void **state)
+KV_TEST(p6_without_memory_for_a_mark_an_off_lru_one_moves_down)
 {
 	kvd_order_t *order = &order_[KVD_CPU];
 	uint32_t path[KVD_RUN_MAX], pinned, below;
 	uint64_t stamp = 10;
 
-	(void)state;
 	kv_test_env_init(&env_);
 	assert_int_equal(kvd_index_init(&ix_, &env_.env, &metrics_, UINT64_C(2) * KVD_RUN_MAX), KV_OK);
 	assert_int_equal(kvd_tree_create(&ix_, &tree_), KV_OK);
@@ -343,15 +338,4 @@ static void p6_without_memory_for_a_mark_an_off_lru_one_moves_down(void **state)
 	finish_index();
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p3_the_index_equals_a_list_of_blocks_that_know_their_parents),
-		cmocka_unit_test(p3_a_run_splits_and_merges_again),
-		cmocka_unit_test(p5_victims_are_those_of_a_plain_lru_list),
-		cmocka_unit_test(p6_without_memory_for_a_mark_an_off_lru_one_moves_down),
-		cmocka_unit_test(p4_a_failing_allocation_leaves_the_index_as_it_was),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

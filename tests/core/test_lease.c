@@ -18,9 +18,8 @@ static void stage_disk(uint32_t cpu, uint32_t n)
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, n), n);
 }
 
-static void p3_a_ladder_leases_the_deepest_known_rung(void **state)
+KV_TEST(p3_a_ladder_leases_the_deepest_known_rung)
 {
-	(void)state;
 	stage(256, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 100), 100);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 100, 0, &lease_, &reply_), KV_OK);
@@ -37,11 +36,10 @@ static void p3_a_ladder_leases_the_deepest_known_rung(void **state)
 	stage_end();
 }
 
-static void p10_a_ladder_of_the_wrong_length_is_refused(void **state)
+KV_TEST(p10_a_ladder_of_the_wrong_length_is_refused)
 {
 	kv_msg_t ask = {0}, reply;
 
-	(void)state;
 	stage(64, 0);
 	ask.acquire = (kv_msg_acquire_t){.space = space_.space,
 					 .epoch = space_.epoch,
@@ -59,9 +57,8 @@ static void p10_a_ladder_of_the_wrong_length_is_refused(void **state)
 	stage_end();
 }
 
-static void p5_skipped_blocks_are_touched_and_not_listed(void **state)
+KV_TEST(p5_skipped_blocks_are_touched_and_not_listed)
 {
-	(void)state;
 	stage(64, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 20), 20);
 	assert_int_equal(u_put(&u_, m_, &space_, fork_, 8, 30), 22);
@@ -79,9 +76,8 @@ static void p5_skipped_blocks_are_touched_and_not_listed(void **state)
 	stage_end();
 }
 
-static void p5_a_leased_prefix_is_never_evicted(void **state)
+KV_TEST(p5_a_leased_prefix_is_never_evicted)
 {
-	(void)state;
 	stage(32, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 32), 32);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 0, &lease_, &reply_), KV_OK);
@@ -98,11 +94,10 @@ static void p5_a_leased_prefix_is_never_evicted(void **state)
 	stage_end();
 }
 
-static void p1_an_expired_lease_is_revoked_before_its_slots_are_reused(void **state)
+KV_TEST(p1_an_expired_lease_is_revoked_before_its_slots_are_reused)
 {
 	kv_msg_t ask, reply;
 
-	(void)state;
 	stage(32, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 32), 32);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 32, 0, &lease_, &reply_), KV_OK);
@@ -122,9 +117,8 @@ static void p1_an_expired_lease_is_revoked_before_its_slots_are_reused(void **st
 	stage_end();
 }
 
-static void p5_pinned_bytes_and_leases_are_capped(void **state)
+KV_TEST(p5_pinned_bytes_and_leases_are_capped)
 {
-	(void)state;
 	stage(64, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 40), 40);
 	u_.core->config.max_pinned_bytes = 30 * 4096;
@@ -139,9 +133,8 @@ static void p5_pinned_bytes_and_leases_are_capped(void **state)
 	stage_end();
 }
 
-static void p1_blocks_on_disk_become_ready_in_order(void **state)
+KV_TEST(p1_blocks_on_disk_become_ready_in_order)
 {
-	(void)state;
 	stage_disk(32, 20);
 	u_.disk.shuffle = 1;
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 0, &lease_, &reply_), KV_OK);
@@ -156,9 +149,8 @@ static void p1_blocks_on_disk_become_ready_in_order(void **state)
 	stage_end();
 }
 
-static void p5_leases_that_need_the_same_block_share_its_read(void **state)
+KV_TEST(p5_leases_that_need_the_same_block_share_its_read)
 {
-	(void)state;
 	stage_disk(64, 20);
 	u_.disk.loads = 0;
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 0, &lease_, &reply_), KV_OK);
@@ -172,11 +164,10 @@ static void p5_leases_that_need_the_same_block_share_its_read(void **state)
 	stage_end();
 }
 
-static void p3_blocks_read_below_a_gap_serve_their_lease_only(void **state)
+KV_TEST(p3_blocks_read_below_a_gap_serve_their_lease_only)
 {
 	uint8_t tiers[20];
 
-	(void)state;
 	stage_disk(32, 20);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 12, &lease_, &reply_), KV_OK);
 	u_settle(&u_);
@@ -193,13 +184,12 @@ static void p3_blocks_read_below_a_gap_serve_their_lease_only(void **state)
 	stage_end();
 }
 
-static void p5_slots_for_reads_are_taken_at_once_or_the_lease_shortened(void **state)
+KV_TEST(p5_slots_for_reads_are_taken_at_once_or_the_lease_shortened)
 {
 	u_member_t *other;
 	kv_msg_put_start_reply_t started;
 	static u_put_t put;
 
-	(void)state;
 	stage_disk(32, 20);
 	other = u_join(&u_, 0, "second", 2, 0);
 	assert_int_equal(u_put_start(&u_, other, &space_, &fork_[8], 0, 24, 0, &put, &started),
@@ -214,9 +204,8 @@ static void p5_slots_for_reads_are_taken_at_once_or_the_lease_shortened(void **s
 	stage_end();
 }
 
-static void p1_a_read_that_fails_shortens_the_lease_and_takes_the_block_out(void **state)
+KV_TEST(p1_a_read_that_fails_shortens_the_lease_and_takes_the_block_out)
 {
-	(void)state;
 	stage_disk(32, 20);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 10, 0, &lease_, &reply_), KV_OK);
 	u_settle(&u_);
@@ -234,11 +223,10 @@ static void p1_a_read_that_fails_shortens_the_lease_and_takes_the_block_out(void
 	stage_end();
 }
 
-static void p1_a_bad_block_is_invisible_at_once_with_all_below(void **state)
+KV_TEST(p1_a_bad_block_is_invisible_at_once_with_all_below)
 {
 	kv_msg_t ask, reply;
 
-	(void)state;
 	stage(64, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 20), 20);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 0, &lease_, &reply_), KV_OK);
@@ -258,13 +246,12 @@ static void p1_a_bad_block_is_invisible_at_once_with_all_below(void **state)
 	stage_end();
 }
 
-static void p1_nothing_of_an_old_epoch_is_served(void **state)
+KV_TEST(p1_nothing_of_an_old_epoch_is_served)
 {
 	kv_msg_t ask = {0}, reply;
 	static u_put_t put;
 	kv_msg_put_start_reply_t started;
 
-	(void)state;
 	stage(64, 64);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 20), 20);
 	u_settle(&u_);
@@ -293,13 +280,12 @@ static void p1_nothing_of_an_old_epoch_is_served(void **state)
 /* ---- members --------------------------------------------------------------------------------- */
 
 /* A client has overwritten memory; the disk copies are still good. */
-static void p2_a_bad_cpu_copy_leaves_the_disk_copy(void **state)
+KV_TEST(p2_a_bad_cpu_copy_leaves_the_disk_copy)
 {
 	kv_msg_t ask = {0}, reply;
 	static u_lease_t deep, beside;
 	uint8_t tiers[16];
 
-	(void)state;
 	stage(64, 64);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 16), 16);
 	assert_int_equal(u_put(&u_, m_, &space_, fork_, 8, 16), 8);
@@ -329,14 +315,13 @@ static void p2_a_bad_cpu_copy_leaves_the_disk_copy(void **state)
 }
 
 /* Blocks below it that are being written, or pinned by a put. */
-static void p4_a_bad_cpu_copy_drops_the_cpu_copies_below_it(void **state)
+KV_TEST(p4_a_bad_cpu_copy_drops_the_cpu_copies_below_it)
 {
 	static u_put_t put;
 	kv_msg_put_start_reply_t started;
 	kv_msg_t ask = {0}, reply;
 	uint8_t tiers[12];
 
-	(void)state;
 	stage(64, 64);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
 	u_settle(&u_);
@@ -361,13 +346,12 @@ static void p4_a_bad_cpu_copy_drops_the_cpu_copies_below_it(void **state)
 	stage_end();
 }
 
-static void p4_a_closed_member_may_still_write_a_dead_one_may_not(void **state)
+KV_TEST(p4_a_closed_member_may_still_write_a_dead_one_may_not)
 {
 	static u_put_t put;
 	kv_msg_put_start_reply_t started;
 	u_member_t *other;
 
-	(void)state;
 	stage(64, 0);
 	other = u_join(&u_, 0, "second", 2, 0);
 	assert_int_equal(u_put(&u_, other, &space_, keys_, 0, 10), 10);
@@ -383,7 +367,7 @@ static void p4_a_closed_member_may_still_write_a_dead_one_may_not(void **state)
 	stage_end();
 }
 
-static void p4_a_dead_member_ends_puts_until_the_others_are_drained(void **state)
+KV_TEST(p4_a_dead_member_ends_puts_until_the_others_are_drained)
 {
 	static u_put_t put;
 	kv_msg_put_start_reply_t started;
@@ -392,7 +376,6 @@ static void p4_a_dead_member_ends_puts_until_the_others_are_drained(void **state
 	u_member_t *rank[2];
 	uint32_t freed;
 
-	(void)state;
 	stage(64, 0);
 	rank[0] = u_join(&u_, 0, "pair", 1, 0);
 	rank[1] = u_join(&u_, 0, "pair", 1, 1);
@@ -415,14 +398,13 @@ static void p4_a_dead_member_ends_puts_until_the_others_are_drained(void **state
 	stage_end();
 }
 
-static void p1_same_rank_of_another_process_does_not_drain_a_writer(void **state)
+KV_TEST(p1_same_rank_of_another_process_does_not_drain_a_writer)
 {
 	static u_put_t put;
 	kv_msg_put_start_reply_t started;
 	u_member_t *again;
 	uint32_t freed;
 
-	(void)state;
 	stage(64, 0);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 4, 0, &put, &started), KV_OK);
 	u_closed(&u_, m_);
@@ -435,14 +417,13 @@ static void p1_same_rank_of_another_process_does_not_drain_a_writer(void **state
 	stage_end();
 }
 
-static void p4_a_reconnected_process_drains_its_old_connections(void **state)
+KV_TEST(p4_a_reconnected_process_drains_its_old_connections)
 {
 	static u_put_t put;
 	kv_msg_put_start_reply_t started;
 	u_member_t *again;
 	uint32_t freed;
 
-	(void)state;
 	stage(64, 0);
 	for (uint32_t times = 0; times < 200; times++) {
 		int promised = times % 5 == 0;
@@ -461,13 +442,12 @@ static void p4_a_reconnected_process_drains_its_old_connections(void **state)
 	stage_end();
 }
 
-static void p4_a_member_that_leaves_ends_its_own_puts_only(void **state)
+KV_TEST(p4_a_member_that_leaves_ends_its_own_puts_only)
 {
 	static u_put_t put, others;
 	u_member_t *rank;
 	uint32_t freed;
 
-	(void)state;
 	stage(64, 0);
 	for (uint32_t times = 0; times < 200; times++) {
 		rank = u_join(&u_, 0, "engine", 1, 5);
@@ -487,13 +467,12 @@ static void p4_a_member_that_leaves_ends_its_own_puts_only(void **state)
 	stage_end();
 }
 
-static void p4_an_instance_without_members_ends_without_quarantine(void **state)
+KV_TEST(p4_an_instance_without_members_ends_without_quarantine)
 {
 	static u_put_t put;
 	kv_msg_put_start_reply_t started;
 	u_member_t *other, *second;
 
-	(void)state;
 	stage(64, 0);
 	for (uint32_t times = 0; times < 200; times++) {
 		other = u_join(&u_, 0, "passing", 2, 0);
@@ -516,13 +495,12 @@ static void p4_an_instance_without_members_ends_without_quarantine(void **state)
 	stage_end();
 }
 
-static void p8_a_secret_opens_its_own_instance_only(void **state)
+KV_TEST(p8_a_secret_opens_its_own_instance_only)
 {
 	uint8_t secret[16] = "another secret!";
 	kvd_join_t join = {.ns = 0, .instance = "engine", .secret = secret, .secret_len = 16};
 	kvd_instance_t id;
 
-	(void)state;
 	stage(64, 0);
 	assert_int_equal(kvd_instance_find(u_.core, &join, &id), KV_ERR_SECRET);
 	join.ns = u_.ns[1]; /* the other namespace has no such instance */
@@ -531,13 +509,12 @@ static void p8_a_secret_opens_its_own_instance_only(void **state)
 	stage_end();
 }
 
-static void p8_a_namespace_sees_nothing_of_another(void **state)
+KV_TEST(p8_a_namespace_sees_nothing_of_another)
 {
 	kvd_space_info_t theirs;
 	u_member_t *other;
 	kv_msg_t ask = {0}, reply;
 
-	(void)state;
 	stage(64, 0);
 	other = u_join(&u_, 1, "engine", 2, 0);
 	theirs = u_space(&u_, 1, "model");
@@ -573,11 +550,10 @@ static uint64_t steps(void)
 	return kv_metric_get(&u_.metrics, KV_M_INDEX_STEPS);
 }
 
-static void p5_a_lease_visits_each_run_of_its_path_a_few_times(void **state)
+KV_TEST(p5_a_lease_visits_each_run_of_its_path_a_few_times)
 {
 	uint64_t before;
 
-	(void)state;
 	stage(1024, 2048);
 	put_branched(512);
 	while (kvd_core_evict_one(u_.core, KV_TIER_CPU) == KV_OK) {
@@ -593,12 +569,11 @@ static void p5_a_lease_visits_each_run_of_its_path_a_few_times(void **state)
 	stage_end();
 }
 
-static void p5_many_leases_of_one_path_cost_one_walk_when_a_block_is_bad(void **state)
+KV_TEST(p5_many_leases_of_one_path_cost_one_walk_when_a_block_is_bad)
 {
 	kv_msg_t ask, reply;
 	uint64_t before;
 
-	(void)state;
 	stage(1024, 0);
 	put_branched(512);
 	for (uint32_t i = 0; i < 256; i++) {
@@ -612,12 +587,11 @@ static void p5_many_leases_of_one_path_cost_one_walk_when_a_block_is_bad(void **
 	stage_end();
 }
 
-static void p5_lookups_during_dismantling_do_not_walk_to_the_root(void **state)
+KV_TEST(p5_lookups_during_dismantling_do_not_walk_to_the_root)
 {
 	kv_msg_t ask, reply;
 	uint64_t before;
 
-	(void)state;
 	stage(1024, 0);
 	put_branched(512);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 511, 0, &lease_, &reply_), KV_OK);
@@ -633,36 +607,4 @@ static void p5_lookups_during_dismantling_do_not_walk_to_the_root(void **state)
 	stage_end();
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p3_a_ladder_leases_the_deepest_known_rung),
-		cmocka_unit_test(p10_a_ladder_of_the_wrong_length_is_refused),
-		cmocka_unit_test(p5_skipped_blocks_are_touched_and_not_listed),
-		cmocka_unit_test(p5_a_leased_prefix_is_never_evicted),
-		cmocka_unit_test(p1_an_expired_lease_is_revoked_before_its_slots_are_reused),
-		cmocka_unit_test(p5_pinned_bytes_and_leases_are_capped),
-		cmocka_unit_test(p1_blocks_on_disk_become_ready_in_order),
-		cmocka_unit_test(p5_leases_that_need_the_same_block_share_its_read),
-		cmocka_unit_test(p3_blocks_read_below_a_gap_serve_their_lease_only),
-		cmocka_unit_test(p5_slots_for_reads_are_taken_at_once_or_the_lease_shortened),
-		cmocka_unit_test(p1_a_read_that_fails_shortens_the_lease_and_takes_the_block_out),
-		cmocka_unit_test(p1_a_bad_block_is_invisible_at_once_with_all_below),
-		cmocka_unit_test(p1_nothing_of_an_old_epoch_is_served),
-		cmocka_unit_test(p2_a_bad_cpu_copy_leaves_the_disk_copy),
-		cmocka_unit_test(p4_a_bad_cpu_copy_drops_the_cpu_copies_below_it),
-		cmocka_unit_test(p4_a_closed_member_may_still_write_a_dead_one_may_not),
-		cmocka_unit_test(p4_a_dead_member_ends_puts_until_the_others_are_drained),
-		cmocka_unit_test(p1_same_rank_of_another_process_does_not_drain_a_writer),
-		cmocka_unit_test(p4_a_reconnected_process_drains_its_old_connections),
-		cmocka_unit_test(p4_a_member_that_leaves_ends_its_own_puts_only),
-		cmocka_unit_test(p4_an_instance_without_members_ends_without_quarantine),
-		cmocka_unit_test(p8_a_secret_opens_its_own_instance_only),
-		cmocka_unit_test(p8_a_namespace_sees_nothing_of_another),
-		cmocka_unit_test(p5_a_lease_visits_each_run_of_its_path_a_few_times),
-		cmocka_unit_test(p5_many_leases_of_one_path_cost_one_walk_when_a_block_is_bad),
-		cmocka_unit_test(p5_lookups_during_dismantling_do_not_walk_to_the_root),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -22,12 +22,11 @@ static void end_life(void)
 	universe_fini(&u_);
 }
 
-static void p1_what_was_put_is_leased_with_its_bytes(void **state)
+KV_TEST(p1_what_was_put_is_leased_with_its_bytes)
 {
 	kv_msg_acquire_reply_t reply;
 	static u_lease_t lease;
 
-	(void)state;
 	begin_life(64, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 40), 40);
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 50), 40);
@@ -45,11 +44,10 @@ static void p1_what_was_put_is_leased_with_its_bytes(void **state)
 	end_life();
 }
 
-static void p5_a_full_tier_evicts_the_least_recently_used_leaf_first(void **state)
+KV_TEST(p5_a_full_tier_evicts_the_least_recently_used_leaf_first)
 {
 	kv_key_t other[64];
 
-	(void)state;
 	begin_life(64, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 40), 40);
 	u_chain(NULL, 2, other, 64);
@@ -63,7 +61,7 @@ static void p5_a_full_tier_evicts_the_least_recently_used_leaf_first(void **stat
 	end_life();
 }
 
-static void p2_blocks_come_back_from_disk_after_the_daemon_died(void **state)
+KV_TEST(p2_blocks_come_back_from_disk_after_the_daemon_died)
 {
 	kv_msg_acquire_reply_t reply;
 	kv_msg_put_start_reply_t start;
@@ -71,7 +69,6 @@ static void p2_blocks_come_back_from_disk_after_the_daemon_died(void **state)
 	static u_put_t put;
 	fake_tier_t disk;
 
-	(void)state;
 	begin_life(64, 256);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 40, 1, &put, &start), KV_OK);
 	u_put_write(&u_, &put);
@@ -102,13 +99,4 @@ static void p2_blocks_come_back_from_disk_after_the_daemon_died(void **state)
 	end_life();
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p1_what_was_put_is_leased_with_its_bytes),
-		cmocka_unit_test(p5_a_full_tier_evicts_the_least_recently_used_leaf_first),
-		cmocka_unit_test(p2_blocks_come_back_from_disk_after_the_daemon_died),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

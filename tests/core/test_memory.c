@@ -233,37 +233,32 @@ static void every_failure(void (*tell)(void))
 	assert_true(failures > 20);
 }
 
-static void p4_any_allocation_may_fail_and_nothing_is_lost(void **state)
+KV_TEST(p4_any_allocation_may_fail_and_nothing_is_lost)
 {
-	(void)state;
 	every_failure(story);
 }
 
-static void p4_any_allocation_for_an_unchained_group_may_fail(void **state)
+KV_TEST(p4_any_allocation_for_an_unchained_group_may_fail)
 {
-	(void)state;
 	every_failure(story_alone);
 }
 
-static void p4_any_allocation_for_a_hand_over_may_fail(void **state)
+KV_TEST(p4_any_allocation_for_a_hand_over_may_fail)
 {
-	(void)state;
 	every_failure(story_handover);
 }
 
-static void p4_any_allocation_for_a_private_block_may_fail(void **state)
+KV_TEST(p4_any_allocation_for_a_private_block_may_fail)
 {
-	(void)state;
 	every_failure(story_private);
 }
 
-static void p4_any_allocation_for_an_announcement_may_fail(void **state)
+KV_TEST(p4_any_allocation_for_an_announcement_may_fail)
 {
-	(void)state;
 	every_failure(story_announce);
 }
 
-static void p4_a_core_without_memory_is_refused(void **state)
+KV_TEST(p4_a_core_without_memory_is_refused)
 {
 	kv_test_env_t env;
 	static kv_metrics_t metrics;
@@ -272,7 +267,6 @@ static void p4_a_core_without_memory_is_refused(void **state)
 	kvd_world_t world = {.metrics = &metrics};
 	kvd_core_t *core;
 
-	(void)state;
 	stage(8, 0);
 	config = u_.config;
 	stage_end();
@@ -295,13 +289,12 @@ static void p4_a_core_without_memory_is_refused(void **state)
 	fake_tier_fini(&cpu);
 }
 
-static void p4_the_documents_are_whole(void **state)
+KV_TEST(p4_the_documents_are_whole)
 {
 	char small[8], *json;
 	uint32_t failed;
 	size_t len;
 
-	(void)state;
 	stage(16, 16);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
 	len = kvd_core_status_json(u_.core, 0, 2, small, sizeof small);
@@ -320,17 +313,4 @@ static void p4_the_documents_are_whole(void **state)
 	stage_end();
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p4_any_allocation_may_fail_and_nothing_is_lost),
-		cmocka_unit_test(p4_any_allocation_for_an_unchained_group_may_fail),
-		cmocka_unit_test(p4_any_allocation_for_a_hand_over_may_fail),
-		cmocka_unit_test(p4_any_allocation_for_a_private_block_may_fail),
-		cmocka_unit_test(p4_any_allocation_for_an_announcement_may_fail),
-		cmocka_unit_test(p4_a_core_without_memory_is_refused),
-		cmocka_unit_test(p4_the_documents_are_whole),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

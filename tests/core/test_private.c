@@ -64,13 +64,12 @@ static void acquire(uint32_t group, const kv_key_t *keys, uint32_t n, uint32_t s
 
 /* ---- what it is for -------------------------------------------------------------------------- */
 
-static void p1_a_partial_block_is_handed_over_and_goes_with_its_last_holder(void **state)
+KV_TEST(p1_a_partial_block_is_handed_over_and_goes_with_its_last_holder)
 {
 	uint64_t number, free_slots;
 	u_lease_t path, window, after;
 	kv_key_t last_four[9];
 
-	(void)state;
 	stage_private(256, 0);
 	put_all(0, 8);
 	free_slots = stage_free_slots();
@@ -111,11 +110,10 @@ static void p1_a_partial_block_is_handed_over_and_goes_with_its_last_holder(void
 	stage_end();
 }
 
-static void p1_a_prompt_shorter_than_a_block_is_a_private_block(void **state)
+KV_TEST(p1_a_prompt_shorter_than_a_block_is_a_private_block)
 {
 	u_lease_t lease;
 
-	(void)state;
 	stage_private(64, 0);
 	put_private();
 	assert_int_equal(send_partial(0, 15, 1), KV_OK);
@@ -131,9 +129,8 @@ static void p1_a_prompt_shorter_than_a_block_is_a_private_block(void **state)
 }
 
 /* The last holder has gone, and a producer puts the block again before it is dropped: it is there for its hand-over. */
-static void p3_a_block_put_again_is_not_dropped_under_its_producer(void **state)
+KV_TEST(p3_a_block_put_again_is_not_dropped_under_its_producer)
 {
-	(void)state;
 	stage_private(128, 0);
 	put_all(0, 8);
 	put_private();
@@ -153,9 +150,8 @@ static void p3_a_block_put_again_is_not_dropped_under_its_producer(void **state)
 }
 
 /* A hand-over that is refused half way has pinned some of them for a moment: they stay for the next try. */
-static void p3_a_refused_hand_over_lets_its_private_blocks_stay(void **state)
+KV_TEST(p3_a_refused_hand_over_lets_its_private_blocks_stay)
 {
-	(void)state;
 	stage_private(128, 0);
 	put_all(0, 8);
 	for (uint32_t g = 0; g < U_GROUPS; g++) {
@@ -176,11 +172,10 @@ static void p3_a_refused_hand_over_lets_its_private_blocks_stay(void **state)
 }
 
 /* A lease may skip all that its engine holds, and read the private block alone. */
-static void p1_a_lease_may_begin_with_the_private_block(void **state)
+KV_TEST(p1_a_lease_may_begin_with_the_private_block)
 {
 	u_lease_t lease;
 
-	(void)state;
 	stage_private(64, 0);
 	put_all(0, 8);
 	put_private();
@@ -201,11 +196,10 @@ static void p1_a_lease_may_begin_with_the_private_block(void **state)
 }
 
 /* The path comes from disk, the private block is there: one lease has both, and is ready when the path is. */
-static void p1_a_prefix_on_disk_and_its_private_block_are_one_lease(void **state)
+KV_TEST(p1_a_prefix_on_disk_and_its_private_block_are_one_lease)
 {
 	u_lease_t lease;
 
-	(void)state;
 	stage_private(64, 64);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 8), 8);
 	u_settle(&u_);
@@ -227,11 +221,10 @@ static void p1_a_prefix_on_disk_and_its_private_block_are_one_lease(void **state
 }
 
 /* One of the reads fails: the lease ends before it, without the private block. */
-static void p3_a_path_cut_short_loses_the_private_block(void **state)
+KV_TEST(p3_a_path_cut_short_loses_the_private_block)
 {
 	u_lease_t lease;
 
-	(void)state;
 	stage_private(64, 64);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 8), 8);
 	u_settle(&u_);
@@ -255,12 +248,11 @@ static void p3_a_path_cut_short_loses_the_private_block(void **state)
 
 /* ---- who knows it ---------------------------------------------------------------------------- */
 
-static void p9_no_event_and_no_lookup_tells_of_a_private_block(void **state)
+KV_TEST(p9_no_event_and_no_lookup_tells_of_a_private_block)
 {
 	static char json[4096];
 	uint64_t told;
 
-	(void)state;
 	stage_private(128, 64);
 	put_all(0, 8);
 	u_settle(&u_);
@@ -285,11 +277,10 @@ static void p9_no_event_and_no_lookup_tells_of_a_private_block(void **state)
 	stage_end();
 }
 
-static void p2_a_restart_forgets_private_blocks(void **state)
+KV_TEST(p2_a_restart_forgets_private_blocks)
 {
 	fake_tier_t disk;
 
-	(void)state;
 	stage_private(64, 64);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 8), 8);
 	assert_int_equal(u_put_private(&u_, m_, &space_, &private_), 1);
@@ -305,9 +296,8 @@ static void p2_a_restart_forgets_private_blocks(void **state)
 
 /* ---- how it ends ----------------------------------------------------------------------------- */
 
-static void p5_what_nothing_has_held_ages_like_any_block(void **state)
+KV_TEST(p5_what_nothing_has_held_ages_like_any_block)
 {
-	(void)state;
 	stage_private(16, 0);
 	assert_int_equal(u_put_private(&u_, m_, &space_, &private_), 1);
 	u_tick(&u_, 10);
@@ -318,12 +308,11 @@ static void p5_what_nothing_has_held_ages_like_any_block(void **state)
 	stage_end();
 }
 
-static void p4_bad_bytes_in_a_private_block_end_what_has_it(void **state)
+KV_TEST(p4_bad_bytes_in_a_private_block_end_what_has_it)
 {
 	kv_msg_t ask = {.bad_block = {.index = 8}}, answer;
 	u_lease_t lease;
 
-	(void)state;
 	stage_private(128, 0);
 	put_all(0, 8);
 	put_private();
@@ -342,11 +331,10 @@ static void p4_bad_bytes_in_a_private_block_end_what_has_it(void **state)
 	stage_end();
 }
 
-static void p4_a_reset_takes_private_blocks_along(void **state)
+KV_TEST(p4_a_reset_takes_private_blocks_along)
 {
 	kv_msg_t ask = {.space_reset = {.space = space_.space}}, answer;
 
-	(void)state;
 	stage_private(128, 0);
 	put_all(0, 8);
 	put_private();
@@ -361,13 +349,12 @@ static void p4_a_reset_takes_private_blocks_along(void **state)
 
 /* ---- refusals -------------------------------------------------------------------------------- */
 
-static void p10_what_a_private_block_cannot_be_is_refused(void **state)
+KV_TEST(p10_what_a_private_block_cannot_be_is_refused)
 {
 	kv_msg_put_start_reply_t reply;
 	kv_key_t below[2];
 	u_put_t put;
 
-	(void)state;
 	stage_private(128, 0);
 	put_all(0, 8);
 	assert_int_equal(u_put_start(&u_, m_, &space_, &private_, 0, 1, KV_PUT_PRIVATE | KV_PUT_DURABLE, &put, &reply),
@@ -392,13 +379,12 @@ static void p10_what_a_private_block_cannot_be_is_refused(void **state)
 }
 
 /* A child that waits for its parent finds a private block in its place. */
-static void p10_nothing_becomes_visible_below_a_private_block(void **state)
+KV_TEST(p10_nothing_becomes_visible_below_a_private_block)
 {
 	kv_msg_put_start_reply_t reply;
 	kv_key_t below[2];
 	u_put_t parent, child;
 
-	(void)state;
 	stage_private(64, 0);
 	below[0] = private_;
 	u_chain(&private_, 5, &below[1], 1);
@@ -415,9 +401,8 @@ static void p10_nothing_becomes_visible_below_a_private_block(void **state)
 	stage_end();
 }
 
-static void p5_private_blocks_count_within_the_bytes_of_hand_overs(void **state)
+KV_TEST(p5_private_blocks_count_within_the_bytes_of_hand_overs)
 {
-	(void)state;
 	stage_private(128, 0);
 	put_all(0, 8);
 	put_private();
@@ -430,25 +415,4 @@ static void p5_private_blocks_count_within_the_bytes_of_hand_overs(void **state)
 	stage_end();
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p1_a_partial_block_is_handed_over_and_goes_with_its_last_holder),
-		cmocka_unit_test(p1_a_prompt_shorter_than_a_block_is_a_private_block),
-		cmocka_unit_test(p3_a_block_put_again_is_not_dropped_under_its_producer),
-		cmocka_unit_test(p3_a_refused_hand_over_lets_its_private_blocks_stay),
-		cmocka_unit_test(p1_a_lease_may_begin_with_the_private_block),
-		cmocka_unit_test(p1_a_prefix_on_disk_and_its_private_block_are_one_lease),
-		cmocka_unit_test(p3_a_path_cut_short_loses_the_private_block),
-		cmocka_unit_test(p9_no_event_and_no_lookup_tells_of_a_private_block),
-		cmocka_unit_test(p2_a_restart_forgets_private_blocks),
-		cmocka_unit_test(p5_what_nothing_has_held_ages_like_any_block),
-		cmocka_unit_test(p4_bad_bytes_in_a_private_block_end_what_has_it),
-		cmocka_unit_test(p4_a_reset_takes_private_blocks_along),
-		cmocka_unit_test(p10_what_a_private_block_cannot_be_is_refused),
-		cmocka_unit_test(p10_nothing_becomes_visible_below_a_private_block),
-		cmocka_unit_test(p5_private_blocks_count_within_the_bytes_of_hand_overs),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

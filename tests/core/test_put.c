@@ -11,9 +11,8 @@ static const u_notice_t *done(uint64_t put)
 	return u_find_notice(&u_, KV_CODE_PUT_DONE, put);
 }
 
-static void p3_a_block_is_visible_when_all_of_it_is_there(void **state)
+KV_TEST(p3_a_block_is_visible_when_all_of_it_is_there)
 {
-	(void)state;
 	stage(64, 0);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 4, 0, &put_, &reply_), KV_OK);
 	assert_int_equal(reply_.n, 4);
@@ -30,12 +29,11 @@ static void p3_a_block_is_visible_when_all_of_it_is_there(void **state)
 	stage_end();
 }
 
-static void p3_every_rank_must_have_ended_its_range(void **state)
+KV_TEST(p3_every_rank_must_have_ended_its_range)
 {
 	const uint32_t writers[2][5] = {{0, 0, 1, 0, 2}, {1, 1, 1, 0, 2}};
 	kv_msg_t ask = {.put_start = {.space = space_.space}}, reply;
 
-	(void)state;
 	stage(64, 0);
 	ask.put_start = (kv_msg_put_start_t){.space = space_.space,
 					     .epoch = space_.epoch,
@@ -53,7 +51,7 @@ static void p3_every_rank_must_have_ended_its_range(void **state)
 	stage_end();
 }
 
-static void p10_ranges_that_overlap_or_leave_gaps_are_refused(void **state)
+KV_TEST(p10_ranges_that_overlap_or_leave_gaps_are_refused)
 {
 	static const uint32_t bad[][10] = {
 		{0, 0, 2, 0, 2, 1, 1, 1, 1, 1}, /* overlap */
@@ -63,7 +61,6 @@ static void p10_ranges_that_overlap_or_leave_gaps_are_refused(void **state)
 		{0, UINT32_MAX, 2, 0, 2, 1, 1, 1, 0, 2},
 	};
 
-	(void)state;
 	stage(64, 0);
 	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
 		kv_msg_t ask = {.put_start = {.space = space_.space,
@@ -78,9 +75,8 @@ static void p10_ranges_that_overlap_or_leave_gaps_are_refused(void **state)
 	stage_end();
 }
 
-static void p3_a_child_without_a_parent_is_refused(void **state)
+KV_TEST(p3_a_child_without_a_parent_is_refused)
 {
-	(void)state;
 	stage(64, 0);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 3, 5, 0, &put_, &reply_), KV_ERR_NO_PARENT);
 	assert_int_equal(kv_metric_get(&u_.metrics, KV_M_NO_PARENT), 1);
@@ -91,9 +87,8 @@ static void p3_a_child_without_a_parent_is_refused(void **state)
 }
 
 /* It would wait for itself when the parent's only other copy is lost. */
-static void p10_a_block_below_itself_is_refused(void **state)
+KV_TEST(p10_a_block_below_itself_is_refused)
 {
-	(void)state;
 	stage(64, 0);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 2, 0, &put_, &reply_), KV_OK);
 	keys_[2] = keys_[1];
@@ -101,9 +96,8 @@ static void p10_a_block_below_itself_is_refused(void **state)
 	stage_end();
 }
 
-static void p3_a_child_waits_for_its_parents_key(void **state)
+KV_TEST(p3_a_child_waits_for_its_parents_key)
 {
-	(void)state;
 	stage(64, 0);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 2, 0, &put_, &reply_), KV_OK);
 	u_put_write(&u_, &put_);
@@ -117,12 +111,11 @@ static void p3_a_child_waits_for_its_parents_key(void **state)
 	stage_end();
 }
 
-static void p3_a_child_is_lost_with_the_last_copy_of_its_parent(void **state)
+KV_TEST(p3_a_child_is_lost_with_the_last_copy_of_its_parent)
 {
 	u_member_t *second;
 	static u_put_t copy;
 
-	(void)state;
 	stage(64, 0);
 	second = u_join(&u_, 0, "second", 2, 0);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 2, 0, &put_, &reply_), KV_OK);
@@ -137,12 +130,11 @@ static void p3_a_child_is_lost_with_the_last_copy_of_its_parent(void **state)
 }
 
 /* The parent came with another put, so nothing else pins it when the index is full and the child needs room there. */
-static void p6_room_for_a_child_is_not_made_by_evicting_its_parent(void **state)
+KV_TEST(p6_room_for_a_child_is_not_made_by_evicting_its_parent)
 {
 	static u_put_t copy;
 	kv_key_t chain[2];
 
-	(void)state;
 	universe_init(&u_, &(u_config_t){.cpu_slots = 1024, .max_blocks = 256, .seed = kv_test_seed()}, NULL);
 	m_ = u_join(&u_, 0, "engine", 2, 0);
 	space_ = u_space(&u_, 0, "model");
@@ -161,11 +153,10 @@ static void p6_room_for_a_child_is_not_made_by_evicting_its_parent(void **state)
 	stage_end();
 }
 
-static void p3_a_put_half_visible_at_a_reset_ends_with_its_last_range(void **state)
+KV_TEST(p3_a_put_half_visible_at_a_reset_ends_with_its_last_range)
 {
 	kv_msg_t ask = {.space_reset = {.space = 0}}, reply;
 
-	(void)state;
 	stage(64, 0);
 	ask.space_reset.space = space_.space;
 	ask.space_reset.epoch = space_.epoch;
@@ -184,12 +175,11 @@ static void p3_a_put_half_visible_at_a_reset_ends_with_its_last_range(void **sta
 	stage_end();
 }
 
-static void p3_a_waiting_child_accepts_another_instances_parent(void **state)
+KV_TEST(p3_a_waiting_child_accepts_another_instances_parent)
 {
 	u_member_t *second;
 	static u_put_t copy;
 
-	(void)state;
 	stage(64, 0);
 	second = u_join(&u_, 0, "second", 2, 0);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 2, 0, &put_, &reply_), KV_OK);
@@ -203,11 +193,10 @@ static void p3_a_waiting_child_accepts_another_instances_parent(void **state)
 	stage_end();
 }
 
-static void p1_of_two_copies_the_first_complete_wins(void **state)
+KV_TEST(p1_of_two_copies_the_first_complete_wins)
 {
 	u_member_t *second;
 
-	(void)state;
 	stage(64, 0);
 	second = u_join(&u_, 0, "second", 2, 0);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 3, 0, &put_, &reply_), KV_OK);
@@ -224,9 +213,8 @@ static void p1_of_two_copies_the_first_complete_wins(void **state)
 	stage_end();
 }
 
-static void p5_a_full_pool_shortens_a_put_and_never_takes_its_own_path(void **state)
+KV_TEST(p5_a_full_pool_shortens_a_put_and_never_takes_its_own_path)
 {
-	(void)state;
 	stage(16, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 10), 10);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 40, 0, &put_, &reply_), KV_OK);
@@ -239,9 +227,8 @@ static void p5_a_full_pool_shortens_a_put_and_never_takes_its_own_path(void **st
 	stage_end();
 }
 
-static void p5_unfinished_bytes_are_capped(void **state)
+KV_TEST(p5_unfinished_bytes_are_capped)
 {
-	(void)state;
 	stage(64, 0);
 	u_.core->config.max_unfinished_bytes = 5 * 4096;
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 10, 0, &put_, &reply_), KV_OK);
@@ -264,13 +251,12 @@ static kv_status_t keep_put(uint64_t put)
 
 /* An expired put is revoked when its namespace lacks room, the oldest first. Its slots come back when its writers are
  * drained, not before. */
-static void p5_an_expired_put_is_revoked_for_room_and_drained_later(void **state)
+KV_TEST(p5_an_expired_put_is_revoked_for_room_and_drained_later)
 {
 	static u_put_t puts[4];
 	kv_key_t keys[8];
 	uint32_t freed;
 
-	(void)state;
 	stage(16, 0);
 	for (uint32_t i = 0; i < 4; i++) {
 		u_chain(NULL, 50 + i, keys, 4);
@@ -306,11 +292,10 @@ static void p5_an_expired_put_is_revoked_for_room_and_drained_later(void **state
 	stage_end();
 }
 
-static void p4_a_revoked_puts_slots_wait_until_its_writers_are_drained(void **state)
+KV_TEST(p4_a_revoked_puts_slots_wait_until_its_writers_are_drained)
 {
 	uint32_t freed;
 
-	(void)state;
 	stage(64, 0);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 6, 0, &put_, &reply_), KV_OK);
 	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 2), KV_OK);
@@ -327,11 +312,10 @@ static void p4_a_revoked_puts_slots_wait_until_its_writers_are_drained(void **st
 	stage_end();
 }
 
-static void p2_a_put_under_a_parent_on_disk_is_written_through(void **state)
+KV_TEST(p2_a_put_under_a_parent_on_disk_is_written_through)
 {
 	uint8_t tiers[8];
 
-	(void)state;
 	stage(8, 64);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
 	u_settle(&u_);
@@ -354,14 +338,13 @@ static void p2_a_put_under_a_parent_on_disk_is_written_through(void **state)
 
 /* While the block is written its parent comes into memory too; the room it needs in the index is then not made by
  * dropping the parent's disk copy. */
-static void p3_index_room_is_not_made_by_evicting_the_parents_disk_copy(void **state)
+KV_TEST(p3_index_room_is_not_made_by_evicting_the_parents_disk_copy)
 {
 	kv_msg_acquire_reply_t acquired;
 	kv_key_t apart[2];
 	u_lease_t lease;
 	uint8_t tiers[8];
 
-	(void)state;
 	stage(16, 64);
 	u_chain(NULL, 3, apart, 2);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
@@ -388,9 +371,8 @@ static void p3_index_room_is_not_made_by_evicting_the_parents_disk_copy(void **s
 	stage_end();
 }
 
-static void p2_a_refused_write_is_reported_as_not_admitted(void **state)
+KV_TEST(p2_a_refused_write_is_reported_as_not_admitted)
 {
-	(void)state;
 	stage(8, 4);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
 	u_settle(&u_);
@@ -418,9 +400,8 @@ static kv_slot_t disk_slot(uint32_t i)
 
 /* All eight are stored, and a flush is in flight. The tier then no longer vouches for one, which is written again
  * before that flush ends. */
-static void p2_durable_fails_for_an_unverified_block(void **state)
+KV_TEST(p2_durable_fails_for_an_unverified_block)
 {
-	(void)state;
 	stage(64, 64);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 8, 1, &put_, &reply_), KV_OK);
 	u_put_write(&u_, &put_);
@@ -444,11 +425,10 @@ static void p2_durable_fails_for_an_unverified_block(void **state)
 	stage_end();
 }
 
-static void p2_an_unverified_disk_block_takes_its_subtree_along(void **state)
+KV_TEST(p2_an_unverified_disk_block_takes_its_subtree_along)
 {
 	uint8_t tiers[8];
 
-	(void)state;
 	stage(64, 64);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 8), 8);
 	u_settle(&u_);
@@ -467,13 +447,12 @@ static void p2_an_unverified_disk_block_takes_its_subtree_along(void **state)
 
 /* A chain that branches at every block is of runs of one block each. The acknowledgements owed along it must not each
  * walk up to its top. */
-static void p5_acknowledgements_owed_on_a_hostile_chain_walk_it_once(void **state)
+KV_TEST(p5_acknowledgements_owed_on_a_hostile_chain_walk_it_once)
 {
 	enum { CHAIN = 256 };
 	const uint64_t ours = (CHAIN * CHAIN * CHAIN - CHAIN) / 6; /* the universe checks each promise block by block */
 	uint64_t steps;
 
-	(void)state;
 	stage(2048, 2048);
 	u_.disk.off = 1;
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, CHAIN), CHAIN);
@@ -499,9 +478,8 @@ static void p5_acknowledgements_owed_on_a_hostile_chain_walk_it_once(void **stat
 	stage_end();
 }
 
-static void p2_durable_is_answered_once_after_the_flush(void **state)
+KV_TEST(p2_durable_is_answered_once_after_the_flush)
 {
-	(void)state;
 	stage(64, 64);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
 	u_.disk.hold = 1;
@@ -527,11 +505,10 @@ static void p2_durable_is_answered_once_after_the_flush(void **state)
 
 /* A disk that takes no metadata: as long as another put waits for its writes each flush would fail like the one
  * before. */
-static void p5_a_flush_that_failed_is_not_asked_for_again_at_once(void **state)
+KV_TEST(p5_a_flush_that_failed_is_not_asked_for_again_at_once)
 {
 	uint32_t depth;
 
-	(void)state;
 	stage(64, 64);
 	u_.disk.flush_status = KV_ERR_NOSPC;
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 8, 1, &put_, &reply_), KV_OK);
@@ -568,7 +545,7 @@ static void p5_a_flush_that_failed_is_not_asked_for_again_at_once(void **state)
 
 /* The heartbeat of all namespaces goes on while a long prompt becomes visible, and no request of another tenant waits
  * for it. */
-static void p5_a_long_put_is_published_in_several_ticks(void **state)
+KV_TEST(p5_a_long_put_is_published_in_several_ticks)
 {
 	enum { LONG = 3000 };
 	static kv_key_t keys[LONG];
@@ -576,7 +553,6 @@ static void p5_a_long_put_is_published_in_several_ticks(void **state)
 	u_member_t *other;
 	uint64_t put;
 
-	(void)state;
 	universe_init(&u_, &(u_config_t){.cpu_slots = 4096, .max_blocks = 8192, .seed = kv_test_seed()}, NULL);
 	m_ = u_join(&u_, 0, "engine", 2, 0);
 	other = u_join(&u_, 1, "other", 2, 0);
@@ -602,9 +578,8 @@ static void p5_a_long_put_is_published_in_several_ticks(void **state)
 	stage_end();
 }
 
-static void p2_blocks_evicted_from_disk_are_not_durable(void **state)
+KV_TEST(p2_blocks_evicted_from_disk_are_not_durable)
 {
-	(void)state;
 	stage(64, 64);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 4, 1, &put_, &reply_), KV_OK);
 	u_put_write(&u_, &put_);
@@ -624,11 +599,10 @@ static void p2_blocks_evicted_from_disk_are_not_durable(void **state)
 
 /* Writes fail for a while, at once or later: nothing is promised, the device gets few tries, and all is written when it
  * is well again. */
-static void p2_a_write_that_failed_is_tried_again(void **state)
+KV_TEST(p2_a_write_that_failed_is_tried_again)
 {
 	uint8_t tiers[24];
 
-	(void)state;
 	for (int off = 0; off < 2; off++) {
 		stage(64, 64);
 		u_.disk.off = off;
@@ -657,9 +631,8 @@ static void p2_a_write_that_failed_is_tried_again(void **state)
 	}
 }
 
-static void p2_without_a_disk_nothing_is_durable(void **state)
+KV_TEST(p2_without_a_disk_nothing_is_durable)
 {
-	(void)state;
 	stage(64, 0);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 4, 1, &put_, &reply_), KV_OK);
 	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 4), KV_OK);
@@ -669,11 +642,10 @@ static void p2_without_a_disk_nothing_is_durable(void **state)
 	stage_end();
 }
 
-static void p10_unreadable_digests_do_not_end_a_range(void **state)
+KV_TEST(p10_unreadable_digests_do_not_end_a_range)
 {
 	kv_msg_t ask, reply;
 
-	(void)state;
 	stage(64, 0);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 4, 0, &put_, &reply_), KV_OK);
 	u_.staging_status = KV_ERR_FAULT;
@@ -691,13 +663,12 @@ static void p10_unreadable_digests_do_not_end_a_range(void **state)
 	stage_end();
 }
 
-static void p9_a_put_is_announced_in_one_run_with_its_tokens(void **state)
+KV_TEST(p9_a_put_is_announced_in_one_run_with_its_tokens)
 {
 	static uint32_t tokens[4 * 16];
 	static u_put_t put;
 	kv_msg_t ask = {0}, reply;
 
-	(void)state;
 	stage(64, 0);
 	ask.put_start = (kv_msg_put_start_t){.space = space_.space,
 					     .epoch = space_.epoch,
@@ -715,39 +686,4 @@ static void p9_a_put_is_announced_in_one_run_with_its_tokens(void **state)
 	stage_end();
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p3_a_block_is_visible_when_all_of_it_is_there),
-		cmocka_unit_test(p3_every_rank_must_have_ended_its_range),
-		cmocka_unit_test(p10_ranges_that_overlap_or_leave_gaps_are_refused),
-		cmocka_unit_test(p3_a_child_without_a_parent_is_refused),
-		cmocka_unit_test(p10_a_block_below_itself_is_refused),
-		cmocka_unit_test(p3_a_child_waits_for_its_parents_key),
-		cmocka_unit_test(p3_a_child_is_lost_with_the_last_copy_of_its_parent),
-		cmocka_unit_test(p6_room_for_a_child_is_not_made_by_evicting_its_parent),
-		cmocka_unit_test(p3_a_put_half_visible_at_a_reset_ends_with_its_last_range),
-		cmocka_unit_test(p3_a_waiting_child_accepts_another_instances_parent),
-		cmocka_unit_test(p1_of_two_copies_the_first_complete_wins),
-		cmocka_unit_test(p5_a_full_pool_shortens_a_put_and_never_takes_its_own_path),
-		cmocka_unit_test(p5_unfinished_bytes_are_capped),
-		cmocka_unit_test(p5_an_expired_put_is_revoked_for_room_and_drained_later),
-		cmocka_unit_test(p4_a_revoked_puts_slots_wait_until_its_writers_are_drained),
-		cmocka_unit_test(p2_a_put_under_a_parent_on_disk_is_written_through),
-		cmocka_unit_test(p3_index_room_is_not_made_by_evicting_the_parents_disk_copy),
-		cmocka_unit_test(p2_a_refused_write_is_reported_as_not_admitted),
-		cmocka_unit_test(p2_durable_fails_for_an_unverified_block),
-		cmocka_unit_test(p2_an_unverified_disk_block_takes_its_subtree_along),
-		cmocka_unit_test(p5_acknowledgements_owed_on_a_hostile_chain_walk_it_once),
-		cmocka_unit_test(p2_durable_is_answered_once_after_the_flush),
-		cmocka_unit_test(p5_a_flush_that_failed_is_not_asked_for_again_at_once),
-		cmocka_unit_test(p5_a_long_put_is_published_in_several_ticks),
-		cmocka_unit_test(p2_blocks_evicted_from_disk_are_not_durable),
-		cmocka_unit_test(p2_a_write_that_failed_is_tried_again),
-		cmocka_unit_test(p2_without_a_disk_nothing_is_durable),
-		cmocka_unit_test(p10_unreadable_digests_do_not_end_a_range),
-		cmocka_unit_test(p9_a_put_is_announced_in_one_run_with_its_tokens),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

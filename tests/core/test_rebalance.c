@@ -136,11 +136,10 @@ static void stage_end(void)
 }
 
 /* The promise: a pool full of one model's blocks admits the next model, and the first one again when it returns. */
-static void p5_a_second_block_size_gets_memory_from_the_first_and_back(void **state)
+KV_TEST(p5_a_second_block_size_gets_memory_from_the_first_and_back)
 {
 	uint32_t whole;
 
-	(void)state;
 	stage(8, 0);
 	open_space(0);
 	whole = fill(0);
@@ -167,9 +166,8 @@ static void p5_a_second_block_size_gets_memory_from_the_first_and_back(void **st
 }
 
 /* The control: the same without rebalancing: the second model gets no slot. */
-static void p5_without_rebalancing_the_second_block_size_has_nothing(void **state)
+KV_TEST(p5_without_rebalancing_the_second_block_size_has_nothing)
 {
-	(void)state;
 	stage(8, 0);
 	open_space(0);
 	(void)fill(0);
@@ -195,11 +193,10 @@ static void heat(uint32_t c)
 }
 
 /* The class that gives loses its coldest blocks, and no more than the slab holds. */
-static void p1_blocks_that_are_not_coldest_stay_with_their_bytes(void **state)
+KV_TEST(p1_blocks_that_are_not_coldest_stay_with_their_bytes)
 {
 	uint32_t before = 0, after = 0, hot = 0;
 
-	(void)state;
 	stage(8, 0);
 	open_space(0);
 	for (uint32_t c = 0; c < 8; c++) {
@@ -229,12 +226,11 @@ static void p1_blocks_that_are_not_coldest_stay_with_their_bytes(void **state)
 }
 
 /* A slab with leased slots is not picked; when all slabs have some, no slab moves until the leases end. */
-static void p1_no_leased_slot_is_rebalanced(void **state)
+KV_TEST(p1_no_leased_slot_is_rebalanced)
 {
 	static u_lease_t lease[8];
 	kv_msg_acquire_reply_t reply;
 
-	(void)state;
 	stage(8, 0);
 	open_space(0);
 	for (uint32_t c = 0; c < 8; c++) {
@@ -266,11 +262,10 @@ static void p1_no_leased_slot_is_rebalanced(void **state)
 }
 
 /* Two models in use at the same time: each keeps its slabs, or slabs would go back and forth for ever. */
-static void p5_two_busy_block_sizes_do_not_take_slabs_in_turn(void **state)
+KV_TEST(p5_two_busy_block_sizes_do_not_take_slabs_in_turn)
 {
 	uint64_t settled = 0;
 
-	(void)state;
 	stage(8, 0);
 	open_space(0);
 	(void)fill(0);
@@ -294,12 +289,11 @@ static void p5_two_busy_block_sizes_do_not_take_slabs_in_turn(void **state)
 }
 
 /* A member does not unmap a slab: that one waits, no second one is begun, and all members go on. */
-static void p5_a_member_that_does_not_unmap_delays_one_slab_only(void **state)
+KV_TEST(p5_a_member_that_does_not_unmap_delays_one_slab_only)
 {
 	kvs_slab_info_t info;
 	uint32_t waiting = 0;
 
-	(void)state;
 	stage(8, 0);
 	open_space(0);
 	(void)fill(0);
@@ -330,12 +324,11 @@ static void p5_a_member_that_does_not_unmap_delays_one_slab_only(void **state)
 }
 
 /* A block that a client has overwritten is not moved, and not offered. */
-static void p1_an_overwritten_block_is_not_moved(void **state)
+KV_TEST(p1_an_overwritten_block_is_not_moved)
 {
 	kvs_slab_info_t info;
 	uint32_t there = 0;
 
-	(void)state;
 	stage(8, 0);
 	open_space(0);
 	for (uint32_t c = 0; c < 8; c++) {
@@ -522,22 +515,19 @@ static void run_life(uint32_t disk_slots, uint32_t steps)
 	stage_end();
 }
 
-static void p4_rebalancing_at_any_moment_loses_and_mixes_nothing(void **state)
+KV_TEST(p4_rebalancing_at_any_moment_loses_and_mixes_nothing)
 {
-	(void)state;
 	run_life(0, 5000);
 }
 
-static void p4_rebalancing_with_a_disk_tier_loses_and_mixes_nothing(void **state)
+KV_TEST(p4_rebalancing_with_a_disk_tier_loses_and_mixes_nothing)
 {
-	(void)state;
 	run_life(300, 5000);
 }
 
 /* Every allocation fails once during rebalancing. */
-static void p4_any_allocation_may_fail_during_rebalancing(void **state)
+KV_TEST(p4_any_allocation_may_fail_during_rebalancing)
 {
-	(void)state;
 	for (uint64_t n = 1;; n++) {
 		int failed;
 
@@ -569,20 +559,4 @@ static void p4_any_allocation_may_fail_during_rebalancing(void **state)
 	}
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p5_a_second_block_size_gets_memory_from_the_first_and_back),
-		cmocka_unit_test(p5_without_rebalancing_the_second_block_size_has_nothing),
-		cmocka_unit_test(p1_blocks_that_are_not_coldest_stay_with_their_bytes),
-		cmocka_unit_test(p1_no_leased_slot_is_rebalanced),
-		cmocka_unit_test(p5_two_busy_block_sizes_do_not_take_slabs_in_turn),
-		cmocka_unit_test(p5_a_member_that_does_not_unmap_delays_one_slab_only),
-		cmocka_unit_test(p1_an_overwritten_block_is_not_moved),
-		cmocka_unit_test(p4_rebalancing_at_any_moment_loses_and_mixes_nothing),
-		cmocka_unit_test(p4_rebalancing_with_a_disk_tier_loses_and_mixes_nothing),
-		cmocka_unit_test(p4_any_allocation_may_fail_during_rebalancing),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

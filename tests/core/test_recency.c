@@ -142,26 +142,16 @@ static void order_survives(kv_tier_t tier, kvd_policy_kind_t policy)
 	assert_memory_equal(restarted.evicted, plain.evicted, plain.count * sizeof *plain.evicted);
 }
 
-static void p2_the_disk_evicts_in_the_same_order_after_a_restart(void **state)
+KV_TEST(p2_the_disk_evicts_in_the_same_order_after_a_restart)
 {
-	(void)state;
 	order_survives(KV_TIER_DISK, KVD_POLICY_LRU);
 	order_survives(KV_TIER_DISK, KVD_POLICY_FIFO);
 }
 
-static void p2_adopted_memory_is_evicted_in_the_same_order_after_a_restart(void **state)
+KV_TEST(p2_adopted_memory_is_evicted_in_the_same_order_after_a_restart)
 {
-	(void)state;
 	order_survives(KV_TIER_CPU, KVD_POLICY_LRU);
 	order_survives(KV_TIER_CPU, KVD_POLICY_FIFO);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p2_the_disk_evicts_in_the_same_order_after_a_restart),
-		cmocka_unit_test(p2_adopted_memory_is_evicted_in_the_same_order_after_a_restart),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -93,7 +93,7 @@ static uint64_t replay_one(universe_t *u, u_member_t *m, const kvd_space_info_t 
 	return hit < request->count ? (uint64_t)hit * TRACE_BLOCK : request->tokens;
 }
 
-static void p5_plain_lru_hits_what_the_reference_hits(void **state)
+KV_TEST(p5_plain_lru_hits_what_the_reference_hits)
 {
 	static const struct {
 		uint32_t blocks;
@@ -101,7 +101,6 @@ static void p5_plain_lru_hits_what_the_reference_hits(void **state)
 	} figures[] = {{1000, 4.54}, {5000, 11.40}, {10000, 21.57}, {30000, 33.22}, {50000, 36.15}};
 	static universe_t u;
 
-	(void)state;
 	for (size_t f = 0; f < KV_COUNT_OF(figures); f++) {
 		uint64_t hits = 0, tokens = 0;
 		kvd_space_info_t space;
@@ -127,11 +126,10 @@ static void p5_plain_lru_hits_what_the_reference_hits(void **state)
 
 int main(int argc, char **argv)
 {
-	const struct CMUnitTest tests[] = {cmocka_unit_test(p5_plain_lru_hits_what_the_reference_hits)};
 	int failed;
 
 	trace_read(argc > 1 ? argv[1] : "traces");
-	failed = cmocka_run_group_tests(tests, NULL, NULL);
+	failed = kv_test_run(NULL, NULL);
 	free(requests_);
 	free(ids_);
 

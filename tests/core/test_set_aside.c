@@ -54,11 +54,10 @@ static uint32_t shown(void)
 	return n;
 }
 
-static void p3_an_unreadable_block_is_not_matched_until_read_again(void **state)
+KV_TEST(p3_an_unreadable_block_is_not_matched_until_read_again)
 {
 	uint64_t stored, removed;
 
-	(void)state;
 	stage_on_disk(8);
 	stored = u_.stored;
 	removed = u_.removed;
@@ -84,9 +83,8 @@ static void p3_an_unreadable_block_is_not_matched_until_read_again(void **state)
 }
 
 /* A block in memory is served from there. It is hidden when it has left memory. */
-static void p3_a_block_in_memory_does_not_need_its_disk_copy(void **state)
+KV_TEST(p3_a_block_in_memory_does_not_need_its_disk_copy)
 {
-	(void)state;
 	stage(64, 64);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 8), 8);
 	u_settle(&u_);
@@ -102,9 +100,8 @@ static void p3_a_block_in_memory_does_not_need_its_disk_copy(void **state)
 }
 
 /* An engine that computes the block again heals it: the blocks below it are visible again at once. */
-static void p3_a_new_put_heals_a_block_that_cannot_be_read(void **state)
+KV_TEST(p3_a_new_put_heals_a_block_that_cannot_be_read)
 {
-	(void)state;
 	for (uint32_t through = 0; through < 2; through++) {
 		stage_on_disk(8);
 		if (!through) {
@@ -132,9 +129,8 @@ static void p3_a_new_put_heals_a_block_that_cannot_be_read(void **state)
 
 /* A put below a block that has been set aside ends, and is refused, with this reason: its engine has the blocks above,
  * and puts them again. */
-static void p3_a_put_below_a_hidden_block_ends_as_parent_unreadable(void **state)
+KV_TEST(p3_a_put_below_a_hidden_block_ends_as_parent_unreadable)
 {
-	(void)state;
 	stage_on_disk(4);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 4, 6, 0, &put_, &reply_), KV_OK);
 	u_put_write(&u_, &put_);
@@ -151,12 +147,11 @@ static void p3_a_put_below_a_hidden_block_ends_as_parent_unreadable(void **state
 }
 
 /* The lease whose read failed ends above it; one that reads blocks below it only goes on. */
-static void p3_leases_keep_what_they_can_read(void **state)
+KV_TEST(p3_leases_keep_what_they_can_read)
 {
 	u_lease_t below;
 	kv_msg_acquire_reply_t reply;
 
-	(void)state;
 	stage_on_disk(8);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 8, 4, &below, &reply), KV_OK);
 	u_.disk.hold = 1;
@@ -175,9 +170,8 @@ static void p3_leases_keep_what_they_can_read(void **state)
 }
 
 /* Hidden blocks age like others. */
-static void p5_hidden_blocks_can_be_evicted(void **state)
+KV_TEST(p5_hidden_blocks_can_be_evicted)
 {
-	(void)state;
 	stage_on_disk(8);
 	fake_set_readable(&u_.disk, disk_slot(2), 0);
 	for (uint32_t used = 8; used > 1; used--) {
@@ -192,11 +186,10 @@ static void p5_hidden_blocks_can_be_evicted(void **state)
 }
 
 /* Given up: the block leaves with its subtree on disk, and can be stored anew. */
-static void p2_a_block_that_stays_unreadable_is_dropped_with_its_subtree(void **state)
+KV_TEST(p2_a_block_that_stays_unreadable_is_dropped_with_its_subtree)
 {
 	uint64_t removed;
 
-	(void)state;
 	stage_on_disk(8);
 	(void)u_put(&u_, m_, &space_, fork_, 8, 12); /* through: another branch under block 8 */
 	u_settle(&u_);
@@ -213,12 +206,11 @@ static void p2_a_block_that_stays_unreadable_is_dropped_with_its_subtree(void **
 }
 
 /* One word of the mirror says that a device reads nothing. */
-static void p3_nothing_on_disk_is_matched_while_the_tier_is_off(void **state)
+KV_TEST(p3_nothing_on_disk_is_matched_while_the_tier_is_off)
 {
 	const kv_mirror_header_t *header;
 	uint8_t tiers[8];
 
-	(void)state;
 	stage_on_disk(8);
 	header = u_.mirror[0];
 	assert_int_equal(header->unreadable, 0);
@@ -235,11 +227,10 @@ static void p3_nothing_on_disk_is_matched_while_the_tier_is_off(void **state)
 	stage_end();
 }
 
-static void p2_a_restart_finds_what_was_set_aside(void **state)
+KV_TEST(p2_a_restart_finds_what_was_set_aside)
 {
 	fake_tier_t disk;
 
-	(void)state;
 	stage_on_disk(8);
 	fake_set_readable(&u_.disk, disk_slot(3), 0);
 	assert_int_equal(shown(), 3);
@@ -254,19 +245,4 @@ static void p2_a_restart_finds_what_was_set_aside(void **state)
 	stage_end();
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p3_an_unreadable_block_is_not_matched_until_read_again),
-		cmocka_unit_test(p3_a_block_in_memory_does_not_need_its_disk_copy),
-		cmocka_unit_test(p3_a_new_put_heals_a_block_that_cannot_be_read),
-		cmocka_unit_test(p3_a_put_below_a_hidden_block_ends_as_parent_unreadable),
-		cmocka_unit_test(p3_leases_keep_what_they_can_read),
-		cmocka_unit_test(p5_hidden_blocks_can_be_evicted),
-		cmocka_unit_test(p2_a_block_that_stays_unreadable_is_dropped_with_its_subtree),
-		cmocka_unit_test(p3_nothing_on_disk_is_matched_while_the_tier_is_off),
-		cmocka_unit_test(p2_a_restart_finds_what_was_set_aside),
-	};
-
-	return cmocka_run_group_tests_name("core.set_aside", tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -79,16 +79,14 @@ static void mirror_model(uint64_t blocks, uint32_t keys, uint32_t crowd)
 	free(memory);
 }
 
-static void p3_a_reader_finds_what_was_written_and_nothing_else(void **state)
+KV_TEST(p3_a_reader_finds_what_was_written_and_nothing_else)
 {
-	(void)state;
 	mirror_model(KEYS, KEYS, 0);
 	mirror_model(200, 90, 7);
 }
 
-static void p5_a_block_without_a_free_entry_in_reach_is_left_out(void **state)
+KV_TEST(p5_a_block_without_a_free_entry_in_reach_is_left_out)
 {
-	(void)state;
 	mirror_model(1000, 400, 1);
 }
 
@@ -96,7 +94,7 @@ static void p5_a_block_without_a_free_entry_in_reach_is_left_out(void **state)
 
 #define ROOMS 200u
 
-static void p4_extents_do_not_overlap_and_all_space_returns(void **state)
+KV_TEST(p4_extents_do_not_overlap_and_all_space_returns)
 {
 	static uint8_t owner[1 << 18];
 	static struct {
@@ -108,7 +106,6 @@ static void p4_extents_do_not_overlap_and_all_space_returns(void **state)
 	kvd_extent_alloc_t area;
 	uint32_t all, taken = 0, busy = 0;
 
-	(void)state;
 	kv_test_env_init(&env);
 	memset(room, 0, sizeof room);
 	assert_int_equal(kvd_obj_pool_init(&extents, &env.env, sizeof(kvd_extent_t), 4096), KV_OK);
@@ -154,13 +151,4 @@ static void p4_extents_do_not_overlap_and_all_space_returns(void **state)
 	assert_int_equal(kv_test_env_live(&env), 0);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p3_a_reader_finds_what_was_written_and_nothing_else),
-		cmocka_unit_test(p5_a_block_without_a_free_entry_in_reach_is_left_out),
-		cmocka_unit_test(p4_extents_do_not_overlap_and_all_space_returns),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

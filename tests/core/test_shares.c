@@ -72,9 +72,8 @@ static kv_status_t acquire(uint32_t ns, uint32_t c, uint32_t n, uint32_t skip, u
 /* ---- the index ------------------------------------------------------------------------------- */
 
 /* The promise: an index filled by one namespace admits another, whatever class and tier its blocks are in. */
-static void p5_an_index_full_of_one_namespace_admits_another(void **state)
+KV_TEST(p5_an_index_full_of_one_namespace_admits_another)
 {
-	(void)state;
 	stage(&(u_config_t){.cpu_slots = 900,
 			    .disk_slots = 900,
 			    .max_blocks = 512,
@@ -101,9 +100,8 @@ static void p5_an_index_full_of_one_namespace_admits_another(void **state)
 }
 
 /* Of two namespaces over their shares the one that is further over gives its coldest blocks. */
-static void p5_the_namespace_furthest_over_its_share_gives(void **state)
+KV_TEST(p5_the_namespace_furthest_over_its_share_gives)
 {
-	(void)state;
 	stage(&(u_config_t){.cpu_slots = 400,
 			    .max_blocks = 320,
 			    .share = {[0] = {0, 0, 64}, [1] = {0, 0, 128}},
@@ -128,13 +126,12 @@ static void p5_the_namespace_furthest_over_its_share_gives(void **state)
 /* ---- what cannot be reclaimed ---------------------------------------------------------------- */
 
 /* Skipped blocks are pinned like the others, and a block that many leases pin is counted once. */
-static void p5_pins_end_at_the_share_and_count_once(void **state)
+KV_TEST(p5_pins_end_at_the_share_and_count_once)
 {
 	static u_lease_t leases[8];
 	kv_msg_acquire_reply_t reply;
 	uint32_t pinned = 0;
 
-	(void)state;
 	stage(&(u_config_t){.cpu_slots = 300,
 			    .max_blocks = 512,
 			    .share = {[0] = {100 * BLOCK}, [1] = {100 * BLOCK}},
@@ -170,14 +167,13 @@ static void p5_pins_end_at_the_share_and_count_once(void **state)
 }
 
 /* Slots of unfinished puts, those in quarantine too, end at the share, with the parents the puts pin. */
-static void p5_unfinished_and_quarantined_slots_end_at_the_share(void **state)
+KV_TEST(p5_unfinished_and_quarantined_slots_end_at_the_share)
 {
 	kv_msg_put_start_reply_t reply;
 	static u_put_t puts[8];
 	kv_key_t keys[DEPTH];
 	uint32_t slots = 0;
 
-	(void)state;
 	stage(&(u_config_t){.cpu_slots = 300,
 			    .max_blocks = 512,
 			    .share = {[0] = {100 * BLOCK}, [1] = {100 * BLOCK}},
@@ -198,7 +194,7 @@ static void p5_unfinished_and_quarantined_slots_end_at_the_share(void **state)
 }
 
 /* Half of the share is an instance's. */
-static void p5_an_instance_has_half_of_its_namespaces_share(void **state)
+KV_TEST(p5_an_instance_has_half_of_its_namespaces_share)
 {
 	kv_msg_put_start_reply_t reply;
 	kv_msg_acquire_reply_t leased;
@@ -206,7 +202,6 @@ static void p5_an_instance_has_half_of_its_namespaces_share(void **state)
 	static u_put_t put;
 	kv_key_t keys[DEPTH];
 
-	(void)state;
 	stage(&(u_config_t){
 		.cpu_slots = 300, .max_blocks = 512, .share = {[0] = {40 * BLOCK}}, .seed = kv_test_seed()});
 	u_.core->config.max_pinned_bytes = u_.core->config.max_unfinished_bytes = 0;
@@ -225,11 +220,10 @@ static void p5_an_instance_has_half_of_its_namespaces_share(void **state)
 }
 
 /* Without a configured share each has an equal part of what is left. */
-static void p5_shares_that_are_not_configured_are_equal(void **state)
+KV_TEST(p5_shares_that_are_not_configured_are_equal)
 {
 	const kvd_parts_t none = {0}, some = {.given = {[KVD_SHARE_INDEX] = 100}};
 
-	(void)state;
 	stage(&(u_config_t){.cpu_slots = 300, .disk_slots = 200, .max_blocks = 512, .seed = kv_test_seed()});
 	for (uint32_t n = 0; n < 2; n++) {
 		assert_int_equal(kvd_namespace_share(u_.core, u_.ns[n], &none), KV_OK);
@@ -280,9 +274,8 @@ static void recovery(uint32_t chains, uint32_t own, uint32_t others)
 	stage_end();
 }
 
-static void p2_recovery_gives_each_namespace_its_share_of_a_small_index(void **state)
+KV_TEST(p2_recovery_gives_each_namespace_its_share_of_a_small_index)
 {
-	(void)state;
 	recovery(4, 128, 128);
 	recovery(2, 64, 192);
 	recovery(8, 128, 128);
@@ -290,7 +283,7 @@ static void p2_recovery_gives_each_namespace_its_share_of_a_small_index(void **s
 
 /* A maximum ends what is borrowed, in the index and on both tiers, while others leave all of it idle; and a share is
  * never more. */
-static void p5_a_maximum_ends_what_a_namespace_borrows(void **state)
+KV_TEST(p5_a_maximum_ends_what_a_namespace_borrows)
 {
 	const u_config_t config = {.cpu_slots = 400,
 				   .disk_slots = 200,
@@ -299,7 +292,6 @@ static void p5_a_maximum_ends_what_a_namespace_borrows(void **state)
 				   .max = {[0] = {120 * BLOCK, 55 * BLOCK, 100}},
 				   .seed = kv_test_seed()};
 
-	(void)state;
 	stage(&config);
 	for (uint32_t c = 0; c < 8; c++) {
 		put_chain(0, c);
@@ -397,9 +389,8 @@ static void pool_end(void)
 	stage_end();
 }
 
-static void p5_borrowed_memory_returns_to_its_owner(void **state)
+KV_TEST(p5_borrowed_memory_returns_to_its_owner)
 {
-	(void)state;
 	stage_pool();
 	fill(0, SLABS);
 	assert_int_equal(used(0), SLABS * SLAB); /* what is idle is lent */
@@ -422,13 +413,12 @@ static void p5_borrowed_memory_returns_to_its_owner(void **state)
 }
 
 /* Leases do not delay the return of borrowed memory: they end, and a reader sees that before it uses a byte. */
-static void p5_leases_do_not_delay_the_return_of_borrowed_memory(void **state)
+KV_TEST(p5_leases_do_not_delay_the_return_of_borrowed_memory)
 {
 	static u_lease_t leases[SLABS];
 	kv_msg_acquire_reply_t reply;
 	uint32_t alive = 0;
 
-	(void)state;
 	stage_pool();
 	fill(0, SLABS);
 	for (uint32_t c = 0; c < SLABS; c++) {
@@ -447,14 +437,13 @@ static void p5_leases_do_not_delay_the_return_of_borrowed_memory(void **state)
 }
 
 /* Nor do open puts: a slab with one open slot counts whole, so their slabs end at the share. */
-static void p5_open_puts_do_not_delay_the_return_of_borrowed_memory(void **state)
+KV_TEST(p5_open_puts_do_not_delay_the_return_of_borrowed_memory)
 {
 	kv_msg_put_start_reply_t reply;
 	static u_put_t puts[4 * SLABS];
 	kv_key_t keys[DEPTH];
 	uint32_t slots = 0;
 
-	(void)state;
 	stage_pool();
 	fill(0, SLABS);
 	for (uint32_t c = 0; c < 4 * SLABS; c++) { /* a slot here, a slot there: each is that of the coldest block */
@@ -490,7 +479,7 @@ static uint32_t on_disk(uint32_t ns, const kvd_space_info_t *space, uint32_t c)
 
 /* Blocks of a model that was not opened since the start age like others: the next model gets files, and the old one
  * keeps the rest, its hottest. */
-static void p5_a_disk_full_of_an_unopened_model_takes_the_next_one(void **state)
+KV_TEST(p5_a_disk_full_of_an_unopened_model_takes_the_next_one)
 {
 	u_config_t config = {
 		.cpu_slots = 600, .disk_slots = 512, .disk_file_slots = 32, .max_blocks = 2048, .seed = kv_test_seed()};
@@ -498,7 +487,6 @@ static void p5_a_disk_full_of_an_unopened_model_takes_the_next_one(void **state)
 	fake_tier_t disk;
 	uint32_t old = 0;
 
-	(void)state;
 	stage(&config);
 	for (uint32_t c = 0; c < 16; c++) {
 		put_chain(0, c);
@@ -532,13 +520,12 @@ static void p5_a_disk_full_of_an_unopened_model_takes_the_next_one(void **state)
 }
 
 /* A namespace that is no longer configured has a share of 0. */
-static void p5_blocks_of_a_removed_namespace_are_evicted_first(void **state)
+KV_TEST(p5_blocks_of_a_removed_namespace_are_evicted_first)
 {
 	u_config_t config = {
 		.cpu_slots = 600, .disk_slots = 256, .disk_file_slots = 32, .max_blocks = 280, .seed = kv_test_seed()};
 	fake_tier_t disk;
 
-	(void)state;
 	stage(&config);
 	for (uint32_t c = 0; c < 8; c++) {
 		put_chain(0, c);
@@ -558,23 +545,4 @@ static void p5_blocks_of_a_removed_namespace_are_evicted_first(void **state)
 	stage_end();
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p5_an_index_full_of_one_namespace_admits_another),
-		cmocka_unit_test(p5_the_namespace_furthest_over_its_share_gives),
-		cmocka_unit_test(p5_pins_end_at_the_share_and_count_once),
-		cmocka_unit_test(p5_unfinished_and_quarantined_slots_end_at_the_share),
-		cmocka_unit_test(p5_an_instance_has_half_of_its_namespaces_share),
-		cmocka_unit_test(p2_recovery_gives_each_namespace_its_share_of_a_small_index),
-		cmocka_unit_test(p5_a_maximum_ends_what_a_namespace_borrows),
-		cmocka_unit_test(p5_shares_that_are_not_configured_are_equal),
-		cmocka_unit_test(p5_borrowed_memory_returns_to_its_owner),
-		cmocka_unit_test(p5_leases_do_not_delay_the_return_of_borrowed_memory),
-		cmocka_unit_test(p5_a_disk_full_of_an_unopened_model_takes_the_next_one),
-		cmocka_unit_test(p5_blocks_of_a_removed_namespace_are_evicted_first),
-		cmocka_unit_test(p5_open_puts_do_not_delay_the_return_of_borrowed_memory),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -611,13 +611,12 @@ static void live(uint64_t seed, uint32_t steps)
 
 static uint32_t universes_ = 240;
 
-static void p1_to_p10_hold_after_every_step(void **state)
+KV_TEST(p1_to_p10_hold_after_every_step)
 {
 	uint64_t seed = kv_test_seed();
 	const char *one = getenv("KVD_TEST_UNIVERSE");
 	const int usual = !getenv("KVD_TEST_SEED"); /* another seed may leave something out */
 
-	(void)state;
 	/* More of them where chance has left something out. */
 	for (uint32_t i = one ? (uint32_t)atoi(one) : 0;
 	     i < universes_ ||
@@ -647,13 +646,11 @@ static void p1_to_p10_hold_after_every_step(void **state)
 
 int main(int argc, char **argv)
 {
-	const struct CMUnitTest tests[] = {cmocka_unit_test(p1_to_p10_hold_after_every_step)};
-
 	setvbuf(stdout, NULL, _IOLBF, 0);
 
 	if (argc > 1) {
 		universes_ = (uint32_t)atoi(argv[1]);
 	}
 
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return kv_test_run(NULL, NULL);
 }

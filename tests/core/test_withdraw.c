@@ -40,11 +40,10 @@ static uint8_t tier_of(uint32_t i)
 	return tier;
 }
 
-static void p1_a_withdrawn_block_leaves_every_tier_with_all_below_it(void **state)
+KV_TEST(p1_a_withdrawn_block_leaves_every_tier_with_all_below_it)
 {
 	uint64_t removed;
 
-	(void)state;
 	stage(64, 64);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 20), 20);
 	assert_int_equal(u_put(&u_, m_, &space_, fork_, 8, 12), 4);
@@ -70,9 +69,8 @@ static void p1_a_withdrawn_block_leaves_every_tier_with_all_below_it(void **stat
 	stage_end();
 }
 
-static void p1_keys_without_a_block_and_a_subtree_named_twice_are_no_error(void **state)
+KV_TEST(p1_keys_without_a_block_and_a_subtree_named_twice_are_no_error)
 {
-	(void)state;
 	stage(64, 64);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 20), 20);
 	assert_int_equal(withdraw(&fork_[8], 16), KV_OK);
@@ -87,9 +85,8 @@ static void p1_keys_without_a_block_and_a_subtree_named_twice_are_no_error(void 
 }
 
 /* Of another instance, at the block, below it, and above it: as with a bad block. */
-static void p1_leases_on_withdrawn_blocks_are_revoked(void **state)
+KV_TEST(p1_leases_on_withdrawn_blocks_are_revoked)
 {
-	(void)state;
 	stage_two(64, 64);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 20), 20);
 	u_settle(&u_);
@@ -108,9 +105,8 @@ static void p1_leases_on_withdrawn_blocks_are_revoked(void **state)
 }
 
 /* The answer comes after the last lease on it is REVOKED, and nobody gets one meanwhile. */
-static void p1_nothing_withdrawn_is_leased_before_the_answer(void **state)
+KV_TEST(p1_nothing_withdrawn_is_leased_before_the_answer)
 {
-	(void)state;
 	stage_two(64, 64);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 20), 20);
 	u_settle(&u_);
@@ -129,11 +125,10 @@ static void p1_nothing_withdrawn_is_leased_before_the_answer(void **state)
 	stage_end();
 }
 
-static void p3_unfinished_puts_of_withdrawn_keys_are_revoked(void **state)
+KV_TEST(p3_unfinished_puts_of_withdrawn_keys_are_revoked)
 {
 	static u_put_t child, grandchild, beside;
 
-	(void)state;
 	stage_two(64, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
 	/* Two instances write block 5; one writes what follows, and more below that; one a fork above it. */
@@ -158,9 +153,8 @@ static void p3_unfinished_puts_of_withdrawn_keys_are_revoked(void **state)
 }
 
 /* Its first blocks are visible and withdrawn, and the same keys are back before it goes on. */
-static void p3_a_put_below_a_withdrawn_block_is_revoked_though_the_key_is_back(void **state)
+KV_TEST(p3_a_put_below_a_withdrawn_block_is_revoked_though_the_key_is_back)
 {
-	(void)state;
 	for (uint32_t durable = 0; durable < 2; durable++) {
 		stage_two(64, durable ? 64 : 0);
 		assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
@@ -180,9 +174,8 @@ static void p3_a_put_below_a_withdrawn_block_is_revoked_though_the_key_is_back(v
 	}
 }
 
-static void p3_a_hand_over_of_withdrawn_blocks_fails(void **state)
+KV_TEST(p3_a_hand_over_of_withdrawn_blocks_fails)
 {
-	(void)state;
 	stage_two(128, 0);
 	put_all(0, 8);
 	assert_int_equal(send_first("t", 8, U_ALL, 1), KV_OK);
@@ -194,9 +187,8 @@ static void p3_a_hand_over_of_withdrawn_blocks_fails(void **state)
 	stage_end();
 }
 
-static void p3_blocks_of_unchained_groups_are_withdrawn_alone(void **state)
+KV_TEST(p3_blocks_of_unchained_groups_are_withdrawn_alone)
 {
-	(void)state;
 	stage_two(64, 64);
 	u_.group = 1;
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
@@ -210,9 +202,8 @@ static void p3_blocks_of_unchained_groups_are_withdrawn_alone(void **state)
 }
 
 /* Hidden as unreadable: it would come back with the next good read. */
-static void p1_a_block_that_is_set_aside_is_withdrawn(void **state)
+KV_TEST(p1_a_block_that_is_set_aside_is_withdrawn)
 {
-	(void)state;
 	stage(64, 64);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 8), 8);
 	u_settle(&u_);
@@ -235,9 +226,8 @@ static void p1_a_block_that_is_set_aside_is_withdrawn(void **state)
 }
 
 /* Gone in memory, and said to be not for good: asking again is what the caller does. */
-static void p2_a_disk_that_cannot_record_a_withdrawal_is_said(void **state)
+KV_TEST(p2_a_disk_that_cannot_record_a_withdrawal_is_said)
 {
-	(void)state;
 	stage(64, 64);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 8), 8);
 	u_settle(&u_);
@@ -253,12 +243,11 @@ static void p2_a_disk_that_cannot_record_a_withdrawal_is_said(void **state)
 	stage_end();
 }
 
-static void p8_another_namespaces_keys_are_not_touched(void **state)
+KV_TEST(p8_another_namespaces_keys_are_not_touched)
 {
 	kvd_space_info_t there;
 	u_member_t *stranger;
 
-	(void)state;
 	stage(64, 0);
 	stranger = u_join(&u_, 1, "engine", 2, 0);
 	there = u_space(&u_, 1, "model");
@@ -274,11 +263,10 @@ static void p8_another_namespaces_keys_are_not_touched(void **state)
 	stage_end();
 }
 
-static void p10_withdrawals_that_cannot_be_are_refused(void **state)
+KV_TEST(p10_withdrawals_that_cannot_be_are_refused)
 {
 	kvd_space_info_t old = space_;
 
-	(void)state;
 	stage(64, 0);
 	old = space_;
 	old.epoch++;
@@ -306,11 +294,10 @@ static void p10_withdrawals_that_cannot_be_are_refused(void **state)
 }
 
 /* The space is reset while its keys wait: nothing of the new epoch goes. */
-static void p1_a_reset_meanwhile_ends_a_withdrawal(void **state)
+KV_TEST(p1_a_reset_meanwhile_ends_a_withdrawal)
 {
 	kv_msg_t reply, ask;
 
-	(void)state;
 	stage(64, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 8), 8);
 	assert_int_equal(u_withdraw(&u_, m_, &space_, keys_, 8), KV_PENDING);
@@ -325,11 +312,10 @@ static void p1_a_reset_meanwhile_ends_a_withdrawal(void **state)
 	stage_end();
 }
 
-static void p5_a_long_withdrawal_is_cut_into_quanta(void **state)
+KV_TEST(p5_a_long_withdrawal_is_cut_into_quanta)
 {
 	static kv_key_t named[4096];
 
-	(void)state;
 	stage(512, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 400), 400);
 	for (uint32_t i = 0; i < 4096; i++) {
@@ -346,24 +332,4 @@ static void p5_a_long_withdrawal_is_cut_into_quanta(void **state)
 	stage_end();
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p1_a_withdrawn_block_leaves_every_tier_with_all_below_it),
-		cmocka_unit_test(p1_keys_without_a_block_and_a_subtree_named_twice_are_no_error),
-		cmocka_unit_test(p1_leases_on_withdrawn_blocks_are_revoked),
-		cmocka_unit_test(p1_nothing_withdrawn_is_leased_before_the_answer),
-		cmocka_unit_test(p3_unfinished_puts_of_withdrawn_keys_are_revoked),
-		cmocka_unit_test(p3_a_put_below_a_withdrawn_block_is_revoked_though_the_key_is_back),
-		cmocka_unit_test(p3_a_hand_over_of_withdrawn_blocks_fails),
-		cmocka_unit_test(p3_blocks_of_unchained_groups_are_withdrawn_alone),
-		cmocka_unit_test(p1_a_block_that_is_set_aside_is_withdrawn),
-		cmocka_unit_test(p2_a_disk_that_cannot_record_a_withdrawal_is_said),
-		cmocka_unit_test(p8_another_namespaces_keys_are_not_touched),
-		cmocka_unit_test(p10_withdrawals_that_cannot_be_are_refused),
-		cmocka_unit_test(p1_a_reset_meanwhile_ends_a_withdrawal),
-		cmocka_unit_test(p5_a_long_withdrawal_is_cut_into_quanta),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -2,11 +2,7 @@
 #ifndef TESTS_ENGINE_CHECK_H
 #define TESTS_ENGINE_CHECK_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "kv_cmocka.h"
 
 /* splitmix64 */
 static inline uint64_t next_random(uint64_t *state)

@@ -5,13 +5,12 @@
 
 #define BLOCKS 40u
 
-static void every_block_is_free_or_held_and_never_given_twice(void **state)
+KV_TEST(every_block_is_free_or_held_and_never_given_twice)
 {
 	uint32_t count[BLOCKS] = {0}, ids[BLOCKS], held;
 	uint64_t seed = 21;
 	kve_cache_t cache;
 
-	(void)state;
 	assert_int_equal(kve_cache_init(&cache, &kve_config_tiny, BLOCKS), KV_OK);
 	for (int step = 0; step < 20000; step++) {
 		const uint32_t id = below(&seed, BLOCKS), n = 1 + below(&seed, 6), before = cache.free_count;
@@ -44,14 +43,13 @@ static void every_block_is_free_or_held_and_never_given_twice(void **state)
 	kve_cache_fini(&cache);
 }
 
-static void the_cache_describes_itself_as_the_layout_says(void **state)
+KV_TEST(the_cache_describes_itself_as_the_layout_says)
 {
 	kve_cache_t cache;
 	kvk_layout_t layout;
 	kvk_geometry_t geometry;
 	const char *why = "";
 
-	(void)state;
 	assert_int_equal(kve_cache_init(&cache, &kve_config_demo, 3), KV_OK);
 	kve_config_layout(&kve_config_demo, &layout);
 	assert_int_equal(kvk_layout_check(&layout, &why), KV_OK);
@@ -63,12 +61,4 @@ static void the_cache_describes_itself_as_the_layout_says(void **state)
 	assert_int_equal(kve_cache_init(&cache, &kve_config_demo, 0), KV_ERR_ARG);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(every_block_is_free_or_held_and_never_given_twice),
-		cmocka_unit_test(the_cache_describes_itself_as_the_layout_says),
-	};
-
-	return cmocka_run_group_tests_name("engine.cache", tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

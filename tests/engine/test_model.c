@@ -72,14 +72,13 @@ static void generate(rig_t *rig, uint32_t *tokens, uint32_t n, uint32_t more)
 	}
 }
 
-static void the_paged_model_equals_the_plain_one_bit_for_bit(void **state)
+KV_TEST(the_paged_model_equals_the_plain_one_bit_for_bit)
 {
 	uint32_t tokens[LENGTH];
 	uint64_t seed = 11;
 	rig_t rig;
 	reference_t *plain = reference_create(&kve_config_tiny);
 
-	(void)state;
 	rig_open(&rig, &kve_config_tiny);
 	random_tokens(&seed, tokens, LENGTH, kve_config_tiny.vocab);
 	for (uint32_t i = 0; i < LENGTH; i++) {
@@ -92,7 +91,7 @@ static void the_paged_model_equals_the_plain_one_bit_for_bit(void **state)
 	reference_destroy(plain);
 }
 
-static void any_chunking_gives_the_same_logits_and_the_same_cache(void **state)
+KV_TEST(any_chunking_gives_the_same_logits_and_the_same_cache)
 {
 	static const uint32_t chunks[] = {1, 3, 7, 16, 33, 64};
 	const size_t layer = kve_cache_page(&kve_config_tiny) * sizeof(float);
@@ -100,7 +99,6 @@ static void any_chunking_gives_the_same_logits_and_the_same_cache(void **state)
 	uint64_t seed = 12, expected = 0;
 	rig_t rig;
 
-	(void)state;
 	random_tokens(&seed, tokens, LENGTH, kve_config_tiny.vocab);
 	for (size_t i = 0; i < KV_COUNT_OF(chunks); i++) {
 		uint64_t hash = HASH_START;
@@ -120,12 +118,11 @@ static void any_chunking_gives_the_same_logits_and_the_same_cache(void **state)
 }
 
 /* More ranks than KV heads, too: a head is then computed and kept by several. */
-static void any_number_of_ranks_gives_the_same_logits(void **state)
+KV_TEST(any_number_of_ranks_gives_the_same_logits)
 {
 	static const kve_config_t *const configs[] = {&kve_config_tiny, &kve_config_demo};
 	uint32_t tokens[LENGTH];
 
-	(void)state;
 	for (size_t i = 0; i < KV_COUNT_OF(configs); i++) {
 		uint64_t seed = 15, expected = 0;
 
@@ -145,12 +142,11 @@ static void any_number_of_ranks_gives_the_same_logits(void **state)
 	}
 }
 
-static void what_cannot_be_divided_among_ranks_is_refused(void **state)
+KV_TEST(what_cannot_be_divided_among_ranks_is_refused)
 {
 	kve_config_t config = kve_config_tiny;
 	kve_cache_t cache;
 
-	(void)state;
 	assert_int_equal(kve_cache_init_ranks(&cache, &config, BLOCKS, 0), KV_ERR_ARG);
 	assert_int_equal(kve_cache_init_ranks(&cache, &config, BLOCKS, 3), KV_ERR_ARG);
 	assert_int_equal(kve_cache_init_ranks(&cache, &config, BLOCKS, 2 * KVE_MAX_RANKS), KV_ERR_ARG);
@@ -159,13 +155,12 @@ static void what_cannot_be_divided_among_ranks_is_refused(void **state)
 }
 
 /* Blocks given in another order, and full of not-a-number before: nothing outside the sequence is ever read. */
-static void placement_and_stale_bytes_do_not_matter(void **state)
+KV_TEST(placement_and_stale_bytes_do_not_matter)
 {
 	uint32_t tokens[LENGTH];
 	uint64_t seed = 13;
 	rig_t a, b;
 
-	(void)state;
 	random_tokens(&seed, tokens, LENGTH, kve_config_tiny.vocab);
 	rig_open(&a, &kve_config_tiny);
 	rig_open(&b, &kve_config_tiny);
@@ -182,7 +177,7 @@ static void placement_and_stale_bytes_do_not_matter(void **state)
 	rig_close(&b);
 }
 
-static void sequences_computed_together_equal_sequences_computed_alone(void **state)
+KV_TEST(sequences_computed_together_equal_sequences_computed_alone)
 {
 	const uint32_t vocab = kve_config_tiny.vocab;
 	uint32_t one[40], two[23];
@@ -190,7 +185,6 @@ static void sequences_computed_together_equal_sequences_computed_alone(void **st
 	uint64_t seed = 14;
 	rig_t rig;
 
-	(void)state;
 	assert_non_null(logits);
 	rig_open(&rig, &kve_config_tiny);
 	random_tokens(&seed, one, 40, vocab);
@@ -207,14 +201,13 @@ static void sequences_computed_together_equal_sequences_computed_alone(void **st
 	free(logits);
 }
 
-static void one_early_token_changes_the_output(void **state)
+KV_TEST(one_early_token_changes_the_output)
 {
 	enum { PROMPT = 400, MORE = 24 };
 	uint32_t a[PROMPT + MORE], b[PROMPT + MORE];
 	uint64_t seed = 15;
 	rig_t rig;
 
-	(void)state;
 	rig_open(&rig, &kve_config_demo);
 	random_tokens(&seed, a, PROMPT, kve_config_demo.vocab);
 	generate(&rig, a, PROMPT, MORE);
@@ -228,14 +221,13 @@ static void one_early_token_changes_the_output(void **state)
 }
 
 /* Fixed for ever: another value means another model, and every stored cache of it is foreign. */
-static void the_bits_of_a_seed_never_change(void **state)
+KV_TEST(the_bits_of_a_seed_never_change)
 {
 	enum { PROMPT = 100, MORE = 50 };
 	uint32_t tokens[PROMPT + MORE];
 	uint64_t seed = 16, hash;
 	rig_t rig;
 
-	(void)state;
 	rig_open(&rig, &kve_config_tiny);
 	random_tokens(&seed, tokens, PROMPT, kve_config_tiny.vocab);
 	generate(&rig, tokens, PROMPT, MORE);
@@ -245,12 +237,11 @@ static void the_bits_of_a_seed_never_change(void **state)
 	rig_close(&rig);
 }
 
-static void bad_spans_are_refused_and_compute_nothing(void **state)
+KV_TEST(bad_spans_are_refused_and_compute_nothing)
 {
 	const uint32_t good[2] = {1, 2}, outside[1] = {kve_config_tiny.vocab}, nowhere[1] = {BLOCKS};
 	rig_t rig;
 
-	(void)state;
 	rig_open(&rig, &kve_config_tiny);
 
 	const kve_span_t bad[] = {
@@ -268,13 +259,12 @@ static void bad_spans_are_refused_and_compute_nothing(void **state)
 }
 
 /* What is beyond max_tokens has no angle in the rope's table and no place among the scores. */
-static void no_span_reaches_beyond_the_longest_sequence(void **state)
+KV_TEST(no_span_reaches_beyond_the_longest_sequence)
 {
 	kve_config_t shortest = kve_config_tiny;
 	uint32_t tokens[KVE_MAX_ROWS] = {0};
 	rig_t rig;
 
-	(void)state;
 	shortest.max_tokens = 16;
 	rig_open(&rig, &shortest);
 	for (uint32_t n = 1; n <= KVE_MAX_ROWS; n++) {
@@ -288,11 +278,10 @@ static void no_span_reaches_beyond_the_longest_sequence(void **state)
 	rig_close(&rig);
 }
 
-static void our_exp_sin_cos_and_log_are_right(void **state)
+KV_TEST(our_exp_sin_cos_and_log_are_right)
 {
 	uint64_t seed = 17;
 
-	(void)state;
 	for (int i = 0; i < 20000; i++) {
 		const double u = (double)(next_random(&seed) >> 11) / 9007199254740992.0;
 		const double angle = (u - 0.5) * 1e5;
@@ -308,7 +297,7 @@ static void our_exp_sin_cos_and_log_are_right(void **state)
 	assert_true(kve_exp32(-100.0f) == 0.0f && kve_exp32(0.0f) == 1.0f && isfinite(kve_exp32(1e30f)));
 }
 
-static void shapes_that_cannot_be_are_refused(void **state)
+KV_TEST(shapes_that_cannot_be_are_refused)
 {
 	const char *why = NULL;
 	kve_config_t c;
@@ -316,7 +305,6 @@ static void shapes_that_cannot_be_are_refused(void **state)
 				    &c.head_dim, &c.inner,  &c.block_tokens, &c.max_tokens, &c.rope_theta};
 	kve_model_t *model;
 
-	(void)state;
 	for (size_t i = 0; i < KV_COUNT_OF(fields); i++) {
 		c = kve_config_tiny;
 		*fields[i] = 0;
@@ -331,22 +319,4 @@ static void shapes_that_cannot_be_are_refused(void **state)
 	assert_int_equal(kve_config_check(&kve_config_demo, NULL), KV_OK);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(the_paged_model_equals_the_plain_one_bit_for_bit),
-		cmocka_unit_test(any_chunking_gives_the_same_logits_and_the_same_cache),
-		cmocka_unit_test(any_number_of_ranks_gives_the_same_logits),
-		cmocka_unit_test(what_cannot_be_divided_among_ranks_is_refused),
-		cmocka_unit_test(placement_and_stale_bytes_do_not_matter),
-		cmocka_unit_test(sequences_computed_together_equal_sequences_computed_alone),
-		cmocka_unit_test(one_early_token_changes_the_output),
-		cmocka_unit_test(the_bits_of_a_seed_never_change),
-		cmocka_unit_test(bad_spans_are_refused_and_compute_nothing),
-		cmocka_unit_test(no_span_reaches_beyond_the_longest_sequence),
-		cmocka_unit_test(our_exp_sin_cos_and_log_are_right),
-		cmocka_unit_test(shapes_that_cannot_be_are_refused),
-	};
-
-	return cmocka_run_group_tests_name("engine.model", tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -62,7 +62,7 @@ SAME_FUNCTION(cuMemGetInfo_v2, size_t *, size_t *);
 SAME_FUNCTION(cuCtxSynchronize, void);
 
 /* An access for one device, written as ours and read as theirs. */
-static void structures_are_read_by_the_driver_as_they_were_written(void **state)
+KV_TEST(structures_are_read_by_the_driver_as_they_were_written)
 {
 	const kvk_cu_memory_prop_t prop = {.type = KVK_CU_MEMORY_PINNED,
 					   .handle_types = KVK_CU_HANDLE_FD,
@@ -74,7 +74,6 @@ static void structures_are_read_by_the_driver_as_they_were_written(void **state)
 					.flags = KVK_CU_ACCESS_READ_WRITE};
 	CUmemAccessDesc theirs_access;
 
-	(void)state;
 	memcpy(&theirs, &prop, sizeof theirs);
 	assert_memory_equal(&theirs, &expected, sizeof theirs);
 	memcpy(&theirs_access, &access, sizeof theirs_access);
@@ -85,11 +84,4 @@ static void structures_are_read_by_the_driver_as_they_were_written(void **state)
 	assert_int_equal(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 103);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(structures_are_read_by_the_driver_as_they_were_written),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

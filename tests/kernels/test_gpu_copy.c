@@ -41,13 +41,12 @@ static uint32_t least_leaf(const gpu_case_t *c)
 }
 
 /* Rings of 1 to 128 KiB a slot: several steps, blocks cut by layers, blocks too large for it. */
-static void p1_every_way_copies_what_the_twin_copies(void **state)
+KV_TEST(p1_every_way_copies_what_the_twin_copies)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	kvk_gpu_stats_t sum = {0};
 	uint64_t bulk = 0;
 
-	(void)state;
 	for (int round = 0; round < ROUNDS; round++) {
 		gpu_rig_t rig;
 		kvk_gpu_t *gpu = start(&rig, &rng, UINT64_C(8) << (10 + kv_test_below(&rng, 8)));
@@ -101,12 +100,11 @@ static void p1_every_way_copies_what_the_twin_copies(void **state)
 		    bulk > ROUNDS / 8);
 }
 
-static void p1_a_flipped_bit_is_told_of_exactly_its_block(void **state)
+KV_TEST(p1_a_flipped_bit_is_told_of_exactly_its_block)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	uint64_t told = 0;
 
-	(void)state;
 	for (int round = 0; round < ROUNDS; round++) {
 		gpu_rig_t rig;
 		kvk_gpu_t *gpu = start(&rig, &rng, UINT64_C(1) << 20);
@@ -153,11 +151,10 @@ static void p1_a_flipped_bit_is_told_of_exactly_its_block(void **state)
 
 /* Gather on one stream; the scatter of the same blocks into another cache waits for it, by kvk_gpu_order_after_job or
  * kvk_gpu_order_streams, while nothing has run yet. */
-static void p1_a_copy_runs_after_what_it_was_ordered_after(void **state)
+KV_TEST(p1_a_copy_runs_after_what_it_was_ordered_after)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 
-	(void)state;
 	for (int round = 0; round < ROUNDS / 2; round++) {
 		gpu_rig_t rig;
 		kvk_gpu_t *gpu = start(&rig, &rng, UINT64_C(1) << 20);
@@ -207,12 +204,11 @@ static void p1_a_copy_runs_after_what_it_was_ordered_after(void **state)
 
 /* Blocks of the pool that are ready are read early, but into the cache they go after what the stream has: a gather of
  * what lies there. */
-static void p1_a_scatter_of_ready_blocks_writes_in_its_turn(void **state)
+KV_TEST(p1_a_scatter_of_ready_blocks_writes_in_its_turn)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	uint32_t seen = 0;
 
-	(void)state;
 	for (int round = 0; round < ROUNDS / 2; round++) {
 		gpu_rig_t rig;
 		kvk_gpu_t *gpu = start(&rig, &rng, UINT64_C(1) << 20);
@@ -254,12 +250,11 @@ static void p1_a_scatter_of_ready_blocks_writes_in_its_turn(void **state)
 
 /* Several jobs under way at a time, on streams of their own, through one ring; some given back before they have
  * ended. */
-static void p4_jobs_given_back_early_keep_their_memory_until_they_end(void **state)
+KV_TEST(p4_jobs_given_back_early_keep_their_memory_until_they_end)
 {
 	enum { JOBS = 4 };
 	kv_test_rng_t rng = {kv_test_seed()};
 
-	(void)state;
 	for (int round = 0; round < ROUNDS / 6; round++) {
 		gpu_rig_t rig;
 		kvk_gpu_t *gpu = start(&rig, &rng, UINT64_C(1) << 20);
@@ -300,14 +295,13 @@ static void p4_jobs_given_back_early_keep_their_memory_until_they_end(void **sta
 }
 
 /* Blocks beside each other in the pool, in an order of chance: one copy a step, and so few calls. */
-static void p5_neighbours_in_the_pool_are_one_copy(void **state)
+KV_TEST(p5_neighbours_in_the_pool_are_one_copy)
 {
 	enum { STEPS = 8 };
 	const size_t copies = offsetof(kvk_cuda_ops_t, copy_async), batches = offsetof(kvk_cuda_ops_t, copy_batch);
 	kv_test_rng_t rng = {kv_test_seed()};
 	uint64_t together = 0;
 
-	(void)state;
 	for (int round = 0; round < ROUNDS; round++) {
 		gpu_rig_t rig;
 		kvk_gpu_t *gpu = start(&rig, &rng, UINT64_C(64) << 20);
@@ -418,11 +412,10 @@ static void ranges(int apart, uint64_t *p_staged)
 
 /* Ten of them fit a slot. The last ones go by fewer and fewer, so that little is left when the link is idle, unless
  * others come behind them. */
-static void p5_a_part_of_a_load_is_not_cut_small_at_its_end(void **state)
+KV_TEST(p5_a_part_of_a_load_is_not_cut_small_at_its_end)
 {
 	static large_t l;
 
-	(void)state;
 	large_init(&l, 0);
 	for (uint32_t rest = 0; rest <= 1; rest++) {
 		const kvk_gpu_copy_t copy = {.dir = KVK_GPU_SCATTER,
@@ -444,12 +437,11 @@ static void p5_a_part_of_a_load_is_not_cut_small_at_its_end(void **state)
 	large_fini(&l);
 }
 
-static void p5_layer_ranges_are_copied_by_rows_where_rows_are_long(void **state)
+KV_TEST(p5_layer_ranges_are_copied_by_rows_where_rows_are_long)
 {
 	const size_t rows = offsetof(kvk_cuda_ops_t, copy_rows);
 	uint64_t staged[2];
 
-	(void)state;
 	ranges(1, staged);
 	assert_int_equal(staged[0] + staged[1], 0);
 	ranges(0, staged);
@@ -466,11 +458,10 @@ static int is_whole(const gpu_case_t *c)
 
 /* The pool in two registrations that follow each other, as pieces of a slab do, or slabs: the driver refuses a copy
  * that goes from one into the other. */
-static void p1_no_copy_goes_from_one_registration_into_the_next(void **state)
+KV_TEST(p1_no_copy_goes_from_one_registration_into_the_next)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 
-	(void)state;
 	for (int round = 0; round < ROUNDS / 12; round++) {
 		gpu_rig_t rig;
 		kvk_gpu_t *gpu = start(&rig, &rng, UINT64_C(64) << 20);
@@ -504,19 +495,4 @@ static void p1_no_copy_goes_from_one_registration_into_the_next(void **state)
 	}
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p1_every_way_copies_what_the_twin_copies),
-		cmocka_unit_test(p1_a_flipped_bit_is_told_of_exactly_its_block),
-		cmocka_unit_test(p1_a_copy_runs_after_what_it_was_ordered_after),
-		cmocka_unit_test(p1_a_scatter_of_ready_blocks_writes_in_its_turn),
-		cmocka_unit_test(p5_neighbours_in_the_pool_are_one_copy),
-		cmocka_unit_test(p5_layer_ranges_are_copied_by_rows_where_rows_are_long),
-		cmocka_unit_test(p5_a_part_of_a_load_is_not_cut_small_at_its_end),
-		cmocka_unit_test(p1_no_copy_goes_from_one_registration_into_the_next),
-		cmocka_unit_test(p4_jobs_given_back_early_keep_their_memory_until_they_end),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

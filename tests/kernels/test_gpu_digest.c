@@ -105,11 +105,10 @@ static void draw(kv_test_rng_t *rng)
 	add(BYTES - 77, 77); /* the end of an allocation */
 }
 
-static void p1_digests_are_those_of_the_cpu(void **state)
+KV_TEST(p1_digests_are_those_of_the_cpu)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 
-	(void)state;
 	start(&rng, 0);
 	check(); /* none */
 	add(5, 0);
@@ -121,11 +120,10 @@ static void p1_digests_are_those_of_the_cpu(void **state)
 }
 
 /* Batches end between ranges, in them, and where ranges are of nothing. */
-static void p1_batches_join_to_the_same_digests(void **state)
+KV_TEST(p1_batches_join_to_the_same_digests)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 
-	(void)state;
 	start(&rng, FEW);
 	while (m.count + 100 < MOST) {
 		const uint64_t bytes =
@@ -148,12 +146,11 @@ static void write_bytes(void *args)
 }
 
 /* What the stream has still to do is in the digest. */
-static void p1_digests_come_behind_what_the_stream_has(void **state)
+KV_TEST(p1_digests_come_behind_what_the_stream_has)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	uint8_t *bytes = malloc(100);
 
-	(void)state;
 	assert_non_null(bytes);
 	start(&rng, 0);
 	kv_test_fill(&rng, bytes, 100);
@@ -165,13 +162,12 @@ static void p1_digests_come_behind_what_the_stream_has(void **state)
 	stop();
 }
 
-static void p10_what_cannot_be_digested_is_refused(void **state)
+KV_TEST(p10_what_cannot_be_digested_is_refused)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	const kvk_range_t wrong[] = {{0, 1}, {UINT64_MAX, 2}, {0, UINT64_MAX}, {(uint64_t)(uintptr_t)&rng, 8}};
 	fake_graph_t *graph;
 
-	(void)state;
 	start(&rng, 0);
 	for (size_t i = 0; i < KV_COUNT_OF(wrong); i++) {
 		assert_int_equal(kvk_gpu_digest(m.gpu, &wrong[i], 1, m.stream, m.digests), KV_ERR_ARG);
@@ -198,12 +194,11 @@ static void p10_what_cannot_be_digested_is_refused(void **state)
 
 /* Each call of the driver, once and for ever after: an error or the right digests, nothing stays, and the next is
  * right. */
-static void p6_any_call_of_the_driver_may_fail(void **state)
+KV_TEST(p6_any_call_of_the_driver_may_fail)
 {
 	static const uint64_t run[] = {1, UINT64_C(1) << 40};
 	kv_test_rng_t rng = {kv_test_seed()};
 
-	(void)state;
 	for (size_t r = 0; r < KV_COUNT_OF(run); r++) {
 		int failed = 1;
 
@@ -238,15 +233,4 @@ static void p6_any_call_of_the_driver_may_fail(void **state)
 	}
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p1_digests_are_those_of_the_cpu),
-		cmocka_unit_test(p1_batches_join_to_the_same_digests),
-		cmocka_unit_test(p1_digests_come_behind_what_the_stream_has),
-		cmocka_unit_test(p10_what_cannot_be_digested_is_refused),
-		cmocka_unit_test(p6_any_call_of_the_driver_may_fail),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -55,11 +55,10 @@ static int copy_all_ways(gpu_case_t *c)
 }
 
 /* Once each call of the driver, in turn: the copy that used it fails or takes another way, and everything goes on. */
-static void p6_any_call_of_the_driver_may_fail(void **state)
+KV_TEST(p6_any_call_of_the_driver_may_fail)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 
-	(void)state;
 	for (size_t kind = 0; kind < KINDS; kind++) {
 		const uint64_t seed = kv_test_rand(&rng);
 		uint64_t n = 0;
@@ -102,14 +101,13 @@ static void p6_any_call_of_the_driver_may_fail(void **state)
 
 /* The driver refuses one call in the middle of a copy: the copy is not reported as ended while what was enqueued still
  * writes its memory. */
-static void p4_a_copy_is_not_over_while_a_part_of_it_runs(void **state)
+KV_TEST(p4_a_copy_is_not_over_while_a_part_of_it_runs)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	const uint64_t seed = kv_test_rand(&rng);
 	uint64_t n = 0, waited = 0, late = 0;
 	int failed = 1;
 
-	(void)state;
 	while (failed && ++n < MAX_CALLS) {
 		kv_test_rng_t same = {seed};
 		kvk_gpu_job_t *job = NULL;
@@ -159,12 +157,11 @@ static void p4_a_copy_is_not_over_while_a_part_of_it_runs(void **state)
 	assert_int_equal(late, 0);
 }
 
-static void p6_open_fails_whole_or_opens(void **state)
+KV_TEST(p6_open_fails_whole_or_opens)
 {
 	uint64_t n = 0;
 	int failed = 1;
 
-	(void)state;
 	while (failed && ++n < MAX_CALLS) {
 		gpu_rig_t rig;
 		kv_status_t status;
@@ -182,12 +179,11 @@ static void p6_open_fails_whole_or_opens(void **state)
 	assert_true(n > 20 && n < MAX_CALLS);
 }
 
-static void p6_open_and_measure_live_without_memory(void **state)
+KV_TEST(p6_open_and_measure_live_without_memory)
 {
 	gpu_rig_t rig;
 	kv_test_rng_t rng = {kv_test_seed()};
 
-	(void)state;
 	start(&rig, 1, 0);
 	KV_TEST_EACH_FAILURE(&rig.t, n)
 	{
@@ -217,11 +213,10 @@ static void p6_open_and_measure_live_without_memory(void **state)
 	}
 }
 
-static void p6_registering_fails_whole_or_registers(void **state)
+KV_TEST(p6_registering_fails_whole_or_registers)
 {
 	static _Alignas(4096) uint8_t memory[2][8192];
 
-	(void)state;
 	for (uint64_t n = 1; n < 6; n++) {
 		gpu_rig_t rig;
 		kvk_gpu_t *gpu;
@@ -248,14 +243,13 @@ static void p6_registering_fails_whole_or_registers(void **state)
 	}
 }
 
-static void p6_a_pin_that_the_kernel_refuses_is_a_limit(void **state)
+KV_TEST(p6_a_pin_that_the_kernel_refuses_is_a_limit)
 {
 	static _Alignas(4096) uint8_t memory[4096];
 	gpu_rig_t rig;
 	kvk_gpu_t *gpu;
 	kvk_gpu_stats_t before, stats;
 
-	(void)state;
 	start(&rig, 1, 0);
 	gpu = gpu_rig_open(&rig);
 	kvk_gpu_get_stats(gpu, &before);
@@ -284,7 +278,7 @@ static void copy_and_compare(gpu_case_t *c, kvk_gpu_way_t way)
 	}
 }
 
-static void p6_without_kernels_copies_go_piece_by_piece(void **state)
+KV_TEST(p6_without_kernels_copies_go_piece_by_piece)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	gpu_rig_t rig;
@@ -292,7 +286,6 @@ static void p6_without_kernels_copies_go_piece_by_piece(void **state)
 	kvk_gpu_stats_t stats;
 	gpu_case_t c;
 
-	(void)state;
 	start(&rig, 1, 1);
 	rig.config.image = "made for another device";
 	gpu = gpu_rig_open(&rig);
@@ -311,12 +304,11 @@ static void p6_without_kernels_copies_go_piece_by_piece(void **state)
 
 /* Whatever part of a staged copy was enqueued when a call failed: another stream's, which takes the same memory of the
  * ring at once, is right. */
-static void p6_a_staged_copy_cut_short_spoils_no_other(void **state)
+KV_TEST(p6_a_staged_copy_cut_short_spoils_no_other)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	uint32_t cut = 0;
 
-	(void)state;
 	for (uint64_t round = 0; round < CUTS; round++) {
 		gpu_rig_t rig;
 		kvk_gpu_t *gpu;
@@ -359,7 +351,7 @@ static void p6_a_staged_copy_cut_short_spoils_no_other(void **state)
 }
 
 /* A driver that has the call and does not take it: one by one, and it is asked once. */
-static void p6_without_batches_copies_go_one_by_one(void **state)
+KV_TEST(p6_without_batches_copies_go_one_by_one)
 {
 	const size_t member = offsetof(kvk_cuda_ops_t, copy_batch);
 	kv_test_rng_t rng = {kv_test_seed()};
@@ -368,7 +360,6 @@ static void p6_without_batches_copies_go_one_by_one(void **state)
 	kvk_gpu_stats_t before;
 	gpu_case_t c;
 
-	(void)state;
 	start(&rig, 1, 1);
 	gpu = gpu_rig_open(&rig);
 	kvk_gpu_get_stats(gpu, &before); /* pinned memory was asked for in vain */
@@ -391,7 +382,7 @@ static void p6_without_batches_copies_go_one_by_one(void **state)
 	gpu_rig_fini(&rig);
 }
 
-static void p6_without_a_ring_whole_blocks_go_over_the_link(void **state)
+KV_TEST(p6_without_a_ring_whole_blocks_go_over_the_link)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	gpu_rig_t rig;
@@ -399,7 +390,6 @@ static void p6_without_a_ring_whole_blocks_go_over_the_link(void **state)
 	kvk_gpu_stats_t before, stats;
 	gpu_case_t c;
 
-	(void)state;
 	start(&rig, 1, 1);
 	gpu = gpu_rig_open(&rig);
 	assert_non_null(strstr(kvk_gpu_describe(gpu), "zero copy and staged"));
@@ -418,14 +408,13 @@ static void p6_without_a_ring_whole_blocks_go_over_the_link(void **state)
 	gpu_rig_fini(&rig);
 }
 
-static void p6_with_little_pinned_memory_there_are_fewer_jobs(void **state)
+KV_TEST(p6_with_little_pinned_memory_there_are_fewer_jobs)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	gpu_rig_t rig;
 	kvk_gpu_t *gpu;
 	gpu_case_t c;
 
-	(void)state;
 	start(&rig, 1, 1);
 	fake_cuda_limit_pinned(1 << 20);
 	gpu = gpu_rig_open(&rig);
@@ -444,13 +433,12 @@ static void p6_with_little_pinned_memory_there_are_fewer_jobs(void **state)
 	gpu_rig_fini(&rig);
 }
 
-static void p10_what_is_no_device_is_not_supported(void **state)
+KV_TEST(p10_what_is_no_device_is_not_supported)
 {
 	gpu_rig_t rig;
 	const char *why = NULL;
 	const kvk_cuda_ops_t *driver = kvk_cuda_load(&why);
 
-	(void)state;
 	assert_non_null(why);
 	assert_true(strlen(why) > 10);
 	assert_ptr_equal(driver, kvk_cuda_load(NULL));
@@ -470,22 +458,4 @@ static void p10_what_is_no_device_is_not_supported(void **state)
 	gpu_rig_fini(&rig);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p6_any_call_of_the_driver_may_fail),
-		cmocka_unit_test(p4_a_copy_is_not_over_while_a_part_of_it_runs),
-		cmocka_unit_test(p6_open_fails_whole_or_opens),
-		cmocka_unit_test(p6_open_and_measure_live_without_memory),
-		cmocka_unit_test(p6_registering_fails_whole_or_registers),
-		cmocka_unit_test(p6_a_pin_that_the_kernel_refuses_is_a_limit),
-		cmocka_unit_test(p6_without_kernels_copies_go_piece_by_piece),
-		cmocka_unit_test(p6_a_staged_copy_cut_short_spoils_no_other),
-		cmocka_unit_test(p6_without_batches_copies_go_one_by_one),
-		cmocka_unit_test(p6_without_a_ring_whole_blocks_go_over_the_link),
-		cmocka_unit_test(p6_with_little_pinned_memory_there_are_fewer_jobs),
-		cmocka_unit_test(p10_what_is_no_device_is_not_supported),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -40,11 +40,10 @@ static void some_case(gpu_case_t *c, kv_test_rng_t *rng, kvk_gpu_t *gpu, kvk_pag
 	}
 }
 
-static void p1_copies_run_while_another_stream_is_captured(void **state)
+KV_TEST(p1_copies_run_while_another_stream_is_captured)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 
-	(void)state;
 	for (int round = 0; round < ROUNDS; round++) {
 		const kvk_gpu_dir_t dir = (kvk_gpu_dir_t)(round % 2);
 		gpu_rig_t rig;
@@ -75,12 +74,11 @@ static void p1_copies_run_while_another_stream_is_captured(void **state)
 }
 
 /* The fake driver's own rules, else the others would prove nothing. */
-static void p6_the_fake_driver_minds_what_spoils_a_capture(void **state)
+KV_TEST(p6_the_fake_driver_minds_what_spoils_a_capture)
 {
 	const kvk_cuda_ops_t *cuda = fake_cuda_ops();
 	kv_test_rng_t rng = {kv_test_seed()};
 
-	(void)state;
 	for (int what = 0; what < 6; what++) {
 		gpu_rig_t rig;
 		kvk_gpu_t *gpu = start(&rig, &rng, fake_cuda_image());
@@ -135,11 +133,10 @@ static void p6_the_fake_driver_minds_what_spoils_a_capture(void **state)
 }
 
 /* A graph takes no copies: the submit is refused, the capture stays valid and the next copy is as good as any. */
-static void p10_a_copy_on_a_captured_stream_is_refused(void **state)
+KV_TEST(p10_a_copy_on_a_captured_stream_is_refused)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 
-	(void)state;
 	for (uint64_t n = 0; n < 20; n++) {
 		gpu_rig_t rig;
 		kvk_gpu_t *gpu = start(&rig, &rng, n % 2 ? "no image that it knows" : fake_cuda_image());
@@ -173,7 +170,7 @@ static void p10_a_copy_on_a_captured_stream_is_refused(void **state)
 }
 
 /* A capture that the engine's own call has invalidated. */
-static void p10_a_copy_on_an_invalid_capture_is_refused(void **state)
+KV_TEST(p10_a_copy_on_an_invalid_capture_is_refused)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	gpu_rig_t rig;
@@ -183,7 +180,6 @@ static void p10_a_copy_on_an_invalid_capture_is_refused(void **state)
 	kvk_gpu_copy_t copy;
 	gpu_case_t c;
 
-	(void)state;
 	assert_int_equal(kvk_gpu_create_stream(gpu, 1, &stream), KV_OK);
 	some_case(&c, &rng, gpu, KVK_PAGED_KV_TOKEN_HEAD);
 	copy = gpu_case_copy(&c, KVK_GPU_GATHER, KVK_GPU_AUTO, stream);
@@ -198,14 +194,4 @@ static void p10_a_copy_on_an_invalid_capture_is_refused(void **state)
 	fake_cuda_stop();
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p1_copies_run_while_another_stream_is_captured),
-		cmocka_unit_test(p6_the_fake_driver_minds_what_spoils_a_capture),
-		cmocka_unit_test(p10_a_copy_on_a_captured_stream_is_refused),
-		cmocka_unit_test(p10_a_copy_on_an_invalid_capture_is_refused),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -16,7 +16,7 @@ static kvk_gpu_t *start(gpu_rig_t *rig, const fake_cuda_config_t *driver, uint32
 
 /* ---- refusals -------------------------------------------------------------------------------- */
 
-static void p10_a_copy_that_cannot_be_meant_enqueues_nothing(void **state)
+KV_TEST(p10_a_copy_that_cannot_be_meant_enqueues_nothing)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	gpu_rig_t rig;
@@ -25,7 +25,6 @@ static void p10_a_copy_that_cannot_be_meant_enqueues_nothing(void **state)
 	uint8_t *unseen = malloc(1 << 20);
 	gpu_case_t c;
 
-	(void)state;
 	gpu_case_usual(&c, &rng, gpu, KVK_PAGED_HEAD_TOKEN_KV);
 
 	const kvk_gpu_copy_t good = gpu_case_copy(&c, KVK_GPU_SCATTER, KVK_GPU_AUTO, NULL);
@@ -70,13 +69,12 @@ static void p10_a_copy_that_cannot_be_meant_enqueues_nothing(void **state)
 	gpu_rig_fini(&rig);
 }
 
-static void p10_memory_is_registered_once(void **state)
+KV_TEST(p10_memory_is_registered_once)
 {
 	static _Alignas(4096) uint8_t memory[16384];
 	gpu_rig_t rig;
 	kvk_gpu_t *gpu = start(&rig, NULL, 4);
 
-	(void)state;
 	assert_int_equal(kvk_gpu_register(gpu, memory + 4096, 8192), KV_OK);
 	assert_int_equal(kvk_gpu_register(gpu, memory, 4097), KV_ERR_ARG);
 	assert_int_equal(kvk_gpu_register(gpu, memory + 12287, 10), KV_ERR_ARG);
@@ -96,7 +94,7 @@ static void p10_memory_is_registered_once(void **state)
 
 /* ---- limits ---------------------------------------------------------------------------------- */
 
-static void p5_jobs_are_bounded_and_come_back(void **state)
+KV_TEST(p5_jobs_are_bounded_and_come_back)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	gpu_rig_t rig;
@@ -106,7 +104,6 @@ static void p5_jobs_are_bounded_and_come_back(void **state)
 	kvk_gpu_stats_t stats;
 	gpu_case_t c;
 
-	(void)state;
 	gpu_case_usual(&c, &rng, gpu, KVK_PAGED_HEAD_TOKEN_KV);
 
 	const kvk_gpu_copy_t copy = gpu_case_copy(&c, KVK_GPU_SCATTER, KVK_GPU_ZERO_COPY, NULL);
@@ -135,7 +132,7 @@ static void p5_jobs_are_bounded_and_come_back(void **state)
 }
 
 /* The memory of arguments, of 256 KiB here, ends before the jobs do. */
-static void p5_memory_of_arguments_is_bounded_and_comes_back(void **state)
+KV_TEST(p5_memory_of_arguments_is_bounded_and_comes_back)
 {
 	enum { MANY = 4096 };
 	kv_test_rng_t rng = {kv_test_seed()};
@@ -148,7 +145,6 @@ static void p5_memory_of_arguments_is_bounded_and_comes_back(void **state)
 	gpu_case_t c;
 	int taken = 0;
 
-	(void)state;
 	gpu_case_usual(&c, &rng, gpu, KVK_PAGED_HEAD_TOKEN_KV);
 	for (int i = 0; i < MANY; i++) {
 		moves[i] = c.moves[0];
@@ -185,7 +181,7 @@ static void p5_memory_of_arguments_is_bounded_and_comes_back(void **state)
 	gpu_rig_fini(&rig);
 }
 
-static void p5_a_wait_ends_in_time(void **state)
+KV_TEST(p5_a_wait_ends_in_time)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	gpu_rig_t rig;
@@ -195,7 +191,6 @@ static void p5_a_wait_ends_in_time(void **state)
 	gpu_case_t c;
 	uint64_t start_ns;
 
-	(void)state;
 	gpu_rig_init(&rig, NULL);
 	rig.config.env = NULL; /* time that goes on */
 	gpu = gpu_rig_open(&rig);
@@ -213,7 +208,7 @@ static void p5_a_wait_ends_in_time(void **state)
 	gpu_rig_fini(&rig);
 }
 
-static void p5_a_copy_takes_no_more_sms_than_it_may(void **state)
+KV_TEST(p5_a_copy_takes_no_more_sms_than_it_may)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	gpu_rig_t rig;
@@ -221,7 +216,6 @@ static void p5_a_copy_takes_no_more_sms_than_it_may(void **state)
 	unsigned taken, most_staged = 0;
 	gpu_case_t c;
 
-	(void)state;
 	for (int round = 0; round < 40; round++) {
 		gpu_case_usual(&c, &rng, gpu, KVK_PAGED_HEAD_TOKEN_KV);
 		for (uint32_t sms = 1; sms < 64; sms *= 2) {
@@ -253,7 +247,7 @@ static void p5_a_copy_takes_no_more_sms_than_it_may(void **state)
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 /* Ranges in a model of pages, each with the number of its range. */
-static void p1_the_device_sees_what_is_registered_and_nothing_else(void **state)
+KV_TEST(p1_the_device_sees_what_is_registered_and_nothing_else)
 {
 	enum { PAGES = 64, RANGES = 24 };
 	static _Alignas(4096) uint8_t memory[PAGES][64];
@@ -262,7 +256,6 @@ static void p1_the_device_sees_what_is_registered_and_nothing_else(void **state)
 	kvk_gpu_t *gpu = start(&rig, NULL, 1);
 	int owner[PAGES] = {0};
 
-	(void)state;
 	for (int step = 1; step < 4000; step++) {
 		const uint32_t at = (uint32_t)kv_test_below(&rng, PAGES);
 		const uint32_t n = (uint32_t)kv_test_below(&rng, kv_test_below(&rng, PAGES - at) + 1) + 1;
@@ -302,13 +295,12 @@ static void copy_on_device(gpu_case_t *c, kvk_gpu_way_t way)
 }
 
 /* A peer that may be used, one whose access somebody else has enabled, one that refuses, one without a link. */
-static void p8_kernels_use_memory_of_a_peer_only_with_access_to_it(void **state)
+KV_TEST(p8_kernels_use_memory_of_a_peer_only_with_access_to_it)
 {
 	static const int answers[] = {0, 704, 217, -1};
 	const fake_cuda_config_t driver = {.seed = 1, .lazy = 1, .major = 9, .devices = 2};
 	kv_test_rng_t rng = {kv_test_seed()};
 
-	(void)state;
 	for (size_t i = 0; i < KV_COUNT_OF(answers); i++) {
 		const int reached = answers[i] == 0 || answers[i] == 704;
 		gpu_rig_t rig;
@@ -370,11 +362,10 @@ static int goes_staged(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy)
 
 /* Where the engine is slow, or the link is, for kernels: what was measured is taken, of one job and, for large ones, of
  * several behind each other. */
-static void p5_auto_takes_what_was_faster(void **state)
+KV_TEST(p5_auto_takes_what_was_faster)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 
-	(void)state;
 	for (int staged = 0; staged < 2; staged++) {
 		gpu_rig_t rig;
 		kvk_gpu_t *gpu;
@@ -409,7 +400,7 @@ static void p5_auto_takes_what_was_faster(void **state)
 
 /* A job of a large load is as one of many that follow each other: what is faster for one that is alone does not hold
  * for it. */
-static void p5_a_part_goes_the_way_of_all(void **state)
+KV_TEST(p5_a_part_goes_the_way_of_all)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	gpu_rig_t rig;
@@ -417,7 +408,6 @@ static void p5_a_part_goes_the_way_of_all(void **state)
 	kvk_gpu_copy_t copy;
 	gpu_case_t c;
 
-	(void)state;
 	gpu_case_usual(&c, &rng, gpu, KVK_PAGED_HEAD_TOKEN_KV);
 	c.layer = c.layers = 0;
 	assert_int_equal(kvk_gpu_measure(gpu, &c.layout, &c.paged), KV_OK);
@@ -486,7 +476,7 @@ static void *register_on(void *arg)
 	return NULL;
 }
 
-static void p6_threads_copy_while_others_register_and_map(void **state)
+KV_TEST(p6_threads_copy_while_others_register_and_map)
 {
 	enum { THREADS = 4 };
 	kv_test_rng_t rng = {kv_test_seed()};
@@ -494,7 +484,6 @@ static void p6_threads_copy_while_others_register_and_map(void **state)
 	kvk_gpu_t *gpu = start(&rig, NULL, 6);
 	worker_t workers[THREADS] = {0};
 
-	(void)state;
 	for (int i = 0; i < THREADS; i++) {
 		workers[i].gpu = gpu;
 		workers[i].rng.state = kv_test_rand(&rng);
@@ -529,7 +518,7 @@ static void take_5_ms(void *args)
 	fake_cuda_advance(5000000);
 }
 
-static void p7_the_devices_clock_tells_what_a_stream_took(void **state)
+KV_TEST(p7_the_devices_clock_tells_what_a_stream_took)
 {
 	gpu_rig_t rig;
 	kvk_gpu_t *gpu = start(&rig, NULL, 4);
@@ -537,7 +526,6 @@ static void p7_the_devices_clock_tells_what_a_stream_took(void **state)
 	kvk_cu_stream_t stream = NULL;
 	uint64_t ns = 0;
 
-	(void)state;
 	assert_int_equal(kvk_gpu_create_stream(gpu, 1, &stream), KV_OK);
 	assert_int_equal(kvk_gpu_clock_open(gpu, &clock), KV_OK);
 	assert_int_equal(kvk_gpu_clock_read(clock, &ns), KV_ERR_ARG);
@@ -579,22 +567,4 @@ static void p7_the_devices_clock_tells_what_a_stream_took(void **state)
 	gpu_rig_fini(&rig);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p10_a_copy_that_cannot_be_meant_enqueues_nothing),
-		cmocka_unit_test(p10_memory_is_registered_once),
-		cmocka_unit_test(p5_jobs_are_bounded_and_come_back),
-		cmocka_unit_test(p5_memory_of_arguments_is_bounded_and_comes_back),
-		cmocka_unit_test(p5_a_wait_ends_in_time),
-		cmocka_unit_test(p5_a_copy_takes_no_more_sms_than_it_may),
-		cmocka_unit_test(p1_the_device_sees_what_is_registered_and_nothing_else),
-		cmocka_unit_test(p8_kernels_use_memory_of_a_peer_only_with_access_to_it),
-		cmocka_unit_test(p5_auto_takes_what_was_faster),
-		cmocka_unit_test(p5_a_part_goes_the_way_of_all),
-		cmocka_unit_test(p6_threads_copy_while_others_register_and_map),
-		cmocka_unit_test(p7_the_devices_clock_tells_what_a_stream_took),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -13,7 +13,7 @@ static kvk_gpu_t *start(gpu_rig_t *rig)
 
 /* More would not come faster, and an engine's launches would wait behind it. Memory of a device is not behind the
  * link. */
-static void p5_a_load_has_no_more_on_its_way_than_it_may(void **state)
+KV_TEST(p5_a_load_has_no_more_on_its_way_than_it_may)
 {
 	static const uint32_t windows[] = {0, 1, 64u << 10, 256u << 10, 1u << 20};
 	kv_test_rng_t rng = {kv_test_seed()};
@@ -22,7 +22,6 @@ static void p5_a_load_has_no_more_on_its_way_than_it_may(void **state)
 	uint32_t near = 0, behind = 0;
 	gpu_case_t c;
 
-	(void)state;
 	while (near < 40 || behind < 40) {
 		gpu_case_init(&c, &rng, gpu, KVK_PAGED_HEAD_TOKEN_KV);
 		gpu_case_ask_no_digests(&c); /* which no kernel makes of small leaves */
@@ -73,11 +72,10 @@ static kvk_gpu_copy_t draw(gpu_case_t *c, kv_test_rng_t *rng, kvk_gpu_t *gpu)
 
 /* A link of several times the rate is not filled by few SMs with little on its way: that is measured. A caller that
  * says how many SMs there are is believed. */
-static void p5_a_link_that_takes_more_is_given_more(void **state)
+KV_TEST(p5_a_link_that_takes_more_is_given_more)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 
-	(void)state;
 	for (int round = 0; round < 6; round++) {
 		const int wide = round % 2, told = round / 2 == 2;
 		gpu_rig_t rig;
@@ -107,12 +105,4 @@ static void p5_a_link_that_takes_more_is_given_more(void **state)
 	}
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p5_a_load_has_no_more_on_its_way_than_it_may),
-		cmocka_unit_test(p5_a_link_that_takes_more_is_given_more),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -68,13 +68,12 @@ static void assert_nothing_mapped(const kvk_gpu_t *gpu)
 
 /* ---- devices and their memory ---------------------------------------------------------------- */
 
-static void devices_are_listed_by_the_name_nvidia_smi_prints(void **state)
+KV_TEST(devices_are_listed_by_the_name_nvidia_smi_prints)
 {
 	kvk_device_info_t info[2];
 	uint32_t count = 0;
 	gpu_rig_t rig;
 
-	(void)state;
 	assert_string_equal(kvk_gpu_uuid(start(&rig, 1)), uuids[0]);
 	assert_int_equal(kvk_device_list(fake_cuda_ops(), info, 1, &count), KV_OK);
 	assert_int_equal(count, 2); /* more than there was room for */
@@ -92,13 +91,12 @@ static void devices_are_listed_by_the_name_nvidia_smi_prints(void **state)
 	gpu_rig_fini(&rig);
 }
 
-static void p8_memory_of_a_device_is_handed_out_zeroed(void **state)
+KV_TEST(p8_memory_of_a_device_is_handed_out_zeroed)
 {
 	gpu_rig_t rig;
 	const uint8_t *bytes;
 	int fd, files;
 
-	(void)state;
 	start(&rig, 1);
 	files = open_files();
 	fd = alloc_slab(uuids[1]);
@@ -117,12 +115,11 @@ static void p8_memory_of_a_device_is_handed_out_zeroed(void **state)
 }
 
 /* Once each call of the driver, in turn: an answer with its own word, and nothing is left. */
-static void p4_a_failed_allocation_leaves_no_memory_behind(void **state)
+KV_TEST(p4_a_failed_allocation_leaves_no_memory_behind)
 {
 	uint64_t n = 0;
 	int failed = 1;
 
-	(void)state;
 	while (failed && ++n < MAX_CALLS) {
 		kvk_device_t *device = NULL;
 		kv_status_t status;
@@ -158,13 +155,12 @@ static void p4_a_failed_allocation_leaves_no_memory_behind(void **state)
 	assert_true(n > 15 && n < MAX_CALLS);
 }
 
-static void p5_a_device_without_memory_is_full(void **state)
+KV_TEST(p5_a_device_without_memory_is_full)
 {
 	kvk_device_t *device;
 	gpu_rig_t rig;
 	int fd = -1;
 
-	(void)state;
 	start(&rig, 1);
 	assert_int_equal(kvk_device_open(fake_cuda_ops(), uuids[0], &device), KV_OK);
 	fake_cuda_fail_always(OF(mem_create), 2);
@@ -177,7 +173,7 @@ static void p5_a_device_without_memory_is_full(void **state)
 }
 
 /* One of the driver's optional calls is missing, or the device has no such feature. */
-static void p10_what_cannot_export_memory_is_refused_by_name(void **state)
+KV_TEST(p10_what_cannot_export_memory_is_refused_by_name)
 {
 	static const size_t members[] = {OF(mem_create),    OF(mem_release), OF(mem_export), OF(mem_import),
 					 OF(mem_reserve),   OF(mem_map),     OF(mem_unmap),  OF(mem_access),
@@ -199,7 +195,6 @@ static void p10_what_cannot_export_memory_is_refused_by_name(void **state)
 	uint32_t count;
 	int fd;
 
-	(void)state;
 	start(&rig, 1);
 	fd = alloc_slab(uuids[0]);
 	for (size_t i = 0; i < KV_COUNT_OF(members); i++) {
@@ -233,7 +228,7 @@ static int no_uuid(kvk_cu_uuid_t *p_uuid, int device)
 	return 801;
 }
 
-static void p10_devices_that_cannot_be_named_or_shared_are_refused(void **state)
+KV_TEST(p10_devices_that_cannot_be_named_or_shared_are_refused)
 {
 	kvk_cuda_ops_t ops;
 	kvk_device_t *device = NULL;
@@ -241,7 +236,6 @@ static void p10_devices_that_cannot_be_named_or_shared_are_refused(void **state)
 	uint32_t count;
 	gpu_rig_t rig;
 
-	(void)state;
 	start(&rig, 1);
 	ops = *fake_cuda_ops();
 	ops.device_attribute = no_attribute;
@@ -260,7 +254,7 @@ static void p10_devices_that_cannot_be_named_or_shared_are_refused(void **state)
 
 /* ---- mapping --------------------------------------------------------------------------------- */
 
-static void p4_memory_lives_until_it_is_unmapped(void **state)
+KV_TEST(p4_memory_lives_until_it_is_unmapped)
 {
 	void *base = NULL, *other = NULL;
 	kvk_gpu_stats_t stats;
@@ -269,7 +263,6 @@ static void p4_memory_lives_until_it_is_unmapped(void **state)
 	kvk_cu_ptr_t address;
 	int fd = alloc_slab(uuids[0]), peer = alloc_slab(uuids[1]);
 
-	(void)state;
 	assert_int_equal(kvk_gpu_map(gpu, fd, SLAB, &base), KV_OK);
 	assert_int_equal(kvk_gpu_map(gpu, peer, SLAB, &other), KV_OK);
 	assert_true(fcntl(fd, F_GETFD) >= 0); /* it stayed ours */
@@ -295,12 +288,11 @@ static void p4_memory_lives_until_it_is_unmapped(void **state)
 	gpu_rig_fini(&rig); /* unmaps what is left */
 }
 
-static void p4_a_failed_mapping_leaves_nothing_behind(void **state)
+KV_TEST(p4_a_failed_mapping_leaves_nothing_behind)
 {
 	uint64_t n = 0;
 	int failed = 1;
 
-	(void)state;
 	while (failed && ++n < MAX_CALLS) {
 		void *base = NULL;
 		kv_status_t status;
@@ -332,7 +324,7 @@ static void p4_a_failed_mapping_leaves_nothing_behind(void **state)
 	assert_true(n > 5 && n < MAX_CALLS);
 }
 
-static void p10_what_is_no_memory_of_a_device_is_not_mapped(void **state)
+KV_TEST(p10_what_is_no_memory_of_a_device_is_not_mapped)
 {
 	static const size_t members[] = {OF(mem_import), OF(mem_reserve),   OF(mem_map),    OF(mem_unmap),
 					 OF(mem_access), OF(mem_unreserve), OF(mem_release)};
@@ -342,7 +334,6 @@ static void p10_what_is_no_memory_of_a_device_is_not_mapped(void **state)
 	const int fd = alloc_slab(uuids[0]);
 	const int memfd = memfd_create("slab", MFD_CLOEXEC);
 
-	(void)state;
 	assert_int_equal(ftruncate(memfd, (off_t)SLAB), 0);
 	assert_int_equal(kvk_gpu_map(gpu, -1, SLAB, &base), KV_ERR_ARG);
 	assert_int_equal(kvk_gpu_map(gpu, fd, 0, &base), KV_ERR_ARG);
@@ -384,7 +375,7 @@ static int has_small_leaf(const gpu_case_t *c)
 	return c->g.page_bytes - (c->g.pieces - 1) * c->g.leaf_bytes <= 240;
 }
 
-static void p1_copies_of_mapped_memory_are_the_twins(void **state)
+KV_TEST(p1_copies_of_mapped_memory_are_the_twins)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	kvk_gpu_stats_t stats;
@@ -392,7 +383,6 @@ static void p1_copies_of_mapped_memory_are_the_twins(void **state)
 	gpu_rig_t rig;
 	kvk_gpu_t *gpu = start(&rig, kv_test_rand(&rng));
 
-	(void)state;
 	fake_cuda_limit_pinned(4 << 20);
 	for (int round = 0; round < ROUNDS; round++) {
 		const kvk_gpu_dir_t dir = (kvk_gpu_dir_t)kv_test_below(&rng, 2);
@@ -424,13 +414,12 @@ static void p1_copies_of_mapped_memory_are_the_twins(void **state)
 }
 
 /* Every second block lies in host memory. */
-static void p1_a_copy_takes_blocks_of_both_memories(void **state)
+KV_TEST(p1_a_copy_takes_blocks_of_both_memories)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	gpu_rig_t rig;
 	kvk_gpu_t *gpu = start(&rig, kv_test_rand(&rng));
 
-	(void)state;
 	for (int round = 0; round < ROUNDS / 4; round++) {
 		const kvk_gpu_dir_t dir = (kvk_gpu_dir_t)(round % 2);
 		kvk_move_t moves[CASE_MOVES];
@@ -492,12 +481,11 @@ static void copy_from_host(const gpu_case_t *c, kvk_gpu_copy_t copy)
 }
 
 /* Whatever is best for host memory and its link: here the ring, as measured. */
-static void copies_inside_a_device_take_all_of_it_or_their_budget(void **state)
+KV_TEST(copies_inside_a_device_take_all_of_it_or_their_budget)
 {
 	static const case_pool_t pools[] = {CASE_MAPPED, CASE_ON_DEVICE};
 	kv_test_rng_t rng = {kv_test_seed()};
 
-	(void)state;
 	for (size_t i = 0; i < 2 * KV_COUNT_OF(pools); i++) {
 		kvk_gpu_stats_t before, stats;
 		kvk_gpu_copy_t copy;
@@ -532,22 +520,4 @@ static void copies_inside_a_device_take_all_of_it_or_their_budget(void **state)
 	}
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(devices_are_listed_by_the_name_nvidia_smi_prints),
-		cmocka_unit_test(p8_memory_of_a_device_is_handed_out_zeroed),
-		cmocka_unit_test(p4_a_failed_allocation_leaves_no_memory_behind),
-		cmocka_unit_test(p5_a_device_without_memory_is_full),
-		cmocka_unit_test(p10_what_cannot_export_memory_is_refused_by_name),
-		cmocka_unit_test(p10_devices_that_cannot_be_named_or_shared_are_refused),
-		cmocka_unit_test(p4_memory_lives_until_it_is_unmapped),
-		cmocka_unit_test(p4_a_failed_mapping_leaves_nothing_behind),
-		cmocka_unit_test(p10_what_is_no_memory_of_a_device_is_not_mapped),
-		cmocka_unit_test(p1_copies_of_mapped_memory_are_the_twins),
-		cmocka_unit_test(p1_a_copy_takes_blocks_of_both_memories),
-		cmocka_unit_test(copies_inside_a_device_take_all_of_it_or_their_budget),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -38,7 +38,7 @@ static void copy_and_compare(kvk_gpu_t *gpu, kv_test_rng_t *rng, kvk_cu_stream_t
 	}
 }
 
-static void kernels_come_as_graphs_made_once_a_stream(void **state)
+KV_TEST(kernels_come_as_graphs_made_once_a_stream)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	kvk_cu_stream_t streams[2];
@@ -46,7 +46,6 @@ static void kernels_come_as_graphs_made_once_a_stream(void **state)
 	gpu_rig_t rig;
 	kvk_gpu_t *gpu = start(&rig, NULL);
 
-	(void)state;
 	for (int i = 0; i < 2; i++) {
 		assert_int_equal(kvk_gpu_create_stream(gpu, i, &streams[i]), KV_OK);
 		copy_and_compare(gpu, &rng, streams[i]);
@@ -63,11 +62,10 @@ static void kernels_come_as_graphs_made_once_a_stream(void **state)
 }
 
 /* Copies of many streams on their way at once: each kernel has the arguments it was launched with. */
-static void p1_streams_that_share_a_graph_copy_their_own(void **state)
+KV_TEST(p1_streams_that_share_a_graph_copy_their_own)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 
-	(void)state;
 	for (int round = 0; round < ROUNDS; round++) {
 		const kvk_gpu_dir_t dir = (kvk_gpu_dir_t)(round % 2);
 		kvk_gpu_job_t *jobs[STREAMS];
@@ -102,12 +100,11 @@ static void p1_streams_that_share_a_graph_copy_their_own(void **state)
 }
 
 /* Refused at the first copy, or not there at all; the log says it once. */
-static void p6_without_graphs_kernels_are_launched_plainly(void **state)
+KV_TEST(p6_without_graphs_kernels_are_launched_plainly)
 {
 	static const size_t members[] = {OF(graph_create), OF(graph_add), OF(graph_exec), OF(graph_change)};
 	kv_test_rng_t rng = {kv_test_seed()};
 
-	(void)state;
 	for (size_t i = 0; i < 2 * KV_COUNT_OF(members); i++) {
 		const size_t member = members[i / 2];
 		kvk_cuda_ops_t ops = *fake_cuda_ops();
@@ -132,7 +129,7 @@ static void p6_without_graphs_kernels_are_launched_plainly(void **state)
 	}
 }
 
-static void p6_a_launch_that_fails_is_a_copy_that_fails(void **state)
+KV_TEST(p6_a_launch_that_fails_is_a_copy_that_fails)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	kvk_gpu_job_t *job = NULL;
@@ -141,7 +138,6 @@ static void p6_a_launch_that_fails_is_a_copy_that_fails(void **state)
 	gpu_rig_t rig;
 	kvk_gpu_t *gpu = start(&rig, NULL);
 
-	(void)state;
 	gpu_case_usual(&c, &rng, gpu, KVK_PAGED_KV_TOKEN_HEAD);
 	copy = gpu_case_copy(&c, KVK_GPU_SCATTER, KVK_GPU_ZERO_COPY, NULL);
 	fake_cuda_fail_always(OF(graph_launch), 719);
@@ -156,14 +152,4 @@ static void p6_a_launch_that_fails_is_a_copy_that_fails(void **state)
 	gpu_rig_fini(&rig);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(kernels_come_as_graphs_made_once_a_stream),
-		cmocka_unit_test(p1_streams_that_share_a_graph_copy_their_own),
-		cmocka_unit_test(p6_without_graphs_kernels_are_launched_plainly),
-		cmocka_unit_test(p6_a_launch_that_fails_is_a_copy_that_fails),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -97,12 +97,11 @@ static uint8_t *random_bytes(kv_test_rng_t *rng, size_t n)
 }
 
 /* All lengths to three chunks and a bit, which have every remainder of every chunk, block, stripe and word. */
-static void lengths_up_to_three_chunks(void **state)
+KV_TEST(lengths_up_to_three_chunks)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	uint8_t *data = random_bytes(&rng, MOST);
 
-	(void)state;
 	for (uint32_t n = KVK_XXH3_MIN; n <= 3 * KVK_CHUNK + 200; n++) {
 		if (warp_digest(data, n) != kv_digest(data, n)) {
 			fail_msg("%u bytes: the digests differ", n);
@@ -111,12 +110,11 @@ static void lengths_up_to_three_chunks(void **state)
 	free(data);
 }
 
-static void lengths_around_blocks_and_by_chance(void **state)
+KV_TEST(lengths_around_blocks_and_by_chance)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	uint8_t *data = random_bytes(&rng, MOST);
 
-	(void)state;
 	for (uint32_t block = 1; block * KVK_XXH3_BLOCK + 66 <= MOST; block++) {
 		for (uint32_t n = block * KVK_XXH3_BLOCK - 66; n <= block * KVK_XXH3_BLOCK + 66; n++) {
 			if (n >= KVK_XXH3_MIN && warp_digest(data, n) != kv_digest(data, n)) {
@@ -135,12 +133,4 @@ static void lengths_around_blocks_and_by_chance(void **state)
 	free(data);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(lengths_up_to_three_chunks),
-		cmocka_unit_test(lengths_around_blocks_and_by_chance),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

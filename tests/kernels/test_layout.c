@@ -39,9 +39,8 @@ static void refused(kvk_layout_t layout, const char *part)
 		refused(changed, part);                                                                                \
 	} while (0)
 
-static void p10_a_contradictory_layout_is_refused(void **state)
+KV_TEST(p10_a_contradictory_layout_is_refused)
 {
-	(void)state;
 	assert_int_equal(kvk_layout_check(&plain, NULL), KV_OK);
 	assert_int_equal(kvk_layout_check(&opaque, NULL), KV_OK);
 	WITH(plain, heads, 0, "heads");
@@ -95,11 +94,10 @@ static kvk_layout_t random_layout(kv_test_rng_t *rng)
 	return layout;
 }
 
-static void p1_leaves_tile_the_block(void **state)
+KV_TEST(p1_leaves_tile_the_block)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 
-	(void)state;
 	for (int round = 0; round < 500; round++) {
 		const kvk_layout_t layout = random_layout(&rng);
 		kvk_geometry_t g;
@@ -126,12 +124,11 @@ static void p1_leaves_tile_the_block(void **state)
 	}
 }
 
-static void p10_text_and_layout_are_one_to_one(void **state)
+KV_TEST(p10_text_and_layout_are_one_to_one)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	char text[KVK_LAYOUT_TEXT_MAX];
 
-	(void)state;
 	assert_int_equal(kvk_layout_format(&plain, text, sizeof text), KV_OK);
 	assert_string_equal(text, "kvk1 heads=8 layers=32 tokens=16 k=128 v=128 dtype=bf16 inner=split page=0");
 	assert_int_equal(kvk_layout_format(&plain, text, strlen(text)), KV_ERR_TOO_BIG);
@@ -145,7 +142,7 @@ static void p10_text_and_layout_are_one_to_one(void **state)
 	}
 }
 
-static void p10_only_canonical_text_is_read(void **state)
+KV_TEST(p10_only_canonical_text_is_read)
 {
 	static const char *const bad[] = {
 		"",
@@ -171,7 +168,6 @@ static void p10_only_canonical_text_is_read(void **state)
 	const char *why = NULL;
 	size_t len;
 
-	(void)state;
 	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
 		assert_int_equal(kvk_layout_parse(bad[i], strlen(bad[i]), &layout, &why), KV_ERR_LAYOUT);
 	}
@@ -193,11 +189,10 @@ static void p10_only_canonical_text_is_read(void **state)
 	}
 }
 
-static void only_the_inner_order_may_differ(void **state)
+KV_TEST(only_the_inner_order_may_differ)
 {
 	kvk_layout_t other = plain;
 
-	(void)state;
 	assert_true(kvk_layout_convertible(&plain, &plain));
 	other.inner = KVK_INNER_PACKED;
 	assert_true(kvk_layout_convertible(&plain, &other));
@@ -227,7 +222,7 @@ static void paged_refused(kvk_paged_t paged, const kvk_layout_t *layout, const c
 		paged_refused(changed, &plain, part);                                                                  \
 	} while (0)
 
-static void p10_a_paged_cache_that_does_not_fit_is_refused(void **state)
+KV_TEST(p10_a_paged_cache_that_does_not_fit_is_refused)
 {
 	kvk_layout_t invalid = plain;
 	kvk_paged_t raw = {.kind = KVK_PAGED_OPAQUE,
@@ -250,7 +245,6 @@ static void p10_a_paged_cache_that_does_not_fit_is_refused(void **state)
 			     .dtype = KVK_DTYPE_BF16,
 			     .base = layer_base};
 
-	(void)state;
 	for (size_t i = 0; i < KV_COUNT_OF(layer_base); i++) {
 		layer_base[i] = layer_base;
 	}
@@ -295,7 +289,7 @@ static void p10_a_paged_cache_that_does_not_fit_is_refused(void **state)
 		}                                                                                                      \
 	} while (0)
 
-static void p10_heads_apart_may_hold_layers_or_blocks_but_not_each_other(void **state)
+KV_TEST(p10_heads_apart_may_hold_layers_or_blocks_but_not_each_other)
 {
 	const size_t page = (size_t)16 * 256 * 2;
 	kvk_paged_t paged = {.kind = KVK_PAGED_HEAD_KV_TOKEN,
@@ -308,7 +302,6 @@ static void p10_heads_apart_may_hold_layers_or_blocks_but_not_each_other(void **
 			     .dtype = KVK_DTYPE_BF16,
 			     .base = layer_base};
 
-	(void)state;
 	for (size_t i = 0; i < KV_COUNT_OF(layer_base); i++) {
 		layer_base[i] = layer_base;
 	}
@@ -326,17 +319,4 @@ static void p10_heads_apart_may_hold_layers_or_blocks_but_not_each_other(void **
 	APART(SIZE_MAX / 2, 64 * page, "address space");
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p10_a_contradictory_layout_is_refused),
-		cmocka_unit_test(p1_leaves_tile_the_block),
-		cmocka_unit_test(p10_text_and_layout_are_one_to_one),
-		cmocka_unit_test(p10_only_canonical_text_is_read),
-		cmocka_unit_test(only_the_inner_order_may_differ),
-		cmocka_unit_test(p10_a_paged_cache_that_does_not_fit_is_refused),
-		cmocka_unit_test(p10_heads_apart_may_hold_layers_or_blocks_but_not_each_other),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

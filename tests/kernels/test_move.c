@@ -329,11 +329,10 @@ static void check_model(kv_test_rng_t *rng, kvk_paged_kind_t kind)
 	free_model(&m);
 }
 
-static void p1_gather_and_scatter_do_what_the_words_say(void **state)
+KV_TEST(p1_gather_and_scatter_do_what_the_words_say)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 
-	(void)state;
 	for (int round = 0; round < 300; round++) {
 		check_model(&rng, KVK_PAGED_KV_TOKEN_HEAD);
 	}
@@ -361,11 +360,10 @@ static void expect_cleared(const model_t *m, const rank_t *r, uint32_t block)
 	free(data);
 }
 
-static void p1_a_flipped_bit_is_refused_and_leaves_zeros(void **state)
+KV_TEST(p1_a_flipped_bit_is_refused_and_leaves_zeros)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 
-	(void)state;
 	for (int round = 0; round < 60; round++) {
 		model_t m;
 
@@ -406,12 +404,11 @@ static void p1_a_flipped_bit_is_refused_and_leaves_zeros(void **state)
 	}
 }
 
-static void p10_a_block_id_out_of_range_moves_nothing(void **state)
+KV_TEST(p10_a_block_id_out_of_range_moves_nothing)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	model_t m;
 
-	(void)state;
 	make_model(&rng, KVK_PAGED_KV_TOKEN_HEAD, &m);
 
 	rank_t *r = &m.ranks[0];
@@ -433,11 +430,10 @@ static void p10_a_block_id_out_of_range_moves_nothing(void **state)
 	free_model(&m);
 }
 
-static void p1_permute_moves_every_element_and_back(void **state)
+KV_TEST(p1_permute_moves_every_element_and_back)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 
-	(void)state;
 	for (int round = 0; round < 60; round++) {
 		kvk_layout_t from = random_layout(&rng, KVK_PAGED_KV_TOKEN_HEAD);
 		kvk_layout_t to = from;
@@ -476,11 +472,10 @@ static void p1_permute_moves_every_element_and_back(void **state)
 	}
 }
 
-static void p1_block_digests_are_the_librarys(void **state)
+KV_TEST(p1_block_digests_are_the_librarys)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 
-	(void)state;
 	for (int round = 0; round < 60; round++) {
 		const kvk_layout_t l = random_layout(&rng, round % 3 ? KVK_PAGED_KV_TOKEN_HEAD : KVK_PAGED_OPAQUE);
 		kvk_geometry_t g;
@@ -514,15 +509,4 @@ static void p1_block_digests_are_the_librarys(void **state)
 	}
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p1_gather_and_scatter_do_what_the_words_say),
-		cmocka_unit_test(p1_a_flipped_bit_is_refused_and_leaves_zeros),
-		cmocka_unit_test(p10_a_block_id_out_of_range_moves_nothing),
-		cmocka_unit_test(p1_permute_moves_every_element_and_back),
-		cmocka_unit_test(p1_block_digests_are_the_librarys),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

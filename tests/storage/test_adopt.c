@@ -26,14 +26,13 @@ static kvs_tier_t *live_once(stage_t *s, kvs_loc_t locs[30])
 	return pool;
 }
 
-static void p2_whole_blocks_are_taken_over(void **state)
+KV_TEST(p2_whole_blocks_are_taken_over)
 {
 	stage_t s;
 	kvs_loc_t locs[30];
 	kvs_tier_t *pool = live_once(&s, locs);
 	kvs_usage_t before, usage;
 
-	(void)state;
 	kvs_usage(pool, &before);
 	for (uint64_t life = 0; life < 3; life++) {
 		kvs_close(pool);
@@ -81,14 +80,13 @@ static void on_used(void *arg, kvs_loc_t loc, const kv_key_t *key, uint8_t group
 }
 
 /* Lives of a pool: in each some blocks are used, and the next one hears of all in that order. */
-static void p2_the_order_of_use_is_taken_over(void **state)
+KV_TEST(p2_the_order_of_use_is_taken_over)
 {
 	static const uint32_t last[] = {17, 3, 11}; /* used in this life, in this order */
 	kvs_loc_t locs[30];
 	stage_t s;
 	kvs_tier_t *pool = live_once(&s, locs);
 
-	(void)state;
 	for (uint64_t life = 0; life < 3; life++) {
 		used_t used = {0};
 
@@ -119,7 +117,7 @@ static void p2_the_order_of_use_is_taken_over(void **state)
 }
 
 /* Nothing of what was unfinished is given out before its writers are quiet; then all of it is. */
-static void p4_unfinished_slots_are_free_when_their_writers_are_quiet(void **state)
+KV_TEST(p4_unfinished_slots_are_free_when_their_writers_are_quiet)
 {
 	stage_t s;
 	kvs_loc_t locs[30], loc;
@@ -128,7 +126,6 @@ static void p4_unfinished_slots_are_free_when_their_writers_are_quiet(void **sta
 	kvs_usage_t usage;
 	uint32_t class, n = 0;
 
-	(void)state;
 	kvs_close(pool);
 	pool = stage_open(&s, 2, 8);
 	found.refuse = 11; /* the core does not take one of them */
@@ -156,14 +153,13 @@ static void p4_unfinished_slots_are_free_when_their_writers_are_quiet(void **sta
 	stage_fini(&s);
 }
 
-static void p1_old_epochs_and_private_blocks_are_not_taken_over(void **state)
+KV_TEST(p1_old_epochs_and_private_blocks_are_not_taken_over)
 {
 	stage_t s;
 	kvs_tier_t *pool;
 	kvs_loc_t loc;
 	uint32_t class;
 
-	(void)state;
 	stage_init(&s);
 	pool = stage_open(&s, 4, 7);
 	assert_int_equal(kvs_class_open(pool, "ns", &plain, &class), KV_OK);
@@ -201,14 +197,13 @@ static void p1_old_epochs_and_private_blocks_are_not_taken_over(void **state)
 	stage_fini(&s);
 }
 
-static void p5_as_many_slabs_are_taken_over_as_there_is_room_for(void **state)
+KV_TEST(p5_as_many_slabs_are_taken_over_as_there_is_room_for)
 {
 	stage_t s;
 	kvs_loc_t locs[30];
 	kvs_tier_t *pool = live_once(&s, locs);
 	kvs_usage_t usage;
 
-	(void)state;
 	kvs_close(pool);
 	pool = stage_open(&s, 1, 8);
 	stage_recover(pool, &found);
@@ -275,11 +270,10 @@ static void expect_cold_start(stage_t *s)
 	kvs_close(pool);
 }
 
-static void p10_a_ledger_that_is_damaged_is_a_cold_start(void **state)
+KV_TEST(p10_a_ledger_that_is_damaged_is_a_cold_start)
 {
 	enum { CUT_0, CUT_HALF, NO_SEAL, FOREIGN, VERSION, LONGER, NOISE, CASES };
 
-	(void)state;
 	for (int c = 0; c < CASES; c++) {
 		stage_t s;
 		kvs_loc_t locs[30];
@@ -310,9 +304,8 @@ static void p10_a_ledger_that_is_damaged_is_a_cold_start(void **state)
 	}
 }
 
-static void p10_slabs_without_their_memory_are_left_out(void **state)
+KV_TEST(p10_slabs_without_their_memory_are_left_out)
 {
-	(void)state;
 	for (int c = 0; c < 4; c++) {
 		stage_t s;
 		kvs_loc_t locs[30];
@@ -337,7 +330,7 @@ static void p10_slabs_without_their_memory_are_left_out(void **state)
 }
 
 /* A bit of any byte of a record is another one: the block is gone, and no other one is there. */
-static void p1_a_changed_record_names_no_block(void **state)
+KV_TEST(p1_a_changed_record_names_no_block)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	stage_t s;
@@ -345,7 +338,6 @@ static void p1_a_changed_record_names_no_block(void **state)
 	kvs_tier_t *pool = live_once(&s, locs);
 	uint32_t cold = 0;
 
-	(void)state;
 	kvs_close(pool);
 	for (uint32_t byte = 0; byte < sizeof(kvs_ledger_slot_t); byte++) {
 		stage_t copy = s;
@@ -382,7 +374,7 @@ static void p1_a_changed_record_names_no_block(void **state)
 	stage_fini(&s);
 }
 
-static void p1_a_changed_digest_names_no_block(void **state)
+KV_TEST(p1_a_changed_digest_names_no_block)
 {
 	stage_t s;
 	kvs_loc_t locs[30];
@@ -390,7 +382,6 @@ static void p1_a_changed_digest_names_no_block(void **state)
 	uint64_t bytes;
 	uint64_t *table;
 
-	(void)state;
 	kvs_close(pool);
 	table = (uint64_t *)(void *)replace(&s, "digest", 0, 1, &bytes);
 	table[SLOTS * 6 + 3 * 2 + 1] ^= 1; /* the second root of the fourth slot */
@@ -405,11 +396,10 @@ static void p1_a_changed_digest_names_no_block(void **state)
 }
 
 /* Each allocation fails once: less is taken over, and all sums are right. */
-static void p5_adoption_without_memory_takes_over_less(void **state)
+KV_TEST(p5_adoption_without_memory_takes_over_less)
 {
 	uint32_t failed = 0;
 
-	(void)state;
 	for (uint64_t nth = 1;; nth++) {
 		stage_t s;
 		kvs_loc_t locs[30];
@@ -436,20 +426,4 @@ static void p5_adoption_without_memory_takes_over_less(void **state)
 	assert_true(failed >= 6);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p2_whole_blocks_are_taken_over),
-		cmocka_unit_test(p2_the_order_of_use_is_taken_over),
-		cmocka_unit_test(p4_unfinished_slots_are_free_when_their_writers_are_quiet),
-		cmocka_unit_test(p1_old_epochs_and_private_blocks_are_not_taken_over),
-		cmocka_unit_test(p5_as_many_slabs_are_taken_over_as_there_is_room_for),
-		cmocka_unit_test(p10_a_ledger_that_is_damaged_is_a_cold_start),
-		cmocka_unit_test(p10_slabs_without_their_memory_are_left_out),
-		cmocka_unit_test(p1_a_changed_record_names_no_block),
-		cmocka_unit_test(p1_a_changed_digest_names_no_block),
-		cmocka_unit_test(p5_adoption_without_memory_takes_over_less),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

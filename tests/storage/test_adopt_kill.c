@@ -123,14 +123,13 @@ static int has_changed(uint8_t seen[3][8192])
 	return changed;
 }
 
-static void p3_a_daemon_killed_at_any_instruction_leaves_whole_blocks(void **state)
+KV_TEST(p3_a_daemon_killed_at_any_instruction_leaves_whole_blocks)
 {
 	static uint8_t seen[3][8192];
 	uint64_t steps = 0, changes = 0;
 	int wstatus = 0;
 	pid_t pid;
 
-	(void)state;
 	shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	assert_true(shared != MAP_FAILED);
 	stage_init(&shared->stage);
@@ -162,11 +161,4 @@ static void p3_a_daemon_killed_at_any_instruction_leaves_whole_blocks(void **sta
 	munmap(shared, sizeof *shared);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p3_a_daemon_killed_at_any_instruction_leaves_whole_blocks),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

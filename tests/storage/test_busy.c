@@ -22,7 +22,7 @@ static uint64_t now_ms(void)
 	return kv_now_ns(&kv_env_posix) / 1000000u;
 }
 
-static void p5_no_call_waits_for_memory_touched_ahead(void **state)
+KV_TEST(p5_no_call_waits_for_memory_touched_ahead)
 {
 	static kv_metrics_t metrics;
 	kvs_pool_config_t config = pool_config(&metrics, 64u << 20, 4u << 20);
@@ -36,7 +36,6 @@ static void p5_no_call_waits_for_memory_touched_ahead(void **state)
 	kvs_loc_t loc;
 	kv_status_t status;
 
-	(void)state;
 	kv_test_env_init(&t);
 	config.prefault = 1;
 	for (size_t i = 0; i < count; i++) {
@@ -65,11 +64,4 @@ static void p5_no_call_waits_for_memory_touched_ahead(void **state)
 	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p5_no_call_waits_for_memory_touched_ahead),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -89,7 +89,7 @@ static unsigned long smaps_kb(const void *base, const char *field)
 	return kb;
 }
 
-static void the_pool_lies_on_reserved_huge_pages_and_falls_back_once(void **state)
+KV_TEST(the_pool_lies_on_reserved_huge_pages_and_falls_back_once)
 {
 	kvs_slab_info_t info;
 	kv_test_env_t t;
@@ -97,7 +97,6 @@ static void the_pool_lies_on_reserved_huge_pages_and_falls_back_once(void **stat
 	kvs_usage_t u;
 	char now[64];
 
-	(void)state;
 	if (!write_text(NR_HUGE, "4") || !read_text(NR_HUGE, now, sizeof now) || strcmp(now, "4\n") != 0) {
 		print_message("# SKIP: no four huge pages to be had\n");
 		skip();
@@ -128,13 +127,12 @@ static void the_pool_lies_on_reserved_huge_pages_and_falls_back_once(void **stat
 	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
-static void without_reserved_pages_the_pool_says_so_and_goes_on(void **state)
+KV_TEST(without_reserved_pages_the_pool_says_so_and_goes_on)
 {
 	static const kvs_huge_t modes[] = {KVS_HUGE_AUTO, KVS_HUGE_ON, KVS_HUGE_OFF};
 	kv_test_env_t t;
 	uint32_t class;
 
-	(void)state;
 	write_text(NR_HUGE, "0");
 	write_text(SHMEM, "never");
 	for (int i = 0; i < 3; i++) {
@@ -149,12 +147,11 @@ static void without_reserved_pages_the_pool_says_so_and_goes_on(void **state)
 	}
 }
 
-static void transparent_huge_pages_are_used_where_the_kernel_has_them(void **state)
+KV_TEST(transparent_huge_pages_are_used_where_the_kernel_has_them)
 {
 	kv_test_env_t t;
 	uint32_t class;
 
-	(void)state;
 	write_text(NR_HUGE, "0");
 	if (!write_text(SHMEM, "advise")) {
 		print_message("# SKIP: transparent huge pages of shared memory cannot be set here\n");
@@ -170,7 +167,7 @@ static void transparent_huge_pages_are_used_where_the_kernel_has_them(void **sta
 }
 
 /* Somebody punches a reserved page and the reserve is gone: the slab's owner loses a block, the daemon nothing. */
-static void p6_a_punched_huge_page_is_a_typed_error(void **state)
+KV_TEST(p6_a_punched_huge_page_is_a_typed_error)
 {
 	static block_buf_t b;
 	kvs_slab_info_t info;
@@ -178,7 +175,6 @@ static void p6_a_punched_huge_page_is_a_typed_error(void **state)
 	uint32_t class;
 	char now[64];
 
-	(void)state;
 	if (!write_text(NR_HUGE, "4") || !read_text(NR_HUGE, now, sizeof now) || strcmp(now, "4\n") != 0) {
 		print_message("# SKIP: no four huge pages to be had\n");
 		skip();
@@ -200,13 +196,6 @@ static void p6_a_punched_huge_page_is_a_typed_error(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(the_pool_lies_on_reserved_huge_pages_and_falls_back_once),
-		cmocka_unit_test(p6_a_punched_huge_page_is_a_typed_error),
-		cmocka_unit_test(transparent_huge_pages_are_used_where_the_kernel_has_them),
-		cmocka_unit_test(without_reserved_pages_the_pool_says_so_and_goes_on),
-	};
-
 	if (!read_text(NR_HUGE, old_nr, sizeof old_nr) || !read_text(SHMEM, old_shmem, sizeof old_shmem)) {
 		kv_test_skip("this kernel shows no huge pages");
 	}
@@ -214,7 +203,7 @@ int main(void)
 		kv_test_skip("setting huge pages needs root");
 	}
 
-	int failed = cmocka_run_group_tests(tests, NULL, NULL);
+	int failed = kv_test_run(NULL, NULL);
 
 	restore();
 

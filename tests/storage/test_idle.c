@@ -46,12 +46,11 @@ static void *wait_again_and_again(void *arg)
 	return NULL;
 }
 
-static void p5_waits_cut_short_are_not_made_up_for_when_there_is_no_time(void **state)
+KV_TEST(p5_waits_cut_short_are_not_made_up_for_when_there_is_no_time)
 {
 	pthread_t waiter;
 	uint32_t before;
 
-	(void)state;
 	other_ = 1;
 	assert_int_equal(kvs_idle_start(&idle_), KV_OK);
 	for (uint32_t i = 0; i < WAKES; i++) {
@@ -81,11 +80,4 @@ static void p5_waits_cut_short_are_not_made_up_for_when_there_is_no_time(void **
 	kvs_idle_free(idle_);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p5_waits_cut_short_are_not_made_up_for_when_there_is_no_time),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

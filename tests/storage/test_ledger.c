@@ -41,7 +41,7 @@ static kvs_tier_t *sample_pool(kv_test_env_t *t)
 	return pool;
 }
 
-static void p2_a_reader_finds_what_the_daemon_wrote(void **state)
+KV_TEST(p2_a_reader_finds_what_the_daemon_wrote)
 {
 	kv_test_env_t t;
 	kvs_tier_t *tier = sample_pool(&t);
@@ -51,7 +51,6 @@ static void p2_a_reader_finds_what_the_daemon_wrote(void **state)
 	char detail[256] = "";
 	void *copy = mmap(NULL, area->bytes, PROT_READ, MAP_SHARED, area->fd, 0);
 
-	(void)state;
 	assert_true(copy != MAP_FAILED);
 	if (kvs_ledger_check(copy, area->bytes, &sum, detail, sizeof detail) != KV_OK) {
 		fail_msg("%s", detail);
@@ -100,7 +99,7 @@ static void refuse(void *copy, uint64_t bytes, kv_status_t want)
 		refuse(copy, area->bytes, want);                                                                       \
 	} while (0)
 
-static void p10_a_ledger_that_contradicts_itself_is_refused(void **state)
+KV_TEST(p10_a_ledger_that_contradicts_itself_is_refused)
 {
 	kv_test_env_t t;
 	kvs_tier_t *tier = sample_pool(&t);
@@ -112,7 +111,6 @@ static void p10_a_ledger_that_contradicts_itself_is_refused(void **state)
 	kvs_ledger_slot_t *ready = (kvs_ledger_slot_t *)(slab + 1) + 1;
 	kvs_ledger_record_t *record = NULL;
 
-	(void)state;
 	assert_non_null(copy);
 	memcpy(copy, area->base, area->bytes);
 	for (uint32_t i = 0; i < h->records_cap; i++) {
@@ -162,7 +160,7 @@ static void p10_a_ledger_that_contradicts_itself_is_refused(void **state)
 	kvs_close(tier);
 }
 
-static void p5_ledger_records_are_exact_and_bounded(void **state)
+KV_TEST(p5_ledger_records_are_exact_and_bounded)
 {
 	enum { IDS = 400 };
 	static uint32_t n_of[IDS + 1]; /* 0: not there */
@@ -173,7 +171,6 @@ static void p5_ledger_records_are_exact_and_bounded(void **state)
 	kv_test_env_t t;
 	kvs_tier_t *pool;
 
-	(void)state;
 	kv_test_env_init(&t);
 	assert_int_equal(kvs_pool_open(&config, &t.env, &pool), KV_OK);
 	const kvs_ledger_t *ledger = &kvs_pool_of(pool)->ledger;
@@ -232,7 +229,7 @@ static void churn(kvs_ledger_slot_t *slots, uint32_t n)
 	}
 }
 
-static void p3_a_daemon_killed_in_a_change_leaves_nothing_half_written(void **state)
+KV_TEST(p3_a_daemon_killed_in_a_change_leaves_nothing_half_written)
 {
 	enum { SLOTS = 4, KILLS = 150 };
 	kvs_ledger_slot_t *slots =
@@ -240,7 +237,6 @@ static void p3_a_daemon_killed_in_a_change_leaves_nothing_half_written(void **st
 	kv_test_rng_t rng = {kv_test_seed()};
 	uint32_t whole = 0;
 
-	(void)state;
 	assert_true(slots != MAP_FAILED);
 	for (uint32_t kill_number = 0; kill_number < KILLS; kill_number++) {
 		pid_t pid = fork();
@@ -267,14 +263,4 @@ static void p3_a_daemon_killed_in_a_change_leaves_nothing_half_written(void **st
 	munmap(slots, SLOTS * sizeof *slots);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p2_a_reader_finds_what_the_daemon_wrote),
-		cmocka_unit_test(p10_a_ledger_that_contradicts_itself_is_refused),
-		cmocka_unit_test(p5_ledger_records_are_exact_and_bounded),
-		cmocka_unit_test(p3_a_daemon_killed_in_a_change_leaves_nothing_half_written),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -69,7 +69,7 @@ static uint32_t fill(kvs_tier_t *tier, uint32_t class, kvs_loc_t *locs)
 	return n;
 }
 
-static void p5_foreign_memory_is_used_to_the_slab_and_never_touched(void **state)
+KV_TEST(p5_foreign_memory_is_used_to_the_slab_and_never_touched)
 {
 	kv_test_env_t t;
 	stock_t stock = {.left = 3};
@@ -79,7 +79,6 @@ static void p5_foreign_memory_is_used_to_the_slab_and_never_touched(void **state
 	kvs_usage_t usage;
 	block_buf_t block;
 
-	(void)state;
 	kv_test_env_init(&t);
 	kvs_tier_t *pool = open_pool(&t, &stock, 4);
 
@@ -117,7 +116,7 @@ static void p5_foreign_memory_is_used_to_the_slab_and_never_touched(void **state
 }
 
 /* Slabs change hands only as fresh memory, and only when no client maps the old one. */
-static void p8_a_foreign_slab_changes_hands_as_fresh_memory(void **state)
+KV_TEST(p8_a_foreign_slab_changes_hands_as_fresh_memory)
 {
 	kv_test_env_t t;
 	stock_t stock = {.left = 2};
@@ -126,7 +125,6 @@ static void p8_a_foreign_slab_changes_hands_as_fresh_memory(void **state)
 	const kvs_rebalance_ops_t *ops;
 	kvs_slab_desc_t desc;
 
-	(void)state;
 	kv_test_env_init(&t);
 	kvs_tier_t *pool = open_pool(&t, &stock, 2);
 
@@ -192,7 +190,7 @@ static void step(kvs_tier_t *tier, const uint32_t class[3], model_t *m, kv_test_
 	}
 }
 
-static void p4_pools_behind_one_tier_keep_their_slots_apart(void **state)
+KV_TEST(p4_pools_behind_one_tier_keep_their_slots_apart)
 {
 	kv_test_env_t t;
 	kv_test_rng_t rng = {kv_test_seed()};
@@ -202,7 +200,6 @@ static void p4_pools_behind_one_tier_keep_their_slots_apart(void **state)
 	uint32_t class[3], memory;
 	static model_t m;
 
-	(void)state;
 	memset(&m, 0, sizeof m);
 	kv_test_env_init(&t);
 	config.max_slabs = KVS_HOST_SLABS;
@@ -246,13 +243,4 @@ static void p4_pools_behind_one_tier_keep_their_slots_apart(void **state)
 	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p5_foreign_memory_is_used_to_the_slab_and_never_touched),
-		cmocka_unit_test(p8_a_foreign_slab_changes_hands_as_fresh_memory),
-		cmocka_unit_test(p4_pools_behind_one_tier_keep_their_slots_apart),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

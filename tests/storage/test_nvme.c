@@ -6,12 +6,11 @@
 
 static found_t found;
 
-static void p1_a_stored_block_comes_back_byte_for_byte(void **state)
+KV_TEST(p1_a_stored_block_comes_back_byte_for_byte)
 {
 	fixture_t f;
 	kvs_loc_t loc[20];
 
-	(void)state;
 	fixture_init(&f, NULL);
 	fixture_begin(&f, &found);
 	for (uint32_t i = 0; i < 20; i++) {
@@ -24,14 +23,13 @@ static void p1_a_stored_block_comes_back_byte_for_byte(void **state)
 	fixture_fini(&f);
 }
 
-static void p1_uneven_pieces_and_two_classes_do_not_mix(void **state)
+KV_TEST(p1_uneven_pieces_and_two_classes_do_not_mix)
 {
 	fixture_t f;
 	kvs_loc_t a, b;
 	uint32_t first;
 	uint32_t again;
 
-	(void)state;
 	fixture_init(&f, NULL);
 	fixture_begin(&f, &found);
 	first = f.slot_class;
@@ -55,12 +53,11 @@ static void p1_uneven_pieces_and_two_classes_do_not_mix(void **state)
 	fixture_fini(&f);
 }
 
-static void p2_what_was_flushed_is_there_after_reopen_parents_first(void **state)
+KV_TEST(p2_what_was_flushed_is_there_after_reopen_parents_first)
 {
 	fixture_t f;
 	kvs_loc_t loc;
 
-	(void)state;
 	fixture_init(&f, NULL);
 	fixture_begin(&f, &found);
 	for (uint32_t i = 20; i > 0; i--) {
@@ -111,13 +108,12 @@ static void put_supers(const fixture_t *f, const uint8_t *kept)
 }
 
 /* An acknowledgement of what the next start drops would be a lie. */
-static void p2_a_block_of_an_unrecorded_space_or_epoch_is_not_taken(void **state)
+KV_TEST(p2_a_block_of_an_unrecorded_space_or_epoch_is_not_taken)
 {
 	kvs_meta_t stranger = meta_of(9, 1, 1), early = meta_of(1, 1, 2), old = meta_of(1, 1, 1);
 	kvs_loc_t loc;
 	fixture_t f;
 
-	(void)state;
 	fixture_init(&f, NULL);
 	fixture_begin(&f, &found);
 	stranger.root[0] = 99;
@@ -130,7 +126,7 @@ static void p2_a_block_of_an_unrecorded_space_or_epoch_is_not_taken(void **state
 	fixture_fini(&f);
 }
 
-static void p2_orphans_old_epochs_and_unknown_spaces_are_dropped(void **state)
+KV_TEST(p2_orphans_old_epochs_and_unknown_spaces_are_dropped)
 {
 	static block_t b;
 	fixture_t f;
@@ -139,7 +135,6 @@ static void p2_orphans_old_epochs_and_unknown_spaces_are_dropped(void **state)
 	uint8_t kept[4096];
 	outcome_t o = {0};
 
-	(void)state;
 	fixture_init(&f, NULL);
 	fixture_begin(&f, &found);
 	assert_int_equal(put_block(&f, &plain, 1, 1, &loc), KV_OK);
@@ -185,14 +180,13 @@ static kv_status_t refuse(void *arg, uint32_t slot_class, kvs_loc_t loc, const k
 	return meta->depth == 2 ? KV_ERR_LIMIT : KV_OK;
 }
 
-static void p3_a_block_the_core_refuses_takes_its_children_along(void **state)
+KV_TEST(p3_a_block_the_core_refuses_takes_its_children_along)
 {
 	fixture_t f;
 	kvs_usage_t usage;
 	kvs_loc_t loc;
 	int calls = 0;
 
-	(void)state;
 	fixture_init(&f, NULL);
 	fixture_begin(&f, &found);
 	for (uint32_t i = 1; i <= 4; i++) {
@@ -225,14 +219,13 @@ static kv_status_t put_off(void *arg, uint32_t slot_class, kvs_loc_t loc, const 
 }
 
 /* What the core has no room for yet comes again with its children, after all others, and nothing of it is lost. */
-static void p2_blocks_that_are_put_off_come_again_parents_first(void **state)
+KV_TEST(p2_blocks_that_are_put_off_come_again_parents_first)
 {
 	put_off_t seen = {0};
 	kvs_usage_t usage;
 	fixture_t f;
 	kvs_loc_t loc;
 
-	(void)state;
 	fixture_init(&f, NULL);
 	fixture_begin(&f, &found);
 	for (uint32_t i = 1; i <= 8; i++) {
@@ -254,14 +247,13 @@ static void p2_blocks_that_are_put_off_come_again_parents_first(void **state)
 	fixture_fini(&f);
 }
 
-static void p1_a_stale_location_is_a_miss(void **state)
+KV_TEST(p1_a_stale_location_is_a_miss)
 {
 	fixture_t f;
 	kvs_loc_t loc;
 	kvs_loc_t wild = {.slot = 12345678, .gen = 1};
 	block_t b;
 
-	(void)state;
 	fixture_init(&f, NULL);
 	fixture_begin(&f, &found);
 	block_blank(&b);
@@ -278,7 +270,7 @@ static void p1_a_stale_location_is_a_miss(void **state)
 	fixture_fini(&f);
 }
 
-static void p10_wrong_states_and_arguments_are_refused(void **state)
+KV_TEST(p10_wrong_states_and_arguments_are_refused)
 {
 	fixture_t f;
 	kvs_meta_t meta = meta_of(1, 1, 1);
@@ -289,7 +281,6 @@ static void p10_wrong_states_and_arguments_are_refused(void **state)
 	kvs_mem_t crooked;
 	uint32_t id;
 
-	(void)state;
 	fixture_init(&f, NULL);
 	fixture_begin(&f, &found);
 	block_fill(&plain, &meta.key, &b);
@@ -312,7 +303,7 @@ static void p10_wrong_states_and_arguments_are_refused(void **state)
 	fixture_fini(&f);
 }
 
-static void p5_full_is_full_and_freed_slots_serve_again_within_the_limit(void **state)
+KV_TEST(p5_full_is_full_and_freed_slots_serve_again_within_the_limit)
 {
 	fixture_t f;
 	kvs_loc_t loc, spare;
@@ -320,7 +311,6 @@ static void p5_full_is_full_and_freed_slots_serve_again_within_the_limit(void **
 	kvs_meta_t meta;
 	uint32_t n = 0;
 
-	(void)state;
 	fixture_init(&f, NULL);
 	f.config.limit_bytes = 8 * MIB;
 	fixture_begin(&f, &found);
@@ -342,7 +332,7 @@ static void p5_full_is_full_and_freed_slots_serve_again_within_the_limit(void **
 
 /* A file changes its class: it gives out no slot while it is emptied, may stay after all, and is the other class's
  * alone when its rows have gone. */
-static void p5_an_emptied_file_makes_room_for_the_class_that_needs_it(void **state)
+KV_TEST(p5_an_emptied_file_makes_room_for_the_class_that_needs_it)
 {
 	const kvs_rebalance_ops_t *change;
 	kvs_slab_desc_t look;
@@ -351,7 +341,6 @@ static void p5_an_emptied_file_makes_room_for_the_class_that_needs_it(void **sta
 	uint32_t n = 0, first_class, files = 0;
 	kvs_meta_t meta;
 
-	(void)state;
 	fixture_init(&f, NULL);
 	f.config.limit_bytes = 8 * MIB;
 	fixture_begin(&f, &found);
@@ -404,7 +393,7 @@ static void p5_an_emptied_file_makes_room_for_the_class_that_needs_it(void **sta
 	fixture_fini(&f);
 }
 
-static void p4_a_slot_freed_under_its_write_is_free_when_that_has_ended(void **state)
+KV_TEST(p4_a_slot_freed_under_its_write_is_free_when_that_has_ended)
 {
 	fixture_t f;
 	kvs_meta_t meta = meta_of(1, 1, 1);
@@ -413,7 +402,6 @@ static void p4_a_slot_freed_under_its_write_is_free_when_that_has_ended(void **s
 	kvs_loc_t loc;
 	block_t b;
 
-	(void)state;
 	fixture_init(&f, NULL);
 	fixture_begin(&f, &found);
 	block_fill(&plain, &meta.key, &b);
@@ -452,13 +440,12 @@ static void on_flushed(void *arg, kv_status_t status)
 	}
 }
 
-static void p2_a_flush_is_answered_after_all_stores_before_it(void **state)
+KV_TEST(p2_a_flush_is_answered_after_all_stores_before_it)
 {
 	static block_t b[40];
 	fixture_t f;
 	kvs_loc_t loc[40];
 
-	(void)state;
 	fixture_init(&f, NULL);
 	fixture_begin(&f, &found);
 	memset(&order, 0, sizeof order);
@@ -476,7 +463,7 @@ static void p2_a_flush_is_answered_after_all_stores_before_it(void **state)
 	fixture_fini(&f);
 }
 
-static void p5_callbacks_are_bounded_and_the_queue_says_busy(void **state)
+KV_TEST(p5_callbacks_are_bounded_and_the_queue_says_busy)
 {
 	static block_t b;
 	fixture_t f;
@@ -485,7 +472,6 @@ static void p5_callbacks_are_bounded_and_the_queue_says_busy(void **state)
 	uint32_t n = 0;
 	uint32_t ran = 0;
 
-	(void)state;
 	fixture_init(&f, NULL);
 	f.config.queue_depth = 4;
 	fixture_begin(&f, &found);
@@ -513,12 +499,11 @@ static void p5_callbacks_are_bounded_and_the_queue_says_busy(void **state)
 	fixture_fini(&f);
 }
 
-static void p6_without_io_uring_plain_threads_do_the_same(void **state)
+KV_TEST(p6_without_io_uring_plain_threads_do_the_same)
 {
 	fixture_t f;
 	kvs_loc_t loc[30];
 
-	(void)state;
 	fixture_init(&f, NULL);
 	f.config.engine = KVS_IO_THREADS;
 	fixture_begin(&f, &found);
@@ -539,13 +524,12 @@ static void p6_without_io_uring_plain_threads_do_the_same(void **state)
 	fixture_fini(&f);
 }
 
-static void p2_a_batch_follows_by_itself_within_the_interval(void **state)
+KV_TEST(p2_a_batch_follows_by_itself_within_the_interval)
 {
 	fixture_t f;
 	kvs_loc_t loc;
 	uint64_t deadline;
 
-	(void)state;
 	fixture_init(&f, NULL);
 	fixture_begin(&f, &found);
 	assert_int_equal(put_block(&f, &plain, 1, 1, &loc), KV_OK);
@@ -560,26 +544,4 @@ static void p2_a_batch_follows_by_itself_within_the_interval(void **state)
 	fixture_fini(&f);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p1_a_stored_block_comes_back_byte_for_byte),
-		cmocka_unit_test(p1_uneven_pieces_and_two_classes_do_not_mix),
-		cmocka_unit_test(p2_what_was_flushed_is_there_after_reopen_parents_first),
-		cmocka_unit_test(p2_a_block_of_an_unrecorded_space_or_epoch_is_not_taken),
-		cmocka_unit_test(p2_orphans_old_epochs_and_unknown_spaces_are_dropped),
-		cmocka_unit_test(p2_blocks_that_are_put_off_come_again_parents_first),
-		cmocka_unit_test(p3_a_block_the_core_refuses_takes_its_children_along),
-		cmocka_unit_test(p1_a_stale_location_is_a_miss),
-		cmocka_unit_test(p10_wrong_states_and_arguments_are_refused),
-		cmocka_unit_test(p5_full_is_full_and_freed_slots_serve_again_within_the_limit),
-		cmocka_unit_test(p5_an_emptied_file_makes_room_for_the_class_that_needs_it),
-		cmocka_unit_test(p4_a_slot_freed_under_its_write_is_free_when_that_has_ended),
-		cmocka_unit_test(p2_a_flush_is_answered_after_all_stores_before_it),
-		cmocka_unit_test(p5_callbacks_are_bounded_and_the_queue_says_busy),
-		cmocka_unit_test(p6_without_io_uring_plain_threads_do_the_same),
-		cmocka_unit_test(p2_a_batch_follows_by_itself_within_the_interval),
-	};
-
-	return cmocka_run_group_tests_name("storage.nvme", tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

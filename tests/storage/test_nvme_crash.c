@@ -84,14 +84,13 @@ static void lose_metadata(const fixture_t *f)
 
 /* Without the metadata nothing tells the headers of withdrawn blocks from those of others: none that is older counts,
  * and all that are younger do. */
-static void p1_withdrawn_blocks_stay_away_after_kill_9_and_without_metadata(void **state)
+KV_TEST(p1_withdrawn_blocks_stay_away_after_kill_9_and_without_metadata)
 {
 	fixture_t f;
 	kvs_loc_t loc;
 	int status;
 	pid_t pid;
 
-	(void)state;
 	fixture_init(&f, NULL);
 	pid = fork();
 	if (pid == 0) {
@@ -136,7 +135,7 @@ static void check_chain(fixture_t *f, uint64_t chain)
 	}
 }
 
-static void p2_every_flushed_block_survives_kill_9(void **state)
+KV_TEST(p2_every_flushed_block_survives_kill_9)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	fixture_t f;
@@ -187,7 +186,6 @@ static void p2_every_flushed_block_survives_kill_9(void **state)
 		check_sums(&f);
 		fixture_close(&f);
 	}
-	(void)state;
 	print_message("# chains acknowledged and found again: %u\n", checked);
 	assert_true(checked >= ROUNDS);
 	close(fd);
@@ -197,11 +195,6 @@ static void p2_every_flushed_block_survives_kill_9(void **state)
 
 int main(int argc, char **argv)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p2_every_flushed_block_survives_kill_9),
-		cmocka_unit_test(p1_withdrawn_blocks_stay_away_after_kill_9_and_without_metadata),
-	};
-
 	if (argc == 2 && strcmp(argv[0], "withdraw") == 0) {
 		return withdraw_and_die(argv[1]);
 	}
@@ -209,5 +202,5 @@ int main(int argc, char **argv)
 		return writer(argv[1], argv[2], strtoull(argv[3], NULL, 10));
 	}
 
-	return cmocka_run_group_tests_name("storage.nvme_crash", tests, NULL, NULL);
+	return kv_test_run(NULL, NULL);
 }

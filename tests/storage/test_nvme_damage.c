@@ -66,13 +66,12 @@ static uint32_t read_all(fixture_t *f)
 	return good;
 }
 
-static void p1_a_flipped_bit_in_a_slot_is_never_served(void **state)
+KV_TEST(p1_a_flipped_bit_in_a_slot_is_never_served)
 {
 	static const off_t places[] = {0, 9, 20, 30, 50, 100, 151, 160, 300, 4095, 4096, 4097, 8191, 12288, 16383};
 	fixture_t f;
 	int fd;
 
-	(void)state;
 	make(&f);
 	fixture_begin(&f, &found);
 	assert_int_equal(found.count, BLOCKS);
@@ -101,13 +100,12 @@ static void p1_a_flipped_bit_in_a_slot_is_never_served(void **state)
 	fixture_fini(&f);
 }
 
-static void p1_a_whole_block_in_the_wrong_place_is_never_served(void **state)
+KV_TEST(p1_a_whole_block_in_the_wrong_place_is_never_served)
 {
 	fixture_t f;
 	uint8_t slot[16384];
 	int fd;
 
-	(void)state;
 	make(&f);
 	fixture_begin(&f, &found);
 	fd = open_at(&f, "slots/0.0");
@@ -119,11 +117,10 @@ static void p1_a_whole_block_in_the_wrong_place_is_never_served(void **state)
 	fixture_fini(&f);
 }
 
-static void p6_one_damaged_superblock_is_repaired_from_the_other(void **state)
+KV_TEST(p6_one_damaged_superblock_is_repaired_from_the_other)
 {
 	fixture_t f;
 
-	(void)state;
 	make(&f);
 	for (int i = 0; i < 40; i++) {
 		char name[] = "superblock.0";
@@ -142,12 +139,11 @@ static void p6_one_damaged_superblock_is_repaired_from_the_other(void **state)
 	fixture_fini(&f);
 }
 
-static void p10_two_damaged_superblocks_are_foreign_and_left_untouched(void **state)
+KV_TEST(p10_two_damaged_superblocks_are_foreign_and_left_untouched)
 {
 	fixture_t f;
 	int fd;
 
-	(void)state;
 	make(&f);
 	for (int i = 0; i < 2; i++) {
 		fd = open_at(&f, i ? "superblock.1" : "superblock.0");
@@ -166,11 +162,10 @@ static void p10_two_damaged_superblocks_are_foreign_and_left_untouched(void **st
 	fixture_fini(&f);
 }
 
-static void p10_another_version_is_refused(void **state)
+KV_TEST(p10_another_version_is_refused)
 {
 	fixture_t f;
 
-	(void)state;
 	make(&f);
 	for (int i = 0; i < 2; i++) {
 		int fd = open_at(&f, i ? "superblock.1" : "superblock.0");
@@ -183,13 +178,12 @@ static void p10_another_version_is_refused(void **state)
 	fixture_fini(&f);
 }
 
-static void p2_a_slot_file_that_was_cut_loses_only_what_was_cut(void **state)
+KV_TEST(p2_a_slot_file_that_was_cut_loses_only_what_was_cut)
 {
 	const off_t stride = 4096 + 12288;
 	fixture_t f;
 	int fd;
 
-	(void)state;
 	make(&f); /* slots are given out from the first */
 	fd = open_at(&f, "slots/0.0");
 	assert_int_equal(ftruncate(fd, stride * (BLOCKS / 2) + 5000), 0); /* and half a slot more */
@@ -209,14 +203,13 @@ static void p2_a_slot_file_that_was_cut_loses_only_what_was_cut(void **state)
 }
 
 /* rm, and then a cut, under an open tier: no acknowledgement rests on what has gone. */
-static void p2_a_slot_file_removed_while_it_is_open_is_noticed(void **state)
+KV_TEST(p2_a_slot_file_removed_while_it_is_open_is_noticed)
 {
 	fixture_t f;
 	kvs_usage_t usage;
 	kvs_loc_t loc;
 	char path[256];
 
-	(void)state;
 	fixture_init(&f, NULL);
 	fixture_begin(&f, &found);
 	for (uint32_t d = 1; d <= 3; d++) {
@@ -264,13 +257,12 @@ static uint32_t count_entries(const char *path)
 	return n;
 }
 
-static void p10_a_foreign_directory_is_left_alone(void **state)
+KV_TEST(p10_a_foreign_directory_is_left_alone)
 {
 	fixture_t f;
 	char path[256];
 	int fd;
 
-	(void)state;
 	fixture_init(&f, NULL);
 	snprintf(path, sizeof path, "%s/thesis.txt", f.dir);
 	fd = open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
@@ -285,13 +277,12 @@ static void p10_a_foreign_directory_is_left_alone(void **state)
 	fixture_fini(&f);
 }
 
-static void p10_a_second_daemon_on_the_directory_is_told_so(void **state)
+KV_TEST(p10_a_second_daemon_on_the_directory_is_told_so)
 {
 	fixture_t f;
 	kvs_tier_t *second = NULL;
 	char detail[256];
 
-	(void)state;
 	make(&f);
 	fixture_begin(&f, &found);
 	assert_int_equal(kvs_nvme_open(&f.config, &f.test.env, &second, detail, sizeof detail), KV_ERR_LOCKED);
@@ -300,11 +291,10 @@ static void p10_a_second_daemon_on_the_directory_is_told_so(void **state)
 	fixture_fini(&f);
 }
 
-static void p6_a_long_or_unreadable_slot_file_costs_its_own_blocks_only(void **state)
+KV_TEST(p6_a_long_or_unreadable_slot_file_costs_its_own_blocks_only)
 {
 	static const char *const how[] = {"longer", "link", "directory", "name"};
 
-	(void)state;
 	for (uint32_t i = 0; i < KV_COUNT_OF(how); i++) {
 		fixture_t f;
 		char path[256];
@@ -341,9 +331,8 @@ static void p6_a_long_or_unreadable_slot_file_costs_its_own_blocks_only(void **s
 
 /* The blocks of a file that cannot be opened are missing until it can, also if some were stored again meanwhile, or the
  * metadata was lost. */
-static void p2_a_slot_file_that_comes_back_has_its_blocks(void **state)
+KV_TEST(p2_a_slot_file_that_comes_back_has_its_blocks)
 {
-	(void)state;
 	for (uint32_t i = 0; i < 6; i++) {
 		const uint32_t again = i / 2;
 		fixture_t f;
@@ -389,12 +378,11 @@ static rlim_t first_free_descriptor(void)
 }
 
 /* A start that runs out of descriptors anywhere finds all blocks, or the tier does not open and a later start does. */
-static void p2_a_start_short_of_descriptors_loses_no_block(void **state)
+KV_TEST(p2_a_start_short_of_descriptors_loses_no_block)
 {
 	struct rlimit before, low;
 	uint32_t opened = 0;
 
-	(void)state;
 	assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
 	for (rlim_t more = 0; opened == 0; more += 1 + more / 4) {
 		fixture_t f;
@@ -416,12 +404,11 @@ static void p2_a_start_short_of_descriptors_loses_no_block(void **state)
 	}
 }
 
-static void p1_a_file_truncated_under_the_tier_is_not_served(void **state)
+KV_TEST(p1_a_file_truncated_under_the_tier_is_not_served)
 {
 	fixture_t f;
 	char path[256];
 
-	(void)state;
 	make(&f);
 	fixture_begin(&f, &found);
 	snprintf(path, sizeof path, "%s/slots/0.0", f.dir);
@@ -430,13 +417,12 @@ static void p1_a_file_truncated_under_the_tier_is_not_served(void **state)
 	fixture_fini(&f);
 }
 
-static void p2_lost_metadata_is_rebuilt_from_the_headers(void **state)
+KV_TEST(p2_lost_metadata_is_rebuilt_from_the_headers)
 {
 	fixture_t f;
 	char path[256];
 	char gone[300];
 
-	(void)state;
 	for (int i = 0; i < 2; i++) {
 		make(&f);
 		snprintf(path, sizeof path, "%s/meta", f.dir);
@@ -461,9 +447,8 @@ static void p2_lost_metadata_is_rebuilt_from_the_headers(void **state)
 	}
 }
 
-static void p2_a_rebuild_leaves_damaged_headers_out(void **state)
+KV_TEST(p2_a_rebuild_leaves_damaged_headers_out)
 {
-	(void)state;
 	for (int engine = KVS_IO_URING; engine <= KVS_IO_THREADS; engine++) {
 		fixture_t f;
 		char path[256];
@@ -486,9 +471,8 @@ static void p2_a_rebuild_leaves_damaged_headers_out(void **state)
 }
 
 /* A header proves that a write had begun. */
-static void p2_a_torn_block_found_by_a_rebuild_is_lost_before_a_flush(void **state)
+KV_TEST(p2_a_torn_block_found_by_a_rebuild_is_lost_before_a_flush)
 {
-	(void)state;
 	for (int engine = KVS_IO_URING; engine <= KVS_IO_THREADS; engine++) {
 		fixture_t f;
 		char path[256];
@@ -534,12 +518,11 @@ static void lose_metadata(const fixture_t *f)
 
 /* A slot that is freed keeps its header. Its block may come back, once, as what it was; after a reset nothing of the
  * old epoch does. */
-static void p1_a_rebuild_finds_blocks_of_this_epoch_once_and_no_old_ones(void **state)
+KV_TEST(p1_a_rebuild_finds_blocks_of_this_epoch_once_and_no_old_ones)
 {
 	fixture_t f;
 	kvs_loc_t loc;
 
-	(void)state;
 	make(&f);
 	fixture_begin(&f, &found);
 	for (uint32_t depth = 9; depth <= BLOCKS; depth++) {
@@ -574,12 +557,11 @@ static void p1_a_rebuild_finds_blocks_of_this_epoch_once_and_no_old_ones(void **
 	fixture_fini(&f);
 }
 
-static void p2_a_rebuild_that_was_cut_short_is_done_again(void **state)
+KV_TEST(p2_a_rebuild_that_was_cut_short_is_done_again)
 {
 	fixture_t f;
 	char path[256];
 
-	(void)state;
 	make(&f);
 	snprintf(path, sizeof path, "%s/meta.lost", f.dir);
 	assert_int_equal(mkdir(path, 0700), 0);
@@ -590,7 +572,7 @@ static void p2_a_rebuild_that_was_cut_short_is_done_again(void **state)
 }
 
 /* One flipped bit in each file of the metadata, at several places. */
-static void p1_p6_damaged_metadata_costs_time_but_no_right_bytes(void **state)
+KV_TEST(p1_p6_damaged_metadata_costs_time_but_no_right_bytes)
 {
 	uint32_t files = 0;
 	fixture_t f;
@@ -599,7 +581,6 @@ static void p1_p6_damaged_metadata_costs_time_but_no_right_bytes(void **state)
 	struct dirent *entry;
 	DIR *dir;
 
-	(void)state;
 	make(&f);
 	snprintf(path, sizeof path, "%s/meta", f.dir);
 	dir = opendir(path);
@@ -638,7 +619,7 @@ static void p1_p6_damaged_metadata_costs_time_but_no_right_bytes(void **state)
 	}
 }
 
-static void p5_a_full_file_system_is_full_and_the_tier_goes_on(void **state)
+KV_TEST(p5_a_full_file_system_is_full_and_the_tier_goes_on)
 {
 	fixture_t f;
 	kvs_loc_t loc[2000];
@@ -646,7 +627,6 @@ static void p5_a_full_file_system_is_full_and_the_tier_goes_on(void **state)
 	kv_status_t status = KV_OK;
 	uint32_t n = 0;
 
-	(void)state;
 	fixture_init(&f, NULL);
 	if (mount("tmpfs", f.dir, "tmpfs", 0, "size=40m,mode=0700") != 0) {
 		print_message("# SKIP: mounting a tmpfs needs root (%s)\n", strerror(errno));
@@ -678,30 +658,4 @@ static void p5_a_full_file_system_is_full_and_the_tier_goes_on(void **state)
 	fixture_fini(&f);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p1_a_flipped_bit_in_a_slot_is_never_served),
-		cmocka_unit_test(p1_a_whole_block_in_the_wrong_place_is_never_served),
-		cmocka_unit_test(p2_a_slot_file_that_was_cut_loses_only_what_was_cut),
-		cmocka_unit_test(p2_a_slot_file_removed_while_it_is_open_is_noticed),
-		cmocka_unit_test(p6_one_damaged_superblock_is_repaired_from_the_other),
-		cmocka_unit_test(p10_two_damaged_superblocks_are_foreign_and_left_untouched),
-		cmocka_unit_test(p10_another_version_is_refused),
-		cmocka_unit_test(p10_a_foreign_directory_is_left_alone),
-		cmocka_unit_test(p10_a_second_daemon_on_the_directory_is_told_so),
-		cmocka_unit_test(p6_a_long_or_unreadable_slot_file_costs_its_own_blocks_only),
-		cmocka_unit_test(p2_a_slot_file_that_comes_back_has_its_blocks),
-		cmocka_unit_test(p2_a_start_short_of_descriptors_loses_no_block),
-		cmocka_unit_test(p1_a_file_truncated_under_the_tier_is_not_served),
-		cmocka_unit_test(p2_lost_metadata_is_rebuilt_from_the_headers),
-		cmocka_unit_test(p2_a_rebuild_leaves_damaged_headers_out),
-		cmocka_unit_test(p2_a_torn_block_found_by_a_rebuild_is_lost_before_a_flush),
-		cmocka_unit_test(p1_a_rebuild_finds_blocks_of_this_epoch_once_and_no_old_ones),
-		cmocka_unit_test(p2_a_rebuild_that_was_cut_short_is_done_again),
-		cmocka_unit_test(p1_p6_damaged_metadata_costs_time_but_no_right_bytes),
-		cmocka_unit_test(p5_a_full_file_system_is_full_and_the_tier_goes_on),
-	};
-
-	return cmocka_run_group_tests_name("storage.nvme_damage", tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

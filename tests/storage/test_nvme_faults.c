@@ -51,12 +51,11 @@ static kv_status_t whole_life(fixture_t *f)
 	return status;
 }
 
-static void p5_each_allocation_may_fail(void **state)
+KV_TEST(p5_each_allocation_may_fail)
 {
 	fixture_t f;
 	uint32_t failures = 0;
 
-	(void)state;
 	fixture_init_fast(&f);
 	KV_TEST_EACH_FAILURE(&f.test, n)
 	{
@@ -113,7 +112,7 @@ static void wait_on_again(fixture_t *f, const struct rlimit *before)
 	wait_works(f);
 }
 
-static void p6_failed_writes_are_quarantined_and_many_stop_the_tier(void **state)
+KV_TEST(p6_failed_writes_are_quarantined_and_many_stop_the_tier)
 {
 	struct rlimit before;
 	fixture_t f;
@@ -121,7 +120,6 @@ static void p6_failed_writes_are_quarantined_and_many_stop_the_tier(void **state
 	kvs_usage_t usage;
 	kvs_loc_t loc, fourth;
 
-	(void)state;
 	fixture_init(&f, NULL);
 	fixture_begin(&f, &found);
 	switch_off(&f, &before, &fourth);
@@ -147,13 +145,12 @@ static void p6_failed_writes_are_quarantined_and_many_stop_the_tier(void **state
 }
 
 /* Else a model that attaches meanwhile would have no cache in memory either. */
-static void p6_a_class_opened_while_the_tier_is_off_is_kept_later(void **state)
+KV_TEST(p6_a_class_opened_while_the_tier_is_off_is_kept_later)
 {
 	struct rlimit before;
 	fixture_t f;
 	kvs_loc_t loc;
 
-	(void)state;
 	fixture_init(&f, NULL);
 	fixture_begin(&f, &found);
 	switch_off(&f, &before, &loc);
@@ -170,7 +167,7 @@ static void p6_a_class_opened_while_the_tier_is_off_is_kept_later(void **state)
 	fixture_fini(&f);
 }
 
-static void p6_memory_taken_away_is_a_fault_and_the_block_stays_good(void **state)
+KV_TEST(p6_memory_taken_away_is_a_fault_and_the_block_stays_good)
 {
 	fixture_t f;
 	kvs_loc_t loc;
@@ -179,7 +176,6 @@ static void p6_memory_taken_away_is_a_fault_and_the_block_stays_good(void **stat
 	int fd = memfd_create("slab", MFD_CLOEXEC);
 	uint8_t *data;
 
-	(void)state;
 	assert_int_equal(ftruncate(fd, 16384), 0);
 	data = mmap(NULL, 16384, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	assert_true(data != MAP_FAILED);
@@ -218,12 +214,11 @@ static uint64_t now_in_a_hurry(void *ctx)
 
 /* No memory for the superblock's image: neither an epoch nor the flush behind it comes to an end, and nothing is in
  * flight. */
-static void p5_an_unfinished_flush_ends_with_closed_when_the_tier_closes(void **state)
+KV_TEST(p5_an_unfinished_flush_ends_with_closed_when_the_tier_closes)
 {
 	outcome_t epoch = {0}, flush = {0};
 	fixture_t f;
 
-	(void)state;
 	fixture_init(&f, NULL);
 	f.test.env.alloc = alloc_unless_starved;
 	f.test.env.now_ns = now_in_a_hurry;
@@ -750,123 +745,88 @@ static void in_child(const char *what, const char *file, const char *inject)
 	assert_int_equal(result, 0);
 }
 
-static void p6_a_kernel_without_io_uring_is_served_by_plain_calls(void **state)
+KV_TEST(p6_a_kernel_without_io_uring_is_served_by_plain_calls)
 {
-	(void)state;
 	in_child("no-uring", NULL, "inject=io_uring_setup:error=ENOSYS");
 }
 
-static void p5_submissions_refused_for_a_while_go_through_later(void **state)
+KV_TEST(p5_submissions_refused_for_a_while_go_through_later)
 {
-	(void)state;
 	in_child("again", NULL, "inject=io_uring_enter:error=EAGAIN:when=2..12");
 }
 
-static void p2_a_failed_sync_is_never_acknowledged_nor_retried_blindly(void **state)
+KV_TEST(p2_a_failed_sync_is_never_acknowledged_nor_retried_blindly)
 {
-	(void)state;
 	in_child("sync", "slots/0.0", "inject=fdatasync:error=EIO");
 }
 
-static void p2_an_unsynced_directory_is_synced_before_the_next_answer(void **state)
+KV_TEST(p2_an_unsynced_directory_is_synced_before_the_next_answer)
 {
-	(void)state;
 	/* The first one is the start's. */
 	in_child("sync-dir", "slots", "inject=fsync:error=EIO:when=2..3");
 }
 
-static void p2_blocks_that_cannot_be_read_for_a_while_are_not_lost(void **state)
+KV_TEST(p2_blocks_that_cannot_be_read_for_a_while_are_not_lost)
 {
-	(void)state;
 	in_child("unreadable", "slots/0.0", "inject=preadv:error=EIO:when=1..3" /* in each of four threads */);
 }
 
-static void p2_a_slot_that_cannot_be_read_for_ten_minutes_is_given_up(void **state)
+KV_TEST(p2_a_slot_that_cannot_be_read_for_ten_minutes_is_given_up)
 {
-	(void)state;
 	in_child("given-up", "slots/0.0", "inject=preadv:error=EIO");
 }
 
-static void p2_a_rebuild_needs_every_header_that_it_cannot_read_now(void **state)
+KV_TEST(p2_a_rebuild_needs_every_header_that_it_cannot_read_now)
 {
-	(void)state;
 	in_child("rebuild-waits", "slots/0.0", "inject=pread64:error=EIO:when=3");
 	in_child("rebuild-drops", "slots/0.0", "inject=pread64:error=EIO:when=3");
 }
 
 /* A sync has failed before: each slot is read, header first, and written again. */
-static void p2_a_rebuild_believes_no_slot_that_it_cannot_write_again(void **state)
+KV_TEST(p2_a_rebuild_believes_no_slot_that_it_cannot_write_again)
 {
-	(void)state;
 	in_child("rewrite-waits", "slots/0.0", "inject=pread64:error=EIO:when=6");
 	in_child("rewrite-drops", "slots/0.0", "inject=pread64:error=EIO:when=6");
 	in_child("rewrite-waits", "slots/0.0", "inject=pread64:error=EIO:when=5");
 }
 
-static void p2_a_rebuild_gives_up_no_copy_that_it_cannot_read_now(void **state)
+KV_TEST(p2_a_rebuild_gives_up_no_copy_that_it_cannot_read_now)
 {
-	(void)state;
 	in_child("rebuild-copies", "slots/0.0",
 		 "inject=pread64:error=EIO:when=130"); /* after 128 headers and the torn copy */
 }
 
-static void p2_what_could_not_be_read_is_found_by_the_next_start(void **state)
+KV_TEST(p2_what_could_not_be_read_is_found_by_the_next_start)
 {
-	(void)state;
 	in_child("restart-aside", "slots/0.0", "inject=preadv:error=EIO:when=1" /* in the first thread */);
 }
 
-static void p2_a_start_without_a_descriptor_for_a_slot_file_is_tried_again(void **state)
+KV_TEST(p2_a_start_without_a_descriptor_for_a_slot_file_is_tried_again)
 {
-	(void)state;
 	/* Calls that name the folder: it is read and a file is made, then it is read and the file is opened. */
 	in_child("open-later", "slots", "inject=openat:error=EMFILE:when=4");
 }
 
-static void p2_a_write_that_a_failed_sync_may_lose_is_never_acknowledged(void **state)
+KV_TEST(p2_a_write_that_a_failed_sync_may_lose_is_never_acknowledged)
 {
-	(void)state;
 	in_child("sync-race", "slots/0.0", "inject=fdatasync:error=EIO:when=1:delay_enter=300000");
 }
 
-static void p2_new_directories_are_synced_under_their_names(void **state)
+KV_TEST(p2_new_directories_are_synced_under_their_names)
 {
-	(void)state;
 	in_child("sync-made", "", "inject=fsync:error=EIO:when=1..2");
 	/* Twice for the copies of the superblock, then for the directory of slot files; each later start syncs it
 	 * before it comes that far. */
 	in_child("sync-slots", "", "inject=fsync:error=EIO:when=3");
 }
 
-static void p6_a_memlock_of_8_mib_costs_speed_only(void **state)
+KV_TEST(p6_a_memlock_of_8_mib_costs_speed_only)
 {
-	(void)state;
 	in_child("memlock", NULL, NULL);
 }
 
 int main(int argc, char **argv)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p5_each_allocation_may_fail),
-		cmocka_unit_test(p6_failed_writes_are_quarantined_and_many_stop_the_tier),
-		cmocka_unit_test(p6_a_class_opened_while_the_tier_is_off_is_kept_later),
-		cmocka_unit_test(p6_memory_taken_away_is_a_fault_and_the_block_stays_good),
-		cmocka_unit_test(p5_an_unfinished_flush_ends_with_closed_when_the_tier_closes),
-		cmocka_unit_test(p6_a_kernel_without_io_uring_is_served_by_plain_calls),
-		cmocka_unit_test(p5_submissions_refused_for_a_while_go_through_later),
-		cmocka_unit_test(p2_a_failed_sync_is_never_acknowledged_nor_retried_blindly),
-		cmocka_unit_test(p2_an_unsynced_directory_is_synced_before_the_next_answer),
-		cmocka_unit_test(p2_blocks_that_cannot_be_read_for_a_while_are_not_lost),
-		cmocka_unit_test(p2_a_slot_that_cannot_be_read_for_ten_minutes_is_given_up),
-		cmocka_unit_test(p2_a_start_without_a_descriptor_for_a_slot_file_is_tried_again),
-		cmocka_unit_test(p2_a_rebuild_needs_every_header_that_it_cannot_read_now),
-		cmocka_unit_test(p2_a_rebuild_believes_no_slot_that_it_cannot_write_again),
-		cmocka_unit_test(p2_a_rebuild_gives_up_no_copy_that_it_cannot_read_now),
-		cmocka_unit_test(p2_what_could_not_be_read_is_found_by_the_next_start),
-		cmocka_unit_test(p2_a_write_that_a_failed_sync_may_lose_is_never_acknowledged),
-		cmocka_unit_test(p2_new_directories_are_synced_under_their_names),
-		cmocka_unit_test(p6_a_memlock_of_8_mib_costs_speed_only),
-	};
 	const struct CMUnitTest child[] = {cmocka_unit_test(run_child)};
 
 	if (argc == 3) {
@@ -875,5 +835,5 @@ int main(int argc, char **argv)
 		return cmocka_run_group_tests_name("child", child, NULL, NULL);
 	}
 
-	return cmocka_run_group_tests_name("storage.nvme_faults", tests, NULL, NULL);
+	return kv_test_run(NULL, NULL);
 }

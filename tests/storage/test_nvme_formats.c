@@ -17,7 +17,7 @@
 
 static found_t found;
 
-static void p10_every_flipped_bit_of_a_slot_header_is_noticed(void **state)
+KV_TEST(p10_every_flipped_bit_of_a_slot_header_is_noticed)
 {
 	static _Alignas(4096) uint8_t page[4096];
 	const uint64_t leaves[6] = {1, 2, 3, 4, 5, 6};
@@ -31,7 +31,6 @@ static void p10_every_flipped_bit_of_a_slot_header_is_noticed(void **state)
 				.length = 12288};
 	kvs_slothdr_t back;
 
-	(void)state;
 	header.meta.group = 200;
 	header.meta.withdrawals = KVS_SLOTHDR_MAX_WITHDRAWALS;
 	assert_int_equal(kvs_slothdr_bytes(&plain), 4096);
@@ -72,7 +71,7 @@ static void as_version_1(uint8_t *image, size_t len)
 
 /* The same bytes on every machine: fixtures of slot headers 1 and superblocks 2, and of superblocks 1, which are read
  * too. */
-static void p10_the_formats_are_those_of_their_versions(void **state)
+KV_TEST(p10_the_formats_are_those_of_their_versions)
 {
 	static _Alignas(4096) uint8_t page[4096];
 	const uint64_t leaves[6] = {1, 2, 3, 4, 5, 6};
@@ -90,7 +89,6 @@ static void p10_the_formats_are_those_of_their_versions(void **state)
 	uint32_t id;
 	size_t len;
 
-	(void)state;
 	kvs_slothdr_encode(page, &plain, &header, leaves);
 	assert_memory_equal(page, "KVDSLOT1", 8);
 	assert_true(kv_digest(page, sizeof page) == FIXTURE_SLOT);
@@ -113,7 +111,7 @@ static void p10_the_formats_are_those_of_their_versions(void **state)
 	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
-static void p10_every_flipped_bit_and_cut_of_a_superblock_is_noticed(void **state)
+KV_TEST(p10_every_flipped_bit_and_cut_of_a_superblock_is_noticed)
 {
 	kvs_super_class_t c = {.ns = "default", .geometry = plain, .slots_per_file = 128};
 	kv_test_env_t t;
@@ -122,7 +120,6 @@ static void p10_every_flipped_bit_and_cut_of_a_superblock_is_noticed(void **stat
 	uint32_t id;
 	size_t len;
 
-	(void)state;
 	kv_test_env_init(&t);
 	assert_int_equal(kvs_super_init(&super, &t.env), KV_OK);
 	assert_int_equal(kvs_super_class_add(&super, &c, &id), KV_OK);
@@ -160,7 +157,7 @@ static void p10_every_flipped_bit_and_cut_of_a_superblock_is_noticed(void **stat
 }
 
 /* A valid check says nothing of sense: leaves of no bytes would be divided by, blocks near 4 GiB would wrap. */
-static void p6_an_impossible_geometry_in_a_superblock_is_refused(void **state)
+KV_TEST(p6_an_impossible_geometry_in_a_superblock_is_refused)
 {
 	static const kvs_geometry_t bad[] = {
 		{.block_bytes = 12288, .heads = 2, .leaves = 3, .leaf_bytes = 0, .page_bytes = 2048},
@@ -170,7 +167,6 @@ static void p6_an_impossible_geometry_in_a_superblock_is_refused(void **state)
 	};
 	kv_test_env_t t;
 
-	(void)state;
 	kv_test_env_init(&t);
 	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
 		kvs_super_class_t c = {.ns = "default", .geometry = bad[i], .slots_per_file = 4};
@@ -193,7 +189,7 @@ static void p6_an_impossible_geometry_in_a_superblock_is_refused(void **state)
 
 /* What a daemon writes the next one must be able to read. */
 /* A start, or a new epoch, on a full file system: the same files, and no block more. */
-static void p2_a_superblock_is_overwritten_in_place(void **state)
+KV_TEST(p2_a_superblock_is_overwritten_in_place)
 {
 	kv_test_env_t t;
 	kvs_super_t super, back;
@@ -202,7 +198,6 @@ static void p2_a_superblock_is_overwritten_in_place(void **state)
 	int sync_failed = 0, stale, fd;
 	uint32_t found;
 
-	(void)state;
 	kv_test_env_init(&t);
 	kv_test_dir_make(dir, sizeof dir);
 	fd = open(dir, O_RDONLY | O_DIRECTORY);
@@ -234,7 +229,7 @@ static void p2_a_superblock_is_overwritten_in_place(void **state)
 	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
-static void p2_a_superblock_never_outgrows_what_is_read_back(void **state)
+KV_TEST(p2_a_superblock_never_outgrows_what_is_read_back)
 {
 	static char identity[KVS_SUPER_MAX_IDENTITY + 1u];
 	kvs_super_class_t c = {.ns = "default", .geometry = plain, .slots_per_file = 128};
@@ -245,7 +240,6 @@ static void p2_a_superblock_never_outgrows_what_is_read_back(void **state)
 	uint32_t root[8] = {0};
 	size_t len;
 
-	(void)state;
 	kv_test_env_init(&t);
 	assert_int_equal(kvs_super_init(&super, &t.env), KV_OK);
 	/* Whole identities first, then one that leaves room for no class more than a few. */
@@ -271,7 +265,7 @@ static void p2_a_superblock_never_outgrows_what_is_read_back(void **state)
 	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
-static void p10_the_metadata_library_s_sentences_are_told_apart(void **state)
+KV_TEST(p10_the_metadata_library_s_sentences_are_told_apart)
 {
 	static const struct {
 		const char *text;
@@ -297,7 +291,6 @@ static void p10_the_metadata_library_s_sentences_are_told_apart(void **state)
 		{"IO error: While mkdir if missing: /x: Permission denied", KV_ERR_IO},
 	};
 
-	(void)state;
 	for (size_t i = 0; i < KV_COUNT_OF(cases); i++) {
 		assert_int_equal(kvs_rocks_error(cases[i].text), cases[i].status);
 	}
@@ -355,7 +348,7 @@ static void directory(const char *file)
 }
 
 /* The library that is linked says what kvs_rocks_error() knows. */
-static void p10_the_error_texts_of_the_linked_library_are_known(void **state)
+KV_TEST(p10_the_error_texts_of_the_linked_library_are_known)
 {
 	static const struct {
 		const char *part;
@@ -371,7 +364,6 @@ static void p10_the_error_texts_of_the_linked_library_are_known(void **state)
 	kvs_rocks_t *db = NULL;
 	int marked;
 
-	(void)state;
 	for (size_t i = 0; i < KV_COUNT_OF(cases); i++) {
 		kv_test_dir_make(dir, sizeof dir);
 		snprintf(path, sizeof path, "%s/meta", dir);
@@ -447,7 +439,7 @@ static void model_step(fixture_t *f, model_t *m, kv_test_rng_t *rng)
 	}
 }
 
-static void p1_p2_random_use_agrees_with_a_table(void **state)
+KV_TEST(p1_p2_random_use_agrees_with_a_table)
 {
 	static model_t m;
 	kv_test_rng_t rng = {kv_test_seed()};
@@ -455,7 +447,6 @@ static void p1_p2_random_use_agrees_with_a_table(void **state)
 	fixture_t f;
 	uint64_t used = 0;
 
-	(void)state;
 	fixture_init(&f, NULL);
 	f.config.limit_bytes = 8 * MIB;
 	f.config.file_bytes = MIB / 2;
@@ -474,19 +465,4 @@ static void p1_p2_random_use_agrees_with_a_table(void **state)
 	fixture_fini(&f);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p10_every_flipped_bit_of_a_slot_header_is_noticed),
-		cmocka_unit_test(p10_the_formats_are_those_of_their_versions),
-		cmocka_unit_test(p10_every_flipped_bit_and_cut_of_a_superblock_is_noticed),
-		cmocka_unit_test(p6_an_impossible_geometry_in_a_superblock_is_refused),
-		cmocka_unit_test(p2_a_superblock_is_overwritten_in_place),
-		cmocka_unit_test(p2_a_superblock_never_outgrows_what_is_read_back),
-		cmocka_unit_test(p10_the_metadata_library_s_sentences_are_told_apart),
-		cmocka_unit_test(p10_the_error_texts_of_the_linked_library_are_known),
-		cmocka_unit_test(p1_p2_random_use_agrees_with_a_table),
-	};
-
-	return cmocka_run_group_tests_name("storage.nvme_formats", tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

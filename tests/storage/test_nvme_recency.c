@@ -148,11 +148,10 @@ static void model_init(model_t *m, const char *dir)
 	m->rng.state = kv_test_seed();
 }
 
-static void p2_the_order_of_use_survives_a_close(void **state)
+KV_TEST(p2_the_order_of_use_survives_a_close)
 {
 	static model_t m;
 
-	(void)state;
 	model_init(&m, NULL);
 	(void)reopen(&m);
 	m.exact = 1;
@@ -200,7 +199,7 @@ static void live_and_die(model_t *m)
 	_exit(0);
 }
 
-static void p2_a_kill_forgets_the_use_of_the_last_seconds_only(void **state)
+KV_TEST(p2_a_kill_forgets_the_use_of_the_last_seconds_only)
 {
 	static model_t m;
 	order_t order = {.m = &m};
@@ -208,7 +207,6 @@ static void p2_a_kill_forgets_the_use_of_the_last_seconds_only(void **state)
 	int status;
 	pid_t pid;
 
-	(void)state;
 	model_init(&m, NULL);
 	pid = fork();
 	assert_true(pid >= 0);
@@ -279,14 +277,13 @@ static void see_refused(model_t *m, int refused)
 	fixture_close(&m->f);
 }
 
-static void p6_a_damaged_order_of_use_costs_no_block(void **state)
+KV_TEST(p6_a_damaged_order_of_use_costs_no_block)
 {
 	static uint8_t good[4096], bad[4097];
 	static model_t m;
 	char file[256], directory[256];
 	size_t n;
 
-	(void)state;
 	model_init(&m, NULL);
 	(void)reopen(&m);
 	for (uint32_t c = 0; c < 4; c++) {
@@ -321,13 +318,4 @@ static void p6_a_damaged_order_of_use_costs_no_block(void **state)
 	fixture_fini(&m.f);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p2_the_order_of_use_survives_a_close),
-		cmocka_unit_test(p2_a_kill_forgets_the_use_of_the_last_seconds_only),
-		cmocka_unit_test(p6_a_damaged_order_of_use_costs_no_block),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

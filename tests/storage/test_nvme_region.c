@@ -10,7 +10,7 @@
 
 static found_t found;
 
-static void p1_registered_memory_gives_the_same_bytes(void **state)
+KV_TEST(p1_registered_memory_gives_the_same_bytes)
 {
 	const size_t bytes = 40 * MIB; /* more than one piece of a region */
 	fixture_t f;
@@ -19,7 +19,6 @@ static void p1_registered_memory_gives_the_same_bytes(void **state)
 	block_t b;
 	uint32_t region;
 
-	(void)state;
 	assert_true(slab != MAP_FAILED);
 	fixture_init(&f, NULL);
 	fixture_begin(&f, &found);
@@ -52,7 +51,7 @@ static void p1_registered_memory_gives_the_same_bytes(void **state)
 
 /* Memory that is unmapped, and other memory that comes to lie at its address, often: never are old pages used for new
  * ones. */
-static void p1_memory_may_go_and_other_memory_come(void **state)
+KV_TEST(p1_memory_may_go_and_other_memory_come)
 {
 	const size_t bytes = 36 * MIB;
 	fixture_t f;
@@ -61,7 +60,6 @@ static void p1_memory_may_go_and_other_memory_come(void **state)
 	kvs_loc_t loc;
 	block_t b;
 
-	(void)state;
 	fixture_init(&f, NULL);
 	fixture_begin(&f, &found);
 	for (uint32_t round = 0; round < 30; round++) {
@@ -111,14 +109,13 @@ static uint64_t let_go(fixture_t *f, uint32_t region)
 
 /* The I/O thread has looked at the first place when the second one's memory goes, and is about to sleep: nothing else
  * would wake it. */
-static void p5_memory_is_let_go_of_at_once_though_the_disk_rests(void **state)
+KV_TEST(p5_memory_is_let_go_of_at_once_though_the_disk_rests)
 {
 	uint8_t *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
 	uint32_t region[MANY];
 	uint64_t took = 0, end;
 	fixture_t f;
 
-	(void)state;
 	assert_true(page != MAP_FAILED);
 	fixture_init(&f, NULL);
 	fixture_begin(&f, &found);
@@ -143,7 +140,7 @@ static void p5_memory_is_let_go_of_at_once_though_the_disk_rests(void **state)
 
 /* The ring has pinned the pages of a slab; a client takes one out of the file, and what lies there now is another
  * page. */
-static void p2_a_hole_in_a_slab_does_not_cost_the_block_on_disk(void **state)
+KV_TEST(p2_a_hole_in_a_slab_does_not_cost_the_block_on_disk)
 {
 	const size_t bytes = 4 * MIB;
 	int fd = memfd_create("slab", MFD_CLOEXEC);
@@ -154,7 +151,6 @@ static void p2_a_hole_in_a_slab_does_not_cost_the_block_on_disk(void **state)
 	fixture_t f;
 	block_t b;
 
-	(void)state;
 	assert_int_equal(ftruncate(fd, (off_t)bytes), 0);
 	slab = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	assert_true(slab != MAP_FAILED);
@@ -182,7 +178,7 @@ static void p2_a_hole_in_a_slab_does_not_cost_the_block_on_disk(void **state)
 
 /* The caller is the daemon's one loop, whose clients take it for dead after 50 ms. Walking /proc/self/smaps took 15 ms
  * a GiB. */
-static void p5_registering_takes_no_time_however_much_is_mapped(void **state)
+KV_TEST(p5_registering_takes_no_time_however_much_is_mapped)
 {
 	const size_t bytes = 256 * MIB;
 	uint8_t *slab = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -190,7 +186,6 @@ static void p5_registering_takes_no_time_however_much_is_mapped(void **state)
 	uint32_t region;
 	fixture_t f;
 
-	(void)state;
 	assert_true(slab != MAP_FAILED);
 	fixture_init(&f, NULL);
 	fixture_begin(&f, &found);
@@ -208,15 +203,4 @@ static void p5_registering_takes_no_time_however_much_is_mapped(void **state)
 	munmap(slab, bytes);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p1_registered_memory_gives_the_same_bytes),
-		cmocka_unit_test(p1_memory_may_go_and_other_memory_come),
-		cmocka_unit_test(p5_memory_is_let_go_of_at_once_though_the_disk_rests),
-		cmocka_unit_test(p2_a_hole_in_a_slab_does_not_cost_the_block_on_disk),
-		cmocka_unit_test(p5_registering_takes_no_time_however_much_is_mapped),
-	};
-
-	return cmocka_run_group_tests_name("storage.nvme_region", tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -29,14 +29,13 @@ static void close_pool(kv_test_env_t *t, kvs_tier_t *pool)
 	assert_int_equal(kv_test_env_live(t), 0);
 }
 
-static void p1_bytes_come_back_as_they_were_put(void **state)
+KV_TEST(p1_bytes_come_back_as_they_were_put)
 {
 	const kvs_geometry_t *geometries[] = {&plain, &opaque};
 	kvs_pool_config_t config = pool_config(&metrics, 4u << 20, 256u << 10);
 	kv_test_env_t t;
 	kvs_tier_t *pool = open_pool(&t, &config);
 
-	(void)state;
 	for (uint32_t i = 0; i < 2; i++) {
 		static block_buf_t want, got;
 		kvs_loc_t loc[20];
@@ -58,7 +57,7 @@ static void p1_bytes_come_back_as_they_were_put(void **state)
 	close_pool(&t, pool);
 }
 
-static void p1_a_wrong_digest_is_not_stored_and_a_flipped_bit_not_served(void **state)
+KV_TEST(p1_a_wrong_digest_is_not_stored_and_a_flipped_bit_not_served)
 {
 	kvs_pool_config_t config = pool_config(&metrics, 1u << 20, 256u << 10);
 	static block_buf_t b;
@@ -69,7 +68,6 @@ static void p1_a_wrong_digest_is_not_stored_and_a_flipped_bit_not_served(void **
 	kvs_mem_t mem;
 	uint32_t class;
 
-	(void)state;
 	assert_int_equal(kvs_class_open(pool, "ns", &plain, &class), KV_OK);
 	assert_int_equal(kvs_alloc(pool, class, KVS_FILLING, 1, &meta, &loc), KV_OK);
 	block_fill(&plain, 1, &b);
@@ -99,7 +97,7 @@ static void p1_a_wrong_digest_is_not_stored_and_a_flipped_bit_not_served(void **
 }
 
 /* A put as engines do it: bytes through the mapping, digests by rank and layer, then the seal. */
-static void p1_digests_handed_in_piecewise_make_the_same_block(void **state)
+KV_TEST(p1_digests_handed_in_piecewise_make_the_same_block)
 {
 	kvs_pool_config_t config = pool_config(&metrics, 1u << 20, 256u << 10);
 	static block_buf_t b, got;
@@ -110,7 +108,6 @@ static void p1_digests_handed_in_piecewise_make_the_same_block(void **state)
 	kvs_mem_t mem;
 	uint32_t class;
 
-	(void)state;
 	assert_int_equal(kvs_class_open(pool, "ns", &plain, &class), KV_OK);
 	assert_int_equal(kvs_alloc(pool, class, KVS_PUT, 1, &meta, &loc), KV_OK);
 	block_fill(&plain, 4, &b);
@@ -132,7 +129,7 @@ static void p1_digests_handed_in_piecewise_make_the_same_block(void **state)
 	close_pool(&t, pool);
 }
 
-static void p10_digest_ranges_outside_the_block_are_refused(void **state)
+KV_TEST(p10_digest_ranges_outside_the_block_are_refused)
 {
 	static const uint32_t bad[][4] = {
 		{2, 1, 0, 1},          {0, 3, 0, 1},          {0, 1, 3, 1},          {0, 1, 0, 4},
@@ -146,7 +143,6 @@ static void p10_digest_ranges_outside_the_block_are_refused(void **state)
 	kvs_loc_t loc;
 	uint32_t class;
 
-	(void)state;
 	assert_int_equal(kvs_class_open(pool, "ns", &plain, &class), KV_OK);
 	assert_int_equal(kvs_alloc(pool, class, KVS_PUT, 1, &meta, &loc), KV_OK);
 	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
@@ -159,7 +155,7 @@ static void p10_digest_ranges_outside_the_block_are_refused(void **state)
 	close_pool(&t, pool);
 }
 
-static void p6_a_punched_slab_is_a_fault_not_a_crash(void **state)
+KV_TEST(p6_a_punched_slab_is_a_fault_not_a_crash)
 {
 	kvs_pool_config_t config = pool_config(&metrics, 1u << 20, 256u << 10);
 	static block_buf_t b;
@@ -169,7 +165,6 @@ static void p6_a_punched_slab_is_a_fault_not_a_crash(void **state)
 	kvs_loc_t first, second;
 	uint32_t class;
 
-	(void)state;
 	assert_int_equal(kvs_class_open(pool, "ns", &plain, &class), KV_OK);
 	first = put(pool, class, &plain, 1);
 	second = put(pool, class, &plain, 2);
@@ -187,7 +182,7 @@ static void p6_a_punched_slab_is_a_fault_not_a_crash(void **state)
 }
 
 /* Should memory really go (a huge page that cannot be had again, a broken module): the pool counts it and lives on. */
-static void p6_memory_that_is_gone_is_counted_and_typed(void **state)
+KV_TEST(p6_memory_that_is_gone_is_counted_and_typed)
 {
 	kvs_pool_config_t config = pool_config(&metrics, 1u << 20, 256u << 10);
 	static block_buf_t b;
@@ -198,7 +193,6 @@ static void p6_memory_that_is_gone_is_counted_and_typed(void **state)
 	uint32_t class;
 	int fd = memfd_create("empty", MFD_CLOEXEC);
 
-	(void)state;
 	assert_int_equal(kvs_class_open(pool, "ns", &plain, &class), KV_OK);
 	loc = put(pool, class, &plain, 1);
 	assert_int_equal(kvs_mem(pool, loc, &mem), KV_OK);
@@ -215,7 +209,7 @@ static void p6_memory_that_is_gone_is_counted_and_typed(void **state)
 	close_pool(&t, pool);
 }
 
-static void p8_clients_can_neither_resize_nor_forge(void **state)
+KV_TEST(p8_clients_can_neither_resize_nor_forge)
 {
 	kvs_pool_config_t config = pool_config(&metrics, 1u << 20, 256u << 10);
 	kvs_slab_info_t info;
@@ -224,7 +218,6 @@ static void p8_clients_can_neither_resize_nor_forge(void **state)
 	uint32_t class;
 	void *p;
 
-	(void)state;
 	assert_int_equal(kvs_class_open(pool, "ns", &plain, &class), KV_OK);
 	put(pool, class, &plain, 1);
 	assert_int_equal(kvs_pool_slab(pool, 0, &info), KV_OK);
@@ -256,7 +249,7 @@ static void p8_clients_can_neither_resize_nor_forge(void **state)
 	close_pool(&t, pool);
 }
 
-static void p1_a_stale_location_is_a_miss(void **state)
+KV_TEST(p1_a_stale_location_is_a_miss)
 {
 	kvs_pool_config_t config = pool_config(&metrics, 1u << 20, 256u << 10);
 	static block_buf_t b;
@@ -268,7 +261,6 @@ static void p1_a_stale_location_is_a_miss(void **state)
 	kvs_mem_t mem;
 	uint32_t class;
 
-	(void)state;
 	assert_int_equal(kvs_class_open(pool, "ns", &plain, &class), KV_OK);
 	old = put(pool, class, &plain, 1);
 	kvs_free(pool, old);
@@ -299,7 +291,7 @@ static void p1_a_stale_location_is_a_miss(void **state)
 	close_pool(&t, pool);
 }
 
-static void p5_the_smallest_and_oddest_arguments_are_refused(void **state)
+KV_TEST(p5_the_smallest_and_oddest_arguments_are_refused)
 {
 	static const kvs_geometry_t bad[] = {
 		{0, 1, 1, 1, 1},
@@ -320,7 +312,6 @@ static void p5_the_smallest_and_oddest_arguments_are_refused(void **state)
 	kvs_loc_t loc;
 	uint32_t class, again;
 
-	(void)state;
 	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
 		assert_int_equal(kvs_class_open(pool, "ns", &bad[i], &class), KV_ERR_LAYOUT);
 	}
@@ -349,7 +340,7 @@ static void p5_the_smallest_and_oddest_arguments_are_refused(void **state)
 	assert_null(none);
 }
 
-static void epochs_are_remembered_in_memory(void **state)
+KV_TEST(epochs_are_remembered_in_memory)
 {
 	kvs_pool_config_t config = pool_config(&metrics, 1u << 20, 256u << 10);
 	uint8_t root[32] = {0};
@@ -357,7 +348,6 @@ static void epochs_are_remembered_in_memory(void **state)
 	kvs_tier_t *pool = open_pool(&t, &config);
 	outcome_t o = {0, KV_OK};
 
-	(void)state;
 	for (uint8_t i = 0; i < 100; i++) {
 		root[31] = i;
 		assert_int_equal(kvs_epoch_get(pool, root), 0);
@@ -395,7 +385,7 @@ static void expect_damage(kvs_tier_t *pool)
 		check(tier);                                                                                           \
 	} while (0)
 
-static void p4_check_finds_every_broken_sum(void **state)
+KV_TEST(p4_check_finds_every_broken_sum)
 {
 	kvs_pool_config_t config = pool_config(&metrics, 1u << 20, 256u << 10);
 	kv_test_env_t t;
@@ -404,7 +394,6 @@ static void p4_check_finds_every_broken_sum(void **state)
 	kvs_loc_t loc[4];
 	uint32_t class;
 
-	(void)state;
 	assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
 	for (uint64_t i = 0; i < 4; i++) {
 		loc[i] = put(tier, class, &plain, i);
@@ -445,7 +434,7 @@ static void hold(void *ctx, const char *name, int fd)
 #define ID_0 "538454127b096493"
 #define ID_1 "538454127b096494"
 
-static void the_keeper_is_handed_every_new_memfd(void **state)
+KV_TEST(the_keeper_is_handed_every_new_memfd)
 {
 	kvs_pool_config_t config = pool_config(&metrics, 1u << 20, 64u << 10);
 	char log[256] = "";
@@ -453,7 +442,6 @@ static void the_keeper_is_handed_every_new_memfd(void **state)
 	kvs_tier_t *pool;
 	uint32_t class;
 
-	(void)state;
 	config.hold = hold;
 	config.hold_ctx = log;
 	pool = open_pool(&t, &config);
@@ -513,7 +501,7 @@ static void a_number_used_again(kvs_tier_t *pool, uint32_t class, kvs_loc_t old)
 /* A slab that a client keeps mapped after it was retired: its pages go, it reads zeros, and the memory is another
  * class's at once. Its number and its digests, which cannot be taken away, are not, until the client has let go; old
  * locations in it stay stale for ever. */
-static void p5_the_pages_of_a_slab_that_somebody_keeps_are_taken_away(void **state)
+KV_TEST(p5_the_pages_of_a_slab_that_somebody_keeps_are_taken_away)
 {
 	kvs_pool_config_t config = pool_config(&metrics, 400u << 10, 100000);
 	const kvs_rebalance_ops_t *ops;
@@ -530,7 +518,6 @@ static void p5_the_pages_of_a_slab_that_somebody_keeps_are_taken_away(void **sta
 	uint32_t a, b;
 	int fd;
 
-	(void)state;
 	config.hold = hold;
 	config.drop = drop;
 	config.hold_ctx = log;
@@ -583,23 +570,4 @@ static void p5_the_pages_of_a_slab_that_somebody_keeps_are_taken_away(void **sta
 	close_pool(&t, pool);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p1_bytes_come_back_as_they_were_put),
-		cmocka_unit_test(p1_a_wrong_digest_is_not_stored_and_a_flipped_bit_not_served),
-		cmocka_unit_test(p1_digests_handed_in_piecewise_make_the_same_block),
-		cmocka_unit_test(p10_digest_ranges_outside_the_block_are_refused),
-		cmocka_unit_test(p6_a_punched_slab_is_a_fault_not_a_crash),
-		cmocka_unit_test(p6_memory_that_is_gone_is_counted_and_typed),
-		cmocka_unit_test(p8_clients_can_neither_resize_nor_forge),
-		cmocka_unit_test(p1_a_stale_location_is_a_miss),
-		cmocka_unit_test(p5_the_smallest_and_oddest_arguments_are_refused),
-		cmocka_unit_test(epochs_are_remembered_in_memory),
-		cmocka_unit_test(p4_check_finds_every_broken_sum),
-		cmocka_unit_test(the_keeper_is_handed_every_new_memfd),
-		cmocka_unit_test(p5_the_pages_of_a_slab_that_somebody_keeps_are_taken_away),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

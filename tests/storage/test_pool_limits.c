@@ -47,13 +47,12 @@ static uint64_t fill(kvs_tier_t *pool, uint32_t class)
 	return n;
 }
 
-static void p5_the_limit_holds_to_the_byte_and_wastes_no_block(void **state)
+KV_TEST(p5_the_limit_holds_to_the_byte_and_wastes_no_block)
 {
 	static const uint64_t limits[] = {64u << 10, (256u << 10) + 1, 1000003, 4u << 20, (40u << 20) - 4096};
 	static const uint64_t slabs[] = {1, 4096, 100000, 1u << 20, 64u << 20};
 	kv_test_env_t t;
 
-	(void)state;
 	kv_test_env_init(&t);
 	for (size_t i = 0; i < KV_COUNT_OF(shapes) * KV_COUNT_OF(limits) * KV_COUNT_OF(slabs); i++) {
 		const kvs_geometry_t *g = &shapes[i % KV_COUNT_OF(shapes)];
@@ -81,12 +80,11 @@ static void p5_the_limit_holds_to_the_byte_and_wastes_no_block(void **state)
 	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
-static void p5_max_blocks_is_exact(void **state)
+KV_TEST(p5_max_blocks_is_exact)
 {
 	static const uint64_t counts[] = {1, 2, 15, 16, 17, 333, 1000};
 	kv_test_env_t t;
 
-	(void)state;
 	kv_test_env_init(&t);
 	for (size_t i = 0; i < KV_COUNT_OF(counts) * 2; i++) {
 		kvs_pool_config_t config = pool_config(&metrics, 64u << 20, i % 2 ? 200000 : 32u << 20);
@@ -106,7 +104,7 @@ static void p5_max_blocks_is_exact(void **state)
 }
 
 /* What the kernel has really given, page by page, is never more than what is charged. */
-static void p5_no_touched_page_is_left_uncharged(void **state)
+KV_TEST(p5_no_touched_page_is_left_uncharged)
 {
 	kvs_pool_config_t config = pool_config(&metrics, 8u << 20, 1u << 20);
 	kv_test_env_t t;
@@ -115,7 +113,6 @@ static void p5_no_touched_page_is_left_uncharged(void **state)
 	uint64_t given = 0;
 	uint32_t class;
 
-	(void)state;
 	kv_test_env_init(&t);
 	assert_int_equal(kvs_pool_open(&config, &t.env, &tier), KV_OK);
 	assert_int_equal(kvs_class_open(tier, "ns", &shapes[3], &class), KV_OK);
@@ -198,14 +195,13 @@ static int open_fds(void)
 	return n;
 }
 
-static void p6_every_refusal_of_the_kernel_is_survived(void **state)
+KV_TEST(p6_every_refusal_of_the_kernel_is_survived)
 {
 	static const int errors[] = {EMFILE, ENOMEM};
 	int fds = open_fds();
 	uint64_t undisturbed = 0;
 	kv_test_env_t t;
 
-	(void)state;
 	for (uint64_t n = 0; n <= 48; n++) {
 		kvs_pool_config_t config = pool_config(&metrics, 1u << 20, 64u << 10);
 		kvs_tier_t *pool;
@@ -238,14 +234,13 @@ static void p6_every_refusal_of_the_kernel_is_survived(void **state)
 }
 
 /* Running out of descriptors says nothing about huge pages: they are asked for again later. */
-static void p6_no_descriptor_is_not_taken_for_no_huge_page(void **state)
+KV_TEST(p6_no_descriptor_is_not_taken_for_no_huge_page)
 {
 	kvs_pool_config_t config = pool_config(&metrics, 8u << 20, 2u << 20);
 	kv_test_env_t t;
 	kvs_tier_t *pool;
 	uint32_t class;
 
-	(void)state;
 	kv_test_env_init(&t);
 	config.huge = KVS_HUGE_ON;
 	sys_calls = 0;
@@ -260,12 +255,11 @@ static void p6_no_descriptor_is_not_taken_for_no_huge_page(void **state)
 	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
-static void p6_every_failed_allocation_is_survived(void **state)
+KV_TEST(p6_every_failed_allocation_is_survived)
 {
 	int fds = open_fds();
 	kv_test_env_t t;
 
-	(void)state;
 	kv_test_env_init(&t);
 	KV_TEST_EACH_FAILURE(&t, n)
 	{
@@ -292,7 +286,7 @@ static void p6_every_failed_allocation_is_survived(void **state)
 	}
 }
 
-static void p6_descriptors_run_out_and_come_back(void **state)
+KV_TEST(p6_descriptors_run_out_and_come_back)
 {
 	kvs_pool_config_t config = pool_config(&metrics, 1u << 20, 64u << 10);
 	struct rlimit old, tight;
@@ -301,7 +295,6 @@ static void p6_descriptors_run_out_and_come_back(void **state)
 	kvs_usage_t u;
 	uint32_t class;
 
-	(void)state;
 	kv_test_env_init(&t);
 	assert_int_equal(kvs_pool_open(&config, &t.env, &pool), KV_OK);
 	assert_int_equal(getrlimit(RLIMIT_NOFILE, &old), 0);
@@ -323,7 +316,7 @@ static void p6_descriptors_run_out_and_come_back(void **state)
 
 /* The keeper's descriptor whose word was lost, a mapping of the same process's connection before: what the limit no
  * longer counts has no owner. */
-static void p5_a_slab_leaves_no_pages_with_whoever_has_it_unheard_of(void **state)
+KV_TEST(p5_a_slab_leaves_no_pages_with_whoever_has_it_unheard_of)
 {
 	kvs_pool_config_t config = pool_config(&metrics, 400u << 10, 100000);
 	kvs_slab_info_t info;
@@ -336,7 +329,6 @@ static void p5_a_slab_leaves_no_pages_with_whoever_has_it_unheard_of(void **stat
 	uint32_t class;
 	int fd;
 
-	(void)state;
 	kv_test_env_init(&t);
 	assert_int_equal(kvs_pool_open(&config, &t.env, &pool), KV_OK);
 	assert_int_equal(kvs_class_open(pool, "ns", &plain, &class), KV_OK);
@@ -359,18 +351,4 @@ static void p5_a_slab_leaves_no_pages_with_whoever_has_it_unheard_of(void **stat
 	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p5_the_limit_holds_to_the_byte_and_wastes_no_block),
-		cmocka_unit_test(p5_max_blocks_is_exact),
-		cmocka_unit_test(p5_no_touched_page_is_left_uncharged),
-		cmocka_unit_test(p6_every_refusal_of_the_kernel_is_survived),
-		cmocka_unit_test(p6_no_descriptor_is_not_taken_for_no_huge_page),
-		cmocka_unit_test(p6_every_failed_allocation_is_survived),
-		cmocka_unit_test(p6_descriptors_run_out_and_come_back),
-		cmocka_unit_test(p5_a_slab_leaves_no_pages_with_whoever_has_it_unheard_of),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -270,15 +270,13 @@ static void run_changes(int prefault)
 	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
-static void p4_sums_hold_while_slabs_come_and_go(void **state)
+KV_TEST(p4_sums_hold_while_slabs_come_and_go)
 {
-	(void)state;
 	run_changes(0);
 }
 
-static void p4_sums_hold_while_slabs_come_and_go_during_prefault(void **state)
+KV_TEST(p4_sums_hold_while_slabs_come_and_go_during_prefault)
 {
-	(void)state;
 	run_changes(1);
 }
 
@@ -319,26 +317,14 @@ static void run_model(int prefault)
 	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
-static void p4_sums_hold_after_every_step(void **state)
+KV_TEST(p4_sums_hold_after_every_step)
 {
-	(void)state;
 	run_model(0);
 }
 
-static void p4_sums_hold_with_the_prefault_thread_running(void **state)
+KV_TEST(p4_sums_hold_with_the_prefault_thread_running)
 {
-	(void)state;
 	run_model(1);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p4_sums_hold_after_every_step),
-		cmocka_unit_test(p4_sums_hold_with_the_prefault_thread_running),
-		cmocka_unit_test(p4_sums_hold_while_slabs_come_and_go),
-		cmocka_unit_test(p4_sums_hold_while_slabs_come_and_go_during_prefault),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -45,7 +45,7 @@ static uint64_t given(const kvs_shm_t *area)
 	return (uint64_t)st.st_blocks * 512u;
 }
 
-static void a_slab_is_touched_before_the_first_put(void **state)
+KV_TEST(a_slab_is_touched_before_the_first_put)
 {
 	kvs_pool_config_t config = pool_config(&metrics, 24u << 20, 8u << 20);
 	kvs_meta_t meta = meta_of(1);
@@ -54,7 +54,6 @@ static void a_slab_is_touched_before_the_first_put(void **state)
 	kvs_loc_t loc;
 	uint32_t class;
 
-	(void)state;
 	kv_test_env_init(&t);
 	memset(&metrics, 0, sizeof metrics);
 	config.prefault = 1;
@@ -114,14 +113,13 @@ static uint32_t slabs_of(kvs_tier_t *tier, uint32_t class)
 	return look.slabs;
 }
 
-static void p5_memory_is_touched_ahead_for_the_class_in_use(void **state)
+KV_TEST(p5_memory_is_touched_ahead_for_the_class_in_use)
 {
 	kvs_pool_config_t config = pool_config(&metrics, 64u << 20, 4u << 20);
 	kv_test_env_t t;
 	kvs_tier_t *tier;
 	uint32_t other, class, slots;
 
-	(void)state;
 	kv_test_env_init(&t);
 	memset(&metrics, 0, sizeof metrics);
 	config.prefault = 1;
@@ -162,14 +160,13 @@ static void p5_memory_is_touched_ahead_for_the_class_in_use(void **state)
 }
 
 /* Half of it is enough while blocks move, and once there is that nothing is touched until they rest. */
-static void p5_memory_is_touched_ahead_while_blocks_rest(void **state)
+KV_TEST(p5_memory_is_touched_ahead_while_blocks_rest)
 {
 	kvs_pool_config_t config = pool_config(&metrics, 64u << 20, 4u << 20);
 	kv_test_env_t t;
 	kvs_tier_t *tier;
 	uint32_t class;
 
-	(void)state;
 	kv_test_env_init(&t);
 	memset(&metrics, 0, sizeof metrics);
 	config.prefault = 1;
@@ -207,7 +204,7 @@ static void p5_memory_is_touched_ahead_while_blocks_rest(void **state)
 }
 
 /* `all`: the first size registered has the whole pool, at once. */
-static void p5_the_first_size_takes_all_of_the_pool_when_told_so(void **state)
+KV_TEST(p5_the_first_size_takes_all_of_the_pool_when_told_so)
 {
 	kvs_pool_config_t config = pool_config(&metrics, 160u << 20, 4u << 20);
 	kv_test_env_t t;
@@ -215,7 +212,6 @@ static void p5_the_first_size_takes_all_of_the_pool_when_told_so(void **state)
 	uint32_t class, other, slabs;
 	kvs_usage_t u;
 
-	(void)state;
 	kv_test_env_init(&t);
 	memset(&metrics, 0, sizeof metrics);
 	config.prefault = 1;
@@ -251,14 +247,13 @@ static void p5_the_first_size_takes_all_of_the_pool_when_told_so(void **state)
 
 /* A slab that is retired while it is being touched: it is let go within a chunk, and one that only waits for it at
  * once. */
-static void p5_a_slab_is_let_go_while_it_is_being_touched(void **state)
+KV_TEST(p5_a_slab_is_let_go_while_it_is_being_touched)
 {
 	kvs_pool_config_t config = pool_config(&metrics, 1200u << 20, 256u << 20);
 	kv_test_env_t t;
 	kvs_tier_t *tier;
 	uint32_t class, other;
 
-	(void)state;
 	kv_test_env_init(&t);
 	memset(&metrics, 0, sizeof metrics);
 	config.prefault = 1;
@@ -284,7 +279,7 @@ static void p5_a_slab_is_let_go_while_it_is_being_touched(void **state)
 	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
-static void p5_close_does_not_wait_for_a_whole_slab(void **state)
+KV_TEST(p5_close_does_not_wait_for_a_whole_slab)
 {
 	kvs_pool_config_t config = pool_config(&metrics, 1u << 30, 1u << 30);
 	struct timespec a, b;
@@ -292,7 +287,6 @@ static void p5_close_does_not_wait_for_a_whole_slab(void **state)
 	kvs_tier_t *tier;
 	uint32_t class;
 
-	(void)state;
 	kv_test_env_init(&t);
 	config.prefault = 1;
 	assert_int_equal(kvs_pool_open(&config, &t.env, &tier), KV_OK);
@@ -322,12 +316,11 @@ static void *write_all(void *arg)
 	return NULL;
 }
 
-static void p1_touching_loses_no_byte_a_client_writes(void **state)
+KV_TEST(p1_touching_loses_no_byte_a_client_writes)
 {
 	writer_t w = {NULL, 8u << 20};
 	pthread_t thread;
 
-	(void)state;
 	assert_int_equal(kvs_sigbus_install(), KV_OK);
 	for (int round = 0; round < 5; round++) {
 		int fd = memfd_create("test", MFD_CLOEXEC);
@@ -402,7 +395,7 @@ static uint64_t resident(void)
 }
 
 /* An old kernel: pages are made by touching. */
-static void a_kernel_without_populate_is_served_by_touching(void **state)
+KV_TEST(a_kernel_without_populate_is_served_by_touching)
 {
 	kvs_pool_config_t config = pool_config(&metrics, 5u << 20, 8u << 20);
 	kvs_sys_t sys = kvs_sys_posix;
@@ -410,7 +403,6 @@ static void a_kernel_without_populate_is_served_by_touching(void **state)
 	kvs_tier_t *tier;
 	uint32_t class;
 
-	(void)state;
 	kv_test_env_init(&t);
 	sys.populate = no_populate;
 	populate_error = EINVAL;
@@ -423,9 +415,8 @@ static void a_kernel_without_populate_is_served_by_touching(void **state)
 }
 
 /* Memory is refused: the pool is full where it is, says so once, and grows when there is memory again. */
-static void p6_a_machine_without_memory_has_a_full_pool_until_there_is_some(void **state)
+KV_TEST(p6_a_machine_without_memory_has_a_full_pool_until_there_is_some)
 {
-	(void)state;
 	for (int prefault = 0; prefault <= 1; prefault++) {
 		kvs_pool_config_t config = pool_config(&metrics, 2u << 20, 8u << 20);
 		kvs_sys_t sys = kvs_sys_posix;
@@ -472,14 +463,13 @@ static uint64_t room(void *ctx)
 	return atomic_load(&room_bytes);
 }
 
-static void p6_what_does_not_fit_a_limit_of_memory_is_not_touched(void **state)
+KV_TEST(p6_what_does_not_fit_a_limit_of_memory_is_not_touched)
 {
 	kvs_pool_config_t config = pool_config(&metrics, 64u << 20, 32u << 20);
 	kv_test_env_t t;
 	kvs_tier_t *tier;
 	uint32_t class;
 
-	(void)state;
 	kv_test_env_init(&t);
 	memset(&metrics, 0, sizeof metrics);
 	config.prefault = 1;
@@ -501,7 +491,7 @@ static void p6_what_does_not_fit_a_limit_of_memory_is_not_touched(void **state)
 }
 
 /* The thread stands still: what is not touched is lent to nobody, and there is nothing that need be evicted for it. */
-static void p6_no_slot_is_lent_before_the_daemon_has_touched_it(void **state)
+KV_TEST(p6_no_slot_is_lent_before_the_daemon_has_touched_it)
 {
 	kvs_pool_config_t config = pool_config(&metrics, 8u << 20, 4u << 20);
 	kvs_sys_t sys = kvs_sys_posix;
@@ -514,7 +504,6 @@ static void p6_no_slot_is_lent_before_the_daemon_has_touched_it(void **state)
 	uint32_t class;
 	kv_status_t status;
 
-	(void)state;
 	kv_test_env_init(&t);
 	memset(&metrics, 0, sizeof metrics);
 	sys.populate = data_refused;
@@ -550,9 +539,8 @@ static void p6_no_slot_is_lent_before_the_daemon_has_touched_it(void **state)
 }
 
 /* A client takes pages away: they are there again before the next slot is given out. */
-static void p6_pages_that_a_client_has_taken_away_are_touched_again(void **state)
+KV_TEST(p6_pages_that_a_client_has_taken_away_are_touched_again)
 {
-	(void)state;
 	for (int prefault = 0; prefault <= 1; prefault++) {
 		kvs_pool_config_t config = pool_config(&metrics, 4u << 20, 4u << 20);
 		const kvs_slab_t *slab;
@@ -627,9 +615,8 @@ static int lent_populate(void *base, uint64_t bytes)
 	return refuses(base, bytes) ? -EFAULT : kvs_sys_posix.populate(base, bytes);
 }
 
-static void p6_huge_pages_that_a_group_may_not_use_are_replaced_by_small_ones(void **state)
+KV_TEST(p6_huge_pages_that_a_group_may_not_use_are_replaced_by_small_ones)
 {
-	(void)state;
 	for (int prefault = 0; prefault <= 1; prefault++) {
 		kvs_pool_config_t config = pool_config(&metrics, 32u << 20, 8u << 20);
 		kvs_sys_t sys = kvs_sys_posix;
@@ -669,7 +656,7 @@ static void p6_huge_pages_that_a_group_may_not_use_are_replaced_by_small_ones(vo
 }
 
 /* A pool as large as no machine costs nothing before it is used. */
-static void p5_memory_follows_use(void **state)
+KV_TEST(p5_memory_follows_use)
 {
 	kvs_pool_config_t config = pool_config(&metrics, UINT64_C(1) << 40, 64u << 20);
 	struct timespec a, b;
@@ -677,7 +664,6 @@ static void p5_memory_follows_use(void **state)
 	kvs_tier_t *tier;
 	uint64_t before = resident();
 
-	(void)state;
 	kv_test_env_init(&t);
 	config.prefault = 1;
 	clock_gettime(CLOCK_MONOTONIC, &a);
@@ -737,9 +723,8 @@ static uint32_t asked_for(kvs_huge_t huge, int answer)
 	return atomic_load(&collapse_calls);
 }
 
-static void a_slab_gets_huge_pages_where_the_kernel_grants_them(void **state)
+KV_TEST(a_slab_gets_huge_pages_where_the_kernel_grants_them)
 {
-	(void)state;
 	assert_in_range(asked_for(KVS_HUGE_AUTO, 0), 3, 4);
 	assert_in_range(asked_for(KVS_HUGE_AUTO, -ENOMEM), 3, 4); /* none now: small ones, and the next is tried */
 	assert_in_range(asked_for(KVS_HUGE_AUTO, -EEXIST), 3, 4);
@@ -748,13 +733,12 @@ static void a_slab_gets_huge_pages_where_the_kernel_grants_them(void **state)
 }
 
 /* The real call: what has been written is left alone, what nobody has touched becomes one page that reads as zeroes. */
-static void a_huge_page_is_made_only_where_nothing_is(void **state)
+KV_TEST(a_huge_page_is_made_only_where_nothing_is)
 {
 	kvs_shm_t area;
 	unsigned char there[HUGE_PAGE / 4096];
 	int result;
 
-	(void)state;
 	assert_int_equal(kvs_shm_create(&kvs_sys_posix, "test", 3 * HUGE_PAGE, 0, F_SEAL_SHRINK | F_SEAL_GROW, &area),
 			 0);
 	assert_int_equal((uintptr_t)area.base % HUGE_PAGE, 0);
@@ -776,26 +760,4 @@ static void a_huge_page_is_made_only_where_nothing_is(void **state)
 	kvs_shm_destroy(&area);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_slab_is_touched_before_the_first_put),
-		cmocka_unit_test(p5_memory_is_touched_ahead_for_the_class_in_use),
-		cmocka_unit_test(p5_memory_is_touched_ahead_while_blocks_rest),
-		cmocka_unit_test(p5_the_first_size_takes_all_of_the_pool_when_told_so),
-		cmocka_unit_test(p5_a_slab_is_let_go_while_it_is_being_touched),
-		cmocka_unit_test(p5_close_does_not_wait_for_a_whole_slab),
-		cmocka_unit_test(p1_touching_loses_no_byte_a_client_writes),
-		cmocka_unit_test(a_kernel_without_populate_is_served_by_touching),
-		cmocka_unit_test(a_slab_gets_huge_pages_where_the_kernel_grants_them),
-		cmocka_unit_test(a_huge_page_is_made_only_where_nothing_is),
-		cmocka_unit_test(p6_a_machine_without_memory_has_a_full_pool_until_there_is_some),
-		cmocka_unit_test(p6_what_does_not_fit_a_limit_of_memory_is_not_touched),
-		cmocka_unit_test(p6_no_slot_is_lent_before_the_daemon_has_touched_it),
-		cmocka_unit_test(p6_pages_that_a_client_has_taken_away_are_touched_again),
-		cmocka_unit_test(p6_huge_pages_that_a_group_may_not_use_are_replaced_by_small_ones),
-		cmocka_unit_test(p5_memory_follows_use),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

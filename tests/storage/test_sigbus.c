@@ -42,7 +42,7 @@ static void region_unmap(region_t *a)
 	close(a->fd);
 }
 
-static void p6_truncated_memory_is_a_fault_not_a_crash(void **state)
+KV_TEST(p6_truncated_memory_is_a_fault_not_a_crash)
 {
 	static uint8_t mine[BYTES];
 	kvs_geometry_t g = {
@@ -50,7 +50,6 @@ static void p6_truncated_memory_is_a_fault_not_a_crash(void **state)
 	uint64_t leaves[16], roots[4], digest = 1, want;
 	region_t a = region_map();
 
-	(void)state;
 	assert_int_equal(kvs_sigbus_install(), KV_OK);
 	want = kv_digest(a.base, BYTES);
 	assert_int_equal(kvs_sigbus_copy_block(&one_leaf, mine, a.base, NULL, &digest), KV_OK);
@@ -77,11 +76,10 @@ static void p6_truncated_memory_is_a_fault_not_a_crash(void **state)
 	region_unmap(&a);
 }
 
-static void p1_verify_finds_every_flipped_leaf(void **state)
+KV_TEST(p1_verify_finds_every_flipped_leaf)
 {
 	const kvs_geometry_t *geometries[] = {&plain, &opaque};
 
-	(void)state;
 	assert_int_equal(kvs_sigbus_install(), KV_OK);
 	for (size_t i = 0; i < KV_COUNT_OF(geometries); i++) {
 		const kvs_geometry_t *g = geometries[i];
@@ -122,7 +120,7 @@ static void map_page(int signum, siginfo_t *info, void *context)
 	}
 }
 
-static void p6_a_fault_outside_the_announced_memory_is_not_swallowed(void **state)
+KV_TEST(p6_a_fault_outside_the_announced_memory_is_not_swallowed)
 {
 	kvs_geometry_t g = {.block_bytes = PAGE, .heads = 1, .leaves = 1, .leaf_bytes = PAGE, .page_bytes = PAGE};
 	struct sigaction action = {.sa_sigaction = map_page, .sa_flags = SA_SIGINFO};
@@ -130,7 +128,6 @@ static void p6_a_fault_outside_the_announced_memory_is_not_swallowed(void **stat
 	region_t a = region_map();
 	uint64_t *leaves = (uint64_t *)(a.base + BYTES - PAGE);
 
-	(void)state;
 	assert_int_equal(sigaction(SIGBUS, &action, NULL), 0);
 	assert_int_equal(kvs_sigbus_install(), KV_OK);
 	assert_int_equal(ftruncate(a.fd, 0), 0);
@@ -184,9 +181,8 @@ static int end_of_child(void (*before)(int), int send)
 	return status;
 }
 
-static void p6_an_unhandled_sigbus_means_what_it_meant_before(void **state)
+KV_TEST(p6_an_unhandled_sigbus_means_what_it_meant_before)
 {
-	(void)state;
 	for (int send = 0; send < 2; send++) {
 		int status = end_of_child(SIG_DFL, send);
 
@@ -234,7 +230,7 @@ static void *race_reader(void *arg)
 	return NULL;
 }
 
-static void p6_threads_fault_separately_while_a_client_truncates(void **state)
+KV_TEST(p6_threads_fault_separately_while_a_client_truncates)
 {
 	region_t a = region_map();
 	atomic_int stop = 0;
@@ -242,7 +238,6 @@ static void p6_threads_fault_separately_while_a_client_truncates(void **state)
 	pthread_t thread[3];
 	uint64_t faults = 0;
 
-	(void)state;
 	assert_int_equal(kvs_sigbus_install(), KV_OK);
 	for (int i = 0; i < 3; i++) {
 		racer[i] = (racer_t){.region = &a, .stop = &stop};
@@ -264,15 +259,4 @@ static void p6_threads_fault_separately_while_a_client_truncates(void **state)
 	region_unmap(&a);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p6_truncated_memory_is_a_fault_not_a_crash),
-		cmocka_unit_test(p1_verify_finds_every_flipped_leaf),
-		cmocka_unit_test(p6_a_fault_outside_the_announced_memory_is_not_swallowed),
-		cmocka_unit_test(p6_an_unhandled_sigbus_means_what_it_meant_before),
-		cmocka_unit_test(p6_threads_fault_separately_while_a_client_truncates),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)
