@@ -79,9 +79,8 @@ static void attach_and_follow(uint64_t epoch)
 	universe_check(&u_);
 }
 
-KV_TEST(p5_a_late_tier_is_taken_in_between_requests)
+STAGE_TEST(p5_a_late_tier_is_taken_in_between_requests, stage_off())
 {
-	stage_off();
 	space_ = u_space(&u_, 0, "model");
 	assert_true(space_.epoch >= UINT64_C(1) << 48);
 	assert_int_equal(take_in(), 2 * ((CHAINS * LONG + 255) / 256) - 1); /* first the blocks, then their use */
@@ -94,13 +93,11 @@ KV_TEST(p5_a_late_tier_is_taken_in_between_requests)
 	u_settle(&u_);
 	assert_int_equal(got_.n, LONG);
 	u_lease_verify(&u_, &lease_);
-	stage_end();
 }
 
 /* A space that is opened while its blocks are taken in, and one that was never opened before. */
-KV_TEST(p3_a_space_opened_while_the_tier_attaches_finds_its_blocks)
+STAGE_TEST(p3_a_space_opened_while_the_tier_attaches_finds_its_blocks, stage_off())
 {
-	stage_off();
 	assert_int_equal(kvd_core_take_in(u_.core, &u_.disk.tier), KV_PENDING);
 	space_ = u_space(&u_, 0, "model");
 	assert_true(space_.epoch >= UINT64_C(1) << 48);
@@ -109,15 +106,13 @@ KV_TEST(p3_a_space_opened_while_the_tier_attaches_finds_its_blocks)
 	for (uint32_t c = 0; c < CHAINS; c++) {
 		assert_int_equal(u_visible(&u_, 0, &space_, old_[c], LONG), LONG);
 	}
-	stage_end();
 }
 
 /* The host makes the reset an epoch on disk before it attaches: blocks taken in of the old epoch are never visible. */
-KV_TEST(p1_a_reset_while_the_tier_attaches_hides_its_blocks)
+STAGE_TEST(p1_a_reset_while_the_tier_attaches_hides_its_blocks, stage_off())
 {
 	kv_msg_t ask = {0}, reply;
 
-	stage_off();
 	space_ = u_space(&u_, 0, "model");
 	assert_int_equal(kvd_core_take_in(u_.core, &u_.disk.tier), KV_PENDING);
 	ask.space_reset.space = space_.space;
@@ -134,16 +129,14 @@ KV_TEST(p1_a_reset_while_the_tier_attaches_hides_its_blocks)
 		assert_int_equal(u_visible(&u_, 0, &space_, old_[c], LONG), 0);
 	}
 	assert_int_equal(u_.disk.used, 0);
-	stage_end();
 }
 
 /* An index that is too small makes room for what is put meanwhile: blocks taken in leave the disk that is not attached
  * yet. */
-KV_TEST(p5_index_room_is_made_while_the_tier_attaches)
+STAGE_TEST(p5_index_room_is_made_while_the_tier_attaches, stage_off())
 {
 	u_config_t config = config_;
 
-	stage_off();
 	universe_kill(&u_, &disk_);
 	config.max_blocks = CHAINS * LONG;
 	config.seed = kv_test_seed();
@@ -153,7 +146,6 @@ KV_TEST(p5_index_room_is_made_while_the_tier_attaches)
 	(void)take_in();
 	assert_true(u_.disk.used < CHAINS * LONG);
 	attach_and_follow(1);
-	stage_end();
 }
 
 KV_TEST_MAIN(NULL, NULL)

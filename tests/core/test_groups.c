@@ -8,9 +8,8 @@ static kv_msg_acquire_reply_t reply_;
 
 /* ---- puts ------------------------------------------------------------------------------------ */
 
-KV_TEST(p3_an_unchained_block_is_visible_independently)
+STAGE_TEST(p3_an_unchained_block_is_visible_independently, stage_window(64, 0))
 {
-	stage_window(64, 0);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 10, 14, 0, &put_, &started_), KV_OK);
 	assert_int_equal(started_.n, 4);
 	u_put_write(&u_, &put_);
@@ -27,14 +26,12 @@ KV_TEST(p3_an_unchained_block_is_visible_independently)
 	assert_int_equal(u_find_notice(&u_, KV_CODE_PUT_DONE, put_.id)->msg.put_done.n, 4);
 	assert_int_equal(u_.stored, 4);
 	assert_int_equal(u_.last_has_parent, 0);
-	stage_end();
 }
 
-KV_TEST(p3_parent_and_depth_of_an_unchained_block_are_ignored)
+STAGE_TEST(p3_parent_and_depth_of_an_unchained_block_are_ignored, stage_window(64, 0))
 {
 	kv_msg_t ask = {0}, reply;
 
-	stage_window(64, 0);
 	ask.put_start = (kv_msg_put_start_t){.space = space_.space,
 					     .epoch = space_.epoch,
 					     .group = 1,
@@ -47,14 +44,12 @@ KV_TEST(p3_parent_and_depth_of_an_unchained_block_are_ignored)
 	assert_int_equal(tiers_of(&keys_[0]), KV_TIER_CPU);
 	ask.put_start.group = 0;
 	assert_int_equal(u_request(&u_, m_, KV_CODE_PUT_START, &ask, &reply), KV_ERR_NO_PARENT);
-	stage_end();
 }
 
-KV_TEST(p5_already_may_be_anywhere_in_a_put)
+STAGE_TEST(p5_already_may_be_anywhere_in_a_put, stage_window(64, 0))
 {
 	const uint32_t *slots;
 
-	stage_window(64, 0);
 	assert_int_equal(put(2, 4), 2);
 	assert_int_equal(put(6, 7), 1);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 8, 0, &put_, &started_), KV_OK);
@@ -71,14 +66,12 @@ KV_TEST(p5_already_may_be_anywhere_in_a_put)
 	assert_int_equal(started_.put, 0);
 	assert_int_equal(started_.already, 8);
 	assert_int_equal(stage_free_slots(), 56);
-	stage_end();
 }
 
-KV_TEST(p10_a_key_twice_in_a_put_is_refused)
+STAGE_TEST(p10_a_key_twice_in_a_put_is_refused, stage_window(64, 0))
 {
 	kv_key_t twice[4] = {0};
 
-	stage_window(64, 0);
 	memcpy(twice, keys_, sizeof twice);
 	twice[3] = twice[1];
 	assert_int_equal(u_put_start(&u_, m_, &space_, twice, 0, 4, 0, &put_, &started_), KV_ERR_ARG);
@@ -88,12 +81,10 @@ KV_TEST(p10_a_key_twice_in_a_put_is_refused)
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 4, 0, &put_, &started_), KV_OK);
 	memset(&twice[0], 0, sizeof twice[0]);
 	assert_int_equal(u_put_start(&u_, m_, &space_, twice, 0, 1, 0, &put_, &started_), KV_ERR_ARG);
-	stage_end();
 }
 
-KV_TEST(p5_a_put_without_room_is_shortened)
+STAGE_TEST(p5_a_put_without_room_is_shortened, stage_window(8, 0))
 {
-	stage_window(8, 0);
 	assert_int_equal(put(1, 2), 1);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 20, 0, &put_, &started_), KV_OK);
 	assert_int_equal(started_.n, 8);
@@ -101,12 +92,10 @@ KV_TEST(p5_a_put_without_room_is_shortened)
 	u_put_write(&u_, &put_);
 	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 8), KV_OK);
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 20), 8);
-	stage_end();
 }
 
-KV_TEST(p3_of_two_copies_of_an_unchained_block_one_is_kept)
+STAGE_TEST(p3_of_two_copies_of_an_unchained_block_one_is_kept, stage_window(64, 0))
 {
-	stage_window(64, 0);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 4, 0, &put_, &started_), KV_OK);
 	assert_int_equal(u_put_start(&u_, u_join(&u_, 0, "second", 2, 0), &space_, keys_, 2, 6, 0, &other_, &started_),
 			 KV_OK);
@@ -118,15 +107,13 @@ KV_TEST(p3_of_two_copies_of_an_unchained_block_one_is_kept)
 	assert_int_equal(stage_free_slots(), 58);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 6, 0, &lease_, &reply_), KV_OK);
 	u_lease_verify(&u_, &lease_);
-	stage_end();
 }
 
-KV_TEST(p4_a_revoked_put_keeps_what_is_visible)
+STAGE_TEST(p4_a_revoked_put_keeps_what_is_visible, stage_window(64, 0))
 {
 	kv_msg_t ask, reply;
 	uint32_t freed;
 
-	stage_window(64, 0);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 6, 0, &put_, &started_), KV_OK);
 	u_put_write(&u_, &put_);
 	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 1), KV_OK);
@@ -140,12 +127,10 @@ KV_TEST(p4_a_revoked_put_keeps_what_is_visible)
 	assert_int_equal(u_quiet(&u_, m_, 0, put_.id, &freed), KV_OK);
 	assert_int_equal(freed, 3);
 	assert_int_equal(stage_free_slots(), 61);
-	stage_end();
 }
 
-KV_TEST(p1_the_same_key_in_two_groups_is_two_blocks)
+STAGE_TEST(p1_the_same_key_in_two_groups_is_two_blocks, stage(64, 0))
 {
-	stage(64, 0);
 	assert_int_equal(put(0, 4), 4);
 	u_.group = 5;
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 4), 0);
@@ -160,7 +145,6 @@ KV_TEST(p1_the_same_key_in_two_groups_is_two_blocks)
 		assert_int_equal(reply_.n, 4);
 		u_lease_verify(&u_, &lease_);
 	}
-	stage_end();
 }
 
 KV_TEST(p9_tokens_of_a_group_are_counted_in_its_own_blocks)
@@ -185,9 +169,8 @@ KV_TEST(p9_tokens_of_a_group_are_counted_in_its_own_blocks)
 
 /* ---- leases ---------------------------------------------------------------------------------- */
 
-KV_TEST(p3_a_window_is_leased_whole_or_not_at_all)
+STAGE_TEST(p3_a_window_is_leased_whole_or_not_at_all, stage_window(16, 0))
 {
-	stage_window(16, 0);
 	assert_int_equal(put(0, 16), 16);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 8, 4, &lease_, &reply_), KV_OK);
 	assert_true(reply_.lease != 0 && reply_.n == 8 && reply_.ready == 8 && reply_.why == KV_WHY_NONE);
@@ -209,14 +192,12 @@ KV_TEST(p3_a_window_is_leased_whole_or_not_at_all)
 	assert_int_equal(u_.core->pins.used, 0);
 	evict_all(KV_TIER_CPU);
 	assert_int_equal(stage_free_slots(), 16);
-	stage_end();
 }
 
-KV_TEST(p10_a_window_names_each_of_its_blocks)
+STAGE_TEST(p10_a_window_names_each_of_its_blocks, stage_window(64, 0))
 {
 	kv_msg_t ask = {0}, reply;
 
-	stage_window(64, 0);
 	assert_int_equal(put(0, 16), 16);
 	ask.acquire = (kv_msg_acquire_t){.space = space_.space,
 					 .epoch = space_.epoch,
@@ -240,12 +221,10 @@ KV_TEST(p10_a_window_names_each_of_its_blocks)
 					     .group = 3,
 					     .keys = {(const uint8_t *)keys_, KV_KEY_BYTES}};
 	assert_int_equal(u_request(&u_, m_, KV_CODE_PUT_START, &ask, &reply), KV_ERR_UNSUPPORTED);
-	stage_end();
 }
 
-KV_TEST(p5_every_block_of_a_window_counts_against_the_cap)
+STAGE_TEST(p5_every_block_of_a_window_counts_against_the_cap, stage_window(64, 0))
 {
-	stage_window(64, 0);
 	assert_int_equal(put(0, 32), 32);
 	u_.core->config.max_pinned_bytes = 10 * 4096;
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 11, 0, &lease_, &reply_), KV_ERR_BUSY);
@@ -257,12 +236,10 @@ KV_TEST(p5_every_block_of_a_window_counts_against_the_cap)
 	assert_int_equal(u_release(&u_, m_, lease_.id), KV_OK);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 3, 2, &lease_, &reply_), KV_OK);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 3, 2, &lease_, &reply_), KV_ERR_LIMIT);
-	stage_end();
 }
 
-KV_TEST(p5_a_window_that_was_leased_last_goes_last)
+STAGE_TEST(p5_a_window_that_was_leased_last_goes_last, stage_window(16, 0))
 {
-	stage_window(16, 0);
 	assert_int_equal(put(0, 16), 16);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 4, 0, &lease_, &reply_), KV_OK);
 	assert_int_equal(u_release(&u_, m_, lease_.id), KV_OK);
@@ -273,14 +250,12 @@ KV_TEST(p5_a_window_that_was_leased_last_goes_last)
 	assert_int_equal(kvd_core_evict_one(u_.core, KV_TIER_CPU), KV_OK);
 	assert_int_equal(tiers_of(&keys_[0]), 0); /* the window moves: its first block is the oldest */
 	assert_int_equal(tiers_of(&keys_[3]), KV_TIER_CPU);
-	stage_end();
 }
 
-KV_TEST(p1_an_expired_window_is_revoked_and_unpinned)
+STAGE_TEST(p1_an_expired_window_is_revoked_and_unpinned, stage_window(16, 0))
 {
 	kv_msg_t ask, reply;
 
-	stage_window(16, 0);
 	assert_int_equal(put(0, 16), 16);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 8, 0, &lease_, &reply_), KV_OK);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 16, 12, &lease2_, &reply_), KV_OK);
@@ -294,14 +269,12 @@ KV_TEST(p1_an_expired_window_is_revoked_and_unpinned)
 	assert_true(u_lease_alive(&lease2_));
 	evict_all(KV_TIER_CPU);
 	assert_int_equal(stage_free_slots(), 12);
-	stage_end();
 }
 
-KV_TEST(p4_a_member_that_dies_leaves_no_pin_behind)
+STAGE_TEST(p4_a_member_that_dies_leaves_no_pin_behind, stage_window(64, 64))
 {
 	u_member_t *dying;
 
-	stage_window(64, 64);
 	assert_int_equal(put(0, 16), 16);
 	dying = u_join(&u_, 0, "dying", 2, 0);
 	assert_int_equal(u_acquire(&u_, dying, &space_, keys_, 16, 8, &lease_, &reply_), KV_OK);
@@ -311,7 +284,6 @@ KV_TEST(p4_a_member_that_dies_leaves_no_pin_behind)
 	universe_check(&u_);
 	assert_int_equal(u_.core->pins.used, 0);
 	assert_int_equal(stage_quarantined(), 0);
-	stage_end();
 }
 
 KV_TEST_MAIN(NULL, NULL)

@@ -29,9 +29,8 @@ static void wait_done(uint64_t lease)
 
 /* ---- disk ------------------------------------------------------------------------------------ */
 
-KV_TEST(p1_blocks_of_a_window_come_from_disk)
+STAGE_TEST(p1_blocks_of_a_window_come_from_disk, stage_disk(32, 20))
 {
-	stage_disk(32, 20);
 	u_.disk.shuffle = 1;
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 12, 10, &lease_, &reply_), KV_OK);
 	wait_done(lease_.id);
@@ -48,12 +47,10 @@ KV_TEST(p1_blocks_of_a_window_come_from_disk)
 	assert_int_equal(u_release(&u_, m_, lease2_.id), KV_OK);
 	assert_int_equal(u_release(&u_, m_, lease_.id), KV_OK);
 	assert_int_equal(u_.core->refs, 0);
-	stage_end();
 }
 
-KV_TEST(p5_without_room_for_all_of_a_window_nothing_is_read)
+STAGE_TEST(p5_without_room_for_all_of_a_window_nothing_is_read, stage_disk(4, 20))
 {
-	stage_disk(4, 20);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 16, 8, &lease_, &reply_), KV_ERR_BUSY);
 	u_settle(&u_);
 	assert_int_equal(u_.core->pins.used + u_.core->refs, 0);
@@ -61,12 +58,10 @@ KV_TEST(p5_without_room_for_all_of_a_window_nothing_is_read)
 	assert_int_equal(u_.disk.loads, 0);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 16, 12, &lease_, &reply_), KV_OK);
 	wait_done(lease_.id);
-	stage_end();
 }
 
-KV_TEST(p6_a_window_ends_when_one_of_its_blocks_cannot_be_read)
+STAGE_TEST(p6_a_window_ends_when_one_of_its_blocks_cannot_be_read, stage_disk(32, 8))
 {
-	stage_disk(32, 8);
 	u_.disk.fail_percent = 100;
 	u_.disk.fail_with = KV_ERR_CORRUPT;
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 4, 0, &lease_, &reply_), KV_OK);
@@ -81,14 +76,12 @@ KV_TEST(p6_a_window_ends_when_one_of_its_blocks_cannot_be_read)
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 8, 4, &lease_, &reply_), KV_OK);
 	wait_done(lease_.id);
 	u_lease_verify(&u_, &lease_);
-	stage_end();
 }
 
-KV_TEST(p1_a_lease_never_counts_a_block_refilled_elsewhere)
+STAGE_TEST(p1_a_lease_never_counts_a_block_refilled_elsewhere, stage_disk(32, 4))
 {
 	static u_lease_t third;
 
-	stage_disk(32, 4);
 	u_.core->config.read_depth = 1;
 	u_.disk.fail_with = KV_ERR_FAULT;
 	u_.disk.fail_percent = 100;
@@ -109,7 +102,6 @@ KV_TEST(p1_a_lease_never_counts_a_block_refilled_elsewhere)
 	assert_int_equal(u_header(m_, third.offset)->ready, 2);
 	assert_false(u_lease_alive(&lease2_));
 	assert_int_equal(u_find_notice(&u_, KV_CODE_LEASE_DONE, lease2_.id)->msg.lease_done.status, KV_ERR_IO);
-	stage_end();
 }
 
 /* A member finds a bad block in its lease: that block leaves, and the leases that have it end. */
@@ -166,9 +158,8 @@ KV_TEST(p6_a_bad_block_may_be_evicted_before_it_is_taken_down)
 	}
 }
 
-KV_TEST(p2_durable_covers_each_unchained_block)
+STAGE_TEST(p2_durable_covers_each_unchained_block, stage_window(64, 64))
 {
-	stage_window(64, 64);
 	assert_int_equal(put(2, 4), 2);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 6, 1, &put_, &started_), KV_OK);
 	assert_int_equal(started_.already, 2);
@@ -186,7 +177,6 @@ KV_TEST(p2_durable_covers_each_unchained_block)
 	assert_int_equal(started_.already, 6);
 	u_settle(&u_);
 	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.n, 6);
-	stage_end();
 }
 
 KV_TEST(p2_durable_reports_how_many_blocks_are_on_disk)
@@ -215,11 +205,10 @@ KV_TEST(p2_durable_reports_how_many_blocks_are_on_disk)
 	stage_end();
 }
 
-KV_TEST(p2_blocks_of_all_groups_come_back)
+STAGE_TEST(p2_blocks_of_all_groups_come_back, stage(64, 256))
 {
 	fake_tier_t disk;
 
-	stage(64, 256);
 	for (uint32_t g = 0; g < U_GROUPS; g++) {
 		u_.group = u_groups[g].id;
 		assert_int_equal(put(0, 8 + g), 8 + g);
@@ -240,14 +229,12 @@ KV_TEST(p2_blocks_of_all_groups_come_back)
 		assert_int_equal(u_header(m_, lease_.offset)->ready, 8);
 	}
 	universe_check(&u_);
-	stage_end();
 }
 
-KV_TEST(p1_a_reset_takes_all_groups)
+STAGE_TEST(p1_a_reset_takes_all_groups, stage(128, 256))
 {
 	kv_msg_t ask, reply;
 
-	stage(128, 256);
 	for (uint32_t g = 0; g < U_GROUPS; g++) {
 		u_.group = u_groups[g].id;
 		assert_int_equal(put(0, 20), 20);
@@ -266,7 +253,6 @@ KV_TEST(p1_a_reset_takes_all_groups)
 	assert_int_equal(u_find_notice(&u_, KV_CODE_PUT_DONE, put_.id)->msg.put_done.status, KV_ERR_STALE_EPOCH);
 	u_settle(&u_);
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 20), 4);
-	stage_end();
 }
 
 /* ---- many ------------------------------------------------------------------------------------ */
@@ -332,16 +318,14 @@ KV_TEST(p5_a_full_index_makes_room_for_unchained_blocks)
 	stage_end();
 }
 
-KV_TEST(p4_status_names_the_groups_of_a_space)
+STAGE_TEST(p4_status_names_the_groups_of_a_space, stage(16, 16))
 {
 	static char json[65536];
 
-	stage(16, 16);
 	kvd_core_status_json(u_.core, 0, 1, json, sizeof json);
 	assert_non_null(strstr(json, "{\"group\":1,\"rule\":\"window\",\"block_tokens\":16,\"window\":63}"));
 	assert_non_null(strstr(json, "{\"group\":2,\"rule\":\"state\",\"block_tokens\":32}"));
 	assert_non_null(strstr(json, "{\"group\":5,\"rule\":\"full\",\"block_tokens\":16}"));
-	stage_end();
 }
 
 KV_TEST_MAIN(NULL, NULL)

@@ -3,11 +3,10 @@
 
 /* ---- the way of an entry --------------------------------------------------------------------- */
 
-KV_TEST(p4_chunks_are_handed_over_and_taken)
+STAGE_TEST(p4_chunks_are_handed_over_and_taken, stage_two(256, 0))
 {
 	uint64_t number;
 
-	stage_two(256, 0);
 	put_all(0, 8);
 	assert_int_equal(send_first("t", 8, U_ALL, 0), KV_OK);
 	number = sent_.number;
@@ -32,12 +31,10 @@ KV_TEST(p4_chunks_are_handed_over_and_taken)
 	assert_int_equal(u_.core->handovers.used + u_.core->pins.used, 0);
 	assert_int_equal(metric(KV_M_HANDOVERS_TAKEN), 1);
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 20), 20); /* what was handed over is cached */
-	stage_end();
 }
 
-KV_TEST(p5_a_consumer_may_ask_first_and_is_told)
+STAGE_TEST(p5_a_consumer_may_ask_first_and_is_told, stage_two(64, 0))
 {
-	stage_two(64, 0);
 	assert_int_equal(recv(d_, "t", 5000), KV_OK);
 	assert_int_equal(got_.state, KV_HANDOVER_AWAITED);
 	assert_int_equal(got_.n, 0);
@@ -51,13 +48,11 @@ KV_TEST(p5_a_consumer_may_ask_first_and_is_told)
 	assert_int_equal(metric(KV_M_HANDOVER_WAIT), 1);
 	assert_int_equal(u_.metrics.sum_ns[KV_M_HANDOVER_WAIT], 3000000);
 	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
-	stage_end();
 }
 
 /* A match at n needs every group: so does what is handed over. */
-KV_TEST(p3_units_count_when_every_group_has_them)
+STAGE_TEST(p3_units_count_when_every_group_has_them, stage_two(256, 0))
 {
-	stage_two(256, 0);
 	put_all(0, 16);
 	assert_int_equal(send_first("t", 16, U_FULL, 0), KV_OK);
 	assert_int_equal(sent_.n, 0);
@@ -68,16 +63,14 @@ KV_TEST(p3_units_count_when_every_group_has_them)
 	assert_int_equal(send_more(16, 8u, 0), KV_OK);
 	assert_int_equal(sent_.n, 16);
 	universe_check(&u_);
-	stage_end();
 }
 
-KV_TEST(p4_a_tail_travels_with_the_entry_and_may_be_all)
+STAGE_TEST(p4_a_tail_travels_with_the_entry_and_may_be_all, stage_two(64, 0))
 {
 	static const char hidden[] = "first token";
 	static const char other[] = "another";
 	kv_msg_t ask = {0}, answer;
 
-	stage_two(64, 0);
 	assert_int_equal(
 		u_send(&u_, m_,
 		       &(u_send_t){.transfer = "t", .space = &space_, .tail = hidden, .tail_len = sizeof hidden},
@@ -106,14 +99,12 @@ KV_TEST(p4_a_tail_travels_with_the_entry_and_may_be_all)
 	universe_check(&u_);
 	assert_int_equal(u_done(&u_, d_, sent_.number, 0), KV_OK);
 	assert_int_equal(kvd_share_irreclaimable(u_.core, 0, KVD_HOST_MEM), 0);
-	stage_end();
 }
 
 /* ---- kept, until it is taken or has expired -------------------------------------------------- */
 
-KV_TEST(p5_what_is_handed_over_is_not_evicted_until_it_expires)
+STAGE_TEST(p5_what_is_handed_over_is_not_evicted_until_it_expires, stage_two(64, 0))
 {
-	stage_two(64, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 40), 40);
 	assert_int_equal(send_first("t", 20, U_FULL, 1), KV_OK);
 	evict_all();
@@ -130,12 +121,10 @@ KV_TEST(p5_what_is_handed_over_is_not_evicted_until_it_expires)
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 20), 0);
 	assert_int_equal(recv(d_, "t", 100), KV_OK); /* another one of this name */
 	assert_int_equal(got_.state, KV_HANDOVER_AWAITED);
-	stage_end();
 }
 
-KV_TEST(p5_each_send_begins_the_time_to_live_again)
+STAGE_TEST(p5_each_send_begins_the_time_to_live_again, stage_two(64, 0))
 {
-	stage_two(64, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
 	assert_int_equal(send_first("t", 4, U_FULL, 0), KV_OK);
 	for (uint32_t n = 5; n < 12; n++) {
@@ -146,14 +135,12 @@ KV_TEST(p5_each_send_begins_the_time_to_live_again)
 	assert_int_equal(u_.core->handovers.used, 0);
 	assert_int_equal(send_more(12, U_FULL, 1), KV_ERR_NOT_FOUND); /* no one would take it: it does not begin anew */
 	assert_int_equal(u_.core->handovers.used, 0);
-	stage_end();
 }
 
-KV_TEST(p5_a_consumers_wait_ends_at_its_deadline)
+STAGE_TEST(p5_a_consumers_wait_ends_at_its_deadline, stage_two(64, 0))
 {
 	uint64_t number;
 
-	stage_two(64, 0);
 	assert_int_equal(recv(d_, "never", 300), KV_OK);
 	number = got_.number;
 	advance(200000000u);
@@ -177,17 +164,15 @@ KV_TEST(p5_a_consumers_wait_ends_at_its_deadline)
 	assert_int_equal(recv(d_, "t", 300), KV_OK);
 	advance(200000000u);
 	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
-	stage_end();
 }
 
 /* What is given back lives as long again as without a consumer: neither until the consumer's deadline, nor not at all.
  */
-KV_TEST(p5_what_is_given_back_has_its_time_to_live_again)
+STAGE_TEST(p5_what_is_given_back_has_its_time_to_live_again, stage_two(64, 0))
 {
 	u_send_t brief = {
 		.transfer = "t", .space = &space_, .keys = keys_, .n = 4, .groups = U_FULL, .last = 1, .ttl_ms = 2000};
 
-	stage_two(64, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
 	assert_int_equal(u_send(&u_, m_, &brief, &sent_), KV_OK);
 	assert_int_equal(sent_.ttl_ms, 2000);
@@ -207,16 +192,14 @@ KV_TEST(p5_what_is_given_back_has_its_time_to_live_again)
 	assert_int_equal(u_done(&u_, d_, got_.number, KV_HANDOVER_ABORT), KV_OK);
 	advance(2200000000u);
 	assert_int_equal(u_.core->handovers.used, 0);
-	stage_end();
 }
 
 /* Pins of several kinds on one block, which come and go in any order. */
-KV_TEST(p5_hand_overs_and_leases_of_one_block_are_told_apart)
+STAGE_TEST(p5_hand_overs_and_leases_of_one_block_are_told_apart, stage_two(64, 0))
 {
 	kv_msg_acquire_reply_t reply;
 	u_lease_t first, second;
 
-	stage_two(64, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 12, 0, &first, &reply), KV_OK);
 	assert_int_equal(send_first("a", 12, U_FULL, 1), KV_OK);
@@ -234,13 +217,11 @@ KV_TEST(p5_hand_overs_and_leases_of_one_block_are_told_apart)
 	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
 	assert_int_equal(u_.core->ns[0]->handover_bytes[KVD_HOST_MEM], 0);
 	universe_check(&u_);
-	stage_end();
 }
 
 /* A life of several rounds of the timing wheel. */
-KV_TEST(p5_a_long_life_is_not_cut_short)
+STAGE_TEST(p5_a_long_life_is_not_cut_short, stage_two(64, 0))
 {
-	stage_two(64, 0);
 	u_.core->config.handover_ttl_ns = UINT64_C(60000000000);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
 	assert_int_equal(send_first("t", 12, U_FULL, 1), KV_OK);
@@ -251,7 +232,6 @@ KV_TEST(p5_a_long_life_is_not_cut_short)
 	assert_int_equal(u_.core->handovers.used, 1);
 	advance(2000000000u);
 	assert_int_equal(u_.core->handovers.used, 0);
-	stage_end();
 }
 
 /* The core ends with all that it has. */
@@ -266,11 +246,10 @@ KV_TEST(p4_a_core_that_ends_keeps_no_tail)
 
 /* ---- one producer, one consumer -------------------------------------------------------------- */
 
-KV_TEST(p4_exactly_one_consumer_has_an_entry)
+STAGE_TEST(p4_exactly_one_consumer_has_an_entry, stage_two(64, 0))
 {
 	u_member_t *late;
 
-	stage_two(64, 0);
 	late = u_join(&u_, 0, "late", 2, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
 	assert_int_equal(send_first("t", 12, U_FULL, 1), KV_OK);
@@ -287,16 +266,14 @@ KV_TEST(p4_exactly_one_consumer_has_an_entry)
 	assert_int_equal(u_done(&u_, late, got_.number, 0), KV_OK);
 	assert_int_equal(recv(late, "t", 0), KV_OK); /* taken once and for all */
 	assert_int_equal(got_.state, KV_HANDOVER_AWAITED);
-	stage_end();
 }
 
-KV_TEST(p10_a_second_producer_is_refused)
+STAGE_TEST(p10_a_second_producer_is_refused, stage_two(64, 0))
 {
 	u_member_t *other;
 	u_send_t again = {.transfer = "t", .space = &space_, .keys = keys_, .n = 4, .groups = U_FULL};
 	kv_msg_handover_send_reply_t reply;
 
-	stage_two(64, 0);
 	other = u_join(&u_, 0, "other", 2, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
 	assert_int_equal(send_first("t", 8, U_FULL, 0), KV_OK);
@@ -306,16 +283,14 @@ KV_TEST(p10_a_second_producer_is_refused)
 	assert_int_equal(u_send(&u_, other, &again, &reply), KV_ERR_NOT_FOUND);
 	assert_int_equal(send_more(12, U_FULL, 1), KV_OK);
 	assert_int_equal(send_more(12, U_FULL, 1), KV_ERR_EXISTS); /* it is complete */
-	stage_end();
 }
 
 /* ---- refusals change nothing ----------------------------------------------------------------- */
 
-KV_TEST(p3_a_block_that_is_not_visible_changes_nothing)
+STAGE_TEST(p3_a_block_that_is_not_visible_changes_nothing, stage_two(256, 0))
 {
 	uint64_t pins;
 
-	stage_two(256, 0);
 	put_all(0, 8);
 	assert_int_equal(send_first("t", 12, U_ALL, 0), KV_MISS);
 	assert_int_equal(u_.core->handovers.used + u_.core->pins.used, 0);
@@ -329,7 +304,6 @@ KV_TEST(p3_a_block_that_is_not_visible_changes_nothing)
 	assert_int_equal(got_.state, KV_HANDOVER_SENDING);
 	assert_int_equal(got_.n, 8);
 	universe_check(&u_);
-	stage_end();
 }
 
 static kv_status_t send_raw(const uint32_t *parts, uint32_t words, uint32_t keys, const char *transfer)
@@ -344,12 +318,11 @@ static kv_status_t send_raw(const uint32_t *parts, uint32_t words, uint32_t keys
 	return u_request(&u_, m_, KV_CODE_HANDOVER_SEND, &ask, &answer);
 }
 
-KV_TEST(p10_parts_that_contradict_themselves_are_refused)
+STAGE_TEST(p10_parts_that_contradict_themselves_are_refused, stage_two(256, 0))
 {
 	static char long_id[130];
 	kv_msg_t ask = {0}, answer;
 
-	stage_two(256, 0);
 	put_all(0, 16);
 	memset(long_id, 'x', 129);
 	assert_int_equal(send_raw((uint32_t[]){0, 8, 1}, 3, 1, ""), KV_ERR_ARG);
@@ -389,18 +362,16 @@ KV_TEST(p10_parts_that_contradict_themselves_are_refused)
 	assert_int_equal(u_request(&u_, d_, KV_CODE_HANDOVER_RECV, &ask, &answer), KV_ERR_NOT_FOUND);
 	assert_int_equal(u_request(&u_, NULL, KV_CODE_HANDOVER_RECV, &ask, &answer), KV_ERR_NOT_JOINED);
 	assert_int_equal(u_done(&u_, NULL, 1, 0), KV_ERR_NOT_JOINED);
-	stage_end();
 }
 
 /* Another namespace's entry is none: not by its number, not by its name. */
-KV_TEST(p8_entries_of_another_namespace_are_none)
+STAGE_TEST(p8_entries_of_another_namespace_are_none, stage_two(64, 0))
 {
 	u_member_t *stranger;
 	kvd_space_info_t space;
 	kv_msg_t ask = {0}, answer;
 	char json[4096];
 
-	stage_two(64, 0);
 	stranger = u_join(&u_, 1, "engine", 2, 0);
 	space = u_space(&u_, 1, "model");
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
@@ -419,16 +390,14 @@ KV_TEST(p8_entries_of_another_namespace_are_none)
 	assert_non_null(strstr(json, "\"transfer\":\"secret-name\""));
 	assert_non_null(strstr(json, "\"producer\":\"engine\",\"consumer\":\"\",\"waits_for\":\"a consumer\""));
 	assert_null(strstr(json, "awaited"));
-	stage_end();
 }
 
 /* ---- ends of sides --------------------------------------------------------------------------- */
 
-KV_TEST(p4_a_consumer_that_dies_gives_the_entry_back)
+STAGE_TEST(p4_a_consumer_that_dies_gives_the_entry_back, stage_two(64, 0))
 {
 	u_member_t *late;
 
-	stage_two(64, 0);
 	late = u_join(&u_, 0, "late", 2, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
 	assert_int_equal(recv(d_, "awaited", 0), KV_OK);
@@ -449,14 +418,12 @@ KV_TEST(p4_a_consumer_that_dies_gives_the_entry_back)
 	u_closed(&u_, late); /* an end of file is as good as a death */
 	u_tick(&u_, 1);
 	assert_int_equal(u_.core->handovers.used, 2);
-	stage_end();
 }
 
-KV_TEST(p4_a_producer_that_dies_fails_what_is_not_complete)
+STAGE_TEST(p4_a_producer_that_dies_fails_what_is_not_complete, stage_two(128, 0))
 {
 	uint64_t waited, unasked, complete;
 
-	stage_two(128, 0);
 	put_all(0, 16);
 	assert_int_equal(send_first("waited", 8, U_ALL, 0), KV_OK);
 	waited = sent_.number;
@@ -490,16 +457,14 @@ KV_TEST(p4_a_producer_that_dies_fails_what_is_not_complete)
 	assert_int_equal(u_done(&u_, d_, unasked, 0), KV_OK);
 	assert_int_equal(u_.core->handovers.used, 0);
 	m_ = u_join(&u_, 0, "engine", 2, 0);
-	stage_end();
 }
 
 /* Of several members of an instance the one that speaks is the side. */
-KV_TEST(p4_a_member_that_closes_leaves_nothing_with_its_instance)
+STAGE_TEST(p4_a_member_that_closes_leaves_nothing_with_its_instance, stage_two(64, 0))
 {
 	u_member_t *second;
 	const kvd_member_rec_t *rec;
 
-	stage_two(64, 0);
 	second = u_join(&u_, 0, "engine", 2, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
 	assert_int_equal(send_first("t", 12, U_FULL, 1), KV_OK);
@@ -512,12 +477,10 @@ KV_TEST(p4_a_member_that_closes_leaves_nothing_with_its_instance)
 	assert_int_equal(u_.core->handovers.used, 1); /* it was complete */
 	assert_int_equal(recv(second, "t", 0), KV_OK);
 	assert_int_equal(u_done(&u_, second, got_.number, 0), KV_OK);
-	stage_end();
 }
 
-KV_TEST(p4_either_side_may_give_up_at_every_stage)
+STAGE_TEST(p4_either_side_may_give_up_at_every_stage, stage_two(128, 0))
 {
-	stage_two(128, 0);
 	put_all(0, 16);
 	assert_int_equal(recv(d_, "t", 0), KV_OK); /* the consumer, before there is a producer */
 	assert_int_equal(u_done(&u_, d_, got_.number, 1), KV_OK);
@@ -549,13 +512,11 @@ KV_TEST(p4_either_side_may_give_up_at_every_stage)
 	check_notice(m_, sent_.number, KV_HANDOVER_ENDED, 8, KV_OK);
 	assert_int_equal(send_more(16, U_ALL, 1), KV_ERR_NOT_FOUND);
 	assert_int_equal(u_.core->handovers.used, 0);
-	stage_end();
 }
 
 /* One instance may be both sides: each is told as what it is. */
-KV_TEST(p4_an_instance_may_hand_over_to_itself)
+STAGE_TEST(p4_an_instance_may_hand_over_to_itself, stage_two(64, 0))
 {
-	stage_two(64, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
 	assert_int_equal(recv(m_, "t", 300), KV_OK);
 	assert_int_equal(send_first("t", 8, U_FULL, 0), KV_OK);
@@ -568,17 +529,15 @@ KV_TEST(p4_an_instance_may_hand_over_to_itself)
 	assert_int_equal(u_done(&u_, m_, sent_.number, 0), KV_OK);
 	check_notice(m_, sent_.number, KV_HANDOVER_ENDED, 0, KV_OK);
 	assert_int_equal(last_notice(m_, sent_.number)->side, 1);
-	stage_end();
 }
 
 /* ---- blocks that are lost -------------------------------------------------------------------- */
 
-KV_TEST(p1_a_reset_ends_all_entries_of_its_space)
+STAGE_TEST(p1_a_reset_ends_all_entries_of_its_space, stage_two(64, 0))
 {
 	uint64_t awaited, sending;
 	kv_msg_t ask = {0}, answer;
 
-	stage_two(64, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
 	assert_int_equal(recv(d_, "awaited", 0), KV_OK);
 	awaited = got_.number;
@@ -597,7 +556,6 @@ KV_TEST(p1_a_reset_ends_all_entries_of_its_space)
 	space_.epoch++;
 	assert_int_equal(recv(d_, "sending", 0), KV_OK);
 	assert_int_equal(got_.state, KV_HANDOVER_AWAITED);
-	stage_end();
 }
 
 static void report_bad(uint32_t n, uint32_t index)
@@ -613,9 +571,8 @@ static void report_bad(uint32_t n, uint32_t index)
 	universe_check(&u_);
 }
 
-KV_TEST(p1_an_entry_with_a_bad_block_fails)
+STAGE_TEST(p1_an_entry_with_a_bad_block_fails, stage_two(64, 0))
 {
-	stage_two(64, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 20), 20);
 	assert_int_equal(send_first("t", 12, U_FULL, 0), KV_OK);
 	assert_int_equal(recv(d_, "t", 0), KV_OK);
@@ -628,13 +585,11 @@ KV_TEST(p1_an_entry_with_a_bad_block_fails)
 	assert_int_equal(u_.core->pins.used, 0);
 	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
 	assert_int_equal(metric(KV_M_HANDOVERS_FAILED), 1);
-	stage_end();
 }
 
 /* Only the copy in memory is bad: what is handed over is read from disk. */
-KV_TEST(p1_an_entry_whose_blocks_are_on_disk_outlives_a_bad_copy)
+STAGE_TEST(p1_an_entry_whose_blocks_are_on_disk_outlives_a_bad_copy, stage_two(64, 64))
 {
-	stage_two(64, 64);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
 	u_settle(&u_);
 	assert_int_equal(send_first("t", 12, U_FULL, 1), KV_OK);
@@ -646,16 +601,14 @@ KV_TEST(p1_an_entry_whose_blocks_are_on_disk_outlives_a_bad_copy)
 	}
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 12), 12);
 	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
-	stage_end();
 }
 
-KV_TEST(p1_a_window_with_a_lost_block_fails)
+STAGE_TEST(p1_a_window_with_a_lost_block_fails, stage_two(128, 0))
 {
 	kv_msg_acquire_reply_t reply;
 	u_lease_t lease;
 	kv_msg_t ask = {0}, answer;
 
-	stage_two(128, 0);
 	put_all(0, 12);
 	assert_int_equal(send_first("t", 12, U_ALL, 1), KV_OK);
 	assert_int_equal(recv(d_, "t", 0), KV_OK);
@@ -668,7 +621,6 @@ KV_TEST(p1_a_window_with_a_lost_block_fails)
 	check_notice(d_, got_.number, KV_HANDOVER_FAILED, 0, KV_ERR_CORRUPT);
 	assert_int_equal(u_.core->pins.used, 0);
 	u_.group = 0;
-	stage_end();
 }
 
 /* ---- sides of two spaces --------------------------------------------------------------------- */
@@ -712,13 +664,12 @@ KV_TEST(p5_sides_of_two_spaces_are_told_at_once)
 }
 
 /* One id in two spaces by accident: sides that meet in one space win, and a pair is not disturbed. */
-KV_TEST(p6_a_stranger_of_another_space_does_not_disturb_a_pair)
+STAGE_TEST(p6_a_stranger_of_another_space_does_not_disturb_a_pair, stage_two(128, 0))
 {
 	kvd_space_info_t other, strange;
 	kv_msg_handover_recv_reply_t got;
 	u_member_t *stranger;
 
-	stage_two(128, 0);
 	other = u_space(&u_, 0, "other");
 	put_all(0, 8);
 	assert_int_equal(send_in(&space_, "t", 0), KV_OK);
@@ -741,7 +692,6 @@ KV_TEST(p6_a_stranger_of_another_space_does_not_disturb_a_pair)
 	assert_int_equal(got.state, KV_HANDOVER_AWAITED);
 	assert_int_equal(recv(d_, "u", 0), KV_OK);
 	assert_int_equal(got_.state, KV_HANDOVER_COMPLETE);
-	stage_end();
 }
 
 KV_TEST_MAIN(NULL, NULL)

@@ -22,9 +22,8 @@ static kv_status_t send_partial(uint32_t n)
 
 /* ---- as they become visible ------------------------------------------------------------------ */
 
-KV_TEST(p4_announced_blocks_are_handed_over_as_they_appear)
+STAGE_TEST(p4_announced_blocks_are_handed_over_as_they_appear, stage_one(64, 0))
 {
-	stage_one(64, 0);
 	assert_int_equal(receive(d_), KV_OK);
 	assert_int_equal(announce(0, 0, 12, 1), KV_OK);
 	assert_int_equal(sent_.number, got_.number);
@@ -46,12 +45,10 @@ KV_TEST(p4_announced_blocks_are_handed_over_as_they_appear)
 	assert_int_equal(u_done(&u_, d_, sent_.number, 0), KV_OK);
 	check_notice(m_, sent_.number, KV_HANDOVER_ENDED, 12, KV_OK);
 	assert_int_equal(metric(KV_M_HANDOVERS_TAKEN), 1);
-	stage_end();
 }
 
-KV_TEST(p4_what_is_visible_already_is_handed_over_at_once)
+STAGE_TEST(p4_what_is_visible_already_is_handed_over_at_once, stage_one(64, 0))
 {
-	stage_one(64, 0);
 	put(m_, 0, 6);
 	assert_int_equal(announce(0, 0, 4, 0), KV_OK);
 	assert_int_equal(sent_.n, 4);
@@ -66,12 +63,10 @@ KV_TEST(p4_what_is_visible_already_is_handed_over_at_once)
 	universe_check(&u_);
 	assert_int_equal(receive(d_), KV_OK);
 	assert_int_equal(got_.state, KV_HANDOVER_COMPLETE);
-	stage_end();
 }
 
-KV_TEST(p4_later_chunks_announce_more_and_may_overlap)
+STAGE_TEST(p4_later_chunks_announce_more_and_may_overlap, stage_one(64, 0))
 {
-	stage_one(64, 0);
 	assert_int_equal(receive(d_), KV_OK);
 	assert_int_equal(announce(0, 0, 4, 0), KV_OK);
 	put(m_, 0, 2);
@@ -88,24 +83,21 @@ KV_TEST(p4_later_chunks_announce_more_and_may_overlap)
 	assert_int_equal(announce(sent_.number, 9, 12, 1), KV_OK);
 	put(m_, 9, 12);
 	check_told(KV_HANDOVER_COMPLETE, 12, 0);
-	stage_end();
 }
 
 /* The producer need not be the one that puts them: another engine computes the same prompt. */
-KV_TEST(p4_blocks_that_another_instance_puts_count)
+STAGE_TEST(p4_blocks_that_another_instance_puts_count, stage_one(64, 0))
 {
 	u_member_t *other;
 
-	stage_one(64, 0);
 	other = u_join(&u_, 0, "other", 2, 0);
 	assert_int_equal(receive(d_), KV_OK);
 	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
 	put(other, 0, 8);
 	check_told(KV_HANDOVER_COMPLETE, 8, 0);
-	stage_end();
 }
 
-KV_TEST(p4_the_private_block_completes_it)
+STAGE_TEST(p4_the_private_block_completes_it, stage_one(64, 0))
 {
 	u_send_t send = {.transfer = "t",
 			 .space = &one_,
@@ -117,7 +109,6 @@ KV_TEST(p4_the_private_block_completes_it)
 			 .partial = 5,
 			 .private_key = private_};
 
-	stage_one(64, 0);
 	send.private_key = private_;
 	assert_int_equal(receive(d_), KV_OK);
 	assert_int_equal(u_send(&u_, m_, &send, &sent_), KV_OK);
@@ -146,13 +137,11 @@ KV_TEST(p4_the_private_block_completes_it)
 	u_tick(&u_, 1);
 	check_notice(m_, sent_.number, KV_HANDOVER_COMPLETE, 0, KV_OK);
 	universe_check(&u_);
-	stage_end();
 }
 
 /* Visible and gone again before it was handed over: it is waited for until it is put again. */
-KV_TEST(p4_a_block_evicted_before_it_is_handed_over_is_waited_for)
+STAGE_TEST(p4_a_block_evicted_before_it_is_handed_over_is_waited_for, stage_one(64, 0))
 {
-	stage_one(64, 0);
 	assert_int_equal(receive(d_), KV_OK);
 	assert_int_equal(announce(0, 0, 4, 1), KV_OK);
 	assert_int_equal(u_put(&u_, m_, &one_, keys_, 0, 4), 4);
@@ -163,15 +152,13 @@ KV_TEST(p4_a_block_evicted_before_it_is_handed_over_is_waited_for)
 	assert_int_equal(entry()->state, KV_HANDOVER_SENDING);
 	put(m_, 0, 4);
 	check_told(KV_HANDOVER_COMPLETE, 4, 0);
-	stage_end();
 }
 
 /* The device could not read it: it was hidden with what is below it, and comes back without a put. */
-KV_TEST(p3_blocks_that_can_be_read_again_are_handed_over)
+STAGE_TEST(p3_blocks_that_can_be_read_again_are_handed_over, stage_one(64, 0))
 {
 	uint32_t block;
 
-	stage_one(64, 0);
 	assert_int_equal(receive(d_), KV_OK);
 	assert_int_equal(u_put(&u_, m_, &one_, keys_, 0, 4), 4);
 	block = kvd_index_find(&u_.core->ix, u_.core->ns[0]->spaces[one_.space]->tree, &keys_[0], 0);
@@ -183,16 +170,14 @@ KV_TEST(p3_blocks_that_can_be_read_again_are_handed_over)
 	u_tick(&u_, 1);
 	check_told(KV_HANDOVER_COMPLETE, 4, 0);
 	universe_check(&u_);
-	stage_end();
 }
 
 /* ---- refused --------------------------------------------------------------------------------- */
 
-KV_TEST(p6_announcements_that_cannot_be_are_refused)
+STAGE_TEST(p6_announcements_that_cannot_be_are_refused, stage_one(64, 0))
 {
 	u_send_t send = {.transfer = "t", .keys = keys_, .ahead = 1, .n = 4, .groups = U_FULL};
 
-	stage_one(64, 0);
 	send.space = &space_; /* of several groups */
 	assert_int_equal(u_send(&u_, m_, &send, &sent_), KV_ERR_ARG);
 	send.space = &one_;
@@ -203,7 +188,6 @@ KV_TEST(p6_announcements_that_cannot_be_are_refused)
 	assert_int_equal(u_send(&u_, m_, &send, &sent_), KV_ERR_ARG);
 	assert_int_equal(u_.core->handovers.used, 0);
 	universe_check(&u_);
-	stage_end();
 }
 
 /* Keys of another prompt: each is announced, and found, but not below the one before. */
@@ -246,9 +230,8 @@ KV_TEST(p3_a_block_that_does_not_follow_fails_the_hand_over)
 
 /* ---- withdrawn ------------------------------------------------------------------------------- */
 
-KV_TEST(p4_a_plain_chunk_withdraws_what_is_announced)
+STAGE_TEST(p4_a_plain_chunk_withdraws_what_is_announced, stage_one(64, 0))
 {
-	stage_one(64, 0);
 	assert_int_equal(receive(d_), KV_OK);
 	assert_int_equal(announce(0, 0, 12, 1), KV_OK);
 	put(m_, 0, 6);
@@ -263,14 +246,12 @@ KV_TEST(p4_a_plain_chunk_withdraws_what_is_announced)
 	assert_int_equal(entry()->n, 6);
 	assert_int_equal(send_visible(12, 1), KV_OK);
 	check_notice(d_, sent_.number, KV_HANDOVER_COMPLETE, 12, KV_OK);
-	stage_end();
 }
 
-KV_TEST(p4_a_last_chunk_that_crosses_the_completion_is_no_error)
+STAGE_TEST(p4_a_last_chunk_that_crosses_the_completion_is_no_error, stage_one(64, 0))
 {
 	static const char more[] = "a tail";
 
-	stage_one(64, 0);
 	assert_int_equal(receive(d_), KV_OK);
 	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
 	put(m_, 0, 8);
@@ -303,14 +284,12 @@ KV_TEST(p4_a_last_chunk_that_crosses_the_completion_is_no_error)
 		KV_OK);
 	assert_int_equal(send_visible(8, 1), KV_ERR_EXISTS);
 	universe_check(&u_);
-	stage_end();
 }
 
 /* ---- ends of sides --------------------------------------------------------------------------- */
 
-KV_TEST(p7_the_end_of_a_producer_ends_what_it_has_announced)
+STAGE_TEST(p7_the_end_of_a_producer_ends_what_it_has_announced, stage_one(64, 0))
 {
-	stage_one(64, 0);
 	assert_int_equal(receive(d_), KV_OK);
 	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
 	put(m_, 0, 4);
@@ -323,13 +302,11 @@ KV_TEST(p7_the_end_of_a_producer_ends_what_it_has_announced)
 	check_notice(d_, sent_.number, KV_HANDOVER_FAILED, 4, KV_ERR_PRODUCER_LOST);
 	universe_check(&u_);
 	m_ = u_join(&u_, 0, "engine", 2, 0);
-	stage_end();
 }
 
 /* Its member has gone, and no sweep has come by: what becomes visible is not handed over in its name. */
-KV_TEST(p7_a_quantum_finds_that_the_producer_has_gone)
+STAGE_TEST(p7_a_quantum_finds_that_the_producer_has_gone, stage_one(64, 0))
 {
-	stage_one(64, 0);
 	assert_int_equal(receive(d_), KV_OK);
 	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
 	u_dead(&u_, m_);
@@ -339,14 +316,12 @@ KV_TEST(p7_a_quantum_finds_that_the_producer_has_gone)
 	check_notice(d_, sent_.number, KV_HANDOVER_FAILED, 0, KV_ERR_PRODUCER_LOST);
 	universe_check(&u_);
 	m_ = u_join(&u_, 0, "engine", 2, 0);
-	stage_end();
 }
 
-KV_TEST(p4_a_reset_ends_what_is_announced)
+STAGE_TEST(p4_a_reset_ends_what_is_announced, stage_one(64, 0))
 {
 	kv_msg_t ask, answer;
 
-	stage_one(64, 0);
 	assert_int_equal(receive(d_), KV_OK);
 	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
 	ask.space_reset = (kv_msg_space_reset_t){.space = one_.space, .epoch = one_.epoch};
@@ -356,14 +331,12 @@ KV_TEST(p4_a_reset_ends_what_is_announced)
 	check_notice(d_, sent_.number, KV_HANDOVER_ENDED, 0, KV_ERR_STALE_EPOCH);
 	check_notice(m_, sent_.number, KV_HANDOVER_ENDED, 0, KV_ERR_STALE_EPOCH);
 	assert_int_equal(u_.core->handovers.used + u_.core->announced_count + u_.core->ns[0]->tail_bytes, 0);
-	stage_end();
 }
 
-KV_TEST(p4_a_consumer_that_gives_it_back_leaves_what_is_announced)
+STAGE_TEST(p4_a_consumer_that_gives_it_back_leaves_what_is_announced, stage_one(64, 0))
 {
 	u_member_t *second;
 
-	stage_one(64, 0);
 	assert_int_equal(receive(d_), KV_OK);
 	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
 	put(m_, 0, 4);
@@ -376,13 +349,11 @@ KV_TEST(p4_a_consumer_that_gives_it_back_leaves_what_is_announced)
 	assert_int_equal(receive(second), KV_OK);
 	assert_int_equal(got_.state, KV_HANDOVER_COMPLETE);
 	assert_int_equal(got_.n, 8);
-	stage_end();
 }
 
 /* Without a consumer it lives since the last chunk, announced or handed over; then nothing is left. */
-KV_TEST(p5_announced_blocks_without_a_consumer_expire)
+STAGE_TEST(p5_announced_blocks_without_a_consumer_expire, stage_one(64, 0))
 {
-	stage_one(64, 0);
 	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
 	kv_test_advance(&u_.env, UINT64_C(6000000000));
 	put(m_, 0, 4);
@@ -391,14 +362,12 @@ KV_TEST(p5_announced_blocks_without_a_consumer_expire)
 	advance(UINT64_C(4200000000));
 	check_notice(m_, sent_.number, KV_HANDOVER_ENDED, 4, KV_ERR_EXPIRED);
 	assert_int_equal(u_.core->handovers.used + u_.core->announced_count + u_.core->ns[0]->tail_bytes, 0);
-	stage_end();
 }
 
-KV_TEST(p4_a_lost_block_ends_what_is_announced_below_it)
+STAGE_TEST(p4_a_lost_block_ends_what_is_announced_below_it, stage_one(64, 0))
 {
 	uint32_t block;
 
-	stage_one(64, 0);
 	assert_int_equal(receive(d_), KV_OK);
 	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
 	put(m_, 0, 4);
@@ -408,7 +377,6 @@ KV_TEST(p4_a_lost_block_ends_what_is_announced_below_it)
 	check_notice(m_, sent_.number, KV_HANDOVER_FAILED, 0, KV_ERR_REVOKED);
 	assert_int_equal(u_.core->announced_count, 0);
 	universe_check(&u_);
-	stage_end();
 }
 
 /* A daemon that ends frees what is announced. */
@@ -419,16 +387,14 @@ KV_TEST(p4_a_core_that_ends_leaves_no_keys)
 	universe_fini(&u_);
 }
 
-KV_TEST(p4_transfers_show_what_is_announced)
+STAGE_TEST(p4_transfers_show_what_is_announced, stage_one(64, 0))
 {
 	static char json[8192];
 
-	stage_one(64, 0);
 	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
 	(void)kvd_core_transfers_json(u_.core, 0, json, sizeof json);
 	assert_non_null(strstr(json, "\"announced_units\":8"));
 	assert_non_null(strstr(json, "\"waits_for\":\"announced blocks\""));
-	stage_end();
 }
 
 KV_TEST_MAIN(NULL, NULL)

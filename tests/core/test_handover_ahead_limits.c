@@ -67,9 +67,8 @@ static void check_all(uint32_t n, uint32_t complete)
 
 /* ---- bytes ----------------------------------------------------------------------------------- */
 
-KV_TEST(p5_keys_of_announced_blocks_are_counted_and_given_back)
+STAGE_TEST(p5_keys_of_announced_blocks_are_counted_and_given_back, stage_one(128, 0))
 {
-	stage_one(128, 0);
 	u_.core->config.max_handover_bytes = 4 * 4096;
 	assert_int_equal(announce(0, 0, 200, 0), KV_OK);
 	assert_int_equal(u_.core->ns[0]->tail_bytes, 200 * sizeof(kv_key_t));
@@ -82,13 +81,11 @@ KV_TEST(p5_keys_of_announced_blocks_are_counted_and_given_back)
 	assert_int_equal(u_done(&u_, m_, sent_.number, U_GIVE_UP), KV_OK);
 	assert_int_equal(u_.core->ns[0]->tail_bytes, 0);
 	assert_int_equal(u_.core->announced_count, 0);
-	stage_end();
 }
 
 /* No room when a block becomes visible: the announcement is dropped, the producer knows, and sends again. */
-KV_TEST(p5_without_room_for_a_pin_the_announcement_is_dropped)
+STAGE_TEST(p5_without_room_for_a_pin_the_announcement_is_dropped, stage_one(128, 0))
 {
-	stage_one(128, 0);
 	u_.core->config.max_handover_bytes = 6 * 4096;
 	assert_int_equal(receive(d_), KV_OK);
 	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
@@ -103,17 +100,15 @@ KV_TEST(p5_without_room_for_a_pin_the_announcement_is_dropped)
 	u_.core->config.max_handover_bytes = 0;
 	assert_int_equal(send_visible(8, 1), KV_OK);
 	check_notice(d_, sent_.number, KV_HANDOVER_COMPLETE, 8, KV_OK);
-	stage_end();
 }
 
 /* ---- quanta ---------------------------------------------------------------------------------- */
 
 /* Many entries, each with much: every quantum is bounded, none waits for another's end, all are complete. */
-KV_TEST(p5_announced_blocks_are_looked_up_in_quanta)
+STAGE_TEST(p5_announced_blocks_are_looked_up_in_quanta, stage_one(512, 0))
 {
 	uint32_t quanta = 0;
 
-	stage_one(512, 0);
 	allow_many(64);
 	announce_many(40, keys_, 300);
 	assert_int_equal(u_put(&u_, m_, &one_, keys_, 0, 300), 300);
@@ -123,13 +118,11 @@ KV_TEST(p5_announced_blocks_are_looked_up_in_quanta)
 	}
 	assert_true(quanta >= 40 && quanta < 100);
 	check_all(300, 20);
-	stage_end();
 }
 
 /* The private block is looked up by the next quantum when the blocks have taken one. */
-KV_TEST(p5_a_private_block_has_a_lookup_of_its_own)
+STAGE_TEST(p5_a_private_block_has_a_lookup_of_its_own, stage_one(512, 0))
 {
-	stage_one(512, 0);
 	u_.core->config.max_handover_bytes = UINT64_C(1) << 30;
 	assert_int_equal(u_send(&u_, m_,
 				&(u_send_t){.transfer = "t",
@@ -152,15 +145,13 @@ KV_TEST(p5_a_private_block_has_a_lookup_of_its_own)
 	assert_int_equal(entry()->state, KV_HANDOVER_COMPLETE);
 	assert_int_equal(entry()->partial, 5);
 	universe_check(&u_);
-	stage_end();
 }
 
 /* Six hundred entries that wait for something else cost a look each, and no quantum without end. */
-KV_TEST(p5_entries_that_wait_are_looked_at_once_for_what_appears)
+STAGE_TEST(p5_entries_that_wait_are_looked_at_once_for_what_appears, stage_one(128, 0))
 {
 	uint32_t quanta = 0;
 
-	stage_one(128, 0);
 	allow_many(600);
 	announce_many(600, fork_, 12);
 	assert_int_equal(u_put(&u_, m_, &one_, &keys_[100], 0, 1), 1);
@@ -172,16 +163,14 @@ KV_TEST(p5_entries_that_wait_are_looked_at_once_for_what_appears)
 	assert_false(kvd_handovers_are_due(u_.core));
 	assert_int_equal(u_.core->announced_count, 600);
 	universe_check(&u_);
-	stage_end();
 }
 
 /* More than one tick may look up: each says that there is more until all is handed over, and nobody sends anything.
  * What is announced and not visible keeps no loop awake. */
-KV_TEST(p5_a_loop_does_not_sleep_over_announced_blocks)
+STAGE_TEST(p5_a_loop_does_not_sleep_over_announced_blocks, stage_one(512, 0))
 {
 	uint32_t ticks = 0;
 
-	stage_one(512, 0);
 	allow_many(128);
 	announce_many(100, keys_, 300);
 	u_tick(&u_, 1);
@@ -193,13 +182,11 @@ KV_TEST(p5_a_loop_does_not_sleep_over_announced_blocks)
 	}
 	assert_true(ticks > 0);
 	check_all(300, 50);
-	stage_end();
 }
 
 /* What a request has made visible is handed over by the tick after it, before a loop may sleep. */
-KV_TEST(p5_a_tick_hands_over_before_the_loop_sleeps)
+STAGE_TEST(p5_a_tick_hands_over_before_the_loop_sleeps, stage_one(64, 0))
 {
-	stage_one(64, 0);
 	assert_int_equal(receive(d_), KV_OK);
 	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
 	for (uint32_t n = 1; n <= 8; n++) {
@@ -209,7 +196,6 @@ KV_TEST(p5_a_tick_hands_over_before_the_loop_sleeps)
 		assert_int_equal(entry()->n, n);
 	}
 	check_told(KV_HANDOVER_COMPLETE, 8, 0);
-	stage_end();
 }
 
 /* ---- clients that mean harm, or err ---------------------------------------------------------- */
@@ -251,12 +237,11 @@ static garbage_t announcement(uint32_t n, uint32_t count)
 			   .epoch = one_.epoch};
 }
 
-KV_TEST(p10_announcements_that_are_not_sound_are_refused)
+STAGE_TEST(p10_announcements_that_are_not_sound_are_refused, stage_one(64, 0))
 {
 	garbage_t garbage;
 	u_member_t *rival;
 
-	stage_one(64, 0);
 	rival = u_join(&u_, 0, "rival", 2, 0);
 	garbage = announcement(0, 0);
 	assert_int_equal(send_garbage(rival, "g", &garbage), KV_ERR_ARG); /* a part without units */
@@ -301,16 +286,14 @@ KV_TEST(p10_announcements_that_are_not_sound_are_refused)
 	assert_int_equal(send_garbage(rival, "g", &garbage), KV_ERR_NOT_FOUND);
 	assert_int_equal(u_.core->handovers.used + u_.core->announced_count + u_.core->ns[0]->tail_bytes, 0);
 	universe_check(&u_);
-	stage_end();
 }
 
 /* The owner of an entry is not disturbed by who announces for it, and what is announced twice as the end is the end. */
-KV_TEST(p10_only_its_producer_announces_for_an_entry)
+STAGE_TEST(p10_only_its_producer_announces_for_an_entry, stage_one(64, 0))
 {
 	garbage_t garbage;
 	u_member_t *rival;
 
-	stage_one(64, 0);
 	rival = u_join(&u_, 0, "rival", 2, 0);
 	assert_int_equal(receive(d_), KV_OK);
 	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
@@ -330,15 +313,13 @@ KV_TEST(p10_only_its_producer_announces_for_an_entry)
 	assert_int_equal(announce(sent_.number, 8, 12, 1), KV_ERR_EXISTS); /* it has ended already */
 	assert_int_equal(entry()->n, 8);
 	universe_check(&u_);
-	stage_end();
 }
 
 /* Keys of another space are names of nothing in this one, however many of their blocks are visible there. */
-KV_TEST(p8_keys_of_another_space_hand_nothing_over)
+STAGE_TEST(p8_keys_of_another_space_hand_nothing_over, stage_one(64, 0))
 {
 	kvd_space_info_t other;
 
-	stage_one(64, 0);
 	other = u_space(&u_, 0, "other");
 	assert_int_equal(receive(d_), KV_OK);
 	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
@@ -348,7 +329,6 @@ KV_TEST(p8_keys_of_another_space_hand_nothing_over)
 	assert_int_equal(u_.core->ns[0]->handover_bytes[KVD_HOST_MEM], 0);
 	put(m_, 0, 8);
 	check_told(KV_HANDOVER_COMPLETE, 8, 0);
-	stage_end();
 }
 
 /* Fields of any value, right ones among them. */
@@ -373,13 +353,12 @@ static garbage_t draw_garbage(const uint64_t numbers[3])
 
 /* A client announces anything while an owner hands a prompt over: every answer has a name, the owner
  * loses nothing, and when the client has gone nothing of it is left. */
-KV_TEST(p7_p10_garbage_announcements_disturb_nobody)
+STAGE_TEST(p7_p10_garbage_announcements_disturb_nobody, stage_one(256, 0))
 {
 	u_member_t *rival;
 	uint32_t answers[2] = {0, 0};
 	char name[16];
 
-	stage_one(256, 0);
 	allow_many(512);
 	rival = u_join(&u_, 0, "rival", 2, 0);
 	assert_int_equal(receive(d_), KV_OK);
@@ -411,7 +390,6 @@ KV_TEST(p7_p10_garbage_announcements_disturb_nobody)
 	assert_int_equal(u_done(&u_, d_, sent_.number, 0), KV_OK);
 	check_notice(m_, sent_.number, KV_HANDOVER_ENDED, 12, KV_OK);
 	universe_check(&u_);
-	stage_end();
 }
 
 /* ---- another tenant -------------------------------------------------------------------------- */
@@ -432,12 +410,11 @@ static kv_status_t announce_theirs(uint64_t number, uint32_t from, uint32_t n, k
 }
 
 /* Two tenants announce the same keys under the same name. */
-KV_TEST(p8_a_block_of_one_tenant_is_not_handed_over_by_another)
+STAGE_TEST(p8_a_block_of_one_tenant_is_not_handed_over_by_another, stage_tenants(0))
 {
 	kv_msg_handover_send_reply_t theirs = {0};
 	char json[4096];
 
-	stage_tenants(0);
 	assert_int_equal(receive(d_), KV_OK);
 	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
 	assert_int_equal(announce_theirs(0, 0, 8, &theirs), KV_OK);
@@ -454,7 +431,6 @@ KV_TEST(p8_a_block_of_one_tenant_is_not_handed_over_by_another)
 	u_tick(&u_, 1);
 	check_notice(stranger_, theirs.number, KV_HANDOVER_COMPLETE, 8, KV_OK);
 	universe_check(&u_);
-	stage_end();
 }
 
 /* One tenant's announcements end at its limit and its share, as keys and as pins; the other has all of its own. */
@@ -502,13 +478,12 @@ KV_TEST(p5_p8_announcements_of_a_tenant_end_at_its_own_limits)
 	stage_end();
 }
 
-/* A hundred entries, each with a quantum of lookups to do, and one block of somebody else: decision 052. */
-KV_TEST(p5_p8_announcements_of_a_tenant_do_not_delay_another)
+/* A hundred entries, each with a quantum of lookups to do, and one block of somebody else: decision 056. */
+STAGE_TEST(p5_p8_announcements_of_a_tenant_do_not_delay_another, stage_tenants(0))
 {
 	kv_msg_handover_send_reply_t theirs = {0};
 	uint32_t quanta = 0;
 
-	stage_tenants(0);
 	allow_many(128);
 	announce_many(100, keys_, 300);
 	assert_int_equal(announce_theirs(0, 0, 1, &theirs), KV_OK);
@@ -523,7 +498,6 @@ KV_TEST(p5_p8_announcements_of_a_tenant_do_not_delay_another)
 	while (kvd_handovers_run(u_.core)) {
 	}
 	check_all(300, 50);
-	stage_end();
 }
 
 KV_TEST_MAIN(NULL, NULL)

@@ -18,9 +18,8 @@ static void stage_disk(uint32_t cpu, uint32_t n)
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, n), n);
 }
 
-KV_TEST(p3_a_ladder_leases_the_deepest_known_rung)
+STAGE_TEST(p3_a_ladder_leases_the_deepest_known_rung, stage(256, 0))
 {
-	stage(256, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 100), 100);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 100, 0, &lease_, &reply_), KV_OK);
 	assert_int_equal(reply_.n, 100);
@@ -33,14 +32,12 @@ KV_TEST(p3_a_ladder_leases_the_deepest_known_rung)
 	assert_int_equal(u_acquire(&u_, m_, &space_, &fork_[8], 8, 0, &lease2_, &reply_), KV_OK);
 	assert_int_equal(reply_.n, 0);
 	assert_int_equal(reply_.lease, 0);
-	stage_end();
 }
 
-KV_TEST(p10_a_ladder_of_the_wrong_length_is_refused)
+STAGE_TEST(p10_a_ladder_of_the_wrong_length_is_refused, stage(64, 0))
 {
 	kv_msg_t ask = {0}, reply;
 
-	stage(64, 0);
 	ask.acquire = (kv_msg_acquire_t){.space = space_.space,
 					 .epoch = space_.epoch,
 					 .n = 10,
@@ -54,12 +51,10 @@ KV_TEST(p10_a_ladder_of_the_wrong_length_is_refused)
 	ask.acquire.epoch = 5;
 	assert_int_equal(u_request(&u_, m_, KV_CODE_ACQUIRE, &ask, &reply), KV_ERR_STALE_EPOCH);
 	assert_int_equal(u_request(&u_, NULL, KV_CODE_ACQUIRE, &ask, &reply), KV_ERR_NOT_JOINED);
-	stage_end();
 }
 
-KV_TEST(p5_skipped_blocks_are_touched_and_not_listed)
+STAGE_TEST(p5_skipped_blocks_are_touched_and_not_listed, stage(64, 0))
 {
-	stage(64, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 20), 20);
 	assert_int_equal(u_put(&u_, m_, &space_, fork_, 8, 30), 22);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 15, &lease_, &reply_), KV_OK);
@@ -73,12 +68,10 @@ KV_TEST(p5_skipped_blocks_are_touched_and_not_listed)
 		assert_int_equal(kvd_core_evict_one(u_.core, KV_TIER_CPU), KV_OK);
 	}
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 20), 20);
-	stage_end();
 }
 
-KV_TEST(p5_a_leased_prefix_is_never_evicted)
+STAGE_TEST(p5_a_leased_prefix_is_never_evicted, stage(32, 0))
 {
-	stage(32, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 32), 32);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 0, &lease_, &reply_), KV_OK);
 	while (kvd_core_evict_one(u_.core, KV_TIER_CPU) == KV_OK) {
@@ -91,14 +84,12 @@ KV_TEST(p5_a_leased_prefix_is_never_evicted)
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 32), 0);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 1, 0, &lease_, &reply_), KV_OK);
 	assert_int_equal(reply_.why, KV_WHY_EVICTED);
-	stage_end();
 }
 
-KV_TEST(p1_an_expired_lease_is_revoked_before_its_slots_are_reused)
+STAGE_TEST(p1_an_expired_lease_is_revoked_before_its_slots_are_reused, stage(32, 0))
 {
 	kv_msg_t ask, reply;
 
-	stage(32, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 32), 32);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 32, 0, &lease_, &reply_), KV_OK);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 10, 0, &lease2_, &reply_), KV_OK);
@@ -114,12 +105,10 @@ KV_TEST(p1_an_expired_lease_is_revoked_before_its_slots_are_reused)
 	assert_int_equal(kv_metric_get(&u_.metrics, KV_M_LEASES_EXPIRED), 1);
 	assert_int_equal(u_put(&u_, m_, &space_, &fork_[0], 8, 30), 22);
 	u_lease_verify(&u_, &lease2_);
-	stage_end();
 }
 
-KV_TEST(p5_pinned_bytes_and_leases_are_capped)
+STAGE_TEST(p5_pinned_bytes_and_leases_are_capped, stage(64, 0))
 {
-	stage(64, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 40), 40);
 	u_.core->config.max_pinned_bytes = 30 * 4096;
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 40, 0, &lease_, &reply_), KV_OK);
@@ -130,12 +119,10 @@ KV_TEST(p5_pinned_bytes_and_leases_are_capped)
 	u_.core->config.max_leases = 1;
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 4, 0, &lease_, &reply_), KV_OK);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 4, 0, &lease2_, &reply_), KV_ERR_LIMIT);
-	stage_end();
 }
 
-KV_TEST(p1_blocks_on_disk_become_ready_in_order)
+STAGE_TEST(p1_blocks_on_disk_become_ready_in_order, stage_disk(32, 20))
 {
-	stage_disk(32, 20);
 	u_.disk.shuffle = 1;
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 0, &lease_, &reply_), KV_OK);
 	assert_int_equal(reply_.n_disk, 20);
@@ -146,12 +133,10 @@ KV_TEST(p1_blocks_on_disk_become_ready_in_order)
 	}
 	assert_int_equal(u_find_notice(&u_, KV_CODE_LEASE_DONE, lease_.id)->msg.lease_done.ready, 20);
 	assert_int_equal(u_mirror_tiers(&u_, 0, &keys_[19]), KV_TIER_CPU | KV_TIER_DISK);
-	stage_end();
 }
 
-KV_TEST(p5_leases_that_need_the_same_block_share_its_read)
+STAGE_TEST(p5_leases_that_need_the_same_block_share_its_read, stage_disk(64, 20))
 {
-	stage_disk(64, 20);
 	u_.disk.loads = 0;
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 0, &lease_, &reply_), KV_OK);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 12, 0, &lease2_, &reply_), KV_OK);
@@ -161,14 +146,12 @@ KV_TEST(p5_leases_that_need_the_same_block_share_its_read)
 	assert_int_equal(u_find_notice(&u_, KV_CODE_LEASE_DONE, lease2_.id)->msg.lease_done.ready, 12);
 	u_lease_verify(&u_, &lease_);
 	u_lease_verify(&u_, &lease2_);
-	stage_end();
 }
 
-KV_TEST(p3_blocks_read_below_a_gap_serve_their_lease_only)
+STAGE_TEST(p3_blocks_read_below_a_gap_serve_their_lease_only, stage_disk(32, 20))
 {
 	uint8_t tiers[20];
 
-	stage_disk(32, 20);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 12, &lease_, &reply_), KV_OK);
 	u_settle(&u_);
 	assert_int_equal(u_header(m_, lease_.offset)->ready, 20);
@@ -181,16 +164,14 @@ KV_TEST(p3_blocks_read_below_a_gap_serve_their_lease_only)
 	u_settle(&u_); /* the gap closes: all join */
 	u_explain(&u_, 0, &space_, keys_, 20, tiers);
 	assert_int_equal(tiers[19], KV_TIER_DISK | KV_TIER_CPU);
-	stage_end();
 }
 
-KV_TEST(p5_slots_for_reads_are_taken_at_once_or_the_lease_shortened)
+STAGE_TEST(p5_slots_for_reads_are_taken_at_once_or_the_lease_shortened, stage_disk(32, 20))
 {
 	u_member_t *other;
 	kv_msg_put_start_reply_t started;
 	static u_put_t put;
 
-	stage_disk(32, 20);
 	other = u_join(&u_, 0, "second", 2, 0);
 	assert_int_equal(u_put_start(&u_, other, &space_, &fork_[8], 0, 24, 0, &put, &started),
 			 KV_OK); /* 8 slots are left */
@@ -201,12 +182,10 @@ KV_TEST(p5_slots_for_reads_are_taken_at_once_or_the_lease_shortened)
 	assert_int_equal(reply_.lease, 0);
 	u_settle(&u_);
 	u_lease_verify(&u_, &lease_);
-	stage_end();
 }
 
-KV_TEST(p1_a_read_that_fails_shortens_the_lease_and_takes_the_block_out)
+STAGE_TEST(p1_a_read_that_fails_shortens_the_lease_and_takes_the_block_out, stage_disk(32, 20))
 {
-	stage_disk(32, 20);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 10, 0, &lease_, &reply_), KV_OK);
 	u_settle(&u_);
 	u_.disk.fail_percent = 100;
@@ -220,14 +199,12 @@ KV_TEST(p1_a_read_that_fails_shortens_the_lease_and_takes_the_block_out)
 	assert_int_equal(u_mirror_tiers(&u_, 0, &keys_[15]), 0);
 	u_lease_verify(&u_, &lease_);
 	u_lease_verify(&u_, &lease2_);
-	stage_end();
 }
 
-KV_TEST(p1_a_bad_block_is_invisible_at_once_with_all_below)
+STAGE_TEST(p1_a_bad_block_is_invisible_at_once_with_all_below, stage(64, 0))
 {
 	kv_msg_t ask, reply;
 
-	stage(64, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 20), 20);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 0, &lease_, &reply_), KV_OK);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 8, 0, &lease2_, &reply_), KV_OK);
@@ -243,16 +220,14 @@ KV_TEST(p1_a_bad_block_is_invisible_at_once_with_all_below)
 	ask.bad_block.lease = lease2_.id;
 	ask.bad_block.index = 8;
 	assert_int_equal(u_request(&u_, m_, KV_CODE_BAD_BLOCK, &ask, &reply), KV_ERR_ARG);
-	stage_end();
 }
 
-KV_TEST(p1_nothing_of_an_old_epoch_is_served)
+STAGE_TEST(p1_nothing_of_an_old_epoch_is_served, stage(64, 64))
 {
 	kv_msg_t ask = {0}, reply;
 	static u_put_t put;
 	kv_msg_put_start_reply_t started;
 
-	stage(64, 64);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 20), 20);
 	u_settle(&u_);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 0, &lease_, &reply_), KV_OK);
@@ -274,19 +249,17 @@ KV_TEST(p1_nothing_of_an_old_epoch_is_served)
 	assert_int_equal(u_find_notice(&u_, KV_CODE_PUT_DONE, put.id)->msg.put_done.status, KV_ERR_STALE_EPOCH);
 	assert_int_equal(stage_free_slots(), 64);
 	assert_int_equal(u_.disk.free_count, 64);
-	stage_end();
 }
 
 /* ---- members --------------------------------------------------------------------------------- */
 
 /* A client has overwritten memory; the disk copies are still good. */
-KV_TEST(p2_a_bad_cpu_copy_leaves_the_disk_copy)
+STAGE_TEST(p2_a_bad_cpu_copy_leaves_the_disk_copy, stage(64, 64))
 {
 	kv_msg_t ask = {0}, reply;
 	static u_lease_t deep, beside;
 	uint8_t tiers[16];
 
-	stage(64, 64);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 16), 16);
 	assert_int_equal(u_put(&u_, m_, &space_, fork_, 8, 16), 8);
 	u_settle(&u_);
@@ -311,18 +284,16 @@ KV_TEST(p2_a_bad_cpu_copy_leaves_the_disk_copy)
 	u_settle(&u_);
 	assert_int_equal(u_header(m_, lease_.offset)->ready, 16);
 	u_lease_verify(&u_, &lease_);
-	stage_end();
 }
 
 /* Blocks below it that are being written, or pinned by a put. */
-KV_TEST(p4_a_bad_cpu_copy_drops_the_cpu_copies_below_it)
+STAGE_TEST(p4_a_bad_cpu_copy_drops_the_cpu_copies_below_it, stage(64, 64))
 {
 	static u_put_t put;
 	kv_msg_put_start_reply_t started;
 	kv_msg_t ask = {0}, reply;
 	uint8_t tiers[12];
 
-	stage(64, 64);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
 	u_settle(&u_);
 	u_.disk.hold = 1;
@@ -343,16 +314,14 @@ KV_TEST(p4_a_bad_cpu_copy_drops_the_cpu_copies_below_it)
 	u_put_write(&u_, &put);
 	(void)u_put_end(&u_, m_, &put, 0, 4);
 	assert_int_equal(u_find_notice(&u_, KV_CODE_PUT_DONE, put.id)->msg.put_done.status, KV_ERR_PARENT_LOST);
-	stage_end();
 }
 
-KV_TEST(p4_a_closed_member_may_still_write_a_dead_one_may_not)
+STAGE_TEST(p4_a_closed_member_may_still_write_a_dead_one_may_not, stage(64, 0))
 {
 	static u_put_t put;
 	kv_msg_put_start_reply_t started;
 	u_member_t *other;
 
-	stage(64, 0);
 	other = u_join(&u_, 0, "second", 2, 0);
 	assert_int_equal(u_put(&u_, other, &space_, keys_, 0, 10), 10);
 	assert_int_equal(u_acquire(&u_, other, &space_, keys_, 10, 0, &lease_, &reply_), KV_OK);
@@ -364,10 +333,9 @@ KV_TEST(p4_a_closed_member_may_still_write_a_dead_one_may_not)
 	u_dead(&u_, other);
 	assert_int_equal(stage_quarantined(), 0);
 	assert_int_equal(u_.core->instances.used, 1);
-	stage_end();
 }
 
-KV_TEST(p4_a_dead_member_ends_puts_until_the_others_are_drained)
+STAGE_TEST(p4_a_dead_member_ends_puts_until_the_others_are_drained, stage(64, 0))
 {
 	static u_put_t put;
 	kv_msg_put_start_reply_t started;
@@ -376,7 +344,6 @@ KV_TEST(p4_a_dead_member_ends_puts_until_the_others_are_drained)
 	u_member_t *rank[2];
 	uint32_t freed;
 
-	stage(64, 0);
 	rank[0] = u_join(&u_, 0, "pair", 1, 0);
 	rank[1] = u_join(&u_, 0, "pair", 1, 1);
 	ask.put_start = (kv_msg_put_start_t){.space = space_.space,
@@ -395,17 +362,15 @@ KV_TEST(p4_a_dead_member_ends_puts_until_the_others_are_drained)
 	assert_int_equal(u_quiet(&u_, rank[0], 0, reply.put_start_reply.put, &freed), KV_OK);
 	assert_int_equal(freed, 4);
 	assert_int_equal(u_put_start(&u_, rank[0], &space_, keys_, 0, 4, 0, &put, &started), KV_OK);
-	stage_end();
 }
 
-KV_TEST(p1_same_rank_of_another_process_does_not_drain_a_writer)
+STAGE_TEST(p1_same_rank_of_another_process_does_not_drain_a_writer, stage(64, 0))
 {
 	static u_put_t put;
 	kv_msg_put_start_reply_t started;
 	u_member_t *again;
 	uint32_t freed;
 
-	stage(64, 0);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 4, 0, &put, &started), KV_OK);
 	u_closed(&u_, m_);
 	again = u_join(&u_, 0, "engine", 2, 0);
@@ -414,17 +379,15 @@ KV_TEST(p1_same_rank_of_another_process_does_not_drain_a_writer)
 	assert_int_equal(stage_quarantined(), 4);
 	u_dead(&u_, m_);
 	assert_int_equal(stage_quarantined(), 0);
-	stage_end();
 }
 
-KV_TEST(p4_a_reconnected_process_drains_its_old_connections)
+STAGE_TEST(p4_a_reconnected_process_drains_its_old_connections, stage(64, 0))
 {
 	static u_put_t put;
 	kv_msg_put_start_reply_t started;
 	u_member_t *again;
 	uint32_t freed;
 
-	stage(64, 0);
 	for (uint32_t times = 0; times < 200; times++) {
 		int promised = times % 5 == 0;
 
@@ -439,16 +402,14 @@ KV_TEST(p4_a_reconnected_process_drains_its_old_connections)
 		m_->id = 0;
 		m_ = again;
 	}
-	stage_end();
 }
 
-KV_TEST(p4_a_member_that_leaves_ends_its_own_puts_only)
+STAGE_TEST(p4_a_member_that_leaves_ends_its_own_puts_only, stage(64, 0))
 {
 	static u_put_t put, others;
 	u_member_t *rank;
 	uint32_t freed;
 
-	stage(64, 0);
 	for (uint32_t times = 0; times < 200; times++) {
 		rank = u_join(&u_, 0, "engine", 1, 5);
 		assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 4, 0, &others, &(kv_msg_put_start_reply_t){0}),
@@ -464,16 +425,14 @@ KV_TEST(p4_a_member_that_leaves_ends_its_own_puts_only)
 		assert_int_equal(u_quiet(&u_, m_, 0, others.id, &freed), KV_OK);
 		assert_int_equal(freed, 4);
 	}
-	stage_end();
 }
 
-KV_TEST(p4_an_instance_without_members_ends_without_quarantine)
+STAGE_TEST(p4_an_instance_without_members_ends_without_quarantine, stage(64, 0))
 {
 	static u_put_t put;
 	kv_msg_put_start_reply_t started;
 	u_member_t *other, *second;
 
-	stage(64, 0);
 	for (uint32_t times = 0; times < 200; times++) {
 		other = u_join(&u_, 0, "passing", 2, 0);
 		assert_int_equal(u_put(&u_, other, &space_, keys_, 0, 8), 8);
@@ -492,30 +451,26 @@ KV_TEST(p4_an_instance_without_members_ends_without_quarantine)
 	u_dead(&u_, other);
 	assert_int_equal(u_.core->instances.used, 1);
 	assert_int_equal(u_.core->members.used, 1);
-	stage_end();
 }
 
-KV_TEST(p8_a_secret_opens_its_own_instance_only)
+STAGE_TEST(p8_a_secret_opens_its_own_instance_only, stage(64, 0))
 {
 	uint8_t secret[16] = "another secret!";
 	kvd_join_t join = {.ns = 0, .instance = "engine", .secret = secret, .secret_len = 16};
 	kvd_instance_t id;
 
-	stage(64, 0);
 	assert_int_equal(kvd_instance_find(u_.core, &join, &id), KV_ERR_SECRET);
 	join.ns = u_.ns[1]; /* the other namespace has no such instance */
 	assert_int_equal(kvd_instance_find(u_.core, &join, &id), KV_OK);
 	assert_int_equal(id, 0);
-	stage_end();
 }
 
-KV_TEST(p8_a_namespace_sees_nothing_of_another)
+STAGE_TEST(p8_a_namespace_sees_nothing_of_another, stage(64, 0))
 {
 	kvd_space_info_t theirs;
 	u_member_t *other;
 	kv_msg_t ask = {0}, reply;
 
-	stage(64, 0);
 	other = u_join(&u_, 1, "engine", 2, 0);
 	theirs = u_space(&u_, 1, "model");
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 10), 10);
@@ -529,7 +484,6 @@ KV_TEST(p8_a_namespace_sees_nothing_of_another)
 	/* Its pool is full of another's blocks: it gets what is free, and evicts nothing of theirs. */
 	assert_int_equal(u_put(&u_, other, &theirs, keys_, 0, 60), 54);
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 10), 10);
-	stage_end();
 }
 
 /* The first n blocks of keys_, each of them a run of its own: below each hangs one more block. */
@@ -550,11 +504,10 @@ static uint64_t steps(void)
 	return kv_metric_get(&u_.metrics, KV_M_INDEX_STEPS);
 }
 
-KV_TEST(p5_a_lease_visits_each_run_of_its_path_a_few_times)
+STAGE_TEST(p5_a_lease_visits_each_run_of_its_path_a_few_times, stage(1024, 2048))
 {
 	uint64_t before;
 
-	stage(1024, 2048);
 	put_branched(512);
 	while (kvd_core_evict_one(u_.core, KV_TIER_CPU) == KV_OK) {
 	}
@@ -566,15 +519,13 @@ KV_TEST(p5_a_lease_visits_each_run_of_its_path_a_few_times)
 	u_lease_verify(&u_, &lease_);
 	assert_int_equal(u_release(&u_, m_, lease_.id), KV_OK);
 	assert_in_range(steps() - before, 1, UINT64_C(16) * 512);
-	stage_end();
 }
 
-KV_TEST(p5_many_leases_of_one_path_cost_one_walk_when_a_block_is_bad)
+STAGE_TEST(p5_many_leases_of_one_path_cost_one_walk_when_a_block_is_bad, stage(1024, 0))
 {
 	kv_msg_t ask, reply;
 	uint64_t before;
 
-	stage(1024, 0);
 	put_branched(512);
 	for (uint32_t i = 0; i < 256; i++) {
 		assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 512 - i, 0, &lease_, &reply_), KV_OK);
@@ -584,15 +535,13 @@ KV_TEST(p5_many_leases_of_one_path_cost_one_walk_when_a_block_is_bad)
 	assert_int_equal(u_request(&u_, m_, KV_CODE_BAD_BLOCK, &ask, &reply), KV_OK);
 	u_settle(&u_);
 	assert_in_range(steps() - before, 1, UINT64_C(16) * 512);
-	stage_end();
 }
 
-KV_TEST(p5_lookups_during_dismantling_do_not_walk_to_the_root)
+STAGE_TEST(p5_lookups_during_dismantling_do_not_walk_to_the_root, stage(1024, 0))
 {
 	kv_msg_t ask, reply;
 	uint64_t before;
 
-	stage(1024, 0);
 	put_branched(512);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 511, 0, &lease_, &reply_), KV_OK);
 	ask = (kv_msg_t){.bad_block = {.lease = lease_.id, .index = 510}};
@@ -604,7 +553,6 @@ KV_TEST(p5_lookups_during_dismantling_do_not_walk_to_the_root)
 		assert_int_equal(u_visible(&u_, 0, &space_, &keys_[511], 1), 0);
 	}
 	assert_in_range(steps() - before, 1, UINT64_C(16) * 512);
-	stage_end();
 }
 
 KV_TEST_MAIN(NULL, NULL)

@@ -289,13 +289,12 @@ KV_TEST(p4_a_core_without_memory_is_refused)
 	fake_tier_fini(&cpu);
 }
 
-KV_TEST(p4_the_documents_are_whole)
+STAGE_TEST(p4_the_documents_are_whole, stage(16, 16))
 {
 	char small[8], *json;
 	uint32_t failed;
 	size_t len;
 
-	stage(16, 16);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
 	len = kvd_core_status_json(u_.core, 0, 2, small, sizeof small);
 	json = malloc(len + 1);
@@ -310,7 +309,6 @@ KV_TEST(p4_the_documents_are_whole)
 	assert_int_equal(kvd_core_check_json(u_.core, json, len + 1, &failed), len);
 	assert_non_null(strstr(json, "\"promise\":\"P4\",\"ok\":true"));
 	free(json);
-	stage_end();
 }
 
 KV_TEST_MAIN(NULL, NULL)

@@ -64,13 +64,12 @@ static void acquire(uint32_t group, const kv_key_t *keys, uint32_t n, uint32_t s
 
 /* ---- what it is for -------------------------------------------------------------------------- */
 
-KV_TEST(p1_a_partial_block_is_handed_over_and_goes_with_its_last_holder)
+STAGE_TEST(p1_a_partial_block_is_handed_over_and_goes_with_its_last_holder, stage_private(256, 0))
 {
 	uint64_t number, free_slots;
 	u_lease_t path, window, after;
 	kv_key_t last_four[9];
 
-	stage_private(256, 0);
 	put_all(0, 8);
 	free_slots = stage_free_slots();
 	put_private();
@@ -107,14 +106,12 @@ KV_TEST(p1_a_partial_block_is_handed_over_and_goes_with_its_last_holder)
 	assert_int_equal(private_blocks(), 0);
 	assert_int_equal(stage_free_slots(), free_slots);
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 8), 8);
-	stage_end();
 }
 
-KV_TEST(p1_a_prompt_shorter_than_a_block_is_a_private_block)
+STAGE_TEST(p1_a_prompt_shorter_than_a_block_is_a_private_block, stage_private(64, 0))
 {
 	u_lease_t lease;
 
-	stage_private(64, 0);
 	put_private();
 	assert_int_equal(send_partial(0, 15, 1), KV_OK);
 	assert_int_equal(sent_.n, 0);
@@ -125,13 +122,11 @@ KV_TEST(p1_a_prompt_shorter_than_a_block_is_a_private_block)
 	assert_int_equal(lease.n, 1);
 	u_lease_verify(&u_, &lease);
 	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
-	stage_end();
 }
 
 /* The last holder has gone, and a producer puts the block again before it is dropped: it is there for its hand-over. */
-KV_TEST(p3_a_block_put_again_is_not_dropped_under_its_producer)
+STAGE_TEST(p3_a_block_put_again_is_not_dropped_under_its_producer, stage_private(128, 0))
 {
-	stage_private(128, 0);
 	put_all(0, 8);
 	put_private();
 	assert_int_equal(send_partial(8, 5, 1), KV_OK);
@@ -146,13 +141,11 @@ KV_TEST(p3_a_block_put_again_is_not_dropped_under_its_producer)
 	assert_int_equal(u_done(&u_, m_, sent_.number, U_GIVE_UP), KV_OK);
 	u_tick(&u_, 1);
 	assert_int_equal(private_blocks(), 0);
-	stage_end();
 }
 
 /* A hand-over that is refused half way has pinned some of them for a moment: they stay for the next try. */
-KV_TEST(p3_a_refused_hand_over_lets_its_private_blocks_stay)
+STAGE_TEST(p3_a_refused_hand_over_lets_its_private_blocks_stay, stage_private(128, 0))
 {
-	stage_private(128, 0);
 	put_all(0, 8);
 	for (uint32_t g = 0; g < U_GROUPS; g++) {
 		assert_int_equal(send_partial(8, 5, 1), KV_MISS); /* that of group g is missing */
@@ -168,15 +161,13 @@ KV_TEST(p3_a_refused_hand_over_lets_its_private_blocks_stay)
 	assert_int_equal(private_blocks(), 4);
 	u_.core->config.max_handover_bytes = 0;
 	assert_int_equal(send_partial(8, 5, 1), KV_OK);
-	stage_end();
 }
 
 /* A lease may skip all that its engine holds, and read the private block alone. */
-KV_TEST(p1_a_lease_may_begin_with_the_private_block)
+STAGE_TEST(p1_a_lease_may_begin_with_the_private_block, stage_private(64, 0))
 {
 	u_lease_t lease;
 
-	stage_private(64, 0);
 	put_all(0, 8);
 	put_private();
 	for (uint32_t skip = 0; skip <= 8; skip++) {
@@ -192,15 +183,13 @@ KV_TEST(p1_a_lease_may_begin_with_the_private_block)
 			assert_int_equal(u_put_private(&u_, m_, &space_, &private_), 1);
 		}
 	}
-	stage_end();
 }
 
 /* The path comes from disk, the private block is there: one lease has both, and is ready when the path is. */
-KV_TEST(p1_a_prefix_on_disk_and_its_private_block_are_one_lease)
+STAGE_TEST(p1_a_prefix_on_disk_and_its_private_block_are_one_lease, stage_private(64, 64))
 {
 	u_lease_t lease;
 
-	stage_private(64, 64);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 8), 8);
 	u_settle(&u_);
 	evict_all();
@@ -217,15 +206,13 @@ KV_TEST(p1_a_prefix_on_disk_and_its_private_block_are_one_lease)
 	u_lease_verify(&u_, &lease);
 	universe_check(&u_);
 	assert_int_equal(u_release(&u_, d_, lease.id), KV_OK);
-	stage_end();
 }
 
 /* One of the reads fails: the lease ends before it, without the private block. */
-KV_TEST(p3_a_path_cut_short_loses_the_private_block)
+STAGE_TEST(p3_a_path_cut_short_loses_the_private_block, stage_private(64, 64))
 {
 	u_lease_t lease;
 
-	stage_private(64, 64);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 8), 8);
 	u_settle(&u_);
 	evict_all();
@@ -243,17 +230,15 @@ KV_TEST(p3_a_path_cut_short_loses_the_private_block)
 	assert_int_equal(u_put_private(&u_, m_, &space_, &private_), 1);
 	acquire(0, whole_, 9, 0, &lease); /* its place is after block 8, which is gone */
 	assert_int_equal(lease.n, 5);
-	stage_end();
 }
 
 /* ---- who knows it ---------------------------------------------------------------------------- */
 
-KV_TEST(p9_no_event_and_no_lookup_tells_of_a_private_block)
+STAGE_TEST(p9_no_event_and_no_lookup_tells_of_a_private_block, stage_private(128, 64))
 {
 	static char json[4096];
 	uint64_t told;
 
-	stage_private(128, 64);
 	put_all(0, 8);
 	u_settle(&u_);
 	told = u_.stored + u_.removed;
@@ -274,7 +259,6 @@ KV_TEST(p9_no_event_and_no_lookup_tells_of_a_private_block)
 	u_tick(&u_, 1);
 	assert_int_equal(private_blocks(), 0);
 	assert_int_equal(u_.stored + u_.removed, told);
-	stage_end();
 }
 
 KV_TEST(p2_a_restart_forgets_private_blocks)
@@ -296,24 +280,21 @@ KV_TEST(p2_a_restart_forgets_private_blocks)
 
 /* ---- how it ends ----------------------------------------------------------------------------- */
 
-KV_TEST(p5_what_nothing_has_held_ages_like_any_block)
+STAGE_TEST(p5_what_nothing_has_held_ages_like_any_block, stage_private(16, 0))
 {
-	stage_private(16, 0);
 	assert_int_equal(u_put_private(&u_, m_, &space_, &private_), 1);
 	u_tick(&u_, 10);
 	assert_int_equal(tiers_of(0, &private_), KV_TIER_CPU);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 16), 16);
 	assert_int_equal(tiers_of(0, &private_), 0);
 	assert_int_equal(private_blocks(), 0);
-	stage_end();
 }
 
-KV_TEST(p4_bad_bytes_in_a_private_block_end_what_has_it)
+STAGE_TEST(p4_bad_bytes_in_a_private_block_end_what_has_it, stage_private(128, 0))
 {
 	kv_msg_t ask = {.bad_block = {.index = 8}}, answer;
 	u_lease_t lease;
 
-	stage_private(128, 0);
 	put_all(0, 8);
 	put_private();
 	assert_int_equal(send_partial(8, 5, 1), KV_OK);
@@ -328,14 +309,12 @@ KV_TEST(p4_bad_bytes_in_a_private_block_end_what_has_it)
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 8), 8);
 	universe_check(&u_);
 	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
-	stage_end();
 }
 
-KV_TEST(p4_a_reset_takes_private_blocks_along)
+STAGE_TEST(p4_a_reset_takes_private_blocks_along, stage_private(128, 0))
 {
 	kv_msg_t ask = {.space_reset = {.space = space_.space}}, answer;
 
-	stage_private(128, 0);
 	put_all(0, 8);
 	put_private();
 	assert_int_equal(send_partial(8, 5, 1), KV_OK);
@@ -344,18 +323,16 @@ KV_TEST(p4_a_reset_takes_private_blocks_along)
 	u_settle(&u_);
 	check_notice(m_, sent_.number, KV_HANDOVER_ENDED, 8, KV_ERR_STALE_EPOCH);
 	assert_int_equal(stage_free_slots(), 128);
-	stage_end();
 }
 
 /* ---- refusals -------------------------------------------------------------------------------- */
 
-KV_TEST(p10_what_a_private_block_cannot_be_is_refused)
+STAGE_TEST(p10_what_a_private_block_cannot_be_is_refused, stage_private(128, 0))
 {
 	kv_msg_put_start_reply_t reply;
 	kv_key_t below[2];
 	u_put_t put;
 
-	stage_private(128, 0);
 	put_all(0, 8);
 	assert_int_equal(u_put_start(&u_, m_, &space_, &private_, 0, 1, KV_PUT_PRIVATE | KV_PUT_DURABLE, &put, &reply),
 			 KV_ERR_ARG);
@@ -375,17 +352,15 @@ KV_TEST(p10_what_a_private_block_cannot_be_is_refused)
 	assert_int_equal(send_first("u", 1, U_FULL, 1), KV_ERR_ARG);
 	universe_check(&u_);
 	assert_int_equal(u_.core->handovers.used + u_.core->pins.used, 0);
-	stage_end();
 }
 
 /* A child that waits for its parent finds a private block in its place. */
-KV_TEST(p10_nothing_becomes_visible_below_a_private_block)
+STAGE_TEST(p10_nothing_becomes_visible_below_a_private_block, stage_private(64, 0))
 {
 	kv_msg_put_start_reply_t reply;
 	kv_key_t below[2];
 	u_put_t parent, child;
 
-	stage_private(64, 0);
 	below[0] = private_;
 	u_chain(&private_, 5, &below[1], 1);
 	assert_int_equal(u_put_start(&u_, m_, &space_, &private_, 0, 1, KV_PUT_PRIVATE, &parent, &reply), KV_OK);
@@ -398,12 +373,10 @@ KV_TEST(p10_nothing_becomes_visible_below_a_private_block)
 	assert_int_equal(u_find_notice(&u_, KV_CODE_PUT_DONE, parent.id)->msg.put_done.status, KV_OK);
 	assert_int_equal(u_find_notice(&u_, KV_CODE_PUT_DONE, child.id)->msg.put_done.status, KV_ERR_ARG);
 	universe_check(&u_);
-	stage_end();
 }
 
-KV_TEST(p5_private_blocks_count_within_the_bytes_of_hand_overs)
+STAGE_TEST(p5_private_blocks_count_within_the_bytes_of_hand_overs, stage_private(128, 0))
 {
-	stage_private(128, 0);
 	put_all(0, 8);
 	put_private();
 	u_.core->config.max_handover_bytes = (8 + 4 + 1 + 8 + 3) * 4096;
@@ -412,7 +385,6 @@ KV_TEST(p5_private_blocks_count_within_the_bytes_of_hand_overs)
 	u_.core->config.max_handover_bytes += 4096;
 	assert_int_equal(send_partial(8, 5, 1), KV_OK);
 	universe_check(&u_);
-	stage_end();
 }
 
 KV_TEST_MAIN(NULL, NULL)

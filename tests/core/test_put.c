@@ -11,9 +11,8 @@ static const u_notice_t *done(uint64_t put)
 	return u_find_notice(&u_, KV_CODE_PUT_DONE, put);
 }
 
-KV_TEST(p3_a_block_is_visible_when_all_of_it_is_there)
+STAGE_TEST(p3_a_block_is_visible_when_all_of_it_is_there, stage(64, 0))
 {
-	stage(64, 0);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 4, 0, &put_, &reply_), KV_OK);
 	assert_int_equal(reply_.n, 4);
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 4), 0);
@@ -26,15 +25,13 @@ KV_TEST(p3_a_block_is_visible_when_all_of_it_is_there)
 	assert_int_equal(done(put_.id)->msg.put_done.n, 4);
 	assert_int_equal(u_.seals, 4);
 	assert_int_equal(u_.digest_words, 16);
-	stage_end();
 }
 
-KV_TEST(p3_every_rank_must_have_ended_its_range)
+STAGE_TEST(p3_every_rank_must_have_ended_its_range, stage(64, 0))
 {
 	const uint32_t writers[2][5] = {{0, 0, 1, 0, 2}, {1, 1, 1, 0, 2}};
 	kv_msg_t ask = {.put_start = {.space = space_.space}}, reply;
 
-	stage(64, 0);
 	ask.put_start = (kv_msg_put_start_t){.space = space_.space,
 					     .epoch = space_.epoch,
 					     .keys = {(const uint8_t *)keys_, 2 * KV_KEY_BYTES},
@@ -48,10 +45,9 @@ KV_TEST(p3_every_rank_must_have_ended_its_range)
 		assert_int_equal(u_request(&u_, m_, KV_CODE_PUT_END, &end, &answer), KV_OK);
 	}
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 2), 2);
-	stage_end();
 }
 
-KV_TEST(p10_ranges_that_overlap_or_leave_gaps_are_refused)
+STAGE_TEST(p10_ranges_that_overlap_or_leave_gaps_are_refused, stage(64, 0))
 {
 	static const uint32_t bad[][10] = {
 		{0, 0, 2, 0, 2, 1, 1, 1, 1, 1}, /* overlap */
@@ -61,7 +57,6 @@ KV_TEST(p10_ranges_that_overlap_or_leave_gaps_are_refused)
 		{0, UINT32_MAX, 2, 0, 2, 1, 1, 1, 0, 2},
 	};
 
-	stage(64, 0);
 	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
 		kv_msg_t ask = {.put_start = {.space = space_.space,
 					      .epoch = space_.epoch,
@@ -72,33 +67,27 @@ KV_TEST(p10_ranges_that_overlap_or_leave_gaps_are_refused)
 		assert_int_equal(u_request(&u_, m_, KV_CODE_PUT_START, &ask, &reply), KV_ERR_COVERAGE);
 	}
 	assert_int_equal(stage_free_slots(), 64);
-	stage_end();
 }
 
-KV_TEST(p3_a_child_without_a_parent_is_refused)
+STAGE_TEST(p3_a_child_without_a_parent_is_refused, stage(64, 0))
 {
-	stage(64, 0);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 3, 5, 0, &put_, &reply_), KV_ERR_NO_PARENT);
 	assert_int_equal(kv_metric_get(&u_.metrics, KV_M_NO_PARENT), 1);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 2), 2);
 	assert_int_equal(u_put_start(&u_, m_, &space_, &keys_[1], 0, 1, 0, &put_, &reply_), KV_ERR_ARG);
 	assert_int_equal(stage_free_slots(), 62);
-	stage_end();
 }
 
 /* It would wait for itself when the parent's only other copy is lost. */
-KV_TEST(p10_a_block_below_itself_is_refused)
+STAGE_TEST(p10_a_block_below_itself_is_refused, stage(64, 0))
 {
-	stage(64, 0);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 2, 0, &put_, &reply_), KV_OK);
 	keys_[2] = keys_[1];
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 2, 3, 0, &other_, &reply_), KV_ERR_ARG);
-	stage_end();
 }
 
-KV_TEST(p3_a_child_waits_for_its_parents_key)
+STAGE_TEST(p3_a_child_waits_for_its_parents_key, stage(64, 0))
 {
-	stage(64, 0);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 2, 0, &put_, &reply_), KV_OK);
 	u_put_write(&u_, &put_);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 2, 4, 0, &other_, &reply_), KV_OK);
@@ -108,15 +97,13 @@ KV_TEST(p3_a_child_waits_for_its_parents_key)
 	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 2), KV_OK);
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 4), 4);
 	assert_int_equal(done(other_.id)->msg.put_done.status, KV_OK);
-	stage_end();
 }
 
-KV_TEST(p3_a_child_is_lost_with_the_last_copy_of_its_parent)
+STAGE_TEST(p3_a_child_is_lost_with_the_last_copy_of_its_parent, stage(64, 0))
 {
 	u_member_t *second;
 	static u_put_t copy;
 
-	stage(64, 0);
 	second = u_join(&u_, 0, "second", 2, 0);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 2, 0, &put_, &reply_), KV_OK);
 	assert_int_equal(u_put_start(&u_, second, &space_, keys_, 0, 2, 0, &copy, &reply_), KV_OK);
@@ -126,7 +113,6 @@ KV_TEST(p3_a_child_is_lost_with_the_last_copy_of_its_parent)
 	assert_int_equal(u_put_revoke(&u_, second, copy.id), KV_OK);
 	assert_int_equal(done(other_.id)->msg.put_done.status, KV_ERR_PARENT_LOST);
 	assert_int_equal(kv_metric_get(&u_.metrics, KV_M_PARENT_LOST), 2);
-	stage_end();
 }
 
 /* The parent came with another put, so nothing else pins it when the index is full and the child needs room there. */
@@ -153,11 +139,10 @@ KV_TEST(p6_room_for_a_child_is_not_made_by_evicting_its_parent)
 	stage_end();
 }
 
-KV_TEST(p3_a_put_half_visible_at_a_reset_ends_with_its_last_range)
+STAGE_TEST(p3_a_put_half_visible_at_a_reset_ends_with_its_last_range, stage(64, 0))
 {
 	kv_msg_t ask = {.space_reset = {.space = 0}}, reply;
 
-	stage(64, 0);
 	ask.space_reset.space = space_.space;
 	ask.space_reset.epoch = space_.epoch;
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 2), 2);
@@ -172,15 +157,13 @@ KV_TEST(p3_a_put_half_visible_at_a_reset_ends_with_its_last_range)
 	u_settle(&u_);
 	assert_int_equal(stage_free_slots(), 64);
 	assert_int_equal(stage_quarantined(), 0);
-	stage_end();
 }
 
-KV_TEST(p3_a_waiting_child_accepts_another_instances_parent)
+STAGE_TEST(p3_a_waiting_child_accepts_another_instances_parent, stage(64, 0))
 {
 	u_member_t *second;
 	static u_put_t copy;
 
-	stage(64, 0);
 	second = u_join(&u_, 0, "second", 2, 0);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 2, 0, &put_, &reply_), KV_OK);
 	assert_int_equal(u_put_start(&u_, second, &space_, keys_, 0, 2, 0, &copy, &reply_), KV_OK);
@@ -190,14 +173,12 @@ KV_TEST(p3_a_waiting_child_accepts_another_instances_parent)
 	assert_int_equal(u_put_end(&u_, second, &copy, 0, 2), KV_OK);
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 4), 4);
 	assert_int_equal(done(other_.id)->msg.put_done.status, KV_OK);
-	stage_end();
 }
 
-KV_TEST(p1_of_two_copies_the_first_complete_wins)
+STAGE_TEST(p1_of_two_copies_the_first_complete_wins, stage(64, 0))
 {
 	u_member_t *second;
 
-	stage(64, 0);
 	second = u_join(&u_, 0, "second", 2, 0);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 3, 0, &put_, &reply_), KV_OK);
 	assert_int_equal(u_put_start(&u_, second, &space_, keys_, 0, 3, 0, &other_, &reply_), KV_OK);
@@ -210,12 +191,10 @@ KV_TEST(p1_of_two_copies_the_first_complete_wins)
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 3, 0, &put_, &reply_), KV_OK);
 	assert_int_equal(reply_.put, 0);
 	assert_int_equal(reply_.already, 3);
-	stage_end();
 }
 
-KV_TEST(p5_a_full_pool_shortens_a_put_and_never_takes_its_own_path)
+STAGE_TEST(p5_a_full_pool_shortens_a_put_and_never_takes_its_own_path, stage(16, 0))
 {
-	stage(16, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 10), 10);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 40, 0, &put_, &reply_), KV_OK);
 	assert_int_equal(reply_.already, 10);
@@ -224,19 +203,16 @@ KV_TEST(p5_a_full_pool_shortens_a_put_and_never_takes_its_own_path)
 	assert_int_equal(u_put_end(&u_, m_, &put_, 10, 6), KV_OK);
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 40), 16);
 	assert_int_equal(kv_metric_get(&u_.metrics, KV_M_PUT_BUSY), 1);
-	stage_end();
 }
 
-KV_TEST(p5_unfinished_bytes_are_capped)
+STAGE_TEST(p5_unfinished_bytes_are_capped, stage(64, 0))
 {
-	stage(64, 0);
 	u_.core->config.max_unfinished_bytes = 5 * 4096;
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 10, 0, &put_, &reply_), KV_OK);
 	assert_int_equal(reply_.n, 5);
 	assert_int_equal(u_put_start(&u_, m_, &space_, fork_, 0, 1, 0, &other_, &reply_), KV_ERR_BUSY);
 	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 5), KV_OK);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 5, 10), 5);
-	stage_end();
 }
 
 static kv_status_t keep_put(uint64_t put)
@@ -251,13 +227,12 @@ static kv_status_t keep_put(uint64_t put)
 
 /* An expired put is revoked when its namespace lacks room, the oldest first. Its slots come back when its writers are
  * drained, not before. */
-KV_TEST(p5_an_expired_put_is_revoked_for_room_and_drained_later)
+STAGE_TEST(p5_an_expired_put_is_revoked_for_room_and_drained_later, stage(16, 0))
 {
 	static u_put_t puts[4];
 	kv_key_t keys[8];
 	uint32_t freed;
 
-	stage(16, 0);
 	for (uint32_t i = 0; i < 4; i++) {
 		u_chain(NULL, 50 + i, keys, 4);
 		assert_int_equal(u_put_start(&u_, m_, &space_, keys, 0, 4, 0, &puts[i], &reply_), KV_OK);
@@ -289,14 +264,12 @@ KV_TEST(p5_an_expired_put_is_revoked_for_room_and_drained_later)
 	assert_int_equal(keep_put(puts[2].id), KV_ERR_NOT_FOUND);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
 	assert_int_equal(kv_metric_get(&u_.metrics, KV_M_PUTS_EXPIRED), 2);
-	stage_end();
 }
 
-KV_TEST(p4_a_revoked_puts_slots_wait_until_its_writers_are_drained)
+STAGE_TEST(p4_a_revoked_puts_slots_wait_until_its_writers_are_drained, stage(64, 0))
 {
 	uint32_t freed;
 
-	stage(64, 0);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 6, 0, &put_, &reply_), KV_OK);
 	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 2), KV_OK);
 	assert_int_equal(u_put_revoke(&u_, m_, put_.id), KV_OK);
@@ -309,14 +282,12 @@ KV_TEST(p4_a_revoked_puts_slots_wait_until_its_writers_are_drained)
 	assert_int_equal(freed, 4);
 	assert_int_equal(stage_quarantined(), 0);
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 6), 2);
-	stage_end();
 }
 
-KV_TEST(p2_a_put_under_a_parent_on_disk_is_written_through)
+STAGE_TEST(p2_a_put_under_a_parent_on_disk_is_written_through, stage(8, 64))
 {
 	uint8_t tiers[8];
 
-	stage(8, 64);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
 	u_settle(&u_);
 	for (int i = 0; i < 4; i++) {
@@ -333,19 +304,17 @@ KV_TEST(p2_a_put_under_a_parent_on_disk_is_written_through)
 	assert_int_equal(tiers[5], KV_TIER_DISK);
 	assert_int_equal(done(put_.id)->msg.put_done.n, 2);
 	assert_int_equal(stage_free_slots(), 8);
-	stage_end();
 }
 
 /* While the block is written its parent comes into memory too; the room it needs in the index is then not made by
  * dropping the parent's disk copy. */
-KV_TEST(p3_index_room_is_not_made_by_evicting_the_parents_disk_copy)
+STAGE_TEST(p3_index_room_is_not_made_by_evicting_the_parents_disk_copy, stage(16, 64))
 {
 	kv_msg_acquire_reply_t acquired;
 	kv_key_t apart[2];
 	u_lease_t lease;
 	uint8_t tiers[8];
 
-	stage(16, 64);
 	u_chain(NULL, 3, apart, 2);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
 	u_settle(&u_);
@@ -368,12 +337,10 @@ KV_TEST(p3_index_room_is_not_made_by_evicting_the_parents_disk_copy)
 	u_explain(&u_, 0, &space_, keys_, 5, tiers);
 	assert_int_equal(tiers[3], KV_TIER_CPU | KV_TIER_DISK);
 	assert_int_equal(tiers[4] & KV_TIER_DISK, KV_TIER_DISK);
-	stage_end();
 }
 
-KV_TEST(p2_a_refused_write_is_reported_as_not_admitted)
+STAGE_TEST(p2_a_refused_write_is_reported_as_not_admitted, stage(8, 4))
 {
-	stage(8, 4);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
 	u_settle(&u_);
 	for (int i = 0; i < 4; i++) {
@@ -386,7 +353,6 @@ KV_TEST(p2_a_refused_write_is_reported_as_not_admitted)
 	assert_int_equal(u_count_notices(&u_, KV_CODE_DURABLE, put_.id), 1);
 	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.n, 4);
 	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.status, KV_ERR_NOT_ADMITTED);
-	stage_end();
 }
 
 static kv_slot_t disk_slot(uint32_t i)
@@ -400,9 +366,8 @@ static kv_slot_t disk_slot(uint32_t i)
 
 /* All eight are stored, and a flush is in flight. The tier then no longer vouches for one, which is written again
  * before that flush ends. */
-KV_TEST(p2_durable_fails_for_an_unverified_block)
+STAGE_TEST(p2_durable_fails_for_an_unverified_block, stage(64, 64))
 {
-	stage(64, 64);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 8, 1, &put_, &reply_), KV_OK);
 	u_put_write(&u_, &put_);
 	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 8), KV_OK);
@@ -422,14 +387,12 @@ KV_TEST(p2_durable_fails_for_an_unverified_block)
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 8, 1, &put_, &reply_), KV_OK);
 	u_settle(&u_);
 	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.n, 8);
-	stage_end();
 }
 
-KV_TEST(p2_an_unverified_disk_block_takes_its_subtree_along)
+STAGE_TEST(p2_an_unverified_disk_block_takes_its_subtree_along, stage(64, 64))
 {
 	uint8_t tiers[8];
 
-	stage(64, 64);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 8), 8);
 	u_settle(&u_);
 	for (int i = 0; i < 4; i++) {
@@ -442,18 +405,16 @@ KV_TEST(p2_an_unverified_disk_block_takes_its_subtree_along)
 	assert_int_equal(tiers[1], KV_TIER_CPU | KV_TIER_DISK);
 	assert_int_equal(tiers[3], KV_TIER_CPU | KV_TIER_DISK); /* written anew */
 	assert_int_equal(u_.disk.used, 4);
-	stage_end();
 }
 
 /* A chain that branches at every block is of runs of one block each. The acknowledgements owed along it must not each
  * walk up to its top. */
-KV_TEST(p5_acknowledgements_owed_on_a_hostile_chain_walk_it_once)
+STAGE_TEST(p5_acknowledgements_owed_on_a_hostile_chain_walk_it_once, stage(2048, 2048))
 {
 	enum { CHAIN = 256 };
 	const uint64_t ours = (CHAIN * CHAIN * CHAIN - CHAIN) / 6; /* the universe checks each promise block by block */
 	uint64_t steps;
 
-	stage(2048, 2048);
 	u_.disk.off = 1;
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, CHAIN), CHAIN);
 	for (uint32_t i = 1; i < CHAIN; i++) {
@@ -475,12 +436,10 @@ KV_TEST(p5_acknowledgements_owed_on_a_hostile_chain_walk_it_once)
 	assert_true(steps < 4 * CHAIN);
 	assert_int_equal(u_.core->durable_owed, 0);
 	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.n, CHAIN);
-	stage_end();
 }
 
-KV_TEST(p2_durable_is_answered_once_after_the_flush)
+STAGE_TEST(p2_durable_is_answered_once_after_the_flush, stage(64, 64))
 {
-	stage(64, 64);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
 	u_.disk.hold = 1;
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 8, 1, &put_, &reply_), KV_OK);
@@ -500,16 +459,14 @@ KV_TEST(p2_durable_is_answered_once_after_the_flush)
 	assert_true(reply_.put != 0 && reply_.already == 8);
 	u_settle(&u_);
 	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.n, 8);
-	stage_end();
 }
 
 /* A disk that takes no metadata: as long as another put waits for its writes each flush would fail like the one
  * before. */
-KV_TEST(p5_a_flush_that_failed_is_not_asked_for_again_at_once)
+STAGE_TEST(p5_a_flush_that_failed_is_not_asked_for_again_at_once, stage(64, 64))
 {
 	uint32_t depth;
 
-	stage(64, 64);
 	u_.disk.flush_status = KV_ERR_NOSPC;
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 8, 1, &put_, &reply_), KV_OK);
 	u_put_write(&u_, &put_);
@@ -540,7 +497,6 @@ KV_TEST(p5_a_flush_that_failed_is_not_asked_for_again_at_once)
 	assert_int_equal(u_.disk.flushes, 3);
 	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, other_.id)->msg.durable.n, 12);
 	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, other_.id)->msg.durable.status, KV_OK);
-	stage_end();
 }
 
 /* The heartbeat of all namespaces goes on while a long prompt becomes visible, and no request of another tenant waits
@@ -578,9 +534,8 @@ KV_TEST(p5_a_long_put_is_published_in_several_ticks)
 	stage_end();
 }
 
-KV_TEST(p2_blocks_evicted_from_disk_are_not_durable)
+STAGE_TEST(p2_blocks_evicted_from_disk_are_not_durable, stage(64, 64))
 {
-	stage(64, 64);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 4, 1, &put_, &reply_), KV_OK);
 	u_put_write(&u_, &put_);
 	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 4), KV_OK);
@@ -594,7 +549,6 @@ KV_TEST(p2_blocks_evicted_from_disk_are_not_durable)
 	assert_int_equal(u_count_notices(&u_, KV_CODE_DURABLE, put_.id), 1);
 	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.n, 3);
 	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.status, KV_ERR_NOT_ADMITTED);
-	stage_end();
 }
 
 /* Writes fail for a while, at once or later: nothing is promised, the device gets few tries, and all is written when it
@@ -631,22 +585,19 @@ KV_TEST(p2_a_write_that_failed_is_tried_again)
 	}
 }
 
-KV_TEST(p2_without_a_disk_nothing_is_durable)
+STAGE_TEST(p2_without_a_disk_nothing_is_durable, stage(64, 0))
 {
-	stage(64, 0);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 4, 1, &put_, &reply_), KV_OK);
 	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 4), KV_OK);
 	u_tick(&u_, 2);
 	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.status, KV_ERR_NOT_ADMITTED);
 	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.n, 0);
-	stage_end();
 }
 
-KV_TEST(p10_unreadable_digests_do_not_end_a_range)
+STAGE_TEST(p10_unreadable_digests_do_not_end_a_range, stage(64, 0))
 {
 	kv_msg_t ask, reply;
 
-	stage(64, 0);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 4, 0, &put_, &reply_), KV_OK);
 	u_.staging_status = KV_ERR_FAULT;
 	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 4), KV_ERR_FAULT);
@@ -660,16 +611,14 @@ KV_TEST(p10_unreadable_digests_do_not_end_a_range)
 	assert_int_equal(u_request(&u_, m_, KV_CODE_PUT_END, &ask, &reply), KV_ERR_ARG);
 	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 4), KV_OK);
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 4), 4);
-	stage_end();
 }
 
-KV_TEST(p9_a_put_is_announced_in_one_run_with_its_tokens)
+STAGE_TEST(p9_a_put_is_announced_in_one_run_with_its_tokens, stage(64, 0))
 {
 	static uint32_t tokens[4 * 16];
 	static u_put_t put;
 	kv_msg_t ask = {0}, reply;
 
-	stage(64, 0);
 	ask.put_start = (kv_msg_put_start_t){.space = space_.space,
 					     .epoch = space_.epoch,
 					     .keys = {(const uint8_t *)keys_, 4 * KV_KEY_BYTES},
@@ -683,7 +632,6 @@ KV_TEST(p9_a_put_is_announced_in_one_run_with_its_tokens)
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 4, 6), 2);
 	assert_int_equal(u_.last_has_parent, 1);
 	assert_int_equal(u_.last_parent, kv_key_hash(&keys_[3]));
-	stage_end();
 }
 
 KV_TEST_MAIN(NULL, NULL)

@@ -136,11 +136,10 @@ static void stage_end(void)
 }
 
 /* The promise: a pool full of one model's blocks admits the next model, and the first one again when it returns. */
-KV_TEST(p5_a_second_block_size_gets_memory_from_the_first_and_back)
+STAGE_TEST(p5_a_second_block_size_gets_memory_from_the_first_and_back, stage(8, 0))
 {
 	uint32_t whole;
 
-	stage(8, 0);
 	open_space(0);
 	whole = fill(0);
 	print_message("# %u slabs, %u blocks\n", slabs_of(0), whole);
@@ -162,13 +161,11 @@ KV_TEST(p5_a_second_block_size_gets_memory_from_the_first_and_back)
 	read_back(0);
 	read_back(1);
 	assert_true(kv_metric_get(&u_.metrics, KV_M_SLABS_RETIRED) >= 8);
-	stage_end();
 }
 
 /* The control: the same without rebalancing: the second model gets no slot. */
-KV_TEST(p5_without_rebalancing_the_second_block_size_has_nothing)
+STAGE_TEST(p5_without_rebalancing_the_second_block_size_has_nothing, stage(8, 0))
 {
-	stage(8, 0);
 	open_space(0);
 	(void)fill(0);
 	u_.core->rebalance[KVD_CPU].next_ns = UINT64_MAX;
@@ -177,7 +174,6 @@ KV_TEST(p5_without_rebalancing_the_second_block_size_has_nothing)
 	assert_int_equal(slabs_of(1), 0);
 	u_.core->rebalance[KVD_CPU].next_ns = 0;
 	assert_true(fill(1) > 0);
-	stage_end();
 }
 
 /* A chain of the first size is asked for many times. */
@@ -193,11 +189,10 @@ static void heat(uint32_t c)
 }
 
 /* The class that gives loses its coldest blocks, and no more than the slab holds. */
-KV_TEST(p1_blocks_that_are_not_coldest_stay_with_their_bytes)
+STAGE_TEST(p1_blocks_that_are_not_coldest_stay_with_their_bytes, stage(8, 0))
 {
 	uint32_t before = 0, after = 0, hot = 0;
 
-	stage(8, 0);
 	open_space(0);
 	for (uint32_t c = 0; c < 8; c++) {
 		assert_int_equal(put_chain(0, c), DEPTH);
@@ -222,16 +217,14 @@ KV_TEST(p1_blocks_that_are_not_coldest_stay_with_their_bytes)
 	assert_true(after < before);
 	assert_true(kv_metric_get(&u_.metrics, KV_M_BLOCKS_MOVED) > 0);
 	read_back(0);
-	stage_end();
 }
 
 /* A slab with leased slots is not picked; when all slabs have some, no slab moves until the leases end. */
-KV_TEST(p1_no_leased_slot_is_rebalanced)
+STAGE_TEST(p1_no_leased_slot_is_rebalanced, stage(8, 0))
 {
 	static u_lease_t lease[8];
 	kv_msg_acquire_reply_t reply;
 
-	stage(8, 0);
 	open_space(0);
 	for (uint32_t c = 0; c < 8; c++) {
 		assert_int_equal(put_chain(0, c), DEPTH);
@@ -258,15 +251,13 @@ KV_TEST(p1_no_leased_slot_is_rebalanced)
 	(void)put_chain(1, 0);
 	tick_times(40);
 	assert_true(put_chain(1, 0) >= 16);
-	stage_end();
 }
 
 /* Two models in use at the same time: each keeps its slabs, or slabs would go back and forth for ever. */
-KV_TEST(p5_two_busy_block_sizes_do_not_take_slabs_in_turn)
+STAGE_TEST(p5_two_busy_block_sizes_do_not_take_slabs_in_turn, stage(8, 0))
 {
 	uint64_t settled = 0;
 
-	stage(8, 0);
 	open_space(0);
 	(void)fill(0);
 	open_space(1);
@@ -285,16 +276,14 @@ KV_TEST(p5_two_busy_block_sizes_do_not_take_slabs_in_turn)
 		      (unsigned long long)(kv_metric_get(&u_.metrics, KV_M_SLABS_RETIRED) - settled));
 	assert_true(slabs_of(0) >= 2 && slabs_of(1) >= 2);
 	assert_true(kv_metric_get(&u_.metrics, KV_M_SLABS_RETIRED) - settled <= 2);
-	stage_end();
 }
 
 /* A member does not unmap a slab: that one waits, no second one is begun, and all members go on. */
-KV_TEST(p5_a_member_that_does_not_unmap_delays_one_slab_only)
+STAGE_TEST(p5_a_member_that_does_not_unmap_delays_one_slab_only, stage(8, 0))
 {
 	kvs_slab_info_t info;
 	uint32_t waiting = 0;
 
-	stage(8, 0);
 	open_space(0);
 	(void)fill(0);
 	open_space(1);
@@ -320,16 +309,14 @@ KV_TEST(p5_a_member_that_does_not_unmap_delays_one_slab_only)
 	assert_true(release_all(1) >= 1);
 	universe_check(&u_);
 	read_back(1);
-	stage_end();
 }
 
 /* A block that a client has overwritten is not moved, and not offered. */
-KV_TEST(p1_an_overwritten_block_is_not_moved)
+STAGE_TEST(p1_an_overwritten_block_is_not_moved, stage(8, 0))
 {
 	kvs_slab_info_t info;
 	uint32_t there = 0;
 
-	stage(8, 0);
 	open_space(0);
 	for (uint32_t c = 0; c < 8; c++) {
 		(void)put_chain(0, c);
@@ -349,7 +336,6 @@ KV_TEST(p1_an_overwritten_block_is_not_moved)
 		there += u_visible(&u_, 0, &space_[0], keys_[0][c], DEPTH);
 	}
 	assert_true(there < 8 * DEPTH);
-	stage_end();
 }
 
 /* ---- anything at any moment ------------------------------------------------------------------ */

@@ -54,11 +54,10 @@ static uint32_t shown(void)
 	return n;
 }
 
-KV_TEST(p3_an_unreadable_block_is_not_matched_until_read_again)
+STAGE_TEST(p3_an_unreadable_block_is_not_matched_until_read_again, stage_on_disk(8))
 {
 	uint64_t stored, removed;
 
-	stage_on_disk(8);
 	stored = u_.stored;
 	removed = u_.removed;
 	fake_set_readable(&u_.disk, disk_slot(5), 0);
@@ -79,13 +78,11 @@ KV_TEST(p3_an_unreadable_block_is_not_matched_until_read_again)
 	u_settle(&u_);
 	assert_int_equal(got_.n, 8);
 	u_lease_verify(&u_, &lease_);
-	stage_end();
 }
 
 /* A block in memory is served from there. It is hidden when it has left memory. */
-KV_TEST(p3_a_block_in_memory_does_not_need_its_disk_copy)
+STAGE_TEST(p3_a_block_in_memory_does_not_need_its_disk_copy, stage(64, 64))
 {
-	stage(64, 64);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 8), 8);
 	u_settle(&u_);
 	fake_set_readable(&u_.disk, disk_slot(3), 0);
@@ -96,7 +93,6 @@ KV_TEST(p3_a_block_in_memory_does_not_need_its_disk_copy)
 	}
 	fake_set_readable(&u_.disk, disk_slot(3), 1);
 	assert_int_equal(shown(), 8);
-	stage_end();
 }
 
 /* An engine that computes the block again heals it: the blocks below it are visible again at once. */
@@ -129,9 +125,8 @@ KV_TEST(p3_a_new_put_heals_a_block_that_cannot_be_read)
 
 /* A put below a block that has been set aside ends, and is refused, with this reason: its engine has the blocks above,
  * and puts them again. */
-KV_TEST(p3_a_put_below_a_hidden_block_ends_as_parent_unreadable)
+STAGE_TEST(p3_a_put_below_a_hidden_block_ends_as_parent_unreadable, stage_on_disk(4))
 {
-	stage_on_disk(4);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 4, 6, 0, &put_, &reply_), KV_OK);
 	u_put_write(&u_, &put_);
 	fake_set_readable(&u_.disk, disk_slot(1), 0);
@@ -143,16 +138,14 @@ KV_TEST(p3_a_put_below_a_hidden_block_ends_as_parent_unreadable)
 	fake_set_readable(&u_.disk, disk_slot(1), 1);
 	(void)u_put(&u_, m_, &space_, keys_, 4, 6);
 	assert_int_equal(shown(), 6);
-	stage_end();
 }
 
 /* The lease whose read failed ends above it; one that reads blocks below it only goes on. */
-KV_TEST(p3_leases_keep_what_they_can_read)
+STAGE_TEST(p3_leases_keep_what_they_can_read, stage_on_disk(8))
 {
 	u_lease_t below;
 	kv_msg_acquire_reply_t reply;
 
-	stage_on_disk(8);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 8, 4, &below, &reply), KV_OK);
 	u_.disk.hold = 1;
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 8, 0, &lease_, &got_), KV_OK);
@@ -166,13 +159,11 @@ KV_TEST(p3_leases_keep_what_they_can_read)
 	u_lease_verify(&u_, &lease_);
 	u_lease_verify(&u_, &below);
 	assert_int_equal(shown(), 2);
-	stage_end();
 }
 
 /* Hidden blocks age like others. */
-KV_TEST(p5_hidden_blocks_can_be_evicted)
+STAGE_TEST(p5_hidden_blocks_can_be_evicted, stage_on_disk(8))
 {
-	stage_on_disk(8);
 	fake_set_readable(&u_.disk, disk_slot(2), 0);
 	for (uint32_t used = 8; used > 1; used--) {
 		assert_int_equal(u_.disk.used, used);
@@ -182,15 +173,13 @@ KV_TEST(p5_hidden_blocks_can_be_evicted)
 	assert_int_equal(shown(), 1);
 	(void)u_put(&u_, m_, &space_, keys_, 1, 8);
 	assert_int_equal(shown(), 8);
-	stage_end();
 }
 
 /* Given up: the block leaves with its subtree on disk, and can be stored anew. */
-KV_TEST(p2_a_block_that_stays_unreadable_is_dropped_with_its_subtree)
+STAGE_TEST(p2_a_block_that_stays_unreadable_is_dropped_with_its_subtree, stage_on_disk(8))
 {
 	uint64_t removed;
 
-	stage_on_disk(8);
 	(void)u_put(&u_, m_, &space_, fork_, 8, 12); /* through: another branch under block 8 */
 	u_settle(&u_);
 	fake_set_readable(&u_.disk, disk_slot(3), 0);
@@ -202,16 +191,14 @@ KV_TEST(p2_a_block_that_stays_unreadable_is_dropped_with_its_subtree)
 	assert_int_equal(u_.disk.used, 3);
 	(void)u_put(&u_, m_, &space_, keys_, 3, 8);
 	assert_int_equal(shown(), 8);
-	stage_end();
 }
 
 /* One word of the mirror says that a device reads nothing. */
-KV_TEST(p3_nothing_on_disk_is_matched_while_the_tier_is_off)
+STAGE_TEST(p3_nothing_on_disk_is_matched_while_the_tier_is_off, stage_on_disk(8))
 {
 	const kv_mirror_header_t *header;
 	uint8_t tiers[8];
 
-	stage_on_disk(8);
 	header = u_.mirror[0];
 	assert_int_equal(header->unreadable, 0);
 	u_.disk.dark = 1;
@@ -224,14 +211,12 @@ KV_TEST(p3_nothing_on_disk_is_matched_while_the_tier_is_off)
 	u_.disk.dark = 0;
 	u_tick(&u_, 1);
 	assert_int_equal(header->unreadable, 0);
-	stage_end();
 }
 
-KV_TEST(p2_a_restart_finds_what_was_set_aside)
+STAGE_TEST(p2_a_restart_finds_what_was_set_aside, stage_on_disk(8))
 {
 	fake_tier_t disk;
 
-	stage_on_disk(8);
 	fake_set_readable(&u_.disk, disk_slot(3), 0);
 	assert_int_equal(shown(), 3);
 	universe_kill(&u_, &disk);
@@ -242,7 +227,6 @@ KV_TEST(p2_a_restart_finds_what_was_set_aside)
 	space_ = u_space(&u_, 0, "model");
 	fake_set_readable(&u_.disk, 2, 1);
 	assert_int_equal(shown(), 8);
-	stage_end();
 }
 
 KV_TEST_MAIN(NULL, NULL)

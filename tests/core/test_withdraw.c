@@ -40,11 +40,10 @@ static uint8_t tier_of(uint32_t i)
 	return tier;
 }
 
-KV_TEST(p1_a_withdrawn_block_leaves_every_tier_with_all_below_it)
+STAGE_TEST(p1_a_withdrawn_block_leaves_every_tier_with_all_below_it, stage(64, 64))
 {
 	uint64_t removed;
 
-	stage(64, 64);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 20), 20);
 	assert_int_equal(u_put(&u_, m_, &space_, fork_, 8, 12), 4);
 	u_settle(&u_);
@@ -66,12 +65,10 @@ KV_TEST(p1_a_withdrawn_block_leaves_every_tier_with_all_below_it)
 	u_settle(&u_);
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 20), 12);
 	universe_check(&u_);
-	stage_end();
 }
 
-KV_TEST(p1_keys_without_a_block_and_a_subtree_named_twice_are_no_error)
+STAGE_TEST(p1_keys_without_a_block_and_a_subtree_named_twice_are_no_error, stage(64, 64))
 {
-	stage(64, 64);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 20), 20);
 	assert_int_equal(withdraw(&fork_[8], 16), KV_OK);
 	assert_int_equal(u_.withdrawn, 0);
@@ -81,13 +78,11 @@ KV_TEST(p1_keys_without_a_block_and_a_subtree_named_twice_are_no_error)
 	assert_int_equal(u_.withdrawn, 0);
 	assert_int_equal(u_.disk.withdrawals, 3); /* what an earlier daemon has freed may lie in a header yet */
 	assert_int_equal(stage_free_slots(), 64);
-	stage_end();
 }
 
 /* Of another instance, at the block, below it, and above it: as with a bad block. */
-KV_TEST(p1_leases_on_withdrawn_blocks_are_revoked)
+STAGE_TEST(p1_leases_on_withdrawn_blocks_are_revoked, stage_two(64, 64))
 {
-	stage_two(64, 64);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 20), 20);
 	u_settle(&u_);
 	assert_int_equal(u_acquire(&u_, d_, &space_, keys_, 12, 0, &lease_, &got_lease_), KV_OK);
@@ -101,13 +96,11 @@ KV_TEST(p1_leases_on_withdrawn_blocks_are_revoked)
 	assert_true(u_lease_alive(&above_));
 	u_lease_verify(&u_, &above_);
 	assert_int_equal(u_release(&u_, d_, above_.id), KV_OK);
-	stage_end();
 }
 
 /* The answer comes after the last lease on it is REVOKED, and nobody gets one meanwhile. */
-KV_TEST(p1_nothing_withdrawn_is_leased_before_the_answer)
+STAGE_TEST(p1_nothing_withdrawn_is_leased_before_the_answer, stage_two(64, 64))
 {
-	stage_two(64, 64);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 20), 20);
 	u_settle(&u_);
 	assert_int_equal(u_acquire(&u_, d_, &space_, keys_, 20, 0, &lease_, &got_lease_), KV_OK);
@@ -122,14 +115,12 @@ KV_TEST(p1_nothing_withdrawn_is_leased_before_the_answer)
 	u_settle(&u_);
 	assert_int_equal(u_.answers, 1);
 	assert_int_equal(u_release(&u_, d_, below_.id), KV_OK);
-	stage_end();
 }
 
-KV_TEST(p3_unfinished_puts_of_withdrawn_keys_are_revoked)
+STAGE_TEST(p3_unfinished_puts_of_withdrawn_keys_are_revoked, stage_two(64, 0))
 {
 	static u_put_t child, grandchild, beside;
 
-	stage_two(64, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
 	/* Two instances write block 5; one writes what follows, and more below that; one a fork above it. */
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 4, 8, 0, &put_, &started_), KV_OK);
@@ -149,7 +140,6 @@ KV_TEST(p3_unfinished_puts_of_withdrawn_keys_are_revoked)
 	assert_int_equal(put_status(grandchild.id), KV_ERR_REVOKED);
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 14), 12);
 	universe_check(&u_);
-	stage_end();
 }
 
 /* Its first blocks are visible and withdrawn, and the same keys are back before it goes on. */
@@ -174,9 +164,8 @@ KV_TEST(p3_a_put_below_a_withdrawn_block_is_revoked_though_the_key_is_back)
 	}
 }
 
-KV_TEST(p3_a_hand_over_of_withdrawn_blocks_fails)
+STAGE_TEST(p3_a_hand_over_of_withdrawn_blocks_fails, stage_two(128, 0))
 {
-	stage_two(128, 0);
 	put_all(0, 8);
 	assert_int_equal(send_first("t", 8, U_ALL, 1), KV_OK);
 	assert_int_equal(recv(d_, "t", 0), KV_OK);
@@ -184,12 +173,10 @@ KV_TEST(p3_a_hand_over_of_withdrawn_blocks_fails)
 	assert_int_equal(last_notice(d_, got_.number)->state, KV_HANDOVER_FAILED);
 	assert_int_equal(last_notice(d_, got_.number)->status, KV_ERR_REVOKED);
 	universe_check(&u_);
-	stage_end();
 }
 
-KV_TEST(p3_blocks_of_unchained_groups_are_withdrawn_alone)
+STAGE_TEST(p3_blocks_of_unchained_groups_are_withdrawn_alone, stage_two(64, 64))
 {
-	stage_two(64, 64);
 	u_.group = 1;
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
 	u_settle(&u_);
@@ -198,13 +185,11 @@ KV_TEST(p3_blocks_of_unchained_groups_are_withdrawn_alone)
 	assert_int_equal(tier_of(2) & tier_of(5), KV_TIER_CPU | KV_TIER_DISK);
 	assert_int_equal(tier_of(3) | tier_of(4), 0);
 	u_.group = 0;
-	stage_end();
 }
 
 /* Hidden as unreadable: it would come back with the next good read. */
-KV_TEST(p1_a_block_that_is_set_aside_is_withdrawn)
+STAGE_TEST(p1_a_block_that_is_set_aside_is_withdrawn, stage(64, 64))
 {
-	stage(64, 64);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 8), 8);
 	u_settle(&u_);
 	for (uint32_t i = 0; i < 8; i++) {
@@ -222,13 +207,11 @@ KV_TEST(p1_a_block_that_is_set_aside_is_withdrawn)
 	u_settle(&u_);
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 8), 6);
 	universe_check(&u_);
-	stage_end();
 }
 
 /* Gone in memory, and said to be not for good: asking again is what the caller does. */
-KV_TEST(p2_a_disk_that_cannot_record_a_withdrawal_is_said)
+STAGE_TEST(p2_a_disk_that_cannot_record_a_withdrawal_is_said, stage(64, 64))
 {
-	stage(64, 64);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 8), 8);
 	u_settle(&u_);
 	u_.disk.withdraw_refuse = KV_ERR_TIER_OFF;
@@ -240,15 +223,13 @@ KV_TEST(p2_a_disk_that_cannot_record_a_withdrawal_is_said)
 	u_.disk.withdraw_status = KV_OK;
 	assert_int_equal(withdraw(&keys_[4], 1), KV_OK);
 	assert_int_equal(u_.core->pending_withdrawals, 0);
-	stage_end();
 }
 
-KV_TEST(p8_another_namespaces_keys_are_not_touched)
+STAGE_TEST(p8_another_namespaces_keys_are_not_touched, stage(64, 0))
 {
 	kvd_space_info_t there;
 	u_member_t *stranger;
 
-	stage(64, 0);
 	stranger = u_join(&u_, 1, "engine", 2, 0);
 	there = u_space(&u_, 1, "model");
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 8), 8);
@@ -260,7 +241,6 @@ KV_TEST(p8_another_namespaces_keys_are_not_touched)
 	assert_int_equal(u_visible(&u_, 1, &there, keys_, 8), 0);
 	there.space = 9;
 	assert_int_equal(u_withdraw(&u_, stranger, &there, keys_, 8), KV_ERR_NOT_FOUND);
-	stage_end();
 }
 
 KV_TEST(p10_withdrawals_that_cannot_be_are_refused)
@@ -294,11 +274,10 @@ KV_TEST(p10_withdrawals_that_cannot_be_are_refused)
 }
 
 /* The space is reset while its keys wait: nothing of the new epoch goes. */
-KV_TEST(p1_a_reset_meanwhile_ends_a_withdrawal)
+STAGE_TEST(p1_a_reset_meanwhile_ends_a_withdrawal, stage(64, 0))
 {
 	kv_msg_t reply, ask;
 
-	stage(64, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 8), 8);
 	assert_int_equal(u_withdraw(&u_, m_, &space_, keys_, 8), KV_PENDING);
 	ask = (kv_msg_t){.space_reset = {.space = space_.space, .epoch = space_.epoch}};
@@ -309,14 +288,12 @@ KV_TEST(p1_a_reset_meanwhile_ends_a_withdrawal)
 	assert_int_equal(u_.answers, 1);
 	assert_int_equal(u_.answer_status, KV_ERR_STALE_EPOCH);
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 8), 8);
-	stage_end();
 }
 
-KV_TEST(p5_a_long_withdrawal_is_cut_into_quanta)
+STAGE_TEST(p5_a_long_withdrawal_is_cut_into_quanta, stage(512, 0))
 {
 	static kv_key_t named[4096];
 
-	stage(512, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 400), 400);
 	for (uint32_t i = 0; i < 4096; i++) {
 		u_chain(NULL, i + 100, &named[i], 1);
@@ -329,7 +306,6 @@ KV_TEST(p5_a_long_withdrawal_is_cut_into_quanta)
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 400), 400);
 	u_settle(&u_);
 	assert_int_equal(u_.withdrawn, 400);
-	stage_end();
 }
 
 KV_TEST_MAIN(NULL, NULL)

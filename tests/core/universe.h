@@ -233,4 +233,7 @@ void universe_leave(universe_t *u);
 /* Bits in the mirror, of group u->group, found as a client finds them. */
 uint8_t u_mirror_tiers(const universe_t *u, uint32_t ns, const kv_key_t *key);
 
+/* STAGE_TEST(p1_what_it_defends, stage(64, 0)): a test between a `begin` and the stage_end() of its file. */
+#define STAGE_TEST(name, begin) KV_TEST_BETWEEN(name, begin, stage_end())
+
 #endif
