@@ -98,6 +98,11 @@ static inline void fixture_fini(fixture_t *f)
 	assert_int_equal(kv_test_env_live(&f->test), 0);
 }
 
+static fixture_t __attribute__((unused)) f_;
+
+/* A test between a `begin` and the end of f_: DISK_TEST(p1_what_it_defends, fixture_fresh()). */
+#define DISK_TEST(name, begin) KV_TEST_BETWEEN(name, begin, fixture_fini(&f_))
+
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
 typedef struct block {
@@ -259,6 +264,8 @@ typedef struct found {
 	kvs_meta_t meta[MAX_FOUND];
 } found_t;
 
+static found_t __attribute__((unused)) found_;
+
 static kv_status_t __attribute__((unused))
 on_found(void *arg, uint32_t slot_class, kvs_loc_t loc, const kvs_meta_t *meta)
 {
@@ -337,6 +344,27 @@ static inline void fixture_begin(fixture_t *f, found_t *found)
 	if (kvs_epoch_get(f->tier, space_root) == 0) {
 		assert_int_equal(epoch_wait(f->tier, 1), KV_OK);
 	}
+}
+
+static inline void fixture_reopen(fixture_t *f, found_t *found)
+{
+	fixture_close(f);
+	fixture_begin(f, found);
+}
+
+static inline void fixture_fresh(void)
+{
+	fixture_init(&f_, NULL);
+	fixture_begin(&f_, &found_);
+}
+
+/* The metadata is lost, as a folder that is removed. */
+static inline void lose_metadata(const fixture_t *f)
+{
+	char path[256];
+
+	snprintf(path, sizeof path, "%s/meta", f->dir);
+	kv_test_dir_remove(path);
 }
 
 static inline void check_sums(fixture_t *f)

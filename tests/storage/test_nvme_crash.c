@@ -11,17 +11,14 @@
 #define BATCH      8u
 #define MAX_CHAINS 400u
 
-static found_t found;
-
 /* Chains of BATCH blocks: chain numbers that were flushed whole are appended to `side`. Runs until it is killed. */
 static int writer(const char *dir, const char *side, uint64_t chain)
 {
 	static block_t b[BATCH];
 	int fd = open(side, O_WRONLY | O_APPEND | O_CLOEXEC);
-	fixture_t f;
 
-	fixture_init(&f, dir);
-	fixture_begin(&f, &found);
+	fixture_init(&f_, dir);
+	fixture_begin(&f_, &found_);
 	for (uint32_t n = 0; n < MAX_CHAINS / ROUNDS; n++, chain++) {
 		outcome_t o[BATCH] = {0};
 		kvs_loc_t loc;
@@ -30,12 +27,12 @@ static int writer(const char *dir, const char *side, uint64_t chain)
 			kvs_meta_t meta = meta_of(chain, i + 1, 1);
 
 			block_fill(&plain, &meta.key, &b[i]);
-			if (kvs_alloc(f.tier, f.slot_class, KVS_FILLING, 1, &meta, &loc) != KV_OK ||
-			    kvs_store(f.tier, loc, &b[i].mem, record_outcome, &o[i]) != KV_OK) {
+			if (kvs_alloc(f_.tier, f_.slot_class, KVS_FILLING, 1, &meta, &loc) != KV_OK ||
+			    kvs_store(f_.tier, loc, &b[i].mem, record_outcome, &o[i]) != KV_OK) {
 				return 3;
 			}
 		}
-		if (flush_wait(f.tier) != KV_OK || write(fd, &chain, sizeof chain) != (ssize_t)sizeof chain) {
+		if (flush_wait(f_.tier) != KV_OK || write(fd, &chain, sizeof chain) != (ssize_t)sizeof chain) {
 			return 4;
 		}
 	}
@@ -51,100 +48,86 @@ static int withdraw_and_die(const char *dir)
 	static block_t b;
 	kvs_loc_t loc[BATCH];
 	outcome_t read = {0}, o = {0};
-	fixture_t f;
 
-	fixture_init(&f, dir);
-	fixture_begin(&f, &found);
+	fixture_init(&f_, dir);
+	fixture_begin(&f_, &found_);
 	for (uint32_t i = 0; i < BATCH; i++) {
-		if (put_block(&f, &plain, 1, i + 1, &loc[i]) != KV_OK) {
+		if (put_block(&f_, &plain, 1, i + 1, &loc[i]) != KV_OK) {
 			return 3;
 		}
 	}
 	block_blank(&b);
-	if (flush_wait(f.tier) != KV_OK || kvs_load(f.tier, loc[6], &b.mem, record_outcome, &read) != KV_OK) {
+	if (flush_wait(f_.tier) != KV_OK || kvs_load(f_.tier, loc[6], &b.mem, record_outcome, &read) != KV_OK) {
 		return 4;
 	}
 	for (uint32_t i = BATCH; i-- > 4;) {
-		kvs_free(f.tier, loc[i]);
+		kvs_free(f_.tier, loc[i]);
 	}
-	if (kvs_withdraw(f.tier, space_root, record_outcome, &o) != KV_OK || await(f.tier, &o) != KV_OK) {
+	if (kvs_withdraw(f_.tier, space_root, record_outcome, &o) != KV_OK || await(f_.tier, &o) != KV_OK) {
 		return 5;
 	}
 
 	return raise(SIGKILL);
 }
 
-static void lose_metadata(const fixture_t *f)
-{
-	char path[256];
-
-	snprintf(path, sizeof path, "%s/meta", f->dir);
-	kv_test_dir_remove(path);
-}
-
 /* Without the metadata nothing tells the headers of withdrawn blocks from those of others: none that is older counts,
  * and all that are younger do. */
-KV_TEST(p1_withdrawn_blocks_stay_away_after_kill_9_and_without_metadata)
+DISK_TEST(p1_withdrawn_blocks_stay_away_after_kill_9_and_without_metadata, fixture_init(&f_, NULL))
 {
-	fixture_t f;
 	kvs_loc_t loc;
 	int status;
 	pid_t pid;
 
-	fixture_init(&f, NULL);
 	pid = fork();
 	if (pid == 0) {
-		execl("/proc/self/exe", "withdraw", f.dir, (char *)NULL);
+		execl("/proc/self/exe", "withdraw", f_.dir, (char *)NULL);
 		_exit(99);
 	}
 	assert_int_equal(waitpid(pid, &status, 0), pid);
 	assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
 
-	fixture_begin(&f, &found);
-	assert_int_equal(found.count, 4);
-	assert_int_equal(get_block(&f, &plain, 1, 4, found.loc[found_find(&found, 1, 4)]), KV_OK);
-	fixture_close(&f);
-	lose_metadata(&f);
-	fixture_begin(&f, &found);
-	assert_int_equal(found.count, 0);
+	fixture_begin(&f_, &found_);
+	assert_int_equal(found_.count, 4);
+	assert_int_equal(get_block(&f_, &plain, 1, 4, found_.loc[found_find(&found_, 1, 4)]), KV_OK);
+	fixture_close(&f_);
+	lose_metadata(&f_);
+	fixture_begin(&f_, &found_);
+	assert_int_equal(found_.count, 0);
 	for (uint32_t depth = 1; depth <= 6; depth++) {
-		assert_int_equal(put_block(&f, &plain, 1, depth, &loc), KV_OK);
+		assert_int_equal(put_block(&f_, &plain, 1, depth, &loc), KV_OK);
 	}
-	assert_int_equal(flush_wait(f.tier), KV_OK);
-	fixture_close(&f);
-	lose_metadata(&f);
-	fixture_begin(&f, &found);
-	assert_int_equal(found.count, 6);
+	assert_int_equal(flush_wait(f_.tier), KV_OK);
+	fixture_close(&f_);
+	lose_metadata(&f_);
+	fixture_begin(&f_, &found_);
+	assert_int_equal(found_.count, 6);
 	/* A reset begins to count anew. */
-	assert_int_equal(epoch_wait(f.tier, 2), KV_OK);
-	fixture_close(&f);
-	lose_metadata(&f);
-	fixture_begin(&f, &found);
-	assert_int_equal(found.count, 0);
-	check_sums(&f);
-	fixture_fini(&f);
+	assert_int_equal(epoch_wait(f_.tier, 2), KV_OK);
+	fixture_close(&f_);
+	lose_metadata(&f_);
+	fixture_begin(&f_, &found_);
+	assert_int_equal(found_.count, 0);
+	check_sums(&f_);
 }
 
 static void check_chain(fixture_t *f, uint64_t chain)
 {
 	for (uint32_t d = 1; d <= BATCH; d++) {
-		int i = found_find(&found, chain, d);
+		int i = found_find(&found_, chain, d);
 
 		assert_true(i >= 0);
-		assert_int_equal(get_block(f, &plain, chain, d, found.loc[i]), KV_OK);
+		assert_int_equal(get_block(f, &plain, chain, d, found_.loc[i]), KV_OK);
 	}
 }
 
-KV_TEST(p2_every_flushed_block_survives_kill_9)
+DISK_TEST(p2_every_flushed_block_survives_kill_9, fixture_init(&f_, NULL))
 {
 	kv_test_rng_t rng = {kv_test_seed()};
-	fixture_t f;
 	char side[256];
 	uint32_t checked = 0;
 	int fd;
 
-	fixture_init(&f, NULL);
-	snprintf(side, sizeof side, "%s.side", f.dir);
+	snprintf(side, sizeof side, "%s.side", f_.dir);
 	fd = open(side, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
 	assert_true(fd >= 0);
 	for (uint64_t round = 0; round < ROUNDS; round++) {
@@ -158,7 +141,7 @@ KV_TEST(p2_every_flushed_block_survives_kill_9)
 		pid = fork();
 		if (pid == 0) {
 			/* a fresh program: RocksDB does not survive a fork */
-			execl("/proc/self/exe", "writer", f.dir, side, first, (char *)NULL);
+			execl("/proc/self/exe", "writer", f_.dir, side, first, (char *)NULL);
 			_exit(99);
 		}
 		/* somewhere after its first acknowledgement, however slow this machine is today */
@@ -169,28 +152,27 @@ KV_TEST(p2_every_flushed_block_survives_kill_9)
 		kill(pid, SIGKILL);
 		waitpid(pid, NULL, 0);
 
-		fixture_begin(&f, &found);
+		fixture_begin(&f_, &found_);
 		checked = 0;
 		while (pread(fd, &chain, sizeof chain, at) == (ssize_t)sizeof chain) {
-			check_chain(&f, chain);
+			check_chain(&f_, chain);
 			at += (off_t)sizeof chain;
 			checked++;
 		}
-		for (uint32_t i = 0; i < found.count; i++) {
+		for (uint32_t i = 0; i < found_.count; i++) {
 			/* what was not acknowledged may be there as well, with its own bytes */
 			uint64_t of;
 
-			memcpy(&of, found.meta[i].key.b + 8, sizeof of);
-			assert_int_equal(get_block(&f, &plain, of - 1, found.meta[i].depth, found.loc[i]), KV_OK);
+			memcpy(&of, found_.meta[i].key.b + 8, sizeof of);
+			assert_int_equal(get_block(&f_, &plain, of - 1, found_.meta[i].depth, found_.loc[i]), KV_OK);
 		}
-		check_sums(&f);
-		fixture_close(&f);
+		check_sums(&f_);
+		fixture_close(&f_);
 	}
 	print_message("# chains acknowledged and found again: %u\n", checked);
 	assert_true(checked >= ROUNDS);
 	close(fd);
 	unlink(side);
-	fixture_fini(&f);
 }
 
 int main(int argc, char **argv)

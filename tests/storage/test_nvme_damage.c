@@ -11,8 +11,6 @@
 
 #define BLOCKS 12u
 
-static found_t found;
-
 static int open_at(const fixture_t *f, const char *name)
 {
 	char path[1024];
@@ -40,7 +38,7 @@ static void make(fixture_t *f)
 	kvs_loc_t loc;
 
 	fixture_init(f, NULL);
-	fixture_begin(f, &found);
+	fixture_begin(f, &found_);
 	for (uint32_t i = 0; i < BLOCKS; i++) {
 		assert_int_equal(put_block(f, &plain, 1, i + 1, &loc), KV_OK);
 		assert_int_equal(loc.slot, i);
@@ -55,8 +53,8 @@ static uint32_t read_all(fixture_t *f)
 {
 	uint32_t good = 0;
 
-	for (uint32_t i = 0; i < found.count; i++) {
-		kv_status_t status = get_block(f, &plain, 1, found.meta[i].depth, found.loc[i]);
+	for (uint32_t i = 0; i < found_.count; i++) {
+		kv_status_t status = get_block(f, &plain, 1, found_.meta[i].depth, found_.loc[i]);
 
 		assert_true(status == KV_OK || status == KV_ERR_CORRUPT || status == KV_MISS);
 		good += status == KV_OK;
@@ -66,181 +64,156 @@ static uint32_t read_all(fixture_t *f)
 	return good;
 }
 
-KV_TEST(p1_a_flipped_bit_in_a_slot_is_never_served)
+DISK_TEST(p1_a_flipped_bit_in_a_slot_is_never_served, make(&f_))
 {
 	static const off_t places[] = {0, 9, 20, 30, 50, 100, 151, 160, 300, 4095, 4096, 4097, 8191, 12288, 16383};
-	fixture_t f;
 	int fd;
 
-	make(&f);
-	fixture_begin(&f, &found);
-	assert_int_equal(found.count, BLOCKS);
-	fd = open_at(&f, "slots/0.0");
+	fixture_begin(&f_, &found_);
+	assert_int_equal(found_.count, BLOCKS);
+	fd = open_at(&f_, "slots/0.0");
 	for (uint32_t i = 0; i < KV_COUNT_OF(places); i++) {
 		uint32_t slot = i % BLOCKS;
 		off_t at = (off_t)slot * 16384 + places[i];
-		kvs_loc_t loc = found.loc[found_find(&found, 1, slot + 1)];
+		kvs_loc_t loc = found_.loc[found_find(&found_, 1, slot + 1)];
 
 		if (i == BLOCKS) {
 			break;
 		}
 		flip(fd, at, (uint8_t)(1u << (i % 8u)));
-		assert_int_equal(get_block(&f, &plain, 1, slot + 1, loc), KV_ERR_CORRUPT);
-		assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_CORRUPT), i + 1);
+		assert_int_equal(get_block(&f_, &plain, 1, slot + 1, loc), KV_ERR_CORRUPT);
+		assert_int_equal(kv_metric_get(&f_.metrics, KV_M_DISK_CORRUPT), i + 1);
 		/* quarantined: not read again, and freed by the core only */
-		assert_int_equal(get_block(&f, &plain, 1, slot + 1, loc), KV_ERR_CORRUPT);
-		assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_CORRUPT), i + 1);
+		assert_int_equal(get_block(&f_, &plain, 1, slot + 1, loc), KV_ERR_CORRUPT);
+		assert_int_equal(kv_metric_get(&f_.metrics, KV_M_DISK_CORRUPT), i + 1);
 	}
-	check_sums(&f);
-	assert_int_equal(flush_wait(f.tier), KV_OK);
+	check_sums(&f_);
+	assert_int_equal(flush_wait(f_.tier), KV_OK);
 	close(fd);
-	fixture_close(&f);
-	fixture_begin(&f, &found); /* and gone after a restart */
-	assert_int_equal(found.count, 0);
-	fixture_fini(&f);
+	fixture_reopen(&f_, &found_); /* and gone after a restart */
+	assert_int_equal(found_.count, 0);
 }
 
-KV_TEST(p1_a_whole_block_in_the_wrong_place_is_never_served)
+DISK_TEST(p1_a_whole_block_in_the_wrong_place_is_never_served, make(&f_))
 {
-	fixture_t f;
 	uint8_t slot[16384];
 	int fd;
 
-	make(&f);
-	fixture_begin(&f, &found);
-	fd = open_at(&f, "slots/0.0");
+	fixture_begin(&f_, &found_);
+	fd = open_at(&f_, "slots/0.0");
 	assert_int_equal(pread(fd, slot, sizeof slot, 0), sizeof slot);
 	assert_int_equal(pwrite(fd, slot, sizeof slot, 16384), sizeof slot);
-	assert_int_equal(get_block(&f, &plain, 1, 1, found.loc[found_find(&found, 1, 1)]), KV_OK);
-	assert_int_equal(get_block(&f, &plain, 1, 2, found.loc[found_find(&found, 1, 2)]), KV_ERR_CORRUPT);
+	assert_int_equal(get_block(&f_, &plain, 1, 1, found_.loc[found_find(&found_, 1, 1)]), KV_OK);
+	assert_int_equal(get_block(&f_, &plain, 1, 2, found_.loc[found_find(&found_, 1, 2)]), KV_ERR_CORRUPT);
 	close(fd);
-	fixture_fini(&f);
 }
 
-KV_TEST(p6_one_damaged_superblock_is_repaired_from_the_other)
+DISK_TEST(p6_one_damaged_superblock_is_repaired_from_the_other, make(&f_))
 {
-	fixture_t f;
-
-	make(&f);
 	for (int i = 0; i < 40; i++) {
 		char name[] = "superblock.0";
 		int fd;
 
 		name[11] = (char)('0' + i % 2);
-		fd = open_at(&f, name);
+		fd = open_at(&f_, name);
 		flip(fd, (off_t)((i * 37) % 256), (uint8_t)(1u << (i % 8))); /* an image is a little longer */
 		close(fd);
-		assert_int_equal(fixture_open(&f), KV_OK);
-		assert_int_equal(kvs_epoch_get(f.tier, space_root), 1);
-		recover(&f, &found);
-		assert_int_equal(found.count, BLOCKS);
-		fixture_close(&f);
+		assert_int_equal(fixture_open(&f_), KV_OK);
+		assert_int_equal(kvs_epoch_get(f_.tier, space_root), 1);
+		recover(&f_, &found_);
+		assert_int_equal(found_.count, BLOCKS);
+		fixture_close(&f_);
 	}
-	fixture_fini(&f);
 }
 
-KV_TEST(p10_two_damaged_superblocks_are_foreign_and_left_untouched)
+DISK_TEST(p10_two_damaged_superblocks_are_foreign_and_left_untouched, make(&f_))
 {
-	fixture_t f;
 	int fd;
 
-	make(&f);
 	for (int i = 0; i < 2; i++) {
-		fd = open_at(&f, i ? "superblock.1" : "superblock.0");
+		fd = open_at(&f_, i ? "superblock.1" : "superblock.0");
 		flip(fd, 40, 1);
 		close(fd);
 	}
-	assert_int_equal(fixture_open(&f), KV_ERR_FOREIGN);
-	assert_non_null(strstr(f.detail, f.dir));
+	assert_int_equal(fixture_open(&f_), KV_ERR_FOREIGN);
+	assert_non_null(strstr(f_.detail, f_.dir));
 	for (int i = 0; i < 2; i++) {
-		fd = open_at(&f, i ? "superblock.1" : "superblock.0");
+		fd = open_at(&f_, i ? "superblock.1" : "superblock.0");
 		flip(fd, 40, 1);
 		close(fd);
 	}
-	fixture_begin(&f, &found);
-	assert_int_equal(found.count, BLOCKS);
-	fixture_fini(&f);
+	fixture_begin(&f_, &found_);
+	assert_int_equal(found_.count, BLOCKS);
 }
 
-KV_TEST(p10_another_version_is_refused)
+DISK_TEST(p10_another_version_is_refused, make(&f_))
 {
-	fixture_t f;
-
-	make(&f);
 	for (int i = 0; i < 2; i++) {
-		int fd = open_at(&f, i ? "superblock.1" : "superblock.0");
+		int fd = open_at(&f_, i ? "superblock.1" : "superblock.0");
 
 		flip(fd, 16, 5); /* the version's first byte */
 		close(fd);
 	}
-	assert_int_equal(fixture_open(&f), KV_ERR_FOREIGN);
-	assert_non_null(strstr(f.detail, "version"));
-	fixture_fini(&f);
+	assert_int_equal(fixture_open(&f_), KV_ERR_FOREIGN);
+	assert_non_null(strstr(f_.detail, "version"));
 }
 
 KV_TEST(p2_a_slot_file_that_was_cut_loses_only_what_was_cut)
 {
 	const off_t stride = 4096 + 12288;
-	fixture_t f;
 	int fd;
 
-	make(&f); /* slots are given out from the first */
-	fd = open_at(&f, "slots/0.0");
+	make(&f_); /* slots are given out from the first */
+	fd = open_at(&f_, "slots/0.0");
 	assert_int_equal(ftruncate(fd, stride * (BLOCKS / 2) + 5000), 0); /* and half a slot more */
 	close(fd);
-	fixture_begin(&f, &found);
-	assert_int_equal(found.count, BLOCKS / 2);
-	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_FILES_CUT), 1);
-	for (uint32_t i = 0; i < found.count; i++) {
-		assert_int_equal(get_block(&f, &plain, 1, found.meta[i].depth, found.loc[i]), KV_OK);
+	fixture_begin(&f_, &found_);
+	assert_int_equal(found_.count, BLOCKS / 2);
+	assert_int_equal(kv_metric_get(&f_.metrics, KV_M_DISK_FILES_CUT), 1);
+	for (uint32_t i = 0; i < found_.count; i++) {
+		assert_int_equal(get_block(&f_, &plain, 1, found_.meta[i].depth, found_.loc[i]), KV_OK);
 	}
-	check_sums(&f);
-	fixture_close(&f);
-	fixture_begin(&f, &found); /* it was made whole again */
-	assert_int_equal(found.count, BLOCKS / 2);
-	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_FILES_CUT), 1);
-	fixture_fini(&f);
+	check_sums(&f_);
+	fixture_reopen(&f_, &found_); /* it was made whole again */
+	assert_int_equal(found_.count, BLOCKS / 2);
+	assert_int_equal(kv_metric_get(&f_.metrics, KV_M_DISK_FILES_CUT), 1);
+	fixture_fini(&f_);
 }
 
 /* rm, and then a cut, under an open tier: no acknowledgement rests on what has gone. */
-KV_TEST(p2_a_slot_file_removed_while_it_is_open_is_noticed)
+DISK_TEST(p2_a_slot_file_removed_while_it_is_open_is_noticed, fixture_fresh())
 {
-	fixture_t f;
 	kvs_usage_t usage;
 	kvs_loc_t loc;
 	char path[256];
 
-	fixture_init(&f, NULL);
-	fixture_begin(&f, &found);
 	for (uint32_t d = 1; d <= 3; d++) {
-		assert_int_equal(put_block(&f, &plain, 1, d, &loc), KV_OK);
+		assert_int_equal(put_block(&f_, &plain, 1, d, &loc), KV_OK);
 	}
-	assert_int_equal(flush_wait(f.tier), KV_OK);
-	assert_int_equal(put_block(&f, &plain, 1, 4, &loc), KV_OK);
-	snprintf(path, sizeof path, "%s/slots/0.0", f.dir);
+	assert_int_equal(flush_wait(f_.tier), KV_OK);
+	assert_int_equal(put_block(&f_, &plain, 1, 4, &loc), KV_OK);
+	snprintf(path, sizeof path, "%s/slots/0.0", f_.dir);
 	assert_int_equal(unlink(path), 0);
-	assert_int_equal(flush_wait(f.tier), KV_ERR_IO);
-	assert_int_equal(f.lost, 4);
-	check_sums(&f);
-	assert_int_equal(put_block(&f, &plain, 2, 1, &loc), KV_OK);
-	assert_int_equal(flush_wait(f.tier), KV_OK);
-	assert_int_equal(flush_wait(f.tier), KV_OK);
-	kvs_usage(f.tier, &usage);
+	assert_int_equal(flush_wait(f_.tier), KV_ERR_IO);
+	assert_int_equal(f_.lost, 4);
+	check_sums(&f_);
+	assert_int_equal(put_block(&f_, &plain, 2, 1, &loc), KV_OK);
+	assert_int_equal(flush_wait(f_.tier), KV_OK);
+	assert_int_equal(flush_wait(f_.tier), KV_OK);
+	kvs_usage(f_.tier, &usage);
 	assert_int_equal(usage.quarantined_slots, 0); /* the file that was removed is closed */
-	check_sums(&f);
+	check_sums(&f_);
 
-	snprintf(path, sizeof path, "%s/slots/0.%u", f.dir, kv_slot_slab(loc.slot));
-	assert_int_equal(put_block(&f, &plain, 2, 2, &loc), KV_OK);
+	snprintf(path, sizeof path, "%s/slots/0.%u", f_.dir, kv_slot_slab(loc.slot));
+	assert_int_equal(put_block(&f_, &plain, 2, 2, &loc), KV_OK);
 	assert_int_equal(truncate(path, 4096), 0);
-	assert_int_equal(flush_wait(f.tier), KV_ERR_IO);
-	assert_int_equal(f.lost, 6);
-	assert_int_equal(put_block(&f, &plain, 3, 1, &loc), KV_OK);
-	assert_int_equal(flush_wait(f.tier), KV_OK);
-	fixture_close(&f);
-	fixture_begin(&f, &found);
-	assert_int_equal(found.count, 1);
-	assert_int_equal(get_block(&f, &plain, 3, 1, found.loc[0]), KV_OK);
-	fixture_fini(&f);
+	assert_int_equal(flush_wait(f_.tier), KV_ERR_IO);
+	assert_int_equal(f_.lost, 6);
+	assert_int_equal(put_block(&f_, &plain, 3, 1, &loc), KV_OK);
+	assert_int_equal(flush_wait(f_.tier), KV_OK);
+	fixture_reopen(&f_, &found_);
+	assert_int_equal(found_.count, 1);
+	assert_int_equal(get_block(&f_, &plain, 3, 1, found_.loc[0]), KV_OK);
 }
 
 static uint32_t count_entries(const char *path)
@@ -257,38 +230,32 @@ static uint32_t count_entries(const char *path)
 	return n;
 }
 
-KV_TEST(p10_a_foreign_directory_is_left_alone)
+DISK_TEST(p10_a_foreign_directory_is_left_alone, fixture_init(&f_, NULL))
 {
-	fixture_t f;
 	char path[256];
 	int fd;
 
-	fixture_init(&f, NULL);
-	snprintf(path, sizeof path, "%s/thesis.txt", f.dir);
+	snprintf(path, sizeof path, "%s/thesis.txt", f_.dir);
 	fd = open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
 	assert_true(fd >= 0);
 	close(fd);
-	assert_int_equal(fixture_open(&f), KV_ERR_FOREIGN);
-	assert_int_equal(count_entries(f.dir), 3);
-	f.config.path = path; /* a file */
-	assert_int_equal(fixture_open(&f), KV_ERR_PATH);
-	f.config.path = "/proc/nowhere/kvd";
-	assert_int_equal(fixture_open(&f), KV_ERR_PATH);
-	fixture_fini(&f);
+	assert_int_equal(fixture_open(&f_), KV_ERR_FOREIGN);
+	assert_int_equal(count_entries(f_.dir), 3);
+	f_.config.path = path; /* a file */
+	assert_int_equal(fixture_open(&f_), KV_ERR_PATH);
+	f_.config.path = "/proc/nowhere/kvd";
+	assert_int_equal(fixture_open(&f_), KV_ERR_PATH);
 }
 
-KV_TEST(p10_a_second_daemon_on_the_directory_is_told_so)
+DISK_TEST(p10_a_second_daemon_on_the_directory_is_told_so, make(&f_))
 {
-	fixture_t f;
 	kvs_tier_t *second = NULL;
 	char detail[256];
 
-	make(&f);
-	fixture_begin(&f, &found);
-	assert_int_equal(kvs_nvme_open(&f.config, &f.test.env, &second, detail, sizeof detail), KV_ERR_LOCKED);
+	fixture_begin(&f_, &found_);
+	assert_int_equal(kvs_nvme_open(&f_.config, &f_.test.env, &second, detail, sizeof detail), KV_ERR_LOCKED);
 	assert_null(second);
-	assert_int_equal(read_all(&f), BLOCKS);
-	fixture_fini(&f);
+	assert_int_equal(read_all(&f_), BLOCKS);
 }
 
 KV_TEST(p6_a_long_or_unreadable_slot_file_costs_its_own_blocks_only)
@@ -296,13 +263,12 @@ KV_TEST(p6_a_long_or_unreadable_slot_file_costs_its_own_blocks_only)
 	static const char *const how[] = {"longer", "link", "directory", "name"};
 
 	for (uint32_t i = 0; i < KV_COUNT_OF(how); i++) {
-		fixture_t f;
 		char path[256];
 		struct stat st;
 		kvs_loc_t loc;
 
-		make(&f);
-		snprintf(path, sizeof path, "%s/slots/0.0", f.dir);
+		make(&f_);
+		snprintf(path, sizeof path, "%s/slots/0.0", f_.dir);
 		assert_int_equal(stat(path, &st), 0);
 		if (i == 0) {
 			assert_int_equal(truncate(path, st.st_size + 1), 0);
@@ -315,17 +281,17 @@ KV_TEST(p6_a_long_or_unreadable_slot_file_costs_its_own_blocks_only)
 		} else {
 			char other[300];
 
-			snprintf(other, sizeof other, "%s/slots/0.00", f.dir);
+			snprintf(other, sizeof other, "%s/slots/0.00", f_.dir);
 			assert_int_equal(rename(path, other), 0);
 		}
-		fixture_begin(&f, &found);
-		assert_int_equal(found.count, 0);
-		assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_FILES_DROPPED), 1);
-		assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_DROPPED), BLOCKS);
-		assert_int_equal(put_block(&f, &plain, 1, 1, &loc), KV_OK);
-		assert_int_equal(get_block(&f, &plain, 1, 1, loc), KV_OK);
-		check_sums(&f);
-		fixture_fini(&f);
+		fixture_begin(&f_, &found_);
+		assert_int_equal(found_.count, 0);
+		assert_int_equal(kv_metric_get(&f_.metrics, KV_M_DISK_FILES_DROPPED), 1);
+		assert_int_equal(kv_metric_get(&f_.metrics, KV_M_DISK_DROPPED), BLOCKS);
+		assert_int_equal(put_block(&f_, &plain, 1, 1, &loc), KV_OK);
+		assert_int_equal(get_block(&f_, &plain, 1, 1, loc), KV_OK);
+		check_sums(&f_);
+		fixture_fini(&f_);
 	}
 }
 
@@ -335,35 +301,34 @@ KV_TEST(p2_a_slot_file_that_comes_back_has_its_blocks)
 {
 	for (uint32_t i = 0; i < 6; i++) {
 		const uint32_t again = i / 2;
-		fixture_t f;
 		char path[256], aside[256], meta[256];
 		kvs_loc_t loc;
 
-		make(&f);
-		snprintf(path, sizeof path, "%s/slots/0.0", f.dir);
-		snprintf(aside, sizeof aside, "%s/aside", f.dir);
+		make(&f_);
+		snprintf(path, sizeof path, "%s/slots/0.0", f_.dir);
+		snprintf(aside, sizeof aside, "%s/aside", f_.dir);
 		assert_int_equal(rename(path, aside), 0);
 		assert_int_equal(mkdir(path, 0700), 0);
 		if (i % 2) {
-			snprintf(meta, sizeof meta, "%s/meta", f.dir);
+			snprintf(meta, sizeof meta, "%s/meta", f_.dir);
 			kv_test_dir_remove(meta);
 		}
-		fixture_begin(&f, &found);
-		assert_int_equal(found.count, 0);
+		fixture_begin(&f_, &found_);
+		assert_int_equal(found_.count, 0);
 		for (uint32_t d = 1; d <= again; d++) {
-			assert_int_equal(put_block(&f, &plain, 1, d, &loc), KV_OK);
+			assert_int_equal(put_block(&f_, &plain, 1, d, &loc), KV_OK);
 		}
-		assert_int_equal(flush_wait(f.tier), KV_OK);
-		fixture_close(&f);
+		assert_int_equal(flush_wait(f_.tier), KV_OK);
+		fixture_close(&f_);
 		assert_int_equal(rmdir(path), 0);
 		assert_int_equal(rename(aside, path), 0);
 		for (uint32_t start = 0; start < 2; start++) {
-			fixture_begin(&f, &found);
-			assert_int_equal(found.count, BLOCKS);
-			assert_int_equal(read_all(&f), BLOCKS);
-			fixture_close(&f);
+			fixture_begin(&f_, &found_);
+			assert_int_equal(found_.count, BLOCKS);
+			assert_int_equal(read_all(&f_), BLOCKS);
+			fixture_close(&f_);
 		}
-		fixture_fini(&f);
+		fixture_fini(&f_);
 	}
 }
 
@@ -385,88 +350,80 @@ KV_TEST(p2_a_start_short_of_descriptors_loses_no_block)
 
 	assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
 	for (rlim_t more = 0; opened == 0; more += 1 + more / 4) {
-		fixture_t f;
-
-		make(&f);
+		make(&f_);
 		low = before;
 		low.rlim_cur = first_free_descriptor() + more;
 		assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
-		found.count = 0;
-		opened = fixture_open(&f) == KV_OK && kvs_recover(f.tier, on_found, &found) == KV_OK &&
-			 found.count == BLOCKS;
+		found_.count = 0;
+		opened = fixture_open(&f_) == KV_OK && kvs_recover(f_.tier, on_found, &found_) == KV_OK &&
+			 found_.count == BLOCKS;
 		assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
-		fixture_close(&f);
-		fixture_begin(&f, &found);
-		assert_int_equal(found.count, BLOCKS);
-		assert_int_equal(read_all(&f), BLOCKS);
-		fixture_fini(&f);
+		fixture_reopen(&f_, &found_);
+		assert_int_equal(found_.count, BLOCKS);
+		assert_int_equal(read_all(&f_), BLOCKS);
+		fixture_fini(&f_);
 		assert_true(more < 200);
 	}
 }
 
-KV_TEST(p1_a_file_truncated_under_the_tier_is_not_served)
+DISK_TEST(p1_a_file_truncated_under_the_tier_is_not_served, make(&f_))
 {
-	fixture_t f;
 	char path[256];
 
-	make(&f);
-	fixture_begin(&f, &found);
-	snprintf(path, sizeof path, "%s/slots/0.0", f.dir);
+	fixture_begin(&f_, &found_);
+	snprintf(path, sizeof path, "%s/slots/0.0", f_.dir);
 	assert_int_equal(truncate(path, 16384 * 3 + 4096), 0);
-	assert_int_equal(read_all(&f), 3);
-	fixture_fini(&f);
+	assert_int_equal(read_all(&f_), 3);
 }
 
 KV_TEST(p2_lost_metadata_is_rebuilt_from_the_headers)
 {
-	fixture_t f;
 	char path[256];
 	char gone[300];
 
 	for (int i = 0; i < 2; i++) {
-		make(&f);
-		snprintf(path, sizeof path, "%s/meta", f.dir);
+		make(&f_);
+		snprintf(path, sizeof path, "%s/meta", f_.dir);
 		snprintf(gone, sizeof gone, "%s/CURRENT", path);
 		if (i == 0) {
 			kv_test_dir_remove(path);
 		} else {
 			assert_int_equal(unlink(gone), 0); /* the library would make a new, empty database */
 		}
-		fixture_begin(&f, &found);
-		assert_int_equal(found.count, BLOCKS);
-		assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_REBUILT), BLOCKS);
-		assert_int_equal(read_all(&f), BLOCKS);
-		fixture_close(&f);
-		memset(&f.metrics, 0, sizeof f.metrics);
-		fixture_begin(&f, &found); /* from rows again */
-		assert_int_equal(found.count, BLOCKS);
-		assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_REBUILT), 0);
-		snprintf(gone, sizeof gone, "%s/meta.lost", f.dir);
+		fixture_begin(&f_, &found_);
+		assert_int_equal(found_.count, BLOCKS);
+		assert_int_equal(kv_metric_get(&f_.metrics, KV_M_DISK_REBUILT), BLOCKS);
+		assert_int_equal(read_all(&f_), BLOCKS);
+		fixture_close(&f_);
+		memset(&f_.metrics, 0, sizeof f_.metrics);
+		fixture_begin(&f_, &found_); /* from rows again */
+		assert_int_equal(found_.count, BLOCKS);
+		assert_int_equal(kv_metric_get(&f_.metrics, KV_M_DISK_REBUILT), 0);
+		snprintf(gone, sizeof gone, "%s/meta.lost", f_.dir);
 		assert_int_equal(access(gone, F_OK), -1);
-		fixture_fini(&f);
+		fixture_fini(&f_);
 	}
 }
 
 KV_TEST(p2_a_rebuild_leaves_damaged_headers_out)
 {
 	for (int engine = KVS_IO_URING; engine <= KVS_IO_THREADS; engine++) {
-		fixture_t f;
 		char path[256];
 		int fd;
 
-		make(&f);
-		snprintf(path, sizeof path, "%s/meta", f.dir);
+		make(&f_);
+		snprintf(path, sizeof path, "%s/meta", f_.dir);
 		kv_test_dir_remove(path);
-		fd = open_at(&f, "slots/0.0");
+		fd = open_at(&f_, "slots/0.0");
 		flip(fd, 16384 * 7 + 70, 1); /* depth 8; its children have no parent then */
 		close(fd);
-		f.config.engine = (kvs_io_engine_t)engine;
-		fixture_begin(&f, &found);
-		assert_int_equal(found.count, 7);
-		assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_CORRUPT), 1);
-		assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_DROPPED), BLOCKS - 8);
-		assert_int_equal(read_all(&f), 7);
-		fixture_fini(&f);
+		f_.config.engine = (kvs_io_engine_t)engine;
+		fixture_begin(&f_, &found_);
+		assert_int_equal(found_.count, 7);
+		assert_int_equal(kv_metric_get(&f_.metrics, KV_M_DISK_CORRUPT), 1);
+		assert_int_equal(kv_metric_get(&f_.metrics, KV_M_DISK_DROPPED), BLOCKS - 8);
+		assert_int_equal(read_all(&f_), 7);
+		fixture_fini(&f_);
 	}
 }
 
@@ -474,115 +431,98 @@ KV_TEST(p2_a_rebuild_leaves_damaged_headers_out)
 KV_TEST(p2_a_torn_block_found_by_a_rebuild_is_lost_before_a_flush)
 {
 	for (int engine = KVS_IO_URING; engine <= KVS_IO_THREADS; engine++) {
-		fixture_t f;
 		char path[256];
 		int fd;
 
-		make(&f);
-		snprintf(path, sizeof path, "%s/meta", f.dir);
+		make(&f_);
+		snprintf(path, sizeof path, "%s/meta", f_.dir);
 		kv_test_dir_remove(path);
-		fd = open_at(&f, "slots/0.0");
+		fd = open_at(&f_, "slots/0.0");
 		flip(fd, 16384 * 7 + 4096 + 100, 1); /* depth 8 */
 		close(fd);
-		f.config.engine = (kvs_io_engine_t)engine;
+		f_.config.engine = (kvs_io_engine_t)engine;
 		for (int i = 0; i < 2; i++) { /* what the first life has not read the second one does not believe */
-			memset(&f.metrics, 0, sizeof f.metrics);
-			fixture_begin(&f, &found);
-			assert_int_equal(found.count, BLOCKS);
-			assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_REBUILT), BLOCKS);
+			memset(&f_.metrics, 0, sizeof f_.metrics);
+			fixture_begin(&f_, &found_);
+			assert_int_equal(found_.count, BLOCKS);
+			assert_int_equal(kv_metric_get(&f_.metrics, KV_M_DISK_REBUILT), BLOCKS);
 			if (i == 0) {
-				fixture_close(&f);
+				fixture_close(&f_);
 			}
 		}
-		assert_int_equal(flush_wait(f.tier), KV_OK);
-		assert_int_equal(f.lost, 1);
-		assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_UNVERIFIED), 0);
-		fixture_close(&f);
-		memset(&f.metrics, 0, sizeof f.metrics);
-		fixture_begin(&f, &found);
-		assert_int_equal(found.count, 7);
-		assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_REBUILT), 0);
-		assert_int_equal(flush_wait(f.tier), KV_OK);
-		assert_int_equal(read_all(&f), 7);
-		fixture_fini(&f);
+		assert_int_equal(flush_wait(f_.tier), KV_OK);
+		assert_int_equal(f_.lost, 1);
+		assert_int_equal(kv_metric_get(&f_.metrics, KV_M_DISK_UNVERIFIED), 0);
+		fixture_close(&f_);
+		memset(&f_.metrics, 0, sizeof f_.metrics);
+		fixture_begin(&f_, &found_);
+		assert_int_equal(found_.count, 7);
+		assert_int_equal(kv_metric_get(&f_.metrics, KV_M_DISK_REBUILT), 0);
+		assert_int_equal(flush_wait(f_.tier), KV_OK);
+		assert_int_equal(read_all(&f_), 7);
+		fixture_fini(&f_);
 	}
-}
-
-static void lose_metadata(const fixture_t *f)
-{
-	char path[256];
-
-	snprintf(path, sizeof path, "%s/meta", f->dir);
-	kv_test_dir_remove(path);
 }
 
 /* A slot that is freed keeps its header. Its block may come back, once, as what it was; after a reset nothing of the
  * old epoch does. */
-KV_TEST(p1_a_rebuild_finds_blocks_of_this_epoch_once_and_no_old_ones)
+DISK_TEST(p1_a_rebuild_finds_blocks_of_this_epoch_once_and_no_old_ones, make(&f_))
 {
-	fixture_t f;
 	kvs_loc_t loc;
 
-	make(&f);
-	fixture_begin(&f, &found);
+	fixture_begin(&f_, &found_);
 	for (uint32_t depth = 9; depth <= BLOCKS; depth++) {
-		kvs_free(f.tier, found.loc[found_find(&found, 1, depth)]);
+		kvs_free(f_.tier, found_.loc[found_find(&found_, 1, depth)]);
 	}
-	assert_int_equal(put_block(&f, &plain, 1, 9, &loc), KV_OK); /* a second copy, in another slot */
+	assert_int_equal(put_block(&f_, &plain, 1, 9, &loc), KV_OK); /* a second copy, in another slot */
 	assert_int_equal(loc.slot, BLOCKS);
-	assert_int_equal(flush_wait(f.tier), KV_OK);
-	fixture_close(&f);
-	fixture_begin(&f, &found); /* the rows know */
-	assert_int_equal(found.count, 9);
-	fixture_close(&f);
+	assert_int_equal(flush_wait(f_.tier), KV_OK);
+	fixture_reopen(&f_, &found_); /* the rows know */
+	assert_int_equal(found_.count, 9);
+	fixture_close(&f_);
 
-	lose_metadata(&f);
-	fixture_begin(&f, &found);
-	assert_int_equal(found.count, BLOCKS);
-	assert_int_equal(flush_wait(f.tier), KV_OK);
-	assert_int_equal(f.lost, 0);
-	assert_int_equal(read_all(&f), BLOCKS);
-	assert_int_equal(epoch_wait(f.tier, 2), KV_OK);
-	fixture_close(&f);
+	lose_metadata(&f_);
+	fixture_begin(&f_, &found_);
+	assert_int_equal(found_.count, BLOCKS);
+	assert_int_equal(flush_wait(f_.tier), KV_OK);
+	assert_int_equal(f_.lost, 0);
+	assert_int_equal(read_all(&f_), BLOCKS);
+	assert_int_equal(epoch_wait(f_.tier, 2), KV_OK);
+	fixture_close(&f_);
 
 	for (int i = 0; i < 2; i++) { /* by their headers, then by rows */
 		if (i == 0) {
-			lose_metadata(&f);
+			lose_metadata(&f_);
 		}
-		fixture_begin(&f, &found);
-		assert_int_equal(found.count, 0);
-		check_sums(&f);
-		fixture_close(&f);
+		fixture_begin(&f_, &found_);
+		assert_int_equal(found_.count, 0);
+		check_sums(&f_);
+		fixture_close(&f_);
 	}
-	fixture_fini(&f);
 }
 
-KV_TEST(p2_a_rebuild_that_was_cut_short_is_done_again)
+DISK_TEST(p2_a_rebuild_that_was_cut_short_is_done_again, make(&f_))
 {
-	fixture_t f;
 	char path[256];
 
-	make(&f);
-	snprintf(path, sizeof path, "%s/meta.lost", f.dir);
+	snprintf(path, sizeof path, "%s/meta.lost", f_.dir);
 	assert_int_equal(mkdir(path, 0700), 0);
-	fixture_begin(&f, &found);
-	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_REBUILT), BLOCKS);
-	assert_int_equal(read_all(&f), BLOCKS);
-	fixture_fini(&f);
+	fixture_begin(&f_, &found_);
+	assert_int_equal(kv_metric_get(&f_.metrics, KV_M_DISK_REBUILT), BLOCKS);
+	assert_int_equal(read_all(&f_), BLOCKS);
 }
 
 /* One flipped bit in each file of the metadata, at several places. */
 KV_TEST(p1_p6_damaged_metadata_costs_time_but_no_right_bytes)
 {
 	uint32_t files = 0;
-	fixture_t f;
 	char names[64][64];
 	char path[1024];
 	struct dirent *entry;
 	DIR *dir;
 
-	make(&f);
-	snprintf(path, sizeof path, "%s/meta", f.dir);
+	make(&f_);
+	snprintf(path, sizeof path, "%s/meta", f_.dir);
 	dir = opendir(path);
 	assert_non_null(dir);
 	while ((entry = readdir(dir)) != NULL) {
@@ -592,70 +532,69 @@ KV_TEST(p1_p6_damaged_metadata_costs_time_but_no_right_bytes)
 		}
 	}
 	closedir(dir);
-	fixture_fini(&f);
+	fixture_fini(&f_);
 	assert_true(files >= 4);
 
 	for (uint32_t i = 0; i < files; i++) {
 		struct stat st;
 		int fd;
 
-		make(&f);
+		make(&f_);
 		snprintf(path, sizeof path, "meta/%.63s", names[i]);
-		fd = open_at(&f, path);
+		fd = open_at(&f_, path);
 		assert_int_equal(fstat(fd, &st), 0);
 		for (off_t at = 3; at < st.st_size; at += 1 + st.st_size / 5) {
 			flip(fd, at, 0x10);
 		}
 		close(fd);
-		fixture_begin(&f, &found);
-		if (found.count != BLOCKS) {
-			print_message("# %s: %u blocks\n", names[i], found.count);
+		fixture_begin(&f_, &found_);
+		if (found_.count != BLOCKS) {
+			print_message("# %s: %u blocks\n", names[i], found_.count);
 		}
 		/* a log whose last records are damaged looks like one that a crash cut short: blocks may be lost, none
 		 * may be wrong */
-		assert_true(found.count == BLOCKS || strstr(names[i], ".log"));
-		assert_int_equal(read_all(&f), found.count);
-		fixture_fini(&f);
+		assert_true(found_.count == BLOCKS || strstr(names[i], ".log"));
+		assert_int_equal(read_all(&f_), found_.count);
+		fixture_fini(&f_);
 	}
 }
 
 KV_TEST(p5_a_full_file_system_is_full_and_the_tier_goes_on)
 {
-	fixture_t f;
 	kvs_loc_t loc[2000];
 	kvs_meta_t meta;
 	kv_status_t status = KV_OK;
 	uint32_t n = 0;
 
-	fixture_init(&f, NULL);
-	if (mount("tmpfs", f.dir, "tmpfs", 0, "size=40m,mode=0700") != 0) {
+	fixture_init(&f_, NULL);
+	if (mount("tmpfs", f_.dir, "tmpfs", 0, "size=40m,mode=0700") != 0) {
 		print_message("# SKIP: mounting a tmpfs needs root (%s)\n", strerror(errno));
-		fixture_fini(&f);
+		fixture_fini(&f_);
 		skip();
 	}
-	f.config.limit_bytes = 512 * MIB;
-	f.config.file_bytes = 4 * MIB;
-	fixture_begin(&f, &found);
+	f_.config.limit_bytes = 512 * MIB;
+	f_.config.file_bytes = 4 * MIB;
+	fixture_begin(&f_, &found_);
 	while (n < 2000 && status == KV_OK) {
-		status = put_block(&f, &plain, 1, n + 1, &loc[n]);
+		status = put_block(&f_, &plain, 1, n + 1, &loc[n]);
 		n += status == KV_OK;
 	}
 	assert_int_equal(status, KV_ERR_FULL);
 	assert_true(n > 100);
-	assert_true(kv_metric_get(&f.metrics, KV_M_DISK_ERRORS) > 0);
-	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_OFF), 0);
-	kvs_free(f.tier, loc[n - 1]);
-	assert_int_equal(put_block(&f, &plain, 1, n, &loc[n - 1]), KV_OK);
-	assert_int_equal(get_block(&f, &plain, 1, n, loc[n - 1]), KV_OK);
+	assert_true(kv_metric_get(&f_.metrics, KV_M_DISK_ERRORS) > 0);
+	assert_int_equal(kv_metric_get(&f_.metrics, KV_M_DISK_OFF), 0);
+	kvs_free(f_.tier, loc[n - 1]);
+	assert_int_equal(put_block(&f_, &plain, 1, n, &loc[n - 1]), KV_OK);
+	assert_int_equal(get_block(&f_, &plain, 1, n, loc[n - 1]), KV_OK);
 	/* a class that has nothing to evict is told the reason */
-	assert_int_equal(kvs_class_open(f.tier, "other", &plain, &f.slot_class), KV_OK);
+	assert_int_equal(kvs_class_open(f_.tier, "other", &plain, &f_.slot_class), KV_OK);
 	meta = meta_of(2, 1, 1);
-	status = kvs_alloc(f.tier, f.slot_class, KVS_PUT, 1, &meta, &loc[0]);
+	status = kvs_alloc(f_.tier, f_.slot_class, KVS_PUT, 1, &meta, &loc[0]);
 	assert_true(status == KV_ERR_NOSPC);
-	check_sums(&f);
-	fixture_close(&f);
-	assert_int_equal(umount(f.dir), 0); /* nothing holds a file open */
-	fixture_fini(&f);
+	check_sums(&f_);
+	fixture_close(&f_);
+	assert_int_equal(umount(f_.dir), 0); /* nothing holds a file open */
+	fixture_fini(&f_);
 }
 
 KV_TEST_MAIN(NULL, NULL)

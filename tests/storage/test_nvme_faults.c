@@ -11,8 +11,6 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
-static found_t found;
-
 /* A directory in memory, where that is at hand: these tests open many tiers. */
 static void fixture_init_fast(fixture_t *f)
 {
@@ -30,8 +28,8 @@ static kv_status_t whole_life(fixture_t *f)
 	if (status != KV_OK) {
 		return status;
 	}
-	found.count = 0;
-	status = kvs_recover(f->tier, on_found, &found);
+	found_.count = 0;
+	status = kvs_recover(f->tier, on_found, &found_);
 	if (status == KV_OK) {
 		status = kvs_class_open(f->tier, "default", &plain, &f->slot_class);
 	}
@@ -51,23 +49,20 @@ static kv_status_t whole_life(fixture_t *f)
 	return status;
 }
 
-KV_TEST(p5_each_allocation_may_fail)
+DISK_TEST(p5_each_allocation_may_fail, fixture_init_fast(&f_))
 {
-	fixture_t f;
 	uint32_t failures = 0;
 
-	fixture_init_fast(&f);
-	KV_TEST_EACH_FAILURE(&f.test, n)
+	KV_TEST_EACH_FAILURE(&f_.test, n)
 	{
-		kv_status_t status = whole_life(&f);
+		kv_status_t status = whole_life(&f_);
 
-		assert_true(status == KV_OK || (status == KV_ERR_NOMEM && kv_test_failed(&f.test)));
+		assert_true(status == KV_OK || (status == KV_ERR_NOMEM && kv_test_failed(&f_.test)));
 		failures += status != KV_OK;
-		fixture_close(&f);
-		assert_int_equal(kv_test_env_live(&f.test), 0);
+		fixture_close(&f_);
+		assert_int_equal(kv_test_env_live(&f_.test), 0);
 	}
 	assert_true(failures > 10);
-	fixture_fini(&f);
 }
 
 /* Writes beyond a file size limit fail, a short one first, then with errors, until the tier has had enough of them.
@@ -112,64 +107,53 @@ static void wait_on_again(fixture_t *f, const struct rlimit *before)
 	wait_works(f);
 }
 
-KV_TEST(p6_failed_writes_are_quarantined_and_many_stop_the_tier)
+DISK_TEST(p6_failed_writes_are_quarantined_and_many_stop_the_tier, fixture_fresh())
 {
 	struct rlimit before;
-	fixture_t f;
 	kvs_tier_state_t tier;
 	kvs_usage_t usage;
 	kvs_loc_t loc, fourth;
 
-	fixture_init(&f, NULL);
-	fixture_begin(&f, &found);
-	switch_off(&f, &before, &fourth);
-	kvs_tier_state(f.tier, &tier);
+	switch_off(&f_, &before, &fourth);
+	kvs_tier_state(f_.tier, &tier);
 	assert_int_equal(tier.health, KVS_HEALTH_READ_ONLY);
 	assert_string_equal(tier.reason, "writing a slot: File too large");
-	assert_int_equal(get_block(&f, &plain, 1, 4, fourth), KV_OK);
-	kvs_usage(f.tier, &usage);
+	assert_int_equal(get_block(&f_, &plain, 1, 4, fourth), KV_OK);
+	kvs_usage(f_.tier, &usage);
 	assert_int_equal(usage.quarantined_slots, 8);
-	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_ERRORS), 8);
-	assert_int_equal(put_block(&f, &plain, 1, 20, &loc), KV_ERR_TIER_OFF);
-	assert_int_equal(flush_wait(f.tier), KV_ERR_TIER_OFF);
-	assert_int_equal(epoch_wait(f.tier, 9), KV_ERR_TIER_OFF);
-	check_sums(&f);
+	assert_int_equal(kv_metric_get(&f_.metrics, KV_M_DISK_ERRORS), 8);
+	assert_int_equal(put_block(&f_, &plain, 1, 20, &loc), KV_ERR_TIER_OFF);
+	assert_int_equal(flush_wait(f_.tier), KV_ERR_TIER_OFF);
+	assert_int_equal(epoch_wait(f_.tier, 9), KV_ERR_TIER_OFF);
+	check_sums(&f_);
 
-	wait_on_again(&f, &before);
-	assert_int_equal(put_block(&f, &plain, 1, 5, &loc), KV_OK);
-	assert_int_equal(flush_wait(f.tier), KV_OK);
-	fixture_close(&f);
-	fixture_begin(&f, &found);
-	assert_int_equal(found.count, 5); /* what failed was never acknowledged, and is not there */
-	fixture_fini(&f);
+	wait_on_again(&f_, &before);
+	assert_int_equal(put_block(&f_, &plain, 1, 5, &loc), KV_OK);
+	assert_int_equal(flush_wait(f_.tier), KV_OK);
+	fixture_reopen(&f_, &found_);
+	assert_int_equal(found_.count, 5); /* what failed was never acknowledged, and is not there */
 }
 
 /* Else a model that attaches meanwhile would have no cache in memory either. */
-KV_TEST(p6_a_class_opened_while_the_tier_is_off_is_kept_later)
+DISK_TEST(p6_a_class_opened_while_the_tier_is_off_is_kept_later, fixture_fresh())
 {
 	struct rlimit before;
-	fixture_t f;
 	kvs_loc_t loc;
 
-	fixture_init(&f, NULL);
-	fixture_begin(&f, &found);
-	switch_off(&f, &before, &loc);
-	assert_int_equal(kvs_class_open(f.tier, "default", &opaque, &f.slot_class), KV_OK);
-	assert_int_equal(put_block(&f, &opaque, 2, 1, &loc), KV_ERR_TIER_OFF);
+	switch_off(&f_, &before, &loc);
+	assert_int_equal(kvs_class_open(f_.tier, "default", &opaque, &f_.slot_class), KV_OK);
+	assert_int_equal(put_block(&f_, &opaque, 2, 1, &loc), KV_ERR_TIER_OFF);
 
-	wait_on_again(&f, &before);
-	assert_int_equal(put_block(&f, &opaque, 2, 1, &loc), KV_OK);
-	assert_int_equal(get_block(&f, &opaque, 2, 1, loc), KV_OK);
-	assert_int_equal(flush_wait(f.tier), KV_OK);
-	fixture_close(&f);
-	fixture_begin(&f, &found);
-	assert_int_equal(found.count, 5);
-	fixture_fini(&f);
+	wait_on_again(&f_, &before);
+	assert_int_equal(put_block(&f_, &opaque, 2, 1, &loc), KV_OK);
+	assert_int_equal(get_block(&f_, &opaque, 2, 1, loc), KV_OK);
+	assert_int_equal(flush_wait(f_.tier), KV_OK);
+	fixture_reopen(&f_, &found_);
+	assert_int_equal(found_.count, 5);
 }
 
 KV_TEST(p6_memory_taken_away_is_a_fault_and_the_block_stays_good)
 {
-	fixture_t f;
 	kvs_loc_t loc;
 	block_t b;
 	kvs_mem_t mem;
@@ -180,16 +164,16 @@ KV_TEST(p6_memory_taken_away_is_a_fault_and_the_block_stays_good)
 	data = mmap(NULL, 16384, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	assert_true(data != MAP_FAILED);
 	assert_int_equal(ftruncate(fd, 0), 0);
-	fixture_init(&f, NULL);
-	fixture_begin(&f, &found);
-	assert_int_equal(put_block(&f, &plain, 1, 1, &loc), KV_OK);
+	fixture_init(&f_, NULL);
+	fixture_begin(&f_, &found_);
+	assert_int_equal(put_block(&f_, &plain, 1, 1, &loc), KV_OK);
 	block_blank(&b);
 	mem = b.mem;
 	mem.data = data;
-	assert_int_equal(load_wait(f.tier, loc, &mem), KV_ERR_FAULT);
-	assert_int_equal(get_block(&f, &plain, 1, 1, loc), KV_OK);
-	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_ERRORS), 0);
-	fixture_fini(&f);
+	assert_int_equal(load_wait(f_.tier, loc, &mem), KV_ERR_FAULT);
+	assert_int_equal(get_block(&f_, &plain, 1, 1, loc), KV_OK);
+	assert_int_equal(kv_metric_get(&f_.metrics, KV_M_DISK_ERRORS), 0);
+	fixture_fini(&f_);
 	munmap(data, 16384);
 	close(fd);
 }
@@ -214,91 +198,73 @@ static uint64_t now_in_a_hurry(void *ctx)
 
 /* No memory for the superblock's image: neither an epoch nor the flush behind it comes to an end, and nothing is in
  * flight. */
-KV_TEST(p5_an_unfinished_flush_ends_with_closed_when_the_tier_closes)
+DISK_TEST(p5_an_unfinished_flush_ends_with_closed_when_the_tier_closes, fixture_init(&f_, NULL))
 {
 	outcome_t epoch = {0}, flush = {0};
-	fixture_t f;
 
-	fixture_init(&f, NULL);
-	f.test.env.alloc = alloc_unless_starved;
-	f.test.env.now_ns = now_in_a_hurry;
-	fixture_begin(&f, &found);
-	assert_int_equal(
-		kvs_epoch_set(f.tier, &(kvs_epoch_t){space_root, "default", "model=test\n", 2}, record_outcome, &epoch),
-		KV_OK);
-	assert_int_equal(kvs_flush(f.tier, record_outcome, &flush), KV_OK);
+	f_.test.env.alloc = alloc_unless_starved;
+	f_.test.env.now_ns = now_in_a_hurry;
+	fixture_begin(&f_, &found_);
+	assert_int_equal(kvs_epoch_set(f_.tier, &(kvs_epoch_t){space_root, "default", "model=test\n", 2},
+				       record_outcome, &epoch),
+			 KV_OK);
+	assert_int_equal(kvs_flush(f_.tier, record_outcome, &flush), KV_OK);
 	atomic_store(&starved, 1);
-	fixture_close(&f);
+	fixture_close(&f_);
 	atomic_store(&starved, 0);
 	assert_int_equal(epoch.calls, 1);
 	assert_int_equal(epoch.status, KV_ERR_CLOSED);
 	assert_int_equal(flush.calls, 1);
 	assert_int_equal(flush.status, KV_ERR_CLOSED);
-	fixture_fini(&f);
 }
 
 /* ---- children: a fresh program under strace, or without privileges --------------------------- */
 
 /* Everything works, and the gauge says how. */
-static int child_life(const char *dir, uint64_t fallback)
+static void child_life(int fallback)
 {
-	fixture_t f;
 	kvs_loc_t loc;
 
-	fixture_init(&f, dir);
-	fixture_begin(&f, &found);
+	fixture_begin(&f_, &found_);
 	for (uint32_t d = 1; d <= 20; d++) {
-		assert_int_equal(put_block(&f, &plain, 1, d, &loc), KV_OK);
-		assert_int_equal(get_block(&f, &plain, 1, d, loc), KV_OK);
+		assert_int_equal(put_block(&f_, &plain, 1, d, &loc), KV_OK);
+		assert_int_equal(get_block(&f_, &plain, 1, d, loc), KV_OK);
 	}
-	assert_int_equal(flush_wait(f.tier), KV_OK);
-	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_FALLBACK), fallback);
-	fixture_close(&f);
-
-	return 0;
+	assert_int_equal(flush_wait(f_.tier), KV_OK);
+	assert_int_equal(kv_metric_get(&f_.metrics, KV_M_DISK_FALLBACK), fallback);
 }
 
 /* A failed fdatasync of the slot file: nothing of it is acknowledged, nothing is offered, and the blocks that may be
  * wrong are reported. */
-static int child_sync(const char *dir)
+static void child_sync(__attribute__((unused)) int arg)
 {
-	fixture_t f;
 	kvs_loc_t loc;
 
-	fixture_init(&f, dir);
-	fixture_begin(&f, &found);
-	assert_int_equal(put_block(&f, &plain, 1, 1, &loc), KV_OK);
-	assert_int_equal(flush_wait(f.tier), KV_ERR_IO);
-	assert_int_equal(f.lost, 1);
-	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_LOST), 1);
-	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_STATE), KVS_HEALTH_READ_ONLY);
-	assert_int_equal(get_block(&f, &plain, 1, 1, loc), KV_MISS);
-	check_sums(&f);
-	fixture_close(&f);
-
-	return 0;
+	fixture_begin(&f_, &found_);
+	assert_int_equal(put_block(&f_, &plain, 1, 1, &loc), KV_OK);
+	assert_int_equal(flush_wait(f_.tier), KV_ERR_IO);
+	assert_int_equal(f_.lost, 1);
+	assert_int_equal(kv_metric_get(&f_.metrics, KV_M_DISK_LOST), 1);
+	assert_int_equal(kv_metric_get(&f_.metrics, KV_M_DISK_STATE), KVS_HEALTH_READ_ONLY);
+	assert_int_equal(get_block(&f_, &plain, 1, 1, loc), KV_MISS);
+	check_sums(&f_);
 }
 
 /* A failed sync of the directory holds for every later block of its new files: it is asked for again until it has
  * worked. */
-static int child_sync_dir(const char *dir)
+static void child_sync_dir(__attribute__((unused)) int arg)
 {
-	fixture_t f;
 	kvs_loc_t loc;
 
-	fixture_init(&f, dir);
-	fixture_begin(&f, &found);
+	fixture_begin(&f_, &found_);
 	for (uint32_t chain = 1; chain <= 2; chain++) {
-		assert_int_equal(put_block(&f, &plain, chain, 1, &loc), KV_OK);
-		assert_int_equal(flush_wait(f.tier), KV_ERR_IO);
-		wait_works(&f);
+		assert_int_equal(put_block(&f_, &plain, chain, 1, &loc), KV_OK);
+		assert_int_equal(flush_wait(f_.tier), KV_ERR_IO);
+		wait_works(&f_);
 	}
-	assert_int_equal(put_block(&f, &plain, 3, 1, &loc), KV_OK);
-	assert_int_equal(flush_wait(f.tier), KV_OK);
-	assert_int_equal(get_block(&f, &plain, 3, 1, loc), KV_OK);
-	fixture_close(&f);
-
-	return 0;
+	assert_int_equal(put_block(&f_, &plain, 3, 1, &loc), KV_OK);
+	assert_int_equal(flush_wait(f_.tier), KV_OK);
+	assert_int_equal(get_block(&f_, &plain, 3, 1, loc), KV_OK);
 }
 
 static uint64_t now_with_jumps(void *ctx)
@@ -307,321 +273,267 @@ static uint64_t now_with_jumps(void *ctx)
 }
 
 /* Four blocks, the first unreadable, with a clock that can be turned on. */
-static void begin_unreadable(fixture_t *f, const char *dir, kvs_loc_t loc[4])
+static void begin_unreadable(kvs_loc_t loc[4])
 {
-	fixture_init(f, dir);
-	f->test.env.now_ns = now_with_jumps;
-	f->config.engine = KVS_IO_THREADS;
-	fixture_begin(f, &found);
+	f_.test.env.now_ns = now_with_jumps;
+	f_.config.engine = KVS_IO_THREADS;
+	fixture_begin(&f_, &found_);
 	for (uint32_t d = 1; d <= 4; d++) {
-		assert_int_equal(put_block(f, &plain, 1, d, &loc[d - 1]), KV_OK);
+		assert_int_equal(put_block(&f_, &plain, 1, d, &loc[d - 1]), KV_OK);
 	}
-	assert_int_equal(flush_wait(f->tier), KV_OK);
-	assert_int_equal(get_block(f, &plain, 1, 1, loc[0]), KV_ERR_IO);
-	assert_int_equal(kv_metric_get(&f->metrics, KV_M_DISK_ERRORS), 1);
-	assert_int_equal(f->aside, 1);
-	assert_int_equal(kv_metric_get(&f->metrics, KV_M_DISK_UNREADABLE), 1);
+	assert_int_equal(flush_wait(f_.tier), KV_OK);
+	assert_int_equal(get_block(&f_, &plain, 1, 1, loc[0]), KV_ERR_IO);
+	assert_int_equal(kv_metric_get(&f_.metrics, KV_M_DISK_ERRORS), 1);
+	assert_int_equal(f_.aside, 1);
+	assert_int_equal(kv_metric_get(&f_.metrics, KV_M_DISK_UNREADABLE), 1);
 }
 
 /* The tier reads it again, after pauses of up to a minute. */
-static void next_try(fixture_t *f, uint64_t tries)
+static void next_try(uint64_t tries)
 {
 	const uint64_t deadline = real_now(NULL) + UINT64_C(20000000000);
 
 	atomic_fetch_add(&hurry_ns, UINT64_C(60000000000));
-	while (kv_metric_get(&f->metrics, KV_M_DISK_ERRORS) < tries) {
-		kvs_poll(f->tier, 64);
+	while (kv_metric_get(&f_.metrics, KV_M_DISK_ERRORS) < tries) {
+		kvs_poll(f_.tier, 64);
 		usleep(1000);
 		assert_true(real_now(NULL) < deadline);
 	}
-	assert_int_equal(kv_metric_get(&f->metrics, KV_M_DISK_ERRORS), tries);
+	assert_int_equal(kv_metric_get(&f_.metrics, KV_M_DISK_ERRORS), tries);
 }
 
 /* A slot that fails for ten minutes, at each of eight tries or more, is given up: lost, and never used again. No other
  * slot is the worse for it. */
-static int child_given_up(const char *dir)
+static void child_given_up(__attribute__((unused)) int arg)
 {
-	fixture_t f;
 	kvs_loc_t loc[4], other;
 	kvs_usage_t usage;
 
-	begin_unreadable(&f, dir, loc);
+	begin_unreadable(loc);
 	for (uint64_t tries = 2; tries <= 11; tries++) {
-		assert_int_equal(f.lost, 0);
-		next_try(&f, tries);
+		assert_int_equal(f_.lost, 0);
+		next_try(tries);
 	}
-	assert_int_equal(f.lost, 1);
-	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_STATE), KVS_HEALTH_OK);
-	assert_int_equal(get_block(&f, &plain, 1, 1, loc[0]), KV_MISS);
-	kvs_usage(f.tier, &usage);
+	assert_int_equal(f_.lost, 1);
+	assert_int_equal(kv_metric_get(&f_.metrics, KV_M_DISK_STATE), KVS_HEALTH_OK);
+	assert_int_equal(get_block(&f_, &plain, 1, 1, loc[0]), KV_MISS);
+	kvs_usage(f_.tier, &usage);
 	assert_int_equal(usage.quarantined_slots, 1);
-	for (uint32_t d = 1; put_block(&f, &plain, 2, d, &other) == KV_OK; d++) {
+	for (uint32_t d = 1; put_block(&f_, &plain, 2, d, &other) == KV_OK; d++) {
 		assert_true(other.slot != loc[0].slot);
 	}
-	check_sums(&f);
-	fixture_close(&f);
-	fixture_begin(&f, &found);
-	assert_int_equal(found_find(&found, 1, 1), -1);
-	check_sums(&f);
-	fixture_close(&f);
-
-	return 0;
+	check_sums(&f_);
+	fixture_reopen(&f_, &found_);
+	assert_int_equal(found_find(&found_, 1, 1), -1);
+	check_sums(&f_);
 }
 
 /* The process has no descriptor left for the slot file, and has one later. */
-static int child_open_later(const char *dir)
+static void child_open_later(__attribute__((unused)) int arg)
 {
-	fixture_t f;
 	kvs_loc_t loc;
 
-	fixture_init(&f, dir);
-	fixture_begin(&f, &found);
-	assert_int_equal(put_block(&f, &plain, 1, 1, &loc), KV_OK);
-	assert_int_equal(flush_wait(f.tier), KV_OK);
-	fixture_close(&f);
-	assert_int_equal(fixture_open(&f), KV_ERR_IO);
-	fixture_begin(&f, &found);
-	assert_int_equal(found.count, 1);
-	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_FILES_DROPPED), 0);
-	fixture_close(&f);
-
-	return 0;
+	fixture_begin(&f_, &found_);
+	assert_int_equal(put_block(&f_, &plain, 1, 1, &loc), KV_OK);
+	assert_int_equal(flush_wait(f_.tier), KV_OK);
+	fixture_close(&f_);
+	assert_int_equal(fixture_open(&f_), KV_ERR_IO);
+	fixture_begin(&f_, &found_);
+	assert_int_equal(found_.count, 1);
+	assert_int_equal(kv_metric_get(&f_.metrics, KV_M_DISK_FILES_DROPPED), 0);
 }
 
 /* What was set aside is there after a restart, and is read when it can be. */
-static int child_restart_aside(const char *dir)
+static void child_restart_aside(__attribute__((unused)) int arg)
 {
-	fixture_t f;
 	kvs_loc_t loc[4];
 
-	begin_unreadable(&f, dir, loc);
-	fixture_close(&f);
-	fixture_begin(&f, &found);
-	assert_int_equal(found.count, 4);
-	assert_int_equal(get_block(&f, &plain, 1, 1, loc[0]),
+	begin_unreadable(loc);
+	fixture_reopen(&f_, &found_);
+	assert_int_equal(found_.count, 4);
+	assert_int_equal(get_block(&f_, &plain, 1, 1, loc[0]),
 			 KV_ERR_IO); /* new threads, and the first read of each fails */
-	assert_int_equal(f.aside, 1);
-	for (int i = 0; i < 20000 && f.aside > 0; i++) {
+	assert_int_equal(f_.aside, 1);
+	for (int i = 0; i < 20000 && f_.aside > 0; i++) {
 		atomic_fetch_add(&hurry_ns, UINT64_C(10000000));
-		kvs_poll(f.tier, 64);
+		kvs_poll(f_.tier, 64);
 		usleep(1000);
 	}
-	assert_int_equal(f.aside, 0);
-	assert_int_equal(get_block(&f, &plain, 1, 1, loc[0]), KV_OK);
-	check_sums(&f);
-	fixture_close(&f);
-
-	return 0;
+	assert_int_equal(f_.aside, 0);
+	assert_int_equal(get_block(&f_, &plain, 1, 1, loc[0]), KV_OK);
+	check_sums(&f_);
 }
 
 /* Four blocks and no metadata; something of the third cannot be read by the first that tries. */
-static void begin_rebuild(fixture_t *f, const char *dir, uint64_t *unreadable)
+static void begin_rebuild(uint64_t *unreadable)
 {
-	char meta[256];
 	kvs_loc_t loc;
 
-	fixture_init(f, dir);
-	f->config.engine = KVS_IO_THREADS;
-	f->config.unreadable = unreadable;
-	fixture_begin(f, &found);
+	f_.config.engine = KVS_IO_THREADS;
+	f_.config.unreadable = unreadable;
+	fixture_begin(&f_, &found_);
 	for (uint32_t d = 1; d <= 4; d++) {
-		assert_int_equal(put_block(f, &plain, 1, d, &loc), KV_OK);
+		assert_int_equal(put_block(&f_, &plain, 1, d, &loc), KV_OK);
 	}
-	assert_int_equal(flush_wait(f->tier), KV_OK);
-	fixture_close(f);
-	snprintf(meta, sizeof meta, "%s/meta", dir);
-	kv_test_dir_remove(meta);
+	assert_int_equal(flush_wait(f_.tier), KV_OK);
+	fixture_close(&f_);
+	lose_metadata(&f_);
 }
 
 /* Nothing is taken in, nothing is lost: the tier does not open, and does when all can be read. */
-static int child_rebuild_waits(const char *dir, int unsynced)
+static void child_rebuild_waits(int unsynced)
 {
 	uint64_t unreadable = 0;
-	fixture_t f;
 
-	begin_rebuild(&f, dir, &unreadable);
-	f.config.unsynced = &unsynced;
-	assert_int_equal(fixture_open(&f), KV_ERR_IO);
+	begin_rebuild(&unreadable);
+	f_.config.unsynced = &unsynced;
+	assert_int_equal(fixture_open(&f_), KV_ERR_IO);
 	assert_int_equal(unreadable, 1);
-	assert_non_null(strstr(f.detail, "cannot take in what"));
-	fixture_begin(&f, &found);
+	assert_non_null(strstr(f_.detail, "cannot take in what"));
+	fixture_begin(&f_, &found_);
 	assert_int_equal(unreadable, 0);
-	assert_int_equal(found.count, 4);
-	check_sums(&f);
-	fixture_close(&f);
-
-	return 0;
+	assert_int_equal(found_.count, 4);
+	check_sums(&f_);
 }
 
 /* Told to go without: what lies below goes too, and the slot is not used for anything else. */
-static int child_rebuild_drops(const char *dir, int unsynced)
+static void child_rebuild_drops(int unsynced)
 {
 	uint64_t unreadable = 0;
-	fixture_t f;
 	kvs_usage_t usage;
 	kvs_loc_t loc;
 
-	begin_rebuild(&f, dir, &unreadable);
-	f.config.unsynced = &unsynced;
-	f.config.drop_unreadable = 1;
-	fixture_begin(&f, &found);
+	begin_rebuild(&unreadable);
+	f_.config.unsynced = &unsynced;
+	f_.config.drop_unreadable = 1;
+	fixture_begin(&f_, &found_);
 	assert_int_equal(unreadable, 1);
-	assert_int_equal(found.count, 2);
-	kvs_usage(f.tier, &usage);
+	assert_int_equal(found_.count, 2);
+	kvs_usage(f_.tier, &usage);
 	assert_int_equal(usage.quarantined_slots, 1);
-	for (uint32_t d = 1; put_block(&f, &plain, 2, d, &loc) == KV_OK; d++) {
+	for (uint32_t d = 1; put_block(&f_, &plain, 2, d, &loc) == KV_OK; d++) {
 	}
-	kvs_usage(f.tier, &usage);
+	kvs_usage(f_.tier, &usage);
 	assert_int_equal(usage.quarantined_slots, 1);
 	assert_int_equal(usage.free_slots, 0);
-	check_sums(&f);
-	fixture_close(&f);
-
-	return 0;
+	check_sums(&f_);
 }
 
 /* A write was torn, and the block written again elsewhere; the check of that copy cannot read it. It is not taken for
  * torn, too. */
-static int child_rebuild_copies(const char *dir)
+static void child_rebuild_copies(__attribute__((unused)) int arg)
 {
 	char path[256];
-	fixture_t f;
 	kvs_loc_t loc, first;
 	int fd;
 
-	fixture_init(&f, dir);
-	f.config.engine = KVS_IO_THREADS;
-	fixture_begin(&f, &found);
-	assert_int_equal(put_block(&f, &plain, 1, 1, &first), KV_OK);
-	kvs_free(f.tier, first);
-	assert_int_equal(put_block(&f, &plain, 1, 1, &loc), KV_OK);
+	f_.config.engine = KVS_IO_THREADS;
+	fixture_begin(&f_, &found_);
+	assert_int_equal(put_block(&f_, &plain, 1, 1, &first), KV_OK);
+	kvs_free(f_.tier, first);
+	assert_int_equal(put_block(&f_, &plain, 1, 1, &loc), KV_OK);
 	assert_true(loc.slot > first.slot);
-	assert_int_equal(flush_wait(f.tier), KV_OK);
-	fixture_close(&f);
-	snprintf(path, sizeof path, "%s/meta", dir);
-	kv_test_dir_remove(path);
-	snprintf(path, sizeof path, "%s/slots/0.0", dir);
+	assert_int_equal(flush_wait(f_.tier), KV_OK);
+	fixture_close(&f_);
+	lose_metadata(&f_);
+	snprintf(path, sizeof path, "%s/slots/0.0", f_.dir);
 	fd = open(path, O_WRONLY | O_CLOEXEC);
 	assert_int_equal(pwrite(fd, "torn", 4, 4096 + 100), 4);
 	close(fd);
-	fixture_begin(&f, &found);
-	assert_int_equal(found.count, 1);
-	assert_int_equal(found.loc[0].slot, loc.slot);
-	assert_int_equal(flush_wait(f.tier), KV_OK);
-	assert_int_equal(f.lost, 0);
-	assert_int_equal(get_block(&f, &plain, 1, 1, found.loc[0]), KV_OK);
-	check_sums(&f);
-	fixture_close(&f);
-
-	return 0;
+	fixture_begin(&f_, &found_);
+	assert_int_equal(found_.count, 1);
+	assert_int_equal(found_.loc[0].slot, loc.slot);
+	assert_int_equal(flush_wait(f_.tier), KV_OK);
+	assert_int_equal(f_.lost, 0);
+	assert_int_equal(get_block(&f_, &plain, 1, 1, found_.loc[0]), KV_OK);
+	check_sums(&f_);
 }
 
 /* Reads fail for a while, more often than errors in a row are borne: no block is lost by that, and the device is left
  * alone between the tries. */
-static int child_unreadable(const char *dir)
+static void child_unreadable(__attribute__((unused)) int arg)
 {
 	const uint64_t deadline = real_now(NULL) + UINT64_C(20000000000);
-	fixture_t f;
 	kvs_loc_t loc[4];
 	uint32_t good = 0;
 
-	begin_unreadable(&f, dir, loc);
-	assert_int_equal(get_block(&f, &plain, 1, 1, loc[0]), KV_ERR_IO);
-	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_ERRORS), 1); /* the device was not asked */
+	begin_unreadable(loc);
+	assert_int_equal(get_block(&f_, &plain, 1, 1, loc[0]), KV_ERR_IO);
+	assert_int_equal(kv_metric_get(&f_.metrics, KV_M_DISK_ERRORS), 1); /* the device was not asked */
 	while (good < 4) {
 		good = 0;
 		for (uint32_t d = 1; d <= 4; d++) {
-			kv_status_t status = get_block(&f, &plain, 1, d, loc[d - 1]);
+			kv_status_t status = get_block(&f_, &plain, 1, d, loc[d - 1]);
 
 			assert_true(status == KV_OK || status == KV_ERR_IO || status == KV_ERR_TIER_OFF);
 			good += status == KV_OK;
 		}
-		kvs_poll(f.tier, 64);
+		kvs_poll(f_.tier, 64);
 		usleep(2000);
 		assert_true(real_now(NULL) < deadline);
 	}
-	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_ERRORS), 12);
-	assert_int_equal(kv_metric_get(&f.metrics, KV_M_DISK_CORRUPT), 0);
-	assert_int_equal(f.aside, 0);
-	check_sums(&f);
-	fixture_close(&f);
-
-	return 0;
+	assert_int_equal(kv_metric_get(&f_.metrics, KV_M_DISK_ERRORS), 12);
+	assert_int_equal(kv_metric_get(&f_.metrics, KV_M_DISK_CORRUPT), 0);
+	assert_int_equal(f_.aside, 0);
+	check_sums(&f_);
 }
 
 /* A block is written while the sync that may carry it fails, and its owner hears of the failure first. */
-static int child_sync_race(const char *dir)
+static void child_sync_race(__attribute__((unused)) int arg)
 {
-	fixture_t f;
 	kvs_loc_t first, second;
 	kvs_meta_t meta = meta_of(2, 1, 1);
 	outcome_t flush = {0}, store = {0};
 	block_t b;
 
-	fixture_init(&f, dir);
-	f.config.flush_interval_ns = UINT64_C(60000000000);
-	fixture_begin(&f, &found);
-	assert_int_equal(put_block(&f, &plain, 1, 1, &first), KV_OK);
-	assert_int_equal(kvs_flush(f.tier, record_outcome, &flush), KV_OK);
-	kvs_poll(f.tier, 64); /* the turn begins, and its sync lasts a while */
-	assert_int_equal(kvs_alloc(f.tier, f.slot_class, KVS_FILLING, 1, &meta, &second), KV_OK);
+	f_.config.flush_interval_ns = UINT64_C(60000000000);
+	fixture_begin(&f_, &found_);
+	assert_int_equal(put_block(&f_, &plain, 1, 1, &first), KV_OK);
+	assert_int_equal(kvs_flush(f_.tier, record_outcome, &flush), KV_OK);
+	kvs_poll(f_.tier, 64); /* the turn begins, and its sync lasts a while */
+	assert_int_equal(kvs_alloc(f_.tier, f_.slot_class, KVS_FILLING, 1, &meta, &second), KV_OK);
 	block_fill(&plain, &meta.key, &b);
-	assert_int_equal(kvs_store(f.tier, second, &b.mem, record_outcome, &store), KV_OK);
+	assert_int_equal(kvs_store(f_.tier, second, &b.mem, record_outcome, &store), KV_OK);
 	for (int i = 0; i < 10000 && flush.calls == 0; i++) {
-		kvs_poll(f.tier, 0); /* no transfer is taken in */
+		kvs_poll(f_.tier, 0); /* no transfer is taken in */
 		usleep(1000);
 	}
 	assert_int_equal(flush.calls, 1);
 	assert_int_equal(flush.status, KV_ERR_IO);
 	assert_int_equal(store.calls, 0);
-	assert_int_equal(await(f.tier, &store), KV_ERR_IO);
-	assert_int_equal(get_block(&f, &plain, 2, 1, second), KV_ERR_CORRUPT);
-	check_sums(&f);
-	fixture_close(&f);
-
-	return 0;
+	assert_int_equal(await(f_.tier, &store), KV_ERR_IO);
+	assert_int_equal(get_block(&f_, &plain, 2, 1, second), KV_ERR_CORRUPT);
+	check_sums(&f_);
 }
 
 /* Directories are made at the first start; without their names nothing else is worth a sync. */
-static int child_sync_made(const char *dir)
+static void child_sync_made(__attribute__((unused)) int arg)
 {
 	char inner[160];
-	fixture_t f;
 
-	fixture_init(&f, dir);
-	snprintf(inner, sizeof inner, "%s/tier", dir);
-	f.config.path = inner;
+	snprintf(inner, sizeof inner, "%s/tier", f_.dir);
+	f_.config.path = inner;
 	for (int i = 0; i < 2; i++) {
-		assert_int_equal(fixture_open(&f), KV_ERR_IO);
-		assert_non_null(strstr(f.detail, "sync the directory above"));
+		assert_int_equal(fixture_open(&f_), KV_ERR_IO);
+		assert_non_null(strstr(f_.detail, "sync the directory above"));
 	}
-	assert_int_equal(fixture_open(&f), KV_OK);
-	fixture_close(&f);
-
-	return 0;
+	assert_int_equal(fixture_open(&f_), KV_OK);
 }
 
-static int child_sync_slots(const char *dir)
+static void child_sync_slots(__attribute__((unused)) int arg)
 {
-	fixture_t f;
-
-	fixture_init(&f, dir);
-	assert_int_equal(fixture_open(&f), KV_ERR_IO);
-	assert_non_null(strstr(f.detail, "cannot sync"));
-	assert_int_equal(fixture_open(&f), KV_OK);
-	fixture_close(&f);
-
-	return 0;
+	assert_int_equal(fixture_open(&f_), KV_ERR_IO);
+	assert_non_null(strstr(f_.detail, "cannot sync"));
+	assert_int_equal(fixture_open(&f_), KV_OK);
 }
 
-static int child_memlock(const char *dir)
+static void child_memlock(__attribute__((unused)) int arg)
 {
 	struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
-	struct __user_cap_data_struct none[2] = {0};
+	struct __user_cap_data_struct no_rights[2] = {0};
 	struct rlimit small = {8 << 20, 8 << 20};
 	const size_t bytes = 64 * MIB;
 	uint8_t *slab = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	fixture_t f;
 	kvs_loc_t loc;
 	kvs_mem_t mem;
 	block_t b;
@@ -631,71 +543,65 @@ static int child_memlock(const char *dir)
 	assert_true(slab != MAP_FAILED);
 	memset(slab, 1, bytes);
 	assert_int_equal(setrlimit(RLIMIT_MEMLOCK, &small), 0);
-	assert_int_equal(syscall(SYS_capset, &header, none), 0);
-	fixture_init(&f, dir);
-	fixture_begin(&f, &found);
-	kvs_nvme_register(f.tier, slab, bytes, &region);
-	for (int i = 0; i < 500 && atomic_load(&f.test.lines[KV_LOG_WARN]) == 0; i++) {
+	assert_int_equal(syscall(SYS_capset, &header, no_rights), 0);
+	fixture_begin(&f_, &found_);
+	kvs_nvme_register(f_.tier, slab, bytes, &region);
+	for (int i = 0; i < 500 && atomic_load(&f_.test.lines[KV_LOG_WARN]) == 0; i++) {
 		usleep(10000);
 	}
-	assert_int_equal(atomic_load(&f.test.lines[KV_LOG_WARN]), 1); /* said, once */
+	assert_int_equal(atomic_load(&f_.test.lines[KV_LOG_WARN]), 1); /* said, once */
 	block_fill(&plain, &meta.key, &b);
 	mem = b.mem;
 	mem.data = slab;
 	mem.region = region;
 	memcpy(slab, b.data, plain.block_bytes);
-	assert_int_equal(kvs_alloc(f.tier, f.slot_class, KVS_PUT, 1, &meta, &loc), KV_OK);
-	assert_int_equal(store_wait(f.tier, loc, &mem), KV_OK);
+	assert_int_equal(kvs_alloc(f_.tier, f_.slot_class, KVS_PUT, 1, &meta, &loc), KV_OK);
+	assert_int_equal(store_wait(f_.tier, loc, &mem), KV_OK);
 	memset(slab, 0, plain.block_bytes);
-	assert_int_equal(load_wait(f.tier, loc, &mem), KV_OK);
+	assert_int_equal(load_wait(f_.tier, loc, &mem), KV_OK);
 	assert_memory_equal(slab, b.data, plain.block_bytes);
-	assert_int_equal(atomic_load(&f.test.lines[KV_LOG_WARN]), 1);
-	fixture_close(&f);
-
-	return 0;
+	assert_int_equal(atomic_load(&f_.test.lines[KV_LOG_WARN]), 1);
 }
 
-static const char *child_what;
-static const char *child_dir;
+/* What a child does, between fixture_init() and fixture_close(). */
+static const struct {
+	const char *what;
+	void (*live)(int arg);
+	int arg;
+} children[] = {
+	{"no-uring", child_life, 1},
+	{"again", child_life, 0},
+	{"sync", child_sync, 0},
+	{"sync-race", child_sync_race, 0},
+	{"sync-made", child_sync_made, 0},
+	{"sync-slots", child_sync_slots, 0},
+	{"sync-dir", child_sync_dir, 0},
+	{"unreadable", child_unreadable, 0},
+	{"given-up", child_given_up, 0},
+	{"rebuild-waits", child_rebuild_waits, 0},
+	{"rewrite-waits", child_rebuild_waits, 1},
+	{"rebuild-drops", child_rebuild_drops, 0},
+	{"rewrite-drops", child_rebuild_drops, 1},
+	{"rebuild-copies", child_rebuild_copies, 0},
+	{"restart-aside", child_restart_aside, 0},
+	{"open-later", child_open_later, 0},
+	{"memlock", child_memlock, 0},
+};
+
+static const char *child_what, *child_dir;
 
 static void run_child(void **state)
 {
+	size_t i = 0;
+
 	(void)state;
-	if (strcmp(child_what, "no-uring") == 0) {
-		child_life(child_dir, 1);
-	} else if (strcmp(child_what, "again") == 0) {
-		child_life(child_dir, 0);
-	} else if (strcmp(child_what, "sync") == 0) {
-		child_sync(child_dir);
-	} else if (strcmp(child_what, "sync-race") == 0) {
-		child_sync_race(child_dir);
-	} else if (strcmp(child_what, "sync-made") == 0) {
-		child_sync_made(child_dir);
-	} else if (strcmp(child_what, "sync-slots") == 0) {
-		child_sync_slots(child_dir);
-	} else if (strcmp(child_what, "unreadable") == 0) {
-		child_unreadable(child_dir);
-	} else if (strcmp(child_what, "given-up") == 0) {
-		child_given_up(child_dir);
-	} else if (strcmp(child_what, "rebuild-waits") == 0) {
-		child_rebuild_waits(child_dir, 0);
-	} else if (strcmp(child_what, "rewrite-waits") == 0) {
-		child_rebuild_waits(child_dir, 1);
-	} else if (strcmp(child_what, "rebuild-drops") == 0) {
-		child_rebuild_drops(child_dir, 0);
-	} else if (strcmp(child_what, "rewrite-drops") == 0) {
-		child_rebuild_drops(child_dir, 1);
-	} else if (strcmp(child_what, "rebuild-copies") == 0) {
-		child_rebuild_copies(child_dir);
-	} else if (strcmp(child_what, "restart-aside") == 0) {
-		child_restart_aside(child_dir);
-	} else if (strcmp(child_what, "open-later") == 0) {
-		child_open_later(child_dir);
-	} else if (strcmp(child_what, "sync-dir") == 0) {
-		child_sync_dir(child_dir);
-	} else {
-		child_memlock(child_dir);
+	while (strcmp(children[i].what, child_what) != 0) {
+		i++;
+		assert_true(i < KV_COUNT_OF(children));
 	}
+	fixture_init(&f_, child_dir);
+	children[i].live(children[i].arg);
+	fixture_close(&f_);
 }
 
 /* Run this program again as `what`, under strace with these arguments (NULL: plainly). */
@@ -730,14 +636,13 @@ static int spawn(const char *what, const char *dir, const char *only, const char
 
 static void in_child(const char *what, const char *file, const char *inject)
 {
-	fixture_t f;
 	char path[256];
 	int result;
 
-	fixture_init(&f, NULL);
-	snprintf(path, sizeof path, "%s/%s", f.dir, file ? file : "");
-	result = spawn(what, f.dir, file ? path : NULL, inject);
-	fixture_fini(&f);
+	fixture_init(&f_, NULL);
+	snprintf(path, sizeof path, "%s/%s", f_.dir, file ? file : "");
+	result = spawn(what, f_.dir, file ? path : NULL, inject);
+	fixture_fini(&f_);
 	if (result == 127) {
 		print_message("# SKIP: strace is not installed\n");
 		skip();
