@@ -9,6 +9,8 @@
 #include "kvs/ledger.h"
 #include "kvs/pool.h"
 
+#include "cpu/pool.h"
+
 #include <unistd.h>
 
 /* 2 heads x 3 layers of 2 KiB, and an opaque one: 2 pages of 5000 bytes in pieces of 4096. */
@@ -126,5 +128,53 @@ static inline void check(kvs_tier_t *t)
 		fail_msg("%s", detail);
 	}
 }
+
+/* ---- a pool of the test's own ---------------------------------------------------------------- */
+
+static kv_test_env_t t_;
+static kv_metrics_t metrics_;
+static kvs_pool_config_t config_; /* until it is opened */
+static kvs_sys_t sys_;            /* likewise */
+static kvs_tier_t *pool_;
+static uint32_t __attribute__((unused)) class_; /* of `plain` blocks in "ns" */
+
+static inline void pool_set_up(uint64_t limit_bytes, uint64_t slab_bytes)
+{
+	kv_test_env_init(&t_);
+	memset(&metrics_, 0, sizeof metrics_);
+	config_ = pool_config(&metrics_, limit_bytes, slab_bytes);
+	sys_ = kvs_sys_posix;
+	pool_ = NULL;
+}
+
+static inline void pool_open(void)
+{
+	assert_int_equal(kvs_pool_open_with(&config_, &t_.env, &sys_, &pool_), KV_OK);
+}
+
+static inline void pool_begin(void)
+{
+	pool_open();
+	assert_int_equal(kvs_class_open(pool_, "ns", &plain, &class_), KV_OK);
+}
+
+static inline void pool_begun(uint64_t limit_bytes, uint64_t slab_bytes)
+{
+	pool_set_up(limit_bytes, slab_bytes);
+	pool_begin();
+}
+
+static inline void pool_end(void)
+{
+	if (pool_) {
+		check(pool_);
+	}
+	kvs_close(pool_);
+	pool_ = NULL;
+	assert_int_equal(kv_test_env_live(&t_), 0);
+}
+
+/* A test between a `begin` and pool_end(): POOL_TEST(p1_what_it_defends, pool_begun(1u << 20, 256u << 10)). */
+#define POOL_TEST(name, begin) KV_TEST_BETWEEN(name, begin, pool_end())
 
 #endif

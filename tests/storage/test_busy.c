@@ -24,34 +24,28 @@ static uint64_t now_ms(void)
 
 KV_TEST(p5_no_call_waits_for_memory_touched_ahead)
 {
-	static kv_metrics_t metrics;
-	kvs_pool_config_t config = pool_config(&metrics, 64u << 20, 4u << 20);
 	const size_t count = 4u * (size_t)sysconf(_SC_NPROCESSORS_ONLN);
 	pthread_t *burners = calloc(count, sizeof *burners);
 	kvs_meta_t meta = meta_of(1);
 	uint64_t begin, longest = 0;
-	kvs_tier_t *tier;
-	kv_test_env_t t;
-	uint32_t class;
 	kvs_loc_t loc;
 	kv_status_t status;
 
-	kv_test_env_init(&t);
-	config.prefault = 1;
 	for (size_t i = 0; i < count; i++) {
 		assert_int_equal(pthread_create(&burners[i], NULL, burn, NULL), 0);
 	}
 	for (int round = 0; round < 3; round++) {
-		assert_int_equal(kvs_pool_open(&config, &t.env, &tier), KV_OK);
-		assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
+		pool_set_up(64u << 20, 4u << 20);
+		config_.prefault = 1;
+		pool_begin();
 		status = KV_OK;
 		while (status == KV_OK) { /* until it is full */
 			begin = now_ms();
-			status = kvs_alloc(tier, class, KVS_PUT, 1, &meta, &loc);
+			status = kvs_alloc(pool_, class_, KVS_PUT, 1, &meta, &loc);
 			longest = now_ms() - begin > longest ? now_ms() - begin : longest;
 		}
 		begin = now_ms();
-		kvs_close(tier);
+		pool_end();
 		longest = now_ms() - begin > longest ? now_ms() - begin : longest;
 	}
 	atomic_store(&over, 1);
@@ -61,7 +55,6 @@ KV_TEST(p5_no_call_waits_for_memory_touched_ahead)
 	free(burners);
 	printf("# longest call: %lu ms\n", (unsigned long)longest);
 	assert_true(longest < MOST_MS);
-	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
 KV_TEST_MAIN(NULL, NULL)

@@ -9,7 +9,6 @@
 #define NR_HUGE "/proc/sys/vm/nr_hugepages"
 #define SHMEM   "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
 
-static kv_metrics_t metrics;
 static char old_nr[64], old_shmem[128];
 
 static int read_text(const char *path, char *out, size_t cap)
@@ -51,18 +50,11 @@ static void restore(void)
 	}
 }
 
-static kvs_tier_t *open_pool(kv_test_env_t *t, kvs_huge_t huge, uint32_t *p_class)
+static void begin_huge(kvs_huge_t huge)
 {
-	kvs_pool_config_t config = pool_config(&metrics, 17u << 20, 4u << 20);
-	kvs_tier_t *pool;
-
-	kv_test_env_init(t);
-	memset(&metrics, 0, sizeof metrics);
-	config.huge = huge;
-	assert_int_equal(kvs_pool_open(&config, &t->env, &pool), KV_OK);
-	assert_int_equal(kvs_class_open(pool, "ns", &plain, p_class), KV_OK);
-
-	return pool;
+	pool_set_up(17u << 20, 4u << 20);
+	config_.huge = huge;
+	pool_begin();
 }
 
 /* Kilobytes of `field` in this process's mapping of a slab. */
@@ -92,8 +84,6 @@ static unsigned long smaps_kb(const void *base, const char *field)
 KV_TEST(the_pool_lies_on_reserved_huge_pages_and_falls_back_once)
 {
 	kvs_slab_info_t info;
-	kv_test_env_t t;
-	uint32_t class;
 	kvs_usage_t u;
 	char now[64];
 
@@ -101,69 +91,60 @@ KV_TEST(the_pool_lies_on_reserved_huge_pages_and_falls_back_once)
 		print_message("# SKIP: no four huge pages to be had\n");
 		skip();
 	}
-	kvs_tier_t *pool = open_pool(&t, KVS_HUGE_ON, &class);
-	kvs_loc_t loc = put(pool, class, &plain, 1);
+	begin_huge(KVS_HUGE_ON);
+	kvs_loc_t loc = put(pool_, class_, &plain, 1);
 
-	assert_true(kvs_pool_of(pool)->slabs[0]->slab.huge);
-	assert_int_equal(kvs_pool_slab(pool, 0, &info), KV_OK);
+	assert_true(kvs_pool_of(pool_)->slabs[0]->slab.huge);
+	assert_int_equal(kvs_pool_slab(pool_, 0, &info), KV_OK);
 	assert_true(info.huge);
-	assert_int_equal(kv_metric_get(&metrics, KV_M_CPU_HUGE_PAGES), 1);
+	assert_int_equal(kv_metric_get(&metrics_, KV_M_CPU_HUGE_PAGES), 1);
 	for (uint64_t i = 0; i < 2000; i++) {
 		kvs_meta_t meta = meta_of(i);
 
-		if (kvs_alloc(pool, class, KVS_PUT, 1, &meta, &loc) != KV_OK) {
+		if (kvs_alloc(pool_, class_, KVS_PUT, 1, &meta, &loc) != KV_OK) {
 			break;
 		}
 	}
 	/* Four pages carry two slabs; the rest is on small pages, said once. */
-	kvs_usage(pool, &u);
+	kvs_usage(pool_, &u);
 	assert_true(u.free_slots == 0 && u.charged_bytes <= u.limit_bytes);
-	assert_true(kvs_pool_of(pool)->slabs[1]->slab.huge);
-	assert_false(kvs_pool_of(pool)->slabs[2]->slab.huge);
-	assert_true(kvs_pool_slab_count(pool) > 3);
-	assert_int_equal(atomic_load(&t.lines[KV_LOG_WARN]), 1);
-	check(pool);
-	kvs_close(pool);
-	assert_int_equal(kv_test_env_live(&t), 0);
+	assert_true(kvs_pool_of(pool_)->slabs[1]->slab.huge);
+	assert_false(kvs_pool_of(pool_)->slabs[2]->slab.huge);
+	assert_true(kvs_pool_slab_count(pool_) > 3);
+	assert_int_equal(atomic_load(&t_.lines[KV_LOG_WARN]), 1);
+	pool_end();
 }
 
 KV_TEST(without_reserved_pages_the_pool_says_so_and_goes_on)
 {
 	static const kvs_huge_t modes[] = {KVS_HUGE_AUTO, KVS_HUGE_ON, KVS_HUGE_OFF};
-	kv_test_env_t t;
-	uint32_t class;
 
 	write_text(NR_HUGE, "0");
 	write_text(SHMEM, "never");
 	for (int i = 0; i < 3; i++) {
-		kvs_tier_t *pool = open_pool(&t, modes[i], &class);
-
-		put(pool, class, &plain, 1);
-		assert_int_equal(kv_metric_get(&metrics, KV_M_CPU_HUGE_PAGES), 0);
-		assert_int_equal(atomic_load(&t.lines[KV_LOG_WARN]), modes[i] == KVS_HUGE_ON);
-		assert_int_equal(atomic_load(&t.lines[KV_LOG_INFO]), modes[i] == KVS_HUGE_AUTO ? 2 : 1);
-		check(pool);
-		kvs_close(pool);
+		begin_huge(modes[i]);
+		put(pool_, class_, &plain, 1);
+		assert_int_equal(kv_metric_get(&metrics_, KV_M_CPU_HUGE_PAGES), 0);
+		assert_int_equal(atomic_load(&t_.lines[KV_LOG_WARN]), modes[i] == KVS_HUGE_ON);
+		assert_int_equal(atomic_load(&t_.lines[KV_LOG_INFO]), modes[i] == KVS_HUGE_AUTO ? 2 : 1);
+		pool_end();
 	}
 }
 
 KV_TEST(transparent_huge_pages_are_used_where_the_kernel_has_them)
 {
-	kv_test_env_t t;
-	uint32_t class;
-
 	write_text(NR_HUGE, "0");
 	if (!write_text(SHMEM, "advise")) {
 		print_message("# SKIP: transparent huge pages of shared memory cannot be set here\n");
 		skip();
 	}
-	kvs_tier_t *pool = open_pool(&t, KVS_HUGE_AUTO, &class);
-	const kvs_slab_t *slab = &kvs_pool_of(pool)->slabs[0]->slab;
+	begin_huge(KVS_HUGE_AUTO);
+	const kvs_slab_t *slab = &kvs_pool_of(pool_)->slabs[0]->slab;
 
 	memset(slab->data.base, 1, slab->data.bytes);
 	assert_true(smaps_kb(slab->data.base, "ShmemPmdMapped") > 0);
-	assert_int_equal(kv_metric_get(&metrics, KV_M_CPU_HUGE_PAGES), 1);
-	kvs_close(pool);
+	assert_int_equal(kv_metric_get(&metrics_, KV_M_CPU_HUGE_PAGES), 1);
+	pool_end();
 }
 
 /* Somebody punches a reserved page and the reserve is gone: the slab's owner loses a block, the daemon nothing. */
@@ -171,27 +152,23 @@ KV_TEST(p6_a_punched_huge_page_is_a_typed_error)
 {
 	static block_buf_t b;
 	kvs_slab_info_t info;
-	kv_test_env_t t;
-	uint32_t class;
 	char now[64];
 
 	if (!write_text(NR_HUGE, "4") || !read_text(NR_HUGE, now, sizeof now) || strcmp(now, "4\n") != 0) {
 		print_message("# SKIP: no four huge pages to be had\n");
 		skip();
 	}
-	kvs_tier_t *pool = open_pool(&t, KVS_HUGE_ON, &class);
-	kvs_loc_t loc = put(pool, class, &plain, 1);
+	begin_huge(KVS_HUGE_ON);
+	kvs_loc_t loc = put(pool_, class_, &plain, 1);
 
-	assert_int_equal(kvs_pool_slab(pool, 0, &info), KV_OK);
+	assert_int_equal(kvs_pool_slab(pool_, 0, &info), KV_OK);
 	assert_int_equal(fallocate(info.data_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 2 << 20), 0);
 	write_text(NR_HUGE, "0");
 	block_fill(&plain, 1, &b);
-	kv_status_t status = load(pool, loc, &b.mem);
+	kv_status_t status = load(pool_, loc, &b.mem);
 
 	assert_true(status == KV_ERR_FAULT || status == KV_ERR_CORRUPT);
-	check(pool);
-	kvs_close(pool);
-	assert_int_equal(kv_test_env_live(&t), 0);
+	kvs_close(pool_);
 }
 
 int main(void)

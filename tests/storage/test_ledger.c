@@ -8,44 +8,35 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 
-static kv_metrics_t metrics;
-
 /* A pool with blocks in every state, and two records. */
-static kvs_tier_t *sample_pool(kv_test_env_t *t)
+static void sample_pool(void)
 {
 	static const kvs_state_t states[] = {KVS_PUT, KVS_READY, KVS_TRANSIT, KVS_QUARANTINED, KVS_FREE};
-	kvs_pool_config_t config = pool_config(&metrics, 512u << 10, 100000);
 	kvs_record_t record = {.id = 40, .instance = 2, .n = 3, .kind = 2};
-	kvs_tier_t *pool;
 	kvs_loc_t loc;
-	uint32_t class;
 
-	kv_test_env_init(t);
-	assert_int_equal(kvs_pool_open(&config, &t->env, &pool), KV_OK);
-	assert_int_equal(kvs_class_open(pool, "tenant", &plain, &class), KV_OK);
+	pool_set_up(512u << 10, 100000);
+	pool_open();
+	assert_int_equal(kvs_class_open(pool_, "tenant", &plain, &class_), KV_OK);
 	for (uint64_t i = 0; i < 20; i++) {
 		kvs_meta_t meta = meta_of(i);
 
-		assert_int_equal(kvs_alloc(pool, class, KVS_PUT, 40, &meta, &loc), KV_OK);
+		assert_int_equal(kvs_alloc(pool_, class_, KVS_PUT, 40, &meta, &loc), KV_OK);
 		if (states[i % 5] == KVS_FREE) {
-			kvs_free(pool, loc);
+			kvs_free(pool_, loc);
 		} else if (states[i % 5] != KVS_PUT) {
-			assert_int_equal(kvs_set_state(pool, loc, states[i % 5]), KV_OK);
+			assert_int_equal(kvs_set_state(pool_, loc, states[i % 5]), KV_OK);
 		}
 	}
 	record.deepest = loc;
-	assert_int_equal(kvs_pool_add_record(pool, &record), KV_OK);
+	assert_int_equal(kvs_pool_add_record(pool_, &record), KV_OK);
 	record = (kvs_record_t){.id = 41, .instance = 2, .n = 3, .kind = 1, .deepest = {KV_SLOT_NONE, 0}};
-	assert_int_equal(kvs_pool_add_record(pool, &record), KV_OK);
-
-	return pool;
+	assert_int_equal(kvs_pool_add_record(pool_, &record), KV_OK);
 }
 
-KV_TEST(p2_a_reader_finds_what_the_daemon_wrote)
+POOL_TEST(p2_a_reader_finds_what_the_daemon_wrote, sample_pool())
 {
-	kv_test_env_t t;
-	kvs_tier_t *tier = sample_pool(&t);
-	kvs_pool_t *pool = kvs_pool_of(tier);
+	kvs_pool_t *pool = kvs_pool_of(pool_);
 	const kvs_shm_t *area = &pool->ledger.area;
 	kvs_ledger_summary_t sum;
 	char detail[256] = "";
@@ -79,7 +70,6 @@ KV_TEST(p2_a_reader_finds_what_the_daemon_wrote)
 	assert_int_equal(slot->owner, 0);
 	assert_null(kvs_ledger_slab(copy, sum.slabs));
 	munmap(copy, area->bytes);
-	kvs_close(tier);
 }
 
 static void refuse(void *copy, uint64_t bytes, kv_status_t want)
@@ -99,14 +89,12 @@ static void refuse(void *copy, uint64_t bytes, kv_status_t want)
 		refuse(copy, area->bytes, want);                                                                       \
 	} while (0)
 
-KV_TEST(p10_a_ledger_that_contradicts_itself_is_refused)
+POOL_TEST(p10_a_ledger_that_contradicts_itself_is_refused, sample_pool())
 {
-	kv_test_env_t t;
-	kvs_tier_t *tier = sample_pool(&t);
-	const kvs_shm_t *area = &kvs_pool_of(tier)->ledger.area;
+	const kvs_shm_t *area = &kvs_pool_of(pool_)->ledger.area;
 	uint8_t *copy = aligned_alloc(4096, area->bytes);
 	kvs_ledger_header_t *h = (kvs_ledger_header_t *)copy;
-	uint64_t at = kvs_pool_of(tier)->ledger.header->slabs_offset;
+	uint64_t at = kvs_pool_of(pool_)->ledger.header->slabs_offset;
 	kvs_ledger_slab_t *slab = (kvs_ledger_slab_t *)(copy + at);
 	kvs_ledger_slot_t *ready = (kvs_ledger_slot_t *)(slab + 1) + 1;
 	kvs_ledger_record_t *record = NULL;
@@ -157,23 +145,18 @@ KV_TEST(p10_a_ledger_that_contradicts_itself_is_refused)
 	refuse(copy, 100, KV_ERR_FOREIGN);
 	refuse(copy, 0, KV_ERR_FOREIGN);
 	free(copy);
-	kvs_close(tier);
 }
 
-KV_TEST(p5_ledger_records_are_exact_and_bounded)
+POOL_TEST(p5_ledger_records_are_exact_and_bounded, pool_set_up(1u << 20, 64u << 10))
 {
 	enum { IDS = 400 };
 	static uint32_t n_of[IDS + 1]; /* 0: not there */
-	kvs_pool_config_t config = pool_config(&metrics, 1u << 20, 64u << 10);
 	kv_test_rng_t rng = {kv_test_seed()};
 	uint32_t count = 0, refused = 0;
 	kvs_ledger_summary_t sum;
-	kv_test_env_t t;
-	kvs_tier_t *pool;
 
-	kv_test_env_init(&t);
-	assert_int_equal(kvs_pool_open(&config, &t.env, &pool), KV_OK);
-	const kvs_ledger_t *ledger = &kvs_pool_of(pool)->ledger;
+	pool_open();
+	const kvs_ledger_t *ledger = &kvs_pool_of(pool_)->ledger;
 
 	for (uint32_t i = 0; i < 20000; i++) {
 		uint64_t id = kv_test_below(&rng, IDS) + 1;
@@ -182,7 +165,7 @@ KV_TEST(p5_ledger_records_are_exact_and_bounded)
 
 		/* Phases of growth and of shrinking. */
 		if (kv_test_below(&rng, 8) < (i / 2000 % 2 ? 3u : 6u)) {
-			kv_status_t status = kvs_pool_add_record(pool, &record);
+			kv_status_t status = kvs_pool_add_record(pool_, &record);
 
 			assert_int_equal(status, n_of[id] || count < 224 ? KV_OK : KV_ERR_LIMIT);
 			refused += status != KV_OK;
@@ -191,7 +174,7 @@ KV_TEST(p5_ledger_records_are_exact_and_bounded)
 				n_of[id] = i + 1;
 			}
 		} else {
-			kvs_pool_remove_record(pool, id);
+			kvs_pool_remove_record(pool_, id);
 			count -= n_of[id] != 0;
 			n_of[id] = 0;
 		}
@@ -209,9 +192,8 @@ KV_TEST(p5_ledger_records_are_exact_and_bounded)
 			assert_int_equal(c->instance, c->id * 7);
 		}
 	}
-	assert_int_equal(kvs_pool_add_record(pool, &(kvs_record_t){.kind = 1}), KV_ERR_ARG);
-	kvs_pool_remove_record(pool, 0);
-	kvs_close(pool);
+	assert_int_equal(kvs_pool_add_record(pool_, &(kvs_record_t){.kind = 1}), KV_ERR_ARG);
+	kvs_pool_remove_record(pool_, 0);
 }
 
 /* Changes slots for ever; every field of a slot follows from its owner. */

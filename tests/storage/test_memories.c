@@ -8,8 +8,6 @@
 
 #define SLAB (256u << 10)
 
-static kv_metrics_t metrics;
-
 /* Descriptors of memory, as kvd-gpu would give them; those out of stock are -1. */
 typedef struct stock {
 	uint32_t left, taken;
@@ -45,7 +43,7 @@ static uint32_t count_fds(void)
 
 static kvs_tier_t *open_pool(kv_test_env_t *t, stock_t *stock, uint32_t slabs)
 {
-	kvs_pool_config_t config = pool_config(&metrics, (uint64_t)slabs * SLAB, SLAB);
+	kvs_pool_config_t config = pool_config(&metrics_, (uint64_t)slabs * SLAB, SLAB);
 	kvs_tier_t *pool;
 
 	config.take = take_slab;
@@ -88,9 +86,9 @@ KV_TEST(p5_foreign_memory_is_used_to_the_slab_and_never_touched)
 	assert_int_equal(n, 3 * (SLAB / 12288)); /* the fourth slab is not to be had */
 	kvs_usage(pool, &usage);
 	assert_int_equal(usage.charged_bytes, 3 * SLAB);
-	assert_int_equal(kv_metric_get(&metrics, KV_M_GPU_BYTES), 3 * SLAB);
-	assert_int_equal(kv_metric_get(&metrics, KV_M_GPU_LIMIT_BYTES), 4 * SLAB);
-	assert_int_equal(kv_metric_get(&metrics, KV_M_CPU_BYTES), 0);
+	assert_int_equal(kv_metric_get(&metrics_, KV_M_GPU_BYTES), 3 * SLAB);
+	assert_int_equal(kv_metric_get(&metrics_, KV_M_GPU_LIMIT_BYTES), 4 * SLAB);
+	assert_int_equal(kv_metric_get(&metrics_, KV_M_CPU_BYTES), 0);
 
 	assert_int_equal(kvs_pool_slab(pool, 1, &info), KV_OK);
 	assert_int_equal(info.memory, KV_SLAB_CUDA);
@@ -110,7 +108,7 @@ KV_TEST(p5_foreign_memory_is_used_to_the_slab_and_never_touched)
 	assert_int_equal(fill(pool, class, locs + n), SLAB / 12288);
 	check(pool);
 	kvs_close(pool);
-	assert_int_equal(kv_metric_get(&metrics, KV_M_GPU_BYTES), 0);
+	assert_int_equal(kv_metric_get(&metrics_, KV_M_GPU_BYTES), 0);
 	assert_int_equal(count_fds(), fds);
 	assert_int_equal(kv_test_env_live(&t), 0);
 }
@@ -195,7 +193,7 @@ KV_TEST(p4_pools_behind_one_tier_keep_their_slots_apart)
 	kv_test_env_t t;
 	kv_test_rng_t rng = {kv_test_seed()};
 	stock_t stock[2] = {{.left = 3}, {.left = 2}};
-	kvs_pool_config_t config = pool_config(&metrics, 1u << 20, SLAB);
+	kvs_pool_config_t config = pool_config(&metrics_, 1u << 20, SLAB);
 	kvs_tier_t *pool[3], *tier;
 	uint32_t class[3], memory;
 	static model_t m;

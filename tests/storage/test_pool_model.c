@@ -19,7 +19,6 @@ typedef struct model {
 	int prefault; /* a thread touches the memory */
 } model_t;
 
-static kv_metrics_t metrics;
 static const kvs_geometry_t *const geometry_of[] = {&plain, &opaque, &plain};
 static const char *const ns_of[] = {"a", "a", "b"};
 
@@ -153,8 +152,8 @@ static void compare(kvs_tier_t *pool, const model_t *m)
 	assert_int_equal(u.quarantined_bytes, quarantined_bytes);
 	assert_int_equal(u.free_slots + used + quarantined, u.slots);
 	assert_true(u.charged_bytes <= u.limit_bytes);
-	assert_int_equal(kv_metric_get(&metrics, KV_M_CPU_USED_BYTES), used_bytes);
-	assert_int_equal(kv_metric_get(&metrics, KV_M_CPU_QUARANTINED_BYTES), quarantined_bytes);
+	assert_int_equal(kv_metric_get(&metrics_, KV_M_CPU_USED_BYTES), used_bytes);
+	assert_int_equal(kv_metric_get(&metrics_, KV_M_CPU_QUARANTINED_BYTES), quarantined_bytes);
 }
 
 static void step(kvs_tier_t *pool, model_t *m, kv_test_rng_t *rng)
@@ -225,49 +224,43 @@ static void step_change(kvs_tier_t *pool, fate_t *fate, kv_test_rng_t *rng)
 
 static void run_changes(int prefault)
 {
-	kvs_pool_config_t config = pool_config(&metrics, 3u << 20, 150000);
 	static fate_t fate[NUMBERS];
 	static model_t m;
-	uint64_t retired = kv_metric_get(&metrics, KV_M_SLABS_RETIRED);
 	kv_test_rng_t rng;
-	kv_test_env_t t;
-	kvs_tier_t *pool;
 	uint32_t class;
 
 	memset(&m, 0, sizeof m);
 	m.prefault = prefault;
 	memset(fate, 0, sizeof fate);
-	kv_test_env_init(&t);
+	pool_set_up(3u << 20, 150000);
 	rng.state = kv_test_seed() + 7u + (uint64_t)prefault;
-	config.prefault = prefault;
-	assert_int_equal(kvs_pool_open(&config, &t.env, &pool), KV_OK);
+	config_.prefault = prefault;
+	pool_open();
 	for (uint32_t i = 0; i < 3; i++) {
-		assert_int_equal(kvs_class_open(pool, ns_of[i], geometry_of[i], &class), KV_OK);
+		assert_int_equal(kvs_class_open(pool_, ns_of[i], geometry_of[i], &class), KV_OK);
 	}
 	for (uint32_t i = 0; i < STEPS; i++) {
 		uint32_t before = m.n;
 
-		step(pool, &m, &rng);
+		step(pool_, &m, &rng);
 		if (m.n > before) {
 			assert_int_equal(fate[kv_slot_slab(m.block[before].loc.slot)], STAYS);
 		}
 		if (i % 4 == 0) {
-			step_change(pool, fate, &rng);
+			step_change(pool_, fate, &rng);
 		}
 		/* Every now and then little is held, so that slabs come empty. */
 		while (i % 400 == 0 && m.n > 8) {
-			kvs_free(pool, m.block[8].loc);
+			kvs_free(pool_, m.block[8].loc);
 			bury(&m, 8);
 		}
-		compare(pool, &m);
+		compare(pool_, &m);
 		if (i % 64 == 0) {
-			check(pool);
+			check(pool_);
 		}
 	}
-	assert_true(kv_metric_get(&metrics, KV_M_SLABS_RETIRED) - retired > 20);
-	check(pool);
-	kvs_close(pool);
-	assert_int_equal(kv_test_env_live(&t), 0);
+	assert_true(kv_metric_get(&metrics_, KV_M_SLABS_RETIRED) > 20);
+	pool_end();
 }
 
 KV_TEST(p4_sums_hold_while_slabs_come_and_go)
@@ -282,39 +275,34 @@ KV_TEST(p4_sums_hold_while_slabs_come_and_go_during_prefault)
 
 static void run_model(int prefault)
 {
-	kvs_pool_config_t config = pool_config(&metrics, 3u << 20, 150000);
 	static model_t m;
 	kv_test_rng_t rng;
-	kv_test_env_t t;
-	kvs_tier_t *pool;
 
 	memset(&m, 0, sizeof m);
 	m.prefault = prefault;
-	kv_test_env_init(&t);
+	pool_set_up(3u << 20, 150000);
 	rng.state = kv_test_seed() + (uint64_t)prefault;
-	config.prefault = prefault;
-	assert_int_equal(kvs_pool_open(&config, &t.env, &pool), KV_OK);
+	config_.prefault = prefault;
+	pool_open();
 	for (uint32_t i = 0; i < 3; i++) {
 		uint32_t class;
 
-		assert_int_equal(kvs_class_open(pool, ns_of[i], geometry_of[i], &class), KV_OK);
+		assert_int_equal(kvs_class_open(pool_, ns_of[i], geometry_of[i], &class), KV_OK);
 		assert_int_equal(class, i);
 	}
 	for (uint32_t i = 0; i < STEPS; i++) {
-		step(pool, &m, &rng);
-		compare(pool, &m);
+		step(pool_, &m, &rng);
+		compare(pool_, &m);
 		if (i % 64 == 0) {
-			check(pool);
+			check(pool_);
 		}
 	}
 	while (m.n > 0) {
-		kvs_free(pool, m.block[0].loc);
+		kvs_free(pool_, m.block[0].loc);
 		bury(&m, 0);
 	}
-	compare(pool, &m);
-	check(pool);
-	kvs_close(pool);
-	assert_int_equal(kv_test_env_live(&t), 0);
+	compare(pool_, &m);
+	pool_end();
 }
 
 KV_TEST(p4_sums_hold_after_every_step)

@@ -16,8 +16,6 @@
 #define CHUNK     (UINT64_C(256) << 10) /* the thread's step */
 #define HUGE_PAGE (UINT64_C(2) << 20)
 
-static kv_metrics_t metrics;
-
 /* Wait until the slab is ready: on a busy machine there is little time for it. Progress never goes back. */
 static void wait_ready(const kvs_slab_t *slab)
 {
@@ -45,23 +43,16 @@ static uint64_t given(const kvs_shm_t *area)
 	return (uint64_t)st.st_blocks * 512u;
 }
 
-KV_TEST(a_slab_is_touched_before_the_first_put)
+POOL_TEST(a_slab_is_touched_before_the_first_put, pool_set_up(24u << 20, 8u << 20))
 {
-	kvs_pool_config_t config = pool_config(&metrics, 24u << 20, 8u << 20);
 	kvs_meta_t meta = meta_of(1);
-	kv_test_env_t t;
-	kvs_tier_t *tier;
 	kvs_loc_t loc;
-	uint32_t class;
 
-	kv_test_env_init(&t);
-	memset(&metrics, 0, sizeof metrics);
-	config.prefault = 1;
-	assert_int_equal(kvs_pool_open(&config, &t.env, &tier), KV_OK);
-	assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
-	kvs_pool_t *pool = kvs_pool_of(tier);
+	config_.prefault = 1;
+	pool_begin();
+	kvs_pool_t *pool = kvs_pool_of(pool_);
 
-	assert_int_equal(kvs_pool_slab_count(tier), 1);
+	assert_int_equal(kvs_pool_slab_count(pool_), 1);
 	wait_ready(&pool->slabs[0]->slab);
 	assert_int_equal(given(&pool->slabs[0]->slab.data), pool->slabs[0]->slab.data.bytes);
 	assert_int_equal(given(&pool->slabs[0]->slab.digest), pool->slabs[0]->slab.digest.bytes);
@@ -71,16 +62,13 @@ KV_TEST(a_slab_is_touched_before_the_first_put)
 		uint32_t slots = pool->slabs[s]->slab.slots;
 
 		for (uint32_t i = 0; i < slots; i++) {
-			assert_int_equal(kvs_alloc(tier, class, KVS_PUT, 1, &meta, &loc), KV_OK);
+			assert_int_equal(kvs_alloc(pool_, class_, KVS_PUT, 1, &meta, &loc), KV_OK);
 			assert_int_equal(kv_slot_slab(loc.slot), s);
 		}
-		assert_int_equal(kvs_pool_slab_count(tier), s + 2);
+		assert_int_equal(kvs_pool_slab_count(pool_), s + 2);
 		wait_ready(&pool->slabs[s + 1]->slab);
 	}
-	assert_int_equal(kv_metric_get(&metrics, KV_M_CPU_FIRST_TOUCH), 0);
-	check(tier);
-	kvs_close(tier);
-	assert_int_equal(kv_test_env_live(&t), 0);
+	assert_int_equal(kv_metric_get(&metrics_, KV_M_CPU_FIRST_TOUCH), 0);
 }
 
 /* As the daemon's loop does in idle moments, until there are this many slabs. */
@@ -113,77 +101,64 @@ static uint32_t slabs_of(kvs_tier_t *tier, uint32_t class)
 	return look.slabs;
 }
 
-KV_TEST(p5_memory_is_touched_ahead_for_the_class_in_use)
+POOL_TEST(p5_memory_is_touched_ahead_for_the_class_in_use, pool_set_up(64u << 20, 4u << 20))
 {
-	kvs_pool_config_t config = pool_config(&metrics, 64u << 20, 4u << 20);
-	kv_test_env_t t;
-	kvs_tier_t *tier;
 	uint32_t other, class, slots;
 
-	kv_test_env_init(&t);
-	memset(&metrics, 0, sizeof metrics);
-	config.prefault = 1;
-	config.ahead_bytes = 10u << 20; /* and slabs are whole: 12 MiB */
-	assert_int_equal(kvs_pool_open(&config, &t.env, &tier), KV_OK);
-	kvs_pool_t *pool = kvs_pool_of(tier);
+	config_.prefault = 1;
+	config_.ahead_bytes = 10u << 20; /* and slabs are whole: 12 MiB */
+	pool_open();
+	kvs_pool_t *pool = kvs_pool_of(pool_);
 
 	/* A size that has been registered gets it before its first put, slab after slab, each touched before the
 	 * next. */
-	assert_int_equal(kvs_class_open(tier, "other", &plain, &other), KV_OK);
-	idle_until(tier, 4);
+	assert_int_equal(kvs_class_open(pool_, "other", &plain, &other), KV_OK);
+	idle_until(pool_, 4);
 	for (int i = 0; i < 100; i++) {
-		kvs_pool_carve_ahead(tier, 0);
+		kvs_pool_carve_ahead(pool_, 0);
 	}
-	assert_int_equal(slabs_of(tier, other), 4);
+	assert_int_equal(slabs_of(pool_, other), 4);
 	wait_ready(&pool->slabs[3]->slab);
 
 	/* The next one too, and from then on the one that takes memory; one slab more for each that is used up. */
-	assert_int_equal(kvs_class_open(tier, "ns", &opaque, &class), KV_OK);
-	idle_until(tier, 8);
+	assert_int_equal(kvs_class_open(pool_, "ns", &opaque, &class), KV_OK);
+	idle_until(pool_, 8);
 	wait_ready(&pool->slabs[7]->slab);
 	slots = pool->slabs[4]->slab.slots;
 	for (uint32_t s = 9; s <= 11; s++) {
-		alloc_slots(tier, class, slots);
-		idle_until(tier, s);
+		alloc_slots(pool_, class, slots);
+		idle_until(pool_, s);
 		wait_ready(&pool->slabs[s - 1]->slab);
 	}
-	alloc_slots(tier, other, 1);
+	alloc_slots(pool_, other, 1);
 	for (int i = 0; i < 100; i++) {
-		kvs_pool_carve_ahead(tier, 0);
+		kvs_pool_carve_ahead(pool_, 0);
 	}
-	assert_int_equal(slabs_of(tier, other), 4);
-	assert_int_equal(slabs_of(tier, class), 7);
-	assert_int_equal(kv_metric_get(&metrics, KV_M_CPU_FIRST_TOUCH), 0);
-	check(tier);
-	kvs_close(tier);
-	assert_int_equal(kv_test_env_live(&t), 0);
+	assert_int_equal(slabs_of(pool_, other), 4);
+	assert_int_equal(slabs_of(pool_, class), 7);
+	assert_int_equal(kv_metric_get(&metrics_, KV_M_CPU_FIRST_TOUCH), 0);
 }
 
 /* Half of it is enough while blocks move, and once there is that nothing is touched until they rest. */
-KV_TEST(p5_memory_is_touched_ahead_while_blocks_rest)
+POOL_TEST(p5_memory_is_touched_ahead_while_blocks_rest, pool_set_up(64u << 20, 4u << 20))
 {
-	kvs_pool_config_t config = pool_config(&metrics, 64u << 20, 4u << 20);
-	kv_test_env_t t;
-	kvs_tier_t *tier;
 	uint32_t class;
 
-	kv_test_env_init(&t);
-	memset(&metrics, 0, sizeof metrics);
-	config.prefault = 1;
-	config.ahead_bytes = 24u << 20;
-	assert_int_equal(kvs_pool_open(&config, &t.env, &tier), KV_OK);
-	kvs_pool_t *pool = kvs_pool_of(tier);
+	config_.prefault = 1;
+	config_.ahead_bytes = 24u << 20;
+	pool_open();
+	kvs_pool_t *pool = kvs_pool_of(pool_);
 
-	assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
-	for (int i = 0; i < 200000 && slabs_of(tier, class) < 5; i++) {
-		kvs_pool_carve_ahead(tier, 1);
+	assert_int_equal(kvs_class_open(pool_, "ns", &plain, &class), KV_OK);
+	for (int i = 0; i < 200000 && slabs_of(pool_, class) < 5; i++) {
+		kvs_pool_carve_ahead(pool_, 1);
 		usleep(1000);
 	}
 	wait_ready(&pool->slabs[4]->slab); /* nothing pauses before all that is wanted has been touched */
 	for (int i = 0; i < 100; i++) {
-		kvs_pool_carve_ahead(tier, 1);
+		kvs_pool_carve_ahead(pool_, 1);
 	}
-	assert_int_equal(slabs_of(tier, class),
+	assert_int_equal(slabs_of(pool_, class),
 			 5); /* a slab is a little less than 4 MiB of blocks, and one is in use */
 
 	/* There is enough: what has been begun waits too. */
@@ -193,110 +168,86 @@ KV_TEST(p5_memory_is_touched_ahead_while_blocks_rest)
 	usleep(100000);
 	assert_int_equal(atomic_load(&pool->slabs[pool->classes[class].newest]->slab.ready_bytes), 0);
 	for (uint32_t i = 0; i < 100; i++) {
-		kvs_pool_carve_ahead(tier, 1);
+		kvs_pool_carve_ahead(pool_, 1);
 	}
 	assert_int_equal(atomic_load(&pool->slabs[pool->classes[class].newest]->slab.ready_bytes), 0);
-	idle_until(tier, 8);
+	idle_until(pool_, 8);
 	wait_ready(&pool->slabs[7]->slab);
-	check(tier);
-	kvs_close(tier);
-	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
 /* `all`: the first size registered has the whole pool, at once. */
-KV_TEST(p5_the_first_size_takes_all_of_the_pool_when_told_so)
+POOL_TEST(p5_the_first_size_takes_all_of_the_pool_when_told_so, pool_set_up(160u << 20, 4u << 20))
 {
-	kvs_pool_config_t config = pool_config(&metrics, 160u << 20, 4u << 20);
-	kv_test_env_t t;
-	kvs_tier_t *tier;
 	uint32_t class, other, slabs;
 	kvs_usage_t u;
 
-	kv_test_env_init(&t);
-	memset(&metrics, 0, sizeof metrics);
-	config.prefault = 1;
-	config.ahead_bytes = KVS_AHEAD_ALL;
-	assert_int_equal(kvs_pool_open(&config, &t.env, &tier), KV_OK);
+	config_.prefault = 1;
+	config_.ahead_bytes = KVS_AHEAD_ALL;
+	pool_open();
 	for (int i = 0; i < 4; i++) {
-		kvs_pool_carve_ahead(tier, 0); /* of nothing */
+		kvs_pool_carve_ahead(pool_, 0); /* of nothing */
 	}
-	assert_int_equal(kvs_pool_slab_count(tier), 0);
-	assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
+	assert_int_equal(kvs_pool_slab_count(pool_), 0);
+	assert_int_equal(kvs_class_open(pool_, "ns", &plain, &class), KV_OK);
 	for (int i = 0; i < 4; i++) { /* without waiting for the pages */
-		kvs_pool_carve_ahead(tier, 0);
+		kvs_pool_carve_ahead(pool_, 0);
 	}
-	kvs_usage(tier, &u);
+	kvs_usage(pool_, &u);
 	assert_true(u.limit_bytes - u.charged_bytes < 16384);
-	slabs = kvs_pool_slab_count(tier);
+	slabs = kvs_pool_slab_count(pool_);
 	for (uint32_t s = 0; s < slabs; s++) {
-		wait_ready(&kvs_pool_of(tier)->slabs[s]->slab);
+		wait_ready(&kvs_pool_of(pool_)->slabs[s]->slab);
 	}
-	assert_int_equal(kvs_class_open(tier, "other", &plain, &other), KV_OK);
-	assert_int_equal(slabs_of(tier, other), 0);
+	assert_int_equal(kvs_class_open(pool_, "other", &plain, &other), KV_OK);
+	assert_int_equal(slabs_of(pool_, other), 0);
 
 	/* What is not used is there for others all the same. */
-	tier->ops->rebalance->begin_retire(tier, slabs - 2);
-	assert_int_equal(tier->ops->rebalance->retire(tier, slabs - 2, other), KV_OK);
-	assert_int_equal(kvs_pool_release(tier, slabs - 2, 1), KV_OK);
-	kvs_pool_carve_ahead(tier, 0);
-	assert_int_equal(slabs_of(tier, other), 1);
-	check(tier);
-	kvs_close(tier);
-	assert_int_equal(kv_test_env_live(&t), 0);
+	pool_->ops->rebalance->begin_retire(pool_, slabs - 2);
+	assert_int_equal(pool_->ops->rebalance->retire(pool_, slabs - 2, other), KV_OK);
+	assert_int_equal(kvs_pool_release(pool_, slabs - 2, 1), KV_OK);
+	kvs_pool_carve_ahead(pool_, 0);
+	assert_int_equal(slabs_of(pool_, other), 1);
 }
 
 /* A slab that is retired while it is being touched: it is let go within a chunk, and one that only waits for it at
  * once. */
-KV_TEST(p5_a_slab_is_let_go_while_it_is_being_touched)
+POOL_TEST(p5_a_slab_is_let_go_while_it_is_being_touched, pool_set_up(1200u << 20, 256u << 20))
 {
-	kvs_pool_config_t config = pool_config(&metrics, 1200u << 20, 256u << 20);
-	kv_test_env_t t;
-	kvs_tier_t *tier;
-	uint32_t class, other;
+	uint32_t other;
 
-	kv_test_env_init(&t);
-	memset(&metrics, 0, sizeof metrics);
-	config.prefault = 1;
-	config.ahead_bytes = KVS_AHEAD_ALL;
-	assert_int_equal(kvs_pool_open(&config, &t.env, &tier), KV_OK);
-	assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
-	kvs_pool_carve_ahead(tier, 0);
-	assert_int_equal(kvs_class_open(tier, "other", &plain, &other), KV_OK);
+	config_.prefault = 1;
+	config_.ahead_bytes = KVS_AHEAD_ALL;
+	pool_begin();
+	kvs_pool_carve_ahead(pool_, 0);
+	assert_int_equal(kvs_class_open(pool_, "other", &plain, &other), KV_OK);
 	usleep(2000);
 	for (uint32_t s = 0; s < 4; s++) {
 		kv_status_t status = KV_ERR_BUSY;
 
-		tier->ops->rebalance->begin_retire(tier, s);
-		assert_int_equal(tier->ops->rebalance->retire(tier, s, other), KV_OK);
+		pool_->ops->rebalance->begin_retire(pool_, s);
+		assert_int_equal(pool_->ops->rebalance->retire(pool_, s, other), KV_OK);
 		for (int i = 0; i < 20000 && status == KV_ERR_BUSY; i++) {
-			status = kvs_pool_release(tier, s, 1);
+			status = kvs_pool_release(pool_, s, 1);
 			usleep(status == KV_ERR_BUSY ? 1000 : 0);
 		}
 		assert_int_equal(status, KV_OK);
-		check(tier);
+		check(pool_);
 	}
-	kvs_close(tier);
-	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
 KV_TEST(p5_close_does_not_wait_for_a_whole_slab)
 {
-	kvs_pool_config_t config = pool_config(&metrics, 1u << 30, 1u << 30);
 	struct timespec a, b;
-	kv_test_env_t t;
-	kvs_tier_t *tier;
-	uint32_t class;
 
-	kv_test_env_init(&t);
-	config.prefault = 1;
-	assert_int_equal(kvs_pool_open(&config, &t.env, &tier), KV_OK);
-	assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
+	pool_set_up(1u << 30, 1u << 30);
+	config_.prefault = 1;
+	pool_begin();
 	usleep(2000);
 	clock_gettime(CLOCK_MONOTONIC, &a);
-	kvs_close(tier);
+	pool_end();
 	clock_gettime(CLOCK_MONOTONIC, &b);
 	assert_true(b.tv_sec - a.tv_sec <= 2); /* touching it all takes longer */
-	assert_int_equal(kv_test_env_live(&t), 0);
+	assert_int_equal(kv_test_env_live(&t_), 0);
 }
 
 /* What is done on kernels without MADV_POPULATE_WRITE: no byte that a client writes meanwhile may be lost. */
@@ -395,61 +346,46 @@ static uint64_t resident(void)
 }
 
 /* An old kernel: pages are made by touching. */
-KV_TEST(a_kernel_without_populate_is_served_by_touching)
+POOL_TEST(a_kernel_without_populate_is_served_by_touching, pool_set_up(5u << 20, 8u << 20))
 {
-	kvs_pool_config_t config = pool_config(&metrics, 5u << 20, 8u << 20);
-	kvs_sys_t sys = kvs_sys_posix;
-	kv_test_env_t t;
-	kvs_tier_t *tier;
-	uint32_t class;
-
-	kv_test_env_init(&t);
-	sys.populate = no_populate;
+	sys_.populate = no_populate;
 	populate_error = EINVAL;
-	config.prefault = 1;
-	assert_int_equal(kvs_pool_open_with(&config, &t.env, &sys, &tier), KV_OK);
-	assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
-	wait_ready(&kvs_pool_of(tier)->slabs[0]->slab);
-	assert_int_equal(given(&kvs_pool_of(tier)->slabs[0]->slab.data), kvs_pool_of(tier)->slabs[0]->slab.data.bytes);
-	kvs_close(tier);
+	config_.prefault = 1;
+	pool_begin();
+	wait_ready(&kvs_pool_of(pool_)->slabs[0]->slab);
+	assert_int_equal(given(&kvs_pool_of(pool_)->slabs[0]->slab.data),
+			 kvs_pool_of(pool_)->slabs[0]->slab.data.bytes);
 }
 
 /* Memory is refused: the pool is full where it is, says so once, and grows when there is memory again. */
 KV_TEST(p6_a_machine_without_memory_has_a_full_pool_until_there_is_some)
 {
 	for (int prefault = 0; prefault <= 1; prefault++) {
-		kvs_pool_config_t config = pool_config(&metrics, 2u << 20, 8u << 20);
-		kvs_sys_t sys = kvs_sys_posix;
-		kv_test_env_t t;
-		kvs_tier_t *tier;
 		uint32_t class;
 
-		kv_test_env_init(&t);
-		memset(&metrics, 0, sizeof metrics);
-		sys.populate = data_refused;
+		pool_set_up(2u << 20, 8u << 20);
+		sys_.populate = data_refused;
 		atomic_store(&refuse_data, 0);
-		sys.collapse = NULL;
-		config.prefault = prefault;
-		assert_int_equal(kvs_pool_open_with(&config, &t.env, &sys, &tier), KV_OK);
+		sys_.collapse = NULL;
+		config_.prefault = prefault;
+		pool_open();
 		atomic_store(&refuse_data, 1);
-		assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
+		assert_int_equal(kvs_class_open(pool_, "ns", &plain, &class), KV_OK);
 		for (int round = 0; round < 3; round++) {
-			assert_int_equal(alloc_settled(tier, class, KVS_PUT), KV_ERR_FULL);
-			kv_test_advance(&t, UINT64_C(1000000001));
-			kvs_pool_carve_ahead(tier, 0);
-			check(tier);
+			assert_int_equal(alloc_settled(pool_, class, KVS_PUT), KV_ERR_FULL);
+			kv_test_advance(&t_, UINT64_C(1000000001));
+			kvs_pool_carve_ahead(pool_, 0);
+			check(pool_);
 		}
-		assert_int_equal(atomic_load(&t.lines[KV_LOG_WARN]), prefault ? 1 : 3); /* no slab was made */
-		assert_int_equal(kv_metric_get(&metrics, KV_M_CPU_MEMORY_REFUSED) >= 1, prefault);
+		assert_int_equal(atomic_load(&t_.lines[KV_LOG_WARN]), prefault ? 1 : 3); /* no slab was made */
+		assert_int_equal(kv_metric_get(&metrics_, KV_M_CPU_MEMORY_REFUSED) >= 1, prefault);
 		atomic_store(&refuse_data, 0);
-		for (int i = 0; i < 2000 && alloc_settled(tier, class, KVS_PUT) != KV_OK; i++) {
-			kv_test_advance(&t, UINT64_C(1000000001));
-			kvs_pool_carve_ahead(tier, 0);
+		for (int i = 0; i < 2000 && alloc_settled(pool_, class, KVS_PUT) != KV_OK; i++) {
+			kv_test_advance(&t_, UINT64_C(1000000001));
+			kvs_pool_carve_ahead(pool_, 0);
 		}
-		assert_int_equal(kvs_pool_of(tier)->usage.used_slots, 1);
-		check(tier);
-		kvs_close(tier);
-		assert_int_equal(kv_test_env_live(&t), 0);
+		assert_int_equal(kvs_pool_of(pool_)->usage.used_slots, 1);
+		pool_end();
 	}
 }
 
@@ -463,119 +399,92 @@ static uint64_t room(void *ctx)
 	return atomic_load(&room_bytes);
 }
 
-KV_TEST(p6_what_does_not_fit_a_limit_of_memory_is_not_touched)
+POOL_TEST(p6_what_does_not_fit_a_limit_of_memory_is_not_touched, pool_set_up(64u << 20, 32u << 20))
 {
-	kvs_pool_config_t config = pool_config(&metrics, 64u << 20, 32u << 20);
-	kv_test_env_t t;
-	kvs_tier_t *tier;
-	uint32_t class;
-
-	kv_test_env_init(&t);
-	memset(&metrics, 0, sizeof metrics);
-	config.prefault = 1;
-	config.room = room;
+	config_.prefault = 1;
+	config_.room = room;
 	atomic_store(&room_bytes, 4u << 20);
-	assert_int_equal(kvs_pool_open(&config, &t.env, &tier), KV_OK);
-	assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
-	assert_int_equal(alloc_settled(tier, class, KVS_PUT), KV_ERR_FULL);
-	assert_int_equal(alloc_settled(tier, class, KVS_FILLING), KV_ERR_FULL);
-	assert_int_equal(given(&kvs_pool_of(tier)->slabs[0]->slab.data), 0);
+	pool_begin();
+	assert_int_equal(alloc_settled(pool_, class_, KVS_PUT), KV_ERR_FULL);
+	assert_int_equal(alloc_settled(pool_, class_, KVS_FILLING), KV_ERR_FULL);
+	assert_int_equal(given(&kvs_pool_of(pool_)->slabs[0]->slab.data), 0);
 	atomic_store(&room_bytes, 1u << 30);
-	for (int i = 0; i < 2000 && alloc_settled(tier, class, KVS_PUT) != KV_OK; i++) {
-		kv_test_advance(&t, UINT64_C(1000000001));
-		kvs_pool_carve_ahead(tier, 0);
+	for (int i = 0; i < 2000 && alloc_settled(pool_, class_, KVS_PUT) != KV_OK; i++) {
+		kv_test_advance(&t_, UINT64_C(1000000001));
+		kvs_pool_carve_ahead(pool_, 0);
 	}
-	assert_int_equal(kvs_pool_of(tier)->usage.used_slots, 1);
-	kvs_close(tier);
-	assert_int_equal(kv_test_env_live(&t), 0);
+	assert_int_equal(kvs_pool_of(pool_)->usage.used_slots, 1);
 }
 
 /* The thread stands still: what is not touched is lent to nobody, and there is nothing that need be evicted for it. */
-KV_TEST(p6_no_slot_is_lent_before_the_daemon_has_touched_it)
+POOL_TEST(p6_no_slot_is_lent_before_the_daemon_has_touched_it, pool_set_up(8u << 20, 4u << 20))
 {
-	kvs_pool_config_t config = pool_config(&metrics, 8u << 20, 4u << 20);
-	kvs_sys_t sys = kvs_sys_posix;
 	kvs_meta_t meta = meta_of(1);
 	kvs_slab_info_t info;
-	kv_test_env_t t;
-	kvs_tier_t *tier;
 	kvs_loc_t loc, filled;
 	kvs_mem_t mem;
 	uint32_t class;
 	kv_status_t status;
 
-	kv_test_env_init(&t);
-	memset(&metrics, 0, sizeof metrics);
-	sys.populate = data_refused;
-	sys.collapse = NULL;
-	config.prefault = 1;
+	sys_.populate = data_refused;
+	sys_.collapse = NULL;
+	config_.prefault = 1;
 	atomic_store(&refuse_data, 0);
-	assert_int_equal(kvs_pool_open_with(&config, &t.env, &sys, &tier), KV_OK);
+	pool_open();
 	atomic_store(&refuse_data, 2);
-	assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
+	assert_int_equal(kvs_class_open(pool_, "ns", &plain, &class), KV_OK);
 	for (int i = 0; i < 10; i++) {
-		assert_int_equal(kvs_alloc(tier, class, KVS_PUT, 1, &meta, &loc), KV_ERR_BUSY);
+		assert_int_equal(kvs_alloc(pool_, class, KVS_PUT, 1, &meta, &loc), KV_ERR_BUSY);
 	}
-	assert_int_equal(kvs_pool_slab_count(tier), 1);
+	assert_int_equal(kvs_pool_slab_count(pool_), 1);
 	/* What is read from disk has its slot, and waits for the memory. */
-	assert_int_equal(kvs_alloc(tier, class, KVS_FILLING, 1, &meta, &filled), KV_OK);
-	assert_int_equal(kvs_mem(tier, filled, &mem), KV_ERR_BUSY);
-	assert_int_equal(given(&kvs_pool_of(tier)->slabs[0]->slab.data), 0);
-	kvs_free(tier, filled);
-	assert_int_equal(kvs_alloc(tier, class, KVS_PUT, 1, &meta, &loc), KV_ERR_BUSY); /* nor one that was freed */
-	assert_int_equal(kvs_alloc(tier, class, KVS_FILLING, 1, &meta, &filled), KV_OK);
+	assert_int_equal(kvs_alloc(pool_, class, KVS_FILLING, 1, &meta, &filled), KV_OK);
+	assert_int_equal(kvs_mem(pool_, filled, &mem), KV_ERR_BUSY);
+	assert_int_equal(given(&kvs_pool_of(pool_)->slabs[0]->slab.data), 0);
+	kvs_free(pool_, filled);
+	assert_int_equal(kvs_alloc(pool_, class, KVS_PUT, 1, &meta, &loc), KV_ERR_BUSY); /* nor one that was freed */
+	assert_int_equal(kvs_alloc(pool_, class, KVS_FILLING, 1, &meta, &filled), KV_OK);
 	atomic_store(&refuse_data, 0);
-	for (uint32_t n = 0; (status = alloc_settled(tier, class, KVS_PUT)) == KV_OK; n++) {
-		assert_int_equal(kvs_pool_slab(tier, kvs_pool_slab_count(tier) - 1, &info), KV_OK);
+	for (uint32_t n = 0; (status = alloc_settled(pool_, class, KVS_PUT)) == KV_OK; n++) {
+		assert_int_equal(kvs_pool_slab(pool_, kvs_pool_slab_count(pool_) - 1, &info), KV_OK);
 	}
 	assert_int_equal(status, KV_ERR_FULL);
-	while (kvs_mem(tier, filled, &mem) == KV_ERR_BUSY) {
+	while (kvs_mem(pool_, filled, &mem) == KV_ERR_BUSY) {
 		usleep(1000);
 	}
-	assert_int_equal(kvs_mem(tier, filled, &mem), KV_OK);
-	check(tier);
-	kvs_close(tier);
-	assert_int_equal(kv_test_env_live(&t), 0);
+	assert_int_equal(kvs_mem(pool_, filled, &mem), KV_OK);
 }
 
 /* A client takes pages away: they are there again before the next slot is given out. */
 KV_TEST(p6_pages_that_a_client_has_taken_away_are_touched_again)
 {
 	for (int prefault = 0; prefault <= 1; prefault++) {
-		kvs_pool_config_t config = pool_config(&metrics, 4u << 20, 4u << 20);
 		const kvs_slab_t *slab;
-		kv_test_env_t t;
-		kvs_tier_t *tier;
 		kvs_loc_t loc;
-		uint32_t class;
 
-		kv_test_env_init(&t);
-		memset(&metrics, 0, sizeof metrics);
-		config.prefault = prefault;
-		assert_int_equal(kvs_pool_open(&config, &t.env, &tier), KV_OK);
-		assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
-		assert_int_equal(alloc_settled(tier, class, KVS_PUT), KV_OK);
-		slab = &kvs_pool_of(tier)->slabs[0]->slab;
+		pool_set_up(4u << 20, 4u << 20);
+		config_.prefault = prefault;
+		pool_begin();
+		assert_int_equal(alloc_settled(pool_, class_, KVS_PUT), KV_OK);
+		slab = &kvs_pool_of(pool_)->slabs[0]->slab;
 		if (prefault) {
 			wait_ready(slab);
 		}
 		loc = (kvs_loc_t){kv_slot_make(0, 0), 1};
-		kvs_free(tier, loc);
+		kvs_free(pool_, loc);
 		assert_int_equal(
 			fallocate(slab->data.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)slab->stride),
 			0);
-		for (int i = 0; i < 2000 && kv_metric_get(&metrics, KV_M_SLAB_FAULTS) == 0; i++) {
-			kv_test_advance(&t, UINT64_C(100000000));
-			kvs_pool_carve_ahead(tier, 0);
+		for (int i = 0; i < 2000 && kv_metric_get(&metrics_, KV_M_SLAB_FAULTS) == 0; i++) {
+			kv_test_advance(&t_, UINT64_C(100000000));
+			kvs_pool_carve_ahead(pool_, 0);
 			usleep(1000);
 		}
-		assert_int_equal(kv_metric_get(&metrics, KV_M_SLAB_FAULTS), 1);
-		assert_int_equal(alloc_settled(tier, class, KVS_PUT), KV_OK);
+		assert_int_equal(kv_metric_get(&metrics_, KV_M_SLAB_FAULTS), 1);
+		assert_int_equal(alloc_settled(pool_, class_, KVS_PUT), KV_OK);
 		assert_true(given(&slab->data) >= slab->stride);
 		assert_true(kvs_slab_ready(slab, 0));
-		check(tier);
-		kvs_close(tier);
-		assert_int_equal(kv_test_env_live(&t), 0);
+		pool_end();
 	}
 }
 
@@ -618,61 +527,46 @@ static int lent_populate(void *base, uint64_t bytes)
 KV_TEST(p6_huge_pages_that_a_group_may_not_use_are_replaced_by_small_ones)
 {
 	for (int prefault = 0; prefault <= 1; prefault++) {
-		kvs_pool_config_t config = pool_config(&metrics, 32u << 20, 8u << 20);
-		kvs_sys_t sys = kvs_sys_posix;
 		kvs_slab_info_t info;
-		kv_test_env_t t;
-		kvs_tier_t *tier;
-		uint32_t class;
 
-		kv_test_env_init(&t);
-		memset(&metrics, 0, sizeof metrics);
+		pool_set_up(32u << 20, 8u << 20);
 		huge_base = NULL;
-		sys.memfd = lent_memfd;
-		sys.map = lent_map;
-		sys.populate = lent_populate;
-		sys.collapse = NULL;
-		config.prefault = prefault;
-		config.huge = KVS_HUGE_AUTO;
-		assert_int_equal(kvs_pool_open_with(&config, &t.env, &sys, &tier), KV_OK);
-		assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
+		sys_.memfd = lent_memfd;
+		sys_.map = lent_map;
+		sys_.populate = lent_populate;
+		sys_.collapse = NULL;
+		config_.prefault = prefault;
+		config_.huge = KVS_HUGE_AUTO;
+		pool_begin();
 		/* Nobody hears of a slab that may yet go. */
-		if (kvs_pool_slab(tier, 0, &info) == KV_OK) {
+		if (kvs_pool_slab(pool_, 0, &info) == KV_OK) {
 			assert_false(info.huge);
 		}
-		assert_int_equal(alloc_settled(tier, class, KVS_PUT), KV_OK);
-		for (uint32_t i = 0; i < kvs_pool_slab_count(tier); i++) {
-			assert_int_equal(kvs_pool_slab(tier, i, &info), KV_OK);
+		assert_int_equal(alloc_settled(pool_, class_, KVS_PUT), KV_OK);
+		for (uint32_t i = 0; i < kvs_pool_slab_count(pool_); i++) {
+			assert_int_equal(kvs_pool_slab(pool_, i, &info), KV_OK);
 			assert_false(info.huge);
 		}
-		assert_int_equal(kvs_pool_slabs_held(tier), 1);
-		assert_false(kvs_pool_of(tier)->huge);
-		while (alloc_settled(tier, class, KVS_PUT) == KV_OK) {
+		assert_int_equal(kvs_pool_slabs_held(pool_), 1);
+		assert_false(kvs_pool_of(pool_)->huge);
+		while (alloc_settled(pool_, class_, KVS_PUT) == KV_OK) {
 		}
-		check(tier);
-		kvs_close(tier);
-		assert_int_equal(kv_test_env_live(&t), 0);
+		pool_end();
 	}
 }
 
 /* A pool as large as no machine costs nothing before it is used. */
-KV_TEST(p5_memory_follows_use)
+POOL_TEST(p5_memory_follows_use, pool_set_up(UINT64_C(1) << 40, 64u << 20))
 {
-	kvs_pool_config_t config = pool_config(&metrics, UINT64_C(1) << 40, 64u << 20);
 	struct timespec a, b;
-	kv_test_env_t t;
-	kvs_tier_t *tier;
 	uint64_t before = resident();
 
-	kv_test_env_init(&t);
-	config.prefault = 1;
+	config_.prefault = 1;
 	clock_gettime(CLOCK_MONOTONIC, &a);
-	assert_int_equal(kvs_pool_open(&config, &t.env, &tier), KV_OK);
+	pool_open();
 	clock_gettime(CLOCK_MONOTONIC, &b);
 	assert_true(b.tv_sec - a.tv_sec <= 2);
 	assert_true(resident() - before < 32u << 20);
-	kvs_close(tier);
-	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
 static atomic_uint collapse_calls;
@@ -689,36 +583,27 @@ static int fake_collapse(void *base)
 /* Slabs of 8 MiB, the first one ready: how many huge pages were asked for. */
 static uint32_t asked_for(kvs_huge_t huge, int answer)
 {
-	kvs_pool_config_t config = pool_config(&metrics, 24u << 20, 8u << 20);
-	kvs_sys_t sys = kvs_sys_posix;
-	kv_test_env_t t;
 	const kvs_slab_t *slab;
-	kvs_tier_t *tier;
-	uint32_t class;
 
-	kv_test_env_init(&t);
-	memset(&metrics, 0, sizeof metrics);
-	sys.collapse = fake_collapse;
+	pool_set_up(24u << 20, 8u << 20);
+	sys_.collapse = fake_collapse;
 	atomic_store(&collapse_calls, 0);
 	collapse_answer = answer;
-	config.prefault = 1;
-	config.huge = huge;
-	assert_int_equal(kvs_pool_open_with(&config, &t.env, &sys, &tier), KV_OK);
-	assert_int_equal(kvs_class_open(tier, "ns", &plain, &class), KV_OK);
-	slab = &kvs_pool_of(tier)->slabs[0]->slab;
+	config_.prefault = 1;
+	config_.huge = huge;
+	pool_begin();
+	slab = &kvs_pool_of(pool_)->slabs[0]->slab;
 	assert_true(slab->data.bytes > 3 * HUGE_PAGE);
 	wait_ready(slab);
 	assert_int_equal(given(&slab->data), slab->data.bytes);
-	kvs_pool_carve_ahead(tier, 0);
+	kvs_pool_carve_ahead(pool_, 0);
 	if (huge == KVS_HUGE_OFF || (answer != 0 && !kvs_thp_works((char[64]){0}, 64))) {
-		assert_int_equal(kv_metric_get(&metrics, KV_M_CPU_HUGE_PAGES), 0);
+		assert_int_equal(kv_metric_get(&metrics_, KV_M_CPU_HUGE_PAGES), 0);
 	} else {
-		assert_int_equal(kv_metric_get(&metrics, KV_M_CPU_HUGE_PAGES), 1);
+		assert_int_equal(kv_metric_get(&metrics_, KV_M_CPU_HUGE_PAGES), 1);
 	}
-	put(tier, class, &plain, 1);
-	check(tier);
-	kvs_close(tier);
-	assert_int_equal(kv_test_env_live(&t), 0);
+	put(pool_, class_, &plain, 1);
+	pool_end();
 
 	return atomic_load(&collapse_calls);
 }
