@@ -31,4 +31,8 @@ kv_status_t gpu_rig_finish(kvk_gpu_job_t *job);
 /* Submits a copy that must be taken and must end well, and gives its job back. */
 void gpu_rig_copy(kvk_gpu_t *gpu, const kvk_gpu_copy_t *copy);
 
+/* The rig of a test, and a test that starts it and is ended with gpu_rig_fini(). */
+static gpu_rig_t __attribute__((unused)) rig_;
+#define GPU_TEST(name) KV_TEST_BETWEEN(name, (void)0, gpu_rig_fini(&rig_))
+
 #endif

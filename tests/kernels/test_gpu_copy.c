@@ -48,8 +48,7 @@ KV_TEST(p1_every_way_copies_what_the_twin_copies)
 	uint64_t bulk = 0;
 
 	for (int round = 0; round < ROUNDS; round++) {
-		gpu_rig_t rig;
-		kvk_gpu_t *gpu = start(&rig, &rng, UINT64_C(8) << (10 + kv_test_below(&rng, 8)));
+		kvk_gpu_t *gpu = start(&rig_, &rng, UINT64_C(8) << (10 + kv_test_below(&rng, 8)));
 		kvk_gpu_stats_t before, stats;
 		kvk_cu_stream_t stream = NULL;
 		gpu_case_t c;
@@ -93,7 +92,7 @@ KV_TEST(p1_every_way_copies_what_the_twin_copies)
 		sum.copy_per_piece += stats.copy_per_piece;
 		bulk += fake_cuda_bulk_launches();
 		gpu_case_fini(&c);
-		gpu_rig_fini(&rig);
+		gpu_rig_fini(&rig_);
 	}
 	/* The rounds went everywhere. */
 	assert_true(sum.zero_copy > ROUNDS / 2 && sum.staged > ROUNDS / 6 && sum.copy_per_piece > ROUNDS / 4 &&
@@ -106,8 +105,7 @@ KV_TEST(p1_a_flipped_bit_is_told_of_exactly_its_block)
 	uint64_t told = 0;
 
 	for (int round = 0; round < ROUNDS; round++) {
-		gpu_rig_t rig;
-		kvk_gpu_t *gpu = start(&rig, &rng, UINT64_C(1) << 20);
+		kvk_gpu_t *gpu = start(&rig_, &rng, UINT64_C(1) << 20);
 		kvk_gpu_stats_t stats;
 		gpu_case_t c;
 		kvk_gpu_job_t *job;
@@ -144,7 +142,7 @@ KV_TEST(p1_a_flipped_bit_is_told_of_exactly_its_block)
 			gpu_rig_copy(gpu, &copy);
 		}
 		gpu_case_fini(&c);
-		gpu_rig_fini(&rig);
+		gpu_rig_fini(&rig_);
 	}
 	assert_true(told > ROUNDS / 4);
 }
@@ -156,8 +154,7 @@ KV_TEST(p1_a_copy_runs_after_what_it_was_ordered_after)
 	kv_test_rng_t rng = {kv_test_seed()};
 
 	for (int round = 0; round < ROUNDS / 2; round++) {
-		gpu_rig_t rig;
-		kvk_gpu_t *gpu = start(&rig, &rng, UINT64_C(1) << 20);
+		kvk_gpu_t *gpu = start(&rig_, &rng, UINT64_C(1) << 20);
 		kvk_cu_stream_t streams[2];
 		kvk_gpu_job_t *jobs[2];
 		kvk_gpu_copy_t copy;
@@ -198,7 +195,7 @@ KV_TEST(p1_a_copy_runs_after_what_it_was_ordered_after)
 		gpu_case_twin(&c, KVK_GPU_SCATTER);
 		gpu_case_equal(&c);
 		gpu_case_fini(&c);
-		gpu_rig_fini(&rig);
+		gpu_rig_fini(&rig_);
 	}
 }
 
@@ -210,8 +207,7 @@ KV_TEST(p1_a_scatter_of_ready_blocks_writes_in_its_turn)
 	uint32_t seen = 0;
 
 	for (int round = 0; round < ROUNDS / 2; round++) {
-		gpu_rig_t rig;
-		kvk_gpu_t *gpu = start(&rig, &rng, UINT64_C(1) << 20);
+		kvk_gpu_t *gpu = start(&rig_, &rng, UINT64_C(1) << 20);
 		kvk_cu_stream_t stream;
 		kvk_gpu_job_t *jobs[2];
 		kvk_move_t in[CASE_MOVES];
@@ -243,7 +239,7 @@ KV_TEST(p1_a_scatter_of_ready_blocks_writes_in_its_turn)
 		gpu_case_equal(&c);
 		seen += c.count;
 		gpu_case_fini(&c);
-		gpu_rig_fini(&rig);
+		gpu_rig_fini(&rig_);
 	}
 	assert_true(seen > 0);
 }
@@ -256,8 +252,7 @@ KV_TEST(p4_jobs_given_back_early_keep_their_memory_until_they_end)
 	kv_test_rng_t rng = {kv_test_seed()};
 
 	for (int round = 0; round < ROUNDS / 6; round++) {
-		gpu_rig_t rig;
-		kvk_gpu_t *gpu = start(&rig, &rng, UINT64_C(1) << 20);
+		kvk_gpu_t *gpu = start(&rig_, &rng, UINT64_C(1) << 20);
 		gpu_case_t cases[JOBS];
 		kvk_cu_stream_t streams[JOBS];
 		kvk_gpu_job_t *job;
@@ -290,7 +285,7 @@ KV_TEST(p4_jobs_given_back_early_keep_their_memory_until_they_end)
 		for (int i = JOBS - 1; i >= 0; i--) {
 			gpu_case_fini(&cases[i]);
 		}
-		gpu_rig_fini(&rig);
+		gpu_rig_fini(&rig_);
 	}
 }
 
@@ -303,8 +298,7 @@ KV_TEST(p5_neighbours_in_the_pool_are_one_copy)
 	uint64_t together = 0;
 
 	for (int round = 0; round < ROUNDS; round++) {
-		gpu_rig_t rig;
-		kvk_gpu_t *gpu = start(&rig, &rng, UINT64_C(64) << 20);
+		kvk_gpu_t *gpu = start(&rig_, &rng, UINT64_C(64) << 20);
 		kvk_gpu_copy_t copy;
 		gpu_case_t c;
 		int whole;
@@ -324,7 +318,7 @@ KV_TEST(p5_neighbours_in_the_pool_are_one_copy)
 			together++;
 		}
 		gpu_case_fini(&c);
-		gpu_rig_fini(&rig);
+		gpu_rig_fini(&rig_);
 	}
 	assert_true(together > 0);
 }
@@ -463,8 +457,7 @@ KV_TEST(p1_no_copy_goes_from_one_registration_into_the_next)
 	kv_test_rng_t rng = {kv_test_seed()};
 
 	for (int round = 0; round < ROUNDS / 12; round++) {
-		gpu_rig_t rig;
-		kvk_gpu_t *gpu = start(&rig, &rng, UINT64_C(64) << 20);
+		kvk_gpu_t *gpu = start(&rig_, &rng, UINT64_C(64) << 20);
 		gpu_case_t c;
 		size_t at;
 
@@ -491,7 +484,7 @@ KV_TEST(p1_no_copy_goes_from_one_registration_into_the_next)
 		assert_int_equal(fake_cuda_faults(), 0);
 		kvk_gpu_unregister(gpu, c.pool + at);
 		gpu_case_fini(&c);
-		gpu_rig_fini(&rig);
+		gpu_rig_fini(&rig_);
 	}
 }
 

@@ -66,13 +66,12 @@ KV_TEST(p6_any_call_of_the_driver_may_fail)
 
 		while (failed && n < MAX_CALLS) {
 			kv_test_rng_t same = {seed};
-			gpu_rig_t rig;
 			kvk_gpu_t *gpu;
 			kvk_gpu_copy_t copy;
 			gpu_case_t c;
 
-			start(&rig, seed, 1);
-			gpu = gpu_rig_open(&rig);
+			start(&rig_, seed, 1);
+			gpu = gpu_rig_open(&rig_);
 			gpu_case_init(&c, &same, gpu, kinds[kind]);
 			if (gpu_case_is_near(&c)) {
 				gpu_case_ask_no_digests(&c);
@@ -93,7 +92,7 @@ KV_TEST(p6_any_call_of_the_driver_may_fail)
 			gpu_case_twin(&c, KVK_GPU_SCATTER);
 			gpu_case_equal(&c);
 			gpu_case_fini(&c);
-			gpu_rig_fini(&rig);
+			gpu_rig_fini(&rig_);
 		}
 		assert_true(n > 50 && n < MAX_CALLS);
 	}
@@ -112,15 +111,14 @@ KV_TEST(p4_a_copy_is_not_over_while_a_part_of_it_runs)
 		kv_test_rng_t same = {seed};
 		kvk_gpu_job_t *job = NULL;
 		kv_status_t status;
-		gpu_rig_t rig;
 		kvk_gpu_t *gpu;
 		kvk_gpu_copy_t copy;
 		gpu_case_t c;
 		uint8_t *before;
 
-		gpu_rig_init(&rig, &(fake_cuda_config_t){.seed = seed, .lazy = 1, .major = 9});
-		rig.config.staging_bytes = UINT64_C(128) << 10;
-		gpu = gpu_rig_open(&rig);
+		gpu_rig_init(&rig_, &(fake_cuda_config_t){.seed = seed, .lazy = 1, .major = 9});
+		rig_.config.staging_bytes = UINT64_C(128) << 10;
+		gpu = gpu_rig_open(&rig_);
 		gpu_case_usual(&c, &same, gpu, KVK_PAGED_KV_TOKEN_HEAD);
 		while (c.count < 12 || (uint64_t)c.paged.heads * c.g.page_bytes > 8192) { /* several steps */
 			gpu_case_fini(&c);
@@ -150,7 +148,7 @@ KV_TEST(p4_a_copy_is_not_over_while_a_part_of_it_runs)
 		}
 		free(before);
 		gpu_case_fini(&c);
-		gpu_rig_fini(&rig);
+		gpu_rig_fini(&rig_);
 	}
 	print_message("%u calls, %u waited for\n", (unsigned)n, (unsigned)waited);
 	assert_true(waited > 0);
@@ -163,37 +161,35 @@ KV_TEST(p6_open_fails_whole_or_opens)
 	int failed = 1;
 
 	while (failed && ++n < MAX_CALLS) {
-		gpu_rig_t rig;
 		kv_status_t status;
 
-		start(&rig, n, 0);
+		start(&rig_, n, 0);
 		fake_cuda_fail_nth(n);
-		status = gpu_rig_try_open(&rig);
+		status = gpu_rig_try_open(&rig_);
 		failed = fake_cuda_failed();
 		assert_true(status == KV_OK || status == KV_ERR_IO || status == KV_ERR_UNSUPPORTED);
-		assert_int_equal(status == KV_OK, rig.gpu != NULL);
+		assert_int_equal(status == KV_OK, rig_.gpu != NULL);
 		assert_true(failed || status == KV_OK);
 		fake_cuda_fail_nth(0);
-		gpu_rig_fini(&rig);
+		gpu_rig_fini(&rig_);
 	}
 	assert_true(n > 20 && n < MAX_CALLS);
 }
 
 KV_TEST(p6_open_and_measure_live_without_memory)
 {
-	gpu_rig_t rig;
 	kv_test_rng_t rng = {kv_test_seed()};
 
-	start(&rig, 1, 0);
-	KV_TEST_EACH_FAILURE(&rig.t, n)
+	start(&rig_, 1, 0);
+	KV_TEST_EACH_FAILURE(&rig_.t, n)
 	{
-		const kv_status_t status = gpu_rig_try_open(&rig);
+		const kv_status_t status = gpu_rig_try_open(&rig_);
 
-		assert_int_equal(status, kv_test_failed(&rig.t) ? KV_ERR_NOMEM : KV_OK);
-		kvk_gpu_close(rig.gpu);
-		rig.gpu = NULL;
+		assert_int_equal(status, kv_test_failed(&rig_.t) ? KV_ERR_NOMEM : KV_OK);
+		kvk_gpu_close(rig_.gpu);
+		rig_.gpu = NULL;
 		assert_true(fake_cuda_clean());
-		assert_int_equal(kv_test_env_live(&rig.t), 0);
+		assert_int_equal(kv_test_env_live(&rig_.t), 0);
 	}
 	fake_cuda_stop();
 
@@ -201,15 +197,15 @@ KV_TEST(p6_open_and_measure_live_without_memory)
 		kvk_gpu_t *gpu;
 		gpu_case_t c;
 
-		start(&rig, 1, 0);
-		gpu = gpu_rig_open(&rig);
+		start(&rig_, 1, 0);
+		gpu = gpu_rig_open(&rig_);
 		gpu_case_init(&c, &rng, gpu, KVK_PAGED_OPAQUE);
-		kv_test_fail_nth(&rig.t, n);
+		kv_test_fail_nth(&rig_.t, n);
 		assert_int_equal(kvk_gpu_measure(gpu, &c.layout, &c.paged), KV_ERR_NOMEM);
-		kv_test_fail_nth(&rig.t, 0);
+		kv_test_fail_nth(&rig_.t, 0);
 		assert_int_equal(kvk_gpu_measure(gpu, &c.layout, &c.paged), KV_OK);
 		gpu_case_fini(&c);
-		gpu_rig_fini(&rig);
+		gpu_rig_fini(&rig_);
 	}
 }
 
@@ -218,13 +214,12 @@ KV_TEST(p6_registering_fails_whole_or_registers)
 	static _Alignas(4096) uint8_t memory[2][8192];
 
 	for (uint64_t n = 1; n < 6; n++) {
-		gpu_rig_t rig;
 		kvk_gpu_t *gpu;
 		kvk_gpu_stats_t stats;
 		kv_status_t status;
 
-		start(&rig, n, 0);
-		gpu = gpu_rig_open(&rig);
+		start(&rig_, n, 0);
+		gpu = gpu_rig_open(&rig_);
 		fake_cuda_fail_nth(n);
 		status = kvk_gpu_register(gpu, memory[0], sizeof memory[0]);
 		kvk_gpu_get_stats(gpu, &stats);
@@ -239,19 +234,18 @@ KV_TEST(p6_registering_fails_whole_or_registers)
 		assert_false(kvk_gpu_is_registered(gpu, memory[0], 1));
 		kvk_gpu_unregister(gpu, memory[0]);
 		assert_int_equal(kvk_gpu_register(gpu, memory[1], sizeof memory[1]), KV_OK);
-		gpu_rig_fini(&rig); /* unregisters what is left */
+		gpu_rig_fini(&rig_); /* unregisters what is left */
 	}
 }
 
-KV_TEST(p6_a_pin_that_the_kernel_refuses_is_a_limit)
+GPU_TEST(p6_a_pin_that_the_kernel_refuses_is_a_limit)
 {
 	static _Alignas(4096) uint8_t memory[4096];
-	gpu_rig_t rig;
 	kvk_gpu_t *gpu;
 	kvk_gpu_stats_t before, stats;
 
-	start(&rig, 1, 0);
-	gpu = gpu_rig_open(&rig);
+	start(&rig_, 1, 0);
+	gpu = gpu_rig_open(&rig_);
 	kvk_gpu_get_stats(gpu, &before);
 	fake_cuda_fail_always(offsetof(kvk_cuda_ops_t, host_register), 2);
 	assert_int_equal(kvk_gpu_register(gpu, memory, sizeof memory), KV_ERR_LIMIT);
@@ -262,7 +256,6 @@ KV_TEST(p6_a_pin_that_the_kernel_refuses_is_a_limit)
 	fake_cuda_fail_always(0, 0);
 	kvk_gpu_get_stats(gpu, &stats);
 	assert_int_equal(stats.failures, before.failures + 2);
-	gpu_rig_fini(&rig);
 }
 
 /* One copy each way, all right, whatever the device lacks. */
@@ -278,17 +271,16 @@ static void copy_and_compare(gpu_case_t *c, kvk_gpu_way_t way)
 	}
 }
 
-KV_TEST(p6_without_kernels_copies_go_piece_by_piece)
+GPU_TEST(p6_without_kernels_copies_go_piece_by_piece)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
-	gpu_rig_t rig;
 	kvk_gpu_t *gpu;
 	kvk_gpu_stats_t stats;
 	gpu_case_t c;
 
-	start(&rig, 1, 1);
-	rig.config.image = "made for another device";
-	gpu = gpu_rig_open(&rig);
+	start(&rig_, 1, 1);
+	rig_.config.image = "made for another device";
+	gpu = gpu_rig_open(&rig_);
 	assert_non_null(strstr(kvk_gpu_describe(gpu), "Fake 0"));
 	assert_non_null(strstr(kvk_gpu_describe(gpu), "piece by piece: cuModuleLoadData"));
 	gpu_case_usual(&c, &rng, gpu, KVK_PAGED_TOKEN_HEAD_KV);
@@ -299,7 +291,6 @@ KV_TEST(p6_without_kernels_copies_go_piece_by_piece)
 	assert_int_equal(stats.copy_per_piece, 4);
 	assert_int_equal(fake_cuda_launches(), 0);
 	gpu_case_fini(&c);
-	gpu_rig_fini(&rig);
 }
 
 /* Whatever part of a staged copy was enqueued when a call failed: another stream's, which takes the same memory of the
@@ -310,16 +301,15 @@ KV_TEST(p6_a_staged_copy_cut_short_spoils_no_other)
 	uint32_t cut = 0;
 
 	for (uint64_t round = 0; round < CUTS; round++) {
-		gpu_rig_t rig;
 		kvk_gpu_t *gpu;
 		gpu_case_t c[2];
 		kvk_cu_stream_t streams[2];
 		kvk_gpu_copy_t copy;
 		kvk_gpu_job_t *job = NULL;
 
-		start(&rig, kv_test_rand(&rng), 1);
-		rig.config.staging_bytes = UINT64_C(16) << (10 + round % 4);
-		gpu = gpu_rig_open(&rig);
+		start(&rig_, kv_test_rand(&rng), 1);
+		rig_.config.staging_bytes = UINT64_C(16) << (10 + round % 4);
+		gpu = gpu_rig_open(&rig_);
 		for (int i = 0; i < 2; i++) {
 			assert_int_equal(kvk_gpu_create_stream(gpu, 0, &streams[i]), KV_OK);
 			do {
@@ -345,23 +335,22 @@ KV_TEST(p6_a_staged_copy_cut_short_spoils_no_other)
 		fake_cuda_drain();
 		gpu_case_fini(&c[1]);
 		gpu_case_fini(&c[0]);
-		gpu_rig_fini(&rig);
+		gpu_rig_fini(&rig_);
 	}
 	assert_true(cut > CUTS / 10);
 }
 
 /* A driver that has the call and does not take it: one by one, and it is asked once. */
-KV_TEST(p6_without_batches_copies_go_one_by_one)
+GPU_TEST(p6_without_batches_copies_go_one_by_one)
 {
 	const size_t member = offsetof(kvk_cuda_ops_t, copy_batch);
 	kv_test_rng_t rng = {kv_test_seed()};
-	gpu_rig_t rig;
 	kvk_gpu_t *gpu;
 	kvk_gpu_stats_t before;
 	gpu_case_t c;
 
-	start(&rig, 1, 1);
-	gpu = gpu_rig_open(&rig);
+	start(&rig_, 1, 1);
+	gpu = gpu_rig_open(&rig_);
 	kvk_gpu_get_stats(gpu, &before); /* pinned memory was asked for in vain */
 	fake_cuda_fail_always(member, 801);
 	for (int round = 0; round < 20; round++) {
@@ -379,19 +368,17 @@ KV_TEST(p6_without_batches_copies_go_one_by_one)
 		gpu_case_fini(&c);
 	}
 	assert_int_equal(fake_cuda_calls(member), 1);
-	gpu_rig_fini(&rig);
 }
 
-KV_TEST(p6_without_a_ring_whole_blocks_go_over_the_link)
+GPU_TEST(p6_without_a_ring_whole_blocks_go_over_the_link)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
-	gpu_rig_t rig;
 	kvk_gpu_t *gpu;
 	kvk_gpu_stats_t before, stats;
 	gpu_case_t c;
 
-	start(&rig, 1, 1);
-	gpu = gpu_rig_open(&rig);
+	start(&rig_, 1, 1);
+	gpu = gpu_rig_open(&rig_);
 	assert_non_null(strstr(kvk_gpu_describe(gpu), "zero copy and staged"));
 	gpu_case_usual(&c, &rng, gpu, KVK_PAGED_TOKEN_HEAD_KV);
 	kvk_gpu_get_stats(gpu, &before);
@@ -403,21 +390,19 @@ KV_TEST(p6_without_a_ring_whole_blocks_go_over_the_link)
 	assert_int_equal(stats.staged, 0);
 	assert_int_equal(stats.zero_copy, 4);
 	assert_int_equal(stats.failures, before.failures + 3); /* asked for once a direction, once for arguments */
-	assert_int_equal(atomic_load(&rig.t.lines[1]), 2);     /* and said */
+	assert_int_equal(atomic_load(&rig_.t.lines[1]), 2);    /* and said */
 	gpu_case_fini(&c);
-	gpu_rig_fini(&rig);
 }
 
-KV_TEST(p6_with_little_pinned_memory_there_are_fewer_jobs)
+GPU_TEST(p6_with_little_pinned_memory_there_are_fewer_jobs)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
-	gpu_rig_t rig;
 	kvk_gpu_t *gpu;
 	gpu_case_t c;
 
-	start(&rig, 1, 1);
+	start(&rig_, 1, 1);
 	fake_cuda_limit_pinned(1 << 20);
-	gpu = gpu_rig_open(&rig);
+	gpu = gpu_rig_open(&rig_);
 	fake_cuda_limit_pinned(0);
 	gpu_case_usual(&c, &rng, gpu, KVK_PAGED_TOKEN_HEAD_KV);
 	fake_cuda_limit_pinned(1);
@@ -425,37 +410,34 @@ KV_TEST(p6_with_little_pinned_memory_there_are_fewer_jobs)
 	assert_int_equal(kvk_gpu_measure(gpu, &c.layout, &c.paged), KV_ERR_NOMEM);
 	copy_and_compare(&c, KVK_GPU_AUTO);
 	gpu_case_fini(&c);
-	kvk_gpu_close(rig.gpu);
-	rig.gpu = NULL;
+	kvk_gpu_close(rig_.gpu);
+	rig_.gpu = NULL;
 	fake_cuda_limit_pinned(1000);
-	assert_int_equal(gpu_rig_try_open(&rig), KV_ERR_NOMEM);
-	assert_null(rig.gpu);
-	gpu_rig_fini(&rig);
+	assert_int_equal(gpu_rig_try_open(&rig_), KV_ERR_NOMEM);
+	assert_null(rig_.gpu);
 }
 
-KV_TEST(p10_what_is_no_device_is_not_supported)
+GPU_TEST(p10_what_is_no_device_is_not_supported)
 {
-	gpu_rig_t rig;
 	const char *why = NULL;
 	const kvk_cuda_ops_t *driver = kvk_cuda_load(&why);
 
 	assert_non_null(why);
 	assert_true(strlen(why) > 10);
 	assert_ptr_equal(driver, kvk_cuda_load(NULL));
-	start(&rig, 1, 0);
-	rig.config.cuda = NULL;
-	assert_int_equal(gpu_rig_try_open(&rig), KV_ERR_UNSUPPORTED);
-	rig.config.cuda = fake_cuda_ops();
-	rig.config.device = 1;
-	assert_int_equal(gpu_rig_try_open(&rig), KV_ERR_UNSUPPORTED);
+	start(&rig_, 1, 0);
+	rig_.config.cuda = NULL;
+	assert_int_equal(gpu_rig_try_open(&rig_), KV_ERR_UNSUPPORTED);
+	rig_.config.cuda = fake_cuda_ops();
+	rig_.config.device = 1;
+	assert_int_equal(gpu_rig_try_open(&rig_), KV_ERR_UNSUPPORTED);
 	assert_string_equal(kvk_gpu_last_error(), "there is no device 1: the driver counts 1");
-	rig.config.device = -1;
-	assert_int_equal(gpu_rig_try_open(&rig), KV_ERR_UNSUPPORTED);
-	rig.config.device = 0;
+	rig_.config.device = -1;
+	assert_int_equal(gpu_rig_try_open(&rig_), KV_ERR_UNSUPPORTED);
+	rig_.config.device = 0;
 	fake_cuda_fail_always(offsetof(kvk_cuda_ops_t, init), 100);
-	assert_int_equal(gpu_rig_try_open(&rig), KV_ERR_UNSUPPORTED);
+	assert_int_equal(gpu_rig_try_open(&rig_), KV_ERR_UNSUPPORTED);
 	assert_non_null(strstr(kvk_gpu_last_error(), "cuInit answered"));
-	gpu_rig_fini(&rig);
 }
 
 KV_TEST_MAIN(NULL, NULL)

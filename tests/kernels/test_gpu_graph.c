@@ -46,8 +46,7 @@ KV_TEST(p1_copies_run_while_another_stream_is_captured)
 
 	for (int round = 0; round < ROUNDS; round++) {
 		const kvk_gpu_dir_t dir = (kvk_gpu_dir_t)(round % 2);
-		gpu_rig_t rig;
-		kvk_gpu_t *gpu = start(&rig, &rng, fake_cuda_image());
+		kvk_gpu_t *gpu = start(&rig_, &rng, fake_cuda_image());
 		kvk_cu_stream_t streams[2];
 		kvk_gpu_job_t *job = NULL;
 		kvk_gpu_copy_t copy;
@@ -69,7 +68,7 @@ KV_TEST(p1_copies_run_while_another_stream_is_captured)
 		assert_non_null(graph);
 		fake_cuda_graph_free(graph);
 		gpu_case_fini(&c);
-		gpu_rig_fini(&rig);
+		gpu_rig_fini(&rig_);
 	}
 }
 
@@ -80,8 +79,7 @@ KV_TEST(p6_the_fake_driver_minds_what_spoils_a_capture)
 	kv_test_rng_t rng = {kv_test_seed()};
 
 	for (int what = 0; what < 6; what++) {
-		gpu_rig_t rig;
-		kvk_gpu_t *gpu = start(&rig, &rng, fake_cuda_image());
+		kvk_gpu_t *gpu = start(&rig_, &rng, fake_cuda_image());
 		kvk_cu_stream_t stream, other;
 		kvk_cu_context_t context;
 		kvk_cu_event_t event;
@@ -138,8 +136,7 @@ KV_TEST(p10_a_copy_on_a_captured_stream_is_refused)
 	kv_test_rng_t rng = {kv_test_seed()};
 
 	for (uint64_t n = 0; n < 20; n++) {
-		gpu_rig_t rig;
-		kvk_gpu_t *gpu = start(&rig, &rng, n % 2 ? "no image that it knows" : fake_cuda_image());
+		kvk_gpu_t *gpu = start(&rig_, &rng, n % 2 ? "no image that it knows" : fake_cuda_image());
 		kvk_gpu_job_t *job = NULL;
 		kvk_cu_stream_t stream;
 		fake_graph_t *graph;
@@ -165,7 +162,7 @@ KV_TEST(p10_a_copy_on_a_captured_stream_is_refused)
 		gpu_case_twin(&c, KVK_GPU_GATHER);
 		gpu_case_equal(&c);
 		gpu_case_fini(&c);
-		gpu_rig_fini(&rig);
+		gpu_rig_fini(&rig_);
 	}
 }
 
@@ -173,8 +170,7 @@ KV_TEST(p10_a_copy_on_a_captured_stream_is_refused)
 KV_TEST(p10_a_copy_on_an_invalid_capture_is_refused)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
-	gpu_rig_t rig;
-	kvk_gpu_t *gpu = start(&rig, &rng, fake_cuda_image());
+	kvk_gpu_t *gpu = start(&rig_, &rng, fake_cuda_image());
 	kvk_gpu_job_t *job = NULL;
 	kvk_cu_stream_t stream;
 	kvk_gpu_copy_t copy;

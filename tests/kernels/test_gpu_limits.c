@@ -16,11 +16,10 @@ static kvk_gpu_t *start(gpu_rig_t *rig, const fake_cuda_config_t *driver, uint32
 
 /* ---- refusals -------------------------------------------------------------------------------- */
 
-KV_TEST(p10_a_copy_that_cannot_be_meant_enqueues_nothing)
+GPU_TEST(p10_a_copy_that_cannot_be_meant_enqueues_nothing)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
-	gpu_rig_t rig;
-	kvk_gpu_t *gpu = start(&rig, NULL, 4);
+	kvk_gpu_t *gpu = start(&rig_, NULL, 4);
 	kvk_gpu_job_t *job = NULL;
 	uint8_t *unseen = malloc(1 << 20);
 	gpu_case_t c;
@@ -66,14 +65,12 @@ KV_TEST(p10_a_copy_that_cannot_be_meant_enqueues_nothing)
 	}
 	free(unseen);
 	gpu_case_fini(&c);
-	gpu_rig_fini(&rig);
 }
 
-KV_TEST(p10_memory_is_registered_once)
+GPU_TEST(p10_memory_is_registered_once)
 {
 	static _Alignas(4096) uint8_t memory[16384];
-	gpu_rig_t rig;
-	kvk_gpu_t *gpu = start(&rig, NULL, 4);
+	kvk_gpu_t *gpu = start(&rig_, NULL, 4);
 
 	assert_int_equal(kvk_gpu_register(gpu, memory + 4096, 8192), KV_OK);
 	assert_int_equal(kvk_gpu_register(gpu, memory, 4097), KV_ERR_ARG);
@@ -89,16 +86,14 @@ KV_TEST(p10_memory_is_registered_once)
 	kvk_gpu_unregister(gpu, memory + 1);
 	kvk_gpu_unregister(gpu, NULL);
 	assert_true(kvk_gpu_is_registered(gpu, memory, 4096));
-	gpu_rig_fini(&rig);
 }
 
 /* ---- limits ---------------------------------------------------------------------------------- */
 
-KV_TEST(p5_jobs_are_bounded_and_come_back)
+GPU_TEST(p5_jobs_are_bounded_and_come_back)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
-	gpu_rig_t rig;
-	kvk_gpu_t *gpu = start(&rig, NULL, 3);
+	kvk_gpu_t *gpu = start(&rig_, NULL, 3);
 	kvk_gpu_job_t *jobs[3];
 	kvk_gpu_job_t *more = NULL;
 	kvk_gpu_stats_t stats;
@@ -128,16 +123,14 @@ KV_TEST(p5_jobs_are_bounded_and_come_back)
 	kvk_gpu_release_job(NULL);
 	fake_cuda_drain();
 	gpu_case_fini(&c);
-	gpu_rig_fini(&rig);
 }
 
 /* The memory of arguments, of 256 KiB here, ends before the jobs do. */
-KV_TEST(p5_memory_of_arguments_is_bounded_and_comes_back)
+GPU_TEST(p5_memory_of_arguments_is_bounded_and_comes_back)
 {
 	enum { MANY = 4096 };
 	kv_test_rng_t rng = {kv_test_seed()};
-	gpu_rig_t rig;
-	kvk_gpu_t *gpu = start(&rig, NULL, 64);
+	kvk_gpu_t *gpu = start(&rig_, NULL, 64);
 	kvk_move_t *moves = calloc(MANY, sizeof *moves);
 	kvk_gpu_job_t *jobs[64];
 	kvk_gpu_job_t *job = NULL;
@@ -178,22 +171,20 @@ KV_TEST(p5_memory_of_arguments_is_bounded_and_comes_back)
 	fake_cuda_hold(0);
 	free(moves);
 	gpu_case_fini(&c);
-	gpu_rig_fini(&rig);
 }
 
-KV_TEST(p5_a_wait_ends_in_time)
+GPU_TEST(p5_a_wait_ends_in_time)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
-	gpu_rig_t rig;
 	kvk_gpu_t *gpu;
 	kvk_gpu_job_t *job;
 	kvk_gpu_copy_t copy;
 	gpu_case_t c;
 	uint64_t start_ns;
 
-	gpu_rig_init(&rig, NULL);
-	rig.config.env = NULL; /* time that goes on */
-	gpu = gpu_rig_open(&rig);
+	gpu_rig_init(&rig_, NULL);
+	rig_.config.env = NULL; /* time that goes on */
+	gpu = gpu_rig_open(&rig_);
 	gpu_case_usual(&c, &rng, gpu, KVK_PAGED_HEAD_TOKEN_KV);
 	copy = gpu_case_copy(&c, KVK_GPU_SCATTER, KVK_GPU_AUTO, NULL);
 	fake_cuda_hold(1);
@@ -205,14 +196,12 @@ KV_TEST(p5_a_wait_ends_in_time)
 	assert_int_equal(kvk_gpu_wait(job, 10000000), KV_OK);
 	kvk_gpu_release_job(job);
 	gpu_case_fini(&c);
-	gpu_rig_fini(&rig);
 }
 
-KV_TEST(p5_a_copy_takes_no_more_sms_than_it_may)
+GPU_TEST(p5_a_copy_takes_no_more_sms_than_it_may)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
-	gpu_rig_t rig;
-	kvk_gpu_t *gpu = start(&rig, NULL, 4);
+	kvk_gpu_t *gpu = start(&rig_, NULL, 4);
 	unsigned taken, most_staged = 0;
 	gpu_case_t c;
 
@@ -241,19 +230,17 @@ KV_TEST(p5_a_copy_takes_no_more_sms_than_it_may)
 		gpu_case_fini(&c);
 	}
 	assert_true(most_staged > 4);
-	gpu_rig_fini(&rig);
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 /* Ranges in a model of pages, each with the number of its range. */
-KV_TEST(p1_the_device_sees_what_is_registered_and_nothing_else)
+GPU_TEST(p1_the_device_sees_what_is_registered_and_nothing_else)
 {
 	enum { PAGES = 64, RANGES = 24 };
 	static _Alignas(4096) uint8_t memory[PAGES][64];
 	kv_test_rng_t rng = {kv_test_seed()};
-	gpu_rig_t rig;
-	kvk_gpu_t *gpu = start(&rig, NULL, 1);
+	kvk_gpu_t *gpu = start(&rig_, NULL, 1);
 	int owner[PAGES] = {0};
 
 	for (int step = 1; step < 4000; step++) {
@@ -281,7 +268,6 @@ KV_TEST(p1_the_device_sees_what_is_registered_and_nothing_else)
 			}
 		}
 	}
-	gpu_rig_fini(&rig);
 }
 
 static void copy_on_device(gpu_case_t *c, kvk_gpu_way_t way)
@@ -303,8 +289,7 @@ KV_TEST(p8_kernels_use_memory_of_a_peer_only_with_access_to_it)
 
 	for (size_t i = 0; i < KV_COUNT_OF(answers); i++) {
 		const int reached = answers[i] == 0 || answers[i] == 704;
-		gpu_rig_t rig;
-		kvk_gpu_t *gpu = start(&rig, &driver, 4);
+		kvk_gpu_t *gpu = start(&rig_, &driver, 4);
 		kvk_gpu_stats_t stats;
 		uint64_t asked;
 		gpu_case_t c;
@@ -330,7 +315,7 @@ KV_TEST(p8_kernels_use_memory_of_a_peer_only_with_access_to_it)
 		assert_int_equal(stats.staged, stats.far);
 		assert_int_equal(stats.zero_copy, reached ? 2 : 0);
 		gpu_case_fini(&c);
-		gpu_rig_fini(&rig);
+		gpu_rig_fini(&rig_);
 	}
 }
 
@@ -367,14 +352,13 @@ KV_TEST(p5_auto_takes_what_was_faster)
 	kv_test_rng_t rng = {kv_test_seed()};
 
 	for (int staged = 0; staged < 2; staged++) {
-		gpu_rig_t rig;
 		kvk_gpu_t *gpu;
 		kvk_gpu_stats_t stats;
 		kvk_gpu_copy_t copy;
 		gpu_case_t c;
 
-		gpu = start(&rig, NULL, 4);
-		rig.t.env.now_ns = fake_cuda_clock;
+		gpu = start(&rig_, NULL, 4);
+		rig_.t.env.now_ns = fake_cuda_clock;
 		fake_cuda_costs(staged ? 1 : 40, staged ? 40 : 1);
 		gpu_case_usual(&c, &rng, gpu, KVK_PAGED_HEAD_TOKEN_KV);
 		while (staged &&
@@ -394,17 +378,16 @@ KV_TEST(p5_auto_takes_what_was_faster)
 				 staged ? KVK_GPU_STAGED : KVK_GPU_ZERO_COPY);
 		assert_int_equal(goes_staged(gpu, &copy), staged);
 		gpu_case_fini(&c);
-		gpu_rig_fini(&rig);
+		gpu_rig_fini(&rig_);
 	}
 }
 
 /* A job of a large load is as one of many that follow each other: what is faster for one that is alone does not hold
  * for it. */
-KV_TEST(p5_a_part_goes_the_way_of_all)
+GPU_TEST(p5_a_part_goes_the_way_of_all)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
-	gpu_rig_t rig;
-	kvk_gpu_t *gpu = start(&rig, NULL, 4);
+	kvk_gpu_t *gpu = start(&rig_, NULL, 4);
 	kvk_gpu_copy_t copy;
 	gpu_case_t c;
 
@@ -418,7 +401,6 @@ KV_TEST(p5_a_part_goes_the_way_of_all)
 	copy.of = (uint32_t)(KVK_GPU_LARGE_JOB / ((uint64_t)c.paged.heads * c.paged.layers * c.g.page_bytes) + 1);
 	assert_true(goes_staged(gpu, &copy));
 	gpu_case_fini(&c);
-	gpu_rig_fini(&rig);
 }
 
 /* ---- threads --------------------------------------------------------------------------------- */
@@ -476,12 +458,11 @@ static void *register_on(void *arg)
 	return NULL;
 }
 
-KV_TEST(p6_threads_copy_while_others_register_and_map)
+GPU_TEST(p6_threads_copy_while_others_register_and_map)
 {
 	enum { THREADS = 4 };
 	kv_test_rng_t rng = {kv_test_seed()};
-	gpu_rig_t rig;
-	kvk_gpu_t *gpu = start(&rig, NULL, 6);
+	kvk_gpu_t *gpu = start(&rig_, NULL, 6);
 	worker_t workers[THREADS] = {0};
 
 	for (int i = 0; i < THREADS; i++) {
@@ -507,7 +488,6 @@ KV_TEST(p6_threads_copy_while_others_register_and_map)
 		gpu_case_equal(&workers[i].c);
 		gpu_case_fini(&workers[i].c);
 	}
-	gpu_rig_fini(&rig);
 }
 
 /* ---- clocks ---------------------------------------------------------------------------------- */
@@ -518,10 +498,9 @@ static void take_5_ms(void *args)
 	fake_cuda_advance(5000000);
 }
 
-KV_TEST(p7_the_devices_clock_tells_what_a_stream_took)
+GPU_TEST(p7_the_devices_clock_tells_what_a_stream_took)
 {
-	gpu_rig_t rig;
-	kvk_gpu_t *gpu = start(&rig, NULL, 4);
+	kvk_gpu_t *gpu = start(&rig_, NULL, 4);
 	kvk_gpu_clock_t *clock = NULL;
 	kvk_cu_stream_t stream = NULL;
 	uint64_t ns = 0;
@@ -564,7 +543,6 @@ KV_TEST(p7_the_devices_clock_tells_what_a_stream_took)
 		kvk_gpu_clock_close(clock);
 	}
 	kvk_gpu_clock_close(NULL);
-	gpu_rig_fini(&rig);
 }
 
 KV_TEST_MAIN(NULL, NULL)

@@ -13,12 +13,11 @@ static kvk_gpu_t *start(gpu_rig_t *rig)
 
 /* More would not come faster, and an engine's launches would wait behind it. Memory of a device is not behind the
  * link. */
-KV_TEST(p5_a_load_has_no_more_on_its_way_than_it_may)
+GPU_TEST(p5_a_load_has_no_more_on_its_way_than_it_may)
 {
 	static const uint32_t windows[] = {0, 1, 64u << 10, 256u << 10, 1u << 20};
 	kv_test_rng_t rng = {kv_test_seed()};
-	gpu_rig_t rig;
-	kvk_gpu_t *gpu = start(&rig);
+	kvk_gpu_t *gpu = start(&rig_);
 	uint32_t near = 0, behind = 0;
 	gpu_case_t c;
 
@@ -48,7 +47,6 @@ KV_TEST(p5_a_load_has_no_more_on_its_way_than_it_may)
 		}
 		gpu_case_fini(&c);
 	}
-	gpu_rig_fini(&rig);
 }
 
 /* A scatter of all layers that a bulk kernel makes, of blocks that are large enough: one job copies a MiB of them when
@@ -78,15 +76,14 @@ KV_TEST(p5_a_link_that_takes_more_is_given_more)
 
 	for (int round = 0; round < 6; round++) {
 		const int wide = round % 2, told = round / 2 == 2;
-		gpu_rig_t rig;
 		kvk_gpu_t *gpu;
 		kvk_gpu_copy_t copy;
 		gpu_case_t c;
 
-		gpu_rig_init(&rig, NULL);
-		rig.t.env.now_ns = fake_cuda_clock;
-		rig.config.sms = told ? 3 : 0;
-		gpu = gpu_rig_open(&rig);
+		gpu_rig_init(&rig_, NULL);
+		rig_.t.env.now_ns = fake_cuda_clock;
+		rig_.config.sms = told ? 3 : 0;
+		gpu = gpu_rig_open(&rig_);
 		fake_cuda_costs(40, 10);
 		fake_cuda_narrow(wide ? 3 : 1);
 		fake_cuda_limit_pinned(1 << 20);
@@ -101,7 +98,7 @@ KV_TEST(p5_a_link_that_takes_more_is_given_more)
 		assert_int_equal(fake_cuda_on_their_way() > 256u << 10, wide && !told);
 		assert_true(fake_cuda_sms() <= (told ? 3u : wide ? 16u : 8u));
 		gpu_case_fini(&c);
-		gpu_rig_fini(&rig);
+		gpu_rig_fini(&rig_);
 	}
 }
 

@@ -68,13 +68,12 @@ static void assert_nothing_mapped(const kvk_gpu_t *gpu)
 
 /* ---- devices and their memory ---------------------------------------------------------------- */
 
-KV_TEST(devices_are_listed_by_the_name_nvidia_smi_prints)
+GPU_TEST(devices_are_listed_by_the_name_nvidia_smi_prints)
 {
 	kvk_device_info_t info[2];
 	uint32_t count = 0;
-	gpu_rig_t rig;
 
-	assert_string_equal(kvk_gpu_uuid(start(&rig, 1)), uuids[0]);
+	assert_string_equal(kvk_gpu_uuid(start(&rig_, 1)), uuids[0]);
 	assert_int_equal(kvk_device_list(fake_cuda_ops(), info, 1, &count), KV_OK);
 	assert_int_equal(count, 2); /* more than there was room for */
 	assert_int_equal(kvk_device_list(fake_cuda_ops(), info, 2, &count), KV_OK);
@@ -88,21 +87,19 @@ KV_TEST(devices_are_listed_by_the_name_nvidia_smi_prints)
 	assert_int_equal(kvk_device_list(fake_cuda_ops(), info, 2, &count), KV_OK);
 	fake_cuda_fail_always(0, 0);
 	assert_true(info[1].bytes == 0 && info[1].free_bytes == 0);
-	gpu_rig_fini(&rig);
 }
 
-KV_TEST(p8_memory_of_a_device_is_handed_out_zeroed)
+GPU_TEST(p8_memory_of_a_device_is_handed_out_zeroed)
 {
-	gpu_rig_t rig;
 	const uint8_t *bytes;
 	int fd, files;
 
-	start(&rig, 1);
+	start(&rig_, 1);
 	files = open_files();
 	fd = alloc_slab(uuids[1]);
 	assert_int_equal(open_files(), files + 1);
 	assert_true(fcntl(fd, F_GETFD) & FD_CLOEXEC);
-	assert_nothing_mapped(rig.gpu);
+	assert_nothing_mapped(rig_.gpu);
 	bytes = mmap(NULL, SLAB, PROT_READ, MAP_SHARED, fd, 0); /* the fake device's memory is a memfd */
 	assert_true(bytes != MAP_FAILED);
 	for (size_t i = 0; i < SLAB; i++) {
@@ -111,7 +108,6 @@ KV_TEST(p8_memory_of_a_device_is_handed_out_zeroed)
 	munmap((void *)(uintptr_t)bytes, SLAB);
 	close(fd);
 	assert_int_equal(open_files(), files);
-	gpu_rig_fini(&rig);
 }
 
 /* Once each call of the driver, in turn: an answer with its own word, and nothing is left. */
@@ -123,10 +119,9 @@ KV_TEST(p4_a_failed_allocation_leaves_no_memory_behind)
 	while (failed && ++n < MAX_CALLS) {
 		kvk_device_t *device = NULL;
 		kv_status_t status;
-		gpu_rig_t rig;
 		int fd = -1, files;
 
-		start(&rig, n);
+		start(&rig_, n);
 		files = open_files();
 		fake_cuda_fail_nth(n);
 		status = kvk_device_open(fake_cuda_ops(), uuids[0], &device);
@@ -138,7 +133,7 @@ KV_TEST(p4_a_failed_allocation_leaves_no_memory_behind)
 			assert_int_equal(status == KV_OK, fd >= 0);
 			assert_true(status == KV_OK || status == KV_ERR_IO);
 			assert_true(status == KV_OK || strstr(kvk_gpu_last_error(), "CUDA_ERROR_UNKNOWN"));
-			assert_nothing_mapped(rig.gpu);
+			assert_nothing_mapped(rig_.gpu);
 			if (fd < 0) {
 				assert_int_equal(kvk_device_alloc(device, SLAB, &fd), KV_OK);
 			}
@@ -150,18 +145,17 @@ KV_TEST(p4_a_failed_allocation_leaves_no_memory_behind)
 		}
 		kvk_device_close(device);
 		assert_int_equal(open_files(), files);
-		gpu_rig_fini(&rig);
+		gpu_rig_fini(&rig_);
 	}
 	assert_true(n > 15 && n < MAX_CALLS);
 }
 
-KV_TEST(p5_a_device_without_memory_is_full)
+GPU_TEST(p5_a_device_without_memory_is_full)
 {
 	kvk_device_t *device;
-	gpu_rig_t rig;
 	int fd = -1;
 
-	start(&rig, 1);
+	start(&rig_, 1);
 	assert_int_equal(kvk_device_open(fake_cuda_ops(), uuids[0], &device), KV_OK);
 	fake_cuda_fail_always(OF(mem_create), 2);
 	assert_int_equal(kvk_device_alloc(device, SLAB, &fd), KV_ERR_FULL);
@@ -169,11 +163,10 @@ KV_TEST(p5_a_device_without_memory_is_full)
 	fake_cuda_fail_always(0, 0);
 	assert_int_equal(fd, -1);
 	kvk_device_close(device);
-	gpu_rig_fini(&rig);
 }
 
 /* One of the driver's optional calls is missing, or the device has no such feature. */
-KV_TEST(p10_what_cannot_export_memory_is_refused_by_name)
+GPU_TEST(p10_what_cannot_export_memory_is_refused_by_name)
 {
 	static const size_t members[] = {OF(mem_create),    OF(mem_release), OF(mem_export), OF(mem_import),
 					 OF(mem_reserve),   OF(mem_map),     OF(mem_unmap),  OF(mem_access),
@@ -191,11 +184,10 @@ KV_TEST(p10_what_cannot_export_memory_is_refused_by_name)
 					      "cuMemsetD8_v2",
 					      "cuCtxSynchronize"};
 	kvk_device_t *device = NULL;
-	gpu_rig_t rig;
 	uint32_t count;
 	int fd;
 
-	start(&rig, 1);
+	start(&rig_, 1);
 	fd = alloc_slab(uuids[0]);
 	for (size_t i = 0; i < KV_COUNT_OF(members); i++) {
 		kvk_cuda_ops_t ops = *fake_cuda_ops();
@@ -210,7 +202,6 @@ KV_TEST(p10_what_cannot_export_memory_is_refused_by_name)
 	assert_int_equal(kvk_device_open(fake_cuda_ops(), "", &device), KV_ERR_NOT_FOUND);
 	assert_null(device);
 	close(fd);
-	gpu_rig_fini(&rig);
 }
 
 static int no_attribute(int *p_value, int attribute, int device)
@@ -228,15 +219,14 @@ static int no_uuid(kvk_cu_uuid_t *p_uuid, int device)
 	return 801;
 }
 
-KV_TEST(p10_devices_that_cannot_be_named_or_shared_are_refused)
+GPU_TEST(p10_devices_that_cannot_be_named_or_shared_are_refused)
 {
 	kvk_cuda_ops_t ops;
 	kvk_device_t *device = NULL;
 	kvk_device_info_t info;
 	uint32_t count;
-	gpu_rig_t rig;
 
-	start(&rig, 1);
+	start(&rig_, 1);
 	ops = *fake_cuda_ops();
 	ops.device_attribute = no_attribute;
 	assert_int_equal(kvk_device_open(&ops, uuids[0], &device), KV_ERR_UNSUPPORTED);
@@ -249,7 +239,6 @@ KV_TEST(p10_devices_that_cannot_be_named_or_shared_are_refused)
 	assert_int_equal(kvk_device_alloc(device, 0, &(int){0}), KV_ERR_ARG);
 	assert_int_equal(kvk_device_alloc(device, kvk_device_grain(device) + 4096, &(int){0}), KV_ERR_ARG);
 	kvk_device_close(device);
-	gpu_rig_fini(&rig);
 }
 
 /* ---- mapping --------------------------------------------------------------------------------- */
@@ -258,8 +247,7 @@ KV_TEST(p4_memory_lives_until_it_is_unmapped)
 {
 	void *base = NULL, *other = NULL;
 	kvk_gpu_stats_t stats;
-	gpu_rig_t rig;
-	kvk_gpu_t *gpu = start(&rig, 1);
+	kvk_gpu_t *gpu = start(&rig_, 1);
 	kvk_cu_ptr_t address;
 	int fd = alloc_slab(uuids[0]), peer = alloc_slab(uuids[1]);
 
@@ -285,7 +273,7 @@ KV_TEST(p4_memory_lives_until_it_is_unmapped)
 	assert_int_equal(kvk_gpu_is_registered(gpu, base, 1), 0);
 	assert_int_equal(kvk_gpu_is_registered(gpu, other, SLAB), 1);
 	assert_int_equal(fake_cuda_live().mapped, 1);
-	gpu_rig_fini(&rig); /* unmaps what is left */
+	gpu_rig_fini(&rig_); /* unmaps what is left */
 }
 
 KV_TEST(p4_a_failed_mapping_leaves_nothing_behind)
@@ -296,8 +284,7 @@ KV_TEST(p4_a_failed_mapping_leaves_nothing_behind)
 	while (failed && ++n < MAX_CALLS) {
 		void *base = NULL;
 		kv_status_t status;
-		gpu_rig_t rig;
-		kvk_gpu_t *gpu = start(&rig, n);
+		kvk_gpu_t *gpu = start(&rig_, n);
 		const int fd = alloc_slab(uuids[0]), files = open_files();
 
 		fake_cuda_fail_nth(n);
@@ -319,7 +306,7 @@ KV_TEST(p4_a_failed_mapping_leaves_nothing_behind)
 		assert_false(kvk_gpu_is_registered(gpu, base, 1));
 		assert_nothing_mapped(gpu);
 		close(fd);
-		gpu_rig_fini(&rig);
+		gpu_rig_fini(&rig_);
 	}
 	assert_true(n > 5 && n < MAX_CALLS);
 }
@@ -329,8 +316,7 @@ KV_TEST(p10_what_is_no_memory_of_a_device_is_not_mapped)
 	static const size_t members[] = {OF(mem_import), OF(mem_reserve),   OF(mem_map),    OF(mem_unmap),
 					 OF(mem_access), OF(mem_unreserve), OF(mem_release)};
 	void *base = NULL;
-	gpu_rig_t rig;
-	kvk_gpu_t *gpu = start(&rig, 1);
+	kvk_gpu_t *gpu = start(&rig_, 1);
 	const int fd = alloc_slab(uuids[0]);
 	const int memfd = memfd_create("slab", MFD_CLOEXEC);
 
@@ -344,15 +330,15 @@ KV_TEST(p10_what_is_no_memory_of_a_device_is_not_mapped)
 	fake_cuda_unlink(); /* of a peer that this device does not reach */
 	assert_int_equal(kvk_gpu_map(gpu, fd, SLAB, &base), KV_ERR_IO);
 	assert_nothing_mapped(gpu);
-	gpu_rig_fini(&rig);
+	gpu_rig_fini(&rig_);
 	for (size_t i = 0; i < KV_COUNT_OF(members); i++) {
 		kvk_cuda_ops_t ops = *fake_cuda_ops();
 
 		memset((uint8_t *)&ops + members[i], 0, sizeof(void *));
-		gpu_rig_init(&rig, NULL);
-		rig.config.cuda = &ops;
-		assert_int_equal(kvk_gpu_map(gpu_rig_open(&rig), fd, SLAB, &base), KV_ERR_UNSUPPORTED);
-		gpu_rig_fini(&rig);
+		gpu_rig_init(&rig_, NULL);
+		rig_.config.cuda = &ops;
+		assert_int_equal(kvk_gpu_map(gpu_rig_open(&rig_), fd, SLAB, &base), KV_ERR_UNSUPPORTED);
+		gpu_rig_fini(&rig_);
 	}
 	assert_null(base);
 	close(memfd);
@@ -375,13 +361,12 @@ static int has_small_leaf(const gpu_case_t *c)
 	return c->g.page_bytes - (c->g.pieces - 1) * c->g.leaf_bytes <= 240;
 }
 
-KV_TEST(p1_copies_of_mapped_memory_are_the_twins)
+GPU_TEST(p1_copies_of_mapped_memory_are_the_twins)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	kvk_gpu_stats_t stats;
 	uint64_t refused = 0;
-	gpu_rig_t rig;
-	kvk_gpu_t *gpu = start(&rig, kv_test_rand(&rng));
+	kvk_gpu_t *gpu = start(&rig_, kv_test_rand(&rng));
 
 	fake_cuda_limit_pinned(4 << 20);
 	for (int round = 0; round < ROUNDS; round++) {
@@ -410,15 +395,13 @@ KV_TEST(p1_copies_of_mapped_memory_are_the_twins)
 	kvk_gpu_get_stats(gpu, &stats);
 	assert_true(stats.zero_copy > ROUNDS / 4 && stats.staged > ROUNDS / 16 && stats.copy_per_piece > ROUNDS / 8);
 	assert_true(refused > ROUNDS / 8 && stats.far == 0);
-	gpu_rig_fini(&rig);
 }
 
 /* Every second block lies in host memory. */
-KV_TEST(p1_a_copy_takes_blocks_of_both_memories)
+GPU_TEST(p1_a_copy_takes_blocks_of_both_memories)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
-	gpu_rig_t rig;
-	kvk_gpu_t *gpu = start(&rig, kv_test_rand(&rng));
+	kvk_gpu_t *gpu = start(&rig_, kv_test_rand(&rng));
 
 	for (int round = 0; round < ROUNDS / 4; round++) {
 		const kvk_gpu_dir_t dir = (kvk_gpu_dir_t)(round % 2);
@@ -448,7 +431,6 @@ KV_TEST(p1_a_copy_takes_blocks_of_both_memories)
 		free(host);
 		gpu_case_fini(&c);
 	}
-	gpu_rig_fini(&rig);
 }
 
 /* A job that has work for all SMs. */
@@ -490,13 +472,12 @@ KV_TEST(copies_inside_a_device_take_all_of_it_or_their_budget)
 		kvk_gpu_stats_t before, stats;
 		kvk_gpu_copy_t copy;
 		gpu_case_t c;
-		gpu_rig_t rig;
 		kvk_gpu_t *gpu;
 
-		gpu_rig_init(&rig, &(fake_cuda_config_t){.seed = i, .lazy = 0, .major = 9});
-		gpu = gpu_rig_open(&rig);
+		gpu_rig_init(&rig_, &(fake_cuda_config_t){.seed = i, .lazy = 0, .major = 9});
+		gpu = gpu_rig_open(&rig_);
 		fake_cuda_limit_pinned(4 << 20);
-		rig.t.env.now_ns = fake_cuda_clock;
+		rig_.t.env.now_ns = fake_cuda_clock;
 		fake_cuda_costs(1, 40);
 		draw_large(&c, &rng, gpu, pools[i / 2]);
 		gpu_case_ask_no_digests(&c);
@@ -516,7 +497,7 @@ KV_TEST(copies_inside_a_device_take_all_of_it_or_their_budget)
 		kvk_gpu_get_stats(gpu, &stats);
 		assert_int_equal(stats.zero_copy - before.zero_copy, 2);
 		gpu_case_fini(&c);
-		gpu_rig_fini(&rig);
+		gpu_rig_fini(&rig_);
 	}
 }
 

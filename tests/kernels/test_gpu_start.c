@@ -38,13 +38,12 @@ static void copy_and_compare(kvk_gpu_t *gpu, kv_test_rng_t *rng, kvk_cu_stream_t
 	}
 }
 
-KV_TEST(kernels_come_as_graphs_made_once_a_stream)
+GPU_TEST(kernels_come_as_graphs_made_once_a_stream)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	kvk_cu_stream_t streams[2];
 	uint64_t made;
-	gpu_rig_t rig;
-	kvk_gpu_t *gpu = start(&rig, NULL);
+	kvk_gpu_t *gpu = start(&rig_, NULL);
 
 	for (int i = 0; i < 2; i++) {
 		assert_int_equal(kvk_gpu_create_stream(gpu, i, &streams[i]), KV_OK);
@@ -58,7 +57,6 @@ KV_TEST(kernels_come_as_graphs_made_once_a_stream)
 	assert_int_equal(CALLS(graph_exec), made);
 	assert_int_equal(CALLS(launch), 0);
 	assert_true(CALLS(graph_launch) >= UINT64_C(4) * (ROUNDS + 2));
-	gpu_rig_fini(&rig);
 }
 
 /* Copies of many streams on their way at once: each kernel has the arguments it was launched with. */
@@ -70,13 +68,12 @@ KV_TEST(p1_streams_that_share_a_graph_copy_their_own)
 		const kvk_gpu_dir_t dir = (kvk_gpu_dir_t)(round % 2);
 		kvk_gpu_job_t *jobs[STREAMS];
 		gpu_case_t cases[STREAMS];
-		gpu_rig_t rig;
 		kvk_gpu_t *gpu;
 
-		gpu_rig_init(&rig, NULL);
+		gpu_rig_init(&rig_, NULL);
 		fake_cuda_limit_pinned(8 << 20);
-		rig.config.jobs = STREAMS;
-		gpu = gpu_rig_open(&rig);
+		rig_.config.jobs = STREAMS;
+		gpu = gpu_rig_open(&rig_);
 		for (uint32_t i = 0; i < STREAMS; i++) {
 			kvk_cu_stream_t stream;
 			kvk_gpu_copy_t copy;
@@ -95,7 +92,7 @@ KV_TEST(p1_streams_that_share_a_graph_copy_their_own)
 		}
 		assert_true(CALLS(graph_exec) < STREAMS);
 		assert_int_equal(CALLS(graph_launch), STREAMS);
-		gpu_rig_fini(&rig);
+		gpu_rig_fini(&rig_);
 	}
 }
 
@@ -109,13 +106,12 @@ KV_TEST(p6_without_graphs_kernels_are_launched_plainly)
 		const size_t member = members[i / 2];
 		kvk_cuda_ops_t ops = *fake_cuda_ops();
 		kvk_cu_stream_t stream;
-		gpu_rig_t rig;
 		kvk_gpu_t *gpu;
 
 		if (i % 2 == 0) {
 			memset((uint8_t *)&ops + member, 0, sizeof(void *));
 		}
-		gpu = start(&rig, i % 2 == 0 ? &ops : NULL);
+		gpu = start(&rig_, i % 2 == 0 ? &ops : NULL);
 		assert_int_equal(kvk_gpu_create_stream(gpu, 1, &stream), KV_OK);
 		fake_cuda_fail_always(member, 801);
 		copy_and_compare(gpu, &rng, stream);
@@ -124,19 +120,18 @@ KV_TEST(p6_without_graphs_kernels_are_launched_plainly)
 		assert_int_equal(fake_cuda_calls(member), i % 2);
 		assert_int_equal(CALLS(graph_launch), 0);
 		assert_true(CALLS(launch) >= 8);
-		assert_int_equal(atomic_load(&rig.t.lines[KV_LOG_INFO]), 2); /* the device is open; and that */
-		gpu_rig_fini(&rig);
+		assert_int_equal(atomic_load(&rig_.t.lines[KV_LOG_INFO]), 2); /* the device is open; and that */
+		gpu_rig_fini(&rig_);
 	}
 }
 
-KV_TEST(p6_a_launch_that_fails_is_a_copy_that_fails)
+GPU_TEST(p6_a_launch_that_fails_is_a_copy_that_fails)
 {
 	kv_test_rng_t rng = {kv_test_seed()};
 	kvk_gpu_job_t *job = NULL;
 	kvk_gpu_copy_t copy;
 	gpu_case_t c;
-	gpu_rig_t rig;
-	kvk_gpu_t *gpu = start(&rig, NULL);
+	kvk_gpu_t *gpu = start(&rig_, NULL);
 
 	gpu_case_usual(&c, &rng, gpu, KVK_PAGED_KV_TOKEN_HEAD);
 	copy = gpu_case_copy(&c, KVK_GPU_SCATTER, KVK_GPU_ZERO_COPY, NULL);
@@ -149,7 +144,6 @@ KV_TEST(p6_a_launch_that_fails_is_a_copy_that_fails)
 	gpu_case_fini(&c);
 	copy_and_compare(gpu, &rng, NULL);
 	assert_int_equal(CALLS(launch), 0);
-	gpu_rig_fini(&rig);
 }
 
 KV_TEST_MAIN(NULL, NULL)
