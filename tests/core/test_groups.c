@@ -243,9 +243,7 @@ STAGE_TEST(p5_a_window_that_was_leased_last_goes_last, stage_window(16, 0))
 	assert_int_equal(put(0, 16), 16);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 4, 0, &lease_, &reply_), KV_OK);
 	assert_int_equal(u_release(&u_, m_, lease_.id), KV_OK);
-	for (uint32_t i = 0; i < 12; i++) {
-		assert_int_equal(kvd_core_evict_one(u_.core, KV_TIER_CPU), KV_OK);
-	}
+	u_evict(&u_, KV_TIER_CPU, 12);
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 16), 4);
 	assert_int_equal(kvd_core_evict_one(u_.core, KV_TIER_CPU), KV_OK);
 	assert_int_equal(tiers_of(&keys_[0]), 0); /* the window moves: its first block is the oldest */
@@ -254,15 +252,12 @@ STAGE_TEST(p5_a_window_that_was_leased_last_goes_last, stage_window(16, 0))
 
 STAGE_TEST(p1_an_expired_window_is_revoked_and_unpinned, stage_window(16, 0))
 {
-	kv_msg_t ask, reply;
-
 	assert_int_equal(put(0, 16), 16);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 8, 0, &lease_, &reply_), KV_OK);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 16, 12, &lease2_, &reply_), KV_OK);
 	kv_test_advance(&u_.env, UINT64_C(8000000000));
 	u_tick(&u_, 1);
-	ask = (kv_msg_t){.renew = {.lease = lease2_.id}};
-	assert_int_equal(u_request(&u_, m_, KV_CODE_RENEW, &ask, &reply), KV_OK);
+	assert_int_equal(u_renew(&u_, m_, lease2_.id), KV_OK);
 	kv_test_advance(&u_.env, UINT64_C(2100000000));
 	u_tick(&u_, 1);
 	assert_false(u_lease_alive(&lease_));

@@ -107,16 +107,13 @@ STAGE_TEST(p1_a_lease_never_counts_a_block_refilled_elsewhere, stage_disk(32, 4)
 /* A member finds a bad block in its lease: that block leaves, and the leases that have it end. */
 static void bad_block(uint32_t disk, uint8_t left)
 {
-	kv_msg_t ask, reply;
-
 	stage_window(32, disk);
 	assert_int_equal(put(0, 8), 8);
 	u_settle(&u_);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 6, 2, &lease_, &reply_), KV_OK);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 8, 4, &lease2_, &reply_), KV_OK);
-	ask = (kv_msg_t){.bad_block = {.lease = lease_.id, .index = 1}};
-	assert_int_equal(u_request(&u_, m_, KV_CODE_BAD_BLOCK, &ask, &reply), KV_OK);
-	assert_int_equal(reply.bad_block_reply.quarantined, 1);
+	assert_int_equal(u_bad_block(&u_, m_, lease_.id, 1), KV_OK);
+	assert_int_equal(u_.reply.bad_block_reply.quarantined, 1);
 	u_settle(&u_);
 	assert_int_equal(tiers_of(&keys_[3]), left);
 	assert_false(u_lease_alive(&lease_));
@@ -124,8 +121,7 @@ static void bad_block(uint32_t disk, uint8_t left)
 	for (uint32_t i = 0; i < 8; i++) {
 		assert_true(i == 3 || (tiers_of(&keys_[i]) & KV_TIER_CPU));
 	}
-	ask = (kv_msg_t){.bad_block = {.lease = lease2_.id, .index = 4}};
-	assert_int_equal(u_request(&u_, m_, KV_CODE_BAD_BLOCK, &ask, &reply), KV_ERR_ARG);
+	assert_int_equal(u_bad_block(&u_, m_, lease2_.id, 4), KV_ERR_ARG);
 	assert_int_equal(put(0, 8), 8);
 	assert_true(tiers_of(&keys_[3]) & (disk ? KV_TIER_DISK : KV_TIER_CPU));
 	stage_end();
@@ -139,15 +135,12 @@ KV_TEST(p1_a_bad_unchained_block_leaves_without_others)
 
 KV_TEST(p6_a_bad_block_may_be_evicted_before_it_is_taken_down)
 {
-	kv_msg_t ask, reply;
-
 	for (uint32_t group = 0; group < 2; group++) {
 		stage(32, 0);
 		u_.group = group;
 		assert_int_equal(put(0, 8), 8);
 		assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 8, 0, &lease_, &reply_), KV_OK);
-		ask = (kv_msg_t){.bad_block = {.lease = lease_.id, .index = 7}};
-		assert_int_equal(u_request(&u_, m_, KV_CODE_BAD_BLOCK, &ask, &reply), KV_OK);
+		assert_int_equal(u_bad_block(&u_, m_, lease_.id, 7), KV_OK);
 		assert_int_equal(u_release(&u_, m_, lease_.id), KV_OK);
 		evict_all(KV_TIER_CPU);
 		universe_check(&u_);
@@ -233,8 +226,6 @@ STAGE_TEST(p2_blocks_of_all_groups_come_back, stage(64, 256))
 
 STAGE_TEST(p1_a_reset_takes_all_groups, stage(128, 256))
 {
-	kv_msg_t ask, reply;
-
 	for (uint32_t g = 0; g < U_GROUPS; g++) {
 		u_.group = u_groups[g].id;
 		assert_int_equal(put(0, 20), 20);
@@ -243,9 +234,8 @@ STAGE_TEST(p1_a_reset_takes_all_groups, stage(128, 256))
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 10, &lease_, &reply_), KV_OK);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 15, 30, 1, &put_, &started_), KV_OK);
 	assert_int_equal(u_put_end(&u_, m_, &put_, 5, 3), KV_OK);
-	ask = (kv_msg_t){.space_reset = {.space = space_.space, .epoch = space_.epoch}};
-	assert_int_equal(u_request(&u_, m_, KV_CODE_SPACE_RESET, &ask, &reply), KV_PENDING);
-	space_.epoch = reply.space_reset_reply.epoch;
+	assert_int_equal(u_reset(&u_, m_, &space_), KV_PENDING);
+	space_.epoch = u_.reply.space_reset_reply.epoch;
 	assert_int_equal(put(0, 4), 4);
 	u_tick(&u_, 20);
 	assert_false(u_lease_alive(&lease_));
@@ -262,7 +252,6 @@ KV_TEST(p10_fifty_thousand_blocks_at_the_root_cost_no_more_each)
 {
 	enum { MANY = 50000 };
 	static kv_key_t many[MANY];
-	kv_msg_t ask, reply;
 
 	universe_init(
 		&u_,
@@ -285,12 +274,9 @@ KV_TEST(p10_fifty_thousand_blocks_at_the_root_cost_no_more_each)
 	while (u_.core->ix.queue.head != KVD_NONE || u_.core->writes > 0) {
 		u_tick(&u_, 1);
 	}
-	for (uint32_t i = 0; i < MANY / 2; i++) {
-		assert_int_equal(kvd_core_evict_one(u_.core, KV_TIER_CPU), KV_OK);
-	}
+	u_evict(&u_, KV_TIER_CPU, MANY / 2);
 	universe_check(&u_);
-	ask = (kv_msg_t){.space_reset = {.space = space_.space, .epoch = space_.epoch}};
-	assert_int_equal(u_request(&u_, m_, KV_CODE_SPACE_RESET, &ask, &reply), KV_PENDING);
+	assert_int_equal(u_reset(&u_, m_, &space_), KV_PENDING);
 	while (u_.core->dead_trees != KVD_NONE) {
 		u_tick(&u_, 1);
 	}

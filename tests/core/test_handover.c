@@ -597,8 +597,7 @@ STAGE_TEST(p1_an_entry_whose_blocks_are_on_disk_outlives_a_bad_copy, stage_two(6
 	report_bad(12, 5);
 	assert_null(last_notice(d_, got_.number));
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 12), 12);
-	while (kvd_core_evict_one(u_.core, KV_TIER_DISK) == KV_OK) {
-	}
+	u_evict_all(&u_, KV_TIER_DISK);
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 12), 12);
 	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
 }

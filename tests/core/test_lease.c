@@ -12,8 +12,7 @@ static void stage_disk(uint32_t cpu, uint32_t n)
 		assert_int_equal(u_put(&u_, m_, &space_, keys_, at, at + 4), 4);
 		u_settle(&u_);
 	}
-	while (kvd_core_evict_one(u_.core, KV_TIER_CPU) == KV_OK) {
-	}
+	u_evict_all(&u_, KV_TIER_CPU);
 	assert_int_equal(stage_free_slots(), cpu);
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, n), n);
 }
@@ -74,13 +73,11 @@ STAGE_TEST(p5_a_leased_prefix_is_never_evicted, stage(32, 0))
 {
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 32), 32);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 0, &lease_, &reply_), KV_OK);
-	while (kvd_core_evict_one(u_.core, KV_TIER_CPU) == KV_OK) {
-	}
+	u_evict_all(&u_, KV_TIER_CPU);
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 32), 20);
 	u_lease_verify(&u_, &lease_);
 	assert_int_equal(u_release(&u_, m_, lease_.id), KV_OK);
-	while (kvd_core_evict_one(u_.core, KV_TIER_CPU) == KV_OK) {
-	}
+	u_evict_all(&u_, KV_TIER_CPU);
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 32), 0);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 1, 0, &lease_, &reply_), KV_OK);
 	assert_int_equal(reply_.why, KV_WHY_EVICTED);
@@ -88,15 +85,12 @@ STAGE_TEST(p5_a_leased_prefix_is_never_evicted, stage(32, 0))
 
 STAGE_TEST(p1_an_expired_lease_is_revoked_before_its_slots_are_reused, stage(32, 0))
 {
-	kv_msg_t ask, reply;
-
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 32), 32);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 32, 0, &lease_, &reply_), KV_OK);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 10, 0, &lease2_, &reply_), KV_OK);
 	kv_test_advance(&u_.env, UINT64_C(8000000000));
 	u_tick(&u_, 1);
-	ask = (kv_msg_t){.renew = {.lease = lease2_.id}};
-	assert_int_equal(u_request(&u_, m_, KV_CODE_RENEW, &ask, &reply), KV_OK);
+	assert_int_equal(u_renew(&u_, m_, lease2_.id), KV_OK);
 	assert_true(u_lease_alive(&lease_) && u_lease_alive(&lease2_));
 	kv_test_advance(&u_.env, UINT64_C(2100000000));
 	u_tick(&u_, 1);
@@ -203,13 +197,10 @@ STAGE_TEST(p1_a_read_that_fails_shortens_the_lease_and_takes_the_block_out, stag
 
 STAGE_TEST(p1_a_bad_block_is_invisible_at_once_with_all_below, stage(64, 0))
 {
-	kv_msg_t ask, reply;
-
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 20), 20);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 0, &lease_, &reply_), KV_OK);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 8, 0, &lease2_, &reply_), KV_OK);
-	ask = (kv_msg_t){.bad_block = {.lease = lease_.id, .index = 12}};
-	assert_int_equal(u_request(&u_, m_, KV_CODE_BAD_BLOCK, &ask, &reply), KV_OK);
+	assert_int_equal(u_bad_block(&u_, m_, lease_.id, 12), KV_OK);
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 20), 12);
 	u_settle(&u_);
 	assert_false(u_lease_alive(&lease_));
@@ -217,9 +208,7 @@ STAGE_TEST(p1_a_bad_block_is_invisible_at_once_with_all_below, stage(64, 0))
 	assert_int_equal(u_mirror_tiers(&u_, 0, &keys_[12]), 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 12, 20), 8);
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 20), 20);
-	ask.bad_block.lease = lease2_.id;
-	ask.bad_block.index = 8;
-	assert_int_equal(u_request(&u_, m_, KV_CODE_BAD_BLOCK, &ask, &reply), KV_ERR_ARG);
+	assert_int_equal(u_bad_block(&u_, m_, lease2_.id, 8), KV_ERR_ARG);
 }
 
 STAGE_TEST(p1_nothing_of_an_old_epoch_is_served, stage(64, 64))
@@ -256,7 +245,6 @@ STAGE_TEST(p1_nothing_of_an_old_epoch_is_served, stage(64, 64))
 /* A client has overwritten memory; the disk copies are still good. */
 STAGE_TEST(p2_a_bad_cpu_copy_leaves_the_disk_copy, stage(64, 64))
 {
-	kv_msg_t ask = {0}, reply;
 	static u_lease_t deep, beside;
 	uint8_t tiers[16];
 
@@ -267,9 +255,7 @@ STAGE_TEST(p2_a_bad_cpu_copy_leaves_the_disk_copy, stage(64, 64))
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 16, 12, &deep, &reply_), KV_OK);
 	assert_int_equal(u_acquire(&u_, m_, &space_, fork_, 16, 0, &beside, &reply_), KV_OK);
 	*fake_bytes(&u_.cpu, kv_lease_slots(u_header(m_, lease_.offset))[9]) ^= 1;
-	ask.bad_block.lease = lease_.id;
-	ask.bad_block.index = 9;
-	assert_int_equal(u_request(&u_, m_, KV_CODE_BAD_BLOCK, &ask, &reply), KV_OK);
+	assert_int_equal(u_bad_block(&u_, m_, lease_.id, 9), KV_OK);
 	assert_false(u_lease_alive(&lease_));
 	assert_false(u_lease_alive(&deep));
 	assert_true(u_lease_alive(&beside));
@@ -291,7 +277,6 @@ STAGE_TEST(p4_a_bad_cpu_copy_drops_the_cpu_copies_below_it, stage(64, 64))
 {
 	static u_put_t put;
 	kv_msg_put_start_reply_t started;
-	kv_msg_t ask = {0}, reply;
 	uint8_t tiers[12];
 
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
@@ -301,9 +286,7 @@ STAGE_TEST(p4_a_bad_cpu_copy_drops_the_cpu_copies_below_it, stage(64, 64))
 	u_tick(&u_, 4);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 12, 16, 1, &put, &started), KV_OK);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 12, 0, &lease_, &reply_), KV_OK);
-	ask.bad_block.lease = lease_.id;
-	ask.bad_block.index = 2;
-	assert_int_equal(u_request(&u_, m_, KV_CODE_BAD_BLOCK, &ask, &reply), KV_OK);
+	assert_int_equal(u_bad_block(&u_, m_, lease_.id, 2), KV_OK);
 	universe_check(&u_);
 	u_explain(&u_, 0, &space_, keys_, 12, tiers);
 	for (uint32_t i = 0; i < 12; i++) {
@@ -509,8 +492,7 @@ STAGE_TEST(p5_a_lease_visits_each_run_of_its_path_a_few_times, stage(1024, 2048)
 	uint64_t before;
 
 	put_branched(512);
-	while (kvd_core_evict_one(u_.core, KV_TIER_CPU) == KV_OK) {
-	}
+	u_evict_all(&u_, KV_TIER_CPU);
 	before = steps();
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 512, 0, &lease_, &reply_), KV_OK);
 	assert_int_equal(reply_.n_disk, 512);
@@ -523,7 +505,6 @@ STAGE_TEST(p5_a_lease_visits_each_run_of_its_path_a_few_times, stage(1024, 2048)
 
 STAGE_TEST(p5_many_leases_of_one_path_cost_one_walk_when_a_block_is_bad, stage(1024, 0))
 {
-	kv_msg_t ask, reply;
 	uint64_t before;
 
 	put_branched(512);
@@ -531,21 +512,18 @@ STAGE_TEST(p5_many_leases_of_one_path_cost_one_walk_when_a_block_is_bad, stage(1
 		assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 512 - i, 0, &lease_, &reply_), KV_OK);
 	}
 	before = steps();
-	ask = (kv_msg_t){.bad_block = {.lease = lease_.id, .index = 0}};
-	assert_int_equal(u_request(&u_, m_, KV_CODE_BAD_BLOCK, &ask, &reply), KV_OK);
+	assert_int_equal(u_bad_block(&u_, m_, lease_.id, 0), KV_OK);
 	u_settle(&u_);
 	assert_in_range(steps() - before, 1, UINT64_C(16) * 512);
 }
 
 STAGE_TEST(p5_lookups_during_dismantling_do_not_walk_to_the_root, stage(1024, 0))
 {
-	kv_msg_t ask, reply;
 	uint64_t before;
 
 	put_branched(512);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 511, 0, &lease_, &reply_), KV_OK);
-	ask = (kv_msg_t){.bad_block = {.lease = lease_.id, .index = 510}};
-	assert_int_equal(u_request(&u_, m_, KV_CODE_BAD_BLOCK, &ask, &reply), KV_OK);
+	assert_int_equal(u_bad_block(&u_, m_, lease_.id, 510), KV_OK);
 	before = steps();
 	for (uint32_t i = 0; i < 256; i++) { /* leases that stay, and leases that end */
 		assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 510, 510, &lease2_, &reply_), KV_OK);

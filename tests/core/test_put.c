@@ -290,9 +290,7 @@ STAGE_TEST(p2_a_put_under_a_parent_on_disk_is_written_through, stage(8, 64))
 
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
 	u_settle(&u_);
-	for (int i = 0; i < 4; i++) {
-		assert_int_equal(kvd_core_evict_one(u_.core, KV_TIER_CPU), KV_OK);
-	}
+	u_evict(&u_, KV_TIER_CPU, 4);
 	u_.disk.hold = 1;
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 4, 6, 0, &put_, &reply_), KV_OK);
 	u_put_write(&u_, &put_);
@@ -318,9 +316,7 @@ STAGE_TEST(p3_index_room_is_not_made_by_evicting_the_parents_disk_copy, stage(16
 	u_chain(NULL, 3, apart, 2);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
 	u_settle(&u_);
-	for (int i = 0; i < 4; i++) {
-		assert_int_equal(kvd_core_evict_one(u_.core, KV_TIER_CPU), KV_OK);
-	}
+	u_evict(&u_, KV_TIER_CPU, 4);
 	u_.core->config.write_behind = 0;
 	assert_int_equal(u_put(&u_, m_, &space_, apart, 0, 2), 2);
 	u_.disk.hold = 1;
@@ -343,9 +339,7 @@ STAGE_TEST(p2_a_refused_write_is_reported_as_not_admitted, stage(8, 4))
 {
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
 	u_settle(&u_);
-	for (int i = 0; i < 4; i++) {
-		assert_int_equal(kvd_core_evict_one(u_.core, KV_TIER_CPU), KV_OK);
-	}
+	u_evict(&u_, KV_TIER_CPU, 4);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 4, 6, 1, &put_, &reply_), KV_OK);
 	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 2), KV_OK);
 	u_settle(&u_);
@@ -395,9 +389,7 @@ STAGE_TEST(p2_an_unverified_disk_block_takes_its_subtree_along, stage(64, 64))
 
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 8), 8);
 	u_settle(&u_);
-	for (int i = 0; i < 4; i++) {
-		assert_int_equal(kvd_core_evict_one(u_.core, KV_TIER_CPU), KV_OK);
-	}
+	u_evict(&u_, KV_TIER_CPU, 4);
 	fake_lose(&u_.disk, disk_slot(2)); /* four are in memory too, four only on disk */
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 8), 4);
 	u_settle(&u_);

@@ -26,9 +26,7 @@ static void stage_on_disk(uint32_t n)
 	stage(64, 64);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, n), n);
 	u_settle(&u_);
-	for (uint32_t i = 0; i < n; i++) {
-		assert_int_equal(kvd_core_evict_one(u_.core, KV_TIER_CPU), KV_OK);
-	}
+	u_evict(&u_, KV_TIER_CPU, n);
 }
 
 /* How many of the first 8 blocks requests find, and the mirror says, from the first on; all that are stored behind them

@@ -192,9 +192,7 @@ STAGE_TEST(p1_a_block_that_is_set_aside_is_withdrawn, stage(64, 64))
 {
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 8), 8);
 	u_settle(&u_);
-	for (uint32_t i = 0; i < 8; i++) {
-		assert_int_equal(kvd_core_evict_one(u_.core, KV_TIER_CPU), KV_OK);
-	}
+	u_evict(&u_, KV_TIER_CPU, 8);
 	fake_set_readable(
 		&u_.disk,
 		kvd_block_at(&u_.core->ix, kvd_index_find(&u_.core->ix, u_.core->ns[0]->spaces[1]->tree, &keys_[4], 0))
@@ -276,12 +274,9 @@ KV_TEST(p10_withdrawals_that_cannot_be_are_refused)
 /* The space is reset while its keys wait: nothing of the new epoch goes. */
 STAGE_TEST(p1_a_reset_meanwhile_ends_a_withdrawal, stage(64, 0))
 {
-	kv_msg_t reply, ask;
-
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 8), 8);
 	assert_int_equal(u_withdraw(&u_, m_, &space_, keys_, 8), KV_PENDING);
-	ask = (kv_msg_t){.space_reset = {.space = space_.space, .epoch = space_.epoch}};
-	assert_int_equal(u_request(&u_, m_, KV_CODE_SPACE_RESET, &ask, &reply), KV_OK);
+	assert_int_equal(u_reset(&u_, m_, &space_), KV_OK);
 	space_.epoch++;
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 8), 8);
 	u_settle(&u_);

@@ -553,6 +553,40 @@ kv_status_t u_release(universe_t *u, u_member_t *m, uint64_t lease)
 	return status == KV_OK && reply.release_reply.released == 0 ? KV_ERR_NOT_FOUND : status;
 }
 
+kv_status_t u_bad_block(universe_t *u, u_member_t *m, uint64_t lease, uint32_t index)
+{
+	kv_msg_t ask = {.bad_block = {.lease = lease, .index = index}};
+
+	return u_request(u, m, KV_CODE_BAD_BLOCK, &ask, &u->reply);
+}
+
+kv_status_t u_renew(universe_t *u, u_member_t *m, uint64_t lease)
+{
+	kv_msg_t ask = {.renew = {.lease = lease}};
+
+	return u_request(u, m, KV_CODE_RENEW, &ask, &u->reply);
+}
+
+kv_status_t u_reset(universe_t *u, u_member_t *m, const kvd_space_info_t *space)
+{
+	kv_msg_t ask = {.space_reset = {.space = space->space, .epoch = space->epoch}};
+
+	return u_request(u, m, KV_CODE_SPACE_RESET, &ask, &u->reply);
+}
+
+void u_evict(universe_t *u, kv_tier_t tier, uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++) {
+		assert_int_equal(kvd_core_evict_one(u->core, tier), KV_OK);
+	}
+}
+
+void u_evict_all(universe_t *u, kv_tier_t tier)
+{
+	while (kvd_core_evict_one(u->core, tier) == KV_OK) {
+	}
+}
+
 kv_status_t u_put_start(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const kv_key_t *keys,
 			uint32_t first, uint32_t n, uint32_t flags, u_put_t *put, kv_msg_put_start_reply_t *reply)
 {

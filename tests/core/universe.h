@@ -132,6 +132,7 @@ typedef struct universe {
 	kv_status_t staging_status;
 	uint32_t resets_noted;
 	const char *detail;
+	kv_msg_t reply; /* to the last bad block, renewal or reset */
 } universe_t;
 
 typedef struct u_config {
@@ -211,6 +212,14 @@ uint32_t u_visible(universe_t *u, uint32_t ns, const kvd_space_info_t *space, co
 
 /* WITHDRAW of some keys of group u->group: the answer at once, or KV_PENDING. */
 kv_status_t u_withdraw(universe_t *u, u_member_t *m, const kvd_space_info_t *space, const kv_key_t *keys, uint32_t n);
+
+kv_status_t u_bad_block(universe_t *u, u_member_t *m, uint64_t lease, uint32_t index);
+kv_status_t u_renew(universe_t *u, u_member_t *m, uint64_t lease);
+/* SPACE_RESET; *space is as it was. */
+kv_status_t u_reset(universe_t *u, u_member_t *m, const kvd_space_info_t *space);
+/* This many of the coldest blocks, which must be there; all that can go. */
+void u_evict(universe_t *u, kv_tier_t tier, uint32_t n);
+void u_evict_all(universe_t *u, kv_tier_t tier);
 
 void u_tick(universe_t *u, uint32_t times);
 /* Ticks until nothing is in flight or queued. */
