@@ -109,5 +109,3 @@ KV_TEST(p10_what_is_no_address_and_a_port_in_use_are_told_apart)
 	assert_non_null(strstr(detail, "in use by another program"));
 	close(fd);
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -159,5 +159,3 @@ KV_TEST(p7_a_broken_invariant_in_an_engine_is_counted_and_said_once)
 	assert_null(strstr(first + 1, "broken invariant"));
 	close(ends[0]);
 }
-
-KV_TEST_MAIN(NULL, NULL)

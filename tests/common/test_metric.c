@@ -226,5 +226,3 @@ KV_TEST(no_count_is_lost_between_threads)
 	assert_int_equal(kv_metric_get(&metrics, KV_M_REQUESTS), 80000);
 	assert_int_equal(kv_metric_get(&metrics, KV_M_REQUEST_TIME), 80000);
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -77,5 +77,3 @@ KV_TEST(help_texts_fit_into_the_pages_made_from_them)
 		}
 	}
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -111,5 +111,3 @@ KV_TEST(the_fast_path_agrees_with_the_slow_one)
 		}
 	}
 }
-
-KV_TEST_MAIN(NULL, NULL)

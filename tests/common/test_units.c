@@ -152,5 +152,3 @@ KV_TEST(the_nearest_name_is_found_and_a_far_one_is_not)
 	huge[sizeof huge - 1] = '\0';
 	assert_null(kv_nearest(huge, names, COUNT(names)));
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -26,5 +26,3 @@ KV_TEST(p1_a_reset_is_kept_before_it_is_answered)
 	}
 	universe_fini(&u);
 }
-
-KV_TEST_MAIN(NULL, NULL)

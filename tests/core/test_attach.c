@@ -147,5 +147,3 @@ STAGE_TEST(p5_index_room_is_made_while_the_tier_attaches, stage_off())
 	assert_true(u_.disk.used < CHAINS * LONG);
 	attach_and_follow(1);
 }
-
-KV_TEST_MAIN(NULL, NULL)

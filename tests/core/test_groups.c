@@ -280,5 +280,3 @@ STAGE_TEST(p4_a_member_that_dies_leaves_no_pin_behind, stage_window(64, 64))
 	assert_int_equal(u_.core->pins.used, 0);
 	assert_int_equal(stage_quarantined(), 0);
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -313,5 +313,3 @@ STAGE_TEST(p4_status_names_the_groups_of_a_space, stage(16, 16))
 	assert_non_null(strstr(json, "{\"group\":2,\"rule\":\"state\",\"block_tokens\":32}"));
 	assert_non_null(strstr(json, "{\"group\":5,\"rule\":\"full\",\"block_tokens\":16}"));
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -692,5 +692,3 @@ STAGE_TEST(p6_a_stranger_of_another_space_does_not_disturb_a_pair, stage_two(128
 	assert_int_equal(recv(d_, "u", 0), KV_OK);
 	assert_int_equal(got_.state, KV_HANDOVER_COMPLETE);
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -396,5 +396,3 @@ STAGE_TEST(p4_transfers_show_what_is_announced, stage_one(64, 0))
 	assert_non_null(strstr(json, "\"announced_units\":8"));
 	assert_non_null(strstr(json, "\"waits_for\":\"announced blocks\""));
 }
-
-KV_TEST_MAIN(NULL, NULL)

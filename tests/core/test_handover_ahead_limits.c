@@ -499,5 +499,3 @@ STAGE_TEST(p5_p8_announcements_of_a_tenant_do_not_delay_another, stage_tenants(0
 	}
 	check_all(300, 50);
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -337,5 +337,3 @@ KV_TEST(p6_without_memory_for_a_mark_an_off_lru_one_moves_down)
 	assert_int_equal(order->count, 0);
 	finish_index();
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -532,5 +532,3 @@ STAGE_TEST(p5_lookups_during_dismantling_do_not_walk_to_the_root, stage(1024, 0)
 	}
 	assert_in_range(steps() - before, 1, UINT64_C(16) * 512);
 }
-
-KV_TEST_MAIN(NULL, NULL)

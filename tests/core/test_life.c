@@ -98,5 +98,3 @@ KV_TEST(p2_blocks_come_back_from_disk_after_the_daemon_died)
 	assert_int_equal(u_mirror_tiers(&u_, 0, &keys_[39]), KV_TIER_DISK | KV_TIER_CPU);
 	end_life();
 }
-
-KV_TEST_MAIN(NULL, NULL)

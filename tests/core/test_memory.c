@@ -310,5 +310,3 @@ STAGE_TEST(p4_the_documents_are_whole, stage(16, 16))
 	assert_non_null(strstr(json, "\"promise\":\"P4\",\"ok\":true"));
 	free(json);
 }
-
-KV_TEST_MAIN(NULL, NULL)

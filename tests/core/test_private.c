@@ -386,5 +386,3 @@ STAGE_TEST(p5_private_blocks_count_within_the_bytes_of_hand_overs, stage_private
 	assert_int_equal(send_partial(8, 5, 1), KV_OK);
 	universe_check(&u_);
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -625,5 +625,3 @@ STAGE_TEST(p9_a_put_is_announced_in_one_run_with_its_tokens, stage(64, 0))
 	assert_int_equal(u_.last_has_parent, 1);
 	assert_int_equal(u_.last_parent, kv_key_hash(&keys_[3]));
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -544,5 +544,3 @@ KV_TEST(p4_any_allocation_may_fail_during_rebalancing)
 		}
 	}
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -153,5 +153,3 @@ KV_TEST(p2_adopted_memory_is_evicted_in_the_same_order_after_a_restart)
 	order_survives(KV_TIER_CPU, KVD_POLICY_LRU);
 	order_survives(KV_TIER_CPU, KVD_POLICY_FIFO);
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -226,5 +226,3 @@ STAGE_TEST(p2_a_restart_finds_what_was_set_aside, stage_on_disk(8))
 	fake_set_readable(&u_.disk, 2, 1);
 	assert_int_equal(shown(), 8);
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -150,5 +150,3 @@ KV_TEST(p4_extents_do_not_overlap_and_all_space_returns)
 	kvd_obj_pool_fini(&extents);
 	assert_int_equal(kv_test_env_live(&env), 0);
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -544,5 +544,3 @@ KV_TEST(p5_blocks_of_a_removed_namespace_are_evicted_first)
 	assert_true(u_.core->unowned_blocks <= 2 * DEPTH + 24);
 	stage_end();
 }
-
-KV_TEST_MAIN(NULL, NULL)

@@ -302,5 +302,3 @@ STAGE_TEST(p5_a_long_withdrawal_is_cut_into_quanta, stage(512, 0))
 	u_settle(&u_);
 	assert_int_equal(u_.withdrawn, 400);
 }
-
-KV_TEST_MAIN(NULL, NULL)

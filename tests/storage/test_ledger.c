@@ -244,5 +244,3 @@ KV_TEST(p3_a_daemon_killed_in_a_change_leaves_nothing_half_written)
 	assert_true(whole > KILLS);
 	munmap(slots, SLOTS * sizeof *slots);
 }
-
-KV_TEST_MAIN(NULL, NULL)

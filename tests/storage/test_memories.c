@@ -240,5 +240,3 @@ KV_TEST(p4_pools_behind_one_tier_keep_their_slots_apart)
 	}
 	assert_int_equal(kv_test_env_live(&t), 0);
 }
-
-KV_TEST_MAIN(NULL, NULL)

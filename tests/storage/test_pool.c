@@ -485,5 +485,3 @@ POOL_TEST(p5_the_pages_of_a_slab_that_somebody_keeps_are_taken_away, pool_set_up
 	munmap(mine, info.bytes);
 	close(fd);
 }
-
-KV_TEST_MAIN(NULL, NULL)

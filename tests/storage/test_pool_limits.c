@@ -295,5 +295,3 @@ POOL_TEST(p5_a_slab_leaves_no_pages_with_whoever_has_it_unheard_of, pool_begun(4
 	assert_int_equal(st.st_blocks, 0);
 	close(fd);
 }
-
-KV_TEST_MAIN(NULL, NULL)
