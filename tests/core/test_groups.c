@@ -129,24 +129,6 @@ STAGE_TEST(p4_a_revoked_put_keeps_what_is_visible, stage_window(64, 0))
 	assert_int_equal(stage_free_slots(), 61);
 }
 
-STAGE_TEST(p1_the_same_key_in_two_groups_is_two_blocks, stage(64, 0))
-{
-	assert_int_equal(put(0, 4), 4);
-	u_.group = 5;
-	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 4), 0);
-	assert_int_equal(put(0, 8), 8);
-	u_.group = 1;
-	assert_int_equal(u_mirror_tiers(&u_, 0, &keys_[3]), 0);
-	assert_int_equal(put(3, 4), 1);
-	for (uint32_t group = 0; group < 6; group++) {
-		u_.group = group == 3 || group == 4 || group == 2 ? 5 : group;
-		assert_int_equal(tiers_of(&keys_[3]), KV_TIER_CPU);
-		assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 4, u_.group == 1 ? 3 : 0, &lease_, &reply_), KV_OK);
-		assert_int_equal(reply_.n, 4);
-		u_lease_verify(&u_, &lease_);
-	}
-}
-
 KV_TEST(p9_tokens_of_a_group_are_counted_in_its_own_blocks)
 {
 	static const uint32_t tokens[64];
@@ -264,19 +246,4 @@ STAGE_TEST(p1_an_expired_window_is_revoked_and_unpinned, stage_window(16, 0))
 	assert_true(u_lease_alive(&lease2_));
 	evict_all(KV_TIER_CPU);
 	assert_int_equal(stage_free_slots(), 12);
-}
-
-STAGE_TEST(p4_a_member_that_dies_leaves_no_pin_behind, stage_window(64, 64))
-{
-	u_member_t *dying;
-
-	assert_int_equal(put(0, 16), 16);
-	dying = u_join(&u_, 0, "dying", 2, 0);
-	assert_int_equal(u_acquire(&u_, dying, &space_, keys_, 16, 8, &lease_, &reply_), KV_OK);
-	assert_int_equal(u_put_start(&u_, dying, &space_, keys_, 10, 30, 1, &put_, &started_), KV_OK);
-	assert_int_equal(u_put_end(&u_, dying, &put_, 6, 4), KV_OK);
-	u_dead(&u_, dying);
-	universe_check(&u_);
-	assert_int_equal(u_.core->pins.used, 0);
-	assert_int_equal(stage_quarantined(), 0);
 }

@@ -29,26 +29,6 @@ static void wait_done(uint64_t lease)
 
 /* ---- disk ------------------------------------------------------------------------------------ */
 
-STAGE_TEST(p1_blocks_of_a_window_come_from_disk, stage_disk(32, 20))
-{
-	u_.disk.shuffle = 1;
-	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 12, 10, &lease_, &reply_), KV_OK);
-	wait_done(lease_.id);
-	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 16, 8, &lease2_, &reply_), KV_OK);
-	assert_true(reply_.n == 16 && reply_.n_disk == 6 && reply_.ready == 8);
-	wait_done(lease2_.id);
-	assert_int_equal(u_header(m_, lease2_.offset)->ready, 16);
-	u_lease_verify(&u_, &lease2_);
-	for (uint32_t i = 8; i < 16; i++) {
-		assert_int_equal(tiers_of(&keys_[i]), KV_TIER_CPU | KV_TIER_DISK);
-	}
-	u_settle(&u_);
-	assert_int_equal(u_.core->refs, 10); /* until they are released */
-	assert_int_equal(u_release(&u_, m_, lease2_.id), KV_OK);
-	assert_int_equal(u_release(&u_, m_, lease_.id), KV_OK);
-	assert_int_equal(u_.core->refs, 0);
-}
-
 STAGE_TEST(p5_without_room_for_all_of_a_window_nothing_is_read, stage_disk(4, 20))
 {
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 16, 8, &lease_, &reply_), KV_ERR_BUSY);
@@ -149,27 +129,6 @@ KV_TEST(p6_a_bad_block_may_be_evicted_before_it_is_taken_down)
 		assert_int_equal(u_.core->ix.blocks.used, 0);
 		stage_end();
 	}
-}
-
-STAGE_TEST(p2_durable_covers_each_unchained_block, stage_window(64, 64))
-{
-	assert_int_equal(put(2, 4), 2);
-	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 6, 1, &put_, &started_), KV_OK);
-	assert_int_equal(started_.already, 2);
-	u_put_write(&u_, &put_);
-	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 6), KV_OK);
-	assert_int_equal(u_count_notices(&u_, KV_CODE_DURABLE, put_.id), 0);
-	assert_int_equal(u_.core->pins.used, 6);
-	u_settle(&u_);
-	assert_int_equal(u_count_notices(&u_, KV_CODE_DURABLE, put_.id), 1);
-	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.n, 6);
-	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.status, KV_OK);
-	assert_true(u_.disk.flushes > 0);
-	assert_int_equal(u_.core->pins.used, 0);
-	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 6, 1, &put_, &started_), KV_OK);
-	assert_int_equal(started_.already, 6);
-	u_settle(&u_);
-	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.n, 6);
 }
 
 KV_TEST(p2_durable_reports_how_many_blocks_are_on_disk)

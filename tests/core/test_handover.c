@@ -246,45 +246,6 @@ KV_TEST(p4_a_core_that_ends_keeps_no_tail)
 
 /* ---- one producer, one consumer -------------------------------------------------------------- */
 
-STAGE_TEST(p4_exactly_one_consumer_has_an_entry, stage_two(64, 0))
-{
-	u_member_t *late;
-
-	late = u_join(&u_, 0, "late", 2, 0);
-	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
-	assert_int_equal(send_first("t", 12, U_FULL, 1), KV_OK);
-	assert_int_equal(recv(d_, "t", 0), KV_OK);
-	assert_int_equal(recv(late, "t", 0), KV_ERR_TAKEN);
-	assert_int_equal(recv(m_, "t", 0), KV_ERR_TAKEN);
-	assert_int_equal(u_done(&u_, late, got_.number, 0), KV_ERR_NOT_FOUND);
-	assert_int_equal(u_done(&u_, m_, got_.number, 0), KV_ERR_NOT_FOUND); /* it is the other side */
-	assert_int_equal(u_done(&u_, d_, got_.number, U_GIVE_UP), KV_ERR_NOT_FOUND);
-	assert_int_equal(u_done(&u_, d_, sent_.number, 1), KV_OK); /* given back */
-	assert_int_equal(recv(late, "t", 0), KV_OK);
-	assert_int_equal(got_.state, KV_HANDOVER_COMPLETE);
-	assert_int_equal(recv(d_, "t", 0), KV_ERR_TAKEN);
-	assert_int_equal(u_done(&u_, late, got_.number, 0), KV_OK);
-	assert_int_equal(recv(late, "t", 0), KV_OK); /* taken once and for all */
-	assert_int_equal(got_.state, KV_HANDOVER_AWAITED);
-}
-
-STAGE_TEST(p10_a_second_producer_is_refused, stage_two(64, 0))
-{
-	u_member_t *other;
-	u_send_t again = {.transfer = "t", .space = &space_, .keys = keys_, .n = 4, .groups = U_FULL};
-	kv_msg_handover_send_reply_t reply;
-
-	other = u_join(&u_, 0, "other", 2, 0);
-	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
-	assert_int_equal(send_first("t", 8, U_FULL, 0), KV_OK);
-	assert_int_equal(u_send(&u_, other, &again, &reply), KV_ERR_EXISTS);
-	assert_int_equal(u_send(&u_, m_, &again, &reply), KV_ERR_EXISTS); /* without its number it is another one */
-	again.number = sent_.number;
-	assert_int_equal(u_send(&u_, other, &again, &reply), KV_ERR_NOT_FOUND);
-	assert_int_equal(send_more(12, U_FULL, 1), KV_OK);
-	assert_int_equal(send_more(12, U_FULL, 1), KV_ERR_EXISTS); /* it is complete */
-}
-
 /* ---- refusals change nothing ----------------------------------------------------------------- */
 
 STAGE_TEST(p3_a_block_that_is_not_visible_changes_nothing, stage_two(256, 0))
@@ -600,26 +561,6 @@ STAGE_TEST(p1_an_entry_whose_blocks_are_on_disk_outlives_a_bad_copy, stage_two(6
 	u_evict_all(&u_, KV_TIER_DISK);
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 12), 12);
 	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
-}
-
-STAGE_TEST(p1_a_window_with_a_lost_block_fails, stage_two(128, 0))
-{
-	kv_msg_acquire_reply_t reply;
-	u_lease_t lease;
-	kv_msg_t ask = {0}, answer;
-
-	put_all(0, 12);
-	assert_int_equal(send_first("t", 12, U_ALL, 1), KV_OK);
-	assert_int_equal(recv(d_, "t", 0), KV_OK);
-	u_.group = 1;
-	assert_int_equal(u_acquire(&u_, d_, &space_, keys_, 12, 8, &lease, &reply), KV_OK);
-	ask.bad_block = (kv_msg_bad_block_t){.lease = lease.id, .index = 1};
-	assert_int_equal(u_request(&u_, d_, KV_CODE_BAD_BLOCK, &ask, &answer), KV_OK);
-	u_settle(&u_);
-	universe_check(&u_);
-	check_notice(d_, got_.number, KV_HANDOVER_FAILED, 0, KV_ERR_CORRUPT);
-	assert_int_equal(u_.core->pins.used, 0);
-	u_.group = 0;
 }
 
 /* ---- sides of two spaces --------------------------------------------------------------------- */

@@ -288,22 +288,6 @@ STAGE_TEST(p4_a_last_chunk_that_crosses_the_completion_is_no_error, stage_one(64
 
 /* ---- ends of sides --------------------------------------------------------------------------- */
 
-STAGE_TEST(p7_the_end_of_a_producer_ends_what_it_has_announced, stage_one(64, 0))
-{
-	assert_int_equal(receive(d_), KV_OK);
-	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
-	put(m_, 0, 4);
-	u_dead(&u_, m_);
-	u_tick(&u_, 1);
-	check_notice(d_, sent_.number, KV_HANDOVER_FAILED, 4, KV_ERR_PRODUCER_LOST);
-	assert_int_equal(u_.core->announced_count + u_.core->ns[0]->tail_bytes, 0);
-	assert_int_equal(u_put(&u_, d_, &one_, keys_, 4, 8), 4);
-	u_tick(&u_, 1);
-	check_notice(d_, sent_.number, KV_HANDOVER_FAILED, 4, KV_ERR_PRODUCER_LOST);
-	universe_check(&u_);
-	m_ = u_join(&u_, 0, "engine", 2, 0);
-}
-
 /* Its member has gone, and no sweep has come by: what becomes visible is not handed over in its name. */
 STAGE_TEST(p7_a_quantum_finds_that_the_producer_has_gone, stage_one(64, 0))
 {
@@ -316,21 +300,6 @@ STAGE_TEST(p7_a_quantum_finds_that_the_producer_has_gone, stage_one(64, 0))
 	check_notice(d_, sent_.number, KV_HANDOVER_FAILED, 0, KV_ERR_PRODUCER_LOST);
 	universe_check(&u_);
 	m_ = u_join(&u_, 0, "engine", 2, 0);
-}
-
-STAGE_TEST(p4_a_reset_ends_what_is_announced, stage_one(64, 0))
-{
-	kv_msg_t ask, answer;
-
-	assert_int_equal(receive(d_), KV_OK);
-	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
-	ask.space_reset = (kv_msg_space_reset_t){.space = one_.space, .epoch = one_.epoch};
-	assert_int_equal(u_request(&u_, m_, KV_CODE_SPACE_RESET, &ask, &answer), KV_OK);
-	one_.epoch = answer.space_reset_reply.epoch;
-	put(m_, 0, 8);
-	check_notice(d_, sent_.number, KV_HANDOVER_ENDED, 0, KV_ERR_STALE_EPOCH);
-	check_notice(m_, sent_.number, KV_HANDOVER_ENDED, 0, KV_ERR_STALE_EPOCH);
-	assert_int_equal(u_.core->handovers.used + u_.core->announced_count + u_.core->ns[0]->tail_bytes, 0);
 }
 
 STAGE_TEST(p4_a_consumer_that_gives_it_back_leaves_what_is_announced, stage_one(64, 0))
@@ -362,21 +331,6 @@ STAGE_TEST(p5_announced_blocks_without_a_consumer_expire, stage_one(64, 0))
 	advance(UINT64_C(4200000000));
 	check_notice(m_, sent_.number, KV_HANDOVER_ENDED, 4, KV_ERR_EXPIRED);
 	assert_int_equal(u_.core->handovers.used + u_.core->announced_count + u_.core->ns[0]->tail_bytes, 0);
-}
-
-STAGE_TEST(p4_a_lost_block_ends_what_is_announced_below_it, stage_one(64, 0))
-{
-	uint32_t block;
-
-	assert_int_equal(receive(d_), KV_OK);
-	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
-	put(m_, 0, 4);
-	block = kvd_index_find(&u_.core->ix, u_.core->ns[0]->spaces[one_.space]->tree, &keys_[0], 0);
-	assert_int_equal(kvd_block_evict_below(u_.core, block, KVD_CPU, 1), KV_OK);
-	check_notice(d_, sent_.number, KV_HANDOVER_FAILED, 0, KV_ERR_REVOKED);
-	check_notice(m_, sent_.number, KV_HANDOVER_FAILED, 0, KV_ERR_REVOKED);
-	assert_int_equal(u_.core->announced_count, 0);
-	universe_check(&u_);
 }
 
 /* A daemon that ends frees what is announced. */

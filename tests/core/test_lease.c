@@ -69,38 +69,6 @@ STAGE_TEST(p5_skipped_blocks_are_touched_and_not_listed, stage(64, 0))
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 20), 20);
 }
 
-STAGE_TEST(p5_a_leased_prefix_is_never_evicted, stage(32, 0))
-{
-	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 32), 32);
-	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 0, &lease_, &reply_), KV_OK);
-	u_evict_all(&u_, KV_TIER_CPU);
-	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 32), 20);
-	u_lease_verify(&u_, &lease_);
-	assert_int_equal(u_release(&u_, m_, lease_.id), KV_OK);
-	u_evict_all(&u_, KV_TIER_CPU);
-	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 32), 0);
-	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 1, 0, &lease_, &reply_), KV_OK);
-	assert_int_equal(reply_.why, KV_WHY_EVICTED);
-}
-
-STAGE_TEST(p1_an_expired_lease_is_revoked_before_its_slots_are_reused, stage(32, 0))
-{
-	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 32), 32);
-	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 32, 0, &lease_, &reply_), KV_OK);
-	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 10, 0, &lease2_, &reply_), KV_OK);
-	kv_test_advance(&u_.env, UINT64_C(8000000000));
-	u_tick(&u_, 1);
-	assert_int_equal(u_renew(&u_, m_, lease2_.id), KV_OK);
-	assert_true(u_lease_alive(&lease_) && u_lease_alive(&lease2_));
-	kv_test_advance(&u_.env, UINT64_C(2100000000));
-	u_tick(&u_, 1);
-	assert_false(u_lease_alive(&lease_));
-	assert_true(u_lease_alive(&lease2_));
-	assert_int_equal(kv_metric_get(&u_.metrics, KV_M_LEASES_EXPIRED), 1);
-	assert_int_equal(u_put(&u_, m_, &space_, &fork_[0], 8, 30), 22);
-	u_lease_verify(&u_, &lease2_);
-}
-
 STAGE_TEST(p5_pinned_bytes_and_leases_are_capped, stage(64, 0))
 {
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 40), 40);
@@ -115,20 +83,6 @@ STAGE_TEST(p5_pinned_bytes_and_leases_are_capped, stage(64, 0))
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 4, 0, &lease2_, &reply_), KV_ERR_LIMIT);
 }
 
-STAGE_TEST(p1_blocks_on_disk_become_ready_in_order, stage_disk(32, 20))
-{
-	u_.disk.shuffle = 1;
-	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 0, &lease_, &reply_), KV_OK);
-	assert_int_equal(reply_.n_disk, 20);
-	for (uint32_t i = 0; i < 200 && u_count_notices(&u_, KV_CODE_LEASE_DONE, lease_.id) == 0; i++) {
-		u_tick(&u_, 1);
-		u_lease_verify(&u_, &lease_);
-		universe_check(&u_);
-	}
-	assert_int_equal(u_find_notice(&u_, KV_CODE_LEASE_DONE, lease_.id)->msg.lease_done.ready, 20);
-	assert_int_equal(u_mirror_tiers(&u_, 0, &keys_[19]), KV_TIER_CPU | KV_TIER_DISK);
-}
-
 STAGE_TEST(p5_leases_that_need_the_same_block_share_its_read, stage_disk(64, 20))
 {
 	u_.disk.loads = 0;
@@ -140,24 +94,6 @@ STAGE_TEST(p5_leases_that_need_the_same_block_share_its_read, stage_disk(64, 20)
 	assert_int_equal(u_find_notice(&u_, KV_CODE_LEASE_DONE, lease2_.id)->msg.lease_done.ready, 12);
 	u_lease_verify(&u_, &lease_);
 	u_lease_verify(&u_, &lease2_);
-}
-
-STAGE_TEST(p3_blocks_read_below_a_gap_serve_their_lease_only, stage_disk(32, 20))
-{
-	uint8_t tiers[20];
-
-	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 12, &lease_, &reply_), KV_OK);
-	u_settle(&u_);
-	assert_int_equal(u_header(m_, lease_.offset)->ready, 20);
-	u_lease_verify(&u_, &lease_);
-	u_explain(&u_, 0, &space_, keys_, 20, tiers);
-	assert_int_equal(tiers[19], KV_TIER_DISK);
-	assert_int_equal(u_mirror_tiers(&u_, 0, &keys_[19]), KV_TIER_DISK);
-	assert_int_equal(stage_free_slots(), 24);
-	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 12, 0, &lease2_, &reply_), KV_OK);
-	u_settle(&u_); /* the gap closes: all join */
-	u_explain(&u_, 0, &space_, keys_, 20, tiers);
-	assert_int_equal(tiers[19], KV_TIER_DISK | KV_TIER_CPU);
 }
 
 STAGE_TEST(p5_slots_for_reads_are_taken_at_once_or_the_lease_shortened, stage_disk(32, 20))

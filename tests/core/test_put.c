@@ -86,19 +86,6 @@ STAGE_TEST(p10_a_block_below_itself_is_refused, stage(64, 0))
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 2, 3, 0, &other_, &reply_), KV_ERR_ARG);
 }
 
-STAGE_TEST(p3_a_child_waits_for_its_parents_key, stage(64, 0))
-{
-	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 2, 0, &put_, &reply_), KV_OK);
-	u_put_write(&u_, &put_);
-	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 2, 4, 0, &other_, &reply_), KV_OK);
-	u_put_write(&u_, &other_);
-	assert_int_equal(u_put_end(&u_, m_, &other_, 0, 2), KV_OK);
-	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 4), 0);
-	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 2), KV_OK);
-	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 4), 4);
-	assert_int_equal(done(other_.id)->msg.put_done.status, KV_OK);
-}
-
 STAGE_TEST(p3_a_child_is_lost_with_the_last_copy_of_its_parent, stage(64, 0))
 {
 	u_member_t *second;
@@ -173,24 +160,6 @@ STAGE_TEST(p3_a_waiting_child_accepts_another_instances_parent, stage(64, 0))
 	assert_int_equal(u_put_end(&u_, second, &copy, 0, 2), KV_OK);
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 4), 4);
 	assert_int_equal(done(other_.id)->msg.put_done.status, KV_OK);
-}
-
-STAGE_TEST(p1_of_two_copies_the_first_complete_wins, stage(64, 0))
-{
-	u_member_t *second;
-
-	second = u_join(&u_, 0, "second", 2, 0);
-	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 3, 0, &put_, &reply_), KV_OK);
-	assert_int_equal(u_put_start(&u_, second, &space_, keys_, 0, 3, 0, &other_, &reply_), KV_OK);
-	assert_int_equal(stage_free_slots(), 58);
-	assert_int_equal(u_put_end(&u_, second, &other_, 0, 3), KV_OK);
-	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 3), KV_OK);
-	assert_int_equal(done(put_.id)->msg.put_done.n, 3);
-	assert_int_equal(kv_metric_get(&u_.metrics, KV_M_PUT_DUPLICATES), 3);
-	assert_int_equal(stage_free_slots(), 61);
-	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 3, 0, &put_, &reply_), KV_OK);
-	assert_int_equal(reply_.put, 0);
-	assert_int_equal(reply_.already, 3);
 }
 
 STAGE_TEST(p5_a_full_pool_shortens_a_put_and_never_takes_its_own_path, stage(16, 0))
@@ -282,26 +251,6 @@ STAGE_TEST(p4_a_revoked_puts_slots_wait_until_its_writers_are_drained, stage(64,
 	assert_int_equal(freed, 4);
 	assert_int_equal(stage_quarantined(), 0);
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 6), 2);
-}
-
-STAGE_TEST(p2_a_put_under_a_parent_on_disk_is_written_through, stage(8, 64))
-{
-	uint8_t tiers[8];
-
-	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
-	u_settle(&u_);
-	u_evict(&u_, KV_TIER_CPU, 4);
-	u_.disk.hold = 1;
-	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 4, 6, 0, &put_, &reply_), KV_OK);
-	u_put_write(&u_, &put_);
-	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 2), KV_OK);
-	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 6), 4);
-	u_.disk.hold = 0;
-	u_settle(&u_);
-	u_explain(&u_, 0, &space_, keys_, 6, tiers);
-	assert_int_equal(tiers[5], KV_TIER_DISK);
-	assert_int_equal(done(put_.id)->msg.put_done.n, 2);
-	assert_int_equal(stage_free_slots(), 8);
 }
 
 /* While the block is written its parent comes into memory too; the room it needs in the index is then not made by
@@ -524,23 +473,6 @@ KV_TEST(p5_a_long_put_is_published_in_several_ticks)
 	u_settle(&u_);
 	assert_int_equal(done(put)->msg.put_done.n, LONG);
 	stage_end();
-}
-
-STAGE_TEST(p2_blocks_evicted_from_disk_are_not_durable, stage(64, 64))
-{
-	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 4, 1, &put_, &reply_), KV_OK);
-	u_put_write(&u_, &put_);
-	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 4), KV_OK);
-	for (uint32_t i = 0; i < 100 && u_.disk.flushes == 0; i++) {
-		u_tick(&u_, 1);
-	}
-	assert_int_equal(u_.disk.stores, 4);
-	assert_int_equal(u_count_notices(&u_, KV_CODE_DURABLE, put_.id), 0);
-	assert_int_equal(kvd_core_evict_one(u_.core, KV_TIER_DISK), KV_OK);
-	u_settle(&u_);
-	assert_int_equal(u_count_notices(&u_, KV_CODE_DURABLE, put_.id), 1);
-	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.n, 3);
-	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.status, KV_ERR_NOT_ADMITTED);
 }
 
 /* Writes fail for a while, at once or later: nothing is promised, the device gets few tries, and all is written when it
