@@ -15,7 +15,10 @@
 #define FIXTURE_SUPER   UINT64_C(0xbcd8b35ffa00f819)
 #define FIXTURE_SUPER_1 UINT64_C(0x6565e796a2d7d3c7)
 
-static found_t found;
+static kv_test_env_t t_;
+
+/* A test that leaves nothing in t_. */
+#define ENV_TEST(name) KV_TEST_BETWEEN(name, kv_test_env_init(&t_), assert_int_equal(kv_test_env_live(&t_), 0))
 
 KV_TEST(p10_every_flipped_bit_of_a_slot_header_is_noticed)
 {
@@ -71,7 +74,7 @@ static void as_version_1(uint8_t *image, size_t len)
 
 /* The same bytes on every machine: fixtures of slot headers 1 and superblocks 2, and of superblocks 1, which are read
  * too. */
-KV_TEST(p10_the_formats_are_those_of_their_versions)
+ENV_TEST(p10_the_formats_are_those_of_their_versions)
 {
 	static _Alignas(4096) uint8_t page[4096];
 	const uint64_t leaves[6] = {1, 2, 3, 4, 5, 6};
@@ -83,7 +86,6 @@ KV_TEST(p10_the_formats_are_those_of_their_versions)
 				.gen = 9,
 				.length = 12288};
 	kvs_super_class_t c = {.ns = "default", .geometry = plain, .slots_per_file = 128};
-	kv_test_env_t t;
 	kvs_super_t super;
 	uint8_t *image;
 	uint32_t id;
@@ -92,8 +94,7 @@ KV_TEST(p10_the_formats_are_those_of_their_versions)
 	kvs_slothdr_encode(page, &plain, &header, leaves);
 	assert_memory_equal(page, "KVDSLOT1", 8);
 	assert_true(kv_digest(page, sizeof page) == FIXTURE_SLOT);
-	kv_test_env_init(&t);
-	assert_int_equal(kvs_super_init(&super, &t.env), KV_OK);
+	assert_int_equal(kvs_super_init(&super, &t_.env), KV_OK);
 	super.uuid = 77;
 	assert_int_equal(kvs_super_class_add(&super, &c, &id), KV_OK);
 	assert_int_equal(kvs_super_space_set(&super, space_root, "default", "model=test\n", 4), KV_OK);
@@ -103,25 +104,22 @@ KV_TEST(p10_the_formats_are_those_of_their_versions)
 	as_version_1(image, len);
 	assert_true(kv_digest(image, len) == FIXTURE_SUPER_1);
 	kvs_super_fini(&super);
-	assert_int_equal(kvs_super_init(&super, &t.env), KV_OK);
+	assert_int_equal(kvs_super_init(&super, &t_.env), KV_OK);
 	assert_int_equal(kvs_super_decode(&super, image, len), KV_OK);
 	assert_int_equal(kvs_super_space_find(&super, space_root)->epoch, 4);
-	kv_free(&t.env, image);
+	kv_free(&t_.env, image);
 	kvs_super_fini(&super);
-	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
-KV_TEST(p10_every_flipped_bit_and_cut_of_a_superblock_is_noticed)
+ENV_TEST(p10_every_flipped_bit_and_cut_of_a_superblock_is_noticed)
 {
 	kvs_super_class_t c = {.ns = "default", .geometry = plain, .slots_per_file = 128};
-	kv_test_env_t t;
 	kvs_super_t super, back;
 	uint8_t *image;
 	uint32_t id;
 	size_t len;
 
-	kv_test_env_init(&t);
-	assert_int_equal(kvs_super_init(&super, &t.env), KV_OK);
+	assert_int_equal(kvs_super_init(&super, &t_.env), KV_OK);
 	assert_int_equal(kvs_super_class_add(&super, &c, &id), KV_OK);
 	for (uint8_t i = 0; i < 40; i++) {
 		uint8_t root[32] = {(uint8_t)(i * 37u)};
@@ -135,14 +133,14 @@ KV_TEST(p10_every_flipped_bit_and_cut_of_a_superblock_is_noticed)
 		if (bit < len * 8u) {
 			image[bit / 8] ^= (uint8_t)(1u << bit % 8);
 		}
-		assert_int_equal(kvs_super_init(&back, &t.env), KV_OK);
+		assert_int_equal(kvs_super_init(&back, &t_.env), KV_OK);
 		assert_int_not_equal(kvs_super_decode(&back, image, n), KV_OK);
 		kvs_super_fini(&back);
 		if (bit < len * 8u) {
 			image[bit / 8] ^= (uint8_t)(1u << bit % 8);
 		}
 	}
-	assert_int_equal(kvs_super_init(&back, &t.env), KV_OK);
+	assert_int_equal(kvs_super_init(&back, &t_.env), KV_OK);
 	assert_int_equal(kvs_super_decode(&back, image, len), KV_OK);
 	assert_int_equal(back.space_count, 40);
 	for (uint8_t i = 0; i < 40; i++) {
@@ -151,13 +149,12 @@ KV_TEST(p10_every_flipped_bit_and_cut_of_a_superblock_is_noticed)
 		assert_int_equal(kvs_super_space_find(&back, root)->epoch, i + 1u);
 	}
 	kvs_super_fini(&back);
-	kv_free(&t.env, image);
+	kv_free(&t_.env, image);
 	kvs_super_fini(&super);
-	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
 /* A valid check says nothing of sense: leaves of no bytes would be divided by, blocks near 4 GiB would wrap. */
-KV_TEST(p6_an_impossible_geometry_in_a_superblock_is_refused)
+ENV_TEST(p6_an_impossible_geometry_in_a_superblock_is_refused)
 {
 	static const kvs_geometry_t bad[] = {
 		{.block_bytes = 12288, .heads = 2, .leaves = 3, .leaf_bytes = 0, .page_bytes = 2048},
@@ -165,9 +162,7 @@ KV_TEST(p6_an_impossible_geometry_in_a_superblock_is_refused)
 		{.block_bytes = 12288, .heads = 0, .leaves = 3, .leaf_bytes = 4096, .page_bytes = 4096},
 		{.block_bytes = UINT32_MAX, .heads = 1, .leaves = 1, .leaf_bytes = UINT32_MAX},
 	};
-	kv_test_env_t t;
 
-	kv_test_env_init(&t);
 	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
 		kvs_super_class_t c = {.ns = "default", .geometry = bad[i], .slots_per_file = 4};
 		kvs_super_t super, back;
@@ -175,33 +170,29 @@ KV_TEST(p6_an_impossible_geometry_in_a_superblock_is_refused)
 		uint32_t id;
 		size_t len;
 
-		assert_int_equal(kvs_super_init(&super, &t.env), KV_OK);
+		assert_int_equal(kvs_super_init(&super, &t_.env), KV_OK);
 		assert_int_equal(kvs_super_class_add(&super, &c, &id), KV_OK);
 		assert_int_equal(kvs_super_encode(&super, &image, &len), KV_OK);
-		assert_int_equal(kvs_super_init(&back, &t.env), KV_OK);
+		assert_int_equal(kvs_super_init(&back, &t_.env), KV_OK);
 		assert_int_equal(kvs_super_decode(&back, image, len), KV_ERR_CORRUPT);
 		kvs_super_fini(&back);
-		kv_free(&t.env, image);
+		kv_free(&t_.env, image);
 		kvs_super_fini(&super);
 	}
-	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
-/* What a daemon writes the next one must be able to read. */
 /* A start, or a new epoch, on a full file system: the same files, and no block more. */
-KV_TEST(p2_a_superblock_is_overwritten_in_place)
+ENV_TEST(p2_a_superblock_is_overwritten_in_place)
 {
-	kv_test_env_t t;
 	kvs_super_t super, back;
 	struct stat before[2], after;
 	char dir[128];
 	int sync_failed = 0, stale, fd;
 	uint32_t found;
 
-	kv_test_env_init(&t);
 	kv_test_dir_make(dir, sizeof dir);
 	fd = open(dir, O_RDONLY | O_DIRECTORY);
-	assert_int_equal(kvs_super_init(&super, &t.env), KV_OK);
+	assert_int_equal(kvs_super_init(&super, &t_.env), KV_OK);
 	for (uint32_t i = 0; i < 200; i++) {
 		uint8_t root[32] = {(uint8_t)i, 9};
 		uint8_t *image;
@@ -210,14 +201,14 @@ KV_TEST(p2_a_superblock_is_overwritten_in_place)
 		assert_int_equal(kvs_super_space_set(&super, root, "default", "model=test\n", i + 1), KV_OK);
 		assert_int_equal(kvs_super_encode(&super, &image, &len), KV_OK);
 		assert_int_equal(kvs_super_write(fd, image, len, 1, &sync_failed), KV_OK);
-		kv_free(&t.env, image);
+		kv_free(&t_.env, image);
 		for (int copy = 0; copy < 2; copy++) {
 			assert_int_equal(fstatat(fd, copy ? "superblock.1" : "superblock.0", &after, 0), 0);
 			before[copy] = i == 0 ? after : before[copy];
 			assert_true(before[copy].st_ino == after.st_ino && before[copy].st_blocks == after.st_blocks);
 		}
 	}
-	assert_int_equal(kvs_super_init(&back, &t.env), KV_OK);
+	assert_int_equal(kvs_super_init(&back, &t_.env), KV_OK);
 	assert_int_equal(kvs_super_load(&back, fd, &found, &stale), KV_OK);
 	assert_true(found == 2 && stale == 0 && sync_failed == 0);
 	assert_int_equal(back.generation, super.generation);
@@ -226,22 +217,19 @@ KV_TEST(p2_a_superblock_is_overwritten_in_place)
 	kvs_super_fini(&super);
 	close(fd);
 	kv_test_dir_remove(dir);
-	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
-KV_TEST(p2_a_superblock_never_outgrows_what_is_read_back)
+ENV_TEST(p2_a_superblock_never_outgrows_what_is_read_back)
 {
 	static char identity[KVS_SUPER_MAX_IDENTITY + 1u];
 	kvs_super_class_t c = {.ns = "default", .geometry = plain, .slots_per_file = 128};
-	kv_test_env_t t;
 	kvs_super_t super, back;
 	uint8_t *image;
 	uint32_t id, made = 0;
 	uint32_t root[8] = {0};
 	size_t len;
 
-	kv_test_env_init(&t);
-	assert_int_equal(kvs_super_init(&super, &t.env), KV_OK);
+	assert_int_equal(kvs_super_init(&super, &t_.env), KV_OK);
 	/* Whole identities first, then one that leaves room for no class more than a few. */
 	for (size_t n = KVS_SUPER_MAX_IDENTITY; n > 0; n = n > 1 ? n / 2 : 0) {
 		memset(identity, 'x', n);
@@ -256,13 +244,12 @@ KV_TEST(p2_a_superblock_never_outgrows_what_is_read_back)
 	assert_true(made < KVS_SUPER_MAX_CLASSES);
 	assert_true(super.bytes <= KVS_SUPER_MAX_BYTES);
 	assert_int_equal(kvs_super_encode(&super, &image, &len), KV_OK);
-	assert_int_equal(kvs_super_init(&back, &t.env), KV_OK);
+	assert_int_equal(kvs_super_init(&back, &t_.env), KV_OK);
 	assert_int_equal(kvs_super_decode(&back, image, len), KV_OK);
 	assert_int_equal(back.space_count, super.space_count);
 	kvs_super_fini(&back);
-	kv_free(&t.env, image);
+	kv_free(&t_.env, image);
 	kvs_super_fini(&super);
-	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
 KV_TEST(p10_the_metadata_library_s_sentences_are_told_apart)
@@ -394,13 +381,13 @@ typedef struct model {
 static void model_reopen(fixture_t *f, model_t *m)
 {
 	fixture_close(f);
-	fixture_begin(f, &found);
+	fixture_begin(f, &found_);
 	for (uint64_t c = 0; c < CHAINS; c++) {
 		uint32_t n = 0;
 		int at;
 
-		while (n < DEEP && (at = found_find(&found, c, n + 1)) >= 0) {
-			m->loc[c][n++] = found.loc[at];
+		while (n < DEEP && (at = found_find(&found_, c, n + 1)) >= 0) {
+			m->loc[c][n++] = found_.loc[at];
 		}
 		assert_int_equal(n, m->len[c]); /* a clean close loses nothing */
 		m->durable[c] = n;
@@ -451,7 +438,7 @@ KV_TEST(p1_p2_random_use_agrees_with_a_table)
 	f.config.limit_bytes = 8 * MIB;
 	f.config.file_bytes = MIB / 2;
 	f.config.sync = 0;
-	fixture_begin(&f, &found);
+	fixture_begin(&f, &found_);
 	for (uint32_t i = 0; i < 1200; i++) {
 		model_step(&f, &m, &rng);
 	}
