@@ -298,6 +298,19 @@ STAGE_TEST(p2_a_refused_write_is_reported_as_not_admitted, stage(8, 4))
 	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.status, KV_ERR_NOT_ADMITTED);
 }
 
+STAGE_TEST(p2_a_write_through_that_fails_ends_its_put, stage(8, 64))
+{
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
+	u_settle(&u_);
+	u_evict(&u_, KV_TIER_CPU, 4);
+	u_.disk.fail_percent = 100;
+	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 4, 6, 0, &put_, &reply_), KV_OK);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 2), KV_OK);
+	u_settle(&u_);
+	assert_int_equal(done(put_.id)->msg.put_done.status, KV_ERR_NOT_ADMITTED);
+	assert_int_equal(stage_free_slots(), 8);
+}
+
 static kv_slot_t disk_slot(uint32_t i)
 {
 	uint32_t id = kvd_index_find(&u_.core->ix, u_.core->ns[0]->spaces[space_.space]->tree, &keys_[i], 0);
