@@ -65,38 +65,6 @@ STAGE_TEST(p4_what_is_visible_already_is_handed_over_at_once, stage_one(64, 0))
 	assert_int_equal(got_.state, KV_HANDOVER_COMPLETE);
 }
 
-STAGE_TEST(p4_later_chunks_announce_more_and_may_overlap, stage_one(64, 0))
-{
-	assert_int_equal(receive(d_), KV_OK);
-	assert_int_equal(announce(0, 0, 4, 0), KV_OK);
-	put(m_, 0, 2);
-	assert_int_equal(announce(sent_.number, 0, 6, 0), KV_OK);
-	assert_int_equal(announce(sent_.number, 6, 9, 0), KV_OK);
-	assert_int_equal(sent_.announced, 9);
-	assert_int_equal(sent_.bytes, 2 * 4096 + 7 * sizeof(kv_key_t));
-	assert_int_equal(announce(sent_.number, 10, 12, 0), KV_MISS);  /* a gap */
-	assert_int_equal(announce(sent_.number, 2, 8, 0), KV_ERR_ARG); /* less than is announced */
-	assert_int_equal(entry()->ahead.n, 9);
-	put(m_, 2, 9);
-	check_told(KV_HANDOVER_SENDING, 9, 0);
-	assert_int_equal(announce(sent_.number, 10, 12, 1), KV_MISS);
-	assert_int_equal(announce(sent_.number, 9, 12, 1), KV_OK);
-	put(m_, 9, 12);
-	check_told(KV_HANDOVER_COMPLETE, 12, 0);
-}
-
-/* The producer need not be the one that puts them: another engine computes the same prompt. */
-STAGE_TEST(p4_blocks_that_another_instance_puts_count, stage_one(64, 0))
-{
-	u_member_t *other;
-
-	other = u_join(&u_, 0, "other", 2, 0);
-	assert_int_equal(receive(d_), KV_OK);
-	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
-	put(other, 0, 8);
-	check_told(KV_HANDOVER_COMPLETE, 8, 0);
-}
-
 STAGE_TEST(p4_the_private_block_completes_it, stage_one(64, 0))
 {
 	u_send_t send = {.transfer = "t",
@@ -229,24 +197,6 @@ KV_TEST(p3_a_block_that_does_not_follow_fails_the_hand_over)
 }
 
 /* ---- withdrawn ------------------------------------------------------------------------------- */
-
-STAGE_TEST(p4_a_plain_chunk_withdraws_what_is_announced, stage_one(64, 0))
-{
-	assert_int_equal(receive(d_), KV_OK);
-	assert_int_equal(announce(0, 0, 12, 1), KV_OK);
-	put(m_, 0, 6);
-	assert_int_equal(send_visible(8, 1), KV_MISS); /* nothing has changed */
-	assert_int_equal(entry()->ahead.n, 12);
-	assert_int_equal(send_partial(5), KV_ERR_ARG); /* a partial block is after all of it */
-	assert_int_equal(send_visible(5, 0), KV_OK);   /* less than is there: its notice is on its way */
-	assert_int_equal(sent_.n, 6);
-	assert_int_equal(sent_.announced, 0);
-	assert_int_equal(u_.core->ns[0]->tail_bytes, 0);
-	put(m_, 6, 12);
-	assert_int_equal(entry()->n, 6);
-	assert_int_equal(send_visible(12, 1), KV_OK);
-	check_notice(d_, sent_.number, KV_HANDOVER_COMPLETE, 12, KV_OK);
-}
 
 STAGE_TEST(p4_a_last_chunk_that_crosses_the_completion_is_no_error, stage_one(64, 0))
 {
