@@ -252,24 +252,6 @@ STAGE_TEST(p7_a_quantum_finds_that_the_producer_has_gone, stage_one(64, 0))
 	m_ = u_join(&u_, 0, "engine", 2, 0);
 }
 
-STAGE_TEST(p4_a_consumer_that_gives_it_back_leaves_what_is_announced, stage_one(64, 0))
-{
-	u_member_t *second;
-
-	assert_int_equal(receive(d_), KV_OK);
-	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
-	put(m_, 0, 4);
-	assert_int_equal(u_done(&u_, d_, sent_.number, KV_HANDOVER_ABORT), KV_OK);
-	u_.notice_count = 0;
-	put(m_, 4, 8);
-	assert_null(last_notice(d_, sent_.number));
-	check_notice(m_, sent_.number, KV_HANDOVER_COMPLETE, 8, KV_OK);
-	second = u_join(&u_, 0, "second", 2, 0);
-	assert_int_equal(receive(second), KV_OK);
-	assert_int_equal(got_.state, KV_HANDOVER_COMPLETE);
-	assert_int_equal(got_.n, 8);
-}
-
 /* Without a consumer it lives since the last chunk, announced or handed over; then nothing is left. */
 STAGE_TEST(p5_announced_blocks_without_a_consumer_expire, stage_one(64, 0))
 {

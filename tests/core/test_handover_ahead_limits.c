@@ -478,7 +478,7 @@ KV_TEST(p5_p8_announcements_of_a_tenant_end_at_its_own_limits)
 	stage_end();
 }
 
-/* A hundred entries, each with a quantum of lookups to do, and one block of somebody else: decision 056. */
+/* A hundred entries, each with a quantum of lookups to do, and one block of somebody else: decision 052. */
 STAGE_TEST(p5_p8_announcements_of_a_tenant_do_not_delay_another, stage_tenants(0))
 {
 	kv_msg_handover_send_reply_t theirs = {0};
