@@ -178,36 +178,6 @@ STAGE_TEST(p1_nothing_of_an_old_epoch_is_served, stage(64, 64))
 
 /* ---- members --------------------------------------------------------------------------------- */
 
-/* A client has overwritten memory; the disk copies are still good. */
-STAGE_TEST(p2_a_bad_cpu_copy_leaves_the_disk_copy, stage(64, 64))
-{
-	static u_lease_t deep, beside;
-	uint8_t tiers[16];
-
-	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 16), 16);
-	assert_int_equal(u_put(&u_, m_, &space_, fork_, 8, 16), 8);
-	u_settle(&u_);
-	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 12, 0, &lease_, &reply_), KV_OK);
-	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 16, 12, &deep, &reply_), KV_OK);
-	assert_int_equal(u_acquire(&u_, m_, &space_, fork_, 16, 0, &beside, &reply_), KV_OK);
-	*fake_bytes(&u_.cpu, kv_lease_slots(u_header(m_, lease_.offset))[9]) ^= 1;
-	assert_int_equal(u_bad_block(&u_, m_, lease_.id, 9), KV_OK);
-	assert_false(u_lease_alive(&lease_));
-	assert_false(u_lease_alive(&deep));
-	assert_true(u_lease_alive(&beside));
-	universe_check(&u_);
-	u_explain(&u_, 0, &space_, keys_, 16, tiers);
-	for (uint32_t i = 0; i < 16; i++) {
-		assert_int_equal(tiers[i], i < 9 ? KV_TIER_CPU | KV_TIER_DISK : KV_TIER_DISK);
-	}
-	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 16, 0, &lease_, &reply_), KV_OK);
-	assert_int_equal(reply_.n, 16);
-	assert_int_equal(reply_.n_disk, 7);
-	u_settle(&u_);
-	assert_int_equal(u_header(m_, lease_.offset)->ready, 16);
-	u_lease_verify(&u_, &lease_);
-}
-
 /* Blocks below it that are being written, or pinned by a put. */
 STAGE_TEST(p4_a_bad_cpu_copy_drops_the_cpu_copies_below_it, stage(64, 64))
 {
