@@ -128,18 +128,15 @@ KV_TEST(p6_room_for_a_child_is_not_made_by_evicting_its_parent)
 
 STAGE_TEST(p3_a_put_half_visible_at_a_reset_ends_with_its_last_range, stage(64, 0))
 {
-	kv_msg_t ask = {.space_reset = {.space = 0}}, reply;
-
-	ask.space_reset.space = space_.space;
-	ask.space_reset.epoch = space_.epoch;
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 2), 2);
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 6, 0, &put_, &reply_), KV_OK);
 	u_put_write(&u_, &put_);
 	assert_int_equal(u_put_end(&u_, m_, &put_, 2, 2), KV_OK);
-	assert_int_equal(u_request(&u_, m_, KV_CODE_SPACE_RESET, &ask, &reply), KV_OK);
+	assert_int_equal(u_reset(&u_, m_, &space_), KV_OK);
 	u_settle(&u_);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 4, 1), KV_OK);
 	assert_int_equal(u_count_notices(&u_, KV_CODE_PUT_DONE, put_.id), 0); /* the ranks still write */
-	assert_int_equal(u_put_end(&u_, m_, &put_, 4, 2), KV_OK);
+	assert_int_equal(u_put_end(&u_, m_, &put_, 5, 1), KV_OK);
 	assert_int_equal(done(put_.id)->msg.put_done.status, KV_ERR_STALE_EPOCH);
 	u_settle(&u_);
 	assert_int_equal(stage_free_slots(), 64);
@@ -554,12 +551,12 @@ STAGE_TEST(p9_a_put_is_announced_in_one_run_with_its_tokens, stage(64, 0))
 {
 	static uint32_t tokens[4 * 16];
 	static u_put_t put;
-	kv_msg_t ask = {0}, reply;
+	kv_msg_t ask = {.put_start = {.space = space_.space,
+				      .epoch = space_.epoch,
+				      .keys = {(const uint8_t *)keys_, 4 * KV_KEY_BYTES},
+				      .tokens = {(const uint8_t *)tokens, sizeof tokens}}},
+		 reply;
 
-	ask.put_start = (kv_msg_put_start_t){.space = space_.space,
-					     .epoch = space_.epoch,
-					     .keys = {(const uint8_t *)keys_, 4 * KV_KEY_BYTES},
-					     .tokens = {(const uint8_t *)tokens, sizeof tokens}};
 	assert_int_equal(u_request(&u_, m_, KV_CODE_PUT_START, &ask, &reply), KV_OK);
 	put = (u_put_t){.id = reply.put_start_reply.put, .member = m_, .offset = reply.put_start_reply.offset, .n = 4};
 	assert_int_equal(u_put_end(&u_, m_, &put, 0, 4), KV_OK);

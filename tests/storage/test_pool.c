@@ -190,42 +190,6 @@ POOL_TEST(p8_clients_can_neither_resize_nor_forge, pool_begun(1u << 20, 256u << 
 	assert_int_equal(kvs_pool_slab(pool_, kvs_pool_slab_count(pool_), &info), KV_MISS);
 }
 
-POOL_TEST(p1_a_stale_location_is_a_miss, pool_begun(1u << 20, 256u << 10))
-{
-	static block_buf_t b;
-	kvs_meta_t meta = meta_of(1);
-	kvs_loc_t old, now;
-	kvs_usage_t before, after;
-	kvs_mem_t mem;
-
-	old = put(pool_, class_, &plain, 1);
-	kvs_free(pool_, old);
-	for (int round = 0; round < 2; round++) { /* free, then taken again: last freed is first taken */
-		block_fill(&plain, 1, &b);
-		assert_int_equal(kvs_mem(pool_, old, &mem), KV_MISS);
-		assert_int_equal(load(pool_, old, &b.mem), KV_MISS);
-		assert_int_equal(store(pool_, old, &b.mem), KV_MISS);
-		assert_int_equal(kvs_set_state(pool_, old, KVS_QUARANTINED), KV_MISS);
-		assert_int_equal(kvs_pool_compute_roots(pool_, old), KV_MISS);
-		assert_int_equal(kvs_pool_set_leaves(pool_, old, &(kvs_leaf_span_t){0, 1, 0, 1}, b.leaves), KV_MISS);
-		kvs_usage(pool_, &before);
-		kvs_free(pool_, old);
-		kvs_usage(pool_, &after);
-		assert_memory_equal(&before, &after, sizeof before);
-		if (round == 0) {
-			assert_int_equal(kvs_alloc(pool_, class_, KVS_PUT, 1, &meta, &now), KV_OK);
-			assert_int_equal(now.slot, old.slot);
-			assert_int_not_equal(now.gen, old.gen);
-		}
-	}
-	for (uint32_t i = 0; i < 100; i++) {
-		kvs_loc_t wild = {i * 0x01234567u, i};
-
-		assert_int_equal(kvs_mem(pool_, wild, &mem), KV_MISS);
-	}
-	assert_int_equal(kvs_mem(pool_, (kvs_loc_t){KV_SLOT_NONE, 1}, &mem), KV_MISS);
-}
-
 POOL_TEST(p5_the_smallest_and_oddest_arguments_are_refused, pool_set_up(1u << 20, 256u << 10))
 {
 	static const kvs_geometry_t bad[] = {
