@@ -13,7 +13,7 @@
  *     KV_TEST_MAIN(NULL, NULL)
  *
  * A test runs in its place in the file, between the fixtures behind its name, if there are any. KV_TEST_MAIN() is the program; its fixtures
- * stand before the first test and behind the last one. Several files are one program with kv_main.c. One whose main() has more to do calls
+ * stand before the first test and behind the last one, those of KV_TEST_MAIN_EACH() around each. Several files are one program with kv_main.c. One whose main() has more to do calls
  * kv_test_run() in it. KV_TEST_ONLY in the environment names the tests that run, by a part of their names.
  */
 #ifndef KV_CMOCKA_H
@@ -68,12 +68,29 @@ static inline int kv_test_run(CMFixtureFunction setup, CMFixtureFunction teardow
 	return _cmocka_run_group_tests("tests", kv_test_table, kv_test_entries, setup, teardown);
 }
 
+/* The same with fixtures around each test that has none of its own. */
+static inline int kv_test_run_each(CMFixtureFunction setup, CMFixtureFunction teardown)
+{
+	for (size_t i = 0; i < kv_test_entries; i++) {
+		struct CMUnitTest *test = &kv_test_table[i];
+
+		test->setup_func = test->setup_func ? test->setup_func : setup;
+		test->teardown_func = test->teardown_func ? test->teardown_func : teardown;
+	}
+
+	return kv_test_run(NULL, NULL);
+}
+
 /* Another entry of the table: the members of its CMUnitTest. `id` is a word that nothing else in the file has. */
 #define KV_TEST_ADD(id, ...)                                                                                           \
 	__attribute__((constructor)) static void id##_add(void)                                                        \
 	{                                                                                                              \
 		kv_test_add((struct CMUnitTest){__VA_ARGS__}, __FILE__, __LINE__);                                     \
 	}
+
+#define KV_JOIN_(a, b) a##b
+#define KV_JOIN(a, b)  KV_JOIN_(a, b)
+#define KV_TEST_ID     KV_JOIN(test_of_line_, __LINE__)
 
 #define KV_TEST(...) KV_TEST_CASE(__VA_ARGS__, NULL, NULL, )
 #define KV_TEST_CASE(name_, setup_, teardown_, ...)                                                                    \
@@ -106,6 +123,24 @@ static inline int kv_test_run(CMFixtureFunction setup, CMFixtureFunction teardow
 	int main(void)                                                                                                 \
 	{                                                                                                              \
 		return kv_test_run(setup_, teardown_);                                                                 \
+	}
+
+#define KV_TEST_MAIN_EACH(setup_, teardown_)                                                                           \
+	int main(void)                                                                                                 \
+	{                                                                                                              \
+		return kv_test_run_each(setup_, teardown_);                                                            \
+	}
+
+/* The same for a program whose argument is the path of another, which `path_` is set to. */
+#define KV_TEST_MAIN_OF(path_, setup_, teardown_)                                                                      \
+	int main(int argc, char **argv)                                                                                \
+	{                                                                                                              \
+		if (argc != 2) {                                                                                       \
+			return 64;                                                                                     \
+		}                                                                                                      \
+		(path_) = argv[1];                                                                                     \
+                                                                                                                       \
+		return kv_test_run_each(setup_, teardown_);                                                            \
 	}
 
 /* Wait until it is so: a minute at least, in which it is looked at every millisecond. */

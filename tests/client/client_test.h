@@ -5,7 +5,7 @@
 #include "kvc.h"
 
 #include "fake_daemon.h"
-#include "kv_case.h"
+#include "kv_cmocka.h"
 #include "kv_test.h"
 
 #include "kv/shm.h"
@@ -181,7 +181,7 @@ static inline int bed_teardown(void **state)
 	return 0;
 }
 
-/* A case whose bed is made. One that makes its bed itself is a KV_CASE. Both end with bed_free(). */
-#define BED_CASE(function) KV_CASE_WITH(function, bed_setup)
+/* A case whose bed is made. One that makes its bed itself is a KV_TEST. Both end with bed_free(). */
+#define BED_CASE(function) KV_TEST(function, bed_setup)
 
 #endif

@@ -4,7 +4,7 @@
 
 #include "impl.h"
 
-#include "kv_case.h"
+#include "kv_cmocka.h"
 #include "kv_test.h"
 #include "mirror_writer.h"
 

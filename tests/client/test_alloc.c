@@ -77,7 +77,7 @@ static void use_everything(bed_t *bed, kv_test_env_t *t)
 	BED_UNTIL(bed, fake_open_leases(bed->fake) == 0); /* what was granted and could not be kept was given back */
 }
 
-KV_CASE(p4_every_failed_allocation_is_an_error_and_no_leak)
+KV_TEST(p4_every_failed_allocation_is_an_error_and_no_leak)
 {
 	kv_test_env_t t;
 	kv_test_rng_t rng = {.state = kv_test_seed()};
@@ -113,4 +113,4 @@ KV_CASE(p4_every_failed_allocation_is_an_error_and_no_leak)
 	assert_in_range(attached, 5, 100);
 }
 
-KV_CASES_MAIN(NULL, bed_teardown)
+KV_TEST_MAIN_EACH(NULL, bed_teardown)

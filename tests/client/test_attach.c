@@ -18,7 +18,7 @@ static kvc_status_t try_attach(const bed_t *bed, uint32_t timeout_ms)
 	return status;
 }
 
-KV_CASE(p7_nobody_listening_is_an_answer_at_once)
+KV_TEST(p7_nobody_listening_is_an_answer_at_once)
 {
 	bed_t bed = {.path = "/nowhere/at/all.sock"};
 	kvc_config_t config = bed_config(&bed);
@@ -41,7 +41,7 @@ KV_CASE(p7_nobody_listening_is_an_answer_at_once)
 	kvc_detach(NULL);
 }
 
-KV_CASE(p10_wrong_arguments_are_refused)
+KV_TEST(p10_wrong_arguments_are_refused)
 {
 	kvc_config_t config;
 	kvc_t *kvc = NULL;
@@ -79,7 +79,7 @@ KV_CASE(p10_wrong_arguments_are_refused)
 	assert_null(space);
 }
 
-KV_CASE(p10_every_lie_at_join_is_refused)
+KV_TEST(p10_every_lie_at_join_is_refused)
 {
 	bed_listen(&bed, &fake_split);
 	for (uint32_t fault = FAKE_JOIN_RIGHT + 1; fault < FAKE_JOIN_LAST; fault++) {
@@ -95,7 +95,7 @@ KV_CASE(p10_every_lie_at_join_is_refused)
 	bed_free(&bed);
 }
 
-KV_CASE(p10_every_lie_about_a_slab_ends_the_session)
+KV_TEST(p10_every_lie_about_a_slab_ends_the_session)
 {
 	for (uint32_t fault = FAKE_SLAB_RIGHT + 1; fault < FAKE_SLAB_LAST; fault++) {
 		kvc_config_t config;
@@ -116,7 +116,7 @@ KV_CASE(p10_every_lie_about_a_slab_ends_the_session)
 	}
 }
 
-KV_CASE(p10_every_broken_answer_ends_the_session_only)
+KV_TEST(p10_every_broken_answer_ends_the_session_only)
 {
 	static const uint32_t codes[] = {KV_CODE_HELLO, KV_CODE_SPACE_OPEN, KV_CODE_ACQUIRE, KV_CODE_PUT_START,
 					 KV_CODE_STATUS};
@@ -156,7 +156,7 @@ KV_CASE(p10_every_broken_answer_ends_the_session_only)
 	}
 }
 
-KV_CASE(p10_another_version_is_refused)
+KV_TEST(p10_another_version_is_refused)
 {
 	bed_listen(&bed, &fake_split);
 	atomic_store(&fake_knobs(bed.fake)->hello_version, 2);
@@ -168,7 +168,7 @@ KV_CASE(p10_another_version_is_refused)
 	assert_non_null(strstr(kvc_last_error(), "the fake says no"));
 }
 
-KV_CASE(p5_a_hung_daemon_costs_the_attach_deadline)
+KV_TEST(p5_a_hung_daemon_costs_the_attach_deadline)
 {
 	uint64_t begin = test_now_ms();
 
@@ -180,7 +180,7 @@ KV_CASE(p5_a_hung_daemon_costs_the_attach_deadline)
 	assert_in_range(test_now_ms() - begin, 115, BED_TIMEOUT_MS);
 }
 
-KV_CASE(p10_a_space_that_does_not_add_up_is_refused)
+KV_TEST(p10_a_space_that_does_not_add_up_is_refused)
 {
 	kvc_config_t config;
 	kvc_identity_t identity = bed_identity();
@@ -352,19 +352,19 @@ static void changes_shape(uint32_t geometry)
 	assert_int_equal(kvc_acquire(bed.space, bed.keys, 4, 0, 0, &lease), (kvc_status_t)KV_ERR_LAYOUT);
 }
 
-KV_CASE(p7_a_space_that_changed_its_shape_is_not_used_again)
+KV_TEST(p7_a_space_that_changed_its_shape_is_not_used_again)
 {
 	changes_shape(2);
 }
 
 /* Blocks would be written, and digested, in an order that nobody reads them in. */
-KV_CASE(p1_a_space_whose_byte_order_changed_is_not_used_again)
+KV_TEST(p1_a_space_whose_byte_order_changed_is_not_used_again)
 {
 	changes_shape(3);
 }
 
 /* A daemon that has just come up is busy, or slow. */
-KV_CASE(p7_a_space_that_could_not_be_reopened_is_opened_later)
+KV_TEST(p7_a_space_that_could_not_be_reopened_is_opened_later)
 {
 	kvc_match_t match = {.struct_size = sizeof match};
 
@@ -514,7 +514,7 @@ BED_CASE(p5_a_wait_ends_with_what_had_arrived_before_it)
 	}
 }
 
-KV_CASE(observers_ask_and_hold_nothing)
+KV_TEST(observers_ask_and_hold_nothing)
 {
 	kvc_config_t config;
 	kvc_lease_t *lease = NULL;
@@ -542,4 +542,4 @@ KV_CASE(observers_ask_and_hold_nothing)
 	assert_int_equal(kvc_acquire(bed.space, bed.keys, 4, 0, 0, &lease), (kvc_status_t)KV_ERR_NOT_JOINED);
 }
 
-KV_CASES_MAIN(NULL, bed_teardown)
+KV_TEST_MAIN_EACH(NULL, bed_teardown)

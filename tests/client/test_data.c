@@ -46,17 +46,17 @@ static void round_trip(const fake_geometry_t *geometry)
 	BED_UNTIL(&bed, fake_open_leases(bed.fake) == 0);
 }
 
-KV_CASE(p1_what_was_put_is_read_back)
+KV_TEST(p1_what_was_put_is_read_back)
 {
 	round_trip(&fake_split);
 }
 
-KV_CASE(p1_uneven_opaque_pages_are_read_back)
+KV_TEST(p1_uneven_opaque_pages_are_read_back)
 {
 	round_trip(&fake_opaque);
 }
 
-KV_CASE(p1_every_flipped_byte_is_caught)
+KV_TEST(p1_every_flipped_byte_is_caught)
 {
 	kvc_lease_t *lease;
 	uint32_t bad = 99;
@@ -298,7 +298,7 @@ BED_CASE(puts_below_nothing_or_beyond_limits_say_so)
 	}
 }
 
-KV_CASE(p1_ranks_write_their_own_heads)
+KV_TEST(p1_ranks_write_their_own_heads)
 {
 	kvc_t *second;
 	kvc_space_t *space;
@@ -382,7 +382,7 @@ BED_CASE(p4_a_lease_granted_too_late_is_given_back)
 	assert_int_equal(fake_open_leases(bed.fake), 0);
 }
 
-KV_CASE(p5_a_silent_daemon_costs_the_deadline_and_no_more)
+KV_TEST(p5_a_silent_daemon_costs_the_deadline_and_no_more)
 {
 	kvc_lease_t *lease = NULL;
 	kvc_put_t *put;
@@ -471,7 +471,7 @@ static void note_memory(void *ctx, const kvc_memory_t *memory, int mapped)
 }
 
 /* Who makes it known to a device hears of it in time, both ways: while it is mapped, and while nothing can name it. */
-KV_CASE(p4_pool_memory_is_announced_while_it_is_mapped)
+KV_TEST(p4_pool_memory_is_announced_while_it_is_mapped)
 {
 	kvc_lease_t *lease;
 	kvc_config_t config;
@@ -564,7 +564,7 @@ static kvc_put_t *bed_grant_on_device(bed_t *bed, device_t *device)
 }
 
 /* The CPU touches none of it: a read or a write would end this test. */
-KV_CASE(p1_the_cpu_never_touches_memory_of_a_device)
+KV_TEST(p1_the_cpu_never_touches_memory_of_a_device)
 {
 	uint64_t leaves[64] = {0};
 	kvc_lease_t *lease = NULL;
@@ -618,7 +618,7 @@ static void check_unmapped(device_t *device)
 }
 
 /* Who cannot map it gives it back like any other slab. */
-KV_CASE(p4_a_device_slab_without_a_hook_is_given_back)
+KV_TEST(p4_a_device_slab_without_a_hook_is_given_back)
 {
 	device_t device = {.refuse = 1};
 
@@ -684,7 +684,7 @@ static kvc_status_t withdraw(bed_t *bed, uint64_t epoch, uint32_t *p_blocks)
 	return status;
 }
 
-KV_CASE(p5_a_withdrawal_is_answered_or_says_why_not)
+KV_TEST(p5_a_withdrawal_is_answered_or_says_why_not)
 {
 	kvc_withdraw_t what = {.n = 4};
 	kvc_withdrawal_t *withdrawal = NULL;
@@ -708,4 +708,4 @@ KV_CASE(p5_a_withdrawal_is_answered_or_says_why_not)
 	atomic_store(&fake_knobs(bed.fake)->mute, 0);
 }
 
-KV_CASES_MAIN(NULL, bed_teardown)
+KV_TEST_MAIN_EACH(NULL, bed_teardown)

@@ -154,7 +154,7 @@ static kv_group_t group_any(bed_t *bed, uint8_t id)
 	return group;
 }
 
-KV_CASE(p3_a_match_is_the_longest_prefix_every_group_can_serve)
+KV_TEST(p3_a_match_is_the_longest_prefix_every_group_can_serve)
 {
 	const kv_group_t one = {.block_tokens = TOKENS};
 	world_t *world = world_make(&one, 1);
@@ -183,7 +183,7 @@ KV_CASE(p3_a_match_is_the_longest_prefix_every_group_can_serve)
 	world_free(world);
 }
 
-KV_CASE(the_blocks_a_length_needs_are_those_the_rules_name)
+KV_TEST(the_blocks_a_length_needs_are_those_the_rules_name)
 {
 	const kv_group_t groups[GROUPS] = {{.id = 0, .block_tokens = 32},
 					   {.id = 1, .rule = KV_RULE_WINDOW, .block_tokens = 48, .window = 511},
@@ -219,7 +219,7 @@ KV_CASE(the_blocks_a_length_needs_are_those_the_rules_name)
 	world_free(world);
 }
 
-KV_CASE(keys_are_made_for_few_units_and_each_once)
+KV_TEST(keys_are_made_for_few_units_and_each_once)
 {
 	const kv_group_t one = {.block_tokens = TOKENS};
 	world_t *world = world_make(&one, 1);
@@ -242,7 +242,7 @@ KV_CASE(keys_are_made_for_few_units_and_each_once)
 	world_free(world);
 }
 
-KV_CASE(p5_where_nothing_helps_a_bounded_number_of_places_is_tried)
+KV_TEST(p5_where_nothing_helps_a_bounded_number_of_places_is_tried)
 {
 	const kv_group_t groups[2] = {{.id = 0, .block_tokens = TOKENS},
 				      {.id = 1, .rule = KV_RULE_STATE, .block_tokens = TOKENS}};
@@ -264,7 +264,7 @@ KV_CASE(p5_where_nothing_helps_a_bounded_number_of_places_is_tried)
 }
 
 /* A window of 4,096 tokens that is all there costs a look at each of its blocks, for both tiers together. */
-KV_CASE(a_long_window_is_looked_at_once)
+KV_TEST(a_long_window_is_looked_at_once)
 {
 	const kv_group_t groups[2] = {{.id = 0, .block_tokens = TOKENS},
 				      {.id = 1, .rule = KV_RULE_WINDOW, .block_tokens = TOKENS, .window = 4095}};
@@ -291,7 +291,7 @@ KV_CASE(a_long_window_is_looked_at_once)
 	world_free(world);
 }
 
-KV_CASE(p5_a_bucket_locked_for_ever_is_a_miss_of_its_group)
+KV_TEST(p5_a_bucket_locked_for_ever_is_a_miss_of_its_group)
 {
 	const kv_group_t groups[2] = {{.id = 0, .block_tokens = TOKENS},
 				      {.id = 1, .rule = KV_RULE_STATE, .block_tokens = 2 * TOKENS}};
@@ -313,7 +313,7 @@ KV_CASE(p5_a_bucket_locked_for_ever_is_a_miss_of_its_group)
 	world_free(world);
 }
 
-KV_CASE(p10_groups_whose_blocks_never_end_together_are_refused)
+KV_TEST(p10_groups_whose_blocks_never_end_together_are_refused)
 {
 	const kv_group_t groups[GROUPS] = {{.block_tokens = 4093}, {.id = 1, .block_tokens = 4091}};
 	bed_t bed;
@@ -324,4 +324,4 @@ KV_CASE(p10_groups_whose_blocks_never_end_together_are_refused)
 	bed_free(&bed);
 }
 
-KV_CASES_MAIN(NULL, NULL)
+KV_TEST_MAIN(NULL, NULL)

@@ -35,7 +35,7 @@ BED_CASE(p1_a_tail_of_another_length_fails_the_hand_over)
 	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->handovers_done) == 2);
 }
 
-KV_CASE(p4_an_answer_that_comes_too_late_is_given_back)
+KV_TEST(p4_an_answer_that_comes_too_late_is_given_back)
 {
 	kvc_key_source_t source = {.key = key_of};
 	kvc_handover_chunk_t chunk = {.struct_size = sizeof chunk, .transfer = "t", .n = 4, .source = &source};
@@ -132,4 +132,4 @@ BED_CASE(p7_a_smaller_struct_of_an_older_caller_is_not_overrun)
 	kvc_handover_done(handover, 0);
 }
 
-KV_CASES_MAIN(NULL, bed_teardown)
+KV_TEST_MAIN_EACH(NULL, bed_teardown)

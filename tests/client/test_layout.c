@@ -1,5 +1,5 @@
 /* The builders of layout and group texts write what the daemon takes, and refuse what it refuses. */
-#include "kv_case.h"
+#include "kv_cmocka.h"
 #include "kv_test.h"
 
 #include "kvc.h"
@@ -15,7 +15,7 @@ static const kvc_layout_t llama = {.struct_size = sizeof(kvc_layout_t),
 				   .v_dim = 128,
 				   .dtype = "bf16"};
 
-KV_CASE(p10_a_layout_text_is_the_one_the_daemon_parses)
+KV_TEST(p10_a_layout_text_is_the_one_the_daemon_parses)
 {
 	const kvc_layout_t mla = {.struct_size = sizeof mla,
 				  .heads = 1,
@@ -59,7 +59,7 @@ static void layout_refused(kvc_layout_t layout, kvc_status_t status, const char 
 	}
 }
 
-KV_CASE(p10_a_layout_that_cannot_be_is_refused_by_name)
+KV_TEST(p10_a_layout_that_cannot_be_is_refused_by_name)
 {
 	kvc_layout_t layout = llama;
 	char text[KVC_LAYOUT_TEXT_MAX];
@@ -80,7 +80,7 @@ KV_CASE(p10_a_layout_that_cannot_be_is_refused_by_name)
 	assert_int_equal(kvc_layout_text(&llama, NULL, 0), KVC_ERR_ARG);
 }
 
-KV_CASE(p10_a_group_text_is_the_one_the_daemon_parses)
+KV_TEST(p10_a_group_text_is_the_one_the_daemon_parses)
 {
 	const kvc_group_info_t groups[] = {
 		{0, KVC_RULE_FULL, 16, 0}, {1, KVC_RULE_WINDOW, 16, 4096}, {7, KVC_RULE_STATE, 32, 0}};
@@ -107,4 +107,4 @@ KV_CASE(p10_a_group_text_is_the_one_the_daemon_parses)
 	assert_int_equal(kvc_groups_text(NULL, 1, text, sizeof text), KVC_ERR_ARG);
 }
 
-KV_CASES_MAIN(NULL, NULL)
+KV_TEST_MAIN(NULL, NULL)

@@ -19,7 +19,7 @@ static kvc_match_t match(bed_t *bed, uint32_t n)
 	return m;
 }
 
-KV_CASE(p3_match_is_the_longest_resident_prefix_in_each_tier)
+KV_TEST(p3_match_is_the_longest_resident_prefix_in_each_tier)
 {
 	bed_t bed;
 
@@ -58,7 +58,7 @@ KV_CASE(p3_match_is_the_longest_resident_prefix_in_each_tier)
 	bed_free(&bed);
 }
 
-KV_CASE(p1_only_the_whole_key_of_this_group_counts)
+KV_TEST(p1_only_the_whole_key_of_this_group_counts)
 {
 	bed_t bed;
 	kv_key_t near;
@@ -76,7 +76,7 @@ KV_CASE(p1_only_the_whole_key_of_this_group_counts)
 }
 
 /* Nearly full buckets: entries lie far from home, around the end of the table, and others go in between. */
-KV_CASE(p3_crowded_buckets_hide_nothing)
+KV_TEST(p3_crowded_buckets_hide_nothing)
 {
 	bed_t bed;
 	uint8_t there[160] = {0};
@@ -99,7 +99,7 @@ KV_CASE(p3_crowded_buckets_hide_nothing)
 	bed_free(&bed);
 }
 
-KV_CASE(p7_a_stopped_daemon_is_a_miss_within_50_ms)
+KV_TEST(p7_a_stopped_daemon_is_a_miss_within_50_ms)
 {
 	bed_t bed;
 
@@ -131,7 +131,7 @@ KV_CASE(p7_a_stopped_daemon_is_a_miss_within_50_ms)
 }
 
 /* A daemon that lost its CPU inside a bucket costs the block at the end of a match, and no other. */
-KV_CASE(p5_a_bucket_locked_for_ever_costs_the_last_block)
+KV_TEST(p5_a_bucket_locked_for_ever_costs_the_last_block)
 {
 	uint32_t whole = 0;
 	bed_t bed;
@@ -186,7 +186,7 @@ static void *write_for_ever(void *arg)
 	return NULL;
 }
 
-KV_CASE(p1_a_match_beside_a_writer_never_says_what_never_was)
+KV_TEST(p1_a_match_beside_a_writer_never_says_what_never_was)
 {
 	bed_t bed;
 	writer_t writer = {.bed = &bed};
@@ -251,7 +251,7 @@ static int run_without_system_calls(bed_t *bed, int matching)
 	return status;
 }
 
-KV_CASE(match_makes_no_system_call)
+KV_TEST(match_makes_no_system_call)
 {
 	bed_t bed;
 	int clock;
@@ -277,7 +277,7 @@ KV_CASE(match_makes_no_system_call)
 	bed_free(&bed);
 }
 
-KV_CASE(match_looks_at_few_cache_lines)
+KV_TEST(match_looks_at_few_cache_lines)
 {
 	bed_t bed;
 	kvc_match_t m = {.struct_size = sizeof m};
@@ -351,7 +351,7 @@ static kv_status_t check_while(uint32_t state, uint32_t closed)
 	return status;
 }
 
-KV_CASE(p1_an_ended_lease_is_not_taken_for_the_next_at_its_offset)
+KV_TEST(p1_an_ended_lease_is_not_taken_for_the_next_at_its_offset)
 {
 	for (uint32_t closed = 0; closed < 2; closed++) {
 		assert_int_equal(check_while(KV_LEASE_REVOKED, closed), KV_ERR_REVOKED);
@@ -359,4 +359,4 @@ KV_CASE(p1_an_ended_lease_is_not_taken_for_the_next_at_its_offset)
 	}
 }
 
-KV_CASES_MAIN(NULL, NULL)
+KV_TEST_MAIN(NULL, NULL)

@@ -48,7 +48,7 @@ static int pair_teardown(void **state)
 	return bed_teardown(state);
 }
 
-#define PAIR_CASE(function) KV_CASE_WITH(function, pair_setup)
+#define PAIR_CASE(function) KV_TEST(function, pair_setup)
 
 static kvc_put_t *start(pair_t *pair, uint32_t from, uint32_t n, kvc_handle_t *handle)
 {
@@ -139,7 +139,7 @@ PAIR_CASE(p5_a_put_goes_in_piece_by_piece_where_staging_is_short)
 	}
 }
 
-KV_CASE(p10_a_block_with_more_leaves_than_staging_is_refused)
+KV_TEST(p10_a_block_with_more_leaves_than_staging_is_refused)
 {
 	const fake_geometry_t fine = {.block_bytes = 524288,
 				      .slot_bytes = 524288,
@@ -435,4 +435,4 @@ BED_CASE(p3_blocks_of_a_window_are_leased_all_or_none)
 	assert_int_equal(kvc_poll_us(bed.kvc, 200), KVC_OK);
 }
 
-KV_CASES_MAIN(NULL, pair_teardown)
+KV_TEST_MAIN_EACH(NULL, pair_teardown)

@@ -134,7 +134,7 @@ static void one_round(crowd_t *crowd, uint32_t round)
 	kvc_put_free(put);
 }
 
-KV_CASE(p1_other_threads_match_and_read_while_sessions_come_and_go)
+KV_TEST(p1_other_threads_match_and_read_while_sessions_come_and_go)
 {
 	static crowd_t crowd;
 	pthread_t threads[2];
@@ -206,4 +206,4 @@ BED_CASE(p6_blocks_before_a_lost_block_are_served)
 	kvc_release(&lease, 1);
 }
 
-KV_CASES_MAIN(NULL, bed_teardown)
+KV_TEST_MAIN_EACH(NULL, bed_teardown)

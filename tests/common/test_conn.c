@@ -50,7 +50,7 @@ static int is_shut(unsigned i)
 	return recv(fds_[i][1], &byte, 1, MSG_DONTWAIT) == 0;
 }
 
-KV_TEST_WITH(p5_the_connection_that_has_waited_longest_makes_room, set_up, tear_down)
+KV_TEST(p5_the_connection_that_has_waited_longest_makes_room, set_up, tear_down)
 {
 	assert_int_equal(add(0) + add(1) + add(2), 0);
 	kv_conns_begin(&conns_, &conn_[0]);
@@ -64,7 +64,7 @@ KV_TEST_WITH(p5_the_connection_that_has_waited_longest_makes_room, set_up, tear_
 	assert_true(!is_shut(0) && is_shut(2));
 }
 
-KV_TEST_WITH(p5_no_connection_whose_request_runs_is_ended, set_up, tear_down)
+KV_TEST(p5_no_connection_whose_request_runs_is_ended, set_up, tear_down)
 {
 	for (unsigned i = 0; i < 3; i++) {
 		assert_int_equal(add(i), 0);
@@ -80,7 +80,7 @@ KV_TEST_WITH(p5_no_connection_whose_request_runs_is_ended, set_up, tear_down)
 	assert_int_equal(conns_.n, 2);
 }
 
-KV_TEST_WITH(p5_the_late_ones_are_ended_and_no_other, set_up, tear_down)
+KV_TEST(p5_the_late_ones_are_ended_and_no_other, set_up, tear_down)
 {
 	assert_int_equal(add(0) + add(1) + add(2), 0);
 	assert_int_equal(kv_conns_shut_late(&conns_, 10, 9), 0);

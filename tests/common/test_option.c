@@ -314,8 +314,8 @@ KV_TEST(help_names_every_option_and_json_is_counted_like_snprintf)
 	assert_non_null(strstr(json, "\"help\":\"address, or \\\"off\\\"\""));
 }
 
-/* Every option has one row, its help with no markup that Markdown would take away. */
-KV_TEST(the_page_has_one_row_for_every_option)
+/* Every option has one item, its help with no markup that Markdown would take away. */
+KV_TEST(the_page_has_one_item_for_every_option)
 {
 	char *page = NULL;
 	size_t len = 0;

@@ -60,7 +60,7 @@ static kv_frame_header_t frame(uint32_t body, uint16_t fds)
 				   .id = 7};
 }
 
-KV_TEST_WITH(a_frame_arrives_with_its_descriptors, setup, teardown)
+KV_TEST(a_frame_arrives_with_its_descriptors, setup, teardown)
 {
 	uint8_t body[5] = "body", in[256];
 	int out_fds[3], in_fds[KV_WIRE_MAX_FDS];
@@ -90,7 +90,7 @@ KV_TEST_WITH(a_frame_arrives_with_its_descriptors, setup, teardown)
 	}
 }
 
-KV_TEST_WITH(a_frame_can_be_sent_from_any_offset, setup, teardown)
+KV_TEST(a_frame_can_be_sent_from_any_offset, setup, teardown)
 {
 	uint8_t body[40], in[128];
 	int fds[KV_WIRE_MAX_FDS];
@@ -120,7 +120,7 @@ KV_TEST_WITH(a_frame_can_be_sent_from_any_offset, setup, teardown)
 	assert_int_equal(kv_sock_recv(pair[1], in, 0, &n, fds, &count), KV_ERR_ARG);
 }
 
-KV_TEST_WITH(p5_a_full_socket_answers_pending_and_the_rest_follows, setup, teardown)
+KV_TEST(p5_a_full_socket_answers_pending_and_the_rest_follows, setup, teardown)
 {
 	static uint8_t body[4 << 20], in[1 << 16];
 	kv_frame_header_t header = frame(sizeof body, 0);
@@ -147,7 +147,7 @@ KV_TEST_WITH(p5_a_full_socket_answers_pending_and_the_rest_follows, setup, teard
 	assert_true(full > 1);
 }
 
-KV_TEST_WITH(p6_a_peer_that_has_gone_is_closed_not_a_signal, setup, teardown)
+KV_TEST(p6_a_peer_that_has_gone_is_closed_not_a_signal, setup, teardown)
 {
 	kv_frame_header_t header = frame(0, 0);
 	uint8_t in[64];
@@ -188,7 +188,7 @@ static void send_raw(int count, int messages)
 	close(null);
 }
 
-KV_TEST_WITH(p4_descriptors_nobody_wants_are_closed, setup, teardown)
+KV_TEST(p4_descriptors_nobody_wants_are_closed, setup, teardown)
 {
 	static const int counts[] = {4, 5, 6, 50, 250};
 	unsigned before = open_fds();
@@ -216,7 +216,7 @@ KV_TEST_WITH(p4_descriptors_nobody_wants_are_closed, setup, teardown)
 	assert_int_equal(open_fds(), before);
 }
 
-KV_TEST_WITH(a_long_path_is_refused, setup, teardown)
+KV_TEST(a_long_path_is_refused, setup, teardown)
 {
 	char longer[200];
 	int fd = -7, error = 0;
@@ -233,7 +233,7 @@ KV_TEST_WITH(a_long_path_is_refused, setup, teardown)
 	assert_int_equal(error, ENOENT);
 }
 
-KV_TEST_WITH(a_listener_has_its_mode_and_takes_connections, setup, teardown)
+KV_TEST(a_listener_has_its_mode_and_takes_connections, setup, teardown)
 {
 	int listener, client, error = 0;
 	mode_t old = umask(077);
@@ -251,7 +251,7 @@ KV_TEST_WITH(a_listener_has_its_mode_and_takes_connections, setup, teardown)
 	close(listener);
 }
 
-KV_TEST_WITH(only_a_dead_socket_is_replaced, setup, teardown)
+KV_TEST(only_a_dead_socket_is_replaced, setup, teardown)
 {
 	int first, second, client, error = 0;
 	unsigned before = open_fds();
@@ -275,7 +275,7 @@ KV_TEST_WITH(only_a_dead_socket_is_replaced, setup, teardown)
 }
 
 /* A live listener whose backlog is full answers EAGAIN: it lives. */
-KV_TEST_WITH(a_busy_socket_is_not_dead, setup, teardown)
+KV_TEST(a_busy_socket_is_not_dead, setup, teardown)
 {
 	int listener, second, clients[64], error = 0, n = 0;
 
@@ -292,7 +292,7 @@ KV_TEST_WITH(a_busy_socket_is_not_dead, setup, teardown)
 	close(listener);
 }
 
-KV_TEST_WITH(a_directory_that_is_not_there_is_said, setup, teardown)
+KV_TEST(a_directory_that_is_not_there_is_said, setup, teardown)
 {
 	int fd, error = 0;
 
@@ -302,7 +302,7 @@ KV_TEST_WITH(a_directory_that_is_not_there_is_said, setup, teardown)
 }
 
 /* No descriptor left: each call says so, a frame's descriptors are refused, and all works again afterwards. */
-KV_TEST_WITH(p6_running_out_of_descriptors_is_an_error_not_a_leak, setup, teardown)
+KV_TEST(p6_running_out_of_descriptors_is_an_error_not_a_leak, setup, teardown)
 {
 	unsigned before = open_fds();
 	struct rlimit old, none;
@@ -332,7 +332,7 @@ KV_TEST_WITH(p6_running_out_of_descriptors_is_an_error_not_a_leak, setup, teardo
 	}
 }
 
-KV_TEST_WITH(a_descriptor_that_is_no_socket_is_an_error, setup, teardown)
+KV_TEST(a_descriptor_that_is_no_socket_is_an_error, setup, teardown)
 {
 	kv_frame_header_t header = frame(0, 0);
 	int fds[KV_WIRE_MAX_FDS], null = open("/dev/null", O_RDWR);
@@ -355,7 +355,7 @@ static void pin_to(size_t cpu)
 }
 
 /* A process that has one CPU does not run beside a listener that has the same one. */
-KV_TEST_WITH(p5_peers_on_one_cpu_do_not_run_beside_each_other, setup, teardown)
+KV_TEST(p5_peers_on_one_cpu_do_not_run_beside_each_other, setup, teardown)
 {
 	cpu_set_t all;
 	size_t cpus[2];

@@ -1,6 +1,6 @@
 /* Digests of whole files and of memory: every byte counts, however many threads read; threads that read files yield to
  * all others. */
-#include "kv_case.h"
+#include "kv_cmocka.h"
 #include "kv_test.h"
 #include "kvx_digest.h"
 
@@ -71,7 +71,7 @@ static void digest_of(int fd, uint32_t threads, uint8_t digest[KVX_DIGEST_BYTES]
 	assert_int_equal(kvx_digest_file(&config, digest), KVC_OK);
 }
 
-KV_CASE(p1_a_digest_is_of_all_bytes_whatever_reads_them)
+KV_TEST(p1_a_digest_is_of_all_bytes_whatever_reads_them)
 {
 	static const uint64_t len[] = {0, 1, 4095, (UINT64_C(256) << 10) + 1, CHUNK - 1, CHUNK, CHUNK + 1, LARGE};
 	uint8_t expected[KVX_DIGEST_BYTES], digest[KVX_DIGEST_BYTES];
@@ -114,7 +114,7 @@ static kvc_status_t watched(int fd, watch_t *watch)
 	return kvx_digest_file(&config, digest);
 }
 
-KV_CASE(p7_digest_threads_yield_to_all_others)
+KV_TEST(p7_digest_threads_yield_to_all_others)
 {
 	const int fd = make_file(memory, LARGE);
 	watch_t watch = {0}, cancelled = {.most = 5};
@@ -130,7 +130,7 @@ KV_CASE(p7_digest_threads_yield_to_all_others)
 	(void)close(fd);
 }
 
-KV_CASE(p10_what_cannot_be_read_whole_has_no_digest)
+KV_TEST(p10_what_cannot_be_read_whole_has_no_digest)
 {
 	const kvx_digest_config_t old = {.struct_size = 4};
 	watch_t cut = {.cut = CHUNK / 2}, none = {0};
@@ -189,7 +189,7 @@ static void expect_range(kvk_range_t range, uint8_t digest[KVX_DIGEST_BYTES])
 }
 
 /* Ranges of memory allocated for each, so that a sanitizer sees who reads beyond. */
-KV_CASE(p1_a_digest_of_memory_is_of_each_range_whatever_reads_it)
+KV_TEST(p1_a_digest_of_memory_is_of_each_range_whatever_reads_it)
 {
 	static const uint64_t len[] = {0,    1,    63,   240,   241,   255,   256,   257,     4095,
 				       4096, 4097, 8192, 16383, 16384, 16385, 32768, 3000000, 5 << 20};
@@ -220,7 +220,7 @@ KV_CASE(p1_a_digest_of_memory_is_of_each_range_whatever_reads_it)
 	}
 }
 
-KV_CASE(p10_memory_that_cannot_be_is_refused)
+KV_TEST(p10_memory_that_cannot_be_is_refused)
 {
 	const kvk_range_t beyond = {UINT64_MAX - 5, 7};
 	uint8_t digest[1][KVX_DIGEST_BYTES];
@@ -231,17 +231,16 @@ KV_CASE(p10_memory_that_cannot_be_is_refused)
 #endif
 }
 
-int main(int argc, char **argv)
+int main(void)
 {
 	kv_test_rng_t rng = {.state = kv_test_seed()};
 	int failed;
 
-	(void)argc;
 	memory = malloc(LARGE);
 	if (memory) {
 		kv_test_fill(&rng, memory, LARGE);
 	}
-	failed = !memory || kv_cases_run(argv[0], NULL, NULL);
+	failed = !memory || kv_test_run(NULL, NULL);
 	free(memory);
 
 	return failed;

@@ -142,5 +142,5 @@ int main(void)
 	(void)prctl(PR_CAPBSET_DROP, CAP_SYS_RESOURCE);
 	(void)prctl(PR_CAPBSET_DROP, CAP_SYS_ADMIN);
 
-	return KV_TEST_RUN(setup, teardown);
+	return kv_test_run(setup, teardown);
 }

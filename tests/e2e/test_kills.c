@@ -531,5 +531,5 @@ int main(int argc, char **argv)
 		rounds_ = (uint32_t)strtoul(argv[1], NULL, 10);
 	}
 
-	return KV_TEST_RUN(NULL, NULL);
+	return kv_test_run(NULL, NULL);
 }

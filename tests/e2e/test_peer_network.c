@@ -315,5 +315,5 @@ int main(int argc, char **argv)
 		seeds_ = (uint32_t)strtoul(argv[1], NULL, 10);
 	}
 
-	return KV_TEST_RUN(NULL, NULL);
+	return kv_test_run(NULL, NULL);
 }

@@ -1,7 +1,7 @@
 /* The cost model: what it learns from times, and decides from them, with a clock of the test's own, on the H200 and the
  * model of 8 billion parameters of docs/decisions/015. */
 #include "cost_model/cost_model.h"
-#include "kv_case.h"
+#include "kv_cmocka.h"
 #include "kv_test.h"
 
 #include "kv/types.h"
@@ -121,7 +121,7 @@ static void learn_prompts(void)
 
 /* ---- what is known --------------------------------------------------------------------------- */
 
-KV_CASE(p7_computing_is_predicted_from_a_few_prompts)
+KV_TEST(p7_computing_is_predicted_from_a_few_prompts)
 {
 	begin();
 	assert_int_equal(kvx_cost_model_compute_ns(&model, 0, 1000), 0);
@@ -141,7 +141,7 @@ KV_CASE(p7_computing_is_predicted_from_a_few_prompts)
 
 /* What was measured at one length says something about longer ones, unless it is so short that most of the time may be
  * any step's. */
-KV_CASE(p7_one_measurement_is_a_proportion)
+KV_TEST(p7_one_measurement_is_a_proportion)
 {
 	begin();
 	add_step(0, 1000, 30e6);
@@ -205,7 +205,7 @@ static const situation_t situations[] = {
 	{3.3, 30, 1024, 0, 1024, 60000, ALL},
 };
 
-KV_CASE(p7_measured_situations_are_decided_as_they_were)
+KV_TEST(p7_measured_situations_are_decided_as_they_were)
 {
 	for (uint32_t i = 0; i < KV_COUNT_OF(situations); i++) {
 		const situation_t *s = &situations[i];
@@ -236,7 +236,7 @@ typedef struct series {
 	double most; /* that a hit may cost more than a cold prompt, as a part of it */
 } series_t;
 
-KV_CASE(p7_a_hit_on_a_slow_disk_costs_what_a_cold_prompt_does)
+KV_TEST(p7_a_hit_on_a_slow_disk_costs_what_a_cold_prompt_does)
 {
 	static const series_t all[] = {
 		{0, {1024, 10240, 32768}, 2.6, 300, 0.02}, /* the first one neither */
@@ -257,7 +257,7 @@ KV_CASE(p7_a_hit_on_a_slow_disk_costs_what_a_cold_prompt_does)
 }
 
 /* An engine whose first request ever is a hit on disk. */
-KV_CASE(p7_before_any_measurement_exploration_of_a_disk_is_small)
+KV_TEST(p7_before_any_measurement_exploration_of_a_disk_is_small)
 {
 	static const uint32_t cases[][4] = {                    /* memory, disk, rest, loaded of the disk */
 					    {0, 1024, 12, 512}, /* the rest is computed, which is measured */
@@ -286,7 +286,7 @@ KV_CASE(p7_before_any_measurement_exploration_of_a_disk_is_small)
 
 /* All of an engine's prompts lie on a disk, also the first ones: it learns what computing takes all the same, and where
  * the disk does not pay, only the first few cost more than a cold prompt, by what was bet. */
-KV_CASE(p7_an_engine_with_all_prompts_on_disk_learns_compute_cost)
+KV_TEST(p7_an_engine_with_all_prompts_on_disk_learns_compute_cost)
 {
 	static const uint32_t lengths[] = {192, 1024, 10240, 32768};
 	static const double rates[] = {0.3, 1.2, 2.6};
@@ -308,7 +308,7 @@ KV_CASE(p7_an_engine_with_all_prompts_on_disk_learns_compute_cost)
 }
 
 /* Where it does pay, little is left to be computed, once. */
-KV_CASE(p7_a_disk_that_pays_is_used_fully_by_the_second_prompt)
+KV_TEST(p7_a_disk_that_pays_is_used_fully_by_the_second_prompt)
 {
 	static const uint32_t lengths[] = {1024, 10240, 32768};
 
@@ -333,7 +333,7 @@ static void measure(uint32_t times, uint32_t tokens, uint64_t load, uint64_t com
 }
 
 /* Loads that were measured, as times of 160 ms of computing, and what follows for the next hit. */
-KV_CASE(p7_about_equal_does_not_flap)
+KV_TEST(p7_about_equal_does_not_flap)
 {
 	static const struct {
 		uint32_t times;
@@ -368,7 +368,7 @@ KV_CASE(p7_about_equal_does_not_flap)
 }
 
 /* A piece of it, every 32nd time and once in 30 s. */
-KV_CASE(p7_a_slow_tier_is_sampled_now_and_then_at_little_cost)
+KV_TEST(p7_a_slow_tier_is_sampled_now_and_then_at_little_cost)
 {
 	uint32_t samples = 0;
 
@@ -394,7 +394,7 @@ KV_CASE(p7_a_slow_tier_is_sampled_now_and_then_at_little_cost)
 }
 
 /* Pieces say otherwise; when the old measurements have had their time, they are believed. */
-KV_CASE(p7_it_resumes_when_loading_has_become_faster)
+KV_TEST(p7_it_resumes_when_loading_has_become_faster)
 {
 	kvx_cost_decision_t answer;
 	uint32_t asked = 0;
@@ -412,7 +412,7 @@ KV_CASE(p7_it_resumes_when_loading_has_become_faster)
 }
 
 /* Pieces are read while a step runs, and look as if they cost nothing: what was measured near a length counts more. */
-KV_CASE(p7_small_loads_do_not_speak_for_large_ones)
+KV_TEST(p7_small_loads_do_not_speak_for_large_ones)
 {
 	begin();
 	for (uint32_t i = 0; i < 7; i++) {
@@ -428,7 +428,7 @@ KV_CASE(p7_small_loads_do_not_speak_for_large_ones)
 }
 
 /* Of a load that lies in memory but for one block, the disk's part is smaller than the error of the memory's. */
-KV_CASE(p7_a_load_mostly_of_memory_says_nothing_of_disk)
+KV_TEST(p7_a_load_mostly_of_memory_says_nothing_of_disk)
 {
 	uint64_t guessed;
 
@@ -446,7 +446,7 @@ KV_CASE(p7_a_load_mostly_of_memory_says_nothing_of_disk)
 }
 
 /* Any sequence gives sane answers, and the same when repeated. */
-KV_CASE(p7_the_same_history_gives_the_same_answers)
+KV_TEST(p7_the_same_history_gives_the_same_answers)
 {
 	uint64_t sum[2] = {0, 0};
 
@@ -470,4 +470,4 @@ KV_CASE(p7_the_same_history_gives_the_same_answers)
 	assert_true(sum[0] == sum[1]);
 }
 
-KV_CASES_MAIN(NULL, NULL)
+KV_TEST_MAIN(NULL, NULL)

@@ -4,7 +4,7 @@
 
 #include "connectors/inproc/pair.h"
 #include "engine/check.h"
-#include "kv_case.h"
+#include "kv_cmocka.h"
 #include "kv_test.h"
 
 #include <unistd.h>

@@ -3,7 +3,7 @@
  * tokens, in time, and nothing left behind. */
 #include "connectors/rig.h"
 #include "engine/check.h"
-#include "kv_case.h"
+#include "kv_cmocka.h"
 #include "kv_test.h"
 
 #include "kve/engine.h"
@@ -192,7 +192,7 @@ static totals_t check_chat(kve_engine_t *engine, uint64_t seed, trouble_t *troub
 
 /* ---- a healthy daemon ------------------------------------------------------------------------ */
 
-KV_CASE(p1_tokens_are_equal_with_and_without_the_cache)
+KV_TEST(p1_tokens_are_equal_with_and_without_the_cache)
 {
 	rig_start(&rig);
 	for (uint64_t seed = 1; seed <= 4; seed++) {
@@ -212,7 +212,7 @@ KV_CASE(p1_tokens_are_equal_with_and_without_the_cache)
 }
 
 /* An engine starts before the daemon, and finds the next one, too. */
-KV_CASE(p7_hits_come_from_disk_after_the_daemon_was_killed)
+KV_TEST(p7_hits_come_from_disk_after_the_daemon_was_killed)
 {
 	kve_engine_t *engine = chat_engine(rig.socket);
 	totals_t totals;
@@ -235,7 +235,7 @@ KV_CASE(p7_hits_come_from_disk_after_the_daemon_was_killed)
 }
 
 /* The prompt's blocks are saved while the request goes on. */
-KV_CASE(a_flush_waits_for_the_saves_of_running_requests_too)
+KV_TEST(a_flush_waits_for_the_saves_of_running_requests_too)
 {
 	uint32_t tokens[600], n = 0;
 	const kve_ask_t ask = {.tokens = tokens, .n_tokens = 600, .max_new = 100};
@@ -275,7 +275,7 @@ static void abort_one(trouble_t *trouble, kve_engine_t *engine)
 	kve_engine_release(engine, request);
 }
 
-KV_CASE(p4_aborts_at_random_moments_leave_no_lease_and_no_put)
+KV_TEST(p4_aborts_at_random_moments_leave_no_lease_and_no_put)
 {
 	trouble_t trouble = {.happen = abort_one, .seed = 41, .every = 3};
 	kve_engine_t *engine;
@@ -309,7 +309,7 @@ static void kill_and_start(trouble_t *trouble, kve_engine_t *engine)
 	}
 }
 
-KV_CASE(p7_a_daemon_killed_amid_loads_and_saves_changes_no_token)
+KV_TEST(p7_a_daemon_killed_amid_loads_and_saves_changes_no_token)
 {
 	uint32_t events = 0;
 
@@ -347,7 +347,7 @@ static void stop_and_go(trouble_t *trouble, kve_engine_t *engine)
 	}
 }
 
-KV_CASE(p7_a_stopped_daemon_is_a_quick_miss)
+KV_TEST(p7_a_stopped_daemon_is_a_quick_miss)
 {
 	trouble_t trouble = {.happen = stop_and_go, .seed = 72, .every = 10, .most = 6};
 	kve_engine_t *engine;
@@ -408,7 +408,7 @@ static void answer(kve_engine_t *engine, const uint32_t *tokens, uint32_t n, uin
 	assert_int_equal(kve_engine_flush(engine, 5000), 0);
 }
 
-KV_CASE(p1_a_damaged_block_is_computed_again_not_served)
+KV_TEST(p1_a_damaged_block_is_computed_again_not_served)
 {
 	uint32_t tokens[300], n = 0, first[8], again[8];
 	kvx_load_result_t load = {.struct_size = sizeof load};
@@ -459,7 +459,7 @@ static void parts_init(parts_t *p)
 	};
 }
 
-KV_CASE(p7_without_a_daemon_everything_is_a_quick_miss)
+KV_TEST(p7_without_a_daemon_everything_is_a_quick_miss)
 {
 	uint32_t tokens[64] = {0}, blocks[4] = {0, 1, 2, 3};
 	const kvx_prefix_t prefix = {.struct_size = sizeof prefix, .tokens = tokens, .n_tokens = 64, .blocks = blocks};
@@ -518,7 +518,7 @@ static uint64_t attach_ns(const kvx_config_t *config, kvx_t **p_kvx)
 	return now_ns() - start;
 }
 
-KV_CASE(p7_a_daemon_that_only_listens_costs_attach_ms_once)
+KV_TEST(p7_a_daemon_that_only_listens_costs_attach_ms_once)
 {
 	uint64_t start;
 	char path[96];
@@ -564,7 +564,7 @@ static void *continue_late(void *arg)
 	return arg;
 }
 
-KV_CASE(p7_attach_ms_outlasts_a_question_without_an_answer)
+KV_TEST(p7_attach_ms_outlasts_a_question_without_an_answer)
 {
 	pthread_t thread;
 	parts_t p;
@@ -584,7 +584,7 @@ KV_CASE(p7_attach_ms_outlasts_a_question_without_an_answer)
 }
 
 /* With a store that has no daemon the engine computes everything itself. */
-KV_CASE(p7_the_engine_computes_everything_itself)
+KV_TEST(p7_the_engine_computes_everything_itself)
 {
 	kve_engine_t *engine = chat_engine(rig.socket);
 
@@ -604,7 +604,7 @@ KV_CASE(p7_the_engine_computes_everything_itself)
 	assert_non_null(strstr(kvx_last_error(), words))
 
 /* With a sentence. Parts of a cache have each head once, or in copies. */
-KV_CASE(p10_contradictory_configurations_are_refused_with_a_sentence)
+KV_TEST(p10_contradictory_configurations_are_refused_with_a_sentence)
 {
 	kvk_paged_t whole[2], parts[2];
 	kvk_layout_t other;
@@ -731,7 +731,7 @@ static void hand_over(kve_engine_t *producer, kve_engine_t *consumer, const stor
 	}
 }
 
-KV_CASE(p1_prefill_and_decode_on_two_engines_equal_one)
+KV_TEST(p1_prefill_and_decode_on_two_engines_equal_one)
 {
 	static const uint32_t degrees[][2] = {{1, 1}, {4, 2}, {2, 4}, {4, 1}, {1, 2}};
 	static story_t stories[REQUESTS];
@@ -760,7 +760,7 @@ KV_CASE(p1_prefill_and_decode_on_two_engines_equal_one)
 }
 
 /* A producer that ends in the middle of a prompt, and one that never comes. */
-KV_CASE(p7_a_lost_producer_changes_no_token)
+KV_TEST(p7_a_lost_producer_changes_no_token)
 {
 	kve_engine_t *producer, *consumer;
 	kve_request_t *half, *never, *sent;
@@ -810,7 +810,7 @@ KV_CASE(p7_a_lost_producer_changes_no_token)
 
 /* ---- the engine ------------------------------------------------------------------------------ */
 
-KV_CASE(p10_bad_requests_are_refused)
+KV_TEST(p10_bad_requests_are_refused)
 {
 	const uint32_t good[4] = {1, 2, 3, 4}, bad[1] = {kve_config_tiny.vocab};
 	const kve_ask_t asks[] = {
@@ -831,7 +831,7 @@ KV_CASE(p10_bad_requests_are_refused)
 	kve_engine_destroy(engine);
 }
 
-KV_CASE(p4_aborted_requests_give_their_blocks_back)
+KV_TEST(p4_aborted_requests_give_their_blocks_back)
 {
 	kve_engine_t *engine = make_engine(NULL, 32, 3);
 	uint32_t tokens[120] = {0};
@@ -859,7 +859,7 @@ KV_CASE(p4_aborted_requests_give_their_blocks_back)
 }
 
 /* It needs every block there is, and one-block requests keep coming. */
-KV_CASE(p5_a_long_request_is_not_overtaken_for_ever)
+KV_TEST(p5_a_long_request_is_not_overtaken_for_ever)
 {
 	enum { STEPS = 200 };
 	uint32_t tokens[100] = {0};
@@ -903,4 +903,4 @@ static int end_test(void **state)
 	return 0;
 }
 
-KV_CASES_MAIN_OF(program, begin_test, end_test)
+KV_TEST_MAIN_OF(program, begin_test, end_test)

@@ -36,7 +36,7 @@ static kvx_send_t *send_all(const char *transfer)
 }
 
 /* A caller of an older version has shorter structs: nothing is written behind them. */
-KV_CASE(p10_results_are_no_longer_than_the_caller_says)
+KV_TEST(p10_results_are_no_longer_than_the_caller_says)
 {
 	struct {
 		kvx_send_result_t send;
@@ -89,7 +89,7 @@ KV_CASE(p10_results_are_no_longer_than_the_caller_says)
 /* ---- what arrives ---------------------------------------------------------------------------- */
 
 /* The consumer asks first; each chunk is in its cache before the next one is computed. */
-KV_CASE(p1_p3_chunks_are_in_the_consumers_cache_while_the_producer_computes)
+KV_TEST(p1_p3_chunks_are_in_the_consumers_cache_while_the_producer_computes)
 {
 	const char tail[] = "a first token";
 	kvx_send_t *send = NULL;
@@ -137,7 +137,7 @@ KV_CASE(p1_p3_chunks_are_in_the_consumers_cache_while_the_producer_computes)
 }
 
 /* The producer has gone on, and computed other things, before the consumer asks. */
-KV_CASE(p1_a_tail_of_a_megabyte_waits_for_a_consumer_that_comes_later)
+KV_TEST(p1_a_tail_of_a_megabyte_waits_for_a_consumer_that_comes_later)
 {
 	static uint8_t tail[KVC_MAX_TAIL];
 	uint64_t seed = 7;
@@ -169,7 +169,7 @@ KV_CASE(p1_a_tail_of_a_megabyte_waits_for_a_consumer_that_comes_later)
 }
 
 /* Both sides make the id from the prompt. Another prompt, or another salt, is another id. */
-KV_CASE(p8_without_an_id_the_prompt_and_its_salt_are_the_id)
+KV_TEST(p8_without_an_id_the_prompt_and_its_salt_are_the_id)
 {
 	kvx_prefix_t prefix;
 	kvx_recv_t *salted;
@@ -188,7 +188,7 @@ KV_CASE(p8_without_an_id_the_prompt_and_its_salt_are_the_id)
 }
 
 /* What kvd has already is not copied again, and what the consumer has is not touched. */
-KV_CASE(p1_stored_blocks_are_not_copied_and_skipped_ones_not_touched)
+KV_TEST(p1_stored_blocks_are_not_copied_and_skipped_ones_not_touched)
 {
 	kvx_prefix_t prefix;
 	kvx_recv_result_t result = {.struct_size = sizeof result};
@@ -228,7 +228,7 @@ static void await_blocks(long n)
 
 /* Prompts of every length around a block: what was sent is there to the token, and the last, partial block is gone once
  * nobody needs it. */
-KV_CASE(p1_a_receive_ends_with_exactly_the_tokens_that_were_sent)
+KV_TEST(p1_a_receive_ends_with_exactly_the_tokens_that_were_sent)
 {
 	static const uint32_t lengths[] = {1, 15, 16, 17, 31, 5 * PAIR_TOKENS + 7, 12 * PAIR_TOKENS - 1};
 	long whole = 0;
@@ -260,7 +260,7 @@ KV_CASE(p1_a_receive_ends_with_exactly_the_tokens_that_were_sent)
 }
 
 /* Of a prompt that goes on where the producer's ends in the middle of a block, or ends before it, the whole blocks. */
-KV_CASE(p1_a_consumer_gets_no_more_than_it_asks_for_and_no_more_than_was_sent)
+KV_TEST(p1_a_consumer_gets_no_more_than_it_asks_for_and_no_more_than_was_sent)
 {
 	static const struct {
 		uint32_t sent, wanted, tokens;
@@ -281,7 +281,7 @@ KV_CASE(p1_a_consumer_gets_no_more_than_it_asks_for_and_no_more_than_was_sent)
 	}
 }
 
-KV_CASE(p1_a_damaged_block_ends_the_receive_before_it)
+KV_TEST(p1_a_damaged_block_ends_the_receive_before_it)
 {
 	const kvc_prompt_t prompt = {sizeof prompt, from.tokens, 10 * PAIR_TOKENS, NULL};
 	kvx_recv_result_t result = {.struct_size = sizeof result};
@@ -321,7 +321,7 @@ static kvx_send_t *send_to_stage(const char *transfer, uint32_t stage)
 	return send;
 }
 
-KV_CASE(p7_a_producer_that_aborts_leaves_what_it_has_sent)
+KV_TEST(p7_a_producer_that_aborts_leaves_what_it_has_sent)
 {
 	for (uint32_t stage = 0; stage < STAGES - 1u; stage++) {
 		kvx_recv_result_t result = {.struct_size = sizeof result};
@@ -346,7 +346,7 @@ KV_CASE(p7_a_producer_that_aborts_leaves_what_it_has_sent)
 }
 
 /* Its blocks are its own again, and the next consumer gets all of it. */
-KV_CASE(p7_a_consumer_that_aborts_gives_the_hand_over_back)
+KV_TEST(p7_a_consumer_that_aborts_gives_the_hand_over_back)
 {
 	for (uint32_t stage = 0; stage < STAGES; stage++) {
 		const char *transfer;
@@ -373,7 +373,7 @@ KV_CASE(p7_a_consumer_that_aborts_gives_the_hand_over_back)
 	}
 }
 
-KV_CASE(p3_of_two_consumers_one_gets_it)
+KV_TEST(p3_of_two_consumers_one_gets_it)
 {
 	kvx_recv_result_t result = {.struct_size = sizeof result};
 	kvx_recv_t *first, *second;
@@ -409,7 +409,7 @@ static void check_timeout(kvx_recv_t *recv, uint64_t start, uint32_t deadline_ms
 }
 
 /* Nobody sends; somebody stops sending. */
-KV_CASE(p5_a_consumer_has_its_answer_by_its_deadline)
+KV_TEST(p5_a_consumer_has_its_answer_by_its_deadline)
 {
 	kvx_send_t *send = NULL;
 	uint64_t start = now_ms();
@@ -433,7 +433,7 @@ KV_CASE(p5_a_consumer_has_its_answer_by_its_deadline)
 }
 
 /* Both sides are told at once: nobody waits for a deadline. */
-KV_CASE(p5_sides_of_two_models_have_their_answers_at_once)
+KV_TEST(p5_sides_of_two_models_have_their_answers_at_once)
 {
 	const uint64_t start = now_ms();
 	kvx_send_t *send = NULL;
@@ -462,7 +462,7 @@ KV_CASE(p5_sides_of_two_models_have_their_answers_at_once)
 }
 
 /* A producer's deadline is that of a chunk: it does not count while the engine computes the next one. */
-KV_CASE(p5_a_producer_has_its_answer_by_its_deadline)
+KV_TEST(p5_a_producer_has_its_answer_by_its_deadline)
 {
 	kvx_send_t *send = NULL;
 	kvx_send_result_t result = {.struct_size = sizeof result};
@@ -496,7 +496,7 @@ KV_CASE(p5_a_producer_has_its_answer_by_its_deadline)
 
 /* ---- refused --------------------------------------------------------------------------------- */
 
-KV_CASE(p10_other_roles_and_bad_arguments_are_refused)
+KV_TEST(p10_other_roles_and_bad_arguments_are_refused)
 {
 	static const uint32_t none[] = {0, 1, PAIR_BLOCKS, 3, 4, 5};
 	const char long_id[] = "0123456789012345678901234567890123456789012345678901234567890123456789"
@@ -540,7 +540,7 @@ KV_CASE(p10_other_roles_and_bad_arguments_are_refused)
 }
 
 /* A chunk that is not sound changes nothing: the next one goes on. */
-KV_CASE(p10_a_bad_chunk_changes_nothing)
+KV_TEST(p10_a_bad_chunk_changes_nothing)
 {
 	static const uint32_t none[] = {0, 1, 2, PAIR_BLOCKS, 4, 5};
 	kvx_send_t *send = NULL;
@@ -562,7 +562,7 @@ KV_CASE(p10_a_bad_chunk_changes_nothing)
 	assert_int_equal(finish_recv(start_recv("goes on", 0)).cause, KVC_OK);
 }
 
-KV_CASE(p7_without_a_daemon_nothing_is_handed_over)
+KV_TEST(p7_without_a_daemon_nothing_is_handed_over)
 {
 	const kvx_chunk_t chunk = pair_chunk(&from, "x", PAIR_TOKENS, 1);
 	kvx_recv_result_t result = {.struct_size = sizeof result};
@@ -584,7 +584,7 @@ KV_CASE(p7_without_a_daemon_nothing_is_handed_over)
 }
 
 /* An engine that detaches with hand-overs in every state leaves none, and no memory. */
-KV_CASE(p4_a_connector_detached_amid_hand_overs_leaves_nothing)
+KV_TEST(p4_a_connector_detached_amid_hand_overs_leaves_nothing)
 {
 	static const uint32_t asked[] = {1, 2, 3};
 	const char *ids[] = {"begun", "announced", "half way", "nobody"};
@@ -625,7 +625,7 @@ KV_CASE(p4_a_connector_detached_amid_hand_overs_leaves_nothing)
 /* ---- a daemon that dies ---------------------------------------------------------------------- */
 
 /* At every stage both sides have their answer, and the next hand-over goes over the next daemon. */
-KV_CASE(p7_a_daemon_that_dies_amid_a_hand_over_is_a_miss)
+KV_TEST(p7_a_daemon_that_dies_amid_a_hand_over_is_a_miss)
 {
 	for (uint32_t stage = 0; stage < STAGES - 1u; stage++) {
 		kvx_recv_result_t result = {.struct_size = sizeof result};
@@ -659,4 +659,4 @@ KV_CASE(p7_a_daemon_that_dies_amid_a_hand_over_is_a_miss)
 	}
 }
 
-KV_CASES_MAIN_OF(program, begin_test, end_test)
+KV_TEST_MAIN_OF(program, begin_test, end_test)

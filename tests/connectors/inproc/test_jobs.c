@@ -3,7 +3,7 @@
 #include "connectors/inproc/knobs.h"
 #include "connectors/rig.h"
 #include "engine/check.h"
-#include "kv_case.h"
+#include "kv_cmocka.h"
 #include "kvx_handover.h"
 
 #include "common/await.h"
@@ -167,7 +167,7 @@ static void run(void **state)
 #define JOBS_CASE(function, ...)                                                                                       \
 	static void function(void);                                                                                    \
 	static jobs_test_t function##_case = {.run = function, .silence = __VA_ARGS__};                                \
-	KV_CASE_ADD(function, .name = #function, .test_func = run, .initial_state = &function##_case)                  \
+	KV_TEST_ADD(function, .name = #function, .test_func = run, .initial_state = &function##_case)                  \
 	static void function(void)
 
 /* ---- prompts --------------------------------------------------------------------------------- */
@@ -940,4 +940,4 @@ JOBS_CASE(p1_p4_p7_under_any_fault_loads_are_right_and_nothing_leaks, RIG_SILENC
 	assert_true(s.load_hits > 20 && s.load_lost > 5 && s.save_done > 20 && s.save_lost > 5);
 }
 
-KV_CASES_MAIN_OF(program, begin_test, end_test)
+KV_TEST_MAIN_OF(program, begin_test, end_test)

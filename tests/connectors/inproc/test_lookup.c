@@ -120,7 +120,7 @@ static void check_not_found(const uint32_t *tokens, uint32_t n)
 
 /* ---- what is found --------------------------------------------------------------------------- */
 
-KV_CASE(p1_what_was_inserted_is_handed_out_whole_and_once)
+KV_TEST(p1_what_was_inserted_is_handed_out_whole_and_once)
 {
 	insert_now(1, 75, "last hidden states");
 	check_taken(select_now(1, 75), 1, 75, "last hidden states");
@@ -128,7 +128,7 @@ KV_CASE(p1_what_was_inserted_is_handed_out_whole_and_once)
 }
 
 /* The consumer asks first, and is woken. */
-KV_CASE(p1_a_consumer_waits_for_what_is_inserted_later)
+KV_TEST(p1_a_consumer_waits_for_what_is_inserted_later)
 {
 	kvx_recv_t *recv = select_now(2, 40);
 
@@ -140,7 +140,7 @@ KV_CASE(p1_a_consumer_waits_for_what_is_inserted_later)
 	check_taken(select_now(3, 40), 3, 40, "another one");
 }
 
-KV_CASE(p1_one_token_more_or_less_or_other_finds_nothing)
+KV_TEST(p1_one_token_more_or_less_or_other_finds_nothing)
 {
 	insert_now(5, 40, "all of it");
 	pair_prompt_init(&to, 5, 41, 30);
@@ -153,7 +153,7 @@ KV_CASE(p1_one_token_more_or_less_or_other_finds_nothing)
 }
 
 /* A second insert is refused and leaves the first as it was; when that is taken, there may be another one. */
-KV_CASE(p4_equal_prompts_are_in_the_buffer_once)
+KV_TEST(p4_equal_prompts_are_in_the_buffer_once)
 {
 	kvx_insert_t insert;
 
@@ -169,7 +169,7 @@ KV_CASE(p4_equal_prompts_are_in_the_buffer_once)
 }
 
 /* Two models may have the same tokens: neither ends the other's hand-over. */
-KV_CASE(p8_another_model_finds_nothing_and_disturbs_nothing)
+KV_TEST(p8_another_model_finds_nothing_and_disturbs_nothing)
 {
 	kvx_select_t select;
 	kvx_recv_t *recv;
@@ -187,7 +187,7 @@ KV_CASE(p8_another_model_finds_nothing_and_disturbs_nothing)
 	side_close(&other);
 }
 
-KV_CASE(p8_another_salt_finds_nothing)
+KV_TEST(p8_another_salt_finds_nothing)
 {
 	kvx_insert_t insert = prompt_to_insert(8, 10, ""); /* no whole block */
 	kvx_select_t select;
@@ -205,7 +205,7 @@ KV_CASE(p8_another_salt_finds_nothing)
 }
 
 /* Of a prompt that is longer than the room for it, what there is room for. */
-KV_CASE(p1_a_consumer_with_less_room_gets_the_beginning)
+KV_TEST(p1_a_consumer_with_less_room_gets_the_beginning)
 {
 	kvx_recv_result_t result = {.struct_size = sizeof result};
 	kvx_select_t select;
@@ -233,7 +233,7 @@ static void open_small_buffer(void)
 	side_open_buffer(&producer, rig.socket, KVX_PRODUCER, 2u * 4u * PAIR_LAYERS * PAIR_PAYLOAD + 2000u);
 }
 
-KV_CASE(p5_a_full_buffer_is_busy_at_once_or_waits_as_asked)
+KV_TEST(p5_a_full_buffer_is_busy_at_once_or_waits_as_asked)
 {
 	kvx_insert_t insert;
 	kvx_send_t *send;
@@ -260,7 +260,7 @@ KV_CASE(p5_a_full_buffer_is_busy_at_once_or_waits_as_asked)
 }
 
 /* The daemon's own limit: its answer comes later, as the status of the send. */
-KV_CASE(p5_the_daemons_limit_is_busy_too)
+KV_TEST(p5_the_daemons_limit_is_busy_too)
 {
 	const uint32_t n = PAIR_PROMPT * PAIR_TOKENS;
 	kvc_status_t status = KVC_OK;
@@ -288,7 +288,7 @@ KV_CASE(p5_the_daemons_limit_is_busy_too)
 
 /* ---- giving back, and what is refused -------------------------------------------------------- */
 
-KV_CASE(p10_bad_inserts_and_selects_are_refused)
+KV_TEST(p10_bad_inserts_and_selects_are_refused)
 {
 	static const uint8_t none[16];
 	kvx_recv_result_t result = {.struct_size = sizeof result};
@@ -331,4 +331,4 @@ KV_CASE(p10_bad_inserts_and_selects_are_refused)
 	assert_int_equal(side_stats(&consumer).recvs_refused, KV_COUNT_OF(wrong));
 }
 
-KV_CASES_MAIN_OF(program, begin_test, end_test)
+KV_TEST_MAIN_OF(program, begin_test, end_test)

@@ -6,7 +6,7 @@
 #define TESTS_CONNECTORS_SCHED_RIG_H
 
 #include "connectors/rig.h"
-#include "kv_case.h"
+#include "kv_cmocka.h"
 #include "kv_test.h"
 
 #include "kvx_scheduler.h"
@@ -213,18 +213,18 @@ typedef struct sr_test {
 void sr_run_test(void **state);
 #define SR_ADD(id, text, function, start, number)                                                                      \
 	static sr_test_t id = {function, &(start), number};                                                            \
-	KV_CASE_ADD(id, .name = (text), .test_func = sr_run_test, .initial_state = &id)
+	KV_TEST_ADD(id, .name = (text), .test_func = sr_run_test, .initial_state = &id)
 #define SR_CASE_ROW(function, start, number)                                                                           \
 	static void function(void);                                                                                    \
 	SR_ADD(function##_case, #function, function, start, number)                                                    \
 	static void function(void)
 #define SR_CASE(function, start) SR_CASE_ROW(function, start, 0)
 /* The same with other options. */
-#define SR_NAMED(text, function, start, number) SR_ADD(KV_CASE_ID, text, function, start, number)
+#define SR_NAMED(text, function, start, number) SR_ADD(KV_TEST_ID, text, function, start, number)
 #define SR_ALSO(function, start, number)        SR_NAMED(#function " (" #start ", " #number ")", function, start, number)
 
 /* The cases are run with the daemon's path as the argument. */
 extern const char *sr_program;
-#define SR_MAIN KV_CASES_MAIN_OF(sr_program, NULL, NULL)
+#define SR_MAIN KV_TEST_MAIN_OF(sr_program, NULL, NULL)
 
 #endif

@@ -1,5 +1,5 @@
 /* The table of requests against a model: an array searched from end to end. */
-#include "kv_case.h"
+#include "kv_cmocka.h"
 #include "kv_test.h"
 #include "scheduler/base/requests.h"
 
@@ -72,7 +72,7 @@ static void check(kvx_requests_t *requests, const model_t *model, uint32_t i)
 }
 
 /* Now and then an allocation fails: the answer says so, what is there stays right, nothing leaks. */
-KV_CASE(p4_p5_the_table_knows_exactly_the_living)
+KV_TEST(p4_p5_the_table_knows_exactly_the_living)
 {
 	static model_t model[NAMES];
 	kv_test_rng_t rng = {kv_test_seed()};
@@ -116,7 +116,7 @@ KV_CASE(p4_p5_the_table_knows_exactly_the_living)
 	assert_int_equal(kv_test_env_live(&t), 0);
 }
 
-KV_CASE(p10_ids_that_are_none_are_refused)
+KV_TEST(p10_ids_that_are_none_are_refused)
 {
 	char id[KVX_MAX_ID + 1u];
 	kvx_requests_t requests;
@@ -134,7 +134,7 @@ KV_CASE(p10_ids_that_are_none_are_refused)
 }
 
 /* Millions come and go: memory is that of the most that lived at one time. */
-KV_CASE(p5_memory_does_not_grow_with_requests_gone)
+KV_TEST(p5_memory_does_not_grow_with_requests_gone)
 {
 	kvx_requests_t requests;
 	kv_test_env_t t;
@@ -158,7 +158,7 @@ KV_CASE(p5_memory_does_not_grow_with_requests_gone)
 }
 
 /* What the engine has ended is not found; its loads, puts and hand-overs find it until the last of them is gone. */
-KV_CASE(p4_p7_a_record_stays_until_nothing_of_it_is_left)
+KV_TEST(p4_p7_a_record_stays_until_nothing_of_it_is_left)
 {
 	kvx_requests_t requests;
 	kv_test_env_t t;
@@ -200,4 +200,4 @@ KV_CASE(p4_p7_a_record_stays_until_nothing_of_it_is_left)
 	}
 }
 
-KV_CASES_MAIN(NULL, NULL)
+KV_TEST_MAIN(NULL, NULL)

@@ -1,7 +1,7 @@
 /* Both halves of a connector in an engine that does all an engine does, as fast as it can: whatever is loaded is what
  * would have been computed. Each row is a universe that follows from the seed. */
 #include "connectors/step/fake_engine.h"
-#include "kv_case.h"
+#include "kv_cmocka.h"
 
 static const char *program;
 static fe_t fe;
@@ -89,10 +89,11 @@ int main(int argc, char **argv)
 	}
 	program = argv[1];
 	for (int i = 0; i < (int)KV_COUNT_OF(universes); i++) {
-		kv_case_add(i, (struct CMUnitTest){.name = universes[i].name,
-						   .test_func = run_universe,
-						   .initial_state = (void *)(uintptr_t)&universes[i]});
+		kv_test_add((struct CMUnitTest){.name = universes[i].name,
+						.test_func = run_universe,
+						.initial_state = (void *)(uintptr_t)&universes[i]},
+			    __FILE__, i);
 	}
 
-	return kv_cases_run(argv[0], NULL, NULL);
+	return kv_test_run(NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /* Plans and reports: what was written is read, what makes no sense is refused, and want of memory leaves no half of a
  * plan. */
-#include "kv_case.h"
+#include "kv_cmocka.h"
 #include "kv_test.h"
 #include "step/message.h"
 
@@ -100,7 +100,7 @@ static uint32_t count(const void *data, size_t len, uint32_t magic, int *p_bad)
 /* ---- the promises ---------------------------------------------------------------------------- */
 
 /* A GPU has a place of its own, which is one that there is. */
-KV_CASE(p10_a_gpu_in_no_place_is_refused)
+KV_TEST(p10_a_gpu_in_no_place_is_refused)
 {
 	for (uint32_t place = 0; place <= KVX_PLACES; place++) {
 		kvx_msg_buf_t bytes = {0};
@@ -119,7 +119,7 @@ KV_CASE(p10_a_gpu_in_no_place_is_refused)
 	}
 }
 
-KV_CASE(p1_what_was_written_is_read)
+KV_TEST(p1_what_was_written_is_read)
 {
 	const kvx_record_header_t *record;
 	const kvx_msg_load_t *load;
@@ -160,7 +160,7 @@ KV_CASE(p1_what_was_written_is_read)
 
 /* A message is no report, and a piece of it is neither. With one length or count changed it is refused, or nothing is
  * read past the end (a sanitizer looks). */
-KV_CASE(p10_what_is_not_a_whole_message_is_refused)
+KV_TEST(p10_what_is_not_a_whole_message_is_refused)
 {
 	static const uint32_t nasty[] = {0, 1, 7, 8, 255, 4096, 0x7fffffff, 0xfffffff8, UINT32_MAX};
 	kvx_msg_buf_t bytes = {0};
@@ -197,7 +197,7 @@ KV_CASE(p10_what_is_not_a_whole_message_is_refused)
 }
 
 /* Without memory there is no plan at all; with room taken before, there is no way to fail. */
-KV_CASE(p5_lack_of_memory_leaves_no_half_of_a_message)
+KV_TEST(p5_lack_of_memory_leaves_no_half_of_a_message)
 {
 	kvx_msg_buf_t bytes = {0};
 
@@ -224,4 +224,4 @@ KV_CASE(p5_lack_of_memory_leaves_no_half_of_a_message)
 	kvx_msg_free(&bytes);
 }
 
-KV_CASES_MAIN(NULL, NULL)
+KV_TEST_MAIN(NULL, NULL)

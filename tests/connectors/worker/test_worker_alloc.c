@@ -27,7 +27,7 @@ WR_CASE(p5_open_without_memory_says_so_and_leaves_nothing, wr_alone)
 }
 
 /* Else its blocks would never be there, and nothing would say why. No thread: the call is the transfer thread's. */
-KV_CASE(p5_a_worker_that_cannot_list_a_slab_declines)
+KV_TEST(p5_a_worker_that_cannot_list_a_slab_declines)
 {
 	static kvx_wgpu_t gpu;
 	static kvx_worker_t worker = {.gpu = &gpu};

@@ -195,7 +195,7 @@ static int teardown(void **state)
 }
 
 #define DEVICE_CASE(function, with) WR_CASE_IN(function, with, setup, teardown)
-#define DEVICE_ALSO(function, with) WR_ADD(KV_CASE_ID, function, with, setup, teardown)
+#define DEVICE_ALSO(function, with) WR_ADD(KV_TEST_ID, function, with, setup, teardown)
 
 /* A step that saves these blocks of the engine as HALF blocks of the second space, from block `from` on. */
 static kvc_put_t *submit_half(wr_t *wr, uint32_t from, const uint32_t *ids, uint32_t flags)

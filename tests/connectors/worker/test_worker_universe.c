@@ -744,11 +744,12 @@ static void run_universes(void **state)
 int main(int argc, char **argv)
 {
 	for (int i = 0; i < (int)KV_COUNT_OF(profiles); i++) {
-		kv_case_add(i, (struct CMUnitTest){.name = profiles[i].name,
-						   .test_func = run_universes,
-						   .initial_state = (void *)(uintptr_t)&profiles[i]});
+		kv_test_add((struct CMUnitTest){.name = profiles[i].name,
+						.test_func = run_universes,
+						.initial_state = (void *)(uintptr_t)&profiles[i]},
+			    __FILE__, i);
 	}
 	wr_program = argc > 1 ? argv[1] : NULL;
 
-	return kv_cases_run(argv[0], NULL, NULL);
+	return kv_test_run(NULL, NULL);
 }

@@ -4,7 +4,7 @@
 #define TESTS_CONNECTORS_WR_H
 
 #include "connectors/rig.h"
-#include "kv_case.h"
+#include "kv_cmocka.h"
 #include "engine/check.h"
 
 #include "kvx_worker.h"
@@ -83,7 +83,7 @@ int wr_setup(void **state);
 int wr_teardown(void **state);
 /* A case, of a template. */
 #define WR_ADD(id, function, with, setup, teardown)                                                                    \
-	KV_CASE_ADD(id, .name = #function, .test_func = function##_run, .setup_func = setup,                           \
+	KV_TEST_ADD(id, .name = #function, .test_func = function##_run, .setup_func = setup,                           \
 		    .teardown_func = teardown, .initial_state = (void *)(uintptr_t) & (with))
 #define WR_CASE_IN(function, with, setup, teardown)                                                                    \
 	static void function(wr_t *wr);                                                                                \
@@ -94,7 +94,7 @@ int wr_teardown(void **state);
 	WR_ADD(function, function, with, setup, teardown)                                                              \
 	static void function(wr_t *wr)
 #define WR_CASE(function, with) WR_CASE_IN(function, with, wr_setup, wr_teardown)
-#define WR_ALSO(function, with) WR_ADD(KV_CASE_ID, function, with, wr_setup, wr_teardown)
+#define WR_ALSO(function, with) WR_ADD(KV_TEST_ID, function, with, wr_setup, wr_teardown)
 /* main(): its argument is the daemon's program, if a case has one. */
 extern const char *wr_program;
 #define WR_MAIN                                                                                                        \
@@ -102,7 +102,7 @@ extern const char *wr_program;
 	{                                                                                                              \
 		wr_program = argc > 1 ? argv[1] : NULL;                                                                \
                                                                                                                        \
-		return kv_cases_run(argv[0], NULL, NULL);                                                              \
+		return kv_test_run(NULL, NULL);                                                                        \
 	}
 
 /* The two for a test with its own sequence; *wr is a template. */
