@@ -83,6 +83,51 @@ static void p5_hand_overs_in_gpu_memory_end_at_its_share(void **state)
 	stage_end();
 }
 
+/* A prompt in two memories: one name, two hand-overs (decision 058). Neither side of one is a stranger to the other, and
+ * the one in host memory does not notice what becomes of the one in memory of the GPU. */
+KV_TEST(p7_hand_overs_in_two_memories_live_apart)
+{
+	kvd_space_info_t gpu;
+	kv_msg_handover_send_reply_t sent;
+	kv_msg_handover_recv_reply_t got;
+
+	universe_init(&u_, &(u_config_t){.cpu_slots = 64, .gpu_slots = 64, .max_blocks = 4096, .seed = kv_test_seed()},
+		      NULL);
+	m_ = u_join(&u_, 0, "engine", 2, 0);
+	d_ = u_join(&u_, 0, "decode", 2, 0);
+	u_.group_count = 1;
+	space_ = u_space(&u_, 0, "model");
+	u_.memory = 1;
+	gpu = u_space(&u_, 0, "model in memory of a GPU");
+	stage_keys();
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 8), 8);
+	assert_int_equal(u_put(&u_, m_, &gpu, keys_, 0, 8), 8);
+	assert_int_equal(u_recv(&u_, d_, &gpu, "t", 0, &got), KV_OK); /* as yet without a producer */
+	assert_int_equal(send_first("t", 4, U_FULL, 0), KV_OK);
+	assert_int_equal(recv(d_, "t", 0), KV_OK);
+	assert_int_equal(u_send(&u_, m_,
+				&(u_send_t){.transfer = "t", .space = &gpu, .keys = keys_, .n = 8, .groups = U_FULL},
+				&sent),
+			 KV_OK);
+	assert_int_equal(sent.number, got.number);
+	assert_int_not_equal(sent.number, sent_.number);
+	universe_check(&u_);
+
+	/* The producer gives up there, and goes on here. What is there stays until the consumer is done. */
+	assert_int_equal(u_done(&u_, m_, sent.number, KV_HANDOVER_ABORT | KV_HANDOVER_BY_PRODUCER), KV_OK);
+	check_notice(d_, got.number, KV_HANDOVER_FAILED, 8, KV_ERR_ABORTED);
+	assert_int_equal(send_more(8, U_FULL, 1), KV_OK);
+	check_notice(d_, got_.number, KV_HANDOVER_COMPLETE, 8, KV_OK);
+	assert_int_equal(u_done(&u_, d_, got.number, 0), KV_OK);
+	universe_check(&u_);
+	assert_int_equal(u_.core->ns[0]->handover_bytes[KVD_GPU_MEM], 0);
+	assert_int_equal(u_.core->ns[0]->handover_bytes[KVD_HOST_MEM], 8 * 4096);
+	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
+	assert_int_equal(u_.core->pins.used + u_.core->handovers.used, 0);
+	u_.memory = 0;
+	stage_end();
+}
+
 /* Engines that copy to memory of a GPU what the host has leave half of it to a producer, which needs it now. */
 static void p5_promotions_leave_room_for_hand_overs(void **state)
 {

@@ -117,6 +117,7 @@ KV_TEST(p5_the_namespace_furthest_over_its_share_gives)
 	assert_int_equal(visible(0, 0), 0);
 	assert_int_equal(visible_of(0, 5), 4 * DEPTH);
 	put_chain(1, 6); /* equally far over now: each gives for itself */
+	assert_int_equal(visible_of(1, 7), 6 * DEPTH);
 	put_chain(0, 5);
 	assert_int_equal(visible_of(1, 7), 6 * DEPTH);
 	assert_int_equal(visible_of(0, 6), 4 * DEPTH);
@@ -289,6 +290,7 @@ KV_TEST(p5_a_maximum_ends_what_a_namespace_borrows)
 				   .disk_slots = 200,
 				   .disk_file_slots = 10,
 				   .max_blocks = 512,
+				   .share = {[1] = {[KVD_SHARE_INDEX] = 64}},
 				   .max = {[0] = {120 * BLOCK, 55 * BLOCK, 100}},
 				   .seed = kv_test_seed()};
 
@@ -303,6 +305,8 @@ KV_TEST(p5_a_maximum_ends_what_a_namespace_borrows)
 	for (uint32_t c = 0; c < 8; c++) {
 		put_chain(1, c);
 	}
+	assert_int_equal(visible_of(1, 8), 8 * DEPTH);
+	put_chain(0, 8); /* also while the other one is further over its share */
 	assert_int_equal(visible_of(1, 8), 8 * DEPTH);
 	for (kvd_resource_t what = 0; what <= KVD_SHARE_INDEX; what++) {
 		assert_int_equal(kvd_share_of(u_.core, u_.ns[0], what), config.max[0][what]);
@@ -391,6 +395,9 @@ static void pool_end(void)
 
 KV_TEST(p5_borrowed_memory_returns_to_its_owner)
 {
+	const kvd_parts_t smaller = {.given = {[KVD_SHARE_CPU] = 2 * SLAB}};
+	uint64_t moved;
+
 	stage_pool();
 	fill(0, SLABS);
 	assert_int_equal(used(0), SLABS * SLAB); /* what is idle is lent */
@@ -409,6 +416,15 @@ KV_TEST(p5_borrowed_memory_returns_to_its_owner)
 	heat(1, 4);
 	fill(1, SLABS);
 	assert_int_equal(used(1), 4 * SLAB);
+
+	/* Equally far over smaller shares: a slab that one took would be the other's next. */
+	moved = kv_metric_get(&u_.metrics, KV_M_SLABS_RECLAIMED);
+	for (uint32_t n = 0; n < 2; n++) {
+		assert_int_equal(kvd_namespace_share(u_.core, u_.ns[n], &smaller), KV_OK);
+	}
+	fill(0, SLABS);
+	fill(1, SLABS);
+	assert_int_equal(kv_metric_get(&u_.metrics, KV_M_SLABS_RECLAIMED), moved);
 	pool_end();
 }
 
