@@ -253,6 +253,42 @@ STAGE_TEST(p1_no_leased_slot_is_rebalanced, stage(8, 0))
 	assert_true(put_chain(1, 0) >= 16);
 }
 
+/* Nor is one moved that was leased while its slab is emptied: blocks being written to disk hold the slab up. */
+KV_TEST(p1_no_slot_that_is_leased_meanwhile_moves)
+{
+	static u_lease_t other, lease;
+	kv_msg_acquire_reply_t reply;
+	uint32_t n;
+
+	stage(2, 128);
+	open_space(0);
+	assert_int_equal(put_chain(0, 0), DEPTH);
+	u_settle(&u_);
+	assert_int_equal(u_acquire(&u_, m_, &space_[0], keys_[0][0], DEPTH, 0, &other, &reply), KV_OK);
+	assert_int_equal(put_chain(0, 1), DEPTH);
+	u_.disk.hold = 1;
+	tick_times(1);
+	open_space(1);
+	tick_times(5);
+	assert_int_not_equal(u_.core->rebalance[KVD_CPU].slab, KVD_NONE);
+	n = u_visible(&u_, 0, &space_[0], keys_[0][1], DEPTH);
+	assert_in_range(n, 1, DEPTH - 1);
+	assert_int_equal(u_acquire(&u_, m_, &space_[0], keys_[0][1], n, 0, &lease, &reply), KV_OK);
+	assert_int_equal(reply.n, n);
+	u_.disk.hold = 0;
+	assert_int_equal(u_release(&u_, m_, other.id), KV_OK); /* now there is room to move to */
+	tick_times(20);
+	assert_true(u_lease_alive(&lease));
+	u_lease_verify(&u_, &lease);
+	assert_int_equal(kv_metric_get(&u_.metrics, KV_M_BLOCKS_MOVED), 0);
+	assert_int_equal(kv_metric_get(&u_.metrics, KV_M_SLABS_RETIRED), 0);
+	assert_int_equal(u_release(&u_, m_, lease.id), KV_OK);
+	(void)put_chain(1, 0);
+	tick_times(40);
+	assert_true(kv_metric_get(&u_.metrics, KV_M_SLABS_RETIRED) > 0);
+	stage_end();
+}
+
 /* Two models in use at the same time: each keeps its slabs, or slabs would go back and forth for ever. */
 STAGE_TEST(p5_two_busy_block_sizes_do_not_take_slabs_in_turn, stage(8, 0))
 {

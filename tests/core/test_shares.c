@@ -158,6 +158,8 @@ KV_TEST(p5_pins_end_at_the_share_and_count_once)
 	assert_int_equal(pinned, 2 * DEPTH);
 	assert_int_equal(acquire(0, 7, DEPTH, 0, &leases[7], &reply), KV_OK);
 	assert_int_equal(reply.n, 100 - 3 * DEPTH);
+	assert_int_equal(acquire(0, 0, DEPTH, DEPTH - 1, &leases[6], &reply), KV_OK); /* that is pinned already */
+	assert_int_equal(reply.n, DEPTH);
 	universe_check(&u_);
 	/* The other one has its share. */
 	for (uint32_t c = 0; c < 3; c++) {
