@@ -126,7 +126,9 @@ void kvd_event_announce(kvd_core_t *core, uint32_t id)
 {
 	kvd_block_t *block = kvd_block_at(&core->ix, id);
 
-	if (!(block->flags & KVD_EVENT_PENDING)) {
+	/* One that is being taken down leaves without an event. Its key may be that of a newer copy, which was
+	 * announced: subscribers would see the key removed and stored in tiers where the newer copy is not. */
+	if (!(block->flags & KVD_EVENT_PENDING) || kvd_index_is_dead(&core->ix, block)) {
 		return;
 	}
 	block->flags &= (uint8_t)~KVD_EVENT_PENDING;

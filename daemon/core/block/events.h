@@ -34,7 +34,7 @@ void kvd_event_add_stored(kvd_core_t *core, uint32_t block, kvd_set_t t, const u
 void kvd_event_add_removed(kvd_core_t *core, uint32_t block, kvd_set_t t);
 /* A block joins its first set: must it stay EVENT_PENDING? */
 int kvd_event_is_muted(kvd_core_t *core, uint32_t block);
-/* Announce an EVENT_PENDING block, in all sets it is in. */
+/* Announce an EVENT_PENDING block, in all sets it is in, unless it is being taken down. */
 void kvd_event_announce(kvd_core_t *core, uint32_t block);
 void kvd_events_flush(kvd_core_t *core);
 
