@@ -285,6 +285,47 @@ STAGE_TEST(p1_a_reset_meanwhile_ends_a_withdrawal, stage(64, 0))
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 8), 8);
 }
 
+static kv_slot_t disk_slot(const kv_key_t *key)
+{
+	const uint32_t tree = u_.core->ns[0]->spaces[space_.space]->tree;
+
+	return kvd_block_at(&u_.core->ix, kvd_index_find(&u_.core->ix, tree, key, 0))->disk.slot;
+}
+
+/* Their keys are back, and only in memory, when a walk over the tree meets what is left of the old copies. */
+STAGE_TEST(p9_a_walk_does_not_announce_blocks_that_are_being_taken_down, stage(512, 512))
+{
+	kv_key_t other[4];
+	uint64_t stored, removed;
+
+	u_chain(NULL, 3, other, 4);
+	assert_int_equal(u_put(&u_, m_, &space_, other, 0, 4), 4);
+	u_settle(&u_);
+	for (uint32_t i = 0; i < 4; i++) {
+		assert_int_equal(kvd_core_evict_one(u_.core, KV_TIER_CPU), KV_OK);
+	}
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 200), 200);
+	u_settle(&u_);
+	u_.disk.hold = 1;
+	kvd_withdraw_subtree(u_.core, kvd_index_find(&u_.core->ix, u_.core->ns[0]->spaces[space_.space]->tree,
+						     &keys_[10], 0)); /* more than a quantum takes down */
+	stored = u_.stored;
+	removed = u_.removed;
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 10, 20), 10);
+	assert_int_equal(u_.stored - stored, 10);
+	assert_int_equal(u_.removed - removed, 20); /* of two tiers */
+	fake_set_readable(&u_.disk, disk_slot(&other[3]), 0);
+	fake_set_readable(&u_.disk, disk_slot(&other[1]), 0); /* two walks at a time are one over all of the tree */
+	u_tick(&u_, 1);
+	assert_int_equal(u_.stored - stored, 10);
+	universe_check(&u_);
+	u_.disk.hold = 0;
+	fake_read_all(&u_.disk);
+	u_settle(&u_);
+	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 200), 20);
+	universe_check(&u_);
+}
+
 STAGE_TEST(p5_a_long_withdrawal_is_cut_into_quanta, stage(512, 0))
 {
 	static kv_key_t named[4096];
