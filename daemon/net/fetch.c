@@ -55,6 +55,7 @@ typedef struct batch {
 	kvd_copy_t *copy;  /* NULL: not begun */
 	uint64_t since_ns; /* COMING, or a put that was refused */
 	uint64_t busy_ns;  /* since when there is no room for the put; 0: there is */
+	int below_refused; /* its put was asked for below one that was refused */
 	uint64_t leaves[];
 } batch_t;
 
@@ -494,21 +495,49 @@ static kv_status_t start_put(kvd_fetch_t *fetch, batch_t *batch)
 					    batch->first + batch->count, &options, &batch->put);
 	free(keys);
 	batch->state = status == KV_OK || status == KV_PENDING ? PUT_ASKED : NEW;
+	batch->below_refused = 0;
 
 	return status == KV_PENDING ? KV_OK : status;
 }
 
+/* Do the blocks of `below` follow those of `batch`? */
+static int is_above(const kvd_fetch_t *fetch, const batch_t *batch, const batch_t *below)
+{
+	return batch->group == below->group && batch->partial == 0 && below->partial == 0 &&
+	       fetch->prefix.groups[batch->group].rule == KVC_RULE_FULL;
+}
+
+/* A put is accepted below one that is accepted: does a batch above it still wait for its own? */
+static int waits_for_parent(const kvd_fetch_t *fetch, const batch_t *batch)
+{
+	for (const batch_t *above = fetch->batches; above != batch; above = above->next) {
+		if (above->state == NEW && is_above(fetch, above, batch)) {
+			return 1;
+		}
+	}
+
+	return 0;
+}
+
+static void ask_again(kvd_fetch_t *fetch, batch_t *batch)
+{
+	kvc_put_free(batch->put);
+	batch->put = NULL;
+	batch->state = NEW;
+	batch->since_ns = fetch->net->now_ns;
+}
+
 /* No room for a put now: others let go of theirs. Not for ever (wait_for_room()): what the namespace's own engines keep
- * may stay as long as they like. */
+ * may stay as long as they like. Puts are asked for ahead of the answers, so those below it are refused as well. */
 static kv_status_t put_again(kvd_fetch_t *fetch, batch_t *batch)
 {
 	const uint64_t now = fetch->net->now_ns;
 
-	kvc_put_free(batch->put);
-	batch->put = NULL;
-	batch->state = NEW;
-	batch->since_ns = now;
+	ask_again(fetch, batch);
 	batch->busy_ns = batch->busy_ns ? batch->busy_ns : now;
+	for (batch_t *below = batch->next; below; below = below->next) {
+		below->below_refused |= below->state == PUT_ASKED && is_above(fetch, batch, below);
+	}
 
 	return now - batch->busy_ns > fetch->net->config->timeout_ns / 2 ? KV_ERR_BUSY : KV_OK;
 }
@@ -544,6 +573,10 @@ static kv_status_t take_grant(kvd_fetch_t *fetch, batch_t *batch)
 	}
 	if (status == KVC_ERR_BUSY || (status == KVC_OK && kvc_put_n(batch->put) < batch->count)) {
 		return put_again(fetch, batch);
+	}
+	if (status == KVC_ERR_NO_PARENT && batch->below_refused) {
+		ask_again(fetch, batch);
+		return KV_OK;
 	}
 	batch->state = status == KVC_OK ? GRANTED : batch->state;
 
@@ -655,7 +688,7 @@ static kv_status_t step_batch(kvd_fetch_t *fetch, batch_t *batch)
 			batch->state = DONE;
 			return KV_OK;
 		}
-		if (fetch->net->now_ns - batch->since_ns < AGAIN_NS) {
+		if (fetch->net->now_ns - batch->since_ns < AGAIN_NS || waits_for_parent(fetch, batch)) {
 			return KV_OK;
 		}
 		return batch->partial ? start_private_put(fetch, batch) : start_put(fetch, batch);
