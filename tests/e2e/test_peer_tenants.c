@@ -27,16 +27,11 @@ static void attach(user_t *user, const rig_t *rig, enum tenant tenant)
 	}
 }
 
-/* A quarter of 16 MiB at the asker is one tenant's. */
-KV_FIXTURE(setup)
+static void start(void)
 {
-	peers_init(&net_);
 	for (uint32_t i = 0; i < 2; i++) {
 		rig_option(&net_.rig[i], "--namespaces=default,rival");
 	}
-	rig_option(&net_.rig[1], "--cpu.size=16MiB");
-	rig_option(&net_.rig[1], "--handover.max_bytes=16MiB");
-	rig_option(&net_.rig[1], "--share.cpu=default=25%%");
 	peers_start(&net_);
 	for (uint32_t t = 0; t < TENANTS; t++) {
 		attach(&owners_[t], &net_.rig[0], (enum tenant)t);
@@ -44,6 +39,27 @@ KV_FIXTURE(setup)
 	}
 	user_tokens(1, BLOCKS, tokens_);
 	peers_connected(&net_);
+}
+
+/* A quarter of 16 MiB at the asker is one tenant's. */
+KV_FIXTURE(setup)
+{
+	peers_init(&net_);
+	rig_option(&net_.rig[1], "--cpu.size=16MiB");
+	rig_option(&net_.rig[1], "--handover.max_bytes=16MiB");
+	rig_option(&net_.rig[1], "--share.cpu=default=25%%");
+	start();
+}
+
+/* The asker's daemon grants the puts of one message at a time, of 4 MiB. */
+KV_FIXTURE(setup_narrow)
+{
+	peers_init(&net_);
+	for (uint32_t i = 0; i < 2; i++) {
+		rig_option(&net_.rig[i], "--cpu.size=64MiB");
+	}
+	rig_option(&net_.rig[1], "--instance.max_unfinished=6MiB");
+	start();
 }
 
 KV_FIXTURE(teardown)
@@ -234,6 +250,36 @@ KV_TEST(p8_p5_fetched_bytes_end_at_the_tenants_share, setup, teardown)
 	for (uint32_t i = 0; i < ASKED; i++) {
 		kvc_handover_done(wanted[i], 0);
 	}
+	peers_check_quiet(&net_);
+}
+
+#define LONG 1000u /* blocks: four messages */
+
+/* Puts are asked for ahead of the answers. The second one is refused, and those below it with it. */
+KV_TEST(p5_each_message_of_a_long_prefix_waits_for_its_room, setup_narrow, teardown)
+{
+	static uint32_t tokens[LONG * RIG_TOKENS];
+	static kvc_key_t keys[LONG];
+	const kvc_prompt_t prompt = {.struct_size = sizeof prompt, .tokens = tokens, .n_tokens = LONG * RIG_TOKENS};
+	const kvc_fetch_t ask = {.struct_size = sizeof ask, .peer = "node0", .prompt = &prompt};
+	kvc_handover_t *wanted = NULL;
+	uint32_t made = 0;
+
+	for (uint32_t i = 0; i < LONG * RIG_TOKENS; i++) {
+		tokens[i] = i;
+	}
+	assert_int_equal(kvc_keys_of(owners_[MINE].space, &prompt, keys, LONG, &made), KVC_OK);
+	for (uint32_t i = 0; i < LONG; i += RIG_BLOCKS / 2) {
+		const uint32_t end = i + RIG_BLOCKS / 2 < LONG ? i + RIG_BLOCKS / 2 : LONG;
+
+		assert_int_equal(user_put(&owners_[MINE], keys, i, end, 0, NULL), KVC_OK);
+	}
+	assert_int_equal(kvc_handover_fetch(askers_[MINE].space, &ask, &wanted), KVC_OK);
+	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_OK);
+	assert_int_equal(user_handover_info(wanted).n, LONG);
+	kvc_handover_done(wanted, 0);
+	assert_int_equal(kvc_keys_of(askers_[MINE].space, &prompt, keys, LONG, &made), KVC_OK);
+	assert_int_equal(user_match(&askers_[MINE], keys, LONG), LONG);
 	peers_check_quiet(&net_);
 }
 
