@@ -76,6 +76,9 @@ typedef struct kvx_scheduler_config {
 	uint32_t wait_us;
 	uint32_t load_ms;    /* deadline of a load on a rank; 0: KVX_STEP_LOAD_MS */
 	uint32_t min_tokens; /* shorter hits are not loaded; 0: one unit */
+	/* 1: the engine caches the blocks of a synchronous load when it allocates them, and a request of the same step
+	 * that finds them there is not computed again when the load fails. A match defers it to the next step. */
+	int defer_shared;
 } kvx_scheduler_config_t;
 
 /* Never waits for the daemon, which may come later. KVC_ERR_ARG: the configuration contradicts itself
@@ -160,6 +163,8 @@ typedef struct kvx_hit {
 	int declined;           /* 1: the cost model has declined */
 	int leasing;            /* 1: the daemon has not answered yet: the same match later has its answer */
 	uint32_t device_tokens; /* of `tokens`, the first ones: from memory of the GPU */
+	int deferred; /* 1: some of the `local` tokens are still to be loaded, by another request of this step: match
+			 again in the next one */
 } kvx_hit_t;
 /* A hit is leased. The first match of a request waits for the daemon's answer as long as computing the tokens would
  * take, at most 100 ms, at least wait_us. A daemon whose heartbeat stands still is awaited for limits.silence (50 ms),
@@ -296,6 +301,7 @@ KVC_API void kvx_scheduler_record(kvx_scheduler_t *scheduler, const char *lora, 
 	X(matches, "lookups of a prompt")                                                                              \
 	X(match_hits, "lookups that found something beyond what the engine had")                                       \
 	X(match_declined, "hits not loaded because loading was measured to be slower than computing")                  \
+	X(match_deferred, "lookups deferred to the next step: another request was loading what the engine had cached") \
 	X(match_no_daemon, "lookups answered with a miss because no daemon was alive")                                 \
 	X(miss_tokens_absent, "tokens looked up that are not stored")                                                  \
 	X(miss_tokens_evicted, "tokens found that were gone when they were to be leased")                              \

@@ -159,6 +159,7 @@ kvc_status_t kvx_scheduler_apply_config(kvx_scheduler_t *scheduler, const kvx_sc
 	scheduler->foreign = config->foreign != 0;
 	scheduler->use_cost_model = config->cost_model != 0;
 	scheduler->mode = (kvx_load_mode_t)config->mode;
+	scheduler->defer_shared = config->defer_shared != 0;
 	scheduler->wait_us = config->wait_us ? config->wait_us : KVX_WAIT_US;
 	scheduler->wait_asked = config->wait_us != 0;
 	scheduler->load_ms = config->load_ms ? config->load_ms : KVX_STEP_LOAD_MS;

@@ -435,6 +435,63 @@ static void look_up(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_reques
 	}
 }
 
+/* ---- what other requests of the step load ---------------------------------------------------- */
+
+/* The key of unit `unit` of the request. 0: it is not known. */
+static int key_of_unit(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request, uint32_t unit,
+		       kvc_key_t *key)
+{
+	kvx_key_view_t view;
+
+	kvx_key_view_init(scheduler, ask, request, (unit + 1u) * scheduler->unit, &view);
+	if (unit < view.n) {
+		view.source.key(view.source.ctx, unit, key);
+	}
+
+	return unit < view.n && !view.bad;
+}
+
+static void note_sync_hit(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request)
+{
+	kvx_sync_hits_t *hits = &scheduler->sync_hits;
+	const uint32_t unit = ask->local / scheduler->unit;
+	kvc_key_t key;
+
+	if (hits->step != scheduler->step) {
+		hits->step = scheduler->step;
+		hits->n = 0;
+	}
+	if (hits->n >= KVX_SYNC_HITS || !key_of_unit(scheduler, ask, request, unit, &key)) {
+		hits->n = KVX_SYNC_HITS + 1u;
+		return;
+	}
+	hits->hit[hits->n].key = key;
+	hits->hit[hits->n].space = request->space;
+	hits->hit[hits->n].unit = unit;
+	hits->n++;
+}
+
+/* Has the engine cached some of the request's `local` tokens for a synchronous load of this step? The load may fail.
+ * Then the engine computes the loading request again, piece by piece, but this one at once, on what the load has left.
+ * Equal keys are equal prefixes, so the first block that is loaded tells (docs/decisions/019). */
+static int shares_sync_hit(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request)
+{
+	const kvx_sync_hits_t *hits = &scheduler->sync_hits;
+	const uint32_t local = ask->local / scheduler->unit;
+	const uint32_t n = hits->step == scheduler->step && scheduler->defer_shared && local > 0 ? hits->n : 0;
+	kvc_key_t key;
+
+	for (uint32_t i = 0; i < n && i < KVX_SYNC_HITS; i++) {
+		if (hits->hit[i].space == request->space && hits->hit[i].unit < local &&
+		    (!key_of_unit(scheduler, ask, request, hits->hit[i].unit, &key) ||
+		     memcmp(&key, &hits->hit[i].key, sizeof key) == 0)) {
+			return 1;
+		}
+	}
+
+	return n > KVX_SYNC_HITS;
+}
+
 static void match_request(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_hit_t *hit)
 {
 	const uint64_t start = kv_now_ns(scheduler->env);
@@ -461,12 +518,20 @@ static void match_request(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_
 		return;
 	}
 	request->space = kvx_space_find_or_add(scheduler, ask);
+	if (shares_sync_hit(scheduler, ask, request)) {
+		hit->deferred = 1;
+		stats->match_deferred++;
+		return;
+	}
 	hit->why = lookup_miss_reason(scheduler, request->space);
 	if (hit->why == KV_WHY_NONE) {
 		look_up(scheduler, ask, request, tokens, hit);
 	} else {
 		stats->match_no_daemon += hit->why == KV_WHY_NO_DAEMON || hit->why == KV_WHY_DAEMON_STALE;
 		count_missed(scheduler, hit->why, missed);
+	}
+	if (hit->tokens > 0 && !hit->async) {
+		note_sync_hit(scheduler, ask, request);
 	}
 	/* for the report at the request's end */
 	request->why = hit->why;

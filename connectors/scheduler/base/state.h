@@ -27,6 +27,7 @@
 #define KVX_SLICE_US    50u /* longest single wait: the heartbeat is checked this often */
 #define KVX_UNNAMED     UINT64_MAX
 #define KVX_TIMED_STEPS 16u /* steps whose time may still be reported */
+#define KVX_SYNC_HITS   64u /* synchronous hits of one step that are told apart */
 
 /* A space in memory of a GPU. */
 typedef struct kvx_sdevice_space {
@@ -196,6 +197,16 @@ typedef struct kvx_block {
 	uint64_t unverified_by;
 } kvx_block_t;
 
+/* Synchronous hits of one step: the first block of each that is loaded. */
+typedef struct kvx_sync_hits {
+	uint32_t step;
+	uint32_t n; /* more than KVX_SYNC_HITS: of any others nothing is known */
+	struct {
+		kvc_key_t key;
+		uint32_t space, unit;
+	} hit[KVX_SYNC_HITS];
+} kvx_sync_hits_t;
+
 struct kvx_scheduler {
 	const kv_env_t *env;
 	kvc_t *kvc;
@@ -209,8 +220,9 @@ struct kvx_scheduler {
 	kv_group_t groups[KVX_MAX_GROUPS];
 	kvc_writer_t *writers;
 	uint32_t writer_count, max_blocks;
-	int foreign, use_cost_model;
+	int foreign, use_cost_model, defer_shared;
 	kvx_load_mode_t mode;
+	kvx_sync_hits_t sync_hits;
 	uint32_t wait_us, load_ms, min_tokens;
 	int wait_asked; /* wait_us is the caller's, however short the step */
 	char *text;     /* storage of the strings of `identity` */

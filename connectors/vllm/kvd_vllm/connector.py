@@ -209,6 +209,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
                 "max_blocks": space.max_blocks,
                 "foreign": space.foreign,
                 "mode": MODES[self._options["mode"] if "sync" in self._ways.ways else "async"],
+                "defer_shared": not self._ways.preempts,  # where recovery.py preempts, it preempts these too
                 "loads": config.is_kv_consumer,
                 "saves": config.is_kv_producer,
                 "publishable": bool(self._compat["publishable"]),

@@ -243,6 +243,7 @@ typedef struct kvdpy_scheduler {
 	int publishable;    /* 1: requests have num_publishable_block_hashes */
 	int off;            /* 1: no match and no save; what is in progress is completed */
 	PyObject *nothing;  /* (0, False) */
+	PyObject *later;    /* (None, False) */
 	PyObject *released; /* (False, None) */
 	kvdpy_counters_t counters;
 } kvdpy_scheduler_t;

@@ -45,7 +45,7 @@ static PyObject *run_match(kvdpy_scheduler_t *self, PyObject *const *args)
 		found = Py_NewRef(self->nothing);
 	} else if (match_request(self, &ask) == 0) {
 		found = r->hit.tokens ? Py_BuildValue("(IO)", r->hit.tokens, r->hit.async ? Py_True : Py_False)
-				      : Py_NewRef(self->nothing);
+				      : Py_NewRef(r->hit.deferred ? self->later : self->nothing);
 	}
 	kvdpy_ask_end(&ask);
 
@@ -267,9 +267,9 @@ static const kvdpy_key_t own_keys[] = {
 	OWN("z", instance),
 };
 static const kvdpy_key_t config_keys[] = {
-	CONFIG("z", socket),  CONFIG("z", instance),   CONFIG("z", program), CONFIG("i", max_blocks),
-	CONFIG("i", foreign), CONFIG("i", cost_model), CONFIG("i", mode),    CONFIG("i", wait_us),
-	CONFIG("i", load_ms), CONFIG("i", min_tokens),
+	CONFIG("z", socket),  CONFIG("z", instance),   CONFIG("z", program),      CONFIG("i", max_blocks),
+	CONFIG("i", foreign), CONFIG("i", cost_model), CONFIG("i", mode),         CONFIG("i", wait_us),
+	CONFIG("i", load_ms), CONFIG("i", min_tokens), CONFIG("i", defer_shared),
 };
 
 static void scheduler_destroy(PyObject *object)
@@ -281,6 +281,7 @@ static void scheduler_destroy(PyObject *object)
 	Py_XDECREF(self->requests);
 	Py_XDECREF(self->meta_empty);
 	Py_XDECREF(self->nothing);
+	Py_XDECREF(self->later);
 	Py_XDECREF(self->released);
 	kvdpy_free_object(object);
 }
@@ -289,10 +290,11 @@ static int make_answers(kvdpy_scheduler_t *self)
 {
 	self->requests = PyDict_New();
 	self->nothing = Py_BuildValue("(iO)", 0, Py_False);
+	self->later = Py_BuildValue("(OO)", Py_None, Py_False);
 	self->released = Py_BuildValue("(OO)", Py_False, Py_None);
 	self->meta_empty = PyObject_CallFunction(self->meta_class, "y", "");
 
-	return self->requests && self->nothing && self->released && self->meta_empty ? 0 : -1;
+	return self->requests && self->nothing && self->later && self->released && self->meta_empty ? 0 : -1;
 }
 
 static int read_groups(kvdpy_scheduler_t *self, PyObject *dict)
