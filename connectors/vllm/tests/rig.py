@@ -212,7 +212,7 @@ class Engine:
             **common, "meta_class": Meta, "stats_class": dict, "lora_text": str, "unit_extras": self.extras, "forget": self.forget, "reprove": lambda: None, "find_transfer": self.find_transfer, "transfer_params": self.transfer_params,
             "handover_ms": 20000, "group_tokens": [BLOCK], "hash_tokens": BLOCK,
             "writers": [(0, 0, 1, 0, LAYERS)], "max_blocks": BLOCKS, "foreign": foreign, "cost_model": 0, "mode": options.get("mode", 1), "wait_us": 5000000, "load_ms": 20000,
-            "min_tokens": 0, "loads": options.get("loads", 1), "saves": options.get("saves", 1), "publishable": 0, "prefetch": options.get("prefetch", 0),
+            "min_tokens": 0, "defer_shared": options.get("defer_shared", 0), "loads": options.get("loads", 1), "saves": options.get("saves", 1), "publishable": 0, "prefetch": options.get("prefetch", 0),
         })
         self.scheduler.set_enabled(True)
         self.worker = _kvd.Worker(worker_config(common, self.memory, **{key: options[key] for key in ("stream_of", "layers", "prefetch") if key in options}))

@@ -252,6 +252,17 @@ class Hooks(Engines):
         stats = engine.scheduler.stats()
         self.assertEqual((stats["save_blocks"], stats["puts_open"]), (0, 0))
 
+    def test_what_another_request_of_the_step_loads_is_asked_for_again(self) -> None:
+        """vLLM's cache has the blocks of a synchronous load as soon as they are allocated."""
+        self.saved_by(Request("a", prompt(23, 100)))
+        engine = self.engine(defer_shared=1)
+        loading, sharing = Request("b", prompt(23, 100)), Request("c", prompt(23, 100))
+        self.assertEqual(engine.admit(loading, [1, 2, 3, 4]), (96, False))
+        self.assertEqual(engine.scheduler.match(sharing, 96), (None, False))
+        engine.step(output(new=[("b", ([1, 2, 3, 4],), 96, 4)]))
+        self.assertEqual(engine.scheduler.match(sharing, 96), MISS)
+        self.assertEqual(engine.scheduler.stats()["match_deferred"], 1)
+
     def test_the_engine_forgets_blocks_that_failed_to_load(self) -> None:
         engine = self.engine()
         request = Request("a", prompt(21, 100))

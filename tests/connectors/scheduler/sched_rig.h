@@ -18,7 +18,7 @@
 #define SR_BLOCKS     512u
 #define SR_MAX_TOKENS 2048u
 #define SR_PUTS       2048u
-#define SR_REQUESTS   64u
+#define SR_REQUESTS   128u
 #define SR_WAIT_US    5000000u /* on a busy machine an answer takes its time */
 #define SR_LOAD_MS    10000u
 #define SR_NAMES      8u /* numbers of spaces that are saved to */
@@ -27,7 +27,7 @@ typedef struct sr_options {
 	int groups;      /* 0, 1: full; 2: and a window */
 	int even_window; /* the window is whole blocks */
 	int own_keys;    /* kvd's, not the engine's hashes */
-	int cost_model, mode;
+	int cost_model, mode, defer_shared;
 	int alone;       /* no daemon, and no stand-in */
 	int named_later; /* it is opened without a name of the weights, and given one at once */
 	uint32_t wait_us, load_ms;

@@ -9,7 +9,9 @@
 static sr_request_t a, b, c, d, e;
 
 static const sr_options_t plain, sync_loads = {.mode = KVX_LOAD_SYNC}, async_loads = {.mode = KVX_LOAD_ASYNC},
-				 late = {.wait_us = 1};
+				 late = {.wait_us = 1}, deferring = {.mode = KVX_LOAD_SYNC, .defer_shared = 1},
+				 deferring_own = {.mode = KVX_LOAD_SYNC, .defer_shared = 1, .own_keys = 1},
+				 deferring_async = {.mode = KVX_LOAD_ASYNC, .defer_shared = 1};
 
 /* The first ten blocks of `from`, found in the engine's own cache, and its own after them. */
 static void place_after(sr_request_t *request, const sr_request_t *from, uint32_t base)
@@ -163,6 +165,77 @@ SR_CASE(p1_blocks_computed_after_a_failed_load_are_not_saved, sync_loads)
 	assert_int_equal(sr_stats().save_blocks - before, 6);
 }
 SR_ALSO(p1_blocks_computed_after_a_failed_load_are_not_saved, sync_loads, 1)
+
+/* The engine has that many tokens of the request in its cache: is it deferred to the next step? */
+static int is_deferred(sr_request_t *request, uint32_t local)
+{
+	const uint64_t before = sr_stats().match_deferred;
+
+	request->ask.local = local;
+	(void)sr_look_up(request);
+	assert_int_equal(sr_stats().match_deferred - before, sr.hit.deferred);
+	assert_true(!sr.hit.deferred || sr.hit.tokens == 0);
+
+	return sr.hit.deferred;
+}
+
+/* The engine's cache names the blocks of a synchronous load at once: a request of the same step that finds them there
+ * would be computed on what a failed load has left. */
+SR_CASE(p1_what_a_synchronous_load_of_the_step_will_fill_is_deferred, deferring)
+{
+	const int defers = sr.options.defer_shared && sr.options.mode == KVX_LOAD_SYNC;
+
+	sr_store(&a, "a", 1, 80, 80);
+	sr_finish(&a);
+	sr_settle();
+	sr_request(&b, "b", 2, 80, 88);
+	sr_request(&c, "c", 3, 80, 120); /* the same ten blocks */
+	sr_request(&d, "d", 4, 0, 120);  /* others */
+	sr_request(&e, "e", 5, 24, 120); /* the first three */
+	b.ask.local = 32;
+	assert_int_equal(sr_match(&b), 48);
+	assert_false(is_deferred(&b, 32)); /* it asks again itself */
+	sr_place(&b, 100, 0);
+	sr_start_load(&b);
+	assert_false(is_deferred(&c, 32)); /* they were there before */
+	assert_int_equal(is_deferred(&c, 40), defers);
+	assert_int_equal(is_deferred(&c, 80), defers);
+	assert_int_equal(is_deferred(&c, 112), defers);
+	assert_false(is_deferred(&d, 112));
+	assert_false(is_deferred(&e, 24));
+	assert_false(is_deferred(&e, 112));
+	assert_false(is_deferred(&c, 0));
+	SR_UNTIL(sr.plan.loads > 0)
+	assert_false(is_deferred(&c, 80));
+}
+
+SR_NAMED("with keys of kvd's own", p1_what_a_synchronous_load_of_the_step_will_fill_is_deferred, deferring_own, 1)
+SR_NAMED("nothing waits for a load on its own", p1_what_a_synchronous_load_of_the_step_will_fill_is_deferred,
+	 deferring_async, 2)
+SR_NAMED("nothing waits where the engine computes it again",
+	 p1_what_a_synchronous_load_of_the_step_will_fill_is_deferred, sync_loads, 3)
+
+/* More than are told apart: nothing that the engine has may be relied on in that step. */
+SR_CASE(p1_any_number_of_synchronous_loads_of_the_step_is_deferred_to, deferring)
+{
+	static sr_request_t many[KVX_SYNC_HITS + 1u];
+	char id[16];
+
+	sr_store(&a, "a", 1, 80, 80);
+	sr_finish(&a);
+	sr_settle();
+	sr_request(&d, "d", 4, 0, 120);
+	for (uint32_t i = 0; i < KV_COUNT_OF(many); i++) {
+		assert_false(is_deferred(&d, 112));
+		(void)snprintf(id, sizeof id, "m%u", i);
+		sr_request(&many[i], id, 10 + i, 80, 88);
+		assert_int_equal(sr_match(&many[i]), 80);
+	}
+	assert_true(is_deferred(&d, 112));
+	assert_false(is_deferred(&d, 0));
+	(void)sr_step();
+	assert_false(is_deferred(&d, 112));
+}
 
 /* Blocks from before a reset that are used after it, by a load that was under way or as a hit of the engine's own
  * cache: they are not saved. Those that the request is given afterwards are, whether the engine first says that it was
