@@ -141,6 +141,16 @@ static int unregister_file(kvs_nvme_t *nvme, uint32_t number, int fd)
 	return 1;
 }
 
+/* Is the open file still the one under its name? One that has gone may only have been cut to nothing. */
+static int has_its_name(const kvs_nvme_t *nvme, int fd, const char *name)
+{
+	struct stat open_one;
+	struct stat named;
+
+	return fstat(fd, &open_one) == 0 && fstatat(nvme->slots_fd, name, &named, AT_SYMLINK_NOFOLLOW) == 0 &&
+	       named.st_ino == open_one.st_ino && named.st_dev == open_one.st_dev;
+}
+
 static void file_drop(kvs_nvme_t *nvme, uint32_t number)
 {
 	kvs_dfile_t *file = &nvme->files[number];
@@ -158,8 +168,8 @@ static void file_drop(kvs_nvme_t *nvme, uint32_t number)
 			nvme->gen_base = file->slot[i].gen + 1u;
 		}
 	}
-	if (!file->gone) { /* else the name may be another file's */
-		file_name(file->slot_class, number, name);
+	file_name(file->slot_class, number, name);
+	if (!file->gone || has_its_name(nvme, file->fd, name)) { /* else the name may be another file's */
 		unlinkat(nvme->slots_fd, name, 0);
 	}
 	nvme->file_bytes -= file->slots * cls->stride;
