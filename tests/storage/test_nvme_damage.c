@@ -376,6 +376,30 @@ DISK_TEST(p1_a_file_truncated_under_the_tier_is_not_served, make(&f_))
 	assert_int_equal(read_all(&f_), 3);
 }
 
+/* Its number is given again: a name that stayed would keep every later file from being made. */
+DISK_TEST(p6_a_file_cut_to_nothing_under_the_tier_makes_room_for_another, make(&f_))
+{
+	char path[256];
+	kvs_loc_t loc;
+
+	fixture_begin(&f_, &found_);
+	snprintf(path, sizeof path, "%s/slots/0.0", f_.dir);
+	assert_int_equal(truncate(path, 0), 0);
+	for (uint32_t i = 0; i < 2000 && access(path, F_OK) == 0; i++) {
+		usleep(10000);
+		(void)kvs_poll(f_.tier, 64);
+		assert_int_equal(flush_wait(f_.tier), KV_OK);
+	}
+	assert_int_equal(access(path, F_OK), -1);
+	assert_int_equal(f_.lost, BLOCKS);
+	for (uint32_t i = 0; i < 400; i++) { /* several files */
+		assert_int_equal(put_block(&f_, &plain, 2, i + 1, &loc), KV_OK);
+		assert_int_equal(get_block(&f_, &plain, 2, i + 1, loc), KV_OK);
+	}
+	assert_int_equal(access(path, F_OK), 0);
+	check_sums(&f_);
+}
+
 KV_TEST(p2_lost_metadata_is_rebuilt_from_the_headers)
 {
 	char path[256];
