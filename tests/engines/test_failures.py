@@ -62,7 +62,7 @@ def corrupt_blocks_are_recomputed(context: Context) -> None:
 
 @promise(daemon=True)
 def nobody_else_uses_blocks_that_failed_to_load(context: Context) -> None:
-    """a long prompt's blocks are corrupt; while it is computed again, piece by piece, others with the same beginning come"""
+    """a long prompt's blocks are corrupt; others with the same beginning come in the step of its load, and while it is computed again, piece by piece"""
     store = context.store()
     assert store.daemon
     engine = context.engine("gqa", store, faulty=True, extra=dict(mode="sync"), max_num_batched_tokens=256, max_num_seqs=8, long_prefill_token_threshold=64)
@@ -72,9 +72,9 @@ def nobody_else_uses_blocks_that_failed_to_load(context: Context) -> None:
     must_equal("cold", expected[:1], engine.generate([first]))
     store.settle()
     engine.reset()
-    engine.generate(context.prompts(1, 40, 40), 2)  # the weights are proved: the next request is admitted in its first step, the others later
+    engine.generate(context.prompts(1, 40, 40), 2)  # the weights are proved: the next request is admitted in its first step, and the first of the others in the same one
     scribble(store.daemon, 4096)
-    requests = [dict(ids=first, max_tokens=16)] + [dict(ids=p, max_tokens=16, enter_step=1 + i) for i, p in enumerate(others)]
+    requests = [dict(ids=first, max_tokens=16)] + [dict(ids=p, max_tokens=16, enter_step=i) for i, p in enumerate(others)]
     must_equal("while the failed blocks were computed", expected, engine.run(requests))
     if not failed(engine):
         raise Missed("every block was loaded")
