@@ -240,7 +240,38 @@ KV_TEST(p6_a_count_of_lost_reports_that_cannot_be_is_refused)
 
 /* ---- dying ----------------------------------------------------------------------------------- */
 
-static kv_key_t victim_keys_[N];
+static kv_key_t victim_keys_[2 * N];
+
+/* A lease, and a put that is half written. */
+static void hold_things(void *arg, int ready)
+{
+	raw_member_t member;
+	kv_msg_acquire_reply_t lease;
+	kv_msg_put_start_reply_t put;
+
+	(void)arg;
+	raw_join(&member, daemon_.sock, "victim");
+	assert_int_equal(raw_space(&member, "doomed"), KV_OK);
+	assert_int_equal(raw_put(&member, victim_keys_, N, 1), N);
+	assert_int_equal(raw_acquire(&member, victim_keys_, N, &lease), KV_OK);
+	assert_int_equal(raw_put_start(&member, &victim_keys_[N - 1], N, &victim_keys_[N], N, &put), KV_OK);
+	raw_fill(&member, put.offset, 0, 4);
+	child_say(ready);
+	pause();
+}
+
+KV_TEST(p4_a_client_killed_with_a_lease_and_a_put_leaves_nothing)
+{
+	raw_keys(seed_++, victim_keys_, 2 * N);
+	pid_t pid = child_start(hold_things, NULL);
+	falls_to("kvd_leases", 1);
+	falls_to("kvd_puts", 1);
+	child_kill(pid);
+	falls_to("kvd_leases", 0);
+	falls_to("kvd_puts", 0);
+	falls_to("kvd_tier_quarantined_bytes{tier=cpu}", 0);
+	assert_true(raw_metric(watch_, "kvd_members_died_total") >= 1);
+}
 
 static void hold_and_hang_up(void *arg, int ready)
 {
@@ -259,7 +290,6 @@ static void hold_and_hang_up(void *arg, int ready)
 
 KV_TEST(p1_memory_a_member_may_still_touch_waits_for_its_death)
 {
-
 	raw_keys(seed_++, victim_keys_, N);
 	pid_t pid = child_start(hold_and_hang_up, NULL);
 	assert_true(raw_metric_reaches(watch_, "kvd_tier_quarantined_bytes{tier=cpu}", N * RAW_BLOCK_BYTES));
@@ -448,6 +478,27 @@ KV_TEST(p5_a_member_that_does_not_read_is_closed_and_delays_no_other)
 	assert_int_equal(raw_put(&member, keys, N, 9), N);
 	raw_leave(&member);
 	child_kill(pid);
+}
+
+KV_TEST(p6_a_slab_with_holes_does_not_end_the_daemon)
+{
+	raw_member_t member;
+	kv_key_t keys[N];
+
+	raw_keys(seed_++, keys, N);
+	raw_join(&member, daemon_.sock, "puncher");
+	assert_int_equal(raw_space(&member, "punched"), KV_OK);
+	assert_int_equal(raw_put(&member, keys, N, 7), N);
+	assert_int_equal(ftruncate(member.slabs[0].data_fd, 0), -1);
+	assert_int_equal(fallocate(member.slabs[0].data_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
+				   (off_t)member.slabs[0].info.bytes),
+			 0);
+	assert_int_equal(fallocate(member.area_fds[2], FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
+				   (off_t)member.joined.member_bytes),
+			 0);
+	usleep(50000);
+	assert_true(raw_metric(watch_, "kvd_sessions") >= 2);
+	raw_leave(&member);
 }
 
 KV_TEST(p4_the_documents_are_whole)
