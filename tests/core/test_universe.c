@@ -29,8 +29,10 @@ static void do_join(life_t *l)
 		live += l->u.members[i].id != 0;
 	}
 	if (live < 10) {
-		(void)u_join(&l->u, (uint32_t)below(l, 2), names[below(l, 3)], (uint32_t)below(l, 3),
-			     (uint32_t)below(l, 2));
+		/* One after the other: the order of arguments is the compiler's, and a seed is one universe. */
+		const uint32_t rank = (uint32_t)below(l, 2), role = (uint32_t)below(l, 3), name = (uint32_t)below(l, 3);
+
+		(void)u_join(&l->u, (uint32_t)below(l, 2), names[name], role, rank);
 	}
 }
 
@@ -261,7 +263,8 @@ static void do_recv(life_t *l)
 static void do_done(life_t *l)
 {
 	u_member_t *m = some_member(l);
-	kv_status_t status = m ? u_done(&l->u, m, l->numbers[below(l, NUMBERS)], (uint32_t)below(l, 4)) : KV_OK;
+	const uint32_t flags = m ? (uint32_t)below(l, 4) : 0;
+	kv_status_t status = m ? u_done(&l->u, m, l->numbers[below(l, NUMBERS)], flags) : KV_OK;
 
 	assert_true(status == KV_OK || status == KV_ERR_NOT_FOUND || status == KV_ERR_ARG);
 }
@@ -363,8 +366,8 @@ static void do_reset_or_withdraw(life_t *l)
 			l->space[space].epoch = reply.space_reset_reply.epoch;
 		}
 	} else if (what == 1) { /* a few blocks, and all below them */
-		const kv_key_t *keys = &l->keys[below(l, CHAINS)][2 + below(l, DEPTH / 4)];
-
+		const uint32_t chain = (uint32_t)below(l, CHAINS);
+		const kv_key_t *keys = &l->keys[chain][2 + below(l, DEPTH / 4)];
 		kv_status_t status;
 
 		some_group(l, space);
