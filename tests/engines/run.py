@@ -1,6 +1,6 @@
 """Runs the tests of a real engine. Exit 0: every promise kept; 1: one was not; 77: cannot run here.
 
-usage: run.py [--short|--full] [--store kvd|naive] [--seed N] [--only TEXT ...] [--list] [--keep] [--fail-fast]
+usage: run.py [--short|--full] [--store kvd|naive] [--seed N] [--only TEXT ...] [--share I/N] [--list] [--keep] [--fail-fast]
 """
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--store", choices=("kvd", "naive"), default="kvd", help="naive: the baseline, to prove the tests")
     parser.add_argument("--seed", type=int, default=int(os.environ.get("SEED", "1")))
     parser.add_argument("--only", nargs="+", default=[], metavar="TEXT", help="tests of these names, or whose name contains one of these")
+    parser.add_argument("--share", default="1/1", metavar="I/N", help="every Nth test only, from the Ith on")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--keep", action="store_true", help="keep the folder with the logs")
     parser.add_argument("--fail-fast", action="store_true")
@@ -114,6 +115,8 @@ def main() -> int:
     names = {t.name for t in promises.tests}
     tests = [t for t in promises.tests if (not args.only or any(text == t.name or (text in t.name and text not in names) for text in args.only))
              and (args.store == "kvd" or not t.daemon) and (t.short or not args.short)]
+    first, every = (int(number) for number in args.share.split("/"))
+    tests = tests[first - 1::every]
     if args.list:
         print("\n".join(f"{t.name:44s} {t.function.__doc__ or ''}" for t in tests))
         return 0
