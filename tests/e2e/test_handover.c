@@ -349,6 +349,16 @@ static void announcer(void *arg, int ready)
 	}
 }
 
+/* The consumer has all blocks, and when it is done nothing is kept. */
+static void end_and_check(kvc_handover_t *wanted)
+{
+	check_blocks(BLOCKS);
+	kvc_handover_done(wanted, 0);
+	rig_check_quiet(&rig_);
+	assert_true(rig_metric_is(&rig_, "kvd_handovers", 0));
+	assert_true(rig_metric_is(&rig_, "kvd_handover_bytes", 0));
+}
+
 KV_TEST(p4_a_consumer_sees_pieces_without_a_word_of_its_producer, setup_ahead, teardown)
 {
 	kvc_handover_t *wanted = NULL;
@@ -365,11 +375,7 @@ KV_TEST(p4_a_consumer_sees_pieces_without_a_word_of_its_producer, setup_ahead, t
 	assert_int_equal(user_handover_info(wanted).state, KVC_HANDOVER_COMPLETE);
 	assert_int_equal(user_handover_info(wanted).n, BLOCKS);
 	child_kill(pid); /* it does not matter now */
-	check_blocks(BLOCKS);
-	kvc_handover_done(wanted, 0);
-	rig_check_quiet(&rig_);
-	assert_true(rig_metric_is(&rig_, "kvd_handovers", 0));
-	assert_true(rig_metric_is(&rig_, "kvd_handover_bytes", 0));
+	end_and_check(wanted);
 }
 
 KV_TEST(p7_a_producer_killed_with_an_announcement_is_told_at_once, setup_ahead, teardown)
@@ -390,11 +396,7 @@ KV_TEST(p7_a_producer_killed_with_an_announcement_is_told_at_once, setup_ahead, 
 	assert_int_equal(user_put(&user_, keys_, HALF, BLOCKS, 0, NULL), KVC_OK);
 	(void)kvc_poll(user_.kvc, 50);
 	assert_int_equal(user_handover_info(wanted).n, HALF);
-	check_blocks(BLOCKS);
-	kvc_handover_done(wanted, 0);
-	rig_check_quiet(&rig_);
-	assert_true(rig_metric_is(&rig_, "kvd_handovers", 0));
-	assert_true(rig_metric_is(&rig_, "kvd_handover_bytes", 0));
+	end_and_check(wanted);
 }
 
 /* The producer's last chunk is on its way while what it has announced completes the hand-over, or ends it. */
