@@ -167,7 +167,7 @@ kvc_space_t *engine_space(engine_t *e)
 	kvc_identity_t identity = e->identity;
 	kvc_status_t status;
 
-	if (e->place == KVX_IN_HOST) {
+	if (e->mem == KVX_HOST_MEM) {
 		return e->space;
 	}
 	identity.device = e->device;
@@ -232,14 +232,14 @@ int engine_holds(engine_t *e, uint32_t id, uint64_t seed)
 
 static void new_plan(engine_t *e)
 {
-	kvx_msg_device_t *record;
+	kvx_msg_gpu_mem_t *record;
 
 	kvx_msg_reset(&e->plan, KVX_MSG_MAGIC);
 	e->step++;
 	if (e->device) {
-		record = kvx_msg_add_record(&e->plan, KVX_RECORD_DEVICE, sizeof *record);
+		record = kvx_msg_add_record(&e->plan, KVX_RECORD_GPU_MEM, sizeof *record);
 		if (record) {
-			record->place = KVX_IN_DEVICE;
+			record->mem = KVX_OWN_MEM;
 			record->text_len = (uint32_t)strlen(e->device);
 			kvx_msg_append(&e->plan, e->device, record->text_len);
 		}
@@ -294,7 +294,7 @@ int engine_save(engine_t *e, const kvc_put_t *put, const uint32_t *ids, uint32_t
 	save->n = n;
 	save->step = e->step;
 	save->put = handle;
-	save->flags = e->place == KVX_IN_DEVICE ? KVX_MSG_DEVICE : 0;
+	save->flags = e->mem == KVX_OWN_MEM ? KVX_MSG_GPU_MEM : 0;
 	places = kvx_msg_append(&e->plan, ids, n * sizeof *ids);
 	for (uint32_t i = 0; places && i < n; i++) {
 		places[i] = kvc_put_block(put, i, NULL) == KVC_ALREADY ? KVX_NO_BLOCK : ids[i];
@@ -309,7 +309,7 @@ int engine_save(engine_t *e, const kvc_put_t *put, const uint32_t *ids, uint32_t
 /* A step with one load of n leased blocks, whose asynchronous half has begun. 0: it cannot be written. */
 static int begin_load(engine_t *e, const kvc_lease_t *lease, const uint32_t *ids, uint32_t n)
 {
-	kvx_msg_part_t part = {.n = n, .place = e->place};
+	kvx_msg_part_t part = {.n = n, .mem = e->mem};
 	kvx_msg_load_t *load;
 
 	new_plan(e);

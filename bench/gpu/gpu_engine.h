@@ -27,8 +27,8 @@ typedef struct engine {
 	int prefault;           /* pages of the cache are touched in idle time */
 	size_t bounce_bytes;    /* of `bounce`; a block at least */
 	const char *device;     /* the GPU in whose memory blocks may lie as well; NULL: none */
-	/* Of what is saved and loaded from now on: KVX_IN_HOST or KVX_IN_DEVICE. */
-	uint32_t place;
+	/* Of what is saved and loaded from now on: KVX_HOST_MEM or KVX_OWN_MEM. */
+	uint32_t mem;
 	/* Made by it. */
 	char instance[48];
 	uint64_t end_ns; /* when the end of the last save's step began */
@@ -71,7 +71,7 @@ void engine_close(engine_t *e);
 /* Another worker, after kvx_worker_close(), perhaps over another cache. */
 void engine_place(engine_t *e, uint8_t *cache);
 int engine_open_worker(engine_t *e);
-/* That of `place`; NULL: the daemon has none there, or has not answered yet. */
+/* That of `mem`; NULL: the daemon has none there, or has not answered yet. */
 kvc_space_t *engine_space(engine_t *e);
 /* Keys of prompt number `chain` in that space, `length` of them. UNREACHABLE: there is none. */
 kvc_status_t engine_keys(engine_t *e, uint64_t chain, kvc_key_t *keys);

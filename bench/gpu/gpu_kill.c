@@ -145,7 +145,7 @@ static void save_round(killed_t *e, uint64_t chain)
 	if (n > 0 && engine_save(&e->engine, put, e->ids, n)) {
 		status = kvc_put_wait(put, 0, ENGINE_ASK_MS);
 		atomic_fetch_add(&e->count->saves, status == KVC_OK);
-		atomic_fetch_add(&e->count->tier_saves, status == KVC_OK && e->engine.place == KVX_IN_DEVICE);
+		atomic_fetch_add(&e->count->tier_saves, status == KVC_OK && e->engine.mem == KVX_OWN_MEM);
 		atomic_fetch_add(&e->count->saved_bytes, status == KVC_OK ? n * e->engine.block_bytes : 0);
 	}
 	atomic_store(&e->count->busy, 0);
@@ -180,7 +180,7 @@ static void load_blocks(killed_t *e, uint64_t chain, const kvc_lease_t *lease, u
 	}
 	atomic_fetch_add(&e->count->failed, bads > 0);
 	atomic_fetch_add(&e->count->loads, bads == 0);
-	atomic_fetch_add(&e->count->tier_loads, bads == 0 && e->engine.place == KVX_IN_DEVICE);
+	atomic_fetch_add(&e->count->tier_loads, bads == 0 && e->engine.mem == KVX_OWN_MEM);
 	atomic_fetch_add(&e->count->loaded_bytes, (n - (bads < n ? bads : n)) * e->engine.block_bytes);
 }
 
@@ -235,7 +235,7 @@ static int kill_worker(const kill_options_t *options, uint32_t number, kill_stat
 		const uint64_t chain = bench_random(&k.rng) % KILL_CHAINS, failed = atomic_load(&k.count->failed);
 
 		(void)kvc_poll(k.engine.kvc, 0);
-		k.engine.place = k.engine.device && chain % 2 ? KVX_IN_DEVICE : KVX_IN_HOST;
+		k.engine.mem = k.engine.device && chain % 2 ? KVX_OWN_MEM : KVX_HOST_MEM;
 		draw_blocks(&k);
 		if (bench_random(&k.rng) % 5 < SAVE_FIRST) {
 			save_round(&k, chain);

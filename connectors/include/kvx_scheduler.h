@@ -154,15 +154,15 @@ KVC_API kvc_status_t kvx_scheduler_add_tokens(kvx_scheduler_t *scheduler, const 
 
 typedef struct kvx_hit {
 	size_t struct_size;
-	uint32_t tokens;        /* beyond `local`, to load; 0: none, or loading does not pay */
-	uint32_t disk_tokens;   /* of these, from disk; while leasing, of those asked for: the answer may find them in
+	uint32_t tokens;      /* beyond `local`, to load; 0: none, or loading does not pay */
+	uint32_t disk_tokens; /* of these, from disk; while leasing, of those asked for: the answer may find them in
 				   memory */
-	uint32_t stored;        /* tokens from the start that are stored, whatever was decided */
-	uint32_t why;           /* kv_miss_reason_t: why not all is stored, or was leased */
-	int async;              /* 1: load asynchronously, and tell the engine when it is done */
-	int declined;           /* 1: the cost model has declined */
-	int leasing;            /* 1: the daemon has not answered yet: the same match later has its answer */
-	uint32_t device_tokens; /* of `tokens`, the first ones: from memory of the GPU */
+	uint32_t stored;      /* tokens from the start that are stored, whatever was decided */
+	uint32_t why;         /* kv_miss_reason_t: why not all is stored, or was leased */
+	int async;            /* 1: load asynchronously, and tell the engine when it is done */
+	int declined;         /* 1: the cost model has declined */
+	int leasing;          /* 1: the daemon has not answered yet: the same match later has its answer */
+	uint32_t gpu_tokens;  /* of `tokens`, the first ones: from memory of the GPU */
 	int deferred; /* 1: some of the `local` tokens are still to be loaded, by another request of this step: match
 			 again in the next one */
 } kvx_hit_t;
@@ -320,14 +320,14 @@ KVC_API void kvx_scheduler_record(kvx_scheduler_t *scheduler, const char *lora, 
 	X(loads_done, "loads that brought every block")                                                                \
 	X(loads_failed, "loads that brought less: the engine computes the rest")                                       \
 	X(load_tokens, "tokens asked for")                                                                             \
-	X(device_tokens, "of them from memory of a GPU")                                                               \
-	X(other_device_tokens, "of those from memory of another engine's GPU")                                         \
+	X(gpu_tokens, "of them from memory of a GPU")                                                                  \
+	X(other_gpu_tokens, "of those from memory of another engine's GPU")                                            \
 	X(disk_tokens, "of them from disk")                                                                            \
 	X(lease_lost, "hits whose blocks were gone when they were to be leased")                                       \
 	X(saves, "reservations asked for")                                                                             \
 	X(save_blocks, "blocks handed to the ranks for saving")                                                        \
 	X(save_done, "blocks that became visible")                                                                     \
-	X(device_blocks, "blocks that became visible in memory of the GPU, in addition")                               \
+	X(gpu_blocks, "blocks that became visible in memory of the GPU, in addition")                                  \
 	X(save_busy, "blocks the daemon had no room for")                                                              \
 	X(save_lost, "blocks reserved that were not saved after all")                                                  \
 	X(late_answers, "answers of the daemon that came after the lookup or the step message that waited for them")   \
@@ -337,8 +337,8 @@ KVC_API void kvx_scheduler_record(kvx_scheduler_t *scheduler, const char *lora, 
 	X(handovers_received, "prompts that another instance has handed over")                                         \
 	X(handovers_receive_failed, "prompts whose hand-over ended before all of it had come: the rest is computed")   \
 	X(handovers_receive_other, "of those, whose producer has other weights or another layout")                     \
-	X(handovers_sent_device, "prompts that were handed over in memory of the GPU, too")                            \
-	X(handovers_received_device, "prompts handed over whose last blocks came from memory of a GPU")                \
+	X(handovers_sent_gpu, "prompts that were handed over in memory of the GPU, too")                               \
+	X(handovers_received_gpu, "prompts handed over whose last blocks came from memory of a GPU")                   \
 	X(handover_pieces, "loads of a chunk that was handed over while more was to follow")                           \
 	X(bad_reports, "reports of a rank that were not sound")                                                        \
 	X(cost_model_stops, "lengths at which the cost model stopped loading")                                         \

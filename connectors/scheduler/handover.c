@@ -63,7 +63,7 @@ static uint32_t whole_units(const kvx_scheduler_t *scheduler, uint32_t tokens)
 static kvc_handover_t *live_handover(const kvx_scheduler_t *scheduler, const kvx_shandover_t *h)
 {
 	/* One in memory of a GPU has begun in a handle that stays. */
-	return h->place != KVX_IN_HOST || h->closes == scheduler->spaces[h->space].closes ? h->handover : NULL;
+	return h->mem != KVX_HOST_MEM || h->closes == scheduler->spaces[h->space].closes ? h->handover : NULL;
 }
 
 static void free_handover(kvx_scheduler_t *scheduler, kvx_shandover_t *h, int abort)
@@ -71,7 +71,7 @@ static void free_handover(kvx_scheduler_t *scheduler, kvx_shandover_t *h, int ab
 	kvx_request_t *request = h->request;
 
 	KVX_LIST_REMOVE(h, next, link, scheduler->handovers_end);
-	request->handover[h->place != KVX_IN_HOST] = NULL;
+	request->handover[h->mem != KVX_HOST_MEM] = NULL;
 	kvc_handover_done(live_handover(scheduler, h), abort);
 	kv_free(scheduler->env, h);
 	kvx_request_release(&scheduler->requests, request);
@@ -104,7 +104,7 @@ static kvc_status_t create_handover(kvx_scheduler_t *scheduler, const kvx_ask_t 
 	if (transfer->peer) {
 		memcpy(h->peer, transfer->peer, strlen(transfer->peer));
 	}
-	h->request->handover[h->place != KVX_IN_HOST] = h;
+	h->request->handover[h->mem != KVX_HOST_MEM] = h;
 	KVX_LIST_APPEND(h, next, link, scheduler->handovers_end);
 
 	return KVC_OK;
@@ -116,18 +116,17 @@ static int is_this_node(const kvx_scheduler_t *scheduler, const char *peer)
 }
 
 /* The GPU in whose memory it may be handed over as well. Of a producer that is decided here, once. */
-static uint32_t choose_place(kvx_scheduler_t *scheduler, const kvx_request_t *request, const kvx_transfer_t *transfer,
-			     int sends)
+static uint32_t choose_mem(kvx_scheduler_t *scheduler, const kvx_request_t *request, const kvx_transfer_t *transfer,
+			   int sends)
 {
 	if (sends) {
-		return transfer->on_device && kvx_device_is_usable(scheduler, request->space, KVX_IN_DEVICE)
-			       ? KVX_IN_DEVICE
-			       : KVX_IN_HOST;
+		return transfer->on_device && kvx_mem_is_usable(scheduler, request->space, KVX_OWN_MEM) ? KVX_OWN_MEM
+													: KVX_HOST_MEM;
 	}
 
 	return transfer->device && is_this_node(scheduler, transfer->peer)
-		       ? kvx_device_find_or_add(scheduler, transfer->device)
-		       : KVX_IN_HOST;
+		       ? kvx_mem_find_or_add(scheduler, transfer->device)
+		       : KVX_HOST_MEM;
 }
 
 static kvc_status_t add_handover(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_transfer_t *transfer,
@@ -160,16 +159,16 @@ static kvc_status_t add_handover(kvx_scheduler_t *scheduler, const kvx_ask_t *as
 			       .units = whole_units(scheduler, ask->tokens),
 			       .timeout_ms = transfer->timeout_ms};
 	as.plain = is_plain(scheduler, as.units);
-	as.place = as.plain ? KVX_IN_HOST : choose_place(scheduler, request, transfer, sends);
+	as.mem = as.plain ? KVX_HOST_MEM : choose_mem(scheduler, request, transfer, sends);
 	/* That in host memory comes after it, and ends both. */
-	if (as.place != KVX_IN_HOST && create_handover(scheduler, ask, transfer, &as) == KVC_OK) {
+	if (as.mem != KVX_HOST_MEM && create_handover(scheduler, ask, transfer, &as) == KVC_OK) {
 		if (sends) {
 			request->to_device = as.units * scheduler->unit;
 		} else {
-			kvx_device_want(scheduler, request->space, as.place);
+			kvx_mem_want(scheduler, request->space, as.mem);
 		}
 	}
-	as.place = KVX_IN_HOST;
+	as.mem = KVX_HOST_MEM;
 	status = create_handover(scheduler, ask, transfer, &as);
 	if (status != KVC_OK && request->handover[1]) {
 		request->to_device = 0;
@@ -210,7 +209,7 @@ static kvc_key_source_t key_source(kvx_shandover_t *h)
 
 static kvc_space_t *space_of(const kvx_scheduler_t *scheduler, const kvx_shandover_t *h)
 {
-	return kvx_space_in(scheduler, h->space, h->place);
+	return kvx_space_in(scheduler, h->space, h->mem);
 }
 
 static void copy_keys(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request,
@@ -218,8 +217,7 @@ static void copy_keys(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kv
 {
 	kvx_key_view_t view;
 
-	if (request->space != h->space ||
-	    (h->place != KVX_IN_HOST && !kvx_device_is_open(scheduler, h->space, h->place))) {
+	if (request->space != h->space || (h->mem != KVX_HOST_MEM && !kvx_mem_is_open(scheduler, h->space, h->mem))) {
 		return;
 	}
 	kvx_key_view_init(scheduler, ask, request, h->units * scheduler->unit, &view);
@@ -277,7 +275,7 @@ static kvc_status_t send_chunk(kvx_scheduler_t *scheduler, kvx_shandover_t *h, u
 static int is_saved(const kvx_shandover_t *h, uint64_t now)
 {
 	return h->request->ended &&
-	       (!kvx_puts_are_open(h->request, h->place) || now >= h->request->ended_ns + LATE_MS * KVX_MS);
+	       (!kvx_puts_are_open(h->request, h->mem) || now >= h->request->ended_ns + LATE_MS * KVX_MS);
 }
 
 /* What is announced and not handed over is named again when it is visible. */
@@ -301,7 +299,7 @@ static int may_retry(kvx_shandover_t *h, kvc_status_t status, uint64_t now)
 		h->partial = 0;
 	}
 
-	return h->place == KVX_IN_HOST && (status == KVC_ERR_BUSY || status == KVC_MISS) &&
+	return h->mem == KVX_HOST_MEM && (status == KVC_ERR_BUSY || status == KVC_MISS) &&
 	       !(h->request->ended && h->tries > TRIES);
 }
 
@@ -329,7 +327,7 @@ static int take_answer(kvx_shandover_t *h, const kvc_handover_info_t *info, uint
 /* As far as it will come. */
 static int has_private_block(const kvx_shandover_t *h)
 {
-	return h->partial == 0 || (h->partial_put && !kvx_puts_are_open(h->request, h->place));
+	return h->partial == 0 || (h->partial_put && !kvx_puts_are_open(h->request, h->mem));
 }
 
 /* Announce what is being saved. 1: the daemon hands it over. */
@@ -379,12 +377,12 @@ static int send_next(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64_t no
 static void end_sending(kvx_scheduler_t *scheduler, kvx_shandover_t *h, const kvc_handover_info_t *info)
 {
 	kvx_shandover_t *in_host = h->request->handover[0];
-	const int all = info->n == h->units || h->sent_on_device;
+	const int all = info->n == h->units || h->sent_in_gpu_mem;
 
-	if (h->place != KVX_IN_HOST) {
-		scheduler->stats.handovers_sent_device += (uint64_t)all;
+	if (h->mem != KVX_HOST_MEM) {
+		scheduler->stats.handovers_sent_gpu += (uint64_t)all;
 		if (in_host) {
-			in_host->sent_on_device = all; /* its consumer may end it early */
+			in_host->sent_in_gpu_mem = all; /* its consumer may end it early */
 		}
 	} else {
 		scheduler->stats.handovers_sent += (uint64_t)all;
@@ -414,9 +412,9 @@ static void count_other_space(kvx_scheduler_t *scheduler, const kvx_shandover_t 
 
 static void give_up_sending(kvx_scheduler_t *scheduler, kvx_shandover_t *h, kvc_status_t why)
 {
-	if (h->place == KVX_IN_HOST) {
-		scheduler->stats.handovers_sent += h->sent_on_device != 0;
-		scheduler->stats.handovers_send_failed += !h->sent_on_device;
+	if (h->mem == KVX_HOST_MEM) {
+		scheduler->stats.handovers_sent += h->sent_in_gpu_mem != 0;
+		scheduler->stats.handovers_send_failed += !h->sent_in_gpu_mem;
 		count_other_space(scheduler, h, why, &scheduler->stats.handovers_send_other);
 	} else {
 		h->request->to_device = 0;
@@ -424,17 +422,17 @@ static void give_up_sending(kvx_scheduler_t *scheduler, kvx_shandover_t *h, kvc_
 	free_handover(scheduler, h, 1);
 }
 
-/* Its place can take the first chunk. */
+/* Its mem can take the first chunk. */
 static int may_begin(const kvx_scheduler_t *scheduler, const kvx_shandover_t *h)
 {
-	return h->place == KVX_IN_HOST ? kvx_space_miss_reason(scheduler, h->space) == KV_WHY_NONE
-				       : kvx_device_is_usable(scheduler, h->space, h->place);
+	return h->mem == KVX_HOST_MEM ? kvx_space_miss_reason(scheduler, h->space) == KV_WHY_NONE
+				      : kvx_mem_is_usable(scheduler, h->space, h->mem);
 }
 
 /* What the request saves in memory of its GPU has a gap. */
 static int has_gap(const kvx_shandover_t *h)
 {
-	return h->place != KVX_IN_HOST && !h->request->ended && h->request->to_device == 0;
+	return h->mem != KVX_HOST_MEM && !h->request->ended && h->request->to_device == 0;
 }
 
 static void poll_producer(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64_t now)
@@ -469,7 +467,7 @@ static void poll_producer(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64
 /* Units of the prompt that are stored, or being saved: they become visible without another call. */
 static uint32_t reserved_units(const kvx_scheduler_t *scheduler, const kvx_shandover_t *h, const kvx_request_t *request)
 {
-	const uint32_t blocks = request->groups[0].asked[h->place];
+	const uint32_t blocks = request->groups[0].asked[h->mem];
 	const uint32_t units = blocks * (scheduler->groups[0].block_tokens / scheduler->unit);
 	const uint32_t most = h->keys_known < h->units ? h->keys_known : h->units;
 
@@ -484,7 +482,7 @@ static void advance_sending(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kv
 	copy_keys(scheduler, ask, request, h);
 	if (h->key_known && !h->partial_put && request->computed >= whole + h->partial && !has_gap(h)) {
 		h->partial_put = 1;
-		kvx_put_start_private(scheduler, request, h->place, whole / scheduler->groups[0].block_tokens,
+		kvx_put_start_private(scheduler, request, h->mem, whole / scheduler->groups[0].block_tokens,
 				      &h->keys[h->units]);
 	}
 	h->reserved = reserved_units(scheduler, h, request);
@@ -527,7 +525,7 @@ const char *kvx_scheduler_send_device(const kvx_scheduler_t *scheduler, const kv
 {
 	const kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
 
-	return request && request->to_device ? atomic_load(&scheduler->places[KVX_IN_DEVICE].device) : "";
+	return request && request->to_device ? atomic_load(&scheduler->mems[KVX_OWN_MEM].device) : "";
 }
 
 int kvx_scheduler_has_sent(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
@@ -609,11 +607,11 @@ static void begin_receiving(kvx_scheduler_t *scheduler, kvx_shandover_t *h, cons
 }
 
 /* The request's hand-over in memory of a GPU, once its space is open; NULL: there is none. */
-static kvx_shandover_t *receive_on_device(kvx_scheduler_t *scheduler, const kvx_request_t *request)
+static kvx_shandover_t *receive_in_gpu_mem(kvx_scheduler_t *scheduler, const kvx_request_t *request)
 {
 	kvx_shandover_t *h = request->handover[1];
 
-	if (!h || !kvx_device_is_open(scheduler, h->space, h->place)) {
+	if (!h || !kvx_mem_is_open(scheduler, h->space, h->mem)) {
 		return NULL;
 	}
 	if (!h->begun) {
@@ -666,7 +664,7 @@ static int has_all(const kvx_shandover_t *h, const kvc_handover_info_t *info)
 /* Its blocks can be loaded from there. */
 static int may_load(const kvx_scheduler_t *scheduler, const kvx_shandover_t *h)
 {
-	return h->begun && h->keys_known == h->units && kvx_device_is_usable(scheduler, h->space, h->place);
+	return h->begun && h->keys_known == h->units && kvx_mem_is_usable(scheduler, h->space, h->mem);
 }
 
 /* The prompt can be promised. What is stored is not awaited, but for its private block where the load is asynchronous
@@ -675,10 +673,10 @@ static int may_load(const kvx_scheduler_t *scheduler, const kvx_shandover_t *h)
 static int may_promise(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_request_t *request,
 		       const kvx_shandover_t *h, kvx_coverage_t stored)
 {
-	kvx_shandover_t *there = receive_on_device(scheduler, request);
+	kvx_shandover_t *there = receive_in_gpu_mem(scheduler, request);
 	kvc_handover_info_t info;
 
-	if (stored == KVX_COVERED_ON_DEVICE) {
+	if (stored == KVX_COVERED_IN_GPU_MEM) {
 		return 0;
 	}
 	if (there) {
@@ -742,7 +740,7 @@ static void end_receiving(kvx_scheduler_t *scheduler, const kvx_shandover_t *h, 
 		info->state == KVC_HANDOVER_COMPLETE && info->n >= h->units && info->partial == h->partial;
 
 	scheduler->stats.handovers_received += complete;
-	scheduler->stats.handovers_received_device += complete && h->place != KVX_IN_HOST;
+	scheduler->stats.handovers_received_gpu += complete && h->mem != KVX_HOST_MEM;
 	scheduler->stats.handovers_receive_failed += !complete;
 	count_other_space(scheduler, h, info->status, &scheduler->stats.handovers_receive_other);
 	if (!complete && !unwanted && info->status != KVC_ERR_OTHER_SPACE) {
@@ -778,7 +776,7 @@ static int awaits_producer(const kvx_scheduler_t *scheduler, const kvx_shandover
 static kvx_shandover_t *choose_source(kvx_scheduler_t *scheduler, kvx_shandover_t *h, kvc_handover_info_t *info,
 				      int *p_over)
 {
-	kvx_shandover_t *there = receive_on_device(scheduler, h->request);
+	kvx_shandover_t *there = receive_in_gpu_mem(scheduler, h->request);
 	kvc_handover_info_t other;
 
 	get_info(scheduler, h, info);
@@ -802,7 +800,7 @@ static int poll_open_load(kvx_scheduler_t *scheduler, kvx_shandover_t *h, kvx_sl
 	kvc_handover_info_t info;
 	int over;
 	kvx_shandover_t *chosen = choose_source(scheduler, h, &info, &over), *source = unwanted ? h : chosen;
-	const kvx_stored_t from = {.place = source->place, .source = key_source(source)};
+	const kvx_stored_t from = {.mem = source->mem, .source = key_source(source)};
 	uint32_t n;
 
 	if (unwanted || over || now >= h->until_ns) {
@@ -822,7 +820,7 @@ static int poll_open_load(kvx_scheduler_t *scheduler, kvx_shandover_t *h, kvx_sl
 /* What is leased of it in memory of a GPU may fall short: the rest comes from host memory. 1: nothing waits for it. */
 static int add_rest(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64_t now)
 {
-	const kvx_stored_t host = {.place = KVX_IN_HOST, .source = key_source(h)};
+	const kvx_stored_t host = {.mem = KVX_HOST_MEM, .source = key_source(h)};
 	kvc_handover_info_t info;
 
 	if (!h->request->handover[1]) {
@@ -854,7 +852,7 @@ static void poll_consumer(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64
 	if (add_rest(scheduler, h, now) && !awaits_producer(scheduler, h, now)) {
 		/* Leases asked for come before this in the queue to the daemon. What was not used is taken as well, so
 		 * that the producer's GPU keeps none of it. */
-		(void)receive_on_device(scheduler, request);
+		(void)receive_in_gpu_mem(scheduler, request);
 		if (request->handover[1]) {
 			free_handover(scheduler, request->handover[1], 0);
 		}
@@ -875,7 +873,7 @@ void kvx_handovers_poll(kvx_scheduler_t *scheduler, uint64_t now)
 		next = h->next;
 		if (h->sends) {
 			poll_producer(scheduler, h, now);
-		} else if (h->place == KVX_IN_HOST) {
+		} else if (h->mem == KVX_HOST_MEM) {
 			poll_consumer(scheduler, h, now);
 		}
 	}

@@ -10,7 +10,7 @@ typedef enum kvx_coverage {
 	KVX_COVERED_IN_PART,
 	KVX_COVERED,
 	KVX_COVERED_FOR_STEP,
-	KVX_COVERED_ON_DEVICE
+	KVX_COVERED_IN_GPU_MEM
 } kvx_coverage_t;
 
 /* Promise the request the tokens of its prompt that another instance computes, `most` of them, if that is better than

@@ -136,7 +136,7 @@ static kvx_sload_t *create_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask
 				.generation = scheduler->generation,
 				.local = ask->local,
 				.units = span->end / scheduler->unit,
-				.device_units = span->device / scheduler->unit,
+				.gpu_units = span->gpu / scheduler->unit,
 				.partial = span->partial};
 	const kvc_space_t *space = scheduler->spaces[request->space].space;
 	kvx_sload_t *load = kvx_load_copy(scheduler, &as, room);
@@ -148,7 +148,7 @@ static kvx_sload_t *create_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask
 	ids = (uint32_t *)(void *)(load + 1);
 	for (uint32_t g = 0; g < scheduler->group_count; g++) {
 		const uint32_t local = ask->local / scheduler->groups[g].block_tokens;
-		uint32_t first = 0, last = 0, middle = span->device / scheduler->groups[g].block_tokens;
+		uint32_t first = 0, last = 0, middle = span->gpu / scheduler->groups[g].block_tokens;
 
 		kvc_group_range(space, scheduler->groups[g].id, load->units, &first, &last);
 		first = first > local ? first : local;
@@ -156,9 +156,9 @@ static kvx_sload_t *create_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask
 		last = last > first ? last : first;
 		middle = middle < first ? first : middle < last ? middle : last;
 		add_part(load, &ids,
-			 (kvx_sload_part_t){.place = span->place, .index = g, .first = first, .n = middle - first});
+			 (kvx_sload_part_t){.mem = span->mem, .index = g, .first = first, .n = middle - first});
 		add_part(load, &ids,
-			 (kvx_sload_part_t){.place = KVX_IN_HOST, .index = g, .first = middle, .n = last - middle});
+			 (kvx_sload_part_t){.mem = KVX_HOST_MEM, .index = g, .first = middle, .n = last - middle});
 	}
 
 	return load;
@@ -175,7 +175,7 @@ kvc_status_t kvx_load_start_part(const kvx_scheduler_t *scheduler, const kvx_slo
 		.ttl_ms = scheduler->load_ms * 2u,
 		.source = source,
 	};
-	kvc_space_t *space = kvx_space_in(scheduler, load->space, part->place);
+	kvc_space_t *space = kvx_space_in(scheduler, load->space, part->mem);
 	const kvc_status_t status = space ? kvc_lease_start(space, &want, &part->lease) : KVC_MISS;
 
 	if (status != KVC_OK) {
@@ -193,9 +193,9 @@ static kvc_status_t start_leases(const kvx_scheduler_t *scheduler, kvx_key_view_
 	for (uint32_t p = 0; p < load->parts && status == KVC_OK; p++) {
 		kvx_sload_part_t *part = &load->part[p];
 
-		view->space = kvx_space_in(scheduler, load->space, part->place);
+		view->space = kvx_space_in(scheduler, load->space, part->mem);
 		status = kvx_load_start_part(scheduler, load, part, &view->source,
-					     part->place == KVX_IN_HOST ? load->units : load->device_units);
+					     part->mem == KVX_HOST_MEM ? load->units : load->gpu_units);
 		if (status == KVC_OK && view->bad) {
 			status = KVC_ERR_ARG;
 		}
@@ -284,7 +284,7 @@ static void drop_lost_rest(const kvx_scheduler_t *scheduler, kvx_sload_t *load)
 		kvc_release(&rest->lease, 1);
 		rest->lease = NULL;
 		load->parts = 1;
-		load->units = load->device_units;
+		load->units = load->gpu_units;
 	}
 }
 
@@ -384,13 +384,13 @@ uint32_t kvx_lease_cache_acquire(kvx_scheduler_t *scheduler, const kvx_ask_t *as
 	return tokens < end ? tokens : end;
 }
 
-uint32_t kvx_lease_cache_device_tokens(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask,
-				       const kvx_request_t *request, uint32_t end)
+uint32_t kvx_lease_cache_gpu_tokens(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask,
+				    const kvx_request_t *request, uint32_t end)
 {
 	const kvx_sload_t *load = request->cached;
-	const uint32_t device = load ? load->device_units * scheduler->unit : 0;
+	const uint32_t gpu = load ? load->gpu_units * scheduler->unit : 0;
 
-	return device <= ask->local ? 0 : (device < end ? device : end) - ask->local;
+	return gpu <= ask->local ? 0 : (gpu < end ? gpu : end) - ask->local;
 }
 
 /* ---- taking what is leased ------------------------------------------------------------------- */

@@ -4,10 +4,10 @@
 
 #include "scheduler/base/state.h"
 
-/* The part of a prompt to load: tokens [local, device) from memory of the GPU of that place, those from there to `end`
+/* The part of a prompt to load: tokens [local, gpu) from that mem, a GPU's, those from there to `end`
  * from host memory or disk, and `partial` after them, in a private block. */
 typedef struct kvx_span {
-	uint32_t place, device, end, partial;
+	uint32_t mem, gpu, end, partial;
 } kvx_span_t;
 
 /* Lease the span for the request, which may be admitted next. Returns how many tokens from the start are leased,
@@ -15,8 +15,8 @@ typedef struct kvx_span {
 uint32_t kvx_lease_cache_acquire(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_request_t *request,
 				 const kvx_span_t *span, kvc_status_t *p_status);
 /* Of the tokens [ask->local, end) that are leased, those in GPU memory. */
-uint32_t kvx_lease_cache_device_tokens(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask,
-				       const kvx_request_t *request, uint32_t end);
+uint32_t kvx_lease_cache_gpu_tokens(const kvx_scheduler_t *scheduler, const kvx_ask_t *ask,
+				    const kvx_request_t *request, uint32_t end);
 void kvx_lease_cache_drop(kvx_scheduler_t *scheduler, kvx_request_t *request);
 /* Release the leases of a cached load. */
 void kvx_lease_cache_give_back(kvx_scheduler_t *scheduler, kvx_sload_t *load);

@@ -39,29 +39,29 @@ static void bind_blocks(const kvx_scheduler_t *scheduler, const kvx_request_t *r
 	load->ranks_left = scheduler->writer_count;
 }
 
-/* The first tokens of the load come from memory of that place's GPU. */
-static void count_device_tokens(kvx_scheduler_t *scheduler, kvx_sload_t *load, uint32_t place, uint32_t tokens)
+/* The first tokens of the load come from that mem. */
+static void count_gpu_tokens(kvx_scheduler_t *scheduler, kvx_sload_t *load, uint32_t mem, uint32_t tokens)
 {
-	load->device_tokens = tokens;
-	scheduler->stats.device_tokens += tokens;
-	scheduler->stats.other_device_tokens += place > KVX_IN_DEVICE ? tokens : 0;
+	load->gpu_tokens = tokens;
+	scheduler->stats.gpu_tokens += tokens;
+	scheduler->stats.other_gpu_tokens += mem > KVX_OWN_MEM ? tokens : 0;
 }
 
 static void start_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const kvx_hit_t *hit)
 {
 	kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
-	uint32_t device, left;
+	uint32_t gpu, left;
 	kvx_sload_t *load;
 
 	if (!request || hit->tokens == 0) {
 		return;
 	}
-	device = kvx_lease_cache_device_tokens(scheduler, ask, request, ask->local + hit->tokens);
+	gpu = kvx_lease_cache_gpu_tokens(scheduler, ask, request, ask->local + hit->tokens);
 	load = kvx_lease_cache_take(scheduler, ask, request, ask->local + hit->tokens);
 	if (!load) {
 		return;
 	}
-	count_device_tokens(scheduler, load, load->parts > 0 ? load->part[0].place : KVX_IN_HOST, device);
+	count_gpu_tokens(scheduler, load, load->parts > 0 ? load->part[0].mem : KVX_HOST_MEM, gpu);
 	scheduler->stats.loads++;
 	scheduler->stats.loads_async += hit->async != 0;
 	scheduler->stats.load_tokens += hit->tokens;
@@ -69,7 +69,7 @@ static void start_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, const k
 	load->step = scheduler->step;
 	load->flags = hit->async ? KVX_MSG_ASYNC : 0;
 	load->timeout_ms = ask->load_ms ? ask->load_ms : scheduler->load_ms;
-	left = hit->tokens - load->device_tokens;
+	left = hit->tokens - load->gpu_tokens;
 	load->disk_tokens = hit->disk_tokens < left ? hit->disk_tokens : left;
 	load->cpu_tokens = left - load->disk_tokens;
 	scheduler->stats.disk_tokens += load->disk_tokens;
@@ -116,14 +116,14 @@ static uint32_t count_wanted(const kvx_sload_part_t *part)
 	return wanted;
 }
 
-/* All that it loads is in that place. */
-static void set_place(kvx_scheduler_t *scheduler, kvx_sload_t *load, uint32_t place)
+/* All that it loads is in that mem. */
+static void set_mem(kvx_scheduler_t *scheduler, kvx_sload_t *load, uint32_t mem)
 {
 	for (uint32_t p = 0; p < load->parts; p++) {
-		load->part[p].place = place;
+		load->part[p].mem = mem;
 	}
-	if (place != KVX_IN_HOST) {
-		count_device_tokens(scheduler, load, place, load->cpu_tokens);
+	if (mem != KVX_HOST_MEM) {
+		count_gpu_tokens(scheduler, load, mem, load->cpu_tokens);
 		load->cpu_tokens = 0;
 	}
 }
@@ -170,8 +170,8 @@ int kvx_open_load_split(kvx_scheduler_t *scheduler, kvx_sload_t *load, const kvx
 		return 0;
 	}
 	piece->asked_ns = piece->renewed_ns = kv_now_ns(scheduler->env);
-	set_place(scheduler, piece, from->place);
-	piece->awaits_rest = from->place != KVX_IN_HOST;
+	set_mem(scheduler, piece, from->mem);
+	piece->awaits_rest = from->mem != KVX_HOST_MEM;
 	(void)kvx_load_start_part(scheduler, piece, &piece->part[0], &from->source, units);
 
 	return 1;
@@ -180,8 +180,8 @@ int kvx_open_load_split(kvx_scheduler_t *scheduler, kvx_sload_t *load, const kvx
 void kvx_open_load_close(kvx_scheduler_t *scheduler, kvx_sload_t *load, const kvx_stored_t *from, uint32_t units)
 {
 	load->open = 0;
-	set_place(scheduler, load, from->place);
-	load->awaits_rest = from->place != KVX_IN_HOST;
+	set_mem(scheduler, load, from->mem);
+	load->awaits_rest = from->mem != KVX_HOST_MEM;
 	load->asked_ns = load->renewed_ns = kv_now_ns(scheduler->env);
 	for (uint32_t p = 0; p < load->parts; p++) {
 		kvx_sload_part_t *part = &load->part[p];
@@ -212,13 +212,13 @@ static void add_rest(kvx_scheduler_t *scheduler, kvx_sload_t *load, const kvx_st
 {
 	kvx_sload_part_t *first = &load->part[0], *rest = &load->part[1];
 	const uint32_t n = leased_blocks(first), tokens = n * scheduler->groups[0].block_tokens;
-	const uint32_t moved = load->device_tokens > tokens ? load->device_tokens - tokens : 0;
+	const uint32_t moved = load->gpu_tokens > tokens ? load->gpu_tokens - tokens : 0;
 
-	load->device_tokens -= moved;
+	load->gpu_tokens -= moved;
 	load->cpu_tokens += moved;
-	scheduler->stats.device_tokens -= moved;
-	scheduler->stats.other_device_tokens -= first->place > KVX_IN_DEVICE ? moved : 0;
-	*rest = (kvx_sload_part_t){.place = KVX_IN_HOST,
+	scheduler->stats.gpu_tokens -= moved;
+	scheduler->stats.other_gpu_tokens -= first->mem > KVX_OWN_MEM ? moved : 0;
+	*rest = (kvx_sload_part_t){.mem = KVX_HOST_MEM,
 				   .index = first->index,
 				   .first = first->first + n,
 				   .n = first->n - n,
@@ -289,16 +289,16 @@ static void add_load_sample(kvx_scheduler_t *scheduler, const kvx_sload_t *load)
 		return; /* the time of a failure says nothing about loading */
 	}
 	/* GPU memory is no tier of the cost model. */
-	if (load->device_tokens <= load->cpu_tokens + load->disk_tokens) {
+	if (load->gpu_tokens <= load->cpu_tokens + load->disk_tokens) {
 		kvx_cost_model_add_load(&scheduler->cost_model, load->cpu_tokens, load->disk_tokens, load->ns,
 					kv_now_ns(scheduler->env));
 	}
-	if (load->device_tokens > 0 && !load->failed) {
-		scheduler->places[load->part[0].place].pause_ns = 0;
+	if (load->gpu_tokens > 0 && !load->failed) {
+		scheduler->mems[load->part[0].mem].pause_ns = 0;
 	}
 	if (!load->failed) {
 		request->load_status = load->flags & KVX_MSG_MORE ? request->load_status : KVC_OK;
-		request->device_tokens += load->device_tokens;
+		request->gpu_tokens += load->gpu_tokens;
 		request->cpu_tokens += load->cpu_tokens;
 		request->disk_tokens += load->disk_tokens;
 		request->load_ns += load->ns;
@@ -309,7 +309,7 @@ void kvx_loads_count_unreported(const kvx_request_t *request, kvc_report_t *repo
 {
 	for (const kvx_sload_t *load = request->loads; load; load = load->own_next) {
 		if (load->sent && !load->failed && !(load->flags & KVX_MSG_ASYNC)) {
-			report->hit_gpu_tokens += load->device_tokens;
+			report->hit_gpu_tokens += load->gpu_tokens;
 			report->hit_cpu_tokens += load->cpu_tokens;
 			report->hit_disk_tokens += load->disk_tokens;
 		}
@@ -317,9 +317,9 @@ void kvx_loads_count_unreported(const kvx_request_t *request, kvc_report_t *repo
 }
 
 /* The rank has no such space, or cannot map its memory. */
-static int is_device_lost(const kvx_sload_t *load, int32_t status)
+static int is_gpu_mem_lost(const kvx_sload_t *load, int32_t status)
 {
-	return load->device_tokens > 0 && (status == KVC_ERR_FAULT || status == KVC_ERR_TIER_OFF);
+	return load->gpu_tokens > 0 && (status == KVC_ERR_FAULT || status == KVC_ERR_TIER_OFF);
 }
 
 void kvx_loads_take_report(kvx_scheduler_t *scheduler, const kvx_report_loaded_t *report)
@@ -335,8 +335,8 @@ void kvx_loads_take_report(kvx_scheduler_t *scheduler, const kvx_report_loaded_t
 	load->ns = report->ns > load->ns ? report->ns : load->ns;
 	if (report->status != KVC_OK || report->blocks < load->blocks) {
 		load->timed_out |= report->status == KVC_ERR_TIMEOUT;
-		if (is_device_lost(load, report->status)) {
-			kvx_device_pause(scheduler, load->part[0].place);
+		if (is_gpu_mem_lost(load, report->status)) {
+			kvx_mem_pause(scheduler, load->part[0].mem);
 		}
 		fail_load(scheduler, load, report->status != KVC_OK ? report->status : KVC_MISS);
 	}

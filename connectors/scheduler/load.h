@@ -8,7 +8,7 @@
 kvx_sload_t *kvx_open_load_find(const kvx_request_t *request);
 /* Where blocks of a hand-over are, and their keys there. */
 typedef struct kvx_stored {
-	uint32_t place;
+	uint32_t mem;
 	kvc_key_source_t source;
 } kvx_stored_t;
 /* The blocks of the first `units` units are stored: load them as a piece. 0: not now. */

@@ -46,7 +46,7 @@ static void emit_load(kvx_scheduler_t *scheduler, kvx_sload_t *load)
 	for (uint32_t p = 0; p < load->parts; p++) {
 		const kvx_sload_part_t *part = &load->part[p];
 		const kvx_msg_part_t head = {.group = scheduler->groups[part->index].id,
-					     .place = part->place,
+					     .mem = part->mem,
 					     .n = part->n,
 					     .first = part->first,
 					     .lease = handles[p]};

@@ -143,39 +143,38 @@ static void count_unleased(kvx_scheduler_t *scheduler, const kvx_request_t *requ
 
 /* What is found beyond the tokens that the engine has: in memory of a GPU, then in host memory, then on disk. */
 typedef struct kvx_found {
-	uint32_t place;             /* the GPU's */
-	uint32_t device, cpu, disk; /* tokens */
-	uint32_t host_end;          /* tokens from the start that are in host memory or on disk */
-	uint32_t host_cpu;          /* and in host memory alone */
-	uint32_t most;              /* that a load may bring */
+	uint32_t mem;            /* the GPU's */
+	uint32_t gpu, cpu, disk; /* tokens */
+	uint32_t host_end;       /* tokens from the start that are in host memory or on disk */
+	uint32_t host_cpu;       /* and in host memory alone */
+	uint32_t most;           /* that a load may bring */
 } kvx_found_t;
 
 static uint32_t count_found(const kvx_found_t *found)
 {
-	return found->device + found->cpu + found->disk;
+	return found->gpu + found->cpu + found->disk;
 }
 
 /* What is in memory of a GPU: tokens from the start. */
-typedef struct kvx_on_device {
-	uint32_t place, tokens;
-} kvx_on_device_t;
+typedef struct kvx_in_mem {
+	uint32_t mem, tokens;
+} kvx_in_mem_t;
 
-/* Several groups are loaded from one place: a window that ends at another length has other blocks. */
+/* Several groups are loaded from one mem: a window that ends at another length has other blocks. */
 static kvx_found_t split_found(const kvx_scheduler_t *scheduler, uint32_t local, const kvc_match_t *match,
-			       const kvx_on_device_t *there)
+			       const kvx_in_mem_t *there)
 {
-	kvx_found_t found = {.place = there->place,
-			     .host_end = match->n * scheduler->unit,
-			     .host_cpu = match->n_cpu * scheduler->unit};
-	uint32_t base, in_cpu, all, device = there->tokens;
+	kvx_found_t found = {
+		.mem = there->mem, .host_end = match->n * scheduler->unit, .host_cpu = match->n_cpu * scheduler->unit};
+	uint32_t base, in_cpu, all, gpu = there->tokens;
 
-	if (device <= local || (scheduler->group_count > 1 && device < found.host_end)) {
-		device = local;
+	if (gpu <= local || (scheduler->group_count > 1 && gpu < found.host_end)) {
+		gpu = local;
 	}
-	base = device;
+	base = gpu;
 	in_cpu = found.host_cpu > base ? found.host_cpu : base;
 	all = found.host_end > in_cpu ? found.host_end : in_cpu;
-	found.device = base - local;
+	found.gpu = base - local;
 	found.cpu = in_cpu - base;
 	found.disk = all - in_cpu;
 
@@ -185,8 +184,8 @@ static kvx_found_t split_found(const kvx_scheduler_t *scheduler, uint32_t local,
 /* Cut it to that number of tokens, from its end. */
 static void cut_found(kvx_found_t *found, uint32_t most)
 {
-	found->device = found->device < most ? found->device : most;
-	most -= found->device;
+	found->gpu = found->gpu < most ? found->gpu : most;
+	most -= found->gpu;
 	found->cpu = found->cpu < most ? found->cpu : most;
 	most -= found->cpu;
 	found->disk = found->disk < most ? found->disk : most;
@@ -198,12 +197,12 @@ static uint32_t lease_found(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kv
 			    const kvx_found_t *found, kvc_status_t *p_status)
 {
 	const uint32_t local = ask->local, end = local + count_found(found);
-	kvx_span_t span = {.place = found->place, .device = local + found->device, .end = end};
+	kvx_span_t span = {.mem = found->mem, .gpu = local + found->gpu, .end = end};
 	uint32_t leased = kvx_lease_cache_acquire(scheduler, ask, request, &span, p_status);
 
-	for (uint32_t tries = 0; tries < LEASE_TRIES && *p_status != KVC_PENDING && leased < span.device; tries++) {
+	for (uint32_t tries = 0; tries < LEASE_TRIES && *p_status != KVC_PENDING && leased < span.gpu; tries++) {
 		kvx_lease_cache_drop(scheduler, request);
-		span.device = tries + 1u < LEASE_TRIES ? leased : local;
+		span.gpu = tries + 1u < LEASE_TRIES ? leased : local;
 		leased = kvx_lease_cache_acquire(scheduler, ask, request, &span, p_status);
 	}
 
@@ -220,7 +219,7 @@ static kvx_coverage_t classify_found(kvx_scheduler_t *scheduler, const kvx_ask_t
 		return KVX_COVERED;
 	}
 
-	return found->cpu + found->disk > 0 ? KVX_COVERED_FOR_STEP : KVX_COVERED_ON_DEVICE;
+	return found->cpu + found->disk > 0 ? KVX_COVERED_FOR_STEP : KVX_COVERED_IN_GPU_MEM;
 }
 
 /* What is not stored yet is promised, if another instance computes it. 0: none does. */
@@ -259,9 +258,9 @@ static void decide_hit(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_req
 	int async;
 
 	if (found->cpu + found->disk > 0 &&
-	    !apply_cost_model(scheduler, ask, request, local + found->device, &found->cpu, &found->disk)) {
+	    !apply_cost_model(scheduler, ask, request, local + found->gpu, &found->cpu, &found->disk)) {
 		found->cpu = found->disk = 0;
-		hit->declined = found->device == 0;
+		hit->declined = found->gpu == 0;
 	}
 	stats->match_declined += (uint64_t)hit->declined;
 	stats->miss_tokens_declined += all - count_found(found);
@@ -292,8 +291,8 @@ static void decide_hit(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_req
 	if (leased > 0) {
 		hit->tokens = leased;
 		hit->async = async;
-		hit->device_tokens = kvx_lease_cache_device_tokens(scheduler, ask, request, local + leased);
-		in_cpu = found->host_cpu > local + hit->device_tokens ? found->host_cpu - local : hit->device_tokens;
+		hit->gpu_tokens = kvx_lease_cache_gpu_tokens(scheduler, ask, request, local + leased);
+		in_cpu = found->host_cpu > local + hit->gpu_tokens ? found->host_cpu - local : hit->gpu_tokens;
 		hit->disk_tokens = leased > in_cpu ? leased - in_cpu : 0;
 		stats->match_hits++;
 	}
@@ -364,34 +363,33 @@ static void match_keys(kvx_scheduler_t *scheduler, const kvx_key_view_t *view, k
 	} while (match->why == KV_WHY_CONTENDED && kvx_scheduler_await_daemon(scheduler, since, until));
 }
 
-static uint32_t match_device(kvx_scheduler_t *scheduler, const kvx_request_t *request, const kvx_key_view_t *view,
-			     uint32_t place)
+static uint32_t match_gpu_mem(kvx_scheduler_t *scheduler, const kvx_request_t *request, const kvx_key_view_t *view,
+			      uint32_t mem)
 {
 	kvc_match_t match = {.struct_size = sizeof match};
 	kvx_key_view_t there = *view;
 
 	there.source.ctx = &there;
-	there.space = kvx_space_in(scheduler, request->space, place);
+	there.space = kvx_space_in(scheduler, request->space, mem);
 	kvc_match_lazy(there.space, &there.source, there.n, &match);
 
 	return match.n * scheduler->unit;
 }
 
 /* The GPU with the longest prefix. The engine's own is the fastest, unless the host has to add too much to it. */
-static kvx_on_device_t match_devices(kvx_scheduler_t *scheduler, const kvx_request_t *request,
-				     const kvx_key_view_t *view)
+static kvx_in_mem_t match_gpu_mems(kvx_scheduler_t *scheduler, const kvx_request_t *request, const kvx_key_view_t *view)
 {
-	kvx_on_device_t best = {.place = KVX_IN_DEVICE};
+	kvx_in_mem_t best = {.mem = KVX_OWN_MEM};
 	uint32_t least = 0; /* another one must have more than that */
 
-	for (uint32_t place = KVX_IN_DEVICE; place < KVX_PLACES && least < view->n * scheduler->unit; place++) {
-		const uint32_t tokens = kvx_device_is_reached(scheduler, request->space, place)
-						? match_device(scheduler, request, view, place)
+	for (uint32_t mem = KVX_OWN_MEM; mem < KVX_MEMS && least < view->n * scheduler->unit; mem++) {
+		const uint32_t tokens = kvx_mem_is_reached(scheduler, request->space, mem)
+						? match_gpu_mem(scheduler, request, view, mem)
 						: 0;
 
 		if (tokens > least) {
-			best = (kvx_on_device_t){place, tokens};
-			least = place == KVX_IN_DEVICE ? tokens + tokens / OWN_PART : tokens;
+			best = (kvx_in_mem_t){mem, tokens};
+			least = mem == KVX_OWN_MEM ? tokens + tokens / OWN_PART : tokens;
 		}
 	}
 
@@ -405,11 +403,11 @@ static void look_up(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_reques
 	kvc_match_t match = {.struct_size = sizeof match};
 	kvx_key_view_t view;
 	uint32_t reach, end;
-	kvx_on_device_t there;
+	kvx_in_mem_t there;
 	kvx_found_t found;
 
 	kvx_key_view_init(scheduler, ask, request, tokens, &view);
-	there = match_devices(scheduler, request, &view);
+	there = match_gpu_mems(scheduler, request, &view);
 	if (view.n > 0) {
 		match_keys(scheduler, &view, &match);
 	}

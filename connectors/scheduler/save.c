@@ -53,9 +53,9 @@ static void postpone_saving(kvx_request_t *request, kvc_status_t why, uint64_t n
 static void schedule_retry(const kvx_sput_t *put, uint32_t block, kvc_status_t why, uint64_t now)
 {
 	kvx_request_t *request = put->request;
-	uint32_t *p_asked = &request->groups[put->index].asked[KVX_IN_HOST];
+	uint32_t *p_asked = &request->groups[put->index].asked[KVX_HOST_MEM];
 
-	if (put->place != KVX_IN_HOST) {
+	if (put->mem != KVX_HOST_MEM) {
 		request->to_device = 0; /* what follows there has no parent */
 	}
 	if (!put->once) {
@@ -68,7 +68,7 @@ static void schedule_retry(const kvx_sput_t *put, uint32_t block, kvc_status_t w
 static void retry_lost(kvx_scheduler_t *scheduler, const kvx_sput_t *put, uint32_t saved, kvc_status_t why,
 		       uint64_t now)
 {
-	scheduler->stats.save_lost += put->place == KVX_IN_HOST ? put->granted - saved : 0;
+	scheduler->stats.save_lost += put->mem == KVX_HOST_MEM ? put->granted - saved : 0;
 	schedule_retry(put, put->from + saved, why, now);
 }
 
@@ -104,7 +104,7 @@ typedef struct kvx_run {
 	kvx_request_t *request;
 	kvx_key_view_t *view;
 	uint32_t index;               /* of the group, among ours */
-	uint32_t place;               /* KVX_IN_HOST or KVX_IN_DEVICE */
+	uint32_t mem;                 /* KVX_HOST_MEM or KVX_OWN_MEM */
 	uint32_t from, to;            /* blocks */
 	const kvc_key_t *private_key; /* NULL: whole blocks */
 	int once;                     /* not tried again */
@@ -145,7 +145,7 @@ static kvc_put_t *start_put(kvx_scheduler_t *scheduler, const kvx_run_t *run)
 {
 	const kv_group_t *group = &scheduler->groups[run->index];
 	const uint32_t base = base_of(scheduler, run);
-	kvc_space_t *space = kvx_space_in(scheduler, run->request->space, run->place);
+	kvc_space_t *space = kvx_space_in(scheduler, run->request->space, run->mem);
 	kvc_put_options_t options = {.struct_size = sizeof options,
 				     .writers = scheduler->writers,
 				     .writer_count = scheduler->writer_count,
@@ -161,7 +161,7 @@ static kvc_put_t *start_put(kvx_scheduler_t *scheduler, const kvx_run_t *run)
 		options.tokens =
 			scheduler->foreign ? NULL : run->request->own.tokens + (size_t)base * group->block_tokens;
 		options.base = base;
-		options.yields = run->place == KVX_IN_DEVICE && run->request->to_device == 0;
+		options.yields = run->mem == KVX_OWN_MEM && run->request->to_device == 0;
 		status = kvc_put_start(space, scheduler->keys, run->from, run->to, &options, &put);
 	}
 
@@ -178,17 +178,17 @@ static int reserve_run(kvx_scheduler_t *scheduler, const kvx_run_t *run, uint64_
 
 	if (!started) {
 		kv_free(scheduler->env, put);
-		scheduler->stats.save_busy += run->place == KVX_IN_HOST ? n : 0;
+		scheduler->stats.save_busy += run->mem == KVX_HOST_MEM ? n : 0;
 		return 0;
 	}
 	*put = (kvx_sput_t){
 		.once = run->once,
-		.urgent = run->place == KVX_IN_DEVICE && run->request->to_device > 0,
+		.urgent = run->mem == KVX_OWN_MEM && run->request->to_device > 0,
 		.put = started,
 		.request = run->request,
 		.asked_ns = now,
 		.space = run->request->space,
-		.place = run->place,
+		.mem = run->mem,
 		.index = run->index,
 		.from = run->from,
 		.n = n,
@@ -211,11 +211,11 @@ static int reserve_run(kvx_scheduler_t *scheduler, const kvx_run_t *run, uint64_
  * tokens: a block that is reserved, and not full, is a rewind to is_rewound(), which revokes the request's puts. Its
  * keys may be hashes of the engine, which are no chain that could be appended to, and the prompt may go on (decision
  * 047). */
-void kvx_put_start_private(kvx_scheduler_t *scheduler, kvx_request_t *request, uint32_t place, uint32_t block,
+void kvx_put_start_private(kvx_scheduler_t *scheduler, kvx_request_t *request, uint32_t mem, uint32_t block,
 			   const kvc_key_t *key)
 {
 	const kvx_run_t run = {
-		.request = request, .place = place, .from = block, .to = block + 1u, .private_key = key, .once = 1};
+		.request = request, .mem = mem, .from = block, .to = block + 1u, .private_key = key, .once = 1};
 
 	if (!request->unsavable && kvx_space_miss_reason(scheduler, request->space) == KV_WHY_NONE &&
 	    entry_is_current(scheduler, &request->groups[0], block)) {
@@ -232,14 +232,14 @@ static int save_group(kvx_scheduler_t *scheduler, kvx_run_t *run, uint64_t now)
 	const uint32_t full = run->view->n * scheduler->unit / rules->block_tokens;
 	const uint32_t private_at = private_block(run->request);
 	kvx_request_group_t *group = &run->request->groups[run->index];
-	uint32_t *p_asked = &group->asked[run->place];
+	uint32_t *p_asked = &group->asked[run->mem];
 
 	for (uint32_t runs = 0; *p_asked < full && runs < RUNS; runs++) {
 		run->from = *p_asked;
 		while (run->from < full && !entry_is_current(scheduler, group, run->from)) {
 			if (chained) {
 				/* nothing after a hole has a parent */
-				run->request->unsavable |= run->place == KVX_IN_HOST;
+				run->request->unsavable |= run->mem == KVX_HOST_MEM;
 				return 1;
 			}
 			run->from++;
@@ -268,9 +268,9 @@ static void skip_stored(const kvx_scheduler_t *scheduler, const kvx_run_t *run)
 	kvc_match_lazy(run->view->space, &run->view->source, run->view->n, &match);
 	for (uint32_t g = 0; g < scheduler->group_count; g++) {
 		const uint32_t stored = match.n * scheduler->unit / scheduler->groups[g].block_tokens;
-		uint32_t *p_asked = &run->request->groups[g].asked[run->place];
+		uint32_t *p_asked = &run->request->groups[g].asked[run->mem];
 
-		*p_asked = run->place == KVX_IN_HOST || *p_asked < stored ? stored : *p_asked;
+		*p_asked = run->mem == KVX_HOST_MEM || *p_asked < stored ? stored : *p_asked;
 	}
 }
 
@@ -306,16 +306,16 @@ void kvx_request_save_to_device(kvx_scheduler_t *scheduler, const kvx_ask_t *ask
 {
 	const uint64_t now = kv_now_ns(scheduler->env);
 	kvx_key_view_t view;
-	kvx_run_t run = {.request = request, .view = &view, .place = KVX_IN_DEVICE, .once = 1};
+	kvx_run_t run = {.request = request, .view = &view, .mem = KVX_OWN_MEM, .once = 1};
 
-	if (request->unsavable || !kvx_device_is_usable(scheduler, request->space, KVX_IN_DEVICE)) {
+	if (request->unsavable || !kvx_mem_is_usable(scheduler, request->space, KVX_OWN_MEM)) {
 		return;
 	}
 	kvx_key_view_init(scheduler, ask, request, tokens, &view);
 	if (view.n == 0) {
 		return;
 	}
-	view.space = kvx_space_in(scheduler, request->space, KVX_IN_DEVICE);
+	view.space = kvx_space_in(scheduler, request->space, KVX_OWN_MEM);
 	skip_stored(scheduler, &run);
 	for (; run.index < scheduler->group_count && scheduler->put_count < DEVICE_PUTS; run.index++) {
 		(void)save_group(scheduler, &run, now);
@@ -331,7 +331,7 @@ static uint32_t next_save_at(const kvx_scheduler_t *scheduler, const kvx_request
 
 	for (uint32_t g = 0; g < scheduler->group_count; g++) {
 		const uint64_t full =
-			(request->groups[g].asked[KVX_IN_HOST] + UINT64_C(1)) * scheduler->groups[g].block_tokens;
+			(request->groups[g].asked[KVX_HOST_MEM] + UINT64_C(1)) * scheduler->groups[g].block_tokens;
 
 		next = full < next ? full : next;
 	}
@@ -345,7 +345,7 @@ static int is_rewound(const kvx_scheduler_t *scheduler, const kvx_request_t *req
 	uint32_t g = 0;
 
 	while (g < scheduler->group_count &&
-	       (uint64_t)request->groups[g].asked[KVX_IN_HOST] * scheduler->groups[g].block_tokens <= computed) {
+	       (uint64_t)request->groups[g].asked[KVX_HOST_MEM] * scheduler->groups[g].block_tokens <= computed) {
 		g++;
 	}
 
@@ -402,14 +402,14 @@ static uint32_t saved_to(const kvx_scheduler_t *scheduler, const kvx_request_t *
 	uint32_t tokens = has_begun(scheduler, request) ? UINT32_MAX : 0;
 
 	for (uint32_t g = 0; g < scheduler->group_count; g++) {
-		const uint32_t asked = request->groups[g].asked[KVX_IN_HOST] * scheduler->groups[g].block_tokens;
+		const uint32_t asked = request->groups[g].asked[KVX_HOST_MEM] * scheduler->groups[g].block_tokens;
 
 		tokens = asked < tokens ? asked : tokens;
 	}
 	for (const kvx_sput_t *put = request->puts; put; put = put->own_next) {
 		const uint32_t from = put->from * scheduler->groups[put->index].block_tokens;
 
-		if (put->place == KVX_IN_HOST && from < tokens && !(unsent && put->at == KVX_SPUT_SENT)) {
+		if (put->mem == KVX_HOST_MEM && from < tokens && !(unsent && put->at == KVX_SPUT_SENT)) {
 			tokens = from;
 		}
 	}
@@ -438,7 +438,7 @@ void kvx_scheduler_get_outcome(kvx_scheduler_t *scheduler, const kvx_ask_t *ask,
 /* A put that was never granted. */
 static void retry_refused(kvx_scheduler_t *scheduler, const kvx_sput_t *put, kvc_status_t status, uint64_t now)
 {
-	scheduler->stats.save_busy += put->place == KVX_IN_HOST ? put->n : 0;
+	scheduler->stats.save_busy += put->mem == KVX_HOST_MEM ? put->n : 0;
 	schedule_retry(put, put->from, status, now);
 	if (!put->once && status != KVC_ERR_BUSY && status != KVC_ERR_FULL) {
 		put->request->generation = 0; /* the parent or the daemon is gone: match again what is stored */
@@ -464,9 +464,9 @@ static int poll_asked(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t now)
 	}
 
 	if (put->granted < put->n) {
-		scheduler->stats.save_busy += put->place == KVX_IN_HOST ? put->n - put->granted : 0;
+		scheduler->stats.save_busy += put->mem == KVX_HOST_MEM ? put->n - put->granted : 0;
 		schedule_retry(put, put->from + put->granted, KVC_ERR_BUSY, now);
-	} else if (put->place == KVX_IN_HOST) {
+	} else if (put->mem == KVX_HOST_MEM) {
 		put->request->refused = KVC_OK;
 		put->request->tries = 0;
 	}
@@ -504,9 +504,9 @@ static int poll_granted(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t no
 		}
 		return 0;
 	}
-	*(put->place == KVX_IN_HOST ? &scheduler->stats.save_done : &scheduler->stats.device_blocks) +=
+	*(put->mem == KVX_HOST_MEM ? &scheduler->stats.save_done : &scheduler->stats.gpu_blocks) +=
 		result.visible < put->granted ? result.visible : put->granted;
-	if (put->place == KVX_IN_HOST && result.visible > 0) {
+	if (put->mem == KVX_HOST_MEM && result.visible > 0) {
 		put->request->refusals = 0;
 	}
 	if (result.visible < put->granted) {
@@ -567,11 +567,11 @@ int kvx_puts_are_due(const kvx_scheduler_t *scheduler, uint64_t now)
 	return 0;
 }
 
-int kvx_puts_are_open(const kvx_request_t *request, uint32_t place)
+int kvx_puts_are_open(const kvx_request_t *request, uint32_t mem)
 {
 	const kvx_sput_t *put = request->puts;
 
-	while (put && put->place != place) {
+	while (put && put->mem != mem) {
 		put = put->own_next;
 	}
 
@@ -611,7 +611,7 @@ static void note_stored(kvx_scheduler_t *scheduler, const kvx_sput_t *put)
 	for (uint32_t i = 0; i < put->granted; i++) {
 		const kvx_stored_at_t at = {.key = put->keys[i],
 					    .space = (uint16_t)put->space,
-					    .place = (uint8_t)put->place,
+					    .mem = (uint8_t)put->mem,
 					    .group = (uint8_t)group->id};
 
 		if (!is_stored(put, i)) {
@@ -631,7 +631,7 @@ static void emit_save(kvx_scheduler_t *scheduler, kvx_sput_t *put, const kvc_han
 	record->space = put->space;
 	record->group = scheduler->groups[put->index].id;
 	record->flags = put->step == scheduler->step ? 0 : KVX_MSG_COMPLETE;
-	record->flags |= put->place == KVX_IN_DEVICE ? KVX_MSG_DEVICE : 0;
+	record->flags |= put->mem == KVX_OWN_MEM ? KVX_MSG_GPU_MEM : 0;
 	record->flags |= put->urgent ? KVX_MSG_URGENT : 0;
 	record->n = put->granted;
 	record->step = put->step;
@@ -641,7 +641,7 @@ static void emit_save(kvx_scheduler_t *scheduler, kvx_sput_t *put, const kvc_han
 		const int there = is_stored(put, i);
 
 		ids[i] = there ? KVX_NO_BLOCK : put->entries[i].id;
-		scheduler->stats.save_blocks += !there && put->place == KVX_IN_HOST;
+		scheduler->stats.save_blocks += !there && put->mem == KVX_HOST_MEM;
 	}
 	put->at = KVX_SPUT_SENT;
 	put->emitted = scheduler->step;
@@ -700,7 +700,7 @@ void kvx_puts_revoke(kvx_scheduler_t *scheduler, const kvx_request_t *request, u
 void kvx_puts_revoke_all(kvx_scheduler_t *scheduler)
 {
 	while (scheduler->puts) {
-		scheduler->stats.save_lost += scheduler->puts->place == KVX_IN_HOST ? scheduler->puts->granted : 0;
+		scheduler->stats.save_lost += scheduler->puts->mem == KVX_HOST_MEM ? scheduler->puts->granted : 0;
 		remove_put(scheduler, scheduler->puts);
 	}
 }

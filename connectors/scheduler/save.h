@@ -17,12 +17,12 @@ void kvx_puts_await(kvx_scheduler_t *scheduler, uint64_t now);
 void kvx_puts_emit(kvx_scheduler_t *scheduler);
 /* 1: a put is granted and not emitted, or an answer is due soon. */
 int kvx_puts_are_due(const kvx_scheduler_t *scheduler, uint64_t now);
-/* Save the block of a request after its last full one in that place, under the key of a private block. Nothing is saved
+/* Save the block of a request after its last full one in that mem, under the key of a private block. Nothing is saved
  * if it is not current, or there is no room. */
-void kvx_put_start_private(kvx_scheduler_t *scheduler, kvx_request_t *request, uint32_t place, uint32_t block,
+void kvx_put_start_private(kvx_scheduler_t *scheduler, kvx_request_t *request, uint32_t mem, uint32_t block,
 			   const kvc_key_t *key);
 /* 1: a put of the request is in progress there. */
-int kvx_puts_are_open(const kvx_request_t *request, uint32_t place);
+int kvx_puts_are_open(const kvx_request_t *request, uint32_t mem);
 void kvx_puts_take_dropped(kvx_scheduler_t *scheduler, uint64_t handle);
 /* Give up what the request has reserved since that step: it may be garbage. */
 void kvx_puts_revoke(kvx_scheduler_t *scheduler, const kvx_request_t *request, uint32_t since);

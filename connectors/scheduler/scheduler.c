@@ -101,8 +101,8 @@ void kvx_scheduler_close(kvx_scheduler_t *scheduler)
 	kv_free(env, scheduler->spaces);
 	kv_free(env, scheduler->writers);
 	kvx_weights_fini(scheduler);
-	for (uint32_t place = 0; place < KVX_PLACES; place++) {
-		kv_free(env, atomic_load(&scheduler->places[place].device));
+	for (uint32_t mem = 0; mem < KVX_MEMS; mem++) {
+		kv_free(env, atomic_load(&scheduler->mems[mem].device));
 	}
 	kv_free(env, scheduler->text);
 	kv_free(env, scheduler);
@@ -383,7 +383,7 @@ void kvx_scheduler_record_ended(kvx_scheduler_t *scheduler, const kvx_ask_t *ask
 		.struct_size = sizeof report,
 		.request = kvx_requests_hash(&scheduler->requests, ask->id, ask->id_len),
 		.query_tokens = ended->prompt_tokens,
-		.hit_gpu_tokens = request->device_tokens,
+		.hit_gpu_tokens = request->gpu_tokens,
 		.hit_cpu_tokens = request->cpu_tokens,
 		.hit_disk_tokens = request->disk_tokens,
 		.hit_engine_tokens = ended->engine_tokens,

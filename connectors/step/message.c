@@ -134,7 +134,7 @@ static size_t fixed_size(uint32_t magic, uint32_t type)
 		[KVX_RECORD_SPACE] = sizeof(kvx_msg_space_t), [KVX_RECORD_FENCE] = sizeof(kvx_msg_fence_t),
 		[KVX_RECORD_LOAD] = sizeof(kvx_msg_load_t),   [KVX_RECORD_SAVE] = sizeof(kvx_msg_save_t),
 		[KVX_RECORD_DROP] = sizeof(kvx_msg_drop_t),   [KVX_RECORD_TIME] = sizeof(kvx_msg_time_t),
-		[KVX_RECORD_WORK] = sizeof(kvx_msg_work_t),   [KVX_RECORD_DEVICE] = sizeof(kvx_msg_device_t),
+		[KVX_RECORD_WORK] = sizeof(kvx_msg_work_t),   [KVX_RECORD_GPU_MEM] = sizeof(kvx_msg_gpu_mem_t),
 	};
 	static const size_t in_report[] = {
 		[KVX_RECORD_LOADED] = sizeof(kvx_report_loaded_t),
@@ -175,7 +175,7 @@ static int parts_fit(const kvx_msg_load_t *load, size_t room)
 			return 0;
 		}
 		ids = ids_size(part->n, room);
-		if (part->n > UINT32_MAX - part->first || part->place >= KVX_PLACES || ids > room - sizeof *part) {
+		if (part->n > UINT32_MAX - part->first || part->mem >= KVX_MEMS || ids > room - sizeof *part) {
 			return 0;
 		}
 		room -= sizeof *part + ids;
@@ -195,13 +195,13 @@ static int tail_fits(const kvx_record_header_t *record, size_t room)
 		return kvx_padded(((const kvx_msg_space_t *)at)->weights_len) +
 			       kvx_padded(((const kvx_msg_space_t *)at)->adapter_len) ==
 		       room;
-	case KVX_RECORD_DEVICE:
-		return kvx_padded(((const kvx_msg_device_t *)at)->text_len) == room &&
-		       ((const kvx_msg_device_t *)at)->place != KVX_IN_HOST &&
-		       ((const kvx_msg_device_t *)at)->place < KVX_PLACES;
+	case KVX_RECORD_GPU_MEM:
+		return kvx_padded(((const kvx_msg_gpu_mem_t *)at)->text_len) == room &&
+		       ((const kvx_msg_gpu_mem_t *)at)->mem != KVX_HOST_MEM &&
+		       ((const kvx_msg_gpu_mem_t *)at)->mem < KVX_MEMS;
 	case KVX_RECORD_REACHED:
-		return room == 0 && ((const kvx_report_reached_t *)at)->place > KVX_IN_DEVICE &&
-		       ((const kvx_report_reached_t *)at)->place < KVX_PLACES;
+		return room == 0 && ((const kvx_report_reached_t *)at)->mem > KVX_OWN_MEM &&
+		       ((const kvx_report_reached_t *)at)->mem < KVX_MEMS;
 	case KVX_RECORD_FENCE:
 		return ids_size(((const kvx_msg_fence_t *)at)->n, room) == room;
 	case KVX_RECORD_SAVE:
@@ -253,7 +253,7 @@ const char *kvx_msg_space_adapter(const kvx_msg_space_t *space)
 	return kvx_msg_space_weights(space) + kvx_padded(space->weights_len);
 }
 
-const char *kvx_msg_device_text(const kvx_msg_device_t *device)
+const char *kvx_msg_gpu_mem_text(const kvx_msg_gpu_mem_t *device)
 {
 	return (const char *)(device + 1);
 }

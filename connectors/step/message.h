@@ -5,8 +5,9 @@
  * aligned to 8 bytes; a report likewise.
  *
  *   SPACE   number, weights, adapter    numbers the space of an adapter, or with an empty one of the base model, under
- * a name of the weights; a number may come again with other texts DEVICE  place, text                 UUID of the GPU
- * whose memory has another space for each of these; a rank that can load from another engine's GPU says so (REACHED)
+ *                                       a name of the weights; a number may come again with other texts
+ *   GPU_MEM mem, text                   UUID of the GPU whose memory has another space for each of these; a rank that
+ *                                       can load from another engine's GPU says so (REACHED)
  *   FENCE   block ids                   allocated in this step: what saves still have to read of them is read first
  *   LOAD    load id, request id, parts  lease handle, first block in the lease, ids to write to; a part for each group,
  *                                       or two: its first blocks from a space in GPU memory, then the others
@@ -51,7 +52,7 @@ typedef enum kvx_record {
 	KVX_RECORD_DROP = 5,
 	KVX_RECORD_TIME = 6,
 	KVX_RECORD_WORK = 7,
-	KVX_RECORD_DEVICE = 8,
+	KVX_RECORD_GPU_MEM = 8,
 	KVX_RECORD_LOADED = 16,  /* report */
 	KVX_RECORD_DROPPED = 17, /* report */
 	KVX_RECORD_STEP = 18,    /* report */
@@ -68,12 +69,12 @@ typedef struct kvx_record_header {
 #define KVX_MSG_NO_LEASE 2u  /* LOAD: no lease */
 #define KVX_MSG_COMPLETE 4u  /* SAVE: complete before this step */
 #define KVX_MSG_MORE     8u  /* LOAD: asynchronous, and another piece of the request's load follows */
-#define KVX_MSG_DEVICE   16u /* SAVE: into the space in memory of the engine's own GPU */
-#define KVX_MSG_URGENT   32u /* SAVE with KVX_MSG_DEVICE: another engine waits for it */
+#define KVX_MSG_GPU_MEM  16u /* SAVE: into the space in memory of the engine's own GPU */
+#define KVX_MSG_URGENT   32u /* SAVE with KVX_MSG_GPU_MEM: another engine waits for it */
 
-/* Where the blocks of a part or a put are: host memory or disk; memory of the engine's own GPU; from KVX_IN_DEVICE + 1
+/* Where the blocks of a part or a put are: host memory or disk; memory of the engine's own GPU; from KVX_OWN_MEM + 1
  * on, memory of GPUs of other engines, numbered as DEVICE records name them. */
-enum { KVX_IN_HOST = 0, KVX_IN_DEVICE = 1, KVX_PLACES = 9 };
+enum { KVX_HOST_MEM = 0, KVX_OWN_MEM = 1, KVX_MEMS = 9 };
 
 typedef struct kvx_msg_space {
 	kvx_record_header_t h;
@@ -82,11 +83,11 @@ typedef struct kvx_msg_space {
 	uint32_t reserved;
 } kvx_msg_space_t;
 
-typedef struct kvx_msg_device {
+typedef struct kvx_msg_gpu_mem {
 	kvx_record_header_t h;
 	uint32_t text_len; /* text follows, no NUL */
-	uint32_t place;    /* not KVX_IN_HOST */
-} kvx_msg_device_t;
+	uint32_t mem;      /* not KVX_HOST_MEM */
+} kvx_msg_gpu_mem_t;
 
 typedef struct kvx_msg_fence {
 	kvx_record_header_t h;
@@ -109,7 +110,7 @@ typedef struct kvx_msg_part {
 	uint32_t group;
 	uint32_t n;     /* blocks; u32 ids follow the part, padded to 8; KVX_NO_BLOCK: not wanted */
 	uint32_t first; /* index in the prefix of the first of them, as in kvc_lease_block() */
-	uint32_t place; /* whose lease it is */
+	uint32_t mem;   /* whose lease it is */
 	kvc_handle_t lease;
 } kvx_msg_part_t;
 
@@ -154,10 +155,10 @@ typedef struct kvx_report_dropped {
 	uint64_t put; /* id */
 } kvx_report_dropped_t;
 
-/* This rank has mapped memory of the GPU of that place, which is another engine's, and can load from there. Once. */
+/* This rank has mapped that mem, which is another engine's GPU, and can load from there. Once. */
 typedef struct kvx_report_reached {
 	kvx_record_header_t h;
-	uint32_t place;
+	uint32_t mem;
 	uint32_t reserved;
 } kvx_report_reached_t;
 
@@ -198,7 +199,7 @@ void kvx_msg_finish(kvx_msg_buf_t *bytes, uint32_t step);
 void kvx_msg_free(kvx_msg_buf_t *bytes);
 
 /* Reading: the next record, or NULL at the end or at the first that does not fit (then bad is 1). A record has its
- * fixed size, and the arrays it announces lie inside `bytes`: at most KVX_MAX_GROUPS parts, a known place, an id of 1
+ * fixed size, and the arrays it announces lie inside `bytes`: at most KVX_MAX_GROUPS parts, a known mem, an id of 1
  * to KVX_MAX_ID bytes, first + n below 2^32. The reader checks groups and block ids against its own tables. */
 typedef struct kvx_msg_reader {
 	const uint8_t *at, *end;
@@ -211,7 +212,7 @@ const kvx_record_header_t *kvx_msg_next(kvx_msg_reader_t *cursor);
 /* The arrays behind a record that kvx_msg_next() has returned. */
 const char *kvx_msg_space_weights(const kvx_msg_space_t *space);
 const char *kvx_msg_space_adapter(const kvx_msg_space_t *space);
-const char *kvx_msg_device_text(const kvx_msg_device_t *device);
+const char *kvx_msg_gpu_mem_text(const kvx_msg_gpu_mem_t *device);
 const uint32_t *kvx_msg_fence_ids(const kvx_msg_fence_t *fence);
 const char *kvx_msg_load_id(const kvx_msg_load_t *load);
 const kvx_msg_part_t *kvx_msg_part_first(const kvx_msg_load_t *load);

@@ -214,7 +214,7 @@ static kvx_wname_t *create_name(kvx_worker_t *worker, kvx_wspace_ref_t ref, uint
 
 static void add_space(kvx_worker_t *worker, const kvx_msg_space_t *space)
 {
-	kvx_wname_t *name = create_name(worker, (kvx_wspace_ref_t){space->number, KVX_IN_HOST}, space->weights_len,
+	kvx_wname_t *name = create_name(worker, (kvx_wspace_ref_t){space->number, KVX_HOST_MEM}, space->weights_len,
 					space->adapter_len);
 
 	if (name) {
@@ -224,12 +224,12 @@ static void add_space(kvx_worker_t *worker, const kvx_msg_space_t *space)
 	}
 }
 
-static void add_device(kvx_worker_t *worker, const kvx_msg_device_t *device)
+static void add_device(kvx_worker_t *worker, const kvx_msg_gpu_mem_t *device)
 {
-	kvx_wname_t *name = create_name(worker, (kvx_wspace_ref_t){0, device->place}, device->text_len, 0);
+	kvx_wname_t *name = create_name(worker, (kvx_wspace_ref_t){0, device->mem}, device->text_len, 0);
 
 	if (name) {
-		memcpy(name->text, kvx_msg_device_text(device), device->text_len);
+		memcpy(name->text, kvx_msg_gpu_mem_text(device), device->text_len);
 		kvx_wjob_submit(worker, &name->job);
 	}
 }
@@ -274,7 +274,7 @@ static void run_record(kvx_worker_t *worker, const kvx_record_header_t *record)
 	case KVX_RECORD_SPACE:
 		add_space(worker, bytes);
 		break;
-	case KVX_RECORD_DEVICE:
+	case KVX_RECORD_GPU_MEM:
 		add_device(worker, bytes);
 		break;
 	case KVX_RECORD_SAVE:
@@ -338,7 +338,7 @@ static void begin_step(kvx_worker_t *worker, const void *message, size_t len)
 	(void)kvx_msg_open(&cursor, KVX_MSG_MAGIC, message, len);
 	read_work(worker, cursor);
 	/* fences may name their blocks */
-	run_records(worker, cursor, 1u << KVX_RECORD_SPACE | 1u << KVX_RECORD_DEVICE | 1u << KVX_RECORD_SAVE);
+	run_records(worker, cursor, 1u << KVX_RECORD_SPACE | 1u << KVX_RECORD_GPU_MEM | 1u << KVX_RECORD_SAVE);
 	run_records(worker, cursor, 1u << KVX_RECORD_FENCE);
 	kvx_fence_save(worker);
 	/* in their order: a request may be gone in the very step that begins to load for it */

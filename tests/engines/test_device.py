@@ -45,9 +45,9 @@ class InDevice(Rig):
         self.promote([p[:len(p) // 2] for p in self.prompts])
 
     def fail(self, fault: str, what: str, prompts: list[Prompt], expected: list[Answer]) -> int:
-        before = faults.counters(self.folder)["device_tokens"]
+        before = faults.counters(self.folder)["gpu_tokens"]
         failed = super().fail(fault, what, prompts, expected)
-        if faults.counters(self.folder)["device_tokens"] <= before:
+        if faults.counters(self.folder)["gpu_tokens"] <= before:
             raise Missed(f"{fault}, {what}: nothing was loaded from the device's memory")
         return failed
 
@@ -112,7 +112,7 @@ def answers_from_another_engine_s_device_are_equal(context: Context) -> None:
     for _ in range(2):  # one that has reached the other device says so with the report of a step
         second.generate(context.prompts(2, 40, 60), 2, together=False)
     must_hit("from the other engine's device", play("from the other engine's device", second, dialogue, case.block))
-    other, every = (count(second, name) for name in ("other_device_tokens", "load_tokens"))
+    other, every = (count(second, name) for name in ("other_gpu_tokens", "load_tokens"))
     if other < 0.5 * every:
         raise Missed(f"{other} of {every} tokens came from the other engine's device")
     context.note(f"{other} of {every} tokens from the other engine's device")

@@ -408,7 +408,7 @@ class Bench:
         for prompt in prompts:
             self.ask([prompt])
         self.wait_for_saves()
-        before, used = self.counters()["device_blocks"], 0
+        before, used = self.counters()["gpu_blocks"], 0
 
         def use_again(tokens: int, _: int) -> None:
             nonlocal used
@@ -418,7 +418,7 @@ class Bench:
 
         tokens, answered = self.generate_beside(GENERATED, use_again)
         self.wait_for_saves()
-        self.note(f"promoted blocks {i}", self.counters()["device_blocks"] - before)
+        self.note(f"promoted blocks {i}", self.counters()["gpu_blocks"] - before)
         first, last = tokens[ALONE - 1], tokens[ALONE + EVERY * PROMOTED]
         return {"step alone": mean(steps_between(tokens, [], tokens[1], first)), "step beside promotions": mean(steps_between(tokens, answered, first, last))}
 

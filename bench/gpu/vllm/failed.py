@@ -101,7 +101,7 @@ class Failures:
         got = self.answers(prompts)
         repair()
         self.bench.step(2)
-        failed, from_gpu = (faults.counters(self.folder)[name] - before[name] for name in ("loads_failed", "device_tokens"))
+        failed, from_gpu = (faults.counters(self.folder)[name] - before[name] for name in ("loads_failed", "gpu_tokens"))
         for what, value in self.judged(got, right).items():
             found[what] += value
         found["loads failed"] += failed
@@ -132,7 +132,7 @@ class Failures:
 
     def from_gpu(self) -> int:
         """Tokens, so far."""
-        return faults.counters(self.folder)["device_tokens"]
+        return faults.counters(self.folder)["gpu_tokens"]
 
     def flip(self, daemon: Daemon) -> int:
         if not self.in_gpu:

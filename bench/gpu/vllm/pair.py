@@ -167,7 +167,7 @@ class Decode:
         as well, and the longest; and how many prompts did not come in GPU memory."""
         from engine import ALONE, mean, steps_between
 
-        before, sent = self.bench.counters()["handovers_received_device"], 0
+        before, sent = self.bench.counters()["handovers_received_gpu"], 0
         began = 0.0
 
         def push(tokens: int, answered: int) -> None:
@@ -188,7 +188,7 @@ class Decode:
         self.answered()
         self.call("settle")
         self.bench.settle()
-        came = self.bench.counters()["handovers_received_device"] - before
+        came = self.bench.counters()["handovers_received_gpu"] - before
         steps, every = (steps_between(at, left_out, began, answered[-1]) for left_out in (answered, []))
         return {"beside": round(1e3 * mean(steps), 4), "all steps": round(1e3 * mean(every), 4), "longest": round(1e3 * max(every, default=0.0), 2), "missed": len(prompts) - came}
 
@@ -235,7 +235,7 @@ class Peers(Decode):
     def loaded(self) -> Counter[str]:
         """Tokens, so far, from each place."""
         found = self.bench.counters()
-        return Counter({"another GPU": found["other_device_tokens"], "its own GPU": found["device_tokens"] - found["other_device_tokens"], "host memory": found["load_tokens"] - found["device_tokens"]})
+        return Counter({"another GPU": found["other_gpu_tokens"], "its own GPU": found["gpu_tokens"] - found["other_gpu_tokens"], "host memory": found["load_tokens"] - found["gpu_tokens"]})
 
     def times(self) -> None:
         """Of each size and each place. D saves in its own GPU what it has found anywhere."""

@@ -30,13 +30,13 @@
 #define KVX_SYNC_HITS   64u /* synchronous hits of one step that are told apart */
 
 /* A space in memory of a GPU. */
-typedef struct kvx_sdevice_space {
+typedef struct kvx_smem_space {
 	kvc_space_t *space; /* NULL: not requested, or refused */
 	int wanted;         /* a hand-over has named the GPU, another engine's */
 	int named;          /* it was open once: leases, puts and hand-overs may name it */
 	int open;
 	uint64_t retry_ns;
-} kvx_sdevice_space_t;
+} kvx_smem_space_t;
 
 /* The space of the base model or of an adapter, of weights of one name. Its number may become another one's when
  * nothing uses it and its weights are no longer the engine's. */
@@ -49,12 +49,12 @@ typedef struct kvx_sspace {
 	int emitted;        /* the ranks know what its number stands for */
 	uint32_t closes;    /* its hand-overs of before have ended with the handle */
 	uint64_t retry_ns;
-	kvx_sdevice_space_t devices[KVX_PLACES]; /* that of KVX_IN_HOST is not used */
+	kvx_smem_space_t mems[KVX_MEMS]; /* that of KVX_HOST_MEM is not used */
 } kvx_sspace_t;
 
 typedef struct kvx_sload_part {
 	kvc_lease_t *lease;       /* NULL: none, or released */
-	uint32_t place;           /* of a group, what is in a device comes first */
+	uint32_t mem;             /* of a group, what is in a GPU comes first */
 	uint32_t index, first, n; /* index: of the group, among ours */
 	uint32_t *ids;            /* [n] */
 } kvx_sload_part_t;
@@ -73,10 +73,10 @@ typedef struct kvx_sload {
 	uint32_t space, flags, parts, blocks;
 	uint32_t timeout_ms; /* of each rank */
 	uint32_t ranks_left; /* that have not reported */
-	uint32_t device_tokens, cpu_tokens, disk_tokens;
+	uint32_t gpu_tokens, cpu_tokens, disk_tokens;
 	uint32_t step;
 	uint32_t local, units;         /* cached: tokens the engine had, units requested, */
-	uint32_t device_units;         /* and of these from the space in GPU memory */
+	uint32_t gpu_units;            /* and of these from the space in GPU memory */
 	uint64_t generation, until_ns; /* cached: of the daemon, 0: the leases were given back; end of the wait */
 	uint64_t used_ns;              /* cached: last use */
 	int sent;                      /* in a step message */
@@ -89,20 +89,20 @@ typedef struct kvx_sload {
 	kvx_sload_part_t part[KVX_MAX_GROUPS];
 } kvx_sload_t;
 
-/* A side of a hand-over in one place (scheduler/handover.c). */
+/* A side of a hand-over in one mem (scheduler/handover.c). */
 typedef struct kvx_shandover {
 	struct kvx_shandover *next, **link; /* of all */
 	kvx_request_t *request;
 	kvc_handover_t *handover; /* NULL: not begun, or ended with its space */
 	uint32_t closes;          /* of the space when it was begun */
-	uint32_t space, place;
+	uint32_t space, mem;
 	int sends;           /* 1: the producer's side */
 	int begun;           /* the daemon was asked */
 	int satisfied;       /* the consumer has what it wants */
 	int aborted;         /* before it was computed */
 	int asking;          /* a chunk is not answered yet */
 	uint32_t units;      /* to hand over, or to load; of whole blocks */
-	int sent_on_device;  /* the producer's: all of it was handed over in memory of a GPU */
+	int sent_in_gpu_mem; /* the producer's: all of it was handed over in memory of a GPU */
 	uint32_t passed;     /* of them handed over, or given to the ranks */
 	uint32_t reserved;   /* the producer's: of them stored, or being saved */
 	uint32_t announced;  /* of them: the daemon hands them over as they become visible */
@@ -131,24 +131,24 @@ typedef struct kvx_sput {
 	kvc_put_t *put;
 	kvx_sput_step_t at;
 	uint64_t asked_ns;
-	uint64_t handle;              /* id; 0: not granted yet */
-	uint32_t space, place, index; /* index: of the group; place: KVX_IN_HOST or KVX_IN_DEVICE */
-	uint32_t from, n, granted;    /* blocks [from, from + n) of the request */
-	uint32_t step;                /* the step that computes them */
-	uint32_t emitted;             /* the step whose message names them */
-	uint64_t step_done_ns;        /* that step was seen to have ended; 0: not yet */
-	int awaited;                  /* the message of that step has waited for the answer */
-	int once;                     /* it is not tried again: the hand-over goes on without it */
-	int urgent;                   /* a hand-over waits for it */
-	kvc_key_t *keys;              /* [n], behind the entries */
-	kvx_table_entry_t entries[];  /* [n] */
+	uint64_t handle;             /* id; 0: not granted yet */
+	uint32_t space, mem, index;  /* index: of the group; mem: KVX_HOST_MEM or KVX_OWN_MEM */
+	uint32_t from, n, granted;   /* blocks [from, from + n) of the request */
+	uint32_t step;               /* the step that computes them */
+	uint32_t emitted;            /* the step whose message names them */
+	uint64_t step_done_ns;       /* that step was seen to have ended; 0: not yet */
+	int awaited;                 /* the message of that step has waited for the answer */
+	int once;                    /* it is not tried again: the hand-over goes on without it */
+	int urgent;                  /* a hand-over waits for it */
+	kvc_key_t *keys;             /* [n], behind the entries */
+	kvx_table_entry_t entries[]; /* [n] */
 } kvx_sput_t;
 
 /* Where a put has stored blocks of this engine: a block of a full group stands for those after it as well. */
 typedef struct kvx_stored_at {
 	kvc_key_t key;
 	uint16_t space;
-	uint8_t place, group; /* group: its id */
+	uint8_t mem, group; /* group: its id */
 } kvx_stored_at_t;
 
 /* Oldest first. The first `withdrawn` are of another name than the present one, and to be taken back. */
@@ -159,14 +159,14 @@ typedef struct kvx_stored_list {
 } kvx_stored_list_t;
 
 /* A GPU whose memory may have blocks: the engine's own, or another one that the daemon or a hand-over has named. */
-typedef struct kvx_splace {
+typedef struct kvx_smem {
 	_Atomic(char *) device; /* UUID; NULL: none */
 	int offered;            /* the daemon has memory there */
 	int emitted;            /* the ranks know it */
 	uint32_t ranks;         /* another engine's: that have said that they can load from there */
 	uint64_t off_ns;        /* a rank could not use it: not before */
 	uint64_t pause_ns;      /* the last pause; 0: a load from there has ended well since */
-} kvx_splace_t;
+} kvx_smem_t;
 
 /* A step that the ranks were asked to time. */
 typedef struct kvx_timed_step {
@@ -238,8 +238,8 @@ struct kvx_scheduler {
 	uint32_t withdrawing;         /* the first ones of `stored`, that it names */
 	uint64_t withdraw_ns;         /* the next one is not asked for before */
 	uint64_t token_bytes;         /* of all groups, about */
-	kvx_splace_t places[KVX_PLACES];
-	uint32_t device_count; /* of the daemon's, that have got a place or are left out */
+	kvx_smem_t mems[KVX_MEMS];
+	uint32_t device_count; /* of the daemon's, that have got a mem or are left out */
 
 	uint64_t incarnation, generation; /* generation: counts daemons and resets */
 	kvx_sspace_t *spaces;             /* [KVX_SPACES_MAX] */
@@ -276,11 +276,11 @@ struct kvx_scheduler {
 	int lease_late; /* the last lease a lookup has waited for was not granted in time */
 };
 
-static inline kvc_space_t *kvx_space_in(const kvx_scheduler_t *scheduler, uint32_t number, uint32_t place)
+static inline kvc_space_t *kvx_space_in(const kvx_scheduler_t *scheduler, uint32_t number, uint32_t mem)
 {
 	const kvx_sspace_t *space = &scheduler->spaces[number];
 
-	return place == KVX_IN_HOST ? space->space : space->devices[place].space;
+	return mem == KVX_HOST_MEM ? space->space : space->mems[mem].space;
 }
 
 /* Memory for `more` bytes of this message in addition to what is reserved for loads, so that adding them cannot fail.

@@ -56,9 +56,8 @@ kvc_status_t kvx_scheduler_set_device(kvx_scheduler_t *scheduler, const char *uu
 		return KVC_ERR_UNSUPPORTED;
 	}
 
-	return len == 0 || len > KVX_DEVICE_MAX
-		       ? KVC_ERR_ARG
-		       : set_text(scheduler, &scheduler->places[KVX_IN_DEVICE].device, uuid, len);
+	return len == 0 || len > KVX_DEVICE_MAX ? KVC_ERR_ARG
+						: set_text(scheduler, &scheduler->mems[KVX_OWN_MEM].device, uuid, len);
 }
 
 static kvc_identity_t identity_of(const kvx_scheduler_t *scheduler, const kvx_sspace_t *space)
@@ -97,8 +96,8 @@ static int are_equal(const char *a, const char *b)
 static void close_space(kvx_scheduler_t *scheduler, kvx_sspace_t *space)
 {
 	kvc_space_close(space->space);
-	for (uint32_t place = KVX_IN_DEVICE; place < KVX_PLACES; place++) {
-		kvc_space_close(space->devices[place].space);
+	for (uint32_t mem = KVX_OWN_MEM; mem < KVX_MEMS; mem++) {
+		kvc_space_close(space->mems[mem].space);
 	}
 	kv_free(scheduler->env, space->weights);
 	kv_free(scheduler->env, space->adapter);
@@ -278,22 +277,22 @@ static void poll_space(kvx_scheduler_t *scheduler, kvx_sspace_t *space, uint64_t
 
 /* ---- in GPU memory --------------------------------------------------------------------------- */
 
-static const char *device_of(const kvx_scheduler_t *scheduler, uint32_t place)
+static const char *device_of(const kvx_scheduler_t *scheduler, uint32_t mem)
 {
-	return atomic_load_explicit(&scheduler->places[place].device, memory_order_acquire);
+	return atomic_load_explicit(&scheduler->mems[mem].device, memory_order_acquire);
 }
 
 /* Open it, or process the answer. A daemon without such memory is no news. */
-static void poll_device(kvx_scheduler_t *scheduler, kvx_sspace_t *space, uint32_t place, uint64_t now)
+static void poll_gpu_mem(kvx_scheduler_t *scheduler, kvx_sspace_t *space, uint32_t mem, uint64_t now)
 {
-	kvx_sdevice_space_t *there = &space->devices[place];
+	kvx_smem_space_t *there = &space->mems[mem];
 	kvc_identity_t identity = identity_of(scheduler, space);
 	kvc_status_t status;
 
 	if (now < there->retry_ns) {
 		return;
 	}
-	identity.device = device_of(scheduler, place);
+	identity.device = device_of(scheduler, mem);
 	if (!there->space && kvc_space_open_start(scheduler->kvc, &identity, &there->space) != KVC_OK) {
 		there->space = NULL;
 		there->retry_ns = now + DEVICE_NS;
@@ -310,87 +309,85 @@ static void poll_device(kvx_scheduler_t *scheduler, kvx_sspace_t *space, uint32_
 	}
 }
 
-static void poll_devices(kvx_scheduler_t *scheduler, kvx_sspace_t *space, uint64_t now)
+static void poll_mems(kvx_scheduler_t *scheduler, kvx_sspace_t *space, uint64_t now)
 {
-	for (uint32_t place = KVX_IN_DEVICE; place < KVX_PLACES; place++) {
-		if (device_of(scheduler, place) && !space->devices[place].open &&
-		    (place == KVX_IN_DEVICE || scheduler->places[place].offered || space->devices[place].wanted)) {
-			poll_device(scheduler, space, place, now);
+	for (uint32_t mem = KVX_OWN_MEM; mem < KVX_MEMS; mem++) {
+		if (device_of(scheduler, mem) && !space->mems[mem].open &&
+		    (mem == KVX_OWN_MEM || scheduler->mems[mem].offered || space->mems[mem].wanted)) {
+			poll_gpu_mem(scheduler, space, mem, now);
 		}
 	}
 }
 
-uint32_t kvx_device_find_or_add(kvx_scheduler_t *scheduler, const char *uuid)
+uint32_t kvx_mem_find_or_add(kvx_scheduler_t *scheduler, const char *uuid)
 {
 	const size_t len = strnlen(uuid, KVX_DEVICE_MAX + 1u);
-	uint32_t free_place = KVX_IN_HOST;
+	uint32_t free_mem = KVX_HOST_MEM;
 
 	if (!scheduler->foreign || len == 0 || len > KVX_DEVICE_MAX) {
-		return KVX_IN_HOST;
+		return KVX_HOST_MEM;
 	}
-	for (uint32_t place = KVX_PLACES - 1u; place >= KVX_IN_DEVICE; place--) {
-		const char *text = device_of(scheduler, place);
+	for (uint32_t mem = KVX_MEMS - 1u; mem >= KVX_OWN_MEM; mem--) {
+		const char *text = device_of(scheduler, mem);
 
 		if (text && strcmp(text, uuid) == 0) {
-			return place;
+			return mem;
 		}
-		free_place = !text && place > KVX_IN_DEVICE ? place : free_place;
+		free_mem = !text && mem > KVX_OWN_MEM ? mem : free_mem;
 	}
 
-	return free_place != KVX_IN_HOST &&
-			       set_text(scheduler, &scheduler->places[free_place].device, uuid, len) == KVC_OK
-		       ? free_place
-		       : KVX_IN_HOST;
+	return free_mem != KVX_HOST_MEM && set_text(scheduler, &scheduler->mems[free_mem].device, uuid, len) == KVC_OK
+		       ? free_mem
+		       : KVX_HOST_MEM;
 }
 
 /* GPUs whose memory the daemon has, for an engine that uses memory of its own. */
-static void find_devices(kvx_scheduler_t *scheduler)
+static void find_gpu_mems(kvx_scheduler_t *scheduler)
 {
 	kvc_device_t device = {.struct_size = sizeof device};
 
-	while (device_of(scheduler, KVX_IN_DEVICE) &&
+	while (device_of(scheduler, KVX_OWN_MEM) &&
 	       kvc_device(scheduler->kvc, scheduler->device_count, &device) == KVC_OK) {
-		scheduler->places[kvx_device_find_or_add(scheduler, device.name)].offered = 1;
+		scheduler->mems[kvx_mem_find_or_add(scheduler, device.name)].offered = 1;
 		scheduler->device_count++;
 	}
 }
 
-void kvx_device_want(kvx_scheduler_t *scheduler, uint32_t number, uint32_t place)
+void kvx_mem_want(kvx_scheduler_t *scheduler, uint32_t number, uint32_t mem)
 {
 	kvx_sspace_t *space = &scheduler->spaces[number];
 
-	space->devices[place].wanted = 1;
-	if (scheduler->incarnation && space->open && !space->devices[place].open) {
-		poll_device(scheduler, space, place, kv_now_ns(scheduler->env));
+	space->mems[mem].wanted = 1;
+	if (scheduler->incarnation && space->open && !space->mems[mem].open) {
+		poll_gpu_mem(scheduler, space, mem, kv_now_ns(scheduler->env));
 	}
 }
 
-int kvx_device_is_open(const kvx_scheduler_t *scheduler, uint32_t number, uint32_t place)
+int kvx_mem_is_open(const kvx_scheduler_t *scheduler, uint32_t number, uint32_t mem)
 {
-	return number < scheduler->space_count && scheduler->spaces[number].devices[place].open;
+	return number < scheduler->space_count && scheduler->spaces[number].mems[mem].open;
 }
 
-int kvx_device_is_usable(const kvx_scheduler_t *scheduler, uint32_t number, uint32_t place)
+int kvx_mem_is_usable(const kvx_scheduler_t *scheduler, uint32_t number, uint32_t mem)
 {
-	return kvx_device_is_open(scheduler, number, place) &&
-	       kv_now_ns(scheduler->env) >= scheduler->places[place].off_ns;
+	return kvx_mem_is_open(scheduler, number, mem) && kv_now_ns(scheduler->env) >= scheduler->mems[mem].off_ns;
 }
 
-int kvx_device_is_reached(const kvx_scheduler_t *scheduler, uint32_t number, uint32_t place)
+int kvx_mem_is_reached(const kvx_scheduler_t *scheduler, uint32_t number, uint32_t mem)
 {
-	return (place == KVX_IN_DEVICE || scheduler->places[place].ranks >= scheduler->writer_count) &&
-	       kvx_device_is_usable(scheduler, number, place);
+	return (mem == KVX_OWN_MEM || scheduler->mems[mem].ranks >= scheduler->writer_count) &&
+	       kvx_mem_is_usable(scheduler, number, mem);
 }
 
 void kvx_device_take_reached(kvx_scheduler_t *scheduler, const kvx_report_reached_t *report)
 {
-	scheduler->places[report->place].ranks++;
+	scheduler->mems[report->mem].ranks++;
 }
 
-void kvx_device_pause(kvx_scheduler_t *scheduler, uint32_t place)
+void kvx_mem_pause(kvx_scheduler_t *scheduler, uint32_t mem)
 {
 	const uint64_t now = kv_now_ns(scheduler->env);
-	kvx_splace_t *at = &scheduler->places[place];
+	kvx_smem_t *at = &scheduler->mems[mem];
 
 	if (now < at->off_ns) {
 		return; /* a load of before */
@@ -412,43 +409,43 @@ void kvx_spaces_poll(kvx_scheduler_t *scheduler, uint64_t now)
 		scheduler->incarnation = incarnation;
 		scheduler->generation++;
 		scheduler->device_count = 0;
-		for (uint32_t place = 0; place < KVX_PLACES; place++) {
-			scheduler->places[place].offered = 0;
+		for (uint32_t mem = 0; mem < KVX_MEMS; mem++) {
+			scheduler->mems[mem].offered = 0;
 		}
 	}
 	if (!incarnation) {
 		return;
 	}
-	find_devices(scheduler);
+	find_gpu_mems(scheduler);
 	for (uint32_t i = 0; i < scheduler->space_count; i++) {
 		if (!scheduler->spaces[i].open) {
 			poll_space(scheduler, &scheduler->spaces[i], now);
 		} else {
-			poll_devices(scheduler, &scheduler->spaces[i], now);
+			poll_mems(scheduler, &scheduler->spaces[i], now);
 		}
 	}
 }
 
 /* The ranks learn a GPU when there is a space in its memory. */
-static void emit_device(kvx_scheduler_t *scheduler, uint32_t place)
+static void emit_gpu_mem(kvx_scheduler_t *scheduler, uint32_t mem)
 {
-	const char *text = device_of(scheduler, place);
+	const char *text = device_of(scheduler, mem);
 	const size_t len = text ? strlen(text) : 0;
-	kvx_msg_device_t *record;
+	kvx_msg_gpu_mem_t *record;
 	uint32_t i = 0;
 
-	while (i < scheduler->space_count && !scheduler->spaces[i].devices[place].open) {
+	while (i < scheduler->space_count && !scheduler->spaces[i].mems[mem].open) {
 		i++;
 	}
-	if (i == scheduler->space_count || scheduler->places[place].emitted ||
+	if (i == scheduler->space_count || scheduler->mems[mem].emitted ||
 	    !kvx_message_reserve(scheduler, sizeof *record + len + 8u)) {
 		return;
 	}
-	record = kvx_msg_add_record(&scheduler->message, KVX_RECORD_DEVICE, sizeof *record);
-	record->place = place;
+	record = kvx_msg_add_record(&scheduler->message, KVX_RECORD_GPU_MEM, sizeof *record);
+	record->mem = mem;
 	record->text_len = (uint32_t)len;
 	kvx_msg_append(&scheduler->message, text, len);
-	scheduler->places[place].emitted = 1;
+	scheduler->mems[mem].emitted = 1;
 }
 
 /* The ranks learn what a number stands for before a record uses it. */
@@ -471,8 +468,8 @@ void kvx_spaces_emit(kvx_scheduler_t *scheduler)
 		kvx_msg_append(&scheduler->message, space->adapter, adapter);
 		space->emitted = 1;
 	}
-	for (uint32_t place = KVX_IN_DEVICE; place < KVX_PLACES; place++) {
-		emit_device(scheduler, place);
+	for (uint32_t mem = KVX_OWN_MEM; mem < KVX_MEMS; mem++) {
+		emit_gpu_mem(scheduler, mem);
 	}
 }
 

@@ -20,19 +20,19 @@ int kvx_scheduler_await_daemon(kvx_scheduler_t *scheduler, uint64_t since, uint6
 /* Attach, and open the spaces that are not open. */
 void kvx_spaces_poll(kvx_scheduler_t *scheduler, uint64_t now);
 void kvx_spaces_emit(kvx_scheduler_t *scheduler);
-/* The place of the GPU with that UUID; KVX_IN_HOST: there is none left, or own chains have keys of one space. */
-uint32_t kvx_device_find_or_add(kvx_scheduler_t *scheduler, const char *uuid);
+/* The mem of the GPU with that UUID; KVX_HOST_MEM: there is none left, or own chains have keys of one space. */
+uint32_t kvx_mem_find_or_add(kvx_scheduler_t *scheduler, const char *uuid);
 /* Open the space of that number there. */
-void kvx_device_want(kvx_scheduler_t *scheduler, uint32_t number, uint32_t place);
+void kvx_mem_want(kvx_scheduler_t *scheduler, uint32_t number, uint32_t mem);
 /* 1: the space of that number there is open. */
-int kvx_device_is_open(const kvx_scheduler_t *scheduler, uint32_t number, uint32_t place);
+int kvx_mem_is_open(const kvx_scheduler_t *scheduler, uint32_t number, uint32_t mem);
 /* 1: and the ranks can use it. */
-int kvx_device_is_usable(const kvx_scheduler_t *scheduler, uint32_t number, uint32_t place);
+int kvx_mem_is_usable(const kvx_scheduler_t *scheduler, uint32_t number, uint32_t mem);
 /* 1: and each of them has said so, or it is the engine's own GPU: a match may count on it. */
-int kvx_device_is_reached(const kvx_scheduler_t *scheduler, uint32_t number, uint32_t place);
+int kvx_mem_is_reached(const kvx_scheduler_t *scheduler, uint32_t number, uint32_t mem);
 void kvx_device_take_reached(kvx_scheduler_t *scheduler, const kvx_report_reached_t *report);
 /* A rank cannot use memory of that GPU: none does for a while, and for longer each time. */
-void kvx_device_pause(kvx_scheduler_t *scheduler, uint32_t place);
+void kvx_mem_pause(kvx_scheduler_t *scheduler, uint32_t mem);
 void kvx_spaces_close(kvx_scheduler_t *scheduler);
 
 #endif

@@ -161,7 +161,7 @@ static uint32_t gather_keys(kvx_scheduler_t *scheduler)
 	for (uint32_t i = 0; i < scheduler->stored.withdrawn && n < KVX_RUN_BLOCKS; i++) {
 		const kvx_stored_at_t entry = at[i];
 
-		if (entry.space == at[0].space && entry.place == at[0].place && entry.group == at[0].group) {
+		if (entry.space == at[0].space && entry.mem == at[0].mem && entry.group == at[0].group) {
 			at[i] = at[n];
 			at[n] = entry;
 			scheduler->keys[n++] = entry.key;
@@ -185,7 +185,7 @@ static void drop_withdrawn(kvx_scheduler_t *scheduler, uint32_t n)
 static int start_withdrawal(kvx_scheduler_t *scheduler)
 {
 	const kvx_stored_at_t *first = scheduler->stored.at;
-	kvc_space_t *space = kvx_space_in(scheduler, first->space, first->place);
+	kvc_space_t *space = kvx_space_in(scheduler, first->space, first->mem);
 	kvc_space_info_t info = {.struct_size = sizeof info};
 	kvc_withdraw_t what = {.struct_size = sizeof what, .group = first->group, .keys = scheduler->keys};
 

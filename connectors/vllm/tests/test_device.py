@@ -42,24 +42,24 @@ class Device(Engines):
             name = f"b{len(names)}"
             names.append(name)
             self.assertEqual(self.use(engine, name, 1, list(range(11, 18))), 192)
-            return engine.scheduler.stats()["device_blocks"] == 6
+            return engine.scheduler.stats()["gpu_blocks"] == 6
 
         names: list[str] = []
         self.assertTrue(until(is_there, seconds=60, pause=0.1))
         before = engine.scheduler.stats()
         self.assertEqual(self.use(engine, "c", 1, list(range(21, 28))), 192)
         after = engine.scheduler.stats()
-        self.assertEqual(after["device_tokens"] - before["device_tokens"], 192)
-        self.assertEqual((after["device_blocks"], after["loads_failed"], after["save_lost"]), (6, 0, 0))
+        self.assertEqual(after["gpu_tokens"] - before["gpu_tokens"], 192)
+        self.assertEqual((after["gpu_blocks"], after["loads_failed"], after["save_lost"]), (6, 0, 0))
 
         # Another engine of the same device finds it too, and one of none loads from host memory.
         other = self.engine()
         self.assertEqual(other.scheduler.set_device("fake-0"), _kvd.OK)
-        until(lambda: self.use(other, f"d{len(names)}", 1, list(range(1, 8))) == 192 and (other.scheduler.stats()["device_tokens"] > 0 or names.append("")), pause=0.1)
-        self.assertGreater(other.scheduler.stats()["device_tokens"], 0)
+        until(lambda: self.use(other, f"d{len(names)}", 1, list(range(1, 8))) == 192 and (other.scheduler.stats()["gpu_tokens"] > 0 or names.append("")), pause=0.1)
+        self.assertGreater(other.scheduler.stats()["gpu_tokens"], 0)
         plain = self.engine()
         self.assertEqual(self.use(plain, "e", 1, list(range(1, 8))), 192)
-        self.assertEqual(plain.scheduler.stats()["device_tokens"], 0)
+        self.assertEqual(plain.scheduler.stats()["gpu_tokens"], 0)
 
     def test_a_device_that_the_daemon_has_not_changes_nothing(self) -> None:
         engine = self.engine()
@@ -67,7 +67,7 @@ class Device(Engines):
         for i, name in enumerate("abc"):
             self.assertEqual(self.use(engine, name, 2, list(range(1 + 10 * i, 8 + 10 * i))), 192 if i else 0)
         stats = engine.scheduler.stats()
-        self.assertEqual((stats["device_tokens"], stats["device_blocks"], stats["loads_failed"]), (0, 0, 0))
+        self.assertEqual((stats["gpu_tokens"], stats["gpu_blocks"], stats["loads_failed"]), (0, 0, 0))
 
     def test_the_device_is_set_once_and_only_for_the_engine_s_own_hashes(self) -> None:
         engine = self.engine()

@@ -48,12 +48,12 @@ def produce_and_die(socket: str) -> None:
 
     until(sends_there, lambda: engine.step(output()), 60)
     engine.idle(lambda: engine.scheduler.stats()["puts_open"] == 0)
-    done = engine.scheduler.stats()["device_blocks"]
+    done = engine.scheduler.stats()["gpu_blocks"]
     p = sent("p", prompt(8, 200), "killed")
     p.kv_transfer_params |= ON_DEVICE
     engine.admit(p, table)
     engine.step(output(new=[("p", (table,), 0, 96)]), lambda: engine.write(p, table, 0, 3))
-    engine.idle(lambda: engine.scheduler.stats()["device_blocks"] == done + 3)
+    engine.idle(lambda: engine.scheduler.stats()["gpu_blocks"] == done + 3)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -80,7 +80,7 @@ class OnDevices(Engines):
         def is_there() -> bool:
             self.tries += 1
             self.hand_over(prefill, decode, 1000 + self.tries, f"warm{self.tries}")
-            return decode.scheduler.stats()["handovers_received_device"] > 0
+            return decode.scheduler.stats()["handovers_received_gpu"] > 0
 
         self.assertTrue(until(is_there, seconds=60, pause=0.1))
         self.before = decode.scheduler.stats()
@@ -126,9 +126,9 @@ class HandedOverOnDevices(OnDevices):
     def test_a_prompt_comes_from_memory_of_the_other_device(self) -> None:
         prefill, decode = self.pair()
         self.assertEqual(self.hand_over(prefill, decode, 1, "a")["transfer_device"], "fake-0")
-        self.assertEqual(self.gained(decode, "handovers_received_device"), 1)
-        self.assertEqual(self.gained(decode, "device_tokens"), 200)
-        self.assertTrue(until(lambda: prefill.scheduler.stats()["handovers_sent_device"] > 0, lambda: prefill.step(output()), 60))
+        self.assertEqual(self.gained(decode, "handovers_received_gpu"), 1)
+        self.assertEqual(self.gained(decode, "gpu_tokens"), 200)
+        self.assertTrue(until(lambda: prefill.scheduler.stats()["handovers_sent_gpu"] > 0, lambda: prefill.step(output()), 60))
 
     def test_what_a_step_can_load_is_a_hit(self) -> None:
         """One after the other: all is there, and the hand-over is over with the hit."""
@@ -138,7 +138,7 @@ class HandedOverOnDevices(OnDevices):
         results = decode.step(output(new=[("d", (TABLE,), 192, 8)]))
         self.assertEqual(results.errors, set())
         self.assertTrue(decode.holds(d, TABLE, *range(6)))
-        self.assertEqual(self.gained(decode, "other_device_tokens"), 192)
+        self.assertEqual(self.gained(decode, "other_gpu_tokens"), 192)
         self.assertEqual(self.gained(decode, "handovers_receive_failed"), 0)
 
     def test_an_answer_names_the_device(self) -> None:
@@ -148,7 +148,7 @@ class HandedOverOnDevices(OnDevices):
         d = Request("d", prompt(2, 200), kv_transfer_params=dict(answer))
         self.assertEqual(decode.admit(d, TABLE), (200, True))
         self.must_have(decode, d)
-        self.assertEqual(self.gained(decode, "device_tokens"), 200)
+        self.assertEqual(self.gained(decode, "gpu_tokens"), 200)
 
     def test_a_device_that_the_daemon_has_not_is_no_hand_over_s(self) -> None:
         prefill, decode = self.pair()
@@ -156,7 +156,7 @@ class HandedOverOnDevices(OnDevices):
         decode.step(output())
         self.compute(prefill, 3, "c")
         self.must_have(decode, d)
-        self.assertEqual(self.gained(decode, "device_tokens"), 0)
+        self.assertEqual(self.gained(decode, "gpu_tokens"), 0)
         self.assertEqual(self.gained(decode, "handovers_received"), 1)
 
     def test_damaged_memory_is_computed(self) -> None:
@@ -228,7 +228,7 @@ class HandedOverWithoutRoom(OnDevices):
         self.before = decode.scheduler.stats()
         self.hand_over(prefill, decode, 99, "last")
         self.assertEqual(self.gained(decode, "handovers_received"), 1)
-        self.assertEqual(self.gained(decode, "handovers_received_device"), 0)
+        self.assertEqual(self.gained(decode, "handovers_received_gpu"), 0)
 
 
 if __name__ == "__main__":

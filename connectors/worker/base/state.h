@@ -80,7 +80,7 @@ typedef struct kvx_scratch {
 	uint64_t *gathered; /* [words]: of a padded group, without its missing layers */
 } kvx_scratch_t;
 
-/* A space of a number, in one place; the transfer thread's. */
+/* A space of a number, in one mem; the transfer thread's. */
 typedef struct kvx_wspace {
 	kvc_space_t *space; /* NULL: not requested */
 	uint64_t next_open_ns;
@@ -207,12 +207,12 @@ struct kvx_worker {
 	kvc_t *kvc;
 	kvx_wjob_t *run; /* jobs in progress, oldest first */
 	kvx_wjob_t **run_end;
-	kvx_wspace_t spaces[KVX_PLACES][KVX_WORKER_SPACES];
+	kvx_wspace_t spaces[KVX_MEMS][KVX_WORKER_SPACES];
 	kvx_wname_t *names[KVX_WORKER_SPACES]; /* NULL: the identity's own names, of number 0 */
-	char *devices[KVX_PLACES];             /* UUID of the GPU of each place; NULL: not known, or host memory */
-	_Atomic uint32_t reached; /* bit a place: memory of that GPU, another engine's, can be loaded from */
-	int has_refused_device;   /* a slab in memory of a GPU could not be mapped: it was logged */
-	uint32_t space_top;       /* numbers below it may be in use */
+	char *mems[KVX_MEMS];                  /* UUID of the GPU of each; NULL: not known, or host memory */
+	_Atomic uint32_t reached;              /* bit a mem: that of another engine's GPU can be loaded from */
+	int has_refused_device;                /* a slab in memory of a GPU could not be mapped: it was logged */
+	uint32_t space_top;                    /* numbers below it may be in use */
 	kvx_scratch_t transfer_scratch;
 	uint64_t self_test_ns; /* the self-test is not tried before */
 	kvx_wprefault_t prefaulted;

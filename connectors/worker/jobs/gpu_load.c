@@ -289,7 +289,7 @@ static uint32_t part_end(kvx_wpart_t *part, const kvx_wpass_t *pass)
 /* Blocks of a batch. */
 static uint32_t most_blocks(const kvx_wgpu_t *gpu, const kvx_wpart_t *part, int async)
 {
-	const uint32_t near = part->place == KVX_IN_HOST ? gpu->async_batch : gpu->async_batch * KVX_GPU_NEAR_SPEED;
+	const uint32_t near = part->mem == KVX_HOST_MEM ? gpu->async_batch : gpu->async_batch * KVX_GPU_NEAR_SPEED;
 
 	return async && near < gpu->sync_batch ? near : gpu->sync_batch;
 }

@@ -80,7 +80,7 @@ static void return_blocks(kvx_worker_t *worker, kvx_gpu_batch_t *batch, int give
  * step up for a short time (decisions 058, 063). */
 static uint32_t choose_sms(const kvx_worker_t *worker, const kvx_wsave_t *save, int fence)
 {
-	return fence || save->place != KVX_IN_HOST ? 0 : worker->gpu->save_sms;
+	return fence || save->mem != KVX_HOST_MEM ? 0 : worker->gpu->save_sms;
 }
 
 /* A save has time, but it runs while the engine computes, and a matrix product waits for its slowest SM: a copy on a
@@ -93,7 +93,7 @@ static kvk_gpu_way_t choose_way(const kvx_worker_t *worker, const kvx_wsave_t *s
 	const uint64_t run = (uint64_t)paged->layers * worker->geometry.page_bytes *
 			     (paged->layers == worker->layout.layers ? paged->heads : 1u);
 
-	if (save->place != KVX_IN_HOST) {
+	if (save->mem != KVX_HOST_MEM) {
 		return KVK_GPU_AUTO;
 	}
 	if (!kvx_gpu_computes_prompts(worker->gpu)) {
@@ -105,7 +105,7 @@ static kvk_gpu_way_t choose_way(const kvx_worker_t *worker, const kvx_wsave_t *s
 
 static kvx_save_lane_t *lane_of(kvx_worker_t *worker, const kvx_wsave_t *save)
 {
-	return &worker->gpu->saves[save->place != KVX_IN_HOST];
+	return &worker->gpu->saves[save->mem != KVX_HOST_MEM];
 }
 
 static void complete_saves(kvx_worker_t *worker, kvx_gpu_batch_t *batch, kvc_status_t status)
@@ -145,9 +145,9 @@ static kvc_status_t send_batch(kvx_worker_t *worker, kvx_wsave_t *save, int fenc
 {
 	kvx_wgpu_t *gpu = worker->gpu;
 	kvx_save_lane_t *lane = lane_of(worker, save);
-	kvx_gpu_batch_t *batch = kvx_gpu_batch_find(gpu, fence                        ? KVX_LANE_FENCE
-							 : save->place == KVX_IN_HOST ? KVX_LANE_SAVE
-										      : KVX_LANE_NEAR_SAVE);
+	kvx_gpu_batch_t *batch = kvx_gpu_batch_find(gpu, fence                       ? KVX_LANE_FENCE
+							 : save->mem == KVX_HOST_MEM ? KVX_LANE_SAVE
+										     : KVX_LANE_NEAR_SAVE);
 	kvk_gpu_copy_t copy = {.dir = KVK_GPU_GATHER,
 			       .layout = save->layout,
 			       .paged = &save->group->saved,
@@ -210,7 +210,7 @@ static kvc_status_t register_next(kvx_worker_t *worker, const kvx_wsave_t *save)
  * get that memory (decision 063). */
 static int has_pace(const kvx_worker_t *worker, const kvx_wsave_t *save, uint64_t now)
 {
-	return save->place != KVX_IN_HOST && !save->urgent && now < atomic_load(&worker->gpu->busy_until_ns);
+	return save->mem != KVX_HOST_MEM && !save->urgent && now < atomic_load(&worker->gpu->busy_until_ns);
 }
 
 /* A batch that is sent up to its own time late makes the next one no later. */

@@ -45,7 +45,7 @@ static int copy_parts(kvx_worker_t *worker, kvx_wload_t *load, const kvx_msg_loa
 		}
 		to->group = group;
 		to->handle = part->lease;
-		to->place = part->place;
+		to->mem = part->mem;
 		to->n = part->n;
 		to->first = part->first;
 		to->blocks = block;

@@ -18,12 +18,12 @@ typedef struct kvx_wblock {
 	kvx_source_t source; /* known up to `limit` of its part */
 } kvx_wblock_t;
 
-/* Blocks of one group, in one place. */
+/* Blocks of one group, in one mem. */
 typedef struct kvx_wpart {
 	const kvx_wgroup_t *group;
 	kvc_handle_t handle;
 	const kvk_layout_t *layout; /* of the blocks in the pool */
-	uint32_t place;
+	uint32_t mem;
 	uint32_t n, first;
 	kvx_wblock_t *blocks;   /* [n] */
 	uint32_t whole_blocks;  /* blocks before this one come with all layers in one copy */

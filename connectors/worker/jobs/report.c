@@ -143,19 +143,18 @@ static void poll_step_times(kvx_worker_t *worker)
 	}
 }
 
-/* Once for each place. */
+/* Once for each mem. */
 static void report_reached(kvx_worker_t *worker)
 {
 	const uint32_t fresh = atomic_load(&worker->reached) & ~worker->reached_reported;
 	kvx_report_reached_t *record;
 
-	for (uint32_t place = 0; fresh >> place != 0; place++) {
-		record = fresh >> place & 1u
-				 ? kvx_msg_add_record(open_report(worker), KVX_RECORD_REACHED, sizeof *record)
-				 : NULL;
+	for (uint32_t mem = 0; fresh >> mem != 0; mem++) {
+		record = fresh >> mem & 1u ? kvx_msg_add_record(open_report(worker), KVX_RECORD_REACHED, sizeof *record)
+					   : NULL;
 		if (record) {
-			record->place = place;
-			worker->reached_reported |= 1u << place;
+			record->mem = mem;
+			worker->reached_reported |= 1u << mem;
 		}
 	}
 }
@@ -345,7 +344,7 @@ static uint32_t count_blocks(const kvx_wload_t *load, kvx_report_loaded_t *what)
 /* Its bytes did not all cross the link to the host. */
 static int is_from_device(const kvx_wload_t *load)
 {
-	return load->parts > 0 && load->part[0].place != KVX_IN_HOST;
+	return load->parts > 0 && load->part[0].mem != KVX_HOST_MEM;
 }
 
 static void complete_load(kvx_worker_t *worker, kvx_wload_t *load)

@@ -44,7 +44,7 @@ kvx_wsave_t *kvx_wsave_create(kvx_worker_t *worker, const kvx_msg_save_t *record
 	save->group = group;
 	save->handle = record->put;
 	save->space = record->space;
-	save->place = record->flags & KVX_MSG_DEVICE ? KVX_IN_DEVICE : KVX_IN_HOST;
+	save->mem = record->flags & KVX_MSG_GPU_MEM ? KVX_OWN_MEM : KVX_HOST_MEM;
 	save->urgent = (record->flags & KVX_MSG_URGENT) != 0;
 	save->step = record->step;
 	save->n = record->n;
@@ -134,7 +134,7 @@ kvc_status_t kvx_wsave_begin_block(kvx_worker_t *worker, kvx_wsave_t *save, uint
 	    !kvk_gpu_is_registered(worker->gpu->gpu, *p_data, worker->geometry.block_bytes)) {
 		status = KVX_ERR_FAULT;
 	}
-	if (save->place != KVX_IN_HOST && status == KVC_OK && worker->gpu && save->group->padded) {
+	if (save->mem != KVX_HOST_MEM && status == KVC_OK && worker->gpu && save->group->padded) {
 		status = KVC_ERR_UNSUPPORTED; /* the host would have to write zero pages there */
 	}
 	if (kvx_wsave_must_wait(status)) {

@@ -10,7 +10,7 @@ typedef struct kvx_wsave {
 	kvx_wjob_t job;
 	const kvx_wgroup_t *group;
 	kvc_handle_t handle;
-	uint32_t space, place, n; /* place: KVX_IN_HOST or KVX_IN_DEVICE */
+	uint32_t space, mem, n; /* mem: KVX_HOST_MEM or KVX_OWN_MEM */
 	uint64_t begin_ns;
 	kvc_put_t *put;           /* written by the transfer thread before `imported` is OK */
 	_Atomic int32_t imported; /* PENDING: not tried; BUSY: waits for the daemon; OK; or why not */

@@ -13,9 +13,9 @@
 
 static void close_number(kvx_worker_t *worker, uint32_t number)
 {
-	for (uint32_t place = 0; place < KVX_PLACES; place++) {
-		kvc_space_close(worker->spaces[place][number].space);
-		worker->spaces[place][number] = (kvx_wspace_t){0};
+	for (uint32_t mem = 0; mem < KVX_MEMS; mem++) {
+		kvc_space_close(worker->spaces[mem][number].space);
+		worker->spaces[mem][number] = (kvx_wspace_t){0};
 	}
 	free(worker->names[number]);
 	worker->names[number] = NULL;
@@ -24,9 +24,9 @@ static void close_number(kvx_worker_t *worker, uint32_t number)
 /* A number stands for something else when nothing of the scheduler's uses it any longer. */
 void kvx_wspace_add_name(kvx_worker_t *worker, kvx_wname_t *name)
 {
-	if (name->ref.place != KVX_IN_HOST) {
-		if (!worker->devices[name->ref.place]) {
-			worker->devices[name->ref.place] = strdup(name->text);
+	if (name->ref.mem != KVX_HOST_MEM) {
+		if (!worker->mems[name->ref.mem]) {
+			worker->mems[name->ref.mem] = strdup(name->text);
 		}
 		free(name);
 		return;
@@ -59,7 +59,7 @@ static kvc_status_t learn_layout(const kvx_worker_t *worker, kvx_wspace_t *space
 
 static kvc_status_t start_open(kvx_worker_t *worker, kvx_wspace_ref_t ref, uint64_t now)
 {
-	kvx_wspace_t *space = &worker->spaces[ref.place][ref.number];
+	kvx_wspace_t *space = &worker->spaces[ref.mem][ref.number];
 	const kvx_wname_t *name = worker->names[ref.number];
 	kvc_identity_t identity = worker->identity;
 	kvc_status_t status;
@@ -71,7 +71,7 @@ static kvc_status_t start_open(kvx_worker_t *worker, kvx_wspace_ref_t ref, uint6
 	if (now < space->next_open_ns || !identity.weights) {
 		return KVC_ERR_UNREACHABLE;
 	}
-	identity.device = worker->devices[ref.place];
+	identity.device = worker->mems[ref.mem];
 	status = kvc_space_open_start(worker->kvc, &identity, &space->space);
 	if (status != KVC_OK) {
 		space->next_open_ns = now + RETRY_NS;
@@ -86,12 +86,11 @@ kvc_status_t kvx_wspace_get(kvx_worker_t *worker, kvx_wspace_ref_t ref, uint64_t
 	kvx_wspace_t *space;
 	kvc_status_t status;
 
-	if (ref.number >= KVX_WORKER_SPACES || ref.place >= KVX_PLACES ||
-	    (ref.number > 0 && !worker->names[ref.number]) ||
-	    (ref.place != KVX_IN_HOST && !worker->devices[ref.place])) {
+	if (ref.number >= KVX_WORKER_SPACES || ref.mem >= KVX_MEMS || (ref.number > 0 && !worker->names[ref.number]) ||
+	    (ref.mem != KVX_HOST_MEM && !worker->mems[ref.mem])) {
 		return KVC_ERR_ARG;
 	}
-	space = &worker->spaces[ref.place][ref.number];
+	space = &worker->spaces[ref.mem][ref.number];
 	if (kvc_incarnation(worker->kvc) == 0) {
 		return KVC_ERR_CLOSED;
 	}
@@ -113,29 +112,29 @@ kvc_status_t kvx_wspace_get(kvx_worker_t *worker, kvx_wspace_ref_t ref, uint64_t
  * memory: that is no news. */
 static void poll_space(kvx_worker_t *worker, kvx_wspace_ref_t ref, uint64_t now)
 {
-	kvx_wspace_t *space = &worker->spaces[ref.place][ref.number];
+	kvx_wspace_t *space = &worker->spaces[ref.mem][ref.number];
 	const kvx_wspace_t *unused;
 	const kvc_status_t status = kvx_wspace_get(worker, ref, now, &unused);
 
 	if (!space->space || space->known || status >= 0) {
 		return;
 	}
-	if (ref.place == KVX_IN_HOST) {
+	if (ref.mem == KVX_HOST_MEM) {
 		kv_log(KV_LOG_WARN, "kvx", "space %u cannot be opened, all of it is a miss: %s", ref.number,
 		       kvc_status_text(status));
 	}
 	kvc_space_close(space->space);
 	space->space = NULL;
-	space->next_open_ns = now + (ref.place == KVX_IN_HOST ? RETRY_NS : DEVICE_RETRY_NS);
+	space->next_open_ns = now + (ref.mem == KVX_HOST_MEM ? RETRY_NS : DEVICE_RETRY_NS);
 }
 
 /* All slabs there could be mapped, and there are some. Another engine's GPU may be out of reach. */
-static int is_mapped(const kvx_worker_t *worker, uint32_t place)
+static int is_mapped(const kvx_worker_t *worker, uint32_t mem)
 {
 	kvc_device_t device = {.struct_size = sizeof device};
 
 	for (uint32_t i = 0; kvc_device(worker->kvc, i, &device) == KVC_OK; i++) {
-		if (strcmp(device.name, worker->devices[place]) == 0) {
+		if (strcmp(device.name, worker->mems[mem]) == 0) {
 			return device.mapped > 0 && device.unmapped == 0;
 		}
 	}
@@ -144,17 +143,17 @@ static int is_mapped(const kvx_worker_t *worker, uint32_t place)
 }
 
 /* Of another engine's GPU spaces are opened when its memory can be mapped, or by a load of a hand-over. */
-static void poll_place(kvx_worker_t *worker, uint32_t place, uint64_t now)
+static void poll_mem(kvx_worker_t *worker, uint32_t mem, uint64_t now)
 {
-	const int mapped = place > KVX_IN_DEVICE && is_mapped(worker, place);
+	const int mapped = mem > KVX_OWN_MEM && is_mapped(worker, mem);
 
 	for (uint32_t i = 0; i < worker->space_top; i++) {
-		if (place <= KVX_IN_DEVICE || mapped || worker->spaces[place][i].space) {
-			poll_space(worker, (kvx_wspace_ref_t){i, place}, now);
+		if (mem <= KVX_OWN_MEM || mapped || worker->spaces[mem][i].space) {
+			poll_space(worker, (kvx_wspace_ref_t){i, mem}, now);
 		}
 	}
-	if (mapped && worker->spaces[place][0].known) {
-		atomic_fetch_or(&worker->reached, 1u << place);
+	if (mapped && worker->spaces[mem][0].known) {
+		atomic_fetch_or(&worker->reached, 1u << mem);
 	}
 }
 
@@ -163,9 +162,9 @@ void kvx_wspaces_poll(kvx_worker_t *worker, uint64_t now)
 	if (kvc_incarnation(worker->kvc) == 0) {
 		return;
 	}
-	for (uint32_t place = KVX_IN_HOST; place < KVX_PLACES; place++) {
-		if (place == KVX_IN_HOST || worker->devices[place]) {
-			poll_place(worker, place, now);
+	for (uint32_t mem = KVX_HOST_MEM; mem < KVX_MEMS; mem++) {
+		if (mem == KVX_HOST_MEM || worker->mems[mem]) {
+			poll_mem(worker, mem, now);
 		}
 	}
 }
@@ -175,15 +174,15 @@ void kvx_wspaces_close(kvx_worker_t *worker)
 	for (uint32_t i = 0; i < worker->space_top; i++) {
 		close_number(worker, i);
 	}
-	for (uint32_t place = 0; place < KVX_PLACES; place++) {
-		free(worker->devices[place]);
-		worker->devices[place] = NULL;
+	for (uint32_t mem = 0; mem < KVX_MEMS; mem++) {
+		free(worker->mems[mem]);
+		worker->mems[mem] = NULL;
 	}
 }
 
 int kvx_daemon_is_silent(const kvx_worker_t *worker)
 {
-	const kvx_wspace_t *base = &worker->spaces[KVX_IN_HOST][0];
+	const kvx_wspace_t *base = &worker->spaces[KVX_HOST_MEM][0];
 	uint32_t why;
 
 	if (kvc_incarnation(worker->kvc) == 0) {

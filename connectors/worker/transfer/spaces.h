@@ -6,14 +6,14 @@
 
 /* A space: the number of its names, and where its blocks are. */
 typedef struct kvx_wspace_ref {
-	uint32_t number, place;
+	uint32_t number, mem;
 } kvx_wspace_ref_t;
 
-/* What a number stands for, or the GPU of a place. */
+/* What a number stands for, or the GPU of a mem. */
 struct kvx_wname {
 	kvx_wjob_t job;
 	kvx_wspace_ref_t ref;
-	uint32_t adapter; /* offset of its text; the weights' is first. Of a place not KVX_IN_HOST: the GPU's UUID */
+	uint32_t adapter; /* offset of its text; the weights' is first. Of a mem not KVX_HOST_MEM: the GPU's UUID */
 	char text[];
 };
 

@@ -87,11 +87,11 @@ static kvc_status_t import_parts(kvx_worker_t *worker, kvx_wload_t *load, uint64
 	kvc_status_t status = KVC_OK;
 
 	for (uint32_t p = 0; p < load->parts && status == KVC_OK; p++) {
-		const kvx_wspace_ref_t ref = {load->space, load->part[p].place};
+		const kvx_wspace_ref_t ref = {load->space, load->part[p].mem};
 		const kvx_wspace_t *space = NULL;
 
 		status = load->part[p].lease ? KVC_OK : kvx_wspace_get(worker, ref, now, &space);
-		if (ref.place != KVX_IN_HOST && status < 0 && status != KVC_ERR_CLOSED) {
+		if (ref.mem != KVX_HOST_MEM && status < 0 && status != KVC_ERR_CLOSED) {
 			status = KVC_ERR_TIER_OFF; /* the scheduler half then leaves it alone for a while */
 		}
 		if (status == KVC_OK && space) {
@@ -285,7 +285,7 @@ static kvc_status_t check_sources(kvx_worker_t *worker, const kvx_wsave_t *save)
 static kvc_status_t import_put(kvx_worker_t *worker, kvx_wsave_t *save, uint64_t now)
 {
 	const kvx_wspace_t *space = NULL;
-	kvc_status_t status = kvx_wspace_get(worker, (kvx_wspace_ref_t){save->space, save->place}, now, &space);
+	kvc_status_t status = kvx_wspace_get(worker, (kvx_wspace_ref_t){save->space, save->mem}, now, &space);
 
 	if (status == KVC_OK) {
 		save->layout = &space->layout;
@@ -455,7 +455,7 @@ static void take_name(kvx_worker_t *worker, kvx_wname_t *name)
 		const uint32_t number = job->kind == KVX_WJOB_LOAD ? ((const kvx_wload_t *)job)->space
 								   : ((const kvx_wsave_t *)job)->space;
 
-		if (name->ref.place == KVX_IN_HOST && number == name->ref.number) {
+		if (name->ref.mem == KVX_HOST_MEM && number == name->ref.number) {
 			kvx_stat_add(&worker->stats.bad_messages, 1);
 			free(name);
 			return;

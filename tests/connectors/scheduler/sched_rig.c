@@ -140,11 +140,11 @@ WRAP(kvc_status_t, kvc_space_open_start, kvc_t *kvc, const kvc_identity_t *ident
 	return status;
 }
 
-static const char *gpu(uint32_t place)
+static const char *gpu(uint32_t mem)
 {
 	const char *own = sr.options.own ? sr.options.own : "fake-0";
 
-	return place == KVX_IN_HOST ? NULL : place > KVX_IN_DEVICE && sr.options.other ? sr.options.other : own;
+	return mem == KVX_HOST_MEM ? NULL : mem > KVX_OWN_MEM && sr.options.other ? sr.options.other : own;
 }
 
 WRAP(kvc_status_t, kvc_device, const kvc_t *kvc, uint32_t i, kvc_device_t *device)
@@ -152,7 +152,7 @@ WRAP(kvc_status_t, kvc_device, const kvc_t *kvc, uint32_t i, kvc_device_t *devic
 	if (!sr.options.other) {
 		return __real_kvc_device(kvc, i, device);
 	}
-	device->name = gpu(KVX_IN_DEVICE + i);
+	device->name = gpu(KVX_OWN_MEM + i);
 
 	return i < 2 ? KVC_OK : KVC_MISS;
 }
@@ -160,7 +160,7 @@ WRAP(kvc_status_t, kvc_device, const kvc_t *kvc, uint32_t i, kvc_device_t *devic
 WRAP(kvc_status_t, kvc_space_state, const kvc_space_t *space)
 {
 	if (sr.options.device == SR_DEVICE_REFUSED && sr.scheduler &&
-	    space == sr.scheduler->spaces[0].devices[KVX_IN_DEVICE].space) {
+	    space == sr.scheduler->spaces[0].mems[KVX_OWN_MEM].space) {
 		sr.refusals++;
 		return KVC_ERR_TIER_OFF;
 	}
@@ -171,7 +171,7 @@ WRAP(kvc_status_t, kvc_space_state, const kvc_space_t *space)
 WRAP(kvc_status_t, kvc_put_start, kvc_space_t *space, const kvc_key_t *keys, uint32_t from, uint32_t to,
      const kvc_put_options_t *options, kvc_put_t **p_put)
 {
-	if (sr.refuse_device_puts && space == sr.scheduler->spaces[0].devices[KVX_IN_DEVICE].space) {
+	if (sr.refuse_device_puts && space == sr.scheduler->spaces[0].mems[KVX_OWN_MEM].space) {
 		return KVC_ERR_BUSY;
 	}
 	sr.yielding_puts += options && options->yields ? 1 : 0;
@@ -289,7 +289,7 @@ kvc_status_t sr_open(const sr_options_t *options)
 		return status;
 	}
 	if (options->device != SR_DEVICE_NONE) {
-		assert_int_equal(kvx_scheduler_set_device(sr.scheduler, gpu(KVX_IN_DEVICE)), KVC_OK);
+		assert_int_equal(kvx_scheduler_set_device(sr.scheduler, gpu(KVX_OWN_MEM)), KVC_OK);
 	}
 	sr.cache = calloc(SR_BLOCKS, sr.block_bytes);
 	assert_non_null(sr.cache);
@@ -314,10 +314,10 @@ void sr_close(void)
 	sr.rig.run_iteration = NULL;
 	free_puts();
 	kvx_scheduler_close(sr.scheduler);
-	for (uint32_t place = 0; place < KVX_PLACES; place++) {
-		kvc_space_close(sr.space[place]);
+	for (uint32_t mem = 0; mem < KVX_MEMS; mem++) {
+		kvc_space_close(sr.space[mem]);
 		for (uint32_t i = 0; i < SR_NAMES; i++) {
-			kvc_space_close(sr.named[i].space[place]);
+			kvc_space_close(sr.named[i].space[mem]);
 		}
 	}
 	kvc_detach(sr.kvc);
@@ -326,9 +326,9 @@ void sr_close(void)
 }
 
 /* 1: the stand-in's space is open. One that was refused, or is of a daemon that is gone, is asked for again. */
-static int open_numbered(uint32_t number, uint32_t place)
+static int open_numbered(uint32_t number, uint32_t mem)
 {
-	kvc_space_t **p_space = number ? &sr.named[number].space[place] : &sr.space[place];
+	kvc_space_t **p_space = number ? &sr.named[number].space[mem] : &sr.space[mem];
 	const kvc_status_t state = *p_space ? kvc_space_state(*p_space) : KVC_MISS;
 	kvc_identity_t identity = sr.identity;
 
@@ -340,30 +340,29 @@ static int open_numbered(uint32_t number, uint32_t place)
 	if (state != KVC_OK && state != KVC_PENDING && kvc_incarnation(sr.kvc)) {
 		kvc_space_close(*p_space);
 		*p_space = NULL;
-		identity.device = gpu(place);
+		identity.device = gpu(mem);
 		(void)kvc_space_open_start(sr.kvc, &identity, p_space);
 	}
 
 	return state == KVC_OK;
 }
 
-static int open_space(uint32_t place)
+static int open_space(uint32_t mem)
 {
-	return open_numbered(0, place);
+	return open_numbered(0, mem);
 }
 
 void sr_wait_ready(void)
 {
 	const int device = sr.options.device == SR_DEVICE_THERE;
-	const uint32_t last = !device ? KVX_IN_HOST : sr.options.other ? KVX_IN_DEVICE + 1u : KVX_IN_DEVICE;
+	const uint32_t last = !device ? KVX_HOST_MEM : sr.options.other ? KVX_OWN_MEM + 1u : KVX_OWN_MEM;
 
 	for (int i = 0; i < 30000; i++) {
 		int open = 1;
 
 		(void)sr_step();
-		for (uint32_t place = 0; place <= last; place++) {
-			open &= open_space(place) &&
-				(place == KVX_IN_HOST || sr.scheduler->spaces[0].devices[place].open);
+		for (uint32_t mem = 0; mem <= last; mem++) {
+			open &= open_space(mem) && (mem == KVX_HOST_MEM || sr.scheduler->spaces[0].mems[mem].open);
 		}
 		if (open && kvx_scheduler_is_ready(sr.scheduler)) {
 			return;
@@ -492,14 +491,14 @@ int sr_is_right(const sr_request_t *request, uint32_t from, uint32_t to)
 /* ---- the stand-in for the ranks -------------------------------------------------------------- */
 
 /* Blocks of a part that could be read. */
-static kvc_space_t *await_space(uint32_t number, uint32_t place)
+static kvc_space_t *await_space(uint32_t number, uint32_t mem)
 {
 	assert_true(number < SR_NAMES);
-	for (uint32_t i = 0; i < 1000 && !open_numbered(number, place); i++) {
+	for (uint32_t i = 0; i < 1000 && !open_numbered(number, mem); i++) {
 		(void)kvc_poll(sr.kvc, 10);
 	}
 
-	return number ? sr.named[number].space[place] : sr.space[place];
+	return number ? sr.named[number].space[mem] : sr.space[mem];
 }
 
 static uint32_t read_part(uint32_t number, const kvx_msg_part_t *part, uint32_t flags)
@@ -510,10 +509,10 @@ static uint32_t read_part(uint32_t number, const kvx_msg_part_t *part, uint32_t 
 	uint32_t good = 0, end;
 
 	if ((flags & KVX_MSG_NO_LEASE) || part->lease.incarnation == 0 || sr.fail_loads ||
-	    (part->place != KVX_IN_HOST && sr.fail_device != KVC_OK)) {
+	    (part->mem != KVX_HOST_MEM && sr.fail_device != KVC_OK)) {
 		return 0;
 	}
-	space = await_space(number, part->place);
+	space = await_space(number, part->mem);
 	(void)kvc_poll(sr.kvc, 0);
 	if (kvc_lease_import(space, &part->lease, &lease) != KVC_OK) {
 		return 0;
@@ -552,8 +551,8 @@ static void do_load(const kvx_msg_load_t *load)
 		there = read_part(load->space, part, load->flags);
 		good += there;
 		asked += part->n;
-		if (part->place != KVX_IN_HOST) {
-			sr.plan.device_blocks += there;
+		if (part->mem != KVX_HOST_MEM) {
+			sr.plan.gpu_blocks += there;
 			why = sr.fail_device != KVC_OK ? sr.fail_device : why;
 		}
 		part = kvx_msg_part_next(part);
@@ -612,7 +611,7 @@ static int hold_save(kvc_put_t *put, const uint32_t *ids, uint32_t n, int device
 static void do_save(const kvx_msg_save_t *save)
 {
 	const uint32_t *ids = kvx_msg_save_ids(save);
-	const int complete = (save->flags & KVX_MSG_COMPLETE) != 0, device = (save->flags & KVX_MSG_DEVICE) != 0;
+	const int complete = (save->flags & KVX_MSG_COMPLETE) != 0, device = (save->flags & KVX_MSG_GPU_MEM) != 0;
 	kvc_put_t *put = NULL;
 
 	*(device ? &sr.plan.device_saves : &sr.plan.saves) += 1;
@@ -873,15 +872,15 @@ void sr_wait_saved(const sr_request_t *request, uint64_t blocks)
 	assert_int_equal(sr_stats().save_done, blocks);
 }
 
-uint32_t sr_count_stored(uint32_t place, const sr_request_t *request)
+uint32_t sr_count_stored(uint32_t mem, const sr_request_t *request)
 {
 	kvc_match_t match = {.struct_size = sizeof match};
 	kvc_key_t keys[SR_MAX_TOKENS / SR_UNIT];
 
 	for (uint32_t i = 0; i < request->n / SR_UNIT; i++) {
-		assert_int_equal(kvc_key_bind(sr.space[place], request->hash[i], 32, &keys[i]), KVC_OK);
+		assert_int_equal(kvc_key_bind(sr.space[mem], request->hash[i], 32, &keys[i]), KVC_OK);
 	}
-	kvc_match(sr.space[place], keys, request->n / SR_UNIT, &match);
+	kvc_match(sr.space[mem], keys, request->n / SR_UNIT, &match);
 
 	return match.n;
 }

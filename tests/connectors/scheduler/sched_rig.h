@@ -55,8 +55,7 @@ typedef struct sr_request {
 typedef struct sr_plan {
 	uint32_t step, saves, early, save_blocks, loads, dead, fences, drops, spaces;
 	uint32_t loaded_blocks, failed_blocks;
-	uint32_t device_saves, urgent_saves, device_save_blocks, device_blocks,
-		parts; /* device_blocks: loaded from there */
+	uint32_t device_saves, urgent_saves, device_save_blocks, gpu_blocks, parts; /* gpu_blocks: loaded from there */
 	int timed;
 	kvx_msg_work_t work; /* all 0: none */
 } sr_plan_t;
@@ -71,11 +70,11 @@ typedef struct sr {
 	char layout_text[KVK_LAYOUT_TEXT_MAX];
 	kvc_identity_t identity;
 	kvc_writer_t writer;
-	kvc_t *kvc;                     /* of the stand-in */
-	kvc_space_t *space[KVX_PLACES]; /* of number 0 */
-	struct {                        /* of other numbers, which a message has named */
+	kvc_t *kvc;                   /* of the stand-in */
+	kvc_space_t *space[KVX_MEMS]; /* of number 0 */
+	struct {                      /* of other numbers, which a message has named */
 		char weights[32], adapter[32];
-		kvc_space_t *space[KVX_PLACES];
+		kvc_space_t *space[KVX_MEMS];
 	} named[SR_NAMES];
 	uint64_t trace; /* digest of all messages, without steps and what the daemon numbers */
 	uint32_t traced;
@@ -169,8 +168,8 @@ void sr_settle(void);
 /* Advance the request, which is computed, until that many blocks are saved in all. */
 void sr_wait_saved(const sr_request_t *request, uint64_t blocks);
 
-/* Blocks of the prompt that the space in that place has, of number 0. */
-uint32_t sr_count_stored(uint32_t place, const sr_request_t *request);
+/* Blocks of the prompt that the space in that mem has, of number 0. */
+uint32_t sr_count_stored(uint32_t mem, const sr_request_t *request);
 
 /* New request, all of it: match, load, compute, save. Returns what match() found. */
 uint32_t sr_run(sr_request_t *request, uint32_t base);

@@ -290,7 +290,7 @@ SR_CASE(p7_a_save_that_the_daemon_ended_is_reserved_again, plain)
 	for (uint32_t i = 0; i < 2048; i++) {
 		many[i] = (kvc_key_t){{0x77, (uint8_t)i, (uint8_t)(i >> 8)}};
 	}
-	assert_int_equal(kvc_put_start(sr.space[KVX_IN_HOST], many, 0, 2048, NULL, &rival), KVC_OK);
+	assert_int_equal(kvc_put_start(sr.space[KVX_HOST_MEM], many, 0, 2048, NULL, &rival), KVC_OK);
 	assert_int_equal(kvc_put_ready(rival, 0), KVC_OK);
 	assert_int_equal(rig_counter(&sr.rig, "kvd_puts_expired_total"), 1);
 	kvc_put_free(rival);

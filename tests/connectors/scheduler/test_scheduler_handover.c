@@ -187,7 +187,7 @@ SR_CASE(p7_a_chunk_waits_for_no_step_of_its_producer, plain)
 {
 	kvc_handover_t *taken = NULL;
 
-	assert_int_equal(kvc_handover_recv(sr.space[KVX_IN_HOST], "x", WAIT_MS, &taken), KVC_OK);
+	assert_int_equal(kvc_handover_recv(sr.space[KVX_HOST_MEM], "x", WAIT_MS, &taken), KVC_OK);
 	begin_sending(203);
 	sr_run_tokens(&p, 0, 80);
 	await_units(taken, 10, KVC_HANDOVER_SENDING);

@@ -29,9 +29,9 @@ static kvx_transfer_t transfer(const sr_request_t *request, const char *device)
 				.device = device};
 }
 
-static uint32_t place(void)
+static uint32_t mem(void)
 {
-	return sr.row & OWN ? KVX_IN_DEVICE : KVX_IN_DEVICE + 1u;
+	return sr.row & OWN ? KVX_OWN_MEM : KVX_OWN_MEM + 1u;
 }
 
 static const char *producer_gpu(void)
@@ -54,7 +54,7 @@ static void receive(uint32_t n, const char *device)
 {
 	ask_to_receive(n, device);
 	if (device && sr.groups == 1) {
-		SR_UNTIL(kvx_device_is_open(sr.scheduler, 0, place()));
+		SR_UNTIL(kvx_mem_is_open(sr.scheduler, 0, mem()));
 	}
 	assert_int_equal(sr_match(&d), sr.row & PRIVATE ? n : n / SR_UNIT * SR_UNIT);
 	assert_true(sr.hit.async);
@@ -92,7 +92,7 @@ static void must_come(uint32_t blocks, uint64_t from_device)
 	assert_true(sr_is_right(&d, 0, blocks));
 	must_be_empty();
 	assert_int_equal(sr_stats().handovers_received, 1);
-	assert_int_equal(sr_stats().handovers_received_device, from_device);
+	assert_int_equal(sr_stats().handovers_received_gpu, from_device);
 	assert_int_equal(sr_stats().loads_failed, 0);
 }
 
@@ -114,9 +114,9 @@ SR_CASE(p1_pieces_come_from_memory_of_the_gpu, there)
 	sr_finish(&p);
 	must_come(sr.row & PRIVATE ? 26 : 25, 1);
 	SR_UNTIL(sr_stats().handovers_sent == 1);
-	assert_int_equal(sr_stats().handovers_sent_device, 1);
+	assert_int_equal(sr_stats().handovers_sent_gpu, 1);
 	assert_int_equal(sr.yielding_puts, 0);
-	assert_int_equal(sr_stats().device_tokens, sr.row & PRIVATE ? 203 : 200);
+	assert_int_equal(sr_stats().gpu_tokens, sr.row & PRIVATE ? 203 : 200);
 }
 SR_ALSO(p1_pieces_come_from_memory_of_the_gpu, there, OWN)
 SR_ALSO(p1_pieces_come_from_memory_of_the_gpu, there, PRIVATE)
@@ -124,13 +124,13 @@ SR_ALSO(p1_pieces_come_from_memory_of_the_gpu, there, PRIVATE)
 /* As the consumer would see it: the producer's GPU is another one, and no rank has said that it reaches that. */
 static void be_out_of_reach(void)
 {
-	sr.scheduler->places[KVX_IN_DEVICE].off_ns = UINT64_MAX;
+	sr.scheduler->mems[KVX_OWN_MEM].off_ns = UINT64_MAX;
 }
 
-/* All of it is there, in both places, before the consumer comes. */
+/* All of it is there, in both mems, before the consumer comes. */
 static void hand_over(uint32_t n)
 {
-	assert_int_equal(kvx_device_find_or_add(sr.scheduler, producer_gpu()), place());
+	assert_int_equal(kvx_mem_find_or_add(sr.scheduler, producer_gpu()), mem());
 	begin_sending(n);
 	sr_run_tokens(&p, 0, n);
 	sr_end(&p);
@@ -144,18 +144,18 @@ SR_CASE(p7_what_the_host_has_too_comes_from_the_gpu, there)
 	be_out_of_reach();
 	receive(200, producer_gpu());
 	must_come(25, 1);
-	assert_int_equal(sr_stats().device_tokens, 200);
+	assert_int_equal(sr_stats().gpu_tokens, 200);
 }
 
-/* A step can load it: nothing is promised, and both places keep nothing. */
+/* A step can load it: nothing is promised, and both mems keep nothing. */
 SR_CASE_ROW(p7_what_is_in_reach_comes_with_its_step, there, OWN | PRIVATE)
 {
 	hand_over(203);
 	ask_to_receive(203, producer_gpu());
-	SR_UNTIL(kvx_device_is_open(sr.scheduler, 0, place()));
+	SR_UNTIL(kvx_mem_is_open(sr.scheduler, 0, mem()));
 	assert_int_equal(sr_match(&d), 200);
 	assert_false(sr.hit.async);
-	assert_int_equal(sr.hit.device_tokens, 200);
+	assert_int_equal(sr.hit.gpu_tokens, 200);
 	sr_place(&d, 100, 0);
 	sr_start_load(&d);
 	(void)sr_step();
@@ -169,7 +169,7 @@ SR_CASE(p7_a_prompt_that_the_host_has_is_saved_on_the_gpu, there)
 {
 	sr_store(&d, "before", 1, 0, 200);
 	sr_finish(&d);
-	assert_int_equal(kvx_device_find_or_add(sr.scheduler, producer_gpu()), place());
+	assert_int_equal(kvx_mem_find_or_add(sr.scheduler, producer_gpu()), mem());
 	sr_request(&p, "p", 1, 0, 201);
 	ask_to_send(&p);
 	assert_int_equal(sr_match(&p), 200);
@@ -184,7 +184,7 @@ SR_CASE(p7_a_prompt_that_the_host_has_is_saved_on_the_gpu, there)
 	(void)sr_step();
 	assert_int_equal(sr.plan.device_save_blocks, 15);
 	sr_end(&p);
-	assert_int_equal(sr_stats().handovers_sent_device, 1);
+	assert_int_equal(sr_stats().handovers_sent_gpu, 1);
 	be_out_of_reach();
 	receive(200, producer_gpu());
 	must_come(25, 1);
@@ -212,19 +212,18 @@ SR_CASE(p7_a_gpu_is_used_only_where_it_is_asked_for, there)
 	SR_UNTIL(!sr.scheduler->handovers);
 }
 
-/* Both halves of the engine know no more GPUs than there are places. */
+/* Both halves of the engine know no more GPUs than there are mems. */
 SR_CASE(p5_no_more_gpus_are_named_than_there_are_places, there)
 {
 	char name[16];
 
 	for (uint32_t i = 0; i < 20; i++) {
 		(void)snprintf(name, sizeof name, "gpu-%u", i);
-		assert_int_equal(kvx_device_find_or_add(sr.scheduler, name),
-				 i < KVX_PLACES - 2u ? i + 2u : KVX_IN_HOST);
+		assert_int_equal(kvx_mem_find_or_add(sr.scheduler, name), i < KVX_MEMS - 2u ? i + 2u : KVX_HOST_MEM);
 	}
-	assert_int_equal(kvx_device_find_or_add(sr.scheduler, "gpu-3"), 5);
-	assert_int_equal(kvx_device_find_or_add(sr.scheduler, "fake-0"), KVX_IN_DEVICE);
-	assert_int_equal(kvx_device_find_or_add(sr.scheduler, ""), KVX_IN_HOST);
+	assert_int_equal(kvx_mem_find_or_add(sr.scheduler, "gpu-3"), 5);
+	assert_int_equal(kvx_mem_find_or_add(sr.scheduler, "fake-0"), KVX_OWN_MEM);
+	assert_int_equal(kvx_mem_find_or_add(sr.scheduler, ""), KVX_HOST_MEM);
 	receive(200, NULL);
 	sr_finish(&d);
 	ask_to_receive(200, "gpu-19");
@@ -235,7 +234,7 @@ SR_CASE(p5_no_more_gpus_are_named_than_there_are_places, there)
 	sr_run_tokens(&p, 0, 200);
 	sr_finish(&p);
 	sr_await_outcome(&d, KVC_OK);
-	assert_int_equal(sr_stats().device_tokens, 0);
+	assert_int_equal(sr_stats().gpu_tokens, 0);
 }
 
 /* ---- not from the GPU ------------------------------------------------------------------------ */
@@ -253,10 +252,10 @@ SR_CASE(p7_a_consumer_that_names_no_gpu_takes_from_the_host, there)
 	sr_finish(&p);
 	SR_UNTIL(sr_outcome(&d).load == KVC_OK);
 	assert_true(sr_is_right(&d, 0, 25));
-	assert_int_equal(sr_stats().device_tokens, 0);
+	assert_int_equal(sr_stats().gpu_tokens, 0);
 	SR_UNTIL(!sr.scheduler->handovers);
 	SR_UNTIL(rig_counter(&sr.rig, "kvd_handovers") == 1); /* for handover.ttl */
-	assert_int_equal(kvc_handover_recv(sr.space[KVX_IN_DEVICE], "x", WAIT_MS, &taken), KVC_OK);
+	assert_int_equal(kvc_handover_recv(sr.space[KVX_OWN_MEM], "x", WAIT_MS, &taken), KVC_OK);
 	kvc_handover_done(taken, 0);
 	SR_UNTIL(rig_counter(&sr.rig, "kvd_handovers") == 0);
 }
@@ -270,7 +269,7 @@ SR_CASE(p7_a_producer_without_the_gpu_hands_over_in_host_memory, none)
 	sr_run_tokens(&p, 0, 203);
 	sr_finish(&p);
 	must_come(25, 0);
-	assert_int_equal(sr_stats().handovers_sent_device + sr_stats().device_blocks, 0);
+	assert_int_equal(sr_stats().handovers_sent_gpu + sr_stats().gpu_blocks, 0);
 }
 SR_ALSO(p7_a_producer_without_the_gpu_hands_over_in_host_memory, refused, 0)
 SR_NAMED("p7_several_groups_are_handed_over_in_host_memory", p7_a_producer_without_the_gpu_hands_over_in_host_memory,
@@ -280,7 +279,7 @@ static int is_sent_on_device(void)
 {
 	const kvx_shandover_t *h = sr.scheduler->handovers;
 
-	while (h && (!h->sends || h->place == KVX_IN_HOST)) {
+	while (h && (!h->sends || h->mem == KVX_HOST_MEM)) {
 		h = h->next;
 	}
 
@@ -304,7 +303,7 @@ SR_CASE(p7_what_is_not_saved_on_the_gpu_comes_from_the_host, there)
 	sr_finish(&p);
 	must_come(25, 0);
 	assert_int_equal(sr_stats().handovers_sent, 1);
-	assert_int_equal(sr_stats().handovers_sent_device, 0);
+	assert_int_equal(sr_stats().handovers_sent_gpu, 0);
 	sr.drop_device_saves = 0;
 }
 SR_ALSO(p7_what_is_not_saved_on_the_gpu_comes_from_the_host, there, OWN)
@@ -332,14 +331,14 @@ SR_CASE_ROW(p7_what_the_gpu_lost_since_the_match_comes_with_the_hand_over, there
 	sr_settle();
 	sr.hold_host_saves = 1;
 	sr_run_tokens(&p, 80, 203);
-	SR_UNTIL(sr_stats().device_blocks == 25);
-	assert_int_equal(kvc_handover_recv(sr.space[KVX_IN_DEVICE], "x", WAIT_MS, &taken), KVC_OK);
+	SR_UNTIL(sr_stats().gpu_blocks == 25);
+	assert_int_equal(kvc_handover_recv(sr.space[KVX_OWN_MEM], "x", WAIT_MS, &taken), KVC_OK);
 	kvc_handover_done(taken, 0);
 	ask_to_receive(203, NULL);
 	sr.miss_device_leases = 1;
 	assert_int_equal(sr_match(&d), 200);
 	assert_true(sr.hit.async);
-	assert_int_equal(sr.hit.device_tokens, 0);
+	assert_int_equal(sr.hit.gpu_tokens, 0);
 	sr.miss_device_leases = 0;
 	sr_place(&d, 100, 0);
 	sr_start_load(&d);
@@ -375,7 +374,7 @@ SR_CASE(p7_what_a_lease_on_the_gpu_lacks_comes_from_the_host, there)
 	sr.hold_host_saves = 1;
 	sr_run_tokens(&p, 0, 80);
 	sr_run_tokens(&p, 80, 203);
-	SR_UNTIL(sr_stats().device_blocks == (sr.row & PRIVATE ? 26 : 25));
+	SR_UNTIL(sr_stats().gpu_blocks == (sr.row & PRIVATE ? 26 : 25));
 	for (uint32_t i = 0; i < 20; i++) {
 		(void)sr_step();
 	}
@@ -383,7 +382,7 @@ SR_CASE(p7_what_a_lease_on_the_gpu_lacks_comes_from_the_host, there)
 	sr_release_host_saves();
 	sr_finish(&p);
 	must_come(sr.row & PRIVATE ? 26 : 25, 1);
-	assert_int_equal(sr_stats().device_tokens, 48);
+	assert_int_equal(sr_stats().gpu_tokens, 48);
 	sr.cut_device_leases = 0;
 }
 SR_ALSO(p7_what_a_lease_on_the_gpu_lacks_comes_from_the_host, there, OWN)
@@ -397,12 +396,12 @@ SR_CASE(p7_what_the_gpu_leases_not_at_all_comes_from_the_host, there)
 	sr_run_tokens(&p, 0, 200);
 	sr_finish(&p);
 	must_come(25, 1);
-	assert_int_equal(sr_stats().device_tokens + sr_stats().other_device_tokens, 0);
+	assert_int_equal(sr_stats().gpu_tokens + sr_stats().other_gpu_tokens, 0);
 	sr.miss_device_leases = 0;
 }
 SR_ALSO(p7_what_the_gpu_leases_not_at_all_comes_from_the_host, there, OWN)
 
-/* Neither place has it: the consumer computes it, and does not wait for what will not come. */
+/* Neither mem has it: the consumer computes it, and does not wait for what will not come. */
 SR_CASE(p7_what_a_lease_on_the_gpu_lacks_is_not_awaited_for_ever, there)
 {
 	receive(200, producer_gpu());
@@ -456,22 +455,22 @@ SR_CASE(p7_a_gpu_out_of_reach_is_tried_more_and_more_rarely, there)
 	sr_finish(&d);
 	SR_UNTIL(!sr.scheduler->handovers);
 	for (uint64_t i = 0, pause = 60; i < 9; i++, pause = pause < 1800 ? pause * 2 : 3600) {
-		kvx_device_pause(sr.scheduler, place());
-		kvx_device_pause(sr.scheduler, place()); /* another load of that time */
+		kvx_mem_pause(sr.scheduler, mem());
+		kvx_mem_pause(sr.scheduler, mem()); /* another load of that time */
 		sr.ahead_ns += (pause - 1) * second;
-		assert_false(kvx_device_is_usable(sr.scheduler, 0, place()));
+		assert_false(kvx_mem_is_usable(sr.scheduler, 0, mem()));
 		sr.ahead_ns += 2 * second;
-		assert_true(kvx_device_is_usable(sr.scheduler, 0, place()));
+		assert_true(kvx_mem_is_usable(sr.scheduler, 0, mem()));
 	}
 	receive(200, producer_gpu());
 	begin_sending(200);
 	sr_run_tokens(&p, 0, 200);
 	sr_finish(&p);
 	SR_UNTIL(sr_outcome(&d).load == KVC_OK);
-	assert_true(sr_stats().device_tokens > 0);
-	kvx_device_pause(sr.scheduler, place());
+	assert_true(sr_stats().gpu_tokens > 0);
+	kvx_mem_pause(sr.scheduler, mem());
 	sr.ahead_ns += 61 * second;
-	assert_true(kvx_device_is_usable(sr.scheduler, 0, place()));
+	assert_true(kvx_mem_is_usable(sr.scheduler, 0, mem()));
 }
 
 /* A wrong digest: computed, and not looked for elsewhere. */

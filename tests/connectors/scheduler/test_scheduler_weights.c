@@ -24,7 +24,7 @@ SR_CASE(p1_while_unproven_nothing_is_found_or_saved, plain)
 	sr_request(&c, "c", 2, 0, 121);
 	assert_int_equal(sr_run(&c, 100), 0);
 	assert_int_equal(sr_stats().save_done, 15);
-	assert_int_equal(sr_count_stored(KVX_IN_HOST, &a), 15);
+	assert_int_equal(sr_count_stored(KVX_HOST_MEM, &a), 15);
 	assert_false(kvx_scheduler_is_ready(sr.scheduler));
 	assert_int_equal(sr_stats().suspensions, 1);
 }
@@ -82,7 +82,7 @@ SR_CASE(p1_other_weights_find_nothing_of_before, later)
 	sr_request(&d, "d", 5, 0, 120);
 	(void)sr_run(&d, 0);
 	sr_settle();
-	assert_int_equal(sr_count_stored(KVX_IN_HOST, &d), 0);
+	assert_int_equal(sr_count_stored(KVX_HOST_MEM, &d), 0);
 }
 
 /* A chain of our own begins with the space, so it begins again. */
@@ -106,13 +106,13 @@ SR_CASE(p1_what_was_stored_since_the_last_proof_is_taken_back, later)
 	sr_name_weights("w1");
 	sr_store(&b, "b", 2, 80, 120); /* after those: another branch of the same prefix */
 	sr_store(&c, "c", 7, 0, 120);
-	assert_int_equal(sr_count_stored(KVX_IN_HOST, &c), 15);
+	assert_int_equal(sr_count_stored(KVX_HOST_MEM, &c), 15);
 	sr_name_weights("w2");
 	SR_UNTIL(sr_stats().withdrawals == sr_stats().withdrawn);
 	assert_true(sr_stats().withdrawn > 0);
-	SR_UNTIL(sr_count_stored(KVX_IN_HOST, &c) == 0);
-	assert_int_equal(sr_count_stored(KVX_IN_HOST, &a), 10);
-	assert_int_equal(sr_count_stored(KVX_IN_HOST, &b), 10);
+	SR_UNTIL(sr_count_stored(KVX_HOST_MEM, &c) == 0);
+	assert_int_equal(sr_count_stored(KVX_HOST_MEM, &a), 10);
+	assert_int_equal(sr_count_stored(KVX_HOST_MEM, &b), 10);
 	assert_false(kvx_scheduler_has_pending(sr.scheduler));
 }
 
@@ -141,7 +141,7 @@ SR_CASE(p2_what_is_to_be_taken_back_waits_for_the_daemon, later)
 		rig_signal(&sr.rig, SIGCONT);
 		SR_UNTIL(sr_stats().withdrawals == sr_stats().withdrawn);
 	}
-	assert_int_equal(sr_count_stored(KVX_IN_HOST, &a), 0);
+	assert_int_equal(sr_count_stored(KVX_HOST_MEM, &a), 0);
 }
 
 /* With its end, too. */
@@ -168,7 +168,7 @@ SR_CASE(p2_an_engine_that_ends_takes_back_what_it_must, later)
 	}
 	kvc_match(space, keys, 15, &match);
 	assert_int_equal(match.n, 0);
-	assert_int_equal(sr_count_stored(KVX_IN_HOST, &a), 15);
+	assert_int_equal(sr_count_stored(KVX_HOST_MEM, &a), 15);
 	kvc_space_close(space);
 }
 

@@ -99,22 +99,22 @@ static uint32_t count(const void *data, size_t len, uint32_t magic, int *p_bad)
 
 /* ---- the promises ---------------------------------------------------------------------------- */
 
-/* A GPU has a place of its own, which is one that there is. */
+/* A GPU has a mem of its own, which is one that there is. */
 KV_TEST(p10_a_gpu_in_no_place_is_refused)
 {
-	for (uint32_t place = 0; place <= KVX_PLACES; place++) {
+	for (uint32_t mem = 0; mem <= KVX_MEMS; mem++) {
 		kvx_msg_buf_t bytes = {0};
-		kvx_msg_device_t *device;
+		kvx_msg_gpu_mem_t *device;
 		int bad;
 
 		kvx_msg_reset(&bytes, KVX_MSG_MAGIC);
-		device = kvx_msg_add_record(&bytes, KVX_RECORD_DEVICE, sizeof *device);
-		device->place = place;
+		device = kvx_msg_add_record(&bytes, KVX_RECORD_GPU_MEM, sizeof *device);
+		device->mem = mem;
 		device->text_len = 6;
 		(void)kvx_msg_append(&bytes, "fake-0", 6);
 		kvx_msg_finish(&bytes, 1);
 		(void)count(bytes.data, bytes.len, KVX_MSG_MAGIC, &bad);
-		assert_int_equal(bad, place == KVX_IN_HOST || place == KVX_PLACES);
+		assert_int_equal(bad, mem == KVX_HOST_MEM || mem == KVX_MEMS);
 		kvx_msg_free(&bytes);
 	}
 }

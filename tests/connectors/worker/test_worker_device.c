@@ -9,8 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#define HALF  4u                   /* blocks of a load of eight that are in GPU memory */
-#define OTHER (KVX_IN_DEVICE + 1u) /* the place of a GPU of another engine */
+#define HALF  4u                 /* blocks of a load of eight that are in GPU memory */
+#define OTHER (KVX_OWN_MEM + 1u) /* that of a GPU of another engine */
 
 static const wr_t stored = {0}, layered = {.layer_bytes = 1, .layer_wait_us = WR_PATIENCE * 1000u};
 #ifdef WR_MAPPED
@@ -206,8 +206,8 @@ static kvc_put_t *submit_half(wr_t *wr, uint32_t from, const uint32_t *ids, uint
 	put = wr_put(wr, from, from + HALF);
 	swap_spaces(wr);
 	wr_message(wr);
-	wr_add_device(wr, KVX_IN_DEVICE, "fake-0");
-	wr_add_save(wr, put, KVX_MSG_DEVICE | flags, ids, HALF);
+	wr_add_device(wr, KVX_OWN_MEM, "fake-0");
+	wr_add_save(wr, put, KVX_MSG_GPU_MEM | flags, ids, HALF);
 	wr_begin(wr);
 	wr_end(wr);
 
@@ -241,9 +241,9 @@ static void load_two_parts(wr_t *wr, const kvc_lease_t *first, const kvc_lease_t
 {
 	wr_message(wr);
 	wr_add_fence(wr, wr_other, 8);
-	wr->place = KVX_IN_DEVICE;
+	wr->mem = KVX_OWN_MEM;
 	wr_add_load(wr, first, flags, 7, wr_other, HALF);
-	wr->place = KVX_IN_HOST;
+	wr->mem = KVX_HOST_MEM;
 	wr_add_part(wr, rest, wr_other + HALF, 8 - HALF);
 	wr_begin(wr);
 	kvx_worker_start_async_loads(wr->rank[0].worker);
@@ -277,9 +277,9 @@ static void load_from_other(wr_t *wr, const char *name, wr_end_t *end)
 	first = lease_first_half(wr);
 	wr_message(wr);
 	wr_add_device(wr, OTHER, name);
-	wr->place = OTHER;
+	wr->mem = OTHER;
 	wr_add_load(wr, first, KVX_MSG_ASYNC, 7, wr_other, HALF);
-	wr->place = KVX_IN_HOST;
+	wr->mem = KVX_HOST_MEM;
 	wr_begin(wr);
 	kvx_worker_start_async_loads(wr->rank[0].worker);
 	wr_end(wr);
@@ -307,7 +307,7 @@ static uint32_t count_reached(wr_t *wr, uint32_t ms, int until_one)
 	while (wr_now_ms() < until && !(until_one && n > 0)) {
 		usleep(1000);
 		if (wr_take_records(&wr->rank[0], KVX_RECORD_REACHED, &reached, sizeof reached, 1)) {
-			assert_int_equal(reached.place, OTHER);
+			assert_int_equal(reached.mem, OTHER);
 			n++;
 		}
 	}

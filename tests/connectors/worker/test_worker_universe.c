@@ -648,7 +648,7 @@ static void force_fence(world_t *w)
 	rig_signal(&w->wr.rig, SIGSTOP);
 	wr_message(&w->wr);
 	w->wr.number = SPACES;
-	w->wr.group = 0; /* whatever part was added last, which may be of none */
+	w->wr.group = 0;                           /* whatever part was added last, which may be of none */
 	wr_add_space(&w->wr, SPACES, "adapter-c"); /* which it does not open */
 	wr_add_save(&w->wr, NULL, 0, ids, 2);
 	wr_begin(&w->wr);

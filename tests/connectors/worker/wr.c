@@ -490,7 +490,7 @@ void wr_add_save(wr_t *wr, const kvc_put_t *put, uint32_t flags, const uint32_t 
 
 void wr_add_part(wr_t *wr, const kvc_lease_t *lease, const uint32_t *ids, uint32_t n)
 {
-	kvx_msg_part_t part = {.n = n, .group = wr->group, .place = wr->place};
+	kvx_msg_part_t part = {.n = n, .group = wr->group, .mem = wr->mem};
 
 	if (lease) {
 		assert_int_equal(kvc_lease_export(lease, &part.lease), KVC_OK);
@@ -537,11 +537,11 @@ void wr_add_space(wr_t *wr, uint32_t number, const char *adapter)
 	kvx_msg_append(&wr->message, adapter, space->adapter_len);
 }
 
-void wr_add_device(wr_t *wr, uint32_t place, const char *uuid)
+void wr_add_device(wr_t *wr, uint32_t mem, const char *uuid)
 {
-	kvx_msg_device_t *device = add(wr, KVX_RECORD_DEVICE, sizeof *device);
+	kvx_msg_gpu_mem_t *device = add(wr, KVX_RECORD_GPU_MEM, sizeof *device);
 
-	device->place = place;
+	device->mem = mem;
 	device->text_len = (uint32_t)strlen(uuid);
 	kvx_msg_append(&wr->message, uuid, device->text_len);
 }

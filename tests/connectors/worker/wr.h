@@ -52,7 +52,7 @@ typedef struct wr {
 	/* What step messages say from now on. */
 	uint32_t number;     /* of the space */
 	uint32_t group;      /* of loads and saves */
-	uint32_t place;      /* of a load's next part */
+	uint32_t mem;        /* of a load's next part */
 	uint32_t timeout_ms; /* of loads */
 	const char *request; /* of loads; NULL: one for each load */
 	uint32_t forge_n;    /* leases pretend to have this many blocks; 0: no */
@@ -153,7 +153,7 @@ void wr_add_drop(wr_t *wr, uint64_t load);
 #define WR_WEIGHTS "w1"
 void wr_add_space(wr_t *wr, uint32_t number, const char *adapter);
 /* The GPU of the second spaces. */
-void wr_add_device(wr_t *wr, uint32_t place, const char *uuid);
+void wr_add_device(wr_t *wr, uint32_t mem, const char *uuid);
 void wr_add_work(wr_t *wr, uint32_t longest, uint32_t us);
 void wr_add_time(wr_t *wr);
 /* A new message that loads wr_other as load 7, fenced. */

@@ -45,7 +45,7 @@ class Engine:
         if pair.get("do_remote_prefill"):
             if not self.llm.received(str(hash(tuple(prompt)))) and time.monotonic() < self.until[request_id]:
                 return False
-            self.llm.counters["handovers_received_device"] += pair.get("transfer_device", "none") != "none"
+            self.llm.counters["handovers_received_gpu"] += pair.get("transfer_device", "none") != "none"
         self.answers[request_id] = self.llm.answer(prompt, params.max_tokens, not params.skip_reading_prefix_cache)
         self.answers[request_id].request_id = request_id
         device = {} if pair.get("transfer_device") == "none" else {"transfer_device": "fake-0"}
@@ -74,7 +74,7 @@ class Faults:
 
     def __init__(self) -> None:
         self.folder, self.pid = Path(os.environ["FAULTS_FOLDER"]), Path(os.environ["FAKE_KVD_PID"])
-        self.counters = {"attaches": 0, "loads_failed": 0, "device_tokens": 0, "ready": 1}
+        self.counters = {"attaches": 0, "loads_failed": 0, "gpu_tokens": 0, "ready": 1}
         self.daemon = self.slab = ""
         self.bad: set[str] = set()
 
@@ -118,7 +118,7 @@ class LLM:
         socket = extra.get("socket")
         self.kept = Path(socket).with_name(f"kept {extra.get('weights', '')}") if socket else None  # what a daemon would have
         self.gpu = "" if extra.get("device") == "none" else "0" if os.environ.get("FAKE_VLLM_ONE_GPU") else str(os.getpid())
-        self.counters = dict.fromkeys(("load_tokens", "device_tokens", "other_device_tokens", "device_blocks", "handovers_received_device"), 0)
+        self.counters = dict.fromkeys(("load_tokens", "gpu_tokens", "other_gpu_tokens", "gpu_blocks", "handovers_received_gpu"), 0)
         self.counts = bool(connector) and connector["kv_connector"] == "Counted"
         self.dies = bool(os.environ.get("FAKE_VLLM_DIES")) and os.environ["FAKE_VLLM_DIES"] in json.dumps(options)
         self.profiles = options.get("profiler_config", {}).get("torch_profiler_dir")
@@ -166,11 +166,11 @@ class LLM:
         if key not in self.inside:
             in_a_gpu = any(word.startswith(f"{key}@") for word in self.outside)
             self.counters["load_tokens"] += cached
-            self.counters["device_tokens"] += cached * in_a_gpu
-            self.counters["other_device_tokens"] += cached * (in_a_gpu and own not in self.outside)
+            self.counters["gpu_tokens"] += cached * in_a_gpu
+            self.counters["other_gpu_tokens"] += cached * (in_a_gpu and own not in self.outside)
         if cached and self.gpu and own not in self.outside:
             self.outside.add(own)
-            self.counters["device_blocks"] += cached // BLOCK
+            self.counters["gpu_blocks"] += cached // BLOCK
         Path(os.environ["BENCH_WATCH"]).write_text(json.dumps(self.counters))
 
     def answer(self, prompt: list[int], tokens: int, read: bool = True) -> Any:
