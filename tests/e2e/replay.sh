@@ -77,17 +77,17 @@ until [ "$(evicted)" ]; do
 done
 "$kvctl" --socket "$dir/run/default.sock" replay --live --trace "$dir/endless" --limit 800 >/dev/null
 before=$(evicted)
-"$kvctl" --socket "$dir/run/default.sock" --timeout 100ms replay --live --trace "$dir/endless" --json >"$dir/out" 2>"$dir/said" &
+setsid "$kvctl" --socket "$dir/run/default.sock" --timeout 100ms replay --live --trace "$dir/endless" --json >"$dir/out" 2>"$dir/said" &
 replay=$!
-# It is stopped for each look, so that it cannot end before the daemon does, however slow the machine.
-kill -STOP $replay
+# It and its client process are stopped for each look, so that they cannot end before the daemon does, however slow the machine.
+until kill -STOP -- -$replay 2>/dev/null; do sleep 0.01; done
 until [ "$(evicted)" -gt "$before" ]; do
-	kill -CONT $replay
+	kill -CONT -- -$replay
 	sleep 0.01
-	kill -STOP $replay
+	kill -STOP -- -$replay
 done
 kill -9 $daemon
-kill -CONT $replay
+kill -CONT -- -$replay
 code=0
 wait $replay || code=$?
 wait $daemon || true
