@@ -426,6 +426,9 @@ static void look_up(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_reques
 	hit->stored = there.tokens > hit->stored ? there.tokens : hit->stored;
 	reach = ask->local + count_found(&found);
 	count_missed(scheduler, match.why, end > reach ? end - reach : 0);
+	if (end > reach) { /* the daemon knows whether it was evicted */
+		view.source.key(view.source.ctx, reach / scheduler->unit, &request->first_missing);
+	}
 	if (reach - ask->local < scheduler->min_tokens || request->failed) {
 		scheduler->stats.miss_tokens_refused += reach - ask->local;
 	} else {
@@ -521,6 +524,7 @@ static void match_request(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_
 		stats->match_deferred++;
 		return;
 	}
+	request->first_missing = (kvc_key_t){0};
 	hit->why = lookup_miss_reason(scheduler, request->space);
 	if (hit->why == KV_WHY_NONE) {
 		look_up(scheduler, ask, request, tokens, hit);

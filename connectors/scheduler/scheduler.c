@@ -389,6 +389,7 @@ void kvx_scheduler_record_ended(kvx_scheduler_t *scheduler, const kvx_ask_t *ask
 		.hit_engine_tokens = ended->engine_tokens,
 		.output_tokens = ended->output_tokens,
 		.why = request->why,
+		.first_missing = request->first_missing,
 		.match_ns = request->match_ns,
 		.load_ns = request->load_ns,
 	};

@@ -368,6 +368,16 @@ kv_status_t kvd_core_request(kvd_core_t *core, const kvd_ask_t *ask, kv_msg_t *r
 	return status;
 }
 
+/* Why its first missing block is missing: the mirror has stored blocks alone, what was evicted is absent there. */
+static kv_miss_reason_t resolve_miss(const kvd_core_t *core, uint32_t ns, const kv_report_t *report)
+{
+	const kvd_space_t *space = report->space < core->config.max_spaces ? core->ns[ns]->spaces[report->space] : NULL;
+	const int known = report->why != KV_WHY_ABSENT || !space || kv_key_is_zero(&report->first_missing);
+
+	return known ? (kv_miss_reason_t)report->why
+		     : kvd_explain_miss(core, space->tree, &report->first_missing, (uint8_t)report->group);
+}
+
 /* Tokens of a request that neither engine nor daemon had, by the reason of its first missing block. */
 static void count_missed(kvd_core_t *core, uint32_t ns, const kv_report_t *report, uint64_t hits)
 {
@@ -385,7 +395,7 @@ static void count_missed(kvd_core_t *core, uint32_t ns, const kv_report_t *repor
 	}
 }
 
-kv_status_t kvd_core_report(kvd_core_t *core, kvd_member_t id, const kv_report_t *report)
+kv_status_t kvd_core_report(kvd_core_t *core, kvd_member_t id, kv_report_t *report)
 {
 	const kvd_member_rec_t *member = kvd_member_find(core, id);
 	uint64_t hits = (uint64_t)report->hit_gpu_tokens + report->hit_cpu_tokens + report->hit_disk_tokens;
@@ -402,6 +412,7 @@ kv_status_t kvd_core_report(kvd_core_t *core, kvd_member_t id, const kv_report_t
 	kvd_count_ns(core, ns, KV_NM_HIT_GPU_TOKENS, report->hit_gpu_tokens);
 	kvd_count_ns(core, ns, KV_NM_HIT_CPU_TOKENS, report->hit_cpu_tokens);
 	kvd_count_ns(core, ns, KV_NM_HIT_DISK_TOKENS, report->hit_disk_tokens);
+	report->why = resolve_miss(core, ns, report);
 	count_missed(core, ns, report, hits);
 
 	return KV_OK;

@@ -238,8 +238,9 @@ typedef void (*kvd_answer_fn)(void *ctx, kvd_member_t member, uint16_t code, uin
 			      const kv_msg_t *reply);
 void kvd_core_set_answer(kvd_core_t *core, kvd_answer_fn answer, void *ctx);
 
-/* One report record copied out of a ring; a bad one is counted and KV_ERR_ARG. Updates the prefix metrics. */
-kv_status_t kvd_core_report(kvd_core_t *core, kvd_member_t member, const kv_report_t *report);
+/* One report record copied out of a ring; a bad one is counted and KV_ERR_ARG. Updates the prefix metrics. report->why
+ * becomes what the daemon knows of the first missing block: that it was evicted, say. */
+kv_status_t kvd_core_report(kvd_core_t *core, kvd_member_t member, kv_report_t *report);
 
 /* ---- time ------------------------------------------------------------------------------------ */
 

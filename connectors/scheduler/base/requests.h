@@ -53,6 +53,7 @@ typedef struct kvx_request {
 	kvx_cost_query_t cost_query; /* last question to the cost model; now_ns 0: none */
 	kvx_cost_decision_t cost_answer;
 	uint32_t gpu_tokens, cpu_tokens, disk_tokens, why;
+	kvc_key_t first_missing; /* that `why` is of; zero: none, or not known */
 	int was_seen; /* it was advanced once: what it had then is in GPU memory, or was refused */
 	uint64_t match_ns, load_ns;
 	kvc_status_t load_status; /* of the last load; PENDING: not every rank has reported it */
