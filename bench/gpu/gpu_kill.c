@@ -509,7 +509,7 @@ static int is_back(const footprint_t *before, const footprint_t *after)
 static int daemon_is_sound(const killer_t *k)
 {
 	const kvc_config_t config = {.struct_size = sizeof config, .socket = k->rig.socket, .observe = 1};
-	const uint64_t until = now_ms() + 5000;
+	const uint64_t until = now_ms() + 60000;
 	uint32_t failed = 1;
 	char *json = NULL;
 	kvc_t *kvc;

@@ -489,6 +489,14 @@ KV_TEST(p1_a_rank_reports_a_bad_block_of_the_schedulers_lease)
 	bed_free(&bed);
 }
 
+static int is_there(const bed_t *bed, uint32_t block)
+{
+	uint8_t tier = 0;
+	uint32_t why;
+
+	return kvc_explain_group(bed->user.space, 0, bed->keys + block, 1, &tier, &why) == KVC_OK && tier > 0;
+}
+
 KV_TEST(p4_a_rank_that_dies_ends_its_puts)
 {
 	kvc_handle_t handle;
@@ -499,6 +507,7 @@ KV_TEST(p4_a_rank_that_dies_ends_its_puts)
 	put = put_start(&bed, 0, 0, &handle);
 	assert_int_equal(command_rank(&bed, 0, OP_WRITE, &handle, 0, LEN / 2), KVC_OK);
 	assert_int_equal(command_rank(&bed, 1, OP_WRITE, &handle, 0, LEN / 2), KVC_OK);
+	UNTIL(&bed, is_there(&bed, LEN / 2 - 1u)); /* the daemon has heard both */
 	kill(bed.pid[1], SIGKILL);
 	assert_int_equal(waitpid(bed.pid[1], NULL, 0), bed.pid[1]);
 	close(bed.orders[1]);

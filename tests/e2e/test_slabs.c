@@ -74,18 +74,36 @@ static kvc_status_t put(model_t *model, uint32_t talk)
 	return kvc_put(model->space, model->keys[talk], 0, DEPTH, &options, NULL);
 }
 
+/* What the mirror has of a talk. A daemon that gets no processor for a while is silent: then it is asked again. */
+static uint32_t match(model_t *model, uint32_t talk)
+{
+	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
+	kvc_match_t match = {.struct_size = sizeof match};
+
+	do {
+		(void)kvc_poll(model->kvc, match.why == KV_WHY_DAEMON_STALE ? 1 : 0);
+		kvc_match(model->space, model->keys[talk], DEPTH, &match);
+	} while (match.why == KV_WHY_DAEMON_STALE && rig_now_ms() < deadline);
+
+	return match.n;
+}
+
 /* How much of a talk there is; all of it is read and compared. */
 static uint32_t get(model_t *model, uint32_t talk)
 {
 	static uint8_t want[LARGE_BYTES];
 	void *const dst[1] = {have_};
 	kvc_lease_t *lease = NULL;
-	kvc_match_t match = {.struct_size = sizeof match};
+	const uint32_t found = match(model, talk);
 	uint32_t n = 0;
+	kvc_status_t status;
 
-	(void)kvc_poll(model->kvc, 0);
-	kvc_match(model->space, model->keys[talk], DEPTH, &match);
-	if (match.n == 0 || kvc_acquire(model->space, model->keys[talk], match.n, 0, 0, &lease) != KVC_OK) {
+	if (found == 0) {
+		return 0;
+	}
+	status = kvc_acquire(model->space, model->keys[talk], found, 0, 0, &lease);
+	if (status != KVC_OK) {
+		printf("# talk %u: %u blocks are there, and their lease: %s\n", talk, found, kvc_status_text(status));
 		return 0;
 	}
 	for (; n < kvc_lease_n(lease) && kvc_lease_wait(lease, n + 1, 0) == KVC_OK &&
