@@ -235,9 +235,9 @@ static void status_json(kvd_host_t *host, const kvd_namespace_t *ns, uint32_t de
 	put_hits(json, "total", &host->metrics, 0, host->namespace_count);
 	kv_json_close(json, '}');
 	put_degraded(host, json);
-	/* A fault, as opposed to a fact of the machine or the configuration. */
+	/* What an operator has to mend, as opposed to a fact of the machine or the configuration. */
 	kv_json_bool(json, "healthy",
-		     !host->accept_paused && kv_metric_get(&host->metrics, KV_M_DISK_STATE) <= KVS_HEALTH_FULL);
+		     !host->accept_paused && kv_metric_get(&host->metrics, KV_M_DISK_STATE) == KVS_HEALTH_OK);
 	kv_json_raw(json, "core", "");
 	out = remaining_text(&json->text, &cap);
 	json->text.len += kvd_core_status_json(host->core, ns->id, detail, out, cap);
