@@ -103,7 +103,7 @@ PAIR_CASE(p5_a_put_goes_in_piece_by_piece_where_staging_is_short)
 		kvc_status_t status = kvc_put_write(view, i, pair.bed.src[i]);
 
 		if (status == KVC_ERR_BUSY) {
-			uint64_t until = test_now_ms() + 3000;
+			uint64_t until = test_now_ms() + 60000;
 
 			busy++;
 			assert_int_equal(kvc_put_digests(view, i, NULL), KVC_ERR_BUSY);
