@@ -20,6 +20,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 extern char **environ;
@@ -233,6 +234,8 @@ int main(int argc, char **argv)
 	if (setup.keeper_fd < 0 && setup.options.keeper) {
 		return kvd_keeper_run(&setup);
 	}
+
+	(void)prctl(PR_SET_NAME, "kvd"); /* a keeper starts it as /proc/self/exe */
 
 	return kv_status_exit_code(daemon_run(&setup));
 }

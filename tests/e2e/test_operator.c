@@ -41,6 +41,25 @@ KV_TEST(engines_and_hit_rates_are_in_the_status)
 	rig_fini(&rig);
 }
 
+/* Also under a keeper, which starts it as /proc/self/exe. */
+KV_TEST(the_daemon_has_its_name_in_a_list_of_processes)
+{
+	char path[64], name[32] = "";
+	FILE *file;
+	rig_t rig;
+
+	rig_init(&rig, 0);
+	rig_option(&rig, "--keeper=on");
+	rig_start(&rig);
+	(void)snprintf(path, sizeof path, "/proc/%d/comm", (int)rig_daemon(&rig));
+	file = fopen(path, "r");
+	assert_non_null(file);
+	assert_non_null(fgets(name, sizeof name, file));
+	fclose(file);
+	assert_string_equal(name, "kvd\n");
+	rig_fini(&rig);
+}
+
 KV_TEST(disk_blocks_count_before_an_engine_attaches)
 {
 	kvc_key_t keys[LEN];
