@@ -70,7 +70,7 @@ refuse "an id that is no number"
 awk 'BEGIN { for (i = 1; i <= 40000; i++) printf "{\"timestamp\": %d, \"input_length\": 1024, \"output_length\": 1, \"hash_ids\": [%d, %d]}\n", i, 2 * i, 2 * i + 1 }' >"$dir/endless"
 "$(dirname "$kvctl")/kvd" --run_dir="$dir/run" --cpu.size=4MiB --http.listen=off --events.enabled=off --keeper=off 2>"$dir/log" &
 daemon=$!
-evicted() { field "kvd_evicted_total{tier=cpu}" "$("$kvctl" --socket "$dir/run/default.sock" stats "kvd_evicted_total{tier=cpu}" --json 2>/dev/null)"; }
+evicted() { field "kvd_evicted_total{tier=cpu}" "$("$kvctl" --socket "$dir/run/default.sock" --timeout 60s stats "kvd_evicted_total{tier=cpu}" --json 2>/dev/null)"; }
 until [ "$(evicted)" ]; do
 	kill -0 $daemon || { cat "$dir/log"; exit 1; }
 	sleep 0.01
@@ -81,9 +81,11 @@ setsid "$kvctl" --socket "$dir/run/default.sock" --timeout 100ms replay --live -
 replay=$!
 # It and its client process are stopped for each look, so that they cannot end before the daemon does, however slow the machine.
 until kill -STOP -- -$replay 2>/dev/null; do sleep 0.01; done
+mkfifo "$dir/nothing"
+exec 9<>"$dir/nothing"
 until [ "$(evicted)" -gt "$before" ]; do
 	kill -CONT -- -$replay
-	sleep 0.01
+	read -r -t 0.01 -u 9 || true # a sleep that starts no process
 	kill -STOP -- -$replay
 done
 kill -9 $daemon
