@@ -1,9 +1,18 @@
 /* Why a call failed, in words; and the small things every program asks first. */
 #include "impl.h"
 
+#include "kv/miss_reason_list.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+
+/* The installed header has a name for each. */
+#define SAME_STATUS(name, code, radius, retry, exit_code, sentence)                                                    \
+	_Static_assert(KVC_##name == (int)KV_##name, "kvc.h: status " #name);
+KV_STATUS_LIST(SAME_STATUS)
+#define SAME_REASON(name, label, words) _Static_assert(KVC_WHY_##name == (int)KV_WHY_##name, "kvc.h: reason " #name);
+KV_MISS_REASON_LIST(SAME_REASON)
 
 static _Thread_local char last_error[512];
 

@@ -62,8 +62,8 @@ typedef struct kvc_key {
 	uint8_t b[16];
 } kvc_key_t;
 
-/* A status: 0 is good, positive is an answer (a miss), negative is an error. The list is docs/status.md's; these are
- * the ones a caller usually tells apart. */
+/* A status: 0 is good, positive is an answer (a miss), negative is an error. What each means and what to do is in
+ * docs/status.md. */
 typedef int32_t kvc_status_t;
 enum {
 	KVC_OK = 0,
@@ -75,24 +75,41 @@ enum {
 	KVC_ERR_BUSY = -3,
 	KVC_ERR_FULL = -4,
 	KVC_ERR_TIMEOUT = -5,
+	KVC_ERR_PROTO = -6,
+	KVC_ERR_VERSION = -7,
+	KVC_ERR_TOO_BIG = -8,
+	KVC_ERR_UNKNOWN_REQUEST = -9,
+	KVC_ERR_NOT_PERMITTED = -10,
+	KVC_ERR_NOT_JOINED = -11,
 	KVC_ERR_PIDFD_REQUIRED = -12,
+	KVC_ERR_SECRET = -13,
 	KVC_ERR_NOT_FOUND = -14,
 	KVC_ERR_EXISTS = -15,
+	KVC_ERR_IDENTITY = -16,
 	KVC_ERR_LAYOUT = -17,
-	KVC_ERR_TOO_BIG = -8,
 	KVC_ERR_STALE_EPOCH = -18,
 	KVC_ERR_NO_PARENT = -19,
+	KVC_ERR_PARENT_LOST = -20,
+	KVC_ERR_NOT_ADMITTED = -21,
+	KVC_ERR_COVERAGE = -22,
 	KVC_ERR_EXPIRED = -23,
 	KVC_ERR_REVOKED = -24,
 	KVC_ERR_CORRUPT = -25,
 	KVC_ERR_FAULT = -26,
+	KVC_ERR_IO = -27,
+	KVC_ERR_NOSPC = -28,
+	KVC_ERR_LOCKED = -29,
+	KVC_ERR_FOREIGN = -30,
+	KVC_ERR_CONFIG = -31,
+	KVC_ERR_PATH = -32,
 	KVC_ERR_UNREACHABLE = -33,
 	KVC_ERR_DAEMON_STALE = -34,
 	KVC_ERR_CLOSED = -35,
 	KVC_ERR_UNSUPPORTED = -36,
-	KVC_ERR_INTERNAL = -39,
 	KVC_ERR_LIMIT = -37,
 	KVC_ERR_TIER_OFF = -38,
+	KVC_ERR_INTERNAL = -39,
+	KVC_ERR_PARENT_UNREADABLE = -40,
 	KVC_ERR_TAKEN = -41,
 	KVC_ERR_ABORTED = -42,
 	KVC_ERR_PRODUCER_LOST = -43,
@@ -100,6 +117,20 @@ enum {
 };
 KVC_API const char *kvc_status_name(kvc_status_t status);
 KVC_API const char *kvc_status_text(kvc_status_t status);
+
+/* Why a block is not there: kvc_match_t.why and others. In words in docs/shm.md. */
+enum {
+	KVC_WHY_NONE = 0,
+	KVC_WHY_ABSENT = 1, /* never seen, or evicted: kvc_explain() tells them apart, a match does not */
+	KVC_WHY_EVICTED = 2,
+	KVC_WHY_DAEMON_STALE = 3,
+	KVC_WHY_NO_DAEMON = 4,
+	KVC_WHY_STALE_EPOCH = 5,
+	KVC_WHY_CONTENDED = 6, /* the daemon changed the index all the time */
+	KVC_WHY_CORRUPT = 7,
+	KVC_WHY_TIMEOUT = 8,
+	KVC_WHY_UNREADABLE = 9 /* stored, and the disk cannot read it now */
+};
 /* "kvc 0.2.0 abi 1 wire 1". */
 KVC_API const char *kvc_version(void);
 
@@ -333,9 +364,9 @@ KVC_API void kvc_group_range(const kvc_space_t *space, uint32_t group, uint32_t 
 
 typedef struct kvc_match {
 	size_t struct_size;
-	uint32_t n;     /* longest prefix in any tier, in units (of one key each) */
-	uint32_t n_cpu; /* longest prefix in CPU memory */
-	uint32_t why;   /* kv_miss_reason_t of unit n; 0: all there, or all of it that ends in a block of every group */
+	uint32_t n;      /* longest prefix in any tier, in units (of one key each) */
+	uint32_t n_cpu;  /* longest prefix in CPU memory */
+	uint32_t why;    /* KVC_WHY_* of unit n; 0: all there, or all of it that ends in a block of every group */
 	uint32_t probes; /* cache lines looked at */
 } kvc_match_t;
 

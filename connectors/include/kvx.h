@@ -119,7 +119,7 @@ typedef struct kvx_load_result {
 	uint32_t tokens;     /* the same in tokens: compute from here */
 	uint32_t cpu_tokens; /* loaded from CPU memory, skip not included */
 	uint32_t disk_tokens;    /* loaded from disk */
-	uint32_t why;            /* kv_miss_reason_t of the first block that was not there */
+	uint32_t why;            /* KVC_WHY_* of the first block that was not there */
 	kvc_key_t first_missing; /* its key; zero when none */
 	uint64_t match_ns, load_ns;
 } kvx_load_result_t;

@@ -88,7 +88,7 @@ typedef struct kvx_recv_result {
 	uint32_t blocks;     /* verified blocks in the cache, skip and a partial one included; grows while PENDING */
 	uint32_t tokens;     /* the same in tokens: compute from here. All of it: prefix->n_tokens, to the token */
 	uint32_t cpu_tokens, disk_tokens; /* loaded from CPU memory and from disk, skip not included */
-	uint32_t why;                     /* kv_miss_reason_t of the first block that was not there */
+	uint32_t why;                     /* KVC_WHY_* of the first block that was not there */
 	const void *tail;                 /* valid until kvx_recv_end(); NULL: none, or not all was received */
 	uint32_t tail_len;
 	uint64_t recv_ns; /* from the call to the end */

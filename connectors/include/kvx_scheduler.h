@@ -158,7 +158,7 @@ typedef struct kvx_hit {
 	uint32_t disk_tokens; /* of these, from disk; while leasing, of those asked for: the answer may find them in
 				   memory */
 	uint32_t stored;      /* tokens from the start that are stored, whatever was decided */
-	uint32_t why;         /* kv_miss_reason_t: why not all is stored, or was leased */
+	uint32_t why;         /* KVC_WHY_*: why not all is stored, or was leased */
 	int async;            /* 1: load asynchronously, and tell the engine when it is done */
 	int declined;         /* 1: the cost model has declined */
 	int leasing;          /* 1: the daemon has not answered yet: the same match later has its answer */
@@ -168,8 +168,8 @@ typedef struct kvx_hit {
 } kvx_hit_t;
 /* A hit is leased. The first match of a request waits for the daemon's answer as long as computing the tokens would
  * take, at most 100 ms, at least wait_us. A daemon whose heartbeat stands still is awaited for limits.silence (50 ms),
- * once, not once a request. A late answer is there when the request asks again (why: KV_WHY_TIMEOUT or
- * KV_WHY_DAEMON_STALE until then). The lease is kept until kvx_scheduler_start_load(), advance() or finish(), or for a
+ * once, not once a request. A late answer is there when the request asks again (why: KVC_WHY_TIMEOUT or
+ * KVC_WHY_DAEMON_STALE until then). The lease is kept until kvx_scheduler_start_load(), advance() or finish(), or for a
  * second without a lookup. The bytes of the load's record stay reserved until the same calls, over any number of
  * messages. */
 KVC_API void kvx_scheduler_match(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_hit_t *hit);
@@ -255,7 +255,7 @@ KVC_API int kvx_scheduler_awaits_peer(const kvx_scheduler_t *scheduler);
 typedef struct kvx_outcome {
 	size_t struct_size;
 	kvc_status_t load;    /* of the last load: PENDING until every rank has reported; OK; else why less came */
-	uint32_t why;         /* kv_miss_reason_t of the first token that was not found, leased or loaded */
+	uint32_t why;         /* KVC_WHY_* of the first token that was not found, leased or loaded */
 	uint32_t stored;      /* tokens from the start that are visible to others */
 	uint32_t sent;        /* tokens from the start that are visible, or that a message told the ranks to save */
 	kvc_status_t refused; /* why blocks were not saved: the last reason. OK: none since the last grant */
