@@ -107,7 +107,7 @@ static void wait_until_told(tenants_t *t, void *socket)
 }
 
 /* What frames of events have; and how many of those that have come had it. */
-static const char *const parts_[] = {"kv@kvd@default", "BlockStored", "CPU_PINNED"};
+static const char *const parts_[] = {"kv@kvd@default", "BlockStored", "CPU_PINNED", "fr@team"};
 static uint32_t seen_[KV_COUNT_OF(parts_)];
 
 /* Everything that comes within 200 ms of silence. */
@@ -164,6 +164,32 @@ KV_TEST(p8_no_document_and_no_event_shows_another_tenant)
 	zmq_close(own);
 	zmq_ctx_term(context);
 	tenants_free(&t);
+}
+
+/* A router knows an adapter by the engine's name: the revision behind it is ours. */
+KV_TEST(p9_an_event_names_the_adapter_as_the_engine_does)
+{
+	void *context = zmq_ctx_new(), *events;
+	kvc_identity_t identity = user_identity("m");
+	kvc_key_t keys[1];
+	user_t user;
+	rig_t rig;
+
+	identity.lora = "fr@team@files:00ff";
+	rig_init(&rig, 0);
+	rig_start(&rig);
+	events = subscribe(context, &rig, "default.events");
+	assert_int_equal(user_try(&user, rig.sock, &identity), KVC_OK);
+	for (uint64_t seed = 1; !comes(events, 50); seed++) {
+		user_keys(&user, seed, 1, keys);
+		assert_int_equal(user_put(&user, keys, 0, 1, 0, NULL), KVC_OK);
+	}
+	assert_true(drain(events, "00ff") > 0);
+	assert_true(seen_[3] > 0);
+	zmq_close(events);
+	zmq_ctx_term(context);
+	user_leave(&user);
+	rig_fini(&rig);
 }
 
 /* ---- identities ------------------------------------------------------------------------------ */

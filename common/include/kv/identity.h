@@ -20,7 +20,7 @@
 	X(dtype, 1, "type of the cached values, e.g. bf16, fp8_e4m3")                                                  \
 	X(quantization, 1, "quantisation and where the scales come from; `none`")                                      \
 	X(rope, 1, "rope parameters: theta, scaling, ...; `none`")                                                     \
-	X(lora, 1, "adapter name and revision; `none`")                                                                \
+	X(lora, 1, "adapter: the engine's name, which events publish, and `@` with a revision; `none`")                \
 	X(hash, 1, "key derivation: `kv1` for our own chain, else the engine's algorithm and seed")                    \
 	X(hash_tokens, 1, "tokens a unit of the chain")                                                                \
 	X(groups, 1,                                                                                                   \

@@ -80,6 +80,18 @@ static kvs_geometry_t geometry_of(const kvk_layout_t *layout)
 				.page_bytes = g.page_bytes};
 }
 
+/* The engine's name of the adapter, without the revision behind its last @; NULL: there is none. Changes the text. */
+static const char *adapter_name(char *lora)
+{
+	char *revision = strrchr(lora, '@');
+
+	if (revision && revision > lora) {
+		*revision = '\0';
+	}
+
+	return strcmp(lora, "none") == 0 ? NULL : lora;
+}
+
 kv_status_t kvd_request_space_open(kvd_host_t *host, kvd_call_t *call)
 {
 	const kv_msg_space_open_t *ask = &call->ask->space_open;
@@ -113,7 +125,7 @@ kv_status_t kvd_request_space_open(kvd_host_t *host, kvd_call_t *call)
 	open.groups = asked.groups;
 	open.group_count = asked.group_count;
 	open.geometry = geometry_of(&asked.layout);
-	open.lora = strcmp(asked.identity.lora, "none") == 0 ? NULL : asked.identity.lora;
+	open.lora = adapter_name(asked.storage + (asked.identity.lora - asked.storage));
 	status = kvd_space_open(host->core, &open, &info);
 	kvd_commit_events(host);
 	if (status != KV_OK) {
