@@ -3,6 +3,7 @@
 
 #include "base/held.h"
 #include "base/keeper_socket.h"
+#include "base/memory.h"
 #include "base/process.h"
 
 #include "kv/env.h"
@@ -65,6 +66,7 @@ typedef struct keeper {
 	uint32_t failures; /* passing causes in a row */
 	uint32_t crashes;  /* of young daemons in a row */
 	uint64_t born_ns;
+	uint64_t oom_kills; /* until then */
 	upgrade_t upgrade;
 	pid_t check_pid;      /* 0: none */
 	int next_config_fd;   /* the file as it was when the upgrade began; -1: there is none */
@@ -288,6 +290,7 @@ static kv_status_t start_daemon(keeper_t *keeper)
 	format_kept(kept, keeper, fds[0], keeper->config_fd, fds[1]);
 	keeper->serves = 0;
 	keeper->born_ns = kv_now_ns(&kv_env_posix);
+	keeper->oom_kills = kvd_memory_oom_kills(NULL, 0);
 	keeper->pid = fork();
 	if (keeper->pid == 0) {
 		become_daemon(keeper, fds, parent, argv);
@@ -586,12 +589,28 @@ static uint64_t after_failure(keeper_t *keeper, int code)
 	return ns;
 }
 
+/* Whose signal has ended the daemon. */
+static const char *killer_of(const keeper_t *keeper, int signal, char *out, size_t cap)
+{
+	char where[352];
+	const uint64_t kills = kvd_memory_oom_kills(where, sizeof where);
+
+	if (signal == SIGKILL && kills != UINT64_MAX && kills > keeper->oom_kills) {
+		snprintf(out, cap, "the kernel, for want of memory in %s", where);
+	} else {
+		snprintf(out, cap, "%s", signal == SIGKILL || signal == SIGTERM ? "somebody" : "a fault of its own");
+	}
+
+	return out;
+}
+
 /* The daemon has ended: the time to wait before the next one, or UINT64_MAX: none follows and *p_exit is our exit
  * code. */
 static uint64_t buried(keeper_t *keeper, int wstatus, int *p_exit)
 {
 	uint64_t age = kv_now_ns(&kv_env_posix) - keeper->born_ns;
 	uint32_t dropped;
+	char killer[420];
 
 	while (take_word(keeper)) { /* said between our last look and its end */
 	}
@@ -604,8 +623,10 @@ static uint64_t buried(keeper_t *keeper, int wstatus, int *p_exit)
 	}
 	keeper->crashes = age < YOUNG_NS ? keeper->crashes + 1 : 1;
 	dropped = drop_held(keeper, !keeper->serves || keeper->crashes >= COLD_CRASHES);
-	kv_log(KV_LOG_ERROR, "keeper", "the daemon has died: signal %d after_ms %llu descriptors_dropped %u kept %u",
-	       WTERMSIG(wstatus), (unsigned long long)(age / 1000000u), dropped, keeper->held_count);
+	kv_log(KV_LOG_ERROR, "keeper",
+	       "the daemon has died: signal %d by \"%s\" after_ms %llu descriptors_dropped %u kept %u",
+	       WTERMSIG(wstatus), killer_of(keeper, WTERMSIG(wstatus), killer, sizeof killer),
+	       (unsigned long long)(age / 1000000u), dropped, keeper->held_count);
 	if (keeper->stopping) {
 		*p_exit = 128 + WTERMSIG(wstatus);
 		return UINT64_MAX;

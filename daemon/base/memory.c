@@ -26,17 +26,21 @@ typedef struct memory {
 	uint64_t huge_all, huge_free; /* reserved huge pages, which count for no control group */
 	bound_t limit;                /* ordinary memory that can be had at all */
 	bound_t room;                 /* and now */
+	uint64_t oom_kills;           /* of the innermost group; UINT64_MAX: none says so */
+	char oom_where[320];
 } memory_t;
+
+#define NO_LIMIT ((memory_t){.limit.bytes = UINT64_MAX, .room.bytes = UINT64_MAX, .oom_kills = UINT64_MAX})
 
 /* Where a version of control groups keeps its numbers. */
 typedef struct cgroup_files {
-	const char *root, *limit, *usage, *inactive, *active;
+	const char *root, *limit, *usage, *inactive, *active, *events;
 } cgroup_files_t;
 
-static const cgroup_files_t version_1 = {"/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
-					 "\ntotal_inactive_file ", "\ntotal_active_file "};
-static const cgroup_files_t version_2 = {"/sys/fs/cgroup", "memory.max", "memory.current", "\ninactive_file ",
-					 "\nactive_file "};
+static const cgroup_files_t version_1 = {"/sys/fs/cgroup/memory",  "memory.limit_in_bytes", "memory.usage_in_bytes",
+					 "\ntotal_inactive_file ", "\ntotal_active_file ",  "memory.oom_control"};
+static const cgroup_files_t version_2 = {"/sys/fs/cgroup",   "memory.max",     "memory.current",
+					 "\ninactive_file ", "\nactive_file ", "memory.events"};
 
 /* A small file as text; 0: it cannot be read. */
 static int read_text(const char *path, char *out)
@@ -101,13 +105,26 @@ static void look_at_machine(int huge, memory_t *memory)
 	}
 }
 
+/* The innermost group speaks for the process. */
+static void look_at_kills(const char *dir, const char *file, const char *name, memory_t *memory)
+{
+	char path[640], text[FILE_BYTES + 1] = "\n";
+
+	snprintf(path, sizeof path, "%s/%s", dir, file);
+	if (memory->oom_kills == UINT64_MAX && read_text(path, text + 1) && strstr(text, "\noom_kill ")) {
+		memory->oom_kills = number_after(text, "\noom_kill ");
+		snprintf(memory->oom_where, sizeof memory->oom_where, "%.300s", name);
+	}
+}
+
 /* One control group: what it may have, and what of that is free or would be given back at once. */
 static void look_at_group(const cgroup_files_t *files, const char *dir, memory_t *memory)
 {
 	uint64_t limit = read_number(dir, files->limit), high = read_number(dir, "memory.high"), used, files_cached;
 	char path[640], text[FILE_BYTES];
-	const char *path_in;
+	const char *path_in = dir[strlen(files->root)] ? dir + strlen(files->root) : "/";
 
+	look_at_kills(dir, files->events, path_in, memory);
 	limit = high < limit ? high : limit; /* beyond it the kernel makes us wait for memory without end */
 	if (limit == UINT64_MAX) {
 		return;
@@ -117,7 +134,6 @@ static void look_at_group(const cgroup_files_t *files, const char *dir, memory_t
 	(void)read_text(path, text);
 	files_cached = number_after(text, files->inactive) + number_after(text, files->active);
 	used = used == UINT64_MAX || used < files_cached ? 0 : used - files_cached;
-	path_in = dir[strlen(files->root)] ? dir + strlen(files->root) : "/";
 	lower(&memory->limit, limit, "control group ", path_in);
 	lower(&memory->room, limit > used ? limit - used : 0, "control group ", path_in);
 }
@@ -198,7 +214,7 @@ static kv_status_t check_limits(const kvd_options_t *options, char *detail, size
 
 uint64_t kvd_memory_room(void *unused)
 {
-	memory_t memory = {.limit.bytes = UINT64_MAX, .room.bytes = UINT64_MAX};
+	memory_t memory = NO_LIMIT;
 
 	(void)unused;
 	look_at_machine(0, &memory);
@@ -209,7 +225,7 @@ uint64_t kvd_memory_room(void *unused)
 
 kv_status_t kvd_memory_check(const kvd_options_t *options, char *detail, size_t cap)
 {
-	memory_t memory = {.limit.bytes = UINT64_MAX, .room.bytes = UINT64_MAX};
+	memory_t memory = NO_LIMIT;
 	uint64_t size = options->cpu_size, huge;
 	kv_status_t status = check_limits(options, detail, cap);
 	char a[32], b[32], c[32];
@@ -239,4 +255,19 @@ kv_status_t kvd_memory_check(const kvd_options_t *options, char *detail, size_t 
 	}
 
 	return KV_OK;
+}
+
+uint64_t kvd_memory_oom_kills(char *where, size_t cap)
+{
+	memory_t memory = NO_LIMIT;
+
+	look_at_control_groups(&memory);
+	if (memory.oom_kills != UINT64_MAX) {
+		snprintf(where, cap, "control group %s", memory.oom_where);
+		return memory.oom_kills;
+	}
+	look_at_kills("/proc", "vmstat", "", &memory);
+	snprintf(where, cap, "this machine");
+
+	return memory.oom_kills;
 }

@@ -14,4 +14,9 @@ kv_status_t kvd_memory_check(const kvd_options_t *options, char *detail, size_t 
  * thread, no context. */
 uint64_t kvd_memory_room(void *unused);
 
+/* How many processes of this process's control group, and of those below it, the kernel has killed for want of memory;
+ * without groups, of the machine. Where that is goes to `where`
+ * (NULL, 0: not asked). UINT64_MAX: the kernel does not say. */
+uint64_t kvd_memory_oom_kills(char *where, size_t cap);
+
 #endif

@@ -65,6 +65,27 @@ v1="$(group 4:memory:/docker/abc); d=/sys/fs/cgroup/memory; mkdir -p \$d; echo 1
 says 78 "no more than 1GiB (control group /)" inside "$v1" --cpu.size=1.1GiB --cpu.huge_pages=off --check-config
 says 75 "only 640MiB (control group /)" inside "$v1" --cpu.size=700MiB --cpu.huge_pages=off --run_dir="$dir/run" --http.listen=off
 
+# Whose signal ended the daemon. kill_daemon WORDS [now]: what the keeper says; now: the kernel has counted one more.
+kill_daemon() {
+	local shell keeper
+	inside "$v2; echo 'oom_kill 3' >\$d/box/memory.events" --cpu.size=8MiB --cpu.slab_size=2MiB --cpu.huge_pages=off --run_dir="$dir/run" --http.listen=off --events.enabled=off >"$dir/log" 2>&1 &
+	shell=$!
+	until [ -S "$dir/run/default.sock" ]; do
+		kill -0 $shell || { cat "$dir/log"; exit 1; }
+		sleep 0.01
+	done
+	keeper=$(pgrep -P $shell)
+	[ $# -eq 1 ] || nsenter -t "$keeper" -m sh -c "echo 'oom_kill 4' >/sys/fs/cgroup/pod/box/memory.events"
+	kill -9 "$(pgrep -P "$keeper" -x kvd)"
+	until grep -q 'the daemon has died' "$dir/log"; do sleep 0.01; done
+	kill "$keeper"
+	wait $shell || true
+	grep -F 'the daemon has died' "$dir/log" | grep -F "$1" >/dev/null || { echo "no \"$1\" in:"; cat "$dir/log"; bad=1; }
+	rm -rf "$dir/run"
+}
+kill_daemon 'signal 9 by "the kernel, for want of memory in control group /pod/box"' now
+kill_daemon 'signal 9 by "somebody"'
+
 # Reserved huge pages are beside all that.
 huge="$v1; h=/sys/kernel/mm/hugepages/hugepages-2048kB; [ -d \$h ] || { echo no huge pages here; exit 99; }
 	mkdir \$f/huge; echo 1024 >\$f/huge/nr_hugepages; echo 512 >\$f/huge/free_hugepages; echo 0 >\$f/huge/resv_hugepages; mount --bind \$f/huge \$h"
