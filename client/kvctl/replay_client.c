@@ -124,12 +124,24 @@ static uint32_t read_blocks(client_t *client, kvc_lease_t *lease, uint32_t n)
 	return done;
 }
 
+/* A silent daemon is asked again until the time is over, which begins with the first try (*p_until_ns 0): what it has
+ * is what is asked for. */
+static int may_ask_again(const client_t *client, uint64_t *p_until_ns)
+{
+	const uint64_t now = now_ns();
+
+	*p_until_ns = *p_until_ns ? *p_until_ns : now + client->job->timeout_ms * UINT64_C(1000000);
+	(void)kvc_poll(client->kvc, 1);
+
+	return now < *p_until_ns;
+}
+
 /* A call has failed. Without the daemon, or with the next one, whose cache is empty, no figure says what this cache
  * does: then no more requests. */
 static void count_failure(client_t *client, kvc_status_t status)
 {
 	client->result->failures++;
-	if (status == KVC_ERR_CLOSED || status == KVC_ERR_UNREACHABLE) {
+	if (status == KVC_ERR_CLOSED || status == KVC_ERR_UNREACHABLE || status == KVC_ERR_DAEMON_STALE) {
 		client->result->status = status;
 	}
 }
@@ -137,11 +149,14 @@ static void count_failure(client_t *client, kvc_status_t status)
 /* Lease what is resident of the prompt and read it. The lease stays until the caller releases it. */
 static uint32_t load_blocks(client_t *client, uint32_t wanted, uint32_t *p_cpu, uint64_t *p_ns, kvc_lease_t **p_lease)
 {
-	uint64_t start = now_ns();
+	uint64_t start = now_ns(), until = 0;
 	uint32_t n = 0;
-	kvc_status_t status = wanted ? kvc_acquire(client->space, client->keys, wanted, 0, 0, p_lease) : KVC_MISS;
+	kvc_status_t status;
 
 	*p_cpu = 0;
+	do {
+		status = wanted ? kvc_acquire(client->space, client->keys, wanted, 0, 0, p_lease) : KVC_MISS;
+	} while (status == KVC_ERR_DAEMON_STALE && may_ask_again(client, &until));
 	if (status == KVC_OK) {
 		n = kvc_lease_n(*p_lease);
 		status = kvc_lease_wait(*p_lease, n, client->job->timeout_ms);
@@ -159,12 +174,15 @@ static uint32_t load_blocks(client_t *client, uint32_t wanted, uint32_t *p_cpu, 
 
 static uint64_t store_blocks(client_t *client, uint32_t from, uint32_t n)
 {
-	uint64_t start = now_ns();
+	uint64_t start = now_ns(), until = 0;
 	uint32_t visible = 0;
 	kvc_put_t *put = NULL;
 	kvc_put_result_t outcome = {.struct_size = sizeof outcome};
-	kvc_status_t status = kvc_put_start(client->space, client->keys, from, n, NULL, &put);
+	kvc_status_t status;
 
+	do {
+		status = kvc_put_start(client->space, client->keys, from, n, NULL, &put);
+	} while (status == KVC_ERR_DAEMON_STALE && may_ask_again(client, &until));
 	if (status == KVC_OK) {
 		status = kvc_put_ready(put, client->job->timeout_ms);
 	}
@@ -202,7 +220,7 @@ static void replay_request(client_t *client, uint32_t number, replay_samples_t s
 	uint32_t offered = request->count;
 	uint32_t cpu;
 	uint32_t hit;
-	uint64_t start;
+	uint64_t start, until = 0;
 
 	if (client->job->blocks && offered > client->job->blocks) {
 		offered = client->job->blocks;
@@ -211,8 +229,10 @@ static void replay_request(client_t *client, uint32_t number, replay_samples_t s
 		result->failures++;
 		return;
 	}
-	start = now_ns();
-	kvc_match(client->space, client->keys, request->count, &match);
+	do {
+		start = now_ns();
+		kvc_match(client->space, client->keys, request->count, &match);
+	} while (match.why == KVC_WHY_DAEMON_STALE && may_ask_again(client, &until));
 	samples.match_ns[number] = now_ns() - start;
 
 	hit = load_blocks(client, match.n, &cpu, &samples.acquire_ns[number], &lease);
