@@ -30,8 +30,7 @@
 #define BACKOFF_MAX_NS UINT64_C(5000000000)
 #define YOUNG_NS       UINT64_C(30000000000) /* a daemon that dies before this counts against the limit */
 #define CRASHES_MAX    5u
-#define COLD_CRASHES   3u /* in a row: what memory holds may be their cause */
-#define HELD_MAX       16384u
+#define COLD_CRASHES   3u                    /* in a row: what memory holds may be their cause */
 #define UPGRADE_NS     UINT64_C(10000000000) /* for the check, and then for the daemon's end */
 #define KEPT_BYTES     80u
 
@@ -62,6 +61,7 @@ typedef struct keeper {
 	int serves;    /* the daemon has said so */
 	int hurry;     /* a cause may have passed: no pause */
 	int served;    /* one of them has */
+	int lost;      /* a writer's pidfd has: what it may write to is not for another daemon */
 	uint32_t restarts;
 	uint32_t failures; /* passing causes in a row */
 	uint32_t crashes;  /* of young daemons in a row */
@@ -88,10 +88,11 @@ static void drop_name(keeper_t *keeper, const char *name)
 	}
 }
 
-static void hold_fd(keeper_t *keeper, const char *name, int fd, int keep)
+/* 0: there is no room, and it is closed. */
+static int hold_fd(keeper_t *keeper, const char *name, int fd, int keep)
 {
 	drop_name(keeper, name);
-	if (keeper->held_count == keeper->held_cap && keeper->held_cap < HELD_MAX) {
+	if (keeper->held_count == keeper->held_cap && keeper->held_cap < KVD_KEEPER_NAMES) {
 		uint32_t cap = keeper->held_cap ? 2 * keeper->held_cap : 64;
 		held_t *held = realloc(keeper->held, cap * sizeof *held);
 
@@ -104,11 +105,13 @@ static void hold_fd(keeper_t *keeper, const char *name, int fd, int keep)
 		kv_log(KV_LOG_WARN, "keeper", "no room to hold a descriptor: name %s held %u", name,
 		       keeper->held_count);
 		close(fd);
-		return;
+		return 0;
 	}
 	snprintf(keeper->held[keeper->held_count].name, KVD_KEEPER_NAME, "%s", name);
 	keeper->held[keeper->held_count].keep = keep;
 	keeper->held[keeper->held_count++].fd = fd;
+
+	return 1;
 }
 
 /* What was held for the daemon that has ended; `all`: what was to be kept for the next one too. Returns how many were
@@ -171,8 +174,10 @@ static int take_word(keeper_t *keeper)
 	}
 	if (word.verb == 'H' && fd >= 0 && strcmp(word.name, KVD_KEEPER_CONFIG) == 0) {
 		replace(&keeper->config_fd, fd);
-	} else if ((word.verb == 'H' || word.verb == 'K') && fd >= 0) {
-		hold_fd(keeper, word.name, fd, word.verb == 'K');
+	} else if (word.verb == 'H' || word.verb == 'K') {
+		if (fd < 0 || !hold_fd(keeper, word.name, fd, word.verb == 'K')) {
+			keeper->lost |= strncmp(word.name, KVD_KEEPER_WRITER, sizeof KVD_KEEPER_WRITER - 1) == 0;
+		}
 	} else if (word.verb == 'D') {
 		drop_name(keeper, word.name);
 	} else if (word.verb == 'S') {
@@ -187,7 +192,7 @@ static int take_word(keeper_t *keeper)
 /* What an earlier program in this process has left. */
 static void take_over(keeper_t *keeper)
 {
-	kvd_held_t *held = kvd_held_open(keeper->setup->held_fd, -1);
+	kvd_held_t *held = kvd_held_open(keeper->setup->held_fd, NULL);
 	const char *name;
 
 	for (uint32_t i = 0; (name = kvd_held_name(held, i)) != NULL; i++) {
@@ -196,7 +201,7 @@ static void take_over(keeper_t *keeper)
 		if (strcmp(name, KVD_KEEPER_CONFIG) == 0) {
 			replace(&keeper->proven_fd, fd);
 		} else {
-			hold_fd(keeper, name, fd, 1);
+			(void)hold_fd(keeper, name, fd, 1);
 		}
 	}
 	kvd_held_close(held, 0);
@@ -288,7 +293,7 @@ static kv_status_t start_daemon(keeper_t *keeper)
 	const int fds[2] = {pair[1], list_kept(keeper, -1)};
 
 	format_kept(kept, keeper, fds[0], keeper->config_fd, fds[1]);
-	keeper->serves = 0;
+	keeper->serves = keeper->lost = 0;
 	keeper->born_ns = kv_now_ns(&kv_env_posix);
 	keeper->oom_kills = kvd_memory_oom_kills(NULL, 0);
 	keeper->pid = fork();
@@ -617,12 +622,12 @@ static uint64_t buried(keeper_t *keeper, int wstatus, int *p_exit)
 	keeper->pid = 0;
 	replace(&keeper->socket_fd, -1);
 	if (WIFEXITED(wstatus)) {
-		(void)drop_held(keeper, 0);
+		(void)drop_held(keeper, keeper->lost);
 		*p_exit = WEXITSTATUS(wstatus);
 		return after_failure(keeper, *p_exit);
 	}
 	keeper->crashes = age < YOUNG_NS ? keeper->crashes + 1 : 1;
-	dropped = drop_held(keeper, !keeper->serves || keeper->crashes >= COLD_CRASHES);
+	dropped = drop_held(keeper, !keeper->serves || keeper->lost || keeper->crashes >= COLD_CRASHES);
 	kv_log(KV_LOG_ERROR, "keeper",
 	       "the daemon has died: signal %d by \"%s\" after_ms %llu descriptors_dropped %u kept %u",
 	       WTERMSIG(wstatus), killer_of(keeper, WTERMSIG(wstatus), killer, sizeof killer),

@@ -3,10 +3,11 @@
  *
  *   kvd (keeper) --fork, exec /proc/self/exe --kept=...--> kvd (daemon)      a SOCK_SEQPACKET pair between them
  *
- * The daemon hands in duplicates of its memfds (ledgers, slabs, digests) and of its members' pidfds. It opens nothing
- * heavy and links to nothing that starts threads before the fork, so that the fork is safe. What a dead daemon had
- * handed in to be held is closed once it has died. What was to be kept, the next daemon gets (held.h), unless its
- * predecessor died before it served, or crashes follow each other: then it starts with empty memory (decision 059).
+ * The daemon hands in duplicates of its memfds (ledgers, slabs, digests) and of its members' pidfds, and never waits
+ * for the keeper (decision 073). The keeper opens nothing heavy and links to nothing that starts threads before the
+ * fork, so that the fork is safe. What a dead daemon had handed in to be held is closed once it has died. What was to
+ * be kept, the next daemon gets (held.h), unless its predecessor died before it served, or crashes follow each other:
+ * then it starts with empty memory (decision 059).
  *
  * After one daemon has served, a passing cause (exit code 75) or a crash does not end the service: the next one starts
  * after a pause that grows, with the configuration that was found valid last (at the start, or by SIGHUP), whatever the

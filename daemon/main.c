@@ -23,6 +23,8 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#define KEEPER_MS 1000u /* for what the next daemon must know; the keeper that has asked for the end reads */
+
 extern char **environ;
 
 /* ---- one daemon ------------------------------------------------------------------------------ */
@@ -39,7 +41,8 @@ static kv_status_t host_create(kvd_setup_t *setup, kvd_host_t **p_host)
 	host->env = &kv_env_posix;
 	host->started_ns = kv_now_ns(host->env);
 	host->epoll_fd = host->signals.fd = -1;
-	host->held = kvd_held_open(setup->held_fd, setup->keeper_fd);
+	host->to_keeper = (kvd_keeper_queue_t){.fd = setup->keeper_fd, .metrics = &host->metrics};
+	host->held = kvd_held_open(setup->held_fd, &host->to_keeper);
 	if (!host->options->adopt) {
 		kvd_held_close(host->held, 1);
 		host->held = NULL;
@@ -94,7 +97,7 @@ static void ready(kvd_host_t *host)
 			      : "none",
 	       host->setup->restarts);
 	kvd_process_notify("READY=1");
-	kvd_keeper_serves(host->setup->keeper_fd);
+	kvd_keeper_serves(&host->to_keeper);
 }
 
 /* Mirror of daemon(), for as much as there is. */
@@ -111,6 +114,7 @@ static void end_daemon(kvd_host_t *host)
 	kvd_sessions_fini(host);
 	kvd_http_close(host->http);
 	kvd_world_destroy_core(host); /* what is in flight ends with the tiers, and then the core's last memory goes */
+	kvd_keeper_close(&host->to_keeper, host->upgrade ? KEEPER_MS : 0); /* what it names is closed from here on */
 	kvd_world_close(host);
 	kvd_gpu_close(host); /* pools take memory from there */
 	kvd_publisher_close(host->publisher);

@@ -1,8 +1,6 @@
 /* What an earlier daemon had handed to the keeper. */
 #include "held.h"
 
-#include "keeper_socket.h"
-
 #include "kv/log.h"
 
 #include <errno.h>
@@ -18,7 +16,7 @@ typedef struct entry {
 } entry_t;
 
 struct kvd_held {
-	int keeper_fd;
+	kvd_keeper_queue_t *keeper; /* NULL: none is told */
 	uint32_t count, cap;
 	entry_t *entries;
 };
@@ -41,7 +39,7 @@ static int add(kvd_held_t *held, int fd, const char *name)
 	return 1;
 }
 
-kvd_held_t *kvd_held_open(int list_fd, int keeper_fd)
+kvd_held_t *kvd_held_open(int list_fd, kvd_keeper_queue_t *keeper)
 {
 	kvd_held_t *held = list_fd >= 0 ? calloc(1, sizeof *held) : NULL;
 	FILE *list = list_fd >= 0 ? fdopen(list_fd, "r") : NULL;
@@ -70,7 +68,7 @@ kvd_held_t *kvd_held_open(int list_fd, int keeper_fd)
 		fclose(list);
 	}
 	if (held) {
-		held->keeper_fd = keeper_fd;
+		held->keeper = keeper;
 	}
 
 	return held;
@@ -101,7 +99,7 @@ void kvd_held_close(kvd_held_t *held, int drop)
 		if (held->entries[i].fd >= 0) {
 			close(held->entries[i].fd);
 			if (drop) {
-				kvd_keeper_drop(held->keeper_fd, held->entries[i].name);
+				kvd_keeper_drop(held->keeper, held->entries[i].name);
 			}
 		}
 	}

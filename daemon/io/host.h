@@ -82,6 +82,7 @@ struct kvd_host {
 	int upgrade; /* the keeper has asked for the end: another program goes on */
 	kvd_source_t signals;
 	kvd_source_t keeper;
+	kvd_keeper_queue_t to_keeper;
 	kvd_source_t cpu_ready;
 	kvd_source_t disk_ready;
 	kvd_fair_t fair;                   /* sources of namespaces that are ready */

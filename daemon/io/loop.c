@@ -52,8 +52,7 @@ static void reload_config(kvd_host_t *host)
 		kvd_setup_adopt(host->setup, &fresh);
 		kv_log_set_level((kv_log_level_t)host->options->log_level);
 		if (fresh.config_fd >= 0) {
-			kvd_keeper_config(host->setup->keeper_fd, fresh.config_fd);
-			close(fresh.config_fd);
+			kvd_keeper_config(&host->to_keeper, fresh.config_fd);
 		}
 		kv_log(KV_LOG_INFO, "io", "SIGHUP: log.level is %s%s%s",
 		       kv_log_level_name((kv_log_level_t)host->options->log_level), differs[0] ? "; " : "", differs);
@@ -223,6 +222,7 @@ static int do_housekeeping(kvd_host_t *host)
 	}
 	kvd_net_step(host, now);
 	kvd_gpu_step(host, now);
+	kvd_keeper_flush(&host->to_keeper);
 	kvd_writers_step(host);
 	if (host->accept_paused && now >= host->accept_again_ns) {
 		kvd_accepting_resume(host);

@@ -83,12 +83,12 @@ static kv_status_t world_compute_roots(void *ctx, kvs_loc_t loc)
 
 static void world_hold(void *ctx, const char *name, int fd)
 {
-	kvd_keeper_hold(((kvd_host_t *)ctx)->setup->keeper_fd, name, fd);
+	kvd_keeper_hold(&((kvd_host_t *)ctx)->to_keeper, name, fd);
 }
 
 static void world_drop(void *ctx, const char *name)
 {
-	kvd_keeper_drop(((kvd_host_t *)ctx)->setup->keeper_fd, name);
+	kvd_keeper_drop(&((kvd_host_t *)ctx)->to_keeper, name);
 }
 
 /* ---- open and close -------------------------------------------------------------------------- */

@@ -298,6 +298,9 @@ void kvs_pool_adopt(kvs_pool_t *pool)
 	if (!map_ledger(pool, &source)) {
 		return;
 	}
+	pool->unknown_before = atomic_load_explicit(&((const kvs_ledger_header_t *)source.base)->unknown_writers,
+						    memory_order_relaxed);
+	kvs_pool_set_unknown_writers(&pool->tier, 0);
 	count = atomic_load_explicit(&((const kvs_ledger_header_t *)source.base)->slab_count, memory_order_relaxed);
 	for (uint32_t number = 0; number < count; number++) {
 		const kvs_ledger_slab_t *from = kvs_ledger_slab(source.base, number);
@@ -401,9 +404,10 @@ kv_status_t kvs_pool_recover_use(kvs_tier_t *tier, uint32_t memory, kvs_used_fn 
 uint64_t kvs_pool_free_before(kvs_tier_t *tier)
 {
 	kvs_pool_t *pool = kvs_pool_of(tier);
+	const uint32_t count = pool->unknown_before > 0 ? 0 : pool->slab_count;
 	uint64_t freed = 0;
 
-	for (uint32_t number = 0; number < pool->slab_count; number++) {
+	for (uint32_t number = 0; number < count; number++) {
 		kvs_pool_slab_t *p = pool->slabs[number];
 
 		for (uint32_t i = 0; p && p->state <= KVS_SLAB_RETIRING && i < p->slab.slots; i++) {
@@ -416,4 +420,16 @@ uint64_t kvs_pool_free_before(kvs_tier_t *tier)
 	}
 
 	return freed;
+}
+
+void kvs_pool_set_unknown_writers(kvs_tier_t *tier, uint32_t n)
+{
+	kvs_pool_t *pool = kvs_pool_of(tier);
+
+	atomic_store_explicit(&pool->ledger.header->unknown_writers, pool->unknown_before + n, memory_order_release);
+}
+
+uint32_t kvs_pool_unknown_before(kvs_tier_t *tier)
+{
+	return kvs_pool_of(tier)->unknown_before;
 }

@@ -83,6 +83,7 @@ typedef struct kvs_pool {
 	uint32_t epoch_cap;
 
 	struct kvs_adoption *adoption; /* blocks of an earlier daemon that the core has not seen; NULL: none */
+	uint32_t unknown_before;       /* writers of earlier daemons that the keeper had not heard of */
 	uint64_t use_base;             /* uses counted by the daemons before */
 	kvs_usage_t usage;
 	kvs_usage_t shown; /* of it, in the metrics */

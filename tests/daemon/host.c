@@ -38,6 +38,7 @@ kvd_host_t *host_make(const kv_env_t *env, const char *namespaces)
 	host->options = &setup_.options;
 	host->env = env;
 	host->incarnation = 1;
+	host->to_keeper.fd = -1;
 	host->frame = malloc(KVD_FRAME_SCRATCH);
 	host->text = malloc(KVD_TEXT_SCRATCH);
 	kv_assert(host->frame && host->text);

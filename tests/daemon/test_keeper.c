@@ -9,6 +9,7 @@
 #include <sys/file.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 typedef struct bed {
@@ -216,6 +217,66 @@ KV_TEST(p6_a_full_run_dir_after_a_crash_is_tried_again)
 	close(raw_open_when_there(&bed.daemon));
 	assert_int_equal(raw_daemon_kill(&bed.daemon, SIGTERM), 0);
 	assert_int_equal(umount(bed.daemon.dir), 0);
+	bed_end(&bed);
+}
+
+/* ---- a keeper that is stopped ---------------------------------------------------------------- */
+
+#define JOINS 400u /* more descriptors than the socket to the keeper takes */
+
+static int join(const bed_t *bed, uint32_t i)
+{
+	const int pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0), fd = raw_open(bed->daemon.sock);
+	kv_msg_join_reply_t joined;
+	char name[32];
+
+	assert_true(pidfd >= 0);
+	snprintf(name, sizeof name, "i%u", i / 8);
+	assert_int_equal(raw_join_with(fd, name, NULL, pidfd, &joined), KV_OK);
+	for (uint32_t r = 0; r < raw_reply_fd_count; r++) {
+		close(raw_reply_fds[r]);
+	}
+	close(pidfd);
+
+	return fd;
+}
+
+/* What waits for the keeper is bounded by the members that are there: half of them come and go eight times. */
+KV_TEST(p5_joins_and_leaves_go_on_while_the_keeper_is_stopped)
+{
+	static const kv_msg_drained_t leave = {.what = 4};
+	const char *const more[] = {NULL};
+	int fds[JOINS], fd;
+	bed_t bed;
+
+	start(&bed, "", more);
+	kill(bed.daemon.pid, SIGSTOP);
+	for (uint32_t i = 0; i < JOINS; i++) {
+		fds[i] = join(&bed, i);
+	}
+	for (uint32_t round = 0; round < 8; round++) {
+		for (uint32_t i = JOINS / 2; i < JOINS; i++) {
+			raw_send(fds[i], KV_CODE_DRAINED, 1, &leave, NULL, 0);
+			assert_true(raw_closed(fds[i], RAW_TIMEOUT_MS));
+			close(fds[i]);
+			fds[i] = join(&bed, i);
+		}
+	}
+	fd = raw_open(bed.daemon.sock);
+	assert_true(raw_metric(fd, "kvd_keeper_waiting_messages") > 0);
+	assert_true(raw_metric(fd, "kvd_keeper_waiting_messages") <= 2 * JOINS);
+	assert_true(kv_test_count_fds(bed.daemon.pid, "pidfd") < JOINS);
+	kill(bed.daemon.pid, SIGCONT);
+	KV_AWAIT(raw_metric(fd, "kvd_keeper_waiting_messages") == 0);
+	KV_AWAIT(kv_test_count_fds(bed.daemon.pid, "pidfd") == JOINS);
+	assert_int_equal(raw_metric(fd, "kvd_keeper_refused_total"), 0);
+	close(fd);
+	for (uint32_t i = 0; i < JOINS; i++) {
+		raw_send(fds[i], KV_CODE_DRAINED, 1, &leave, NULL, 0);
+		assert_true(raw_closed(fds[i], RAW_TIMEOUT_MS));
+		close(fds[i]);
+	}
+	KV_AWAIT(kv_test_count_fds(bed.daemon.pid, "pidfd") == 0);
 	bed_end(&bed);
 }
 

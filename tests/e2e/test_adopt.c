@@ -2,6 +2,7 @@
 #include "e2e/rig/talks.h"
 
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #define LEN      TALKS_LEN
@@ -134,6 +135,89 @@ KV_TEST(p4_slots_of_an_unfinished_put_are_free_when_its_engine_dies, NULL, clean
 	child_kill(pid);
 	assert_true(rig_metric_is(&rig, "kvd_tier_quarantined_bytes{tier=gpu}", 0));
 	assert_int_equal(rig_metric(&rig, "kvd_adopt_writers"), 0);
+	talks_end(&rig);
+}
+
+/* Attach until the socket to the keeper is full. */
+static void fill_socket(void *arg, int ready)
+{
+	static user_t users[1000];
+
+	(void)arg;
+	for (uint32_t i = 0; i < 1000 && rig_metric(&rig, "kvd_keeper_waiting_messages") == 0; i++) {
+		talks_attach(&rig, &users[i]);
+	}
+	child_say(ready);
+	pause();
+}
+
+/* The keeper is stopped when an engine comes, and goes on when the daemon has died: the next one does not know whose
+ * slots these are, so it gives them to nobody. */
+KV_TEST(p1_slots_of_a_writer_that_the_keeper_has_not_heard_of_are_not_given_away, NULL, clean_up)
+{
+	user_t user;
+	pid_t daemon, filler, writer;
+
+	talks_stage(&rig, 0);
+	rig_option(&rig, "--limits.instances=1001");
+	rig_start(&rig);
+	talks_attach(&rig, &user);
+	talks_put_all(&user);
+	user_leave(&user);
+	KV_AWAIT(kv_test_count_fds(rig.pid, "pidfd") == 0);
+	daemon = rig_daemon(&rig);
+	kill(rig.pid, SIGSTOP);
+	filler = child_start(fill_socket, NULL);
+	writer = child_start(hold_put, NULL);
+	kill(daemon, SIGKILL);
+	kill(rig.pid, SIGCONT);
+	talks_wait_next(&rig, daemon);
+	child_kill(filler);
+	for (uint32_t i = 0; i < ADOPTING; i++) {
+		assert_true(rig_metric_is(&rig, "kvd_adopt_writers", 0)); /* that it knows of */
+		talks_attach(&rig, &user);
+		talks_expect(&user, LEN);
+		user_leave(&user);
+		assert_int_equal(rig_metric(&rig, "kvd_tier_quarantined_bytes{tier=gpu}"), LEN * RIG_BLOCK_BYTES);
+		if (i == 0) {
+			kill_daemon();
+		}
+	}
+	assert_true(rig_log_has(&rig, "that the keeper knew"));
+	child_kill(writer);
+	rig_stop(&rig);
+	rig_fini(&rig);
+}
+
+/* The keeper has no descriptor for an engine's: nothing is taken over that this engine may write to. */
+KV_TEST(p1_a_pidfd_that_the_keeper_cannot_take_costs_what_is_kept, NULL, clean_up)
+{
+	struct rlimit none = {3, 0}, before;
+	user_t user;
+	pid_t daemon, writer;
+
+	talks_stage(&rig, 0);
+	rig_start(&rig);
+	talks_attach(&rig, &user);
+	talks_put_all(&user);
+	user_leave(&user);
+	KV_AWAIT(kv_test_count_fds(rig.pid, "pidfd") == 0);
+	daemon = rig_daemon(&rig);
+	assert_int_equal(prlimit(rig.pid, RLIMIT_NOFILE, NULL, &before), 0);
+	none.rlim_max = before.rlim_max;
+	assert_int_equal(prlimit(rig.pid, RLIMIT_NOFILE, &none, NULL), 0);
+	writer = child_start(hold_put, NULL);
+	kill(daemon, SIGKILL);
+	KV_AWAIT(rig_log_has(&rig, "cannot start the daemon"));
+	assert_int_equal(prlimit(rig.pid, RLIMIT_NOFILE, &before, NULL), 0);
+	talks_wait_next(&rig, daemon);
+	talks_attach(&rig, &user);
+	talks_expect(&user, 0);
+	talks_put_all(&user);
+	talks_expect(&user, LEN);
+	assert_int_equal(rig_metric(&rig, "kvd_adopted_blocks_total"), 0);
+	user_leave(&user);
+	child_kill(writer);
 	talks_end(&rig);
 }
 

@@ -153,6 +153,26 @@ KV_TEST(p4_unfinished_slots_are_free_when_their_writers_are_quiet)
 	stage_fini(&s);
 }
 
+KV_TEST(p1_unfinished_slots_of_unknown_writers_are_never_free)
+{
+	stage_t s;
+	kvs_loc_t locs[30];
+	kvs_tier_t *pool = live_once(&s, locs);
+
+	kvs_pool_set_unknown_writers(pool, 2);
+	kvs_pool_set_unknown_writers(pool, 1);
+	for (uint64_t life = 0; life < 3; life++) {
+		kvs_close(pool);
+		pool = stage_open(&s, 4, 8 + life);
+		assert_int_equal(kvs_pool_unknown_before(pool), 1);
+		assert_int_equal(kvs_pool_free_before(pool), 0);
+		kvs_pool_set_unknown_writers(pool, 3);
+		kvs_pool_set_unknown_writers(pool, 0); /* of this daemon: the keeper has heard of them */
+	}
+	kvs_close(pool);
+	stage_fini(&s);
+}
+
 KV_TEST(p1_old_epochs_and_private_blocks_are_not_taken_over)
 {
 	stage_t s;

@@ -154,6 +154,8 @@
 	X(ADOPT_DROPPED, kvd_adopt_dropped_total, KV_METRIC_COUNTER, "its whole blocks that were not: old epoch, no parent, damaged, over a share") \
 	X(ADOPT_REFUSED, kvd_adopt_refused_total, KV_METRIC_COUNTER, "its ledgers and slabs that were not: damaged, of another version or size, or without room") \
 	X(ADOPT_WRITERS, kvd_adopt_writers, KV_METRIC_GAUGE, "members of earlier daemons whose copies may go on: unfinished slots wait for them in quarantine") \
+	X(KEEPER_WAITING, kvd_keeper_waiting_messages, KV_METRIC_GAUGE, "messages that wait for the keeper: more than a moment above 0, it is stopped") \
+	X(KEEPER_REFUSED, kvd_keeper_refused_total, KV_METRIC_COUNTER, "joins and slabs without room for their messages to the keeper: such a join is refused, such a slab is not adopted") \
 	X(META_STARTS, kvd_meta_starts_total, KV_METRIC_COUNTER, "starts of the metadata process: 1, and one more each time it died, hung or failed") \
 	X(DISK_COMMITS, kvd_disk_commits_total, KV_METRIC_COUNTER, "batches of metadata made durable")                 \
 	/* events and prefix hits */                                                                                   \

@@ -30,6 +30,8 @@
 #define FDS_LEFT     64u /* descriptors that slabs leave to sessions */
 #define SEALS        (F_SEAL_SHRINK | F_SEAL_GROW)
 
+_Static_assert(KVS_MEMORIES == DEVICES + 1u, "a memory for each device, and the host's");
+
 /* What the program is started for, again and again. */
 typedef struct gpu_task {
 	uint64_t due_ns;   /* not before */
@@ -138,12 +140,11 @@ static void name_for_keeper(char out[KVD_KEEPER_NAME], const gpu_device_t *devic
 static void hold_for_pool(void *ctx, const char *name, int fd)
 {
 	const gpu_device_t *device = ctx;
-	const kvd_setup_t *setup = device->host->setup;
 	char full[KVD_KEEPER_NAME];
 
 	name_for_keeper(full, device, name);
-	if (setup->options.adopt) {
-		kvd_keeper_keep(setup->keeper_fd, full, fd);
+	if (device->host->options->adopt) {
+		kvd_keeper_keep(&device->host->to_keeper, full, fd);
 	}
 }
 
@@ -154,7 +155,7 @@ static void drop_for_pool(void *ctx, const char *name)
 	char full[KVD_KEEPER_NAME];
 
 	name_for_keeper(full, device, name);
-	kvd_keeper_drop(device->host->setup->keeper_fd, full);
+	kvd_keeper_drop(&device->host->to_keeper, full);
 }
 
 /* kvs_claim_fn */
@@ -187,27 +188,26 @@ static kv_status_t open_pool(gpu_device_t *device)
 					  .metrics = &host->metrics};
 	kvs_tier_t *pool = NULL;
 	uint32_t memory = 0;
-	kv_status_t status = kvs_pool_open(&config, host->env, &pool);
+	/* The keeper gets its slabs and then its ledger, or the pool is not opened. */
+	kv_status_t status = kvd_keeper_reserve(&host->to_keeper, 2 * KVS_MEMORY_SLABS + 1u);
 
-	if (status == KV_OK && device->stock_count == 0 && kvs_pool_slabs_held(pool) == 0) {
+	status = status == KV_OK ? kvs_pool_open(&config, host->env, &pool) : status;
+	if (status != KV_OK) {
+		return status;
+	}
+	if (device->stock_count == 0 && kvs_pool_slabs_held(pool) == 0) {
 		drop_for_pool(device, "ledger"); /* nothing could be taken over, and no memory has come */
 		kvs_close(pool);
 		return KV_OK;
 	}
-	if (status == KV_OK) {
-		status = kvd_core_add_memory(host->core, pool, &memory);
-	}
-	if (status == KV_OK) {
-		device->adopted = kv_metric_get(&host->metrics, KV_M_ADOPTED_BLOCKS);
-		(void)kvd_core_adopt(host->core, memory);
-		device->adopted = kv_metric_get(&host->metrics, KV_M_ADOPTED_BLOCKS) - device->adopted;
-	}
-	if (status != KV_OK) {
-		kvs_close(pool);
-		return status;
-	}
-	kv_assert(memory == host->pool_count && memory < KVS_MEMORIES);
+	status = kvd_core_add_memory(host->core, pool, &memory);
+	kv_assert(status == KV_OK && memory == host->pool_count &&
+		  memory < KVS_MEMORIES); /* a number for each device */
+	device->adopted = kv_metric_get(&host->metrics, KV_M_ADOPTED_BLOCKS);
+	(void)kvd_core_adopt(host->core, memory);
+	device->adopted = kv_metric_get(&host->metrics, KV_M_ADOPTED_BLOCKS) - device->adopted;
 	host->pool[host->pool_count++] = pool;
+	kvs_pool_set_unknown_writers(pool, host->to_keeper.writers);
 	device->pool = pool;
 	device->memory = memory;
 	update_gauges(host);

@@ -22,10 +22,18 @@ typedef struct kvd_writer {
 	char name[KVD_KEEPER_NAME];
 } writer_t;
 
+/* The ledgers say at once what the keeper has not heard: this daemon may die at any time. */
+static void mark_ledgers(kvd_host_t *host)
+{
+	for (uint32_t m = 1; m < host->pool_count; m++) {
+		kvs_pool_set_unknown_writers(host->pool[m], host->to_keeper.writers);
+	}
+}
+
 /* Who the member is. */
 static void format_name(char out[KVD_KEEPER_NAME], const kvd_host_t *host, const kvd_member_entry_t *member)
 {
-	snprintf(out, KVD_KEEPER_NAME, "pidfd.%llx.%llx.%llx.%llx", (unsigned long long)host->incarnation,
+	snprintf(out, KVD_KEEPER_NAME, KVD_KEEPER_WRITER "%llx.%llx.%llx.%llx", (unsigned long long)host->incarnation,
 		 (unsigned long long)member->id, (unsigned long long)member->process,
 		 (unsigned long long)member->attachment);
 }
@@ -35,7 +43,8 @@ void kvd_writers_keep(kvd_host_t *host, const kvd_member_entry_t *member)
 	char name[KVD_KEEPER_NAME];
 
 	format_name(name, host, member);
-	kvd_keeper_keep(host->setup->keeper_fd, name, member->source.fd);
+	kvd_keeper_keep(&host->to_keeper, name, member->source.fd);
+	mark_ledgers(host);
 }
 
 void kvd_writers_drop(kvd_host_t *host, const kvd_member_entry_t *member)
@@ -43,7 +52,7 @@ void kvd_writers_drop(kvd_host_t *host, const kvd_member_entry_t *member)
 	char name[KVD_KEEPER_NAME];
 
 	format_name(name, host, member);
-	kvd_keeper_drop(host->setup->keeper_fd, name);
+	kvd_keeper_drop(&host->to_keeper, name);
 }
 
 /* Its process has ended. */
@@ -59,7 +68,7 @@ static int pidfd_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
 /* 0: it is none of format_name(). */
 static int parse_name(const char *name, uint64_t *p_process, uint64_t *p_attachment)
 {
-	static const char start[] = "pidfd.";
+	static const char start[] = KVD_KEEPER_WRITER;
 	const char *at = name + sizeof start - 1;
 	uint64_t fields[4];
 
@@ -137,8 +146,9 @@ static void free_writer(kvd_host_t *host, writer_t *writer)
 void kvd_writers_step(kvd_host_t *host)
 {
 	writer_t **link = &host->writers;
-	uint64_t freed = 0;
+	uint64_t freed = 0, unknown = 0;
 
+	mark_ledgers(host);
 	if (!host->writers_wait) {
 		return;
 	}
@@ -150,7 +160,7 @@ void kvd_writers_step(kvd_host_t *host)
 			continue;
 		}
 		*link = writer->next;
-		kvd_keeper_drop(host->setup->keeper_fd, writer->name);
+		kvd_keeper_drop(&host->to_keeper, writer->name);
 		kv_metric_add(&host->metrics, KV_M_ADOPT_WRITERS, (uint64_t)-1);
 		free_writer(host, writer);
 	}
@@ -159,8 +169,10 @@ void kvd_writers_step(kvd_host_t *host)
 	}
 	for (uint32_t m = 1; m < host->pool_count; m++) {
 		freed += kvs_pool_free_before(host->pool[m]);
+		unknown += kvs_pool_unknown_before(host->pool[m]);
 	}
-	kv_log(KV_LOG_INFO, "io", "no writer of the daemon before is left: slots freed %llu",
+	kv_log(unknown ? KV_LOG_WARN : KV_LOG_INFO, "io", "no writer of the daemon before is left%s: slots freed %llu",
+	       unknown ? " that the keeper knew; others may be, and their slots stay in quarantine" : "",
 	       (unsigned long long)freed);
 	host->writers_wait = 0;
 }

@@ -13,7 +13,7 @@
 void kvd_writers_open(kvd_host_t *host);
 void kvd_writers_close(kvd_host_t *host);
 /* Have the keeper keep a member's pidfd: the next daemon, after a crash of this one, learns from it which writers still
- * live. Have it drop that one. */
+ * live. The caller has room for it (kvd_keeper_reserve()). Have it drop that one. */
 void kvd_writers_keep(kvd_host_t *host, const kvd_member_entry_t *member);
 void kvd_writers_drop(kvd_host_t *host, const kvd_member_entry_t *member);
 /* No copy of the member's attachment into the memory of an earlier daemon goes on. */

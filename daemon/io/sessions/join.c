@@ -312,9 +312,13 @@ static kv_status_t instance_open(kvd_host_t *host, kvd_namespace_t *ns, const kv
 static kv_status_t member_open(kvd_host_t *host, kvd_call_t *call, const kvd_join_t *join,
 			       kvd_member_entry_t **p_member, kvd_instance_entry_t **p_instance)
 {
-	kvd_member_entry_t *member = calloc(1, sizeof *member);
-	kv_status_t status;
+	kv_status_t status = kvd_keeper_reserve(&host->to_keeper, 1);
+	kvd_member_entry_t *member = status == KV_OK ? calloc(1, sizeof *member) : NULL;
 
+	if (status == KV_ERR_BUSY) {
+		call->detail = "the keeper takes no descriptors, and as many wait for it as may: is it stopped?";
+		return status;
+	}
 	if (!member) {
 		return KV_ERR_NOMEM;
 	}

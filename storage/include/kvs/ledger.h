@@ -42,8 +42,8 @@ typedef struct kvs_ledger_header {
 	_Atomic uint32_t slab_count; /* chunks that have had a slab */
 	uint64_t chunk_stride;       /* from chunk to chunk, a multiple of a page */
 	uint64_t epochs_offset;
-	uint32_t epochs_cap; /* 0: blocks are not for a later daemon */
-	uint32_t reserved;
+	uint32_t epochs_cap;              /* 0: blocks are not for a later daemon */
+	_Atomic uint32_t unknown_writers; /* members that may write and that the keeper has not heard of */
 } kvs_ledger_header_t;
 
 /* The epoch of a space; 0: no space yet, nor any in the entries behind. */

@@ -149,9 +149,13 @@ typedef struct kvs_record {
 kv_status_t kvs_pool_add_record(kvs_tier_t *pool, const kvs_record_t *record);
 void kvs_pool_remove_record(kvs_tier_t *pool, uint64_t id);
 
-/* Slots that an earlier daemon left unfinished are QUARANTINED. Their writers are quiet now: they are free. Returns how
- * many there were. */
+/* Slots that an earlier daemon left unfinished are QUARANTINED. The writers that the keeper knew are quiet now: the
+ * slots are free, unless there were others (decision 073). Returns how many there were. */
 uint64_t kvs_pool_free_before(kvs_tier_t *pool);
+/* `n` members may write that the keeper has not heard of: the ledger says it to a later daemon. */
+void kvs_pool_set_unknown_writers(kvs_tier_t *pool, uint32_t n);
+/* How many there were when an earlier daemon died. No later daemon learns of their end. */
+uint32_t kvs_pool_unknown_before(kvs_tier_t *pool);
 
 /* Leaf digests of a put: heads [head, head + heads) x leaves [leaf, leaf + count) of a slot; values[heads][count].
  * KV_MISS: stale; KV_ERR_ARG: the range leaves the block, or the slot is not being filled. */
