@@ -192,9 +192,12 @@ static int take_word(keeper_t *keeper)
 /* What an earlier program in this process has left. */
 static void take_over(keeper_t *keeper)
 {
-	kvd_held_t *held = kvd_held_open(keeper->setup->held_fd, NULL);
+	kvd_held_t *held;
 	const char *name;
 
+	if (kvd_held_open(keeper->setup->held_fd, NULL, &held) != KV_OK) {
+		kv_log(KV_LOG_ERROR, "keeper", "no memory for what the program before has kept: it is closed");
+	}
 	for (uint32_t i = 0; (name = kvd_held_name(held, i)) != NULL; i++) {
 		const int fd = kvd_held_claim(held, name);
 

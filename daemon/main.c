@@ -32,6 +32,7 @@ extern char **environ;
 static kv_status_t host_create(kvd_setup_t *setup, kvd_host_t **p_host)
 {
 	kvd_host_t *host = calloc(1, sizeof *host);
+	kv_status_t status;
 
 	if (!host) {
 		return KV_ERR_NOMEM;
@@ -42,7 +43,7 @@ static kv_status_t host_create(kvd_setup_t *setup, kvd_host_t **p_host)
 	host->started_ns = kv_now_ns(host->env);
 	host->epoll_fd = host->signals.fd = -1;
 	host->to_keeper = (kvd_keeper_queue_t){.fd = setup->keeper_fd, .metrics = &host->metrics};
-	host->held = kvd_held_open(setup->held_fd, &host->to_keeper);
+	status = kvd_held_open(setup->held_fd, &host->to_keeper, &host->held);
 	if (!host->options->adopt) {
 		kvd_held_close(host->held, 1);
 		host->held = NULL;
@@ -56,7 +57,7 @@ static kv_status_t host_create(kvd_setup_t *setup, kvd_host_t **p_host)
 	kv_metric_set(&host->metrics, KV_M_CONFIG_DIFFERS, setup->differs[0] != '\0');
 	*p_host = host;
 
-	return host->frame && host->text ? KV_OK : KV_ERR_NOMEM;
+	return host->frame && host->text ? status : KV_ERR_NOMEM;
 }
 
 static kv_status_t open_publisher(kvd_host_t *host, char *detail, size_t cap)
@@ -162,7 +163,7 @@ static kv_status_t daemon_run(kvd_setup_t *setup)
 		status = kvd_gpu_open(host); /* memory of GPUs: what is kept of it, the rest comes later */
 	}
 	if (status == KV_OK) {
-		kvd_writers_open(host);
+		status = kvd_writers_open(host);
 	}
 	if (status == KV_OK) {
 		ready(host);

@@ -39,39 +39,61 @@ static int add(kvd_held_t *held, int fd, const char *name)
 	return 1;
 }
 
-kvd_held_t *kvd_held_open(int list_fd, kvd_keeper_queue_t *keeper)
+/* One line of the list. 0: no memory, and the descriptor is closed. */
+static int take_line(kvd_held_t *held, char *line)
 {
-	kvd_held_t *held = list_fd >= 0 ? calloc(1, sizeof *held) : NULL;
-	FILE *list = list_fd >= 0 ? fdopen(list_fd, "r") : NULL;
+	char *name;
+	int fd = (int)strtol(line, &name, 10);
+
+	name[strcspn(name, "\n")] = '\0';
+	name += *name == ' ';
+	/* No program that we start may inherit it. A writer that cannot be watched is still one: its name stays. */
+	if (fd <= STDERR_FILENO || fcntl(fd, F_SETFD, FD_CLOEXEC) != 0) {
+		kv_log(KV_LOG_WARN, "main", "a kept descriptor is none: name %s error \"%s\"", name, strerror(errno));
+		fd = -1;
+	}
+	if (held && add(held, fd, name)) {
+		return 1;
+	}
+	if (fd >= 0) {
+		close(fd);
+	}
+
+	return 0;
+}
+
+kv_status_t kvd_held_open(int list_fd, kvd_keeper_queue_t *keeper, kvd_held_t **p_held)
+{
 	char line[KVD_KEEPER_NAME + 16];
+	kvd_held_t *held;
+	FILE *list;
+	int whole;
 
-	if (list) {
-		rewind(list);
-	} else if (list_fd >= 0) {
+	*p_held = NULL;
+	if (list_fd < 0) {
+		return KV_OK;
+	}
+	list = fdopen(list_fd, "r");
+	if (!list) {
 		close(list_fd);
+		return KV_ERR_NOMEM;
 	}
-	while (list && fgets(line, sizeof line, list)) {
-		char *name;
-		const int fd = (int)strtol(line, &name, 10);
+	held = calloc(1, sizeof *held);
+	whole = held != NULL;
+	rewind(list);
+	while (fgets(line, sizeof line, list)) {
+		whole &= take_line(held, line);
+	}
+	whole &= !ferror(list);
+	fclose(list);
+	if (!whole) {
+		kvd_held_close(held, 0);
+		return KV_ERR_NOMEM;
+	}
+	held->keeper = keeper;
+	*p_held = held;
 
-		name[strcspn(name, "\n")] = '\0';
-		name += *name == ' ';
-		/* No program that we start may inherit it. */
-		if (fd <= STDERR_FILENO || fcntl(fd, F_SETFD, FD_CLOEXEC) != 0) {
-			kv_log(KV_LOG_WARN, "main", "a kept descriptor is none: name %s error \"%s\"", name,
-			       strerror(errno));
-		} else if (!held || !add(held, fd, name)) {
-			close(fd);
-		}
-	}
-	if (list) {
-		fclose(list);
-	}
-	if (held) {
-		held->keeper = keeper;
-	}
-
-	return held;
+	return KV_OK;
 }
 
 const char *kvd_held_name(const kvd_held_t *held, uint32_t i)

@@ -13,9 +13,9 @@
 
 typedef struct kvd_held kvd_held_t;
 
-/* Reads the list and closes it. list_fd -1: there is nothing. A line that makes no sense is left out. NULL: there is
- * nothing, or no memory, and then nothing is adopted. */
-kvd_held_t *kvd_held_open(int list_fd, kvd_keeper_queue_t *keeper);
+/* Reads the list and closes it. list_fd -1: there is nothing, and *p_held is NULL. A line without a descriptor is a
+ * name that was claimed. KV_ERR_NOMEM: all is closed here, and the keeper has it still. */
+kv_status_t kvd_held_open(int list_fd, kvd_keeper_queue_t *keeper, kvd_held_t **p_held);
 /* The i-th name; NULL: there are no more. Claimed ones are there too. */
 const char *kvd_held_name(const kvd_held_t *held, uint32_t i);
 /* The descriptor, the caller's from now on; -1: nothing of the name is left. `held` may be NULL. */

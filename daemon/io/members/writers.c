@@ -90,18 +90,17 @@ static int parse_name(const char *name, uint64_t *p_process, uint64_t *p_attachm
 	return 1;
 }
 
-static void add_writer(kvd_host_t *host, const char *name)
+static kv_status_t add_writer(kvd_host_t *host, const char *name)
 {
 	uint64_t process, attachment;
 	writer_t *writer;
 
 	if (!parse_name(name, &process, &attachment)) {
-		return;
+		return KV_OK;
 	}
 	writer = calloc(1, sizeof *writer);
 	if (!writer) {
-		kv_log(KV_LOG_WARN, "io", "no memory to wait for a writer of the daemon before: name %s", name);
-		return;
+		return KV_ERR_NOMEM;
 	}
 	*writer = (writer_t){.source = {.ready = pidfd_ready, .fd = kvd_held_claim(host->held, name)},
 			     .next = host->writers,
@@ -109,21 +108,25 @@ static void add_writer(kvd_host_t *host, const char *name)
 			     .attachment = attachment};
 	snprintf(writer->name, sizeof writer->name, "%s", name);
 	host->writers = writer;
-	(void)kvd_poller_add(host, &writer->source, EPOLLIN);
 	kv_metric_add(&host->metrics, KV_M_ADOPT_WRITERS, 1);
+
+	return writer->source.fd >= 0 ? kvd_poller_add(host, &writer->source, EPOLLIN) : KV_OK;
 }
 
-void kvd_writers_open(kvd_host_t *host)
+kv_status_t kvd_writers_open(kvd_host_t *host)
 {
 	const char *name;
+	kv_status_t status = KV_OK;
 
 	if (host->pool_count == 1) {
-		return; /* no memory was taken over */
+		return KV_OK; /* no memory was taken over */
 	}
-	for (uint32_t i = 0; (name = kvd_held_name(host->held, i)) != NULL; i++) {
-		add_writer(host, name);
+	for (uint32_t i = 0; status == KV_OK && (name = kvd_held_name(host->held, i)) != NULL; i++) {
+		status = add_writer(host, name);
 	}
 	host->writers_wait = 1;
+
+	return status;
 }
 
 void kvd_writers_note_quiet(kvd_host_t *host, const kvd_member_entry_t *member)
@@ -138,8 +141,10 @@ void kvd_writers_note_quiet(kvd_host_t *host, const kvd_member_entry_t *member)
 
 static void free_writer(kvd_host_t *host, writer_t *writer)
 {
-	kvd_poller_remove(host, &writer->source);
-	close(writer->source.fd);
+	if (writer->source.fd >= 0) {
+		kvd_poller_remove(host, &writer->source);
+		close(writer->source.fd);
+	}
 	free(writer);
 }
 
