@@ -1,7 +1,19 @@
 #include "kv/map.h"
 
+#include <errno.h>
 #include <stdint.h>
 #include <sys/mman.h>
+
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008u /* Linux 6.3 */
+#endif
+
+int kv_memfd_create(const char *name, unsigned flags)
+{
+	int fd = memfd_create(name, flags | MFD_CLOEXEC | MFD_NOEXEC_SEAL);
+
+	return fd < 0 && errno == EINVAL ? memfd_create(name, flags | MFD_CLOEXEC) : fd;
+}
 
 /* Address space with an aligned piece of `bytes` in it, all of it kept; NULL: none. */
 static uint8_t *reserve(size_t bytes)

@@ -8,6 +8,7 @@
 
 #include "kv/env.h"
 #include "kv/log.h"
+#include "kv/map.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -18,7 +19,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/auxv.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
@@ -136,7 +136,7 @@ static uint32_t drop_held(keeper_t *keeper, int all)
  * configuration that has served last, -1: not in the list. -1: it cannot be written. */
 static int list_kept(const keeper_t *keeper, int proven_fd)
 {
-	int fd = memfd_create("kvd-kept", MFD_CLOEXEC);
+	int fd = kv_memfd_create("kvd-kept", 0);
 	int ok = fd >= 0 && (proven_fd < 0 || dprintf(fd, "%d %s\n", proven_fd, KVD_KEEPER_CONFIG) > 0);
 
 	for (uint32_t i = 0; ok && i < keeper->held_count; i++) {

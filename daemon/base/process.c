@@ -49,10 +49,33 @@ void kvd_process_prepare(void)
 	sigprocmask(SIG_BLOCK, &set, NULL);
 }
 
+/* May nobody but us and root replace what is in run_dir? Root may own what others share. */
+static int is_private(int dir_fd, const char *run_dir, char *detail, size_t cap)
+{
+	struct stat st;
+
+	if (fstat(dir_fd, &st) != 0 || (st.st_uid != geteuid() && st.st_uid != 0)) {
+		snprintf(detail, cap,
+			 "run_dir: %s is another user's, who could take the place of its sockets; choose another with "
+			 "--run_dir=PATH",
+			 run_dir);
+		return 0;
+	}
+	if ((st.st_mode & (S_IWOTH | S_ISVTX)) == S_IWOTH) {
+		snprintf(detail, cap,
+			 "run_dir: everybody may write to %s; take that away (chmod o-w), or choose another with "
+			 "--run_dir=PATH",
+			 run_dir);
+		return 0;
+	}
+
+	return 1;
+}
+
 kv_status_t kvd_process_lock(const char *run_dir, int *p_fd, char *detail, size_t cap)
 {
 	char path[KV_OPTION_STRING_MAX + 16];
-	int fd;
+	int dir_fd, fd = -1;
 
 	/* Clients of the daemon's group must reach the sockets inside. */
 	if (mkdir(run_dir, 0700) == 0) {
@@ -63,7 +86,15 @@ kv_status_t kvd_process_lock(const char *run_dir, int *p_fd, char *detail, size_
 		return KV_ERR_PATH;
 	}
 	snprintf(path, sizeof path, "%s/kvd.lock", run_dir);
-	fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	dir_fd = open(run_dir, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	if (dir_fd >= 0) {
+		if (!is_private(dir_fd, run_dir, detail, cap)) {
+			close(dir_fd);
+			return KV_ERR_PATH;
+		}
+		fd = openat(dir_fd, "kvd.lock", O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+		close(dir_fd);
+	}
 	if (fd < 0) {
 		snprintf(detail, cap, "run_dir: cannot open %s: %s; choose another with --run_dir=PATH", path,
 			 strerror(errno));

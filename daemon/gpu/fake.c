@@ -1,14 +1,12 @@
 /* Devices without a GPU: memory is a memfd, sealed as the CPU pool seals its own. */
 #include "gpu/source.h"
 
+#include "kv/map.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-#ifndef MFD_NOEXEC_SEAL
-#define MFD_NOEXEC_SEAL 0x0008u
-#endif
 
 #define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 #define LAST  '7'
@@ -20,13 +18,9 @@ static const char *why_not(void)
 
 static kv_status_t alloc_memfd(void *device, uint64_t bytes, int *p_fd)
 {
-	const unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
-	int fd = memfd_create("kvd-fake-gpu", flags | MFD_NOEXEC_SEAL);
+	int fd = kv_memfd_create("kvd-fake-gpu", MFD_ALLOW_SEALING);
 
 	(void)device;
-	if (fd < 0 && errno == EINVAL) {
-		fd = memfd_create("kvd-fake-gpu", flags); /* kernels before 6.3 */
-	}
 	if (fd < 0) {
 		return KV_ERR_LIMIT;
 	}

@@ -2,6 +2,7 @@
 #include "options.h"
 
 #include "kv/log.h"
+#include "kv/map.h"
 #include "kv/text.h"
 #include "kv/types.h"
 #include "kv/units.h"
@@ -15,7 +16,6 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -29,7 +29,7 @@
 
 /* clang-format off */
 static const kv_option_t rows[] = {
-	ROW("run_dir", PATH, "/run/kvd", NULL, NULL, NULL, AT_START, run_dir, "directory of the sockets and of the lock that keeps a second daemon out; created when missing"),
+	ROW("run_dir", PATH, "/run/kvd", NULL, NULL, NULL, AT_START, run_dir, "directory of the sockets and of the lock that keeps a second daemon out; created when missing, and refused when it is another user's (not root's) or everybody may write there without a sticky bit"),
 	ROW("namespaces", LIST, "default", NULL, NULL, NULL, AT_START, namespaces, "tenants: each has a socket <run_dir>/<name>.sock of its own and shares nothing with the others"),
 	ROW("sockets.group", LIST, "", NULL, NULL, NULL, AT_START, sockets_group, "groups of the sockets: name=group, one word a namespace; those not named have the daemon's. The daemon must be a member"),
 	ROW("sockets.mode", LIST, "", NULL, NULL, NULL, AT_START, sockets_mode, "modes of the sockets: name=0600 to name=0666; those not named have 0660"),
@@ -454,7 +454,7 @@ static void fit_defaults(kvd_setup_t *setup)
 
 static kv_status_t keep_text(const char *text, size_t len, int *p_fd, kv_option_error_t *error)
 {
-	int fd = memfd_create("kvd-config", MFD_CLOEXEC);
+	int fd = kv_memfd_create("kvd-config", 0);
 
 	if (fd < 0 || write(fd, text, len) != (ssize_t)len) {
 		if (fd >= 0) {

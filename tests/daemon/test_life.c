@@ -9,10 +9,18 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008u
+#endif
+#ifndef F_SEAL_EXEC
+#define F_SEAL_EXEC 0x0020
+#endif
 
 static int exists(const char *dir, const char *name)
 {
@@ -127,6 +135,117 @@ KV_TEST(p6_a_second_daemon_on_the_same_run_dir_is_refused)
 	assert_non_null(strstr(out, "another kvd runs in"));
 	close(raw_open(first.sock)); /* the first one has not noticed */
 	raw_daemon_end(&first);
+}
+
+/* A start in the folder is refused with a text that names it. */
+static void refused_in(const char *dir, const char *text)
+{
+	raw_daemon_t daemon = {0};
+	int code = 0;
+
+	snprintf(daemon.dir, sizeof daemon.dir, "%s", dir);
+	if (raw_daemon_spawn(&daemon, NULL, &code)) {
+		(void)raw_daemon_kill(&daemon, SIGTERM);
+		fail_msg("it serves, and not \"%s\"", text);
+	}
+	assert_int_equal(code, kv_status_exit_code(KV_ERR_PATH));
+	assert_true(raw_log_has(&daemon, text) && raw_log_has(&daemon, dir));
+}
+
+KV_TEST(p8_a_run_dir_that_others_may_change_is_refused)
+{
+	char dir[64], path[96], target[96];
+	raw_daemon_t daemon = {0};
+	int code;
+
+	kv_test_dir_make(dir, sizeof dir);
+	assert_int_equal(chmod(dir, 0777), 0);
+	refused_in(dir, "everybody may write to");
+	assert_int_equal(chmod(dir, 0702), 0);
+	refused_in(dir, "everybody may write to");
+	assert_int_equal(chmod(dir, 01777), 0); /* where all may make files, and none those of others */
+	snprintf(daemon.dir, sizeof daemon.dir, "%s", dir);
+	assert_int_equal(raw_daemon_spawn(&daemon, NULL, &code), 1);
+	assert_int_equal(raw_daemon_kill(&daemon, SIGTERM), 0);
+
+	/* No link is followed in the place of the lock. */
+	snprintf(path, sizeof path, "%s/kvd.lock", dir);
+	snprintf(target, sizeof target, "%s/target", dir);
+	assert_int_equal(unlink(path), 0);
+	assert_int_equal(symlink(target, path), 0);
+	refused_in(dir, "cannot open");
+	assert_int_equal(access(target, F_OK), -1);
+	kv_test_dir_remove(dir);
+}
+
+KV_TEST(p8_a_run_dir_of_another_user_is_refused)
+{
+	char dir[64];
+
+	if (geteuid() != 0) {
+		print_message("only root can give a folder away\n");
+		skip();
+	}
+	kv_test_dir_make(dir, sizeof dir);
+	assert_int_equal(chown(dir, 65534, 65534), 0);
+	refused_in(dir, "another user's");
+	kv_test_dir_remove(dir);
+}
+
+/* Memfds of a process; how many can be executed or made so goes to *p_open. */
+static uint32_t count_memfds(pid_t pid, uint32_t *p_open)
+{
+	uint32_t n = 0;
+
+	for (int i = 0; i < 1024; i++) {
+		char path[64], target[128];
+		struct stat st;
+		ssize_t len;
+		int fd;
+
+		snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)pid, i);
+		len = readlink(path, target, sizeof target - 1);
+		target[len > 0 ? len : 0] = '\0';
+		if (!strstr(target, "/memfd:")) {
+			continue;
+		}
+		fd = open(path, O_RDONLY | O_CLOEXEC);
+		assert_true(fd >= 0 && fstat(fd, &st) == 0);
+		*p_open += (st.st_mode & 0111) != 0 || !(fcntl(fd, F_GET_SEALS) & F_SEAL_EXEC);
+		close(fd);
+		n++;
+	}
+
+	return n;
+}
+
+KV_TEST(p8_shared_memory_is_not_executable)
+{
+	const char *const args[] = {"--keeper=on", "--gpu.size=4MiB", "--gpu.slab_size=2MiB", "--gpu.devices=fake-0",
+				    NULL};
+	const int probe = memfd_create("probe", MFD_NOEXEC_SEAL);
+	raw_daemon_t daemon;
+	raw_member_t member;
+	uint32_t open = 0;
+	kv_key_t keys[1];
+
+	if (probe < 0) {
+		print_message("a kernel before 6.3\n");
+		skip();
+	}
+	close(probe);
+	raw_daemon_start(&daemon, args);
+	close(raw_open_when_there(&daemon));
+	raw_join(&member, daemon.sock, "i");
+	assert_int_equal(raw_space(&member, "m"), KV_OK);
+	raw_keys(1, keys, 1);
+	assert_int_equal(raw_put(&member, keys, 1, 7), 1);
+	KV_AWAIT(raw_metric(member.fd, "kvd_gpu_devices") == 1);
+	assert_true(count_memfds(child_first(daemon.pid), &open) >= 8);
+	KV_AWAIT(count_memfds(daemon.pid, &open) >= 3); /* ledger, slab, digests */
+	assert_int_equal(open, 0);
+	raw_leave(&member);
+	raw_daemon_end(&daemon);
 }
 
 /* ---- HTTP ------------------------------------------------------------------------------------ */

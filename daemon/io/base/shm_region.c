@@ -26,7 +26,7 @@ static kv_status_t area_failed(const char *name, const char *call, int error)
 /* A mapping of `size` bytes on huge pages, or MAP_FAILED and no descriptor. */
 static void *map_huge(const char *name, size_t size, int *p_fd)
 {
-	int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB | HUGE_FLAG);
+	int fd = kv_memfd_create(name, MFD_ALLOW_SEALING | MFD_HUGETLB | HUGE_FLAG);
 	void *base = MAP_FAILED;
 
 	if (fd >= 0 && ftruncate(fd, (off_t)size) == 0) {
@@ -98,7 +98,7 @@ kv_status_t kvd_shm_region_create(const char *name, size_t bytes, kvd_shm_region
 	void *base;
 	int fd;
 
-	fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	fd = kv_memfd_create(name, MFD_ALLOW_SEALING);
 	if (fd < 0) {
 		return area_failed(name, "memfd_create", errno);
 	}

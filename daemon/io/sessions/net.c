@@ -4,6 +4,7 @@
 #include "base/helper.h"
 #include "io/members/member_table.h"
 #include "io/base/poller.h"
+#include "kv/map.h"
 #include "kv/sock.h"
 #include "net/wire.h"
 
@@ -13,7 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -305,7 +305,7 @@ static kv_status_t send_order(kvd_net_host_t *net, const kvd_net_fetch_t *order,
 
 static kv_status_t send_with_names(kvd_net_host_t *net, const kvd_net_fetch_t *order, const kv_msg_fetch_t *ask)
 {
-	int fd = memfd_create("kvd-fetch", MFD_CLOEXEC);
+	int fd = kv_memfd_create("kvd-fetch", 0);
 	kv_status_t status = KV_ERR_NOMEM;
 
 	if (fd >= 0 && write(fd, ask->names.data, ask->names.len) == (ssize_t)ask->names.len &&

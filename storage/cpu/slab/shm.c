@@ -9,10 +9,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#ifndef MFD_NOEXEC_SEAL
-#define MFD_NOEXEC_SEAL 0x0008u
-#endif
-
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -25,12 +21,8 @@
 
 static int posix_memfd(const char *name, int huge, int *p_fd)
 {
-	unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING | (huge ? MFD_HUGETLB | MFD_HUGE_2MIB : 0u);
-	int fd = memfd_create(name, flags | MFD_NOEXEC_SEAL);
+	int fd = kv_memfd_create(name, MFD_ALLOW_SEALING | (huge ? MFD_HUGETLB | MFD_HUGE_2MIB : 0u));
 
-	if (fd < 0 && errno == EINVAL) {
-		fd = memfd_create(name, flags); /* kernels before 6.3 */
-	}
 	if (fd < 0) {
 		return -errno;
 	}
