@@ -69,6 +69,8 @@ typedef struct keeper {
 	uint64_t oom_kills; /* until then */
 	upgrade_t upgrade;
 	pid_t check_pid;      /* 0: none */
+	int check_fd;         /* what it says; -1: none */
+	uint32_t check_names; /* that it was shown */
 	int next_config_fd;   /* the file as it was when the upgrade began; -1: there is none */
 	uint64_t deadline_ns; /* of the check or the daemon's end; 0: none */
 	held_t *held;
@@ -140,7 +142,9 @@ static int list_kept(const keeper_t *keeper, int proven_fd)
 	int ok = fd >= 0 && (proven_fd < 0 || dprintf(fd, "%d %s\n", proven_fd, KVD_KEEPER_CONFIG) > 0);
 
 	for (uint32_t i = 0; ok && i < keeper->held_count; i++) {
-		ok = dprintf(fd, "%d %s\n", keeper->held[i].fd, keeper->held[i].name) > 0;
+		const held_t *held = &keeper->held[i];
+
+		ok = !held->keep || dprintf(fd, "%d %s\n", held->fd, held->name) > 0;
 	}
 	if (!ok && fd >= 0) {
 		close(fd);
@@ -349,6 +353,7 @@ static const char *find_installed_program(void)
 static void end_upgrade(keeper_t *keeper)
 {
 	replace(&keeper->next_config_fd, -1);
+	replace(&keeper->check_fd, -1);
 	keeper->upgrade = UPGRADE_NONE;
 	keeper->deadline_ns = 0;
 }
@@ -360,8 +365,16 @@ static void refuse_upgrade(keeper_t *keeper, const char *why)
 	end_upgrade(keeper);
 }
 
+/* The check inherits it under its number. */
+static void inherit(posix_spawn_file_actions_t *files, int fd)
+{
+	if (fd >= 0) {
+		posix_spawn_file_actions_adddup2(files, fd, fd);
+	}
+}
+
 /* Returns 0, or why not: an errno. */
-static int spawn_check(keeper_t *keeper, char **argv)
+static int spawn_check(keeper_t *keeper, char **argv, int socket_fd, int list_fd)
 {
 	posix_spawn_file_actions_t files;
 	posix_spawnattr_t attr;
@@ -371,8 +384,12 @@ static int spawn_check(keeper_t *keeper, char **argv)
 
 	sigemptyset(&none);
 	posix_spawn_file_actions_init(&files);
-	if (keeper->next_config_fd >= 0) { /* onto itself: it is inherited */
-		posix_spawn_file_actions_adddup2(&files, keeper->next_config_fd, keeper->next_config_fd);
+	inherit(&files, keeper->next_config_fd);
+	inherit(&files, keeper->proven_fd);
+	inherit(&files, socket_fd);
+	inherit(&files, list_fd);
+	for (uint32_t i = 0; i < keeper->held_count; i++) {
+		inherit(&files, keeper->held[i].fd);
 	}
 	posix_spawnattr_init(&attr);
 	posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK);
@@ -385,12 +402,39 @@ static int spawn_check(keeper_t *keeper, char **argv)
 	return error;
 }
 
+/* The installed program looks at the configuration and at all that it would get. Returns 0, or why not: an errno. */
+static int start_check(keeper_t *keeper)
+{
+	static char check[] = "--check-config";
+	const int list_fd = list_kept(keeper, keeper->proven_fd);
+	char kept[KEPT_BYTES], **argv = copy_arguments(keeper->setup, kept, check);
+	int pair[2] = {-1, -1}, failed = ENOMEM;
+
+	if (argv && list_fd >= 0) {
+		failed = socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) == 0 ? 0 : errno;
+	}
+	if (failed == 0) {
+		format_kept(kept, keeper, pair[1], keeper->next_config_fd, list_fd);
+		failed = spawn_check(keeper, argv, pair[1], list_fd);
+		close(pair[1]);
+		replace(&keeper->check_fd, pair[0]);
+		keeper->check_names = keeper->proven_fd >= 0;
+		for (uint32_t i = 0; i < keeper->held_count; i++) {
+			keeper->check_names += keeper->held[i].keep != 0;
+		}
+	}
+	free(argv);
+	if (list_fd >= 0) {
+		close(list_fd);
+	}
+
+	return failed;
+}
+
 /* SIGUSR2. The daemon serves while the installed program says whether it can go on. */
 static void begin_upgrade(keeper_t *keeper)
 {
-	static char check[] = "--check-config";
 	kv_option_error_t error;
-	char kept[KEPT_BYTES], **argv;
 	int failed;
 
 	if (keeper->stopping || keeper->upgrade != UPGRADE_NONE) {
@@ -400,16 +444,26 @@ static void begin_upgrade(keeper_t *keeper)
 		refuse_upgrade(keeper, error.text);
 		return;
 	}
-	format_kept(kept, keeper, -1, keeper->next_config_fd, -1);
-	argv = copy_arguments(keeper->setup, kept, check);
-	failed = argv ? spawn_check(keeper, argv) : ENOMEM;
-	free(argv);
+	failed = start_check(keeper);
 	if (failed) {
 		refuse_upgrade(keeper, strerror(failed));
 		return;
 	}
 	keeper->upgrade = UPGRADE_CHECKING;
 	keeper->deadline_ns = kv_now_ns(&kv_env_posix) + UPGRADE_NS;
+}
+
+/* Has it said that it understands each name that it was shown? A program that does not look says nothing. */
+static int has_proof(const keeper_t *keeper)
+{
+	kvd_word_t word;
+	char want[16];
+	int fd = -1;
+
+	snprintf(want, sizeof want, "%u", keeper->check_names);
+
+	return kvd_keeper_receive(keeper->check_fd, &word, &fd) && fd < 0 && word.verb == 'T' &&
+	       strcmp(word.name, want) == 0;
 }
 
 static void judge_check(keeper_t *keeper, int wstatus)
@@ -419,7 +473,11 @@ static void judge_check(keeper_t *keeper, int wstatus)
 	keeper->deadline_ns = 0;
 	keeper->check_pid = 0;
 	if (WIFEXITED(wstatus) && WEXITSTATUS(wstatus) == 0) {
-		keeper->upgrade = UPGRADE_CHECKED;
+		if (has_proof(keeper)) {
+			keeper->upgrade = UPGRADE_CHECKED;
+		} else {
+			refuse_upgrade(keeper, "it has not said that it can take over what is kept; restart instead");
+		}
 		return;
 	}
 	snprintf(why, sizeof why, "its --check-config ended with %s %d", WIFEXITED(wstatus) ? "exit code" : "signal",
@@ -694,8 +752,12 @@ static int run_keeper(keeper_t *keeper)
 
 int kvd_keeper_run(kvd_setup_t *setup)
 {
-	keeper_t keeper = {
-		.setup = setup, .socket_fd = -1, .config_fd = setup->config_fd, .proven_fd = -1, .next_config_fd = -1};
+	keeper_t keeper = {.setup = setup,
+			   .socket_fd = -1,
+			   .config_fd = setup->config_fd,
+			   .proven_fd = -1,
+			   .next_config_fd = -1,
+			   .check_fd = -1};
 	sigset_t set;
 	int code;
 
@@ -722,6 +784,7 @@ int kvd_keeper_run(kvd_setup_t *setup)
 	replace(&keeper.config_fd, -1);
 	replace(&keeper.proven_fd, -1);
 	replace(&keeper.next_config_fd, -1);
+	replace(&keeper.check_fd, -1);
 	close(keeper.signal_fd);
 
 	return code;

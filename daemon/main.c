@@ -16,6 +16,7 @@
 #include "kvs/pool.h"
 #include "base/memory.h"
 #include "base/process.h"
+#include "base/takeover.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -219,6 +220,12 @@ int main(int argc, char **argv)
 	}
 	if (status != KV_OK) {
 		return report_failure(status, &error);
+	}
+	if (setup.action == KVD_CHECK_CONFIG && setup.held_fd >= 0) {
+		status = kvd_takeover_check(&setup, error.text, sizeof error.text);
+		if (status != KV_OK) {
+			return report_failure(status, &error);
+		}
 	}
 	if (setup.action == KVD_CHECK_CONFIG) {
 		printf("kvd: the configuration is valid\n");

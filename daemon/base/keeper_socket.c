@@ -206,6 +206,15 @@ void kvd_keeper_close(kvd_keeper_queue_t *queue, uint32_t wait_ms)
 	*queue = (kvd_keeper_queue_t){.fd = -1};
 }
 
+int kvd_keeper_answer(int keeper_fd, uint32_t names)
+{
+	kvd_word_t word = {.verb = 'T'};
+
+	snprintf(word.name, sizeof word.name, "%u", names);
+
+	return kv_sock_send_message(keeper_fd, &word, sizeof word, -1, MSG_DONTWAIT) == (ssize_t)sizeof word;
+}
+
 /* ---- the keeper's side ----------------------------------------------------------------------- */
 
 int kvd_keeper_receive(int daemon_fd, kvd_word_t *word, int *p_fd)

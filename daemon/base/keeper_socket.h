@@ -16,7 +16,8 @@
 #define KVD_KEEPER_CONFIG "config" /* the name of the configuration, which outlives a daemon */
 #define KVD_KEEPER_WRITER "pidfd." /* how the name of a member's pidfd begins; each is used once */
 
-/* One message: 'H' (hold), 'K' (keep) or 'D' (drop) and a name, or 'S': the daemon serves. */
+/* One message: 'H' (hold), 'K' (keep) or 'D' (drop) and a name, or 'S': the daemon serves. 'T' with a number: the next
+ * program can take over that many names. */
 typedef struct kvd_word {
 	char verb;
 	char name[KVD_KEEPER_NAME];
@@ -57,6 +58,9 @@ void kvd_keeper_serves(kvd_keeper_queue_t *queue);
 void kvd_keeper_flush(kvd_keeper_queue_t *queue);
 /* Send the rest, which a keeper that reads gets within wait_ms; what it does not get is forgotten. */
 void kvd_keeper_close(kvd_keeper_queue_t *queue, uint32_t wait_ms);
+
+/* The next program's --check-config. 0: the keeper does not hear it. */
+int kvd_keeper_answer(int keeper_fd, uint32_t names);
 
 /* Keeper side. Take one message; *p_fd is the caller's, -1: it has none. Returns 0 when there is no message. */
 int kvd_keeper_receive(int daemon_fd, kvd_word_t *word, int *p_fd);

@@ -276,8 +276,8 @@ static kv_status_t check_together(const kvd_options_t *options, kv_option_error_
 }
 
 /* --kept=<socket>,<lock>,<restarts>,<configuration, or -1>,<list of what is held, or -1>: what the keeper hands on to a
- * daemon, or to the program that takes its place (socket -1). That one may be of another version, which refuses what it
- * does not know. */
+ * daemon, to the program that takes its place (socket -1), or to the check of that program. That one may be of another
+ * version, which refuses what it does not know. */
 static int take_kept(const char *arg, kvd_setup_t *setup)
 {
 	static const char name[] = "--kept=";

@@ -171,6 +171,30 @@ static kv_status_t inspect_superblock(kvs_nvme_t *nvme, int *p_new, int *p_stale
 	return KV_OK;
 }
 
+kv_status_t kvs_nvme_check_format(const char *path, const kv_env_t *env, char *detail, size_t cap)
+{
+	const int dir_fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	kv_status_t status = KV_OK;
+	kvs_super_t super;
+	uint32_t found = 0;
+	int stale;
+
+	if (dir_fd < 0) {
+		return KV_OK;
+	}
+	if (kvs_super_init(&super, env) == KV_OK) {
+		status = kvs_super_load(&super, dir_fd, &found, &stale);
+		kvs_super_fini(&super);
+	}
+	close(dir_fd);
+	if (found == 0 || (status != KV_ERR_VERSION && status != KV_ERR_FOREIGN)) {
+		return KV_OK;
+	}
+	snprintf(detail, cap, "%s has no superblock that this version reads (%s)", path, kv_status_text(status));
+
+	return KV_ERR_FOREIGN;
+}
+
 /* Is the process whose number is in the lock file gone? Then the kernel holds the lock until it has finished its
  * transfers. */
 static int holder_is_gone(int fd)

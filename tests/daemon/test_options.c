@@ -2,7 +2,11 @@
  * starts. */
 #include "daemon/raw.h"
 
+#include "kvs/ledger.h"
+
 #include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
 
 static char out_[1 << 16];
 
@@ -176,6 +180,61 @@ KV_TEST(p10_sample_and_page_are_those_of_the_table)
 	same_as_file("--options-page", RAW_SOURCE "/docs/options.md");
 	snprintf(option, sizeof option, "--config=%s/conf/kvd.conf", RAW_SOURCE);
 	assert_int_equal(run(option, "--check-config"), 0);
+}
+
+/* ---- the check of an upgrade ----------------------------------------------------------------- */
+
+/* The exit code of the check of a keeper that keeps one thing of this name: a ledger of this version, with records of
+ * that many bytes. `disk`: of the disk tier. `said`: the answer to the keeper. */
+static int check_upgrade(const char *name, uint32_t version, uint32_t bytes, const char *disk, char said[97])
+{
+	const kvs_ledger_header_t header = {.magic = KVS_LEDGER_MAGIC, .version = version, .slot_record_bytes = bytes};
+	const int list = memfd_create("list", 0), kept = memfd_create("ledger", 0);
+	char argument[80];
+	const char *const args[] = {"--check-config", argument, disk, NULL};
+	int pair[2], code;
+	ssize_t n;
+
+	assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair), 0);
+	assert_int_equal(write(kept, &header, sizeof header), sizeof header);
+	assert_int_equal(ftruncate(kept, 4096), 0);
+	assert_true(dprintf(list, "%d %s\n", kept, name) > 0);
+	snprintf(argument, sizeof argument, "--kept=%d,0,0,-1,%d", pair[1], list);
+	code = raw_run(args, out_, sizeof out_);
+	n = recv(pair[0], said, 97, MSG_DONTWAIT);
+	said[n > 0 ? n - 1 : 0] = '\0';
+	close(list);
+	close(kept);
+	close(pair[0]);
+	close(pair[1]);
+
+	return code;
+}
+
+KV_TEST(p10_the_check_of_an_upgrade_reads_every_format)
+{
+	const uint32_t version = KVS_LEDGER_VERSION, bytes = sizeof(kvs_ledger_slot_t);
+	char dir[64], path[96], disk[96], said[97];
+
+	assert_int_equal(check_upgrade("fake-0.ledger", version, bytes, NULL, said), 0);
+	assert_string_equal(said, "T1");
+	assert_int_equal(check_upgrade("fake-0.ledger", version + 1, bytes, NULL, said), 78);
+	assert_string_equal(said, "");
+	assert_non_null(strstr(out_, "fake-0.ledger, which the keeper keeps, is not of this version: ledger version"));
+	assert_int_equal(check_upgrade("fake-0.ledger", version, bytes + 8, NULL, said), 78);
+	assert_int_equal(check_upgrade("fake-0.something", version, bytes, NULL, said), 78);
+	assert_non_null(strstr(out_, "does not know: fake-0.something"));
+	assert_int_equal(check_upgrade("pidfd.1.2.3.4", version, bytes, NULL, said), 0);
+
+	kv_test_dir_make(dir, sizeof dir);
+	snprintf(disk, sizeof disk, "--nvme.path=%s", dir);
+	snprintf(path, sizeof path, "%s/superblock.0", dir);
+	assert_int_equal(check_upgrade("config", version, bytes, disk, said), 0);
+	kv_test_write(path, "of another version");
+	assert_int_equal(check_upgrade("config", version, bytes, disk, said), 78);
+	assert_string_equal(said, "");
+	assert_non_null(strstr(out_, "has no superblock that this version reads"));
+	kv_test_dir_remove(dir);
 }
 
 KV_TEST_MAIN(NULL, NULL)

@@ -236,6 +236,8 @@ KV_TEST(p6_a_program_that_cannot_go_on_is_refused, NULL, clean_up)
 	expect_refusal(&user, "its --check-config ended with exit code 78");
 	install_script("kill -SEGV $$", 0755);
 	expect_refusal(&user, "its --check-config ended with signal 11");
+	install_script("echo the configuration is valid", 0755); /* a version that looks at nothing else */
+	expect_refusal(&user, "it has not said that it can take over what is kept");
 	install_script("exec sleep 1000", 0755);
 	expect_refusal(&user, "the check of the configuration has not ended in time and is killed");
 	install_built(); /* and then it can be done */
@@ -255,7 +257,8 @@ KV_TEST(p6_a_program_that_cannot_be_started_leaves_the_old_one, NULL, clean_up)
 
 	stage_program(0);
 	start(&user);
-	install_script("rm $0", 0755);
+	install_script("\"$(dirname $0)/kvd.checks\" \"$@\" && rm $0", 0755);
+	run("cp %s %s.checks", kv_test_program(E2E_KVD), program_);
 	incarnation = kvc_incarnation(user.kvc);
 	upgrade();
 	assert_int_equal(rig_log_count(&rig, REFUSE), 1);

@@ -36,16 +36,32 @@ static int is_page_multiple(uint64_t n)
 	return n % KVS_LEDGER_PAGE == 0;
 }
 
+kv_status_t kvs_ledger_check_format(const kvs_ledger_header_t *h, char *detail, size_t cap)
+{
+	const reader_t r = {.detail = detail, .cap = cap};
+
+	if (h->magic != KVS_LEDGER_MAGIC) {
+		return report(&r, KV_ERR_FOREIGN, "not a ledger");
+	}
+	if (h->version != KVS_LEDGER_VERSION || h->slot_record_bytes != sizeof(kvs_ledger_slot_t)) {
+		return report(&r, KV_ERR_FOREIGN, "ledger version %u with records of %u bytes", h->version,
+			      h->slot_record_bytes);
+	}
+
+	return KV_OK;
+}
+
 static kv_status_t check_header(reader_t *r)
 {
 	const kvs_ledger_header_t *h = r->header;
+	kv_status_t status;
 
-	if (r->bytes < KVS_LEDGER_PAGE || h->magic != KVS_LEDGER_MAGIC) {
+	if (r->bytes < KVS_LEDGER_PAGE) {
 		return report(r, KV_ERR_FOREIGN, "not a ledger");
 	}
-	if (h->version != KVS_LEDGER_VERSION || h->slot_record_bytes != sizeof(kvs_ledger_slot_t)) {
-		return report(r, KV_ERR_FOREIGN, "ledger version %u with records of %u bytes", h->version,
-			      h->slot_record_bytes);
+	status = kvs_ledger_check_format(h, r->detail, r->cap);
+	if (status != KV_OK) {
+		return status;
 	}
 	if (h->total_bytes != r->bytes) {
 		return report(r, KV_ERR_CORRUPT, "the header says %llu bytes, there are %llu",

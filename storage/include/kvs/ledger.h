@@ -138,6 +138,9 @@ typedef struct kvs_ledger_summary {
 kv_status_t kvs_ledger_check(const void *base, uint64_t bytes, kvs_ledger_summary_t *p_summary, char *detail,
 			     size_t cap);
 
+/* The part of it that a header alone shows, also while a daemon writes the ledger: KV_ERR_FOREIGN. */
+kv_status_t kvs_ledger_check_format(const kvs_ledger_header_t *header, char *detail, size_t cap);
+
 /* The checksum of a slot's record: of everything between its state and the checksum. */
 uint64_t kvs_ledger_slot_check(const kvs_ledger_slot_t *slot);
 

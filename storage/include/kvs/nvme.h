@@ -38,6 +38,10 @@ typedef struct kvs_nvme_config {
 	kv_metrics_t *metrics;
 } kvs_nvme_config_t;
 
+/* Would this version read the directory? Nothing is changed or locked, and another daemon may use it meanwhile.
+ * KV_ERR_FOREIGN: no, `detail` says why. KV_OK also where nothing can be read now. */
+kv_status_t kvs_nvme_check_format(const char *path, const kv_env_t *env, char *detail, size_t cap);
+
 /* Open or create. KV_ERR_LOCKED: another daemon holds the directory (said after 0.5 s; one that was killed
  * is waited for up to 10 s, until the kernel has finished its writes). KV_ERR_FOREIGN: not a kvd directory, or another
  * version; nothing was changed. KV_ERR_IO (also: the metadata is lost and not all headers can be read: nothing is
