@@ -12,6 +12,7 @@
 	X(CONNECTIONS, kvd_pd_proxy_connections, KV_METRIC_GAUGE, "connections of clients")                            \
 	X(CONNECTIONS_ENDED, kvd_pd_proxy_connections_ended_total, KV_METRIC_COUNTER, "connections closed at a limit: too many, or no whole request in time") \
 	X(REQUESTS, kvd_pd_proxy_requests, KV_METRIC_GAUGE, "requests now")                                            \
+	X(BODY_BYTES, kvd_pd_proxy_body_bytes, KV_METRIC_GAUGE, "bytes of the bodies of requests that are kept, unfinished ones too") \
 	X(ANSWERED, kvd_pd_proxy_requests_total{outcome="answered"}, KV_METRIC_COUNTER, KVP_HELP_ANSWERS)              \
 	X(REFUSED, kvd_pd_proxy_requests_total{outcome="refused"}, KV_METRIC_COUNTER, KVP_HELP_ANSWERS)                \
 	X(MALFORMED, kvd_pd_proxy_requests_total{outcome="malformed"}, KV_METRIC_COUNTER, KVP_HELP_ANSWERS)            \

@@ -548,6 +548,17 @@ static void find_tokens(kvp_request_t *request)
 	route_first(request);
 }
 
+int kvp_requests_hold(kvp_requests_t *all, size_t from, size_t to)
+{
+	if (to > from && all->held_bytes - from + to > all->options->limits_bodies) {
+		return 0;
+	}
+	all->held_bytes = all->held_bytes - from + to;
+	kvp_metric_add(all->metrics, KVP_M_BODY_BYTES, to - from);
+
+	return 1;
+}
+
 kvp_request_t *kvp_request_begin(kvp_requests_t *all, const kvp_request_config_t *config)
 {
 	kvp_request_t *request = calloc(1, sizeof *request);
@@ -567,11 +578,11 @@ kvp_request_t *kvp_request_begin(kvp_requests_t *all, const kvp_request_config_t
 	TAILQ_INSERT_TAIL(&all->live, request, live_link);
 	all->live_n++;
 	kvp_metric_add(all->metrics, KVP_M_REQUESTS, 1);
-	if (all->live_n > all->options->limits_requests ||
-	    all->held_bytes + config->len > all->options->limits_bodies) {
+	if (all->live_n > all->options->limits_requests || !kvp_requests_hold(all, 0, config->len)) {
 		refuse(request, KVP_M_OVERLOADED, 503, "too many requests; please try again");
 		return request;
 	}
+	request->held_bytes = config->len;
 	status = kvp_body_parse(config->api, config->data, config->len,
 				all->options->tokenize && all->fleet->prefill_n > 0, &request->body, why);
 	if (status == KV_ERR_NOMEM) {
@@ -579,8 +590,6 @@ kvp_request_t *kvp_request_begin(kvp_requests_t *all, const kvp_request_config_t
 	} else if (status != KV_OK) {
 		refuse(request, KVP_M_MALFORMED, 400, why);
 	} else {
-		request->held_bytes = config->len;
-		all->held_bytes += config->len;
 		find_tokens(request);
 	}
 
@@ -598,7 +607,7 @@ void kvp_request_end(kvp_request_t *request)
 	kvp_call_end(request->asking);
 	TAILQ_REMOVE(&all->live, request, live_link);
 	all->live_n--;
-	all->held_bytes -= request->held_bytes;
+	kvp_requests_hold(all, request->held_bytes, 0);
 	kvp_metric_sub(all->metrics, KVP_M_REQUESTS, 1);
 	kvp_body_free(&request->body);
 	free(request->authorization);

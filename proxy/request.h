@@ -29,7 +29,7 @@ typedef struct kvp_requests {
 	struct kvp_request_list live, queue; /* queue: by rank */
 	uint32_t live_n, queue_n;
 	double queue_ns;   /* work of those in the queue, by estimate */
-	size_t held_bytes; /* of all bodies */
+	size_t held_bytes; /* of all bodies, unfinished ones too */
 } kvp_requests_t;
 
 typedef enum kvp_answer_kind {
@@ -86,6 +86,8 @@ typedef struct kvp_request_config {
 	void *ctx;
 } kvp_request_config_t;
 
+/* Bytes of bodies: `from` of them become `to`. 0: limits.bodies forbids it, and nothing has changed. */
+int kvp_requests_hold(kvp_requests_t *all, size_t from, size_t to);
 /* Begin a request; its answer may be there at once. NULL: out of memory. */
 kvp_request_t *kvp_request_begin(kvp_requests_t *all, const kvp_request_config_t *config);
 /* Free it. What still runs on engines is ended: the client has gone, or has its answer. */

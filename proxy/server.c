@@ -39,6 +39,14 @@ struct kvp_server {
 	int epoll_fd, listen_fd;
 };
 
+/* Why a body is not kept. What comes of it is read and dropped: the library takes no answer before its end. */
+typedef enum body_fate {
+	BODY_KEPT,
+	BODY_TOO_LARGE, /* for a limit of its own */
+	BODY_NO_ROOM,   /* beside those of the other requests */
+	BODY_OUT_OF_MEMORY
+} body_fate_t;
+
 /* One request and its answer. */
 struct exchange {
 	kvp_server_t *server;
@@ -47,8 +55,9 @@ struct exchange {
 	kvp_request_t *request;
 	kvp_api_t api;
 	char *body;
-	size_t len, cap;
-	int is_post, is_too_big, is_out_of_memory, is_suspended, is_client_gone;
+	size_t len, cap;  /* cap counts against limits.bodies */
+	body_fate_t fate; /* of what has come of the body */
+	int is_suspended, is_client_gone;
 };
 
 /* ---- connections ----------------------------------------------------------------------------- */
@@ -246,27 +255,64 @@ static enum MHD_Result answer_request(exchange_t *exchange)
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
+static void drop_body(exchange_t *exchange)
+{
+	kvp_requests_hold(exchange->server->requests, exchange->cap, 0);
+	free(exchange->body);
+	exchange->body = NULL;
+	exchange->len = exchange->cap = 0;
+}
+
+/* Room for `need` bytes: twice of it, but no more than a body may have. */
+static body_fate_t grow_body(exchange_t *exchange, size_t need)
+{
+	const kvp_options_t *options = exchange->server->options;
+	const size_t most =
+		options->limits_body < options->limits_bodies ? options->limits_body : options->limits_bodies;
+	const size_t cap = 2 * need < most ? 2 * need : most;
+	char *grown;
+
+	if (need > most) {
+		return BODY_TOO_LARGE;
+	}
+	if (!kvp_requests_hold(exchange->server->requests, exchange->cap, cap)) {
+		return BODY_NO_ROOM;
+	}
+	grown = realloc(exchange->body, cap);
+	if (!grown) {
+		kvp_requests_hold(exchange->server->requests, cap, exchange->cap);
+		return BODY_OUT_OF_MEMORY;
+	}
+	exchange->body = grown;
+	exchange->cap = cap;
+
+	return BODY_KEPT;
+}
+
 static void keep_body(exchange_t *exchange, const char *data, size_t len)
 {
-	const size_t most = exchange->server->options->limits_body;
-
-	exchange->is_too_big |= exchange->len + len > most;
-	if (exchange->is_too_big || exchange->is_out_of_memory) {
-		return;
+	if (exchange->fate == BODY_KEPT && exchange->len + len > exchange->cap) {
+		exchange->fate = grow_body(exchange, exchange->len + len);
 	}
-	if (exchange->len + len > exchange->cap) {
-		size_t cap = 2 * (exchange->len + len) < most ? 2 * (exchange->len + len) : most;
-		char *grown = realloc(exchange->body, cap);
-
-		if (!grown) {
-			exchange->is_out_of_memory = 1;
-			return;
-		}
-		exchange->body = grown;
-		exchange->cap = cap;
+	if (exchange->fate != BODY_KEPT) {
+		drop_body(exchange);
+		return;
 	}
 	memcpy(exchange->body + exchange->len, data, len);
 	exchange->len += len;
+}
+
+static enum MHD_Result refuse_body(const exchange_t *exchange)
+{
+	kvp_metric_add(exchange->server->metrics, KVP_M_OVERLOADED, 1);
+
+	return exchange->fate == BODY_TOO_LARGE ? answer_error(exchange->connection, MHD_HTTP_CONTENT_TOO_LARGE,
+							       "the body is larger than limits.body or limits.bodies")
+	       : exchange->fate == BODY_NO_ROOM
+		       ? answer_error(exchange->connection, MHD_HTTP_SERVICE_UNAVAILABLE,
+				      "the bodies of all requests have reached limits.bodies; please try again")
+		       : answer_error(exchange->connection, MHD_HTTP_SERVICE_UNAVAILABLE,
+				      "the proxy has no memory for this request");
 }
 
 /* The whole body has come. */
@@ -283,16 +329,16 @@ static enum MHD_Result begin_request(exchange_t *exchange)
 		.wake = wake,
 		.ctx = exchange};
 
-	if (exchange->is_too_big) {
-		kvp_metric_add(exchange->server->metrics, KVP_M_OVERLOADED, 1);
-		return answer_error(connection, MHD_HTTP_CONTENT_TOO_LARGE, "the body is larger than limits.body");
+	if (exchange->fate == BODY_KEPT) {
+		kvp_requests_hold(exchange->server->requests, exchange->cap,
+				  0); /* the request counts it from here on */
+		exchange->cap = 0;
+		exchange->request = kvp_request_begin(exchange->server->requests, &config);
+		exchange->fate = exchange->request ? BODY_KEPT : BODY_OUT_OF_MEMORY;
 	}
-	exchange->request = exchange->is_out_of_memory ? NULL : kvp_request_begin(exchange->server->requests, &config);
-	free(exchange->body);
-	exchange->body = NULL;
-	if (!exchange->request) {
-		return answer_error(connection, MHD_HTTP_SERVICE_UNAVAILABLE,
-				    "the proxy has no memory for this request");
+	drop_body(exchange);
+	if (exchange->fate != BODY_KEPT) {
+		return refuse_body(exchange);
 	}
 	exchange->client->exchange = exchange;
 	kv_conns_begin(&exchange->server->conns, &exchange->client->conn);
@@ -377,7 +423,7 @@ static void completed(void *cls, struct MHD_Connection *connection, void **state
 	if (exchange->request) {
 		kvp_request_end(exchange->request);
 	}
-	free(exchange->body);
+	drop_body(exchange);
 	free(exchange);
 	*state = NULL;
 }

@@ -452,6 +452,29 @@ class Clients(Case):
         self.assertEqual(self.decode[0].requests, [])
         self.check(proxy.call(request()), request())
 
+    def test_p5_unfinished_bodies_count_against_the_limit_of_all(self) -> None:
+        self.engines(0, 1)
+        proxy = self.proxy("--limits.bodies=256KiB", "--limits.body=128KiB")
+        body = request(user="x" * 100_000)
+        data = json.dumps(body).encode()
+        clients = [socket.create_connection(("127.0.0.1", proxy.port)) for _ in range(2)]
+        for n, client in enumerate(clients):
+            client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(data) + data[:-1])
+            wait_until(lambda: proxy.metric("kvd_pd_proxy_body_bytes") >= (n + 1) * 100_000, "its body is kept")
+        for _ in range(3):
+            answer = proxy.call(body)
+            self.assertEqual((answer.status, answer.headers.get("Retry-After")), (503, "1"))
+            self.assertIn(b"limits.bodies", answer.data)
+            self.assertLessEqual(proxy.metric("kvd_pd_proxy_body_bytes"), 256 << 10)
+        clients[0].close()
+        wait_until(lambda: proxy.metric("kvd_pd_proxy_body_bytes") <= 128 << 10, "a client that leaves makes room")
+        self.check(proxy.call(body), body)
+        with clients[1] as client:
+            client.settimeout(WAIT)
+            client.sendall(data[-1:])
+            self.assertTrue(client.recv(4096).startswith(b"HTTP/1.1 200 "))
+        wait_until(lambda: proxy.metric("kvd_pd_proxy_body_bytes") == 0, "nothing is kept")
+
     def test_p5_slow_connections_are_closed_and_make_room(self) -> None:
         self.engines(0, 1)
         proxy = self.proxy("--limits.connections=8", "--limits.receive_time=300ms")
