@@ -184,26 +184,55 @@ static void look_changed(void *ctx, kvp_call_t *call)
 	engine->look = NULL;
 }
 
+static void begin_look(kvp_engine_t *engine, uint64_t now_ns)
+{
+	const kvp_options_t *options = engine->fleet->options;
+	const kvp_call_config_t config = {.url = engine->url,
+					  .path = "/health",
+					  .connect_timeout_ns = options->health_timeout,
+					  .timeout_ns = options->health_timeout,
+					  .max_bytes = LOOK_BYTES,
+					  .notify = look_changed,
+					  .ctx = engine};
+
+	engine->look = kvp_call_start(engine->fleet->calls, &config);
+	engine->next_look_ns = now_ns + engine->pause_ns;
+}
+
 void kvp_fleet_tick(kvp_fleet_t *fleet, uint64_t now_ns)
 {
 	for (uint32_t i = 0; i < fleet->prefill_n + fleet->decode_n; i++) {
 		kvp_engine_t *engine = &fleet->engines[i];
-		const kvp_call_config_t config = {.url = engine->url,
-						  .path = "/health",
-						  .connect_timeout_ns = fleet->options->health_timeout,
-						  .timeout_ns = fleet->options->health_timeout,
-						  .max_bytes = LOOK_BYTES,
-						  .notify = look_changed,
-						  .ctx = engine};
 
 		if (!engine->look && engine->next_look_ns <= now_ns) {
-			engine->look = kvp_call_start(fleet->calls, &config);
-			engine->next_look_ns = now_ns + engine->pause_ns;
+			begin_look(engine, now_ns);
 		}
 		if (engine->cache) {
 			kvp_subscriber_tick(&engine->subscriber, now_ns);
 		}
 	}
+}
+
+void kvp_fleet_look(kvp_fleet_t *fleet, int is_decode)
+{
+	for (uint32_t i = 0; i < fleet->prefill_n + fleet->decode_n; i++) {
+		kvp_engine_t *engine = &fleet->engines[i];
+
+		if (engine->is_decode == is_decode && !engine->up && !engine->look) {
+			begin_look(engine, kv_now_ns(&kv_env_posix));
+		}
+	}
+}
+
+int kvp_fleet_is_looking(const kvp_fleet_t *fleet)
+{
+	for (uint32_t i = fleet->prefill_n; i < fleet->prefill_n + fleet->decode_n; i++) {
+		if (!fleet->engines[i].up && fleet->engines[i].look) {
+			return 1;
+		}
+	}
+
+	return 0;
 }
 
 void kvp_engine_unreachable(kvp_engine_t *engine)

@@ -1,7 +1,8 @@
 /* fleet.h -- the engines: which of them answer, what each one has to do, and has in its own cache.
  *
  * An engine is up until `health.failures` looks at its /health in a row have failed, or a connection was refused. Looks
- * at one that is down become rarer; the first that succeeds brings it back. Loads are this proxy's own: of other
+ * at one that is down become rarer, but a request that finds none up has all looked at; the first look that succeeds
+ * brings it back. Loads are this proxy's own: of other
  * clients of an engine only its slowness tells.
  */
 #ifndef KVP_FLEET_H
@@ -46,6 +47,10 @@ kv_status_t kvp_fleet_init(kvp_fleet_t *fleet, const kvp_options_t *options, kvp
 void kvp_fleet_fini(kvp_fleet_t *fleet);
 /* Begin the looks and connections that are due. */
 void kvp_fleet_tick(kvp_fleet_t *fleet, uint64_t now_ns);
+/* Look now at the engines of a role that are down: a request finds none up. */
+void kvp_fleet_look(kvp_fleet_t *fleet, int is_decode);
+/* Is such a look at a decode engine under way? */
+int kvp_fleet_is_looking(const kvp_fleet_t *fleet);
 /* Take the events that have come. Returns whether more are left than are taken at a time. */
 int kvp_fleet_serve(kvp_fleet_t *fleet, uint64_t now_ns);
 

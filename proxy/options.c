@@ -40,7 +40,7 @@ static const kv_option_t rows[] = {
 	ROW("health.interval", DURATION, "1s", "10ms", "1h", NULL, health_interval, "time between two looks at an engine's /health"),
 	ROW("health.timeout", DURATION, "1s", "10ms", "1m", NULL, health_timeout, "time for an answer of /health"),
 	ROW("health.failures", U64, "2", "1", "100", NULL, health_failures, "an engine gets no request after this number of failed looks in a row; what it had is sent to another one"),
-	ROW("health.backoff", DURATION, "30s", "10ms", "1h", NULL, health_backoff, "looks at an engine that stays away become rarer, up to this"),
+	ROW("health.backoff", DURATION, "30s", "10ms", "1h", NULL, health_backoff, "looks at an engine that stays away become rarer, up to this; a request that finds no engine up has all of them looked at"),
 	ROW("cost.fixed", DURATION, "13ms", NULL, "1m", NULL, cost_fixed, "a prefill takes this, whatever its length; the costs are what queues are estimated with, their defaults an 8B model on one H200. Measured times correct them for each engine"),
 	ROW("cost.tokens", DURATION, "20ms", NULL, "1m", NULL, cost_tokens, "and this for 1,000 tokens"),
 	ROW("cost.attention", DURATION, "472us", NULL, "1m", NULL, cost_attention, "and this for the square of 1,000 tokens"),

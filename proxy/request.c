@@ -398,6 +398,19 @@ static void decide(const kvp_request_t *request, int is_head, kvp_choice_t *choi
 	kvp_decide(&scene, &question, choice);
 }
 
+/* None is up, as far as the last looks know: an engine that is back counts from now on. */
+static void await_decode(kvp_request_t *request)
+{
+	if (!request->has_looked) {
+		kvp_fleet_look(request->all->fleet, 1);
+	}
+	request->is_looking = !request->has_looked && kvp_fleet_is_looking(request->all->fleet);
+	request->has_looked = 1;
+	if (!request->is_looking) {
+		refuse(request, KVP_M_FAILED, 503, "no decode engine is up");
+	}
+}
+
 /* Send the request to where it is computed best now, or let it wait. is_head: it is the first in the queue. */
 static void route(kvp_request_t *request, int is_head)
 {
@@ -425,6 +438,7 @@ static void route(kvp_request_t *request, int is_head)
 		send_local(request, decode, choice.prefill_ns, KVP_M_LOCAL_WAIT);
 		break;
 	case KVP_LOCAL_NO_PREFILL:
+		kvp_fleet_look(all->fleet, 0);
 		send_local(request, decode, choice.prefill_ns,
 			   request->tries[0] > 0 ? KVP_M_LOCAL_FAILED : KVP_M_LOCAL_NO_PREFILL);
 		break;
@@ -434,7 +448,7 @@ static void route(kvp_request_t *request, int is_head)
 		break;
 	case KVP_NO_DECODE:
 		leave_queue(request);
-		refuse(request, KVP_M_FAILED, 503, "no decode engine is up");
+		await_decode(request);
 		break;
 	}
 }
@@ -692,6 +706,11 @@ static void check_deadlines(kvp_request_t *request, uint64_t now_ns)
 		kvp_metric_add(request->all->metrics, KVP_M_QUEUE_EXPIRED, 1);
 		request->is_expired = 1;
 		route(request, 1);
+	}
+	if (request->is_looking && (kvp_fleet_has_decode(request->all->fleet, request->excluded) ||
+				    !kvp_fleet_is_looking(request->all->fleet))) {
+		request->is_looking = 0;
+		route(request, 0);
 	}
 	check_decode(request, now_ns);
 }

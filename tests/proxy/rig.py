@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import re
@@ -58,6 +59,7 @@ class Engine:
         self.answer: Callable[[Any, dict[str, Any]], None] = self.serve
         self.healthy = True
         self.looks = 0
+        self.connections: set[socket.socket] = set()
         self.prompt_tokens: list[int] | None = None  # what /tokenize says; None: a 404
         engine = self
 
@@ -69,10 +71,12 @@ class Engine:
                 pass
 
             def handle(self) -> None:
+                engine.connections.add(self.connection)
                 try:
                     super().handle()
-                except ConnectionError:
-                    pass  # the proxy has ended the call
+                except OSError:
+                    pass  # the proxy has ended the call, or the engine stops
+                engine.connections.discard(self.connection)
 
             def do_GET(self) -> None:
                 engine.looks += 1
@@ -134,6 +138,9 @@ class Engine:
     def stop(self) -> None:
         self.server.shutdown()
         self.server.server_close()
+        for connection in list(self.connections):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def serve(self, handler: Any, body: dict[str, Any]) -> None:
         params = body.get("kv_transfer_params") or {}

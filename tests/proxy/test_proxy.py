@@ -354,6 +354,26 @@ class Failures(Case):
         self.assertLess(self.decode[1].looks, 30)
         self.assertEqual(proxy.metric(f'kvd_pd_proxy_engine_up{{engine="{self.decode[1].url}",role="decode"}}'), 0)
 
+    def test_p6_an_engine_that_is_back_serves_the_next_request(self) -> None:
+        self.engines(1, 1)
+        proxy = self.proxy("--health.interval=1h", "--health.timeout=1m")
+        name = 'kvd_pd_proxy_decisions_total{choice="handover"}'
+        body = request()
+        self.check(proxy.call(body), body)
+        for engines, role in ((self.decode, "decode"), (self.prefill, "prefill")):
+            engines[0].stop()
+            answer = proxy.call(body)  # finds out
+            self.assertEqual(answer.status, 502 if role == "decode" else 200)
+            answer = proxy.call(body)
+            self.assertEqual((answer.status, answer.headers.get("Retry-After")), (503, "1") if role == "decode" else (200, None))
+            engines[0] = Engine(self.transfers, role, engines[0].port)
+            self.addCleanup(engines[0].stop)
+            self.check(proxy.call(body), body)
+        wait_until(lambda: proxy.metric(f'kvd_pd_proxy_engine_up{{engine="{self.prefill[0].url}",role="prefill"}}') == 1, "the last request has looked")
+        handed_over = proxy.metric(name)
+        self.check(proxy.call(body), body)
+        self.assertEqual(proxy.metric(name), handed_over + 1)
+
     def test_p5_a_stream_that_stands_still_is_cut(self) -> None:
         self.engines(0, 1)
 
