@@ -4,13 +4,14 @@
 #include "kv/env.h"
 #include "options.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 
-#define NS_IN_MS         UINT64_C(1000000)
-#define IDLE_CONNECTIONS 64L
+#define NS_IN_MS   UINT64_C(1000000)
+#define IDLE_MAX_S 4L /* of a connection that gets another call; vLLM ends idle ones after 5 s */
 
 /* ---- libcurl's side -------------------------------------------------------------------------- */
 
@@ -96,6 +97,17 @@ static size_t data_came(char *data, size_t size, size_t n, void *ctx)
 	return len;
 }
 
+static size_t body_wanted(char *out, size_t size, size_t n, void *ctx)
+{
+	kvp_call_t *call = ctx;
+	const size_t left = call->body_len - call->body_sent, len = left < size * n ? left : size * n;
+
+	memcpy(out, call->body + call->body_sent, len);
+	call->body_sent += len;
+
+	return len;
+}
+
 static void collect_ended(kvp_calls_t *calls)
 {
 	CURLMsg *message;
@@ -127,7 +139,7 @@ static void socket_ready(void *ctx, int fd, uint32_t events)
 
 /* ---- all calls ------------------------------------------------------------------------------- */
 
-kv_status_t kvp_calls_open(kvp_calls_t *calls, kvp_loop_t *loop)
+kv_status_t kvp_calls_open(kvp_calls_t *calls, kvp_loop_t *loop, uint32_t connections)
 {
 	calls->loop = loop;
 	calls->due_ns = UINT64_MAX;
@@ -142,7 +154,7 @@ kv_status_t kvp_calls_open(kvp_calls_t *calls, kvp_loop_t *loop)
 	curl_multi_setopt(calls->multi, CURLMOPT_SOCKETDATA, calls);
 	curl_multi_setopt(calls->multi, CURLMOPT_TIMERFUNCTION, timer_changed);
 	curl_multi_setopt(calls->multi, CURLMOPT_TIMERDATA, calls);
-	curl_multi_setopt(calls->multi, CURLMOPT_MAXCONNECTS, IDLE_CONNECTIONS);
+	curl_multi_setopt(calls->multi, CURLMOPT_MAXCONNECTS, (long)connections);
 
 	return KV_OK;
 }
@@ -208,13 +220,17 @@ static void set_up(kvp_call_t *call, const kvp_call_config_t *config, const char
 	curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, data_came);
 	curl_easy_setopt(easy, CURLOPT_WRITEDATA, call);
 	curl_easy_setopt(easy, CURLOPT_HTTPHEADER, call->headers);
+	curl_easy_setopt(easy, CURLOPT_MAXAGE_CONN, IDLE_MAX_S);
+	curl_easy_setopt(easy, CURLOPT_FRESH_CONNECT, (long)config->is_fresh);
 	curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, (long)(config->connect_timeout_ns / NS_IN_MS));
 	curl_easy_setopt(easy, CURLOPT_TIMEOUT_MS, (long)(config->timeout_ns / NS_IN_MS));
 	if (call->body) {
-		curl_easy_setopt(easy, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)strlen(call->body));
-		curl_easy_setopt(easy, CURLOPT_POSTFIELDS, call->body);
-		/* On a connection that was used before, libcurl repeats what got no answer. */
-		curl_easy_setopt(easy, CURLOPT_FRESH_CONNECT, 1L);
+		/* On a connection that was used before, libcurl repeats what got no answer, but for a body that it
+		 * cannot rewind: so no engine computes a request twice. */
+		curl_easy_setopt(easy, CURLOPT_POST, 1L);
+		curl_easy_setopt(easy, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)call->body_len);
+		curl_easy_setopt(easy, CURLOPT_READFUNCTION, body_wanted);
+		curl_easy_setopt(easy, CURLOPT_READDATA, call);
 	}
 }
 
@@ -229,6 +245,7 @@ kvp_call_t *kvp_call_start(kvp_calls_t *calls, const kvp_call_config_t *config)
 	}
 	call->calls = calls;
 	call->body = config->body;
+	call->body_len = config->body ? strlen(config->body) : 0;
 	call->max_bytes = config->max_bytes;
 	call->pause_bytes = config->pause_bytes;
 	call->notify = config->notify;
@@ -268,6 +285,25 @@ void kvp_call_end(kvp_call_t *call)
 int kvp_call_is_answered(const kvp_call_t *call)
 {
 	return call->ended && call->result == CURLE_OK && call->status > 0;
+}
+
+int kvp_call_is_refused(const kvp_call_t *call)
+{
+	long error = 0;
+
+	curl_easy_getinfo(call->easy, CURLINFO_OS_ERRNO, &error);
+
+	return call->ended && call->result == CURLE_COULDNT_CONNECT && error != EADDRNOTAVAIL && error != EMFILE &&
+	       error != ENFILE && error != ENOBUFS && error != ENOMEM; /* those are faults of this machine */
+}
+
+int kvp_call_is_stale(const kvp_call_t *call)
+{
+	long connects = 0;
+
+	curl_easy_getinfo(call->easy, CURLINFO_NUM_CONNECTS, &connects);
+
+	return call->ended && call->result != CURLE_OK && call->status == 0 && connects == 0;
 }
 
 const char *kvp_call_type(const kvp_call_t *call)

@@ -29,6 +29,7 @@ typedef struct kvp_call_config {
 	uint64_t connect_timeout_ns;
 	uint64_t timeout_ns; /* of the whole call; 0: its owner has the clock */
 	size_t max_bytes;    /* of an answer; more is a failure */
+	int is_fresh;        /* a connection that no call had before */
 	size_t pause_bytes;  /* with this much not taken the engine is not read; 0: no limit */
 	void (*notify)(void *ctx, kvp_call_t *call);
 	void *ctx;
@@ -39,7 +40,9 @@ struct kvp_call {
 	kvp_calls_t *calls;
 	CURL *easy;
 	struct curl_slist *headers;
-	char *body, *data; /* data: received, and not taken */
+	char *body;
+	size_t body_len, body_sent;
+	char *data; /* received, and not taken */
 	size_t taken, len, cap;
 	size_t max_bytes, pause_bytes, received;
 	long status; /* of HTTP; 0: none yet */
@@ -51,7 +54,8 @@ struct kvp_call {
 	void *ctx;
 };
 
-kv_status_t kvp_calls_open(kvp_calls_t *calls, kvp_loop_t *loop);
+/* `connections`: how many are kept, with those in use. */
+kv_status_t kvp_calls_open(kvp_calls_t *calls, kvp_loop_t *loop, uint32_t connections);
 /* Every call has been ended by its owner. */
 void kvp_calls_close(kvp_calls_t *calls);
 /* Run libcurl's time-outs that are due, and tell the owners of what has changed. */
@@ -63,6 +67,11 @@ kvp_call_t *kvp_call_start(kvp_calls_t *calls, const kvp_call_config_t *config);
 void kvp_call_end(kvp_call_t *call);
 /* Has it ended with an answer, whatever its status? */
 int kvp_call_is_answered(const kvp_call_t *call);
+/* Has it failed since the engine cannot be connected to? */
+int kvp_call_is_refused(const kvp_call_t *call);
+/* Has it failed without a byte of an answer, on a connection that another call had before? The engine may have ended
+ * that while it was idle. */
+int kvp_call_is_stale(const kvp_call_t *call);
 /* "text/event-stream; charset=utf-8"; "" before the headers. */
 const char *kvp_call_type(const kvp_call_t *call);
 /* Take up to cap bytes of what has come; an engine that waited goes on. */

@@ -295,10 +295,12 @@ void kvp_fleet_loads(const kvp_fleet_t *fleet, uint64_t excluded, uint32_t hit, 
 	}
 }
 
-int kvp_fleet_has_decode(const kvp_fleet_t *fleet, uint64_t excluded)
+int kvp_fleet_has(const kvp_fleet_t *fleet, int is_decode, uint64_t excluded)
 {
-	for (uint32_t i = fleet->prefill_n; i < fleet->prefill_n + fleet->decode_n; i++) {
-		if (fleet->engines[i].up && !(excluded & kvp_engine_bit(&fleet->engines[i]))) {
+	for (uint32_t i = 0; i < fleet->prefill_n + fleet->decode_n; i++) {
+		const kvp_engine_t *engine = &fleet->engines[i];
+
+		if (engine->is_decode == is_decode && engine->up && !(excluded & kvp_engine_bit(engine))) {
 			return 1;
 		}
 	}

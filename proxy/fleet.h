@@ -73,8 +73,8 @@ uint32_t kvp_fleet_own_hits(const kvp_fleet_t *fleet, const kvp_prefix_question_
  * tokens of the prompt, and have own[i]. */
 void kvp_fleet_loads(const kvp_fleet_t *fleet, uint64_t excluded, uint32_t hit, const uint32_t *own,
 		     kvp_engine_load_t *loads);
-/* Is a decode engine up that is not in the set? */
-int kvp_fleet_has_decode(const kvp_fleet_t *fleet, uint64_t excluded);
+/* Is an engine of the role up that is not in the set? */
+int kvp_fleet_has(const kvp_fleet_t *fleet, int is_decode, uint64_t excluded);
 void kvp_fleet_metrics(const kvp_fleet_t *fleet, kvp_engine_metrics_t out[KVP_ENGINES_MAX]);
 
 #endif

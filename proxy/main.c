@@ -66,7 +66,8 @@ static kv_status_t open_all(proxy_t *proxy, char *detail, size_t cap)
 		status = watch_signals(proxy);
 	}
 	if (status == KV_OK) {
-		status = kvp_calls_open(&proxy->calls, &proxy->loop);
+		status = kvp_calls_open(&proxy->calls, &proxy->loop,
+					2u * (uint32_t)proxy->options.limits_requests + 2u * KVP_ENGINES_MAX);
 	}
 	if (status == KV_OK) {
 		status = kvp_fleet_init(&proxy->fleet, &proxy->options, &proxy->calls);

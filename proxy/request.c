@@ -90,6 +90,7 @@ static int start_leg(kvp_request_t *request, kvp_leg_t *leg, const leg_start_t *
 				    .connect_timeout_ns = request->all->options->connect_timeout,
 				    .max_bytes = start->max_bytes,
 				    .pause_bytes = start->pause_bytes,
+				    .is_fresh = request->is_fresh,
 				    .notify = start->notify,
 				    .ctx = request};
 
@@ -138,10 +139,14 @@ static void leg_failed(kvp_request_t *request, kvp_leg_t *leg, const char *why)
 	       leg == &request->decode ? "decode" : "prefill", leg->engine->url, request->transfer, why);
 	kvp_metric_add(request->all->metrics, leg == &request->decode ? KVP_M_DECODE_FAILURES : KVP_M_PREFILL_FAILURES,
 		       1);
-	if (call->ended && call->result == CURLE_COULDNT_CONNECT) {
+	if (kvp_call_is_refused(call)) {
 		kvp_engine_unreachable(leg->engine);
 	}
 	request->excluded |= kvp_engine_bit(leg->engine);
+	if (kvp_call_is_stale(call) && !kvp_fleet_has(request->all->fleet, leg->engine->is_decode, request->excluded)) {
+		request->excluded &= ~kvp_engine_bit(leg->engine); /* it may have ended an idle connection */
+		request->is_fresh = 1;
+	}
 }
 
 static void send_again(kvp_request_t *request)
@@ -180,7 +185,7 @@ static void decode_failed(kvp_request_t *request, const char *why)
 {
 	leg_failed(request, &request->decode, why);
 	if (request->tries[1] < request->all->options->attempts &&
-	    kvp_fleet_has_decode(request->all->fleet, request->excluded)) {
+	    kvp_fleet_has(request->all->fleet, 1, request->excluded)) {
 		send_again(request);
 	} else if (kvp_call_is_answered(request->decode.call)) {
 		take_answer(request); /* its error says more than ours */
@@ -707,8 +712,8 @@ static void check_deadlines(kvp_request_t *request, uint64_t now_ns)
 		request->is_expired = 1;
 		route(request, 1);
 	}
-	if (request->is_looking && (kvp_fleet_has_decode(request->all->fleet, request->excluded) ||
-				    !kvp_fleet_is_looking(request->all->fleet))) {
+	if (request->is_looking &&
+	    (kvp_fleet_has(request->all->fleet, 1, request->excluded) || !kvp_fleet_is_looking(request->all->fleet))) {
 		request->is_looking = 0;
 		route(request, 0);
 	}

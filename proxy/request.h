@@ -68,6 +68,7 @@ struct kvp_request {
 	uint32_t own[KVP_ENGINES_MAX]; /* in an engine's own cache */
 	uint64_t came_ns, queued_ns;
 	int is_queued, is_expired, is_broken, is_counted;
+	int is_fresh;               /* its calls have connections of their own */
 	int is_looking, has_looked; /* waits for looks at decode engines, of which none is up; once */
 	double queue_work_ns, queue_rank;
 	uint64_t excluded; /* engines that have failed it */

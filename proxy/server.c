@@ -204,7 +204,7 @@ static enum MHD_Result answer_get(const kvp_server_t *server, struct MHD_Connect
 		return answer_metrics(server, connection);
 	}
 	if (strcmp(url, "/health") == 0) {
-		return kvp_fleet_has_decode(server->requests->fleet, 0)
+		return kvp_fleet_has(server->requests->fleet, 1, 0)
 			       ? answer(connection, MHD_HTTP_OK, "text/plain", "ok\n", 3)
 			       : answer_error(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "no decode engine is up");
 	}

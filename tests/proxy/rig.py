@@ -60,6 +60,7 @@ class Engine:
         self.healthy = True
         self.looks = 0
         self.connections: set[socket.socket] = set()
+        self.accepted = 0  # connections so far
         self.prompt_tokens: list[int] | None = None  # what /tokenize says; None: a 404
         engine = self
 
@@ -72,6 +73,8 @@ class Engine:
 
             def handle(self) -> None:
                 engine.connections.add(self.connection)
+                engine.accepted += 1
+                self.calls = 0  # of this connection
                 try:
                     super().handle()
                 except OSError:
@@ -80,6 +83,7 @@ class Engine:
 
             def do_GET(self) -> None:
                 engine.looks += 1
+                self.calls += 1
                 wait_until(lambda: engine.healthy is not None, "health")
                 self.say(200 if engine.healthy else 503, b"")
 
@@ -91,6 +95,7 @@ class Engine:
                     else:
                         self.say(200, json.dumps({"count": len(engine.prompt_tokens), "tokens": engine.prompt_tokens}).encode())
                     return
+                self.calls += 1
                 engine.requests.append({"path": self.path, "id": self.headers["X-Request-Id"], "auth": self.headers["Authorization"], "body": body})
                 try:
                     engine.answer(self, body)

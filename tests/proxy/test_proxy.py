@@ -237,6 +237,19 @@ class Failures(Case):
                 self.assertEqual(proxy.metric("kvd_pd_proxy_retries_total"), 1)
                 self.assertIn(self.decode[0].requests[-1]["body"]["kv_transfer_params"]["transfer_id"], sent)
 
+    def test_p6_the_only_engine_gets_a_request_again_whose_connection_it_had_ended(self) -> None:
+        self.engines(1, 1)
+        proxy = self.proxy("--sequential")
+        body = request()
+        self.check(proxy.call(body), body)
+        for engine in self.prefill + self.decode:
+            with self.subTest(engine.role):
+                first = len(engine.requests)
+                engine.answer = lambda handler, body, engine=engine: handler.die() if handler.calls > 1 else engine.serve(handler, body)
+                self.check(proxy.call(body), body)
+                self.assertEqual(len(engine.requests), first + 2)
+                engine.answer = engine.serve
+
     def test_p6_nonsense_instead_of_params_is_a_failure(self) -> None:
         for text in (b"", b"<html>", b"[1]", b'{"kv_transfer_params":3}'):
             with self.subTest(text):
@@ -404,6 +417,15 @@ class Failures(Case):
 
 
 class Clients(Case):
+    def test_p5_requests_share_connections_to_engines(self) -> None:
+        self.engines(1, 1)
+        proxy = self.proxy("--health.interval=1h")
+        for i in range(20):
+            body = request(user=str(i), stream=i % 2 == 0)
+            self.check(proxy.call(body), body)
+        self.assertEqual((len(self.prefill[0].requests), len(self.decode[0].requests)), (20, 20))
+        self.assertLessEqual(self.decode[0].accepted, 2)
+
     def test_p4_a_client_that_leaves_ends_both_sides(self) -> None:
         self.engines(1, 1)
         self.prefill[0].prefill_time = WAIT
