@@ -4,123 +4,142 @@
 #include "kv/text.h"
 #include "kv/types.h"
 
-#include <json-c/json.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define DEPTH 128 /* tools describe their arguments by nested schemas */
-#define PLAIN (JSON_C_TO_STRING_PLAIN | JSON_C_TO_STRING_NOSLASHESCAPE)
+#define BLANKS " \t\r\n"
 
-/* ---- reading --------------------------------------------------------------------------------- */
+enum { KVP_READ, KVP_ASKED, KVP_OWN, KVP_DROPPED }; /* ASKED: also for /tokenize; OWN: for the decode side alone */
 
-/* One object and blanks. NULL: it is something else. */
-static json_object *parse_object(const char *data, size_t len)
+static const struct {
+	const char *name;
+	int use;
+} members[KVP_MEMBER_COUNT] = {
+#define ROW(NAME, member_name, member_use) [KVP_MEMBER_##NAME] = {#member_name, member_use},
+	KVP_MEMBER_LIST(ROW)
+#undef ROW
+};
+
+/* ---- values ---------------------------------------------------------------------------------- */
+
+static char first_of(kvp_span_t value)
 {
-	json_tokener *tokener = len > 0 && len < INT_MAX ? json_tokener_new_ex(DEPTH) : NULL;
-	json_object *root = NULL;
-	size_t end;
+	return value.data ? value.data[0] : '\0';
+}
 
-	if (!tokener) {
+/* Anything but absent, null, false and 0. */
+static int is_set(kvp_span_t value)
+{
+	return value.data && value.data[0] != 'f' && !(value.len == 1 && value.data[0] == '0');
+}
+
+/* Is there a value, and is it none of 0 and 1? */
+static int is_several(kvp_span_t value)
+{
+	return value.data && !(value.len == 1 && (value.data[0] == '0' || value.data[0] == '1'));
+}
+
+/* The value of a member of an object of checked JSON; NULL: absent, or null. */
+static kvp_span_t find(kvp_span_t object, const char *wanted)
+{
+	kvp_span_t name, value, found = {0};
+	kvp_json_iter_t iter;
+	char text[64];
+
+	for (int more = kvp_json_open(&iter, object, '{'); more && kvp_json_next(&iter, &name, &value);) {
+		if (kvp_json_text(name, text, sizeof text) >= 0 && strcmp(text, wanted) == 0) {
+			found = first_of(value) == 'n' ? (kvp_span_t){0} : value;
+		}
+	}
+
+	return found;
+}
+
+/* One token id and the comma or bracket behind it; NULL: it is something else. */
+static const char *take_token(const char *at, uint32_t *token)
+{
+	const char *begin = at += strspn(at, BLANKS);
+	uint64_t id = 0;
+
+	for (; *at >= '0' && *at <= '9' && id < UINT32_MAX; at++) {
+		id = id * 10 + (unsigned)(*at - '0');
+	}
+	*token = (uint32_t)id;
+	if (at == begin || id >= UINT32_MAX) {
 		return NULL;
 	}
-	json_tokener_set_flags(tokener,
-			       JSON_TOKENER_STRICT | JSON_TOKENER_VALIDATE_UTF8 | JSON_TOKENER_ALLOW_TRAILING_CHARS);
-	root = json_tokener_parse_ex(tokener, data, (int)len);
-	end = json_tokener_get_parse_end(tokener);
-	while (end < len && strchr(" \t\r\n", data[end]) && data[end] != '\0') {
-		end++;
+	at += strspn(at, BLANKS);
+
+	return *at == ',' || *at == ']' ? at + 1 : NULL;
+}
+
+/* Token ids of a checked list. KV_ERR_PROTO: it holds something else. */
+static kv_status_t take_tokens(kvp_span_t list, uint32_t most, uint32_t **p_tokens, uint32_t *p_n)
+{
+	const char *at = list.data, *end = list.data + list.len;
+	size_t n = at[1 + strspn(at + 1, BLANKS)] != ']';
+	uint32_t *tokens;
+
+	while (n > 0 && (at = memchr(at, ',', (size_t)(end - at)))) {
+		at++;
+		n++;
 	}
-	if (json_tokener_get_error(tokener) != json_tokener_success || end != len ||
-	    !json_object_is_type(root, json_type_object)) {
-		json_object_put(root);
-		root = NULL;
+	if (n > most) {
+		return KV_ERR_LIMIT;
 	}
-	json_tokener_free(tokener);
-
-	return root;
-}
-
-/* NULL: absent, or null. */
-static json_object *member(json_object *object, const char *name)
-{
-	json_object *value = NULL;
-
-	return json_object_object_get_ex(object, name, &value) ? value : NULL;
-}
-
-static int is_above(json_object *object, const char *name, int64_t most)
-{
-	json_object *value = member(object, name);
-
-	return value && (!json_object_is_type(value, json_type_int) || json_object_get_int64(value) > most);
-}
-
-static void take_text(json_object *object, const char *name, char *out, size_t cap)
-{
-	json_object *value = member(object, name);
-
-	snprintf(out, cap, "%s", json_object_is_type(value, json_type_string) ? json_object_get_string(value) : "");
-}
-
-/* Token ids of a list; 0: it holds something else, or memory is short. */
-static int take_tokens(json_object *list, uint32_t **p_tokens, uint32_t *p_n)
-{
-	size_t n = json_object_array_length(list);
-	uint32_t *tokens = n < UINT32_MAX ? malloc((n + 1) * sizeof *tokens) : NULL;
-
-	for (size_t i = 0; tokens && i < n; i++) {
-		json_object *token = json_object_array_get_idx(list, i);
-		int64_t id = json_object_is_type(token, json_type_int) ? json_object_get_int64(token) : -1;
-
-		if (id < 0 || id >= UINT32_MAX) {
-			free(tokens);
-			return 0;
-		}
-		tokens[i] = (uint32_t)id;
+	tokens = malloc((n + 1) * sizeof *tokens);
+	if (!tokens) {
+		return KV_ERR_NOMEM;
+	}
+	at = list.data + 1;
+	for (size_t i = 0; i < n && at; i++) {
+		at = take_token(at, &tokens[i]);
+	}
+	if (!at) {
+		free(tokens);
+		return KV_ERR_PROTO;
 	}
 	*p_tokens = tokens;
-	*p_n = tokens ? (uint32_t)n : 0;
+	*p_n = (uint32_t)n;
 
-	return tokens != NULL;
+	return KV_OK;
 }
 
 /* ---- what the proxy must know ---------------------------------------------------------------- */
 
 /* A text, token ids, or a list of prompts: of one it makes no difference. */
-static int take_prompt(json_object *root, kvp_body_t *body)
+static kv_status_t take_prompt(kvp_body_t *body, uint32_t most_tokens)
 {
-	json_object *prompt = member(root, "prompt"), *first;
+	const kvp_span_t prompt = body->value[KVP_MEMBER_PROMPT];
+	kvp_span_t first = {0}, second;
+	kvp_json_iter_t iter;
 
-	if (json_object_is_type(prompt, json_type_array) && json_object_array_length(prompt) > 0) {
-		first = json_object_array_get_idx(prompt, 0);
-		if (json_object_is_type(first, json_type_int)) {
-			return take_tokens(prompt, &body->tokens, &body->n_tokens);
-		}
-		body->whole |= json_object_array_length(prompt) > 1;
-		body->opaque |= 1;
-		body->text_bytes = SIZE_MAX;
-		return json_object_is_type(first, json_type_string) || json_object_is_type(first, json_type_array);
+	if (first_of(prompt) == '"') {
+		return KV_OK;
 	}
-	if (!json_object_is_type(prompt, json_type_string)) {
-		return 0;
+	if (!kvp_json_open(&iter, prompt, '[') || !kvp_json_next(&iter, NULL, &first)) {
+		return KV_ERR_PROTO;
 	}
-	body->text_bytes = (size_t)json_object_get_string_len(prompt);
+	if (first_of(first) != '"' && first_of(first) != '[') {
+		return take_tokens(prompt, most_tokens, &body->tokens, &body->n_tokens);
+	}
+	body->opaque = 1;
+	body->whole |= kvp_json_next(&iter, NULL, &second);
 
-	return 1;
+	return KV_OK;
 }
 
-static int has_other_parts(json_object *message)
+static int has_other_parts(kvp_span_t message)
 {
-	json_object *content = member(message, "content");
-	size_t n = json_object_is_type(content, json_type_array) ? json_object_array_length(content) : 0;
+	kvp_json_iter_t iter;
+	kvp_span_t part;
 
-	for (size_t i = 0; i < n; i++) {
-		json_object *part = json_object_array_get_idx(content, i);
-		json_object *type = json_object_is_type(part, json_type_object) ? member(part, "type") : NULL;
+	for (int more = kvp_json_open(&iter, find(message, "content"), '[');
+	     more && kvp_json_next(&iter, NULL, &part);) {
+		const kvp_span_t type = find(part, "type");
 
-		if (!json_object_is_type(type, json_type_string) || strcmp(json_object_get_string(type), "text") != 0) {
+		if (type.len != 6 || memcmp(type.data, "\"text\"", 6) != 0) {
 			return 1;
 		}
 	}
@@ -128,227 +147,246 @@ static int has_other_parts(json_object *message)
 	return 0;
 }
 
-static int take_messages(json_object *root, kvp_body_t *body)
+static kv_status_t take_messages(kvp_body_t *body)
 {
-	json_object *messages = member(root, "messages");
-	size_t n = json_object_is_type(messages, json_type_array) ? json_object_array_length(messages) : 0;
+	kvp_json_iter_t iter;
+	kvp_span_t message;
 
-	for (size_t i = 0; i < n; i++) {
-		json_object *message = json_object_array_get_idx(messages, i);
-
-		if (!json_object_is_type(message, json_type_object)) {
-			return 0;
+	if (!kvp_json_open(&iter, body->value[KVP_MEMBER_MESSAGES], '[')) {
+		return KV_ERR_PROTO;
+	}
+	while (kvp_json_next(&iter, NULL, &message)) {
+		if (first_of(message) != '{') {
+			return KV_ERR_PROTO;
 		}
 		body->opaque |= has_other_parts(message);
 	}
-	body->text_bytes = strlen(body->common);
 
-	return n > 0;
+	return iter.n > 0 ? KV_OK : KV_ERR_PROTO;
 }
 
 /* What an engine answers from one sequence's KV alone may be handed over. */
-static int needs_one_engine(json_object *root)
+static int needs_one_engine(const kvp_span_t *value)
 {
-	return is_above(root, "n", 1) || is_above(root, "best_of", 1) || member(root, "prompt_logprobs") != NULL ||
-	       json_object_get_boolean(member(root, "use_beam_search")) ||
-	       (json_object_get_boolean(member(root, "echo")) && member(root, "logprobs"));
+	return is_several(value[KVP_MEMBER_N]) || is_several(value[KVP_MEMBER_BEST_OF]) ||
+	       value[KVP_MEMBER_PROMPT_LOGPROBS].data || is_set(value[KVP_MEMBER_USE_BEAM_SEARCH]) ||
+	       (is_set(value[KVP_MEMBER_ECHO]) && value[KVP_MEMBER_LOGPROBS].data);
 }
 
-/* ---- parting --------------------------------------------------------------------------------- */
-
-/* A document under way. */
-typedef struct writer {
-	char *text;
-	size_t len, cap;
-	int failed;
-} writer_t;
-
-static void put(writer_t *out, const char *text, size_t len)
+/* A name that is too long is none that could be looked up. */
+static void take_text(kvp_body_t *body, kvp_member_t member, char *out, size_t cap)
 {
-	if (out->failed || len > SIZE_MAX / 4) {
-		out->failed = 1;
-		return;
-	}
-	if (out->len + len + 1 > out->cap) {
-		size_t cap = 2 * (out->len + len) + 64;
-		char *grown = realloc(out->text, cap);
+	const kvp_span_t value = body->value[member];
 
-		if (!grown) {
-			out->failed = 1;
-			return;
+	if (value.data && (first_of(value) != '"' || kvp_json_text(value, out, cap) < 0)) {
+		out[0] = '\0';
+		body->opaque = 1;
+	}
+}
+
+static size_t text_bytes(const kvp_body_t *body)
+{
+	const kvp_span_t prompt = body->value[KVP_MEMBER_PROMPT];
+	size_t bytes = 0;
+
+	if (body->tokens) {
+		return 0;
+	}
+	if (first_of(prompt) == '"') {
+		return kvp_json_length(prompt) - 2;
+	}
+	for (uint32_t i = 0; i < body->commons; i++) {
+		bytes += kvp_json_length(body->common[i]);
+	}
+
+	return bytes;
+}
+
+/* ---- reading --------------------------------------------------------------------------------- */
+
+static kvp_member_t find_member(kvp_span_t name)
+{
+	char text[64];
+	kvp_member_t member = 0;
+
+	if (kvp_json_text(name, text, sizeof text) < 0) {
+		return KVP_MEMBER_COUNT;
+	}
+	while (member < KVP_MEMBER_COUNT && strcmp(members[member].name, text) != 0) {
+		member++;
+	}
+
+	return member;
+}
+
+/* Where each member lies. */
+static kv_status_t part_members(kvp_body_t *body, char why[128])
+{
+	kvp_json_iter_t iter;
+	kvp_span_t name, value, all;
+	int in_run = 0;
+
+	snprintf(why, 128, "the body is not a JSON object");
+	if (!kvp_json_open(&iter, (kvp_span_t){body->data, body->len}, '{')) {
+		return KV_ERR_PROTO;
+	}
+	while (kvp_json_next(&iter, &name, &value)) {
+		const kvp_member_t member = find_member(name);
+		const int is_known = member < KVP_MEMBER_COUNT;
+
+		all = (kvp_span_t){name.data, (size_t)(value.data + value.len - name.data)};
+		if (is_known && body->member[member].data) {
+			snprintf(why, 128, "`%s` is there twice", members[member].name);
+			return KV_ERR_PROTO;
 		}
-		out->text = grown;
-		out->cap = cap;
-	}
-	memcpy(out->text + out->len, text, len);
-	out->len += len;
-	out->text[out->len] = '\0';
-}
-
-static void put_member(writer_t *out, const char *name, json_object *value)
-{
-	json_object *key = json_object_new_string(name);
-	size_t len = 0;
-	const char *text;
-
-	if (out->len > 0 && !strchr("{,", out->text[out->len - 1])) {
-		put(out, ",", 1);
-	}
-	text = json_object_to_json_string_length(key, PLAIN, &len);
-	out->failed |= !text;
-	put(out, text ? text : "", len);
-	put(out, ":", 1);
-	text = json_object_to_json_string_length(value, PLAIN, &len);
-	put(out, text ? text : "null", text ? len : 4);
-	json_object_put(key);
-}
-
-static int is_one_of(const char *name, const char *const *names, size_t count)
-{
-	for (size_t i = 0; i < count; i++) {
-		if (strcmp(name, names[i]) == 0) {
-			return 1;
+		if (is_known) {
+			body->member[member] = all;
+			body->value[member] = first_of(value) == 'n' ? (kvp_span_t){0} : value;
 		}
-	}
+		if (is_known && members[member].use >= KVP_OWN) {
+			in_run = 0;
+		} else if (in_run) {
+			kvp_span_t *run = &body->common[body->commons - 1];
 
-	return 0;
-}
-
-static int part_members(json_object *root, int tokenize, kvp_body_t *body)
-{
-	static const char *const own[] = {
-		"max_tokens", "max_completion_tokens", "min_tokens", "stream", "stream_options", "n", "best_of",
-		"echo"};
-	static const char *const asked[] = {"model",
-					    "prompt",
-					    "messages",
-					    "add_special_tokens",
-					    "add_generation_prompt",
-					    "continue_final_message",
-					    "chat_template",
-					    "chat_template_kwargs",
-					    "mm_processor_kwargs",
-					    "tools"};
-	struct json_object_iterator at = json_object_iter_begin(root);
-	const struct json_object_iterator end = json_object_iter_end(root);
-	writer_t common = {0}, rest = {0}, question = {0};
-
-	put(&common, "{", 1);
-	put(&rest, "", 0);
-	put(&question, "{", 1);
-	while (!json_object_iter_equal(&at, &end)) {
-		const char *name = json_object_iter_peek_name(&at);
-		json_object *value = json_object_iter_peek_value(&at);
-
-		json_object_iter_next(&at);
-		if (strcmp(name, "kv_transfer_params") == 0) {
-			continue;
-		}
-		if (is_one_of(name, own, KV_COUNT_OF(own))) {
-			put(&rest, ",", rest.len == 0);
-			put_member(&rest, name, value);
+			run->len = (size_t)(value.data + value.len - run->data);
 		} else {
-			put_member(&common, name, value);
-		}
-		if (tokenize && is_one_of(name, asked, KV_COUNT_OF(asked))) {
-			put_member(&question, name, value);
+			body->common[body->commons++] = all;
+			in_run = 1;
 		}
 	}
-	put(&question, "}", 1);
-	body->common = common.text;
-	body->own = rest.text;
-	body->tokenize = question.text;
 
-	return !common.failed && !rest.failed && !question.failed;
+	return kvp_json_is_end(&iter) ? KV_OK : KV_ERR_PROTO;
 }
 
-kv_status_t kvp_body_parse(kvp_api_t api, const char *data, size_t len, int tokenize, kvp_body_t *body, char why[128])
+kv_status_t kvp_body_parse(kvp_api_t api, kvp_span_t data, uint32_t most_tokens, kvp_body_t *body, char why[128])
 {
-	json_object *root = parse_object(data, len), *stream;
-	kv_status_t status = KV_ERR_PROTO;
+	kvp_span_t stream;
+	kv_status_t status;
 
 	memset(body, 0, sizeof *body);
-	snprintf(why, 128, "the body is not a JSON object");
-	if (!root) {
+	body->data = (char *)(uintptr_t)data.data;
+	body->len = data.len;
+	status = part_members(body, why);
+	if (status != KV_OK) {
 		return status;
 	}
-	stream = member(root, "stream");
-	body->stream = json_object_get_boolean(stream);
-	body->whole = needs_one_engine(root);
-	body->has_completion_limit = member(root, "max_completion_tokens") != NULL;
-	take_text(root, "model", body->model, sizeof body->model);
-	take_text(root, "cache_salt", body->salt, sizeof body->salt);
-	if (!part_members(root, tokenize, body)) {
-		status = KV_ERR_NOMEM;
-	} else if (stream && !json_object_is_type(stream, json_type_boolean)) {
+	stream = body->value[KVP_MEMBER_STREAM];
+	if (stream.data && first_of(stream) != 't' && first_of(stream) != 'f') {
 		snprintf(why, 128, "`stream` is neither true nor false");
-	} else if (api == KVP_CHAT ? !take_messages(root, body) : !take_prompt(root, body)) {
-		snprintf(why, 128, "%s",
-			 api == KVP_CHAT ? "`messages` is not a list of messages"
-					 : "`prompt` is neither a text nor token ids nor a list of them");
-	} else {
-		status = KV_OK;
+		return KV_ERR_PROTO;
 	}
-	if (!tokenize || body->tokens || status != KV_OK) {
-		free(body->tokenize);
-		body->tokenize = NULL;
-	}
-	json_object_put(root);
+	body->stream = first_of(stream) == 't';
+	body->whole = needs_one_engine(body->value);
+	take_text(body, KVP_MEMBER_MODEL, body->model, sizeof body->model);
+	take_text(body, KVP_MEMBER_CACHE_SALT, body->salt, sizeof body->salt);
+	status = api == KVP_CHAT ? take_messages(body) : take_prompt(body, most_tokens);
+	body->text_bytes = text_bytes(body);
+	snprintf(why, 128, "%s",
+		 status == KV_ERR_LIMIT ? "`prompt` has more token ids than limits.tokens"
+		 : api == KVP_CHAT      ? "`messages` is not a list of messages"
+					: "`prompt` is neither a text nor token ids nor a list of them");
 
 	return status;
 }
 
+void kvp_body_drop(kvp_body_t *body)
+{
+	free(body->data);
+	body->data = NULL;
+}
+
 void kvp_body_free(kvp_body_t *body)
 {
-	free(body->common);
-	free(body->own);
-	free(body->tokenize);
+	kvp_body_drop(body);
 	free(body->tokens);
 	memset(body, 0, sizeof *body);
 }
 
 /* ---- what is sent ---------------------------------------------------------------------------- */
 
-char *kvp_body_for_decode(const kvp_body_t *body, const char *params)
+static void add_piece(kvp_pieces_t *out, kvp_span_t piece)
 {
-	writer_t out = {0};
-
-	put(&out, body->common, strlen(body->common));
-	put(&out, body->own, strlen(body->own));
-	if (params) {
-		put(&out, ",\"kv_transfer_params\":", 22);
-		put(&out, params, strlen(params));
-	}
-	put(&out, "}", 1);
-	if (out.failed) {
-		free(out.text);
-		out.text = NULL;
-	}
-
-	return out.text;
+	out->at[out->n++] = piece;
 }
 
-char *kvp_body_for_prefill(const kvp_body_t *body, const char *transfer)
+static void add_member(kvp_pieces_t *out, kvp_span_t member)
 {
-	char more[256];
-	writer_t out = {0};
+	add_piece(out, out->n == 0 ? (kvp_span_t){"{", 1} : (kvp_span_t){",", 1});
+	add_piece(out, member);
+}
+
+/* `more`: members, each behind a comma; "": none. */
+static int end_object(kvp_pieces_t *out, const char *more)
+{
+	const char *first = out->n == 0 ? "{" : "";
+	const int len = asprintf(&out->tail, "%s%s}", first, out->n == 0 && *more ? more + 1 : more);
+
+	if (len < 0) {
+		out->tail = NULL;
+		return 0;
+	}
+	add_piece(out, (kvp_span_t){out->tail, (size_t)len});
+
+	return 1;
+}
+
+static void add_common(const kvp_body_t *body, kvp_pieces_t *out)
+{
+	out->n = 0;
+	out->tail = NULL;
+	for (uint32_t i = 0; i < body->commons; i++) {
+		add_member(out, body->common[i]);
+	}
+}
+
+static void add_members(const kvp_body_t *body, int use, kvp_pieces_t *out)
+{
+	for (int i = 0; i < KVP_MEMBER_COUNT; i++) {
+		if (members[i].use == use && body->member[i].data) {
+			add_member(out, body->member[i]);
+		}
+	}
+}
+
+int kvp_body_for_decode(const kvp_body_t *body, const char *params, kvp_pieces_t *out)
+{
+	char *more = NULL;
+	int is_made;
+
+	if (params && asprintf(&more, ",\"kv_transfer_params\":%s", params) < 0) {
+		return 0;
+	}
+	add_common(body, out);
+	add_members(body, KVP_OWN, out);
+	is_made = end_object(out, more ? more : "");
+	free(more);
+
+	return is_made;
+}
+
+int kvp_body_for_prefill(const kvp_body_t *body, const char *transfer, kvp_pieces_t *out)
+{
+	char more[320];
 
 	snprintf(more, sizeof more,
 		 ",\"max_tokens\":1%s,\"stream\":false,\"kv_transfer_params\":{\"do_remote_decode\":true,"
-		 "\"do_remote_prefill\":false%s%s%s}}",
-		 body->has_completion_limit ? ",\"max_completion_tokens\":1" : "",
+		 "\"do_remote_prefill\":false%s%s%s}",
+		 body->value[KVP_MEMBER_MAX_COMPLETION_TOKENS].data ? ",\"max_completion_tokens\":1" : "",
 		 transfer ? ",\"transfer_id\":\""
 			  : ",\"remote_engine_id\":null,\"remote_block_ids\":null,"
 			    "\"remote_host\":null,\"remote_port\":null",
 		 transfer ? transfer : "", transfer ? "\"" : "");
-	put(&out, body->common, strlen(body->common));
-	put(&out, more, strlen(more));
-	if (out.failed) {
-		free(out.text);
-		out.text = NULL;
-	}
+	add_common(body, out);
 
-	return out.text;
+	return end_object(out, more);
+}
+
+int kvp_body_for_tokenize(const kvp_body_t *body, kvp_pieces_t *out)
+{
+	out->n = 0;
+	add_members(body, KVP_ASKED, out);
+
+	return end_object(out, "");
 }
 
 void kvp_params_of_transfer(const char *transfer, const kvp_origin_t *from, char out[KVP_PARAMS_MAX])
@@ -363,51 +401,54 @@ void kvp_params_of_transfer(const char *transfer, const kvp_origin_t *from, char
 
 /* ---- what engines answer --------------------------------------------------------------------- */
 
-kv_status_t kvp_answer_params(const char *data, size_t len, char **p_params)
+static int is_object(kvp_span_t text)
 {
-	json_object *root = parse_object(data, len), *params;
-	kv_status_t status = KV_OK;
+	kvp_json_iter_t iter;
+	kvp_span_t value;
+
+	if (!kvp_json_open(&iter, text, '{')) {
+		return 0;
+	}
+	while (kvp_json_next(&iter, NULL, &value)) {
+	}
+
+	return kvp_json_is_end(&iter);
+}
+
+kv_status_t kvp_answer_params(kvp_span_t answer, char **p_params)
+{
+	const int is_json = is_object(answer);
+	const kvp_span_t params = is_json ? find(answer, "kv_transfer_params") : (kvp_span_t){0};
 
 	*p_params = NULL;
-	if (!root) {
+	if (!is_json || (params.data && first_of(params) != '{')) {
 		return KV_ERR_PROTO;
 	}
-	params = member(root, "kv_transfer_params");
-	if (params && !json_object_is_type(params, json_type_object)) {
-		status = KV_ERR_PROTO;
-	} else if (params) {
-		*p_params = strdup(json_object_to_json_string_ext(params, PLAIN));
-		status = *p_params ? KV_OK : KV_ERR_NOMEM;
+	if (params.data) {
+		*p_params = strndup(params.data, params.len);
 	}
-	json_object_put(root);
 
-	return status;
+	return params.data && !*p_params ? KV_ERR_NOMEM : KV_OK;
 }
 
-void kvp_answer_device(const char *data, size_t len, char device[KVP_DEVICE_MAX + 1])
+void kvp_answer_device(kvp_span_t answer, char device[KVP_DEVICE_MAX + 1])
 {
 	static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-";
-	json_object *root = parse_object(data, len);
-	json_object *params = root ? member(root, "kv_transfer_params") : NULL;
-	json_object *name = json_object_is_type(params, json_type_object) ? member(params, "transfer_device") : NULL;
-	const char *text = json_object_is_type(name, json_type_string) ? json_object_get_string(name) : "";
-	const size_t n = (size_t)json_object_get_string_len(name);
+	const kvp_span_t params = is_object(answer) ? find(answer, "kv_transfer_params") : (kvp_span_t){0};
+	const kvp_span_t name = find(params, "transfer_device");
+	char text[KVP_DEVICE_MAX + 1];
+	const int n = first_of(name) == '"' ? kvp_json_text(name, text, sizeof text) : -1;
 
-	if (n > 0 && n <= KVP_DEVICE_MAX && strspn(text, letters) == n) {
-		memcpy(device, text, n + 1u);
+	if (n > 0 && strspn(text, letters) == (size_t)n) {
+		memcpy(device, text, (size_t)n + 1u);
 	}
-	json_object_put(root);
 }
 
-kv_status_t kvp_answer_tokens(const char *data, size_t len, uint32_t **p_tokens, uint32_t *p_n)
+kv_status_t kvp_answer_tokens(kvp_span_t answer, uint32_t most, uint32_t **p_tokens, uint32_t *p_n)
 {
-	json_object *root = parse_object(data, len);
-	json_object *tokens = root ? member(root, "tokens") : NULL;
-	int taken = json_object_is_type(tokens, json_type_array) && take_tokens(tokens, p_tokens, p_n);
+	const kvp_span_t tokens = is_object(answer) ? find(answer, "tokens") : (kvp_span_t){0};
 
-	json_object_put(root);
-
-	return taken ? KV_OK : KV_ERR_PROTO;
+	return first_of(tokens) == '[' ? take_tokens(tokens, most, p_tokens, p_n) : KV_ERR_PROTO;
 }
 
 char *kvp_error_text(const char *message, const char *type, unsigned code)

@@ -100,10 +100,21 @@ static size_t data_came(char *data, size_t size, size_t n, void *ctx)
 static size_t body_wanted(char *out, size_t size, size_t n, void *ctx)
 {
 	kvp_call_t *call = ctx;
-	const size_t left = call->body_len - call->body_sent, len = left < size * n ? left : size * n;
+	size_t len = 0;
 
-	memcpy(out, call->body + call->body_sent, len);
-	call->body_sent += len;
+	while (call->piece < call->body.n && len < size * n) {
+		const kvp_span_t *piece = &call->body.at[call->piece];
+		const size_t left = piece->len - call->piece_sent, room = size * n - len;
+		const size_t some = left < room ? left : room;
+
+		memcpy(out + len, piece->data + call->piece_sent, some);
+		len += some;
+		call->piece_sent += some;
+		if (call->piece_sent == piece->len) {
+			call->piece++;
+			call->piece_sent = 0;
+		}
+	}
 
 	return len;
 }
@@ -224,11 +235,16 @@ static void set_up(kvp_call_t *call, const kvp_call_config_t *config, const char
 	curl_easy_setopt(easy, CURLOPT_FRESH_CONNECT, (long)config->is_fresh);
 	curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, (long)(config->connect_timeout_ns / NS_IN_MS));
 	curl_easy_setopt(easy, CURLOPT_TIMEOUT_MS, (long)(config->timeout_ns / NS_IN_MS));
-	if (call->body) {
+	if (config->body) {
+		curl_off_t len = 0;
+
+		for (uint32_t i = 0; i < call->body.n; i++) {
+			len += (curl_off_t)call->body.at[i].len;
+		}
 		/* On a connection that was used before, libcurl repeats what got no answer, but for a body that it
 		 * cannot rewind: so no engine computes a request twice. */
 		curl_easy_setopt(easy, CURLOPT_POST, 1L);
-		curl_easy_setopt(easy, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)call->body_len);
+		curl_easy_setopt(easy, CURLOPT_POSTFIELDSIZE_LARGE, len);
 		curl_easy_setopt(easy, CURLOPT_READFUNCTION, body_wanted);
 		curl_easy_setopt(easy, CURLOPT_READDATA, call);
 	}
@@ -240,12 +256,13 @@ kvp_call_t *kvp_call_start(kvp_calls_t *calls, const kvp_call_config_t *config)
 	kvp_call_t *call = calloc(1, sizeof *call);
 
 	if (!call) {
-		free(config->body);
+		free(config->body ? config->body->tail : NULL);
 		return NULL;
 	}
 	call->calls = calls;
-	call->body = config->body;
-	call->body_len = config->body ? strlen(config->body) : 0;
+	if (config->body) {
+		call->body = *config->body;
+	}
 	call->max_bytes = config->max_bytes;
 	call->pause_bytes = config->pause_bytes;
 	call->notify = config->notify;
@@ -277,9 +294,14 @@ void kvp_call_end(kvp_call_t *call)
 		curl_easy_cleanup(call->easy);
 	}
 	curl_slist_free_all(call->headers);
-	free(call->body);
+	free(call->body.tail);
 	free(call->data);
 	free(call);
+}
+
+int kvp_call_has_sent(const kvp_call_t *call)
+{
+	return call->ended || call->piece == call->body.n;
 }
 
 int kvp_call_is_answered(const kvp_call_t *call)

@@ -7,6 +7,7 @@
 #define KVP_CALL_H
 
 #include "base/loop.h"
+#include "base/pieces.h"
 
 #include <curl/curl.h>
 #include <stddef.h>
@@ -24,7 +25,8 @@ typedef struct kvp_calls {
 
 typedef struct kvp_call_config {
 	const char *url, *path;
-	char *body; /* of a POST; owned by the call from here on, also when it does not start. NULL: a GET */
+	kvp_pieces_t
+		*body; /* of a POST; its tail is the call's from here on, also when it does not start. NULL: a GET */
 	const char *headers[4]; /* "Name: value", copied; the last one NULL */
 	uint64_t connect_timeout_ns;
 	uint64_t timeout_ns; /* of the whole call; 0: its owner has the clock */
@@ -40,9 +42,10 @@ struct kvp_call {
 	kvp_calls_t *calls;
 	CURL *easy;
 	struct curl_slist *headers;
-	char *body;
-	size_t body_len, body_sent;
-	char *data; /* received, and not taken */
+	kvp_pieces_t body;
+	uint32_t piece;    /* the first one that libcurl has not got whole */
+	size_t piece_sent; /* bytes of it that libcurl has got */
+	char *data;        /* received, and not taken */
 	size_t taken, len, cap;
 	size_t max_bytes, pause_bytes, received;
 	long status; /* of HTTP; 0: none yet */
@@ -61,10 +64,12 @@ void kvp_calls_close(kvp_calls_t *calls);
 /* Run libcurl's time-outs that are due, and tell the owners of what has changed. */
 void kvp_calls_dispatch(kvp_calls_t *calls, uint64_t now_ns);
 
-/* NULL: out of memory or descriptors; the body is freed. The owner is never told from within. */
+/* NULL: out of memory or descriptors; the body's tail is freed. The owner is never told from within. */
 kvp_call_t *kvp_call_start(kvp_calls_t *calls, const kvp_call_config_t *config);
 /* Cancel it where it runs, and free it. The owner hears no more of it. NULL is fine. */
 void kvp_call_end(kvp_call_t *call);
+/* Does it read no more of its body? */
+int kvp_call_has_sent(const kvp_call_t *call);
 /* Has it ended with an answer, whatever its status? */
 int kvp_call_is_answered(const kvp_call_t *call);
 /* Has it failed since the engine cannot be connected to? */

@@ -55,6 +55,7 @@ static const kv_option_t rows[] = {
 	ROW("events.blocks", U64, "262144", "1", "16777216", NULL, events_blocks, "blocks of an engine's own cache that are known at a time, up to 64 bytes each; more count as not there"),
 	ROW("limits.body", SIZE, "16MiB", "1KiB", "1GiB", NULL, limits_body, "bytes of a request's body"),
 	ROW("limits.bodies", SIZE, "512MiB", "1KiB", NULL, NULL, limits_bodies, "bytes of the bodies of all requests, unfinished ones too; what comes beyond them gets the status 503"),
+	ROW("limits.tokens", U64, "1048576", "1", "268435456", NULL, limits_tokens, "token ids of a prompt; more get the status 413"),
 	ROW("limits.headers", SIZE, "32KiB", "1KiB", "1MiB", NULL, limits_headers, "bytes of a request's headers"),
 	ROW("limits.connections", U64, "1024", "8", "65536", NULL, limits_connections, "connections of clients; a new one beyond them ends the oldest that has no request running"),
 	ROW("limits.requests", U64, "512", "1", "65536", NULL, limits_requests, "requests at a time; more get the status 503"),

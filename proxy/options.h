@@ -20,8 +20,8 @@ typedef struct kvp_options {
 	char kvd_socket[KV_OPTION_STRING_MAX], kvd_peers[KV_OPTION_STRING_MAX];
 	char events_prefill[KV_OPTION_STRING_MAX], events_decode[KV_OPTION_STRING_MAX];
 	uint64_t events_blocks;
-	uint64_t limits_body, limits_bodies, limits_headers, limits_connections, limits_requests, limits_answer,
-		limits_stream, limits_receive_time;
+	uint64_t limits_body, limits_bodies, limits_tokens, limits_headers, limits_connections, limits_requests,
+		limits_answer, limits_stream, limits_receive_time;
 	int log_level;
 } kvp_options_t;
 

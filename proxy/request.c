@@ -10,9 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BYTES_A_TOKEN   4u           /* where tokens are not known */
-#define PREFILL_ANSWER  (16u << 20)  /* bytes: params may name every block */
-#define TOKENIZE_ANSWER (128u << 20) /* bytes */
+#define BYTES_A_TOKEN  4u          /* where tokens are not known */
+#define PREFILL_ANSWER (16u << 20) /* bytes: params may name every block */
+#define TOKENIZE_BYTES 16u         /* of an answer, for each token */
 
 static void route(kvp_request_t *request, int is_head);
 static void decode_changed(void *ctx, kvp_call_t *call);
@@ -20,6 +20,19 @@ static void decode_changed(void *ctx, kvp_call_t *call);
 static uint64_t clock_ns(void)
 {
 	return kv_now_ns(&kv_env_posix);
+}
+
+/* ---- bodies ---------------------------------------------------------------------- */
+
+int kvp_requests_hold(kvp_requests_t *all, size_t from, size_t to)
+{
+	if (to > from && all->held_bytes - from + to > all->options->limits_bodies) {
+		return 0;
+	}
+	all->held_bytes = all->held_bytes - from + to;
+	kvp_metric_add(all->metrics, KVP_M_BODY_BYTES, to - from);
+
+	return 1;
 }
 
 /* ---- answers --------------------------------------------------------------------------------- */
@@ -32,10 +45,26 @@ static void count_outcome(kvp_request_t *request, kvp_metric_t outcome)
 	}
 }
 
+/* Nothing is sent again: the body is not needed, once the calls have all of it. */
+static void release_body(kvp_request_t *request)
+{
+	const kvp_call_t *calls[] = {request->prefill.call, request->decode.call};
+
+	for (size_t i = 0; i < KV_COUNT_OF(calls); i++) {
+		if (calls[i] && !kvp_call_has_sent(calls[i])) {
+			return;
+		}
+	}
+	kvp_body_drop(&request->body);
+	kvp_requests_hold(request->all, request->held_bytes, 0);
+	request->held_bytes = 0;
+}
+
 static void settle_answer(kvp_request_t *request, kvp_answer_kind_t kind, unsigned status, const char *type)
 {
 	request->answer.kind = kind;
 	request->answer.status = status;
+	release_body(request);
 	snprintf(request->answer.type, sizeof request->answer.type, "%s", type);
 	kvp_metric_observe_ns(request->all->metrics, KVP_M_FIRST_TIME, clock_ns() - request->came_ns);
 	request->wake(request->ctx);
@@ -43,9 +72,9 @@ static void settle_answer(kvp_request_t *request, kvp_answer_kind_t kind, unsign
 
 static void refuse(kvp_request_t *request, kvp_metric_t outcome, unsigned status, const char *message)
 {
-	const char *type = status == 400   ? "invalid_request_error"
-			   : status == 503 ? "overloaded_error"
-					   : "server_error";
+	const char *type = status == 400 || status == 413 ? "invalid_request_error"
+			   : status == 503                ? "overloaded_error"
+							  : "server_error";
 
 	count_outcome(request, outcome);
 	request->answer.text = kvp_error_text(message, type, status);
@@ -72,7 +101,8 @@ static void end_leg(kvp_leg_t *leg)
 
 typedef struct leg_start {
 	kvp_engine_t *engine;
-	char *body; /* owned; NULL: out of memory */
+	kvp_pieces_t body;
+	int has_body; /* 0: out of memory */
 	double work_ns;
 	uint64_t timeout_ns;
 	size_t max_bytes, pause_bytes;
@@ -80,12 +110,12 @@ typedef struct leg_start {
 } leg_start_t;
 
 /* 0: out of memory or descriptors; the request has its answer then. */
-static int start_leg(kvp_request_t *request, kvp_leg_t *leg, const leg_start_t *start)
+static int start_leg(kvp_request_t *request, kvp_leg_t *leg, leg_start_t *start)
 {
 	char id[64];
 	kvp_call_config_t config = {.url = start->engine->url,
 				    .path = request->api == KVP_CHAT ? "/v1/chat/completions" : "/v1/completions",
-				    .body = start->body,
+				    .body = &start->body,
 				    .headers = {id, request->authorization, request->trace},
 				    .connect_timeout_ns = request->all->options->connect_timeout,
 				    .max_bytes = start->max_bytes,
@@ -99,7 +129,7 @@ static int start_leg(kvp_request_t *request, kvp_leg_t *leg, const leg_start_t *
 		config.headers[2] = NULL;
 	}
 	snprintf(id, sizeof id, "X-Request-Id: %s", request->transfer);
-	leg->call = start->body ? kvp_call_start(request->all->calls, &config) : NULL;
+	leg->call = start->has_body ? kvp_call_start(request->all->calls, &config) : NULL;
 	if (!leg->call) {
 		refuse(request, KVP_M_OVERLOADED, 503, "the proxy has no memory or descriptors for this request");
 		return 0;
@@ -116,14 +146,14 @@ static int start_leg(kvp_request_t *request, kvp_leg_t *leg, const leg_start_t *
 static int start_decode(kvp_request_t *request, kvp_engine_t *engine, const char *params, double work_ns)
 {
 	const kvp_options_t *options = request->all->options;
-	const leg_start_t start = {.engine = engine,
-				   .body = kvp_body_for_decode(&request->body, params),
-				   .work_ns = work_ns,
-				   .timeout_ns = request->body.stream ? options->decode_timeout : options->decode_whole,
-				   .max_bytes = request->body.stream ? 0 : options->limits_answer,
-				   .pause_bytes = request->body.stream ? options->limits_stream : 0,
-				   .notify = decode_changed};
+	leg_start_t start = {.engine = engine,
+			     .work_ns = work_ns,
+			     .timeout_ns = request->body.stream ? options->decode_timeout : options->decode_whole,
+			     .max_bytes = request->body.stream ? 0 : options->limits_answer,
+			     .pause_bytes = request->body.stream ? options->limits_stream : 0,
+			     .notify = decode_changed};
 
+	start.has_body = kvp_body_for_decode(&request->body, params, &start.body);
 	request->tries[1]++;
 
 	return start_leg(request, &request->decode, &start);
@@ -197,20 +227,25 @@ static void decode_failed(kvp_request_t *request, const char *why)
 
 /* ---- what engines say ------------------------------------------------------------------------ */
 
+static kvp_span_t answer_of(const kvp_call_t *call)
+{
+	return (kvp_span_t){call->data, call->len};
+}
+
 static void prefill_ended_well(kvp_request_t *request)
 {
 	kvp_leg_t *leg = &request->prefill;
 	const uint64_t took = clock_ns() - leg->call->started_ns;
 	char *params = NULL;
 
-	if (request->all->options->sequential && kvp_answer_params(leg->call->data, leg->call->len, &params) != KV_OK) {
+	if (request->all->options->sequential && kvp_answer_params(answer_of(leg->call), &params) != KV_OK) {
 		prefill_failed(request, "its answer makes no sense");
 		return;
 	}
 	kvp_metric_observe_ns(request->all->metrics, KVP_M_PREFILL_TIME, took);
 	kvp_engine_measured(leg->engine, leg->expected_ns, (double)took);
 	if (!request->all->options->sequential) { /* the decode engine is told with the next prompt */
-		kvp_answer_device(leg->call->data, leg->call->len, leg->engine->device);
+		kvp_answer_device(answer_of(leg->call), leg->engine->device);
 	}
 	end_leg(leg);
 	if (request->all->options->sequential) {
@@ -351,7 +386,8 @@ static void hand_over(kvp_request_t *request, const kvp_choice_t *choice)
 	leave_queue(request);
 	kvp_metric_add(all->metrics, KVP_M_HANDOVERS, 1);
 	new_transfer(request);
-	start.body = kvp_body_for_prefill(&request->body, all->options->sequential ? NULL : request->transfer);
+	start.has_body =
+		kvp_body_for_prefill(&request->body, all->options->sequential ? NULL : request->transfer, &start.body);
 	request->tries[0]++;
 	if (!start_leg(request, &request->prefill, &start)) {
 		return;
@@ -491,6 +527,11 @@ static void route_first(kvp_request_t *request)
 	route(request, 0);
 }
 
+static uint32_t most_tokens(const kvp_options_t *options)
+{
+	return (uint32_t)options->limits_tokens;
+}
+
 static void tokens_came(void *ctx, kvp_call_t *call)
 {
 	kvp_request_t *request = ctx;
@@ -500,7 +541,7 @@ static void tokens_came(void *ctx, kvp_call_t *call)
 		return;
 	}
 	if (kvp_call_is_answered(call) && call->status == 200 &&
-	    kvp_answer_tokens(call->data, call->len, &tokens, &n) == KV_OK) {
+	    kvp_answer_tokens(answer_of(call), most_tokens(request->all->options), &tokens, &n) == KV_OK) {
 		request->tokens = n;
 		look_up(request, tokens, n);
 	} else {
@@ -516,24 +557,24 @@ static void tokens_came(void *ctx, kvp_call_t *call)
 static int ask_tokens(kvp_request_t *request)
 {
 	kvp_requests_t *all = request->all;
+	kvp_pieces_t pieces;
 	kvp_call_config_t config = {.path = "/tokenize",
+				    .body = &pieces,
 				    .headers = {request->authorization},
 				    .connect_timeout_ns = all->options->connect_timeout,
 				    .timeout_ns = all->options->tokenize_timeout,
-				    .max_bytes = TOKENIZE_ANSWER,
+				    .max_bytes = PREFILL_ANSWER + (size_t)TOKENIZE_BYTES * all->options->limits_tokens,
 				    .notify = tokens_came,
 				    .ctx = request};
 	kvp_choice_t choice;
 
 	decide(request, 0, &choice);
-	if (!request->body.tokenize || choice.verdict == KVP_NO_DECODE || request->body.whole ||
-	    request->body.text_bytes <= all->options->skip_tokens) {
+	if (!all->options->tokenize || all->fleet->prefill_n == 0 || choice.verdict == KVP_NO_DECODE ||
+	    request->body.whole || request->body.text_bytes <= all->options->skip_tokens) {
 		return 0;
 	}
 	config.url = all->fleet->engines[all->fleet->prefill_n + choice.decode].url;
-	config.body = request->body.tokenize;
-	request->body.tokenize = NULL;
-	request->asking = kvp_call_start(all->calls, &config);
+	request->asking = kvp_body_for_tokenize(&request->body, &pieces) ? kvp_call_start(all->calls, &config) : NULL;
 
 	return request->asking != NULL;
 }
@@ -557,25 +598,12 @@ static void find_tokens(kvp_request_t *request)
 		free(request->body.tokens);
 		request->body.tokens = NULL;
 	} else {
-		const size_t bytes = body->text_bytes == SIZE_MAX ? strlen(body->common) : body->text_bytes;
-
-		request->tokens = (uint32_t)(bytes / BYTES_A_TOKEN) + 1;
+		request->tokens = (uint32_t)(body->text_bytes / BYTES_A_TOKEN) + 1;
 		if (ask_tokens(request)) {
 			return;
 		}
 	}
 	route_first(request);
-}
-
-int kvp_requests_hold(kvp_requests_t *all, size_t from, size_t to)
-{
-	if (to > from && all->held_bytes - from + to > all->options->limits_bodies) {
-		return 0;
-	}
-	all->held_bytes = all->held_bytes - from + to;
-	kvp_metric_add(all->metrics, KVP_M_BODY_BYTES, to - from);
-
-	return 1;
 }
 
 kvp_request_t *kvp_request_begin(kvp_requests_t *all, const kvp_request_config_t *config)
@@ -585,9 +613,12 @@ kvp_request_t *kvp_request_begin(kvp_requests_t *all, const kvp_request_config_t
 	kv_status_t status;
 
 	if (!request) {
+		kvp_requests_hold(all, config->data.len, 0);
+		free((void *)(uintptr_t)config->data.data);
 		return NULL;
 	}
 	request->all = all;
+	request->held_bytes = config->data.len;
 	request->api = config->api;
 	request->wake = config->wake;
 	request->ctx = config->ctx;
@@ -597,14 +628,12 @@ kvp_request_t *kvp_request_begin(kvp_requests_t *all, const kvp_request_config_t
 	TAILQ_INSERT_TAIL(&all->live, request, live_link);
 	all->live_n++;
 	kvp_metric_add(all->metrics, KVP_M_REQUESTS, 1);
-	if (all->live_n > all->options->limits_requests || !kvp_requests_hold(all, 0, config->len)) {
+	status = kvp_body_parse(config->api, config->data, most_tokens(all->options), &request->body, why);
+	if (all->live_n > all->options->limits_requests) {
 		refuse(request, KVP_M_OVERLOADED, 503, "too many requests; please try again");
-		return request;
-	}
-	request->held_bytes = config->len;
-	status = kvp_body_parse(config->api, config->data, config->len,
-				all->options->tokenize && all->fleet->prefill_n > 0, &request->body, why);
-	if (status == KV_ERR_NOMEM) {
+	} else if (status == KV_ERR_LIMIT) {
+		refuse(request, KVP_M_OVERLOADED, 413, why);
+	} else if (status == KV_ERR_NOMEM) {
 		refuse(request, KVP_M_OVERLOADED, 503, "the proxy has no memory for this request");
 	} else if (status != KV_OK) {
 		refuse(request, KVP_M_MALFORMED, 400, why);

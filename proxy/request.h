@@ -69,7 +69,7 @@ struct kvp_request {
 	uint64_t came_ns, queued_ns;
 	int is_queued, is_expired, is_broken, is_counted;
 	int is_fresh;               /* its calls have connections of their own */
-	int is_looking, has_looked; /* waits for looks at decode engines, of which none is up; once */
+	int is_looking, has_looked; /* no decode engine is up: it waits for looks at them, once */
 	double queue_work_ns, queue_rank;
 	uint64_t excluded; /* engines that have failed it */
 	uint32_t tries[2]; /* prefill, decode */
@@ -81,8 +81,7 @@ struct kvp_request {
 
 typedef struct kvp_request_config {
 	kvp_api_t api;
-	const char *data; /* the body; copied as far as it is needed */
-	size_t len;
+	kvp_span_t data;                   /* the body, from malloc(): the request's from here on. It counts as held */
 	const char *authorization, *trace; /* values of headers, or NULL; copied */
 	void (*wake)(void *ctx);
 	void *ctx;

@@ -315,28 +315,38 @@ static enum MHD_Result refuse_body(const exchange_t *exchange)
 				      "the proxy has no memory for this request");
 }
 
+/* The body as a request has it: as large as it is. */
+static kvp_span_t hand_body(exchange_t *exchange)
+{
+	kvp_span_t body = {exchange->body, exchange->len};
+	char *less = exchange->len > 0 ? realloc(exchange->body, exchange->len) : NULL;
+
+	if (less) {
+		body.data = less;
+	}
+	kvp_requests_hold(exchange->server->requests, exchange->cap, exchange->len);
+	exchange->body = NULL;
+	exchange->cap = 0;
+
+	return body;
+}
+
 /* The whole body has come. */
 static enum MHD_Result begin_request(exchange_t *exchange)
 {
 	struct MHD_Connection *connection = exchange->connection;
-	const kvp_request_config_t config = {
-		.api = exchange->api,
-		.data = exchange->body,
-		.len = exchange->len,
-		.authorization =
-			MHD_lookup_connection_value(connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_AUTHORIZATION),
-		.trace = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "traceparent"),
-		.wake = wake,
-		.ctx = exchange};
+	kvp_request_config_t config = {.api = exchange->api,
+				       .authorization = MHD_lookup_connection_value(connection, MHD_HEADER_KIND,
+										    MHD_HTTP_HEADER_AUTHORIZATION),
+				       .trace = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "traceparent"),
+				       .wake = wake,
+				       .ctx = exchange};
 
 	if (exchange->fate == BODY_KEPT) {
-		kvp_requests_hold(exchange->server->requests, exchange->cap,
-				  0); /* the request counts it from here on */
-		exchange->cap = 0;
+		config.data = hand_body(exchange);
 		exchange->request = kvp_request_begin(exchange->server->requests, &config);
 		exchange->fate = exchange->request ? BODY_KEPT : BODY_OUT_OF_MEMORY;
 	}
-	drop_body(exchange);
 	if (exchange->fate != BODY_KEPT) {
 		return refuse_body(exchange);
 	}

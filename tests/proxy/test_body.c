@@ -3,43 +3,149 @@
 #include "kv_test.h"
 
 #include "body.h"
+#include "kv/types.h"
 
-#define TEXT(text) text, sizeof text - 1
+#define MOST_TOKENS 4
 
 static kv_status_t parse(kvp_api_t api, const char *text, kvp_body_t *body)
 {
 	char why[128];
 
-	return kvp_body_parse(api, text, strlen(text), 1, body, why);
+	return kvp_body_parse(api, (kvp_span_t){strdup(text), strlen(text)}, MOST_TOKENS, body, why);
 }
 
-KV_TEST(p1_members_keep_their_order_and_their_digits)
+static kvp_span_t span(const char *text)
 {
-	const char *text = " {\"model\":\"m\",\"top_p\":0.10,\"stream\":true,\"prompt\":\"a\\u00e9/"
+	return (kvp_span_t){text, strlen(text)};
+}
+
+/* The pieces are one text, and free. */
+static void assert_pieces(kvp_pieces_t *pieces, const char *wanted)
+{
+	char text[1024] = "";
+
+	for (uint32_t i = 0; i < pieces->n; i++) {
+		strncat(text, pieces->at[i].data, pieces->at[i].len);
+	}
+	assert_string_equal(text, wanted);
+	free(pieces->tail);
+}
+
+KV_TEST(p1_members_keep_their_order_and_their_bytes)
+{
+	const char *text = " {\"model\" : \"m\", \"top_p\":0.10,\"stream\":true,\"prompt\":\"a\\u00e9/"
 			   "\\n\",\"kv_transfer_params\":{},"
-			   "\"max_tokens\":7,\"seed\":18446744073709551615,\"x\":null} \n";
+			   "\"max_tokens\":7,\"seed\":18446744073709551615,\"x\": null} \n";
+	const char *common = "{\"model\" : \"m\", \"top_p\":0.10,\"prompt\":\"a\\u00e9/"
+			     "\\n\",\"seed\":18446744073709551615,\"x\": null,";
+	char wanted[512];
 	kvp_body_t body;
-	char *out;
+	kvp_pieces_t out;
 
 	assert_int_equal(parse(KVP_COMPLETIONS, text, &body), KV_OK);
 	assert_true(body.stream && !body.whole && !body.opaque);
 	assert_int_equal(body.text_bytes, 5);
 	assert_string_equal(body.model, "m");
-	assert_string_equal(body.tokenize, "{\"model\":\"m\",\"prompt\":\"a\u00e9/\\n\"}");
-	out = kvp_body_for_decode(&body, NULL);
-	assert_string_equal(out, "{\"model\":\"m\",\"top_p\":0.10,\"prompt\":\"a\u00e9/"
-				 "\\n\",\"seed\":18446744073709551615,\"x\":null,\"stream\":true,\"max_tokens\":7}");
-	free(out);
-	out = kvp_body_for_decode(&body, "{\"a\":1}");
-	assert_non_null(strstr(out, ",\"max_tokens\":7,\"kv_transfer_params\":{\"a\":1}}"));
-	free(out);
-	out = kvp_body_for_prefill(&body, "id");
-	assert_string_equal(out, "{\"model\":\"m\",\"top_p\":0.10,\"prompt\":\"a\u00e9/"
-				 "\\n\",\"seed\":18446744073709551615,\"x\":null,\"max_tokens\":1,\"stream\":false,"
-				 "\"kv_transfer_params\":{\"do_remote_decode\":true,\"do_remote_prefill\":false,"
-				 "\"transfer_id\":\"id\"}}");
-	free(out);
+	assert_true(kvp_body_for_tokenize(&body, &out));
+	assert_pieces(&out, "{\"model\" : \"m\",\"prompt\":\"a\\u00e9/\\n\"}");
+	assert_true(kvp_body_for_decode(&body, NULL, &out));
+	snprintf(wanted, sizeof wanted, "%s\"max_tokens\":7,\"stream\":true}", common);
+	assert_pieces(&out, wanted);
+	assert_true(kvp_body_for_decode(&body, "{\"a\":1}", &out));
+	snprintf(wanted, sizeof wanted, "%s\"max_tokens\":7,\"stream\":true,\"kv_transfer_params\":{\"a\":1}}", common);
+	assert_pieces(&out, wanted);
+	assert_true(kvp_body_for_prefill(&body, "id", &out));
+	snprintf(wanted, sizeof wanted,
+		 "%s\"max_tokens\":1,\"stream\":false,\"kv_transfer_params\":{\"do_remote_decode\":true,"
+		 "\"do_remote_prefill\":false,\"transfer_id\":\"id\"}}",
+		 common);
+	assert_pieces(&out, wanted);
 	kvp_body_free(&body);
+}
+
+KV_TEST(p1_texts_are_decoded)
+{
+	kvp_body_t body;
+
+	assert_int_equal(parse(KVP_COMPLETIONS,
+			       "{\"mod\\u0065l\":\"\\ud83d\\uDE00\\u00e9\\t\\/z\",\"prompt\":\"\\u4f60\"}", &body),
+			 KV_OK);
+	assert_string_equal(body.model, "\xf0\x9f\x98\x80\u00e9\t/z");
+	assert_int_equal(body.text_bytes, 3);
+	kvp_body_free(&body);
+	assert_int_equal(parse(KVP_COMPLETIONS, "{\"model\":\"\\ud83dx\",\"prompt\":\"a\"}", &body), KV_OK);
+	assert_true(body.opaque);
+	kvp_body_free(&body);
+}
+
+KV_TEST(p10_what_is_no_json_is_refused)
+{
+	static const char *const bad[] = {
+		"",
+		"{",
+		"[1]",
+		"1",
+		"{\"prompt\":\"a\"}x",
+		"{\"prompt\":\"a\",}",
+		"{,}",
+		"{\"a\"}",
+		"{\"a\":}",
+		"{a:1}",
+		"{\"a\":01}",
+		"{\"a\":1.}",
+		"{\"a\":-}",
+		"{\"a\":+1}",
+		"{\"a\":1e}",
+		"{\"a\":.5}",
+		"{\"a\":NaN}",
+		"{\"a\":tru}",
+		"{\"a\":\"\n\"}",
+		"{\"a\":\"\\x\"}",
+		"{\"a\":\"\\u12g4\"}",
+		"{\"a\":\"\xff\"}",
+		"{\"a\":\"\xed\xa0\x80\"}",
+		"{\"a\":\"",
+		"{\"a\":\"\\",
+		"{\"a\":\"\\u00",
+		"{\"a\":[1,]}",
+		"{\"a\":[,1]}",
+		"{\"a\":[1}}",
+		"{\"a\":{\"b\":1]}",
+		"{\"a\":[1 2]}",
+		"{\"a\":1 \"b\":2}",
+		"{\"a\":[",
+		"{\"a\":[1",
+		"{\"a\":{\"b\"",
+		"{\"a\" 1}",
+		"\xef\xbb\xbf{}",
+	};
+	static const char *const good[] = {
+		"{}",
+		" { } ",
+		"{\"a\":[]}",
+		"{\"a\":[ ] , \"b\":{ }}",
+		"{\"a\":[[[{\"b\":[{}]}]],-0.5e+10,1E-2,0]}",
+		"{\"a\":\"\\\"\\\\\\/\\b\\f\\n\\r\\t\\ud800\"}",
+		"{\"\":\"\"}",
+	};
+	char deep[2 * KVP_JSON_DEPTH + 32];
+	char *params;
+
+	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
+		assert_int_equal(kvp_answer_params(span(bad[i]), &params), KV_ERR_PROTO);
+	}
+	for (size_t i = 0; i < KV_COUNT_OF(good); i++) {
+		assert_int_equal(kvp_answer_params(span(good[i]), &params), KV_OK);
+	}
+	for (int over = 0; over < 2; over++) {
+		const int n = KVP_JSON_DEPTH + over;
+
+		snprintf(deep, sizeof deep, "{\"a\":%.*s", 0, "");
+		memset(deep + 5, '[', (size_t)n);
+		memset(deep + 5 + n, ']', (size_t)n);
+		strcpy(deep + 5 + 2 * n, "}");
+		assert_int_equal(kvp_answer_params(span(deep), &params), over ? KV_ERR_PROTO : KV_OK);
+	}
 }
 
 KV_TEST(p10_each_member_that_must_be_right_is_checked)
@@ -72,6 +178,14 @@ KV_TEST(p10_each_member_that_must_be_right_is_checked)
 		{KVP_COMPLETIONS, "{}", KV_ERR_PROTO, 0},
 		{KVP_COMPLETIONS, "{\"prompt\":\"a\"}{}", KV_ERR_PROTO, 0},
 		{KVP_COMPLETIONS, "\"prompt\"", KV_ERR_PROTO, 0},
+		{KVP_COMPLETIONS, "{\"prompt\":[1,2,3,4]}", KV_OK, 0},
+		{KVP_COMPLETIONS, "{\"prompt\":[1,2,3,4,5]}", KV_ERR_LIMIT, 0},
+		{KVP_COMPLETIONS, "{\"prompt\":\"a\",\"stream\":true,\"stream\":false}", KV_ERR_PROTO, 0},
+		{KVP_COMPLETIONS, "{\"prompt\":\"a\",\"stream\":true,\"str\\u0065am\":false}", KV_ERR_PROTO, 0},
+		{KVP_COMPLETIONS, "{\"prompt\":\"a\",\"kv_transfer_params\":null,\"kv_transfer_params\":{}}",
+		 KV_ERR_PROTO, 0},
+		{KVP_COMPLETIONS, "{\"prompt\":\"a\",\"prompt\":\"b\"}", KV_ERR_PROTO, 0},
+		{KVP_COMPLETIONS, "{\"prompt\":\"a\",\"user\":1,\"user\":1}", KV_OK, 0},
 		{KVP_CHAT, "{\"messages\":[{\"content\":\"a\"}]}", KV_OK, 0},
 		{KVP_CHAT, "{\"messages\":[{}],\"n\":2}", KV_OK, 1},
 		{KVP_CHAT, "{\"messages\":[]}", KV_ERR_PROTO, 0},
@@ -113,19 +227,19 @@ KV_TEST(p10_answers_of_engines_are_checked)
 	uint32_t *tokens = NULL, n = 0;
 	char *params = NULL, *error;
 
-	assert_int_equal(kvp_answer_params(TEXT("{\"kv_transfer_params\":{\"a\":[1, 2.50]}}"), &params), KV_OK);
-	assert_string_equal(params, "{\"a\":[1,2.50]}");
+	assert_int_equal(kvp_answer_params(span("{\"kv_transfer_params\":{\"a\":[1, 2.50]}} "), &params), KV_OK);
+	assert_string_equal(params, "{\"a\":[1, 2.50]}");
 	free(params);
-	assert_int_equal(kvp_answer_params(TEXT("{\"kv_transfer_params\":null}"), &params), KV_OK);
+	assert_int_equal(kvp_answer_params(span("{\"kv_transfer_params\":null}"), &params), KV_OK);
 	assert_null(params);
-	assert_int_equal(kvp_answer_params(TEXT("{\"kv_transfer_params\":[]}"), &params), KV_ERR_PROTO);
-	assert_int_equal(kvp_answer_params(TEXT(""), &params), KV_ERR_PROTO);
-	assert_int_equal(kvp_answer_tokens(TEXT("{\"tokens\":[5,6]}"), &tokens, &n), KV_OK);
+	assert_int_equal(kvp_answer_params(span("{\"kv_transfer_params\":[]}"), &params), KV_ERR_PROTO);
+	assert_int_equal(kvp_answer_params(span(""), &params), KV_ERR_PROTO);
+	assert_int_equal(kvp_answer_tokens(span("{\"tokens\":[5,6]}"), MOST_TOKENS, &tokens, &n), KV_OK);
 	assert_int_equal(n, 2);
 	assert_int_equal(tokens[1], 6);
 	free(tokens);
-	assert_int_equal(kvp_answer_tokens(TEXT("{\"tokens\":[5,\"6\"]}"), &tokens, &n), KV_ERR_PROTO);
-	assert_int_equal(kvp_answer_tokens(TEXT("{\"count\":2}"), &tokens, &n), KV_ERR_PROTO);
+	assert_int_equal(kvp_answer_tokens(span("{\"tokens\":[5,\"6\"]}"), MOST_TOKENS, &tokens, &n), KV_ERR_PROTO);
+	assert_int_equal(kvp_answer_tokens(span("{\"count\":2}"), MOST_TOKENS, &tokens, &n), KV_ERR_PROTO);
 	error = kvp_error_text("say \"no\"", "server_error", 502);
 	assert_string_equal(
 		error,

@@ -9,6 +9,7 @@ try:
     import json
     import os
     import random
+    import re
     import shutil
     import socket
     import subprocess
@@ -516,6 +517,32 @@ class Clients(Case):
             client.sendall(data[-1:])
             self.assertTrue(client.recv(4096).startswith(b"HTTP/1.1 200 "))
         wait_until(lambda: proxy.metric("kvd_pd_proxy_body_bytes") == 0, "nothing is kept")
+
+    def test_p5_a_body_is_kept_until_the_first_token(self) -> None:
+        self.engines(1, 1)
+        go = threading.Event()
+        self.decode[0].answer = lambda handler, body: go.wait(WAIT) and self.decode[0].decode(handler, body)
+        proxy = self.proxy()
+        body = json.dumps(request(user="x" * 100_000)).encode()
+        with socket.create_connection(("127.0.0.1", proxy.port)) as client:
+            client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            wait_until(lambda: self.decode[0].requests, "the engine has it")
+            self.assertEqual(proxy.metric("kvd_pd_proxy_body_bytes"), len(body))
+            self.decode[0].tokens = 1 << 30  # a stream without end
+            go.set()
+            wait_until(lambda: proxy.metric("kvd_pd_proxy_body_bytes") == 0, "it is not needed")
+            self.assertEqual(proxy.metric("kvd_pd_proxy_requests"), 1)
+
+    def test_p5_a_large_prompt_of_token_ids_takes_little_memory(self) -> None:
+        self.engines(0, 1)
+        proxy = self.proxy("--limits.tokens=3000000")
+        body = request(prompt=[12345] * 2_250_000)
+        self.check(proxy.call(body), body)
+        with open(f"/proc/{proxy.process.pid}/status") as file:
+            most = int(re.search(r"VmHWM:\s+(\d+) kB", file.read())[1])
+        self.assertLess(most, 128 << 10)
+        body["prompt"] += [1] * 800_000
+        self.assertEqual(proxy.call(body).status, 413)
 
     def test_p5_slow_connections_are_closed_and_make_room(self) -> None:
         self.engines(0, 1)
