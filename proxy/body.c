@@ -115,6 +115,10 @@ static kv_status_t take_prompt(kvp_body_t *body, uint32_t most_tokens)
 	kvp_span_t first = {0}, second;
 	kvp_json_iter_t iter;
 
+	if (body->value[KVP_MEMBER_PROMPT_EMBEDS].data) {
+		body->opaque = body->whole = 1;
+		return KV_OK;
+	}
 	if (first_of(prompt) == '"') {
 		return KV_OK;
 	}
@@ -266,6 +270,10 @@ kv_status_t kvp_body_parse(kvp_api_t api, kvp_span_t data, uint32_t most_tokens,
 	memset(body, 0, sizeof *body);
 	body->data = (char *)(uintptr_t)data.data;
 	body->len = data.len;
+	if (api == KVP_OTHER) {
+		body->opaque = body->whole = 1;
+		return KV_OK;
+	}
 	status = part_members(body, why);
 	if (status != KV_OK) {
 		return status;
@@ -379,6 +387,13 @@ int kvp_body_for_prefill(const kvp_body_t *body, const char *transfer, kvp_piece
 	add_common(body, out);
 
 	return end_object(out, more);
+}
+
+void kvp_body_as_it_is(const kvp_body_t *body, kvp_pieces_t *out)
+{
+	out->n = body->len > 0;
+	out->at[0] = (kvp_span_t){body->data, body->len};
+	out->tail = NULL;
 }
 
 int kvp_body_for_tokenize(const kvp_body_t *body, kvp_pieces_t *out)

@@ -11,7 +11,8 @@
 #include "base/json.h"
 #include "kv/status.h"
 
-typedef enum kvp_api { KVP_COMPLETIONS, KVP_CHAT } kvp_api_t;
+/* OTHER: what is not handed over; it goes to a decode engine as it is. */
+typedef enum kvp_api { KVP_COMPLETIONS, KVP_CHAT, KVP_OTHER } kvp_api_t;
 
 #define KVP_MODEL_MAX    255u
 #define KVP_SALT_MAX     255u
@@ -40,6 +41,7 @@ typedef enum kvp_api { KVP_COMPLETIONS, KVP_CHAT } kvp_api_t;
 	X(BEST_OF, best_of, KVP_OWN)                                                                                   \
 	X(ECHO, echo, KVP_OWN)                                                                                         \
 	X(KV_TRANSFER_PARAMS, kv_transfer_params, KVP_DROPPED)                                                         \
+	X(PROMPT_EMBEDS, prompt_embeds, KVP_READ)                                                                      \
 	X(CACHE_SALT, cache_salt, KVP_READ)                                                                            \
 	X(LOGPROBS, logprobs, KVP_READ)                                                                                \
 	X(PROMPT_LOGPROBS, prompt_logprobs, KVP_READ)                                                                  \
@@ -65,8 +67,8 @@ typedef struct kvp_body {
 	size_t text_bytes; /* of the prompt, about; each token has one at least */
 } kvp_body_t;
 
-/* Read a request: `data` is body->data from here on, also after errors. KV_ERR_PROTO, KV_ERR_LIMIT (more token ids
- * than most_tokens): `why` gets a sentence. KV_ERR_NOMEM. Free with kvp_body_free(). */
+/* Read a request, but for KVP_OTHER: `data` is body->data from here on, also after errors. KV_ERR_PROTO, KV_ERR_LIMIT
+ * (more token ids than most_tokens): `why` gets a sentence. KV_ERR_NOMEM. Free with kvp_body_free(). */
 kv_status_t kvp_body_parse(kvp_api_t api, kvp_span_t data, uint32_t most_tokens, kvp_body_t *body, char why[128]);
 /* Free the text: what was read of it stays, and nothing can be sent. */
 void kvp_body_drop(kvp_body_t *body);
@@ -77,6 +79,8 @@ void kvp_body_free(kvp_body_t *body);
 int kvp_body_for_decode(const kvp_body_t *body, const char *params, kvp_pieces_t *out);
 /* `transfer`: id of a hand-over that the decode engine waits for already; NULL: the prefill engine makes one. */
 int kvp_body_for_prefill(const kvp_body_t *body, const char *transfer, kvp_pieces_t *out);
+/* All of it. */
+void kvp_body_as_it_is(const kvp_body_t *body, kvp_pieces_t *out);
 /* For /tokenize. */
 int kvp_body_for_tokenize(const kvp_body_t *body, kvp_pieces_t *out);
 /* Where a prefill engine is; "": not known. */

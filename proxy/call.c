@@ -197,24 +197,37 @@ void kvp_calls_dispatch(kvp_calls_t *calls, uint64_t now_ns)
 
 /* ---- one call -------------------------------------------------------------------------------- */
 
+static int add_header(kvp_call_t *call, const char *line)
+{
+	struct curl_slist *longer = curl_slist_append(call->headers, line);
+
+	call->headers = longer ? longer : call->headers;
+
+	return longer != NULL;
+}
+
 static int add_headers(kvp_call_t *call, const kvp_call_config_t *config)
 {
-	static const char *const always[] = {"Content-Type: application/json", "Expect:"};
+	const int has_type = !config->is_json && kvp_headers_find(config->headers, "Content-Type");
+	const int has_id = !config->id || kvp_headers_find(config->headers, "X-Request-Id");
+	char id[128];
+	int added = 1;
 
-	for (size_t i = 0; i < 2 + sizeof config->headers / sizeof config->headers[0]; i++) {
-		const char *header = i < 2 ? always[i] : config->headers[i - 2];
-		struct curl_slist *longer = header ? curl_slist_append(call->headers, header) : NULL;
-
-		if (!header) {
-			break;
+	for (const struct curl_slist *at = config->headers; at; at = at->next) {
+		if (!(config->is_json && kvp_header_is(at->data, "Content-Type")) &&
+		    !(config->is_read && kvp_header_is(at->data, "Accept-Encoding"))) {
+			added &= add_header(call, at->data);
 		}
-		if (!longer) {
-			return 0;
-		}
-		call->headers = longer;
+	}
+	if (!has_type) { /* libcurl would write another one */
+		added &= add_header(call, config->is_json ? "Content-Type: application/json" : "Content-Type:");
+	}
+	if (!has_id) {
+		snprintf(id, sizeof id, "X-Request-Id: %s", config->id);
+		added &= add_header(call, id);
 	}
 
-	return 1;
+	return added && add_header(call, "Expect:");
 }
 
 static void set_up(kvp_call_t *call, const kvp_call_config_t *config, const char *url)
@@ -222,6 +235,7 @@ static void set_up(kvp_call_t *call, const kvp_call_config_t *config, const char
 	CURL *easy = call->easy;
 
 	curl_easy_setopt(easy, CURLOPT_URL, url);
+	curl_easy_setopt(easy, CURLOPT_PATH_AS_IS, 1L);
 	curl_easy_setopt(easy, CURLOPT_PRIVATE, call);
 	curl_easy_setopt(easy, CURLOPT_PROTOCOLS_STR, "http,https");
 	curl_easy_setopt(easy, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
@@ -248,12 +262,17 @@ static void set_up(kvp_call_t *call, const kvp_call_config_t *config, const char
 		curl_easy_setopt(easy, CURLOPT_READFUNCTION, body_wanted);
 		curl_easy_setopt(easy, CURLOPT_READDATA, call);
 	}
+	if (config->method && strcmp(config->method, "HEAD") == 0) {
+		curl_easy_setopt(easy, CURLOPT_NOBODY, 1L);
+	} else if (config->method) {
+		curl_easy_setopt(easy, CURLOPT_CUSTOMREQUEST, config->method);
+	}
 }
 
 kvp_call_t *kvp_call_start(kvp_calls_t *calls, const kvp_call_config_t *config)
 {
-	char url[KVP_URL_MAX + 64];
 	kvp_call_t *call = calloc(1, sizeof *call);
+	char *url = NULL;
 
 	if (!call) {
 		free(config->body ? config->body->tail : NULL);
@@ -269,9 +288,9 @@ kvp_call_t *kvp_call_start(kvp_calls_t *calls, const kvp_call_config_t *config)
 	call->ctx = config->ctx;
 	call->started_ns = call->last_ns = kv_now_ns(&kv_env_posix);
 	call->easy = curl_easy_init();
-	snprintf(url, sizeof url, "%s%s", config->url, config->path);
-	if (call->easy && add_headers(call, config)) {
+	if (call->easy && add_headers(call, config) && asprintf(&url, "%s%s", config->url, config->path) >= 0) {
 		set_up(call, config, url);
+		free(url);
 		if (curl_multi_add_handle(calls->multi, call->easy) == CURLM_OK) {
 			return call;
 		}
@@ -335,6 +354,22 @@ const char *kvp_call_type(const kvp_call_t *call)
 	curl_easy_getinfo(call->easy, CURLINFO_CONTENT_TYPE, &type);
 
 	return type ? type : "";
+}
+
+struct curl_slist *kvp_call_headers(const kvp_call_t *call)
+{
+	struct curl_slist *lines = NULL;
+	struct curl_header *header = NULL;
+	const char *connection = NULL;
+
+	if (curl_easy_header(call->easy, "Connection", 0, CURLH_HEADER, -1, &header) == CURLHE_OK) {
+		connection = header->value; /* the next call writes over *header */
+	}
+	for (header = NULL; (header = curl_easy_nextheader(call->easy, CURLH_HEADER, -1, header));) {
+		(void)kvp_headers_add(&lines, header->name, header->value, connection);
+	}
+
+	return lines;
 }
 
 size_t kvp_call_take(kvp_call_t *call, char *out, size_t cap)

@@ -6,6 +6,7 @@
 #ifndef KVP_CALL_H
 #define KVP_CALL_H
 
+#include "base/headers.h"
 #include "base/loop.h"
 #include "base/pieces.h"
 
@@ -27,7 +28,11 @@ typedef struct kvp_call_config {
 	const char *url, *path;
 	kvp_pieces_t
 		*body; /* of a POST; its tail is the call's from here on, also when it does not start. NULL: a GET */
-	const char *headers[4]; /* "Name: value", copied; the last one NULL */
+	const char *method;               /* NULL: GET, or POST with a body */
+	const struct curl_slist *headers; /* of the client, copied; NULL: none */
+	const char *id;                   /* X-Request-Id where the client has none; NULL: none either */
+	int is_read;                      /* the proxy reads the answer: it has to come without a coding */
+	int is_json;                      /* the body is JSON, whatever the client's Content-Type */
 	uint64_t connect_timeout_ns;
 	uint64_t timeout_ns; /* of the whole call; 0: its owner has the clock */
 	size_t max_bytes;    /* of an answer; more is a failure */
@@ -79,6 +84,8 @@ int kvp_call_is_refused(const kvp_call_t *call);
 int kvp_call_is_stale(const kvp_call_t *call);
 /* "text/event-stream; charset=utf-8"; "" before the headers. */
 const char *kvp_call_type(const kvp_call_t *call);
+/* Header lines of the answer that pass to the client, to be freed by curl_slist_free_all(). */
+struct curl_slist *kvp_call_headers(const kvp_call_t *call);
 /* Take up to cap bytes of what has come; an engine that waited goes on. */
 size_t kvp_call_take(kvp_call_t *call, char *out, size_t cap);
 /* Why it failed, as a sentence. */

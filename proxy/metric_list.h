@@ -4,7 +4,7 @@
 #define KVP_METRIC_LIST_H
 
 #define KVP_HELP_ANSWERS "requests ended: answered; refused by an engine; refused as malformed; refused at a limit; without an engine that answers; ended by the client; their stream cut short"
-#define KVP_HELP_DECISIONS "decisions: handed over; computed by the decode engine, since little was left to compute, the queue was long or full, no prefill engine was there, several sequences were asked for, or attempts had failed"
+#define KVP_HELP_DECISIONS "decisions: handed over; computed by the decode engine, since little was left to compute, the queue was long or full, no prefill engine was there, several sequences were asked for, it is no completion, or attempts had failed"
 #define KVP_HELP_FAILURES "calls that failed: not reached, an error of the engine, an answer that makes no sense, or too late"
 #define KVP_HELP_LOOKUPS "prompts looked up in the daemon: some of it was there; nothing; or no space of it is known"
 
@@ -25,6 +25,7 @@
 	X(LOCAL_WAIT, kvd_pd_proxy_decisions_total{choice="queue"}, KV_METRIC_COUNTER, KVP_HELP_DECISIONS)             \
 	X(LOCAL_NO_PREFILL, kvd_pd_proxy_decisions_total{choice="no_prefill"}, KV_METRIC_COUNTER, KVP_HELP_DECISIONS)  \
 	X(LOCAL_WHOLE, kvd_pd_proxy_decisions_total{choice="several"}, KV_METRIC_COUNTER, KVP_HELP_DECISIONS)          \
+	X(LOCAL_OTHER, kvd_pd_proxy_decisions_total{choice="as_it_is"}, KV_METRIC_COUNTER, KVP_HELP_DECISIONS)         \
 	X(LOCAL_FAILED, kvd_pd_proxy_decisions_total{choice="failed"}, KV_METRIC_COUNTER, KVP_HELP_DECISIONS)          \
 	X(PREFILL_FAILURES, kvd_pd_proxy_failures_total{role="prefill"}, KV_METRIC_COUNTER, KVP_HELP_FAILURES)         \
 	X(DECODE_FAILURES, kvd_pd_proxy_failures_total{role="decode"}, KV_METRIC_COUNTER, KVP_HELP_FAILURES)           \

@@ -60,12 +60,14 @@ static void release_body(kvp_request_t *request)
 	request->held_bytes = 0;
 }
 
-static void settle_answer(kvp_request_t *request, kvp_answer_kind_t kind, unsigned status, const char *type)
+/* `call`: whose answer it is; NULL: the proxy's own. */
+static void settle_answer(kvp_request_t *request, kvp_answer_kind_t kind, unsigned status, const kvp_call_t *call)
 {
 	request->answer.kind = kind;
 	request->answer.status = status;
 	release_body(request);
-	snprintf(request->answer.type, sizeof request->answer.type, "%s", type);
+	request->answer.is_own = !call;
+	request->answer.headers = call ? kvp_call_headers(call) : NULL;
 	kvp_metric_observe_ns(request->all->metrics, KVP_M_FIRST_TIME, clock_ns() - request->came_ns);
 	request->wake(request->ctx);
 }
@@ -79,7 +81,7 @@ static void refuse(kvp_request_t *request, kvp_metric_t outcome, unsigned status
 	count_outcome(request, outcome);
 	request->answer.text = kvp_error_text(message, type, status);
 	request->answer.len = request->answer.text ? strlen(request->answer.text) : 0;
-	settle_answer(request, KVP_ANSWER_WHOLE, status, "application/json");
+	settle_answer(request, KVP_ANSWER_WHOLE, status, NULL);
 }
 
 /* ---- legs ------------------------------------------------------------------------------------ */
@@ -109,26 +111,32 @@ typedef struct leg_start {
 	void (*notify)(void *ctx, kvp_call_t *call);
 } leg_start_t;
 
+/* Has a request of this method a body, though it may be empty? */
+static int takes_body(const char *method)
+{
+	return strcmp(method, "POST") == 0 || strcmp(method, "PUT") == 0 || strcmp(method, "PATCH") == 0;
+}
+
 /* 0: out of memory or descriptors; the request has its answer then. */
 static int start_leg(kvp_request_t *request, kvp_leg_t *leg, leg_start_t *start)
 {
-	char id[64];
-	kvp_call_config_t config = {.url = start->engine->url,
-				    .path = request->api == KVP_CHAT ? "/v1/chat/completions" : "/v1/completions",
-				    .body = &start->body,
-				    .headers = {id, request->authorization, request->trace},
-				    .connect_timeout_ns = request->all->options->connect_timeout,
-				    .max_bytes = start->max_bytes,
-				    .pause_bytes = start->pause_bytes,
-				    .is_fresh = request->is_fresh,
-				    .notify = start->notify,
-				    .ctx = request};
+	const int is_other = request->api == KVP_OTHER;
+	const kvp_call_config_t config = {
+		.url = start->engine->url,
+		.path = request->target,
+		.method = is_other ? request->method : NULL,
+		.body = is_other && start->body.n == 0 && !takes_body(request->method) ? NULL : &start->body,
+		.headers = request->headers,
+		.id = request->transfer,
+		.is_read = leg == &request->prefill,
+		.is_json = !is_other,
+		.connect_timeout_ns = request->all->options->connect_timeout,
+		.max_bytes = start->max_bytes,
+		.pause_bytes = start->pause_bytes,
+		.is_fresh = request->is_fresh,
+		.notify = start->notify,
+		.ctx = request};
 
-	if (!config.headers[1]) {
-		config.headers[1] = config.headers[2];
-		config.headers[2] = NULL;
-	}
-	snprintf(id, sizeof id, "X-Request-Id: %s", request->transfer);
 	leg->call = start->has_body ? kvp_call_start(request->all->calls, &config) : NULL;
 	if (!leg->call) {
 		refuse(request, KVP_M_OVERLOADED, 503, "the proxy has no memory or descriptors for this request");
@@ -153,7 +161,12 @@ static int start_decode(kvp_request_t *request, kvp_engine_t *engine, const char
 			     .pause_bytes = request->body.stream ? options->limits_stream : 0,
 			     .notify = decode_changed};
 
-	start.has_body = kvp_body_for_decode(&request->body, params, &start.body);
+	if (request->api == KVP_OTHER) {
+		kvp_body_as_it_is(&request->body, &start.body);
+		start.has_body = 1;
+	} else {
+		start.has_body = kvp_body_for_decode(&request->body, params, &start.body);
+	}
 	request->tries[1]++;
 
 	return start_leg(request, &request->decode, &start);
@@ -207,7 +220,7 @@ static void take_answer(kvp_request_t *request)
 	call->data = NULL;
 	call->len = 0;
 	count_outcome(request, call->status < 400 ? KVP_M_ANSWERED : KVP_M_REFUSED);
-	settle_answer(request, KVP_ANSWER_WHOLE, (unsigned)call->status, kvp_call_type(call));
+	settle_answer(request, KVP_ANSWER_WHOLE, (unsigned)call->status, call);
 	end_leg(&request->decode);
 }
 
@@ -302,7 +315,9 @@ static void decode_changed(void *ctx, kvp_call_t *call)
 	if (request->answer.kind == KVP_ANSWER_NONE && call->len > 0 && call->status >= 200 && call->status < 300 &&
 	    strncmp(kvp_call_type(call), "text/event-stream", 17) == 0) {
 		release_work(&request->decode);
-		settle_answer(request, KVP_ANSWER_STREAM, (unsigned)call->status, kvp_call_type(call));
+		call->max_bytes = 0;
+		call->pause_bytes = request->all->options->limits_stream;
+		settle_answer(request, KVP_ANSWER_STREAM, (unsigned)call->status, call);
 	} else if (request->answer.kind == KVP_ANSWER_STREAM) {
 		request->wake(request->ctx);
 	} else if (call->ended) {
@@ -485,7 +500,9 @@ static void route(kvp_request_t *request, int is_head)
 		break;
 	case KVP_LOCAL_WHOLE:
 		send_local(request, decode, choice.prefill_ns,
-			   request->tries[0] > 0 ? KVP_M_LOCAL_FAILED : KVP_M_LOCAL_WHOLE);
+			   request->tries[0] > 0       ? KVP_M_LOCAL_FAILED
+			   : request->api == KVP_OTHER ? KVP_M_LOCAL_OTHER
+						       : KVP_M_LOCAL_WHOLE);
 		break;
 	case KVP_NO_DECODE:
 		leave_queue(request);
@@ -560,7 +577,9 @@ static int ask_tokens(kvp_request_t *request)
 	kvp_pieces_t pieces;
 	kvp_call_config_t config = {.path = "/tokenize",
 				    .body = &pieces,
-				    .headers = {request->authorization},
+				    .headers = request->headers,
+				    .is_read = 1,
+				    .is_json = 1,
 				    .connect_timeout_ns = all->options->connect_timeout,
 				    .timeout_ns = all->options->tokenize_timeout,
 				    .max_bytes = PREFILL_ANSWER + (size_t)TOKENIZE_BYTES * all->options->limits_tokens,
@@ -581,17 +600,14 @@ static int ask_tokens(kvp_request_t *request)
 
 /* ---- begin, read, end ------------------------------------------------------------------------ */
 
-static char *header_line(const char *name, const char *value)
-{
-	char *line = NULL;
-
-	return value && asprintf(&line, "%s: %s", name, value) >= 0 ? line : NULL;
-}
-
 static void find_tokens(kvp_request_t *request)
 {
 	const kvp_body_t *body = &request->body;
 
+	if (request->api == KVP_OTHER) {
+		route(request, 0);
+		return;
+	}
 	if (body->tokens) {
 		request->tokens = body->n_tokens;
 		look_up(request, body->tokens, body->n_tokens);
@@ -615,6 +631,7 @@ kvp_request_t *kvp_request_begin(kvp_requests_t *all, const kvp_request_config_t
 	if (!request) {
 		kvp_requests_hold(all, config->data.len, 0);
 		free((void *)(uintptr_t)config->data.data);
+		curl_slist_free_all(config->headers);
 		return NULL;
 	}
 	request->all = all;
@@ -623,8 +640,9 @@ kvp_request_t *kvp_request_begin(kvp_requests_t *all, const kvp_request_config_t
 	request->wake = config->wake;
 	request->ctx = config->ctx;
 	request->came_ns = clock_ns();
-	request->authorization = header_line("Authorization", config->authorization);
-	request->trace = header_line("traceparent", config->trace);
+	request->headers = config->headers;
+	request->method = strdup(config->method);
+	request->target = strdup(config->target);
 	TAILQ_INSERT_TAIL(&all->live, request, live_link);
 	all->live_n++;
 	kvp_metric_add(all->metrics, KVP_M_REQUESTS, 1);
@@ -633,7 +651,7 @@ kvp_request_t *kvp_request_begin(kvp_requests_t *all, const kvp_request_config_t
 		refuse(request, KVP_M_OVERLOADED, 503, "too many requests; please try again");
 	} else if (status == KV_ERR_LIMIT) {
 		refuse(request, KVP_M_OVERLOADED, 413, why);
-	} else if (status == KV_ERR_NOMEM) {
+	} else if (status == KV_ERR_NOMEM || !request->method || !request->target) {
 		refuse(request, KVP_M_OVERLOADED, 503, "the proxy has no memory for this request");
 	} else if (status != KV_OK) {
 		refuse(request, KVP_M_MALFORMED, 400, why);
@@ -658,8 +676,10 @@ void kvp_request_end(kvp_request_t *request)
 	kvp_requests_hold(all, request->held_bytes, 0);
 	kvp_metric_sub(all->metrics, KVP_M_REQUESTS, 1);
 	kvp_body_free(&request->body);
-	free(request->authorization);
-	free(request->trace);
+	free(request->method);
+	free(request->target);
+	curl_slist_free_all(request->headers);
+	curl_slist_free_all(request->answer.headers);
 	free(request->answer.text);
 	free(request);
 }
@@ -672,7 +692,8 @@ static void cut_stream(kvp_request_t *request, const char *why)
 	leg_failed(request, &request->decode, why);
 	count_outcome(request, KVP_M_CUT);
 	request->is_broken = 1;
-	if (error && asprintf(&text, "\n\ndata: %s\n\n", error) >= 0) {
+	if (!kvp_headers_find(request->answer.headers, "Content-Encoding") && error &&
+	    asprintf(&text, "\n\ndata: %s\n\n", error) >= 0) {
 		request->answer.text = text;
 		request->answer.len = strlen(text);
 	}

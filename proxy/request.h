@@ -34,14 +34,15 @@ typedef struct kvp_requests {
 
 typedef enum kvp_answer_kind {
 	KVP_ANSWER_NONE,   /* not yet */
-	KVP_ANSWER_WHOLE,  /* status, type, text */
-	KVP_ANSWER_STREAM, /* status, type; kvp_request_read() has the rest */
+	KVP_ANSWER_WHOLE,  /* status, headers, text */
+	KVP_ANSWER_STREAM, /* status, headers; kvp_request_read() has the rest */
 } kvp_answer_kind_t;
 
 typedef struct kvp_answer {
 	kvp_answer_kind_t kind;
 	unsigned status;
-	char type[128];
+	int is_own;                 /* the proxy's, in JSON */
+	struct curl_slist *headers; /* of the engine */
 	char *text;
 	size_t len;
 } kvp_answer_t;
@@ -60,7 +61,8 @@ struct kvp_request {
 	kvp_api_t api;
 	kvp_body_t body;
 	size_t held_bytes;
-	char *authorization, *trace; /* header lines of the client that engines get; NULL: none */
+	char *method, *target;
+	struct curl_slist *headers; /* of the client */
 	void (*wake)(void *ctx);
 	void *ctx;
 	kvp_call_t *asking;            /* for tokens */
@@ -81,8 +83,9 @@ struct kvp_request {
 
 typedef struct kvp_request_config {
 	kvp_api_t api;
-	kvp_span_t data;                   /* the body, from malloc(): the request's from here on. It counts as held */
-	const char *authorization, *trace; /* values of headers, or NULL; copied */
+	kvp_span_t data;             /* the body, from malloc(): the request's from here on. It counts as held */
+	const char *method, *target; /* as the client has written it, with its query; both copied */
+	struct curl_slist *headers;  /* that pass; the request's from here on */
 	void (*wake)(void *ctx);
 	void *ctx;
 } kvp_request_config_t;

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -54,10 +55,12 @@ struct exchange {
 	struct MHD_Connection *connection;
 	kvp_request_t *request;
 	kvp_api_t api;
+	char *method, *target;      /* as the client has written it */
+	struct curl_slist *headers; /* of the request that pass */
 	char *body;
 	size_t len, cap;  /* cap counts against limits.bodies */
 	body_fate_t fate; /* of what has come of the body */
-	int is_suspended, is_client_gone;
+	int has_headers, is_suspended, is_client_gone;
 };
 
 /* ---- connections ----------------------------------------------------------------------------- */
@@ -136,39 +139,55 @@ static void client_ended(void *ctx, int fd, uint32_t events)
 
 /* ---- answers --------------------------------------------------------------------------------- */
 
-static enum MHD_Result queue_response(struct MHD_Connection *connection, unsigned status, const char *type,
-				      struct MHD_Response *response)
+static enum MHD_Result queue_response(struct MHD_Connection *connection, unsigned status,
+				      const struct curl_slist *headers, struct MHD_Response *response)
 {
 	enum MHD_Result result = MHD_NO;
+	char name[256];
 
-	if (response) {
-		if (*type) {
-			MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
-		}
-		if (status == MHD_HTTP_SERVICE_UNAVAILABLE) {
-			MHD_add_response_header(response, MHD_HTTP_HEADER_RETRY_AFTER, "1");
-		}
-		if (status == MHD_HTTP_METHOD_NOT_ALLOWED) {
-			MHD_add_response_header(response, MHD_HTTP_HEADER_ALLOW, "GET, POST");
-		}
-		result = MHD_queue_response(connection, status, response);
-		MHD_destroy_response(response);
+	if (!response) {
+		return MHD_NO;
 	}
+	for (; headers; headers = headers->next) {
+		const size_t len = strcspn(headers->data, ":;");
+
+		if (len < sizeof name && headers->data[len] == ':') {
+			snprintf(name, sizeof name, "%.*s", (int)len, headers->data);
+			(void)MHD_add_response_header(response, name, headers->data + len + 2);
+		}
+	}
+	result = MHD_queue_response(connection, status, response);
+	MHD_destroy_response(response);
 
 	return result;
 }
 
-static enum MHD_Result answer(struct MHD_Connection *connection, unsigned status, const char *type, const char *text,
-			      size_t len)
+/* An answer of the proxy itself. */
+static enum MHD_Result answer(struct MHD_Connection *connection, unsigned status, const char *type, const char *text)
 {
-	return queue_response(connection, status, type,
-			      MHD_create_response_from_buffer(len, (void *)(uintptr_t)text, MHD_RESPMEM_MUST_COPY));
+	struct MHD_Response *response =
+		MHD_create_response_from_buffer(strlen(text), (void *)(uintptr_t)text, MHD_RESPMEM_MUST_COPY);
+
+	if (response) {
+		MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
+	}
+	if (response && status == MHD_HTTP_SERVICE_UNAVAILABLE) {
+		MHD_add_response_header(response, MHD_HTTP_HEADER_RETRY_AFTER, "1");
+	}
+	if (response && status == MHD_HTTP_METHOD_NOT_ALLOWED) {
+		MHD_add_response_header(response, MHD_HTTP_HEADER_ALLOW, "GET, HEAD");
+	}
+	if (response && status == MHD_HTTP_UNSUPPORTED_MEDIA_TYPE) {
+		MHD_add_response_header(response, MHD_HTTP_HEADER_ACCEPT_ENCODING, "identity");
+	}
+
+	return queue_response(connection, status, NULL, response);
 }
 
 static enum MHD_Result answer_error(struct MHD_Connection *connection, unsigned status, const char *message)
 {
 	char *text = kvp_error_text(message, "invalid_request_error", status);
-	enum MHD_Result result = text ? answer(connection, status, "application/json", text, strlen(text)) : MHD_NO;
+	enum MHD_Result result = text ? answer(connection, status, "application/json", text) : MHD_NO;
 
 	free(text);
 
@@ -189,8 +208,7 @@ static enum MHD_Result answer_metrics(const kvp_server_t *server, struct MHD_Con
 	text = malloc(cap);
 	if (text) {
 		len = kvp_metrics_prometheus(server->metrics, engines, n, text, cap);
-		result = len < cap ? answer(connection, MHD_HTTP_OK, "text/plain; version=0.0.4; charset=utf-8", text,
-					    len)
+		result = len < cap ? answer(connection, MHD_HTTP_OK, "text/plain; version=0.0.4; charset=utf-8", text)
 				   : MHD_NO;
 	}
 	free(text);
@@ -203,14 +221,10 @@ static enum MHD_Result answer_get(const kvp_server_t *server, struct MHD_Connect
 	if (strcmp(url, "/metrics") == 0) {
 		return answer_metrics(server, connection);
 	}
-	if (strcmp(url, "/health") == 0) {
-		return kvp_fleet_has(server->requests->fleet, 1, 0)
-			       ? answer(connection, MHD_HTTP_OK, "text/plain", "ok\n", 3)
-			       : answer_error(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "no decode engine is up");
-	}
 
-	return answer_error(connection, MHD_HTTP_NOT_FOUND,
-			    "there are POST /v1/completions, POST /v1/chat/completions, GET /health and GET /metrics");
+	return kvp_fleet_has(server->requests->fleet, 1, 0)
+		       ? answer(connection, MHD_HTTP_OK, "text/plain", "ok\n")
+		       : answer_error(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "no decode engine is up");
 }
 
 static ssize_t read_stream(void *ctx, uint64_t at, char *out, size_t cap)
@@ -242,15 +256,17 @@ static enum MHD_Result answer_request(exchange_t *exchange)
 		suspend(exchange);
 		return MHD_YES;
 	}
-	if (found->kind == KVP_ANSWER_WHOLE) {
-		return answer(exchange->connection, found->status, found->type, found->text, found->len);
+	if (found->is_own) {
+		return answer(exchange->connection, found->status, "application/json", found->text ? found->text : "");
 	}
-	response = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK, read_stream, exchange, NULL);
-	if (response) {
+	response = found->kind == KVP_ANSWER_WHOLE
+			   ? MHD_create_response_from_buffer(found->len, found->text, MHD_RESPMEM_MUST_COPY)
+			   : MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK, read_stream, exchange, NULL);
+	if (response && found->kind == KVP_ANSWER_STREAM && !kvp_headers_find(found->headers, "Cache-Control")) {
 		MHD_add_response_header(response, MHD_HTTP_HEADER_CACHE_CONTROL, "no-cache");
 	}
 
-	return queue_response(exchange->connection, found->status, found->type, response);
+	return queue_response(exchange->connection, found->status, found->headers, response);
 }
 
 /* ---- requests -------------------------------------------------------------------------------- */
@@ -334,16 +350,16 @@ static kvp_span_t hand_body(exchange_t *exchange)
 /* The whole body has come. */
 static enum MHD_Result begin_request(exchange_t *exchange)
 {
-	struct MHD_Connection *connection = exchange->connection;
 	kvp_request_config_t config = {.api = exchange->api,
-				       .authorization = MHD_lookup_connection_value(connection, MHD_HEADER_KIND,
-										    MHD_HTTP_HEADER_AUTHORIZATION),
-				       .trace = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "traceparent"),
+				       .method = exchange->method,
+				       .target = exchange->target,
+				       .headers = exchange->headers,
 				       .wake = wake,
 				       .ctx = exchange};
 
 	if (exchange->fate == BODY_KEPT) {
 		config.data = hand_body(exchange);
+		exchange->headers = NULL;
 		exchange->request = kvp_request_begin(exchange->server->requests, &config);
 		exchange->fate = exchange->request ? BODY_KEPT : BODY_OUT_OF_MEMORY;
 	}
@@ -357,40 +373,112 @@ static enum MHD_Result begin_request(exchange_t *exchange)
 	return answer_request(exchange);
 }
 
-/* The headers have come. *p_exchange stays NULL where the answer is given at once. */
-static enum MHD_Result take_headers(kvp_server_t *server, struct MHD_Connection *connection, const char *url,
-				    const char *method, exchange_t **p_exchange)
+/* The request line has come. */
+static void *begin_exchange(void *cls, const char *uri, struct MHD_Connection *connection)
 {
 	const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
-	const char *length = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_CONTENT_LENGTH);
-	const int is_chat = strcmp(url, "/v1/chat/completions") == 0;
-	const int is_api = is_chat || strcmp(url, "/v1/completions") == 0;
-	const int is_get = strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0;
-	exchange_t *exchange;
+	exchange_t *exchange = calloc(1, sizeof *exchange);
 
-	if (is_get && !is_api) {
-		return answer_get(server, connection, url);
+	if (exchange) {
+		exchange->server = cls;
+		exchange->connection = connection;
+		exchange->client = info ? info->socket_context : NULL;
+		exchange->target = strdup(uri);
 	}
-	if (strcmp(method, "POST") != 0 || !is_api) {
-		return is_api || strcmp(method, "POST") != 0
-			       ? answer_error(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "this wants another method")
-			       : answer_error(connection, MHD_HTTP_NOT_FOUND, "there is no such call");
+
+	return exchange;
+}
+
+static enum MHD_Result keep_header(void *cls, enum MHD_ValueKind kind, const char *name, const char *value)
+{
+	exchange_t *exchange = cls;
+	const char *connection =
+		MHD_lookup_connection_value(exchange->connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_CONNECTION);
+
+	(void)kind;
+	if (!kvp_headers_add(&exchange->headers, name, value ? value : "", connection)) {
+		exchange->fate = BODY_OUT_OF_MEMORY;
 	}
-	if (length && strtoull(length, NULL, 10) / READ_AHEAD > server->options->limits_body) {
-		kvp_metric_add(server->metrics, KVP_M_OVERLOADED, 1);
-		return answer_error(connection, MHD_HTTP_CONTENT_TOO_LARGE, "the body is larger than limits.body");
-	}
-	exchange = info && info->socket_context ? calloc(1, sizeof *exchange) : NULL;
-	if (!exchange) {
-		return MHD_NO;
-	}
-	exchange->server = server;
-	exchange->client = info->socket_context;
-	exchange->connection = connection;
-	exchange->api = is_chat ? KVP_CHAT : KVP_COMPLETIONS;
-	*p_exchange = exchange;
 
 	return MHD_YES;
+}
+
+/* Calls that are not for clients, or for each engine alone, are outside of /v1/, but for these two. */
+static int is_passed(const char *url)
+{
+	return strncmp(url, "/v1/", 4) == 0 && !strstr(url, "/..") && strcmp(url, "/v1/load_lora_adapter") != 0 &&
+	       strcmp(url, "/v1/unload_lora_adapter") != 0;
+}
+
+static int is_too_large(const exchange_t *exchange, int is_expected)
+{
+	const char *length =
+		MHD_lookup_connection_value(exchange->connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_CONTENT_LENGTH);
+
+	return length &&
+	       strtoull(length, NULL, 10) / (is_expected ? 1 : READ_AHEAD) > exchange->server->options->limits_body;
+}
+
+/* The status of a request that is refused before its body comes; 0: it is not. */
+static unsigned check_headers(const exchange_t *exchange, const char *url, const char **p_why)
+{
+	const char *expect = MHD_lookup_connection_value(exchange->connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_EXPECT);
+	const char *coding = kvp_headers_find(exchange->headers, MHD_HTTP_HEADER_CONTENT_ENCODING);
+
+	if (!is_passed(url)) {
+		*p_why = "there are /v1/..., GET /health and GET /metrics";
+		return MHD_HTTP_NOT_FOUND;
+	}
+	for (const char *at = exchange->target; *at; at++) {
+		if (*at <= ' ' || *at > '~' || *at == '#') {
+			*p_why = "the target is no path with a query";
+			return MHD_HTTP_BAD_REQUEST;
+		}
+	}
+	if (strcmp(exchange->method, "CONNECT") == 0 || strcmp(exchange->method, "TRACE") == 0) {
+		*p_why = "this method is not served";
+		return MHD_HTTP_NOT_IMPLEMENTED;
+	}
+	if (expect && strcasecmp(expect, "100-continue") != 0) {
+		*p_why = "nothing but 100-continue can be expected";
+		return MHD_HTTP_EXPECTATION_FAILED;
+	}
+	if (exchange->api != KVP_OTHER && coding && strcasecmp(coding, "identity") != 0) {
+		*p_why = "the proxy reads this body: it has to come without Content-Encoding";
+		return MHD_HTTP_UNSUPPORTED_MEDIA_TYPE;
+	}
+	*p_why = "the body is larger than limits.body";
+
+	return is_too_large(exchange, expect != NULL) ? MHD_HTTP_CONTENT_TOO_LARGE : 0;
+}
+
+/* The headers have come. */
+static enum MHD_Result take_headers(exchange_t *exchange, const char *url, const char *method)
+{
+	struct MHD_Connection *connection = exchange->connection;
+	const int is_post = strcmp(method, "POST") == 0;
+	const char *why;
+	unsigned status;
+
+	if (strcmp(url, "/health") == 0 || strcmp(url, "/metrics") == 0) {
+		return strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0
+			       ? answer_get(exchange->server, connection, url)
+			       : answer_error(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "this wants another method");
+	}
+	exchange->api = is_post && strcmp(url, "/v1/chat/completions") == 0 ? KVP_CHAT
+			: is_post && strcmp(url, "/v1/completions") == 0    ? KVP_COMPLETIONS
+									    : KVP_OTHER;
+	exchange->method = strdup(method);
+	if (!exchange->method) {
+		return MHD_NO;
+	}
+	MHD_get_connection_values(connection, MHD_HEADER_KIND, keep_header, exchange);
+	status = check_headers(exchange, url, &why);
+	if (status == MHD_HTTP_CONTENT_TOO_LARGE) {
+		kvp_metric_add(exchange->server->metrics, KVP_M_OVERLOADED, 1);
+	}
+
+	return status ? answer_error(connection, status, why) : MHD_YES;
 }
 
 static enum MHD_Result handle(void *cls, struct MHD_Connection *connection, const char *url, const char *method,
@@ -398,12 +486,15 @@ static enum MHD_Result handle(void *cls, struct MHD_Connection *connection, cons
 {
 	exchange_t *exchange = *state;
 
+	(void)cls;
+	(void)connection;
 	(void)version;
-	if (!exchange) {
-		enum MHD_Result result = take_headers(cls, connection, url, method, &exchange);
-
-		*state = exchange;
-		return result;
+	if (!exchange || !exchange->client || !exchange->target) {
+		return MHD_NO;
+	}
+	if (!exchange->has_headers) {
+		exchange->has_headers = 1;
+		return take_headers(exchange, url, method);
 	}
 	if (*upload_size > 0) {
 		keep_body(exchange, upload, *upload_size);
@@ -425,7 +516,7 @@ static void completed(void *cls, struct MHD_Connection *connection, void **state
 	if (!exchange) {
 		return;
 	}
-	if (client->exchange) {
+	if (client && client->exchange) {
 		client->exchange = NULL;
 		kvp_loop_forget(server->loop, client->conn.fd);
 		kv_conns_end(&server->conns, &client->conn, kv_now_ns(&kv_env_posix));
@@ -434,6 +525,9 @@ static void completed(void *cls, struct MHD_Connection *connection, void **state
 		kvp_request_end(exchange->request);
 	}
 	drop_body(exchange);
+	curl_slist_free_all(exchange->headers);
+	free(exchange->method);
+	free(exchange->target);
 	free(exchange);
 	*state = NULL;
 }
@@ -458,7 +552,8 @@ static kv_status_t start_daemon(kvp_server_t *server)
 		(unsigned)options->limits_connections + SPARE, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
 		(size_t)options->limits_headers + BLOCK, MHD_OPTION_CONNECTION_TIMEOUT,
 		(unsigned)((options->limits_receive_time + NS_IN_S - 1) / NS_IN_S), MHD_OPTION_NOTIFY_CONNECTION,
-		connection_changed, server, MHD_OPTION_NOTIFY_COMPLETED, completed, server, MHD_OPTION_END);
+		connection_changed, server, MHD_OPTION_NOTIFY_COMPLETED, completed, server, MHD_OPTION_URI_LOG_CALLBACK,
+		begin_exchange, server, MHD_OPTION_END);
 	if (!server->daemon) {
 		return KV_ERR_LIMIT;
 	}

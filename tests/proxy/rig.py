@@ -82,13 +82,16 @@ class Engine:
                 engine.connections.discard(self.connection)
 
             def do_GET(self) -> None:
+                if self.path != "/health":
+                    return self.do_POST()
                 engine.looks += 1
                 self.calls += 1
                 wait_until(lambda: engine.healthy is not None, "health")
                 self.say(200 if engine.healthy else 503, b"")
 
             def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                data = self.rfile.read(int(self.headers["Content-Length"] or 0))
+                body = json.loads(data) if self.headers["Content-Type"] == "application/json" else data
                 if self.path == "/tokenize":
                     if engine.prompt_tokens is None:
                         self.say(404, b"{}")
@@ -96,16 +99,19 @@ class Engine:
                         self.say(200, json.dumps({"count": len(engine.prompt_tokens), "tokens": engine.prompt_tokens}).encode())
                     return
                 self.calls += 1
-                engine.requests.append({"path": self.path, "id": self.headers["X-Request-Id"], "auth": self.headers["Authorization"], "body": body})
+                engine.requests.append({"path": self.path, "id": self.headers["X-Request-Id"], "auth": self.headers["Authorization"], "body": body, "method": self.command, "headers": dict(self.headers)})
                 try:
                     engine.answer(self, body)
                 except ConnectionError:
                     engine.disconnects += 1
                     self.close_connection = True
 
-            def say(self, status: int, body: bytes, kind: str = "application/json") -> None:
+            do_OPTIONS = do_PUT = do_DELETE = do_POST
+
+            def say(self, status: int, body: bytes, kind: str = "application/json", headers: dict[str, str] | None = None) -> None:
                 self.send_response(status)
-                self.send_header("Content-Type", kind)
+                for name, value in {"Content-Type": kind, **(headers or {})}.items():
+                    self.send_header(name, value)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)

@@ -240,15 +240,19 @@ class Failures(Case):
 
     def test_p6_the_only_engine_gets_a_request_again_whose_connection_it_had_ended(self) -> None:
         self.engines(1, 1)
-        proxy = self.proxy("--sequential")
+        proxy = self.proxy("--sequential", "--health.interval=1h")
         body = request()
         self.check(proxy.call(body), body)
         for engine in self.prefill + self.decode:
             with self.subTest(engine.role):
-                first = len(engine.requests)
                 engine.answer = lambda handler, body, engine=engine: handler.die() if handler.calls > 1 else engine.serve(handler, body)
-                self.check(proxy.call(body), body)
-                self.assertEqual(len(engine.requests), first + 2)
+
+                def is_sent_twice() -> bool:  # not on a slow machine, where the proxy had given the connection up
+                    first = len(engine.requests)
+                    self.check(proxy.call(body), body)
+                    return len(engine.requests) == first + 2
+
+                wait_until(is_sent_twice, "a used connection")
                 engine.answer = engine.serve
 
     def test_p6_nonsense_instead_of_params_is_a_failure(self) -> None:
@@ -425,7 +429,7 @@ class Clients(Case):
             body = request(user=str(i), stream=i % 2 == 0)
             self.check(proxy.call(body), body)
         self.assertEqual((len(self.prefill[0].requests), len(self.decode[0].requests)), (20, 20))
-        self.assertLessEqual(self.decode[0].accepted, 2)
+        self.assertLess(self.decode[0].accepted, 10)
 
     def test_p4_a_client_that_leaves_ends_both_sides(self) -> None:
         self.engines(1, 1)
@@ -572,9 +576,13 @@ class Clients(Case):
         self.assertEqual(proxy.call(b'{"messages":"a"}', "/v1/chat/completions").status, 400)
         self.assertEqual(proxy.call(b'{"messages":[1]}', "/v1/chat/completions").status, 400)
         self.assertEqual(proxy.metric('kvd_pd_proxy_requests_total{outcome="malformed"}'), len(bad) + 2)
-        self.assertEqual(proxy.call(b"{}", "/v1/else").status, 404)
-        self.assertEqual(proxy.call(None, "/v1/completions", "GET").status, 405)
-        self.assertEqual(proxy.call(None, "/else", "GET").status, 404)
+        for text in (b'{"prompt":"a","stream":true,"stream":false}', b'{"prompt":"a","kv_transfer_params":{},"kv_transfer\\u005fparams":{}}'):
+            answer = proxy.call(text)
+            self.assertEqual((answer.status, b"twice" in answer.data), (400, True))
+        for path in ("/else", "/sleep", "/v1", "/v1/../sleep", "/v1/%2e%2e/sleep", "/v1/load_lora_adapter"):
+            self.assertEqual(proxy.call(b"{}", path).status, 404, path)
+        self.assertEqual(proxy.call(None, "/v1/models#x", "GET").status, 400)
+        self.assertEqual(proxy.call(b"", "/health").status, 405)
         self.assertEqual(self.prefill[0].requests + self.decode[0].requests, [])
 
     def test_p6_garbage_ends_only_its_own_connection(self) -> None:
@@ -598,6 +606,72 @@ class Clients(Case):
         self.assertIn(b"kvd_pd_proxy_first_byte_seconds_count 1", text)
         if promtool := shutil.which("promtool"):
             self.assertEqual(subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True).stdout, b"")
+
+
+class Http(Case):
+    def test_p1_what_is_not_handed_over_goes_to_a_decode_engine_as_it_is(self) -> None:
+        self.engines(1, 1)
+        proxy = self.proxy()
+        self.decode[0].answer = lambda handler, body: handler.say(207, b"\0any bytes", "text/x", {"Allow": "*"})
+        sent = ((None, "/v1/models?a=%2F&b=c/../d", "GET", {}), (b"\xff\0" * 50_000, "/v1/embeddings", "POST", {"Content-Type": "x/y", "Content-Encoding": "gzip"}), (b"", "/v1/responses", "POST", {}), (None, "/v1/chat/completions", "OPTIONS", {"Origin": "http://a"}), (b"a", "/v1/files/%61", "PUT", {}), (None, "/v1/files/a", "DELETE", {}))
+        for data, path, method, headers in sent:
+            answer = proxy.call(data, path, method, headers)
+            self.assertEqual((answer.status, answer.data, answer.headers.get("Content-Type"), answer.headers.get("Allow")), (207, b"\0any bytes", "text/x", "*"), path)
+            got = self.decode[0].requests[-1]
+            self.assertEqual((got["path"], got["method"], got["body"]), (path, method, data or b""))
+            self.assertEqual({name: got["headers"].get(name) for name in headers}, headers)
+        self.assertNotIn("Content-Type", got["headers"])
+        self.assertEqual(proxy.metric('kvd_pd_proxy_decisions_total{choice="as_it_is"}'), len(sent))
+        self.decode[0].answer = self.decode[0].serve
+        body = request(prompt=None, prompt_embeds="AAAA" * 100)
+        self.check(proxy.call(body), body)
+        body = request(user="stream")
+        self.check(proxy.call(body, "/v1/responses", headers={"Content-Type": "application/json"}), body)
+        self.assertEqual(self.prefill[0].requests, [])
+
+    def test_p1_a_stream_of_another_call_may_be_longer_than_an_answer(self) -> None:
+        self.engines(0, 1)
+        self.decode[0].tokens = 40_000
+        proxy = self.proxy("--limits.answer=64KiB", "--limits.stream=64KiB")
+        body = request()
+        self.check(proxy.call(body, "/v1/responses", headers={"Content-Type": "application/json"}), body, 40_000)
+
+    def test_p1_headers_pass_both_ways(self) -> None:
+        self.engines(1, 1)
+        back = {"Retry-After": "7", "WWW-Authenticate": 'Bearer realm="a"', "Content-Encoding": "gzip", "X-Request-Id": "mine", "X-Empty": "", "Set-Cookie": "a=b"}
+        hop = {"Connection": "x-hop", "X-Hop": "1", "Keep-Alive": "timeout=5"}
+        self.decode[0].answer = lambda handler, body: handler.say(401, b"\x1f\x8b", "a/b", back | hop)
+        proxy = self.proxy()
+        there = {"X-Request-Id": "mine", "X-data-parallel-rank": "3", "Accept-Encoding": "gzip", "traceparent": "00-1", "Authorization": "Bearer key", "X-Empty": ""}
+        answer = proxy.call(request(), headers=there | {"Connection": "x-hop, close", "X-Hop": "1", "TE": "trailers"})
+        self.assertEqual((answer.status, answer.data, answer.headers.get("Content-Type")), (401, b"\x1f\x8b", "a/b"))
+        self.assertEqual({name: answer.headers.get(name) for name in back if name != "X-Empty"}, {name: back[name] for name in back if name != "X-Empty"})
+        self.assertFalse({"X-Hop", "Keep-Alive"} & set(answer.headers))
+        for engine in self.prefill + self.decode:
+            got = engine.requests[0]["headers"]
+            self.assertEqual({name: got.get(name) for name in there}, there | ({"Accept-Encoding": None} if engine.role == "prefill" else {}))
+            self.assertFalse({"X-Hop", "TE", "Expect"} & set(got))
+            self.assertEqual((got["Content-Type"], got["Host"]), ("application/json", f"127.0.0.1:{engine.port}"))
+
+    def test_p1_what_is_expected_is_served_or_refused(self) -> None:
+        self.engines(0, 1)
+        proxy = self.proxy("--limits.body=64KiB")
+        data = json.dumps(request()).encode()
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nExpect: %s\r\nContent-Length: %d\r\n\r\n"
+        for expect, length, status in ((b"100-continue", len(data), b"100"), (b"100-continue", 70_000, b"413"), (b"more", len(data), b"417")):
+            with socket.create_connection(("127.0.0.1", proxy.port)) as client:
+                client.settimeout(WAIT)
+                client.sendall(head % (expect, length))
+                self.assertEqual(client.recv(12), b"HTTP/1.1 " + status)
+                if status == b"100":
+                    client.sendall(data)
+                    got = b""
+                    while piece := client.recv(65536):
+                        got += piece
+                    self.assertIn(b"HTTP/1.1 200 ", got)
+        answer = proxy.call(b"\x1f\x8b", headers={"Content-Encoding": "gzip"})
+        self.assertEqual((answer.status, answer.headers.get("Accept-Encoding")), (415, "identity"))
+        self.check(proxy.call(request(), headers={"Content-Encoding": "identity"}), request())
 
 
 class Chaos(Case):
