@@ -466,14 +466,15 @@ kv_status_t kvp_answer_tokens(kvp_span_t answer, uint32_t most, uint32_t **p_tok
 	return first_of(tokens) == '[' ? take_tokens(tokens, most, p_tokens, p_n) : KV_ERR_PROTO;
 }
 
-char *kvp_error_text(const char *message, const char *type, unsigned code)
+char *kvp_error_text(const char *message, unsigned status)
 {
+	const char *type = status < 500 ? "invalid_request_error" : status == 503 ? "overloaded_error" : "server_error";
 	char text[1024];
 	kv_text_t out = kv_text(text, sizeof text);
 
 	kv_text_addf(&out, "{\"error\":{\"message\":");
 	kv_text_json(&out, message);
-	kv_text_addf(&out, ",\"type\":\"%s\",\"param\":null,\"code\":%u}}", type, code);
+	kv_text_addf(&out, ",\"type\":\"%s\",\"param\":null,\"code\":%u}}", type, status);
 
 	return kv_text_fits(&out) ? strdup(text) : NULL;
 }

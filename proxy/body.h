@@ -100,6 +100,6 @@ kv_status_t kvp_answer_params(kvp_span_t answer, char **p_params);
 kv_status_t kvp_answer_tokens(kvp_span_t answer, uint32_t most, uint32_t **p_tokens, uint32_t *p_n);
 
 /* An error in OpenAI's form, to be freed; NULL: out of memory. */
-char *kvp_error_text(const char *message, const char *type, unsigned code);
+char *kvp_error_text(const char *message, unsigned status);
 
 #endif

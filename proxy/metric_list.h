@@ -47,7 +47,7 @@
 #define KVP_ENGINE_METRIC_LIST(X)                                                                                      \
 	X(UP, kvd_pd_proxy_engine_up, KV_METRIC_GAUGE, "1: the engine gets requests; 0: it does not answer")           \
 	X(RUNNING, kvd_pd_proxy_engine_requests, KV_METRIC_GAUGE, "requests that the engine has from this proxy")      \
-	X(BACKLOG, kvd_pd_proxy_engine_backlog_microseconds, KV_METRIC_GAUGE, "prefill work that the engine has not ended, by estimate") \
+	X(BACKLOG, kvd_pd_proxy_engine_backlog_seconds, KV_METRIC_GAUGE, "prefill work that the engine has not ended, by estimate") \
 	X(SLOWNESS, kvd_pd_proxy_engine_slowness_percent, KV_METRIC_GAUGE, "measured over estimated time of its prefills") \
 	X(CACHED, kvd_pd_proxy_engine_cached_blocks, KV_METRIC_GAUGE, "blocks that the engine has in its own cache, as its events tell") \
 	X(EVENTS, kvd_pd_proxy_engine_event_messages_total, KV_METRIC_COUNTER, "messages with events of that cache")   \

@@ -3,6 +3,8 @@
 
 #include "kv/text.h"
 
+#define MICROS 1000000u /* in a second: a backlog's value */
+
 static const kv_metric_info_t infos[KVP_METRIC_COUNT] = {
 #define ROW(NAME, metric_name, metric_type, metric_help)                                                               \
 	[KVP_M_##NAME] = {.name = #metric_name, .type = metric_type, .help = metric_help},
@@ -37,8 +39,12 @@ size_t kvp_metrics_prometheus(kvp_metrics_t *m, const kvp_engine_metrics_t *engi
 	for (unsigned id = 0; id < KVP_ENGINE_METRIC_COUNT; id++) {
 		kv_metric_write_head(&text, engine_infos, id);
 		for (uint32_t i = 0; i < count; i++) {
-			kv_text_addf(&text, "%s{engine=\"%s\",role=\"%s\"} %llu\n", engine_infos[id].name,
-				     engines[i].url, engines[i].role, (unsigned long long)engines[i].value[id]);
+			const unsigned long long value = engines[i].value[id];
+
+			kv_text_addf(&text, "%s{engine=\"%s\",role=\"%s\"} ", engine_infos[id].name, engines[i].url,
+				     engines[i].role);
+			kv_text_addf(&text, id == KVP_EM_BACKLOG ? "%llu.%06llu\n" : "%llu\n",
+				     id == KVP_EM_BACKLOG ? value / MICROS : value, value % MICROS);
 		}
 	}
 
@@ -50,7 +56,7 @@ void kvp_metrics_page(FILE *out)
 	fprintf(out,
 		"\n## Metrics\n\n"
 		"`GET /metrics` has them. Those of an engine have the labels `engine` and `role`. `_total` is a counter, "
-		"`_seconds` a histogram, all else a gauge.\n\n");
+		"`_seconds` a histogram but for `backlog_seconds`, all else a gauge.\n\n");
 	kv_metrics_page(infos, KVP_METRIC_COUNT, out);
 	kv_metrics_page(engine_infos, KVP_ENGINE_METRIC_COUNT, out);
 }

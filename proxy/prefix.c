@@ -129,6 +129,7 @@ static void *attach(void *arg)
 				     .timeout_ms = TIMEOUT_MS,
 				     .spin_us = UINT32_MAX,
 				     .lazy = 2};
+	unsigned failures = 0; /* in a row */
 	kvc_t *kvc = NULL;
 	kvc_status_t status = kvc_attach(&config, &kvc);
 
@@ -138,6 +139,11 @@ static void *attach(void *arg)
 	}
 	for (unsigned round = 0; !atomic_load(&prefix->stopping); round++) {
 		status = kvc_poll(kvc, POLL_MS);
+		failures = status == KVC_OK ? 0 : failures + 1;
+		if (failures == REFRESH_ROUNDS) {
+			kv_log(KV_LOG_WARN, "prefix", "no prompt is looked up while %s cannot be reached: %s",
+			       prefix->socket, kvc_last_error());
+		}
 		if (status == KVC_OK && round % REFRESH_ROUNDS == 0) {
 			find_spaces(prefix, kvc);
 		}

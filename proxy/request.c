@@ -74,12 +74,8 @@ static void settle_answer(kvp_request_t *request, kvp_answer_kind_t kind, unsign
 
 static void refuse(kvp_request_t *request, kvp_metric_t outcome, unsigned status, const char *message)
 {
-	const char *type = status == 400 || status == 413 ? "invalid_request_error"
-			   : status == 503                ? "overloaded_error"
-							  : "server_error";
-
 	count_outcome(request, outcome);
-	request->answer.text = kvp_error_text(message, type, status);
+	request->answer.text = kvp_error_text(message, status);
 	request->answer.len = request->answer.text ? strlen(request->answer.text) : 0;
 	settle_answer(request, KVP_ANSWER_WHOLE, status, NULL);
 }
@@ -687,7 +683,7 @@ void kvp_request_end(kvp_request_t *request)
 /* The client is told by an event of the stream, and by its missing end. */
 static void cut_stream(kvp_request_t *request, const char *why)
 {
-	char *error = kvp_error_text("the decode engine has ended the stream early", "server_error", 502), *text = NULL;
+	char *error = kvp_error_text("the decode engine has ended the stream early", 502), *text = NULL;
 
 	leg_failed(request, &request->decode, why);
 	count_outcome(request, KVP_M_CUT);

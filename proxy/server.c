@@ -57,6 +57,9 @@ struct exchange {
 	kvp_api_t api;
 	char *method, *target;      /* as the client has written it */
 	struct curl_slist *headers; /* of the request that pass */
+	int is_own;                 /* /health or /metrics */
+	unsigned status;            /* of what is refused for its headers; 0: it is not */
+	const char *why;
 	char *body;
 	size_t len, cap;  /* cap counts against limits.bodies */
 	body_fate_t fate; /* of what has come of the body */
@@ -186,7 +189,7 @@ static enum MHD_Result answer(struct MHD_Connection *connection, unsigned status
 
 static enum MHD_Result answer_error(struct MHD_Connection *connection, unsigned status, const char *message)
 {
-	char *text = kvp_error_text(message, "invalid_request_error", status);
+	char *text = kvp_error_text(message, status);
 	enum MHD_Result result = text ? answer(connection, status, "application/json", text) : MHD_NO;
 
 	free(text);
@@ -452,33 +455,45 @@ static unsigned check_headers(const exchange_t *exchange, const char *url, const
 	return is_too_large(exchange, expect != NULL) ? MHD_HTTP_CONTENT_TOO_LARGE : 0;
 }
 
+/* An answer before the request's end is its connection's last: only where a body would come in vain. */
+static enum MHD_Result answer_now(exchange_t *exchange, const char *url)
+{
+	if (exchange->status == MHD_HTTP_CONTENT_TOO_LARGE) {
+		kvp_metric_add(exchange->server->metrics, KVP_M_OVERLOADED, 1);
+	}
+
+	return exchange->status ? answer_error(exchange->connection, exchange->status, exchange->why)
+				: answer_get(exchange->server, exchange->connection, url);
+}
+
 /* The headers have come. */
 static enum MHD_Result take_headers(exchange_t *exchange, const char *url, const char *method)
 {
 	struct MHD_Connection *connection = exchange->connection;
 	const int is_post = strcmp(method, "POST") == 0;
-	const char *why;
-	unsigned status;
+	const char *length = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_CONTENT_LENGTH);
 
-	if (strcmp(url, "/health") == 0 || strcmp(url, "/metrics") == 0) {
-		return strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0
-			       ? answer_get(exchange->server, connection, url)
-			       : answer_error(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "this wants another method");
-	}
 	exchange->api = is_post && strcmp(url, "/v1/chat/completions") == 0 ? KVP_CHAT
 			: is_post && strcmp(url, "/v1/completions") == 0    ? KVP_COMPLETIONS
 									    : KVP_OTHER;
+	exchange->is_own = strcmp(url, "/health") == 0 || strcmp(url, "/metrics") == 0;
 	exchange->method = strdup(method);
 	if (!exchange->method) {
 		return MHD_NO;
 	}
-	MHD_get_connection_values(connection, MHD_HEADER_KIND, keep_header, exchange);
-	status = check_headers(exchange, url, &why);
-	if (status == MHD_HTTP_CONTENT_TOO_LARGE) {
-		kvp_metric_add(exchange->server->metrics, KVP_M_OVERLOADED, 1);
+	if (!exchange->is_own) {
+		MHD_get_connection_values(connection, MHD_HEADER_KIND, keep_header, exchange);
+		exchange->status = check_headers(exchange, url, &exchange->why);
+	} else if (strcmp(method, "GET") != 0 && strcmp(method, "HEAD") != 0) {
+		exchange->status = MHD_HTTP_METHOD_NOT_ALLOWED;
+		exchange->why = "this wants another method";
 	}
 
-	return status ? answer_error(connection, status, why) : MHD_YES;
+	return exchange->status && ((length && strcmp(length, "0") != 0) ||
+				    MHD_lookup_connection_value(connection, MHD_HEADER_KIND,
+								MHD_HTTP_HEADER_TRANSFER_ENCODING))
+		       ? answer_now(exchange, url)
+		       : MHD_YES;
 }
 
 static enum MHD_Result handle(void *cls, struct MHD_Connection *connection, const char *url, const char *method,
@@ -497,9 +512,14 @@ static enum MHD_Result handle(void *cls, struct MHD_Connection *connection, cons
 		return take_headers(exchange, url, method);
 	}
 	if (*upload_size > 0) {
-		keep_body(exchange, upload, *upload_size);
+		if (!exchange->is_own) {
+			keep_body(exchange, upload, *upload_size);
+		}
 		*upload_size = 0;
 		return MHD_YES;
+	}
+	if (exchange->is_own || exchange->status) {
+		return answer_now(exchange, url);
 	}
 
 	return exchange->request ? answer_request(exchange) : begin_request(exchange);

@@ -248,7 +248,7 @@ class Answer:
 
 
 class Proxy:
-    def __init__(self, program: str, prefill: list[Engine], decode: list[Engine], *options: str) -> None:
+    def __init__(self, program: str, prefill: list[Engine], decode: list[Engine], *options: str, log: Any = None) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
@@ -263,7 +263,8 @@ class Proxy:
                 "--tokenize=off",
                 "--log.level=error",
                 *options,
-            ]
+            ],
+            stderr=log,
         )
         wait_until(self.listens, "the proxy listens")
 
@@ -296,7 +297,7 @@ class Proxy:
         connection.close()
         return Answer(response.status, out, complete, dict(response.getheaders()))
 
-    def metric(self, name: str) -> int:
-        match = re.search(rf"^{re.escape(name)} (\d+)$", self.call(None, "/metrics", "GET").data.decode(), re.M)
+    def metric(self, name: str) -> float:
+        match = re.search(rf"^{re.escape(name)} ([\d.]+)$", self.call(None, "/metrics", "GET").data.decode(), re.M)
         assert match, name
-        return int(match[1])
+        return float(match[1]) if "." in match[1] else int(match[1])

@@ -243,7 +243,7 @@ KV_TEST(p10_answers_of_engines_are_checked)
 	free(tokens);
 	assert_int_equal(kvp_answer_tokens(span("{\"tokens\":[5,\"6\"]}"), MOST_TOKENS, &tokens, &n), KV_ERR_PROTO);
 	assert_int_equal(kvp_answer_tokens(span("{\"count\":2}"), MOST_TOKENS, &tokens, &n), KV_ERR_PROTO);
-	error = kvp_error_text("say \"no\"", "server_error", 502);
+	error = kvp_error_text("say \"no\"", 502);
 	assert_string_equal(
 		error,
 		"{\"error\":{\"message\":\"say \\\"no\\\"\",\"type\":\"server_error\",\"param\":null,\"code\":502}}");

@@ -13,6 +13,7 @@ try:
     import shutil
     import socket
     import subprocess
+    import tempfile
     import threading
     import time
     import unittest
@@ -605,7 +606,11 @@ class Clients(Case):
             self.assertRegex(line, r'^(# (HELP|TYPE) kvd_[a-z_]+ .+|kvd_[a-z_]+(\{[a-z]+="[^"]*"(,[a-z]+="[^"]*")*\})? [0-9.]+)$')
         self.assertIn(b"kvd_pd_proxy_first_byte_seconds_count 1", text)
         if promtool := shutil.which("promtool"):
-            self.assertEqual(subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True).stdout, b"")
+            checked = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True)
+            self.assertEqual((checked.returncode, checked.stdout + checked.stderr), (0, b""))
+        for name in re.findall(rb"# TYPE (\S+) counter", text):
+            self.assertTrue(name.endswith(b"_total"), name)
+        self.assertNotRegex(text, rb"# TYPE \S*(milli|micro|nano)seconds")  # base units
 
 
 class Http(Case):
@@ -652,6 +657,33 @@ class Http(Case):
             self.assertEqual({name: got.get(name) for name in there}, there | ({"Accept-Encoding": None} if engine.role == "prefill" else {}))
             self.assertFalse({"X-Hop", "TE", "Expect"} & set(got))
             self.assertEqual((got["Content-Type"], got["Host"]), ("application/json", f"127.0.0.1:{engine.port}"))
+
+    def test_p5_a_connection_serves_answers_of_the_proxy_itself_too(self) -> None:
+        self.engines(0, 1)
+        self.decode[0].healthy = False
+        proxy = self.proxy()
+        wait_until(lambda: proxy.call(None, "/health", "GET").status == 503, "it is down")
+        connection = proxy.connect()
+        connection.connect()
+        first = connection.sock
+        for method, path, status, kind in (("GET", "/health", 503, "application/json"), ("HEAD", "/health", 503, "application/json"), ("GET", "/metrics", 200, "text/plain; version=0.0.4; charset=utf-8"), ("GET", "/else", 404, "application/json"), ("POST", "/health", 405, "application/json"), ("GET", "/health", 503, "application/json")):
+            connection.request(method, path)
+            response = connection.getresponse()
+            data = response.read()
+            self.assertEqual((response.status, response.getheader("Content-Type")), (status, kind))
+            if status == 503 and method == "GET":
+                self.assertEqual(json.loads(data)["error"]["type"], "overloaded_error")
+            self.assertIs(connection.sock, first, path)
+        connection.close()
+
+    def test_p6_a_daemon_that_cannot_be_reached_is_said(self) -> None:
+        self.engines(0, 1)
+        with tempfile.TemporaryFile() as log:
+            proxy = Proxy(PROGRAM, [], self.decode, "--kvd.socket=/nonexistent/kvd.sock", "--log.level=warn", log=log)
+            self.addCleanup(proxy.stop)
+            said = lambda: os.pread(log.fileno(), 1 << 16, 0)
+            wait_until(lambda: b"/nonexistent/kvd.sock cannot be reached" in said(), "it says so")
+            self.check(proxy.call(request()), request())
 
     def test_p1_what_is_expected_is_served_or_refused(self) -> None:
         self.engines(0, 1)
@@ -746,7 +778,7 @@ class Chaos(Case):
         for engine in self.prefill + self.decode:
             name = f'{{engine="{engine.url}",role="{engine.role}"}}'
             self.assertEqual(proxy.metric("kvd_pd_proxy_engine_requests" + name), 0)
-            self.assertEqual(proxy.metric("kvd_pd_proxy_engine_backlog_microseconds" + name), 0)
+            self.assertEqual(proxy.metric("kvd_pd_proxy_engine_backlog_seconds" + name), 0)
         self.assertEqual(proxy.metric("kvd_pd_proxy_queue_requests"), 0)
 
 
