@@ -225,6 +225,10 @@ static enum MHD_Result answer_get(const kvp_server_t *server, struct MHD_Connect
 		return answer_metrics(server, connection);
 	}
 
+	if (!kvp_fleet_has(server->requests->fleet, 1, 0)) {
+		kvp_fleet_look(server->requests->fleet, 1); /* the next answer knows of an engine that is back */
+	}
+
 	return kvp_fleet_has(server->requests->fleet, 1, 0)
 		       ? answer(connection, MHD_HTTP_OK, "text/plain", "ok\n")
 		       : answer_error(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "no decode engine is up");
