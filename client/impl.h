@@ -206,6 +206,7 @@ struct kvc_space {
 	uint32_t layers; /* pages a head */
 	uint32_t pieces; /* leaves a page */
 	kv_status_t reset_status;
+	uint32_t flags;     /* KV_SPACE_* */
 	uint32_t puts_left; /* closed; puts whose handed-in blocks the daemon has still to take */
 	uint32_t text_len;
 	char text[KV_MAX_TEXT + 1u]; /* canonical identity */
@@ -488,6 +489,9 @@ void kvc_spaces_refresh(kvc_t *kvc);
 kvc_status_t kvc_space_usable(kvc_space_t *space);
 /* The daemon or the mirror knows another epoch. */
 void kvc_space_stale(kvc_space_t *space);
+/* Tell the daemon that the member needs the space of this number no longer, unless another handle does. `text`: its
+ * identity, NULL: not known. */
+void kvc_space_give_back(kvc_t *kvc, uint32_t id, const char *text);
 /* Out of the attachment: nothing that arrives reaches it from then on. Then kvc_space_free(). */
 void kvc_space_unlink(kvc_space_t *space);
 void kvc_space_free(kvc_space_t *space);

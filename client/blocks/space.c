@@ -103,6 +103,7 @@ static kv_status_t send_space_open(kvc_space_t *space)
 	kv_msg_space_open_t msg = {
 		.identity = {(const uint8_t *)space->text, space->text_len},
 		.layout = kv_slice_str(space->asked_layout),
+		.flags = space->flags,
 	};
 	kvc_ask_t request = {
 		.code = KV_CODE_SPACE_OPEN, .msg = &msg, .done = on_space_opened, .object = space, .fd = -1};
@@ -193,6 +194,7 @@ static kvc_status_t identity_take(kvc_space_t *space, const kvc_identity_t *give
 	if (strlen(wide.layout) > KVC_MAX_LAYOUT_TEXT) {
 		return kvc_fail(KV_ERR_LAYOUT, "the layout text is longer than %u bytes", KVC_MAX_LAYOUT_TEXT);
 	}
+	space->flags = wide.known ? KV_SPACE_KNOWN : 0;
 	space->text_len = (uint32_t)strlen(space->text);
 	memcpy(space->asked_layout, wide.layout, strlen(wide.layout) + 1);
 
@@ -293,6 +295,28 @@ void kvc_space_unlink(kvc_space_t *space)
 		kvc_reopened(space->kvc);
 	}
 	kvc_forget_requests(space->kvc, space);
+}
+
+/* Does the handle have the space of this number, or may the answer that it waits for name it? */
+static int has_number(const kvc_space_t *space, uint32_t id, const char *text)
+{
+	return (atomic_load(&space->epoch) != 0 && atomic_load(&space->id) == id) ||
+	       (space->opening && (!text || strcmp(space->text, text) == 0));
+}
+
+void kvc_space_give_back(kvc_t *kvc, uint32_t id, const char *text)
+{
+	const kvc_map_t *map = atomic_load_explicit(&kvc->map, memory_order_relaxed);
+	const kv_msg_space_close_t msg = {.space = id};
+	const kvc_space_t *other = kvc->spaces;
+
+	while (other && !has_number(other, id, text)) {
+		other = other->next;
+	}
+	/* Only members hold a number, and a forked child shares the socket: not a byte of its goes there. */
+	if (!other && kvc->state == KVC_READY && map && map->leases && kvc_check_process(kvc) == KVC_OK) {
+		kvc_send_oneway(kvc, KV_CODE_SPACE_CLOSE, &msg);
+	}
 }
 
 void kvc_space_get_info(const kvc_space_t *space, kvc_space_info_t *info)

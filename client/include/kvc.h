@@ -245,6 +245,8 @@ typedef struct kvc_identity {
 	/* UUID of the GPU ("GPU-...") in whose memory the blocks lie, in a space of their own; NULL: in host memory and
 	 * on disk. ERR_TIER_OFF in kvc_space_state(): the daemon has no memory of that GPU. */
 	const char *device;
+	/* 1: open the space only if it was opened before, by anybody: else ERR_NOT_FOUND in kvc_space_state(). */
+	uint32_t known;
 } kvc_identity_t;
 
 /* The layout of a block in the pool: [head][layer][page]. A page is what one head of one layer keeps of `block_tokens`
@@ -286,6 +288,8 @@ KVC_API kvc_status_t kvc_space_open(kvc_t *kvc, const kvc_identity_t *identity, 
 KVC_API kvc_status_t kvc_space_open_start(kvc_t *kvc, const kvc_identity_t *identity, kvc_space_t **p_space);
 /* OK: open. PENDING: being opened. Else why it is not open now. */
 KVC_API kvc_status_t kvc_space_state(const kvc_space_t *space);
+/* Its leases, puts and hand-overs go back. The daemon keeps the blocks, and may give the space's number to another one
+ * when no member has the space open. */
 KVC_API void kvc_space_close(kvc_space_t *space);
 KVC_API void kvc_space_get_info(const kvc_space_t *space, kvc_space_info_t *info);
 /* Canonical layout of the pool's blocks: the one asked for, or one that differs in the inner order only (permute on

@@ -88,7 +88,52 @@ static int no_space(const kvctl_t *ctl, size_t count)
 			   count);
 }
 
-/* Only among spaces that are there: opening one would make it. */
+/* Names point into the text and the storage. 0: it is no canonical identity, *p_field may say where. */
+static int parse_identity(const char *text, char storage[KV_IDENTITY_MAX_TEXT + 64], kvc_identity_t *identity,
+			  const char **p_field)
+{
+	kv_identity_t parsed;
+	uint64_t hash_tokens = 0;
+
+	if (kv_identity_parse(text, strlen(text), &parsed, storage, KV_IDENTITY_MAX_TEXT + 64, p_field) != KV_OK ||
+	    kv_parse_u64(parsed.hash_tokens, &hash_tokens) != KV_OK || hash_tokens > UINT32_MAX) {
+		return 0;
+	}
+	*identity = (kvc_identity_t){.struct_size = sizeof *identity,
+				     .model = parsed.model,
+				     .weights = parsed.weights,
+				     .dtype = parsed.dtype,
+				     .quantization = parsed.quantization,
+				     .rope = parsed.rope,
+				     .lora = parsed.lora,
+				     .hash = parsed.hash,
+				     .hash_tokens = (uint32_t)hash_tokens,
+				     .groups = parsed.groups,
+				     .layout = parsed.layout,
+				     .page_format = parsed.page_format,
+				     .extra = parsed.extra,
+				     .device = parsed.device,
+				     .known = 1}; /* kvctl makes none */
+
+	return 1;
+}
+
+/* A closed space is in the status once it has been opened. */
+static void open_closed(const kvctl_t *ctl, const char *text)
+{
+	char storage[KV_IDENTITY_MAX_TEXT + 64];
+	const char *field;
+	kvc_identity_t identity;
+	kvc_space_t *space;
+	kvc_t *kvc;
+
+	if (parse_identity(text, storage, &identity, &field) && kvctl_attach(ctl, &kvc) == 0) {
+		(void)kvc_space_open(kvc, &identity, &space);
+		kvc_detach(kvc);
+	}
+}
+
+/* Only among spaces that are there. */
 static int find_in_status(const kvctl_t *ctl, uint64_t number, const char *identity, struct json_object **p_space)
 {
 	struct json_object *json = NULL, *spaces, *found = NULL;
@@ -130,6 +175,7 @@ int kvctl_find_space(const kvctl_t *ctl, struct json_object **p_space)
 		if (!identity) {
 			return kv_status_exit_code(KV_ERR_ARG);
 		}
+		open_closed(ctl, identity);
 	}
 	code = find_in_status(ctl, value, identity, p_space);
 	free(identity);
@@ -141,29 +187,13 @@ int kvctl_open_space(const kvctl_t *ctl, kvc_t *kvc, const char *text, kvc_space
 {
 	char storage[KV_IDENTITY_MAX_TEXT + 64];
 	const char *field = NULL;
-	kv_identity_t parsed;
-	kvc_identity_t identity = {.struct_size = sizeof identity};
-	uint64_t hash_tokens = 0;
+	kvc_identity_t identity;
 	kvc_status_t status;
 
-	if (kv_identity_parse(text, strlen(text), &parsed, storage, sizeof storage, &field) != KV_OK ||
-	    kv_parse_u64(parsed.hash_tokens, &hash_tokens) != KV_OK || hash_tokens > UINT32_MAX) {
+	if (!parse_identity(text, storage, &identity, &field)) {
 		return kvctl_error(ctl, KV_ERR_IDENTITY, "the identity is not in canonical form%s%s",
 				   field ? ": see " : "", field ? field : "");
 	}
-	identity.model = parsed.model;
-	identity.weights = parsed.weights;
-	identity.dtype = parsed.dtype;
-	identity.quantization = parsed.quantization;
-	identity.rope = parsed.rope;
-	identity.lora = parsed.lora;
-	identity.hash = parsed.hash;
-	identity.hash_tokens = (uint32_t)hash_tokens;
-	identity.groups = parsed.groups;
-	identity.layout = parsed.layout;
-	identity.page_format = parsed.page_format;
-	identity.extra = parsed.extra;
-	identity.device = parsed.device;
 	status = kvc_space_open(kvc, &identity, p_space);
 
 	return status == KVC_OK ? 0 : kvctl_failed(ctl, status);

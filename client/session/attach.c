@@ -165,6 +165,9 @@ void kvc_space_close(kvc_space_t *space)
 	kvc_leases_of_space_end(space);
 	kvc_puts_of_space_end(space);
 	kvc_handovers_of_space_end(space);
+	if (atomic_load(&space->epoch) != 0) {
+		kvc_space_give_back(space->kvc, atomic_load(&space->id), space->text);
+	}
 	if (!space->puts_left) {
 		kvc_space_free(space);
 	}

@@ -39,6 +39,9 @@ static void give_back(kvc_t *kvc, uint16_t code, const kv_msg_t *reply)
 	if (code == KV_CODE_ACQUIRE && reply->acquire_reply.lease && kvc->backlog_len < KVC_MAX_BACKLOG) {
 		kvc->backlog[kvc->backlog_len++] = reply->acquire_reply.lease;
 	}
+	if (code == KV_CODE_SPACE_OPEN) {
+		kvc_space_give_back(kvc, reply->space_open_reply.space, NULL);
+	}
 	if (code == KV_CODE_PUT_START && reply->put_start_reply.put) {
 		kv_msg_put_revoke_t msg = {.put = reply->put_start_reply.put};
 

@@ -14,7 +14,8 @@
 
 typedef struct kvd_sums {
 	uint64_t pins, refs;
-	uint64_t flags; /* blocks whose flag is not what their pins are: of a hand-over first */
+	uint64_t tree_pins; /* as the trees count them */
+	uint64_t flags;     /* blocks whose flag is not what their pins are: of a hand-over first */
 } kvd_sums_t;
 
 static void sum_pins(const kvd_core_t *core, const kvd_block_t *block, kvd_sums_t *sums)
@@ -37,6 +38,7 @@ static void sum_blocks(const kvd_core_t *core, kvd_sums_t *sums)
 	for (uint32_t t = 0; t < core->ix.trees.made; t++) {
 		const kvd_tree_t *tree = kvd_tree_at(&core->ix, t);
 
+		sums->tree_pins += tree->live ? tree->pins : 0;
 		for (uint32_t n = tree->live ? tree->children.head : KVD_NONE; n != KVD_NONE;
 		     n = kvd_index_next_run(&core->ix, n)) {
 			const kvd_node_t *node = kvd_node_at(&core->ix, n);
@@ -84,8 +86,8 @@ static int check_pins(kvd_core_t *core, char *why, size_t cap)
 		 (unsigned long long)blocks.refs, (unsigned long long)core->refs, (unsigned long long)leases,
 		 core->leases.used);
 
-	return pins == blocks.pins && pins == core->pins.used && leases == core->leases.used && blocks.flags == 0 &&
-	       blocks.refs == core->refs && blocks.refs >= refs &&
+	return pins == blocks.pins && pins == blocks.tree_pins && pins == core->pins.used &&
+	       leases == core->leases.used && blocks.flags == 0 && blocks.refs == core->refs && blocks.refs >= refs &&
 	       blocks.refs <= refs + core->writes + core->ix.dead_nodes;
 }
 
@@ -282,6 +284,53 @@ static int check_rebalance(kvd_core_t *core, char *why, size_t cap)
 	return named == core->rebalance[KVD_CPU].named;
 }
 
+/* Members that have the space open. */
+static uint32_t sum_users(const kvd_core_t *core, const kvd_space_t *space)
+{
+	uint32_t users = 0;
+
+	for (uint32_t i = 0; i < core->members.made; i++) {
+		const kvd_member_rec_t *member = kvd_obj_at(&core->members, i);
+
+		users += member->id != 0 && kvd_instance_at(core, member->instance)->ns == space->ns &&
+			 (member->spaces[space->id / 64u] >> space->id % 64u & 1u);
+	}
+
+	return users;
+}
+
+/* A space that is named has a number, and the mirror has its epoch there. */
+static int check_spaces(kvd_core_t *core, char *why, size_t cap)
+{
+	for (uint32_t n = 0; n < core->ns_count; n++) {
+		const kvd_ns_t *ns = core->ns[n];
+		uint32_t open = 0;
+
+		for (uint32_t i = 0; i < ns->space_made; i++) {
+			const kvd_space_t *space = ns->spaces[i];
+			const kvd_tree_t *tree = space ? kvd_tree_at(&core->ix, space->tree) : NULL;
+
+			open += space && space->id != 0;
+			if (space && (tree->space != i || space->users != (space->id ? sum_users(core, space) : 0) ||
+				      (space->id ? ns->numbers[space->id] != space ||
+							   ns->mirror.epochs[space->id] != space->epoch
+						 : space->handovers + tree->pins + tree->puts != 0))) {
+				snprintf(why, cap, "namespace %u: space %u of tree %u, used by %u members", n,
+					 space->id, space->tree, space->users);
+				return 0;
+			}
+		}
+		if (open != ns->number_count) {
+			snprintf(why, cap, "namespace %u: %u spaces have a number of %u given", n, open,
+				 ns->number_count);
+			return 0;
+		}
+	}
+	snprintf(why, cap, "spaces that are named have a number of their own");
+
+	return 1;
+}
+
 const kvd_check_t kvd_checks[] = {
 	{"index", "P3", check_index},
 	{"pins", "P4", check_pins},
@@ -291,6 +340,7 @@ const kvd_check_t kvd_checks[] = {
 	{"mirror", "P3", check_mirror},
 	{"rebalance", "P4", check_rebalance},
 	{"shares", "P5", check_shares},
+	{"spaces", "P1", check_spaces},
 };
 const uint32_t kvd_check_count = KV_COUNT_OF(kvd_checks);
 

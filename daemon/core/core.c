@@ -16,6 +16,7 @@
 #include "core/put/put.h"
 #include "core/ends/instance.h"
 #include "core/base/find.h"
+#include "core/ends/numbers.h"
 #include "core/ends/rebalance.h"
 #include "core/base/share.h"
 #include "core/ends/space.h"
@@ -139,6 +140,7 @@ kv_status_t kvd_core_create(const kvd_core_config_t *config, const kvd_world_t *
 		free_core(core);
 		return status;
 	}
+	kvd_epochs_init(core);
 	if (world->disk) {
 		kvd_watch_disk(core);
 	}
@@ -334,6 +336,9 @@ static kv_status_t handle_request(kvd_core_t *core, const kvd_ask_t *ask, kv_msg
 	case KV_CODE_HANDOVER_DONE:
 		status = kvd_handover_done(core, ns, member, &msg->handover_done);
 		break;
+	case KV_CODE_SPACE_CLOSE:
+		status = kvd_member_close_space(core, member, msg->space_close.space);
+		break;
 	case KV_CODE_SPACE_RESET:
 		status = reset_space(core, ns, member, ask->frame_id, msg, reply);
 		break;
@@ -371,7 +376,8 @@ kv_status_t kvd_core_request(kvd_core_t *core, const kvd_ask_t *ask, kv_msg_t *r
 /* Why its first missing block is missing: the mirror has stored blocks alone, what was evicted is absent there. */
 static kv_miss_reason_t resolve_miss(const kvd_core_t *core, uint32_t ns, const kv_report_t *report)
 {
-	const kvd_space_t *space = report->space < core->config.max_spaces ? core->ns[ns]->spaces[report->space] : NULL;
+	const kvd_space_t *space =
+		report->space <= core->ns[ns]->number_made ? core->ns[ns]->numbers[report->space] : NULL;
 	const int known = report->why != KV_WHY_ABSENT || !space || kv_key_is_zero(&report->first_missing);
 
 	return known ? (kv_miss_reason_t)report->why
@@ -447,6 +453,7 @@ static void update_ns_gauges(kvd_core_t *core, uint32_t n)
 	kv_ns_metric_set(m, n, KV_NM_IRRECLAIMABLE_BYTES, kvd_share_irreclaimable(core, n, KVD_HOST_MEM));
 	kv_ns_metric_set(m, n, KV_NM_GPU_BYTES, kvd_share_used(core, n, KVD_SHARE_GPU));
 	kv_ns_metric_set(m, n, KV_NM_GPU_SHARE_BYTES, kvd_share_of(core, n, KVD_SHARE_GPU));
+	kv_ns_metric_set(m, n, KV_NM_SPACES, core->ns[n]->number_count);
 	kv_ns_metric_set(m, n, KV_NM_HANDOVERS, core->ns[n]->handovers);
 	kv_ns_metric_set(m, n, KV_NM_HANDOVER_BYTES, kept_by_handovers(core->ns[n]));
 }
@@ -457,7 +464,7 @@ static void update_gauges(kvd_core_t *core)
 	uint64_t spaces = 0, handed_over = 0, in_gpus = 0, in[KVD_TIERS] = {0, 0};
 
 	for (uint32_t n = 0; n < core->ns_count; n++) {
-		spaces += core->ns[n]->space_count;
+		spaces += core->ns[n]->number_count;
 		handed_over += kept_by_handovers(core->ns[n]);
 	}
 	/* Of all trees: blocks taken in from disk count before an engine opens their space. */

@@ -30,7 +30,7 @@ typedef enum kvd_event_type { KVD_EVENT_STORED, KVD_EVENT_REMOVED } kvd_event_ty
 typedef struct kvd_event {
 	kvd_event_type_t type;
 	const char *ns;
-	uint32_t space;
+	uint32_t space; /* of the namespace: not its number, which others get */
 	uint8_t group;
 	kv_group_rule_t rule;
 	kv_tier_t medium;
@@ -93,7 +93,7 @@ typedef enum kvd_policy_kind { KVD_POLICY_LRU = 0, KVD_POLICY_FIFO = 1 } kvd_pol
 typedef struct kvd_core_config {
 	uint64_t incarnation;
 	uint64_t max_index_blocks; /* blocks the index may hold; sizes the mirrors too */
-	uint32_t max_spaces;       /* per namespace, <= KV_MIRROR_MAX_SPACES */
+	uint32_t max_spaces;       /* that are open, and one, per namespace; <= KV_MIRROR_MAX_SPACES */
 	uint32_t max_instances;
 	uint32_t max_members;
 	uint32_t max_leases; /* per instance */
@@ -202,6 +202,8 @@ uint32_t kvd_instances_reap(kvd_core_t *core, kvd_instance_t *out, uint32_t cap)
 /* A space: `identity` and `layout` are canonical texts the host has checked; geometry follows from the layout. */
 typedef struct kvd_space_open {
 	uint32_t ns;
+	kvd_member_t member; /* that has it open from now on, until SPACE_CLOSE or its end; 0: none */
+	int known;           /* 1: KV_ERR_NOT_FOUND where it was never opened */
 	const char *identity;
 	uint32_t identity_len;
 	uint8_t root[32];
@@ -218,8 +220,10 @@ typedef struct kvd_space_info {
 	uint64_t epoch;
 	kvs_geometry_t geometry;
 	uint32_t hash_tokens;
-	const char *layout; /* of the first attach; borrowed until the core ends */
+	const char *layout; /* of the first attach; borrowed until the next call */
 } kvd_space_info_t;
+/* KV_ERR_LIMIT: all numbers (max_spaces) are of spaces that something names. KV_ERR_BUSY: blocks of closed spaces are
+ * being taken down. */
 kv_status_t kvd_space_open(kvd_core_t *core, const kvd_space_open_t *ask, kvd_space_info_t *p_info);
 
 /* ACQUIRE .. BAD_BLOCK, KEEP, WITHDRAW and HANDOVER_* of a member, EXPLAIN of any connection in namespace `ns`:
@@ -256,6 +260,8 @@ void kvd_core_shutdown(kvd_core_t *core);
 /* JSON for STATUS (spaces, instances, tiers; only those of namespace ns), TRANSFERS (likewise; some are left out, and
  * counted, where they would fill more than three quarters of cap) and CHECK. Return bytes needed, like snprintf. */
 size_t kvd_core_status_json(kvd_core_t *core, uint32_t ns, uint32_t detail, char *out, size_t cap);
+/* Did the last space of the namespace that needed a number find none? */
+int kvd_core_lacks_spaces(const kvd_core_t *core, uint32_t ns);
 size_t kvd_core_transfers_json(kvd_core_t *core, uint32_t ns, char *out, size_t cap);
 size_t kvd_core_check_json(kvd_core_t *core, char *out, size_t cap, uint32_t *p_failed);
 

@@ -152,8 +152,10 @@ size_t kvd_core_status_json(kvd_core_t *core, uint32_t ns, uint32_t detail, char
 		shares_json(core, &json, ns);
 	}
 	kv_json_open(&json, "spaces", '[');
-	for (uint32_t id = 1; detail >= 1 && name_space && id <= name_space->space_count; id++) {
-		space_json(core, &json, name_space->spaces[id]);
+	for (uint32_t id = 1; detail >= 1 && name_space && id <= name_space->number_made; id++) {
+		if (name_space->numbers[id]) {
+			space_json(core, &json, name_space->numbers[id]);
+		}
 	}
 	kv_json_close(&json, ']');
 	kv_json_open(&json, "instances", '[');

@@ -185,7 +185,7 @@ kv_status_t kvd_world_create_core(kvd_host_t *host, char *detail, size_t cap)
 	host->core_config = (kvd_core_config_t){
 		.incarnation = host->incarnation,
 		.max_index_blocks = options->index_max_blocks,
-		.max_spaces = (uint32_t)options->limits_spaces,
+		.max_spaces = (uint32_t)options->limits_spaces + 1, /* 0 is none */
 		.max_instances = (uint32_t)options->limits_instances,
 		.max_members = (uint32_t)options->limits_members,
 		.max_leases = (uint32_t)options->limits_leases,

@@ -71,7 +71,7 @@ static const kv_option_t rows[] = {
 	ROW("limits.sessions", U64, "1024", "1", "65536", NULL, AT_START, limits_sessions, "open connections; a namespace may have an equal part of them, and operators eight more"),
 	ROW("limits.instances", U64, "256", "1", "4096", NULL, AT_START, limits_instances, "live instances; a namespace may have an equal part of them"),
 	ROW("limits.members", U64, "1024", "1", "16384", NULL, AT_START, limits_members, "live members; a namespace may have an equal part of them"),
-	ROW("limits.spaces", U64, "1024", "1", "4096", NULL, AT_START, limits_spaces, "spaces of one namespace"),
+	ROW("limits.spaces", U64, "1024", "1", "4095", NULL, AT_START, limits_spaces, "spaces (models, weights, adapters) of one namespace that engines may have open at a time; one that nobody uses gives way to another, and keeps its blocks"),
 	ROW("limits.leases", U64, "4096", "1", "1048576", NULL, AT_START, limits_leases, "leases and puts of one instance"),
 	ROW("limits.send_queue", SIZE, "4MiB", "64KiB", "1GiB", NULL, AT_START, limits_send_queue, "bytes waiting for one session that does not read; beyond them it is closed"),
 	ROW("limits.receive", SIZE, "256MiB", "1MiB", NULL, NULL, AT_START, limits_receive, "receive buffers of all sessions together; a namespace may have an equal part of them, which should hold the largest frame (32MiB)"),

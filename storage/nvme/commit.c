@@ -653,3 +653,15 @@ uint64_t kvs_nvme_epoch_get(kvs_tier_t *tier, const uint8_t root[32])
 
 	return space ? space->epoch : 0;
 }
+
+uint64_t kvs_nvme_epoch_last(kvs_tier_t *tier)
+{
+	const kvs_super_t *super = &kvs_nvme(tier)->super;
+	uint64_t last = 0;
+
+	for (uint32_t i = 0; i < super->space_count; i++) {
+		last = super->spaces[i].epoch > last ? super->spaces[i].epoch : last;
+	}
+
+	return last;
+}

@@ -603,6 +603,7 @@ static const kvs_tier_ops_t nvme_ops = {
 	.flush = kvs_nvme_flush,
 	.epoch_set = kvs_nvme_epoch_set,
 	.epoch_get = kvs_nvme_epoch_get,
+	.epoch_last = kvs_nvme_epoch_last,
 	.recover = kvs_nvme_recover,
 	.usage = kvs_nvme_usage,
 	.event_fd = get_event_fd,

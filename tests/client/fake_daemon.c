@@ -257,6 +257,9 @@ static kv_status_t answer(fake_t *fake, uint32_t at, uint16_t code, const kv_msg
 		atomic_fetch_add(&fake->seen.space_opens, 1);
 		space_reply(fake, &ask->space_open, &reply->space_open_reply);
 		return KV_OK;
+	case KV_CODE_SPACE_CLOSE:
+		atomic_fetch_add(&fake->seen.space_closes, 1);
+		return KV_OK;
 	case KV_CODE_SPACE_RESET:
 		if (ask->space_reset.epoch != fake->epoch) {
 			return KV_ERR_STALE_EPOCH;

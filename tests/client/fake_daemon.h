@@ -81,7 +81,7 @@ typedef struct fake_knobs {
 /* What the daemon has seen, for tests to look at. */
 typedef struct fake_seen {
 	_Atomic uint32_t hellos, joins, acquires, releases, released_ids, revokes, drains, bad_blocks, put_ends,
-		space_opens, keeps, handovers_done, done_flags;
+		space_opens, space_closes, keeps, handovers_done, done_flags;
 	_Atomic uint64_t old_incarnation;
 	_Atomic uint64_t drained_what;
 	_Atomic uint32_t bad_index;

@@ -492,6 +492,33 @@ BED_CASE(p7_a_space_can_be_opened_without_waiting)
 	BED_UNTIL(&bed, kvc_space_state(space) == KVC_OK);
 }
 
+/* All that was sent before has been seen when this open is answered. */
+static uint32_t count_closes(const bed_t *bed, kvc_space_t **p_space)
+{
+	const kvc_identity_t identity = bed_identity();
+
+	assert_int_equal(kvc_space_open(bed->kvc, &identity, p_space), KVC_OK);
+
+	return atomic_load(&fake_seen(bed->fake)->space_closes);
+}
+
+BED_CASE(p5_the_daemon_is_told_when_no_handle_has_a_space)
+{
+	const kvc_identity_t identity = bed_identity();
+	kvc_space_t *again, *late;
+
+	assert_int_equal(count_closes(&bed, &again), 0);
+	kvc_space_close(again); /* bed.space has it */
+	assert_int_equal(count_closes(&bed, &again), 0);
+	kvc_space_close(again);
+	kvc_space_close(bed.space);
+	assert_int_equal(count_closes(&bed, &again), 1);
+	kvc_space_close(again);
+	assert_int_equal(kvc_space_open_start(bed.kvc, &identity, &late), KVC_OK);
+	kvc_space_close(late); /* its answer comes later, and opens the space for nobody */
+	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->space_closes) == 3);
+}
+
 /* The answer is in the socket when the wait begins: it is taken, and nothing else is waited for. */
 BED_CASE(p5_a_wait_ends_with_what_had_arrived_before_it)
 {

@@ -306,6 +306,18 @@ static kv_status_t fake_epoch_set(kvs_tier_t *tier, const kvs_epoch_t *epoch, kv
 	return enqueue(fake, (fake_op_t){.done = done, .arg = arg, .kind = 3});
 }
 
+static uint64_t fake_epoch_last(kvs_tier_t *tier)
+{
+	const fake_tier_t *fake = fake_of(tier);
+	uint64_t last = 0;
+
+	for (uint32_t i = 0; i < fake->root_count; i++) {
+		last = fake->roots[i].epoch > last ? fake->roots[i].epoch : last;
+	}
+
+	return last;
+}
+
 static uint64_t fake_epoch_get(kvs_tier_t *tier, const uint8_t root[32])
 {
 	fake_tier_t *fake = fake_of(tier);
@@ -718,8 +730,8 @@ static const kvs_rebalance_ops_t change_ops = {files_count, files_look, files_ga
 	.class_open = fake_class_open, .class_ns = fake_class_ns, .class_bytes = fake_class_bytes, .cap = fake_cap,    \
 	.alloc = fake_alloc, .set_state = fake_set_state, .free = fake_free, .mem = fake_mem, .store = fake_store,     \
 	.load = fake_load, .flush = fake_flush, .epoch_set = fake_epoch_set, .epoch_get = fake_epoch_get,              \
-	.recover = fake_recover, .usage = fake_usage, .event_fd = fake_event_fd, .poll = fake_poll,                    \
-	.in_flight = fake_in_flight, .check = fake_check, .close = fake_close, .touch = fake_touch,                    \
+	.epoch_last = fake_epoch_last, .recover = fake_recover, .usage = fake_usage, .event_fd = fake_event_fd,        \
+	.poll = fake_poll, .in_flight = fake_in_flight, .check = fake_check, .close = fake_close, .touch = fake_touch, \
 	.recover_use = fake_recover_use
 
 static const kvs_tier_ops_t ops_cpu = {.medium = "CPU", OPS};

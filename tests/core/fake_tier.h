@@ -71,7 +71,7 @@ typedef struct fake_tier {
 	} files[FAKE_FILES];
 	fake_op_t *ops;
 	uint32_t op_count, op_cap;
-	fake_root_t roots[64];
+	fake_root_t roots[512];
 	uint32_t root_count;
 	kv_test_rng_t rng;
 	int shuffle;           /* completions in random order, some stay for later */

@@ -16,6 +16,7 @@
 #define TRANSFERS    5u
 #define NUMBERS      10u
 #define SPACES_OF_NS (SPACES / 2u)
+#define HANDLES      1024u
 
 /* The model of a hand-over that was announced. */
 typedef struct life_ahead {
@@ -29,8 +30,16 @@ typedef struct life_ahead {
 	int is_complete, is_dropped;
 } life_ahead_t;
 
+/* A handle of a space, as a client may keep it for ever. */
+typedef struct life_handle {
+	uint32_t number, space; /* of life_t.space */
+	uint64_t epoch;
+} life_handle_t;
+
 typedef struct life {
 	universe_t u;
+	life_handle_t handles[HANDLES]; /* all that were given out, before a restart too */
+	uint32_t handle_count;
 	kvd_space_info_t space[SPACES]; /* three of each namespace, the last one of one full group */
 	kv_key_t keys[CHAINS][DEPTH];   /* chains share beginnings */
 	kv_key_t privates[CHAINS];      /* of the tokens after the first `whole` units */
@@ -75,6 +84,9 @@ static inline u_member_t *member_of(life_t *l, kvd_member_t id)
 
 	return NULL;
 }
+
+/* The space, if the member can have it open, else one that it can. */
+uint32_t life_open(life_t *l, const u_member_t *m, uint32_t space);
 
 extern const char *const transfers[NUMBERS]; /* names of hand-overs */
 

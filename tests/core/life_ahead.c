@@ -19,7 +19,7 @@ static int is_visible(const life_t *l, uint32_t space, const kv_key_t *key)
 {
 	const kvd_core_t *core = l->u.core;
 
-	return kvd_index_find(&core->ix, core->ns[ns_of(space)]->spaces[l->space[space].space]->tree, key, 0) !=
+	return kvd_index_find(&core->ix, core->ns[ns_of(space)]->numbers[l->space[space].space]->tree, key, 0) !=
 	       KVD_NONE;
 }
 
@@ -48,7 +48,7 @@ static void announce(life_t *l)
 	const kvd_handover_t *entry = entry_of(l, ahead->number);
 	u_member_t *m = entry ? member_of(l, entry->producer.member) : some_member(l);
 	const uint32_t space = entry ? ahead->space
-			       : m   ? SPACES_OF_NS * m->ns + 2
+			       : m   ? life_open(l, m, SPACES_OF_NS * m->ns + 2)
 				     : 0,
 		       chain = entry ? ahead->chain : (uint32_t)below(l, CHAINS);
 	u_send_t send = {.transfer = transfers[which],
@@ -66,7 +66,7 @@ static void announce(life_t *l)
 	uint32_t known;
 	int complete;
 
-	if (!m || m->closed) {
+	if (!m || m->closed || space % SPACES_OF_NS != 2) {
 		return;
 	}
 	complete = entry && entry->state == KV_HANDOVER_COMPLETE;

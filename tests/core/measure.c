@@ -184,7 +184,7 @@ static void measure_recovery(void)
 		u_tick(&u, 1);
 	}
 	printf("mirror filled   %6.0f ms\n", (double)(real_ns() - start) / 1e6);
-	assert_int_equal(kvd_tree_at(&u.core->ix, u.core->ns[0]->spaces[space.space]->tree)->in[KVD_DISK], RECOVER);
+	assert_int_equal(kvd_tree_at(&u.core->ix, u.core->ns[0]->numbers[space.space]->tree)->in[KVD_DISK], RECOVER);
 	universe_kill(&u, &disk);
 
 	config.disk_off = 1;

@@ -129,7 +129,7 @@ STAGE_TEST(p3_blocks_that_can_be_read_again_are_handed_over, stage_one(64, 0))
 
 	assert_int_equal(receive(d_), KV_OK);
 	assert_int_equal(u_put(&u_, m_, &one_, keys_, 0, 4), 4);
-	block = kvd_index_find(&u_.core->ix, u_.core->ns[0]->spaces[one_.space]->tree, &keys_[0], 0);
+	block = kvd_index_find(&u_.core->ix, u_.core->ns[0]->numbers[one_.space]->tree, &keys_[0], 0);
 	kvd_index_set_aside(&u_.core->ix, kvd_block_at(&u_.core->ix, block)->node, 1);
 	assert_int_equal(announce(0, 0, 4, 1), KV_OK);
 	u_tick(&u_, 1);

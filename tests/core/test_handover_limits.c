@@ -370,7 +370,7 @@ static void p5_forced_eviction_fails_the_entry_and_says_so(void **state)
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
 	assert_int_equal(send_first("t", 12, U_FULL, 1), KV_OK);
 	assert_int_equal(recv(d_, "t", 0), KV_OK);
-	block = kvd_index_find(&u_.core->ix, u_.core->ns[0]->spaces[space_.space]->tree, &keys_[0], 0);
+	block = kvd_index_find(&u_.core->ix, u_.core->ns[0]->numbers[space_.space]->tree, &keys_[0], 0);
 	assert_int_equal(kvd_block_evict_below(u_.core, block, KVD_CPU, 0), KV_MISS);
 	assert_int_equal(kvd_block_evict_below(u_.core, block, KVD_CPU, 1), KV_OK);
 	check_notice(d_, got_.number, KV_HANDOVER_FAILED, 0, KV_ERR_REVOKED);

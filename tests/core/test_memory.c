@@ -41,7 +41,7 @@ static void story(void)
 	universe_check(&u_);
 	ask.space_reset = (kv_msg_space_reset_t){.space = space_.space, .epoch = space_.epoch};
 	if (u_request(&u_, m_, KV_CODE_SPACE_RESET, &ask, &answer) != KV_ERR_NOMEM) {
-		space_.epoch++;
+		space_.epoch = answer.space_reset_reply.epoch;
 	}
 	u_settle(&u_);
 	universe_check(&u_);
@@ -81,7 +81,7 @@ static void story_alone(void)
 	}
 	ask.space_reset = (kv_msg_space_reset_t){.space = space_.space, .epoch = space_.epoch};
 	if (u_request(&u_, m_, KV_CODE_SPACE_RESET, &ask, &answer) != KV_ERR_NOMEM) {
-		space_.epoch++;
+		space_.epoch = answer.space_reset_reply.epoch;
 	}
 	u_settle(&u_);
 	universe_check(&u_);

@@ -39,7 +39,7 @@ static kv_status_t send_partial(uint32_t n, uint32_t partial, int last)
 
 static uint64_t private_blocks(void)
 {
-	return kvd_tree_at(&u_.core->ix, u_.core->ns[0]->spaces[space_.space]->tree)->private_blocks;
+	return kvd_tree_at(&u_.core->ix, u_.core->ns[0]->numbers[space_.space]->tree)->private_blocks;
 }
 
 static uint8_t tiers_of(uint32_t group, const kv_key_t *key)

@@ -314,7 +314,7 @@ STAGE_TEST(p2_a_write_through_that_fails_ends_its_put, stage(8, 64))
 
 static kv_slot_t disk_slot(uint32_t i)
 {
-	uint32_t id = kvd_index_find(&u_.core->ix, u_.core->ns[0]->spaces[space_.space]->tree, &keys_[i], 0);
+	uint32_t id = kvd_index_find(&u_.core->ix, u_.core->ns[0]->numbers[space_.space]->tree, &keys_[i], 0);
 
 	assert_true(id != KVD_NONE);
 

@@ -475,7 +475,9 @@ static void do_reset(void)
 	kv_msg_t ask = {.space_reset = {.space = space_[s].space, .epoch = space_[s].epoch}}, reply;
 	kv_status_t status = u_request(&u_, life_.members[0], KV_CODE_SPACE_RESET, &ask, &reply);
 
-	space_[s].epoch += status == KV_OK || status == KV_PENDING;
+	if (status == KV_OK || status == KV_PENDING) {
+		space_[s].epoch = reply.space_reset_reply.epoch;
+	}
 }
 
 static void step(void)

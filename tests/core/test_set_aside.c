@@ -9,7 +9,7 @@ static kv_msg_put_start_reply_t reply_;
 
 static uint32_t block_of(uint32_t i)
 {
-	uint32_t tree = u_.core->ns[0]->spaces[space_.space]->tree;
+	uint32_t tree = u_.core->ns[0]->numbers[space_.space]->tree;
 	uint32_t id = kvd_index_find(&u_.core->ix, tree, &keys_[i], 0);
 
 	return id != KVD_NONE ? id : kvd_index_find_aside(&u_.core->ix, tree, &keys_[i], 0);

@@ -44,10 +44,93 @@ static void some_group(life_t *l, uint32_t space)
 	l->u.group = space % SPACES_OF_NS < 2 ? groups[below(l, sizeof groups)] : 0;
 }
 
+/* ---- spaces ---------------------------------------------------------------------------------- */
+
+static uint64_t refused_spaces_;
+
+/* A number and an epoch are of one space for ever. */
+static void keep_handle(life_t *l, uint32_t space, const kvd_space_info_t *info)
+{
+	uint32_t i = 0;
+
+	while (i < l->handle_count && (ns_of(l->handles[i].space) != ns_of(space) ||
+				       l->handles[i].number != info->space || l->handles[i].epoch != info->epoch)) {
+		i++;
+	}
+	assert_true(i < HANDLES);
+	assert_true(i == l->handle_count || l->handles[i].space == space);
+	l->handles[i] = (life_handle_t){info->space, space, info->epoch};
+	l->handle_count += i == l->handle_count;
+}
+
+static kv_status_t open_space(life_t *l, const u_member_t *m, uint32_t space)
+{
+	static const char *const names[SPACES_OF_NS] = {"model", "other", "one"};
+	const uint32_t which = space % SPACES_OF_NS;
+	kv_status_t status;
+
+	l->u.block_bytes = which > 0 ? 8192 : 4096; /* of another class */
+	l->u.group_count = which == 2 ? 1 : U_GROUPS;
+	l->u.memory = l->u.gpu.cap > 0 && which == 1;
+	status = u_open(&l->u, ns_of(space), m, names[which], 0, &l->space[space]);
+	if (status == KV_OK) {
+		keep_handle(l, space, &l->space[space]);
+	}
+
+	return status;
+}
+
+uint32_t life_open(life_t *l, const u_member_t *m, uint32_t space)
+{
+	kv_status_t status = open_space(l, m, space);
+
+	/* All numbers are named then: one of the others has one. */
+	for (uint32_t more = 1; status != KV_OK; more++) {
+		assert_int_equal(status, KV_ERR_LIMIT);
+		assert_true(more < SPACES_OF_NS);
+		space = SPACES_OF_NS * ns_of(space) + (space + 1) % SPACES_OF_NS;
+		status = open_space(l, m, space);
+		refused_spaces_++;
+	}
+
+	return space;
+}
+
 /* A space that the member may ask for. */
 static uint32_t some_space(life_t *l, const u_member_t *m)
 {
-	return (m ? SPACES_OF_NS * m->ns : 0) + (below(l, 8) == 0 ? 2u : below(l, 3) == 0 ? 1u : 0u);
+	return life_open(l, m, (m ? SPACES_OF_NS * m->ns : 0) + (below(l, 8) == 0 ? 2u : below(l, 3) == 0 ? 1u : 0u));
+}
+
+/* A handle of any time is its space's, or refused. */
+static void use_old_handle(life_t *l)
+{
+	const life_handle_t *old = &l->handles[below(l, l->handle_count)];
+	const kvd_ns_t *ns = l->u.core->ns[ns_of(old->space)];
+	const int is_current = ns->numbers[old->number] && ns->numbers[old->number]->epoch == old->epoch;
+	kv_msg_t reply, ask = {.explain = {.space = old->number, .epoch = old->epoch}};
+	const kvd_ask_t request = {
+		.ns = l->u.ns[ns_of(old->space)], .code = KV_CODE_EXPLAIN, .frame_id = 1, .msg = &ask};
+
+	assert_int_equal(kvd_core_request(l->u.core, &request, &reply, NULL), is_current ? KV_OK
+									      : old->number <= ns->number_made
+										      ? KV_ERR_STALE_EPOCH
+										      : KV_ERR_NOT_FOUND);
+	assert_int_equal(ns->mirror.epochs[old->number] == old->epoch, is_current);
+	assert_true(!is_current || l->space[old->space].space == old->number);
+}
+
+static void do_close(life_t *l)
+{
+	u_member_t *m = some_member(l);
+
+	if (m) {
+		const uint32_t space = SPACES_OF_NS * m->ns + (uint32_t)below(l, SPACES_OF_NS);
+		const kv_status_t status = u_close(&l->u, m, &l->space[space]);
+
+		assert_true(status == KV_OK || status == KV_ERR_NOT_FOUND);
+	}
+	use_old_handle(l);
 }
 
 /* ALREADY blocks have no slot, all others have one. */
@@ -354,7 +437,7 @@ static void do_leave(life_t *l)
 static void do_reset_or_withdraw(life_t *l)
 {
 	u_member_t *m = some_member(l);
-	uint32_t space = (m ? SPACES_OF_NS * m->ns : 0) + (uint32_t)below(l, SPACES_OF_NS);
+	uint32_t space = life_open(l, m, (m ? SPACES_OF_NS * m->ns : 0) + (uint32_t)below(l, SPACES_OF_NS));
 	kv_msg_t ask = {.space_reset = {.space = l->space[space].space, .epoch = l->space[space].epoch}}, reply;
 	const uint64_t what = m ? below(l, 6) : 2;
 
@@ -364,6 +447,7 @@ static void do_reset_or_withdraw(life_t *l)
 		assert_true(status == KV_OK || status == KV_PENDING || status == KV_ERR_BUSY);
 		if (status != KV_ERR_BUSY) {
 			l->space[space].epoch = reply.space_reset_reply.epoch;
+			keep_handle(l, space, &l->space[space]);
 		}
 	} else if (what == 1) { /* a few blocks, and all below them */
 		const uint32_t chain = (uint32_t)below(l, CHAINS);
@@ -410,7 +494,7 @@ static void do_world(life_t *l)
 
 static void step(life_t *l)
 {
-	switch (below(l, 22)) {
+	switch (below(l, 23)) {
 	case 0:
 		do_join(l);
 		break;
@@ -455,6 +539,9 @@ static void step(life_t *l)
 	case 19:
 		life_do_announced(l);
 		break;
+	case 20:
+		do_close(l);
+		break;
 	default:
 		do_world(l);
 		break;
@@ -476,11 +563,17 @@ static void check(life_t *l)
 	}
 }
 
-static int nowhere(universe_t *u, uint32_t ns, const kvd_space_info_t *space, const kv_key_t *keys)
+static void explain(life_t *l, uint32_t space, const kv_key_t *keys, uint8_t tiers[DEPTH])
+{
+	assert_int_equal(open_space(l, NULL, space), KV_OK);
+	u_explain(&l->u, ns_of(space), &l->space[space], keys, DEPTH, tiers);
+}
+
+static int nowhere(life_t *l, uint32_t space, const kv_key_t *keys)
 {
 	uint8_t tiers[DEPTH], any = 0;
 
-	u_explain(u, ns, space, keys, DEPTH, tiers);
+	explain(l, space, keys, tiers);
 	for (uint32_t i = 0; i < DEPTH; i++) {
 		any |= tiers[i];
 	}
@@ -532,19 +625,20 @@ static void calm_down(life_t *l)
 
 		u->group = u_groups[c / CHAINS % U_GROUPS].id;
 
-		u_explain(u, ns, &l->space[SPACES_OF_NS * ns], keys, DEPTH, tiers);
+		explain(l, SPACES_OF_NS * ns, keys, tiers);
 		for (uint32_t i = 0; i < DEPTH; i++) {
-			if (nowhere(u, ns, &l->space[SPACES_OF_NS * ns + 1], keys) &&
-			    (u->group != 0 || nowhere(u, ns, &l->space[SPACES_OF_NS * ns + 2], keys))) {
+			if (nowhere(l, SPACES_OF_NS * ns + 1, keys) &&
+			    (u->group != 0 || nowhere(l, SPACES_OF_NS * ns + 2, keys))) {
 				assert_int_equal(u_mirror_tiers(u, ns, &keys[i]), tiers[i]);
 			}
 		}
 	}
 }
 
-static uint64_t files_, reclaimed_;         /* files that changed their class, and those taken by force */
-static uint64_t withdrawn_;                 /* blocks */
-static uint64_t expired_;                   /* puts */
+static uint64_t files_, reclaimed_; /* files that changed their class, and those taken by force */
+static uint64_t withdrawn_;         /* blocks */
+static uint64_t expired_;           /* puts */
+static uint64_t closed_spaces_;
 static uint64_t gpu_evicted_, gpu_adopted_; /* blocks, from the memory of a GPU and in it */
 static uint64_t taken_, failed_, refused_;  /* hand-overs */
 
@@ -560,6 +654,7 @@ static void live(uint64_t seed, uint32_t steps)
 			     .gpu_slots = seed % 2 ? 0 : 24,
 			     .gpu = &gpu,
 			     .max_blocks = seed % 3 ? 4096 : 80,
+			     .max_spaces = seed % 7 < 3 ? SPACES_OF_NS : 0, /* a number less than spaces */
 			     .seed = seed};
 	int restart = config.disk_slots > 0 && seed % 5 == 0;
 
@@ -575,20 +670,16 @@ static void live(uint64_t seed, uint32_t steps)
 	}
 
 	for (int run = 0; run <= restart; run++) {
-		memset(&l, 0, sizeof l);
+		l.handle_count = run ? l.handle_count : 0;
+		memset(&l, 0, offsetof(life_t, handles));
+		memset(l.space, 0, sizeof l - offsetof(life_t, space));
 		universe_init(&l.u, &config, run ? &disk : NULL);
 		gpu_adopted_ += l.u.gpu.used;
 		l.u.rng.state = seed + 1000 * (uint64_t)run;
 		l.u.cpu.shuffle = l.u.disk.shuffle = 1;
 		l.u.disk.queue_limit = seed % 2 ? 4 : 0;
 		for (uint32_t s = 0; s < SPACES; s++) {
-			const uint32_t which = s % SPACES_OF_NS;
-			static const char *const names[SPACES_OF_NS] = {"model", "other", "one"};
-
-			l.u.block_bytes = which > 0 ? 8192 : 4096; /* of another class */
-			l.u.group_count = which == 2 ? 1 : U_GROUPS;
-			l.u.memory = config.gpu_slots > 0 && which == 1;
-			l.space[s] = u_space(&l.u, ns_of(s), names[which]);
+			assert_int_equal(open_space(&l, NULL, s), KV_OK);
 		}
 		l.u.rng.state = seed;
 		make_keys(&l);
@@ -598,6 +689,7 @@ static void live(uint64_t seed, uint32_t steps)
 		}
 		calm_down(&l);
 		files_ += l.u.disk.retired;
+		closed_spaces_ += kv_metric_get(&l.u.metrics, KV_M_SPACES_CLOSED);
 		expired_ += kv_metric_get(&l.u.metrics, KV_M_PUTS_EXPIRED);
 		withdrawn_ += kv_metric_get(&l.u.metrics, KV_M_BLOCKS_WITHDRAWN);
 		gpu_evicted_ += kv_metric_get(&l.u.metrics, KV_M_EVICTED_GPU);
@@ -640,10 +732,13 @@ KV_TEST(p1_to_p10_hold_after_every_step)
 		      (unsigned long long)partials_);
 	print_message("# evicted from the memory of a GPU %llu, adopted there %llu\n", (unsigned long long)gpu_evicted_,
 		      (unsigned long long)gpu_adopted_);
+	print_message("# spaces closed for others %llu, refused %llu\n", (unsigned long long)closed_spaces_,
+		      (unsigned long long)refused_spaces_);
 	if (usual) {
 		life_announced_all();
-		assert_true(partials_ > 0 && files_ > 0 && reclaimed_ > 0 && expired_ > 0 && withdrawn_ > 0 &&
-			    taken_ > 0 && failed_ > 0 && refused_ > 0 && gpu_evicted_ > 0 && gpu_adopted_ > 0);
+		assert_true(closed_spaces_ > 0 && refused_spaces_ > 0 && partials_ > 0 && files_ > 0 &&
+			    reclaimed_ > 0 && expired_ > 0 && withdrawn_ > 0 && taken_ > 0 && failed_ > 0 &&
+			    refused_ > 0 && gpu_evicted_ > 0 && gpu_adopted_ > 0);
 	}
 }
 

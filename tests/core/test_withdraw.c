@@ -152,7 +152,7 @@ KV_TEST(p3_a_put_below_a_withdrawn_block_is_revoked_though_the_key_is_back)
 		u_put_write(&u_, &put_);
 		assert_int_equal(u_put_end(&u_, d_, &put_, 0, 2), KV_OK);
 		assert_int_equal(u_visible(&u_, 0, &space_, keys_, 8), 6);
-		kvd_withdraw_subtree(u_.core, kvd_index_find(&u_.core->ix, u_.core->ns[0]->spaces[space_.space]->tree,
+		kvd_withdraw_subtree(u_.core, kvd_index_find(&u_.core->ix, u_.core->ns[0]->numbers[space_.space]->tree,
 							     &keys_[2], 0)); /* before any quantum */
 		assert_int_equal(u_put(&u_, m_, &space_, keys_, 2, 6), 4);
 		assert_int_equal(u_put_end(&u_, d_, &put_, 2, 2), KV_OK);
@@ -195,7 +195,7 @@ STAGE_TEST(p1_a_block_that_is_set_aside_is_withdrawn, stage(64, 64))
 	u_evict(&u_, KV_TIER_CPU, 8);
 	fake_set_readable(
 		&u_.disk,
-		kvd_block_at(&u_.core->ix, kvd_index_find(&u_.core->ix, u_.core->ns[0]->spaces[1]->tree, &keys_[4], 0))
+		kvd_block_at(&u_.core->ix, kvd_index_find(&u_.core->ix, u_.core->ns[0]->numbers[1]->tree, &keys_[4], 0))
 			->disk.slot,
 		0);
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 8), 4);
@@ -287,7 +287,7 @@ STAGE_TEST(p1_a_reset_meanwhile_ends_a_withdrawal, stage(64, 0))
 
 static kv_slot_t disk_slot(const kv_key_t *key)
 {
-	const uint32_t tree = u_.core->ns[0]->spaces[space_.space]->tree;
+	const uint32_t tree = u_.core->ns[0]->numbers[space_.space]->tree;
 
 	return kvd_block_at(&u_.core->ix, kvd_index_find(&u_.core->ix, tree, key, 0))->disk.slot;
 }
@@ -307,7 +307,7 @@ STAGE_TEST(p9_a_walk_does_not_announce_blocks_that_are_being_taken_down, stage(5
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 200), 200);
 	u_settle(&u_);
 	u_.disk.hold = 1;
-	kvd_withdraw_subtree(u_.core, kvd_index_find(&u_.core->ix, u_.core->ns[0]->spaces[space_.space]->tree,
+	kvd_withdraw_subtree(u_.core, kvd_index_find(&u_.core->ix, u_.core->ns[0]->numbers[space_.space]->tree,
 						     &keys_[10], 0)); /* more than a quantum takes down */
 	stored = u_.stored;
 	removed = u_.removed;

@@ -76,7 +76,7 @@ static u_event_key_t *event_key(universe_t *u, uint32_t space, uint64_t hash)
 static void world_publish(void *ctx, const kvd_event_t *event)
 {
 	universe_t *u = ctx;
-	uint32_t space = event->space + (event->ns[0] == 'b' ? 1000u : 0u) + ((uint32_t)event->group << 16);
+	uint32_t space = 1u + event->space + (event->ns[0] == 'b' ? 1000u : 0u) + ((uint32_t)event->group << 16);
 
 	assert_true(event->count > 0);
 	if (u_alone(event->group) && event->type == KVD_EVENT_STORED && (event->count != 1 || event->has_parent)) {
@@ -223,7 +223,7 @@ static kvd_core_config_t make_config(const u_config_t *config)
 	return (kvd_core_config_t){
 		.incarnation = 77,
 		.max_index_blocks = config->max_blocks,
-		.max_spaces = 64,
+		.max_spaces = config->max_spaces ? config->max_spaces : 64,
 		.max_instances = U_INSTANCES,
 		.max_members = 64,
 		.max_leases = 512,
@@ -434,9 +434,12 @@ const kv_group_t u_groups[U_GROUPS] = {{.id = 0, .rule = KV_RULE_FULL, .block_to
 				       {.id = 2, .rule = KV_RULE_STATE, .block_tokens = 32},
 				       {.id = 5, .rule = KV_RULE_FULL, .block_tokens = 16}};
 
-kvd_space_info_t u_space(universe_t *u, uint32_t ns, const char *name)
+kv_status_t u_open(universe_t *u, uint32_t ns, const u_member_t *m, const char *name, int known,
+		   kvd_space_info_t *p_info)
 {
 	kvd_space_open_t ask = {.ns = u->ns[ns],
+				.member = m ? m->id : 0,
+				.known = known,
 				.identity = name,
 				.identity_len = (uint32_t)strlen(name),
 				.hash_tokens = 16,
@@ -449,13 +452,27 @@ kvd_space_info_t u_space(universe_t *u, uint32_t ns, const char *name)
 					     .page_bytes = u->block_bytes / 4},
 				.layout = "layout",
 				.memory = u->memory};
-	kvd_space_info_t info;
 
 	memcpy(ask.root, name, strlen(name) < 31 ? strlen(name) : 31);
 	ask.root[31] = (uint8_t)ns;
-	assert_int_equal(kvd_space_open(u->core, &ask, &info), KV_OK);
+
+	return kvd_space_open(u->core, &ask, p_info);
+}
+
+kvd_space_info_t u_space(universe_t *u, uint32_t ns, const char *name)
+{
+	kvd_space_info_t info;
+
+	assert_int_equal(u_open(u, ns, NULL, name, 0, &info), KV_OK);
 
 	return info;
+}
+
+kv_status_t u_close(universe_t *u, u_member_t *m, const kvd_space_info_t *space)
+{
+	kv_msg_t ask = {.space_close = {.space = space->space}}, reply;
+
+	return u_request(u, m, KV_CODE_SPACE_CLOSE, &ask, &reply);
 }
 
 void u_chain(const kv_key_t *parent, uint64_t label, kv_key_t *keys, uint32_t n)

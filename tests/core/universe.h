@@ -144,6 +144,7 @@ typedef struct u_config {
 	uint32_t disk_file_slots; /* 0: disk slots have no files */
 	kvs_pool_config_t pool;   /* limit_bytes > 0: a real pool is the CPU tier */
 	uint64_t max_blocks;
+	uint32_t max_spaces; /* 0: 64 */
 	kvd_policy_kind_t policy;
 	uint64_t share[2][KVD_SHARES]; /* of the namespaces; 0: no end */
 	uint64_t max[2][KVD_SHARES];   /* likewise */
@@ -178,6 +179,11 @@ void u_dead(universe_t *u, u_member_t *member);
 void u_left(universe_t *u, u_member_t *member);
 /* The space called `name` in namespace ns (heads 2, leaves 2). */
 kvd_space_info_t u_space(universe_t *u, uint32_t ns, const char *name);
+/* The same for a member, NULL: for nobody, in the member's namespace. `known`: only if it was opened before. */
+kv_status_t u_open(universe_t *u, uint32_t ns, const u_member_t *m, const char *name, int known,
+		   kvd_space_info_t *p_info);
+/* SPACE_CLOSE. */
+kv_status_t u_close(universe_t *u, u_member_t *m, const kvd_space_info_t *space);
 
 /* keys[i] = child `label` of keys[i - 1]; the first one's parent is `parent` (NULL: root). */
 void u_chain(const kv_key_t *parent, uint64_t label, kv_key_t *keys, uint32_t n);

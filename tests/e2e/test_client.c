@@ -1,12 +1,15 @@
 /* libkvc and kvctl against the real daemon: what no other program of this folder asks for. */
 #include "e2e/rig/rig.h"
 
+#include "kv/identity.h"
+
 #include <signal.h>
 
-#define LEN     30u
-#define FLOOD   60u   /* blocks of one put */
-#define MOST    40u   /* puts, or leases */
-#define CALL_MS 5000u /* no call may come near it */
+#define LEN      30u
+#define FLOOD    60u /* blocks of one put */
+#define MOST     40u /* puts, or leases */
+#define ADAPTERS 20u
+#define CALL_MS  5000u /* no call may come near it */
 
 static rig_t rig;
 static user_t user;
@@ -80,6 +83,94 @@ KV_TEST(p1_withdrawn_blocks_do_not_come_back)
 	user_expect(&user, keys, LEN);
 	user_leave(&user);
 	rig_end(&rig);
+}
+
+static user_t adapter(uint32_t i, kvc_status_t *p_status)
+{
+	kvc_identity_t identity = user_identity("client");
+	user_t other = user;
+	char name[16];
+
+	snprintf(name, sizeof name, "adapter %u", i);
+	identity.lora = name;
+	*p_status = kvc_space_open(user.kvc, &identity, &other.space);
+
+	return other;
+}
+
+/* The operator names a space that status does not list. */
+static void reset_closed(uint32_t i)
+{
+	const kvc_identity_t given = user_identity("client");
+	kv_identity_t identity = {.model = given.model,
+				  .weights = given.weights,
+				  .dtype = given.dtype,
+				  .quantization = "none",
+				  .rope = given.rope,
+				  .hash = "kv1",
+				  .hash_tokens = "16",
+				  .groups = "0:full:16",
+				  .layout = given.layout,
+				  .page_format = "plain"};
+	char name[16], text[KV_IDENTITY_MAX_TEXT], path[96], line[160], out[4096];
+	const char *field;
+
+	snprintf(name, sizeof name, "adapter %u", i);
+	identity.lora = name;
+	assert_int_equal(kv_identity_text(&identity, text, sizeof text, &field), KV_OK);
+	snprintf(path, sizeof path, "%.79s/identity", rig.dir);
+	kv_test_write(path, text);
+	snprintf(line, sizeof line, "reset --yes --identity @%s", path);
+	assert_int_equal(rig_kvctl(&rig, line, out, sizeof out), 0);
+	assert_non_null(strstr(out, "1 blocks: 1 in CPU memory, 1 on disk"));
+}
+
+/* One engine tries adapters as long as it lives. Its own space, and limits.spaces - 1 more, may be open at a time. */
+KV_TEST(p5_more_adapters_come_and_go_than_spaces_can_be_open)
+{
+	static char out[1 << 16];
+	kvc_status_t status;
+	user_t open[5];
+
+	rig_init(&rig, 1);
+	rig_option(&rig, "--limits.spaces=6");
+	rig_start(&rig);
+	user_attach(&user, &rig, "client");
+	for (uint32_t i = 0; i < ADAPTERS; i++) {
+		open[0] = adapter(i, &status);
+		assert_int_equal(status, KVC_OK);
+		user_keys(&open[0], 1, 1, keys);
+		assert_int_equal(user_put(&open[0], keys, 0, 1, 1, NULL), KVC_OK);
+		kvc_space_close(open[0].space);
+	}
+	for (uint32_t i = 0; i < ADAPTERS; i++) { /* each has its block still */
+		open[0] = adapter(i, &status);
+		assert_int_equal(status, KVC_OK);
+		user_keys(&open[0], 1, 1, keys);
+		user_expect(&open[0], keys, 1);
+		kvc_space_close(open[0].space);
+	}
+	assert_int_equal(rig_kvctl(&rig, "status", out, sizeof out), 0);
+	assert_null(strstr(out, "limits.spaces"));
+	for (uint32_t i = 0; i < 5; i++) {
+		open[i] = adapter(i, &status);
+		assert_int_equal(status, KVC_OK);
+	}
+	(void)adapter(9, &status);
+	assert_int_equal(status, KVC_ERR_LIMIT);
+	assert_non_null(strstr(kvc_last_error(), "limits.spaces"));
+	assert_true(rig_metric_is(&rig, "kvd_namespace_spaces_refused_total", 1));
+	assert_int_equal(rig_kvctl(&rig, "status", out, sizeof out), 2);
+	assert_non_null(strstr(out, "limits.spaces"));
+	kvc_space_close(open[3].space);
+	reset_closed(ADAPTERS - 1);
+	(void)adapter(9, &status);
+	assert_int_equal(status, KVC_OK);
+	assert_int_equal(rig_kvctl(&rig, "status", out, sizeof out), 0);
+	assert_null(strstr(out, "limits.spaces"));
+	user_leave(&user);
+	rig_check_quiet(&rig);
+	rig_fini(&rig);
 }
 
 KV_TEST(p7_a_daemon_silent_within_limits_silence_is_no_miss)

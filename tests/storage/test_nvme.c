@@ -138,6 +138,7 @@ DISK_TEST(p2_orphans_old_epochs_and_unknown_spaces_are_dropped, fixture_fresh())
 	fixture_reopen(&f_, &found_);
 	assert_int_equal(found_.count, 0);
 	assert_int_equal(kvs_epoch_get(f_.tier, space_root), 2);
+	assert_int_equal(kvs_epoch_last(f_.tier), 2);
 	assert_int_equal(kv_metric_get(&f_.metrics, KV_M_DISK_DROPPED), 4);
 	check_sums(&f_);
 	fixture_reopen(&f_, &found_); /* and their rows are gone */

@@ -37,7 +37,8 @@
 	X(INSTANCES, kvd_instances, KV_METRIC_GAUGE, "live instances")                                                 \
 	X(MEMBERS, kvd_members, KV_METRIC_GAUGE, "live members")                                                       \
 	X(MEMBERS_DIED, kvd_members_died_total, KV_METRIC_COUNTER, "members whose pidfd fired while they held something") \
-	X(SPACES, kvd_spaces, KV_METRIC_GAUGE, "open spaces")                                                          \
+	X(SPACES, kvd_spaces, KV_METRIC_GAUGE, "open spaces: those that have a number")                                                          \
+	X(SPACES_CLOSED, kvd_spaces_closed_total, KV_METRIC_COUNTER, "spaces that nobody used and whose number another space got; their blocks stay") \
 	X(SPACE_RESETS, kvd_space_resets_total, KV_METRIC_COUNTER, "spaces reset")                                     \
 	X(LEASES, kvd_leases, KV_METRIC_GAUGE, "open read leases")                                                     \
 	X(LEASES_TAKEN, kvd_leases_taken_total, KV_METRIC_COUNTER, "leases given")                                     \

@@ -10,6 +10,8 @@
 	X(SESSIONS_REFUSED, kvd_namespace_sessions_refused_total, KV_METRIC_COUNTER, "connections refused at its part of a limit") \
 	X(RECEIVE_BYTES, kvd_namespace_receive_bytes, KV_METRIC_GAUGE, "receive buffers of these sessions")            \
 	X(MEMBERS, kvd_namespace_members, KV_METRIC_GAUGE, "live members")                                             \
+	X(SPACES, kvd_namespace_spaces, KV_METRIC_GAUGE, "its open spaces, at most limits.spaces")                      \
+	X(SPACES_REFUSED, kvd_namespace_spaces_refused_total, KV_METRIC_COUNTER, "spaces not opened because all that limits.spaces permits are in use") \
 	X(CPU_BYTES, kvd_namespace_bytes{tier="cpu"}, KV_METRIC_GAUGE, "bytes of its slabs or slot files")             \
 	X(DISK_BYTES, kvd_namespace_bytes{tier="disk"}, KV_METRIC_GAUGE, "bytes of its slabs or slot files")           \
 	X(GPU_BYTES, kvd_namespace_bytes{tier="gpu"}, KV_METRIC_GAUGE, "bytes of its slabs or slot files")           \

@@ -44,6 +44,7 @@
 #define KV_HANDOVER_ABORT 1u /* flags of HANDOVER_DONE: the hand-over is given up; by its producer, not its consumer */
 #define KV_HANDOVER_BY_PRODUCER 2u
 #define KV_FETCH_PREFIX 1u /* flags of FETCH */
+#define KV_SPACE_KNOWN 1u /* flags of SPACE_OPEN: only if it was opened before */
 
 /* X(code, NAME, name, roles, help): request from a client, answered by exactly one reply (same code).
  * 24 was a request, and is not used again. */
@@ -73,7 +74,8 @@
 	X(23, TRANSFERS, transfers, KV_ROLE_CLIENT | KV_ROLE_OPERATOR, "the namespace's hand-overs")         \
 	X(27, WITHDRAW, withdraw, KV_ROLE_MEMBER, "take back what was saved under a name that was not true: these blocks, and all below them, are never found again") \
 	X(28, FETCH, fetch, KV_ROLE_MEMBER, "bring a hand-over, or a prefix, from another node's daemon: it becomes a hand-over here") \
-	X(29, PEERS, peers, KV_ROLE_OPERATOR, "the daemons of other nodes: who is connected, what was moved, what failed last")
+	X(29, PEERS, peers, KV_ROLE_OPERATOR, "the daemons of other nodes: who is connected, what was moved, what failed last") \
+	X(30, SPACE_CLOSE, space_close, KV_ROLE_MEMBER, "the member needs the space no longer: when no member does, its number may be another space's; its blocks stay")
 
 /* Sent by the daemon on its own, never answered. */
 #define KV_NOTICE_LIST(X)                                                                                              \
@@ -115,10 +117,11 @@
 
 #define KV_FIELDS_space_open(F)                                                                                        \
 	F(TEXT, identity, KV_MAX_TEXT, "canonical identity text (kv/identity.h); the daemon adds the namespace")        \
-	F(STR, layout, 512, "canonical text of the pool block's layout (kvk/layout.h), the same as in the identity")
+	F(STR, layout, 512, "canonical text of the pool block's layout (kvk/layout.h), the same as in the identity") \
+	F(U32, flags, KV_SPACE_KNOWN, "bit 0: only a space that was opened before, here or as the disk knows; else NOT_FOUND")
 #define KV_FIELDS_space_open_reply(F)                                                                                  \
-	F(U32, space, 0, "space id, valid for this incarnation")                                                       \
-	F(U64, epoch, 0, "current epoch")                                                                              \
+	F(U32, space, 0, "space id: the space's as long as a member has it open, a lease, put or hand-over names it, or no other space needs a number")                                                       \
+	F(U64, epoch, 0, "current epoch; never that of another space")                                                 \
 	F(BIN, root, 32, "root digest the chain starts from")                                                          \
 	F(U32, hash_tokens, 0, "tokens a unit of the chain")                                                           \
 	F(U32, block_bytes, 0, "payload bytes of a block")                                                             \
@@ -127,6 +130,9 @@
 	F(U32, leaf_bytes, 0, "bytes of a leaf; the last one of an opaque page may be shorter")                        \
 	F(U32, page_bytes, 0, "bytes of one page, i.e. one (head, layer): where the leaves start anew")                \
 	F(STR, layout, 512, "canonical layout of the pool block; its inner order may differ from the one asked for")
+
+#define KV_FIELDS_space_close(F) F(U32, space, 0, "space id; NOT_FOUND: the member did not have it open")
+#define KV_FIELDS_space_close_reply(F) F(U32, reserved, 0, "0")
 
 #define KV_FIELDS_space_reset(F)                                                                                       \
 	F(U32, space, 0, "space id")                                                                                   \

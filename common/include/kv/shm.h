@@ -32,7 +32,7 @@ typedef struct kv_mirror_header {
 	_Atomic uint64_t heartbeat_ns; /* CLOCK_MONOTONIC of the core loop; 0: the daemon has shut down */
 	uint64_t bucket_count;         /* a power of two */
 	uint64_t buckets_offset;       /* bytes from the start of the memfd, a multiple of 4096 */
-	uint64_t epochs_offset;        /* _Atomic uint64_t epoch[KV_MIRROR_MAX_SPACES]; 0: no such space */
+	uint64_t epochs_offset;        /* _Atomic uint64_t epoch[KV_MIRROR_MAX_SPACES]; 0: no space has this id now */
 	uint64_t total_bytes;
 	uint64_t stale_ns;           /* an older heartbeat is a miss with reason DAEMON_STALE; 0: KV_MIRROR_STALE_NS */
 	_Atomic uint64_t unreadable; /* kv_tier_t bits: tiers that cannot be read now; being there is no hit */

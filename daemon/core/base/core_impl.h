@@ -49,9 +49,10 @@ struct kvd_core {
 	kvd_instance_t *reaped; /* ids the host has not fetched; with those that live at most twice max_instances */
 	uint32_t reaped_count;
 
-	uint64_t sequence; /* of ids */
-	uint64_t stamp;    /* of touches */
-	uint64_t now_ns;   /* of the running call */
+	uint64_t sequence;   /* of ids */
+	uint64_t last_epoch; /* given to a space */
+	uint64_t stamp;      /* of touches */
+	uint64_t now_ns;     /* of the running call */
 	uint64_t gauge_due_ns;
 	uint32_t gauge_ns; /* the namespace whose gauges are set next */
 

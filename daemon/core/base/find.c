@@ -3,12 +3,13 @@
 
 kv_status_t kvd_space_find(kvd_core_t *core, uint32_t ns, uint32_t id, uint64_t epoch, kvd_space_t **p_space)
 {
-	kvd_space_t *space = ns < core->ns_count && id < core->config.max_spaces ? core->ns[ns]->spaces[id] : NULL;
+	kvd_space_t *space;
 
-	if (!space) {
+	if (ns >= core->ns_count || id == 0 || id > core->ns[ns]->number_made) {
 		return KV_ERR_NOT_FOUND;
 	}
-	if (space->epoch != epoch) {
+	space = core->ns[ns]->numbers[id];
+	if (!space || space->epoch != epoch) { /* closed, reset, or the number is another space's */
 		kvd_count(core, KV_M_STALE_EPOCH, 1);
 		return KV_ERR_STALE_EPOCH;
 	}

@@ -14,6 +14,8 @@
 _Static_assert(KVD_MAX_NAMESPACES <= KV_METRIC_NAMESPACES && KVD_NS_NAME_MAX < KV_METRIC_NS_NAME,
 	       "each has its metrics");
 
+#define KVD_SPACES_KEPT 4u /* spaces of a namespace, for each number: the closed ones among them have blocks */
+
 #define KVD_MEMBER_WORDS     4u /* members an instance can have: 64 a word */
 #define KVD_INSTANCE_MEMBERS (64u * KVD_MEMBER_WORDS)
 
@@ -59,10 +61,13 @@ typedef struct kvd_rebalance {
 
 typedef struct kvd_space {
 	uint32_t ns;
-	uint32_t id; /* in its namespace; index of its epoch in the mirror */
+	uint32_t id; /* in its namespace: index of its epoch in the mirror; 0: closed, it has none (ends/space.h) */
 	uint32_t tree;
 	uint32_t slot_class;
-	uint32_t leaving; /* trees of old epochs that are still being taken down */
+	uint32_t leaving;   /* trees of old epochs that are still being taken down */
+	uint32_t users;     /* open members that have it open */
+	uint32_t handovers; /* entries that name it */
+	uint64_t used;      /* stamp of when it was opened, or a member left it, last */
 	uint64_t epoch;
 	uint8_t root[32];
 	uint32_t hash_tokens;
@@ -77,8 +82,12 @@ typedef struct kvd_space {
 typedef struct kvd_ns {
 	char name[KVD_NS_NAME_MAX + 1];
 	kvd_mirror_t mirror;
-	kvd_space_t **spaces; /* [max_spaces], by id; 0 is not used            */
-	uint32_t space_count;
+	kvd_space_t **spaces;                 /* [max_spaces * KVD_SPACES_KEPT], closed ones too; NULL: none */
+	uint32_t space_made;                  /* all behind are NULL */
+	kvd_space_t **numbers;                /* [max_spaces], the open ones by id; NULL: free, 0 is not used */
+	uint32_t number_made;                 /* ids up to here have been given */
+	uint32_t number_count;                /* of them are */
+	int spaces_refused;                   /* the last space that needed a number found none */
 	kvd_parts_t parts;                    /* as configured (share.h)                     */
 	uint64_t share[KVD_SHARES];           /* in force                                    */
 	uint64_t blocks;                      /* in the index                                */
@@ -128,7 +137,8 @@ typedef struct kvd_member_rec {
 	uint32_t open;
 	kvd_link_t of_room; /* of kvd_ns_t.room_waiters while room_wanted > 0 */
 	uint64_t room_wanted;
-	uint64_t room_kept, room_irreclaimable; /* of its namespace when it was refused */
+	uint64_t room_kept, room_irreclaimable;      /* of its namespace when it was refused */
+	uint64_t spaces[KV_MIRROR_MAX_SPACES / 64u]; /* that it has open: a bit each, by id */
 } kvd_member_rec_t;
 
 #endif

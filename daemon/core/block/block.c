@@ -42,6 +42,7 @@ static void link_pin(kvd_core_t *core, uint32_t id, uint32_t block_id)
 	int is_handover = pin_at(core, id)->kind == KVD_PIN_HANDOVER;
 
 	pin_at(core, id)->block = block_id;
+	kvd_tree_of(&core->ix, block)->pins++;
 	if (is_handover) {
 		kvd_list_push_front(&block->pins, &core->pins, offsetof(kvd_pin_t, of_block), id);
 	} else {
@@ -62,6 +63,7 @@ static void unlink_pin(kvd_core_t *core, uint32_t id)
 	kvd_block_t *block = kvd_block_at(&core->ix, block_id);
 
 	kvd_list_remove(&block->pins, &core->pins, offsetof(kvd_pin_t, of_block), id);
+	kvd_tree_of(&core->ix, block)->pins--;
 	if (block->pins.head == KVD_NONE) {
 		count_pinned(core, block_id, KVD_PINS_ALL, 0);
 	}

@@ -71,8 +71,10 @@ int kvd_visibility_run(kvd_core_t *core)
 		return 0;
 	}
 	for (uint32_t n = 0; n < core->ns_count; n++) {
-		for (uint32_t id = 1; id <= core->ns[n]->space_count; id++) {
-			if (show_some_of_tree(core, kvd_tree_at(&core->ix, core->ns[n]->spaces[id]->tree), &left)) {
+		for (uint32_t i = 0; i < core->ns[n]->space_made; i++) {
+			const kvd_space_t *space = core->ns[n]->spaces[i];
+
+			if (space && show_some_of_tree(core, kvd_tree_at(&core->ix, space->tree), &left)) {
 				return 1;
 			}
 		}

@@ -4,6 +4,7 @@
 #include "core/lease/lease.h"
 #include "core/put/put.h"
 #include "core/ends/instance.h"
+#include "core/ends/numbers.h"
 #include "core/base/find.h"
 
 static kvd_instance_rec_t *find_instance(kvd_core_t *core, kvd_instance_t id)
@@ -191,6 +192,7 @@ static void close_member(kvd_core_t *core, kvd_instance_rec_t *instance, kvd_mem
 	}
 	member->open = 0;
 	instance->open_count--;
+	kvd_member_close_spaces(core, member);
 	if (member->room_wanted > 0) {
 		member->room_wanted = 0;
 		kvd_list_remove(&core->ns[instance->ns]->room_waiters, &core->members,

@@ -239,11 +239,12 @@ static kv_status_t begin_take_in(kvd_core_t *core, kvs_tier_t *disk)
 	kv_status_t status = KV_OK;
 
 	for (uint32_t n = 0; n < core->ns_count && status == KV_OK; n++) {
-		for (uint32_t id = 1; id <= core->ns[n]->space_count && status == KV_OK; id++) {
-			const kvd_space_t *space = core->ns[n]->spaces[id];
+		for (uint32_t i = 0; i < core->ns[n]->space_made && status == KV_OK; i++) {
+			const kvd_space_t *space = core->ns[n]->spaces[i];
 
-			status = kvs_class_open(disk, core->ns[n]->name, &space->geometry,
-						&core->classes[space->slot_class].tier_class[KVD_DISK]);
+			status = space ? kvs_class_open(disk, core->ns[n]->name, &space->geometry,
+							&core->classes[space->slot_class].tier_class[KVD_DISK])
+				       : KV_OK;
 		}
 	}
 	for (uint32_t i = 0; i < core->class_count && status != KV_OK; i++) {

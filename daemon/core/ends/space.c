@@ -5,10 +5,12 @@
 #include "core/base/find.h"
 #include "core/base/share.h"
 #include "core/block/slot_class.h"
+#include "core/ends/numbers.h"
 #include "core/ends/space.h"
 
 #define MAX_PENDING_RESETS 256u
 #define OPEN_QUANTA        16u
+#define TEMPORARY_EPOCH    (UINT64_C(1) << 48)
 
 /* ---- namespaces ------------------------------------------------------------------------------ */
 
@@ -31,8 +33,11 @@ kv_status_t kvd_namespace_add(kvd_core_t *core, const char *name, void *mirror, 
 	if (!ns) {
 		return KV_ERR_NOMEM;
 	}
-	ns->spaces = kv_alloc(core->env, (size_t)core->config.max_spaces * sizeof(kvd_space_t *));
-	if (!ns->spaces) {
+	ns->spaces = kv_alloc(core->env, (size_t)core->config.max_spaces * KVD_SPACES_KEPT * sizeof(kvd_space_t *));
+	ns->numbers = kv_alloc(core->env, (size_t)core->config.max_spaces * sizeof(kvd_space_t *));
+	if (!ns->spaces || !ns->numbers) {
+		kv_free(core->env, ns->spaces);
+		kv_free(core->env, ns->numbers);
 		kv_free(core->env, ns);
 		return KV_ERR_NOMEM;
 	}
@@ -107,27 +112,50 @@ static kv_status_t find_or_create_tree(kvd_core_t *core, const kvd_space_t *spac
 	return status;
 }
 
-static void adopt_tree(kvd_core_t *core, const kvd_space_t *space)
+/* `self`: the space's index in its namespace. */
+static void adopt_tree(kvd_core_t *core, const kvd_space_t *space, uint32_t self)
 {
 	kvd_tree_t *tree = kvd_tree_at(&core->ix, space->tree);
 
 	tree->ns = space->ns;
 	tree->tally = &core->ns[space->ns]->blocks;
-	tree->space = space->id;
+	tree->space = self;
 	tree->slot_class = space->slot_class;
 	tree->epoch = space->epoch;
 	memcpy(tree->root, space->root, sizeof tree->root);
 	kvd_show_tree(core, tree); /* what was recovered has to be in the mirror */
 }
 
-/* No key made in it is one that a disk has: true epochs count from 1. */
+/* No key made in it is one that a disk has: true epochs are smaller. */
 static uint64_t temporary_epoch(kvd_core_t *core)
 {
 	uint64_t random;
 
 	kv_random(core->env, &random, sizeof random);
 
-	return UINT64_C(1) << 48 | random >> 16;
+	return TEMPORARY_EPOCH | random >> 16;
+}
+
+/* One that no space has had, nor will have: a number and an epoch together name one space for ever (decision 074). */
+static uint64_t first_epoch(kvd_core_t *core, uint32_t memory)
+{
+	const int is_temporary = memory > 0 || (!core->tier[KVD_DISK] && core->world.note_reset);
+
+	return is_temporary ? temporary_epoch(core) : ++core->last_epoch;
+}
+
+static uint64_t next_epoch(kvd_core_t *core, const kvd_space_t *space)
+{
+	return space->epoch >= TEMPORARY_EPOCH ? space->epoch + 1 : ++core->last_epoch;
+}
+
+/* What the disk has recorded is taken. What it could not record may be taken too: a random step leads past it. */
+void kvd_epochs_init(kvd_core_t *core)
+{
+	uint64_t recorded = core->tier[KVD_DISK] ? kvs_epoch_last(core->tier[KVD_DISK]) : 0, random;
+
+	kv_random(core->env, &random, sizeof random);
+	core->last_epoch = (recorded > KVD_FIRST_EPOCH ? recorded : KVD_FIRST_EPOCH) + (random >> 34);
 }
 
 static void ignore_result(void *arg, kv_status_t status)
@@ -151,7 +179,7 @@ static uint64_t open_epoch_in_memory(kvd_core_t *core, const kvd_space_t *space)
 	uint64_t epoch = kvs_epoch_get(core->tier[KVD_CPU], space->root);
 
 	if (epoch == 0) {
-		epoch = temporary_epoch(core);
+		epoch = first_epoch(core, core->classes[space->slot_class].memory);
 		(void)keep_epoch_in_memory(core, space, epoch);
 	}
 
@@ -164,7 +192,19 @@ static int has_disk(const kvd_core_t *core, const kvd_space_t *space)
 	return core->classes[space->slot_class].memory == 0;
 }
 
-static kv_status_t create_space(kvd_core_t *core, const kvd_space_open_t *ask, uint32_t id, kvd_space_t **p_space)
+static uint64_t open_epoch(kvd_core_t *core, const kvd_space_t *space)
+{
+	uint64_t known;
+
+	if (!has_disk(core, space)) {
+		return open_epoch_in_memory(core, space);
+	}
+	known = core->tier[KVD_DISK] ? kvs_epoch_get(core->tier[KVD_DISK], space->root) : 0;
+
+	return known ? known : first_epoch(core, 0);
+}
+
+static kv_status_t create_space(kvd_core_t *core, const kvd_space_open_t *ask, kvd_space_t **p_space)
 {
 	kvd_space_t *space = kv_alloc(core->env, sizeof *space);
 	uint32_t pieces = (ask->geometry.page_bytes + ask->geometry.leaf_bytes - 1) / ask->geometry.leaf_bytes;
@@ -175,8 +215,6 @@ static kv_status_t create_space(kvd_core_t *core, const kvd_space_open_t *ask, u
 	}
 	*space = (kvd_space_t){
 		.ns = ask->ns,
-		.id = id,
-		.epoch = 1,
 		.hash_tokens = ask->hash_tokens,
 		.group_count = ask->group_count,
 		.pieces = pieces,
@@ -195,15 +233,7 @@ static kv_status_t create_space(kvd_core_t *core, const kvd_space_open_t *ask, u
 	if (status != KV_OK) {
 		goto err_space;
 	}
-	if (ask->memory > 0) {
-		space->epoch = open_epoch_in_memory(core, space);
-	} else if (core->tier[KVD_DISK]) {
-		uint64_t known = kvs_epoch_get(core->tier[KVD_DISK], space->root);
-
-		space->epoch = known ? known : 1;
-	} else if (core->world.note_reset) {
-		space->epoch = temporary_epoch(core);
-	}
+	space->epoch = open_epoch(core, space);
 	status = find_or_create_tree(core, space, &space->tree);
 	if (status != KV_OK) {
 		goto err_space;
@@ -246,33 +276,131 @@ static kv_status_t record_epoch(kvd_core_t *core, const kvd_space_t *space, uint
 	return kvs_epoch_set(core->tier[KVD_DISK], &e, done, arg);
 }
 
+static kvd_space_t *find_space(const kvd_ns_t *ns, const uint8_t root[32])
+{
+	for (uint32_t i = 0; i < ns->space_made; i++) {
+		if (ns->spaces[i] && memcmp(ns->spaces[i]->root, root, sizeof ns->spaces[i]->root) == 0) {
+			return ns->spaces[i];
+		}
+	}
+
+	return NULL;
+}
+
+/* Was the space ever opened, as far as this daemon, its disk and the memory of GPUs know? */
+static int is_known(const kvd_core_t *core, const uint8_t root[32])
+{
+	int known = kvs_epoch_get(core->tier[KVD_CPU], root) != 0 ||
+		    (core->tier[KVD_DISK] && kvs_epoch_get(core->tier[KVD_DISK], root) != 0);
+
+	for (uint32_t id = 0; id < core->ix.trees.made && !known; id++) {
+		const kvd_tree_t *tree = kvd_tree_at(&core->ix, id);
+
+		known = tree->live && memcmp(tree->root, root, sizeof tree->root) == 0;
+	}
+
+	return known;
+}
+
+/* To another epoch, or an empty tree of the same one. The old tree leaves in quanta, and the new one is announced after
+ * that: event hashes survive a reset (decision 006). */
+static void move_to_epoch(kvd_core_t *core, kvd_space_t *space, uint32_t tree, uint64_t epoch)
+{
+	const uint32_t self = kvd_tree_at(&core->ix, space->tree)->space;
+
+	kvd_events_flush(core);
+	kvd_hide_tree(core, space->tree);
+	space->leaving++;
+	space->tree = tree;
+	space->epoch = epoch;
+	kvd_handovers_sweep(core);
+	adopt_tree(core, space, self);
+	kvd_tree_at(&core->ix, tree)->mute = 1;
+	if (space->id != 0) {
+		kvd_mirror_set_epoch(&core->ns[space->ns]->mirror, space->id, epoch);
+	}
+}
+
+static int is_gone(const kvd_core_t *core, const kvd_space_t *space)
+{
+	return space->id == 0 && space->leaving == 0 && kvd_tree_at(&core->ix, space->tree)->blocks == 0;
+}
+
+/* Where a new space goes. Closed ones that have lost their blocks go; when there is no room for one more, the blocks of
+ * the one that was closed first are taken down, so that the next space seldom has to wait. KV_ERR_BUSY: it has to. */
+static kv_status_t find_room(kvd_core_t *core, kvd_ns_t *ns, uint32_t *p_self)
+{
+	kvd_space_t *oldest = NULL;
+	uint32_t tree, leaving = 0, rooms = 0;
+
+	for (uint32_t i = 0; i < core->config.max_spaces * KVD_SPACES_KEPT && rooms < 2; i++) {
+		kvd_space_t *space = ns->spaces[i];
+
+		if (space && is_gone(core, space)) {
+			kvd_events_flush(core);
+			kvd_tree_destroy(&core->ix, space->tree);
+			free_space(core, space);
+			ns->spaces[i] = space = NULL;
+		}
+		if (!space) {
+			*p_self = rooms > 0 ? *p_self : i;
+			rooms++;
+		} else if (space->id == 0) {
+			oldest = !oldest || space->used < oldest->used ? space : oldest;
+			leaving += space->leaving;
+		}
+	}
+	if (rooms < 2 && oldest && leaving == 0 && kvd_tree_create(&core->ix, &tree) == KV_OK) {
+		move_to_epoch(core, oldest, tree, oldest->epoch);
+	}
+
+	return rooms > 0 ? KV_OK : KV_ERR_BUSY;
+}
+
+/* The space of this root, new or closed before, with a number. */
+static kv_status_t open_space(kvd_core_t *core, const kvd_space_open_t *ask, kvd_space_t **p_space)
+{
+	kvd_ns_t *ns = core->ns[ask->ns];
+	kvd_space_t *space = find_space(ns, ask->root);
+	uint32_t number = 0, self = 0;
+	kv_status_t status = KV_OK;
+
+	if (!space && ask->known && !is_known(core, ask->root)) {
+		return KV_ERR_NOT_FOUND;
+	}
+	if (!space || space->id == 0) {
+		status = kvd_number_find(core, ask->ns, &number);
+	}
+	if (status == KV_OK && !space) {
+		status = find_room(core, ns, &self);
+		status = status == KV_OK ? create_space(core, ask, &space) : status;
+		if (status == KV_OK) {
+			ns->spaces[self] = space;
+			ns->space_made = self < ns->space_made ? ns->space_made : self + 1;
+			adopt_tree(core, space, self);
+		}
+	}
+	if (status == KV_OK && space->id == 0) {
+		kvd_number_give(core, space, number);
+	}
+	*p_space = space;
+
+	return status;
+}
+
 kv_status_t kvd_space_open(kvd_core_t *core, const kvd_space_open_t *ask, kvd_space_info_t *p_info)
 {
-	kvd_ns_t *ns = ask->ns < core->ns_count ? core->ns[ask->ns] : NULL;
-	kvd_space_t *space = NULL;
-	uint32_t free_id = 0;
+	kvd_space_t *space;
 	kv_status_t status;
 
-	if (!ns || !is_geometry_valid(ask)) {
-		return ns ? KV_ERR_LAYOUT : KV_ERR_ARG;
+	if (ask->ns >= core->ns_count || !is_geometry_valid(ask)) {
+		return ask->ns < core->ns_count ? KV_ERR_LAYOUT : KV_ERR_ARG;
 	}
-	for (uint32_t id = 1; id < core->config.max_spaces && id <= ns->space_count && !space; id++) {
-		space = memcmp(ns->spaces[id]->root, ask->root, sizeof ask->root) == 0 ? ns->spaces[id] : NULL;
+	status = open_space(core, ask, &space);
+	if (status != KV_OK) {
+		return status;
 	}
-	if (!space) {
-		free_id = ns->space_count + 1;
-		if (free_id >= core->config.max_spaces) {
-			return KV_ERR_LIMIT;
-		}
-		status = create_space(core, ask, free_id, &space);
-		if (status != KV_OK) {
-			return status;
-		}
-		ns->spaces[free_id] = space;
-		ns->space_count++;
-		adopt_tree(core, space);
-		kvd_mirror_set_epoch(&ns->mirror, space->id, space->epoch);
-	}
+	kvd_member_open_space(core, ask->member, space);
 	/* The tier takes no block of a space that it has not recorded. It may have been off before, so each open
 	 * records again. */
 	if (core->tier[KVD_DISK] && has_disk(core, space) && kvs_epoch_get(core->tier[KVD_DISK], space->root) == 0) {
@@ -331,7 +459,8 @@ static void finish_reset(void *arg, kv_status_t status)
 
 /* Have the next epoch recorded. KV_PENDING: finish_reset() answers later. KV_OK: it is on disk, or there is none. Else
  * nothing has happened. */
-static kv_status_t record_reset(kvd_core_t *core, const kvd_space_t *space, kvd_member_t member, uint64_t frame_id)
+static kv_status_t record_reset(kvd_core_t *core, const kvd_space_t *space, uint64_t epoch, kvd_member_t member,
+				uint64_t frame_id)
 {
 	kvd_reset_t *reset;
 	kv_status_t status;
@@ -339,12 +468,11 @@ static kv_status_t record_reset(kvd_core_t *core, const kvd_space_t *space, kvd_
 	if (!has_disk(core, space)) {
 		/* An epoch that is kept must change before the answer: the next daemon would bring back what is reset.
 		 */
-		return kvs_epoch_get(core->tier[KVD_CPU], space->root) == 0
-			       ? KV_OK
-			       : keep_epoch_in_memory(core, space, space->epoch + 1);
+		return kvs_epoch_get(core->tier[KVD_CPU], space->root) == 0 ? KV_OK
+									    : keep_epoch_in_memory(core, space, epoch);
 	}
 	if (!core->tier[KVD_DISK]) {
-		kvs_epoch_t e = {.root = space->root, .epoch = space->epoch + 1};
+		kvs_epoch_t e = {.root = space->root, .epoch = epoch};
 
 		return core->world.note_reset ? core->world.note_reset(core->world.ctx, &e) : KV_OK;
 	}
@@ -355,9 +483,8 @@ static kv_status_t record_reset(kvd_core_t *core, const kvd_space_t *space, kvd_
 	if (!reset) {
 		return KV_ERR_NOMEM;
 	}
-	*reset = (kvd_reset_t){
-		.core = core, .member = member, .frame_id = frame_id, .epoch = space->epoch + 1, .asking = 1};
-	status = record_epoch(core, space, reset->epoch, finish_reset, reset);
+	*reset = (kvd_reset_t){.core = core, .member = member, .frame_id = frame_id, .epoch = epoch, .asking = 1};
+	status = record_epoch(core, space, epoch, finish_reset, reset);
 	reset->asking = 0;
 	if (status == KV_OK && !reset->done) {
 		core->pending_resets++;
@@ -370,25 +497,11 @@ static kv_status_t record_reset(kvd_core_t *core, const kvd_space_t *space, kvd_
 	return status;
 }
 
-/* To another epoch and its tree. The old tree leaves in quanta, and the new one is announced after that: event hashes
- * survive a reset (decision 006). */
-static void move_to_epoch(kvd_core_t *core, kvd_space_t *space, uint32_t tree, uint64_t epoch)
-{
-	kvd_events_flush(core);
-	kvd_hide_tree(core, space->tree);
-	space->leaving++;
-	space->tree = tree;
-	space->epoch = epoch;
-	kvd_handovers_sweep(core);
-	adopt_tree(core, space);
-	kvd_tree_at(&core->ix, tree)->mute = 1;
-	kvd_mirror_set_epoch(&core->ns[space->ns]->mirror, space->id, epoch);
-}
-
 kv_status_t kvd_space_reset(kvd_core_t *core, uint32_t ns, kvd_member_t member, uint64_t frame_id,
 			    const kv_msg_space_reset_t *ask, kv_msg_space_reset_reply_t *reply)
 {
 	kvd_space_t *space;
+	uint64_t epoch;
 	uint32_t tree;
 	kv_status_t status = kvd_space_find(core, ns, ask->space, ask->epoch, &space);
 
@@ -399,13 +512,14 @@ kv_status_t kvd_space_reset(kvd_core_t *core, uint32_t ns, kvd_member_t member, 
 		return status;
 	}
 	/* The new tree exists first: when this fails, nothing has happened. */
-	status = record_reset(core, space, member, frame_id);
+	epoch = next_epoch(core, space);
+	status = record_reset(core, space, epoch, member, frame_id);
 	if (status != KV_OK && status != KV_PENDING) {
 		kvd_tree_destroy(&core->ix, tree);
 		return status;
 	}
 
-	move_to_epoch(core, space, tree, space->epoch + 1);
+	move_to_epoch(core, space, tree, epoch);
 	kvd_count(core, KV_M_SPACE_RESETS, 1);
 	reply->epoch = space->epoch;
 
@@ -418,11 +532,10 @@ kv_status_t kvd_space_reset(kvd_core_t *core, uint32_t ns, kvd_member_t member, 
  * an epoch it has not recorded. */
 static void attach_space(kvd_core_t *core, kvd_space_t *space)
 {
-	uint64_t known = kvs_epoch_get(core->tier[KVD_DISK], space->root);
 	kvd_space_t there = *space;
 	uint32_t tree;
 
-	there.epoch = known ? known : 1;
+	there.epoch = open_epoch(core, space);
 	if (find_or_create_tree(core, &there, &tree) == KV_OK) {
 		move_to_epoch(core, space, tree, there.epoch);
 	}
@@ -430,11 +543,14 @@ static void attach_space(kvd_core_t *core, kvd_space_t *space)
 
 void kvd_spaces_attach(kvd_core_t *core)
 {
-	for (uint32_t n = 0; n < core->ns_count; n++) {
-		for (uint32_t id = 1; id <= core->ns[n]->space_count; id++) {
-			kvd_space_t *space = core->ns[n]->spaces[id];
+	const uint64_t recorded = kvs_epoch_last(core->tier[KVD_DISK]);
 
-			if (has_disk(core, space)) {
+	core->last_epoch = recorded > core->last_epoch ? recorded : core->last_epoch;
+	for (uint32_t n = 0; n < core->ns_count; n++) {
+		for (uint32_t i = 0; i < core->ns[n]->space_made; i++) {
+			kvd_space_t *space = core->ns[n]->spaces[i];
+
+			if (space && has_disk(core, space)) {
 				kvd_class_update(core, space->slot_class, KVD_DISK);
 				attach_space(core, space);
 			}
@@ -445,10 +561,13 @@ void kvd_spaces_attach(kvd_core_t *core)
 void kvd_spaces_fini(kvd_core_t *core)
 {
 	for (uint32_t n = 0; n < core->ns_count; n++) {
-		for (uint32_t id = 1; id <= core->ns[n]->space_count; id++) {
-			free_space(core, core->ns[n]->spaces[id]);
+		for (uint32_t i = 0; i < core->ns[n]->space_made; i++) {
+			if (core->ns[n]->spaces[i]) {
+				free_space(core, core->ns[n]->spaces[i]);
+			}
 		}
 		kv_free(core->env, core->ns[n]->spaces);
+		kv_free(core->env, core->ns[n]->numbers);
 		kv_free(core->env, core->ns[n]);
 	}
 	kv_free(core->env, core->classes);

@@ -166,6 +166,17 @@ int kvd_withdrawals_run(kvd_core_t *core)
 	return core->withdrawals != NULL;
 }
 
+int kvd_withdrawals_name(const kvd_core_t *core, const kvd_space_t *space)
+{
+	const kvd_withdrawal_t *withdrawal = core->withdrawals;
+
+	while (withdrawal && (withdrawal->ns != space->ns || withdrawal->space != space->id)) {
+		withdrawal = withdrawal->next;
+	}
+
+	return withdrawal != NULL;
+}
+
 void kvd_withdrawals_free(kvd_core_t *core)
 {
 	while (core->withdrawals) {

@@ -139,7 +139,7 @@ void kvd_handover_advance(kvd_core_t *core, kvd_handover_t *entry, const kvd_han
 static int advance_entry(kvd_core_t *core, kvd_handover_t *entry, uint32_t *p_left)
 {
 	int is_cut = 0;
-	kvd_handover_call_t call = {.space = core->ns[entry->ns]->spaces[entry->space], .entry = entry};
+	kvd_handover_call_t call = {.space = core->ns[entry->ns]->numbers[entry->space], .entry = entry};
 	kvd_handover_advance_t advance = {.pins = {.head = KVD_NONE}, .private_pins = {.head = KVD_NONE}};
 	kv_status_t status = kvd_handover_pin_ahead(core, &call, &entry->ahead, 0, p_left, &advance);
 

@@ -78,7 +78,7 @@ static void unlink_transfer(kvd_core_t *core, const kvd_handover_t *entry)
 
 static const kvd_space_t *space_of(const kvd_core_t *core, const kvd_handover_t *entry)
 {
-	return core->ns[entry->ns]->spaces[entry->space];
+	return core->ns[entry->ns]->numbers[entry->space];
 }
 
 static void count_side(kvd_core_t *core, const kvd_handover_side_t *side, uint32_t more)
@@ -219,7 +219,7 @@ uint64_t kvd_handover_bytes(const kvd_core_t *core, const kvd_handover_t *entry)
 
 kv_status_t kvd_handover_create(kvd_core_t *core, kvd_handover_call_t *call, const kv_slice_t *transfer)
 {
-	const kvd_space_t *space = call->space;
+	kvd_space_t *space = call->space;
 	uint32_t self, *bucket = bucket_of(core, space->ns, transfer);
 	kvd_handover_t *entry;
 	kv_status_t status;
@@ -247,6 +247,7 @@ kv_status_t kvd_handover_create(kvd_core_t *core, kvd_handover_call_t *call, con
 	entry->hash_next = *bucket;
 	*bucket = self;
 	core->ns[space->ns]->handovers++;
+	space->handovers++;
 	call->entry = entry;
 
 	return KV_OK;
@@ -319,6 +320,7 @@ void kvd_handover_discard(kvd_core_t *core, kvd_handover_t *entry)
 	kvd_handover_set_expiry(core, entry, 0);
 	unlink_transfer(core, entry);
 	core->ns[entry->ns]->handovers--;
+	core->ns[entry->ns]->numbers[entry->space]->handovers--;
 	entry->number = 0;
 	kvd_obj_pool_put(&core->handovers, entry->self);
 }

@@ -38,7 +38,7 @@ static void side_json(const kvd_core_t *core, kv_json_t *json, const char *name,
 static void entry_json(kvd_core_t *core, kv_json_t *json, const kvd_handover_t *entry)
 {
 	const kv_msg_handover_t told = kvd_handover_describe(core, entry);
-	const kvd_space_t *space = core->ns[entry->ns]->spaces[entry->space];
+	const kvd_space_t *space = core->ns[entry->ns]->numbers[entry->space];
 	char transfer[KVD_TRANSFER_MAX + 1] = "";
 	uint64_t now = kv_now_ns(core->env);
 

@@ -116,12 +116,13 @@ typedef struct kvd_node {
 typedef struct kvd_tree {
 	uint32_t link; /* next tree to take down */
 	uint32_t live;
-	uint32_t space;      /* KVD_NONE: recovered, not opened yet                            */
+	uint32_t space;      /* index in kvd_ns_t.spaces; KVD_NONE: recovered, not opened yet  */
 	uint32_t ns;         /* KVD_NONE: recovered, not opened yet                            */
 	uint32_t slot_class; /* space.h                                                        */
 	kvd_list_t children;
 	uint32_t hidden;      /* 1: no lookup finds anything in it                              */
 	uint32_t puts;        /* that refer to it: an empty hidden tree stays until the last has ended */
+	uint32_t pins;        /* on its blocks */
 	uint32_t leaving;     /* 1: on the list of trees to take down */
 	uint32_t mute;        /* 1: new blocks are not announced yet (events.h) */
 	uint32_t cursor;      /* next run of a walk in quanta (parents first); KVD_NONE: none    */

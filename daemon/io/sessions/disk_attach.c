@@ -123,10 +123,10 @@ static void count_recorded(void *arg, kv_status_t status)
 /* Begin the next epoch of a space. One the tier does not know has nothing there. */
 static kv_status_t next_epoch(kvs_tier_t *tier, const uint8_t root[ROOT_BYTES], kvd_recording_t *recording)
 {
-	const kvs_epoch_t epoch = {root, "", "", kvs_epoch_get(tier, root) + 1};
+	const kvs_epoch_t epoch = {root, "", "", kvs_epoch_last(tier) + 1};
 	kv_status_t status;
 
-	if (epoch.epoch == 1) {
+	if (kvs_epoch_get(tier, root) == 0) {
 		return KV_OK;
 	}
 	status = kvs_epoch_set(tier, &epoch, count_recorded, recording);

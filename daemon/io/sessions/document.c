@@ -108,7 +108,7 @@ static kvs_health_t disk_state(kvd_host_t *host, char *sentence, size_t cap)
 }
 
 /* What is not as good as it could be, one sentence each. */
-static void put_degraded(kvd_host_t *host, kv_json_t *json)
+static void put_degraded(kvd_host_t *host, const kvd_namespace_t *ns, kv_json_t *json)
 {
 	const kv_metrics_t *m = &host->metrics;
 	char disk[192];
@@ -131,6 +131,8 @@ static void put_degraded(kvd_host_t *host, kv_json_t *json)
 		{host->disk && !host->options->nvme_sync, "nvme.sync is off: nothing is really durable"},
 		{host->accept_paused, "no descriptors are left for new sessions"},
 		{host->setup->restarts > 0, "the daemon has crashed and was restarted"},
+		{kvd_core_lacks_spaces(host->core, ns->id),
+		 "engines use all spaces that limits.spaces permits: further models, weights and adapters get no cache"},
 		{kvd_net_is_degraded(host, net, sizeof net), net},
 		{kvd_gpu_is_degraded(host, gpu, sizeof gpu), gpu},
 	};
@@ -234,10 +236,11 @@ static void status_json(kvd_host_t *host, const kvd_namespace_t *ns, uint32_t de
 	put_hits(json, "namespace", &host->metrics, ns->id, ns->id + 1);
 	put_hits(json, "total", &host->metrics, 0, host->namespace_count);
 	kv_json_close(json, '}');
-	put_degraded(host, json);
+	put_degraded(host, ns, json);
 	/* What an operator has to mend, as opposed to a fact of the machine or the configuration. */
 	kv_json_bool(json, "healthy",
-		     !host->accept_paused && kv_metric_get(&host->metrics, KV_M_DISK_STATE) == KVS_HEALTH_OK);
+		     !host->accept_paused && !kvd_core_lacks_spaces(host->core, ns->id) &&
+			     kv_metric_get(&host->metrics, KV_M_DISK_STATE) == KVS_HEALTH_OK);
 	kv_json_raw(json, "core", "");
 	out = remaining_text(&json->text, &cap);
 	json->text.len += kvd_core_status_json(host->core, ns->id, detail, out, cap);

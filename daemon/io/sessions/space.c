@@ -9,6 +9,10 @@
 
 #include <stdio.h>
 
+#define LIMIT_DETAIL                                                                                                    \
+	"engines use as many spaces (models, weights, adapters) of this namespace as limits.spaces permits; raise it, " \
+	"or end some of them"
+
 typedef struct kvd_asked_space {
 	kv_identity_t identity;
 	kvk_layout_t layout;
@@ -121,6 +125,8 @@ kv_status_t kvd_request_space_open(kvd_host_t *host, kvd_call_t *call)
 		return KV_ERR_TIER_OFF;
 	}
 
+	open.member = kvd_member_entry_id(call->session->member);
+	open.known = (ask->flags & KV_SPACE_KNOWN) != 0;
 	open.hash_tokens = asked.hash_tokens;
 	open.groups = asked.groups;
 	open.group_count = asked.group_count;
@@ -129,6 +135,9 @@ kv_status_t kvd_request_space_open(kvd_host_t *host, kvd_call_t *call)
 	status = kvd_space_open(host->core, &open, &info);
 	kvd_commit_events(host);
 	if (status != KV_OK) {
+		call->detail = status == KV_ERR_LIMIT       ? LIMIT_DETAIL
+			       : status == KV_ERR_NOT_FOUND ? "no engine has opened the space here"
+							    : NULL;
 		return status;
 	}
 	if (call->session->member) {

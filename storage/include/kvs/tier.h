@@ -195,6 +195,7 @@ typedef struct kvs_tier_ops {
 	kv_status_t (*flush)(kvs_tier_t *tier, kvs_done_fn done, void *arg);
 	kv_status_t (*epoch_set)(kvs_tier_t *tier, const kvs_epoch_t *epoch, kvs_done_fn done, void *arg);
 	uint64_t (*epoch_get)(kvs_tier_t *tier, const uint8_t root[32]);
+	uint64_t (*epoch_last)(kvs_tier_t *tier); /* NULL: not asked for, the tier is no disk */
 	kv_status_t (*recover)(kvs_tier_t *tier, kvs_found_fn found, void *arg, uint32_t max);
 	void (*usage)(kvs_tier_t *tier, kvs_usage_t *p_usage);
 	int (*event_fd)(kvs_tier_t *tier);
@@ -326,6 +327,11 @@ static inline kv_status_t kvs_epoch_set(kvs_tier_t *t, const kvs_epoch_t *epoch,
 static inline uint64_t kvs_epoch_get(kvs_tier_t *t, const uint8_t root[32])
 {
 	return t->ops->epoch_get(t, root);
+}
+/* The greatest epoch of all spaces of the tier; 0: it has none. */
+static inline uint64_t kvs_epoch_last(kvs_tier_t *t)
+{
+	return t->ops->epoch_last(t);
 }
 
 /* Blocks of the space that were freed before this call never come back: not with a row that a crash has kept, and, when
