@@ -15,6 +15,8 @@ struct kvd_net_space {
 	kvd_tenant_t *tenant;
 	kvc_space_t *space; /* NULL: the namespace was not attached yet */
 	uint32_t users;
+	int was_open; /* somebody may have something of it */
+	int is_new;   /* opened here for a hand-over, whose other side may have another one: not kept */
 	uint32_t len;
 	char identity[]; /* canonical text */
 };
@@ -132,8 +134,16 @@ static kv_status_t open_space(kvd_net_space_t *space)
 	identity.layout = parsed.layout;
 	identity.page_format = parsed.page_format;
 	identity.extra = parsed.extra[0] ? parsed.extra : NULL;
+	identity.known = !space->is_new;
 
 	return (kv_status_t)kvc_space_open_start(space->tenant->kvc, &identity, &space->space);
+}
+
+static void forget_space(kvd_net_space_t *space)
+{
+	kvc_space_close(space->space);
+	space->space = NULL;
+	space->was_open = space->is_new = 0;
 }
 
 static void close_unused(kvd_tenant_t *tenant)
@@ -148,9 +158,7 @@ static void close_unused(kvd_tenant_t *tenant)
 			continue;
 		}
 		*at = space->next;
-		if (space->space) {
-			kvc_space_close(space->space);
-		}
+		kvc_space_close(space->space);
 		free(space);
 		tenant->space_count--;
 	}
@@ -215,6 +223,7 @@ kv_status_t kvd_prefix_init(kvd_net_t *net, const kvd_prefix_names_t *names, kvd
 		return KV_ERR_NOMEM;
 	}
 	memcpy(prefix->names, names->names.data, names->names.len);
+	prefix->is_handover = names->is_handover;
 	prefix->names_len = names->names.len;
 	memcpy(prefix->names + names->names.len, names->rest.data, names->rest.len);
 	prefix->rest_len = names->rest.len;
@@ -229,6 +238,9 @@ void kvd_prefix_fini(kvd_prefix_t *prefix)
 {
 	if (prefix->space) {
 		prefix->space->users--;
+		if (prefix->space->users == 0 && prefix->space->is_new) {
+			forget_space(prefix->space);
+		}
 	}
 	free(prefix->names);
 	free(prefix->keys);
@@ -269,6 +281,13 @@ kvc_status_t kvd_prefix_ready(kvd_prefix_t *prefix)
 		return status == KVC_ERR_CLOSED || status == KVC_ERR_UNREACHABLE ? KVC_PENDING : status;
 	}
 	status = kvc_space_state(prefix->space->space);
+	prefix->space->was_open |= status == KVC_OK;
+	if (status < 0 && !prefix->space->was_open) {
+		forget_space(prefix->space); /* the next one asks again: an engine may have opened it */
+		/* A hand-over's sides must meet though they have other weights (decision 070). */
+		prefix->space->is_new = status == KVC_ERR_NOT_FOUND && prefix->is_handover;
+		return prefix->space->is_new ? KVC_PENDING : status;
+	}
 	if (prefix->keys || status != KVC_OK) {
 		return status;
 	}

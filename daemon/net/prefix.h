@@ -19,6 +19,7 @@ typedef struct kvd_prefix {
 	uint8_t *names;         /* and then `rest` */
 	uint32_t names_len, rest_len;
 	char salt[KVC_MAX_SALT + 1];
+	int is_handover;
 	/* once there are keys */
 	kvc_group_info_t groups[KVD_GROUPS_MAX];
 	uint32_t group_count, unit_tokens;
@@ -34,6 +35,7 @@ typedef struct kvd_prefix_names {
 	const char *ns;
 	kv_slice_t identity, salt, names, rest;
 	uint32_t hash_bytes;
+	int is_handover; /* its sides meet also in a space that nobody has opened here */
 } kvd_prefix_names_t;
 
 /* KV_ERR_NOT_FOUND: no such namespace; KV_ERR_IDENTITY, KV_ERR_ARG, KV_ERR_LIMIT, KV_ERR_NOMEM. */

@@ -175,7 +175,8 @@ kv_status_t kvd_serve_ask(kvd_inbound_t *from, const kvd_net_ask_t *ask)
 				    .salt = ask->salt,
 				    .names = ask->names,
 				    .rest = ask->rest,
-				    .hash_bytes = ask->hash_bytes};
+				    .hash_bytes = ask->hash_bytes,
+				    .is_handover = !(ask->flags & KVD_NET_PREFIX)};
 	kvd_serve_t *serve;
 	kv_status_t status;
 

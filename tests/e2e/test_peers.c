@@ -169,6 +169,32 @@ KV_TEST(p7_what_a_peer_does_not_have_is_a_miss_with_a_reason, setup, teardown)
 	peers_check_quiet(&net_);
 }
 
+/* Else a peer could take the numbers that engines here need. What an engine opens later is found. */
+KV_TEST(p5_a_peer_opens_no_space_that_is_not_known, setup, teardown)
+{
+	static char out[1 << 16];
+	kvc_handover_t *wanted = NULL;
+	user_t here, there;
+
+	user_attach(&there, &net_.rig[1], "other");
+	assert_int_equal(fetch_by(&there, NULL, 0, &wanted), KVC_OK);
+	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_ERR_NOT_FOUND);
+	kvc_handover_done(wanted, 0);
+	assert_int_equal(rig_kvctl(&net_.rig[0], "status --json", out, sizeof out), 0);
+	assert_true(strstr(out, "model=model") && !strstr(out, "model=other"));
+	user_attach(&here, &net_.rig[0], "other");
+	user_keys(&here, 1, HALF, keys_[0]);
+	assert_int_equal(user_put(&here, keys_[0], 0, HALF, 0, NULL), KVC_OK);
+	wanted = NULL;
+	assert_int_equal(fetch_by(&there, NULL, 0, &wanted), KVC_OK);
+	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_OK);
+	assert_int_equal(user_handover_info(wanted).n, HALF);
+	kvc_handover_done(wanted, 0);
+	user_leave(&here);
+	user_leave(&there);
+	peers_check_quiet(&net_);
+}
+
 /* A consumer that knows its producer's node, and not that it is its own: the entry is found there, and no peer is
  * asked.
  */
