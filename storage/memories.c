@@ -381,6 +381,13 @@ static uint64_t free_slots(kvs_tier_t *tier, uint32_t slot_class)
 	return ops_of(pool)->free_slots(pool, slot_class & CLASS_MASK);
 }
 
+static uint64_t open_slots(kvs_tier_t *tier, uint32_t slot_class)
+{
+	kvs_tier_t *pool = pool_of_class(tier, slot_class);
+
+	return ops_of(pool)->open_slots(pool, slot_class & CLASS_MASK);
+}
+
 static int is_short(kvs_tier_t *tier, uint32_t slot_class)
 {
 	kvs_tier_t *pool = pool_of_class(tier, slot_class);
@@ -425,6 +432,7 @@ static const kvs_rebalance_ops_t rebalance_ops = {
 	.slab_bytes = slab_bytes,
 	.describe_slot = describe_slot,
 	.free_slots = free_slots,
+	.open_slots = open_slots,
 	.is_short = is_short,
 	.is_coming = is_coming,
 	.begin_retire = begin_retire,

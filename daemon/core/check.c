@@ -95,8 +95,7 @@ static int check_caps(kvd_core_t *core, char *why, size_t cap)
 {
 	for (uint32_t i = core->instance_list.head; i != KVD_NONE; i = kvd_instance_at(core, i)->of_core.next) {
 		const kvd_instance_rec_t *instance = kvd_instance_at(core, i);
-		uint64_t pinned = 0,
-			 counted = instance->pinned_bytes[KVD_HOST_MEM] + instance->pinned_bytes[KVD_GPU_MEM];
+		uint64_t pinned = 0, counted = kvd_sum_of_memories(instance->pinned_bytes, 0);
 
 		for (uint32_t l = instance->leases.head; l != KVD_NONE;
 		     l = ((kvd_lease_t *)kvd_obj_at(&core->leases, l))->of_instance.next) {
@@ -129,15 +128,15 @@ static void sum_namespace(kvd_core_t *core, uint32_t ns, kvd_ns_t *sum)
 			uint64_t slot_bytes = class->slot_bytes;
 
 			sum->pinned_blocks += pinned[KVD_PINS_ALL].blocks;
-			sum->pinned_bytes[kvd_mem_kind(class)] += pinned[KVD_PINS_ALL].blocks * slot_bytes;
-			sum->handover_bytes[kvd_mem_kind(class)] += pinned[KVD_PINS_HANDOVER].blocks * slot_bytes;
+			sum->pinned_bytes[class->memory] += pinned[KVD_PINS_ALL].blocks * slot_bytes;
+			sum->handover_bytes[class->memory] += pinned[KVD_PINS_HANDOVER].blocks * slot_bytes;
 		}
 	}
 	for (uint32_t i = core->instance_list.head; i != KVD_NONE; i = kvd_instance_at(core, i)->of_core.next) {
 		const kvd_instance_rec_t *instance = kvd_instance_at(core, i);
 
-		for (kvd_mem_kind_t kind = 0; kind < KVD_MEM_KINDS; kind++) {
-			sum->unfinished_bytes[kind] += instance->ns == ns ? instance->unfinished_bytes[kind] : 0;
+		for (uint32_t memory = 0; memory < KVD_MEMORIES; memory++) {
+			sum->unfinished_bytes[memory] += instance->ns == ns ? instance->unfinished_bytes[memory] : 0;
 		}
 	}
 }
@@ -145,14 +144,18 @@ static void sum_namespace(kvd_core_t *core, uint32_t ns, kvd_ns_t *sum)
 static int are_shares_kept(const kvd_core_t *core, uint32_t n, const kvd_ns_t *sum)
 {
 	const kvd_ns_t *ns = core->ns[n];
+	int within = 1;
 
-	return sum->blocks == ns->blocks && sum->pinned_blocks == ns->pinned_blocks &&
+	for (uint32_t memory = 0; memory < KVD_MEMORIES; memory++) {
+		within = within &&
+			 kvd_share_irreclaimable(core, n, memory) <= kvd_share_of(core, n, kvd_share_resource(memory));
+	}
+
+	return within && sum->blocks == ns->blocks && sum->pinned_blocks == ns->pinned_blocks &&
 	       memcmp(sum->pinned_bytes, ns->pinned_bytes, sizeof ns->pinned_bytes) == 0 &&
 	       memcmp(sum->unfinished_bytes, ns->unfinished_bytes, sizeof ns->unfinished_bytes) == 0 &&
 	       memcmp(sum->handover_bytes, ns->handover_bytes, sizeof ns->handover_bytes) == 0 &&
-	       ns->handover_bytes[KVD_HOST_MEM] + ns->tail_bytes <= kvd_share_handover_max(core, n) &&
-	       kvd_share_irreclaimable(core, n, KVD_HOST_MEM) <= ns->share[KVD_SHARE_CPU] &&
-	       kvd_share_irreclaimable(core, n, KVD_GPU_MEM) <= ns->share[KVD_SHARE_GPU];
+	       ns->handover_bytes[KVD_HOST_MEM] + ns->tail_bytes <= kvd_share_handover_max(core, n);
 }
 
 static int check_shares(kvd_core_t *core, char *why, size_t cap)
@@ -164,19 +167,16 @@ static int check_shares(kvd_core_t *core, char *why, size_t cap)
 		sum_namespace(core, n, &sum);
 		if (!are_shares_kept(core, n, &sum)) {
 			snprintf(why, cap,
-				 "namespace %u: blocks %llu of %llu, pinned %llu of %llu, unfinished %llu of %llu, "
-				 "handed over %llu of %llu, share %llu; in GPUs pinned %llu of %llu, share %llu",
+				 "namespace %u: blocks %llu of %llu, of all memories pinned %llu of %llu, unfinished "
+				 "%llu of %llu, handed over %llu of %llu, share of the host's %llu",
 				 n, (unsigned long long)sum.blocks, (unsigned long long)ns->blocks,
-				 (unsigned long long)sum.pinned_bytes[KVD_HOST_MEM],
-				 (unsigned long long)ns->pinned_bytes[KVD_HOST_MEM],
-				 (unsigned long long)sum.unfinished_bytes[KVD_HOST_MEM],
-				 (unsigned long long)ns->unfinished_bytes[KVD_HOST_MEM],
-				 (unsigned long long)sum.handover_bytes[KVD_HOST_MEM],
-				 (unsigned long long)ns->handover_bytes[KVD_HOST_MEM],
-				 (unsigned long long)ns->share[KVD_SHARE_CPU],
-				 (unsigned long long)sum.pinned_bytes[KVD_GPU_MEM],
-				 (unsigned long long)ns->pinned_bytes[KVD_GPU_MEM],
-				 (unsigned long long)ns->share[KVD_SHARE_GPU]);
+				 (unsigned long long)kvd_sum_of_memories(sum.pinned_bytes, 0),
+				 (unsigned long long)kvd_sum_of_memories(ns->pinned_bytes, 0),
+				 (unsigned long long)kvd_sum_of_memories(sum.unfinished_bytes, 0),
+				 (unsigned long long)kvd_sum_of_memories(ns->unfinished_bytes, 0),
+				 (unsigned long long)kvd_sum_of_memories(sum.handover_bytes, 0),
+				 (unsigned long long)kvd_sum_of_memories(ns->handover_bytes, 0),
+				 (unsigned long long)ns->share[KVD_SHARE_CPU]);
 			return 0;
 		}
 	}

@@ -434,13 +434,18 @@ static uint64_t max_share_of(const kvd_core_t *core, uint32_t n, kvd_resource_t 
 
 static uint64_t kept_by_handovers(const kvd_ns_t *ns)
 {
-	return ns->handover_bytes[KVD_HOST_MEM] + ns->handover_bytes[KVD_GPU_MEM] + ns->tail_bytes;
+	return kvd_sum_of_memories(ns->handover_bytes, 0) + ns->tail_bytes;
 }
 
 static void update_ns_gauges(kvd_core_t *core, uint32_t n)
 {
 	kv_metrics_t *m = core->world.metrics;
+	uint64_t gpu_used = 0, gpu_share = 0;
 
+	for (uint32_t memory = 1; memory <= core->gpu_memories; memory++) {
+		gpu_used += kvd_share_used(core, n, kvd_share_resource(memory));
+		gpu_share += kvd_share_of(core, n, kvd_share_resource(memory));
+	}
 	kv_ns_metric_set(m, n, KV_NM_CPU_BYTES, kvd_share_used(core, n, KVD_SHARE_CPU));
 	kv_ns_metric_set(m, n, KV_NM_CPU_SHARE_BYTES, kvd_share_of(core, n, KVD_SHARE_CPU));
 	kv_ns_metric_set(m, n, KV_NM_DISK_BYTES, kvd_share_used(core, n, KVD_SHARE_DISK));
@@ -451,8 +456,8 @@ static void update_ns_gauges(kvd_core_t *core, uint32_t n)
 	kv_ns_metric_set(m, n, KV_NM_DISK_MAX_BYTES, max_share_of(core, n, KVD_SHARE_DISK));
 	kv_ns_metric_set(m, n, KV_NM_BLOCKS_MAX, max_share_of(core, n, KVD_SHARE_INDEX));
 	kv_ns_metric_set(m, n, KV_NM_IRRECLAIMABLE_BYTES, kvd_share_irreclaimable(core, n, KVD_HOST_MEM));
-	kv_ns_metric_set(m, n, KV_NM_GPU_BYTES, kvd_share_used(core, n, KVD_SHARE_GPU));
-	kv_ns_metric_set(m, n, KV_NM_GPU_SHARE_BYTES, kvd_share_of(core, n, KVD_SHARE_GPU));
+	kv_ns_metric_set(m, n, KV_NM_GPU_BYTES, gpu_used);
+	kv_ns_metric_set(m, n, KV_NM_GPU_SHARE_BYTES, gpu_share);
 	kv_ns_metric_set(m, n, KV_NM_SPACES, core->ns[n]->number_count);
 	kv_ns_metric_set(m, n, KV_NM_HANDOVERS, core->ns[n]->handovers);
 	kv_ns_metric_set(m, n, KV_NM_HANDOVER_BYTES, kept_by_handovers(core->ns[n]));

@@ -129,8 +129,8 @@ typedef enum kvd_resource {
 	KVD_SHARE_CPU,
 	KVD_SHARE_DISK,
 	KVD_SHARE_INDEX,
-	KVD_SHARE_GPU, /* of all GPUs together */
-	KVD_SHARES
+	KVD_SHARE_GPU, /* of the first GPU; those of the others follow */
+	KVD_SHARES = KVD_SHARE_GPU + KV_MAX_DEVICES
 } kvd_resource_t;
 /* Bytes of the tiers, blocks of the index. `given` 0, the value without this call: an equal part of what the other
  * namespaces were not given. `max`: what the namespace never exceeds, borrowed or not, nor its share; 0: no maximum.

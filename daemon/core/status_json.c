@@ -58,24 +58,22 @@ static void space_json(kvd_core_t *core, kv_json_t *json, const kvd_space_t *spa
 
 static void shares_json(const kvd_core_t *core, kv_json_t *json, uint32_t ns)
 {
-	static const char *const names[KVD_SHARES] = {"cpu", "disk", "index", "gpu"};
+	static const char *const names[] = {"cpu", "disk", "index", "gpu"};
 
 	kv_json_open(json, "shares", '[');
-	for (kvd_resource_t what = 0; what < KVD_SHARES; what++) {
-		if (what == KVD_SHARE_GPU && core->gpu_memories == 0) {
-			continue;
-		}
+	for (kvd_resource_t what = 0; what < KVD_SHARE_GPU + core->gpu_memories; what++) {
 		kv_json_open(json, NULL, '{');
-		kv_json_text(json, "resource", names[what]);
+		kv_json_text(json, "resource", names[what < KVD_SHARE_GPU ? what : KVD_SHARE_GPU]);
+		if (what >= KVD_SHARE_GPU) {
+			kv_json_u64(json, "gpu", what - KVD_SHARE_GPU); /* in the order of the tiers */
+		}
 		kv_json_numbers(json, {"share", kvd_share_of(core, ns, what)}, {"used", kvd_share_used(core, ns, what)},
 				{"borrowed", kvd_share_over(core, ns, what, 0)});
 		if (core->ns[ns]->parts.max[what]) {
 			kv_json_u64(json, "max", core->ns[ns]->parts.max[what]);
 		}
-		if (what == KVD_SHARE_CPU || what == KVD_SHARE_GPU) {
-			kv_json_u64(
-				json, "irreclaimable",
-				kvd_share_irreclaimable(core, ns, what == KVD_SHARE_GPU ? KVD_GPU_MEM : KVD_HOST_MEM));
+		if (what == KVD_SHARE_CPU || what >= KVD_SHARE_GPU) {
+			kv_json_u64(json, "irreclaimable", kvd_share_irreclaimable(core, ns, kvd_share_memory(what)));
 		}
 		kv_json_close(json, '}');
 	}
@@ -101,8 +99,8 @@ static void instance_json(kvd_core_t *core, kv_json_t *json, const kvd_instance_
 	kv_json_numbers(json, {"leases", instance->lease_count}, {"puts", put_count(core, instance)},
 			{"pinned_bytes", instance->pinned_bytes[KVD_HOST_MEM]},
 			{"unfinished_bytes", instance->unfinished_bytes[KVD_HOST_MEM]},
-			{"gpu_pinned_bytes", instance->pinned_bytes[KVD_GPU_MEM]},
-			{"gpu_unfinished_bytes", instance->unfinished_bytes[KVD_GPU_MEM]});
+			{"gpu_pinned_bytes", kvd_sum_of_memories(instance->pinned_bytes, 1)},
+			{"gpu_unfinished_bytes", kvd_sum_of_memories(instance->unfinished_bytes, 1)});
 	kv_json_open(json, "members", '[');
 	for (uint32_t local = 0; local < KVD_INSTANCE_MEMBERS; local++) {
 		const kvd_member_rec_t *member = instance->members[local] == KVD_NONE

@@ -161,7 +161,10 @@ static void count_transition(kvs_pool_t *pool, kvs_pool_slab_t *p, kvs_state_t f
 	sum_t old = sum_of(from);
 	sum_t new = sum_of(to);
 
+	const uint64_t counted = p->open > 0 ? p->slab.slots : 0;
+
 	p->open += is_open(to) - is_open(from);
+	pool->classes[p->slot_class].open_slots += (p->open > 0 ? p->slab.slots : 0) - counted;
 	if (old == new) {
 		return;
 	}

@@ -103,7 +103,7 @@ static kv_status_t check_class(checker_t *c, uint32_t number)
 {
 	const kvs_pool_t *pool = c->pool;
 	const kvs_class_t *class = &pool->classes[number];
-	uint64_t listed[KVS_LISTS] = {0, 0}, there[KVS_LISTS] = {0, 0}, free_slots = 0;
+	uint64_t listed[KVS_LISTS] = {0, 0}, there[KVS_LISTS] = {0, 0}, free_slots = 0, open_slots = 0;
 
 	for (kvs_list_t list = KVS_WARM; list < KVS_LISTS; list++) {
 		for (uint32_t i = class->first[list]; i != KVS_NONE && listed[list] <= pool->slab_count;
@@ -114,18 +114,23 @@ static kv_status_t check_class(checker_t *c, uint32_t number)
 	for (uint32_t i = 0; i < pool->slab_count; i++) {
 		const kvs_pool_slab_t *p = pool->slabs[i];
 
+		open_slots += p && p->slot_class == number && p->open > 0 ? p->slab.slots : 0;
 		if (p && p->slot_class == number && p->state == KVS_SLAB_USED) {
 			there[KVS_WARM] += p->stack != KVS_NONE;
 			there[KVS_FRESH] += p->fresh < p->slab.slots;
 			free_slots += p->slab.slots - p->taken;
 		}
 	}
-	if (memcmp(listed, there, sizeof there) != 0 || free_slots != class->free_slots) {
+	if (memcmp(listed, there, sizeof there) != 0 || free_slots != class->free_slots ||
+	    open_slots != class->open_slots) {
 		return report(
-			c, "class %u: %llu and %llu slabs listed, %llu and %llu there; %llu slots free, %llu counted",
+			c,
+			"class %u: %llu and %llu slabs listed, %llu and %llu there; %llu slots free, %llu counted; "
+			"%llu in slabs with an open one, %llu counted",
 			number, (unsigned long long)listed[0], (unsigned long long)listed[1],
 			(unsigned long long)there[0], (unsigned long long)there[1], (unsigned long long)free_slots,
-			(unsigned long long)class->free_slots);
+			(unsigned long long)class->free_slots, (unsigned long long)open_slots,
+			(unsigned long long)class->open_slots);
 	}
 
 	return KV_OK;

@@ -26,6 +26,7 @@ typedef struct kvs_class {
 	kvs_geometry_t geometry;
 	uint32_t first[KVS_LISTS], last[KVS_LISTS]; /* slabs; KVS_NONE */
 	uint64_t free_slots;                        /* of slabs that are not retiring */
+	uint64_t open_slots;                        /* all those of slabs with an open one */
 	uint64_t bytes;                             /* of slabs whose memory is ours */
 	uint32_t newest;                            /* the slab carved last; KVS_NONE */
 } kvs_class_t;

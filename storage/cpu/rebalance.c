@@ -73,6 +73,11 @@ static uint64_t count_free_slots(kvs_tier_t *tier, uint32_t slot_class)
 	return slot_class < pool->class_count ? pool->classes[slot_class].free_slots : 0;
 }
 
+static uint64_t count_open_slots(kvs_tier_t *tier, uint32_t slot_class)
+{
+	return kvs_pool_of(tier)->classes[slot_class].open_slots;
+}
+
 static int is_short(kvs_tier_t *tier, uint32_t slot_class)
 {
 	const kvs_pool_t *pool = kvs_pool_of(tier);
@@ -170,6 +175,7 @@ const kvs_rebalance_ops_t kvs_pool_rebalance_ops = {
 	.slab_bytes = slab_bytes,
 	.describe_slot = describe_slot,
 	.free_slots = count_free_slots,
+	.open_slots = count_open_slots,
 	.is_short = is_short,
 	.is_coming = is_coming,
 	.begin_retire = begin_retire,

@@ -722,9 +722,9 @@ static kv_status_t files_retire(kvs_tier_t *tier, uint32_t file, uint32_t for_cl
 	return KV_OK;
 }
 
-static const kvs_rebalance_ops_t change_ops = {files_count, files_look, files_gain,     files_unit,
-					       files_slot,  files_free, files_is_short, files_is_coming,
-					       files_leave, files_stay, files_retire};
+static const kvs_rebalance_ops_t change_ops = {files_count,     files_look,  files_gain, files_unit,
+					       files_slot,      files_free,  NULL,       files_is_short,
+					       files_is_coming, files_leave, files_stay, files_retire};
 
 #define OPS                                                                                                            \
 	.class_open = fake_class_open, .class_ns = fake_class_ns, .class_bytes = fake_class_bytes, .cap = fake_cap,    \

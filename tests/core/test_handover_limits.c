@@ -69,7 +69,7 @@ static void p5_hand_overs_in_gpu_memory_end_at_its_share(void **state)
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 24), 24);
 	assert_int_equal(send_first("t", 20, U_FULL, 1), KV_OK);
 	universe_check(&u_);
-	assert_int_equal(u_.core->ns[0]->handover_bytes[KVD_GPU_MEM], 20 * 4096);
+	assert_int_equal(u_.core->ns[0]->handover_bytes[1], 20 * 4096);
 	assert_int_equal(u_.core->ns[0]->handover_bytes[KVD_HOST_MEM], 0);
 	assert_int_equal(u_put(&u_, m_, &space_, fork_, 8, 20), 12);
 	assert_int_equal(u_acquire(&u_, m_, &space_, fork_, 20, 0, &lease, &reply), KV_OK);
@@ -78,7 +78,7 @@ static void p5_hand_overs_in_gpu_memory_end_at_its_share(void **state)
 	assert_int_equal(u_release(&u_, m_, lease.id), KV_OK);
 	assert_int_equal(recv(d_, "t", 0), KV_OK);
 	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
-	assert_int_equal(u_.core->ns[0]->handover_bytes[KVD_GPU_MEM], 0);
+	assert_int_equal(u_.core->ns[0]->handover_bytes[1], 0);
 	u_.memory = 0;
 	stage_end();
 }
@@ -120,7 +120,7 @@ KV_TEST(p7_hand_overs_in_two_memories_live_apart)
 	check_notice(d_, got_.number, KV_HANDOVER_COMPLETE, 8, KV_OK);
 	assert_int_equal(u_done(&u_, d_, got.number, 0), KV_OK);
 	universe_check(&u_);
-	assert_int_equal(u_.core->ns[0]->handover_bytes[KVD_GPU_MEM], 0);
+	assert_int_equal(u_.core->ns[0]->handover_bytes[1], 0);
 	assert_int_equal(u_.core->ns[0]->handover_bytes[KVD_HOST_MEM], 8 * 4096);
 	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
 	assert_int_equal(u_.core->pins.used + u_.core->handovers.used, 0);

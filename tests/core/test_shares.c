@@ -23,6 +23,49 @@ static void stage_end(void)
 	universe_fini(&u_);
 }
 
+/* Slots of PUT_STARTs in this memory, of a member who asks for more than there is. */
+static uint32_t slots_granted(uint32_t ns, uint32_t memory)
+{
+	static u_put_t put;
+	kv_msg_put_start_reply_t reply = {0};
+	kvd_space_info_t space;
+	kv_key_t keys[DEPTH];
+	char name[16];
+
+	snprintf(name, sizeof name, "gpu %u", memory);
+	u_.memory = memory;
+	space = u_space(&u_, ns, name);
+	u_.memory = 0;
+	u_chain(NULL, ns + 1, keys, DEPTH);
+	(void)u_put_start(&u_, m_[ns], &space, keys, 0, DEPTH, 0, &put, &reply);
+
+	return reply.n;
+}
+
+/* What is kept of one GPU ends at the share of that one, whatever the others have. */
+KV_TEST(p5_what_is_kept_of_each_gpu_ends_at_the_share_of_it)
+{
+	fake_tier_t other;
+	uint32_t memory;
+
+	stage(&(u_config_t){.cpu_slots = 8, .gpu_slots = 16, .max_blocks = 999, .seed = kv_test_seed()});
+	fake_tier_init(&other, 0, 24, kv_test_seed());
+	other.device = 1;
+	assert_int_equal(kvd_core_add_memory(u_.core, &other.tier, &memory), KV_OK);
+	assert_int_equal(memory, 2);
+	for (uint32_t ns = 0; ns < 2; ns++) {
+		assert_int_equal(kvd_namespace_share(u_.core, u_.ns[ns], &(kvd_parts_t){0}), KV_OK);
+	}
+	for (uint32_t ns = 0; ns < 2; ns++) {
+		assert_int_equal(slots_granted(ns, 1), 8);
+		assert_int_equal(slots_granted(ns, 2), 12);
+		universe_check(&u_);
+	}
+	universe_leave(&u_);
+	universe_fini(&u_);
+	fake_tier_fini(&other);
+}
+
 static void chain_of(uint32_t ns, uint32_t c, kv_key_t keys[DEPTH])
 {
 	u_chain(NULL, 1000 * (ns + 1) + c, keys, DEPTH);

@@ -138,14 +138,14 @@ KV_TEST(p8_a_member_knows_the_gpus_and_what_it_has_mapped, NULL, clean_up)
 	talks_end(&rig);
 }
 
-/* What one tenant has borrowed returns to the other, as fresh memory. */
-KV_TEST(p8_gpu_memory_of_one_tenant_is_never_another_s, NULL, clean_up)
+/* What one tenant has borrowed of the first GPU returns to the other, as fresh memory. */
+static void borrow_and_return(const char *devices)
 {
 	char sock[96];
 	user_t user, rival;
 	uint32_t there = 0;
 
-	stage("default,rival");
+	stage_devices("default,rival", devices);
 	snprintf(sock, sizeof sock, "%.79s/rival.sock", rig.run_dir);
 	talks_attach(&rig, &user);
 	for (uint64_t c = 0; c < IN_ALL / LEN; c++) {
@@ -171,6 +171,17 @@ KV_TEST(p8_gpu_memory_of_one_tenant_is_never_another_s, NULL, clean_up)
 	user_leave(&user);
 	user_leave(&rival);
 	talks_end(&rig);
+}
+
+KV_TEST(p8_gpu_memory_of_one_tenant_is_never_another_s, NULL, clean_up)
+{
+	borrow_and_return("fake-0");
+}
+
+/* The other GPU, which nobody uses, is no reason to keep all of this one. */
+KV_TEST(p5_a_tenant_has_a_share_of_each_gpu, NULL, clean_up)
+{
+	borrow_and_return("fake-0,fake-1");
 }
 
 KV_TEST(p6_a_killed_daemon_starts_with_empty_gpu_memory, NULL, clean_up)

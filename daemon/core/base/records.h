@@ -19,8 +19,21 @@ _Static_assert(KVD_MAX_NAMESPACES <= KV_METRIC_NAMESPACES && KVD_NS_NAME_MAX < K
 #define KVD_MEMBER_WORDS     4u /* members an instance can have: 64 a word */
 #define KVD_INSTANCE_MEMBERS (64u * KVD_MEMBER_WORDS)
 
-/* Memory of the host, and that of GPUs: what may be kept of each has a limit of its own. */
-typedef enum kvd_mem_kind { KVD_HOST_MEM, KVD_GPU_MEM, KVD_MEM_KINDS } kvd_mem_kind_t;
+/* The memory of the host, and that of each GPU: what may be kept of each has a limit of its own. */
+#define KVD_HOST_MEM 0u
+#define KVD_MEMORIES (1u + KV_MAX_DEVICES)
+
+/* Of memory `first` and those after it: 0: all, 1: those of GPUs. */
+static inline uint64_t kvd_sum_of_memories(const uint64_t bytes[KVD_MEMORIES], uint32_t first)
+{
+	uint64_t sum = 0;
+
+	for (uint32_t memory = first; memory < KVD_MEMORIES; memory++) {
+		sum += bytes[memory];
+	}
+
+	return sum;
+}
 
 /* Slots that can replace each other: one namespace, one geometry, one memory. */
 typedef struct kvd_class {
@@ -37,11 +50,6 @@ typedef struct kvd_class {
 	uint32_t wants[KVD_TIERS];        /* 1: it is short of slots, and waits for a slab */
 	uint64_t ask_after_ns[KVD_TIERS]; /* it does not ask before: there was none for it                */
 } kvd_class_t;
-
-static inline kvd_mem_kind_t kvd_mem_kind(const kvd_class_t *class)
-{
-	return class->memory > 0 ? KVD_GPU_MEM : KVD_HOST_MEM;
-}
 
 /* A slab or file on its way from one class to another (rebalance.h). */
 typedef struct kvd_rebalance {
@@ -82,19 +90,19 @@ typedef struct kvd_space {
 typedef struct kvd_ns {
 	char name[KVD_NS_NAME_MAX + 1];
 	kvd_mirror_t mirror;
-	kvd_space_t **spaces;                 /* [max_spaces * KVD_SPACES_KEPT], closed ones too; NULL: none */
-	uint32_t space_made;                  /* all behind are NULL */
-	kvd_space_t **numbers;                /* [max_spaces], the open ones by id; NULL: free, 0 is not used */
-	uint32_t number_made;                 /* ids up to here have been given */
-	uint32_t number_count;                /* of them are */
-	int spaces_refused;                   /* the last space that needed a number found none */
-	kvd_parts_t parts;                    /* as configured (share.h)                     */
-	uint64_t share[KVD_SHARES];           /* in force                                    */
-	uint64_t blocks;                      /* in the index                                */
-	uint64_t pinned_blocks;               /* kept by pins, each counted once             */
-	uint64_t pinned_bytes[KVD_MEM_KINDS]; /* of them */
+	kvd_space_t **spaces;                /* [max_spaces * KVD_SPACES_KEPT], closed ones too; NULL: none */
+	uint32_t space_made;                 /* all behind are NULL */
+	kvd_space_t **numbers;               /* [max_spaces], the open ones by id; NULL: free, 0 is not used */
+	uint32_t number_made;                /* ids up to here have been given */
+	uint32_t number_count;               /* of them are */
+	int spaces_refused;                  /* the last space that needed a number found none */
+	kvd_parts_t parts;                   /* as configured (share.h)                     */
+	uint64_t share[KVD_SHARES];          /* in force                                    */
+	uint64_t blocks;                     /* in the index                                */
+	uint64_t pinned_blocks;              /* kept by pins, each counted once             */
+	uint64_t pinned_bytes[KVD_MEMORIES]; /* of them */
 	/* Kept by pins of hand-over entries, each counted once. */
-	uint64_t handover_bytes[KVD_MEM_KINDS];
+	uint64_t handover_bytes[KVD_MEMORIES];
 	uint64_t tail_bytes;         /* of these entries, announced keys included   */
 	kvd_list_t room_waiters;     /* members that wait until entries may keep more */
 	uint32_t handovers;          /* the entries                                 */
@@ -106,7 +114,7 @@ typedef struct kvd_ns {
 	uint32_t announced_due;     /* from the list's head, are looked at: blocks have become visible */
 	kvd_list_t puts;            /* running ones (put.h)                        */
 	uint64_t unfinished_blocks; /* slots of puts, those in quarantine too      */
-	uint64_t unfinished_bytes[KVD_MEM_KINDS];
+	uint64_t unfinished_bytes[KVD_MEMORIES];
 } kvd_ns_t;
 
 typedef struct kvd_instance_rec {
@@ -124,8 +132,8 @@ typedef struct kvd_instance_rec {
 	kvd_list_t leases, puts;
 	uint32_t lease_count;
 	uint32_t handovers; /* hand-over entries that it is a side of; twice where it is both */
-	uint64_t pinned_bytes[KVD_MEM_KINDS];
-	uint64_t unfinished_bytes[KVD_MEM_KINDS];
+	uint64_t pinned_bytes[KVD_MEMORIES];
+	uint64_t unfinished_bytes[KVD_MEMORIES];
 	kvd_link_t of_core; /* all instances */
 } kvd_instance_rec_t;
 

@@ -11,8 +11,7 @@ static kvd_set_t tier_of(kvd_resource_t what)
 /* DISK asks for classes in host memory: those in the memory of a GPU have no files (decision 057). */
 static int counts(const kvd_class_t *class, kvd_resource_t what)
 {
-	return kvd_mem_kind(class) == (what == KVD_SHARE_GPU ? KVD_GPU_MEM : KVD_HOST_MEM) &&
-	       class->tier_class[tier_of(what)] != KVD_NONE;
+	return class->memory == kvd_share_memory(what) && class->tier_class[tier_of(what)] != KVD_NONE;
 }
 
 uint64_t kvd_share_used(const kvd_core_t *core, uint32_t ns, kvd_resource_t what)
@@ -46,23 +45,6 @@ uint64_t kvd_share_max(const kvd_core_t *core, uint32_t ns, kvd_resource_t what)
 	return most ? most : UINT64_MAX;
 }
 
-static void get_usage(const kvd_core_t *core, kvd_resource_t what, kvs_usage_t *p_usage)
-{
-	kvs_tier_t *tier = core->tier[tier_of(what)];
-	kvs_usage_t one;
-
-	if (what != KVD_SHARE_GPU) {
-		kvs_usage_of(tier, 0, p_usage);
-		return;
-	}
-	*p_usage = (kvs_usage_t){0};
-	for (uint32_t m = 1; m <= core->gpu_memories; m++) {
-		kvs_usage_of(tier, m, &one);
-		p_usage->limit_bytes += one.limit_bytes;
-		p_usage->charged_bytes += one.charged_bytes;
-	}
-}
-
 /* What a tier needs for ledger, digests and metadata is taken off all shares alike. Otherwise each namespace could be
  * within its share and the tier full. */
 static uint64_t without_overhead(const kvd_core_t *core, kvd_resource_t what, uint64_t share)
@@ -71,7 +53,7 @@ static uint64_t without_overhead(const kvd_core_t *core, kvd_resource_t what, ui
 	uint64_t overhead;
 	kvs_usage_t usage;
 
-	get_usage(core, what, &usage);
+	kvs_usage_of(core->tier[t], kvd_share_memory(what), &usage);
 	if (share >= usage.limit_bytes) {
 		return share;
 	}
@@ -104,8 +86,8 @@ static uint64_t total_of(const kvd_core_t *core, kvd_resource_t what)
 	if (what == KVD_SHARE_INDEX) {
 		return core->config.max_index_blocks;
 	}
-	if (core->tier[tier_of(what)]) {
-		get_usage(core, what, &usage);
+	if (core->tier[tier_of(what)] && kvd_share_memory(what) <= core->gpu_memories) {
+		kvs_usage_of(core->tier[tier_of(what)], kvd_share_memory(what), &usage);
 	}
 
 	return usage.limit_bytes;
@@ -132,7 +114,7 @@ void kvd_shares_compute(kvd_core_t *core)
 			ns->share[what] = share < most ? share : most;
 			/* A tier enforces its maximum where it makes a slab or a file, the index where a block is
 			 * inserted. Memory of GPUs has none. */
-			if (what != KVD_SHARE_INDEX && what != KVD_SHARE_GPU && core->tier[tier_of(what)]) {
+			if (what != KVD_SHARE_INDEX && what < KVD_SHARE_GPU && core->tier[tier_of(what)]) {
 				kv_status_t status = kvs_tier_cap(core->tier[tier_of(what)], ns->name, most);
 
 				kv_assert(status ==
@@ -155,17 +137,12 @@ kv_status_t kvd_namespace_share(kvd_core_t *core, uint32_t ns, const kvd_parts_t
 
 /* ---- what cannot be reclaimed ---------------------------------------------------------------- */
 
-static kvd_resource_t resource_of(kvd_mem_kind_t kind)
-{
-	return kind == KVD_GPU_MEM ? KVD_SHARE_GPU : KVD_SHARE_CPU;
-}
-
-uint64_t kvd_share_irreclaimable(const kvd_core_t *core, uint32_t ns, kvd_mem_kind_t kind)
+uint64_t kvd_share_irreclaimable(const kvd_core_t *core, uint32_t ns, uint32_t memory)
 {
 	const kvd_ns_t *name_space = core->ns[ns];
-	uint64_t slots = name_space->pinned_bytes[kind] + name_space->unfinished_bytes[kind];
+	uint64_t slots = name_space->pinned_bytes[memory] + name_space->unfinished_bytes[memory];
 
-	return kind == KVD_HOST_MEM ? slots + name_space->tail_bytes : slots;
+	return memory == KVD_HOST_MEM ? slots + name_space->tail_bytes : slots;
 }
 
 uint64_t kvd_share_handover_max(const kvd_core_t *core, uint32_t ns)
@@ -180,8 +157,9 @@ uint64_t kvd_share_handover_max(const kvd_core_t *core, uint32_t ns)
 uint64_t kvd_share_pin_room(const kvd_core_t *core, uint32_t ns, uint32_t slot_class)
 {
 	const kvd_ns_t *name_space = core->ns[ns];
-	kvd_mem_kind_t kind = kvd_mem_kind(&core->classes[slot_class]);
-	uint64_t charged = kvd_share_irreclaimable(core, ns, kind), share = name_space->share[resource_of(kind)];
+	uint32_t memory = core->classes[slot_class].memory;
+	uint64_t charged = kvd_share_irreclaimable(core, ns, memory),
+		 share = name_space->share[kvd_share_resource(memory)];
 	uint64_t blocks = share > charged ? (share - charged) / core->classes[slot_class].slot_bytes : 0;
 	/* A pinned block keeps its entry in the index too, and an unfinished one will need one. Both limits hold, or
 	 * small blocks would fill the index for others. */
@@ -191,52 +169,39 @@ uint64_t kvd_share_pin_room(const kvd_core_t *core, uint32_t ns, uint32_t slot_c
 	return blocks < index ? blocks : index;
 }
 
-static const kvd_class_t *class_of_slab(const kvd_core_t *core, const kvs_slab_desc_t *desc)
-{
-	for (uint32_t c = 0; c < core->class_count; c++) {
-		if (core->classes[c].tier_class[KVD_CPU] == desc->slot_class) {
-			return &core->classes[c];
-		}
-	}
-
-	return NULL;
-}
-
-int kvd_share_may_open(const kvd_core_t *core, uint32_t ns, kvs_loc_t loc)
+int kvd_share_may_open(const kvd_core_t *core, uint32_t slot_class, kvs_loc_t loc)
 {
 	kvs_tier_t *tier = core->tier[KVD_CPU];
 	const kvs_rebalance_ops_t *ops = tier->ops->rebalance;
-	const kvd_class_t *own, *class;
-	kvd_resource_t what;
+	const uint32_t ns = core->classes[slot_class].ns;
+	const kvd_resource_t what = kvd_share_resource(core->classes[slot_class].memory);
 	kvs_slab_desc_t desc;
 	uint64_t open = 0;
 
 	/* Another slot of the slab is open already: this one keeps no further slab from changing hands. */
-	if (!ops || ops->describe_slab(tier, kv_slot_slab(loc.slot), &desc) != KV_OK || desc.open > 1) {
+	if (!ops || ops->describe_slab(tier, kv_slot_slab(loc.slot), &desc) != KV_OK || desc.open > 1 ||
+	    kvd_share_over(core, ns, what, 0) == 0) {
 		return 1;
 	}
-	own = class_of_slab(core, &desc);
-	what = own ? resource_of(kvd_mem_kind(own)) : KVD_SHARE_CPU;
-	if (kvd_share_over(core, ns, what, 0) == 0) {
-		return 1;
-	}
-	for (uint32_t slab = 0; slab < ops->slab_count(tier); slab++) {
-		class = ops->describe_slab(tier, slab, &desc) == KV_OK && desc.open > 0 ? class_of_slab(core, &desc)
-											: NULL;
-		open += class && class->ns == ns && counts(class, what) ? desc.slots * class->slot_bytes : 0;
+	for (uint32_t c = 0; c < core->class_count; c++) {
+		const kvd_class_t *class = &core->classes[c];
+
+		open += class->ns == ns && counts(class, what)
+				? ops->open_slots(tier, class->tier_class[KVD_CPU]) * class->slot_bytes
+				: 0;
 	}
 
 	/* Its slabs with open slots stay within the share, so what it has borrowed can go back. */
 	return open <= core->ns[ns]->share[what];
 }
 
-uint64_t kvd_share_instance_room(const kvd_core_t *core, const kvd_instance_rec_t *instance, kvd_mem_kind_t kind,
-				 uint64_t cap, const uint64_t own[KVD_MEM_KINDS])
+uint64_t kvd_share_instance_room(const kvd_core_t *core, const kvd_instance_rec_t *instance, uint32_t memory,
+				 uint64_t cap, const uint64_t own[KVD_MEMORIES])
 {
-	uint64_t most = cap ? cap : core->ns[instance->ns]->share[resource_of(kind)] / 2u;
+	uint64_t most = cap ? cap : core->ns[instance->ns]->share[kvd_share_resource(memory)] / 2u;
 	/* Without caps of their own pins and unfinished puts end together at half of the share, so that one instance
 	 * that gives nothing back leaves room for others. */
-	uint64_t charged = cap ? own[kind] : instance->pinned_bytes[kind] + instance->unfinished_bytes[kind];
+	uint64_t charged = cap ? own[memory] : instance->pinned_bytes[memory] + instance->unfinished_bytes[memory];
 
 	return most > charged ? most - charged : 0;
 }
@@ -244,21 +209,21 @@ uint64_t kvd_share_instance_room(const kvd_core_t *core, const kvd_instance_rec_
 int kvd_share_may_promote(const kvd_core_t *core, uint32_t ns, uint32_t slot_class)
 {
 	const kvd_class_t *class = &core->classes[slot_class];
-	const kvd_mem_kind_t kind = kvd_mem_kind(class);
+	const uint32_t memory = class->memory;
 
-	return kvd_share_irreclaimable(core, ns, kind) + class->slot_bytes <=
-	       core->ns[ns]->share[resource_of(kind)] / 2u;
+	return kvd_share_irreclaimable(core, ns, memory) + class->slot_bytes <=
+	       core->ns[ns]->share[kvd_share_resource(memory)] / 2u;
 }
 
 void kvd_share_count_unfinished(kvd_core_t *core, kvd_instance_rec_t *instance, uint32_t slot_class, int taken)
 {
 	const kvd_class_t *class = &core->classes[slot_class];
-	kvd_mem_kind_t kind = kvd_mem_kind(class);
+	uint32_t memory = class->memory;
 	kvd_ns_t *ns = core->ns[instance->ns];
 	uint64_t bytes = taken ? class->slot_bytes : 0 - class->slot_bytes;
 
-	instance->unfinished_bytes[kind] += bytes;
-	ns->unfinished_bytes[kind] += bytes;
+	instance->unfinished_bytes[memory] += bytes;
+	ns->unfinished_bytes[memory] += bytes;
 	ns->unfinished_blocks += taken ? 1 : UINT64_MAX;
 }
 
@@ -268,7 +233,6 @@ kv_status_t kvd_core_add_memory(kvd_core_t *core, kvs_tier_t *pool, uint32_t *p_
 	kv_status_t status = tier->ops->add_memory ? tier->ops->add_memory(tier, pool, p_memory) : KV_ERR_UNSUPPORTED;
 
 	if (status == KV_OK) {
-		/* Shares are parts of all GPUs together, so a new one changes each of them. */
 		core->gpu_memories = *p_memory;
 		kvd_shares_compute(core);
 	}

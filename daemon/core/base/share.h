@@ -1,5 +1,5 @@
-/* share.h -- what is whose: each namespace has a share of the CPU tier, of the memory of GPUs, of the disk tier and of
- * the index (docs/decisions/025).
+/* share.h -- what is whose: each namespace has a share of the CPU tier, of the memory of each GPU, of the disk tier and
+ * of the index (docs/decisions/025).
  *
  *   used = irreclaimable (pinned by leases, puts and hand-overs, unfinished, quarantined) + evictable
  *
@@ -11,6 +11,16 @@
 #define KVD_CORE_SHARE_H
 
 #include "core/base/core_impl.h"
+
+static inline kvd_resource_t kvd_share_resource(uint32_t memory)
+{
+	return memory == KVD_HOST_MEM ? KVD_SHARE_CPU : (kvd_resource_t)(KVD_SHARE_GPU + memory - 1u);
+}
+
+static inline uint32_t kvd_share_memory(kvd_resource_t what)
+{
+	return what >= KVD_SHARE_GPU ? what - KVD_SHARE_GPU + 1u : KVD_HOST_MEM;
+}
 
 /* What the namespace uses: bytes of slabs, bytes of slot files, blocks. `ns` KVD_NONE: blocks found on disk whose
  * namespace is not configured. */
@@ -24,20 +34,20 @@ uint64_t kvd_share_max(const kvd_core_t *core, uint32_t ns, kvd_resource_t what)
 /* Shares that are not given are equal parts of what is left. */
 void kvd_shares_compute(kvd_core_t *core);
 
-/* Pinned, unfinished and quarantined bytes of one kind of memory, and of the host's the tails and announced keys of
+/* Pinned, unfinished and quarantined bytes of a memory, and of the host's the tails and announced keys of
  * hand-overs. */
-uint64_t kvd_share_irreclaimable(const kvd_core_t *core, uint32_t ns, kvd_mem_kind_t kind);
+uint64_t kvd_share_irreclaimable(const kvd_core_t *core, uint32_t ns, uint32_t memory);
 /* How many bytes of host memory its hand-over entries may pin, and have as tails and announced keys. */
 uint64_t kvd_share_handover_max(const kvd_core_t *core, uint32_t ns);
 /* How many blocks more of the class may be pinned, or put. */
 uint64_t kvd_share_pin_room(const kvd_core_t *core, uint32_t ns, uint32_t slot_class);
 /* May a put have the slot that it has just been given? A slab with an open slot cannot change hands, so where the
  * namespace is over its share such slabs count whole, and no more of them than the share. */
-int kvd_share_may_open(const kvd_core_t *core, uint32_t ns, kvs_loc_t loc);
-/* Bytes of this kind that the instance may still add to `own`, its pinned or its unfinished bytes. `cap` 0: both
+int kvd_share_may_open(const kvd_core_t *core, uint32_t slot_class, kvs_loc_t loc);
+/* Bytes of this memory that the instance may still add to `own`, its pinned or its unfinished bytes. `cap` 0: both
  * together may be half of the namespace's share. */
-uint64_t kvd_share_instance_room(const kvd_core_t *core, const kvd_instance_rec_t *instance, kvd_mem_kind_t kind,
-				 uint64_t cap, const uint64_t own[KVD_MEM_KINDS]);
+uint64_t kvd_share_instance_room(const kvd_core_t *core, const kvd_instance_rec_t *instance, uint32_t memory,
+				 uint64_t cap, const uint64_t own[KVD_MEMORIES]);
 /* May a put take a slot for a copy of what another tier has? What cannot be reclaimed is less than half of the share
  * then: the other half is for what is nowhere else, hand-overs first (decision 063). */
 int kvd_share_may_promote(const kvd_core_t *core, uint32_t ns, uint32_t slot_class);

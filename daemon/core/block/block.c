@@ -27,11 +27,11 @@ static void count_pinned(kvd_core_t *core, uint32_t block, kvd_pin_class_t pins,
 				 : (uint64_t)0 - kvd_index_unpin_path(&core->ix, block, pins);
 
 	if (pins == KVD_PINS_HANDOVER) {
-		ns->handover_bytes[kvd_mem_kind(class)] += blocks * class->slot_bytes;
+		ns->handover_bytes[class->memory] += blocks * class->slot_bytes;
 		return;
 	}
 	ns->pinned_blocks += blocks;
-	ns->pinned_bytes[kvd_mem_kind(class)] += blocks * class->slot_bytes;
+	ns->pinned_bytes[class->memory] += blocks * class->slot_bytes;
 }
 
 /* Pins of hand-over entries are a block's first ones, so that its first pin says whether it has any. */

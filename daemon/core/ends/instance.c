@@ -158,8 +158,8 @@ static void end_instance(kvd_core_t *core, kvd_instance_rec_t *instance)
 {
 	end_leases(core, instance);
 	kvd_puts_destroy(core, instance);
-	for (kvd_mem_kind_t kind = 0; kind < KVD_MEM_KINDS; kind++) {
-		kv_assert(instance->pinned_bytes[kind] == 0 && instance->unfinished_bytes[kind] == 0);
+	for (uint32_t memory = 0; memory < KVD_MEMORIES; memory++) {
+		kv_assert(instance->pinned_bytes[memory] == 0 && instance->unfinished_bytes[memory] == 0);
 	}
 	for (uint32_t local = 0; local < KVD_INSTANCE_MEMBERS; local++) {
 		if (instance->members[local] != KVD_NONE) {

@@ -17,9 +17,7 @@
 
 static kvd_resource_t resource_of(const kvd_core_t *core, kvd_set_t t, uint32_t slot_class)
 {
-	return t == KVD_DISK                                             ? KVD_SHARE_DISK
-	       : kvd_mem_kind(&core->classes[slot_class]) == KVD_GPU_MEM ? KVD_SHARE_GPU
-									 : KVD_SHARE_CPU;
+	return t == KVD_DISK ? KVD_SHARE_DISK : kvd_share_resource(core->classes[slot_class].memory);
 }
 
 /* ---- what leases name ------------------------------------------------------------------------ */

@@ -23,7 +23,7 @@ static int may_pin(const kvd_core_t *core, const kvd_space_t *space, uint32_t bl
 	uint64_t unpinned = depth - kvd_index_depth_pinned(&core->ix, block, KVD_PINS_ALL);
 	uint64_t in_host;
 
-	if (kvd_mem_kind(&core->classes[space->slot_class]) == KVD_GPU_MEM) {
+	if (core->classes[space->slot_class].memory != KVD_HOST_MEM) {
 		slot_bytes = 0; /* the share of that memory is the only limit: what is refused is in host memory too */
 	}
 	*p_bytes = unshared * slot_bytes + tail_bytes;

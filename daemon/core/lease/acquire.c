@@ -77,7 +77,7 @@ static void fit_path(kvd_core_t *core, const kvd_space_t *space, const kvd_insta
 		     path_t *path)
 {
 	const kvd_class_t *class = &core->classes[space->slot_class];
-	uint64_t room = kvd_lease_room(core, instance, kvd_mem_kind(class)) / class->slot_bytes;
+	uint64_t room = kvd_lease_room(core, instance, class->memory) / class->slot_bytes;
 	/* A block under many leases is charged to the namespace once (decision 025): a prefix that others have pinned
 	 * costs nothing more. The instance is charged for each lease, without the skipped blocks. */
 	uint64_t most = kvd_index_depth_pinned(&core->ix, path->deepest, KVD_PINS_ALL) +
@@ -132,7 +132,7 @@ static kv_status_t open_lease(kvd_core_t *core, const kvd_space_t *space, const 
 		return instance->lease_count >= core->config.max_leases ? KV_ERR_LIMIT : KV_ERR_BUSY;
 	}
 	draft.bytes = (n - ask->skip) * slot_bytes;
-	draft.mem_kind = kvd_mem_kind(&core->classes[space->slot_class]);
+	draft.memory = core->classes[space->slot_class].memory;
 	draft.expiry_ns = kvd_lease_expiry(core, ask->ttl_ms);
 	status = kvd_lease_create(core, instance, &draft, &lease);
 	if (status != KV_OK) {
@@ -148,9 +148,9 @@ static kv_status_t open_lease(kvd_core_t *core, const kvd_space_t *space, const 
 	if (cpu_depth < path->n) {
 		/* It may shorten the lease: what the tier has no room for is not promised. */
 		kvd_lease_start_fills(core, lease, cpu_depth);
-		instance->pinned_bytes[lease->mem_kind] -= lease->bytes;
+		instance->pinned_bytes[lease->memory] -= lease->bytes;
 		lease->bytes = lease->n > lease->skip ? (lease->n - lease->skip) * slot_bytes : 0;
-		instance->pinned_bytes[lease->mem_kind] += lease->bytes;
+		instance->pinned_bytes[lease->memory] += lease->bytes;
 		before = cpu_depth > lease->skip ? cpu_depth : lease->skip;
 		lease->ready = before < lease->n ? before : lease->n;
 		reply->n_disk = lease->n - lease->ready - (lease->private_pin != KVD_NONE ? 1 : 0);
@@ -276,8 +276,8 @@ static kv_status_t acquire_unchained(kvd_core_t *core, const kvd_space_t *space,
 		return KV_ERR_ARG;
 	}
 	draft.bytes = (ask->n - ask->skip) * core->classes[space->slot_class].slot_bytes;
-	draft.mem_kind = kvd_mem_kind(&core->classes[space->slot_class]);
-	if (draft.bytes > kvd_lease_room(core, instance, draft.mem_kind)) {
+	draft.memory = core->classes[space->slot_class].memory;
+	if (draft.bytes > kvd_lease_room(core, instance, draft.memory)) {
 		return KV_ERR_BUSY;
 	}
 	status = kvd_lease_create(core, instance, &draft, &lease);

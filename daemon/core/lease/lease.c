@@ -69,9 +69,9 @@ uint64_t kvd_lease_expiry(const kvd_core_t *core, uint32_t ttl_ms)
 
 /* ---- a lease begins -------------------------------------------------------------------------- */
 
-uint64_t kvd_lease_room(const kvd_core_t *core, const kvd_instance_rec_t *instance, kvd_mem_kind_t kind)
+uint64_t kvd_lease_room(const kvd_core_t *core, const kvd_instance_rec_t *instance, uint32_t memory)
 {
-	return kvd_share_instance_room(core, instance, kind, core->config.max_pinned_bytes, instance->pinned_bytes);
+	return kvd_share_instance_room(core, instance, memory, core->config.max_pinned_bytes, instance->pinned_bytes);
 }
 
 kv_status_t kvd_lease_create(kvd_core_t *core, kvd_instance_rec_t *instance, const kvd_lease_t *ask,
@@ -94,7 +94,7 @@ kv_status_t kvd_lease_create(kvd_core_t *core, kvd_instance_rec_t *instance, con
 	lease->id = kvd_id_make(core, index);
 	lease->self = index;
 	lease->pin = lease->private_pin = lease->extent = lease->wait_io = KVD_NONE;
-	instance->pinned_bytes[lease->mem_kind] += lease->bytes;
+	instance->pinned_bytes[lease->memory] += lease->bytes;
 
 	status = kvd_extent_take(&instance->extent_alloc,
 				 sizeof(kv_lease_header_t) + (uint64_t)(lease->n - lease->skip) * sizeof(uint32_t),
@@ -350,7 +350,7 @@ void kvd_lease_free(kvd_core_t *core, kvd_lease_t *lease)
 	if (lease->extent != KVD_NONE) {
 		kvd_extent_give(&instance->extent_alloc, lease->extent);
 	}
-	instance->pinned_bytes[lease->mem_kind] -= lease->bytes;
+	instance->pinned_bytes[lease->memory] -= lease->bytes;
 	lease->id = 0;
 	kvd_obj_pool_put(&core->leases, lease->self);
 }
@@ -413,7 +413,7 @@ void kvd_lease_cut_before(kvd_core_t *core, kvd_lease_t *lease, uint32_t depth, 
 	/* The blocks that are cut off are no longer charged. */
 	bytes = lease->bytes / (lease->n - lease->skip) * (lease->n - depth + 1);
 	lease->bytes -= bytes;
-	instance->pinned_bytes[lease->mem_kind] -= bytes;
+	instance->pinned_bytes[lease->memory] -= bytes;
 	kvd_lease_shorten(core, lease, depth - 1);
 	lease->why = why;
 	atomic_store_explicit(&lease->header->n, lease->n - lease->skip, memory_order_release);

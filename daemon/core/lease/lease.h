@@ -37,7 +37,7 @@ typedef struct kvd_lease {
 	kv_lease_header_t *header;
 	kv_status_t why; /* why n is less than it was */
 	uint64_t bytes;  /* counted against the instance's cap */
-	kvd_mem_kind_t mem_kind;
+	uint32_t memory;
 	uint64_t expiry_ns;
 	uint64_t stamp;
 	kvd_link_t of_bucket; /* of the timing wheel */

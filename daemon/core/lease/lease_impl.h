@@ -18,7 +18,7 @@ kv_status_t kvd_lease_publish(kvd_core_t *core, const kvd_space_t *space, kvd_le
 /* Give back all that the lease has, however much was done of it so far. */
 void kvd_lease_free(kvd_core_t *core, kvd_lease_t *lease);
 /* Bytes of more slots the instance's leases may pin. */
-uint64_t kvd_lease_room(const kvd_core_t *core, const kvd_instance_rec_t *instance, kvd_mem_kind_t kind);
+uint64_t kvd_lease_room(const kvd_core_t *core, const kvd_instance_rec_t *instance, uint32_t memory);
 uint64_t kvd_lease_expiry(const kvd_core_t *core, uint32_t ttl_ms);
 /* Its time to live begins again. */
 void kvd_lease_extend(kvd_core_t *core, kvd_lease_t *lease, uint32_t ttl_ms);

@@ -334,7 +334,7 @@ static kv_status_t take_slots(kvd_core_t *core, kvd_put_t *put, const kvd_draft_
 			kvd_count_ns(core, put->ns, KV_NM_SHARE_FULL, 1);
 			return KV_ERR_BUSY;
 		}
-		if (kvd_share_instance_room(core, draft->instance, kvd_mem_kind(&core->classes[put->slot_class]),
+		if (kvd_share_instance_room(core, draft->instance, core->classes[put->slot_class].memory,
 					    core->config.max_unfinished_bytes,
 					    draft->instance->unfinished_bytes) < put->slot_bytes) {
 			return KV_ERR_BUSY;
@@ -348,7 +348,7 @@ static kv_status_t take_slots(kvd_core_t *core, kvd_put_t *put, const kvd_draft_
 					&entry->loc);
 		/* A slab with an open slot cannot be rebalanced, so a namespace over its share may not open another
 		 * (decision 025). */
-		if (status == KV_OK && !kvd_share_may_open(core, put->ns, entry->loc)) {
+		if (status == KV_OK && !kvd_share_may_open(core, put->slot_class, entry->loc)) {
 			kvs_free(core->tier[KVD_CPU], entry->loc);
 			status = KV_ERR_BUSY;
 		}

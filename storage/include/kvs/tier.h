@@ -156,6 +156,8 @@ typedef struct kvs_rebalance_ops {
 	kv_status_t (*describe_slot)(kvs_tier_t *tier, kv_slot_t slot, kvs_loc_t *p_loc, kvs_meta_t *p_meta);
 	/* Free slots that alloc would give, of all of a class's slabs. */
 	uint64_t (*free_slots)(kvs_tier_t *tier, uint32_t slot_class);
+	/* All slots of those of the class's slabs that have an open one. NULL, of files: none has. */
+	uint64_t (*open_slots)(kvs_tier_t *tier, uint32_t slot_class);
 	/* 1: less than a quarter of a slab is free, and no memory is left for another slab. */
 	int (*is_short)(kvs_tier_t *tier, uint32_t slot_class);
 	/* 1: what was retired for the class will be its own soon. */
