@@ -20,6 +20,9 @@
  * saved is withdrawn when the request has ended; then, and with several groups, chunks are what is visible, looked up
  * in the mirror like a match.
  *
+ * A producer that gives up before its daemon knows of it begins, empty, and fails: its consumer waits for nothing
+ * (docs/decisions/075).
+ *
  * A prompt may be handed over in memory of the producer's GPU as well (docs/decisions/058): a second hand-over of the
  * same request and name, in the space there, with keys of its own. Nothing depends on it. The producer gives it up at
  * the first failure, and the consumer loads each piece from the one that has come further. */
@@ -40,6 +43,7 @@
 #define TRIES              50u /* of a request that has ended: its consumer waits, and may lease what is still there */
 #define TAKE_MS            1000u  /* a consumer that wants nothing more waits so long for its producer to begin */
 #define LATE_MS            10000u /* a request that ended so long ago has saved all that it will */
+#define TELL_MS            30000u /* so long after the end of its request a producer tries to reach its daemon */
 
 /* ---- as objects ------------------------------------------------------------------------------ */
 
@@ -410,8 +414,29 @@ static void count_other_space(kvx_scheduler_t *scheduler, const kvx_shandover_t 
 	}
 }
 
-static void give_up_sending(kvx_scheduler_t *scheduler, kvx_shandover_t *h, kvc_status_t why)
+/* The daemon has not heard of it, or has been restarted since, and its consumer may wait for it. */
+static int must_be_told(const kvx_shandover_t *h, kvc_status_t why, uint64_t now)
 {
+	return h->mem == KVX_HOST_MEM && (!h->heard || why == KVC_ERR_REVOKED) && why != KVC_ERR_EXISTS &&
+	       why != KVC_ERR_OTHER_SPACE && !(h->request->ended && now >= h->request->ended_ns + TELL_MS * KVX_MS);
+}
+
+/* It begins again, empty, and is aborted when that is answered. */
+static void restart_to_abort(const kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64_t now)
+{
+	kvc_handover_done(live_handover(scheduler, h), 1);
+	h->handover = NULL;
+	h->begun = h->heard = h->asking = 0;
+	h->aborted = 1;
+	h->retry_ns = now + RETRY_MS * KVX_MS;
+}
+
+static void give_up_sending(kvx_scheduler_t *scheduler, kvx_shandover_t *h, kvc_status_t why, uint64_t now)
+{
+	if (must_be_told(h, why, now)) {
+		restart_to_abort(scheduler, h, now);
+		return;
+	}
 	if (h->mem == KVX_HOST_MEM) {
 		scheduler->stats.handovers_sent += h->sent_in_gpu_mem != 0;
 		scheduler->stats.handovers_send_failed += !h->sent_in_gpu_mem;
@@ -435,17 +460,28 @@ static int has_gap(const kvx_shandover_t *h)
 	return h->mem != KVX_HOST_MEM && !h->request->ended && h->request->to_device == 0;
 }
 
+/* 0: it has failed, or was aborted. */
+static int advance_begun(kvx_scheduler_t *scheduler, kvx_shandover_t *h, const kvc_handover_info_t *info, uint64_t now)
+{
+	const int is_over = info->state == KVC_HANDOVER_FAILED || info->state == KVC_HANDOVER_ENDED;
+
+	return !h->aborted && !has_gap(h) && !is_over && take_answer(h, info, now) && send_next(scheduler, h, now);
+}
+
 static void poll_producer(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64_t now)
 {
 	kvc_handover_info_t info = {.struct_size = sizeof info};
 	const kvc_handover_t *handover = live_handover(scheduler, h);
 	int lives = !h->begun || handover;
 
-	if (!h->begun && (h->aborted || !may_begin(scheduler, h))) {
-		lives = !h->request->ended;
+	if (!h->begun && !may_begin(scheduler, h)) {
+		lives = !h->request->ended || must_be_told(h, KVC_OK, now);
+	} else if (!h->begun && h->aborted && h->mem == KVX_HOST_MEM) {
+		lives = now < h->retry_ns || send_chunk(scheduler, h, 0, 0, 0) == KVC_OK;
 	} else if (lives) {
 		if (handover) {
 			kvc_handover_get_info(handover, &info);
+			h->heard |= info.number != 0 || info.state == KVC_HANDOVER_ENDED;
 		}
 		if (info.state == KVC_HANDOVER_COMPLETE ||
 		    (info.state == KVC_HANDOVER_ENDED && info.status == KVC_OK)) {
@@ -456,11 +492,10 @@ static void poll_producer(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64
 			return; /* also of one that was aborted: the daemon is told after its answer, which must be read
 				 */
 		}
-		lives = !h->aborted && !has_gap(h) && info.state != KVC_HANDOVER_FAILED &&
-			info.state != KVC_HANDOVER_ENDED && take_answer(h, &info, now) && send_next(scheduler, h, now);
+		lives = advance_begun(scheduler, h, &info, now);
 	}
 	if (!lives) {
-		give_up_sending(scheduler, h, info.status);
+		give_up_sending(scheduler, h, info.status, now);
 	}
 }
 
@@ -541,17 +576,18 @@ const char *kvx_scheduler_peer_name(const kvx_scheduler_t *scheduler)
 	return kvc_peer_name(scheduler->kvc);
 }
 
-/* It goes on between the steps of its request: the producer's has ended, the consumer's has what it wants. */
-static int is_due(const kvx_shandover_t *h)
+/* It goes on between the steps of its request: the producer's has ended, the consumer's has what it wants. Without a
+ * daemon no step helps: the engine's timer attaches (kvx_scheduler_has_pending()). */
+static int is_due(const kvx_scheduler_t *scheduler, const kvx_shandover_t *h)
 {
-	return h->sends ? h->request->ended : h->satisfied;
+	return h->sends ? h->request->ended && kvc_incarnation(scheduler->kvc) != 0 : h->satisfied;
 }
 
 int kvx_handovers_are_due(const kvx_scheduler_t *scheduler)
 {
 	const kvx_shandover_t *h = scheduler->handovers;
 
-	while (h && !is_due(h)) {
+	while (h && !is_due(scheduler, h)) {
 		h = h->next;
 	}
 
@@ -884,7 +920,7 @@ void kvx_handovers_poll(kvx_scheduler_t *scheduler, uint64_t now)
 int kvx_scheduler_awaits_peer(const kvx_scheduler_t *scheduler)
 {
 	for (const kvx_shandover_t *h = scheduler->handovers; h; h = h->next) {
-		if (is_due(h) || (!h->sends && kvx_open_load_find(h->request))) {
+		if (is_due(scheduler, h) || (!h->sends && kvx_open_load_find(h->request))) {
 			return !kvx_loads_are_sent(scheduler);
 		}
 	}

@@ -140,6 +140,16 @@ static int collect_keys(kvx_scheduler_t *scheduler, const kvx_run_t *run, uint32
 	return !run->view->bad;
 }
 
+/* A daemon that is silent answers when it goes on. What is handed over is worth that wait: its consumer waits too, and
+ * an engine keeps the bytes of a request that has ended until it needs the blocks. */
+static int may_ask(const kvx_scheduler_t *scheduler, const kvx_request_t *request)
+{
+	const uint32_t why = kvx_space_miss_reason(scheduler, request->space);
+	const kvx_shandover_t *h = request->handover[0];
+
+	return !request->unsavable && (why == KV_WHY_NONE || (why == KV_WHY_DAEMON_STALE && h && h->sends));
+}
+
 /* NULL: not now. */
 static kvc_put_t *start_put(kvx_scheduler_t *scheduler, const kvx_run_t *run)
 {
@@ -217,8 +227,7 @@ void kvx_put_start_private(kvx_scheduler_t *scheduler, kvx_request_t *request, u
 	const kvx_run_t run = {
 		.request = request, .mem = mem, .from = block, .to = block + 1u, .private_key = key, .once = 1};
 
-	if (!request->unsavable && kvx_space_miss_reason(scheduler, request->space) == KV_WHY_NONE &&
-	    entry_is_current(scheduler, &request->groups[0], block)) {
+	if (may_ask(scheduler, request) && entry_is_current(scheduler, &request->groups[0], block)) {
 		(void)reserve_run(scheduler, &run, kv_now_ns(scheduler->env));
 	}
 }
@@ -281,8 +290,7 @@ static void save_request(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_r
 	kvx_run_t run = {.request = request, .view = &view};
 	int went = 1;
 
-	if (request->unsavable || now < request->retry_ns ||
-	    kvx_space_miss_reason(scheduler, request->space) != KV_WHY_NONE) {
+	if (now < request->retry_ns || !may_ask(scheduler, request)) {
 		return;
 	}
 	kvx_key_view_init(scheduler, ask, request, request->computed, &view);

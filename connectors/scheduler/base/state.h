@@ -97,7 +97,8 @@ typedef struct kvx_shandover {
 	uint32_t closes;          /* of the space when it was begun */
 	uint32_t space, mem;
 	int sends;           /* 1: the producer's side */
-	int begun;           /* the daemon was asked */
+	int begun;           /* the daemon was asked, */
+	int heard;           /* and has answered that there is such a hand-over: the producer's */
 	int satisfied;       /* the consumer has what it wants */
 	int aborted;         /* before it was computed */
 	int asking;          /* a chunk is not answered yet */

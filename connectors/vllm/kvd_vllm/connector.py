@@ -20,6 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.logger import init_logger
 
 from kvd_vllm import _kvd, compat, digests, identity, layout, memory, multi, options, proof, recovery, self_test, weights
+from kvd_vllm.attendant import Attendant
 from kvd_vllm.errors import CircuitBreaker, Declined
 from kvd_vllm.handover import Handovers
 from kvd_vllm.metrics import KvdPromMetrics, KvdStats
@@ -99,6 +100,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self._reason = ""
         self._device = ""  # of a rank: the GPU whose memory the daemon may lend
         self._adapters: weights.Adapters | None = None
+        self._attendant: Attendant | None = None
         self._naming: proof.Naming | None = None
         self._loaded: memory.Memory | None = None
         self._report: Any = None  # the hook that _report_proofs replaces
@@ -226,6 +228,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self.request_finished_all_groups = c.finish_request
         self.has_pending_push_work = c.has_pending
         self.get_kv_connector_stats = c.take_stats
+        self._attendant = Attendant(c)
         adapters.run(lambda: self._name_weights(adapters.digester, naming))
         logger.info("kvd: %s; %s", _kvd.version, compat.line(self._compat))
         logger.log(logging.WARNING if self._ways.refused else logging.INFO, "kvd: %s", self._ways.sentence)
@@ -470,6 +473,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         return report
 
     def _close(self) -> None:
+        if self._attendant is not None:
+            self._attendant.close()
         if self._adapters is not None:
             self._adapters.close(CANCEL_S)
         c, self._c = self._c, None

@@ -94,7 +94,9 @@ int kvdpy_check_count(Py_ssize_t n, Py_ssize_t wanted);
 		if (!self->half) {                                                                                     \
 			return (harmless);                                                                             \
 		}                                                                                                      \
+		self->running++;                                                                                       \
 		answer = kvdpy_check_count(n, count) ? NULL : (call);                                                  \
+		self->running--;                                                                                       \
 		if (!answer && kvdpy_report_error(&self->breaker, text) == 0) {                                        \
 			answer = (harmless);                                                                           \
 		}                                                                                                      \
@@ -215,6 +217,7 @@ extern PyTypeObject *kvdpy_request_type;
 
 typedef struct kvdpy_scheduler {
 	PyObject_HEAD kvx_scheduler_t *scheduler;
+	uint32_t running; /* methods: one that waits, or calls Python, lets another thread begin */
 	kvdpy_breaker_t breaker;
 	PyObject *config;      /* keeps alive what the fields borrow from it */
 	PyObject *requests;    /* {request_id: kvdpy_request_t} */
@@ -332,6 +335,7 @@ void kvdpy_layers_clear(kvdpy_layers_t *layers);
 
 typedef struct kvdpy_worker {
 	PyObject_HEAD kvx_worker_t *worker;
+	uint32_t running; /* methods */
 	kvdpy_breaker_t breaker;
 	PyObject *config;        /* keeps alive what the fields borrow from it */
 	PyObject *meta_class;    /* of a step's message; one of another class asks for more */

@@ -209,6 +209,12 @@ static PyObject *close_scheduler(kvdpy_scheduler_t *self)
 	return KVDPY_NONE;
 }
 
+/* The engine's thread and that of kvd_vllm/attendant.py call it. 1 beside another method: its caller asks again. */
+static PyObject *has_pending(const kvdpy_scheduler_t *self)
+{
+	return PyBool_FromLong(self->running > 1u || kvx_scheduler_has_pending(self->scheduler));
+}
+
 /* ---- the methods ----------------------------------------------------------------------------- */
 
 #define NOTHING  Py_NewRef(self->nothing)
@@ -225,7 +231,7 @@ static PyObject *close_scheduler(kvdpy_scheduler_t *self)
 	X(build_meta, 1, kvdpy_build_meta(self, args[0]), EMPTY, "build_connector_meta")                               \
 	X(finish_request, 2, kvdpy_request_finish(self, args[0]), RELEASED, "request_finished")                        \
 	X(take_output, 1, take_output(self, args[0]), KVDPY_NONE, "update_connector_output")                           \
-	X(has_pending, 0, PyBool_FromLong(kvx_scheduler_has_pending(self->scheduler)), NO, "has_pending_push_work")    \
+	X(has_pending, 0, has_pending(self), NO, "has_pending_push_work")                                              \
 	X(take_stats, 0, DELTA, KVDPY_NONE, "get_kv_connector_stats")                                                  \
 	X(stats, 0, TOTALS, TOTALS, "counters since the start")                                                        \
 	X(disk_tokens, 1, find_disk_tokens(self, args[0]), PyLong_FromLong(0), "get_external_cache_hit_sources")       \

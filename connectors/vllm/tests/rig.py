@@ -133,8 +133,12 @@ class Daemon:
         self.socket = self.folder.name + "/default.sock"
         options = {"run_dir": self.folder.name, "cpu.size": "64MiB", "cpu.slab_size": "4MiB", "index.max_blocks": "4096", "http.listen": "off", "keeper": "off", "log.level": "warn", "limits.silence": "10s"}
         options |= {name.replace("__", "."): value for name, value in more.items()}
+        self.command = [os.environ.get("HOOKS_PROGRAM", "kvd"), *(f"--{name}={value}" for name, value in options.items())]
+        self.start()
+
+    def start(self) -> None:
         environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-        self.process = subprocess.Popen([os.environ.get("HOOKS_PROGRAM", "kvd"), *(f"--{name}={value}" for name, value in options.items())], env=environment)
+        self.process = subprocess.Popen(self.command, env=environment)
         until(lambda: pathlib.Path(self.socket).exists() or self.process.poll() is not None)
         if not pathlib.Path(self.socket).exists():
             self.stop()
@@ -144,6 +148,10 @@ class Daemon:
         kvctl = pathlib.Path(os.environ.get("HOOKS_PROGRAM", "kvd")).with_name("kvctl")
         environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
         return json.loads(subprocess.run([kvctl, "peers", "--json", "--socket", self.socket], capture_output=True, text=True, env=environment, check=True).stdout)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
 
     def stop(self) -> None:
         self.process.terminate()

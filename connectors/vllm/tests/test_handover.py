@@ -15,6 +15,7 @@ from typing import Any
 from rig import PAGE, Engine, Engines, Request, nodes, output, prompt, until
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from kvd_vllm.attendant import Attendant  # noqa: E402
 from kvd_vllm.handover import Handovers, claim  # noqa: E402
 
 TABLE = [9, 8, 7, 6, 5, 4, 3]
@@ -94,6 +95,27 @@ class HandedOver(Engines):
         began = time.monotonic()
         self.assertEqual(finished(decode), ({"d"}, set(TABLE)))
         self.assertLess(time.monotonic() - began, 10)  # of 20 s that it would wait
+
+
+class HandedOverByAnIdleEngine(Engines):
+    def test_a_prompt_computed_without_the_daemon_is_not_awaited_from_the_next_one(self) -> None:
+        """No hook is called: the attendants attach both engines, and the producer's says that nothing comes."""
+        prefill, decode = self.engine(), self.engine()
+        for engine in (prefill, decode):
+            self.addCleanup(Attendant(engine.scheduler).close)
+        self.daemon.kill()
+        until(lambda: not prefill.scheduler.is_ready())
+        tokens = prompt(93, 200)
+        p, d = sent("p", tokens, "z"), received("d", tokens, "z")
+        self.assertEqual(prefill.prefill(p, list(range(1, 8))), 0)
+        self.assertEqual(prefill.scheduler.finish_request(p, (TABLE,)), (False, None))
+        self.daemon.start()
+        self.assertTrue(until(lambda: prefill.scheduler.is_ready() and decode.scheduler.is_ready()))
+        began = time.monotonic()
+        self.assertEqual(decode.admit(d, TABLE), (200, True))
+        self.assertEqual(finished(decode), ({"d"}, set(TABLE)))
+        self.assertLess(time.monotonic() - began, 10)  # of 20 s that it would wait
+        self.assertTrue(until(lambda: prefill.scheduler.stats()["handovers_send_failed"] == 1))
 
 
 class Nodes(Engines):

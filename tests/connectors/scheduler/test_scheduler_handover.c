@@ -1,6 +1,7 @@
 /* Hand-overs in the scheduling half: what one request computes another loads, as it comes, and whatever ends it the
  * engine learns of it. Both requests are of one half here: the daemon knows sides, not instances. */
 #include "connectors/scheduler/sched_rig.h"
+#include "scheduler/names/spaces.h"
 
 #include <signal.h>
 #include <unistd.h>
@@ -8,13 +9,15 @@
 static sr_request_t p, d;
 
 static const sr_options_t plain, own_keys = {.own_keys = 1}, window = {.groups = 2},
-				 async_loads = {.mode = KVX_LOAD_ASYNC};
+				 async_loads = {.mode = KVX_LOAD_ASYNC},
+				 impatient = {.silence = "500ms", .wait_us = 500};
 
 #define WAIT_MS 60000u
-#define PRIVATE 1 /* rows: the tokens after the last whole block are handed over, too */
-#define PEER    2 /* the consumer's producer is on another node */
-#define OTHER   4 /* the consumer has another adapter: its space is another one */
-#define SECOND  8 /* and comes after its producer has saved all */
+#define PRIVATE 1  /* rows: the tokens after the last whole block are handed over, too */
+#define PEER    2  /* the consumer's producer is on another node */
+#define OTHER   4  /* the consumer has another adapter: its space is another one */
+#define SECOND  8  /* and comes after its producer has saved all */
+#define ABORT   16 /* the engine aborts the producer */
 
 /* ---- another node ---------------------------------------------------------------------------- */
 
@@ -395,10 +398,71 @@ SR_CASE(p7_without_the_daemon_the_wait_ends, plain)
 	rig_kill(&sr.rig);
 	SR_UNTIL(sr_outcome(&d).load != KVC_PENDING);
 	sr_finish(&p);
+	(void)sr_step();
+	assert_false(kvx_scheduler_has_pending(sr.scheduler)); /* the engine may sleep until there is a daemon again */
+	sr_restart_daemon();
 	SR_UNTIL(!sr.scheduler->handovers);
 	assert_int_equal(sr_stats().handovers_send_failed, 1);
-	sr_restart_daemon();
 }
+
+/* ---- a producer that cannot begin ------------------------------------------------------------ */
+
+/* All of the prompt in one step, and the engine has ended it. */
+static void send_in_one_step(uint32_t n)
+{
+	kvx_transfer_t to;
+
+	sr_request(&p, "p", 1, 0, n);
+	to = transfer(&p, 0);
+	assert_int_equal(kvx_scheduler_send(sr.scheduler, &p.ask, &to), KVC_OK);
+	(void)sr_look_up(&p);
+	sr_place(&p, 0, 0);
+	sr_run_tokens(&p, 0, n);
+	if (sr.row & ABORT) {
+		kvx_scheduler_abort_send(sr.scheduler, &p.ask);
+	}
+	sr_finish(&p);
+	(void)sr_step();
+	assert_false(kvx_scheduler_has_sent(sr.scheduler, &p.ask));
+}
+
+/* The consumer gets all of it when the daemon goes on, or learns that nothing comes. */
+SR_CASE(p7_a_prompt_computed_while_the_daemon_is_silent_is_handed_over, impatient)
+{
+	receive(203, WAIT_MS);
+	SR_UNTIL(rig_counter(&sr.rig, "kvd_handovers") == 1);
+	rig_signal(&sr.rig, SIGSTOP);
+	SR_UNTIL(kvx_space_miss_reason(sr.scheduler, 0) == KV_WHY_DAEMON_STALE);
+	send_in_one_step(203);
+	assert_int_equal(sr_outcome(&d).load, KVC_PENDING);
+	assert_true(kvx_scheduler_has_pending(sr.scheduler));
+	rig_signal(&sr.rig, SIGCONT);
+	if (sr.row & ABORT) {
+		must_fail_with(0);
+	} else {
+		sr_await_outcome(&d, KVC_OK);
+		assert_true(sr_is_right(&d, 0, sr.row & PRIVATE ? 26 : 25));
+	}
+	SR_UNTIL(!sr.scheduler->handovers && rig_counter(&sr.rig, "kvd_handovers") == 0);
+	assert_int_equal(sr_stats().handovers_sent, sr.row & ABORT ? 0 : 1);
+}
+SR_ALSO(p7_a_prompt_computed_while_the_daemon_is_silent_is_handed_over, impatient, PRIVATE)
+SR_NAMED("p5_a_producer_aborted_while_the_daemon_is_silent_is_not_awaited",
+	 p7_a_prompt_computed_while_the_daemon_is_silent_is_handed_over, impatient, ABORT)
+
+/* What it has computed without a daemon is not saved, and the next daemon's consumer does not wait for it. */
+SR_CASE(p5_a_producer_that_had_no_daemon_is_not_awaited, plain)
+{
+	rig_kill(&sr.rig);
+	SR_UNTIL(!kvx_daemon_is_alive(sr.scheduler));
+	send_in_one_step(200);
+	sr_restart_daemon();
+	receive(200, WAIT_MS);
+	must_fail_with(0);
+	SR_UNTIL(!sr.scheduler->handovers);
+	assert_int_equal(sr_stats().handovers_send_failed, 1);
+}
+SR_ALSO(p5_a_producer_that_had_no_daemon_is_not_awaited, plain, ABORT)
 
 /* ---- from another node ----------------------------------------------------------------------- */
 

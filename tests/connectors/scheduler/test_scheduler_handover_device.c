@@ -529,8 +529,8 @@ SR_CASE(p7_without_the_daemon_both_ends_go_on, there)
 	SR_UNTIL(sr_outcome(&d).load != KVC_PENDING);
 	sr_finish(&d);
 	sr_finish(&p);
-	SR_UNTIL(!sr.scheduler->handovers);
 	sr_restart_daemon();
+	SR_UNTIL(!sr.scheduler->handovers);
 }
 
 SR_MAIN
