@@ -841,6 +841,8 @@ static int poll_open_load(kvx_scheduler_t *scheduler, kvx_shandover_t *h, kvx_sl
 
 	if (unwanted || over || now >= h->until_ns) {
 		end_receiving(scheduler, source, &info, unwanted);
+		n = visible_units(scheduler, source); /* what is stored is loaded, whatever became of the hand-over */
+		info.n = info.n < n ? n : info.n;
 		kvx_open_load_close(scheduler, load, &from, unwanted ? 0 : units_to_lease(scheduler, source, &info));
 		return 1;
 	}

@@ -104,6 +104,7 @@ typedef struct kvd_core_config {
 	uint32_t max_handovers;        /* hand-over entries of a namespace; 0: none. An instance: max_leases of them */
 	uint64_t max_handover_bytes;   /* that they keep, of a namespace; 0: a quarter of its CPU share */
 	uint64_t handover_ttl_ns;      /* of an entry without a consumer, and of a consumer's wait */
+	uint64_t handover_min_ttl_ns;  /* of an entry without a consumer, where another lacks room */
 	uint64_t put_ttl_ns; /* a put without KEEP or PUT_END for this time is revoked when its namespace lacks room */
 	uint32_t write_behind_depth; /* disk writes in flight */
 	uint32_t read_depth;         /* disk reads in flight */

@@ -196,6 +196,7 @@ kv_status_t kvd_world_create_core(kvd_host_t *host, char *detail, size_t cap)
 		.max_handovers = (uint32_t)options->handover_max_entries,
 		.max_handover_bytes = options->handover_max_bytes,
 		.handover_ttl_ns = options->handover_ttl,
+		.handover_min_ttl_ns = options->handover_min_ttl,
 		.write_behind_depth = (uint32_t)options->nvme_queue_depth,
 		.read_depth = (uint32_t)options->nvme_queue_depth,
 		.write_behind = options->nvme_write_behind,

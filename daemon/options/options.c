@@ -62,6 +62,7 @@ static const kv_option_t rows[] = {
 	ROW("lease.ttl", DURATION, "60s", "100ms", "24h", NULL, AT_START, lease_ttl, "life of a read lease, by default and at most"),
 	ROW("put.ttl", DURATION, "60s", "100ms", "24h", NULL, AT_START, put_ttl, "life of a put since its start, its last KEEP or its last PUT_END; afterwards it is revoked when its namespace lacks room, the oldest first"),
 	ROW("handover.ttl", DURATION, "120s", "100ms", "24h", NULL, AT_START, handover_ttl, "life of a hand-over without a consumer, and time that its consumer has, by default and at most"),
+	ROW("handover.min_ttl", DURATION, "2s", "0s", "24h", NULL, AT_START, handover_min_ttl, "least life of a hand-over without a consumer: later it gives way to one that lacks room, the oldest of the engine that has most first. Its blocks stay cached"),
 	ROW("handover.max_bytes", SIZE, "0", NULL, NULL, NULL, AT_START, handover_max_bytes, "bytes of host memory that the hand-overs of one namespace may keep from eviction, their tails and announced keys included; 0: a quarter of its share of the CPU tier. In memory of GPUs they may keep its share"),
 	ROW("handover.max_entries", U64, "16384", "1", "65536", NULL, AT_START, handover_max_entries, "hand-overs of one namespace; one instance may be a side of limits.leases of them"),
 	ROW("instance.max_pinned", SIZE, "0", NULL, NULL, NULL, AT_START, instance_max_pinned, "bytes the read leases of one instance may keep from eviction, of host memory and of each GPU; 0: these and its unfinished puts together, half of its namespace's share"),

@@ -25,7 +25,7 @@ typedef struct kvd_options {
 	char share[3][KV_OPTION_STRING_MAX], share_max[3][KV_OPTION_STRING_MAX]; /* by kvd_resource_t */
 	int policy;
 	uint64_t lease_ttl, put_ttl;
-	uint64_t handover_ttl, handover_max_bytes, handover_max_entries;
+	uint64_t handover_ttl, handover_min_ttl, handover_max_bytes, handover_max_entries;
 	uint64_t instance_max_pinned, instance_max_unfinished, instance_lease_area;
 	char members_trusted[KV_OPTION_STRING_MAX];
 	uint64_t limits_sessions, limits_instances, limits_members, limits_spaces, limits_leases;

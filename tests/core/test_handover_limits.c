@@ -21,11 +21,10 @@ static void stage_share(uint64_t share, uint64_t most)
 }
 
 /* What begins alike is charged once: otherwise a long system prompt would end the hand-overs of a busy node. */
-static void p5_bytes_of_hand_overs_end_at_their_limit_and_count_once(void **state)
+KV_TEST(p5_bytes_of_hand_overs_end_at_their_limit_and_count_once)
 {
 	u_send_t other = {.transfer = "other", .space = &space_, .keys = fork_, .n = 12, .groups = U_FULL};
 
-	(void)state;
 	stage_share(128 * 4096, 0); /* a quarter: 32 */
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 40), 40);
 	assert_int_equal(u_put(&u_, m_, &space_, fork_, 8, 40), 32);
@@ -52,12 +51,11 @@ static void p5_bytes_of_hand_overs_end_at_their_limit_and_count_once(void **stat
 }
 
 /* In memory of a GPU its share is the limit, and what is kept there leaves that in host memory as it was. */
-static void p5_hand_overs_in_gpu_memory_end_at_its_share(void **state)
+KV_TEST(p5_hand_overs_in_gpu_memory_end_at_its_share)
 {
 	kv_msg_acquire_reply_t reply;
 	u_lease_t lease;
 
-	(void)state;
 	universe_init(&u_, &(u_config_t){.cpu_slots = 64, .gpu_slots = 32, .max_blocks = 4096, .seed = kv_test_seed()},
 		      NULL);
 	u_.core->config.max_handover_bytes = 4 * 4096;
@@ -129,13 +127,12 @@ KV_TEST(p7_hand_overs_in_two_memories_live_apart)
 }
 
 /* Engines that copy to memory of a GPU what the host has leave half of it to a producer, which needs it now. */
-static void p5_promotions_leave_room_for_hand_overs(void **state)
+KV_TEST(p5_promotions_leave_room_for_hand_overs)
 {
 	static u_put_t put[3];
 	kv_msg_put_start_reply_t started;
 	u_member_t *other;
 
-	(void)state;
 	universe_init(&u_,
 		      &(u_config_t){.cpu_slots = 64,
 				    .gpu_slots = 32,
@@ -171,13 +168,12 @@ static void p5_promotions_leave_room_for_hand_overs(void **state)
 	stage_end();
 }
 
-static void p5_hand_overs_and_leases_end_at_the_share_together(void **state)
+KV_TEST(p5_hand_overs_and_leases_end_at_the_share_together)
 {
 	static char tail[4 * 4096];
 	kv_msg_acquire_reply_t reply;
 	u_lease_t lease;
 
-	(void)state;
 	stage_share(32 * 4096, 32 * 4096);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 20), 20);
 	assert_int_equal(u_put(&u_, m_, &space_, fork_, 8, 24), 16);
@@ -204,7 +200,7 @@ static void p5_hand_overs_and_leases_end_at_the_share_together(void **state)
 }
 
 /* Pins and tail of one chunk are one demand; and so is a tail alone. */
-static void p5_pins_and_tail_of_a_chunk_are_counted_together(void **state)
+KV_TEST(p5_pins_and_tail_of_a_chunk_are_counted_together)
 {
 	static char tail[6 * 4096];
 	u_send_t both = {.transfer = "t",
@@ -215,7 +211,6 @@ static void p5_pins_and_tail_of_a_chunk_are_counted_together(void **state)
 			 .tail = tail,
 			 .tail_len = sizeof tail};
 
-	(void)state;
 	stage_share(16 * 4096, 64 * 4096); /* the share is less than hand-overs may have */
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
 	assert_int_equal(u_send(&u_, m_, &both, &sent_), KV_ERR_BUSY); /* 12 + 6 of 16 */
@@ -236,14 +231,13 @@ static void p5_pins_and_tail_of_a_chunk_are_counted_together(void **state)
 	stage_end();
 }
 
-static void p5_a_producer_is_told_when_there_is_room(void **state)
+KV_TEST(p5_a_producer_is_told_when_there_is_room)
 {
 	u_send_t send = {
 		.transfer = "u", .space = &space_, .keys = fork_, .n = 8, .groups = U_FULL, .last = 1, .await_room = 1};
 	uint64_t first;
 	u_member_t *waits;
 
-	(void)state;
 	stage_two(128, 0);
 	waits = u_join(&u_, 0, "waits", 2, 0);
 	u_chain(NULL, 77, fork_, 8);
@@ -278,10 +272,182 @@ static void p5_a_producer_is_told_when_there_is_room(void **state)
 	stage_end();
 }
 
-/* Blocks that are only on disk take no memory, but a place in the index. */
-static void p5_hand_overs_end_at_the_share_of_the_index(void **state)
+/* ---- what nobody has claimed ----------------------------------------------------------------- */
+
+#define PROMPT 8u
+
+static kv_key_t prompts_[6][PROMPT];
+
+/* Of prompt i, all of its eight blocks; of four such prompts there is room. */
+static kv_status_t send_prompt(u_member_t *m, const char *transfer, uint32_t i, int await_room)
 {
-	(void)state;
+	return u_send(&u_, m,
+		      &(u_send_t){.transfer = transfer,
+				  .space = &space_,
+				  .keys = prompts_[i],
+				  .n = PROMPT,
+				  .groups = U_FULL,
+				  .last = 1,
+				  .await_room = await_room},
+		      &sent_);
+}
+
+static uint64_t find_prompt(uint32_t i)
+{
+	kv_msg_acquire_reply_t reply;
+	u_lease_t lease;
+
+	return u_acquire(&u_, d_, &space_, prompts_[i], PROMPT, 0, &lease, &reply) == KV_OK ? lease.id : 0;
+}
+
+/* Another engine's producer, while those of m_ fill the room, the first one a second before the others. */
+static u_member_t *stage_flood(void)
+{
+	stage_share(128 * 4096, 4 * PROMPT * 4096);
+	for (uint32_t i = 0; i < KV_COUNT_OF(prompts_); i++) {
+		u_chain(NULL, 100 + i, prompts_[i], PROMPT);
+		assert_int_equal(u_put(&u_, m_, &space_, prompts_[i], 0, PROMPT), PROMPT);
+	}
+	assert_int_equal(send_prompt(m_, "a", 0, 0), KV_OK);
+	advance(1000000000u);
+	assert_int_equal(send_prompt(m_, "b", 1, 0), KV_OK);
+	assert_int_equal(send_prompt(m_, "c", 2, 0), KV_OK);
+
+	return u_join(&u_, 0, "other", 2, 0);
+}
+
+/* It has two seconds for its consumer to come; then the oldest of the producer that has most gives way. */
+KV_TEST(p5_what_nobody_has_claimed_gives_way_to_live_hand_overs)
+{
+	u_member_t *other = stage_flood();
+	uint64_t lease;
+
+	assert_int_equal(send_prompt(other, "o", 3, 0), KV_OK);
+	assert_int_equal(send_prompt(other, "p", 4, 0), KV_ERR_BUSY); /* all are young */
+	advance(U_HANDOVER_MIN_TTL_NS - 1000000000u);
+	assert_int_equal(send_prompt(other, "p", 4, 0), KV_OK);
+	universe_check(&u_);
+	assert_int_equal(metric(KV_M_HANDOVERS_GAVE_WAY), 1);
+
+	/* A late consumer is told at once, and finds the blocks. */
+	assert_int_equal(recv(d_, "a", 0), KV_OK);
+	assert_int_equal(got_.state, KV_HANDOVER_FAILED);
+	assert_int_equal(got_.status, KV_ERR_EXPIRED);
+	lease = find_prompt(0);
+	assert_int_not_equal(lease, 0);
+	assert_int_equal(u_release(&u_, d_, lease), KV_OK);
+	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
+
+	/* m_ has as much as the other one, and is the first of the two. */
+	for (uint32_t i = 0; i < 2; i++) {
+		assert_int_equal(recv(d_, i ? "o" : "c", 0), KV_OK);
+		assert_int_equal(got_.state, KV_HANDOVER_COMPLETE);
+	}
+	advance(U_HANDOVER_MIN_TTL_NS);
+	assert_int_equal(send_prompt(other, "q", 5, 0), KV_OK);
+	assert_int_equal(recv(d_, "b", 0), KV_OK);
+	assert_int_equal(got_.state, KV_HANDOVER_FAILED);
+	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
+	universe_check(&u_);
+
+	/* What is claimed never gives way; given back it has its time anew. */
+	assert_int_equal(recv(d_, "p", 0), KV_OK);
+	assert_int_equal(recv(d_, "q", 0), KV_OK);
+	advance(U_HANDOVER_MIN_TTL_NS);
+	assert_int_equal(send_prompt(m_, "r", 0, 0), KV_ERR_BUSY);
+	assert_int_equal(u_done(&u_, d_, got_.number, KV_HANDOVER_ABORT), KV_OK);
+	assert_int_equal(send_prompt(m_, "r", 0, 0), KV_ERR_BUSY);
+	advance(U_HANDOVER_MIN_TTL_NS);
+	assert_int_equal(send_prompt(m_, "r", 0, 0), KV_OK);
+	stage_end();
+}
+
+/* A killed consumer, and one that asks again after a restart, claim nothing. */
+KV_TEST(p5_what_a_killed_consumer_had_claimed_gives_way)
+{
+	u_member_t *other = stage_flood();
+
+	assert_int_equal(send_prompt(m_, "d", 3, 0), KV_OK);
+	for (uint32_t i = 0; i < 4; i++) {
+		assert_int_equal(recv(d_, (const char *[]){"a", "b", "c", "d"}[i], 0), KV_OK);
+	}
+	advance(U_HANDOVER_MIN_TTL_NS);
+	assert_int_equal(send_prompt(other, "o", 4, 0), KV_ERR_BUSY);
+	u_closed(&u_, d_);
+	u_dead(&u_, d_);
+	advance(U_HANDOVER_MIN_TTL_NS);
+	advance(U_HANDOVER_MIN_TTL_NS);
+	assert_int_equal(send_prompt(other, "o", 4, 0), KV_OK);
+	universe_check(&u_);
+	stage_end();
+}
+
+/* One that waits is told as soon as another may give way, and no sooner. */
+KV_TEST(p5_a_producer_that_waits_is_told_when_others_have_had_their_time)
+{
+	u_member_t *other = stage_flood();
+
+	assert_int_equal(send_prompt(m_, "d", 3, 0), KV_OK);
+	assert_int_equal(send_prompt(other, "o", 4, 1), KV_ERR_BUSY);
+	u_tick(&u_, 2);
+	assert_int_equal(u_count_notices(&u_, KV_CODE_HANDOVER_ROOM, 0), 0);
+	advance(U_HANDOVER_MIN_TTL_NS);
+	assert_int_equal(u_count_notices(&u_, KV_CODE_HANDOVER_ROOM, 0), 1);
+	assert_int_equal(metric(KV_M_HANDOVERS_GAVE_WAY), 1);
+	assert_int_equal(send_prompt(other, "o", 4, 1), KV_OK);
+	assert_int_equal(metric(KV_M_HANDOVERS_GAVE_WAY), 1);
+
+	/* What would not fit without all of them either ends none. */
+	advance(U_HANDOVER_MIN_TTL_NS);
+	assert_int_equal(
+		u_send(&u_, other,
+		       &(u_send_t){
+			       .transfer = "p", .space = &space_, .tail = prompts_, .tail_len = 4 * PROMPT * 4096 + 1},
+		       &sent_),
+		KV_ERR_BUSY);
+	stage_end();
+}
+
+/* Those that one tick looks at first want more than has come free. The one after them wants less, and is told. */
+KV_TEST(p5_no_producer_that_waits_for_room_is_forgotten)
+{
+	static u_member_t waits[65];
+	u_send_t send = {.space = &space_, .groups = U_FULL, .last = 1, .await_room = 1};
+
+	stage_share(128 * 4096, PROMPT * 4096);
+	for (uint32_t i = 0; i < 3; i++) {
+		u_chain(NULL, 100 + i, prompts_[i], PROMPT);
+		assert_int_equal(u_put(&u_, m_, &space_, prompts_[i], 0, PROMPT), PROMPT);
+	}
+	for (uint32_t i = 0; i < 2; i++) {
+		send.transfer = i ? "b" : "a";
+		send.keys = prompts_[i];
+		send.n = PROMPT / 2;
+		assert_int_equal(u_send(&u_, m_, &send, &sent_), KV_OK);
+		assert_int_equal(recv(d_, send.transfer, 0), KV_OK);
+	}
+	send.transfer = "c";
+	send.keys = prompts_[2];
+	for (uint32_t i = 0; i < KV_COUNT_OF(waits); i++) {
+		kvd_join_t join = {.ns = u_.ns[0], .role = 2, .rank = 1 + i};
+
+		waits[i] = *m_;
+		assert_int_equal(kvd_member_add(u_.core, m_->instance, &join, &waits[i].id), KV_OK);
+		send.n = i + 1 < KV_COUNT_OF(waits) ? PROMPT : 1;
+		assert_int_equal(u_send(&u_, &waits[i], &send, &sent_), KV_ERR_BUSY);
+	}
+	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
+	u_tick(&u_, 2);
+	assert_int_equal(u_count_notices(&u_, KV_CODE_HANDOVER_ROOM, 0), 1);
+	for (uint32_t i = 0; i < KV_COUNT_OF(waits); i++) {
+		u_left(&u_, &waits[i]);
+	}
+	stage_end();
+}
+
+/* Blocks that are only on disk take no memory, but a place in the index. */
+KV_TEST(p5_hand_overs_end_at_the_share_of_the_index)
+{
 	universe_init(
 		&u_,
 		&(u_config_t){.cpu_slots = 64, .max_blocks = 4096, .share = {[0] = {0, 0, 20}}, .seed = kv_test_seed()},
@@ -317,9 +483,8 @@ static const char *numbered(char kind, uint32_t i)
 	return name;
 }
 
-static void p5_entries_of_a_namespace_and_of_an_instance_are_capped(void **state)
+KV_TEST(p5_entries_of_a_namespace_and_of_an_instance_are_capped)
 {
-	(void)state;
 	stage_two(64, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
 	u_.core->config.max_leases = 40;
@@ -339,9 +504,8 @@ static void p5_entries_of_a_namespace_and_of_an_instance_are_capped(void **state
 }
 
 /* What it has given up waits for the consumer that is told why, not for the producer. */
-static void p5_what_a_producer_gives_up_leaves_it_its_limit(void **state)
+KV_TEST(p5_what_a_producer_gives_up_leaves_it_its_limit)
 {
-	(void)state;
 	stage_two(64, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
 	u_.core->config.max_leases = 2;
@@ -361,11 +525,10 @@ static void p5_what_a_producer_gives_up_leaves_it_its_limit(void **state)
 }
 
 /* A node that gives memory back ends what is handed over last of all, and says so. */
-static void p5_forced_eviction_fails_the_entry_and_says_so(void **state)
+KV_TEST(p5_forced_eviction_fails_the_entry_and_says_so)
 {
 	uint32_t block;
 
-	(void)state;
 	stage_two(64, 0);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
 	assert_int_equal(send_first("t", 12, U_FULL, 1), KV_OK);
@@ -379,12 +542,11 @@ static void p5_forced_eviction_fails_the_entry_and_says_so(void **state)
 }
 
 /* Thousands end with one member: in quanta, and a request in between finds what is true. */
-static void p5_the_end_of_a_side_of_many_entries_is_cut_into_quanta(void **state)
+KV_TEST(p5_the_end_of_a_side_of_many_entries_is_cut_into_quanta)
 {
 	char name[16];
 	uint32_t quanta = 0;
 
-	(void)state;
 	stage_two(64, 0);
 	u_.core->config.max_leases = 2000;
 	u_.core->config.max_handovers = 2000;
@@ -408,21 +570,4 @@ static void p5_the_end_of_a_side_of_many_entries_is_cut_into_quanta(void **state
 	stage_end();
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(p5_bytes_of_hand_overs_end_at_their_limit_and_count_once),
-		cmocka_unit_test(p5_hand_overs_in_gpu_memory_end_at_its_share),
-		cmocka_unit_test(p5_promotions_leave_room_for_hand_overs),
-		cmocka_unit_test(p5_hand_overs_and_leases_end_at_the_share_together),
-		cmocka_unit_test(p5_pins_and_tail_of_a_chunk_are_counted_together),
-		cmocka_unit_test(p5_a_producer_is_told_when_there_is_room),
-		cmocka_unit_test(p5_hand_overs_end_at_the_share_of_the_index),
-		cmocka_unit_test(p5_entries_of_a_namespace_and_of_an_instance_are_capped),
-		cmocka_unit_test(p5_what_a_producer_gives_up_leaves_it_its_limit),
-		cmocka_unit_test(p5_forced_eviction_fails_the_entry_and_says_so),
-		cmocka_unit_test(p5_the_end_of_a_side_of_many_entries_is_cut_into_quanta),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KV_TEST_MAIN(NULL, NULL)

@@ -22,12 +22,13 @@
 #include "kv_test.h"
 #include "kvs/pool.h"
 
-#define U_MEMBERS         24u
-#define U_NOTICES         8192u
-#define U_LEASE_BYTES     (1u << 20)
-#define U_INSTANCES       16u
-#define U_GROUPS          4u
-#define U_HANDOVER_TTL_NS UINT64_C(10000000000)
+#define U_MEMBERS             24u
+#define U_NOTICES             8192u
+#define U_LEASE_BYTES         (1u << 20)
+#define U_INSTANCES           16u
+#define U_GROUPS              4u
+#define U_HANDOVER_TTL_NS     UINT64_C(10000000000)
+#define U_HANDOVER_MIN_TTL_NS UINT64_C(2000000000)
 
 /* Groups of every space: 0 full, 1 window, 2 state, 5 full. */
 extern const kv_group_t u_groups[U_GROUPS];

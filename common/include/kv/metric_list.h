@@ -67,6 +67,7 @@
 	X(HANDOVERS_OTHER_SPACE, kvd_handovers_ended_total{result="other_space"}, KV_METRIC_COUNTER, KV_HELP_HANDOVERS) \
 	X(HANDOVERS_FAILED, kvd_handovers_ended_total{result="failed"}, KV_METRIC_COUNTER, KV_HELP_HANDOVERS)          \
 	X(HANDOVERS_ABORTED, kvd_handovers_ended_total{result="aborted"}, KV_METRIC_COUNTER, KV_HELP_HANDOVERS)        \
+	X(HANDOVERS_GAVE_WAY, kvd_handovers_gave_way_total, KV_METRIC_COUNTER, "hand-overs without a consumer that gave way to others which lacked room") \
 	X(HANDOVERS_REFUSED, kvd_handovers_refused_total, KV_METRIC_COUNTER, "HANDOVER_SENDs answered BUSY: no room within handover.max_bytes, or the share") \
 	X(PEERS_UP, kvd_peers_up, KV_METRIC_GAUGE, "configured peers that are connected")                              \
 	X(NET_RESTARTS, kvd_net_restarts_total, KV_METRIC_COUNTER, "times the net process was started again after its end") \

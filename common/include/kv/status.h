@@ -39,7 +39,7 @@
 	X(ERR_PARENT_LOST, -20, BLOCK, LATER, 75, "the parent's last put ended without a block")                       \
 	X(ERR_NOT_ADMITTED, -21, BLOCK, LATER, 75, "the tier refused the block")                                       \
 	X(ERR_COVERAGE, -22, REQUEST, NO, 65, "the writers' ranges overlap or do not cover the block")                 \
-	X(ERR_EXPIRED, -23, LEASE, NOW, 75, "the lease has expired")                                                   \
+	X(ERR_EXPIRED, -23, LEASE, NOW, 75, "the lease or hand-over has expired")                                                   \
 	X(ERR_REVOKED, -24, LEASE, NOW, 75, "the lease or put was revoked")                                            \
 	X(ERR_CORRUPT, -25, BLOCK, NO, 65, "the bytes do not match their digest")                                      \
 	X(ERR_FAULT, -26, BLOCK, NO, 65, "the memory under the block is gone (truncated or unmapped)")                 \

@@ -131,7 +131,7 @@ class Daemon:
         self.folder = tempfile.TemporaryDirectory(prefix="kvd-hooks-")
         self.key: Any = None
         self.socket = self.folder.name + "/default.sock"
-        options = {"run_dir": self.folder.name, "cpu.size": "64MiB", "cpu.slab_size": "4MiB", "index.max_blocks": "4096", "http.listen": "off", "keeper": "off", "log.level": "warn", "limits.silence": "10s"}
+        options = {"run_dir": self.folder.name, "cpu.size": "64MiB", "cpu.slab_size": "4MiB", "index.max_blocks": "4096", "http.listen": "off", "keeper": "off", "log.level": "warn", "limits.silence": "10s", "handover.min_ttl": "60s"}
         options |= {name.replace("__", "."): value for name, value in more.items()}
         self.command = [os.environ.get("HOOKS_PROGRAM", "kvd"), *(f"--{name}={value}" for name, value in options.items())]
         self.start()

@@ -105,6 +105,7 @@ typedef struct kvd_ns {
 	uint64_t handover_bytes[KVD_MEMORIES];
 	uint64_t tail_bytes;         /* of these entries, announced keys included   */
 	kvd_list_t room_waiters;     /* members that wait until entries may keep more */
+	kvd_list_t unclaimed;        /* entries without a consumer, which give way to others */
 	uint32_t handovers;          /* the entries                                 */
 	uint64_t other_space;        /* hand-overs whose sides met in two spaces, */
 	char other_space_last[448];  /* the last one, */
@@ -116,6 +117,12 @@ typedef struct kvd_ns {
 	uint64_t unfinished_blocks; /* slots of puts, those in quarantine too      */
 	uint64_t unfinished_bytes[KVD_MEMORIES];
 } kvd_ns_t;
+
+/* What an instance has handed over that no consumer has claimed, as found in one look (handover/room.c). */
+typedef struct kvd_unclaimed {
+	uint64_t bytes;
+	uint32_t oldest; /* entry; KVD_NONE: none */
+} kvd_unclaimed_t;
 
 typedef struct kvd_instance_rec {
 	kvd_instance_t id;
@@ -132,6 +139,7 @@ typedef struct kvd_instance_rec {
 	kvd_list_t leases, puts;
 	uint32_t lease_count;
 	uint32_t handovers; /* hand-over entries that it is a side of; twice where it is both */
+	kvd_unclaimed_t unclaimed;
 	uint64_t pinned_bytes[KVD_MEMORIES];
 	uint64_t unfinished_bytes[KVD_MEMORIES];
 	kvd_link_t of_core; /* all instances */

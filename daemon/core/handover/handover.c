@@ -172,8 +172,23 @@ static kvd_list_t *expiry_bucket(kvd_core_t *core, const kvd_handover_t *entry)
 	return kvd_wheel_bucket(&core->handover_wheel, entry->expiry_ns);
 }
 
+/* The oldest come first: an entry is added when its time without a consumer begins. */
+static void set_unclaimed(kvd_core_t *core, kvd_handover_t *entry, int is_unclaimed)
+{
+	kvd_list_t *list = &core->ns[entry->ns]->unclaimed;
+
+	if (entry->is_unclaimed) {
+		kvd_list_remove(list, &core->handovers, offsetof(kvd_handover_t, of_unclaimed), entry->self);
+	}
+	entry->is_unclaimed = is_unclaimed;
+	if (is_unclaimed) {
+		kvd_list_push(list, &core->handovers, offsetof(kvd_handover_t, of_unclaimed), entry->self);
+	}
+}
+
 void kvd_handover_set_expiry(kvd_core_t *core, kvd_handover_t *entry, uint64_t expiry_ns)
 {
+	set_unclaimed(core, entry, expiry_ns != 0 && entry->consumer.member == 0);
 	if (entry->expiry_ns != 0) {
 		kvd_list_remove(expiry_bucket(core, entry), &core->handovers, offsetof(kvd_handover_t, of_bucket),
 				entry->self);
@@ -366,6 +381,7 @@ void kvd_handover_fail(kvd_core_t *core, kvd_handover_t *entry, kv_status_t why)
 	/* A consumer may be loading what is there, and says when it is done. Without one nothing will be loaded, but the
 	 * entry stays for its time to live: a consumer that asks late learns the reason, and waits for no producer. */
 	if (entry->consumer.member == 0) {
+		set_unclaimed(core, entry, 0);
 		drop_contents(core, entry);
 	}
 	kvd_handover_end_wait(core, entry);

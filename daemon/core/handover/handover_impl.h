@@ -141,6 +141,10 @@ void kvd_handover_advance(kvd_core_t *core, kvd_handover_t *entry, const kvd_han
 
 /* Bytes that the namespace's entries may still keep. */
 uint64_t kvd_handover_room_left(const kvd_core_t *core, uint32_t ns);
+/* There is no room for these bytes: an entry of that memory that no consumer has claimed gives way, but for `except`,
+ * which may be NULL (decision 075). 0: none does. */
+int kvd_handover_make_room(kvd_core_t *core, uint32_t ns, uint32_t memory, uint64_t bytes,
+			   const kvd_handover_t *except);
 /* Is there room for these bytes, on top of what cannot be reclaimed? */
 int kvd_handover_is_within_share(const kvd_core_t *core, uint32_t ns, uint64_t bytes);
 /* The member was refused these bytes: HANDOVER_ROOM follows. */

@@ -37,12 +37,15 @@ static int may_pin(const kvd_core_t *core, const kvd_space_t *space, uint32_t bl
 kv_status_t kvd_handover_pin_block(kvd_core_t *core, kvd_handover_call_t *call, uint32_t block, uint64_t tail_bytes,
 				   kvd_handover_pins_t *pins)
 {
+	const uint32_t memory = core->classes[call->space->slot_class].memory;
 	uint64_t bytes;
 	uint32_t pin;
 	kv_status_t status;
 
-	if (!may_pin(core, call->space, block, tail_bytes, &bytes)) {
-		return kvd_handover_refuse(core, call, bytes);
+	while (!may_pin(core, call->space, block, tail_bytes, &bytes)) {
+		if (!kvd_handover_make_room(core, call->space->ns, memory, bytes, call->entry)) {
+			return kvd_handover_refuse(core, call, bytes);
+		}
 	}
 	status = kvd_pin_create(core, block, KVD_PIN_HANDOVER, call->entry->number, &pin);
 	if (status == KV_OK) {

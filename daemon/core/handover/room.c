@@ -3,7 +3,8 @@
 #include "core/base/find.h"
 #include "core/base/share.h"
 
-#define ROOM_QUANTUM 64u /* members of a namespace looked at */
+#define ROOM_QUANTUM 64u  /* members of a namespace looked at */
+#define LOOK         256u /* entries that have waited longest: one of them may give way */
 
 static uint64_t kept_bytes(const kvd_core_t *core, uint32_t ns)
 {
@@ -22,6 +23,71 @@ int kvd_handover_is_within_share(const kvd_core_t *core, uint32_t ns, uint64_t b
 	return kvd_share_irreclaimable(core, ns, KVD_HOST_MEM) + bytes <= core->ns[ns]->share[KVD_SHARE_CPU];
 }
 
+/* ---- what nobody has claimed ----------------------------------------------------------------- */
+
+/* Of an entry without a consumer: of its last chunk, or of when it was given back. */
+static uint64_t unclaimed_since(const kvd_handover_t *entry)
+{
+	return entry->expiry_ns - entry->ttl_ns;
+}
+
+/* What the entry's producer has; those whose producer has gone are together. */
+static kvd_unclaimed_t *unclaimed_of(kvd_core_t *core, const kvd_handover_t *entry, kvd_unclaimed_t *orphans)
+{
+	kvd_instance_rec_t *instance = kvd_instance_at(core, kvd_id_index(entry->producer.instance));
+
+	return entry->producer.member != 0 && instance->id == entry->producer.instance ? &instance->unclaimed : orphans;
+}
+
+/* The oldest of the producer that has most; NULL: all of them have less than `bytes`. */
+static kvd_handover_t *find_unclaimed(kvd_core_t *core, uint32_t ns, uint32_t memory, uint64_t bytes,
+				      const kvd_handover_t *except)
+{
+	kvd_unclaimed_t orphans = {.oldest = KVD_NONE}, *most = &orphans, *of;
+	uint32_t id = core->ns[ns]->unclaimed.head;
+	uint64_t all = 0;
+
+	for (uint32_t i = core->instance_list.head; i != KVD_NONE; i = kvd_instance_at(core, i)->of_core.next) {
+		kvd_instance_at(core, i)->unclaimed = orphans;
+	}
+	for (uint32_t left = LOOK; left > 0 && id != KVD_NONE; left--) {
+		const kvd_handover_t *entry = kvd_handover_at(core, id);
+		const uint64_t has = kvd_handover_bytes(core, entry);
+
+		if (core->now_ns < unclaimed_since(entry) + core->config.handover_min_ttl_ns) {
+			break; /* those after it are younger */
+		}
+		if (entry != except &&
+		    core->classes[core->ns[ns]->numbers[entry->space]->slot_class].memory == memory) {
+			of = unclaimed_of(core, entry, &orphans);
+			of->oldest = of->oldest == KVD_NONE ? id : of->oldest;
+			of->bytes += has;
+			all += has;
+			most = of->bytes > most->bytes ? of : most;
+		}
+		id = entry->of_unclaimed.next;
+	}
+
+	return most->oldest == KVD_NONE || all < bytes ? NULL : kvd_handover_at(core, most->oldest);
+}
+
+int kvd_handover_make_room(kvd_core_t *core, uint32_t ns, uint32_t memory, uint64_t bytes, const kvd_handover_t *except)
+{
+	const uint64_t left = kvd_handover_room_left(core, ns);
+	kvd_handover_t *entry = find_unclaimed(core, ns, memory, bytes > left ? bytes - left : 0, except);
+
+	if (entry) {
+		kvd_count(core, KV_M_HANDOVERS_GAVE_WAY, 1);
+		kvd_handover_fail(core, entry, KV_ERR_EXPIRED);
+		kvd_handover_notify(core, entry, &entry->producer);
+		kvd_handover_leave_side(core, &entry->producer);
+	}
+
+	return entry != NULL;
+}
+
+/* ---- who waits ------------------------------------------------------------------------------- */
+
 void kvd_handover_await_room(kvd_core_t *core, uint32_t ns, kvd_member_rec_t *member, uint64_t bytes)
 {
 	if (member->room_wanted == 0) {
@@ -36,30 +102,42 @@ void kvd_handover_await_room(kvd_core_t *core, uint32_t ns, kvd_member_rec_t *me
 	member->room_irreclaimable = kvd_share_irreclaimable(core, ns, KVD_HOST_MEM);
 }
 
+static int is_free(const kvd_core_t *core, uint32_t ns, uint64_t bytes)
+{
+	return bytes <= kvd_handover_room_left(core, ns) && kvd_handover_is_within_share(core, ns, bytes);
+}
+
 /* Would the request that was refused be answered otherwise now? Only when something has been given back since: so a
  * member that asks again and is refused again does not hear of the same room twice. */
 static int has_room(const kvd_core_t *core, uint32_t ns, const kvd_member_rec_t *member)
 {
 	return (kept_bytes(core, ns) < member->room_kept ||
 		kvd_share_irreclaimable(core, ns, KVD_HOST_MEM) < member->room_irreclaimable) &&
-	       member->room_wanted <= kvd_handover_room_left(core, ns) &&
-	       kvd_handover_is_within_share(core, ns, member->room_wanted);
+	       is_free(core, ns, member->room_wanted);
 }
 
+/* In rotation: those that go on waiting are the last to be looked at again. */
 static void notify_some(kvd_core_t *core, uint32_t ns)
 {
+	const size_t link = offsetof(kvd_member_rec_t, of_room);
 	kvd_list_t *list = &core->ns[ns]->room_waiters;
-	const kv_msg_t msg = {.handover_room = {.bytes = kvd_handover_room_left(core, ns)}};
-	uint32_t next, id = list->head;
+	const uint32_t last = list->tail;
+	uint32_t id = KVD_NONE;
 
-	for (uint32_t left = ROOM_QUANTUM; left > 0 && id != KVD_NONE; left--, id = next) {
-		kvd_member_rec_t *member = kvd_obj_at(&core->members, id);
+	for (uint32_t left = ROOM_QUANTUM; left > 0 && id != last; left--) {
+		kvd_member_rec_t *member = kvd_obj_at(&core->members, id = list->head);
 
-		next = member->of_room.next;
+		if (!is_free(core, ns, member->room_wanted)) {
+			(void)kvd_handover_make_room(core, ns, 0, member->room_wanted, NULL);
+		}
+		kvd_list_remove(list, &core->members, link, id);
 		if (has_room(core, ns, member)) {
+			const kv_msg_t msg = {.handover_room = {.bytes = kvd_handover_room_left(core, ns)}};
+
 			member->room_wanted = 0;
-			kvd_list_remove(list, &core->members, offsetof(kvd_member_rec_t, of_room), id);
 			kvd_member_notify(core, member->id, KV_CODE_HANDOVER_ROOM, &msg);
+		} else {
+			kvd_list_push(list, &core->members, link, id);
 		}
 	}
 }

@@ -205,8 +205,10 @@ static kv_status_t prepare(kvd_core_t *core, kvd_handover_call_t *call, const kv
 	}
 	/* The growth is charged when the request is taken over. Until then each pin is asked for together with it, or
 	 * both could fit one by one and not at once. */
-	if (grows > kvd_handover_room_left(core, ns) || !kvd_handover_is_within_share(core, ns, grows)) {
-		return kvd_handover_refuse(core, call, grows);
+	while (grows > kvd_handover_room_left(core, ns) || !kvd_handover_is_within_share(core, ns, grows)) {
+		if (!kvd_handover_make_room(core, ns, 0, grows, call->entry)) {
+			return kvd_handover_refuse(core, call, grows);
+		}
 	}
 	if (tail->len > 0) {
 		draft->tail = kv_alloc(core->env, tail->len);

@@ -15,7 +15,7 @@
 
 #include <sys/types.h>
 
-#define RIG_OPTIONS     24u
+#define RIG_OPTIONS     32u
 #define RIG_WAIT_MS     60000u
 #define RIG_BLOCKS      256u /* longest prefix of the helpers below */
 #define RIG_TOKENS      16u
