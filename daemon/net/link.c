@@ -88,7 +88,8 @@ static kv_status_t queue_frame(kvd_link_t *link, kvd_net_code_t code, const void
 	kv_status_t status;
 	uint8_t *frame;
 
-	if (link->out_len - link->out_at + room > KVD_LINK_OUT_MAX) {
+	/* FINISH has a few bytes, and each transfer one: without it the owner would wait for its deadline. */
+	if (code != KVD_NET_FINISH && link->out_len - link->out_at + room > KVD_LINK_OUT_MAX) {
 		return KV_ERR_BUSY;
 	}
 	if (link->out_at > 0) {

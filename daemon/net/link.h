@@ -60,8 +60,8 @@ short kvd_link_events(const kvd_link_t *link); /* for poll() */
 /* Take what has come, send what waits, look at the clock. */
 void kvd_link_progress(kvd_link_t *link, uint64_t now_ns);
 
-/* Queue a message. KV_ERR_CLOSED: the link is not open; KV_ERR_BUSY: KVD_LINK_OUT_MAX bytes wait; KV_ERR_ARG,
- * KV_ERR_TOO_BIG: the peer would refuse it. */
+/* Queue a message. KV_ERR_CLOSED: the link is not open; KV_ERR_BUSY: KVD_LINK_OUT_MAX bytes wait (not
+ * of FINISH); KV_ERR_ARG, KV_ERR_TOO_BIG: the peer would refuse it. */
 kv_status_t kvd_link_send(kvd_link_t *link, kvd_net_code_t code, const void *message);
 /* End it. */
 void kvd_link_fail(kvd_link_t *link, kv_status_t status, const char *why);

@@ -54,6 +54,8 @@ struct kvd_serve {
 	batch_t *batches;
 	uint32_t batch_count;
 	kv_status_t failed; /* of a push */
+	kv_status_t why;    /* ENDED: what END says, */
+	int must_end;       /* and it has not been sent: the link had no room for it */
 };
 
 /* ---- the end --------------------------------------------------------------------------------- */
@@ -76,25 +78,30 @@ static int has_pushes(const kvd_serve_t *serve)
 	return 0;
 }
 
-static void end_serve(kvd_serve_t *serve, kv_status_t status)
+/* Without it the consumer would wait for its deadline, so it is sent again until the link takes it. */
+static void send_end(kvd_serve_t *serve)
 {
 	kvc_handover_info_t info = {.struct_size = sizeof info};
-	kvd_net_end_t end = {.id = serve->id, .status = status};
+	kvd_net_end_t end = {.id = serve->id, .status = serve->why};
+	kv_status_t status;
 
-	if (serve->state == ENDED) {
-		return;
-	}
-	if (status == KV_ERR_REVOKED || status == KV_ERR_CLOSED) {
-		end.status = KV_ERR_PRODUCER_LOST; /* our session with the daemon here has ended, not one of the
-						      consumer's */
-	}
-	if (status == KV_OK && serve->handover) {
+	if (serve->why == KV_OK && serve->handover) {
 		kvc_handover_get_info(serve->handover, &info);
 		end.tail = (kv_slice_t){info.tail, info.tail_len};
 	}
-	serve->state = ENDED;
-	if (serve->from) {
-		(void)kvd_link_send(serve->from->link, KVD_NET_END, &end);
+	status = kvd_link_send(serve->from->link, KVD_NET_END, &end);
+	serve->must_end = status == KV_ERR_BUSY || status == KV_ERR_NOMEM;
+}
+
+static void end_serve(kvd_serve_t *serve, kv_status_t status)
+{
+	/* Our session with the daemon here may have ended, not one of the consumer's. */
+	const int is_ours = status == KV_ERR_REVOKED || status == KV_ERR_CLOSED;
+
+	if (serve->state != ENDED) {
+		serve->state = ENDED;
+		serve->why = is_ours ? KV_ERR_PRODUCER_LOST : status;
+		serve->must_end = 1;
 	}
 }
 
@@ -683,6 +690,11 @@ void kvd_serves_step(kvd_net_t *net)
 		}
 		if (serve->from && net->now_ns > serve->deadline_ns) {
 			end_serve(serve, KV_ERR_TIMEOUT);
+		}
+		if (serve->from && serve->must_end) {
+			send_end(serve);
+		}
+		if (serve->from && net->now_ns > serve->deadline_ns) {
 			finish(serve, KV_ERR_TIMEOUT);
 		}
 		if (!serve->from && !has_pushes(serve) && may_free(serve)) {

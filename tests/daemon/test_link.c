@@ -407,4 +407,27 @@ KV_TEST(p10_the_name_of_another_daemon_is_refused)
 	end_both();
 }
 
+/* Nobody reads. That a transfer has ended is told when they do, or its owner would wait for the deadline. */
+KV_TEST(p5_what_ends_a_transfer_waits_behind_a_full_queue)
+{
+	static uint8_t tail[1u << 20];
+	const kvd_net_finish_t finish = {.id = 1};
+	kv_status_t status = KV_OK;
+
+	start("key", "key");
+	for (uint32_t len = sizeof tail; len > 0; len /= 2) {
+		const kvd_net_end_t end = {.tail = {tail, len}};
+
+		for (status = KV_OK; status == KV_OK;) {
+			status = kvd_link_send(a_.link, KVD_NET_END, &end);
+		}
+		assert_int_equal(status, KV_ERR_BUSY);
+	}
+	for (uint32_t i = 0; i < 10; i++) {
+		assert_int_equal(kvd_link_send(a_.link, KVD_NET_FINISH, &finish), KV_OK);
+	}
+	assert_int_equal(kvd_link_state(a_.link), KVD_LINK_OPEN);
+	end_both();
+}
+
 KV_TEST_MAIN(NULL, NULL)

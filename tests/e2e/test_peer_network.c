@@ -10,9 +10,14 @@
 #define BLOCKS 24u /* at most */
 #define WAIT   20000u
 
-enum fault { NONE, CUT, FLIP, STILL, PRODUCER_GIVES_UP, OTHER_CONSUMER, FAULTS };
-static const char *const fault_names[FAULTS] = {
-	"none", "a cut", "a changed bit", "bytes that stand still", "a producer that gives up", "another consumer"};
+enum fault { NONE, CUT, FLIP, STILL, PRODUCER_GIVES_UP, OTHER_CONSUMER, FULL, FAULTS };
+static const char *const fault_names[FAULTS] = {"none",
+						"a cut",
+						"a changed bit",
+						"bytes that stand still",
+						"a producer that gives up",
+						"another consumer",
+						"a queue that is full"};
 
 typedef struct talk {
 	uint64_t number;
@@ -155,6 +160,9 @@ static void inject_fault(enum fault fault, talk_t *talk)
 			talk->gave_up = 1;
 		}
 		break;
+	case FULL:
+		wire_.full = 1 + (uint32_t)kv_test_below(&rng_, 3);
+		break;
 	case OTHER_CONSUMER:
 		if (talk->wanted) {
 			change_consumer(talk);
@@ -234,7 +242,7 @@ static void end_talk(talk_t *talk, enum fault fault)
 
 		(*(came ? &whole_ : &failed_))[fault]++;
 		if (!came) {
-			assert_int_not_equal(fault, NONE);
+			assert_true(fault != NONE && fault != FULL);
 			check_units(talk, info_of(talk).n);
 			ask_again(talk);
 		}
@@ -252,7 +260,7 @@ static void play(enum fault fault)
 	const uint32_t count = 1 + (uint32_t)kv_test_below(&rng_, TALKS);
 	talk_t played[TALKS];
 
-	wire_.cuts = wire_.flips = 0;
+	wire_.cuts = wire_.flips = wire_.full = 0;
 	wire_.flip_next = 0;
 	wire_.still = 0;
 	for (uint32_t i = 0; i < count; i++) {

@@ -57,6 +57,10 @@ kv_status_t kvd_link_send(kvd_link_t *link, kvd_net_code_t code, const void *mes
 	if (link->state != KVD_LINK_OPEN) {
 		return KV_ERR_CLOSED;
 	}
+	if (code == KVD_NET_END && link->wire->full > 0) {
+		link->wire->full--;
+		return KV_ERR_BUSY;
+	}
 	assert_int_equal(kv_body_encode(kvd_net_body(code), message, body, sizeof body, &len), KV_OK);
 	frame = malloc(sizeof *frame + len);
 	assert_non_null(frame);

@@ -19,6 +19,7 @@ typedef struct wire {
 	uint64_t cuts, flips, delivered, pushes;
 	uint32_t flip_next; /* pushes from now on until one is changed on its way; 0: none */
 	int still;          /* bytes stand still */
+	uint32_t full;      /* ENDs from now on that find no room in the queue of their link */
 	uint64_t order;     /* of the last wire_fetch() */
 } wire_t;
 
