@@ -231,6 +231,7 @@ typedef struct kvdpy_scheduler {
 	/* callable(request, transfer id, name of this node, GPU in whose memory it is) -> what is answered, or None */
 	PyObject *transfer_params;
 	uint32_t handover_ms; /* longest wait for a prompt that another engine hands over */
+	uint32_t peer_waits;  /* steps in a row that had nothing else to do; up to PEER_WAITS_MAX */
 	PyObject *reprove;    /* callable(): the weights must be proved before more is saved */
 	PyObject *forget;     /* callable(block ids that a load has not filled, ids of the requests that live) */
 	uint32_t groups;

@@ -1,7 +1,8 @@
 /* The walk over one step of vLLM's scheduler: block tables grow, computed tokens advance, a step message comes out. */
 #include "kvdpy.h"
 
-#define PEER_WAIT_US 1000u /* a new request may come */
+#define PEER_WAIT_US   1000u /* a new request may come */
+#define PEER_WAITS_MAX 3u    /* doublings: a step costs a worker about 1 ms, which the other engine may need */
 
 /* One request of the step. */
 typedef struct kvdpy_item {
@@ -227,13 +228,14 @@ static int walk_step(kvdpy_scheduler_t *self, PyObject *output)
 	return failed;
 }
 
-/* The engine has nothing to compute, and would ask again at once. */
+/* The engine has nothing to compute, and would ask again at once. What the daemon says ends the wait. */
 static void await_peer(kvdpy_scheduler_t *self)
 {
 	PyThreadState *state = PyEval_SaveThread();
 
-	(void)kvx_scheduler_wait(self->scheduler, PEER_WAIT_US);
+	(void)kvx_scheduler_wait(self->scheduler, PEER_WAIT_US << self->peer_waits);
 	PyEval_RestoreThread(state);
+	self->peer_waits += self->peer_waits < PEER_WAITS_MAX;
 }
 
 PyObject *kvdpy_build_meta(kvdpy_scheduler_t *self, PyObject *output)
@@ -248,6 +250,8 @@ PyObject *kvdpy_build_meta(kvdpy_scheduler_t *self, PyObject *output)
 	self->step = self->step == UINT32_MAX ? 1 : self->step + 1;
 	if (self->request_count == 0 && kvx_scheduler_awaits_peer(self->scheduler)) {
 		await_peer(self);
+	} else {
+		self->peer_waits = 0;
 	}
 
 	kvx_scheduler_build_message(self->scheduler, &message.bytes, &message.len);

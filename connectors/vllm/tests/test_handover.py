@@ -82,6 +82,16 @@ class HandedOver(Engines):
         tokens = prompt(92, 200)
         self.assertEqual(self.hand_over(prefill, decode, received("d", tokens, "x"), sent("p", tokens, "x", max_tokens=16)), {TABLE[6]})
 
+    def test_an_engine_that_only_waits_leaves_the_processor_to_others(self) -> None:
+        """Its waits grow: where both engines share a processor, the other one computes meanwhile."""
+        decode = self.engine()
+        self.assertEqual(decode.admit(received("d", prompt(94, 200), "w"), TABLE), (200, True))
+        decode.step(output())
+        began = time.monotonic()
+        for _ in range(50):
+            decode.step(output())
+        self.assertGreater(time.monotonic() - began, 0.2)
+
     def test_an_aborted_prompt_is_computed_by_the_other_engine(self) -> None:
         prefill, decode = self.pair()
         tokens = prompt(91, 200)
