@@ -488,9 +488,13 @@ static int poll_asked(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t now)
 }
 
 /* A step may take minutes, and its ranks hand in its blocks when it ends. The next message may be built during the
- * step, the one after that is not; scheduler->step is the next one. */
+ * step, the one after that is not; scheduler->step is the next one. What was granted, and in no message since, is an
+ * idle engine's. */
 static int is_late(const kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t now)
 {
+	if (put->at == KVX_SPUT_GRANTED) {
+		return now - put->asked_ns >= LATE_MS * KVX_MS;
+	}
 	if (put->step_done_ns == 0 && put->at == KVX_SPUT_SENT && scheduler->step - put->emitted > 2u) {
 		put->step_done_ns = now;
 	}
@@ -498,15 +502,16 @@ static int is_late(const kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t n
 	return put->step_done_ns != 0 && now - put->step_done_ns >= LATE_MS * KVX_MS;
 }
 
-/* 1: the put is done. The daemon decides how long it lives (docs/decisions/027). A late put is given up only when the
- * table is full. */
+/* 1: the put is done. The daemon decides how long it lives (docs/decisions/027). A late put that ranks know is given up
+ * only when the table is full. */
 static int poll_granted(kvx_scheduler_t *scheduler, kvx_sput_t *put, uint64_t now)
 {
 	kvc_put_result_t result = {.struct_size = sizeof result};
 	const int late = is_late(scheduler, put, now);
 
 	kvc_put_get_result(put->put, &result);
-	if (result.status == KVC_PENDING && !(late && scheduler->put_count == KVX_PUTS_MAX)) {
+	if (result.status == KVC_PENDING &&
+	    !(late && (put->at == KVX_SPUT_GRANTED || scheduler->put_count == KVX_PUTS_MAX))) {
 		if (!late) {
 			(void)kvc_put_keep(put->put);
 		}

@@ -226,4 +226,33 @@ SR_CASE(p7_every_missed_token_is_counted_under_its_reason, patient)
 	assert_int_equal(sr_stats().miss_tokens_no_daemon - stats.miss_tokens_no_daemon, TOKENS);
 }
 
+/* The daemon grants slots to an engine that is idle by then, and plans no step. Its timer gives them back. */
+SR_CASE(p4_slots_granted_to_an_idle_engine_are_given_back, patient)
+{
+	sr_request(&request, "idle", 1, 0, TOKENS);
+	assert_int_equal(sr_look_up(&request), 0);
+	sr_place(&request, 0, 0);
+	sr_compute(&request, 0, TOKENS / SR_UNIT);
+	rig_signal(&sr.rig, SIGSTOP);
+	(void)sr_step_saves(&request, TOKENS);
+	sr_finish(&request);
+	rig_signal(&sr.rig, SIGCONT);
+	for (uint32_t i = 0; i < 10000 && rig_counter(&sr.rig, "kvd_puts") != 1; i++) {
+		usleep(1000);
+	}
+	while (sr.scheduler->puts->at == KVX_SPUT_ASKED) {
+		(void)kvx_scheduler_has_pending(sr.scheduler);
+	}
+	sr.ahead_ns += UINT64_C(9000) * KVX_MS; /* a long step, perhaps */
+	assert_true(kvx_scheduler_has_pending(sr.scheduler));
+	assert_int_equal(sr_stats().puts_open, 1);
+	sr.ahead_ns += UINT64_C(2000) * KVX_MS;
+	assert_false(kvx_scheduler_has_pending(sr.scheduler));
+	assert_int_equal(sr_stats().puts_open, 0);
+	for (uint32_t i = 0; i < 10000 && rig_counter(&sr.rig, "kvd_puts") != 0; i++) {
+		(void)kvc_poll(sr.kvc, 1);
+	}
+	assert_int_equal(rig_counter(&sr.rig, "kvd_puts"), 0);
+}
+
 SR_MAIN
