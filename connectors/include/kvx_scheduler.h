@@ -208,8 +208,9 @@ KVC_API uint32_t kvx_scheduler_next_save_at(const kvx_scheduler_t *scheduler, co
 typedef struct kvx_transfer {
 	size_t struct_size;
 	const char *id; /* UTF-8 without control characters, 1 to KVC_MAX_TRANSFER bytes */
-	/* send(): how long it waits for a consumer, from its last chunk on. receive(): how long match()'s promise waits
-	 * for all of it. 0: the daemon's handover.ttl, which is the most. */
+	/* send(): how long it waits for a consumer, from its last chunk on; 0: the daemon's handover.ttl, which is the
+	 * most. receive(): how long match()'s promise waits for all of it, handover.ttl at most; 0: 30 s, or twice what
+	 * the cost model predicts for computing it and a second, if that is less. */
 	uint32_t timeout_ms;
 	/* Of one group: the tokens of the prompt after its last whole block, which travel in a private block. The block
 	 * must not change after the prompt is computed. n_tokens 0, or of one side only: the consumer computes them. */

@@ -41,6 +41,8 @@
 #define OTHER_SPACE_LOG_MS 10000u /* between two lines about it */
 #define PRIVATE_TRIES      3u     /* a private block that is not there by then was not saved */
 #define TRIES              50u /* of a request that has ended: its consumer waits, and may lease what is still there */
+#define WAIT_MS            30000u /* the longest of a consumer that names no time */
+#define SPARE_MS           1000u  /* of one that computes soon: longer than twice that */
 #define TAKE_MS            1000u  /* a consumer that wants nothing more waits so long for its producer to begin */
 #define LATE_MS            10000u /* a request that ended so long ago has saved all that it will */
 #define TELL_MS            30000u /* so long after the end of its request a producer tries to reach its daemon */
@@ -614,17 +616,27 @@ static int is_over(const kvc_handover_info_t *info)
 	return info->status != KVC_PENDING || info->state >= KVC_HANDOVER_COMPLETE;
 }
 
+/* For a consumer that names none: one that waits longer than computing takes had better computed. */
+static uint32_t choose_timeout_ms(const kvx_scheduler_t *scheduler, const kvx_shandover_t *h)
+{
+	const uint32_t tokens = h->units * scheduler->unit + h->partial;
+	const uint64_t compute_ns = kvx_cost_model_compute_ns(&scheduler->cost_model, 0, tokens);
+	const uint64_t ms = SPARE_MS + 2u * compute_ns / KVX_MS;
+
+	return compute_ns == 0 || ms > WAIT_MS ? WAIT_MS : (uint32_t)ms;
+}
+
 /* The time of the wait begins now. `names`: of a prompt on another node. */
 static void begin_receiving(kvx_scheduler_t *scheduler, kvx_shandover_t *h, const kvx_prompt_names_t *names)
 {
-	const uint32_t timeout_ms = h->timeout_ms ? h->timeout_ms : UINT32_MAX;
 	kvc_prompt_t prompt = {.struct_size = sizeof prompt};
 	kvc_fetch_t from = {
 		.struct_size = sizeof from,
 		.transfer = h->transfer,
-		.timeout_ms = h->timeout_ms,
 	};
 
+	h->timeout_ms = h->timeout_ms ? h->timeout_ms : choose_timeout_ms(scheduler, h);
+	from.timeout_ms = h->timeout_ms;
 	if (names) {
 		from.peer = h->peer;
 		prompt.tokens = names->tokens;
@@ -636,7 +648,7 @@ static void begin_receiving(kvx_scheduler_t *scheduler, kvx_shandover_t *h, cons
 	}
 	h->begun = 1;
 	h->closes = scheduler->spaces[h->space].closes;
-	h->until_ns = kv_now_ns(scheduler->env) + timeout_ms * KVX_MS;
+	h->until_ns = kv_now_ns(scheduler->env) + h->timeout_ms * KVX_MS;
 	if (kvx_handover_receive(space_of(scheduler, h), &from, &h->handover) != KVC_OK) {
 		h->handover = NULL;
 	}

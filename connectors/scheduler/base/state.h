@@ -109,7 +109,7 @@ typedef struct kvx_shandover {
 	uint32_t announced;  /* of them: the daemon hands them over as they become visible */
 	int last_announced;  /* and nothing follows */
 	int plain;           /* nothing is announced: of several groups, or the daemon took it not */
-	uint32_t timeout_ms; /* 0: the daemon's */
+	uint32_t timeout_ms; /* 0: the producer's: the daemon's; the consumer's: it has not begun */
 	uint64_t until_ns;   /* the consumer's: the end of the wait; 0: it has not begun */
 	uint32_t tries;      /* chunks in a row that found no room */
 	uint64_t retry_ns;   /* the next chunk is not sent before */

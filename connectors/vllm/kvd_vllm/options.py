@@ -55,7 +55,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("load_ms", 0, _number(0, 600000), "deadline of a load; 0: 2000"),
     Option("device", "auto", str, "the GPU whose memory the daemon may lend for hot blocks, by UUID or a name of `gpu.devices`; `auto`: rank 0's; `none`: none"),
     Option("handover", True, _flag, "hand prompts over and receive them, as their `kv_transfer_params` say (this and the next four: docs/pd.md)"),
-    Option("handover_ms", 30000, _number(100, 86400000), "longest wait for a prompt that another engine hands over; the daemon's `handover.ttl` is the most"),
+    Option("handover_ms", 0, _number(0, 86400000), "longest wait for a prompt that another engine hands over; the daemon's `handover.ttl` is the most; 0: 30000, or twice the predicted time to compute it and a second, if that is less"),
     Option("handover_peer", None, str, "`transfer_peer` of requests without one; default this node"),
     Option("handover_device", "own", _choice("own", "none"), "prompts that this engine hands over lie in memory of its own GPU as well, where the daemon has some (`own`), or not (`none`)"),
     Option("prefill_device", None, str, "`transfer_device` of requests without one; default not known: they come from host memory"),

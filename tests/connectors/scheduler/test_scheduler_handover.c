@@ -376,6 +376,42 @@ SR_CASE(p5_a_producer_that_never_comes_is_awaited_for_a_time, plain)
 SR_NAMED("p5_a_peer_that_never_comes_is_awaited_for_a_time", p5_a_producer_that_never_comes_is_awaited_for_a_time,
 	 plain, PEER)
 
+/* Milliseconds that a consumer of 200 tokens waits which names no time, and what computing them takes. */
+static uint32_t wait_ms(uint64_t *p_compute_ns)
+{
+	const uint64_t before = sr_now_ns();
+	uint32_t ms;
+
+	receive(200, 0);
+	ms = sr.scheduler->handovers->timeout_ms;
+	assert_in_range(sr.scheduler->handovers->until_ns, before + ms * KVX_MS, sr_now_ns() + ms * KVX_MS);
+	*p_compute_ns = kvx_cost_model_compute_ns(&sr.scheduler->cost_model, 0, 200);
+	sr_finish(&d);
+	SR_UNTIL(!sr.scheduler->handovers && sr.scheduler->load_count == 0);
+
+	return ms;
+}
+
+SR_CASE(p5_a_prompt_is_awaited_for_twice_what_computing_it_takes, plain)
+{
+	kvx_step_work_t work = {0};
+	uint64_t compute_ns;
+	uint32_t ms;
+
+	assert_int_equal(wait_ms(&compute_ns), 30000); /* nothing is known yet */
+	assert_int_equal(compute_ns, 0);
+	kvx_step_work_add(&work, 0, 200);
+	kvx_cost_model_add_step(&sr.scheduler->cost_model, &work, 300u * KVX_MS);
+	ms = wait_ms(&compute_ns);
+	assert_int_equal(ms, 1000 + 2 * compute_ns / KVX_MS);
+	assert_in_range(compute_ns, KVX_MS, 1000u * KVX_MS);
+	for (uint32_t i = 0; i < 100; i++) {
+		kvx_cost_model_add_step(&sr.scheduler->cost_model, &work, 60000u * KVX_MS);
+	}
+	assert_int_equal(wait_ms(&compute_ns), 30000);
+	assert_true(compute_ns > 15000u * KVX_MS);
+}
+
 /* The daemon has a deadline of its own, and does not tell of it now. */
 SR_CASE(p5_a_stopped_daemon_does_not_prolong_the_wait, plain)
 {
