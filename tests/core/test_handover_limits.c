@@ -382,6 +382,21 @@ KV_TEST(p5_what_a_killed_consumer_had_claimed_gives_way)
 	stage_end();
 }
 
+/* The number of an instance's entries is a limit like that of their bytes. */
+KV_TEST(p5_what_nobody_has_claimed_gives_way_at_the_limit_of_its_producer)
+{
+	(void)stage_flood();
+	u_.core->config.max_leases = 3;
+	assert_int_equal(send_prompt(m_, "d", 0, 0), KV_ERR_LIMIT);
+	advance(U_HANDOVER_MIN_TTL_NS - 1000000000u);
+	assert_int_equal(send_prompt(m_, "d", 0, 0), KV_OK);
+	assert_int_equal(send_prompt(m_, "e", 0, 0), KV_ERR_LIMIT);
+	assert_int_equal(recv(d_, "a", 0), KV_OK);
+	assert_int_equal(got_.state, KV_HANDOVER_FAILED);
+	universe_check(&u_);
+	stage_end();
+}
+
 /* One that waits is told as soon as another may give way, and no sooner. */
 KV_TEST(p5_a_producer_that_waits_is_told_when_others_have_had_their_time)
 {

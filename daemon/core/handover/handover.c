@@ -108,11 +108,6 @@ void kvd_handover_leave_side(kvd_core_t *core, kvd_handover_side_t *side)
 	}
 }
 
-kv_status_t kvd_handover_may_join(const kvd_core_t *core, const kvd_handover_call_t *call)
-{
-	return call->instance->handovers < core->config.max_leases ? KV_OK : KV_ERR_LIMIT;
-}
-
 static int has_gone(kvd_core_t *core, const kvd_handover_side_t *side)
 {
 	const kvd_member_rec_t *member = kvd_member_find(core, side->member);

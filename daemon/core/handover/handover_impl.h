@@ -53,8 +53,6 @@ kv_status_t kvd_handover_create(kvd_core_t *core, kvd_handover_call_t *call, con
 void kvd_handover_join_side(kvd_core_t *core, kvd_handover_side_t *side, const kvd_handover_call_t *call);
 /* Nobody is it from now on; it may have been nobody. */
 void kvd_handover_leave_side(kvd_core_t *core, kvd_handover_side_t *side);
-/* May the instance be a side of one more entry? KV_ERR_LIMIT. */
-kv_status_t kvd_handover_may_join(const kvd_core_t *core, const kvd_handover_call_t *call);
 /* The entry expires then. */
 void kvd_handover_set_expiry(kvd_core_t *core, kvd_handover_t *entry, uint64_t expiry_ns);
 /* What was asked for, at most what the option allows; 0: that. */
@@ -141,6 +139,8 @@ void kvd_handover_advance(kvd_core_t *core, kvd_handover_t *entry, const kvd_han
 
 /* Bytes that the namespace's entries may still keep. */
 uint64_t kvd_handover_room_left(const kvd_core_t *core, uint32_t ns);
+/* May the instance be a side of one more entry? One of its own that no consumer has claimed gives way. KV_ERR_LIMIT. */
+kv_status_t kvd_handover_may_join(kvd_core_t *core, const kvd_handover_call_t *call);
 /* There is no room for these bytes: an entry of that memory that no consumer has claimed gives way, but for `except`,
  * which may be NULL (decision 075). 0: none does. */
 int kvd_handover_make_room(kvd_core_t *core, uint32_t ns, uint32_t memory, uint64_t bytes,

@@ -25,10 +25,10 @@ int kvd_handover_is_within_share(const kvd_core_t *core, uint32_t ns, uint64_t b
 
 /* ---- what nobody has claimed ----------------------------------------------------------------- */
 
-/* Of an entry without a consumer: of its last chunk, or of when it was given back. */
-static uint64_t unclaimed_since(const kvd_handover_t *entry)
+/* No consumer has come in time since its last chunk, or since it was given back. */
+static int has_had_its_time(const kvd_core_t *core, const kvd_handover_t *entry)
 {
-	return entry->expiry_ns - entry->ttl_ns;
+	return core->now_ns >= entry->expiry_ns - entry->ttl_ns + core->config.handover_min_ttl_ns;
 }
 
 /* What the entry's producer has; those whose producer has gone are together. */
@@ -54,7 +54,7 @@ static kvd_handover_t *find_unclaimed(kvd_core_t *core, uint32_t ns, uint32_t me
 		const kvd_handover_t *entry = kvd_handover_at(core, id);
 		const uint64_t has = kvd_handover_bytes(core, entry);
 
-		if (core->now_ns < unclaimed_since(entry) + core->config.handover_min_ttl_ns) {
+		if (!has_had_its_time(core, entry)) {
 			break; /* those after it are younger */
 		}
 		if (entry != except &&
@@ -71,11 +71,9 @@ static kvd_handover_t *find_unclaimed(kvd_core_t *core, uint32_t ns, uint32_t me
 	return most->oldest == KVD_NONE || all < bytes ? NULL : kvd_handover_at(core, most->oldest);
 }
 
-int kvd_handover_make_room(kvd_core_t *core, uint32_t ns, uint32_t memory, uint64_t bytes, const kvd_handover_t *except)
+/* Its late consumer is told. */
+static int give_way(kvd_core_t *core, kvd_handover_t *entry)
 {
-	const uint64_t left = kvd_handover_room_left(core, ns);
-	kvd_handover_t *entry = find_unclaimed(core, ns, memory, bytes > left ? bytes - left : 0, except);
-
 	if (entry) {
 		kvd_count(core, KV_M_HANDOVERS_GAVE_WAY, 1);
 		kvd_handover_fail(core, entry, KV_ERR_EXPIRED);
@@ -84,6 +82,38 @@ int kvd_handover_make_room(kvd_core_t *core, uint32_t ns, uint32_t memory, uint6
 	}
 
 	return entry != NULL;
+}
+
+kv_status_t kvd_handover_may_join(kvd_core_t *core, const kvd_handover_call_t *call)
+{
+	const uint32_t ns = call->space->ns;
+	uint32_t id = core->ns[ns]->unclaimed.head;
+
+	if (call->instance->handovers < core->config.max_leases) {
+		return KV_OK;
+	}
+	for (uint32_t left = LOOK; left > 0 && id != KVD_NONE; left--) {
+		kvd_handover_t *entry = kvd_handover_at(core, id);
+
+		if (!has_had_its_time(core, entry)) {
+			break;
+		}
+		if (entry != call->entry && entry->producer.instance == call->instance->id) {
+			(void)give_way(core, entry);
+			return KV_OK;
+		}
+		id = entry->of_unclaimed.next;
+	}
+
+	return KV_ERR_LIMIT;
+}
+
+int kvd_handover_make_room(kvd_core_t *core, uint32_t ns, uint32_t memory, uint64_t bytes, const kvd_handover_t *except)
+{
+	const uint64_t left = kvd_handover_room_left(core, ns);
+	kvd_handover_t *entry = find_unclaimed(core, ns, memory, bytes > left ? bytes - left : 0, except);
+
+	return give_way(core, entry);
 }
 
 /* ---- who waits ------------------------------------------------------------------------------- */
