@@ -131,7 +131,8 @@ static void flush(kvd_link_t *link)
 			return;
 		}
 		if (n < 0) {
-			fail_errno(link, KV_ERR_CLOSED, "cannot send", errno);
+			fail_errno(link, link->state == KVD_LINK_HELLO_SENT ? KV_ERR_BUSY : KV_ERR_CLOSED,
+				   "cannot send", errno);
 			return;
 		}
 		link->out_at += (size_t)n;
@@ -238,6 +239,17 @@ static kv_status_t on_proof(kvd_link_t *link, const kvd_net_proof_t *answer)
 }
 
 /* ---- receiving ------------------------------------------------------------------------------- */
+
+/* No more comes. A dialler that was not even asked for its proof is told so: the other side may have had no room. */
+static void fail_closed(kvd_link_t *link, const char *how)
+{
+	if (link->state == KVD_LINK_OPEN) {
+		kvd_link_fail(link, KV_ERR_CLOSED, how);
+	} else {
+		kvd_link_fail(link, link->state == KVD_LINK_HELLO_SENT ? KV_ERR_BUSY : KV_ERR_CLOSED,
+			      "the peer has refused the connection");
+	}
+}
 
 static kv_status_t handle(kvd_link_t *link, uint32_t code)
 {
@@ -361,12 +373,11 @@ static void receive(kvd_link_t *link)
 		if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
 			return;
 		}
-		if (n < 0) {
+		if (n == 0 || (n < 0 && errno == ECONNRESET)) {
+			fail_closed(link, n == 0 ? "the peer has closed the connection"
+						 : "the peer has reset the connection");
+		} else if (n < 0) {
 			fail_errno(link, KV_ERR_CLOSED, "cannot receive", errno);
-		} else if (n == 0) {
-			kvd_link_fail(link, KV_ERR_CLOSED,
-				      link->state == KVD_LINK_OPEN ? "the peer has closed the connection"
-								   : "the peer has refused the connection");
 		} else {
 			link->in_len += (size_t)n;
 			take_frames(link);

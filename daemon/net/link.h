@@ -67,7 +67,7 @@ kv_status_t kvd_link_send(kvd_link_t *link, kvd_net_code_t code, const void *mes
 void kvd_link_fail(kvd_link_t *link, kv_status_t status, const char *why);
 
 kvd_link_state_t kvd_link_state(const kvd_link_t *link);
-kv_status_t kvd_link_status(const kvd_link_t *link); /* DEAD: why */
+kv_status_t kvd_link_status(const kvd_link_t *link); /* DEAD: why; BUSY: the dialled side closed it before CHALLENGE */
 const char *kvd_link_why(const kvd_link_t *link);
 const char *kvd_link_peer(const kvd_link_t *link); /* name; "": not known yet. Proved once the link is open */
 int kvd_link_is_dialler(const kvd_link_t *link);

@@ -1,4 +1,9 @@
-/* Links to and from peers: dialling, accepting, and who may say what on them. */
+/* Links to and from peers: dialling, accepting, and who may say what on them.
+ *
+ * A connection takes one of STRANGERS_MAX places until it has proved who it is. When they are all taken the least
+ * likely peer goes: from no peer's address before one that is, silent before one that has named a peer, and of those
+ * alike the oldest. So places are held only until somebody else comes.
+ */
 #include "net/net.h"
 
 #include <errno.h>
@@ -42,6 +47,7 @@ static kv_status_t opened_dialled(void *ctx, kvd_link_t *link)
 	kvd_net_peer_t *peer = ctx;
 
 	peer->failures = 0;
+	peer->error[0] = '\0';
 	peer->counts.links++;
 	kv_log(KV_LOG_INFO, "net", "peer %s: connected", peer->config->name);
 
@@ -86,7 +92,8 @@ static void dial(kvd_net_peer_t *peer)
 	}
 }
 
-/* The breaker: while the link is down whatever needs it fails at once, and the pauses between two tries grow. */
+/* The breaker: while the link is down whatever needs it fails at once, and the pauses between two tries grow; but not
+ * where the other side had no room for who has not said a name. */
 static void step_dialled(kvd_net_peer_t *peer)
 {
 	uint64_t pause = RETRY_MIN_NS;
@@ -109,10 +116,10 @@ static void step_dialled(kvd_net_peer_t *peer)
 		peer->net->refused_proofs++;
 	}
 	snprintf(peer->error, sizeof peer->error, "%s", kvd_link_why(peer->link));
-	for (uint32_t i = 0; i < peer->failures && pause < RETRY_MAX_NS; i++) {
+	peer->failures = kvd_link_status(peer->link) == KV_ERR_BUSY ? 1 : peer->failures + 1;
+	for (uint32_t i = 1; i < peer->failures && pause < RETRY_MAX_NS; i++) {
 		pause *= 2;
 	}
-	peer->failures++;
 	peer->retry_ns = peer->net->now_ns + (pause < RETRY_MAX_NS ? pause : RETRY_MAX_NS);
 	kvd_link_free(peer->link);
 	peer->link = NULL;
@@ -141,6 +148,9 @@ static kv_status_t opened_inbound(void *ctx, kvd_link_t *link)
 	inbound->peer = peer;
 	inbound->net->strangers--;
 	peer->inbound = inbound;
+	if (kvd_net_peer_link(peer)) {
+		peer->error[0] = '\0'; /* of the link before this one */
+	}
 
 	return send_ready(inbound->net, link);
 }
@@ -219,31 +229,85 @@ static void end_inbound(kvd_inbound_t *inbound)
 	free(inbound);
 }
 
+/* Take it from the list, and end it. */
+static void end_at(kvd_inbound_t **at)
+{
+	kvd_inbound_t *inbound = *at;
+
+	*at = inbound->next;
+	end_inbound(inbound);
+}
+
+static void drop_least_likely(kvd_net_t *net)
+{
+	kvd_inbound_t **victim = NULL;
+	int least = 0;
+
+	for (kvd_inbound_t **at = &net->inbound; *at; at = &(*at)->next) { /* the youngest first */
+		const int rank = 2 * (*at)->is_configured + (kvd_link_state((*at)->link) == KVD_LINK_CHALLENGED);
+
+		if (!(*at)->peer && (!victim || rank <= least)) {
+			victim = at;
+			least = rank;
+		}
+	}
+	if (victim) {
+		kvd_link_fail((*victim)->link, KV_ERR_BUSY, "too many have connected and not said who they are");
+		end_at(victim);
+	}
+}
+
+static int is_configured(const kvd_net_t *net, int fd)
+{
+	const kvd_address_t from = kvd_address_of_peer(fd);
+
+	for (uint32_t i = 0; i < net->peer_count; i++) {
+		const kvd_address_t peer = kvd_address_parse(net->peers[i].config->host);
+
+		if (kvd_address_equal(&from, &peer)) {
+			return 1;
+		}
+	}
+
+	return 0;
+}
+
+static void accept_link(kvd_net_t *net, int fd)
+{
+	kvd_link_config_t config = {
+		.name = net->config->peers.name, .ops = &inbound_ops, .silence_ns = net->config->timeout_ns};
+	kvd_inbound_t *inbound = calloc(1, sizeof *inbound);
+
+	if (!inbound) {
+		net->refused_links++;
+		close(fd);
+		return;
+	}
+	config.ctx = inbound;
+	inbound->net = net;
+	inbound->is_configured = is_configured(net, fd);
+	inbound->link = kvd_link_accept(&config, fd);
+	if (!inbound->link) {
+		free(inbound);
+		return;
+	}
+	inbound->next = net->inbound;
+	net->inbound = inbound;
+	if (++net->strangers > STRANGERS_MAX) {
+		drop_least_likely(net);
+	}
+}
+
+/* Not more at a time than there are places: what those say is heard before the next ones come. */
 static void accept_links(kvd_net_t *net)
 {
-	const kvd_link_config_t base = {
-		.name = net->config->peers.name, .ops = &inbound_ops, .silence_ns = net->config->timeout_ns};
-	int fd;
+	for (uint32_t i = 0; i < STRANGERS_MAX && net->listen_fd >= 0; i++) {
+		int fd = accept4(net->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 
-	while (net->listen_fd >= 0 && (fd = accept4(net->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0) {
-		kvd_inbound_t *inbound = net->strangers < STRANGERS_MAX ? calloc(1, sizeof *inbound) : NULL;
-		kvd_link_config_t config = base;
-
-		config.ctx = inbound;
-		if (!inbound) {
-			net->refused_links++;
-			close(fd);
-			continue;
+		if (fd < 0) {
+			return;
 		}
-		inbound->net = net;
-		inbound->link = kvd_link_accept(&config, fd);
-		if (!inbound->link) {
-			free(inbound);
-			continue;
-		}
-		inbound->next = net->inbound;
-		net->inbound = inbound;
-		net->strangers++;
+		accept_link(net, fd);
 	}
 }
 
@@ -258,12 +322,11 @@ static void step_inbound(kvd_net_t *net)
 		if (inbound->ep && kvd_ucx_is_broken(inbound->ep)) {
 			kvd_link_fail(inbound->link, KV_ERR_CLOSED, "its UCX connection has broken");
 		}
-		if (kvd_link_state(inbound->link) != KVD_LINK_DEAD) {
+		if (kvd_link_state(inbound->link) == KVD_LINK_DEAD) {
+			end_at(at);
+		} else {
 			at = &inbound->next;
-			continue;
 		}
-		*at = inbound->next;
-		end_inbound(inbound);
 	}
 }
 

@@ -4,7 +4,7 @@
  *   main.c    the loop, reports to the daemon
  *   orders.c  what the daemon orders (answers.c: and what it is answered)
  *   links.c   links to and from peers: dialling, the breaker, names, who may speak (peer.c: one of them)
- *   link.c    one control connection (auth.c, messages.c)
+ *   link.c    one control connection (auth.c, messages.c, address.c)
  *   ucx.c     the bytes, and copiers.c: from where they land to where they stay
  *   prefix.c  namespaces, spaces and keys, by libkvc
  *   fetch.c   the consumer's side: blocks of a peer become blocks here, and chunks of a hand-over
@@ -13,6 +13,7 @@
 #ifndef KVD_NET_NET_H
 #define KVD_NET_NET_H
 
+#include "net/address.h"
 #include "net/copiers.h"
 #include "net/link.h"
 #include "net/ucx.h"
@@ -38,6 +39,7 @@ typedef struct kvd_inbound {
 	kvd_link_t *link;
 	kvd_net_peer_t *peer; /* NULL: no proof yet */
 	kvd_ucx_ep_t *ep;     /* to its worker; NULL: not READY, or it has no UCX */
+	int is_configured;    /* it comes from the address of a peer */
 	kvd_net_t *net;
 } kvd_inbound_t;
 

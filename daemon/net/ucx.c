@@ -1,10 +1,10 @@
 /* UCX through dlopen: see ucx.h. */
+#include "net/address.h"
 #include "net/ucx.h"
 
 #include "kv/env.h"
 #include "kv/log.h"
 
-#include <arpa/inet.h>
 #include <dlfcn.h>
 #include <ifaddrs.h>
 #include <net/if.h>
@@ -111,41 +111,20 @@ static kv_status_t load_library(char *why, size_t cap)
 	return ucp.ucs_status_string ? KV_OK : KV_ERR_UNSUPPORTED;
 }
 
-/* The bytes of a numeric address; returns how many: 4, 16, or 0. */
-static size_t address_bytes(const struct sockaddr *from, uint8_t out[16])
-{
-	struct sockaddr_in in;
-	struct sockaddr_in6 in6;
-
-	if (from && from->sa_family == AF_INET) {
-		memcpy(&in, from, sizeof in);
-		memcpy(out, &in.sin_addr, sizeof in.sin_addr);
-		return sizeof in.sin_addr;
-	}
-	if (from && from->sa_family == AF_INET6) {
-		memcpy(&in6, from, sizeof in6);
-		memcpy(out, &in6.sin6_addr, sizeof in6.sin6_addr);
-		return sizeof in6.sin6_addr;
-	}
-
-	return 0;
-}
-
 /* The network device that has this address. */
 static kv_status_t find_device(const char *address, char out[IF_NAMESIZE])
 {
-	uint8_t want[16], has[16];
-	const size_t len = inet_pton(AF_INET, address, want) == 1    ? 4
-			   : inet_pton(AF_INET6, address, want) == 1 ? 16
-								     : 0;
+	const kvd_address_t want = kvd_address_parse(address);
 	struct ifaddrs *all;
 	kv_status_t status = KV_ERR_CONFIG;
 
-	if (len == 0 || getifaddrs(&all) != 0) {
+	if (getifaddrs(&all) != 0) {
 		return KV_ERR_CONFIG;
 	}
 	for (const struct ifaddrs *at = all; at; at = at->ifa_next) {
-		if (address_bytes(at->ifa_addr, has) == len && memcmp(has, want, len) == 0) {
+		const kvd_address_t has = kvd_address_of(at->ifa_addr);
+
+		if (kvd_address_equal(&has, &want)) {
 			snprintf(out, IF_NAMESIZE, "%s", at->ifa_name);
 			status = KV_OK;
 			break;
