@@ -157,6 +157,8 @@ static kv_status_t opened_inbound(void *ctx, kvd_link_t *link)
 
 static kv_status_t on_ready(kvd_inbound_t *inbound, const kvd_net_ready_t *ready)
 {
+	kv_status_t status;
+
 	if (inbound->ep) {
 		return KV_ERR_PROTO;
 	}
@@ -164,7 +166,13 @@ static kv_status_t on_ready(kvd_inbound_t *inbound, const kvd_net_ready_t *ready
 		return KV_OK; /* nothing can be pushed, and each ASK is told so */
 	}
 
-	return kvd_ucx_connect(inbound->net->ucx, ready->ucx, &inbound->ep);
+	status = kvd_ucx_connect(inbound->net->ucx, ready->ucx, &inbound->ep);
+	if (status == KV_ERR_PROTO) {
+		kvd_link_fail(inbound->link, status,
+			      "its UCX address is malformed, or of a format that is not known here");
+	}
+
+	return status;
 }
 
 static kv_status_t received_inbound(void *ctx, kvd_link_t *link, uint32_t code, const kvd_net_message_t *message)

@@ -4,8 +4,8 @@
  *   main.c    the loop, reports to the daemon
  *   orders.c  what the daemon orders (answers.c: and what it is answered)
  *   links.c   links to and from peers: dialling, the breaker, names, who may speak (peer.c: one of them)
- *   link.c    one control connection (auth.c, messages.c, address.c)
- *   ucx.c     the bytes, and copiers.c: from where they land to where they stay
+ *   link.c    one control connection (auth.c, messages.c)
+ *   ucx/      the bytes, and copiers.c: from where they land to where they stay
  *   prefix.c  namespaces, spaces and keys, by libkvc
  *   fetch.c   the consumer's side: blocks of a peer become blocks here, and chunks of a hand-over
  *   serve.c   the owner's side: a hand-over here, or a prefix, goes to a peer
@@ -13,10 +13,10 @@
 #ifndef KVD_NET_NET_H
 #define KVD_NET_NET_H
 
-#include "net/address.h"
+#include "base/address.h"
 #include "net/copiers.h"
 #include "net/link.h"
-#include "net/ucx.h"
+#include "net/ucx/ucx.h"
 #include "net/wire.h"
 
 #include "kvc.h"

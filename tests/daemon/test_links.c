@@ -233,4 +233,43 @@ KV_TEST(p10_an_old_error_is_forgotten_once_the_link_is_up)
 	end_net();
 }
 
+/* UCX, as main.c opens it; it stays. */
+static void open_ucx(void)
+{
+	static const kvd_ucx_ops_t ops;
+	static kvd_ucx_t *ucx;
+	const kvd_ucx_config_t config = {.transports = "tcp", .address = "127.0.0.1", .ops = &ops};
+	char why[200];
+	kv_status_t status = ucx ? KV_OK : kvd_ucx_open(&config, &ucx, why, sizeof why);
+
+	if (status == KV_ERR_UNSUPPORTED) {
+		kv_test_skip(why);
+	}
+	assert_int_equal(status, KV_OK);
+	net_.ucx = ucx;
+}
+
+/* The peer has the key, and sends this as the address of its worker. */
+static void send_address(kv_slice_t address)
+{
+	const kvd_net_ready_t ready = {.ucx = address};
+
+	dial_as_peer();
+	assert_int_equal(serve_peer(), KVD_LINK_OPEN);
+	assert_int_equal(kvd_link_send(dialled_, KVD_NET_READY, &ready), KV_OK);
+	kvd_net_peers_step(&net_);
+}
+
+KV_TEST(p6_a_bad_address_of_a_peer_ends_its_link_only)
+{
+	start_net("127.0.0.1");
+	open_ucx();
+	send_address(kv_slice_str("\2no address"));
+	assert_null(net_.peers[0].inbound);
+	assert_int_equal(net_.refused_frames, 1);
+	assert_non_null(strstr(net_.peers[0].error, "UCX address"));
+	kvd_link_free(dialled_);
+	end_net();
+}
+
 KV_TEST_MAIN(NULL, NULL)

@@ -1,6 +1,6 @@
 /* Built without UCX's headers: the net process connects to peers and says why no bytes can come. There is never a
  * kvd_ucx_t, and so nothing else of ucx.h happens. */
-#include "net/ucx.h"
+#include "net/ucx/ucx.h"
 
 #include <stdio.h>
 

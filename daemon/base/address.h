@@ -1,6 +1,6 @@
-/* daemon/net/address.h -- the address of a node: where a connection comes from, and where a peer is configured. */
-#ifndef KVD_NET_ADDRESS_H
-#define KVD_NET_ADDRESS_H
+/* daemon/base/address.h -- the address of a node: where a connection comes from, and where a peer is configured. */
+#ifndef KVD_ADDRESS_H
+#define KVD_ADDRESS_H
 
 #include <stdint.h>
 #include <sys/socket.h>

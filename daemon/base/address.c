@@ -1,5 +1,5 @@
 /* Addresses without ports. */
-#include "net/address.h"
+#include "base/address.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>

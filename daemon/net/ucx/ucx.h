@@ -1,4 +1,4 @@
-/* daemon/net/ucx.h -- the bytes' way: UCX active messages with rendezvous, pushed by the owner of the blocks.
+/* daemon/net/ucx/ucx.h -- the bytes' way: UCX active messages with rendezvous, pushed by the owner of the blocks.
  *
  * UCX is found with dlopen when it is there; headers are needed to build this file only. One worker, one thread. What
  * is remotely written are buffers that `land` hands out for a message whose ticket the caller knows.
@@ -51,7 +51,8 @@ int kvd_ucx_arm(kvd_ucx_t *ucx);
 /* 1: something was done, and there may be more. */
 int kvd_ucx_progress(kvd_ucx_t *ucx);
 
-/* An endpoint to the worker with this address, which came over an authenticated link. */
+/* An endpoint to the worker with this address, which came over an authenticated link. KV_ERR_PROTO: it is no address;
+ * KV_ERR_UNREACHABLE: no transport leads there; KV_ERR_NOMEM. */
 kv_status_t kvd_ucx_connect(kvd_ucx_t *ucx, kv_slice_t address, kvd_ucx_ep_t **p_ep);
 /* Close it by force; `pushed` comes for all that is under way, at the latest in later calls of kvd_ucx_progress(). */
 void kvd_ucx_disconnect(kvd_ucx_ep_t *ep);

@@ -1,6 +1,7 @@
 /* UCX through dlopen: see ucx.h. */
-#include "net/address.h"
-#include "net/ucx.h"
+#include "base/address.h"
+#include "net/ucx/ucx.h"
+#include "net/ucx/worker_address.h"
 
 #include "kv/env.h"
 #include "kv/log.h"
@@ -275,6 +276,11 @@ kv_status_t kvd_ucx_open(const kvd_ucx_config_t *config, kvd_ucx_t **p_ucx, char
 	if (result == UCS_OK) {
 		result = create_worker(ucx);
 	}
+	if (result == UCS_OK && kvd_ucx_address_check((kv_slice_t){NULL, 0}, kvd_ucx_address(ucx)) == KV_ERR_PROTO) {
+		snprintf(why, cap, "UCX %s makes addresses of another format than 1", ucp.ucp_get_version_string());
+		destroy(ucx);
+		return KV_ERR_UNSUPPORTED;
+	}
 	if (result != UCS_OK) {
 		snprintf(why, cap, "UCX %s does not start with transports %s on %s: %s", ucp.ucp_get_version_string(),
 			 config->transports, device, ucp.ucs_status_string(result));
@@ -354,21 +360,24 @@ static void on_broken(void *arg, ucp_ep_h handle, ucs_status_t status)
 
 kv_status_t kvd_ucx_connect(kvd_ucx_t *ucx, kv_slice_t address, kvd_ucx_ep_t **p_ep)
 {
-	kvd_ucx_ep_t *ep = calloc(1, sizeof *ep);
+	kv_status_t status = kvd_ucx_address_check(kvd_ucx_address(ucx), address);
+	kvd_ucx_ep_t *ep = status == KV_OK ? calloc(1, sizeof *ep) : NULL;
 	const ucp_ep_params_t params = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS |
 						      UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
 						      UCP_EP_PARAM_FIELD_ERR_HANDLER,
 					.address = (const ucp_address_t *)(const void *)address.data,
 					.err_mode = UCP_ERR_HANDLING_MODE_PEER,
 					.err_handler = {.cb = on_broken, .arg = ep}};
+	ucs_status_t result;
 
 	if (!ep) {
-		return KV_ERR_NOMEM;
+		return status == KV_OK ? KV_ERR_NOMEM : status;
 	}
 	ep->ucx = ucx;
-	if (address.len == 0 || ucp.ucp_ep_create(ucx->worker, &params, &ep->ep) != UCS_OK) {
+	result = ucp.ucp_ep_create(ucx->worker, &params, &ep->ep);
+	if (result != UCS_OK) {
 		free(ep);
-		return KV_ERR_IO;
+		return result == UCS_ERR_NO_MEMORY ? KV_ERR_NOMEM : KV_ERR_UNREACHABLE;
 	}
 	*p_ep = ep;
 
