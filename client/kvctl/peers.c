@@ -34,6 +34,10 @@ static void print_net(struct json_object *net)
 	if (kvctl_u64(net, "restarts") > 0) {
 		printf(" (restarted %llu times)", (unsigned long long)kvctl_u64(net, "restarts"));
 	}
+	if (kvctl_u64(net, "crashes") > 0) {
+		printf(", crashed %llu times (%s)", (unsigned long long)kvctl_u64(net, "crashes"),
+		       kvctl_str(net, "crash"));
+	}
 	if (kvctl_str(net, "ucx")[0]) {
 		printf(", UCX %s", kvctl_str(net, "ucx"));
 	} else {

@@ -126,6 +126,27 @@ static void step_dialled(kvd_net_peer_t *peer)
 	kvd_fetches_lost(peer);
 }
 
+/* ---- who UCX hears --------------------------------------------------------------------------- */
+
+/* The addresses that peers are configured with, and those that they come from, with a proof. */
+void kvd_net_peers_admit(kvd_net_t *net)
+{
+	kvd_address_t from[2 * KVD_PEERS_MAX];
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < net->peer_count; i++) {
+		from[n++] = kvd_address_parse(net->peers[i].config->host);
+		if (net->peers[i].inbound) {
+			from[n++] = kvd_address_of_peer(kvd_link_fd(net->peers[i].inbound->link));
+		}
+	}
+	if (net->ucx && kvd_ucx_admit(net->ucx, from, n) != KV_OK && !net->hears_all) {
+		net->hears_all = 1;
+		kv_log(KV_LOG_WARN, "net",
+		       "the kernel has no filters of sockets: UCX hears all who reach its port (docs/THREAT_MODEL.md)");
+	}
+}
+
 /* ---- links from others ----------------------------------------------------------------------- */
 
 static kv_slice_t find_key_of_inbound(void *ctx, const char *name)
@@ -148,6 +169,7 @@ static kv_status_t opened_inbound(void *ctx, kvd_link_t *link)
 	inbound->peer = peer;
 	inbound->net->strangers--;
 	peer->inbound = inbound;
+	kvd_net_peers_admit(inbound->net);
 	if (kvd_net_peer_link(peer)) {
 		peer->error[0] = '\0'; /* of the link before this one */
 	}
@@ -222,6 +244,7 @@ static void end_inbound(kvd_inbound_t *inbound)
 
 	if (inbound->peer) {
 		inbound->peer->inbound = NULL;
+		kvd_net_peers_admit(net);
 		snprintf(inbound->peer->error, sizeof inbound->peer->error, "its link to us: %s",
 			 kvd_link_why(inbound->link));
 		if (status != KV_ERR_CLOSED && status != KV_ERR_TIMEOUT) {

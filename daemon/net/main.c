@@ -103,6 +103,7 @@ static void open_ucx(void)
 	if (status == KV_OK) {
 		kv_log(KV_LOG_INFO, "net", "UCX %s: transports %s", kvd_ucx_version(net_.ucx), config.transports);
 		net_.ucx_why[0] = '\0';
+		kvd_net_peers_admit(&net_);
 		kvd_net_peers_restart(&net_, "UCX has started"); /* each READY so far was without its address */
 	} else if (strcmp(why, net_.ucx_why) != 0) {
 		kv_log(KV_LOG_WARN, "net", "no transfers between nodes: %s", why);

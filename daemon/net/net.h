@@ -68,6 +68,7 @@ struct kvd_net {
 	kvd_copiers_t *copiers;
 	kvd_ucx_t *ucx;
 	char ucx_why[200];
+	int hears_all;   /* UCX: the kernel cannot keep strangers from its port */
 	uint64_t ucx_ns; /* when to try again; UINT64_MAX: never */
 	uint64_t now_ns;
 	int moved; /* in this iteration: another one follows at once */
@@ -102,7 +103,8 @@ void kvd_net_send_answers(kvd_net_t *net);
 kv_status_t kvd_net_peers_open(kvd_net_t *net, char *why, size_t cap);
 /* Dial, accept, send, receive, give up. */
 void kvd_net_peers_step(kvd_net_t *net);
-/* End every link: there is something to say that READY says. */
+/* UCX has started: it hears the addresses of peers, and every link begins anew, since READY has something to say. */
+void kvd_net_peers_admit(kvd_net_t *net);
 void kvd_net_peers_restart(kvd_net_t *net, const char *why);
 
 /* ---- peer.c ---------------------------------------------------------------------------------- */

@@ -1,11 +1,18 @@
-/* Addresses of UCX workers that a peer sends: right ones, and everything near them. */
+/* Addresses of UCX workers that a peer sends: right ones, and everything near them; and who may connect to one. */
 #include "kv_cmocka.h"
 #include "kv_test.h"
 
+#include "net/ucx/admission.h"
 #include "net/ucx/ucx.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #define PORT_BYTES 2u /* the end of a TCP address; another port is somebody else's */
 
@@ -37,11 +44,20 @@ static kvd_ucx_t *open_ucx(void)
 	return ucx;
 }
 
+static void admit(kvd_ucx_t *ucx, const char *first, const char *second)
+{
+	const kvd_address_t from[2] = {kvd_address_parse(first), kvd_address_parse(second ? second : "")};
+
+	assert_int_equal(kvd_ucx_admit(ucx, from, second ? 2 : 1), KV_OK);
+}
+
 static int setup(void **state)
 {
 	(void)state;
 	ours_ = open_ucx();
 	theirs_ = open_ucx();
+	admit(ours_, "127.0.0.1", NULL);
+	admit(theirs_, "127.0.0.1", NULL);
 
 	return 0;
 }
@@ -136,6 +152,97 @@ KV_TEST(p6_no_address_of_garbage_ends_the_process)
 		}
 		assert_int_not_equal(try_address(bytes, len), KV_OK);
 	}
+}
+
+/* A connection to our worker from this address, begun. */
+static int connect_from(const char *host)
+{
+	const kv_slice_t own = kvd_ucx_address(ours_);
+	struct sockaddr_in from = {.sin_family = AF_INET}, to = {.sin_family = AF_INET};
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+	assert_true(fd >= 0);
+	assert_int_equal(inet_pton(AF_INET, host, &from.sin_addr), 1);
+	assert_int_equal(inet_pton(AF_INET, "127.0.0.1", &to.sin_addr), 1);
+	memcpy(&to.sin_port, own.data + own.len - PORT_BYTES, PORT_BYTES);
+	assert_int_equal(bind(fd, (const struct sockaddr *)&from, sizeof from), 0);
+	(void)connect(fd, (const struct sockaddr *)&to, sizeof to);
+
+	return fd;
+}
+
+/* One that is let in is so before connect() returns, on loopback. */
+static int is_let_in(int fd)
+{
+	struct tcp_info info;
+	socklen_t len = sizeof info;
+
+	assert_int_equal(getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &len), 0);
+	assert_true(info.tcpi_state == TCP_ESTABLISHED || info.tcpi_state == TCP_SYN_SENT);
+
+	return info.tcpi_state == TCP_ESTABLISHED;
+}
+
+/* It is waited for; those that were begun before have had their turn then. */
+static int connect_peer(const char *host)
+{
+	int fd = connect_from(host);
+	struct pollfd look = {.fd = fd, .events = POLLOUT};
+
+	assert_int_equal(poll(&look, 1, 60000), 1);
+	assert_true(is_let_in(fd));
+
+	return fd;
+}
+
+KV_TEST(p6_strangers_do_not_reach_the_port_of_ucx)
+{
+	int strangers[2], peers[2];
+
+	admit(ours_, "::1", "127.0.0.2");
+	strangers[0] = connect_from("127.0.0.1");
+	strangers[1] = connect_from("127.0.0.3");
+	peers[0] = connect_peer("127.0.0.2");
+	assert_false(is_let_in(strangers[0]));
+	assert_false(is_let_in(strangers[1]));
+	admit(ours_, "127.0.0.3", "127.0.0.2");
+	peers[1] = connect_peer("127.0.0.3");
+	for (uint32_t i = 0; i < 2; i++) {
+		close(strangers[i]);
+		close(peers[i]);
+	}
+	assert_int_equal(kvd_ucx_admit(ours_, NULL, 0), KV_OK);
+	strangers[0] = connect_from("127.0.0.2");
+	admit(theirs_, "127.0.0.1", "::1");
+	assert_false(is_let_in(strangers[0]));
+	close(strangers[0]);
+}
+
+/* The same filter, on a socket of version 6. */
+KV_TEST(p6_strangers_of_ipv6_do_not_reach_it_either)
+{
+	struct sockaddr_in6 address = {.sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT};
+	socklen_t len = sizeof address;
+	const int on = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	const kvd_admission_t ports = {.fds = {on}, .count = 1};
+	const kvd_address_t other = kvd_address_parse("::2"), own = kvd_address_parse("::1");
+	int stranger, peer;
+
+	if (on < 0 || bind(on, (struct sockaddr *)&address, len) != 0) {
+		kv_test_skip("this machine has no IPv6");
+	}
+	assert_int_equal(listen(on, 8), 0);
+	assert_int_equal(getsockname(on, (struct sockaddr *)&address, &len), 0);
+	assert_int_equal(kvd_admission_set(&ports, &other, 1), KV_OK);
+	stranger = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	(void)connect(stranger, (struct sockaddr *)&address, len);
+	assert_false(is_let_in(stranger));
+	assert_int_equal(kvd_admission_set(&ports, (const kvd_address_t[]){other, own}, 2), KV_OK);
+	peer = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	assert_int_equal(connect(peer, (struct sockaddr *)&address, len), 0);
+	close(stranger);
+	close(peer);
+	close(on);
 }
 
 KV_TEST_MAIN(setup, NULL)

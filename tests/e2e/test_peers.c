@@ -325,6 +325,18 @@ KV_TEST(p6_the_owners_net_process_may_be_killed, setup, teardown)
 	assert_true(rig_metric_is(&net_.rig[0], "kvd_net_restarts_total", 1));
 }
 
+/* Not by its daemon: status says so, and tells it apart from an end for silence. */
+KV_TEST(p6_a_crash_of_the_net_process_is_told_apart, setup, teardown)
+{
+	char *json = NULL;
+
+	end_net(0, SIGSEGV);
+	assert_true(rig_metric_is(&net_.rig[0], "kvd_net_crashes_total", 1));
+	assert_int_equal(kvc_document(producer_.kvc, KVC_DOC_STATUS, 0, &json, NULL), KVC_OK);
+	assert_non_null(strstr(json, "the net process has crashed"));
+	kvc_free(json);
+}
+
 KV_TEST(p6_a_peer_that_stands_still_is_cut_off_and_comes_back, setup, teardown)
 {
 	end_net(0, SIGSTOP);

@@ -23,6 +23,8 @@
 #define PAUSE_MAX_NS UINT64_C(10000000000)
 #define YOUNG_NS     UINT64_C(30000000000) /* one that ends before this makes the pause longer */
 
+#define CRASH_SHOWN_NS UINT64_C(600000000000) /* by the status */
+
 /* A FETCH that the net process has not answered. */
 typedef struct kvd_net_asked {
 	uint64_t order;
@@ -39,6 +41,10 @@ typedef struct kvd_net_host {
 	uint64_t due_ns; /* no process: when to start the next one */
 	uint32_t failures;
 	uint32_t starts;
+	int is_killed; /* by us */
+	uint32_t crashes;
+	int crash_signal; /* of the last one */
+	uint64_t crash_ns;
 	uint64_t orders; /* so far */
 	kvd_net_asked_t asked[KVD_NET_ASKED_MAX];
 	uint32_t asked_count;
@@ -134,7 +140,7 @@ static void take_message(kvd_host_t *host)
 }
 
 /* It has gone, or is made to go: reaped in a later step. */
-static void end_process(kvd_host_t *host, const char *why)
+static void end_process(kvd_host_t *host, const char *why, int is_killed)
 {
 	kvd_net_host_t *net = host->net;
 	const uint64_t now = kv_now_ns(host->env);
@@ -144,6 +150,7 @@ static void end_process(kvd_host_t *host, const char *why)
 	close(net->source.fd);
 	net->source.fd = -1;
 	kill(net->pid, SIGKILL);
+	net->is_killed = is_killed;
 	net->failures = now - net->born_ns < YOUNG_NS ? net->failures + 1 : 1;
 	for (uint32_t i = 1; i < net->failures && pause < PAUSE_MAX_NS; i++) {
 		pause *= 2;
@@ -166,7 +173,7 @@ static int net_ready(kvd_host_t *host, kvd_source_t *source, uint32_t events)
 		take_message(host);
 	}
 	if (events & (EPOLLHUP | EPOLLERR)) {
-		end_process(host, "has ended");
+		end_process(host, "has ended", 0);
 	}
 
 	return 0;
@@ -201,21 +208,38 @@ static kv_status_t start_process(kvd_host_t *host)
 	return KV_OK;
 }
 
+/* Told apart from an end that was meant: a program that reaches UCX's port can cause it (docs/THREAT_MODEL.md). */
+static void note_crash(kvd_host_t *host, int signal, uint64_t now)
+{
+	kvd_net_host_t *net = host->net;
+
+	net->crashes++;
+	net->crash_signal = signal;
+	net->crash_ns = now;
+	kv_metric_add(&host->metrics, KV_M_NET_CRASHES, 1);
+	kv_log(KV_LOG_ERROR, "io", "the net process has crashed: signal %d (%s) crashes %u", signal,
+	       sigdescr_np(signal), net->crashes);
+}
+
 void kvd_net_step(kvd_host_t *host, uint64_t now)
 {
 	kvd_net_host_t *net = host->net;
+	int how;
 
 	if (!net) {
 		return;
 	}
 	if (net->source.fd >= 0) {
 		if (now > net->heard_ns && now - net->heard_ns > SILENCE_NS) {
-			end_process(host, "is silent and is killed");
+			end_process(host, "is silent and is killed", 1);
 		}
 		return;
 	}
-	if (net->pid > 0 && waitpid(net->pid, NULL, WNOHANG) == net->pid) {
+	if (net->pid > 0 && waitpid(net->pid, &how, WNOHANG) == net->pid) {
 		net->pid = 0;
+		if (WIFSIGNALED(how) && !net->is_killed) {
+			note_crash(host, WTERMSIG(how), now);
+		}
 	}
 	if (net->pid == 0 && now >= net->due_ns && start_process(host) != KV_OK) {
 		net->due_ns = now + PAUSE_MAX_NS;
@@ -425,6 +449,8 @@ void kvd_net_json(const kvd_host_t *host, kv_json_t *json)
 		kv_json_bool(json, "running", net->source.fd >= 0);
 		kv_json_u64(json, "pid", (uint64_t)net->pid);
 		kv_json_u64(json, "restarts", net->starts > 0 ? net->starts - 1 : 0);
+		kv_json_u64(json, "crashes", net->crashes);
+		kv_json_text(json, "crash", net->crashes > 0 ? sigdescr_np(net->crash_signal) : "");
 		kv_json_text(json, "ucx", net->state.ucx_version);
 		kv_json_text(json, "ucx_error", net->state.why);
 		kv_json_text(json, "listen_error", net->state.listen_error);
@@ -454,6 +480,9 @@ int kvd_net_is_degraded(const kvd_host_t *host, char *out, size_t cap)
 	}
 	if (net->source.fd < 0) {
 		snprintf(out, cap, "the net process is not running: peers are off, and it is started again");
+	} else if (net->crashes > 0 && kv_now_ns(host->env) - net->crash_ns < CRASH_SHOWN_NS) {
+		snprintf(out, cap, "the net process has crashed %u times (%s): can strangers reach UCX's port?",
+			 net->crashes, sigdescr_np(net->crash_signal));
 	} else if (net->state.why[0]) {
 		snprintf(out, cap, "no transfers between nodes: %s", net->state.why);
 	} else if (net->state.listen_error[0]) {

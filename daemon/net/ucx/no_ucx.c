@@ -13,6 +13,15 @@ kv_status_t kvd_ucx_open(const kvd_ucx_config_t *config, kvd_ucx_t **p_ucx, char
 	return KV_ERR_UNSUPPORTED;
 }
 
+kv_status_t kvd_ucx_admit(kvd_ucx_t *ucx, const kvd_address_t *addresses, uint32_t count)
+{
+	(void)ucx;
+	(void)addresses;
+	(void)count;
+
+	return KV_ERR_UNSUPPORTED;
+}
+
 const char *kvd_ucx_version(const kvd_ucx_t *ucx)
 {
 	(void)ucx;

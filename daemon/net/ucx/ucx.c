@@ -1,5 +1,6 @@
 /* UCX through dlopen: see ucx.h. */
 #include "base/address.h"
+#include "net/ucx/admission.h"
 #include "net/ucx/ucx.h"
 #include "net/ucx/worker_address.h"
 
@@ -53,6 +54,7 @@ struct kvd_ucx {
 	ucp_address_t *address;
 	size_t address_len;
 	int fd;
+	kvd_admission_t ports;
 	kvd_ucx_ep_t *closing; /* endpoints whose close is under way */
 };
 
@@ -226,8 +228,13 @@ static ucs_status_t create_worker(kvd_ucx_t *ucx)
 						.id = AM_ID,
 						.cb = on_message,
 						.arg = ucx};
-	ucs_status_t status = ucp.ucp_worker_create(ucx->context, &params, &ucx->worker);
+	kvd_admission_t others;
+	ucs_status_t status;
 
+	kvd_admission_find(NULL, &others);
+	status = ucp.ucp_worker_create(ucx->context, &params, &ucx->worker);
+	kvd_admission_find(&others, &ucx->ports);
+	(void)kvd_ucx_admit(ucx, NULL, 0); /* nobody, until it is known who */
 	if (status == UCS_OK) {
 		status = ucp.ucp_worker_set_am_recv_handler(ucx->worker, &handler);
 	}
@@ -314,6 +321,11 @@ static void reap_closed(kvd_ucx_t *ucx)
 		*at = ep->next;
 		free(ep);
 	}
+}
+
+kv_status_t kvd_ucx_admit(kvd_ucx_t *ucx, const kvd_address_t *addresses, uint32_t count)
+{
+	return kvd_admission_set(&ucx->ports, addresses, count);
 }
 
 const char *kvd_ucx_version(const kvd_ucx_t *ucx)

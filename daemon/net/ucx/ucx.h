@@ -6,6 +6,7 @@
 #ifndef KVD_NET_UCX_H
 #define KVD_NET_UCX_H
 
+#include "base/address.h"
 #include "net/messages.h"
 
 #include <sys/uio.h>
@@ -41,6 +42,9 @@ typedef struct kvd_ucx_config {
 /* KV_ERR_UNSUPPORTED: no UCX here, or this program was built without it; KV_ERR_CONFIG: no such device; KV_ERR_IO:
  * UCX does not start. `why` gets a sentence. */
 kv_status_t kvd_ucx_open(const kvd_ucx_config_t *config, kvd_ucx_t **p_ucx, char *why, size_t cap);
+/* Who may connect to it: connections from these addresses only, from now on; before the first call, from none.
+ * KV_ERR_LIMIT: over 64 addresses; KV_ERR_UNSUPPORTED: the kernel has no filters of sockets, and all may. */
+kv_status_t kvd_ucx_admit(kvd_ucx_t *ucx, const kvd_address_t *addresses, uint32_t count);
 /* "1.13.1", or "" when there is none. */
 const char *kvd_ucx_version(const kvd_ucx_t *ucx);
 /* Of the worker, for the peers that push to it. Borrowed. */
