@@ -299,7 +299,6 @@ static kv_status_t begin_handover(kvd_fetch_t *fetch)
 
 static kv_status_t send_ask(kvd_fetch_t *fetch, kvd_link_t *link)
 {
-	const uint64_t left_ns = fetch->deadline_ns - fetch->net->now_ns;
 	kvc_key_source_t source = kvd_prefix_source(&fetch->prefix);
 	kvc_match_t match = {.struct_size = sizeof match};
 	kvd_net_ask_t message = {
@@ -312,7 +311,7 @@ static kv_status_t send_ask(kvd_fetch_t *fetch, kvd_link_t *link)
 		.hash_bytes = fetch->prefix.hash_bytes,
 		.names = {fetch->prefix.names, fetch->prefix.names_len},
 		.salt = kv_slice_str(fetch->prefix.salt),
-		.timeout_ms = (uint32_t)(left_ns / 1000000u) + 1,
+		.timeout_ms = kvd_net_left_ms(fetch->net, fetch->deadline_ns),
 		.rest = {fetch->prefix.names + fetch->prefix.names_len, fetch->prefix.rest_len},
 	};
 
@@ -366,23 +365,22 @@ static int is_private_block(kvd_fetch_t *fetch, const kvd_net_offer_t *offer)
 		       : offer->partial == prefix->partial && offer->units == prefix->private_units;
 }
 
-kv_status_t kvd_fetch_offer(kvd_net_peer_t *peer, const kvd_net_offer_t *offer)
+/* Behind the others. What is only said to be whole goes with what was said so before: any number takes no room. */
+static kv_status_t add_batch(kvd_fetch_t *fetch, const kvd_net_offer_t *offer, uint32_t g)
 {
-	kvd_fetch_t *fetch = find_fetch(peer, offer->id);
-	batch_t *batch, **at;
-	uint32_t g = 0;
+	uint32_t unanswered = 0;
+	batch_t *batch, *last = NULL, **at;
 
-	if (!fetch) {
-		return KV_OK; /* it has ended here, and FINISH is on its way */
+	for (at = &fetch->batches; *at; at = &(*at)->next) {
+		last = *at;
+		unanswered += last->count > 0 && last->state < COMING;
 	}
-	if (fetch->state != ASKED || fetch->ended) {
+	if (offer->count > 0 && unanswered == KVD_NET_OFFERS_MAX) {
 		return KV_ERR_PROTO;
 	}
-	while (g < fetch->prefix.group_count && fetch->prefix.groups[g].group != offer->group) {
-		g++;
-	}
-	if (!offer_is_sound(fetch, offer, g) || (offer->partial > 0 && !is_private_block(fetch, offer))) {
-		return KV_ERR_PROTO;
+	if (offer->count == 0 && last && last->count == 0 && last->partial == offer->partial) {
+		last->units = offer->units > last->units ? offer->units : last->units;
+		return KV_OK;
 	}
 	batch = calloc(1, sizeof *batch + offer->leaves.len);
 	if (!batch) {
@@ -397,11 +395,34 @@ kv_status_t kvd_fetch_offer(kvd_net_peer_t *peer, const kvd_net_offer_t *offer)
 	batch->units = offer->units;
 	batch->partial = offer->partial;
 	memcpy(batch->leaves, offer->leaves.data, offer->leaves.len);
-	for (at = &fetch->batches; *at; at = &(*at)->next) {
-	}
 	*at = batch;
 
 	return KV_OK;
+}
+
+kv_status_t kvd_fetch_offer(kvd_net_peer_t *peer, const kvd_net_offer_t *offer)
+{
+	kvd_fetch_t *fetch = find_fetch(peer, offer->id);
+	uint32_t g = 0;
+
+	if (offer->batch <= peer->last_batch) {
+		return KV_ERR_PROTO;
+	}
+	peer->last_batch = offer->batch;
+	if (!fetch) {
+		return KV_OK; /* it has ended here, and FINISH is on its way */
+	}
+	if (fetch->state != ASKED || fetch->ended) {
+		return KV_ERR_PROTO;
+	}
+	while (g < fetch->prefix.group_count && fetch->prefix.groups[g].group != offer->group) {
+		g++;
+	}
+	if (!offer_is_sound(fetch, offer, g) || (offer->partial > 0 && !is_private_block(fetch, offer))) {
+		return KV_ERR_PROTO;
+	}
+
+	return add_batch(fetch, offer, g);
 }
 
 kv_status_t kvd_fetch_end(kvd_net_peer_t *peer, const kvd_net_end_t *end)
@@ -882,10 +903,10 @@ void kvd_fetches_step(kvd_net_t *net)
 
 	while (*at) {
 		kvd_fetch_t *fetch = *at;
-		kv_status_t status = fetch->failed == KV_OK ? step(fetch) : fetch->failed;
+		kv_status_t status = fetch->failed;
 
-		if (status == KV_OK && net->now_ns > fetch->deadline_ns) {
-			status = KV_ERR_TIMEOUT;
+		if (status == KV_OK) {
+			status = kvd_net_left_ms(net, fetch->deadline_ns) > 0 ? step(fetch) : KV_ERR_TIMEOUT;
 		}
 		if (status != KV_OK && (is_beginning(fetch) || is_copying(fetch))) {
 			if (status != KV_ALREADY) { /* that is no failure, and is found again */

@@ -47,6 +47,7 @@ static kv_status_t opened_dialled(void *ctx, kvd_link_t *link)
 	kvd_net_peer_t *peer = ctx;
 
 	peer->failures = 0;
+	peer->last_batch = 0;
 	peer->error[0] = '\0';
 	peer->counts.links++;
 	kv_log(KV_LOG_INFO, "net", "peer %s: connected", peer->config->name);

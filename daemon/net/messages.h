@@ -31,6 +31,7 @@
 #define KVD_NET_MAX_NAMES  (4u << 20)
 #define KVD_NET_MAX_REST   (1u << 18)
 #define KVD_NET_MAX_LEAVES 65536u /* digests in one OFFER */
+#define KVD_NET_OFFERS_MAX 16u    /* with blocks, of one transfer, that GO has not answered */
 #define KVD_NET_PREFIX     1u     /* flags of ASK: a prefix that is there, no hand-over */
 #define KVD_NET_SKIP       1u     /* flags of GO: these blocks are here already */
 
@@ -75,7 +76,7 @@
 	F(BIN, rest, KVD_NET_MAX_REST, "with hashes: token ids after their units, u32 each")
 #define KVD_NET_FIELDS_offer(F)                                                                                        \
 	F(U64, id, 0, "of the ASK")                                                                                    \
-	F(U64, batch, 0, "never reused on this link")                                                                  \
+	F(U64, batch, 0, "greater than any before on this link")                                                       \
 	F(BIN, ticket, KVD_NET_TICKET, "goes with the bytes; nobody else knows it")                                    \
 	F(U32, group, 255, "block group")                                                                              \
 	F(U32, first, KV_MAX_BLOCKS, "first block, counted in the group from the prompt's first")                      \

@@ -55,6 +55,7 @@ struct kvd_net_peer {
 	kvd_buffer_t *buffers; /* landing windows */
 	uint64_t landed_ns;    /* when something has begun or ceased to land */
 	uint64_t buffer_bytes;
+	uint64_t last_batch; /* of its OFFERs on this link */
 	uint32_t fetching, serving;
 	kvd_peer_counts_t counts;
 	char error[160];
@@ -112,6 +113,8 @@ void kvd_net_peers_restart(kvd_net_t *net, const char *why);
 kvd_net_peer_t *kvd_net_peer_find(kvd_net_t *net, const char *name);
 /* Our link to it; NULL: it is down. */
 kvd_link_t *kvd_net_peer_link(kvd_net_peer_t *peer);
+/* Until this deadline; 0: it has passed. */
+uint32_t kvd_net_left_ms(const kvd_net_t *net, uint64_t deadline_ns);
 /* It does not do what it should: the link ends, and so does everything that waits for it. */
 void kvd_net_peer_break(kvd_net_peer_t *peer, kv_status_t status, const char *why);
 

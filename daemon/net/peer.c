@@ -19,6 +19,13 @@ kvd_link_t *kvd_net_peer_link(kvd_net_peer_t *peer)
 	return peer->link && kvd_link_state(peer->link) == KVD_LINK_OPEN ? peer->link : NULL;
 }
 
+uint32_t kvd_net_left_ms(const kvd_net_t *net, uint64_t deadline_ns)
+{
+	const uint64_t left = deadline_ns > net->now_ns ? (deadline_ns - net->now_ns + 999999u) / 1000000u : 0;
+
+	return left < UINT32_MAX ? (uint32_t)left : UINT32_MAX;
+}
+
 void kvd_net_peer_break(kvd_net_peer_t *peer, kv_status_t status, const char *why)
 {
 	if (peer->link) {

@@ -14,8 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define OFFERS_MAX 16u /* of one transfer, not pushed yet */
-#define PUSHES_MAX 4u  /* to one peer: UCX sends all that it has at a time, and then all of it arrives at the end */
+#define PUSHES_MAX 4u /* to one peer: UCX sends all that it has at a time, and then all of it arrives at the end */
 
 typedef enum state { WAITING, LEASING, OFFERING, ENDED } state_t;
 
@@ -376,9 +375,8 @@ static kv_status_t count_units(kvd_serve_t *serve, uint32_t *p_n, int *p_complet
 		return serve->offered > 0 || match.n > 0 ? KV_OK : KV_MISS;
 	}
 	if (!serve->handover) {
-		uint64_t left = (serve->deadline_ns - serve->net->now_ns) / 1000000u + 1;
-
-		return (kv_status_t)kvc_handover_recv(kvd_prefix_space(&serve->prefix), serve->transfer, (uint32_t)left,
+		return (kv_status_t)kvc_handover_recv(kvd_prefix_space(&serve->prefix), serve->transfer,
+						      kvd_net_left_ms(serve->net, serve->deadline_ns),
 						      &serve->handover);
 	}
 	kvc_handover_get_info(serve->handover, &info);
@@ -568,7 +566,7 @@ static kv_status_t offer_more(kvd_serve_t *serve)
 			serve->block = serve->group < serve->prefix.group_count ? serve->first[serve->group] : 0;
 			continue;
 		}
-		if (serve->batch_count >= OFFERS_MAX) {
+		if (serve->batch_count >= KVD_NET_OFFERS_MAX) {
 			return KV_PENDING;
 		}
 		status = offer(serve, left < most ? left : most);
@@ -681,14 +679,15 @@ void kvd_serves_step(kvd_net_t *net)
 	while (*at) {
 		kvd_serve_t *serve = *at;
 		const state_t before = serve->state;
-		kv_status_t status = serve->state == ENDED ? KV_OK : step(serve);
+		const int is_late = serve->from && kvd_net_left_ms(net, serve->deadline_ns) == 0;
+		kv_status_t status = serve->state == ENDED || is_late ? KV_OK : step(serve);
 
 		net->moved |= serve->state != before;
 
 		if (status != KV_OK && status != KV_PENDING) {
 			end_serve(serve, status);
 		}
-		if (serve->from && net->now_ns > serve->deadline_ns) {
+		if (is_late) {
 			end_serve(serve, KV_ERR_TIMEOUT);
 		}
 		if (serve->from && serve->must_end) {

@@ -283,10 +283,9 @@ static void check_quiet(void)
 	}
 }
 
-KV_TEST(p1_p4_any_order_cut_or_change_leaves_right_bytes_and_nothing_else)
+static int open_all(void **state)
 {
-	uint64_t corrupt = 0;
-
+	(void)state;
 	rng_.state = kv_test_seed();
 	for (uint32_t i = 0; i < 2; i++) {
 		rig_init(&rigs_[i], 0);
@@ -296,6 +295,38 @@ KV_TEST(p1_p4_any_order_cut_or_change_leaves_right_bytes_and_nothing_else)
 		user_attach(&users_[i], &rigs_[i], "model");
 	}
 	wire_open(&wire_, rigs_, &rng_);
+
+	return 0;
+}
+
+static int close_all(void **state)
+{
+	(void)state;
+	for (uint32_t i = 0; i < 2; i++) {
+		user_leave(&users_[i]);
+		rig_fini(&rigs_[i]);
+	}
+
+	return 0;
+}
+
+/* Nothing is left of what a test has begun. */
+static void end_all(void)
+{
+	const uint64_t deadline = rig_now_ms() + WAIT;
+
+	wire_cut(&wire_);
+	while (!wire_is_quiet(&wire_)) {
+		assert_true(rig_now_ms() < deadline);
+		wire_step(&wire_);
+	}
+	wire_.net[1].answer_count = 0;
+}
+
+KV_TEST(p1_p4_any_order_cut_or_change_leaves_right_bytes_and_nothing_else)
+{
+	uint64_t corrupt = 0;
+
 	for (uint32_t seed = 0; seed < seeds_; seed++) {
 		rng_.state = kv_test_seed() + seed * UINT64_C(0x9e3779b97f4a7c15);
 		play((enum fault)(seed % FAULTS));
@@ -311,10 +342,90 @@ KV_TEST(p1_p4_any_order_cut_or_change_leaves_right_bytes_and_nothing_else)
 	printf("# %" PRIu64 " messages, %" PRIu64 " pushes, %" PRIu64 " of them changed\n", wire_.delivered,
 	       wire_.pushes, corrupt);
 	assert_int_equal(wire_.net[1].peers[0].counts.corrupt, corrupt);
-	for (uint32_t i = 0; i < 2; i++) {
-		user_leave(&users_[i]);
-		rig_fini(&rigs_[i]);
+}
+
+/* A step of the asker alone, with this clock. */
+static void step_asker(uint64_t later_ns)
+{
+	kvd_net_t *net = &wire_.net[1];
+
+	(void)rig_number(users_[1].kvc, "kvd_handovers"); /* its daemon has had its turn */
+	kvd_tenants_poll(net);
+	net->now_ns += later_ns;
+	kvd_fetches_step(net);
+}
+
+static void begin_fetch(talk_t *talk)
+{
+	const kvc_identity_t identity = user_identity("model");
+	char transfer[32];
+
+	begin_talk(talk);
+	name_transfer(talk, transfer);
+	assert_int_equal(wire_fetch(&wire_, &identity, transfer, 0, talk->tokens, talk->n * RIG_TOKENS), KV_OK);
+}
+
+/* After each number of steps: one that is late is not asked for, with a deadline in years. */
+KV_TEST(p5_what_is_too_late_is_not_asked_for)
+{
+	int is_asked = 0;
+
+	for (uint32_t steps = 0; steps < WAIT && !is_asked; steps++) {
+		talk_t talk;
+
+		begin_fetch(&talk);
+		for (uint32_t i = 0; i < steps && !wire_has_asked(); i++) {
+			step_asker(0);
+		}
+		is_asked = wire_has_asked();
+		while (wire_.net[1].fetches && !is_asked) {
+			step_asker(UINT64_C(3600000000000));
+			assert_false(wire_has_asked());
+		}
+		end_all();
 	}
+	assert_true(is_asked);
+}
+
+/* Of one block, at the beginning of the prompt. */
+static kv_status_t offer_block(uint64_t batch)
+{
+	static const uint8_t ticket[KVD_NET_TICKET];
+	static uint64_t leaves[KVD_NET_MAX_LEAVES];
+	kvk_layout_t layout;
+	kvk_geometry_t geometry;
+	kvd_net_offer_t offer = {
+		.id = wire_.net[1].next_id, .batch = batch, .ticket = {ticket, sizeof ticket}, .count = 1, .units = 1};
+
+	assert_int_equal(kvk_layout_parse(RIG_LAYOUT, strlen(RIG_LAYOUT), &layout, NULL), KV_OK);
+	kvk_layout_geometry(&layout, &geometry);
+	offer.leaves =
+		(kv_slice_t){(const uint8_t *)leaves, (uint32_t)(geometry.heads * geometry.leaves * sizeof leaves[0])};
+
+	return kvd_fetch_offer(&wire_.net[1].peers[0], &offer);
+}
+
+/* What a peer may have open is bounded, and each of it has a number of its own. The last test: the owner's own numbers
+ * are lower. */
+KV_TEST(p10_offers_over_the_limit_or_of_one_number_are_refused)
+{
+	const uint64_t deadline = rig_now_ms() + WAIT;
+	uint64_t batch = wire_.net[0].next_id + 1000;
+	talk_t talk;
+
+	begin_fetch(&talk);
+	while (!wire_has_asked()) {
+		assert_true(rig_now_ms() < deadline);
+		step_asker(0);
+	}
+	assert_int_equal(offer_block(batch), KV_OK);
+	assert_int_equal(offer_block(batch), KV_ERR_PROTO);
+	assert_int_equal(offer_block(batch - 1), KV_ERR_PROTO);
+	for (uint32_t i = 1; i < 16; i++) {
+		assert_int_equal(offer_block(++batch), KV_OK);
+	}
+	assert_int_equal(offer_block(++batch), KV_ERR_PROTO);
+	end_all();
 }
 
 int main(int argc, char **argv)
@@ -323,5 +434,5 @@ int main(int argc, char **argv)
 		seeds_ = (uint32_t)strtoul(argv[1], NULL, 10);
 	}
 
-	return kv_test_run(NULL, NULL);
+	return kv_test_run(open_all, close_all);
 }

@@ -290,7 +290,8 @@ void wire_step(wire_t *wire)
 int wire_is_quiet(const wire_t *wire)
 {
 	return !wire->net[0].serves && !wire->net[1].fetches && !w_.pushes &&
-	       kvd_fetch_in_flight(&wire->net[1].peers[0]) == 0 && wire->net[1].peers[0].link;
+	       kvd_fetch_in_flight(&wire->net[1].peers[0]) == 0 && w_.dialled.state == KVD_LINK_OPEN &&
+	       w_.accepted.state == KVD_LINK_OPEN;
 }
 
 kv_status_t wire_fetch(wire_t *wire, const kvc_identity_t *identity, const char *transfer, int is_prefix,
@@ -326,6 +327,11 @@ kv_status_t wire_fetch(wire_t *wire, const kvc_identity_t *identity, const char 
 	order.names_len = n_tokens * (uint32_t)sizeof *tokens;
 
 	return kvd_fetch_begin(&wire->net[1], &order, (const uint8_t *)tokens);
+}
+
+int wire_has_asked(void)
+{
+	return w_.dialled.queue && w_.dialled.queue->code == KVD_NET_ASK;
 }
 
 kv_status_t wire_answer(wire_t *wire, uint64_t order)

@@ -32,6 +32,8 @@ int wire_is_quiet(const wire_t *wire);
 /* What the asker's daemon would order, as wire->order. */
 kv_status_t wire_fetch(wire_t *wire, const kvc_identity_t *identity, const char *transfer, int is_prefix,
 		       const uint32_t *tokens, uint32_t n_tokens);
+/* The asker has said ASK, and it has not arrived. */
+int wire_has_asked(void);
 /* The answer to an order, which the daemon would get; KV_PENDING: it has not come, or was asked for before. */
 kv_status_t wire_answer(wire_t *wire, uint64_t order);
 
