@@ -642,9 +642,9 @@ typedef struct kvc_fetch {
  * others, and *p_handover tells how far they go. A hand-over's private block comes where its tokens are named: its key
  * here is that of kvc_private_key() here, with the same transfer id. Does not wait.
  * KVC_ERR_NOT_FOUND: the daemon has no such peer, the peer nothing of the prefix, or `peer` is the daemon itself and no
- * hand-over is named; KVC_ERR_UNREACHABLE: the peer, or the net process here, is down; KVC_ERR_BUSY: no room here, or
- * the peer has too much to do; KVC_ERR_LAYOUT: the peer's blocks have another inner order; KVC_ERR_UNSUPPORTED: no UCX
- * on one of the nodes; and what kvc_handover_recv() says. */
+ * hand-over is named; KVC_ERR_UNREACHABLE: the peer, or the net process here, is down, or there is no UCX, or no
+ * transport of it, between them; KVC_ERR_BUSY: no room here, or the peer has too much to do; KVC_ERR_LAYOUT: the peer's
+ * blocks have another inner order; and what kvc_handover_recv() says. */
 KVC_API kvc_status_t kvc_handover_fetch(kvc_space_t *space, const kvc_fetch_t *fetch, kvc_handover_t **p_handover);
 
 typedef struct kvc_handover_info {

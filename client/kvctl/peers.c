@@ -13,7 +13,7 @@ static void print_peer(struct json_object *peer)
 
 	snprintf(address, sizeof address, "%.70s:%llu", kvctl_str(peer, "address"),
 		 (unsigned long long)kvctl_u64(peer, "port"));
-	printf("%-16s %-21s %-8s %-4s %9s %9s %9s %8llu %8llu %6llu ", kvctl_str(peer, "name"), address,
+	printf("%-16s %-21s %-12s %-4s %9s %9s %9s %8llu %8llu %6llu ", kvctl_str(peer, "name"), address,
 	       kvctl_str(peer, "state"), kvctl_bool(peer, "asks", 0) ? "yes" : "no",
 	       kv_format_size(kvctl_u64(peer, "bytes_in"), in, sizeof in),
 	       kv_format_size(kvctl_u64(peer, "bytes_out"), out, sizeof out),
@@ -69,7 +69,7 @@ int kvctl_peers(const kvctl_t *ctl)
 	count = json_object_is_type(peers, json_type_array) ? json_object_array_length(peers) : 0;
 	print_net(kvctl_member(json, "net"));
 	if (count > 0) {
-		printf("%s%-16s %-21s %-8s %-4s %9s %9s %9s %8s %8s %6s %s%s\n", kvctl_tone(ctl, KVCTL_BOLD), "PEER",
+		printf("%s%-16s %-21s %-12s %-4s %9s %9s %9s %8s %8s %6s %s%s\n", kvctl_tone(ctl, KVCTL_BOLD), "PEER",
 		       "ADDRESS", "STATE", "ASKS", "IN", "OUT", "MOVING", "FETCHED", "SERVED", "FAILED", "LAST ERROR",
 		       kvctl_tone_end(ctl));
 	}

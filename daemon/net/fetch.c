@@ -853,7 +853,7 @@ static kv_status_t step(kvd_fetch_t *fetch)
 		return KV_ERR_UNREACHABLE;
 	}
 	if (!fetch->net->ucx) {
-		return KV_ERR_UNSUPPORTED;
+		return KV_ERR_UNREACHABLE;
 	}
 	if (!fetch->handover) {
 		return begin_handover(fetch);

@@ -35,6 +35,21 @@ static kv_status_t send_ready(kvd_net_t *net, kvd_link_t *link)
 	return kvd_link_send(link, KVD_NET_READY, &ready);
 }
 
+/* Once a link: it is connected, and says no more about it. */
+static void note_no_transfers(kvd_net_peer_t *peer, const char *why)
+{
+	snprintf(peer->error, sizeof peer->error, "no transfers: %s", why);
+	kv_log(KV_LOG_WARN, "net", "peer %s: no transfers: %s", peer->config->name, why);
+}
+
+/* Transfers work again, in either direction. */
+static void forget_error(kvd_net_peer_t *peer)
+{
+	if (kvd_net_peer_state(peer) == KVD_PEER_UP && !(peer->inbound && peer->inbound->has_no_way)) {
+		peer->error[0] = '\0';
+	}
+}
+
 /* ---- the link that we have dialled ----------------------------------------------------------- */
 
 static kv_slice_t find_key_of_dialled(void *ctx, const char *name)
@@ -48,11 +63,26 @@ static kv_status_t opened_dialled(void *ctx, kvd_link_t *link)
 
 	peer->failures = 0;
 	peer->last_batch = 0;
-	peer->error[0] = '\0';
+	peer->is_ready = peer->can_send = 0;
 	peer->counts.links++;
 	kv_log(KV_LOG_INFO, "net", "peer %s: connected", peer->config->name);
 
 	return send_ready(peer->net, link);
+}
+
+/* Once more, without an address: it has seen ours, and cannot send to it. */
+static kv_status_t on_ready_dialled(kvd_net_peer_t *peer, const kvd_net_ready_t *ready)
+{
+	peer->is_ready = 1;
+	peer->can_send = ready->ucx.len > 0;
+	if (!peer->can_send) {
+		note_no_transfers(peer, "it cannot send to this node: it has no UCX, or no transport that leads here");
+	} else if (!peer->net->ucx) {
+		note_no_transfers(peer, "this node has no UCX that it could send to");
+	}
+	forget_error(peer);
+
+	return KV_OK;
 }
 
 static kv_status_t received_dialled(void *ctx, kvd_link_t *link, uint32_t code, const kvd_net_message_t *message)
@@ -62,7 +92,7 @@ static kv_status_t received_dialled(void *ctx, kvd_link_t *link, uint32_t code, 
 	(void)link;
 	switch (code) {
 	case KVD_NET_READY:
-		return KV_OK;
+		return on_ready_dialled(peer, &message->ready);
 	case KVD_NET_OFFER:
 		return kvd_fetch_offer(peer, &message->offer);
 	case KVD_NET_END:
@@ -171,9 +201,7 @@ static kv_status_t opened_inbound(void *ctx, kvd_link_t *link)
 	inbound->net->strangers--;
 	peer->inbound = inbound;
 	kvd_net_peers_admit(inbound->net);
-	if (kvd_net_peer_link(peer)) {
-		peer->error[0] = '\0'; /* of the link before this one */
-	}
+	forget_error(peer);
 
 	return send_ready(inbound->net, link);
 }
@@ -186,13 +214,20 @@ static kv_status_t on_ready(kvd_inbound_t *inbound, const kvd_net_ready_t *ready
 		return KV_ERR_PROTO;
 	}
 	if (!inbound->net->ucx || ready->ucx.len == 0) {
-		return KV_OK; /* nothing can be pushed, and each ASK is told so */
+		return KV_OK; /* each side says so to the other with its own READY */
 	}
 
 	status = kvd_ucx_connect(inbound->net->ucx, ready->ucx, &inbound->ep);
 	if (status == KV_ERR_PROTO) {
 		kvd_link_fail(inbound->link, status,
 			      "its UCX address is malformed, or of a format that is not known here");
+	}
+	if (status == KV_ERR_UNREACHABLE) {
+		const kvd_net_ready_t no_way = {.ucx = {NULL, 0}};
+
+		inbound->has_no_way = 1;
+		note_no_transfers(inbound->peer, "UCX has no transport that leads to it");
+		status = kvd_link_send(inbound->link, KVD_NET_READY, &no_way);
 	}
 
 	return status;

@@ -40,7 +40,7 @@ static void report_peer(kvd_net_peer_t *peer, kvd_peer_report_t *report)
 	snprintf(report->name, sizeof report->name, "%s", peer->config->name);
 	snprintf(report->error, sizeof report->error, "%s", peer->error);
 	report->asks = peer->inbound != NULL;
-	report->state = kvd_net_peer_link(peer) ? KVD_PEER_UP : peer->link ? KVD_PEER_DIALLING : KVD_PEER_DOWN;
+	report->state = kvd_net_peer_state(peer);
 	report->retry_ms =
 		!peer->link && peer->retry_ns > net_.now_ns ? (uint32_t)((peer->retry_ns - net_.now_ns) / 1000000u) : 0;
 	report->fetching = peer->fetching;
@@ -160,7 +160,7 @@ static uint32_t count_up(void)
 	uint32_t up = 0;
 
 	for (uint32_t i = 0; i < net_.peer_count; i++) {
-		up += kvd_net_peer_link(&net_.peers[i]) != NULL;
+		up += kvd_net_peer_state(&net_.peers[i]) == KVD_PEER_UP;
 	}
 
 	return up;

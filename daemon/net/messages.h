@@ -58,9 +58,11 @@
 	F(BIN, nonce, KVD_NET_NONCE, "of the daemon that was dialled, random")                                         \
 	F(BIN, proof, KVD_NET_MAC, "that it has the key")
 #define KVD_NET_FIELDS_proof(F) F(BIN, proof, KVD_NET_MAC, "that the dialler has the key")
-#define KVD_NET_FIELDS_ready(F) F(BIN, ucx, 4096, "address of the UCX worker")
-#define KVD_NET_FIELDS_ping(F)  F(U64, number, 0, "returned by PONG")
-#define KVD_NET_FIELDS_pong(F)  F(U64, number, 0, "of the PING")
+#define KVD_NET_FIELDS_ready(F)                                                                                        \
+	F(BIN, ucx, 4096,                                                                                              \
+	  "address of the UCX worker; empty: there is none, or none that leads to the other side's (then once more)")
+#define KVD_NET_FIELDS_ping(F) F(U64, number, 0, "returned by PONG")
+#define KVD_NET_FIELDS_pong(F) F(U64, number, 0, "of the PING")
 #define KVD_NET_FIELDS_ask(F)                                                                                          \
 	F(U64, id, 0, "chosen by the dialler; names the transfer on this link")                                        \
 	F(STR, ns, KVD_NET_NAME_MAX, "namespace, the same on both sides")                                              \

@@ -38,8 +38,9 @@ typedef struct kvd_inbound {
 	struct kvd_inbound *next;
 	kvd_link_t *link;
 	kvd_net_peer_t *peer; /* NULL: no proof yet */
-	kvd_ucx_ep_t *ep;     /* to its worker; NULL: not READY, or it has no UCX */
+	kvd_ucx_ep_t *ep;     /* to its worker; NULL: not READY, or there is no way */
 	int is_configured;    /* it comes from the address of a peer */
+	int has_no_way;       /* READY, and UCX has no transport that leads to it */
 	kvd_net_t *net;
 } kvd_inbound_t;
 
@@ -55,7 +56,8 @@ struct kvd_net_peer {
 	kvd_buffer_t *buffers; /* landing windows */
 	uint64_t landed_ns;    /* when something has begun or ceased to land */
 	uint64_t buffer_bytes;
-	uint64_t last_batch; /* of its OFFERs on this link */
+	uint64_t last_batch;    /* of its OFFERs on this link */
+	int is_ready, can_send; /* READY has come; with an address */
 	uint32_t fetching, serving;
 	kvd_peer_counts_t counts;
 	char error[160];
@@ -111,6 +113,7 @@ void kvd_net_peers_restart(kvd_net_t *net, const char *why);
 /* ---- peer.c ---------------------------------------------------------------------------------- */
 
 kvd_net_peer_t *kvd_net_peer_find(kvd_net_t *net, const char *name);
+kvd_peer_state_t kvd_net_peer_state(const kvd_net_peer_t *peer);
 /* Our link to it; NULL: it is down. */
 kvd_link_t *kvd_net_peer_link(kvd_net_peer_t *peer);
 /* Until this deadline; 0: it has passed. */

@@ -26,6 +26,18 @@ uint32_t kvd_net_left_ms(const kvd_net_t *net, uint64_t deadline_ns)
 	return left < UINT32_MAX ? (uint32_t)left : UINT32_MAX;
 }
 
+kvd_peer_state_t kvd_net_peer_state(const kvd_net_peer_t *peer)
+{
+	if (!peer->link) {
+		return KVD_PEER_DOWN;
+	}
+	if (kvd_link_state(peer->link) != KVD_LINK_OPEN || !peer->is_ready) {
+		return KVD_PEER_DIALLING;
+	}
+
+	return peer->net->ucx && peer->can_send ? KVD_PEER_UP : KVD_PEER_NO_TRANSFERS;
+}
+
 void kvd_net_peer_break(kvd_net_peer_t *peer, kv_status_t status, const char *why)
 {
 	if (peer->link) {

@@ -190,7 +190,7 @@ kv_status_t kvd_serve_ask(kvd_inbound_t *from, const kvd_net_ask_t *ask)
 		return KV_ERR_PROTO;
 	}
 	if (!from->ep) {
-		return refuse(from, ask->id, KV_ERR_UNSUPPORTED);
+		return refuse(from, ask->id, KV_ERR_UNREACHABLE);
 	}
 	if (from->peer->serving >= KVD_NET_SERVES_MAX) {
 		return refuse(from, ask->id, KV_ERR_BUSY);

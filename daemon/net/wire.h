@@ -13,7 +13,7 @@
 #include "options/peers.h"
 
 #define KVD_NET_FD        3 /* of the net process */
-#define KVD_NET_WIRE      3u
+#define KVD_NET_WIRE      4u
 #define KVD_NET_REPORT_NS UINT64_C(500000000)
 #define KVD_NET_ASKED_MAX 1024u /* FETCHes that are not answered */
 #define KVD_NET_BEGUN_MAX 64u   /* answers in one message */
@@ -63,7 +63,8 @@ typedef struct kvd_net_begun {
 	kvd_net_answer_t answers[KVD_NET_BEGUN_MAX];
 } kvd_net_begun_t;
 
-typedef enum kvd_peer_state { KVD_PEER_DOWN, KVD_PEER_DIALLING, KVD_PEER_UP } kvd_peer_state_t;
+/* NO_TRANSFERS: we are connected, and UCX is missing on a side, or has no transport from it to us. */
+typedef enum kvd_peer_state { KVD_PEER_DOWN, KVD_PEER_DIALLING, KVD_PEER_NO_TRANSFERS, KVD_PEER_UP } kvd_peer_state_t;
 
 /* What happened between us and a peer since this net process began. */
 typedef struct kvd_peer_counts {

@@ -21,6 +21,8 @@ static kvd_net_config_t config_;
 static kvd_net_t net_;
 static kvd_link_t *dialled_;
 static int strangers_[STRANGERS];
+static uint32_t addresses_[8], readies_; /* that we were sent: bytes of each */
+static kvd_net_end_t end_;
 
 static kv_slice_t find_key(void *ctx, const char *name)
 {
@@ -42,9 +44,13 @@ static kv_status_t on_received(void *ctx, kvd_link_t *link, uint32_t code, const
 {
 	(void)ctx;
 	(void)link;
-	(void)message;
+	if (code == KVD_NET_READY) {
+		addresses_[readies_++ % KV_COUNT_OF(addresses_)] = message->ready.ucx.len;
+	} else if (code == KVD_NET_END) {
+		end_ = message->end;
+	}
 
-	return code == KVD_NET_READY ? KV_OK : KV_ERR_PROTO;
+	return code == KVD_NET_READY || code == KVD_NET_END ? KV_OK : KV_ERR_PROTO;
 }
 
 static const kvd_link_ops_t ops_ = {.find_key = find_key, .opened = on_opened, .received = on_received};
@@ -213,24 +219,41 @@ KV_TEST(p6_a_refusal_before_the_name_does_not_slow_dialling)
 	end_net();
 }
 
-/* kvctl peers shows what is wrong now. */
-KV_TEST(p10_an_old_error_is_forgotten_once_the_link_is_up)
+/* It dials us: with our own key and name, as the peer that it expects. */
+static void accept_as_peer(void)
 {
+	static const kvd_link_config_t config = {.name = "b", .ops = &ops_, .silence_ns = UINT64_C(60000000000)};
+	struct sockaddr_in address = at("127.0.0.1", 0);
+	socklen_t len = sizeof address;
 	kvd_net_peer_t *peer = &net_.peers[0];
-	struct sockaddr_in to;
+	int other = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), fd;
 
-	start_net("127.0.0.1");
-	to = listening();
-	snprintf(config_.peers.name, sizeof config_.peers.name, "b"); /* it dials itself, under the one name it knows */
-	snprintf(config_.peers.peers[0].port, sizeof config_.peers.peers[0].port, "%u", ntohs(to.sin_port));
-	snprintf(peer->error, sizeof peer->error, "cannot connect: an old story");
+	assert_int_equal(bind(other, (struct sockaddr *)&address, len), 0);
+	assert_int_equal(listen(other, 8), 0);
+	assert_int_equal(getsockname(other, (struct sockaddr *)&address, &len), 0);
+	snprintf(config_.peers.peers[0].port, sizeof config_.peers.peers[0].port, "%u", ntohs(address.sin_port));
 	peer->retry_ns = net_.now_ns;
-	for (uint32_t i = 0; i < STEPS && !kvd_net_peer_link(peer); i++) {
+	kvd_net_peers_step(&net_);
+	fd = accept4(other, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+	assert_true(fd >= 0);
+	close(other);
+	dialled_ = kvd_link_accept(&config, fd);
+	assert_non_null(dialled_);
+	for (uint32_t i = 0; i < STEPS && kvd_link_state(dialled_) != KVD_LINK_OPEN; i++) {
 		kvd_net_peers_step(&net_);
+		kvd_link_progress(dialled_, net_.now_ns);
 	}
-	assert_non_null(kvd_net_peer_link(peer));
-	assert_string_equal(peer->error, "");
-	end_net();
+	assert_int_equal(kvd_link_state(dialled_), KVD_LINK_OPEN);
+}
+
+static kvd_peer_state_t say_ready(kv_slice_t address)
+{
+	const kvd_net_ready_t ready = {.ucx = address};
+
+	assert_int_equal(kvd_link_send(dialled_, KVD_NET_READY, &ready), KV_OK);
+	kvd_net_peers_step(&net_);
+
+	return kvd_net_peer_state(&net_.peers[0]);
 }
 
 /* UCX, as main.c opens it; it stays. */
@@ -247,6 +270,21 @@ static void open_ucx(void)
 	}
 	assert_int_equal(status, KV_OK);
 	net_.ucx = ucx;
+}
+
+/* kvctl peers shows what is wrong now. */
+KV_TEST(p10_an_old_error_is_forgotten_once_the_link_is_up)
+{
+	kvd_net_peer_t *peer = &net_.peers[0];
+
+	start_net("127.0.0.1");
+	open_ucx();
+	snprintf(peer->error, sizeof peer->error, "cannot connect: an old story");
+	accept_as_peer();
+	assert_int_equal(say_ready(kv_slice_str("an address")), KVD_PEER_UP);
+	assert_string_equal(peer->error, "");
+	kvd_link_free(dialled_);
+	end_net();
 }
 
 /* The peer has the key, and sends this as the address of its worker. */
@@ -268,6 +306,49 @@ KV_TEST(p6_a_bad_address_of_a_peer_ends_its_link_only)
 	assert_null(net_.peers[0].inbound);
 	assert_int_equal(net_.refused_frames, 1);
 	assert_non_null(strstr(net_.peers[0].error, "UCX address"));
+	kvd_link_free(dialled_);
+	end_net();
+}
+
+/* It is connected, and nothing can come from it: it has no UCX, or none that leads here, which it finds out later. */
+KV_TEST(p10_a_peer_that_cannot_send_is_not_up)
+{
+	const kv_slice_t none = {NULL, 0};
+
+	start_net("127.0.0.1");
+	accept_as_peer();
+	assert_int_equal(kvd_net_peer_state(&net_.peers[0]), KVD_PEER_DIALLING);
+	assert_int_equal(say_ready(none), KVD_PEER_NO_TRANSFERS);
+	assert_non_null(strstr(net_.peers[0].error, "no transfers"));
+	assert_int_equal(say_ready(kv_slice_str("an address")), KVD_PEER_NO_TRANSFERS); /* we have no UCX */
+	open_ucx();
+	assert_int_equal(say_ready(kv_slice_str("an address")), KVD_PEER_UP);
+	assert_int_equal(say_ready(none), KVD_PEER_NO_TRANSFERS);
+	kvd_link_free(dialled_);
+	end_net();
+}
+
+/* The other side of it: UCX here has no transport to that peer, which is told, and asks in vain. */
+KV_TEST(p10_a_peer_without_a_transport_is_told_so)
+{
+	static const uint8_t no_devices[] = {0x20, 1, 2, 3, 4, 5, 6, 7, 8, 0xff};
+	const kvd_net_ask_t ask = {.id = 7, .layout = kv_slice_str(""), .ns = kv_slice_str("default")};
+
+	readies_ = 0;
+	start_net("127.0.0.1");
+	open_ucx();
+	send_address((kv_slice_t){no_devices, sizeof no_devices});
+	assert_int_equal(kvd_link_send(dialled_, KVD_NET_ASK, &ask), KV_OK);
+	for (uint32_t i = 0; i < STEPS && end_.id != ask.id; i++) {
+		kvd_net_peers_step(&net_);
+		kvd_link_progress(dialled_, net_.now_ns);
+	}
+	assert_non_null(net_.peers[0].inbound);
+	assert_non_null(strstr(net_.peers[0].error, "no transport"));
+	assert_int_equal(readies_, 2);
+	assert_int_not_equal(addresses_[0], 0);
+	assert_int_equal(addresses_[1], 0);
+	assert_int_equal(end_.status, KV_ERR_UNREACHABLE);
 	kvd_link_free(dialled_);
 	end_net();
 }

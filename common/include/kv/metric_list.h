@@ -69,7 +69,7 @@
 	X(HANDOVERS_ABORTED, kvd_handovers_ended_total{result="aborted"}, KV_METRIC_COUNTER, KV_HELP_HANDOVERS)        \
 	X(HANDOVERS_GAVE_WAY, kvd_handovers_gave_way_total, KV_METRIC_COUNTER, "hand-overs without a consumer that gave way to others which lacked room") \
 	X(HANDOVERS_REFUSED, kvd_handovers_refused_total, KV_METRIC_COUNTER, "HANDOVER_SENDs answered BUSY: no room within handover.max_bytes, or the share") \
-	X(PEERS_UP, kvd_peers_up, KV_METRIC_GAUGE, "configured peers that are connected")                              \
+	X(PEERS_UP, kvd_peers_up, KV_METRIC_GAUGE, "configured peers that transfers work with")                           \
 	X(NET_RESTARTS, kvd_net_restarts_total, KV_METRIC_COUNTER, "times the net process was started again after its end") \
 	X(NET_CRASHES, kvd_net_crashes_total, KV_METRIC_COUNTER, "times the net process was ended by a signal that was not the daemon's: a stranger on UCX's port can do that") \
 	X(PEER_BYTES_IN, kvd_peer_bytes_total{direction="in"}, KV_METRIC_COUNTER, KV_HELP_PEER_BYTES)                  \

@@ -382,7 +382,7 @@ kv_status_t kvd_request_fetch(kvd_host_t *host, kvd_call_t *call)
 		return KV_ERR_ARG;
 	}
 	if (net->source.fd < 0 || peer->state != KVD_PEER_UP) {
-		call->detail = "the peer is not connected; kvctl peers says why";
+		call->detail = "the peer is not connected, or no transfers with it; kvctl peers says why";
 		return KV_ERR_UNREACHABLE;
 	}
 	if (net->asked_count == KVD_NET_ASKED_MAX) {
@@ -420,7 +420,7 @@ kv_status_t kvd_request_fetch(kvd_host_t *host, kvd_call_t *call)
 
 static void put_peer(kv_json_t *json, const kvd_peer_config_t *config, const kvd_peer_report_t *peer)
 {
-	static const char *const states[] = {"down", "dialling", "up"};
+	static const char *const states[] = {"down", "dialling", "no_transfers", "up"};
 	const kvd_peer_counts_t *c = &peer->counts;
 
 	kv_json_open(json, NULL, '{');
@@ -488,7 +488,8 @@ int kvd_net_is_degraded(const kvd_host_t *host, char *out, size_t cap)
 	} else if (net->state.listen_error[0]) {
 		snprintf(out, cap, "%s", net->state.listen_error);
 	} else if (up < net->config.peers.count) {
-		snprintf(out, cap, "%u of %u peers are connected; kvctl peers says which", up, net->config.peers.count);
+		snprintf(out, cap, "transfers work with %u of %u peers; kvctl peers says which", up,
+			 net->config.peers.count);
 	}
 
 	return out[0] != '\0';

@@ -8,6 +8,7 @@
 #include "kv/log.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <stdio.h>
@@ -115,15 +116,17 @@ static kv_status_t load_library(char *why, size_t cap)
 }
 
 /* The network device that has this address. */
-static kv_status_t find_device(const char *address, char out[IF_NAMESIZE])
+static kv_status_t find_device(const char *address, char out[IF_NAMESIZE], char *why, size_t cap)
 {
 	const kvd_address_t want = kvd_address_parse(address);
 	struct ifaddrs *all;
 	kv_status_t status = KV_ERR_CONFIG;
 
 	if (getifaddrs(&all) != 0) {
+		snprintf(why, cap, "cannot list network devices (AF_NETLINK): %s", strerror(errno));
 		return KV_ERR_CONFIG;
 	}
+	snprintf(why, cap, "no network device has the address %s", address);
 	for (const struct ifaddrs *at = all; at; at = at->ifa_next) {
 		const kvd_address_t has = kvd_address_of(at->ifa_addr);
 
@@ -267,8 +270,8 @@ kv_status_t kvd_ucx_open(const kvd_ucx_config_t *config, kvd_ucx_t **p_ucx, char
 	ucs_status_t result;
 	kv_status_t status = load_library(why, cap);
 
-	if (status == KV_OK && (status = find_device(config->address, device)) != KV_OK) {
-		snprintf(why, cap, "no network device has the address %s", config->address);
+	if (status == KV_OK) {
+		status = find_device(config->address, device, why, cap);
 	}
 	if (status != KV_OK) {
 		return status;
