@@ -13,7 +13,7 @@ from kvd_vllm.compat import WAYS
 
 GAUGES: dict[str, str] = {f"load_way_{way}": f"1: {text}; 0: not used in this engine" for way, text in WAYS.items()}
 TABLE: dict[str, str] = dict(_kvd.stats_table())
-LOGGED = ("scheduler_matches", "scheduler_match_hits", "scheduler_miss_tokens_daemon_stale", "scheduler_miss_tokens_no_daemon", "scheduler_miss_tokens_late", "scheduler_miss_tokens_weights_pending", "scheduler_load_tokens", "scheduler_device_tokens", "scheduler_disk_tokens", "scheduler_loads_failed", "scheduler_save_done", "worker_load_bytes", "worker_save_bytes")
+LOGGED = ("scheduler_matches", "scheduler_match_hits", "scheduler_miss_tokens_daemon_stale", "scheduler_miss_tokens_no_daemon", "scheduler_miss_tokens_late", "scheduler_miss_tokens_weights_pending", "scheduler_load_tokens", "scheduler_gpu_tokens", "scheduler_disk_tokens", "scheduler_loads_failed", "scheduler_save_done", "worker_load_bytes", "worker_save_bytes")
 
 
 @dataclass
