@@ -266,7 +266,7 @@ static void open_ucx(void)
 	kv_status_t status = ucx ? KV_OK : kvd_ucx_open(&config, &ucx, why, sizeof why);
 
 	if (status == KV_ERR_UNSUPPORTED) {
-		kv_test_skip(why);
+		kv_test_skip("%s", why);
 	}
 	assert_int_equal(status, KV_OK);
 	net_.ucx = ucx;

@@ -37,7 +37,7 @@ static kvd_ucx_t *open_ucx(void)
 	kv_status_t status = kvd_ucx_open(&config, &ucx, why, sizeof why);
 
 	if (status == KV_ERR_UNSUPPORTED) {
-		kv_test_skip(why);
+		kv_test_skip("%s", why);
 	}
 	assert_int_equal(status, KV_OK);
 
