@@ -26,6 +26,14 @@ static kvs_tier_t *live_once(stage_t *s, kvs_loc_t locs[30])
 	return pool;
 }
 
+/* In what a ledger keeps; between the fields is anything. */
+static int is_same(const kvs_meta_t *a, const kvs_meta_t *b)
+{
+	return memcmp(&a->key, &b->key, sizeof a->key) == 0 && memcmp(&a->parent, &b->parent, sizeof a->parent) == 0 &&
+	       memcmp(a->root, b->root, sizeof a->root) == 0 && a->epoch == b->epoch &&
+	       a->event_hash == b->event_hash && a->depth == b->depth && a->group == b->group;
+}
+
 KV_TEST(p2_whole_blocks_are_taken_over)
 {
 	stage_t s;
@@ -45,7 +53,7 @@ KV_TEST(p2_whole_blocks_are_taken_over)
 			const kvs_meta_t meta = stage_meta(1, 9, n);
 
 			assert_true(n % 5 != 4);
-			assert_memory_equal(&found.meta[i], &meta, sizeof meta);
+			assert_true(is_same(&found.meta[i], &meta));
 			assert_int_equal(found.loc[i].slot, locs[n].slot);
 			assert_int_equal(found.loc[i].gen, locs[n].gen);
 		}
