@@ -344,7 +344,9 @@ int kvp_call_is_stale(const kvp_call_t *call)
 
 	curl_easy_getinfo(call->easy, CURLINFO_NUM_CONNECTS, &connects);
 
-	return call->ended && call->result != CURLE_OK && call->status == 0 && connects == 0;
+	/* The rewind: libcurl has opened another connection to repeat the call there, and must not (set_up()). */
+	return call->ended && call->result != CURLE_OK && call->status == 0 &&
+	       (connects == 0 || call->result == CURLE_SEND_FAIL_REWIND);
 }
 
 const char *kvp_call_type(const kvp_call_t *call)
