@@ -151,6 +151,17 @@ static void fill_socket(void *arg, int ready)
 	pause();
 }
 
+/* It has all talks, and the keeper no writer of them any longer. */
+static pid_t daemon_with_blocks(user_t *user)
+{
+	talks_attach(&rig, user);
+	talks_put_all(user);
+	user_leave(user);
+	KV_AWAIT(kv_test_count_fds(rig.pid, "pidfd") == 0);
+
+	return rig_daemon(&rig);
+}
+
 /* The keeper is stopped when an engine comes, and goes on when the daemon has died: the next one does not know whose
  * slots these are, so it gives them to nobody. */
 KV_TEST(p1_slots_of_a_writer_that_the_keeper_has_not_heard_of_are_not_given_away, NULL, clean_up)
@@ -161,11 +172,7 @@ KV_TEST(p1_slots_of_a_writer_that_the_keeper_has_not_heard_of_are_not_given_away
 	talks_stage(&rig, 0);
 	rig_option(&rig, "--limits.instances=1001");
 	rig_start(&rig);
-	talks_attach(&rig, &user);
-	talks_put_all(&user);
-	user_leave(&user);
-	KV_AWAIT(kv_test_count_fds(rig.pid, "pidfd") == 0);
-	daemon = rig_daemon(&rig);
+	daemon = daemon_with_blocks(&user);
 	kill(rig.pid, SIGSTOP);
 	filler = child_start(fill_socket, NULL);
 	writer = child_start(hold_put, NULL);
@@ -198,11 +205,7 @@ KV_TEST(p1_a_pidfd_that_the_keeper_cannot_take_costs_what_is_kept, NULL, clean_u
 
 	talks_stage(&rig, 0);
 	rig_start(&rig);
-	talks_attach(&rig, &user);
-	talks_put_all(&user);
-	user_leave(&user);
-	KV_AWAIT(kv_test_count_fds(rig.pid, "pidfd") == 0);
-	daemon = rig_daemon(&rig);
+	daemon = daemon_with_blocks(&user);
 	assert_int_equal(prlimit(rig.pid, RLIMIT_NOFILE, NULL, &before), 0);
 	none.rlim_max = before.rlim_max;
 	assert_int_equal(prlimit(rig.pid, RLIMIT_NOFILE, &none, NULL), 0);
