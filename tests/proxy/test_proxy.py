@@ -656,7 +656,12 @@ class Http(Case):
         self.engines(1, 1)
         back = {"Retry-After": "7", "WWW-Authenticate": 'Bearer realm="a"', "Content-Encoding": "gzip", "X-Request-Id": "mine", "X-Empty": "", "Set-Cookie": "a=b"}
         hop = {"Connection": "x-hop", "X-Hop": "1", "Keep-Alive": "timeout=5"}
-        self.decode[0].answer = lambda handler, body: handler.say(401, b"\x1f\x8b", "a/b", back | hop)
+
+        def refuse(handler: Any, body: dict[str, Any]) -> None:
+            wait_until(lambda: self.prefill[0].requests, "the prefill engine has the request too, which the refusal ends")
+            handler.say(401, b"\x1f\x8b", "a/b", back | hop)
+
+        self.decode[0].answer = refuse
         proxy = self.proxy()
         there = {"X-Request-Id": "mine", "X-data-parallel-rank": "3", "Accept-Encoding": "gzip", "traceparent": "00-1", "Authorization": "Bearer key", "X-Empty": ""}
         answer = proxy.call(request(), headers=there | {"Connection": "x-hop, close", "X-Hop": "1", "TE": "trailers"})
