@@ -347,8 +347,7 @@ static void changes_shape(uint32_t geometry)
 	bed_make(&bed, &fake_split);
 	atomic_store(&fake_knobs(bed.fake)->space_geometry, geometry);
 	fake_drop_sessions(bed.fake);
-	(void)kvc_poll(bed.kvc, 50);
-	BED_UNTIL(&bed, kvc_poll(bed.kvc, 1) == KVC_OK);
+	BED_UNTIL(&bed, atomic_load(&fake_seen(bed.fake)->joins) == 2 && kvc_poll(bed.kvc, 1) == KVC_OK);
 	assert_int_equal(kvc_acquire(bed.space, bed.keys, 4, 0, 0, &lease), (kvc_status_t)KV_ERR_LAYOUT);
 }
 

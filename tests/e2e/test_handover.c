@@ -101,8 +101,8 @@ KV_TEST(p1_what_one_process_hands_over_another_one_reads, setup, teardown)
 	pid_t pid;
 
 	assert_int_equal(kvc_handover_recv(user_.space, "t", 0, &wanted), KVC_OK);
-	assert_int_equal(kvc_handover_wait(wanted, HALF, 50), KVC_ERR_TIMEOUT);
-	assert_int_equal(user_handover_info(wanted).state, KVC_HANDOVER_AWAITED);
+	KV_AWAIT(kvc_handover_wait(wanted, HALF, 50) == KVC_ERR_TIMEOUT &&
+		 user_handover_info(wanted).state == KVC_HANDOVER_AWAITED);
 	pid = child_start(producer, &half);
 	assert_int_equal(kvc_handover_wait(wanted, 0, SOON), KVC_OK);
 	assert_int_equal(user_handover_info(wanted).n, BLOCKS);
