@@ -55,7 +55,7 @@ lint_size() {
 allowed() {
 	case $1 in
 	common) echo 'kv|hash|option|wire' ;;
-	kernels) echo 'kv|kvk|layout|cpu|cuda' ;;
+	kernels) echo 'kv|kvk|layout|cpu|cuda|ep' ;;
 	storage) echo 'kv|kvk|kvs|cpu|nvme|metadb' ;;
 	daemon) echo 'kv|kvk|kvs|base|core|gpu|io|net|options' ;;
 	client) echo 'kv|kvk|base|kvctl' ;;
