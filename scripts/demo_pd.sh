@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # make demo-pd: one engine computes prompts, another one generates the answers. The KV moves through kvd, and every token and log-probability is that of one engine.
-#   scripts/demo_pd.sh [BUILD_DIR]      SEED=1 (of the prompts), REQUESTS=24
+#   scripts/demo_pd.sh [BUILD_DIR]      SEED=1 (of the prompts), REQUESTS=24, PATIENCE=60 (seconds that one engine waits for the other)
 # Everything lives in a temporary directory and is gone afterwards. Exit 1: an answer differs from the run on one engine, or a check fails.
 demo="demo-pd" # of the frame
 requests=${REQUESTS:-24}
+patience=${PATIENCE:-60}
 nodes= # the daemons of the last phase
 prefill=
 decode=
@@ -51,7 +52,7 @@ report() {
 }
 
 start_daemon() {
-	start_kvd --keeper=off --limits.silence=10s --cpu.size=256MiB --cpu.slab_size=64MiB --nvme.path= --events.enabled=off --handover.max_bytes=128MiB --handover.ttl=60s
+	start_kvd --keeper=off --limits.silence=10s --cpu.size=256MiB --cpu.slab_size=64MiB --nvme.path= --events.enabled=off --handover.max_bytes=128MiB --handover.ttl="${patience}s"
 }
 
 one_engine() {
@@ -64,11 +65,11 @@ one_engine() {
 
 two_processes() {
 	say "1. Two processes on one daemon: prefill on 4 tensor parallel ranks, decode on 2. Prompts are handed over chunk by chunk."
-	(engine decode "$seed" --ranks 2 --wait-ms 60000) >"$dir/decode.1" &
+	(engine decode "$seed" --ranks 2 --wait-ms "${patience}000") >"$dir/decode.1" &
 	decode=$!
-	(engine prefill "$seed" --ranks 4 --wait-ms 60000) >"$dir/prefill.1" &
+	(engine prefill "$seed" --ranks 4 --wait-ms "${patience}000") >"$dir/prefill.1" &
 	prefill=$!
-	wait_for 60 "the first answers" lines_in "$dir/decode.1" $((requests / 3))
+	wait_for "$patience" "the first answers" lines_in "$dir/decode.1" $((requests / 3))
 	printf 'kvctl transfers, in the middle:\n'
 	ctl transfers
 	ended "$prefill" "the prefilling engine"
@@ -87,7 +88,7 @@ lost_producer() {
 	decode=$!
 	(engine prefill "$((seed + 1))" --ranks 2 --stop-at $((requests / 2))) >"$dir/prefill.2" &
 	prefill=$!
-	wait_for 60 "the first answer, and half of the prompts" is_half_way
+	wait_for "$patience" "the first answer, and half of the prompts" is_half_way
 	kill -9 "$prefill"
 	wait "$prefill" 2>/dev/null || true
 	prefill=
