@@ -5,7 +5,7 @@ JOBS ?= $(shell nproc)
 BUILD = build/$(PRESET)
 
 .DEFAULT_GOAL := help
-.PHONY: help deps configure build bundle demo demo-pd demo-vllm test crashloop kills mutants test-engines bench bench-engines lint ci docs install clean
+.PHONY: help deps configure build bundle demo demo-moe demo-pd demo-vllm test crashloop kills mutants test-engines bench bench-engines lint ci docs install clean
 
 help: ## this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,10 @@ build: configure ## configure and build (PRESET=release)
 demo: configure ## a small transformer stops recomputing prompts it has seen (TRACE=file replays your own trace)
 	@cmake --build $(BUILD) -j $(JOBS) --target kvd kvd-meta kvd-net kvctl kve-chat
 	@scripts/demo.sh $(BUILD)
+
+demo-moe: configure ## a mixture of experts on several ranks, whose prompts are found again on another number of them
+	@cmake --build $(BUILD) -j $(JOBS) --target kvd kvd-meta kvd-net kvctl kve-chat
+	@scripts/demo_moe.sh $(BUILD)
 
 demo-pd: configure ## one engine computes prompts, another generates; the first is killed half way, and every token is equal
 	@cmake --build $(BUILD) -j $(JOBS) --target kvd kvd-meta kvd-net kvctl kve-pd

@@ -1,6 +1,8 @@
 /* Shapes of the reference transformer. */
 #include "kve/config.h"
 
+#include "kvk/ep.h"
+
 const kve_config_t kve_config_demo = {
 	.vocab = 4096,
 	.hidden = 256,
@@ -29,9 +31,47 @@ const kve_config_t kve_config_tiny = {
 	.seed = 7,
 };
 
+const kve_config_t kve_config_moe = {
+	.vocab = 1024,
+	.hidden = 128,
+	.layers = 4,
+	.heads = 4,
+	.kv_heads = 2,
+	.head_dim = 48,
+	.inner = 128,
+	.block_tokens = 16,
+	.max_tokens = 4096,
+	.rope_theta = 10000,
+	.seed = 1,
+	.qk_norm = 1,
+	.experts = 32,
+	.top_k = 4,
+	.expert_inner = 64,
+	.norm_top_k = 1,
+	.groups = 4,
+};
+
 static int lanes(uint32_t n, uint32_t most)
 {
 	return n > 0 && n % 16u == 0 && n <= most;
+}
+
+static const char *find_fault_of_experts(const kve_config_t *c)
+{
+	if (!lanes(c->experts, KVK_EP_MAX_EXPERTS)) {
+		return "experts is not a multiple of 16 up to 4,096";
+	}
+	if (c->top_k == 0 || c->top_k > KVK_EP_MAX_TOP_K || c->top_k > c->experts) {
+		return "top_k is not 1 to 16, or more than the experts";
+	}
+	if (!lanes(c->expert_inner, 32768)) {
+		return "expert_inner is not a multiple of 16 up to 32,768";
+	}
+	if (c->groups == 0 || c->groups > KVK_EP_MAX_RANKS || c->experts % c->groups != 0) {
+		return "groups is not 1 to 8, or does not divide the experts";
+	}
+
+	return NULL;
 }
 
 static const char *complaint(const kve_config_t *c)
@@ -39,7 +79,7 @@ static const char *complaint(const kve_config_t *c)
 	if (!lanes(c->vocab, 1u << 20)) {
 		return "vocab is not a multiple of 16 up to 1,048,576";
 	}
-	if (!lanes(c->hidden, 8192) || !lanes(c->inner, 32768)) {
+	if (!lanes(c->hidden, 8192) || (!lanes(c->inner, 32768) && !(c->experts && c->inner == 0))) {
 		return "hidden or inner is not a multiple of 16 in its range";
 	}
 	if (c->layers == 0 || c->layers > KVE_MAX_LAYERS) {
@@ -64,7 +104,7 @@ static const char *complaint(const kve_config_t *c)
 		return "rope_theta is below 2";
 	}
 
-	return NULL;
+	return c->experts ? find_fault_of_experts(c) : NULL;
 }
 
 kv_status_t kve_config_check(const kve_config_t *config, const char **p_why)

@@ -20,7 +20,7 @@ kv_status_t kve_engine_create(const kve_engine_config_t *config, kve_engine_t **
 	}
 
 	engine->config = *config;
-	status = kve_model_create(&config->model, &engine->model);
+	status = kve_model_create(&config->model, config->expert_ranks, &engine->model);
 	if (status == KV_OK) {
 		status = kve_cache_init_ranks(&engine->cache, &config->model, config->cache_blocks,
 					      config->ranks ? config->ranks : 1);

@@ -7,6 +7,7 @@
 struct kve_model {
 	kve_config_t config;
 	kve_weights_t weights;
+	kve_experts_t *experts; /* NULL: none */
 	float *rope;
 	float *memory; /* the activations below */
 	float *x;      /* [rows][hidden]           the residual stream */
@@ -72,7 +73,7 @@ static void place_activations(kve_model_t *m)
 	}
 }
 
-kv_status_t kve_model_create(const kve_config_t *config, kve_model_t **p_model)
+kv_status_t kve_model_create(const kve_config_t *config, uint32_t expert_ranks, kve_model_t **p_model)
 {
 	kve_model_t *m;
 	kv_status_t status = kve_config_check(config, NULL);
@@ -89,6 +90,12 @@ kv_status_t kve_model_create(const kve_config_t *config, kve_model_t **p_model)
 	status = kve_weights_init(&m->weights, config);
 	if (status != KV_OK) {
 		goto err_model;
+	}
+	if (config->experts) {
+		status = kve_experts_create(config, expert_ranks ? expert_ranks : 1, KVE_MAX_ROWS, &m->experts);
+		if (status != KV_OK) {
+			goto err_model;
+		}
 	}
 	m->rope = calloc((size_t)config->max_tokens * config->head_dim, sizeof(float));
 	place_activations(m);
@@ -113,6 +120,7 @@ void kve_model_destroy(kve_model_t *model)
 	}
 	free(model->memory);
 	free(model->rope);
+	kve_experts_destroy(model->experts);
 	kve_weights_fini(&model->weights);
 	free(model);
 }
@@ -120,6 +128,11 @@ void kve_model_destroy(kve_model_t *model)
 const kve_config_t *kve_model_config(const kve_model_t *model)
 {
 	return &model->config;
+}
+
+const kve_experts_t *kve_model_experts(const kve_model_t *model)
+{
+	return model->experts;
 }
 
 static uint32_t count_rows(const kve_span_t *spans, uint32_t n_spans)
@@ -229,6 +242,10 @@ static void attend(kve_model_t *m, uint32_t l, const kve_cache_t *cache, const k
 		kve_matmul(m->normed, rows, &own_q, m->q);
 		kve_matmul(m->normed, rows, &own_k, m->k);
 		kve_matmul(m->normed, rows, &own_v, m->v);
+		if (m->config.qk_norm) {
+			kve_rmsnorm(m->q, rows * c->heads, c->head_dim, layer->q_norm, m->q);
+			kve_rmsnorm(m->k, rows * c->kv_heads, c->head_dim, layer->k_norm, m->k);
+		}
 		run_attention(m, cache->paged[r].base[l], spans, n_spans, m->ranks == 1 ? m->attended : m->share);
 		if (m->ranks > 1) {
 			gather(m, rows, q, r, m->attended);
@@ -258,11 +275,17 @@ static void forward_layer(kve_model_t *m, uint32_t l, const kve_cache_t *cache, 
 	add(m->x, m->added, (size_t)rows * c->hidden);
 
 	kve_rmsnorm(m->x, rows, c->hidden, layer->mlp_norm, m->normed);
-	matmul(m, m->normed, rows, &layer->gate, m->gate);
-	matmul(m, m->normed, rows, &layer->up, m->up);
-	kve_swiglu(m->gate, m->up, (size_t)rows * c->inner);
-	matmul(m, m->gate, rows, &layer->down, m->added);
-	add(m->x, m->added, (size_t)rows * c->hidden);
+	if (c->inner) {
+		matmul(m, m->normed, rows, &layer->gate, m->gate);
+		matmul(m, m->normed, rows, &layer->up, m->up);
+		kve_swiglu(m->gate, m->up, (size_t)rows * c->inner);
+		matmul(m, m->gate, rows, &layer->down, m->added);
+		add(m->x, m->added, (size_t)rows * c->hidden);
+	}
+	if (c->experts) {
+		kve_experts_run(m->experts, layer, m->normed, rows, m->added);
+		add(m->x, m->added, (size_t)rows * c->hidden);
+	}
 }
 
 static kv_status_t check_spans(const kve_config_t *c, const kve_cache_t *cache, const kve_span_t *spans,

@@ -12,6 +12,8 @@
 #define GAIN_OUT  1.5f
 #define GAIN_MLP  2.0f
 #define GAIN_HEAD 1.0f
+/* Logits of the router differ by more than rounding does, and no expert has nearly all of a token. */
+#define GAIN_ROUTER 1.5f
 
 typedef struct draw {
 	float *next;
@@ -54,8 +56,19 @@ static size_t layer_floats(const kve_config_t *c)
 {
 	const size_t q = (size_t)c->heads * c->head_dim;
 	const size_t kv = (size_t)c->kv_heads * c->head_dim;
+	const size_t experts = (size_t)c->experts * (1 + (size_t)3 * c->expert_inner);
 
-	return c->hidden * (2 + q + 2 * kv + q + (size_t)3 * c->inner);
+	return c->hidden * (2 + q + 2 * kv + q + (size_t)3 * c->inner + experts) + (c->qk_norm ? 2 * c->head_dim : 0);
+}
+
+static void draw_experts(draw_t *draw, const kve_config_t *c, kve_layer_t *layer)
+{
+	layer->router = matrix(draw, c->hidden, c->experts, GAIN_ROUTER);
+	for (uint32_t e = 0; e < c->experts; e++) {
+		layer->experts[e].gate = matrix(draw, c->hidden, c->expert_inner, GAIN_MLP);
+		layer->experts[e].up = matrix(draw, c->hidden, c->expert_inner, GAIN_MLP);
+		layer->experts[e].down = matrix(draw, c->expert_inner, c->hidden, GAIN_MLP);
+	}
 }
 
 static void draw_layer(draw_t *draw, const kve_config_t *c, kve_layer_t *layer)
@@ -72,6 +85,13 @@ static void draw_layer(draw_t *draw, const kve_config_t *c, kve_layer_t *layer)
 	layer->gate = matrix(draw, c->hidden, c->inner, GAIN_MLP);
 	layer->up = matrix(draw, c->hidden, c->inner, GAIN_MLP);
 	layer->down = matrix(draw, c->inner, c->hidden, GAIN_MLP);
+	if (c->qk_norm) {
+		layer->q_norm = tensor(draw, c->head_dim, GAIN_QK, 0.1f);
+		layer->k_norm = tensor(draw, c->head_dim, GAIN_QK, 0.1f);
+	}
+	if (c->experts) {
+		draw_experts(draw, c, layer);
+	}
 }
 
 kv_status_t kve_weights_init(kve_weights_t *weights, const kve_config_t *config)
@@ -88,14 +108,17 @@ kv_status_t kve_weights_init(kve_weights_t *weights, const kve_config_t *config)
 	if (!w.layers) {
 		return KV_ERR_NOMEM;
 	}
+	w.experts = calloc((size_t)config->layers * config->experts + 1, sizeof *w.experts);
 	w.memory = aligned_alloc(64, (w.count * sizeof(float) + 63) / 64 * 64);
-	if (!w.memory) {
-		goto err_layers;
+	if (!w.memory || !w.experts) {
+		kve_weights_fini(&w);
+		return KV_ERR_NOMEM;
 	}
 
 	draw.next = w.memory;
 	w.embedding = tensor(&draw, table, 0.0f, 1.0f);
 	for (uint32_t l = 0; l < config->layers; l++) {
+		w.layers[l].experts = config->experts ? w.experts + (size_t)l * config->experts : NULL;
 		draw_layer(&draw, config, &w.layers[l]);
 	}
 	w.final_norm = tensor(&draw, config->hidden, 1.0f, 0.1f);
@@ -103,22 +126,25 @@ kv_status_t kve_weights_init(kve_weights_t *weights, const kve_config_t *config)
 	*weights = w;
 
 	return KV_OK;
-
-err_layers:
-	free(w.layers);
-	return KV_ERR_NOMEM;
 }
 
 void kve_weights_fini(kve_weights_t *weights)
 {
 	free(weights->memory);
 	free(weights->layers);
+	free(weights->experts);
 	*weights = (kve_weights_t){0};
 }
 
 void kve_weights_fingerprint(const kve_config_t *config, char out[KVE_FINGERPRINT_MAX])
 {
-	(void)snprintf(out, KVE_FINGERPRINT_MAX, "kve1-seed%llu-v%u-w%u-l%u-q%u-kv%u-d%u-i%u-t%u",
-		       (unsigned long long)config->seed, config->vocab, config->hidden, config->layers, config->heads,
-		       config->kv_heads, config->head_dim, config->inner, config->rope_theta);
+	const int n = snprintf(out, KVE_FINGERPRINT_MAX, "kve1-seed%llu-v%u-w%u-l%u-q%u-kv%u-d%u-i%u-t%u",
+			       (unsigned long long)config->seed, config->vocab, config->hidden, config->layers,
+			       config->heads, config->kv_heads, config->head_dim, config->inner, config->rope_theta);
+
+	if (config->qk_norm || config->experts) {
+		(void)snprintf(out + n, KVE_FINGERPRINT_MAX - (size_t)n, "-n%d-e%u-k%u-i%u-p%d-g%u", config->qk_norm,
+			       config->experts, config->top_k, config->expert_inner, config->norm_top_k,
+			       config->groups);
+	}
 }

@@ -64,3 +64,28 @@ check_daemon() {
 	}
 	say "$1kvctl check: $(tail -n 1 "$dir/check")"
 }
+
+# ---- of the demos of the chat ----
+
+# The daemon is the child of the keeper, which is $kvd.
+daemon_pid() {
+	local status
+	for status in /proc/[0-9]*/status; do
+		if grep -qs "^PPid:[[:space:]]*$kvd\$" "$status"; then
+			basename "$(dirname "$status")"
+			return
+		fi
+	done
+	fail "the keeper has no daemon"
+}
+
+# A run of the chat; what came of it is added to results.
+chat() { "$build/bin/kve-chat" --seed "$seed" --json "$@" >>"$dir/results"; }
+
+report() { awk "$@" -f scripts/demo-report.awk "$dir/results"; }
+
+# Equal answers alone would also come from a cache that never gives anything.
+served() {
+	ctl stats prefix_hit | awk '/_tokens_total/ {n += $2} END {exit !n}' ||
+		fail "not one token came from kvd"
+}

@@ -8,23 +8,6 @@ processes() { echo "$engine"; }
 # shellcheck source=scripts/demo-frame.sh
 . "$(dirname "$0")/demo-frame.sh"
 
-# The daemon is the child of the keeper, which is $kvd.
-daemon_pid() {
-	local status
-	for status in /proc/[0-9]*/status; do
-		if grep -qs "^PPid:[[:space:]]*$kvd\$" "$status"; then
-			basename "$(dirname "$status")"
-			return
-		fi
-	done
-	fail "the keeper has no daemon"
-}
-
-# A run of the chat; what came of it is added to results.
-chat() { "$build/bin/kve-chat" --seed "$seed" --json "$@" >>"$dir/results"; }
-
-report() { awk "$@" -f scripts/demo-report.awk "$dir/results"; }
-
 start_daemon() {
 	start_kvd --cpu.size=96MiB --cpu.slab_size=16MiB --index.max_blocks=65536 --nvme.path="$dir/disk" --nvme.size=384MiB --nvme.file_size=64MiB --log.level=info
 }
@@ -90,12 +73,6 @@ replay() {
 	fi
 	say "kvctl replay: the requests of $what"
 	ctl replay --live --trace "$trace" || fail "the replay found wrong bytes or did not end"
-}
-
-# Equal answers alone would also come from a cache that never gives anything.
-served() {
-	ctl stats prefix_hit | awk '/_tokens_total/ {n += $2} END {exit !n}' ||
-		fail "not one token came from kvd"
 }
 
 [ -z "${TRACE:-}" ] || [ -r "$TRACE" ] || fail "cannot read TRACE=$TRACE"

@@ -19,6 +19,8 @@ typedef struct options {
 	const char *log;
 	const char *reference;
 	const char *write_reference;
+	const kve_config_t *model;
+	uint32_t expert_ranks;
 	int no_cache;
 	int json;
 	int header;
@@ -29,6 +31,8 @@ static const char usage_text[] =
 	"A seeded chat of several users on a small transformer (CPU, fp32, bit-identical on every machine).\n"
 	"  --socket PATH            kvd's socket (default $KVD_SOCKET, else /run/kvd/default.sock)\n"
 	"  --no-cache               compute everything, without kvd\n"
+	"  --model dense|moe        a dense model (the default), or one of experts\n"
+	"  --expert-ranks N         ranks that have the experts between them: 1, 2 or 4 (default 1)\n"
 	"  --seed N --users N --branches N --turns N --systems N --system-tokens N --message-tokens N --new-tokens N\n"
 	"  --phase TEXT             name of this run in what is printed, at most 64 bytes\n"
 	"  --log FILE               append a JSON object a request\n"
@@ -40,6 +44,8 @@ static const char usage_text[] =
 enum {
 	OPT_SOCKET = 1,
 	OPT_NO_CACHE,
+	OPT_MODEL,
+	OPT_EXPERT_RANKS,
 	OPT_SEED,
 	OPT_USERS,
 	OPT_BRANCHES,
@@ -60,6 +66,8 @@ enum {
 static const struct option long_options[] = {
 	{"socket", required_argument, NULL, OPT_SOCKET},
 	{"no-cache", no_argument, NULL, OPT_NO_CACHE},
+	{"model", required_argument, NULL, OPT_MODEL},
+	{"expert-ranks", required_argument, NULL, OPT_EXPERT_RANKS},
 	{"seed", required_argument, NULL, OPT_SEED},
 	{"users", required_argument, NULL, OPT_USERS},
 	{"branches", required_argument, NULL, OPT_BRANCHES},
@@ -96,6 +104,9 @@ static int parse_number(const char *text, uint32_t *p_value)
 static int set_text(options_t *o, int code, const char *value)
 {
 	switch (code) {
+	case OPT_MODEL:
+		o->model = strcmp(value, "moe") == 0 ? &kve_config_moe : &kve_config_demo;
+		return strcmp(value, "moe") == 0 || strcmp(value, "dense") == 0 ? 0 : -1;
 	case OPT_SOCKET:
 		o->socket = value;
 		return 0;
@@ -136,6 +147,8 @@ static int set_option(options_t *o, int code, const char *value)
 		}
 		o->workload.seed = seed;
 		return 0;
+	case OPT_EXPERT_RANKS:
+		return parse_number(value, &o->expert_ranks);
 	case OPT_USERS:
 		return parse_number(value, &o->workload.users);
 	case OPT_BRANCHES:
@@ -160,9 +173,7 @@ static int parse_options(int argc, char **argv, options_t *o)
 {
 	int code;
 
-	*o = (options_t){.workload = workload_default, .phase = "chat"};
-	o->workload.vocab = kve_config_demo.vocab;
-	o->workload.max_tokens = kve_config_demo.max_tokens;
+	*o = (options_t){.workload = workload_default, .phase = "chat", .model = &kve_config_demo};
 	while ((code = getopt_long(argc, argv, "", long_options, NULL)) != -1) {
 		if (code == OPT_HELP) {
 			(void)fputs(usage_text, stdout);
@@ -177,6 +188,12 @@ static int parse_options(int argc, char **argv, options_t *o)
 		(void)fputs(usage_text, stderr);
 		return EXIT_USAGE + 1;
 	}
+	if (o->expert_ranks > 1 && (!o->model->experts || o->model->groups % o->expert_ranks != 0)) {
+		(void)fputs("kve-chat: --expert-ranks: 1, 2 or 4, with --model moe\n", stderr);
+		return EXIT_USAGE + 1;
+	}
+	o->workload.vocab = o->model->vocab;
+	o->workload.max_tokens = o->model->max_tokens;
 
 	return 0;
 }
@@ -286,7 +303,8 @@ static void print_report(const options_t *o, report_t *report, kve_engine_t *eng
 static int run(const options_t *o, report_t *report)
 {
 	const kve_engine_config_t config = {
-		.model = kve_config_demo,
+		.model = *o->model,
+		.expert_ranks = o->expert_ranks,
 		.cache_blocks = 512,
 		.max_running = 8,
 		.store = !o->no_cache,

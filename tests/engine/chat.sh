@@ -23,6 +23,18 @@ says 1 NO
 sed '$d' "$dir/good" >"$dir/ref"
 says 1 NO
 
+# With experts, on any number of ranks; a model without experts has none.
+$chat --model moe --write-reference "$dir/ref"
+for ranks in 2 4; do
+	$chat --model moe --expert-ranks $ranks --reference "$dir/ref" >"$dir/out"
+done
+for bad in "--model moe --expert-ranks 3" "--expert-ranks 2" "--model else"; do
+	code=0
+	# shellcheck disable=SC2086
+	$chat $bad 2>/dev/null || code=$?
+	[ "$code" -eq 64 ]
+done
+
 # Nothing that it was to write is lost in silence.
 fails() {
 	code=0

@@ -1,6 +1,8 @@
 #include "engine/reference.h"
 
 #include "kve/real.h"
+#include "kvk/bf16.h"
+#include "kvk/ep.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -124,6 +126,18 @@ static void attend(const float *q, const float *keys, const float *values, size_
 	free(p);
 }
 
+static void norm_heads(const kve_config_t *c, float *x, uint32_t heads, const float *gain)
+{
+	for (uint32_t h = 0; h < heads; h++) {
+		float *y = normed(x + h * c->head_dim, gain, c->head_dim);
+
+		for (uint32_t d = 0; d < c->head_dim; d++) {
+			x[h * c->head_dim + d] = y[d];
+		}
+		free(y);
+	}
+}
+
 static void attention_branch(reference_t *m, uint32_t l, float *x)
 {
 	const kve_config_t *c = &m->c;
@@ -134,6 +148,10 @@ static void attention_branch(reference_t *m, uint32_t l, float *x)
 	float *all = floats((size_t)c->heads * c->head_dim);
 	float *added;
 
+	if (c->qk_norm) {
+		norm_heads(c, q, c->heads, w->q_norm);
+		norm_heads(c, k, c->kv_heads, w->k_norm);
+	}
 	rotate(m, q, c->heads);
 	rotate(m, k, c->kv_heads);
 	for (size_t i = 0; i < stride; i++) {
@@ -178,6 +196,119 @@ static void mlp_branch(reference_t *m, uint32_t l, float *x)
 	free(added);
 }
 
+static float *half(const float *x, uint32_t n)
+{
+	float *y = floats(n);
+
+	for (uint32_t i = 0; i < n; i++) {
+		y[i] = kvk_bf16_to_float(kvk_bf16_round(x[i]));
+	}
+
+	return y;
+}
+
+/* What an expert makes of a row. */
+static float *expert(const kve_expert_t *w, const float *x, uint32_t inner)
+{
+	float *gate = times(x, &w->gate), *up = times(x, &w->up);
+	float *made, *y;
+
+	for (uint32_t i = 0; i < inner; i++) {
+		gate[i] = gate[i] / (1.0f + kve_exp32(-gate[i])) * up[i];
+	}
+	made = times(gate, &w->down);
+	y = half(made, w->down.out);
+	free(gate);
+	free(up);
+	free(made);
+
+	return y;
+}
+
+/* The k largest of p by sorting all of it. */
+static void choose(const kve_config_t *c, const float *p, uint32_t *chosen)
+{
+	for (uint32_t e = 0; e < c->experts; e++) {
+		uint32_t rank = 0;
+
+		for (uint32_t o = 0; o < c->experts; o++) {
+			rank += p[o] > p[e] || (p[o] == p[e] && o < e);
+		}
+		if (rank < c->top_k) {
+			chosen[rank] = e;
+		}
+	}
+}
+
+/* Of what x was, to x. */
+static void expert_branch(reference_t *m, uint32_t l, const float *was, float *x)
+{
+	const kve_config_t *c = &m->c;
+	const kve_layer_t *w = &m->w.layers[l];
+	float *in = normed(was, w->mlp_norm, c->hidden), *p = times(in, &w->router), *row = half(in, c->hidden);
+	float *sum = floats(c->hidden), max = -INFINITY, all = 0.0f, few = 0.0f;
+	uint32_t chosen[KVK_EP_MAX_TOP_K];
+
+	for (uint32_t e = 0; e < c->experts; e++) {
+		max = p[e] > max ? p[e] : max;
+	}
+	for (uint32_t e = 0; e < c->experts; e++) {
+		p[e] = kve_exp32(p[e] - max);
+		all += p[e];
+	}
+	for (uint32_t e = 0; e < c->experts; e++) {
+		p[e] /= all;
+	}
+	choose(c, p, chosen);
+	for (uint32_t k = 0; k < c->top_k; k++) {
+		few += p[chosen[k]];
+	}
+	for (uint32_t g = 0; g < c->groups; g++) {
+		float *part = floats(c->hidden), *rounded;
+
+		for (uint32_t k = 0; k < c->top_k; k++) {
+			float *y;
+
+			if (chosen[k] / (c->experts / c->groups) != g) {
+				continue;
+			}
+			y = expert(&w->experts[chosen[k]], row, c->expert_inner);
+			for (uint32_t i = 0; i < c->hidden; i++) {
+				part[i] += (c->norm_top_k ? p[chosen[k]] / few : p[chosen[k]]) * y[i];
+			}
+			free(y);
+		}
+		rounded = half(part, c->hidden);
+		for (uint32_t i = 0; i < c->hidden; i++) {
+			sum[i] += rounded[i];
+		}
+		free(part);
+		free(rounded);
+	}
+	for (uint32_t i = 0; i < c->hidden; i++) {
+		x[i] += kvk_bf16_to_float(kvk_bf16_round(sum[i]));
+	}
+	free(in);
+	free(p);
+	free(row);
+	free(sum);
+}
+
+/* The shared expert and those that are chosen see the same rows. */
+static void both_branches(reference_t *m, uint32_t l, float *x)
+{
+	float *was = floats(m->c.hidden);
+
+	for (uint32_t i = 0; i < m->c.hidden; i++) {
+		was[i] = x[i];
+	}
+	if (m->c.inner) {
+		mlp_branch(m, l, x);
+	}
+	expert_branch(m, l, was, x);
+	free(was);
+}
+
 const float *reference_feed(reference_t *m, uint32_t token)
 {
 	float *x = floats(m->c.hidden);
@@ -188,7 +319,11 @@ const float *reference_feed(reference_t *m, uint32_t token)
 	}
 	for (uint32_t l = 0; l < m->c.layers; l++) {
 		attention_branch(m, l, x);
-		mlp_branch(m, l, x);
+		if (m->c.experts) {
+			both_branches(m, l, x);
+		} else {
+			mlp_branch(m, l, x);
+		}
 	}
 	last = normed(x, m->w.final_norm, m->c.hidden);
 	free(m->logits);

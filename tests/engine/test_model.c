@@ -20,14 +20,19 @@ typedef struct rig {
 	float *logits;
 } rig_t;
 
-static void rig_open_ranks(rig_t *rig, const kve_config_t *config, uint32_t ranks)
+static void rig_open_both(rig_t *rig, const kve_config_t *config, uint32_t ranks, uint32_t expert_ranks)
 {
 	memset(rig, 0, sizeof *rig);
-	assert_int_equal(kve_model_create(config, &rig->model), KV_OK);
+	assert_int_equal(kve_model_create(config, expert_ranks, &rig->model), KV_OK);
 	assert_int_equal(kve_cache_init_ranks(&rig->cache, config, BLOCKS, ranks), KV_OK);
 	assert_int_equal(kve_cache_take(&rig->cache, BLOCKS, rig->blocks), KV_OK);
 	rig->logits = calloc(config->vocab, sizeof(float));
 	assert_non_null(rig->logits);
+}
+
+static void rig_open_ranks(rig_t *rig, const kve_config_t *config, uint32_t ranks)
+{
+	rig_open_both(rig, config, ranks, 0);
 }
 
 static void rig_open(rig_t *rig, const kve_config_t *config)
@@ -72,23 +77,76 @@ static void generate(rig_t *rig, uint32_t *tokens, uint32_t n, uint32_t more)
 	}
 }
 
-KV_TEST(the_paged_model_equals_the_plain_one_bit_for_bit)
+static void equals_the_plain_one(const kve_config_t *config, uint32_t length)
 {
 	uint32_t tokens[LENGTH];
 	uint64_t seed = 11;
 	rig_t rig;
-	reference_t *plain = reference_create(&kve_config_tiny);
+	reference_t *plain = reference_create(config);
 
-	rig_open(&rig, &kve_config_tiny);
-	random_tokens(&seed, tokens, LENGTH, kve_config_tiny.vocab);
-	for (uint32_t i = 0; i < LENGTH; i++) {
+	rig_open(&rig, config);
+	random_tokens(&seed, tokens, length, config->vocab);
+	for (uint32_t i = 0; i < length; i++) {
 		const float *expected = reference_feed(plain, tokens[i]);
 
 		prefill(&rig, tokens, i, i + 1, 1);
-		assert_memory_equal(rig.logits, expected, kve_config_tiny.vocab * sizeof(float));
+		assert_memory_equal(rig.logits, expected, config->vocab * sizeof(float));
 	}
 	rig_close(&rig);
 	reference_destroy(plain);
+}
+
+KV_TEST(the_paged_model_equals_the_plain_one_bit_for_bit)
+{
+	equals_the_plain_one(&kve_config_tiny, LENGTH);
+}
+
+/* With and without a shared expert, norms of queries and keys, and weights that sum to 1. */
+KV_TEST(the_model_with_experts_equals_the_plain_one_bit_for_bit)
+{
+	kve_config_t bare = kve_config_moe;
+
+	bare.inner = 0;
+	bare.norm_top_k = bare.qk_norm = 0;
+	bare.groups = 1;
+	equals_the_plain_one(&kve_config_moe, 20);
+	equals_the_plain_one(&bare, 20);
+}
+
+/* Whatever chunks, and tensor parallel ranks beside. Bytes pass between ranks as soon as there are two. */
+KV_TEST(any_number_of_expert_ranks_gives_the_same_logits)
+{
+	static const struct {
+		uint32_t expert_ranks, ranks, chunk;
+	} cases[] = {{1, 1, 64}, {2, 1, 64}, {4, 1, 64}, {1, 1, 5}, {4, 2, 7}, {2, 4, 64}};
+	uint64_t expected = 0, seed = 15, hash;
+	uint32_t tokens[LENGTH];
+	rig_t rig;
+
+	random_tokens(&seed, tokens, LENGTH, kve_config_moe.vocab);
+	for (size_t i = 0; i < KV_COUNT_OF(cases); i++) {
+		rig_open_both(&rig, &kve_config_moe, cases[i].ranks, cases[i].expert_ranks);
+		prefill(&rig, tokens, 0, LENGTH, cases[i].chunk);
+		hash = hash_bytes(HASH_START, rig.logits, kve_config_moe.vocab * sizeof(float));
+		expected = i == 0 ? hash : expected;
+		assert_true(hash == expected);
+		assert_int_equal(kve_experts_sent_bytes(kve_model_experts(rig.model)) > 0, cases[i].expert_ranks > 1);
+		rig_close(&rig);
+	}
+}
+
+KV_TEST(a_router_takes_the_largest_and_of_equals_the_lowest)
+{
+	const kve_config_t c = {.experts = 6, .top_k = 4};
+	float logits[] = {0.0f, 2.0f, 1.0f, 2.0f, -90.0f, 1.0f}, weights[4];
+	uint32_t ids[4];
+
+	kve_route(&c, logits, 1, ids, weights);
+	assert_int_equal(ids[0], 1);
+	assert_int_equal(ids[1], 3);
+	assert_int_equal(ids[2], 2);
+	assert_int_equal(ids[3], 5);
+	assert_true(weights[0] == weights[1] && weights[2] == weights[3] && weights[1] > weights[2]);
 }
 
 KV_TEST(any_chunking_gives_the_same_logits_and_the_same_cache)
@@ -303,6 +361,7 @@ KV_TEST(shapes_that_cannot_be_are_refused)
 	kve_config_t c;
 	uint32_t *const fields[] = {&c.vocab,    &c.hidden, &c.layers,       &c.heads,      &c.kv_heads,
 				    &c.head_dim, &c.inner,  &c.block_tokens, &c.max_tokens, &c.rope_theta};
+	uint32_t *const of_experts[] = {&c.experts, &c.top_k, &c.expert_inner, &c.groups};
 	kve_model_t *model;
 
 	for (size_t i = 0; i < KV_COUNT_OF(fields); i++) {
@@ -311,8 +370,16 @@ KV_TEST(shapes_that_cannot_be_are_refused)
 		why = NULL;
 		assert_int_equal(kve_config_check(&c, &why), KV_ERR_ARG);
 		assert_non_null(why);
-		assert_int_equal(kve_model_create(&c, &model), KV_ERR_ARG);
+		assert_int_equal(kve_model_create(&c, 0, &model), KV_ERR_ARG);
 	}
+	for (size_t i = 0; i < KV_COUNT_OF(of_experts); i++) {
+		c = kve_config_moe;
+		*of_experts[i] = 17;
+		why = NULL;
+		assert_int_equal(kve_config_check(&c, &why), KV_ERR_ARG);
+		assert_non_null(why);
+	}
+	assert_int_equal(kve_model_create(&kve_config_moe, 3, &model), KV_ERR_ARG);
 	c = kve_config_tiny;
 	c.heads = 16;
 	assert_int_equal(kve_config_check(&c, NULL), KV_ERR_ARG);

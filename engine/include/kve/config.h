@@ -17,17 +17,27 @@ typedef struct kve_config {
 	uint32_t heads;  /* query heads: 1 to KVE_MAX_GROUP times kv_heads         */
 	uint32_t kv_heads;
 	uint32_t head_dim;     /* a multiple of 16, at most 256                          */
-	uint32_t inner;        /* width of the SwiGLU; a multiple of 16                  */
+	uint32_t inner;        /* width of the SwiGLU that every token passes; a multiple of 16. With experts: of a
+				  shared one, 0: there is none */
 	uint32_t block_tokens; /* tokens a cache block; a multiple of 16                 */
 	uint32_t max_tokens;   /* longest sequence; a multiple of block_tokens           */
 	uint32_t rope_theta;
 	uint64_t seed; /* of the weights                                         */
+	/* What Qwen3 and Qwen3-MoE have beside that; in brackets its names in their config.json. */
+	int qk_norm;           /* queries and keys are normed, each head               */
+	uint32_t experts;      /* [num_experts] a multiple of 16; 0: no experts        */
+	uint32_t top_k;        /* [num_experts_per_tok] experts a token, 1 to 16       */
+	uint32_t expert_inner; /* [moe_intermediate_size] a multiple of 16             */
+	int norm_top_k;        /* [norm_topk_prob] weights of a token's experts sum to 1 */
+	uint32_t groups; /* of experts whose results are reduced before they are sent (kvk/ep.h): the most ranks */
 } kve_config_t;
 
 /* The model of the demo: about 6 M weights, some 4 KiB of cache a token. */
 extern const kve_config_t kve_config_demo;
 /* The same shape in small, for tests. */
 extern const kve_config_t kve_config_tiny;
+/* With 32 experts in each layer, four a token, and a shared one; about 14 M weights. */
+extern const kve_config_t kve_config_moe;
 
 /* KV_ERR_ARG: a field is out of range; *p_why (may be NULL) is a sentence. */
 kv_status_t kve_config_check(const kve_config_t *config, const char **p_why);

@@ -22,14 +22,15 @@ typedef struct kve_engine kve_engine_t;
 typedef struct kve_engine_config {
 	kve_config_t model;
 	uint32_t cache_blocks;
-	uint32_t max_running; /* requests computed together: 1 to KVE_MAX_ROWS / 2 */
-	int store;            /* 0: no kvd, everything is computed */
-	const char *socket;   /* of kvd; NULL: the usual one */
-	const char *program;  /* shown by kvctl; NULL: the process name */
-	uint32_t load_ms;     /* deadline of a load; 0: libkvx' default */
-	uint32_t attach_ms;   /* longest wait for a kvd that is there, when the engine is made; 0: libkvx' default */
-	const char *peer;     /* of kvd: its node has the engine that sends; NULL: this one's */
-	uint32_t ranks;       /* tensor parallel ranks, each with a cache of its own; 0: one */
+	uint32_t max_running;  /* requests computed together: 1 to KVE_MAX_ROWS / 2 */
+	int store;             /* 0: no kvd, everything is computed */
+	const char *socket;    /* of kvd; NULL: the usual one */
+	const char *program;   /* shown by kvctl; NULL: the process name */
+	uint32_t load_ms;      /* deadline of a load; 0: libkvx' default */
+	uint32_t attach_ms;    /* longest wait for a kvd that is there, when the engine is made; 0: libkvx' default */
+	const char *peer;      /* of kvd: its node has the engine that sends; NULL: this one's */
+	uint32_t ranks;        /* tensor parallel ranks, each with a cache of its own; 0: one */
+	uint32_t expert_ranks; /* that have the experts between them; 0: one */
 } kve_engine_config_t;
 
 typedef enum kve_state { KVE_WAITING, KVE_LOADING, KVE_PREFILL, KVE_DECODE, KVE_DONE } kve_state_t;

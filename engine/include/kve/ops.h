@@ -57,6 +57,10 @@ size_t kve_attention_scratch(const kve_config_t *config, uint32_t rows);
 /* gate[i] = silu(gate[i]) * up[i]. */
 void kve_swiglu(float *gate, const float *up, size_t n);
 
+/* Router: ids[rows][top_k] and weights[rows][top_k] of logits[rows][experts], which become softmax(logits). The largest
+ * first, of equals the lowest id; with norm_top_k a token's weights are divided by their sum. */
+void kve_route(const kve_config_t *config, float *logits, uint32_t rows, uint32_t *ids, float *weights);
+
 /* Index of the largest value, the lowest of equals. */
 uint32_t kve_argmax(const float *x, uint32_t n);
 /* Natural logarithm of the probability that softmax(x) gives to index i. */

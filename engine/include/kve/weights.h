@@ -4,6 +4,12 @@
 
 #include "kve/ops.h"
 
+typedef struct kve_expert {
+	kve_matrix_t gate; /* hidden -> expert_inner          */
+	kve_matrix_t up;
+	kve_matrix_t down; /* expert_inner -> hidden          */
+} kve_expert_t;
+
 typedef struct kve_layer {
 	float *attention_norm; /* [hidden]                        */
 	kve_matrix_t q;        /* hidden -> heads x head_dim      */
@@ -14,15 +20,20 @@ typedef struct kve_layer {
 	kve_matrix_t gate; /* hidden -> inner                 */
 	kve_matrix_t up;
 	kve_matrix_t down; /* inner -> hidden                 */
+	float *q_norm;     /* [head_dim]; NULL without        */
+	float *k_norm;
+	kve_matrix_t router;   /* hidden -> experts               */
+	kve_expert_t *experts; /* NULL without                    */
 } kve_layer_t;
 
 typedef struct kve_weights {
 	float *embedding; /* [vocab][hidden]                 */
 	kve_layer_t *layers;
-	float *final_norm; /* [hidden]                        */
-	kve_matrix_t head; /* hidden -> vocab                 */
-	float *memory;     /* all of the above lies in here   */
-	size_t count;      /* floats                          */
+	float *final_norm;     /* [hidden]                        */
+	kve_matrix_t head;     /* hidden -> vocab                 */
+	float *memory;         /* all of the above lies in here   */
+	kve_expert_t *experts; /* of all layers                   */
+	size_t count;          /* floats                          */
 } kve_weights_t;
 
 /* Draw all weights. Their scale puts the network where small differences grow from layer to layer, so that the output
@@ -31,7 +42,7 @@ kv_status_t kve_weights_init(kve_weights_t *weights, const kve_config_t *config)
 void kve_weights_fini(kve_weights_t *weights);
 
 /* What names these weights in a space's identity: every field of the configuration that they follow from. */
-#define KVE_FINGERPRINT_MAX 160u
+#define KVE_FINGERPRINT_MAX 256u
 void kve_weights_fingerprint(const kve_config_t *config, char out[KVE_FINGERPRINT_MAX]);
 
 #endif

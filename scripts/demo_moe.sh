@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# make demo-moe: a small mixture of experts, whose experts lie on several ranks: tokens travel to them and back, and the KV is in kvd.
+#   scripts/demo_moe.sh [BUILD_DIR]      SEED=1 (of the chat)
+# Everything lives in a temporary directory and is gone afterwards. Exit 1: an answer differs from the run on one rank without any cache, or a check fails.
+demo="demo-moe" # of the frame
+processes() { :; }
+# shellcheck source=scripts/demo-frame.sh
+. "$(dirname "$0")/demo-frame.sh"
+
+# moe RANKS PHASE OPTION...: a new engine process
+moe() {
+	chat --model moe --expert-ranks "$1" --phase "$2" "${@:3}"
+	report -v what=last
+}
+
+say "A mixture of 32 experts, 4 a token, on the CPU answers the 42 requests of a chat, seed $seed. Each phase is a new engine process."
+say "0. One rank has all experts; without kvd every prompt is computed."
+moe 1 "one rank, without kvd" --no-cache --write-reference "$dir/reference"
+say "1. Two ranks have 16 experts each, with kvd, empty at first."
+start_kvd --cpu.size=96MiB --cpu.slab_size=16MiB --index.max_blocks=65536 --nvme.path="$dir/disk" --nvme.size=384MiB --nvme.file_size=64MiB --log.level=info
+moe 2 "two ranks, first chat" --socket "$socket" --reference "$dir/reference"
+say "2. The daemon is killed with kill -9; four ranks load what two have stored."
+kill -9 "$(daemon_pid)"
+moe 4 "four ranks, afterwards" --socket "$socket" --reference "$dir/reference"
+served
+check_daemon ""
+say "Time to the first token, median, of prompts that were mostly found:"
+report -v what=chart -v 'block=#'
+report -v what=verdict || fail "nothing was found, or an answer differs"
+say "The demo took $SECONDS s."
