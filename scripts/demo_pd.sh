@@ -136,7 +136,7 @@ two_nodes() {
 }
 
 check() {
-	wait_for 80 "the last hand-over to end" has_no_transfers # one that nobody takes ends at its time to live
+	wait_for "$((2 * patience))" "the last hand-over to end" has_no_transfers # one that nobody takes ends at its time to live
 	check_daemon "No hand-over is left. "
 }
 

@@ -30,7 +30,7 @@ build_all()
 		-o "$build/gpu.fatbin" kernels/cuda/device/kernels.cu
 	printf '#define XXH_STATIC_LINKING_ONLY\n#define XXH_IMPLEMENTATION\n#include <xxhash.h>\n' >"$build/xxh.c"
 	for file in common/hash/{digest,digest_portable,digest_sse2}.c common/{env,log,status}.c common/text/{text,utf8}.c common/option/units.c \
-		kernels/{layout,cpu,cuda,cuda/driver}/*.c bench/{harness,tools}.c tests/kernels/gpu_prop.c; do
+		kernels/{layout,cpu,cuda,cuda/driver,ep}/*.c bench/{harness,tools}.c tests/kernels/gpu_prop.c; do
 		c "$file" "-DKVK_GPU_FATBIN=\"$(realpath "$build")/gpu.fatbin\""
 	done
 	c common/hash/digest_avx2.c -mavx2
