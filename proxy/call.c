@@ -74,6 +74,25 @@ static int make_room(kvp_call_t *call, size_t n)
 	return 1;
 }
 
+static int count_headers(const kvp_call_t *call, const char *name)
+{
+	struct curl_header *header = NULL;
+
+	return curl_easy_header(call->easy, name, 0, CURLH_HEADER, -1, &header) == CURLHE_OK ? (int)header->amount : 0;
+}
+
+/* RFC 9112, 6.3: one length, a number, or none. libcurl takes one of several, and another one for what is too large. */
+static int has_right_length(const kvp_call_t *call)
+{
+	const int lengths = count_headers(call, "Content-Length");
+	char length[KVP_LENGTH_MAX + 1];
+
+	kvp_call_length(call, length);
+
+	return lengths == 0 || (lengths == 1 && count_headers(call, "Transfer-Encoding") == 0 && length[0] &&
+				strlen(length) < KVP_LENGTH_MAX && strspn(length, "0123456789") == strlen(length));
+}
+
 static size_t data_came(char *data, size_t size, size_t n, void *ctx)
 {
 	kvp_call_t *call = ctx;
@@ -82,6 +101,9 @@ static size_t data_came(char *data, size_t size, size_t n, void *ctx)
 	if (call->pause_bytes && call->len - call->taken >= call->pause_bytes) {
 		call->paused = 1;
 		return CURL_WRITEFUNC_PAUSE;
+	}
+	if (call->received == 0 && !has_right_length(call)) {
+		return 0; /* ends the transfer with an error */
 	}
 	call->received += len;
 	call->too_big |= call->max_bytes && call->received > call->max_bytes;
@@ -133,7 +155,8 @@ static void collect_ended(kvp_calls_t *calls)
 			curl_easy_getinfo(message->easy_handle, CURLINFO_PRIVATE, &call);
 			curl_easy_getinfo(message->easy_handle, CURLINFO_RESPONSE_CODE, &call->status);
 			call->ended = 1;
-			call->result = result;
+			call->result =
+				result == CURLE_OK && !has_right_length(call) ? CURLE_WEIRD_SERVER_REPLY : result;
 			mark_changed(call);
 		}
 	}
@@ -325,7 +348,7 @@ int kvp_call_has_sent(const kvp_call_t *call)
 
 int kvp_call_is_answered(const kvp_call_t *call)
 {
-	return call->ended && call->result == CURLE_OK && call->status > 0;
+	return call->ended && call->result == CURLE_OK && call->status >= 200; /* 101: another protocol, unasked */
 }
 
 int kvp_call_is_refused(const kvp_call_t *call)
@@ -340,13 +363,16 @@ int kvp_call_is_refused(const kvp_call_t *call)
 
 int kvp_call_is_stale(const kvp_call_t *call)
 {
+	const CURLcode result = call->result;
 	long connects = 0;
 
 	curl_easy_getinfo(call->easy, CURLINFO_NUM_CONNECTS, &connects);
 
 	/* The rewind: libcurl has opened another connection to repeat the call there, and must not (set_up()). */
-	return call->ended && call->result != CURLE_OK && call->status == 0 &&
-	       (connects == 0 || call->result == CURLE_SEND_FAIL_REWIND);
+	return call->ended && call->status == 0 &&
+	       (result == CURLE_SEND_FAIL_REWIND ||
+		(connects == 0 &&
+		 (result == CURLE_GOT_NOTHING || result == CURLE_SEND_ERROR || result == CURLE_RECV_ERROR)));
 }
 
 const char *kvp_call_type(const kvp_call_t *call)
@@ -362,16 +388,25 @@ struct curl_slist *kvp_call_headers(const kvp_call_t *call)
 {
 	struct curl_slist *lines = NULL;
 	struct curl_header *header = NULL;
-	const char *connection = NULL;
+	char *connection = NULL;
 
-	if (curl_easy_header(call->easy, "Connection", 0, CURLH_HEADER, -1, &header) == CURLHE_OK) {
-		connection = header->value; /* the next call writes over *header */
+	for (size_t i = 0; curl_easy_header(call->easy, "Connection", i, CURLH_HEADER, -1, &header) == CURLHE_OK; i++) {
+		(void)kvp_headers_join(&connection, header->value);
 	}
 	for (header = NULL; (header = curl_easy_nextheader(call->easy, CURLH_HEADER, -1, header));) {
 		(void)kvp_headers_add(&lines, header->name, header->value, connection);
 	}
+	free(connection);
 
 	return lines;
+}
+
+void kvp_call_length(const kvp_call_t *call, char out[KVP_LENGTH_MAX + 1])
+{
+	struct curl_header *header = NULL;
+	const int is_there = curl_easy_header(call->easy, "Content-Length", 0, CURLH_HEADER, -1, &header) == CURLHE_OK;
+
+	snprintf(out, KVP_LENGTH_MAX + 1, "%s", is_there ? header->value : "");
 }
 
 size_t kvp_call_take(kvp_call_t *call, char *out, size_t cap)
@@ -395,6 +430,10 @@ const char *kvp_call_why(const kvp_call_t *call)
 {
 	if (call->too_big) {
 		return "its answer is too large";
+	}
+
+	if (call->ended && (call->result == CURLE_WEIRD_SERVER_REPLY || call->result == CURLE_WRITE_ERROR)) {
+		return "its answer is malformed";
 	}
 
 	return call->error[0] ? call->error : curl_easy_strerror(call->result);

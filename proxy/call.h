@@ -14,6 +14,8 @@
 #include <stddef.h>
 #include <sys/queue.h>
 
+#define KVP_LENGTH_MAX 19u /* digits of a Content-Length */
+
 typedef struct kvp_call kvp_call_t;
 TAILQ_HEAD(kvp_call_list, kvp_call);
 
@@ -86,6 +88,8 @@ int kvp_call_is_stale(const kvp_call_t *call);
 const char *kvp_call_type(const kvp_call_t *call);
 /* Header lines of the answer that pass to the client, to be freed by curl_slist_free_all(). */
 struct curl_slist *kvp_call_headers(const kvp_call_t *call);
+/* Its Content-Length; "": it has none. */
+void kvp_call_length(const kvp_call_t *call, char out[KVP_LENGTH_MAX + 1]);
 /* Take up to cap bytes of what has come; an engine that waited goes on. */
 size_t kvp_call_take(kvp_call_t *call, char *out, size_t cap);
 /* Why it failed, as a sentence. */

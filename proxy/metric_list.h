@@ -10,7 +10,7 @@
 
 #define KVP_METRIC_LIST(X)                                                                                             \
 	X(CONNECTIONS, kvd_pd_proxy_connections, KV_METRIC_GAUGE, "connections of clients")                            \
-	X(CONNECTIONS_ENDED, kvd_pd_proxy_connections_ended_total, KV_METRIC_COUNTER, "connections closed at a limit: too many, or no whole request in time") \
+	X(CONNECTIONS_ENDED, kvd_pd_proxy_connections_ended_total, KV_METRIC_COUNTER, "connections closed at a limit: too many, no whole request in time, or an answer that is not taken") \
 	X(REQUESTS, kvd_pd_proxy_requests, KV_METRIC_GAUGE, "requests now")                                            \
 	X(BODY_BYTES, kvd_pd_proxy_body_bytes, KV_METRIC_GAUGE, "bytes of the bodies of requests that are kept, unfinished ones too") \
 	X(ANSWERED, kvd_pd_proxy_requests_total{outcome="answered"}, KV_METRIC_COUNTER, KVP_HELP_ANSWERS)              \

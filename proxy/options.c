@@ -61,7 +61,8 @@ static const kv_option_t rows[] = {
 	ROW("limits.requests", U64, "512", "1", "65536", NULL, limits_requests, "requests at a time; more get the status 503"),
 	ROW("limits.answer", SIZE, "64MiB", "1KiB", "1GiB", NULL, limits_answer, "bytes of an answer that is not streamed"),
 	ROW("limits.stream", SIZE, "256KiB", "4KiB", "64MiB", NULL, limits_stream, "bytes of a stream that wait for a client; then its engine is not read until the client has read"),
-	ROW("limits.receive_time", DURATION, "30s", "100ms", "1h", NULL, limits_receive_time, "a connection is closed when no whole request has come in this time"),
+	ROW("limits.receive_time", DURATION, "30s", "100ms", "1h", NULL, limits_receive_time, "a connection is closed when no whole request has come in this time since its first byte, or the client has taken nothing of its answer"),
+	ROW("limits.idle_time", DURATION, "11m", "100ms", "24h", NULL, limits_idle_time, "a connection that waits for a request is closed after this. Longer than a load balancer in front keeps its own (60 s on AWS, 10 minutes on Google Cloud): otherwise it sends requests on connections that have just ended"),
 	ROW("log.level", ENUM, "info", NULL, NULL, "error,warn,info,debug", log_level, "lines above this level are dropped"),
 };
 /* clang-format on */

@@ -68,6 +68,9 @@ static void settle_answer(kvp_request_t *request, kvp_answer_kind_t kind, unsign
 	release_body(request);
 	request->answer.is_own = !call;
 	request->answer.headers = call ? kvp_call_headers(call) : NULL;
+	if (call) {
+		kvp_call_length(call, request->answer.length);
+	}
 	kvp_metric_observe_ns(request->all->metrics, KVP_M_FIRST_TIME, clock_ns() - request->came_ns);
 	request->wake(request->ctx);
 }
@@ -688,7 +691,7 @@ static void cut_stream(kvp_request_t *request, const char *why)
 	leg_failed(request, &request->decode, why);
 	count_outcome(request, KVP_M_CUT);
 	request->is_broken = 1;
-	if (!kvp_headers_find(request->answer.headers, "Content-Encoding") && error &&
+	if (!request->answer.length[0] && !kvp_headers_find(request->answer.headers, "Content-Encoding") && error &&
 	    asprintf(&text, "\n\ndata: %s\n\n", error) >= 0) {
 		request->answer.text = text;
 		request->answer.len = strlen(text);

@@ -45,6 +45,7 @@ typedef struct kvp_answer {
 	struct curl_slist *headers; /* of the engine */
 	char *text;
 	size_t len;
+	char length[KVP_LENGTH_MAX + 1]; /* Content-Length of an engine's answer; "": it has none */
 } kvp_answer_t;
 
 /* The request on one engine. */

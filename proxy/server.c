@@ -1,594 +1,664 @@
-/* The side of the clients. */
+/* The connections of the clients. */
 #include "server.h"
 
+#include "exchange.h"
+#include "http/chunks.h"
 #include "kv/conn.h"
 #include "kv/env.h"
 
 #include <errno.h>
-#include <limits.h>
-#include <microhttpd.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
-#define SPARE      16u /* connections that are shut down and not closed yet */
-#define READ_AHEAD 4u  /* times its limit a body is read, so that the answer is not lost with the connection */
-#define TEXT_SLACK ((size_t)4096)
-#define BLOCK      ((size_t)16 * 1024) /* of a stream */
-#define NS_IN_S    UINT64_C(1000000000)
+#define SPARE        16u /* connections beyond the limit, where requests of all run: for /health and /metrics */
+#define BLOCK        ((size_t)16 * 1024) /* read at a time, and sent of a stream */
+#define READS        16u                 /* at a time of a connection */
+#define ACCEPTS      64u
+#define LINE_SLACK   16u /* around a block: its size in hexadecimal, and the ends of lines */
+#define NS_IN_MS     UINT64_C(1000000)
+#define NS_IN_S      UINT64_C(1000000000)
+#define CHECK_NS     (50 * NS_IN_MS) /* between looks at all deadlines */
+#define LINGER_NS    (5 * NS_IN_S)   /* a client that is told of the end has sent nothing for so long */
+#define LINGER_MOST  (30 * NS_IN_S)
+#define CONTINUE     "HTTP/1.1 100 Continue\r\n\r\n"
+#define FDS_AT_FIRST 64u
 
-typedef struct exchange exchange_t;
+typedef enum conn_state { CONN_HEAD, CONN_BODY, CONN_RUN, CONN_ANSWER, CONN_LINGER } conn_state_t;
 
-/* A connection of a client. */
-typedef struct client {
-	kv_conn_t conn;       /* first: a conn is its client. Busy: a whole request has come, and is not answered */
-	exchange_t *exchange; /* of that request */
-} client_t;
+typedef struct conn {
+	TAILQ_ENTRY(conn) link;       /* in `waiting` or `busy` */
+	TAILQ_ENTRY(conn) ready_link; /* in `ready` */
+	kvp_server_t *server;
+	int fd;
+	conn_state_t state;
+	uint32_t events; /* watched for */
+	int is_busy, is_ready;
+	uint64_t deadline_ns; /* UINT64_MAX: none */
+	uint64_t linger_ns;   /* the last one of LINGER */
+	/* Received, and not consumed. */
+	char *in;
+	size_t in_len, in_cap, scanned;
+	/* The body that comes: `left` bytes, or chunks. */
+	int is_chunked;
+	uint64_t left;
+	kvp_chunks_t chunks;
+	kvp_exchange_t *exchange;
+	/* To be sent: `out`, then the exchange's answer. */
+	char *out;
+	size_t out_len, out_sent, answer_sent;
+	int is_stream_ended;
+} conn_t;
+TAILQ_HEAD(conn_list, conn);
 
 struct kvp_server {
 	kvp_requests_t *requests;
 	const kvp_options_t *options;
 	kvp_metrics_t *metrics;
 	kvp_loop_t *loop;
-	struct MHD_Daemon *daemon;
-	kv_conns_t conns;
-	int epoll_fd, listen_fd;
+	int listen_fd, is_quiet;  /* is_quiet: it is not watched, for want of descriptors */
+	struct conn_list waiting; /* for its client: the one that has waited longest first */
+	struct conn_list busy;    /* a request runs */
+	struct conn_list ready;   /* something to do without an event */
+	conn_t **by_fd;
+	size_t by_fd_n;
+	uint32_t n;
+	uint64_t check_ns;
 };
 
-/* Why a body is not kept. What comes of it is read and dropped: the library takes no answer before its end. */
-typedef enum body_fate {
-	BODY_KEPT,
-	BODY_TOO_LARGE, /* for a limit of its own */
-	BODY_NO_ROOM,   /* beside those of the other requests */
-	BODY_OUT_OF_MEMORY
-} body_fate_t;
-
-/* One request and its answer. */
-struct exchange {
-	kvp_server_t *server;
-	client_t *client;
-	struct MHD_Connection *connection;
-	kvp_request_t *request;
-	kvp_api_t api;
-	char *method, *target;      /* as the client has written it */
-	struct curl_slist *headers; /* of the request that pass */
-	int is_own;                 /* /health or /metrics */
-	unsigned status;            /* of what is refused for its headers; 0: it is not */
-	const char *why;
-	char *body;
-	size_t len, cap;  /* cap counts against limits.bodies */
-	body_fate_t fate; /* of what has come of the body */
-	int has_headers, is_suspended, is_client_gone;
-};
+static uint64_t clock_ns(void)
+{
+	return kv_now_ns(&kv_env_posix);
+}
 
 /* ---- connections ----------------------------------------------------------------------------- */
 
-static void connection_changed(void *cls, struct MHD_Connection *connection, void **socket_context,
-			       enum MHD_ConnectionNotificationCode change)
+static void watch(conn_t *conn, uint32_t events)
 {
-	const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
-	kvp_server_t *server = cls;
-	client_t *client = *socket_context;
-
-	if (change == MHD_CONNECTION_NOTIFY_STARTED) {
-		*socket_context = client = calloc(1, sizeof *client);
-		if (!client) {
-			shutdown(info->connect_fd, SHUT_RDWR);
-			return;
-		}
-		kvp_metric_add(server->metrics, KVP_M_CONNECTIONS, 1);
-		if (kv_conns_add(&server->conns, &client->conn, info->connect_fd, kv_now_ns(&kv_env_posix))) {
-			kvp_metric_add(server->metrics, KVP_M_CONNECTIONS_ENDED, 1);
-		}
-	} else if (client) {
-		kv_conns_remove(&server->conns, &client->conn);
-		kvp_metric_sub(server->metrics, KVP_M_CONNECTIONS, 1);
-		free(client);
-		*socket_context = NULL;
+	if (conn->events != events && kvp_loop_watch(conn->server->loop, KVP_FD_CLIENT, conn->fd, events) == KV_OK) {
+		conn->events = events;
 	}
 }
 
-/* ---- suspension ------------------------------------------------------------------------------ */
-
-static void suspend(exchange_t *exchange)
+static void mark_ready(conn_t *conn)
 {
-	exchange->is_suspended = 1;
-	MHD_suspend_connection(exchange->connection);
+	if (!conn->is_ready) {
+		conn->is_ready = 1;
+		TAILQ_INSERT_TAIL(&conn->server->ready, conn, ready_link);
+	}
 }
 
 static void wake(void *ctx)
 {
-	exchange_t *exchange = ctx;
+	mark_ready(ctx);
+}
 
-	if (exchange->is_suspended) {
-		exchange->is_suspended = 0;
-		MHD_resume_connection(exchange->connection);
+/* A connection that waits for its client may be ended to make room, the one that has waited longest first. */
+static void set_busy(conn_t *conn, int is_busy)
+{
+	kvp_server_t *server = conn->server;
+
+	TAILQ_REMOVE(conn->is_busy ? &server->busy : &server->waiting, conn, link);
+	TAILQ_INSERT_TAIL(is_busy ? &server->busy : &server->waiting, conn, link);
+	conn->is_busy = is_busy;
+}
+
+static void close_conn(conn_t *conn)
+{
+	kvp_server_t *server = conn->server;
+
+	kvp_exchange_end(conn->exchange);
+	if (conn->is_ready) {
+		TAILQ_REMOVE(&server->ready, conn, ready_link);
 	}
+	TAILQ_REMOVE(conn->is_busy ? &server->busy : &server->waiting, conn, link);
+	server->by_fd[conn->fd] = NULL;
+	server->n--;
+	kvp_metric_sub(server->metrics, KVP_M_CONNECTIONS, 1);
+	kvp_loop_forget(server->loop, conn->fd);
+	close(conn->fd);
+	free(conn->in);
+	free(conn->out);
+	free(conn);
 }
 
-static void end_client(kv_conn_t *conn)
+static void close_late(conn_t *conn)
 {
-	exchange_t *exchange = ((client_t *)conn)->exchange;
-
-	exchange->is_client_gone = 1;
-	wake(exchange);
+	kvp_metric_add(conn->server->metrics, KVP_M_CONNECTIONS_ENDED, 1);
+	close_conn(conn);
 }
 
-/* A client's socket has ended. The event may be of one that was closed since, whose number has a new owner: look. */
-static void client_ended(void *ctx, int fd, uint32_t events)
+static void linger(conn_t *conn)
 {
-	kvp_server_t *server = ctx;
-	struct pollfd poll_fd = {.fd = fd, .events = POLLRDHUP};
-	kv_conn_t *conn;
+	const uint64_t now_ns = clock_ns();
 
-	(void)events;
-	if (poll(&poll_fd, 1, 0) <= 0 || !(poll_fd.revents & (POLLRDHUP | POLLHUP | POLLERR))) {
+	shutdown(conn->fd, SHUT_WR);
+	conn->state = CONN_LINGER;
+	conn->in_len = 0;
+	conn->linger_ns = now_ns + LINGER_MOST;
+	conn->deadline_ns = now_ns + LINGER_NS;
+	watch(conn, EPOLLIN);
+}
+
+/* ---- sending --------------------------------------------------------------------------------- */
+
+/* Send what there is. 1: all of it; 0: the rest has to wait; -1: the client has gone. */
+static int send_some(conn_t *conn)
+{
+	const kvp_span_t answer = conn->exchange->answer;
+
+	while (conn->out_sent < conn->out_len || conn->answer_sent < answer.len) {
+		const size_t left = answer.len - conn->answer_sent;
+		struct iovec parts[2] = {{conn->out + conn->out_sent, conn->out_len - conn->out_sent},
+					 {left ? (void *)(uintptr_t)(answer.data + conn->answer_sent) : NULL, left}};
+		const struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
+		const ssize_t n = sendmsg(conn->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+		const size_t sent = n > 0 ? (size_t)n : 0;
+		const size_t of_out = sent < parts[0].iov_len ? sent : parts[0].iov_len;
+
+		if (n < 0) {
+			return errno == EAGAIN || errno == EINTR ? 0 : -1;
+		}
+		conn->out_sent += of_out;
+		conn->answer_sent += sent - of_out;
+		conn->deadline_ns = clock_ns() + conn->server->options->limits_receive_time;
+	}
+
+	return 1;
+}
+
+/* The next block of a stream in `out`. 1: there is one; 0: none yet, or the end has been sent; -1: it is cut short. */
+static int fill_block(conn_t *conn)
+{
+	const int is_chunked = conn->exchange->is_chunked;
+	char *block = conn->out + LINE_SLACK;
+	char size[LINE_SLACK];
+	int64_t n;
+	int len;
+
+	if (conn->is_stream_ended) {
+		return 0;
+	}
+	n = kvp_request_read(conn->exchange->request, block, BLOCK);
+	if (n < -1) {
+		return -1;
+	}
+	conn->is_stream_ended = n == -1;
+	conn->out_sent = LINE_SLACK;
+	conn->out_len = LINE_SLACK + (n > 0 ? (size_t)n : 0);
+	if (is_chunked && n > 0) {
+		len = snprintf(size, sizeof size, "%zx\r\n", (size_t)n);
+		conn->out_sent -= (size_t)len;
+		memcpy(conn->out + conn->out_sent, size, (size_t)len);
+		memcpy(conn->out + conn->out_len, "\r\n", 2);
+		conn->out_len += 2;
+	} else if (is_chunked && n == -1) {
+		conn->out_len += (size_t)snprintf(block, LINE_SLACK, "0\r\n\r\n");
+	}
+
+	return conn->out_len > conn->out_sent;
+}
+
+static void end_exchange(conn_t *conn)
+{
+	const int is_kept = conn->exchange->is_kept && conn->server->listen_fd >= 0;
+	const kvp_options_t *options = conn->server->options;
+
+	kvp_exchange_end(conn->exchange);
+	conn->exchange = NULL;
+	free(conn->out);
+	conn->out = NULL;
+	set_busy(conn, 0);
+	if (!is_kept) {
+		linger(conn);
 		return;
 	}
-	TAILQ_FOREACH(conn, &server->conns.busy, link)
-	{
-		if (conn->fd == fd) {
-			kvp_loop_forget(server->loop, fd);
-			end_client(conn);
+	conn->state = CONN_HEAD;
+	conn->deadline_ns = clock_ns() + (conn->in_len > 0 ? options->limits_receive_time : options->limits_idle_time);
+	if (conn->in_len > 0) {
+		mark_ready(conn); /* the next request, after those of other clients */
+	}
+	watch(conn, EPOLLIN);
+}
+
+/* As much of the answer as there is and the client takes. 0: the connection is closed. */
+static int send_answer(conn_t *conn)
+{
+	const int is_stream = conn->exchange->is_stream;
+	int sent, more = 1;
+
+	while ((sent = send_some(conn)) > 0 && is_stream && (more = fill_block(conn)) > 0) {
+	}
+	if (sent < 0) {
+		close_conn(conn);
+		return 0;
+	}
+	if (sent == 0) {
+		if (conn->deadline_ns == UINT64_MAX) {
+			conn->deadline_ns = clock_ns() + conn->server->options->limits_receive_time;
+		}
+		watch(conn, EPOLLOUT | (is_stream ? EPOLLRDHUP : 0u));
+	} else if (more < 0) {
+		conn->exchange->is_kept = 0; /* its missing end tells the client */
+		end_exchange(conn);
+	} else if (is_stream && !conn->is_stream_ended) {
+		conn->deadline_ns = UINT64_MAX; /* its engine has deadlines */
+		watch(conn, EPOLLRDHUP);
+	} else {
+		end_exchange(conn);
+	}
+
+	return 1;
+}
+
+/* 0: the connection is closed. */
+static int begin_answer(conn_t *conn)
+{
+	kvp_exchange_t *exchange = conn->exchange;
+	char *block;
+
+	exchange->is_kept &= conn->server->listen_fd >= 0;
+	conn->out = kvp_exchange_head(exchange, &conn->out_len);
+	conn->out_sent = conn->answer_sent = 0;
+	conn->is_stream_ended = 0;
+	if (conn->out && exchange->is_stream) {
+		block = realloc(conn->out, conn->out_len + BLOCK + 2 * (size_t)LINE_SLACK);
+		if (!block) {
+			close_conn(conn);
+			return 0;
+		}
+		conn->out = block;
+	}
+	if (!conn->out) {
+		close_conn(conn);
+		return 0;
+	}
+	conn->state = CONN_ANSWER;
+	conn->deadline_ns = clock_ns() + conn->server->options->limits_receive_time;
+
+	return send_answer(conn);
+}
+
+/* ---- requests -------------------------------------------------------------------------------- */
+
+static void consume(conn_t *conn, size_t n)
+{
+	conn->in_len -= n;
+	memmove(conn->in, conn->in + n, conn->in_len);
+	conn->scanned = 0;
+}
+
+/* A request has begun. 0: the connection is closed. */
+static int begin_exchange(conn_t *conn, const kvp_head_t *head, unsigned fault)
+{
+	conn->exchange = kvp_exchange_begin(conn->server->requests, head, fault, wake, conn);
+	if (!conn->exchange) {
+		close_conn(conn);
+		return 0;
+	}
+	conn->state = CONN_BODY;
+	conn->is_chunked = head->is_chunked;
+	conn->left = head->length;
+	conn->chunks = (kvp_chunks_t){.spare = conn->server->options->limits_headers};
+
+	return 1;
+}
+
+static int refuse(conn_t *conn, unsigned status, const char *why)
+{
+	const kvp_head_t none = {.minor = 1, .refuse = why};
+
+	return begin_exchange(conn, &none, status);
+}
+
+/* What asks for the body. It is little, and the first on a connection that has been read: it fits, or the client does
+ * not read. */
+static void send_continue(const conn_t *conn)
+{
+	(void)send(conn->fd, CONTINUE, sizeof CONTINUE - 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+static size_t skip_empty_lines(const conn_t *conn)
+{
+	size_t at = 0;
+
+	while (at + 1 < conn->in_len && conn->in[at] == '\r' && conn->in[at + 1] == '\n') {
+		at += 2;
+	}
+
+	return at;
+}
+
+/* 1: a head was there, and the request has begun. 0: more has to come. -1: the connection is closed. */
+static int take_head(conn_t *conn)
+{
+	const size_t most = conn->server->options->limits_headers, empty = skip_empty_lines(conn);
+	kvp_head_t head;
+	unsigned status;
+	long len;
+
+	if (empty > 0) {
+		consume(conn, empty);
+	}
+	if (conn->in_len == 0 || (conn->in_len == 1 && conn->in[0] == '\r')) {
+		return 0;
+	}
+	len = kvp_head_scan(conn->in, conn->in_len, &conn->scanned);
+	if (len < 0) {
+		return refuse(conn, 400, "the request has a control character, or an end of line that is not CR LF")
+			       ? 1
+			       : -1;
+	}
+	if ((len == 0 && conn->in_len > most) || (size_t)len > most) {
+		return (memchr(conn->in, '\n', most) ? refuse(conn, 431, "the headers are larger than limits.headers")
+						     : refuse(conn, 414, "the target is larger than limits.headers"))
+			       ? 1
+			       : -1;
+	}
+	if (len == 0) {
+		return 0;
+	}
+	status = kvp_head_parse(conn->in, (size_t)len, &head);
+	if (!begin_exchange(conn, &head, status)) {
+		return -1;
+	}
+	consume(conn, (size_t)len);
+	if (conn->exchange->state == KVP_EXCHANGE_BODY && head.expects && conn->exchange->has_body &&
+	    conn->in_len == 0) {
+		send_continue(conn);
+	}
+
+	return 1;
+}
+
+/* 1: the body has ended, or is refused. 0: more has to come. */
+static int take_chunks(conn_t *conn)
+{
+	kvp_exchange_t *exchange = conn->exchange;
+	const char *at = conn->in, *end = conn->in + conn->in_len, *data;
+	kvp_chunks_result_t result = KVP_CHUNKS_MORE;
+	size_t len;
+
+	while (exchange->state == KVP_EXCHANGE_BODY &&
+	       (result = kvp_chunks_read(&conn->chunks, &at, end, &data, &len)) == KVP_CHUNKS_DATA) {
+		kvp_exchange_take(exchange, data, len);
+	}
+	consume(conn, (size_t)(at - conn->in));
+	if (result == KVP_CHUNKS_MORE && exchange->state == KVP_EXCHANGE_BODY) {
+		kvp_exchange_announce(exchange, conn->chunks.left);
+	}
+	if (result == KVP_CHUNKS_BAD && exchange->state == KVP_EXCHANGE_BODY) {
+		kvp_exchange_refuse(exchange, 400, "the body's chunks are malformed, or say more than limits.headers");
+	}
+
+	return result == KVP_CHUNKS_END || exchange->state != KVP_EXCHANGE_BODY;
+}
+
+/* Likewise. */
+static int take_body(conn_t *conn)
+{
+	size_t n;
+
+	if (conn->is_chunked) {
+		return take_chunks(conn);
+	}
+	n = conn->left < conn->in_len ? (size_t)conn->left : conn->in_len;
+	if (n > 0) {
+		kvp_exchange_take(conn->exchange, conn->in, n);
+		consume(conn, n);
+		conn->left -= n;
+	}
+
+	return conn->left == 0 || conn->exchange->state != KVP_EXCHANGE_BODY;
+}
+
+/* All of a request has come, or its answer is there already. 0: the connection is closed. */
+static int run_request(conn_t *conn)
+{
+	if (conn->exchange->state == KVP_EXCHANGE_BODY) {
+		kvp_exchange_run(conn->exchange);
+	}
+	if (kvp_exchange_is_answered(conn->exchange)) {
+		return begin_answer(conn);
+	}
+	conn->state = CONN_RUN;
+	conn->deadline_ns = UINT64_MAX;
+	set_busy(conn, 1);
+	watch(conn, EPOLLRDHUP);
+
+	return 1;
+}
+
+/* Go on with what has been received. 0: the connection is closed. */
+static int take_input(conn_t *conn)
+{
+	int taken;
+
+	if (conn->state == CONN_HEAD) {
+		taken = take_head(conn);
+		if (taken <= 0) {
+			return taken == 0;
+		}
+	}
+	if (conn->state == CONN_LINGER) {
+		conn->in_len = 0;
+		return 1;
+	}
+	if (conn->exchange->state == KVP_EXCHANGE_BODY && !take_body(conn)) {
+		return 1;
+	}
+
+	return run_request(conn);
+}
+
+/* ---- events ---------------------------------------------------------------------------------- */
+
+static int make_room(conn_t *conn)
+{
+	char *grown;
+
+	if (conn->in_cap - conn->in_len >= BLOCK) {
+		return 1;
+	}
+	grown = realloc(conn->in, conn->in_len + 2 * BLOCK);
+	if (grown) {
+		conn->in = grown;
+		conn->in_cap = conn->in_len + 2 * BLOCK;
+	}
+
+	return grown != NULL;
+}
+
+/* The first byte of a request, and any of a client that is told to end, set a deadline. */
+static void set_deadline(conn_t *conn, int is_first)
+{
+	const uint64_t now_ns = clock_ns();
+
+	if (conn->state == CONN_LINGER) {
+		conn->deadline_ns = now_ns + LINGER_NS < conn->linger_ns ? now_ns + LINGER_NS : conn->linger_ns;
+	} else if (is_first) {
+		conn->deadline_ns = now_ns + conn->server->options->limits_receive_time;
+	}
+}
+
+static void receive(conn_t *conn)
+{
+	for (unsigned i = 0;
+	     i < READS && (conn->state == CONN_HEAD || conn->state == CONN_BODY || conn->state == CONN_LINGER); i++) {
+		ssize_t n;
+
+		if (!make_room(conn)) {
+			close_late(conn);
+			return;
+		}
+		n = recv(conn->fd, conn->in + conn->in_len, BLOCK, MSG_DONTWAIT);
+		if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
+			close_conn(conn);
+			return;
+		}
+		if (n < 0) {
+			break;
+		}
+		set_deadline(conn, conn->state == CONN_HEAD && conn->in_len == 0);
+		conn->in_len += (size_t)n;
+		if (!take_input(conn)) {
+			return;
+		}
+	}
+	if (conn->in_len == 0) {
+		free(conn->in);
+		conn->in = NULL;
+		conn->in_cap = 0;
+	}
+}
+
+static int has_ended(int fd)
+{
+	struct pollfd poll_fd = {.fd = fd, .events = POLLRDHUP};
+
+	return poll(&poll_fd, 1, 0) > 0 && (poll_fd.revents & (POLLRDHUP | POLLHUP | POLLERR));
+}
+
+/* The event may be of a socket that was closed since, whose number has a new owner: nothing is taken from it. */
+static void client_ready(void *ctx, int fd, uint32_t events)
+{
+	kvp_server_t *server = ctx;
+	conn_t *conn = (size_t)fd < server->by_fd_n ? server->by_fd[fd] : NULL;
+	const int awaits_end = conn && (conn->events & EPOLLRDHUP);
+
+	(void)events;
+	if (!conn) {
+		return;
+	}
+	if (awaits_end && has_ended(fd)) {
+		close_conn(conn);
+	} else if (conn->state == CONN_ANSWER && (conn->events & EPOLLOUT)) {
+		send_answer(conn);
+	} else {
+		receive(conn);
+	}
+}
+
+static void serve_ready(kvp_server_t *server)
+{
+	const conn_t *last = TAILQ_LAST(&server->ready, conn_list); /* what becomes ready meanwhile comes next time */
+	conn_t *conn = NULL;
+
+	while (conn != last && (conn = TAILQ_FIRST(&server->ready))) {
+		TAILQ_REMOVE(&server->ready, conn, ready_link);
+		conn->is_ready = 0;
+		if (conn->state == CONN_RUN && kvp_exchange_is_answered(conn->exchange)) {
+			begin_answer(conn);
+		} else if (conn->state == CONN_ANSWER) {
+			send_answer(conn);
+		} else if (conn->state == CONN_HEAD) {
+			take_input(conn);
+		}
+	}
+}
+
+/* ---- new connections ------------------------------------------------------------------------- */
+
+static int has_room_for(kvp_server_t *server, int fd)
+{
+	size_t n = server->by_fd_n ? server->by_fd_n : FDS_AT_FIRST;
+	conn_t **grown;
+
+	while (n <= (size_t)fd) {
+		n *= 2;
+	}
+	if (n == server->by_fd_n) {
+		return 1;
+	}
+	grown = realloc(server->by_fd, n * sizeof(conn_t *));
+	if (!grown) {
+		return 0;
+	}
+	memset(grown + server->by_fd_n, 0, (n - server->by_fd_n) * sizeof(conn_t *));
+	server->by_fd = grown;
+	server->by_fd_n = n;
+
+	return 1;
+}
+
+static void add_conn(kvp_server_t *server, int fd)
+{
+	const int on = 1;
+	conn_t *conn;
+
+	if (server->n >= server->options->limits_connections && !TAILQ_EMPTY(&server->waiting)) {
+		close_late(TAILQ_FIRST(&server->waiting));
+	}
+	conn = server->n < server->options->limits_connections + SPARE && has_room_for(server, fd)
+		       ? calloc(1, sizeof *conn)
+		       : NULL;
+	if (!conn) {
+		kvp_metric_add(server->metrics, KVP_M_CONNECTIONS_ENDED, 1);
+		close(fd);
+		return;
+	}
+	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+	conn->server = server;
+	conn->fd = fd;
+	conn->deadline_ns = clock_ns() + server->options->limits_idle_time;
+	server->by_fd[fd] = conn;
+	server->n++;
+	TAILQ_INSERT_TAIL(&server->waiting, conn, link);
+	kvp_metric_add(server->metrics, KVP_M_CONNECTIONS, 1);
+	watch(conn, EPOLLIN);
+	if (!conn->events) {
+		close_late(conn);
+	}
+}
+
+static void listener_ready(void *ctx, int fd, uint32_t events)
+{
+	kvp_server_t *server = ctx;
+
+	(void)events;
+	for (unsigned i = 0; i < ACCEPTS && fd == server->listen_fd; i++) {
+		const int client = accept4(fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+
+		if (client >= 0) {
+			add_conn(server, client);
+		} else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+			if (!TAILQ_EMPTY(&server->waiting)) {
+				close_late(TAILQ_FIRST(&server->waiting));
+				continue;
+			}
+			kvp_loop_forget(server->loop, fd); /* until the next look at the deadlines */
+			server->is_quiet = 1;
+			return;
+		} else if (errno == EAGAIN) {
 			return;
 		}
 	}
 }
 
-/* ---- answers --------------------------------------------------------------------------------- */
-
-static enum MHD_Result queue_response(struct MHD_Connection *connection, unsigned status,
-				      const struct curl_slist *headers, struct MHD_Response *response)
+static void close_overdue(kvp_server_t *server, struct conn_list *list, uint64_t now_ns)
 {
-	enum MHD_Result result = MHD_NO;
-	char name[256];
+	conn_t *conn, *next;
 
-	if (!response) {
-		return MHD_NO;
-	}
-	for (; headers; headers = headers->next) {
-		const size_t len = strcspn(headers->data, ":;");
+	for (conn = TAILQ_FIRST(list); conn; conn = next) {
+		next = TAILQ_NEXT(conn, link);
+		if (conn->deadline_ns <= now_ns) {
+			const int is_idle =
+				conn->state == CONN_LINGER || (conn->state == CONN_HEAD && conn->in_len == 0);
 
-		if (len < sizeof name && headers->data[len] == ':') {
-			snprintf(name, sizeof name, "%.*s", (int)len, headers->data);
-			(void)MHD_add_response_header(response, name, headers->data + len + 2);
+			kvp_metric_add(server->metrics, KVP_M_CONNECTIONS_ENDED, !is_idle);
+			close_conn(conn);
 		}
 	}
-	result = MHD_queue_response(connection, status, response);
-	MHD_destroy_response(response);
-
-	return result;
-}
-
-/* An answer of the proxy itself. */
-static enum MHD_Result answer(struct MHD_Connection *connection, unsigned status, const char *type, const char *text)
-{
-	struct MHD_Response *response =
-		MHD_create_response_from_buffer(strlen(text), (void *)(uintptr_t)text, MHD_RESPMEM_MUST_COPY);
-
-	if (response) {
-		MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
-	}
-	if (response && status == MHD_HTTP_SERVICE_UNAVAILABLE) {
-		MHD_add_response_header(response, MHD_HTTP_HEADER_RETRY_AFTER, "1");
-	}
-	if (response && status == MHD_HTTP_METHOD_NOT_ALLOWED) {
-		MHD_add_response_header(response, MHD_HTTP_HEADER_ALLOW, "GET, HEAD");
-	}
-	if (response && status == MHD_HTTP_UNSUPPORTED_MEDIA_TYPE) {
-		MHD_add_response_header(response, MHD_HTTP_HEADER_ACCEPT_ENCODING, "identity");
-	}
-
-	return queue_response(connection, status, NULL, response);
-}
-
-static enum MHD_Result answer_error(struct MHD_Connection *connection, unsigned status, const char *message)
-{
-	char *text = kvp_error_text(message, status);
-	enum MHD_Result result = text ? answer(connection, status, "application/json", text) : MHD_NO;
-
-	free(text);
-
-	return result;
-}
-
-static enum MHD_Result answer_metrics(const kvp_server_t *server, struct MHD_Connection *connection)
-{
-	const kvp_fleet_t *fleet = server->requests->fleet;
-	kvp_engine_metrics_t engines[KVP_ENGINES_MAX];
-	const uint32_t n = fleet->prefill_n + fleet->decode_n;
-	enum MHD_Result result = MHD_NO;
-	size_t cap, len;
-	char *text;
-
-	kvp_fleet_metrics(fleet, engines);
-	cap = kvp_metrics_prometheus(server->metrics, engines, n, NULL, 0) + TEXT_SLACK;
-	text = malloc(cap);
-	if (text) {
-		len = kvp_metrics_prometheus(server->metrics, engines, n, text, cap);
-		result = len < cap ? answer(connection, MHD_HTTP_OK, "text/plain; version=0.0.4; charset=utf-8", text)
-				   : MHD_NO;
-	}
-	free(text);
-
-	return result;
-}
-
-static enum MHD_Result answer_get(const kvp_server_t *server, struct MHD_Connection *connection, const char *url)
-{
-	if (strcmp(url, "/metrics") == 0) {
-		return answer_metrics(server, connection);
-	}
-
-	if (!kvp_fleet_has(server->requests->fleet, 1, 0)) {
-		kvp_fleet_look(server->requests->fleet, 1); /* the next answer knows of an engine that is back */
-	}
-
-	return kvp_fleet_has(server->requests->fleet, 1, 0)
-		       ? answer(connection, MHD_HTTP_OK, "text/plain", "ok\n")
-		       : answer_error(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "no decode engine is up");
-}
-
-static ssize_t read_stream(void *ctx, uint64_t at, char *out, size_t cap)
-{
-	exchange_t *exchange = ctx;
-	int64_t n;
-
-	(void)at;
-	if (exchange->is_client_gone) {
-		return MHD_CONTENT_READER_END_WITH_ERROR;
-	}
-	n = kvp_request_read(exchange->request, out, cap);
-	if (n == 0) {
-		suspend(exchange);
-	}
-
-	return n > -1 ? (ssize_t)n : n == -1 ? MHD_CONTENT_READER_END_OF_STREAM : MHD_CONTENT_READER_END_WITH_ERROR;
-}
-
-static enum MHD_Result answer_request(exchange_t *exchange)
-{
-	const kvp_answer_t *found = &exchange->request->answer;
-	struct MHD_Response *response;
-
-	if (exchange->is_client_gone) {
-		return MHD_NO;
-	}
-	if (found->kind == KVP_ANSWER_NONE) {
-		suspend(exchange);
-		return MHD_YES;
-	}
-	if (found->is_own) {
-		return answer(exchange->connection, found->status, "application/json", found->text ? found->text : "");
-	}
-	response = found->kind == KVP_ANSWER_WHOLE
-			   ? MHD_create_response_from_buffer(found->len, found->text, MHD_RESPMEM_MUST_COPY)
-			   : MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK, read_stream, exchange, NULL);
-	if (response && found->kind == KVP_ANSWER_STREAM && !kvp_headers_find(found->headers, "Cache-Control")) {
-		MHD_add_response_header(response, MHD_HTTP_HEADER_CACHE_CONTROL, "no-cache");
-	}
-
-	return queue_response(exchange->connection, found->status, found->headers, response);
-}
-
-/* ---- requests -------------------------------------------------------------------------------- */
-
-static void drop_body(exchange_t *exchange)
-{
-	kvp_requests_hold(exchange->server->requests, exchange->cap, 0);
-	free(exchange->body);
-	exchange->body = NULL;
-	exchange->len = exchange->cap = 0;
-}
-
-/* Room for `need` bytes: twice of it, but no more than a body may have. */
-static body_fate_t grow_body(exchange_t *exchange, size_t need)
-{
-	const kvp_options_t *options = exchange->server->options;
-	const size_t most =
-		options->limits_body < options->limits_bodies ? options->limits_body : options->limits_bodies;
-	const size_t cap = 2 * need < most ? 2 * need : most;
-	char *grown;
-
-	if (need > most) {
-		return BODY_TOO_LARGE;
-	}
-	if (!kvp_requests_hold(exchange->server->requests, exchange->cap, cap)) {
-		return BODY_NO_ROOM;
-	}
-	grown = realloc(exchange->body, cap);
-	if (!grown) {
-		kvp_requests_hold(exchange->server->requests, cap, exchange->cap);
-		return BODY_OUT_OF_MEMORY;
-	}
-	exchange->body = grown;
-	exchange->cap = cap;
-
-	return BODY_KEPT;
-}
-
-static void keep_body(exchange_t *exchange, const char *data, size_t len)
-{
-	if (exchange->fate == BODY_KEPT && exchange->len + len > exchange->cap) {
-		exchange->fate = grow_body(exchange, exchange->len + len);
-	}
-	if (exchange->fate != BODY_KEPT) {
-		drop_body(exchange);
-		return;
-	}
-	memcpy(exchange->body + exchange->len, data, len);
-	exchange->len += len;
-}
-
-static enum MHD_Result refuse_body(const exchange_t *exchange)
-{
-	kvp_metric_add(exchange->server->metrics, KVP_M_OVERLOADED, 1);
-
-	return exchange->fate == BODY_TOO_LARGE ? answer_error(exchange->connection, MHD_HTTP_CONTENT_TOO_LARGE,
-							       "the body is larger than limits.body or limits.bodies")
-	       : exchange->fate == BODY_NO_ROOM
-		       ? answer_error(exchange->connection, MHD_HTTP_SERVICE_UNAVAILABLE,
-				      "the bodies of all requests have reached limits.bodies; please try again")
-		       : answer_error(exchange->connection, MHD_HTTP_SERVICE_UNAVAILABLE,
-				      "the proxy has no memory for this request");
-}
-
-/* The body as a request has it: as large as it is. */
-static kvp_span_t hand_body(exchange_t *exchange)
-{
-	kvp_span_t body = {exchange->body, exchange->len};
-	char *less = exchange->len > 0 ? realloc(exchange->body, exchange->len) : NULL;
-
-	if (less) {
-		body.data = less;
-	}
-	kvp_requests_hold(exchange->server->requests, exchange->cap, exchange->len);
-	exchange->body = NULL;
-	exchange->cap = 0;
-
-	return body;
-}
-
-/* The whole body has come. */
-static enum MHD_Result begin_request(exchange_t *exchange)
-{
-	kvp_request_config_t config = {.api = exchange->api,
-				       .method = exchange->method,
-				       .target = exchange->target,
-				       .headers = exchange->headers,
-				       .wake = wake,
-				       .ctx = exchange};
-
-	if (exchange->fate == BODY_KEPT) {
-		config.data = hand_body(exchange);
-		exchange->headers = NULL;
-		exchange->request = kvp_request_begin(exchange->server->requests, &config);
-		exchange->fate = exchange->request ? BODY_KEPT : BODY_OUT_OF_MEMORY;
-	}
-	if (exchange->fate != BODY_KEPT) {
-		return refuse_body(exchange);
-	}
-	exchange->client->exchange = exchange;
-	kv_conns_begin(&exchange->server->conns, &exchange->client->conn);
-	(void)kvp_loop_watch(exchange->server->loop, KVP_FD_CLIENT, exchange->client->conn.fd, EPOLLRDHUP);
-
-	return answer_request(exchange);
-}
-
-/* The request line has come. */
-static void *begin_exchange(void *cls, const char *uri, struct MHD_Connection *connection)
-{
-	const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
-	exchange_t *exchange = calloc(1, sizeof *exchange);
-
-	if (exchange) {
-		exchange->server = cls;
-		exchange->connection = connection;
-		exchange->client = info ? info->socket_context : NULL;
-		exchange->target = strdup(uri);
-	}
-
-	return exchange;
-}
-
-static enum MHD_Result keep_header(void *cls, enum MHD_ValueKind kind, const char *name, const char *value)
-{
-	exchange_t *exchange = cls;
-	const char *connection =
-		MHD_lookup_connection_value(exchange->connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_CONNECTION);
-
-	(void)kind;
-	if (!kvp_headers_add(&exchange->headers, name, value ? value : "", connection)) {
-		exchange->fate = BODY_OUT_OF_MEMORY;
-	}
-
-	return MHD_YES;
-}
-
-/* Calls that are not for clients, or for each engine alone, are outside of /v1/, but for these two. */
-static int is_passed(const char *url)
-{
-	return strncmp(url, "/v1/", 4) == 0 && !strstr(url, "/..") && strcmp(url, "/v1/load_lora_adapter") != 0 &&
-	       strcmp(url, "/v1/unload_lora_adapter") != 0;
-}
-
-static int is_too_large(const exchange_t *exchange, int is_expected)
-{
-	const char *length =
-		MHD_lookup_connection_value(exchange->connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_CONTENT_LENGTH);
-
-	return length &&
-	       strtoull(length, NULL, 10) / (is_expected ? 1 : READ_AHEAD) > exchange->server->options->limits_body;
-}
-
-/* The status of a request that is refused before its body comes; 0: it is not. */
-static unsigned check_headers(const exchange_t *exchange, const char *url, const char **p_why)
-{
-	const char *expect = MHD_lookup_connection_value(exchange->connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_EXPECT);
-	const char *coding = kvp_headers_find(exchange->headers, MHD_HTTP_HEADER_CONTENT_ENCODING);
-
-	if (!is_passed(url)) {
-		*p_why = "there are /v1/..., GET /health and GET /metrics";
-		return MHD_HTTP_NOT_FOUND;
-	}
-	for (const char *at = exchange->target; *at; at++) {
-		if (*at <= ' ' || *at > '~' || *at == '#') {
-			*p_why = "the target is no path with a query";
-			return MHD_HTTP_BAD_REQUEST;
-		}
-	}
-	if (strcmp(exchange->method, "CONNECT") == 0 || strcmp(exchange->method, "TRACE") == 0) {
-		*p_why = "this method is not served";
-		return MHD_HTTP_NOT_IMPLEMENTED;
-	}
-	if (expect && strcasecmp(expect, "100-continue") != 0) {
-		*p_why = "nothing but 100-continue can be expected";
-		return MHD_HTTP_EXPECTATION_FAILED;
-	}
-	if (exchange->api != KVP_OTHER && coding && strcasecmp(coding, "identity") != 0) {
-		*p_why = "the proxy reads this body: it has to come without Content-Encoding";
-		return MHD_HTTP_UNSUPPORTED_MEDIA_TYPE;
-	}
-	*p_why = "the body is larger than limits.body";
-
-	return is_too_large(exchange, expect != NULL) ? MHD_HTTP_CONTENT_TOO_LARGE : 0;
-}
-
-/* An answer before the request's end is its connection's last: only where a body would come in vain. */
-static enum MHD_Result answer_now(exchange_t *exchange, const char *url)
-{
-	if (exchange->status == MHD_HTTP_CONTENT_TOO_LARGE) {
-		kvp_metric_add(exchange->server->metrics, KVP_M_OVERLOADED, 1);
-	}
-
-	return exchange->status ? answer_error(exchange->connection, exchange->status, exchange->why)
-				: answer_get(exchange->server, exchange->connection, url);
-}
-
-/* The headers have come. */
-static enum MHD_Result take_headers(exchange_t *exchange, const char *url, const char *method)
-{
-	struct MHD_Connection *connection = exchange->connection;
-	const int is_post = strcmp(method, "POST") == 0;
-	const char *length = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_CONTENT_LENGTH);
-
-	exchange->api = is_post && strcmp(url, "/v1/chat/completions") == 0 ? KVP_CHAT
-			: is_post && strcmp(url, "/v1/completions") == 0    ? KVP_COMPLETIONS
-									    : KVP_OTHER;
-	exchange->is_own = strcmp(url, "/health") == 0 || strcmp(url, "/metrics") == 0;
-	exchange->method = strdup(method);
-	if (!exchange->method) {
-		return MHD_NO;
-	}
-	if (!exchange->is_own) {
-		MHD_get_connection_values(connection, MHD_HEADER_KIND, keep_header, exchange);
-		exchange->status = check_headers(exchange, url, &exchange->why);
-	} else if (strcmp(method, "GET") != 0 && strcmp(method, "HEAD") != 0) {
-		exchange->status = MHD_HTTP_METHOD_NOT_ALLOWED;
-		exchange->why = "this wants another method";
-	}
-
-	return exchange->status && ((length && strcmp(length, "0") != 0) ||
-				    MHD_lookup_connection_value(connection, MHD_HEADER_KIND,
-								MHD_HTTP_HEADER_TRANSFER_ENCODING))
-		       ? answer_now(exchange, url)
-		       : MHD_YES;
-}
-
-static enum MHD_Result handle(void *cls, struct MHD_Connection *connection, const char *url, const char *method,
-			      const char *version, const char *upload, size_t *upload_size, void **state)
-{
-	exchange_t *exchange = *state;
-
-	(void)cls;
-	(void)connection;
-	(void)version;
-	if (!exchange || !exchange->client || !exchange->target) {
-		return MHD_NO;
-	}
-	if (!exchange->has_headers) {
-		exchange->has_headers = 1;
-		return take_headers(exchange, url, method);
-	}
-	if (*upload_size > 0) {
-		if (!exchange->is_own) {
-			keep_body(exchange, upload, *upload_size);
-		}
-		*upload_size = 0;
-		return MHD_YES;
-	}
-	if (exchange->is_own || exchange->status) {
-		return answer_now(exchange, url);
-	}
-
-	return exchange->request ? answer_request(exchange) : begin_request(exchange);
-}
-
-static void completed(void *cls, struct MHD_Connection *connection, void **state, enum MHD_RequestTerminationCode how)
-{
-	kvp_server_t *server = cls;
-	exchange_t *exchange = *state;
-	client_t *client = exchange ? exchange->client : NULL;
-
-	(void)connection;
-	(void)how;
-	if (!exchange) {
-		return;
-	}
-	if (client && client->exchange) {
-		client->exchange = NULL;
-		kvp_loop_forget(server->loop, client->conn.fd);
-		kv_conns_end(&server->conns, &client->conn, kv_now_ns(&kv_env_posix));
-	}
-	if (exchange->request) {
-		kvp_request_end(exchange->request);
-	}
-	drop_body(exchange);
-	curl_slist_free_all(exchange->headers);
-	free(exchange->method);
-	free(exchange->target);
-	free(exchange);
-	*state = NULL;
 }
 
 /* ---- open, run, close ------------------------------------------------------------------------ */
-
-static void server_ready(void *ctx, int fd, uint32_t events)
-{
-	(void)ctx;
-	(void)fd;
-	(void)events; /* kvp_server_run() follows every wait */
-}
-
-static kv_status_t start_daemon(kvp_server_t *server)
-{
-	const kvp_options_t *options = server->options;
-	const union MHD_DaemonInfo *info;
-
-	server->daemon = MHD_start_daemon(
-		MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME, 0, NULL, NULL, handle, server, MHD_OPTION_LISTEN_SOCKET,
-		(MHD_socket)server->listen_fd, MHD_OPTION_CONNECTION_LIMIT,
-		(unsigned)options->limits_connections + SPARE, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
-		(size_t)options->limits_headers + BLOCK, MHD_OPTION_CONNECTION_TIMEOUT,
-		(unsigned)((options->limits_receive_time + NS_IN_S - 1) / NS_IN_S), MHD_OPTION_NOTIFY_CONNECTION,
-		connection_changed, server, MHD_OPTION_NOTIFY_COMPLETED, completed, server, MHD_OPTION_URI_LOG_CALLBACK,
-		begin_exchange, server, MHD_OPTION_END);
-	if (!server->daemon) {
-		return KV_ERR_LIMIT;
-	}
-	info = MHD_get_daemon_info(server->daemon, MHD_DAEMON_INFO_EPOLL_FD);
-	server->epoll_fd = info->epoll_fd;
-	server->loop->handlers[KVP_FD_SERVER].ready = server_ready;
-	server->loop->handlers[KVP_FD_CLIENT].ready = client_ended;
-	server->loop->handlers[KVP_FD_CLIENT].ctx = server;
-
-	return kvp_loop_watch(server->loop, KVP_FD_SERVER, server->epoll_fd, EPOLLIN);
-}
 
 kv_status_t kvp_server_open(kvp_requests_t *requests, kvp_loop_t *loop, kvp_server_t **p_server, char *detail,
 			    size_t cap)
@@ -604,18 +674,18 @@ kv_status_t kvp_server_open(kvp_requests_t *requests, kvp_loop_t *loop, kvp_serv
 	server->metrics = requests->metrics;
 	server->loop = loop;
 	server->listen_fd = -1;
-	kv_conns_init(&server->conns, (uint32_t)server->options->limits_connections);
+	TAILQ_INIT(&server->waiting);
+	TAILQ_INIT(&server->busy);
+	TAILQ_INIT(&server->ready);
+	loop->handlers[KVP_FD_SERVER].ready = listener_ready;
+	loop->handlers[KVP_FD_SERVER].ctx = server;
+	loop->handlers[KVP_FD_CLIENT].ready = client_ready;
+	loop->handlers[KVP_FD_CLIENT].ctx = server;
 	status = kv_listen("http.listen", server->options->http_listen, &server->listen_fd, detail, cap);
 	if (status == KV_OK) {
-		status = start_daemon(server);
-		if (status != KV_OK) {
-			snprintf(detail, cap, "cannot start the HTTP server: %s", strerror(errno));
-		}
+		status = kvp_loop_watch(loop, KVP_FD_SERVER, server->listen_fd, EPOLLIN);
 	}
 	if (status != KV_OK) {
-		if (!server->daemon && server->listen_fd >= 0) {
-			close(server->listen_fd);
-		}
 		kvp_server_close(server);
 		return status;
 	}
@@ -626,45 +696,44 @@ kv_status_t kvp_server_open(kvp_requests_t *requests, kvp_loop_t *loop, kvp_serv
 
 void kvp_server_quiesce(kvp_server_t *server)
 {
-	MHD_socket fd = MHD_quiesce_daemon(server->daemon);
-
-	if (fd != MHD_INVALID_SOCKET) {
-		close(fd);
+	if (server->listen_fd >= 0) {
+		kvp_loop_forget(server->loop, server->listen_fd);
+		close(server->listen_fd);
+		server->listen_fd = -1;
 	}
 }
 
 void kvp_server_close(kvp_server_t *server)
 {
-	kv_conn_t *conn;
-
 	if (!server) {
 		return;
 	}
-	if (server->daemon) {
-		TAILQ_FOREACH(conn, &server->conns.busy, link)
-		{
-			end_client(conn); /* the library stops with no connection suspended */
-		}
-		MHD_run(server->daemon);
-		MHD_stop_daemon(server->daemon);
+	kvp_server_quiesce(server);
+	while (!TAILQ_EMPTY(&server->busy)) {
+		close_conn(TAILQ_FIRST(&server->busy));
 	}
+	while (!TAILQ_EMPTY(&server->waiting)) {
+		close_conn(TAILQ_FIRST(&server->waiting));
+	}
+	free(server->by_fd);
 	free(server);
 }
 
 void kvp_server_run(kvp_server_t *server, uint64_t now_ns)
 {
-	MHD_run(server->daemon);
-	kvp_metric_add(server->metrics, KVP_M_CONNECTIONS_ENDED,
-		       kv_conns_shut_late(&server->conns, server->options->limits_receive_time, now_ns));
+	serve_ready(server);
+	if (now_ns < server->check_ns) {
+		return;
+	}
+	server->check_ns = now_ns + CHECK_NS;
+	close_overdue(server, &server->waiting, now_ns);
+	close_overdue(server, &server->busy, now_ns);
+	if (server->is_quiet && server->listen_fd >= 0) {
+		server->is_quiet = kvp_loop_watch(server->loop, KVP_FD_SERVER, server->listen_fd, EPOLLIN) != KV_OK;
+	}
 }
 
 int kvp_server_timeout_ms(kvp_server_t *server, int most)
 {
-	MHD_UNSIGNED_LONG_LONG ms;
-
-	if (MHD_get_timeout(server->daemon, &ms) != MHD_YES || ms > (MHD_UNSIGNED_LONG_LONG)most) {
-		return most;
-	}
-
-	return (int)ms;
+	return TAILQ_EMPTY(&server->ready) ? most : 0;
 }

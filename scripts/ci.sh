@@ -17,11 +17,11 @@ configure() {
 	rm -f "$log"
 }
 
-# promtool without the server that Debian's package would start.
-fetch_promtool() {
+# A program of a Debian package, without the server that the package would start: package, path.
+fetch_program() {
 	mkdir -p build/tools
-	(cd build/tools && apt-get download prometheus && dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x --strip-components=3 ./usr/bin/promtool)
-	rm -f build/tools/prometheus_*.deb
+	(cd build/tools && apt-get download "$1" && dpkg-deb --fsys-tarfile "$1"_*.deb | tar -x --strip-components=3 ".$2")
+	rm -f build/tools/"$1"_*.deb
 }
 
 # Tests and their programs, "e2e.adopt test_e2e_adopt"; the program of a script is the daemon.
@@ -43,7 +43,8 @@ keep_threaded() {
 
 scripts/deps.sh build lint ci
 export PATH=$PWD/build/tools:$PATH
-command -v promtool >/dev/null || fetch_promtool
+command -v promtool >/dev/null || fetch_program prometheus /usr/bin/promtool
+command -v nginx >/dev/null || fetch_program nginx /usr/sbin/nginx
 
 step "lint"
 configure release

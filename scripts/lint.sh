@@ -60,7 +60,7 @@ allowed() {
 	daemon) echo 'kv|kvk|kvs|base|core|gpu|io|net|options' ;;
 	client) echo 'kv|kvk|base|kvctl' ;;
 	connectors) echo 'kv|kvk|kvx|common|inproc|scheduler|step|worker' ;;
-	proxy) echo 'kv|base|events' ;;
+	proxy) echo 'kv|base|events|http' ;;
 	engine) echo 'kv|kvk|kve' ;;
 	esac
 }

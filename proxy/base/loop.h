@@ -9,10 +9,10 @@
 
 typedef enum kvp_fd_kind {
 	KVP_FD_SIGNAL, /* a signalfd: the loop has an end */
-	KVP_FD_SERVER, /* the descriptor of libmicrohttpd's own epoll */
+	KVP_FD_SERVER, /* the socket that listens for clients */
 	KVP_FD_CALL,   /* a socket of libcurl */
 	KVP_FD_EVENTS, /* a socket of libzmq */
-	KVP_FD_CLIENT, /* a client's socket, watched for its end alone */
+	KVP_FD_CLIENT, /* a client's socket */
 	KVP_FD_KINDS
 } kvp_fd_kind_t;
 

@@ -577,6 +577,29 @@ class Clients(Case):
             client.close()
         wait_until(lambda: proxy.metric("kvd_pd_proxy_connections") == 1, "they are gone")
 
+    def test_p5_a_connection_waits_longer_for_a_request_than_for_the_rest_of_one(self) -> None:
+        self.engines(0, 1)
+        default = subprocess.run([PROGRAM, "--options-page"], capture_output=True, text=True, check=True).stdout
+        self.assertEqual(re.search(r"`limits.idle_time` \(.*; `(.*)`\)", default)[1], "11m")  # load balancers keep theirs for up to 10 minutes
+        proxy = self.proxy("--limits.receive_time=100ms", "--limits.idle_time=1h")
+        ask = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", proxy.port), WAIT) as idle, socket.create_connection(("127.0.0.1", proxy.port), WAIT) as slow:
+            idle.sendall(ask)
+            self.assertIn(b" 200 ", idle.recv(4096))
+            slow.sendall(ask[:-1])
+            self.assertEqual(slow.recv(1), b"")
+            idle.sendall(ask)
+            self.assertIn(b" 200 ", idle.recv(4096))
+        proxy = self.proxy("--limits.idle_time=100ms")
+
+        def is_served_and_closed() -> bool:
+            with contextlib.suppress(ConnectionError), socket.create_connection(("127.0.0.1", proxy.port), WAIT) as idle:
+                idle.sendall(ask)
+                return b" 200 " in idle.recv(4096) and not idle.recv(1)
+            return False
+
+        wait_until(is_served_and_closed, "a connection serves, and is closed when it is idle")
+
     def test_p10_bad_bodies_get_400_in_the_form_of_openai(self) -> None:
         self.engines(1, 1)
         proxy = self.proxy()
