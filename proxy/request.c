@@ -767,6 +767,9 @@ static void check_deadlines(kvp_request_t *request, uint64_t now_ns)
 		route(request, 0);
 	}
 	check_decode(request, now_ns);
+	if (request->answer.kind != KVP_ANSWER_NONE && request->held_bytes > 0) {
+		release_body(request); /* a call may have read the rest of it since */
+	}
 }
 
 void kvp_requests_serve(kvp_requests_t *all)

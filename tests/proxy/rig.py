@@ -57,6 +57,7 @@ class Engine:
         self.prefill_time = 0.0
         self.params: dict[str, Any] = {}  # more of a prefill engine's answer
         self.answer: Callable[[Any, dict[str, Any]], None] = self.serve
+        self.before_body: Callable[[Any], None] = lambda handler: None
         self.healthy = True
         self.looks = 0
         self.connections: set[socket.socket] = set()
@@ -90,6 +91,7 @@ class Engine:
                 self.say(200 if engine.healthy else 503, b"")
 
             def do_POST(self) -> None:
+                engine.before_body(self)
                 data = self.rfile.read(int(self.headers["Content-Length"] or 0))
                 body = json.loads(data) if self.headers["Content-Type"] == "application/json" else data
                 if self.path == "/tokenize":

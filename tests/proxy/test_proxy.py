@@ -549,6 +549,27 @@ class Clients(Case):
             wait_until(lambda: proxy.metric("kvd_pd_proxy_body_bytes") == 0, "it is not needed")
             self.assertEqual(proxy.metric("kvd_pd_proxy_requests"), 1)
 
+    def test_p5_a_body_is_kept_until_its_engine_has_read_it(self) -> None:
+        self.engines(0, 1)
+        go = threading.Event()
+
+        def begin(handler: Any) -> None:
+            handler.begin_stream()
+            handler.chunk(b"data: x\n\n")
+            go.wait(WAIT)
+
+        self.decode[0].before_body = begin
+        self.decode[0].answer = lambda handler, body: handler.watch(WAIT)
+        proxy = self.proxy()
+        body = json.dumps(request(user="x" * 15_000_000)).encode()
+        with socket.create_connection(("127.0.0.1", proxy.port)) as client:
+            client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            self.assertIn(b" 200 ", client.recv(4096))
+            self.assertEqual(proxy.metric("kvd_pd_proxy_body_bytes"), len(body))
+            go.set()
+            wait_until(lambda: proxy.metric("kvd_pd_proxy_body_bytes") == 0, "it is not needed")
+            self.assertEqual(proxy.metric("kvd_pd_proxy_requests"), 1)
+
     def test_p5_a_large_prompt_of_token_ids_takes_little_memory(self) -> None:
         self.engines(0, 1)
         proxy = self.proxy("--limits.tokens=3000000")
