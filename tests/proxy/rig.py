@@ -261,6 +261,8 @@ class Proxy:
                 "--prefill=" + ",".join(engine.url for engine in prefill),
                 "--decode=" + ",".join(engine.url for engine in decode),
                 "--health.interval=50ms",
+                "--health.timeout=1m",  # played engines are slow on a machine with much to do
+                "--engine.tokenize_timeout=1m",
                 "--skip.tokens=8",
                 "--tokenize=off",
                 "--log.level=error",

@@ -45,6 +45,12 @@ class Case(unittest.TestCase):
         for engine in self.prefill + self.decode:
             self.addCleanup(engine.stop)
 
+    def hold(self, engine: Engine) -> threading.Event:
+        """It serves when the event is set."""
+        go = threading.Event()
+        engine.answer = lambda handler, body: go.wait(WAIT) and engine.serve(handler, body)
+        return go
+
     def proxy(self, *options: str) -> Proxy:
         proxy = Proxy(PROGRAM, self.prefill, self.decode, *options)
         self.addCleanup(lambda: self.assertEqual(proxy.stop(), 0, "the proxy ends without an error"))
@@ -163,17 +169,17 @@ class Thresholds(Case):
 
     def test_p5_a_long_queue_is_not_joined(self) -> None:
         self.engines(1, 1)
-        self.prefill[0].prefill_time = 0.5
-        proxy = self.proxy("--skip.wait=1s", "--cost.fixed=600ms", "--engine.prefill_running=1")
+        go = self.hold(self.prefill[0])
+        proxy = self.proxy("--skip.wait=1s", "--queue.deadline=1h", "--cost.fixed=600ms", "--engine.prefill_running=1")
         bodies = [request(user=str(i)) for i in range(6)]
-        self.run_all(proxy, bodies)
+        self.run_all(proxy, bodies, go, 1)
         self.assertEqual(proxy.metric('kvd_pd_proxy_decisions_total{choice="handover"}'), len(self.prefill[0].requests))
         self.assertGreater(proxy.metric('kvd_pd_proxy_decisions_total{choice="queue"}'), 0)
         self.assertGreater(len(self.prefill[0].requests), 0)
 
     def test_p5_a_request_leaves_the_queue_at_its_deadline(self) -> None:
         self.engines(1, 1)
-        self.prefill[0].prefill_time = 2.0
+        go = self.hold(self.prefill[0])
         proxy = self.proxy("--queue.deadline=200ms", "--skip.wait=1h", "--engine.prefill_running=1")
         first = threading.Thread(target=proxy.call, args=(request(user="first"),))
         first.start()
@@ -184,35 +190,40 @@ class Thresholds(Case):
         self.assertGreater(time.monotonic() - started, 0.19)
         self.assertEqual(len(self.prefill[0].requests), 1)
         self.assertEqual(proxy.metric("kvd_pd_proxy_queue_expired_total"), 1)
+        go.set()
         first.join()
 
     def test_p5_what_a_full_queue_does_not_take_is_computed_by_decode_engines(self) -> None:
         self.engines(1, 2)
-        self.prefill[0].prefill_time = 0.3
-        proxy = self.proxy("--queue.max=1", "--skip.wait=1h", "--engine.prefill_running=1")
-        self.run_all(proxy, [request(user=str(i)) for i in range(8)])
-        self.assertGreater(proxy.metric('kvd_pd_proxy_decisions_total{choice="queue"}'), 0)
+        go = self.hold(self.prefill[0])
+        proxy = self.proxy("--queue.max=1", "--skip.wait=1h", "--queue.deadline=1h", "--engine.prefill_running=1")
+        self.run_all(proxy, [request(user=str(i)) for i in range(8)], go, 6)
+        self.assertEqual(proxy.metric('kvd_pd_proxy_decisions_total{choice="queue"}'), 6)
         self.assertEqual(proxy.metric("kvd_pd_proxy_queue_requests"), 0)
         self.assertTrue(all(engine.requests for engine in self.decode))
 
     def test_p5_short_prompts_overtake_long_ones_in_the_queue(self) -> None:
         self.engines(1, 1)
-        self.prefill[0].prefill_time = 0.5
-        proxy = self.proxy("--skip.wait=1h", "--engine.prefill_running=1", "--cost.tokens=1s")
+        go = self.hold(self.prefill[0])
+        proxy = self.proxy("--skip.wait=1h", "--queue.deadline=1h", "--engine.prefill_running=1", "--cost.tokens=1m")
         threads = []
         for n, length in enumerate((64, 600, 400, 20)):
             threads.append(threading.Thread(target=proxy.call, args=(request(user=str(n), prompt=[1] * length),)))
             threads[-1].start()
             wait_until(lambda: len(self.prefill[0].requests) == 1 and proxy.metric("kvd_pd_proxy_queue_requests") == n, "it is there")
+        go.set()
         for thread in threads:
             thread.join()
         self.assertEqual([len(sent["body"]["prompt"]) for sent in self.prefill[0].requests], [64, 20, 400, 600])
 
-    def run_all(self, proxy: Proxy, bodies: list[dict[str, object]]) -> None:
+    def run_all(self, proxy: Proxy, bodies: list[dict[str, object]], go: threading.Event, skipped: int) -> None:
+        """All at once; the prefill engine serves when `skipped` are not handed over for the queue."""
         answers: dict[int, object] = {}
         threads = [threading.Thread(target=lambda i=i, body=body: answers.update({i: proxy.call(body)})) for i, body in enumerate(bodies)]
         for thread in threads:
             thread.start()
+        wait_until(lambda: proxy.metric('kvd_pd_proxy_decisions_total{choice="queue"}') >= skipped, "the queue is not joined")
+        go.set()
         for thread in threads:
             thread.join()
         for i, body in enumerate(bodies):
@@ -346,7 +357,7 @@ class Failures(Case):
 
     def test_p5_an_engine_that_stands_still_is_found_by_its_health(self) -> None:
         self.engines(2, 1)
-        proxy = self.proxy("--health.timeout=100ms")
+        proxy = self.proxy("--health.timeout=2s")
         name = f'kvd_pd_proxy_engine_up{{engine="{self.prefill[0].url}",role="prefill"}}'
 
         def stands_still(handler, body) -> None:
@@ -407,7 +418,7 @@ class Failures(Case):
             handler.watch(WAIT)
 
         self.decode[0].answer = stalls
-        proxy = self.proxy("--engine.decode_stall=200ms")
+        proxy = self.proxy("--engine.decode_stall=2s")
         body = request()
         answer = proxy.call(body)
         self.assertFalse(answer.complete)
@@ -583,7 +594,7 @@ class Clients(Case):
 
     def test_p5_slow_connections_are_closed_and_make_room(self) -> None:
         self.engines(0, 1)
-        proxy = self.proxy("--limits.connections=8", "--limits.receive_time=300ms")
+        proxy = self.proxy("--limits.connections=8", "--limits.receive_time=3s")
         slow = [socket.create_connection(("127.0.0.1", proxy.port)) for _ in range(30)]
         for client in slow:
             client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost")
