@@ -50,28 +50,52 @@ static int timer_changed(CURLM *multi, long timeout_ms, void *ctx)
 	return 0;
 }
 
-static int make_room(kvp_call_t *call, size_t n)
-{
-	char *grown;
-	size_t cap;
+/* ---- what has come --------------------------------------------------------------------------- */
 
+void kvp_calls_keep(kvp_calls_t *calls, size_t from, size_t to)
+{
+	calls->kept_bytes = calls->kept_bytes - from + to;
+	kvp_metric_add(calls->metrics, KVP_M_ANSWER_BYTES, to - from);
+}
+
+static int resize(kvp_call_t *call, size_t cap)
+{
+	char *data = realloc(call->data, cap);
+
+	if (data) {
+		kvp_calls_keep(call->calls, call->cap, cap);
+		call->data = data;
+		call->cap = cap;
+	}
+
+	return data != NULL;
+}
+
+static void drop_taken(kvp_call_t *call)
+{
 	if (call->taken > 0) {
 		memmove(call->data, call->data + call->taken, call->len - call->taken);
 		call->len -= call->taken;
 		call->taken = 0;
 	}
-	if (call->len + n <= call->cap) {
+}
+
+/* A stream has room for what waits of it; other answers have what all calls leave. */
+static int make_room(kvp_call_t *call, size_t n)
+{
+	const size_t others = call->calls->kept_bytes - call->cap;
+	size_t need, most = call->pause_bytes + CURL_MAX_WRITE_SIZE;
+
+	drop_taken(call);
+	need = call->len + n;
+	if (need <= call->cap) {
 		return 1;
 	}
-	cap = 2 * (call->len + n);
-	grown = realloc(call->data, cap);
-	if (!grown) {
-		return 0;
+	if (!call->pause_bytes) {
+		most = call->calls->kept_most > others ? call->calls->kept_most - others : 0;
 	}
-	call->data = grown;
-	call->cap = cap;
 
-	return 1;
+	return need <= most && resize(call, 2 * need < most ? 2 * need : most);
 }
 
 static int count_headers(const kvp_call_t *call, const char *name)
@@ -105,15 +129,20 @@ static size_t data_came(char *data, size_t size, size_t n, void *ctx)
 	if (call->received == 0 && !has_right_length(call)) {
 		return 0; /* ends the transfer with an error */
 	}
-	call->received += len;
-	call->too_big |= call->max_bytes && call->received > call->max_bytes;
-	if (call->too_big || !make_room(call, len)) {
-		return 0; /* ends the transfer with an error */
+	curl_easy_getinfo(call->easy, CURLINFO_RESPONSE_CODE, &call->status);
+	if ((call->max_bytes && call->received + len > call->max_bytes) || !make_room(call, len)) {
+		if (call->is_passed) {
+			call->is_full = call->paused = 1;
+			mark_changed(call);
+			return CURL_WRITEFUNC_PAUSE;
+		}
+		call->too_big = 1;
+		return 0;
 	}
+	call->received += len;
 	memcpy(call->data + call->len, data, len);
 	call->len += len;
 	call->last_ns = kv_now_ns(&kv_env_posix);
-	curl_easy_getinfo(call->easy, CURLINFO_RESPONSE_CODE, &call->status);
 	mark_changed(call);
 
 	return len;
@@ -306,7 +335,7 @@ kvp_call_t *kvp_call_start(kvp_calls_t *calls, const kvp_call_config_t *config)
 		call->body = *config->body;
 	}
 	call->max_bytes = config->max_bytes;
-	call->pause_bytes = config->pause_bytes;
+	call->is_passed = config->is_passed;
 	call->notify = config->notify;
 	call->ctx = config->ctx;
 	call->started_ns = call->last_ns = kv_now_ns(&kv_env_posix);
@@ -337,6 +366,7 @@ void kvp_call_end(kvp_call_t *call)
 	}
 	curl_slist_free_all(call->headers);
 	free(call->body.tail);
+	kvp_calls_keep(call->calls, call->cap, 0);
 	free(call->data);
 	free(call);
 }
@@ -409,6 +439,12 @@ void kvp_call_length(const kvp_call_t *call, char out[KVP_LENGTH_MAX + 1])
 	snprintf(out, KVP_LENGTH_MAX + 1, "%s", is_there ? header->value : "");
 }
 
+void kvp_call_stream(kvp_call_t *call, size_t pause_bytes)
+{
+	call->max_bytes = 0;
+	call->pause_bytes = pause_bytes;
+}
+
 size_t kvp_call_take(kvp_call_t *call, char *out, size_t cap)
 {
 	size_t n = call->len - call->taken < cap ? call->len - call->taken : cap;
@@ -418,6 +454,10 @@ size_t kvp_call_take(kvp_call_t *call, char *out, size_t cap)
 		call->taken += n;
 	}
 	if (call->paused && call->len - call->taken <= call->pause_bytes / 2) {
+		drop_taken(call);
+		if (call->cap > call->pause_bytes + CURL_MAX_WRITE_SIZE) { /* it was kept whole */
+			(void)resize(call, call->pause_bytes + CURL_MAX_WRITE_SIZE);
+		}
 		call->paused = 0;
 		call->last_ns = kv_now_ns(&kv_env_posix);
 		curl_easy_pause(call->easy, CURLPAUSE_CONT); /* data_came() may run within */

@@ -9,6 +9,7 @@
 #include "base/headers.h"
 #include "base/loop.h"
 #include "base/pieces.h"
+#include "metrics.h"
 
 #include <curl/curl.h>
 #include <stddef.h>
@@ -24,6 +25,8 @@ typedef struct kvp_calls {
 	CURLM *multi;
 	struct kvp_call_list changed; /* their owners have not been told */
 	uint64_t due_ns;              /* libcurl's next time-out; UINT64_MAX: none */
+	kvp_metrics_t *metrics;
+	size_t kept_bytes, kept_most; /* of what was received and not taken; streams count, and are not refused */
 } kvp_calls_t;
 
 typedef struct kvp_call_config {
@@ -37,9 +40,9 @@ typedef struct kvp_call_config {
 	int is_json;                      /* the body is JSON, whatever the client's Content-Type */
 	uint64_t connect_timeout_ns;
 	uint64_t timeout_ns; /* of the whole call; 0: its owner has the clock */
-	size_t max_bytes;    /* of an answer; more is a failure */
+	size_t max_bytes;    /* of an answer; more is a failure, or: */
+	int is_passed;       /* an answer that is larger, or finds no room, is not read on: is_full tells its owner */
 	int is_fresh;        /* a connection that no call had before */
-	size_t pause_bytes;  /* with this much not taken the engine is not read; 0: no limit */
 	void (*notify)(void *ctx, kvp_call_t *call);
 	void *ctx;
 } kvp_call_config_t;
@@ -54,9 +57,11 @@ struct kvp_call {
 	size_t piece_sent; /* bytes of it that libcurl has got */
 	char *data;        /* received, and not taken */
 	size_t taken, len, cap;
-	size_t max_bytes, pause_bytes, received;
-	long status; /* of HTTP; 0: none yet */
+	size_t max_bytes, received;
+	size_t pause_bytes; /* of a stream: with this much not taken the engine is not read; 0: it is none */
+	long status;        /* of HTTP; 0: none yet */
 	int is_changed, paused, too_big, ended;
+	int is_passed, is_full;
 	CURLcode result;              /* once it has ended */
 	uint64_t started_ns, last_ns; /* last: something has come */
 	char error[CURL_ERROR_SIZE];
@@ -64,8 +69,10 @@ struct kvp_call {
 	void *ctx;
 };
 
-/* `connections`: how many are kept, with those in use. */
+/* `connections`: how many are kept, with those in use. `metrics` and `kept_most` are set by the owner. */
 kv_status_t kvp_calls_open(kvp_calls_t *calls, kvp_loop_t *loop, uint32_t connections);
+/* Bytes that are kept: `from` of them become `to`. */
+void kvp_calls_keep(kvp_calls_t *calls, size_t from, size_t to);
 /* Every call has been ended by its owner. */
 void kvp_calls_close(kvp_calls_t *calls);
 /* Run libcurl's time-outs that are due, and tell the owners of what has changed. */
@@ -88,6 +95,8 @@ int kvp_call_is_stale(const kvp_call_t *call);
 const char *kvp_call_type(const kvp_call_t *call);
 /* Header lines of the answer that pass to the client, to be freed by curl_slist_free_all(). */
 struct curl_slist *kvp_call_headers(const kvp_call_t *call);
+/* Read it as a stream from here on: with pause_bytes not taken its engine waits. */
+void kvp_call_stream(kvp_call_t *call, size_t pause_bytes);
 /* Its Content-Length; "": it has none. */
 void kvp_call_length(const kvp_call_t *call, char out[KVP_LENGTH_MAX + 1]);
 /* Take up to cap bytes of what has come; an engine that waited goes on. */

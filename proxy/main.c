@@ -69,6 +69,8 @@ static kv_status_t open_all(proxy_t *proxy, char *detail, size_t cap)
 		status = kvp_calls_open(&proxy->calls, &proxy->loop,
 					2u * (uint32_t)proxy->options.limits_requests + 2u * KVP_ENGINES_MAX);
 	}
+	proxy->calls.metrics = &proxy->metrics;
+	proxy->calls.kept_most = proxy->options.limits_answers;
 	if (status == KV_OK) {
 		status = kvp_fleet_init(&proxy->fleet, &proxy->options, &proxy->calls);
 	}

@@ -13,6 +13,8 @@
 	X(CONNECTIONS_ENDED, kvd_pd_proxy_connections_ended_total, KV_METRIC_COUNTER, "connections closed at a limit: too many, no whole request in time, or an answer that is not taken") \
 	X(REQUESTS, kvd_pd_proxy_requests, KV_METRIC_GAUGE, "requests now")                                            \
 	X(BODY_BYTES, kvd_pd_proxy_body_bytes, KV_METRIC_GAUGE, "bytes of the bodies of requests that are kept, unfinished ones too") \
+	X(ANSWER_BYTES, kvd_pd_proxy_answer_bytes, KV_METRIC_GAUGE, "bytes of the answers of engines that are kept: whole ones, and what waits of streams") \
+	X(PASSED_EARLY, kvd_pd_proxy_answers_passed_early_total, KV_METRIC_COUNTER, "answers that were not streamed and were passed on as they came: larger than limits.answer, or without room in limits.answers") \
 	X(ANSWERED, kvd_pd_proxy_requests_total{outcome="answered"}, KV_METRIC_COUNTER, KVP_HELP_ANSWERS)              \
 	X(REFUSED, kvd_pd_proxy_requests_total{outcome="refused"}, KV_METRIC_COUNTER, KVP_HELP_ANSWERS)                \
 	X(MALFORMED, kvd_pd_proxy_requests_total{outcome="malformed"}, KV_METRIC_COUNTER, KVP_HELP_ANSWERS)            \

@@ -21,7 +21,7 @@ typedef struct kvp_options {
 	char events_prefill[KV_OPTION_STRING_MAX], events_decode[KV_OPTION_STRING_MAX];
 	uint64_t events_blocks;
 	uint64_t limits_body, limits_bodies, limits_tokens, limits_headers, limits_connections, limits_requests,
-		limits_answer, limits_stream, limits_receive_time, limits_idle_time;
+		limits_answer, limits_stream, limits_answers, limits_receive_time, limits_idle_time;
 	int log_level;
 } kvp_options_t;
 

@@ -106,7 +106,8 @@ typedef struct leg_start {
 	int has_body; /* 0: out of memory */
 	double work_ns;
 	uint64_t timeout_ns;
-	size_t max_bytes, pause_bytes;
+	size_t max_bytes;
+	int is_passed;
 	void (*notify)(void *ctx, kvp_call_t *call);
 } leg_start_t;
 
@@ -131,7 +132,7 @@ static int start_leg(kvp_request_t *request, kvp_leg_t *leg, leg_start_t *start)
 		.is_json = !is_other,
 		.connect_timeout_ns = request->all->options->connect_timeout,
 		.max_bytes = start->max_bytes,
-		.pause_bytes = start->pause_bytes,
+		.is_passed = start->is_passed,
 		.is_fresh = request->is_fresh,
 		.notify = start->notify,
 		.ctx = request};
@@ -156,8 +157,8 @@ static int start_decode(kvp_request_t *request, kvp_engine_t *engine, const char
 	leg_start_t start = {.engine = engine,
 			     .work_ns = work_ns,
 			     .timeout_ns = request->body.stream ? options->decode_timeout : options->decode_whole,
-			     .max_bytes = request->body.stream ? 0 : options->limits_answer,
-			     .pause_bytes = request->body.stream ? options->limits_stream : 0,
+			     .max_bytes = options->limits_answer,
+			     .is_passed = 1,
 			     .notify = decode_changed};
 
 	if (request->api == KVP_OTHER) {
@@ -172,6 +173,12 @@ static int start_decode(kvp_request_t *request, kvp_engine_t *engine, const char
 }
 
 /* ---- failures -------------------------------------------------------------------------------- */
+
+/* Is an answer of this status a failure of its engine? */
+static int is_failure(long status)
+{
+	return status >= 500 || status == 429;
+}
 
 static void leg_failed(kvp_request_t *request, kvp_leg_t *leg, const char *why)
 {
@@ -215,9 +222,10 @@ static void take_answer(kvp_request_t *request)
 	kvp_call_t *call = request->decode.call;
 
 	request->answer.len = call->len;
+	request->answer.cap = call->cap;
 	request->answer.text = call->data;
 	call->data = NULL;
-	call->len = 0;
+	call->len = call->cap = 0;
 	count_outcome(request, call->status < 400 ? KVP_M_ANSWERED : KVP_M_REFUSED);
 	settle_answer(request, KVP_ANSWER_WHOLE, (unsigned)call->status, call);
 	end_leg(&request->decode);
@@ -298,7 +306,7 @@ static void decode_ended(kvp_request_t *request, kvp_call_t *call)
 
 	if (!kvp_call_is_answered(call)) {
 		decode_failed(request, kvp_call_why(call));
-	} else if (call->status >= 500 || call->status == 429) {
+	} else if (is_failure(call->status)) {
 		snprintf(why, sizeof why, "it has answered with status %ld", call->status);
 		decode_failed(request, why);
 	} else {
@@ -306,19 +314,39 @@ static void decode_ended(kvp_request_t *request, kvp_call_t *call)
 	}
 }
 
+/* Nothing is sent again from here on. */
+static void pass_on(kvp_request_t *request, kvp_call_t *call, int is_events)
+{
+	release_work(&request->decode);
+	kvp_call_stream(call, request->all->options->limits_stream);
+	request->answer.is_events = is_events;
+	settle_answer(request, KVP_ANSWER_STREAM, (unsigned)call->status, call);
+}
+
+/* There is more of an answer than may be kept. */
+static void answer_is_full(kvp_request_t *request, kvp_call_t *call)
+{
+	if (is_failure(call->status) && request->tries[1] < request->all->options->attempts &&
+	    kvp_fleet_has(request->all->fleet, 1, request->excluded | kvp_engine_bit(request->decode.engine))) {
+		decode_failed(request, "it has answered with a long error");
+		return;
+	}
+	kvp_metric_add(request->all->metrics, KVP_M_PASSED_EARLY, 1);
+	pass_on(request, call, 0);
+}
+
 /* A stream is passed on from its first byte. Anything else is passed on whole, so that what fails can be sent again. */
 static void decode_changed(void *ctx, kvp_call_t *call)
 {
 	kvp_request_t *request = ctx;
 
-	if (request->answer.kind == KVP_ANSWER_NONE && call->len > 0 && call->status >= 200 && call->status < 300 &&
-	    strncmp(kvp_call_type(call), "text/event-stream", 17) == 0) {
-		release_work(&request->decode);
-		call->max_bytes = 0;
-		call->pause_bytes = request->all->options->limits_stream;
-		settle_answer(request, KVP_ANSWER_STREAM, (unsigned)call->status, call);
+	if (request->answer.kind == KVP_ANSWER_NONE && (call->len > 0 || call->is_full) && call->status >= 200 &&
+	    call->status < 300 && strncmp(kvp_call_type(call), "text/event-stream", 17) == 0) {
+		pass_on(request, call, 1);
 	} else if (request->answer.kind == KVP_ANSWER_STREAM) {
 		request->wake(request->ctx);
+	} else if (call->is_full) {
+		answer_is_full(request, call);
 	} else if (call->ended) {
 		decode_ended(request, call);
 	}
@@ -679,6 +707,7 @@ void kvp_request_end(kvp_request_t *request)
 	free(request->target);
 	curl_slist_free_all(request->headers);
 	curl_slist_free_all(request->answer.headers);
+	kvp_calls_keep(all->calls, request->answer.cap, 0);
 	free(request->answer.text);
 	free(request);
 }
@@ -691,7 +720,8 @@ static void cut_stream(kvp_request_t *request, const char *why)
 	leg_failed(request, &request->decode, why);
 	count_outcome(request, KVP_M_CUT);
 	request->is_broken = 1;
-	if (!request->answer.length[0] && !kvp_headers_find(request->answer.headers, "Content-Encoding") && error &&
+	if (request->answer.is_events && !request->answer.length[0] &&
+	    !kvp_headers_find(request->answer.headers, "Content-Encoding") && error &&
 	    asprintf(&text, "\n\ndata: %s\n\n", error) >= 0) {
 		request->answer.text = text;
 		request->answer.len = strlen(text);
@@ -709,15 +739,17 @@ int64_t kvp_request_read(kvp_request_t *request, char *out, size_t cap)
 		return (int64_t)n;
 	}
 	if (!request->is_broken && call->result == CURLE_OK) {
-		count_outcome(request, KVP_M_ANSWERED);
+		count_outcome(request, request->answer.status < 400 ? KVP_M_ANSWERED : KVP_M_REFUSED);
 		return -1;
 	}
 	if (!request->is_broken) {
 		cut_stream(request, kvp_call_why(call));
 	}
 	n = request->answer.len - request->text_taken < cap ? request->answer.len - request->text_taken : cap;
-	memcpy(out, request->answer.text + request->text_taken, n);
-	request->text_taken += n;
+	if (n > 0) {
+		memcpy(out, request->answer.text + request->text_taken, n);
+		request->text_taken += n;
+	}
 
 	return n > 0 ? (int64_t)n : -2;
 }

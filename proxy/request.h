@@ -42,9 +42,10 @@ typedef struct kvp_answer {
 	kvp_answer_kind_t kind;
 	unsigned status;
 	int is_own;                 /* the proxy's, in JSON */
+	int is_events;              /* a stream of events, in which an error can be said */
 	struct curl_slist *headers; /* of the engine */
 	char *text;
-	size_t len;
+	size_t len, cap;                 /* cap: of a text that counts in the calls' kept bytes */
 	char length[KVP_LENGTH_MAX + 1]; /* Content-Length of an engine's answer; "": it has none */
 } kvp_answer_t;
 

@@ -296,6 +296,7 @@ class Proxy:
         try:
             while piece := response.read1(65536):
                 out += piece
+            complete = not response.length  # of Content-Length
         except (http.client.IncompleteRead, ConnectionError):
             complete = False
         connection.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 try:
+    import concurrent.futures
     import contextlib
     import json
     import os
@@ -17,6 +18,7 @@ try:
     import threading
     import time
     import unittest
+    from typing import Any
 
     from rig import WAIT, Engine, Events, Proxy, Transfers, text_of, token, wait_until
 except ModuleNotFoundError as error:
@@ -544,6 +546,59 @@ class Clients(Case):
             client.sendall(data[-1:])
             self.assertTrue(client.recv(4096).startswith(b"HTTP/1.1 200 "))
         wait_until(lambda: proxy.metric("kvd_pd_proxy_body_bytes") == 0, "nothing is kept")
+
+    def test_p5_answers_of_all_requests_are_kept_within_a_limit(self) -> None:
+        self.engines(0, 1)
+        most, stream, n = 256 << 10, 4 << 10, 8
+        proxy = self.proxy(f"--limits.answers={most}", "--limits.answer=128KiB", f"--limits.stream={stream}")
+        data = random.Random(1).randbytes(100_000)
+        go = threading.Event()
+
+        def answer(handler: Any, body: Any) -> None:
+            handler.send_response(200)
+            handler.send_header("Content-Length", str(len(data)))
+            handler.end_headers()
+            handler.wfile.write(data[:-1])
+            go.wait(WAIT)
+            handler.wfile.write(data[-1:])
+
+        self.decode[0].answer = answer
+        with concurrent.futures.ThreadPoolExecutor(n) as pool:
+            answers = [pool.submit(proxy.call, b"", "/v1/embeddings") for _ in range(n)]
+
+            def is_full() -> bool:
+                self.assertLessEqual(proxy.metric("kvd_pd_proxy_answer_bytes"), most + n * (stream + (16 << 10)))
+                return proxy.metric("kvd_pd_proxy_answers_passed_early_total") >= n - 2
+
+            wait_until(is_full, "what finds no room is passed on")
+            go.set()
+            for one in answers:
+                self.assertEqual((one.result().status, one.result().data == data), (200, True))
+        wait_until(lambda: proxy.metric("kvd_pd_proxy_answer_bytes") == 0, "nothing is kept")
+        self.assertEqual(proxy.metric("kvd_pd_proxy_requests"), 0)
+
+    def test_p1_what_was_passed_on_early_is_not_sent_again(self) -> None:
+        self.engines(0, 2)
+        proxy = self.proxy("--limits.answer=64KiB")
+        long = b"x" * 3_000_000
+        for engine in self.decode:
+            engine.answer = lambda handler, body: handler.say(503, long)
+        answer = proxy.call(b"", "/v1/embeddings")
+        self.assertEqual((answer.status, answer.data), (503, long))
+        self.assertEqual([len(engine.requests) for engine in self.decode], [1, 1], "a long error is one: another engine is asked")
+
+        def end_early(handler: Any, body: Any) -> None:
+            handler.send_response(200)
+            handler.send_header("Content-Length", str(len(long) + 1))
+            handler.end_headers()
+            handler.wfile.write(long)
+            handler.die()
+
+        for engine in self.decode:
+            engine.answer = end_early
+        answer = proxy.call(b"", "/v1/embeddings")
+        self.assertEqual((answer.status, answer.complete, answer.data), (200, False, long))
+        self.assertEqual(sum(len(engine.requests) for engine in self.decode), 3)
 
     def test_p5_a_body_is_kept_until_the_first_token(self) -> None:
         self.engines(1, 1)
