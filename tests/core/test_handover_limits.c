@@ -518,6 +518,44 @@ KV_TEST(p5_entries_of_a_namespace_and_of_an_instance_are_capped)
 	stage_end();
 }
 
+/* Sixty-four are all that there may be. The newest of them is live work. */
+KV_TEST(p5_what_nobody_has_claimed_gives_way_at_the_limit_of_entries)
+{
+	u_member_t *other;
+
+	stage_two(64, 0);
+	other = u_join(&u_, 0, "other", 2, 0);
+	u_.core->config.max_leases = 64;
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
+	assert_int_equal(send_first("taken", 4, U_FULL, 1), KV_OK);
+	assert_int_equal(recv(d_, "taken", 0), KV_OK);
+	for (uint32_t i = 0; i < 62; i++) {
+		assert_int_equal(send_first(numbered('p', i), 4, U_FULL, 1), KV_OK);
+	}
+	assert_int_equal(send_first("given up", 4, U_FULL, 0), KV_OK);
+	assert_int_equal(u_done(&u_, m_, sent_.number, U_GIVE_UP), KV_OK);
+
+	/* What has failed keeps nothing but its reason: it goes at once, and the late consumer is told all the same. */
+	assert_int_equal(recv(d_, "live 1", 0), KV_OK);
+	assert_int_equal(recv(d_, "given up", 0), KV_ERR_EXPIRED);
+	assert_int_equal(recv(d_, "live 2", 0), KV_ERR_LIMIT); /* the others are young */
+	advance(U_HANDOVER_MIN_TTL_NS);
+	assert_int_equal(recv(d_, "live 2", 0), KV_OK);
+	m_ = other;
+	assert_int_equal(send_first("live 3", 4, U_FULL, 1), KV_OK);
+	universe_check(&u_);
+	assert_int_equal(metric(KV_M_HANDOVERS_GAVE_WAY), 2);
+	assert_int_equal(u_.core->ns[0]->handovers, 64);
+	assert_int_equal(recv(d_, "p0", 0), KV_ERR_EXPIRED);
+	assert_int_equal(recv(d_, "p1", 0), KV_ERR_EXPIRED);
+	assert_int_equal(recv(d_, "p2", 0), KV_OK);
+	assert_int_equal(got_.state, KV_HANDOVER_COMPLETE);
+	assert_int_equal(send_first("p0", 4, U_FULL, 1), KV_OK); /* the name may be used again, and was told once */
+	assert_int_equal(recv(d_, "p0", 0), KV_OK);
+	assert_int_equal(got_.state, KV_HANDOVER_COMPLETE);
+	stage_end();
+}
+
 /* What it has given up waits for the consumer that is told why, not for the producer. */
 KV_TEST(p5_what_a_producer_gives_up_leaves_it_its_limit)
 {

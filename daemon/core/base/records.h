@@ -87,6 +87,8 @@ typedef struct kvd_space {
 	char *identity, *layout, *lora; /* lora: NULL for none                           */
 } kvd_space_t;
 
+#define KVD_FORGOTTEN 1024u /* hand-overs of a namespace whose consumers are told that they have gone */
+
 typedef struct kvd_ns {
 	char name[KVD_NS_NAME_MAX + 1];
 	kvd_mirror_t mirror;
@@ -103,14 +105,17 @@ typedef struct kvd_ns {
 	uint64_t pinned_bytes[KVD_MEMORIES]; /* of them */
 	/* Kept by pins of hand-over entries, each counted once. */
 	uint64_t handover_bytes[KVD_MEMORIES];
-	uint64_t tail_bytes;         /* of these entries, announced keys included   */
-	kvd_list_t room_waiters;     /* members that wait until entries may keep more */
-	kvd_list_t unclaimed;        /* entries without a consumer, which give way to others */
-	uint32_t handovers;          /* the entries                                 */
-	uint64_t other_space;        /* hand-overs whose sides met in two spaces, */
-	char other_space_last[448];  /* the last one, */
-	uint64_t other_space_log_ns; /* and when the next one is logged */
-	kvd_list_t announced;        /* of them wait for blocks to become visible   */
+	uint64_t tail_bytes;               /* of these entries, announced keys included   */
+	kvd_list_t room_waiters;           /* members that wait until entries may keep more */
+	kvd_list_t unclaimed;              /* entries without a consumer, which give way to others */
+	kvd_list_t failed;                 /* the same, but FAILED: they have only a reason */
+	uint64_t forgotten[KVD_FORGOTTEN]; /* names of those that went at the limit of entries; 0: none */
+	uint32_t forgotten_next;           /* is used next */
+	uint32_t handovers;                /* the entries                                 */
+	uint64_t other_space;              /* hand-overs whose sides met in two spaces, */
+	char other_space_last[448];        /* the last one, */
+	uint64_t other_space_log_ns;       /* and when the next one is logged */
+	kvd_list_t announced;              /* of them wait for blocks to become visible   */
 	uint32_t announced_count;
 	uint32_t announced_due;     /* from the list's head, are looked at: blocks have become visible */
 	kvd_list_t puts;            /* running ones (put.h)                        */
@@ -120,7 +125,7 @@ typedef struct kvd_ns {
 
 /* What an instance has handed over that no consumer has claimed, as found in one look (handover/room.c). */
 typedef struct kvd_unclaimed {
-	uint64_t bytes;
+	uint64_t has;    /* bytes, or entries */
 	uint32_t oldest; /* entry; KVD_NONE: none */
 } kvd_unclaimed_t;
 

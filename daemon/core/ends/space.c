@@ -42,7 +42,7 @@ kv_status_t kvd_namespace_add(kvd_core_t *core, const char *name, void *mirror, 
 		return KV_ERR_NOMEM;
 	}
 	memcpy(ns->name, name, strlen(name) + 1);
-	ns->puts = ns->room_waiters = ns->announced = ns->unclaimed = KVD_LIST_EMPTY;
+	ns->puts = ns->room_waiters = ns->announced = ns->unclaimed = ns->failed = KVD_LIST_EMPTY;
 	kvd_mirror_init(&ns->mirror, mirror, core->config.max_index_blocks, core->config.incarnation);
 	ns->mirror.header->stale_ns = core->config.stale_ns;
 	kvd_mirror_set_heartbeat(&ns->mirror, kv_now_ns(core->env));

@@ -20,7 +20,7 @@ static uint64_t mix(uint64_t a, uint64_t b)
 }
 
 /* Transfer ids are chosen by clients: a secret decides which of them share a bucket. */
-static uint32_t *bucket_of(kvd_core_t *core, uint32_t ns, const kv_slice_t *transfer)
+static uint64_t hash_transfer(const kvd_core_t *core, uint32_t ns, const kv_slice_t *transfer)
 {
 	const uint64_t *seed = core->ix.seed;
 	uint64_t hash = mix(seed[0] ^ transfer->len, seed[1] ^ ns);
@@ -33,7 +33,12 @@ static uint32_t *bucket_of(kvd_core_t *core, uint32_t ns, const kv_slice_t *tran
 		hash = mix(words[0] ^ hash ^ seed[0], words[1] ^ seed[1]);
 	}
 
-	return &core->handover_heads[hash % KVD_HANDOVER_HEADS];
+	return hash;
+}
+
+static uint32_t *bucket_of(kvd_core_t *core, uint32_t ns, const kv_slice_t *transfer)
+{
+	return &core->handover_heads[hash_transfer(core, ns, transfer) % KVD_HANDOVER_HEADS];
 }
 
 static kv_slice_t transfer_of(const kvd_handover_t *entry)
@@ -72,6 +77,30 @@ static void unlink_transfer(kvd_core_t *core, const kvd_handover_t *entry)
 		link = &kvd_handover_at(core, *link)->hash_next;
 	}
 	*link = entry->hash_next;
+}
+
+/* ---- names of entries that had to go ------------------------------------------------------------- */
+
+static uint64_t hash_name(const kvd_core_t *core, const kvd_space_t *space, const kv_slice_t *transfer)
+{
+	const uint64_t *seed = core->ix.seed;
+
+	return mix(hash_transfer(core, space->ns, transfer) ^ seed[0], seed[1] ^ space->id) | 1u;
+}
+
+int kvd_handover_recall(const kvd_core_t *core, const kvd_space_t *space, const kv_slice_t *transfer)
+{
+	const uint64_t name = hash_name(core, space, transfer);
+	uint64_t *forgotten = core->ns[space->ns]->forgotten;
+
+	for (uint32_t i = 0; i < KVD_FORGOTTEN; i++) {
+		if (forgotten[i] == name) {
+			forgotten[i] = 0;
+			return 1;
+		}
+	}
+
+	return 0;
 }
 
 /* ---- sides ----------------------------------------------------------------------------------- */
@@ -168,22 +197,23 @@ static kvd_list_t *expiry_bucket(kvd_core_t *core, const kvd_handover_t *entry)
 }
 
 /* The oldest come first: an entry is added when its time without a consumer begins. */
-static void set_unclaimed(kvd_core_t *core, kvd_handover_t *entry, int is_unclaimed)
+static void set_unclaimed(kvd_core_t *core, kvd_handover_t *entry, kvd_list_t *list)
 {
-	kvd_list_t *list = &core->ns[entry->ns]->unclaimed;
+	const size_t link = offsetof(kvd_handover_t, of_unclaimed);
 
-	if (entry->is_unclaimed) {
-		kvd_list_remove(list, &core->handovers, offsetof(kvd_handover_t, of_unclaimed), entry->self);
+	if (entry->unclaimed) {
+		kvd_list_remove(entry->unclaimed, &core->handovers, link, entry->self);
 	}
-	entry->is_unclaimed = is_unclaimed;
-	if (is_unclaimed) {
-		kvd_list_push(list, &core->handovers, offsetof(kvd_handover_t, of_unclaimed), entry->self);
+	entry->unclaimed = list;
+	if (list) {
+		kvd_list_push(list, &core->handovers, link, entry->self);
 	}
 }
 
 void kvd_handover_set_expiry(kvd_core_t *core, kvd_handover_t *entry, uint64_t expiry_ns)
 {
-	set_unclaimed(core, entry, expiry_ns != 0 && entry->consumer.member == 0);
+	set_unclaimed(core, entry,
+		      expiry_ns != 0 && entry->consumer.member == 0 ? &core->ns[entry->ns]->unclaimed : NULL);
 	if (entry->expiry_ns != 0) {
 		kvd_list_remove(expiry_bucket(core, entry), &core->handovers, offsetof(kvd_handover_t, of_bucket),
 				entry->self);
@@ -234,9 +264,7 @@ kv_status_t kvd_handover_create(kvd_core_t *core, kvd_handover_call_t *call, con
 	kvd_handover_t *entry;
 	kv_status_t status;
 
-	if (core->ns[space->ns]->handovers >= core->config.max_handovers) {
-		return KV_ERR_LIMIT;
-	}
+	(void)kvd_handover_recall(core, space, transfer); /* the name is used again */
 	status = kvd_obj_pool_get(&core->handovers, &self);
 	if (status != KV_OK) {
 		return status;
@@ -368,6 +396,15 @@ void kvd_handover_end(kvd_core_t *core, kvd_handover_t *entry, kv_status_t why, 
 	kvd_handover_discard(core, entry);
 }
 
+void kvd_handover_forget(kvd_core_t *core, kvd_handover_t *entry)
+{
+	const kv_slice_t transfer = transfer_of(entry);
+	kvd_ns_t *ns = core->ns[entry->ns];
+
+	ns->forgotten[ns->forgotten_next++ % KVD_FORGOTTEN] = hash_name(core, space_of(core, entry), &transfer);
+	kvd_handover_end(core, entry, KV_ERR_EXPIRED, NULL);
+}
+
 void kvd_handover_fail(kvd_core_t *core, kvd_handover_t *entry, kv_status_t why)
 {
 	kvd_handover_drop_ahead(core, entry);
@@ -376,7 +413,7 @@ void kvd_handover_fail(kvd_core_t *core, kvd_handover_t *entry, kv_status_t why)
 	/* A consumer may be loading what is there, and says when it is done. Without one nothing will be loaded, but the
 	 * entry stays for its time to live: a consumer that asks late learns the reason, and waits for no producer. */
 	if (entry->consumer.member == 0) {
-		set_unclaimed(core, entry, 0);
+		set_unclaimed(core, entry, &core->ns[entry->ns]->failed);
 		drop_contents(core, entry);
 	}
 	kvd_handover_end_wait(core, entry);

@@ -75,8 +75,8 @@ typedef struct kvd_handover {
 	uint64_t ttl_ns;    /* without a consumer, since the last SEND */
 	uint64_t expiry_ns; /* of the consumer's wait, or of that life */
 	kvd_link_t of_bucket;
-	kvd_link_t of_unclaimed; /* without a consumer, and not FAILED */
-	int is_unclaimed;
+	kvd_link_t of_unclaimed; /* without a consumer: */
+	kvd_list_t *unclaimed;   /* of its namespace those that are FAILED, or the others; NULL: it has one */
 	uint32_t hash_next;
 	uint32_t transfer_len;
 	uint8_t transfer[KVD_TRANSFER_MAX];

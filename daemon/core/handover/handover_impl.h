@@ -47,8 +47,12 @@ kv_status_t kvd_handover_meet(kvd_core_t *core, const kvd_handover_call_t *call,
 /* The entry as it is after the ends of its sides and of its epoch; NULL: it has ended just now. */
 kvd_handover_t *kvd_handover_settle(kvd_core_t *core, kvd_handover_t *entry);
 
-/* A new entry without sides. KV_ERR_LIMIT: the namespace has as many as it may have; KV_ERR_NOMEM. */
+/* A new entry without sides, for which kvd_handover_make_entry() has made room. KV_ERR_NOMEM. */
 kv_status_t kvd_handover_create(kvd_core_t *core, kvd_handover_call_t *call, const kv_slice_t *transfer);
+/* One without sides ends, and its consumer is told when it comes: its name is kept. */
+void kvd_handover_forget(kvd_core_t *core, kvd_handover_t *entry);
+/* Has an entry of this name had to go? Then it is told once. */
+int kvd_handover_recall(const kvd_core_t *core, const kvd_space_t *space, const kv_slice_t *transfer);
 /* The member is this side from now on. */
 void kvd_handover_join_side(kvd_core_t *core, kvd_handover_side_t *side, const kvd_handover_call_t *call);
 /* Nobody is it from now on; it may have been nobody. */
@@ -145,6 +149,9 @@ kv_status_t kvd_handover_may_join(kvd_core_t *core, const kvd_handover_call_t *c
  * which may be NULL (decision 075). 0: none does. */
 int kvd_handover_make_room(kvd_core_t *core, uint32_t ns, uint32_t memory, uint64_t bytes,
 			   const kvd_handover_t *except);
+/* One more entry in the namespace: where it has as many as it may have, one that nobody has claimed goes. KV_ERR_LIMIT.
+ */
+kv_status_t kvd_handover_make_entry(kvd_core_t *core, uint32_t ns);
 /* Is there room for these bytes, on top of what cannot be reclaimed? */
 int kvd_handover_is_within_share(const kvd_core_t *core, uint32_t ns, uint64_t bytes);
 /* The member was refused these bytes: HANDOVER_ROOM follows. */

@@ -13,7 +13,13 @@ static kv_status_t take_entry(kvd_core_t *core, kvd_handover_call_t *call, const
 	if (call->entry && call->entry->consumer.member != 0) {
 		return KV_ERR_TAKEN;
 	}
+	if (!call->entry && kvd_handover_recall(core, call->space, transfer)) {
+		return KV_ERR_EXPIRED;
+	}
 	status = kvd_handover_may_join(core, call);
+	if (status == KV_OK && !call->entry) {
+		status = kvd_handover_make_entry(core, call->space->ns);
+	}
 	if (status == KV_OK && !call->entry) {
 		status = kvd_handover_create(core, call, transfer);
 		if (status == KV_OK) {

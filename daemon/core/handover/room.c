@@ -5,6 +5,7 @@
 
 #define ROOM_QUANTUM 64u  /* members of a namespace looked at */
 #define LOOK         256u /* entries that have waited longest: one of them may give way */
+#define ANY_MEMORY   UINT32_MAX
 
 static uint64_t kept_bytes(const kvd_core_t *core, uint32_t ns)
 {
@@ -39,8 +40,18 @@ static kvd_unclaimed_t *unclaimed_of(kvd_core_t *core, const kvd_handover_t *ent
 	return entry->producer.member != 0 && instance->id == entry->producer.instance ? &instance->unclaimed : orphans;
 }
 
-/* The oldest of the producer that has most; NULL: all of them have less than `bytes`. */
-static kvd_handover_t *find_unclaimed(kvd_core_t *core, uint32_t ns, uint32_t memory, uint64_t bytes,
+/* What it keeps of what another lacks: bytes in that memory, or one entry. */
+static uint64_t weigh(const kvd_core_t *core, const kvd_handover_t *entry, uint32_t memory)
+{
+	const kvd_space_t *space = core->ns[entry->ns]->numbers[entry->space];
+
+	return memory == ANY_MEMORY                                ? 1
+	       : core->classes[space->slot_class].memory == memory ? kvd_handover_bytes(core, entry)
+								   : 0;
+}
+
+/* The oldest of the producer that has most; NULL: all of them have less than is wanted. */
+static kvd_handover_t *find_unclaimed(kvd_core_t *core, uint32_t ns, uint32_t memory, uint64_t wanted,
 				      const kvd_handover_t *except)
 {
 	kvd_unclaimed_t orphans = {.oldest = KVD_NONE}, *most = &orphans, *of;
@@ -52,23 +63,22 @@ static kvd_handover_t *find_unclaimed(kvd_core_t *core, uint32_t ns, uint32_t me
 	}
 	for (uint32_t left = LOOK; left > 0 && id != KVD_NONE; left--) {
 		const kvd_handover_t *entry = kvd_handover_at(core, id);
-		const uint64_t has = kvd_handover_bytes(core, entry);
+		const uint64_t has = weigh(core, entry, memory);
 
 		if (!has_had_its_time(core, entry)) {
 			break; /* those after it are younger */
 		}
-		if (entry != except &&
-		    core->classes[core->ns[ns]->numbers[entry->space]->slot_class].memory == memory) {
+		if (entry != except && has > 0) {
 			of = unclaimed_of(core, entry, &orphans);
 			of->oldest = of->oldest == KVD_NONE ? id : of->oldest;
-			of->bytes += has;
+			of->has += has;
 			all += has;
-			most = of->bytes > most->bytes ? of : most;
+			most = of->has > most->has ? of : most;
 		}
 		id = entry->of_unclaimed.next;
 	}
 
-	return most->oldest == KVD_NONE || all < bytes ? NULL : kvd_handover_at(core, most->oldest);
+	return most->oldest == KVD_NONE || all < wanted ? NULL : kvd_handover_at(core, most->oldest);
 }
 
 /* Its late consumer is told. */
@@ -114,6 +124,24 @@ int kvd_handover_make_room(kvd_core_t *core, uint32_t ns, uint32_t memory, uint6
 	kvd_handover_t *entry = find_unclaimed(core, ns, memory, bytes > left ? bytes - left : 0, except);
 
 	return give_way(core, entry);
+}
+
+kv_status_t kvd_handover_make_entry(kvd_core_t *core, uint32_t ns)
+{
+	const kvd_list_t *failed = &core->ns[ns]->failed;
+
+	if (core->ns[ns]->handovers < core->config.max_handovers) {
+		return KV_OK;
+	}
+	if (failed->head == KVD_NONE) {
+		(void)give_way(core, find_unclaimed(core, ns, ANY_MEMORY, 1, NULL));
+	}
+	if (failed->head == KVD_NONE) {
+		return KV_ERR_LIMIT;
+	}
+	kvd_handover_forget(core, kvd_handover_at(core, failed->head));
+
+	return KV_OK;
 }
 
 /* ---- who waits ------------------------------------------------------------------------------- */

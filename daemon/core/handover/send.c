@@ -366,7 +366,8 @@ kv_status_t kvd_handover_send(kvd_core_t *core, uint32_t ns, kvd_member_t member
 		return is_known(call.entry, ask, &draft) ? KV_OK : KV_ERR_EXISTS;
 	}
 	created = call.entry == NULL;
-	status = created ? kvd_handover_create(core, &call, &ask->transfer) : KV_OK;
+	status = created ? kvd_handover_make_entry(core, ns) : KV_OK;
+	status = created && status == KV_OK ? kvd_handover_create(core, &call, &ask->transfer) : status;
 	if (status != KV_OK) {
 		return status;
 	}
