@@ -144,8 +144,9 @@ kv_status_t kvd_namespace_share(kvd_core_t *core, uint32_t ns, const kvd_parts_t
  * can be opened in it from now on. Stays the host's until the core is destroyed. KV_ERR_LIMIT, KV_ERR_UNSUPPORTED. */
 kv_status_t kvd_core_add_memory(kvd_core_t *core, kvs_tier_t *pool, uint32_t *p_memory);
 /* Take in the blocks that a memory has kept through a crash, after all namespaces are there and before members join.
- * Spaces appear when they are opened, with the epoch that the memory has kept. KV_ERR_NOMEM: some are left out. */
-kv_status_t kvd_core_adopt(kvd_core_t *core, uint32_t memory);
+ * Spaces appear when they are opened, with the epoch that the memory has kept. What there is no memory for is left out,
+ * counted and logged. */
+void kvd_core_adopt(kvd_core_t *core, uint32_t memory);
 /* Take in what the disk tier has kept. Call once, after all namespaces are there and before members join. Spaces appear
  * when they are opened; until then their blocks wait under their root digest. */
 kv_status_t kvd_core_recover(kvd_core_t *core);

@@ -265,6 +265,7 @@ static void list_found(kvs_pool_t *pool)
 		kv_free(&pool->env, adoption);
 		kv_free(&pool->env, found);
 		adoption = NULL;
+		refuse(pool, "its whole blocks", "no memory");
 	} else {
 		adoption->found = found;
 	}
@@ -281,6 +282,7 @@ static void list_found(kvs_pool_t *pool)
 				found[adoption->count++] = (whole_t){.depth = p->slots[i].depth, .slot = slot};
 			} else {
 				kvs_pool_free(&pool->tier, (kvs_loc_t){slot, p->slots[i].gen});
+				kv_metric_add(pool->config.metrics, KV_M_ADOPT_DROPPED, 1);
 			}
 		}
 	}

@@ -26,3 +26,41 @@ KV_TEST(p1_a_reset_is_kept_before_it_is_answered)
 	}
 	universe_fini(&u);
 }
+
+/* Two slabs of two block sizes, and nothing in them. For the class of the first there is no memory. */
+KV_TEST(p5_slabs_that_are_adopted_without_a_class_are_counted)
+{
+	static fake_tier_t gpu;
+	const u_config_t config = {.gpu_slots = 16,
+				   .gpu = &gpu,
+				   .pool = {.limit_bytes = 1u << 20, .slab_bytes = 1u << 18, .huge = KVS_HUGE_OFF},
+				   .max_blocks = 64,
+				   .seed = kv_test_seed(),
+				   .fail_adopt = 1};
+	static universe_t u;
+
+	fake_tier_init(&gpu, 1, 16, config.seed); /* with slabs */
+	gpu.file_slots = 8;
+	for (uint32_t i = 0; i < 2; i++) {
+		const kvs_geometry_t geometry = {.block_bytes = 4096u << i,
+						 .heads = 2,
+						 .leaves = 2,
+						 .leaf_bytes = 1024u << i,
+						 .page_bytes = 1024u << i};
+		uint32_t class;
+
+		assert_int_equal(kvs_class_open(&gpu.tier, "a", &geometry, &class), KV_OK);
+		gpu.files[i].owner = class + 1;
+	}
+	universe_init(&u, &config, NULL);
+	assert_int_equal(kv_metric_get(&u.metrics, KV_M_ADOPT_REFUSED), 1);
+	assert_int_equal(u.core->class_count, 1);
+
+	/* An engine of that block size opens it. */
+	u.memory = 1;
+	(void)u_join(&u, 0, "engine", 0, 0);
+	(void)u_space(&u, 0, "model");
+	assert_int_equal(u.core->class_count, 2);
+	universe_check(&u);
+	universe_fini(&u);
+}

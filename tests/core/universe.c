@@ -309,7 +309,8 @@ void universe_init(universe_t *u, const u_config_t *config, const fake_tier_t *d
 	}
 	assert_int_equal(kvd_core_recover(u->core), KV_OK);
 	if (config->gpu_slots > 0) {
-		assert_int_equal(kvd_core_adopt(u->core, 1), KV_OK);
+		kv_test_fail_nth(&u->env, config->fail_adopt);
+		kvd_core_adopt(u->core, 1);
 	}
 }
 

@@ -140,6 +140,7 @@ typedef struct u_config {
 	uint32_t cpu_slots;
 	uint32_t gpu_slots;       /* 0: no memory of a GPU */
 	fake_tier_t *gpu;         /* where universe_kill() leaves it, for the next one; NULL: it is empty then */
+	uint64_t fail_adopt;      /* this allocation of its adoption fails; 0: none */
 	uint32_t disk_slots;      /* 0: no disk tier */
 	int disk_off;             /* there is one, and it comes later: kvd_core_take_in() */
 	uint32_t disk_file_slots; /* 0: disk slots have no files */

@@ -444,6 +444,12 @@ KV_TEST(p5_adoption_without_memory_takes_over_less)
 			check(pool);
 			kvs_close(pool);
 		}
+		/* What is left out is counted: whole blocks, or all that a ledger or a slab has. */
+		if (status == KV_OK && stage_metric(&s, KV_M_ADOPT_REFUSED) == 0) {
+			assert_int_equal(found.count + stage_metric(&s, KV_M_ADOPT_DROPPED), 24);
+		}
+		assert_true(status != KV_OK || found.count == 24 || stage_metric(&s, KV_M_ADOPT_DROPPED) > 0 ||
+			    stage_metric(&s, KV_M_ADOPT_REFUSED) > 0);
 		failed += status != KV_OK || found.count < 24;
 		kv_test_fail_nth(&s.env, 0);
 		stage_fini(&s);

@@ -155,7 +155,7 @@
 	X(GPU_STOCK_SLABS, kvd_gpu_stock_slabs, KV_METRIC_GAUGE, "slabs of devices whose memory is here and that no block size has taken yet") \
 	X(ADOPTED_BLOCKS, kvd_adopted_blocks_total, KV_METRIC_COUNTER, "blocks in GPU memory taken over from the daemon before") \
 	X(ADOPT_DROPPED, kvd_adopt_dropped_total, KV_METRIC_COUNTER, "its whole blocks that were not: old epoch, no parent, damaged, over a share") \
-	X(ADOPT_REFUSED, kvd_adopt_refused_total, KV_METRIC_COUNTER, "its ledgers and slabs that were not: damaged, of another version or size, or without room") \
+	X(ADOPT_REFUSED, kvd_adopt_refused_total, KV_METRIC_COUNTER, "its ledgers and slabs that were not, or not whole: damaged, of another version or size, without room or memory") \
 	X(ADOPT_WRITERS, kvd_adopt_writers, KV_METRIC_GAUGE, "members of earlier daemons whose copies may go on: unfinished slots wait for them in quarantine") \
 	X(KEEPER_WAITING, kvd_keeper_waiting_messages, KV_METRIC_GAUGE, "messages that wait for the keeper: more than a moment above 0, it is stopped") \
 	X(KEEPER_REFUSED, kvd_keeper_refused_total, KV_METRIC_COUNTER, "joins and slabs without room for their messages to the keeper: such a join is refused, such a slab is not adopted") \

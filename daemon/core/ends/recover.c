@@ -190,45 +190,50 @@ static kv_status_t on_block_adopted(void *arg, uint32_t tier_class, kvs_loc_t lo
 		       : take_in_block(core, KVD_CPU, tier_class, loc, meta);
 }
 
-/* A slab without a block that was taken in has a class too, or it could never be another one's. */
-static kv_status_t find_classes(kvd_core_t *core)
+/* A slab without a block that was taken in has a class too, or it could never be another one's. Returns how many slabs
+ * have none: they wait for an engine that opens it. */
+static uint64_t find_classes(kvd_core_t *core)
 {
 	kvs_tier_t *tier = core->tier[KVD_CPU];
 	const kvs_rebalance_ops_t *ops = kvd_slab_ops(core, KVD_CPU);
-	kv_status_t status = KV_OK;
+	uint64_t without = 0;
 	kvs_slab_desc_t desc;
 	uint32_t slot_class;
 
-	for (uint32_t slab = 0; ops && slab < ops->slab_count(tier) && status == KV_OK; slab++) {
+	for (uint32_t slab = 0; ops && slab < ops->slab_count(tier); slab++) {
 		if (ops->describe_slab(tier, slab, &desc) == KV_OK) {
 			const uint32_t tier_classes[KVD_TIERS] = {desc.slot_class, KVD_NONE};
 
-			status = kvd_class_find(core, tier_classes, ns_of_class(core, KVD_CPU, desc.slot_class),
-						&slot_class);
+			without += kvd_class_find(core, tier_classes, ns_of_class(core, KVD_CPU, desc.slot_class),
+						  &slot_class) != KV_OK;
 		}
 	}
 
-	return status;
+	return without;
 }
 
-kv_status_t kvd_core_adopt(kvd_core_t *core, uint32_t memory)
+void kvd_core_adopt(kvd_core_t *core, uint32_t memory)
 {
 	const kvd_recovery_t before = core->recovery;
 	const uint32_t count = core->class_count;
-	kv_status_t status;
+	uint64_t without;
 
 	core->recovery = (kvd_recovery_t){.tree = KVD_NONE};
-	status = kvs_recover_in(core->tier[KVD_CPU], memory, on_block_adopted, core);
+	/* A block that is not taken in, for whatever reason, is free, and is counted by the tier. */
+	(void)kvs_recover_in(core->tier[KVD_CPU], memory, on_block_adopted, core);
 	core->recovery = before;
-	status = status == KV_OK ? kvs_recover_use(core->tier[KVD_CPU], memory, on_memory_used, core, UINT32_MAX)
-				 : status;
-	status = status == KV_OK ? find_classes(core) : status;
+	(void)kvs_recover_use(core->tier[KVD_CPU], memory, on_memory_used, core, UINT32_MAX);
+	without = find_classes(core);
+	if (without > 0) {
+		kvd_count(core, KV_M_ADOPT_REFUSED, without);
+		kv_logf(core->env, KV_LOG_WARN, "core",
+			"no memory to adopt slabs whole: they serve no other block size, memory %u slabs %llu", memory,
+			(unsigned long long)without);
+	}
 	for (uint32_t i = count; i < core->class_count; i++) {
 		kvd_class_adopt(core, i, memory);
 	}
 	kvd_shares_compute(core);
-
-	return status;
 }
 
 /* ---- a disk tier that comes late ------------------------------------------------------------- */

@@ -204,7 +204,7 @@ static kv_status_t open_pool(gpu_device_t *device)
 	kv_assert(status == KV_OK && memory == host->pool_count &&
 		  memory < KVS_MEMORIES); /* a number for each device */
 	device->adopted = kv_metric_get(&host->metrics, KV_M_ADOPTED_BLOCKS);
-	(void)kvd_core_adopt(host->core, memory);
+	kvd_core_adopt(host->core, memory);
 	device->adopted = kv_metric_get(&host->metrics, KV_M_ADOPTED_BLOCKS) - device->adopted;
 	host->pool[host->pool_count++] = pool;
 	kvs_pool_set_unknown_writers(pool, host->to_keeper.writers);
