@@ -156,16 +156,20 @@ static kvc_status_t add_handover(kvx_scheduler_t *scheduler, const kvx_ask_t *as
 		return KVC_ERR_EXISTS;
 	}
 	request->space = kvx_space_find_or_add(scheduler, ask);
-	if (request->space == UINT32_MAX) {
-		return KVC_ERR_ARG;
-	}
 	as = (kvx_shandover_t){.request = request,
 			       .space = request->space,
 			       .sends = sends,
 			       .units = whole_units(scheduler, ask->tokens),
 			       .timeout_ms = transfer->timeout_ms};
+	if (as.space == UINT32_MAX && sends) { /* nothing of it is saved: its consumer is told */
+		as.space = kvx_space_nameless(scheduler);
+		as.aborted = 1;
+	}
+	if (as.space == UINT32_MAX) {
+		return KVC_ERR_ARG;
+	}
 	as.plain = is_plain(scheduler, as.units);
-	as.mem = as.plain ? KVX_HOST_MEM : choose_mem(scheduler, request, transfer, sends);
+	as.mem = as.plain || as.aborted ? KVX_HOST_MEM : choose_mem(scheduler, request, transfer, sends);
 	/* That in host memory comes after it, and ends both. */
 	if (as.mem != KVX_HOST_MEM && create_handover(scheduler, ask, transfer, &as) == KVC_OK) {
 		if (sends) {
@@ -423,6 +427,13 @@ static int must_be_told(const kvx_shandover_t *h, kvc_status_t why, uint64_t now
 	       why != KVC_ERR_OTHER_SPACE && !(h->request->ended && now >= h->request->ended_ns + TELL_MS * KVX_MS);
 }
 
+/* Its request has ended, and its space has no name yet, or is refused. */
+static int has_no_space(const kvx_scheduler_t *scheduler, const kvx_shandover_t *h)
+{
+	return h->mem == KVX_HOST_MEM && h->request->ended && scheduler->incarnation != 0 &&
+	       !scheduler->spaces[h->space].space;
+}
+
 /* It begins again, empty, and is aborted when that is answered. */
 static void restart_to_abort(const kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64_t now)
 {
@@ -477,6 +488,12 @@ static void poll_producer(kvx_scheduler_t *scheduler, kvx_shandover_t *h, uint64
 	int lives = !h->begun || handover;
 
 	if (!h->begun && !may_begin(scheduler, h)) {
+		if (has_no_space(scheduler, h)) {
+			const uint32_t number = kvx_space_nameless(scheduler);
+
+			h->space = number == UINT32_MAX ? h->space : number;
+			h->aborted = 1;
+		}
 		lives = !h->request->ended || must_be_told(h, KVC_OK, now);
 	} else if (!h->begun && h->aborted && h->mem == KVX_HOST_MEM) {
 		lives = now < h->retry_ns || send_chunk(scheduler, h, 0, 0, 0) == KVC_OK;
@@ -570,7 +587,7 @@ int kvx_scheduler_has_sent(const kvx_scheduler_t *scheduler, const kvx_ask_t *as
 	const kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
 	const kvx_shandover_t *h = request ? request->handover[0] : NULL;
 
-	return request && (h ? h->sends && h->begun : request->was_sent);
+	return request && (h ? h->sends && h->begun && !h->aborted : request->was_sent);
 }
 
 const char *kvx_scheduler_peer_name(const kvx_scheduler_t *scheduler)

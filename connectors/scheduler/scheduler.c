@@ -38,6 +38,7 @@ kvc_status_t kvx_scheduler_open_in(const kv_env_t *env, const kvx_scheduler_conf
 		goto err_scheduler;
 	}
 	scheduler->space_count = 1; /* the base model's */
+	scheduler->nameless = UINT32_MAX;
 	scheduler->spaces[0].emitted = config->identity->weights != NULL;
 	status = kvx_weights_init(scheduler, config->identity->weights);
 	if (status != KVC_OK) {

@@ -245,6 +245,7 @@ struct kvx_scheduler {
 	uint64_t incarnation, generation; /* generation: counts daemons and resets */
 	kvx_sspace_t *spaces;             /* [KVX_SPACES_MAX] */
 	uint32_t space_count;
+	uint32_t nameless; /* number of the space for hand-overs of weights without a name; UINT32_MAX: none yet */
 
 	kvx_sload_t *loads, **loads_end;
 	kvx_sput_t *puts, **puts_end;

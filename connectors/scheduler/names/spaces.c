@@ -6,6 +6,7 @@
 
 #include "kv/log.h"
 
+#define NAMELESS      "not known yet" /* in the place of a name of weights */
 #define RETRY_NS      (500u * KVX_MS)
 #define DEVICE_NS     (2000u * KVX_MS)  /* before the space in GPU memory is asked for again */
 #define PAUSE_NS      (60000u * KVX_MS) /* after a rank could not use it; twice as long each time, */
@@ -135,7 +136,8 @@ static uint32_t find_number(kvx_scheduler_t *scheduler)
 		return scheduler->space_count++;
 	}
 	for (uint32_t i = 1; i < scheduler->space_count; i++) {
-		if (!are_equal(scheduler->spaces[i].weights, scheduler->weights) && !is_used(scheduler, i)) {
+		if (i != scheduler->nameless && !are_equal(scheduler->spaces[i].weights, scheduler->weights) &&
+		    !is_used(scheduler, i)) {
 			close_space(scheduler, &scheduler->spaces[i]);
 			return i;
 		}
@@ -225,6 +227,35 @@ uint32_t kvx_space_find_or_add(kvx_scheduler_t *scheduler, const kvx_ask_t *ask)
 	scheduler->stats.spaces_refused += number == UINT32_MAX;
 
 	return number;
+}
+
+uint32_t kvx_space_nameless(kvx_scheduler_t *scheduler)
+{
+	kvx_sspace_t *space;
+
+	if (scheduler->nameless == UINT32_MAX) {
+		scheduler->nameless = find_number(scheduler);
+	}
+	space = scheduler->nameless != UINT32_MAX ? &scheduler->spaces[scheduler->nameless] : NULL;
+	if (space && !space->weights) {
+		space->weights = copy_text(scheduler, NAMELESS, sizeof NAMELESS - 1u);
+		space->emitted = 1; /* no block is of it */
+	}
+
+	return scheduler->nameless;
+}
+
+/* Its number in the daemon is needed while a hand-over is in it. */
+static void poll_nameless(kvx_scheduler_t *scheduler)
+{
+	const kvx_shandover_t *h = scheduler->handovers;
+
+	while (h && h->space != scheduler->nameless) {
+		h = h->next;
+	}
+	if (!h && scheduler->nameless != UINT32_MAX && scheduler->spaces[scheduler->nameless].weights) {
+		close_space(scheduler, &scheduler->spaces[scheduler->nameless]);
+	}
 }
 
 uint32_t kvx_space_miss_reason(const kvx_scheduler_t *scheduler, uint32_t number)
@@ -417,10 +448,11 @@ void kvx_spaces_poll(kvx_scheduler_t *scheduler, uint64_t now)
 		return;
 	}
 	find_gpu_mems(scheduler);
+	poll_nameless(scheduler);
 	for (uint32_t i = 0; i < scheduler->space_count; i++) {
 		if (!scheduler->spaces[i].open) {
 			poll_space(scheduler, &scheduler->spaces[i], now);
-		} else {
+		} else if (i != scheduler->nameless) {
 			poll_mems(scheduler, &scheduler->spaces[i], now);
 		}
 	}

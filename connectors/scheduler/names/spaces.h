@@ -6,6 +6,9 @@
 
 /* Number of the request's space, UINT32_MAX: refused, or the weights have no name. A new one is added and opened. */
 uint32_t kvx_space_find_or_add(kvx_scheduler_t *scheduler, const kvx_ask_t *ask);
+/* Number of a space without blocks. A producer whose own space cannot be named begins there, and so its consumer is
+ * told that the sides differ (docs/decisions/075). UINT32_MAX: none is left. */
+uint32_t kvx_space_nameless(kvx_scheduler_t *scheduler);
 /* The same of the weights' present name and an adapter; NULL: the base model's. */
 uint32_t kvx_space_of_name(kvx_scheduler_t *scheduler, const char *adapter);
 /* The weights' first name is that of number 0. KVC_ERR_NOMEM. */

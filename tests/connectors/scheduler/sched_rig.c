@@ -247,7 +247,7 @@ static kvc_status_t open_scheduler(void)
 					       .wait_us = sr.options.wait_us ? sr.options.wait_us : SR_WAIT_US,
 					       .load_ms = sr.options.load_ms ? sr.options.load_ms : SR_LOAD_MS};
 
-	identity.weights = sr.options.named_later ? NULL : identity.weights;
+	identity.weights = sr.options.named_later || sr.options.unnamed ? NULL : identity.weights;
 	status = kvx_scheduler_open_in(&sr_env.env, &config, &sr.scheduler);
 	if (status == KVC_OK && sr.options.named_later) {
 		status = kvx_scheduler_set_weights(sr.scheduler, sr.identity.weights);
@@ -364,7 +364,7 @@ void sr_wait_ready(void)
 		for (uint32_t mem = 0; mem <= last; mem++) {
 			open &= open_space(mem) && (mem == KVX_HOST_MEM || sr.scheduler->spaces[0].mems[mem].open);
 		}
-		if (open && kvx_scheduler_is_ready(sr.scheduler)) {
+		if (open && (sr.options.unnamed || kvx_scheduler_is_ready(sr.scheduler))) {
 			return;
 		}
 		usleep(1000);

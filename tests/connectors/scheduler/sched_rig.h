@@ -30,6 +30,7 @@ typedef struct sr_options {
 	int cost_model, mode, defer_shared;
 	int alone;       /* no daemon, and no stand-in */
 	int named_later; /* it is opened without a name of the weights, and given one at once */
+	int unnamed;     /* and given none */
 	uint32_t wait_us, load_ms;
 	const char *silence; /* NULL: the rig's */
 	int device;          /* SR_DEVICE_* */

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 static const sr_options_t plain, later = {.named_later = 1}, own = {.named_later = 1, .own_keys = 1},
-				 windows = {.named_later = 1, .groups = 2};
+				 windows = {.named_later = 1, .groups = 2}, unnamed = {.unnamed = 1};
 static sr_request_t a, b, c, d;
 
 /* ---- unproven -------------------------------------------------------------------------------- */
@@ -47,6 +47,46 @@ SR_CASE(p10_weights_that_have_a_name_get_no_other, later)
 	SR_UNTIL(kvx_scheduler_is_ready(sr.scheduler));
 	assert_string_equal(sr.scheduler->weights, "w1");
 }
+
+/* Nothing of it is saved. The consumer of a prompt that is handed over is told so, whichever side comes first. */
+SR_CASE(p7_a_producer_whose_weights_have_no_name_says_so, plain)
+{
+	const kvx_transfer_t to = {.struct_size = sizeof to, .id = "x"};
+	kvc_handover_info_t info = {.struct_size = sizeof info};
+	kvc_handover_t *taken = NULL;
+
+	if (!sr.row) {
+		assert_int_equal(kvc_handover_recv(sr.space[KVX_HOST_MEM], "x", 60000, &taken), KVC_OK);
+		SR_UNTIL(rig_counter(&sr.rig, "kvd_handovers") == 1);
+	}
+	if (!sr.options.unnamed) {
+		kvx_scheduler_suspend(sr.scheduler);
+	}
+	sr_request(&a, "a", 1, 0, 120);
+	assert_int_equal(kvx_scheduler_send(sr.scheduler, &a.ask, &to), KVC_OK);
+	assert_int_equal(sr_run(&a, 0), 0);
+	assert_false(kvx_scheduler_has_sent(sr.scheduler, &a.ask)); /* the engine's answer says that nothing comes */
+	sr_finish(&a);
+	SR_UNTIL(!sr.scheduler->handovers);
+	if (sr.row) {
+		assert_int_equal(kvc_handover_recv(sr.space[KVX_HOST_MEM], "x", 60000, &taken), KVC_OK);
+	}
+	SR_UNTIL((kvc_handover_get_info(taken, &info), info.status != KVC_PENDING));
+	assert_int_equal(info.status, KVC_ERR_OTHER_SPACE);
+	kvc_handover_done(taken, 0);
+	assert_int_equal(sr_stats().handovers_send_failed, 1);
+	SR_UNTIL(rig_counter(&sr.rig, "kvd_handovers") == 0);
+
+	/* Then the space is closed, and is the same for the next one. */
+	SR_UNTIL(!sr.scheduler->spaces[1].space);
+	assert_int_equal(kvx_scheduler_send(sr.scheduler, &a.ask, &to), KVC_OK);
+	sr_finish(&a);
+	SR_UNTIL(!sr.scheduler->handovers);
+	assert_int_equal(sr.scheduler->space_count, 2);
+}
+SR_ALSO(p7_a_producer_whose_weights_have_no_name_says_so, plain, 1)
+SR_ALSO(p7_a_producer_whose_weights_have_no_name_says_so, unnamed, 0)
+SR_ALSO(p7_a_producer_whose_weights_have_no_name_says_so, unnamed, 1)
 
 /* ---- the same weights ------------------------------------------------------------------------ */
 
