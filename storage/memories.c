@@ -175,6 +175,13 @@ static kv_status_t epoch_set_in(kvs_tier_t *tier, uint32_t memory, const kvs_epo
 	return memory < m->count ? kvs_epoch_set(m->pool[memory], epoch, done, arg) : KV_ERR_TIER_OFF;
 }
 
+static uint32_t epochs_drop(kvs_tier_t *tier, uint32_t memory, kvs_root_used_fn used, void *ctx)
+{
+	const memories_t *m = memories_of(tier);
+
+	return memory < m->count ? kvs_epochs_drop(m->pool[memory], 0, used, ctx) : 0;
+}
+
 static uint64_t epoch_get(kvs_tier_t *tier, const uint8_t root[32])
 {
 	uint64_t epoch = 0;
@@ -455,6 +462,7 @@ static const kvs_tier_ops_t memories_ops = {
 	.flush = flush,
 	.epoch_set = epoch_set,
 	.epoch_get = epoch_get,
+	.epochs_drop = epochs_drop,
 	.recover = recover,
 	.usage = sum_usage,
 	.event_fd = event_fd,

@@ -164,7 +164,7 @@ kv_status_t kvs_pool_compute_roots(kvs_tier_t *tier, kvs_loc_t loc)
 static kvs_pool_epoch_t *epoch_find(const kvs_pool_t *pool, const uint8_t root[32])
 {
 	for (uint32_t i = 0; i < pool->epoch_count; i++) {
-		if (memcmp(pool->epochs[i].root, root, 32) == 0) {
+		if (pool->epochs[i].epoch != 0 && memcmp(pool->epochs[i].root, root, 32) == 0) {
 			return &pool->epochs[i];
 		}
 	}
@@ -172,8 +172,16 @@ static kvs_pool_epoch_t *epoch_find(const kvs_pool_t *pool, const uint8_t root[3
 	return NULL;
 }
 
+/* In the place of one that was dropped, if there is one. */
 static kvs_pool_epoch_t *epoch_add(kvs_pool_t *pool, const uint8_t root[32])
 {
+	for (uint32_t i = 0; pool->epochs_dropped > 0 && i < pool->epoch_count; i++) {
+		if (pool->epochs[i].epoch == 0) {
+			pool->epochs_dropped--;
+			memcpy(pool->epochs[i].root, root, 32);
+			return &pool->epochs[i];
+		}
+	}
 	if (pool->epoch_count == pool->epoch_cap) {
 		uint32_t cap = pool->epoch_cap ? pool->epoch_cap * 2u : 16u;
 		size_t size = sizeof *pool->epochs;
@@ -200,7 +208,7 @@ kv_status_t kvs_pool_epoch_set(kvs_tier_t *tier, const kvs_epoch_t *epoch, kvs_d
 
 	const uint32_t kept = pool->ledger.header->epochs_cap;
 
-	if (!e && pool->epoch_count == (kept ? kept : KVS_POOL_MAX_EPOCHS)) {
+	if (!e && pool->epochs_dropped == 0 && pool->epoch_count == (kept ? kept : KVS_POOL_MAX_EPOCHS)) {
 		return KV_ERR_LIMIT;
 	}
 	if (!e) {
@@ -216,6 +224,28 @@ kv_status_t kvs_pool_epoch_set(kvs_tier_t *tier, const kvs_epoch_t *epoch, kvs_d
 	done(arg, KV_OK);
 
 	return KV_OK;
+}
+
+uint32_t kvs_pool_epochs_drop(kvs_tier_t *tier, uint32_t memory, kvs_root_used_fn used, void *ctx)
+{
+	kvs_pool_t *pool = kvs_pool_of(tier);
+	uint32_t n = 0;
+
+	(void)memory;
+	for (uint32_t i = 0; i < pool->epoch_count; i++) {
+		kvs_pool_epoch_t *e = &pool->epochs[i];
+
+		if (e->epoch != 0 && !used(ctx, e->root)) {
+			e->epoch = 0;
+			if (pool->ledger.header->epochs_cap) {
+				kvs_ledger_set_epoch(&pool->ledger, i, e->root, 0);
+			}
+			n++;
+		}
+	}
+	pool->epochs_dropped += n;
+
+	return n;
 }
 
 uint64_t kvs_pool_epoch_get(kvs_tier_t *tier, const uint8_t root[32])

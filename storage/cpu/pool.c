@@ -90,6 +90,7 @@ static const kvs_tier_ops_t pool_ops = {
 	.flush = pool_flush,
 	.epoch_set = kvs_pool_epoch_set,
 	.epoch_get = kvs_pool_epoch_get,
+	.epochs_drop = kvs_pool_epochs_drop,
 	.recover = kvs_pool_recover,
 	.usage = pool_usage,
 	.event_fd = pool_event_fd,

@@ -82,6 +82,7 @@ typedef struct kvs_pool {
 	kvs_pool_epoch_t *epochs;
 	uint32_t epoch_count;
 	uint32_t epoch_cap;
+	uint32_t epochs_dropped; /* of them are 0, and may be another space's */
 
 	struct kvs_adoption *adoption; /* blocks of an earlier daemon that the core has not seen; NULL: none */
 	uint32_t unknown_before;       /* writers of earlier daemons that the keeper had not heard of */

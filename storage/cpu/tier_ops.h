@@ -23,6 +23,7 @@ kv_status_t kvs_pool_store(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *src
 kv_status_t kvs_pool_load(kvs_tier_t *tier, kvs_loc_t loc, const kvs_mem_t *dst, kvs_done_fn done, void *arg);
 kv_status_t kvs_pool_epoch_set(kvs_tier_t *tier, const kvs_epoch_t *epoch, kvs_done_fn done, void *arg);
 uint64_t kvs_pool_epoch_get(kvs_tier_t *tier, const uint8_t root[32]);
+uint32_t kvs_pool_epochs_drop(kvs_tier_t *tier, uint32_t memory, kvs_root_used_fn used, void *ctx);
 
 /* ---- check.c: the sums, counted again -------------------------------------------------------- */
 kv_status_t kvs_pool_check(kvs_tier_t *tier, char *detail, size_t cap);

@@ -656,12 +656,16 @@ uint64_t kvs_nvme_epoch_get(kvs_tier_t *tier, const uint8_t root[32])
 
 uint64_t kvs_nvme_epoch_last(kvs_tier_t *tier)
 {
-	const kvs_super_t *super = &kvs_nvme(tier)->super;
-	uint64_t last = 0;
+	return kvs_super_last_epoch(&kvs_nvme(tier)->super);
+}
 
-	for (uint32_t i = 0; i < super->space_count; i++) {
-		last = super->spaces[i].epoch > last ? super->spaces[i].epoch : last;
-	}
+uint32_t kvs_nvme_epochs_drop(kvs_tier_t *tier, uint32_t memory, kvs_root_used_fn used, void *ctx)
+{
+	kvs_nvme_t *nvme = kvs_nvme(tier);
+	const uint32_t n = kvs_super_spaces_drop(&nvme->super, used, ctx);
 
-	return last;
+	(void)memory;
+	nvme->super_dirty |= n > 0;
+
+	return n;
 }

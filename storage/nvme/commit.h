@@ -9,6 +9,7 @@ kv_status_t kvs_nvme_epoch_set(kvs_tier_t *tier, const kvs_epoch_t *epoch, kvs_d
 kv_status_t kvs_nvme_withdraw(kvs_tier_t *tier, const uint8_t root[32], kvs_done_fn done, void *arg);
 uint64_t kvs_nvme_epoch_get(kvs_tier_t *tier, const uint8_t root[32]);
 uint64_t kvs_nvme_epoch_last(kvs_tier_t *tier);
+uint32_t kvs_nvme_epochs_drop(kvs_tier_t *tier, uint32_t memory, kvs_root_used_fn used, void *ctx);
 /* Take the answer of a round and start the next when one is due. Returns callbacks run. */
 uint32_t kvs_commit_step(kvs_nvme_t *nvme);
 /* The rows cannot be written: a fault of the metadata, or of the file system if that is full. */

@@ -604,6 +604,7 @@ static const kvs_tier_ops_t nvme_ops = {
 	.epoch_set = kvs_nvme_epoch_set,
 	.epoch_get = kvs_nvme_epoch_get,
 	.epoch_last = kvs_nvme_epoch_last,
+	.epochs_drop = kvs_nvme_epochs_drop,
 	.recover = kvs_nvme_recover,
 	.usage = kvs_nvme_usage,
 	.event_fd = get_event_fd,

@@ -298,6 +298,9 @@ static kv_status_t fake_epoch_set(kvs_tier_t *tier, const kvs_epoch_t *epoch, kv
 	while (i < fake->root_count && memcmp(fake->roots[i].root, epoch->root, 32) != 0) {
 		i++;
 	}
+	if (fake->root_limit && i == fake->root_count && i >= fake->root_limit) {
+		return KV_ERR_LIMIT;
+	}
 	kv_assert(i < KV_COUNT_OF(fake->roots));
 	fake->root_count = i == fake->root_count ? i + 1 : fake->root_count;
 	memcpy(fake->roots[i].root, epoch->root, 32);
@@ -316,6 +319,23 @@ static uint64_t fake_epoch_last(kvs_tier_t *tier)
 	}
 
 	return last;
+}
+
+static uint32_t fake_epochs_drop(kvs_tier_t *tier, uint32_t memory, kvs_root_used_fn used, void *ctx)
+{
+	const uint64_t last = fake_epoch_last(tier);
+	fake_tier_t *fake = fake_of(tier);
+	uint32_t kept = 0, count = fake->root_count;
+
+	(void)memory;
+	for (uint32_t i = 0; i < count; i++) {
+		if (fake->roots[i].epoch == last || used(ctx, fake->roots[i].root)) {
+			fake->roots[kept++] = fake->roots[i];
+		}
+	}
+	fake->root_count = kept;
+
+	return count - kept;
 }
 
 static uint64_t fake_epoch_get(kvs_tier_t *tier, const uint8_t root[32])
@@ -730,9 +750,9 @@ static const kvs_rebalance_ops_t change_ops = {files_count,     files_look,  fil
 	.class_open = fake_class_open, .class_ns = fake_class_ns, .class_bytes = fake_class_bytes, .cap = fake_cap,    \
 	.alloc = fake_alloc, .set_state = fake_set_state, .free = fake_free, .mem = fake_mem, .store = fake_store,     \
 	.load = fake_load, .flush = fake_flush, .epoch_set = fake_epoch_set, .epoch_get = fake_epoch_get,              \
-	.epoch_last = fake_epoch_last, .recover = fake_recover, .usage = fake_usage, .event_fd = fake_event_fd,        \
-	.poll = fake_poll, .in_flight = fake_in_flight, .check = fake_check, .close = fake_close, .touch = fake_touch, \
-	.recover_use = fake_recover_use
+	.epoch_last = fake_epoch_last, .epochs_drop = fake_epochs_drop, .recover = fake_recover, .usage = fake_usage,  \
+	.event_fd = fake_event_fd, .poll = fake_poll, .in_flight = fake_in_flight, .check = fake_check,                \
+	.close = fake_close, .touch = fake_touch, .recover_use = fake_recover_use
 
 static const kvs_tier_ops_t ops_cpu = {.medium = "CPU", OPS};
 static const kvs_tier_ops_t ops_disk = {.medium = "DISK",

@@ -72,7 +72,7 @@ typedef struct fake_tier {
 	fake_op_t *ops;
 	uint32_t op_count, op_cap;
 	fake_root_t roots[512];
-	uint32_t root_count;
+	uint32_t root_count, root_limit; /* 0: as many as there is room for */
 	kv_test_rng_t rng;
 	int shuffle;           /* completions in random order, some stay for later */
 	int hold;              /* nothing completes */

@@ -11,9 +11,10 @@
 
 static fake_tier_t disk_;
 
-static void stage_few(uint32_t disk)
+static void stage_few_in(uint32_t disk, uint32_t gpu)
 {
 	u_config_t config = {.cpu_slots = 128,
+			     .gpu_slots = gpu,
 			     .disk_slots = disk,
 			     .max_blocks = 4096,
 			     .max_spaces = SPACES + 1,
@@ -24,6 +25,11 @@ static void stage_few(uint32_t disk)
 	d_ = u_join(&u_, 0, "decode", 2, 0);
 	sent_ = (kv_msg_handover_send_reply_t){0};
 	stage_keys();
+}
+
+static void stage_few(uint32_t disk)
+{
+	stage_few_in(disk, 0);
 }
 
 static kv_status_t open_one(const u_member_t *m, uint32_t i, kvd_space_info_t *p_space)
@@ -89,6 +95,73 @@ STAGE_TEST(p5_more_spaces_are_opened_in_a_life_than_there_are_numbers, stage(256
 	}
 	assert_true(kv_metric_get(&u_.metrics, KV_M_SPACES_CLOSED) > 2 * (MANY - 64));
 	universe_check(&u_);
+}
+
+/* Each is recorded, although there is room for the epochs of eight. Returns the greatest. */
+static uint64_t open_many(fake_tier_t *tier)
+{
+	kvd_space_info_t space;
+	uint64_t last = 0;
+
+	tier->root_limit = 8;
+	for (uint32_t i = 1; i < MANY; i++) {
+		u_settle(&u_);
+		kv_test_advance(&u_.env, UINT64_C(10000000000));
+		assert_int_equal(open_one(NULL, i, &space), KV_OK);
+		assert_int_equal(kvs_epoch_get(&tier->tier, u_.core->ns[0]->numbers[space.space]->root), space.epoch);
+		last = space.epoch > last ? space.epoch : last;
+	}
+	universe_check(&u_);
+	assert_true(tier->root_count <= 8);
+
+	return last;
+}
+
+/* Of a disk, or of the memory of a GPU. One space has a block. */
+static void forget_what_is_empty(fake_tier_t *tier, uint8_t root[32])
+{
+	kvd_space_info_t kept, other;
+	uint64_t last;
+
+	assert_int_equal(open_one(m_, 0, &kept), KV_OK);
+	memcpy(root, u_.core->ns[0]->numbers[kept.space]->root, 32);
+	assert_int_equal(u_put(&u_, m_, &kept, keys_, 0, 1), 1);
+	assert_int_equal(u_close(&u_, m_, &kept), KV_OK);
+	last = open_many(tier);
+	assert_int_equal(kvs_epoch_get(&tier->tier, root), kept.epoch);
+	assert_int_equal(kvs_epoch_last(&tier->tier), last);
+
+	/* When nothing can be forgotten, a space is not recorded. */
+	tier->root_limit = 1;
+	for (uint32_t i = 0; i < 2; i++) {
+		assert_int_equal(open_one(NULL, MANY + i, &other), KV_OK);
+	}
+	assert_int_equal(kvs_epoch_get(&tier->tier, u_.core->ns[0]->numbers[other.space]->root), 0);
+	universe_check(&u_);
+}
+
+STAGE_TEST(p5_a_disk_forgets_spaces_of_which_nothing_remains, stage_few(64))
+{
+	uint8_t root[32];
+
+	forget_what_is_empty(&u_.disk, root);
+
+	/* Nor is it forgotten before it is opened again. */
+	universe_kill(&u_, &disk_);
+	universe_init(&u_, &(u_config_t){.cpu_slots = 8, .disk_slots = 64, .max_blocks = 99, .max_spaces = SPACES + 1},
+		      &disk_);
+	m_ = u_join(&u_, 0, "engine", 2, 0);
+	(void)open_many(&u_.disk);
+	assert_true(kvs_epoch_get(&u_.disk.tier, root) > 0);
+}
+
+STAGE_TEST(p5_the_memory_of_a_gpu_forgets_spaces_of_which_nothing_remains, stage_few_in(0, 64))
+{
+	uint8_t root[32];
+
+	u_.memory = 1;
+	forget_what_is_empty(&u_.gpu, root);
+	u_.memory = 0;
 }
 
 STAGE_TEST(p1_a_number_never_has_an_epoch_again, stage_few(64))

@@ -225,6 +225,76 @@ KV_TEST(p1_old_epochs_and_private_blocks_are_not_taken_over)
 	stage_fini(&s);
 }
 
+static int is_not_first(void *ctx, const uint8_t root[32])
+{
+	(void)ctx;
+
+	return root[0] != 2;
+}
+
+/* Its place in the ledger is another space's, and those behind it are found all the same. */
+KV_TEST(p5_a_full_ledger_forgets_the_epochs_of_empty_spaces)
+{
+	stage_t s;
+	kvs_loc_t loc;
+	kvs_tier_t *pool;
+	uint8_t root[32] = {0};
+	const kvs_epoch_t e = {.root = root, .ns = "ns", .identity = "", .epoch = 5};
+	const kvs_meta_t meta = stage_meta(1, 9, 0);
+	outcome_t o = {0, KV_OK};
+	uint32_t class, count = 0;
+
+	stage_init(&s);
+	pool = stage_open(&s, 4, 7);
+	stage_set_epoch(pool, 2, 8);
+	stage_set_epoch(pool, 3, 7);
+	stage_set_epoch(pool, 1, 9);
+	assert_int_equal(kvs_class_open(pool, "ns", &plain, &class), KV_OK);
+	assert_int_equal(stage_put(pool, class, &meta, KVS_READY, &loc), KV_OK);
+	do {
+		memcpy(&root[28], &(uint32_t){++count}, sizeof count);
+	} while (kvs_epoch_set(pool, &e, record_outcome, &o) == KV_OK);
+	assert_int_equal(count, KVS_POOL_KEPT_EPOCHS - 2u);
+	assert_int_equal(kvs_epochs_drop(pool, 0, is_not_first, NULL), 1);
+	check(pool);
+	kvs_close(pool);
+	pool = stage_open(&s, 4, 8); /* with the place empty */
+	stage_recover(pool, &found);
+	assert_int_equal(found.count, 1);
+	kvs_close(pool);
+	stage_fini(&s);
+}
+
+/* The other space has it then. */
+KV_TEST(p5_the_place_of_a_forgotten_epoch_is_used_again)
+{
+	stage_t s;
+	kvs_tier_t *pool;
+	uint8_t root[32] = {0};
+	const kvs_epoch_t e = {.root = root, .ns = "ns", .identity = "", .epoch = 5};
+	outcome_t o = {0, KV_OK};
+	uint32_t count = 0;
+
+	stage_init(&s);
+	pool = stage_open(&s, 4, 7);
+	stage_set_epoch(pool, 2, 8);
+	do {
+		memcpy(&root[28], &(uint32_t){++count}, sizeof count);
+	} while (kvs_epoch_set(pool, &e, record_outcome, &o) == KV_OK);
+	assert_int_equal(kvs_epochs_drop(pool, 0, is_not_first, NULL), 1);
+	stage_set_epoch(pool, 2, 9); /* the same space comes back */
+	assert_int_equal(kvs_epoch_set(pool, &e, record_outcome, &o), KV_ERR_LIMIT);
+	assert_int_equal(kvs_epochs_drop(pool, 0, is_not_first, NULL), 1);
+	assert_int_equal(kvs_epoch_set(pool, &e, record_outcome, &o), KV_OK);
+	assert_int_equal(kvs_epoch_get(pool, root), 5);
+	root[0] = 1;
+	assert_int_equal(kvs_epoch_set(pool, &e, record_outcome, &o), KV_ERR_LIMIT);
+	memset(root, 2, sizeof root);
+	assert_int_equal(kvs_epoch_get(pool, root), 0);
+	kvs_close(pool);
+	stage_fini(&s);
+}
+
 KV_TEST(p5_as_many_slabs_are_taken_over_as_there_is_room_for)
 {
 	stage_t s;

@@ -252,6 +252,43 @@ ENV_TEST(p2_a_superblock_never_outgrows_what_is_read_back)
 	kvs_super_fini(&super);
 }
 
+static int is_even(void *ctx, const uint8_t root[32])
+{
+	(void)ctx;
+
+	return root[1] % 2 == 0;
+}
+
+/* But for that with the greatest epoch, or the next start would give it again. */
+ENV_TEST(p5_a_full_superblock_forgets_spaces)
+{
+	kvs_super_t super, back;
+	uint8_t root[32] = {0}, *image;
+	size_t len;
+
+	assert_int_equal(kvs_super_init(&super, &t_.env), KV_OK);
+	for (uint32_t i = 0; i <= KVS_SUPER_MAX_SPACES; i++) {
+		root[0] = (uint8_t)(i >> 8);
+		root[1] = (uint8_t)i;
+		assert_int_equal(kvs_super_space_set(&super, root, "ns", "text", 10u + i),
+				 i < KVS_SUPER_MAX_SPACES ? KV_OK : KV_ERR_LIMIT);
+	}
+	assert_int_equal(kvs_super_spaces_drop(&super, is_even, NULL), KVS_SUPER_MAX_SPACES / 2 - 1);
+	assert_int_equal(kvs_super_last_epoch(&super), 9u + KVS_SUPER_MAX_SPACES);
+	assert_int_equal(kvs_super_space_set(&super, root, "ns", "text", 10u + KVS_SUPER_MAX_SPACES), KV_OK);
+	assert_int_equal(kvs_super_encode(&super, &image, &len), KV_OK);
+	assert_int_equal(kvs_super_init(&back, &t_.env), KV_OK);
+	assert_int_equal(kvs_super_decode(&back, image, len), KV_OK);
+	assert_int_equal(back.space_count, KVS_SUPER_MAX_SPACES / 2 + 2);
+	root[0] = root[1] = 0;
+	assert_int_equal(kvs_super_space_find(&back, root)->epoch, 10);
+	root[1] = 1;
+	assert_null(kvs_super_space_find(&back, root));
+	kv_free(&t_.env, image);
+	kvs_super_fini(&super);
+	kvs_super_fini(&back);
+}
+
 KV_TEST(p10_the_metadata_library_s_sentences_are_told_apart)
 {
 	static const struct {

@@ -51,8 +51,10 @@ struct kvd_core {
 
 	uint64_t sequence;   /* of ids */
 	uint64_t last_epoch; /* given to a space */
-	uint64_t stamp;      /* of touches */
-	uint64_t now_ns;     /* of the running call */
+	uint64_t epochs_drop_ns
+		[KVD_MEMORIES]; /* those of a disk (0) or a memory that is full are not looked at before */
+	uint64_t stamp;         /* of touches */
+	uint64_t now_ns;        /* of the running call */
 	uint64_t gauge_due_ns;
 	uint32_t gauge_ns; /* the namespace whose gauges are set next */
 

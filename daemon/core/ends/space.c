@@ -11,6 +11,7 @@
 #define MAX_PENDING_RESETS 256u
 #define OPEN_QUANTA        16u
 #define TEMPORARY_EPOCH    (UINT64_C(1) << 48)
+#define EPOCHS_DROP_NS     UINT64_C(10000000000)
 
 /* ---- namespaces ------------------------------------------------------------------------------ */
 
@@ -158,6 +159,111 @@ void kvd_epochs_init(kvd_core_t *core)
 	core->last_epoch = (recorded > KVD_FIRST_EPOCH ? recorded : KVD_FIRST_EPOCH) + (random >> 34);
 }
 
+/* ---- epochs of spaces that have nothing -------------------------------------------------------- */
+
+static int is_gone(const kvd_core_t *core, const kvd_space_t *space)
+{
+	return space->id == 0 && space->leaving == 0 && kvd_tree_at(&core->ix, space->tree)->blocks == 0;
+}
+
+/* Let a closed space go that has lost its blocks; 1: its place is free. */
+static int free_if_gone(kvd_core_t *core, kvd_space_t **p_space)
+{
+	if (*p_space && is_gone(core, *p_space)) {
+		kvd_events_flush(core);
+		kvd_tree_destroy(&core->ix, (*p_space)->tree);
+		free_space(core, *p_space);
+		*p_space = NULL;
+	}
+
+	return !*p_space;
+}
+
+/* Roots that are in use: a hash table, never more than half full. */
+typedef struct roots {
+	const uint8_t **at; /* NULL: none */
+	uint32_t mask;
+	uint64_t seed;
+} roots_t;
+
+/* Where the root is, or would be. */
+static const uint8_t **root_place(const roots_t *roots, const uint8_t root[32])
+{
+	uint64_t word;
+	uint32_t i;
+
+	memcpy(&word, root, sizeof word);
+	i = (uint32_t)((word ^ roots->seed) * UINT64_C(0x9e3779b97f4a7c15) >> 32);
+	while (roots->at[i & roots->mask] && memcmp(roots->at[i & roots->mask], root, 32) != 0) {
+		i++;
+	}
+
+	return &roots->at[i & roots->mask];
+}
+
+static int is_root_used(void *ctx, const uint8_t root[32])
+{
+	return *root_place(ctx, root) != NULL;
+}
+
+/* Of all spaces, and of trees with blocks, whose space may not have been opened since the start. KV_ERR_NOMEM. */
+static kv_status_t list_roots(kvd_core_t *core, roots_t *roots)
+{
+	uint32_t most = core->ix.trees.made, size = 16;
+
+	for (uint32_t n = 0; n < core->ns_count; n++) {
+		most += core->ns[n]->space_made;
+	}
+	while (size < 2 * most) {
+		size *= 2;
+	}
+	*roots = (roots_t){
+		.at = kv_alloc(core->env, size * sizeof *roots->at), .mask = size - 1, .seed = core->ix.seed[0]};
+	if (!roots->at) {
+		return KV_ERR_NOMEM;
+	}
+	for (uint32_t n = 0; n < core->ns_count; n++) {
+		for (uint32_t i = 0; i < core->ns[n]->space_made; i++) {
+			if (!free_if_gone(core, &core->ns[n]->spaces[i])) {
+				const uint8_t *root = core->ns[n]->spaces[i]->root;
+
+				*root_place(roots, root) = root;
+			}
+		}
+	}
+	for (uint32_t id = 0; id < core->ix.trees.made; id++) {
+		const kvd_tree_t *tree = kvd_tree_at(&core->ix, id);
+
+		if (tree->live && tree->blocks > 0) {
+			*root_place(roots, tree->root) = tree->root;
+		}
+	}
+
+	return KV_OK;
+}
+
+/* The tier has no room for the epoch of one more space. 1: now it has: those of spaces that have nothing are
+ * forgotten (decision 084). */
+static int drop_epochs(kvd_core_t *core, kvs_tier_t *tier, uint32_t memory)
+{
+	roots_t roots = {0};
+	uint32_t n = 0;
+
+	if (core->now_ns < core->epochs_drop_ns[memory]) {
+		return 0;
+	}
+	core->epochs_drop_ns[memory] = core->now_ns + EPOCHS_DROP_NS;
+	if (list_roots(core, &roots) == KV_OK) {
+		n = kvs_epochs_drop(tier, memory, is_root_used, &roots);
+		kv_free(core->env, roots.at);
+	}
+	kv_logf(core->env, n > 0 ? KV_LOG_INFO : KV_LOG_WARN, "core",
+		"no room for the epoch of one more space, memory %u: those of empty spaces are forgotten, epochs %u",
+		memory, n);
+
+	return n > 0;
+}
+
 static void ignore_result(void *arg, kv_status_t status)
 {
 	(void)arg;
@@ -171,7 +277,14 @@ static kv_status_t keep_epoch_in_memory(kvd_core_t *core, const kvd_space_t *spa
 	const kvs_epoch_t e = {
 		.root = space->root, .ns = core->ns[space->ns]->name, .identity = space->identity, .epoch = epoch};
 
-	return kvs_epoch_set_in(core->tier[KVD_CPU], core->classes[space->slot_class].memory, &e, ignore_result, NULL);
+	const uint32_t memory = core->classes[space->slot_class].memory;
+	kv_status_t status = kvs_epoch_set_in(core->tier[KVD_CPU], memory, &e, ignore_result, NULL);
+
+	if (status == KV_ERR_LIMIT && drop_epochs(core, core->tier[KVD_CPU], memory)) {
+		status = kvs_epoch_set_in(core->tier[KVD_CPU], memory, &e, ignore_result, NULL);
+	}
+
+	return status;
 }
 
 static uint64_t open_epoch_in_memory(kvd_core_t *core, const kvd_space_t *space)
@@ -273,7 +386,13 @@ static kv_status_t record_epoch(kvd_core_t *core, const kvd_space_t *space, uint
 	kvs_epoch_t e = {
 		.root = space->root, .ns = core->ns[space->ns]->name, .identity = space->identity, .epoch = epoch};
 
-	return kvs_epoch_set(core->tier[KVD_DISK], &e, done, arg);
+	kv_status_t status = kvs_epoch_set(core->tier[KVD_DISK], &e, done, arg);
+
+	if (status == KV_ERR_LIMIT && drop_epochs(core, core->tier[KVD_DISK], 0)) {
+		status = kvs_epoch_set(core->tier[KVD_DISK], &e, done, arg);
+	}
+
+	return status;
 }
 
 static kvd_space_t *find_space(const kvd_ns_t *ns, const uint8_t root[32])
@@ -321,11 +440,6 @@ static void move_to_epoch(kvd_core_t *core, kvd_space_t *space, uint32_t tree, u
 	}
 }
 
-static int is_gone(const kvd_core_t *core, const kvd_space_t *space)
-{
-	return space->id == 0 && space->leaving == 0 && kvd_tree_at(&core->ix, space->tree)->blocks == 0;
-}
-
 /* Where a new space goes. Closed ones that have lost their blocks go; when there is no room for one more, the blocks of
  * the one that was closed first are taken down, so that the next space seldom has to wait. KV_ERR_BUSY: it has to. */
 static kv_status_t find_room(kvd_core_t *core, kvd_ns_t *ns, uint32_t *p_self)
@@ -336,13 +450,7 @@ static kv_status_t find_room(kvd_core_t *core, kvd_ns_t *ns, uint32_t *p_self)
 	for (uint32_t i = 0; i < core->config.max_spaces * KVD_SPACES_KEPT && rooms < 2; i++) {
 		kvd_space_t *space = ns->spaces[i];
 
-		if (space && is_gone(core, space)) {
-			kvd_events_flush(core);
-			kvd_tree_destroy(&core->ix, space->tree);
-			free_space(core, space);
-			ns->spaces[i] = space = NULL;
-		}
-		if (!space) {
+		if (free_if_gone(core, &ns->spaces[i])) {
 			*p_self = rooms > 0 ? *p_self : i;
 			rooms++;
 		} else if (space->id == 0) {

@@ -232,7 +232,8 @@ uint64_t kvs_ledger_find_epoch(const void *base, const uint8_t root[32])
 	for (uint32_t i = 0; i < header->epochs_cap; i++) {
 		uint64_t epoch = atomic_load_explicit(&entry[i].epoch, memory_order_acquire);
 
-		if (epoch == 0 || memcmp(entry[i].root, root, sizeof entry->root) == 0) {
+		/* 0 may be one that was forgotten: others follow. */
+		if (epoch != 0 && memcmp(entry[i].root, root, sizeof entry->root) == 0) {
 			return epoch;
 		}
 	}

@@ -180,6 +180,9 @@ typedef struct kvs_watch {
 	void (*readable)(void *arg, kvs_loc_t loc, const kv_key_t *key, uint8_t group, int readable);
 } kvs_watch_t;
 
+/* Does the space of this root have something, or somebody who uses it? */
+typedef int (*kvs_root_used_fn)(void *ctx, const uint8_t root[32]);
+
 typedef struct kvs_tier_ops {
 	const char *medium;                   /* "CPU", "DISK" */
 	const kvs_rebalance_ops_t *rebalance; /* NULL: slots have no class, every one of them is anybody's */
@@ -198,6 +201,7 @@ typedef struct kvs_tier_ops {
 	kv_status_t (*epoch_set)(kvs_tier_t *tier, const kvs_epoch_t *epoch, kvs_done_fn done, void *arg);
 	uint64_t (*epoch_get)(kvs_tier_t *tier, const uint8_t root[32]);
 	uint64_t (*epoch_last)(kvs_tier_t *tier); /* NULL: not asked for, the tier is no disk */
+	uint32_t (*epochs_drop)(kvs_tier_t *tier, uint32_t memory, kvs_root_used_fn used, void *ctx);
 	kv_status_t (*recover)(kvs_tier_t *tier, kvs_found_fn found, void *arg, uint32_t max);
 	void (*usage)(kvs_tier_t *tier, kvs_usage_t *p_usage);
 	int (*event_fd)(kvs_tier_t *tier);
@@ -334,6 +338,12 @@ static inline uint64_t kvs_epoch_get(kvs_tier_t *t, const uint8_t root[32])
 static inline uint64_t kvs_epoch_last(kvs_tier_t *t)
 {
 	return t->ops->epoch_last(t);
+}
+/* Forget the epochs of spaces that are not used, but for the greatest one: epoch_last stays what it was. `memory` as in
+ * kvs_epoch_set_in(), 0 for a disk. Returns how many are forgotten; on disk that is so with the next epoch set. */
+static inline uint32_t kvs_epochs_drop(kvs_tier_t *t, uint32_t memory, kvs_root_used_fn used, void *ctx)
+{
+	return t->ops->epochs_drop ? t->ops->epochs_drop(t, memory, used, ctx) : 0;
 }
 
 /* Blocks of the space that were freed before this call never come back: not with a row that a crash has kept, and, when

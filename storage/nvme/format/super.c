@@ -184,6 +184,37 @@ kv_status_t kvs_super_space_set(kvs_super_t *super, const uint8_t root[32], cons
 	return space_insert(super, at, &raw, identity);
 }
 
+uint64_t kvs_super_last_epoch(const kvs_super_t *super)
+{
+	uint64_t last = 0;
+
+	for (uint32_t i = 0; i < super->space_count; i++) {
+		last = super->spaces[i].epoch > last ? super->spaces[i].epoch : last;
+	}
+
+	return last;
+}
+
+uint32_t kvs_super_spaces_drop(kvs_super_t *super, kvs_root_used_fn used, void *ctx)
+{
+	const uint64_t last = kvs_super_last_epoch(super);
+	const uint32_t count = super->space_count;
+
+	super->space_count = 0;
+	for (uint32_t i = 0; i < count; i++) {
+		const kvs_super_space_t space = super->spaces[i];
+
+		if (space.epoch == last || used(ctx, space.root)) {
+			super->spaces[super->space_count++] = space;
+		} else {
+			super->bytes -= sizeof(raw_space_t) + space.identity_len;
+			kv_free(super->env, space.identity);
+		}
+	}
+
+	return count - super->space_count;
+}
+
 kv_status_t kvs_super_space_withdraw(kvs_super_t *super, const uint8_t root[32])
 {
 	int found;

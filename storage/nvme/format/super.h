@@ -59,6 +59,11 @@ kv_status_t kvs_super_class_add(kvs_super_t *super, const kvs_super_class_t *slo
 kv_status_t kvs_super_space_set(kvs_super_t *super, const uint8_t root[32], const char *ns, const char *identity,
 				uint64_t epoch);
 
+/* Remove the spaces that are not used, but for the one with the greatest epoch; how many. */
+uint32_t kvs_super_spaces_drop(kvs_super_t *super, kvs_root_used_fn used, void *ctx);
+/* 0: there is none. */
+uint64_t kvs_super_last_epoch(const kvs_super_t *super);
+
 /* One withdrawal more. KV_MISS: unknown; KV_ERR_LIMIT: a header could not name the next one. */
 kv_status_t kvs_super_space_withdraw(kvs_super_t *super, const uint8_t root[32]);
 
