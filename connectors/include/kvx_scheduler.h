@@ -355,7 +355,7 @@ KVC_API void kvx_scheduler_record(kvx_scheduler_t *scheduler, const char *lora, 
 	X(withdrawals, "of them, runs that the daemon has taken back")                                                 \
 	X(broken_invariants,                                                                                           \
 	  "invariants found broken; above 0 the half has detached for good: please report the log line")               \
-	X(spaces_refused, "requests of adapters for which there was no space, or no name yet")
+	X(spaces_refused, "requests of adapters for which there was no space (512 are in use), or no name yet")
 typedef struct kvx_scheduler_stats {
 	size_t struct_size;
 #define KVX_SCHEDULER_STAT(name, help) uint64_t name;

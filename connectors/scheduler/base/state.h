@@ -18,7 +18,7 @@
 #include "kv/identity.h"
 #include "kv/shm.h"
 
-#define KVX_SPACES_MAX  1024u
+#define KVX_SPACES_MAX  512u /* open at a time: two engines have room in a daemon's default limits.spaces */
 #define KVX_LOADS_MAX   1024u
 #define KVX_PUTS_MAX    1024u
 #define KVX_RUN_BLOCKS  8192u /* most blocks of one put */
@@ -39,11 +39,12 @@ typedef struct kvx_smem_space {
 } kvx_smem_space_t;
 
 /* The space of the base model or of an adapter, of weights of one name. Its number may become another one's when
- * nothing uses it and its weights are no longer the engine's. */
+ * nothing uses it. */
 typedef struct kvx_sspace {
 	char *weights;      /* NULL: not known yet */
 	char *adapter;      /* NULL: the base model's */
 	uint64_t hash;      /* of both */
+	uint64_t used;      /* of all uses, the number of the last one */
 	kvc_space_t *space; /* NULL: not requested, or refused */
 	int open;           /* it was open once */
 	int emitted;        /* the ranks know what its number stands for */
@@ -245,6 +246,7 @@ struct kvx_scheduler {
 	uint64_t incarnation, generation; /* generation: counts daemons and resets */
 	kvx_sspace_t *spaces;             /* [KVX_SPACES_MAX] */
 	uint32_t space_count;
+	uint64_t space_uses;
 	uint32_t nameless; /* number of the space for hand-overs of weights without a name; UINT32_MAX: none yet */
 
 	kvx_sload_t *loads, **loads_end;

@@ -105,45 +105,57 @@ static void close_space(kvx_scheduler_t *scheduler, kvx_sspace_t *space)
 	*space = (kvx_sspace_t){.closes = space->closes + 1u};
 }
 
-static int is_used(const kvx_scheduler_t *scheduler, uint32_t number)
+/* Numbers that something in progress has. Not number 0 either, whose space shows whether the daemon is alive. */
+static void mark_used(const kvx_scheduler_t *scheduler, uint8_t used[KVX_SPACES_MAX + 1u])
 {
-	int used = 0;
-
-	for (uint32_t i = 0; i < scheduler->stored.n; i++) {
-		used |= scheduler->stored.at[i].space == number;
-	}
+	/* UINT32_MAX is none. */
+#define MARK(number) used[(number) < KVX_SPACES_MAX ? (number) : KVX_SPACES_MAX] = 1
+	MARK(0);
+	MARK(scheduler->base);
+	MARK(scheduler->nameless);
 	for (const kvx_sload_t *load = scheduler->loads; load; load = load->next) {
-		used |= load->space == number;
+		MARK(load->space);
 	}
 	for (const kvx_sput_t *put = scheduler->puts; put; put = put->next) {
-		used |= put->space == number;
+		MARK(put->space);
 	}
 	for (const kvx_shandover_t *h = scheduler->handovers; h; h = h->next) {
-		used |= h->space == number;
+		MARK(h->space);
 	}
 	for (const kvx_request_t *request = NULL; (request = kvx_requests_next(&scheduler->requests, request));) {
-		used |= request->space == number;
+		MARK(request->space);
 	}
-
-	return used;
+#undef MARK
 }
 
-/* A number that nothing has: of weights that are no longer the engine's, if there is no new one. UINT32_MAX: none. Not
- * number 0, whose space shows whether the daemon is alive. */
+/* A number that nothing has, the one whose last use was the longest ago. UINT32_MAX: none. Blocks that may have to be
+ * taken back name their space until the weights are proved again: when no other is left, that is due. */
 static uint32_t find_number(kvx_scheduler_t *scheduler)
 {
+	uint8_t used[KVX_SPACES_MAX + 1u] = {0};
+	uint32_t oldest = UINT32_MAX, idle = 0;
+
 	if (scheduler->space_count < KVX_SPACES_MAX) {
 		return scheduler->space_count++;
 	}
-	for (uint32_t i = 1; i < scheduler->space_count; i++) {
-		if (i != scheduler->nameless && !are_equal(scheduler->spaces[i].weights, scheduler->weights) &&
-		    !is_used(scheduler, i)) {
-			close_space(scheduler, &scheduler->spaces[i]);
-			return i;
-		}
+	mark_used(scheduler, used);
+	for (uint32_t i = 0; i < KVX_SPACES_MAX; i++) {
+		idle += !used[i];
+	}
+	for (uint32_t i = 0; i < scheduler->stored.n; i++) {
+		used[scheduler->stored.at[i].space] = 1;
+	}
+	for (uint32_t i = 0; i < KVX_SPACES_MAX; i++) {
+		const uint64_t use = scheduler->spaces[i].used;
+
+		oldest = !used[i] && (oldest == UINT32_MAX || use < scheduler->spaces[oldest].used) ? i : oldest;
+	}
+	scheduler->stored.full |= idle > 0 && oldest == UINT32_MAX;
+	if (oldest != UINT32_MAX) {
+		close_space(scheduler, &scheduler->spaces[oldest]);
 	}
 
-	return UINT32_MAX;
+	return oldest;
 }
 
 /* `adapter` NULL: the base model's. */
@@ -163,6 +175,7 @@ static uint32_t add_space(kvx_scheduler_t *scheduler, const char *adapter, size_
 	space->weights = name;
 	space->adapter = copy;
 	space->hash = hash;
+	space->used = ++scheduler->space_uses;
 	if (scheduler->incarnation) {
 		start_open(scheduler, space, kv_now_ns(scheduler->env));
 	}
@@ -187,10 +200,11 @@ uint32_t kvx_space_of_name(kvx_scheduler_t *scheduler, const char *adapter)
 	uint32_t number = UINT32_MAX;
 
 	for (uint32_t i = 0; sound && i < scheduler->space_count; i++) {
-		const kvx_sspace_t *space = &scheduler->spaces[i];
+		kvx_sspace_t *space = &scheduler->spaces[i];
 
 		if (space->hash == hash && are_equal(space->weights, scheduler->weights) &&
 		    are_equal(space->adapter, adapter)) {
+			space->used = ++scheduler->space_uses;
 			return i;
 		}
 	}
@@ -198,9 +212,10 @@ uint32_t kvx_space_of_name(kvx_scheduler_t *scheduler, const char *adapter)
 		number = add_space(scheduler, adapter, len, hash);
 	}
 	if (number == UINT32_MAX) {
-		log_rarely(scheduler, kv_now_ns(scheduler->env),
-			   "too many adapters, one whose files are still digested or reloaded in place, or a name too "
-			   "long: its requests are neither loaded nor saved");
+		log_rarely(
+			scheduler, kv_now_ns(scheduler->env),
+			"too many adapters in use, one whose files are still digested or reloaded in place, or a name too "
+			"long: its requests are neither loaded nor saved");
 	}
 
 	return number;

@@ -1,6 +1,7 @@
 /* Weights that may have been changed: what is found, saved and handed over while their name is unproven, under the same
  * name as before, and under another one. */
 #include "connectors/scheduler/sched_rig.h"
+#include "scheduler/names/spaces.h"
 #include "scheduler/names/weights.h"
 
 #include <signal.h>
@@ -275,6 +276,52 @@ SR_CASE(p5_names_without_end_take_bounded_memory, plain)
 	assert_int_equal(sr.scheduler->space_count, KVX_SPACES_MAX);
 	sr_name_weights("w1");
 	assert_int_equal(sr.scheduler->base, 0);
+}
+
+/* The one whose last use was the longest ago is closed, unless something in progress has it. */
+SR_CASE(p5_adapters_without_end_take_bounded_memory, plain)
+{
+	const uint32_t extra = 100;
+	char name[32];
+	uint32_t first, second;
+
+	for (uint32_t i = 0; i < KVX_SPACES_MAX + extra; i++) {
+		sr_request(i == 0 ? &b : &a, i == 0 ? "b" : "a", 1, 0, 80);
+		(void)snprintf(name, sizeof name, "adapter-%u:0123", i);
+		(i == 0 ? &b : &a)->ask.lora = name;
+		(void)sr_match(i == 0 ? &b : &a); /* the first request goes on */
+		if (i > 0) {
+			sr_finish(&a);
+		}
+		(void)kvx_space_of_name(sr.scheduler,
+					"adapter-1:0123"); /* and the second adapter is used all the time */
+	}
+	assert_int_equal(sr_stats().spaces_refused, 0);
+	assert_int_equal(sr.scheduler->space_count, KVX_SPACES_MAX);
+	first = kvx_space_of_name(sr.scheduler, "adapter-0:0123");
+	second = kvx_space_of_name(sr.scheduler, "adapter-1:0123");
+	assert_true(first < 3 && second < 3 && first != second); /* as at first */
+	(void)snprintf(name, sizeof name, "adapter-%u:0123", KVX_SPACES_MAX + extra - 1u);
+	assert_int_equal(kvx_space_of_name(sr.scheduler, name), 3u + extra);
+	sr_finish(&b);
+}
+
+/* What may have to be taken back names the space. When that is so of all, a proof is due, and then they may go. */
+SR_CASE(p5_spaces_of_unproved_blocks_wait_for_a_proof, later)
+{
+	char name[32];
+
+	for (uint32_t i = 1; i < KVX_SPACES_MAX; i++) {
+		(void)snprintf(name, sizeof name, "adapter-%u:0123", i);
+		assert_int_equal(kvx_space_of_name(sr.scheduler, name), i);
+		assert_true(kvx_weights_reserve_stored(sr.scheduler, 1));
+		kvx_weights_add_stored(sr.scheduler, &(kvx_stored_at_t){.space = (uint16_t)i});
+	}
+	assert_false(kvx_scheduler_needs_proof(sr.scheduler));
+	assert_int_equal(kvx_space_of_name(sr.scheduler, "another:0123"), UINT32_MAX);
+	assert_true(kvx_scheduler_needs_proof(sr.scheduler));
+	sr_name_weights("w1");
+	assert_int_equal(kvx_space_of_name(sr.scheduler, "another:0123"), 1);
 }
 
 SR_MAIN
