@@ -9,6 +9,7 @@
 #include "kv/env.h"
 #include "kv/log.h"
 #include "kv/map.h"
+#include "kv/system.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -288,9 +289,10 @@ static kv_status_t start_daemon(keeper_t *keeper)
 	char kept[KEPT_BYTES];
 	pid_t parent = getpid();
 	kv_status_t status = KV_OK;
+	int failed;
 
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) {
-		return KV_ERR_LIMIT;
+		return kv_refused(&kv_env_posix, "keeper", "socketpair", errno);
 	}
 	char **argv = copy_arguments(keeper->setup, kept, NULL);
 	if (!argv) {
@@ -307,13 +309,14 @@ static kv_status_t start_daemon(keeper_t *keeper)
 	if (keeper->pid == 0) {
 		become_daemon(keeper, fds, parent, argv);
 	}
+	failed = errno;
 	free(argv);
 	if (fds[1] >= 0) {
 		close(fds[1]);
 	}
 	if (keeper->pid < 0) {
 		keeper->pid = 0;
-		status = KV_ERR_LIMIT;
+		status = kv_refused(&kv_env_posix, "keeper", "fork", failed);
 		goto err_pair;
 	}
 	close(pair[1]);
@@ -737,7 +740,7 @@ static int run_keeper(keeper_t *keeper)
 			}
 			pause = buried(keeper, wstatus, &code);
 		} else {
-			kv_log(KV_LOG_ERROR, "keeper", "cannot start the daemon: error \"%s\"", strerror(errno));
+			kv_log(KV_LOG_ERROR, "keeper", "cannot start the daemon: %s", kv_status_text(status));
 			code = kv_status_exit_code(status);
 			pause = after_failure(keeper, code);
 		}
@@ -770,7 +773,7 @@ int kvd_keeper_run(kvd_setup_t *setup)
 	sigprocmask(SIG_BLOCK, &set, NULL);
 	keeper.signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
 	if (keeper.signal_fd < 0) {
-		return kv_status_exit_code(KV_ERR_LIMIT);
+		return kv_status_exit_code(kv_refused(&kv_env_posix, "keeper", "signalfd", errno));
 	}
 	prctl(PR_SET_NAME, "kvd-keeper");
 	if (setup->held_fd >= 0) {

@@ -1,10 +1,11 @@
 /* kvd-pd-proxy: the composition root. Everything runs on this thread, except for those of prefix.c and libzmq. */
 #include "server.h"
 
+#include "kv/system.h"
 #include "kv/env.h"
 #include "kv/log.h"
-#include "kv/rlimit.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
@@ -53,7 +54,7 @@ static kv_status_t watch_signals(proxy_t *proxy)
 	proxy->loop.handlers[KVP_FD_SIGNAL].ready = signal_came;
 	proxy->loop.handlers[KVP_FD_SIGNAL].ctx = proxy;
 
-	return proxy->signal_fd < 0 ? KV_ERR_LIMIT
+	return proxy->signal_fd < 0 ? kv_refused(&kv_env_posix, "proxy", "signalfd", errno)
 				    : kvp_loop_watch(&proxy->loop, KVP_FD_SIGNAL, proxy->signal_fd, EPOLLIN);
 }
 

@@ -1,6 +1,7 @@
 /* How much of a prompt the daemon of this node has. */
 #include "prefix.h"
 
+#include "kv/system.h"
 #include "kv/identity.h"
 #include "kv/log.h"
 #include "kv/units.h"
@@ -159,14 +160,16 @@ static void *attach(void *arg)
 kv_status_t kvp_prefix_open(const char *socket, kvp_prefix_t **p_prefix)
 {
 	kvp_prefix_t *prefix = calloc(1, sizeof *prefix);
+	int error;
 
 	if (!prefix) {
 		return KV_ERR_NOMEM;
 	}
 	snprintf(prefix->socket, sizeof prefix->socket, "%s", socket);
-	if (pthread_create(&prefix->thread, NULL, attach, prefix) != 0) {
+	error = pthread_create(&prefix->thread, NULL, attach, prefix);
+	if (error) {
 		free(prefix);
-		return KV_ERR_LIMIT;
+		return kv_refused(&kv_env_posix, "proxy", "pthread_create", error);
 	}
 	*p_prefix = prefix;
 

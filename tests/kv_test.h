@@ -12,7 +12,7 @@
 #define KV_TEST_H
 
 #include "kv/env.h"
-#include "kv/rlimit.h"
+#include "kv/system.h"
 
 #include <dirent.h>
 #include <ftw.h>

@@ -2,6 +2,8 @@
  * gone. Who lives in it is told by kvc_events_t. */
 #include "impl.h"
 
+#include "kv/system.h"
+
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>
@@ -131,7 +133,9 @@ static void join(kvc_t *kvc)
 	kv_status_t status;
 
 	if (pidfd < 0 && !matching) {
-		kvc_session_lost(kvc, KV_ERR_PIDFD_REQUIRED, "this kernel gives no pidfd (Linux 5.3 does)");
+		char why[KV_REFUSED_TEXT];
+
+		kvc_session_lost(kvc, KV_ERR_PIDFD_REQUIRED, kv_refused_text("pidfd_open", errno, why, sizeof why));
 		return;
 	}
 	/* Naming the old incarnation says that no copy of ours is in its memory now. */

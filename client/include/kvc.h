@@ -113,7 +113,8 @@ enum {
 	KVC_ERR_TAKEN = -41,
 	KVC_ERR_ABORTED = -42,
 	KVC_ERR_PRODUCER_LOST = -43,
-	KVC_ERR_OTHER_SPACE = -44
+	KVC_ERR_OTHER_SPACE = -44,
+	KVC_ERR_REFUSED = -45
 };
 KVC_API const char *kvc_status_name(kvc_status_t status);
 KVC_API const char *kvc_status_text(kvc_status_t status);

@@ -1,6 +1,8 @@
 /* Programs of kvd's own: see helper.h. */
 #include "helper.h"
 
+#include "kv/system.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -68,13 +70,17 @@ static int spawn(int program_fd, int socket_fd, char *const argv[], pid_t *p_pid
 kv_status_t kvd_helper_start(int program_fd, char *const argv[], pid_t *p_pid, int *p_fd)
 {
 	int pair[2], theirs, result;
+	kv_status_t status = KV_OK;
 	pid_t pid = 0;
 
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) {
-		return KV_ERR_LIMIT;
+		return kv_refused(&kv_env_posix, "main", "socketpair", errno);
 	}
 	theirs = fcntl(pair[1], F_DUPFD_CLOEXEC, HIGH_FD);
 	result = theirs < 0 ? errno : spawn(program_fd, theirs, argv, &pid);
+	if (result != 0) {
+		status = kv_refused(&kv_env_posix, "main", theirs < 0 ? "fcntl" : "posix_spawn", result);
+	}
 	close(pair[1]);
 	if (theirs >= 0) {
 		close(theirs);
@@ -82,7 +88,7 @@ kv_status_t kvd_helper_start(int program_fd, char *const argv[], pid_t *p_pid, i
 	if (result != 0) {
 		close(pair[0]);
 		errno = result;
-		return KV_ERR_LIMIT;
+		return status;
 	}
 	*p_pid = pid;
 	*p_fd = pair[0];

@@ -15,7 +15,7 @@
  * meanwhile does not bring in a program of another version. KV_ERR_PATH: `detail` says why. */
 kv_status_t kvd_helper_open(const char *name, int *p_program_fd, char *detail, size_t cap);
 /* Start it, with every signal at its default. *p_fd is our end of the pair, close-on-exec; the process is the caller's
- * to reap. KV_ERR_LIMIT: errno says why, nothing has been left behind. */
+ * to reap. Else errno says why (kv/system.h), and nothing is left behind. */
 kv_status_t kvd_helper_start(int program_fd, char *const argv[], pid_t *p_pid, int *p_fd);
 
 #endif

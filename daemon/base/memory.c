@@ -2,16 +2,15 @@
  * ends somebody for it. */
 #include "memory.h"
 
+#include "kv/system.h"
 #include "kv/types.h"
 #include "kv/units.h"
 #include "kvs/pool.h"
 
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #define FILE_BYTES 16384u
 #define HUGE_PAGE  (UINT64_C(2) << 20)
@@ -34,42 +33,13 @@ typedef struct memory {
 
 /* Where a version of control groups keeps its numbers. */
 typedef struct cgroup_files {
-	const char *root, *limit, *usage, *inactive, *active, *events;
+	const char *limit, *usage, *inactive, *active, *events;
 } cgroup_files_t;
 
-static const cgroup_files_t version_1 = {"/sys/fs/cgroup/memory",  "memory.limit_in_bytes", "memory.usage_in_bytes",
-					 "\ntotal_inactive_file ", "\ntotal_active_file ",  "memory.oom_control"};
-static const cgroup_files_t version_2 = {"/sys/fs/cgroup",   "memory.max",     "memory.current",
-					 "\ninactive_file ", "\nactive_file ", "memory.events"};
-
-/* A small file as text; 0: it cannot be read. */
-static int read_text(const char *path, char *out)
-{
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
-	ssize_t n = fd >= 0 ? read(fd, out, FILE_BYTES - 1) : -1;
-
-	if (fd >= 0) {
-		close(fd);
-	}
-	out[n > 0 ? n : 0] = '\0';
-
-	return n > 0;
-}
-
-/* The number a file consists of; UINT64_MAX: none ("max", no such file). */
-static uint64_t read_number(const char *dir, const char *name)
-{
-	char path[640], text[FILE_BYTES], *end;
-	unsigned long long value;
-
-	snprintf(path, sizeof path, "%s/%s", dir, name);
-	if (!read_text(path, text)) {
-		return UINT64_MAX;
-	}
-	value = strtoull(text, &end, 10);
-
-	return end == text ? UINT64_MAX : value;
-}
+static const cgroup_files_t version_1 = {"memory.limit_in_bytes", "memory.usage_in_bytes", "\ntotal_inactive_file ",
+					 "\ntotal_active_file ", "memory.oom_control"};
+static const cgroup_files_t version_2 = {"memory.max", "memory.current", "\ninactive_file ", "\nactive_file ",
+					 "memory.events"};
 
 /* The number behind a word; 0: the word is not there. */
 static uint64_t number_after(const char *text, const char *word)
@@ -90,14 +60,15 @@ static void lower(bound_t *bound, uint64_t bytes, const char *by, const char *pa
 static void look_at_machine(int huge, memory_t *memory)
 {
 	char text[FILE_BYTES];
-	uint64_t all = read_number(HUGE_DIR, "nr_hugepages"), unused = read_number(HUGE_DIR, "free_hugepages"),
-		 promised = read_number(HUGE_DIR, "resv_hugepages");
+	uint64_t all = kv_read_number(HUGE_DIR, "nr_hugepages"), unused = kv_read_number(HUGE_DIR, "free_hugepages"),
+		 promised = kv_read_number(HUGE_DIR, "resv_hugepages");
 
 	if (huge && all != UINT64_MAX && unused != UINT64_MAX && promised != UINT64_MAX) {
 		memory->huge_all = all * HUGE_PAGE;
 		memory->huge_free = (unused > promised ? unused - promised : 0) * HUGE_PAGE;
 	}
-	if (read_text("/proc/meminfo", text) && strstr(text, "MemTotal:") && strstr(text, "\nMemAvailable:")) {
+	if (kv_read_text("/proc/meminfo", text, sizeof text) && strstr(text, "MemTotal:") &&
+	    strstr(text, "\nMemAvailable:")) {
 		uint64_t total = number_after(text, "MemTotal:"), reserved = number_after(text, "\nHugetlb:");
 
 		lower(&memory->limit, 1024u * (total > reserved ? total - reserved : 0), "this machine", "");
@@ -111,80 +82,39 @@ static void look_at_kills(const char *dir, const char *file, const char *name, m
 	char path[640], text[FILE_BYTES + 1] = "\n";
 
 	snprintf(path, sizeof path, "%s/%s", dir, file);
-	if (memory->oom_kills == UINT64_MAX && read_text(path, text + 1) && strstr(text, "\noom_kill ")) {
+	if (memory->oom_kills == UINT64_MAX && kv_read_text(path, text + 1, FILE_BYTES) &&
+	    strstr(text, "\noom_kill ")) {
 		memory->oom_kills = number_after(text, "\noom_kill ");
 		snprintf(memory->oom_where, sizeof memory->oom_where, "%.300s", name);
 	}
 }
 
 /* One control group: what it may have, and what of that is free or would be given back at once. */
-static void look_at_group(const cgroup_files_t *files, const char *dir, memory_t *memory)
+static void look_at_group(void *ctx, int version, const char *dir, const char *path_in)
 {
-	uint64_t limit = read_number(dir, files->limit), high = read_number(dir, "memory.high"), used, files_cached;
+	const cgroup_files_t *files = version == 1 ? &version_1 : &version_2;
+	memory_t *memory = ctx;
+	uint64_t limit = kv_read_number(dir, files->limit), high = kv_read_number(dir, "memory.high"), used,
+		 files_cached;
 	char path[640], text[FILE_BYTES];
-	const char *path_in = dir[strlen(files->root)] ? dir + strlen(files->root) : "/";
 
 	look_at_kills(dir, files->events, path_in, memory);
 	limit = high < limit ? high : limit; /* beyond it the kernel makes us wait for memory without end */
 	if (limit == UINT64_MAX) {
 		return;
 	}
-	used = read_number(dir, files->usage);
+	used = kv_read_number(dir, files->usage);
 	snprintf(path, sizeof path, "%s/memory.stat", dir);
-	(void)read_text(path, text);
+	(void)kv_read_text(path, text, sizeof text);
 	files_cached = number_after(text, files->inactive) + number_after(text, files->active);
 	used = used == UINT64_MAX || used < files_cached ? 0 : used - files_cached;
 	lower(&memory->limit, limit, "control group ", path_in);
 	lower(&memory->room, limit > used ? limit - used : 0, "control group ", path_in);
 }
 
-/* The group and all above it: each has a limit of its own. In a container the path may not exist below the root that is
- * mounted there. */
-static void look_at_groups(const cgroup_files_t *files, const char *path, size_t len, memory_t *memory)
-{
-	char dir[512];
-	size_t root = strlen(files->root);
-	int n = snprintf(dir, sizeof dir, "%s%.*s", files->root, (int)len, path);
-
-	if (n < 0 || (size_t)n >= sizeof dir) {
-		return;
-	}
-	for (;;) {
-		char *slash;
-
-		look_at_group(files, dir, memory);
-		slash = strrchr(dir + root, '/');
-		if (!slash) {
-			return;
-		}
-		*slash = '\0';
-	}
-}
-
-/* Lines are ID:CONTROLLERS:PATH; version 2 has no controllers. */
 static void look_at_control_groups(memory_t *memory)
 {
-	char text[FILE_BYTES];
-
-	if (!read_text("/proc/self/cgroup", text)) {
-		return;
-	}
-	for (char *line = text, *next; line && *line; line = next) {
-		char *controllers = strchr(line, ':'), *path;
-
-		next = strchr(line, '\n');
-		next = next ? next + 1 : NULL;
-		path = controllers ? strchr(controllers + 1, ':') : NULL;
-		if (!path || (next && path > next)) {
-			continue;
-		}
-		size_t len = strcspn(path + 1, "\n");
-		if (path == controllers + 1) {
-			look_at_groups(&version_2, path + 1, len, memory);
-		} else if (path - controllers == 7 && strncmp(controllers, ":memory:", 8) == 0) {
-			look_at_groups(&version_1, path + 1, len, memory);
-		}
-	}
+	kv_cgroup_walk("memory", look_at_group, memory);
 }
 
 static kv_status_t check_limits(const kvd_options_t *options, char *detail, size_t cap)

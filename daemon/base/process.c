@@ -2,7 +2,7 @@
 #include "process.h"
 
 #include "kv/log.h"
-#include "kv/rlimit.h"
+#include "kv/system.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -101,10 +101,19 @@ kv_status_t kvd_process_lock(const char *run_dir, int *p_fd, char *detail, size_
 		return KV_ERR_PATH;
 	}
 	if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-		snprintf(detail, cap, "another kvd runs in %s (it holds %s); stop it, or choose another run_dir",
-			 run_dir, path);
+		kv_status_t status = errno == EWOULDBLOCK ? KV_ERR_LOCKED : KV_ERR_PATH;
+		char why[KV_REFUSED_TEXT];
+
+		if (status == KV_ERR_LOCKED) {
+			snprintf(detail, cap,
+				 "another kvd runs in %s (it holds %s); stop it, or choose another run_dir", run_dir,
+				 path);
+		} else {
+			snprintf(detail, cap, "run_dir: cannot lock %s: %s", path,
+				 kv_refused_text("flock", errno, why, sizeof why));
+		}
 		close(fd);
-		return KV_ERR_LOCKED;
+		return status;
 	}
 	*p_fd = fd;
 

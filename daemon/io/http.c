@@ -1,8 +1,10 @@
 /* HTTP for machines that watch. */
 #include "io/http.h"
 
+#include "kv/system.h"
 #include "kv/conn.h"
 
+#include <errno.h>
 #include <microhttpd.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -152,10 +154,10 @@ kv_status_t kvd_http_open(const kvd_options_t *options, kv_metrics_t *metrics, c
 					http->conns.most + SPARE, MHD_OPTION_CONNECTION_TIMEOUT, TIMEOUT_S,
 					MHD_OPTION_NOTIFY_CONNECTION, connection_changed, http, MHD_OPTION_END);
 	if (!http->daemon) {
-		snprintf(detail, cap, "cannot start the HTTP thread");
+		status = kv_refused(&kv_env_posix, "http", "pthread_create", errno);
 		close(fd);
 		free(http);
-		return KV_ERR_LIMIT;
+		return status;
 	}
 	*p_http = http;
 

@@ -11,6 +11,7 @@
 #include "io/sessions/accepting.h"
 #include "io/sessions/receive.h"
 
+#include "kv/system.h"
 #include "kvs/pool.h"
 
 #include <errno.h>
@@ -109,10 +110,12 @@ kv_status_t kvd_loop_init(kvd_host_t *host)
 	sigaddset(&set, SIGUSR2);
 	sigprocmask(SIG_BLOCK, &set, NULL);
 	host->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+	if (host->epoll_fd < 0) {
+		return kv_refused(host->env, "io", "epoll_create1", errno);
+	}
 	host->signals = (kvd_source_t){.ready = signal_ready, .fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK)};
-	if (host->epoll_fd < 0 || host->signals.fd < 0) {
-		kv_log(KV_LOG_ERROR, "io", "no event loop: error \"%s\"", strerror(errno));
-		return KV_ERR_LIMIT;
+	if (host->signals.fd < 0) {
+		return kv_refused(host->env, "io", "signalfd", errno);
 	}
 	status = kvd_poller_add(host, &host->signals, EPOLLIN);
 	host->keeper = (kvd_source_t){.ready = keeper_ready, .fd = host->setup->keeper_fd};
@@ -146,7 +149,7 @@ static int sleep_for(kvd_host_t *host, struct epoll_event *events, uint64_t ns)
 	struct timespec wait = {(time_t)(ns / SECOND_NS), (long)(ns % SECOND_NS)};
 	int n = epoll_pwait2(host->epoll_fd, events, EVENTS, &wait, NULL);
 
-	if (n < 0 && errno == ENOSYS) {
+	if (n < 0 && errno != EINTR) { /* ENOSYS, or a filter that is older than the call: EPERM */
 		n = epoll_wait(host->epoll_fd, events, EVENTS, (int)((ns + 999999u) / 1000000u));
 	}
 

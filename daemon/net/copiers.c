@@ -1,8 +1,10 @@
 /* Copying threads: see copiers.h. Two lists under one lock, which nobody holds while it copies. */
 #include "net/copiers.h"
 
+#include "kv/system.h"
 #include "kv/digest.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
@@ -107,6 +109,8 @@ static void *work(void *arg)
 kv_status_t kvd_copiers_open(kvd_copiers_t **p_copiers)
 {
 	kvd_copiers_t *copiers = calloc(1, sizeof *copiers);
+	kv_status_t status = KV_OK;
+	int error = 0;
 
 	if (!copiers) {
 		return KV_ERR_NOMEM;
@@ -116,13 +120,19 @@ kv_status_t kvd_copiers_open(kvd_copiers_t **p_copiers)
 	pthread_mutex_init(&copiers->lock, NULL);
 	pthread_cond_init(&copiers->wake, NULL);
 	copiers->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	while (copiers->fd >= 0 && copiers->count < COPIERS &&
-	       pthread_create(&copiers->threads[copiers->count], NULL, work, copiers) == 0) {
-		copiers->count++;
+	if (copiers->fd < 0) {
+		status = kv_refused(&kv_env_posix, "net", "eventfd", errno);
+	}
+	while (copiers->fd >= 0 && copiers->count < COPIERS && error == 0) {
+		error = pthread_create(&copiers->threads[copiers->count], NULL, work, copiers);
+		copiers->count += error == 0;
+	}
+	if (error) {
+		status = kv_refused(&kv_env_posix, "net", "pthread_create", error);
 	}
 	if (copiers->count == 0) {
 		kvd_copiers_close(copiers);
-		return KV_ERR_LIMIT;
+		return status;
 	}
 	*p_copiers = copiers;
 

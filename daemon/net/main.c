@@ -203,7 +203,8 @@ static void run(void)
 int main(void)
 {
 	const struct rlimit no_core = {0, 0}; /* keys, and other people's bytes */
-	char why[300];
+	kv_status_t status;
+	char why[300] = "";
 
 	prctl(PR_SET_NAME, "kvd-net");
 	prctl(PR_SET_PDEATHSIG, SIGKILL); /* also when it is stopped, which an end of file would not wake */
@@ -218,10 +219,15 @@ int main(void)
 	net_.config = &config_;
 	net_.listen_fd = -1;
 	net_.now_ns = kv_now_ns(&kv_env_posix);
-	snprintf(why, sizeof why, "no memory or threads");
-	if (kvd_net_peers_open(&net_, why, sizeof why) != KV_OK || kvd_tenants_open(&net_) != KV_OK ||
-	    kvd_copiers_open(&net_.copiers) != KV_OK) {
-		kv_log(KV_LOG_ERROR, "net", "cannot start: %s", why);
+	status = kvd_net_peers_open(&net_, why, sizeof why);
+	if (status == KV_OK) {
+		status = kvd_tenants_open(&net_);
+	}
+	if (status == KV_OK) {
+		status = kvd_copiers_open(&net_.copiers);
+	}
+	if (status != KV_OK) {
+		kv_log(KV_LOG_ERROR, "net", "cannot start: %s", why[0] ? why : kv_status_text(status));
 		return kv_status_exit_code(KV_ERR_CONFIG);
 	}
 	run();

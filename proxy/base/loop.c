@@ -1,6 +1,8 @@
 /* One epoll for all descriptors of the proxy. */
 #include "loop.h"
 
+#include "kv/system.h"
+
 #include <errno.h>
 #include <sys/epoll.h>
 #include <unistd.h>
@@ -11,7 +13,7 @@ kv_status_t kvp_loop_open(kvp_loop_t *loop)
 {
 	loop->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
 
-	return loop->epoll_fd < 0 ? KV_ERR_LIMIT : KV_OK;
+	return loop->epoll_fd < 0 ? kv_refused(&kv_env_posix, "proxy", "epoll_create1", errno) : KV_OK;
 }
 
 void kvp_loop_close(kvp_loop_t *loop)

@@ -4,6 +4,7 @@
 #include "cpu/slab/slab_table.h"
 #include "tier_ops.h"
 
+#include "kv/system.h"
 #include "kvs/sigbus.h"
 
 static kv_status_t pool_flush(kvs_tier_t *tier, kvs_done_fn done, void *arg)
@@ -214,8 +215,7 @@ static kv_status_t pool_memory(kvs_pool_t *pool)
 	int error = kvs_ledger_create(&pool->ledger, pool->sys, &pool->env, &size);
 
 	if (error) {
-		kv_logf(&pool->env, KV_LOG_ERROR, "pool", "no memory for the ledger error \"%s\"", strerror(-error));
-		return KV_ERR_NOMEM;
+		return kv_refused(&pool->env, "pool", kvs_shm_failed_call(), -error);
 	}
 
 	return config->prefault ? kvs_prefault_start(&(kvs_prefault_config_t){.max_slabs = KVS_POOL_MAX_SLABS,

@@ -1,10 +1,12 @@
 /* kvd-meta: the metadata process. RocksDB runs here and nowhere else; the disk tier starts, asks and ends it
  * (metadb.h). */
 #include "kv/log.h"
+#include "kv/system.h"
 #include "wire.h"
 #include "rocks.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,6 +19,8 @@
 /* A process killed before this one holds the lock until the kernel has ended its writes. */
 #define LOCK_TRIES    1000u
 #define LOCK_PAUSE_US 10000u
+
+#define LIBRARY_THREADS 6u /* no more at a time */
 
 static kv_status_t open_database(char **argv, kvs_rocks_t **p_db, int *p_marked)
 {
@@ -134,6 +138,38 @@ static void serve_requests(kvs_rocks_t *db)
 	}
 }
 
+static void *wait_for_lock(void *arg)
+{
+	pthread_mutex_lock(arg);
+	pthread_mutex_unlock(arg);
+
+	return NULL;
+}
+
+/* The library aborts where it gets no thread. */
+static kv_status_t try_threads(void)
+{
+	pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+	pthread_t threads[LIBRARY_THREADS];
+	uint32_t count = 0;
+	int error = 0;
+
+	pthread_mutex_lock(&lock);
+	while (count < LIBRARY_THREADS && error == 0) {
+		error = pthread_create(&threads[count], NULL, wait_for_lock, &lock);
+		count += error == 0;
+	}
+	if (error) { /* while they count for the limit */
+		(void)kv_refused(&kv_env_posix, "meta", "pthread_create", error);
+	}
+	pthread_mutex_unlock(&lock);
+	while (count > 0) {
+		pthread_join(threads[--count], NULL);
+	}
+
+	return error ? KV_ERR_BUSY : KV_OK;
+}
+
 int main(int argc, char **argv)
 {
 	const struct rlimit none = {0, 0};
@@ -151,7 +187,10 @@ int main(int argc, char **argv)
 	prctl(PR_SET_PDEATHSIG, SIGKILL); /* also when it is stopped, which an end of file would not wake */
 	(void)setrlimit(RLIMIT_CORE, &none);
 	close(KVS_META_FD + 1); /* the program itself */
-	status = open_database(argv, &db, &marked);
+	status = try_threads();
+	if (status == KV_OK) {
+		status = open_database(argv, &db, &marked);
+	}
 	opened.flags = marked ? KVS_META_MARKED : 0;
 	if (send_answer(&opened, status)) {
 		serve_requests(db);

@@ -4,6 +4,8 @@
 #include "fs_status.h"
 #include "wire.h"
 
+#include "kv/system.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -136,33 +138,38 @@ static kv_status_t start_process(kvs_metadb_t *db)
 {
 	int pair[2];
 	int theirs;
-	int result = EAGAIN;
+	const char *call = "fcntl";
+	int result;
 
 	if (!reap(db, 0)) {
 		return KV_ERR_LOCKED; /* the kernel holds the old one back, and the old one the database */
 	}
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) {
-		return KV_ERR_LIMIT;
+		(void)kv_refused(db->env, "nvme", "socketpair", errno);
+		return KV_ERR_BUSY;
 	}
 	theirs = fcntl(pair[1], F_DUPFD_CLOEXEC, HIGH_FD);
+	result = theirs < 0 ? errno : 0;
 	close(pair[1]);
 	if (theirs >= 0) {
+		call = "posix_spawn";
 		result = spawn(db, theirs);
 		close(theirs);
 	}
 	if (result == 0) {
+		call = "pidfd_open";
 		db->pidfd = pidfd_open(db->pid, 0);
+		result = db->pidfd < 0 ? errno : 0;
 	}
-	if (result != 0 || db->pidfd < 0) {
-		kv_logf(db->env, KV_LOG_ERROR, "nvme", "cannot start the metadata process: %s",
-			strerror(result ? result : errno));
+	if (result != 0) {
 		if (db->pid > 0) {
 			kill(db->pid, SIGKILL);
 			(void)waitpid(db->pid, NULL, 0);
 			db->pid = 0;
 		}
 		close(pair[0]);
-		return KV_ERR_LIMIT;
+		(void)kv_refused(db->env, "nvme", call, result);
+		return KV_ERR_BUSY;
 	}
 	db->fd = pair[0];
 	db->opened = db->served = 0;
@@ -231,7 +238,7 @@ static kv_status_t send_ask(kvs_metadb_t *db)
 static int is_known(int32_t status)
 {
 	return status == KV_OK || status == KV_ERR_NOSPC || status == KV_ERR_CORRUPT || status == KV_ERR_LOCKED ||
-	       status == KV_ERR_IO || status == KV_ERR_NOMEM || status == KV_ERR_PROTO;
+	       status == KV_ERR_IO || status == KV_ERR_NOMEM || status == KV_ERR_PROTO || status == KV_ERR_BUSY;
 }
 
 static kv_status_t take_answer(kvs_metadb_t *db, kvs_meta_verb_t verb, int wait_ms)
@@ -516,7 +523,7 @@ kv_status_t kvs_metadb_open(kvs_metadb_t *db, int has_slots, int must_open, int 
 	db->aside = lstat(aside, &st) == 0;
 	do {
 		status = get_ready(db);
-	} while ((status == KV_ERR_IO || status == KV_ERR_LIMIT) && !db->aside && !db->lost &&
+	} while ((status == KV_ERR_IO || status == KV_ERR_BUSY) && !db->aside && !db->lost &&
 		 kvs_metadb_await_retry(db, until));
 	if (status == KV_ERR_NOSPC && has_slots && !db->aside && !db->lost) {
 		status = open_for_reading(db);

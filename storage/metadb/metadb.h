@@ -53,7 +53,7 @@ void kvs_metadb_close(kvs_metadb_t *db);
 
 /* Of all calls below: KV_ERR_NOSPC, KV_ERR_CORRUPT (the database), KV_ERR_LOCKED (another process has it open),
  * KV_ERR_TIMEOUT (the process did not answer, and was killed), KV_ERR_IO (the library says so, or the process died),
- * KV_ERR_PROTO (its answer makes no sense), KV_ERR_LIMIT (no process could be started). After any of them there is no
+ * KV_ERR_PROTO (its answer makes no sense), KV_ERR_BUSY (no process could be started). After any of them there is no
  * process, and the next call starts one: at once if the last had opened the database and had room, or was the first
  * that had not; else after a pause of 0.1 s to 60 s, twice as long each time. Until it has passed calls repeat the
  * failure. */

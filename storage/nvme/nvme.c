@@ -645,7 +645,7 @@ static kv_status_t open_all(kvs_nvme_t *nvme, const detail_t *detail)
 	if (status == KV_OK) {
 		status = kvs_threads_start(nvme);
 		if (status != KV_OK) {
-			set_detail(detail, status, "cannot start the disk tier's threads");
+			set_detail(detail, status, "cannot start the disk tier's threads: %s", kv_status_text(status));
 		}
 	}
 	if (status == KV_OK) {

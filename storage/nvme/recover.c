@@ -376,7 +376,7 @@ static kv_status_t scan_metadata(scan_t *scan)
 		}
 		kv_metric_add(nvme->metrics, KV_M_DISK_ERRORS, 1);
 		forget_rows(scan);
-	} while ((status == KV_ERR_IO || status == KV_ERR_LIMIT || status == KV_ERR_NOSPC) &&
+	} while ((status == KV_ERR_IO || status == KV_ERR_BUSY || status == KV_ERR_NOSPC) &&
 		 kvs_metadb_await_retry(nvme->db, until));
 
 	return status;

@@ -4,7 +4,8 @@
 
 #include "nvme/nvme.h"
 
-/* The ring thread, or plain workers where there is no io_uring (logged once), and the commit thread. KV_ERR_NOMEM. */
+/* The ring thread, or plain workers where there is no io_uring (logged once), and the commit thread.
+ * KV_ERR_NOMEM, or one of kv/system.h. */
 kv_status_t kvs_threads_start(kvs_nvme_t *nvme);
 void kvs_threads_stop(kvs_nvme_t *nvme);
 

@@ -52,7 +52,7 @@ KV_TEST(p5_waits_cut_short_are_not_made_up_for_when_there_is_no_time)
 	uint32_t before;
 
 	other_ = 1;
-	assert_int_equal(kvs_idle_start(&idle_), KV_OK);
+	assert_int_equal(kvs_idle_start(&kv_env_posix, &idle_), KV_OK);
 	for (uint32_t i = 0; i < WAKES; i++) {
 		kvs_idle_wake(idle_);
 		kvs_idle_wait(idle_);

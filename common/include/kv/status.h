@@ -39,7 +39,7 @@
 	X(ERR_PARENT_LOST, -20, BLOCK, LATER, 75, "the parent's last put ended without a block")                       \
 	X(ERR_NOT_ADMITTED, -21, BLOCK, LATER, 75, "the tier refused the block")                                       \
 	X(ERR_COVERAGE, -22, REQUEST, NO, 65, "the writers' ranges overlap or do not cover the block")                 \
-	X(ERR_EXPIRED, -23, LEASE, NOW, 75, "the lease or hand-over has expired")                                                   \
+	X(ERR_EXPIRED, -23, LEASE, NOW, 75, "the lease or hand-over has expired")                                      \
 	X(ERR_REVOKED, -24, LEASE, NOW, 75, "the lease or put was revoked")                                            \
 	X(ERR_CORRUPT, -25, BLOCK, NO, 65, "the bytes do not match their digest")                                      \
 	X(ERR_FAULT, -26, BLOCK, NO, 65, "the memory under the block is gone (truncated or unmapped)")                 \
@@ -56,11 +56,14 @@
 	X(ERR_LIMIT, -37, REQUEST, NO, 75, "an instance, space or session limit is reached")                           \
 	X(ERR_TIER_OFF, -38, TIER, LATER, 75, "the tier is switched off after a fault")                                \
 	X(ERR_INTERNAL, -39, REQUEST, NO, 70, "a bug in kvd; please report the log line")                              \
-	X(ERR_PARENT_UNREADABLE, -40, BLOCK, LATER, 75, "the disk cannot read the parent block, or one above it, now; put those blocks again") \
+	X(ERR_PARENT_UNREADABLE, -40, BLOCK, LATER, 75,                                                                \
+	  "the disk cannot read the parent block, or one above it, now; put those blocks again")                       \
 	X(ERR_TAKEN, -41, REQUEST, NO, 65, "another consumer has the hand-over")                                       \
 	X(ERR_ABORTED, -42, REQUEST, NO, 75, "the other side has given the hand-over up")                              \
-	X(ERR_PRODUCER_LOST, -43, REQUEST, NO, 75, "the producer has gone before the hand-over was complete") \
-	X(ERR_OTHER_SPACE, -44, REQUEST, NO, 75, "the other side of the hand-over has other weights or another layout")
+	X(ERR_PRODUCER_LOST, -43, REQUEST, NO, 75, "the producer has gone before the hand-over was complete")          \
+	X(ERR_OTHER_SPACE, -44, REQUEST, NO, 75,                                                                       \
+	  "the other side of the hand-over has other weights or another layout")                                       \
+	X(ERR_REFUSED, -45, DAEMON, NO, 71, "the system refuses a call that is needed; the log says which")
 
 typedef enum kv_status {
 #define KV_STATUS_ENUM(name, code, radius, retry, exit_code, sentence) KV_##name = (code),

@@ -20,6 +20,9 @@
 #include "worker/base/submit.h"
 #include "worker/transfer/spaces.h"
 
+#include "kv/system.h"
+
+#include <errno.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -699,7 +702,7 @@ kvc_status_t kvx_transfer_start(kvx_worker_t *worker)
 
 	worker->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (worker->event_fd < 0) {
-		return KVC_ERR_NOMEM;
+		return (kvc_status_t)kv_refused(&kv_env_posix, "kvx", "eventfd", errno);
 	}
 	(void)sigfillset(&all);
 	(void)pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -712,7 +715,7 @@ kvc_status_t kvx_transfer_start(kvx_worker_t *worker)
 	}
 	(void)pthread_sigmask(SIG_SETMASK, &before, NULL);
 
-	return failed ? KVC_ERR_NOMEM : KVC_OK;
+	return failed ? (kvc_status_t)kv_refused(&kv_env_posix, "kvx", "pthread_create", failed) : KVC_OK;
 }
 
 void kvx_transfer_stop(kvx_worker_t *worker)

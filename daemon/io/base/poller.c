@@ -1,6 +1,8 @@
 /* What the loop watches. */
 #include "io/base/poller.h"
 
+#include "kv/system.h"
+
 #include <errno.h>
 #include <sys/epoll.h>
 
@@ -11,8 +13,7 @@ kv_status_t kvd_poller_add(kvd_host_t *host, kvd_source_t *source, uint32_t even
 	struct epoll_event event = {.events = events, .data.ptr = source};
 
 	if (epoll_ctl(host->epoll_fd, EPOLL_CTL_ADD, source->fd, &event) != 0) {
-		kv_log(KV_LOG_WARN, "io", "cannot watch a descriptor: error \"%s\"", strerror(errno));
-		return KV_ERR_LIMIT;
+		return kv_refused(&kv_env_posix, "io", "epoll_ctl", errno);
 	}
 
 	return KV_OK;

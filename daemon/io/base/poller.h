@@ -4,7 +4,7 @@
 
 #include "io/host.h"
 
-/* Watch source->fd for `events` (EPOLLIN, ...). KV_ERR_LIMIT: the kernel refuses. */
+/* Watch source->fd for `events` (EPOLLIN, ...). The errors are those of kv/system.h. */
 kv_status_t kvd_poller_add(kvd_host_t *host, kvd_source_t *source, uint32_t events);
 void kvd_poller_change(kvd_host_t *host, kvd_source_t *source, uint32_t events);
 void kvd_poller_remove(kvd_host_t *host, kvd_source_t *source);

@@ -1,6 +1,7 @@
 /* Sealed shared memory. */
 #include "io/base/shm_region.h"
 
+#include "kv/system.h"
 #include "kv/log.h"
 #include "kv/map.h"
 #include "kvs/sigbus.h"
@@ -17,10 +18,12 @@
 
 static kv_status_t area_failed(const char *name, const char *call, int error)
 {
-	kv_log(KV_LOG_WARN, "io", "no shared memory for a client: area %s call %s error \"%s\"", name, call,
-	       strerror(error));
+	char why[KV_REFUSED_TEXT];
 
-	return error == EMFILE || error == ENFILE ? KV_ERR_LIMIT : KV_ERR_NOMEM;
+	kv_log(KV_LOG_WARN, "io", "no shared memory for a client: area %s error \"%s\"", name,
+	       kv_refused_text(call, error, why, sizeof why));
+
+	return kv_refused_status(error);
 }
 
 /* A mapping of `size` bytes on huge pages, or MAP_FAILED and no descriptor. */

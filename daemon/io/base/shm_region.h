@@ -25,7 +25,7 @@ typedef struct kvd_shm_region {
 
 #define KVD_SHM_REGION_NONE ((kvd_shm_region_t){.fd = -1})
 
-/* bytes is rounded up to whole pages. KV_ERR_LIMIT: no descriptor is left; KV_ERR_NOMEM. */
+/* bytes is rounded up to whole pages. The errors are those of kv/system.h. */
 kv_status_t kvd_shm_region_create(const char *name, size_t bytes, kvd_shm_region_writer_t writer,
 				  kvd_shm_region_t *p_area);
 /* The same on reserved huge pages (vm.nr_hugepages) when all of them can be had, which are touched here: a reader that

@@ -3,6 +3,7 @@
 
 #include "io/events/ring.h"
 #include "io/events/zmtp.h"
+#include "kv/system.h"
 #include "kv/log.h"
 
 #include <errno.h>
@@ -496,28 +497,33 @@ kv_status_t kvd_publisher_open(const kvd_publisher_config_t *config, kvd_publish
 			       size_t cap)
 {
 	kvd_publisher_t *publisher = calloc(1, sizeof *publisher);
-	kv_status_t status = KV_ERR_NOMEM;
+	kv_status_t status;
+	int error;
 
-	snprintf(detail, cap, "out of memory for the event buffers");
 	if (!publisher) {
-		return status;
+		return KV_ERR_NOMEM;
 	}
 	publisher->metrics = config->metrics;
 	publisher->tokens = config->tokens;
+	publisher->epoll_fd = -1;
 	publisher->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	publisher->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+	if (publisher->wake_fd >= 0) {
+		publisher->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+	}
 	if (publisher->wake_fd < 0 || publisher->epoll_fd < 0 ||
 	    epoll_ctl(publisher->epoll_fd, EPOLL_CTL_ADD, publisher->wake_fd,
 		      &(struct epoll_event){.events = EPOLLIN}) != 0) {
+		status = kv_refused(&kv_env_posix, "events", publisher->wake_fd < 0 ? "eventfd" : "epoll_create1",
+				    errno);
 		goto err_free;
 	}
 	status = feeds_open(publisher, config, detail, cap);
 	if (status != KV_OK) {
 		goto err_free;
 	}
-	if (pthread_create(&publisher->thread, NULL, publish_thread, publisher) != 0) {
-		snprintf(detail, cap, "cannot start the publisher's thread");
-		status = KV_ERR_LIMIT;
+	error = pthread_create(&publisher->thread, NULL, publish_thread, publisher);
+	if (error) {
+		status = kv_refused(&kv_env_posix, "events", "pthread_create", error);
 		goto err_free;
 	}
 	*p_publisher = publisher;

@@ -3,6 +3,7 @@
 
 #include "base/memory.h"
 
+#include "kv/system.h"
 #include "kv/log.h"
 
 #include <pthread.h>
@@ -51,7 +52,7 @@ static kv_status_t begin(kvd_namespace_t *ns)
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	if (error) {
 		free(touch);
-		return KV_ERR_NOMEM;
+		return kv_refused(&kv_env_posix, "io", "pthread_create", error);
 	}
 	ns->touch = touch;
 

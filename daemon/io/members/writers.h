@@ -10,7 +10,8 @@
 #include "io/host.h"
 
 /* Take them from what the keeper has kept. One whose descriptor is lost is waited for until it joins again.
- * KV_ERR_NOMEM, KV_ERR_LIMIT: one cannot be watched, and the daemon must not serve; the next start has all again. */
+ * KV_ERR_NOMEM, or one of kv/system.h: one cannot be watched, and the daemon must not serve; the next start has all
+ * again. */
 kv_status_t kvd_writers_open(kvd_host_t *host);
 void kvd_writers_close(kvd_host_t *host);
 /* Have the keeper keep a member's pidfd: the next daemon, after a crash of this one, learns from it which writers still

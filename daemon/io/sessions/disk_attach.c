@@ -8,6 +8,7 @@
 #include "io/base/poller.h"
 #include "base/process.h"
 
+#include "kv/system.h"
 #include "kvs/nvme.h"
 #include "kvs/pool.h"
 
@@ -303,7 +304,7 @@ static kv_status_t start_thread(kvd_disk_attach_t *attach)
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	attach->running = result == 0;
 
-	return result == 0 ? KV_OK : KV_ERR_LIMIT;
+	return result == 0 ? KV_OK : kv_refused(attach->host->env, "io", "pthread_create", result);
 }
 
 static void stop_thread(kvd_disk_attach_t *attach)
@@ -419,12 +420,19 @@ kv_status_t kvd_disk_attach_begin(kvd_host_t *host, const char *reason)
 	attach->wait_ms = WAIT_MIN_MS;
 	attach->timer =
 		(kvd_source_t){.ready = timer_ready, .fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)};
+	attach->stop_fd = -1;
+	if (attach->timer.fd < 0) {
+		return kv_refused(host->env, "io", "timerfd_create", errno);
+	}
 	attach->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (attach->stop_fd < 0) {
+		return kv_refused(host->env, "io", "eventfd", errno);
+	}
 	snprintf(attach->reason, sizeof attach->reason, "%s", reason);
 	show_state(host, KVS_HEALTH_OFF);
 	kv_log(KV_LOG_ERROR, "io", "the disk tier is off and is tried again: %s", reason);
 
-	return attach->timer.fd >= 0 && attach->stop_fd >= 0 ? KV_OK : KV_ERR_LIMIT;
+	return KV_OK;
 }
 
 kv_status_t kvd_disk_attach_watch(kvd_host_t *host)

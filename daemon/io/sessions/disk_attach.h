@@ -18,7 +18,7 @@ kv_status_t kvd_disk_attach_open(kvd_host_t *host, char *detail, size_t cap);
 /* 1: a tier that failed like this may open later. */
 int kvd_disk_attach_may_retry(kv_status_t status);
 
-/* From now on the tier is off for this reason. KV_ERR_NOMEM, KV_ERR_LIMIT. */
+/* From now on the tier is off for this reason. KV_ERR_NOMEM, and those of kv/system.h. */
 kv_status_t kvd_disk_attach_begin(kvd_host_t *host, const char *reason);
 /* The start is over. Try for the tier from now on, when one is off; else the notes have done their work. */
 kv_status_t kvd_disk_attach_watch(kvd_host_t *host);

@@ -4,6 +4,8 @@
 #include "geometry.h"
 #include "slab_table.h"
 
+#include "kv/system.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -245,6 +247,7 @@ kv_status_t kvs_pool_carve(kvs_pool_t *pool, uint32_t slot_class)
 	}
 
 	kvs_pool_slab_t *p = kv_alloc(&pool->env, sizeof *p);
+	char why[KV_REFUSED_TEXT];
 	int error = -ENOMEM;
 
 	if (p) {
@@ -257,7 +260,8 @@ kv_status_t kvs_pool_carve(kvs_pool_t *pool, uint32_t slot_class)
 	if (error < 0) {
 		pool->carve_after_ns = kv_now_ns(&pool->env) + RETRY_NS;
 		kv_logf(&pool->env, KV_LOG_WARN, "pool", "no new slab, trying again in a second slab %u error \"%s\"",
-			kvs_pool_next_number(pool), strerror(-error));
+			kvs_pool_next_number(pool),
+			kv_refused_text(p ? kvs_shm_failed_call() : "malloc", -error, why, sizeof why));
 	}
 	if (error) {
 		return KV_ERR_FULL;

@@ -1,5 +1,6 @@
 #include "idle.h"
 
+#include "kv/system.h"
 #include <pthread.h>
 #include <sched.h>
 #include <semaphore.h>
@@ -45,11 +46,14 @@ static void *idle_main(void *arg)
 	return NULL;
 }
 
-kv_status_t kvs_idle_start(kvs_idle_t **p_idle)
+kv_status_t kvs_idle_start(const kv_env_t *env, kvs_idle_t **p_idle)
 {
 	kvs_idle_t *idle = calloc(1, sizeof *idle); /* outlives its user's environment */
 	pthread_attr_t alone;
 	pthread_t thread;
+
+	kv_status_t status = KV_ERR_NOMEM;
+	int error;
 
 	if (!idle || sem_init(&idle->ask, 0, 0) != 0 || sem_init(&idle->told, 0, 0) != 0 ||
 	    pthread_attr_init(&alone) != 0) {
@@ -57,7 +61,9 @@ kv_status_t kvs_idle_start(kvs_idle_t **p_idle)
 	}
 	atomic_store(&idle->users, 2);
 	(void)pthread_attr_setdetachstate(&alone, PTHREAD_CREATE_DETACHED);
-	if (pthread_create(&thread, &alone, idle_main, idle) != 0) {
+	error = pthread_create(&thread, &alone, idle_main, idle);
+	if (error) {
+		status = kv_refused(env, "pool", "pthread_create", error);
 		goto err_attr;
 	}
 	(void)pthread_attr_destroy(&alone);
@@ -69,7 +75,7 @@ err_attr:
 	(void)pthread_attr_destroy(&alone);
 err_idle:
 	free(idle);
-	return KV_ERR_NOMEM;
+	return status;
 }
 
 void kvs_idle_wait(kvs_idle_t *idle)

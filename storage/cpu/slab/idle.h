@@ -7,12 +7,13 @@
 #ifndef KVS_CPU_IDLE_H
 #define KVS_CPU_IDLE_H
 
+#include "kv/env.h"
 #include "kv/status.h"
 
 typedef struct kvs_idle kvs_idle_t;
 
 /* KV_ERR_NOMEM: no thread, or no memory. Signals are blocked in the thread as in the caller. */
-kv_status_t kvs_idle_start(kvs_idle_t **p_idle);
+kv_status_t kvs_idle_start(const kv_env_t *env, kvs_idle_t **p_idle);
 /* Until there is such time, or kvs_idle_wake() or _stop(). One thread waits. */
 void kvs_idle_wait(kvs_idle_t *idle);
 /* The wait under way, or the next, is over. Any thread. */

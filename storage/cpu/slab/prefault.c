@@ -2,6 +2,8 @@
 #include "idle.h"
 #include "slab.h"
 
+#include "kv/system.h"
+
 #include <errno.h>
 #include <pthread.h>
 #include <semaphore.h>
@@ -170,6 +172,8 @@ kv_status_t kvs_prefault_start(const kvs_prefault_config_t *config, const kv_env
 {
 	kvs_prefault_t *p = kv_alloc(env, sizeof *p);
 	sigset_t all, old;
+	kv_status_t status = KV_ERR_NOMEM;
+	int error = 0;
 
 	if (!p) {
 		return KV_ERR_NOMEM;
@@ -186,9 +190,15 @@ kv_status_t kvs_prefault_start(const kvs_prefault_config_t *config, const kv_env
 	/* Signals belong to the daemon's loop. */
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
-	int error = kvs_idle_start(&p->idle) != KV_OK || pthread_create(&p->thread, NULL, prefault_main, p) != 0;
+	status = kvs_idle_start(env, &p->idle);
+	if (status == KV_OK) {
+		error = pthread_create(&p->thread, NULL, prefault_main, p);
+	}
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	if (error) {
+		status = kv_refused(env, "pool", "pthread_create", error);
+	}
+	if (status != KV_OK) {
 		goto err_work;
 	}
 	*p_prefault = p;
@@ -201,7 +211,7 @@ err_work:
 err_ring:
 	kv_free(env, p->ring);
 	kv_free(env, p);
-	return KV_ERR_NOMEM;
+	return status;
 }
 
 void kvs_prefault_pause(kvs_prefault_t *prefault, int paused)

@@ -95,24 +95,35 @@ const kvs_sys_t kvs_sys_posix = {
 	.collapse = posix_collapse,
 };
 
+static _Thread_local const char *failed_call = "";
+
+const char *kvs_shm_failed_call(void)
+{
+	return failed_call;
+}
+
 int kvs_shm_create(const kvs_sys_t *sys, const char *name, uint64_t bytes, int huge, int seals, kvs_shm_t *p_area)
 {
 	void *base;
 	int fd;
 	int error = sys->memfd(name, huge, &fd);
 
+	failed_call = "memfd_create";
 	if (error) {
 		return error;
 	}
 
+	failed_call = "ftruncate";
 	error = sys->resize(fd, bytes);
 	if (error) {
 		goto err_close;
 	}
+	failed_call = "mmap or madvise";
 	error = sys->map(fd, bytes, &base);
 	if (error) {
 		goto err_close;
 	}
+	failed_call = "fcntl";
 	error = sys->seal(fd, seals);
 	if (error) {
 		goto err_unmap;
@@ -138,6 +149,7 @@ int kvs_shm_populate(const kvs_sys_t *sys, void *base, uint64_t bytes)
 	if (error == -EINVAL) {
 		error = kvs_sigbus_touch_pages(base, bytes) == KV_OK ? 0 : -EFAULT;
 	}
+	failed_call = "madvise";
 
 	return error;
 }

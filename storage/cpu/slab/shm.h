@@ -34,6 +34,8 @@ typedef struct kvs_shm {
 
 /* Make, size, map and seal a memfd. Outputs set on success only; nothing is left behind otherwise. */
 int kvs_shm_create(const kvs_sys_t *sys, const char *name, uint64_t bytes, int huge, int seals, kvs_shm_t *p_area);
+/* The system call whose errno the last failure in this thread was. */
+const char *kvs_shm_failed_call(void);
 void kvs_shm_destroy(kvs_shm_t *area);
 
 /* Make pages exist, on every kernel, and without changing a byte: clients may be at work there. A mapping is a promise,

@@ -1,0 +1,234 @@
+/* What a container may refuse: system calls, by a seccomp filter of this process and of all that it starts, and threads,
+ * by a limit of the user or of a control group. The daemon says which call and what to change, and never that memory is
+ * out. */
+#include "e2e/rig/rig.h"
+
+#include <errno.h>
+#include <grp.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define NOBODY 65534
+
+static struct {
+	uint32_t call;
+	uint32_t error;
+} refuse_;
+
+static void refuse_call(void)
+{
+	struct sock_filter filter[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, refuse_.call, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | refuse_.error),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	const struct sock_fprog program = {KV_COUNT_OF(filter), filter};
+
+	setenv("ASAN_OPTIONS", "detect_leaks=0", 1);
+	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) {
+		_exit(77);
+	}
+}
+
+static void says(rig_t *rig, const char *what, const char *advice)
+{
+	assert_true(rig_log_has(rig, what));
+	assert_true(rig_log_has(rig, advice));
+	assert_false(rig_log_has(rig, "out of memory"));
+	assert_false(rig_log_has(rig, "no memory"));
+}
+
+/* Started under the filter, it ends with this exit code, or serves (-1). */
+static void start_without(rig_t *rig, uint32_t call, uint32_t error, int expected)
+{
+	int result;
+
+	refuse_.call = call;
+	refuse_.error = error;
+	rig->before = refuse_call;
+	result = rig_try(rig);
+	if (result == 77) {
+		rig_fini(rig);
+		kv_test_skip("the kernel takes no seccomp filter");
+	}
+	assert_int_equal(result, expected);
+}
+
+KV_TEST(p10_a_refused_system_call_is_named)
+{
+	static const struct {
+		uint32_t call;
+		const char *name;
+	} calls[] = {
+		{SYS_memfd_create, "memfd_create"},
+		{SYS_eventfd2, "eventfd2"},
+		{SYS_epoll_create1, "epoll_create1"},
+		{SYS_signalfd4, "signalfd4"},
+		{SYS_socketpair, "socketpair"},
+		{SYS_madvise, "madvise"},
+#ifndef KVD_SANITIZE
+		{SYS_clone3, "clone3"}, /* the sanitizers' own threads need it */
+#endif
+	};
+
+	for (size_t i = 0; i < KV_COUNT_OF(calls); i++) {
+		rig_t rig;
+
+		rig_init(&rig, 1);
+		rig_option(&rig, "--keeper=on");
+		start_without(&rig, calls[i].call, EPERM, kv_status_exit_code(KV_ERR_REFUSED));
+		says(&rig, calls[i].name, "seccomp filter");
+		rig_fini(&rig);
+	}
+}
+
+/* The metadata process is watched by it: the disk tier comes when it can. */
+KV_TEST(p6_without_pidfd_open_the_disk_tier_is_off_and_says_so)
+{
+	rig_t rig;
+
+	rig_init(&rig, 1);
+	start_without(&rig, SYS_pidfd_open, EPERM, -1);
+	says(&rig, "the system refuses pidfd_open", "seccomp filter");
+	rig_fini(&rig);
+}
+
+/* A filter older than the call answers EPERM, not ENOSYS. */
+KV_TEST(p6_without_epoll_pwait2_the_daemon_serves)
+{
+	kvc_key_t keys[4];
+	user_t user;
+	rig_t rig;
+
+	rig_init(&rig, 0);
+	start_without(&rig, SYS_epoll_pwait2, EPERM, -1);
+	user_attach(&user, &rig, "old-filter");
+	user_keys(&user, 1, 4, keys);
+	assert_int_equal(user_put(&user, keys, 0, 4, 0, NULL), KVC_OK);
+	user_expect(&user, keys, 4);
+	user_leave(&user);
+	rig_fini(&rig);
+}
+
+KV_TEST(p10_a_lock_that_is_refused_is_no_other_daemon)
+{
+	rig_t rig;
+
+	rig_init(&rig, 0);
+	start_without(&rig, SYS_flock, EPERM, kv_status_exit_code(KV_ERR_PATH));
+	says(&rig, "flock: Operation not permitted", "seccomp filter");
+	assert_false(rig_log_has(&rig, "another kvd"));
+	rig_fini(&rig);
+}
+
+static void nobody_with_one_thread(void)
+{
+	const struct rlimit limit = {1, 1};
+
+	if (setgroups(0, NULL) != 0 || setgid(NOBODY) != 0 || setuid(NOBODY) != 0 ||
+	    setrlimit(RLIMIT_NPROC, &limit) != 0) {
+		_exit(77);
+	}
+	prctl(PR_SET_PDEATHSIG, SIGKILL); /* it does not survive setuid */
+}
+
+KV_TEST(p10_a_users_limit_of_threads_is_named)
+{
+	int result;
+	rig_t rig;
+
+	if (geteuid() != 0) {
+		kv_test_skip("needs root, to be another user");
+	}
+	rig_init(&rig, 0);
+	assert_int_equal(chmod(rig.dir, 0777), 0);
+	rig.before = nobody_with_one_thread;
+	result = rig_try(&rig);
+	if (result == 77 || result == 127) {
+		rig_fini(&rig);
+		kv_test_skip("nobody may not run kvd here");
+	}
+	assert_int_equal(result, kv_status_exit_code(KV_ERR_BUSY));
+	says(&rig, "pthread_create", "RLIMIT_NPROC");
+	rig_fini(&rig);
+}
+
+static char group_[96];
+
+static void enter_group(void)
+{
+	char path[128];
+	FILE *procs;
+
+	snprintf(path, sizeof path, "%s/cgroup.procs", group_);
+	procs = fopen(path, "we");
+	if (!procs || fprintf(procs, "%d\n", (int)getpid()) < 0 || fclose(procs) != 0) {
+		_exit(77);
+	}
+}
+
+/* A group of our own with this many threads at most; 0: the machine offers none. */
+static int make_group(uint32_t threads)
+{
+	static const char *const roots[] = {"/sys/fs/cgroup/pids", "/sys/fs/cgroup"};
+
+	for (size_t i = 0; i < KV_COUNT_OF(roots); i++) {
+		char path[128];
+		FILE *most;
+
+		snprintf(group_, sizeof group_, "%s/kvd-test-%d", roots[i], (int)getpid());
+		if (mkdir(group_, 0755) != 0) {
+			continue;
+		}
+		snprintf(path, sizeof path, "%s/pids.max", group_);
+		most = fopen(path, "re+");
+		if (most && fprintf(most, "%u\n", threads) > 0 && fclose(most) == 0) {
+			return 1;
+		}
+		(void)rmdir(group_);
+	}
+
+	return 0;
+}
+
+static void remove_group(void)
+{
+	for (int i = 0; i < 500 && rmdir(group_) != 0; i++) {
+		usleep(20000);
+	}
+}
+
+/* Whatever it is that cannot be started: pool, disk tier, its metadata process, publisher. */
+KV_TEST(p10_a_groups_limit_of_threads_is_named)
+{
+	for (uint32_t threads = 2; threads < 8; threads++) {
+		int result;
+		rig_t rig;
+
+		if (!make_group(threads)) {
+			kv_test_skip("no control group can be made here");
+		}
+		rig_init(&rig, 1);
+		rig_option(&rig, "--keeper=on");
+		rig.before = enter_group;
+		result = rig_try(&rig);
+		if (result != 77) {
+			says(&rig, "the system refuses", "pids.max");
+			assert_false(rig_log_has(&rig, "signal 6"));
+		}
+		rig_fini(&rig);
+		remove_group();
+		if (result == 77) {
+			kv_test_skip("no process can be moved to a control group");
+		}
+	}
+}
+
+KV_TEST_MAIN(NULL, NULL)
