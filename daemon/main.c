@@ -64,8 +64,7 @@ static kv_status_t host_create(kvd_setup_t *setup, kvd_host_t **p_host)
 static kv_status_t open_publisher(kvd_host_t *host, char *detail, size_t cap)
 {
 	const kvd_options_t *options = host->options;
-	const kvd_publisher_config_t config = {.run_dir = options->run_dir,
-					       .namespaces = options->namespaces,
+	const kvd_publisher_config_t config = {.options = options,
 					       .topic = options->events_topic,
 					       .buffer_bytes = options->events_buffer,
 					       .log_bytes = options->events_send_buffer,

@@ -182,6 +182,20 @@ err_socket:
 	return status;
 }
 
+kv_sock_file_t kv_sock_file(const char *path)
+{
+	struct stat st;
+
+	return lstat(path, &st) == 0 ? (kv_sock_file_t){st.st_dev, st.st_ino} : (kv_sock_file_t){0};
+}
+
+int kv_sock_is_at(const char *path, kv_sock_file_t file)
+{
+	const kv_sock_file_t now = kv_sock_file(path);
+
+	return now.ino != 0 && now.ino == file.ino && now.dev == file.dev;
+}
+
 static void attach_fds(struct msghdr *message, control_t *control, const int *fds, uint32_t count)
 {
 	size_t bytes = count * sizeof(int);

@@ -2,6 +2,7 @@
 #include "process.h"
 
 #include "kv/log.h"
+#include "kv/sock.h"
 #include "kv/system.h"
 
 #include <dirent.h>
@@ -118,6 +119,26 @@ kv_status_t kvd_process_lock(const char *run_dir, int *p_fd, char *detail, size_
 	*p_fd = fd;
 
 	return KV_OK;
+}
+
+kv_status_t kvd_process_relock(const char *run_dir, int fd, char *detail, size_t cap)
+{
+	char path[KV_OPTION_STRING_MAX + 16];
+	struct stat held;
+	kv_status_t status;
+	int again;
+
+	snprintf(path, sizeof path, "%s/kvd.lock", run_dir);
+	if (fstat(fd, &held) != 0 || kv_sock_is_at(path, (kv_sock_file_t){held.st_dev, held.st_ino})) {
+		return KV_MISS;
+	}
+	status = kvd_process_lock(run_dir, &again, detail, cap);
+	if (status == KV_OK) {
+		(void)dup3(again, fd, O_CLOEXEC);
+		close(again);
+	}
+
+	return status;
 }
 
 void kvd_process_notify(const char *line)

@@ -12,6 +12,10 @@ void kvd_process_prepare(void);
 /* Make run_dir and lock it. KV_ERR_LOCKED: another daemon runs there; KV_ERR_PATH. `detail` gets a sentence. */
 kv_status_t kvd_process_lock(const char *run_dir, int *p_fd, char *detail, size_t cap);
 
+/* Take the lock again if its file, or all of run_dir, was removed: another daemon would find it free. The descriptor
+ * keeps its number. KV_MISS: nothing was removed. */
+kv_status_t kvd_process_relock(const char *run_dir, int fd, char *detail, size_t cap);
+
 /* Tell systemd (or another supervisor that sets NOTIFY_SOCKET) one line, e.g. "READY=1". Without NOTIFY_SOCKET nothing
  * happens. */
 void kvd_process_notify(const char *line);

@@ -44,7 +44,8 @@ typedef struct kvd_namespace {
 	kvd_source_t source; /* the listening socket */
 	char name[65];
 	char path[108];
-	uint32_t id; /* the core's number */
+	kv_sock_file_t file; /* the socket's, when it was bound */
+	uint32_t id;         /* the core's number */
 	uint32_t index;
 	int trusted; /* members may join unproved (members.trusted) */
 	kvd_part_t used;
@@ -99,6 +100,7 @@ struct kvd_host {
 	uint32_t spare_count;
 	int accept_paused;
 	uint64_t accept_again_ns;
+	int unreachable; /* a socket of ours was removed and is not back: it has been said */
 
 	/* storage and core */
 	kvs_tier_t *cpu;

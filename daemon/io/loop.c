@@ -9,6 +9,7 @@
 #include "io/sessions/net.h"
 #include "io/base/poller.h"
 #include "io/sessions/accepting.h"
+#include "io/sessions/listener.h"
 #include "io/sessions/receive.h"
 
 #include "kv/system.h"
@@ -222,6 +223,7 @@ static int do_housekeeping(kvd_host_t *host)
 	if (now >= host->next_second_ns) {
 		host->next_second_ns = now + SECOND_NS;
 		update_second_gauges(host, now);
+		kvd_listeners_restore(host);
 	}
 	kvd_net_step(host, now);
 	kvd_gpu_step(host, now);

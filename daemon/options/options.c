@@ -29,7 +29,7 @@
 
 /* clang-format off */
 static const kv_option_t rows[] = {
-	ROW("run_dir", PATH, "/run/kvd", NULL, NULL, NULL, AT_START, run_dir, "directory of the sockets and of the lock that keeps a second daemon out; created when missing, and refused when it is another user's (not root's) or everybody may write there without a sticky bit"),
+	ROW("run_dir", PATH, "/run/kvd", NULL, NULL, NULL, AT_START, run_dir, "directory of the sockets and of the lock that keeps a second daemon out; created when missing, and refused when it is another user's (not root's) or everybody may write there without a sticky bit; sockets that are removed from it come back within seconds"),
 	ROW("namespaces", LIST, "default", NULL, NULL, NULL, AT_START, namespaces, "tenants: each has a socket <run_dir>/<name>.sock of its own and shares nothing with the others"),
 	ROW("sockets.group", LIST, "", NULL, NULL, NULL, AT_START, sockets_group, "groups of the sockets: name=group, one word a namespace; those not named have the daemon's. The daemon must be a member"),
 	ROW("sockets.mode", LIST, "", NULL, NULL, NULL, AT_START, sockets_mode, "modes of the sockets: name=0600 to name=0666; those not named have 0660"),

@@ -323,8 +323,8 @@ static uint64_t receive(subscriber_t *s, const char *topic, uint8_t *payload, si
 
 static kvd_publisher_t *publisher_open(kv_metrics_t *metrics, const char *dir, uint64_t buffer)
 {
-	const kvd_publisher_config_t config = {.run_dir = dir,
-					       .namespaces = "a,b",
+	static kvd_options_t options;
+	const kvd_publisher_config_t config = {.options = &options,
 					       .topic = "kv@t@{namespace}",
 					       .buffer_bytes = buffer,
 					       .log_bytes = 1u << 20,
@@ -334,6 +334,9 @@ static kvd_publisher_t *publisher_open(kv_metrics_t *metrics, const char *dir, u
 	kvd_publisher_t *publisher = NULL;
 	char detail[256];
 
+	snprintf(options.run_dir, sizeof options.run_dir, "%s", dir);
+	snprintf(options.namespaces, sizeof options.namespaces, "a,b");
+	snprintf(options.sockets_mode, sizeof options.sockets_mode, "a=0600,b=0600");
 	assert_int_equal(kvd_publisher_open(&config, &publisher, detail, sizeof detail), KV_OK);
 
 	return publisher;
@@ -410,7 +413,7 @@ KV_TEST(p8_namespaces_have_endpoints_of_their_own)
 	for (size_t i = 0; i < KV_COUNT_OF(files); i++) {
 		snprintf(path, sizeof path, "%s/%s", dir, files[i]);
 		assert_int_equal(stat(path, &st), 0);
-		assert_int_equal(st.st_mode & 0077, 0); /* by the umask, until the listener opens them */
+		assert_int_equal(st.st_mode & 0077, 0); /* as the options say */
 	}
 	umask(mask);
 	subscribe(&s, dir, "b.events");

@@ -137,6 +137,101 @@ KV_TEST(p6_a_second_daemon_on_the_same_run_dir_is_refused)
 	raw_daemon_end(&first);
 }
 
+static const char *const sockets_[] = {"default.sock", "default.events", "default.hits"};
+
+/* The socket can be connected to, with the mode that it had. */
+static int is_served(const raw_daemon_t *daemon, const char *name, mode_t mode)
+{
+	char path[160];
+	struct stat st;
+	int fd, error;
+
+	snprintf(path, sizeof path, "%s/%s", daemon->dir, name);
+	if (kv_sock_connect(path, &fd, &error) != KV_OK) {
+		return 0;
+	}
+	close(fd);
+
+	return stat(path, &st) == 0 && (st.st_mode & 07777) == mode;
+}
+
+static void remove_sockets(const raw_daemon_t *daemon)
+{
+	char path[160];
+
+	for (size_t i = 0; i < KV_COUNT_OF(sockets_); i++) {
+		snprintf(path, sizeof path, "%s/%s", daemon->dir, sockets_[i]);
+		assert_int_equal(unlink(path), 0);
+	}
+}
+
+KV_TEST(p6_sockets_that_were_removed_come_back)
+{
+	static const char *const args[] = {"--sockets.mode=default=0620", "--events.enabled=on", NULL};
+	raw_daemon_t daemon;
+	raw_member_t member;
+
+	raw_daemon_start(&daemon, args);
+	close(raw_open(daemon.sock));
+	raw_join(&member, daemon.sock, "i");
+	for (int round = 0; round < 2; round++) {
+		remove_sockets(&daemon);
+		for (size_t i = 0; i < KV_COUNT_OF(sockets_); i++) {
+			KV_AWAIT(is_served(&daemon, sockets_[i], 0620));
+		}
+	}
+	assert_int_equal(raw_space(&member, "m"), KV_OK); /* who was there has not noticed */
+	raw_leave(&member);
+	raw_join(&member, daemon.sock, "j");
+	assert_int_equal(raw_space(&member, "m"), KV_OK);
+	raw_leave(&member);
+	assert_true(raw_log_has(&daemon, "a socket that was removed is back"));
+	assert_int_equal(raw_daemon_kill(&daemon, SIGTERM), 0);
+	assert_false(exists(daemon.dir, "default.sock") || exists(daemon.dir, "default.hits"));
+	raw_daemon_end(&daemon);
+}
+
+KV_TEST(p6_a_run_dir_that_was_removed_comes_back_with_its_lock)
+{
+	static const char *const events[] = {"--events.enabled=on", NULL};
+	raw_daemon_t daemon;
+	char moved[160], run_dir[160], out[1024];
+	const char *const args[] = {run_dir, "--http.listen=off", "--keeper=off", NULL};
+
+	raw_daemon_start(&daemon, events);
+	close(raw_open(daemon.sock));
+	snprintf(moved, sizeof moved, "%s.moved", daemon.dir);
+	snprintf(run_dir, sizeof run_dir, "--run_dir=%s", daemon.dir);
+	assert_int_equal(rename(daemon.dir, moved), 0);
+	for (size_t i = 0; i < KV_COUNT_OF(sockets_); i++) {
+		KV_AWAIT(is_served(&daemon, sockets_[i], 0660));
+	}
+	assert_int_equal(raw_run(args, out, sizeof out), kv_status_exit_code(KV_ERR_LOCKED));
+	assert_non_null(strstr(out, "another kvd runs in"));
+	close(raw_open(daemon.sock));
+	kv_test_dir_remove(moved);
+	raw_daemon_end(&daemon);
+}
+
+/* Another daemon has taken the place: its sockets are not ours to remove. */
+KV_TEST(p6_a_socket_of_another_at_the_path_stays)
+{
+	raw_daemon_t daemon;
+	int fd, error;
+
+	raw_daemon_start(&daemon, NULL);
+	close(raw_open(daemon.sock));
+	assert_int_equal(kill(daemon.pid, SIGSTOP), 0);
+	assert_int_equal(unlink(daemon.sock), 0);
+	assert_int_equal(kv_sock_listen(daemon.sock, 0600, 4, &fd, &error), KV_OK);
+	assert_int_equal(kill(daemon.pid, SIGCONT), 0);
+	KV_AWAIT(raw_log_has(&daemon, "engines cannot attach"));
+	assert_int_equal(raw_daemon_kill(&daemon, SIGTERM), 0);
+	assert_true(exists(daemon.dir, "default.sock"));
+	close(fd);
+	raw_daemon_end(&daemon);
+}
+
 /* A start in the folder is refused with a text that names it. */
 static void refused_in(const char *dir, const char *text)
 {

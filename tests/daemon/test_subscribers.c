@@ -45,8 +45,8 @@ static uint64_t resident(void)
 
 static void begin(void)
 {
-	const kvd_publisher_config_t config = {.run_dir = dir_,
-					       .namespaces = "a",
+	static kvd_options_t options;
+	const kvd_publisher_config_t config = {.options = &options,
 					       .topic = "kv@{namespace}",
 					       .buffer_bytes = RING_BYTES,
 					       .log_bytes = LOG_BYTES,
@@ -58,6 +58,8 @@ static void begin(void)
 	memset(&metrics_, 0, sizeof metrics_);
 	memset(hashes_, 0xff, sizeof hashes_); /* the longest numbers */
 	kv_test_dir_make(dir_, sizeof dir_);
+	snprintf(options.run_dir, sizeof options.run_dir, "%s", dir_);
+	snprintf(options.namespaces, sizeof options.namespaces, "a");
 	assert_int_equal(kvd_publisher_open(&config, &publisher_, detail, sizeof detail), KV_OK);
 }
 

@@ -95,6 +95,7 @@ static void open_endpoint(void)
 	epoll_ = epoll_create1(EPOLL_CLOEXEC);
 	kv_assert(epoll_ >= 0);
 	kv_assert(kvd_zmtp_open(&(kvd_zmtp_config_t){.path = path_,
+						     .access = {0600, (gid_t)-1},
 						     .topic = "t",
 						     .log_bytes = 262144,
 						     .max_subscribers = 4,

@@ -14,6 +14,16 @@ kv_status_t kv_sock_connect(const char *path, int *p_fd, int *p_errno);
  * KV_ERR_NOSPC: the file system is full; KV_ERR_PATH: another fault of the path. *p_errno says which. */
 kv_status_t kv_sock_listen(const char *path, unsigned mode, int backlog, int *p_fd, int *p_errno);
 
+/* Which file a path leads to; all zero: none. A socket's file keeps its number for as long as the socket is open. */
+typedef struct kv_sock_file {
+	dev_t dev;
+	ino_t ino;
+} kv_sock_file_t;
+
+kv_sock_file_t kv_sock_file(const char *path);
+/* Does the path still lead to it? */
+int kv_sock_is_at(const char *path, kv_sock_file_t file);
+
 /* Send what fits without blocking: header and body as one frame, `fds` with the first byte. *p_sent counts bytes of
  * header + body from `offset` on. KV_PENDING: the socket is full. KV_ERR_CLOSED: the peer has gone. KV_ERR_BUSY: the
  * kernel has no memory, or too many descriptors are under way; try again later. KV_ERR_ARG: offset, fds or body do not

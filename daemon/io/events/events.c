@@ -406,6 +406,7 @@ static kvd_zmtp_t *endpoint_open(kvd_publisher_t *publisher, const feed_t *feed,
 {
 	char path[108];
 	kvd_zmtp_config_t endpoint = {.path = path,
+				      .access = kvd_sockets_access(config->options, feed->name),
 				      .topic = feed->topic,
 				      .log_bytes = log_bytes,
 				      .max_subscribers = config->max_subscribers,
@@ -413,7 +414,8 @@ static kvd_zmtp_t *endpoint_open(kvd_publisher_t *publisher, const feed_t *feed,
 				      .metrics = publisher->metrics};
 	kvd_zmtp_t *zmtp = NULL;
 
-	if ((size_t)snprintf(path, sizeof path, "%s/%s.%s", config->run_dir, feed->name, kind) >= sizeof path) {
+	if ((size_t)snprintf(path, sizeof path, "%s/%s.%s", config->options->run_dir, feed->name, kind) >=
+	    sizeof path) {
 		errno = ENAMETOOLONG;
 		return NULL;
 	}
@@ -442,7 +444,7 @@ static kv_status_t feed_open(kvd_publisher_t *publisher, feed_t *feed, const kvd
 		feed->hits = endpoint_open(publisher, feed, config, "hits", config->log_bytes / HITS_SHARE);
 	}
 	if (!feed->hits) {
-		snprintf(detail, cap, "cannot publish events in %s: %s", config->run_dir, strerror(errno));
+		snprintf(detail, cap, "cannot publish events in %s: %s", config->options->run_dir, strerror(errno));
 	}
 
 	return feed->hits ? KV_OK : KV_ERR_IO;
@@ -470,7 +472,7 @@ static void publisher_free(kvd_publisher_t *publisher)
 static kv_status_t feeds_open(kvd_publisher_t *publisher, const kvd_publisher_config_t *config, char *detail,
 			      size_t cap)
 {
-	const char *at = config->namespaces;
+	const char *at = config->options->namespaces;
 	kv_status_t status = KV_OK;
 	uint32_t count = 1;
 

@@ -10,21 +10,21 @@
 
 #include "core/core.h"
 #include "kv/mp.h"
+#include "options/options.h"
 
 typedef struct kvd_publisher kvd_publisher_t;
 
 typedef struct kvd_publisher_config {
-	const char *run_dir;
-	const char *namespaces; /* comma-separated; a namespace is known by its place */
-	const char *topic;      /* {namespace} is replaced */
-	uint64_t buffer_bytes;  /* of each namespace's ring */
-	uint64_t log_bytes;     /* what an endpoint keeps for slow subscribers (zmtp.h) */
+	const kvd_options_t *options; /* where, for which namespaces (known by their place), and who may connect */
+	const char *topic;            /* {namespace} is replaced */
+	uint64_t buffer_bytes;        /* of each namespace's ring */
+	uint64_t log_bytes;           /* what an endpoint keeps for slow subscribers (zmtp.h) */
 	uint32_t max_subscribers;
 	int tokens; /* 0: leave token ids out */
 	kv_metrics_t *metrics;
 } kvd_publisher_config_t;
 
-/* Bind all sockets, for the owner alone by the umask, and start the thread. KV_ERR_IO, KV_ERR_NOMEM, KV_ERR_PATH;
+/* Bind all sockets and start the thread. KV_ERR_IO, KV_ERR_NOMEM, KV_ERR_PATH;
  * `detail` gets a sentence. */
 kv_status_t kvd_publisher_open(const kvd_publisher_config_t *config, kvd_publisher_t **p_publisher, char *detail,
 			       size_t cap);

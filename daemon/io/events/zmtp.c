@@ -57,6 +57,8 @@ struct kvd_zmtp {
 	source_t source;
 	kv_metrics_t *metrics;
 	char path[108];
+	kv_sock_file_t file; /* the socket's, when it was bound */
+	kvd_access_t access;
 	uint8_t topic[255];
 	size_t topic_len;
 	int epoll_fd;
@@ -569,6 +571,54 @@ void kvd_zmtp_ready(void *arg, uint32_t events)
 	}
 }
 
+static void close_socket(kvd_zmtp_t *zmtp)
+{
+	if (zmtp->source.fd < 0) {
+		return;
+	}
+	if (kv_sock_is_at(zmtp->path, zmtp->file)) {
+		unlink(zmtp->path);
+	}
+	close(zmtp->source.fd);
+	zmtp->source.fd = -1;
+}
+
+/* Listen, for the owner alone until it is given to others. errno says why not. */
+static kv_status_t open_socket(kvd_zmtp_t *zmtp)
+{
+	struct epoll_event event = {.events = EPOLLIN, .data.ptr = &zmtp->source};
+	int error = 0;
+	kv_status_t status = kv_sock_listen(zmtp->path, 0600, BACKLOG, &zmtp->source.fd, &error);
+
+	if (status != KV_OK) {
+		zmtp->source.fd = -1;
+		errno = error;
+		return status;
+	}
+	zmtp->file = kv_sock_file(zmtp->path);
+	error = kvd_sockets_give(zmtp->path, &zmtp->access);
+	if (error == 0 && epoll_ctl(zmtp->epoll_fd, EPOLL_CTL_ADD, zmtp->source.fd, &event) != 0) {
+		error = errno;
+	}
+	if (error != 0) {
+		close_socket(zmtp);
+		errno = error;
+		return KV_ERR_IO;
+	}
+
+	return KV_OK;
+}
+
+/* One that was removed is bound again. */
+static void restore_socket(kvd_zmtp_t *zmtp)
+{
+	if (zmtp->source.fd >= 0 && kv_sock_is_at(zmtp->path, zmtp->file)) {
+		return;
+	}
+	close_socket(zmtp);
+	(void)open_socket(zmtp); /* else at the next tick; the core loop says why */
+}
+
 void kvd_zmtp_tick(kvd_zmtp_t *zmtp)
 {
 	uint64_t now = now_ns();
@@ -581,7 +631,8 @@ void kvd_zmtp_tick(kvd_zmtp_t *zmtp)
 			peer_close(peer);
 		}
 	}
-	if (zmtp->accept_paused) {
+	restore_socket(zmtp);
+	if (zmtp->accept_paused && zmtp->source.fd >= 0) {
 		listen_for(zmtp, EPOLLIN);
 	}
 	if (zmtp->touched && zmtp->head == zmtp->ticked_head && !kvd_zmtp_waiting(zmtp)) {
@@ -614,9 +665,7 @@ static kv_status_t log_open(kvd_zmtp_t *zmtp, uint64_t bytes)
 kv_status_t kvd_zmtp_open(const kvd_zmtp_config_t *config, kvd_zmtp_t **p_zmtp)
 {
 	kvd_zmtp_t *zmtp = calloc(1, sizeof *zmtp);
-	struct epoll_event event = {.events = EPOLLIN};
 	kv_status_t status = KV_ERR_PATH;
-	int error = 0;
 
 	if (!zmtp) {
 		return KV_ERR_NOMEM;
@@ -634,16 +683,10 @@ kv_status_t kvd_zmtp_open(const kvd_zmtp_config_t *config, kvd_zmtp_t **p_zmtp)
 	if (status != KV_OK) {
 		goto err_close;
 	}
-	status = kv_sock_listen(config->path, 0600, BACKLOG, &zmtp->source.fd, &error);
-	if (status != KV_OK) {
-		zmtp->source.fd = -1;
-		errno = error;
-		goto err_close;
-	}
 	memcpy(zmtp->path, config->path, strlen(config->path));
-	event.data.ptr = &zmtp->source;
-	if (epoll_ctl(zmtp->epoll_fd, EPOLL_CTL_ADD, zmtp->source.fd, &event) != 0) {
-		status = KV_ERR_IO;
+	zmtp->access = config->access;
+	status = open_socket(zmtp);
+	if (status != KV_OK) {
 		goto err_close;
 	}
 	*p_zmtp = zmtp;
@@ -663,10 +706,7 @@ void kvd_zmtp_close(kvd_zmtp_t *zmtp)
 	while (zmtp->peers) {
 		peer_close(zmtp->peers);
 	}
-	if (zmtp->source.fd >= 0) {
-		unlink(zmtp->path);
-		close(zmtp->source.fd);
-	}
+	close_socket(zmtp);
 	if (zmtp->log) {
 		munmap(zmtp->log, zmtp->size);
 	}

@@ -15,6 +15,7 @@
 #define KVD_IO_EVENTS_ZMTP_H
 
 #include "kv/metric.h"
+#include "options/sockets.h"
 
 #include <stdint.h>
 
@@ -24,7 +25,8 @@
 typedef struct kvd_zmtp kvd_zmtp_t;
 
 typedef struct kvd_zmtp_config {
-	const char *path;   /* socket, for the owner alone until its mode is set */
+	const char *path; /* socket */
+	kvd_access_t access;
 	const char *topic;  /* at most 255 bytes */
 	uint64_t log_bytes; /* rounded down to a power of two, at least 256 KiB */
 	uint32_t max_subscribers;

@@ -7,6 +7,7 @@
 #include "io/sessions/receive.h"
 
 #include "kvs/pool.h"
+#include "base/process.h"
 #include "options/sockets.h"
 
 #include <errno.h>
@@ -139,33 +140,14 @@ static void set_parts(kvd_host_t *host)
 				  .receive = options->limits_receive / host->namespace_count};
 }
 
-/* The sockets of the events are there already, for the owner alone. */
-static int hand_over_event_sockets(const kvd_host_t *host, const kvd_namespace_t *ns, const kvd_access_t *access)
-{
-	static const char *const ends[] = {".events", ".hits"};
-	const int stem = (int)(strlen(ns->path) - strlen(".sock"));
-	char path[sizeof ns->path + 8];
-	int error = 0;
-
-	for (size_t i = 0; i < KV_COUNT_OF(ends) && host->publisher && error == 0; i++) {
-		snprintf(path, sizeof path, "%.*s%s", stem, ns->path, ends[i]);
-		error = kvd_sockets_give(path, access);
-	}
-
-	return error;
-}
-
 static kv_status_t open_listener(kvd_host_t *host, kvd_namespace_t *ns, char *detail, size_t cap)
 {
 	const kvd_access_t access = kvd_sockets_access(host->options, ns->name);
 	/* Nobody of the daemon's own group gets in before the socket has its group. */
 	const unsigned mode = access.group == (gid_t)-1 ? access.mode : 0600;
-	int error = hand_over_event_sockets(host, ns, &access);
-	kv_status_t status = KV_ERR_PATH;
+	int error = 0;
+	kv_status_t status = kv_sock_listen(ns->path, mode, BACKLOG, &ns->source.fd, &error);
 
-	if (error == 0) {
-		status = kv_sock_listen(ns->path, mode, BACKLOG, &ns->source.fd, &error);
-	}
 	if (status == KV_OK) {
 		error = kvd_sockets_give(ns->path, &access);
 		if (error != 0) {
@@ -180,6 +162,7 @@ static kv_status_t open_listener(kvd_host_t *host, kvd_namespace_t *ns, char *de
 			 strerror(error));
 		return status;
 	}
+	ns->file = kv_sock_file(ns->path);
 	(void)kv_sock_ask_sender(ns->source.fd); /* for what is sent before we accept */
 	ns->source.ready = listener_ready;
 	ns->source.flow = &ns->flow;
@@ -196,6 +179,58 @@ static kv_status_t open_listeners(kvd_host_t *host, char *detail, size_t cap)
 	}
 
 	return status;
+}
+
+/* ---- what was removed ------------------------------------------------------------------------ */
+
+static void close_listener(kvd_host_t *host, kvd_namespace_t *ns)
+{
+	if (ns->source.fd < 0) {
+		return;
+	}
+	if (kv_sock_is_at(ns->path, ns->file)) {
+		unlink(ns->path);
+	}
+	kvd_fair_remove(&ns->source);
+	kvd_poller_remove(host, &ns->source);
+	close(ns->source.fd);
+	ns->source.fd = -1;
+}
+
+static kv_status_t restore_listener(kvd_host_t *host, kvd_namespace_t *ns, char *detail, size_t cap)
+{
+	kv_status_t status;
+
+	if (ns->file.ino == 0 || (ns->source.fd >= 0 && kv_sock_is_at(ns->path, ns->file))) {
+		return KV_OK;
+	}
+	close_listener(host, ns);
+	status = open_listener(host, ns, detail, cap);
+	if (status == KV_OK) {
+		kv_log(KV_LOG_WARN, "io", "a socket that was removed is back: path %s", ns->path);
+	}
+
+	return status;
+}
+
+void kvd_listeners_restore(kvd_host_t *host)
+{
+	char detail[512] = "";
+	kv_status_t status = kvd_process_relock(host->options->run_dir, host->setup->lock_fd, detail, sizeof detail);
+
+	if (status == KV_OK) {
+		kv_log(KV_LOG_WARN, "io", "the lock of run_dir was removed and is back: path %s",
+		       host->options->run_dir);
+	}
+	status = status == KV_MISS ? KV_OK : status;
+	for (uint32_t i = 0; i < host->namespace_count && status == KV_OK; i++) {
+		status = restore_listener(host, &host->namespaces[i], detail, sizeof detail);
+	}
+	if (status != KV_OK && !host->unreachable) {
+		kv_log(KV_LOG_ERROR, "io", "sockets were removed, engines cannot attach, trying again every second: %s",
+		       detail);
+	}
+	host->unreachable = status != KV_OK;
 }
 
 kv_status_t kvd_listeners_open(kvd_host_t *host, char *detail, size_t cap)
@@ -243,14 +278,7 @@ void kvd_listeners_close(kvd_host_t *host)
 		close(host->spares[--host->spare_count]);
 	}
 	for (uint32_t i = 0; i < host->namespace_count; i++) {
-		kvd_namespace_t *ns = &host->namespaces[i];
-
-		if (ns->source.fd >= 0) {
-			unlink(ns->path);
-			kvd_poller_remove(host, &ns->source);
-			close(ns->source.fd);
-			ns->source.fd = -1;
-		}
+		close_listener(host, &host->namespaces[i]);
 	}
 }
 

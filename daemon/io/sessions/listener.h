@@ -6,6 +6,9 @@
 
 /* Mirrors, namespaces in the core, recovery of the disk tier, then the sockets. `detail` gets a sentence. */
 kv_status_t kvd_listeners_open(kvd_host_t *host, char *detail, size_t cap);
+/* About once a second: what was removed under us (by a cleaner of temporary files) comes back: run_dir, its lock, the
+ * sockets. The publisher does so with its own. */
+void kvd_listeners_restore(kvd_host_t *host);
 /* Close and unlink the sockets; the mirrors stay. */
 void kvd_listeners_close(kvd_host_t *host);
 /* After the core has gone. */
