@@ -588,6 +588,19 @@ static int limit_wait(const keeper_t *keeper, int timeout_ms)
 	return timeout_ms < 0 || left_ms < timeout_ms ? left_ms : timeout_ms;
 }
 
+/* As process 1 of a container it gets the children of every process that ends, a killed daemon's own programs among
+ * them. One that is waited for elsewhere may hide others until it is reaped. */
+static void reap_orphans(const keeper_t *keeper)
+{
+	siginfo_t info = {0};
+
+	while (waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0 &&
+	       info.si_pid != keeper->pid && info.si_pid != keeper->check_pid) {
+		(void)waitpid(info.si_pid, NULL, WNOHANG);
+		info.si_pid = 0;
+	}
+}
+
 /* Wait for a word, a signal, or the time to pass. Returns 1 and the status when the daemon has ended. */
 static int watch_daemon(keeper_t *keeper, int timeout_ms, int *p_wstatus)
 {
@@ -605,6 +618,7 @@ static int watch_daemon(keeper_t *keeper, int timeout_ms, int *p_wstatus)
 		keeper->socket_fd = -1;
 	}
 	advance_upgrade(keeper);
+	reap_orphans(keeper);
 
 	return keeper->pid > 0 && waitpid(keeper->pid, p_wstatus, WNOHANG) == keeper->pid;
 }
@@ -641,7 +655,7 @@ static uint64_t after_failure(keeper_t *keeper, int code)
 {
 	uint64_t ns;
 
-	if (keeper->stopping || code == 0 || !keeper->served) {
+	if (keeper->stopping || code == 0 || !keeper->served || !keeper->setup->options.keeper) {
 		return UINT64_MAX;
 	}
 	if (fall_back(keeper)) {
@@ -696,7 +710,7 @@ static uint64_t buried(keeper_t *keeper, int wstatus, int *p_exit)
 	       "the daemon has died: signal %d by \"%s\" after_ms %llu descriptors_dropped %u kept %u",
 	       WTERMSIG(wstatus), killer_of(keeper, WTERMSIG(wstatus), killer, sizeof killer),
 	       (unsigned long long)(age / 1000000u), dropped, keeper->held_count);
-	if (keeper->stopping) {
+	if (keeper->stopping || !keeper->setup->options.keeper) {
 		*p_exit = 128 + WTERMSIG(wstatus);
 		return UINT64_MAX;
 	}

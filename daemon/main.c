@@ -242,7 +242,8 @@ int main(int argc, char **argv)
 			return report_failure(status, &error);
 		}
 	}
-	if (setup.keeper_fd < 0 && setup.options.keeper) {
+	/* Process 1 of a container is its init: a keeper ends children that are not its own, the daemon does not. */
+	if (setup.keeper_fd < 0 && (setup.options.keeper || getpid() == 1)) {
 		return kvd_keeper_run(&setup);
 	}
 
