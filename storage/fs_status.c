@@ -2,6 +2,7 @@
 #include "fs_status.h"
 
 #include <errno.h>
+#include <fcntl.h>
 
 kv_status_t kvs_fs_status(int error)
 {
@@ -29,4 +30,15 @@ kv_status_t kvs_fs_status(int error)
 	default:
 		return KV_ERR_IO;
 	}
+}
+
+int kvs_preallocate(int fd, uint64_t bytes)
+{
+	int result;
+
+	do {
+		result = fallocate(fd, 0, 0, (off_t)bytes);
+	} while (result != 0 && errno == EINTR);
+
+	return result == 0 ? 0 : errno == ENOSYS || errno == EPERM ? EOPNOTSUPP : errno;
 }

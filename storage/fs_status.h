@@ -13,4 +13,9 @@
  * KV_ERR_IO: everything else, the device's own errors among it. */
 kv_status_t kvs_fs_status(int error);
 
+/* Have the file system set blocks aside for the whole file. 0, or an errno. EOPNOTSUPP: this file system cannot, or a
+ * filter of system calls refuses it for every file; a file that has its length only shows a full disk when it is
+ * written. */
+int kvs_preallocate(int fd, uint64_t bytes);
+
 #endif

@@ -57,19 +57,20 @@ static int probe_device(kvs_nvme_t *nvme, kvs_commit_t *c)
 	static const char page[KVS_PAGE];
 	struct statvfs room;
 	int fd = openat(nvme->slots_fd, ".probe", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
-	int error = 0;
+	int error;
 
 	if (fd < 0) {
 		return errno;
 	}
-	if (c->file_wanted > 0 && fallocate(fd, 0, 0, (off_t)c->file_wanted) != 0 && errno != EOPNOTSUPP) {
+	error = c->file_wanted > 0 ? kvs_preallocate(fd, c->file_wanted) : 0;
+	error = error == EOPNOTSUPP ? 0 : error;
+	if (error == 0 && pwrite(fd, page, sizeof page, 0) != (ssize_t)sizeof page) {
 		error = errno;
-	} else if (pwrite(fd, page, sizeof page, 0) != (ssize_t)sizeof page) {
-		error = errno;
-	} else if (fsync(fd) != 0) {
+	} else if (error == 0 && fsync(fd) != 0) {
 		error = errno;
 		c->sync_status = kvs_fs_status(error);
-	} else if (fstatvfs(fd, &room) == 0 && (uint64_t)room.f_bavail * room.f_frsize < c->space_wanted) {
+	} else if (error == 0 && fstatvfs(fd, &room) == 0 &&
+		   (uint64_t)room.f_bavail * room.f_frsize < c->space_wanted) {
 		error = ENOSPC;
 	}
 	close(fd);

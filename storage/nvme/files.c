@@ -256,18 +256,20 @@ static int make_room(kvs_nvme_t *nvme, const kvs_dclass_t *cls)
 /* 0, or an errno. */
 static int preallocate(kvs_nvme_t *nvme, int fd, uint64_t bytes)
 {
-	int result;
+	int error = kvs_preallocate(fd, bytes);
 
-	do {
-		result = fallocate(fd, 0, 0, (off_t)bytes);
-	} while (result != 0 && errno == EINTR);
-	if (result != 0 && errno == EOPNOTSUPP) {
+	if (error != EOPNOTSUPP) {
+		return error;
+	}
+	if (!nvme->sparse) {
+		nvme->sparse = 1;
 		kv_logf(nvme->env, KV_LOG_WARN, "nvme",
-			"the file system cannot preallocate; a full disk will show at writes path %s", nvme->path);
-		result = ftruncate(fd, (off_t)bytes);
+			"fallocate is refused (by the file system, or a seccomp filter); slot files are not preallocated, "
+			"and a full disk will show at writes path %s",
+			nvme->path);
 	}
 
-	return result == 0 ? 0 : errno;
+	return ftruncate(fd, (off_t)bytes) == 0 ? 0 : errno;
 }
 
 static kv_status_t file_setup(kvs_nvme_t *nvme, uint32_t number, uint32_t slot_class, int fd)

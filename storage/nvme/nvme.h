@@ -184,6 +184,7 @@ typedef struct kvs_nvme {
 	char *meta_path;
 	int dir_fd;
 	int lock_fd;
+	int sparse; /* slot files are not preallocated: it has been said */
 	int slots_fd;
 	int reserve_fd; /* given up for a new slot file when the process has no other; -1: there was none to keep */
 	int direct;

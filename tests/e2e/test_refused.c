@@ -100,6 +100,30 @@ KV_TEST(p6_without_pidfd_open_the_disk_tier_is_off_and_says_so)
 	rig_fini(&rig);
 }
 
+/* Slot files are made without it, and what they hold survives. */
+KV_TEST(p2_without_fallocate_the_disk_tier_serves_and_says_so)
+{
+	kvc_key_t keys[8];
+	user_t user;
+	rig_t rig;
+
+	rig_init(&rig, 1);
+	for (int start = 0; start < 2; start++) {
+		start_without(&rig, SYS_fallocate, EPERM, -1);
+		user_attach(&user, &rig, "sparse");
+		user_keys(&user, 1, 8, keys);
+		if (start == 0) {
+			assert_int_equal(user_put(&user, keys, 0, 8, 1, NULL), KVC_OK);
+		}
+		assert_true(user_match_is(&user, keys, 8, 8));
+		user_expect(&user, keys, 8);
+		user_leave(&user);
+		rig_stop(&rig);
+	}
+	assert_true(rig_log_has(&rig, "fallocate is refused"));
+	rig_fini(&rig);
+}
+
 /* A filter older than the call answers EPERM, not ENOSYS. */
 KV_TEST(p6_without_epoll_pwait2_the_daemon_serves)
 {
