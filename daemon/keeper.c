@@ -672,6 +672,16 @@ static uint64_t after_failure(keeper_t *keeper, int code)
 	return ns;
 }
 
+/* The limits may have changed since the first start, and would end the next daemon as well. */
+static void look_at_memory(const keeper_t *keeper)
+{
+	char why[512];
+
+	if (kvd_memory_check(&keeper->setup->options, why, sizeof why) != KV_OK) {
+		kv_log(KV_LOG_ERROR, "keeper", "%s", why);
+	}
+}
+
 /* Whose signal has ended the daemon. */
 static const char *killer_of(const keeper_t *keeper, int signal, char *out, size_t cap)
 {
@@ -680,6 +690,7 @@ static const char *killer_of(const keeper_t *keeper, int signal, char *out, size
 
 	if (signal == SIGKILL && kills != UINT64_MAX && kills > keeper->oom_kills) {
 		snprintf(out, cap, "the kernel, for want of memory in %s", where);
+		look_at_memory(keeper);
 	} else {
 		snprintf(out, cap, "%s", signal == SIGKILL || signal == SIGTERM ? "somebody" : "a fault of its own");
 	}

@@ -2,6 +2,8 @@
  * ends somebody for it. */
 #include "memory.h"
 
+#include "kv/log.h"
+#include "kv/shm.h"
 #include "kv/system.h"
 #include "kv/types.h"
 #include "kv/units.h"
@@ -12,9 +14,11 @@
 #include <string.h>
 #include <sys/resource.h>
 
-#define FILE_BYTES 16384u
-#define HUGE_PAGE  (UINT64_C(2) << 20)
-#define HUGE_DIR   "/sys/kernel/mm/hugepages/hugepages-2048kB/"
+#define FILE_BYTES  16384u
+#define HUGE_PAGE   (UINT64_C(2) << 20)
+#define INDEX_BLOCK UINT64_C(200)         /* of the index, about */
+#define REST        (UINT64_C(100) << 20) /* other processes, threads, connections, leases */
+#define HUGE_DIR    "/sys/kernel/mm/hugepages/hugepages-2048kB/"
 
 typedef struct bound {
 	uint64_t bytes;
@@ -142,6 +146,54 @@ static kv_status_t check_limits(const kvd_options_t *options, char *detail, size
 	return KV_OK;
 }
 
+/* What the daemon may need when all of it is full; the pool is only the largest part. */
+typedef struct need {
+	uint64_t pool, index, mirrors, buffers, all;
+} need_t;
+
+static need_t add_up(const kvd_options_t *options)
+{
+	need_t need = {.pool = options->cpu_size, .index = INDEX_BLOCK * options->index_max_blocks};
+	uint64_t namespaces = 1;
+
+	for (const char *c = options->namespaces; *c; c++) {
+		namespaces += *c == ',';
+	}
+	need.mirrors = namespaces * sizeof(kv_mirror_bucket_t) * options->index_max_blocks;
+	need.buffers = options->limits_receive;
+	if (options->events_enabled) {
+		need.buffers += namespaces * (options->events_buffer + options->events_send_buffer);
+	}
+	need.all = need.pool + need.index + need.mirrors + need.buffers + REST;
+
+	return need;
+}
+
+/* Pages of the pool are refused where memory is short; the rest is what the kernel ends processes for. */
+static void warn_of_the_whole(const kvd_options_t *options, const memory_t *memory)
+{
+	const need_t need = add_up(options);
+	const uint64_t huge = need.pool < memory->huge_all ? need.pool : memory->huge_all;
+	bound_t limit = memory->limit;
+	struct rlimit space;
+	char text[7][32];
+
+	if (getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY) {
+		lower(&limit, space.rlim_cur, "RLIMIT_AS (ulimit -v) of this process", "");
+	}
+	if (need.all - huge <= limit.bytes) {
+		return;
+	}
+	kv_log(KV_LOG_WARN, "main",
+	       "the daemon may need %s in all: cpu.size %s, index %s and mirrors %s (index.max_blocks), receive and event "
+	       "buffers %s, kvd-meta, kvd-net and the rest %s; there can be no more than %s (%s), and beyond it the "
+	       "kernel ends it: make them smaller, or raise the limit",
+	       kv_format_size(need.all, text[0], 32), kv_format_size(need.pool, text[1], 32),
+	       kv_format_size(need.index, text[2], 32), kv_format_size(need.mirrors, text[3], 32),
+	       kv_format_size(need.buffers, text[4], 32), kv_format_size(REST, text[5], 32),
+	       kv_format_size(limit.bytes, text[6], 32), limit.by);
+}
+
 uint64_t kvd_memory_room(void *unused)
 {
 	memory_t memory = NO_LIMIT;
@@ -183,6 +235,7 @@ kv_status_t kvd_memory_check(const kvd_options_t *options, char *detail, size_t 
 			 memory.room.by, kv_format_size(memory.huge_free, c, sizeof c));
 		return KV_ERR_NOMEM;
 	}
+	warn_of_the_whole(options, &memory);
 
 	return KV_OK;
 }

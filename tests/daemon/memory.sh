@@ -65,6 +65,13 @@ v1="$(group 4:memory:/docker/abc); d=/sys/fs/cgroup/memory; mkdir -p \$d; echo 1
 says 78 "no more than 1GiB (control group /)" inside "$v1" --cpu.size=1.1GiB --cpu.huge_pages=off --check-config
 says 75 "only 640MiB (control group /)" inside "$v1" --cpu.size=700MiB --cpu.huge_pages=off --run_dir="$dir/run" --http.listen=off
 
+# The whole daemon counts, not only its largest part: said, for the pool itself takes no page that is not there.
+whole=(--cpu.size=1GiB --cpu.huge_pages=off "--namespaces=a,b" --events.buffer=32MiB --events.send_buffer=4MiB --check-config)
+part='cpu.size 1GiB, index 200MiB and mirrors 128MiB (index.max_blocks), receive and event buffers 328MiB, kvd-meta, kvd-net and the rest 100MiB'
+small="$v2; echo 1717986918 >\$d/box/memory.max; echo 0 >\$d/memory.current"
+says 0 "may need 1.73GiB in all: $part; there can be no more than 1.59GiB (control group /pod/box)" inside "$small" "${whole[@]}"
+inside "$v2; echo 0 >\$d/memory.current" "${whole[@]}" >"$dir/out" 2>&1 && ! grep -F 'may need' "$dir/out" || bad=1
+
 # Whose signal ended the daemon. kill_daemon WORDS [now]: what the keeper says; now: the kernel has counted one more.
 kill_daemon() {
 	local shell keeper
@@ -75,11 +82,12 @@ kill_daemon() {
 		sleep 0.01
 	done
 	keeper=$(pgrep -P $shell)
-	[ $# -eq 1 ] || nsenter -t "$keeper" -m sh -c "echo 'oom_kill 4' >/sys/fs/cgroup/pod/box/memory.events"
+	[ $# -eq 1 ] || nsenter -t "$keeper" -m sh -c "echo 'oom_kill 4' >/sys/fs/cgroup/pod/box/memory.events; echo 4194304 >/sys/fs/cgroup/pod/box/memory.max"
 	kill -9 "$(pgrep -P "$keeper" -x kvd)"
 	until grep -q 'the daemon has died' "$dir/log"; do sleep 0.01; done
 	kill "$keeper"
 	wait $shell || true
+	[ $# -eq 1 ] || grep -F 'keeper: cpu.size is 8MiB, but there can be no more than 4MiB (control group /pod/box)' "$dir/log" >/dev/null || { echo "the limit was not looked at:"; cat "$dir/log"; bad=1; }
 	grep -F 'the daemon has died' "$dir/log" | grep -F "$1" >/dev/null || { echo "no \"$1\" in:"; cat "$dir/log"; bad=1; }
 	rm -rf "$dir/run"
 }
