@@ -2,6 +2,7 @@
 #include "options.h"
 
 #include "events/subscriber.h"
+#include "kv/system.h"
 #include "kv/log.h"
 #include "kv/units.h"
 #include "metrics.h"
@@ -230,7 +231,7 @@ static void print_page(void)
 static int show(const char *arg)
 {
 	if (strcmp(arg, "--version") == 0) {
-		printf("kvd-pd-proxy %s\n", KVD_VERSION);
+		kv_version_print("kvd-pd-proxy", "");
 	} else if (strcmp(arg, "--help") == 0) {
 		printf("%s", help);
 	} else if (strcmp(arg, "--describe-options") == 0) {

@@ -1,6 +1,7 @@
 /* kvctl help and kvctl version: printed from the tables. */
 #include "kvctl.h"
 
+#include "kv/system.h"
 #include "kv/wire.h"
 
 #include <stdio.h>
@@ -234,7 +235,7 @@ static void daemon_version(const kvctl_t *ctl, char *out, size_t cap)
 
 int kvctl_version(const kvctl_t *ctl)
 {
-	char daemon[64];
+	char daemon[64], others[160];
 
 	daemon_version(ctl, daemon, sizeof daemon);
 	if (ctl->json) {
@@ -243,11 +244,13 @@ int kvctl_version(const kvctl_t *ctl)
 		json_object_object_add(json, "kvctl", json_object_new_string(KVD_VERSION));
 		json_object_object_add(json, "libkvc", json_object_new_string(kvc_version()));
 		json_object_object_add(json, "kvd", daemon[0] ? json_object_new_string(daemon) : NULL);
+		json_object_object_add(json, "revision", json_object_new_string(kv_revision));
 		kvctl_print_json(json);
 		json_object_put(json);
 		return 0;
 	}
-	printf("kvctl %s (%s)\nkvd   %s\n", KVD_VERSION, kvc_version(), daemon[0] ? daemon : "not reachable");
+	snprintf(others, sizeof others, " (%s)\nkvd   %s", kvc_version(), daemon[0] ? daemon : "not reachable");
+	kv_version_print("kvctl", others);
 
 	return 0;
 }

@@ -1,6 +1,7 @@
 /* kvd-gpu: the GPU program. The daemon starts it for memory of a GPU (daemon/io/base/gpu.c): it allocates, hands a
  * descriptor a slab over, and ends. What it gave lives on with the descriptors. docs/decisions/057. */
 #include "gpu/source.h"
+#include "kv/system.h"
 #include "kv/sock.h"
 
 #include <errno.h>
@@ -99,6 +100,9 @@ int main(int argc, char **argv)
 	socklen_t len = sizeof type;
 	kv_status_t status;
 
+	if (kv_version_asked(argc, argv, "kvd-gpu")) {
+		return 0;
+	}
 	if ((!is_list && (bytes == 0 || count == 0 || count > SLABS)) ||
 	    getsockopt(KVD_GPU_FD, SOL_SOCKET, SO_TYPE, &type, &len) != 0 || type != SOCK_SEQPACKET) {
 		fprintf(stderr, "kvd-gpu: kvd starts this program for its GPU tier; it does nothing alone\n");

@@ -2,6 +2,8 @@
  * (daemon/io/sessions/net.c). docs/decisions/046. */
 #include "net/prefix.h"
 
+#include "kv/system.h"
+
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
@@ -200,12 +202,15 @@ static void run(void)
 	}
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
 	const struct rlimit no_core = {0, 0}; /* keys, and other people's bytes */
 	kv_status_t status;
 	char why[300] = "";
 
+	if (kv_version_asked(argc, argv, "kvd-net")) {
+		return 0;
+	}
 	prctl(PR_SET_NAME, "kvd-net");
 	prctl(PR_SET_PDEATHSIG, SIGKILL); /* also when it is stopped, which an end of file would not wake */
 	(void)setrlimit(RLIMIT_CORE, &no_core);

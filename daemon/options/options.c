@@ -1,6 +1,7 @@
 /* The option table of kvd and its command line. */
 #include "options.h"
 
+#include "kv/system.h"
 #include "kv/log.h"
 #include "kv/map.h"
 #include "kv/text.h"
@@ -643,9 +644,12 @@ void kvd_setup_adopt(kvd_setup_t *running, const kvd_setup_t *fresh)
 
 int kvd_describe(kvd_action_t action)
 {
+	char wire[32];
+
 	switch (action) {
 	case KVD_VERSION_ONLY:
-		printf("kvd %s wire %u\n", KVD_VERSION, KV_WIRE_VERSION);
+		snprintf(wire, sizeof wire, " wire %u", KV_WIRE_VERSION);
+		kv_version_print("kvd", wire);
 		break;
 	case KVD_HELP:
 		printf("kvd: KV cache store and transfer daemon for LLM inference\n\n"

@@ -179,6 +179,9 @@ int main(int argc, char **argv)
 	int type = 0, marked = 0;
 	socklen_t len = sizeof type;
 
+	if (kv_version_asked(argc, argv, "kvd-meta")) {
+		return 0;
+	}
 	if (argc != 5 || getsockopt(KVS_META_FD, SOL_SOCKET, SO_TYPE, &type, &len) != 0 || type != SOCK_SEQPACKET) {
 		fprintf(stderr, "kvd-meta: kvd starts this program for its disk tier; it does nothing alone\n");
 		return kv_status_exit_code(KV_ERR_ARG);

@@ -16,7 +16,7 @@ run() {
 	shift 2
 	"$kvctl" "$@" >"$dir/out" 2>"$dir/err" </dev/null
 	code=$?
-	{ cat "$dir/out"; sed 's/^/! /' "$dir/err"; } | sed -e "s|$dir|DIR|g" -e "s|kvctl [0-9.]* (kvc [0-9.]*|kvctl V (kvc V|" -e 's|"kvctl":"[0-9.]*","libkvc":"kvc [0-9.]*|"kvctl":"V","libkvc":"kvc V|' >"$dir/have"
+	{ cat "$dir/out"; sed 's/^/! /' "$dir/err"; } | sed -e "s|$dir|DIR|g" -e "s|kvctl [0-9.]* ([^()]*) (kvc [0-9.]*|kvctl V (R) (kvc V|" -e 's|"revision":"[^"]*"|"revision":"R"|' -e 's|"kvctl":"[0-9.]*","libkvc":"kvc [0-9.]*|"kvctl":"V","libkvc":"kvc V|' >"$dir/have"
 	if [ "$code" -ne "$want" ]; then
 		echo "$name: exit code $code, not $want"
 		cat "$dir/have"

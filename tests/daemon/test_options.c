@@ -156,7 +156,7 @@ KV_TEST(p6_what_is_exported_for_clients_and_scripts_stops_no_daemon)
 KV_TEST(p10_help_and_version_start_nothing)
 {
 	assert_int_equal(run("--version", NULL), 0);
-	assert_non_null(strstr(out_, "kvd " KVD_VERSION));
+	assert_non_null(strstr(out_, "kvd " KVD_VERSION " (")); /* and the revision */
 	assert_int_equal(run("--help", NULL), 0);
 	assert_non_null(strstr(out_, "usage: kvd"));
 }

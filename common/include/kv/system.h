@@ -42,6 +42,16 @@ int kv_read_text(const char *path, char *out, uint32_t cap);
 /* The number that a file in `dir` consists of; UINT64_MAX: none ("max", no such file). */
 uint64_t kv_read_number(const char *dir, const char *name);
 
+/* ---- the build ------------------------------------------------------------------------------- */
+
+/* The commit that a program was built from, as git describe says it; "" in a build without git. */
+extern const char kv_revision[];
+
+/* For --version: "PROGRAM VERSION (REVISION)" and `more`, a line on standard output. */
+void kv_version_print(const char *program, const char *more);
+/* 1: that was the only argument of a program without other options, and the line is printed. */
+int kv_version_asked(int argc, char **argv, const char *program);
+
 /* ---- descriptors ----------------------------------------------------------------------------- */
 
 /* Raise the soft limit of descriptors to the hard one. A login's usual soft limit of 1,024 is for programs that call
