@@ -53,8 +53,9 @@
 #define KVC_MAX_STAGING_WORDS (1u << 24)
 #define KVC_BACKOFF_MIN_NS    UINT64_C(10000000)
 #define KVC_BACKOFF_MAX_NS    UINT64_C(1000000000)
-#define KVC_REOPEN_NS         UINT64_C(200000000)  /* before a space that was open is asked for again */
-#define KVC_HUNG_NS           UINT64_C(1000000000) /* without a heartbeat this long: no request is sent */
+#define KVC_REOPEN_NS         UINT64_C(200000000)   /* before a space that was open is asked for again */
+#define KVC_OTHER_CLOCK_NS    UINT64_C(10000000000) /* a clock that differs by this much is of another time namespace */
+#define KVC_HUNG_NS           UINT64_C(1000000000)  /* without a heartbeat this long: no request is sent */
 #define KVC_NS_A_MS           UINT64_C(1000000)
 #define KVC_NS_A_US           UINT64_C(1000)
 #define KVC_FORK_GUARD        UINT64_C(0x6b766320616c6976) /* what the fork_guard page holds in its process */
@@ -545,6 +546,10 @@ static inline kv_key_t kvc_block_key(const kvc_key_source_t *source, const kvc_g
 
 	return key;
 }
+
+/* Fill the struct of a caller of `call`. KVC_ERR_ARG: its struct_size is not set. */
+kvc_status_t kvc_fill(const char *call, void *out, const void *full, size_t size);
+
 /* Memory for the keys of the request being sent, kept for the next. NULL: out of memory. */
 kv_key_t *kvc_reserve_keys(kvc_t *kvc, uint32_t count);
 

@@ -1,6 +1,8 @@
 /* Why a call failed, in words; and the small things every program asks first. */
 #include "impl.h"
 
+#include "kv/struct.h"
+
 #include "kv/miss_reason_list.h"
 
 #include <stdarg.h>
@@ -40,6 +42,11 @@ const char *kvc_status_name(kvc_status_t status)
 const char *kvc_status_text(kvc_status_t status)
 {
 	return kv_status_text((kv_status_t)status);
+}
+
+kvc_status_t kvc_fill(const char *call, void *out, const void *full, size_t size)
+{
+	return kv_struct_fill(out, full, size) ? KVC_OK : kvc_fail(KV_ERR_ARG, "%s: struct_size is not set", call);
 }
 
 const char *kvc_version(void)

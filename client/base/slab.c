@@ -152,8 +152,7 @@ kvc_status_t kvc_device(const kvc_t *kvc, uint32_t i, kvc_device_t *device)
 			full.name = gpu->name;
 			full.mapped = gpu->mapped;
 			full.unmapped = gpu->unmapped;
-			kv_struct_fill(device, &full, sizeof full);
-			return KVC_OK;
+			return kvc_fill("kvc_device", device, &full, sizeof full);
 		}
 	}
 

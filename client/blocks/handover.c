@@ -689,7 +689,7 @@ static kvc_status_t status_of(const kvc_handover_t *handover)
 	return handover->state == KV_HANDOVER_COMPLETE && !wants_tail(handover) ? KVC_OK : KVC_PENDING;
 }
 
-void kvc_handover_get_info(const kvc_handover_t *handover, kvc_handover_info_t *info)
+kvc_status_t kvc_handover_get_info(const kvc_handover_t *handover, kvc_handover_info_t *info)
 {
 	kvc_handover_info_t full = {
 		.state = handover->state,
@@ -704,7 +704,7 @@ void kvc_handover_get_info(const kvc_handover_t *handover, kvc_handover_info_t *
 		.announced = handover->announced,
 	};
 
-	kv_struct_fill(info, &full, sizeof full);
+	return kvc_fill("kvc_handover_get_info", info, &full, sizeof full);
 }
 
 /* What a call of kvc_handover_wait() waits for. */

@@ -419,15 +419,14 @@ static void search_all(kvc_search_t *search, const kvc_space_t *space, uint32_t 
 	}
 }
 
-static void match_with(const kvc_space_t *space, kvc_search_t *search, uint32_t n, kvc_match_t *out)
+static kvc_status_t match_with(const kvc_space_t *space, kvc_search_t *search, uint32_t n, kvc_match_t *out)
 {
 	kvc_t *kvc = space->kvc;
 	kvc_match_t match = {.why = KV_WHY_NO_DAEMON};
 	kv_miss_reason_t why;
 
 	if (kvc_check_process(kvc) != KVC_OK) {
-		kv_struct_fill(out, &match, sizeof match);
-		return;
+		return kvc_fill("kvc_match", out, &match, sizeof match);
 	}
 	search->map = kvc_map_enter(kvc);
 	why = check_daemon_alive(space, search->map);
@@ -441,20 +440,21 @@ static void match_with(const kvc_space_t *space, kvc_search_t *search, uint32_t 
 		atomic_store_explicit(&((kvc_space_t *)(uintptr_t)space)->stale, 1u, memory_order_relaxed);
 	}
 	kvc_map_leave(kvc);
-	kv_struct_fill(out, &match, sizeof match);
 
 	kvc_count(&kvc->counters.matches, 1);
 	kvc_count(&kvc->counters.match_hits, match.n != 0);
+
+	return kvc_fill("kvc_match", out, &match, sizeof match);
 }
 
-void kvc_match(const kvc_space_t *space, const kvc_key_t *keys, uint32_t n, kvc_match_t *match)
+kvc_status_t kvc_match(const kvc_space_t *space, const kvc_key_t *keys, uint32_t n, kvc_match_t *match)
 {
 	kvc_search_t search = {.keys = (const kv_key_t *)keys};
 
-	match_with(space, &search, n, match);
+	return match_with(space, &search, n, match);
 }
 
-void kvc_match_lazy(const kvc_space_t *space, const kvc_key_source_t *source, uint32_t n, kvc_match_t *match)
+kvc_status_t kvc_match_lazy(const kvc_space_t *space, const kvc_key_source_t *source, uint32_t n, kvc_match_t *match)
 {
 	kvc_memo_t memo;
 	kvc_search_t search = {.memo = &memo};
@@ -462,5 +462,5 @@ void kvc_match_lazy(const kvc_space_t *space, const kvc_key_source_t *source, ui
 	memo.source = source;
 	memo.count = 0;
 	memset(memo.unit, 0xff, sizeof memo.unit);
-	match_with(space, &search, n, match);
+	return match_with(space, &search, n, match);
 }

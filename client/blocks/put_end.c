@@ -187,21 +187,22 @@ void kvc_put_notice_durable(kvc_t *kvc, const kv_msg_durable_t *msg)
 	}
 }
 
-void kvc_put_get_result(const kvc_put_t *put, kvc_put_result_t *result)
+kvc_status_t kvc_put_get_result(const kvc_put_t *put, kvc_put_result_t *result)
 {
 	kvc_put_result_t now = put->result;
 
 	if (put->end_status != KV_OK && now.status == KVC_PENDING) {
 		now.status = (kvc_status_t)put->end_status;
 	}
-	kv_struct_fill(result, &now, sizeof now);
+
+	return kvc_fill("kvc_put_get_result", result, &now, sizeof now);
 }
 
 static int is_visible_known(const void *object)
 {
 	kvc_put_result_t result = {.struct_size = sizeof result};
 
-	kvc_put_get_result(object, &result);
+	(void)kvc_put_get_result(object, &result);
 
 	return result.status != KVC_PENDING;
 }
@@ -210,7 +211,7 @@ static int is_durable_known(const void *object)
 {
 	kvc_put_result_t result = {.struct_size = sizeof result};
 
-	kvc_put_get_result(object, &result);
+	(void)kvc_put_get_result(object, &result);
 
 	return result.status != KVC_PENDING && (result.durable_status != KVC_PENDING || result.status < 0);
 }
@@ -228,7 +229,7 @@ kvc_status_t kvc_put_wait(kvc_put_t *put, int durable, uint32_t timeout_ms)
 		return kvc_fail(KV_ERR_TIMEOUT,
 				"the put has not ended in time; has every block and every rank been handed in?");
 	}
-	kvc_put_get_result(put, &result);
+	(void)kvc_put_get_result(put, &result);
 	if (result.status == KVC_OK && durable && put->durable && result.durable_status != KVC_MISS) {
 		result.status = result.durable_status;
 	}

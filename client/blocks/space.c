@@ -319,7 +319,7 @@ void kvc_space_give_back(kvc_t *kvc, uint32_t id, const char *text)
 	}
 }
 
-void kvc_space_get_info(const kvc_space_t *space, kvc_space_info_t *info)
+kvc_status_t kvc_space_get_info(const kvc_space_t *space, kvc_space_info_t *info)
 {
 	kvc_space_info_t now = {
 		.epoch = atomic_load(&space->known_epoch),
@@ -330,7 +330,8 @@ void kvc_space_get_info(const kvc_space_t *space, kvc_space_info_t *info)
 	};
 
 	memcpy(now.root, space->root, sizeof now.root);
-	kv_struct_fill(info, &now, sizeof now);
+
+	return kvc_fill("kvc_space_get_info", info, &now, sizeof now);
 }
 
 const char *kvc_space_layout(const kvc_space_t *space)

@@ -30,10 +30,10 @@
  * Ownership. What a function returns through **p is the caller's until the matching free.
  *
  * ABI. A struct that begins with struct_size may grow at its end. The caller sets struct_size to its sizeof before
- * every call, also where the library fills the struct; the library reads and fills no more than that. A struct without
- * struct_size never changes: what callers pass in arrays has none, so that an array's stride is its sizeof.
- * KVC_ABI_VERSION is the number in the library's soname (libkvc.so.1). It changes when an older program no longer works
- * with the library.
+ * every call, also where the library fills the struct; the library reads and fills no more. If it is not set, the call
+ * answers KVC_ERR_ARG. A struct without struct_size never changes: what callers pass in arrays has none, so that an
+ * array's stride is its sizeof. KVC_ABI_VERSION is the number in the library's soname (libkvc.so.1). It changes when an
+ * older program no longer works with the library.
  */
 #ifndef KVC_H
 #define KVC_H
@@ -292,7 +292,7 @@ KVC_API kvc_status_t kvc_space_state(const kvc_space_t *space);
 /* Its leases, puts and hand-overs go back. The daemon keeps the blocks, and may give the space's number to another one
  * when no member has the space open. */
 KVC_API void kvc_space_close(kvc_space_t *space);
-KVC_API void kvc_space_get_info(const kvc_space_t *space, kvc_space_info_t *info);
+KVC_API kvc_status_t kvc_space_get_info(const kvc_space_t *space, kvc_space_info_t *info);
 /* Canonical layout of the pool's blocks: the one asked for, or one that differs in the inner order only (permute on
  * the way in and out). Borrowed. */
 KVC_API const char *kvc_space_layout(const kvc_space_t *space);
@@ -377,12 +377,13 @@ typedef struct kvc_match {
 
 /* Longest resident prefix of n keys. Shared memory only: no system call, any thread. Never fails: without a live
  * daemon it is a miss with its reason. */
-KVC_API void kvc_match(const kvc_space_t *space, const kvc_key_t *keys, uint32_t n, kvc_match_t *match);
+KVC_API kvc_status_t kvc_match(const kvc_space_t *space, const kvc_key_t *keys, uint32_t n, kvc_match_t *match);
 
 /* The same for keys made on demand. In a space of several groups both answer the largest n that every group can serve:
  * a multiple of all their blocks; of groups that are not `full` the 128 nearest lengths below the full groups' answer
  * that may do are tried. n_cpu: the same counting blocks in CPU memory only. */
-KVC_API void kvc_match_lazy(const kvc_space_t *space, const kvc_key_source_t *source, uint32_t n, kvc_match_t *match);
+KVC_API kvc_status_t kvc_match_lazy(const kvc_space_t *space, const kvc_key_source_t *source, uint32_t n,
+				    kvc_match_t *match);
 
 /* ---- leases ---------------------------------------------------------------------------------- */
 
@@ -495,7 +496,7 @@ typedef struct kvc_put_result {
 	kvc_status_t durable_status; /* PENDING until DURABLE has come; MISS when not asked for */
 	uint32_t durable;            /* blocks from the root that are durable */
 } kvc_put_result_t;
-KVC_API void kvc_put_get_result(const kvc_put_t *put, kvc_put_result_t *result);
+KVC_API kvc_status_t kvc_put_get_result(const kvc_put_t *put, kvc_put_result_t *result);
 /* The put is still being written: without a word for the daemon's put.ttl it may be revoked, when its namespace lacks
  * room. kvc_put_end() says so too. Call it whenever the put moves on: a message goes at most once in half of put.ttl
  * (until the first answer has named that: 50 ms), else this is a look at the clock. Does not wait. REVOKED: that has
@@ -665,7 +666,7 @@ typedef struct kvc_handover_info {
 	uint32_t announced;
 } kvc_handover_info_t;
 /* What is known now; it changes in kvc_poll() and other calls. */
-KVC_API void kvc_handover_get_info(const kvc_handover_t *handover, kvc_handover_info_t *info);
+KVC_API kvc_status_t kvc_handover_get_info(const kvc_handover_t *handover, kvc_handover_info_t *info);
 /* Of the consumer: wait until n units are there, or all of it with its tail (n 0: all). Of the producer: until the last
  * chunk is answered; n is ignored. OK, KVC_ERR_TIMEOUT, or its status. */
 KVC_API kvc_status_t kvc_handover_wait(kvc_handover_t *handover, uint32_t n, uint32_t timeout_ms);
@@ -698,7 +699,7 @@ typedef struct kvc_stats {
 	uint64_t leases_open, puts_open, slabs_mapped;
 	uint64_t broken_invariants; /* of libkvc; above 0: it has detached for good */
 } kvc_stats_t;
-KVC_API void kvc_get_stats(const kvc_t *kvc, kvc_stats_t *stats);
+KVC_API kvc_status_t kvc_get_stats(const kvc_t *kvc, kvc_stats_t *stats);
 
 /* Detach for good, because the caller has found its own state broken: from the owner's next call on there is no
  * session, every match is a miss and every call KVC_ERR_INTERNAL. What the daemon has lent stays mapped until the

@@ -31,7 +31,7 @@ void kvc_report(kvc_space_t *space, const kvc_report_t *given)
 	kvc_map_t *map;
 	uint64_t head;
 
-	if (!given || kvc_check_process(kvc) != KVC_OK) {
+	if (!given || !kv_struct_is_set(given) || kvc_check_process(kvc) != KVC_OK) {
 		return;
 	}
 	kv_struct_read(&report, given, sizeof report);
@@ -56,7 +56,7 @@ static uint64_t read_counter(const _Atomic uint64_t *counter)
 	return atomic_load_explicit(counter, memory_order_relaxed);
 }
 
-void kvc_get_stats(const kvc_t *kvc, kvc_stats_t *stats)
+kvc_status_t kvc_get_stats(const kvc_t *kvc, kvc_stats_t *stats)
 {
 	const kvc_counters_t *c = &kvc->counters;
 	kvc_stats_t now = {
@@ -78,5 +78,5 @@ void kvc_get_stats(const kvc_t *kvc, kvc_stats_t *stats)
 		.broken_invariants = kv_broken_count(),
 	};
 
-	kv_struct_fill(stats, &now, sizeof now);
+	return kvc_fill("kvc_get_stats", stats, &now, sizeof now);
 }

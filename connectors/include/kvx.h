@@ -28,7 +28,8 @@
  * Threads. A kvx_t and all made from it belong to one thread at a time. Not fork-safe: a child must not call any
  * function. Tokens are ids below 0xFFFFFFFF; a block is block_tokens of the layout.
  *
- * ABI. As in kvc.h: the caller sets struct_size to its sizeof before every call, also in results.
+ * ABI. As in kvc.h: the caller sets struct_size to its sizeof before every call, also in results; where it is
+ * not set the call answers KVC_ERR_ARG, kvx_load_prefix() and kvx_recv() a miss with it as the cause.
  */
 #ifndef KVX_H
 #define KVX_H
@@ -188,7 +189,7 @@ typedef struct kvx_stats {
 	uint64_t recvs, recvs_refused;
 	uint64_t recvs_done, recvs_failed; /* all of it came; less did */
 } kvx_stats_t;
-KVX_API void kvx_get_stats(const kvx_t *kvx, kvx_stats_t *stats);
+KVX_API kvc_status_t kvx_get_stats(const kvx_t *kvx, kvx_stats_t *stats);
 
 #ifdef __cplusplus
 }

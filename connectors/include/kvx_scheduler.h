@@ -172,7 +172,7 @@ typedef struct kvx_hit {
  * KVC_WHY_DAEMON_STALE until then). The lease is kept until kvx_scheduler_start_load(), advance() or finish(), or for a
  * second without a lookup. The bytes of the load's record stay reserved until the same calls, over any number of
  * messages. */
-KVC_API void kvx_scheduler_match(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_hit_t *hit);
+KVC_API kvc_status_t kvx_scheduler_match(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_hit_t *hit);
 
 /* The request's blocks in `group`, from index `first` on, are ids[n]: appended, or replacing all from there. The engine
  * has just allocated those at indexes >= fresh: saves read what they still need of them before they are written.
@@ -262,7 +262,8 @@ typedef struct kvx_outcome {
 	kvc_status_t refused; /* why blocks were not saved: the last reason. OK: none since the last grant */
 	uint32_t refusals;    /* in a row, without a block that became visible */
 } kvx_outcome_t;
-KVC_API void kvx_scheduler_get_outcome(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_outcome_t *outcome);
+KVC_API kvc_status_t kvx_scheduler_get_outcome(kvx_scheduler_t *scheduler, const kvx_ask_t *ask,
+					       kvx_outcome_t *outcome);
 
 /* The message of this step, valid until the next call. Exactly once a step, after all its other calls; an empty message
  * has *p_len 0. */
@@ -363,7 +364,7 @@ typedef struct kvx_scheduler_stats {
 #undef KVX_SCHEDULER_STAT
 	uint64_t requests, leases_open, puts_open; /* now */
 } kvx_scheduler_stats_t;
-KVC_API void kvx_scheduler_get_stats(const kvx_scheduler_t *scheduler, kvx_scheduler_stats_t *stats);
+KVC_API kvc_status_t kvx_scheduler_get_stats(const kvx_scheduler_t *scheduler, kvx_scheduler_stats_t *stats);
 
 #ifdef __cplusplus
 }

@@ -210,7 +210,7 @@ typedef struct kvx_worker_stats {
 	uint64_t loads_open, saves_open, marked; /* now: loads and saves in progress, blocks still to be read */
 	uint64_t registered_bytes;               /* now: of the pool that the GPU sees */
 } kvx_worker_stats_t;
-KVC_API void kvx_worker_get_stats(const kvx_worker_t *worker, kvx_worker_stats_t *stats);
+KVC_API kvc_status_t kvx_worker_get_stats(const kvx_worker_t *worker, kvx_worker_stats_t *stats);
 
 #ifdef __cplusplus
 }

@@ -1,5 +1,7 @@
 #include "inproc/error.h"
 
+#include "kv/struct.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -19,4 +21,14 @@ kvc_status_t kvx_refuse(const char *format, ...)
 	va_end(args);
 
 	return KVC_ERR_ARG;
+}
+
+int kvx_fill_result(const char *call, void *out, const void *full, size_t size)
+{
+	if (!out || kv_struct_fill(out, full, size)) {
+		return 1;
+	}
+	(void)kvx_refuse("%s: struct_size is not set", call);
+
+	return 0;
 }

@@ -247,7 +247,7 @@ void kvx_record_request(kvx_t *kvx, const kvx_request_t *request)
 	if (request->struct_size < sizeof *request) {
 		return;
 	}
-	if (request->load) {
+	if (request->load && kv_struct_is_set(request->load)) {
 		kv_struct_read(&load, request->load, sizeof load);
 	}
 	report = (kvc_report_t){
@@ -268,7 +268,7 @@ void kvx_record_request(kvx_t *kvx, const kvx_request_t *request)
 	kvx_scheduler_record(kvx->scheduler, NULL, &report);
 }
 
-void kvx_get_stats(const kvx_t *kvx, kvx_stats_t *stats)
+kvc_status_t kvx_get_stats(const kvx_t *kvx, kvx_stats_t *stats)
 {
 	kvx_scheduler_stats_t scheduler = {.struct_size = sizeof scheduler};
 	kvx_worker_stats_t worker;
@@ -282,5 +282,6 @@ void kvx_get_stats(const kvx_t *kvx, kvx_stats_t *stats)
 	all.self_tests = worker.self_tests;
 	all.self_test_failures = worker.self_test_failures;
 	all.attaches = scheduler.attaches;
-	kv_struct_fill(stats, &all, sizeof all);
+
+	return kv_struct_fill(stats, &all, sizeof all) ? KVC_OK : kvx_refuse("kvx_get_stats: struct_size is not set");
 }

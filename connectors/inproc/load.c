@@ -1,9 +1,9 @@
 /* Loads: an asynchronous load of the two halves. A match leases what it finds, the worker half copies and verifies it,
  * and the first block that it names as failed ends the prefix. */
+#include "inproc/error.h"
 #include "inproc/job.h"
 
 #include "kv/shm.h"
-#include "kv/struct.h"
 
 #define ABORT_US 1000u /* pause between two looks at a load that was cancelled */
 
@@ -252,13 +252,6 @@ void kvx_load_init(kvx_load_t *load, uint32_t skip)
 	load->result.tokens = kvx_job_tokens(&load->job, skip);
 }
 
-static void fill_result(kvx_load_result_t *out, const kvx_load_result_t *result)
-{
-	if (out) {
-		kv_struct_fill(out, result, sizeof *result);
-	}
-}
-
 kvc_status_t kvx_load_prefix(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_load_t **p_load, kvx_load_result_t *result)
 {
 	const kvx_job_kind_t kind = {
@@ -270,21 +263,23 @@ kvc_status_t kvx_load_prefix(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_load_t 
 
 	*p_load = NULL;
 	kvx->stats.loads++;
-	if (kvx_ranks_are_ready(&kvx->ranks)) {
+	if (!kvx_fill_result("kvx_load_prefix", result, &refused, sizeof refused)) {
+		status = KVC_ERR_ARG;
+	} else if (kvx_ranks_are_ready(&kvx->ranks)) {
 		status = kvx_job_create(kvx, prefix, &kind, &job);
 	}
 	if (status != KVC_OK) {
 		kvx->stats.load_refused++;
 		refused.cause = status;
 		refused.why = status == KVC_ERR_UNREACHABLE ? KV_WHY_NO_DAEMON : KV_WHY_NONE;
-		fill_result(result, &refused);
+		(void)kvx_fill_result("kvx_load_prefix", result, &refused, sizeof refused);
 		return KVC_MISS;
 	}
 
 	load = (kvx_load_t *)job;
 	kvx_load_init(load, prefix->skip);
 	kvx_load_begin_piece(load, job->n, job->start_ns);
-	fill_result(result, &load->result);
+	(void)kvx_fill_result("kvx_load_prefix", result, &load->result, sizeof *result);
 	if (load->step == KVX_LOAD_ENDED) {
 		kvx_job_destroy(job);
 		return KVC_MISS;
@@ -296,9 +291,8 @@ kvc_status_t kvx_load_prefix(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_load_t 
 
 kvc_status_t kvx_load_state(const kvx_load_t *load, kvx_load_result_t *result)
 {
-	fill_result(result, &load->result);
-
-	return load->result.status;
+	return kvx_fill_result("kvx_load_state", result, &load->result, sizeof *result) ? load->result.status
+											: KVC_ERR_ARG;
 }
 
 /* The transfer thread finishes the batch it copies, then it lets go of the blocks. */

@@ -1,5 +1,6 @@
 /* Receives: a load whose end is where the producer is. Each notice of the daemon begins a piece of it; what was handed
  * over during a piece is the next one. */
+#include "inproc/error.h"
 #include "inproc/handover.h"
 #include "inproc/transfer.h"
 #include "scheduler/handover_calls.h"
@@ -180,7 +181,7 @@ static kvc_status_t finish_begin(kvx_t *kvx, kvc_status_t status, kvx_recv_t **p
 	kvx_recv_end(*p_recv);
 	*p_recv = NULL;
 	if (result) {
-		kv_struct_fill(result, &refused, sizeof refused);
+		(void)kv_struct_fill(result, &refused, sizeof refused);
 	}
 
 	return KVC_MISS;
@@ -214,7 +215,8 @@ kvc_status_t kvx_recv(kvx_t *kvx, const char *transfer, const kvx_prefix_t *pref
 	kvc_status_t status;
 
 	*p_recv = NULL;
-	status = create_recv(kvx, prefix, p_recv);
+	status = result && !kv_struct_is_set(result) ? kvx_refuse("kvx_recv: struct_size is not set")
+						     : create_recv(kvx, prefix, p_recv);
 	if (status == KVC_OK) {
 		status = kvx_transfer_begin(&(*p_recv)->load.job, prefix, transfer, name);
 	}
@@ -241,11 +243,7 @@ kvc_status_t kvx_recv_state(const kvx_recv_t *recv, kvx_recv_result_t *result)
 		.recv_ns = load->load_ns,
 	};
 
-	if (result) {
-		kv_struct_fill(result, &now, sizeof now);
-	}
-
-	return load->status;
+	return kvx_fill_result("kvx_recv_state", result, &now, sizeof now) ? load->status : KVC_ERR_ARG;
 }
 
 void kvx_recv_end(kvx_recv_t *recv)

@@ -1,9 +1,8 @@
 /* Saves: a request that has computed all of its prefix. The scheduler half reserves what is not stored, and again what
  * was refused; the worker half copies. Once every block has been read the engine may write them, so from then on
  * nothing is reserved again. */
+#include "inproc/error.h"
 #include "inproc/job.h"
-
-#include "kv/struct.h"
 
 #define TRIES 4u /* refusals in a row, then the rest is given up */
 
@@ -122,11 +121,8 @@ kvc_status_t kvx_save_prefix(kvx_t *kvx, const kvx_prefix_t *prefix, kvx_save_t 
 
 kvc_status_t kvx_save_state(const kvx_save_t *save, kvx_save_result_t *result)
 {
-	if (result) {
-		kv_struct_fill(result, &save->result, sizeof *result);
-	}
-
-	return save->result.status;
+	return kvx_fill_result("kvx_save_state", result, &save->result, sizeof *result) ? save->result.status
+											: KVC_ERR_ARG;
 }
 
 void kvx_save_abort(kvx_save_t *save)

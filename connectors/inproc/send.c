@@ -3,12 +3,11 @@
  * One request to the daemon is in progress at a time: a chunk covers all that became visible during the one before. The
  * first names no block, so that the daemon knows the producer, and tells the consumer if it dies before it has stored
  * anything. */
+#include "inproc/error.h"
 #include "inproc/buffer.h"
 #include "inproc/handover.h"
 #include "inproc/transfer.h"
 #include "scheduler/handover_calls.h"
-
-#include "kv/struct.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -318,11 +317,7 @@ kvc_status_t kvx_send_state(const kvx_send_t *send, kvx_send_result_t *result)
 				       .sent = send->sent,
 				       .taken = send->taken};
 
-	if (result) {
-		kv_struct_fill(result, &now, sizeof now);
-	}
-
-	return send->save.result.status;
+	return kvx_fill_result("kvx_send_state", result, &now, sizeof now) ? now.status : KVC_ERR_ARG;
 }
 
 void kvx_send_end(kvx_send_t *send)

@@ -77,6 +77,36 @@ static char *copy_text(char *at, const char **p_text)
 	return at + size;
 }
 
+/* The weights' name may come later (kvx_scheduler_set_weights()), the adapter's with a request. */
+static int has_missing_field(const kvc_identity_t *id, const char *units)
+{
+	const kv_identity_t given = {
+		.model = id->model,
+		.weights = id->weights ? id->weights : "later",
+		.dtype = id->dtype,
+		.quantization = id->quantization ? id->quantization : "none",
+		.rope = id->rope,
+		.lora = id->lora ? id->lora : "none",
+		.hash = id->hash ? id->hash : "kv1",
+		.hash_tokens = units,
+		.groups = id->groups,
+		.layout = id->layout,
+		.page_format = id->page_format ? id->page_format : "plain",
+		.extra = id->extra,
+	};
+	static _Thread_local char why[96];
+	char text[KV_IDENTITY_MAX_TEXT];
+	const char *field = NULL;
+
+	if (kv_identity_text(&given, text, sizeof text, &field) == KV_OK) {
+		return 0;
+	}
+	(void)snprintf(why, sizeof why, "the identity's %s is missing or too long", field ? field : "text");
+	(void)kvx_scheduler_reject_config(why);
+
+	return 1;
+}
+
 static kvc_status_t take_identity(kvx_scheduler_t *scheduler, const kvx_scheduler_config_t *config)
 {
 	kvc_identity_t *id = &scheduler->identity;
@@ -104,10 +134,13 @@ static kvc_status_t take_identity(kvx_scheduler_t *scheduler, const kvx_schedule
 		at = copy_text(at, texts[i]);
 	}
 
+	if (has_missing_field(id, units)) {
+		return KVC_ERR_ARG;
+	}
 	parsed = (kv_identity_t){.hash_tokens = units, .groups = id->groups};
-	if (!id->layout || kv_identity_groups(&parsed, &scheduler->unit, scheduler->groups, KVX_MAX_GROUPS,
-					      &scheduler->group_count) != KV_OK) {
-		return kvx_scheduler_reject_config("the identity's hash_tokens, groups or layout are wrong");
+	if (kv_identity_groups(&parsed, &scheduler->unit, scheduler->groups, KVX_MAX_GROUPS, &scheduler->group_count) !=
+	    KV_OK) {
+		return kvx_scheduler_reject_config("the identity's hash_tokens or groups are wrong");
 	}
 
 	return KVC_OK;

@@ -86,7 +86,7 @@ void kvx_scheduler_start_load(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, 
 {
 	kvx_hit_t full;
 
-	if (hit) {
+	if (hit && kv_struct_is_set(hit)) {
 		kv_struct_read(&full, hit, sizeof full);
 		start_load(scheduler, ask, &full);
 	}

@@ -540,10 +540,15 @@ static void match_request(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_
 	request->match_ns = kv_now_ns(scheduler->env) - start;
 }
 
-void kvx_scheduler_match(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_hit_t *hit)
+kvc_status_t kvx_scheduler_match(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_hit_t *hit)
 {
 	kvx_hit_t full = {0};
 
+	if (!kv_struct_is_set(hit)) {
+		return KVC_ERR_ARG;
+	}
 	match_request(scheduler, ask, &full);
-	kv_struct_fill(hit, &full, sizeof full);
+	(void)kv_struct_fill(hit, &full, sizeof full);
+
+	return KVC_OK;
 }

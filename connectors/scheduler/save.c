@@ -425,7 +425,7 @@ static uint32_t saved_to(const kvx_scheduler_t *scheduler, const kvx_request_t *
 	return tokens;
 }
 
-void kvx_scheduler_get_outcome(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_outcome_t *outcome)
+kvc_status_t kvx_scheduler_get_outcome(kvx_scheduler_t *scheduler, const kvx_ask_t *ask, kvx_outcome_t *outcome)
 {
 	const kvx_request_t *request = kvx_requests_find_asked(&scheduler->requests, ask);
 	kvx_outcome_t full = {.load = KVC_MISS};
@@ -438,7 +438,8 @@ void kvx_scheduler_get_outcome(kvx_scheduler_t *scheduler, const kvx_ask_t *ask,
 				       .stored = saved_to(scheduler, request, 0),
 				       .sent = saved_to(scheduler, request, 1)};
 	}
-	kv_struct_fill(outcome, &full, sizeof full);
+
+	return kv_struct_fill(outcome, &full, sizeof full) ? KVC_OK : KVC_ERR_ARG;
 }
 
 /* ---- answers --------------------------------------------------------------------------------- */

@@ -427,7 +427,7 @@ void kvx_scheduler_suspend(kvx_scheduler_t *scheduler)
 	scheduler->stats.suspensions++;
 }
 
-void kvx_scheduler_get_stats(const kvx_scheduler_t *scheduler, kvx_scheduler_stats_t *stats)
+kvc_status_t kvx_scheduler_get_stats(const kvx_scheduler_t *scheduler, kvx_scheduler_stats_t *stats)
 {
 	kvx_scheduler_stats_t now = scheduler->stats;
 
@@ -435,5 +435,6 @@ void kvx_scheduler_get_stats(const kvx_scheduler_t *scheduler, kvx_scheduler_sta
 	now.requests = scheduler->requests.count;
 	now.puts_open = scheduler->put_count;
 	now.leases_open = kvx_loads_count_leases(scheduler);
-	kv_struct_fill(stats, &now, sizeof now);
+
+	return kv_struct_fill(stats, &now, sizeof now) ? KVC_OK : KVC_ERR_ARG;
 }

@@ -484,7 +484,7 @@ kvc_status_t kvx_worker_digest(kvx_worker_t *worker, const kvk_range_t *ranges, 
 	return status;
 }
 
-void kvx_worker_get_stats(const kvx_worker_t *worker, kvx_worker_stats_t *stats)
+kvc_status_t kvx_worker_get_stats(const kvx_worker_t *worker, kvx_worker_stats_t *stats)
 {
 	kvx_worker_stats_t all = {0};
 
@@ -498,5 +498,6 @@ void kvx_worker_get_stats(const kvx_worker_t *worker, kvx_worker_stats_t *stats)
 	if (worker->gpu) {
 		kvx_gpu_fill_stats(worker, &all);
 	}
-	kv_struct_fill(stats, &all, sizeof all);
+
+	return kv_struct_fill(stats, &all, sizeof all) ? KVC_OK : KVC_ERR_ARG;
 }

@@ -246,6 +246,31 @@ BED_CASE(p7_an_attachment_that_was_abandoned_is_a_miss_for_good)
 	kvc_release(&lease, 1);
 }
 
+/* Of every struct that the library fills or reads. */
+BED_CASE(p10_a_struct_without_its_size_is_an_error)
+{
+	kvc_match_t match = {0};
+	kvc_put_result_t result = {0};
+	kvc_space_info_t info = {0};
+	kvc_stats_t stats = {0};
+	const kvc_report_t report = {0};
+	kvc_put_t *put;
+
+	assert_int_equal(bed_put(&bed, 0, 4), KVC_OK);
+	assert_int_equal(kvc_put_start(bed.space, bed.keys, 4, 6, NULL, &put), KVC_OK);
+	assert_int_equal(kvc_match(bed.space, bed.keys, 4, &match), KVC_ERR_ARG);
+	assert_int_equal(match.n, 0);
+	assert_non_null(strstr(kvc_last_error(), "kvc_match: struct_size is not set"));
+	assert_int_equal(kvc_put_get_result(put, &result), KVC_ERR_ARG);
+	assert_int_equal(kvc_space_get_info(bed.space, &info), KVC_ERR_ARG);
+	assert_int_equal(info.block_bytes, 0);
+	assert_int_equal(kvc_get_stats(bed.kvc, &stats), KVC_ERR_ARG);
+	stats.struct_size = sizeof(size_t);
+	assert_int_equal(kvc_get_stats(bed.kvc, &stats), KVC_ERR_ARG);
+	kvc_report(bed.space, &report); /* nothing is recorded */
+	kvc_put_free(put);
+}
+
 BED_CASE(p5_a_daemon_silent_for_seconds_is_asked_nothing)
 {
 	kvc_lease_t *lease = NULL;

@@ -593,10 +593,37 @@ KV_TEST(p7_the_engine_computes_everything_itself)
 	kve_engine_destroy(engine);
 }
 
+/* Results too: nothing of them is filled then. */
+KV_TEST(p10_a_result_without_its_size_is_an_error)
+{
+	kvx_load_result_t result = {.struct_size = sizeof result};
+	kvx_stats_t stats = {.struct_size = sizeof stats};
+	const uint32_t tokens[32] = {1}, blocks[2] = {0, 1};
+	kvx_prefix_t prefix = {.struct_size = sizeof prefix, .tokens = tokens, .n_tokens = 32, .blocks = blocks};
+	kvx_load_t *load = NULL;
+	kvx_t *kvx = NULL;
+	parts_t p;
+
+	parts_init(&p);
+	assert_int_equal(kvx_attach(&p.config, &kvx), KVC_OK);
+	assert_int_equal(kvx_get_stats(kvx, &stats), KVC_OK);
+	stats = (kvx_stats_t){0};
+	assert_int_equal(kvx_get_stats(kvx, &stats), KVC_ERR_ARG);
+	assert_non_null(strstr(kvx_last_error(), "kvx_get_stats: struct_size is not set"));
+	assert_int_equal(kvx_load_prefix(kvx, &prefix, &load, &result), KVC_MISS);
+	result = (kvx_load_result_t){0};
+	assert_int_equal(kvx_load_prefix(kvx, &prefix, &load, &result), KVC_MISS);
+	assert_non_null(strstr(kvx_last_error(), "kvx_load_prefix: struct_size is not set"));
+	assert_null(load);
+	kvx_detach(kvx);
+	kve_cache_fini(&p.cache);
+}
+
 #define REFUSED(change, words)                                                                                         \
 	p.config = good;                                                                                               \
 	memcpy(parts, whole, sizeof parts);                                                                            \
 	other = p.layout;                                                                                              \
+	identity = *good.identity;                                                                                     \
 	change;                                                                                                        \
 	assert_int_equal(kvx_attach(&p.config, &kvx), KVC_ERR_ARG);                                                    \
 	assert_null(kvx);                                                                                              \
@@ -607,6 +634,7 @@ KV_TEST(p7_the_engine_computes_everything_itself)
 KV_TEST(p10_contradictory_configurations_are_refused_with_a_sentence)
 {
 	kvk_paged_t whole[2], parts[2];
+	kvc_identity_t identity;
 	kvk_layout_t other;
 	kvx_config_t good;
 	kvx_t *kvx = NULL;
@@ -625,6 +653,9 @@ KV_TEST(p10_contradictory_configurations_are_refused_with_a_sentence)
 	REFUSED(p.config.roles = 0, "");
 	REFUSED(p.config.roles = 4, "");
 	REFUSED(p.config.identity = NULL, "");
+	REFUSED((identity.model = NULL, p.config.identity = &identity), "identity's model is missing");
+	REFUSED((identity.dtype = "", p.config.identity = &identity), "identity's dtype is missing");
+	REFUSED((identity.rope = NULL, p.config.identity = &identity), "identity's rope is missing");
 	REFUSED((other.block_tokens *= 2, p.config.layout = &other), "");
 	REFUSED((parts[0].layers--, parts[1].layers--), "");
 	REFUSED(p.config.parts = KVX_MAX_PARTS + 1, "more than 16 parts");
