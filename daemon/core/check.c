@@ -277,6 +277,10 @@ static int check_rebalance(kvd_core_t *core, char *why, size_t cap)
 {
 	uint64_t named = kvd_rebalance_count_named(core);
 
+	if (core->rebalance[KVD_CPU].slab == KVD_NONE && named == 0 && core->rebalance[KVD_CPU].named == 0) {
+		snprintf(why, cap, "no slab is being rebalanced");
+		return 1;
+	}
 	snprintf(why, cap, "slab %u is being rebalanced, leases name %llu of its slots, counted %llu",
 		 core->rebalance[KVD_CPU].slab, (unsigned long long)named,
 		 (unsigned long long)core->rebalance[KVD_CPU].named);

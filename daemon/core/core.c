@@ -275,15 +275,13 @@ static const char *detail_of(kv_status_t status)
 	case KV_ERR_ARG:
 		return "a field is out of its range, or two fields contradict each other";
 	case KV_ERR_LIMIT:
-		return "the instance has as many leases, puts or hand-overs, or its namespace as many hand-overs, as "
-		       "it "
-		       "may have";
+		return "limits.leases (leases and puts of an instance, and hand-overs that it is a side of), "
+		       "instance.lease_area or handover.max_entries (of a namespace) is reached; raise it, or end some";
 	case KV_ERR_UNSUPPORTED:
 		return "the space has no such group";
 	case KV_ERR_BUSY:
-		return "pinned or unfinished bytes of the instance or its namespace, or what its hand-overs keep, are "
-		       "at "
-		       "their limit, or nothing can be evicted";
+		return "instance.max_pinned, instance.max_unfinished, handover.max_bytes or the namespace's share "
+		       "(share.cpu) is reached, or nothing can be evicted; try again later, or raise it";
 	default:
 		return NULL;
 	}

@@ -100,7 +100,7 @@ static const kv_option_t rows[] = {
 	ROW("peers.timeout", DURATION, "5s", "100ms", "10m", NULL, AT_START, peers_timeout, "a peer that says nothing, or does not send the bytes it was asked for, for so long is cut off and dialled again"),
 	ROW("spin", DURATION, "1ms", NULL, "10ms", NULL, AT_START, spin, "look at the sockets at most this long before going to sleep: as long as requests have lately come that often, else 30us; 0: never. Not for a client that may use no other CPU than the daemon"),
 	ROW("sched", ENUM, "normal", NULL, NULL, "normal,realtime", AT_START, sched, "scheduling class of the core thread; realtime (SCHED_RR, priority 1): it gets a CPU at once where engines use all, and spins 30us at most; needs LimitRTPRIO=1 or CAP_SYS_NICE"),
-	ROW("log.level", ENUM, "info", NULL, NULL, "error,warn,info,debug", LIVE, log_level, "lines above this level are dropped; SIGHUP reads it again"),
+	ROW("log.level", ENUM, "info", NULL, NULL, "error,warn,info,debug", LIVE, log_level, "lines above this level are dropped; debug adds connections and refused requests; SIGHUP reads it again"),
 	ROW("keeper", BOOL, "on", NULL, NULL, NULL, AT_START, keeper, "start as a small keeper process that restarts the daemon when it crashes"),
 	ROW("restart.adopt", BOOL, "on", NULL, NULL, NULL, AT_START, adopt, "the daemon that the keeper starts after a crash or an upgrade takes over the blocks in GPU memory; off: it starts with empty memory. Host memory is always empty then"),
 };

@@ -238,7 +238,8 @@ static kv_status_t send_ask(kvs_metadb_t *db)
 static int is_known(int32_t status)
 {
 	return status == KV_OK || status == KV_ERR_NOSPC || status == KV_ERR_CORRUPT || status == KV_ERR_LOCKED ||
-	       status == KV_ERR_IO || status == KV_ERR_NOMEM || status == KV_ERR_PROTO || status == KV_ERR_BUSY;
+	       status == KV_ERR_IO || status == KV_ERR_NOMEM || status == KV_ERR_PROTO || status == KV_ERR_BUSY ||
+	       status == KV_ERR_PATH;
 }
 
 static kv_status_t take_answer(kvs_metadb_t *db, kvs_meta_verb_t verb, int wait_ms)
@@ -523,7 +524,7 @@ kv_status_t kvs_metadb_open(kvs_metadb_t *db, int has_slots, int must_open, int 
 	db->aside = lstat(aside, &st) == 0;
 	do {
 		status = get_ready(db);
-	} while ((status == KV_ERR_IO || status == KV_ERR_BUSY) && !db->aside && !db->lost &&
+	} while ((status == KV_ERR_IO || status == KV_ERR_BUSY || status == KV_ERR_PATH) && !db->aside && !db->lost &&
 		 kvs_metadb_await_retry(db, until));
 	if (status == KV_ERR_NOSPC && has_slots && !db->aside && !db->lost) {
 		status = open_for_reading(db);

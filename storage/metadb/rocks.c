@@ -59,6 +59,10 @@ kv_status_t kvs_rocks_error(const char *sentence)
 		return KV_ERR_CORRUPT; /* a file is gone, or is not what its name says */
 	}
 
+	if (strstr(sentence, "Permission denied") || strstr(sentence, "Operation not permitted")) {
+		return KV_ERR_PATH;
+	}
+
 	return KV_ERR_IO;
 }
 

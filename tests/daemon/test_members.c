@@ -301,7 +301,7 @@ KV_TEST(p1_memory_a_member_may_still_touch_waits_for_its_death)
 
 KV_TEST(p5_a_refused_member_leaves_no_instance_behind)
 {
-	static const char *const args[] = {"--limits.members=1", "--limits.instances=3", NULL};
+	static const char *const args[] = {"--limits.members=1", "--limits.instances=3", "--log.level=debug", NULL};
 	raw_daemon_t small;
 	raw_member_t only;
 
@@ -320,6 +320,9 @@ KV_TEST(p5_a_refused_member_leaves_no_instance_behind)
 	assert_int_equal(raw_metric_reaches(only.fd, "kvd_instances", 1), 1);
 	usleep(50000); /* one more turn of the gauges */
 	assert_int_equal(raw_metric(only.fd, "kvd_instances"), 1);
+	assert_true(raw_log_has(&small, "status ERR_LIMIT detail \"limits.members")); /* the option that bounds */
+	assert_true(raw_log_has(&small, "a connection is open: session "));
+	KV_AWAIT(raw_log_has(&small, "a connection has ended: session "));
 	raw_leave(&only);
 	raw_daemon_end(&small);
 }

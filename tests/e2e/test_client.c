@@ -226,7 +226,7 @@ KV_TEST(p5_more_puts_and_leases_than_allowed_are_refused_not_hung)
 	const kvc_put_options_t options = {.struct_size = sizeof options};
 	kvc_put_t *put[MOST] = {0};
 	kvc_lease_t *lease[MOST] = {0};
-	uint64_t busy = 0, granted = 0, held = 0, since;
+	uint64_t busy = 0, granted = 0, held = 0, limited = 0, since;
 	kvc_status_t status;
 	kvc_key_t many[FLOOD];
 
@@ -254,10 +254,13 @@ KV_TEST(p5_more_puts_and_leases_than_allowed_are_refused_not_hung)
 	assert_int_equal(user_put(&user, many, 0, FLOOD, 0, NULL), KVC_OK); /* room again */
 	for (uint32_t i = 0; i < MOST; i++) {
 		status = kvc_acquire(user.space, many, 4, 0, 0, &lease[i]);
-		assert_true(status == KVC_OK || status == KVC_ERR_BUSY || status == (kvc_status_t)KV_ERR_LIMIT);
+		assert_true(status == KVC_OK || status == KVC_ERR_BUSY || status == KVC_ERR_LIMIT);
+		assert_true(status != KVC_ERR_LIMIT || strstr(kvc_last_error(), "limits.leases"));
+		limited += status == KVC_ERR_LIMIT;
 		held += status == KVC_OK;
 	}
 	assert_int_equal(held, 8);
+	assert_int_not_equal(limited, 0);
 	assert_int_equal(kvc_lease_state(lease[0]), KVC_OK);
 	kvc_release(lease, MOST);
 	user_expect(&user, many, FLOOD);
@@ -272,6 +275,7 @@ KV_TEST(kvctl_looks_into_the_real_daemon)
 	} asked[] = {{"status", "healthy"},
 		     {"status --json --detail 2", "\"program\":\"e2e\""},
 		     {"check", ", 0 failed"},
+		     {"check", "no slab is being rebalanced"},
 		     {"stats kvd_put_blocks", "3"},
 		     {"config cpu.size", " 8MiB  (command line)"},
 		     {"version", ""}};

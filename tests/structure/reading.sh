@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# docs.reading: every path and every function that README.md, docs/READING.md and docs/reading/ name exists; so does every link of a document. In docs/reading/ each
+# docs.reading: every path and every function that README.md, docs/READING.md and docs/reading/ name exists; so does every link of a document. docs/README.md names every page. In docs/reading/ each
 # function of a table's row is defined in a file of that row.
 set -euo pipefail
 cd "$1"
@@ -26,5 +26,8 @@ for page in README.md docs/*.md docs/*/*.md; do
 	while read -r path; do
 		[ -e "$(dirname "$page")/$path" ] || complain "$page links to $path, which does not exist"
 	done < <(grep -oE '\]\([A-Za-z0-9_./-]+\)' "$page" | sed 's/^](//; s/)$//' | sort -u)
+done
+for page in docs/*.md; do
+	[ "$page" = docs/README.md ] || grep -qF "\`${page#docs/}\`" docs/README.md || complain "docs/README.md does not name ${page#docs/}"
 done
 exit $bad

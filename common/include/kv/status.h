@@ -48,7 +48,7 @@
 	X(ERR_LOCKED, -29, DAEMON, LATER, 75, "another daemon holds the data directory")                               \
 	X(ERR_FOREIGN, -30, DAEMON, NO, 78, "the directory or file was not made by kvd, or by another version")        \
 	X(ERR_CONFIG, -31, DAEMON, NO, 78, "the configuration is not valid")                                           \
-	X(ERR_PATH, -32, DAEMON, NO, 78, "the path is too long, or of the wrong kind")                                 \
+	X(ERR_PATH, -32, DAEMON, NO, 78, "the path is too long, of the wrong kind, or not permitted")                  \
 	X(ERR_UNREACHABLE, -33, PEER, LATER, 69, "the daemon cannot be reached")                                       \
 	X(ERR_DAEMON_STALE, -34, PEER, LATER, 69, "the daemon's heartbeat has stopped")                                \
 	X(ERR_CLOSED, -35, SESSION, NOW, 69, "the session has ended")                                                  \

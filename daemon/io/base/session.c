@@ -86,6 +86,8 @@ void kvd_session_close_fds(kvd_session_t *session)
 
 void kvd_session_free(kvd_host_t *host, kvd_session_t *session)
 {
+	kv_log(KV_LOG_DEBUG, "io", "a connection has ended: session %llu namespace %s requests %llu",
+	       (unsigned long long)session->id, session->ns->name, (unsigned long long)session->requests);
 	if (host->hot == session) {
 		host->hot = NULL;
 	}

@@ -21,6 +21,10 @@
 
 #define REAPED_ONCE 8u /* members freed in a row */
 
+#define LIMIT_DETAIL                                                                                                   \
+	"limits.members, limits.instances (a namespace may have an equal part of either) or limits.staging is "        \
+	"reached, or the instance has as many members as one can have; raise it, or end some"
+
 /* ---- the end --------------------------------------------------------------------------------- */
 
 static void member_gone(kvd_host_t *host, kvd_member_entry_t *member)
@@ -442,6 +446,7 @@ kv_status_t kvd_request_join(kvd_host_t *host, kvd_call_t *call)
 	status = call->session->ns->used.members < host->part.members ? member_open(host, call, &join, &member, &entry)
 								      : KV_ERR_LIMIT;
 	if (status != KV_OK) {
+		call->detail = status == KV_ERR_LIMIT ? LIMIT_DETAIL : call->detail;
 		return status;
 	}
 

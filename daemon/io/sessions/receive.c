@@ -58,6 +58,8 @@ void kvd_session_open(kvd_host_t *host, kvd_namespace_t *ns, int fd)
 	session->id = ++host->next_session;
 	session->roles = KV_ROLE_ANY;
 	session->opened_ns = kv_now_ns(host->env);
+	kv_log(KV_LOG_DEBUG, "io", "a connection is open: session %llu namespace %s pid %d uid %u",
+	       (unsigned long long)session->id, ns->name, (int)session->pid, (unsigned)session->uid);
 	session->out_tail = &session->out;
 	session->runs_beside = kv_sock_peer_runs_beside(fd);
 	(void)kv_sock_ask_sender(fd); /* without it no member is proved, and joins are refused */

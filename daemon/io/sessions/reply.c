@@ -22,6 +22,10 @@ void kvd_request_reply(kvd_host_t *host, const kvd_call_t *call, kv_status_t sta
 		const char *detail = call->detail ? call->detail : kv_status_text(status);
 
 		kv_metric_add(&host->metrics, KV_M_REQUESTS_FAILED, 1);
+		kv_log(KV_LOG_DEBUG, "io",
+		       "a request is refused: session %llu namespace %s pid %d request 0x%x status %s detail \"%s\"",
+		       (unsigned long long)call->session->id, call->session->ns->name, (int)call->session->pid,
+		       call->header->code, kv_status_name(status), detail);
 		if (kv_error_encode(detail, host->frame, KVD_FRAME_SCRATCH, &header.body) != KV_OK) {
 			header.body = 0;
 		}

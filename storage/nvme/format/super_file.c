@@ -25,7 +25,7 @@ static kv_status_t read_whole(int fd, uint8_t *out, size_t len)
 			continue;
 		}
 		if (n <= 0) {
-			return KV_ERR_IO;
+			return n == 0 ? KV_ERR_IO : kvs_fs_status(errno);
 		}
 		got += (size_t)n;
 	}
@@ -45,7 +45,7 @@ static kv_status_t load_copy(kvs_super_t *super, int dir_fd, uint32_t copy, int 
 	copy_name(copy, "", name);
 	fd = openat(dir_fd, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
 	if (fd < 0) {
-		return errno == ENOENT ? KV_MISS : KV_ERR_IO;
+		return errno == ENOENT ? KV_MISS : kvs_fs_status(errno);
 	}
 	if (fstat(fd, &st) != 0) {
 		status = KV_ERR_IO;
