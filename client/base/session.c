@@ -102,11 +102,38 @@ static void lose_refused_session(kvc_t *kvc, const char *what, const kvc_answer_
 	kvc_session_lost(kvc, answer->status, why);
 }
 
+/* The daemon has just answered, so its heartbeat is of now: by our clock too, unless that is another one. Leases and
+ * matches would all be stale. */
+static int has_other_clock(kvc_t *kvc)
+{
+	const kvc_map_t *map = atomic_load(&kvc->map);
+	const uint64_t now = kv_now_ns(&kvc->env);
+	uint64_t beat;
+	char why[200];
+
+	if (!map || !map->mirror) {
+		return 0;
+	}
+	beat = atomic_load_explicit(&map->mirror->heartbeat_ns, memory_order_relaxed);
+	if (beat == 0 || (beat < now + KVC_OTHER_CLOCK_NS && now < beat + KVC_OTHER_CLOCK_NS)) {
+		return 0;
+	}
+	snprintf(why, sizeof why,
+		 "its CLOCK_MONOTONIC is %lld s ahead of ours; run the engine in the daemon's time namespace",
+		 (long long)((int64_t)(beat - now) / INT64_C(1000000000)));
+	kvc_session_lost(kvc, KV_ERR_UNSUPPORTED, why);
+
+	return 1;
+}
+
 static void on_joined(kvc_t *kvc, void *object, const kvc_answer_t *answer)
 {
 	(void)object;
 	if (answer->status != KV_OK) {
 		lose_refused_session(kvc, "joining the instance", answer);
+		return;
+	}
+	if (has_other_clock(kvc)) {
 		return;
 	}
 	if (kvc->old_incarnation) {

@@ -286,6 +286,63 @@ KV_TEST(p6_a_client_pays_for_nothing_of_the_pool)
 	assert_true(charged < 5u << 20);
 }
 
+/* 0: none can be made. */
+static int enter_time_namespace(const char *offset)
+{
+	FILE *offsets;
+
+	if (unshare(CLONE_NEWTIME) != 0) {
+		return 0;
+	}
+	offsets = fopen("/proc/self/timens_offsets", "we");
+
+	return offsets && fprintf(offsets, "monotonic %s 0\n", offset) > 0 && fclose(offsets) == 0;
+}
+
+/* In the namespace, which is the children's: 0: the daemon's clock was said to be another. */
+static int attach_elsewhere(const rig_t *rig, const char *offset)
+{
+	const kvc_identity_t identity = user_identity("elsewhere");
+	int wstatus;
+	user_t user;
+	pid_t pid;
+
+	if (!enter_time_namespace(offset)) {
+		return 77;
+	}
+	pid = fork();
+	if (pid == 0) {
+		_exit(user_try(&user, rig->sock, &identity) != KVC_ERR_UNSUPPORTED ||
+		      !strstr(kvc_last_error(), "time namespace"));
+	}
+
+	return pid > 0 && waitpid(pid, &wstatus, 0) == pid ? child_exit_of(wstatus) : 77;
+}
+
+KV_TEST(p10_an_engine_in_another_time_namespace_is_told_so)
+{
+	static const char *const offsets[] = {"1000", "-100"}; /* ahead of the daemon's, behind it */
+	rig_t rig;
+
+	rig_init(&rig, 0);
+	rig_start(&rig);
+	for (size_t i = 0; i < KV_COUNT_OF(offsets); i++) {
+		int wstatus;
+		pid_t pid = fork();
+
+		if (pid == 0) {
+			_exit(attach_elsewhere(&rig, offsets[i]));
+		}
+		assert_int_equal(waitpid(pid, &wstatus, 0), pid);
+		if (child_exit_of(wstatus) == 77) {
+			rig_fini(&rig);
+			kv_test_skip("no time namespace can be made here");
+		}
+		assert_int_equal(child_exit_of(wstatus), 0);
+	}
+	rig_end(&rig);
+}
+
 static unsigned long free_huge_pages(void)
 {
 	FILE *file = fopen("/proc/meminfo", "re");
