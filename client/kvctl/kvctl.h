@@ -79,6 +79,7 @@ int kvctl_status(const kvctl_t *ctl);
 int kvctl_explain(const kvctl_t *ctl);
 int kvctl_transfers(const kvctl_t *ctl);
 int kvctl_peers(const kvctl_t *ctl);
+int kvctl_peer_key(const kvctl_t *ctl);
 int kvctl_check(const kvctl_t *ctl);
 int kvctl_config(const kvctl_t *ctl);
 int kvctl_stats(const kvctl_t *ctl);

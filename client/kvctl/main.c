@@ -16,6 +16,8 @@ static const kvctl_command_t commands[] = {
 	{"transfers", kvctl_transfers, "", 0,
 	 "hand-overs between engines: who waits for whom, and what is kept for them"},
 	{"peers", kvctl_peers, "", 0, "the daemons of other nodes: who is connected, what was moved, what failed last"},
+	{"peer-key", kvctl_peer_key, "FILE", 1,
+	 "make the key that two daemons share, in a new file; one that is there is not overwritten"},
 	{"check", kvctl_check, "", 0, "verify the daemon's invariants; exit 2 when one does not hold"},
 	{"config", kvctl_config, "[NAME...]", INT_MAX, "the options in force and where each comes from"},
 	{"stats", kvctl_stats, "[NAME...]", INT_MAX, "every metric, or those whose name contains NAME"},

@@ -13,9 +13,9 @@ static void print_peer(struct json_object *peer)
 
 	snprintf(address, sizeof address, "%.70s:%llu", kvctl_str(peer, "address"),
 		 (unsigned long long)kvctl_u64(peer, "port"));
-	printf("%-16s %-21s %-12s %-4s %9s %9s %9s %8llu %8llu %6llu ", kvctl_str(peer, "name"), address,
-	       kvctl_str(peer, "state"), kvctl_bool(peer, "asks", 0) ? "yes" : "no",
-	       kv_format_size(kvctl_u64(peer, "bytes_in"), in, sizeof in),
+	printf("%-16s %-21s %-8s %-5s %-8s %-4s %9s %9s %9s %8llu %8llu %6llu ", kvctl_str(peer, "name"), address,
+	       kvctl_str(peer, "state"), kvctl_str(peer, "bytes"), kvctl_str(peer, "key"),
+	       kvctl_bool(peer, "asks", 0) ? "yes" : "no", kv_format_size(kvctl_u64(peer, "bytes_in"), in, sizeof in),
 	       kv_format_size(kvctl_u64(peer, "bytes_out"), out, sizeof out),
 	       kv_format_size(kvctl_u64(peer, "in_flight_bytes"), moving, sizeof moving),
 	       (unsigned long long)kvctl_u64(peer, "fetched"), (unsigned long long)kvctl_u64(peer, "served"),
@@ -40,8 +40,8 @@ static void print_net(struct json_object *net)
 	}
 	if (kvctl_str(net, "ucx")[0]) {
 		printf(", UCX %s", kvctl_str(net, "ucx"));
-	} else {
-		printf(", no transfers: ");
+	} else if (kvctl_str(net, "ucx_error")[0]) {
+		printf(", no UCX: ");
 		kvctl_print_text(kvctl_str(net, "ucx_error"));
 	}
 	if (kvctl_str(net, "listen_error")[0]) {
@@ -69,9 +69,9 @@ int kvctl_peers(const kvctl_t *ctl)
 	count = json_object_is_type(peers, json_type_array) ? json_object_array_length(peers) : 0;
 	print_net(kvctl_member(json, "net"));
 	if (count > 0) {
-		printf("%s%-16s %-21s %-12s %-4s %9s %9s %9s %8s %8s %6s %s%s\n", kvctl_tone(ctl, KVCTL_BOLD), "PEER",
-		       "ADDRESS", "STATE", "ASKS", "IN", "OUT", "MOVING", "FETCHED", "SERVED", "FAILED", "LAST ERROR",
-		       kvctl_tone_end(ctl));
+		printf("%s%-16s %-21s %-8s %-5s %-8s %-4s %9s %9s %9s %8s %8s %6s %s%s\n", kvctl_tone(ctl, KVCTL_BOLD),
+		       "PEER", "ADDRESS", "STATE", "OVER", "KEY", "ASKS", "IN", "OUT", "MOVING", "FETCHED", "SERVED",
+		       "FAILED", "LAST ERROR", kvctl_tone_end(ctl));
 	}
 	for (size_t i = 0; i < count; i++) {
 		print_peer(json_object_array_get_idx(peers, i));

@@ -53,6 +53,7 @@ static void reload_config(kvd_host_t *host)
 	} else {
 		kvd_setup_adopt(host->setup, &fresh);
 		kv_log_set_level((kv_log_level_t)host->options->log_level);
+		kvd_net_reload(host);
 		if (fresh.config_fd >= 0) {
 			kvd_keeper_config(&host->to_keeper, fresh.config_fd);
 		}

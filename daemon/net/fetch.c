@@ -453,12 +453,12 @@ kv_status_t kvd_fetch_end(kvd_net_peer_t *peer, const kvd_net_end_t *end)
 
 /* ---- bytes ----------------------------------------------------------------------------------- */
 
-void *kvd_fetch_land(kvd_net_t *net, const kvd_ucx_envelope_t *envelope, size_t bytes, void **p_object)
+void *kvd_fetch_land(kvd_net_t *net, const kvd_envelope_t *envelope, size_t bytes, void **p_object)
 {
 	for (kvd_fetch_t *fetch = net->fetches; fetch; fetch = fetch->next) {
 		for (batch_t *batch = fetch->batches; batch; batch = batch->next) {
 			if (batch->id != envelope->batch || batch->state != COMING || batch->buffer->landing ||
-			    !kvd_auth_equal(batch->ticket, envelope->ticket, sizeof batch->ticket) ||
+			    !kvd_tls_equal(batch->ticket, envelope->ticket, sizeof batch->ticket) ||
 			    bytes != (size_t)batch->count * fetch->prefix.geometry.block_bytes) {
 				continue;
 			}
@@ -850,9 +850,6 @@ static kv_status_t step(kvd_fetch_t *fetch)
 		return status == KV_PENDING ? KV_OK : status;
 	}
 	if (!link) {
-		return KV_ERR_UNREACHABLE;
-	}
-	if (!fetch->net->ucx) {
 		return KV_ERR_UNREACHABLE;
 	}
 	if (!fetch->handover) {

@@ -1,18 +1,17 @@
-/* daemon/net/link.h -- one authenticated control connection to a peer, over TCP.
+/* daemon/net/link.h -- a control connection to a peer, or the beginning of one for bytes: TLS over TCP.
  *
- *   dial:   CONNECTING --connected, HELLO--> HELLO_SENT --CHALLENGE is right, PROOF--> OPEN
- *   accept: ACCEPTED --HELLO of a known name, CHALLENGE--> CHALLENGED --PROOF is right--> OPEN
- *   any --malformed, wrong proof or MAC, out of order, too slow, silent, gone--> DEAD, with a status
+ *   dial:   CONNECTING --connected--> SHAKING --the handshake is over, HELLO--> OPEN
+ *   accept: SHAKING --the handshake is over--> GREETED --HELLO without a ticket--> OPEN
+ *   any --malformed, wrong key, changed, too slow, silent, gone--> DEAD, with a status
+ *   a HELLO with a ticket--> DEAD without one: its connection is somebody else's now
  *
- * Until OPEN a frame has at most KVD_NET_EARLY_BODY bytes and the whole handshake KVD_LINK_HANDSHAKE_NS. From OPEN on
- * each frame has a MAC under a key of this connection and direction, and its number: one that is replayed, reordered,
- * left out or changed ends the link. Both sides send PING; a link on which nothing is heard for `silence_ns` is dead.
- * Nothing here blocks.
+ * Until OPEN a side takes KVD_TLS_EARLY_BYTES, and a HELLO, within KVD_LINK_HANDSHAKE_NS. Both sides send PING; a link
+ * on which nothing is heard for `silence_ns` is dead. Nothing here blocks.
  */
 #ifndef KVD_NET_LINK_H
 #define KVD_NET_LINK_H
 
-#include "net/auth.h"
+#include "net/tls.h"
 
 #include "kv/env.h"
 
@@ -23,9 +22,8 @@
 
 typedef enum kvd_link_state {
 	KVD_LINK_CONNECTING,
-	KVD_LINK_HELLO_SENT,
-	KVD_LINK_ACCEPTED,
-	KVD_LINK_CHALLENGED,
+	KVD_LINK_SHAKING,
+	KVD_LINK_GREETED,
 	KVD_LINK_OPEN,
 	KVD_LINK_DEAD
 } kvd_link_state_t;
@@ -33,24 +31,26 @@ typedef enum kvd_link_state {
 typedef struct kvd_link kvd_link_t;
 
 typedef struct kvd_link_ops {
-	/* The key shared with this peer; an empty slice: no such peer. */
-	kv_slice_t (*find_key)(void *ctx, const char *name);
-	/* The handshake is over. Another status than KV_OK ends the link with it. */
+	/* It is OPEN. Another status than KV_OK ends the link with it. */
 	kv_status_t (*opened)(void *ctx, kvd_link_t *link);
-	/* A message other than PING and PONG; what it borrows is valid during the call. Likewise. */
+	/* A HELLO with a ticket has come, or was sent: kvd_link_take(), or another status, which ends it. */
+	kv_status_t (*bytes)(void *ctx, kvd_link_t *link, const uint8_t ticket[KVD_NET_TICKET]);
+	/* A message other than PING and PONG; what it borrows is valid during the call. As `opened`. */
 	kv_status_t (*received)(void *ctx, kvd_link_t *link, uint32_t code, const kvd_net_message_t *message);
 } kvd_link_ops_t;
 
 typedef struct kvd_link_config {
-	const char *name; /* our own */
 	const kvd_link_ops_t *ops;
 	void *ctx;
 	uint64_t silence_ns;
+	kvd_key_ring_t ring;       /* of who accepts */
+	const kvd_pair_key_t *key; /* of who dials: copied */
+	const uint8_t *ticket;     /* likewise; NULL: a control connection */
+	size_t read_ahead;         /* bytes; 0: a record */
 } kvd_link_config_t;
 
 /* Connect to the peer at this address. NULL: out of memory or descriptors. */
-kvd_link_t *kvd_link_dial(const kvd_link_config_t *config, const char *peer, const struct sockaddr *address,
-			  socklen_t address_len);
+kvd_link_t *kvd_link_dial(const kvd_link_config_t *config, const struct sockaddr *address, socklen_t address_len);
 /* Be the dialled side of a connection that was accepted; fd is the link's. NULL: out of memory, fd is closed. */
 kvd_link_t *kvd_link_accept(const kvd_link_config_t *config, int fd);
 void kvd_link_free(kvd_link_t *link);
@@ -65,12 +65,15 @@ void kvd_link_progress(kvd_link_t *link, uint64_t now_ns);
 kv_status_t kvd_link_send(kvd_link_t *link, kvd_net_code_t code, const void *message);
 /* End it. */
 void kvd_link_fail(kvd_link_t *link, kv_status_t status, const char *why);
+/* End it with KV_OK, and have its connection. */
+kvd_tls_t *kvd_link_take(kvd_link_t *link, int *p_fd);
 
 kvd_link_state_t kvd_link_state(const kvd_link_t *link);
-kv_status_t kvd_link_status(const kvd_link_t *link); /* DEAD: why; BUSY: the dialled side closed it before CHALLENGE */
+kv_status_t kvd_link_status(const kvd_link_t *link); /* DEAD: why; BUSY: the dialled side closed it without a word */
 const char *kvd_link_why(const kvd_link_t *link);
-const char *kvd_link_peer(const kvd_link_t *link); /* name; "": not known yet. Proved once the link is open */
-int kvd_link_is_dialler(const kvd_link_t *link);
-uint64_t kvd_link_heard_ns(const kvd_link_t *link);
+/* As kvd_tls_key(). */
+const kvd_pair_key_t *kvd_link_key(const kvd_link_t *link);
+/* DEAD: because the other side is a kvd without TLS. */
+int kvd_link_is_old(const kvd_link_t *link);
 
 #endif

@@ -1,5 +1,5 @@
-/* kvd-net: the net process. UCX runs here and nowhere else; the daemon starts, asks and ends it
- * (daemon/io/sessions/net.c). docs/decisions/046. */
+/* kvd-net: the net process. TLS and UCX run here and nowhere else; the daemon starts, asks and ends it
+ * (daemon/io/sessions/net.c). docs/decisions/046, 078. */
 #include "net/prefix.h"
 
 #include "kv/system.h"
@@ -39,10 +39,14 @@ static int receive_config(void)
 
 static void report_peer(kvd_net_peer_t *peer, kvd_peer_report_t *report)
 {
+	const kvd_pair_key_t *key = peer->link ? kvd_link_key(peer->link) : NULL;
+
 	snprintf(report->name, sizeof report->name, "%s", peer->config->name);
 	snprintf(report->error, sizeof report->error, "%s", peer->error);
 	report->asks = peer->inbound != NULL;
+	report->has_ucx = kvd_net_peer_state(peer) == KVD_PEER_UP && !peer->stream;
 	report->state = kvd_net_peer_state(peer);
+	report->key = key ? key->number : 0;
 	report->retry_ms =
 		!peer->link && peer->retry_ns > net_.now_ns ? (uint32_t)((peer->retry_ns - net_.now_ns) / 1000000u) : 0;
 	report->fetching = peer->fetching;
@@ -66,6 +70,7 @@ static void report(void)
 	state.refused_frames = net_.refused_frames;
 	state.refused_proofs = net_.refused_proofs;
 	state.refused_links = net_.refused_links;
+	state.refused_old = net_.refused_old;
 	for (uint32_t i = 0; i < net_.peer_count; i++) {
 		report_peer(&net_.peers[i], &state.peers[i]);
 	}
@@ -74,30 +79,14 @@ static void report(void)
 
 /* ---- UCX ------------------------------------------------------------------------------------- */
 
-static void *land(void *ctx, const kvd_ucx_envelope_t *envelope, size_t bytes, void **p_object)
-{
-	return kvd_fetch_land(ctx, envelope, bytes, p_object);
-}
-
-static void landed(void *ctx, void *object, kv_status_t status)
-{
-	(void)ctx;
-	kvd_fetch_landed(object, status);
-}
-
-static void pushed(void *ctx, void *object, kv_status_t status)
-{
-	(void)ctx;
-	kvd_serve_pushed(object, status);
-}
-
-/* Without UCX peers are connected all the same: each transfer fails, and `kvctl peers` says why. A device that is not
- * up yet may be later; a library that is not there is not looked for again. */
+/* Where it was asked for, and does not start, bytes go over TLS, and `kvctl peers` says why. A device that is not up
+ * yet may be later; a library that is not there is not looked for again. */
 static void open_ucx(void)
 {
-	static const kvd_ucx_ops_t ops = {.land = land, .landed = landed, .pushed = pushed};
-	const kvd_ucx_config_t config = {
-		.transports = config_.transports, .address = config_.peers.host, .ops = &ops, .ctx = &net_};
+	const kvd_ucx_config_t config = {.transports = config_.transports,
+					 .address = config_.peers.host,
+					 .ops = &kvd_net_bytes_ops,
+					 .ctx = &net_};
 	char why[sizeof net_.ucx_why];
 	kv_status_t status = kvd_ucx_open(&config, &net_.ucx, why, sizeof why);
 
@@ -108,7 +97,7 @@ static void open_ucx(void)
 		kvd_net_peers_admit(&net_);
 		kvd_net_peers_restart(&net_, "UCX has started"); /* each READY so far was without its address */
 	} else if (strcmp(why, net_.ucx_why) != 0) {
-		kv_log(KV_LOG_WARN, "net", "no transfers between nodes: %s", why);
+		kv_log(KV_LOG_WARN, "net", "bytes go over TLS: %s", why);
 		memcpy(net_.ucx_why, why, sizeof why);
 	}
 }
@@ -137,14 +126,7 @@ static void wait_for_events(void)
 	for (uint32_t i = 0; i < tenants; i++) {
 		n = add_fd(fds, n, of_tenants[i], POLLIN);
 	}
-	for (uint32_t i = 0; i < net_.peer_count; i++) {
-		if (net_.peers[i].link) {
-			n = add_fd(fds, n, kvd_link_fd(net_.peers[i].link), kvd_link_events(net_.peers[i].link));
-		}
-	}
-	for (const kvd_inbound_t *inbound = net_.inbound; inbound; inbound = inbound->next) {
-		n = add_fd(fds, n, kvd_link_fd(inbound->link), kvd_link_events(inbound->link));
-	}
+	n = kvd_net_peers_fds(&net_, fds, n, FDS_MAX);
 	if (!busy && kvd_tenants_prefault(&net_)) {
 		return;
 	}
@@ -224,6 +206,7 @@ int main(int argc, char **argv)
 	net_.config = &config_;
 	net_.listen_fd = -1;
 	net_.now_ns = kv_now_ns(&kv_env_posix);
+	net_.ucx_ns = strcmp(config_.transports, KVD_PEERS_TLS) == 0 ? UINT64_MAX : 0;
 	status = kvd_net_peers_open(&net_, why, sizeof why);
 	if (status == KV_OK) {
 		status = kvd_tenants_open(&net_);

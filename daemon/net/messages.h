@@ -1,13 +1,13 @@
-/* daemon/net/messages.h -- what two daemons say to each other on the control channel (docs/decisions/046).
+/* daemon/net/messages.h -- what two daemons say to each other on the control channel (docs/decisions/046, 078).
  *
  *   daemon that asks (dialler)                         daemon that owns the blocks
- *   HELLO          ------------------------------->
- *                  <-------------------------------    CHALLENGE
- *   PROOF          ------------------------------->                     up to here: in the clear, KVD_NET_EARLY_BODY
- *   READY          <------------------------------>    READY            from here on: each frame has a MAC and a number
+ *   HELLO          ------------------------------->                     after the handshake of TLS (tls.h)
+ *   READY          ------------------------------->
+ *                  <-------------------------------    READY            how bytes come: over UCX, or over a connection
+ *   HELLO          ===============================>                     of their own, with a ticket of READY
  *   ASK            ------------------------------->
  *                  <-------------------------------    OFFER            blocks that are there, and their digests
- *   GO             ------------------------------->                     there is room: their bytes come over UCX
+ *   GO             ------------------------------->                     there is room: their bytes come
  *                  <-------------------------------    END              nothing follows, or it has failed
  *   FINISH         ------------------------------->                     everything is here, or is no longer wanted
  *   PING, PONG in both directions
@@ -20,14 +20,12 @@
 
 #include "kv/wire.h"
 
-#define KVD_NET_VERSION    1u
+#define KVD_NET_VERSION    2u          /* 1: without TLS */
 #define KVD_NET_MAGIC      0x54454e4bu /* "KNET" */
-#define KVD_NET_NONCE      32u
-#define KVD_NET_MAC        32u
 #define KVD_NET_NAME_MAX   64u
 #define KVD_NET_TICKET     16u
-#define KVD_NET_EARLY_BODY 512u       /* largest body before the handshake is over */
-#define KVD_NET_MAX_BODY   (5u << 20) /* and afterwards: the tokens of an ASK */
+#define KVD_NET_EARLY_BODY 512u       /* largest body of HELLO */
+#define KVD_NET_MAX_BODY   (5u << 20) /* and of others: the tokens of an ASK */
 #define KVD_NET_MAX_NAMES  (4u << 20)
 #define KVD_NET_MAX_REST   (1u << 18)
 #define KVD_NET_MAX_LEAVES 65536u /* digests in one OFFER */
@@ -38,8 +36,6 @@
 /* X(code, NAME, name) */
 #define KVD_NET_MESSAGES(X)                                                                                            \
 	X(1, HELLO, hello)                                                                                             \
-	X(2, CHALLENGE, challenge)                                                                                     \
-	X(3, PROOF, proof)                                                                                             \
 	X(4, READY, ready)                                                                                             \
 	X(5, PING, ping)                                                                                               \
 	X(6, PONG, pong)                                                                                               \
@@ -51,16 +47,10 @@
 
 /* F(kind, name, limit, help), as in kv/requests.h. */
 #define KVD_NET_FIELDS_hello(F)                                                                                        \
-	F(STR, from, KVD_NET_NAME_MAX, "name of the dialler")                                                          \
-	F(STR, to, KVD_NET_NAME_MAX, "name of the daemon that it means")                                               \
-	F(BIN, nonce, KVD_NET_NONCE, "of the dialler, random")
-#define KVD_NET_FIELDS_challenge(F)                                                                                    \
-	F(BIN, nonce, KVD_NET_NONCE, "of the daemon that was dialled, random")                                         \
-	F(BIN, proof, KVD_NET_MAC, "that it has the key")
-#define KVD_NET_FIELDS_proof(F) F(BIN, proof, KVD_NET_MAC, "that the dialler has the key")
+	F(BIN, ticket, KVD_NET_TICKET, "empty: a control channel; else of READY: its bytes come here")
 #define KVD_NET_FIELDS_ready(F)                                                                                        \
-	F(BIN, ucx, 4096,                                                                                              \
-	  "address of the UCX worker; empty: there is none, or none that leads to the other side's (then once more)")
+	F(BIN, ucx, 4096, "of the dialler: address of its UCX worker; empty: it has none")                             \
+	F(BIN, ticket, KVD_NET_TICKET, "of the other side: for a connection for bytes; empty: they come over UCX")
 #define KVD_NET_FIELDS_ping(F) F(U64, number, 0, "returned by PONG")
 #define KVD_NET_FIELDS_pong(F) F(U64, number, 0, "of the PING")
 #define KVD_NET_FIELDS_ask(F)                                                                                          \
@@ -120,18 +110,16 @@ typedef union kvd_net_message {
 #undef KVD_NET_MEMBER
 } kvd_net_message_t;
 
-/* A frame: this, the body, and after the handshake a MAC over both. Little-endian, as all of kvd. */
+/* A frame: this, and the body. Little-endian, as all of kvd. */
 typedef struct kvd_net_header {
 	uint32_t magic;
 	uint8_t version;
 	uint8_t code; /* kvd_net_code_t */
 	uint16_t reserved;
-	uint32_t body;   /* bytes */
-	uint32_t unused; /* 0 */
-	uint64_t number; /* of the frame in its direction since the handshake, from 1; before it: 0 */
+	uint32_t body; /* bytes */
 } kvd_net_header_t;
 
-_Static_assert(sizeof(kvd_net_header_t) == 24, "frame header is 24 bytes");
+_Static_assert(sizeof(kvd_net_header_t) == 12, "frame header is 12 bytes");
 
 /* Fields of a message; NULL: no such code. */
 const kv_body_t *kvd_net_body(uint32_t code);

@@ -3,9 +3,9 @@
  *
  *   main.c    the loop, reports to the daemon
  *   orders.c  what the daemon orders (answers.c: and what it is answered)
- *   links.c   links to and from peers: dialling, the breaker, names, who may speak (peer.c: one of them)
- *   link.c    one control connection (auth.c, messages.c)
- *   ucx/      the bytes, and copiers.c: from where they land to where they stay
+ *   links.c   links to and from peers: dialling, the breaker, names, who may speak (peer.c: one of them; keys.c)
+ *   link.c    one control connection (tls.c, messages.c)
+ *   way.c     how bytes go: stream.c or ucx/, and copiers.c: from where they land to where they stay
  *   prefix.c  namespaces, spaces and keys, by libkvc
  *   fetch.c   the consumer's side: blocks of a peer become blocks here, and chunks of a hand-over
  *   serve.c   the owner's side: a hand-over here, or a prefix, goes to a peer
@@ -16,11 +16,14 @@
 #include "base/address.h"
 #include "net/copiers.h"
 #include "net/link.h"
+#include "net/stream.h"
 #include "net/ucx/ucx.h"
 #include "net/wire.h"
 
 #include "kvc.h"
 #include "kv/log.h"
+
+#include <poll.h>
 
 #define KVD_NET_BATCH_BYTES (4u << 20) /* of one message, or one block */
 #define KVD_NET_FETCHES_MAX 1024u
@@ -38,26 +41,32 @@ typedef struct kvd_inbound {
 	struct kvd_inbound *next;
 	kvd_link_t *link;
 	kvd_net_peer_t *peer; /* NULL: no proof yet */
-	kvd_ucx_ep_t *ep;     /* to its worker; NULL: not READY, or there is no way */
-	int is_configured;    /* it comes from the address of a peer */
-	int has_no_way;       /* READY, and UCX has no transport that leads to it */
+	int is_ready;         /* READY has come, and bytes go by: */
+	kvd_ucx_ep_t *ep;     /* its UCX worker; or */
+	kvd_stream_t *stream; /* NULL: it has not dialled it yet */
+	uint8_t ticket[KVD_NET_TICKET];
+	kvd_address_t from;
+	int is_configured; /* that is the address of a peer */
 	kvd_net_t *net;
 } kvd_inbound_t;
 
 struct kvd_net_peer {
 	kvd_net_t *net;
 	const kvd_peer_config_t *config;
-	uint8_t key[KVD_PEER_KEY_MAX];
-	uint32_t key_len;
-	kvd_link_t *link;  /* that we have dialled; NULL: none */
+	kvd_pair_key_t keys[KVD_PEER_KEYS_MAX];
+	uint32_t key_count, dial_key; /* dial_key: what we try first */
+	kvd_link_t *link;             /* that we have dialled; NULL: none */
+	kvd_link_t *bytes_link;       /* for the stream; NULL: it is there, or none is needed */
+	kvd_stream_t *stream;
+	int has_opened,
+		is_ready;  /* is_ready: READY has come; without a stream and a link for one bytes come over UCX */
 	uint32_t failures; /* in a row */
 	uint64_t retry_ns; /* no link: when to dial */
 	kvd_inbound_t *inbound;
 	kvd_buffer_t *buffers; /* landing windows */
 	uint64_t landed_ns;    /* when something has begun or ceased to land */
 	uint64_t buffer_bytes;
-	uint64_t last_batch;    /* of its OFFERs on this link */
-	int is_ready, can_send; /* READY has come; with an address */
+	uint64_t last_batch; /* of its OFFERs on this link */
 	uint32_t fetching, serving;
 	kvd_peer_counts_t counts;
 	char error[160];
@@ -87,7 +96,8 @@ struct kvd_net {
 	kvd_serve_t *serves;
 	kvd_net_answer_t answers[KVD_NET_ASKED_MAX]; /* that the daemon has not got */
 	uint32_t answer_count;
-	uint64_t refused_frames, refused_proofs, refused_links;
+	uint64_t refused_frames, refused_proofs, refused_links, refused_old;
+	uint64_t rekeyed_ns; /* when keys were read again */
 };
 
 /* ---- orders.c -------------------------------------------------------------------------------- */
@@ -103,12 +113,32 @@ void kvd_net_send_answers(kvd_net_t *net);
 
 /* ---- links.c --------------------------------------------------------------------------------- */
 
+extern const kvd_bytes_ops_t kvd_net_bytes_ops; /* for a kvd_net_t */
 kv_status_t kvd_net_peers_open(kvd_net_t *net, char *why, size_t cap);
 /* Dial, accept, send, receive, give up. */
 void kvd_net_peers_step(kvd_net_t *net);
+/* Descriptors to poll: added behind the first n; returns how many there are. */
+uint32_t kvd_net_peers_fds(const kvd_net_t *net, struct pollfd *fds, uint32_t n, uint32_t cap);
 /* UCX has started: it hears the addresses of peers, and every link begins anew, since READY has something to say. */
 void kvd_net_peers_admit(kvd_net_t *net);
 void kvd_net_peers_restart(kvd_net_t *net, const char *why);
+
+/* ---- keys.c ---------------------------------------------------------------------------------- */
+
+/* Read the keys of these peers, which are those of net->config, from their files. KV_ERR_CONFIG: nothing has
+ * changed. */
+kv_status_t kvd_net_keys_read(kvd_net_t *net, const kvd_peers_config_t *peers, char *why, size_t cap);
+kvd_key_ring_t kvd_net_key_ring(kvd_net_t *net);
+/* The key that a link was made with is one of the peer's. */
+int kvd_net_key_is_known(const kvd_net_peer_t *peer, const kvd_link_t *link);
+
+/* ---- way.c ----------------------------------------------------------------------------------- */
+
+/* May a peer ask? */
+int kvd_net_has_way(const kvd_inbound_t *to);
+/* As kvd_ucx_push() and kvd_stream_push(). */
+kv_status_t kvd_net_push(kvd_inbound_t *to, const kvd_envelope_t *envelope, const struct iovec *runs, uint32_t count,
+			 void *object);
 
 /* ---- peer.c ---------------------------------------------------------------------------------- */
 
@@ -132,7 +162,7 @@ kv_status_t kvd_fetch_offer(kvd_net_peer_t *peer, const kvd_net_offer_t *offer);
 kv_status_t kvd_fetch_end(kvd_net_peer_t *peer, const kvd_net_end_t *end);
 /* The link is down. */
 void kvd_fetches_lost(kvd_net_peer_t *peer);
-void *kvd_fetch_land(kvd_net_t *net, const kvd_ucx_envelope_t *envelope, size_t bytes, void **p_object);
+void *kvd_fetch_land(kvd_net_t *net, const kvd_envelope_t *envelope, size_t bytes, void **p_object);
 void kvd_fetch_landed(void *object, kv_status_t status);
 /* Bytes of the landing window that wait for bytes of the peer, or may still be written to. */
 uint64_t kvd_fetch_in_flight(const kvd_net_peer_t *peer);

@@ -27,10 +27,30 @@ static kv_status_t begin_fetch(kvd_net_t *net, const kvd_net_fetch_t *order, int
 	return status;
 }
 
+/* New keys; links with those before end when they have nothing to do. */
+static void read_keys(kvd_net_t *net, const kvd_net_config_t *config)
+{
+	char why[300];
+
+	if (config->peers.count == net->peer_count &&
+	    kvd_net_keys_read(net, &config->peers, why, sizeof why) == KV_OK) {
+		net->rekeyed_ns = net->now_ns;
+		kv_log(KV_LOG_INFO, "net", "keys of peers were read again");
+	} else {
+		kv_log(KV_LOG_WARN, "net", "keys of peers are those before: %s", why);
+	}
+}
+
 /* One order. 0: there is none; -1: the daemon has gone. */
 static int take_order(kvd_net_t *net)
 {
-	static kvd_net_fetch_t order;
+	static union {
+		struct {
+			uint32_t version, verb;
+		} head;
+		kvd_net_fetch_t fetch;
+		kvd_net_config_t config;
+	} order;
 	int fds[KV_WIRE_MAX_FDS];
 	uint32_t count = 0;
 	size_t len = 0;
@@ -43,11 +63,15 @@ static int take_order(kvd_net_t *net)
 	const int fd = count == 1 ? fds[0] : -1;
 
 	status = KV_ERR_PROTO;
-	if (len == sizeof order && order.version == KVD_NET_WIRE && order.verb == KVD_NET_VERB_FETCH) {
-		status = begin_fetch(net, &order, fd);
+	if (len == sizeof order.config && order.head.verb == KVD_NET_VERB_CONFIG) {
+		read_keys(net, &order.config);
+		return 1;
+	}
+	if (len == sizeof order.fetch && order.head.version == KVD_NET_WIRE && order.head.verb == KVD_NET_VERB_FETCH) {
+		status = begin_fetch(net, &order.fetch, fd);
 	}
 	if (status != KV_OK) {
-		kvd_net_answer(net, order.order, status);
+		kvd_net_answer(net, order.fetch.order, status);
 		kv_log(KV_LOG_WARN, "net", "a transfer was not begun: error \"%s\"", kv_status_text(status));
 	}
 	if (fd >= 0) {

@@ -31,11 +31,12 @@ kvd_peer_state_t kvd_net_peer_state(const kvd_net_peer_t *peer)
 	if (!peer->link) {
 		return KVD_PEER_DOWN;
 	}
-	if (kvd_link_state(peer->link) != KVD_LINK_OPEN || !peer->is_ready) {
+	if (kvd_link_state(peer->link) != KVD_LINK_OPEN || !peer->is_ready || peer->bytes_link ||
+	    (peer->stream && kvd_stream_state(peer->stream) != KVD_STREAM_OPEN)) {
 		return KVD_PEER_DIALLING;
 	}
 
-	return peer->net->ucx && peer->can_send ? KVD_PEER_UP : KVD_PEER_NO_TRANSFERS;
+	return KVD_PEER_UP;
 }
 
 void kvd_net_peer_break(kvd_net_peer_t *peer, kv_status_t status, const char *why)

@@ -189,7 +189,7 @@ kv_status_t kvd_serve_ask(kvd_inbound_t *from, const kvd_net_ask_t *ask)
 	if (find_serve(from, ask->id)) {
 		return KV_ERR_PROTO;
 	}
-	if (!from->ep) {
+	if (!kvd_net_has_way(from)) {
 		return refuse(from, ask->id, KV_ERR_UNREACHABLE);
 	}
 	if (from->peer->serving >= KVD_NET_SERVES_MAX) {
@@ -263,13 +263,13 @@ void kvd_serve_pushed(void *object, kv_status_t status)
 }
 
 /* Neighbours in the pool go as one run. */
-static kv_status_t push(batch_t *batch, kvd_ucx_ep_t *ep)
+static kv_status_t push(batch_t *batch)
 {
 	kvd_serve_t *serve = batch->serve;
 	const kvc_lease_t *lease = serve->leases[batch->group];
 	const size_t bytes = serve->prefix.geometry.block_bytes;
-	struct iovec runs[KVD_UCX_RUNS_MAX];
-	kvd_ucx_envelope_t envelope = {.batch = batch->id};
+	struct iovec runs[KVD_BYTES_RUNS_MAX];
+	kvd_envelope_t envelope = {.batch = batch->id};
 	uint32_t n = 0;
 
 	for (uint32_t i = batch->first; i < batch->first + batch->count; i++) {
@@ -288,7 +288,7 @@ static kv_status_t push(batch_t *batch, kvd_ucx_ep_t *ep)
 	memcpy(envelope.ticket, batch->ticket, sizeof envelope.ticket);
 	batch->wanted = 0;
 	batch->pushing = 1;
-	kv_status_t status = kvd_ucx_push(ep, &envelope, runs, n, batch);
+	kv_status_t status = kvd_net_push(serve->from, &envelope, runs, n, batch);
 	if (status != KV_OK) {
 		batch->pushing = 0;
 	}
@@ -320,7 +320,7 @@ static void push_wanted(kvd_inbound_t *from)
 
 	while ((batch = next_wanted(from))) {
 		kvd_serve_t *serve = batch->serve;
-		kv_status_t status = push(batch, from->ep);
+		kv_status_t status = push(batch);
 
 		if (status != KV_OK) {
 			end_serve(serve, status);
@@ -547,7 +547,7 @@ static uint32_t batch_blocks(const kvd_serve_t *serve)
 	uint32_t by_leaves = KVD_NET_MAX_LEAVES / (geometry->heads * geometry->leaves);
 
 	most = most < by_leaves ? most : by_leaves;
-	most = most < KVD_UCX_RUNS_MAX ? most : KVD_UCX_RUNS_MAX;
+	most = most < KVD_BYTES_RUNS_MAX ? most : KVD_BYTES_RUNS_MAX;
 
 	return most > 0 ? most : 1;
 }

@@ -2,7 +2,8 @@
  * message. Both ends are of one build (the daemon keeps the program open from its start), so the structures are raw;
  * version and size are in each message.
  *
- *   daemon --> net   CONFIG first, then FETCH: with a memfd that holds tokens, or hashes and then tokens
+ *   daemon --> net   CONFIG first, and again when keys may have changed; FETCH: with a memfd that holds tokens, or
+ *                    hashes and then tokens
  *   net --> daemon   STATE, at least each KVD_NET_REPORT_NS, and with each change of how many peers are connected;
  *                    BEGUN: one answer to each FETCH
  */
@@ -13,7 +14,7 @@
 #include "options/peers.h"
 
 #define KVD_NET_FD        3 /* of the net process */
-#define KVD_NET_WIRE      4u
+#define KVD_NET_WIRE      5u
 #define KVD_NET_REPORT_NS UINT64_C(500000000)
 #define KVD_NET_ASKED_MAX 1024u /* FETCHes that are not answered */
 #define KVD_NET_BEGUN_MAX 64u   /* answers in one message */
@@ -63,8 +64,7 @@ typedef struct kvd_net_begun {
 	kvd_net_answer_t answers[KVD_NET_BEGUN_MAX];
 } kvd_net_begun_t;
 
-/* NO_TRANSFERS: we are connected, and UCX is missing on a side, or has no transport from it to us. */
-typedef enum kvd_peer_state { KVD_PEER_DOWN, KVD_PEER_DIALLING, KVD_PEER_NO_TRANSFERS, KVD_PEER_UP } kvd_peer_state_t;
+typedef enum kvd_peer_state { KVD_PEER_DOWN, KVD_PEER_DIALLING, KVD_PEER_UP } kvd_peer_state_t;
 
 /* What happened between us and a peer since this net process began. */
 typedef struct kvd_peer_counts {
@@ -78,8 +78,10 @@ typedef struct kvd_peer_counts {
 
 typedef struct kvd_peer_report {
 	char name[KVD_PEER_NAME_MAX + 1];
-	uint8_t asks; /* it has a link to us */
-	uint8_t reserved[2];
+	uint8_t asks;    /* it has a link to us */
+	uint8_t has_ucx; /* UP: its bytes come over UCX */
+	uint8_t reserved[1];
+	uint32_t key;      /* number of the key of our link; 0: there is none */
 	uint32_t state;    /* kvd_peer_state_t of our link to it */
 	uint32_t retry_ms; /* DOWN: until it is dialled again */
 	uint32_t fetching, serving;
@@ -95,8 +97,9 @@ typedef struct kvd_net_state {
 	char ucx_version[32];                                   /* or "" */
 	char why[200];                                          /* ucx 0: why there is none */
 	char listen_error[160];                                 /* "": it listens */
-	uint64_t refused_frames, refused_proofs, refused_links; /* malformed; wrong key or MAC; a name that is taken,
-								   too many, too slow */
+	uint64_t refused_frames, refused_proofs, refused_links; /* malformed; wrong key, or changed; a name that is
+								   taken, too many, too slow */
+	uint64_t refused_old;                                   /* a kvd without TLS */
 	kvd_peer_report_t peers[KVD_PEERS_MAX];
 } kvd_net_state_t;
 

@@ -55,8 +55,8 @@ static int split_address(const char *text, char host[64], char port[8])
 	return inet_pton(AF_INET, host, binary) == 1 || inet_pton(AF_INET6, host, binary) == 1;
 }
 
-/* The value of name=value in a list; 0: it has none. */
-static int find_value(const char *list, const char *name, char *out, size_t cap)
+/* The value of name=value in a list, the nth of this name; 0: it has none. */
+static int find_value(const char *list, const char *name, uint32_t nth, char *out, size_t cap)
 {
 	const size_t name_len = strlen(name);
 	const char *word;
@@ -64,13 +64,34 @@ static int find_value(const char *list, const char *name, char *out, size_t cap)
 
 	for (uint32_t i = 0; (len = kvd_list_word(list, i, &word)) > 0; i++) {
 		if (len > name_len + 1 && word[name_len] == '=' && memcmp(word, name, name_len) == 0 &&
-		    len - name_len - 1 < cap) {
+		    len - name_len - 1 < cap && nth-- == 0) {
 			snprintf(out, cap, "%.*s", (int)(len - name_len - 1), word + name_len + 1);
 			return 1;
 		}
 	}
 
 	return 0;
+}
+
+static uint32_t find_keys(const kvd_options_t *options, kvd_peer_config_t *peer)
+{
+	uint32_t n = 0;
+
+	while (n < KVD_PEER_KEYS_MAX &&
+	       find_value(options->peers_keys, peer->name, n, peer->key_path[n], sizeof peer->key_path[n])) {
+		n++;
+	}
+
+	return n;
+}
+
+void kvd_peers_find_keys(const kvd_options_t *options, kvd_peers_config_t *peers)
+{
+	for (uint32_t i = 0; i < peers->count; i++) {
+		const uint32_t n = find_keys(options, &peers->peers[i]);
+
+		peers->peers[i].key_count = n > 0 ? n : peers->peers[i].key_count;
+	}
 }
 
 static kv_status_t parse_peer(const kvd_options_t *options, const char *word, size_t len, kvd_peers_config_t *peers,
@@ -95,7 +116,12 @@ static kv_status_t parse_peer(const kvd_options_t *options, const char *word, si
 			return refuse(why, cap, "peers.addresses: \"%s\" is there twice", peer->name);
 		}
 	}
-	if (!find_value(options->peers_keys, peer->name, peer->key_path, sizeof peer->key_path)) {
+	peer->key_count = find_keys(options, peer);
+	if (find_value(options->peers_keys, peer->name, KVD_PEER_KEYS_MAX, address, sizeof address)) {
+		return refuse(why, cap, "peers.keys: more than %u key files for \"%s\": a new one and the one before",
+			      KVD_PEER_KEYS_MAX, peer->name);
+	}
+	if (peer->key_count == 0) {
 		return refuse(why, cap, "peers.keys: no key file for \"%s\"; nothing is said to a peer without one",
 			      peer->name);
 	}
@@ -201,9 +227,11 @@ kv_status_t kvd_peers_check(const kvd_options_t *options, char *why, size_t cap)
 	kv_status_t status = kvd_peers_parse(options, &peers, why, cap);
 
 	for (uint32_t i = 0; status == KV_OK && i < peers.count; i++) {
-		status = kvd_peer_key_read(peers.peers[i].key_path, key, &len, reason, sizeof reason);
-		if (status != KV_OK) {
-			snprintf(why, cap, "peers.keys: %s: %s", peers.peers[i].name, reason);
+		for (uint32_t k = 0; status == KV_OK && k < peers.peers[i].key_count; k++) {
+			status = kvd_peer_key_read(peers.peers[i].key_path[k], key, &len, reason, sizeof reason);
+			if (status != KV_OK) {
+				snprintf(why, cap, "peers.keys: %s: %s", peers.peers[i].name, reason);
+			}
 		}
 	}
 

@@ -7,6 +7,10 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <openssl/evp.h>
+#include <openssl/ssl.h>
+#include <openssl/x509.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -19,7 +23,7 @@
 typedef struct side {
 	kvd_link_config_t config;
 	kvd_link_t *link;
-	const char *key;
+	kvd_pair_key_t key;
 	uint32_t opened, received;
 	uint64_t last;       /* id of the last message */
 	kv_status_t answers; /* what `opened` answers */
@@ -31,11 +35,9 @@ typedef struct side {
 static side_t a_, b_; /* the dialler, the dialled */
 static uint64_t now_;
 
-static kv_slice_t find_key(void *ctx, const char *name)
+static const kvd_pair_key_t *key_at(void *ctx, uint32_t index)
 {
-	const side_t *side = ctx;
-
-	return strcmp(name, "a") == 0 || strcmp(name, "b") == 0 ? kv_slice_str(side->key) : (kv_slice_t){NULL, 0};
+	return index == 0 ? &((const side_t *)ctx)->key : NULL;
 }
 
 static kv_status_t on_opened(void *ctx, kvd_link_t *link)
@@ -59,13 +61,24 @@ static kv_status_t on_received(void *ctx, kvd_link_t *link, uint32_t code, const
 	return KV_OK;
 }
 
-static const kvd_link_ops_t ops_ = {.find_key = find_key, .opened = on_opened, .received = on_received};
+/* No link of this test has said READY. */
+static kv_status_t on_bytes(void *ctx, kvd_link_t *link, const uint8_t ticket[KVD_NET_TICKET])
+{
+	(void)ctx;
+	(void)link;
+	(void)ticket;
 
-static void side_init(side_t *side, const char *name, const char *key)
+	return KV_ERR_SECRET;
+}
+
+static const kvd_link_ops_t ops_ = {.opened = on_opened, .bytes = on_bytes, .received = on_received};
+
+static void side_init(side_t *side, const char *name, const char *peer, const char *key)
 {
 	memset(side, 0, sizeof *side);
-	side->key = key;
-	side->config = (kvd_link_config_t){.name = name, .ops = &ops_, .ctx = side, .silence_ns = SILENCE_NS};
+	kvd_pair_key_init(&side->key, name, peer, kv_slice_str(key));
+	side->config = (kvd_link_config_t){
+		.ops = &ops_, .ctx = side, .silence_ns = SILENCE_NS, .ring = {.at = key_at, .ctx = side}};
 }
 
 /* The dialled side alone. */
@@ -79,7 +92,7 @@ static void accept_link(side_t *side)
 	side->wire = pair[1];
 }
 
-static void dial_link(side_t *side, const char *peer)
+static void dial_link(side_t *side)
 {
 	struct sockaddr_in address = {.sin_family = AF_INET};
 	socklen_t len = sizeof address;
@@ -89,7 +102,8 @@ static void dial_link(side_t *side, const char *peer)
 	assert_int_equal(bind(listening, (struct sockaddr *)&address, len), 0);
 	assert_int_equal(listen(listening, 1), 0);
 	assert_int_equal(getsockname(listening, (struct sockaddr *)&address, &len), 0);
-	side->link = kvd_link_dial(&side->config, peer, (struct sockaddr *)&address, len);
+	side->config.key = &side->key;
+	side->link = kvd_link_dial(&side->config, (struct sockaddr *)&address, len);
 	assert_non_null(side->link);
 	side->wire = accept4(listening, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 	assert_true(side->wire >= 0);
@@ -143,14 +157,24 @@ static void carry(side_t *from, side_t *to)
 	}
 }
 
-static void start(const char *key_a, const char *key_b)
+static void init_both(const char *key_a, const char *key_b)
 {
 	now_ = kv_now_ns(&kv_env_posix);
-	side_init(&a_, "a", key_a);
-	side_init(&b_, "b", key_b);
-	dial_link(&a_, "b");
+	side_init(&a_, "a", "b", key_a);
+	side_init(&b_, "b", "a", key_b);
+}
+
+static void start_both(void)
+{
+	dial_link(&a_);
 	accept_link(&b_);
 	carry(&a_, &b_);
+}
+
+static void start(const char *key_a, const char *key_b)
+{
+	init_both(key_a, key_b);
+	start_both();
 }
 
 static void end_side(side_t *side)
@@ -178,8 +202,8 @@ KV_TEST(p10_two_that_have_the_key_talk_and_know_each_other)
 	assert_int_equal(kvd_link_state(a_.link), KVD_LINK_OPEN);
 	assert_int_equal(kvd_link_state(b_.link), KVD_LINK_OPEN);
 	assert_int_equal(a_.opened + b_.opened, 2);
-	assert_string_equal(kvd_link_peer(a_.link), "b");
-	assert_string_equal(kvd_link_peer(b_.link), "a");
+	assert_string_equal(kvd_link_key(a_.link)->peer, "b");
+	assert_string_equal(kvd_link_key(b_.link)->peer, "a");
 	for (uint64_t id = 1; id <= 100; id++) {
 		send_finish(&a_, id);
 		carry(&a_, &b_);
@@ -191,14 +215,45 @@ KV_TEST(p10_two_that_have_the_key_talk_and_know_each_other)
 	end_both();
 }
 
+/* Neither side is open, for these reasons. */
+static void check_refused(kv_status_t at_dialler, kv_status_t at_dialled)
+{
+	assert_int_equal(kvd_link_state(a_.link), KVD_LINK_DEAD);
+	assert_int_equal(kvd_link_status(a_.link), at_dialler);
+	assert_int_equal(kvd_link_state(b_.link), KVD_LINK_DEAD);
+	assert_int_equal(kvd_link_status(b_.link), at_dialled);
+	assert_int_equal(a_.opened + b_.opened, 0);
+	end_both();
+}
+
 KV_TEST(p10_a_wrong_key_opens_neither_side)
 {
 	start("key", "another");
-	assert_int_equal(kvd_link_state(a_.link), KVD_LINK_DEAD);
-	assert_int_equal(kvd_link_status(a_.link), KV_ERR_SECRET);
-	assert_int_equal(a_.opened + b_.opened, 0);
-	assert_int_not_equal(kvd_link_state(b_.link), KVD_LINK_OPEN);
-	end_both();
+	check_refused(KV_ERR_SECRET, KV_ERR_NOT_FOUND); /* its number is another, too */
+	init_both("key", "key");
+	a_.key.psk[31] ^= 1;
+	start_both();
+	check_refused(KV_ERR_SECRET, KV_ERR_SECRET);
+}
+
+/* With the right key. */
+KV_TEST(p10_an_identity_is_the_configured_one_to_the_letter)
+{
+	const char *wrong[] = {
+		"kvd b>a#%08x",  "kvd c>b#%08x",  "kvd a>c#%08x", "kvd a>b#%08x ", "kvd a>b#0%08x",
+		"kvd a>b#0%07x", "kvd a>bb#%08x", "kvd a>b",      "a>b#%08x",      "KVD a>b#%08x",
+	};
+
+	for (uint32_t i = 0; i < KV_COUNT_OF(wrong); i++) {
+		init_both("key", "key");
+		snprintf(a_.key.to_peer, sizeof a_.key.to_peer, wrong[i], a_.key.number);
+		start_both();
+		check_refused(KV_ERR_SECRET, KV_ERR_NOT_FOUND);
+	}
+	init_both("key", "key");
+	snprintf(a_.key.to_peer, sizeof a_.key.to_peer, "kvd a>b#%08x", a_.key.number + 1);
+	start_both();
+	check_refused(KV_ERR_SECRET, KV_ERR_NOT_FOUND);
 }
 
 /* Everything a dialler has ever said, said again by somebody without the key. */
@@ -210,7 +265,7 @@ KV_TEST(p10_a_recorded_handshake_opens_nothing)
 	send_finish(&a_, 7);
 	carry(&a_, &b_);
 	assert_int_equal(b_.received, 1);
-	side_init(&again, "b", "key");
+	side_init(&again, "b", "a", "key");
 	accept_link(&again);
 	deliver(&again, a_.sent, a_.sent_len);
 	assert_int_equal(again.opened + again.received, 0);
@@ -220,41 +275,18 @@ KV_TEST(p10_a_recorded_handshake_opens_nothing)
 	end_both();
 }
 
-/* The proof of the dialled side is of no use as the dialler's. */
-KV_TEST(p10_a_proof_that_is_sent_back_is_refused)
+/* What we say when we dial is of no use to be dialled. */
+KV_TEST(p10_a_hello_that_is_sent_back_is_refused)
 {
-	kvd_net_challenge_t challenge;
-	uint8_t frame[256];
-	kvd_net_header_t header;
-	kvd_net_proof_t proof;
-	const uint8_t *at;
-	size_t len;
+	side_t mirror;
 
-	now_ = kv_now_ns(&kv_env_posix);
-	side_init(&a_, "a", "key");
-	side_init(&b_, "b", "key");
-	dial_link(&a_, "b");
-	accept_link(&b_);
-	while (take_sent(&a_) == 0) {
-	}
-	deliver(&b_, a_.sent, a_.sent_len); /* HELLO */
-	assert_true(take_sent(&b_) > 0);
-	at = b_.sent;
-	len = b_.sent_len;
-	assert_int_equal(kv_body_decode(kvd_net_body(KVD_NET_CHALLENGE), at + sizeof header,
-					(uint32_t)(len - sizeof header), &challenge, NULL),
-			 KV_OK);
-	proof.proof = challenge.proof;
-	memcpy(&header, at, sizeof header);
-	header.code = KVD_NET_PROOF;
-	assert_int_equal(kv_body_encode(kvd_net_body(KVD_NET_PROOF), &proof, frame + sizeof header,
-					sizeof frame - sizeof header, &header.body),
-			 KV_OK);
-	memcpy(frame, &header, sizeof header);
-	deliver(&b_, frame, sizeof header + header.body);
-	assert_int_equal(kvd_link_state(b_.link), KVD_LINK_DEAD);
-	assert_int_equal(kvd_link_status(b_.link), KV_ERR_SECRET);
-	assert_int_equal(b_.opened, 0);
+	start("key", "key");
+	side_init(&mirror, "a", "b", "key");
+	accept_link(&mirror);
+	deliver(&mirror, a_.sent, a_.sent_len);
+	assert_int_equal(kvd_link_status(mirror.link), KV_ERR_NOT_FOUND);
+	assert_int_equal(mirror.opened, 0);
+	end_side(&mirror);
 	end_both();
 }
 
@@ -267,7 +299,7 @@ static size_t hold_frame(uint8_t *out)
 	assert_int_equal(kvd_link_state(b_.link), KVD_LINK_OPEN);
 	send_finish(&a_, 42);
 	n = take_sent(&a_);
-	assert_true(n > sizeof(kvd_net_header_t) + KVD_NET_MAC && n < 256);
+	assert_in_range(n, sizeof(kvd_net_header_t) + 22, 255); /* what TLS 1.3 adds */
 	memcpy(out, a_.sent + a_.sent_len - n, n);
 
 	return n;
@@ -338,28 +370,42 @@ KV_TEST(p10_a_frame_cut_anywhere_is_not_taken)
 	}
 }
 
+/* A hello of 100,000 bytes, in records of 16 KiB. */
 KV_TEST(p5_little_is_taken_before_the_handshake)
 {
-	kvd_net_header_t header = {.magic = KVD_NET_MAGIC,
-				   .version = KVD_NET_VERSION,
-				   .code = KVD_NET_HELLO,
-				   .body = KVD_NET_EARLY_BODY + 1};
+	static uint8_t bytes[5 + 16384] = {22, 3, 1, 64, 0, 1, 1, 0x86, 0xa0};
 
-	side_init(&b_, "b", "key");
-	now_ = kv_now_ns(&kv_env_posix);
+	init_both("key", "key");
 	accept_link(&b_);
-	deliver(&b_, &header, sizeof header);
+	deliver(&b_, bytes, sizeof bytes);
 	assert_int_equal(kvd_link_status(b_.link), KV_ERR_TOO_BIG);
 	end_side(&b_);
+}
+
+/* One byte at a time, each soon after the one before. */
+KV_TEST(p5_a_slow_handshake_is_ended)
+{
+	init_both("key", "key");
+	dial_link(&a_);
+	accept_link(&b_);
+	while (take_sent(&a_) == 0) {
+	}
+	for (size_t i = 0; i + 1 < a_.sent_len && kvd_link_state(b_.link) != KVD_LINK_DEAD; i++) {
+		now_ += KVD_LINK_HANDSHAKE_NS / 20;
+		deliver(&b_, a_.sent + i, 1);
+		assert_true(i < 21);
+	}
+	assert_int_equal(kvd_link_status(b_.link), KV_ERR_TIMEOUT);
+	end_both();
 }
 
 KV_TEST(p5_a_link_on_which_nothing_is_heard_is_ended)
 {
 	now_ = kv_now_ns(&kv_env_posix);
-	side_init(&b_, "b", "key");
+	side_init(&b_, "b", "a", "key");
 	accept_link(&b_);
 	step_link(&b_);
-	assert_int_equal(kvd_link_state(b_.link), KVD_LINK_ACCEPTED);
+	assert_int_equal(kvd_link_state(b_.link), KVD_LINK_SHAKING);
 	now_ += KVD_LINK_HANDSHAKE_NS + UINT64_C(1000000000);
 	step_link(&b_);
 	assert_int_equal(kvd_link_status(b_.link), KV_ERR_TIMEOUT);
@@ -383,29 +429,108 @@ KV_TEST(p5_a_link_on_which_nothing_is_heard_is_ended)
 /* Whatever `opened` answers ends the link: a name that is taken. */
 KV_TEST(p10_a_name_that_is_taken_is_refused)
 {
-	now_ = kv_now_ns(&kv_env_posix);
-	side_init(&a_, "a", "key");
-	side_init(&b_, "b", "key");
+	init_both("key", "key");
 	b_.answers = KV_ERR_EXISTS;
-	dial_link(&a_, "b");
-	accept_link(&b_);
-	carry(&a_, &b_);
+	start_both();
 	assert_int_equal(kvd_link_status(b_.link), KV_ERR_EXISTS);
 	end_both();
 }
 
 KV_TEST(p10_the_name_of_another_daemon_is_refused)
 {
-	now_ = kv_now_ns(&kv_env_posix);
-	side_init(&a_, "a", "key");
-	side_init(&b_, "c", "key"); /* not whom the dialler means */
-	dial_link(&a_, "b");
-	accept_link(&b_);
-	carry(&a_, &b_);
-	assert_int_equal(kvd_link_status(b_.link), KV_ERR_NOT_FOUND);
-	assert_int_equal(a_.opened + b_.opened, 0);
-	end_both();
+	init_both("key", "key");
+	side_init(&b_, "c", "a", "key"); /* not whom the dialler means */
+	start_both();
+	check_refused(KV_ERR_SECRET, KV_ERR_NOT_FOUND);
 }
+
+/* ---- others than kvd ------------------------------------------------------------------------- */
+
+/* The HELLO of kvd before TLS. */
+KV_TEST(p10_a_peer_without_tls_is_told_apart)
+{
+	const uint8_t hello[] = "KNET\1\1\0\0\x27\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x93\xa1"
+				"a\xa1"
+				"b\xc4\x20";
+
+	init_both("key", "key");
+	accept_link(&b_);
+	deliver(&b_, hello, sizeof hello);
+	assert_int_equal(kvd_link_status(b_.link), KV_ERR_VERSION);
+	assert_true(kvd_link_is_old(b_.link));
+	end_side(&b_);
+	accept_link(&b_);
+	deliver(&b_, "GET / HTTP/1.1\r\n\r\n", 18);
+	assert_int_equal(kvd_link_status(b_.link), KV_ERR_PROTO);
+	assert_false(kvd_link_is_old(b_.link));
+	end_side(&b_);
+}
+
+/* Another program's TLS at the other end of a link's wire. */
+static void shake_hands(SSL_CTX *context, side_t *side, int is_server)
+{
+	SSL *ssl = SSL_new(context);
+
+	assert_non_null(ssl);
+	assert_true(SSL_set_fd(ssl, side->wire));
+	is_server ? SSL_set_accept_state(ssl) : SSL_set_connect_state(ssl);
+	for (uint32_t i = 0; i < 1000 && kvd_link_state(side->link) != KVD_LINK_DEAD; i++) {
+		(void)SSL_do_handshake(ssl);
+		step_link(side);
+	}
+	assert_int_equal(side->opened, 0);
+	SSL_free(ssl);
+	SSL_CTX_free(context);
+}
+
+KV_TEST(p10_a_client_of_tls_without_our_key_is_refused)
+{
+	static const struct {
+		int version;
+		kv_status_t status;
+	} cases[] = {{TLS1_2_VERSION, KV_ERR_VERSION}, {TLS1_3_VERSION, KV_ERR_NOT_FOUND}};
+
+	for (uint32_t i = 0; i < KV_COUNT_OF(cases); i++) {
+		SSL_CTX *context = SSL_CTX_new(TLS_client_method());
+
+		assert_non_null(context);
+		assert_true(SSL_CTX_set_max_proto_version(context, cases[i].version));
+		init_both("key", "key");
+		accept_link(&b_);
+		shake_hands(context, &b_, 0);
+		assert_int_equal(kvd_link_status(b_.link), cases[i].status);
+		end_side(&b_);
+	}
+}
+
+static SSL_CTX *server_with_certificate(void)
+{
+	SSL_CTX *context = SSL_CTX_new(TLS_server_method());
+	EVP_PKEY *key = EVP_EC_gen("P-256");
+	X509 *certificate = X509_new();
+
+	assert_true(context && key && certificate);
+	assert_true(X509_set_pubkey(certificate, key));
+	assert_non_null(X509_gmtime_adj(X509_getm_notBefore(certificate), 0));
+	assert_non_null(X509_gmtime_adj(X509_getm_notAfter(certificate), 3600));
+	assert_true(X509_sign(certificate, key, EVP_sha256()) > 0);
+	assert_true(SSL_CTX_use_certificate(context, certificate) && SSL_CTX_use_PrivateKey(context, key));
+	X509_free(certificate);
+	EVP_PKEY_free(key);
+
+	return context;
+}
+
+KV_TEST(p10_a_server_with_a_certificate_is_no_peer)
+{
+	init_both("key", "key");
+	dial_link(&a_);
+	shake_hands(server_with_certificate(), &a_, 1);
+	assert_int_equal(kvd_link_status(a_.link), KV_ERR_SECRET);
+	end_side(&a_);
+}
+
+/* ---- a full queue ---------------------------------------------------------------------------- */
 
 /* Nobody reads. That a transfer has ended is told when they do, or its owner would wait for the deadline. */
 KV_TEST(p5_what_ends_a_transfer_waits_behind_a_full_queue)
@@ -430,4 +555,12 @@ KV_TEST(p5_what_ends_a_transfer_waits_behind_a_full_queue)
 	end_both();
 }
 
-KV_TEST_MAIN(NULL, NULL)
+static int ignore_sigpipe(void **state)
+{
+	(void)state;
+	signal(SIGPIPE, SIG_IGN); /* as main() does */
+
+	return 0;
+}
+
+KV_TEST_MAIN(ignore_sigpipe, NULL)

@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -20,16 +21,17 @@
 static kvd_net_config_t config_;
 static kvd_net_t net_;
 static kvd_link_t *dialled_;
+static kvd_pair_key_t key_; /* b's */
 static int strangers_[STRANGERS];
-static uint32_t addresses_[8], readies_; /* that we were sent: bytes of each */
+static uint8_t ticket_[KVD_NET_TICKET]; /* of the last READY; */
+static uint32_t ticket_len_, readies_;
 static kvd_net_end_t end_;
 
-static kv_slice_t find_key(void *ctx, const char *name)
+static const kvd_pair_key_t *key_at(void *ctx, uint32_t index)
 {
 	(void)ctx;
-	(void)name;
 
-	return kv_slice_str(KEY);
+	return index == 0 ? &key_ : NULL;
 }
 
 static kv_status_t on_opened(void *ctx, kvd_link_t *link)
@@ -45,7 +47,9 @@ static kv_status_t on_received(void *ctx, kvd_link_t *link, uint32_t code, const
 	(void)ctx;
 	(void)link;
 	if (code == KVD_NET_READY) {
-		addresses_[readies_++ % KV_COUNT_OF(addresses_)] = message->ready.ucx.len;
+		readies_++;
+		ticket_len_ = message->ready.ticket.len;
+		memcpy(ticket_, message->ready.ticket.data, ticket_len_);
 	} else if (code == KVD_NET_END) {
 		end_ = message->end;
 	}
@@ -53,7 +57,22 @@ static kv_status_t on_received(void *ctx, kvd_link_t *link, uint32_t code, const
 	return code == KVD_NET_READY || code == KVD_NET_END ? KV_OK : KV_ERR_PROTO;
 }
 
-static const kvd_link_ops_t ops_ = {.find_key = find_key, .opened = on_opened, .received = on_received};
+static kv_status_t on_bytes(void *ctx, kvd_link_t *link, const uint8_t ticket[KVD_NET_TICKET])
+{
+	(void)ctx;
+	(void)link;
+	(void)ticket;
+
+	return KV_OK;
+}
+
+static const kvd_link_ops_t ops_ = {.opened = on_opened, .bytes = on_bytes, .received = on_received};
+
+static kvd_link_config_t peer_config(void)
+{
+	return (kvd_link_config_t){
+		.ops = &ops_, .silence_ns = UINT64_C(60000000000), .key = &key_, .ring = {.at = key_at}};
+}
 
 static struct sockaddr_in at(const char *host, in_port_t port)
 {
@@ -90,7 +109,9 @@ static void start_net(const char *peer_host)
 	snprintf(config_.peers.peers[0].name, sizeof config_.peers.peers[0].name, "b");
 	snprintf(config_.peers.peers[0].host, sizeof config_.peers.peers[0].host, "%s", peer_host);
 	snprintf(config_.peers.peers[0].port, sizeof config_.peers.peers[0].port, "1");
-	snprintf(config_.peers.peers[0].key_path, sizeof config_.peers.peers[0].key_path, "%s", path);
+	snprintf(config_.peers.peers[0].key_path[0], sizeof path, "%s", path);
+	config_.peers.peers[0].key_count = 1;
+	kvd_pair_key_init(&key_, "b", "a", kv_slice_str(KEY));
 	net_.config = &config_;
 	net_.listen_fd = -1;
 	net_.now_ns = kv_now_ns(&kv_env_posix);
@@ -141,10 +162,10 @@ static void close_strangers(uint32_t n)
 
 static void dial_as_peer(void)
 {
-	static const kvd_link_config_t config = {.name = "b", .ops = &ops_, .silence_ns = UINT64_C(60000000000)};
+	const kvd_link_config_t config = peer_config();
 	const struct sockaddr_in to = listening();
 
-	dialled_ = kvd_link_dial(&config, "a", (const struct sockaddr *)&to, sizeof to);
+	dialled_ = kvd_link_dial(&config, (const struct sockaddr *)&to, sizeof to);
 	assert_non_null(dialled_);
 }
 
@@ -222,7 +243,7 @@ KV_TEST(p6_a_refusal_before_the_name_does_not_slow_dialling)
 /* It dials us: with our own key and name, as the peer that it expects. */
 static void accept_as_peer(void)
 {
-	static const kvd_link_config_t config = {.name = "b", .ops = &ops_, .silence_ns = UINT64_C(60000000000)};
+	kvd_link_config_t config = peer_config();
 	struct sockaddr_in address = at("127.0.0.1", 0);
 	socklen_t len = sizeof address;
 	kvd_net_peer_t *peer = &net_.peers[0];
@@ -237,6 +258,7 @@ static void accept_as_peer(void)
 	fd = accept4(other, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 	assert_true(fd >= 0);
 	close(other);
+	config.key = NULL;
 	dialled_ = kvd_link_accept(&config, fd);
 	assert_non_null(dialled_);
 	for (uint32_t i = 0; i < STEPS && kvd_link_state(dialled_) != KVD_LINK_OPEN; i++) {
@@ -246,9 +268,9 @@ static void accept_as_peer(void)
 	assert_int_equal(kvd_link_state(dialled_), KVD_LINK_OPEN);
 }
 
-static kvd_peer_state_t say_ready(kv_slice_t address)
+static kvd_peer_state_t say_ready(uint32_t ticket_len)
 {
-	const kvd_net_ready_t ready = {.ucx = address};
+	const kvd_net_ready_t ready = {.ticket = {ticket_, ticket_len}};
 
 	assert_int_equal(kvd_link_send(dialled_, KVD_NET_READY, &ready), KV_OK);
 	kvd_net_peers_step(&net_);
@@ -259,7 +281,7 @@ static kvd_peer_state_t say_ready(kv_slice_t address)
 /* UCX, as main.c opens it; it stays. */
 static void open_ucx(void)
 {
-	static const kvd_ucx_ops_t ops;
+	static const kvd_bytes_ops_t ops;
 	static kvd_ucx_t *ucx;
 	const kvd_ucx_config_t config = {.transports = "tcp", .address = "127.0.0.1", .ops = &ops};
 	char why[200];
@@ -281,7 +303,7 @@ KV_TEST(p10_an_old_error_is_forgotten_once_the_link_is_up)
 	open_ucx();
 	snprintf(peer->error, sizeof peer->error, "cannot connect: an old story");
 	accept_as_peer();
-	assert_int_equal(say_ready(kv_slice_str("an address")), KVD_PEER_UP);
+	assert_int_equal(say_ready(0), KVD_PEER_UP);
 	assert_string_equal(peer->error, "");
 	kvd_link_free(dialled_);
 	end_net();
@@ -310,47 +332,211 @@ KV_TEST(p6_a_bad_address_of_a_peer_ends_its_link_only)
 	end_net();
 }
 
-/* It is connected, and nothing can come from it: it has no UCX, or none that leads here, which it finds out later. */
-KV_TEST(p10_a_peer_that_cannot_send_is_not_up)
+/* Where the other side says that bytes come over UCX, and there is none here. */
+KV_TEST(p10_a_peer_that_sends_over_what_we_have_not_is_not_up)
 {
-	const kv_slice_t none = {NULL, 0};
-
 	start_net("127.0.0.1");
 	accept_as_peer();
 	assert_int_equal(kvd_net_peer_state(&net_.peers[0]), KVD_PEER_DIALLING);
-	assert_int_equal(say_ready(none), KVD_PEER_NO_TRANSFERS);
-	assert_non_null(strstr(net_.peers[0].error, "no transfers"));
-	assert_int_equal(say_ready(kv_slice_str("an address")), KVD_PEER_NO_TRANSFERS); /* we have no UCX */
-	open_ucx();
-	assert_int_equal(say_ready(kv_slice_str("an address")), KVD_PEER_UP);
-	assert_int_equal(say_ready(none), KVD_PEER_NO_TRANSFERS);
+	assert_int_equal(say_ready(0), KVD_PEER_DOWN);
 	kvd_link_free(dialled_);
 	end_net();
 }
 
-/* The other side of it: UCX here has no transport to that peer, which is told, and asks in vain. */
-KV_TEST(p10_a_peer_without_a_transport_is_told_so)
+static void step_both(void)
+{
+	kvd_link_progress(dialled_, net_.now_ns);
+	kvd_net_peers_step(&net_);
+}
+
+/* The peer is connected, and has a ticket for its bytes. */
+static void take_ticket(kv_slice_t ucx_address)
+{
+	readies_ = 0;
+	send_address(ucx_address);
+	for (uint32_t i = 0; i < STEPS && readies_ == 0; i++) {
+		step_both();
+	}
+	assert_int_equal(readies_, 1);
+}
+
+/* UCX here has no transport to that peer: its bytes go as if it had none. */
+KV_TEST(p7_a_peer_without_a_transport_of_ucx_has_its_bytes_over_tls)
 {
 	static const uint8_t no_devices[] = {0x20, 1, 2, 3, 4, 5, 6, 7, 8, 0xff};
-	const kvd_net_ask_t ask = {.id = 7, .layout = kv_slice_str(""), .ns = kv_slice_str("default")};
 
-	readies_ = 0;
 	start_net("127.0.0.1");
 	open_ucx();
-	send_address((kv_slice_t){no_devices, sizeof no_devices});
-	assert_int_equal(kvd_link_send(dialled_, KVD_NET_ASK, &ask), KV_OK);
-	for (uint32_t i = 0; i < STEPS && end_.id != ask.id; i++) {
-		kvd_net_peers_step(&net_);
-		kvd_link_progress(dialled_, net_.now_ns);
-	}
-	assert_non_null(net_.peers[0].inbound);
-	assert_non_null(strstr(net_.peers[0].error, "no transport"));
-	assert_int_equal(readies_, 2);
-	assert_int_not_equal(addresses_[0], 0);
-	assert_int_equal(addresses_[1], 0);
-	assert_int_equal(end_.status, KV_ERR_UNREACHABLE);
+	take_ticket((kv_slice_t){no_devices, sizeof no_devices});
+	assert_int_equal(ticket_len_, KVD_NET_TICKET);
+	assert_null(net_.peers[0].inbound->ep);
 	kvd_link_free(dialled_);
 	end_net();
 }
 
-KV_TEST_MAIN(NULL, NULL)
+/* A connection of the peer for bytes, with this ticket, until it is taken or refused. */
+static kvd_link_t *dial_bytes(const uint8_t *ticket, uint32_t refused)
+{
+	const struct sockaddr_in to = listening();
+	kvd_link_config_t config = peer_config();
+	kvd_link_t *link;
+
+	config.ticket = ticket;
+	link = kvd_link_dial(&config, (const struct sockaddr *)&to, sizeof to);
+	assert_non_null(link);
+	for (uint32_t i = 0; i < STEPS && (net_.refused_proofs < refused || net_.strangers > 0 || i == 0); i++) {
+		kvd_link_progress(link, net_.now_ns);
+		step_both();
+	}
+	assert_int_equal(net_.refused_proofs, refused);
+
+	return link;
+}
+
+KV_TEST(p10_bytes_go_to_the_connection_that_has_the_ticket_and_to_one)
+{
+	const kvd_net_ask_t ask = {.id = 7, .layout = kv_slice_str(""), .ns = kv_slice_str("default")};
+	uint8_t wrong[KVD_NET_TICKET];
+	kvd_link_t *links[3];
+
+	start_net("127.0.0.1");
+	take_ticket((kv_slice_t){NULL, 0});
+	assert_int_equal(kvd_link_send(dialled_, KVD_NET_ASK, &ask), KV_OK);
+	for (uint32_t i = 0; i < STEPS && end_.id != ask.id; i++) {
+		step_both();
+	}
+	assert_int_equal(end_.status, KV_ERR_UNREACHABLE); /* there is none yet */
+	memcpy(wrong, ticket_, sizeof wrong);
+	wrong[15] ^= 1;
+	links[0] = dial_bytes(wrong, 1);
+	assert_null(net_.peers[0].inbound->stream);
+	links[1] = dial_bytes(ticket_, 1);
+	assert_non_null(net_.peers[0].inbound->stream);
+	links[2] = dial_bytes(ticket_, 2);
+	assert_int_equal(net_.strangers, 0);
+	for (uint32_t i = 0; i < 3; i++) {
+		kvd_link_free(links[i]);
+	}
+	kvd_link_free(dialled_);
+	end_net();
+}
+
+/* ---- keys that change ------------------------------------------------------------------------ */
+
+static void read_keys(uint32_t count, const char *const secrets[])
+{
+	char path[] = "/tmp/kvd-links-XXXXXX", why[300];
+
+	config_.peers.peers[0].key_count = count;
+	for (uint32_t k = 0; k < count; k++) {
+		int fd = mkstemp(memcpy(path, "/tmp/kvd-links-XXXXXX", sizeof path));
+
+		assert_true(fd >= 0);
+		assert_int_equal(write(fd, secrets[k], strlen(secrets[k])), (ssize_t)strlen(secrets[k]));
+		close(fd);
+		snprintf(config_.peers.peers[0].key_path[k], sizeof path, "%s", path);
+	}
+	assert_int_equal(kvd_net_keys_read(&net_, &config_.peers, why, sizeof why), KV_OK);
+	net_.rekeyed_ns = net_.now_ns;
+	for (uint32_t k = 0; k < count; k++) {
+		unlink(config_.peers.peers[0].key_path[k]);
+	}
+}
+
+/* A link with the key before stays while that is there, ends when nothing is under way, or in time. */
+KV_TEST(p7_a_key_is_changed_under_a_link)
+{
+	static const char *const both[] = {"another key of 16", KEY};
+	kvd_net_peer_t *peer = &net_.peers[0];
+
+	start_net("127.0.0.1");
+	dial_as_peer();
+	assert_int_equal(serve_peer(), KVD_LINK_OPEN);
+	peer->serving = 1;
+	read_keys(2, both);
+	kvd_net_peers_step(&net_);
+	assert_non_null(peer->inbound);
+	read_keys(1, both);
+	kvd_net_peers_step(&net_);
+	assert_non_null(peer->inbound); /* a transfer is under way */
+	net_.rekeyed_ns -= config_.timeout_ns + 1;
+	kvd_net_peers_step(&net_);
+	assert_null(peer->inbound);
+	kvd_link_free(dialled_);
+	peer->serving = 0;
+	kvd_pair_key_init(&key_, "b", "a", kv_slice_str(both[0]));
+	dial_as_peer();
+	assert_int_equal(serve_peer(), KVD_LINK_OPEN);
+	read_keys(1, both + 1);
+	kvd_net_peers_step(&net_);
+	assert_null(peer->inbound); /* at once: there is none */
+	kvd_link_free(dialled_);
+	end_net();
+}
+
+/* The other side does not have the first one yet. */
+KV_TEST(p7_the_key_before_is_dialled_with_where_the_new_one_is_refused)
+{
+	static const char *const both[] = {"another key of 16", KEY};
+	struct sockaddr_in address = at("127.0.0.1", 0);
+	socklen_t len = sizeof address;
+	int other = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	kvd_link_config_t config = peer_config();
+	kvd_net_peer_t *peer = &net_.peers[0];
+
+	start_net("127.0.0.1");
+	read_keys(2, both);
+	assert_int_equal(bind(other, (struct sockaddr *)&address, len), 0);
+	assert_int_equal(listen(other, 8), 0);
+	assert_int_equal(getsockname(other, (struct sockaddr *)&address, &len), 0);
+	snprintf(config_.peers.peers[0].port, sizeof config_.peers.peers[0].port, "%u", ntohs(address.sin_port));
+	peer->retry_ns = net_.now_ns;
+	config.key = NULL;
+	dialled_ = NULL;
+	for (uint32_t i = 0; i < STEPS && (!dialled_ || kvd_link_state(dialled_) != KVD_LINK_OPEN); i++) {
+		int fd = accept4(other, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+
+		if (fd >= 0) {
+			kvd_link_free(dialled_);
+			dialled_ = kvd_link_accept(&config, fd);
+		}
+		if (dialled_) {
+			kvd_link_progress(dialled_, net_.now_ns);
+		}
+		kvd_net_peers_step(&net_);
+	}
+	assert_int_equal(kvd_link_state(dialled_), KVD_LINK_OPEN);
+	assert_int_equal(peer->counts.breaks, 0); /* and nobody was told of it */
+	close(other);
+	kvd_link_free(dialled_);
+	end_net();
+}
+
+/* Of the handshake of another version: said once. */
+KV_TEST(p10_a_peer_without_tls_is_counted)
+{
+	start_net("127.0.0.1");
+	for (uint32_t i = 0; i < 2; i++) {
+		int fd = connect_from("127.0.0.1");
+
+		assert_int_equal(send(fd, "KNET\1\1\0\0", 8, MSG_NOSIGNAL), 8);
+		for (uint32_t step = 0; step < STEPS && net_.refused_old <= i; step++) {
+			kvd_net_peers_step(&net_);
+		}
+		assert_int_equal(net_.refused_old, i + 1);
+		close(fd);
+	}
+	assert_int_equal(net_.refused_frames, 0);
+	assert_non_null(strstr(net_.peers[0].error, "upgrade the other side"));
+	end_net();
+}
+
+static int ignore_sigpipe(void **state)
+{
+	(void)state;
+	signal(SIGPIPE, SIG_IGN); /* as main() does */
+
+	return 0;
+}
+
+KV_TEST_MAIN(ignore_sigpipe, NULL)

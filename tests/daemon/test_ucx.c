@@ -18,7 +18,7 @@
 
 static kvd_ucx_t *ours_, *theirs_;
 
-static void *refuse_bytes(void *ctx, const kvd_ucx_envelope_t *envelope, size_t bytes, void **p_object)
+static void *refuse_bytes(void *ctx, const kvd_envelope_t *envelope, size_t bytes, void **p_object)
 {
 	(void)ctx;
 	(void)envelope;
@@ -30,7 +30,7 @@ static void *refuse_bytes(void *ctx, const kvd_ucx_envelope_t *envelope, size_t 
 
 static kvd_ucx_t *open_ucx(void)
 {
-	static const kvd_ucx_ops_t ops = {.land = refuse_bytes};
+	static const kvd_bytes_ops_t ops = {.land = refuse_bytes};
 	const kvd_ucx_config_t config = {.transports = "tcp", .address = "127.0.0.1", .ops = &ops};
 	kvd_ucx_t *ucx = NULL;
 	char why[200] = "";

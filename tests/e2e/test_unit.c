@@ -97,14 +97,15 @@ static void deny_write_and_execute(void)
 	assert_ptr_equal(mmap(NULL, 4096, PROT_EXEC | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), MAP_FAILED);
 }
 
-KV_TEST(p7_daemons_under_the_rules_of_the_unit_hand_over)
+static void hand_over(int with_ucx)
 {
 	pair_t pair = {.peer = "node0", .deadline_ms = 60000, .notes = pair_notes_new()};
 	peers_t net;
 
 	peers_init(&net);
-	restrict_address_families();
-	deny_write_and_execute();
+	for (uint32_t i = 0; i < 2 && with_ucx; i++) {
+		peers_use_ucx(&net, i);
+	}
 	peers_start(&net);
 	peers_connected(&net);
 	pair.owner = &net.rig[0];
@@ -117,8 +118,17 @@ KV_TEST(p7_daemons_under_the_rules_of_the_unit_hand_over)
 	assert_int_equal(pair.notes->status[PAIR_CONSUMER], KVC_OK);
 	assert_true(pair.notes->whole);
 	pair_check_bytes(&pair);
+	assert_true(rig_kvctl_has(&net.rig[1], "peers --json", with_ucx ? "\"bytes\":\"ucx\"" : "\"bytes\":\"tls\""));
 	pair_finish(&pair);
 	peers_fini(&net);
+}
+
+KV_TEST(p7_daemons_under_the_rules_of_the_unit_hand_over)
+{
+	restrict_address_families();
+	deny_write_and_execute();
+	hand_over(0);
+	hand_over(1);
 }
 
 KV_TEST_MAIN(NULL, NULL)

@@ -13,11 +13,16 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static kv_slice_t find_key(void *ctx, const char *name)
+static kvd_pair_key_t key_;
+
+static const kvd_pair_key_t *key_at(void *ctx, uint32_t index)
 {
 	(void)ctx;
+	if (key_.number == 0) {
+		kvd_pair_key_init(&key_, "b", "a", kv_slice_str("a key of sixteen"));
+	}
 
-	return name[0] == 'a' ? kv_slice_str("a key of sixteen") : (kv_slice_t){NULL, 0};
+	return index == 0 ? &key_ : NULL;
 }
 
 /* Nobody here has the key. */
@@ -25,6 +30,14 @@ static kv_status_t on_opened(void *ctx, kvd_link_t *link)
 {
 	(void)ctx;
 	(void)link;
+	abort();
+}
+
+static kv_status_t on_bytes(void *ctx, kvd_link_t *link, const uint8_t ticket[KVD_NET_TICKET])
+{
+	(void)ctx;
+	(void)link;
+	(void)ticket;
 	abort();
 }
 
@@ -39,8 +52,8 @@ static kv_status_t on_received(void *ctx, kvd_link_t *link, uint32_t code, const
 
 static void feed_link(const uint8_t *data, size_t size)
 {
-	static const kvd_link_ops_t ops = {.find_key = find_key, .opened = on_opened, .received = on_received};
-	const kvd_link_config_t config = {.name = "b", .ops = &ops, .silence_ns = UINT64_C(1000000000)};
+	static const kvd_link_ops_t ops = {.opened = on_opened, .bytes = on_bytes, .received = on_received};
+	const kvd_link_config_t config = {.ops = &ops, .silence_ns = UINT64_C(1000000000), .ring = {.at = key_at}};
 	const uint64_t now = kv_now_ns(&kv_env_posix);
 	kvd_link_t *link;
 	int pair[2];

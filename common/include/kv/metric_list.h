@@ -12,7 +12,7 @@
 #define KV_HELP_PEER_BYTES "payload of blocks that came from peers and was verified, or was pushed to them"
 #define KV_HELP_PEER_FETCHES "transfers that clients here have asked peers for"
 #define KV_HELP_PEER_SERVES "transfers that peers have asked this daemon for"
-#define KV_HELP_PEER_REFUSED "connections between daemons that were ended; key: an unknown name, a wrong key or MAC; other: a second daemon of one name, too many, too slow"
+#define KV_HELP_PEER_REFUSED "connections between daemons that were ended; key: no common key, or bytes that were changed; old: a kvd without TLS, to be upgraded; other: a second daemon of one name, too many, too slow"
 
 #define KV_METRIC_LIST(X)                                                                                              \
 	/* requests and sessions (daemon/io) */                                                                        \
@@ -71,7 +71,7 @@
 	X(HANDOVERS_REFUSED, kvd_handovers_refused_total, KV_METRIC_COUNTER, "HANDOVER_SENDs answered BUSY: no room within handover.max_bytes, or the share") \
 	X(PEERS_UP, kvd_peers_up, KV_METRIC_GAUGE, "configured peers that transfers work with")                           \
 	X(NET_RESTARTS, kvd_net_restarts_total, KV_METRIC_COUNTER, "times the net process was started again after its end") \
-	X(NET_CRASHES, kvd_net_crashes_total, KV_METRIC_COUNTER, "times the net process was ended by a signal that was not the daemon's: a stranger on UCX's port can do that") \
+	X(NET_CRASHES, kvd_net_crashes_total, KV_METRIC_COUNTER, "times the net process was ended by a signal that was not the daemon's; with UCX strangers can do that") \
 	X(PEER_BYTES_IN, kvd_peer_bytes_total{direction="in"}, KV_METRIC_COUNTER, KV_HELP_PEER_BYTES)                  \
 	X(PEER_BYTES_OUT, kvd_peer_bytes_total{direction="out"}, KV_METRIC_COUNTER, KV_HELP_PEER_BYTES)                \
 	X(PEER_MESSAGES, kvd_peer_messages_total, KV_METRIC_COUNTER, "messages with blocks that were pushed to peers") \
@@ -83,6 +83,7 @@
 	X(PEER_CORRUPT, kvd_peer_corrupt_blocks_total, KV_METRIC_COUNTER, "blocks from peers whose bytes did not match their digests; none was kept") \
 	X(PEER_BAD_FRAMES, kvd_peer_refused_total{reason="malformed"}, KV_METRIC_COUNTER, KV_HELP_PEER_REFUSED)        \
 	X(PEER_BAD_PROOFS, kvd_peer_refused_total{reason="key"}, KV_METRIC_COUNTER, KV_HELP_PEER_REFUSED)              \
+	X(PEER_OLD, kvd_peer_refused_total{reason="old"}, KV_METRIC_COUNTER, KV_HELP_PEER_REFUSED)                     \
 	X(PEER_BAD_LINKS, kvd_peer_refused_total{reason="other"}, KV_METRIC_COUNTER, KV_HELP_PEER_REFUSED)             \
 	X(HANDOVER_WAIT, kvd_handover_wait_seconds, KV_METRIC_HISTOGRAM, "time consumers waited for a hand-over to be complete or to fail") \
 	X(SHARE_FULL, kvd_share_full_total, KV_METRIC_COUNTER, "acquires and puts cut short: their namespace's irreclaimable bytes were at its share") \

@@ -41,7 +41,8 @@ typedef struct kvd_net_host {
 	uint64_t due_ns; /* no process: when to start the next one */
 	uint32_t failures;
 	uint32_t starts;
-	int is_killed; /* by us */
+	int is_killed;   /* by us */
+	int must_reload; /* it has not been sent the configuration as it is now */
 	uint32_t crashes;
 	int crash_signal; /* of the last one */
 	uint64_t crash_ns;
@@ -114,6 +115,7 @@ static void take_state(kvd_host_t *host, const kvd_net_state_t *fresh)
 	kv_metric_add(&host->metrics, KV_M_PEER_BAD_FRAMES, fresh->refused_frames - net->state.refused_frames);
 	kv_metric_add(&host->metrics, KV_M_PEER_BAD_PROOFS, fresh->refused_proofs - net->state.refused_proofs);
 	kv_metric_add(&host->metrics, KV_M_PEER_BAD_LINKS, fresh->refused_links - net->state.refused_links);
+	kv_metric_add(&host->metrics, KV_M_PEER_OLD, fresh->refused_old - net->state.refused_old);
 	net->state = *fresh;
 	net->heard_ns = kv_now_ns(host->env);
 }
@@ -192,6 +194,7 @@ static kv_status_t start_process(kvd_host_t *host)
 	}
 	(void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
 	net->source = (kvd_source_t){.ready = net_ready, .fd = fd};
+	net->must_reload = 0;
 	if (send(fd, &net->config, sizeof net->config, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 ||
 	    kvd_poller_add(host, &net->source, EPOLLIN) != KV_OK) {
 		kv_log(KV_LOG_ERROR, "io", "cannot give orders to the net process: %s", strerror(errno));
@@ -208,7 +211,7 @@ static kv_status_t start_process(kvd_host_t *host)
 	return KV_OK;
 }
 
-/* Told apart from an end that was meant: a program that reaches UCX's port can cause it (docs/THREAT_MODEL.md). */
+/* Told apart from an end that was meant: with UCX strangers can cause it (docs/THREAT_MODEL.md). */
 static void note_crash(kvd_host_t *host, int signal, uint64_t now)
 {
 	kvd_net_host_t *net = host->net;
@@ -221,6 +224,21 @@ static void note_crash(kvd_host_t *host, int signal, uint64_t now)
 	       sigdescr_np(signal), net->crashes);
 }
 
+static void send_config(kvd_net_host_t *net)
+{
+	net->must_reload = send(net->source.fd, &net->config, sizeof net->config, MSG_DONTWAIT | MSG_NOSIGNAL) < 0;
+}
+
+void kvd_net_reload(kvd_host_t *host)
+{
+	kvd_net_host_t *net = host->net;
+
+	if (net) {
+		kvd_peers_find_keys(host->options, &net->config.peers);
+		net->must_reload = 1;
+	}
+}
+
 void kvd_net_step(kvd_host_t *host, uint64_t now)
 {
 	kvd_net_host_t *net = host->net;
@@ -230,6 +248,9 @@ void kvd_net_step(kvd_host_t *host, uint64_t now)
 		return;
 	}
 	if (net->source.fd >= 0) {
+		if (net->must_reload) {
+			send_config(net);
+		}
 		if (now > net->heard_ns && now - net->heard_ns > SILENCE_NS) {
 			end_process(host, "is silent and is killed", 1);
 		}
@@ -382,7 +403,7 @@ kv_status_t kvd_request_fetch(kvd_host_t *host, kvd_call_t *call)
 		return KV_ERR_ARG;
 	}
 	if (net->source.fd < 0 || peer->state != KVD_PEER_UP) {
-		call->detail = "the peer is not connected, or no transfers with it; kvctl peers says why";
+		call->detail = "the peer is not connected; kvctl peers says why";
 		return KV_ERR_UNREACHABLE;
 	}
 	if (net->asked_count == KVD_NET_ASKED_MAX) {
@@ -420,8 +441,9 @@ kv_status_t kvd_request_fetch(kvd_host_t *host, kvd_call_t *call)
 
 static void put_peer(kv_json_t *json, const kvd_peer_config_t *config, const kvd_peer_report_t *peer)
 {
-	static const char *const states[] = {"down", "dialling", "no_transfers", "up"};
+	static const char *const states[] = {"down", "dialling", "up"};
 	const kvd_peer_counts_t *c = &peer->counts;
+	char key[16];
 
 	kv_json_open(json, NULL, '{');
 	kv_json_text(json, "name", config->name);
@@ -429,6 +451,9 @@ static void put_peer(kv_json_t *json, const kvd_peer_config_t *config, const kvd
 	kv_json_raw(json, "port", config->port);
 	kv_json_text(json, "state", states[peer->state <= KVD_PEER_UP ? peer->state : KVD_PEER_DOWN]);
 	kv_json_bool(json, "asks", (int)peer->asks);
+	kv_json_text(json, "bytes", peer->state != KVD_PEER_UP ? "" : peer->has_ucx ? "ucx" : "tls");
+	snprintf(key, sizeof key, peer->key ? "%08x" : "", peer->key);
+	kv_json_text(json, "key", key);
 	kv_json_numbers(json, {"retry_ms", peer->retry_ms}, {"fetching", peer->fetching}, {"serving", peer->serving},
 			{"in_flight_bytes", peer->in_flight}, {"bytes_in", c->bytes_in}, {"bytes_out", c->bytes_out},
 			{"fetched", c->fetched}, {"fetch_failed", c->fetch_failed}, {"served", c->served},
@@ -481,10 +506,10 @@ int kvd_net_is_degraded(const kvd_host_t *host, char *out, size_t cap)
 	if (net->source.fd < 0) {
 		snprintf(out, cap, "the net process is not running: peers are off, and it is started again");
 	} else if (net->crashes > 0 && kv_now_ns(host->env) - net->crash_ns < CRASH_SHOWN_NS) {
-		snprintf(out, cap, "the net process has crashed %u times (%s): can strangers reach UCX's port?",
-			 net->crashes, sigdescr_np(net->crash_signal));
+		snprintf(out, cap, "the net process has crashed %u times (%s): its log says why", net->crashes,
+			 sigdescr_np(net->crash_signal));
 	} else if (net->state.why[0]) {
-		snprintf(out, cap, "no transfers between nodes: %s", net->state.why);
+		snprintf(out, cap, "blocks of other nodes come over TLS: %s", net->state.why);
 	} else if (net->state.listen_error[0]) {
 		snprintf(out, cap, "%s", net->state.listen_error);
 	} else if (up < net->config.peers.count) {

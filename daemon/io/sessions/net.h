@@ -21,6 +21,9 @@ void kvd_net_close(kvd_host_t *host);
 /* Start it when it is time to, end it when it is silent. Between two iterations. */
 void kvd_net_step(kvd_host_t *host, uint64_t now_ns);
 
+/* Options were read again: so are the keys. */
+void kvd_net_reload(kvd_host_t *host);
+
 /* What the daemons of other nodes call this one; "": it has no peers. */
 const char *kvd_net_name(const kvd_host_t *host);
 /* KV_PENDING: it is answered when the hand-over here has begun, or will not. */

@@ -1,4 +1,4 @@
-/* Built without UCX's headers: the net process connects to peers and says why no bytes can come. There is never a
+/* Built without UCX's headers: the net process connects to peers and bytes come over TLS. There is never a
  * kvd_ucx_t, and so nothing else of ucx.h happens. */
 #include "net/ucx/ucx.h"
 
@@ -78,7 +78,7 @@ int kvd_ucx_is_broken(const kvd_ucx_ep_t *ep)
 	return 1;
 }
 
-kv_status_t kvd_ucx_push(kvd_ucx_ep_t *ep, const kvd_ucx_envelope_t *envelope, const struct iovec *runs, uint32_t count,
+kv_status_t kvd_ucx_push(kvd_ucx_ep_t *ep, const kvd_envelope_t *envelope, const struct iovec *runs, uint32_t count,
 			 void *object)
 {
 	(void)ep;

@@ -71,7 +71,7 @@ struct kvd_ucx_ep {
 typedef struct push {
 	kvd_ucx_ep_t *ep;
 	void *object;
-	kvd_ucx_envelope_t envelope;
+	kvd_envelope_t envelope;
 	ucp_dt_iov_t runs[];
 } push_t;
 
@@ -165,7 +165,7 @@ static ucs_status_t on_message(void *arg, const void *header, size_t header_len,
 			       const ucp_am_recv_param_t *from)
 {
 	kvd_ucx_t *ucx = arg;
-	kvd_ucx_envelope_t envelope;
+	kvd_envelope_t envelope;
 	ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
 				     .cb.recv_am = on_landed};
 	landing_t *landing;
@@ -434,7 +434,7 @@ static void on_pushed(void *request, ucs_status_t status, void *arg)
 	finish_push(arg, status);
 }
 
-kv_status_t kvd_ucx_push(kvd_ucx_ep_t *ep, const kvd_ucx_envelope_t *envelope, const struct iovec *runs, uint32_t count,
+kv_status_t kvd_ucx_push(kvd_ucx_ep_t *ep, const kvd_envelope_t *envelope, const struct iovec *runs, uint32_t count,
 			 void *object)
 {
 	push_t *push;

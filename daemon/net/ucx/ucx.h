@@ -1,4 +1,5 @@
-/* daemon/net/ucx/ucx.h -- the bytes' way: UCX active messages with rendezvous, pushed by the owner of the blocks.
+/* daemon/net/ucx/ucx.h -- bytes over UCX: active messages with rendezvous. For networks where everybody is
+ * trusted: nothing here is authenticated or encrypted (docs/decisions/078).
  *
  * UCX is found with dlopen when it is there; headers are needed to build this file only. One worker, one thread. What
  * is remotely written are buffers that `land` hands out for a message whose ticket the caller knows.
@@ -7,35 +8,15 @@
 #define KVD_NET_UCX_H
 
 #include "base/address.h"
-#include "net/messages.h"
-
-#include <sys/uio.h>
-
-#define KVD_UCX_RUNS_MAX 256u /* pieces of memory in one message */
+#include "net/bytes.h"
 
 typedef struct kvd_ucx kvd_ucx_t;
 typedef struct kvd_ucx_ep kvd_ucx_ep_t;
 
-/* In front of the bytes. */
-typedef struct kvd_ucx_envelope {
-	uint64_t batch;
-	uint8_t ticket[KVD_NET_TICKET];
-} kvd_ucx_envelope_t;
-
-typedef struct kvd_ucx_ops {
-	/* A message has come: where they go, and in *p_object what `landed` gets. NULL: not wanted, it
-	 * is dropped. Within kvd_ucx_progress(). */
-	void *(*land)(void *ctx, const kvd_ucx_envelope_t *envelope, size_t bytes, void **p_object);
-	/* They are there, or never will be: the memory is not touched again. */
-	void (*landed)(void *ctx, void *object, kv_status_t status);
-	/* A push has ended: its memory is not read again. */
-	void (*pushed)(void *ctx, void *object, kv_status_t status);
-} kvd_ucx_ops_t;
-
 typedef struct kvd_ucx_config {
 	const char *transports; /* UCX_TLS */
 	const char *address;    /* numeric: UCX uses the network device that has it */
-	const kvd_ucx_ops_t *ops;
+	const kvd_bytes_ops_t *ops;
 	void *ctx;
 } kvd_ucx_config_t;
 
@@ -64,7 +45,7 @@ int kvd_ucx_is_broken(const kvd_ucx_ep_t *ep);
 
 /* Push runs of memory as one message. The envelope and the runs are copied. Another status than KV_OK: nothing was
  * begun, and `pushed` does not come. Else it comes once, perhaps within this call. */
-kv_status_t kvd_ucx_push(kvd_ucx_ep_t *ep, const kvd_ucx_envelope_t *envelope, const struct iovec *runs, uint32_t count,
+kv_status_t kvd_ucx_push(kvd_ucx_ep_t *ep, const kvd_envelope_t *envelope, const struct iovec *runs, uint32_t count,
 			 void *object);
 
 #endif

@@ -35,6 +35,15 @@ static int reserve_port(uint16_t *p_port)
 	return fd;
 }
 
+int peers_listen(uint16_t *p_port)
+{
+	const int fd = reserve_port(p_port);
+
+	assert_int_equal(listen(fd, 64), 0);
+
+	return fd;
+}
+
 int peers_dial(uint16_t port)
 {
 	const struct sockaddr_in address = loopback(port);
@@ -59,9 +68,6 @@ void peers_write_key(const char *path, const char *text, mode_t mode)
 void peers_init(peers_t *peers)
 {
 	memset(peers, 0, sizeof *peers);
-	if (!PEERS_UCX) {
-		kv_test_skip("kvd was built without UCX (libucx-dev)");
-	}
 	for (uint32_t i = 0; i < 2; i++) {
 		rig_init(&peers->rig[i], 0);
 		peers->port_fd[i] = reserve_port(&peers->port[i]);
@@ -80,6 +86,14 @@ void peers_init(peers_t *peers)
 		rig_option(rig, "--index.max_blocks=16384");
 		rig_option(rig, "--handover.max_bytes=80MiB");
 	}
+}
+
+void peers_use_ucx(peers_t *peers, uint32_t i)
+{
+	if (!PEERS_UCX) {
+		kv_test_skip("kvd was built without UCX (libucx-dev)");
+	}
+	rig_option(&peers->rig[i], "--peers.transports=tcp");
 }
 
 void peers_start(peers_t *peers)
@@ -118,4 +132,67 @@ void peers_check_quiet(const peers_t *peers)
 pid_t peers_net(const peers_t *peers, uint32_t i)
 {
 	return rig_child(&peers->rig[i], "kvd-net");
+}
+
+uint32_t peers_ports(pid_t pid, uint16_t *ports, uint32_t cap)
+{
+	char path[64], line[512], link[64];
+	unsigned port, state;
+	unsigned long inode;
+	uint32_t n = 0;
+	FILE *table;
+
+	snprintf(path, sizeof path, "/proc/%d/net/tcp", (int)pid);
+	table = fopen(path, "re");
+	assert_non_null(table);
+	while (fgets(line, sizeof line, table)) {
+		if (sscanf(line, " %*u: %*8[0-9A-F]:%x %*8[0-9A-F]:%*x %x %*x:%*x %*x:%*x %*x %*u %*u %lu", &port,
+			   &state, &inode) != 3 ||
+		    state != 0x0a) {
+			continue;
+		}
+		for (int fd = 0; fd < 256 && n < cap; fd++) {
+			char want[64];
+			ssize_t len;
+
+			snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)pid, fd);
+			snprintf(want, sizeof want, "socket:[%lu]", inode);
+			len = readlink(path, link, sizeof link - 1);
+			if (len > 0 && (link[len] = '\0', strcmp(link, want) == 0)) {
+				ports[n++] = (uint16_t)port;
+				break;
+			}
+		}
+	}
+	fclose(table);
+
+	return n;
+}
+
+static void send_garbage(uint16_t port, kv_test_rng_t *rng)
+{
+	uint8_t bytes[4096];
+	const uint32_t n = 1 + (uint32_t)(kv_test_rand(rng) % sizeof bytes);
+	int fd = peers_dial(port);
+
+	for (uint32_t i = 0; i < n; i++) {
+		bytes[i] = (uint8_t)kv_test_rand(rng);
+	}
+	if (kv_test_rand(rng) % 2) {
+		memcpy(bytes, "KNET\1\1\0\0", 8); /* a right beginning */
+	}
+	(void)send(fd, bytes, n, MSG_NOSIGNAL);
+	close(fd);
+}
+
+void peers_send_garbage(const uint16_t *ports, uint32_t n)
+{
+	kv_test_rng_t rng = {.state = kv_test_seed()};
+
+	for (uint32_t i = 0; i < 200; i++) {
+		send_garbage(ports[i % n], &rng);
+	}
+	for (uint32_t i = 0; i < PEERS_SILENT; i++) {
+		(void)peers_dial(ports[i % n]);
+	}
 }

@@ -6,7 +6,7 @@
 #define DEADLINE_MS 20000u
 #define IN_FLIGHT   (8u << 20) /* bytes: two batches at once */
 
-/* ---- what link.c and ucx.c have -------------------------------------------------------------- */
+/* ---- what link.c and way.c have -------------------------------------------------------------- */
 
 typedef struct frame {
 	struct frame *next;
@@ -20,31 +20,21 @@ struct kvd_link {
 	frame_t *queue; /* that this end has sent */
 };
 
-struct kvd_ucx {
-	int unused;
-};
-
 /* A push. Its parts happen one after the other, but for the last two. */
 typedef struct push {
 	struct push *next;
-	struct kvd_ucx_ep *ep; /* NULL: its endpoint was closed */
-	kvd_ucx_envelope_t envelope;
-	struct iovec runs[KVD_UCX_RUNS_MAX];
+	int is_lost; /* its way was closed */
+	kvd_envelope_t envelope;
+	struct iovec runs[KVD_BYTES_RUNS_MAX];
 	uint32_t count;
 	size_t bytes;
 	void *sender, *receiver; /* objects; NULL: it was told, or does not want it */
 	int is_read;
 } push_t;
 
-struct kvd_ucx_ep {
-	int unused;
-};
-
 static struct {
 	kvd_link_t dialled, accepted; /* the asker's end, the owner's */
 	kvd_inbound_t inbound;
-	struct kvd_ucx ucx;
-	struct kvd_ucx_ep ep;
 	push_t *pushes;
 } w_;
 
@@ -86,13 +76,21 @@ void kvd_link_fail(kvd_link_t *link, kv_status_t status, const char *why)
 	link->state = KVD_LINK_DEAD;
 }
 
-kv_status_t kvd_ucx_push(kvd_ucx_ep_t *ep, const kvd_ucx_envelope_t *envelope, const struct iovec *runs, uint32_t count,
+int kvd_net_has_way(const kvd_inbound_t *to)
+{
+	(void)to;
+
+	return 1;
+}
+
+kv_status_t kvd_net_push(kvd_inbound_t *to, const kvd_envelope_t *envelope, const struct iovec *runs, uint32_t count,
 			 void *object)
 {
 	push_t *push = calloc(1, sizeof *push), **at = &w_.pushes;
 
+	(void)to;
 	assert_non_null(push);
-	*push = (push_t){.ep = ep, .envelope = *envelope, .count = count, .sender = object};
+	*push = (push_t){.envelope = *envelope, .count = count, .sender = object};
 	memcpy(push->runs, runs, count * sizeof *runs);
 	for (uint32_t i = 0; i < count; i++) {
 		push->bytes += runs[i].iov_len;
@@ -106,10 +104,10 @@ kv_status_t kvd_ucx_push(kvd_ucx_ep_t *ep, const kvd_ucx_envelope_t *envelope, c
 }
 
 /* What is under way ends in later steps. */
-static void close_endpoint(void)
+static void close_way(void)
 {
 	for (push_t *push = w_.pushes; push; push = push->next) {
-		push->ep = NULL;
+		push->is_lost = 1;
 	}
 }
 
@@ -133,7 +131,7 @@ static void read_push(wire_t *wire, push_t *push)
 
 static void report_push(push_t *push, int to_receiver)
 {
-	const kv_status_t status = push->ep ? KV_OK : KV_ERR_CLOSED;
+	const kv_status_t status = push->is_lost ? KV_ERR_CLOSED : KV_OK;
 
 	if (to_receiver && push->receiver) {
 		kvd_fetch_landed(push->receiver, push->is_read ? status : KV_ERR_CLOSED);
@@ -156,10 +154,10 @@ static void step_pushes(wire_t *wire)
 		at = &(*at)->next;
 	}
 	push = *at;
-	if (!push || (wire->still && push->ep)) {
+	if (!push || (wire->still && !push->is_lost)) {
 		return;
 	}
-	if (!push->is_read && push->ep) {
+	if (!push->is_read && !push->is_lost) {
 		read_push(wire, push);
 		return;
 	}
@@ -237,7 +235,7 @@ static void step_link(wire_t *wire)
 	if (w_.accepted.state == KVD_LINK_DEAD && w_.inbound.link) {
 		drop_frames(&w_.accepted);
 		kvd_serves_lost(&w_.inbound);
-		close_endpoint();
+		close_way();
 		w_.inbound.link = NULL;
 	}
 	if (!peer->link && !w_.inbound.link && !w_.pushes && kv_test_below(wire->rng, 20) == 0) {
@@ -365,14 +363,13 @@ void wire_open(wire_t *wire, const rig_t rigs[2], kv_test_rng_t *rng)
 		snprintf(config->namespaces, sizeof config->namespaces, "default");
 		snprintf(config->peers.peers[0].name, sizeof config->peers.peers[0].name, "node%u", 1 - i);
 		config->peers.count = 1;
-		*net = (kvd_net_t){.config = config, .listen_fd = -1, .ucx = &w_.ucx, .now_ns = 1, .peer_count = 1};
+		*net = (kvd_net_t){.config = config, .listen_fd = -1, .now_ns = 1, .peer_count = 1};
 		net->peers[0] = (kvd_net_peer_t){.net = net, .config = &config->peers.peers[0]};
 		assert_int_equal(kvd_copiers_open(&net->copiers), KV_OK);
 		assert_int_equal(kvd_tenants_open(net), KV_OK);
 	}
 	w_.dialled = w_.accepted = (kvd_link_t){.wire = wire, .state = KVD_LINK_OPEN};
-	w_.inbound = (kvd_inbound_t){
-		.net = &wire->net[0], .peer = &wire->net[0].peers[0], .link = &w_.accepted, .ep = &w_.ep};
+	w_.inbound = (kvd_inbound_t){.net = &wire->net[0], .peer = &wire->net[0].peers[0], .link = &w_.accepted};
 	wire->net[0].peers[0].inbound = &w_.inbound;
 	wire->net[1].peers[0].link = &w_.dialled;
 }

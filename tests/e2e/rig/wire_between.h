@@ -3,7 +3,7 @@
  *
  * The control channel keeps its order, as TCP does. Bytes take a way of their own: they are read, land and are reported
  * in any order that UCX could choose. A link may be cut, which its two ends notice one after the other; bytes may be
- * changed, or stand still. The clock is the test's. It takes the place of link.c and ucx.c.
+ * changed, or stand still. The clock is the test's. It takes the place of link.c and way.c.
  */
 #ifndef TESTS_E2E_RIG_WIRE_BETWEEN_H
 #define TESTS_E2E_RIG_WIRE_BETWEEN_H

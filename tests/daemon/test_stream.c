@@ -1,0 +1,395 @@
+/* Messages of blocks on a TLS connection, with somebody in between who changes, cuts and holds back its bytes. */
+#include "kv_cmocka.h"
+#include "kv_test.h"
+
+#include "net/stream.h"
+
+#include "kv/env.h"
+
+#include <signal.h>
+#include <sys/socket.h>
+
+#define MESSAGES  12u
+#define LARGEST   (300u << 10)
+#define UNTOUCHED UINT64_MAX
+
+/* One of the messages, at both ends. */
+typedef struct message {
+	uint8_t *sent, *landed;
+	size_t bytes;
+	int is_pushed, is_landed; /* it has ended there, */
+	kv_status_t status[2];    /* so */
+	int is_unwanted;
+} message_t;
+
+typedef struct end {
+	int fd, wire; /* wire: the man in the middle's */
+	kvd_tls_t *tls;
+	kvd_stream_t *stream;
+} end_t;
+
+static end_t owner_, asker_;
+static message_t messages_[MESSAGES];
+static uint64_t passed_; /* bytes from the owner, since the handshake */
+static uint64_t flip_at_, cut_at_;
+static kvd_pair_key_t keys_[2];
+
+/* ---- the two ends ---------------------------------------------------------------------------- */
+
+static void *land(void *ctx, const kvd_envelope_t *envelope, size_t bytes, void **p_object)
+{
+	message_t *message = &messages_[envelope->batch - 1];
+
+	(void)ctx;
+	assert_in_range(envelope->batch, 1, MESSAGES);
+	assert_int_equal(envelope->ticket[3], envelope->batch + 3);
+	assert_int_equal(bytes, message->bytes);
+	*p_object = message;
+
+	return message->is_unwanted ? NULL : message->landed;
+}
+
+static void landed(void *ctx, void *object, kv_status_t status)
+{
+	message_t *message = object;
+
+	(void)ctx;
+	assert_false(message->is_landed);
+	message->is_landed = 1;
+	message->status[1] = status;
+}
+
+static void pushed(void *ctx, void *object, kv_status_t status)
+{
+	message_t *message = object;
+
+	(void)ctx;
+	assert_false(message->is_pushed);
+	message->is_pushed = 1;
+	message->status[0] = status;
+	memset(message->sent, 0xee, message->bytes); /* it is not read again */
+}
+
+static const kvd_bytes_ops_t ops_ = {.land = land, .landed = landed, .pushed = pushed};
+
+static const kvd_pair_key_t *key_at(void *ctx, uint32_t index)
+{
+	(void)ctx;
+
+	return index == 0 ? &keys_[1] : NULL;
+}
+
+/* ---- in between ------------------------------------------------------------------------------ */
+
+/* 1: something was carried. */
+static int carry(const end_t *from, const end_t *to, size_t most)
+{
+	uint8_t bytes[65536];
+	ssize_t n = recv(from->wire, bytes, most < sizeof bytes ? most : sizeof bytes, MSG_DONTWAIT);
+
+	if (n <= 0) {
+		return 0;
+	}
+	if (from == &owner_ && from->stream) {
+		if (flip_at_ >= passed_ && flip_at_ - passed_ < (uint64_t)n) {
+			bytes[flip_at_ - passed_] ^= 1;
+		}
+		if (cut_at_ - passed_ < (uint64_t)n) {
+			n = (ssize_t)(cut_at_ - passed_);
+			(void)shutdown(to->wire, SHUT_WR);
+			(void)shutdown(from->wire, SHUT_RD);
+		}
+		passed_ += (uint64_t)n;
+	}
+	for (ssize_t at = 0; at < n;) {
+		ssize_t sent = send(to->wire, bytes + at, (size_t)(n - at), MSG_DONTWAIT | MSG_NOSIGNAL);
+
+		if (sent < 0 && kvd_stream_state(to->stream) == KVD_STREAM_DEAD) {
+			break;
+		}
+		if (sent < 0) {
+			(void)kvd_stream_progress(to->stream, 0); /* it makes room */
+			continue;
+		}
+		at += sent;
+	}
+
+	return 1;
+}
+
+/* Until nothing moves. */
+static void run(size_t most)
+{
+	for (int moved = 1; moved;) {
+		moved = 0;
+		if (kvd_stream_state(owner_.stream) != KVD_STREAM_DEAD) {
+			moved |= kvd_stream_progress(owner_.stream, 0);
+		}
+		moved |= carry(&owner_, &asker_, most);
+		if (kvd_stream_state(asker_.stream) != KVD_STREAM_DEAD) {
+			moved |= kvd_stream_progress(asker_.stream, 0);
+		}
+		moved |= carry(&asker_, &owner_, most);
+	}
+}
+
+static void open_end(end_t *end)
+{
+	int pair[2];
+
+	memset(end, 0, sizeof *end);
+	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair), 0);
+	end->fd = pair[0];
+	end->wire = pair[1];
+}
+
+static void open_streams(void)
+{
+	kv_status_t status[2] = {KV_PENDING, KV_PENDING};
+
+	passed_ = 0;
+	flip_at_ = cut_at_ = UNTOUCHED;
+	open_end(&owner_);
+	open_end(&asker_);
+	kvd_pair_key_init(&keys_[0], "asker", "owner", kv_slice_str("a key"));
+	kvd_pair_key_init(&keys_[1], "owner", "asker", kv_slice_str("a key"));
+	owner_.tls = kvd_tls_accept(owner_.fd, (kvd_key_ring_t){.at = key_at});
+	asker_.tls = kvd_tls_dial(asker_.fd, &keys_[0]);
+	assert_true(owner_.tls && asker_.tls);
+	kvd_tls_read_ahead(asker_.tls, KVD_STREAM_READ_AHEAD);
+	while (status[0] == KV_PENDING || status[1] == KV_PENDING) {
+		status[0] = kvd_tls_handshake(asker_.tls);
+		(void)carry(&asker_, &owner_, SIZE_MAX);
+		status[1] = kvd_tls_handshake(owner_.tls);
+		(void)carry(&owner_, &asker_, SIZE_MAX);
+	}
+	assert_int_equal(status[0] | status[1], KV_OK);
+	owner_.stream = kvd_stream_open(&ops_, NULL, owner_.tls, owner_.fd, 1);
+	asker_.stream = kvd_stream_open(&ops_, NULL, asker_.tls, asker_.fd, 0);
+	assert_true(owner_.stream && asker_.stream);
+}
+
+static void close_streams(void)
+{
+	kvd_stream_free(owner_.stream);
+	kvd_stream_free(asker_.stream);
+	close(owner_.wire);
+	close(asker_.wire);
+}
+
+/* ---- messages -------------------------------------------------------------------------------- */
+
+static void fill(uint8_t *out, uint32_t message, size_t bytes)
+{
+	kv_test_rng_t rng = {.state = message + 1};
+
+	kv_test_fill(&rng, out, bytes);
+}
+
+/* Of pieces of any size, that lie anywhere. */
+static void push_messages(kv_test_rng_t *rng)
+{
+	for (uint32_t i = 0; i < MESSAGES; i++) {
+		message_t *message = &messages_[i];
+		const uint32_t count = 1 + (uint32_t)kv_test_below(rng, 9);
+		kvd_envelope_t envelope = {.batch = i + 1};
+		struct iovec runs[9];
+		size_t at = 0;
+
+		*message = (message_t){.sent = message->sent, .landed = message->landed};
+		message->bytes = count + kv_test_below(rng, LARGEST - count);
+		fill(message->sent, i, message->bytes);
+		memset(message->landed, 0, LARGEST);
+		for (uint32_t run = 0; run < count; run++) {
+			const size_t rest = message->bytes - at - (count - run - 1);
+
+			runs[run] = (struct iovec){message->sent + at,
+						   run + 1 < count ? 1 + kv_test_below(rng, rest) : rest};
+			at += runs[run].iov_len;
+		}
+		envelope.ticket[3] = (uint8_t)(i + 4);
+		assert_int_equal(kvd_stream_push(owner_.stream, &envelope, runs, count, message), KV_OK);
+	}
+}
+
+/* Whatever happened on the way: what has landed is right, and nothing is under way. Returns how many landed. */
+static uint32_t check_messages(void)
+{
+	static uint8_t right[LARGEST];
+	uint32_t whole = 0;
+
+	for (uint32_t i = 0; i < MESSAGES; i++) {
+		const message_t *message = &messages_[i];
+
+		assert_true(message->is_pushed);
+		if (message->is_landed && message->status[1] == KV_OK) {
+			fill(right, i, message->bytes);
+			assert_memory_equal(message->landed, right, message->bytes);
+			assert_int_equal(message->status[0], KV_OK);
+			whole++;
+		}
+	}
+
+	return whole;
+}
+
+KV_TEST(p1_messages_on_a_stream_land_byte_for_byte)
+{
+	kv_test_rng_t rng = {.state = kv_test_seed()};
+	const size_t chunks[] = {SIZE_MAX, 1000, 16384};
+
+	for (uint32_t i = 0; i < KV_COUNT_OF(chunks); i++) {
+		open_streams();
+		assert_int_equal(kvd_stream_state(asker_.stream), KVD_STREAM_WAITING);
+		push_messages(&rng);
+		run(chunks[i]);
+		assert_int_equal(kvd_stream_state(asker_.stream), KVD_STREAM_OPEN);
+		assert_int_equal(check_messages(), MESSAGES);
+		close_streams();
+	}
+}
+
+KV_TEST(p1_a_message_that_nobody_wants_leaves_the_next_one_whole)
+{
+	kv_test_rng_t rng = {.state = kv_test_seed()};
+
+	open_streams();
+	push_messages(&rng);
+	messages_[0].is_unwanted = messages_[5].is_unwanted = 1;
+	run(SIZE_MAX);
+	assert_int_equal(check_messages(), MESSAGES - 2);
+	assert_false(messages_[0].is_landed || messages_[5].is_landed);
+	close_streams();
+}
+
+/* One bit anywhere, of a record's head, its bytes or its tag. */
+KV_TEST(p1_a_changed_byte_ends_the_stream_and_lands_nowhere)
+{
+	kv_test_rng_t rng = {.state = kv_test_seed()};
+
+	for (uint32_t round = 0; round < 60; round++) {
+		uint32_t whole;
+
+		open_streams();
+		push_messages(&rng);
+		flip_at_ = round < 20 ? round * 7 : kv_test_below(&rng, LARGEST);
+		run(SIZE_MAX);
+		assert_true(passed_ > flip_at_);
+		(void)shutdown(asker_.wire, SHUT_WR); /* a length that was changed is waited for */
+		(void)kvd_stream_progress(asker_.stream, 0);
+		assert_int_equal(kvd_stream_state(asker_.stream), KVD_STREAM_DEAD);
+		kvd_stream_free(owner_.stream); /* its pushes end with it */
+		owner_.stream = NULL;
+		whole = check_messages();
+		assert_true(whole < MESSAGES && (whole == MESSAGES || !messages_[MESSAGES - 1].is_landed));
+		close_streams();
+	}
+}
+
+KV_TEST(p1_a_stream_that_is_cut_lands_no_part)
+{
+	kv_test_rng_t rng = {.state = kv_test_seed()};
+
+	for (uint32_t round = 0; round < 40; round++) {
+		uint32_t parts = 0;
+
+		open_streams();
+		push_messages(&rng);
+		cut_at_ = kv_test_below(&rng, 2 * LARGEST);
+		run(SIZE_MAX);
+		assert_int_equal(kvd_stream_state(asker_.stream), KVD_STREAM_DEAD);
+		assert_int_equal(kvd_stream_status(asker_.stream), KV_ERR_CLOSED);
+		kvd_stream_free(owner_.stream);
+		owner_.stream = NULL;
+		assert_true(check_messages() < MESSAGES);
+		for (uint32_t i = 0; i < MESSAGES; i++) {
+			parts += messages_[i].is_landed && messages_[i].status[1] != KV_OK;
+		}
+		assert_in_range(parts, 0, 1);
+		close_streams();
+	}
+}
+
+/* AES-GCM must not see too many records under one key. */
+KV_TEST(p10_a_stream_renews_its_key)
+{
+	kv_test_rng_t rng = {.state = kv_test_seed()};
+
+	open_streams();
+	kvd_tls_set_records(owner_.tls, 3);
+	for (uint32_t i = 0; i < 5; i++) {
+		push_messages(&rng);
+		run(i % 2 ? 5000 : SIZE_MAX);
+		assert_int_equal(check_messages(), MESSAGES);
+	}
+	assert_true(kvd_tls_renewals(owner_.tls) > 5 * MESSAGES / 3);
+	assert_int_equal(kvd_tls_renewals(asker_.tls), 0);
+	close_streams();
+}
+
+/* Links and other streams wait for no more than this. */
+KV_TEST(p5_a_stream_does_a_bounded_part_at_a_time)
+{
+	static uint8_t bytes[8u << 20];
+	const struct iovec run = {bytes, sizeof bytes};
+	const int room = 32 << 20;
+	message_t message = {.sent = bytes, .bytes = sizeof bytes};
+
+	uint32_t calls = 0;
+
+	open_streams();
+	if (setsockopt(owner_.fd, SOL_SOCKET, SO_SNDBUFFORCE, &room, sizeof room) != 0) {
+		kv_test_skip("room for 8 MiB in a socket needs CAP_NET_ADMIN");
+	}
+	assert_int_equal(kvd_stream_push(owner_.stream, &(kvd_envelope_t){.batch = 1}, &run, 1, &message), KV_OK);
+	for (; !message.is_pushed; calls++) {
+		assert_true(kvd_stream_progress(owner_.stream, 0));
+	}
+	assert_in_range(calls, 7, 9);
+	close_streams();
+}
+
+KV_TEST(p10_an_owner_that_is_told_something_ends_the_stream)
+{
+	size_t n;
+
+	open_streams();
+	run(SIZE_MAX);
+	assert_int_equal(kvd_tls_write(asker_.tls, "x", 1, &n), KV_OK);
+	run(SIZE_MAX);
+	assert_int_equal(kvd_stream_status(owner_.stream), KV_ERR_PROTO);
+	close_streams();
+}
+
+KV_TEST(p5_a_stream_without_an_answer_is_ended)
+{
+	open_streams();
+	(void)kvd_stream_progress(asker_.stream, kv_now_ns(&kv_env_posix) + 2 * KVD_STREAM_ANSWER_NS);
+	assert_int_equal(kvd_stream_status(asker_.stream), KV_ERR_TIMEOUT);
+	close_streams();
+}
+
+static int setup(void **state)
+{
+	(void)state;
+	signal(SIGPIPE, SIG_IGN);
+	for (uint32_t i = 0; i < MESSAGES; i++) {
+		messages_[i].sent = malloc(LARGEST);
+		messages_[i].landed = malloc(LARGEST);
+		assert_true(messages_[i].sent && messages_[i].landed);
+	}
+
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	(void)state;
+	for (uint32_t i = 0; i < MESSAGES; i++) {
+		free(messages_[i].landed);
+	}
+
+	return 0;
+}
+
+KV_TEST_MAIN(setup, teardown)
