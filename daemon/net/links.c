@@ -97,6 +97,7 @@ static kv_status_t opened_dialled(void *ctx, kvd_link_t *link)
 	const kvd_net_ready_t ready = {.ucx = ucx ? kvd_ucx_address(ucx) : (kv_slice_t){NULL, 0}};
 
 	peer->has_opened = 1;
+	peer->is_old = 0;
 	peer->failures = 0;
 	peer->last_batch = 0;
 	peer->counts.links++;
@@ -272,7 +273,9 @@ static void step_dialled(kvd_net_peer_t *peer)
 	if (kvd_link_status(peer->link) == KV_ERR_SECRET) {
 		peer->net->refused_proofs++;
 	}
-	snprintf(peer->error, sizeof peer->error, "%s", kvd_link_why(peer->link));
+	if (!peer->is_old || kvd_link_status(peer->link) != KV_ERR_BUSY) { /* BUSY: what such a one does to us */
+		snprintf(peer->error, sizeof peer->error, "%s", kvd_link_why(peer->link));
+	}
 	peer->failures = kvd_link_status(peer->link) == KV_ERR_BUSY ? 1 : peer->failures + 1;
 	for (uint32_t i = 1; i < peer->failures && pause < RETRY_MAX_NS; i++) {
 		pause *= 2;
@@ -405,6 +408,7 @@ static void note_old(kvd_net_t *net, kvd_inbound_t *inbound)
 		const kvd_address_t peer = kvd_address_parse(net->peers[i].config->host);
 
 		if (kvd_address_equal(&inbound->from, &peer) && !net->peers[i].inbound) {
+			net->peers[i].is_old = 1;
 			snprintf(net->peers[i].error, sizeof net->peers[i].error,
 				 "it is a kvd without TLS: upgrade the other side");
 		}

@@ -58,10 +58,10 @@ struct kvd_net_peer {
 	kvd_link_t *link;             /* that we have dialled; NULL: none */
 	kvd_link_t *bytes_link;       /* for the stream; NULL: it is there, or none is needed */
 	kvd_stream_t *stream;
-	int has_opened,
-		is_ready;  /* is_ready: READY has come; without a stream and a link for one bytes come over UCX */
-	uint32_t failures; /* in a row */
-	uint64_t retry_ns; /* no link: when to dial */
+	int is_old;               /* a kvd without TLS came from its address, and it has not been reached since */
+	int has_opened, is_ready; /* READY has come: without a stream and a link for one bytes come over UCX */
+	uint32_t failures;        /* in a row */
+	uint64_t retry_ns;        /* no link: when to dial */
 	kvd_inbound_t *inbound;
 	kvd_buffer_t *buffers; /* landing windows */
 	uint64_t landed_ns;    /* when something has begun or ceased to land */

@@ -30,7 +30,7 @@ static kv_status_t begin_fetch(kvd_net_t *net, const kvd_net_fetch_t *order, int
 /* New keys; links with those before end when they have nothing to do. */
 static void read_keys(kvd_net_t *net, const kvd_net_config_t *config)
 {
-	char why[300];
+	char why[300] = "there are other peers";
 
 	if (config->peers.count == net->peer_count &&
 	    kvd_net_keys_read(net, &config->peers, why, sizeof why) == KV_OK) {

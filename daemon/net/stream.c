@@ -136,7 +136,9 @@ static size_t receive_part(kvd_stream_t *stream)
 		}
 		return n;
 	}
-	stream->to += stream->to ? n : 0;
+	if (stream->to) {
+		stream->to += n;
+	}
 	stream->left -= n;
 	if (stream->left == 0) {
 		finish_landing(stream, KV_OK);
@@ -266,7 +268,7 @@ int kvd_stream_progress(kvd_stream_t *stream, uint64_t now_ns)
 		end_stream(stream, KV_ERR_TIMEOUT);
 	}
 
-	return received + sent > 0;
+	return received >= TURN_BYTES || sent >= TURN_BYTES;
 }
 
 kvd_stream_state_t kvd_stream_state(const kvd_stream_t *stream)

@@ -23,8 +23,7 @@ struct kvd_tls {
 	SSL *ssl;
 	kvd_key_ring_t ring;
 	kvd_pair_key_t key;
-	int is_dialler, has_key, is_old, is_open;
-	int wants_write, is_writing; /* is_writing: a record is half way, and no key is renewed before the rest of it */
+	int is_dialler, has_key, is_old, is_open, wants_write;
 	uint32_t records, records_most; /* sent under the key of now */
 	uint64_t renewals;
 };
@@ -283,7 +282,7 @@ kv_status_t kvd_tls_read(kvd_tls_t *tls, void *out, size_t cap, size_t *p_n)
 kv_status_t kvd_tls_write(kvd_tls_t *tls, const void *data, size_t len, size_t *p_n)
 {
 	ERR_clear_error();
-	if (tls->records >= tls->records_most && !tls->is_writing) {
+	if (tls->records >= tls->records_most) {
 		/* For what we send; the other side counts its own. It goes in front of these bytes. */
 		if (!SSL_key_update(tls->ssl, SSL_KEY_UPDATE_NOT_REQUESTED)) {
 			return status_of(tls, 0);
@@ -292,10 +291,9 @@ kv_status_t kvd_tls_write(kvd_tls_t *tls, const void *data, size_t len, size_t *
 		tls->renewals++;
 	}
 	if (!SSL_write_ex(tls->ssl, data, len < RECORD_MOST ? len : RECORD_MOST, p_n)) {
-		tls->is_writing = 1;
 		return status_of(tls, 0);
 	}
-	tls->wants_write = tls->is_writing = 0;
+	tls->wants_write = 0;
 	tls->records++;
 
 	return KV_OK;

@@ -210,31 +210,46 @@ KV_TEST(p6_a_configured_address_is_kept_before_strangers)
 	end_net();
 }
 
-/* What the other side refuses before it has heard a name says nothing about this peer: the next try is soon. */
-KV_TEST(p6_a_refusal_before_the_name_does_not_slow_dialling)
+/* Where the peer listens: it takes connections, and closes them. */
+static int listen_as_peer(void)
 {
 	struct sockaddr_in address = at("127.0.0.1", 0);
 	socklen_t len = sizeof address;
 	int other = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	kvd_net_peer_t *peer = &net_.peers[0];
 
-	start_net("127.0.0.1");
 	assert_int_equal(bind(other, (struct sockaddr *)&address, len), 0);
 	assert_int_equal(listen(other, 8), 0);
 	assert_int_equal(getsockname(other, (struct sockaddr *)&address, &len), 0);
 	snprintf(config_.peers.peers[0].port, sizeof config_.peers.peers[0].port, "%u", ntohs(address.sin_port));
-	for (uint32_t tries = 0; tries < 20; tries++) {
-		int fd;
 
-		peer->retry_ns = net_.now_ns;
+	return other;
+}
+
+static void refuse_dialler(int other)
+{
+	kvd_net_peer_t *peer = &net_.peers[0];
+	int fd;
+
+	peer->retry_ns = net_.now_ns;
+	kvd_net_peers_step(&net_);
+	fd = accept(other, NULL, NULL);
+	assert_true(fd >= 0);
+	close(fd);
+	while (peer->link) {
 		kvd_net_peers_step(&net_);
-		fd = accept(other, NULL, NULL);
-		assert_true(fd >= 0);
-		close(fd);
-		while (peer->link) {
-			kvd_net_peers_step(&net_);
-		}
-		assert_true(peer->retry_ns - net_.now_ns <= UINT64_C(200000000));
+	}
+}
+
+/* What the other side refuses before it has heard a name says nothing about this peer: the next try is soon. */
+KV_TEST(p6_a_refusal_before_the_name_does_not_slow_dialling)
+{
+	int other;
+
+	start_net("127.0.0.1");
+	other = listen_as_peer();
+	for (uint32_t tries = 0; tries < 20; tries++) {
+		refuse_dialler(other);
+		assert_true(net_.peers[0].retry_ns - net_.now_ns <= UINT64_C(200000000));
 	}
 	close(other);
 	end_net();
@@ -244,15 +259,9 @@ KV_TEST(p6_a_refusal_before_the_name_does_not_slow_dialling)
 static void accept_as_peer(void)
 {
 	kvd_link_config_t config = peer_config();
-	struct sockaddr_in address = at("127.0.0.1", 0);
-	socklen_t len = sizeof address;
 	kvd_net_peer_t *peer = &net_.peers[0];
-	int other = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), fd;
+	int other = listen_as_peer(), fd;
 
-	assert_int_equal(bind(other, (struct sockaddr *)&address, len), 0);
-	assert_int_equal(listen(other, 8), 0);
-	assert_int_equal(getsockname(other, (struct sockaddr *)&address, &len), 0);
-	snprintf(config_.peers.peers[0].port, sizeof config_.peers.peers[0].port, "%u", ntohs(address.sin_port));
 	peer->retry_ns = net_.now_ns;
 	kvd_net_peers_step(&net_);
 	fd = accept4(other, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -478,18 +487,14 @@ KV_TEST(p7_a_key_is_changed_under_a_link)
 KV_TEST(p7_the_key_before_is_dialled_with_where_the_new_one_is_refused)
 {
 	static const char *const both[] = {"another key of 16", KEY};
-	struct sockaddr_in address = at("127.0.0.1", 0);
-	socklen_t len = sizeof address;
-	int other = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	kvd_link_config_t config = peer_config();
 	kvd_net_peer_t *peer = &net_.peers[0];
+	int other;
 
 	start_net("127.0.0.1");
 	read_keys(2, both);
-	assert_int_equal(bind(other, (struct sockaddr *)&address, len), 0);
-	assert_int_equal(listen(other, 8), 0);
-	assert_int_equal(getsockname(other, (struct sockaddr *)&address, &len), 0);
-	snprintf(config_.peers.peers[0].port, sizeof config_.peers.peers[0].port, "%u", ntohs(address.sin_port));
+	other = listen_as_peer();
+	assert_int_equal(fcntl(other, F_SETFL, O_NONBLOCK), 0);
 	peer->retry_ns = net_.now_ns;
 	config.key = NULL;
 	dialled_ = NULL;
@@ -515,6 +520,8 @@ KV_TEST(p7_the_key_before_is_dialled_with_where_the_new_one_is_refused)
 /* Of the handshake of another version: said once. */
 KV_TEST(p10_a_peer_without_tls_is_counted)
 {
+	int other;
+
 	start_net("127.0.0.1");
 	for (uint32_t i = 0; i < 2; i++) {
 		int fd = connect_from("127.0.0.1");
@@ -527,7 +534,10 @@ KV_TEST(p10_a_peer_without_tls_is_counted)
 		close(fd);
 	}
 	assert_int_equal(net_.refused_frames, 0);
+	other = listen_as_peer();
+	refuse_dialler(other);
 	assert_non_null(strstr(net_.peers[0].error, "upgrade the other side"));
+	close(other);
 	end_net();
 }
 

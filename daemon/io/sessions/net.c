@@ -452,8 +452,8 @@ static void put_peer(kv_json_t *json, const kvd_peer_config_t *config, const kvd
 	kv_json_text(json, "state", states[peer->state <= KVD_PEER_UP ? peer->state : KVD_PEER_DOWN]);
 	kv_json_bool(json, "asks", (int)peer->asks);
 	kv_json_text(json, "bytes", peer->state != KVD_PEER_UP ? "" : peer->has_ucx ? "ucx" : "tls");
-	snprintf(key, sizeof key, peer->key ? "%08x" : "", peer->key);
-	kv_json_text(json, "key", key);
+	snprintf(key, sizeof key, "%08x", peer->key);
+	kv_json_text(json, "key", peer->key ? key : "");
 	kv_json_numbers(json, {"retry_ms", peer->retry_ms}, {"fetching", peer->fetching}, {"serving", peer->serving},
 			{"in_flight_bytes", peer->in_flight}, {"bytes_in", c->bytes_in}, {"bytes_out", c->bytes_out},
 			{"fetched", c->fetched}, {"fetch_failed", c->fetch_failed}, {"served", c->served},
