@@ -2,7 +2,7 @@
 #include "bench.h"
 
 extern bench_run_t run_acquire, run_connector, run_copy, run_hash, run_match, run_nvme, run_partition, run_pool,
-	run_restart, run_tenant, run_transfer_ucx;
+	run_restart, run_tenant, run_transfer;
 
 #define LINES     "13 dependent cache-line loads from a table as large as the mirror"
 #define LINE_GOAL "p50 <= 2,000 ns, no system call"
@@ -46,17 +46,21 @@ const bench_t bench_list[] = {
 	{"restart", run_restart, 0,
 	 "from start to serving with 1 M disk blocks in the index, after a clean stop (and after kill -9)", NULL,
 	 "<= 1.5e9 ns"},
-	{"transfer/ucx-256k", run_transfer_ucx, 0,
+	{"transfer/tls-256k", run_transfer, 0,
+	 "a prefix of 256 MiB from another daemon over TLS on loopback, blocks of 256 KiB, every digest checked",
+	 "1 / (1 / tcp + 1 / cipher): the same bytes over plain TCP, and through AES-128-GCM", "ratio >= 0.9"},
+	{"transfer/tls-2m", run_transfer, 1, "the same in blocks of 2 MiB", "the same", "ratio >= 0.9"},
+	{"transfer/tls-64k-in-order", run_transfer, 2,
+	 "a prefix of 8,192 blocks of 64 KiB, neighbours in the owner's pool, likewise",
+	 "the same bytes in blocks of 4 MiB", "ratio >= 0.9"},
+	{"transfer/tls-64k-scattered", run_transfer, 3, "the same, no two of them neighbours",
+	 "the same bytes in blocks of 4 MiB", ""},
+	{"transfer/ucx-256k", run_transfer, 4,
 	 "a prefix of 256 MiB from another daemon over UCX and TCP on loopback, blocks of 256 KiB, every digest "
 	 "checked",
 	 "the best of ucx_perftest's tag_bw, ucp_am_bw and ucp_put_bw, 4 MiB", "ratio >= 0.9"},
-	{"transfer/ucx-2m", run_transfer_ucx, 1, "the same in blocks of 2 MiB", "the same", "ratio >= 0.9"},
-	{"transfer/ucx-host", run_transfer_ucx, 2, "the same", "the same with messages of 256 MiB: cold buffers",
+	{"transfer/ucx-2m", run_transfer, 5, "the same in blocks of 2 MiB", "the same", "ratio >= 0.9"},
+	{"transfer/ucx-host", run_transfer, 6, "the same", "the same with messages of 256 MiB: cold buffers",
 	 "ratio >= 0.85"},
-	{"transfer/ucx-64k-in-order", run_transfer_ucx, 3,
-	 "a prefix of 8,192 blocks of 64 KiB, neighbours in the owner's pool, likewise",
-	 "the same bytes in blocks of 4 MiB", "ratio >= 0.9"},
-	{"transfer/ucx-64k-scattered", run_transfer_ucx, 4, "the same, no two of them neighbours",
-	 "the same bytes in blocks of 4 MiB", ""},
 	{.name = NULL},
 };

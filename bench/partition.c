@@ -83,7 +83,7 @@ static int make_network(void)
 			     "ip link set lo up'",
 			     work.name[i], i + 1, i, i);
 	}
-	for (uint32_t up = 0; up < 2 && !failed; usleep(10000)) { /* UCX takes no device without a carrier */
+	for (uint32_t up = 0; up < 2 && !failed; usleep(10000)) {
 		up = 0;
 		for (uint32_t i = 0; i < 2; i++) {
 			up += run("ip netns exec %s ip link show veth%u | grep 'state UP'", work.name[i], i) == 0;

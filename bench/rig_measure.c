@@ -29,7 +29,7 @@ bench_outcome_t rig_start_peers(rig_t rigs[2], char addresses[2][32], const char
 	       (rig_metric(&rigs[0], "kvd_peers_up") != 1 || rig_metric(&rigs[1], "kvd_peers_up") != 1)) {
 		usleep(20000);
 		if (bench_now_ns() > end || bench_late()) {
-			outcome = bench_skip("the peers do not connect (UCX)");
+			outcome = bench_skip("the peers do not connect");
 		}
 	}
 	unlink(key);

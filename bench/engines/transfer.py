@@ -19,7 +19,7 @@ from rig import Rig, spread
 BYTES = 256 << 20
 BLOCKS = {"2m": 2 << 20, "256k": 256 << 10}
 REGIONS = 3  # that the destination takes in turn: what it writes to is in no cache
-UCX = dict(UCX_TLS="tcp", UCX_NET_DEVICES="lo", UCX_WARN_UNUSED_ENV_VARS="n", NIXL_LOG_LEVEL="WARN")  # as bench/transfer_ucx.c sets it; standard output is ours
+UCX = dict(UCX_TLS="tcp", UCX_NET_DEVICES="lo", UCX_WARN_UNUSED_ENV_VARS="n", NIXL_LOG_LEVEL="WARN")  # as bench/transfer.c sets it; standard output is ours
 PAUSE_S = 0.0001  # between two looks: the thread of UCX needs the processor
 LIMIT_S = 60.0
 

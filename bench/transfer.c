@@ -1,5 +1,8 @@
-/* transfer/ucx-* -- a prefix that comes from the daemon of another node, both daemons on this machine, UCX over TCP on
- * loopback. GB/s, from kvc_handover_fetch() until every block is visible here, its digests checked.
+/* transfer/tls-*, transfer/ucx-* -- a prefix that comes from the daemon of another node, both daemons on this
+ * machine. GB/s, from kvc_handover_fetch() until every block is visible here, its digests checked.
+ *
+ * tls-256k, tls-2m: over TLS, as ucx-* below, against 1 / (1 / tcp + 1 / cipher) of the same bytes in the same round
+ * (transfer_link.h). The parts go to standard error, and UCX over TCP too, with ucx_perftest. Goal: ratio >= 0.9.
  *
  * ucx-256k, ucx-2m: a prefix of 256 MiB (--quick: 64) that was never here before, in blocks of that size, out of and
  * into pools of 1 GiB, which are walked through. Against ucx_perftest of the same library, transport and device, one
@@ -9,13 +12,14 @@
  * ucx-host: the same in blocks of 2 MiB against the same tests with messages of 256 MiB, so that their buffers are as
  * cold as ours. Two daemons of one host go over TCP as well (docs/decisions/046). Goal: ratio >= 0.85.
  *
- * ucx-64k-in-order, ucx-64k-scattered: 8,192 blocks of 64 KiB (--quick: 2,048), which the owner's pool has side by
+ * tls-64k-in-order, tls-64k-scattered: 8,192 blocks of 64 KiB (--quick: 2,048), which the owner's pool has side by
  * side or never two of them, against the same bytes in blocks of 4 MiB, which are a message each. How many messages
  * bring them goes to standard error. Goal in order: ratio >= 0.9.
  *
  * Five threads work at a time, so it wants six processors. */
 #include "bench.h"
 #include "rig.h"
+#include "transfer_link.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,12 +51,13 @@ static struct {
 	uint32_t tokens[MAX_BLOCKS * UNIT_TOKENS];
 	kvc_key_t keys[MAX_BLOCKS], other_keys[MAX_BLOCKS];
 	const void *data[MAX_BLOCKS];
+	double best[2];  /* tcp, cipher */
 	int put_is_slow; /* ucp_put_bw is none of the best here (UCX 1.13 over TCP) */
 } work;
 
 /* ---- two daemons ----------------------------------------------------------------------------- */
 
-static bench_outcome_t start_daemons(void)
+static bench_outcome_t start_daemons(const char *transports)
 {
 	const shape_t *shape = &work.main;
 	const uint64_t pool = (POOL_PREFIX + 1) * (uint64_t)shape->blocks * shape->block_bytes;
@@ -62,8 +67,8 @@ static bench_outcome_t start_daemons(void)
 	for (uint32_t i = 0; i < 2; i++) {
 		snprintf(addresses[i], sizeof addresses[i], "127.0.0.1:%u", rig_free_port());
 	}
-	snprintf(options, sizeof options, "--cpu.size=%llu --cpu.slab_size=64MiB --cpu.ahead=all",
-		 (unsigned long long)pool);
+	snprintf(options, sizeof options, "--cpu.size=%llu --cpu.slab_size=64MiB --cpu.ahead=all --peers.transports=%s",
+		 (unsigned long long)pool, transports);
 	outcome = rig_start_peers(work.main.at, addresses, options);
 	for (uint32_t i = 0; i < 2 && outcome == BENCH_DONE; i++) {
 		if (rig_attach(&work.main.at[i], "bench", shape->block_bytes) != 0) {
@@ -257,7 +262,51 @@ static bench_outcome_t measure_perftest(void *arg, bench_sample_t *p_sample)
 	return p_sample->value > 0 ? BENCH_DONE : bench_fail("ucx_perftest does not run");
 }
 
+static bench_outcome_t measure_parts(void *arg, bench_sample_t *p_sample)
+{
+	const size_t bytes = (size_t)work.main.blocks * work.main.block_bytes;
+	const double rates[2] = {transfer_tcp_rate(work.memory, bytes), transfer_cipher_rate(work.memory, bytes)};
+
+	(void)arg;
+	if (rates[0] <= 0 || rates[1] <= 0) {
+		return bench_fail("no TCP on loopback, or no cipher");
+	}
+	for (uint32_t i = 0; i < 2; i++) {
+		work.best[i] = rates[i] > work.best[i] ? rates[i] : work.best[i];
+	}
+	p_sample->value = 1 / (1 / rates[0] + 1 / rates[1]);
+
+	return BENCH_DONE;
+}
+
 /* ---- the benches ----------------------------------------------------------------------------- */
+
+/* What the net process chooses. */
+static void choose_transport(void)
+{
+	setenv("UCX_TLS", "tcp", 1);
+	setenv("UCX_NET_DEVICES", "lo", 1);
+	setenv("UCX_WARN_UNUSED_ENV_VARS", "n", 1);
+}
+
+static bench_outcome_t run_against_parts(void)
+{
+	const bench_measurement_t m = {.name = work.name,
+				       .unit = "GB/s",
+				       .reference = "1/(1/tcp+1/cipher)",
+				       .value_fn = measure_new,
+				       .reference_fn = measure_parts,
+				       .rounds = 5,
+				       .goal = BENCH_RATIO_AT_LEAST,
+				       .goal_value = 0.9};
+	const bench_outcome_t outcome = bench_measure(&work.main, &m);
+
+	choose_transport();
+	fprintf(stderr, "%s: best tcp %.2f GB/s, AES-128-GCM %.2f GB/s; UCX over TCP (tag_bw, 4 MiB) %.2f GB/s\n",
+		work.name, work.best[0], work.best[1], run_perftest("tag_bw", MESSAGE, 64 * MESSAGE));
+
+	return outcome;
+}
 
 static bench_outcome_t run_against_perftest(double goal)
 {
@@ -271,10 +320,7 @@ static bench_outcome_t run_against_perftest(double goal)
 				       .goal_value = goal};
 	double tag;
 
-	/* What the net process chooses. */
-	setenv("UCX_TLS", "tcp", 1);
-	setenv("UCX_NET_DEVICES", "lo", 1);
-	setenv("UCX_WARN_UNUSED_ENV_VARS", "n", 1);
+	choose_transport();
 	tag = run_perftest("tag_bw", MESSAGE, 32 * MESSAGE);
 	if (tag == 0) {
 		return bench_skip("ucx_perftest does not run here (package ucx-utils)");
@@ -337,18 +383,21 @@ static bench_outcome_t run_against_large(int scattered)
 	return outcome;
 }
 
-bench_outcome_t run_transfer_ucx(int variant)
+bench_outcome_t run_transfer(int variant)
 {
 	static const struct {
 		const char *name;
 		uint32_t block_bytes, bytes, message;
 		double goal;
 		int scattered;
-	} rows[] = {{"transfer/ucx-256k", 256u << 10, 256u << 20, MESSAGE, 0.9, 0},
-		    {"transfer/ucx-2m", 2u << 20, 256u << 20, MESSAGE, 0.9, 0},
-		    {"transfer/ucx-host", 2u << 20, 256u << 20, COLD, 0.85, 0},
-		    {"transfer/ucx-64k-in-order", 64u << 10, 512u << 20, 0, 0, 0},
-		    {"transfer/ucx-64k-scattered", 64u << 10, 512u << 20, 0, 0, 1}};
+		const char *transports;
+	} rows[] = {{"transfer/tls-256k", 256u << 10, 256u << 20, 0, 0, 0, "tls"},
+		    {"transfer/tls-2m", 2u << 20, 256u << 20, 0, 0, 0, "tls"},
+		    {"transfer/tls-64k-in-order", 64u << 10, 512u << 20, 0, 0, 0, "tls"},
+		    {"transfer/tls-64k-scattered", 64u << 10, 512u << 20, 0, 0, 1, "tls"},
+		    {"transfer/ucx-256k", 256u << 10, 256u << 20, MESSAGE, 0.9, 0, "tcp"},
+		    {"transfer/ucx-2m", 2u << 20, 256u << 20, MESSAGE, 0.9, 0, "tcp"},
+		    {"transfer/ucx-host", 2u << 20, 256u << 20, COLD, 0.85, 0, "tcp"}};
 	const size_t bytes = bench_quick() ? rows[variant].bytes / 4 : rows[variant].bytes;
 	bench_outcome_t outcome;
 
@@ -362,10 +411,11 @@ bench_outcome_t run_transfer_ucx(int variant)
 		return bench_fail("no memory");
 	}
 	bench_fill(work.memory, bytes, 1);
-	outcome = start_daemons();
+	outcome = start_daemons(rows[variant].transports);
 	if (outcome == BENCH_DONE) {
-		outcome = work.message > 0 ? run_against_perftest(rows[variant].goal)
-					   : run_against_large(rows[variant].scattered);
+		outcome = work.message > 0                     ? run_against_perftest(rows[variant].goal)
+			  : work.main.block_bytes < 256u << 10 ? run_against_large(rows[variant].scattered)
+							       : run_against_parts();
 	}
 	for (uint32_t i = 0; i < 2; i++) {
 		rig_remove(&work.large.at[i]);
