@@ -6,9 +6,11 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
-#define TURN_BYTES (1u << 20) /* in each direction, before others have their turn */
+#define TURN_BYTES (1u << 20)   /* in each direction, before others have their turn */
+#define WAKE_BYTES (256u << 10) /* worth an iteration, where more than twice that many are still to come */
 
 typedef struct header {
 	kvd_envelope_t envelope; /* zero: the owner's answer */
@@ -39,6 +41,7 @@ struct kvd_stream {
 	uint8_t *to;   /* where it lands; NULL: nobody wants it */
 	uint64_t left; /* bytes of it that have not come */
 	void *object;
+	int wake_bytes; /* of the socket; 0: it is readable at the first one */
 };
 
 /* ---- the end --------------------------------------------------------------------------------- */
@@ -145,6 +148,17 @@ static size_t receive_part(kvd_stream_t *stream)
 	}
 
 	return n;
+}
+
+/* In the middle of a message poll() need not return for each record. */
+static void choose_wake(kvd_stream_t *stream)
+{
+	const int wanted = stream->left > 2 * WAKE_BYTES ? (int)WAKE_BYTES : 0;
+
+	if (wanted != stream->wake_bytes) {
+		stream->wake_bytes = wanted;
+		(void)setsockopt(stream->fd, SOL_SOCKET, SO_RCVLOWAT, &wanted, sizeof wanted);
+	}
 }
 
 /* ---- sending --------------------------------------------------------------------------------- */
@@ -261,6 +275,7 @@ int kvd_stream_progress(kvd_stream_t *stream, uint64_t now_ns)
 	while (stream->state != KVD_STREAM_DEAD && received < TURN_BYTES && (n = receive_part(stream)) > 0) {
 		received += n;
 	}
+	choose_wake(stream);
 	while (stream->state != KVD_STREAM_DEAD && stream->pushes && sent < TURN_BYTES && (n = send_part(stream)) > 0) {
 		sent += n;
 	}
