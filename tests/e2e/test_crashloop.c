@@ -514,7 +514,7 @@ KV_TEST(p2_a_torn_block_that_a_rebuild_finds_is_not_acknowledged)
 	lose_database(l);
 	disarm(l);
 	loop_start(l, 0);
-	assert_true(rig_metric(&l->rig, "kvd_disk_rebuilt_total") > 0);
+	assert_true(rig_metric_reaches(&l->rig, "kvd_disk_rebuilt_total", 1));
 	user_attach(&user, &l->rig, "loop");
 	while (user_put(&user, keys, 0, LEN, 1, &n) != KVC_OK || n != LEN) {
 		assert_true(rig_now_ms() < deadline);
