@@ -329,7 +329,13 @@ kv_status_t wire_fetch(wire_t *wire, const kvc_identity_t *identity, const char 
 
 int wire_has_asked(void)
 {
-	return w_.dialled.queue && w_.dialled.queue->code == KVD_NET_ASK;
+	const frame_t *frame = w_.dialled.queue;
+
+	while (frame && frame->code != KVD_NET_ASK) { /* behind what ended a fetch before */
+		frame = frame->next;
+	}
+
+	return frame != NULL;
 }
 
 kv_status_t wire_answer(wire_t *wire, uint64_t order)
