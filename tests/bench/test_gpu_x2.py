@@ -50,8 +50,9 @@ class TwoGpus(unittest.TestCase):
         folder = tempfile.TemporaryDirectory(prefix="kvd-gpu-x2-")
         self.addCleanup(folder.cleanup)
         self.at = Path(folder.name)
-        for name in ("bin", "build", "work", "out", "home"):
-            (self.at / name).mkdir()
+        for name in ("bin", "build", "work", "out", "home/v"):
+            (self.at / name).mkdir(parents=True)
+        (self.at / "home" / "v" / "done").touch()  # no real vLLM is unpacked, where this machine has one
         self.program("bin/nvidia-smi", 'case "$*" in *query*) printf "fake 0, 80 GiB\\nfake 1, 80 GiB\\n" ;; esac')
         self.program("build/gpu_copy", "exit 1")
         self.program("build/gpu_probe", f"while [ $1 != --out ]; do shift; done; echo '{RATE.format('GPU 0 to GPU 1', 390.5, 0.976, '')}' >$2")
