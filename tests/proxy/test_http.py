@@ -201,8 +201,9 @@ def run_row(row: Row, port: int, engine: Played, limit: float = WAIT) -> Outcome
             pass
         except (ValueError, OSError) as error:
             outcome.trouble = f"{type(error).__name__}: {error}"
-    outcome.got = [(*one.first[:2], one.body) if one else (b"", b"malformed", b"") for one in engine.got]
-    outcome.heads = [{name: one.get(name) for name, _ in one.headers} for one in engine.got if one]
+    mine = [one for one in engine.got if http_rows.LATE in row.got or not one or one.first[1] != http_rows.LATE[1]]
+    outcome.got = [(*one.first[:2], one.body) if one else (b"", b"malformed", b"") for one in mine]
+    outcome.heads = [{name: one.get(name) for name, _ in one.headers} for one in mine if one]
     return outcome
 
 
