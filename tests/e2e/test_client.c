@@ -164,7 +164,9 @@ KV_TEST(p5_more_adapters_come_and_go_than_spaces_can_be_open)
 	assert_non_null(strstr(out, "limits.spaces"));
 	kvc_space_close(open[3].space);
 	reset_closed(ADAPTERS - 1);
-	(void)adapter(9, &status);
+	do { /* a space that is being reset has its number until the blocks are gone */
+		(void)adapter(9, &status);
+	} while (status == KVC_ERR_LIMIT);
 	assert_int_equal(status, KVC_OK);
 	assert_int_equal(rig_kvctl(&rig, "status", out, sizeof out), 0);
 	assert_null(strstr(out, "limits.spaces"));
