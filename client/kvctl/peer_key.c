@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define KEY_BYTES 32u
+#define KEY_BYTES ((size_t)32)
 
 /* In hexadecimal digits and a newline, so that it can be looked at and copied as text. 0, or an errno. */
 static int write_key(int fd)
@@ -20,7 +20,7 @@ static int write_key(int fd)
 
 	kv_random(&kv_env_posix, key, sizeof key);
 	for (size_t i = 0; i < sizeof key; i++) {
-		snprintf(text + 2 * i, 3, "%02x", key[i]);
+		snprintf(&text[2 * i], 3, "%02x", key[i]);
 	}
 	text[2 * KEY_BYTES] = '\n';
 	n = write(fd, text, 2 * KEY_BYTES + 1);

@@ -215,8 +215,11 @@ kvc_status_t kvx_recv(kvx_t *kvx, const char *transfer, const kvx_prefix_t *pref
 	kvc_status_t status;
 
 	*p_recv = NULL;
-	status = result && !kv_struct_is_set(result) ? kvx_refuse("kvx_recv: struct_size is not set")
-						     : create_recv(kvx, prefix, p_recv);
+	if (result && !kv_struct_is_set(result)) {
+		(void)kvx_refuse("kvx_recv: struct_size is not set");
+		return finish_begin(kvx, KVC_ERR_ARG, p_recv, result);
+	}
+	status = create_recv(kvx, prefix, p_recv);
 	if (status == KVC_OK) {
 		status = kvx_transfer_begin(&(*p_recv)->load.job, prefix, transfer, name);
 	}

@@ -9,8 +9,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define TURN_BYTES (1u << 20)   /* in each direction, before others have their turn */
-#define WAKE_BYTES (256u << 10) /* worth an iteration, where more than twice that many are still to come */
+#define TURN_BYTES (1u << 20)            /* in each direction, before others have their turn */
+#define WAKE_BYTES (UINT64_C(256) << 10) /* worth an iteration, where more than twice that many are still to come */
 
 typedef struct header {
 	kvd_envelope_t envelope; /* zero: the owner's answer */
