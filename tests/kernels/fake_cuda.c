@@ -490,7 +490,12 @@ static int fake_event_record(kvk_cu_event_t event, kvk_cu_stream_t stream)
 /* One recorded in a capture has not happened: only the graph's launches do. */
 static int in_capture(kvk_cu_event_t event)
 {
-	if (((fake_event_t *)(void *)event)->graph) {
+	int captured;
+
+	pthread_mutex_lock(&fake.lock); /* another thread may be recording it again */
+	captured = ((fake_event_t *)(void *)event)->graph != NULL;
+	pthread_mutex_unlock(&fake.lock);
+	if (captured) {
 		fake_invalidate("an event of a capture is asked about");
 		return CU_CAPTURED_EVENT;
 	}
