@@ -117,8 +117,7 @@ static void run_expert(kve_experts_t *x, rank_t *rank, uint32_t first, uint32_t 
 	const uint32_t hidden = x->config.hidden;
 
 	for (uint32_t i = 0; i < n; i++) {
-		const uint32_t record = rank->rows.record[first + i];
-		const kvk_bf16_t *row = (const void *)(rank->rows.records + record * x->plan.record_bytes);
+		const kvk_bf16_t *row = kvk_ep_row(&x->plan, &rank->rows, first + i);
 
 		for (uint32_t h = 0; h < hidden; h++) {
 			x->in[(size_t)i * hidden + h] = kvk_bf16_to_float(row[h]);

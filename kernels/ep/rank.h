@@ -2,10 +2,7 @@
 #ifndef KVK_EP_RANK_H
 #define KVK_EP_RANK_H
 
-#include "ep/protocol.h"
-#include "kvk/ep.h"
-
-enum { KVK_EP_DISPATCH = 0, KVK_EP_COMBINE = 1 }; /* kinds of flags */
+#include "ep/heap.h"
 
 /* A dispatch of this rank, until its combine has been read. */
 typedef struct kvk_ep_result {
@@ -30,40 +27,9 @@ struct kvk_ep_rank {
 	uint32_t index[]; /* index_bytes */
 };
 
-enum { KVK_EP_DISPATCH_SENT, KVK_EP_DISPATCH_RECEIVED, KVK_EP_COMBINE_SENT, KVK_EP_COMBINE_RECEIVED };
-
 static inline kvk_ep_result_t *kvk_ep_result(kvk_ep_rank_t *ep, uint64_t number)
 {
 	return &ep->results[kvk_ep_slot(number, ep->plan.shape.in_flight)];
-}
-
-/* Offsets in a heap. */
-static inline size_t kvk_ep_flag_at(const kvk_ep_plan_t *plan, uint32_t kind, uint32_t source)
-{
-	return plan->flags + (size_t)(kind * plan->shape.ranks + source) * 64u;
-}
-static inline size_t kvk_ep_report_at(const kvk_ep_plan_t *plan, uint32_t source)
-{
-	return plan->reports + (size_t)source * 64u;
-}
-static inline size_t kvk_ep_count_at(const kvk_ep_plan_t *plan, uint64_t number, uint32_t source)
-{
-	const size_t slot = kvk_ep_slot(number, plan->shape.in_flight);
-
-	return plan->counts + (slot * plan->shape.ranks + source) * sizeof(uint32_t);
-}
-/* Records of all sources of a number lie behind each other, max_tokens for each. */
-static inline size_t kvk_ep_record_at(const kvk_ep_plan_t *plan, uint64_t number, uint32_t record)
-{
-	const size_t slot = kvk_ep_slot(number, plan->shape.in_flight);
-
-	return plan->records + (slot * plan->shape.ranks * plan->shape.max_tokens + record) * plan->record_bytes;
-}
-static inline size_t kvk_ep_part_at(const kvk_ep_plan_t *plan, uint64_t number, uint32_t group, uint32_t token)
-{
-	const size_t slot = kvk_ep_slot(number, plan->shape.in_flight);
-
-	return plan->parts + ((slot * plan->shape.groups + group) * plan->shape.max_tokens + token) * plan->row_bytes;
 }
 
 /* Wait until all ranks have released that number. KV_ERR_TIMEOUT: one has not, and the others are told; or another rank

@@ -3,11 +3,6 @@
 
 /* ---- dispatch -------------------------------------------------------------------------------- */
 
-static uint32_t rank_of(const kvk_ep_plan_t *plan, uint32_t expert)
-{
-	return expert / plan->rank_experts;
-}
-
 /* Is `number` the next of that half, and is the half before it over? */
 static kv_status_t begin_half(const kvk_ep_rank_t *ep, uint32_t half, uint64_t number)
 {
@@ -45,26 +40,30 @@ static kv_status_t check_tokens(const kvk_ep_plan_t *plan, const kvk_ep_tokens_t
 	return KV_OK;
 }
 
-/* The record of a token for a rank, behind its row. 0: it has no expert there. */
-static int describe_token(const kvk_ep_plan_t *plan, const kvk_ep_tokens_t *tokens, uint32_t token, uint32_t rank,
-			  uint8_t *out)
+static int goes_to(const kvk_ep_plan_t *plan, const uint32_t *experts, uint32_t rank)
 {
-	const uint32_t top_k = plan->shape.top_k, *experts = tokens->experts + (size_t)token * top_k;
-	uint32_t *ids = (uint32_t *)(void *)out + 1, found = 0;
+	uint32_t k = 0;
 
-	memset(out, 0, plan->record_bytes - plan->row_bytes);
-	memcpy(out, &token, sizeof token);
-	memcpy(ids + top_k, tokens->weights + (size_t)token * top_k, top_k * sizeof(float));
-	for (uint32_t k = 0; k < top_k; k++) {
-		const int is_there = experts[k] != KVK_EP_NO_EXPERT && rank_of(plan, experts[k]) == rank;
-
-		ids[k] = is_there ? experts[k] : KVK_EP_NO_EXPERT;
-		found += (uint32_t)is_there;
+	while (k < plan->shape.top_k && kvk_ep_local_expert(plan, rank, experts[k]) == plan->rank_experts) {
+		k++;
 	}
 
-	return found > 0;
+	return k < plan->shape.top_k;
 }
 
+/* The record of a token, behind its row. */
+static void describe_token(const kvk_ep_plan_t *plan, const kvk_ep_tokens_t *tokens, uint32_t token, uint8_t *out)
+{
+	const uint32_t top_k = plan->shape.top_k;
+	uint32_t *words = (uint32_t *)(void *)out;
+
+	memset(out, 0, plan->record_bytes - plan->row_bytes);
+	words[0] = token;
+	memcpy(words + 1, tokens->experts + (size_t)token * top_k, top_k * sizeof(uint32_t));
+	memcpy(words + 1 + top_k, tokens->weights + (size_t)token * top_k, top_k * sizeof(float));
+}
+
+/* A rank's own tokens stay where they are. */
 static void send_to(kvk_ep_rank_t *ep, const kvk_ep_tokens_t *tokens, uint64_t number, uint32_t rank)
 {
 	_Alignas(16) uint8_t record[16u + 8u * KVK_EP_MAX_TOP_K];
@@ -72,9 +71,10 @@ static void send_to(kvk_ep_rank_t *ep, const kvk_ep_tokens_t *tokens, uint64_t n
 	uint32_t n = 0;
 
 	for (uint32_t t = 0; t < tokens->n; t++) {
-		if (describe_token(plan, tokens, t, rank, record)) {
+		if (goes_to(plan, tokens->experts + (size_t)t * plan->shape.top_k, rank)) {
 			const size_t at = kvk_ep_record_at(plan, number, ep->rank * plan->shape.max_tokens + n++);
 
+			describe_token(plan, tokens, t, record);
 			ep->link.put(ep->link.ctx, rank, at, tokens->rows + (size_t)t * plan->shape.hidden,
 				     plan->row_bytes);
 			ep->link.put(ep->link.ctx, rank, at + plan->row_bytes, record,
@@ -82,7 +82,7 @@ static void send_to(kvk_ep_rank_t *ep, const kvk_ep_tokens_t *tokens, uint64_t n
 		}
 	}
 	ep->link.put(ep->link.ctx, rank, kvk_ep_count_at(plan, number, ep->rank), &n, sizeof n);
-	ep->stats.dispatch_bytes += rank == ep->rank ? 0 : n * plan->record_bytes;
+	ep->stats.dispatch_bytes += n * plan->record_bytes;
 }
 
 kv_status_t kvk_ep_dispatch_send(kvk_ep_rank_t *ep, const kvk_ep_tokens_t *tokens, uint64_t *p_number)
@@ -99,7 +99,9 @@ kv_status_t kvk_ep_dispatch_send(kvk_ep_rank_t *ep, const kvk_ep_tokens_t *token
 		return KV_ERR_BUSY;
 	}
 	for (uint32_t r = 0; r < ep->plan.shape.ranks; r++) {
-		send_to(ep, tokens, number, r);
+		if (r != ep->rank) {
+			send_to(ep, tokens, number, r);
+		}
 	}
 	kvk_ep_release(ep, KVK_EP_DISPATCH, number);
 	kvk_ep_result(ep, number)->tokens = *tokens;
@@ -111,28 +113,39 @@ kv_status_t kvk_ep_dispatch_send(kvk_ep_rank_t *ep, const kvk_ep_tokens_t *token
 
 /* ---- the index ------------------------------------------------------------------------------- */
 
-/* What a record says of its token; in the heap, which peers write: bounded before it is used. */
-static const uint32_t *record_words(const kvk_ep_rank_t *ep, uint64_t number, uint32_t record)
+typedef struct told {
+	uint32_t token;
+	const uint32_t *experts; /* [top_k] */
+	const float *weights;    /* [top_k] */
+} told_t;
+
+/* What a record says of its token. Peers write to the heap: it is bounded before it is used. */
+static told_t read_record(kvk_ep_rank_t *ep, uint64_t number, uint32_t record)
 {
-	return (const void *)(ep->heap + kvk_ep_record_at(&ep->plan, number, record) + ep->plan.row_bytes);
+	const kvk_ep_plan_t *plan = &ep->plan;
+	const kvk_ep_tokens_t *tokens = &kvk_ep_result(ep, number)->tokens;
+	const uint32_t token = record % plan->shape.max_tokens, top_k = plan->shape.top_k;
+	const uint32_t *words = (const void *)(ep->heap + kvk_ep_record_at(plan, number, record) + plan->row_bytes);
+
+	if (kvk_ep_is_own(plan, ep->rank, record)) {
+		return (told_t){token, tokens->experts + (size_t)token * top_k,
+				tokens->weights + (size_t)token * top_k};
+	}
+
+	return (told_t){words[0], words + 1, (const void *)(words + 1 + top_k)};
 }
 
-static uint32_t count_of(const kvk_ep_rank_t *ep, uint64_t number, uint32_t source)
+static uint32_t count_of(kvk_ep_rank_t *ep, uint64_t number, uint32_t source)
 {
 	const uint32_t most = ep->plan.shape.max_tokens;
 	uint32_t n;
 
+	if (source == ep->rank) {
+		return kvk_ep_result(ep, number)->tokens.n;
+	}
 	memcpy(&n, ep->heap + kvk_ep_count_at(&ep->plan, number, source), sizeof n);
 
 	return n < most ? n : most;
-}
-
-/* The expert's number on this rank; rank_experts: another rank's, or none. */
-static uint32_t local_expert(const kvk_ep_rank_t *ep, uint32_t expert)
-{
-	const uint32_t first = ep->rank * ep->plan.rank_experts;
-
-	return expert >= first && expert - first < ep->plan.rank_experts ? expert - first : ep->plan.rank_experts;
 }
 
 /* Two passes over the records: how many rows each expert has, and then which. `next`: the next row of each expert. */
@@ -147,10 +160,10 @@ static uint32_t build_index(kvk_ep_rank_t *ep, uint64_t number)
 		for (uint32_t source = 0; source < s->ranks; source++) {
 			for (uint32_t i = 0, n = count_of(ep, number, source); i < n; i++) {
 				const uint32_t record = source * s->max_tokens + i;
-				const uint32_t *ids = record_words(ep, number, record) + 1;
+				const told_t told = read_record(ep, number, record);
 
 				for (uint32_t k = 0; k < s->top_k; k++) {
-					const uint32_t e = local_expert(ep, ids[k]);
+					const uint32_t e = kvk_ep_local_expert(&ep->plan, ep->rank, told.experts[k]);
 
 					if (e < experts && pass == 0) {
 						first[e + 1]++;
@@ -186,7 +199,9 @@ kv_status_t kvk_ep_dispatch_recv(kvk_ep_rank_t *ep, uint64_t number, uint64_t de
 	*p_rows = (kvk_ep_rows_t){.n = build_index(ep, number),
 				  .first = result->first,
 				  .record = result->record,
-				  .records = ep->heap + kvk_ep_record_at(&ep->plan, number, 0)};
+				  .records = ep->heap + kvk_ep_record_at(&ep->plan, number, 0),
+				  .own = result->tokens.rows,
+				  .own_first = ep->rank * ep->plan.shape.max_tokens};
 	ep->done[KVK_EP_DISPATCH_RECEIVED] = number;
 
 	return KV_OK;
@@ -198,17 +213,17 @@ kv_status_t kvk_ep_dispatch_recv(kvk_ep_rank_t *ep, uint64_t number, uint64_t de
 static int reduce_part(kvk_ep_rank_t *ep, uint64_t number, uint32_t record, uint32_t group, const kvk_bf16_t *outputs)
 {
 	const kvk_ep_shape_t *s = &ep->plan.shape;
-	const uint32_t *ids = record_words(ep, number, record) + 1, *row = kvk_ep_result(ep, number)->row;
-	const float *weights = (const void *)(ids + s->top_k);
+	const uint32_t *row = kvk_ep_result(ep, number)->row;
+	const told_t told = read_record(ep, number, record);
 	uint32_t found = 0;
 
 	for (uint32_t k = 0; k < s->top_k; k++) {
-		if (ids[k] / ep->plan.group_experts != group || local_expert(ep, ids[k]) == ep->plan.rank_experts) {
+		if (told.experts[k] / ep->plan.group_experts != group) { /* KVK_EP_NO_EXPERT is in none */
 			continue;
 		}
 		for (uint32_t h = 0; h < s->hidden; h++) {
 			const size_t at = (size_t)row[record * s->top_k + k] * s->hidden + h;
-			const float term = weights[k] * kvk_bf16_to_float(outputs[at]);
+			const float term = told.weights[k] * kvk_bf16_to_float(outputs[at]);
 
 			ep->sum[h] = (found ? ep->sum[h] : 0.0f) + term;
 		}
@@ -225,7 +240,7 @@ static void send_parts(kvk_ep_rank_t *ep, uint64_t number, uint32_t record, cons
 {
 	const kvk_ep_plan_t *plan = &ep->plan;
 	const uint32_t rank_groups = plan->shape.groups / plan->shape.ranks, owner = record / plan->shape.max_tokens;
-	const uint32_t token = record_words(ep, number, record)[0];
+	const uint32_t token = read_record(ep, number, record).token;
 
 	for (uint32_t g = ep->rank * rank_groups; g < (ep->rank + 1) * rank_groups; g++) {
 		if (token < plan->shape.max_tokens && reduce_part(ep, number, record, g, outputs)) {
@@ -266,7 +281,7 @@ static void add_parts(kvk_ep_rank_t *ep, uint64_t number, uint32_t token, kvk_bf
 		const kvk_bf16_t *part = (const void *)(ep->heap + kvk_ep_part_at(&ep->plan, number, g, token));
 		uint32_t k = 0;
 
-		while (k < s->top_k && experts[k] / ep->plan.group_experts != g) { /* KVK_EP_NO_EXPERT is in none */
+		while (k < s->top_k && experts[k] / ep->plan.group_experts != g) {
 			k++;
 		}
 		for (uint32_t h = 0; h < s->hidden && k < s->top_k; h++) {

@@ -43,8 +43,8 @@ typedef struct kvk_ep_shape {
 /* Everything that follows from a valid shape; offsets are those of a rank's heap, the memory that its peers write:
  *   flags     [2: dispatch, combine][source] and reports [source]: 8 bytes each, on a line of 64 bytes
  *   counts    [slot][source]: records, 4 bytes
- *   records   [slot][source][max_tokens]: BF16 row [hidden]; token (4 bytes); experts [top_k] (4), of other ranks
- *             KVK_EP_NO_EXPERT; weights [top_k] (fp32)
+ *   records   [slot][source][max_tokens]: BF16 row [hidden]; token (4 bytes); experts [top_k] (4); weights [top_k]
+ *             (fp32). Of other ranks: a rank's own tokens stay where they are
  *   parts     [slot][group][max_tokens]: BF16 row [hidden], of the owner's token with that number */
 typedef struct kvk_ep_plan {
 	kvk_ep_shape_t shape;
@@ -73,11 +73,23 @@ typedef struct kvk_ep_tokens {
 /* What has come for a rank's experts, by expert; in one expert by source, then by token. Valid until the combine of the
  * dispatch is sent. */
 typedef struct kvk_ep_rows {
-	uint32_t n;             /* rows of all local experts                            */
-	const uint32_t *first;  /* [local experts + 1]: the first row of each, and n    */
-	const uint32_t *record; /* [n]: number of the record: source * max_tokens + i   */
-	const uint8_t *records; /* record r at records + r * record_bytes               */
+	uint32_t n;            /* rows of all local experts                            */
+	const uint32_t *first; /* [local experts + 1]: the first row of each, and n    */
+	const uint32_t
+		*record; /* [n]: number of the record: source * max_tokens + i; of the rank's own, i is the token */
+	const uint8_t *records; /* record r at records + r * record_bytes; not the rank's own */
+	const kvk_bf16_t *own;  /* the rank's own rows, as they were sent                */
+	uint32_t own_first;     /* record of the first of them                           */
 } kvk_ep_rows_t;
+
+/* Row i: [hidden]. */
+static inline const kvk_bf16_t *kvk_ep_row(const kvk_ep_plan_t *plan, const kvk_ep_rows_t *rows, uint32_t i)
+{
+	const uint32_t record = rows->record[i], own = record - rows->own_first;
+
+	return own < plan->shape.max_tokens ? rows->own + (size_t)own * plan->shape.hidden
+					    : (const void *)(rows->records + record * plan->record_bytes);
+}
 
 /* How bytes reach the heap of a rank, its own one included. One thread of the sender's. */
 typedef struct kvk_ep_link {

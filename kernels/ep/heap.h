@@ -1,0 +1,52 @@
+/* heap.h -- where things lie in a rank's heap (kvk_ep_plan_t), for the twin and for device code. */
+#ifndef KVK_EP_HEAP_H
+#define KVK_EP_HEAP_H
+
+#include "ep/protocol.h"
+#include "kvk/ep.h"
+
+enum { KVK_EP_DISPATCH = 0, KVK_EP_COMBINE = 1 }; /* kinds of flags */
+enum { KVK_EP_DISPATCH_SENT, KVK_EP_DISPATCH_RECEIVED, KVK_EP_COMBINE_SENT, KVK_EP_COMBINE_RECEIVED }; /* halves */
+
+KVK_EP_RULE size_t kvk_ep_flag_at(const kvk_ep_plan_t *plan, uint32_t kind, uint32_t source)
+{
+	return plan->flags + (size_t)(kind * plan->shape.ranks + source) * 64u;
+}
+KVK_EP_RULE size_t kvk_ep_report_at(const kvk_ep_plan_t *plan, uint32_t source)
+{
+	return plan->reports + (size_t)source * 64u;
+}
+KVK_EP_RULE size_t kvk_ep_count_at(const kvk_ep_plan_t *plan, uint64_t number, uint32_t source)
+{
+	const size_t slot = kvk_ep_slot(number, plan->shape.in_flight);
+
+	return plan->counts + (slot * plan->shape.ranks + source) * sizeof(uint32_t);
+}
+/* Records of all sources of a number lie behind each other, max_tokens for each. */
+KVK_EP_RULE size_t kvk_ep_record_at(const kvk_ep_plan_t *plan, uint64_t number, uint32_t record)
+{
+	const size_t slot = kvk_ep_slot(number, plan->shape.in_flight);
+
+	return plan->records + (slot * plan->shape.ranks * plan->shape.max_tokens + record) * plan->record_bytes;
+}
+KVK_EP_RULE size_t kvk_ep_part_at(const kvk_ep_plan_t *plan, uint64_t number, uint32_t group, uint32_t token)
+{
+	const size_t slot = kvk_ep_slot(number, plan->shape.in_flight);
+
+	return plan->parts + ((slot * plan->shape.groups + group) * plan->shape.max_tokens + token) * plan->row_bytes;
+}
+
+/* Is the record one of the rank's own tokens? They do not travel: the record's number says which token. */
+KVK_EP_RULE int kvk_ep_is_own(const kvk_ep_plan_t *plan, uint32_t rank, uint32_t record)
+{
+	return record / plan->shape.max_tokens == rank;
+}
+/* The expert's number on that rank; rank_experts: another rank's, or none. */
+KVK_EP_RULE uint32_t kvk_ep_local_expert(const kvk_ep_plan_t *plan, uint32_t rank, uint32_t expert)
+{
+	const uint32_t first = rank * plan->rank_experts;
+
+	return expert >= first && expert - first < plan->rank_experts ? expert - first : plan->rank_experts;
+}
+
+#endif
