@@ -6,8 +6,8 @@
 #ifndef KVE_DBO_H
 #define KVE_DBO_H
 
-#include "kve/model.h"
 #include "kve/overlap.h"
+#include "kve/span.h"
 
 #define KVE_DBO_DECODE_THRESHOLD  32u  /* --dbo-decode-token-threshold  */
 #define KVE_DBO_PREFILL_THRESHOLD 512u /* --dbo-prefill-token-threshold */
@@ -38,7 +38,8 @@ typedef struct kve_dbo_step {
 /* DBO if each rank has as many tokens as its threshold, and none has padding alone in its second microbatch. */
 kve_dbo_step_t kve_dbo_decide(const kve_dbo_config_t *config, const kve_dbo_count_t *counts, uint32_t ranks);
 
-/* A microbatch's part of a rank's tokens: [*p_first, *p_first + *p_n) of `tokens`, without padding. Never empty. */
+/* A microbatch's part of a rank's tokens, without padding: [*p_first, *p_first + *p_n). In a step of KVE_OVERLAP_DBO
+ * neither part is empty, and the leading microbatch has the earlier tokens; otherwise microbatch 0 has all. */
 void kve_dbo_part(const kve_dbo_step_t *step, uint32_t tokens, uint32_t microbatch, uint32_t *p_first, uint32_t *p_n);
 
 /* The tokens [first, first + n) of a batch of spans, through a span where need be; out: at most n_spans. Logits go with

@@ -10,19 +10,11 @@
 
 #include "kve/cache.h"
 #include "kve/experts.h"
+#include "kve/span.h"
 
 #define KVE_MAX_ROWS 64u /* tokens one forward pass computes */
 
 typedef struct kve_model kve_model_t;
-
-/* Tokens of one sequence to compute: positions start .. start + n. Everything before start is in the cache. */
-typedef struct kve_span {
-	const uint32_t *tokens; /* n, each below vocab                              */
-	uint32_t n;
-	uint32_t start;         /* start + n <= max_tokens                          */
-	const uint32_t *blocks; /* cache blocks of the sequence, enough for all     */
-	float *logits;          /* [vocab] of the last token; NULL: not wanted      */
-} kve_span_t;
 
 /* expert_ranks: those that have the experts between them; 0: one. KV_ERR_ARG: a bad shape, or the ranks do not divide
  * the groups of experts. KV_ERR_NOMEM. */
