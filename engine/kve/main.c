@@ -48,7 +48,9 @@ static void print_help(FILE *out)
 		"usage: kve schedule --mode seq|dbo --layers N --attention US --experts US --dispatch US --combine US\n"
 		"                    [--shared US] [--timeline FILE]\n"
 		"A time is that of one microbatch; of the whole batch with --mode seq.\n\n");
-	kv_options_page(&table, out);
+	for (size_t i = 0; i < KV_COUNT_OF(rows); i++) {
+		fprintf(out, "  --%-10s %s\n", rows[i].name, rows[i].help);
+	}
 }
 
 static int fail(const char *format, const char *text)
@@ -110,7 +112,7 @@ static int parse_options(int argc, char **argv, values_t *values)
 
 static void print_result(const values_t *values, const kve_clock_result_t *r)
 {
-	printf("%s, %" PRIu64 " layers: %" PRIu64 " us; bound %" PRIu64 " us (compute %" PRIu64 ", transport %" PRIu64
+	printf("%s, layers %" PRIu64 ": %" PRIu64 " us; bound %" PRIu64 " us (compute %" PRIu64 ", transport %" PRIu64
 	       ")\n",
 	       values->mode == KVE_OVERLAP_DBO ? "dbo" : "seq", values->layers, r->makespan, kve_clock_bound(r),
 	       r->compute, r->transport);
@@ -141,8 +143,8 @@ static int run_schedule(const values_t *values)
 					   .layers = (uint32_t)values->layers,
 					   .shared = values->shared > 0};
 	const kve_clock_costs_t costs = {.of = {
-						 [KVE_PHASE_QKV] = values->attention / 2,
-						 [KVE_PHASE_ATTENTION] = values->attention - values->attention / 2,
+						 [KVE_PHASE_QKV] = values->attention - values->attention / 2,
+						 [KVE_PHASE_ATTENTION] = values->attention / 2,
 						 [KVE_PHASE_DISPATCH_SEND] = values->dispatch,
 						 [KVE_PHASE_EXPERTS] = values->experts,
 						 [KVE_PHASE_COMBINE_SEND] = values->combine,

@@ -57,8 +57,8 @@ void timeline_print(const timeline_t *t, FILE *out)
 		return;
 	}
 
-	fprintf(out, "the first %" PRIu64 " us, layers 0 to %" PRIu32 ": A attention, E experts, S shared experts, ",
-		end, layers - 1);
+	fprintf(out, "until the end of layer %" PRIu32 ", %" PRIu64 " us: A attention, E experts, S shared experts, ", layers - 1,
+		end);
 	fprintf(out, "D dispatch, C combine; then the microbatch; . nothing\n");
 	for (unsigned s = 0; s < KVE_STREAMS; s++) {
 		char row[COLUMNS + 1];

@@ -22,7 +22,7 @@ static kv_status_t run_phase(void *ctx, kve_phase_t phase, uint32_t layer, uint3
 	return KV_OK;
 }
 
-static kv_status_t record(void *ctx, uint32_t event, kve_stream_t stream)
+static kv_status_t record_event(void *ctx, uint32_t event, kve_stream_t stream)
 {
 	run_t *run = ctx;
 
@@ -31,7 +31,7 @@ static kv_status_t record(void *ctx, uint32_t event, kve_stream_t stream)
 	return KV_OK;
 }
 
-static kv_status_t wait(void *ctx, uint32_t event, kve_stream_t stream)
+static kv_status_t await_event(void *ctx, uint32_t event, kve_stream_t stream)
 {
 	run_t *run = ctx;
 
@@ -84,7 +84,7 @@ static uint64_t sum_hidden(const kve_overlap_item_t *items, uint32_t n, const kv
 void kve_clock_run(const kve_overlap_item_t *items, uint32_t n, const kve_clock_costs_t *costs, kve_clock_slot_t *slots,
 		   kve_clock_result_t *result)
 {
-	static const kve_overlap_ops_t ops = {run_phase, record, wait};
+	static const kve_overlap_ops_t ops = {run_phase, record_event, await_event};
 	run_t run = {.costs = costs, .slots = slots};
 
 	(void)kve_overlap_run(items, n, &ops, &run);
