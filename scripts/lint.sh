@@ -72,6 +72,7 @@ lint_includes() {
 	# daemon/net is a program on top: a member like any engine.
 	report "$(sources 'daemon/*.[ch]' 'storage/*.[ch]' 'kernels/*.[ch]' 'common/*.[ch]' | grep -v '^daemon/net/' | xargs grep -nE '#include "kv[cx](\.h|/)' /dev/null | sed 's/$/   <- client and connectors are above this part/')"
 	report "$(sources 'client/*.[ch]' | xargs grep -nE '#include "kvx' /dev/null)"
+	report "$(sources 'engine/overlap/*.[ch]' engine/include/kve/{overlap,dbo,clock,span}.h | xargs grep -nE '^#include "' /dev/null | grep -vE '"(kv/|kve/(overlap|dbo|clock|span)\.h")' | sed 's/$/   <- overlap knows phases and streams: neither kernels, nor requests, nor the transport/')"
 	report "$(sources 'daemon/core/*.[ch]' | xargs grep -nE '^#include <' | grep -vE '<(stdint|stddef|string|stdatomic|stdarg|stdio|inttypes|stdbool|limits)\.h>' | sed 's/$/   <- the core reaches the world through its ops only/')"
 	report "$(sources 'daemon/core/*.[ch]' | xargs grep -nE '\b(malloc|calloc|realloc|free|printf|fprintf|time|clock_gettime|rand|getrandom)\(' | grep -vE '^[^:]*:[0-9]+:\s*(\*|/\*|//)' | sed 's/$/   <- the core reaches the world through its ops only/')"
 }

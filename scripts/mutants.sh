@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
-# make mutants: each line of tests/mutants/connectors.tsv breaks one rule of connectors/, and some test of connectors/ must fail for it.
+# make mutants: each line of tests/mutants/*.tsv breaks one rule of a folder, and some test of that folder must fail for it. engine-overlap.tsv is of tests/engine/overlap.
 # usage: scripts/mutants.sh [--check] [EXPRESSION]     --check: only that each line still names one place; EXPRESSION: the mutants so named
 # Works on a copy of the tracked files in build/mutants. Exit 1: a mutant lives, does not compile, or names no place.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-list=tests/mutants/connectors.tsv
 copy=build/mutants
 check=0
 [ "${1:-}" != --check ] || { check=1; shift; }
@@ -29,23 +28,30 @@ if [ $check -eq 0 ]; then
 	git ls-files | while IFS= read -r file; do
 		cmp -s "$file" "$copy/$file" || install -D "$file" "$copy/$file"
 	done
-	(cd $copy && cmake --preset release -DKVD_WERROR=OFF && cmake --build build/release --target tests/connectors/all) >$copy.log 2>&1 || { tail $copy.log; exit 1; }
+	(cd $copy && cmake --preset release -DKVD_WERROR=OFF) >$copy.log 2>&1 || { tail $copy.log; exit 1; }
 fi
+declare -A built
 lives=0
 total=0
-while IFS=$'\t' read -r name file old new; do
+while IFS=$'\t' read -r list name file old new; do
 	case $name in '' | \#*) continue ;; esac
 	[[ $name =~ $wanted ]] || continue
 	total=$((total + 1))
+	folder=$(basename "$list" .tsv)
+	folder=tests/${folder//-//}
+	if [ $check -eq 0 ] && [ -z "${built[$folder]:-}" ]; then
+		cmake --build $copy/build/release --target "$folder/all" >$copy.log 2>&1 || { tail $copy.log; exit 1; }
+		built[$folder]=1
+	fi
 	if ! mutate "$file" "$old" "$new" >"${TMPDIR:-/tmp}/mutant.$$"; then
 		echo "$name: $file does not have its text exactly once"
 		lives=$((lives + 1))
 	elif [ $check -eq 0 ]; then
 		cp "${TMPDIR:-/tmp}/mutant.$$" "$copy/$file"
-		if ! cmake --build $copy/build/release --target tests/connectors/all >$copy.log 2>&1; then
+		if ! cmake --build $copy/build/release --target "$folder/all" >$copy.log 2>&1; then
 			echo "$name: does not compile"
 			lives=$((lives + 1))
-		elif ctest --test-dir $copy/build/release/tests/connectors -j "$(nproc)" --timeout 120 --stop-on-failure >$copy.log 2>&1; then
+		elif ctest --test-dir "$copy/build/release/$folder" -j "$(nproc)" --timeout 120 --stop-on-failure >$copy.log 2>&1; then
 			echo "$name: LIVES"
 			lives=$((lives + 1))
 		else
@@ -53,7 +59,7 @@ while IFS=$'\t' read -r name file old new; do
 		fi
 		cp "$file" "$copy/$file"
 	fi
-done <$list
+done < <(awk '{print FILENAME "\t" $0}' tests/mutants/*.tsv)
 rm -f "${TMPDIR:-/tmp}/mutant.$$"
 echo "mutants: $total, $lives not killed"
 [ $lives -eq 0 ]
