@@ -27,4 +27,8 @@ check_daemon ""
 say "Time to the first token, median, of prompts that were mostly found:"
 report -v what=chart -v 'block=#'
 report -v what=verdict || fail "nothing was found, or an answer differs"
+say "A step of 8 layers by a virtual clock, streams as rows. As one batch, what travels is waited for:"
+"$build/bin/kve" schedule --mode seq --layers 8 --attention 200 --dispatch 300 --experts 400 --combine 300
+say "As two microbatches of half the tokens, it travels while the other one computes:"
+"$build/bin/kve" schedule --mode dbo --layers 8 --attention 100 --dispatch 150 --experts 200 --combine 150
 say "The demo took $SECONDS s."

@@ -152,19 +152,19 @@ static int run_schedule(const values_t *values)
 					 }};
 	const uint32_t n = kve_overlap_count(&shape);
 	kve_overlap_item_t *items = calloc(n, sizeof *items);
-	kve_clock_slot_t *slots = calloc(n, sizeof *slots);
-	const timeline_t timeline = {items, slots, n};
+	kve_clock_interval_t *intervals = calloc(n, sizeof *intervals);
+	const timeline_t timeline = {items, intervals, n};
 	kve_clock_result_t result;
 	int rc = EXIT_MEMORY;
 
-	if (items && slots) {
+	if (items && intervals) {
 		kve_overlap_list(&shape, items);
-		kve_clock_run(items, n, &costs, slots, &result);
+		kve_clock_run(items, n, &costs, intervals, &result);
 		print_result(values, &result);
 		timeline_print(&timeline, stdout);
 		rc = values->timeline[0] ? write_trace(&timeline, values->timeline) : 0;
 	}
-	free(slots);
+	free(intervals);
 	free(items);
 
 	return rc;

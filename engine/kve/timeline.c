@@ -29,11 +29,11 @@ static void draw_row(const timeline_t *t, kve_stream_t stream, uint64_t end, cha
 	memset(row, '.', COLUMNS);
 	row[COLUMNS] = '\0';
 	for (uint32_t i = 0; i < t->n; i++) {
-		const kve_clock_slot_t slot = t->slots[i];
-		const uint64_t first = slot.start * COLUMNS / end, last = slot.end * COLUMNS / end;
+		const kve_clock_interval_t interval = t->intervals[i];
+		const uint64_t first = interval.start * COLUMNS / end, last = interval.end * COLUMNS / end;
 		const char letter = phases[t->items[i].phase].letter;
 
-		if (t->items[i].stream != stream || slot.start == slot.end) {
+		if (t->items[i].stream != stream || interval.start == interval.end) {
 			continue;
 		}
 		for (uint64_t c = first; c < last && c < COLUMNS; c++) {
@@ -50,15 +50,15 @@ void timeline_print(const timeline_t *t, FILE *out)
 	for (uint32_t i = 0; i < t->n; i++) {
 		if (t->items[i].layer < LAYERS_SHOWN) {
 			layers = t->items[i].layer >= layers ? t->items[i].layer + 1 : layers;
-			end = t->slots[i].end > end ? t->slots[i].end : end;
+			end = t->intervals[i].end > end ? t->intervals[i].end : end;
 		}
 	}
 	if (end == 0) {
 		return;
 	}
 
-	fprintf(out, "until the end of layer %" PRIu32 ", %" PRIu64 " us: A attention, E experts, S shared experts, ", layers - 1,
-		end);
+	fprintf(out, "until the end of layer %" PRIu32 ", %" PRIu64 " us: A attention, E experts, S shared experts, ",
+		layers - 1, end);
 	fprintf(out, "D dispatch, C combine; then the microbatch; . nothing\n");
 	for (unsigned s = 0; s < KVE_STREAMS; s++) {
 		char row[COLUMNS + 1];
@@ -83,7 +83,7 @@ void timeline_trace(const timeline_t *t, FILE *out)
 			"{\"ph\":\"X\",\"pid\":0,\"tid\":%u,\"ts\":%" PRIu64 ",\"dur\":%" PRIu64
 			",\"name\":\"%s %" PRIu32 "\",\"cname\":\"%s\",\"args\":{\"layer\":%" PRIu32
 			",\"microbatch\":%" PRIu32 "}}%s\n",
-			(unsigned)item->stream, t->slots[i].start, t->slots[i].end - t->slots[i].start,
+			(unsigned)item->stream, t->intervals[i].start, t->intervals[i].end - t->intervals[i].start,
 			phases[item->phase].name, item->microbatch,
 			item->microbatch ? "thread_state_iowait" : "thread_state_running", item->layer,
 			item->microbatch, i + 1 < t->n ? "," : "");

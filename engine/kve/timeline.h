@@ -8,7 +8,7 @@
 
 typedef struct timeline {
 	const kve_overlap_item_t *items;
-	const kve_clock_slot_t *slots; /* microseconds, one an item */
+	const kve_clock_interval_t *intervals; /* microseconds, one an item */
 	uint32_t n;
 } timeline_t;
 

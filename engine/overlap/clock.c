@@ -3,7 +3,7 @@
 
 typedef struct run {
 	const kve_clock_costs_t *costs;
-	kve_clock_slot_t *slots;
+	kve_clock_interval_t *intervals;
 	uint32_t n;
 	uint64_t streams[KVE_STREAMS];
 	uint64_t events[KVE_EVENTS];
@@ -17,7 +17,7 @@ static kv_status_t run_phase(void *ctx, kve_phase_t phase, uint32_t layer, uint3
 	(void)layer;
 	(void)microbatch;
 	run->streams[stream] += run->costs->of[phase];
-	run->slots[run->n++] = (kve_clock_slot_t){start, run->streams[stream]};
+	run->intervals[run->n++] = (kve_clock_interval_t){start, run->streams[stream]};
 
 	return KV_OK;
 }
@@ -50,7 +50,7 @@ static int is_transport(kve_phase_t phase)
 }
 
 /* Transport and compute are each in order of time, so `first` never goes back. */
-static uint64_t sum_hidden(const kve_overlap_item_t *items, uint32_t n, const kve_clock_slot_t *slots)
+static uint64_t sum_hidden(const kve_overlap_item_t *items, uint32_t n, const kve_clock_interval_t *intervals)
 {
 	uint64_t hidden = 0;
 	uint32_t first = 0;
@@ -59,17 +59,18 @@ static uint64_t sum_hidden(const kve_overlap_item_t *items, uint32_t n, const kv
 		if (!is_transport(items[t].phase)) {
 			continue;
 		}
-		while (first < n && (is_transport(items[first].phase) || slots[first].end <= slots[t].start)) {
+		while (first < n && (is_transport(items[first].phase) || intervals[first].end <= intervals[t].start)) {
 			first++;
 		}
 		for (uint32_t c = first; c < n; c++) {
-			const uint64_t start = slots[c].start > slots[t].start ? slots[c].start : slots[t].start;
-			const uint64_t end = slots[c].end < slots[t].end ? slots[c].end : slots[t].end;
+			const uint64_t start =
+				intervals[c].start > intervals[t].start ? intervals[c].start : intervals[t].start;
+			const uint64_t end = intervals[c].end < intervals[t].end ? intervals[c].end : intervals[t].end;
 
 			if (is_transport(items[c].phase)) {
 				continue;
 			}
-			if (slots[c].start >= slots[t].end) {
+			if (intervals[c].start >= intervals[t].end) {
 				break;
 			}
 			if (items[c].microbatch != items[t].microbatch && start < end) {
@@ -81,11 +82,11 @@ static uint64_t sum_hidden(const kve_overlap_item_t *items, uint32_t n, const kv
 	return hidden;
 }
 
-void kve_clock_run(const kve_overlap_item_t *items, uint32_t n, const kve_clock_costs_t *costs, kve_clock_slot_t *slots,
-		   kve_clock_result_t *result)
+void kve_clock_run(const kve_overlap_item_t *items, uint32_t n, const kve_clock_costs_t *costs,
+		   kve_clock_interval_t *intervals, kve_clock_result_t *result)
 {
 	static const kve_overlap_ops_t ops = {run_phase, record_event, await_event};
-	run_t run = {.costs = costs, .slots = slots};
+	run_t run = {.costs = costs, .intervals = intervals};
 
 	(void)kve_overlap_run(items, n, &ops, &run);
 	*result = (kve_clock_result_t){0};
@@ -95,7 +96,7 @@ void kve_clock_run(const kve_overlap_item_t *items, uint32_t n, const kve_clock_
 	for (uint32_t s = 0; s < KVE_STREAMS; s++) {
 		result->makespan = run.streams[s] > result->makespan ? run.streams[s] : result->makespan;
 	}
-	result->hidden = sum_hidden(items, n, slots);
+	result->hidden = sum_hidden(items, n, intervals);
 }
 
 uint64_t kve_clock_bound(const kve_clock_result_t *result)

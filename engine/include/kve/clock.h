@@ -16,7 +16,7 @@ typedef struct kve_clock_costs {
 
 typedef struct kve_clock_slot {
 	uint64_t start, end;
-} kve_clock_slot_t;
+} kve_clock_interval_t;
 
 typedef struct kve_clock_result {
 	uint64_t makespan;
@@ -24,9 +24,9 @@ typedef struct kve_clock_result {
 	uint64_t hidden;             /* transport's time under compute of the other microbatch */
 } kve_clock_result_t;
 
-/* Run the list; slots: one an item. */
-void kve_clock_run(const kve_overlap_item_t *items, uint32_t n, const kve_clock_costs_t *costs, kve_clock_slot_t *slots,
-		   kve_clock_result_t *result);
+/* Run the list; intervals: one an item. */
+void kve_clock_run(const kve_overlap_item_t *items, uint32_t n, const kve_clock_costs_t *costs,
+		   kve_clock_interval_t *intervals, kve_clock_result_t *result);
 
 /* The larger of compute and transport. */
 uint64_t kve_clock_bound(const kve_clock_result_t *result);

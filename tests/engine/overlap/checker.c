@@ -51,7 +51,7 @@ static uint32_t previous_of_stream(const list_t *list, uint32_t i)
 /* before[i][j]: item j has ended when item i starts. */
 static void close_order(const list_t *list, uint8_t before[ITEMS_MAX][ITEMS_MAX])
 {
-	memset(before, 0, ITEMS_MAX * ITEMS_MAX);
+	memset(before, 0, ITEMS_MAX * sizeof before[0]);
 	for (uint32_t i = 0; i < list->n; i++) {
 		const uint32_t direct[] = {previous_of_stream(list, i),
 					   list->items[i].wait == KVE_NO_EVENT ? list->n : awaited(list, i)};
@@ -67,17 +67,18 @@ static void close_order(const list_t *list, uint8_t before[ITEMS_MAX][ITEMS_MAX]
 	}
 }
 
-void time_list(const list_t *list, const kve_clock_costs_t *costs, kve_clock_slot_t *slots)
+void time_list(const list_t *list, const kve_clock_costs_t *costs, kve_clock_interval_t *intervals)
 {
 	static uint8_t before[ITEMS_MAX][ITEMS_MAX];
 
 	close_order(list, before);
 	for (uint32_t i = 0; i < list->n; i++) {
-		slots[i].start = 0;
+		intervals[i].start = 0;
 		for (uint32_t j = 0; j < i; j++) {
-			slots[i].start = before[i][j] && slots[j].end > slots[i].start ? slots[j].end : slots[i].start;
+			intervals[i].start = before[i][j] && intervals[j].end > intervals[i].start ? intervals[j].end
+												   : intervals[i].start;
 		}
-		slots[i].end = slots[i].start + costs->of[list->items[i].phase];
+		intervals[i].end = intervals[i].start + costs->of[list->items[i].phase];
 	}
 }
 

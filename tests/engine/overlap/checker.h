@@ -22,6 +22,6 @@ list_t make_list(kve_overlap_mode_t mode, uint32_t layers, int shared);
 const char *check_list(const list_t *list);
 
 /* When each item starts and ends, from its streams and events alone: the earliest time. */
-void time_list(const list_t *list, const kve_clock_costs_t *costs, kve_clock_slot_t *slots);
+void time_list(const list_t *list, const kve_clock_costs_t *costs, kve_clock_interval_t *intervals);
 
 #endif

@@ -20,7 +20,7 @@ static void assert_refused(kve_dbo_config_t config, const char *option)
 	assert_null(strchr(why, '\n'));
 }
 
-KV_TEST(p10_overlap_without_ranks_to_overlap_is_refused_with_a_sentence)
+KV_TEST(overlap_without_ranks_to_overlap_is_refused_with_a_sentence)
 {
 	kve_dbo_config_t config = usual;
 
@@ -46,7 +46,7 @@ KV_TEST(p10_overlap_without_ranks_to_overlap_is_refused_with_a_sentence)
 
 /* ---- the decision ----------------------------------------------------------------------------- */
 
-/* vLLM's coordinate_batch_across_dp() for two microbatches, with the same names. */
+/* vLLM's coordinate_batch_across_dp for two microbatches, with the same names. */
 static int expect_dbo(const kve_dbo_config_t *config, const kve_dbo_count_t *counts, uint32_t ranks, uint32_t *p_max)
 {
 	uint32_t max_padded = 0, min_unpadded = UINT32_MAX;
@@ -87,7 +87,7 @@ static void assert_decision(const kve_dbo_config_t *config, const kve_dbo_count_
 	}
 }
 
-KV_TEST(p1_all_ranks_split_or_none_for_all_counts)
+KV_TEST(all_ranks_split_or_none_for_all_counts)
 {
 	kve_dbo_config_t config = usual;
 
@@ -107,7 +107,7 @@ KV_TEST(p1_all_ranks_split_or_none_for_all_counts)
 	}
 }
 
-KV_TEST(p1_thresholds_are_those_of_the_options)
+KV_TEST(thresholds_are_those_of_the_options)
 {
 	static const struct {
 		kve_dbo_count_t counts[2];
@@ -183,7 +183,7 @@ static uint32_t check_slice(const batch_t *b, const kve_span_t *slice, uint32_t 
 	return at;
 }
 
-KV_TEST(p1_slices_have_each_token_once_at_its_position)
+KV_TEST(slices_have_each_token_once_at_its_position)
 {
 	uint64_t seed = 38;
 	batch_t b;

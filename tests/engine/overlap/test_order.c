@@ -40,7 +40,7 @@ static void assert_order(const list_t *list, const char *const *names, size_t co
 }
 
 /* A layer between two others is literally the order of the design; attention leads in, and does not follow the last. */
-KV_TEST(p1_the_order_of_a_layer_is_that_of_the_design)
+KV_TEST(the_order_of_a_layer_is_that_of_the_design)
 {
 	static const char *const order[] = {
 		"A0 second 0", "A1 second 0",
@@ -58,7 +58,7 @@ KV_TEST(p1_the_order_of_a_layer_is_that_of_the_design)
 	assert_order(&list, order, KV_COUNT_OF(order));
 }
 
-KV_TEST(p1_one_batch_receives_after_each_send)
+KV_TEST(one_batch_receives_after_each_send)
 {
 	static const char *const order[] = {"A0 first 0", "A1 first 0", "D0 send 0",  "D0 recv 0",  "MLP0 0",
 					    "C0 send 0",  "C0 recv 0",  "A0 first 1", "A1 first 1", "D0 send 1",
@@ -68,7 +68,7 @@ KV_TEST(p1_one_batch_receives_after_each_send)
 	assert_order(&list, order, KV_COUNT_OF(order));
 }
 
-KV_TEST(p1_every_phase_starts_after_what_it_needs)
+KV_TEST(every_phase_starts_after_what_it_needs)
 {
 	for (uint32_t layers = 1; layers <= 8; layers++) {
 		for (int shared = 0; shared <= 1; shared++) {
@@ -186,7 +186,7 @@ static void combine_in_another_order(list_t *list)
 	list->items[i - 1] = recv;
 }
 
-KV_TEST(p1_planted_mistakes_of_the_order_are_found_by_name)
+KV_TEST(planted_mistakes_of_the_order_are_found_by_name)
 {
 	static const struct {
 		void (*plant)(list_t *list);
@@ -216,16 +216,16 @@ KV_TEST(p1_planted_mistakes_of_the_order_are_found_by_name)
 
 static kve_clock_result_t run_clock(const list_t *list, const kve_clock_costs_t *costs)
 {
-	kve_clock_slot_t slots[ITEMS_MAX];
+	kve_clock_interval_t intervals[ITEMS_MAX];
 	kve_clock_result_t result;
 
-	kve_clock_run(list->items, list->n, costs, slots, &result);
+	kve_clock_run(list->items, list->n, costs, intervals, &result);
 
 	return result;
 }
 
 /* Balanced: what a microbatch computes between two transfers takes about as long as one of them. */
-KV_TEST(p1_transport_lies_under_compute_and_planted_mistakes_end_that)
+KV_TEST(transport_lies_under_compute_and_planted_mistakes_end_that)
 {
 	static const kve_clock_costs_t balanced[] = {{{50, 50, 100, 0, 100, 100, 0, 0}},
 						     {{60, 40, 90, 0, 100, 90, 10, 0}},
@@ -298,7 +298,7 @@ static void assert_call(const call_t *call, char kind, uint32_t event, kve_strea
 	assert_int_equal(call->stream, stream);
 }
 
-KV_TEST(p1_each_item_waits_runs_and_records_and_results_are_awaited_at_the_end)
+KV_TEST(each_item_waits_runs_and_records_and_results_are_awaited_at_the_end)
 {
 	static log_t log;
 	const kve_overlap_mode_t modes[] = {KVE_OVERLAP_SEQ, KVE_OVERLAP_DBO};
@@ -330,7 +330,7 @@ KV_TEST(p1_each_item_waits_runs_and_records_and_results_are_awaited_at_the_end)
 	}
 }
 
-KV_TEST(p5_the_first_error_ends_the_walk)
+KV_TEST(the_first_error_ends_the_walk)
 {
 	static log_t log;
 	const list_t list = make_list(KVE_OVERLAP_DBO, 2, 1);
