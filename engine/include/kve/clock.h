@@ -14,7 +14,7 @@ typedef struct kve_clock_costs {
 	uint64_t of[KVE_PHASES];
 } kve_clock_costs_t;
 
-typedef struct kve_clock_slot {
+typedef struct kve_clock_interval {
 	uint64_t start, end;
 } kve_clock_interval_t;
 

@@ -23,6 +23,15 @@ list_t make_list(kve_overlap_mode_t mode, uint32_t layers, int shared)
 	return list;
 }
 
+kve_clock_result_t run_clock(const list_t *list, const kve_clock_costs_t *costs, kve_clock_interval_t *intervals)
+{
+	kve_clock_result_t result;
+
+	kve_clock_run(list->items, list->n, costs, intervals, &result);
+
+	return result;
+}
+
 /* ---- what precedes what ----------------------------------------------------------------------- */
 
 /* The item that the wait of item i is for: as in CUDA, the last record that was enqueued before. n: none. */

@@ -21,6 +21,8 @@ list_t make_list(kve_overlap_mode_t mode, uint32_t layers, int shared);
 /* NULL: all rules hold. Else the name of the first broken one. */
 const char *check_list(const list_t *list);
 
+kve_clock_result_t run_clock(const list_t *list, const kve_clock_costs_t *costs, kve_clock_interval_t *intervals);
+
 /* When each item starts and ends, from its streams and events alone: the earliest time. */
 void time_list(const list_t *list, const kve_clock_costs_t *costs, kve_clock_interval_t *intervals);
 

@@ -5,15 +5,6 @@
 
 static kve_clock_interval_t intervals[ITEMS_MAX];
 
-static kve_clock_result_t run(const list_t *list, const kve_clock_costs_t *costs)
-{
-	kve_clock_result_t result;
-
-	kve_clock_run(list->items, list->n, costs, intervals, &result);
-
-	return result;
-}
-
 static void assert_interval(const list_t *list, kve_phase_t phase, uint32_t microbatch, uint64_t start, uint64_t end)
 {
 	for (uint32_t i = 0; i < list->n; i++) {
@@ -33,7 +24,7 @@ static const kve_clock_costs_t uneven = {{4, 6, 20, 0, 30, 40, 0, 0}};
 KV_TEST(the_clock_of_one_batch_is_that_by_hand)
 {
 	const list_t list = make_list(KVE_OVERLAP_SEQ, 1, 0);
-	const kve_clock_result_t r = run(&list, &uneven);
+	const kve_clock_result_t r = run_clock(&list, &uneven, intervals);
 
 	assert_interval(&list, KVE_PHASE_DISPATCH_SEND, 0, 10, 30);
 	assert_interval(&list, KVE_PHASE_EXPERTS, 0, 30, 60);
@@ -48,7 +39,7 @@ KV_TEST(the_clock_of_one_batch_is_that_by_hand)
 KV_TEST(the_clock_of_two_microbatches_is_that_by_hand)
 {
 	const list_t list = make_list(KVE_OVERLAP_DBO, 1, 0);
-	const kve_clock_result_t r = run(&list, &uneven);
+	const kve_clock_result_t r = run_clock(&list, &uneven, intervals);
 
 	assert_interval(&list, KVE_PHASE_QKV, 1, 0, 4);
 	assert_interval(&list, KVE_PHASE_ATTENTION, 1, 4, 10);
@@ -71,7 +62,7 @@ KV_TEST(shared_experts_do_not_hide_the_own_transport)
 {
 	static const kve_clock_costs_t costs = {{5, 5, 10, 0, 10, 20, 10, 0}};
 	const list_t list = make_list(KVE_OVERLAP_DBO, 1, 1);
-	const kve_clock_result_t r = run(&list, &costs);
+	const kve_clock_result_t r = run_clock(&list, &costs, intervals);
 
 	assert_interval(&list, KVE_PHASE_SHARED, 1, 30, 40);
 	assert_interval(&list, KVE_PHASE_EXPERTS, 0, 40, 50);
@@ -86,18 +77,19 @@ KV_TEST(eight_layers_take_what_the_cost_model_says)
 	static const kve_clock_costs_t halves = {{50, 50, 150, 0, 200, 150, 0, 0}},
 				       whole = {{100, 100, 300, 0, 400, 300, 0, 0}};
 	const list_t dbo = make_list(KVE_OVERLAP_DBO, 8, 0), seq = make_list(KVE_OVERLAP_SEQ, 8, 0);
-	const kve_clock_result_t r = run(&dbo, &halves);
+	const kve_clock_result_t r = run_clock(&dbo, &halves, intervals);
 
 	assert_int_equal(r.makespan, 5700);
 	assert_int_equal(kve_clock_bound(&r), 4800);
-	assert_int_equal(run(&seq, &whole).makespan, 9600);
+	assert_int_equal(run_clock(&seq, &whole, intervals).makespan, 9600);
 }
 
 KV_TEST(without_anything_to_overlap_shares_are_zero)
 {
 	static const kve_clock_costs_t nothing, computes = {{1, 1, 0, 0, 1, 0, 0, 0}};
 	const list_t list = make_list(KVE_OVERLAP_DBO, 2, 0);
-	const kve_clock_result_t empty = run(&list, &nothing), compute = run(&list, &computes);
+	const kve_clock_result_t empty = run_clock(&list, &nothing, intervals),
+				 compute = run_clock(&list, &computes, intervals);
 
 	assert_int_equal(empty.makespan, 0);
 	assert_true(kve_clock_hidden_share(&empty) == 0 && kve_clock_efficiency(&empty) == 0);
@@ -139,7 +131,7 @@ KV_TEST(the_clock_is_that_of_streams_and_events)
 			costs.of[p] = below(&seed, 8);
 		}
 
-		const kve_clock_result_t r = run(&list, &costs);
+		const kve_clock_result_t r = run_clock(&list, &costs, intervals);
 
 		time_list(&list, &costs, expected);
 		for (uint32_t i = 0; i < list.n; i++) {

@@ -112,12 +112,6 @@ static void give_trailing_one_the_earlier_tokens(list_t *list)
 	list->earlier = 1 - list->earlier;
 }
 
-static void remove_item(list_t *list, uint32_t i)
-{
-	list->n--;
-	memmove(&list->items[i], &list->items[i + 1], (list->n - i) * sizeof list->items[0]);
-}
-
 static void forget_a_hook(list_t *list)
 {
 	uint32_t i = list->n / 2;
@@ -125,30 +119,25 @@ static void forget_a_hook(list_t *list)
 	while (list->items[i].phase != KVE_PHASE_DISPATCH_RECV) {
 		i++;
 	}
-	remove_item(list, i);
+	list->n--;
+	memmove(&list->items[i], &list->items[i + 1], (list->n - i) * sizeof list->items[0]);
 }
 
-static void forget_the_last_hook(list_t *list)
+static void forget_waits(list_t *list, kve_phase_t phase)
 {
-	remove_item(list, list->n - 1);
+	for (uint32_t i = 0; i < list->n; i++) {
+		list->items[i].wait = list->items[i].phase == phase ? KVE_NO_EVENT : list->items[i].wait;
+	}
 }
 
 static void forget_waits_for_arrivals(list_t *list)
 {
-	for (uint32_t i = 0; i < list->n; i++) {
-		if (list->items[i].phase == KVE_PHASE_EXPERTS) {
-			list->items[i].wait = KVE_NO_EVENT;
-		}
-	}
+	forget_waits(list, KVE_PHASE_EXPERTS);
 }
 
 static void forget_waits_between_layers(list_t *list)
 {
-	for (uint32_t i = 0; i < list->n; i++) {
-		if (list->items[i].phase == KVE_PHASE_QKV) {
-			list->items[i].wait = KVE_NO_EVENT;
-		}
-	}
+	forget_waits(list, KVE_PHASE_QKV);
 }
 
 static void forget_records(list_t *list)
@@ -196,7 +185,6 @@ KV_TEST(planted_mistakes_of_the_order_are_found_by_name)
 		{use_one_stream, "compute and transport are on one stream"},
 		{give_trailing_one_the_earlier_tokens, "keys are read before the earlier tokens have written them"},
 		{forget_a_hook, "a receive hook is missing"},
-		{forget_the_last_hook, "a receive hook is missing"},
 		{forget_waits_for_arrivals, "a phase starts before its input is there"},
 		{forget_waits_between_layers, "a layer starts before the one below has ended"},
 		{forget_records, "an event is waited for that nothing has recorded"},
@@ -214,16 +202,6 @@ KV_TEST(planted_mistakes_of_the_order_are_found_by_name)
 
 /* ---- overlap ---------------------------------------------------------------------------------- */
 
-static kve_clock_result_t run_clock(const list_t *list, const kve_clock_costs_t *costs)
-{
-	kve_clock_interval_t intervals[ITEMS_MAX];
-	kve_clock_result_t result;
-
-	kve_clock_run(list->items, list->n, costs, intervals, &result);
-
-	return result;
-}
-
 /* Balanced: what a microbatch computes between two transfers takes about as long as one of them. */
 KV_TEST(transport_lies_under_compute_and_planted_mistakes_end_that)
 {
@@ -231,10 +209,11 @@ KV_TEST(transport_lies_under_compute_and_planted_mistakes_end_that)
 						     {{60, 40, 90, 0, 100, 90, 10, 0}},
 						     {{50, 50, 150, 0, 200, 150, 0, 0}}};
 	static void (*const mistakes[])(list_t *) = {record_after_yield, use_one_stream};
+	kve_clock_interval_t intervals[ITEMS_MAX];
 
 	for (size_t b = 0; b < KV_COUNT_OF(balanced); b++) {
 		const list_t list = make_list(KVE_OVERLAP_DBO, 8, 1);
-		const kve_clock_result_t good = run_clock(&list, &balanced[b]);
+		const kve_clock_result_t good = run_clock(&list, &balanced[b], intervals);
 
 		assert_true(kve_clock_hidden_share(&good) >= 0.8);
 		assert_true(kve_clock_efficiency(&good) >= 0.8);
@@ -243,7 +222,7 @@ KV_TEST(transport_lies_under_compute_and_planted_mistakes_end_that)
 
 			mistakes[i](&bad);
 
-			const kve_clock_result_t result = run_clock(&bad, &balanced[b]);
+			const kve_clock_result_t result = run_clock(&bad, &balanced[b], intervals);
 
 			assert_true(kve_clock_hidden_share(&result) <= 0.04);
 			assert_true(kve_clock_efficiency(&result) <= 0.1);
