@@ -3,16 +3,17 @@
 option(KVD_GPU "Build the GPU kernels where there is an nvcc" ON)
 set(KVD_NVCC_EXTRA "" CACHE STRING "More flags of nvcc, as -lineinfo")
 find_program(KVD_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda PATH_SUFFIXES bin DOC "CUDA compiler")
-set(KVD_NVCC_FLAGS -fatbin -std=c++17 -O3
-	-gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 -gencode arch=compute_90,code=compute_90 ${KVD_NVCC_EXTRA})
+set(KVD_NVCC_SM_80 -gencode arch=compute_80,code=sm_80)
+set(KVD_NVCC_SM_90 -gencode arch=compute_90,code=sm_90 -gencode arch=compute_90,code=compute_90)
+set(KVD_NVCC_FLAGS -fatbin -std=c++17 -O3 ${KVD_NVCC_EXTRA})
 
 # Does it compile? It needs a C++ compiler that it likes, and has to know the architectures. Asked once for each nvcc and set of flags.
 function(kvd_nvcc_works result)
-	set(asked "${KVD_NVCC} ${KVD_NVCC_FLAGS}")
+	set(asked "${KVD_NVCC} ${KVD_NVCC_FLAGS} ${KVD_NVCC_SM_80} ${KVD_NVCC_SM_90}")
 	if(NOT "${KVD_NVCC_ASKED}" STREQUAL "${asked}")
 		set(probe "${CMAKE_BINARY_DIR}/CMakeFiles/kvd_nvcc.cu")
 		file(WRITE "${probe}" "extern \"C\" __global__ void probe(int *p) { *p = 1; }\n")
-		execute_process(COMMAND "${KVD_NVCC}" ${KVD_NVCC_FLAGS} -o "${probe}.fatbin" "${probe}" RESULT_VARIABLE failed OUTPUT_QUIET ERROR_QUIET)
+		execute_process(COMMAND "${KVD_NVCC}" ${KVD_NVCC_FLAGS} ${KVD_NVCC_SM_80} ${KVD_NVCC_SM_90} -o "${probe}.fatbin" "${probe}" RESULT_VARIABLE failed OUTPUT_QUIET ERROR_QUIET)
 		set(KVD_NVCC_FAILED "${failed}" CACHE INTERNAL "")
 		set(KVD_NVCC_ASKED "${asked}" CACHE INTERNAL "")
 	endif()
@@ -23,8 +24,8 @@ function(kvd_nvcc_works result)
 	endif()
 endfunction()
 
-# kvd_gpu_image(TARGET image.c kernels.cu): compile the kernels and give image.c their path as KVK_GPU_FATBIN.
-function(kvd_gpu_image target image kernels)
+# kvd_gpu_image(TARGET image.c kernels.cu NAME ARCHITECTURE...): compile the kernels and give image.c their path as NAME.
+function(kvd_gpu_image target image kernels name_of_path)
 	set(source "${CMAKE_CURRENT_SOURCE_DIR}/${kernels}")
 	get_filename_component(name "${kernels}" NAME)
 	set(fatbin "${CMAKE_CURRENT_BINARY_DIR}/${name}.fatbin")
@@ -38,10 +39,12 @@ function(kvd_gpu_image target image kernels)
 		return()
 	endif()
 	add_custom_command(OUTPUT "${fatbin}"
-		COMMAND "${KVD_NVCC}" ${KVD_NVCC_FLAGS} -MD -MF "${fatbin}.d" -MT "${fatbin}" -o "${fatbin}" "${source}"
+		COMMAND "${KVD_NVCC}" ${KVD_NVCC_FLAGS} ${ARGN} -I "${CMAKE_CURRENT_SOURCE_DIR}" -I "${CMAKE_CURRENT_SOURCE_DIR}/include" -I "${CMAKE_SOURCE_DIR}/common/include"
+			-MD -MF "${fatbin}.d" -MT "${fatbin}" -o "${fatbin}" "${source}"
 		DEPENDS "${source}" DEPFILE "${fatbin}.d" COMMENT "Compiling GPU kernels ${kernels}" VERBATIM)
 	target_sources(${target} PRIVATE "${fatbin}")
 	set_source_files_properties("${fatbin}" PROPERTIES GENERATED ON HEADER_FILE_ONLY ON)
-	set_source_files_properties("${image}" PROPERTIES OBJECT_DEPENDS "${fatbin}" COMPILE_DEFINITIONS "KVK_GPU_FATBIN=\"${fatbin}\"")
+	set_property(SOURCE "${image}" APPEND PROPERTY OBJECT_DEPENDS "${fatbin}")
+	set_property(SOURCE "${image}" APPEND PROPERTY COMPILE_DEFINITIONS "${name_of_path}=\"${fatbin}\"")
 	message(STATUS "GPU kernels: ${kernels} by ${KVD_NVCC}")
 endfunction()

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Build and run the GPU programs on a machine that has a GPU, nvcc and gcc, and nothing else of ours: no CMake, no packages.
-#   bench/gpu/run.sh part1|part2|all|right|gemm|kill|kvx|disk|probe|peer [out]   parts and pieces: README.md
+#   bench/gpu/run.sh part1|part2|all|right|gemm|kill|kvx|disk|probe|peer|ep [out]   parts and pieces: README.md
 #   bench/gpu/run.sh build   only build, to run elsewhere: the other parts build nothing when the programs are there
 # out (default build/gpu/out) gets the logs, *.json (a line a row) and goals.txt. BUILD: where to build (default build/gpu). XXHASH_INCLUDE: folder of
 # xxhash.h where the system has none. KVD_CUBLAS: cuBLAS where the system does not find it. The kills, kvx and disk need a build of kvd: build/release, a bundle
@@ -28,16 +28,17 @@ build_all()
 	rm -f "$build"/*.o # of files that have moved since
 	"$nvcc" -fatbin -std=c++17 -O3 -lineinfo -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 \
 		-o "$build/gpu.fatbin" kernels/cuda/device/kernels.cu
+	"$nvcc" -fatbin -std=c++17 -O3 -lineinfo -gencode arch=compute_90,code=sm_90 "${include[@]}" -o "$build/ep.fatbin" kernels/ep/device/ep.cu
 	printf '#define XXH_STATIC_LINKING_ONLY\n#define XXH_IMPLEMENTATION\n#include <xxhash.h>\n' >"$build/xxh.c"
 	for file in common/hash/{digest,digest_portable,digest_sse2}.c common/{env,log,status}.c common/text/{text,utf8}.c common/option/units.c \
 		kernels/{layout,cpu,cuda,cuda/driver,ep}/*.c bench/{harness,tools}.c tests/kernels/gpu_prop.c; do
-		c "$file" "-DKVK_GPU_FATBIN=\"$(realpath "$build")/gpu.fatbin\""
+		c "$file" "-DKVK_GPU_FATBIN=\"$(realpath "$build")/gpu.fatbin\"" "-DKVK_EP_FATBIN=\"$(realpath "$build")/ep.fatbin\"" -ffp-contract=off
 	done
 	c common/hash/digest_avx2.c -mavx2
 	c common/hash/digest_avx512.c -mavx512f -mavx512bw
 	gcc -O2 -w "${include[@]}" -c -o "$build/xxh.o" "$build/xxh.c"
 	gcc -o "$build/gpu_prop" "$build"/{common,kernels}_*.o "$build/tests_kernels_gpu_prop.c.o" "$build/xxh.o" -ldl -lpthread
-	for file in gpu_copy gpu_probe; do
+	for file in gpu_copy gpu_probe gpu_ep; do
 		"$nvcc" -std=c++17 -O2 -arch=sm_90 "${include[@]}" -o "$build/$file" "bench/gpu/$file.cu" \
 			"$build"/{common,kernels}_*.o "$build"/bench_{harness,tools}.c.o "$build/xxh.o" -ldl -lpthread
 	done
@@ -109,6 +110,7 @@ disk() { with_kvd load_disk kvd-gpu-load; }
 kills() { with_kvd kill_loop kvd-gpu-kill; }
 gemm() { measured gemm 100 "$build/gpu_copy" gemm; }
 probe() { measured probe 60 "$build/gpu_probe" link host flag; }
+ep() { measured ep 120 "$build/gpu_ep" right link; }
 peer() { measured peer 200 "$build/gpu_copy" peer mapped; }
 
 right()
@@ -148,15 +150,15 @@ goals()
 }
 
 case $part in
-part1 | part2 | right | gemm | kvx | disk | probe | peer | build) ;;
+part1 | part2 | right | gemm | kvx | disk | probe | peer | ep | build) ;;
 kill) part=kills ;;
 all)
 	"$0" part1 "$out"
 	exec "$0" part2 "$out"
 	;;
-*) echo "run.sh: part1, part2, all, build, right, gemm, kill, kvx, disk, probe or peer" >&2 && exit 64 ;;
+*) echo "run.sh: part1, part2, all, build, right, gemm, kill, kvx, disk, probe, peer or ep" >&2 && exit 64 ;;
 esac
-if [ "$part" = build ] || [ ! -x "$build/gpu_copy" ]; then
+if [ "$part" = build ] || [ ! -x "$build/gpu_ep" ]; then
 	build_all
 fi
 [ "$part" != build ] || exit 0

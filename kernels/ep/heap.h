@@ -22,12 +22,20 @@ KVK_EP_RULE size_t kvk_ep_count_at(const kvk_ep_plan_t *plan, uint64_t number, u
 
 	return plan->counts + (slot * plan->shape.ranks + source) * sizeof(uint32_t);
 }
-/* Records of all sources of a number lie behind each other, max_tokens for each. */
-KVK_EP_RULE size_t kvk_ep_record_at(const kvk_ep_plan_t *plan, uint64_t number, uint32_t record)
+/* Records of all sources of a number lie behind each other, max_tokens for each: this one among those of all slots. */
+KVK_EP_RULE size_t kvk_ep_record(const kvk_ep_plan_t *plan, uint64_t number, uint32_t record)
 {
 	const size_t slot = kvk_ep_slot(number, plan->shape.in_flight);
 
-	return plan->records + (slot * plan->shape.ranks * plan->shape.max_tokens + record) * plan->record_bytes;
+	return slot * plan->shape.ranks * plan->shape.max_tokens + record;
+}
+KVK_EP_RULE size_t kvk_ep_row_at(const kvk_ep_plan_t *plan, uint64_t number, uint32_t record)
+{
+	return plan->rows + kvk_ep_record(plan, number, record) * plan->row_bytes;
+}
+KVK_EP_RULE size_t kvk_ep_note_at(const kvk_ep_plan_t *plan, uint64_t number, uint32_t record)
+{
+	return plan->notes + kvk_ep_record(plan, number, record) * plan->note_bytes;
 }
 KVK_EP_RULE size_t kvk_ep_part_at(const kvk_ep_plan_t *plan, uint64_t number, uint32_t group, uint32_t token)
 {
@@ -36,10 +44,12 @@ KVK_EP_RULE size_t kvk_ep_part_at(const kvk_ep_plan_t *plan, uint64_t number, ui
 	return plan->parts + ((slot * plan->shape.groups + group) * plan->shape.max_tokens + token) * plan->row_bytes;
 }
 
-/* Is the record one of the rank's own tokens? They do not travel: the record's number says which token. */
-KVK_EP_RULE int kvk_ep_is_own(const kvk_ep_plan_t *plan, uint32_t rank, uint32_t record)
+/* Which of the rank's own tokens the record is, which do not travel; max_tokens: another rank's. */
+KVK_EP_RULE uint32_t kvk_ep_own_token(const kvk_ep_plan_t *plan, uint32_t rank, uint32_t record)
 {
-	return record / plan->shape.max_tokens == rank;
+	const uint32_t first = rank * plan->shape.max_tokens;
+
+	return record >= first && record - first < plan->shape.max_tokens ? record - first : plan->shape.max_tokens;
 }
 /* The expert's number on that rank; rank_experts: another rank's, or none. */
 KVK_EP_RULE uint32_t kvk_ep_local_expert(const kvk_ep_plan_t *plan, uint32_t rank, uint32_t expert)

@@ -1,6 +1,6 @@
 #include "kvk/ep.h"
 
-#define LINE 64u /* bytes a flag has for itself, so that pollers and writers of two do not meet */
+#define LINE 64u /* bytes a flag has for itself, so that pollers and writers of two do not meet; regions begin there */
 
 static size_t round_up(size_t n, size_t to)
 {
@@ -60,13 +60,15 @@ kv_status_t kvk_ep_plan(const kvk_ep_shape_t *shape, kvk_ep_plan_t *plan, const 
 	p.rank_experts = shape->experts / shape->ranks;
 	p.group_experts = shape->experts / shape->groups;
 	p.row_bytes = shape->hidden * sizeof(kvk_bf16_t);
-	p.record_bytes = p.row_bytes + round_up(4u + shape->top_k * 8u, 16);
+	p.note_bytes = round_up(4u + shape->top_k * 8u, 16);
+	p.record_bytes = p.row_bytes + p.note_bytes;
 	slots = shape->in_flight;
 	records = (size_t)shape->ranks * shape->max_tokens; /* of a slot */
 	p.flags = append(&end, 2u * (size_t)shape->ranks, LINE);
 	p.reports = append(&end, shape->ranks, LINE);
 	p.counts = append(&end, slots * shape->ranks, sizeof(uint32_t));
-	p.records = append(&end, slots * records, p.record_bytes);
+	p.rows = append(&end, slots * records, p.row_bytes);
+	p.notes = append(&end, slots * records, p.note_bytes);
 	p.parts = append(&end, slots * shape->groups * shape->max_tokens, p.row_bytes);
 	p.heap_bytes = round_up(end, LINE);
 	/* Each token has at most top_k experts on one rank, and no more than that has. */

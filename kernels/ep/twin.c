@@ -51,37 +51,36 @@ static int goes_to(const kvk_ep_plan_t *plan, const uint32_t *experts, uint32_t 
 	return k < plan->shape.top_k;
 }
 
-/* The record of a token, behind its row. */
-static void describe_token(const kvk_ep_plan_t *plan, const kvk_ep_tokens_t *tokens, uint32_t token, uint8_t *out)
+static void write_note(const kvk_ep_plan_t *plan, const kvk_ep_tokens_t *tokens, uint32_t token, uint8_t *out)
 {
 	const uint32_t top_k = plan->shape.top_k;
 	uint32_t *words = (uint32_t *)(void *)out;
 
-	memset(out, 0, plan->record_bytes - plan->row_bytes);
-	words[0] = token;
-	memcpy(words + 1, tokens->experts + (size_t)token * top_k, top_k * sizeof(uint32_t));
-	memcpy(words + 1 + top_k, tokens->weights + (size_t)token * top_k, top_k * sizeof(float));
+	memset(out, 0, plan->note_bytes);
+	memcpy(words, tokens->experts + (size_t)token * top_k, top_k * sizeof(uint32_t));
+	memcpy(words + top_k, tokens->weights + (size_t)token * top_k, top_k * sizeof(float));
+	words[2u * top_k] = token;
 }
 
 /* A rank's own tokens stay where they are. */
 static void send_to(kvk_ep_rank_t *ep, const kvk_ep_tokens_t *tokens, uint64_t number, uint32_t rank)
 {
-	_Alignas(16) uint8_t record[16u + 8u * KVK_EP_MAX_TOP_K];
+	_Alignas(16) uint8_t note[16u + 8u * KVK_EP_MAX_TOP_K];
 	const kvk_ep_plan_t *plan = &ep->plan;
+	const kvk_ep_link_t *link = &ep->link;
 	uint32_t n = 0;
 
 	for (uint32_t t = 0; t < tokens->n; t++) {
 		if (goes_to(plan, tokens->experts + (size_t)t * plan->shape.top_k, rank)) {
-			const size_t at = kvk_ep_record_at(plan, number, ep->rank * plan->shape.max_tokens + n++);
+			const uint32_t record = ep->rank * plan->shape.max_tokens + n++;
 
-			describe_token(plan, tokens, t, record);
-			ep->link.put(ep->link.ctx, rank, at, tokens->rows + (size_t)t * plan->shape.hidden,
-				     plan->row_bytes);
-			ep->link.put(ep->link.ctx, rank, at + plan->row_bytes, record,
-				     plan->record_bytes - plan->row_bytes);
+			write_note(plan, tokens, t, note);
+			link->put(link->ctx, rank, kvk_ep_row_at(plan, number, record),
+				  tokens->rows + (size_t)t * plan->shape.hidden, plan->row_bytes);
+			link->put(link->ctx, rank, kvk_ep_note_at(plan, number, record), note, plan->note_bytes);
 		}
 	}
-	ep->link.put(ep->link.ctx, rank, kvk_ep_count_at(plan, number, ep->rank), &n, sizeof n);
+	link->put(link->ctx, rank, kvk_ep_count_at(plan, number, ep->rank), &n, sizeof n);
 	ep->stats.dispatch_bytes += n * plan->record_bytes;
 }
 
@@ -124,15 +123,15 @@ static told_t read_record(kvk_ep_rank_t *ep, uint64_t number, uint32_t record)
 {
 	const kvk_ep_plan_t *plan = &ep->plan;
 	const kvk_ep_tokens_t *tokens = &kvk_ep_result(ep, number)->tokens;
-	const uint32_t token = record % plan->shape.max_tokens, top_k = plan->shape.top_k;
-	const uint32_t *words = (const void *)(ep->heap + kvk_ep_record_at(plan, number, record) + plan->row_bytes);
+	const uint32_t token = kvk_ep_own_token(plan, ep->rank, record), top_k = plan->shape.top_k;
+	const uint32_t *words = (const void *)(ep->heap + kvk_ep_note_at(plan, number, record));
 
-	if (kvk_ep_is_own(plan, ep->rank, record)) {
+	if (token < plan->shape.max_tokens) {
 		return (told_t){token, tokens->experts + (size_t)token * top_k,
 				tokens->weights + (size_t)token * top_k};
 	}
 
-	return (told_t){words[0], words + 1, (const void *)(words + 1 + top_k)};
+	return (told_t){words[2u * top_k], words, (const void *)(words + top_k)};
 }
 
 static uint32_t count_of(kvk_ep_rank_t *ep, uint64_t number, uint32_t source)
@@ -199,7 +198,7 @@ kv_status_t kvk_ep_dispatch_recv(kvk_ep_rank_t *ep, uint64_t number, uint64_t de
 	*p_rows = (kvk_ep_rows_t){.n = build_index(ep, number),
 				  .first = result->first,
 				  .record = result->record,
-				  .records = ep->heap + kvk_ep_record_at(&ep->plan, number, 0),
+				  .rows = (const void *)(ep->heap + kvk_ep_row_at(&ep->plan, number, 0)),
 				  .own = result->tokens.rows,
 				  .own_first = ep->rank * ep->plan.shape.max_tokens};
 	ep->done[KVK_EP_DISPATCH_RECEIVED] = number;
@@ -236,10 +235,12 @@ static int reduce_part(kvk_ep_rank_t *ep, uint64_t number, uint32_t record, uint
 	return found > 0;
 }
 
-static void send_parts(kvk_ep_rank_t *ep, uint64_t number, uint32_t record, const kvk_bf16_t *outputs)
+/* Of token i of the owner's. */
+static void send_parts(kvk_ep_rank_t *ep, uint64_t number, uint32_t owner, uint32_t i, const kvk_bf16_t *outputs)
 {
 	const kvk_ep_plan_t *plan = &ep->plan;
-	const uint32_t rank_groups = plan->shape.groups / plan->shape.ranks, owner = record / plan->shape.max_tokens;
+	const uint32_t rank_groups = plan->shape.groups / plan->shape.ranks,
+		       record = owner * plan->shape.max_tokens + i;
 	const uint32_t token = read_record(ep, number, record).token;
 
 	for (uint32_t g = ep->rank * rank_groups; g < (ep->rank + 1) * rank_groups; g++) {
@@ -261,7 +262,7 @@ kv_status_t kvk_ep_combine_send(kvk_ep_rank_t *ep, uint64_t number, const kvk_bf
 	}
 	for (uint32_t source = 0; source < s->ranks; source++) {
 		for (uint32_t i = 0, n = count_of(ep, number, source); i < n; i++) {
-			send_parts(ep, number, source * s->max_tokens + i, outputs);
+			send_parts(ep, number, source, i, outputs);
 		}
 	}
 	kvk_ep_release(ep, KVK_EP_COMBINE, number);

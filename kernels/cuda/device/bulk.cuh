@@ -64,13 +64,23 @@ static __device__ __forceinline__ void bulk_fence(void)
 	asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* One group. */
-static __device__ __forceinline__ void bulk_store(uint64_t to, const void *stage, uint32_t bytes)
+static __device__ __forceinline__ void bulk_store_in_group(uint64_t to, const void *stage, uint32_t bytes)
 {
 	asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
 		     "r"(shared_address(stage)), "r"(bytes)
 		     : "memory");
+}
+
+static __device__ __forceinline__ void bulk_end_group(void)
+{
 	asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/* One group. */
+static __device__ __forceinline__ void bulk_store(uint64_t to, const void *stage, uint32_t bytes)
+{
+	bulk_store_in_group(to, stage, bytes);
+	bulk_end_group();
 }
 
 /* Until at most N of this thread's stores may still be reading their stages. */

@@ -43,8 +43,9 @@ typedef struct kvk_ep_shape {
 /* Everything that follows from a valid shape; offsets are those of a rank's heap, the memory that its peers write:
  *   flags     [2: dispatch, combine][source] and reports [source]: 8 bytes each, on a line of 64 bytes
  *   counts    [slot][source]: records, 4 bytes
- *   records   [slot][source][max_tokens]: BF16 row [hidden]; token (4 bytes); experts [top_k] (4); weights [top_k]
- *             (fp32). Of other ranks: a rank's own tokens stay where they are
+ *   rows      [slot][source][max_tokens]: BF16 [hidden]; records of a source lie behind each other. A rank's own tokens
+ *             stay where they are
+ *   notes     [slot][source][max_tokens]: experts [top_k] (4 bytes), weights [top_k] (fp32), token (4): of each row
  *   parts     [slot][group][max_tokens]: BF16 row [hidden], of the owner's token with that number */
 typedef struct kvk_ep_plan {
 	kvk_ep_shape_t shape;
@@ -52,8 +53,9 @@ typedef struct kvk_ep_plan {
 	uint32_t group_experts; /* experts of a group                                                 */
 	uint32_t max_rows;      /* rows that the experts of one rank get from one dispatch, at most   */
 	size_t row_bytes;       /* BF16 row                                                           */
-	size_t record_bytes;
-	size_t flags, reports, counts, records, parts;
+	size_t note_bytes;
+	size_t record_bytes; /* a row and its note: what travels                                  */
+	size_t flags, reports, counts, rows, notes, parts;
 	size_t heap_bytes;  /* of each rank                                                       */
 	size_t index_bytes; /* memory of a rank beside its heap: the index of what has come       */
 } kvk_ep_plan_t;
@@ -73,13 +75,12 @@ typedef struct kvk_ep_tokens {
 /* What has come for a rank's experts, by expert; in one expert by source, then by token. Valid until the combine of the
  * dispatch is sent. */
 typedef struct kvk_ep_rows {
-	uint32_t n;            /* rows of all local experts                            */
-	const uint32_t *first; /* [local experts + 1]: the first row of each, and n    */
-	const uint32_t
-		*record; /* [n]: number of the record: source * max_tokens + i; of the rank's own, i is the token */
-	const uint8_t *records; /* record r at records + r * record_bytes; not the rank's own */
-	const kvk_bf16_t *own;  /* the rank's own rows, as they were sent                */
-	uint32_t own_first;     /* record of the first of them                           */
+	uint32_t n;             /* rows of all local experts                              */
+	const uint32_t *first;  /* [local experts + 1]: the first row of each, and n      */
+	const uint32_t *record; /* [n]: number of the record: source * max_tokens + i; the rank's own: + the token */
+	const kvk_bf16_t *rows; /* row of record r at rows + r * hidden, but the rank's own */
+	const kvk_bf16_t *own;  /* the rank's own rows, as they were sent                 */
+	uint32_t own_first;     /* record of the first of them                            */
 } kvk_ep_rows_t;
 
 /* Row i: [hidden]. */
@@ -88,7 +89,7 @@ static inline const kvk_bf16_t *kvk_ep_row(const kvk_ep_plan_t *plan, const kvk_
 	const uint32_t record = rows->record[i], own = record - rows->own_first;
 
 	return own < plan->shape.max_tokens ? rows->own + (size_t)own * plan->shape.hidden
-					    : (const void *)(rows->records + record * plan->record_bytes);
+					    : rows->rows + (size_t)record * plan->shape.hidden;
 }
 
 /* How bytes reach the heap of a rank, its own one included. One thread of the sender's. */

@@ -1,0 +1,695 @@
+// gpu_ep: dispatch and combine between ranks on GPUs (kvk/ep_gpu.h); a program of the harness (bench.h).
+//
+//   right   bytes, index and sums against the twin of kernels/ep, routings of all kinds; no row, a difference ends the program
+//   link    the transport of two ranks at once, against copies of the same bytes
+// With two GPUs each rank has its own; with one both lie on it. Exit status 77: there is no GPU.
+#include "gpu_copy.h"
+
+extern "C" {
+#include "kvk/ep_gpu.h"
+}
+
+#include <memory>
+
+typedef std::vector<uint32_t> words_t;
+typedef std::vector<kvk_bf16_t> rows_t;
+
+// ---- ranks on GPUs ------------------------------------------------------------------------------
+
+struct device_t {
+	kvk_gpu_t *kvk;
+	int ordinal;
+};
+static std::vector<device_t> devices;
+static volatile int *gate; // pinned; 0: hold() holds its stream
+
+static void on(const device_t &device)
+{
+	CU(cudaSetDevice(device.ordinal));
+}
+
+// NULL: they are there.
+static const char *open_devices()
+{
+	const char *why = "no device";
+	const kvk_cuda_ops_t *cuda = kvk_cuda_load(&why);
+	int count = 0, can = 0;
+
+	if (!devices.empty()) {
+		return nullptr;
+	}
+	if (!cuda || cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
+		return why;
+	}
+	if (count > 1) {
+		CU(cudaDeviceCanAccessPeer(&can, 0, 1));
+	}
+	for (int d = 0; d < (can ? 2 : 1); d++) {
+		kvk_gpu_config_t config = {};
+		device_t device = {nullptr, d};
+
+		config.cuda = cuda;
+		config.device = d;
+		must_kv(kvk_gpu_open(&config, &device.kvk));
+		devices.push_back(device);
+	}
+	CU(cudaHostAlloc((void **)&gate, sizeof *gate, cudaHostAllocPortable | cudaHostAllocMapped));
+	printf("# %s, %zu of them\n", kvk_gpu_describe(devices[0].kvk), devices.size());
+
+	return nullptr;
+}
+
+// Memory of one device that all map; freed by nobody.
+static std::vector<void *> shared_memory(const device_t &device, size_t bytes)
+{
+	std::vector<void *> bases;
+	kvk_device_t *opened;
+	int fd;
+
+	must_kv(kvk_device_open(kvk_cuda_load(nullptr), kvk_gpu_uuid(device.kvk), &opened));
+	bytes = (bytes + kvk_device_grain(opened) - 1) / kvk_device_grain(opened) * kvk_device_grain(opened);
+	must_kv(kvk_device_alloc(opened, bytes, &fd));
+	kvk_device_close(opened);
+	for (const device_t &d : devices) {
+		void *base;
+
+		must_kv(kvk_gpu_map(d.kvk, fd, bytes, &base));
+		bases.push_back(base);
+	}
+	close(fd);
+
+	return bases;
+}
+
+struct rank_t {
+	device_t device;
+	kvk_ep_gpu_t *ep;
+	cudaStream_t stream;
+	cudaEvent_t begin, end;
+	kvk_bf16_t *rows, *outputs, *out;
+	uint32_t *experts;
+	float *weights;
+	uint32_t tokens;
+};
+
+struct group_t {
+	kvk_ep_plan_t plan;
+	std::vector<std::vector<void *>> heaps; // [rank][device]
+	std::vector<rank_t> ranks;
+
+	group_t(const kvk_ep_shape_t &shape, uint32_t slots, uint32_t sms, uint64_t timeout_us = 0);
+	~group_t();
+};
+
+template <typename T> static T *device_array(size_t n)
+{
+	T *p;
+
+	CU(cudaMalloc(&p, n * sizeof(T)));
+
+	return p;
+}
+
+group_t::group_t(const kvk_ep_shape_t &shape, uint32_t slots, uint32_t sms, uint64_t timeout_us)
+{
+	const char *why = "";
+
+	if (kvk_ep_plan(&shape, &plan, &why) != KV_OK) {
+		printf("no such plan: %s\n", why);
+		exit(1);
+	}
+	for (uint32_t r = 0; r < shape.ranks; r++) {
+		heaps.push_back(shared_memory(devices[r % devices.size()], plan.heap_bytes));
+	}
+	for (uint32_t r = 0; r < shape.ranks; r++) {
+		const size_t rows = (size_t)slots * shape.max_tokens, at = r % devices.size();
+		kvk_cu_ptr_t bases[KVK_EP_MAX_RANKS] = {};
+		kvk_ep_gpu_config_t config = {};
+		rank_t rank = {};
+
+		rank.device = devices[at];
+		on(rank.device);
+		for (uint32_t other = 0; other < shape.ranks; other++) {
+			bases[other] = (kvk_cu_ptr_t)heaps[other][at];
+		}
+		config.gpu = rank.device.kvk;
+		config.plan = &plan;
+		config.heaps = bases;
+		config.rank = r;
+		config.sms = sms;
+		config.timeout_us = timeout_us;
+		must_kv(kvk_ep_gpu_open(&config, &rank.ep));
+		CU(cudaStreamCreateWithFlags(&rank.stream, cudaStreamNonBlocking));
+		CU(cudaEventCreate(&rank.begin));
+		CU(cudaEventCreate(&rank.end));
+		rank.rows = device_array<kvk_bf16_t>(rows * shape.hidden);
+		rank.out = device_array<kvk_bf16_t>(rows * shape.hidden);
+		rank.outputs = device_array<kvk_bf16_t>((size_t)plan.max_rows * shape.hidden);
+		rank.experts = device_array<uint32_t>(rows * shape.top_k);
+		rank.weights = device_array<float>(rows * shape.top_k);
+		ranks.push_back(rank);
+	}
+}
+
+group_t::~group_t()
+{
+	for (rank_t &rank : ranks) {
+		on(rank.device);
+		CU(cudaDeviceSynchronize());
+		kvk_ep_gpu_close(rank.ep);
+		CU(cudaStreamDestroy(rank.stream));
+		for (void *p : {(void *)rank.rows, (void *)rank.out, (void *)rank.outputs, (void *)rank.experts, (void *)rank.weights}) {
+			CU(cudaFree(p));
+		}
+	}
+	for (const auto &bases : heaps) {
+		for (size_t d = 0; d < devices.size(); d++) {
+			kvk_gpu_unmap(devices[d].kvk, bases[d]);
+		}
+	}
+}
+
+// Slot 0 or 1 of a rank's arrays.
+static kvk_ep_tokens_t tokens_of(const group_t &g, const rank_t &rank, uint32_t slot)
+{
+	const kvk_ep_shape_t &s = g.plan.shape;
+	const size_t first = (size_t)slot * s.max_tokens;
+
+	return {rank.tokens, 0, rank.rows + first * s.hidden, rank.experts + first * s.top_k, rank.weights + first * s.top_k};
+}
+
+// ---- right --------------------------------------------------------------------------------------
+
+static std::mt19937_64 rng;
+
+static uint32_t below(uint32_t n)
+{
+	return (uint32_t)(rng() % n);
+}
+
+enum routing { RANDOM, SKEWED, ONE_HOT, LOCAL, SPARSE, ROUTINGS };
+
+struct batch_t {
+	uint32_t n;
+	rows_t rows;
+	words_t experts;
+	std::vector<float> weights;
+};
+
+static batch_t make_batch(const kvk_ep_shape_t &s, uint32_t rank, routing how)
+{
+	batch_t b;
+
+	b.n = below(5) == 0 ? 0 : below(8) == 0 ? s.max_tokens : below(s.max_tokens) + 1;
+	b.rows.resize((size_t)b.n * s.hidden);
+	b.experts.resize((size_t)b.n * s.top_k);
+	b.weights.resize((size_t)b.n * s.top_k);
+	for (kvk_bf16_t &x : b.rows) {
+		x = kvk_bf16_round((float)(int32_t)below(4001) / 1000.0f - 2.0f);
+	}
+	for (size_t i = 0; i < b.experts.size(); i++) {
+		const uint32_t *before = &b.experts[i - i % s.top_k], own = s.experts / s.ranks;
+		uint32_t e = below(s.experts);
+
+		e = how == SKEWED ? std::min(e, below(s.experts)) : how == LOCAL && s.top_k <= own ? rank * own + below(own) : e;
+		e = how == ONE_HOT ? (uint32_t)(i % s.top_k) : e;
+		while (std::find(before, (const uint32_t *)&b.experts[i], e) != &b.experts[i]) {
+			e = how == LOCAL && s.top_k <= own ? rank * own + (e + 1) % own : (e + 1) % s.experts;
+		}
+		b.experts[i] = how == SPARSE && below(2) ? KVK_EP_NO_EXPERT : e;
+		b.weights[i] = (float)below(1000) / 1000.0f;
+	}
+
+	return b;
+}
+
+static __host__ __device__ float factor(uint32_t expert)
+{
+	return 0.5f + (float)(expert % 13) * 0.125f;
+}
+
+// What the experts make: x * factor, from the rows that the index names.
+static __global__ void run_experts(kvk_ep_plan_t plan, uint32_t rank, kvk_ep_gpu_rows_t rows, kvk_bf16_t *outputs)
+{
+	const uint32_t *first = (const uint32_t *)rows.first, *record = (const uint32_t *)rows.record;
+	const uint32_t n = first[plan.rank_experts], hidden = plan.shape.hidden;
+
+	for (uint32_t row = blockIdx.x; row < n; row += gridDim.x) {
+		const uint32_t own = record[row] - rows.own_first;
+		const kvk_bf16_t *x = own < plan.shape.max_tokens ? (const kvk_bf16_t *)rows.own + (size_t)own * hidden
+								  : (const kvk_bf16_t *)rows.rows + (size_t)record[row] * hidden;
+		uint32_t e = 0;
+
+		while (first[e + 1] <= row) {
+			e++;
+		}
+		for (uint32_t h = threadIdx.x; h < hidden; h += blockDim.x) {
+			const float y = __fmul_rn(__uint_as_float((uint32_t)x[h] << 16), factor(rank * plan.rank_experts + e));
+			const uint32_t bits = __float_as_uint(y);
+
+			outputs[(size_t)row * hidden + h] = (kvk_bf16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+		}
+	}
+}
+
+// The twin does the same in turns.
+struct twins_t {
+	kvk_ep_plan_t plan;
+	std::vector<std::unique_ptr<uint64_t[]>> memory;
+	std::vector<void *> heaps;
+	std::vector<kvk_ep_rank_t *> ranks;
+	std::vector<kvk_ep_rows_t> rows;
+	std::vector<rows_t> out;
+
+	explicit twins_t(const kvk_ep_plan_t &p) : plan(p), ranks(p.shape.ranks), rows(p.shape.ranks), out(p.shape.ranks)
+	{
+		for (uint32_t r = 0; r < plan.shape.ranks; r++) {
+			memory.emplace_back(new uint64_t[plan.heap_bytes / 8 + 1]());
+			heaps.push_back(memory.back().get());
+		}
+		const kvk_ep_link_t link = kvk_ep_memory_link(heaps.data());
+		for (uint32_t r = 0; r < plan.shape.ranks; r++) {
+			must_kv(kvk_ep_open(&kv_env_posix, &plan, r, heaps[r], &link, &ranks[r]));
+		}
+	}
+	~twins_t()
+	{
+		for (kvk_ep_rank_t *rank : ranks) {
+			kvk_ep_close(rank);
+		}
+	}
+	void dispatch(const std::vector<batch_t> &batches, uint64_t *p_number)
+	{
+		for (uint32_t r = 0; r < plan.shape.ranks; r++) {
+			const batch_t &b = batches[r];
+			const kvk_ep_tokens_t tokens = {b.n, 0, b.rows.data(), b.experts.data(), b.weights.data()};
+
+			must_kv(kvk_ep_dispatch_send(ranks[r], &tokens, p_number));
+		}
+		for (uint32_t r = 0; r < plan.shape.ranks; r++) {
+			must_kv(kvk_ep_dispatch_recv(ranks[r], *p_number, 0, &rows[r]));
+		}
+	}
+	void combine(const std::vector<batch_t> &batches, uint64_t number)
+	{
+		for (uint32_t r = 0; r < plan.shape.ranks; r++) {
+			rows_t outputs((size_t)rows[r].n * plan.shape.hidden + 1);
+
+			for (uint32_t e = 0; e < plan.rank_experts; e++) {
+				for (uint32_t i = rows[r].first[e]; i < rows[r].first[e + 1]; i++) {
+					const kvk_bf16_t *x = kvk_ep_row(&plan, &rows[r], i);
+
+					for (uint32_t h = 0; h < plan.shape.hidden; h++) {
+						outputs[(size_t)i * plan.shape.hidden + h] =
+							kvk_bf16_round(kvk_bf16_to_float(x[h]) * factor(r * plan.rank_experts + e));
+					}
+				}
+			}
+			must_kv(kvk_ep_combine_send(ranks[r], number, outputs.data()));
+		}
+		for (uint32_t r = 0; r < plan.shape.ranks; r++) {
+			out[r].assign((size_t)batches[r].n * plan.shape.hidden + 1, 0);
+			must_kv(kvk_ep_combine_recv(ranks[r], number, 0, out[r].data()));
+		}
+	}
+};
+
+static void must_equal(const void *expected, const void *device, size_t bytes, const char *what)
+{
+	std::vector<uint8_t> seen(bytes);
+
+	CU(cudaMemcpy(seen.data(), device, bytes, cudaMemcpyDefault));
+	for (size_t i = 0; i < bytes; i++) {
+		if (seen[i] != ((const uint8_t *)expected)[i]) {
+			printf("gpu_ep: %s differs from the twin's at byte %zu of %zu\n", what, i, bytes);
+			exit(1);
+		}
+	}
+}
+
+static void send_batch(group_t &g, uint32_t r, uint32_t slot, const batch_t &b)
+{
+	rank_t &rank = g.ranks[r];
+	uint64_t number;
+
+	on(rank.device);
+	rank.tokens = b.n;
+	const kvk_ep_tokens_t tokens = tokens_of(g, rank, slot);
+	CU(cudaMemcpyAsync((void *)tokens.rows, b.rows.data(), b.rows.size() * 2, cudaMemcpyDefault, rank.stream));
+	CU(cudaMemcpyAsync((void *)tokens.experts, b.experts.data(), b.experts.size() * 4, cudaMemcpyDefault, rank.stream));
+	CU(cudaMemcpyAsync((void *)tokens.weights, b.weights.data(), b.weights.size() * 4, cudaMemcpyDefault, rank.stream));
+	must_kv(kvk_ep_gpu_dispatch_send(rank.ep, &tokens, (kvk_cu_stream_t)rank.stream, &number));
+}
+
+static void wait_for_all(group_t &g)
+{
+	for (rank_t &rank : g.ranks) {
+		on(rank.device);
+		CU(cudaStreamSynchronize(rank.stream));
+	}
+}
+
+// Two numbers in flight: both are sent before the first is received.
+static void check_pair(group_t &g, twins_t &twins, uint64_t first)
+{
+	const kvk_ep_shape_t &s = g.plan.shape;
+	std::vector<batch_t> batches[2];
+	std::vector<kvk_ep_gpu_rows_t> rows(s.ranks);
+
+	for (uint32_t slot = 0; slot < 2; slot++) {
+		const routing how = (routing)below(ROUTINGS);
+
+		for (uint32_t r = 0; r < s.ranks; r++) {
+			batches[slot].push_back(make_batch(s, r, how));
+			send_batch(g, r, slot, batches[slot][r]);
+		}
+	}
+	for (uint32_t slot = 0; slot < 2; slot++) {
+		uint64_t number = 0;
+
+		for (uint32_t r = 0; r < s.ranks; r++) {
+			must_kv(kvk_ep_gpu_dispatch_recv(g.ranks[r].ep, first + slot, (kvk_cu_stream_t)g.ranks[r].stream, &rows[r]));
+		}
+		wait_for_all(g);
+		twins.dispatch(batches[slot], &number);
+		for (uint32_t r = 0; r < s.ranks; r++) {
+			rank_t &rank = g.ranks[r];
+
+			must_equal(twins.rows[r].first, (const void *)rows[r].first, (g.plan.rank_experts + 1) * 4, "the first row of each expert");
+			must_equal(twins.rows[r].record, (const void *)rows[r].record, twins.rows[r].n * 4u, "the record of each row");
+			on(rank.device);
+			run_experts<<<64, 128, 0, rank.stream>>>(g.plan, r, rows[r], rank.outputs);
+			must_kv(kvk_ep_gpu_reduce(rank.ep, first + slot, (kvk_cu_ptr_t)rank.outputs, (kvk_cu_stream_t)rank.stream));
+			must_kv(kvk_ep_gpu_combine_send(rank.ep, first + slot, (kvk_cu_stream_t)rank.stream));
+		}
+		for (uint32_t r = 0; r < s.ranks; r++) {
+			must_kv(kvk_ep_gpu_combine_recv(g.ranks[r].ep, first + slot, (kvk_cu_ptr_t)g.ranks[r].out,
+							(kvk_cu_stream_t)g.ranks[r].stream));
+		}
+		wait_for_all(g);
+		twins.combine(batches[slot], number);
+		for (uint32_t r = 0; r < s.ranks; r++) {
+			must_equal(twins.out[r].data(), g.ranks[r].out, batches[slot][r].rows.size() * 2, "a combined row");
+		}
+	}
+}
+
+static void check_group(const kvk_ep_shape_t &shape, uint32_t pairs)
+{
+	group_t g(shape, 2, below(3) ? 8 : 1 + below(16));
+	twins_t twins(g.plan);
+
+	for (uint32_t pair = 0; pair < pairs; pair++) {
+		check_pair(g, twins, 1 + 2 * pair);
+	}
+	for (uint32_t r = 0; r < shape.ranks; r++) {
+		const kvk_ep_stats_t stats = kvk_ep_get_stats(twins.ranks[r]);
+		kvk_ep_gpu_report_t report;
+
+		must_kv(kvk_ep_gpu_check(g.ranks[r].ep, &report));
+		if (stats.dispatch_bytes != report.stats.dispatch_bytes || stats.combine_bytes != report.stats.combine_bytes) {
+			printf("gpu_ep: rank %u has sent %llu + %llu bytes, the twin %llu + %llu\n", r, (unsigned long long)report.stats.dispatch_bytes,
+			       (unsigned long long)report.stats.combine_bytes, (unsigned long long)stats.dispatch_bytes,
+			       (unsigned long long)stats.combine_bytes);
+			exit(1);
+		}
+	}
+}
+
+// A rank that never comes is named by all others, and nothing hangs.
+static void check_lost_rank()
+{
+	const kvk_ep_shape_t shape = {3, 6, 2, 64, 16, 3, 2};
+	group_t g(shape, 2, 2, 100000);
+	kvk_ep_gpu_rows_t rows;
+
+	for (uint32_t r = 0; r < 2; r++) {
+		send_batch(g, r, 0, make_batch(shape, r, RANDOM));
+		must_kv(kvk_ep_gpu_dispatch_recv(g.ranks[r].ep, 1, (kvk_cu_stream_t)g.ranks[r].stream, &rows));
+	}
+	wait_for_all(g);
+	for (uint32_t r = 0; r < 2; r++) {
+		kvk_ep_gpu_report_t report;
+
+		if (kvk_ep_gpu_check(g.ranks[r].ep, &report) != KV_ERR_TIMEOUT || report.lost != 4) {
+			printf("gpu_ep: rank %u names %x as lost, where rank 2 is\n", r, report.lost);
+			exit(1);
+		}
+	}
+}
+
+static bench_outcome_t run_right(int)
+{
+	const uint32_t groups = bench_quick() ? 12 : 60;
+	const uint64_t seed = bench_param_size("seed", 4711);
+	const char *why = open_devices();
+
+	if (why) {
+		return bench_skip("%s", why);
+	}
+	printf("# seed %llu\n", (unsigned long long)seed);
+	rng.seed(seed);
+	for (uint32_t i = 0; i < groups; i++) {
+		kvk_ep_shape_t s = {};
+
+		s.ranks = 1u << below(3);
+		s.groups = s.ranks << below(2);
+		s.experts = s.groups * (1 + below(20));
+		s.top_k = 1 + below(std::min(s.experts, 16u));
+		s.hidden = 8 * (1 + below(i % 5 == 0 ? 900 : 40));
+		s.max_tokens = 1 + below(i % 7 == 0 ? 700 : 90);
+		s.in_flight = 2 + below(2);
+		check_group(s, 3);
+	}
+	check_lost_rank();
+	printf("gpu_ep: %u groups of ranks, 6 dispatches each: index, sums and bytes are the twin's; a lost rank is named\n", groups);
+
+	return BENCH_DONE;
+}
+
+// ---- link ---------------------------------------------------------------------------------------
+
+static __global__ void hold_at(volatile int *gate)
+{
+	while (*gate == 0) {
+	}
+}
+
+#include "cuda/device/bulk.cuh"
+
+// Pieces of 4 KiB through a ring in shared memory: as fast as this many SMs copy.
+static __global__ void __launch_bounds__(256) copy_ring(uint8_t *to, const uint8_t *from, uint32_t pieces)
+{
+	enum { STAGES = 6, PIECE = 4096 };
+	extern __shared__ uint4 memory[];
+	__shared__ uint64_t full[8][STAGES];
+	const uint32_t warp = threadIdx.x / 32, step = gridDim.x * 8;
+	uint8_t *stages = (uint8_t *)memory + warp * STAGES * PIECE;
+	uint32_t loaded = 0, next = blockIdx.x * 8 + warp;
+
+	if (threadIdx.x % 32 != 0) {
+		return;
+	}
+	for (int i = 0; i < STAGES; i++) {
+		barrier_init(&full[warp][i], 1);
+	}
+	barrier_init_done();
+	uint32_t sent = 0;
+	for (uint32_t p = next; p < pieces; p += step) {
+		for (; next < pieces && loaded <= sent + STAGES / 2; next += step, loaded++) {
+			bulk_stores_read<(STAGES - 1) / 2>();
+			barrier_expect(&full[warp][loaded % STAGES], PIECE);
+			bulk_load(stages + loaded % STAGES * PIECE, (uint64_t)(from + (size_t)next * PIECE), PIECE, &full[warp][loaded % STAGES]);
+		}
+		barrier_wait(&full[warp][sent % STAGES], sent / STAGES % 2);
+		bulk_store((uint64_t)(to + (size_t)p * PIECE), stages + sent % STAGES * PIECE, PIECE);
+		sent++;
+	}
+	bulk_stores_done();
+}
+
+// From the opening of the gate to the end of the slower rank, seconds.
+static double together(group_t &g, const std::function<void(rank_t &)> &enqueue)
+{
+	double longest = 0;
+
+	*gate = 0;
+	for (rank_t &rank : g.ranks) {
+		on(rank.device);
+		hold_at<<<1, 1, 0, rank.stream>>>(gate);
+		CU(cudaEventRecord(rank.begin, rank.stream));
+		enqueue(rank);
+		CU(cudaEventRecord(rank.end, rank.stream));
+	}
+	*gate = 1;
+	for (rank_t &rank : g.ranks) {
+		float ms;
+
+		on(rank.device);
+		CU(cudaEventSynchronize(rank.end));
+		CU(cudaEventElapsedTime(&ms, rank.begin, rank.end));
+		longest = std::max(longest, ms / 1e3);
+	}
+
+	return longest;
+}
+
+static double median(std::vector<double> values)
+{
+	std::sort(values.begin(), values.end());
+
+	return values[values.size() / 2];
+}
+
+enum { PUSH, INDEX, REDUCE, RETURN, SUM, PARTS };
+typedef std::function<void(rank_t &)> part_t;
+
+static part_t part_of(const group_t &g, int part, uint64_t number)
+{
+	return [&g, part, number](rank_t &rank) {
+		const kvk_cu_stream_t stream = (kvk_cu_stream_t)rank.stream;
+		const kvk_ep_tokens_t tokens = tokens_of(g, rank, 0);
+		kvk_ep_gpu_rows_t rows;
+		uint64_t n;
+
+		must_kv(part == PUSH     ? kvk_ep_gpu_dispatch_send(rank.ep, &tokens, stream, &n)
+			: part == INDEX  ? kvk_ep_gpu_dispatch_recv(rank.ep, number, stream, &rows)
+			: part == REDUCE ? kvk_ep_gpu_reduce(rank.ep, number, (kvk_cu_ptr_t)rank.outputs, stream)
+			: part == RETURN ? kvk_ep_gpu_combine_send(rank.ep, number, stream)
+					 : kvk_ep_gpu_combine_recv(rank.ep, number, (kvk_cu_ptr_t)rank.out, stream));
+	};
+}
+
+static void fill(group_t &g)
+{
+	for (uint32_t r = 0; r < g.plan.shape.ranks; r++) {
+		rank_t &rank = g.ranks[r];
+		batch_t b;
+
+		do {
+			b = make_batch(g.plan.shape, r, RANDOM);
+		} while (b.n != g.plan.shape.max_tokens);
+		on(rank.device);
+		rank.tokens = b.n;
+		CU(cudaMemcpy(rank.rows, b.rows.data(), b.rows.size() * 2, cudaMemcpyDefault));
+		CU(cudaMemcpy(rank.experts, b.experts.data(), b.experts.size() * 4, cudaMemcpyDefault));
+		CU(cudaMemcpy(rank.weights, b.weights.data(), b.weights.size() * 4, cudaMemcpyDefault));
+		CU(cudaMemset(rank.outputs, 0x3f, (size_t)g.plan.max_rows * g.plan.row_bytes));
+	}
+}
+
+// Bytes that a rank sends in a dispatch and its combine, and that one reads of its own memory to reduce; of the larger.
+static uint64_t wire_bytes(group_t &g)
+{
+	uint64_t most = 0;
+
+	for (rank_t &rank : g.ranks) {
+		kvk_ep_gpu_report_t report;
+
+		must_kv(kvk_ep_gpu_check(rank.ep, &report));
+		most = std::max(most, report.stats.dispatch_bytes + report.stats.combine_bytes);
+	}
+
+	return most;
+}
+
+static void link_rows(uint32_t hidden, uint32_t sms)
+{
+	const kvk_ep_shape_t shape = {2, 128, 8, hidden, 4096, 2, 1};
+	const bool two = devices.size() > 1;
+	group_t g(shape, 1, sms);
+	std::vector<double> us[PARTS];
+	uint64_t number = 0;
+
+	for (const device_t &device : devices) {
+		on(device);
+		CU(cudaFuncSetAttribute(copy_ring, cudaFuncAttributeMaxDynamicSharedMemorySize, 8 * 6 * 4096));
+	}
+	fill(g);
+	const auto in_parts = [&] {
+		double moves = 0;
+
+		number++;
+		for (int part = 0; part < PARTS; part++) {
+			const double seconds = together(g, part_of(g, part, number));
+
+			us[part].push_back(seconds * 1e6);
+			moves += part == PUSH || part == RETURN ? seconds : 0;
+		}
+		return moves;
+	};
+	in_parts();
+	const uint64_t bytes = wire_bytes(g);
+	const uint32_t pieces = (uint32_t)(bytes / 4096);
+	std::vector<uint8_t *> from, to;
+	for (uint32_t r = 0; r < 2; r++) {
+		on(g.ranks[r].device);
+		from.push_back(device_array<uint8_t>(bytes));
+		to.push_back(device_array<uint8_t>(bytes));
+	}
+	if (two) {
+		for (int d = 0; d < 2; d++) {
+			CU(cudaSetDevice(d));
+			(void)cudaDeviceEnablePeerAccess(1 - d, 0);
+			(void)cudaGetLastError();
+		}
+	}
+	const auto rate = [&](double seconds) { return (double)bytes / seconds / 1e9; };
+	const side_t moves = [&] { return rate(in_parts()); };
+	const side_t whole = [&] {
+		number++;
+		return rate(together(g, [&](rank_t &rank) {
+			for (int part = 0; part < PARTS; part++) {
+				part_of(g, part, number)(rank);
+			}
+		}));
+	};
+	const side_t ring = [&] {
+		return rate(together(g, [&](rank_t &rank) {
+			const size_t r = (size_t)(&rank - g.ranks.data());
+
+			copy_ring<<<sms, 256, 8 * 6 * 4096, rank.stream>>>(to[1 - r], from[r], pieces);
+		}));
+	};
+	const side_t engines = [&] {
+		return rate(together(g, [&](rank_t &rank) {
+			const size_t r = (size_t)(&rank - g.ranks.data());
+
+			CU(cudaMemcpyPeerAsync(to[1 - r], g.ranks[1 - r].device.ordinal, from[r], rank.device.ordinal, (size_t)pieces * 4096, rank.stream));
+		}));
+	};
+	const std::string what = text("%s, H %u, %u SMs, 4,096 tokens a rank", two ? "NVLink" : "two ranks on one GPU", hidden, sms);
+
+	row(what + ": rows dispatched and returned", "GB/s", two ? "pairwise cudaMemcpyPeerAsync, both ways" : "bulk-copy ring, same bytes and SMs", 0.85, moves,
+	    two ? engines : ring);
+	row(what + ": with index, reduction and sums", "GB/s", "bulk-copy ring, same bytes and SMs", 0, whole, ring);
+	printf("# us, medians: push %.1f, wait and index %.1f, reduce %.1f, return %.1f, wait and sum %.1f; %.1f MB a rank\n", median(us[PUSH]), median(us[INDEX]),
+	       median(us[REDUCE]), median(us[RETURN]), median(us[SUM]), (double)bytes / 1e6);
+	for (uint32_t r = 0; r < 2; r++) {
+		CU(cudaFree(from[r]));
+		CU(cudaFree(to[r]));
+	}
+}
+
+static bench_outcome_t run_link(int)
+{
+	const char *why = open_devices();
+
+	if (why) {
+		return bench_skip("%s", why);
+	}
+	rng.seed(7);
+	for (const uint32_t hidden : {2048u, 7168u}) {
+		for (const uint32_t sms : {8u, 16u}) {
+			link_rows(hidden, sms);
+		}
+	}
+
+	return BENCH_DONE;
+}
+
+extern "C" const bench_t bench_list[] = {
+	{"right", run_right, 0, "dispatch and combine on GPUs, byte by byte", "the twin on the CPU", "equal"},
+	{"link", run_link, 0, "dispatch and combine of two ranks", "copies of the same bytes", "rows moved: ratio >= 0.85"},
+	{},
+};

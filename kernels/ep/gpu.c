@@ -1,0 +1,455 @@
+/* A rank on a GPU: its memory, and the kernels of each half. */
+#include "kvk/ep_gpu.h"
+
+#include "cuda/driver/context.h"
+#include "cuda/driver/image.h"
+#include "ep/device/args.h"
+
+#define FUNCTION_SHARED 8 /* attribute: shared memory a block may take */
+#define SMS             16u
+#define WIDE            4u /* blocks an SM */
+#define TIMEOUT_US      UINT64_C(10000000)
+#define LINE            128u
+#define STAGES          3u /* of a warp, at least, where there is room: one is filled, one is sent, one is read */
+
+enum { ROUTE, PUSH, WAIT, COUNT, PLACE, REDUCE, RETURN, SUM, KERNELS };
+
+static const char *const names[KERNELS] = {KVK_EP_ROUTE, KVK_EP_PUSH,   KVK_EP_WAIT,   KVK_EP_COUNT,
+					   KVK_EP_PLACE, KVK_EP_REDUCE, KVK_EP_RETURN, KVK_EP_SUM};
+
+struct kvk_ep_gpu {
+	kvk_gpu_t *gpu;
+	kvk_cu_module_t module;
+	kvk_cu_function_t kernels[KERNELS];
+	kvk_cu_ptr_t memory;    /* state, index, staged rows */
+	kvk_cu_stream_t stream; /* on which the state is read */
+	uint8_t *seen;          /* pinned: the state, and the reports of all ranks */
+	kvk_ep_args_t args;
+	uint32_t sms, wide;
+	uint64_t done[4]; /* halves that were enqueued */
+	uint64_t reduced;
+	kvk_cu_ptr_t own[KVK_EP_MAX_IN_FLIGHT]; /* rows of a slot's tokens */
+};
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+static size_t append(size_t *p_end, size_t bytes)
+{
+	const size_t at = (*p_end + LINE - 1) / LINE * LINE;
+
+	*p_end = at + bytes;
+
+	return at;
+}
+
+/* What a rank has beside its heap; offsets become addresses by `base`. */
+static size_t place(const kvk_ep_plan_t *plan, kvk_cu_ptr_t base, kvk_ep_args_t *args)
+{
+	const size_t records = (size_t)plan->shape.ranks * plan->shape.max_tokens;
+	size_t end = 0;
+
+	args->state = base + append(&end, sizeof(kvk_ep_state_t));
+	args->index = base + append(&end, plan->index_bytes);
+	args->masks = base + append(&end, plan->shape.max_tokens);
+	args->before = base + append(&end, (size_t)KVK_EP_INDEX_GRID * KVK_EP_WARPS * plan->rank_experts * 4u);
+	args->totals = base + append(&end, (size_t)KVK_EP_INDEX_GRID * plan->rank_experts * 4u);
+	args->staged = base + append(&end, records * (plan->shape.groups / plan->shape.ranks) * plan->row_bytes);
+
+	return end;
+}
+
+size_t kvk_ep_gpu_bytes(const kvk_ep_plan_t *plan)
+{
+	kvk_ep_args_t args;
+
+	return place(plan, 0, &args);
+}
+
+/* Shared memory of the kernels of the index. */
+static size_t index_shared(const kvk_ep_plan_t *plan)
+{
+	return ((size_t)(KVK_EP_WARPS + 1) * plan->rank_experts + 1u) * sizeof(uint32_t);
+}
+
+/* What a block of the push knows of its tokens: of 32 a base for each rank; of each a mask, and a byte a rank. */
+static size_t share_bytes(const kvk_ep_gpu_t *ep)
+{
+	const kvk_ep_shape_t *shape = &ep->args.plan.shape;
+	const size_t tokens = (shape->max_tokens + ep->sms - 1u) / ep->sms, groups = (tokens + 31u) / 32u;
+
+	return groups * (KVK_EP_MAX_RANKS * sizeof(uint32_t) + 32u * (1u + shape->ranks));
+}
+
+static kv_status_t size_stages(kvk_ep_gpu_t *ep)
+{
+	kvk_ep_args_t *args = &ep->args;
+	const kvk_ep_plan_t *plan = &args->plan;
+
+	const size_t share = share_bytes(ep), room = share < KVK_EP_SHARED ? KVK_EP_SHARED - share : 0;
+	uint32_t stages, warps;
+
+	args->stage_bytes = (uint32_t)((plan->row_bytes + LINE - 1) / LINE * LINE);
+	stages = (uint32_t)(room / args->stage_bytes);
+	warps = stages / STAGES;
+	args->ring_warps = warps == 0 ? 1 : warps < KVK_EP_WARPS ? warps : KVK_EP_WARPS;
+	stages /= args->ring_warps;
+	args->stages = stages < KVK_EP_MAX_STAGES ? stages : KVK_EP_MAX_STAGES;
+	if (args->stages == 0 || index_shared(plan) > KVK_EP_SHARED) {
+		return kvk_gpu_set_error(
+			KV_ERR_UNSUPPORTED,
+			"rows of %zu bytes, %u tokens and %u experts of a rank are more than a block of the GPU has room for",
+			plan->row_bytes, plan->shape.max_tokens, plan->rank_experts);
+	}
+
+	return KV_OK;
+}
+
+/* ---- open ------------------------------------------------------------------------------------ */
+
+static kv_status_t load_kernels(kvk_ep_gpu_t *ep)
+{
+	kvk_gpu_t *gpu = ep->gpu;
+	kv_status_t status = KV_OK;
+
+	if (!kvk_ep_image()) {
+		return kvk_gpu_set_error(KV_ERR_UNSUPPORTED, "this build has no GPU kernels");
+	}
+	if (!gpu->bulk[0]) {
+		return kvk_gpu_set_error(KV_ERR_UNSUPPORTED, "%s has no bulk copies", gpu->name);
+	}
+	status = KVK_GPU_CALL(gpu, module_load, &ep->module, kvk_ep_image());
+	ep->module = status == KV_OK ? ep->module : NULL;
+	for (int i = 0; i < KERNELS && status == KV_OK; i++) {
+		status = KVK_GPU_CALL(gpu, module_function, &ep->kernels[i], ep->module, names[i]);
+		if (status == KV_OK && i != WAIT) {
+			status = KVK_GPU_CALL(gpu, function_attribute, ep->kernels[i], FUNCTION_SHARED,
+					      (int)KVK_EP_SHARED);
+		}
+	}
+
+	return status;
+}
+
+static size_t seen_bytes(const kvk_ep_plan_t *plan)
+{
+	return sizeof(kvk_ep_state_t) + (size_t)plan->shape.ranks * 64u;
+}
+
+/* In the context. */
+static kv_status_t take_memory(kvk_ep_gpu_t *ep)
+{
+	static const size_t needed[] = {offsetof(kvk_cuda_ops_t, mem_set), offsetof(kvk_cuda_ops_t, context_wait)};
+	kvk_gpu_t *gpu = ep->gpu;
+	const kvk_ep_plan_t *plan = &ep->args.plan;
+	kv_status_t status = kvk_cuda_require(gpu->cuda, needed, KV_COUNT_OF(needed));
+
+	if (status == KV_OK) {
+		status = KVK_GPU_CALL(gpu, mem_alloc, &ep->memory, kvk_ep_gpu_bytes(plan));
+		ep->memory = status == KV_OK ? ep->memory : 0;
+	}
+	if (status == KV_OK) {
+		(void)place(plan, ep->memory, &ep->args);
+		status = KVK_GPU_CALL(gpu, mem_set, ep->memory, 0, kvk_ep_gpu_bytes(plan));
+	}
+	if (status == KV_OK) {
+		status = KVK_GPU_CALL(gpu, context_wait);
+	}
+	if (status == KV_OK) {
+		status = KVK_GPU_CALL(gpu, host_alloc, (void **)&ep->seen, seen_bytes(plan), KVK_CU_HOST_MAPPED);
+		ep->seen = status == KV_OK ? ep->seen : NULL;
+	}
+	if (status == KV_OK) {
+		status = KVK_GPU_CALL(gpu, stream_create, &ep->stream, KVK_CU_STREAM_OWN, KVK_CU_PRIORITY_HIGH);
+		ep->stream = status == KV_OK ? ep->stream : NULL;
+	}
+
+	return status;
+}
+
+/* In the context. */
+static kv_status_t open_parts(kvk_ep_gpu_t *ep)
+{
+	kv_status_t status = size_stages(ep);
+
+	if (status == KV_OK) {
+		status = load_kernels(ep);
+	}
+
+	return status == KV_OK ? take_memory(ep) : status;
+}
+
+kv_status_t kvk_ep_gpu_open(const kvk_ep_gpu_config_t *config, kvk_ep_gpu_t **p_ep)
+{
+	kvk_gpu_t *gpu = config->gpu;
+	kvk_ep_gpu_t *ep;
+	kv_status_t status;
+
+	if (config->rank >= config->plan->shape.ranks) {
+		return kvk_gpu_set_error(KV_ERR_ARG, "the plan has no rank %u", config->rank);
+	}
+	ep = kv_alloc(gpu->env, sizeof *ep);
+	if (!ep) {
+		return kvk_gpu_set_error(KV_ERR_NOMEM, "out of memory");
+	}
+	ep->gpu = gpu;
+	ep->sms = config->sms ? config->sms : SMS;
+	ep->wide = config->wide ? config->wide : WIDE * gpu->sms_all;
+	ep->args.plan = *config->plan;
+	ep->args.rank = config->rank;
+	ep->args.per_rank = kvk_ep_reciprocal(config->plan->rank_experts);
+	ep->args.per_group = kvk_ep_reciprocal(config->plan->group_experts);
+	ep->args.timeout_ns = (config->timeout_us ? config->timeout_us : TIMEOUT_US) * 1000u;
+	for (uint32_t r = 0; r < config->plan->shape.ranks; r++) {
+		ep->args.heaps[r] = config->heaps[r];
+	}
+	status = kvk_gpu_enter(gpu);
+	if (status == KV_OK) {
+		status = open_parts(ep);
+		kvk_gpu_leave(gpu);
+	}
+	if (status != KV_OK) {
+		kvk_ep_gpu_close(ep);
+		return status;
+	}
+	*p_ep = ep;
+
+	return KV_OK;
+}
+
+void kvk_ep_gpu_close(kvk_ep_gpu_t *ep)
+{
+	if (!ep) {
+		return;
+	}
+	if (kvk_gpu_enter(ep->gpu) == KV_OK) {
+		if (ep->stream) {
+			KVK_GPU_CALL(ep->gpu, stream_destroy, ep->stream);
+		}
+		if (ep->seen) {
+			KVK_GPU_CALL(ep->gpu, host_free, ep->seen);
+		}
+		if (ep->memory) {
+			KVK_GPU_CALL(ep->gpu, mem_free, ep->memory);
+		}
+		if (ep->module) {
+			KVK_GPU_CALL(ep->gpu, module_unload, ep->module);
+		}
+		kvk_gpu_leave(ep->gpu);
+	}
+	kv_free(ep->gpu->env, ep);
+}
+
+/* ---- the halves ------------------------------------------------------------------------------ */
+
+/* In the context. */
+static kv_status_t launch(kvk_ep_gpu_t *ep, int kernel, uint32_t grid, size_t shared_bytes, kvk_cu_stream_t stream)
+{
+	const unsigned threads = kernel == WAIT   ? 32u
+				 : kernel == PUSH ? KVK_EP_THREADS + 32u * KVK_EP_NOTE_WARPS
+						  : KVK_EP_THREADS;
+	void *params[] = {&ep->args};
+
+	return KVK_GPU_CALL(ep->gpu, launch, ep->kernels[kernel], grid, 1, 1, threads, 1, 1, (unsigned)shared_bytes,
+			    stream, params, NULL);
+}
+
+static kv_status_t wait_for(kvk_ep_gpu_t *ep, uint32_t kind, uint32_t half, kvk_cu_stream_t stream)
+{
+	ep->args.kind = kind;
+	ep->args.half = half;
+
+	return launch(ep, WAIT, 1, 0, stream);
+}
+
+static kv_status_t check_next(const kvk_ep_gpu_t *ep, uint32_t half, uint64_t number)
+{
+	return number == ep->done[half] + 1 && number <= ep->done[half - 1]
+		       ? KV_OK
+		       : kvk_gpu_set_error(KV_ERR_ARG, "number %llu is not the next", (unsigned long long)number);
+}
+
+/* Shared memory of a kernel that moves rows. */
+static size_t ring_bytes(const kvk_ep_gpu_t *ep)
+{
+	return (size_t)ep->args.ring_warps * ep->args.stages * ep->args.stage_bytes;
+}
+
+kv_status_t kvk_ep_gpu_dispatch_send(kvk_ep_gpu_t *ep, const kvk_ep_tokens_t *tokens, kvk_cu_stream_t stream,
+				     uint64_t *p_number)
+{
+	const uint64_t number = ep->done[KVK_EP_DISPATCH_SENT] + 1;
+	const kvk_ep_shape_t *shape = &ep->args.plan.shape;
+	kv_status_t status;
+
+	if (tokens->n > shape->max_tokens) {
+		return kvk_gpu_set_error(KV_ERR_ARG, "%u tokens are more than the plan's %u", tokens->n,
+					 shape->max_tokens);
+	}
+	if (!kvk_ep_may_send(number, ep->done[KVK_EP_COMBINE_RECEIVED], shape->in_flight)) {
+		return kvk_gpu_set_error(KV_ERR_BUSY, "%u dispatches wait for their combine", shape->in_flight);
+	}
+	status = kvk_gpu_enter(ep->gpu);
+	if (status != KV_OK) {
+		return status;
+	}
+	ep->args.tokens = (kvk_ep_device_tokens_t){.rows = (uintptr_t)tokens->rows,
+						   .experts = (uintptr_t)tokens->experts,
+						   .weights = (uintptr_t)tokens->weights,
+						   .n = tokens->n};
+	status = launch(ep, ROUTE, (shape->max_tokens + KVK_EP_THREADS - 1u) / KVK_EP_THREADS, 0, stream);
+	if (status == KV_OK) {
+		status = launch(ep, PUSH, ep->sms, ring_bytes(ep) + share_bytes(ep), stream);
+	}
+	kvk_gpu_leave(ep->gpu);
+	ep->done[KVK_EP_DISPATCH_SENT] += status == KV_OK;
+	ep->own[kvk_ep_slot(number, shape->in_flight)] = ep->args.tokens.rows;
+	*p_number = number;
+
+	return status;
+}
+
+kv_status_t kvk_ep_gpu_dispatch_recv(kvk_ep_gpu_t *ep, uint64_t number, kvk_cu_stream_t stream,
+				     kvk_ep_gpu_rows_t *p_rows)
+{
+	const kvk_ep_plan_t *plan = &ep->args.plan;
+	const uint32_t slot = kvk_ep_slot(number, plan->shape.in_flight);
+	kv_status_t status = check_next(ep, KVK_EP_DISPATCH_RECEIVED, number);
+
+	if (status == KV_OK) {
+		status = kvk_gpu_enter(ep->gpu);
+	}
+	if (status != KV_OK) {
+		return status;
+	}
+	status = wait_for(ep, KVK_EP_DISPATCH, KVK_EP_DISPATCH_RECEIVED, stream);
+	if (status == KV_OK) {
+		status = launch(ep, COUNT, KVK_EP_INDEX_GRID, index_shared(plan), stream);
+	}
+	if (status == KV_OK) {
+		status = launch(ep, PLACE, KVK_EP_INDEX_GRID, index_shared(plan), stream);
+	}
+	kvk_gpu_leave(ep->gpu);
+	ep->done[KVK_EP_DISPATCH_RECEIVED] += status == KV_OK;
+	p_rows->first = ep->args.index + slot * kvk_ep_slot_words(plan) * sizeof(uint32_t);
+	p_rows->record = p_rows->first + (plan->rank_experts + 1u) * sizeof(uint32_t);
+	p_rows->rows = ep->args.heaps[ep->args.rank] + kvk_ep_row_at(plan, number, 0);
+	p_rows->own = ep->own[slot];
+	p_rows->own_first = ep->args.rank * plan->shape.max_tokens;
+
+	return status;
+}
+
+kv_status_t kvk_ep_gpu_reduce(kvk_ep_gpu_t *ep, uint64_t number, kvk_cu_ptr_t outputs, kvk_cu_stream_t stream)
+{
+	kv_status_t status = number == ep->reduced + 1 ? check_next(ep, KVK_EP_COMBINE_SENT, number) : KV_ERR_ARG;
+
+	if (status == KV_OK) {
+		status = kvk_gpu_enter(ep->gpu);
+	}
+	if (status != KV_OK) {
+		return status;
+	}
+	ep->args.outputs = outputs;
+	status = launch(ep, REDUCE, ep->wide, 0, stream);
+	kvk_gpu_leave(ep->gpu);
+	ep->reduced += status == KV_OK;
+
+	return status;
+}
+
+kv_status_t kvk_ep_gpu_combine_send(kvk_ep_gpu_t *ep, uint64_t number, kvk_cu_stream_t stream)
+{
+	kv_status_t status = number == ep->reduced ? check_next(ep, KVK_EP_COMBINE_SENT, number) : KV_ERR_ARG;
+
+	if (status == KV_OK) {
+		status = kvk_gpu_enter(ep->gpu);
+	}
+	if (status != KV_OK) {
+		return status;
+	}
+	status = launch(ep, RETURN, ep->sms, ring_bytes(ep), stream);
+	kvk_gpu_leave(ep->gpu);
+	ep->done[KVK_EP_COMBINE_SENT] += status == KV_OK;
+
+	return status;
+}
+
+kv_status_t kvk_ep_gpu_combine_recv(kvk_ep_gpu_t *ep, uint64_t number, kvk_cu_ptr_t out, kvk_cu_stream_t stream)
+{
+	kv_status_t status = check_next(ep, KVK_EP_COMBINE_RECEIVED, number);
+
+	if (status == KV_OK) {
+		status = kvk_gpu_enter(ep->gpu);
+	}
+	if (status != KV_OK) {
+		return status;
+	}
+	ep->args.out = out;
+	status = wait_for(ep, KVK_EP_COMBINE, KVK_EP_COMBINE_RECEIVED, stream);
+	if (status == KV_OK) {
+		status = launch(ep, SUM, ep->wide, 0, stream);
+	}
+	kvk_gpu_leave(ep->gpu);
+	ep->done[KVK_EP_COMBINE_RECEIVED] += status == KV_OK;
+
+	return status;
+}
+
+/* ---- how far it has come --------------------------------------------------------------------- */
+
+/* In the context. */
+static kv_status_t read_back(kvk_ep_gpu_t *ep)
+{
+	const kvk_ep_plan_t *plan = &ep->args.plan;
+	const kvk_cu_ptr_t to = (uintptr_t)ep->seen, heap = ep->args.heaps[ep->args.rank];
+	kvk_cu_event_t event = NULL;
+	kv_status_t status = KVK_GPU_CALL(ep->gpu, copy_async, to, ep->args.state, sizeof(kvk_ep_state_t), ep->stream);
+
+	if (status == KV_OK) {
+		status = KVK_GPU_CALL(ep->gpu, copy_async, to + sizeof(kvk_ep_state_t), heap + plan->reports,
+				      (size_t)plan->shape.ranks * 64u, ep->stream);
+	}
+	if (status == KV_OK) {
+		status = KVK_GPU_CALL(ep->gpu, event_create, &event, KVK_CU_EVENT_NO_TIME);
+	}
+	if (status != KV_OK) {
+		return status;
+	}
+	status = KVK_GPU_CALL(ep->gpu, event_record, event, ep->stream);
+	if (status == KV_OK) {
+		status = KVK_GPU_CALL(ep->gpu, event_wait, event);
+	}
+	KVK_GPU_CALL(ep->gpu, event_destroy, event);
+
+	return status;
+}
+
+kv_status_t kvk_ep_gpu_check(kvk_ep_gpu_t *ep, kvk_ep_gpu_report_t *p_report)
+{
+	const uint32_t ranks = ep->args.plan.shape.ranks;
+	uint64_t reports[KVK_EP_MAX_RANKS];
+	kvk_ep_state_t state;
+	kv_status_t status = kvk_gpu_enter(ep->gpu);
+
+	if (status != KV_OK) {
+		return status;
+	}
+	status = read_back(ep);
+	kvk_gpu_leave(ep->gpu);
+	if (status != KV_OK) {
+		return status;
+	}
+	memcpy(&state, ep->seen, sizeof state);
+	for (uint32_t r = 0; r < ranks; r++) {
+		memcpy(&reports[r], ep->seen + sizeof state + r * 64u, sizeof reports[r]);
+	}
+	*p_report = (kvk_ep_gpu_report_t){
+		.stats = {.dispatch_bytes = state.bytes[KVK_EP_DISPATCH], .combine_bytes = state.bytes[KVK_EP_COMBINE]},
+		.lost = kvk_ep_name_lost(reports, ranks),
+		.refused = state.refused};
+
+	return state.failed ? kvk_gpu_set_error(KV_ERR_TIMEOUT, "a rank has not come in time (bits %x)", p_report->lost)
+	       : state.refused > 0
+		       ? kvk_gpu_set_error(KV_ERR_ARG, "%u experts that tokens name are not in the plan", state.refused)
+		       : KV_OK;
+}
