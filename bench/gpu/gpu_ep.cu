@@ -1,6 +1,7 @@
 // gpu_ep: dispatch and combine between ranks on GPUs (kvk/ep_gpu.h); a program of the harness (bench.h).
 //
-//   right   bytes, index and sums against the twin of kernels/ep, routings of all kinds; no row, a difference ends the program
+//   right   bytes, index and sums against the twin of kernels/ep, with routings of all kinds; a difference ends the
+//           program
 //   link    the transport of two ranks at once, against copies of the same bytes
 // With two GPUs each rank has its own; with one both lie on it. Exit status 77: there is no GPU.
 #include "gpu_copy.h"

@@ -77,7 +77,7 @@ static size_t share_bytes(const kvk_ep_gpu_t *ep)
 	const kvk_ep_shape_t *shape = &ep->args.plan.shape;
 	const size_t tokens = (shape->max_tokens + ep->sms - 1u) / ep->sms, groups = (tokens + 31u) / 32u;
 
-	return groups * (KVK_EP_MAX_RANKS * sizeof(uint32_t) + 32u * (1u + shape->ranks));
+	return groups * (KVK_EP_MAX_RANKS * sizeof(uint32_t) + 32u * (size_t)(1u + shape->ranks));
 }
 
 static kv_status_t size_stages(kvk_ep_gpu_t *ep)
@@ -441,7 +441,7 @@ kv_status_t kvk_ep_gpu_check(kvk_ep_gpu_t *ep, kvk_ep_gpu_report_t *p_report)
 	}
 	memcpy(&state, ep->seen, sizeof state);
 	for (uint32_t r = 0; r < ranks; r++) {
-		memcpy(&reports[r], ep->seen + sizeof state + r * 64u, sizeof reports[r]);
+		memcpy(&reports[r], ep->seen + sizeof state + (size_t)r * 64u, sizeof reports[r]);
 	}
 	*p_report = (kvk_ep_gpu_report_t){
 		.stats = {.dispatch_bytes = state.bytes[KVK_EP_DISPATCH], .combine_bytes = state.bytes[KVK_EP_COMBINE]},

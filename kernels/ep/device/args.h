@@ -6,14 +6,14 @@
 
 #define KVK_EP_THREADS    256u
 #define KVK_EP_WARPS      (KVK_EP_THREADS / 32u)
-#define KVK_EP_NOTE_WARPS 2u             /* more, of the push: they send notes while the others send rows */
-#define KVK_EP_INDEX_GRID 32u            /* blocks that build the index */
-#define KVK_EP_SHARED     (200u << 10)   /* bytes of shared memory that a transport block may use */
-#define KVK_EP_MAX_STAGES 8u             /* of a warp */
-#define KVK_EP_ROUTE      "kvk_ep_route" /* dispatch, send: the ranks that each token goes to */
-#define KVK_EP_PUSH       "kvk_ep_push"  /* and the tokens there */
-#define KVK_EP_WAIT       "kvk_ep_wait"  /* receive: until all ranks have released the number */
-#define KVK_EP_COUNT      "kvk_ep_count" /* dispatch, receive: rows of each expert, a warp's share of the records each */
+#define KVK_EP_NOTE_WARPS 2u              /* more, of the push: they send notes while the others send rows */
+#define KVK_EP_INDEX_GRID 32u             /* blocks that build the index */
+#define KVK_EP_SHARED     (200u << 10)    /* bytes of shared memory that a transport block may use */
+#define KVK_EP_MAX_STAGES 8u              /* of a warp */
+#define KVK_EP_ROUTE      "kvk_ep_route"  /* dispatch, send: the ranks that each token goes to */
+#define KVK_EP_PUSH       "kvk_ep_push"   /* and the tokens there */
+#define KVK_EP_WAIT       "kvk_ep_wait"   /* receive: until all ranks have released the number */
+#define KVK_EP_COUNT      "kvk_ep_count"  /* dispatch, receive: rows of each expert in a warp's records */
 #define KVK_EP_PLACE      "kvk_ep_place"  /* and where each row goes */
 #define KVK_EP_REDUCE     "kvk_ep_reduce" /* combine, send: what the experts made of each record, a row a group */
 #define KVK_EP_RETURN     "kvk_ep_return" /* and to the owners */

@@ -20,7 +20,8 @@ extern "C" {
 #define TOGETHER 4u /* vectors that a lane has on their way */
 #define NOTES 6u /* words of notes */
 
-extern __shared__ __align__(128) uint4 shared[]; /* 128: a stage that begins elsewhere takes the copy engine twice as long */
+/* 128: a stage that begins elsewhere takes the copy engine twice as long. */
+extern __shared__ __align__(128) uint4 shared[];
 
 static __device__ __forceinline__ kvk_ep_state_t *state_of(const kvk_ep_args_t &a)
 {
@@ -103,7 +104,8 @@ static __device__ void end_send(const kvk_ep_args_t &a, uint32_t kind, uint32_t 
 	}
 }
 
-/* One warp. Ranks whose flag is behind are named to all ranks when the time is up, or when another one has named some. */
+/* One warp. Ranks whose flag is behind are named to all ranks when the time is up, or when another one has named
+ * some. */
 extern "C" __global__ void kvk_ep_wait(const __grid_constant__ kvk_ep_args_t a)
 {
 	const uint32_t lane = threadIdx.x, ranks = a.plan.shape.ranks;
@@ -364,7 +366,8 @@ static __device__ void send_notes_of(const kvk_ep_args_t &a, const share &s, uin
 	}
 }
 
-/* By the warps that move no rows: the notes of 32 tokens to each rank, word by word. Those of one rank lie behind each other there. */
+/* By the warps that move no rows: the notes of 32 tokens to each rank, word by word. Those of one rank lie behind each
+ * other there. */
 static __device__ void send_notes(const kvk_ep_args_t &a, uint64_t number, const share &s)
 {
 	const uint32_t lane = threadIdx.x % LANES;
@@ -625,7 +628,8 @@ static __device__ void find_rows(const kvk_ep_args_t &a, uint32_t *first, uint32
 	__syncthreads();
 }
 
-/* The lane's expert here, and its record, of as many records from `at` on as lanes have experts for; rank_experts: none. */
+/* The lane's expert here, and its record, of as many records from `at` on as lanes have experts for. rank_experts:
+ * none. */
 static __device__ __forceinline__ uint32_t read_expert(const kvk_ep_args_t &a, const records &s, uint32_t at, uint32_t end, uint32_t *p_record)
 {
 	const uint32_t lane = threadIdx.x % LANES, top_k = a.plan.shape.top_k, item = at + lane / top_k;

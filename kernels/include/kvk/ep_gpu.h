@@ -1,5 +1,5 @@
-/* kvk/ep_gpu.h -- a rank of expert-parallel dispatch and combine (kvk/ep.h) on a GPU, over stores to the memory of other
- * ranks: on the same device, or a peer's over NVLink.
+/* kvk/ep_gpu.h -- a rank of expert-parallel dispatch and combine (kvk/ep.h) on a GPU, over stores to the memory of
+ * other ranks: on the same device, or a peer's over NVLink.
  *
  * The four halves are enqueued on streams, in the order and with the numbers of kvk/ep.h, and make its bytes: rows,
  * index, sums. Between a send and its receive the transport holds no SM. A combine's send has two parts: the reduction,
@@ -33,8 +33,7 @@ typedef struct kvk_ep_gpu_config {
 size_t kvk_ep_gpu_bytes(const kvk_ep_plan_t *plan);
 
 /* KV_ERR_UNSUPPORTED: no kernels in this build or for this device, or rows, tokens or experts for which a block has
- * no room
- * (kvk_gpu_last_error()); KV_ERR_ARG: no such rank; KV_ERR_NOMEM; KV_ERR_IO. */
+ * no room (kvk_gpu_last_error()); KV_ERR_ARG: no such rank; KV_ERR_NOMEM; KV_ERR_IO. */
 kv_status_t kvk_ep_gpu_open(const kvk_ep_gpu_config_t *config, kvk_ep_gpu_t **p_ep);
 /* All that was enqueued must have ended. NULL is nothing. */
 void kvk_ep_gpu_close(kvk_ep_gpu_t *ep);
@@ -45,9 +44,9 @@ typedef struct kvk_ep_gpu_rows {
 	uint32_t own_first;
 } kvk_ep_gpu_rows_t;
 
-/* `tokens`: pointers of the device, borrowed until the combine has been received. Rows are at multiples of 16. An expert
- * that there is not is left out, and counted (kvk_ep_gpu_check()). KV_ERR_ARG: too many tokens, or not the next number
- * of its half; KV_ERR_BUSY as in kvk/ep.h; KV_ERR_IO: the driver refuses, and the rank is of no further use. */
+/* `tokens`: pointers of the device, borrowed until the combine has been received. Rows are at multiples of 16. An
+ * expert that there is not is left out, and counted (kvk_ep_gpu_check()). KV_ERR_ARG: too many tokens, or not the next
+ * number of its half; KV_ERR_BUSY as in kvk/ep.h; KV_ERR_IO: the driver refuses, and the rank is of no further use. */
 kv_status_t kvk_ep_gpu_dispatch_send(kvk_ep_gpu_t *ep, const kvk_ep_tokens_t *tokens, kvk_cu_stream_t stream,
 				     uint64_t *p_number);
 kv_status_t kvk_ep_gpu_dispatch_recv(kvk_ep_gpu_t *ep, uint64_t number, kvk_cu_stream_t stream,
