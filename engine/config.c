@@ -14,6 +14,7 @@ const kve_config_t kve_config_demo = {
 	.block_tokens = 16,
 	.max_tokens = 4096,
 	.rope_theta = 10000,
+	.norm_eps = 1e-5f,
 	.seed = 1,
 };
 
@@ -28,6 +29,7 @@ const kve_config_t kve_config_tiny = {
 	.block_tokens = 16,
 	.max_tokens = 1024,
 	.rope_theta = 10000,
+	.norm_eps = 1e-5f,
 	.seed = 7,
 };
 
@@ -42,6 +44,7 @@ const kve_config_t kve_config_moe = {
 	.block_tokens = 16,
 	.max_tokens = 4096,
 	.rope_theta = 10000,
+	.norm_eps = 1e-5f,
 	.seed = 1,
 	.qk_norm = 1,
 	.experts = 32,
@@ -102,6 +105,9 @@ static const char *complaint(const kve_config_t *c)
 	}
 	if (c->rope_theta < 2) {
 		return "rope_theta is below 2";
+	}
+	if (!(c->norm_eps > 0.0f && c->norm_eps <= 0.01f)) {
+		return "norm_eps is not above 0 and up to 0.01";
 	}
 
 	return c->experts ? find_fault_of_experts(c) : NULL;

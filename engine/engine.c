@@ -6,6 +6,26 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Its place among the ranks; one that is alone makes a group of its own. */
+static kv_status_t create_rank(kve_engine_t *engine)
+{
+	const kve_group_config_t alone = {.model = &engine->config.model};
+	kve_group_t *group = engine->config.group;
+
+	if (!group) {
+		const kv_status_t status = kve_group_create(&alone, &engine->own_group);
+
+		if (status != KV_OK) {
+			return status;
+		}
+		group = engine->own_group;
+		engine->config.rank = 0;
+	}
+	engine->config.model = *kve_group_model(group);
+
+	return kve_rank_create(group, engine->config.rank, &engine->rank);
+}
+
 kv_status_t kve_engine_create(const kve_engine_config_t *config, kve_engine_t **p_engine)
 {
 	kve_engine_t *engine;
@@ -20,9 +40,9 @@ kv_status_t kve_engine_create(const kve_engine_config_t *config, kve_engine_t **
 	}
 
 	engine->config = *config;
-	status = kve_model_create(&config->model, config->expert_ranks, &engine->model);
+	status = create_rank(engine);
 	if (status == KV_OK) {
-		status = kve_cache_init_ranks(&engine->cache, &config->model, config->cache_blocks,
+		status = kve_cache_init_ranks(&engine->cache, &engine->config.model, config->cache_blocks,
 					      config->ranks ? config->ranks : 1);
 	}
 	if (status == KV_OK && config->store) {
@@ -55,7 +75,8 @@ void kve_engine_destroy(kve_engine_t *engine)
 	}
 	kvx_detach(engine->kvx);
 	kve_cache_fini(&engine->cache);
-	kve_model_destroy(engine->model);
+	kve_rank_destroy(engine->rank);
+	kve_group_destroy(engine->own_group);
 	free(engine);
 }
 
@@ -121,6 +142,7 @@ typedef struct batch {
 	kve_job_t *jobs[KVE_MAX_ROWS];
 	uint32_t n;
 	uint32_t rows;
+	int prefill; /* the prompt of a request is among them */
 } batch_t;
 
 /* As many tokens of a request as there are rows left. */
@@ -141,33 +163,38 @@ static void add_to_batch(batch_t *batch, kve_job_t *job)
 		.blocks = job->blocks,
 		.logits = n == left ? job->logits : NULL,
 	};
+	batch->prefill |= r->state == KVE_PREFILL;
 	batch->jobs[batch->n++] = job;
 	batch->rows += n;
 }
 
 /* Decodes go first, a token each; the rows that are left go to prefill, in order of arrival. */
-static void compute(kve_engine_t *engine)
+static void fill_batch(const kve_engine_t *engine, batch_t *batch)
 {
 	static const kve_state_t order[] = {KVE_DECODE, KVE_PREFILL};
-	batch_t batch = {.n = 0};
-	kv_status_t status;
 
+	batch->n = batch->rows = 0;
+	batch->prefill = 0;
 	for (size_t i = 0; i < KV_COUNT_OF(order); i++) {
 		for (kve_job_t *job = engine->jobs; job; job = job->next) {
 			if (job->request.state == order[i]) {
-				add_to_batch(&batch, job);
+				add_to_batch(batch, job);
 			}
 		}
 	}
-	if (batch.n == 0) {
-		return;
+}
+
+/* dbo: what all ranks have agreed on; NULL: it is alone. */
+static kv_status_t compute(kve_engine_t *engine, const batch_t *batch, const kve_dbo_step_t *dbo)
+{
+	const kv_status_t status = kve_rank_forward(engine->rank, &engine->cache, batch->spans, batch->n, dbo);
+
+	kv_assert(status == KV_OK || status == KV_ERR_TIMEOUT);
+	for (uint32_t i = 0; i < batch->n && status == KV_OK; i++) {
+		kve_job_computed(engine, batch->jobs[i], batch->spans[i].n);
 	}
 
-	status = kve_model_forward(engine->model, &engine->cache, batch.spans, batch.n);
-	kv_assert(status == KV_OK);
-	for (uint32_t i = 0; i < batch.n; i++) {
-		kve_job_computed(engine, batch.jobs[i], batch.spans[i].n);
-	}
+	return status;
 }
 
 /* Everything but computing. Returns requests that could compute now. */
@@ -212,17 +239,73 @@ static uint32_t sweep_jobs(kve_engine_t *engine)
 	return unfinished;
 }
 
-uint32_t kve_engine_step(kve_engine_t *engine)
+/* Loads, saves and admission: what comes before a step. Returns requests that are not DONE. */
+static uint32_t prepare_step(kve_engine_t *engine)
 {
-	uint32_t computable = advance_jobs(engine);
+	const uint32_t computable = advance_jobs(engine);
+	uint32_t unfinished = 0;
 
 	if (engine->kvx) {
-		(void)kvx_poll(engine->kvx, computable ? 0 : 1);
+		(void)kvx_poll(engine->kvx, computable || engine->is_computing ? 0 : 1);
 		(void)advance_jobs(engine);
 	}
-	compute(engine);
+	for (const kve_job_t *job = engine->jobs; job; job = job->next) {
+		unfinished += job->request.state != KVE_DONE;
+	}
+
+	return unfinished;
+}
+
+uint32_t kve_engine_step(kve_engine_t *engine)
+{
+	batch_t batch;
+
+	kv_assert(engine->own_group);
+	(void)prepare_step(engine);
+	fill_batch(engine, &batch);
+	if (batch.n > 0) {
+		(void)compute(engine, &batch, NULL); /* nobody is waited for */
+	}
 
 	return sweep_jobs(engine);
+}
+
+kv_status_t kve_engine_step_together(kve_engine_t *engine, uint32_t *p_unfinished)
+{
+	kve_step_count_t own = {.unfinished = prepare_step(engine)};
+	kv_status_t status;
+	kve_step_t step;
+	batch_t batch;
+
+	fill_batch(engine, &batch);
+	own.count = (kve_dbo_count_t){.tokens = batch.rows, .prefill = batch.prefill};
+	status = kve_rank_agree(engine->rank, &own, &step);
+	if (status != KV_OK) {
+		return status;
+	}
+	if (step.tokens > 0) {
+		status = compute(engine, &batch, &step.dbo);
+	}
+	engine->is_computing = step.tokens > 0;
+	(void)sweep_jobs(engine);
+	*p_unfinished = step.unfinished;
+
+	return status;
+}
+
+void kve_engine_abandon(kve_engine_t *engine)
+{
+	kve_rank_abandon(engine->rank);
+}
+
+uint32_t kve_engine_lost(const kve_engine_t *engine)
+{
+	return kve_rank_lost(engine->rank);
+}
+
+kve_rank_stats_t kve_engine_rank_stats(const kve_engine_t *engine)
+{
+	return kve_rank_stats(engine->rank);
 }
 
 uint32_t kve_engine_flush(kve_engine_t *engine, uint32_t timeout_ms)

@@ -25,13 +25,15 @@ struct kve_job {
 };
 
 struct kve_engine {
-	kve_engine_config_t config;
-	kve_model_t *model;
+	kve_engine_config_t config; /* its model is that of the group */
+	kve_group_t *own_group;     /* NULL: it has a group in common with others */
+	kve_rank_t *rank;
 	kve_cache_t cache;
 	kvx_t *kvx; /* NULL: no store */
 	kve_job_t *jobs;
 	uint64_t next_id;
 	uint32_t running; /* jobs between WAITING and DONE */
+	int is_computing; /* a rank had tokens in the last step */
 };
 
 /* Attach a connector for this engine's cache. */

@@ -36,6 +36,7 @@ kve_job_t *kve_job_create(kve_engine_t *engine, const kve_ask_t *ask)
 	job->handover = engine->kvx ? ask->handover : KVE_KEEP;
 	job->handover_ms = ask->handover_ms;
 	job->request.state = KVE_WAITING;
+	job->request.rank = engine->config.rank;
 	job->request.id = ++engine->next_id;
 	job->request.session = ask->session;
 	job->request.turn = ask->turn;

@@ -138,13 +138,15 @@ void kve_weights_fini(kve_weights_t *weights)
 
 void kve_weights_fingerprint(const kve_config_t *config, char out[KVE_FINGERPRINT_MAX])
 {
-	const int n = snprintf(out, KVE_FINGERPRINT_MAX, "kve1-seed%llu-v%u-w%u-l%u-q%u-kv%u-d%u-i%u-t%u",
-			       (unsigned long long)config->seed, config->vocab, config->hidden, config->layers,
-			       config->heads, config->kv_heads, config->head_dim, config->inner, config->rope_theta);
+	int n = snprintf(out, KVE_FINGERPRINT_MAX, "kve1-seed%llu-v%u-w%u-l%u-q%u-kv%u-d%u-i%u-t%u",
+			 (unsigned long long)config->seed, config->vocab, config->hidden, config->layers, config->heads,
+			 config->kv_heads, config->head_dim, config->inner, config->rope_theta);
 
 	if (config->qk_norm || config->experts) {
-		(void)snprintf(out + n, KVE_FINGERPRINT_MAX - (size_t)n, "-n%d-e%u-k%u-i%u-p%d-g%u", config->qk_norm,
-			       config->experts, config->top_k, config->expert_inner, config->norm_top_k,
-			       config->groups);
+		n += snprintf(out + n, KVE_FINGERPRINT_MAX - (size_t)n, "-n%d-e%u-k%u-i%u-p%d-g%u", config->qk_norm,
+			      config->experts, config->top_k, config->expert_inner, config->norm_top_k, config->groups);
+	}
+	if (config->norm_eps != kve_config_demo.norm_eps) {
+		(void)snprintf(out + n, KVE_FINGERPRINT_MAX - (size_t)n, "-r%a", (double)config->norm_eps);
 	}
 }

@@ -1,5 +1,5 @@
 # What the demo says of its runs, each a line of kve-chat --json.
-#   awk -v what=last|chart|verdict [-v block=#] -f demo-report.awk RESULTS        verdict: exit code 1 when nothing was found or an answer differs
+#   awk -v what=last|ranks|overlap|chart|verdict [-v block=#] -f demo-report.awk RESULTS        verdict: exit code 1 when nothing was found or an answer differs
 
 function field(name, at) {
 	at = index($0, "\"" name "\":")
@@ -20,6 +20,11 @@ END {
 	if (what == "last") {
 		printf "   first token after %.1f ms", ms[NR]
 		printf warm ? ", %.1f %% of the prompt tokens not computed again\n" : "\n", found
+	} else if (what == "ranks") {
+		if (field("dispatch_bytes"))
+			printf "   %.1f MB of rows between ranks, %d of %d steps in two microbatches\n", (field("dispatch_bytes") + field("combine_bytes")) / 1e6, field("dbo_steps"), field("seq_steps") + field("dbo_steps")
+	} else if (what == "overlap") {
+		exit !field("dbo_steps")
 	} else if (what == "chart") {
 		for (i = 1; i <= NR; i++) {
 			bar = ""

@@ -2,6 +2,8 @@
 #include "report.h"
 #include "workload.h"
 
+#include "kve/parallel.h"
+
 #include <getopt.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +22,8 @@ typedef struct options {
 	const char *reference;
 	const char *write_reference;
 	const kve_config_t *model;
-	uint32_t expert_ranks;
+	kve_config_t file; /* of --config */
+	kve_dbo_config_t parallel;
 	int no_cache;
 	int json;
 	int header;
@@ -32,7 +35,12 @@ static const char usage_text[] =
 	"  --socket PATH            kvd's socket (default $KVD_SOCKET, else /run/kvd/default.sock)\n"
 	"  --no-cache               compute everything, without kvd\n"
 	"  --model dense|moe        a dense model (the default), or one of experts\n"
-	"  --expert-ranks N         ranks that have the experts between them: 1, 2 or 4 (default 1)\n"
+	"  --config FILE            a model of this shape: a config.json of Qwen3 or Qwen3-MoE; weights come from its \"seed\"\n"
+	"  --data-parallel-size N   ranks with requests and caches of their own (default 1); conversations take turns\n"
+	"  --enable-expert-parallel  ranks have the experts between them; without it N is 1\n"
+	"  --enable-dbo             dual batch overlap: a step of two microbatches, one computes while the other's rows travel\n"
+	"  --dbo-decode-token-threshold N, --dbo-prefill-token-threshold N\n"
+	"                           least tokens of each rank for it, in steps that only decode (default 32), in others (512)\n"
 	"  --seed N --users N --branches N --turns N --systems N --system-tokens N --message-tokens N --new-tokens N\n"
 	"  --phase TEXT             name of this run in what is printed, at most 64 bytes\n"
 	"  --log FILE               append a JSON object a request\n"
@@ -45,7 +53,12 @@ enum {
 	OPT_SOCKET = 1,
 	OPT_NO_CACHE,
 	OPT_MODEL,
-	OPT_EXPERT_RANKS,
+	OPT_CONFIG,
+	OPT_DATA_PARALLEL_SIZE,
+	OPT_EXPERT_PARALLEL,
+	OPT_DBO,
+	OPT_DBO_DECODE,
+	OPT_DBO_PREFILL,
 	OPT_SEED,
 	OPT_USERS,
 	OPT_BRANCHES,
@@ -67,7 +80,12 @@ static const struct option long_options[] = {
 	{"socket", required_argument, NULL, OPT_SOCKET},
 	{"no-cache", no_argument, NULL, OPT_NO_CACHE},
 	{"model", required_argument, NULL, OPT_MODEL},
-	{"expert-ranks", required_argument, NULL, OPT_EXPERT_RANKS},
+	{"config", required_argument, NULL, OPT_CONFIG},
+	{"data-parallel-size", required_argument, NULL, OPT_DATA_PARALLEL_SIZE},
+	{"enable-expert-parallel", no_argument, NULL, OPT_EXPERT_PARALLEL},
+	{"enable-dbo", no_argument, NULL, OPT_DBO},
+	{"dbo-decode-token-threshold", required_argument, NULL, OPT_DBO_DECODE},
+	{"dbo-prefill-token-threshold", required_argument, NULL, OPT_DBO_PREFILL},
 	{"seed", required_argument, NULL, OPT_SEED},
 	{"users", required_argument, NULL, OPT_USERS},
 	{"branches", required_argument, NULL, OPT_BRANCHES},
@@ -101,9 +119,24 @@ static int parse_number(const char *text, uint32_t *p_value)
 	return 0;
 }
 
+static int read_config(options_t *o, const char *path)
+{
+	char why[KVE_CONFIG_WHY_MAX];
+
+	if (kve_config_read(path, &o->file, why) != KV_OK) {
+		fprintf(stderr, "kve-chat: %s: %s\n", path, why);
+		return -1;
+	}
+	o->model = &o->file;
+
+	return 0;
+}
+
 static int set_text(options_t *o, int code, const char *value)
 {
 	switch (code) {
+	case OPT_CONFIG:
+		return read_config(o, value);
 	case OPT_MODEL:
 		o->model = strcmp(value, "moe") == 0 ? &kve_config_moe : &kve_config_demo;
 		return strcmp(value, "moe") == 0 || strcmp(value, "dense") == 0 ? 0 : -1;
@@ -124,6 +157,12 @@ static int set_text(options_t *o, int code, const char *value)
 		return 0;
 	case OPT_NO_CACHE:
 		o->no_cache = 1;
+		return 0;
+	case OPT_EXPERT_PARALLEL:
+		o->parallel.expert_parallel = 1;
+		return 0;
+	case OPT_DBO:
+		o->parallel.enabled = 1;
 		return 0;
 	case OPT_HEADER:
 		o->header = 1;
@@ -147,8 +186,12 @@ static int set_option(options_t *o, int code, const char *value)
 		}
 		o->workload.seed = seed;
 		return 0;
-	case OPT_EXPERT_RANKS:
-		return parse_number(value, &o->expert_ranks);
+	case OPT_DATA_PARALLEL_SIZE:
+		return parse_number(value, &o->parallel.data_parallel);
+	case OPT_DBO_DECODE:
+		return parse_number(value, &o->parallel.decode_threshold);
+	case OPT_DBO_PREFILL:
+		return parse_number(value, &o->parallel.prefill_threshold);
 	case OPT_USERS:
 		return parse_number(value, &o->workload.users);
 	case OPT_BRANCHES:
@@ -168,19 +211,46 @@ static int set_option(options_t *o, int code, const char *value)
 	}
 }
 
+/* NULL: these ranks can share this model. */
+static const char *find_fault_of_ranks(const options_t *o)
+{
+	const kve_dbo_config_t *p = &o->parallel;
+
+	if (p->data_parallel == 0 || p->data_parallel > KVK_EP_MAX_RANKS) {
+		return "--data-parallel-size: 1 to 8";
+	}
+	if (p->data_parallel > 1 && !p->expert_parallel) {
+		return "--data-parallel-size above 1 needs --enable-expert-parallel";
+	}
+	if (p->expert_parallel && !o->model->experts) {
+		return "--enable-expert-parallel needs a model of experts: --model moe";
+	}
+	if (p->expert_parallel && o->model->groups % p->data_parallel != 0) {
+		return "--data-parallel-size does not divide the model's groups of experts";
+	}
+
+	return kve_dbo_check(p);
+}
+
 /* 0: go on; else the exit code plus one. */
 static int parse_options(int argc, char **argv, options_t *o)
 {
+	const char *fault;
 	int code;
 
-	*o = (options_t){.workload = workload_default, .phase = "chat", .model = &kve_config_demo};
+	*o = (options_t){.workload = workload_default,
+			 .phase = "chat",
+			 .model = &kve_config_demo,
+			 .parallel = {.data_parallel = 1,
+				      .decode_threshold = KVE_DBO_DECODE_THRESHOLD,
+				      .prefill_threshold = KVE_DBO_PREFILL_THRESHOLD}};
 	while ((code = getopt_long(argc, argv, "", long_options, NULL)) != -1) {
 		if (code == OPT_HELP) {
 			(void)fputs(usage_text, stdout);
 			return 1;
 		}
 		if (set_option(o, code, optarg) != 0) {
-			(void)fputs(usage_text, stderr);
+			(void)fputs(code == OPT_CONFIG ? "" : usage_text, stderr); /* that is said already */
 			return EXIT_USAGE + 1;
 		}
 	}
@@ -188,8 +258,9 @@ static int parse_options(int argc, char **argv, options_t *o)
 		(void)fputs(usage_text, stderr);
 		return EXIT_USAGE + 1;
 	}
-	if (o->expert_ranks > 1 && (!o->model->experts || o->model->groups % o->expert_ranks != 0)) {
-		(void)fputs("kve-chat: --expert-ranks: 1, 2 or 4, with --model moe\n", stderr);
+	fault = find_fault_of_ranks(o);
+	if (fault) {
+		fprintf(stderr, "kve-chat: %s\n", fault);
 		return EXIT_USAGE + 1;
 	}
 	o->workload.vocab = o->model->vocab;
@@ -198,11 +269,11 @@ static int parse_options(int argc, char **argv, options_t *o)
 	return 0;
 }
 
-/* One turn of one conversation, from prompt to last token. */
-static int run_turn(kve_engine_t *engine, workload_t *workload, uint32_t c, uint32_t t, report_t *report)
+/* A turn of conversation c. NULL: refused. */
+static kve_request_t *submit_turn(kve_parallel_t *ranks, workload_t *workload, uint32_t c, uint32_t t)
 {
 	conversation_t *talk = &workload->conversations[c];
-	kve_request_t *request;
+	kve_request_t *request = NULL;
 
 	workload_ask(workload, c, t);
 
@@ -213,25 +284,63 @@ static int run_turn(kve_engine_t *engine, workload_t *workload, uint32_t c, uint
 		.session = c + 1,
 		.turn = t + 1,
 	};
-	if (kve_engine_submit(engine, &ask, &request) != KV_OK) {
+
+	return kve_parallel_submit(ranks, &ask, &request) == KV_OK ? request : NULL;
+}
+
+/* Run what was submitted of a turn, and take the answers. */
+static int run_requests(kve_parallel_t *ranks, workload_t *workload, uint32_t t, kve_request_t **requests,
+			report_t *report)
+{
+	const kv_status_t status = kve_parallel_run(ranks);
+
+	if (status != KV_OK) {
+		fprintf(stderr, "kve-chat: %s (ranks, a bit each: %#x)\n", kv_status_text(status),
+			kve_engine_lost(kve_parallel_engine(ranks, 0)));
 		return -1;
 	}
-	while (request->state != KVE_DONE) {
-		(void)kve_engine_step(engine);
-	}
+	for (uint32_t c = 0; c < workload->count; c++) {
+		kve_request_t *r = requests[c];
 
-	report_request(report, request);
-	workload_answer(workload, c, t, request->tokens + request->n_prompt, request->n_tokens - request->n_prompt);
-	kve_engine_release(engine, request);
+		if (r) {
+			report_request(report, r);
+			workload_answer(workload, c, t, r->tokens + r->n_prompt, r->n_tokens - r->n_prompt);
+			kve_parallel_release(ranks, r);
+			requests[c] = NULL;
+		}
+	}
 
 	return 0;
 }
 
-/* All conversations, turn by turn, as if their users took turns. */
-static int run_chat(kve_engine_t *engine, const workload_options_t *options, report_t *report)
+/* All conversations, turn by turn: on one rank as if their users took turns, on several together. */
+static int run_turns(kve_parallel_t *ranks, workload_t *workload, kve_request_t **requests, report_t *report)
 {
+	const int together = kve_parallel_ranks(ranks) > 1;
+
+	for (uint32_t t = 0; t < workload->options.turns; t++) {
+		for (uint32_t c = 0; c < workload->count; c++) {
+			if (!workload_has(workload, c, t)) {
+				continue;
+			}
+			requests[c] = submit_turn(ranks, workload, c, t);
+			if (!requests[c] || (!together && run_requests(ranks, workload, t, requests, report) != 0)) {
+				return -1;
+			}
+		}
+		if (together && run_requests(ranks, workload, t, requests, report) != 0) {
+			return -1;
+		}
+	}
+
+	return 0;
+}
+
+static int run_chat(kve_parallel_t *ranks, const workload_options_t *options, report_t *report)
+{
+	kve_request_t **requests = NULL;
 	workload_t workload;
-	int rc = 0;
+	int rc = -1;
 
 	if (workload_init(&workload, options) != 0) {
 		fprintf(stderr,
@@ -240,13 +349,11 @@ static int run_chat(kve_engine_t *engine, const workload_options_t *options, rep
 			options->max_tokens, WORKLOAD_MAX_TURNS);
 		return -1;
 	}
-	for (uint32_t t = 0; t < options->turns && rc == 0; t++) {
-		for (uint32_t c = 0; c < workload.count && rc == 0; c++) {
-			if (workload_has(&workload, c, t)) {
-				rc = run_turn(engine, &workload, c, t, report);
-			}
-		}
+	requests = calloc(workload.count, sizeof(void *));
+	if (requests) {
+		rc = run_turns(ranks, &workload, requests, report);
 	}
+	free(requests);
 	workload_fini(&workload);
 
 	return rc;
@@ -283,18 +390,52 @@ static int close_file(FILE *file, const char *path)
 	return -1;
 }
 
-static void print_report(const options_t *o, report_t *report, kve_engine_t *engine)
+static kvx_stats_t sum_stats(kve_parallel_t *ranks)
 {
-	kvx_stats_t stats = {.struct_size = sizeof stats};
+	enum { COUNTS = (sizeof(kvx_stats_t) - offsetof(kvx_stats_t, loads)) / sizeof(uint64_t) };
+	kvx_stats_t sum = {.struct_size = sizeof sum};
 
-	if (kve_engine_store(engine)) {
-		kvx_get_stats(kve_engine_store(engine), &stats);
+	for (uint32_t r = 0; r < kve_parallel_ranks(ranks); r++) {
+		const kvx_t *store = kve_engine_store(kve_parallel_engine(ranks, r));
+		kvx_stats_t own = {.struct_size = sizeof own};
+		uint64_t *total = &sum.loads, *count = &own.loads;
+
+		if (store) {
+			kvx_get_stats(store, &own);
+		}
+		for (size_t i = 0; i < COUNTS; i++) {
+			total[i] += count[i];
+		}
 	}
+
+	return sum;
+}
+
+/* Bytes of all ranks; all take the same steps. */
+static kve_rank_stats_t sum_rank_stats(kve_parallel_t *ranks)
+{
+	kve_rank_stats_t sum = kve_engine_rank_stats(kve_parallel_engine(ranks, 0));
+
+	for (uint32_t r = 1; r < kve_parallel_ranks(ranks); r++) {
+		const kvk_ep_stats_t sent = kve_engine_rank_stats(kve_parallel_engine(ranks, r)).sent;
+
+		sum.sent.dispatch_bytes += sent.dispatch_bytes;
+		sum.sent.combine_bytes += sent.combine_bytes;
+	}
+
+	return sum;
+}
+
+static void print_report(const options_t *o, report_t *report, kve_parallel_t *ranks)
+{
+	const kvx_stats_t stats = sum_stats(ranks);
+	const kve_rank_stats_t rank_stats = sum_rank_stats(ranks);
+
 	if (o->header && !o->json) {
 		report_header(stdout);
 	}
 	if (o->json) {
-		report_json(report, &stats, stdout);
+		report_json(report, &stats, &rank_stats, stdout);
 	} else {
 		report_row(report, stdout);
 	}
@@ -302,31 +443,36 @@ static void print_report(const options_t *o, report_t *report, kve_engine_t *eng
 
 static int run(const options_t *o, report_t *report)
 {
-	const kve_engine_config_t config = {
-		.model = *o->model,
-		.expert_ranks = o->expert_ranks,
-		.cache_blocks = 512,
-		.max_running = 8,
-		.store = !o->no_cache,
-		.socket = o->socket,
-		.program = "kve-chat",
+	const kve_parallel_config_t config = {
+		.engine = {.model = *o->model,
+			   .cache_blocks = 512,
+			   .max_running = 8,
+			   .store = !o->no_cache,
+			   .socket = o->socket,
+			   .program = "kve-chat"},
+		.ranks = o->parallel.data_parallel,
+		.dbo = o->parallel,
 	};
-	kve_engine_t *engine;
+	kve_parallel_t *ranks;
+	uint32_t unsaved = 0;
 
-	if (kve_engine_create(&config, &engine) != KV_OK) {
+	if (kve_parallel_create(&config, &ranks) != KV_OK) {
 		(void)fputs("kve-chat: the engine cannot be created\n", stderr);
 		return EXIT_SETUP;
 	}
-	if (run_chat(engine, &o->workload, report) != 0) {
-		kve_engine_destroy(engine);
+	if (run_chat(ranks, &o->workload, report) != 0) {
+		kve_parallel_destroy(ranks);
 		return EXIT_USAGE;
 	}
-	if (kve_engine_flush(engine, FLUSH_MS) > 0) {
+	for (uint32_t r = 0; r < kve_parallel_ranks(ranks); r++) {
+		unsaved += kve_engine_flush(kve_parallel_engine(ranks, r), FLUSH_MS);
+	}
+	if (unsaved > 0) {
 		(void)fputs("kve-chat: some blocks could not be saved in time\n", stderr);
 	}
 	report_end(report);
-	print_report(o, report, engine);
-	kve_engine_destroy(engine);
+	print_report(o, report, ranks);
+	kve_parallel_destroy(ranks);
 
 	return report->different ? EXIT_DIFFERENT : 0;
 }

@@ -140,7 +140,7 @@ void report_row(report_t *r, FILE *out)
 	fprintf(out, "  %s\n", verdict(r));
 }
 
-void report_json(report_t *r, const kvx_stats_t *stats, FILE *out)
+void report_json(report_t *r, const kvx_stats_t *stats, const kve_rank_stats_t *ranks, FILE *out)
 {
 	fprintf(out,
 		"{\"phase\":%s,\"requests\":%u,\"prompt_tokens\":%" PRIu64 ",\"output_tokens\":%" PRIu64
@@ -150,6 +150,11 @@ void report_json(report_t *r, const kvx_stats_t *stats, FILE *out)
 		",\"ttft_cold_ns\":%" PRIu64 ",\"cold\":%u,\"ttft_warm_ns\":%" PRIu64
 		",\"warm\":%u,\"different\":%u,\"hash\":\"%016" PRIx64 "\"",
 		median(r->cold, r->n_cold), r->n_cold, median(r->warm, r->n_warm), r->n_warm, r->different, r->hash);
+	fprintf(out,
+		",\"seq_steps\":%" PRIu64 ",\"dbo_steps\":%" PRIu64 ",\"dispatch_bytes\":%" PRIu64
+		",\"combine_bytes\":%" PRIu64,
+		ranks->steps[KVE_OVERLAP_SEQ], ranks->steps[KVE_OVERLAP_DBO], ranks->sent.dispatch_bytes,
+		ranks->sent.combine_bytes);
 	fprintf(out,
 		",\"store\":{\"loads\":%" PRIu64 ",\"load_hits\":%" PRIu64 ",\"load_misses\":%" PRIu64
 		",\"load_refused\":%" PRIu64 ",\"load_timeouts\":%" PRIu64 ",\"load_corrupt\":%" PRIu64

@@ -32,6 +32,7 @@ void report_request(report_t *report, const kve_request_t *request);
 void report_end(report_t *report);
 void report_header(FILE *out);
 void report_row(report_t *report, FILE *out);
-void report_json(report_t *report, const kvx_stats_t *stats, FILE *out);
+/* stats, ranks: of all ranks. */
+void report_json(report_t *report, const kvx_stats_t *stats, const kve_rank_stats_t *ranks, FILE *out);
 
 #endif

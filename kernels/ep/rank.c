@@ -93,17 +93,20 @@ static void give_up(kvk_ep_rank_t *ep, uint32_t missing)
 
 kv_status_t kvk_ep_await(kvk_ep_rank_t *ep, uint32_t kind, uint64_t number, uint64_t deadline_ns)
 {
-	uint32_t missing;
+	for (;;) {
+		/* Before the flags are read: a rank that stood still in between would name those that have come since. */
+		const int is_over = kvk_ep_lost_ranks(ep) != 0 || kv_now_ns(&ep->env) >= deadline_ns;
+		const uint32_t missing = find_missing(ep, kind, number);
 
-	while ((missing = find_missing(ep, kind, number)) != 0) {
-		if (kvk_ep_lost_ranks(ep) != 0 || kv_now_ns(&ep->env) >= deadline_ns) {
+		if (missing == 0) {
+			return KV_OK;
+		}
+		if (is_over) {
 			give_up(ep, missing);
 			return KV_ERR_TIMEOUT;
 		}
 		ep->link.pause(ep->link.ctx);
 	}
-
-	return KV_OK;
 }
 
 void kvk_ep_release(kvk_ep_rank_t *ep, uint32_t kind, uint64_t number)

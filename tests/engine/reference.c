@@ -14,6 +14,7 @@ struct reference {
 	float *keys; /* [layer][position][kv_head][dim] */
 	float *values;
 	float *logits;
+	uint32_t chosen[KVE_MAX_LAYERS][KVK_EP_MAX_TOP_K];
 	uint32_t n;
 };
 
@@ -247,7 +248,7 @@ static void expert_branch(reference_t *m, uint32_t l, const float *was, float *x
 	const kve_layer_t *w = &m->w.layers[l];
 	float *in = normed(was, w->mlp_norm, c->hidden), *p = times(in, &w->router), *row = half(in, c->hidden);
 	float *sum = floats(c->hidden), max = -INFINITY, all = 0.0f, few = 0.0f;
-	uint32_t chosen[KVK_EP_MAX_TOP_K];
+	uint32_t *chosen = m->chosen[l];
 
 	for (uint32_t e = 0; e < c->experts; e++) {
 		max = p[e] > max ? p[e] : max;
@@ -333,4 +334,9 @@ const float *reference_feed(reference_t *m, uint32_t token)
 	m->n++;
 
 	return m->logits;
+}
+
+const uint32_t *reference_experts(const reference_t *m, uint32_t layer)
+{
+	return m->chosen[layer];
 }

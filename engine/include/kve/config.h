@@ -22,7 +22,8 @@ typedef struct kve_config {
 	uint32_t block_tokens; /* tokens a cache block; a multiple of 16                 */
 	uint32_t max_tokens;   /* longest sequence; a multiple of block_tokens           */
 	uint32_t rope_theta;
-	uint64_t seed; /* of the weights                                         */
+	float norm_eps; /* of the norms, up to 0.01                               */
+	uint64_t seed;  /* of the weights                                         */
 	/* What Qwen3 and Qwen3-MoE have beside that; in brackets its names in their config.json. */
 	int qk_norm;           /* queries and keys are normed, each head               */
 	uint32_t experts;      /* [num_experts] a multiple of 16; 0: no experts        */
@@ -41,6 +42,12 @@ extern const kve_config_t kve_config_moe;
 
 /* KV_ERR_ARG: a field is out of range; *p_why (may be NULL) is a sentence. */
 kv_status_t kve_config_check(const kve_config_t *config, const char **p_why);
+
+/* Read the keys of a config.json of Qwen3 or Qwen3-MoE (config_file.c has their table), and two of our own: "seed", and
+ * "reduction_groups" of experts (4). max_position_embeddings is rounded down to whole blocks of 16 tokens. KV_ERR_ARG:
+ * the file cannot be read, or a key is missing, out of its range, or not served; `why` is a sentence that names it. */
+#define KVE_CONFIG_WHY_MAX 256u
+kv_status_t kve_config_read(const char *path, kve_config_t *config, char why[KVE_CONFIG_WHY_MAX]);
 
 /* The shape of what one of `ranks` tensor parallel ranks has: its heads. Where there are more ranks than KV heads, a KV
  * head is copied to several; KV_ERR_ARG: heads, KV heads or matrices cannot be divided so. */

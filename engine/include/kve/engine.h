@@ -9,28 +9,29 @@
  * by chunk, or once at the end, with that token in the tail. The second receives it while it is LOADING, and goes on
  * with the next token. What it does not receive in time it computes.
  *
- * One thread calls everything.
+ * One thread at a time calls everything. Data parallel ranks are engines with a group in common (kve/parallel.h).
  */
 #ifndef KVE_ENGINE_H
 #define KVE_ENGINE_H
 
-#include "kve/model.h"
+#include "kve/rank.h"
 #include "kvx_handover.h"
 
 typedef struct kve_engine kve_engine_t;
 
 typedef struct kve_engine_config {
-	kve_config_t model;
+	kve_config_t model; /* ignored with a group */
+	kve_group_t *group; /* borrowed: this engine is one of its ranks; NULL: it is alone */
+	uint32_t rank;      /* its number there */
 	uint32_t cache_blocks;
-	uint32_t max_running;  /* requests computed together: 1 to KVE_MAX_ROWS / 2 */
-	int store;             /* 0: no kvd, everything is computed */
-	const char *socket;    /* of kvd; NULL: the usual one */
-	const char *program;   /* shown by kvctl; NULL: the process name */
-	uint32_t load_ms;      /* deadline of a load; 0: libkvx' default */
-	uint32_t attach_ms;    /* longest wait for a kvd that is there, when the engine is made; 0: libkvx' default */
-	const char *peer;      /* of kvd: its node has the engine that sends; NULL: this one's */
-	uint32_t ranks;        /* tensor parallel ranks, each with a cache of its own; 0: one */
-	uint32_t expert_ranks; /* that have the experts between them; 0: one */
+	uint32_t max_running; /* requests computed together: 1 to KVE_MAX_ROWS / 2 */
+	int store;            /* 0: no kvd, everything is computed */
+	const char *socket;   /* of kvd; NULL: the usual one */
+	const char *program;  /* shown by kvctl; NULL: the process name */
+	uint32_t load_ms;     /* deadline of a load; 0: libkvx' default */
+	uint32_t attach_ms;   /* longest wait for a kvd that is there, when the engine is made; 0: libkvx' default */
+	const char *peer;     /* of kvd: its node has the engine that sends; NULL: this one's */
+	uint32_t ranks;       /* tensor parallel ranks, each with a cache of its own; 0: one */
 } kve_engine_config_t;
 
 typedef enum kve_state { KVE_WAITING, KVE_LOADING, KVE_PREFILL, KVE_DECODE, KVE_DONE } kve_state_t;
@@ -46,6 +47,7 @@ typedef enum kve_handover {
 /* Read it, do not write it. */
 typedef struct kve_request {
 	kve_state_t state;
+	uint32_t rank; /* that has it */
 	uint64_t id;
 	uint64_t session;
 	uint32_t turn;
@@ -81,8 +83,17 @@ void kve_engine_destroy(kve_engine_t *engine);
 /* Queue a request; it is the engine's until kve_engine_release(). KV_ERR_ARG: a token, a length, a transfer id, or more
  * blocks than the cache has. KV_ERR_NOMEM. */
 kv_status_t kve_engine_submit(kve_engine_t *engine, const kve_ask_t *ask, kve_request_t **p_request);
-/* One step: move loads and saves on, admit, compute one batch. Returns the number of requests that are not DONE. */
+/* One step of an engine that is alone: move loads and saves on, admit, compute one batch. Returns the number of
+ * requests that are not DONE. */
 uint32_t kve_engine_step(kve_engine_t *engine);
+/* The same of a rank among others, which all take it together. *p_unfinished: requests of all ranks that were not DONE
+ * before they computed, the same on each. KV_ERR_TIMEOUT: a rank has not come (kve_engine_lost()); that was the last
+ * step. */
+kv_status_t kve_engine_step_together(kve_engine_t *engine, uint32_t *p_unfinished);
+/* Leave the others: their next step ends. */
+void kve_engine_abandon(kve_engine_t *engine);
+/* The ranks that have not come, a bit each. */
+uint32_t kve_engine_lost(const kve_engine_t *engine);
 /* The caller is through with a request. One that is not DONE is aborted: its load or save ends at once. */
 void kve_engine_release(kve_engine_t *engine, kve_request_t *request);
 /* Wait until saves have ended, at most timeout_ms. Returns the number still under way. */
@@ -90,6 +101,7 @@ uint32_t kve_engine_flush(kve_engine_t *engine, uint32_t timeout_ms);
 
 /* NULL without a store. */
 kvx_t *kve_engine_store(kve_engine_t *engine);
+kve_rank_stats_t kve_engine_rank_stats(const kve_engine_t *engine);
 /* Free cache blocks. */
 uint32_t kve_engine_free_blocks(const kve_engine_t *engine);
 

@@ -27,8 +27,8 @@ typedef struct kve_matrix {
 /* y[r][o] = sum over k of x[r][k] * w[k][o]. x: [rows][in], y: [rows][out]; they do not overlap. */
 void kve_matmul(const float *x, uint32_t rows, const kve_matrix_t *w, float *y);
 
-/* y[r][i] = x[r][i] * gain[i] / sqrt(mean of x[r]^2 + 1e-5). y may be x. */
-void kve_rmsnorm(const float *x, uint32_t rows, uint32_t width, const float *gain, float *y);
+/* y[r][i] = x[r][i] * gain[i] / sqrt(mean of x[r]^2 + eps). y may be x. */
+void kve_rmsnorm(const float *x, uint32_t rows, uint32_t width, const float *gain, float eps, float *y);
 
 /* Cosines and sines of position p and pair i at table[(p * head_dim / 2 + i) * 2] and + 1: max_tokens * head_dim
  * floats. */

@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-void kve_rmsnorm(const float *x, uint32_t rows, uint32_t width, const float *gain, float *y)
+void kve_rmsnorm(const float *x, uint32_t rows, uint32_t width, const float *gain, float eps, float *y)
 {
 	for (uint32_t r = 0; r < rows; r++) {
 		const float *in = x + (size_t)r * width;
@@ -15,7 +15,7 @@ void kve_rmsnorm(const float *x, uint32_t rows, uint32_t width, const float *gai
 			sum += in[i] * in[i];
 		}
 
-		scale = 1.0f / sqrtf(sum / (float)width + 1e-5f);
+		scale = 1.0f / sqrtf(sum / (float)width + eps);
 		for (uint32_t i = 0; i < width; i++) {
 			out[i] = in[i] * scale * gain[i];
 		}
