@@ -2,8 +2,10 @@
 #include "bench.h"
 
 #include "kv/status.h"
+#include "kv/system.h"
 #include "kv/units.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -326,6 +328,9 @@ int main(int argc, char **argv)
 {
 	int names, failed = 0, done = 0;
 
+	if (kv_version_asked(argc, argv, program_invocation_short_name)) {
+		return 0;
+	}
 	bench_limit(0);
 	names = read_options(argc, argv);
 	if (names <= 0) {

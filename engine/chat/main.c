@@ -2,6 +2,7 @@
 #include "report.h"
 #include "workload.h"
 
+#include "kv/system.h"
 #include "kve/parallel.h"
 
 #include <getopt.h>
@@ -481,8 +482,12 @@ int main(int argc, char **argv)
 {
 	static report_t report;
 	options_t options;
-	int rc = parse_options(argc, argv, &options);
+	int rc;
 
+	if (kv_version_asked(argc, argv, "kve-chat")) {
+		return 0;
+	}
+	rc = parse_options(argc, argv, &options);
 	if (rc != 0) {
 		return rc - 1;
 	}

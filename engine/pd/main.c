@@ -3,6 +3,7 @@
 #include "kve/engine.h"
 
 #include "kv/env.h"
+#include "kv/system.h"
 
 #include <getopt.h>
 #include <inttypes.h>
@@ -242,8 +243,12 @@ int main(int argc, char **argv)
 			     .new_tokens = 16,
 			     .together = 4,
 			     .wait_ms = 5000};
-	int rc = parse_options(argc, argv, &options);
+	int rc;
 
+	if (kv_version_asked(argc, argv, "kve-pd")) {
+		return 0;
+	}
+	rc = parse_options(argc, argv, &options);
 	if (rc != 0) {
 		return rc - 1;
 	}
