@@ -13,6 +13,7 @@
 #include "io/sessions/receive.h"
 #include "io/world.h"
 #include "keeper.h"
+#include "kv/system.h"
 #include "kvs/pool.h"
 #include "base/memory.h"
 #include "base/process.h"
@@ -133,8 +134,11 @@ static kv_status_t daemon_run(kvd_setup_t *setup)
 {
 	char detail[512] = "";
 	kvd_host_t *host = NULL;
-	kv_status_t status = host_create(setup, &host);
+	kv_status_t status = kv_random_check(&kv_env_posix);
 
+	if (status == KV_OK) {
+		status = host_create(setup, &host);
+	}
 	if (status == KV_OK) {
 		status = kvd_world_open(host, detail, sizeof detail); /* tiers */
 	}

@@ -184,6 +184,10 @@ int main(int argc, char **argv)
 		return fflush(stdout) == 0 ? 0 : kv_status_exit_code(KV_ERR_IO);
 	}
 	kv_log_set_level((kv_log_level_t)proxy.options.log_level);
+	status = kv_random_check(&kv_env_posix); /* for names of hand-overs that nobody can guess */
+	if (status != KV_OK) {
+		return kv_status_exit_code(status);
+	}
 
 	return serve(&proxy);
 }

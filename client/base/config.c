@@ -3,6 +3,8 @@
 
 #include "base/config.h"
 
+#include "kv/system.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -79,6 +81,9 @@ kvc_status_t kvc_config_take(kvc_t *kvc, const kvc_config_t *given, kvc_config_t
 	if (status == KVC_OK) {
 		status = copy_text("program name", config->program ? config->program : program_invocation_short_name,
 				   kvc->program, sizeof kvc->program);
+	}
+	if (status == KVC_OK && kv_random_check(&kvc->env) != KV_OK) {
+		status = kvc_fail(KV_ERR_REFUSED, "the system refuses getrandom, and /dev/urandom is not there");
 	}
 	if (status == KVC_OK) {
 		status = take_instance(kvc, config);

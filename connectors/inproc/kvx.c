@@ -6,6 +6,7 @@
 #include "kv/env.h"
 #include "kv/shm.h"
 #include "kv/struct.h"
+#include "kv/system.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -74,6 +75,9 @@ static kvc_status_t open_halves(kvx_t *kvx, const kvx_config_t *config)
 
 	if (kvk_layout_format(config->layout, layout, sizeof layout) != KV_OK) {
 		return kvx_refuse("the layout has no canonical text");
+	}
+	if (kv_random_check(&kv_env_posix) != KV_OK) {
+		return KVC_ERR_REFUSED;
 	}
 	identity.struct_size = sizeof identity;
 	identity.hash_tokens = config->layout->block_tokens;

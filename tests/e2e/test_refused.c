@@ -7,7 +7,9 @@
 #include <grp.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <sched.h>
 #include <stddef.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -138,6 +140,50 @@ KV_TEST(p6_without_epoll_pwait2_the_daemon_serves)
 	assert_int_equal(user_put(&user, keys, 0, 4, 0, NULL), KVC_OK);
 	user_expect(&user, keys, 4);
 	user_leave(&user);
+	rig_fini(&rig);
+}
+
+KV_TEST(p6_without_getrandom_the_daemon_serves)
+{
+	kvc_key_t keys[4];
+	user_t user;
+	rig_t rig;
+
+	rig_init(&rig, 1);
+	start_without(&rig, SYS_getrandom, EPERM, -1);
+	user_attach(&user, &rig, "no-call");
+	user_keys(&user, 1, 4, keys);
+	assert_int_equal(user_put(&user, keys, 0, 4, 0, NULL), KVC_OK);
+	user_expect(&user, keys, 4);
+	user_leave(&user);
+	rig_fini(&rig);
+}
+
+static void without_any_randomness(void)
+{
+	if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
+	    mount("/dev/null", "/dev/urandom", NULL, MS_BIND, NULL) != 0) {
+		_exit(77);
+	}
+	refuse_call();
+}
+
+KV_TEST(p10_without_any_randomness_the_start_ends)
+{
+	int result;
+	rig_t rig;
+
+	rig_init(&rig, 0);
+	refuse_.call = SYS_getrandom;
+	refuse_.error = EPERM;
+	rig.before = without_any_randomness;
+	result = rig_try(&rig);
+	if (result == 77) {
+		rig_fini(&rig);
+		kv_test_skip("needs root, and a kernel that takes seccomp filters");
+	}
+	assert_int_equal(result, kv_status_exit_code(KV_ERR_REFUSED));
+	says(&rig, "getrandom", "seccomp filter");
 	rig_fini(&rig);
 }
 

@@ -28,7 +28,7 @@ typedef struct kv_env {
 	void (*log)(void *ctx, kv_log_level_t level, const char *component, const char *line);
 } kv_env_t;
 
-/* The real world: clock_gettime, getrandom, calloc, kv_log. */
+/* The real world: clock_gettime, getrandom or /dev/urandom, calloc, kv_log. */
 extern const kv_env_t kv_env_posix;
 
 static inline uint64_t kv_now_ns(const kv_env_t *env)
