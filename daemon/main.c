@@ -89,7 +89,8 @@ static void ready(kvd_host_t *host)
 {
 	kvd_held_close(host->held, 1);
 	host->held = NULL;
-	host->own_fds = kvd_process_count_fds() - kvd_gpu_count_fds(host) - kvd_writers_count_fds(host);
+	host->own_fds = kvd_process_count_fds() - kvd_gpu_count_fds(host) - kvd_writers_count_fds(host) -
+			kvd_slabs_count_files(host);
 	host->own_slabs = kvd_slabs_count_held(host);
 	atomic_store(&host->health.ready, 1);
 	kv_log(KV_LOG_INFO, "main", "ready: version %s run_dir %s namespaces %s disk %s restarts %u", KVD_VERSION,

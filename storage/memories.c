@@ -73,6 +73,11 @@ static kv_status_t class_open(kvs_tier_t *tier, const char *ns, const kvs_geomet
 	return class_open_in(tier, 0, ns, geometry, p_class);
 }
 
+static void class_close(kvs_tier_t *tier, uint32_t slot_class)
+{
+	kvs_class_close(pool_of_class(tier, slot_class), slot_class & CLASS_MASK);
+}
+
 static const char *class_ns(kvs_tier_t *tier, uint32_t slot_class)
 {
 	return kvs_class_ns(pool_of_class(tier, slot_class), slot_class & CLASS_MASK);
@@ -450,6 +455,7 @@ static const kvs_rebalance_ops_t rebalance_ops = {
 static const kvs_tier_ops_t memories_ops = {
 	.medium = "CPU",
 	.class_open = class_open,
+	.class_close = class_close,
 	.class_ns = class_ns,
 	.class_bytes = class_bytes,
 	.cap = set_cap,

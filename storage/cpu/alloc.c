@@ -19,9 +19,41 @@ static void set_ahead_class(kvs_pool_t *pool, uint32_t slot_class)
 	}
 }
 
+static int has_slab(const kvs_pool_t *pool, uint32_t slot_class)
+{
+	uint32_t slab = 0;
+
+	while (slab < pool->slab_count && (!pool->slabs[slab] || pool->slabs[slab]->slot_class != slot_class)) {
+		slab++;
+	}
+
+	return slab < pool->slab_count;
+}
+
+/* For a new class: one more, or that of a class which is nobody's, and of no slab, not even one that members may still
+ * map. */
+static kv_status_t find_number(kvs_pool_t *pool, uint32_t *p_class)
+{
+	kv_status_t status = KV_ERR_LIMIT;
+
+	if (pool->class_count < KVS_POOL_MAX_CLASSES) {
+		*p_class = pool->class_count++;
+		return KV_OK;
+	}
+	for (uint32_t i = 0; i < pool->class_count && status != KV_OK; i++) {
+		if (pool->classes[i].unused) {
+			*p_class = i;
+			status = has_slab(pool, i) ? KV_ERR_BUSY : KV_OK;
+		}
+	}
+
+	return status;
+}
+
 kv_status_t kvs_pool_find_class(kvs_pool_t *pool, const char *ns, const kvs_geometry_t *geometry, uint32_t *p_class)
 {
 	size_t len = strlen(ns);
+	kv_status_t status;
 
 	if (len == 0 || len >= sizeof pool->classes[0].ns) {
 		return KV_ERR_ARG;
@@ -32,22 +64,23 @@ kv_status_t kvs_pool_find_class(kvs_pool_t *pool, const char *ns, const kvs_geom
 
 	for (uint32_t i = 0; i < pool->class_count; i++) {
 		if (strcmp(pool->classes[i].ns, ns) == 0 && kvs_geometry_equal(&pool->classes[i].geometry, geometry)) {
+			pool->classes[i].unused = 0;
 			*p_class = i;
 			return KV_OK;
 		}
 	}
-	if (pool->class_count == KVS_POOL_MAX_CLASSES) {
-		return KV_ERR_LIMIT;
+	status = find_number(pool, p_class);
+	if (status != KV_OK) {
+		return status;
 	}
 
-	kvs_class_t *class = &pool->classes[pool->class_count];
+	kvs_class_t *class = &pool->classes[*p_class];
 
+	*class = (kvs_class_t){.geometry = *geometry, .newest = KVS_NONE};
 	memcpy(class->ns, ns, len + 1);
-	class->geometry = *geometry;
 	memset(class->first, 0xff, sizeof class->first);
 	memset(class->last, 0xff, sizeof class->last);
-	class->newest = KVS_NONE;
-	*p_class = pool->class_count++;
+	pool->classes_made++;
 
 	return KV_OK;
 }
@@ -55,13 +88,13 @@ kv_status_t kvs_pool_find_class(kvs_pool_t *pool, const char *ns, const kvs_geom
 kv_status_t kvs_pool_class_open(kvs_tier_t *tier, const char *ns, const kvs_geometry_t *geometry, uint32_t *p_class)
 {
 	kvs_pool_t *pool = kvs_pool_of(tier);
-	const uint32_t count = pool->class_count;
+	const uint64_t made = pool->classes_made;
 	kv_status_t status = kvs_pool_find_class(pool, ns, geometry, p_class);
 
 	if (status == KV_OK) {
 		set_ahead_class(pool, *p_class);
 	}
-	if (status == KV_OK && pool->class_count > count) {
+	if (status == KV_OK && pool->classes_made > made) {
 		/* It is touched before the first put. A pool that is full now may have room later. */
 		if (kvs_pool_carve(pool, *p_class) == KV_OK) {
 			kvs_pool_warm(pool, pool->slabs[pool->classes[*p_class].newest]);
@@ -69,6 +102,16 @@ kv_status_t kvs_pool_class_open(kvs_tier_t *tier, const char *ns, const kvs_geom
 	}
 
 	return status;
+}
+
+void kvs_pool_class_close(kvs_tier_t *tier, uint32_t slot_class)
+{
+	kvs_pool_t *pool = kvs_pool_of(tier);
+
+	pool->classes[slot_class].unused = 1;
+	if (pool->ahead_class == slot_class) {
+		pool->ahead_class = KVS_NONE;
+	}
 }
 
 const char *kvs_pool_class_ns(kvs_tier_t *tier, uint32_t slot_class)

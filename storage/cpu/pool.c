@@ -79,6 +79,7 @@ static const kvs_tier_ops_t pool_ops = {
 	.medium = "CPU",
 	.rebalance = &kvs_pool_rebalance_ops,
 	.class_open = kvs_pool_class_open,
+	.class_close = kvs_pool_class_close,
 	.class_ns = kvs_pool_class_ns,
 	.class_bytes = kvs_pool_class_bytes,
 	.cap = pool_cap,

@@ -29,6 +29,7 @@ typedef struct kvs_class {
 	uint64_t open_slots;                        /* all those of slabs with an open one */
 	uint64_t bytes;                             /* of slabs whose memory is ours */
 	uint32_t newest;                            /* the slab carved last; KVS_NONE */
+	int unused;                                 /* nobody has it open */
 } kvs_class_t;
 
 typedef enum kvs_slab_state { KVS_SLAB_USED, KVS_SLAB_RETIRING, KVS_SLAB_RETIRED, KVS_SLAB_ZOMBIE } kvs_slab_state_t;
@@ -75,6 +76,7 @@ typedef struct kvs_pool {
 
 	kvs_class_t *classes; /* [KVS_POOL_MAX_CLASSES] */
 	uint32_t class_count;
+	uint64_t classes_made;
 	kvs_pool_slab_t **slabs; /* [KVS_POOL_MAX_SLABS], NULL where a slab has gone */
 	uint32_t slab_count;     /* numbers that have been used */
 	uint32_t held;           /* slabs whose memory is ours */

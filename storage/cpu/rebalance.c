@@ -232,7 +232,7 @@ kv_status_t kvs_pool_release(kvs_tier_t *tier, uint32_t slab, int unmapped)
 		kv_free(&pool->env, p);
 	}
 	kvs_pool_update_gauges(pool);
-	if (!was_zombie) {
+	if (!was_zombie && !pool->classes[for_class].unused) {
 		(void)kvs_pool_carve(pool, for_class);
 	}
 

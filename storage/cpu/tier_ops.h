@@ -6,6 +6,7 @@
 
 /* ---- alloc.c: classes, slots and their states ------------------------------------------------ */
 kv_status_t kvs_pool_class_open(kvs_tier_t *tier, const char *ns, const kvs_geometry_t *geometry, uint32_t *p_class);
+void kvs_pool_class_close(kvs_tier_t *tier, uint32_t slot_class);
 const char *kvs_pool_class_ns(kvs_tier_t *tier, uint32_t slot_class);
 uint64_t kvs_pool_class_bytes(kvs_tier_t *tier, uint32_t slot_class);
 kv_status_t kvs_pool_alloc(kvs_tier_t *tier, uint32_t slot_class, kvs_state_t state, uint64_t owner,

@@ -21,6 +21,32 @@ static uint32_t choose_slots(const kvs_nvme_t *nvme, uint64_t stride)
 	return slots > KV_SLOT_MAX_INDEX + 1u ? KV_SLOT_MAX_INDEX + 1u : (uint32_t)slots;
 }
 
+/* For a new class: one more, or that of a class which is nobody's, and of no file: no row names it then. Nor must a
+ * crash bring back a file of its, so removals are synced first (decision 088). */
+static kv_status_t find_number(kvs_nvme_t *nvme, const kvs_super_class_t *record, uint32_t *p_class)
+{
+	const int is_synced =
+		!nvme->slots_dirty && (atomic_load(&nvme->commit->state) == 0 || !nvme->commit->sync_dir);
+	kv_status_t status = kvs_super_class_add(&nvme->super, record, p_class);
+
+	for (uint32_t i = 0; i < nvme->super.class_count && status != KV_OK; i++) {
+		const kvs_dclass_t *cls = &nvme->classes[i];
+
+		if (cls->is_used || cls->is_named) {
+			continue;
+		}
+		status = KV_ERR_BUSY;
+		if (cls->files == 0 && is_synced) {
+			nvme->super.classes[i] = *record;
+			*p_class = i;
+			return KV_MISS;
+		}
+	}
+	nvme->super_dirty |= status == KV_ERR_BUSY; /* a round, which syncs */
+
+	return status;
+}
+
 kv_status_t kvs_nvme_class_open(kvs_tier_t *tier, const char *ns, const kvs_geometry_t *geometry, uint32_t *p_class)
 {
 	kvs_nvme_t *nvme = kvs_nvme(tier);
@@ -36,6 +62,7 @@ kv_status_t kvs_nvme_class_open(kvs_tier_t *tier, const char *ns, const kvs_geom
 		const kvs_super_class_t *c = &nvme->super.classes[i];
 
 		if (strcmp(c->ns, ns) == 0 && memcmp(&c->geometry, geometry, sizeof *geometry) == 0) {
+			nvme->classes[i].is_used = 1;
 			*p_class = i;
 			return KV_OK;
 		}
@@ -44,14 +71,21 @@ kv_status_t kvs_nvme_class_open(kvs_tier_t *tier, const char *ns, const kvs_geom
 	/* Also while the tier is off: the blocks have their place in memory, and on disk as soon as it is back. */
 	memcpy(record.ns, ns, ns_len);
 	record.slots_per_file = choose_slots(nvme, header_bytes + kvs_page_up(geometry->block_bytes));
-	status = kvs_super_class_add(&nvme->super, &record, p_class);
-	if (status != KV_OK) {
+	status = find_number(nvme, &record, p_class);
+	if (status < 0) {
 		return status;
 	}
 	kvs_class_init(nvme, *p_class);
+	nvme->classes[*p_class].is_used = 1;
+	nvme->classes[*p_class].record = status == KV_MISS ? KVS_RECORD_CHANGED : KVS_RECORD_WRITTEN;
 	nvme->super_dirty = 1; /* written before any row of this class */
 
 	return KV_OK;
+}
+
+void kvs_nvme_class_close(kvs_tier_t *tier, uint32_t slot_class)
+{
+	kvs_nvme(tier)->classes[slot_class].is_used = 0;
 }
 
 const char *kvs_nvme_class_ns(kvs_tier_t *tier, uint32_t slot_class)

@@ -5,6 +5,7 @@
 #include "kvs/tier.h"
 
 kv_status_t kvs_nvme_class_open(kvs_tier_t *tier, const char *ns, const kvs_geometry_t *geometry, uint32_t *p_class);
+void kvs_nvme_class_close(kvs_tier_t *tier, uint32_t slot_class);
 const char *kvs_nvme_class_ns(kvs_tier_t *tier, uint32_t slot_class);
 uint64_t kvs_nvme_class_bytes(kvs_tier_t *tier, uint32_t slot_class);
 kv_status_t kvs_nvme_alloc(kvs_tier_t *tier, uint32_t slot_class, kvs_state_t state, uint64_t owner,

@@ -253,6 +253,14 @@ static void retry_later(kvs_nvme_t *nvme)
 	kvs_commit_request(nvme);
 }
 
+/* What the superblock says of classes is in the next image, or is as the last one has left it. */
+static void move_records(kvs_nvme_t *nvme, kvs_record_state_t from, kvs_record_state_t to)
+{
+	for (uint32_t i = 0; i < nvme->super.class_count; i++) {
+		nvme->classes[i].record = (uint8_t)(nvme->classes[i].record == from ? to : nvme->classes[i].record);
+	}
+}
+
 static void post_round(kvs_nvme_t *nvme)
 {
 	atomic_store(&nvme->commit->state, 1);
@@ -273,6 +281,7 @@ static void begin_round(kvs_nvme_t *nvme)
 			return;
 		}
 		nvme->super_dirty = 0;
+		move_records(nvme, KVS_RECORD_CHANGED, KVS_RECORD_IN_ROUND);
 		nvme->super_round = nvme->super_asked;
 	}
 	kvs_file_checks_collect(nvme, c, kv_now_ns(nvme->env));
@@ -443,6 +452,7 @@ static uint32_t apply_result(kvs_nvme_t *nvme)
 	}
 
 	if (had_image) {
+		move_records(nvme, KVS_RECORD_IN_ROUND, c->super_written ? KVS_RECORD_WRITTEN : KVS_RECORD_CHANGED);
 		ran += answer_waiters(nvme, 1, c->super_status);
 	}
 	if (c->covers || (nvme->draining && c->status != KV_OK)) {

@@ -170,7 +170,10 @@ static void file_drop(kvs_nvme_t *nvme, uint32_t number)
 	}
 	file_name(file->slot_class, number, name);
 	if (!file->gone || has_its_name(nvme, file->fd, name)) { /* else the name may be another file's */
-		unlinkat(nvme->slots_fd, name, 0);
+		cls->is_named |= unlinkat(nvme->slots_fd, name, 0) != 0 && errno != ENOENT;
+		nvme->slots_dirty = 1;
+	} else {
+		cls->is_named = 1;
 	}
 	nvme->file_bytes -= file->slots * cls->stride;
 	nvme->slots -= file->slots;
@@ -369,6 +372,10 @@ kv_status_t kvs_file_carve(kvs_nvme_t *nvme, kvs_dclass_t *cls)
 	if (nvme->faults[KVS_FAULT_CARVE].active) {
 		return KV_ERR_TIER_OFF;
 	}
+	/* Until then a crash would make it a file of the class that had the number before. */
+	if (cls->record != KVS_RECORD_WRITTEN) {
+		return KV_ERR_BUSY;
+	}
 	if (now < nvme->carve_after_ns) {
 		return cls->files > 0 ? KV_ERR_FULL : KV_ERR_NOSPC;
 	}
@@ -506,13 +513,15 @@ static kv_status_t scan_one(kvs_nvme_t *nvme, const char *name)
 	}
 	if (nvme->files[number].slot || nvme->files[number].reserved) {
 		skip_file(nvme, name, "its number is taken");
+		nvme->classes[slot_class].is_named = 1;
 		return KV_OK;
 	}
 	if (!fits_limit(nvme, nvme->classes[slot_class].slots_per_file * nvme->classes[slot_class].stride,
 			nvme->classes[slot_class].slots_per_file)) {
 		kv_logf(nvme->env, KV_LOG_WARN, "nvme", "slot file %s no longer fits under the limit and is removed",
 			name);
-		unlinkat(nvme->slots_fd, name, 0);
+		nvme->classes[slot_class].is_named |= unlinkat(nvme->slots_fd, name, 0) != 0;
+		nvme->slots_dirty = 1;
 		return KV_OK;
 	}
 	status = scan_open(nvme, slot_class, number, &st, &fd, &why);
@@ -528,6 +537,7 @@ static kv_status_t scan_one(kvs_nvme_t *nvme, const char *name)
 			}
 		}
 		nvme->files[number].reserved = 1;
+		nvme->classes[slot_class].is_named = 1;
 		nvme->reserved_files++;
 		return KV_OK;
 	}

@@ -591,6 +591,7 @@ static const kvs_tier_ops_t nvme_ops = {
 	.medium = "DISK",
 	.rebalance = &kvs_nvme_rebalance_ops,
 	.class_open = kvs_nvme_class_open,
+	.class_close = kvs_nvme_class_close,
 	.class_ns = kvs_nvme_class_ns,
 	.class_bytes = kvs_nvme_class_bytes,
 	.cap = set_cap,

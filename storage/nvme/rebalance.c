@@ -118,7 +118,8 @@ static int is_short(kvs_tier_t *tier, uint32_t slot_class)
 
 static int is_coming(kvs_tier_t *tier, uint32_t slot_class)
 {
-	return retired_for(kvs_nvme(tier), slot_class).slots > 0;
+	return kvs_nvme(tier)->classes[slot_class].record != KVS_RECORD_WRITTEN ||
+	       retired_for(kvs_nvme(tier), slot_class).slots > 0;
 }
 
 static void begin_retire(kvs_tier_t *tier, uint32_t number)
@@ -174,7 +175,7 @@ void kvs_rebalance_step(kvs_nvme_t *nvme)
 
 			/* One may be too small: then another one is emptied, and both wait for each other. A file that
 			 * the cap of the class forbids stays idle. */
-			if (!kvs_file_fits_cap(nvme, cls, &going)) {
+			if (!cls->is_used || !kvs_file_fits_cap(nvme, cls, &going)) {
 				(void)kvs_file_remove(nvme, i);
 			} else if (kvs_file_fits_limit(nvme, cls, &going)) {
 				(void)kvs_file_carve(nvme, cls);

@@ -329,6 +329,7 @@ static void report_some(scan_t *scan, kvs_found_fn found, void *arg, uint32_t ma
 		}
 		if (status == KV_OK) {
 			*place = i + 1u;
+			nvme->classes[slot_class].is_used = 1;
 			keep_block(scan, f, parent);
 			continue;
 		}

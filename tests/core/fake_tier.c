@@ -47,6 +47,12 @@ static kv_status_t fake_class_open(kvs_tier_t *tier, const char *ns, const kvs_g
 	return KV_OK;
 }
 
+static void fake_class_close(kvs_tier_t *tier, uint32_t slot_class)
+{
+	(void)tier;
+	(void)slot_class;
+}
+
 static const char *fake_class_ns(kvs_tier_t *tier, uint32_t slot_class)
 {
 	return fake_of(tier)->classes[slot_class].ns;
@@ -747,7 +753,7 @@ static const kvs_rebalance_ops_t change_ops = {files_count,     files_look,  fil
 					       files_is_coming, files_leave, files_stay, files_retire};
 
 #define OPS                                                                                                            \
-	.class_open = fake_class_open, .class_ns = fake_class_ns, .class_bytes = fake_class_bytes, .cap = fake_cap,    \
+	.class_open = fake_class_open, .class_close = fake_class_close, .class_ns = fake_class_ns, .class_bytes = fake_class_bytes, .cap = fake_cap,    \
 	.alloc = fake_alloc, .set_state = fake_set_state, .free = fake_free, .mem = fake_mem, .store = fake_store,     \
 	.load = fake_load, .flush = fake_flush, .epoch_set = fake_epoch_set, .epoch_get = fake_epoch_get,              \
 	.epoch_last = fake_epoch_last, .epochs_drop = fake_epochs_drop, .recover = fake_recover, .usage = fake_usage,  \

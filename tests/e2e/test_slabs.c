@@ -353,4 +353,101 @@ KV_TEST(p5_a_pool_taken_ahead_is_there_for_the_next_model)
 	rig_end(&rig);
 }
 
+#define SIZES 320u /* there are numbers for 256 at a time */
+
+typedef struct size {
+	uint32_t i;
+	char layout[96];
+	kvc_identity_t identity;
+	kvc_key_t key;
+	user_t user;
+} shape_t;
+
+/* Space number i, whose blocks no other one can have. The tiers may need a while to take a number back. */
+static void open_size(shape_t *size, kvc_t *kvc, uint32_t i)
+{
+	const uint64_t deadline = rig_now_ms() + RIG_WAIT_MS;
+	kvc_status_t status;
+
+	*size = (shape_t){.i = i, .identity = user_identity("sizes"), .user = {.kvc = kvc}};
+	snprintf(size->layout, sizeof size->layout,
+		 "kvk1 heads=2 layers=4 tokens=16 k=%u v=32 dtype=bf16 inner=split page=0", i + 1);
+	size->identity.layout = size->layout;
+	while ((status = kvc_space_open(kvc, &size->identity, &size->user.space)) == KVC_ERR_BUSY &&
+	       rig_now_ms() < deadline) {
+		usleep(1000);
+	}
+	if (status != KVC_OK) {
+		fail_msg("size %u: %s", i, kvc_last_error());
+	}
+	user_keys(&size->user, i, 1, &size->key);
+}
+
+static uint32_t bytes_of(const shape_t *size)
+{
+	return 2u * 4u * 16u * (size->i + 1u + 32u) * 2u;
+}
+
+static void put_size(shape_t *size)
+{
+	static uint8_t block[256u * (SIZES + 33u)];
+	const void *src[1] = {block};
+	const kvc_put_options_t options = {.struct_size = sizeof options, .durable = 1, .blocks = src};
+
+	fill(&size->key, block, bytes_of(size));
+	if (kvc_put(size->user.space, &size->key, 0, 1, &options, NULL) != KVC_OK) {
+		fail_msg("size %u: %s", size->i, kvc_last_error());
+	}
+}
+
+static void expect_size(shape_t *size)
+{
+	static uint8_t want[256u * (SIZES + 33u)], got[256u * (SIZES + 33u)];
+	void *const dst[1] = {got};
+	kvc_lease_t *lease = NULL;
+
+	fill(&size->key, want, bytes_of(size));
+	assert_true(user_match_is(&size->user, &size->key, 1, 1));
+	assert_int_equal(kvc_acquire(size->user.space, &size->key, 1, 0, 0, &lease), KVC_OK);
+	assert_int_equal(kvc_lease_wait(lease, 1, RIG_WAIT_MS), KVC_OK);
+	assert_int_equal(kvc_lease_read(lease, 0, 1, dst, NULL), KVC_OK);
+	assert_memory_equal(got, want, bytes_of(size));
+	kvc_release(&lease, 1);
+}
+
+/* A block size that nobody has open gives its number back, and its memory and files, in both tiers; after a crash those
+ * that were used last are there. */
+KV_TEST(p5_more_block_sizes_come_and_go_than_there_are_numbers)
+{
+	shape_t size;
+	user_t user;
+	rig_t rig;
+
+	rig_init(&rig, 1);
+	rig_option(&rig, "--cpu.size=1GiB");
+	rig_option(&rig, "--nvme.size=1GiB");
+	rig_option(&rig, "--nvme.file_size=1MiB");
+	for (uint32_t life = 0, next = 0; life < 2; life++) {
+		rig_start(&rig);
+		user_attach(&user, &rig, "first");
+		if (life > 0) {
+			open_size(&size, user.kvc, next - 1);
+			expect_size(&size);
+			kvc_space_close(size.user.space);
+		}
+		for (const uint32_t end = life > 0 ? SIZES : SIZES - 20u; next < end; next++) {
+			open_size(&size, user.kvc, next);
+			put_size(&size);
+			expect_size(&size);
+			kvc_space_close(size.user.space);
+		}
+		user_leave(&user);
+		rig_check_quiet(&rig);
+		if (life == 0) {
+			rig_crash(&rig);
+		}
+	}
+	rig_end(&rig);
+}
+
 KV_TEST_MAIN(NULL, NULL)

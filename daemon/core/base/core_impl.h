@@ -104,6 +104,7 @@ struct kvd_core {
 	kvd_answer_fn answer;
 	void *answer_ctx;
 	kvd_rebalance_t rebalance[KVD_TIERS];
+	uint64_t class_down_ns; /* blocks of no further class are taken down before, where its number is only late */
 	uint32_t pending_resets;
 	uint32_t outstanding;             /* callbacks that the tiers owe */
 	void (*closed)(kvd_core_t *core); /* destroyed: frees the memory with the last callback; NULL: not yet */

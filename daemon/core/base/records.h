@@ -65,6 +65,7 @@ typedef struct kvd_rebalance {
 	uint64_t give_up_ns;
 	uint64_t next_ns; /* none is picked before */
 	uint64_t look_ns; /* none of a namespace over its maximum is picked before */
+	int orphans;      /* a class lacks a number: empty slabs of classes that nobody has open go */
 } kvd_rebalance_t;
 
 typedef struct kvd_space {

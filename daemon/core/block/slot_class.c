@@ -1,18 +1,41 @@
 #include "core/base/core_impl.h"
 #include "core/block/slot_class.h"
 
+static uint32_t find_known(const kvd_core_t *core, kvd_set_t t, uint32_t tier_class)
+{
+	uint32_t i = 0;
+
+	while (i < core->class_count && core->classes[i].tier_class[t] != tier_class) {
+		i++;
+	}
+
+	return i;
+}
+
+/* One that was closed. */
+static uint32_t find_closed(const kvd_core_t *core)
+{
+	uint32_t i = 0;
+
+	while (i < core->class_count && (core->classes[i].tier_class[KVD_CPU] != KVD_NONE ||
+					 core->classes[i].tier_class[KVD_DISK] != KVD_NONE)) {
+		i++;
+	}
+
+	return i;
+}
+
 kv_status_t kvd_class_find(kvd_core_t *core, const uint32_t tier_class[KVD_TIERS], uint32_t ns, uint32_t *p_class)
 {
 	kvd_set_t by = tier_class[KVD_DISK] != KVD_NONE ? KVD_DISK : KVD_CPU;
 	kvd_class_t *made;
 
-	for (uint32_t i = 0; i < core->class_count; i++) {
-		if (core->classes[i].tier_class[by] == tier_class[by]) {
-			*p_class = i;
-			return KV_OK;
-		}
+	*p_class = find_known(core, by, tier_class[by]);
+	if (*p_class < core->class_count) {
+		return KV_OK;
 	}
-	if (core->class_count == core->class_cap) {
+	*p_class = find_closed(core);
+	if (*p_class == core->class_cap) {
 		uint32_t cap = core->class_cap ? core->class_cap * 2 : 16;
 		kvd_class_t *more =
 			kv_resize(core->env, core->classes, core->class_cap * sizeof *more, cap * sizeof *more);
@@ -23,13 +46,41 @@ kv_status_t kvd_class_find(kvd_core_t *core, const uint32_t tier_class[KVD_TIERS
 		core->classes = more;
 		core->class_cap = cap;
 	}
-	made = &core->classes[core->class_count];
+	made = &core->classes[*p_class];
 	*made = (kvd_class_t){.ns = ns, .tier_class = {tier_class[KVD_CPU], tier_class[KVD_DISK]}};
 	kvd_order_init(&made->order[KVD_CPU]);
 	kvd_order_init(&made->order[KVD_DISK]);
-	*p_class = core->class_count++;
+	core->class_count += *p_class == core->class_count;
 
 	return KV_OK;
+}
+
+int kvd_class_close(kvd_core_t *core, uint32_t slot_class)
+{
+	kvd_class_t *class = &core->classes[slot_class];
+
+	if (class->tier_class[KVD_CPU] == KVD_NONE && class->tier_class[KVD_DISK] == KVD_NONE) {
+		return 0;
+	}
+	for (kvd_set_t t = KVD_CPU; t < KVD_TIERS; t++) {
+		const kvd_rebalance_t *rebalance = &core->rebalance[t];
+
+		if (class->order[t].count > 0 ||
+		    (rebalance->slab != KVD_NONE && (rebalance->from == slot_class || rebalance->to == slot_class))) {
+			return 0;
+		}
+	}
+	for (kvd_set_t t = KVD_CPU; t < KVD_TIERS; t++) {
+		if (class->tier_class[t] != KVD_NONE) {
+			kvs_class_close(core->tier[t], class->tier_class[t]);
+		}
+		core->rebalance[t].wanting -= class->wants[t];
+	}
+	*class = (kvd_class_t){.ns = KVD_NONE, .tier_class = {KVD_NONE, KVD_NONE}};
+	kvd_order_init(&class->order[KVD_CPU]);
+	kvd_order_init(&class->order[KVD_DISK]);
+
+	return 1;
 }
 
 void kvd_class_request_slots(kvd_core_t *core, uint32_t slot_class, kvd_set_t t)
@@ -100,6 +151,11 @@ kv_status_t kvd_class_open(kvd_core_t *core, const kvd_space_open_t *ask, uint32
 		core->classes[*p_class].slot_bytes = slot_stride(geometry);
 		kvd_class_update(core, *p_class, KVD_CPU);
 		kvd_class_update(core, *p_class, KVD_DISK);
+	}
+	for (kvd_set_t t = KVD_CPU; t < KVD_TIERS && status != KV_OK; t++) {
+		if (tier_class[t] != KVD_NONE && find_known(core, t, tier_class[t]) == core->class_count) {
+			kvs_class_close(t == KVD_DISK ? kvd_disk(core) : core->tier[t], tier_class[t]);
+		}
 	}
 
 	return status;

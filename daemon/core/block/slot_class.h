@@ -12,7 +12,10 @@ static inline const kvs_rebalance_ops_t *kvd_slab_ops(const kvd_core_t *core, kv
 
 /* The class made of these tiers' classes; a new one, of namespace ns, when there is none. */
 kv_status_t kvd_class_find(kvd_core_t *core, const uint32_t tier_class[KVD_TIERS], uint32_t ns, uint32_t *p_class);
-/* The class of the space's geometry and memory, opened on each tier. */
+/* No space or tree names the class: its place, and its numbers in the tiers, may be another's. 0: it was
+ * closed before, or slabs of it are on their way. */
+int kvd_class_close(kvd_core_t *core, uint32_t slot_class);
+/* The class of the space's geometry and memory, opened on each tier. As kvs_class_open(). */
 kv_status_t kvd_class_open(kvd_core_t *core, const kvd_space_open_t *ask, uint32_t *p_class);
 /* The class was found in a memory of the CPU tier, and no space of it is open. */
 void kvd_class_adopt(kvd_core_t *core, uint32_t slot_class, uint32_t memory);

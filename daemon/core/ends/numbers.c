@@ -4,7 +4,7 @@
 
 /* Smaller epochs are of a store that an older daemon has written: another space's may be the same, so it keeps its
  * number until it is reset. */
-static int is_named(const kvd_core_t *core, const kvd_space_t *space)
+int kvd_number_is_named(const kvd_core_t *core, const kvd_space_t *space)
 {
 	const kvd_tree_t *tree = kvd_tree_at(&core->ix, space->tree);
 
@@ -23,6 +23,15 @@ static void take_back(kvd_core_t *core, kvd_space_t *space)
 	kvd_count(core, KV_M_SPACES_CLOSED, 1);
 }
 
+int kvd_number_close(kvd_core_t *core, kvd_space_t *space)
+{
+	if (space->id != 0 && !kvd_number_is_named(core, space)) {
+		take_back(core, space);
+	}
+
+	return space->id == 0;
+}
+
 kv_status_t kvd_number_find(kvd_core_t *core, uint32_t ns, uint32_t *p_number)
 {
 	kvd_ns_t *name_space = core->ns[ns];
@@ -36,7 +45,7 @@ kv_status_t kvd_number_find(kvd_core_t *core, uint32_t ns, uint32_t *p_number)
 			name_space->spaces_refused = 0;
 			return KV_OK;
 		}
-		if ((!oldest || space->used < oldest->used) && !is_named(core, space)) {
+		if ((!oldest || space->used < oldest->used) && !kvd_number_is_named(core, space)) {
 			oldest = space;
 		}
 	}

@@ -23,6 +23,10 @@
 
 /* A number that is free now. KV_ERR_LIMIT: none is, and all spaces that have one are named. */
 kv_status_t kvd_number_find(kvd_core_t *core, uint32_t ns, uint32_t *p_number);
+/* Does anything name the space? Then it keeps its number. */
+int kvd_number_is_named(const kvd_core_t *core, const kvd_space_t *space);
+/* Take the number of a space that nothing names. 0: something does. */
+int kvd_number_close(kvd_core_t *core, kvd_space_t *space);
 void kvd_number_give(kvd_core_t *core, kvd_space_t *space, uint32_t number);
 /* The member has the space open from now on. 0 and one that has gone: nobody. */
 void kvd_member_open_space(kvd_core_t *core, kvd_member_t member, kvd_space_t *space);

@@ -393,6 +393,23 @@ static int pick_over_maximum(kvd_core_t *core)
 	return 0;
 }
 
+/* An empty one of a class that nobody has open: no class gets it. */
+static int pick_orphan(kvd_core_t *core, kvd_set_t t)
+{
+	kvs_slab_desc_t desc;
+
+	for (uint32_t slab = 0; slab < kvd_slab_ops(core, t)->slab_count(core->tier[t]); slab++) {
+		if (kvd_slab_ops(core, t)->describe_slab(core->tier[t], slab, &desc) == KV_OK && !desc.retired &&
+		    !desc.retiring && desc.taken == 0 && class_of(core, t, desc.slot_class) == KVD_NONE) {
+			begin_rebalance(core, t, slab, KVD_NONE, KVD_NONE);
+			return 1;
+		}
+	}
+	core->rebalance[t].orphans = 0;
+
+	return 0;
+}
+
 /* ---- emptying it ----------------------------------------------------------------------------- */
 
 static void store_status(void *arg, kv_status_t status)
@@ -515,6 +532,9 @@ static int run_tier(kvd_core_t *core, kvd_set_t t)
 		if (t == KVD_DISK && core->now_ns >= rebalance->look_ns && pick_over_maximum(core)) {
 			return 1;
 		}
+		if (rebalance->orphans && pick_orphan(core, t)) {
+			return 1;
+		}
 		return rebalance->wanting > 0 ? pick_slab(core, t) : 0;
 	}
 	if (rebalance->slab == KVD_NONE) {
@@ -530,10 +550,10 @@ static int run_tier(kvd_core_t *core, kvd_set_t t)
 		return 0;
 	}
 	if (desc.taken == 0) {
-		uint32_t to =
-			rebalance->to != KVD_NONE ? rebalance->to : rebalance->from; /* the namespace may not keep it */
+		/* No class gets it: the namespace may not keep it, or its own class is nobody's. */
+		uint32_t to = rebalance->to != KVD_NONE ? core->classes[rebalance->to].tier_class[t] : desc.slot_class;
 
-		(void)kvd_slab_ops(core, t)->retire(tier, rebalance->slab, core->classes[to].tier_class[t]);
+		(void)kvd_slab_ops(core, t)->retire(tier, rebalance->slab, to);
 		return 0;
 	}
 	/* A transfer or an open put may keep a slot for long: the slab stays with its class. */

@@ -12,6 +12,7 @@
 #define OPEN_QUANTA        16u
 #define TEMPORARY_EPOCH    (UINT64_C(1) << 48)
 #define EPOCHS_DROP_NS     UINT64_C(10000000000)
+#define CLASS_DOWN_NS      UINT64_C(1000000000)
 
 /* ---- namespaces ------------------------------------------------------------------------------ */
 
@@ -317,6 +318,169 @@ static uint64_t open_epoch(kvd_core_t *core, const kvd_space_t *space)
 	return known ? known : first_epoch(core, 0);
 }
 
+/* To another epoch, or an empty tree of the same one. The old tree leaves in quanta, and the new one is announced after
+ * that: event hashes survive a reset (decision 006). */
+static void move_to_epoch(kvd_core_t *core, kvd_space_t *space, uint32_t tree, uint64_t epoch)
+{
+	const uint32_t self = kvd_tree_at(&core->ix, space->tree)->space;
+
+	kvd_events_flush(core);
+	kvd_hide_tree(core, space->tree);
+	space->leaving++;
+	space->tree = tree;
+	space->epoch = epoch;
+	kvd_handovers_sweep(core);
+	adopt_tree(core, space, self);
+	kvd_tree_at(&core->ix, tree)->mute = 1;
+	if (space->id != 0) {
+		kvd_mirror_set_epoch(&core->ns[space->ns]->mirror, space->id, epoch);
+	}
+}
+
+/* ---- classes that nobody uses (decision 088) -------------------------------------------------- */
+
+/* Who names a class. */
+typedef struct class_use {
+	uint64_t used;  /* stamp of its last use */
+	int is_named;   /* by a space, or by a tree */
+	int is_kept;    /* it cannot be closed */
+	int is_leaving; /* trees of it are being taken down */
+} class_use_t;
+
+static void note_space(kvd_core_t *core, kvd_space_t **p_space, class_use_t *uses)
+{
+	class_use_t *use;
+
+	if (free_if_gone(core, p_space)) {
+		return;
+	}
+	use = &uses[(*p_space)->slot_class];
+	use->is_named = 1;
+	use->is_kept |= (*p_space)->id != 0 && kvd_number_is_named(core, *p_space);
+	use->used = (*p_space)->used > use->used ? (*p_space)->used : use->used;
+}
+
+/* One that was recovered, and that no space has opened, goes when it has lost its blocks. */
+static void note_tree(kvd_core_t *core, uint32_t id, class_use_t *uses)
+{
+	const kvd_tree_t *tree = kvd_tree_at(&core->ix, id);
+	uint64_t stamp;
+
+	if (!tree->live || tree->slot_class == KVD_NONE) {
+		return;
+	}
+	if (tree->ns == KVD_NONE && !tree->hidden && tree->blocks == 0) {
+		kvd_tree_destroy(&core->ix, id);
+		return;
+	}
+	uses[tree->slot_class].is_named = 1;
+	uses[tree->slot_class].is_leaving |= (int)tree->hidden;
+	for (kvd_set_t t = KVD_CPU; t < KVD_TIERS && tree->ns == KVD_NONE; t++) {
+		class_use_t *use = &uses[tree->slot_class];
+
+		if (kvd_class_coldest(core, tree->slot_class, t, &stamp) != KVD_NONE) {
+			use->used = stamp > use->used ? stamp : use->used;
+		}
+	}
+}
+
+static void note_uses(kvd_core_t *core, class_use_t *uses)
+{
+	memset(uses, 0, core->class_count * sizeof *uses);
+	kvd_events_flush(core);
+	for (uint32_t n = 0; n < core->ns_count; n++) {
+		for (uint32_t i = 0; i < core->ns[n]->space_made; i++) {
+			note_space(core, &core->ns[n]->spaces[i], uses);
+		}
+	}
+	for (uint32_t id = 0; id < core->ix.trees.made; id++) {
+		note_tree(core, id, uses);
+	}
+}
+
+/* All blocks of the class go. */
+static void take_down_class(kvd_core_t *core, uint32_t slot_class)
+{
+	uint32_t tree;
+
+	for (uint32_t n = 0; n < core->ns_count; n++) {
+		for (uint32_t i = 0; i < core->ns[n]->space_made; i++) {
+			kvd_space_t *space = core->ns[n]->spaces[i];
+
+			if (space && space->slot_class == slot_class && kvd_number_close(core, space) &&
+			    !free_if_gone(core, &core->ns[n]->spaces[i]) &&
+			    kvd_tree_create(&core->ix, &tree) == KV_OK) {
+				move_to_epoch(core, space, tree, space->epoch);
+			}
+		}
+	}
+	for (uint32_t id = 0; id < core->ix.trees.made; id++) {
+		const kvd_tree_t *t = kvd_tree_at(&core->ix, id);
+
+		if (t->live && t->ns == KVD_NONE && !t->hidden && t->slot_class == slot_class) {
+			kvd_hide_tree(core, id);
+		}
+	}
+}
+
+/* The class of this memory that can be closed, and whose last use was the longest ago. */
+static uint32_t find_class_to_close(const kvd_core_t *core, const class_use_t *uses, uint32_t memory)
+{
+	uint32_t oldest = KVD_NONE;
+
+	for (uint32_t i = 0; i < core->class_count; i++) {
+		if (core->classes[i].memory == memory && uses[i].is_named && !uses[i].is_kept &&
+		    (oldest == KVD_NONE || uses[i].used < uses[oldest].used)) {
+			oldest = i;
+		}
+	}
+
+	return oldest;
+}
+
+/* A tier has no number for one more class. Those that nothing names are closed, or else one that nobody has open loses
+ * its blocks; one a second, where numbers are only late. KV_ERR_BUSY: ask again soon. */
+static kv_status_t make_class_room(kvd_core_t *core, uint32_t memory, kv_status_t lacks)
+{
+	class_use_t *uses = kv_alloc(core->env, core->class_count * sizeof *uses);
+	const int may_take_down = lacks == KV_ERR_LIMIT || core->now_ns >= core->class_down_ns;
+	int closed = 0, leaving = 0;
+	uint32_t oldest = KVD_NONE;
+
+	if (!uses) {
+		return KV_ERR_NOMEM;
+	}
+	for (int look = 0; look < 2 && !closed && !leaving; look++) {
+		note_uses(core, uses);
+		for (uint32_t i = 0; i < core->class_count; i++) {
+			leaving |= core->classes[i].memory == memory && uses[i].is_leaving;
+			closed |= !uses[i].is_named && kvd_class_close(core, i);
+		}
+		oldest = find_class_to_close(core, uses, memory);
+		if (!closed && !leaving && look == 0 && may_take_down && oldest != KVD_NONE) {
+			core->class_down_ns = core->now_ns + CLASS_DOWN_NS;
+			take_down_class(core, oldest);
+		}
+	}
+	core->rebalance[KVD_CPU].orphans = core->rebalance[KVD_DISK].orphans = 1;
+	kv_free(core->env, uses);
+
+	return closed ? KV_OK : leaving || oldest != KVD_NONE || lacks == KV_ERR_BUSY ? KV_ERR_BUSY : KV_ERR_LIMIT;
+}
+
+static kv_status_t open_class(kvd_core_t *core, const kvd_space_open_t *ask, uint32_t *p_class)
+{
+	kv_status_t status = kvd_class_open(core, ask, p_class), room = KV_ERR_BUSY;
+
+	if ((status == KV_ERR_LIMIT || status == KV_ERR_BUSY) && !core->coming) {
+		room = make_class_room(core, ask->memory, status);
+		status = room == KV_OK ? kvd_class_open(core, ask, p_class) : room;
+		status = room == KV_OK && status == KV_ERR_LIMIT ? KV_ERR_BUSY : status;
+	}
+
+	return status;
+}
+
 static kv_status_t create_space(kvd_core_t *core, const kvd_space_open_t *ask, kvd_space_t **p_space)
 {
 	kvd_space_t *space = kv_alloc(core->env, sizeof *space);
@@ -342,7 +506,7 @@ static kv_status_t create_space(kvd_core_t *core, const kvd_space_open_t *ask, k
 	if (!space->identity || !space->layout || (ask->lora && !space->lora)) {
 		goto err_space;
 	}
-	status = kvd_class_open(core, ask, &space->slot_class);
+	status = open_class(core, ask, &space->slot_class);
 	if (status != KV_OK) {
 		goto err_space;
 	}
@@ -419,25 +583,6 @@ static int is_known(const kvd_core_t *core, const uint8_t root[32])
 	}
 
 	return known;
-}
-
-/* To another epoch, or an empty tree of the same one. The old tree leaves in quanta, and the new one is announced after
- * that: event hashes survive a reset (decision 006). */
-static void move_to_epoch(kvd_core_t *core, kvd_space_t *space, uint32_t tree, uint64_t epoch)
-{
-	const uint32_t self = kvd_tree_at(&core->ix, space->tree)->space;
-
-	kvd_events_flush(core);
-	kvd_hide_tree(core, space->tree);
-	space->leaving++;
-	space->tree = tree;
-	space->epoch = epoch;
-	kvd_handovers_sweep(core);
-	adopt_tree(core, space, self);
-	kvd_tree_at(&core->ix, tree)->mute = 1;
-	if (space->id != 0) {
-		kvd_mirror_set_epoch(&core->ns[space->ns]->mirror, space->id, epoch);
-	}
 }
 
 /* Where a new space goes. Closed ones that have lost their blocks go; when there is no room for one more, the blocks of

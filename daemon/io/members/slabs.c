@@ -103,6 +103,19 @@ uint32_t kvd_slabs_count_held(const kvd_host_t *host)
 	return held;
 }
 
+uint32_t kvd_slabs_count_files(const kvd_host_t *host)
+{
+	const kvs_rebalance_ops_t *ops = host->disk ? host->disk->ops->rebalance : NULL;
+	uint32_t files = 0;
+	kvs_slab_desc_t desc;
+
+	for (uint32_t file = 0; ops && file < ops->slab_count(host->disk); file++) {
+		files += ops->describe_slab(host->disk, file, &desc) == KV_OK;
+	}
+
+	return files;
+}
+
 static uint64_t sum_versions(const kvd_host_t *host)
 {
 	uint64_t sum = 0;

@@ -17,6 +17,8 @@ void kvd_slabs_note_unmapped(kvd_host_t *host, kvd_member_t member, uint64_t sla
 void kvd_slabs_forget_member(kvd_host_t *host, kvd_member_t member);
 /* Slabs whose descriptors are open, of all pools. */
 uint32_t kvd_slabs_count_held(const kvd_host_t *host);
+/* Slot files of the disk tier, which are open. */
+uint32_t kvd_slabs_count_files(const kvd_host_t *host);
 /* Once a turn: give back the memory of retired slabs that nobody maps, or has mapped for too long. */
 void kvd_slabs_release_retired(kvd_host_t *host);
 

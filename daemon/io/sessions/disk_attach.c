@@ -336,7 +336,7 @@ static void finish_attach(kvd_host_t *host, kvd_disk_attach_t *attach)
 	host->disk = attach->tier;
 	host->world.disk = attach->tier;
 	host->own_fds = kvd_process_count_fds() - host->session_count - kvd_members_count_fds(host) - 2 * slabs -
-			kvd_gpu_count_fds(host) - kvd_writers_count_fds(host);
+			kvd_gpu_count_fds(host) - kvd_writers_count_fds(host) - kvd_slabs_count_files(host);
 	if (kvd_poller_watch_tier(host, &host->disk_ready, host->disk) != KV_OK) {
 		kv_log(KV_LOG_WARN, "io", "the loop is not woken by the disk tier: it is looked at in every turn only");
 	}

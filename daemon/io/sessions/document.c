@@ -14,7 +14,7 @@
 
 #include <stdio.h>
 
-#define FD_SLACK 64u /* slot files, metadata files and HTTP connections come and go */
+#define FD_SLACK 64u /* metadata files and HTTP connections come and go */
 
 /* ---- status ---------------------------------------------------------------------------------- */
 
@@ -305,7 +305,7 @@ static uint32_t check_fds(kvd_host_t *host, kv_json_t *json)
 	uint32_t open = kvd_process_count_fds();
 	uint32_t slabs = kvd_slabs_count_held(host) - host->own_slabs;
 	uint32_t known = host->own_fds + host->session_count + kvd_members_count_fds(host) + 2 * slabs +
-			 kvd_gpu_count_fds(host) + kvd_writers_count_fds(host);
+			 kvd_gpu_count_fds(host) + kvd_writers_count_fds(host) + kvd_slabs_count_files(host);
 	uint32_t slack = FD_SLACK;
 	char detail[160];
 	int ok = open <= known + slack;

@@ -187,6 +187,7 @@ typedef struct kvs_tier_ops {
 	const char *medium;                   /* "CPU", "DISK" */
 	const kvs_rebalance_ops_t *rebalance; /* NULL: slots have no class, every one of them is anybody's */
 	kv_status_t (*class_open)(kvs_tier_t *tier, const char *ns, const kvs_geometry_t *geometry, uint32_t *p_class);
+	void (*class_close)(kvs_tier_t *tier, uint32_t slot_class);
 	const char *(*class_ns)(kvs_tier_t *tier, uint32_t slot_class);
 	uint64_t (*class_bytes)(kvs_tier_t *tier, uint32_t slot_class);
 	kv_status_t (*cap)(kvs_tier_t *tier, const char *ns, uint64_t bytes);
@@ -233,9 +234,9 @@ struct kvs_tier {
 };
 
 /* Find or create the class of slots with this geometry in a namespace. Slots of one class are interchangeable.
- * KV_ERR_LIMIT: too many classes. KV_ERR_LAYOUT: impossible geometry. KV_ERR_ARG: no name, or one too long. A tier that
- * is off knows the class too, and will have its blocks later. The CPU tier carves the class's first slab here, when
- * there is room. */
+ * KV_ERR_LIMIT: too many classes, and all are used. KV_ERR_BUSY: one that nobody uses has slabs or files, or they have
+ * gone just now. KV_ERR_LAYOUT: impossible geometry. KV_ERR_ARG: no name, or one too long. A tier that is off knows the
+ * class too, and will have its blocks later. The CPU tier carves the class's first slab here, when there is room. */
 static inline kv_status_t kvs_class_open(kvs_tier_t *t, const char *ns, const kvs_geometry_t *g, uint32_t *p_class)
 {
 	return t->ops->class_open(t, ns, g, p_class);
@@ -249,6 +250,13 @@ static inline kv_status_t kvs_class_open_in(kvs_tier_t *t, uint32_t memory, cons
 	return t->ops->class_open_in ? t->ops->class_open_in(t, memory, ns, g, p_class)
 	       : memory == 0         ? kvs_class_open(t, ns, g, p_class)
 				     : KV_ERR_TIER_OFF;
+}
+
+/* Nobody uses the class until it is opened again: it has no block. When it has no slab or file either, its number may
+ * be given to another one (decision 088). */
+static inline void kvs_class_close(kvs_tier_t *t, uint32_t slot_class)
+{
+	t->ops->class_close(t, slot_class);
 }
 
 /* The namespace of a class that class_open or recover has named; the tier's memory, and good until it closes. */

@@ -10,8 +10,11 @@
 
 #define KVS_NONE UINT32_MAX
 
+/* What the superblock says of a class that has another one's number. */
+typedef enum kvs_record_state { KVS_RECORD_WRITTEN, KVS_RECORD_CHANGED, KVS_RECORD_IN_ROUND } kvs_record_state_t;
+
 typedef struct kvs_dclass {
-	/* constant once the class exists; I/O threads read these */
+	/* constant while the class has files; I/O threads read these */
 	kvs_geometry_t geometry;
 	uint32_t id;
 	uint32_t header_bytes;
@@ -23,6 +26,9 @@ typedef struct kvs_dclass {
 	kv_slot_t free_tail;
 	uint64_t free_count;
 	uint64_t files;
+	uint8_t is_used;  /* the tier's user has it open, or blocks of it */
+	uint8_t is_named; /* by a file that is there and not one of `files` */
+	uint8_t record;   /* kvs_record_state_t */
 } kvs_dclass_t;
 
 /* FORGET: the file is going away, the ring lets go of its registration. */
