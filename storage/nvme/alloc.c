@@ -42,7 +42,7 @@ static kv_status_t find_number(kvs_nvme_t *nvme, const kvs_super_class_t *record
 			return KV_MISS;
 		}
 	}
-	nvme->super_dirty |= status == KV_ERR_BUSY; /* a round, which syncs */
+	nvme->super_dirty |= status == KV_ERR_BUSY && nvme->slots_dirty; /* a round, which syncs */
 
 	return status;
 }

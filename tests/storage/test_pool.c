@@ -229,6 +229,16 @@ POOL_TEST(p5_the_smallest_and_oddest_arguments_are_refused, pool_set_up(1u << 20
 		assert_int_equal(kvs_class_open(pool_, long_name, &plain, &again), KV_OK);
 	}
 	assert_int_equal(kvs_class_open(pool_, "one more", &plain, &again), KV_ERR_LIMIT);
+	kvs_class_close(pool_, class); /* it has a slab */
+	assert_int_equal(kvs_class_open(pool_, "one more", &plain, &again), KV_ERR_BUSY);
+	kvs_class_close(pool_, KVS_POOL_MAX_CLASSES - 1);
+	assert_int_equal(kvs_class_open(pool_, "one more", &plain, &again), KV_OK);
+	assert_int_equal(again, KVS_POOL_MAX_CLASSES - 1);
+	assert_string_equal(kvs_class_ns(pool_, again), "one more");
+	assert_int_equal(kvs_class_open(pool_, "ns", &plain, &again), KV_OK);
+	assert_int_equal(again, class);
+	assert_int_equal(kvs_class_open(pool_, "n255", &plain, &again), KV_ERR_LIMIT);
+	check(pool_);
 	config_.limit_bytes = 4096;
 	assert_int_equal(kvs_pool_open(&config_, &t_.env, &none), KV_ERR_ARG);
 	config_ = pool_config(&metrics_, 1u << 20, 0);

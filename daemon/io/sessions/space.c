@@ -135,9 +135,11 @@ kv_status_t kvd_request_space_open(kvd_host_t *host, kvd_call_t *call)
 	status = kvd_space_open(host->core, &open, &info);
 	kvd_commit_events(host);
 	if (status != KV_OK) {
-		call->detail = status == KV_ERR_LIMIT       ? LIMIT_DETAIL
-			       : status == KV_ERR_NOT_FOUND ? "no engine has opened the space here"
-							    : NULL;
+		call->detail = status == KV_ERR_NOT_FOUND ? "no engine has opened the space here"
+			       : status != KV_ERR_LIMIT   ? NULL
+			       : kvd_core_lacks_spaces(host->core, open.ns)
+				       ? LIMIT_DETAIL
+				       : "engines have 256 block layouts open, the most there may be; end some of them";
 		return status;
 	}
 	if (call->session->member) {
