@@ -423,6 +423,67 @@ KV_TEST(p5_a_producer_that_waits_is_told_when_others_have_had_their_time)
 	stage_end();
 }
 
+/* Two such pairs may each keep what the other lacks: the consumer of the one that was refused first computes the rest,
+ * and the other producer goes on. */
+KV_TEST(p5_no_consumer_waits_long_for_a_producer_without_room)
+{
+	u_send_t send[2] = {{.transfer = "a", .space = &space_, .keys = keys_, .groups = U_FULL},
+			    {.transfer = "b", .space = &space_, .keys = fork_, .groups = U_FULL}};
+
+	stage_share(128 * 4096, 16 * 4096);
+	u_chain(NULL, 77, fork_, 12);
+	for (uint32_t i = 0; i < 2; i++) {
+		assert_int_equal(u_put(&u_, m_, &space_, send[i].keys, 0, 12), 12);
+		send[i].n = 8;
+		assert_int_equal(u_send(&u_, m_, &send[i], &sent_), KV_OK);
+		assert_int_equal(recv(d_, send[i].transfer, 60000), KV_OK);
+		send[i].number = sent_.number;
+		send[i].n = 12;
+	}
+	for (uint32_t tries = 0; tries < 4; tries++) {
+		assert_int_equal(u_send(&u_, m_, &send[0], &sent_), KV_ERR_BUSY);
+		assert_null(last_notice(d_, send[0].number));
+		advance(KVD_HANDOVER_LACK_NS / 4);
+		universe_check(&u_);
+	}
+	assert_int_equal(u_send(&u_, m_, &send[1], &sent_), KV_ERR_BUSY);
+	advance(KVD_HANDOVER_LACK_NS / 2);
+	check_notice(d_, send[0].number, KV_HANDOVER_FAILED, 0, KV_ERR_FULL);
+	check_notice(m_, send[0].number, KV_HANDOVER_FAILED, 0, KV_ERR_FULL);
+	assert_int_equal(u_send(&u_, m_, &send[0], &sent_), KV_ERR_NOT_FOUND);
+	assert_int_equal(u_done(&u_, d_, send[0].number, 0), KV_OK);
+
+	/* It had less time without room. */
+	assert_null(last_notice(d_, send[1].number));
+	assert_int_equal(u_send(&u_, m_, &send[1], &sent_), KV_OK);
+	advance(2 * KVD_HANDOVER_LACK_NS);
+	check_notice(d_, send[1].number, KV_HANDOVER_SENDING, 0, KV_OK);
+	advance(UINT64_C(60000000000));
+	check_notice(d_, send[1].number, KV_HANDOVER_ENDED, 0, KV_ERR_TIMEOUT); /* as it has asked */
+	universe_check(&u_);
+	stage_end();
+}
+
+/* One that comes when its producer lacks room already has no more time; one without room has none to lose. */
+KV_TEST(p5_a_consumer_that_comes_to_a_producer_without_room_is_told_soon)
+{
+	u_send_t send = {.transfer = "a", .space = &space_, .keys = keys_, .n = 4, .groups = U_FULL};
+
+	stage_share(128 * 4096, 4 * 4096);
+	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
+	assert_int_equal(u_send(&u_, m_, &send, &sent_), KV_OK);
+	send.number = sent_.number;
+	send.n = 12;
+	assert_int_equal(u_send(&u_, m_, &send, &sent_), KV_ERR_BUSY);
+	advance(2 * KVD_HANDOVER_LACK_NS);
+	assert_int_equal(recv(d_, "a", 60000), KV_OK);
+	assert_int_equal(got_.state, KV_HANDOVER_SENDING);
+	advance(2 * KVD_HANDOVER_LACK_NS);
+	check_notice(d_, send.number, KV_HANDOVER_FAILED, 0, KV_ERR_FULL);
+	universe_check(&u_);
+	stage_end();
+}
+
 /* Those that one tick looks at first want more than has come free. The one after them wants less, and is told. */
 KV_TEST(p5_no_producer_that_waits_for_room_is_forgotten)
 {

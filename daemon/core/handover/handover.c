@@ -225,6 +225,24 @@ void kvd_handover_set_expiry(kvd_core_t *core, kvd_handover_t *entry, uint64_t e
 	}
 }
 
+void kvd_handover_set_deadline(kvd_core_t *core, kvd_handover_t *entry, uint64_t deadline_ns)
+{
+	const uint64_t lack_ns = core->now_ns + KVD_HANDOVER_LACK_NS;
+
+	entry->deadline_ns = deadline_ns;
+	kvd_handover_set_expiry(core, entry, entry->lacks_room && lack_ns < deadline_ns ? lack_ns : deadline_ns);
+}
+
+void kvd_handover_note_refusal(kvd_core_t *core, kvd_handover_t *entry)
+{
+	const int lacked_room = entry->lacks_room;
+
+	entry->lacks_room = 1;
+	if (!lacked_room && entry->consumer.member != 0) {
+		kvd_handover_set_deadline(core, entry, entry->deadline_ns);
+	}
+}
+
 uint64_t kvd_handover_ttl(const kvd_core_t *core, uint32_t ttl_ms)
 {
 	uint64_t ttl = (uint64_t)ttl_ms * 1000000u, most = core->config.handover_ttl_ns;
@@ -327,6 +345,12 @@ void kvd_handover_drop_ahead(kvd_core_t *core, kvd_handover_t *entry)
 
 void kvd_handover_note_progress(kvd_core_t *core, kvd_handover_t *entry)
 {
+	const int lacked_room = entry->lacks_room;
+
+	entry->lacks_room = 0;
+	if (lacked_room && entry->consumer.member != 0) {
+		kvd_handover_set_deadline(core, entry, entry->deadline_ns);
+	}
 	if (entry->consumer.member == 0) {
 		kvd_handover_set_expiry(core, entry, core->now_ns + entry->ttl_ns);
 		return;

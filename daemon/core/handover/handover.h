@@ -4,6 +4,7 @@
  *   (none) --SEND--> SENDING
  *   SENDING, COMPLETE --producer aborts, a block is lost--> FAILED      SENDING --producer has gone--> FAILED
  *   SENDING, COMPLETE, FAILED --consumer is done--> gone
+ *   AWAITED, SENDING --their producer finds no room for a while, and a consumer waits--> FAILED
  *   AWAITED --consumer aborts, has gone, or its deadline--> gone
  *   SENDING, COMPLETE --the same--> given back: as before, without a consumer
  *   any, without a consumer --time to live--> gone, expired              any --space reset--> gone
@@ -25,7 +26,8 @@
 
 #include "core/base/core_impl.h"
 
-#define KVD_TRANSFER_MAX 128u
+#define KVD_TRANSFER_MAX     128u
+#define KVD_HANDOVER_LACK_NS UINT64_C(500000000) /* a consumer waits so long for a producer without room */
 
 /* Pins of one owner, linked by kvd_pin_t.next. */
 typedef struct kvd_handover_pins {
@@ -71,9 +73,11 @@ typedef struct kvd_handover {
 	uint8_t *tail;
 	uint32_t tail_len;
 	uint64_t began_ns;
-	uint64_t asked_ns;  /* the consumer waits since then; 0: it does not wait */
-	uint64_t ttl_ns;    /* without a consumer, since the last SEND */
-	uint64_t expiry_ns; /* of the consumer's wait, or of that life */
+	uint64_t asked_ns;    /* the consumer waits since then; 0: it does not wait */
+	uint64_t ttl_ns;      /* without a consumer, since the last SEND */
+	uint64_t deadline_ns; /* of the consumer's wait */
+	int lacks_room;       /* its producer, since the entry has moved on last */
+	uint64_t expiry_ns;   /* of the consumer's wait, or of that life */
 	kvd_link_t of_bucket;
 	kvd_link_t of_unclaimed; /* without a consumer: */
 	kvd_list_t *unclaimed;   /* of its namespace those that are FAILED, or the others; NULL: it has one */

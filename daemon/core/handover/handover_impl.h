@@ -59,6 +59,10 @@ void kvd_handover_join_side(kvd_core_t *core, kvd_handover_side_t *side, const k
 void kvd_handover_leave_side(kvd_core_t *core, kvd_handover_side_t *side);
 /* The entry expires then. */
 void kvd_handover_set_expiry(kvd_core_t *core, kvd_handover_t *entry, uint64_t expiry_ns);
+/* The consumer has until then; less while its producer lacks room (decision 083). */
+void kvd_handover_set_deadline(kvd_core_t *core, kvd_handover_t *entry, uint64_t deadline_ns);
+/* There is no room for what the entry's producer has sent. */
+void kvd_handover_note_refusal(kvd_core_t *core, kvd_handover_t *entry);
 /* What was asked for, at most what the option allows; 0: that. */
 uint64_t kvd_handover_ttl(const kvd_core_t *core, uint32_t ttl_ms);
 /* Bytes that the entry keeps: slots, tail and announced keys. */

@@ -39,7 +39,7 @@ static void begin_wait(kvd_core_t *core, kvd_handover_t *entry, uint64_t ttl, kv
 	const kv_msg_handover_t now = kvd_handover_describe(core, entry);
 
 	/* The consumer's deadline replaces the entry's time to live. When it gives the entry back, that begins anew. */
-	kvd_handover_set_expiry(core, entry, core->now_ns + ttl);
+	kvd_handover_set_deadline(core, entry, core->now_ns + ttl);
 	if (entry->asked_ns == 0 && (entry->state == KV_HANDOVER_AWAITED || entry->state == KV_HANDOVER_SENDING)) {
 		entry->asked_ns = core->now_ns;
 	}

@@ -3,6 +3,16 @@
 
 #define SWEEP_QUANTUM 256u
 
+/* Its consumer computes what has not come, and loads what is stored. What the producer goes on to save is cached. */
+static void fail_without_room(kvd_core_t *core, kvd_handover_t *entry)
+{
+	entry->lacks_room = 0;
+	kvd_handover_set_deadline(core, entry, entry->deadline_ns);
+	kvd_handover_fail(core, entry, KV_ERR_FULL);
+	kvd_handover_notify(core, entry, &entry->producer);
+	kvd_handover_leave_side(core, &entry->producer);
+}
+
 /* Its consumer has let its deadline pass, or no consumer has come. */
 static uint32_t expire_entry(void *ctx, uint32_t id)
 {
@@ -16,6 +26,8 @@ static uint32_t expire_entry(void *ctx, uint32_t id)
 	}
 	if (entry->consumer.member == 0) {
 		kvd_handover_end(core, entry, KV_ERR_EXPIRED, NULL);
+	} else if (entry->lacks_room && entry->state != KV_HANDOVER_FAILED && core->now_ns < entry->deadline_ns) {
+		fail_without_room(core, entry);
 	} else if (entry->state == KV_HANDOVER_AWAITED) {
 		kvd_handover_end(core, entry, KV_ERR_TIMEOUT, NULL);
 	} else {

@@ -379,6 +379,10 @@ kv_status_t kvd_handover_send(kvd_core_t *core, uint32_t ns, kvd_member_t member
 		if (created) {
 			kvd_handover_discard(core, entry);
 		}
+		/* What is announced without room is sent when it is visible, and perhaps there is room then. */
+		if (status == KV_ERR_BUSY && !created && !(ask->flags & KV_HANDOVER_AHEAD)) {
+			kvd_handover_note_refusal(core, entry);
+		}
 		if (status == KV_ERR_BUSY && (ask->flags & KV_HANDOVER_AWAIT_ROOM)) {
 			kvd_handover_await_room(core, ns, call.member, call.refused);
 		}
