@@ -2,7 +2,6 @@
 #include "kv/env.h"
 
 #include "kv/log.h"
-#include "kv/system.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -43,7 +42,7 @@ static ssize_t read_random(void *out, size_t n)
 	return got > 0 ? got : -refused;
 }
 
-kv_status_t kv_random_check(const kv_env_t *env)
+int kv_random_error(void)
 {
 	uint8_t byte;
 	ssize_t got;
@@ -52,7 +51,7 @@ kv_status_t kv_random_check(const kv_env_t *env)
 		got = read_random(&byte, sizeof byte);
 	} while (got == -EINTR);
 
-	return got > 0 ? KV_OK : kv_refused(env, "env", "getrandom", (int)-got);
+	return got > 0 ? 0 : (int)-got;
 }
 
 static void posix_random(void *ctx, void *out, size_t n)

@@ -130,3 +130,10 @@ kv_status_t kv_refused(const kv_env_t *env, const char *component, const char *c
 
 	return kv_refused_status(error);
 }
+
+kv_status_t kv_random_check(const kv_env_t *env)
+{
+	const int error = kv_random_error();
+
+	return error ? kv_refused(env, "env", "getrandom", error) : KV_OK;
+}

@@ -30,8 +30,8 @@ static int has_slab(const kvs_pool_t *pool, uint32_t slot_class)
 	return slab < pool->slab_count;
 }
 
-/* For a new class: one more, or that of a class which is nobody's, and of no slab, not even one that members may still
- * map. */
+/* For a new class: one more, or that of a class that nobody uses and that has no slab, not even one that members may
+ * still map. */
 static kv_status_t find_number(kvs_pool_t *pool, uint32_t *p_class)
 {
 	kv_status_t status = KV_ERR_LIMIT;

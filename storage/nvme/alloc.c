@@ -21,12 +21,11 @@ static uint32_t choose_slots(const kvs_nvme_t *nvme, uint64_t stride)
 	return slots > KV_SLOT_MAX_INDEX + 1u ? KV_SLOT_MAX_INDEX + 1u : (uint32_t)slots;
 }
 
-/* For a new class: one more, or that of a class which is nobody's, and of no file: no row names it then. Nor must a
- * crash bring back a file of its, so removals are synced first (decision 088). */
+/* For a new class: one more, or that of a class that nobody uses and that has no file: no row names it then. Nor may a
+ * crash bring back a file of it, so removals are synced first (decision 088). */
 static kv_status_t find_number(kvs_nvme_t *nvme, const kvs_super_class_t *record, uint32_t *p_class)
 {
-	const int is_synced =
-		!nvme->slots_dirty && (atomic_load(&nvme->commit->state) == 0 || !nvme->commit->sync_dir);
+	const int is_synced = !nvme->slots_dirty && (atomic_load(&nvme->commit->state) == 0 || !nvme->commit->sync_dir);
 	kv_status_t status = kvs_super_class_add(&nvme->super, record, p_class);
 
 	for (uint32_t i = 0; i < nvme->super.class_count && status != KV_OK; i++) {

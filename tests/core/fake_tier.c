@@ -753,12 +753,13 @@ static const kvs_rebalance_ops_t change_ops = {files_count,     files_look,  fil
 					       files_is_coming, files_leave, files_stay, files_retire};
 
 #define OPS                                                                                                            \
-	.class_open = fake_class_open, .class_close = fake_class_close, .class_ns = fake_class_ns, .class_bytes = fake_class_bytes, .cap = fake_cap,    \
-	.alloc = fake_alloc, .set_state = fake_set_state, .free = fake_free, .mem = fake_mem, .store = fake_store,     \
-	.load = fake_load, .flush = fake_flush, .epoch_set = fake_epoch_set, .epoch_get = fake_epoch_get,              \
-	.epoch_last = fake_epoch_last, .epochs_drop = fake_epochs_drop, .recover = fake_recover, .usage = fake_usage,  \
-	.event_fd = fake_event_fd, .poll = fake_poll, .in_flight = fake_in_flight, .check = fake_check,                \
-	.close = fake_close, .touch = fake_touch, .recover_use = fake_recover_use
+	.class_open = fake_class_open, .class_close = fake_class_close, .class_ns = fake_class_ns,                     \
+	.class_bytes = fake_class_bytes, .cap = fake_cap, .alloc = fake_alloc, .set_state = fake_set_state,            \
+	.free = fake_free, .mem = fake_mem, .store = fake_store, .load = fake_load, .flush = fake_flush,               \
+	.epoch_set = fake_epoch_set, .epoch_get = fake_epoch_get, .epoch_last = fake_epoch_last,                       \
+	.epochs_drop = fake_epochs_drop, .recover = fake_recover, .usage = fake_usage, .event_fd = fake_event_fd,      \
+	.poll = fake_poll, .in_flight = fake_in_flight, .check = fake_check, .close = fake_close, .touch = fake_touch, \
+	.recover_use = fake_recover_use
 
 static const kvs_tier_ops_t ops_cpu = {.medium = "CPU", OPS};
 static const kvs_tier_ops_t ops_disk = {.medium = "DISK",

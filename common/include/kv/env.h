@@ -54,6 +54,9 @@ static inline void kv_free(const kv_env_t *env, void *p)
 	}
 }
 
+/* 0: the process gets random bytes. Else why it gets none, and the posix environment would wait for ever. */
+int kv_random_error(void);
+
 /* Format (at most 1,023 bytes are kept) and log one line through env. */
 void kv_logf(const kv_env_t *env, kv_log_level_t level, const char *component, const char *format, ...)
 	__attribute__((format(printf, 4, 5)));

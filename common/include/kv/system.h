@@ -25,7 +25,7 @@ const char *kv_refused_text(const char *call, int error, char *out, size_t cap);
 /* Both, and a line of the log: for the code that meets the error first. */
 kv_status_t kv_refused(const kv_env_t *env, const char *component, const char *call, int error);
 
-/* KV_OK: the process gets random bytes. Else a line of the log says why not: kv_random() would wait for ever. */
+/* kv_random_error() as a status, and a line of the log. */
 kv_status_t kv_random_check(const kv_env_t *env);
 
 /* ---- control groups, in either version ------------------------------------------------------- */

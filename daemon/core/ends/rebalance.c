@@ -550,7 +550,7 @@ static int run_tier(kvd_core_t *core, kvd_set_t t)
 		return 0;
 	}
 	if (desc.taken == 0) {
-		/* No class gets it: the namespace may not keep it, or its own class is nobody's. */
+		/* No class gets it: the namespace may not keep it, or its own class is closed. */
 		uint32_t to = rebalance->to != KVD_NONE ? core->classes[rebalance->to].tier_class[t] : desc.slot_class;
 
 		(void)kvd_slab_ops(core, t)->retire(tier, rebalance->slab, to);
