@@ -33,6 +33,11 @@ static void shut_down(kv_conns_t *conns, kv_conn_t *conn)
 	kv_conns_remove(conns, conn);
 }
 
+int kv_conns_insert(kv_conns_t *conns, kv_conn_t *conn, int fd)
+{
+	return kv_conns_add(conns, conn, fd, 0);
+}
+
 int kv_conns_add(kv_conns_t *conns, kv_conn_t *conn, int fd, uint64_t now_ns)
 {
 	kv_conn_t *oldest = TAILQ_FIRST(&conns->idle);

@@ -40,7 +40,7 @@ static void connection_changed(void *cls, struct MHD_Connection *connection, voi
 		*socket_context = conn = calloc(1, sizeof *conn);
 		if (!conn) {
 			shutdown(info->connect_fd, SHUT_RDWR);
-		} else if (kv_conns_add(&http->conns, conn, info->connect_fd, 0)) {
+		} else if (kv_conns_insert(&http->conns, conn, info->connect_fd)) {
 			kv_metric_add(http->metrics, KV_M_HTTP_ENDED, 1);
 		}
 	} else if (conn) {

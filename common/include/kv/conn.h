@@ -35,6 +35,8 @@ void kv_conns_init(kv_conns_t *conns, uint32_t most);
 /* A connection was accepted. 1: there were `most`, and the one that had waited longest was shut down. Where requests of
  * all run, one more is there. */
 int kv_conns_add(kv_conns_t *conns, kv_conn_t *conn, int fd, uint64_t now_ns);
+/* The same where no connection is late. */
+int kv_conns_insert(kv_conns_t *conns, kv_conn_t *conn, int fd);
 /* It was closed. */
 void kv_conns_remove(kv_conns_t *conns, kv_conn_t *conn);
 /* A whole request has come; its answer has gone. Nothing happens to one that was shut down. */
