@@ -1,4 +1,4 @@
-/* P5: of too many connections the one that has waited longest for its client goes, and none whose request runs. */
+/* P5: of too many connections the oldest goes. */
 #include "kv_cmocka.h"
 #include "kv_test.h"
 
@@ -40,7 +40,7 @@ static int tear_down(void **state)
 
 static int add(unsigned i)
 {
-	return kv_conns_add(&conns_, &conn_[i], fds_[i][0], i);
+	return kv_conns_insert(&conns_, &conn_[i], fds_[i][0]);
 }
 
 static int is_shut(unsigned i)
@@ -50,42 +50,18 @@ static int is_shut(unsigned i)
 	return recv(fds_[i][1], &byte, 1, MSG_DONTWAIT) == 0;
 }
 
-KV_TEST(p5_the_connection_that_has_waited_longest_makes_room, set_up, tear_down)
+KV_TEST(p5_the_oldest_connection_makes_room, set_up, tear_down)
 {
 	assert_int_equal(add(0) + add(1) + add(2), 0);
-	kv_conns_begin(&conns_, &conn_[0]);
 	assert_int_equal(add(3), 1);
-	assert_true(!is_shut(0) && is_shut(1) && !is_shut(2) && !is_shut(3));
+	assert_true(is_shut(0) && !is_shut(1) && !is_shut(2) && !is_shut(3));
 	assert_int_equal(conns_.n, 3);
-	kv_conns_remove(&conns_, &conn_[1]); /* the library has closed it: it no longer counts already */
+	kv_conns_remove(&conns_, &conn_[0]); /* the library has closed it: it no longer counts already */
 	assert_int_equal(conns_.n, 3);
-	kv_conns_end(&conns_, &conn_[0], 3); /* it waits again, since after 2 */
-	assert_int_equal(add(4), 1);
-	assert_true(!is_shut(0) && is_shut(2));
-}
-
-KV_TEST(p5_no_connection_whose_request_runs_is_ended, set_up, tear_down)
-{
-	for (unsigned i = 0; i < 3; i++) {
-		assert_int_equal(add(i), 0);
-		kv_conns_begin(&conns_, &conn_[i]);
-	}
-	assert_int_equal(add(3), 0);
-	assert_int_equal(conns_.n, 4);
-	assert_int_equal(kv_conns_shut_late(&conns_, 10, 1000), 1);
-	assert_true(!is_shut(0) && !is_shut(1) && !is_shut(2) && is_shut(3));
-	kv_conns_begin(&conns_, &conn_[3]); /* its request was on the way: nothing happens */
-	kv_conns_end(&conns_, &conn_[3], 9);
-	kv_conns_remove(&conns_, &conn_[0]);
-	assert_int_equal(conns_.n, 2);
-}
-
-KV_TEST(p5_the_late_ones_are_ended_and_no_other, set_up, tear_down)
-{
-	assert_int_equal(add(0) + add(1) + add(2), 0);
-	assert_int_equal(kv_conns_shut_late(&conns_, 10, 9), 0);
-	assert_int_equal(kv_conns_shut_late(&conns_, 10, 11), 2);
-	assert_true(is_shut(0) && is_shut(1) && !is_shut(2));
+	kv_conns_remove(&conns_, &conn_[2]);
+	assert_int_equal(add(4), 0);
+	assert_int_equal(add(5), 1);
+	assert_true(is_shut(1) && !is_shut(3));
 }
 
 KV_TEST(p10_what_is_no_address_and_a_port_in_use_are_told_apart)

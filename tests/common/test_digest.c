@@ -229,27 +229,6 @@ KV_TEST(p1_leaves_of_many_pieces_are_digests_of_the_concatenation)
 	free(expected);
 }
 
-KV_TEST(p1_strided_copies_gather_and_scatter)
-{
-	static uint8_t back[1 << 20];
-	uint64_t digest;
-
-	for (size_t piece = 1; piece <= 512; piece += piece < 8 ? 1 : 24) {
-		const size_t stride = piece + 2048;
-
-		digest = kv_copy_digest_strided(dst, piece, src, stride, piece, 40);
-		assert_int_equal(digest, XXH3_64bits(dst, 40 * piece));
-		memset(back, CANARY, sizeof back);
-		assert_int_equal(kv_copy_digest_strided(back, stride, dst, piece, piece, 40), digest);
-		for (size_t i = 0; i < 40; i++) {
-			assert_memory_equal(back + i * stride, src + i * stride, piece);
-			assert_int_equal(back[i * stride + piece], CANARY);
-		}
-	}
-	assert_int_equal(kv_copy_digest_strided(dst, 0, src, 0, 0, 5), XXH3_64bits(NULL, 0));
-	assert_int_equal(kv_copy_digest_strided(dst, 1, src, 1, 1, 0), XXH3_64bits(NULL, 0));
-}
-
 KV_TEST(a_streamed_copy_is_a_copy)
 {
 	EACH_BUILD(ops)

@@ -39,12 +39,9 @@ static int setup(void **state)
 static void assert_key(const kv_key_t *key, const char *hex)
 {
 	char text[33];
-	kv_key_t parsed;
 
 	kv_key_format(key, text);
 	assert_string_equal(text, hex);
-	assert_int_equal(kv_key_parse(text, &parsed), KV_OK);
-	assert_true(kv_key_equal(&parsed, key));
 }
 
 KV_TEST(sha256_is_sha256)
@@ -158,21 +155,6 @@ KV_TEST(p10_arguments_out_of_range_are_refused)
 	assert_int_equal(kv_chain_init(&chain, root, KV_MAX_UNIT_TOKENS + 1, 0), KV_ERR_ARG);
 	assert_int_equal(kv_chain_init(&chain, root, 16, 0), KV_OK);
 	assert_int_equal(kv_chain_unit(&chain, extra, KV_MAX_EXTRA_BYTES + 1, tokens, &key), KV_ERR_ARG);
-}
-
-KV_TEST(p10_only_canonical_key_text_is_read)
-{
-	static const char *const bad[] = {"",
-					  "00",
-					  "0123456789abcdef0123456789abcde",
-					  "0123456789abcdef0123456789abcdefa",
-					  "0123456789ABCDEF0123456789abcdef",
-					  "0123456789abcdef0123456789abcdeg"};
-	kv_key_t key;
-
-	for (size_t i = 0; i < KV_COUNT_OF(bad); i++) {
-		assert_int_equal(kv_key_parse(bad[i], &key), KV_ERR_ARG);
-	}
 }
 
 /* One unit at a time, all at once, from a copied state: always the same keys. */

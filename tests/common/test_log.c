@@ -424,18 +424,6 @@ KV_TEST(a_file_takes_every_line_when_its_file_system_would_block)
 	kv_test_dir_remove(dir);
 }
 
-KV_TEST(levels_have_names)
-{
-	kv_log_level_t level;
-
-	for (int i = KV_LOG_ERROR; i <= KV_LOG_DEBUG; i++) {
-		assert_int_equal(kv_log_level_parse(kv_log_level_name((kv_log_level_t)i), &level), KV_OK);
-		assert_int_equal(level, i);
-	}
-	assert_int_equal(kv_log_level_parse("loud", &level), KV_ERR_ARG);
-	assert_string_equal(kv_log_level_name((kv_log_level_t)9), "unknown");
-}
-
 static void *chatter(void *arg)
 {
 	for (int i = 0; i < 200; i++) {

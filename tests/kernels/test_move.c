@@ -1,4 +1,4 @@
-/* Gather, scatter, permute and block digests, compared with a reference that moves one element at a time from the
+/* Gather, scatter and block digests, compared with a reference that moves one element at a time from the
  * words of the headers alone. */
 #include "kv_cmocka.h"
 #include "kv_test.h"
@@ -428,48 +428,6 @@ KV_TEST(p10_a_block_id_out_of_range_moves_nothing)
 	free(untouched);
 	free(before);
 	free_model(&m);
-}
-
-KV_TEST(p1_permute_moves_every_element_and_back)
-{
-	kv_test_rng_t rng = {kv_test_seed()};
-
-	for (int round = 0; round < 60; round++) {
-		kvk_layout_t from = random_layout(&rng, KVK_PAGED_KV_TOKEN_HEAD);
-		kvk_layout_t to = from;
-		kvk_geometry_t g;
-
-		from.v_dim = from.v_dim ? from.v_dim : 1;
-		to.v_dim = from.v_dim;
-		to.inner = (kvk_inner_t)kv_test_below(&rng, 2);
-		kvk_layout_geometry(&from, &g);
-
-		uint8_t *a = alloc_with_canary(g.block_bytes);
-		uint8_t *b = alloc_with_canary(g.block_bytes);
-		uint8_t *c = alloc_with_canary(g.block_bytes);
-
-		kv_test_fill(&rng, a, g.block_bytes);
-		assert_int_equal(kvk_permute(&from, a, &to, b), KV_OK);
-		assert_int_equal(b[g.block_bytes], CANARY);
-		for (int probe = 0; probe < 200; probe++) {
-			const uint32_t head = (uint32_t)kv_test_below(&rng, from.heads);
-			const uint32_t layer = (uint32_t)kv_test_below(&rng, from.layers);
-			const uint32_t token = (uint32_t)kv_test_below(&rng, from.block_tokens);
-			const uint32_t half = (uint32_t)kv_test_below(&rng, 2);
-			const uint32_t d = (uint32_t)kv_test_below(&rng, half ? from.v_dim : from.k_dim);
-
-			assert_memory_equal(a + canonical_at(&from, head, layer, token, half, d),
-					    b + canonical_at(&to, head, layer, token, half, d),
-					    kvk_dtype_bytes(from.dtype));
-		}
-		assert_int_equal(kvk_permute(&to, b, &from, c), KV_OK);
-		assert_memory_equal(a, c, g.block_bytes);
-		to.heads++;
-		assert_int_equal(kvk_permute(&from, a, &to, b), KV_ERR_LAYOUT);
-		free(a);
-		free(b);
-		free(c);
-	}
 }
 
 KV_TEST(p1_block_digests_are_the_librarys)
