@@ -12,78 +12,36 @@
 
 void kv_conns_init(kv_conns_t *conns, uint32_t most)
 {
-	TAILQ_INIT(&conns->idle);
-	TAILQ_INIT(&conns->busy);
+	TAILQ_INIT(&conns->list);
 	conns->n = 0;
 	conns->most = most;
 }
 
 void kv_conns_remove(kv_conns_t *conns, kv_conn_t *conn)
 {
-	if (conn->state != KV_CONN_OUT) {
-		TAILQ_REMOVE(conn->state == KV_CONN_BUSY ? &conns->busy : &conns->idle, conn, link);
-		conn->state = KV_CONN_OUT;
+	if (conn->is_in) {
+		TAILQ_REMOVE(&conns->list, conn, link);
+		conn->is_in = 0;
 		conns->n--;
 	}
 }
 
-static void shut_down(kv_conns_t *conns, kv_conn_t *conn)
-{
-	shutdown(conn->fd, SHUT_RDWR);
-	kv_conns_remove(conns, conn);
-}
-
 int kv_conns_insert(kv_conns_t *conns, kv_conn_t *conn, int fd)
 {
-	return kv_conns_add(conns, conn, fd, 0);
-}
-
-int kv_conns_add(kv_conns_t *conns, kv_conn_t *conn, int fd, uint64_t now_ns)
-{
-	kv_conn_t *oldest = TAILQ_FIRST(&conns->idle);
-	const int is_full = conns->n >= conns->most && oldest;
+	const int is_full = conns->n >= conns->most;
 
 	if (is_full) {
-		shut_down(conns, oldest);
+		kv_conn_t *oldest = TAILQ_FIRST(&conns->list);
+
+		shutdown(oldest->fd, SHUT_RDWR);
+		kv_conns_remove(conns, oldest);
 	}
-	conn->state = KV_CONN_IDLE;
+	conn->is_in = 1;
 	conn->fd = fd;
-	conn->since_ns = now_ns;
-	TAILQ_INSERT_TAIL(&conns->idle, conn, link);
+	TAILQ_INSERT_TAIL(&conns->list, conn, link);
 	conns->n++;
 
 	return is_full;
-}
-
-void kv_conns_begin(kv_conns_t *conns, kv_conn_t *conn)
-{
-	if (conn->state == KV_CONN_IDLE) {
-		TAILQ_REMOVE(&conns->idle, conn, link);
-		TAILQ_INSERT_TAIL(&conns->busy, conn, link);
-		conn->state = KV_CONN_BUSY;
-	}
-}
-
-void kv_conns_end(kv_conns_t *conns, kv_conn_t *conn, uint64_t now_ns)
-{
-	if (conn->state == KV_CONN_BUSY) {
-		TAILQ_REMOVE(&conns->busy, conn, link);
-		TAILQ_INSERT_TAIL(&conns->idle, conn, link);
-		conn->state = KV_CONN_IDLE;
-		conn->since_ns = now_ns;
-	}
-}
-
-uint32_t kv_conns_shut_late(kv_conns_t *conns, uint64_t patience_ns, uint64_t now_ns)
-{
-	uint32_t n = 0;
-	kv_conn_t *conn;
-
-	for (; (conn = TAILQ_FIRST(&conns->idle)) && conn->since_ns + patience_ns <= now_ns; n++) {
-		shut_down(conns, conn);
-	}
-
-	return n;
 }
 
 kv_status_t kv_listen(const char *option, const char *where, int *p_fd, char *detail, size_t cap)

@@ -61,18 +61,6 @@ const char *kv_log_level_name(kv_log_level_t level)
 	return (unsigned)level < sizeof level_names / sizeof level_names[0] ? level_names[level] : "unknown";
 }
 
-kv_status_t kv_log_level_parse(const char *name, kv_log_level_t *p_level)
-{
-	for (unsigned i = 0; i < sizeof level_names / sizeof level_names[0]; i++) {
-		if (strcmp(name, level_names[i]) == 0) {
-			*p_level = (kv_log_level_t)i;
-			return KV_OK;
-		}
-	}
-
-	return KV_ERR_ARG;
-}
-
 /* A terminal without a reader is ready as long as it has any room, and a write waits for room for all of the line:
  * unless the description is one that does not wait. Ours may be shared, so it is opened anew; one we may not open is
  * written as it is. */

@@ -146,21 +146,6 @@ void kv_copy_digest_leaves(void *dst, const void *src, size_t leaf, size_t count
 	kv_copy_digest_leaves_by(best(), &leaves, digests);
 }
 
-uint64_t kv_copy_digest_strided(void *dst, size_t dst_stride, const void *src, size_t src_stride, size_t piece,
-				size_t pieces)
-{
-	const kv_copy_run_t run = {dst, src, dst_stride, src_stride, piece, pieces};
-	uint64_t digest;
-
-	if (piece == 0 || pieces == 0) {
-		return kv_digest(NULL, 0);
-	}
-	digest = kv_copy_digest_runs(&run, 1, KV_RUNS_SEQUENTIAL, NULL);
-	kv_copy_fence();
-
-	return digest;
-}
-
 void kv_copy_stream(void *dst, const void *src, size_t n)
 {
 	kv_copy_stream_by(best(), dst, src, n);

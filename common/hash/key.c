@@ -205,36 +205,3 @@ void kv_key_format(const kv_key_t *key, char out[33])
 	}
 	out[32] = '\0';
 }
-
-static int hex_digit(char c)
-{
-	if (c >= '0' && c <= '9') {
-		return c - '0';
-	}
-	if (c >= 'a' && c <= 'f') {
-		return c - 'a' + 10;
-	}
-
-	return -1;
-}
-
-kv_status_t kv_key_parse(const char *hex, kv_key_t *key)
-{
-	kv_key_t parsed;
-
-	for (size_t i = 0; i < KV_KEY_BYTES; i++) {
-		int high = hex_digit(hex[2 * i]);
-		int low = high < 0 ? -1 : hex_digit(hex[2 * i + 1]);
-
-		if (low < 0) {
-			return KV_ERR_ARG;
-		}
-		parsed.b[i] = (uint8_t)(high << 4 | low);
-	}
-	if (hex[32] != '\0') {
-		return KV_ERR_ARG;
-	}
-	*key = parsed;
-
-	return KV_OK;
-}

@@ -18,13 +18,7 @@ uint64_t kv_digest(const void *data, size_t n);
  * the stores go around the caches. For many leaves see kv_copy_digest_leaves(): it fences once. */
 uint64_t kv_copy_digest(void *dst, const void *src, size_t n);
 
-/* The same for a leaf gathered from pieces: `pieces` runs of `piece` bytes, `src_stride` apart in the source and
- * `dst_stride` apart in the destination; the digest is that of the concatenated runs. Gather: dst_stride == piece.
- * Scatter: src_stride == piece. A run that is a multiple of 64 bytes goes at full speed. */
-uint64_t kv_copy_digest_strided(void *dst, size_t dst_stride, const void *src, size_t src_stride, size_t piece,
-				size_t pieces);
-
-/* One run of a leaf: `pieces` pieces of `piece` bytes, the strides as above. Neither number may be 0. */
+/* One run of a leaf: `pieces` pieces of `piece` bytes, `src_stride` and `dst_stride` bytes apart. None is 0. */
 typedef struct kv_copy_run {
 	void *dst;
 	const void *src;

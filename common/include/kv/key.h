@@ -50,6 +50,5 @@ void kv_sha256(const void *data, size_t len, uint8_t out[32]);
 
 /* 32 lower-case hex digits and a NUL. */
 void kv_key_format(const kv_key_t *key, char out[33]);
-kv_status_t kv_key_parse(const char *hex, kv_key_t *key);
 
 #endif

@@ -21,6 +21,5 @@ uint64_t kv_log_dropped(void);
 
 /* "error", "warn", "info", "debug". */
 const char *kv_log_level_name(kv_log_level_t level);
-kv_status_t kv_log_level_parse(const char *name, kv_log_level_t *p_level);
 
 #endif

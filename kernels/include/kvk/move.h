@@ -30,7 +30,4 @@ kv_status_t kvk_scatter(const kvk_layout_t *layout, const kvk_paged_t *paged, co
 /* Leaf digests of a canonical block: out[heads][leaves]; roots[heads] (either may be NULL). */
 void kvk_digest_block(const kvk_layout_t *layout, const void *data, uint64_t *leaves, uint64_t *roots);
 
-/* Rewrite a canonical block from one inner order to another (kvk_layout_convertible). dst and src do not overlap. */
-kv_status_t kvk_permute(const kvk_layout_t *from, const void *src, const kvk_layout_t *to, void *dst);
-
 #endif
