@@ -8,44 +8,6 @@ static kv_msg_acquire_reply_t reply_;
 
 /* ---- puts ------------------------------------------------------------------------------------ */
 
-STAGE_TEST(p3_an_unchained_block_is_visible_independently, stage_window(64, 0))
-{
-	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 10, 14, 0, &put_, &started_), KV_OK);
-	assert_int_equal(started_.n, 4);
-	u_put_write(&u_, &put_);
-	assert_int_equal(u_put_end(&u_, m_, &put_, 2, 1), KV_OK);
-	assert_int_equal(tiers_of(&keys_[12]), KV_TIER_CPU);
-	assert_int_equal(u_mirror_tiers(&u_, 0, &keys_[12]), KV_TIER_CPU);
-	assert_int_equal(tiers_of(&keys_[10]), 0x80);
-	assert_int_equal(u_header(m_, put_.offset)->ready, 0);
-	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 2), KV_OK);
-	assert_int_equal(u_header(m_, put_.offset)->ready, 3);
-	assert_int_equal(u_count_notices(&u_, KV_CODE_PUT_DONE, put_.id), 0);
-	assert_int_equal(u_put_end(&u_, m_, &put_, 3, 1), KV_OK);
-	assert_int_equal(u_count_notices(&u_, KV_CODE_PUT_DONE, put_.id), 1);
-	assert_int_equal(u_find_notice(&u_, KV_CODE_PUT_DONE, put_.id)->msg.put_done.n, 4);
-	assert_int_equal(u_.stored, 4);
-	assert_int_equal(u_.last_has_parent, 0);
-}
-
-STAGE_TEST(p3_parent_and_depth_of_an_unchained_block_are_ignored, stage_window(64, 0))
-{
-	kv_msg_t ask = {0}, reply;
-
-	ask.put_start = (kv_msg_put_start_t){.space = space_.space,
-					     .epoch = space_.epoch,
-					     .group = 1,
-					     .parent = keys_[400],
-					     .depth = 400,
-					     .keys = {(const uint8_t *)keys_, KV_KEY_BYTES}};
-	assert_int_equal(u_request(&u_, m_, KV_CODE_PUT_START, &ask, &reply), KV_OK);
-	put_ = (u_put_t){.id = reply.put_start_reply.put, .member = m_, .offset = reply.put_start_reply.offset, .n = 1};
-	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 1), KV_OK);
-	assert_int_equal(tiers_of(&keys_[0]), KV_TIER_CPU);
-	ask.put_start.group = 0;
-	assert_int_equal(u_request(&u_, m_, KV_CODE_PUT_START, &ask, &reply), KV_ERR_NO_PARENT);
-}
-
 STAGE_TEST(p5_already_may_be_anywhere_in_a_put, stage_window(64, 0))
 {
 	const uint32_t *slots;
@@ -81,17 +43,6 @@ STAGE_TEST(p10_a_key_twice_in_a_put_is_refused, stage_window(64, 0))
 	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 4, 0, &put_, &started_), KV_OK);
 	memset(&twice[0], 0, sizeof twice[0]);
 	assert_int_equal(u_put_start(&u_, m_, &space_, twice, 0, 1, 0, &put_, &started_), KV_ERR_ARG);
-}
-
-STAGE_TEST(p5_a_put_without_room_is_shortened, stage_window(8, 0))
-{
-	assert_int_equal(put(1, 2), 1);
-	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 20, 0, &put_, &started_), KV_OK);
-	assert_int_equal(started_.n, 8);
-	assert_int_equal(started_.already, 1);
-	u_put_write(&u_, &put_);
-	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 8), KV_OK);
-	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 20), 8);
 }
 
 STAGE_TEST(p3_of_two_copies_of_an_unchained_block_one_is_kept, stage_window(64, 0))

@@ -157,32 +157,6 @@ KV_TEST(p2_durable_reports_how_many_blocks_are_on_disk)
 	stage_end();
 }
 
-STAGE_TEST(p2_blocks_of_all_groups_come_back, stage(64, 256))
-{
-	fake_tier_t disk;
-
-	for (uint32_t g = 0; g < U_GROUPS; g++) {
-		u_.group = u_groups[g].id;
-		assert_int_equal(put(0, 8 + g), 8 + g);
-	}
-	u_settle(&u_);
-	universe_kill(&u_, &disk);
-	universe_init(&u_, &(u_config_t){.cpu_slots = 64, .max_blocks = 4096, .seed = kv_test_seed()}, &disk);
-	m_ = u_join(&u_, 0, "engine", 2, 0);
-	space_ = u_space(&u_, 0, "model");
-	u_settle(&u_);
-	for (uint32_t g = 0; g < U_GROUPS; g++) {
-		u_.group = u_groups[g].id;
-		assert_int_equal(u_visible(&u_, 0, &space_, keys_, 20), 8 + g);
-		assert_int_equal(u_mirror_tiers(&u_, 0, &keys_[5]), KV_TIER_DISK);
-		assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 8, 2, &lease_, &reply_), KV_OK);
-		wait_done(lease_.id);
-		u_lease_verify(&u_, &lease_);
-		assert_int_equal(u_header(m_, lease_.offset)->ready, 8);
-	}
-	universe_check(&u_);
-}
-
 STAGE_TEST(p1_a_reset_takes_all_groups, stage(128, 256))
 {
 	for (uint32_t g = 0; g < U_GROUPS; g++) {
@@ -242,25 +216,6 @@ KV_TEST(p10_fifty_thousand_blocks_at_the_root_cost_no_more_each)
 	assert_int_equal(u_.core->ix.blocks.used, 0);
 	universe_check(&u_);
 	universe_fini(&u_);
-}
-
-KV_TEST(p5_a_full_index_makes_room_for_unchained_blocks)
-{
-	universe_init(&u_, &(u_config_t){.cpu_slots = 64, .max_blocks = 10, .seed = kv_test_seed()}, NULL);
-	m_ = u_join(&u_, 0, "engine", 2, 0);
-	space_ = u_space(&u_, 0, "model");
-	stage_keys();
-	u_.group = 1;
-	assert_int_equal(put(0, 10), 10);
-	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 9, 0, &lease_, &reply_), KV_OK);
-	assert_int_equal(put(20, 21), 1);
-	assert_int_equal(tiers_of(&keys_[20]), KV_TIER_CPU);
-	assert_int_equal(tiers_of(&keys_[9]), 0);
-	assert_int_equal(u_acquire(&u_, m_, &space_, &keys_[20], 1, 0, &lease2_, &reply_), KV_OK);
-	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 30, 32, 0, &put_, &started_), KV_OK);
-	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 2), KV_OK);
-	assert_int_equal(u_find_notice(&u_, KV_CODE_PUT_DONE, put_.id)->msg.put_done.status, KV_ERR_NOT_ADMITTED);
-	stage_end();
 }
 
 STAGE_TEST(p4_status_names_the_groups_of_a_space, stage(16, 16))

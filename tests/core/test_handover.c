@@ -50,21 +50,6 @@ STAGE_TEST(p5_a_consumer_may_ask_first_and_is_told, stage_two(64, 0))
 	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
 }
 
-/* A match at n needs every group: so does what is handed over. */
-STAGE_TEST(p3_units_count_when_every_group_has_them, stage_two(256, 0))
-{
-	put_all(0, 16);
-	assert_int_equal(send_first("t", 16, U_FULL, 0), KV_OK);
-	assert_int_equal(sent_.n, 0);
-	assert_int_equal(send_more(12, 2u | 4u | 8u, 0), KV_OK);
-	assert_int_equal(sent_.n, 12);
-	assert_int_equal(send_more(16, 2u | 4u, 0), KV_OK);
-	assert_int_equal(sent_.n, 12);
-	assert_int_equal(send_more(16, 8u, 0), KV_OK);
-	assert_int_equal(sent_.n, 16);
-	universe_check(&u_);
-}
-
 STAGE_TEST(p4_a_tail_travels_with_the_entry_and_may_be_all, stage_two(64, 0))
 {
 	static const char hidden[] = "first token";
@@ -102,26 +87,6 @@ STAGE_TEST(p4_a_tail_travels_with_the_entry_and_may_be_all, stage_two(64, 0))
 }
 
 /* ---- kept, until it is taken or has expired -------------------------------------------------- */
-
-STAGE_TEST(p5_what_is_handed_over_is_not_evicted_until_it_expires, stage_two(64, 0))
-{
-	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 40), 40);
-	assert_int_equal(send_first("t", 20, U_FULL, 1), KV_OK);
-	evict_all();
-	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 40), 20);
-	assert_int_equal(u_put(&u_, m_, &space_, fork_, 8, 60), 44); /* the rest of the room, and no more */
-	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 20), 20);
-	advance(U_HANDOVER_TTL_NS - 1000000000u);
-	evict_all();
-	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 20), 20);
-	advance(1200000000u);
-	check_notice(m_, sent_.number, KV_HANDOVER_ENDED, 0, KV_ERR_EXPIRED);
-	assert_int_equal(metric(KV_M_HANDOVERS_EXPIRED), 1);
-	evict_all();
-	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 20), 0);
-	assert_int_equal(recv(d_, "t", 100), KV_OK); /* another one of this name */
-	assert_int_equal(got_.state, KV_HANDOVER_AWAITED);
-}
 
 STAGE_TEST(p5_each_send_begins_the_time_to_live_again, stage_two(64, 0))
 {
@@ -192,31 +157,6 @@ STAGE_TEST(p5_what_is_given_back_has_its_time_to_live_again, stage_two(64, 0))
 	assert_int_equal(u_done(&u_, d_, got_.number, KV_HANDOVER_ABORT), KV_OK);
 	advance(2200000000u);
 	assert_int_equal(u_.core->handovers.used, 0);
-}
-
-/* Pins of several kinds on one block, which come and go in any order. */
-STAGE_TEST(p5_hand_overs_and_leases_of_one_block_are_told_apart, stage_two(64, 0))
-{
-	kv_msg_acquire_reply_t reply;
-	u_lease_t first, second;
-
-	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
-	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 12, 0, &first, &reply), KV_OK);
-	assert_int_equal(send_first("a", 12, U_FULL, 1), KV_OK);
-	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 12, 0, &second, &reply), KV_OK);
-	assert_int_equal(send_first("b", 12, U_FULL, 1), KV_OK);
-	universe_check(&u_);
-	assert_int_equal(recv(d_, "a", 0), KV_OK);
-	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
-	universe_check(&u_);
-	assert_int_equal(u_.core->ns[0]->handover_bytes[KVD_HOST_MEM], 12 * 4096);
-	assert_int_equal(u_release(&u_, m_, first.id), KV_OK);
-	assert_int_equal(u_release(&u_, m_, second.id), KV_OK);
-	universe_check(&u_);
-	assert_int_equal(recv(d_, "b", 0), KV_OK);
-	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
-	assert_int_equal(u_.core->ns[0]->handover_bytes[KVD_HOST_MEM], 0);
-	universe_check(&u_);
 }
 
 /* A life of several rounds of the timing wheel. */
@@ -354,32 +294,6 @@ STAGE_TEST(p8_entries_of_another_namespace_are_none, stage_two(64, 0))
 }
 
 /* ---- ends of sides --------------------------------------------------------------------------- */
-
-STAGE_TEST(p4_a_consumer_that_dies_gives_the_entry_back, stage_two(64, 0))
-{
-	u_member_t *late;
-
-	late = u_join(&u_, 0, "late", 2, 0);
-	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
-	assert_int_equal(recv(d_, "awaited", 0), KV_OK);
-	assert_int_equal(send_first("sending", 8, U_FULL, 0), KV_OK);
-	assert_int_equal(recv(d_, "sending", 0), KV_OK);
-	assert_int_equal(send_first("complete", 12, U_FULL, 1), KV_OK);
-	assert_int_equal(recv(d_, "complete", 0), KV_OK);
-	u_dead(&u_, d_);
-	assert_int_equal(recv(late, "complete", 0), KV_OK); /* at once, before any tick */
-	assert_int_equal(got_.state, KV_HANDOVER_COMPLETE);
-	u_tick(&u_, 1);
-	universe_check(&u_);
-	assert_int_equal(u_.core->handovers.used, 2);
-	assert_int_equal(recv(late, "sending", 0), KV_OK);
-	assert_int_equal(got_.state, KV_HANDOVER_SENDING);
-	assert_int_equal(recv(late, "awaited", 0), KV_OK);
-	assert_int_equal(got_.state, KV_HANDOVER_AWAITED);
-	u_closed(&u_, late); /* an end of file is as good as a death */
-	u_tick(&u_, 1);
-	assert_int_equal(u_.core->handovers.used, 2);
-}
 
 STAGE_TEST(p4_a_producer_that_dies_fails_what_is_not_complete, stage_two(128, 0))
 {
@@ -546,21 +460,6 @@ STAGE_TEST(p1_an_entry_with_a_bad_block_fails, stage_two(64, 0))
 	assert_int_equal(u_.core->pins.used, 0);
 	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
 	assert_int_equal(metric(KV_M_HANDOVERS_FAILED), 1);
-}
-
-/* Only the copy in memory is bad: what is handed over is read from disk. */
-STAGE_TEST(p1_an_entry_whose_blocks_are_on_disk_outlives_a_bad_copy, stage_two(64, 64))
-{
-	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 12), 12);
-	u_settle(&u_);
-	assert_int_equal(send_first("t", 12, U_FULL, 1), KV_OK);
-	assert_int_equal(recv(d_, "t", 0), KV_OK);
-	report_bad(12, 5);
-	assert_null(last_notice(d_, got_.number));
-	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 12), 12);
-	u_evict_all(&u_, KV_TIER_DISK);
-	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 12), 12);
-	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
 }
 
 /* ---- sides of two spaces --------------------------------------------------------------------- */

@@ -22,49 +22,6 @@ static kv_status_t send_partial(uint32_t n)
 
 /* ---- as they become visible ------------------------------------------------------------------ */
 
-STAGE_TEST(p4_announced_blocks_are_handed_over_as_they_appear, stage_one(64, 0))
-{
-	assert_int_equal(receive(d_), KV_OK);
-	assert_int_equal(announce(0, 0, 12, 1), KV_OK);
-	assert_int_equal(sent_.number, got_.number);
-	assert_int_equal(sent_.state, KV_HANDOVER_SENDING);
-	assert_int_equal(sent_.n, 0);
-	assert_int_equal(sent_.announced, 12);
-	assert_int_equal(sent_.bytes, 12 * sizeof(kv_key_t));
-	check_notice(d_, sent_.number, KV_HANDOVER_SENDING, 0, KV_OK);
-	put(m_, 0, 3);
-	check_told(KV_HANDOVER_SENDING, 3, 12);
-	put(m_, 3, 8);
-	check_told(KV_HANDOVER_SENDING, 8, 12);
-	evict_all();
-	assert_int_equal(u_visible(&u_, 0, &one_, keys_, 12), 8); /* they are pinned */
-	put(m_, 8, 12);
-	check_told(KV_HANDOVER_COMPLETE, 12, 0);
-	assert_int_equal(metric(KV_M_HANDOVER_WAIT), 1);
-	assert_int_equal(u_.core->ns[0]->tail_bytes, 0);
-	assert_int_equal(u_done(&u_, d_, sent_.number, 0), KV_OK);
-	check_notice(m_, sent_.number, KV_HANDOVER_ENDED, 12, KV_OK);
-	assert_int_equal(metric(KV_M_HANDOVERS_TAKEN), 1);
-}
-
-STAGE_TEST(p4_what_is_visible_already_is_handed_over_at_once, stage_one(64, 0))
-{
-	put(m_, 0, 6);
-	assert_int_equal(announce(0, 0, 4, 0), KV_OK);
-	assert_int_equal(sent_.n, 4);
-	assert_int_equal(sent_.announced, 0);
-	assert_int_equal(announce(sent_.number, 4, 8, 0), KV_OK);
-	assert_int_equal(sent_.n, 6);
-	assert_int_equal(sent_.announced, 8);
-	put(m_, 6, 8);
-	assert_int_equal(announce(sent_.number, 6, 8, 1), KV_OK); /* the notice crosses the request */
-	assert_int_equal(sent_.state, KV_HANDOVER_COMPLETE);
-	assert_int_equal(sent_.n, 8);
-	universe_check(&u_);
-	assert_int_equal(receive(d_), KV_OK);
-	assert_int_equal(got_.state, KV_HANDOVER_COMPLETE);
-}
-
 STAGE_TEST(p4_the_private_block_completes_it, stage_one(64, 0))
 {
 	u_send_t send = {.transfer = "t",
@@ -105,21 +62,6 @@ STAGE_TEST(p4_the_private_block_completes_it, stage_one(64, 0))
 	u_tick(&u_, 1);
 	check_notice(m_, sent_.number, KV_HANDOVER_COMPLETE, 0, KV_OK);
 	universe_check(&u_);
-}
-
-/* Visible and gone again before it was handed over: it is waited for until it is put again. */
-STAGE_TEST(p4_a_block_evicted_before_it_is_handed_over_is_waited_for, stage_one(64, 0))
-{
-	assert_int_equal(receive(d_), KV_OK);
-	assert_int_equal(announce(0, 0, 4, 1), KV_OK);
-	assert_int_equal(u_put(&u_, m_, &one_, keys_, 0, 4), 4);
-	evict_all();
-	assert_int_equal(u_visible(&u_, 0, &one_, keys_, 4), 0);
-	u_tick(&u_, 1);
-	assert_int_equal(entry()->n, 0);
-	assert_int_equal(entry()->state, KV_HANDOVER_SENDING);
-	put(m_, 0, 4);
-	check_told(KV_HANDOVER_COMPLETE, 4, 0);
 }
 
 /* The device could not read it: it was hidden with what is below it, and comes back without a put. */
@@ -250,19 +192,6 @@ STAGE_TEST(p7_a_quantum_finds_that_the_producer_has_gone, stage_one(64, 0))
 	check_notice(d_, sent_.number, KV_HANDOVER_FAILED, 0, KV_ERR_PRODUCER_LOST);
 	universe_check(&u_);
 	m_ = u_join(&u_, 0, "engine", 2, 0);
-}
-
-/* Without a consumer it lives since the last chunk, announced or handed over; then nothing is left. */
-STAGE_TEST(p5_announced_blocks_without_a_consumer_expire, stage_one(64, 0))
-{
-	assert_int_equal(announce(0, 0, 8, 1), KV_OK);
-	kv_test_advance(&u_.env, UINT64_C(6000000000));
-	put(m_, 0, 4);
-	advance(UINT64_C(6000000000));
-	assert_int_equal(u_.core->handovers.used, 1);
-	advance(UINT64_C(4200000000));
-	check_notice(m_, sent_.number, KV_HANDOVER_ENDED, 4, KV_ERR_EXPIRED);
-	assert_int_equal(u_.core->handovers.used + u_.core->announced_count + u_.core->ns[0]->tail_bytes, 0);
 }
 
 /* A daemon that ends frees what is announced. */

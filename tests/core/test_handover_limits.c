@@ -617,27 +617,6 @@ KV_TEST(p5_what_nobody_has_claimed_gives_way_at_the_limit_of_entries)
 	stage_end();
 }
 
-/* What it has given up waits for the consumer that is told why, not for the producer. */
-KV_TEST(p5_what_a_producer_gives_up_leaves_it_its_limit)
-{
-	stage_two(64, 0);
-	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
-	u_.core->config.max_leases = 2;
-	for (uint32_t i = 0; i < 20; i++) {
-		assert_int_equal(send_first(numbered('p', i), 4, U_FULL, i % 2), KV_OK);
-		assert_int_equal(u_done(&u_, m_, sent_.number, U_GIVE_UP), KV_OK);
-		assert_int_equal(u_done(&u_, m_, sent_.number, U_GIVE_UP), KV_ERR_NOT_FOUND);
-	}
-	for (uint32_t i = 0; i < 20; i++) {
-		assert_int_equal(recv(d_, numbered('p', i), 0), KV_OK);
-		assert_int_equal(got_.state, KV_HANDOVER_FAILED);
-		assert_int_equal(got_.status, KV_ERR_ABORTED);
-		assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
-	}
-	universe_check(&u_);
-	stage_end();
-}
-
 /* A node that gives memory back ends what is handed over last of all, and says so. */
 KV_TEST(p5_forced_eviction_fails_the_entry_and_says_so)
 {

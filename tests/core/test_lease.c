@@ -52,23 +52,6 @@ STAGE_TEST(p10_a_ladder_of_the_wrong_length_is_refused, stage(64, 0))
 	assert_int_equal(u_request(&u_, NULL, KV_CODE_ACQUIRE, &ask, &reply), KV_ERR_NOT_JOINED);
 }
 
-STAGE_TEST(p5_skipped_blocks_are_touched_and_not_listed, stage(64, 0))
-{
-	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 20), 20);
-	assert_int_equal(u_put(&u_, m_, &space_, fork_, 8, 30), 22);
-	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 15, &lease_, &reply_), KV_OK);
-	assert_int_equal(u_header(m_, lease_.offset)->n, 5);
-	u_lease_verify(&u_, &lease_);
-	assert_int_equal(u_release(&u_, m_, lease_.id), KV_OK);
-	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 20, &lease_, &reply_), KV_OK);
-	assert_int_equal(reply_.lease, 0);
-	assert_int_equal(reply_.n, 20);
-	for (int i = 0; i < 22; i++) { /* touched: the other branch is evicted first */
-		assert_int_equal(kvd_core_evict_one(u_.core, KV_TIER_CPU), KV_OK);
-	}
-	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 20), 20);
-}
-
 STAGE_TEST(p5_pinned_bytes_and_leases_are_capped, stage(64, 0))
 {
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 40), 40);
@@ -81,19 +64,6 @@ STAGE_TEST(p5_pinned_bytes_and_leases_are_capped, stage(64, 0))
 	u_.core->config.max_leases = 1;
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 4, 0, &lease_, &reply_), KV_OK);
 	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 4, 0, &lease2_, &reply_), KV_ERR_LIMIT);
-}
-
-STAGE_TEST(p5_leases_that_need_the_same_block_share_its_read, stage_disk(64, 20))
-{
-	u_.disk.loads = 0;
-	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 0, &lease_, &reply_), KV_OK);
-	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 12, 0, &lease2_, &reply_), KV_OK);
-	assert_int_equal(reply_.ready, 0);
-	u_settle(&u_);
-	assert_int_equal(u_.disk.loads, 20);
-	assert_int_equal(u_find_notice(&u_, KV_CODE_LEASE_DONE, lease2_.id)->msg.lease_done.ready, 12);
-	u_lease_verify(&u_, &lease_);
-	u_lease_verify(&u_, &lease2_);
 }
 
 STAGE_TEST(p5_slots_for_reads_are_taken_at_once_or_the_lease_shortened, stage_disk(32, 20))
@@ -129,22 +99,6 @@ STAGE_TEST(p1_a_read_that_fails_shortens_the_lease_and_takes_the_block_out, stag
 	assert_int_equal(u_mirror_tiers(&u_, 0, &keys_[15]), 0);
 	u_lease_verify(&u_, &lease_);
 	u_lease_verify(&u_, &lease2_);
-}
-
-STAGE_TEST(p1_a_bad_block_is_invisible_at_once_with_all_below, stage(64, 0))
-{
-	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 20), 20);
-	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 20, 0, &lease_, &reply_), KV_OK);
-	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 8, 0, &lease2_, &reply_), KV_OK);
-	assert_int_equal(u_bad_block(&u_, m_, lease_.id, 12), KV_OK);
-	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 20), 12);
-	u_settle(&u_);
-	assert_false(u_lease_alive(&lease_));
-	assert_true(u_lease_alive(&lease2_));
-	assert_int_equal(u_mirror_tiers(&u_, 0, &keys_[12]), 0);
-	assert_int_equal(u_put(&u_, m_, &space_, keys_, 12, 20), 8);
-	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 20), 20);
-	assert_int_equal(u_bad_block(&u_, m_, lease2_.id, 8), KV_ERR_ARG);
 }
 
 STAGE_TEST(p1_nothing_of_an_old_epoch_is_served, stage(64, 64))
@@ -203,54 +157,6 @@ STAGE_TEST(p4_a_bad_cpu_copy_drops_the_cpu_copies_below_it, stage(64, 64))
 	u_put_write(&u_, &put);
 	(void)u_put_end(&u_, m_, &put, 0, 4);
 	assert_int_equal(u_find_notice(&u_, KV_CODE_PUT_DONE, put.id)->msg.put_done.status, KV_ERR_PARENT_LOST);
-}
-
-STAGE_TEST(p4_a_closed_member_may_still_write_a_dead_one_may_not, stage(64, 0))
-{
-	static u_put_t put;
-	kv_msg_put_start_reply_t started;
-	u_member_t *other;
-
-	other = u_join(&u_, 0, "second", 2, 0);
-	assert_int_equal(u_put(&u_, other, &space_, keys_, 0, 10), 10);
-	assert_int_equal(u_acquire(&u_, other, &space_, keys_, 10, 0, &lease_, &reply_), KV_OK);
-	assert_int_equal(u_put_start(&u_, other, &space_, keys_, 10, 14, 0, &put, &started), KV_OK);
-	u_closed(&u_, other);
-	assert_int_equal(stage_quarantined(), 4);
-	assert_false(u_lease_alive(&lease_));
-	universe_check(&u_);
-	u_dead(&u_, other);
-	assert_int_equal(stage_quarantined(), 0);
-	assert_int_equal(u_.core->instances.used, 1);
-}
-
-STAGE_TEST(p4_a_dead_member_ends_puts_until_the_others_are_drained, stage(64, 0))
-{
-	static u_put_t put;
-	kv_msg_put_start_reply_t started;
-	const uint32_t writers[2][5] = {{0, 0, 1, 0, 2}, {1, 1, 1, 0, 2}};
-	kv_msg_t ask = {0}, reply;
-	u_member_t *rank[2];
-	uint32_t freed;
-
-	rank[0] = u_join(&u_, 0, "pair", 1, 0);
-	rank[1] = u_join(&u_, 0, "pair", 1, 1);
-	ask.put_start = (kv_msg_put_start_t){.space = space_.space,
-					     .epoch = space_.epoch,
-					     .keys = {(const uint8_t *)keys_, 4 * KV_KEY_BYTES},
-					     .writers = {(const uint8_t *)writers, sizeof writers}};
-	assert_int_equal(u_request(&u_, rank[0], KV_CODE_PUT_START, &ask, &reply), KV_OK);
-	u_dead(&u_, rank[1]);
-	assert_int_equal(stage_quarantined(), 4);
-	assert_int_equal(u_find_notice(&u_, KV_CODE_PUT_DONE, reply.put_start_reply.put)->msg.put_done.status,
-			 KV_ERR_REVOKED);
-	assert_int_equal(u_quiet(&u_, m_, 0, reply.put_start_reply.put, &freed), KV_OK);
-	assert_int_equal(freed, 0); /* not its instance */
-	assert_int_equal(u_quiet(&u_, rank[0], 2, 0, &freed), KV_OK);
-	assert_int_equal(freed, 0); /* said of older connections only: this one may be writing */
-	assert_int_equal(u_quiet(&u_, rank[0], 0, reply.put_start_reply.put, &freed), KV_OK);
-	assert_int_equal(freed, 4);
-	assert_int_equal(u_put_start(&u_, rank[0], &space_, keys_, 0, 4, 0, &put, &started), KV_OK);
 }
 
 STAGE_TEST(p1_same_rank_of_another_process_does_not_drain_a_writer, stage(64, 0))

@@ -108,22 +108,6 @@ STAGE_TEST(p1_a_partial_block_is_handed_over_and_goes_with_its_last_holder, stag
 	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 8), 8);
 }
 
-STAGE_TEST(p1_a_prompt_shorter_than_a_block_is_a_private_block, stage_private(64, 0))
-{
-	u_lease_t lease;
-
-	put_private();
-	assert_int_equal(send_partial(0, 15, 1), KV_OK);
-	assert_int_equal(sent_.n, 0);
-	assert_int_equal(sent_.bytes, 4 * 4096);
-	assert_int_equal(recv(d_, "t", 0), KV_OK);
-	assert_int_equal(got_.partial, 15);
-	acquire(0, &private_, 1, 0, &lease);
-	assert_int_equal(lease.n, 1);
-	u_lease_verify(&u_, &lease);
-	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
-}
-
 /* The last holder has gone, and a producer puts the block again before it is dropped: it is there for its hand-over. */
 STAGE_TEST(p3_a_block_put_again_is_not_dropped_under_its_producer, stage_private(128, 0))
 {
@@ -141,71 +125,6 @@ STAGE_TEST(p3_a_block_put_again_is_not_dropped_under_its_producer, stage_private
 	assert_int_equal(u_done(&u_, m_, sent_.number, U_GIVE_UP), KV_OK);
 	u_tick(&u_, 1);
 	assert_int_equal(private_blocks(), 0);
-}
-
-/* A hand-over that is refused half way has pinned some of them for a moment: they stay for the next try. */
-STAGE_TEST(p3_a_refused_hand_over_lets_its_private_blocks_stay, stage_private(128, 0))
-{
-	put_all(0, 8);
-	for (uint32_t g = 0; g < U_GROUPS; g++) {
-		assert_int_equal(send_partial(8, 5, 1), KV_MISS); /* that of group g is missing */
-		u_tick(&u_, 2);
-		assert_int_equal(private_blocks(), g);
-		u_.group = u_groups[g].id;
-		assert_int_equal(u_put_private(&u_, m_, &space_, &private_), 1);
-		u_.group = 0;
-	}
-	u_.core->config.max_handover_bytes = (8 + 4 + 1 + 8 + 3) * 4096;
-	assert_int_equal(send_partial(8, 5, 1), KV_ERR_BUSY);
-	u_tick(&u_, 2);
-	assert_int_equal(private_blocks(), 4);
-	u_.core->config.max_handover_bytes = 0;
-	assert_int_equal(send_partial(8, 5, 1), KV_OK);
-}
-
-/* A lease may skip all that its engine holds, and read the private block alone. */
-STAGE_TEST(p1_a_lease_may_begin_with_the_private_block, stage_private(64, 0))
-{
-	u_lease_t lease;
-
-	put_all(0, 8);
-	put_private();
-	for (uint32_t skip = 0; skip <= 8; skip++) {
-		acquire(0, whole_, 9, skip, &lease);
-		assert_int_equal(lease.n, 9);
-		u_lease_verify(&u_, &lease);
-		universe_check(&u_);
-		assert_int_equal(u_header(d_, lease.offset)->ready, 9);
-		assert_int_equal(u_release(&u_, d_, lease.id), KV_OK);
-		if (skip < 8) {
-			u_tick(&u_, 1);
-			u_.group = 0;
-			assert_int_equal(u_put_private(&u_, m_, &space_, &private_), 1);
-		}
-	}
-}
-
-/* The path comes from disk, the private block is there: one lease has both, and is ready when the path is. */
-STAGE_TEST(p1_a_prefix_on_disk_and_its_private_block_are_one_lease, stage_private(64, 64))
-{
-	u_lease_t lease;
-
-	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 8), 8);
-	u_settle(&u_);
-	evict_all();
-	assert_int_equal(u_put_private(&u_, m_, &space_, &private_), 1);
-	u_.disk.hold = 1;
-	acquire(0, whole_, 9, 2, &lease);
-	assert_int_equal(lease.n, 9);
-	assert_int_equal(u_header(d_, lease.offset)->ready, 2);
-	universe_check(&u_);
-	evict_all();
-	u_.disk.hold = 0;
-	u_settle(&u_);
-	assert_int_equal(u_header(d_, lease.offset)->ready, 9);
-	u_lease_verify(&u_, &lease);
-	universe_check(&u_);
-	assert_int_equal(u_release(&u_, d_, lease.id), KV_OK);
 }
 
 /* One of the reads fails: the lease ends before it, without the private block. */
@@ -279,37 +198,6 @@ KV_TEST(p2_a_restart_forgets_private_blocks)
 }
 
 /* ---- how it ends ----------------------------------------------------------------------------- */
-
-STAGE_TEST(p5_what_nothing_has_held_ages_like_any_block, stage_private(16, 0))
-{
-	assert_int_equal(u_put_private(&u_, m_, &space_, &private_), 1);
-	u_tick(&u_, 10);
-	assert_int_equal(tiers_of(0, &private_), KV_TIER_CPU);
-	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 16), 16);
-	assert_int_equal(tiers_of(0, &private_), 0);
-	assert_int_equal(private_blocks(), 0);
-}
-
-STAGE_TEST(p4_bad_bytes_in_a_private_block_end_what_has_it, stage_private(128, 0))
-{
-	kv_msg_t ask = {.bad_block = {.index = 8}}, answer;
-	u_lease_t lease;
-
-	put_all(0, 8);
-	put_private();
-	assert_int_equal(send_partial(8, 5, 1), KV_OK);
-	assert_int_equal(recv(d_, "t", 0), KV_OK);
-	acquire(0, whole_, 9, 0, &lease);
-	ask.bad_block.lease = lease.id;
-	assert_int_equal(u_request(&u_, d_, KV_CODE_BAD_BLOCK, &ask, &answer), KV_OK);
-	u_settle(&u_);
-	assert_false(u_lease_alive(&lease));
-	check_notice(d_, got_.number, KV_HANDOVER_FAILED, 0, KV_ERR_CORRUPT);
-	assert_int_equal(private_blocks(), 0);
-	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 8), 8);
-	universe_check(&u_);
-	assert_int_equal(u_done(&u_, d_, got_.number, 0), KV_OK);
-}
 
 STAGE_TEST(p4_a_reset_takes_private_blocks_along, stage_private(128, 0))
 {

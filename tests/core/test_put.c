@@ -163,18 +163,6 @@ KV_TEST(p3_a_waiting_child_accepts_another_instances_parent)
 	}
 }
 
-STAGE_TEST(p5_a_full_pool_shortens_a_put_and_never_takes_its_own_path, stage(16, 0))
-{
-	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 10), 10);
-	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 40, 0, &put_, &reply_), KV_OK);
-	assert_int_equal(reply_.already, 10);
-	assert_int_equal(reply_.n, 16);
-	u_put_write(&u_, &put_);
-	assert_int_equal(u_put_end(&u_, m_, &put_, 10, 6), KV_OK);
-	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 40), 16);
-	assert_int_equal(kv_metric_get(&u_.metrics, KV_M_PUT_BUSY), 1);
-}
-
 STAGE_TEST(p5_unfinished_bytes_are_capped, stage(64, 0))
 {
 	u_.core->config.max_unfinished_bytes = 5 * 4096;
@@ -234,24 +222,6 @@ STAGE_TEST(p5_an_expired_put_is_revoked_for_room_and_drained_later, stage(16, 0)
 	assert_int_equal(keep_put(puts[2].id), KV_ERR_NOT_FOUND);
 	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
 	assert_int_equal(kv_metric_get(&u_.metrics, KV_M_PUTS_EXPIRED), 2);
-}
-
-STAGE_TEST(p4_a_revoked_puts_slots_wait_until_its_writers_are_drained, stage(64, 0))
-{
-	uint32_t freed;
-
-	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 6, 0, &put_, &reply_), KV_OK);
-	assert_int_equal(u_put_end(&u_, m_, &put_, 0, 2), KV_OK);
-	assert_int_equal(u_put_revoke(&u_, m_, put_.id), KV_OK);
-	assert_int_equal(u_header(m_, put_.offset)->state, KV_LEASE_REVOKED);
-	assert_int_equal(done(put_.id)->msg.put_done.n, 2);
-	assert_int_equal(done(put_.id)->msg.put_done.status, KV_ERR_REVOKED);
-	assert_int_equal(stage_quarantined(), 4);
-	assert_int_equal(u_put_end(&u_, m_, &put_, 2, 1), KV_ERR_REVOKED);
-	assert_int_equal(u_quiet(&u_, m_, 0, put_.id, &freed), KV_OK);
-	assert_int_equal(freed, 4);
-	assert_int_equal(stage_quarantined(), 0);
-	assert_int_equal(u_visible(&u_, 0, &space_, keys_, 6), 2);
 }
 
 /* While the block is written its parent comes into memory too; the room it needs in the index is then not made by
@@ -391,29 +361,6 @@ STAGE_TEST(p5_acknowledgements_owed_on_a_hostile_chain_walk_it_once, stage(2048,
 	assert_true(steps < 4 * CHAIN);
 	assert_int_equal(u_.core->durable_owed, 0);
 	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.n, CHAIN);
-}
-
-STAGE_TEST(p2_durable_is_answered_once_after_the_flush, stage(64, 64))
-{
-	assert_int_equal(u_put(&u_, m_, &space_, keys_, 0, 4), 4);
-	u_.disk.hold = 1;
-	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 8, 1, &put_, &reply_), KV_OK);
-	u_put_write(&u_, &put_);
-	assert_int_equal(u_put_end(&u_, m_, &put_, 4, 4), KV_OK);
-	u_tick(&u_, 20);
-	assert_int_equal(done(put_.id)->msg.put_done.n, 8);
-	assert_int_equal(u_count_notices(&u_, KV_CODE_DURABLE, put_.id), 0);
-	u_.disk.hold = 0;
-	u_settle(&u_);
-	assert_int_equal(u_count_notices(&u_, KV_CODE_DURABLE, put_.id), 1);
-	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.n, 8);
-	assert_true(u_.disk.flushes > 0);
-
-	/* All of it there already: no slots, but an answer all the same. */
-	assert_int_equal(u_put_start(&u_, m_, &space_, keys_, 0, 8, 1, &put_, &reply_), KV_OK);
-	assert_true(reply_.put != 0 && reply_.already == 8);
-	u_settle(&u_);
-	assert_int_equal(u_find_notice(&u_, KV_CODE_DURABLE, put_.id)->msg.durable.n, 8);
 }
 
 /* A disk that takes no metadata: as long as another put waits for its writes each flush would fail like the one

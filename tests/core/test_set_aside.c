@@ -52,32 +52,6 @@ static uint32_t shown(void)
 	return n;
 }
 
-STAGE_TEST(p3_an_unreadable_block_is_not_matched_until_read_again, stage_on_disk(8))
-{
-	uint64_t stored, removed;
-
-	stored = u_.stored;
-	removed = u_.removed;
-	fake_set_readable(&u_.disk, disk_slot(5), 0);
-	assert_int_equal(shown(), 5);
-	fake_set_readable(&u_.disk, disk_slot(2), 0);
-	assert_int_equal(shown(), 2);
-	assert_true(u_.removed == removed && u_.stored == stored); /* nothing has left the disk: no event goes out */
-	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 4, 0, &lease_, &got_), KV_OK); /* asks for 4, 3, 2 */
-	assert_int_equal(got_.n, 2);
-	assert_int_equal(got_.why, KV_WHY_UNREADABLE);
-	assert_int_equal(u_release(&u_, m_, lease_.id), KV_OK);
-	fake_set_readable(&u_.disk, disk_slot(2), 1);
-	assert_int_equal(shown(), 5);
-	fake_set_readable(&u_.disk, disk_slot(5), 1);
-	assert_int_equal(shown(), 8);
-	assert_int_equal(u_.removed, removed);
-	assert_int_equal(u_acquire(&u_, m_, &space_, keys_, 8, 0, &lease_, &got_), KV_OK);
-	u_settle(&u_);
-	assert_int_equal(got_.n, 8);
-	u_lease_verify(&u_, &lease_);
-}
-
 /* A block in memory is served from there. It is hidden when it has left memory. */
 STAGE_TEST(p3_a_block_in_memory_does_not_need_its_disk_copy, stage(64, 64))
 {
@@ -159,38 +133,6 @@ STAGE_TEST(p3_leases_keep_what_they_can_read, stage_on_disk(8))
 	assert_int_equal(shown(), 2);
 }
 
-/* Hidden blocks age like others. */
-STAGE_TEST(p5_hidden_blocks_can_be_evicted, stage_on_disk(8))
-{
-	fake_set_readable(&u_.disk, disk_slot(2), 0);
-	for (uint32_t used = 8; used > 1; used--) {
-		assert_int_equal(u_.disk.used, used);
-		assert_int_equal(kvd_core_evict_one(u_.core, KV_TIER_DISK), KV_OK);
-		universe_check(&u_);
-	}
-	assert_int_equal(shown(), 1);
-	(void)u_put(&u_, m_, &space_, keys_, 1, 8);
-	assert_int_equal(shown(), 8);
-}
-
-/* Given up: the block leaves with its subtree on disk, and can be stored anew. */
-STAGE_TEST(p2_a_block_that_stays_unreadable_is_dropped_with_its_subtree, stage_on_disk(8))
-{
-	uint64_t removed;
-
-	(void)u_put(&u_, m_, &space_, fork_, 8, 12); /* through: another branch under block 8 */
-	u_settle(&u_);
-	fake_set_readable(&u_.disk, disk_slot(3), 0);
-	assert_int_equal(shown(), 3);
-	removed = u_.removed;
-	fake_lose(&u_.disk, disk_slot(3));
-	u_settle(&u_);
-	assert_int_equal(u_.removed, removed + 9);
-	assert_int_equal(u_.disk.used, 3);
-	(void)u_put(&u_, m_, &space_, keys_, 3, 8);
-	assert_int_equal(shown(), 8);
-}
-
 /* One word of the mirror says that a device reads nothing. */
 STAGE_TEST(p3_nothing_on_disk_is_matched_while_the_tier_is_off, stage_on_disk(8))
 {
@@ -209,20 +151,4 @@ STAGE_TEST(p3_nothing_on_disk_is_matched_while_the_tier_is_off, stage_on_disk(8)
 	u_.disk.dark = 0;
 	u_tick(&u_, 1);
 	assert_int_equal(header->unreadable, 0);
-}
-
-STAGE_TEST(p2_a_restart_finds_what_was_set_aside, stage_on_disk(8))
-{
-	fake_tier_t disk;
-
-	fake_set_readable(&u_.disk, disk_slot(3), 0);
-	assert_int_equal(shown(), 3);
-	universe_kill(&u_, &disk);
-	universe_init(&u_, &(u_config_t){.cpu_slots = 64, .disk_slots = 64, .max_blocks = 4096, .seed = kv_test_seed()},
-		      &disk);
-	m_ = u_join(&u_, 0, "engine", 2, 0);
-	fake_set_readable(&u_.disk, 2, 0); /* before its space is open */
-	space_ = u_space(&u_, 0, "model");
-	fake_set_readable(&u_.disk, 2, 1);
-	assert_int_equal(shown(), 8);
 }
