@@ -59,7 +59,7 @@ static void write_note(const kvk_ep_plan_t *plan, const kvk_ep_tokens_t *tokens,
 	memset(out, 0, plan->note_bytes);
 	memcpy(words, tokens->experts + (size_t)token * top_k, top_k * sizeof(uint32_t));
 	memcpy(words + top_k, tokens->weights + (size_t)token * top_k, top_k * sizeof(float));
-	words[2u * top_k] = token;
+	words[2u * (size_t)top_k] = token;
 }
 
 /* A rank's own tokens stay where they are. */
@@ -131,7 +131,7 @@ static told_t read_record(kvk_ep_rank_t *ep, uint64_t number, uint32_t record)
 				tokens->weights + (size_t)token * top_k};
 	}
 
-	return (told_t){words[2u * top_k], words, (const void *)(words + top_k)};
+	return (told_t){words[2u * (size_t)top_k], words, (const void *)(words + top_k)};
 }
 
 static uint32_t count_of(kvk_ep_rank_t *ep, uint64_t number, uint32_t source)
