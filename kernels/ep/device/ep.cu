@@ -6,13 +6,12 @@
  * the others' bytes are there. Each half has one kernel whose last block to end moves the half's number on: until
  * then all blocks, and the kernels before it, read the old one.
  */
-#include <cuda_bf16.h>
-
 #define _Noreturn __attribute__((noreturn)) /* C's word */
 extern "C" {
 #include "ep/device/args.h"
 }
 #include "cuda/device/bulk.cuh"
+#include "system.cuh"
 
 #define LANES 32u
 #define ALL   0xffffffffu
@@ -21,7 +20,11 @@ extern "C" {
 #define NOTES 6u /* words of notes */
 
 /* 128: a stage that begins elsewhere takes the copy engine twice as long. */
+#if defined(LANES_H) /* a CPU runs it: tests/kernels/lanes.h */
+static __align__(128) uint4 shared[KVK_EP_SHARED / sizeof(uint4)];
+#else
 extern __shared__ __align__(128) uint4 shared[];
+#endif
 
 static __device__ __forceinline__ kvk_ep_state_t *state_of(const kvk_ep_args_t &a)
 {
@@ -49,29 +52,6 @@ static __device__ __forceinline__ uint32_t owner_of(uint32_t expert, uint64_t re
 }
 
 /* ---- between ranks --------------------------------------------------------------------------- */
-
-static __device__ __forceinline__ uint64_t load_acquire(uint64_t at)
-{
-	uint64_t value;
-
-	asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
-
-	return value;
-}
-
-static __device__ __forceinline__ void store_release(uint64_t at, uint64_t value)
-{
-	asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
-}
-
-static __device__ __forceinline__ uint64_t now_ns(void)
-{
-	uint64_t value;
-
-	asm volatile("mov.u64 %0, %globaltimer;" : "=l"(value));
-
-	return value;
-}
 
 /* Is this the last block of the half's kernel to end? What all others have stored is then visible to its threads. */
 static __device__ bool is_last_block(const kvk_ep_args_t &a, uint32_t half)
