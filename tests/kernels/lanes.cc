@@ -1,108 +1,183 @@
-// The kernels of cuda/device/kernels.cu on a CPU: block after block, warp after warp, the 32 lanes in turn from one meeting to the next. Bytes, digests and the order of
-// things are the device's; speed is not.
+// The threads of a block in turns: one that is ready, drawn from a seed, runs to its next meeting. Bytes, digests and the
+// order of things are the device's; speed is not.
 #include "lanes.h"
 
-#include "cuda/device/kernels.cu"
-
+#include <setjmp.h>
 #include <ucontext.h>
 
 lanes_dim threadIdx, blockIdx, blockDim, gridDim;
-uint64_t lanes_given[2][32];
-unsigned lanes_exchanges[32];
+uint64_t lanes_given[2][LANES_THREADS];
+unsigned lanes_exchanges[LANES_THREADS];
 std::map<uint64_t *, lanes_copy> lanes_loads;
-std::deque<lanes_copy> lanes_stores[32];
-std::deque<std::vector<lanes_copy>> lanes_groups[32];
-std::vector<lanes_copy> lanes_group[32];
+lanes_way lanes_ways[LANES_THREADS];
 
 struct lane {
 	ucontext_t context;
+	jmp_buf at; // once it has begun: a system call cheaper
+	bool has_begun;
 	std::vector<uint8_t> stack;
-	int line; // where it waits; 0: it is over
 };
 
-static lane lanes[32];
-static ucontext_t outside;
-static unsigned current;
-static void (*kernel)(kvk_gpu_args_t); // null: the one that digests
-static kvk_gpu_args_t kernel_args;
-static kvk_gpu_digest_args_t digest_args;
+struct meeting {
+	int line;
+	std::vector<unsigned> threads; // that have come
+};
+
+static lane lanes[LANES_THREADS];
+static jmp_buf outside;
+static void (*thread_body)();
+static std::vector<unsigned> ready;
+static meeting of_warp[LANES_THREADS / 32], of_block;
+static unsigned alive, blocks_left;
+static uint64_t rng = 1;
+
+extern "C" void lanes_seed(uint64_t seed)
+{
+	rng = seed;
+}
+
+static unsigned below(size_t n)
+{
+	uint64_t z = rng += 0x9e3779b97f4a7c15u;
+
+	z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+	z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+
+	return (unsigned)((z ^ (z >> 31)) % n);
+}
+
+// ---- meeting ------------------------------------------------------------------------------------
+
+static void leave()
+{
+	if (_setjmp(lanes[threadIdx.x].at) == 0) {
+		_longjmp(outside, 1);
+	}
+}
+
+static void end_if_all(meeting &m, unsigned all)
+{
+	if (m.threads.size() == all) {
+		ready.insert(ready.end(), m.threads.begin(), m.threads.end());
+		m.threads.clear();
+	}
+}
+
+static void meet(meeting &m, int line, unsigned all)
+{
+	LANES_CHECK(m.threads.empty() || m.line == line); // all of them meet at the same place
+	m.line = line;
+	m.threads.push_back(threadIdx.x);
+	end_if_all(m, all);
+	leave();
+}
 
 void lanes_meet(int line)
 {
-	const unsigned self = current;
-
-	lanes[self].line = line;
-	swapcontext(&lanes[self].context, &outside);
+	meet(of_warp[threadIdx.x / 32], line, 32);
 }
 
-static void run_lane()
+void lanes_meet_block(int line)
 {
-	if (kernel) {
-		kernel(kernel_args);
-	} else {
-		kvk_digest_pieces(digest_args);
-	}
-	lanes[current].line = 0;
+	meet(of_block, line, alive);
 }
 
-static void start_lane(unsigned i)
+void lanes_pass()
+{
+	ready.push_back(threadIdx.x);
+	leave();
+}
+
+// ---- running ------------------------------------------------------------------------------------
+
+static void run_thread()
+{
+	thread_body();
+	end_if_all(of_block, --alive);
+	_longjmp(outside, 1);
+}
+
+static void open_thread(unsigned i)
 {
 	lane &l = lanes[i];
 
 	l.stack.resize(256 << 10);
-	l.line = -1;
+	l.has_begun = false;
 	lanes_exchanges[i] = 0;
-	lanes_groups[i].clear(); // empty ones may be left
+	lanes_ways[i].loads.clear(); // empty ones may be left
 	getcontext(&l.context);
 	l.context.uc_stack.ss_sp = l.stack.data();
 	l.context.uc_stack.ss_size = l.stack.size();
-	l.context.uc_link = &outside;
-	makecontext(&l.context, run_lane, 0);
+	makecontext(&l.context, run_thread, 0);
+	ready.push_back(i);
 }
 
-static void run_warp(unsigned warp)
+static void go_on(unsigned i)
 {
-	for (unsigned i = 0; i < 32; i++) {
-		start_lane(i);
+	threadIdx.x = i;
+	if (_setjmp(outside) == 0) {
+		if (lanes[i].has_begun) {
+			_longjmp(lanes[i].at, 1);
+		}
+		lanes[i].has_begun = true;
+		setcontext(&lanes[i].context);
 	}
-	while (lanes[0].line != 0) {
-		for (current = 0; current < 32; current++) {
-			threadIdx.x = warp * 32 + current;
-			swapcontext(&outside, &lanes[current].context);
-			LANES_CHECK(lanes[current].line == lanes[0].line); // all of them meet at the same place
+}
+
+bool lanes_all_stored()
+{
+	for (const lanes_way &way : lanes_ways) {
+		if (!way.stores.empty() || !way.landing.empty() || !way.store.empty()) {
+			return false;
 		}
 	}
+
+	return blocks_left == 0;
+}
+
+static void run_block(unsigned threads)
+{
+	const unsigned ahead = below(threads / 16); // a warp that mostly is; in every second block, none
+
+	alive = threads;
+	for (unsigned i = 0; i < threads; i++) {
+		open_thread(i);
+	}
+	while (!ready.empty()) {
+		unsigned at = below(ready.size()), i;
+
+		for (unsigned tries = 0; tries < 16 && ready[at] / 32 != ahead; tries++) {
+			at = below(ready.size());
+		}
+		i = ready[at];
+		ready[at] = ready.back();
+		ready.pop_back();
+		go_on(i);
+	}
+	LANES_CHECK(alive == 0); // else some wait where the others do not come
 	LANES_CHECK(lanes_loads.empty());
-	for (unsigned i = 0; i < 32; i++) {
-		LANES_CHECK(lanes_stores[i].empty() && lanes_group[i].empty());
+	for (const lanes_way &way : lanes_ways) {
+		LANES_CHECK(way.stores.empty() && way.landing.empty() && way.store.empty() && way.load.empty());
 	}
 }
 
-extern "C" void lanes_launch(const char *name, unsigned grid, unsigned threads, const void *args)
+void lanes_run(unsigned grid, unsigned threads, void (*body)(), void *shared, size_t bytes, size_t room)
 {
-	static const struct {
-		const char *name;
-		void (*kernel)(kvk_gpu_args_t);
-	} kernels[] = {{KVK_GPU_GATHER_BULK, kvk_gather_bulk},
-		       {KVK_GPU_SCATTER_BULK, kvk_scatter_bulk},
-		       {KVK_GPU_GATHER_PLAIN, kvk_gather_plain},
-		       {KVK_GPU_SCATTER_PLAIN, kvk_scatter_plain}};
+	std::vector<unsigned> blocks;
 
-	kernel = nullptr;
-	for (const auto &k : kernels) {
-		kernel = strcmp(k.name, name) == 0 ? k.kernel : kernel;
+	LANES_CHECK(grid > 0 && threads > 0 && threads % 32 == 0 && threads <= LANES_THREADS && bytes <= room);
+	for (unsigned i = 0; i < grid; i++) {
+		blocks.insert(blocks.begin() + below(i + 1), i);
 	}
-	if (kernel) {
-		kernel_args = *(const kvk_gpu_args_t *)args;
-	} else {
-		LANES_CHECK(strcmp(name, KVK_GPU_DIGEST_PIECES) == 0);
-		digest_args = *(const kvk_gpu_digest_args_t *)args;
-	}
+	thread_body = body;
 	gridDim.x = grid;
 	blockDim.x = threads;
-	for (blockIdx.x = 0; blockIdx.x < grid; blockIdx.x++) {
-		for (unsigned warp = 0; warp < threads / 32; warp++) {
-			run_warp(warp);
+	for (blocks_left = grid; blocks_left-- > 0;) {
+		blockIdx.x = blocks[blocks_left];
+		memset(shared, 0xee, room);
+		run_block(threads);
+		for (size_t i = bytes; i < room; i++) {
+			LANES_CHECK(((const uint8_t *)shared)[i] == 0xee);
 		}
 	}
 }
