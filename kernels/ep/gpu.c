@@ -152,7 +152,7 @@ static kv_status_t take_memory(kvk_ep_gpu_t *ep)
 		status = KVK_GPU_CALL(gpu, mem_set, ep->memory, 0, kvk_ep_gpu_bytes(plan));
 	}
 	if (status == KV_OK) {
-		status = KVK_GPU_CALL(gpu, context_wait);
+		status = kvk_gpu_check_result(gpu, offsetof(kvk_cuda_ops_t, context_wait), gpu->cuda->context_wait());
 	}
 	if (status == KV_OK) {
 		status = KVK_GPU_CALL(gpu, host_alloc, (void **)&ep->seen, seen_bytes(plan), KVK_CU_HOST_MAPPED);
