@@ -1,0 +1,22 @@
+/* ep_driver.h -- fake_cuda.h with the kernels of kernels/ep: they are launched at once, as a function of the test says. The
+ * rig's image is theirs, too. */
+#ifndef EP_DRIVER_H
+#define EP_DRIVER_H
+
+#include "gpu_rig.h"
+
+#include "kvk/ep_gpu.h"
+
+/* Runs a kernel of that name. */
+typedef void (*ep_run_t)(const char *name, unsigned grid, unsigned threads, unsigned shared_bytes, const void *args);
+
+/* Starts the rig's driver, one of that compute capability, and opens its GPU. NULL: nothing runs. */
+kvk_gpu_t *ep_driver_open(gpu_rig_t *rig, int major, ep_run_t run);
+uint64_t ep_driver_launches(void);
+/* Device memory; the fake device is the host. */
+void *ep_driver_alloc(size_t bytes);
+void ep_driver_free(void *memory);
+
+extern int ep_driver_has_kernels; /* of kernels/ep, in this build */
+
+#endif

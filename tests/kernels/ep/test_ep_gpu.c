@@ -1,0 +1,152 @@
+/* The host's side of dispatch and combine on a GPU: what it refuses, and what a driver that fails leaves. */
+#include "ep_driver.h"
+
+static const kvk_ep_shape_t shape = {2, 8, 2, 16, 8, 4, 2};
+static kvk_ep_plan_t plan;
+static kvk_cu_ptr_t heaps[2];
+static kvk_ep_gpu_config_t config;
+
+static void start(int major)
+{
+	const char *why = NULL;
+
+	assert_int_equal(kvk_ep_plan(&shape, &plan, &why), KV_OK);
+	config = (kvk_ep_gpu_config_t){.gpu = ep_driver_open(&rig_, major, NULL), .plan = &plan, .heaps = heaps};
+	for (int r = 0; r < 2; r++) {
+		void *heap = ep_driver_alloc(plan.heap_bytes);
+
+		memset(heap, 0, plan.heap_bytes);
+		heaps[r] = (uintptr_t)heap;
+	}
+}
+
+static void end_test(void)
+{
+	for (int r = 0; r < 2; r++) {
+		ep_driver_free((void *)(uintptr_t)heaps[r]);
+	}
+	gpu_rig_fini(&rig_);
+}
+
+#define EP_TEST(name) KV_TEST_BETWEEN(name, (void)0, end_test())
+
+static void refuse(kv_status_t status, const char *why)
+{
+	kvk_ep_gpu_t *ep = NULL;
+
+	assert_int_equal(kvk_ep_gpu_open(&config, &ep), status);
+	assert_null(ep);
+	if (!strstr(kvk_gpu_last_error(), why)) {
+		fail_msg("%s", kvk_gpu_last_error());
+	}
+}
+
+EP_TEST(p10_without_kernels_ranks_are_not_supported)
+{
+	start(9);
+	ep_driver_has_kernels = 0;
+	refuse(KV_ERR_UNSUPPORTED, "this build has no GPU kernels");
+}
+
+EP_TEST(p10_a_device_without_bulk_copies_is_not_supported)
+{
+	start(8);
+	refuse(KV_ERR_UNSUPPORTED, "has no bulk copies");
+}
+
+EP_TEST(p10_rows_too_large_for_a_block_are_not_supported)
+{
+	const kvk_ep_shape_t large = {2, 8, 2, KVK_EP_MAX_HIDDEN, 8, 2, 1};
+	kvk_ep_plan_t large_plan;
+
+	start(9);
+	assert_int_equal(kvk_ep_plan(&large, &large_plan, NULL), KV_OK);
+	large_plan.row_bytes = 201u << 10;
+	config.plan = &large_plan;
+	refuse(KV_ERR_UNSUPPORTED, "205824 bytes, 8 tokens and 4 experts");
+}
+
+EP_TEST(p10_a_rank_that_the_plan_lacks_is_refused)
+{
+	start(9);
+	config.rank = 2;
+	refuse(KV_ERR_ARG, "no rank 2");
+}
+
+/* Each call of the driver in turn, until none is left. */
+EP_TEST(p6_a_rank_that_cannot_be_opened_leaves_nothing)
+{
+	fake_cuda_live_t before, now;
+	uint64_t refused = 0;
+	int failed = 1;
+
+	start(9);
+	before = fake_cuda_live();
+	kv_test_fail_nth(&rig_.t, 1);
+	refuse(KV_ERR_NOMEM, "out of memory");
+	for (uint64_t n = 1; failed; n++) {
+		kvk_ep_gpu_t *ep = NULL;
+		kv_status_t status;
+
+		fake_cuda_fail_nth(n);
+		status = kvk_ep_gpu_open(&config, &ep);
+		failed = fake_cuda_failed();
+		fake_cuda_fail_nth(0);
+		if (status != KV_OK) {
+			assert_int_equal(status, KV_ERR_IO);
+			assert_null(ep);
+			assert_non_null(strstr(kvk_gpu_last_error(), "answered CUDA_ERROR_UNKNOWN"));
+			refused++;
+		}
+		kvk_ep_gpu_close(ep);
+		now = fake_cuda_live();
+		assert_memory_equal(&now, &before, sizeof before);
+	}
+	/* context, module, 8 kernels, shared memory of 7, memory, zeroed, waited for, pinned memory, stream */
+	assert_int_equal(refused, 22);
+}
+
+EP_TEST(p10_halves_out_of_order_are_refused_and_launch_nothing)
+{
+	static const kvk_ep_tokens_t some = {.n = 1}, many = {.n = 9};
+	kvk_ep_gpu_rows_t rows;
+	kvk_ep_gpu_t *ep;
+	uint64_t number = 0, launches;
+
+	start(9);
+	assert_int_equal(kvk_ep_gpu_open(&config, &ep), KV_OK);
+	assert_int_equal(kvk_ep_gpu_dispatch_send(ep, &many, NULL, &number), KV_ERR_ARG);
+	assert_int_equal(kvk_ep_gpu_dispatch_recv(ep, 1, NULL, &rows), KV_ERR_ARG);
+	assert_int_equal(ep_driver_launches(), 0);
+	for (uint64_t n = 1; n <= 2; n++) {
+		assert_int_equal(kvk_ep_gpu_dispatch_send(ep, &some, NULL, &number), KV_OK);
+		assert_int_equal(number, n);
+	}
+	launches = ep_driver_launches();
+	assert_int_equal(launches, 4);
+	assert_int_equal(kvk_ep_gpu_dispatch_send(ep, &some, NULL, &number), KV_ERR_BUSY);
+	assert_int_equal(kvk_ep_gpu_dispatch_recv(ep, 2, NULL, &rows), KV_ERR_ARG);
+	assert_int_equal(kvk_ep_gpu_reduce(ep, 1, 0, NULL), KV_ERR_ARG);
+	assert_int_equal(ep_driver_launches(), launches);
+	for (uint64_t n = 1; n <= 2; n++) {
+		assert_int_equal(kvk_ep_gpu_dispatch_recv(ep, n, NULL, &rows), KV_OK);
+	}
+	launches = ep_driver_launches();
+	assert_int_equal(kvk_ep_gpu_combine_send(ep, 1, NULL), KV_ERR_ARG); /* not reduced */
+	assert_int_equal(kvk_ep_gpu_reduce(ep, 2, 0, NULL), KV_ERR_ARG);
+	assert_int_equal(ep_driver_launches(), launches);
+	assert_int_equal(kvk_ep_gpu_reduce(ep, 1, 0, NULL), KV_OK);
+	assert_int_equal(kvk_ep_gpu_combine_recv(ep, 1, 0, NULL), KV_ERR_ARG);
+	assert_int_equal(kvk_ep_gpu_reduce(ep, 1, 0, NULL), KV_ERR_ARG);
+	assert_int_equal(kvk_ep_gpu_combine_send(ep, 2, NULL), KV_ERR_ARG);
+	assert_int_equal(ep_driver_launches(), launches + 1);
+	assert_int_equal(kvk_ep_gpu_combine_send(ep, 1, NULL), KV_OK);
+	assert_int_equal(kvk_ep_gpu_combine_send(ep, 1, NULL), KV_ERR_ARG);
+	assert_int_equal(kvk_ep_gpu_combine_recv(ep, 1, 0, NULL), KV_OK);
+	assert_int_equal(kvk_ep_gpu_combine_recv(ep, 1, 0, NULL), KV_ERR_ARG);
+	assert_int_equal(kvk_ep_gpu_dispatch_send(ep, &some, NULL, &number), KV_OK);
+	assert_int_equal(number, 3);
+	kvk_ep_gpu_close(ep);
+}
+
+KV_TEST_MAIN(NULL, NULL)

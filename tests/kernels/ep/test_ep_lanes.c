@@ -1,0 +1,334 @@
+/* Dispatch and combine by the GPU's kernels, which the CPU runs thread by thread (lanes.h), against the twin: index,
+ * sums and bytes sent. */
+#include "ep_driver.h"
+
+#include "ep/heap.h"
+
+#define MOST_RANKS 4u
+#define SLOTS      2u /* numbers in flight */
+
+void lanes_launch_ep(const char *name, unsigned grid, unsigned threads, unsigned shared_bytes, const void *args);
+void lanes_seed(uint64_t seed);
+extern uint64_t lanes_clock;
+
+enum { RANDOM, SKEWED, ONE_HOT, LOCAL, SPARSE, ROUTINGS };
+
+/* What one rank routes in one dispatch, and what comes back. */
+typedef struct batch {
+	kvk_ep_tokens_t tokens;
+	kvk_bf16_t *rows, *out, *twin_out;
+	uint32_t *experts;
+	float *weights;
+} batch_t;
+
+static struct {
+	kv_test_rng_t rng;
+	kvk_ep_plan_t plan;
+	kvk_cu_ptr_t heaps[MOST_RANKS];
+	void *twin_heaps[MOST_RANKS];
+	kvk_ep_link_t link;
+	kvk_ep_gpu_t *eps[MOST_RANKS];
+	kvk_ep_rank_t *twins[MOST_RANKS];
+	batch_t batches[SLOTS][MOST_RANKS];
+	kvk_bf16_t *outputs;
+} w;
+
+static uint32_t below(uint32_t n)
+{
+	return (uint32_t)kv_test_below(&w.rng, n);
+}
+
+static void *take_memory(size_t bytes)
+{
+	return aligned_alloc(64, (bytes + 64) / 64 * 64);
+}
+
+static void open_group(const kvk_ep_shape_t *s, uint32_t sms, uint64_t timeout_us)
+{
+	kvk_gpu_t *gpu = ep_driver_open(&rig_, 9, lanes_launch_ep);
+
+	assert_int_equal(kvk_ep_plan(s, &w.plan, NULL), KV_OK);
+	for (uint32_t r = 0; r < s->ranks; r++) {
+		void *heap = ep_driver_alloc(w.plan.heap_bytes);
+
+		memset(heap, 0, w.plan.heap_bytes);
+		w.heaps[r] = (uintptr_t)heap;
+		w.twin_heaps[r] = take_memory(w.plan.heap_bytes);
+		memset(w.twin_heaps[r], 0, w.plan.heap_bytes);
+	}
+	w.link = kvk_ep_memory_link(w.twin_heaps);
+	w.outputs = take_memory(w.plan.max_rows * w.plan.row_bytes);
+	for (uint32_t r = 0; r < s->ranks; r++) {
+		const kvk_ep_gpu_config_t config = {.gpu = gpu,
+						    .plan = &w.plan,
+						    .heaps = w.heaps,
+						    .rank = r,
+						    .sms = sms,
+						    .wide = 1 + below(3),
+						    .timeout_us = timeout_us};
+
+		assert_int_equal(kvk_ep_gpu_open(&config, &w.eps[r]), KV_OK);
+		assert_int_equal(kvk_ep_open(&kv_env_posix, &w.plan, r, w.twin_heaps[r], &w.link, &w.twins[r]), KV_OK);
+		for (uint32_t slot = 0; slot < SLOTS; slot++) {
+			batch_t *b = &w.batches[slot][r];
+
+			b->rows = take_memory(s->max_tokens * w.plan.row_bytes);
+			b->out = take_memory(s->max_tokens * w.plan.row_bytes);
+			b->twin_out = take_memory(s->max_tokens * w.plan.row_bytes);
+			b->experts = take_memory((size_t)s->max_tokens * s->top_k * sizeof *b->experts);
+			b->weights = take_memory((size_t)s->max_tokens * s->top_k * sizeof *b->weights);
+		}
+	}
+}
+
+static void close_group(void)
+{
+	for (uint32_t r = 0; r < w.plan.shape.ranks; r++) {
+		kvk_ep_gpu_close(w.eps[r]);
+		kvk_ep_close(w.twins[r]);
+		ep_driver_free((void *)(uintptr_t)w.heaps[r]);
+		free(w.twin_heaps[r]);
+		for (uint32_t slot = 0; slot < SLOTS; slot++) {
+			const batch_t *b = &w.batches[slot][r];
+
+			free(b->rows), free(b->out), free(b->twin_out), free(b->experts), free(b->weights);
+		}
+	}
+	free(w.outputs);
+	gpu_rig_fini(&rig_);
+}
+
+/* ---- what is routed -------------------------------------------------------------------------- */
+
+static void draw_experts(uint32_t rank, uint32_t *experts, int routing)
+{
+	const kvk_ep_shape_t *s = &w.plan.shape;
+	const int local = routing == LOCAL && s->top_k <= w.plan.rank_experts;
+	const uint32_t first = local ? rank * w.plan.rank_experts : 0, n = local ? w.plan.rank_experts : s->experts;
+
+	for (uint32_t k = 0; k < s->top_k; k++) {
+		uint32_t e = below(n), before = 0;
+
+		if (routing == SKEWED) {
+			const uint32_t other = below(n);
+
+			e = other < e ? other : e;
+		}
+		for (e = routing == ONE_HOT ? k : e; before < k; before++) {
+			if (experts[before] == first + e) {
+				e = (e + 1) % n;
+				before = UINT32_MAX; /* from the first one again */
+			}
+		}
+		experts[k] = first + e;
+	}
+	for (uint32_t k = 0; k < s->top_k && routing == SPARSE; k++) {
+		experts[k] = below(2) ? KVK_EP_NO_EXPERT : experts[k];
+	}
+}
+
+static void draw_batch(batch_t *b, uint32_t rank, int routing)
+{
+	const kvk_ep_shape_t *s = &w.plan.shape;
+	const uint32_t n = below(5) == 0 ? 0 : below(4) == 0 ? s->max_tokens : 1 + below(s->max_tokens);
+
+	for (size_t i = 0; i < (size_t)n * s->hidden; i++) {
+		b->rows[i] = kvk_bf16_round((float)below(4001) / 1000.0f - 2.0f);
+	}
+	for (size_t i = 0; i < (size_t)n * s->top_k; i++) {
+		b->weights[i] = (float)below(1000) / (below(3) ? 1000.0f : 0.001f);
+	}
+	for (uint32_t t = 0; t < n; t++) {
+		draw_experts(rank, b->experts + (size_t)t * s->top_k, routing);
+	}
+	b->tokens = (kvk_ep_tokens_t){.n = n, .rows = b->rows, .experts = b->experts, .weights = b->weights};
+}
+
+/* What the experts make of the rows. Large terms cancel each other: the order of a sum shows in BF16. */
+static void run_experts(uint32_t rank, const kvk_ep_rows_t *rows)
+{
+	for (uint32_t e = 0; e < w.plan.rank_experts; e++) {
+		const float factor = (float)((rank * w.plan.rank_experts + e) % 5u) - 2.25f;
+
+		for (uint32_t i = rows->first[e]; i < rows->first[e + 1]; i++) {
+			const kvk_bf16_t *x = kvk_ep_row(&w.plan, rows, i);
+
+			for (uint32_t h = 0; h < w.plan.shape.hidden; h++) {
+				w.outputs[(size_t)i * w.plan.shape.hidden + h] =
+					kvk_bf16_round(kvk_bf16_to_float(x[h]) * factor);
+			}
+		}
+	}
+}
+
+/* ---- a number -------------------------------------------------------------------------------- */
+
+static void send_all(uint32_t slot, uint64_t number)
+{
+	const int routing = (int)below(ROUTINGS);
+	uint64_t sent, twin_sent;
+
+	for (uint32_t r = 0; r < w.plan.shape.ranks; r++) {
+		batch_t *b = &w.batches[slot][r];
+
+		draw_batch(b, r, routing);
+		assert_int_equal(kvk_ep_gpu_dispatch_send(w.eps[r], &b->tokens, NULL, &sent), KV_OK);
+		assert_int_equal(kvk_ep_dispatch_send(w.twins[r], &b->tokens, &twin_sent), KV_OK);
+		assert_true(sent == number && twin_sent == number);
+	}
+}
+
+/* The index is the twin's; each makes its outputs from the rows that its own index names. */
+static void receive_and_return(uint32_t r, uint64_t number)
+{
+	kvk_ep_gpu_rows_t gpu;
+	kvk_ep_rows_t rows, seen;
+
+	assert_int_equal(kvk_ep_gpu_dispatch_recv(w.eps[r], number, NULL, &gpu), KV_OK);
+	assert_int_equal(kvk_ep_dispatch_recv(w.twins[r], number, 0, &rows), KV_OK);
+	seen = (kvk_ep_rows_t){.n = rows.n,
+			       .first = (const void *)(uintptr_t)gpu.first,
+			       .record = (const void *)(uintptr_t)gpu.record,
+			       .rows = (const void *)(uintptr_t)gpu.rows,
+			       .own = (const void *)(uintptr_t)gpu.own,
+			       .own_first = gpu.own_first};
+	assert_memory_equal(seen.first, rows.first, (w.plan.rank_experts + 1u) * sizeof *rows.first);
+	assert_memory_equal(seen.record, rows.record, rows.n * sizeof *rows.record);
+	run_experts(r, &rows);
+	assert_int_equal(kvk_ep_combine_send(w.twins[r], number, w.outputs), KV_OK);
+	memset(w.outputs, 0xee, w.plan.max_rows * w.plan.row_bytes);
+	run_experts(r, &seen);
+	assert_int_equal(kvk_ep_gpu_reduce(w.eps[r], number, (uintptr_t)w.outputs, NULL), KV_OK);
+	assert_int_equal(kvk_ep_gpu_combine_send(w.eps[r], number, NULL), KV_OK);
+}
+
+static void end_number(uint32_t slot, uint64_t number)
+{
+	for (uint32_t r = 0; r < w.plan.shape.ranks; r++) {
+		receive_and_return(r, number);
+	}
+	for (uint32_t r = 0; r < w.plan.shape.ranks; r++) {
+		const batch_t *b = &w.batches[slot][r];
+
+		assert_int_equal(kvk_ep_gpu_combine_recv(w.eps[r], number, (uintptr_t)b->out, NULL), KV_OK);
+		assert_int_equal(kvk_ep_combine_recv(w.twins[r], number, 0, b->twin_out), KV_OK);
+		assert_memory_equal(b->out, b->twin_out, b->tokens.n * w.plan.row_bytes);
+	}
+}
+
+/* Of rows that stayed where they are there is no byte, neither counted nor moved. */
+static void compare_bytes(uint32_t r)
+{
+	const size_t bytes = w.plan.shape.max_tokens * w.plan.row_bytes;
+	const kvk_ep_stats_t stats = kvk_ep_get_stats(w.twins[r]);
+	kvk_ep_gpu_report_t report;
+
+	assert_int_equal(kvk_ep_gpu_check(w.eps[r], &report), KV_OK);
+	assert_int_equal(report.stats.dispatch_bytes, stats.dispatch_bytes);
+	assert_int_equal(report.stats.combine_bytes, stats.combine_bytes);
+	assert_true(report.lost == 0 && report.refused == 0);
+	for (uint32_t slot = 0; slot < w.plan.shape.in_flight; slot++) {
+		const uint8_t *own = (const uint8_t *)(uintptr_t)w.heaps[r] +
+				     kvk_ep_row_at(&w.plan, slot, r * w.plan.shape.max_tokens);
+
+		assert_true(own[0] == 0 && memcmp(own, own + 1, bytes - 1) == 0);
+	}
+}
+
+/* Four numbers, two of them at a time. */
+static void check_group(const kvk_ep_shape_t *s)
+{
+	open_group(s, 1 + below(5), 0);
+	for (uint64_t first = 1; first <= 4; first += SLOTS) {
+		for (uint32_t slot = 0; slot < SLOTS; slot++) {
+			send_all(slot, first + slot);
+		}
+		for (uint32_t slot = 0; slot < SLOTS; slot++) {
+			end_number(slot, first + slot);
+		}
+	}
+	for (uint32_t r = 0; r < s->ranks; r++) {
+		compare_bytes(r);
+	}
+	close_group();
+}
+
+KV_TEST(p1_the_kernels_make_what_the_twin_makes)
+{
+	w.rng.state = kv_test_seed();
+	lanes_seed(kv_test_seed());
+	for (uint32_t i = 0; i < 12; i++) {
+		const int many = i % 3 == 2; /* records of a warp, tokens of a block, experts of a rank */
+		kvk_ep_shape_t s = {
+			.ranks = 1u << i / 4, .in_flight = 2 + below(2), .max_tokens = 1 + below(many ? 700 : 50)};
+
+		s.groups = s.ranks << below(2);
+		s.experts = s.groups * (many ? 33 + below(40) : 1 + below(8));
+		s.top_k = 1 + below(s.experts < 16 ? s.experts : 16);
+		s.hidden = i % 4 == 3 ? 328 : 8 * (1 + below(8));
+		check_group(&s);
+	}
+}
+
+/* ---- what goes wrong ------------------------------------------------------------------------- */
+
+KV_TEST_BETWEEN(p10_an_expert_that_there_is_not_is_counted, (void)0, close_group())
+{
+	const kvk_ep_shape_t s = {2, 6, 2, 16, 8, 2, 2};
+	kvk_ep_gpu_report_t report;
+	kvk_ep_gpu_rows_t rows;
+	uint64_t number;
+
+	w.rng.state = kv_test_seed();
+	open_group(&s, 2, 0);
+	for (uint32_t r = 0; r < 2; r++) {
+		batch_t *b = &w.batches[0][r];
+
+		do {
+			draw_batch(b, r, RANDOM);
+		} while (b->tokens.n < 2);
+		b->experts[1] = 6;
+		b->experts[2] = KVK_EP_NO_EXPERT - 1;
+		b->experts[3] = KVK_EP_NO_EXPERT;
+		assert_int_equal(kvk_ep_gpu_dispatch_send(w.eps[r], &b->tokens, NULL, &number), KV_OK);
+	}
+	for (uint32_t r = 0; r < 2; r++) {
+		assert_int_equal(kvk_ep_gpu_dispatch_recv(w.eps[r], 1, NULL, &rows), KV_OK);
+		assert_int_equal(kvk_ep_gpu_check(w.eps[r], &report), KV_ERR_ARG);
+		assert_int_equal(report.refused, 2);
+		assert_int_equal(report.lost, 0);
+	}
+}
+
+KV_TEST_BETWEEN(p6_a_rank_that_never_sends_is_named_by_the_others, (void)0, close_group())
+{
+	const kvk_ep_shape_t s = {4, 8, 2, 16, 8, 4, 2};
+	kvk_ep_gpu_report_t report;
+	kvk_ep_gpu_rows_t rows;
+	uint64_t number, launches, start;
+
+	w.rng.state = kv_test_seed();
+	open_group(&s, 2, 1000);
+	for (uint32_t r = 0; r < 3; r++) {
+		draw_batch(&w.batches[0][r], r, RANDOM);
+		assert_int_equal(kvk_ep_gpu_dispatch_send(w.eps[r], &w.batches[0][r].tokens, NULL, &number), KV_OK);
+	}
+	for (uint32_t r = 0; r < 3; r++) {
+		start = lanes_clock;
+		assert_int_equal(kvk_ep_gpu_dispatch_recv(w.eps[r], 1, NULL, &rows), KV_OK);
+		assert_int_equal(lanes_clock - start > 1000000, r == 0); /* the others are told */
+		assert_int_equal(kvk_ep_gpu_check(w.eps[r], &report), KV_ERR_TIMEOUT);
+		assert_int_equal(report.lost, 1u << 3);
+	}
+	/* What comes later is void, and ends. */
+	launches = ep_driver_launches();
+	assert_int_equal(kvk_ep_gpu_reduce(w.eps[0], 1, (uintptr_t)w.outputs, NULL), KV_OK);
+	assert_int_equal(kvk_ep_gpu_combine_send(w.eps[0], 1, NULL), KV_OK);
+	assert_int_equal(kvk_ep_gpu_combine_recv(w.eps[0], 1, (uintptr_t)w.batches[0][0].out, NULL), KV_OK);
+	assert_int_equal(ep_driver_launches(), launches + 4);
+	assert_int_equal(kvk_ep_gpu_check(w.eps[0], &report), KV_ERR_TIMEOUT);
+	assert_int_equal(report.lost, 1u << 3);
+	assert_int_equal(report.stats.combine_bytes, 0);
+}
+
+KV_TEST_MAIN(NULL, NULL)
