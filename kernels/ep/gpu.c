@@ -261,11 +261,14 @@ static kv_status_t wait_for(kvk_ep_gpu_t *ep, uint32_t kind, uint32_t half, kvk_
 	return launch(ep, WAIT, 1, 0, stream);
 }
 
+static kv_status_t not_next(uint64_t number)
+{
+	return kvk_gpu_set_error(KV_ERR_ARG, "number %llu is not the next", (unsigned long long)number);
+}
+
 static kv_status_t check_next(const kvk_ep_gpu_t *ep, uint32_t half, uint64_t number)
 {
-	return number == ep->done[half] + 1 && number <= ep->done[half - 1]
-		       ? KV_OK
-		       : kvk_gpu_set_error(KV_ERR_ARG, "number %llu is not the next", (unsigned long long)number);
+	return number == ep->done[half] + 1 && number <= ep->done[half - 1] ? KV_OK : not_next(number);
 }
 
 /* Shared memory of a kernel that moves rows. */
@@ -341,7 +344,7 @@ kv_status_t kvk_ep_gpu_dispatch_recv(kvk_ep_gpu_t *ep, uint64_t number, kvk_cu_s
 
 kv_status_t kvk_ep_gpu_reduce(kvk_ep_gpu_t *ep, uint64_t number, kvk_cu_ptr_t outputs, kvk_cu_stream_t stream)
 {
-	kv_status_t status = number == ep->reduced + 1 ? check_next(ep, KVK_EP_COMBINE_SENT, number) : KV_ERR_ARG;
+	kv_status_t status = number == ep->reduced + 1 ? check_next(ep, KVK_EP_COMBINE_SENT, number) : not_next(number);
 
 	if (status == KV_OK) {
 		status = kvk_gpu_enter(ep->gpu);
@@ -359,7 +362,7 @@ kv_status_t kvk_ep_gpu_reduce(kvk_ep_gpu_t *ep, uint64_t number, kvk_cu_ptr_t ou
 
 kv_status_t kvk_ep_gpu_combine_send(kvk_ep_gpu_t *ep, uint64_t number, kvk_cu_stream_t stream)
 {
-	kv_status_t status = number == ep->reduced ? check_next(ep, KVK_EP_COMBINE_SENT, number) : KV_ERR_ARG;
+	kv_status_t status = number == ep->reduced ? check_next(ep, KVK_EP_COMBINE_SENT, number) : not_next(number);
 
 	if (status == KV_OK) {
 		status = kvk_gpu_enter(ep->gpu);
