@@ -88,6 +88,30 @@ DISK_TEST(p1_memory_may_go_and_other_memory_come, fixture_fresh())
 	assert_int_equal(kvs_nvme_unregister(f_.tier, UINT32_MAX), 1);
 }
 
+/* A number is other memory's only when the caller has been told that its own has gone: it would ask once more, and have
+ * the other memory removed under its transfers. */
+DISK_TEST(p1_memory_that_goes_takes_no_other_memory_along, fixture_fresh())
+{
+	uint8_t *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+	uint32_t going, other, next;
+
+	assert_true(page != MAP_FAILED);
+	kvs_nvme_register(f_.tier, page, 4096, &going);
+	kvs_nvme_register(f_.tier, page, 4096, &other);
+	assert_int_equal(kvs_nvme_unregister(f_.tier, going), going == UINT32_MAX);
+	for (int round = 0; round < 3; round++) { /* in the second one `going` has gone, too */
+		KV_AWAIT(kvs_nvme_unregister(f_.tier, other));
+		kvs_nvme_register(f_.tier, page, 4096, &next);
+		assert_int_equal(next, other);
+	}
+	KV_AWAIT(kvs_nvme_unregister(f_.tier, going));
+	kvs_nvme_register(f_.tier, page, 4096, &next);
+	assert_int_equal(next, going);
+	KV_AWAIT(kvs_nvme_unregister(f_.tier, going));
+	KV_AWAIT(kvs_nvme_unregister(f_.tier, other));
+	munmap(page, 4096);
+}
+
 /* Time until nothing of the region is registered, at most LET_GO_NS. */
 static uint64_t let_go(fixture_t *f, uint32_t region)
 {

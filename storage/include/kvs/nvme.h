@@ -58,7 +58,8 @@ kv_status_t kvs_nvme_open(const kvs_nvme_config_t *config, const kv_env_t *env, 
  * pages gains nothing either (docs/decisions/005-nvme-slots.md): do not register it. */
 void kvs_nvme_register(kvs_tier_t *tier, void *base, size_t bytes, uint32_t *p_region);
 /* The memory will be unmapped, and no transfer uses it. 1: nothing of it is registered now (any region that
- * is none: at once). 0: the I/O thread has been told; ask again, and leave it mapped until then. */
+ * is none: at once), and the number may become other memory's: do not ask again. 0: the I/O thread has been told; ask
+ * again, and leave it mapped until then: nobody else gets the number before you have had the answer. */
 int kvs_nvme_unregister(kvs_tier_t *tier, uint32_t region);
 
 #endif

@@ -23,11 +23,12 @@ int kvs_region_is_touched(void *base, size_t bytes, unsigned char *page)
 	return 1;
 }
 
-/* Places of memory that has gone are used again. */
+/* Places of memory that has gone are used again once the owner knows that it has: it would ask again, and so have the
+ * next memory there removed. */
 static uint32_t find_free_region(kvs_nvme_t *nvme, uint32_t count, size_t bytes)
 {
 	for (uint32_t i = 0; i < count; i++) {
-		if (atomic_load_explicit(&nvme->regions[i].state, memory_order_acquire) == KVS_REGION_GONE &&
+		if (atomic_load_explicit(&nvme->regions[i].state, memory_order_relaxed) == KVS_REGION_FREE &&
 		    nvme->regions[i].most_bytes >= bytes) {
 			return i;
 		}
@@ -80,8 +81,11 @@ int kvs_nvme_unregister(kvs_tier_t *tier, uint32_t region)
 		set_state(nvme, &nvme->regions[region], KVS_REGION_REMOVING);
 		return 0;
 	}
+	if (state == KVS_REGION_GONE) {
+		atomic_store_explicit(&nvme->regions[region].state, KVS_REGION_FREE, memory_order_relaxed);
+	}
 
-	return state == KVS_REGION_GONE;
+	return state != KVS_REGION_REMOVING;
 }
 
 uint32_t kvs_apply_region_changes(kvs_nvme_t *nvme, kvs_ring_region_t *regions, uint32_t *seen,

@@ -13,12 +13,13 @@
 struct kvs_nvme;
 
 /* Memory that transfers will use; constant once region_count has passed it, but for `state`:
- *   LIVE --the owner--> LEAVING --the ring thread--> GONE --the owner, with other memory--> FRESH
- *       --the ring thread--> LIVE */
+ *   LIVE --the owner--> REMOVING --the ring thread--> GONE --the owner, who has seen it--> FREE
+ *       --the owner, with other memory--> FRESH --the ring thread--> LIVE */
 typedef enum kvs_region_state {
 	KVS_REGION_LIVE,
 	KVS_REGION_REMOVING,
 	KVS_REGION_GONE,
+	KVS_REGION_FREE,
 	KVS_REGION_FRESH
 } kvs_region_state_t;
 typedef struct kvs_region {
