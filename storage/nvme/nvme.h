@@ -253,7 +253,7 @@ typedef struct kvs_nvme {
 	int uring;
 	kvs_region_t *regions; /* KVS_MAX_REGIONS */
 	_Atomic uint32_t region_count;
-	_Atomic uint32_t region_changes; /* regions that the owner has made LEAVING or FRESH */
+	_Atomic uint32_t region_changes; /* regions that the owner has made REMOVING or FRESH */
 	kvs_wakeup_t owner_wakeup;       /* its fd is the tier's event fd */
 	kvs_commit_t *commit;
 	pthread_t commit_thread;

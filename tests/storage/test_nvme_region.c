@@ -1,4 +1,6 @@
 /* Transfers between the disk tier and memory that has been registered with it. */
+#include "nvme/nvme.h"
+
 #include "nvme_test.h"
 
 #include <fcntl.h>
@@ -110,6 +112,20 @@ DISK_TEST(p1_memory_that_goes_takes_no_other_memory_along, fixture_fresh())
 	KV_AWAIT(kvs_nvme_unregister(f_.tier, going));
 	KV_AWAIT(kvs_nvme_unregister(f_.tier, other));
 	munmap(page, 4096);
+}
+
+/* Memory that came and goes again while the ring thread looks: it would take it in after it has gone. */
+KV_TEST(p1_memory_that_the_ring_thread_does_not_know_waits_for_its_next_look)
+{
+	kvs_region_t regions[2] = {{.state = KVS_REGION_REMOVING}, {.state = KVS_REGION_REMOVING}};
+	static kvs_nvme_t nvme;
+	kvs_ring_region_t known[2] = {{.wanted = 1}};
+
+	nvme.regions = regions;
+	nvme.region_count = 2;
+	assert_int_equal(kvs_apply_region_changes(&nvme, known, 1, NULL, NULL), UINT32_MAX);
+	assert_int_equal(regions[0].state, KVS_REGION_GONE);
+	assert_int_equal(regions[1].state, KVS_REGION_REMOVING);
 }
 
 /* Time until nothing of the region is registered, at most LET_GO_NS. */

@@ -88,13 +88,12 @@ int kvs_nvme_unregister(kvs_tier_t *tier, uint32_t region)
 	return state != KVS_REGION_REMOVING;
 }
 
-uint32_t kvs_apply_region_changes(kvs_nvme_t *nvme, kvs_ring_region_t *regions, uint32_t *seen,
+uint32_t kvs_apply_region_changes(kvs_nvme_t *nvme, kvs_ring_region_t *regions, uint32_t count,
 				  void (*unregister)(void *ring, uint32_t index), void *ring)
 {
-	uint32_t changes = atomic_load_explicit(&nvme->region_changes, memory_order_acquire);
-	uint32_t count = atomic_load_explicit(&nvme->region_count, memory_order_acquire), more = 0;
+	uint32_t more = 0;
 
-	for (uint32_t i = 0; changes != *seen && i < count; i++) {
+	for (uint32_t i = 0; i < count; i++) {
 		kvs_region_t *memory = &nvme->regions[i];
 		uint32_t state = atomic_load_explicit(&memory->state, memory_order_acquire);
 
@@ -113,7 +112,6 @@ uint32_t kvs_apply_region_changes(kvs_nvme_t *nvme, kvs_ring_region_t *regions, 
 			(void)atomic_compare_exchange_strong(&memory->state, &state, KVS_REGION_LIVE);
 		}
 	}
-	*seen = changes;
 
 	return more;
 }

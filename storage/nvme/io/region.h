@@ -39,9 +39,10 @@ typedef struct kvs_ring_region {
 /* Has all of the memory been touched? Registration touches every page, and the pre-fault thread does that better than
  * the ring thread. `page` has a byte for each page. */
 int kvs_region_is_touched(void *base, size_t bytes, unsigned char *page);
-/* The ring thread: take out what is LEAVING, with `unregister` for each piece, and take in what is FRESH. Returns by
- * how many there are more (modulo 2^32) with pieces to register. `seen` is the caller's, 0 at first. */
-uint32_t kvs_apply_region_changes(struct kvs_nvme *nvme, kvs_ring_region_t *regions, uint32_t *seen,
+/* The ring thread: take out what is REMOVING, with `unregister` for each piece, and take in what is FRESH. Returns by
+ * how many there are more (modulo 2^32) with pieces to register. `count`: of the regions that it knows; it would take
+ * in another one whose memory has gone. */
+uint32_t kvs_apply_region_changes(struct kvs_nvme *nvme, kvs_ring_region_t *regions, uint32_t count,
 				  void (*unregister)(void *ring, uint32_t index), void *ring);
 
 #endif

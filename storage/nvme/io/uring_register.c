@@ -56,6 +56,8 @@ static int register_next_piece(kvs_ring_t *r, uint32_t at)
 /* Regions that have come since: places in the table. */
 static void apply_new_regions(kvs_ring_t *r)
 {
+	/* In this order: every change among these is of a region below `count`. */
+	uint32_t changes = atomic_load_explicit(&r->nvme->region_changes, memory_order_acquire);
 	uint32_t count = atomic_load_explicit(&r->nvme->region_count, memory_order_acquire);
 	uint32_t open = r->open_regions;
 
@@ -71,7 +73,10 @@ static void apply_new_regions(kvs_ring_t *r)
 		r->next_buffer += (uint32_t)pieces;
 		r->open_regions++;
 	}
-	r->open_regions += kvs_apply_region_changes(r->nvme, r->region, &r->region_changes, unregister_piece, r);
+	if (changes != r->region_changes) {
+		r->open_regions += kvs_apply_region_changes(r->nvme, r->region, count, unregister_piece, r);
+		r->region_changes = changes;
+	}
 	if (r->open_regions > open) {
 		r->register_after_ns = r->register_wait_ns = 0;
 	}
